@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+# Everything Ferry links, all of it from Debian's packages (scripts/setup installs them).
+set(THREADS_PREFER_PTHREAD_FLAG ON)
+find_package(Threads REQUIRED)
+find_package(absl CONFIG REQUIRED)
+find_package(Protobuf REQUIRED)
+find_package(gRPC CONFIG REQUIRED)
+find_package(pugixml CONFIG REQUIRED)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(hwloc REQUIRED IMPORTED_TARGET hwloc)
+if(FERRY_BUILD_TESTS)
+  find_package(GTest CONFIG REQUIRED)
+endif()
+if(FERRY_BUILD_BENCHMARKS)
+  find_package(benchmark CONFIG REQUIRED)
+endif()

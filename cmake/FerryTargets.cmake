@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+# ferry_library, ferry_test: one library per folder whose DEPS must stand to its left in FERRY_LAYERS.
+
+# The linear order of folders. scripts/check_layers reads this very list.
+set(FERRY_LAYERS base proto topology coord tensor gpu transport rendezvous graph worker master
+                 runtime cli)
+
+# ferry_library(NAME SOURCES a.cc... [DEPS base...] [EXTERNAL absl::status...])
+#   DEPS: other folders, passed on to users of this one. EXTERNAL: third-party targets.
+function(ferry_library name)
+  cmake_parse_arguments(arg "" "" "SOURCES;DEPS;EXTERNAL" ${ARGN})
+  list(FIND FERRY_LAYERS ${name} own_rank)
+  if(own_rank EQUAL -1)
+    message(FATAL_ERROR "${name} is not in FERRY_LAYERS (cmake/FerryTargets.cmake)")
+  endif()
+  add_library(ferry_${name} STATIC ${arg_SOURCES})
+  add_library(ferry::${name} ALIAS ferry_${name})
+  set_target_properties(ferry_${name} PROPERTIES EXPORT_NAME ${name})
+  target_include_directories(ferry_${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
+                                                  $<INSTALL_INTERFACE:include/ferry>)
+  target_compile_features(ferry_${name} PUBLIC cxx_std_20)
+  ferry_warnings(ferry_${name})
+  foreach(dep IN LISTS arg_DEPS)
+    list(FIND FERRY_LAYERS ${dep} dep_rank)
+    if(dep_rank EQUAL -1 OR dep_rank GREATER_EQUAL own_rank)
+      message(FATAL_ERROR "${name} may not depend on ${dep}: see FERRY_LAYERS")
+    endif()
+    target_link_libraries(ferry_${name} PUBLIC ferry::${dep})
+  endforeach()
+  target_link_libraries(ferry_${name} PUBLIC ${arg_EXTERNAL})
+  set_property(GLOBAL APPEND PROPERTY FERRY_INSTALL_TARGETS ferry_${name})
+  set_property(GLOBAL APPEND PROPERTY FERRY_INSTALL_FOLDERS ${name})
+endfunction()
+
+# ferry_test(NAME LABEL unit|process|gpu SOURCES a_test.cc... [DEPS coord...] [EXTERNAL ...]
+#            [TIMEOUT_S 120] [ARGS ...])
+#   One CTest entry per binary; scripts/test reads the skip reasons out of its output.
+function(ferry_test name)
+  cmake_parse_arguments(arg "" "LABEL;TIMEOUT_S" "SOURCES;DEPS;EXTERNAL;ARGS" ${ARGN})
+  if(NOT arg_TIMEOUT_S)
+    set(arg_TIMEOUT_S 120)
+  endif()
+  add_executable(${name} ${arg_SOURCES})
+  ferry_warnings(${name})
+  list(TRANSFORM arg_DEPS PREPEND ferry::)
+  target_link_libraries(${name} PRIVATE ${arg_DEPS} ${arg_EXTERNAL} GTest::gmock_main)
+  add_test(NAME ${name} COMMAND ${name} ${arg_ARGS})
+  set_tests_properties(${name} PROPERTIES LABELS ${arg_LABEL} TIMEOUT ${arg_TIMEOUT_S})
+endfunction()

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+# Compiler flags, ccache and the sanitizer build types.
+find_program(FERRY_CCACHE ccache)
+if(FERRY_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${FERRY_CCACHE})
+endif()
+
+set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1 -DNDEBUG")
+set(CMAKE_CXX_FLAGS_DEBUG "-O0 -g")
+set(CMAKE_CXX_FLAGS_ASAN
+    "-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined")
+set(CMAKE_EXE_LINKER_FLAGS_ASAN "-fsanitize=address,undefined")
+set(CMAKE_CXX_FLAGS_TSAN "-O1 -g1 -fno-omit-frame-pointer -fsanitize=thread")
+set(CMAKE_EXE_LINKER_FLAGS_TSAN "-fsanitize=thread")
+
+# Applied to our own targets only; generated code is compiled with its own, quieter set.
+function(ferry_warnings target)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Werror -Wno-unused-parameter
+                         -Wno-missing-field-initializers)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+    # GCC 12 sees overlaps in std::string::insert that are not there (its bug 105651).
+    target_compile_options(${target} PRIVATE -Wno-restrict)
+  endif()
+  if(FERRY_THREAD_SAFETY AND CMAKE_CXX_COMPILER_ID MATCHES Clang)
+    target_compile_options(${target} PRIVATE -Wthread-safety)
+  endif()
+endfunction()
