@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// The steady clock and the fake one.
+#include "base/clock.h"
+
+#include <chrono>
+
+namespace ferry {
+namespace {
+
+class SteadyClockImpl final : public Clock {
+ public:
+  absl::Time Now() const override {
+    return absl::UnixEpoch() +
+           absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
+  }
+};
+
+}  // namespace
+
+Clock& SteadyClock() {
+  static SteadyClockImpl* const clock = new SteadyClockImpl;
+  return *clock;
+}
+
+absl::Time FakeClock::Now() const {
+  absl::MutexLock lock(&mu_);
+  return now_;
+}
+
+void FakeClock::Advance(absl::Duration delta) {
+  absl::MutexLock lock(&mu_);
+  now_ += delta;
+}
+
+}  // namespace ferry

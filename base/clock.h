@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Clock: where time comes from, so that logic can be tested with time as a variable.
+#ifndef FERRY_BASE_CLOCK_H_
+#define FERRY_BASE_CLOCK_H_
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+namespace ferry {
+
+// Thread-safe. Its times are only good for differences and deadlines: the real clock counts from
+// boot, not from 1970, and is not moved by NTP or by hand.
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  virtual absl::Time Now() const = 0;
+};
+
+// The machine's monotonic clock; never destroyed.
+Clock& SteadyClock();
+
+// A clock that stands still until told otherwise. For tests and simulations.
+class FakeClock final : public Clock {
+ public:
+  absl::Time Now() const override ABSL_LOCKS_EXCLUDED(mu_);
+  // Moves by `delta`; a negative one goes back, as a broken clock might.
+  void Advance(absl::Duration delta) ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  mutable absl::Mutex mu_;
+  absl::Time now_ ABSL_GUARDED_BY(mu_) = absl::UnixEpoch() + absl::Hours(1);
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_BASE_CLOCK_H_

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Compact ranges: formatting and parsing.
+#include "base/ranges.h"
+
+#include <algorithm>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+namespace ferry {
+
+std::string FormatRanges(absl::Span<const int> numbers, size_t max_bytes) {
+  std::vector<int> sorted(numbers.begin(), numbers.end());
+  std::sort(sorted.begin(), sorted.end());
+  sorted.erase(std::unique(sorted.begin(), sorted.end()), sorted.end());
+  std::string text;
+  for (size_t first = 0; first < sorted.size();) {
+    size_t last = first;
+    while (last + 1 < sorted.size() && sorted[last + 1] == sorted[last] + 1) ++last;
+    std::string range = absl::StrCat(first == 0 ? "" : ",", sorted[first]);
+    // A pair reads better as two numbers than as a range.
+    if (last > first) absl::StrAppend(&range, last == first + 1 ? "," : "-", sorted[last]);
+    if (text.size() + range.size() > max_bytes) {
+      absl::StrAppend(&text, " and ", sorted.size() - first, " more");
+      return text;
+    }
+    text += range;
+    first = last + 1;
+  }
+  return text;
+}
+
+absl::StatusOr<std::vector<int>> ParseRanges(absl::string_view text, size_t max_count) {
+  std::vector<int> numbers;
+  if (text.empty()) return numbers;
+  for (absl::string_view part : absl::StrSplit(text, ',')) {
+    const std::pair<absl::string_view, absl::string_view> ends =
+        absl::StrSplit(part, absl::MaxSplits('-', 1));
+    int first = 0;
+    if (!absl::SimpleAtoi(ends.first, &first) || first < 0) {
+      return absl::InvalidArgumentError(absl::StrCat("\"", part, "\" is not a number or a range"));
+    }
+    int last = first;
+    const bool is_range = ends.first.size() != part.size();
+    if (is_range && (!absl::SimpleAtoi(ends.second, &last) || last < first)) {
+      return absl::InvalidArgumentError(absl::StrCat("\"", part, "\" is not a range first-last"));
+    }
+    if (static_cast<size_t>(last) - first + 1 > max_count - numbers.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("\"", text, "\" names more than ", max_count, " numbers"));
+    }
+    for (int64_t n = first; n <= last; ++n) numbers.push_back(static_cast<int>(n));
+  }
+  std::sort(numbers.begin(), numbers.end());
+  numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
+  return numbers;
+}
+
+}  // namespace ferry

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// Thread: a named thread that joins when it goes.
+#ifndef FERRY_BASE_THREAD_H_
+#define FERRY_BASE_THREAD_H_
+
+#include <string>
+#include <thread>
+
+#include "absl/functional/any_invocable.h"
+
+namespace ferry {
+
+// Runs `body` on a new thread called `name` (at most 15 characters, as top and gdb show it).
+// The destructor waits for the body to return: tell it to stop first.
+class Thread final {
+ public:
+  Thread(std::string name, absl::AnyInvocable<void() &&> body);
+  ~Thread();
+
+  Thread(const Thread&) = delete;
+  Thread& operator=(const Thread&) = delete;
+
+  // Waits for the body to return; a second call does nothing.
+  void Join();
+
+ private:
+  std::thread thread_;
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_BASE_THREAD_H_
