@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// The devices and links of a node to and from ferry.v1.Hardware, shared by the two wire forms.
+#ifndef FERRY_TOPOLOGY_HARDWARE_PROTO_H_
+#define FERRY_TOPOLOGY_HARDWARE_PROTO_H_
+
+#include "absl/status/statusor.h"
+
+#include "proto/ferry_topology.pb.h"
+#include "topology/local_topology.h"
+
+namespace ferry {
+
+// Only `devices` and `links` of the topology, all of their fields.
+v1::Hardware HardwareToProto(const LocalTopology& topology);
+
+// Errors: INVALID_ARGUMENT for a kind of device this Ferry does not know. The rest is left to
+// Validate.
+absl::StatusOr<LocalTopology> HardwareFromProto(const v1::Hardware& proto);
+
+}  // namespace ferry
+
+#endif  // FERRY_TOPOLOGY_HARDWARE_PROTO_H_
