@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0
+// The barrier state machine.
+#include "coord/barriers.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/text.h"
+#include "coord/errors.h"
+
+namespace ferry::coord {
+namespace {
+
+std::string Describe(absl::string_view id, int64_t counter) {
+  return absl::StrCat("barrier ", Quoted(id, 80),
+                      counter == 0 ? "" : absl::StrCat(" use ", counter));
+}
+
+}  // namespace
+
+int Barriers::ParticipantCount(const Barrier& barrier) const {
+  return barrier.participants.empty() ? membership_.size()
+                                      : static_cast<int>(barrier.participants.size());
+}
+
+bool Barriers::IsParticipant(const Barrier& barrier, TaskId task) const {
+  if (barrier.participants.empty()) return membership_.jobs().Contains(task);
+  return std::binary_search(barrier.participants.begin(), barrier.participants.end(), task);
+}
+
+std::vector<TaskId> Barriers::Missing(const Barrier& barrier) const {
+  std::vector<TaskId> missing;
+  const auto consider = [&](TaskId task) {
+    if (!barrier.arrivals.contains(task)) missing.push_back(task);
+  };
+  if (barrier.participants.empty()) {
+    for (int i = 0; i < membership_.size(); ++i) consider(TaskId(i));
+  } else {
+    for (const TaskId task : barrier.participants) consider(task);
+  }
+  return missing;
+}
+
+absl::Status Barriers::CheckParticipants(const Barrier& barrier) const {
+  const Jobs& jobs = membership_.jobs();
+  for (const TaskId task : barrier.participants) {
+    if (!jobs.Contains(task)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("Unexpected task ", task.value(),
+                       " in the barrier's list: the cluster has tasks 0 to ", jobs.size() - 1));
+    }
+  }
+  if (options_.recoverable || membership_.error_count() == 0) return absl::OkStatus();
+  std::vector<TaskId> failed;
+  for (int i = 0; i < membership_.size(); ++i) {
+    const TaskId task(i);
+    const Task& state = membership_.task(task);
+    if (state.state == TaskState::kError && !state.recoverable && IsParticipant(barrier, task)) {
+      failed.push_back(task);
+    }
+  }
+  if (failed.empty()) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("task ", jobs.Ranges(failed), " of it already in error: ",
+                                          membership_.task(failed[0]).status.message()));
+}
+
+void Barriers::Answer(DoneCallback done, absl::Status status, int64_t counter) {
+  completions_.Add([done = std::move(done),
+                    result = BarrierResult{CoordinationError(std::move(status)),
+                                           counter}]() mutable { std::move(done)(result); });
+}
+
+void Barriers::Open(Barrier& barrier, const BarrierArrival& arrival, absl::Time now) {
+  barrier.is_over = false;
+  barrier.first = arrival.caller;
+  barrier.first_arrival = now;
+  barrier.deadline = now + std::max(arrival.timeout, absl::ZeroDuration());
+  open_by_deadline_.emplace(barrier.deadline, arrival.id);
+}
+
+WaitId Barriers::Arrive(BarrierArrival arrival, absl::Time now, DoneCallback done) {
+  std::sort(arrival.tasks.begin(), arrival.tasks.end());
+  arrival.tasks.erase(std::unique(arrival.tasks.begin(), arrival.tasks.end()), arrival.tasks.end());
+
+  auto found = barriers_.find(arrival.id);
+  // A restarted task has lost its count; it takes part in whatever use is next.
+  const bool restarted = options_.recoverable && arrival.counter == 0 && !arrival.one_shot;
+  if (found == barriers_.end()) {
+    if (arrival.counter != 0) {
+      Answer(std::move(done),
+             absl::InternalError(absl::StrCat(
+                 Describe(arrival.id, arrival.counter),
+                 ": the coordinator knows no earlier use of it; one side has restarted")),
+             /*counter=*/-1);
+      return kNoWait;
+    }
+    found = barriers_.emplace(arrival.id, Barrier{}).first;
+    found->second.participants = arrival.tasks;
+    Open(found->second, arrival, now);
+  } else if (Barrier& barrier = found->second; barrier.is_over) {
+    if (restarted) arrival.counter = barrier.counter + 1;
+    if (arrival.counter == barrier.counter) {
+      if (barrier.result.ok() && !IsParticipant(barrier, arrival.caller)) {
+        barrier.result = absl::InvalidArgumentError(
+            absl::StrCat("A non-participating task ", membership_.jobs().Name(arrival.caller),
+                         " called ", Describe(arrival.id, arrival.counter)));
+      }
+      Answer(std::move(done), barrier.result, barrier.counter);
+      return kNoWait;
+    }
+    if (arrival.counter != barrier.counter + 1) {
+      Answer(std::move(done),
+             absl::InternalError(absl::StrCat(Describe(arrival.id, arrival.counter),
+                                              ": the coordinator is at use ", barrier.counter,
+                                              "; this task was too quick / slow or restarted")),
+             barrier.counter);
+      return kNoWait;
+    }
+    barrier.counter = arrival.counter;
+    Open(barrier, arrival, now);
+  } else if (arrival.counter != barrier.counter && !restarted) {
+    const int64_t counter = barrier.counter;
+    const absl::Status mismatch = absl::InternalError(
+        absl::StrCat(Describe(arrival.id, arrival.counter), " called by ",
+                     membership_.jobs().Name(arrival.caller), " while the others are at use ",
+                     counter, ": it was too quick / slow or restarted"));
+    Finish(found->first, barrier, mismatch);
+    Answer(std::move(done), mismatch, counter);
+    return kNoWait;
+  }
+
+  Barrier& barrier = found->second;
+  const std::string& id = found->first;
+  absl::Status refusal;
+  if (arrival.tasks != barrier.participants) {
+    refusal = absl::InvalidArgumentError(absl::StrCat(
+        "Conflicting tasks specified for ", Describe(id, barrier.counter), ": ",
+        membership_.jobs().Name(arrival.caller), " says [",
+        arrival.tasks.empty() ? "all" : membership_.jobs().Ranges(arrival.tasks),
+        "], the first caller said [",
+        barrier.participants.empty() ? "all" : membership_.jobs().Ranges(barrier.participants),
+        "]"));
+  } else if (!IsParticipant(barrier, arrival.caller)) {
+    refusal = absl::InvalidArgumentError(
+        absl::StrCat("A non-participating task ", membership_.jobs().Name(arrival.caller),
+                     " called ", Describe(id, barrier.counter), ", which is for [",
+                     membership_.jobs().Ranges(barrier.participants), "]"));
+  } else if (barrier.arrivals.empty()) {
+    refusal = CheckParticipants(barrier);
+    if (!refusal.ok()) {
+      refusal = absl::Status(
+          refusal.code(),
+          absl::StrCat("Barrier failed. ", Describe(id, barrier.counter), ": ", refusal.message()));
+    }
+  }
+  if (!refusal.ok()) {
+    const int64_t counter = barrier.counter;
+    Finish(id, barrier, refusal);
+    Answer(std::move(done), refusal, counter);
+    return kNoWait;
+  }
+
+  Slot& slot = barrier.arrivals[arrival.caller];
+  if (slot.wait != kNoWait) {
+    waits_.erase(slot.wait);
+    Answer(std::move(slot.done),
+           absl::CancelledError(absl::StrCat("a newer call of ",
+                                             membership_.jobs().Name(arrival.caller), " to ",
+                                             Describe(id, barrier.counter), " takes its place")),
+           barrier.counter);
+  } else {
+    slot.arrived = now;
+  }
+  slot.wait = ids_.Next(WaitKind::kBarrier);
+  slot.done = std::move(done);
+  const WaitId wait = slot.wait;
+  waits_.emplace(wait, std::make_pair(id, arrival.caller));
+  if (static_cast<int>(barrier.arrivals.size()) == ParticipantCount(barrier)) {
+    Finish(id, barrier, absl::OkStatus());
+    return kNoWait;
+  }
+  return wait;
+}
+
+void Barriers::Finish(const std::string& id, Barrier& barrier, absl::Status result) {
+  barrier.is_over = true;
+  barrier.result = std::move(result);
+  open_by_deadline_.erase({barrier.deadline, id});
+  for (auto& [task, slot] : barrier.arrivals) {
+    if (slot.wait == kNoWait) continue;
+    waits_.erase(slot.wait);
+    Answer(std::move(slot.done), barrier.result, barrier.counter);
+  }
+  barrier.arrivals.clear();
+  finished_.emplace_back(id, barrier.counter);
+  ForgetOldResults();
+}
+
+// Keeps the table bounded. The barrier just finished is never the one forgotten, so that callers
+// may go on using their reference to it.
+void Barriers::ForgetOldResults() {
+  while (finished_.size() > std::max<size_t>(options_.max_finished_barriers, 1)) {
+    const auto [id, counter] = std::move(finished_.front());
+    finished_.pop_front();
+    const auto found = barriers_.find(id);
+    if (found != barriers_.end() && found->second.is_over && found->second.counter == counter) {
+      barriers_.erase(found);
+    }
+  }
+}
+
+absl::Status Barriers::CancelBarrier(absl::string_view id, int64_t counter) {
+  const auto found = barriers_.find(id);
+  if (found == barriers_.end()) {
+    return CoordinationError(
+        absl::NotFoundError(absl::StrCat("nobody has waited at ", Describe(id, counter))));
+  }
+  Barrier& barrier = found->second;
+  if (counter != barrier.counter) {
+    return CoordinationError(absl::FailedPreconditionError(
+        absl::StrCat("cannot cancel ", Describe(id, counter), ": it is at use ", barrier.counter,
+                     ", likely due to a restart")));
+  }
+  if (barrier.is_over) {
+    return CoordinationError(absl::FailedPreconditionError(
+        absl::StrCat(Describe(id, counter), " has already been passed")));
+  }
+  Finish(found->first, barrier,
+         absl::CancelledError(absl::StrCat(Describe(id, counter), " was cancelled")));
+  return absl::OkStatus();
+}
+
+bool Barriers::Cancel(WaitId wait, const absl::Status& why, bool withdraw) {
+  const auto it = waits_.find(wait);
+  if (it == waits_.end()) return false;
+  const auto [id, task] = std::move(it->second);
+  waits_.erase(it);
+  Barrier& barrier = barriers_.find(id)->second;
+  Slot& slot = barrier.arrivals.find(task)->second;
+  slot.wait = kNoWait;
+  Answer(std::move(slot.done), why, barrier.counter);
+  if (withdraw) RemoveArrival(id, task);
+  return true;
+}
+
+void Barriers::RemoveArrival(const std::string& id, TaskId task) {
+  const auto found = barriers_.find(id);
+  Barrier& barrier = found->second;
+  barrier.arrivals.erase(task);
+  if (!barrier.arrivals.empty()) return;
+  // Nobody is there any more: as if this use had not begun.
+  open_by_deadline_.erase({barrier.deadline, id});
+  if (barrier.counter == 0) {
+    barriers_.erase(found);
+  } else {
+    --barrier.counter;
+    barrier.is_over = true;
+  }
+}
+
+void Barriers::FailThoseOf(TaskId task, const absl::Status& why) {
+  std::vector<std::string> open;
+  for (const auto& [deadline, id] : open_by_deadline_) open.push_back(id);
+  for (const std::string& id : open) {
+    const auto found = barriers_.find(id);
+    if (found == barriers_.end() || found->second.is_over) continue;
+    if (!IsParticipant(found->second, task)) continue;
+    Finish(found->first, found->second,
+           absl::InternalError(absl::StrCat("Barrier failed. ", Describe(id, found->second.counter),
+                                            ": ", membership_.jobs().Name(task), ": ",
+                                            why.message())));
+  }
+}
+
+void Barriers::WithdrawArrivalsOf(TaskId task, const absl::Status& why) {
+  std::vector<std::pair<std::string, WaitId>> arrivals;
+  for (const auto& [deadline, id] : open_by_deadline_) {
+    const Barrier& barrier = barriers_.find(id)->second;
+    const auto slot = barrier.arrivals.find(task);
+    if (slot != barrier.arrivals.end()) arrivals.emplace_back(id, slot->second.wait);
+  }
+  for (const auto& [id, wait] : arrivals) {
+    if (!Cancel(wait, why, /*withdraw=*/true)) RemoveArrival(id, task);
+  }
+}
+
+void Barriers::Clear(const absl::Status& why) {
+  while (!open_by_deadline_.empty()) {
+    const auto found = barriers_.find(open_by_deadline_.begin()->second);
+    Finish(found->first, found->second, why);
+  }
+  barriers_.clear();
+  finished_.clear();
+}
+
+bool Barriers::HasPassed(absl::string_view id) const {
+  const auto found = barriers_.find(id);
+  return found != barriers_.end() && found->second.is_over && found->second.result.ok();
+}
+
+bool Barriers::IsOpen(absl::string_view id) const {
+  const auto found = barriers_.find(id);
+  return found != barriers_.end() && !found->second.is_over;
+}
+
+bool Barriers::IsOver(absl::string_view id) const {
+  const auto found = barriers_.find(id);
+  return found != barriers_.end() && found->second.is_over;
+}
+
+absl::Time Barriers::NextDeadline() const {
+  return open_by_deadline_.empty() ? absl::InfiniteFuture() : open_by_deadline_.begin()->first;
+}
+
+std::vector<std::string> Barriers::Expire(absl::Time now) {
+  std::vector<std::string> expired;
+  while (!open_by_deadline_.empty() && open_by_deadline_.begin()->first <= now) {
+    const auto found = barriers_.find(open_by_deadline_.begin()->second);
+    expired.push_back(found->first);
+    Finish(found->first, found->second, TimedOut(found->first, found->second, now));
+  }
+  return expired;
+}
+
+absl::Status Barriers::TimedOut(const std::string& id, const Barrier& barrier,
+                                absl::Time now) const {
+  const std::vector<TaskId> missing = Missing(barrier);
+  const Jobs& jobs = membership_.jobs();
+  return WithMissingTasks(
+      absl::DeadlineExceededError(
+          absl::StrCat("Barrier timed out. Id: ", Quoted(id, 80), "::", barrier.counter, ". After ",
+                       ShortDuration(now - barrier.first_arrival), " ", barrier.arrivals.size(),
+                       "/", ParticipantCount(barrier), " tasks had reached it, the first ",
+                       jobs.Name(barrier.first), ". Missing tasks: ", jobs.Ranges(missing))),
+      jobs.Ranges(missing));
+}
+
+void Barriers::ForEachWait(absl::FunctionRef<void(const WaitInfo&)> visit) const {
+  for (const auto& [wait, where] : waits_) {
+    const Barrier& barrier = barriers_.find(where.first)->second;
+    visit({where.second, Describe(where.first, barrier.counter),
+           barrier.arrivals.find(where.second)->second.arrived});
+  }
+}
+
+std::vector<BarrierInfo> Barriers::OpenBarriers() const {
+  std::vector<BarrierInfo> infos;
+  for (const auto& [deadline, id] : open_by_deadline_) {
+    const Barrier& barrier = barriers_.find(id)->second;
+    BarrierInfo info{id, barrier.counter, {}, Missing(barrier), barrier.first_arrival, deadline};
+    for (const auto& [task, slot] : barrier.arrivals) info.arrived.emplace_back(task, slot.arrived);
+    infos.push_back(std::move(info));
+  }
+  return infos;
+}
+
+}  // namespace ferry::coord

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// Barriers: named meeting points of some or all tasks, used again and again by counting.
+#ifndef FERRY_COORD_BARRIERS_H_
+#define FERRY_COORD_BARRIERS_H_
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/btree_map.h"
+#include "absl/container/btree_set.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+#include "coord/completions.h"
+#include "coord/membership.h"
+#include "coord/options.h"
+#include "coord/types.h"
+
+namespace ferry::coord {
+
+struct BarrierResult {
+  absl::Status status;
+  // The use of the barrier that the coordinator is at; clients take their next one from it.
+  int64_t counter = 0;
+};
+
+struct BarrierArrival {
+  std::string id;
+  // Which use of the id this is, from 0.
+  int64_t counter = 0;
+  // Of the first to arrive; the others' are ignored.
+  absl::Duration timeout = absl::InfiniteDuration();
+  // Empty: everyone.
+  std::vector<TaskId> tasks;
+  TaskId caller = kNoTask;
+  // Serves once: whoever comes later gets the result of that time.
+  bool one_shot = false;
+};
+
+// A barrier that is open now.
+struct BarrierInfo {
+  std::string id;
+  int64_t counter = 0;
+  std::vector<std::pair<TaskId, absl::Time>> arrived;
+  std::vector<TaskId> missing;
+  absl::Time first_arrival;
+  absl::Time deadline;
+};
+
+// Not thread-safe: part of a Coordinator. Every arrival's callback is called once: when all are
+// there, when the barrier fails, or when the arrival is superseded or cancelled. All arrivals of
+// one use get one result. Semantics: reference section 2.2, told again in docs/protocols.md.
+class Barriers final {
+ public:
+  using DoneCallback = absl::AnyInvocable<void(const BarrierResult&) &&>;
+
+  Barriers(const CoordinatorOptions& options, const Membership& membership,
+           Completions& completions, WaitIds& ids)
+      : options_(options), membership_(membership), completions_(completions), ids_(ids) {}
+
+  // REQUIRES: the caller is a task of the cluster.
+  WaitId Arrive(BarrierArrival arrival, absl::Time now, DoneCallback done);
+
+  // Ends the open use of `id` with CANCELLED for everyone.
+  //   Errors: FAILED_PRECONDITION when it has passed or `counter` is another use; NOT_FOUND when
+  //   nobody has ever waited there.
+  absl::Status CancelBarrier(absl::string_view id, int64_t counter);
+
+  // The caller of `wait` is not interested any more: it gets `why`. With `withdraw` its arrival is
+  // taken back as well. False when the wait is over.
+  bool Cancel(WaitId wait, const absl::Status& why, bool withdraw);
+
+  // `task` has left or failed: open barriers that need it end with `why`.
+  void FailThoseOf(TaskId task, const absl::Status& why);
+  // `task` is starting anew: its arrivals are taken back with `why`; the barriers wait on.
+  void WithdrawArrivalsOf(TaskId task, const absl::Status& why);
+  // Ends every open barrier with `why` and forgets all.
+  void Clear(const absl::Status& why);
+
+  // The last use of `id` is over and went well.
+  bool HasPassed(absl::string_view id) const;
+  bool IsOpen(absl::string_view id) const;
+  // The last use of `id` is over, well or not.
+  bool IsOver(absl::string_view id) const;
+
+  absl::Time NextDeadline() const;
+  // Fails the barriers whose deadline has come; returns their ids.
+  std::vector<std::string> Expire(absl::Time now);
+
+  size_t wait_count() const { return waits_.size(); }
+  size_t open_count() const { return open_by_deadline_.size(); }
+  void ForEachWait(absl::FunctionRef<void(const WaitInfo&)> visit) const;
+  std::vector<BarrierInfo> OpenBarriers() const;
+
+ private:
+  struct Slot {
+    absl::Time arrived;
+    // kNoWait once the caller has gone; the arrival still counts.
+    WaitId wait;
+    DoneCallback done;
+  };
+  struct Barrier {
+    int64_t counter = 0;
+    bool is_over = false;
+    absl::Status result;
+    // Sorted; empty means everyone.
+    std::vector<TaskId> participants;
+    absl::btree_map<TaskId, Slot> arrivals;
+    TaskId first = kNoTask;
+    absl::Time first_arrival;
+    absl::Time deadline;
+  };
+
+  int ParticipantCount(const Barrier& barrier) const;
+  bool IsParticipant(const Barrier& barrier, TaskId task) const;
+  std::vector<TaskId> Missing(const Barrier& barrier) const;
+  // What stands in the way of opening a barrier for `arrival`.
+  absl::Status CheckParticipants(const Barrier& barrier) const;
+  void Open(Barrier& barrier, const BarrierArrival& arrival, absl::Time now);
+  // Ends the open use: everyone there hears `result`.
+  void Finish(const std::string& id, Barrier& barrier, absl::Status result);
+  // Takes an arrival back whose caller has been answered; closes the barrier if it was the last.
+  void RemoveArrival(const std::string& id, TaskId task);
+  void Answer(DoneCallback done, absl::Status status, int64_t counter);
+  absl::Status TimedOut(const std::string& id, const Barrier& barrier, absl::Time now) const;
+  void ForgetOldResults();
+
+  // Constant after construction.
+  const CoordinatorOptions& options_;
+  const Membership& membership_;
+  Completions& completions_;
+  WaitIds& ids_;
+
+  absl::flat_hash_map<std::string, Barrier> barriers_;
+  // Parked arrivals: barrier id and task.
+  absl::flat_hash_map<WaitId, std::pair<std::string, TaskId>> waits_;
+  // Every open barrier, InfiniteFuture included.
+  absl::btree_set<std::pair<absl::Time, std::string>> open_by_deadline_;
+  // Finished barriers, oldest first; an id may stand here for an older use.
+  std::deque<std::pair<std::string, int64_t>> finished_;
+};
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_BARRIERS_H_

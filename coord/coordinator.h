@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+// Coordinator: the whole state of one job; membership, store, barriers and what ties them together.
+#ifndef FERRY_COORD_COORDINATOR_H_
+#define FERRY_COORD_COORDINATOR_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/container/btree_map.h"
+#include "absl/container/btree_set.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+
+#include "base/clock.h"
+#include "coord/alive_rounds.h"
+#include "coord/barriers.h"
+#include "coord/completions.h"
+#include "coord/jobs.h"
+#include "coord/membership.h"
+#include "coord/options.h"
+#include "coord/store.h"
+#include "coord/topology_exchange.h"
+#include "coord/types.h"
+
+namespace ferry::coord {
+
+struct Registration {
+  TaskId task = kNoTask;
+  Incarnation incarnation;
+  // May die and come back without failing the job.
+  bool recoverable = false;
+  // Waits for the others even if the job has no register barrier.
+  bool waits_for_all = false;
+  // Gives up waiting after this, without failing the others.
+  absl::Duration own_timeout = absl::InfiniteDuration();
+  TaskFacts facts;
+};
+
+// Tells a task's own error service (TaskFacts::error_address) that the job has failed.
+using ErrorReport = std::function<void(const std::string& address, const absl::Status& error)>;
+
+// What Watch tells of every task, at one version of the table.
+struct TaskTable {
+  std::vector<TaskInfo> tasks;
+  int64_t version = 0;
+};
+
+// Pure: no threads, no I/O, time from `clock`. Not thread-safe; a Strand makes it so.
+// Use: call a method, then run what TakeCompletions() returns, without a lock. A callback is called
+// exactly once. Methods that can wait return the wait's id, for Cancel; kNoWait if it is over.
+// Error codes and texts are those that JAX and TensorFlow clients check: docs/protocols.md.
+class Coordinator final {
+ public:
+  using StatusCallback = absl::AnyInvocable<void(absl::Status) &&>;
+  using TableCallback = absl::AnyInvocable<void(absl::StatusOr<TaskTable>) &&>;
+  // What each task gave to WaitForAllTasks, by task id.
+  using DeviceInfos = std::shared_ptr<const std::vector<std::string>>;
+  using DeviceInfosCallback = absl::AnyInvocable<void(absl::StatusOr<DeviceInfos>) &&>;
+
+  // `incarnation`: random, tells this life of the coordinator from others.
+  //   Errors: INVALID_ARGUMENT as Jobs::Create.
+  static absl::StatusOr<std::unique_ptr<Coordinator>> Create(CoordinatorOptions options,
+                                                             const Clock& clock,
+                                                             uint64_t incarnation);
+  Coordinator(const Coordinator&) = delete;
+  Coordinator& operator=(const Coordinator&) = delete;
+
+  const CoordinatorOptions& options() const { return options_; }
+  const Jobs& jobs() const { return jobs_; }
+  const Membership& membership() const { return membership_; }
+  // Changes when a new job begins on the same coordinator.
+  Incarnation incarnation() const { return incarnation_; }
+  // Jobs that this coordinator has served, from 1.
+  int64_t epoch() const { return epoch_; }
+
+  // --- Tasks -------------------------------------------------------------------------------------
+
+  // Joins. With the register barrier, answered when every task has; otherwise at once.
+  //   Errors: INVALID_ARGUMENT unknown task; ALREADY_EXISTS superseded by a newer call of this
+  //   task; ABORTED connected in another life, or in error; DEADLINE_EXCEEDED naming who did not
+  //   come; INTERNAL stopped.
+  WaitId RegisterTask(Registration registration, StatusCallback done);
+  // A sign of life.
+  //   Errors: INVALID_ARGUMENT unknown or not registered; ABORTED in error or another life;
+  //   INTERNAL stopped.
+  absl::Status Heartbeat(TaskId task, Incarnation incarnation,
+                         std::optional<uint64_t> progress = std::nullopt);
+  // Leaves: together with everyone (shutdown_timeout), or at once if that is zero or it is
+  // recoverable.
+  //   Errors: FAILED_PRECONDITION not connected; INTERNAL the others did not come.
+  WaitId ShutdownTask(TaskId task, StatusCallback done);
+  // Leaves at once; also clears an error.
+  absl::Status ResetTask(TaskId task);
+  // The task has failed: everyone hears of it.
+  absl::Status ReportError(TaskId task, absl::Status error);
+  // Waits for the job's first error. Never ends well: CANCELLED when it is over in peace.
+  WaitId PollForError(TaskId task, StatusCallback done);
+  // Barrier over everyone that also collects what each says of its devices (opaque here).
+  WaitId WaitForAllTasks(TaskId task, std::string device_info, DeviceInfosCallback done);
+
+  // Answers when the table has moved past `version`; at once for -1.
+  //   Errors: INVALID_ARGUMENT for a version that has not been yet.
+  WaitId WatchTasks(int64_t version, TaskId caller, TableCallback done);
+  WaitId GetAliveTasks(TaskId caller, std::vector<TaskId> tasks, AliveRounds::DoneCallback done);
+
+  // --- Store, barriers, devices
+  // --------------------------------------------------------------------
+
+  Store& store() { return store_; }
+  const Store& store() const { return store_; }
+  // As Store::Get, at the present time; INTERNAL once stopped.
+  WaitId GetKeys(std::vector<std::string> keys, TaskId task, absl::Duration timeout,
+                 Store::GetCallback done);
+
+  // As Barriers::Arrive, at the present time; INTERNAL once stopped.
+  WaitId Barrier(BarrierArrival arrival, Barriers::DoneCallback done);
+  absl::Status CancelBarrier(absl::string_view id, int64_t counter);
+  const Barriers& barriers() const { return barriers_; }
+
+  WaitId EnumerateDevices(TaskId task, LocalTopology local, absl::Duration timeout,
+                          TopologyExchange::DoneCallback done);
+  TopologyExchange::Result topology() const { return topology_.result(); }
+
+  // --- Everything else
+  // -----------------------------------------------------------------------------
+
+  // The caller of a parked call went away or gave up: its callback gets CANCELLED. False when the
+  // wait is over already. A barrier arrival still counts, except for the one of registration.
+  bool Cancel(WaitId wait);
+  // Polls and gets end CANCELLED, barriers ABORTED, watches with version -1; later calls INTERNAL.
+  void Stop();
+  bool is_stopped() const { return is_stopped_; }
+
+  // Called, as a completion, for each task that has registered an error address.
+  void SetErrorReport(ErrorReport report) { error_report_ = std::move(report); }
+
+  // The first error that was told to everyone; sticky until a new job begins.
+  const absl::Status& job_error() const { return job_error_; }
+  bool everyone_has_registered() const { return barriers_.HasPassed(RegisterBarrierId()); }
+  static absl::string_view RegisterBarrierId();
+
+  // Something is due then (InfiniteFuture: nothing); Advance does it.
+  absl::Time NextDeadline() const;
+  void Advance();
+  std::vector<Completion> TakeCompletions() { return completions_.Take(); }
+
+  // When it was made.
+  absl::Time started() const { return started_; }
+  // Tasks that wait at the register barrier.
+  std::vector<TaskId> JoiningTasks() const;
+  // Everything that waits now, for status reports.
+  std::vector<WaitInfo> Waits() const;
+  size_t wait_count() const;
+
+ private:
+  struct Poll {
+    WaitId wait;
+    absl::Time since;
+    StatusCallback done;
+  };
+  struct Watch {
+    TaskId caller = kNoTask;
+    absl::Time since;
+    TableCallback done;
+  };
+  // A task that waits at the register barrier, in the life it will have.
+  struct Joining {
+    Registration registration;
+    WaitId wait;
+    absl::Time since;
+    absl::Time deadline;
+  };
+
+  Coordinator(CoordinatorOptions options, const Clock& clock, Jobs jobs, uint64_t incarnation);
+
+  absl::Time Now() const { return clock_.Now(); }
+  bool IsRecoverable(TaskId task) const;
+  absl::Status CheckRunning() const;
+  // Not stopped, and a task of the cluster.
+  absl::Status CheckTask(TaskId task) const;
+  WaitId Answer(StatusCallback done, absl::Status status);
+
+  // Becomes a connected member in this life.
+  void Connect(const Registration& registration);
+  WaitId JoinRegisterBarrier(Registration registration, StatusCallback done);
+  // Takes the task out of joining_; its wait at the barrier is the caller's concern.
+  void StopJoining(TaskId task);
+  absl::Status Disconnect(TaskId task, const absl::Status& why);
+  // `task` has failed: it goes into error and its barriers fail; tells nobody else.
+  void SetTaskError(TaskId task, absl::Status error);
+  void SetAllTasksError(const absl::Status& error);
+  // Tells the others of an error of `sources`, in the way their generation of clients listens.
+  void Propagate(const absl::Status& error, absl::Span<const TaskId> sources);
+  void ExpireSilentTasks(absl::Time now);
+  void ExpireJoining(absl::Time now);
+  std::string ShutdownBarrierId() const;
+
+  // Draws the consequences of what has just changed; the last step of every public change.
+  void Settle();
+  void SettleRegisterBarrier();
+  void SettleShutdownBarrier();
+  // See CoordinatorOptions::reuse.
+  void BeginNewJobIfOver(const Registration& newcomer);
+
+  // Constant after construction.
+  const CoordinatorOptions options_;
+  const Clock& clock_;
+  const absl::Time started_;
+  const Jobs jobs_;
+
+  Completions completions_;
+  WaitIds ids_;
+  Membership membership_;
+  Store store_;
+  Barriers barriers_;
+  AliveRounds alive_;
+  TopologyExchange topology_;
+
+  Incarnation incarnation_;
+  int64_t epoch_ = 1;
+  bool is_stopped_ = false;
+  // Some client has polled: errors reach the tasks by their polls, else by their heartbeats.
+  bool has_poller_ = false;
+  absl::Status job_error_;
+  absl::btree_map<TaskId, Joining> joining_;
+  // Of those in joining_ that do not wait for ever.
+  absl::btree_set<std::pair<absl::Time, TaskId>> joining_deadlines_;
+  absl::btree_map<TaskId, Poll> polls_;
+  absl::btree_map<WaitId, Watch> watches_;
+  // Not changed any more once its barrier has passed, so that answers can share it.
+  std::shared_ptr<std::vector<std::string>> device_infos_;
+  // Somebody waits at the shutdown barrier.
+  bool is_shutting_down_ = false;
+  // The table's version that watches and rounds have seen.
+  int64_t settled_version_ = 0;
+  ErrorReport error_report_;
+};
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_COORDINATOR_H_

@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0
+// The life of tasks: joining, heartbeats, errors, leaving, and the next job.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/text.h"
+#include "coord/coordinator.h"
+#include "coord/errors.h"
+
+namespace ferry::coord {
+
+absl::string_view Coordinator::RegisterBarrierId() {
+  return "[Init]Wait_for_all_tasks_to_register";
+}
+
+std::string Coordinator::ShutdownBarrierId() const {
+  return absl::StrCat("Shutdown::", incarnation_.value());
+}
+
+bool Coordinator::IsRecoverable(TaskId task) const {
+  return options_.recoverable || membership_.task(task).recoverable;
+}
+
+WaitId Coordinator::RegisterTask(Registration registration, StatusCallback done) {
+  const TaskId id = registration.task;
+  if (absl::Status status = CheckTask(id); !status.ok()) return Answer(std::move(done), status);
+  BeginNewJobIfOver(registration);
+  const Task& task = membership_.task(id);
+  if (task.state == TaskState::kConnected) {
+    if (task.incarnation == registration.incarnation) {
+      membership_.Touch(id, Now());
+      return Answer(std::move(done), absl::OkStatus());
+    }
+    if (IsRecoverable(id)) {
+      barriers_.WithdrawArrivalsOf(
+          id, absl::CancelledError(
+                  absl::StrCat(jobs_.Name(id), " has restarted; its earlier call is void")));
+      Connect(registration);
+      Settle();
+      return Answer(std::move(done), absl::OkStatus());
+    }
+    const absl::Status aborted = CoordinationError(
+        absl::AbortedError(
+            absl::StrCat(jobs_.Name(id), " registers with incarnation ",
+                         registration.incarnation.value(), " but is connected with incarnation ",
+                         task.incarnation.value(), "; it has most likely restarted")),
+        {.is_reported = false, .source = id});
+    SetTaskError(id, aborted);
+    Propagate(aborted, {id});
+    Settle();
+    return Answer(std::move(done), aborted);
+  }
+  if (task.state == TaskState::kError && !(IsRecoverable(id) && absl::IsUnavailable(task.status))) {
+    const absl::Status aborted = CoordinationError(
+        absl::AbortedError(absl::StrCat(
+            jobs_.Name(id), " registers while already in error: ", task.status.message(),
+            "; ResetTask or a new job clears it")),
+        {.is_reported = false, .source = id});
+    Propagate(aborted, {id});
+    Settle();
+    return Answer(std::move(done), aborted);
+  }
+  if (!options_.register_barrier && !registration.waits_for_all) {
+    Connect(registration);
+    Settle();
+    return Answer(std::move(done), absl::OkStatus());
+  }
+  return JoinRegisterBarrier(std::move(registration), std::move(done));
+}
+
+WaitId Coordinator::JoinRegisterBarrier(Registration registration, StatusCallback done) {
+  const TaskId id = registration.task;
+  const absl::Time now = Now();
+  // The barrier cancels an earlier call of the same task. ABORTED would make that client try again
+  // and evict its successor, so it hears ALREADY_EXISTS.
+  const WaitId wait = barriers_.Arrive(
+      {.id = std::string(RegisterBarrierId()),
+       .timeout = options_.register_timeout,
+       .caller = id,
+       .one_shot = true},
+      now, [done = std::move(done)](const BarrierResult& result) mutable {
+        if (absl::IsCancelled(result.status)) {
+          std::move(done)(CoordinationError(absl::AlreadyExistsError(absl::StrCat(
+              "this registration was superseded by a request from a newer incarnation: ",
+              result.status.message()))));
+        } else {
+          std::move(done)(result.status);
+        }
+      });
+  const absl::Time deadline = now + registration.own_timeout;
+  StopJoining(id);
+  if (deadline != absl::InfiniteFuture()) joining_deadlines_.emplace(deadline, id);
+  joining_[id] = Joining{std::move(registration), wait, now, deadline};
+  Settle();
+  return wait;
+}
+
+void Coordinator::StopJoining(TaskId id) {
+  const auto joining = joining_.find(id);
+  if (joining == joining_.end()) return;
+  joining_deadlines_.erase({joining->second.deadline, id});
+  joining_.erase(joining);
+}
+
+void Coordinator::SettleRegisterBarrier() {
+  if (joining_.empty() || barriers_.IsOpen(RegisterBarrierId())) return;
+  const bool passed = barriers_.HasPassed(RegisterBarrierId());
+  const auto joining = std::exchange(joining_, {});
+  joining_deadlines_.clear();
+  if (passed) {
+    for (const auto& [id, entry] : joining) Connect(entry.registration);
+    return;
+  }
+  SetAllTasksError(CoordinationError(
+      absl::InternalError("Cluster registration failed: not every task registered in time")));
+}
+
+void Coordinator::Connect(const Registration& registration) {
+  const Task& task = membership_.task(registration.task);
+  // A new life may have other devices.
+  if (task.incarnation != registration.incarnation) topology_.Forget(registration.task);
+  membership_.SetFacts(registration.task, registration.facts, registration.recoverable);
+  membership_.Connect(registration.task, registration.incarnation, Now());
+}
+
+void Coordinator::ExpireJoining(absl::Time now) {
+  if (joining_deadlines_.empty() || joining_deadlines_.begin()->first > now) return;
+  std::vector<TaskId> missing;
+  for (int i = 0; i < jobs_.size(); ++i) {
+    if (!joining_.contains(TaskId(i))) missing.push_back(TaskId(i));
+  }
+  const std::string ranges = jobs_.Ranges(missing);
+  while (!joining_deadlines_.empty() && joining_deadlines_.begin()->first <= now) {
+    const TaskId id = joining_deadlines_.begin()->second;
+    const Joining& joining = joining_.find(id)->second;
+    const absl::Status late =
+        WithMissingTasks(absl::DeadlineExceededError(
+                             absl::StrCat("waited ", ShortDuration(now - joining.since),
+                                          " for all tasks to connect; missing tasks: ", ranges)),
+                         ranges);
+    barriers_.Cancel(joining.wait, late, /*withdraw=*/true);
+    StopJoining(id);
+  }
+}
+
+absl::Status Coordinator::Heartbeat(TaskId id, Incarnation incarnation,
+                                    std::optional<uint64_t> progress) {
+  if (absl::Status status = CheckTask(id); !status.ok()) return status;
+  const Task& task = membership_.task(id);
+  const absl::Time now = Now();
+  if (task.state == TaskState::kError) {
+    membership_.Touch(id, now);
+    return CoordinationError(absl::AbortedError(absl::StrCat(
+        "Heartbeat from already-in-error task ", jobs_.Name(id), ": ", task.status.message())));
+  }
+  if (task.state == TaskState::kDisconnected && now >= task.grace_end) {
+    return CoordinationError(absl::InvalidArgumentError(
+        absl::StrCat(jobs_.Name(id),
+                     " must be registered before it sends heartbeats; the "
+                     "coordinator may have restarted")));
+  }
+  if (incarnation != task.incarnation) {
+    if (IsRecoverable(id)) return absl::OkStatus();
+    const absl::Status aborted = CoordinationError(
+        absl::AbortedError(absl::StrCat(
+            "heartbeat of ", jobs_.Name(id), " with incarnation ", incarnation.value(),
+            ", expected ", task.incarnation.value(), "; it has most likely restarted")),
+        {.is_reported = false, .source = id});
+    if (task.state == TaskState::kConnected) {
+      SetTaskError(id, aborted);
+      Propagate(aborted, {id});
+      Settle();
+    }
+    return aborted;
+  }
+  membership_.Touch(id, now);
+  if (progress.has_value()) membership_.SetProgress(id, *progress);
+  return absl::OkStatus();
+}
+
+void Coordinator::ExpireSilentTasks(absl::Time now) {
+  const std::vector<TaskId> silent = membership_.TakeSilent(now);
+  if (silent.empty()) return;
+  for (const TaskId id : silent) {
+    const absl::Duration age = now - membership_.task(id).last_heartbeat;
+    SetTaskError(
+        id, CoordinationError(
+                absl::UnavailableError(absl::StrCat(
+                    jobs_.Name(id), " heartbeat timeout: nothing heard for ", ShortDuration(age),
+                    "; it has died, hangs, or cannot reach the coordinator")),
+                {.is_reported = false, .source = id}));
+  }
+  Propagate(CoordinationError(
+                absl::UnavailableError(absl::StrCat(
+                    "heartbeat timeout: tasks ", jobs_.Ranges(silent),
+                    " have been silent for over ", ShortDuration(options_.heartbeat_timeout),
+                    "; they have died, hang, or cannot reach the coordinator")),
+                {.is_reported = false, .source = silent[0]}),
+            silent);
+}
+
+void Coordinator::SetTaskError(TaskId id, absl::Status error) {
+  membership_.SetError(id, error);
+  // Its own poll has nothing more to tell; the client learns the rest by its heartbeat.
+  if (IsRecoverable(id)) {
+    barriers_.WithdrawArrivalsOf(id, absl::CancelledError(error.message()));
+  } else {
+    barriers_.FailThoseOf(id, error);
+  }
+}
+
+void Coordinator::SetAllTasksError(const absl::Status& error) {
+  for (int i = 0; i < jobs_.size(); ++i) {
+    if (membership_.task(TaskId(i)).state != TaskState::kError) SetTaskError(TaskId(i), error);
+  }
+}
+
+void Coordinator::Propagate(const absl::Status& error, absl::Span<const TaskId> sources) {
+  const bool all_recoverable =
+      std::all_of(sources.begin(), sources.end(), [this](TaskId id) { return IsRecoverable(id); });
+  if (options_.recoverable || (!sources.empty() && all_recoverable)) return;
+  if (!job_error_.ok()) return;  // The first error is the one that is told.
+  job_error_ = error;
+  if (error_report_) {
+    for (int i = 0; i < jobs_.size(); ++i) {
+      const std::string& address = membership_.task(TaskId(i)).facts.error_address;
+      if (address.empty()) continue;
+      completions_.Add([report = error_report_, address, error]() { report(address, error); });
+    }
+  }
+  if (has_poller_) {
+    for (auto& [task, poll] : polls_) Answer(std::move(poll.done), error);
+    polls_.clear();
+    return;
+  }
+  // Nobody listens but by heartbeats: those must fail.
+  SetAllTasksError(CoordinationError(
+      absl::InternalError(absl::StrCat("All tasks were set to error. Cause: ", error.message()))));
+}
+
+absl::Status Coordinator::ReportError(TaskId id, absl::Status error) {
+  if (absl::Status status = CheckTask(id); !status.ok()) return status;
+  if (membership_.task(id).state != TaskState::kConnected) {
+    return CoordinationError(absl::FailedPreconditionError(
+        absl::StrCat(jobs_.Name(id), " reports an error but is not connected")));
+  }
+  if (error.ok()) error = absl::UnknownError("an error without a code");
+  error = CoordinationError(
+      absl::Status(error.code(), absl::StrCat(jobs_.Name(id), " reported: ", error.message())),
+      {.is_reported = true, .source = id});
+  SetTaskError(id, error);
+  Propagate(error, {id});
+  Settle();
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::Disconnect(TaskId id, const absl::Status& why) {
+  if (membership_.task(id).state == TaskState::kDisconnected) {
+    return CoordinationError(absl::FailedPreconditionError(
+        absl::StrCat(jobs_.Name(id), " has already disconnected or was never registered")));
+  }
+  membership_.Disconnect(id, Now());
+  if (IsRecoverable(id)) {
+    barriers_.WithdrawArrivalsOf(id, absl::CancelledError(why.message()));
+  } else {
+    barriers_.FailThoseOf(id, why);
+  }
+  if (const auto poll = polls_.find(id); poll != polls_.end()) {
+    Answer(std::move(poll->second.done), CoordinationError(absl::CancelledError(why.message())));
+    polls_.erase(poll);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::ResetTask(TaskId id) {
+  if (absl::Status status = CheckTask(id); !status.ok()) return status;
+  const absl::Status status = Disconnect(id, absl::CancelledError("the task was reset"));
+  Settle();
+  return status;
+}
+
+WaitId Coordinator::ShutdownTask(TaskId id, StatusCallback done) {
+  if (absl::Status status = CheckTask(id); !status.ok()) return Answer(std::move(done), status);
+  const absl::Status left = absl::CancelledError("the task has shut down");
+  const std::string barrier = ShutdownBarrierId();
+  const bool waits = options_.shutdown_timeout > absl::ZeroDuration() && !IsRecoverable(id);
+  if (!waits || (!barriers_.IsOpen(barrier) && barriers_.HasPassed(barrier))) {
+    const absl::Status status = Disconnect(id, left);
+    Settle();
+    return Answer(std::move(done), status);
+  }
+  if (membership_.task(id).state == TaskState::kDisconnected) {
+    return Answer(std::move(done), Disconnect(id, left));
+  }
+  is_shutting_down_ = true;
+  const WaitId wait = barriers_.Arrive(
+      {.id = barrier, .timeout = options_.shutdown_timeout, .caller = id, .one_shot = true}, Now(),
+      [done = std::move(done)](const BarrierResult& result) mutable {
+        if (result.status.ok() || absl::IsCancelled(result.status) ||
+            absl::IsAborted(result.status)) {
+          std::move(done)(result.status);
+          return;
+        }
+        std::move(done)(
+            WithMissingTasks(CoordinationError(absl::InternalError(absl::StrCat(
+                                 "Shutdown barrier has failed. ", result.status.message()))),
+                             GetMissingTasks(result.status)));
+      });
+  Settle();
+  return wait;
+}
+
+void Coordinator::SettleShutdownBarrier() {
+  if (!is_shutting_down_ || barriers_.IsOpen(ShutdownBarrierId())) return;
+  is_shutting_down_ = false;
+  if (barriers_.HasPassed(ShutdownBarrierId())) {
+    for (int i = 0; i < jobs_.size(); ++i) {
+      Disconnect(TaskId(i), absl::CancelledError("the job has shut down")).IgnoreError();
+    }
+    return;
+  }
+  const absl::Status error = CoordinationError(absl::InternalError(
+      "Shutdown barrier has failed: not every task shut down; see the first error"));
+  Propagate(error, {});
+  SetAllTasksError(error);
+}
+
+WaitId Coordinator::WaitForAllTasks(TaskId id, std::string device_info, DeviceInfosCallback done) {
+  if (absl::Status status = CheckTask(id); !status.ok()) {
+    completions_.Add([done = std::move(done), status = std::move(status)]() mutable {
+      std::move(done)(std::move(status));
+    });
+    return kNoWait;
+  }
+  const std::string barrier = absl::StrCat("WaitForAllTasks::", incarnation_.value());
+  std::string& kept = (*device_infos_)[id.value()];
+  if (kept.empty() && !barriers_.HasPassed(barrier)) kept = std::move(device_info);
+  return barriers_.Arrive(
+      {.id = barrier, .timeout = absl::Hours(1), .caller = id, .one_shot = true}, Now(),
+      [done = std::move(done),
+       infos = DeviceInfos(device_infos_)](const BarrierResult& result) mutable {
+        if (result.status.ok()) {
+          std::move(done)(std::move(infos));
+        } else {
+          std::move(done)(result.status);
+        }
+      });
+}
+
+void Coordinator::BeginNewJobIfOver(const Registration& newcomer) {
+  if (!options_.reuse || !options_.register_barrier || !joining_.empty()) return;
+  if (membership_.connected_count() > 0) return;
+  // Somebody of the old job that comes once more does not begin a new one.
+  if (membership_.task(newcomer.task).incarnation == newcomer.incarnation) return;
+  const bool ended_well = membership_.error_count() == 0 && everyone_has_registered();
+  const bool is_abandoned = membership_.error_count() > 0 &&
+                            Now() - membership_.last_sign_of_life() > options_.heartbeat_timeout;
+  if (!ended_well && !is_abandoned) return;
+  const absl::Status why = absl::CancelledError("the job is over; a new one begins");
+  for (auto& [task, poll] : polls_) Answer(std::move(poll.done), CoordinationError(why));
+  polls_.clear();
+  barriers_.Clear(why);
+  alive_.Clear(why);
+  topology_.Clear(why);
+  store_.Clear(CoordinationError(why));
+  membership_.Reset();
+  device_infos_ = std::make_shared<std::vector<std::string>>(jobs_.size());
+  job_error_ = absl::OkStatus();
+  has_poller_ = false;
+  is_shutting_down_ = false;
+  ++epoch_;
+  // Another value for another job, so that stragglers of the old one are told apart.
+  incarnation_ = Incarnation(incarnation_.value() * 6364136223846793005u + 1442695040888963407u);
+  Settle();
+}
+
+}  // namespace ferry::coord

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Merging device information of all tasks.
+#include "coord/device_info_proto.h"
+
+#include "absl/strings/match.h"
+
+#include "coord/xla_topology_proto.h"
+#include "proto/xla_topology.pb.h"
+
+namespace ferry::coord {
+namespace {
+
+constexpr char kLocalTopologyType[] = "xla.LocalTopologyProto";
+constexpr char kGlobalTopologyUrl[] = "type.googleapis.com/xla.GlobalTopologyProto";
+
+// The packed form is a WaitForAllTasksRequest with only the device fields.
+tensorflow::WaitForAllTasksRequest Unpack(const std::string& packed) {
+  tensorflow::WaitForAllTasksRequest request;
+  request.ParseFromString(packed);
+  return request;
+}
+
+// The local topologies inside a 2022 device list: each task sends a global one with one node.
+void AppendNodes(const std::string& global, bool& legacy, std::vector<std::string>& locals) {
+  xla::GlobalTopology topology;
+  if (!topology.ParseFromString(global)) return;
+  for (const xla::LocalTopology& local : topology.processes()) {
+    locals.push_back(local.SerializeAsString());
+    legacy |= IsLegacyXlaTopology(locals.back());
+  }
+}
+
+}  // namespace
+
+std::string DeviceInfoMerger::Pack(const tensorflow::WaitForAllTasksRequest& request) {
+  tensorflow::WaitForAllTasksRequest packed = request;
+  packed.clear_source_task();
+  return packed.SerializeAsString();
+}
+
+std::string DeviceInfoMerger::Pack(const numbered::WaitForAllTasksRequest& request) {
+  numbered::WaitForAllTasksRequest packed = request;
+  packed.clear_source_task();
+  return packed.SerializeAsString();
+}
+
+const tensorflow::WaitForAllTasksResponse& DeviceInfoMerger::MergedLocked(
+    const std::vector<std::string>& packed) {
+  if (packed == merged_from_) return merged_;
+  merged_from_ = packed;
+  merged_.Clear();
+  std::vector<std::string> any_locals;
+  std::vector<std::string> locals;
+  bool legacy = false;
+  for (const std::string& one : packed) {
+    const tensorflow::WaitForAllTasksRequest request = Unpack(one);
+    for (const std::string& device : request.device_info().device()) {
+      xla::Any any;
+      if (any.ParseFromString(device) && absl::EndsWith(any.type_url(), kLocalTopologyType)) {
+        any_locals.push_back(any.value());
+      } else {
+        merged_.mutable_device_info()->add_device(device);
+      }
+    }
+    for (const std::string& device : request.local_device_info().tf().devices()) {
+      merged_.mutable_cluster_device_info()->mutable_tf()->add_devices(device);
+    }
+    AppendNodes(request.local_device_info().xla().devices(), legacy, locals);
+  }
+  if (!any_locals.empty()) {
+    const absl::StatusOr<std::string> global = MergeXlaTopologies(any_locals, /*legacy=*/false);
+    xla::Any any;
+    any.set_type_url(kGlobalTopologyUrl);
+    if (global.ok()) any.set_value(*global);
+    merged_.mutable_device_info()->add_device(any.SerializeAsString());
+  }
+  if (!locals.empty()) {
+    const absl::StatusOr<std::string> global = MergeXlaTopologies(locals, legacy);
+    if (global.ok()) merged_.mutable_cluster_device_info()->mutable_xla()->set_devices(*global);
+  }
+  return merged_;
+}
+
+void DeviceInfoMerger::Merge(const std::vector<std::string>& packed,
+                             tensorflow::WaitForAllTasksResponse& response) {
+  absl::MutexLock lock(&mu_);
+  const tensorflow::WaitForAllTasksResponse& merged = MergedLocked(packed);
+  if (merged.has_device_info()) *response.mutable_device_info() = merged.device_info();
+  if (merged.has_cluster_device_info()) {
+    *response.mutable_cluster_device_info() = merged.cluster_device_info();
+  }
+}
+
+void DeviceInfoMerger::Merge(const std::vector<std::string>& packed,
+                             numbered::WaitForAllTasksResponse& response) {
+  absl::MutexLock lock(&mu_);
+  for (const std::string& device : MergedLocked(packed).device_info().device()) {
+    response.mutable_device_info()->add_device(device);
+  }
+}
+
+}  // namespace ferry::coord

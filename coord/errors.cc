@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Payloads of coordination errors. Their form here is private; grpc_errors.cc puts them on the
+// wire.
+#include "coord/errors.h"
+
+#include <utility>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+namespace ferry::coord {
+namespace {
+
+constexpr char kOriginUrl[] = "ferry.coord/origin";
+constexpr char kMissingUrl[] = "ferry.coord/missing";
+
+}  // namespace
+
+absl::Status CoordinationError(absl::Status status, ErrorOrigin origin) {
+  if (status.ok()) return status;
+  status.SetPayload(
+      kOriginUrl, absl::Cord(absl::StrCat(origin.is_reported ? "r" : "c", origin.source.value())));
+  return status;
+}
+
+std::optional<ErrorOrigin> GetErrorOrigin(const absl::Status& status) {
+  const absl::optional<absl::Cord> payload = status.GetPayload(kOriginUrl);
+  if (!payload.has_value()) return std::nullopt;
+  const std::string text(*payload);
+  ErrorOrigin origin;
+  origin.is_reported = !text.empty() && text[0] == 'r';
+  int32_t source = -1;
+  if (!text.empty() && absl::SimpleAtoi(text.substr(1), &source)) origin.source = TaskId(source);
+  return origin;
+}
+
+absl::Status WithMissingTasks(absl::Status status, std::string ranges) {
+  if (!status.ok()) status.SetPayload(kMissingUrl, absl::Cord(std::move(ranges)));
+  return status;
+}
+
+std::string GetMissingTasks(const absl::Status& status) {
+  const absl::optional<absl::Cord> payload = status.GetPayload(kMissingUrl);
+  return payload.has_value() ? std::string(*payload) : std::string();
+}
+
+}  // namespace ferry::coord

@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0
+// What each request of ferry.v1.Control does.
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "coord/errors.h"
+#include "coord/grpc_control_session.h"
+#include "topology/topology_proto.h"
+
+namespace ferry::coord {
+namespace {
+
+// A wait that names no time still ends.
+constexpr absl::Duration kLongestWait = absl::Hours(24 * 7);
+
+absl::Duration Timeout(int64_t milliseconds) {
+  if (milliseconds < 0) return absl::ZeroDuration();
+  return std::min(absl::Milliseconds(milliseconds), kLongestWait);
+}
+
+void FillEntry(const StoreEntry& entry, bool with_value, v1::KeyValue& out) {
+  out.set_key(entry.key);
+  if (with_value && entry.value != nullptr) out.set_value(*entry.value);
+  out.set_revision(entry.revision);
+}
+
+}  // namespace
+
+void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Executed& out) {
+  if (coordinator.is_stopped()) {
+    out.items.push_back(
+        {MakeReply(request.id(), absl::UnavailableError("the coordinator is stopping"))});
+    return;
+  }
+  switch (request.op_case()) {
+    case v1::Request::kPut:
+    case v1::Request::kGet:
+    case v1::Request::kList:
+    case v1::Request::kDelete:
+    case v1::Request::kIncrement:
+    case v1::Request::kCompareAndSet:
+    case v1::Request::kWatch:
+      return ExecuteStore(coordinator, request, out);
+    case v1::Request::kCancel: {
+      const uint64_t target = request.cancel().request_id();
+      WaitId wait = kNoWait;
+      std::optional<Store::Watch> watch;
+      {
+        // The strand's lock is held: the one place where mu_ comes second. Nothing that holds mu_
+        // ever waits for the strand.
+        absl::MutexLock lock(&mu_);
+        if (const auto parked = waits_.find(target); parked != waits_.end()) wait = parked->second;
+        if (const auto found = watches_.find(target); found != watches_.end()) {
+          watch = found->second;
+          watches_.erase(found);
+        }
+      }
+      for (const auto& [id, fresh] : out.waits) {
+        if (id == target) wait = fresh;
+      }
+      if (watch.has_value()) {
+        coordinator.store().RemoveWatch(*watch);
+        out.items.push_back({MakeReply(target, absl::CancelledError("the watch was cancelled"))});
+      }
+      if (wait != kNoWait) coordinator.Cancel(wait);
+      out.items.push_back({MakeReply(request.id(), absl::OkStatus())});
+      return;
+    }
+    case v1::Request::kGetJobStatus: {
+      Item item{MakeReply(request.id(), absl::OkStatus())};
+      FillJobStatus(coordinator, edge_.dropped_waits(), SteadyClock().Now(),
+                    *item.reply.mutable_job_status());
+      out.items.push_back(std::move(item));
+      return;
+    }
+    case v1::Request::kGetTopology: {
+      const TopologyExchange::Result topology = coordinator.topology();
+      if (topology == nullptr) {
+        out.items.push_back(
+            {MakeReply(request.id(), absl::NotFoundError("not every node has sent its devices"))});
+        return;
+      }
+      Item item{MakeReply(request.id(), absl::OkStatus())};
+      item.reply.set_has_blob(true);
+      item.blob = blobs_.SliceOf(topology);
+      out.items.push_back(std::move(item));
+      return;
+    }
+    case v1::Request::kWatchTasks: {
+      const WaitId wait = coordinator.WatchTasks(
+          request.watch_tasks().version(), task_,
+          [self = shared_from_this(), id = request.id()](absl::StatusOr<TaskTable> table) {
+            Item item{MakeReply(id, table.status())};
+            if (table.ok()) {
+              item.reply.set_version(table->version);
+              self->edge_.strand().Run([&](Coordinator& coordinator) {
+                for (const TaskInfo& info : table->tasks) {
+                  FillTaskInfo(coordinator, info, *item.reply.add_tasks());
+                }
+              });
+            }
+            self->Tell(std::move(item));
+          });
+      out.waits.emplace_back(request.id(), wait);
+      return;
+    }
+    case v1::Request::OP_NOT_SET:
+      out.items.push_back({MakeReply(
+          request.id(), absl::UnimplementedError("this coordinator does not know the request"))});
+      return;
+    default:
+      break;
+  }
+  if (task_ == kNoTask) {
+    out.items.push_back({MakeReply(
+        request.id(), absl::FailedPreconditionError("this client did not say which node it is"))});
+    return;
+  }
+  ExecuteTask(coordinator, request, out);
+}
+
+void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request, Executed& out) {
+  Store& store = coordinator.store();
+  const uint64_t id = request.id();
+  Item item{MakeReply(id, absl::OkStatus())};
+  switch (request.op_case()) {
+    case v1::Request::kPut: {
+      auto& put = *request.mutable_put();
+      std::vector<std::pair<std::string, std::string>> entries;
+      entries.reserve(put.entries_size());
+      for (v1::KeyValue& entry : *put.mutable_entries()) {
+        entries.emplace_back(std::move(*entry.mutable_key()), std::move(*entry.mutable_value()));
+      }
+      const absl::StatusOr<int64_t> revision = store.Put(std::move(entries), put.overwrite());
+      item.reply = MakeReply(id, revision.status());
+      if (revision.ok()) item.reply.set_revision(*revision);
+      break;
+    }
+    case v1::Request::kGet: {
+      auto& get = *request.mutable_get();
+      std::vector<std::string> keys;
+      keys.reserve(get.keys_size());
+      for (std::string& key : *get.mutable_keys()) keys.push_back(std::move(key));
+      const absl::Duration timeout = Timeout(get.timeout_ms());
+      const bool waits = timeout > absl::ZeroDuration();
+      const WaitId wait = coordinator.GetKeys(
+          std::move(keys), task_, timeout,
+          [self = shared_from_this(), id, waits](absl::StatusOr<std::vector<StoreEntry>> found) {
+            if (!waits && absl::IsDeadlineExceeded(found.status())) {
+              found = absl::NotFoundError(found.status().message());
+            }
+            Item item{MakeReply(id, found.status())};
+            if (found.ok()) {
+              for (const StoreEntry& entry : *found) {
+                FillEntry(entry, /*with_value=*/true, *item.reply.add_entries());
+              }
+            }
+            self->Tell(std::move(item));
+          });
+      out.waits.emplace_back(id, wait);
+      return;
+    }
+    case v1::Request::kList: {
+      const auto& list = request.list();
+      const size_t limit = static_cast<size_t>(std::max<int64_t>(list.limit(), 0));
+      for (const StoreEntry& entry : store.List(list.prefix(), limit)) {
+        FillEntry(entry, !list.keys_only(), *item.reply.add_entries());
+      }
+      item.reply.set_revision(store.revision());
+      break;
+    }
+    case v1::Request::kDelete:
+      for (const std::string& key : request.delete_().keys()) {
+        store.Delete(key, request.delete_().recursive());
+      }
+      item.reply.set_revision(store.revision());
+      break;
+    case v1::Request::kIncrement: {
+      const absl::StatusOr<StoreEntry> entry =
+          store.Increment(request.increment().key(), request.increment().increment());
+      item.reply = MakeReply(id, entry.status());
+      if (entry.ok()) FillEntry(*entry, /*with_value=*/true, *item.reply.add_entries());
+      break;
+    }
+    case v1::Request::kCompareAndSet: {
+      auto& cas = *request.mutable_compare_and_set();
+      std::optional<std::string> expected;
+      if (!cas.expect_absent()) expected = std::move(*cas.mutable_expected());
+      const auto result =
+          store.CompareAndSet(cas.key(), expected, std::move(*cas.mutable_desired()));
+      item.reply = MakeReply(id, result.status());
+      if (!result.ok()) break;
+      if (!result->first) {
+        item.reply =
+            MakeReply(id, absl::AbortedError(result->second.value == nullptr
+                                                 ? "the key does not exist"
+                                                 : "the key holds another value than expected"));
+      }
+      if (result->second.value != nullptr) {
+        FillEntry(result->second, /*with_value=*/true, *item.reply.add_entries());
+      }
+      break;
+    }
+    case v1::Request::kWatch: {
+      const auto& watch = request.watch();
+      out.watches.emplace_back(
+          id, store.AddWatch(watch.prefix(), watch.with_existing(),
+                             [self = weak_from_this(), id](const StoreEvent& change) {
+                               const auto session = self.lock();
+                               if (session == nullptr) return;
+                               v1::Event event;
+                               event.set_kind(change.deleted ? v1::Event::KEY_DELETED
+                                                             : v1::Event::KEY_SET);
+                               event.set_request_id(id);
+                               FillEntry(change.entry, !change.deleted, *event.mutable_entry());
+                               session->Tell({.event = std::move(event)});
+                             }));
+      // Answered when it is cancelled; until then there are events.
+      return;
+    }
+    default:
+      break;
+  }
+  out.items.push_back(std::move(item));
+}
+
+void ControlSession::PollForErrors(Coordinator& coordinator) {
+  const WaitId wait =
+      coordinator.PollForError(task_, [self = weak_from_this()](absl::Status error) {
+        const auto session = self.lock();
+        if (session == nullptr || absl::IsCancelled(error)) return;
+        v1::Event event;
+        event.set_kind(v1::Event::JOB_ERROR);
+        event.set_code(static_cast<int>(error.code()));
+        event.set_message(std::string(error.message()));
+        session->Tell({.event = std::move(event)});
+      });
+  // Kept like a request, under the id that none has. As in Cancel, the strand's lock is held.
+  absl::MutexLock lock(&mu_);
+  waits_[0] = wait;
+}
+
+void ControlSession::ExecuteTask(Coordinator& coordinator, v1::Request& request, Executed& out) {
+  const uint64_t id = request.id();
+  const auto reply_with = [self = shared_from_this(), id](absl::Status status) {
+    if (status.ok()) self->NoteLeft();
+    self->Tell({MakeReply(id, status)});
+  };
+  switch (request.op_case()) {
+    case v1::Request::kRegister: {
+      Registration registration{.task = task_,
+                                .incarnation = Incarnation(node_.incarnation()),
+                                .recoverable = node_.recoverable()};
+      if (request.register_().timeout_ms() > 0) {
+        registration.own_timeout = Timeout(request.register_().timeout_ms());
+      }
+      registration.facts = {.service = "control",
+                            .observed_address = observed_address_,
+                            .host_name = node_.host_name(),
+                            .boot_id = node_.boot_id(),
+                            .process_id = node_.process_id(),
+                            .error_address = node_.error_address()};
+      const WaitId wait = coordinator.RegisterTask(
+          std::move(registration), [self = shared_from_this(), id](absl::Status status) {
+            self->Tell({MakeReply(id, status)});
+            if (!status.ok()) return;
+            self->edge_.strand().Run(
+                [&](Coordinator& coordinator) { self->PollForErrors(coordinator); });
+          });
+      out.waits.emplace_back(id, wait);
+      return;
+    }
+    case v1::Request::kHeartbeat: {
+      const absl::Status status = coordinator.Heartbeat(task_, Incarnation(node_.incarnation()),
+                                                        request.heartbeat().progress());
+      out.items.push_back({MakeReply(id, status)});
+      return;
+    }
+    case v1::Request::kBarrier: {
+      const auto& barrier = request.barrier();
+      BarrierArrival arrival{.id = barrier.id(),
+                             .counter = barrier.counter(),
+                             .timeout = Timeout(barrier.timeout_ms()),
+                             .caller = task_};
+      for (const int32_t node : barrier.nodes()) arrival.tasks.push_back(TaskId(node));
+      const WaitId wait = coordinator.Barrier(
+          std::move(arrival), [self = shared_from_this(), id](const BarrierResult& result) {
+            Item item{MakeReply(id, result.status)};
+            item.reply.set_counter(result.counter);
+            self->Tell(std::move(item));
+          });
+      out.waits.emplace_back(id, wait);
+      return;
+    }
+    case v1::Request::kCancelBarrier: {
+      const auto& cancel = request.cancel_barrier();
+      out.items.push_back(
+          {MakeReply(id, coordinator.CancelBarrier(cancel.id(), cancel.counter()))});
+      return;
+    }
+    case v1::Request::kGetAlive: {
+      std::vector<TaskId> tasks;
+      for (const int32_t node : request.get_alive().nodes()) tasks.push_back(TaskId(node));
+      const WaitId wait = coordinator.GetAliveTasks(
+          task_, std::move(tasks),
+          [self = shared_from_this(), id](absl::StatusOr<std::vector<TaskInfo>> alive) {
+            Item item{MakeReply(id, alive.status())};
+            if (alive.ok()) {
+              for (const TaskInfo& info : *alive) {
+                v1::TaskInfo& out = *item.reply.add_tasks();
+                out.set_node_id(info.task.value());
+                out.set_state(v1::TASK_STATE_CONNECTED);
+                out.set_incarnation(info.incarnation.value());
+              }
+            }
+            self->Tell(std::move(item));
+          });
+      out.waits.emplace_back(id, wait);
+      return;
+    }
+    case v1::Request::kEnumerate: {
+      absl::StatusOr<LocalTopology> local =
+          ParseLocalTopology(request.enumerate().local_topology());
+      if (!local.ok()) {
+        out.items.push_back({MakeReply(id, local.status())});
+        return;
+      }
+      const int64_t timeout_ms = request.enumerate().timeout_ms();
+      const WaitId wait = coordinator.EnumerateDevices(
+          task_, *std::move(local),
+          timeout_ms > 0 ? Timeout(timeout_ms) : coordinator.options().enumerate_timeout,
+          [self = shared_from_this(), id](absl::StatusOr<TopologyExchange::Result> result) {
+            Item item{MakeReply(id, result.status())};
+            if (result.ok()) {
+              item.reply.set_has_blob(true);
+              item.blob = self->blobs_.SliceOf(*result);
+            }
+            self->Tell(std::move(item));
+          });
+      out.waits.emplace_back(id, wait);
+      return;
+    }
+    case v1::Request::kReportError: {
+      const auto& report = request.report_error();
+      const bool is_code = report.code() > 0 && report.code() <= 16;
+      const absl::Status error(
+          is_code ? static_cast<absl::StatusCode>(report.code()) : absl::StatusCode::kUnknown,
+          report.message());
+      out.items.push_back({MakeReply(id, coordinator.ReportError(task_, error))});
+      return;
+    }
+    case v1::Request::kShutdown: {
+      const WaitId wait = coordinator.ShutdownTask(task_, reply_with);
+      out.waits.emplace_back(id, wait);
+      return;
+    }
+    case v1::Request::kLeave: {
+      const absl::Status status = coordinator.ResetTask(task_);
+      if (status.ok()) NoteLeft();
+      out.items.push_back({MakeReply(id, status)});
+      return;
+    }
+    default:
+      out.items.push_back(
+          {MakeReply(id, absl::UnimplementedError("this coordinator does not know the request"))});
+      return;
+  }
+}
+
+}  // namespace ferry::coord

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// ControlSession: one client of ferry.v1.Control across all the streams it comes by.
+#ifndef FERRY_COORD_GRPC_CONTROL_SESSION_H_
+#define FERRY_COORD_GRPC_CONTROL_SESSION_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/slice.h>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+#include "coord/grpc_call.h"
+#include "coord/store.h"
+#include "coord/types.h"
+#include "proto/ferry_control.pb.h"
+
+namespace ferry::coord {
+
+// The end of a stream that a session writes to. Calls come with the session's lock held, because a
+// stream may only be used until the session has let go of it; neither calls back from inside.
+class FrameSink {
+ public:
+  virtual ~FrameSink() = default;
+  // Sends one frame; the sink then calls ControlSession::OnWritten. One at a time.
+  virtual void Write(const grpc::ByteBuffer& frame) = 0;
+  // Ends the stream once what is being written is out. No Write follows.
+  virtual void Finish(const absl::Status& why) = 0;
+};
+
+// The shared bytes of a large answer, as a gRPC slice that is made once.
+class SharedBlobs final {
+ public:
+  grpc::Slice SliceOf(const TopologyExchange::Result& topology) ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  absl::Mutex mu_;
+  TopologyExchange::Result topology_ ABSL_GUARDED_BY(mu_);
+  grpc::Slice slice_ ABSL_GUARDED_BY(mu_);
+};
+
+// Thread-safe. Executes requests, collects what is to be told into frames, and keeps frames until
+// the client has acknowledged them, so that a new stream goes on where the old one broke off.
+// Shared by the registry, the stream, and the callbacks of parked requests.
+// Locks: the strand's, then mu_, then those of the sink; the strand is entered with mu_ released.
+class ControlSession final : public std::enable_shared_from_this<ControlSession> {
+ public:
+  ControlSession(uint64_t id, Edge& edge, SharedBlobs& blobs, const v1::Hello& hello,
+                 std::string observed_address);
+
+  uint64_t id() const { return id_; }
+  // kNoTask for a client that is no rank.
+  TaskId task() const { return task_; }
+  const v1::Node& node() const { return node_; }
+  const std::string& observed_address() const { return observed_address_; }
+
+  // `sink` takes over from any other: it gets `welcome` first, then what is unacknowledged.
+  void Attach(FrameSink& sink, uint64_t acked_sequence, v1::Welcome welcome)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // `sink` is gone; nothing if it is not the one that is attached.
+  void Detach(FrameSink& sink) ABSL_LOCKS_EXCLUDED(mu_);
+  void OnWritten(FrameSink& sink) ABSL_LOCKS_EXCLUDED(mu_);
+  void OnFrame(v1::ClientFrame& frame) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Ends the stream and drops every parked request. Returns how many those were.
+  size_t Close(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // As Close, but what has been said already still goes out first.
+  void FinishWhenDrained(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Since when no stream is attached; InfiniteFuture while one is.
+  absl::Time detached_since() const ABSL_LOCKS_EXCLUDED(mu_);
+  bool has_left() const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  struct Frame {
+    uint64_t sequence = 0;
+    size_t bytes = 0;
+    grpc::ByteBuffer buffer;
+  };
+  // Something to be told: a reply, perhaps with a blob, or an event.
+  struct Item {
+    v1::Reply reply;
+    std::optional<v1::Event> event;
+    std::optional<grpc::Slice> blob;
+  };
+  // What Execute found out with the strand's lock held.
+  struct Executed {
+    std::vector<Item> items;
+    std::vector<std::pair<uint64_t, WaitId>> waits;
+    std::vector<std::pair<uint64_t, Store::Watch>> watches;
+  };
+
+  // grpc_control_requests.cc; with the strand's lock held.
+  void Execute(Coordinator& coordinator, v1::Request& request, Executed& out);
+  void ExecuteStore(Coordinator& coordinator, v1::Request& request, Executed& out);
+  void ExecuteTask(Coordinator& coordinator, v1::Request& request, Executed& out);
+  void PollForErrors(Coordinator& coordinator);
+
+  // The rank has left the job in good order: its identity is free.
+  void NoteLeft() ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Callbacks of parked requests end here.
+  void Tell(Item item) ABSL_LOCKS_EXCLUDED(mu_);
+  void TellAll(Executed executed) ABSL_LOCKS_EXCLUDED(mu_);
+  void WriteNextLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void BuildFrameLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ForgetAckedLocked(uint64_t sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // Constant after construction.
+  const uint64_t id_;
+  Edge& edge_;
+  SharedBlobs& blobs_;
+  const v1::Node node_;
+  const bool has_node_;
+  const std::string observed_address_;
+  TaskId task_ = kNoTask;
+
+  mutable absl::Mutex mu_;
+  FrameSink* sink_ ABSL_GUARDED_BY(mu_) = nullptr;
+  bool is_writing_ ABSL_GUARDED_BY(mu_) = false;
+  bool is_closed_ ABSL_GUARDED_BY(mu_) = false;
+  bool has_left_ ABSL_GUARDED_BY(mu_) = false;
+  // Not OK: the stream ends with it as soon as there is nothing more to send.
+  absl::Status finish_with_ ABSL_GUARDED_BY(mu_);
+  absl::Time detached_since_ ABSL_GUARDED_BY(mu_);
+  uint64_t received_request_id_ ABSL_GUARDED_BY(mu_) = 0;
+  // Parked requests; kNoWait until the strand has said which wait it is.
+  absl::flat_hash_map<uint64_t, WaitId> waits_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint64_t, Store::Watch> watches_ ABSL_GUARDED_BY(mu_);
+  // Not yet in a frame.
+  std::vector<Item> pending_ ABSL_GUARDED_BY(mu_);
+  std::optional<v1::Welcome> welcome_ ABSL_GUARDED_BY(mu_);
+  // Built and not acknowledged; the first `sent_` of them are on the present stream.
+  std::deque<Frame> frames_ ABSL_GUARDED_BY(mu_);
+  size_t sent_ ABSL_GUARDED_BY(mu_) = 0;
+  size_t retained_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t last_sequence_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+// An answer without anything but its status.
+v1::Reply MakeReply(uint64_t request_id, const absl::Status& status);
+
+// What `ferry status` shows. grpc_control_status.cc; with the strand's lock held.
+void FillJobStatus(const Coordinator& coordinator, int64_t dropped_waits, absl::Time now,
+                   v1::JobStatus& status);
+void FillTaskInfo(const Coordinator& coordinator, const TaskInfo& info, v1::TaskInfo& out);
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_GRPC_CONTROL_SESSION_H_

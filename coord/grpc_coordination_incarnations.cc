@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+// The coordination methods in the messages of WithIncarnations.
+#include "coord/grpc_coordination_methods_impl.h"
+
+namespace ferry::coord {
+
+template grpc::ServerUnaryReactor* ServeCoordination<WithIncarnations>(CoordinationMethod, Edge&,
+                                                                       DeviceInfoMerger&,
+                                                                       UnaryContext,
+                                                                       grpc::ByteBuffer&);
+
+}  // namespace ferry::coord

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// The methods of the coordination service, for one generation of its messages.
+#ifndef FERRY_COORD_GRPC_COORDINATION_METHODS_H_
+#define FERRY_COORD_GRPC_COORDINATION_METHODS_H_
+
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/server_callback.h>
+
+#include "coord/device_info_proto.h"
+#include "coord/grpc_call.h"
+
+namespace ferry::coord {
+
+enum class CoordinationMethod {
+  kRegisterTask,
+  kHeartbeat,
+  kWaitForAllTasks,
+  kShutdownTask,
+  kResetTask,
+  kReportErrorToTask,
+  kReportErrorToService,
+  kGetTaskState,
+  kGetJobState,
+  // WatchTasks in the newest layout.
+  kWatch,
+  kInsertKeyValue,
+  kGetKeyValue,
+  kTryGetKeyValue,
+  kIncrementKeyValue,
+  kGetKeyValueDir,
+  kDeleteKeyValue,
+  kBarrier,
+  kCancelBarrier,
+  kGetAliveTasks,
+  kPollForError,
+};
+
+// Serves `method` in the messages of `Generation` (coord/grpc_generations.h). Each generation is
+// compiled once, in grpc_coordination_{named,numbered,incarnations}.cc.
+//   Malformed requests are answered INVALID_ARGUMENT, methods that the generation does not have
+//   UNIMPLEMENTED.
+template <typename Generation>
+grpc::ServerUnaryReactor* ServeCoordination(CoordinationMethod method, Edge& edge,
+                                            DeviceInfoMerger& devices, UnaryContext context,
+                                            grpc::ByteBuffer& request);
+
+struct NamedTasks;
+struct NumberedTasks;
+struct WithIncarnations;
+extern template grpc::ServerUnaryReactor* ServeCoordination<NamedTasks>(CoordinationMethod, Edge&,
+                                                                        DeviceInfoMerger&,
+                                                                        UnaryContext,
+                                                                        grpc::ByteBuffer&);
+extern template grpc::ServerUnaryReactor* ServeCoordination<NumberedTasks>(CoordinationMethod,
+                                                                           Edge&, DeviceInfoMerger&,
+                                                                           UnaryContext,
+                                                                           grpc::ByteBuffer&);
+extern template grpc::ServerUnaryReactor* ServeCoordination<WithIncarnations>(
+    CoordinationMethod, Edge&, DeviceInfoMerger&, UnaryContext, grpc::ByteBuffer&);
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_GRPC_COORDINATION_METHODS_H_

@@ -1,0 +1,488 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bodies of the coordination methods; included only where a generation is compiled.
+#ifndef FERRY_COORD_GRPC_COORDINATION_METHODS_IMPL_H_
+#define FERRY_COORD_GRPC_COORDINATION_METHODS_IMPL_H_
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "coord/errors.h"
+#include "coord/grpc_coordination_methods.h"
+#include "coord/grpc_errors.h"
+#include "coord/grpc_generations.h"
+
+namespace ferry::coord {
+
+template <typename Gen>
+class CoordinationMethods final {
+ public:
+  CoordinationMethods(Edge& edge, DeviceInfoMerger& devices, UnaryContext context)
+      : edge_(edge), devices_(devices), context_(context) {}
+
+  grpc::ServerUnaryReactor* RegisterTask(const typename Gen::RegisterTaskRequest& request) {
+    const absl::StatusOr<TaskId> task = Resolve(request.source_task());
+    if (!task.ok()) return Fail(task.status());
+    Registration registration;
+    registration.task = *task;
+    registration.incarnation = Incarnation(request.incarnation());
+    registration.recoverable = SaysRecoverable(request.source_task());
+    registration.facts.service = "coordination";
+    registration.facts.observed_address = context_.server->peer();
+    edge_.NoteCaller(registration.facts.observed_address, *task);
+    return Park([&](Coordinator& coordinator, ParkedCall* call) {
+      return coordinator.RegisterTask(std::move(registration),
+                                      [call, &edge = edge_](absl::Status status) {
+                                        if (!status.ok()) return call->Finish(ToWire(edge, status));
+                                        typename Gen::RegisterTaskResponse response;
+                                        response.set_leader_incarnation(ServiceIncarnation(edge));
+                                        call->Reply(response);
+                                      });
+    });
+  }
+
+  grpc::ServerUnaryReactor* Heartbeat(const typename Gen::HeartbeatRequest& request) {
+    const absl::StatusOr<TaskId> task = Resolve(request.source_task());
+    if (!task.ok()) return Fail(task.status());
+    typename Gen::HeartbeatResponse response;
+    const absl::Status status = edge_.strand().Run([&](Coordinator& coordinator) {
+      response.set_leader_incarnation(coordinator.incarnation().value());
+      return coordinator.Heartbeat(*task, Incarnation(request.incarnation()));
+    });
+    return status.ok() ? context_.Reply(response) : Fail(status);
+  }
+
+  grpc::ServerUnaryReactor* ShutdownTask(const typename Gen::ShutdownTaskRequest& request) {
+    const absl::StatusOr<TaskId> task = Resolve(request.source_task());
+    if (!task.ok()) return Fail(task.status());
+    return Park([&](Coordinator& coordinator, ParkedCall* call) {
+      return coordinator.ShutdownTask(*task, Replies<typename Gen::ShutdownTaskResponse>(call));
+    });
+  }
+
+  grpc::ServerUnaryReactor* PollForError(const typename Gen::PollForErrorRequest& request) {
+    const absl::StatusOr<TaskId> task = Resolve(request.source_task());
+    if (!task.ok()) return Fail(task.status());
+    return Park([&](Coordinator& coordinator, ParkedCall* call) {
+      return coordinator.PollForError(*task, Replies<typename Gen::PollForErrorResponse>(call));
+    });
+  }
+
+  grpc::ServerUnaryReactor* Barrier(const typename Gen::BarrierRequest& request) {
+    const absl::StatusOr<TaskId> caller = Resolve(request.source_task());
+    const BarrierErrorInfo info{request.barrier_id(), request.counter()};
+    if (!caller.ok()) return Fail(caller.status(), info);
+    BarrierArrival arrival;
+    arrival.id = request.barrier_id();
+    arrival.counter = request.counter();
+    arrival.timeout = absl::Milliseconds(request.barrier_timeout_in_ms());
+    arrival.caller = *caller;
+    for (const auto& task : request.tasks()) {
+      const absl::StatusOr<TaskId> resolved = Resolve(task);
+      // Unknown ones are the barrier's concern: it fails for everyone.
+      arrival.tasks.push_back(resolved.ok() ? *resolved : kNoTask);
+    }
+    return Park([&](Coordinator& coordinator, ParkedCall* call) {
+      return coordinator.Barrier(std::move(arrival), [call, &edge = edge_,
+                                                      id = request.barrier_id()](
+                                                         const BarrierResult& result) {
+        if (!result.status.ok()) {
+          return call->Finish(ToWire(edge, result.status, BarrierErrorInfo{id, result.counter}));
+        }
+        typename Gen::BarrierResponse response;
+        response.set_counter(result.counter);
+        call->Reply(response);
+      });
+    });
+  }
+
+  grpc::ServerUnaryReactor* CancelBarrier(const typename Gen::CancelBarrierRequest& request) {
+    const absl::Status status = edge_.strand().Run([&](Coordinator& coordinator) {
+      return coordinator.CancelBarrier(request.barrier_id(), request.counter());
+    });
+    return status.ok() ? context_.Reply(typename Gen::CancelBarrierResponse()) : Fail(status);
+  }
+
+  grpc::ServerUnaryReactor* GetAliveTasks(const typename Gen::GetAliveTasksRequest& request) {
+    const absl::StatusOr<TaskId> caller = Resolve(request.requesting_task());
+    if (!caller.ok()) return Fail(caller.status());
+    std::vector<TaskId> tasks;
+    for (const auto& task : request.tasks()) {
+      const absl::StatusOr<TaskId> resolved = Resolve(task);
+      if (!resolved.ok()) return Fail(resolved.status());
+      tasks.push_back(*resolved);
+    }
+    return Park([&](Coordinator& coordinator, ParkedCall* call) {
+      const Jobs& jobs = coordinator.jobs();
+      return coordinator.GetAliveTasks(
+          *caller, std::move(tasks),
+          [call, &edge = edge_, &jobs](absl::StatusOr<std::vector<TaskInfo>> alive) {
+            if (!alive.ok()) return call->Finish(ToWire(edge, alive.status()));
+            typename Gen::GetAliveTasksResponse response;
+            for (const TaskInfo& info : *alive) {
+              Gen::AddTask(jobs, info.task, response);
+              response.add_incarnations(info.incarnation.value());
+            }
+            call->Reply(response);
+          });
+    });
+  }
+
+  grpc::ServerUnaryReactor* Watch(const typename Gen::WatchRequest& request) {
+    std::string job;
+    if constexpr (Gen::kIsOlderLayout) job = request.job_name();
+    const TaskId caller = edge_.CallerAt(context_.server->peer());
+    return Park([&](Coordinator& coordinator, ParkedCall* call) {
+      const Jobs& jobs = coordinator.jobs();
+      return coordinator.WatchTasks(
+          request.version_number(), caller,
+          [call, &edge = edge_, &jobs, job](absl::StatusOr<TaskTable> table) {
+            if (!table.ok()) return call->Finish(ToWire(edge, table.status()));
+            typename Gen::WatchResponse response;
+            for (const TaskInfo& info : table->tasks) {
+              if (!job.empty() && jobs.Locate(info.task).first != job) continue;
+              FillInfo(jobs, info, *response.add_task_state());
+            }
+            response.set_version_number(table->version);
+            call->Reply(response);
+          });
+    });
+  }
+
+  // --- Only in the older layouts
+  // -------------------------------------------------------------------
+
+  template <typename Request>
+  grpc::ServerUnaryReactor* WaitForAllTasks(const Request& request) {
+    const absl::StatusOr<TaskId> task = Resolve(request.source_task());
+    if (!task.ok()) return Fail(task.status());
+    return Park([&](Coordinator& coordinator, ParkedCall* call) {
+      return coordinator.WaitForAllTasks(
+          *task, DeviceInfoMerger::Pack(request),
+          [call, &edge = edge_,
+           &devices = devices_](absl::StatusOr<Coordinator::DeviceInfos> infos) {
+            if (!infos.ok()) return call->Finish(ToWire(edge, infos.status()));
+            typename Gen::WaitForAllTasksResponse response;
+            response.set_leader_incarnation(ServiceIncarnation(edge));
+            devices.Merge(**infos, response);
+            call->Reply(response);
+          });
+    });
+  }
+
+  template <typename Request>
+  grpc::ServerUnaryReactor* ResetTask(const Request& request) {
+    const absl::StatusOr<TaskId> task = Resolve(request.source_task());
+    if (!task.ok()) return Fail(task.status());
+    const absl::Status status =
+        edge_.strand().Run([&](Coordinator& coordinator) { return coordinator.ResetTask(*task); });
+    return status.ok() ? context_.Reply(typename Gen::ResetTaskResponse()) : Fail(status);
+  }
+
+  template <typename Request>
+  grpc::ServerUnaryReactor* ReportErrorToService(const Request& request) {
+    const absl::StatusOr<TaskId> task = Resolve(request.error_origin());
+    if (!task.ok()) return Fail(task.status());
+    const bool is_code = request.error_code() > 0 && request.error_code() <= 16;
+    const absl::Status error(
+        is_code ? static_cast<absl::StatusCode>(request.error_code()) : absl::StatusCode::kUnknown,
+        request.error_message());
+    const absl::Status status = edge_.strand().Run(
+        [&](Coordinator& coordinator) { return coordinator.ReportError(*task, error); });
+    return status.ok() ? context_.Reply(typename Gen::ReportErrorToServiceResponse())
+                       : Fail(status);
+  }
+
+  template <typename Request>
+  grpc::ServerUnaryReactor* GetTaskState(const Request& request) {
+    std::vector<TaskId> tasks;
+    for (const auto& task : request.source_task()) {
+      const absl::StatusOr<TaskId> resolved = Resolve(task);
+      if (!resolved.ok()) return Fail(resolved.status());
+      tasks.push_back(*resolved);
+    }
+    typename Gen::GetTaskStateResponse response;
+    edge_.strand().Run([&](Coordinator& coordinator) {
+      const std::vector<TaskInfo> infos = coordinator.membership().Snapshot();
+      for (const TaskId task : tasks) {
+        FillInfo(coordinator.jobs(), infos[task.value()], *response.add_task_state());
+      }
+    });
+    return context_.Reply(response);
+  }
+
+  template <typename Request>
+  grpc::ServerUnaryReactor* GetJobState(const Request& request) {
+    tensorflow::GetJobStateResponse response;
+    const bool is_known = edge_.strand().Run([&](Coordinator& coordinator) {
+      const Jobs& jobs = coordinator.jobs();
+      for (const TaskInfo& info : coordinator.membership().Snapshot()) {
+        if (jobs.Locate(info.task).first != request.job_name()) continue;
+        FillInfo(jobs, info, *response.add_task_state());
+      }
+      return jobs.HasJob(request.job_name());
+    });
+    if (is_known) return context_.Reply(response);
+    return Fail(CoordinationError(absl::InvalidArgumentError(
+        absl::StrCat("job \"", request.job_name(), "\" is not in the cluster"))));
+  }
+
+  // --- The store
+  // -----------------------------------------------------------------------------------
+
+  template <typename Request>
+  grpc::ServerUnaryReactor* InsertKeyValue(Request& request) {
+    const std::string key = NormalizeKey(request.kv().key());
+    std::string value = std::move(*request.mutable_kv()->mutable_value());
+    const absl::Status status = edge_.strand().Run([&](Coordinator& coordinator) -> absl::Status {
+      if (coordinator.is_stopped()) return Stopped();
+      return coordinator.store().Put(key, std::move(value), request.allow_overwrite()).status();
+    });
+    return status.ok() ? context_.Reply(typename Gen::InsertKeyValueResponse()) : Fail(status);
+  }
+
+  template <typename Request>
+  grpc::ServerUnaryReactor* GetKeyValue(Request& request) {
+    typename Gen::GetKeyValueResponse response;
+    const std::string key = NormalizeKey(request.key());
+    const std::optional<StoreEntry> present =
+        edge_.strand().Run([&](Coordinator& coordinator) { return coordinator.store().Find(key); });
+    if (present.has_value()) {
+      response.mutable_kv()->set_key(std::move(*request.mutable_key()));
+      response.mutable_kv()->set_value(*present->value);
+      return context_.Reply(response);
+    }
+    const TaskId caller = edge_.CallerAt(context_.server->peer());
+    return Park([&](Coordinator& coordinator, ParkedCall* call) {
+      return coordinator.GetKeys({key}, caller, absl::InfiniteDuration(),
+                                 [call, &edge = edge_, asked = std::move(*request.mutable_key())](
+                                     absl::StatusOr<std::vector<StoreEntry>> found) {
+                                   if (!found.ok())
+                                     return call->Finish(ToWire(edge, found.status()));
+                                   typename Gen::GetKeyValueResponse response;
+                                   response.mutable_kv()->set_key(asked);
+                                   response.mutable_kv()->set_value(*found->front().value);
+                                   call->Reply(response);
+                                 });
+    });
+  }
+
+  template <typename Request>
+  grpc::ServerUnaryReactor* TryGetKeyValue(Request& request) {
+    const std::string key = NormalizeKey(request.key());
+    const std::optional<StoreEntry> found =
+        edge_.strand().Run([&](Coordinator& coordinator) { return coordinator.store().Find(key); });
+    if (!found.has_value()) {
+      return Fail(CoordinationError(
+          absl::NotFoundError(absl::StrCat("Config key ", request.key(), " not found."))));
+    }
+    typename Gen::TryGetKeyValueResponse response;
+    response.mutable_kv()->set_key(std::move(*request.mutable_key()));
+    response.mutable_kv()->set_value(*found->value);
+    return context_.Reply(response);
+  }
+
+  template <typename Request>
+  grpc::ServerUnaryReactor* IncrementKeyValue(Request& request) {
+    const std::string key = NormalizeKey(request.key());
+    const absl::StatusOr<StoreEntry> entry =
+        edge_.strand().Run([&](Coordinator& coordinator) -> absl::StatusOr<StoreEntry> {
+          if (coordinator.is_stopped()) return Stopped();
+          return coordinator.store().Increment(key, request.increment());
+        });
+    if (!entry.ok()) return Fail(CoordinationError(entry.status()));
+    typename Gen::IncrementKeyValueResponse response;
+    response.mutable_kv()->set_key(std::move(*request.mutable_key()));
+    response.mutable_kv()->set_value(*entry->value);
+    return context_.Reply(response);
+  }
+
+  template <typename Request>
+  grpc::ServerUnaryReactor* GetKeyValueDir(Request& request) {
+    const std::string directory = NormalizeKey(request.directory_key());
+    const std::string prefix = directory.empty() ? "" : absl::StrCat(directory, "/");
+    const std::vector<StoreEntry> entries = edge_.strand().Run(
+        [&](Coordinator& coordinator) { return coordinator.store().List(prefix); });
+    typename Gen::GetKeyValueDirResponse response;
+    for (const StoreEntry& entry : entries) {
+      auto& kv = *response.add_kv();
+      kv.set_key(entry.key);
+      kv.set_value(*entry.value);
+    }
+    return context_.Reply(response);
+  }
+
+  template <typename Request>
+  grpc::ServerUnaryReactor* DeleteKeyValue(Request& request) {
+    const std::string key = NormalizeKey(request.key());
+    edge_.strand().Run(
+        [&](Coordinator& coordinator) { coordinator.store().Delete(key, /*subtree=*/true); });
+    return context_.Reply(typename Gen::DeleteKeyValueResponse());
+  }
+
+  grpc::ServerUnaryReactor* Fail(const absl::Status& status,
+                                 const std::optional<BarrierErrorInfo>& barrier = std::nullopt) {
+    return context_.Fail(ToWire(edge_, status, barrier));
+  }
+
+ private:
+  static absl::Status Stopped() {
+    return CoordinationError(absl::InternalError("the coordinator has stopped"));
+  }
+
+  static const Jobs& JobsOf(Edge& edge) {
+    // The jobs never change; only reaching them needs the lock.
+    return *edge.strand().Run([](Coordinator& coordinator) { return &coordinator.jobs(); });
+  }
+
+  static uint64_t ServiceIncarnation(Edge& edge) {
+    return edge.strand().Run(
+        [](Coordinator& coordinator) { return coordinator.incarnation().value(); });
+  }
+
+  static grpc::Status ToWire(Edge& edge, const absl::Status& status,
+                             const std::optional<BarrierErrorInfo>& barrier = std::nullopt) {
+    return ToGrpcStatus(status, JobsOf(edge), Gen::kGeneration, barrier);
+  }
+
+  template <typename Task>
+  absl::StatusOr<TaskId> Resolve(const Task& task) {
+    absl::StatusOr<TaskId> id = ToTask(JobsOf(edge_), task);
+    if (id.ok()) return id;
+    return CoordinationError(id.status());
+  }
+
+  template <typename Info>
+  static void FillInfo(const Jobs& jobs, const TaskInfo& info, Info& out) {
+    Gen::SetTaskOf(jobs, info.task, out);
+    // The enums of all generations have the numbers of TaskState.
+    out.set_state(static_cast<decltype(out.state())>(info.state));
+    out.set_incarnation(info.incarnation.value());
+    if (info.status.ok()) return;
+    out.set_error_code(static_cast<int>(info.status.code()));
+    out.set_error_message(std::string(info.status.message()));
+    const ErrorOrigin origin = GetErrorOrigin(info.status).value_or(ErrorOrigin{});
+    out.mutable_error_payload()->set_is_reported_error(origin.is_reported);
+    if (jobs.Contains(origin.source)) {
+      Gen::SetSource(jobs, origin.source, *out.mutable_error_payload());
+    }
+  }
+
+  // A callback that answers with an empty `Response`, or the error.
+  template <typename Response>
+  Coordinator::StatusCallback Replies(ParkedCall* call) {
+    return [call, &edge = edge_](absl::Status status) {
+      if (!status.ok()) return call->Finish(ToWire(edge, status));
+      call->Reply(Response());
+    };
+  }
+
+  template <typename Body>
+  grpc::ServerUnaryReactor* Park(Body&& body) {
+    auto* call = new ParkedCall(edge_, context_.response);
+    const WaitId wait = edge_.strand().Run(
+        [&](Coordinator& coordinator) -> WaitId { return body(coordinator, call); });
+    call->SetWait(wait);
+    return call;
+  }
+
+  Edge& edge_;
+  DeviceInfoMerger& devices_;
+  const UnaryContext context_;
+};
+
+template <typename Gen>
+grpc::ServerUnaryReactor* ServeCoordination(CoordinationMethod method, Edge& edge,
+                                            DeviceInfoMerger& devices, UnaryContext context,
+                                            grpc::ByteBuffer& bytes) {
+  CoordinationMethods<Gen> methods(edge, devices, context);
+  const auto unimplemented = [&] {
+    return context.Fail(grpc::Status(grpc::StatusCode::UNIMPLEMENTED,
+                                     "this generation of the protocol has no such method"));
+  };
+  // Parses the request and hands it to `body`; REGISTER is the only one not tied to a life of the
+  // service.
+  const auto parsed = [&]<typename Request>(Request request, auto body) {
+    if (!ParseMessage(bytes, request)) {
+      return context.Fail(
+          grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "the request cannot be parsed"));
+    }
+    if constexpr (requires { request.incarnations(); }) {
+      const uint64_t meant = request.incarnations().service_incarnation();
+      if (request.has_incarnations()) {
+        const uint64_t current = edge.strand().Run(
+            [](Coordinator& coordinator) { return coordinator.incarnation().value(); });
+        if (meant != current) return context.Fail(ServiceMismatch(meant, current));
+      }
+    }
+    return body(request);
+  };
+#define FERRY_SERVE(Name, Request) \
+  return parsed(typename Gen::Request(), [&](auto& request) { return methods.Name(request); })
+  switch (method) {
+    case CoordinationMethod::kRegisterTask:
+      FERRY_SERVE(RegisterTask, RegisterTaskRequest);
+    case CoordinationMethod::kHeartbeat:
+      FERRY_SERVE(Heartbeat, HeartbeatRequest);
+    case CoordinationMethod::kShutdownTask:
+      FERRY_SERVE(ShutdownTask, ShutdownTaskRequest);
+    case CoordinationMethod::kPollForError:
+      FERRY_SERVE(PollForError, PollForErrorRequest);
+    case CoordinationMethod::kBarrier:
+      FERRY_SERVE(Barrier, BarrierRequest);
+    case CoordinationMethod::kCancelBarrier:
+      FERRY_SERVE(CancelBarrier, CancelBarrierRequest);
+    case CoordinationMethod::kGetAliveTasks:
+      FERRY_SERVE(GetAliveTasks, GetAliveTasksRequest);
+    case CoordinationMethod::kWatch:
+      FERRY_SERVE(Watch, WatchRequest);
+    default:
+      break;
+  }
+  if constexpr (Gen::kIsOlderLayout) {
+    switch (method) {
+      case CoordinationMethod::kWaitForAllTasks:
+        FERRY_SERVE(WaitForAllTasks, WaitForAllTasksRequest);
+      case CoordinationMethod::kResetTask:
+        FERRY_SERVE(ResetTask, ResetTaskRequest);
+      case CoordinationMethod::kReportErrorToService:
+        FERRY_SERVE(ReportErrorToService, ReportErrorToServiceRequest);
+      case CoordinationMethod::kGetTaskState:
+        FERRY_SERVE(GetTaskState, GetTaskStateRequest);
+      default:
+        break;
+    }
+  }
+  if constexpr (Gen::kHasStore) {
+    switch (method) {
+      case CoordinationMethod::kInsertKeyValue:
+        FERRY_SERVE(InsertKeyValue, InsertKeyValueRequest);
+      case CoordinationMethod::kGetKeyValue:
+        FERRY_SERVE(GetKeyValue, GetKeyValueRequest);
+      case CoordinationMethod::kTryGetKeyValue:
+        FERRY_SERVE(TryGetKeyValue, TryGetKeyValueRequest);
+      case CoordinationMethod::kIncrementKeyValue:
+        FERRY_SERVE(IncrementKeyValue, IncrementKeyValueRequest);
+      case CoordinationMethod::kGetKeyValueDir:
+        FERRY_SERVE(GetKeyValueDir, GetKeyValueDirRequest);
+      case CoordinationMethod::kDeleteKeyValue:
+        FERRY_SERVE(DeleteKeyValue, DeleteKeyValueRequest);
+      default:
+        break;
+    }
+  }
+  if constexpr (Gen::kGeneration == WireGeneration::kNamedTasks) {
+    if (method == CoordinationMethod::kGetJobState) {
+      return parsed(tensorflow::GetJobStateRequest(),
+                    [&](auto& request) { return methods.GetJobState(request); });
+    }
+  }
+#undef FERRY_SERVE
+  return unimplemented();
+}
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_GRPC_COORDINATION_METHODS_IMPL_H_

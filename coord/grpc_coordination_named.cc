@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+// The coordination methods in the messages of NamedTasks.
+#include "coord/grpc_coordination_methods_impl.h"
+
+namespace ferry::coord {
+
+template grpc::ServerUnaryReactor* ServeCoordination<NamedTasks>(CoordinationMethod, Edge&,
+                                                                 DeviceInfoMerger&, UnaryContext,
+                                                                 grpc::ByteBuffer&);
+
+}  // namespace ferry::coord

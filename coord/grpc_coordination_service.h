@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// tensorflow.CoordinationService and xla.coordination.CoordinationService, served side by side.
+#ifndef FERRY_COORD_GRPC_COORDINATION_SERVICE_H_
+#define FERRY_COORD_GRPC_COORDINATION_SERVICE_H_
+
+#include <memory>
+
+#include <grpcpp/impl/codegen/service_type.h>
+
+#include "coord/device_info_proto.h"
+#include "coord/grpc_call.h"
+
+namespace ferry::coord {
+
+enum class CoordinationPath { kTensorflow, kXla };
+
+// A gRPC service for one of the two names. `edge` and `devices` outlive it. Requests come in as
+// bytes, because under one name there are several generations of messages.
+std::unique_ptr<grpc::Service> MakeCoordinationService(CoordinationPath path, Edge& edge,
+                                                       DeviceInfoMerger& devices);
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_GRPC_COORDINATION_SERVICE_H_

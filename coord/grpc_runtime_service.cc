@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+// The seven methods of xla.DistributedRuntimeService.
+#include "coord/grpc_runtime_service.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+
+#include "coord/errors.h"
+#include "coord/grpc_errors.h"
+#include "coord/grpc_raw_service.h"
+#include "coord/xla_topology_proto.h"
+#include "proto/xla_distributed_runtime.pb.h"
+
+namespace ferry::coord {
+namespace {
+
+constexpr int kProtocolVersion = 3;
+constexpr absl::Duration kEnumerateTimeout = absl::Minutes(5);
+
+// Every client of a job has one session id, made from the coordinator's incarnation.
+uint64_t SessionId(const Coordinator& coordinator) {
+  return coordinator.incarnation().value() ^ 0x9e3779b97f4a7c15u;
+}
+
+class RuntimeService final : public RawService {
+ public:
+  explicit RuntimeService(Edge& edge) : edge_(edge) {
+    Add<::xla::ConnectRequest>("/xla.DistributedRuntimeService/Connect", &RuntimeService::Connect);
+    Add<::xla::EnumerateDevicesRequest>("/xla.DistributedRuntimeService/EnumerateDevices",
+                                        &RuntimeService::EnumerateDevices);
+    Add<::xla::HeartbeatRequest>("/xla.DistributedRuntimeService/Heartbeat",
+                                 &RuntimeService::Heartbeat);
+    Add<::xla::ShutdownRequest>("/xla.DistributedRuntimeService/Shutdown",
+                                &RuntimeService::Shutdown);
+    Add<::xla::KeyValueGetRequest>("/xla.DistributedRuntimeService/KeyValueGet",
+                                   &RuntimeService::KeyValueGet);
+    Add<::xla::KeyValueSetRequest>("/xla.DistributedRuntimeService/KeyValueSet",
+                                   &RuntimeService::KeyValueSet);
+    Add<::xla::WaitAtBarrierRequest>("/xla.DistributedRuntimeService/WaitAtBarrier",
+                                     &RuntimeService::WaitAtBarrier);
+  }
+
+ private:
+  using Reactor = grpc::ServerUnaryReactor;
+
+  template <typename Request>
+  void Add(const char* path,
+           Reactor* (RuntimeService::*method)(const UnaryContext&, const Request&)) {
+    AddUnary(path, [this, method](grpc::CallbackServerContext* server,
+                                  const grpc::ByteBuffer* bytes, grpc::ByteBuffer* response) {
+      const UnaryContext context{server, response};
+      grpc::ByteBuffer copy = *bytes;
+      Request request;
+      if (!ParseMessage(copy, request)) {
+        return context.Fail(
+            grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "the request cannot be parsed"));
+      }
+      return (this->*method)(context, request);
+    });
+  }
+
+  template <typename Body>
+  Reactor* Park(const UnaryContext& context, Body&& body) {
+    auto* call = new ParkedCall(edge_, context.response);
+    const WaitId wait = edge_.strand().Run(
+        [&](Coordinator& coordinator) -> WaitId { return body(coordinator, call); });
+    call->SetWait(wait);
+    return call;
+  }
+
+  // What stands in the way of a call of this session: these clients have one word for all failures
+  // of the job, ABORTED.
+  static absl::Status CheckSession(const Coordinator& coordinator, uint64_t session_id) {
+    if (coordinator.is_stopped()) return absl::AbortedError("the coordinator has stopped");
+    if (session_id != SessionId(coordinator)) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "session ", session_id, " is not the one of this coordinator; connect again"));
+    }
+    if (!coordinator.job_error().ok()) {
+      return absl::AbortedError(
+          absl::StrCat("missed heartbeat or failed task: ", coordinator.job_error().message()));
+    }
+    if (!coordinator.everyone_has_registered()) {
+      return absl::FailedPreconditionError("not every node has connected");
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckSession(uint64_t session_id) {
+    return edge_.strand().Run(
+        [&](Coordinator& coordinator) { return CheckSession(coordinator, session_id); });
+  }
+
+  // A failure inside the job is ABORTED to these clients, whatever it is elsewhere.
+  static absl::Status AsRuntimeError(const absl::Status& status) {
+    if (absl::IsInternal(status)) return absl::AbortedError(status.message());
+    return status;
+  }
+
+  Reactor* Connect(const UnaryContext& context, const ::xla::ConnectRequest& request) {
+    if (request.protocol_version() != kProtocolVersion) {
+      return context.Fail(ToGrpcStatus(absl::InvalidArgumentError(
+          absl::StrCat("protocol version ", request.protocol_version(),
+                       " is not spoken here, only ", kProtocolVersion))));
+    }
+    if (request.node_id() < 0) {
+      return context.Fail(ToGrpcStatus(
+          absl::InvalidArgumentError(absl::StrCat("node id ", request.node_id(), " is negative"))));
+    }
+    Registration registration;
+    registration.task = TaskId(request.node_id());
+    registration.incarnation = Incarnation(request.client_id());
+    registration.waits_for_all = true;
+    registration.own_timeout = absl::Milliseconds(request.timeout_milliseconds());
+    registration.facts.service = "drs";
+    registration.facts.observed_address = context.server->peer();
+    return Park(context, [&](Coordinator& coordinator, ParkedCall* call) -> WaitId {
+      if (!coordinator.jobs().Contains(registration.task)) {
+        call->Finish(ToGrpcStatus(absl::FailedPreconditionError(
+            absl::StrCat("node id ", request.node_id(), " is not one of 0 to ",
+                         coordinator.jobs().size() - 1))));
+        return kNoWait;
+      }
+      const Task& task = coordinator.membership().task(registration.task);
+      // These clients send a new client id with every attempt; one that is connected stays so.
+      if (task.state != TaskState::kDisconnected) {
+        call->Finish(ToGrpcStatus(absl::AbortedError(absl::StrCat(
+            "the cluster is not initializing: node ", request.node_id(),
+            task.state == TaskState::kConnected ? " is connected already" : " has failed"))));
+        return kNoWait;
+      }
+      edge_.NoteCaller(registration.facts.observed_address, registration.task);
+      return coordinator.RegisterTask(
+          std::move(registration), [call, &edge = edge_](absl::Status status) {
+            if (absl::IsAlreadyExists(status)) {
+              status = absl::AbortedError(absl::StrCat("Duplicate node ID: ", status.message()));
+            }
+            if (!status.ok()) return call->Finish(ToGrpcStatus(AsRuntimeError(status)));
+            ::xla::ConnectResponse response;
+            response.set_session_id(edge.strand().Run([](Coordinator& c) { return SessionId(c); }));
+            call->Reply(response);
+          });
+    });
+  }
+
+  Reactor* EnumerateDevices(const UnaryContext& context,
+                            const ::xla::EnumerateDevicesRequest& request) {
+    absl::StatusOr<LocalTopology> local = FromXlaTopology(request.local_topology());
+    if (absl::Status status = CheckSession(request.session_id()); !status.ok()) {
+      return context.Fail(ToGrpcStatus(status));
+    }
+    if (!local.ok()) return context.Fail(ToGrpcStatus(local.status()));
+    const int32_t node = local->node_id;
+    const bool legacy = IsLegacyXlaTopology(request.local_topology());
+    const auto [is_member, epoch] = edge_.strand().Run([&](Coordinator& coordinator) {
+      return std::make_pair(coordinator.jobs().Contains(TaskId(node)), coordinator.epoch());
+    });
+    if (is_member) RememberLocal(node, epoch, request.local_topology());
+    return Park(context, [&](Coordinator& coordinator, ParkedCall* call) {
+      return coordinator.EnumerateDevices(
+          TaskId(node), *std::move(local), kEnumerateTimeout,
+          [this, call, legacy](absl::StatusOr<TopologyExchange::Result> result) {
+            if (!result.ok()) return call->Finish(ToGrpcStatus(result.status()));
+            ::xla::EnumerateDevicesResponse response;
+            const absl::StatusOr<std::string> global = Globalize(**result, legacy);
+            if (!global.ok()) return call->Finish(ToGrpcStatus(global.status()));
+            response.set_global_topology(*global);
+            call->Reply(response);
+          });
+    });
+  }
+
+  // What a node said in XLA's own words, so that nothing it said is lost in translation.
+  // The latest counts: after a restart it may be another.
+  void RememberLocal(int32_t node, int64_t epoch, const std::string& bytes)
+      ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    if (epoch != locals_epoch_) locals_.clear();
+    locals_epoch_ = epoch;
+    locals_[node] = bytes;
+  }
+
+  absl::StatusOr<std::string> Globalize(const SharedTopology& shared, bool legacy)
+      ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    std::vector<std::string> locals;
+    for (const LocalTopology& node : shared.topology.nodes()) {
+      const auto told = locals_.find(node.node_id);
+      locals.push_back(told != locals_.end() ? told->second : ToXlaTopology(node));
+    }
+    return MergeXlaTopologies(locals, legacy);
+  }
+
+  Reactor* Heartbeat(const UnaryContext& context, const ::xla::HeartbeatRequest& request) {
+    const absl::Status status = edge_.strand().Run([&](Coordinator& coordinator) -> absl::Status {
+      if (absl::Status session = CheckSession(coordinator, request.session_id()); !session.ok()) {
+        return session;
+      }
+      const TaskId task(request.node_id());
+      if (!coordinator.jobs().Contains(task)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("node id ", request.node_id(), " is not in the cluster"));
+      }
+      return coordinator.Heartbeat(task, coordinator.membership().task(task).incarnation);
+    });
+    if (!status.ok()) return context.Fail(ToGrpcStatus(AsRuntimeError(status)));
+    return context.Reply(::xla::HeartbeatResponse());
+  }
+
+  // These clients do not say who they are when they shut down: the connection tells.
+  Reactor* Shutdown(const UnaryContext& context, const ::xla::ShutdownRequest& request) {
+    const TaskId caller = edge_.CallerAt(context.server->peer());
+    return Park(context, [&](Coordinator& coordinator, ParkedCall* call) -> WaitId {
+      absl::Status status = CheckSession(coordinator, request.session_id());
+      if (status.ok() && caller == kNoTask) {
+        status = absl::FailedPreconditionError(
+            "this connection has not connected a node, so there is none to shut down");
+      }
+      if (!status.ok()) {
+        call->Finish(ToGrpcStatus(status));
+        return kNoWait;
+      }
+      return coordinator.ShutdownTask(caller, [call](absl::Status status) {
+        if (status.ok()) return call->Reply(::xla::ShutdownResponse());
+        // A barrier that ran out is DEADLINE_EXCEEDED here, any other failure ABORTED.
+        if (!GetMissingTasks(status).empty()) {
+          status = absl::DeadlineExceededError(status.message());
+        }
+        call->Finish(ToGrpcStatus(AsRuntimeError(status)));
+      });
+    });
+  }
+
+  Reactor* KeyValueGet(const UnaryContext& context, const ::xla::KeyValueGetRequest& request) {
+    if (absl::Status status = CheckSession(request.session_id()); !status.ok()) {
+      return context.Fail(ToGrpcStatus(status));
+    }
+    const TaskId caller = edge_.CallerAt(context.server->peer());
+    return Park(context, [&](Coordinator& coordinator, ParkedCall* call) {
+      return coordinator.GetKeys(
+          {request.key()}, caller, absl::Milliseconds(request.timeout_milliseconds()),
+          [call, key = request.key()](absl::StatusOr<std::vector<StoreEntry>> found) {
+            if (absl::IsDeadlineExceeded(found.status())) found = absl::NotFoundError(key);
+            if (!found.ok()) return call->Finish(ToGrpcStatus(found.status()));
+            // `found` stays false, as these clients have always seen it.
+            ::xla::KeyValueGetResponse response;
+            response.set_value(*found->front().value);
+            call->Reply(response);
+          });
+    });
+  }
+
+  Reactor* KeyValueSet(const UnaryContext& context, const ::xla::KeyValueSetRequest& request) {
+    const absl::Status status = edge_.strand().Run([&](Coordinator& coordinator) -> absl::Status {
+      if (absl::Status session = CheckSession(coordinator, request.session_id()); !session.ok()) {
+        return session;
+      }
+      return coordinator.store().Put(request.key(), request.value(), /*overwrite=*/true).status();
+    });
+    if (!status.ok()) return context.Fail(ToGrpcStatus(status));
+    return context.Reply(::xla::KeyValueSetResponse());
+  }
+
+  Reactor* WaitAtBarrier(const UnaryContext& context, const ::xla::WaitAtBarrierRequest& request) {
+    return Park(context, [&](Coordinator& coordinator, ParkedCall* call) -> WaitId {
+      absl::Status status = CheckSession(coordinator, request.session_id());
+      if (status.ok() && coordinator.barriers().IsOver(request.barrier_id())) {
+        status = absl::FailedPreconditionError(
+            "Calling WaitAtBarrier with the same id across barriers is not allowed. Please use "
+            "unique barrier ids across barriers.");
+      }
+      if (!status.ok()) {
+        call->Finish(ToGrpcStatus(status));
+        return kNoWait;
+      }
+      return coordinator.Barrier({.id = request.barrier_id(),
+                                  .timeout = absl::Milliseconds(request.timeout_milliseconds()),
+                                  .caller = TaskId(request.node_id())},
+                                 [call](const BarrierResult& result) {
+                                   if (result.status.ok()) {
+                                     call->Reply(::xla::WaitAtBarrierResponse());
+                                   } else {
+                                     call->Finish(ToGrpcStatus(AsRuntimeError(result.status)));
+                                   }
+                                 });
+    });
+  }
+
+  Edge& edge_;
+  absl::Mutex mu_;
+  absl::flat_hash_map<int32_t, std::string> locals_ ABSL_GUARDED_BY(mu_);
+  // The job that they are from.
+  int64_t locals_epoch_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeRuntimeService(Edge& edge) {
+  return std::make_unique<RuntimeService>(edge);
+}
+
+}  // namespace ferry::coord

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// CoordinatorServer: a coordinator with all its services on one port.
+#ifndef FERRY_COORD_GRPC_SERVER_H_
+#define FERRY_COORD_GRPC_SERVER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <grpcpp/impl/codegen/service_type.h>
+#include <grpcpp/server.h>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+#include "coord/device_info_proto.h"
+#include "coord/grpc_call.h"
+#include "coord/grpc_control_service.h"
+#include "coord/options.h"
+#include "coord/strand.h"
+
+namespace ferry::coord {
+
+struct ServerOptions {
+  // HOST:PORT; port 0 takes a free one. "[::]:PORT" listens on every address of both families.
+  std::string listen = "[::]:0";
+  CoordinatorOptions coordinator;
+  // A connection that is idle for this long is probed, and dropped when the probe is not answered
+  // within keepalive_timeout. NATs and load balancers forget idle connections after minutes.
+  absl::Duration keepalive_time = absl::Seconds(30);
+  absl::Duration keepalive_timeout = absl::Seconds(20);
+  // How long Stop lets answers that are on their way go out.
+  absl::Duration stop_grace = absl::Seconds(2);
+};
+
+// Thread-safe. Serves xla.DistributedRuntimeService, tensorflow.CoordinationService,
+// xla.coordination.CoordinationService, ferry.v1.Control, gRPC health checking and reflection, all
+// over one Coordinator. Threads: gRPC's own, and the strand's timer.
+class CoordinatorServer final {
+ public:
+  // Listens when it returns.
+  //   Errors: INVALID_ARGUMENT for the options; UNAVAILABLE when the address cannot be bound.
+  static absl::StatusOr<std::unique_ptr<CoordinatorServer>> Create(ServerOptions options);
+  ~CoordinatorServer();
+
+  CoordinatorServer(const CoordinatorServer&) = delete;
+  CoordinatorServer& operator=(const CoordinatorServer&) = delete;
+
+  // The port it listens on, and the address with that port.
+  int port() const { return port_; }
+  const std::string& address() const { return address_; }
+
+  Strand& strand() { return strand_; }
+  Edge& edge() { return edge_; }
+
+  // Ends parked calls as docs/protocols.md says, then closes the port. Blocks for at most about
+  // stop_grace. A second call does nothing.
+  void Stop();
+
+ private:
+  CoordinatorServer(std::unique_ptr<Coordinator> coordinator, absl::Duration stop_grace);
+
+  const absl::Duration stop_grace_;
+  Strand strand_;
+  Edge edge_;
+  DeviceInfoMerger devices_;
+  ControlSessions sessions_;
+  std::vector<std::unique_ptr<grpc::Service>> services_;
+  std::unique_ptr<grpc::Server> server_;
+  int port_ = 0;
+  std::string address_;
+};
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_GRPC_SERVER_H_

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// States of tasks and their heartbeats.
+#include "coord/membership.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ferry::coord {
+
+void Membership::SetState(Task& task, TaskState state) {
+  connected_count_ -= task.state == TaskState::kConnected;
+  error_count_ -= task.state == TaskState::kError;
+  task.state = state;
+  connected_count_ += state == TaskState::kConnected;
+  error_count_ += state == TaskState::kError;
+  ++version_;
+}
+
+void Membership::Connect(TaskId id, Incarnation incarnation, absl::Time now) {
+  Task& task = tasks_[id.value()];
+  task.incarnation = incarnation;
+  task.status = absl::OkStatus();
+  SetState(task, TaskState::kConnected);
+  Touch(id, now);
+  // A check left from an earlier life finds that it came too early and moves itself.
+  checks_.emplace(now + heartbeat_timeout_, id);
+}
+
+void Membership::SetError(TaskId id, absl::Status why) {
+  Task& task = tasks_[id.value()];
+  task.status = std::move(why);
+  SetState(task, TaskState::kError);
+}
+
+void Membership::Disconnect(TaskId id, absl::Time now) {
+  Task& task = tasks_[id.value()];
+  task.status = absl::OkStatus();
+  task.grace_end = now + heartbeat_timeout_;
+  last_sign_of_life_ = std::max(last_sign_of_life_, now);
+  SetState(task, TaskState::kDisconnected);
+}
+
+void Membership::Touch(TaskId id, absl::Time now) {
+  // Also from a task in error: somebody of this job is still there.
+  last_sign_of_life_ = std::max(last_sign_of_life_, now);
+  Task& task = tasks_[id.value()];
+  if (task.state == TaskState::kConnected) task.last_heartbeat = now;
+}
+
+void Membership::SetFacts(TaskId id, TaskFacts facts, bool recoverable) {
+  tasks_[id.value()].facts = std::move(facts);
+  tasks_[id.value()].recoverable = recoverable;
+}
+
+std::vector<TaskId> Membership::TakeSilent(absl::Time now) {
+  std::vector<TaskId> silent;
+  std::vector<std::pair<absl::Time, TaskId>> again;
+  while (!checks_.empty() && checks_.begin()->first <= now) {
+    const TaskId id = checks_.begin()->second;
+    checks_.erase(checks_.begin());
+    const Task& task = tasks_[id.value()];
+    if (task.state != TaskState::kConnected) continue;
+    const absl::Time runs_out = task.last_heartbeat + heartbeat_timeout_;
+    if (runs_out <= now) {
+      silent.push_back(id);
+    } else {
+      again.emplace_back(runs_out, id);
+    }
+  }
+  checks_.insert(again.begin(), again.end());
+  std::sort(silent.begin(), silent.end());
+  silent.erase(std::unique(silent.begin(), silent.end()), silent.end());
+  return silent;
+}
+
+absl::Time Membership::NextDeadline() const {
+  return checks_.empty() ? absl::InfiniteFuture() : checks_.begin()->first;
+}
+
+std::vector<TaskInfo> Membership::Snapshot() const {
+  std::vector<TaskInfo> infos;
+  infos.reserve(tasks_.size());
+  for (int i = 0; i < size(); ++i) {
+    const Task& task = tasks_[i];
+    infos.push_back({TaskId(i), task.state, task.incarnation, task.status});
+  }
+  return infos;
+}
+
+void Membership::Reset() {
+  for (Task& task : tasks_) {
+    SetState(task, TaskState::kDisconnected);
+    task = Task{};
+  }
+  checks_.clear();
+}
+
+}  // namespace ferry::coord

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// Membership: which task is in which state, in which life, and when it was last heard of.
+#ifndef FERRY_COORD_MEMBERSHIP_H_
+#define FERRY_COORD_MEMBERSHIP_H_
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "absl/container/btree_set.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+#include "coord/jobs.h"
+#include "coord/types.h"
+
+namespace ferry::coord {
+
+struct Task {
+  TaskState state = TaskState::kDisconnected;
+  Incarnation incarnation;
+  absl::Status status;
+  // It alone may come back; the whole job can also be recoverable (CoordinatorOptions).
+  bool recoverable = false;
+  TaskFacts facts;
+  uint64_t progress = 0;
+  // InfinitePast before the first registration.
+  absl::Time last_heartbeat = absl::InfinitePast();
+  // While disconnected: until then its heartbeats and polls are still welcome.
+  absl::Time grace_end = absl::InfinitePast();
+};
+
+// Not thread-safe: part of a Coordinator. Only records: what a change means for the others is the
+// Coordinator's concern. Every change of a state makes the version grow.
+class Membership final {
+ public:
+  Membership(const Jobs& jobs, absl::Duration heartbeat_timeout)
+      : jobs_(jobs), heartbeat_timeout_(heartbeat_timeout), tasks_(jobs.size()) {}
+
+  const Jobs& jobs() const { return jobs_; }
+  int size() const { return static_cast<int>(tasks_.size()); }
+  // REQUIRES: jobs().Contains(task).
+  const Task& task(TaskId task) const { return tasks_[task.value()]; }
+  int64_t version() const { return version_; }
+  int connected_count() const { return connected_count_; }
+  int error_count() const { return error_count_; }
+
+  void Connect(TaskId task, Incarnation incarnation, absl::Time now);
+  void SetError(TaskId task, absl::Status why);
+  // Leaves it welcome for another heartbeat timeout.
+  void Disconnect(TaskId task, absl::Time now);
+
+  // A sign of life. Silent for tasks that are not connected.
+  void Touch(TaskId task, absl::Time now);
+  void SetFacts(TaskId task, TaskFacts facts, bool recoverable);
+  void SetProgress(TaskId task, uint64_t progress) { tasks_[task.value()].progress = progress; }
+
+  // Connected tasks that have been silent for over the heartbeat timeout; each is looked at again
+  // when it could next have run out.
+  std::vector<TaskId> TakeSilent(absl::Time now);
+  absl::Time NextDeadline() const;
+  // The last sign of life of anyone.
+  absl::Time last_sign_of_life() const { return last_sign_of_life_; }
+
+  std::vector<TaskInfo> Snapshot() const;
+  // Everyone disconnected and unknown again, as a new job finds it.
+  void Reset();
+
+ private:
+  void SetState(Task& task, TaskState state);
+
+  // Constant after construction.
+  const Jobs& jobs_;
+  const absl::Duration heartbeat_timeout_;
+
+  std::vector<Task> tasks_;
+  // When to look at a connected task again: at or before its heartbeat runs out.
+  absl::btree_set<std::pair<absl::Time, TaskId>> checks_;
+  int64_t version_ = 0;
+  int connected_count_ = 0;
+  int error_count_ = 0;
+  absl::Time last_sign_of_life_ = absl::InfinitePast();
+};
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_MEMBERSHIP_H_

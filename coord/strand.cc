@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// The lock, the timer and the queue of completions.
+#include "coord/strand.h"
+
+#include <iterator>
+
+namespace ferry::coord {
+
+Strand::Strand(std::unique_ptr<Coordinator> coordinator)
+    : coordinator_(std::move(coordinator)), timer_thread_("ferry-timer", [this] { KeepTime(); }) {}
+
+Strand::~Strand() {
+  {
+    absl::MutexLock lock(&mu_);
+    is_closing_ = true;
+    timer_moved_.Signal();
+  }
+  timer_thread_.Join();
+}
+
+void Strand::FinishRunAndUnlock() {
+  std::vector<Completion> fresh = coordinator_->TakeCompletions();
+  due_.insert(due_.end(), std::make_move_iterator(fresh.begin()),
+              std::make_move_iterator(fresh.end()));
+  if (coordinator_->NextDeadline() < timer_) timer_moved_.Signal();
+  if (is_draining_) {
+    mu_.Unlock();
+    return;
+  }
+  is_draining_ = true;
+  while (!due_.empty()) {
+    std::vector<Completion> batch = std::exchange(due_, {});
+    mu_.Unlock();
+    for (Completion& completion : batch) std::move(completion)();
+    batch.clear();
+    mu_.Lock();
+  }
+  is_draining_ = false;
+  mu_.Unlock();
+}
+
+void Strand::KeepTime() {
+  mu_.Lock();
+  while (!is_closing_) {
+    timer_ = coordinator_->NextDeadline();
+    // The coordinator's clock may be any; what counts here is how far off the deadline is.
+    const absl::Duration left = timer_ - SteadyClock().Now();
+    if (timer_ == absl::InfiniteFuture()) {
+      timer_moved_.Wait(&mu_);
+    } else if (left > absl::ZeroDuration()) {
+      timer_moved_.WaitWithTimeout(&mu_, left);
+    } else {
+      timer_ = absl::InfinitePast();
+      coordinator_->Advance();
+      FinishRunAndUnlock();
+      mu_.Lock();
+    }
+  }
+  mu_.Unlock();
+}
+
+}  // namespace ferry::coord

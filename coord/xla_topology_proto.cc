@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reading and writing XLA's topology messages.
+#include "coord/xla_topology_proto.h"
+
+#include <algorithm>
+#include <cctype>
+#include <map>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+#include "base/status_macros.h"
+#include "proto/xla_topology.pb.h"
+
+namespace ferry::coord {
+namespace {
+
+bool Parse(absl::string_view bytes, google::protobuf::MessageLite& message) {
+  return message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()));
+}
+
+// In the newer numbering, whichever `bytes` are in.
+absl::StatusOr<xla::LocalTopology> Read(absl::string_view bytes) {
+  xla::LocalTopology local;
+  if (IsLegacyXlaTopology(bytes)) {
+    xla::LegacyLocalTopology legacy;
+    if (Parse(bytes, legacy)) {
+      local.set_process_id(legacy.node_id());
+      local.mutable_devices()->Swap(legacy.mutable_devices());
+      return local;
+    }
+  } else if (Parse(bytes, local)) {
+    return local;
+  }
+  return absl::InvalidArgumentError("the local topology cannot be parsed");
+}
+
+bool IsGpu(const xla::DeviceProto& device) {
+  return !device.compute_capability().empty() ||
+         absl::StrContains(absl::AsciiStrToLower(device.vendor()), "nvidia");
+}
+
+}  // namespace
+
+bool IsLegacyXlaTopology(absl::string_view bytes) {
+  // Read by the newer numbering, a legacy message has no devices, and at the boot id the last of
+  // its devices, which begins with a control character (a field tag) or is empty; a boot id is
+  // text.
+  xla::LocalTopology local;
+  xla::LegacyLocalTopology legacy;
+  if (!Parse(bytes, legacy)) return false;
+  if (legacy.devices().empty()) return false;
+  if (!Parse(bytes, local)) return true;
+  if (!local.devices().empty()) return false;
+  return local.boot_id().empty() || std::iscntrl(static_cast<unsigned char>(local.boot_id()[0]));
+}
+
+absl::StatusOr<LocalTopology> FromXlaTopology(absl::string_view bytes) {
+  FERRY_ASSIGN_OR_RETURN(const xla::LocalTopology local, Read(bytes));
+  LocalTopology out;
+  out.node_id = local.process_id();
+  out.boot_id = local.boot_id();
+  if (local.has_partition_index()) out.partition_index = local.partition_index();
+  // XLA's ordinals may repeat or jump; ours count within a kind.
+  std::map<DeviceKind, int> next_ordinal;
+  for (const xla::DeviceProto& device : local.devices()) {
+    Device& added = out.devices.emplace_back();
+    added.kind = IsGpu(device) ? DeviceKind::kGpu : DeviceKind::kHost;
+    added.ordinal = next_ordinal[added.kind]++;
+    added.name = device.name();
+    added.vendor = device.vendor();
+    added.core_count = std::max(device.core_count(), 0);
+    added.memory_bytes =
+        static_cast<uint64_t>(std::max<int64_t>(device.device_memory_bytes_limit(), 0));
+    added.fabric_uuid = device.fabric_uuid();
+    const std::vector<std::string> capability = absl::StrSplit(device.compute_capability(), '.');
+    if (capability.size() == 2) {
+      int major = 0;
+      int minor = 0;
+      if (absl::SimpleAtoi(capability[0], &major) && absl::SimpleAtoi(capability[1], &minor)) {
+        added.compute_major = major;
+        added.compute_minor = minor;
+      }
+    }
+  }
+  return out;
+}
+
+std::string ToXlaTopology(const LocalTopology& local) {
+  xla::LocalTopology out;
+  out.set_process_id(local.node_id);
+  out.set_boot_id(local.boot_id);
+  if (local.partition_index.has_value()) out.set_partition_index(*local.partition_index);
+  for (const Device& device : local.devices) {
+    xla::DeviceProto& added = *out.add_devices();
+    added.set_local_device_ordinal(device.ordinal);
+    added.set_name(device.name);
+    added.set_vendor(device.vendor);
+    added.set_core_count(device.core_count);
+    added.set_fabric_uuid(device.fabric_uuid);
+    if (device.compute_major > 0) {
+      added.set_compute_capability(absl::StrCat(device.compute_major, ".", device.compute_minor));
+    }
+  }
+  return out.SerializeAsString();
+}
+
+absl::StatusOr<std::string> MergeXlaTopologies(const std::vector<std::string>& locals,
+                                               bool legacy) {
+  xla::GlobalTopology global;
+  int32_t next_id = 0;
+  for (size_t node = 0; node < locals.size(); ++node) {
+    FERRY_ASSIGN_OR_RETURN(xla::LocalTopology local, Read(locals[node]));
+    local.set_process_id(static_cast<int32_t>(node));
+    for (xla::DeviceProto& device : *local.mutable_devices())
+      device.set_global_device_id(next_id++);
+    *global.add_processes() = std::move(local);
+  }
+  if (!legacy) return global.SerializeAsString();
+  xla::LegacyGlobalTopology old;
+  for (xla::LocalTopology& local : *global.mutable_processes()) {
+    xla::LegacyLocalTopology& node = *old.add_nodes();
+    node.set_node_id(local.process_id());
+    node.mutable_devices()->Swap(local.mutable_devices());
+  }
+  return old.SerializeAsString();
+}
+
+}  // namespace ferry::coord
