@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/text.h"
@@ -98,6 +99,7 @@ WaitId Barriers::Arrive(BarrierArrival arrival, absl::Time now, DoneCallback don
     }
     found = barriers_.emplace(arrival.id, Barrier{}).first;
     found->second.participants = arrival.tasks;
+    found->second.one_shot = arrival.one_shot;
     Open(found->second, arrival, now);
   } else if (Barrier& barrier = found->second; barrier.is_over) {
     if (restarted) arrival.counter = barrier.counter + 1;
@@ -194,7 +196,10 @@ void Barriers::Finish(const std::string& id, Barrier& barrier, absl::Status resu
     Answer(std::move(slot.done), barrier.result, barrier.counter);
   }
   barrier.arrivals.clear();
-  finished_.emplace_back(id, barrier.counter);
+  if (barrier.one_shot) return;
+  finished_.erase(barrier.finish);
+  barrier.finish = ++last_finish_;
+  finished_.emplace(barrier.finish, id);
   ForgetOldResults();
 }
 
@@ -202,12 +207,15 @@ void Barriers::Finish(const std::string& id, Barrier& barrier, absl::Status resu
 // may go on using their reference to it.
 void Barriers::ForgetOldResults() {
   while (finished_.size() > std::max<size_t>(options_.max_finished_barriers, 1)) {
-    const auto [id, counter] = std::move(finished_.front());
-    finished_.pop_front();
-    const auto found = barriers_.find(id);
-    if (found != barriers_.end() && found->second.is_over && found->second.counter == counter) {
+    const auto oldest = finished_.begin();
+    const auto found = barriers_.find(oldest->second);
+    // One that is open again is remembered for its present use.
+    if (found->second.is_over) {
       barriers_.erase(found);
+    } else {
+      found->second.finish = 0;
     }
+    finished_.erase(oldest);
   }
 }
 
@@ -253,6 +261,7 @@ void Barriers::RemoveArrival(const std::string& id, TaskId task) {
   // Nobody is there any more: as if this use had not begun.
   open_by_deadline_.erase({barrier.deadline, id});
   if (barrier.counter == 0) {
+    finished_.erase(barrier.finish);
     barriers_.erase(found);
   } else {
     --barrier.counter;
@@ -329,11 +338,12 @@ absl::Status Barriers::TimedOut(const std::string& id, const Barrier& barrier,
   const std::vector<TaskId> missing = Missing(barrier);
   const Jobs& jobs = membership_.jobs();
   return WithMissingTasks(
-      absl::DeadlineExceededError(
-          absl::StrCat("Barrier timed out. Id: ", Quoted(id, 80), "::", barrier.counter, ". After ",
-                       ShortDuration(now - barrier.first_arrival), " ", barrier.arrivals.size(),
-                       "/", ParticipantCount(barrier), " tasks had reached it, the first ",
-                       jobs.Name(barrier.first), ". Missing tasks: ", jobs.Ranges(missing))),
+      absl::DeadlineExceededError(absl::StrCat(
+          "Barrier timed out. Id: ", absl::CEscape(absl::string_view(id).substr(0, 200)),
+          "::", barrier.counter, ". After ", ShortDuration(now - barrier.first_arrival), " ",
+          barrier.arrivals.size(), "/", ParticipantCount(barrier),
+          " tasks had reached it, the first ", jobs.Name(barrier.first),
+          ". Missing tasks: ", jobs.Ranges(missing))),
       jobs.Ranges(missing));
 }
 

@@ -4,7 +4,6 @@
 #define FERRY_COORD_BARRIERS_H_
 
 #include <cstdint>
-#include <deque>
 #include <string>
 #include <utility>
 #include <vector>
@@ -109,6 +108,9 @@ class Barriers final {
   struct Barrier {
     int64_t counter = 0;
     bool is_over = false;
+    bool one_shot = false;
+    // Its key in finished_; 0: it is not there.
+    uint64_t finish = 0;
     absl::Status result;
     // Sorted; empty means everyone.
     std::vector<TaskId> participants;
@@ -143,8 +145,10 @@ class Barriers final {
   absl::flat_hash_map<WaitId, std::pair<std::string, TaskId>> waits_;
   // Every open barrier, InfiniteFuture included.
   absl::btree_set<std::pair<absl::Time, std::string>> open_by_deadline_;
-  // Finished barriers, oldest first; an id may stand here for an older use.
-  std::deque<std::pair<std::string, int64_t>> finished_;
+  // Finished barriers by the order of their last use; those that serve once are not among them, for
+  // their results are never forgotten.
+  absl::btree_map<uint64_t, std::string> finished_;
+  uint64_t last_finish_ = 0;
 };
 
 }  // namespace ferry::coord

@@ -84,7 +84,7 @@ WaitId Coordinator::PollForError(TaskId id, StatusCallback done) {
 WaitId Coordinator::WatchTasks(int64_t version, TaskId caller, TableCallback done) {
   absl::StatusOr<TaskTable> answer = TaskTable{membership_.Snapshot(), membership_.version()};
   if (is_stopped_) {
-    answer = TaskTable{{}, -1};
+    answer = CheckRunning();
   } else if (version > membership_.version()) {
     answer = CoordinationError(absl::InvalidArgumentError(
         absl::StrCat("version ", version, " of the task table has not been yet; it is at ",

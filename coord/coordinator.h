@@ -190,6 +190,9 @@ class Coordinator final {
   // Becomes a connected member in this life.
   void Connect(const Registration& registration);
   WaitId JoinRegisterBarrier(Registration registration, StatusCallback done);
+  BarrierArrival RegisterArrival(TaskId task) const;
+  // For tasks that wait for all while this one does not.
+  void ArriveWithoutWaiting(TaskId task);
   // Takes the task out of joining_; its wait at the barrier is the caller's concern.
   void StopJoining(TaskId task);
   absl::Status Disconnect(TaskId task, const absl::Status& why);

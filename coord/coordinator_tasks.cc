@@ -64,6 +64,7 @@ WaitId Coordinator::RegisterTask(Registration registration, StatusCallback done)
   }
   if (!options_.register_barrier && !registration.waits_for_all) {
     Connect(registration);
+    ArriveWithoutWaiting(id);
     Settle();
     return Answer(std::move(done), absl::OkStatus());
   }
@@ -73,21 +74,18 @@ WaitId Coordinator::RegisterTask(Registration registration, StatusCallback done)
 WaitId Coordinator::JoinRegisterBarrier(Registration registration, StatusCallback done) {
   const TaskId id = registration.task;
   const absl::Time now = Now();
-  // The barrier cancels an earlier call of the same task. ABORTED would make that client try again
-  // and evict its successor, so it hears ALREADY_EXISTS.
+  membership_.NoteSignOfLife(now);
+  if (const auto earlier = joining_.find(id); earlier != joining_.end()) {
+    // ABORTED would make that client try again and evict its successor.
+    barriers_.Cancel(earlier->second.wait,
+                     absl::AlreadyExistsError(
+                         absl::StrCat("this registration of ", jobs_.Name(id),
+                                      " was superseded by a request from a newer incarnation")),
+                     /*withdraw=*/false);
+  }
   const WaitId wait = barriers_.Arrive(
-      {.id = std::string(RegisterBarrierId()),
-       .timeout = options_.register_timeout,
-       .caller = id,
-       .one_shot = true},
-      now, [done = std::move(done)](const BarrierResult& result) mutable {
-        if (absl::IsCancelled(result.status)) {
-          std::move(done)(CoordinationError(absl::AlreadyExistsError(absl::StrCat(
-              "this registration was superseded by a request from a newer incarnation: ",
-              result.status.message()))));
-        } else {
-          std::move(done)(result.status);
-        }
+      RegisterArrival(id), now, [done = std::move(done)](const BarrierResult& result) mutable {
+        std::move(done)(result.status);
       });
   const absl::Time deadline = now + registration.own_timeout;
   StopJoining(id);
@@ -95,6 +93,20 @@ WaitId Coordinator::JoinRegisterBarrier(Registration registration, StatusCallbac
   joining_[id] = Joining{std::move(registration), wait, now, deadline};
   Settle();
   return wait;
+}
+
+BarrierArrival Coordinator::RegisterArrival(TaskId id) const {
+  return {
+      .id = std::string(RegisterBarrierId()),
+      .timeout = options_.register_barrier ? options_.register_timeout : absl::InfiniteDuration(),
+      .caller = id,
+      .one_shot = true};
+}
+
+void Coordinator::ArriveWithoutWaiting(TaskId id) {
+  if (barriers_.IsOver(RegisterBarrierId())) return;
+  const WaitId wait = barriers_.Arrive(RegisterArrival(id), Now(), [](const BarrierResult&) {});
+  if (wait != kNoWait) barriers_.Cancel(wait, absl::OkStatus(), /*withdraw=*/false);
 }
 
 void Coordinator::StopJoining(TaskId id) {

@@ -79,18 +79,25 @@ std::string Jobs::Name(TaskId task) const {
 }
 
 std::string Jobs::Ranges(absl::Span<const TaskId> tasks) const {
+  constexpr size_t kMaxBytes = 1024;
   std::string text;
   int first = 0;
+  size_t told = 0;
   for (const JobSpec& spec : specs_) {
     std::vector<int> numbers;
-    for (TaskId task : tasks) {
+    for (const TaskId task : tasks) {
       const int number = task.value() - first;
       if (number >= 0 && number < spec.tasks) numbers.push_back(number);
     }
     first += spec.tasks;
     if (numbers.empty()) continue;
+    if (text.size() >= kMaxBytes) {
+      absl::StrAppend(&text, "; and ", tasks.size() - told, " more");
+      return text;
+    }
     if (specs_.size() > 1) absl::StrAppend(&text, text.empty() ? "" : "; ", spec.name, " ");
-    absl::StrAppend(&text, FormatRanges(numbers, 1024 / specs_.size()));
+    absl::StrAppend(&text, FormatRanges(numbers, kMaxBytes - std::min(kMaxBytes, text.size())));
+    told += numbers.size();
   }
   return text;
 }

@@ -36,13 +36,13 @@ void Membership::Disconnect(TaskId id, absl::Time now) {
   Task& task = tasks_[id.value()];
   task.status = absl::OkStatus();
   task.grace_end = now + heartbeat_timeout_;
-  last_sign_of_life_ = std::max(last_sign_of_life_, now);
+  NoteSignOfLife(now);
   SetState(task, TaskState::kDisconnected);
 }
 
 void Membership::Touch(TaskId id, absl::Time now) {
   // Also from a task in error: somebody of this job is still there.
-  last_sign_of_life_ = std::max(last_sign_of_life_, now);
+  NoteSignOfLife(now);
   Task& task = tasks_[id.value()];
   if (task.state == TaskState::kConnected) task.last_heartbeat = now;
 }

@@ -3,6 +3,7 @@
 #ifndef FERRY_COORD_MEMBERSHIP_H_
 #define FERRY_COORD_MEMBERSHIP_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -52,6 +53,8 @@ class Membership final {
 
   // A sign of life. Silent for tasks that are not connected.
   void Touch(TaskId task, absl::Time now);
+  // Somebody of the job is there, whoever.
+  void NoteSignOfLife(absl::Time now) { last_sign_of_life_ = std::max(last_sign_of_life_, now); }
   void SetFacts(TaskId task, TaskFacts facts, bool recoverable);
   void SetProgress(TaskId task, uint64_t progress) { tasks_[task.value()].progress = progress; }
 

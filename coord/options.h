@@ -33,7 +33,8 @@ struct CoordinatorOptions {
   // Tasks may die and come back without failing the job.
   bool recoverable = false;
   // When every task has left, or the job has failed and nothing was heard of it for a heartbeat
-  // timeout, the next registration begins a new job with an empty store.
+  // timeout, the next registration of another incarnation begins a new job with an empty store.
+  // Only with the register barrier, for without it nobody can tell one job from the next.
   bool reuse = true;
 
   // Limits. Each error that one of them causes names it.

@@ -2,7 +2,7 @@
 // The key-value store.
 #include "coord/store.h"
 
-#include <limits>
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -54,7 +54,8 @@ absl::StatusOr<int64_t> Store::Put(absl::string_view key, std::string value, boo
   if (found != entries_.end() && !overwrite) {
     return absl::AlreadyExistsError(absl::StrCat("key ", key, " already exists."));
   }
-  if (stored_bytes_ + key.size() + value.size() > options_.max_store_bytes) {
+  const size_t freed = found == entries_.end() ? 0 : key.size() + found->second.value->size();
+  if (stored_bytes_ - freed + key.size() + value.size() > options_.max_store_bytes) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the store holds ", stored_bytes_, " bytes; ", key.size() + value.size(),
                      " more are over the limit (--max-store-bytes)"));
@@ -71,19 +72,26 @@ absl::StatusOr<int64_t> Store::Put(absl::string_view key, std::string value, boo
 absl::StatusOr<int64_t> Store::Put(std::vector<std::pair<std::string, std::string>> entries,
                                    bool overwrite) {
   size_t bytes = 0;
+  size_t freed = 0;
+  size_t fresh = 0;
   for (const auto& [key, value] : entries) {
     FERRY_RETURN_IF_ERROR(CheckLimits(key, value.size()));
     bytes += key.size() + value.size();
-    if (!overwrite && entries_.contains(key)) {
-      return absl::AlreadyExistsError(absl::StrCat("key ", key, " already exists."));
+    const auto found = entries_.find(key);
+    if (found == entries_.end()) {
+      ++fresh;
+      continue;
     }
+    if (!overwrite) return absl::AlreadyExistsError(absl::StrCat("key ", key, " already exists."));
+    freed += key.size() + found->second.value->size();
   }
-  if (stored_bytes_ + bytes > options_.max_store_bytes) {
+  // A key that is there twice in one call can be counted as freed twice; never below nothing.
+  if (stored_bytes_ + bytes - std::min(freed, bytes) > options_.max_store_bytes) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the store holds ", stored_bytes_, " bytes; ", bytes,
                      " more are over the limit (--max-store-bytes)"));
   }
-  if (entries_.size() + entries.size() > options_.max_keys) {
+  if (entries_.size() + fresh > options_.max_keys) {
     return absl::ResourceExhaustedError(absl::StrCat("the store holds ", entries_.size(), " keys; ",
                                                      entries.size(),
                                                      " more are over the limit (--max-keys)"));

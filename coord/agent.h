@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// Agent: a process's end of the coordinator; joins a job and speaks for its node.
+#ifndef FERRY_COORD_AGENT_H_
+#define FERRY_COORD_AGENT_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+#include "coord/job_status.h"
+#include "coord/types.h"
+#include "topology/global_topology.h"
+#include "topology/local_topology.h"
+
+namespace ferry::coord {
+
+struct AgentOptions {
+  // HOST:PORT of the coordinator.
+  std::string coordinator;
+  // Which node of the job this process is. Absent: a tool that uses the store and looks around.
+  std::optional<int> node_id;
+  // Tells this life of the process from others; 0 draws one.
+  uint64_t incarnation = 0;
+  std::string host_name;
+  std::string boot_id;
+  // Of the GPUs that this node uses: one machine given to a job twice is noticed.
+  std::vector<std::string> gpu_uuids;
+  // The node may die and come back without failing the job.
+  bool recoverable = false;
+  // How long Connect waits for the coordinator, and then for the other nodes.
+  absl::Duration connect_timeout = absl::Minutes(5);
+  // How long the coordinator may be out of reach before the job is given up. Zero: as long as it
+  // would take the coordinator to give up on this node.
+  absl::Duration lost_timeout = absl::ZeroDuration();
+  // Also listen for tensorflow.CoordinationService/ReportErrorToTask on this HOST:PORT; empty: no.
+  std::string error_listen;
+  // The job has failed, or the coordinator is lost: called at most once, on a thread of the agent.
+  // Calls that wait end by themselves. The process is never ended by the agent.
+  std::function<void(absl::Status)> on_error;
+};
+
+struct KeyValue {
+  std::string key;
+  std::string value;
+  int64_t revision = 0;
+};
+
+struct KeyChange {
+  bool deleted = false;
+  KeyValue entry;
+};
+
+struct CompareAndSetResult {
+  bool was_set = false;
+  // What the key holds now; absent if it does not exist.
+  std::optional<std::string> value;
+};
+
+// A change of this watch's prefix calls its callback until it is destroyed. Outlived by the agent.
+class AgentWatch {
+ public:
+  virtual ~AgentWatch() = default;
+};
+
+// Thread-safe. One connection and one thread ("ferry-agent") for everything. A dropped connection
+// is made again with back-off; requests under way neither fail nor happen twice. Every call ends:
+// timeouts are enforced by the coordinator, which knows who is missing, and some seconds later by
+// the agent. Common errors: DEADLINE_EXCEEDED; UNAVAILABLE the coordinator is out of reach or
+// stopping; ABORTED it has restarted or given up on this node; CANCELLED the agent is being
+// destroyed.
+class Agent final {
+ public:
+  template <typename T>
+  using Callback = absl::AnyInvocable<void(absl::StatusOr<T>) &&>;
+  using StatusCallback = absl::AnyInvocable<void(absl::Status) &&>;
+
+  // Attaches to the coordinator and, with a node_id, joins: returns when every node has.
+  //   Errors: INVALID_ARGUMENT bad address or unknown node; DEADLINE_EXCEEDED naming the nodes that
+  //   did not come, or the address that did not answer; ALREADY_EXISTS the node id is taken;
+  //   ABORTED the job has failed.
+  static absl::StatusOr<std::unique_ptr<Agent>> Connect(AgentOptions options);
+  // Leaves nothing behind: pending calls end CANCELLED. A node that has not called Shutdown or
+  // Leave is missed by the others after the heartbeat timeout.
+  ~Agent();
+
+  Agent(const Agent&) = delete;
+  Agent& operator=(const Agent&) = delete;
+
+  // As the coordinator said when it was reached.
+  int num_nodes() const;
+  const std::string& observed_address() const;
+  uint64_t incarnation() const;
+
+  // --- Store
+  // ---------------------------------------------------------------------------------------
+
+  // Waits until the key is there.
+  absl::StatusOr<std::string> Get(absl::string_view key, absl::Duration timeout);
+  // Waits until all are there; values in the order of `keys`. One message each way.
+  absl::StatusOr<std::vector<std::string>> GetAll(std::vector<std::string> keys,
+                                                  absl::Duration timeout);
+  // NOT_FOUND when the key is not there now.
+  absl::StatusOr<std::string> TryGet(absl::string_view key);
+  // ALREADY_EXISTS when the key is there and not `overwrite`.
+  absl::Status Set(absl::string_view key, absl::string_view value, bool overwrite = false);
+  // All or none.
+  absl::Status SetAll(std::vector<std::pair<std::string, std::string>> entries,
+                      bool overwrite = false);
+  // `subtree`: also everything under key + "/".
+  absl::Status Delete(absl::string_view key, bool subtree = false);
+  // The number after adding. FAILED_PRECONDITION when the key holds no number.
+  absl::StatusOr<int64_t> Increment(absl::string_view key, int64_t increment = 1);
+  // Sets the key if it holds `expected` (nullopt: if it does not exist).
+  absl::StatusOr<CompareAndSetResult> CompareAndSet(absl::string_view key,
+                                                    const std::optional<std::string>& expected,
+                                                    absl::string_view desired);
+  // Entries whose key begins with `prefix`, ordered by key.
+  absl::StatusOr<std::vector<KeyValue>> List(absl::string_view prefix, bool keys_only = false);
+  // `on_change` hears of what is there and then of every change, in order, on one gRPC thread at a
+  // time; it must not block.
+  absl::StatusOr<std::unique_ptr<AgentWatch>> Watch(
+      absl::string_view prefix, std::function<void(const KeyChange&)> on_change);
+
+  // As GetAll and SetAll; `done` runs once, on a thread of the agent or of gRPC, never inside.
+  void GetAllAsync(std::vector<std::string> keys, absl::Duration timeout,
+                   Callback<std::vector<std::string>> done);
+  void SetAllAsync(std::vector<std::pair<std::string, std::string>> entries, bool overwrite,
+                   StatusCallback done);
+
+  // --- The other nodes
+  // -----------------------------------------------------------------------------
+
+  // Waits for `nodes` (empty: everyone, this one included). An id can be used again and again.
+  //   Errors: DEADLINE_EXCEEDED naming all missing nodes; INVALID_ARGUMENT others wait there with
+  //   another list; INTERNAL a node failed or is at another use; FAILED_PRECONDITION this process
+  //   is waiting there already.
+  absl::Status Barrier(absl::string_view id, absl::Duration timeout, std::vector<int> nodes = {});
+  void BarrierAsync(absl::string_view id, absl::Duration timeout, std::vector<int> nodes,
+                    StatusCallback done);
+  // Ends the barrier that this process waits at, with CANCELLED for everyone.
+  //   Errors: FAILED_PRECONDITION when it does not wait there.
+  absl::Status CancelBarrier(absl::string_view id);
+
+  // Nodes of `nodes` (this one among them) that are alive, with their incarnations; waits until
+  // each that is alive has asked.
+  absl::StatusOr<std::vector<std::pair<int, uint64_t>>> AliveNodes(std::vector<int> nodes,
+                                                                   absl::Duration timeout);
+  // Sends this node's devices and waits for everyone's.
+  absl::StatusOr<GlobalTopology> Enumerate(const LocalTopology& local, absl::Duration timeout);
+  // What Enumerate built; NOT_FOUND before that.
+  absl::StatusOr<GlobalTopology> Topology();
+  absl::StatusOr<JobStatus> Status();
+
+  // Shown beside the node in status reports; grows with the work done. Goes with the heartbeats.
+  void SetProgress(uint64_t progress);
+  // Fails the job with this node's error.
+  absl::Status ReportError(const absl::Status& error);
+  // Leaves together with everyone.
+  absl::Status Shutdown();
+  // Leaves at once.
+  absl::Status Leave();
+
+ private:
+  class Impl;
+  explicit Agent(std::unique_ptr<Impl> impl);
+
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_AGENT_H_

@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: Apache-2.0
+// Streams, sending again, heartbeats and deadlines of the agent.
+#include "coord/grpc_agent_link.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <grpcpp/client_context.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/support/channel_arguments.h>
+#include <grpcpp/support/client_callback.h>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/clock.h"
+#include "base/text.h"
+#include "coord/grpc_errors.h"
+
+namespace ferry::coord {
+namespace {
+
+constexpr absl::Duration kFirstBackoff = absl::Milliseconds(20);
+constexpr absl::Duration kLongestBackoff = absl::Seconds(2);
+// The coordinator keeps the deadline and knows who is missing; only if it is gone does the agent
+// answer in its place, this much later.
+constexpr absl::Duration kAnswerMargin = absl::Seconds(5);
+// What has come and is not acknowledged by other traffic is acknowledged by itself.
+constexpr size_t kAckBytes = size_t{1} << 20;
+constexpr size_t kRequestsPerFrame = 256;
+
+// Not worth another try: the coordinator has spoken.
+bool IsFinal(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kAlreadyExists:
+    case absl::StatusCode::kAborted:
+    case absl::StatusCode::kResourceExhausted:
+    case absl::StatusCode::kUnimplemented:
+      return true;
+    default:
+      return false;
+  }
+}
+
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(-1);
+  arguments.SetMaxSendMessageSize(-1);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2'000);
+  // A coordinator is inside the cluster; a proxy in the environment is for the world outside.
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  // A connection of its own, so that agents of one process do not stand in each other's way.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+}  // namespace
+
+// One call of Attach. Owned by gRPC: deletes itself when the call is over.
+class AgentLink::Stream final : public grpc::ClientBidiReactor<v1::ClientFrame, v1::ServerFrame> {
+ public:
+  Stream(AgentLink& link, v1::Control::Stub& stub) : link_(link) {
+    stub.async()->Attach(&context_, this);
+    StartRead(&in_);
+    StartCall();
+  }
+
+  // With the link's lock held; one at a time.
+  void Write(v1::ClientFrame frame) {
+    out_ = std::move(frame);
+    StartWrite(&out_);
+  }
+  void Cancel() { context_.TryCancel(); }
+
+ private:
+  void OnReadDone(bool ok) override {
+    if (!ok) return;  // OnDone follows.
+    link_.OnFrame(*this, in_);
+    in_.Clear();
+    StartRead(&in_);
+  }
+  void OnWriteDone(bool ok) override {
+    if (ok) link_.OnWritten(*this);
+  }
+  void OnDone(const grpc::Status& status) override {
+    link_.OnEnded(*this, FromGrpcStatus(status));
+    delete this;
+  }
+
+  AgentLink& link_;
+  grpc::ClientContext context_;
+  v1::ServerFrame in_;
+  v1::ClientFrame out_;
+};
+
+AgentLink::AgentLink(AgentLinkOptions options)
+    : options_(std::move(options)),
+      stub_(v1::Control::NewStub(MakeChannel(options_.coordinator))),
+      started_(SteadyClock().Now()),
+      last_contact_(started_),
+      next_attempt_(started_),
+      backoff_(kFirstBackoff),
+      random_(static_cast<uint32_t>(absl::ToUnixNanos(started_))),
+      thread_("ferry-agent", [this] { Keep(); }) {}
+
+AgentLink::~AgentLink() {
+  Ready ready;
+  {
+    absl::MutexLock lock(&mu_);
+    is_closing_ = true;
+    LoseLocked(absl::CancelledError("the agent is being closed"), ready);
+    changed_.SignalAll();
+  }
+  for (auto& callback : ready) std::move(callback)();
+  thread_.Join();
+  absl::MutexLock lock(&mu_);
+  while (stream_count_ > 0) changed_.Wait(&mu_);
+}
+
+absl::StatusOr<v1::Welcome> AgentLink::WaitUntilAttached() {
+  absl::MutexLock lock(&mu_);
+  const absl::Time deadline = started_ + options_.connect_timeout;
+  while (!welcome_.has_value() && lost_.ok()) {
+    const absl::Duration left = deadline - SteadyClock().Now();
+    if (left <= absl::ZeroDuration()) {
+      return absl::DeadlineExceededError(OutOfReachLocked(SteadyClock().Now()));
+    }
+    changed_.WaitWithTimeout(&mu_, left);
+  }
+  if (!welcome_.has_value()) return lost_;
+  return *welcome_;
+}
+
+std::string AgentLink::OutOfReachLocked(absl::Time now) const {
+  return absl::StrCat("the coordinator at ", options_.coordinator, " has been out of reach for ",
+                      ShortDuration(now - last_contact_), " (", last_failure_.message(),
+                      "); is it running, and is the address right?");
+}
+
+uint64_t AgentLink::SendLocked(v1::Request request) {
+  request.set_id(++last_request_id_);
+  outgoing_.push_back(std::move(request));
+  WriteLocked();
+  return last_request_id_;
+}
+
+uint64_t AgentLink::Call(v1::Request request, absl::Duration timeout, std::string what,
+                         ReplyCallback done) {
+  absl::MutexLock lock(&mu_);
+  if (!lost_.ok()) {
+    deferred_.push_back([done = std::move(done), why = lost_]() mutable { std::move(done)(why); });
+    changed_.SignalAll();
+    return 0;
+  }
+  const absl::Time now = SteadyClock().Now();
+  const absl::Time deadline = now + timeout + kAnswerMargin;
+  const uint64_t id = last_request_id_ + 1;
+  pending_.emplace(id, Pending{now, deadline, std::move(what), std::move(done)});
+  if (deadlines_.empty() || deadline < deadlines_.begin()->first) changed_.SignalAll();
+  deadlines_.emplace(deadline, id);
+  return SendLocked(std::move(request));
+}
+
+void AgentLink::Defer(absl::AnyInvocable<void() &&> callback) {
+  absl::MutexLock lock(&mu_);
+  deferred_.push_back(std::move(callback));
+  changed_.SignalAll();
+}
+
+uint64_t AgentLink::Subscribe(v1::Request request, EventCallback on_event) {
+  absl::MutexLock lock(&mu_);
+  subscriptions_.emplace(last_request_id_ + 1,
+                         std::make_shared<const EventCallback>(std::move(on_event)));
+  return SendLocked(std::move(request));
+}
+
+void AgentLink::Unsubscribe(uint64_t request_id) {
+  absl::MutexLock lock(&mu_);
+  subscriptions_.erase(request_id);
+  if (!lost_.ok()) return;
+  v1::Request cancel;
+  cancel.mutable_cancel()->set_request_id(request_id);
+  SendLocked(std::move(cancel));
+}
+
+void AgentLink::StartHeartbeats() {
+  absl::MutexLock lock(&mu_);
+  has_heartbeats_ = true;
+  next_heartbeat_ = SteadyClock().Now();
+  changed_.SignalAll();
+}
+
+void AgentLink::StopHeartbeats() {
+  absl::MutexLock lock(&mu_);
+  has_heartbeats_ = false;
+}
+
+void AgentLink::SetProgress(uint64_t progress) {
+  absl::MutexLock lock(&mu_);
+  progress_ = progress;
+}
+
+void AgentLink::WriteLocked() {
+  if (stream_ == nullptr || !is_attached_ || is_writing_) return;
+  const bool owes_ack = unacked_bytes_ >= kAckBytes;
+  if (written_ == outgoing_.size() && !owes_ack) return;
+  v1::ClientFrame frame;
+  frame.set_acked_sequence(received_sequence_);
+  acked_sequence_ = received_sequence_;
+  unacked_bytes_ = 0;
+  size_t bytes = 0;
+  for (size_t n = 0; n < kRequestsPerFrame && bytes < kAckBytes && written_ < outgoing_.size();
+       ++n) {
+    const v1::Request& request = outgoing_[written_++];
+    bytes += request.ByteSizeLong();
+    *frame.add_requests() = request;
+  }
+  is_writing_ = true;
+  // The stream is alive as long as it is stream_; it does not call back from inside.
+  stream_->Write(std::move(frame));
+}
+
+void AgentLink::OnWritten(Stream& stream) {
+  absl::MutexLock lock(&mu_);
+  if (stream_ != &stream) return;
+  is_writing_ = false;
+  WriteLocked();
+}
+
+void AgentLink::AttachLocked() {
+  ++stream_count_;
+  is_attached_ = false;
+  is_writing_ = true;  // The Hello.
+  stream_ = new Stream(*this, *stub_);
+  v1::ClientFrame frame;
+  *frame.mutable_hello() = options_.hello;
+  frame.mutable_hello()->set_session_id(welcome_.has_value() ? welcome_->session_id() : 0);
+  frame.mutable_hello()->set_acked_sequence(received_sequence_);
+  stream_->Write(std::move(frame));
+}
+
+void AgentLink::ForgetArrivedLocked(uint64_t id) {
+  while (!outgoing_.empty() && outgoing_.front().id() <= id) {
+    outgoing_.pop_front();
+    if (written_ > 0) --written_;
+  }
+}
+
+void AgentLink::EndLocked(std::map<uint64_t, Pending>::iterator pending,
+                          absl::StatusOr<v1::Reply> reply, Ready& ready) {
+  deadlines_.erase({pending->second.deadline, pending->first});
+  ready.push_back([done = std::move(pending->second.done), reply = std::move(reply)]() mutable {
+    std::move(done)(std::move(reply));
+  });
+  pending_.erase(pending);
+}
+
+void AgentLink::OnFrame(Stream& stream, v1::ServerFrame& frame) {
+  Ready ready;
+  {
+    absl::MutexLock lock(&mu_);
+    if (stream_ != &stream) return;
+    last_contact_ = SteadyClock().Now();
+    if (frame.has_welcome()) {
+      ForgetArrivedLocked(frame.welcome().received_request_id());
+      written_ = 0;
+      welcome_ = std::move(*frame.mutable_welcome());
+      is_attached_ = true;
+      backoff_ = kFirstBackoff;
+      WriteLocked();
+      changed_.SignalAll();
+      return;
+    }
+    // Sent again although it had arrived: an acknowledgement was lost with the old stream.
+    if (frame.sequence() <= received_sequence_) return;
+    received_sequence_ = frame.sequence();
+    unacked_bytes_ += frame.ByteSizeLong();
+    for (v1::Reply& reply : *frame.mutable_replies()) {
+      ForgetArrivedLocked(reply.request_id());
+      const auto pending = pending_.find(reply.request_id());
+      if (pending == pending_.end()) continue;
+      if (reply.has_blob()) {
+        // Handed on in the place of a message, which such a reply has not.
+        reply.set_message(std::move(*frame.mutable_blob()));
+      }
+      EndLocked(pending, std::move(reply), ready);
+    }
+    for (v1::Event& event : *frame.mutable_events()) {
+      const auto subscription = subscriptions_.find(event.request_id());
+      if (subscription != subscriptions_.end()) {
+        ready.push_back(
+            [callback = subscription->second, event = std::move(event)]() { (*callback)(event); });
+      } else if (event.kind() == v1::Event::JOB_ERROR && options_.on_event) {
+        ready.push_back([this, event = std::move(event)]() { options_.on_event(event); });
+      }
+    }
+    WriteLocked();
+  }
+  for (auto& callback : ready) std::move(callback)();
+}
+
+void AgentLink::OnEnded(Stream& stream, const absl::Status& status) {
+  absl::MutexLock lock(&mu_);
+  if (stream_ == &stream) {
+    stream_ = nullptr;
+    is_attached_ = false;
+    is_writing_ = false;
+    written_ = 0;
+    const absl::Time now = SteadyClock().Now();
+    last_failure_ =
+        status.ok() ? absl::UnavailableError("the coordinator ended the stream") : status;
+    if (IsFinal(last_failure_) && lost_.ok()) {
+      LoseLocked(last_failure_, deferred_);
+    }
+    // Jitter, so that a thousand nodes do not come back at one instant.
+    next_attempt_ = now + backoff_ * (0.5 + 0.5 * (random_() % 1024) / 1024.0);
+    backoff_ = std::min(backoff_ * 2, kLongestBackoff);
+  }
+  --stream_count_;
+  changed_.SignalAll();
+}
+
+void AgentLink::LoseLocked(const absl::Status& why, Ready& ready) {
+  const bool is_first = lost_.ok();
+  if (is_first) lost_ = why;
+  while (!pending_.empty()) EndLocked(pending_.begin(), why, ready);
+  outgoing_.clear();
+  written_ = 0;
+  if (stream_ != nullptr) stream_->Cancel();
+  if (is_first && !is_closing_ && options_.on_lost) {
+    ready.push_back([this, why]() { options_.on_lost(why); });
+  }
+}
+
+void AgentLink::HeartbeatLocked(absl::Time now) {
+  // Four within the time after which this node would be taken for dead.
+  next_heartbeat_ = now + absl::Milliseconds(welcome_->heartbeat_timeout_ms()) / 4;
+  v1::Request request;
+  request.mutable_heartbeat()->set_progress(progress_);
+  const uint64_t id = last_request_id_ + 1;
+  const absl::Time deadline = absl::InfiniteFuture();
+  // The answer is a sign of life in itself; a refusal means that the job is over for this node.
+  pending_.emplace(id,
+                   Pending{now, deadline, "heartbeat", [this](absl::StatusOr<v1::Reply> reply) {
+                             if (!reply.ok() || reply->code() == 0) return;
+                             StopHeartbeats();
+                             if (options_.on_lost) {
+                               options_.on_lost(absl::Status(
+                                   static_cast<absl::StatusCode>(reply->code()), reply->message()));
+                             }
+                           }});
+  deadlines_.emplace(deadline, id);
+  SendLocked(std::move(request));
+}
+
+void AgentLink::ExpireLocked(absl::Time now, Ready& ready) {
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    const auto pending = pending_.find(deadlines_.begin()->second);
+    std::string why = absl::StrCat("waited ", ShortDuration(now - pending->second.since), " for ",
+                                   pending->second.what);
+    if (!is_attached_) absl::StrAppend(&why, "; ", OutOfReachLocked(now));
+    EndLocked(pending, absl::DeadlineExceededError(why), ready);
+  }
+}
+
+// The thread "ferry-agent".
+void AgentLink::Keep() {
+  mu_.Lock();
+  while (!is_closing_) {
+    const absl::Time now = SteadyClock().Now();
+    Ready ready = std::exchange(deferred_, {});
+    ExpireLocked(now, ready);
+    absl::Time wake = deadlines_.empty() ? absl::InfiniteFuture() : deadlines_.begin()->first;
+    if (lost_.ok()) {
+      const absl::Duration patience =
+          options_.lost_timeout > absl::ZeroDuration() ? options_.lost_timeout
+          : welcome_.has_value() ? absl::Milliseconds(welcome_->heartbeat_timeout_ms())
+                                 : options_.connect_timeout;
+      if (!is_attached_ && now - last_contact_ >= patience) {
+        LoseLocked(absl::UnavailableError(OutOfReachLocked(now)), ready);
+      } else if (stream_ == nullptr) {
+        if (next_attempt_ <= now) AttachLocked();
+        wake = std::min({wake, next_attempt_ > now ? next_attempt_ : absl::InfiniteFuture(),
+                         last_contact_ + patience});
+      } else if (!is_attached_) {
+        wake = std::min(wake, last_contact_ + patience);
+      } else if (has_heartbeats_) {
+        if (next_heartbeat_ <= now) HeartbeatLocked(now);
+        wake = std::min(wake, next_heartbeat_);
+      }
+    }
+    if (!ready.empty()) {
+      mu_.Unlock();
+      for (auto& callback : ready) std::move(callback)();
+      mu_.Lock();
+      continue;
+    }
+    if (!deferred_.empty() || is_closing_) continue;
+    if (wake == absl::InfiniteFuture()) {
+      changed_.Wait(&mu_);
+    } else {
+      changed_.WaitWithTimeout(&mu_, std::max(wake - SteadyClock().Now(), absl::ZeroDuration()));
+    }
+  }
+  // What was deferred must still be told.
+  Ready ready = std::exchange(deferred_, {});
+  mu_.Unlock();
+  for (auto& callback : ready) std::move(callback)();
+}
+
+}  // namespace ferry::coord

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// AgentLink: the agent's session with the coordinator, across connections.
+#ifndef FERRY_COORD_GRPC_AGENT_LINK_H_
+#define FERRY_COORD_GRPC_AGENT_LINK_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <grpcpp/channel.h>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/btree_map.h"
+#include "absl/container/btree_set.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+#include "base/thread.h"
+#include "proto/ferry_control.grpc.pb.h"
+#include "proto/ferry_control.pb.h"
+
+namespace ferry::coord {
+
+struct AgentLinkOptions {
+  std::string coordinator;
+  v1::Hello hello;
+  // For the first Welcome.
+  absl::Duration connect_timeout;
+  // Zero: the heartbeat timeout that the coordinator tells.
+  absl::Duration lost_timeout;
+  // The link is lost for good, or a heartbeat was refused. At most once; see AgentOptions.
+  std::function<void(absl::Status)> on_lost;
+  // An event that no request asked for.
+  std::function<void(const v1::Event&)> on_event;
+};
+
+// Thread-safe. Sends requests and brings replies; attaches again when the stream breaks, sending
+// again what the coordinator has not got; keeps heartbeats and deadlines on the thread
+// "ferry-agent". Locks: mu_ is never held in a callback.
+class AgentLink final {
+ public:
+  // OK: the coordinator's answer, which may itself hold an error; not OK: none came.
+  using ReplyCallback = absl::AnyInvocable<void(absl::StatusOr<v1::Reply>) &&>;
+  using EventCallback = std::function<void(const v1::Event&)>;
+
+  explicit AgentLink(AgentLinkOptions options);
+  // Pending requests end CANCELLED. Must not be called from a callback.
+  ~AgentLink();
+
+  // Waits for the first Welcome.
+  absl::StatusOr<v1::Welcome> WaitUntilAttached() ABSL_LOCKS_EXCLUDED(mu_);
+
+  // `timeout`: for an answer to come; one that the coordinator keeps by itself gets some time more.
+  // `what`: for messages. Returns the request's id.
+  uint64_t Call(v1::Request request, absl::Duration timeout, std::string what, ReplyCallback done)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Runs `callback` on the agent's thread.
+  void Defer(absl::AnyInvocable<void() &&> callback) ABSL_LOCKS_EXCLUDED(mu_);
+  // A request that is answered by events until it is cancelled.
+  uint64_t Subscribe(v1::Request request, EventCallback on_event) ABSL_LOCKS_EXCLUDED(mu_);
+  void Unsubscribe(uint64_t request_id) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // From now on heartbeats go out.
+  void StartHeartbeats() ABSL_LOCKS_EXCLUDED(mu_);
+  void StopHeartbeats() ABSL_LOCKS_EXCLUDED(mu_);
+  void SetProgress(uint64_t progress) ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  class Stream;
+  struct Pending {
+    absl::Time since;
+    absl::Time deadline;
+    std::string what;
+    ReplyCallback done;
+  };
+  using Ready = std::vector<absl::AnyInvocable<void() &&>>;
+
+  void Keep() ABSL_LOCKS_EXCLUDED(mu_);
+  uint64_t SendLocked(v1::Request request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Every request up to `id` has arrived there.
+  void ForgetArrivedLocked(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void WriteLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AttachLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void HeartbeatLocked(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ExpireLocked(absl::Time now, Ready& ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The link is over: everything pending ends with `why`.
+  void LoseLocked(const absl::Status& why, Ready& ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EndLocked(std::map<uint64_t, Pending>::iterator pending, absl::StatusOr<v1::Reply> reply,
+                 Ready& ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::string OutOfReachLocked(absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // From the stream.
+  void OnFrame(Stream& stream, v1::ServerFrame& frame) ABSL_LOCKS_EXCLUDED(mu_);
+  void OnWritten(Stream& stream) ABSL_LOCKS_EXCLUDED(mu_);
+  void OnEnded(Stream& stream, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Constant after construction.
+  const AgentLinkOptions options_;
+  const std::unique_ptr<v1::Control::Stub> stub_;
+
+  absl::Mutex mu_;
+  absl::CondVar changed_;
+  bool is_closing_ ABSL_GUARDED_BY(mu_) = false;
+  // Not OK: lost for good, and why.
+  absl::Status lost_ ABSL_GUARDED_BY(mu_);
+  // The stream in use; gRPC owns it. Others may still be ending: stream_count_ counts all.
+  Stream* stream_ ABSL_GUARDED_BY(mu_) = nullptr;
+  int stream_count_ ABSL_GUARDED_BY(mu_) = 0;
+  bool is_attached_ ABSL_GUARDED_BY(mu_) = false;
+  bool is_writing_ ABSL_GUARDED_BY(mu_) = false;
+  std::optional<v1::Welcome> welcome_ ABSL_GUARDED_BY(mu_);
+  absl::Status last_failure_ ABSL_GUARDED_BY(mu_);
+  absl::Time started_ ABSL_GUARDED_BY(mu_);
+  absl::Time last_contact_ ABSL_GUARDED_BY(mu_);
+  absl::Time next_attempt_ ABSL_GUARDED_BY(mu_);
+  absl::Duration backoff_ ABSL_GUARDED_BY(mu_);
+  std::minstd_rand random_ ABSL_GUARDED_BY(mu_);
+
+  uint64_t last_request_id_ ABSL_GUARDED_BY(mu_) = 0;
+  std::map<uint64_t, Pending> pending_ ABSL_GUARDED_BY(mu_);
+  absl::btree_set<std::pair<absl::Time, uint64_t>> deadlines_ ABSL_GUARDED_BY(mu_);
+  std::map<uint64_t, std::shared_ptr<const EventCallback>> subscriptions_ ABSL_GUARDED_BY(mu_);
+  // Requests that are not known to have arrived, in order of id; the first `written_` of them are
+  // on the present stream.
+  std::deque<v1::Request> outgoing_ ABSL_GUARDED_BY(mu_);
+  size_t written_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t received_sequence_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t acked_sequence_ ABSL_GUARDED_BY(mu_) = 0;
+  size_t unacked_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+
+  bool has_heartbeats_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Time next_heartbeat_ ABSL_GUARDED_BY(mu_);
+  uint64_t progress_ ABSL_GUARDED_BY(mu_) = 0;
+  // Callbacks for the agent's thread, so that none runs inside the call that gave it.
+  Ready deferred_ ABSL_GUARDED_BY(mu_);
+
+  Thread thread_;
+};
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_GRPC_AGENT_LINK_H_

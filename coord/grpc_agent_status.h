@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// JobStatus out of its message.
+#ifndef FERRY_COORD_GRPC_AGENT_STATUS_H_
+#define FERRY_COORD_GRPC_AGENT_STATUS_H_
+
+#include "coord/job_status.h"
+#include "proto/ferry_control.pb.h"
+
+namespace ferry::coord {
+
+JobStatus ReadJobStatus(const v1::JobStatus& message);
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_GRPC_AGENT_STATUS_H_
