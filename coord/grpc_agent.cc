@@ -162,6 +162,7 @@ absl::Status Agent::Impl::Connect() {
   link.on_event = [this](const v1::Event& event) {
     Fail(absl::Status(static_cast<absl::StatusCode>(event.code()), event.message()));
   };
+  std::string error_address;
   if (!options_.error_listen.empty()) {
     error_service_ = MakeErrorReportService([this](absl::Status error) { Fail(error); });
     grpc::ServerBuilder builder;
@@ -173,6 +174,9 @@ absl::Status Agent::Impl::Connect() {
       return absl::UnavailableError(
           absl::StrCat("cannot listen on ", options_.error_listen, " for error reports"));
     }
+    // With the port that was found, if any was welcome.
+    error_address =
+        absl::StrCat(options_.error_listen.substr(0, options_.error_listen.rfind(':')), ":", port);
   }
   if (options_.node_id.has_value()) {
     v1::Node& node = *link.hello.mutable_node();
@@ -183,7 +187,7 @@ absl::Status Agent::Impl::Connect() {
     node.set_process_id(getpid());
     for (const std::string& uuid : options_.gpu_uuids) node.add_gpu_uuids(uuid);
     node.set_recoverable(options_.recoverable);
-    if (error_server_ != nullptr) node.set_error_address(options_.error_listen);
+    node.set_error_address(error_address);
   }
   const absl::Time deadline = SteadyClock().Now() + options_.connect_timeout;
   link_ = std::make_unique<AgentLink>(std::move(link));

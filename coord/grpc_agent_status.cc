@@ -45,11 +45,18 @@ JobStatus ReadJobStatus(const v1::JobStatus& message) {
   JobStatus out;
   for (const v1::TaskInfo& task : message.tasks()) out.tasks.push_back(ReadTask(task));
   for (const v1::BarrierStatus& barrier : message.barriers()) {
-    out.barriers.push_back({barrier.id(), barrier.counter(), barrier.total(), barrier.arrived(),
-                            barrier.missing(), absl::Milliseconds(barrier.age_ms()),
-                            barrier.remaining_ms() < 0
-                                ? absl::InfiniteDuration()
-                                : absl::Milliseconds(barrier.remaining_ms())});
+    BarrierStatus& read = out.barriers.emplace_back();
+    read.id = barrier.id();
+    read.counter = barrier.counter();
+    read.total = barrier.total();
+    read.arrived = barrier.arrived();
+    read.missing = barrier.missing();
+    read.age = absl::Milliseconds(barrier.age_ms());
+    read.remaining = barrier.remaining_ms() < 0 ? absl::InfiniteDuration()
+                                                : absl::Milliseconds(barrier.remaining_ms());
+    for (const v1::Arrival& arrival : barrier.arrivals()) {
+      read.arrivals.emplace_back(arrival.node_id(), absl::Milliseconds(arrival.after_ms()));
+    }
   }
   out.anonymous_waits = ReadWaits(message.anonymous_waits());
   out.coordinator_incarnation = message.coordinator_incarnation();

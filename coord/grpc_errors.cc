@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "coord/errors.h"
+#include "proto/ferry_control.pb.h"
 #include "proto/tsl_coordination.pb.h"
 #include "proto/tsl_payloads.pb.h"
 #include "proto/xla_coordination.pb.h"
@@ -66,6 +67,11 @@ grpc::Status ToGrpcStatus(const absl::Status& status, const Jobs& jobs, WireGene
     error.set_barrier_id(barrier->id);
     error.set_counter(barrier->counter);
     payloads[kBarrierErrorUrl] = error.SerializeAsString();
+  }
+  if (const std::string missing = GetMissingTasks(status); !missing.empty()) {
+    v1::MissingTasks message;
+    message.set_tasks(missing);
+    payloads[kMissingTasksUrl] = message.SerializeAsString();
   }
   return WithPayloads(status, container);
 }

@@ -21,6 +21,9 @@ inline constexpr char kCoordinationErrorUrl[] =
 inline constexpr char kBarrierErrorUrl[] = "type.googleapis.com/tensorflow.BarrierError";
 inline constexpr char kServiceMismatchUrl[] = "type.googleapis.com/tensorflow.ServiceMismatchError";
 
+// Ours; clients that do not know it show or ignore it.
+inline constexpr char kMissingTasksUrl[] = "type.googleapis.com/ferry.v1.MissingTasks";
+
 // What a BarrierError payload holds.
 struct BarrierErrorInfo {
   std::string id;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -47,6 +48,8 @@ struct BarrierStatus {
   std::string missing;
   absl::Duration age;
   absl::Duration remaining;
+  // Node ids and how long after the first each arrived; of a large barrier only the first 256.
+  std::vector<std::pair<int, absl::Duration>> arrivals;
 };
 
 struct JobStatus {
