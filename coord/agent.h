@@ -101,8 +101,7 @@ class Agent final {
   const std::string& observed_address() const;
   uint64_t incarnation() const;
 
-  // --- Store
-  // ---------------------------------------------------------------------------------------
+  // --- Store ---
 
   // Waits until the key is there.
   absl::StatusOr<std::string> Get(absl::string_view key, absl::Duration timeout);
@@ -137,8 +136,7 @@ class Agent final {
   void SetAllAsync(std::vector<std::pair<std::string, std::string>> entries, bool overwrite,
                    StatusCallback done);
 
-  // --- The other nodes
-  // -----------------------------------------------------------------------------
+  // --- The other nodes ---
 
   // Waits for `nodes` (empty: everyone, this one included). An id can be used again and again.
   //   Errors: DEADLINE_EXCEEDED naming all missing nodes; INVALID_ARGUMENT others wait there with

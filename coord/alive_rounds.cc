@@ -12,9 +12,7 @@
 namespace ferry::coord {
 
 void AliveRounds::Fail(DoneCallback done, absl::Status why) {
-  completions_.Add([done = std::move(done), why = CoordinationError(std::move(why))]() mutable {
-    std::move(done)(std::move(why));
-  });
+  completions_.Post(std::move(done), CoordinationError(std::move(why)));
 }
 
 WaitId AliveRounds::Ask(TaskId caller, std::vector<TaskId> tasks, absl::Time now,
@@ -59,8 +57,7 @@ void AliveRounds::Finish(const std::vector<TaskId>& tasks, Round& round) {
     }
   }
   for (Call& call : round.calls) {
-    completions_.Add(
-        [done = std::move(call.done), alive]() mutable { std::move(done)(std::move(alive)); });
+    completions_.Post(std::move(call.done), alive);
   }
 }
 

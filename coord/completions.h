@@ -19,6 +19,13 @@ using Completion = absl::AnyInvocable<void() &&>;
 class Completions final {
  public:
   void Add(Completion completion) { ready_.push_back(std::move(completion)); }
+  // Will call `done` with `value`.
+  template <typename Done, typename Value>
+  void Post(Done done, Value value) {
+    Add([done = std::move(done), value = std::move(value)]() mutable {
+      std::move(done)(std::move(value));
+    });
+  }
   std::vector<Completion> Take() { return std::exchange(ready_, {}); }
   bool empty() const { return ready_.empty(); }
 

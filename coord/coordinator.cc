@@ -49,9 +49,7 @@ absl::Status Coordinator::CheckTask(TaskId task) const {
 }
 
 WaitId Coordinator::Answer(StatusCallback done, absl::Status status) {
-  completions_.Add([done = std::move(done), status = std::move(status)]() mutable {
-    std::move(done)(std::move(status));
-  });
+  completions_.Post(std::move(done), std::move(status));
   return kNoWait;
 }
 
@@ -94,18 +92,14 @@ WaitId Coordinator::WatchTasks(int64_t version, TaskId caller, TableCallback don
     watches_.emplace(wait, Watch{caller, Now(), std::move(done)});
     return wait;
   }
-  completions_.Add([done = std::move(done), answer = std::move(answer)]() mutable {
-    std::move(done)(std::move(answer));
-  });
+  completions_.Post(std::move(done), std::move(answer));
   return kNoWait;
 }
 
 WaitId Coordinator::GetAliveTasks(TaskId caller, std::vector<TaskId> tasks,
                                   AliveRounds::DoneCallback done) {
   if (absl::Status status = CheckTask(caller); !status.ok()) {
-    completions_.Add([done = std::move(done), status = std::move(status)]() mutable {
-      std::move(done)(std::move(status));
-    });
+    completions_.Post(std::move(done), std::move(status));
     return kNoWait;
   }
   return alive_.Ask(caller, std::move(tasks), Now(), std::move(done));
@@ -114,9 +108,7 @@ WaitId Coordinator::GetAliveTasks(TaskId caller, std::vector<TaskId> tasks,
 WaitId Coordinator::GetKeys(std::vector<std::string> keys, TaskId task, absl::Duration timeout,
                             Store::GetCallback done) {
   if (absl::Status status = CheckRunning(); !status.ok()) {
-    completions_.Add([done = std::move(done), status = std::move(status)]() mutable {
-      std::move(done)(std::move(status));
-    });
+    completions_.Post(std::move(done), std::move(status));
     return kNoWait;
   }
   const absl::Time now = Now();
@@ -125,10 +117,7 @@ WaitId Coordinator::GetKeys(std::vector<std::string> keys, TaskId task, absl::Du
 
 WaitId Coordinator::Barrier(BarrierArrival arrival, Barriers::DoneCallback done) {
   if (absl::Status status = CheckTask(arrival.caller); !status.ok()) {
-    completions_.Add(
-        [done = std::move(done), result = BarrierResult{status, arrival.counter}]() mutable {
-          std::move(done)(result);
-        });
+    completions_.Post(std::move(done), BarrierResult{status, arrival.counter});
     return kNoWait;
   }
   return barriers_.Arrive(std::move(arrival), Now(), std::move(done));
@@ -142,9 +131,7 @@ absl::Status Coordinator::CancelBarrier(absl::string_view id, int64_t counter) {
 WaitId Coordinator::EnumerateDevices(TaskId task, LocalTopology local, absl::Duration timeout,
                                      TopologyExchange::DoneCallback done) {
   if (absl::Status status = CheckTask(task); !status.ok()) {
-    completions_.Add([done = std::move(done), status = std::move(status)]() mutable {
-      std::move(done)(std::move(status));
-    });
+    completions_.Post(std::move(done), std::move(status));
     return kNoWait;
   }
   const absl::Time now = Now();
@@ -176,9 +163,7 @@ bool Coordinator::Cancel(WaitId wait) {
     case WaitKind::kWatchTasks: {
       const auto watch = watches_.find(wait);
       if (watch == watches_.end()) return false;
-      completions_.Add([done = std::move(watch->second.done), why]() mutable {
-        std::move(done)(std::move(why));
-      });
+      completions_.Post(std::move(watch->second.done), why);
       watches_.erase(watch);
       return true;
     }
@@ -204,9 +189,7 @@ void Coordinator::Stop() {
   alive_.Clear(cancelled);
   topology_.Clear(cancelled);
   for (auto& [wait, watch] : watches_) {
-    completions_.Add([done = std::move(watch.done)]() mutable {
-      std::move(done)(TaskTable{{}, -1});
-    });
+    completions_.Post(std::move(watch.done), TaskTable{{}, -1});
   }
   watches_.clear();
 }
@@ -240,8 +223,7 @@ void Coordinator::Settle() {
   if (watches_.empty()) return;
   const TaskTable table{membership_.Snapshot(), membership_.version()};
   for (auto& [wait, watch] : watches_) {
-    completions_.Add(
-        [done = std::move(watch.done), table]() mutable { std::move(done)(std::move(table)); });
+    completions_.Post(std::move(watch.done), table);
   }
   watches_.clear();
 }

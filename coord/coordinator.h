@@ -80,7 +80,7 @@ class Coordinator final {
   // Jobs that this coordinator has served, from 1.
   int64_t epoch() const { return epoch_; }
 
-  // --- Tasks -------------------------------------------------------------------------------------
+  // --- Tasks ---
 
   // Joins. With the register barrier, answered when every task has; otherwise at once.
   //   Errors: INVALID_ARGUMENT unknown task; ALREADY_EXISTS superseded by a newer call of this
@@ -110,8 +110,7 @@ class Coordinator final {
   WaitId WatchTasks(int64_t version, TaskId caller, TableCallback done);
   WaitId GetAliveTasks(TaskId caller, std::vector<TaskId> tasks, AliveRounds::DoneCallback done);
 
-  // --- Store, barriers, devices
-  // --------------------------------------------------------------------
+  // --- Store, barriers, devices ---
 
   Store& store() { return store_; }
   const Store& store() const { return store_; }
@@ -128,8 +127,7 @@ class Coordinator final {
                           TopologyExchange::DoneCallback done);
   TopologyExchange::Result topology() const { return topology_.result(); }
 
-  // --- Everything else
-  // -----------------------------------------------------------------------------
+  // --- Everything else ---
 
   // The caller of a parked call went away or gave up: its callback gets CANCELLED. False when the
   // wait is over already. A barrier arrival still counts, except for the one of registration.

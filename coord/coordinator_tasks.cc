@@ -341,9 +341,7 @@ void Coordinator::SettleShutdownBarrier() {
 
 WaitId Coordinator::WaitForAllTasks(TaskId id, std::string device_info, DeviceInfosCallback done) {
   if (absl::Status status = CheckTask(id); !status.ok()) {
-    completions_.Add([done = std::move(done), status = std::move(status)]() mutable {
-      std::move(done)(std::move(status));
-    });
+    completions_.Post(std::move(done), std::move(status));
     return kNoWait;
   }
   const std::string barrier = absl::StrCat("WaitForAllTasks::", incarnation_.value());

@@ -10,17 +10,17 @@
 #include "absl/strings/str_cat.h"
 
 #include "coord/errors.h"
+#include "coord/grpc_coordination_call.h"
 #include "coord/grpc_coordination_methods.h"
-#include "coord/grpc_errors.h"
-#include "coord/grpc_generations.h"
+#include "coord/grpc_coordination_store_impl.h"
 
 namespace ferry::coord {
 
 template <typename Gen>
-class CoordinationMethods final {
+class CoordinationMethods final : private CoordinationCall<Gen> {
  public:
   CoordinationMethods(Edge& edge, DeviceInfoMerger& devices, UnaryContext context)
-      : edge_(edge), devices_(devices), context_(context) {}
+      : CoordinationCall<Gen>(edge, context), devices_(devices) {}
 
   grpc::ServerUnaryReactor* RegisterTask(const typename Gen::RegisterTaskRequest& request) {
     const absl::StatusOr<TaskId> task = Resolve(request.source_task());
@@ -33,13 +33,13 @@ class CoordinationMethods final {
     registration.facts.observed_address = context_.server->peer();
     edge_.NoteCaller(registration.facts.observed_address, *task);
     return Park([&](Coordinator& coordinator, ParkedCall* call) {
-      return coordinator.RegisterTask(std::move(registration),
-                                      [call, &edge = edge_](absl::Status status) {
-                                        if (!status.ok()) return call->Finish(ToWire(edge, status));
-                                        typename Gen::RegisterTaskResponse response;
-                                        response.set_leader_incarnation(ServiceIncarnation(edge));
-                                        call->Reply(response);
-                                      });
+      return coordinator.RegisterTask(
+          std::move(registration), [call, &edge = edge_](absl::Status status) {
+            if (!status.ok()) return call->Finish(ToWire(edge, status));
+            typename Gen::RegisterTaskResponse response;
+            response.set_leader_incarnation(Base::ServiceIncarnation(edge));
+            call->Reply(response);
+          });
     });
   }
 
@@ -58,7 +58,8 @@ class CoordinationMethods final {
     const absl::StatusOr<TaskId> task = Resolve(request.source_task());
     if (!task.ok()) return Fail(task.status());
     return Park([&](Coordinator& coordinator, ParkedCall* call) {
-      return coordinator.ShutdownTask(*task, Replies<typename Gen::ShutdownTaskResponse>(call));
+      return coordinator.ShutdownTask(
+          *task, this->template Replies<typename Gen::ShutdownTaskResponse>(call));
     });
   }
 
@@ -66,7 +67,8 @@ class CoordinationMethods final {
     const absl::StatusOr<TaskId> task = Resolve(request.source_task());
     if (!task.ok()) return Fail(task.status());
     return Park([&](Coordinator& coordinator, ParkedCall* call) {
-      return coordinator.PollForError(*task, Replies<typename Gen::PollForErrorResponse>(call));
+      return coordinator.PollForError(
+          *task, this->template Replies<typename Gen::PollForErrorResponse>(call));
     });
   }
 
@@ -151,8 +153,7 @@ class CoordinationMethods final {
     });
   }
 
-  // --- Only in the older layouts
-  // -------------------------------------------------------------------
+  // --- Only in the older layouts ---
 
   template <typename Request>
   grpc::ServerUnaryReactor* WaitForAllTasks(const Request& request) {
@@ -165,7 +166,7 @@ class CoordinationMethods final {
            &devices = devices_](absl::StatusOr<Coordinator::DeviceInfos> infos) {
             if (!infos.ok()) return call->Finish(ToWire(edge, infos.status()));
             typename Gen::WaitForAllTasksResponse response;
-            response.set_leader_incarnation(ServiceIncarnation(edge));
+            response.set_leader_incarnation(Base::ServiceIncarnation(edge));
             devices.Merge(**infos, response);
             call->Reply(response);
           });
@@ -229,130 +230,14 @@ class CoordinationMethods final {
         absl::StrCat("job \"", request.job_name(), "\" is not in the cluster"))));
   }
 
-  // --- The store
-  // -----------------------------------------------------------------------------------
-
-  template <typename Request>
-  grpc::ServerUnaryReactor* InsertKeyValue(Request& request) {
-    const std::string key = NormalizeKey(request.kv().key());
-    std::string value = std::move(*request.mutable_kv()->mutable_value());
-    const absl::Status status = edge_.strand().Run([&](Coordinator& coordinator) -> absl::Status {
-      if (coordinator.is_stopped()) return Stopped();
-      return coordinator.store().Put(key, std::move(value), request.allow_overwrite()).status();
-    });
-    return status.ok() ? context_.Reply(typename Gen::InsertKeyValueResponse()) : Fail(status);
-  }
-
-  template <typename Request>
-  grpc::ServerUnaryReactor* GetKeyValue(Request& request) {
-    typename Gen::GetKeyValueResponse response;
-    const std::string key = NormalizeKey(request.key());
-    const std::optional<StoreEntry> present =
-        edge_.strand().Run([&](Coordinator& coordinator) { return coordinator.store().Find(key); });
-    if (present.has_value()) {
-      response.mutable_kv()->set_key(std::move(*request.mutable_key()));
-      response.mutable_kv()->set_value(*present->value);
-      return context_.Reply(response);
-    }
-    const TaskId caller = edge_.CallerAt(context_.server->peer());
-    return Park([&](Coordinator& coordinator, ParkedCall* call) {
-      return coordinator.GetKeys({key}, caller, absl::InfiniteDuration(),
-                                 [call, &edge = edge_, asked = std::move(*request.mutable_key())](
-                                     absl::StatusOr<std::vector<StoreEntry>> found) {
-                                   if (!found.ok())
-                                     return call->Finish(ToWire(edge, found.status()));
-                                   typename Gen::GetKeyValueResponse response;
-                                   response.mutable_kv()->set_key(asked);
-                                   response.mutable_kv()->set_value(*found->front().value);
-                                   call->Reply(response);
-                                 });
-    });
-  }
-
-  template <typename Request>
-  grpc::ServerUnaryReactor* TryGetKeyValue(Request& request) {
-    const std::string key = NormalizeKey(request.key());
-    const std::optional<StoreEntry> found =
-        edge_.strand().Run([&](Coordinator& coordinator) { return coordinator.store().Find(key); });
-    if (!found.has_value()) {
-      return Fail(CoordinationError(
-          absl::NotFoundError(absl::StrCat("Config key ", request.key(), " not found."))));
-    }
-    typename Gen::TryGetKeyValueResponse response;
-    response.mutable_kv()->set_key(std::move(*request.mutable_key()));
-    response.mutable_kv()->set_value(*found->value);
-    return context_.Reply(response);
-  }
-
-  template <typename Request>
-  grpc::ServerUnaryReactor* IncrementKeyValue(Request& request) {
-    const std::string key = NormalizeKey(request.key());
-    const absl::StatusOr<StoreEntry> entry =
-        edge_.strand().Run([&](Coordinator& coordinator) -> absl::StatusOr<StoreEntry> {
-          if (coordinator.is_stopped()) return Stopped();
-          return coordinator.store().Increment(key, request.increment());
-        });
-    if (!entry.ok()) return Fail(CoordinationError(entry.status()));
-    typename Gen::IncrementKeyValueResponse response;
-    response.mutable_kv()->set_key(std::move(*request.mutable_key()));
-    response.mutable_kv()->set_value(*entry->value);
-    return context_.Reply(response);
-  }
-
-  template <typename Request>
-  grpc::ServerUnaryReactor* GetKeyValueDir(Request& request) {
-    const std::string directory = NormalizeKey(request.directory_key());
-    const std::string prefix = directory.empty() ? "" : absl::StrCat(directory, "/");
-    const std::vector<StoreEntry> entries = edge_.strand().Run(
-        [&](Coordinator& coordinator) { return coordinator.store().List(prefix); });
-    typename Gen::GetKeyValueDirResponse response;
-    for (const StoreEntry& entry : entries) {
-      auto& kv = *response.add_kv();
-      kv.set_key(entry.key);
-      kv.set_value(*entry.value);
-    }
-    return context_.Reply(response);
-  }
-
-  template <typename Request>
-  grpc::ServerUnaryReactor* DeleteKeyValue(Request& request) {
-    const std::string key = NormalizeKey(request.key());
-    edge_.strand().Run(
-        [&](Coordinator& coordinator) { coordinator.store().Delete(key, /*subtree=*/true); });
-    return context_.Reply(typename Gen::DeleteKeyValueResponse());
-  }
-
-  grpc::ServerUnaryReactor* Fail(const absl::Status& status,
-                                 const std::optional<BarrierErrorInfo>& barrier = std::nullopt) {
-    return context_.Fail(ToWire(edge_, status, barrier));
-  }
-
  private:
-  static absl::Status Stopped() {
-    return CoordinationError(absl::InternalError("the coordinator has stopped"));
-  }
-
-  static const Jobs& JobsOf(Edge& edge) {
-    // The jobs never change; only reaching them needs the lock.
-    return *edge.strand().Run([](Coordinator& coordinator) { return &coordinator.jobs(); });
-  }
-
-  static uint64_t ServiceIncarnation(Edge& edge) {
-    return edge.strand().Run(
-        [](Coordinator& coordinator) { return coordinator.incarnation().value(); });
-  }
-
-  static grpc::Status ToWire(Edge& edge, const absl::Status& status,
-                             const std::optional<BarrierErrorInfo>& barrier = std::nullopt) {
-    return ToGrpcStatus(status, JobsOf(edge), Gen::kGeneration, barrier);
-  }
-
-  template <typename Task>
-  absl::StatusOr<TaskId> Resolve(const Task& task) {
-    absl::StatusOr<TaskId> id = ToTask(JobsOf(edge_), task);
-    if (id.ok()) return id;
-    return CoordinationError(id.status());
-  }
+  using Base = CoordinationCall<Gen>;
+  using Base::context_;
+  using Base::edge_;
+  using Base::Fail;
+  using Base::Park;
+  using Base::Resolve;
+  using Base::ToWire;
 
   template <typename Info>
   static void FillInfo(const Jobs& jobs, const TaskInfo& info, Info& out) {
@@ -370,27 +255,7 @@ class CoordinationMethods final {
     }
   }
 
-  // A callback that answers with an empty `Response`, or the error.
-  template <typename Response>
-  Coordinator::StatusCallback Replies(ParkedCall* call) {
-    return [call, &edge = edge_](absl::Status status) {
-      if (!status.ok()) return call->Finish(ToWire(edge, status));
-      call->Reply(Response());
-    };
-  }
-
-  template <typename Body>
-  grpc::ServerUnaryReactor* Park(Body&& body) {
-    auto* call = new ParkedCall(edge_, context_.response);
-    const WaitId wait = edge_.strand().Run(
-        [&](Coordinator& coordinator) -> WaitId { return body(coordinator, call); });
-    call->SetWait(wait);
-    return call;
-  }
-
-  Edge& edge_;
   DeviceInfoMerger& devices_;
-  const UnaryContext context_;
 };
 
 template <typename Gen>
@@ -402,8 +267,8 @@ grpc::ServerUnaryReactor* ServeCoordination(CoordinationMethod method, Edge& edg
     return context.Fail(grpc::Status(grpc::StatusCode::UNIMPLEMENTED,
                                      "this generation of the protocol has no such method"));
   };
-  // Parses the request and hands it to `body`; REGISTER is the only one not tied to a life of the
-  // service.
+  // Parses the request, refuses it if it is meant for another life of the service, and hands it to
+  // `body`.
   const auto parsed = [&]<typename Request>(Request request, auto body) {
     if (!ParseMessage(bytes, request)) {
       return context.Fail(
@@ -419,56 +284,57 @@ grpc::ServerUnaryReactor* ServeCoordination(CoordinationMethod method, Edge& edg
     }
     return body(request);
   };
-#define FERRY_SERVE(Name, Request) \
-  return parsed(typename Gen::Request(), [&](auto& request) { return methods.Name(request); })
+#define FERRY_SERVE(table, Name, Request) \
+  return parsed(typename Gen::Request(), [&](auto& request) { return table.Name(request); })
   switch (method) {
     case CoordinationMethod::kRegisterTask:
-      FERRY_SERVE(RegisterTask, RegisterTaskRequest);
+      FERRY_SERVE(methods, RegisterTask, RegisterTaskRequest);
     case CoordinationMethod::kHeartbeat:
-      FERRY_SERVE(Heartbeat, HeartbeatRequest);
+      FERRY_SERVE(methods, Heartbeat, HeartbeatRequest);
     case CoordinationMethod::kShutdownTask:
-      FERRY_SERVE(ShutdownTask, ShutdownTaskRequest);
+      FERRY_SERVE(methods, ShutdownTask, ShutdownTaskRequest);
     case CoordinationMethod::kPollForError:
-      FERRY_SERVE(PollForError, PollForErrorRequest);
+      FERRY_SERVE(methods, PollForError, PollForErrorRequest);
     case CoordinationMethod::kBarrier:
-      FERRY_SERVE(Barrier, BarrierRequest);
+      FERRY_SERVE(methods, Barrier, BarrierRequest);
     case CoordinationMethod::kCancelBarrier:
-      FERRY_SERVE(CancelBarrier, CancelBarrierRequest);
+      FERRY_SERVE(methods, CancelBarrier, CancelBarrierRequest);
     case CoordinationMethod::kGetAliveTasks:
-      FERRY_SERVE(GetAliveTasks, GetAliveTasksRequest);
+      FERRY_SERVE(methods, GetAliveTasks, GetAliveTasksRequest);
     case CoordinationMethod::kWatch:
-      FERRY_SERVE(Watch, WatchRequest);
+      FERRY_SERVE(methods, Watch, WatchRequest);
     default:
       break;
   }
   if constexpr (Gen::kIsOlderLayout) {
     switch (method) {
       case CoordinationMethod::kWaitForAllTasks:
-        FERRY_SERVE(WaitForAllTasks, WaitForAllTasksRequest);
+        FERRY_SERVE(methods, WaitForAllTasks, WaitForAllTasksRequest);
       case CoordinationMethod::kResetTask:
-        FERRY_SERVE(ResetTask, ResetTaskRequest);
+        FERRY_SERVE(methods, ResetTask, ResetTaskRequest);
       case CoordinationMethod::kReportErrorToService:
-        FERRY_SERVE(ReportErrorToService, ReportErrorToServiceRequest);
+        FERRY_SERVE(methods, ReportErrorToService, ReportErrorToServiceRequest);
       case CoordinationMethod::kGetTaskState:
-        FERRY_SERVE(GetTaskState, GetTaskStateRequest);
+        FERRY_SERVE(methods, GetTaskState, GetTaskStateRequest);
       default:
         break;
     }
   }
   if constexpr (Gen::kHasStore) {
+    StoreMethods<Gen> store(edge, context);
     switch (method) {
       case CoordinationMethod::kInsertKeyValue:
-        FERRY_SERVE(InsertKeyValue, InsertKeyValueRequest);
+        FERRY_SERVE(store, InsertKeyValue, InsertKeyValueRequest);
       case CoordinationMethod::kGetKeyValue:
-        FERRY_SERVE(GetKeyValue, GetKeyValueRequest);
+        FERRY_SERVE(store, GetKeyValue, GetKeyValueRequest);
       case CoordinationMethod::kTryGetKeyValue:
-        FERRY_SERVE(TryGetKeyValue, TryGetKeyValueRequest);
+        FERRY_SERVE(store, TryGetKeyValue, TryGetKeyValueRequest);
       case CoordinationMethod::kIncrementKeyValue:
-        FERRY_SERVE(IncrementKeyValue, IncrementKeyValueRequest);
+        FERRY_SERVE(store, IncrementKeyValue, IncrementKeyValueRequest);
       case CoordinationMethod::kGetKeyValueDir:
-        FERRY_SERVE(GetKeyValueDir, GetKeyValueDirRequest);
+        FERRY_SERVE(store, GetKeyValueDir, GetKeyValueDirRequest);
       case CoordinationMethod::kDeleteKeyValue:
-        FERRY_SERVE(DeleteKeyValue, DeleteKeyValueRequest);
+        FERRY_SERVE(store, DeleteKeyValue, DeleteKeyValueRequest);
       default:
         break;
     }

@@ -198,9 +198,7 @@ WaitId Store::Get(std::vector<std::string> keys, TaskId task, absl::Time now, ab
                   GetCallback done) {
   const size_t absent = FirstAbsent(keys, 0);
   if (absent == keys.size()) {
-    completions_.Add([entries = Collect(keys), done = std::move(done)]() mutable {
-      std::move(done)(std::move(entries));
-    });
+    completions_.Post(std::move(done), Collect(keys));
     return kNoWait;
   }
   Waiting waiting{std::move(keys), absent, task, now, deadline, std::move(done)};
@@ -210,9 +208,7 @@ WaitId Store::Get(std::vector<std::string> keys, TaskId task, absl::Time now, ab
             ? TimedOut(waiting)
             : absl::ResourceExhaustedError(absl::StrCat(
                   waits_.size(), " calls are waiting for keys, the limit (--max-parked-waits)"));
-    completions_.Add([why = std::move(why), done = std::move(waiting.done)]() mutable {
-      std::move(done)(std::move(why));
-    });
+    completions_.Post(std::move(waiting.done), std::move(why));
     return kNoWait;
   }
   const WaitId wait = ids_.Next(WaitKind::kGet);
@@ -239,9 +235,7 @@ void Store::Wake(absl::string_view key) {
       waiters_[waiting.keys[waiting.filed_under]].insert(wait);
       continue;
     }
-    completions_.Add([entries = Collect(waiting.keys), done = std::move(waiting.done)]() mutable {
-      std::move(done)(std::move(entries));
-    });
+    completions_.Post(std::move(waiting.done), Collect(waiting.keys));
     deadlines_.erase({waiting.deadline, wait});
     waits_.erase(it);
   }
@@ -258,8 +252,7 @@ bool Store::Cancel(WaitId wait, const absl::Status& why) {
   const auto it = waits_.find(wait);
   if (it == waits_.end()) return false;
   Unfile(wait, it->second);
-  completions_.Add(
-      [why, done = std::move(it->second.done)]() mutable { std::move(done)(std::move(why)); });
+  completions_.Post(std::move(it->second.done), why);
   waits_.erase(it);
   return true;
 }

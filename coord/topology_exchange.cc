@@ -15,9 +15,7 @@ namespace ferry::coord {
 
 void TopologyExchange::Answer(DoneCallback done, absl::StatusOr<Result> result) {
   if (!result.ok()) result = CoordinationError(result.status());
-  completions_.Add([done = std::move(done), result = std::move(result)]() mutable {
-    std::move(done)(std::move(result));
-  });
+  completions_.Post(std::move(done), std::move(result));
 }
 
 WaitId TopologyExchange::Enumerate(TaskId task, LocalTopology local, absl::Time now,

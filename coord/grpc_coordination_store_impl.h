@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// The key-value methods of the coordination service; included only where a generation is compiled.
+#ifndef FERRY_COORD_GRPC_COORDINATION_STORE_IMPL_H_
+#define FERRY_COORD_GRPC_COORDINATION_STORE_IMPL_H_
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "coord/grpc_coordination_call.h"
+#include "coord/store.h"
+
+namespace ferry::coord {
+
+template <typename Gen>
+class StoreMethods final : private CoordinationCall<Gen> {
+ public:
+  StoreMethods(Edge& edge, UnaryContext context) : CoordinationCall<Gen>(edge, context) {}
+
+  template <typename Request>
+  grpc::ServerUnaryReactor* InsertKeyValue(Request& request) {
+    const std::string key = NormalizeKey(request.kv().key());
+    std::string value = std::move(*request.mutable_kv()->mutable_value());
+    const absl::Status status = edge_.strand().Run([&](Coordinator& coordinator) -> absl::Status {
+      if (coordinator.is_stopped()) return Stopped();
+      return coordinator.store().Put(key, std::move(value), request.allow_overwrite()).status();
+    });
+    return status.ok() ? context_.Reply(typename Gen::InsertKeyValueResponse()) : Fail(status);
+  }
+
+  template <typename Request>
+  grpc::ServerUnaryReactor* GetKeyValue(Request& request) {
+    typename Gen::GetKeyValueResponse response;
+    const std::string key = NormalizeKey(request.key());
+    const std::optional<StoreEntry> present =
+        edge_.strand().Run([&](Coordinator& coordinator) { return coordinator.store().Find(key); });
+    if (present.has_value()) {
+      response.mutable_kv()->set_key(std::move(*request.mutable_key()));
+      response.mutable_kv()->set_value(*present->value);
+      return context_.Reply(response);
+    }
+    const TaskId caller = edge_.CallerAt(context_.server->peer());
+    return Park([&](Coordinator& coordinator, ParkedCall* call) {
+      return coordinator.GetKeys({key}, caller, absl::InfiniteDuration(),
+                                 [call, &edge = edge_, asked = std::move(*request.mutable_key())](
+                                     absl::StatusOr<std::vector<StoreEntry>> found) {
+                                   if (!found.ok())
+                                     return call->Finish(ToWire(edge, found.status()));
+                                   typename Gen::GetKeyValueResponse response;
+                                   response.mutable_kv()->set_key(asked);
+                                   response.mutable_kv()->set_value(*found->front().value);
+                                   call->Reply(response);
+                                 });
+    });
+  }
+
+  template <typename Request>
+  grpc::ServerUnaryReactor* TryGetKeyValue(Request& request) {
+    const std::string key = NormalizeKey(request.key());
+    const std::optional<StoreEntry> found =
+        edge_.strand().Run([&](Coordinator& coordinator) { return coordinator.store().Find(key); });
+    if (!found.has_value()) {
+      return Fail(CoordinationError(
+          absl::NotFoundError(absl::StrCat("Config key ", request.key(), " not found."))));
+    }
+    typename Gen::TryGetKeyValueResponse response;
+    response.mutable_kv()->set_key(std::move(*request.mutable_key()));
+    response.mutable_kv()->set_value(*found->value);
+    return context_.Reply(response);
+  }
+
+  template <typename Request>
+  grpc::ServerUnaryReactor* IncrementKeyValue(Request& request) {
+    const std::string key = NormalizeKey(request.key());
+    const absl::StatusOr<StoreEntry> entry =
+        edge_.strand().Run([&](Coordinator& coordinator) -> absl::StatusOr<StoreEntry> {
+          if (coordinator.is_stopped()) return Stopped();
+          return coordinator.store().Increment(key, request.increment());
+        });
+    if (!entry.ok()) return Fail(CoordinationError(entry.status()));
+    typename Gen::IncrementKeyValueResponse response;
+    response.mutable_kv()->set_key(std::move(*request.mutable_key()));
+    response.mutable_kv()->set_value(*entry->value);
+    return context_.Reply(response);
+  }
+
+  template <typename Request>
+  grpc::ServerUnaryReactor* GetKeyValueDir(Request& request) {
+    const std::string directory = NormalizeKey(request.directory_key());
+    const std::string prefix = directory.empty() ? "" : absl::StrCat(directory, "/");
+    const std::vector<StoreEntry> entries = edge_.strand().Run(
+        [&](Coordinator& coordinator) { return coordinator.store().List(prefix); });
+    typename Gen::GetKeyValueDirResponse response;
+    for (const StoreEntry& entry : entries) {
+      auto& kv = *response.add_kv();
+      kv.set_key(entry.key);
+      kv.set_value(*entry.value);
+    }
+    return context_.Reply(response);
+  }
+
+  template <typename Request>
+  grpc::ServerUnaryReactor* DeleteKeyValue(Request& request) {
+    const std::string key = NormalizeKey(request.key());
+    edge_.strand().Run(
+        [&](Coordinator& coordinator) { coordinator.store().Delete(key, /*subtree=*/true); });
+    return context_.Reply(typename Gen::DeleteKeyValueResponse());
+  }
+
+ private:
+  using Base = CoordinationCall<Gen>;
+  using Base::context_;
+  using Base::edge_;
+  using Base::Fail;
+  using Base::Park;
+  using Base::Stopped;
+  using Base::ToWire;
+};
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_GRPC_COORDINATION_STORE_IMPL_H_
