@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the parts of the agent share: its state, and asking and reading a reply.
+#ifndef FERRY_COORD_GRPC_AGENT_IMPL_H_
+#define FERRY_COORD_GRPC_AGENT_IMPL_H_
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <grpcpp/server.h>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+
+#include "base/text.h"
+#include "coord/agent.h"
+#include "coord/errors.h"
+#include "coord/grpc_agent_link.h"
+
+namespace ferry::coord {
+
+// Of calls that do not wait for anybody.
+inline constexpr absl::Duration kQuickTimeout = absl::Seconds(30);
+// As long as the longest wait that the coordinator grants.
+inline constexpr absl::Duration kLongestWait = absl::Hours(24 * 7);
+
+inline absl::Status StatusOf(const v1::Reply& reply) {
+  if (reply.code() == 0) return absl::OkStatus();
+  return WithMissingTasks(
+      absl::Status(static_cast<absl::StatusCode>(reply.code()), reply.message()),
+      reply.missing_nodes());
+}
+
+// The reply if it came and is good, else what went wrong.
+inline absl::StatusOr<v1::Reply> Checked(absl::StatusOr<v1::Reply> reply) {
+  if (!reply.ok()) return reply;
+  if (absl::Status status = StatusOf(*reply); !status.ok()) return status;
+  return reply;
+}
+
+inline int64_t Milliseconds(absl::Duration timeout) {
+  // Rounded up: zero would mean "do not wait".
+  if (timeout <= absl::ZeroDuration()) return 0;
+  return std::max<int64_t>(1, absl::ToInt64Milliseconds(std::min(timeout, kLongestWait)));
+}
+
+class Agent::Impl final {
+ public:
+  explicit Impl(AgentOptions options) : options_(std::move(options)) {}
+
+  absl::Status Connect() ABSL_LOCKS_EXCLUDED(mu_);
+  void Fail(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Sends `request` and waits for the good reply.
+  absl::StatusOr<v1::Reply> Ask(v1::Request request, absl::Duration timeout, std::string what) {
+    absl::Notification answered;
+    absl::StatusOr<v1::Reply> answer = absl::UnknownError("no answer");
+    link_->Call(std::move(request), std::min(timeout, kLongestWait), std::move(what),
+                [&](absl::StatusOr<v1::Reply> reply) {
+                  answer = std::move(reply);
+                  answered.Notify();
+                });
+    answered.WaitForNotification();
+    return Checked(std::move(answer));
+  }
+
+  AgentLink& link() { return *link_; }
+  const v1::Welcome& welcome() const { return welcome_; }
+  uint64_t incarnation() const { return options_.incarnation; }
+
+  // The use of the barrier that is next, taken; FAILED_PRECONDITION while another call waits there.
+  absl::StatusOr<int64_t> BeginBarrier(const std::string& id) ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    BarrierUse& use = barriers_[id];
+    if (use.is_waiting) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("this process is waiting at barrier ", Quoted(id), " already"));
+    }
+    use.is_waiting = true;
+    return use.next;
+  }
+  void EndBarrier(const std::string& id, const absl::StatusOr<v1::Reply>& reply)
+      ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    BarrierUse& use = barriers_[id];
+    use.is_waiting = false;
+    // The coordinator says which use it is at; without its word the count stays.
+    const bool has_word =
+        reply.ok() && reply->code() != static_cast<int>(absl::StatusCode::kUnavailable);
+    if (has_word) use.next = reply->counter() + 1;
+  }
+  absl::StatusOr<int64_t> WaitingUse(const std::string& id) ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    const auto found = barriers_.find(id);
+    if (found != barriers_.end() && found->second.is_waiting) return found->second.next;
+    return absl::FailedPreconditionError(
+        absl::StrCat("this process does not wait at barrier ", Quoted(id)));
+  }
+
+ private:
+  struct BarrierUse {
+    int64_t next = 0;
+    bool is_waiting = false;
+  };
+
+  AgentOptions options_;
+  v1::Welcome welcome_;
+  absl::Mutex mu_;
+  bool has_failed_ ABSL_GUARDED_BY(mu_) = false;
+  absl::flat_hash_map<std::string, BarrierUse> barriers_ ABSL_GUARDED_BY(mu_);
+  std::unique_ptr<grpc::Service> error_service_;
+  std::unique_ptr<grpc::Server> error_server_;
+  // Last, so that it goes first: its callbacks use the rest.
+  std::unique_ptr<AgentLink> link_;
+};
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_GRPC_AGENT_IMPL_H_
