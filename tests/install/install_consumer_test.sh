@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Installs Ferry under a temporary prefix, builds a small project against it and runs both.
+#   install_consumer_test.sh BUILD-FOLDER WORK-FOLDER VERSION CMAKE-ARGUMENT...
+set -euo pipefail
+
+consumer=$(cd "$(dirname "${BASH_SOURCE[0]}")/consumer" && pwd)
+build=$1
+work=$2
+version=$3
+shift 3
+
+rm -rf "$work"
+mkdir -p "$work"
+echo "installing"
+cmake --install "$build" --prefix "$work/prefix" >"$work/install.log"
+
+echo "building the consumer"
+cmake -S "$consumer" -B "$work/build" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" \
+  -DFERRY_WANTED_VERSION="$version" "$@"
+cmake --build "$work/build"
+
+echo "running the consumer"
+"$work/build/consumer"
+
+echo "running the installed tool"
+said=$("$work/prefix/bin/ferry" --version)
+echo "$said"
+if [[ $said != *"$version"* ]]; then
+  echo "ferry --version does not say $version" >&2
+  exit 1
+fi
+
+# An installed file that names the build machine's folders works on no other machine.
+if grep -rlF -e "$build" -e "$(dirname "$consumer")" "$work/prefix/lib" "$work/prefix/include" \
+    --include='*.cmake' --include='*.h' --include='*.pc'; then
+  echo "the files above name folders of this build" >&2
+  exit 1
+fi
+rm -rf "$work"
