@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+// Identity: a table of launchers, and the rules between them.
+#include "runtime/identity.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+
+#include "base/status_macros.h"
+#include "base/text.h"
+
+namespace ferry {
+namespace {
+
+// More processes than any job has; beyond it a value is a mistake.
+constexpr int kMaxNodes = 1 << 20;
+
+struct Launcher {
+  const char* rank;
+  std::vector<const char*> sizes;  // the first that is set counts
+  const char* local_rank;          // may be null
+  bool needs_size;
+};
+
+// Closest to the process first: mpirun inside a Slurm allocation, torchrun under srun, and so on.
+const std::vector<Launcher>& Launchers() {
+  static const auto* const launchers = new std::vector<Launcher>{
+      {"RANK", {"WORLD_SIZE"}, "LOCAL_RANK", true},
+      {"OMPI_COMM_WORLD_RANK", {"OMPI_COMM_WORLD_SIZE"}, "OMPI_COMM_WORLD_LOCAL_RANK", true},
+      {"PMI_RANK", {"PMI_SIZE"}, "MPI_LOCALRANKID", true},
+      {"SLURM_PROCID", {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}, "SLURM_LOCALID", true},
+      {"JOB_COMPLETION_INDEX", {"JOB_COMPLETIONS", "NUM_PROCESSES", "WORLD_SIZE"}, nullptr, false},
+  };
+  return *launchers;
+}
+
+absl::Status Garbled(absl::string_view name, absl::string_view value, absl::string_view wanted) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("environment variable ", name, "=", Quoted(value), " is not ", wanted));
+}
+
+class Reader final {
+ public:
+  explicit Reader(GetEnv get_env) : get_env_(get_env) {}
+
+  std::optional<Sourced<std::string>> Text(const char* name) const {
+    std::optional<std::string> value = get_env_(name);
+    if (!value || value->empty()) return std::nullopt;
+    return Sourced<std::string>{*std::move(value), name};
+  }
+
+  bool Has(const char* name) const { return Text(name).has_value(); }
+
+  // A number in [low, high]; absent when the variable is.
+  absl::StatusOr<std::optional<Sourced<int>>> Number(const char* name, int low, int high) const {
+    const std::optional<Sourced<std::string>> text = Text(name);
+    if (!text) return std::nullopt;
+    int value = 0;
+    // SimpleAtoi would also take "+3" and " 3".
+    if (text->value.find_first_not_of("0123456789") != std::string::npos ||
+        !absl::SimpleAtoi(text->value, &value) || value < low || value > high) {
+      return Garbled(name, text->value, absl::StrCat("a number from ", low, " to ", high));
+    }
+    return Sourced<int>{value, name};
+  }
+
+ private:
+  GetEnv get_env_;
+};
+
+// What one launcher says about this process.
+struct Claim {
+  const Launcher* launcher = nullptr;
+  Sourced<int> rank;
+  std::optional<Sourced<int>> size;
+};
+
+std::string Shown(const Sourced<int>& number) {
+  return absl::StrCat(number.source, "=", number.value);
+}
+
+absl::Status CheckBelow(const std::optional<Sourced<int>>& index,
+                        const std::optional<Sourced<int>>& count) {
+  if (!index || !count || index->value < count->value) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("environment variable ", Shown(*index), " must be below ", Shown(*count)));
+}
+
+absl::StatusOr<std::optional<Claim>> ReadClaim(const Reader& reader, const Launcher& launcher) {
+  std::optional<Sourced<int>> size;
+  if (!reader.Has(launcher.rank)) return std::nullopt;
+  for (const char* name : launcher.sizes) {
+    if (size) break;
+    FERRY_ASSIGN_OR_RETURN(size, reader.Number(name, 1, kMaxNodes));
+  }
+  if (!size && launcher.needs_size) return std::nullopt;
+  FERRY_ASSIGN_OR_RETURN(const std::optional<Sourced<int>> rank,
+                         reader.Number(launcher.rank, 0, kMaxNodes - 1));
+  FERRY_RETURN_IF_ERROR(CheckBelow(rank, size));
+  return Claim{&launcher, *rank, size};
+}
+
+// The claim of the closest launcher, unless one further out contradicts it.
+absl::StatusOr<std::optional<Claim>> ClosestClaim(const Reader& reader) {
+  std::optional<Claim> closest;
+  for (const Launcher& launcher : Launchers()) {
+    absl::StatusOr<std::optional<Claim>> claim = ReadClaim(reader, launcher);
+    if (!closest) {
+      if (!claim.ok()) return claim.status();
+      closest = *std::move(claim);
+      continue;
+    }
+    // Other sizes are the normal case of one launcher inside another.
+    if (!claim.ok() || !*claim || !(*claim)->size || !closest->size) continue;
+    if ((*claim)->size->value == closest->size->value &&
+        (*claim)->rank.value != closest->rank.value) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("environment variables ", Shown(closest->rank), " and ",
+                       Shown((*claim)->rank), " disagree about which of ", closest->size->value,
+                       " processes this is; set FERRY_NODE_ID to settle it"));
+    }
+  }
+  return closest;
+}
+
+absl::Status CheckAddress(const Sourced<std::string>& address) {
+  const size_t colon = address.value.rfind(':');
+  const absl::string_view host = absl::string_view(address.value).substr(0, colon);
+  int port = 0;
+  const bool bracketed = host.size() > 2 && host.front() == '[' && host.back() == ']';
+  if (colon == std::string::npos || host.empty() ||
+      (!bracketed && host.find_first_of("[]: \t/") != absl::string_view::npos) ||
+      !absl::SimpleAtoi(address.value.substr(colon + 1), &port) || port < 1 || port > 65535) {
+    return Garbled(address.source, address.value, "HOST:PORT");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<Sourced<std::string>>> SlurmHost(const Reader& reader) {
+  for (const char* name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"}) {
+    const std::optional<Sourced<std::string>> nodelist = reader.Text(name);
+    if (!nodelist) continue;
+    absl::StatusOr<std::string> host = FirstSlurmHost(nodelist->value);
+    if (!host.ok()) return Garbled(name, nodelist->value, "a Slurm node list");
+    return Sourced<std::string>{*std::move(host), name};
+  }
+  return std::nullopt;
+}
+
+// Open MPI 4 names the machine of mpirun, which is also the first of the job unless the user says
+// otherwise: "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911".
+std::optional<Sourced<std::string>> MpirunHost(const Reader& reader) {
+  const std::optional<Sourced<std::string>> uri = reader.Text("OMPI_MCA_orte_hnp_uri");
+  if (!uri) return std::nullopt;
+  const std::pair<std::string, std::string> parts =
+      absl::StrSplit(uri->value, absl::MaxSplits("tcp://", 1));
+  const std::string host = parts.second.substr(0, parts.second.find_first_of(",:"));
+  if (host.empty()) return std::nullopt;
+  return Sourced<std::string>{host, uri->source};
+}
+
+// A pod of an indexed job is called "<job>-<index>", and its name resolves when the job has a
+// headless service: "<job>-0" is process 0, with the rest of the domain when the pod knows it.
+std::optional<Sourced<std::string>> PodHost(const Reader& reader, int index) {
+  const std::optional<Sourced<std::string>> name = reader.Text("HOSTNAME");
+  if (!name) return std::nullopt;
+  const size_t dot = std::min(name->value.find('.'), name->value.size());
+  absl::string_view job = absl::string_view(name->value).substr(0, dot);
+  if (!absl::ConsumeSuffix(&job, absl::StrCat("-", index)) || job.empty()) return std::nullopt;
+  return Sourced<std::string>{absl::StrCat(job, "-0", name->value.substr(dot)), name->source};
+}
+
+bool AllOnOneMachine(const Reader& reader, const Claim& claim) {
+  for (const char* name : {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"}) {
+    const std::optional<Sourced<std::string>> text = reader.Text(name);
+    if (text && claim.size && text->value == absl::StrCat(claim.size->value)) return true;
+  }
+  return false;
+}
+
+absl::StatusOr<std::optional<Sourced<std::string>>> FirstHost(const Reader& reader,
+                                                              const Claim& claim) {
+  const absl::string_view launcher = claim.launcher->rank;
+  if (launcher == "RANK") return reader.Text("MASTER_ADDR");
+  if (launcher == "JOB_COMPLETION_INDEX") return PodHost(reader, claim.rank.value);
+  if (launcher != "SLURM_PROCID" && AllOnOneMachine(reader, claim)) {
+    return Sourced<std::string>{"localhost", claim.size->source};
+  }
+  FERRY_ASSIGN_OR_RETURN(std::optional<Sourced<std::string>> host, SlurmHost(reader));
+  if (!host && launcher == "OMPI_COMM_WORLD_RANK") host = MpirunHost(reader);
+  return host;
+}
+
+// FNV-1a, because the processes of a job may not all run the same build of the standard library.
+uint64_t HashText(absl::string_view text) {
+  uint64_t hash = 14695981039346656037u;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
+  return hash;
+}
+
+// All processes of a Slurm step, or of one mpirun, derive one port, above the ephemeral range. JAX
+// derives its own from the Slurm job id as 61440 + id % 4096 (jax/_src/clusters/slurm_cluster.py):
+// stay off that one, because a JAX program may run in the same job.
+std::optional<Sourced<int>> PortHint(const Reader& reader) {
+  const std::optional<Sourced<std::string>> job = reader.Text("SLURM_JOB_ID");
+  uint64_t job_id = 0;
+  if (job && absl::SimpleAtoi(job->value, &job_id)) {
+    uint64_t step_id = 0;
+    const std::optional<Sourced<std::string>> step = reader.Text("SLURM_STEP_ID");
+    if (step && !absl::SimpleAtoi(step->value, &step_id)) step_id = 0;
+    return Sourced<int>{static_cast<int>(61440 + (job_id + 2048 + 97 * step_id) % 4096),
+                        job->source};
+  }
+  // Of one mpirun, the same on all its machines. Source: Open MPI 4 (orte ess) and 5 (PRRTE, PMIx).
+  for (const char* name : {"OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"}) {
+    const std::optional<Sourced<std::string>> launch = reader.Text(name);
+    if (!launch) continue;
+    return Sourced<int>{static_cast<int>(61440 + HashText(launch->value) % 4096), launch->source};
+  }
+  return std::nullopt;
+}
+
+std::string DescribeSources(const Identity& identity) {
+  std::vector<std::string> sources;
+  if (identity.node_id) sources.push_back(identity.node_id->source);
+  if (identity.num_nodes) sources.push_back(identity.num_nodes->source);
+  return absl::StrJoin(sources, ", ");
+}
+
+}  // namespace
+
+std::optional<std::string> ProcessEnv(const char* name) {
+  const char* value = std::getenv(name);
+  if (value == nullptr) return std::nullopt;
+  return value;
+}
+
+absl::StatusOr<std::string> FirstSlurmHost(absl::string_view nodelist) {
+  std::string host;
+  size_t at = 0;
+  // Several brackets may follow each other: "rack[1-2]node[01-04]".
+  while (at < nodelist.size() && nodelist[at] != ',') {
+    if (nodelist[at] == ']') return absl::InvalidArgumentError("a ] without its [");
+    if (nodelist[at] != '[') {
+      host += nodelist[at++];
+      continue;
+    }
+    const size_t close = nodelist.find(']', at);
+    if (close == absl::string_view::npos) return absl::InvalidArgumentError("a [ without its ]");
+    const absl::string_view ranges = nodelist.substr(at + 1, close - at - 1);
+    const absl::string_view first = ranges.substr(0, ranges.find_first_of("-,"));
+    if (first.empty() || first.find_first_not_of("0123456789") != absl::string_view::npos) {
+      return absl::InvalidArgumentError("brackets without a number");
+    }
+    absl::StrAppend(&host, first);
+    at = close + 1;
+  }
+  if (host.empty()) return absl::InvalidArgumentError("no host");
+  return host;
+}
+
+absl::StatusOr<Identity> ReadIdentity(GetEnv get_env) {
+  const Reader reader(get_env);
+  Identity identity;
+  FERRY_ASSIGN_OR_RETURN(identity.node_id, reader.Number("FERRY_NODE_ID", 0, kMaxNodes - 1));
+  FERRY_ASSIGN_OR_RETURN(identity.num_nodes, reader.Number("FERRY_NUM_NODES", 1, kMaxNodes));
+  FERRY_ASSIGN_OR_RETURN(identity.local_rank, reader.Number("FERRY_LOCAL_RANK", 0, kMaxNodes - 1));
+  identity.coordinator = reader.Text("FERRY_COORDINATOR");
+  if (identity.coordinator) FERRY_RETURN_IF_ERROR(CheckAddress(*identity.coordinator));
+
+  if (!identity.node_id) {
+    FERRY_ASSIGN_OR_RETURN(const std::optional<Claim> claim, ClosestClaim(reader));
+    if (claim) {
+      identity.node_id = claim->rank;
+      if (identity.num_nodes && claim->size && identity.num_nodes->value != claim->size->value) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("environment variables ", Shown(*identity.num_nodes), " and ",
+                         Shown(*claim->size), " disagree about the count of processes"));
+      }
+      if (!identity.num_nodes) identity.num_nodes = claim->size;
+      if (!identity.local_rank && claim->launcher->local_rank != nullptr) {
+        FERRY_ASSIGN_OR_RETURN(identity.local_rank,
+                               reader.Number(claim->launcher->local_rank, 0, kMaxNodes - 1));
+      }
+      FERRY_ASSIGN_OR_RETURN(identity.first_host, FirstHost(reader, *claim));
+      identity.port_hint = PortHint(reader);
+    }
+  }
+  FERRY_RETURN_IF_ERROR(CheckBelow(identity.node_id, identity.num_nodes));
+  FERRY_RETURN_IF_ERROR(CheckBelow(identity.local_rank, identity.num_nodes));
+  return identity;
+}
+
+std::string Describe(const Identity& identity) {
+  if (!identity.node_id && !identity.num_nodes && !identity.coordinator) {
+    return "the environment names no node id, no count of nodes and no coordinator";
+  }
+  std::string text = "node ";
+  absl::StrAppend(&text, identity.node_id ? absl::StrCat(identity.node_id->value) : "?", " of ",
+                  identity.num_nodes ? absl::StrCat(identity.num_nodes->value) : "?");
+  const std::string sources = DescribeSources(identity);
+  if (!sources.empty()) absl::StrAppend(&text, " (", sources, ")");
+  if (identity.coordinator) {
+    absl::StrAppend(&text, ", coordinator ", identity.coordinator->value, " (",
+                    identity.coordinator->source, ")");
+  } else if (identity.first_host) {
+    absl::StrAppend(&text, ", first host ", identity.first_host->value, " (",
+                    identity.first_host->source, ")");
+  }
+  return text;
+}
+
+}  // namespace ferry

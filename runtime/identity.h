@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Identity: which process of the job this is, as told by the environment of whoever started it.
+#ifndef FERRY_RUNTIME_IDENTITY_H_
+#define FERRY_RUNTIME_IDENTITY_H_
+
+#include <optional>
+#include <string>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace ferry {
+
+// A value and the environment variable that it came from.
+template <typename T>
+struct Sourced {
+  T value;
+  std::string source;
+
+  friend bool operator==(const Sourced&, const Sourced&) = default;
+};
+
+// What the environment says. A plain value; what it does not say is absent.
+struct Identity {
+  std::optional<Sourced<int>> node_id;              // index of this process among all, from 0
+  std::optional<Sourced<int>> num_nodes;            // count of all processes
+  std::optional<Sourced<int>> local_rank;           // index of this process on its machine, from 0
+  std::optional<Sourced<std::string>> coordinator;  // HOST:PORT
+  // Where no coordinator is named: the machine of process 0, and a port that all processes of the
+  // job derive alike. A process 0 that runs the coordinator listens there.
+  std::optional<Sourced<std::string>> first_host;
+  std::optional<Sourced<int>> port_hint;
+};
+
+// The value of an environment variable, or nothing when it is not set.
+using GetEnv = absl::FunctionRef<std::optional<std::string>(const char* name)>;
+
+// The environment of this process.
+std::optional<std::string> ProcessEnv(const char* name);
+
+// Reads who this process is. The launcher closest to the process decides, in this order:
+//   1. FERRY_NODE_ID FERRY_NUM_NODES FERRY_LOCAL_RANK FERRY_COORDINATOR  (`ferry run`, or by hand)
+//   2. RANK WORLD_SIZE LOCAL_RANK                                        (torchrun, by hand)
+//   3. OMPI_COMM_WORLD_RANK _SIZE _LOCAL_RANK                            (Open MPI)
+//   4. PMI_RANK PMI_SIZE MPI_LOCALRANKID                                 (MPICH, Intel MPI)
+//   5. SLURM_PROCID, SLURM_STEP_NUM_TASKS or SLURM_NTASKS, SLURM_LOCALID (srun)
+//   6. JOB_COMPLETION_INDEX with a count in JOB_COMPLETIONS, NUM_PROCESSES or WORLD_SIZE
+//                                                                        (Kubernetes indexed job)
+// A launcher counts only when both its rank and its size are there; Kubernetes, which sets no size
+// by itself, also without. Each FERRY_ variable overrides its own value only. An empty variable
+// counts as not set.
+//   Errors: INVALID_ARGUMENT, naming variable and value, for what is not a number or not an
+//   address, for a rank beyond its size, and when two launchers of jobs of equal size disagree on
+//   the rank, because then it is a guess who is right; FERRY_NODE_ID settles it.
+absl::StatusOr<Identity> ReadIdentity(GetEnv get_env);
+
+// For people: "node 3 of 8 (SLURM_PROCID, SLURM_NTASKS), coordinator a:1 (FERRY_COORDINATOR)".
+std::string Describe(const Identity& identity);
+
+// The first host of a Slurm node list: "gpu003" for "gpu[003-010,12],login1".
+//   Errors: INVALID_ARGUMENT when `nodelist` is empty or its brackets do not match.
+absl::StatusOr<std::string> FirstSlurmHost(absl::string_view nodelist);
+
+}  // namespace ferry
+
+#endif  // FERRY_RUNTIME_IDENTITY_H_

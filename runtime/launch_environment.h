@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// What `ferry run` is asked to do, and the environment it gives to each process.
+#ifndef FERRY_RUNTIME_LAUNCH_ENVIRONMENT_H_
+#define FERRY_RUNTIME_LAUNCH_ENVIRONMENT_H_
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+
+namespace ferry {
+
+// One launch. Every machine of the job launches with the same counts and its own machine_index.
+struct LaunchOptions {
+  // Program and arguments; the program is looked up in PATH when it has no slash.
+  std::vector<std::string> command;
+  // Processes on this machine, and on every other one.
+  int local_count = 1;
+  // Machines of the job.
+  int machine_count = 1;
+  // Which of them this is, from 0.
+  int machine_index = 0;
+  // HOST:PORT of the running coordinator.
+  std::string coordinator;
+  // HOST:PORT for MASTER_ADDR and MASTER_PORT, which programs bind themselves in rank 0. Empty: one
+  // machine takes a free port; several keep an inherited pair, else take the coordinator's host and
+  // the port after its port.
+  std::string master;
+  // GPUs for each process through CUDA_VISIBLE_DEVICES, cut from the inherited list if there is
+  // one; 0 leaves the variable alone.
+  int gpus_per_process = 0;
+  // From the polite signal to SIGKILL.
+  absl::Duration grace = absl::Seconds(10);
+  // Longer output lines are broken at this length.
+  size_t max_line_bytes = 64 << 10;
+  // How many of the last lines of a failed process are repeated.
+  int tail_line_count = 20;
+  // "[rank] " before every line of output.
+  bool prefix_output = true;
+};
+
+// The rank of the process `local_rank` of this machine among all processes of the job.
+int GlobalRank(const LaunchOptions& options, int local_rank);
+
+// Whether the options make sense together.
+//   Errors: INVALID_ARGUMENT, naming the option.
+absl::Status CheckLaunchOptions(const LaunchOptions& options);
+
+// The environment of process `local_rank`: `inherited` ("NAME=VALUE" each) with these set:
+//   FERRY_COORDINATOR FERRY_NODE_ID FERRY_NUM_NODES FERRY_LOCAL_RANK FERRY_LOCAL_SIZE
+//   RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
+//   JAX_COORDINATOR_ADDRESS JAX_COORDINATOR_BIND_ADDRESS JAX_NUM_PROCESSES JAX_PROCESS_ID
+//   CUDA_VISIBLE_DEVICES, when asked
+// Pure. Errors: INVALID_ARGUMENT when the inherited CUDA_VISIBLE_DEVICES has too few devices.
+// REQUIRES: CheckLaunchOptions(options) is OK and 0 <= local_rank < options.local_count.
+absl::StatusOr<std::vector<std::string>> ComposeEnvironment(
+    const LaunchOptions& options, int local_rank, absl::Span<const std::string> inherited);
+
+}  // namespace ferry
+
+#endif  // FERRY_RUNTIME_LAUNCH_ENVIRONMENT_H_

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launch: what `ferry run` does on one machine, from the first fork to the exit status.
+#ifndef FERRY_RUNTIME_LAUNCHER_H_
+#define FERRY_RUNTIME_LAUNCHER_H_
+
+#include <cstdio>
+
+#include "absl/status/statusor.h"
+
+#include "runtime/launch_environment.h"
+
+namespace ferry {
+
+// Starts options.local_count processes, each in a process group of its own, and returns the exit
+// status for the launcher once all of them, and what they left in their groups, are gone:
+//   0 when all ended with 0; else the status of the process that failed first, 128 + the number
+//   for a signal.
+// Lines of the processes go to `out` and `err` with "[rank] " before them; what the launcher itself
+// has to say goes to `err` after "ferry run: ".
+//
+// When a process fails, it is named with its last lines, and the others get SIGTERM.
+// SIGINT, SIGTERM and SIGHUP to this process are passed on; so are SIGUSR1 and SIGUSR2, which stop
+// nothing. In both cases of stopping, what is left after options.grace gets SIGKILL; a second
+// SIGINT, SIGTERM or SIGHUP does that at once. When `out` or `err` cannot be written any more, the
+// processes are stopped as well, and the status is that of SIGPIPE, 141.
+// If this process dies without a chance to do any of it, the kernel kills the processes it started
+// (but not theirs).
+//
+// Blocks the calling thread, which is also the one that starts and waits. One at a time in a
+// process, for it owns the process's signal handlers meanwhile; other threads may run.
+//   Errors: INVALID_ARGUMENT for the options or a file that is not a program; NOT_FOUND when the
+//   command is not there; RESOURCE_EXHAUSTED; FAILED_PRECONDITION when another Launch runs. After
+//   an error, no process is left.
+absl::StatusOr<int> Launch(const LaunchOptions& options, std::FILE* out, std::FILE* err);
+
+}  // namespace ferry
+
+#endif  // FERRY_RUNTIME_LAUNCHER_H_

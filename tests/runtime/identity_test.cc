@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+// Identity: each launcher's variables, what wins, and what is refused.
+#include "runtime/identity.h"
+
+#include <map>
+#include <optional>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace ferry {
+namespace {
+
+using ::testing::HasSubstr;
+using Environment = std::map<std::string, std::string>;
+
+absl::StatusOr<Identity> Read(const Environment& environment) {
+  return ReadIdentity([&environment](const char* name) -> std::optional<std::string> {
+    const auto found = environment.find(name);
+    if (found == environment.end()) return std::nullopt;
+    return found->second;
+  });
+}
+
+// Reads an environment that has to be fine.
+Identity Good(const Environment& environment) {
+  absl::StatusOr<Identity> identity = Read(environment);
+  EXPECT_TRUE(identity.ok()) << identity.status();
+  return identity.ok() ? *std::move(identity) : Identity{};
+}
+
+void ExpectRefused(const Environment& environment, const std::string& complaint) {
+  const absl::StatusOr<Identity> identity = Read(environment);
+  ASSERT_FALSE(identity.ok()) << complaint;
+  EXPECT_EQ(identity.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(identity.status().message()), HasSubstr(complaint));
+}
+
+Sourced<int> Number(int value, const std::string& source) { return {value, source}; }
+Sourced<std::string> Text(const std::string& value, const std::string& source) {
+  return {value, source};
+}
+
+const Environment kSlurm = {
+    {"SLURM_PROCID", "5"},
+    {"SLURM_NTASKS", "16"},
+    {"SLURM_LOCALID", "1"},
+    {"SLURM_JOB_ID", "1000"},
+    {"SLURM_STEP_ID", "0"},
+    {"SLURM_STEP_NUM_TASKS", "8"},
+    {"SLURM_STEP_NODELIST", "gpu[003-004,9],login1"},
+};
+
+Environment With(Environment environment, const Environment& more) {
+  for (const auto& [name, value] : more) environment[name] = value;
+  return environment;
+}
+
+TEST(Identity, IsEmptyInAnEmptyEnvironment) {
+  const Identity identity = Good({});
+  EXPECT_FALSE(identity.node_id || identity.num_nodes || identity.local_rank ||
+               identity.coordinator || identity.first_host || identity.port_hint);
+}
+
+TEST(Identity, ReadsItsOwnVariables) {
+  const Identity identity = Good({{"FERRY_NODE_ID", "3"},
+                                  {"FERRY_NUM_NODES", "8"},
+                                  {"FERRY_LOCAL_RANK", "1"},
+                                  {"FERRY_COORDINATOR", "head:8476"}});
+  EXPECT_EQ(identity.node_id, Number(3, "FERRY_NODE_ID"));
+  EXPECT_EQ(identity.num_nodes, Number(8, "FERRY_NUM_NODES"));
+  EXPECT_EQ(identity.local_rank, Number(1, "FERRY_LOCAL_RANK"));
+  EXPECT_EQ(identity.coordinator, Text("head:8476", "FERRY_COORDINATOR"));
+}
+
+TEST(Identity, ReadsSlurm) {
+  const Identity identity = Good(kSlurm);
+  EXPECT_EQ(identity.node_id, Number(5, "SLURM_PROCID"));
+  // The step's count: the allocation may be larger.
+  EXPECT_EQ(identity.num_nodes, Number(8, "SLURM_STEP_NUM_TASKS"));
+  EXPECT_EQ(identity.local_rank, Number(1, "SLURM_LOCALID"));
+  EXPECT_EQ(identity.first_host, Text("gpu003", "SLURM_STEP_NODELIST"));
+}
+
+TEST(Identity, DerivesOnePortForAllProcessesOfASlurmStep) {
+  const Identity one = Good(kSlurm);
+  const Identity other = Good(With(kSlurm, {{"SLURM_PROCID", "6"}, {"SLURM_LOCALID", "0"}}));
+  ASSERT_TRUE(one.port_hint.has_value());
+  EXPECT_EQ(one.port_hint, other.port_hint);
+  EXPECT_GE(one.port_hint->value, 61440);
+  EXPECT_LE(one.port_hint->value, 65535);
+  // JAX would take 61440 + 1000 % 4096 in the same job.
+  EXPECT_NE(one.port_hint->value, 62440);
+  EXPECT_NE(one.port_hint, Good(With(kSlurm, {{"SLURM_STEP_ID", "1"}})).port_hint);
+}
+
+TEST(Identity, ReadsOlderSlurmWithoutStepVariables) {
+  const Identity identity =
+      Good({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_JOB_NODELIST", "a,b"}});
+  EXPECT_EQ(identity.num_nodes, Number(2, "SLURM_NTASKS"));
+  EXPECT_EQ(identity.first_host, Text("a", "SLURM_JOB_NODELIST"));
+}
+
+TEST(Identity, ReadsOpenMpi) {
+  const Identity identity =
+      Good({{"OMPI_COMM_WORLD_RANK", "2"},
+            {"OMPI_COMM_WORLD_SIZE", "4"},
+            {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+            {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+            {"OMPI_MCA_orte_hnp_uri", "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911"}});
+  EXPECT_EQ(identity.node_id, Number(2, "OMPI_COMM_WORLD_RANK"));
+  EXPECT_EQ(identity.num_nodes, Number(4, "OMPI_COMM_WORLD_SIZE"));
+  EXPECT_EQ(identity.local_rank, Number(0, "OMPI_COMM_WORLD_LOCAL_RANK"));
+  EXPECT_EQ(identity.first_host, Text("10.96.0.1", "OMPI_MCA_orte_hnp_uri"));
+}
+
+TEST(Identity, KnowsThatAnMpiJobOfOneMachineIsLocal) {
+  const Identity identity = Good({{"OMPI_COMM_WORLD_RANK", "2"},
+                                  {"OMPI_COMM_WORLD_SIZE", "4"},
+                                  {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}});
+  EXPECT_EQ(identity.first_host->value, "localhost");
+}
+
+TEST(Identity, GivesAllProcessesOfOneMpirunOnePort) {
+  const auto port = [](const char* rank, const char* job) {
+    return Good({{"OMPI_COMM_WORLD_RANK", rank},
+                 {"OMPI_COMM_WORLD_SIZE", "4"},
+                 {"PMIX_NAMESPACE", job}})
+        .port_hint;
+  };
+  ASSERT_TRUE(port("0", "prterun-a-17@1").has_value());
+  EXPECT_EQ(port("0", "prterun-a-17@1"), port("3", "prterun-a-17@1"));
+  EXPECT_NE(port("0", "prterun-a-17@1"), port("0", "prterun-a-18@1"));
+  EXPECT_GE(port("0", "prterun-a-17@1")->value, 61440);
+  EXPECT_LE(port("0", "prterun-a-17@1")->value, 65535);
+}
+
+TEST(Identity, ReadsMpich) {
+  const Identity identity = Good({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}});
+  EXPECT_EQ(identity.node_id, Number(1, "PMI_RANK"));
+  EXPECT_EQ(identity.local_rank, Number(1, "MPI_LOCALRANKID"));
+}
+
+TEST(Identity, ReadsTorchrun) {
+  const Identity identity = Good({{"RANK", "7"},
+                                  {"WORLD_SIZE", "8"},
+                                  {"LOCAL_RANK", "3"},
+                                  {"MASTER_ADDR", "node0"},
+                                  {"MASTER_PORT", "29500"}});
+  EXPECT_EQ(identity.node_id, Number(7, "RANK"));
+  EXPECT_EQ(identity.num_nodes, Number(8, "WORLD_SIZE"));
+  EXPECT_EQ(identity.local_rank, Number(3, "LOCAL_RANK"));
+  EXPECT_EQ(identity.first_host, Text("node0", "MASTER_ADDR"));
+  // That port belongs to torch's own store.
+  EXPECT_FALSE(identity.port_hint.has_value());
+}
+
+TEST(Identity, ReadsKubernetesWithACountWhereThereIsOne) {
+  const Environment pod = {{"JOB_COMPLETION_INDEX", "12"}, {"HOSTNAME", "train-12"}};
+  EXPECT_EQ(Good(pod).node_id, Number(12, "JOB_COMPLETION_INDEX"));
+  EXPECT_FALSE(Good(pod).num_nodes.has_value());
+  EXPECT_EQ(Good(pod).first_host, Text("train-0", "HOSTNAME"));
+  EXPECT_EQ(Good(With(pod, {{"NUM_PROCESSES", "16"}})).num_nodes, Number(16, "NUM_PROCESSES"));
+  EXPECT_EQ(Good(With(pod, {{"FERRY_NUM_NODES", "16"}})).num_nodes, Number(16, "FERRY_NUM_NODES"));
+}
+
+TEST(Identity, KeepsTheDomainOfAPod) {
+  const Identity identity =
+      Good({{"JOB_COMPLETION_INDEX", "1"}, {"HOSTNAME", "a-1.ring.ns.svc.cluster.local"}});
+  EXPECT_EQ(identity.first_host->value, "a-0.ring.ns.svc.cluster.local");
+}
+
+TEST(Identity, DoesNotGuessAHostFromAStrangePodName) {
+  EXPECT_FALSE(Good({{"JOB_COMPLETION_INDEX", "1"}, {"HOSTNAME", "box"}}).first_host.has_value());
+  EXPECT_FALSE(Good({{"JOB_COMPLETION_INDEX", "1"}, {"HOSTNAME", "-1"}}).first_host.has_value());
+}
+
+TEST(Identity, PrefersItsOwnVariables) {
+  // `ferry run` inside a Slurm step: the step's ranks are those of the launchers.
+  const Identity identity =
+      Good(With(kSlurm, {{"FERRY_NODE_ID", "9"}, {"FERRY_NUM_NODES", "32"}, {"RANK", "x"}}));
+  EXPECT_EQ(identity.node_id, Number(9, "FERRY_NODE_ID"));
+  EXPECT_EQ(identity.num_nodes, Number(32, "FERRY_NUM_NODES"));
+  EXPECT_FALSE(identity.local_rank.has_value());
+}
+
+TEST(Identity, DoesNotMixItsOwnIdWithAnothersCount) {
+  EXPECT_FALSE(Good(With(kSlurm, {{"FERRY_NODE_ID", "9"}})).num_nodes.has_value());
+}
+
+TEST(Identity, TakesTheCoordinatorFromItsOwnVariableAndTheRestFromSlurm) {
+  const Identity identity = Good(With(kSlurm, {{"FERRY_COORDINATOR", "head:1"}}));
+  EXPECT_EQ(identity.coordinator->value, "head:1");
+  EXPECT_EQ(identity.node_id->source, "SLURM_PROCID");
+}
+
+TEST(Identity, PrefersTheInnerLauncher) {
+  // mpirun inside a Slurm allocation: its daemons are the Slurm tasks.
+  const Identity identity =
+      Good(With(kSlurm, {{"OMPI_COMM_WORLD_RANK", "30"}, {"OMPI_COMM_WORLD_SIZE", "64"}}));
+  EXPECT_EQ(identity.node_id, Number(30, "OMPI_COMM_WORLD_RANK"));
+  EXPECT_EQ(identity.first_host->value, "gpu003");
+}
+
+TEST(Identity, IgnoresAHalfLauncher) {
+  // RANK alone means anything to anyone.
+  EXPECT_EQ(Good(With(kSlurm, {{"RANK", "first"}})).node_id->source, "SLURM_PROCID");
+  EXPECT_FALSE(Good({{"SLURM_PROCID", "0"}}).node_id.has_value());
+}
+
+TEST(Identity, TakesAnEmptyVariableAsNotSet) {
+  EXPECT_FALSE(Good({{"FERRY_NODE_ID", ""}, {"FERRY_COORDINATOR", ""}}).node_id.has_value());
+  EXPECT_EQ(Good(With(kSlurm, {{"RANK", ""}, {"WORLD_SIZE", ""}})).node_id->value, 5);
+}
+
+TEST(Identity, RefusesLaunchersThatContradictEachOther) {
+  // RANK=$SLURM_PROCID, evaluated in the batch script, is 0 everywhere.
+  ExpectRefused(With(kSlurm, {{"RANK", "0"}, {"WORLD_SIZE", "8"}}),
+                "RANK=0 and SLURM_PROCID=5 disagree");
+}
+
+TEST(Identity, LetsItsOwnVariableSettleAContradiction) {
+  EXPECT_EQ(Good(With(kSlurm, {{"RANK", "0"}, {"WORLD_SIZE", "8"}, {"FERRY_NODE_ID", "5"}}))
+                .node_id->value,
+            5);
+}
+
+TEST(Identity, RefusesACountThatContradictsTheLauncher) {
+  ExpectRefused(With(kSlurm, {{"FERRY_NUM_NODES", "4"}}),
+                "FERRY_NUM_NODES=4 and SLURM_STEP_NUM_TASKS=8 disagree");
+}
+
+TEST(Identity, RefusesGarbledNumbersByName) {
+  for (const char* value : {"x", "-1", "+1", " 1", "1 ", "1.0", "0x1", "99999999999999999999"}) {
+    ExpectRefused({{"FERRY_NODE_ID", value}}, "FERRY_NODE_ID=\"" + std::string(value) + "\"");
+  }
+  ExpectRefused({{"FERRY_NUM_NODES", "0"}}, "FERRY_NUM_NODES=\"0\"");
+  ExpectRefused(With(kSlurm, {{"SLURM_PROCID", "five"}}), "SLURM_PROCID=\"five\"");
+  ExpectRefused(With(kSlurm, {{"SLURM_LOCALID", "?"}}), "SLURM_LOCALID=\"?\"");
+}
+
+TEST(Identity, RefusesARankBeyondItsSize) {
+  ExpectRefused({{"FERRY_NODE_ID", "8"}, {"FERRY_NUM_NODES", "8"}},
+                "FERRY_NODE_ID=8 must be below FERRY_NUM_NODES=8");
+  ExpectRefused({{"RANK", "2"}, {"WORLD_SIZE", "2"}}, "RANK=2 must be below WORLD_SIZE=2");
+  ExpectRefused({{"FERRY_LOCAL_RANK", "4"}, {"FERRY_NUM_NODES", "4"}}, "FERRY_LOCAL_RANK=4");
+}
+
+TEST(Identity, RefusesWhatIsNoAddress) {
+  for (const char* value : {"head", "head:", ":80", "head:0", "head:65536", "a b:1", "::1:80"}) {
+    ExpectRefused({{"FERRY_COORDINATOR", value}}, std::string("FERRY_COORDINATOR=\"") + value);
+  }
+  EXPECT_EQ(Good({{"FERRY_COORDINATOR", "[::1]:80"}}).coordinator->value, "[::1]:80");
+}
+
+TEST(Identity, RefusesAGarbledNodeList) {
+  ExpectRefused(With(kSlurm, {{"SLURM_STEP_NODELIST", "gpu[1-"}}),
+                "SLURM_STEP_NODELIST=\"gpu[1-\" is not a Slurm node list");
+}
+
+TEST(Identity, SaysWhereEachPartCameFrom) {
+  EXPECT_EQ(Describe(Good(kSlurm)),
+            "node 5 of 8 (SLURM_PROCID, SLURM_STEP_NUM_TASKS), first host gpu003 "
+            "(SLURM_STEP_NODELIST)");
+  EXPECT_THAT(Describe(Good({})), HasSubstr("names no node id"));
+}
+
+TEST(FirstSlurmHost, ExpandsTheFirstBracket) {
+  EXPECT_EQ(*FirstSlurmHost("gpu7"), "gpu7");
+  EXPECT_EQ(*FirstSlurmHost("a,b"), "a");
+  EXPECT_EQ(*FirstSlurmHost("gpu[003-010,12],login1"), "gpu003");
+  EXPECT_EQ(*FirstSlurmHost("gpu[12,14]"), "gpu12");
+  EXPECT_EQ(*FirstSlurmHost("rack[1-2]node[01-04]"), "rack1node01");
+  EXPECT_EQ(*FirstSlurmHost("gpu[1-2].cluster.example"), "gpu1.cluster.example");
+}
+
+TEST(FirstSlurmHost, RefusesBracketsThatDoNotMatch) {
+  for (const char* nodelist : {"", ",a", "a[", "a[]", "a[x]", "a]", "a[1-2", "[,2]"}) {
+    EXPECT_FALSE(FirstSlurmHost(nodelist).ok()) << nodelist;
+  }
+}
+
+}  // namespace
+}  // namespace ferry

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a launched process finds in its environment.
+#include "runtime/launch_environment.h"
+
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace ferry {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+LaunchOptions Options() {
+  LaunchOptions options;
+  options.command = {"true"};
+  options.local_count = 4;
+  options.machine_count = 2;
+  options.machine_index = 1;
+  options.coordinator = "head:8476";
+  return options;
+}
+
+std::vector<std::string> Compose(const LaunchOptions& options, int local_rank,
+                                 const std::vector<std::string>& inherited = {}) {
+  absl::StatusOr<std::vector<std::string>> environment =
+      ComposeEnvironment(options, local_rank, inherited);
+  EXPECT_TRUE(environment.ok()) << environment.status();
+  return environment.ok() ? *std::move(environment) : std::vector<std::string>();
+}
+
+void ExpectRefused(const LaunchOptions& options, const std::string& complaint) {
+  const absl::Status status = CheckLaunchOptions(options);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << complaint;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(complaint));
+}
+
+TEST(ComposeEnvironment, CountsRanksOverAllMachines) {
+  const std::vector<std::string> environment = Compose(Options(), 2);
+  for (const char* entry :
+       {"FERRY_COORDINATOR=head:8476", "FERRY_NODE_ID=6", "FERRY_NUM_NODES=8", "FERRY_LOCAL_RANK=2",
+        "FERRY_LOCAL_SIZE=4", "RANK=6", "WORLD_SIZE=8", "LOCAL_RANK=2", "LOCAL_WORLD_SIZE=4",
+        "JAX_COORDINATOR_ADDRESS=head:8476", "JAX_COORDINATOR_BIND_ADDRESS=127.0.0.1:0",
+        "JAX_NUM_PROCESSES=8", "JAX_PROCESS_ID=6"}) {
+    EXPECT_THAT(environment, Contains(entry));
+  }
+}
+
+TEST(ComposeEnvironment, KeepsWhatItDoesNotSet) {
+  EXPECT_THAT(Compose(Options(), 0, {"HOME=/root", "RANKING=1", "odd"}),
+              ::testing::IsSupersetOf({"HOME=/root", "RANKING=1", "odd"}));
+}
+
+TEST(ComposeEnvironment, ReplacesWhatAnOuterLauncherSet) {
+  const std::vector<std::string> environment =
+      Compose(Options(), 0, {"RANK=99", "FERRY_NODE_ID=99"});
+  EXPECT_THAT(environment, Not(Contains("RANK=99")));
+  EXPECT_THAT(environment, Not(Contains("FERRY_NODE_ID=99")));
+  EXPECT_THAT(environment, Contains("RANK=4"));
+}
+
+TEST(ComposeEnvironment, PutsTheMasterBesideTheCoordinatorAndNotOnItsPort) {
+  const std::vector<std::string> environment = Compose(Options(), 0);
+  EXPECT_THAT(environment, Contains("MASTER_ADDR=head"));
+  EXPECT_THAT(environment, Contains("MASTER_PORT=8477"));
+}
+
+TEST(ComposeEnvironment, TakesTheMasterItIsGiven) {
+  LaunchOptions options = Options();
+  options.master = "[fe80::1]:29500";
+  const std::vector<std::string> environment = Compose(options, 0, {"MASTER_ADDR=other"});
+  EXPECT_THAT(environment, Contains("MASTER_ADDR=fe80::1"));
+  EXPECT_THAT(environment, Contains("MASTER_PORT=29500"));
+}
+
+TEST(ComposeEnvironment, KeepsAnInheritedMasterOfSeveralMachines) {
+  // The coordinator may live on a machine of its own, where rank 0 cannot bind anything.
+  const std::vector<std::string> environment =
+      Compose(Options(), 0, {"MASTER_ADDR=gpu1", "MASTER_PORT=29500"});
+  EXPECT_THAT(environment, Contains("MASTER_ADDR=gpu1"));
+  EXPECT_THAT(environment, Contains("MASTER_PORT=29500"));
+}
+
+TEST(ComposeEnvironment, LeavesGpusAloneUnlessAsked) {
+  EXPECT_THAT(Compose(Options(), 0), Not(Contains(StartsWith("CUDA_VISIBLE_DEVICES"))));
+  EXPECT_THAT(Compose(Options(), 0, {"CUDA_VISIBLE_DEVICES=5"}),
+              Contains("CUDA_VISIBLE_DEVICES=5"));
+}
+
+TEST(ComposeEnvironment, GivesEachProcessItsGpus) {
+  LaunchOptions options = Options();
+  options.gpus_per_process = 1;
+  EXPECT_THAT(Compose(options, 3), Contains("CUDA_VISIBLE_DEVICES=3"));
+  options.gpus_per_process = 2;
+  EXPECT_THAT(Compose(options, 3), Contains("CUDA_VISIBLE_DEVICES=6,7"));
+}
+
+TEST(ComposeEnvironment, CutsTheInheritedGpusUp) {
+  // A scheduler gave us these and not the others.
+  LaunchOptions options = Options();
+  options.gpus_per_process = 1;
+  const std::vector<std::string> inherited = {"CUDA_VISIBLE_DEVICES=4,GPU-6d3f,6,7"};
+  EXPECT_THAT(Compose(options, 1, inherited), Contains("CUDA_VISIBLE_DEVICES=GPU-6d3f"));
+  EXPECT_THAT(Compose(options, 1, inherited), Not(Contains(inherited[0])));
+}
+
+TEST(ComposeEnvironment, RefusesTooFewInheritedGpus) {
+  LaunchOptions options = Options();
+  options.gpus_per_process = 1;
+  const std::vector<std::string> inherited = {"CUDA_VISIBLE_DEVICES=0,1,2"};
+  // Rank 0 as well, though there would be a device for it: half a job helps nobody.
+  const absl::Status status = ComposeEnvironment(options, 0, inherited).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("CUDA_VISIBLE_DEVICES=0,1,2 has 3 devices"));
+}
+
+TEST(CheckLaunchOptions, AcceptsSensibleOnes) {
+  EXPECT_TRUE(CheckLaunchOptions(Options()).ok());
+  LaunchOptions options = Options();
+  options.grace = absl::ZeroDuration();
+  EXPECT_TRUE(CheckLaunchOptions(options).ok());
+}
+
+TEST(CheckLaunchOptions, NamesTheOptionThatIsWrong) {
+  const LaunchOptions good = Options();
+  LaunchOptions bad = good;
+  bad.command = {};
+  ExpectRefused(bad, "no command");
+  bad = good;
+  bad.local_count = 0;
+  ExpectRefused(bad, "nproc is 0");
+  bad = good;
+  bad.local_count = 1 << 20;
+  ExpectRefused(bad, "nproc is 1048576");
+  bad = good;
+  bad.machine_index = 2;
+  ExpectRefused(bad, "node-id is 2, not a number from 0 to 1");
+  bad = good;
+  bad.machine_index = -1;
+  ExpectRefused(bad, "node-id is -1");
+  bad = good;
+  bad.gpus_per_process = -1;
+  ExpectRefused(bad, "gpus-per-proc is -1");
+  bad = good;
+  bad.coordinator = "head";
+  ExpectRefused(bad, "coordinator \"head\" is not HOST:PORT");
+  bad = good;
+  bad.master = "head:70000";
+  ExpectRefused(bad, "master \"head:70000\" is not HOST:PORT");
+  bad = good;
+  bad.grace = absl::Seconds(-1);
+  ExpectRefused(bad, "grace");
+  bad = good;
+  bad.grace = absl::InfiniteDuration();
+  ExpectRefused(bad, "grace");
+  bad = good;
+  bad.max_line_bytes = 0;
+  ExpectRefused(bad, "line");
+}
+
+}  // namespace
+}  // namespace ferry
