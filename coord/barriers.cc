@@ -266,6 +266,11 @@ void Barriers::RemoveArrival(const std::string& id, TaskId task) {
   } else {
     --barrier.counter;
     barrier.is_over = true;
+    if (barrier.finish == 0 && !barrier.one_shot) {
+      barrier.finish = ++last_finish_;
+      finished_.emplace(barrier.finish, id);
+      ForgetOldResults();
+    }
   }
 }
 

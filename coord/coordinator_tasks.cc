@@ -133,6 +133,15 @@ void Coordinator::Connect(const Registration& registration) {
   const Task& task = membership_.task(registration.task);
   // A new life may have other devices.
   if (task.incarnation != registration.incarnation) topology_.Forget(registration.task);
+  const bool is_another_life =
+      task.last_heartbeat != absl::InfinitePast() && task.incarnation != registration.incarnation;
+  if (is_another_life) {
+    // What the former one did at barriers, even late messages of it, does not count for this one.
+    barriers_.WithdrawArrivalsOf(
+        registration.task,
+        absl::CancelledError(absl::StrCat(jobs_.Name(registration.task),
+                                          " has restarted; its earlier call is void")));
+  }
   membership_.SetFacts(registration.task, registration.facts, registration.recoverable);
   membership_.Connect(registration.task, registration.incarnation, Now());
 }

@@ -66,6 +66,7 @@ absl::StatusOr<int64_t> Store::Put(absl::string_view key, std::string value, boo
   }
   ++revision_;
   Set(key, std::move(value));
+  Wake(key);
   return revision_;
 }
 
@@ -98,6 +99,8 @@ absl::StatusOr<int64_t> Store::Put(std::vector<std::pair<std::string, std::strin
   }
   if (!entries.empty()) ++revision_;
   for (auto& [key, value] : entries) Set(key, std::move(value));
+  // Only now: whoever waits for several of them sees all or none.
+  for (const auto& [key, value] : entries) Wake(key);
   return revision_;
 }
 
@@ -113,7 +116,6 @@ void Store::Set(absl::string_view key, std::string value) {
   stored_bytes_ += shared->size();
   found->second = Stored{std::move(shared), revision_};
   Notify(/*deleted=*/false, key, found->second);
-  Wake(key);
 }
 
 std::optional<StoreEntry> Store::Find(absl::string_view key) const {

@@ -125,6 +125,7 @@ class Store final {
   };
 
   absl::Status CheckLimits(absl::string_view key, size_t value_bytes) const;
+  // Wakes nobody yet.
   void Set(absl::string_view key, std::string value);
   void Notify(bool deleted, absl::string_view key, const Stored& stored);
   // Index of the first absent key, or keys.size().

@@ -24,7 +24,6 @@ namespace {
 
 // PCI class prefixes. Source: NCCL src/graph/topo.cc, kvDictPciClass.
 constexpr absl::string_view kGpuClass = "0x03";
-constexpr absl::string_view kSwitchClass = "0x068000";
 constexpr absl::string_view kNpuClass = "0x068001";  // the NVLink bridge of POWER CPUs
 
 // A pci element on the way from the CPU down to a GPU.
