@@ -34,9 +34,6 @@ WaitId Coordinator::RegisterTask(Registration registration, StatusCallback done)
       return Answer(std::move(done), absl::OkStatus());
     }
     if (IsRecoverable(id)) {
-      barriers_.WithdrawArrivalsOf(
-          id, absl::CancelledError(
-                  absl::StrCat(jobs_.Name(id), " has restarted; its earlier call is void")));
       Connect(registration);
       Settle();
       return Answer(std::move(done), absl::OkStatus());
