@@ -274,9 +274,11 @@ void Barriers::RemoveArrival(const std::string& id, TaskId task) {
   }
 }
 
-void Barriers::FailThoseOf(TaskId task, const absl::Status& why) {
+void Barriers::FailThoseOf(TaskId task, const absl::Status& why, absl::string_view spared) {
   std::vector<std::string> open;
-  for (const auto& [deadline, id] : open_by_deadline_) open.push_back(id);
+  for (const auto& [deadline, id] : open_by_deadline_) {
+    if (id != spared) open.push_back(id);
+  }
   for (const std::string& id : open) {
     const auto found = barriers_.find(id);
     if (found == barriers_.end() || found->second.is_over) continue;
@@ -289,15 +291,17 @@ void Barriers::FailThoseOf(TaskId task, const absl::Status& why) {
 }
 
 void Barriers::WithdrawArrivalsOf(TaskId task, const absl::Status& why) {
-  std::vector<std::pair<std::string, WaitId>> arrivals;
-  for (const auto& [deadline, id] : open_by_deadline_) {
-    const Barrier& barrier = barriers_.find(id)->second;
-    const auto slot = barrier.arrivals.find(task);
-    if (slot != barrier.arrivals.end()) arrivals.emplace_back(id, slot->second.wait);
-  }
-  for (const auto& [id, wait] : arrivals) {
-    if (!Cancel(wait, why, /*withdraw=*/true)) RemoveArrival(id, task);
-  }
+  std::vector<std::string> open;
+  for (const auto& [deadline, id] : open_by_deadline_) open.push_back(id);
+  for (const std::string& id : open) WithdrawArrivalAt(id, task, why);
+}
+
+void Barriers::WithdrawArrivalAt(const std::string& id, TaskId task, const absl::Status& why) {
+  const auto found = barriers_.find(id);
+  if (found == barriers_.end() || found->second.is_over) return;
+  const auto slot = found->second.arrivals.find(task);
+  if (slot == found->second.arrivals.end()) return;
+  if (!Cancel(slot->second.wait, why, /*withdraw=*/true)) RemoveArrival(id, task);
 }
 
 void Barriers::Clear(const absl::Status& why) {

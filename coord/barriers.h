@@ -76,8 +76,10 @@ class Barriers final {
   // taken back as well. False when the wait is over.
   bool Cancel(WaitId wait, const absl::Status& why, bool withdraw);
 
-  // `task` has left or failed: open barriers that need it end with `why`.
-  void FailThoseOf(TaskId task, const absl::Status& why);
+  // `task` has left or failed: open barriers that need it end with `why`, except `spared`.
+  void FailThoseOf(TaskId task, const absl::Status& why, absl::string_view spared);
+  // Takes the arrival of `task` at `id` back, if there is one; its caller gets `why`.
+  void WithdrawArrivalAt(const std::string& id, TaskId task, const absl::Status& why);
   // `task` is starting anew: its arrivals are taken back with `why`; the barriers wait on.
   void WithdrawArrivalsOf(TaskId task, const absl::Status& why);
   // Ends every open barrier with `why` and forgets all.

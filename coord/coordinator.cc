@@ -234,6 +234,12 @@ std::vector<TaskId> Coordinator::JoiningTasks() const {
   return tasks;
 }
 
+const TaskFacts& Coordinator::FactsOf(TaskId task) const {
+  const auto joining = joining_.find(task);
+  return joining != joining_.end() ? joining->second.registration.facts
+                                   : membership_.task(task).facts;
+}
+
 std::vector<WaitInfo> Coordinator::Waits() const {
   std::vector<WaitInfo> waits;
   const auto add = [&waits](const WaitInfo& wait) { waits.push_back(wait); };

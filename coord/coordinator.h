@@ -153,6 +153,8 @@ class Coordinator final {
   absl::Time started() const { return started_; }
   // Tasks that wait at the register barrier.
   std::vector<TaskId> JoiningTasks() const;
+  // What a task told of itself when it registered; of one that waits there, what it tells now.
+  const TaskFacts& FactsOf(TaskId task) const;
   // Everything that waits now, for status reports.
   std::vector<WaitInfo> Waits() const;
   size_t wait_count() const;
@@ -196,6 +198,8 @@ class Coordinator final {
   absl::Status Disconnect(TaskId task, const absl::Status& why);
   // `task` has failed: it goes into error and its barriers fail; tells nobody else.
   void SetTaskError(TaskId task, absl::Status error);
+  // `task` can be at no barrier any more: those that need it fail, or wait for its return.
+  void LeaveBarriers(TaskId task, const absl::Status& why);
   void SetAllTasksError(const absl::Status& error);
   // Tells the others of an error of `sources`, in the way their generation of clients listens.
   void Propagate(const absl::Status& error, absl::Span<const TaskId> sources);

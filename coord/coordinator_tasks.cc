@@ -114,7 +114,7 @@ void Coordinator::StopJoining(TaskId id) {
 }
 
 void Coordinator::SettleRegisterBarrier() {
-  if (joining_.empty() || barriers_.IsOpen(RegisterBarrierId())) return;
+  if (joining_.empty() || !barriers_.IsOver(RegisterBarrierId())) return;
   const bool passed = barriers_.HasPassed(RegisterBarrierId());
   const auto joining = std::exchange(joining_, {});
   joining_deadlines_.clear();
@@ -222,10 +222,18 @@ void Coordinator::ExpireSilentTasks(absl::Time now) {
 void Coordinator::SetTaskError(TaskId id, absl::Status error) {
   membership_.SetError(id, error);
   // Its own poll has nothing more to tell; the client learns the rest by its heartbeat.
+  LeaveBarriers(id, error);
+}
+
+void Coordinator::LeaveBarriers(TaskId id, const absl::Status& why) {
+  // The others may go on waiting for it to join (again); everything else needs it now.
+  const absl::Status cancelled = absl::CancelledError(why.message());
+  barriers_.WithdrawArrivalAt(std::string(RegisterBarrierId()), id, cancelled);
+  StopJoining(id);
   if (IsRecoverable(id)) {
-    barriers_.WithdrawArrivalsOf(id, absl::CancelledError(error.message()));
+    barriers_.WithdrawArrivalsOf(id, cancelled);
   } else {
-    barriers_.FailThoseOf(id, error);
+    barriers_.FailThoseOf(id, why, RegisterBarrierId());
   }
 }
 
@@ -280,11 +288,7 @@ absl::Status Coordinator::Disconnect(TaskId id, const absl::Status& why) {
         absl::StrCat(jobs_.Name(id), " has already disconnected or was never registered")));
   }
   membership_.Disconnect(id, Now());
-  if (IsRecoverable(id)) {
-    barriers_.WithdrawArrivalsOf(id, absl::CancelledError(why.message()));
-  } else {
-    barriers_.FailThoseOf(id, why);
-  }
+  LeaveBarriers(id, why);
   if (const auto poll = polls_.find(id); poll != polls_.end()) {
     Answer(std::move(poll->second.done), CoordinationError(absl::CancelledError(why.message())));
     polls_.erase(poll);

@@ -46,7 +46,7 @@ void FillBarrier(const BarrierInfo& info, absl::Time now, v1::BarrierStatus& out
 }  // namespace
 
 void FillTaskInfo(const Coordinator& coordinator, const TaskInfo& info, v1::TaskInfo& out) {
-  const Task& task = coordinator.membership().task(info.task);
+  const TaskFacts& facts = coordinator.FactsOf(info.task);
   out.set_node_id(info.task.value());
   out.set_state(static_cast<v1::TaskState>(info.state));
   out.set_incarnation(info.incarnation.value());
@@ -54,12 +54,12 @@ void FillTaskInfo(const Coordinator& coordinator, const TaskInfo& info, v1::Task
     out.set_error_code(static_cast<int>(info.status.code()));
     out.set_error_message(std::string(info.status.message()));
   }
-  out.set_observed_address(task.facts.observed_address);
-  out.set_host_name(task.facts.host_name);
-  out.set_boot_id(task.facts.boot_id);
-  out.set_process_id(task.facts.process_id);
-  out.set_service(task.facts.service);
-  out.set_progress(task.progress);
+  out.set_observed_address(facts.observed_address);
+  out.set_host_name(facts.host_name);
+  out.set_boot_id(facts.boot_id);
+  out.set_process_id(facts.process_id);
+  out.set_service(facts.service);
+  out.set_progress(coordinator.membership().task(info.task).progress);
   const auto [job, number] = coordinator.jobs().Locate(info.task);
   out.set_job_name(std::string(job));
   out.set_task_in_job(number);

@@ -84,7 +84,7 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
     for (const auto& task : request.tasks()) {
       const absl::StatusOr<TaskId> resolved = Resolve(task);
       // Unknown ones are the barrier's concern: it fails for everyone.
-      arrival.tasks.push_back(resolved.ok() ? *resolved : kNoTask);
+      arrival.tasks.push_back(resolved.ok() ? *resolved : UnknownTask(Base::JobsOf(edge_), task));
     }
     return Park([&](Coordinator& coordinator, ParkedCall* call) {
       return coordinator.Barrier(std::move(arrival), [call, &edge = edge_,

@@ -16,9 +16,11 @@ namespace {
 struct MethodEntry {
   const char* name;
   CoordinationMethod method;
+  // Not under the tensorflow name.
+  bool only_xla = false;
 };
 
-// Every method of every generation; both services serve them all.
+// Every method of every generation.
 constexpr MethodEntry kMethods[] = {
     {"RegisterTask", CoordinationMethod::kRegisterTask},
     {"Heartbeat", CoordinationMethod::kHeartbeat},
@@ -30,7 +32,7 @@ constexpr MethodEntry kMethods[] = {
     {"GetTaskState", CoordinationMethod::kGetTaskState},
     {"GetJobState", CoordinationMethod::kGetJobState},
     {"WatchJobState", CoordinationMethod::kWatch},
-    {"WatchTasks", CoordinationMethod::kWatch},
+    {"WatchTasks", CoordinationMethod::kWatch, /*only_xla=*/true},
     {"InsertKeyValue", CoordinationMethod::kInsertKeyValue},
     {"GetKeyValue", CoordinationMethod::kGetKeyValue},
     {"TryGetKeyValue", CoordinationMethod::kTryGetKeyValue},
@@ -51,6 +53,7 @@ class CoordinationService final : public RawService {
                               ? "/tensorflow.CoordinationService/"
                               : "/xla.coordination.CoordinationService/";
     for (const MethodEntry& entry : kMethods) {
+      if (entry.only_xla && path != CoordinationPath::kXla) continue;
       paths_.push_back(std::make_unique<std::string>(absl::StrCat(service, entry.name)));
       AddUnary(paths_.back()->c_str(),
                [this, path, &entry](grpc::CallbackServerContext* context,

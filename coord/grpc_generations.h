@@ -23,6 +23,11 @@ inline absl::StatusOr<TaskId> ToTask(const Jobs& jobs, const tensorflow::Coordin
 inline absl::StatusOr<TaskId> ToTask(const Jobs& jobs, int32_t number) {
   return jobs.Resolve(number);
 }
+// The id to report when a task cannot be resolved: its number, unless that would be another's.
+inline TaskId UnknownTask(const Jobs& jobs, const tensorflow::CoordinatedTask& task) {
+  return jobs.Contains(TaskId(task.task_id())) ? kNoTask : TaskId(task.task_id());
+}
+inline TaskId UnknownTask(const Jobs&, int32_t number) { return TaskId(number); }
 inline bool SaysRecoverable(const tensorflow::CoordinatedTask& task) { return task.recoverable(); }
 inline bool SaysRecoverable(int32_t) { return false; }
 

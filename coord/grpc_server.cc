@@ -12,6 +12,7 @@
 #include <grpcpp/server_builder.h>
 
 #include "absl/base/call_once.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
@@ -45,9 +46,14 @@ int Milliseconds(absl::Duration duration) {
 absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
     ServerOptions options) {
   const size_t colon = options.listen.rfind(':');
-  if (colon == std::string::npos || colon + 1 == options.listen.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("\"", options.listen, "\" is not HOST:PORT (port 0 takes a free one)"));
+  // gRPC would take a port beyond the range modulo 65536 and listen somewhere else.
+  int port = -1;
+  const bool is_address = colon != std::string::npos && colon > 0 &&
+                          absl::SimpleAtoi(options.listen.substr(colon + 1), &port) && port >= 0 &&
+                          port <= 65535;
+  if (!is_address) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "\"", options.listen, "\" is not HOST:PORT with a port up to 65535 (0 takes a free one)"));
   }
   FERRY_ASSIGN_OR_RETURN(
       std::unique_ptr<Coordinator> coordinator,

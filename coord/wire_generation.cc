@@ -69,6 +69,19 @@ bool IsIncarnations(absl::string_view bytes) {
   return true;
 }
 
+// A task as a message: its job at 1, which every client fills, and numbers at 2 and 3. A packed
+// list of numbers does not read like this.
+bool IsNamedTask(absl::string_view bytes) {
+  bool has_job = false;
+  Field field;
+  while (!bytes.empty()) {
+    if (!ReadField(bytes, field) || field.number > 3) return false;
+    if (field.type != (field.number == 1 ? kBytes : kVarint)) return false;
+    has_job |= field.number == 1;
+  }
+  return has_job;
+}
+
 // The number of the field that names the calling task in the older layouts; 0: there is none.
 uint64_t SourceField(absl::string_view method) {
   if (method == "Heartbeat" || method == "Barrier") return 4;
@@ -96,8 +109,9 @@ WireGeneration TellGeneration(absl::string_view method, absl::string_view reques
   const uint64_t source = SourceField(method);
   bool has_first = false;
   bool has_incarnations = false;
-  bool second_is_new = false;
+  int second_type = -1;
   int source_type = -1;
+  bool is_named_task = false;
   Field field;
   for (absl::string_view rest = request; !rest.empty();) {
     if (!ReadField(rest, field)) return WireGeneration::kIncarnations;
@@ -105,9 +119,11 @@ WireGeneration TellGeneration(absl::string_view method, absl::string_view reques
       has_first = true;
       has_incarnations = field.type == kBytes && IsIncarnations(field.content);
     }
-    // Without field 1 a key, barrier id or heartbeat incarnation at 2 can only be the new layout.
-    if (field.number == 2 && (field.type == kBytes || field.type == kFixed64)) second_is_new = true;
-    if (field.number == source) source_type = field.type;
+    if (field.number == 2) second_type = field.type;
+    if (field.number == source) {
+      source_type = field.type;
+      is_named_task = field.type == kBytes && IsNamedTask(field.content);
+    }
   }
   if (method == "RegisterTask") {
     // Both layouts with numbers are the same here, and so are the answers.
@@ -119,9 +135,19 @@ WireGeneration TellGeneration(absl::string_view method, absl::string_view reques
   }
   if (!IsOldOnly(method)) {
     if (has_incarnations) return WireGeneration::kIncarnations;
-    if (!has_first && (second_is_new || request.empty())) return WireGeneration::kIncarnations;
-    // A task number at 2 with nothing before it: Poll and Shutdown of the new layout.
-    if (!has_first && source == 1) return WireGeneration::kIncarnations;
+    if (!has_first) {
+      // The list of task 0, whose number is left out; the new layout has its list at 3.
+      if (method == "GetAliveTasks" && second_type == kBytes) return WireGeneration::kNumberedTasks;
+      // A key, a barrier id or a heartbeat's incarnation at 2 can only be the new layout; so can a
+      // task's number at 2 where the older ones have it at 1.
+      const bool second_is_new = second_type == kBytes || second_type == kFixed64;
+      if (second_is_new || request.empty() || source == 1) return WireGeneration::kIncarnations;
+    }
+  }
+  if (method == "GetTaskState") {
+    // Lists both: of messages, or of packed numbers.
+    const bool is_named = is_named_task || source_type == -1;
+    return is_named ? WireGeneration::kNamedTasks : WireGeneration::kNumberedTasks;
   }
   if (source == 0 || source_type == kBytes) return WireGeneration::kNamedTasks;
   return WireGeneration::kNumberedTasks;
