@@ -144,8 +144,9 @@ absl::StatusOr<std::vector<std::pair<int, uint64_t>>> Agent::AliveNodes(std::vec
                                                                         absl::Duration timeout) {
   v1::Request request;
   for (const int node : nodes) request.mutable_get_alive()->add_nodes(node);
-  FERRY_ASSIGN_OR_RETURN(const v1::Reply reply, impl_->Ask(std::move(request), timeout,
-                                                           "the nodes that are alive to ask"));
+  FERRY_ASSIGN_OR_RETURN(const v1::Reply reply,
+                         impl_->Ask(std::move(request), timeout, "the nodes that are alive to ask",
+                                    /*keeps_time=*/true));
   std::vector<std::pair<int, uint64_t>> alive;
   for (const v1::TaskInfo& task : reply.tasks()) {
     alive.emplace_back(task.node_id(), task.incarnation());

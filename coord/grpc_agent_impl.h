@@ -56,14 +56,17 @@ class Agent::Impl final {
   void Fail(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Sends `request` and waits for the good reply.
-  absl::StatusOr<v1::Reply> Ask(v1::Request request, absl::Duration timeout, std::string what) {
+  absl::StatusOr<v1::Reply> Ask(v1::Request request, absl::Duration timeout, std::string what,
+                                bool keeps_time = false) {
     absl::Notification answered;
     absl::StatusOr<v1::Reply> answer = absl::UnknownError("no answer");
-    link_->Call(std::move(request), std::min(timeout, kLongestWait), std::move(what),
-                [&](absl::StatusOr<v1::Reply> reply) {
-                  answer = std::move(reply);
-                  answered.Notify();
-                });
+    link_->Call(
+        std::move(request), std::min(timeout, kLongestWait), std::move(what),
+        [&](absl::StatusOr<v1::Reply> reply) {
+          answer = std::move(reply);
+          answered.Notify();
+        },
+        keeps_time);
     answered.WaitForNotification();
     return Checked(std::move(answer));
   }

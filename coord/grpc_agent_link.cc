@@ -150,7 +150,7 @@ uint64_t AgentLink::SendLocked(v1::Request request) {
 }
 
 uint64_t AgentLink::Call(v1::Request request, absl::Duration timeout, std::string what,
-                         ReplyCallback done) {
+                         ReplyCallback done, bool keeps_time) {
   absl::MutexLock lock(&mu_);
   if (!lost_.ok()) {
     deferred_.push_back([done = std::move(done), why = lost_]() mutable { std::move(done)(why); });
@@ -158,7 +158,7 @@ uint64_t AgentLink::Call(v1::Request request, absl::Duration timeout, std::strin
     return 0;
   }
   const absl::Time now = SteadyClock().Now();
-  const absl::Time deadline = now + timeout + kAnswerMargin;
+  const absl::Time deadline = now + timeout + (keeps_time ? absl::ZeroDuration() : kAnswerMargin);
   const uint64_t id = last_request_id_ + 1;
   pending_.emplace(id, Pending{now, deadline, std::move(what), std::move(done)});
   if (deadlines_.empty() || deadline < deadlines_.begin()->first) changed_.SignalAll();
@@ -364,7 +364,11 @@ void AgentLink::ExpireLocked(absl::Time now, Ready& ready) {
     std::string why = absl::StrCat("waited ", ShortDuration(now - pending->second.since), " for ",
                                    pending->second.what);
     if (!is_attached_) absl::StrAppend(&why, "; ", OutOfReachLocked(now));
+    // It need not stay parked there.
+    v1::Request cancel;
+    cancel.mutable_cancel()->set_request_id(pending->first);
     EndLocked(pending, absl::DeadlineExceededError(why), ready);
+    SendLocked(std::move(cancel));
   }
 }
 

@@ -59,10 +59,11 @@ class AgentLink final {
   // Waits for the first Welcome.
   absl::StatusOr<v1::Welcome> WaitUntilAttached() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // `timeout`: for an answer to come; one that the coordinator keeps by itself gets some time more.
+  // `timeout`: for an answer to come. The coordinator keeps the time of requests that carry one,
+  // and the agent only some seconds later; with `keeps_time` the agent does it to the moment.
   // `what`: for messages. Returns the request's id.
-  uint64_t Call(v1::Request request, absl::Duration timeout, std::string what, ReplyCallback done)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  uint64_t Call(v1::Request request, absl::Duration timeout, std::string what, ReplyCallback done,
+                bool keeps_time = false) ABSL_LOCKS_EXCLUDED(mu_);
   // Runs `callback` on the agent's thread.
   void Defer(absl::AnyInvocable<void() &&> callback) ABSL_LOCKS_EXCLUDED(mu_);
   // A request that is answered by events until it is cancelled.
