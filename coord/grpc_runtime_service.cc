@@ -19,7 +19,6 @@ namespace ferry::coord {
 namespace {
 
 constexpr int kProtocolVersion = 3;
-constexpr absl::Duration kEnumerateTimeout = absl::Minutes(5);
 
 // Every client of a job has one session id, made from the coordinator's incarnation.
 uint64_t SessionId(const Coordinator& coordinator) {
@@ -159,14 +158,19 @@ class RuntimeService final : public RawService {
     const auto [is_member, epoch] = edge_.strand().Run([&](Coordinator& coordinator) {
       return std::make_pair(coordinator.jobs().Contains(TaskId(node)), coordinator.epoch());
     });
-    if (is_member) RememberLocal(node, epoch, request.local_topology());
+    if (edge_.CallerAt(context.server->peer()) != TaskId(node)) {
+      return context.Fail(ToGrpcStatus(absl::InvalidArgumentError(absl::StrCat(
+          "the topology says node ", node, ", which is not the node of this connection"))));
+    }
+    // One that will be refused is not kept.
+    if (is_member && Validate(*local).ok()) RememberLocal(node, epoch, request.local_topology());
     return Park(context, [&](Coordinator& coordinator, ParkedCall* call) {
       return coordinator.EnumerateDevices(
-          TaskId(node), *std::move(local), kEnumerateTimeout,
+          TaskId(node), *std::move(local), coordinator.options().enumerate_timeout,
           [this, call, legacy](absl::StatusOr<TopologyExchange::Result> result) {
             if (!result.ok()) return call->Finish(ToGrpcStatus(result.status()));
             ::xla::EnumerateDevicesResponse response;
-            const absl::StatusOr<std::string> global = Globalize(**result, legacy);
+            const absl::StatusOr<std::string> global = Globalize(*result, legacy);
             if (!global.ok()) return call->Finish(ToGrpcStatus(global.status()));
             response.set_global_topology(*global);
             call->Reply(response);
@@ -175,24 +179,32 @@ class RuntimeService final : public RawService {
   }
 
   // What a node said in XLA's own words, so that nothing it said is lost in translation.
-  // The latest counts: after a restart it may be another.
+  // The first counts: another one is refused by the coordinator.
   void RememberLocal(int32_t node, int64_t epoch, const std::string& bytes)
       ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     if (epoch != locals_epoch_) locals_.clear();
     locals_epoch_ = epoch;
-    locals_[node] = bytes;
+    locals_.try_emplace(node, bytes);
   }
 
-  absl::StatusOr<std::string> Globalize(const SharedTopology& shared, bool legacy)
+  // The answer to everyone, made once for each numbering.
+  absl::StatusOr<std::string> Globalize(const TopologyExchange::Result& result, bool legacy)
       ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
+    if (result != merged_from_) {
+      merged_from_ = result;
+      merged_.clear();
+    }
+    if (const auto made = merged_.find(legacy); made != merged_.end()) return made->second;
     std::vector<std::string> locals;
-    for (const LocalTopology& node : shared.topology.nodes()) {
+    for (const LocalTopology& node : result->topology.nodes()) {
       const auto told = locals_.find(node.node_id);
       locals.push_back(told != locals_.end() ? told->second : ToXlaTopology(node));
     }
-    return MergeXlaTopologies(locals, legacy);
+    absl::StatusOr<std::string> merged = MergeXlaTopologies(locals, legacy);
+    if (merged.ok()) merged_.emplace(legacy, *merged);
+    return merged;
   }
 
   Reactor* Heartbeat(const UnaryContext& context, const ::xla::HeartbeatRequest& request) {
@@ -295,6 +307,9 @@ class RuntimeService final : public RawService {
   absl::flat_hash_map<int32_t, std::string> locals_ ABSL_GUARDED_BY(mu_);
   // The job that they are from.
   int64_t locals_epoch_ ABSL_GUARDED_BY(mu_) = 0;
+  // What Globalize made, by legacy, and from what.
+  TopologyExchange::Result merged_from_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<bool, std::string> merged_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace
