@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include <google/protobuf/message_lite.h>
 #include <grpcpp/server_context.h>
@@ -32,9 +33,12 @@ class Edge final {
 
   Strand& strand() { return strand_; }
 
-  // Which task calls from an address: the one that last registered or sent a heartbeat from it.
-  // Calls that do not name their task, such as a get, are put down to it in status reports.
+  // Which tasks call from an address: those that registered from it. Mostly one; processes that
+  // share a connection are several.
   void NoteCaller(const std::string& address, TaskId task) ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<TaskId> CallersAt(const std::string& address) const ABSL_LOCKS_EXCLUDED(mu_);
+  // The only one, or kNoTask. Calls that do not name their task, such as a get, are put down to it
+  // in status reports.
   TaskId CallerAt(const std::string& address) const ABSL_LOCKS_EXCLUDED(mu_);
 
   // Parked calls that were dropped because their client vanished or gave up.
@@ -45,7 +49,7 @@ class Edge final {
   Strand& strand_;
   std::atomic<int64_t> dropped_waits_{0};
   mutable absl::Mutex mu_;
-  absl::flat_hash_map<std::string, TaskId> callers_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<std::string, std::vector<TaskId>> callers_ ABSL_GUARDED_BY(mu_);
 };
 
 // A call that may wait. Owned by gRPC: deletes itself when the call is over. Holds no thread.

@@ -2,6 +2,7 @@
 // The seven methods of xla.DistributedRuntimeService.
 #include "coord/grpc_runtime_service.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -158,7 +159,8 @@ class RuntimeService final : public RawService {
     const auto [is_member, epoch] = edge_.strand().Run([&](Coordinator& coordinator) {
       return std::make_pair(coordinator.jobs().Contains(TaskId(node)), coordinator.epoch());
     });
-    if (edge_.CallerAt(context.server->peer()) != TaskId(node)) {
+    const std::vector<TaskId> callers = edge_.CallersAt(context.server->peer());
+    if (std::find(callers.begin(), callers.end(), TaskId(node)) == callers.end()) {
       return context.Fail(ToGrpcStatus(absl::InvalidArgumentError(absl::StrCat(
           "the topology says node ", node, ", which is not the node of this connection"))));
     }
@@ -223,9 +225,18 @@ class RuntimeService final : public RawService {
     return context.Reply(::xla::HeartbeatResponse());
   }
 
-  // These clients do not say who they are when they shut down: the connection tells.
+  // These clients do not say who they are when they shut down: the connection tells. Of several
+  // nodes on one connection each call shuts down the next; all of them have to call anyway.
+  TaskId TakeTurn(const std::string& address) ABSL_LOCKS_EXCLUDED(mu_) {
+    const std::vector<TaskId> callers = edge_.CallersAt(address);
+    if (callers.empty()) return kNoTask;
+    if (callers.size() == 1) return callers[0];
+    absl::MutexLock lock(&mu_);
+    return callers[turns_[address]++ % callers.size()];
+  }
+
   Reactor* Shutdown(const UnaryContext& context, const ::xla::ShutdownRequest& request) {
-    const TaskId caller = edge_.CallerAt(context.server->peer());
+    const TaskId caller = TakeTurn(context.server->peer());
     return Park(context, [&](Coordinator& coordinator, ParkedCall* call) -> WaitId {
       absl::Status status = CheckSession(coordinator, request.session_id());
       if (status.ok() && caller == kNoTask) {
@@ -307,6 +318,8 @@ class RuntimeService final : public RawService {
   absl::flat_hash_map<int32_t, std::string> locals_ ABSL_GUARDED_BY(mu_);
   // The job that they are from.
   int64_t locals_epoch_ ABSL_GUARDED_BY(mu_) = 0;
+  // Calls of Shutdown by connection, where several nodes share one.
+  absl::flat_hash_map<std::string, size_t> turns_ ABSL_GUARDED_BY(mu_);
   // What Globalize made, by legacy, and from what.
   TopologyExchange::Result merged_from_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<bool, std::string> merged_ ABSL_GUARDED_BY(mu_);
