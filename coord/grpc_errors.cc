@@ -15,12 +15,23 @@
 namespace ferry::coord {
 namespace {
 
-std::string Shortened(absl::string_view message) {
-  if (message.size() <= kMaxErrorMessageBytes) return std::string(message);
-  size_t end = kMaxErrorMessageBytes - 3;
-  // Not in the middle of a UTF-8 character.
-  while (end > 0 && (static_cast<uint8_t>(message[end]) & 0xc0) == 0x80) --end;
-  return absl::StrCat(message.substr(0, end), "...");
+// What a byte takes in the trailer: gRPC writes what is not plain ASCII, and '%', as %XX.
+size_t EncodedBytes(char c) {
+  const bool is_plain = c >= 0x20 && c <= 0x7e && c != '%';
+  return is_plain ? 1 : 3;
+}
+
+// The longest beginning of `text` that takes at most `max_encoded` bytes and ends between two UTF-8
+// characters; followed by "..." if something is missing.
+std::string Shortened(absl::string_view text, size_t max_encoded) {
+  size_t encoded = 0;
+  size_t end = 0;
+  while (end < text.size() && encoded + EncodedBytes(text[end]) <= max_encoded) {
+    encoded += EncodedBytes(text[end++]);
+  }
+  if (end == text.size()) return std::string(text);
+  while (end > 0 && (static_cast<uint8_t>(text[end]) & 0xc0) == 0x80) --end;
+  return absl::StrCat(text.substr(0, end), "...");
 }
 
 std::string OriginPayload(const ErrorOrigin& origin, const Jobs& jobs, WireGeneration generation) {
@@ -43,7 +54,8 @@ std::string OriginPayload(const ErrorOrigin& origin, const Jobs& jobs, WireGener
 
 grpc::Status WithPayloads(const absl::Status& status,
                           const tensorflow::distributed_runtime::GrpcPayloadContainer& payloads) {
-  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), Shortened(status.message()),
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()),
+                      Shortened(status.message(), kMaxErrorMessageBytes),
                       payloads.payloads().empty() ? std::string() : payloads.SerializeAsString());
 }
 
@@ -51,7 +63,8 @@ grpc::Status WithPayloads(const absl::Status& status,
 
 grpc::Status ToGrpcStatus(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
-  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), Shortened(status.message()));
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()),
+                      Shortened(status.message(), kMaxErrorMessageBytes));
 }
 
 grpc::Status ToGrpcStatus(const absl::Status& status, const Jobs& jobs, WireGeneration generation,
@@ -64,7 +77,8 @@ grpc::Status ToGrpcStatus(const absl::Status& status, const Jobs& jobs, WireGene
   }
   if (barrier.has_value()) {
     tensorflow::BarrierError error;
-    error.set_barrier_id(barrier->id);
+    // Clients read only the counter; an id of any length must not crowd it out.
+    error.set_barrier_id(Shortened(barrier->id, kMaxBarrierIdBytes));
     error.set_counter(barrier->counter);
     payloads[kBarrierErrorUrl] = error.SerializeAsString();
   }

@@ -30,8 +30,10 @@ struct BarrierErrorInfo {
   int64_t counter = 0;
 };
 
-// The longest message that is sent: trailers have room for 8 KiB in all.
+// The longest message that is sent, as it is encoded, and the longest barrier id beside it:
+// trailers have room for 8 KiB in all.
 inline constexpr size_t kMaxErrorMessageBytes = 3072;
+inline constexpr size_t kMaxBarrierIdBytes = 1024;
 
 // A plain error without payloads, for services that know none.
 grpc::Status ToGrpcStatus(const absl::Status& status);

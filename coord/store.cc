@@ -198,6 +198,13 @@ std::vector<StoreEntry> Store::Collect(const std::vector<std::string>& keys) con
 
 WaitId Store::Get(std::vector<std::string> keys, TaskId task, absl::Time now, absl::Time deadline,
                   GetCallback done) {
+  for (const std::string& key : keys) {
+    // Such a key can never be there.
+    if (absl::Status status = CheckLimits(key, 0); !status.ok()) {
+      completions_.Post(std::move(done), std::move(status));
+      return kNoWait;
+    }
+  }
   const size_t absent = FirstAbsent(keys, 0);
   if (absent == keys.size()) {
     completions_.Post(std::move(done), Collect(keys));
