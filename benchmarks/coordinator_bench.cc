@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// coordinator_bench [--quick] [--benchmark_filter=...]: what the coordinator costs beyond gRPC.
+// Servers are processes of their own; each floor is measured in turn with what it is the floor of.
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include <benchmark/benchmark.h>
+#include <grpcpp/grpcpp.h>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+
+#include "benchmarks/coordinator_bench.h"
+#include "benchmarks/support/server_process.h"
+
+int main(int argc, char** argv) {
+  ferry::bench::Plan plan;
+  absl::string_view serve;
+  int tasks = 1;
+  std::vector<char*> others;
+  for (int i = 0; i < argc; ++i) {
+    absl::string_view argument = argv[i];
+    if (argument == "--quick") {
+      plan = {.is_quick = true, .rounds = 3, .slice_s = 0.08};
+    } else if (absl::ConsumePrefix(&argument, "--serve=")) {
+      serve = argument;
+    } else if (absl::ConsumePrefix(&argument, "--tasks=")) {
+      if (!absl::SimpleAtoi(argument, &tasks)) return 2;
+    } else {
+      others.push_back(argv[i]);
+    }
+  }
+  if (!serve.empty()) return ferry::bench::Serve(serve, tasks);
+
+  int count = static_cast<int>(others.size());
+  benchmark::Initialize(&count, others.data());
+  if (benchmark::ReportUnrecognizedArguments(count, others.data())) return 2;
+  std::printf("gRPC %s, %lld open files allowed%s\n", grpc::Version().c_str(),
+              static_cast<long long>(ferry::bench::RaiseFileLimit()),
+              plan.is_quick ? ", quick" : "");
+  ferry::bench::RegisterKvBenchmarks(plan);
+  ferry::bench::RegisterStreamBenchmarks(plan);
+  ferry::bench::RegisterBarrierBenchmarks(plan);
+  ferry::bench::RegisterMemoryBenchmarks(plan);
+  ferry::bench::RegisterBootstrapBenchmarks(plan);
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+  // Not a test: on a shared machine a gate can be missed for reasons of its neighbours.
+  std::printf("\n%s", ferry::bench::GateTable().c_str());
+  return 0;
+}

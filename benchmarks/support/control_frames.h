@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Frames of ferry.v1.Control written and read by hand, so that a client costs next to nothing.
+#ifndef FERRY_BENCHMARKS_SUPPORT_CONTROL_FRAMES_H_
+#define FERRY_BENCHMARKS_SUPPORT_CONTROL_FRAMES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/slice.h>
+
+#include "absl/strings/string_view.h"
+
+#include "proto/ferry_control.pb.h"
+
+namespace ferry::bench {
+
+// Appends to a v1::ClientFrame.
+void AppendHello(const v1::Hello& hello, std::string& frame);
+void AppendAck(uint64_t sequence, std::string& frame);
+//   op: a v1::Request without its id, serialised.
+void AppendRequest(uint64_t id, absl::string_view op, std::string& frame);
+
+grpc::ByteBuffer ToBuffer(absl::string_view bytes);
+
+// What a simulated client needs of a v1::ServerFrame.
+struct ScannedFrame {
+  uint64_t sequence = 0;
+  int replies = 0;
+  // The first code that is not 0 of any reply, or 13 if the frame is malformed.
+  int code = 0;
+  bool has_blob = false;
+  // The frame, and where the blob is in it.
+  grpc::Slice bytes;
+  size_t blob_offset = 0;
+
+  absl::string_view blob() const {
+    return absl::string_view(reinterpret_cast<const char*>(bytes.begin()), bytes.size())
+        .substr(blob_offset);
+  }
+};
+
+ScannedFrame ScanFrame(const grpc::ByteBuffer& buffer);
+
+}  // namespace ferry::bench
+
+#endif  // FERRY_BENCHMARKS_SUPPORT_CONTROL_FRAMES_H_

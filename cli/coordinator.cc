@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// ferry coordinator: serves one job until it is told to stop.
+#include <csignal>
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+#include "base/status_macros.h"
+#include "cli/signals.h"
+#include "cli/verb.h"
+#include "coord/grpc_server.h"
+
+namespace ferry::cli {
+namespace {
+
+struct CoordinatorFlags {
+  int nodes = 0;
+  std::string job;
+  bool no_register_barrier = false;
+  bool no_reuse = false;
+  coord::ServerOptions server;
+};
+
+// "worker:4,ps:2", or a name alone with the count from --nodes.
+absl::StatusOr<std::vector<coord::JobSpec>> ParseJobs(const std::string& text, int nodes) {
+  std::vector<coord::JobSpec> specs;
+  for (const absl::string_view part : absl::StrSplit(text, ',')) {
+    const std::pair<std::string, std::string> fields =
+        absl::StrSplit(part, absl::MaxSplits(':', 1));
+    coord::JobSpec spec{fields.first, nodes};
+    if (!fields.second.empty() && !absl::SimpleAtoi(fields.second, &spec.tasks)) {
+      return absl::InvalidArgumentError(absl::StrCat("--job: \"", part, "\" is not NAME:COUNT"));
+    }
+    specs.push_back(std::move(spec));
+  }
+  return specs;
+}
+
+absl::StatusOr<int> Serve(CoordinatorFlags& flags) {
+  FERRY_ASSIGN_OR_RETURN(flags.server.coordinator.jobs, ParseJobs(flags.job, flags.nodes));
+  flags.server.coordinator.register_barrier = !flags.no_register_barrier;
+  flags.server.coordinator.reuse = !flags.no_reuse;
+  // Before any thread exists, so that all of them inherit the mask.
+  BlockedSignals signals({SIGINT, SIGTERM});
+  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<coord::CoordinatorServer> server,
+                         coord::CoordinatorServer::Create(flags.server));
+  std::printf("ferry coordinator listening on %s\n", server->address().c_str());
+  std::fflush(stdout);
+  const int signal = signals.Wait();
+  std::fprintf(stderr, "ferry coordinator: stopping (%s)\n",
+               signal == SIGINT ? "SIGINT" : "SIGTERM");
+  server->Stop();
+  return kDone;
+}
+
+}  // namespace
+
+Verb AddCoordinatorVerb(CLI::App& app) {
+  auto flags = std::make_shared<CoordinatorFlags>();
+  CLI::App& verb = *app.add_subcommand(
+      "coordinator", "Serve one job: membership, barriers, key-value store, topology");
+  coord::CoordinatorOptions& options = flags->server.coordinator;
+  flags->job = "jax_worker";
+  flags->server.listen = "0.0.0.0:9470";
+  verb.add_option("--nodes", flags->nodes, "processes of the job")->check(CLI::Range(1, 1000000));
+  verb.add_option("--listen", flags->server.listen, "where to listen; port 0 takes a free one")
+      ->type_name("HOST:PORT")
+      ->capture_default_str();
+  verb.add_option("--job", flags->job,
+                  "name of the job, or its named parts: worker:4,ps:2 (instead of --nodes)")
+      ->capture_default_str();
+  AddDuration(verb, "--heartbeat-timeout", options.heartbeat_timeout,
+              "a process that is silent for longer is taken for dead");
+  AddDuration(verb, "--connect-timeout", options.register_timeout,
+              "how long the first process waits for the others to join");
+  AddDuration(verb, "--shutdown-timeout", options.shutdown_timeout,
+              "how long a process that shuts down waits for the others; 0: not at all");
+  AddDuration(verb, "--enumerate-timeout", options.enumerate_timeout,
+              "how long a process waits for the devices of the others");
+  verb.add_flag("--recoverable", options.recoverable,
+                "processes may die and come back without failing the job");
+  verb.add_flag("--no-register-barrier", flags->no_register_barrier,
+                "let each process join at once instead of together");
+  verb.add_flag("--no-reuse", flags->no_reuse,
+                "do not let a new job begin when the old one is over");
+  verb.add_option("--max-key-bytes", options.max_key_bytes, "longest key")->capture_default_str();
+  verb.add_option("--max-value-bytes", options.max_value_bytes, "largest value")
+      ->capture_default_str();
+  verb.add_option("--max-store-bytes", options.max_store_bytes, "size of the whole store")
+      ->capture_default_str();
+  verb.add_option("--max-keys", options.max_keys, "keys in the store")->capture_default_str();
+  verb.add_option("--max-parked-waits", options.max_parked_waits, "calls that wait for keys")
+      ->capture_default_str();
+  AddDuration(verb, "--keepalive-time", flags->server.keepalive_time,
+              "probe a connection that is idle for this long");
+  AddDuration(verb, "--keepalive-timeout", flags->server.keepalive_timeout,
+              "drop it when the probe is not answered within this");
+  return [flags, &verb]() -> absl::StatusOr<int> {
+    if (flags->nodes == 0 && flags->job.find(':') == std::string::npos) {
+      return absl::InvalidArgumentError("say --nodes=N or --job=NAME:COUNT");
+    }
+    return Serve(*flags);
+  };
+}
+
+}  // namespace ferry::cli

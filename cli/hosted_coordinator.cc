@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// Starting a coordinator for the others, and not leaving before them.
+#include "cli/hosted_coordinator.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+#include "base/clock.h"
+#include "base/ranges.h"
+#include "base/status_macros.h"
+#include "cli/progress.h"
+#include "coord/coordinator.h"
+
+namespace ferry::cli {
+
+absl::StatusOr<std::unique_ptr<HostedCoordinator>> HostedCoordinator::OnThisMachine(int nodes) {
+  return Listen("127.0.0.1:0", nodes);
+}
+
+absl::StatusOr<std::unique_ptr<HostedCoordinator>> HostedCoordinator::At(const std::string& address,
+                                                                         int nodes) {
+  const bool is_local =
+      absl::StartsWith(address, "localhost:") || absl::StartsWith(address, "127.0.0.1:");
+  const std::string port = address.substr(address.rfind(':') + 1);
+  return Listen(absl::StrCat(is_local ? "127.0.0.1:" : "0.0.0.0:", port), nodes);
+}
+
+absl::StatusOr<std::unique_ptr<HostedCoordinator>> HostedCoordinator::Listen(std::string listen,
+                                                                             int nodes) {
+  coord::ServerOptions options;
+  options.listen = std::move(listen);
+  options.coordinator.jobs = {{"jax_worker", nodes}};
+  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<coord::CoordinatorServer> server,
+                         coord::CoordinatorServer::Create(std::move(options)));
+  return std::unique_ptr<HostedCoordinator>(new HostedCoordinator(std::move(server)));
+}
+
+std::string HostedCoordinator::ConnectedNodes() {
+  return server_->strand().Run([](coord::Coordinator& coordinator) {
+    std::vector<int> connected;
+    for (const coord::TaskInfo& task : coordinator.membership().Snapshot()) {
+      if (task.state == coord::TaskState::kConnected) connected.push_back(task.task.value());
+    }
+    return FormatRanges(connected);
+  });
+}
+
+void HostedCoordinator::WaitUntilAllLeft(absl::Duration patience) {
+  const absl::Time deadline = SteadyClock().Now() + patience;
+  const Progress progress(
+      [this] { return absl::StrCat("waiting for nodes ", ConnectedNodes(), " to leave"); });
+  // Nothing announces it, and a short pause at the end of a job harms nobody.
+  while (!ConnectedNodes().empty() && SteadyClock().Now() < deadline) {
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+}
+
+}  // namespace ferry::cli

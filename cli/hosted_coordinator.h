@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// HostedCoordinator: a coordinator inside a verb, for jobs whose launcher names none.
+#ifndef FERRY_CLI_HOSTED_COORDINATOR_H_
+#define FERRY_CLI_HOSTED_COORDINATOR_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+#include "coord/grpc_server.h"
+
+namespace ferry::cli {
+
+// Serves while it lives. Thread-safe. Threads: as CoordinatorServer.
+class HostedCoordinator final {
+ public:
+  // For this machine only, on a free port.
+  static absl::StatusOr<std::unique_ptr<HostedCoordinator>> OnThisMachine(int nodes);
+  // Where the nodes of the job look for it, see NodePlace::is_derived. Listens on every address of
+  // the machine, unless `address` is one that only this machine can reach.
+  static absl::StatusOr<std::unique_ptr<HostedCoordinator>> At(const std::string& address,
+                                                               int nodes);
+  ~HostedCoordinator() = default;
+
+  HostedCoordinator(const HostedCoordinator&) = delete;
+  HostedCoordinator& operator=(const HostedCoordinator&) = delete;
+
+  // HOST:PORT as it listens.
+  const std::string& address() const { return server_->address(); }
+
+  // Waits until no node is left, for at most `patience`; says on stderr whom it waits for.
+  void WaitUntilAllLeft(absl::Duration patience);
+
+ private:
+  explicit HostedCoordinator(std::unique_ptr<coord::CoordinatorServer> server)
+      : server_(std::move(server)) {}
+  static absl::StatusOr<std::unique_ptr<HostedCoordinator>> Listen(std::string listen, int nodes);
+  std::string ConnectedNodes();
+
+  const std::unique_ptr<coord::CoordinatorServer> server_;
+};
+
+}  // namespace ferry::cli
+
+#endif  // FERRY_CLI_HOSTED_COORDINATOR_H_

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// ferry kv: the key-value store of a running job, from the command line.
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "cli/progress.h"
+#include "cli/signals.h"
+#include "cli/table.h"
+#include "cli/tool_agent.h"
+#include "cli/verb.h"
+
+namespace ferry::cli {
+namespace {
+
+// A value on a line of `kv watch` and `kv ls --long`.
+constexpr size_t kMaxShownBytes = 120;
+
+struct KvFlags {
+  std::string coordinator;
+  std::string key;
+  std::string value;
+  std::string prefix;
+  absl::Duration timeout = absl::Seconds(10);
+  bool is_try = false;
+  bool overwrite = false;
+  bool recursive = false;
+  bool is_long = false;
+};
+
+absl::StatusOr<int> Get(const KvFlags& flags) {
+  FERRY_ASSIGN_OR_RETURN(const auto agent, ConnectTool(flags.coordinator));
+  absl::StatusOr<std::string> value;
+  if (flags.is_try) {
+    value = agent->TryGet(flags.key);
+  } else {
+    const Progress progress(absl::StrCat("waiting for key ", Quoted(flags.key)));
+    value = agent->Get(flags.key, flags.timeout);
+  }
+  if (flags.is_try && absl::IsNotFound(value.status())) {
+    return absl::NotFoundError(absl::StrCat("key ", Quoted(flags.key), " is not there"));
+  }
+  if (!value.ok()) return value.status();
+  std::fwrite(value->data(), 1, value->size(), stdout);
+  if (isatty(STDOUT_FILENO) == 1) std::fputc('\n', stdout);
+  return kDone;
+}
+
+absl::StatusOr<std::string> ReadStdin() {
+  std::string bytes;
+  char buffer[1 << 16];
+  ssize_t count = 0;
+  while ((count = read(STDIN_FILENO, buffer, sizeof(buffer))) != 0) {
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) {
+      return absl::UnavailableError(absl::StrCat("cannot read stdin: ", std::strerror(errno)));
+    }
+    bytes.append(buffer, count);
+  }
+  return bytes;
+}
+
+absl::StatusOr<int> Set(KvFlags& flags) {
+  if (flags.value == "-") {
+    FERRY_ASSIGN_OR_RETURN(flags.value, ReadStdin());
+  }
+  FERRY_ASSIGN_OR_RETURN(const auto agent, ConnectTool(flags.coordinator));
+  const absl::Status status = agent->Set(flags.key, flags.value, flags.overwrite);
+  if (absl::IsAlreadyExists(status)) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("key ", Quoted(flags.key), " is there already; --overwrite replaces it"));
+  }
+  if (!status.ok()) return status;
+  return kDone;
+}
+
+absl::StatusOr<int> List(const KvFlags& flags) {
+  FERRY_ASSIGN_OR_RETURN(const auto agent, ConnectTool(flags.coordinator));
+  FERRY_ASSIGN_OR_RETURN(const std::vector<coord::KeyValue> entries,
+                         agent->List(flags.prefix, /*keys_only=*/!flags.is_long));
+  if (!flags.is_long) {
+    for (const coord::KeyValue& entry : entries) std::printf("%s\n", Printable(entry.key).c_str());
+    return kDone;
+  }
+  std::vector<std::vector<std::string>> rows = {{"KEY", "BYTES", "REVISION", "VALUE"}};
+  for (const coord::KeyValue& entry : entries) {
+    rows.push_back({Printable(entry.key), absl::StrCat(entry.value.size()),
+                    absl::StrCat(entry.revision), Quoted(entry.value, kMaxShownBytes)});
+  }
+  std::fputs(FormatTable(rows).c_str(), stdout);
+  return kDone;
+}
+
+absl::StatusOr<int> Remove(const KvFlags& flags) {
+  FERRY_ASSIGN_OR_RETURN(const auto agent, ConnectTool(flags.coordinator));
+  FERRY_RETURN_IF_ERROR(agent->Delete(flags.key, flags.recursive));
+  return kDone;
+}
+
+// Why a watch ended, from the agent's thread.
+struct Loss {
+  absl::Mutex mu;
+  absl::Status status ABSL_GUARDED_BY(mu);
+};
+
+absl::StatusOr<int> Watch(const KvFlags& flags) {
+  BlockedSignals signals({SIGINT, SIGTERM});
+  Loss loss;
+  FERRY_ASSIGN_OR_RETURN(const auto agent,
+                         ConnectTool(flags.coordinator, [&loss, &signals](absl::Status status) {
+                           {
+                             absl::MutexLock lock(&loss.mu);
+                             loss.status = std::move(status);
+                           }
+                           signals.Wake();
+                         }));
+  const auto print = [](const coord::KeyChange& change) {
+    const std::string key = Printable(change.entry.key);
+    if (change.deleted) {
+      std::printf("rm %s\n", key.c_str());
+    } else {
+      std::printf("set %s %s\n", key.c_str(), Quoted(change.entry.value, kMaxShownBytes).c_str());
+    }
+    std::fflush(stdout);
+  };
+  FERRY_ASSIGN_OR_RETURN(const auto watch, agent->Watch(flags.prefix, print));
+  while (true) {
+    // Interrupting is how a watch is meant to end.
+    if (signals.WaitFor(absl::InfiniteDuration())) return kDone;
+    absl::MutexLock lock(&loss.mu);
+    if (!loss.status.ok()) return loss.status;
+  }
+}
+
+}  // namespace
+
+Verb AddKvVerb(CLI::App& app) {
+  auto flags = std::make_shared<KvFlags>();
+  CLI::App& kv = *app.add_subcommand("kv", "Read and write the key-value store of a running job");
+  kv.require_subcommand(1);
+  std::map<const CLI::App*, absl::StatusOr<int> (*)(KvFlags&)> actions;
+  const auto add = [&kv, &flags](const char* name, const char* description) {
+    CLI::App& action = *kv.add_subcommand(name, description);
+    AddCoordinatorFlag(action, flags->coordinator);
+    return &action;
+  };
+
+  CLI::App* get = add("get", "Wait for a key and write its bytes to stdout");
+  get->add_option("key", flags->key)->required()->type_name("KEY");
+  CLI::Option* timeout = AddDuration(*get, "--timeout", flags->timeout, "how long to wait for it");
+  get->add_flag("--try", flags->is_try, "do not wait: fail when it is not there")
+      ->excludes(timeout);
+  actions[get] = [](KvFlags& f) { return Get(f); };
+
+  CLI::App* set = add("set", "Set a key");
+  set->add_option("key", flags->key)->required()->type_name("KEY");
+  set->add_option("value", flags->value, "- reads it from stdin, byte for byte")
+      ->required()
+      ->type_name("VALUE");
+  set->add_flag("--overwrite", flags->overwrite, "also when the key is there already");
+  actions[set] = [](KvFlags& f) { return Set(f); };
+
+  CLI::App* list = add("ls", "List keys");
+  list->add_option("prefix", flags->prefix, "how the keys begin")->type_name("PREFIX");
+  list->add_flag("-l,--long", flags->is_long, "with sizes, revisions and values");
+  actions[list] = [](KvFlags& f) { return List(f); };
+
+  CLI::App* remove = add("rm", "Remove a key");
+  remove->add_option("key", flags->key)->required()->type_name("KEY");
+  remove->add_flag("--recursive", flags->recursive, "also everything below it: KEY/...");
+  actions[remove] = [](KvFlags& f) { return Remove(f); };
+
+  CLI::App* watch = add("watch", "Print what is there, then every change, until interrupted");
+  watch->add_option("prefix", flags->prefix, "how the keys begin")->type_name("PREFIX");
+  actions[watch] = [](KvFlags& f) { return Watch(f); };
+
+  return [flags, &kv, actions]() { return actions.at(kv.get_subcommands().front())(*flags); };
+}
+
+}  // namespace ferry::cli

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ferry tool: one verb per file.
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "absl/strings/str_replace.h"
+
+#include "cli/grpc_quiet.h"
+#include "cli/table.h"
+#include "cli/verb.h"
+#include "cli/version.h"
+
+namespace ferry::cli {
+namespace {
+
+constexpr char kFooter[] =
+    "\nTry:\n"
+    "  ferry demo                                     see it all on this machine\n"
+    "  ferry coordinator --nodes=2 --listen=0.0.0.0:9470\n"
+    "  ferry worker --coordinator=HOST:9470 --node-id=0 --num-nodes=2\n"
+    "  ferry status --coordinator=HOST:9470           who is there, who waits for what\n"
+    "  ferry run --nproc=4 -- python train.py         the processes of a job\n"
+    "Exit status: 0 done; 1 failed, with one line on stderr; 2 wrong usage.";
+
+// One line, whatever the message holds: the rest is the caller's terminal or log.
+void Complain(const std::string& message) {
+  std::fflush(stdout);
+  std::fprintf(stderr, "ferry: %s\n", absl::StrReplaceAll(message, {{"\n", "; "}}).c_str());
+}
+
+// "ferry kv get", as far as the command line got.
+std::string Path(const CLI::App& app) {
+  std::string path = "ferry";
+  for (const CLI::App* at = &app; !at->get_subcommands().empty();) {
+    at = at->get_subcommands().front();
+    path += " " + at->get_name();
+  }
+  return path;
+}
+
+// ferry help [VERB]
+Verb AddHelpVerb(CLI::App& app) {
+  auto name = std::make_shared<std::string>();
+  CLI::App& verb = *app.add_subcommand("help", "Say what a verb does and which flags it has");
+  verb.add_option("verb", *name, "which one; all of them in short if none")->type_name("VERB");
+  return [name, &app]() -> absl::StatusOr<int> {
+    const CLI::App* found = &app;
+    if (!name->empty()) {
+      // Not get_subcommand(name), which throws when there is none.
+      const std::vector<CLI::App*> matches = app.get_subcommands(
+          [&name](const CLI::App* candidate) { return candidate->get_name() == *name; });
+      if (matches.empty()) return absl::InvalidArgumentError("there is no verb " + *name);
+      found = matches.front();
+    }
+    // Not help(), which would be that of the verb on the command line: this one.
+    const std::string called = name->empty() ? "ferry" : "ferry " + *name;
+    std::fputs(found->get_formatter()->make_help(found, called, CLI::AppFormatMode::Normal).c_str(),
+               stdout);
+    return kDone;
+  };
+}
+
+// Verbs that others rely on must outlive whoever reads their output. The rest end silently with
+// their reader, as other tools do; so do the programs that ferry run starts.
+bool OutlivesItsReader(const std::string& name) {
+  return name == "coordinator" || name == "worker" || name == "demo" || name == "demo-worker";
+}
+
+// Cuts the command line of `ferry run` off at its first "--" and returns the rest: what comes there
+// belongs to the command, and CLI11 would look for flags of ours in it.
+std::vector<std::string> TakeAfterDashes(int& argc, char** argv) {
+  if (argc < 2 || std::string(argv[1]) != "run") return {};
+  char** const dashes = std::find(argv, argv + argc, std::string("--"));
+  std::vector<std::string> rest(dashes, argv + argc);
+  argc -= static_cast<int>(rest.size());
+  return rest;
+}
+
+int Main(int argc, char** argv) {
+  SilenceGrpcLog();
+  CLI::App app{"Bootstraps GPU jobs over many machines and moves tensors between their devices.",
+               "ferry"};
+  app.set_version_flag("--version", std::string("ferry ") + kVersion);
+  app.require_subcommand(1);
+  std::map<std::string, Verb> verbs;
+  verbs["coordinator"] = AddCoordinatorVerb(app);
+  verbs["worker"] = AddWorkerVerb(app);
+  verbs["run"] = AddRunVerb(app, TakeAfterDashes(argc, argv));
+  verbs["status"] = AddStatusVerb(app);
+  verbs["kv"] = AddKvVerb(app);
+  verbs["topo"] = AddTopoVerb(app);
+  verbs["demo"] = AddDemoVerb(app);
+  verbs["help"] = AddHelpVerb(app);
+  verbs["demo-worker"] = AddDemoWorkerVerb(app);
+  // Last, because verbs inherit it.
+  app.footer(kFooter);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help and --version
+    std::string what = error.what();
+    if (what == "A subcommand is required") what = "say what to do";
+    if (app.get_subcommands().empty()) {
+      what = argc > 1 ? "there is no verb or flag " + Printable(argv[1]) : "say what to do";
+    }
+    Complain(what + "; see " + Path(app) + " --help");
+    return kUsage;
+  }
+  const std::string name = app.get_subcommands().front()->get_name();
+  if (OutlivesItsReader(name)) std::signal(SIGPIPE, SIG_IGN);
+  const absl::StatusOr<int> status = verbs[name]();
+  if (!status.ok()) {
+    Complain(Printable(status.status().message()));
+    return absl::IsInvalidArgument(status.status()) ? kUsage : kFailed;
+  }
+  // A full disk shows here at the latest.
+  const bool is_written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  if (!is_written && *status == kDone && !OutlivesItsReader(name)) {
+    Complain("cannot write the output");
+    return kFailed;
+  }
+  return *status;
+}
+
+}  // namespace
+}  // namespace ferry::cli
+
+int main(int argc, char** argv) { return ferry::cli::Main(argc, argv); }

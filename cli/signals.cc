@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// A signalfd for the signals, an eventfd for waking, and poll over both.
+#include "cli/signals.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "base/clock.h"
+#include "base/status_macros.h"
+
+namespace ferry::cli {
+
+BlockedSignals::BlockedSignals(std::initializer_list<int> signals) {
+  sigemptyset(&set_);
+  for (const int signal : signals) sigaddset(&set_, signal);
+  pthread_sigmask(SIG_BLOCK, &set_, &before_);
+  signal_fd_ = UniqueFd(signalfd(-1, &set_, SFD_CLOEXEC | SFD_NONBLOCK));
+  wake_fd_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  // At the very beginning of a process; there is nothing to fall back on.
+  FERRY_CHECK(signal_fd_.valid() && wake_fd_.valid());
+}
+
+BlockedSignals::~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+int BlockedSignals::Wait() {
+  while (true) {
+    if (const std::optional<int> signal = WaitFor(absl::InfiniteDuration())) return *signal;
+  }
+}
+
+std::optional<int> BlockedSignals::WaitFor(absl::Duration timeout) {
+  const absl::Time deadline = SteadyClock().Now() + timeout;
+  while (true) {
+    signalfd_siginfo info;
+    if (read(signal_fd_.get(), &info, sizeof(info)) == sizeof(info)) {
+      return static_cast<int>(info.ssi_signo);
+    }
+    uint64_t count = 0;
+    if (read(wake_fd_.get(), &count, sizeof(count)) == sizeof(count)) return std::nullopt;
+    const absl::Duration left = deadline - SteadyClock().Now();
+    if (left <= absl::ZeroDuration()) return std::nullopt;
+    const int timeout_ms =
+        left > absl::Hours(1) ? 3'600'000 : static_cast<int>(absl::ToInt64Milliseconds(left)) + 1;
+    pollfd polled[] = {{signal_fd_.get(), POLLIN, 0}, {wake_fd_.get(), POLLIN, 0}};
+    poll(polled, 2, timeout_ms);
+  }
+}
+
+void BlockedSignals::Wake() {
+  const uint64_t one = 1;
+  // Fails only when the counter is at its end, and then it is awake anyway.
+  [[maybe_unused]] const ssize_t written = write(wake_fd_.get(), &one, sizeof(one));
+}
+
+const char* SignalName(int signal) {
+  switch (signal) {
+    case SIGINT:
+      return "SIGINT";
+    case SIGTERM:
+      return "SIGTERM";
+    case SIGHUP:
+      return "SIGHUP";
+    default:
+      return "a signal";
+  }
+}
+
+}  // namespace ferry::cli

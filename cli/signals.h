@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Signals as something to wait for, instead of something that interrupts.
+#ifndef FERRY_CLI_SIGNALS_H_
+#define FERRY_CLI_SIGNALS_H_
+
+#include <csignal>
+#include <initializer_list>
+#include <optional>
+
+#include "absl/time/time.h"
+
+#include "base/unique_fd.h"
+
+namespace ferry::cli {
+
+// Blocks the signals for the calling thread and for all that it starts. Make it first of all.
+// Thread-safe.
+class BlockedSignals final {
+ public:
+  explicit BlockedSignals(std::initializer_list<int> signals);
+  ~BlockedSignals();
+
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
+
+  // Waits for one of them and returns it. A Wake does not count.
+  int Wait();
+  // Waits for one of them; nothing when the time is over or somebody called Wake.
+  std::optional<int> WaitFor(absl::Duration timeout);
+  // Ends a WaitFor, the present one or the next. From any thread.
+  void Wake();
+
+ private:
+  sigset_t set_;
+  sigset_t before_;
+  UniqueFd signal_fd_;
+  UniqueFd wake_fd_;
+};
+
+// "SIGTERM"
+const char* SignalName(int signal);
+
+}  // namespace ferry::cli
+
+#endif  // FERRY_CLI_SIGNALS_H_

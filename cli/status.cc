@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// ferry status: who is there, who is missing, and who waits for what.
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "cli/progress.h"
+#include "cli/signals.h"
+#include "cli/status_text.h"
+#include "cli/tool_agent.h"
+#include "cli/verb.h"
+
+namespace ferry::cli {
+namespace {
+
+// More nodes than this do not fit on a screen.
+constexpr size_t kMaxLines = 40;
+
+struct StatusFlags {
+  std::string coordinator;
+  bool json = false;
+  bool watch = false;
+  bool all = false;
+};
+
+absl::StatusOr<std::string> Ask(coord::Agent& agent, const StatusFlags& flags) {
+  FERRY_ASSIGN_OR_RETURN(const coord::JobStatus status, agent.Status());
+  if (flags.json) return FormatStatusJson(status, flags.coordinator);
+  const size_t max_lines = flags.all ? std::numeric_limits<size_t>::max() : kMaxLines;
+  return FormatStatusText(status, flags.coordinator, max_lines);
+}
+
+absl::StatusOr<int> Watch(coord::Agent& agent, const StatusFlags& flags, BlockedSignals& signals) {
+  const bool on_terminal = isatty(STDOUT_FILENO) == 1;
+  for (bool is_first = true;; is_first = false) {
+    FERRY_ASSIGN_OR_RETURN(const std::string text, Ask(agent, flags));
+    if (on_terminal) {
+      // Home and clear: the screen never shows half of a table.
+      std::fputs("\033[H\033[2J", stdout);
+    } else if (!is_first && !flags.json) {
+      std::fputc('\n', stdout);
+    }
+    std::fputs(text.c_str(), stdout);
+    std::fflush(stdout);
+    if (signals.WaitFor(absl::Seconds(1))) return kDone;
+  }
+}
+
+absl::StatusOr<int> ShowStatus(const StatusFlags& flags) {
+  std::optional<BlockedSignals> signals;
+  if (flags.watch) signals.emplace(std::initializer_list<int>{SIGINT, SIGTERM});
+  FERRY_ASSIGN_OR_RETURN(const auto agent, ConnectTool(flags.coordinator));
+  if (signals) return Watch(*agent, flags, *signals);
+  FERRY_ASSIGN_OR_RETURN(const std::string text, Ask(*agent, flags));
+  std::fputs(text.c_str(), stdout);
+  return kDone;
+}
+
+}  // namespace
+
+Verb AddStatusVerb(CLI::App& app) {
+  auto flags = std::make_shared<StatusFlags>();
+  CLI::App& verb =
+      *app.add_subcommand("status", "Show who is in a job, who is missing, and who waits for what");
+  AddCoordinatorFlag(verb, flags->coordinator);
+  verb.add_flag("--json", flags->json, "for programs");
+  verb.add_flag("--watch", flags->watch, "again every second, until interrupted");
+  verb.add_flag("--all", flags->all, "a line for each node, however many there are");
+  return [flags]() { return ShowStatus(*flags); };
+}
+
+}  // namespace ferry::cli

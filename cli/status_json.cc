@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// ferry status --json.
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "base/ranges.h"
+#include "cli/status_text.h"
+
+namespace ferry::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json Seconds(absl::Duration duration) {
+  if (duration == absl::InfiniteDuration()) return nullptr;
+  return absl::ToDoubleSeconds(duration);
+}
+
+Json Error(const absl::Status& status) {
+  if (status.ok()) return nullptr;
+  return {{"code", absl::StatusCodeToString(status.code())},
+          {"message", std::string(status.message())}};
+}
+
+Json Waits(const std::vector<coord::WaitStatus>& waits) {
+  Json list = Json::array();
+  for (const coord::WaitStatus& wait : waits) {
+    list.push_back({{"what", wait.what}, {"age_s", Seconds(wait.age)}});
+  }
+  return list;
+}
+
+Json Task(const coord::TaskStatus& task) {
+  return {{"node_id", task.node_id},
+          {"job", task.job_name},
+          {"task", task.task_in_job},
+          {"state", StateWord(task)},
+          // Text, because many JSON readers keep only 53 bits.
+          {"incarnation", std::to_string(task.incarnation)},
+          {"error", Error(task.error)},
+          {"heartbeat_age_s", Seconds(task.heartbeat_age)},
+          {"host", task.facts.host_name},
+          {"boot_id", task.facts.boot_id},
+          {"pid", task.facts.process_id},
+          {"address", task.facts.observed_address},
+          {"service", task.facts.service},
+          {"progress", task.progress},
+          {"waits", Waits(task.waits)}};
+}
+
+Json Barrier(const coord::BarrierStatus& barrier) {
+  Json arrivals = Json::array();
+  for (const auto& [node, after] : barrier.arrivals) {
+    arrivals.push_back({{"node_id", node}, {"after_s", Seconds(after)}});
+  }
+  return {{"id", barrier.id},           {"counter", barrier.counter},
+          {"total", barrier.total},     {"arrived", barrier.arrived},
+          {"missing", barrier.missing}, {"age_s", Seconds(barrier.age)},
+          {"arrivals", arrivals},       {"remaining_s", Seconds(barrier.remaining)}};
+}
+
+}  // namespace
+
+std::string FormatStatusJson(const coord::JobStatus& status, const std::string& coordinator) {
+  Json tasks = Json::array();
+  std::vector<int> missing;
+  for (const coord::TaskStatus& task : status.tasks) {
+    tasks.push_back(Task(task));
+    if (std::string(StateWord(task)) == "missing") missing.push_back(task.node_id);
+  }
+  Json barriers = Json::array();
+  for (const coord::BarrierStatus& barrier : status.barriers) barriers.push_back(Barrier(barrier));
+  const Json object = {{"coordinator", coordinator},
+                       {"coordinator_incarnation", std::to_string(status.coordinator_incarnation)},
+                       {"uptime_s", Seconds(status.uptime)},
+                       {"epoch", status.epoch},
+                       {"error", Error(status.error)},
+                       {"missing", FormatRanges(missing)},
+                       {"topology_complete", status.topology_complete},
+                       {"store",
+                        {{"keys", status.key_count},
+                         {"bytes", status.stored_bytes},
+                         {"revision", status.store_revision}}},
+                       {"parked_waits", status.parked_waits},
+                       {"dropped_waits", status.dropped_waits},
+                       {"anonymous_waits", Waits(status.anonymous_waits)},
+                       {"barriers", std::move(barriers)},
+                       {"tasks", std::move(tasks)}};
+  // Keys and names may hold any bytes; JSON may not.
+  return object.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace ferry::cli

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// The status of a job for people and for programs.
+#ifndef FERRY_CLI_STATUS_TEXT_H_
+#define FERRY_CLI_STATUS_TEXT_H_
+
+#include <string>
+
+#include "coord/job_status.h"
+
+namespace ferry::cli {
+
+// A line on the whole, a table of nodes, open barriers, the store, and the job's error.
+//   coordinator: its address.
+//   max_lines: with more nodes than that, nodes in the same situation share a line.
+std::string FormatStatusText(const coord::JobStatus& status, const std::string& coordinator,
+                             size_t max_lines);
+
+// One object. Durations are seconds; what is not known is null.
+std::string FormatStatusJson(const coord::JobStatus& status, const std::string& coordinator);
+
+// "joined", "joining", "missing" (not seen yet), "left" or "failed".
+const char* StateWord(const coord::TaskStatus& task);
+
+}  // namespace ferry::cli
+
+#endif  // FERRY_CLI_STATUS_TEXT_H_

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tables for terminals.
+#ifndef FERRY_CLI_TABLE_H_
+#define FERRY_CLI_TABLE_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+
+namespace ferry::cli {
+
+// Columns as wide as their widest cell, two spaces between them, none at the end of a line. Cells
+// count by characters of UTF-8. The first row is the header. Rows may be short.
+//   indent: before every line.
+std::string FormatTable(const std::vector<std::vector<std::string>>& rows,
+                        absl::string_view indent = "");
+
+// "1.3 KiB"; exact below 1024.
+std::string ShortBytes(double bytes);
+
+// "1 node", "2 nodes".
+std::string Count(long long count, absl::string_view noun);
+
+// For a line on a terminal: what does not print is escaped as in C; UTF-8 stays.
+std::string Printable(absl::string_view bytes);
+
+}  // namespace ferry::cli
+
+#endif  // FERRY_CLI_TABLE_H_

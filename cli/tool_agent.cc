@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Connecting without a node id.
+#include "cli/tool_agent.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "cli/progress.h"
+
+namespace ferry::cli {
+namespace {
+
+constexpr absl::Duration kPatience = absl::Seconds(10);
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<coord::Agent>> ConnectTool(
+    const std::string& coordinator, std::function<void(absl::Status)> on_lost) {
+  if (coordinator.empty()) {
+    return absl::InvalidArgumentError(
+        "which coordinator? Say --coordinator=HOST:PORT or set FERRY_COORDINATOR");
+  }
+  coord::AgentOptions options;
+  options.coordinator = coordinator;
+  options.connect_timeout = kPatience;
+  options.lost_timeout = kPatience;
+  options.on_error = std::move(on_lost);
+  const Progress progress(absl::StrCat("looking for the coordinator at ", coordinator));
+  return coord::Agent::Connect(std::move(options));
+}
+
+}  // namespace ferry::cli

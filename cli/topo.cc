@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// ferry topo: devices and the paths between them; of this machine, of a job, or of a file.
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "cli/progress.h"
+#include "cli/tool_agent.h"
+#include "cli/verb.h"
+#include "gpu/discovery.h"
+#include "topology/format.h"
+#include "topology/nccl_xml.h"
+
+namespace ferry::cli {
+namespace {
+
+struct TopoFlags {
+  std::string coordinator;
+  std::string nccl_xml;
+  std::string write_nccl_xml;
+  bool json = false;
+  bool dot = false;
+};
+
+template <typename Topology>
+void Print(const TopoFlags& flags, const Topology& topology) {
+  const std::string text = flags.json  ? FormatJson(topology)
+                           : flags.dot ? FormatDot(topology)
+                                       : FormatText(topology);
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  if (!text.empty() && text.back() != '\n') std::fputc('\n', stdout);
+}
+
+absl::Status WriteFile(const std::string& path, const std::string& text) {
+  std::FILE* file = path == "-" ? stdout : std::fopen(path.c_str(), "we");
+  bool is_written = file != nullptr;
+  if (is_written) is_written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  if (is_written) is_written = std::fflush(file) == 0;
+  const int error = errno;
+  if (file != nullptr && file != stdout) std::fclose(file);
+  if (is_written) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("cannot write ", Quoted(path), ": ", std::strerror(error)));
+}
+
+// The contents of a file are no matter of usage: INVALID_ARGUMENT would be taken for that.
+absl::Status AsFailure(const absl::Status& status) {
+  if (!absl::IsInvalidArgument(status)) return status;
+  return absl::FailedPreconditionError(status.message());
+}
+
+void PrintReason(const char* what, const std::string& reason) {
+  if (!reason.empty()) std::fprintf(stderr, "ferry topo: %s: %s\n", what, reason.c_str());
+}
+
+absl::StatusOr<int> ShowMachine(const TopoFlags& flags) {
+  LocalDiscovery discovery;
+  {
+    const Progress progress("asking the GPU driver");
+    discovery = DiscoverLocal();
+  }
+  if (!flags.write_nccl_xml.empty()) {
+    FERRY_ASSIGN_OR_RETURN(const NcclTopology nccl, ToNcclTopology(discovery.topology));
+    FERRY_RETURN_IF_ERROR(WriteFile(flags.write_nccl_xml, WriteNcclXml(nccl)));
+  }
+  if (flags.write_nccl_xml != "-") Print(flags, discovery.topology);
+  // So that the reasons stand below the table where both streams go to one place.
+  std::fflush(stdout);
+  PrintReason("cores and NUMA nodes are not known", discovery.host_reason);
+  PrintReason("no GPUs", discovery.cuda_reason);
+  if (discovery.cuda_reason.empty()) PrintReason("no NVLinks", discovery.nvml_reason);
+  return kDone;
+}
+
+absl::StatusOr<int> ShowFile(const TopoFlags& flags) {
+  const absl::StatusOr<NcclTopology> nccl = ReadNcclXmlFile(flags.nccl_xml);
+  if (!nccl.ok()) return AsFailure(nccl.status());
+  const absl::StatusOr<LocalTopology> topology = ToLocalTopology(*nccl);
+  if (!topology.ok()) return AsFailure(topology.status());
+  if (!flags.write_nccl_xml.empty()) {
+    FERRY_RETURN_IF_ERROR(WriteFile(flags.write_nccl_xml, WriteNcclXml(*nccl)));
+  }
+  if (flags.write_nccl_xml != "-") Print(flags, *topology);
+  std::fflush(stdout);
+  for (const std::string& ignored : nccl->ignored) PrintReason("ignored, as by NCCL", ignored);
+  return kDone;
+}
+
+absl::StatusOr<int> ShowJob(const TopoFlags& flags) {
+  if (!flags.write_nccl_xml.empty()) {
+    return absl::InvalidArgumentError(
+        "--write-nccl-xml is for one machine; leave --coordinator out");
+  }
+  FERRY_ASSIGN_OR_RETURN(const auto agent, ConnectTool(flags.coordinator));
+  const absl::StatusOr<GlobalTopology> topology = agent->Topology();
+  if (absl::IsNotFound(topology.status())) {
+    return absl::NotFoundError(absl::StrCat(
+        "the job at ", flags.coordinator,
+        " has no topology yet: not every node has told its devices; see ferry status"));
+  }
+  if (!topology.ok()) return topology.status();
+  Print(flags, *topology);
+  return kDone;
+}
+
+}  // namespace
+
+Verb AddTopoVerb(CLI::App& app) {
+  auto flags = std::make_shared<TopoFlags>();
+  CLI::App& verb = *app.add_subcommand(
+      "topo", "Show devices and the paths between them: of this machine, a job, or a file");
+  // Not FERRY_COORDINATOR: without flags it is this machine, wherever it is called.
+  CLI::Option* coordinator =
+      verb.add_option("--coordinator", flags->coordinator, "show the running job there")
+          ->type_name("HOST:PORT");
+  verb.add_option("--nccl-xml", flags->nccl_xml,
+                  "show this file, such as NCCL_TOPO_DUMP_FILE writes")
+      ->type_name("FILE")
+      ->excludes(coordinator);
+  CLI::Option* json = verb.add_flag("--json", flags->json, "for programs");
+  verb.add_flag("--dot", flags->dot, "for Graphviz")->excludes(json);
+  verb.add_option("--write-nccl-xml", flags->write_nccl_xml,
+                  "also write it for NCCL_TOPO_FILE; - for stdout")
+      ->type_name("FILE");
+  return [flags]() -> absl::StatusOr<int> {
+    if (!flags->coordinator.empty()) return ShowJob(*flags);
+    if (!flags->nccl_xml.empty()) return ShowFile(*flags);
+    return ShowMachine(*flags);
+  };
+}
+
+}  // namespace ferry::cli

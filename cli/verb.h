@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every verb of the ferry tool has in common.
+#ifndef FERRY_CLI_VERB_H_
+#define FERRY_CLI_VERB_H_
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace ferry::cli {
+
+// Exit statuses: 0 done; 1 failed, with one line on stderr; 2 the command line is wrong.
+inline constexpr int kDone = 0;
+inline constexpr int kFailed = 1;
+inline constexpr int kUsage = 2;
+
+// Runs a verb whose flags have been read; returns the exit status. INVALID_ARGUMENT counts as
+// usage.
+using Verb = std::function<absl::StatusOr<int>()>;
+
+// Each adds its subcommand to `app` and returns what runs it.
+Verb AddCoordinatorVerb(CLI::App& app);
+Verb AddWorkerVerb(CLI::App& app);
+// after_dashes: what stands behind the first "--", with it, and was not parsed.
+Verb AddRunVerb(CLI::App& app, std::vector<std::string> after_dashes);
+Verb AddDemoVerb(CLI::App& app);
+Verb AddStatusVerb(CLI::App& app);
+Verb AddKvVerb(CLI::App& app);
+Verb AddTopoVerb(CLI::App& app);
+Verb AddDemoWorkerVerb(CLI::App& app);
+
+// A check that says what is allowed only when it is not met: CLI11 would put it in every help line.
+CLI::Validator Within(int least, int most);
+
+// A flag that takes a duration as absl::ParseDuration reads it: "30s", "2m", "1h30m", "250ms".
+CLI::Option* AddDuration(CLI::App& app, const std::string& flag, absl::Duration& value,
+                         const std::string& description);
+
+// The flag --coordinator=HOST:PORT; its default is the environment variable FERRY_COORDINATOR.
+CLI::Option* AddCoordinatorFlag(CLI::App& app, std::string& address);
+
+}  // namespace ferry::cli
+
+#endif  // FERRY_CLI_VERB_H_

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Joining a job, step by step.
+#include "runtime/node.h"
+
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+#include "base/clock.h"
+#include "base/status_macros.h"
+
+namespace ferry {
+namespace {
+
+std::string DescribePlace(const NodePlace& place, const NodeOptions& options,
+                          const Identity& identity) {
+  std::string text = absl::StrCat("node ", place.node_id);
+  if (place.num_nodes) absl::StrAppend(&text, " of ", *place.num_nodes);
+  std::string sources;
+  if (!options.node_id && identity.node_id) sources = identity.node_id->source;
+  if (!options.num_nodes && identity.num_nodes) {
+    absl::StrAppend(&sources, sources.empty() ? "" : ", ", identity.num_nodes->source);
+  }
+  if (!sources.empty()) absl::StrAppend(&text, " (", sources, ")");
+  return text;
+}
+
+// IPv6 addresses need brackets before a port.
+std::string HostPort(const std::string& host, int port) {
+  const bool is_bare_ipv6 = absl::StrContains(host, ':') && !absl::StartsWith(host, "[");
+  return is_bare_ipv6 ? absl::StrCat("[", host, "]:", port) : absl::StrCat(host, ":", port);
+}
+
+}  // namespace
+
+absl::StatusOr<NodePlace> FindPlace(const NodeOptions& options, GetEnv get_env) {
+  // Options that say everything are not troubled by an environment that contradicts itself.
+  const bool is_complete = options.node_id && options.num_nodes && !options.coordinator.empty();
+  Identity identity;
+  if (!is_complete) {
+    FERRY_ASSIGN_OR_RETURN(identity, ReadIdentity(get_env));
+  }
+  NodePlace place;
+  place.num_nodes = options.num_nodes;
+  if (!place.num_nodes && identity.num_nodes) place.num_nodes = identity.num_nodes->value;
+  if (options.node_id) {
+    place.node_id = *options.node_id;
+  } else if (identity.node_id) {
+    place.node_id = identity.node_id->value;
+  } else {
+    return absl::InvalidArgumentError(
+        "which node is this? Say --node-id=I, set FERRY_NODE_ID, or start it with ferry run, srun "
+        "or mpirun");
+  }
+  if (place.node_id < 0 || (place.num_nodes && place.node_id >= *place.num_nodes)) {
+    return absl::InvalidArgumentError(absl::StrCat("node id ", place.node_id, " is not below ",
+                                                   place.num_nodes.value_or(0),
+                                                   ", the number of nodes"));
+  }
+  if (!options.coordinator.empty()) {
+    place.coordinator = options.coordinator;
+  } else if (identity.coordinator) {
+    place.coordinator = identity.coordinator->value;
+  } else if (identity.first_host && place.num_nodes) {
+    place.coordinator =
+        HostPort(identity.first_host->value,
+                 identity.port_hint ? identity.port_hint->value : kDefaultCoordinatorPort);
+    place.is_derived = true;
+  } else {
+    return absl::InvalidArgumentError(
+        "where is the coordinator? Say --coordinator=HOST:PORT or set FERRY_COORDINATOR; `ferry "
+        "coordinator --nodes=N` starts one");
+  }
+  place.description = DescribePlace(place, options, identity);
+  return place;
+}
+
+absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
+  auto node = std::unique_ptr<Node>(new Node());
+  FERRY_ASSIGN_OR_RETURN(node->place_, FindPlace(options, ProcessEnv));
+  const NodePlace& place = node->place_;
+  node->discovery_ = DiscoverLocal();
+  LocalTopology& local = node->discovery_.topology;
+  local.node_id = place.node_id;
+
+  coord::AgentOptions agent;
+  agent.coordinator = place.coordinator;
+  agent.node_id = place.node_id;
+  agent.host_name = local.host_name;
+  agent.boot_id = local.boot_id;
+  for (const Device& device : local.devices) {
+    if (!device.uuid.empty()) agent.gpu_uuids.push_back(device.uuid);
+  }
+  agent.recoverable = options.recoverable;
+  agent.connect_timeout = options.connect_timeout;
+  agent.lost_timeout = options.lost_timeout;
+  agent.on_error = std::move(options.on_error);
+  const absl::Time start = SteadyClock().Now();
+  FERRY_ASSIGN_OR_RETURN(node->agent_, coord::Agent::Connect(std::move(agent)));
+  const absl::Time connected = SteadyClock().Now();
+  if (place.num_nodes && *place.num_nodes != node->num_nodes()) {
+    // Not worth the others' wait for a timeout.
+    node->agent_->Leave().IgnoreError();
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the coordinator at ", place.coordinator, " serves a job of ", node->num_nodes(),
+        " nodes, but this is ", place.description, ": it belongs to another job"));
+  }
+  absl::StatusOr<GlobalTopology> topology =
+      node->agent_->Enumerate(local, options.enumerate_timeout);
+  if (!topology.ok()) {
+    // The others cannot begin without this node; they hear why at once, not after a timeout.
+    if (!absl::IsUnavailable(topology.status()) && !absl::IsAborted(topology.status())) {
+      node->agent_->ReportError(topology.status()).IgnoreError();
+    }
+    return topology.status();
+  }
+  node->topology_ = *std::move(topology);
+  node->connect_time_ = connected - start;
+  node->enumerate_time_ = SteadyClock().Now() - connected;
+  return node;
+}
+
+}  // namespace ferry

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Node: a process that has joined a job; the public facade.
+#ifndef FERRY_RUNTIME_NODE_H_
+#define FERRY_RUNTIME_NODE_H_
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+#include "coord/agent.h"
+#include "gpu/discovery.h"
+#include "runtime/identity.h"
+#include "topology/global_topology.h"
+
+namespace ferry {
+
+// The port of a coordinator when nobody names one.
+inline constexpr int kDefaultCoordinatorPort = 9470;
+
+struct NodeOptions {
+  // Which node of how many this is. Absent: what the environment says (ReadIdentity).
+  std::optional<int> node_id;
+  std::optional<int> num_nodes;
+  // HOST:PORT. Empty: what the environment says, see FindPlace.
+  std::string coordinator;
+  // How long Join waits for the coordinator and for the other nodes to join.
+  absl::Duration connect_timeout = absl::Minutes(5);
+  // How long Join waits for the devices of the other nodes, who have all joined by then.
+  absl::Duration enumerate_timeout = absl::Minutes(5);
+  // See coord::AgentOptions, here and below.
+  absl::Duration lost_timeout = absl::ZeroDuration();
+  bool recoverable = false;
+  std::function<void(absl::Status)> on_error;
+};
+
+// Who a process is in its job, and where the coordinator is. A plain value.
+struct NodePlace {
+  int node_id = 0;
+  // Absent when only the coordinator knows.
+  std::optional<int> num_nodes;
+  std::string coordinator;
+  // Nobody named the coordinator: its place follows from the job's first machine, and node 0 is
+  // meant to run it there (see `ferry worker`).
+  bool is_derived = false;
+  // For people: "node 3 of 8 (SLURM_PROCID, SLURM_NTASKS)".
+  std::string description;
+};
+
+// Options first, then the environment. A coordinator that neither names is expected at the first
+// machine's identity.port_hint, or at kDefaultCoordinatorPort where there is no such hint.
+//   Errors: INVALID_ARGUMENT saying what is missing, out of range or contradictory.
+absl::StatusOr<NodePlace> FindPlace(const NodeOptions& options, GetEnv get_env);
+
+// A node of a job: identity, devices, connection and topology in one object.
+//   FERRY_ASSIGN_OR_RETURN(std::unique_ptr<Node> node, Node::Join({}));
+//   node->agent().Barrier("loaded", absl::Minutes(1));
+//   node->Shutdown();
+// Thread-safe. Owns its agent and the agent's threads. One that is destroyed without Shutdown or
+// Leave is missed by the others after the heartbeat timeout, and fails their job.
+class Node final {
+ public:
+  // Finds this process's place and devices, joins, and waits until every node has done so and all
+  // hold the same topology. Blocks. Starts no coordinator.
+  //   Errors: INVALID_ARGUMENT as FindPlace; FAILED_PRECONDITION when the coordinator serves
+  //   another number of nodes; the rest as coord::Agent::Connect and Enumerate.
+  static absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options);
+
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+
+  int node_id() const { return place_.node_id; }
+  int num_nodes() const { return agent_->num_nodes(); }
+  const NodePlace& place() const { return place_; }
+
+  // The devices of all nodes; the same on each of them.
+  const GlobalTopology& topology() const { return topology_; }
+  // The devices of this one, and why others were not found.
+  const LocalDiscovery& discovery() const { return discovery_; }
+
+  // The store, barriers, and status of the job.
+  coord::Agent& agent() { return *agent_; }
+
+  // How long the two halves of Join took: until all had joined, and until all had the topology.
+  absl::Duration connect_time() const { return connect_time_; }
+  absl::Duration enumerate_time() const { return enumerate_time_; }
+
+  // Leaves together with every other node. Blocks until all are here or the coordinator's
+  // --shutdown-timeout is over.
+  absl::Status Shutdown() { return agent_->Shutdown(); }
+  // Leaves at once; the others go on.
+  absl::Status Leave() { return agent_->Leave(); }
+
+ private:
+  Node() = default;
+
+  // Constant once joined.
+  NodePlace place_;
+  LocalDiscovery discovery_;
+  GlobalTopology topology_;
+  absl::Duration connect_time_;
+  absl::Duration enumerate_time_;
+  std::unique_ptr<coord::Agent> agent_;
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_RUNTIME_NODE_H_

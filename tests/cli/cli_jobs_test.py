@@ -1,0 +1,263 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs that talk to a running job: worker, kv, status, topo --coordinator.
+
+    cli_jobs_test.py FERRY [CASE...]
+"""
+import json
+import random
+import re
+import signal
+import subprocess
+import time
+
+import harness
+
+
+class Kv(harness.Case):
+    def setUp(self):
+        self.address = self.coordinator(1)[1]
+
+    def kv(self, *arguments, **options):
+        return self.succeed("kv", *arguments, FERRY_COORDINATOR=self.address, **options)
+
+    def kv_fails(self, pattern, *arguments, **options):
+        self.fail_with(1, pattern, "kv", *arguments, FERRY_COORDINATOR=self.address, **options)
+
+    def test_get_writes_what_set_took_and_nothing_more(self):
+        self.kv("set", "a", "hello world")
+        self.assertEqual(self.kv("get", "a"), b"hello world")
+
+    def test_values_may_be_any_bytes(self):
+        value = bytes(range(256)) * 5000
+        self.kv("set", "bin", "-", stdin=value)
+        self.assertEqual(self.kv("get", "bin"), value)
+
+    def test_an_empty_value_is_a_value(self):
+        self.kv("set", "empty", "")
+        self.assertEqual(self.kv("get", "empty", "--try"), b"")
+
+    def test_set_refuses_to_replace_unless_told(self):
+        self.kv("set", "a", "1")
+        self.kv_fails('"a" is there already.*--overwrite', "set", "a", "2")
+        self.kv("set", "a", "2", "--overwrite")
+        self.assertEqual(self.kv("get", "a"), b"2")
+
+    def test_get_waits_for_a_key_that_comes(self):
+        get = self.start("kv", "get", "later", "--timeout=30s", FERRY_COORDINATOR=self.address)
+        get.wait_for("ferry: waiting for key \"later\"")
+        self.kv("set", "later", "now")
+        self.assertEqual((get.wait(), get.out), (0, "now"))
+
+    def test_get_says_which_key_never_came(self):
+        self.kv_fails('"never"', "get", "never", "--timeout=300ms")
+        self.kv_fails('"never" is not there', "get", "never", "--try")
+
+    def test_ls_and_rm_know_prefixes_and_subtrees(self):
+        for key in ("a", "a/1", "a/2", "ab", "b"):
+            self.kv("set", key, key)
+        self.assertEqual(self.kv("ls", "a"), b"a\na/1\na/2\nab\n")
+        self.kv("rm", "a", "--recursive")
+        self.assertEqual(self.kv("ls"), b"ab\nb\n")
+        self.assertRegex(self.kv("ls", "--long").decode(), r"KEY +BYTES +REVISION +VALUE\nab +2 ")
+
+    def test_a_key_cannot_write_to_the_terminal(self):
+        self.kv("set", "x\033[2Jy", "1")
+        self.assertEqual(self.kv("ls"), b"x\\033[2Jy\n")
+
+    def test_watch_tells_what_is_there_and_then_every_change(self):
+        self.kv("set", "w/1", "old")
+        watch = self.start("kv", "watch", "w/", FERRY_COORDINATOR=self.address)
+        watch.wait_for('set w/1 "old"\n')
+        self.kv("set", "elsewhere", "x")
+        self.kv("set", "w/2", "new")
+        watch.wait_for('set w/2 "new"\n')
+        self.kv("rm", "w/1")
+        watch.wait_for("rm w/1\n")
+        watch.signal(signal.SIGINT)
+        self.assertEqual(watch.wait(), 0)
+        self.assertNotIn("elsewhere", watch.out)
+
+    def test_without_a_coordinator_it_is_wrong_usage(self):
+        self.fail_with(2, "--coordinator=HOST:PORT", "kv", "ls")
+
+    def test_a_reader_that_goes_away_is_no_failure_of_ours(self):
+        for i in range(50):
+            self.kv("set", f"k{i}", "v")
+        done = subprocess.run(
+            ["sh", "-c", f"{harness.FERRY} kv ls --coordinator={self.address} | head -1"],
+            capture_output=True, timeout=harness.PATIENCE_S, env=harness.environment())
+        self.assertEqual((done.stdout, done.stderr), (b"k0\n", b""))
+
+
+class Status(harness.Case):
+    def status(self, address):
+        return json.loads(self.succeed("status", "--json", f"--coordinator={address}"))
+
+    def test_a_missing_node_and_who_waits_for_it(self):
+        address = self.coordinator(3)[1]
+        self.worker(address, 0, 3)
+        self.worker(address, 1, 3)
+        self.eventually(lambda: [t["state"] for t in self.status(address)["tasks"]] ==
+                        ["joining", "joining", "missing"])
+        status = self.status(address)
+        self.assertEqual(status["missing"], "2")
+        self.assertEqual([(b["arrived"], b["missing"]) for b in status["barriers"]], [("0,1", "2")])
+        text = self.succeed("status", f"--coordinator={address}").decode()
+        self.assertRegex(text, r"^3 nodes: 0 joined; joining: 0,1; missing: 2\n")
+        self.assertRegex(text, r"\n  0 +joining +- +\S+ +\d+ .* the others to join for ")
+        self.assertRegex(text, r"\n  2 +missing +- ")
+
+    def test_columns_stand_below_their_titles(self):
+        address = self.coordinator(2)[1]
+        self.workers(address, 2)
+        lines = self.succeed("status", f"--coordinator={address}").decode().splitlines()
+        table = lines[lines.index("") + 1:][:3]
+        for title in ("STATE", "HEARTBEAT", "HOST", "PID", "ADDRESS", "SERVICE"):
+            at = table[0].index(title)
+            for line in table[1:]:
+                self.assertEqual((line[at - 1], line[at] != " "), (" ", True), table)
+
+    def test_a_wait_outside_the_job_is_listed(self):
+        address = self.coordinator(1)[1]
+        self.start("kv", "get", "nobody-sets-it", "--timeout=60s", f"--coordinator={address}")
+        waits = self.eventually(lambda: self.status(address)["anonymous_waits"])
+        self.assertIn("nobody-sets-it", waits[0]["what"])
+        text = self.succeed("status", f"--coordinator={address}").decode()
+        self.assertRegex(text, 'others wait for: key "nobody-sets-it" for ')
+
+    def test_the_store_is_counted(self):
+        address = self.coordinator(1)[1]
+        self.succeed("kv", "set", "k", "12345", f"--coordinator={address}")
+        store = self.status(address)["store"]
+        self.assertEqual((store["keys"], store["bytes"] >= 5), (1, True))
+
+    def test_a_large_job_is_grouped_and_all_lists_it(self):
+        address = self.coordinator(4096)[1]
+        text = self.succeed("status", f"--coordinator={address}").decode()
+        self.assertRegex(text, r"\n  0-4095 +4096 +missing ")
+        self.assertLess(len(text.splitlines()), 15)
+        text = self.succeed("status", "--all", f"--coordinator={address}").decode()
+        self.assertRegex(text, r"\n  4095 +missing ")
+
+    def test_watch_repeats_until_interrupted(self):
+        address = self.coordinator(2)[1]
+        watch = self.start("status", "--watch", f"--coordinator={address}")
+        watch.wait_for(r"(?s)2 nodes.*2 nodes")
+        self.assertNotIn("\033", watch.out)
+        watch.signal(signal.SIGINT)
+        self.assertEqual(watch.wait(), 0)
+
+    def test_the_error_of_a_failed_job_is_shown(self):
+        address = self.coordinator(2, "--heartbeat-timeout=1s")[1]
+        workers = self.workers(address, 2)
+        workers[1].signal(signal.SIGKILL)
+        workers[0].wait()
+        text = self.succeed("status", f"--coordinator={address}").decode()
+        self.assertRegex(text, r"the job has failed: .*heartbeat timeout.*1")
+        self.assertRegex(text, r"failed: .*1")
+
+    def test_nobody_there_is_a_failure_that_names_the_address(self):
+        self.fail_with(1, r"127\.0\.0\.1:1 .*out of reach", "status", "--coordinator=127.0.0.1:1")
+
+
+class Worker(harness.Case):
+    def test_all_nodes_hold_one_topology_and_leave_in_good_order(self):
+        coordinator, address = self.coordinator(3)
+        workers = self.workers(address, 3)
+        lines = [w.wait_for(r"ferry worker: node (\d) of 3 joined at \S+; 3 nodes on 1 machine, "
+                            r"3 host devices, .*; topology ([0-9a-f]{16})\n") for w in workers]
+        self.assertEqual([line.group(1) for line in lines], ["0", "1", "2"])
+        self.assertEqual(len({line.group(2) for line in lines}), 1)
+        topology = json.loads(self.succeed("topo", "--json", f"--coordinator={address}"))
+        self.assertEqual(len(topology["nodes"]), 3)
+        for worker in workers:
+            worker.signal(signal.SIGTERM)
+        self.assertEqual([worker.wait() for worker in workers], [0, 0, 0])
+        coordinator.signal(signal.SIGTERM)
+        self.assertEqual(coordinator.wait(), 0)
+
+    def test_who_is_missing_is_said_while_joining(self):
+        address = self.coordinator(4)[1]
+        worker = self.worker(address, 1, 4)
+        worker.wait_for(r"ferry: waiting for nodes 0,2,3 to join \(")
+        worker.signal(signal.SIGTERM)
+        self.assertEqual(worker.wait(), 1)
+        self.assertRegex(worker.err, "stopped by SIGTERM while node 1 of 4 was joining")
+
+    def test_who_did_not_come_is_said_when_joining_fails(self):
+        address = self.coordinator(4)[1]
+        self.worker(address, 0, 4)
+        self.fail_with(1, r"1,3|2,3", "worker", f"--coordinator={address}", "--node-id=2",
+                       "--num-nodes=4", "--connect-timeout=2s")
+
+    def test_exit_after_join_leaves_together(self):
+        address = self.coordinator(2)[1]
+        workers = [self.worker(address, node, 2, "--exit-after-join") for node in range(2)]
+        self.assertEqual([worker.wait() for worker in workers], [0, 0])
+
+    def test_a_second_process_with_the_same_node_id_is_refused(self):
+        address = self.coordinator(2)[1]
+        workers = self.workers(address, 2)
+        self.fail_with(1, "node 1 has joined already", "worker", f"--coordinator={address}",
+                       "--node-id=1", "--num-nodes=2")
+        self.assertEqual([worker.popen.poll() for worker in workers], [None, None])
+
+    def test_a_job_of_another_size_is_refused(self):
+        address = self.coordinator(1)[1]
+        self.fail_with(1, "serves a job of 1 nodes, but this is node 0 of 2", "worker",
+                       f"--coordinator={address}", "--node-id=0", "--num-nodes=2")
+
+    def test_a_node_that_dies_is_named_to_the_others(self):
+        address = self.coordinator(3, "--heartbeat-timeout=1s")[1]
+        workers = self.workers(address, 3)
+        workers[2].signal(signal.SIGKILL)
+        self.assertEqual([worker.wait() for worker in workers[:2]], [1, 1])
+        for worker in workers[:2]:
+            self.assertRegex(worker.err, r"\Aferry: node \d: .*heartbeat timeout.* 2 .*\n\Z")
+
+    def test_a_coordinator_that_dies_is_named_within_the_timeout(self):
+        coordinator, address = self.coordinator(2)
+        workers = self.workers(address, 2, "--lost-timeout=2s")
+        coordinator.signal(signal.SIGKILL)
+        start = time.monotonic()
+        self.assertEqual([worker.wait() for worker in workers], [1, 1])
+        self.assertLess(time.monotonic() - start, 8)
+        for worker in workers:
+            self.assertRegex(worker.err, rf"\Aferry: .*{re.escape(address)} .*out of reach.*\n\Z")
+
+    def test_slurm_needs_no_flags(self):
+        # Any two concurrent runs of this test get different ports, most likely.
+        job = str(random.randrange(1 << 30))
+        workers = [self.start("worker", SLURM_JOB_ID=job, SLURM_PROCID=str(node), SLURM_NTASKS="3",
+                              SLURM_LOCALID=str(node), SLURM_JOB_NODELIST="localhost")
+                   for node in range(3)]
+        for node, worker in enumerate(workers):
+            worker.wait_for(rf"node {node} of 3 \(SLURM_PROCID, SLURM_NTASKS\) joined at localhost:")
+        self.assertIn("(run by this process)", workers[0].out)
+        for worker in workers:
+            worker.signal(signal.SIGTERM)
+        self.assertEqual([worker.wait() for worker in workers], [0, 0, 0])
+
+    def test_open_mpi_needs_no_flags(self):
+        job = f"test-{random.randrange(1 << 30)}@1"
+        workers = [self.start("worker", "--exit-after-join", PMIX_NAMESPACE=job,
+                              OMPI_COMM_WORLD_RANK=str(node), OMPI_COMM_WORLD_SIZE="2",
+                              OMPI_COMM_WORLD_LOCAL_RANK=str(node), OMPI_COMM_WORLD_LOCAL_SIZE="2")
+                   for node in range(2)]
+        self.assertEqual([(worker.wait(), worker.err) for worker in workers], [(0, ""), (0, "")])
+
+    def test_without_an_identity_it_is_wrong_usage(self):
+        self.fail_with(2, "which node is this", "worker")
+        self.fail_with(2, "where is the coordinator", "worker", "--node-id=0", "--num-nodes=2")
+        self.fail_with(2, "node id 5 is not below 2", "worker", "--node-id=5", "--num-nodes=2")
+
+
+class Topo(harness.Case):
+    def test_a_job_that_is_not_complete_has_no_topology(self):
+        address = self.coordinator(2)[1]
+        self.fail_with(1, "has no topology yet", "topo", f"--coordinator={address}")
+
+
+if __name__ == "__main__":
+    harness.main()

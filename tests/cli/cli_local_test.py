@@ -1,0 +1,212 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs that need no job: run, topo, demo, coordinator's start, help and usage.
+
+    cli_local_test.py FERRY [CASE...]
+"""
+import json
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import time
+
+import harness
+
+TWO_GPUS = """<system version="1">
+  <cpu numaid="0" affinity="ffff" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="85">
+    <pci busid="0000:10:00.0" class="0x060400" link_speed="16 GT/s" link_width="16">
+      <pci busid="0000:11:00.0" class="0x030200" link_speed="16 GT/s" link_width="16"/>
+      <pci busid="0000:12:00.0" class="0x030200" link_speed="16 GT/s" link_width="16"/>
+    </pci>
+  </cpu>
+</system>
+"""
+
+
+class Usage(harness.Case):
+    def test_help_and_version_succeed(self):
+        self.assertRegex(self.succeed("--version"), rb"^ferry \d+\.\d+\.\d+\n$")
+        for arguments in (("--help",), ("help",), ("help", "kv"), ("run", "--help")):
+            self.assertIn(b"Usage: ferry", self.succeed(*arguments))
+        self.assertNotIn(b"demo-worker", self.succeed("help"))
+
+    def test_every_verb_in_the_help_has_help(self):
+        text = self.succeed("help").decode()
+        verbs = re.findall(r"^  (\w+) {2,}[A-Z]", text.split("Subcommands:")[1], re.MULTILINE)
+        self.assertGreaterEqual(len(verbs), 8)
+        for verb in verbs:
+            self.assertIn(b"Usage: ferry " + verb.encode(), self.succeed("help", verb))
+
+    def test_wrong_usage_is_status_2_and_one_line(self):
+        for arguments in ((), ("bogus",), ("--bogus",), ("kv",), ("kv", "get"), ("topo", "--x"),
+                          ("run", "--nproc=2"), ("run", "--nporc=2", "--", "true"),
+                          ("run", "--nproc=0", "--", "true"), ("demo", "--nproc=1"),
+                          ("coordinator",), ("coordinator", "--nodes=1", "--listen=nowhere"),
+                          ("help", "nope"), ("kv", "get", "k", "--timeout=soon"),
+                          ("topo", "--json", "--dot"), ("run", "--nodes=2", "--", "true")):
+            with self.subTest(arguments):
+                self.fail_with(2, ".", *arguments)
+
+    def test_output_that_cannot_be_written_is_a_failure(self):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([harness.FERRY, "topo"], stdout=full, timeout=30,
+                                          stderr=subprocess.PIPE)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn(b"cannot write the output", done.stderr)
+
+
+class Coordinator(harness.Case):
+    def test_a_port_in_use_is_named(self):
+        address = self.coordinator(1)[1]
+        self.fail_with(1, f"cannot listen on {address}.*in use", "coordinator", "--nodes=1",
+                       f"--listen={address}")
+
+    def test_sigint_ends_it_well(self):
+        process = self.coordinator(1)[0]
+        process.signal(signal.SIGINT)
+        self.assertEqual(process.wait(), 0)
+
+
+class Run(harness.Case):
+    def test_each_line_names_its_rank(self):
+        out = self.succeed("run", "--nproc=3", "--", "sh", "-c", "echo $RANK of $WORLD_SIZE")
+        self.assertEqual(sorted(out.splitlines()), [b"[0] 0 of 3", b"[1] 1 of 3", b"[2] 2 of 3"])
+
+    def test_without_prefix_the_output_is_as_it_is(self):
+        self.assertEqual(self.succeed("run", "--no-prefix", "--", "echo", "plain"), b"plain\n")
+
+    def test_all_conventions_are_set_and_agree(self):
+        out = self.succeed("run", "--nproc=2", "--gpus-per-proc=2", "--", "env").decode()
+        env = dict(line[4:].split("=", 1) for line in out.splitlines()
+                   if line.startswith("[1] ") and "=" in line)
+        for name in ("RANK", "LOCAL_RANK", "FERRY_NODE_ID", "FERRY_LOCAL_RANK", "JAX_PROCESS_ID"):
+            self.assertEqual(env[name], "1", name)
+        for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "FERRY_NUM_NODES", "JAX_NUM_PROCESSES"):
+            self.assertEqual(env[name], "2", name)
+        self.assertEqual(env["CUDA_VISIBLE_DEVICES"], "2,3")
+        self.assertEqual(env["JAX_COORDINATOR_ADDRESS"], env["FERRY_COORDINATOR"])
+        self.assertNotEqual(f'{env["MASTER_ADDR"]}:{env["MASTER_PORT"]}', env["FERRY_COORDINATOR"])
+
+    def test_the_commands_own_dashes_stay(self):
+        self.assertEqual(self.succeed("run", "printf", "%s;", "a", "--", "-b"), b"[0] a;--;-b;\n")
+        self.assertEqual(self.succeed("run", "--", "printf", "%s;", "--", "-b"), b"[0] --;-b;\n")
+
+    def test_the_first_to_fail_is_named_with_status_and_last_lines(self):
+        status, _, err = self.run_ferry(
+            "run", "--nproc=3", "--", "sh", "-c",
+            "test $RANK != 1 || { echo one; echo two >&2; exit 7; }; sleep 60")
+        self.assertEqual(status, 7)
+        self.assertRegex(err, r"ferry run: rank 1 \(pid \d+\) exited with status 7 .*last 2 lines")
+        self.assertIn("    one\n", err)
+        self.assertIn("    two\n", err)
+
+    def test_death_by_signal_is_128_and_the_number(self):
+        status, _, err = self.run_ferry("run", "--", "sh", "-c", "kill -SEGV $$")
+        self.assertEqual(status, 128 + signal.SIGSEGV)
+        self.assertIn("SIGSEGV", err)
+
+    def test_what_ignores_the_polite_signal_is_killed_after_the_grace_period(self):
+        start = time.monotonic()
+        status, _, err = self.run_ferry(
+            "run", "--nproc=2", "--grace=500ms", "--", "sh", "-c",
+            # Rank 1 fails once rank 0 has shut its ears.
+            'if test $RANK = 0; then trap "" TERM; ' + harness.FERRY + ' kv set deaf 1; sleep 60; '
+            "sleep 60; else " + harness.FERRY + " kv get deaf; exit 3; fi")
+        self.assertEqual(status, 3)
+        self.assertLess(time.monotonic() - start, 20)
+        self.assertIn("rank 0 did not stop and was killed", err)
+
+    def test_sigterm_reaches_the_processes(self):
+        run = self.start("run", "--nproc=2", "--", "sh", "-c",
+                         'trap "echo bye; exit 0" TERM; echo ready; while :; do sleep 0.05; done')
+        run.wait_for(r"(?s)ready.*ready")
+        run.signal(signal.SIGTERM)
+        run.wait()
+        self.assertEqual(sorted(re.findall(r"\[\d\] bye", run.out)), ["[0] bye", "[1] bye"])
+
+    def test_the_processes_find_each_other(self):
+        out = self.succeed("run", "--nproc=2", "--", harness.FERRY, "worker", "--exit-after-join")
+        self.assertEqual(len(re.findall(rb"joined at", out)), 2)
+
+    def test_two_machines_share_a_coordinator(self):
+        address = self.coordinator(4)[1]
+        machines = [self.start("run", "--nproc=2", "--nodes=2", f"--node-id={machine}",
+                               f"--coordinator={address}", "--", harness.FERRY, "worker",
+                               "--exit-after-join") for machine in range(2)]
+        self.assertEqual([machine.wait() for machine in machines], [0, 0])
+        self.assertIn("[3] ferry worker: node 3 of 4", machines[1].out)
+
+    def test_a_command_that_is_not_there_is_said_in_one_line(self):
+        self.fail_with(1, "/no/such", "run", "--nproc=2", "--", "/no/such")
+
+
+class Topo(harness.Case):
+    def file(self, text):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        path = os.path.join(folder.name, "topo.xml")
+        with open(path, "w") as file:
+            file.write(text)
+        return path
+
+    def test_this_machine_has_a_host_and_says_why_there_is_no_gpu(self):
+        status, out, err = self.run_ferry("topo")
+        self.assertEqual(status, 0)
+        self.assertIn(b"host:0", out)
+        self.assertTrue(b"gpu:0" in out or "no GPUs: " in err, err)
+
+    def test_the_matrix_is_aligned_and_its_title_gives_the_direction(self):
+        out = self.succeed("topo", f"--nccl-xml={self.file(TWO_GPUS)}").decode().splitlines()
+        title = next(i for i, line in enumerate(out) if "from row" in line and "to column" in line)
+        header, *rows = out[title + 1:title + 4]
+        self.assertEqual(header.split(), ["gpu:0", "gpu:1"])
+        self.assertEqual([row.split() for row in rows],
+                         [["gpu:0", "X", "PIX"], ["gpu:1", "PIX", "X"]])
+        for row in rows:
+            self.assertNotEqual(row[header.index("gpu:1")], " ")
+            self.assertEqual(row[header.index("gpu:1") - 1], " ")
+
+    def test_json_and_dot_parse(self):
+        path = self.file(TWO_GPUS)
+        topology = json.loads(self.succeed("topo", f"--nccl-xml={path}", "--json"))
+        self.assertEqual(len(topology["devices"]), 2)
+        dot = self.succeed("topo", f"--nccl-xml={path}", "--dot").decode()
+        self.assertTrue(dot.startswith("graph "))
+        self.assertEqual(dot.count("{"), dot.count("}"))
+
+    def test_what_is_written_reads_the_same(self):
+        path = self.file(TWO_GPUS)
+        written = self.succeed("topo", f"--nccl-xml={path}", "--write-nccl-xml=-").decode()
+        again = self.file(written)
+        self.assertEqual(self.succeed("topo", f"--nccl-xml={again}"),
+                         self.succeed("topo", f"--nccl-xml={path}"))
+
+    def test_a_bad_file_is_refused_with_line_and_element(self):
+        bad = TWO_GPUS.replace('numaid="0"', 'numaid="zero"')
+        self.fail_with(1, "line 2: <cpu ", "topo", f"--nccl-xml={self.file(bad)}")
+        self.fail_with(1, "line ", "topo", f"--nccl-xml={self.file(TWO_GPUS[:200])}")
+        self.fail_with(1, "/no/such/file", "topo", "--nccl-xml=/no/such/file")
+
+    def test_a_file_that_cannot_be_written_is_a_failure(self):
+        self.fail_with(1, "cannot write.*/no/such/file", "topo",
+                       f"--nccl-xml={self.file(TWO_GPUS)}", "--write-nccl-xml=/no/such/file")
+
+
+class Demo(harness.Case):
+    def test_every_step_goes_as_it_should(self):
+        status, out, err = self.run_ferry("demo", timeout_s=60)
+        text = out.decode()
+        self.assertEqual((status, err), (0, ""), text)
+        self.assertEqual(len(set(re.findall(r"worker \d holds ([0-9a-f]{16})", text))), 1, text)
+        self.assertRegex(text, r"missing 3\n")
+        self.assertRegex(text, r"nodes 0-2 got, .* later: .*heartbeat timeout.* 3 ")
+        self.assertLessEqual(len(text.splitlines()), 40)
+
+    def test_two_workers_are_enough(self):
+        self.succeed("demo", "--nproc=2", timeout_s=60)
+
+
+if __name__ == "__main__":
+    harness.main()

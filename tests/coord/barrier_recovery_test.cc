@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+// Barriers of recoverable jobs; barriers' messages, limits and listing.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "tests/coord/coordinator_fixture.h"
+
+namespace ferry::coord {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Pair;
+
+constexpr int64_t kFirst = 0;
+const std::vector<int> kEveryone = {};
+
+// Uses "b" `count` times by tasks 0 and 1.
+void UseBarrier(TestJob& job, int count) {
+  for (int64_t counter = 0; counter < count; ++counter) {
+    BarrierCall first = job.Barrier(0, "b", counter);
+    ASSERT_THAT(job.Barrier(1, "b", counter).result(), IsOk());
+    ASSERT_THAT(first.result(), IsOk());
+  }
+}
+
+// How task 1 restarts, and how often the barrier was used before.
+struct Restart {
+  bool is_noticed;
+  int uses_before;
+};
+class BarrierRestart : public ::testing::TestWithParam<Restart> {};
+
+// Scenario 110. The survivors wait; the restarted one does not know how often they have met.
+TEST_P(BarrierRestart, Scenario110WaitsForTheTaskThatRestarts) {
+  TestJob job(RecoverableOptions(2));
+  job.RegisterAll();
+  UseBarrier(job, GetParam().uses_before);
+  BarrierCall waiting = job.Barrier(0, "b", GetParam().uses_before);
+  if (GetParam().is_noticed) {
+    job.AdvanceWithHeartbeats(2 * kHeartbeatTimeout, {0});
+    ASSERT_EQ(job.state(1), TaskState::kError);
+  }
+  EXPECT_FALSE(waiting.done());
+  ASSERT_THAT(job.Register(1, 999).result(), IsOk());
+  EXPECT_FALSE(waiting.done());
+  BarrierCall restarted = job.Barrier(1, "b", kFirst);
+  EXPECT_THAT(restarted.result(), IsOk());
+  EXPECT_THAT(waiting.result(), IsOk());
+  EXPECT_EQ(restarted.result().counter, GetParam().uses_before);
+  EXPECT_EQ(waiting.result().counter, GetParam().uses_before);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, BarrierRestart,
+                         ::testing::Values(Restart{false, 0}, Restart{true, 0}, Restart{false, 3},
+                                           Restart{true, 3}));
+
+// Scenario 112. The restarted one comes first.
+TEST(BarrierRecovery, Scenario112ARestartedTaskOpensTheNextUse) {
+  TestJob job(RecoverableOptions(2));
+  job.RegisterAll();
+  UseBarrier(job, 3);
+  ASSERT_THAT(job.Register(1, 999).result(), IsOk());
+  BarrierCall restarted = job.Barrier(1, "b", kFirst);
+  EXPECT_FALSE(restarted.done());
+  EXPECT_THAT(job.Barrier(0, "b", 3).result(), IsOk());
+  EXPECT_THAT(restarted.result(), IsOk());
+  EXPECT_EQ(restarted.result().counter, 3);
+}
+
+// The task that restarts was there already: its former life's arrival must not count.
+TEST(BarrierRecovery, TheArrivalOfAFormerLifeIsTakenBack) {
+  TestJob job(RecoverableOptions(2));
+  job.RegisterAll();
+  BarrierCall former = job.Barrier(1, "b");
+  ASSERT_THAT(job.Register(1, 999).result(), IsOk());
+  EXPECT_THAT(former.result(), Fails(absl::StatusCode::kCancelled));
+  BarrierCall other = job.Barrier(0, "b");
+  EXPECT_FALSE(other.done());
+  EXPECT_THAT(job.Barrier(1, "b").result(), IsOk());
+  EXPECT_THAT(other.result(), IsOk());
+}
+
+// A call of the dead process was still on its way when its end was noticed. The new life has not
+// come; what it does first is call the barrier, as the first use it knows of.
+TEST(BarrierRecovery, AnArrivalMadeWhileInErrorIsTakenBackByTheNextLife) {
+  TestJob job(RecoverableOptions(2));
+  job.RegisterAll();
+  job.AdvanceWithHeartbeats(2 * kHeartbeatTimeout, {0});
+  ASSERT_EQ(job.state(1), TaskState::kError);
+  BarrierCall former = job.Barrier(1, "b");
+  ASSERT_THAT(job.Register(1, 999).result(), IsOk());
+  BarrierCall other = job.Barrier(0, "b");
+  EXPECT_FALSE(other.done());
+  EXPECT_THAT(job.Barrier(1, "b").result(), IsOk());
+  EXPECT_THAT(other.result(), IsOk());
+  EXPECT_EQ(former.count(), 1);
+}
+
+// A participant's error must not end the barrier of a recoverable job.
+TEST(BarrierRecovery, AnErrorOfAParticipantCancelsOnlyItsOwnCall) {
+  TestJob job(RecoverableOptions(3));
+  job.RegisterAll();
+  BarrierCall failing = job.Barrier(0, "b");
+  BarrierCall waiting = job.Barrier(1, "b");
+  ASSERT_THAT(job.Report(0, absl::InternalError("broken")), IsOk());
+  EXPECT_THAT(failing.result(), Fails(absl::StatusCode::kCancelled));
+  EXPECT_FALSE(waiting.done());
+  BarrierCall third = job.Barrier(2, "b");
+  EXPECT_FALSE(third.done());
+  ASSERT_THAT(job.Reset(0), IsOk());
+  ASSERT_THAT(job.Register(0, 999).result(), IsOk());
+  EXPECT_THAT(job.Barrier(0, "b").result(), IsOk());
+  EXPECT_THAT(waiting.result(), IsOk());
+  EXPECT_THAT(third.result(), IsOk());
+}
+
+// The task never comes back: the others must not wait for ever.
+TEST(BarrierRecovery, TimesOutWhenTheTaskStaysAway) {
+  TestJob job(RecoverableOptions(2));
+  job.RegisterAll();
+  BarrierCall waiting = job.Barrier(0, "b", kFirst, kEveryone, absl::Minutes(1));
+  job.AdvanceWithHeartbeats(absl::Minutes(1), {0});
+  EXPECT_THAT(waiting.result(), Fails(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_EQ(GetMissingTasks(waiting.result().status), "1");
+}
+
+// Scenario 106, at the core: an operator with one live rank of a hundred.
+TEST(BarrierMessages, Scenario106NameAllTheMissingAsRanges) {
+  TestJob job(PlainOptions(100));
+  ASSERT_THAT(job.Register(0).result(), IsOk());
+  BarrierCall call = job.Barrier(0, "b", kFirst, kEveryone, absl::Milliseconds(100));
+  job.Advance(absl::Milliseconds(100));
+  EXPECT_THAT(call.result(), Fails(absl::StatusCode::kDeadlineExceeded,
+                                   AllOf(HasSubstr("1-99"), HasSubstr("1/100"))));
+  EXPECT_EQ(GetMissingTasks(call.result().status), "1-99");
+}
+
+// Trailers over 3 kB are cut by upstream's server and refused by gRPC at 8.
+TEST(BarrierMessages, AreShortHoweverManyAreMissing) {
+  TestJob job(PlainOptions(100'000));
+  std::vector<BarrierCall> calls;
+  for (int task = 0; task < 100'000; task += 2) {
+    calls.push_back(job.Barrier(task, "b", kFirst, kEveryone, absl::Seconds(1)));
+  }
+  job.Advance(absl::Seconds(1));
+  const absl::Status& status = calls[0].result().status;
+  EXPECT_THAT(status, Fails(absl::StatusCode::kDeadlineExceeded, HasSubstr("50000/100000")));
+  EXPECT_LT(status.message().size(), 2048u);
+  EXPECT_LT(GetMissingTasks(status).size(), 2048u);
+  EXPECT_THAT(GetMissingTasks(status), HasSubstr("1,3,5,"));
+}
+
+// An id can be anything a program makes up, kilobytes included.
+TEST(BarrierMessages, AreShortHoweverLongTheIdIs) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  BarrierCall call = job.Barrier(0, std::string(100'000, 'i'), kFirst, kEveryone, absl::Seconds(1));
+  job.Advance(absl::Seconds(1));
+  ASSERT_THAT(call.result(), Fails(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_LT(call.result().status.message().size(), 2048u);
+}
+
+// A conflict may list both sets; upstream's server cuts messages at 3072 bytes.
+TEST(BarrierMessages, OfAConflictAreShort) {
+  TestJob job(PlainOptions(20'000));
+  std::vector<int> even;
+  std::vector<int> thirds;
+  for (int i = 0; i < 20'000; i += 2) even.push_back(i);
+  for (int i = 0; i < 20'000; i += 3) thirds.push_back(i);
+  BarrierCall first = job.Barrier(0, "b", kFirst, even);
+  BarrierCall second = job.Barrier(0, "b", kFirst, thirds);
+  for (const BarrierCall& call : {first, second}) {
+    ASSERT_TRUE(call.done());
+    EXPECT_LT(call.result().status.message().size(), 3072u);
+  }
+  EXPECT_THAT(second.result(), Fails(absl::StatusCode::kInvalidArgument));
+}
+
+// Clients take their next counter from the error; without the mark they would retry it instead.
+TEST(BarrierMessages, ErrorsAreMarkedAsTheCoordinators) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  BarrierCall timed_out = job.Barrier(0, "b", kFirst, kEveryone, absl::Seconds(1));
+  job.Advance(absl::Seconds(1));
+  EXPECT_TRUE(GetErrorOrigin(timed_out.result().status).has_value());
+  EXPECT_TRUE(GetErrorOrigin(job.Barrier(0, "b", 7).result().status).has_value());
+}
+
+// In a job of two parts "task 0" is two tasks.
+TEST(BarrierMessages, OfAJobOfSeveralPartsNameThem) {
+  CoordinatorOptions options = PlainOptions(0);
+  options.jobs = {{"worker", 4}, {"ps", 2}};
+  TestJob job(options);
+  BarrierCall call = job.Barrier(1, "b", kFirst, kEveryone, absl::Seconds(1));
+  job.Advance(absl::Seconds(1));
+  EXPECT_THAT(call.result(), Fails(absl::StatusCode::kDeadlineExceeded,
+                                   AllOf(HasSubstr("worker"), HasSubstr("ps"))));
+  EXPECT_EQ(GetMissingTasks(call.result().status),
+            job.coordinator().jobs().Ranges(Tasks({0, 2, 3, 4, 5})));
+}
+
+// Programs that name a barrier anew for each step must not fill the machine.
+TEST(BarrierLimits, OldResultsAreForgotten) {
+  CoordinatorOptions options = PlainOptions(2);
+  options.max_finished_barriers = 2;
+  TestJob job(options);
+  job.RegisterAll();
+  for (const char* id : {"a", "b", "c"})
+    ASSERT_THAT(job.Barrier(0, id, kFirst, {0}).result(), IsOk());
+  EXPECT_THAT(job.Barrier(0, "c", kFirst, {0}).result(), IsOk());
+  EXPECT_THAT(job.CancelBarrier("a", 0), Fails(absl::StatusCode::kNotFound));
+  EXPECT_THAT(job.CancelBarrier("c", 0), Fails(absl::StatusCode::kFailedPrecondition));
+}
+
+// A barrier in use must not be forgotten because others have finished.
+TEST(BarrierLimits, AnOpenBarrierIsKeptHoweverManyFinish) {
+  CoordinatorOptions options = PlainOptions(2);
+  options.max_finished_barriers = 1;
+  TestJob job(options);
+  job.RegisterAll();
+  UseBarrier(job, 1);
+  BarrierCall open = job.Barrier(0, "b", 1);
+  for (int i = 0; i < 100; ++i) {
+    ASSERT_THAT(job.Barrier(1, absl::StrCat("x", i), kFirst, {1}).result(), IsOk());
+  }
+  EXPECT_FALSE(open.done());
+  EXPECT_THAT(job.Barrier(1, "b", 1).result(), IsOk());
+  EXPECT_THAT(open.result(), IsOk());
+}
+
+// The same id finishes a hundred times: it is one barrier, and the others' results stay.
+TEST(BarrierLimits, AnIdThatIsUsedOftenCountsOnce) {
+  CoordinatorOptions options = PlainOptions(2);
+  options.max_finished_barriers = 3;
+  TestJob job(options);
+  job.RegisterAll();
+  ASSERT_THAT(job.Barrier(0, "kept", kFirst, {0}).result(), IsOk());
+  UseBarrier(job, 100);
+  EXPECT_THAT(job.CancelBarrier("kept", 0), Fails(absl::StatusCode::kFailedPrecondition));
+  BarrierCall first = job.Barrier(0, "b", 100);
+  EXPECT_THAT(job.Barrier(1, "b", 100).result(), IsOk());
+  EXPECT_EQ(first.result().counter, 100);
+}
+
+// A training loop's barriers must not make the coordinator forget that the job has begun: a client
+// that registers once more would wait for everyone again, and fail the job by its timeout.
+TEST(BarrierLimits, TheRegistrationIsNeverForgotten) {
+  CoordinatorOptions options = PlainOptions(2);
+  options.register_barrier = true;
+  options.max_finished_barriers = 2;
+  options.recoverable = true;
+  TestJob job(options);
+  job.RegisterAll();
+  UseBarrier(job, 10);
+  for (const char* id : {"x", "y", "z"}) {
+    ASSERT_THAT(job.Barrier(0, id, kFirst, {0}).result(), IsOk());
+  }
+  EXPECT_TRUE(job.coordinator().everyone_has_registered());
+  ASSERT_THAT(job.Reset(1), IsOk());
+  EXPECT_THAT(job.Register(1, 999).result(), IsOk());
+}
+
+// "Who is missing, and since when?" must have an answer before the timeout.
+TEST(BarrierListing, ShowsWhoHasComeAndWhoIsMissing) {
+  TestJob job(PlainOptions(4));
+  job.RegisterAll();
+  const absl::Time start = job.clock().Now();
+  BarrierCall first = job.Barrier(2, "b", kFirst, {0, 1, 2}, absl::Seconds(5));
+  job.Advance(absl::Seconds(1));
+  BarrierCall second = job.Barrier(0, "b", kFirst, {0, 1, 2});
+  const std::vector<BarrierInfo> open = job.coordinator().barriers().OpenBarriers();
+  ASSERT_EQ(open.size(), 1u);
+  EXPECT_EQ(open[0].id, "b");
+  EXPECT_EQ(open[0].counter, 0);
+  EXPECT_THAT(open[0].arrived,
+              ElementsAre(Pair(TaskId(0), start + absl::Seconds(1)), Pair(TaskId(2), start)));
+  EXPECT_THAT(open[0].missing, ElementsAre(TaskId(1)));
+  EXPECT_EQ(open[0].first_arrival, start);
+  EXPECT_EQ(open[0].deadline, start + absl::Seconds(5));
+  EXPECT_EQ(job.coordinator().wait_count(), 2u);
+  EXPECT_EQ(job.coordinator().Waits().size(), 2u);
+  ASSERT_THAT(job.Barrier(1, "b", kFirst, {0, 1, 2}).result(), IsOk());
+  EXPECT_THAT(job.coordinator().barriers().OpenBarriers(), IsEmpty());
+  EXPECT_EQ(job.coordinator().wait_count(), 0u);
+}
+
+}  // namespace
+}  // namespace ferry::coord

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+// How tasks hear that the job has failed.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/coord/coordinator_fixture.h"
+
+namespace ferry::coord {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
+
+// Scenario 32. An orderly end of the coordinator must not look like a failure of the job.
+TEST(ErrorPoll, Scenario32EndsCancelledWhenTheServiceStops) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  StatusCall first = job.Poll(0);
+  StatusCall second = job.Poll(1);
+  job.Stop();
+  EXPECT_THAT(first.result(), Fails(absl::StatusCode::kCancelled));
+  EXPECT_THAT(second.result(), Fails(absl::StatusCode::kCancelled));
+}
+
+// Scenario 33. One rank fails; all must stop, and know why.
+TEST(ErrorPoll, Scenario33AReportedErrorReachesAllPollers) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  StatusCall first = job.Poll(0);
+  StatusCall second = job.Poll(1);
+  ASSERT_THAT(job.Report(1, absl::InternalError("out of luck")), IsOk());
+  EXPECT_THAT(first.result(), Fails(absl::StatusCode::kInternal, HasSubstr("out of luck")));
+  EXPECT_THAT(second.result(), Fails(absl::StatusCode::kInternal));
+}
+
+// Clients tell a reported error from one that the coordinator found by its payload.
+TEST(ErrorPoll, AReportedErrorSaysWhoReportedIt) {
+  TestJob job(PlainOptions(3));
+  job.RegisterAll();
+  StatusCall poll = job.Poll(0);
+  ASSERT_THAT(job.Report(2, absl::InternalError("out of luck")), IsOk());
+  const std::optional<ErrorOrigin> origin = GetErrorOrigin(poll.result());
+  ASSERT_TRUE(origin.has_value());
+  EXPECT_TRUE(origin->is_reported);
+  EXPECT_EQ(origin->source, TaskId(2));
+}
+
+TEST(ErrorPoll, AnErrorThatTheCoordinatorFoundIsNotMarkedAsReported) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  StatusCall poll = job.Poll(0);
+  job.AdvanceWithHeartbeats(2 * kHeartbeatTimeout, {0});
+  const std::optional<ErrorOrigin> origin = GetErrorOrigin(poll.result());
+  ASSERT_TRUE(origin.has_value());
+  EXPECT_FALSE(origin->is_reported);
+}
+
+// Scenario 34. A process that thinks that it is part of the job.
+TEST(ErrorPoll, Scenario34OfAnUnknownTaskIsRefused) {
+  TestJob job(PlainOptions(2));
+  EXPECT_THAT(job.Poll(2).result(),
+              Fails(absl::StatusCode::kInvalidArgument, HasSubstr("not in the cluster")));
+}
+
+// Scenario 35. A task that polls too early would never hear anything.
+TEST(ErrorPoll, Scenario35BeforeRegisteringIsRefused) {
+  TestJob job(PlainOptions(2));
+  EXPECT_THAT(job.Poll(0).result(),
+              Fails(absl::StatusCode::kFailedPrecondition, HasSubstr("has not been registered")));
+}
+
+// Scenario 36. A poll that crossed the shutdown on the wire.
+TEST(ErrorPoll, Scenario36WithinGraceAfterAShutdownWaits) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  ASSERT_THAT(job.Shutdown(0).result(), IsOk());
+  StatusCall poll = job.Poll(0);
+  EXPECT_FALSE(poll.done());
+  job.Stop();
+  EXPECT_THAT(poll.result(), Fails(absl::StatusCode::kCancelled));
+}
+
+// Scenario 37. A task that left long ago must not be kept waiting.
+TEST(ErrorPoll, Scenario37PastGraceAfterAShutdownIsRefused) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  ASSERT_THAT(job.Shutdown(0).result(), IsOk());
+  job.AdvanceWithHeartbeats(2 * kHeartbeatTimeout, {1});
+  EXPECT_THAT(job.Poll(0).result(),
+              Fails(absl::StatusCode::kFailedPrecondition, HasSubstr("has disconnected")));
+}
+
+// Scenario 38. The same after a reset.
+TEST(ErrorPoll, Scenario38PastGraceAfterAResetIsRefused) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  ASSERT_THAT(job.Reset(0), IsOk());
+  job.AdvanceWithHeartbeats(2 * kHeartbeatTimeout, {1});
+  EXPECT_THAT(job.Poll(0).result(),
+              Fails(absl::StatusCode::kFailedPrecondition, HasSubstr("has disconnected")));
+}
+
+// Scenario 39. Whoever failed knows it already.
+TEST(ErrorPoll, Scenario39OfATaskThatReportedAnErrorIsRefused) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  ASSERT_THAT(job.Report(0, absl::InternalError("broken")), IsOk());
+  EXPECT_THAT(job.Poll(0).result(), Fails(absl::StatusCode::kFailedPrecondition));
+}
+
+// Scenario 40. A process wakes up after it was given up.
+TEST(ErrorPoll, Scenario40OfATaskThatWasSilentIsRefused) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  job.Advance(2 * kHeartbeatTimeout);
+  EXPECT_THAT(job.Poll(0).result(),
+              Fails(absl::StatusCode::kFailedPrecondition, HasSubstr("already in error")));
+}
+
+// Scenario 42. A client's connection broke and it polls anew: the old poll must not leak.
+TEST(ErrorPoll, Scenario42ASecondPollReplacesTheFirst) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  StatusCall first = job.Poll(0);
+  StatusCall second = job.Poll(0);
+  EXPECT_THAT(first.result(), Fails(absl::StatusCode::kCancelled));
+  EXPECT_FALSE(second.done());
+  ASSERT_THAT(job.Report(1, absl::InternalError("broken")), IsOk());
+  EXPECT_THAT(second.result(), Fails(absl::StatusCode::kInternal));
+  EXPECT_EQ(first.count(), 1);
+}
+
+// Scenario 43. In a recoverable job the survivors go on.
+TEST(ErrorPoll, Scenario43AnErrorIsNotToldToTheOthersWhenRecoverable) {
+  TestJob job(RecoverableOptions(2));
+  job.RegisterAll();
+  StatusCall poll = job.Poll(1);
+  ASSERT_THAT(job.Report(0, absl::InternalError("broken")), IsOk());
+  EXPECT_FALSE(poll.done());
+  EXPECT_THAT(job.Heartbeat(1), IsOk());
+  EXPECT_EQ(job.state(1), TaskState::kConnected);
+}
+
+// Scenario 44. A recoverable task must not go on as if nothing had happened, but may come back.
+TEST(ErrorPoll, Scenario44ARecoverableTaskComesBackThroughAReset) {
+  TestJob job(RecoverableOptions(2));
+  job.RegisterAll();
+  ASSERT_THAT(job.Report(0, absl::InternalError("broken")), IsOk());
+  EXPECT_THAT(job.Heartbeat(0), Fails(absl::StatusCode::kAborted));
+  ASSERT_THAT(job.Reset(0), IsOk());
+  EXPECT_THAT(job.Register(0, 999).result(), IsOk());
+  EXPECT_THAT(job.Heartbeat(0, 999), IsOk());
+}
+
+// Scenario 45. Only members have a say.
+TEST(ErrorPoll, Scenario45AReportOfATaskThatIsNotConnectedIsRefused) {
+  TestJob job(PlainOptions(2));
+  const absl::Status error = absl::InternalError("broken");
+  EXPECT_THAT(job.Report(0, error), Fails(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(job.Report(2, error), Fails(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(job.Report(-1, error), Fails(absl::StatusCode::kInvalidArgument));
+  job.RegisterAll();
+  ASSERT_THAT(job.Report(0, error), IsOk());
+  EXPECT_THAT(job.Report(0, error), Fails(absl::StatusCode::kFailedPrecondition));
+  job.Stop();
+  EXPECT_THAT(job.Report(1, error), Fails(absl::StatusCode::kInternal));
+}
+
+// Scenario 47. A process is killed.
+TEST(ErrorPoll, Scenario47TheSilentDeathOfATaskIsToldUnlessRecoverable) {
+  TestJob strict(PlainOptions(3));
+  strict.RegisterAll();
+  StatusCall told = strict.Poll(1);
+  strict.AdvanceWithHeartbeats(2 * kHeartbeatTimeout, {0, 1});
+  EXPECT_THAT(told.result(), Fails(absl::StatusCode::kUnavailable));
+
+  TestJob recoverable(RecoverableOptions(3));
+  recoverable.RegisterAll();
+  StatusCall spared = recoverable.Poll(1);
+  recoverable.AdvanceWithHeartbeats(2 * kHeartbeatTimeout, {0, 1});
+  EXPECT_EQ(recoverable.state(2), TaskState::kError);
+  EXPECT_FALSE(spared.done());
+}
+
+// Scenario 48. The first error is the cause; what follows are its consequences.
+TEST(ErrorPoll, Scenario48OnlyTheFirstErrorIsEverTold) {
+  TestJob job(PlainOptions(3));
+  job.RegisterAll();
+  StatusCall poll = job.Poll(0);
+  ASSERT_THAT(job.Report(1, absl::InternalError("the cause")), IsOk());
+  ASSERT_THAT(poll.result(), Fails(absl::StatusCode::kInternal, HasSubstr("the cause")));
+  ASSERT_THAT(job.Report(2, absl::DataLossError("a consequence")), IsOk());
+  EXPECT_THAT(job.Poll(0).result(), Fails(absl::StatusCode::kInternal, HasSubstr("the cause")));
+  EXPECT_THAT(job.coordinator().job_error(), Fails(absl::StatusCode::kInternal));
+}
+
+// The first poll comes after the failure: the task must still hear of it.
+TEST(ErrorPoll, ThatComesAfterTheErrorIsAnsweredAtOnce) {
+  TestJob job(PlainOptions(3));
+  job.RegisterAll();
+  StatusCall early = job.Poll(0);
+  ASSERT_THAT(job.Report(1, absl::InternalError("broken")), IsOk());
+  EXPECT_THAT(job.Poll(2).result(), Fails(absl::StatusCode::kInternal, HasSubstr("broken")));
+}
+
+// Old clients never poll: without this they would hang with a dead peer.
+TEST(ErrorPoll, WithoutPollersAReportFailsEveryonesHeartbeat) {
+  TestJob job(PlainOptions(3));
+  job.RegisterAll();
+  ASSERT_THAT(job.Report(1, absl::InternalError("broken")), IsOk());
+  EXPECT_THAT(job.Heartbeat(0), Fails(absl::StatusCode::kAborted));
+  EXPECT_THAT(job.Heartbeat(2), Fails(absl::StatusCode::kAborted));
+  EXPECT_THAT(job.task(2).status, Fails(absl::StatusCode::kInternal));
+}
+
+// A task that leaves in peace must not take its own parting for an error.
+TEST(ErrorPoll, EndsCancelledWhenItsTaskLeaves) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  StatusCall shut_down = job.Poll(0);
+  ASSERT_THAT(job.Shutdown(0).result(), IsOk());
+  EXPECT_THAT(shut_down.result(), Fails(absl::StatusCode::kCancelled));
+  StatusCall reset = job.Poll(1);
+  ASSERT_THAT(job.Reset(1), IsOk());
+  EXPECT_THAT(reset.result(), Fails(absl::StatusCode::kCancelled));
+}
+
+// A clean parting of one task is no error of the others.
+TEST(ErrorPoll, OfTheOthersGoesOnWhenATaskLeaves) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  StatusCall poll = job.Poll(1);
+  ASSERT_THAT(job.Shutdown(0).result(), IsOk());
+  EXPECT_FALSE(poll.done());
+}
+
+TEST(ErrorPoll, AfterTheStopIsInternal) {
+  TestJob job(PlainOptions(1));
+  job.RegisterAll();
+  job.Stop();
+  EXPECT_THAT(job.Poll(0).result(), Fails(absl::StatusCode::kInternal));
+}
+
+// The client went away: its poll must not stay parked for ever.
+TEST(ErrorPoll, CanBeCancelled) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  StatusCall poll = job.Poll(0);
+  EXPECT_TRUE(job.Cancel(poll.wait()));
+  EXPECT_THAT(poll.result(), Fails(absl::StatusCode::kCancelled));
+  EXPECT_FALSE(job.Cancel(poll.wait()));
+  ASSERT_THAT(job.Report(1, absl::InternalError("broken")), IsOk());
+  EXPECT_EQ(poll.count(), 1);
+}
+
+// An OK report is a client's bug; nobody may be told that "OK" happened.
+TEST(ErrorPoll, IsNeverAnsweredWithOk) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  StatusCall poll = job.Poll(0);
+  (void)job.Report(1, absl::OkStatus());
+  job.Stop();
+  ASSERT_TRUE(poll.done());
+  EXPECT_FALSE(poll.result().ok());
+}
+
+// TensorFlow's tasks run an error service of their own and do not poll.
+TEST(ErrorPoll, TasksWithAnErrorAddressAreCalled) {
+  TestJob job(PlainOptions(3));
+  std::vector<std::string> called;
+  job.coordinator().SetErrorReport([&](const std::string& address, const absl::Status& error) {
+    called.push_back(address);
+    EXPECT_THAT(error, Fails(absl::StatusCode::kInternal));
+  });
+  for (int task = 0; task < 3; ++task) {
+    Registration registration;
+    registration.task = TaskId(task);
+    registration.incarnation = Incarnation(LifeOf(task));
+    if (task < 2) registration.facts.error_address = absl::StrCat("host", task, ":1");
+    ASSERT_THAT(job.Register(registration).result(), IsOk());
+  }
+  EXPECT_THAT(called, IsEmpty());
+  ASSERT_THAT(job.Report(2, absl::InternalError("broken")), IsOk());
+  EXPECT_THAT(called, UnorderedElementsAre("host0:1", "host1:1"));
+}
+
+}  // namespace
+}  // namespace ferry::coord

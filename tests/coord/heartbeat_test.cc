@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// Signs of life: what keeps a task alive, and what its silence does.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/coord/coordinator_fixture.h"
+
+namespace ferry::coord {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Scenario 21. The plain case.
+TEST(Heartbeat, Scenario21OfARegisteredTaskIsWelcome) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  EXPECT_THAT(job.Heartbeat(0), IsOk());
+}
+
+// Scenario 22. A process of another job beats at the wrong address.
+TEST(Heartbeat, Scenario22OfAnUnknownTaskIsRefused) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  EXPECT_THAT(job.Heartbeat(2, 5), Fails(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(job.Heartbeat(-1, 5), Fails(absl::StatusCode::kInvalidArgument));
+}
+
+// Scenario 23. A process that was thought dead and replaced.
+TEST(Heartbeat, Scenario23OfAnotherLifeIsAbortedAgainAndAgain) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  EXPECT_THAT(job.Heartbeat(0, 999), Fails(absl::StatusCode::kAborted));
+  EXPECT_THAT(job.Heartbeat(0, 999), Fails(absl::StatusCode::kAborted));
+  EXPECT_EQ(job.state(0), TaskState::kError);
+}
+
+// The others rely on a peer of which two lives exist.
+TEST(Heartbeat, OfAnotherLifeIsToldToThePollers) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  StatusCall poll = job.Poll(1);
+  EXPECT_THAT(job.Heartbeat(0, 999), Fails(absl::StatusCode::kAborted));
+  EXPECT_THAT(poll.result(), Fails(absl::StatusCode::kAborted));
+}
+
+// Scenario 24. A process that was paused must hear that it has been given up.
+TEST(Heartbeat, Scenario24AfterTooLongASilenceIsAborted) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  job.Advance(2 * kHeartbeatTimeout);
+  EXPECT_THAT(job.Heartbeat(0), Fails(absl::StatusCode::kAborted));
+}
+
+// Scenario 25. Old clients do not poll: their own heartbeats are how they hear of it.
+TEST(Heartbeat, Scenario25WithoutPollersEveryonesHeartbeatIsAbortedWhenOneDies) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  job.AdvanceWithHeartbeats(kHeartbeatTimeout * 0.9, {0});
+  EXPECT_THAT(job.Heartbeat(0), IsOk());
+  job.Advance(kHeartbeatTimeout * 0.2);
+  EXPECT_THAT(job.Heartbeat(0), Fails(absl::StatusCode::kAborted));
+  EXPECT_THAT(job.Heartbeat(1), Fails(absl::StatusCode::kAborted));
+}
+
+// Scenario 26. New clients poll, and want the reason.
+TEST(Heartbeat, Scenario26SilenceIsToldToThePollersAsUnavailable) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  StatusCall first = job.Poll(0);
+  StatusCall second = job.Poll(1);
+  job.Advance(2 * kHeartbeatTimeout);
+  EXPECT_THAT(first.result(), Fails(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(second.result(), Fails(absl::StatusCode::kUnavailable));
+}
+
+// The message must say who, or somebody searches a thousand logs.
+TEST(Heartbeat, TheErrorNamesTheSilentTask) {
+  TestJob job(PlainOptions(12));
+  job.RegisterAll();
+  StatusCall poll = job.Poll(0);
+  job.AdvanceWithHeartbeats(2 * kHeartbeatTimeout, {0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11});
+  EXPECT_THAT(poll.result(), Fails(absl::StatusCode::kUnavailable, HasSubstr("7")));
+  EXPECT_EQ(job.state(7), TaskState::kError);
+  EXPECT_EQ(job.state(6), TaskState::kConnected);
+}
+
+// With pollers the survivors' own state stays as it is: they decide themselves.
+TEST(Heartbeat, OfASurvivorStaysWelcomeWhenErrorsArePolled) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  StatusCall poll = job.Poll(0);
+  job.AdvanceWithHeartbeats(2 * kHeartbeatTimeout, {0});
+  ASSERT_TRUE(poll.done());
+  EXPECT_THAT(job.Heartbeat(0), IsOk());
+}
+
+// One tick too early would kill a healthy job.
+TEST(Heartbeat, ATaskLivesAsLongAsItsTimeout) {
+  TestJob job(PlainOptions(1));
+  job.RegisterAll();
+  job.Advance(kHeartbeatTimeout - absl::Milliseconds(1));
+  EXPECT_EQ(job.state(0), TaskState::kConnected);
+  EXPECT_THAT(job.Heartbeat(0), IsOk());
+  job.Advance(kHeartbeatTimeout - absl::Milliseconds(1));
+  EXPECT_EQ(job.state(0), TaskState::kConnected);
+  job.Advance(absl::Seconds(1));
+  EXPECT_EQ(job.state(0), TaskState::kError);
+  EXPECT_THAT(job.task(0).status, Fails(absl::StatusCode::kUnavailable));
+}
+
+// The coordinator itself was paused: it must not take its own sleep for its tasks' death at the
+// next look if they beat before it.
+TEST(Heartbeat, ThatArrivesBeforeTheNextLookSavesTheTask) {
+  TestJob job(PlainOptions(1));
+  job.RegisterAll();
+  job.clock().Advance(kHeartbeatTimeout / 2);
+  EXPECT_THAT(job.Heartbeat(0), IsOk());
+  job.clock().Advance(kHeartbeatTimeout * 0.75);
+  job.coordinator().Advance();
+  job.Drain();
+  EXPECT_EQ(job.state(0), TaskState::kConnected);
+}
+
+// A clock that is set back must not kill or immortalise anyone.
+TEST(Heartbeat, SurvivesAClockThatJumpsBack) {
+  TestJob job(PlainOptions(1));
+  job.RegisterAll();
+  job.clock().Advance(-absl::Minutes(30));
+  job.coordinator().Advance();
+  EXPECT_THAT(job.Heartbeat(0), IsOk());
+  EXPECT_EQ(job.state(0), TaskState::kConnected);
+  job.Advance(kHeartbeatTimeout * 0.9);
+  EXPECT_EQ(job.state(0), TaskState::kConnected);
+  job.Advance(absl::Hours(1));
+  EXPECT_EQ(job.state(0), TaskState::kError);
+}
+
+// Scenario 28. A heartbeat that crossed the reset on the wire.
+TEST(Heartbeat, Scenario28IsWelcomeShortlyAfterAResetButNotForEver) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  ASSERT_THAT(job.Reset(0), IsOk());
+  EXPECT_THAT(job.Heartbeat(0), IsOk());
+  job.AdvanceWithHeartbeats(3 * kHeartbeatTimeout, {1});
+  EXPECT_THAT(job.Heartbeat(0), Fails(absl::StatusCode::kInvalidArgument));
+}
+
+// Scenario 29. The same after a shutdown.
+TEST(Heartbeat, Scenario29IsWelcomeShortlyAfterAShutdownButNotForEver) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  ASSERT_THAT(job.Shutdown(0).result(), IsOk());
+  EXPECT_THAT(job.Heartbeat(0), IsOk());
+  job.AdvanceWithHeartbeats(3 * kHeartbeatTimeout, {1});
+  EXPECT_THAT(job.Heartbeat(0), Fails(absl::StatusCode::kInvalidArgument));
+}
+
+// A heartbeat of a task that has left is not a return.
+TEST(Heartbeat, WithinGraceDoesNotReconnect) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  ASSERT_THAT(job.Reset(0), IsOk());
+  ASSERT_THAT(job.Heartbeat(0), IsOk());
+  EXPECT_EQ(job.state(0), TaskState::kDisconnected);
+}
+
+// Scenario 30. Two lives of a recoverable task: the old one must not keep the new one "alive".
+TEST(Heartbeat, Scenario30OfAStaleLifeIsAnsweredButDoesNotCountWhenRecoverable) {
+  TestJob job(RecoverableOptions(2));
+  job.RegisterAll();
+  ASSERT_THAT(job.Register(0, 999).result(), IsOk());
+  for (int i = 0; i < 3; ++i) {
+    job.Advance(kHeartbeatTimeout * 0.3);
+    EXPECT_THAT(job.Heartbeat(0, LifeOf(0)), IsOk());
+  }
+  EXPECT_EQ(job.state(0), TaskState::kConnected);
+  job.Advance(kHeartbeatTimeout * 0.2);
+  EXPECT_EQ(job.state(0), TaskState::kError);
+}
+
+// Scenario 31. A client must not take a coordinator that is going down for a healthy one.
+TEST(Heartbeat, Scenario31AfterTheStopIsInternal) {
+  TestJob job(PlainOptions(1));
+  job.RegisterAll();
+  job.Stop();
+  EXPECT_THAT(job.Heartbeat(0), Fails(absl::StatusCode::kInternal));
+  EXPECT_THAT(job.Heartbeat(7, 5), Fails(absl::StatusCode::kInternal));
+}
+
+// A rank that beats but does not get on shows in its progress.
+TEST(Heartbeat, CarriesTheProgressOfTheTask) {
+  TestJob job(PlainOptions(1));
+  job.RegisterAll();
+  ASSERT_THAT(job.coordinator().Heartbeat(TaskId(0), Incarnation(LifeOf(0)), 12), IsOk());
+  EXPECT_EQ(job.task(0).progress, 12u);
+  ASSERT_THAT(job.Heartbeat(0), IsOk());
+  EXPECT_EQ(job.task(0).progress, 12u);
+}
+
+// The error must be final for clients: without the mark they would retry it.
+TEST(Heartbeat, ErrorsAreMarkedAsTheCoordinators) {
+  TestJob job(PlainOptions(1));
+  EXPECT_TRUE(GetErrorOrigin(job.Heartbeat(0)).has_value());
+  EXPECT_TRUE(GetErrorOrigin(job.Heartbeat(5, 5)).has_value());
+  job.RegisterAll();
+  EXPECT_TRUE(GetErrorOrigin(job.Heartbeat(0, 999)).has_value());
+}
+
+// A job that is idle must not wake its executor for nothing, nor forget to.
+TEST(Heartbeat, TheNextDeadlineIsWhenATaskCouldRunOut) {
+  TestJob job(PlainOptions(1));
+  EXPECT_EQ(job.coordinator().NextDeadline(), absl::InfiniteFuture());
+  job.RegisterAll();
+  EXPECT_GE(job.coordinator().NextDeadline(), job.clock().Now() + kHeartbeatTimeout);
+  EXPECT_LE(job.coordinator().NextDeadline(),
+            job.clock().Now() + kHeartbeatTimeout + absl::Seconds(1));
+  ASSERT_THAT(job.Shutdown(0).result(), IsOk());
+  job.Advance(absl::Minutes(10));
+  EXPECT_EQ(job.coordinator().NextDeadline(), absl::InfiniteFuture());
+}
+
+}  // namespace
+}  // namespace ferry::coord

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// One coordinator that serves one job after the other (CoordinatorOptions::reuse).
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/coord/coordinator_fixture.h"
+
+namespace ferry::coord {
+namespace {
+
+// `reuse` needs the register barrier: without it nobody knows whether a job is over, or has only
+// not seen its other tasks yet.
+CoordinatorOptions TogetherOptions(int tasks) {
+  CoordinatorOptions options = PlainOptions(tasks);
+  options.register_barrier = true;
+  options.register_timeout = absl::Minutes(3);
+  return options;
+}
+
+// The same command line is run again: nothing of the run before may be seen.
+TEST(NewJob, BeginsWithAnEmptyStoreWhenEveryoneHasLeft) {
+  TestJob job(TogetherOptions(2));
+  job.RegisterAll();
+  ASSERT_THAT(job.Put("nccl", "old id"), IsOk());
+  ASSERT_THAT(job.Shutdown(0).result(), IsOk());
+  ASSERT_THAT(job.Shutdown(1).result(), IsOk());
+  EXPECT_FALSE(job.Register(0, 999).done());
+  EXPECT_EQ(job.store().key_count(), 0u);
+  EXPECT_EQ(job.store().Find("nccl"), std::nullopt);
+  EXPECT_EQ(job.coordinator().epoch(), 2);
+}
+
+// Clients of the job before must notice that this is another one.
+TEST(NewJob, HasAnotherIncarnation) {
+  TestJob job(TogetherOptions(1), 77);
+  job.RegisterAll();
+  ASSERT_THAT(job.Shutdown(0).result(), IsOk());
+  ASSERT_THAT(job.Register(0, 999).result(), IsOk());
+  EXPECT_NE(job.coordinator().incarnation(), Incarnation(77));
+}
+
+// What the old run waits for will never come.
+TEST(NewJob, EndsTheWaitsOfTheOldOne) {
+  TestJob job(TogetherOptions(1));
+  job.RegisterAll();
+  GetCall get = job.Get({"never"});
+  ASSERT_THAT(job.Shutdown(0).result(), IsOk());
+  EXPECT_FALSE(get.done());
+  ASSERT_THAT(job.Register(0, 999).result(), IsOk());
+  EXPECT_THAT(get.result(), Fails(absl::StatusCode::kCancelled));
+}
+
+// A barrier of the old run must not be taken for one that has passed already.
+TEST(NewJob, HasFreshBarriers) {
+  TestJob job(TogetherOptions(2));
+  job.RegisterAll();
+  BarrierCall first = job.Barrier(0, "step");
+  ASSERT_THAT(job.Barrier(1, "step").result(), IsOk());
+  ASSERT_THAT(job.Shutdown(0).result(), IsOk());
+  ASSERT_THAT(job.Shutdown(1).result(), IsOk());
+  StatusCall next = job.Register(0, 998);
+  ASSERT_THAT(job.Register(1, 999).result(), IsOk());
+  ASSERT_THAT(next.result(), IsOk());
+  BarrierCall again = job.Barrier(0, "step");
+  EXPECT_FALSE(again.done());
+  EXPECT_THAT(job.Barrier(1, "step").result(), IsOk());
+  EXPECT_THAT(again.result(), IsOk());
+}
+
+// The old run's watchers and the new one's share a table: its version must not run back.
+TEST(NewJob, KeepsTheVersionsGrowing) {
+  TestJob job(TogetherOptions(1));
+  job.RegisterAll();
+  ASSERT_THAT(job.Put("a", "1"), IsOk());
+  ASSERT_THAT(job.Shutdown(0).result(), IsOk());
+  const int64_t version = job.coordinator().membership().version();
+  const int64_t revision = job.store().revision();
+  ASSERT_THAT(job.Register(0, 999).result(), IsOk());
+  EXPECT_GT(job.coordinator().membership().version(), version);
+  EXPECT_GE(job.store().revision(), revision);
+}
+
+// The first registration after a failure that nobody cleaned up.
+TEST(NewJob, FollowsAFailedOneOnceItIsSilent) {
+  TestJob job(TogetherOptions(2));
+  job.RegisterAll();
+  StatusCall poll = job.Poll(0);
+  ASSERT_THAT(job.Report(1, absl::InternalError("broken")), IsOk());
+  ASSERT_THAT(poll.result(), Fails(absl::StatusCode::kInternal));
+  job.Advance(kHeartbeatTimeout + absl::Seconds(1));
+  StatusCall next = job.Register(1, 999);
+  EXPECT_EQ(job.coordinator().epoch(), 2);
+  EXPECT_THAT(job.coordinator().job_error(), IsOk());
+  EXPECT_THAT(job.Register(0, 998).result(), IsOk());
+  EXPECT_THAT(next.result(), IsOk());
+}
+
+// Survivors of a failed job still clean up: nobody may pull the store away from under them.
+TEST(NewJob, DoesNotFollowAFailedOneThatStillBeats) {
+  TestJob job(TogetherOptions(2));
+  job.RegisterAll();
+  StatusCall poll = job.Poll(0);
+  ASSERT_THAT(job.Report(1, absl::InternalError("broken")), IsOk());
+  job.AdvanceWithHeartbeats(3 * kHeartbeatTimeout, {0});
+  EXPECT_THAT(job.Register(1, 999).result(), Fails(absl::StatusCode::kAborted));
+  EXPECT_EQ(job.coordinator().epoch(), 1);
+}
+
+// Scenario 11, later: a job whose first connect failed can be started again.
+TEST(NewJob, FollowsAFailedConnectOnceItIsSilent) {
+  TestJob job(TogetherOptions(2));
+  StatusCall first = job.Register(0);
+  job.Advance(absl::Minutes(3));
+  ASSERT_THAT(first.result(), Fails(absl::StatusCode::kDeadlineExceeded));
+  job.Advance(kHeartbeatTimeout + absl::Seconds(1));
+  StatusCall again = job.Register(0, 998);
+  EXPECT_FALSE(again.done());
+  EXPECT_THAT(job.Register(1, 999).result(), IsOk());
+  EXPECT_THAT(again.result(), IsOk());
+}
+
+// A launcher publishes settings before the tasks start.
+TEST(NewJob, DoesNotBeginWithTheVeryFirstRegistration) {
+  TestJob job(TogetherOptions(1));
+  ASSERT_THAT(job.Put("settings", "1"), IsOk());
+  job.RegisterAll();
+  EXPECT_NE(job.store().Find("settings"), std::nullopt);
+  EXPECT_EQ(job.coordinator().epoch(), 1);
+}
+
+// One task's leaving is not the end of the job.
+TEST(NewJob, DoesNotBeginWhileSomeoneIsThere) {
+  TestJob job(TogetherOptions(2));
+  job.RegisterAll();
+  ASSERT_THAT(job.Put("a", "1"), IsOk());
+  ASSERT_THAT(job.Shutdown(0).result(), IsOk());
+  ASSERT_THAT(job.Register(0, 999).result(), IsOk());
+  EXPECT_NE(job.store().Find("a"), std::nullopt);
+  EXPECT_EQ(job.coordinator().epoch(), 1);
+}
+
+// Whoever runs one coordinator per job wants to look at the store afterwards.
+TEST(NewJob, NeverBeginsWithoutReuse) {
+  CoordinatorOptions options = TogetherOptions(1);
+  options.reuse = false;
+  TestJob job(options);
+  job.RegisterAll();
+  ASSERT_THAT(job.Put("a", "1"), IsOk());
+  ASSERT_THAT(job.Shutdown(0).result(), IsOk());
+  ASSERT_THAT(job.Register(0, 999).result(), IsOk());
+  EXPECT_NE(job.store().Find("a"), std::nullopt);
+  EXPECT_EQ(job.coordinator().epoch(), 1);
+}
+
+// Without the barrier a task that leaves early must not take the others' keys with it.
+TEST(NewJob, NeverBeginsWithoutTheRegisterBarrier) {
+  TestJob job(PlainOptions(2));
+  ASSERT_THAT(job.Register(0).result(), IsOk());
+  ASSERT_THAT(job.Put("a", "1"), IsOk());
+  ASSERT_THAT(job.Shutdown(0).result(), IsOk());
+  ASSERT_THAT(job.Register(1).result(), IsOk());
+  EXPECT_NE(job.store().Find("a"), std::nullopt);
+}
+
+// Without reuse a failed job stays failed, as upstream's does.
+TEST(NewJob, DoesNotFollowAFailedOneWithoutReuse) {
+  CoordinatorOptions options = TogetherOptions(2);
+  options.reuse = false;
+  TestJob job(options);
+  job.RegisterAll();
+  ASSERT_THAT(job.Report(1, absl::InternalError("broken")), IsOk());
+  job.Advance(absl::Hours(1));
+  EXPECT_THAT(job.Register(1, 999).result(), Fails(absl::StatusCode::kAborted));
+}
+
+}  // namespace
+}  // namespace ferry::coord

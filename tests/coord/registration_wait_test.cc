@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+// Registration: giving up, waiting by choice, and tasks that are recoverable by themselves.
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/coord/coordinator_fixture.h"
+
+namespace ferry::coord {
+namespace {
+
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kRegisterTimeout = absl::Minutes(3);
+
+CoordinatorOptions TogetherOptions(int tasks) {
+  CoordinatorOptions options = PlainOptions(tasks);
+  options.register_barrier = true;
+  options.register_timeout = kRegisterTimeout;
+  return options;
+}
+
+// The coordinator goes down while tasks wait for the others.
+TEST(Registration, StopAnswersWhoeverWaitsToRegister) {
+  TestJob job(TogetherOptions(2));
+  StatusCall call = job.Register(0);
+  job.Stop();
+  EXPECT_EQ(call.count(), 1);
+  EXPECT_FALSE(call.result().ok());
+  EXPECT_THAT(job.Register(1).result(), Fails(absl::StatusCode::kInternal));
+}
+
+// The client went away while it waited: the others must not start a job without it.
+TEST(Registration, ACancelledTryDoesNotCount) {
+  TestJob job(TogetherOptions(2));
+  StatusCall gone = job.Register(0);
+  EXPECT_TRUE(job.Cancel(gone.wait()));
+  EXPECT_THAT(gone.result(), Fails(absl::StatusCode::kCancelled));
+  StatusCall other = job.Register(1);
+  EXPECT_FALSE(other.done());
+  EXPECT_THAT(job.Register(0, 999).result(), IsOk());
+  EXPECT_THAT(other.result(), IsOk());
+}
+
+// The only one there goes away and comes back: the barrier must not be stuck half open.
+TEST(Registration, TheLastOneToGiveUpLeavesTheBarrierUsable) {
+  TestJob job(TogetherOptions(2));
+  StatusCall gone = job.Register(0);
+  EXPECT_TRUE(job.Cancel(gone.wait()));
+  EXPECT_FALSE(job.Cancel(gone.wait()));
+  job.Advance(kRegisterTimeout * 2);
+  StatusCall first = job.Register(0, 999);
+  EXPECT_FALSE(first.done());
+  EXPECT_THAT(job.Register(1).result(), IsOk());
+  EXPECT_THAT(first.result(), IsOk());
+}
+
+Registration Patient(int task, absl::Duration own_timeout) {
+  Registration registration;
+  registration.task = TaskId(task);
+  registration.incarnation = Incarnation(LifeOf(task));
+  registration.own_timeout = own_timeout;
+  return registration;
+}
+
+// A client with a deadline of its own retries; the others go on waiting.
+TEST(Registration, AnOwnTimeoutEndsOnlyTheOwnWait) {
+  TestJob job(TogetherOptions(2));
+  StatusCall other = job.Register(1);
+  StatusCall impatient = job.Register(Patient(0, absl::Seconds(1)));
+  EXPECT_THAT(impatient.result(), IsOk());
+  EXPECT_THAT(other.result(), IsOk());
+
+  TestJob alone(TogetherOptions(3));
+  other = alone.Register(1);
+  impatient = alone.Register(Patient(0, absl::Seconds(1)));
+  alone.Advance(absl::Seconds(1));
+  EXPECT_THAT(impatient.result(), Fails(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_FALSE(other.done());
+  EXPECT_THAT(alone.state(0), TaskState::kDisconnected);
+}
+
+// It must be missed again, or the others would start without it.
+TEST(Registration, WhoGaveUpWaitingIsMissingAgainUntilItRetries) {
+  TestJob job(TogetherOptions(3));
+  StatusCall other = job.Register(1);
+  StatusCall impatient = job.Register(Patient(0, absl::Seconds(1)));
+  job.Advance(absl::Seconds(1));
+  ASSERT_TRUE(impatient.done());
+  StatusCall last = job.Register(2);
+  EXPECT_FALSE(other.done());
+  EXPECT_FALSE(last.done());
+  EXPECT_THAT(job.Register(Patient(0, absl::Seconds(1))).result(), IsOk());
+  EXPECT_THAT(other.result(), IsOk());
+  EXPECT_THAT(last.result(), IsOk());
+}
+
+// The seed's clients expect Connect to wait whatever the job's options are.
+TEST(Registration, ATaskMayWaitForAllWithoutTheBarrier) {
+  TestJob job(PlainOptions(2));
+  Registration registration = Patient(0, absl::InfiniteDuration());
+  registration.waits_for_all = true;
+  StatusCall waiting = job.Register(registration);
+  EXPECT_FALSE(waiting.done());
+  registration.task = TaskId(1);
+  StatusCall last = job.Register(registration);
+  EXPECT_THAT(waiting.result(), IsOk());
+  EXPECT_THAT(last.result(), IsOk());
+}
+
+// It came last, and the others did not need to wait: there is nobody to wait for any more.
+TEST(Registration, ATaskThatWaitsForAllDoesNotWaitForThoseWhoAreThere) {
+  TestJob job(PlainOptions(2));
+  ASSERT_THAT(job.Register(0).result(), IsOk());
+  Registration registration = Patient(1, absl::InfiniteDuration());
+  registration.waits_for_all = true;
+  StatusCall waiting = job.Register(registration);
+  EXPECT_TRUE(waiting.done());
+}
+
+// The same the other way round.
+TEST(Registration, ATaskThatDoesNotWaitEndsTheWaitOfTheOthers) {
+  TestJob job(PlainOptions(2));
+  Registration registration = Patient(1, absl::InfiniteDuration());
+  registration.waits_for_all = true;
+  StatusCall waiting = job.Register(registration);
+  EXPECT_FALSE(waiting.done());
+  ASSERT_THAT(job.Register(0).result(), IsOk());
+  EXPECT_TRUE(waiting.done());
+}
+
+// It died, came back, waits for a task that has not come yet, and is reset: its own affair.
+TEST(Registration, TheResetOfATaskThatWaitsForAllDoesNotFailTheJob) {
+  TestJob job(RecoverableOptions(2));
+  ASSERT_THAT(job.Register(1).result(), IsOk());
+  job.Advance(2 * kHeartbeatTimeout);
+  ASSERT_EQ(job.state(1), TaskState::kError);
+  Registration registration = Patient(1, absl::InfiniteDuration());
+  registration.incarnation = Incarnation(999);
+  registration.waits_for_all = true;
+  StatusCall waiting = job.Register(registration);
+  EXPECT_FALSE(waiting.done());
+  ASSERT_THAT(job.Reset(1), IsOk());
+  EXPECT_EQ(job.state(1), TaskState::kDisconnected);
+  EXPECT_EQ(job.state(0), TaskState::kDisconnected);
+  EXPECT_THAT(job.Register(0).result(), IsOk());
+}
+
+// It gave up waiting in one life and came back in another that does not wait: when the last task
+// comes, the former life must not take the place of the present one.
+TEST(Registration, AFormerLifeThatWaitedForAllDoesNotReplaceThePresentOne) {
+  TestJob job(PlainOptions(2));
+  Registration registration = Patient(1, absl::InfiniteDuration());
+  registration.incarnation = Incarnation(5);
+  registration.waits_for_all = true;
+  StatusCall former = job.Register(registration);
+  EXPECT_FALSE(former.done());
+  ASSERT_THAT(job.Register(1, 6).result(), IsOk());
+  EXPECT_FALSE(former.result().ok());
+  ASSERT_THAT(job.Register(0).result(), IsOk());
+  EXPECT_EQ(job.task(1).incarnation, Incarnation(6));
+  EXPECT_THAT(job.Heartbeat(1, 6), IsOk());
+}
+
+// The end of the others' wait is no sign of life of a task that has been there for long.
+TEST(Registration, TheEndOfAnEarlierWaitIsNoSignOfLife) {
+  TestJob job(PlainOptions(2));
+  Registration registration = Patient(1, absl::InfiniteDuration());
+  registration.waits_for_all = true;
+  StatusCall waiting = job.Register(registration);
+  ASSERT_THAT(job.Register(1).result(), IsOk());
+  job.Advance(kHeartbeatTimeout * 0.8);
+  ASSERT_THAT(job.Register(0).result(), IsOk());
+  job.Advance(kHeartbeatTimeout * 0.3);
+  EXPECT_EQ(job.state(1), TaskState::kError);
+}
+
+// People ask from where a task registered.
+TEST(Registration, TheFactsOfATaskAreKept) {
+  TestJob job(PlainOptions(1));
+  Registration registration = Patient(0, absl::InfiniteDuration());
+  registration.facts.host_name = "gpu-17";
+  registration.facts.process_id = 4242;
+  ASSERT_THAT(job.Register(registration).result(), IsOk());
+  EXPECT_EQ(job.task(0).facts.host_name, "gpu-17");
+  EXPECT_EQ(job.task(0).facts.process_id, 4242);
+}
+
+// One recoverable evaluator in a job of workers that are not.
+TEST(Registration, ATaskThatIsRecoverableByItselfMayComeBack) {
+  TestJob job(PlainOptions(2));
+  Registration registration = Patient(0, absl::InfiniteDuration());
+  registration.recoverable = true;
+  ASSERT_THAT(job.Register(registration).result(), IsOk());
+  ASSERT_THAT(job.Register(1).result(), IsOk());
+  StatusCall poll = job.Poll(1);
+  registration.incarnation = Incarnation(999);
+  EXPECT_THAT(job.Register(registration).result(), IsOk());
+  EXPECT_FALSE(poll.done());
+  EXPECT_THAT(job.Register(1, 999).result(), Fails(absl::StatusCode::kAborted));
+}
+
+// Its silence must not fail the workers either.
+TEST(Registration, TheDeathOfATaskThatIsRecoverableByItselfIsNotTold) {
+  TestJob job(PlainOptions(2));
+  Registration registration = Patient(0, absl::InfiniteDuration());
+  registration.recoverable = true;
+  ASSERT_THAT(job.Register(registration).result(), IsOk());
+  ASSERT_THAT(job.Register(1).result(), IsOk());
+  StatusCall poll = job.Poll(1);
+  job.AdvanceWithHeartbeats(2 * kHeartbeatTimeout, {1});
+  EXPECT_EQ(job.state(0), TaskState::kError);
+  EXPECT_FALSE(poll.done());
+  EXPECT_THAT(job.Heartbeat(1), IsOk());
+}
+
+}  // namespace
+}  // namespace ferry::coord

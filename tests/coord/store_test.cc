@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+// The key-value store: values, gets that wait, subtrees, counters.
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "tests/coord/coordinator_fixture.h"
+
+namespace ferry::coord {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+std::string ValueOf(TestJob& job, absl::string_view key) {
+  const std::optional<StoreEntry> entry = job.store().Find(key);
+  return entry.has_value() ? *entry->value : "(absent)";
+}
+
+std::vector<std::string> KeysOf(const std::vector<StoreEntry>& entries) {
+  std::vector<std::string> keys;
+  for (const StoreEntry& entry : entries) keys.push_back(entry.key);
+  return keys;
+}
+
+// Scenario 56. Scenario 79: nobody has registered here.
+TEST(Store, Scenario56ANewKeyCanBeFound) {
+  TestJob job(PlainOptions(1));
+  ASSERT_THAT(job.Put("a", "1"), IsOk());
+  const std::optional<StoreEntry> entry = job.store().Find("a");
+  ASSERT_TRUE(entry.has_value());
+  EXPECT_EQ(entry->key, "a");
+  EXPECT_EQ(*entry->value, "1");
+  EXPECT_EQ(entry->revision, job.store().revision());
+}
+
+// Scenario 57. Two roots publish an id under one key: the second must hear of it.
+TEST(Store, Scenario57AnExistingKeyIsNotReplaced) {
+  TestJob job(PlainOptions(1));
+  ASSERT_THAT(job.Put("a/b", "1"), IsOk());
+  EXPECT_THAT(job.Put("a/b", "2"),
+              Fails(absl::StatusCode::kAlreadyExists, HasSubstr("key a/b already exists.")));
+  EXPECT_EQ(ValueOf(job, "a/b"), "1");
+}
+
+// Scenario 58. A status that is published again and again.
+TEST(Store, Scenario58OverwriteReplaces) {
+  TestJob job(PlainOptions(1));
+  ASSERT_THAT(job.Put("a", "1"), IsOk());
+  EXPECT_THAT(job.Put("a", "22", /*overwrite=*/true), IsOk());
+  EXPECT_EQ(ValueOf(job, "a"), "22");
+  EXPECT_EQ(job.store().key_count(), 1u);
+}
+
+// Scenario 59. The first of them.
+TEST(Store, Scenario59OverwriteOfAMissingKeyInserts) {
+  TestJob job(PlainOptions(1));
+  EXPECT_THAT(job.Put("a", "1", /*overwrite=*/true), IsOk());
+  EXPECT_EQ(ValueOf(job, "a"), "1");
+}
+
+// Scenario 61. The usual order of things: the reader is early.
+TEST(Store, Scenario61AGetWaitsForItsKey) {
+  TestJob job(PlainOptions(1));
+  const GetCall call = job.Get({"a"});
+  EXPECT_FALSE(call.done());
+  ASSERT_THAT(job.Put("b", "0"), IsOk());
+  EXPECT_FALSE(call.done());
+  ASSERT_THAT(job.Put("a", "1"), IsOk());
+  ASSERT_THAT(call.result(), IsOk());
+  EXPECT_EQ((*call.result())[0].key, "a");
+  EXPECT_EQ(*(*call.result())[0].value, "1");
+}
+
+// A reader that is late must not park.
+TEST(Store, AGetOfAKeyThatIsThereIsAnsweredAtOnce) {
+  TestJob job(PlainOptions(1));
+  ASSERT_THAT(job.Put("a", "1"), IsOk());
+  const GetCall call = job.Get({"a"});
+  EXPECT_EQ(call.wait(), kNoWait);
+  EXPECT_EQ(*(*call.result())[0].value, "1");
+}
+
+// An empty value is a value.
+TEST(Store, AnEmptyValueWakesTheWaiter) {
+  TestJob job(PlainOptions(1));
+  const GetCall call = job.Get({"a"});
+  ASSERT_THAT(job.Put("a", ""), IsOk());
+  ASSERT_THAT(call.result(), IsOk());
+  EXPECT_EQ(*(*call.result())[0].value, "");
+}
+
+// A thousand ranks wait for one id.
+TEST(Store, OneInsertWakesEveryWaiter) {
+  TestJob job(PlainOptions(1));
+  std::vector<GetCall> calls;
+  for (int i = 0; i < 1000; ++i) calls.push_back(job.Get({"id"}));
+  ASSERT_THAT(job.Put("id", "1"), IsOk());
+  for (const GetCall& call : calls) ASSERT_EQ(call.count(), 1);
+  EXPECT_EQ(job.coordinator().wait_count(), 0u);
+}
+
+// Scenario 62. A key that is deleted and made again, as for the next step.
+TEST(Store, Scenario62AGetAfterADeleteWaitsForTheNextValue) {
+  TestJob job(PlainOptions(1));
+  ASSERT_THAT(job.Put("key0", "1"), IsOk());
+  EXPECT_EQ(job.Delete("key0", true), 1);
+  const GetCall call = job.Get({"key0"});
+  EXPECT_FALSE(call.done());
+  ASSERT_THAT(job.Put("key0", "2"), IsOk());
+  EXPECT_EQ(*(*call.result())[0].value, "2");
+}
+
+// A waiter that a delete wakes would read a value that is not there.
+TEST(Store, ADeleteDoesNotWakeWaiters) {
+  TestJob job(PlainOptions(1));
+  const GetCall call = job.Get({"a"});
+  job.Delete("a", true);
+  EXPECT_FALSE(call.done());
+}
+
+// Scenario 63. Deleting a directory by its name.
+TEST(Store, Scenario63DeletingASubtreeRemovesWhatIsUnderIt) {
+  TestJob job(PlainOptions(1));
+  ASSERT_THAT(job.Put("path/to/key1", "1"), IsOk());
+  ASSERT_THAT(job.Put("path", "0"), IsOk());
+  ASSERT_THAT(job.Put("path_x", "2"), IsOk());
+  ASSERT_THAT(job.Put("path-x", "2"), IsOk());
+  EXPECT_EQ(job.Delete(NormalizeKey("/path"), true), 2);
+  EXPECT_FALSE(job.Get({"path/to/key1"}).done());
+  EXPECT_THAT(KeysOf(job.store().List("")), ElementsAre("path-x", "path_x"));
+}
+
+// The seed's clients delete one key and mean it.
+TEST(Store, DeletingWithoutTheSubtreeLeavesWhatIsUnderIt) {
+  TestJob job(PlainOptions(1));
+  ASSERT_THAT(job.Put("path", "0"), IsOk());
+  ASSERT_THAT(job.Put("path/a", "1"), IsOk());
+  EXPECT_EQ(job.Delete("path", false), 1);
+  EXPECT_THAT(KeysOf(job.store().List("")), ElementsAre("path/a"));
+}
+
+// Scenario 64. A key that was never there, or is no more.
+TEST(Store, Scenario64AMissingKeyIsNotFound) {
+  TestJob job(PlainOptions(1));
+  EXPECT_EQ(job.store().Find("a"), std::nullopt);
+  ASSERT_THAT(job.Put("a", "1"), IsOk());
+  EXPECT_EQ(job.store().Find("a/"), std::nullopt);
+  job.Delete("a", true);
+  EXPECT_EQ(job.store().Find("a"), std::nullopt);
+}
+
+// Scenario 65. Cleaning up twice is no error, and no change.
+TEST(Store, Scenario65DeletingAMissingKeyIsFine) {
+  TestJob job(PlainOptions(1));
+  const int64_t revision = job.store().revision();
+  EXPECT_EQ(job.Delete("a", true), 0);
+  EXPECT_EQ(job.store().revision(), revision);
+}
+
+// Scenarios 66, 67. A directory holds what is under it, however deep, and nothing else.
+TEST(Store, Scenario66And67ListingHoldsNestedKeysOnly) {
+  TestJob job(PlainOptions(1));
+  for (const char* key : {"dir/b", "dir/sub_dir/path", "dir", "dir_x", "other/dir/a", "dir/a"}) {
+    ASSERT_THAT(job.Put(key, key), IsOk());
+  }
+  EXPECT_THAT(KeysOf(job.store().List("dir/")), ElementsAre("dir/a", "dir/b", "dir/sub_dir/path"));
+  EXPECT_THAT(KeysOf(job.store().List("dir/sub_dir/")), ElementsAre("dir/sub_dir/path"));
+  EXPECT_EQ(*job.store().List("dir/sub_dir/")[0].value, "dir/sub_dir/path");
+}
+
+// Scenario 68. Nobody has written yet.
+TEST(Store, Scenario68ListingAnEmptyStoreIsEmpty) {
+  TestJob job(PlainOptions(1));
+  EXPECT_THAT(job.store().List("dir/"), IsEmpty());
+}
+
+// Scenario 70. Clients write directories with and without a slash.
+TEST(Store, Scenario70KeysAreNormalisedAtBothEndsAndWithin) {
+  EXPECT_EQ(NormalizeKey("dir"), "dir");
+  EXPECT_EQ(NormalizeKey("dir/"), "dir");
+  EXPECT_EQ(NormalizeKey("/dir///"), "dir");
+  EXPECT_EQ(NormalizeKey("//a//b///c/"), "a/b/c");
+  EXPECT_EQ(NormalizeKey("/"), "");
+  EXPECT_EQ(NormalizeKey(""), "");
+  EXPECT_EQ(NormalizeKey("a b;[c]:d"), "a b;[c]:d");
+}
+
+// Scenario 71. The next run starts in a clean directory.
+TEST(Store, Scenario71ADeletedDirectoryIsEmpty) {
+  TestJob job(PlainOptions(1));
+  ASSERT_THAT(job.Put("test_dir/a", "1"), IsOk());
+  ASSERT_THAT(job.Put("test_dir/b/c", "1"), IsOk());
+  EXPECT_EQ(job.Delete(NormalizeKey("test_dir/"), true), 2);
+  EXPECT_THAT(job.store().List("test_dir/"), IsEmpty());
+}
+
+// A page of a million keys must be possible to read in parts.
+TEST(Store, AListIsCutAtItsLimit) {
+  TestJob job(PlainOptions(1));
+  for (const char* key : {"c", "a", "b"}) ASSERT_THAT(job.Put(key, ""), IsOk());
+  EXPECT_THAT(KeysOf(job.store().List("", 2)), ElementsAre("a", "b"));
+  EXPECT_THAT(KeysOf(job.store().List("", 3)), ElementsAre("a", "b", "c"));
+}
+
+// Prefixes at the end of the byte range: an upper bound computed by "+1" would overflow.
+TEST(Store, AListEndsRightAfterBytesOfAllOnes) {
+  TestJob job(PlainOptions(1));
+  for (const char* key : {"\xff", "\xff\xff", "\xff/a", "\xfe", "z"}) {
+    ASSERT_THAT(job.Put(key, ""), IsOk());
+  }
+  EXPECT_THAT(KeysOf(job.store().List("\xff")), ElementsAre("\xff", "\xff/a", "\xff\xff"));
+}
+
+std::string Counted(absl::StatusOr<StoreEntry> entry) {
+  return entry.ok() ? *entry->value : entry.status().ToString();
+}
+
+// Scenario 72. Ranks draw numbers.
+TEST(Store, Scenario72IncrementAddsToDecimalText) {
+  TestJob job(PlainOptions(1));
+  ASSERT_THAT(job.Put("a", "1"), IsOk());
+  EXPECT_EQ(Counted(job.store().Increment("a", 3)), "4");
+  EXPECT_EQ(Counted(job.store().Increment("b", 10)), "10");
+  ASSERT_THAT(job.Put("c", "3"), IsOk());
+  EXPECT_EQ(Counted(job.store().Increment("c", -5)), "-2");
+  EXPECT_EQ(ValueOf(job, "c"), "-2");
+}
+
+// A counter's birth is a value like any other.
+TEST(Store, IncrementWakesWaiters) {
+  TestJob job(PlainOptions(1));
+  const GetCall call = job.Get({"a"});
+  ASSERT_THAT(job.store().Increment("a", 7), IsOk());
+  job.Drain();
+  ASSERT_THAT(call.result(), IsOk());
+  EXPECT_EQ(*(*call.result())[0].value, "7");
+}
+
+// Scenario 73. Somebody else's key.
+TEST(Store, Scenario73IncrementOfOtherTextIsRefused) {
+  TestJob job(PlainOptions(1));
+  for (const char* text : {"x", "", "1x", "1.5", "99999999999999999999"}) {
+    ASSERT_THAT(job.Put("a", text, /*overwrite=*/true), IsOk());
+    EXPECT_THAT(job.store().Increment("a", 1), Fails(absl::StatusCode::kFailedPrecondition))
+        << text;
+    EXPECT_EQ(ValueOf(job, "a"), text);
+  }
+}
+
+// Upstream parses 32 bits; a byte counter is past them in a second.
+TEST(Store, IncrementCountsIn64BitsAndRefusesToOverflow) {
+  TestJob job(PlainOptions(1));
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+  constexpr int64_t kMin = std::numeric_limits<int64_t>::min();
+  ASSERT_THAT(job.Put("a", "2147483647"), IsOk());
+  EXPECT_EQ(Counted(job.store().Increment("a", 1)), "2147483648");
+  EXPECT_EQ(Counted(job.store().Increment("max", kMax)), absl::StrCat(kMax));
+  EXPECT_THAT(job.store().Increment("max", 1), Fails(absl::StatusCode::kOutOfRange));
+  EXPECT_EQ(ValueOf(job, "max"), absl::StrCat(kMax));
+  EXPECT_EQ(Counted(job.store().Increment("min", kMin)), absl::StrCat(kMin));
+  EXPECT_THAT(job.store().Increment("min", -1), Fails(absl::StatusCode::kOutOfRange));
+}
+
+}  // namespace
+}  // namespace ferry::coord

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// The key-value store: gets that time out, are cancelled, or ask for several keys; bytes and sizes.
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "tests/coord/coordinator_fixture.h"
+
+namespace ferry::coord {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+std::string ValueOf(TestJob& job, absl::string_view key) {
+  const std::optional<StoreEntry> entry = job.store().Find(key);
+  return entry.has_value() ? *entry->value : "(absent)";
+}
+
+std::vector<std::string> KeysOf(const std::vector<StoreEntry>& entries) {
+  std::vector<std::string> keys;
+  for (const StoreEntry& entry : entries) keys.push_back(entry.key);
+  return keys;
+}
+
+// Scenario 74. A reader with a deadline of its own.
+TEST(Store, Scenario74AGetTimesOutNamingItsKey) {
+  TestJob job(PlainOptions(1));
+  ASSERT_THAT(job.Put("gone", "1"), IsOk());
+  ASSERT_THAT(job.Put("other", "1"), IsOk());
+  job.Delete("gone", true);
+  const GetCall call = job.Get({"gone"}, absl::Seconds(5));
+  job.Advance(absl::Seconds(5) - absl::Milliseconds(1));
+  EXPECT_FALSE(call.done());
+  job.Advance(absl::Milliseconds(1));
+  EXPECT_THAT(call.result(), Fails(absl::StatusCode::kDeadlineExceeded, HasSubstr("gone")));
+  EXPECT_EQ(ValueOf(job, "other"), "1");
+}
+
+// It is over: the key's arrival must not answer it again.
+TEST(Store, ATimedOutGetIsNotAnsweredAgain) {
+  TestJob job(PlainOptions(1));
+  const GetCall call = job.Get({"a"}, absl::Seconds(5));
+  job.Advance(absl::Seconds(6));
+  ASSERT_TRUE(call.done());
+  ASSERT_THAT(job.Put("a", "1"), IsOk());
+  EXPECT_EQ(call.count(), 1);
+  EXPECT_FALSE(job.Cancel(call.wait()));
+}
+
+// A key that comes at the last moment.
+TEST(Store, AnAnsweredGetDoesNotTimeOut) {
+  TestJob job(PlainOptions(1));
+  const GetCall call = job.Get({"a"}, absl::Seconds(5));
+  ASSERT_THAT(job.Put("a", "1"), IsOk());
+  job.Advance(absl::Seconds(10));
+  EXPECT_EQ(call.count(), 1);
+  EXPECT_THAT(call.result(), IsOk());
+}
+
+// "Is it there?" asked through the waiting call.
+TEST(Store, AGetWithoutTimeIsAnsweredWithoutWaiting) {
+  TestJob job(PlainOptions(1));
+  const GetCall call = job.Get({"a"}, absl::ZeroDuration());
+  job.Advance(absl::ZeroDuration());
+  EXPECT_THAT(call.result(), Fails(absl::StatusCode::kDeadlineExceeded));
+}
+
+// Scenario 75. The coordinator goes away under its readers.
+TEST(Store, Scenario75AWaitingGetEndsCancelledWithTheStore) {
+  TestJob job(PlainOptions(1));
+  const GetCall call = job.Get({"a"});
+  job.Stop();
+  EXPECT_THAT(call.result(), Fails(absl::StatusCode::kCancelled));
+  EXPECT_THAT(job.Get({"a"}).result(), Fails(absl::StatusCode::kInternal));
+}
+
+// The reader went away.
+TEST(Store, AWaitingGetCanBeCancelled) {
+  TestJob job(PlainOptions(1));
+  const GetCall gone = job.Get({"a"});
+  const GetCall other = job.Get({"a"});
+  EXPECT_TRUE(job.Cancel(gone.wait()));
+  EXPECT_THAT(gone.result(), Fails(absl::StatusCode::kCancelled));
+  EXPECT_FALSE(job.Cancel(gone.wait()));
+  ASSERT_THAT(job.Put("a", "1"), IsOk());
+  EXPECT_EQ(gone.count(), 1);
+  EXPECT_THAT(other.result(), IsOk());
+}
+
+// Scenario 77. A directory of checkpoints' metadata.
+TEST(Store, Scenario77ListsTenMebibytes) {
+  TestJob job(PlainOptions(1));
+  for (int i = 0; i < 10; ++i) {
+    ASSERT_THAT(job.Put(absl::StrCat("dir/", i), std::string(1 << 20, 'x')), IsOk());
+  }
+  size_t bytes = 0;
+  for (const StoreEntry& entry : job.store().List("dir/")) bytes += entry.value->size();
+  EXPECT_EQ(bytes, size_t{10} << 20);
+}
+
+// Scenario 78. NCCL's ids are 128 bytes of anything.
+TEST(Store, Scenario78ValuesAndKeysAreBytes) {
+  TestJob job(PlainOptions(1));
+  std::string bytes;
+  for (int i = 0; i < 256; ++i) bytes.push_back(static_cast<char>(i));
+  const std::string key("a\0b", 3);
+  ASSERT_THAT(job.Put(key, bytes), IsOk());
+  EXPECT_EQ(ValueOf(job, key), bytes);
+  EXPECT_EQ(job.store().Find("a"), std::nullopt);
+}
+
+// Scenario 79. The preemption manager reads before anyone has registered.
+TEST(Store, Scenario79WorksForThoseWhoNeverRegistered) {
+  TestJob job(PlainOptions(2));
+  const GetCall call = job.Get({"RECEIVED_PREEMPTION_NOTICE"}, absl::InfiniteDuration(), TaskId(1));
+  ASSERT_THAT(job.Put("RECEIVED_PREEMPTION_NOTICE", "task 0"), IsOk());
+  EXPECT_THAT(call.result(), IsOk());
+}
+
+// Node 0 reads everyone's topology: one call, not a thousand.
+TEST(Store, AMultiGetWaitsForEveryKeyAndKeepsTheirOrder) {
+  TestJob job(PlainOptions(1));
+  ASSERT_THAT(job.Put("b", "2"), IsOk());
+  const GetCall call = job.Get({"c", "b", "a", "c"});
+  ASSERT_THAT(job.Put("c", "3"), IsOk());
+  EXPECT_FALSE(call.done());
+  ASSERT_THAT(job.Put("a", "1"), IsOk());
+  ASSERT_THAT(call.result(), IsOk());
+  EXPECT_THAT(KeysOf(*call.result()), ElementsAre("c", "b", "a", "c"));
+}
+
+// A key that was there when the wait began may be gone when the last one comes.
+TEST(Store, AMultiGetHasAllItsKeysAtOneMoment) {
+  TestJob job(PlainOptions(1));
+  ASSERT_THAT(job.Put("a", "1"), IsOk());
+  const GetCall call = job.Get({"a", "b"});
+  job.Delete("a", false);
+  ASSERT_THAT(job.Put("b", "2"), IsOk());
+  EXPECT_FALSE(call.done());
+  ASSERT_THAT(job.Put("a", "3"), IsOk());
+  ASSERT_THAT(call.result(), IsOk());
+  EXPECT_EQ(*(*call.result())[0].value, "3");
+}
+
+// Who published late? The message must name the missing, not those that are there.
+TEST(Store, AMultiGetThatTimesOutNamesTheMissingKeys) {
+  TestJob job(PlainOptions(1));
+  ASSERT_THAT(job.Put("topology/0", "x"), IsOk());
+  const GetCall call = job.Get({"topology/0", "topology/1", "topology/2"}, absl::Seconds(1));
+  job.Advance(absl::Seconds(1));
+  EXPECT_THAT(call.result(), Fails(absl::StatusCode::kDeadlineExceeded,
+                                   AllOf(HasSubstr("topology/1"), Not(HasSubstr("topology/0")))));
+}
+
+// A trailer of an RPC holds a few kilobytes.
+TEST(Store, TheTimeoutOfManyLongKeysHasAShortMessage) {
+  TestJob job(PlainOptions(1));
+  std::vector<std::string> keys;
+  for (int i = 0; i < 10'000; ++i) keys.push_back(absl::StrCat(std::string(500, 'k'), i));
+  const GetCall call = job.Get(keys, absl::Seconds(1));
+  job.Advance(absl::Seconds(1));
+  ASSERT_THAT(call.result(), Fails(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_LT(call.result().status().message().size(), 2048u);
+}
+
+// Asking for nothing is answered with nothing.
+TEST(Store, AGetOfNoKeysDoesNotWait) {
+  TestJob job(PlainOptions(1));
+  const GetCall call = job.Get({});
+  ASSERT_THAT(call.result(), IsOk());
+  EXPECT_THAT(*call.result(), IsEmpty());
+}
+
+}  // namespace
+}  // namespace ferry::coord

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+// ferry.v1.Control: what each request does, as proto/ferry_control.proto says.
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "control_stream.h"
+#include "proto/ferry_topology.pb.h"
+#include "test_server.h"
+
+namespace ferry::coord {
+namespace {
+
+using absl::StatusCode;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr absl::Duration kLong = absl::Minutes(1);
+
+int Code(StatusCode code) { return static_cast<int>(code); }
+
+// A server, and a tool that is attached to it.
+class ControlRequests : public ::testing::Test {
+ protected:
+  ControlRequests() { stream_.Attach(); }
+
+  TestServer server_{2};
+  ControlStream stream_{server_.Channel()};
+};
+
+TEST_F(ControlRequests, PutSetsAllOrNothing) {
+  EXPECT_EQ(stream_.Call(PutRequest(1, {{"b", "1"}})).code(), 0);
+  EXPECT_EQ(stream_.Call(PutRequest(2, {{"a", "2"}, {"b", "2"}})).code(),
+            Code(StatusCode::kAlreadyExists));
+  EXPECT_EQ(stream_.Call(GetRequest(3, {"a"}, absl::ZeroDuration())).code(),
+            Code(StatusCode::kNotFound));
+  EXPECT_EQ(stream_.Call(PutRequest(4, {{"a", "2"}, {"b", "2"}}, true)).code(), 0);
+  const v1::Reply got = stream_.Call(GetRequest(5, {"b", "a", "b"}, absl::ZeroDuration()));
+  ASSERT_EQ(got.entries_size(), 3);
+  EXPECT_EQ(got.entries(0).key(), "b");
+  EXPECT_EQ(got.entries(1).key(), "a");
+  EXPECT_EQ(got.entries(1).value(), "2");
+}
+
+TEST_F(ControlRequests, GetNamesWhatIsMissing) {
+  stream_.Call(PutRequest(1, {{"here", "1"}}));
+  const v1::Reply now = stream_.Call(GetRequest(2, {"here", "absent/1"}, absl::ZeroDuration()));
+  EXPECT_EQ(now.code(), Code(StatusCode::kNotFound));
+  EXPECT_THAT(now.message(), AllOf(HasSubstr("absent/1"), Not(HasSubstr("here"))));
+  const v1::Reply late =
+      stream_.Call(GetRequest(3, {"here", "absent/1", "absent/2"}, absl::Milliseconds(50)));
+  EXPECT_EQ(late.code(), Code(StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(late.message(), AllOf(HasSubstr("absent/1"), HasSubstr("absent/2")));
+}
+
+TEST_F(ControlRequests, ListIsOrderedAndCanBeLimited) {
+  stream_.Call(PutRequest(1, {{"p/b", "2"}, {"p/a", "1"}, {"q", "3"}, {"p", "0"}}));
+  v1::Request list;
+  list.set_id(2);
+  list.mutable_list()->set_prefix("p/");
+  const v1::Reply all = stream_.Call(list);
+  ASSERT_EQ(all.entries_size(), 2);
+  EXPECT_EQ(all.entries(0).key(), "p/a");
+  EXPECT_EQ(all.entries(0).value(), "1");
+  list.set_id(3);
+  list.mutable_list()->set_limit(1);
+  list.mutable_list()->set_keys_only(true);
+  list.mutable_list()->set_prefix("");
+  const v1::Reply first = stream_.Call(list);
+  ASSERT_EQ(first.entries_size(), 1);
+  EXPECT_EQ(first.entries(0).key(), "p");
+  EXPECT_EQ(first.entries(0).value(), "");
+}
+
+TEST_F(ControlRequests, DeleteTakesTheSubtreeOnlyWhenAskedTo) {
+  stream_.Call(PutRequest(1, {{"d", "0"}, {"d/x", "1"}, {"dx", "2"}}));
+  v1::Request erase;
+  erase.set_id(2);
+  erase.mutable_delete_()->add_keys("d");
+  EXPECT_EQ(stream_.Call(erase).code(), 0);
+  EXPECT_EQ(stream_.Call(GetRequest(3, {"d/x"}, absl::ZeroDuration())).code(), 0);
+  erase.set_id(4);
+  erase.mutable_delete_()->set_recursive(true);
+  EXPECT_EQ(stream_.Call(erase).code(), 0);
+  EXPECT_EQ(stream_.Call(GetRequest(5, {"d/x"}, absl::ZeroDuration())).code(),
+            Code(StatusCode::kNotFound));
+  EXPECT_EQ(stream_.Call(GetRequest(6, {"dx"}, absl::ZeroDuration())).code(), 0);
+}
+
+TEST_F(ControlRequests, IncrementOverflowIsAnError) {
+  EXPECT_EQ(stream_.Call(IncrementRequest(1, "n", INT64_MAX)).code(), 0);
+  EXPECT_EQ(stream_.Call(IncrementRequest(2, "n", 1)).code(), Code(StatusCode::kOutOfRange));
+  EXPECT_EQ(stream_.Call(IncrementRequest(3, "n", -1)).entries(0).value(), "9223372036854775806");
+}
+
+v1::Request CompareAndSetRequest(uint64_t id, const std::string& expected,
+                                 const std::string& desired, bool expect_absent) {
+  v1::Request request;
+  request.set_id(id);
+  request.mutable_compare_and_set()->set_key("lock");
+  request.mutable_compare_and_set()->set_expected(expected);
+  request.mutable_compare_and_set()->set_desired(desired);
+  request.mutable_compare_and_set()->set_expect_absent(expect_absent);
+  return request;
+}
+
+TEST_F(ControlRequests, CompareAndSetTellsWhatIsThereInstead) {
+  EXPECT_EQ(stream_.Call(CompareAndSetRequest(1, "", "me", true)).code(), 0);
+  const v1::Reply refused = stream_.Call(CompareAndSetRequest(2, "", "you", true));
+  EXPECT_EQ(refused.code(), Code(StatusCode::kAborted));
+  ASSERT_EQ(refused.entries_size(), 1);
+  EXPECT_EQ(refused.entries(0).value(), "me");
+  EXPECT_EQ(stream_.Call(CompareAndSetRequest(3, "you", "x", false)).code(),
+            Code(StatusCode::kAborted));
+  EXPECT_EQ(stream_.Call(CompareAndSetRequest(4, "me", "you", false)).code(), 0);
+}
+
+TEST_F(ControlRequests, CancelEndsAWaitAndOnlyThat) {
+  stream_.Send({GetRequest(1, {"a"}, kLong), GetRequest(2, {"b"}, kLong)});
+  ASSERT_TRUE(server_.WaitUntilParked(2));
+  stream_.Send({CancelRequest(3, 1)});
+  EXPECT_EQ(stream_.ReplyTo(1).code(), Code(StatusCode::kCancelled));
+  EXPECT_EQ(server_.parked(), 1u);
+  stream_.Send({PutRequest(4, {{"b", "v"}})});
+  EXPECT_EQ(stream_.ReplyTo(2).code(), 0);
+  // Of what is over, or never was: nothing to do, and no harm.
+  stream_.Send({CancelRequest(5, 2), CancelRequest(6, 4711)});
+  EXPECT_EQ(stream_.Call(PutRequest(7, {{"c", "v"}})).code(), 0);
+}
+
+v1::Request WatchRequest(uint64_t id, const std::string& prefix, bool with_existing) {
+  v1::Request request;
+  request.set_id(id);
+  request.mutable_watch()->set_prefix(prefix);
+  request.mutable_watch()->set_with_existing(with_existing);
+  return request;
+}
+
+TEST_F(ControlRequests, AWatchTellsWhatIsThereThenEveryChangeInOrder) {
+  stream_.Call(PutRequest(1, {{"w/b", "1"}, {"w/a", "1"}, {"other", "1"}}));
+  stream_.Send({WatchRequest(2, "w/", true)});
+  TaskClient writer = server_.Task(Dialect::kTensorflow, 0);
+  ASSERT_TRUE(stream_.ReadUntilEvents(2));
+  for (int i = 0; i < 100; ++i) {
+    ASSERT_THAT(writer.Insert("w/n", std::to_string(i), true).Wait(), IsOk());
+    ASSERT_THAT(writer.Insert("other", std::to_string(i), true).Wait(), IsOk());
+  }
+  ASSERT_THAT(writer.Delete("w").Wait(), IsOk());
+  ASSERT_TRUE(stream_.ReadUntilEvents(2 + 100 + 3));
+  EXPECT_EQ(stream_.events[0].entry().key(), "w/a");
+  EXPECT_EQ(stream_.events[1].entry().key(), "w/b");
+  int64_t revision = 0;
+  for (int i = 0; i < 100; ++i) {
+    const v1::Event& event = stream_.events[2 + i];
+    EXPECT_EQ(event.kind(), v1::Event::KEY_SET);
+    EXPECT_EQ(event.request_id(), 2u);
+    EXPECT_EQ(event.entry().value(), std::to_string(i));
+    EXPECT_GT(event.entry().revision(), revision);
+    revision = event.entry().revision();
+  }
+  for (int i = 102; i < 105; ++i) {
+    EXPECT_EQ(stream_.events[i].kind(), v1::Event::KEY_DELETED);
+  }
+}
+
+TEST_F(ControlRequests, AWatchWithoutExistingTellsOnlyOfChangesAndEndsWhenCancelled) {
+  stream_.Call(PutRequest(1, {{"w/a", "1"}}));
+  stream_.Send({WatchRequest(2, "w/", false)});
+  stream_.Call(PutRequest(3, {{"w/b", "2"}}));
+  ASSERT_TRUE(stream_.ReadUntilEvents(1));
+  EXPECT_EQ(stream_.events[0].entry().key(), "w/b");
+  stream_.Send({CancelRequest(4, 2)});
+  EXPECT_EQ(stream_.ReplyTo(2).code(), Code(StatusCode::kCancelled));
+  stream_.Call(PutRequest(5, {{"w/c", "3"}}));
+  stream_.Call(PutRequest(6, {{"x", "3"}}));
+  EXPECT_EQ(stream_.events.size(), 1u);
+}
+
+TEST_F(ControlRequests, TenThousandRequestsFitInOneFrame) {
+  std::vector<v1::Request> requests;
+  for (uint64_t id = 1; id <= 10'000; ++id) requests.push_back(IncrementRequest(id, "n", 1));
+  stream_.Send(std::move(requests));
+  for (uint64_t id = 1; id <= 10'000; ++id) {
+    const v1::Reply reply = stream_.ReplyTo(id);
+    ASSERT_EQ(reply.code(), 0);
+    ASSERT_EQ(reply.entries(0).value(), std::to_string(id));
+  }
+}
+
+TEST_F(ControlRequests, AValueOf64MebibytesPasses) {
+  const std::string value(64 << 20, 'v');
+  EXPECT_EQ(stream_.Call(PutRequest(1, {{"big", value}})).code(), 0);
+  const v1::Reply reply = stream_.Call(GetRequest(2, {"big"}, kLong));
+  ASSERT_EQ(reply.entries_size(), 1);
+  EXPECT_TRUE(reply.entries(0).value() == value);
+}
+
+// What needs a rank is not for tools.
+TEST_F(ControlRequests, AToolIsNoNode) {
+  std::vector<v1::Request> requests(7);
+  requests[0].mutable_register_();
+  requests[1].mutable_heartbeat();
+  requests[2] = BarrierRequest(0, "b", kLong);
+  requests[3].mutable_get_alive()->add_nodes(0);
+  requests[4].mutable_enumerate();
+  requests[5].mutable_report_error()->set_code(13);
+  requests[6].mutable_shutdown();
+  for (size_t i = 0; i < requests.size(); ++i) {
+    requests[i].set_id(i + 1);
+    EXPECT_NE(stream_.Call(requests[i]).code(), 0) << requests[i].ShortDebugString();
+  }
+}
+
+// Two ranks that have joined.
+class ControlRanks : public ::testing::Test {
+ protected:
+  ControlRanks() {
+    for (int node = 0; node < 2; ++node) {
+      ranks_[node].Attach(RankHello(node, 100 + node, absl::StrCat("host", node)));
+      v1::Request join;
+      join.set_id(1);
+      join.mutable_register_();
+      ranks_[node].Send({join});
+    }
+    for (ControlStream& rank : ranks_) EXPECT_EQ(rank.ReplyTo(1).code(), 0);
+  }
+
+  TestServer server_{BarrierOptions(2)};
+  ControlStream ranks_[2] = {ControlStream(server_.Channel()), ControlStream(server_.Channel())};
+};
+
+TEST_F(ControlRanks, ABarrierThatRunsOutNamesTheMissing) {
+  const v1::Reply reply = ranks_[0].Call(BarrierRequest(2, "b", absl::Milliseconds(50)));
+  EXPECT_EQ(reply.code(), Code(StatusCode::kDeadlineExceeded));
+  EXPECT_EQ(reply.missing_nodes(), "1");
+  EXPECT_EQ(reply.counter(), 0);
+  ranks_[0].Send({BarrierRequest(3, "b", kLong, 1)});
+  EXPECT_EQ(ranks_[1].Call(BarrierRequest(2, "b", kLong, 1)).code(), 0);
+  EXPECT_EQ(ranks_[0].ReplyTo(3).counter(), 1);
+}
+
+TEST_F(ControlRanks, EnumerateAnswersEveryoneWithTheSameBlob) {
+  for (int node = 1; node >= 0; --node) {
+    v1::LocalTopology local;
+    local.set_node_id(node);
+    local.set_host_name(absl::StrCat("host", node));
+    local.set_boot_id(absl::StrCat("boot", node));
+    local.add_devices()->set_name("cpu");
+    v1::Request request;
+    request.set_id(2);
+    request.mutable_enumerate()->set_local_topology(local.SerializeAsString());
+    request.mutable_enumerate()->set_timeout_ms(20'000);
+    ranks_[node].Send({request});
+  }
+  EXPECT_EQ(ranks_[0].ReplyTo(2).code(), 0);
+  EXPECT_EQ(ranks_[1].ReplyTo(2).code(), 0);
+  v1::GlobalTopology global;
+  ASSERT_TRUE(global.ParseFromString(ranks_[0].blobs[2]));
+  EXPECT_EQ(global.node_id_deltas_size(), 2);
+  EXPECT_EQ(ranks_[0].blobs[2], ranks_[1].blobs[2]);
+  v1::Request again;
+  again.set_id(3);
+  again.mutable_get_topology();
+  EXPECT_EQ(ranks_[0].Call(again).code(), 0);
+  EXPECT_EQ(ranks_[0].blobs[3], ranks_[0].blobs[2]);
+}
+
+TEST_F(ControlRanks, AnErrorOfOneReachesTheOtherAsAnEventOnce) {
+  v1::Request report;
+  report.set_id(2);
+  report.mutable_report_error()->set_code(Code(StatusCode::kDataLoss));
+  report.mutable_report_error()->set_message("disk gone");
+  EXPECT_EQ(ranks_[0].Call(report).code(), 0);
+  ASSERT_TRUE(ranks_[1].ReadUntilEvents(1));
+  EXPECT_EQ(ranks_[1].events[0].kind(), v1::Event::JOB_ERROR);
+  EXPECT_EQ(ranks_[1].events[0].code(), Code(StatusCode::kDataLoss));
+  EXPECT_THAT(ranks_[1].events[0].message(), HasSubstr("disk gone"));
+  ranks_[1].Call(PutRequest(2, {{"k", "v"}}));
+  EXPECT_EQ(ranks_[1].events.size(), 1u);
+}
+
+TEST_F(ControlRanks, StatusShowsWhoWaitsForWhat) {
+  ranks_[0].Send({BarrierRequest(2, "checkpoint", kLong), GetRequest(3, {"ncclid"}, kLong)});
+  ASSERT_TRUE(Eventually([this] { return server_.parked() >= 2; }));
+  ControlStream tool(server_.Channel());
+  tool.Attach();
+  v1::Request request;
+  request.set_id(1);
+  request.mutable_get_job_status();
+  const v1::JobStatus status = tool.Call(request).job_status();
+  ASSERT_EQ(status.tasks_size(), 2);
+  EXPECT_EQ(status.tasks(0).host_name(), "host0");
+  EXPECT_EQ(status.tasks(0).service(), "control");
+  EXPECT_EQ(status.tasks(0).process_id(), 1000);
+  ASSERT_EQ(status.barriers_size(), 1);
+  EXPECT_EQ(status.barriers(0).id(), "checkpoint");
+  EXPECT_EQ(status.barriers(0).arrived(), "0");
+  EXPECT_EQ(status.barriers(0).missing(), "1");
+  EXPECT_THAT(status.tasks(0).ShortDebugString(), HasSubstr("ncclid"));
+}
+
+}  // namespace
+}  // namespace ferry::coord

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+// ferry.v1.Control: how a session begins, breaks, is taken up again and ends.
+#include <string>
+#include <vector>
+
+#include <grpcpp/generic/generic_stub.h>
+
+#include "absl/strings/str_cat.h"
+
+#include "control_stream.h"
+#include "test_server.h"
+
+namespace ferry::coord {
+namespace {
+
+using absl::StatusCode;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr absl::Duration kLong = absl::Minutes(1);
+
+int Code(StatusCode code) { return static_cast<int>(code); }
+
+TEST(ControlSession, BeginsWithAWelcomeThatTellsWhatTheClientNeeds) {
+  ServerOptions options = TestOptions(3);
+  options.coordinator.heartbeat_timeout = absl::Seconds(7);
+  TestServer server(options);
+  ControlStream stream(server.Channel());
+  const v1::Welcome welcome = stream.Attach();
+  EXPECT_NE(welcome.session_id(), 0u);
+  EXPECT_EQ(welcome.received_request_id(), 0u);
+  EXPECT_EQ(welcome.coordinator_incarnation(), server.incarnation());
+  EXPECT_EQ(welcome.num_nodes(), 3);
+  EXPECT_EQ(welcome.heartbeat_timeout_ms(), 7000);
+  EXPECT_THAT(welcome.observed_address(), StartsWith("ipv4:127.0.0.1:"));
+}
+
+TEST(ControlSession, WithoutAHelloIsRefused) {
+  TestServer server(1);
+  ControlStream stream(server.Channel());
+  stream.Send({PutRequest(1, {{"k", "v"}})});
+  EXPECT_THAT(stream.End(), Fails(StatusCode::kInvalidArgument));
+  EXPECT_THAT(server.Task(Dialect::kTensorflow, 0).TryGet("k").Wait(),
+              Fails(StatusCode::kNotFound));
+}
+
+TEST(ControlSession, AnEmptyFirstFrameIsRefused) {
+  TestServer server(1);
+  ControlStream stream(server.Channel());
+  stream.Send(v1::ClientFrame());
+  EXPECT_THAT(stream.End(), Fails(StatusCode::kInvalidArgument));
+}
+
+TEST(ControlSession, AnUnknownSessionIsAborted) {
+  TestServer server(1);
+  ControlStream stream(server.Channel());
+  v1::Hello hello;
+  hello.set_session_id(0xdeadbeef);
+  stream.SendHello(hello);
+  EXPECT_THAT(stream.End(), Fails(StatusCode::kAborted));
+}
+
+TEST(ControlSession, AnUnknownNodeIsRefused) {
+  TestServer server(2);
+  for (const int node : {2, -1, 1'000'000}) {
+    ControlStream stream(server.Channel());
+    stream.SendHello(RankHello(node, 1, "host"));
+    EXPECT_THAT(stream.End(), Fails(StatusCode::kInvalidArgument)) << node;
+  }
+}
+
+// The request was done and its answer lost; asking again must not add again.
+TEST(ControlSession, ABrokenStreamNeitherLosesNorRepeatsARequest) {
+  TestServer server(1);
+  auto channel = server.Channel();
+  uint64_t session = 0;
+  {
+    ControlStream stream(channel);
+    session = stream.Attach().session_id();
+    stream.Send({IncrementRequest(1, "n", 5)});
+    // The answer is on its way; this client never says that it came.
+    EXPECT_EQ(stream.ReplyTo(1).entries(0).value(), "5");
+  }
+  ControlStream stream(channel);
+  const v1::Welcome welcome = stream.Attach(session, 0);
+  EXPECT_EQ(welcome.session_id(), session);
+  EXPECT_EQ(welcome.received_request_id(), 1u);
+  stream.Send({IncrementRequest(1, "n", 5), IncrementRequest(2, "n", 1)});
+  EXPECT_EQ(stream.ReplyTo(1).entries(0).value(), "5");
+  EXPECT_EQ(stream.ReplyTo(2).entries(0).value(), "6");
+  EXPECT_EQ(stream.reply_counts[1], 1);
+}
+
+TEST(ControlSession, ParkedRequestsSurviveABrokenStream) {
+  TestServer server(1);
+  auto channel = server.Channel();
+  uint64_t session = 0;
+  {
+    ControlStream stream(channel);
+    session = stream.Attach().session_id();
+    stream.Send({GetRequest(1, {"late"}, kLong), GetRequest(2, {"later"}, kLong)});
+    ASSERT_TRUE(server.WaitUntilParked(2));
+  }
+  // One comes true while nobody listens.
+  ASSERT_THAT(server.Task(Dialect::kTensorflow, 0).Insert("late", "1").Wait(), IsOk());
+  EXPECT_EQ(server.parked(), 1u);
+  ControlStream stream(channel);
+  EXPECT_EQ(stream.Attach(session, 0).received_request_id(), 2u);
+  EXPECT_EQ(stream.ReplyTo(1).entries(0).value(), "1");
+  ASSERT_THAT(server.Task(Dialect::kTensorflow, 0).Insert("later", "2").Wait(), IsOk());
+  EXPECT_EQ(stream.ReplyTo(2).entries(0).value(), "2");
+  EXPECT_EQ(server->edge().dropped_waits(), 0);
+}
+
+TEST(ControlSession, AcknowledgedFramesAreNotSentAgain) {
+  TestServer server(1);
+  auto channel = server.Channel();
+  uint64_t session = 0;
+  uint64_t seen = 0;
+  {
+    ControlStream stream(channel);
+    session = stream.Attach().session_id();
+    stream.Call(PutRequest(1, {{"a", "1"}}));
+    seen = stream.last_sequence();
+    stream.Call(PutRequest(2, {{"b", "2"}}));
+    EXPECT_GT(stream.last_sequence(), seen);
+  }
+  ControlStream stream(channel);
+  stream.Attach(session, seen);
+  stream.Call(PutRequest(3, {{"c", "3"}}));
+  EXPECT_EQ(stream.replies.count(1), 0u);
+  EXPECT_EQ(stream.reply_counts[2], 1);
+  EXPECT_EQ(stream.sequences.front(), seen + 1);
+}
+
+// An acknowledgement of what was never sent, or that goes back, is a confused client's.
+TEST(ControlSession, AbsurdAcknowledgementsDoNoHarm) {
+  TestServer server(1);
+  ControlStream stream(server.Channel());
+  stream.Attach();
+  stream.Call(PutRequest(1, {{"a", "1"}}));
+  stream.Acknowledge(UINT64_MAX);
+  stream.Acknowledge(0);
+  stream.Send({PutRequest(2, {{"b", "2"}})});
+  // Either it goes on, or the stream ends; the server is there in any case.
+  while (stream.replies.count(2) == 0 && stream.ReadOne()) {
+  }
+  ControlStream other(server.Channel());
+  other.Attach();
+  EXPECT_EQ(other.Call(PutRequest(1, {{"c", "3"}})).code(), 0);
+}
+
+TEST(ControlSession, ADuplicateOnOneStreamIsIgnored) {
+  TestServer server(1);
+  ControlStream stream(server.Channel());
+  stream.Attach();
+  stream.Send({IncrementRequest(1, "n", 1), IncrementRequest(1, "n", 1)});
+  stream.Send({IncrementRequest(1, "n", 1)});
+  EXPECT_EQ(stream.Call(IncrementRequest(2, "n", 1)).entries(0).value(), "2");
+  EXPECT_EQ(stream.reply_counts[1], 1);
+}
+
+// The client saw its connection die before the server did.
+TEST(ControlSession, IsTakenOverByTheStreamThatAttachesLater) {
+  TestServer server(1);
+  ControlStream first(server.Channel());
+  const uint64_t session = first.Attach().session_id();
+  first.Send({GetRequest(1, {"k"}, kLong)});
+  ASSERT_TRUE(server.WaitUntilParked(1));
+  ControlStream second(server.Channel());
+  EXPECT_EQ(second.Attach(session, 0).received_request_id(), 1u);
+  EXPECT_FALSE(first.End().ok());
+  EXPECT_EQ(second.Call(PutRequest(2, {{"k", "v"}})).code(), 0);
+  EXPECT_EQ(second.ReplyTo(1).entries(0).value(), "v");
+}
+
+TEST(ControlSession, ARankThatStaysAwayIsDroppedWithItsRequests) {
+  ServerOptions options = TestOptions(1);
+  options.coordinator.heartbeat_timeout = absl::Milliseconds(300);
+  TestServer server(options);
+  auto channel = server.Channel();
+  uint64_t session = 0;
+  {
+    ControlStream stream(channel);
+    session = stream.Attach(RankHello(0, 1, "host")).session_id();
+    stream.Send({GetRequest(1, {"never"}, kLong)});
+    ASSERT_TRUE(server.WaitUntilParked(1));
+  }
+  ASSERT_TRUE(server.WaitUntilParked(0));
+  EXPECT_TRUE(Eventually([&] { return server->edge().dropped_waits() == 1; }));
+  ControlStream stream(channel);
+  v1::Hello hello;
+  hello.set_session_id(session);
+  stream.SendHello(hello);
+  EXPECT_THAT(stream.End(), Fails(StatusCode::kAborted));
+}
+
+TEST(ControlSession, EndsUnavailableAfterItsLastWordsWhenTheCoordinatorStops) {
+  TestServer server(1);
+  ControlStream stream(server.Channel());
+  stream.Attach();
+  stream.Send({GetRequest(1, {"never"}, kLong)});
+  ASSERT_TRUE(server.WaitUntilParked(1));
+  server->Stop();
+  EXPECT_THAT(stream.End(), Fails(StatusCode::kUnavailable));
+  EXPECT_EQ(stream.replies[1].code(), Code(StatusCode::kCancelled));
+}
+
+// --- Who may be which node ---
+
+TEST(ControlIdentity, ANodeOfAnotherProcessIsRefusedNamingBoth) {
+  TestServer server(2);
+  ControlStream first(server.Channel());
+  first.Attach(RankHello(1, 11, "alpha"));
+  ControlStream second(server.Channel());
+  v1::Hello hello = RankHello(1, 22, "beta");
+  hello.mutable_node()->set_process_id(4242);
+  second.SendHello(hello);
+  EXPECT_THAT(second.End(),
+              Fails(StatusCode::kAlreadyExists, AllOf(HasSubstr("alpha"), HasSubstr("beta"))));
+  // The one that was there is not disturbed.
+  EXPECT_EQ(first.Call(PutRequest(1, {{"k", "v"}})).code(), 0);
+}
+
+TEST(ControlIdentity, AGpuOfAnotherHostIsRefusedNamingBoth) {
+  TestServer server(2);
+  v1::Hello one = RankHello(0, 1, "alpha");
+  one.mutable_node()->set_boot_id("boot-alpha");
+  one.mutable_node()->add_gpu_uuids("GPU-1");
+  ControlStream first(server.Channel());
+  first.Attach(one);
+  v1::Hello other = RankHello(1, 2, "beta");
+  other.mutable_node()->set_boot_id("boot-beta");
+  other.mutable_node()->add_gpu_uuids("GPU-0");
+  other.mutable_node()->add_gpu_uuids("GPU-1");
+  ControlStream second(server.Channel());
+  second.SendHello(other);
+  EXPECT_THAT(second.End(),
+              Fails(StatusCode::kAlreadyExists,
+                    AllOf(HasSubstr("alpha"), HasSubstr("beta"), HasSubstr("GPU-1"))));
+}
+
+// Two processes of one host that share a GPU (MPS, MIG) are no mistake.
+TEST(ControlIdentity, AGpuMayBeSharedWithinAHost) {
+  TestServer server(2);
+  ControlStream streams[] = {ControlStream(server.Channel()), ControlStream(server.Channel())};
+  for (int node = 0; node < 2; ++node) {
+    v1::Hello hello = RankHello(node, 1, "alpha");
+    hello.mutable_node()->set_boot_id("boot-alpha");
+    hello.mutable_node()->add_gpu_uuids("GPU-1");
+    EXPECT_NE(streams[node].Attach(hello).session_id(), 0u);
+  }
+}
+
+// --- What is no frame at all ---
+
+TEST(ControlFrames, GarbageEndsTheStreamOnly) {
+  TestServer server(1);
+  auto channel = server.Channel();
+  for (const std::string& garbage :
+       {std::string("\x0a\xff\xff\xff\xff\x0f"), std::string(1000, '\xff'), std::string("\x07")}) {
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
+    std::unique_ptr<grpc::ClientReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer>> stream(
+        grpc::internal::ClientReaderWriterFactory<grpc::ByteBuffer, grpc::ByteBuffer>::Create(
+            channel.get(),
+            grpc::internal::RpcMethod("/ferry.v1.Control/Attach",
+                                      grpc::internal::RpcMethod::BIDI_STREAMING),
+            &context));
+    grpc::Slice slice(garbage);
+    stream->Write(grpc::ByteBuffer(&slice, 1));
+    grpc::ByteBuffer frame;
+    while (stream->Read(&frame)) {
+    }
+    const grpc::Status status = stream->Finish();
+    EXPECT_FALSE(status.ok());
+    EXPECT_NE(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED) << "the stream hung";
+  }
+  ControlStream other(channel);
+  other.Attach();
+  EXPECT_EQ(other.Call(PutRequest(1, {{"k", "v"}})).code(), 0);
+}
+
+// A newer client's operation that this server does not know looks the same.
+TEST(ControlFrames, ARequestWithoutAKnownOperationIsUnimplemented) {
+  TestServer server(1);
+  ControlStream stream(server.Channel());
+  stream.Attach();
+  v1::Request request;
+  request.set_id(1);
+  EXPECT_EQ(stream.Call(request).code(), Code(StatusCode::kUnimplemented));
+  EXPECT_EQ(stream.Call(PutRequest(2, {{"k", "v"}})).code(), 0);
+}
+
+TEST(ControlFrames, ASecondHelloOnOneStreamDoesNotBreakTheServer) {
+  TestServer server(2);
+  ControlStream stream(server.Channel());
+  stream.Attach();
+  stream.SendHello(RankHello(1, 1, "x"));
+  stream.Send({PutRequest(1, {{"k", "v"}})});
+  while (stream.replies.count(1) == 0 && stream.ReadOne()) {
+  }
+  ControlStream other(server.Channel());
+  EXPECT_NE(other.Attach().session_id(), 0u);
+}
+
+}  // namespace
+}  // namespace ferry::coord
