@@ -193,6 +193,8 @@ class Coordinator final {
   BarrierArrival RegisterArrival(TaskId task) const;
   // For tasks that wait for all while this one does not.
   void ArriveWithoutWaiting(TaskId task);
+  // A newer registration takes the place of one that waits.
+  void SupersedeJoining(TaskId task);
   // Takes the task out of joining_; its wait at the barrier is the caller's concern.
   void StopJoining(TaskId task);
   absl::Status Disconnect(TaskId task, const absl::Status& why);

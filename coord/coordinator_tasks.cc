@@ -60,6 +60,7 @@ WaitId Coordinator::RegisterTask(Registration registration, StatusCallback done)
     return Answer(std::move(done), aborted);
   }
   if (!options_.register_barrier && !registration.waits_for_all) {
+    SupersedeJoining(id);
     Connect(registration);
     ArriveWithoutWaiting(id);
     Settle();
@@ -72,20 +73,12 @@ WaitId Coordinator::JoinRegisterBarrier(Registration registration, StatusCallbac
   const TaskId id = registration.task;
   const absl::Time now = Now();
   membership_.NoteSignOfLife(now);
-  if (const auto earlier = joining_.find(id); earlier != joining_.end()) {
-    // ABORTED would make that client try again and evict its successor.
-    barriers_.Cancel(earlier->second.wait,
-                     absl::AlreadyExistsError(
-                         absl::StrCat("this registration of ", jobs_.Name(id),
-                                      " was superseded by a request from a newer incarnation")),
-                     /*withdraw=*/false);
-  }
+  SupersedeJoining(id);
   const WaitId wait = barriers_.Arrive(
       RegisterArrival(id), now, [done = std::move(done)](const BarrierResult& result) mutable {
         std::move(done)(result.status);
       });
   const absl::Time deadline = now + registration.own_timeout;
-  StopJoining(id);
   if (deadline != absl::InfiniteFuture()) joining_deadlines_.emplace(deadline, id);
   joining_[id] = Joining{std::move(registration), wait, now, deadline};
   Settle();
@@ -104,6 +97,18 @@ void Coordinator::ArriveWithoutWaiting(TaskId id) {
   if (barriers_.IsOver(RegisterBarrierId())) return;
   const WaitId wait = barriers_.Arrive(RegisterArrival(id), Now(), [](const BarrierResult&) {});
   if (wait != kNoWait) barriers_.Cancel(wait, absl::OkStatus(), /*withdraw=*/false);
+}
+
+void Coordinator::SupersedeJoining(TaskId id) {
+  const auto earlier = joining_.find(id);
+  if (earlier == joining_.end()) return;
+  // ABORTED would make that client try again and evict its successor.
+  barriers_.Cancel(earlier->second.wait,
+                   absl::AlreadyExistsError(
+                       absl::StrCat("this registration of ", jobs_.Name(id),
+                                    " was superseded by a request from a newer incarnation")),
+                   /*withdraw=*/false);
+  StopJoining(id);
 }
 
 void Coordinator::StopJoining(TaskId id) {

@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/text.h"
+#include "coord/grpc_callback_threads.h"
 #include "coord/grpc_errors.h"
 
 namespace ferry::coord {
@@ -43,6 +44,7 @@ bool IsFinal(const absl::Status& status) {
 }
 
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
+  KeepCallbackThreads();
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetMaxSendMessageSize(-1);
@@ -88,8 +90,12 @@ class AgentLink::Stream final : public grpc::ClientBidiReactor<v1::ClientFrame, 
     if (ok) link_.OnWritten(*this);
   }
   void OnDone(const grpc::Status& status) override {
-    link_.OnEnded(*this, FromGrpcStatus(status));
+    AgentLink& link = link_;
+    link.OnEnded(*this, FromGrpcStatus(status));
+    // Before the link may go: the context holds the channel, and the last to let go of that must
+    // not be this thread, which is gRPC's own. gRPC 1.51 would have it join itself, and abort.
     delete this;
+    link.OnDeleted();
   }
 
   AgentLink& link_;
@@ -321,6 +327,11 @@ void AgentLink::OnEnded(Stream& stream, const absl::Status& status) {
     next_attempt_ = now + backoff_ * (0.5 + 0.5 * (random_() % 1024) / 1024.0);
     backoff_ = std::min(backoff_ * 2, kLongestBackoff);
   }
+  changed_.SignalAll();
+}
+
+void AgentLink::OnDeleted() {
+  absl::MutexLock lock(&mu_);
   --stream_count_;
   changed_.SignalAll();
 }

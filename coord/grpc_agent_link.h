@@ -103,6 +103,8 @@ class AgentLink final {
   void OnFrame(Stream& stream, v1::ServerFrame& frame) ABSL_LOCKS_EXCLUDED(mu_);
   void OnWritten(Stream& stream) ABSL_LOCKS_EXCLUDED(mu_);
   void OnEnded(Stream& stream, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
+  // After it has ended; the link may go once all streams have.
+  void OnDeleted() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Constant after construction.
   const AgentLinkOptions options_;

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
+#include "coord/grpc_callback_threads.h"
 #include "coord/grpc_coordination_service.h"
 #include "coord/grpc_error_report.h"
 #include "coord/grpc_runtime_service.h"
@@ -58,6 +59,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
   FERRY_ASSIGN_OR_RETURN(
       std::unique_ptr<Coordinator> coordinator,
       Coordinator::Create(std::move(options.coordinator), SteadyClock(), RandomIncarnation()));
+  KeepCallbackThreads();
   EnableHealthAndReflection();
   auto self = std::unique_ptr<CoordinatorServer>(
       new CoordinatorServer(std::move(coordinator), options.stop_grace));

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// A relay of bytes between two sockets that can be cut, held, and refuse.
 #include "tests/support/tcp_proxy.h"
 
 #include <arpa/inet.h>

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// A channel that goes nowhere and is never given up.
+#include "coord/grpc_callback_threads.h"
+
+#include <chrono>
+#include <memory>
+
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/support/byte_buffer.h>
+
+namespace ferry::coord {
+namespace {
+
+// A channel takes part in the shared queue from its first call by callback until its end.
+struct EternalUser {
+  EternalUser()
+      : channel(grpc::CreateChannel("unix:/nonexistent", grpc::InsecureChannelCredentials())),
+        stub(channel) {
+    context.set_deadline(std::chrono::system_clock::now());
+    stub.UnaryCall(&context, "/none/None", grpc::StubOptions(), &request, &response,
+                   [](grpc::Status) {});
+  }
+
+  const std::shared_ptr<grpc::Channel> channel;
+  grpc::GenericStub stub;
+  grpc::ClientContext context;
+  grpc::ByteBuffer request;
+  grpc::ByteBuffer response;
+};
+
+}  // namespace
+
+void KeepCallbackThreads() {
+  static const EternalUser* const user = new EternalUser;
+  (void)user;
+}
+
+}  // namespace ferry::coord
