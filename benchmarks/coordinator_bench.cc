@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // coordinator_bench [--quick] [--benchmark_filter=...]: what the coordinator costs beyond gRPC.
 // Servers are processes of their own; each floor is measured in turn with what it is the floor of.
+//   --deadlock-detection: leaves Abseil's search for lock cycles on, which Debian's build does by
+//   default and which costs gRPC and the coordinator alike; see RESULTS.md.
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -12,9 +15,17 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "absl/synchronization/mutex.h"
 
 #include "benchmarks/coordinator_bench.h"
 #include "benchmarks/support/server_process.h"
+
+namespace {
+
+// The environment carries it to the servers.
+constexpr char kDetectDeadlocks[] = "FERRY_BENCH_DEADLOCK_DETECTION";
+
+}  // namespace
 
 int main(int argc, char** argv) {
   ferry::bench::Plan plan;
@@ -29,9 +40,14 @@ int main(int argc, char** argv) {
       serve = argument;
     } else if (absl::ConsumePrefix(&argument, "--tasks=")) {
       if (!absl::SimpleAtoi(argument, &tasks)) return 2;
+    } else if (argument == "--deadlock-detection") {
+      setenv(kDetectDeadlocks, "1", 1);
     } else {
       others.push_back(argv[i]);
     }
+  }
+  if (getenv(kDetectDeadlocks) == nullptr) {
+    absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   }
   if (!serve.empty()) return ferry::bench::Serve(serve, tasks);
 
@@ -41,6 +57,7 @@ int main(int argc, char** argv) {
   std::printf("gRPC %s, %lld open files allowed%s\n", grpc::Version().c_str(),
               static_cast<long long>(ferry::bench::RaiseFileLimit()),
               plan.is_quick ? ", quick" : "");
+
   ferry::bench::RegisterKvBenchmarks(plan);
   ferry::bench::RegisterStreamBenchmarks(plan);
   ferry::bench::RegisterBarrierBenchmarks(plan);

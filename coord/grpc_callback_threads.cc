@@ -10,6 +10,7 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/slice.h>
 
 namespace ferry::coord {
 namespace {
@@ -18,7 +19,8 @@ namespace {
 struct EternalUser {
   EternalUser()
       : channel(grpc::CreateChannel("unix:/nonexistent", grpc::InsecureChannelCredentials())),
-        stub(channel) {
+        stub(channel),
+        request(&empty, 1) {
     context.set_deadline(std::chrono::system_clock::now());
     stub.UnaryCall(&context, "/none/None", grpc::StubOptions(), &request, &response,
                    [](grpc::Status) {});
@@ -27,6 +29,7 @@ struct EternalUser {
   const std::shared_ptr<grpc::Channel> channel;
   grpc::GenericStub stub;
   grpc::ClientContext context;
+  const grpc::Slice empty;
   grpc::ByteBuffer request;
   grpc::ByteBuffer response;
 };
