@@ -397,7 +397,10 @@ void AgentLink::Keep() {
           : welcome_.has_value() ? absl::Milliseconds(welcome_->heartbeat_timeout_ms())
                                  : options_.connect_timeout;
       if (!is_attached_ && now - last_contact_ >= patience) {
-        LoseLocked(absl::UnavailableError(OutOfReachLocked(now)), ready);
+        // Never reached: it is the caller's time that is over.
+        LoseLocked(welcome_.has_value() ? absl::UnavailableError(OutOfReachLocked(now))
+                                        : absl::DeadlineExceededError(OutOfReachLocked(now)),
+                   ready);
       } else if (stream_ == nullptr) {
         if (next_attempt_ <= now) AttachLocked();
         wake = std::min({wake, next_attempt_ > now ? next_attempt_ : absl::InfiniteFuture(),

@@ -21,17 +21,22 @@ size_t EncodedBytes(char c) {
   return is_plain ? 1 : 3;
 }
 
-// The longest beginning of `text` that takes at most `max_encoded` bytes and ends between two UTF-8
-// characters; followed by "..." if something is missing.
+// `text` if it takes at most `max_encoded` bytes, else its longest beginning that does together
+// with the "..." behind it and that ends between two UTF-8 characters.
 std::string Shortened(absl::string_view text, size_t max_encoded) {
+  constexpr absl::string_view kMore = "...";
   size_t encoded = 0;
-  size_t end = 0;
-  while (end < text.size() && encoded + EncodedBytes(text[end]) <= max_encoded) {
-    encoded += EncodedBytes(text[end++]);
+  // The longest beginning that leaves room for the dots.
+  size_t cut = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    encoded += EncodedBytes(text[i]);
+    if (encoded + kMore.size() <= max_encoded) cut = i + 1;
+    if (encoded > max_encoded) {
+      while (cut > 0 && (static_cast<uint8_t>(text[cut]) & 0xc0) == 0x80) --cut;
+      return absl::StrCat(text.substr(0, cut), kMore);
+    }
   }
-  if (end == text.size()) return std::string(text);
-  while (end > 0 && (static_cast<uint8_t>(text[end]) & 0xc0) == 0x80) --end;
-  return absl::StrCat(text.substr(0, end), "...");
+  return std::string(text);
 }
 
 std::string OriginPayload(const ErrorOrigin& origin, const Jobs& jobs, WireGeneration generation) {
