@@ -73,7 +73,7 @@ std::vector<Script> Scripts(int ranks, int gpus) {
 // Every rank holds the same bytes, and every node's endpoint is in them. Returns how long one rank
 // takes to read them.
 absl::Duration Verify(const ControlRanks& ranks, int gpus) {
-  const absl::string_view first = ranks.blob(0);
+  const std::string first = ranks.blob(0);
   for (int i = 1; i < ranks.count(); ++i) {
     if (absl::HashOf(ranks.blob(i)) != absl::HashOf(first)) {
       Fatal(absl::StrCat("rank ", i, " holds another topology than rank 0"));

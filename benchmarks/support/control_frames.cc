@@ -2,6 +2,10 @@
 // As much of protocol buffers' wire form as a client of the control stream needs.
 #include "benchmarks/support/control_frames.h"
 
+#include <vector>
+
+#include <grpcpp/support/slice.h>
+
 #include "coord/grpc_bytes.h"
 
 namespace ferry::bench {
@@ -87,15 +91,33 @@ grpc::ByteBuffer ToBuffer(absl::string_view bytes) {
   return grpc::ByteBuffer(&slice, 1);
 }
 
+std::string BlobOf(const ScannedFrame& frame) {
+  v1::ServerFrame parsed;
+  grpc::ByteBuffer bytes = frame.bytes;
+  return coord::ParseMessage(bytes, parsed) ? parsed.blob() : "";
+}
+
 ScannedFrame ScanFrame(const grpc::ByteBuffer& buffer) {
   ScannedFrame frame;
-  frame.bytes = coord::Flatten(buffer);
-  absl::string_view rest = coord::View(frame.bytes);
+  frame.bytes = buffer;
+  // A blob is the last field and large: it is not copied together only to be looked past.
+  constexpr size_t kLargeBytes = 4096;
+  std::vector<grpc::Slice> slices;
+  const bool is_large =
+      buffer.Length() > kLargeBytes && buffer.Dump(&slices).ok() && slices.size() > 1;
+  const grpc::Slice head = is_large ? slices[0] : coord::Flatten(buffer);
+  absl::string_view rest = coord::View(head);
   while (!rest.empty()) {
+    if (static_cast<uint8_t>(rest[0]) == kServerBlob) {
+      frame.has_blob = true;
+      break;
+    }
     uint64_t tag = 0;
     uint64_t value = 0;
     absl::string_view content;
     if (!TakeField(rest, tag, value, content)) {
+      // Many replies in several slices after all.
+      if (is_large) return ScanFrame(ToBuffer(coord::View(coord::Flatten(buffer))));
       frame.code = kInternal;
       break;
     }
@@ -103,10 +125,6 @@ ScannedFrame ScanFrame(const grpc::ByteBuffer& buffer) {
     if (tag == kServerReplies) {
       ++frame.replies;
       if (frame.code == 0) frame.code = CodeOf(content);
-    }
-    if (tag == kServerBlob) {
-      frame.has_blob = true;
-      frame.blob_offset = frame.bytes.size() - content.size();
     }
   }
   return frame;

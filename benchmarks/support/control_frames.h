@@ -3,12 +3,10 @@
 #ifndef FERRY_BENCHMARKS_SUPPORT_CONTROL_FRAMES_H_
 #define FERRY_BENCHMARKS_SUPPORT_CONTROL_FRAMES_H_
 
-#include <cstddef>
 #include <cstdint>
 #include <string>
 
 #include <grpcpp/support/byte_buffer.h>
-#include <grpcpp/support/slice.h>
 
 #include "absl/strings/string_view.h"
 
@@ -31,15 +29,12 @@ struct ScannedFrame {
   // The first code that is not 0 of any reply, or 13 if the frame is malformed.
   int code = 0;
   bool has_blob = false;
-  // The frame, and where the blob is in it.
-  grpc::Slice bytes;
-  size_t blob_offset = 0;
-
-  absl::string_view blob() const {
-    return absl::string_view(reinterpret_cast<const char*>(bytes.begin()), bytes.size())
-        .substr(blob_offset);
-  }
+  // The whole frame.
+  grpc::ByteBuffer bytes;
 };
+
+// The blob of a frame that has one.
+std::string BlobOf(const ScannedFrame& frame);
 
 ScannedFrame ScanFrame(const grpc::ByteBuffer& buffer);
 

@@ -123,7 +123,7 @@ class ControlRanks::Rank final {
   void Cancel() {
     if (stream_ != nullptr) stream_->Cancel();
   }
-  absl::string_view blob() const { return blob_.blob(); }
+  std::string blob() const { return BlobOf(blob_); }
 
  private:
   void OnFrame(const ScannedFrame& frame) {
@@ -175,7 +175,7 @@ absl::Duration ControlRanks::RunAll(const std::vector<Script>& scripts) {
   return SteadyClock().Now() - begin;
 }
 
-absl::string_view ControlRanks::blob(int index) const {
+std::string ControlRanks::blob(int index) const {
   return ranks_[static_cast<size_t>(index)]->blob();
 }
 

@@ -16,7 +16,6 @@
 #include <grpcpp/client_context.h>
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/client_callback.h>
-#include <grpcpp/support/slice.h>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/string_view.h"
@@ -89,7 +88,7 @@ class ControlRanks final {
   // it took. Ends the process if a request is refused.
   absl::Duration RunAll(const std::vector<Script>& scripts);
   // The blob that rank `index` has received last.
-  absl::string_view blob(int index) const;
+  std::string blob(int index) const;
   int count() const { return static_cast<int>(ranks_.size()); }
 
  private:
