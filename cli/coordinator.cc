@@ -99,7 +99,7 @@ Verb AddCoordinatorVerb(CLI::App& app) {
               "probe a connection that is idle for this long");
   AddDuration(verb, "--keepalive-timeout", flags->server.keepalive_timeout,
               "drop it when the probe is not answered within this");
-  return [flags, &verb]() -> absl::StatusOr<int> {
+  return [flags]() -> absl::StatusOr<int> {
     if (flags->nodes == 0 && flags->job.find(':') == std::string::npos) {
       return absl::InvalidArgumentError("say --nodes=N or --job=NAME:COUNT");
     }
