@@ -63,8 +63,8 @@ std::vector<Script> Scripts(int ranks, int gpus) {
     v1::Request enumerate;
     enumerate.mutable_enumerate()->set_local_topology(SerializeTopology(NodeTopology(rank, gpus)));
     enumerate.mutable_enumerate()->set_timeout_ms(600'000);
-    scripts.push_back(
-        {Step{{RegisterOp()}}, Step{{Op(enumerate)}}, Step{{BarrierOp("started", 0)}}});
+    // As the agent does: both at once.
+    scripts.push_back({Step{{RegisterOp(), Op(enumerate)}, 2}, Step{{BarrierOp("started", 0)}}});
   }
   return scripts;
 }

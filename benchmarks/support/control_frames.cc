@@ -65,6 +65,30 @@ int CodeOf(absl::string_view reply) {
   return TakeVarint(reply, value) ? static_cast<int>(value) : kInternal;
 }
 
+// The fields before the blob.
+ScannedFrame ScanHead(absl::string_view rest) {
+  ScannedFrame frame;
+  while (!rest.empty()) {
+    if (static_cast<uint8_t>(rest[0]) == kServerBlob) {
+      frame.has_blob = true;
+      break;
+    }
+    uint64_t tag = 0;
+    uint64_t value = 0;
+    absl::string_view content;
+    if (!TakeField(rest, tag, value, content)) {
+      frame.code = kInternal;
+      break;
+    }
+    if (tag == kServerSequence) frame.sequence = value;
+    if (tag == kServerReplies) {
+      ++frame.replies;
+      if (frame.code == 0) frame.code = CodeOf(content);
+    }
+  }
+  return frame;
+}
+
 }  // namespace
 
 void AppendHello(const v1::Hello& hello, std::string& frame) {
@@ -98,35 +122,17 @@ std::string BlobOf(const ScannedFrame& frame) {
 }
 
 ScannedFrame ScanFrame(const grpc::ByteBuffer& buffer) {
-  ScannedFrame frame;
-  frame.bytes = buffer;
-  // A blob is the last field and large: it is not copied together only to be looked past.
-  constexpr size_t kLargeBytes = 4096;
+  // A blob is the last field and large: it is not copied together only to be looked past. What
+  // stands before it is in the first slice.
   std::vector<grpc::Slice> slices;
-  const bool is_large =
-      buffer.Length() > kLargeBytes && buffer.Dump(&slices).ok() && slices.size() > 1;
-  const grpc::Slice head = is_large ? slices[0] : coord::Flatten(buffer);
-  absl::string_view rest = coord::View(head);
-  while (!rest.empty()) {
-    if (static_cast<uint8_t>(rest[0]) == kServerBlob) {
-      frame.has_blob = true;
-      break;
-    }
-    uint64_t tag = 0;
-    uint64_t value = 0;
-    absl::string_view content;
-    if (!TakeField(rest, tag, value, content)) {
-      // Many replies in several slices after all.
-      if (is_large) return ScanFrame(ToBuffer(coord::View(coord::Flatten(buffer))));
-      frame.code = kInternal;
-      break;
-    }
-    if (tag == kServerSequence) frame.sequence = value;
-    if (tag == kServerReplies) {
-      ++frame.replies;
-      if (frame.code == 0) frame.code = CodeOf(content);
-    }
+  if (buffer.Dump(&slices).ok() && slices.size() > 1) {
+    ScannedFrame frame = ScanHead(coord::View(slices[0]));
+    frame.bytes = buffer;
+    if (frame.has_blob) return frame;
   }
+  const grpc::Slice whole = coord::Flatten(buffer);
+  ScannedFrame frame = ScanHead(coord::View(whole));
+  frame.bytes = buffer;
   return frame;
 }
 

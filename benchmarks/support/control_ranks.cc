@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "benchmarks/support/server_process.h"
 #include "benchmarks/support/unary_calls.h"
+#include "coord/grpc_channel.h"
 
 namespace ferry::bench {
 
@@ -101,7 +102,7 @@ struct ControlRanks::Pending {
 class ControlRanks::Rank final {
  public:
   Rank(const std::string& address, int index, Pending& pending)
-      : channel_(MakeChannel(address)), pending_(pending) {
+      : channel_(coord::MakeAgentChannel(address)), pending_(pending) {
     v1::Node& node = *hello_.mutable_node();
     node.set_node_id(index);
     node.set_incarnation(static_cast<uint64_t>(index) + 1);
