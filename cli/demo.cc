@@ -194,21 +194,18 @@ absl::Status Demo::StartWorkers() {
 }
 
 absl::Status Demo::ShowTopology() {
-  std::vector<double> connect;
-  std::vector<double> enumerate;
+  std::vector<double> join;
   std::vector<std::string> hashes;
   Json first;
   for (const int node : AllNodes()) {
     FERRY_ASSIGN_OR_RETURN(const Json joined, Expect(node, "joined"));
-    connect.push_back(joined.value("connect_s", 0.0));
-    enumerate.push_back(joined.value("enumerate_s", 0.0));
+    join.push_back(joined.value("join_s", 0.0));
     hashes.push_back(joined.value("topology", ""));
     if (node == 0) first = joined;
   }
   const std::string ready = ShortDuration(SteadyClock().Now() - workers_started_);
-  Say("connect", absl::StrCat("all ", flags_.nproc, " joined in ", Span(connect)));
-  Say("enumerate", absl::StrCat("all hold everyone's devices after another ", Span(enumerate), "; ",
-                                ready, " since the first fork"));
+  Say("join", absl::StrCat("all ", flags_.nproc, " joined and hold everyone's devices after ",
+                           Span(join), "; ", ready, " since the first fork"));
   Say("topology", first.value("summary", ""));
   const std::string no_gpu = first.value("no_gpu", "");
   if (!no_gpu.empty()) Say("", absl::StrCat("no GPU: ", Printable(no_gpu)));

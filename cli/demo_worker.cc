@@ -83,8 +83,7 @@ absl::StatusOr<int> Work(NodeOptions& options) {
     has_failed.Notify();
   };
   FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<Node> node, Node::Join(options));
-  Tell("joined", {{"connect_s", absl::ToDoubleSeconds(node->connect_time())},
-                  {"enumerate_s", absl::ToDoubleSeconds(node->enumerate_time())},
+  Tell("joined", {{"join_s", absl::ToDoubleSeconds(node->join_time())},
                   {"topology", TopologyHash(node->topology())},
                   {"summary", Summarize(node->topology())},
                   {"no_gpu", node->discovery().cuda_reason}});

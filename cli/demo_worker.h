@@ -10,7 +10,7 @@
 namespace ferry::cli {
 
 // A worker writes one JSON object a line: {"event": ..., "seconds": ..., ...}. In this order:
-//   joined     connect_s, enumerate_s, topology (hash), summary, no_gpu (reason)
+//   joined     join_s, topology (hash), summary, no_gpu (reason)
 //   keys       it set its own key and got and checked everyone's
 //   all        it passed a barrier of all nodes
 //   even       it passed a barrier of the nodes with even numbers; those only

@@ -35,6 +35,13 @@ struct AgentOptions {
   std::string boot_id;
   // Of the GPUs that this node uses: one machine given to a job twice is noticed.
   std::vector<std::string> gpu_uuids;
+  // Of how many, if the process knows: a coordinator of another number of nodes is another job's.
+  std::optional<int> num_nodes;
+  // What this node has. Sent along when it joins: Connect then also waits for everyone's, and
+  // Topology() has them.
+  std::optional<LocalTopology> devices;
+  // How long Connect waits for the others' devices once all have joined.
+  absl::Duration enumerate_timeout = absl::Minutes(5);
   // The node may die and come back without failing the job.
   bool recoverable = false;
   // How long Connect waits for the coordinator, and then for the other nodes.
@@ -84,10 +91,12 @@ class Agent final {
   using Callback = absl::AnyInvocable<void(absl::StatusOr<T>) &&>;
   using StatusCallback = absl::AnyInvocable<void(absl::Status) &&>;
 
-  // Attaches to the coordinator and, with a node_id, joins: returns when every node has.
+  // Attaches to the coordinator and, with a node_id, joins: returns when every node has. With
+  // `devices`, also as Enumerate.
   //   Errors: INVALID_ARGUMENT bad address or unknown node; DEADLINE_EXCEEDED naming the nodes that
   //   did not come, or the address that did not answer; ALREADY_EXISTS the node id is taken;
-  //   ABORTED the job has failed.
+  //   FAILED_PRECONDITION the coordinator serves another number of nodes; ABORTED the job has
+  //   failed.
   static absl::StatusOr<std::unique_ptr<Agent>> Connect(AgentOptions options);
   // Leaves nothing behind: pending calls end CANCELLED. A node that has not called Shutdown or
   // Leave is missed by the others after the heartbeat timeout.
@@ -155,7 +164,7 @@ class Agent final {
                                                                    absl::Duration timeout);
   // Sends this node's devices and waits for everyone's.
   absl::StatusOr<GlobalTopology> Enumerate(const LocalTopology& local, absl::Duration timeout);
-  // What Enumerate built; NOT_FOUND before that.
+  // Everyone's devices; NOT_FOUND before they are known.
   absl::StatusOr<GlobalTopology> Topology();
   absl::StatusOr<JobStatus> Status();
 

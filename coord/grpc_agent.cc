@@ -78,11 +78,47 @@ absl::Status Agent::Impl::Connect() {
   link_ = std::make_unique<AgentLink>(std::move(link));
   FERRY_ASSIGN_OR_RETURN(welcome_, link_->WaitUntilAttached());
   if (!options_.node_id.has_value()) return absl::OkStatus();
+  if (options_.num_nodes.has_value() && *options_.num_nodes != welcome_.num_nodes()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the coordinator at ", options_.coordinator, " serves a job of ",
+                     welcome_.num_nodes(), " nodes, but this is node ", *options_.node_id, " of ",
+                     *options_.num_nodes, ": it belongs to another job"));
+  }
   const absl::Duration left = std::max(deadline - SteadyClock().Now(), absl::Milliseconds(1));
   v1::Request request;
   request.mutable_register_()->set_timeout_ms(Milliseconds(left));
-  FERRY_RETURN_IF_ERROR(Ask(std::move(request), left, "all nodes to join").status());
+  const auto joined = Begin(std::move(request), left, "all nodes to join");
+  // Follows at once, without waiting for the answer.
+  std::shared_ptr<Answer> enumerated;
+  if (options_.devices.has_value()) {
+    v1::Request enumerate;
+    enumerate.mutable_enumerate()->set_local_topology(SerializeTopology(*options_.devices));
+    enumerate.mutable_enumerate()->set_timeout_ms(Milliseconds(options_.enumerate_timeout));
+    enumerated =
+        Begin(std::move(enumerate), left + options_.enumerate_timeout, "the devices of all nodes");
+  }
+  FERRY_RETURN_IF_ERROR(joined->Wait().status());
   link_->StartHeartbeats();
+  if (enumerated == nullptr) return absl::OkStatus();
+  absl::StatusOr<GlobalTopology> topology = absl::UnknownError("no answer");
+  if (absl::StatusOr<v1::Reply> reply = enumerated->Wait(); reply.ok()) {
+    topology = ParseGlobalTopology(reply->message());
+  } else {
+    topology = reply.status();
+  }
+  if (!topology.ok()) {
+    // The others cannot begin without this node; they hear why at once, not after a timeout.
+    if (!absl::IsUnavailable(topology.status()) && !absl::IsAborted(topology.status())) {
+      v1::Request report;
+      report.mutable_report_error()->set_code(static_cast<int>(topology.status().code()));
+      report.mutable_report_error()->set_message(std::string(topology.status().message()));
+      Ask(std::move(report), kQuickTimeout, "an error report to be confirmed")
+          .status()
+          .IgnoreError();
+    }
+    return topology.status();
+  }
+  topology_ = std::make_shared<const GlobalTopology>(*std::move(topology));
   return absl::OkStatus();
 }
 
@@ -165,6 +201,7 @@ absl::StatusOr<GlobalTopology> Agent::Enumerate(const LocalTopology& local,
 }
 
 absl::StatusOr<GlobalTopology> Agent::Topology() {
+  if (impl_->topology() != nullptr) return *impl_->topology();
   v1::Request request;
   request.mutable_get_topology();
   FERRY_ASSIGN_OR_RETURN(const v1::Reply reply,

@@ -55,22 +55,43 @@ class Agent::Impl final {
   absl::Status Connect() ABSL_LOCKS_EXCLUDED(mu_);
   void Fail(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
+  // The answer to a request that is under way.
+  class Answer final {
+   public:
+    // The good reply, when it has come.
+    absl::StatusOr<v1::Reply> Wait() {
+      answered_.WaitForNotification();
+      return Checked(std::move(reply_));
+    }
+
+   private:
+    friend class Impl;
+    absl::Notification answered_;
+    absl::StatusOr<v1::Reply> reply_ = absl::UnknownError("no answer");
+  };
+
+  // Sends `request`.
+  std::shared_ptr<Answer> Begin(v1::Request request, absl::Duration timeout, std::string what,
+                                bool keeps_time = false) {
+    auto answer = std::make_shared<Answer>();
+    link_->Call(
+        std::move(request), std::min(timeout, kLongestWait), std::move(what),
+        [answer](absl::StatusOr<v1::Reply> reply) {
+          answer->reply_ = std::move(reply);
+          answer->answered_.Notify();
+        },
+        keeps_time);
+    return answer;
+  }
+
   // Sends `request` and waits for the good reply.
   absl::StatusOr<v1::Reply> Ask(v1::Request request, absl::Duration timeout, std::string what,
                                 bool keeps_time = false) {
-    absl::Notification answered;
-    absl::StatusOr<v1::Reply> answer = absl::UnknownError("no answer");
-    link_->Call(
-        std::move(request), std::min(timeout, kLongestWait), std::move(what),
-        [&](absl::StatusOr<v1::Reply> reply) {
-          answer = std::move(reply);
-          answered.Notify();
-        },
-        keeps_time);
-    answered.WaitForNotification();
-    return Checked(std::move(answer));
+    return Begin(std::move(request), timeout, std::move(what), keeps_time)->Wait();
   }
 
+  // What Connect learnt; nullptr if it did not send devices.
+  const std::shared_ptr<const GlobalTopology>& topology() const { return topology_; }
   AgentLink& link() { return *link_; }
   const v1::Welcome& welcome() const { return welcome_; }
   uint64_t incarnation() const { return options_.incarnation; }
@@ -112,6 +133,7 @@ class Agent::Impl final {
 
   AgentOptions options_;
   v1::Welcome welcome_;
+  std::shared_ptr<const GlobalTopology> topology_;
   absl::Mutex mu_;
   bool has_failed_ ABSL_GUARDED_BY(mu_) = false;
   absl::flat_hash_map<std::string, BarrierUse> barriers_ ABSL_GUARDED_BY(mu_);

@@ -6,15 +6,13 @@
 #include <utility>
 
 #include <grpcpp/client_context.h>
-#include <grpcpp/create_channel.h>
-#include <grpcpp/support/channel_arguments.h>
 #include <grpcpp/support/client_callback.h>
 
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
 #include "base/text.h"
-#include "coord/grpc_callback_threads.h"
+#include "coord/grpc_channel.h"
 #include "coord/grpc_errors.h"
 
 namespace ferry::coord {
@@ -41,24 +39,6 @@ bool IsFinal(const absl::Status& status) {
     default:
       return false;
   }
-}
-
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
-  KeepCallbackThreads();
-  grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(-1);
-  arguments.SetMaxSendMessageSize(-1);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
-  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2'000);
-  // A coordinator is inside the cluster; a proxy in the environment is for the world outside.
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  // A connection of its own, so that agents of one process do not stand in each other's way.
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
 }
 
 }  // namespace
@@ -106,7 +86,7 @@ class AgentLink::Stream final : public grpc::ClientBidiReactor<v1::ClientFrame, 
 
 AgentLink::AgentLink(AgentLinkOptions options)
     : options_(std::move(options)),
-      stub_(v1::Control::NewStub(MakeChannel(options_.coordinator))),
+      stub_(v1::Control::NewStub(MakeAgentChannel(options_.coordinator))),
       started_(SteadyClock().Now()),
       last_contact_(started_),
       next_attempt_(started_),

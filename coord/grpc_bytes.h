@@ -16,6 +16,10 @@ namespace ferry::coord {
 
 // False when the bytes are no such message.
 inline bool ParseMessage(grpc::ByteBuffer& bytes, google::protobuf::MessageLite& message) {
+  // One piece, as small messages are: no reader is needed.
+  if (grpc::Slice slice; bytes.TrySingleSlice(&slice).ok()) {
+    return message.ParseFromArray(slice.begin(), static_cast<int>(slice.size()));
+  }
   grpc::ProtoBufferReader reader(&bytes);
   return reader.status().ok() && message.ParseFromZeroCopyStream(&reader);
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What each request of ferry.v1.Control does.
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -32,8 +33,8 @@ void FillEntry(const StoreEntry& entry, bool with_value, v1::KeyValue& out) {
 
 void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Executed& out) {
   if (coordinator.is_stopped()) {
-    out.items.push_back(
-        {MakeReply(request.id(), absl::UnavailableError("the coordinator is stopping"))});
+    out.replies.push_back(
+        MakeReply(request.id(), absl::UnavailableError("the coordinator is stopping")));
     return;
   }
   switch (request.op_case()) {
@@ -62,62 +63,70 @@ void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Exe
       for (const auto& [id, fresh] : out.waits) {
         if (id == target) wait = fresh;
       }
+      const auto waits_to_join = std::find_if(
+          after_joining_.begin(), after_joining_.end(),
+          [target](const Enumeration& enumeration) { return enumeration.request_id == target; });
+      if (waits_to_join != after_joining_.end()) {
+        after_joining_.erase(waits_to_join);
+        out.replies.push_back(MakeReply(
+            target, CoordinationError(absl::CancelledError("the caller gave up waiting"))));
+      }
       if (watch.has_value()) {
         coordinator.store().RemoveWatch(*watch);
-        out.items.push_back({MakeReply(target, absl::CancelledError("the watch was cancelled"))});
+        out.replies.push_back(MakeReply(target, absl::CancelledError("the watch was cancelled")));
       }
       if (wait != kNoWait) coordinator.Cancel(wait);
-      out.items.push_back({MakeReply(request.id(), absl::OkStatus())});
+      out.replies.push_back(MakeReply(request.id(), absl::OkStatus()));
       return;
     }
     case v1::Request::kGetJobStatus: {
-      Item item{MakeReply(request.id(), absl::OkStatus())};
-      FillJobStatus(coordinator, edge_.dropped_waits(), SteadyClock().Now(),
-                    *item.reply.mutable_job_status());
-      out.items.push_back(std::move(item));
+      v1::Reply& reply = out.replies.emplace_back();
+      reply.set_request_id(request.id());
+      FillJobStatus(coordinator, shared_.edge.dropped_waits(), SteadyClock().Now(),
+                    *reply.mutable_job_status());
       return;
     }
     case v1::Request::kGetTopology: {
       const TopologyExchange::Result topology = coordinator.topology();
       if (topology == nullptr) {
-        out.items.push_back(
-            {MakeReply(request.id(), absl::NotFoundError("not every node has sent its devices"))});
+        out.replies.push_back(
+            MakeReply(request.id(), absl::NotFoundError("not every node has sent its devices")));
         return;
       }
-      Item item{MakeReply(request.id(), absl::OkStatus())};
-      item.reply.set_has_blob(true);
-      item.blob = blobs_.SliceOf(topology);
-      out.items.push_back(std::move(item));
+      out.blobs.emplace_back(out.replies.size(), shared_.blobs.SliceOf(topology));
+      v1::Reply& reply = out.replies.emplace_back();
+      reply.set_request_id(request.id());
+      reply.set_has_blob(true);
       return;
     }
     case v1::Request::kWatchTasks: {
       const WaitId wait = coordinator.WatchTasks(
           request.watch_tasks().version(), task_,
           [self = shared_from_this(), id = request.id()](absl::StatusOr<TaskTable> table) {
-            Item item{MakeReply(id, table.status())};
+            v1::Reply reply = MakeReply(id, table.status());
             if (table.ok()) {
-              item.reply.set_version(table->version);
-              self->edge_.strand().Run([&](Coordinator& coordinator) {
+              reply.set_version(table->version);
+              self->shared_.edge.strand().Run([&](Coordinator& coordinator) {
                 for (const TaskInfo& info : table->tasks) {
-                  FillTaskInfo(coordinator, info, *item.reply.add_tasks());
+                  FillTaskInfo(coordinator, info, *reply.add_tasks());
                 }
               });
             }
-            self->Tell(std::move(item));
+            self->Tell(reply);
           });
       out.waits.emplace_back(request.id(), wait);
       return;
     }
     case v1::Request::OP_NOT_SET:
-      out.items.push_back({MakeReply(
-          request.id(), absl::UnimplementedError("this coordinator does not know the request"))});
+      out.replies.push_back(MakeReply(
+          request.id(), absl::UnimplementedError("this coordinator does not know the request")));
       return;
     default:
       break;
   }
   if (task_ == kNoTask) {
-    out.items.push_back({MakeReply(
-        request.id(), absl::FailedPreconditionError("this client did not say which node it is"))});
+    out.replies.push_back(MakeReply(
+        request.id(), absl::FailedPreconditionError("this client did not say which node it is")));
     return;
   }
   ExecuteTask(coordinator, request, out);
@@ -126,7 +135,8 @@ void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Exe
 void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request, Executed& out) {
   Store& store = coordinator.store();
   const uint64_t id = request.id();
-  Item item{MakeReply(id, absl::OkStatus())};
+  v1::Reply reply;
+  reply.set_request_id(id);
   switch (request.op_case()) {
     case v1::Request::kPut: {
       auto& put = *request.mutable_put();
@@ -136,8 +146,8 @@ void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request
         entries.emplace_back(std::move(*entry.mutable_key()), std::move(*entry.mutable_value()));
       }
       const absl::StatusOr<int64_t> revision = store.Put(std::move(entries), put.overwrite());
-      item.reply = MakeReply(id, revision.status());
-      if (revision.ok()) item.reply.set_revision(*revision);
+      reply = MakeReply(id, revision.status());
+      if (revision.ok()) reply.set_revision(*revision);
       break;
     }
     case v1::Request::kGet: {
@@ -145,6 +155,13 @@ void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request
       std::vector<std::string> keys;
       keys.reserve(get.keys_size());
       for (std::string& key : *get.mutable_keys()) keys.push_back(std::move(key));
+      // Mostly they are there, and no callback is needed.
+      if (const auto found = store.FindAll(keys); found.has_value()) {
+        for (const StoreEntry& entry : *found) {
+          FillEntry(entry, /*with_value=*/true, *reply.add_entries());
+        }
+        break;
+      }
       const absl::Duration timeout = Timeout(get.timeout_ms());
       const bool waits = timeout > absl::ZeroDuration();
       const WaitId wait = coordinator.GetKeys(
@@ -153,13 +170,13 @@ void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request
             if (!waits && absl::IsDeadlineExceeded(found.status())) {
               found = absl::NotFoundError(found.status().message());
             }
-            Item item{MakeReply(id, found.status())};
+            v1::Reply reply = MakeReply(id, found.status());
             if (found.ok()) {
               for (const StoreEntry& entry : *found) {
-                FillEntry(entry, /*with_value=*/true, *item.reply.add_entries());
+                FillEntry(entry, /*with_value=*/true, *reply.add_entries());
               }
             }
-            self->Tell(std::move(item));
+            self->Tell(reply);
           });
       out.waits.emplace_back(id, wait);
       return;
@@ -168,22 +185,22 @@ void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request
       const auto& list = request.list();
       const size_t limit = static_cast<size_t>(std::max<int64_t>(list.limit(), 0));
       for (const StoreEntry& entry : store.List(list.prefix(), limit)) {
-        FillEntry(entry, !list.keys_only(), *item.reply.add_entries());
+        FillEntry(entry, !list.keys_only(), *reply.add_entries());
       }
-      item.reply.set_revision(store.revision());
+      reply.set_revision(store.revision());
       break;
     }
     case v1::Request::kDelete:
       for (const std::string& key : request.delete_().keys()) {
         store.Delete(key, request.delete_().recursive());
       }
-      item.reply.set_revision(store.revision());
+      reply.set_revision(store.revision());
       break;
     case v1::Request::kIncrement: {
       const absl::StatusOr<StoreEntry> entry =
           store.Increment(request.increment().key(), request.increment().increment());
-      item.reply = MakeReply(id, entry.status());
-      if (entry.ok()) FillEntry(*entry, /*with_value=*/true, *item.reply.add_entries());
+      reply = MakeReply(id, entry.status());
+      if (entry.ok()) FillEntry(*entry, /*with_value=*/true, *reply.add_entries());
       break;
     }
     case v1::Request::kCompareAndSet: {
@@ -192,16 +209,16 @@ void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request
       if (!cas.expect_absent()) expected = std::move(*cas.mutable_expected());
       const auto result =
           store.CompareAndSet(cas.key(), expected, std::move(*cas.mutable_desired()));
-      item.reply = MakeReply(id, result.status());
+      reply = MakeReply(id, result.status());
       if (!result.ok()) break;
       if (!result->first) {
-        item.reply =
+        reply =
             MakeReply(id, absl::AbortedError(result->second.value == nullptr
                                                  ? "the key does not exist"
                                                  : "the key holds another value than expected"));
       }
       if (result->second.value != nullptr) {
-        FillEntry(result->second, /*with_value=*/true, *item.reply.add_entries());
+        FillEntry(result->second, /*with_value=*/true, *reply.add_entries());
       }
       break;
     }
@@ -217,7 +234,7 @@ void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request
                                                              : v1::Event::KEY_SET);
                                event.set_request_id(id);
                                FillEntry(change.entry, !change.deleted, *event.mutable_entry());
-                               session->Tell({.event = std::move(event)});
+                               session->Tell(event);
                              }));
       // Answered when it is cancelled; until then there are events.
       return;
@@ -225,7 +242,7 @@ void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request
     default:
       break;
   }
-  out.items.push_back(std::move(item));
+  out.replies.push_back(std::move(reply));
 }
 
 void ControlSession::PollForErrors(Coordinator& coordinator) {
@@ -237,47 +254,76 @@ void ControlSession::PollForErrors(Coordinator& coordinator) {
         event.set_kind(v1::Event::JOB_ERROR);
         event.set_code(static_cast<int>(error.code()));
         event.set_message(std::string(error.message()));
-        session->Tell({.event = std::move(event)});
+        session->Tell(event);
       });
-  // Kept like a request, under the id that none has. As in Cancel, the strand's lock is held.
-  absl::MutexLock lock(&mu_);
-  waits_[0] = wait;
+  // Kept like a request, under the id that none has.
+  NoteParked(coordinator, /*request_id=*/0, wait);
+}
+
+void ControlSession::Enumerate(Coordinator& coordinator, Enumeration enumeration) {
+  const WaitId wait =
+      coordinator.EnumerateDevices(task_, std::move(enumeration.local), enumeration.timeout,
+                                   [self = shared_from_this(), id = enumeration.request_id](
+                                       absl::StatusOr<TopologyExchange::Result> result) {
+                                     v1::Reply reply = MakeReply(id, result.status());
+                                     if (!result.ok()) return self->Tell(reply);
+                                     reply.set_has_blob(true);
+                                     const grpc::Slice blob = self->shared_.blobs.SliceOf(*result);
+                                     self->Tell(reply, &blob);
+                                   });
+  NoteParked(coordinator, enumeration.request_id, wait);
+}
+
+void ControlSession::Register(Coordinator& coordinator, const v1::Request& request, Executed& out) {
+  Registration registration{.task = task_,
+                            .incarnation = Incarnation(node_.incarnation()),
+                            .recoverable = node_.recoverable()};
+  if (request.register_().timeout_ms() > 0) {
+    registration.own_timeout = Timeout(request.register_().timeout_ms());
+  }
+  registration.facts = {.service = "control",
+                        .observed_address = observed_address_,
+                        .host_name = node_.host_name(),
+                        .boot_id = node_.boot_id(),
+                        .process_id = node_.process_id(),
+                        .error_address = node_.error_address()};
+  is_joining_ = true;
+  const WaitId wait = coordinator.RegisterTask(
+      std::move(registration), [self = shared_from_this(), id = request.id()](absl::Status status) {
+        self->Tell(MakeReply(id, status));
+        std::vector<Enumeration> refused;
+        self->shared_.edge.strand().Run([&](Coordinator& coordinator) {
+          self->is_joining_ = false;
+          std::vector<Enumeration> waiting = std::exchange(self->after_joining_, {});
+          if (!status.ok()) {
+            refused = std::move(waiting);
+            return;
+          }
+          self->PollForErrors(coordinator);
+          for (Enumeration& enumeration : waiting) {
+            self->Enumerate(coordinator, std::move(enumeration));
+          }
+        });
+        for (const Enumeration& enumeration : refused) {
+          self->Tell(MakeReply(enumeration.request_id, status));
+        }
+      });
+  out.waits.emplace_back(request.id(), wait);
 }
 
 void ControlSession::ExecuteTask(Coordinator& coordinator, v1::Request& request, Executed& out) {
   const uint64_t id = request.id();
   const auto reply_with = [self = shared_from_this(), id](absl::Status status) {
     if (status.ok()) self->NoteLeft();
-    self->Tell({MakeReply(id, status)});
+    self->Tell(MakeReply(id, status));
   };
   switch (request.op_case()) {
-    case v1::Request::kRegister: {
-      Registration registration{.task = task_,
-                                .incarnation = Incarnation(node_.incarnation()),
-                                .recoverable = node_.recoverable()};
-      if (request.register_().timeout_ms() > 0) {
-        registration.own_timeout = Timeout(request.register_().timeout_ms());
-      }
-      registration.facts = {.service = "control",
-                            .observed_address = observed_address_,
-                            .host_name = node_.host_name(),
-                            .boot_id = node_.boot_id(),
-                            .process_id = node_.process_id(),
-                            .error_address = node_.error_address()};
-      const WaitId wait = coordinator.RegisterTask(
-          std::move(registration), [self = shared_from_this(), id](absl::Status status) {
-            self->Tell({MakeReply(id, status)});
-            if (!status.ok()) return;
-            self->edge_.strand().Run(
-                [&](Coordinator& coordinator) { self->PollForErrors(coordinator); });
-          });
-      out.waits.emplace_back(id, wait);
-      return;
-    }
+    case v1::Request::kRegister:
+      return Register(coordinator, request, out);
     case v1::Request::kHeartbeat: {
       const absl::Status status = coordinator.Heartbeat(task_, Incarnation(node_.incarnation()),
                                                         request.heartbeat().progress());
-      out.items.push_back({MakeReply(id, status)});
+      out.replies.push_back(MakeReply(id, status));
       return;
     }
     case v1::Request::kBarrier: {
@@ -289,17 +335,17 @@ void ControlSession::ExecuteTask(Coordinator& coordinator, v1::Request& request,
       for (const int32_t node : barrier.nodes()) arrival.tasks.push_back(TaskId(node));
       const WaitId wait = coordinator.Barrier(
           std::move(arrival), [self = shared_from_this(), id](const BarrierResult& result) {
-            Item item{MakeReply(id, result.status)};
-            item.reply.set_counter(result.counter);
-            self->Tell(std::move(item));
+            v1::Reply reply = MakeReply(id, result.status);
+            reply.set_counter(result.counter);
+            self->Tell(reply);
           });
       out.waits.emplace_back(id, wait);
       return;
     }
     case v1::Request::kCancelBarrier: {
       const auto& cancel = request.cancel_barrier();
-      out.items.push_back(
-          {MakeReply(id, coordinator.CancelBarrier(cancel.id(), cancel.counter()))});
+      out.replies.push_back(
+          MakeReply(id, coordinator.CancelBarrier(cancel.id(), cancel.counter())));
       return;
     }
     case v1::Request::kGetAlive: {
@@ -308,16 +354,16 @@ void ControlSession::ExecuteTask(Coordinator& coordinator, v1::Request& request,
       const WaitId wait = coordinator.GetAliveTasks(
           task_, std::move(tasks),
           [self = shared_from_this(), id](absl::StatusOr<std::vector<TaskInfo>> alive) {
-            Item item{MakeReply(id, alive.status())};
+            v1::Reply reply = MakeReply(id, alive.status());
             if (alive.ok()) {
               for (const TaskInfo& info : *alive) {
-                v1::TaskInfo& out = *item.reply.add_tasks();
+                v1::TaskInfo& out = *reply.add_tasks();
                 out.set_node_id(info.task.value());
                 out.set_state(v1::TASK_STATE_CONNECTED);
                 out.set_incarnation(info.incarnation.value());
               }
             }
-            self->Tell(std::move(item));
+            self->Tell(reply);
           });
       out.waits.emplace_back(id, wait);
       return;
@@ -326,22 +372,18 @@ void ControlSession::ExecuteTask(Coordinator& coordinator, v1::Request& request,
       absl::StatusOr<LocalTopology> local =
           ParseLocalTopology(request.enumerate().local_topology());
       if (!local.ok()) {
-        out.items.push_back({MakeReply(id, local.status())});
+        out.replies.push_back(MakeReply(id, local.status()));
         return;
       }
       const int64_t timeout_ms = request.enumerate().timeout_ms();
-      const WaitId wait = coordinator.EnumerateDevices(
-          task_, *std::move(local),
-          timeout_ms > 0 ? Timeout(timeout_ms) : coordinator.options().enumerate_timeout,
-          [self = shared_from_this(), id](absl::StatusOr<TopologyExchange::Result> result) {
-            Item item{MakeReply(id, result.status())};
-            if (result.ok()) {
-              item.reply.set_has_blob(true);
-              item.blob = self->blobs_.SliceOf(*result);
-            }
-            self->Tell(std::move(item));
-          });
-      out.waits.emplace_back(id, wait);
+      Enumeration enumeration{
+          id, *std::move(local),
+          timeout_ms > 0 ? Timeout(timeout_ms) : coordinator.options().enumerate_timeout};
+      if (is_joining_) {
+        after_joining_.push_back(std::move(enumeration));
+      } else {
+        Enumerate(coordinator, std::move(enumeration));
+      }
       return;
     }
     case v1::Request::kReportError: {
@@ -350,7 +392,7 @@ void ControlSession::ExecuteTask(Coordinator& coordinator, v1::Request& request,
       const absl::Status error(
           is_code ? static_cast<absl::StatusCode>(report.code()) : absl::StatusCode::kUnknown,
           report.message());
-      out.items.push_back({MakeReply(id, coordinator.ReportError(task_, error))});
+      out.replies.push_back(MakeReply(id, coordinator.ReportError(task_, error)));
       return;
     }
     case v1::Request::kShutdown: {
@@ -361,12 +403,12 @@ void ControlSession::ExecuteTask(Coordinator& coordinator, v1::Request& request,
     case v1::Request::kLeave: {
       const absl::Status status = coordinator.ResetTask(task_);
       if (status.ok()) NoteLeft();
-      out.items.push_back({MakeReply(id, status)});
+      out.replies.push_back(MakeReply(id, status));
       return;
     }
     default:
-      out.items.push_back(
-          {MakeReply(id, absl::UnimplementedError("this coordinator does not know the request"))});
+      out.replies.push_back(
+          MakeReply(id, absl::UnimplementedError("this coordinator does not know the request")));
       return;
   }
 }

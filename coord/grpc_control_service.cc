@@ -3,10 +3,12 @@
 #include "coord/grpc_control_service.h"
 
 #include <chrono>
+#include <cstddef>
 #include <random>
 #include <utility>
 #include <vector>
 
+#include <google/protobuf/arena.h>
 #include <grpcpp/impl/codegen/rpc_service_method.h>
 #include <grpcpp/impl/codegen/server_callback_handlers.h>
 #include <grpcpp/support/server_callback.h>
@@ -48,10 +50,10 @@ class ControlStream final : public Reactor, public FrameSink {
     StartRead(&in_);
   }
 
-  void Write(const grpc::ByteBuffer& frame) override ABSL_LOCKS_EXCLUDED(mu_) {
+  void Write(grpc::ByteBuffer& frame) override ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     if (is_finished_) return;
-    out_ = frame;
+    out_.Swap(&frame);
     is_writing_ = true;
     StartWrite(&out_);
   }
@@ -67,10 +69,17 @@ class ControlStream final : public Reactor, public FrameSink {
  private:
   void OnReadDone(bool ok) override {
     if (!ok) return Finish(absl::OkStatus());  // The client has closed its side, or is gone.
-    v1::ClientFrame frame;
+    // Small frames, which most are, need no other memory than this.
+    alignas(std::max_align_t) char block[2048];
+    google::protobuf::ArenaOptions arena_options;
+    arena_options.initial_block = block;
+    arena_options.initial_block_size = sizeof(block);
+    google::protobuf::Arena arena(arena_options);
+    auto& frame = *google::protobuf::Arena::CreateMessage<v1::ClientFrame>(&arena);
     if (!ParseMessage(in_, frame)) {
       return Finish(absl::InvalidArgumentError("the frame cannot be parsed"));
     }
+    in_.Clear();
     if (session_ == nullptr) {
       if (!frame.has_hello()) {
         return Finish(absl::InvalidArgumentError("the first frame holds no Hello"));
@@ -81,7 +90,6 @@ class ControlStream final : public Reactor, public FrameSink {
       session_->Attach(*this, frame.hello().acked_sequence(), std::move(open->welcome));
     }
     session_->OnFrame(frame);
-    in_.Clear();
     absl::MutexLock lock(&mu_);
     if (!is_finished_) StartRead(&in_);
   }
@@ -131,8 +139,9 @@ class ControlService final : public grpc::Service {
 
 }  // namespace
 
-ControlSessions::ControlSessions(Edge& edge) : edge_(edge) {
-  rank_grace_ = edge_.strand().Run(
+ControlSessions::ControlSessions(Edge& edge) : shared_{.edge = edge} {
+  shared_.edge.strand().SetAfterBatch([gather = shared_.gather] { gather->Flush(); });
+  rank_grace_ = shared_.edge.strand().Run(
       [](Coordinator& coordinator) { return coordinator.options().heartbeat_timeout; });
   absl::MutexLock lock(&mu_);
   ArmLocked();
@@ -183,7 +192,7 @@ void ControlSessions::Sweep() {
   }
   for (const auto& session : expired) {
     const size_t dropped = session->Close(absl::AbortedError("the session has expired"));
-    for (size_t i = 0; i < dropped; ++i) edge_.CountDroppedWait();
+    for (size_t i = 0; i < dropped; ++i) shared_.edge.CountDroppedWait();
   }
 }
 
@@ -228,14 +237,15 @@ absl::StatusOr<OpenSession> ControlSessions::Open(const v1::Hello& hello,
                                                   const std::string& observed_address) {
   OpenSession open;
   open.welcome.set_observed_address(observed_address);
-  const absl::Status known = edge_.strand().Run([&](Coordinator& coordinator) -> absl::Status {
-    open.welcome.set_coordinator_incarnation(coordinator.incarnation().value());
-    open.welcome.set_num_nodes(coordinator.jobs().size());
-    open.welcome.set_heartbeat_timeout_ms(
-        absl::ToInt64Milliseconds(coordinator.options().heartbeat_timeout));
-    if (!hello.has_node()) return absl::OkStatus();
-    return coordinator.jobs().Resolve(hello.node().node_id()).status();
-  });
+  const absl::Status known =
+      shared_.edge.strand().Run([&](Coordinator& coordinator) -> absl::Status {
+        open.welcome.set_coordinator_incarnation(coordinator.incarnation().value());
+        open.welcome.set_num_nodes(coordinator.jobs().size());
+        open.welcome.set_heartbeat_timeout_ms(
+            absl::ToInt64Milliseconds(coordinator.options().heartbeat_timeout));
+        if (!hello.has_node()) return absl::OkStatus();
+        return coordinator.jobs().Resolve(hello.node().node_id()).status();
+      });
   if (!known.ok()) return known;
   std::shared_ptr<ControlSession> superseded;
   {
@@ -258,7 +268,7 @@ absl::StatusOr<OpenSession> ControlSessions::Open(const v1::Hello& hello,
     }
     uint64_t id = RandomId();
     while (sessions_.contains(id)) id = RandomId();
-    open.session = std::make_shared<ControlSession>(id, edge_, blobs_, hello, observed_address);
+    open.session = std::make_shared<ControlSession>(id, shared_, hello, observed_address);
     sessions_.emplace(id, open.session);
     if (hello.has_node()) {
       std::shared_ptr<ControlSession>& holder = by_node_[hello.node().node_id()];

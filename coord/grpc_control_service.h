@@ -57,8 +57,7 @@ class ControlSessions final {
   void Sweep() ABSL_LOCKS_EXCLUDED(mu_);
   void ArmLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  Edge& edge_;
-  SharedBlobs blobs_;
+  ControlShared shared_;
   // How long a rank, and any other client, may stay away.
   absl::Duration rank_grace_;
 

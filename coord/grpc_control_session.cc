@@ -12,22 +12,8 @@
 namespace ferry::coord {
 namespace {
 
-// Replies are gathered into one frame up to about this size.
-constexpr size_t kFrameBytes = size_t{1} << 20;
 // A client that does not acknowledge is cut off when this much waits for it.
 constexpr size_t kMaxRetainedBytes = size_t{1} << 30;
-// ServerFrame.blob: field 15, length-delimited.
-constexpr uint8_t kBlobTag = 15 << 3 | 2;
-
-grpc::ByteBuffer WithBlob(const v1::ServerFrame& frame, const grpc::Slice& blob) {
-  std::string head = frame.SerializeAsString();
-  head.push_back(static_cast<char>(kBlobTag));
-  uint64_t size = blob.size();
-  for (; size >= 0x80; size >>= 7) head.push_back(static_cast<char>(size | 0x80));
-  head.push_back(static_cast<char>(size));
-  const grpc::Slice slices[] = {grpc::Slice(head), blob};
-  return grpc::ByteBuffer(slices, 2);
-}
 
 }  // namespace
 
@@ -43,6 +29,20 @@ grpc::Slice SharedBlobs::SliceOf(const TopologyExchange::Result& topology) {
   return slice_;
 }
 
+void ControlGather::Add(std::shared_ptr<ControlSession> session) {
+  absl::MutexLock lock(&mu_);
+  sessions_.push_back(std::move(session));
+}
+
+void ControlGather::Flush() {
+  std::vector<std::shared_ptr<ControlSession>> sessions;
+  {
+    absl::MutexLock lock(&mu_);
+    sessions.swap(sessions_);
+  }
+  for (const auto& session : sessions) session->Flush();
+}
+
 v1::Reply MakeReply(uint64_t request_id, const absl::Status& status) {
   v1::Reply reply;
   reply.set_request_id(request_id);
@@ -55,11 +55,10 @@ v1::Reply MakeReply(uint64_t request_id, const absl::Status& status) {
   return reply;
 }
 
-ControlSession::ControlSession(uint64_t id, Edge& edge, SharedBlobs& blobs, const v1::Hello& hello,
+ControlSession::ControlSession(uint64_t id, ControlShared& shared, const v1::Hello& hello,
                                std::string observed_address)
     : id_(id),
-      edge_(edge),
-      blobs_(blobs),
+      shared_(shared),
       node_(hello.node()),
       has_node_(hello.has_node()),
       observed_address_(std::move(observed_address)),
@@ -80,11 +79,11 @@ void ControlSession::Attach(FrameSink& sink, uint64_t acked_sequence, v1::Welcom
   sink_ = &sink;
   is_writing_ = false;
   detached_since_ = absl::InfiniteFuture();
-  ForgetAckedLocked(acked_sequence);
-  sent_ = 0;
+  outbox_.Acknowledge(acked_sequence);
+  outbox_.Rewind();
   welcome.set_session_id(id_);
   welcome.set_received_request_id(received_request_id_);
-  welcome_ = std::move(welcome);
+  welcome_ = std::make_unique<v1::Welcome>(std::move(welcome));
   WriteNextLocked();
 }
 
@@ -107,126 +106,112 @@ void ControlSession::OnFrame(v1::ClientFrame& frame) {
   {
     absl::MutexLock lock(&mu_);
     if (is_closed_) return;
-    ForgetAckedLocked(frame.acked_sequence());
+    outbox_.Acknowledge(frame.acked_sequence());
     if (frame.requests().empty()) return;
-    // Requests that were sent again although they had arrived are not done twice. What is new gets
-    // its place among the parked ones before it can be answered.
+    // Requests that were sent again although they had arrived are not done twice.
     auto& requests = *frame.mutable_requests();
     int kept = 0;
     for (int i = 0; i < requests.size(); ++i) {
       if (requests[i].id() <= received_request_id_) continue;
       received_request_id_ = requests[i].id();
-      waits_.emplace(requests[i].id(), kNoWait);
-      requests.SwapElements(kept++, i);
+      if (i != kept) requests.SwapElements(kept, i);
+      ++kept;
     }
-    requests.DeleteSubrange(kept, requests.size() - kept);
+    if (kept < requests.size()) requests.DeleteSubrange(kept, requests.size() - kept);
   }
   Executed executed;
-  edge_.strand().Run([&](Coordinator& coordinator) {
+  shared_.edge.strand().Run([&](Coordinator& coordinator) {
     for (v1::Request& request : *frame.mutable_requests()) {
       Execute(coordinator, request, executed);
     }
+    NoteParked(coordinator, executed);
   });
-  TellAll(std::move(executed));
-}
-
-void ControlSession::TellAll(Executed executed) {
-  std::vector<WaitId> orphans;
-  std::vector<Store::Watch> orphan_watches;
-  {
-    absl::MutexLock lock(&mu_);
-    for (const auto& [request_id, wait] : executed.waits) {
-      // Not there any more: answered already.
-      const auto parked = waits_.find(request_id);
-      if (parked != waits_.end()) parked->second = wait;
-      if (is_closed_) orphans.push_back(wait);
-    }
-    for (const auto& [request_id, watch] : executed.watches) {
-      watches_.emplace(request_id, watch);
-      if (is_closed_) orphan_watches.push_back(watch);
-    }
-    for (Item& item : executed.items) {
-      if (!item.event.has_value()) waits_.erase(item.reply.request_id());
-      pending_.push_back(std::move(item));
-    }
-    WriteNextLocked();
-  }
-  if (orphans.empty() && orphan_watches.empty()) return;
-  edge_.strand().Run([&](Coordinator& coordinator) {
-    for (const WaitId wait : orphans) coordinator.Cancel(wait);
-    for (const Store::Watch watch : orphan_watches) coordinator.store().RemoveWatch(watch);
-  });
-}
-
-void ControlSession::Tell(Item item) {
   absl::MutexLock lock(&mu_);
-  if (!item.event.has_value()) waits_.erase(item.reply.request_id());
   if (is_closed_) return;
-  pending_.push_back(std::move(item));
+  auto blob = executed.blobs.begin();
+  for (size_t i = 0; i < executed.replies.size(); ++i) {
+    if (blob != executed.blobs.end() && blob->first == i) {
+      outbox_.Add(executed.replies[i], (blob++)->second);
+    } else {
+      outbox_.Add(executed.replies[i]);
+    }
+  }
+  WriteNextLocked();
+}
+
+void ControlSession::NoteParked(Coordinator& coordinator, const Executed& executed) {
+  for (const auto& [request_id, wait] : executed.waits) NoteParked(coordinator, request_id, wait);
+  if (executed.watches.empty()) return;
+  absl::MutexLock lock(&mu_);
+  for (const auto& [request_id, watch] : executed.watches) {
+    if (is_closed_) {
+      coordinator.store().RemoveWatch(watch);
+    } else {
+      watches_.emplace(request_id, watch);
+    }
+  }
+}
+
+void ControlSession::NoteParked(Coordinator& coordinator, uint64_t request_id, WaitId wait) {
+  if (wait == kNoWait) return;
+  absl::MutexLock lock(&mu_);
+  if (is_closed_) {
+    coordinator.Cancel(wait);
+  } else {
+    waits_[request_id] = wait;
+  }
+}
+
+void ControlSession::Tell(const v1::Reply& reply, const grpc::Slice* blob) {
+  absl::MutexLock lock(&mu_);
+  waits_.erase(reply.request_id());
+  if (is_closed_) return;
+  if (blob != nullptr) {
+    outbox_.Add(reply, *blob);
+  } else {
+    outbox_.Add(reply);
+  }
+  FlushLaterLocked();
+}
+
+void ControlSession::Tell(const v1::Event& event) {
+  absl::MutexLock lock(&mu_);
+  if (is_closed_) return;
+  outbox_.Add(event);
+  FlushLaterLocked();
+}
+
+void ControlSession::FlushLaterLocked() {
+  if (is_in_gather_) return;
+  is_in_gather_ = true;
+  shared_.gather->Add(shared_from_this());
+}
+
+void ControlSession::Flush() {
+  absl::MutexLock lock(&mu_);
+  is_in_gather_ = false;
   WriteNextLocked();
 }
 
 void ControlSession::WriteNextLocked() {
   if (sink_ == nullptr || is_writing_) return;
-  if (welcome_.has_value()) {
+  grpc::ByteBuffer buffer;
+  if (welcome_ != nullptr) {
     v1::ServerFrame frame;
-    *frame.mutable_welcome() = *std::exchange(welcome_, std::nullopt);
-    is_writing_ = true;
-    sink_->Write(SerializeMessage(frame));
+    frame.set_allocated_welcome(welcome_.release());
+    buffer = SerializeMessage(frame);
+  } else if (!outbox_.Next(buffer)) {
+    if (!finish_with_.ok()) sink_->Finish(finish_with_);
     return;
-  }
-  if (sent_ == frames_.size()) {
-    if (pending_.empty()) {
-      if (!finish_with_.ok()) sink_->Finish(finish_with_);
-      return;
-    }
-    BuildFrameLocked();
-  }
-  if (retained_bytes_ > kMaxRetainedBytes) {
-    sink_->Finish(absl::ResourceExhaustedError(
-        absl::StrCat(retained_bytes_, " bytes wait for a client that does not acknowledge any")));
+  } else if (outbox_.retained_bytes() > kMaxRetainedBytes) {
+    sink_->Finish(absl::ResourceExhaustedError(absl::StrCat(
+        outbox_.retained_bytes(), " bytes wait for a client that does not acknowledge any")));
     sink_ = nullptr;
     detached_since_ = SteadyClock().Now();
     return;
   }
   is_writing_ = true;
-  sink_->Write(frames_[sent_++].buffer);
-}
-
-void ControlSession::BuildFrameLocked() {
-  v1::ServerFrame frame;
-  frame.set_sequence(++last_sequence_);
-  size_t bytes = 0;
-  size_t taken = 0;
-  std::optional<grpc::Slice> blob;
-  while (taken < pending_.size() && bytes < kFrameBytes && !blob.has_value()) {
-    // A blob belongs to the frame's only reply.
-    if (pending_[taken].blob.has_value() && taken > 0) break;
-    Item& item = pending_[taken++];
-    blob = std::move(item.blob);
-    if (item.event.has_value()) {
-      bytes += item.event->ByteSizeLong();
-      *frame.add_events() = *std::move(item.event);
-    } else {
-      bytes += item.reply.ByteSizeLong();
-      *frame.add_replies() = std::move(item.reply);
-    }
-  }
-  pending_.erase(pending_.begin(), pending_.begin() + static_cast<ptrdiff_t>(taken));
-  Frame built{last_sequence_, 0,
-              blob.has_value() ? WithBlob(frame, *blob) : SerializeMessage(frame)};
-  // Shared bytes are there once, however many sessions wait to send them.
-  built.bytes = built.buffer.Length() - (blob.has_value() ? blob->size() : 0);
-  retained_bytes_ += built.bytes;
-  frames_.push_back(std::move(built));
-}
-
-void ControlSession::ForgetAckedLocked(uint64_t sequence) {
-  while (!frames_.empty() && frames_.front().sequence <= sequence) {
-    retained_bytes_ -= frames_.front().bytes;
-    frames_.pop_front();
-    if (sent_ > 0) --sent_;
-  }
+  sink_->Write(buffer);
 }
 
 void ControlSession::FinishWhenDrained(const absl::Status& why) {
@@ -249,10 +234,9 @@ size_t ControlSession::Close(const absl::Status& why) {
     }
     for (const auto& [request_id, watch] : watches_) watches.push_back(watch);
     watches_.clear();
-    pending_.clear();
-    frames_.clear();
+    outbox_.Clear();
   }
-  edge_.strand().Run([&](Coordinator& coordinator) {
+  shared_.edge.strand().Run([&](Coordinator& coordinator) {
     for (const WaitId wait : waits) coordinator.Cancel(wait);
     for (const Store::Watch watch : watches) coordinator.store().RemoveWatch(watch);
   });

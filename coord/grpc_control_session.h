@@ -4,9 +4,7 @@
 #define FERRY_COORD_GRPC_CONTROL_SESSION_H_
 
 #include <cstdint>
-#include <deque>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,6 +19,7 @@
 #include "absl/time/time.h"
 
 #include "coord/grpc_call.h"
+#include "coord/grpc_control_outbox.h"
 #include "coord/store.h"
 #include "coord/types.h"
 #include "proto/ferry_control.pb.h"
@@ -32,8 +31,9 @@ namespace ferry::coord {
 class FrameSink {
  public:
   virtual ~FrameSink() = default;
-  // Sends one frame; the sink then calls ControlSession::OnWritten. One at a time.
-  virtual void Write(const grpc::ByteBuffer& frame) = 0;
+  // Sends one frame, whose content it takes; the sink then calls ControlSession::OnWritten. One at
+  // a time.
+  virtual void Write(grpc::ByteBuffer& frame) = 0;
   // Ends the stream once what is being written is out. No Write follows.
   virtual void Finish(const absl::Status& why) = 0;
 };
@@ -49,13 +49,35 @@ class SharedBlobs final {
   grpc::Slice slice_ ABSL_GUARDED_BY(mu_);
 };
 
-// Thread-safe. Executes requests, collects what is to be told into frames, and keeps frames until
-// the client has acknowledged them, so that a new stream goes on where the old one broke off.
+class ControlSession;
+
+// Thread-safe. Sessions that were told something by a completion. They are written to when the
+// batch of completions is over, so that what falls due together goes out in one frame each.
+class ControlGather final {
+ public:
+  void Add(std::shared_ptr<ControlSession> session) ABSL_LOCKS_EXCLUDED(mu_);
+  void Flush() ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  absl::Mutex mu_;
+  std::vector<std::shared_ptr<ControlSession>> sessions_ ABSL_GUARDED_BY(mu_);
+};
+
+// What all sessions of a server share; it outlives them.
+struct ControlShared {
+  Edge& edge;
+  SharedBlobs blobs;
+  // Shared with the strand, which may run completions when the rest is gone.
+  std::shared_ptr<ControlGather> gather = std::make_shared<ControlGather>();
+};
+
+// Thread-safe. Executes requests, and keeps what is to be told until the client has acknowledged
+// it, so that a new stream goes on where the old one broke off.
 // Shared by the registry, the stream, and the callbacks of parked requests.
 // Locks: the strand's, then mu_, then those of the sink; the strand is entered with mu_ released.
 class ControlSession final : public std::enable_shared_from_this<ControlSession> {
  public:
-  ControlSession(uint64_t id, Edge& edge, SharedBlobs& blobs, const v1::Hello& hello,
+  ControlSession(uint64_t id, ControlShared& shared, const v1::Hello& hello,
                  std::string observed_address);
 
   uint64_t id() const { return id_; }
@@ -72,6 +94,9 @@ class ControlSession final : public std::enable_shared_from_this<ControlSession>
   void OnWritten(FrameSink& sink) ABSL_LOCKS_EXCLUDED(mu_);
   void OnFrame(v1::ClientFrame& frame) ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Writes what is pending, if the stream is free.
+  void Flush() ABSL_LOCKS_EXCLUDED(mu_);
+
   // Ends the stream and drops every parked request. Returns how many those were.
   size_t Close(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -83,48 +108,55 @@ class ControlSession final : public std::enable_shared_from_this<ControlSession>
   bool has_left() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  struct Frame {
-    uint64_t sequence = 0;
-    size_t bytes = 0;
-    grpc::ByteBuffer buffer;
-  };
-  // Something to be told: a reply, perhaps with a blob, or an event.
-  struct Item {
-    v1::Reply reply;
-    std::optional<v1::Event> event;
-    std::optional<grpc::Slice> blob;
-  };
-  // What Execute found out with the strand's lock held.
+  // What a frame's requests gave at once, to be told when the strand's lock is released.
   struct Executed {
-    std::vector<Item> items;
+    // Encoded straight into the outbox would be quicker still, but mu_ would be held meanwhile.
+    std::vector<v1::Reply> replies;
+    // Of GetTopology, with the place of its reply.
+    std::vector<std::pair<size_t, grpc::Slice>> blobs;
     std::vector<std::pair<uint64_t, WaitId>> waits;
     std::vector<std::pair<uint64_t, Store::Watch>> watches;
+  };
+
+  // An Enumerate request.
+  struct Enumeration {
+    uint64_t request_id = 0;
+    LocalTopology local;
+    absl::Duration timeout;
   };
 
   // grpc_control_requests.cc; with the strand's lock held.
   void Execute(Coordinator& coordinator, v1::Request& request, Executed& out);
   void ExecuteStore(Coordinator& coordinator, v1::Request& request, Executed& out);
   void ExecuteTask(Coordinator& coordinator, v1::Request& request, Executed& out);
+  void Register(Coordinator& coordinator, const v1::Request& request, Executed& out);
+  void Enumerate(Coordinator& coordinator, Enumeration enumeration);
   void PollForErrors(Coordinator& coordinator);
 
   // The rank has left the job in good order: its identity is free.
   void NoteLeft() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Callbacks of parked requests end here.
-  void Tell(Item item) ABSL_LOCKS_EXCLUDED(mu_);
-  void TellAll(Executed executed) ABSL_LOCKS_EXCLUDED(mu_);
+  // Callbacks of parked requests end here; they run as completions, so that a Flush follows.
+  void Tell(const v1::Reply& reply, const grpc::Slice* blob = nullptr) ABSL_LOCKS_EXCLUDED(mu_);
+  void Tell(const v1::Event& event) ABSL_LOCKS_EXCLUDED(mu_);
+  void FlushLaterLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // With the strand's lock held, so that no parked request can be answered before it is known here.
+  void NoteParked(Coordinator& coordinator, const Executed& executed) ABSL_LOCKS_EXCLUDED(mu_);
+  void NoteParked(Coordinator& coordinator, uint64_t request_id, WaitId wait)
+      ABSL_LOCKS_EXCLUDED(mu_);
   void WriteNextLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void BuildFrameLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void ForgetAckedLocked(uint64_t sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Constant after construction.
   const uint64_t id_;
-  Edge& edge_;
-  SharedBlobs& blobs_;
+  ControlShared& shared_;
   const v1::Node node_;
   const bool has_node_;
   const std::string observed_address_;
   TaskId task_ = kNoTask;
+
+  // Guarded by the strand's lock: a Register is under way, and what is to follow it.
+  bool is_joining_ = false;
+  std::vector<Enumeration> after_joining_;
 
   mutable absl::Mutex mu_;
   FrameSink* sink_ ABSL_GUARDED_BY(mu_) = nullptr;
@@ -135,17 +167,12 @@ class ControlSession final : public std::enable_shared_from_this<ControlSession>
   absl::Status finish_with_ ABSL_GUARDED_BY(mu_);
   absl::Time detached_since_ ABSL_GUARDED_BY(mu_);
   uint64_t received_request_id_ ABSL_GUARDED_BY(mu_) = 0;
-  // Parked requests; kNoWait until the strand has said which wait it is.
+  // Parked requests.
   absl::flat_hash_map<uint64_t, WaitId> waits_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, Store::Watch> watches_ ABSL_GUARDED_BY(mu_);
-  // Not yet in a frame.
-  std::vector<Item> pending_ ABSL_GUARDED_BY(mu_);
-  std::optional<v1::Welcome> welcome_ ABSL_GUARDED_BY(mu_);
-  // Built and not acknowledged; the first `sent_` of them are on the present stream.
-  std::deque<Frame> frames_ ABSL_GUARDED_BY(mu_);
-  size_t sent_ ABSL_GUARDED_BY(mu_) = 0;
-  size_t retained_bytes_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t last_sequence_ ABSL_GUARDED_BY(mu_) = 0;
+  bool is_in_gather_ ABSL_GUARDED_BY(mu_) = false;
+  std::unique_ptr<v1::Welcome> welcome_ ABSL_GUARDED_BY(mu_);
+  ControlOutbox outbox_ ABSL_GUARDED_BY(mu_);
 };
 
 // An answer without anything but its status.

@@ -17,6 +17,7 @@
 
 #include "base/status_macros.h"
 #include "coord/grpc_callback_threads.h"
+#include "coord/grpc_channel.h"
 #include "coord/grpc_coordination_service.h"
 #include "coord/grpc_error_report.h"
 #include "coord/grpc_runtime_service.h"
@@ -77,6 +78,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   // Clients may probe as often as they like; the default answer to that is to hang up.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
+  DisableBandwidthProbes(builder);
   self->services_.push_back(MakeRuntimeService(self->edge_));
   self->services_.push_back(
       MakeCoordinationService(CoordinationPath::kTensorflow, self->edge_, self->devices_));

@@ -189,10 +189,14 @@ size_t Store::FirstAbsent(const std::vector<std::string>& keys, size_t from) con
   return from;
 }
 
-std::vector<StoreEntry> Store::Collect(const std::vector<std::string>& keys) const {
+std::optional<std::vector<StoreEntry>> Store::FindAll(const std::vector<std::string>& keys) const {
   std::vector<StoreEntry> entries;
   entries.reserve(keys.size());
-  for (const std::string& key : keys) entries.push_back(*Find(key));
+  for (const std::string& key : keys) {
+    const auto found = entries_.find(key);
+    if (found == entries_.end()) return std::nullopt;
+    entries.push_back({found->first, found->second.value, found->second.revision});
+  }
   return entries;
 }
 
@@ -205,11 +209,11 @@ WaitId Store::Get(std::vector<std::string> keys, TaskId task, absl::Time now, ab
       return kNoWait;
     }
   }
-  const size_t absent = FirstAbsent(keys, 0);
-  if (absent == keys.size()) {
-    completions_.Post(std::move(done), Collect(keys));
+  if (std::optional<std::vector<StoreEntry>> found = FindAll(keys); found.has_value()) {
+    completions_.Post(std::move(done), *std::move(found));
     return kNoWait;
   }
+  const size_t absent = FirstAbsent(keys, 0);
   Waiting waiting{std::move(keys), absent, task, now, deadline, std::move(done)};
   if (deadline <= now || waits_.size() >= options_.max_parked_waits) {
     absl::Status why =
@@ -244,7 +248,7 @@ void Store::Wake(absl::string_view key) {
       waiters_[waiting.keys[waiting.filed_under]].insert(wait);
       continue;
     }
-    completions_.Post(std::move(waiting.done), Collect(waiting.keys));
+    completions_.Post(std::move(waiting.done), *FindAll(waiting.keys));
     deadlines_.erase({waiting.deadline, wait});
     waits_.erase(it);
   }

@@ -64,6 +64,8 @@ class Store final {
   absl::StatusOr<int64_t> Put(absl::string_view key, std::string value, bool overwrite);
 
   std::optional<StoreEntry> Find(absl::string_view key) const;
+  // All of them, in this order; nothing if any is absent.
+  std::optional<std::vector<StoreEntry>> FindAll(const std::vector<std::string>& keys) const;
 
   // Adds to the decimal number at `key` (0 when absent) and returns the entry after it.
   //   Errors: FAILED_PRECONDITION when the value is no 64-bit number; OUT_OF_RANGE on overflow.
@@ -130,7 +132,6 @@ class Store final {
   void Notify(bool deleted, absl::string_view key, const Stored& stored);
   // Index of the first absent key, or keys.size().
   size_t FirstAbsent(const std::vector<std::string>& keys, size_t from) const;
-  std::vector<StoreEntry> Collect(const std::vector<std::string>& keys) const;
   void Wake(absl::string_view key);
   void Unfile(WaitId wait, const Waiting& waiting);
   absl::Status TimedOut(const Waiting& waiting) const;

@@ -5,6 +5,12 @@
 #include <iterator>
 
 namespace ferry::coord {
+namespace {
+
+// After so many batches in a row `after_batch` is called, whatever else is due.
+constexpr int kMaxBatches = 4;
+
+}  // namespace
 
 Strand::Strand(std::unique_ptr<Coordinator> coordinator)
     : coordinator_(std::move(coordinator)), timer_thread_("ferry-timer", [this] { KeepTime(); }) {}
@@ -20,20 +26,31 @@ Strand::~Strand() {
 
 void Strand::FinishRunAndUnlock() {
   std::vector<Completion> fresh = coordinator_->TakeCompletions();
-  due_.insert(due_.end(), std::make_move_iterator(fresh.begin()),
-              std::make_move_iterator(fresh.end()));
+  if (due_.empty()) {
+    due_ = std::move(fresh);
+  } else {
+    due_.insert(due_.end(), std::make_move_iterator(fresh.begin()),
+                std::make_move_iterator(fresh.end()));
+  }
   if (coordinator_->NextDeadline() < timer_) timer_moved_.Signal();
   if (is_draining_) {
     mu_.Unlock();
     return;
   }
   is_draining_ = true;
+  int batches = 0;
   while (!due_.empty()) {
     std::vector<Completion> batch = std::exchange(due_, {});
     mu_.Unlock();
     for (Completion& completion : batch) std::move(completion)();
     batch.clear();
     mu_.Lock();
+    // What the batch led to belongs to it; but others who go on adding must not put this off.
+    if (after_batch_ && (due_.empty() || ++batches % kMaxBatches == 0)) {
+      mu_.Unlock();
+      after_batch_();
+      mu_.Lock();
+    }
   }
   is_draining_ = false;
   mu_.Unlock();

@@ -3,6 +3,7 @@
 #ifndef FERRY_COORD_STRAND_H_
 #define FERRY_COORD_STRAND_H_
 
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -30,6 +31,13 @@ class Strand final {
   Strand(const Strand&) = delete;
   Strand& operator=(const Strand&) = delete;
 
+  // Called with no lock held when completions have run, and those that they led to, on the same
+  // thread; for what is better done once for many of them. Set before the first Run.
+  void SetAfterBatch(std::function<void()> after_batch) ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    after_batch_ = std::move(after_batch);
+  }
+
   // Calls `body(coordinator)` alone and returns what it returns. The body must not block.
   template <typename Body>
   auto Run(Body&& body) ABSL_LOCKS_EXCLUDED(mu_) {
@@ -52,6 +60,8 @@ class Strand final {
   absl::Mutex mu_;
   absl::CondVar timer_moved_;
   const std::unique_ptr<Coordinator> coordinator_ ABSL_PT_GUARDED_BY(mu_);
+  // Constant once in use.
+  std::function<void()> after_batch_;
   std::vector<Completion> due_ ABSL_GUARDED_BY(mu_);
   // Some thread is running completions; others only add theirs, so that the order is kept.
   bool is_draining_ ABSL_GUARDED_BY(mu_) = false;

@@ -96,28 +96,13 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
   agent.connect_timeout = options.connect_timeout;
   agent.lost_timeout = options.lost_timeout;
   agent.on_error = std::move(options.on_error);
+  agent.num_nodes = place.num_nodes;
+  agent.devices = local;
+  agent.enumerate_timeout = options.enumerate_timeout;
   const absl::Time start = SteadyClock().Now();
   FERRY_ASSIGN_OR_RETURN(node->agent_, coord::Agent::Connect(std::move(agent)));
-  const absl::Time connected = SteadyClock().Now();
-  if (place.num_nodes && *place.num_nodes != node->num_nodes()) {
-    // Not worth the others' wait for a timeout.
-    node->agent_->Leave().IgnoreError();
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the coordinator at ", place.coordinator, " serves a job of ", node->num_nodes(),
-        " nodes, but this is ", place.description, ": it belongs to another job"));
-  }
-  absl::StatusOr<GlobalTopology> topology =
-      node->agent_->Enumerate(local, options.enumerate_timeout);
-  if (!topology.ok()) {
-    // The others cannot begin without this node; they hear why at once, not after a timeout.
-    if (!absl::IsUnavailable(topology.status()) && !absl::IsAborted(topology.status())) {
-      node->agent_->ReportError(topology.status()).IgnoreError();
-    }
-    return topology.status();
-  }
-  node->topology_ = *std::move(topology);
-  node->connect_time_ = connected - start;
-  node->enumerate_time_ = SteadyClock().Now() - connected;
+  node->join_time_ = SteadyClock().Now() - start;
+  FERRY_ASSIGN_OR_RETURN(node->topology_, node->agent_->Topology());
   return node;
 }
 

@@ -66,8 +66,7 @@ class Node final {
  public:
   // Finds this process's place and devices, joins, and waits until every node has done so and all
   // hold the same topology. Blocks. Starts no coordinator.
-  //   Errors: INVALID_ARGUMENT as FindPlace; FAILED_PRECONDITION when the coordinator serves
-  //   another number of nodes; the rest as coord::Agent::Connect and Enumerate.
+  //   Errors: INVALID_ARGUMENT as FindPlace; the rest as coord::Agent::Connect and Enumerate.
   static absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options);
 
   Node(const Node&) = delete;
@@ -85,9 +84,8 @@ class Node final {
   // The store, barriers, and status of the job.
   coord::Agent& agent() { return *agent_; }
 
-  // How long the two halves of Join took: until all had joined, and until all had the topology.
-  absl::Duration connect_time() const { return connect_time_; }
-  absl::Duration enumerate_time() const { return enumerate_time_; }
+  // How long Join waited for the coordinator, the other nodes and their devices.
+  absl::Duration join_time() const { return join_time_; }
 
   // Leaves together with every other node. Blocks until all are here or the coordinator's
   // --shutdown-timeout is over.
@@ -102,8 +100,7 @@ class Node final {
   NodePlace place_;
   LocalDiscovery discovery_;
   GlobalTopology topology_;
-  absl::Duration connect_time_;
-  absl::Duration enumerate_time_;
+  absl::Duration join_time_;
   std::unique_ptr<coord::Agent> agent_;
 };
 

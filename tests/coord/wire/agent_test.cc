@@ -354,6 +354,46 @@ TEST(AgentOthers, EnumerateGivesAllTheSameDenseNumbers) {
   EXPECT_FALSE(agents[1]->Enumerate(other, kLong).ok());
 }
 
+TEST(AgentOthers, DevicesAreExchangedWhileJoining) {
+  TestServer server(BarrierOptions(3));
+  std::vector<std::future<absl::StatusOr<std::unique_ptr<Agent>>>> joining;
+  for (int node = 0; node < 3; ++node) {
+    joining.push_back(InBackground([&server, node] {
+      AgentOptions options = RankOptions(server.address(), node);
+      options.num_nodes = 3;
+      options.devices.emplace();
+      options.devices->node_id = node;
+      options.devices->host_name = absl::StrCat("host", node);
+      options.devices->boot_id = absl::StrCat("boot", node);
+      options.devices->devices.emplace_back();
+      return Agent::Connect(std::move(options));
+    }));
+  }
+  std::vector<std::unique_ptr<Agent>> agents;
+  for (auto& each : joining) {
+    auto agent = Await(each);
+    ASSERT_TRUE(agent.ok()) << agent.status();
+    agents.push_back(*std::move(agent));
+  }
+  for (const auto& agent : agents) {
+    const absl::StatusOr<GlobalTopology> topology = agent->Topology();
+    ASSERT_TRUE(topology.ok()) << topology.status();
+    EXPECT_EQ(topology->nodes().size(), 3u);
+    EXPECT_EQ(topology->nodes()[2].host_name, "host2");
+  }
+}
+
+TEST(AgentConnect, ACoordinatorOfAnotherNumberOfNodesIsAnotherJobs) {
+  TestServer server(BarrierOptions(3));
+  AgentOptions options = RankOptions(server.address(), 1);
+  options.num_nodes = 4;
+  const absl::Status status = Agent::Connect(std::move(options)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(status.message(), HasSubstr("serves a job of 3 nodes, but this is node 1 of 4"));
+  // It never was of that job.
+  EXPECT_EQ(server.parked(), 0u);
+}
+
 TEST(AgentOthers, StatusShowsTheJob) {
   TestServer server(BarrierOptions(2));
   const Agents agents = ConnectAll(server, 2);

@@ -213,6 +213,80 @@ TEST_F(ControlRequests, AToolIsNoNode) {
   }
 }
 
+v1::Request RegisterRequest(uint64_t id, absl::Duration timeout = kLong) {
+  v1::Request request;
+  request.set_id(id);
+  request.mutable_register_()->set_timeout_ms(absl::ToInt64Milliseconds(timeout));
+  return request;
+}
+
+v1::Request EnumerateRequest(uint64_t id, int node) {
+  v1::LocalTopology local;
+  local.set_node_id(node);
+  local.set_host_name(absl::StrCat("host", node));
+  local.set_boot_id(absl::StrCat("boot", node));
+  local.add_devices()->set_name("cpu");
+  v1::Request request;
+  request.set_id(id);
+  request.mutable_enumerate()->set_local_topology(local.SerializeAsString());
+  request.mutable_enumerate()->set_timeout_ms(20'000);
+  return request;
+}
+
+// Two ranks that have not joined yet.
+class JoiningRanks : public ::testing::Test {
+ protected:
+  JoiningRanks() {
+    for (int node = 0; node < 2; ++node) {
+      ranks_[node].Attach(RankHello(node, 100 + node, absl::StrCat("host", node)));
+    }
+  }
+
+  TestServer server_{BarrierOptions(2)};
+  ControlStream ranks_[2] = {ControlStream(server_.Channel()), ControlStream(server_.Channel())};
+};
+
+// As an agent joins: one message each way.
+TEST_F(JoiningRanks, DevicesMayComeWithTheRegistration) {
+  for (int node = 0; node < 2; ++node) {
+    ranks_[node].Send({RegisterRequest(1), EnumerateRequest(2, node)});
+  }
+  for (ControlStream& rank : ranks_) {
+    EXPECT_EQ(rank.ReplyTo(2).code(), 0);
+    EXPECT_EQ(rank.replies[1].code(), 0);
+    // Both fell due together.
+    EXPECT_EQ(rank.sequences.size(), 1u);
+  }
+  EXPECT_EQ(ranks_[0].blobs[2], ranks_[1].blobs[2]);
+  v1::GlobalTopology global;
+  ASSERT_TRUE(global.ParseFromString(ranks_[0].blobs[2]));
+  EXPECT_EQ(global.node_id_deltas_size(), 2);
+}
+
+TEST_F(JoiningRanks, DevicesFailAsTheRegistrationDoes) {
+  ranks_[0].Send({RegisterRequest(1, absl::Milliseconds(30)), EnumerateRequest(2, 0)});
+  EXPECT_EQ(ranks_[0].ReplyTo(1).code(), Code(StatusCode::kDeadlineExceeded));
+  EXPECT_EQ(ranks_[0].ReplyTo(2).code(), Code(StatusCode::kDeadlineExceeded));
+  EXPECT_EQ(ranks_[0].replies[2].missing_nodes(), "1");
+  // And once more, in good order.
+  ranks_[0].Send({RegisterRequest(3), EnumerateRequest(4, 0)});
+  ranks_[1].Send({RegisterRequest(1), EnumerateRequest(2, 1)});
+  EXPECT_EQ(ranks_[0].ReplyTo(4).code(), 0);
+  EXPECT_EQ(ranks_[1].ReplyTo(2).code(), 0);
+}
+
+TEST_F(JoiningRanks, DevicesThatWaitForTheRegistrationCanBeCancelled) {
+  ranks_[0].Send({RegisterRequest(1), EnumerateRequest(2, 0), CancelRequest(3, 2)});
+  EXPECT_EQ(ranks_[0].ReplyTo(2).code(), Code(StatusCode::kCancelled));
+  EXPECT_EQ(ranks_[0].ReplyTo(3).code(), 0);
+  ranks_[1].Send({RegisterRequest(1), EnumerateRequest(2, 1)});
+  EXPECT_EQ(ranks_[0].ReplyTo(1).code(), 0);
+  // Its devices were never sent, and may be now.
+  EXPECT_EQ(ranks_[0].Call(EnumerateRequest(4, 0)).code(), 0);
+  EXPECT_EQ(ranks_[1].ReplyTo(2).code(), 0);
+  EXPECT_EQ(ranks_[0].reply_counts[2], 1);
+}
+
 // Two ranks that have joined.
 class ControlRanks : public ::testing::Test {
  protected:
@@ -242,18 +316,7 @@ TEST_F(ControlRanks, ABarrierThatRunsOutNamesTheMissing) {
 }
 
 TEST_F(ControlRanks, EnumerateAnswersEveryoneWithTheSameBlob) {
-  for (int node = 1; node >= 0; --node) {
-    v1::LocalTopology local;
-    local.set_node_id(node);
-    local.set_host_name(absl::StrCat("host", node));
-    local.set_boot_id(absl::StrCat("boot", node));
-    local.add_devices()->set_name("cpu");
-    v1::Request request;
-    request.set_id(2);
-    request.mutable_enumerate()->set_local_topology(local.SerializeAsString());
-    request.mutable_enumerate()->set_timeout_ms(20'000);
-    ranks_[node].Send({request});
-  }
+  for (int node = 1; node >= 0; --node) ranks_[node].Send({EnumerateRequest(2, node)});
   EXPECT_EQ(ranks_[0].ReplyTo(2).code(), 0);
   EXPECT_EQ(ranks_[1].ReplyTo(2).code(), 0);
   v1::GlobalTopology global;

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// The frames of a session, without a stream.
+#include "coord/grpc_control_outbox.h"
+
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "coord/grpc_bytes.h"
+
+namespace ferry::coord {
+namespace {
+
+v1::Reply ReplyTo(uint64_t id) {
+  v1::Reply reply;
+  reply.set_request_id(id);
+  return reply;
+}
+
+// The frames that are to be written now.
+std::vector<v1::ServerFrame> Drain(ControlOutbox& outbox) {
+  std::vector<v1::ServerFrame> frames;
+  grpc::ByteBuffer bytes;
+  while (outbox.Next(bytes)) {
+    EXPECT_TRUE(ParseMessage(bytes, frames.emplace_back()));
+  }
+  return frames;
+}
+
+TEST(ControlOutbox, IsEmptyAtFirst) {
+  ControlOutbox outbox;
+  grpc::ByteBuffer bytes;
+  EXPECT_FALSE(outbox.Next(bytes));
+  EXPECT_EQ(outbox.retained_bytes(), 0u);
+}
+
+TEST(ControlOutbox, WhatComesTogetherSharesAFrame) {
+  ControlOutbox outbox;
+  outbox.Add(ReplyTo(1));
+  v1::Event event;
+  event.set_request_id(7);
+  outbox.Add(event);
+  outbox.Add(ReplyTo(2));
+  const std::vector<v1::ServerFrame> frames = Drain(outbox);
+  ASSERT_EQ(frames.size(), 1u);
+  EXPECT_EQ(frames[0].sequence(), 1u);
+  ASSERT_EQ(frames[0].replies_size(), 2);
+  EXPECT_EQ(frames[0].replies(1).request_id(), 2u);
+  ASSERT_EQ(frames[0].events_size(), 1);
+  EXPECT_EQ(frames[0].events(0).request_id(), 7u);
+}
+
+TEST(ControlOutbox, ABlobEndsItsFrame) {
+  ControlOutbox outbox;
+  const grpc::Slice blob(std::string(3'000'000, 'b'));
+  outbox.Add(ReplyTo(1));
+  v1::Reply with_blob = ReplyTo(2);
+  with_blob.set_has_blob(true);
+  outbox.Add(with_blob, blob);
+  outbox.Add(ReplyTo(3));
+  const std::vector<v1::ServerFrame> frames = Drain(outbox);
+  ASSERT_EQ(frames.size(), 2u);
+  EXPECT_EQ(frames[0].replies_size(), 2);
+  EXPECT_EQ(frames[0].blob().size(), 3'000'000u);
+  EXPECT_EQ(frames[1].replies(0).request_id(), 3u);
+  EXPECT_TRUE(frames[1].blob().empty());
+  // Shared bytes are there once, however many sessions hold them.
+  EXPECT_LT(outbox.retained_bytes(), 100u);
+}
+
+TEST(ControlOutbox, LargeRepliesAreSpreadOverFrames) {
+  ControlOutbox outbox;
+  v1::Reply large = ReplyTo(1);
+  large.add_entries()->set_value(std::string(600'000, 'v'));
+  for (int i = 0; i < 4; ++i) outbox.Add(large);
+  const std::vector<v1::ServerFrame> frames = Drain(outbox);
+  ASSERT_EQ(frames.size(), 2u);
+  EXPECT_EQ(frames[1].sequence(), 2u);
+  EXPECT_EQ(frames[0].replies_size() + frames[1].replies_size(), 4);
+}
+
+TEST(ControlOutbox, ANewStreamGetsWhatIsNotAcknowledged) {
+  ControlOutbox outbox;
+  for (uint64_t id = 1; id <= 5; ++id) {
+    outbox.Add(ReplyTo(id));
+    ASSERT_EQ(Drain(outbox).size(), 1u);
+  }
+  outbox.Acknowledge(3);
+  EXPECT_TRUE(Drain(outbox).empty());
+  outbox.Rewind();
+  const std::vector<v1::ServerFrame> again = Drain(outbox);
+  ASSERT_EQ(again.size(), 2u);
+  EXPECT_EQ(again[0].sequence(), 4u);
+  EXPECT_EQ(again[0].replies(0).request_id(), 4u);
+  outbox.Acknowledge(5);
+  outbox.Rewind();
+  EXPECT_TRUE(Drain(outbox).empty());
+  EXPECT_EQ(outbox.retained_bytes(), 0u);
+}
+
+TEST(ControlOutbox, AcknowledgementsOfWhatWasNeverSentDoNoHarm) {
+  ControlOutbox outbox;
+  outbox.Acknowledge(~uint64_t{0});
+  outbox.Add(ReplyTo(1));
+  ASSERT_EQ(Drain(outbox).size(), 1u);
+  outbox.Acknowledge(~uint64_t{0});
+  outbox.Acknowledge(0);
+  outbox.Add(ReplyTo(2));
+  const std::vector<v1::ServerFrame> frames = Drain(outbox);
+  ASSERT_EQ(frames.size(), 1u);
+  EXPECT_EQ(frames[0].sequence(), 2u);
+}
+
+// Acknowledged one by one, late, over a long life: frames are neither lost nor kept.
+TEST(ControlOutbox, KeepsOrderOverManyFrames) {
+  ControlOutbox outbox;
+  uint64_t expected = 0;
+  for (uint64_t id = 1; id <= 10'000; ++id) {
+    outbox.Add(ReplyTo(id));
+    for (const v1::ServerFrame& frame : Drain(outbox)) {
+      EXPECT_EQ(frame.sequence(), ++expected);
+      EXPECT_EQ(frame.replies(0).request_id(), expected);
+    }
+    if (id > 100) outbox.Acknowledge(id - 100);
+  }
+  EXPECT_EQ(expected, 10'000u);
+  EXPECT_LT(outbox.retained_bytes(), 2'000u);
+  outbox.Rewind();
+  EXPECT_EQ(Drain(outbox).front().sequence(), 9'901u);
+}
+
+}  // namespace
+}  // namespace ferry::coord
