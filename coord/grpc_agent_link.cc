@@ -61,7 +61,12 @@ class AgentLink::Stream final : public grpc::ClientBidiReactor<v1::ClientFrame, 
 
  private:
   void OnReadDone(bool ok) override {
-    if (!ok) return;  // OnDone follows.
+    if (!ok) {
+      // OnDone follows. Until here there was always a read under way, which is what allows others
+      // to write; gRPC frees the call's parts before OnDone.
+      link_.OnBroken(*this);
+      return;
+    }
     link_.OnFrame(*this, in_);
     in_.Clear();
     StartRead(&in_);
@@ -192,7 +197,7 @@ void AgentLink::SetProgress(uint64_t progress) {
 }
 
 void AgentLink::WriteLocked() {
-  if (stream_ == nullptr || !is_attached_ || is_writing_) return;
+  if (stream_ == nullptr || is_broken_ || !is_attached_ || is_writing_) return;
   const bool owes_ack = unacked_bytes_ >= kAckBytes;
   if (written_ == outgoing_.size() && !owes_ack) return;
   v1::ClientFrame frame;
@@ -221,6 +226,7 @@ void AgentLink::OnWritten(Stream& stream) {
 void AgentLink::AttachLocked() {
   ++stream_count_;
   is_attached_ = false;
+  is_broken_ = false;
   is_writing_ = true;  // The Hello.
   stream_ = new Stream(*this, *stub_);
   v1::ClientFrame frame;
@@ -288,6 +294,11 @@ void AgentLink::OnFrame(Stream& stream, v1::ServerFrame& frame) {
     WriteLocked();
   }
   for (auto& callback : ready) std::move(callback)();
+}
+
+void AgentLink::OnBroken(Stream& stream) {
+  absl::MutexLock lock(&mu_);
+  if (stream_ == &stream) is_broken_ = true;
 }
 
 void AgentLink::OnEnded(Stream& stream, const absl::Status& status) {

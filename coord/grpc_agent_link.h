@@ -102,6 +102,8 @@ class AgentLink final {
   // From the stream.
   void OnFrame(Stream& stream, v1::ServerFrame& frame) ABSL_LOCKS_EXCLUDED(mu_);
   void OnWritten(Stream& stream) ABSL_LOCKS_EXCLUDED(mu_);
+  // Nothing may be written any more; OnEnded follows.
+  void OnBroken(Stream& stream) ABSL_LOCKS_EXCLUDED(mu_);
   void OnEnded(Stream& stream, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
   // After it has ended; the link may go once all streams have.
   void OnDeleted() ABSL_LOCKS_EXCLUDED(mu_);
@@ -119,6 +121,7 @@ class AgentLink final {
   Stream* stream_ ABSL_GUARDED_BY(mu_) = nullptr;
   int stream_count_ ABSL_GUARDED_BY(mu_) = 0;
   bool is_attached_ ABSL_GUARDED_BY(mu_) = false;
+  bool is_broken_ ABSL_GUARDED_BY(mu_) = false;
   bool is_writing_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<v1::Welcome> welcome_ ABSL_GUARDED_BY(mu_);
   absl::Status last_failure_ ABSL_GUARDED_BY(mu_);

@@ -37,7 +37,8 @@ struct EternalUser {
 }  // namespace
 
 void KeepCallbackThreads() {
-  static const EternalUser* const user = new EternalUser;
+  // Volatile, so that the pointer is really kept and leak checkers see it.
+  static EternalUser* volatile user = new EternalUser;
   (void)user;
 }
 

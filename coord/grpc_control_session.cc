@@ -126,6 +126,7 @@ void ControlSession::OnFrame(v1::ClientFrame& frame) {
     }
     NoteParked(coordinator, executed);
   });
+  if (executed.replies.empty()) return;
   absl::MutexLock lock(&mu_);
   if (is_closed_) return;
   auto blob = executed.blobs.begin();

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// The order of completions, and when their batch is over.
+#include "coord/strand.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "base/clock.h"
+
+namespace ferry::coord {
+namespace {
+
+std::unique_ptr<Coordinator> MakeCoordinator() {
+  CoordinatorOptions options;
+  options.jobs = {{"worker", 2}};
+  return *Coordinator::Create(std::move(options), SteadyClock(), 1);
+}
+
+// A get whose completion writes its name down.
+void Get(Strand& strand, const std::string& key, std::vector<std::string>& log) {
+  strand.Run([&](Coordinator& coordinator) {
+    coordinator.GetKeys({key}, kNoTask, absl::Hours(1),
+                        [&log, key](const auto&) { log.push_back(key); });
+  });
+}
+
+TEST(Strand, RunsCompletionsInOrderAndThenEndsTheirBatch) {
+  std::vector<std::string> log;
+  Strand strand(MakeCoordinator());
+  strand.SetAfterBatch([&log] { log.push_back("."); });
+  for (const char* key : {"a", "b"}) Get(strand, key, log);
+  EXPECT_TRUE(log.empty());
+  strand.Run([](Coordinator& coordinator) {
+    ASSERT_TRUE(coordinator.store().Put({{"a", "1"}, {"b", "2"}}, false).ok());
+  });
+  EXPECT_EQ(log, (std::vector<std::string>{"a", "b", "."}));
+}
+
+// What a completion leads to falls due together with it.
+TEST(Strand, ABatchIncludesWhatItsCompletionsLeadTo) {
+  std::vector<std::string> log;
+  Strand strand(MakeCoordinator());
+  strand.SetAfterBatch([&log] { log.push_back("."); });
+  Get(strand, "second", log);
+  strand.Run([&](Coordinator& coordinator) {
+    coordinator.GetKeys({"first"}, kNoTask, absl::Hours(1), [&](const auto&) {
+      log.push_back("first");
+      strand.Run([](Coordinator& coordinator) {
+        ASSERT_TRUE(coordinator.store().Put("second", "", false).ok());
+      });
+    });
+  });
+  strand.Run([](Coordinator& coordinator) {
+    ASSERT_TRUE(coordinator.store().Put("first", "", false).ok());
+  });
+  EXPECT_EQ(log, (std::vector<std::string>{"first", "second", "."}));
+}
+
+// One that goes on for ever must not keep the others' answers back.
+TEST(Strand, ALongChainIsBrokenUp) {
+  constexpr int kLength = 100;
+  int done = 0;
+  int ends = 0;
+  int done_at_first_end = 0;
+  Strand strand(MakeCoordinator());
+  strand.SetAfterBatch([&] {
+    if (++ends == 1) done_at_first_end = done;
+  });
+  std::function<void()> next = [&] {
+    if (++done == kLength) return;
+    strand.Run([&](Coordinator& coordinator) {
+      coordinator.GetKeys({"there"}, kNoTask, absl::Hours(1), [&](const auto&) { next(); });
+    });
+  };
+  strand.Run([](Coordinator& coordinator) {
+    ASSERT_TRUE(coordinator.store().Put("there", "", false).ok());
+  });
+  next();
+  EXPECT_EQ(done, kLength);
+  EXPECT_LE(done_at_first_end, 10);
+  EXPECT_GE(ends, kLength / 10);
+}
+
+}  // namespace
+}  // namespace ferry::coord
