@@ -2,6 +2,8 @@
 // The steady clock and the fake one.
 #include "base/clock.h"
 
+#include <time.h>
+
 #include <chrono>
 
 namespace ferry {
@@ -12,6 +14,12 @@ class SteadyClockImpl final : public Clock {
   absl::Time Now() const override {
     return absl::UnixEpoch() +
            absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
+  }
+  absl::Time CoarseNow() const override {
+    // The same clock as steady_clock, as of the kernel's last tick.
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+    return absl::TimeFromTimespec(now);
   }
 };
 

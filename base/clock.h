@@ -15,6 +15,8 @@ class Clock {
  public:
   virtual ~Clock() = default;
   virtual absl::Time Now() const = 0;
+  // As Now, but perhaps some milliseconds behind, for a few nanoseconds.
+  virtual absl::Time CoarseNow() const { return Now(); }
 };
 
 // The machine's monotonic clock; never destroyed.

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Names of tasks and of their devices, as TensorFlow writes them.
+#ifndef FERRY_RENDEZVOUS_DEVICE_NAME_H_
+#define FERRY_RENDEZVOUS_DEVICE_NAME_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace ferry {
+
+// A value. Two tasks are compared by their parts: of "/task:1" and "/task:10" one is a prefix of
+// the other.
+struct TaskName {
+  std::string job;
+  int64_t replica = 0;
+  int64_t task = 0;
+
+  friend bool operator==(const TaskName&, const TaskName&) = default;
+  template <typename H>
+  friend H AbslHashValue(H state, const TaskName& name) {
+    return H::combine(std::move(state), name.job, name.replica, name.task);
+  }
+};
+
+struct DeviceName {
+  TaskName task;
+  // "CPU", "GPU": upper case in the short form "/cpu:0" too.
+  std::string type;
+  int64_t index = 0;
+
+  friend bool operator==(const DeviceName&, const DeviceName&) = default;
+};
+
+// "/job:worker/replica:0/task:3". A missing replica is 0; job and task must be there.
+std::optional<TaskName> ParseTaskName(absl::string_view name);
+// "/job:worker/replica:0/task:3/device:GPU:1", or the short form ".../gpu:1".
+std::optional<DeviceName> ParseDeviceName(absl::string_view name);
+
+std::string ToString(const TaskName& name);
+std::string ToString(const DeviceName& name);
+
+}  // namespace ferry
+
+#endif  // FERRY_RENDEZVOUS_DEVICE_NAME_H_

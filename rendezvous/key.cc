@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Writing and reading keys.
+#include "rendezvous/key.h"
+
+#include <utility>
+#include <vector>
+
+// Header only: nothing to link.
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "absl/status/status.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+namespace ferry {
+namespace {
+
+// Device names and edges of real graphs are hundreds of bytes; this is far beyond.
+constexpr size_t kMaxKeyBytes = 64 << 10;
+
+absl::Status Invalid(absl::string_view text, absl::string_view why) {
+  // Two spaces, as TensorFlow writes it.
+  return absl::InvalidArgumentError(absl::StrCat(
+      "Invalid  rendezvous key: ", absl::CEscape(text.substr(0, 400)), " (", why, ")"));
+}
+
+}  // namespace
+
+std::string RendezvousKey::Text(absl::string_view src_device, uint64_t src_incarnation,
+                                absl::string_view dst_device, absl::string_view edge,
+                                uint64_t frame, uint64_t iteration) {
+  return absl::StrCat(src_device, ";", absl::Hex(src_incarnation, absl::kZeroPad16), ";",
+                      dst_device, ";", edge, ";", frame, ":", iteration);
+}
+
+absl::StatusOr<RendezvousKey> RendezvousKey::Parse(absl::string_view text) {
+  if (text.size() > kMaxKeyBytes) {
+    return Invalid(text, absl::StrCat(text.size(), " bytes, over the limit of ", kMaxKeyBytes));
+  }
+  auto parsed = std::make_shared<Parsed>();
+  parsed->text = std::string(text);
+  const std::vector<absl::string_view> parts = absl::StrSplit(parsed->text, ';');
+  if (parts.size() != 5) return Invalid(text, absl::StrCat(parts.size(), " parts instead of 5"));
+  parsed->src_device = parts[0];
+  parsed->dst_device = parts[2];
+  parsed->edge = parts[3];
+  // Without the prefix that the parser of numbers would take as well.
+  const bool is_hex = parts[1].size() <= 16 &&
+                      parts[1].find_first_not_of("0123456789abcdefABCDEF") == parts[1].npos &&
+                      absl::SimpleHexAtoi(parts[1], &parsed->src_incarnation);
+  if (!is_hex) return Invalid(text, "the incarnation is no hexadecimal number of 64 bits");
+  if (parts[3].empty()) return Invalid(text, "no edge name");
+  if (parts[4].empty()) return Invalid(text, "no frame and iteration");
+  std::optional<DeviceName> src = ParseDeviceName(parts[0]);
+  if (!src.has_value()) return Invalid(text, "the source is no full device name");
+  std::optional<DeviceName> dst = ParseDeviceName(parts[2]);
+  if (!dst.has_value()) return Invalid(text, "the destination is no full device name");
+  parsed->src = *std::move(src);
+  parsed->dst = *std::move(dst);
+  const uint64_t hash = XXH3_64bits(parsed->text.data(), parsed->text.size());
+  return RendezvousKey(std::move(parsed), hash);
+}
+
+}  // namespace ferry

@@ -1,0 +1,592 @@
+// SPDX-License-Identifier: Apache-2.0
+// The sharded table.
+#include "rendezvous/local_rendezvous.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+
+#include "base/status_macros.h"
+#include "base/text.h"
+
+namespace ferry {
+namespace {
+
+constexpr size_t kShardBits = 4;
+constexpr size_t kShards = size_t{1} << kShardBits;
+constexpr size_t kFirstBuckets = 8;
+// So many callbacks inside each other, each from within the last; what is deeper waits until the
+// outermost has returned, so that chains of any length fit on a stack.
+constexpr int kMaxDepth = 16;
+
+absl::Status CancelledReceive() {
+  return MakeDerived(absl::CancelledError("RecvAsync is cancelled."));
+}
+
+struct Callbacks {
+  int depth = 0;
+  std::deque<absl::AnyInvocable<void() &&>> deferred;
+};
+
+void Call(RecvCallback done, absl::Status status, Received received) {
+  thread_local Callbacks callbacks;
+  if (callbacks.depth >= kMaxDepth) {
+    callbacks.deferred.push_back([done = std::move(done), status = std::move(status),
+                                  received = std::move(received)]() mutable {
+      std::move(done)(std::move(status), std::move(received));
+    });
+    return;
+  }
+  ++callbacks.depth;
+  std::move(done)(std::move(status), std::move(received));
+  while (callbacks.depth == 1 && !callbacks.deferred.empty()) {
+    auto next = std::move(callbacks.deferred.front());
+    callbacks.deferred.pop_front();
+    std::move(next)();
+  }
+  --callbacks.depth;
+}
+
+}  // namespace
+
+class LocalRendezvous::Core final : public std::enable_shared_from_this<Core> {
+ public:
+  // A send or a receive that waits. The first of a key is in a bucket's chain, and the others of
+  // the key hang on it; all of one key are of one side.
+  struct Item {
+    RendezvousKey key;
+    uint64_t id = 0;
+    bool is_send = false;
+    bool is_dead = false;
+    absl::Time since;
+    Tensor tensor;
+    SendArgs send_args;
+    RecvArgs recv_args;
+    RecvCallback done;
+    Cancellation::Token token = Cancellation::kNoToken;
+
+    Item* next_of_key = nullptr;
+    // Of the first of a key only.
+    Item* last_of_key = nullptr;
+    Item* next_in_bucket = nullptr;
+  };
+  using ItemPtr = std::unique_ptr<Item>;
+
+  Core(const Clock& clock, RendezvousLimits limits) : clock_(clock), limits_(limits) {}
+
+  absl::Status Send(const RendezvousKey& key, Tensor tensor, bool is_dead, SendArgs args);
+  // Parks `done` and returns its id; 0 when it has been, or is being, called.
+  uint64_t RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done);
+  // A value that is there already.
+  bool TryRecv(const RendezvousKey& key, RecvArgs& args, absl::Status& status, Received& received);
+  // Ends the receive with `status` if it still waits.
+  bool End(const RendezvousKey& key, uint64_t id, absl::Status status);
+
+  void StartAbort(const absl::Status& why);
+  absl::Status abort_status() const ABSL_LOCKS_EXCLUDED(abort_mu_);
+  size_t Fail(absl::FunctionRef<bool(const RendezvousKey&)> matches, const absl::Status& why);
+  void Expire();
+  absl::Time NextDeadline() const;
+  void ForEachPending(absl::Duration min_age,
+                      absl::FunctionRef<void(const PendingOp&)> visit) const;
+
+  size_t waiting_count() const { return waiting_.load(std::memory_order_relaxed); }
+  size_t queued_bytes() const { return queued_bytes_.load(std::memory_order_relaxed); }
+
+ private:
+  struct Deadline {
+    absl::Time when;
+    uint64_t id = 0;
+    RendezvousKey key;
+    // Of a heap whose first is the earliest.
+    friend bool operator<(const Deadline& a, const Deadline& b) { return a.when > b.when; }
+  };
+
+  struct alignas(64) Shard {
+    Shard() { buckets.fill(nullptr); }
+    ~Shard() {
+      for (size_t i = 0; i < bucket_count(); ++i) {
+        while (Item* first = bucket(i)) delete PopFirst(&bucket(i), first).release();
+      }
+    }
+
+    size_t bucket_count() const {
+      return more_buckets.empty() ? kFirstBuckets : more_buckets.size();
+    }
+    Item*& bucket(size_t index) {
+      return more_buckets.empty() ? buckets[index] : more_buckets[index];
+    }
+    // The link to the first item of the key, or to null.
+    Item** Find(const RendezvousKey& key) {
+      Item** link = &bucket((key.hash() >> kShardBits) & (bucket_count() - 1));
+      while (*link != nullptr && !((*link)->key == key)) link = &(*link)->next_in_bucket;
+      return link;
+    }
+    // Takes the first item of its key out of the chain; the next of the key takes its place.
+    ItemPtr PopFirst(Item** link, Item* first) {
+      Item* const next = first->next_of_key;
+      if (next != nullptr) {
+        next->last_of_key = first->last_of_key;
+        next->next_in_bucket = first->next_in_bucket;
+        *link = next;
+      } else {
+        *link = first->next_in_bucket;
+      }
+      --item_count;
+      return ItemPtr(first);
+    }
+    void Append(Item** link, ItemPtr item) {
+      ++item_count;
+      Item* const added = item.release();
+      if (Item* const first = *link; first != nullptr) {
+        first->last_of_key->next_of_key = added;
+        first->last_of_key = added;
+        return;
+      }
+      added->last_of_key = added;
+      *link = added;
+      if (item_count > 2 * bucket_count()) Grow();
+    }
+    void Grow();
+    // Takes out every item that `matches`, in the order of each key.
+    template <typename Matches>
+    void TakeAll(Matches matches, std::vector<ItemPtr>& taken);
+
+    mutable absl::Mutex mu;
+    // Enough for most steps without another allocation.
+    std::array<Item*, kFirstBuckets> buckets;
+    std::vector<Item*> more_buckets;
+    size_t item_count = 0;
+    // Of receives that wait, and of some that do not any more.
+    std::vector<Deadline> deadlines;
+  };
+
+  Shard& ShardOf(const RendezvousKey& key) { return shards_[key.hash() & (kShards - 1)]; }
+
+  // Counts one more that waits.
+  absl::Status Admit(size_t bytes);
+  void Forget(const Item& item);
+  void AddDeadline(Shard& shard, const Item& item);
+  // `item` is a receive that is in no shard any more.
+  void Complete(ItemPtr item, absl::Status status, Received received);
+  void CompleteAll(std::vector<ItemPtr> items, const absl::Status& status);
+
+  const Clock& clock_;
+  const RendezvousLimits limits_;
+  std::atomic<size_t> waiting_{0};
+  std::atomic<size_t> queued_bytes_{0};
+  std::atomic<uint64_t> last_id_{0};
+  // Set before any shard is emptied, and read with a shard's lock.
+  std::atomic<bool> is_aborted_{false};
+  mutable absl::Mutex abort_mu_;
+  absl::Status abort_status_ ABSL_GUARDED_BY(abort_mu_);
+  std::array<Shard, kShards> shards_;
+};
+
+void LocalRendezvous::Core::Shard::Grow() {
+  std::vector<Item*> grown(4 * bucket_count(), nullptr);
+  for (size_t i = 0; i < bucket_count(); ++i) {
+    for (Item* item = bucket(i); item != nullptr;) {
+      Item* const next = item->next_in_bucket;
+      Item*& head = grown[(item->key.hash() >> kShardBits) & (grown.size() - 1)];
+      item->next_in_bucket = head;
+      head = item;
+      item = next;
+    }
+  }
+  more_buckets = std::move(grown);
+}
+
+template <typename Matches>
+void LocalRendezvous::Core::Shard::TakeAll(Matches matches, std::vector<ItemPtr>& taken) {
+  for (size_t i = 0; i < bucket_count(); ++i) {
+    Item** link = &bucket(i);
+    while (*link != nullptr) {
+      // The items of one key, put back without those that match.
+      std::vector<ItemPtr> kept;
+      const RendezvousKey key = (*link)->key;
+      Item* const rest = (*link)->next_in_bucket;
+      for (Item* item = *link; item != nullptr;) {
+        Item* const next = item->next_of_key;
+        item->next_of_key = nullptr;
+        item->next_in_bucket = nullptr;
+        --item_count;
+        (matches(*item) ? taken : kept).emplace_back(item);
+        item = next;
+      }
+      *link = rest;
+      if (kept.empty()) continue;
+      for (ItemPtr& item : kept) {
+        ++item_count;
+        Item* const added = item.release();
+        if (*link != rest) {
+          (*link)->last_of_key->next_of_key = added;
+          (*link)->last_of_key = added;
+        } else {
+          added->last_of_key = added;
+          added->next_in_bucket = rest;
+          *link = added;
+        }
+      }
+      link = &(*link)->next_in_bucket;
+    }
+  }
+}
+
+absl::Status LocalRendezvous::Core::Admit(size_t bytes) {
+  if (waiting_.fetch_add(1, std::memory_order_relaxed) >= limits_.max_waiting) {
+    waiting_.fetch_sub(1, std::memory_order_relaxed);
+    return absl::ResourceExhaustedError(
+        absl::StrCat(limits_.max_waiting,
+                     " sends and receives of the step wait for their other "
+                     "side, the limit (--max-waiting-per-step)"));
+  }
+  if (bytes == 0) return absl::OkStatus();
+  const size_t before = queued_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  if (before + bytes <= limits_.max_queued_bytes) return absl::OkStatus();
+  queued_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
+  waiting_.fetch_sub(1, std::memory_order_relaxed);
+  return absl::ResourceExhaustedError(
+      absl::StrCat("a tensor of ", bytes, " bytes was sent while ", before,
+                   " bytes of the step wait for receivers; the limit is ", limits_.max_queued_bytes,
+                   " (--max-queued-bytes-per-step)"));
+}
+
+void LocalRendezvous::Core::Forget(const Item& item) {
+  waiting_.fetch_sub(1, std::memory_order_relaxed);
+  if (item.is_send && item.tensor.bytes() > 0) {
+    queued_bytes_.fetch_sub(item.tensor.bytes(), std::memory_order_relaxed);
+  }
+}
+
+void LocalRendezvous::Core::Complete(ItemPtr item, absl::Status status, Received received) {
+  Forget(*item);
+  // If that fails, somebody is cancelling who will find nothing: the item is out.
+  if (item->token != Cancellation::kNoToken) {
+    item->recv_args.cancellation->Deregister(item->token);
+  }
+  received.recv_args = std::move(item->recv_args);
+  RecvCallback done = std::move(item->done);
+  item = nullptr;
+  Call(std::move(done), std::move(status), std::move(received));
+}
+
+void LocalRendezvous::Core::CompleteAll(std::vector<ItemPtr> items, const absl::Status& status) {
+  for (ItemPtr& item : items) {
+    if (item->is_send) {
+      Forget(*item);
+      item = nullptr;
+    } else {
+      Complete(std::move(item), status, Received());
+    }
+  }
+}
+
+absl::Status LocalRendezvous::Core::Send(const RendezvousKey& key, Tensor tensor, bool is_dead,
+                                         SendArgs args) {
+  Shard& shard = ShardOf(key);
+  shard.mu.Lock();
+  if (is_aborted_.load(std::memory_order_relaxed)) {
+    shard.mu.Unlock();
+    return abort_status();
+  }
+  Item** const link = shard.Find(key);
+  if (*link != nullptr && !(*link)->is_send) {
+    ItemPtr receive = shard.PopFirst(link, *link);
+    shard.mu.Unlock();
+    Complete(std::move(receive), absl::OkStatus(),
+             {std::move(tensor), is_dead, std::move(args), RecvArgs()});
+    return absl::OkStatus();
+  }
+  if (absl::Status status = Admit(tensor.bytes()); !status.ok()) {
+    shard.mu.Unlock();
+    return status;
+  }
+  shard.Append(link, ItemPtr(new Item{.key = key,
+                                      .is_send = true,
+                                      .is_dead = is_dead,
+                                      .since = clock_.CoarseNow(),
+                                      .tensor = std::move(tensor),
+                                      .send_args = std::move(args)}));
+  shard.mu.Unlock();
+  return absl::OkStatus();
+}
+
+bool LocalRendezvous::Core::TryRecv(const RendezvousKey& key, RecvArgs& args, absl::Status& status,
+                                    Received& received) {
+  Shard& shard = ShardOf(key);
+  shard.mu.Lock();
+  if (is_aborted_.load(std::memory_order_relaxed)) {
+    shard.mu.Unlock();
+    status = abort_status();
+    return true;
+  }
+  Item** const link = shard.Find(key);
+  if (*link == nullptr || !(*link)->is_send) {
+    shard.mu.Unlock();
+    return false;
+  }
+  const ItemPtr send = shard.PopFirst(link, *link);
+  shard.mu.Unlock();
+  Forget(*send);
+  received.tensor = std::move(send->tensor);
+  received.is_dead = send->is_dead;
+  received.send_args = std::move(send->send_args);
+  received.recv_args = std::move(args);
+  return true;
+}
+
+uint64_t LocalRendezvous::Core::RecvAsync(const RendezvousKey& key, RecvArgs args,
+                                          RecvCallback done) {
+  absl::Status status;
+  Received received;
+  if (TryRecv(key, args, status, received)) {
+    Call(std::move(done), std::move(status), std::move(received));
+    return 0;
+  }
+  Shard& shard = ShardOf(key);
+  shard.mu.Lock();
+  // What has come in between is looked for again.
+  Item** const link = shard.Find(key);
+  if (is_aborted_.load(std::memory_order_relaxed) || (*link != nullptr && (*link)->is_send)) {
+    shard.mu.Unlock();
+    return RecvAsync(key, std::move(args), std::move(done));
+  }
+  const uint64_t id = last_id_.fetch_add(1, std::memory_order_relaxed) + 1;
+  Cancellation::Token token = Cancellation::kNoToken;
+  if (Cancellation* const cancellation = args.cancellation; cancellation != nullptr) {
+    // Lock order: a shard's, then the cancellation's; it calls with none held.
+    token = cancellation->Register([self = weak_from_this(), key, id]() {
+      if (const std::shared_ptr<Core> core = self.lock(); core != nullptr) {
+        core->End(key, id, CancelledReceive());
+      }
+    });
+    if (token == Cancellation::kNoToken) status = CancelledReceive();
+  }
+  if (status.ok()) status = Admit(0);
+  if (!status.ok()) {
+    shard.mu.Unlock();
+    if (token != Cancellation::kNoToken) args.cancellation->Deregister(token);
+    received.recv_args = std::move(args);
+    Call(std::move(done), std::move(status), std::move(received));
+    return 0;
+  }
+  ItemPtr item(new Item{.key = key,
+                        .id = id,
+                        .since = clock_.CoarseNow(),
+                        .recv_args = std::move(args),
+                        .done = std::move(done),
+                        .token = token});
+  if (item->recv_args.deadline != absl::InfiniteFuture()) AddDeadline(shard, *item);
+  shard.Append(link, std::move(item));
+  shard.mu.Unlock();
+  return id;
+}
+
+void LocalRendezvous::Core::AddDeadline(Shard& shard, const Item& item) {
+  // Those that were met stay in the heap until it is mostly they.
+  if (shard.deadlines.size() > 64 + 2 * shard.item_count) {
+    auto is_over = [&shard](const Deadline& deadline) {
+      for (Item* each = *shard.Find(deadline.key); each != nullptr; each = each->next_of_key) {
+        if (each->id == deadline.id) return false;
+      }
+      return true;
+    };
+    shard.deadlines.erase(std::remove_if(shard.deadlines.begin(), shard.deadlines.end(), is_over),
+                          shard.deadlines.end());
+    std::make_heap(shard.deadlines.begin(), shard.deadlines.end());
+  }
+  shard.deadlines.push_back({item.recv_args.deadline, item.id, item.key});
+  std::push_heap(shard.deadlines.begin(), shard.deadlines.end());
+}
+
+bool LocalRendezvous::Core::End(const RendezvousKey& key, uint64_t id, absl::Status status) {
+  ItemPtr found;
+  {
+    Shard& shard = ShardOf(key);
+    absl::MutexLock lock(&shard.mu);
+    Item** const link = shard.Find(key);
+    Item* const first = *link;
+    if (first == nullptr || first->is_send) return false;
+    if (first->id == id) {
+      found = shard.PopFirst(link, first);
+    } else {
+      for (Item* before = first; before->next_of_key != nullptr; before = before->next_of_key) {
+        Item* const item = before->next_of_key;
+        if (item->id != id) continue;
+        before->next_of_key = item->next_of_key;
+        if (first->last_of_key == item) first->last_of_key = before;
+        --shard.item_count;
+        found = ItemPtr(item);
+        break;
+      }
+    }
+  }
+  if (found == nullptr) return false;
+  Complete(std::move(found), std::move(status), Received());
+  return true;
+}
+
+void LocalRendezvous::Core::StartAbort(const absl::Status& why) {
+  FERRY_CHECK(!why.ok());
+  {
+    absl::MutexLock lock(&abort_mu_);
+    if (!abort_status_.ok()) return;
+    abort_status_ = why;
+    is_aborted_.store(true, std::memory_order_relaxed);
+  }
+  // Whoever had a shard's lock before us is in it; whoever gets it after us sees the flag.
+  std::vector<ItemPtr> items;
+  for (Shard& shard : shards_) {
+    absl::MutexLock lock(&shard.mu);
+    shard.TakeAll([](const Item&) { return true; }, items);
+    shard.deadlines.clear();
+  }
+  CompleteAll(std::move(items), why);
+}
+
+absl::Status LocalRendezvous::Core::abort_status() const {
+  absl::MutexLock lock(&abort_mu_);
+  return abort_status_;
+}
+
+size_t LocalRendezvous::Core::Fail(absl::FunctionRef<bool(const RendezvousKey&)> matches,
+                                   const absl::Status& why) {
+  std::vector<ItemPtr> items;
+  for (Shard& shard : shards_) {
+    absl::MutexLock lock(&shard.mu);
+    shard.TakeAll([matches](const Item& item) { return matches(item.key); }, items);
+  }
+  const size_t count = items.size();
+  CompleteAll(std::move(items), why);
+  return count;
+}
+
+void LocalRendezvous::Core::Expire() {
+  const absl::Time now = clock_.Now();
+  std::vector<Deadline> due;
+  for (Shard& shard : shards_) {
+    absl::MutexLock lock(&shard.mu);
+    while (!shard.deadlines.empty() && shard.deadlines.front().when <= now) {
+      std::pop_heap(shard.deadlines.begin(), shard.deadlines.end());
+      due.push_back(std::move(shard.deadlines.back()));
+      shard.deadlines.pop_back();
+    }
+  }
+  for (const Deadline& deadline : due) {
+    End(deadline.key, deadline.id,
+        absl::DeadlineExceededError(absl::StrCat("nobody has sent ",
+                                                 absl::CEscape(deadline.key.text()),
+                                                 " before the receive's deadline")));
+  }
+}
+
+absl::Time LocalRendezvous::Core::NextDeadline() const {
+  absl::Time next = absl::InfiniteFuture();
+  for (const Shard& shard : shards_) {
+    absl::MutexLock lock(&shard.mu);
+    if (!shard.deadlines.empty()) next = std::min(next, shard.deadlines.front().when);
+  }
+  return next;
+}
+
+void LocalRendezvous::Core::ForEachPending(absl::Duration min_age,
+                                           absl::FunctionRef<void(const PendingOp&)> visit) const {
+  const absl::Time now = clock_.Now();
+  std::vector<PendingOp> pending;
+  for (const Shard& shard : shards_) {
+    absl::MutexLock lock(&shard.mu);
+    auto& mutable_shard = const_cast<Shard&>(shard);
+    for (size_t i = 0; i < shard.bucket_count(); ++i) {
+      for (const Item* first = mutable_shard.bucket(i); first != nullptr;
+           first = first->next_in_bucket) {
+        for (const Item* item = first; item != nullptr; item = item->next_of_key) {
+          const absl::Duration age = now - item->since;
+          if (age < min_age) continue;
+          pending.push_back({item->key, item->is_send, item->tensor.bytes(), age});
+        }
+      }
+    }
+  }
+  for (const PendingOp& op : pending) visit(op);
+}
+
+LocalRendezvous::LocalRendezvous(const Clock& clock, RendezvousLimits limits)
+    : core_(std::make_shared<Core>(clock, limits)) {}
+
+LocalRendezvous::~LocalRendezvous() {
+  if (core_->abort_status().ok()) {
+    core_->StartAbort(absl::CancelledError("LocalRendezvousImpl deleted"));
+  }
+}
+
+absl::Status LocalRendezvous::Send(const RendezvousKey& key, Tensor tensor, bool is_dead,
+                                   SendArgs args) {
+  return core_->Send(key, std::move(tensor), is_dead, std::move(args));
+}
+
+void LocalRendezvous::RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done) {
+  core_->RecvAsync(key, std::move(args), std::move(done));
+}
+
+absl::StatusOr<Received> LocalRendezvous::Recv(const RendezvousKey& key, absl::Duration timeout,
+                                               RecvArgs args) {
+  {
+    absl::Status status;
+    Received received;
+    if (core_->TryRecv(key, args, status, received)) {
+      if (!status.ok()) return status;
+      return received;
+    }
+  }
+  // Shared, because the delivery may still be touching it when we have left.
+  struct Waiter {
+    absl::Notification done;
+    absl::Status status;
+    Received received;
+  };
+  auto waiter = std::make_shared<Waiter>();
+  const uint64_t id =
+      core_->RecvAsync(key, std::move(args), [waiter](absl::Status status, Received received) {
+        waiter->status = std::move(status);
+        waiter->received = std::move(received);
+        waiter->done.Notify();
+      });
+  if (!waiter->done.WaitForNotificationWithTimeout(timeout)) {
+    core_->End(key, id,
+               absl::DeadlineExceededError(absl::StrCat("waited ", ShortDuration(timeout), " for ",
+                                                        absl::CEscape(key.text()),
+                                                        ", which nobody has sent")));
+    // Ended by that, or by a delivery that is under way.
+    waiter->done.WaitForNotification();
+  }
+  if (!waiter->status.ok()) return waiter->status;
+  return std::move(waiter->received);
+}
+
+void LocalRendezvous::StartAbort(const absl::Status& why) { core_->StartAbort(why); }
+absl::Status LocalRendezvous::abort_status() const { return core_->abort_status(); }
+size_t LocalRendezvous::Fail(absl::FunctionRef<bool(const RendezvousKey&)> matches,
+                             const absl::Status& why) {
+  return core_->Fail(matches, why);
+}
+void LocalRendezvous::Expire() { core_->Expire(); }
+absl::Time LocalRendezvous::NextDeadline() const { return core_->NextDeadline(); }
+void LocalRendezvous::ForEachPending(absl::Duration min_age,
+                                     absl::FunctionRef<void(const PendingOp&)> visit) const {
+  core_->ForEachPending(min_age, visit);
+}
+size_t LocalRendezvous::waiting_count() const { return core_->waiting_count(); }
+size_t LocalRendezvous::queued_bytes() const { return core_->queued_bytes(); }
+
+}  // namespace ferry

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// What passes through a rendezvous, and what either side says of it.
+#ifndef FERRY_RENDEZVOUS_VALUE_H_
+#define FERRY_RENDEZVOUS_VALUE_H_
+
+#include <memory>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+#include "rendezvous/cancellation.h"
+#include "tensor/tensor.h"
+
+namespace ferry {
+
+// What a device needs of a value besides its bytes, such as the stream that is still writing them.
+// The rendezvous only hands it on.
+class DeviceContext {
+ public:
+  virtual ~DeviceContext() = default;
+};
+
+struct SendArgs {
+  std::shared_ptr<DeviceContext> device_context;
+};
+
+struct RecvArgs {
+  std::shared_ptr<DeviceContext> device_context;
+  // May be null; outlives the receive.
+  Cancellation* cancellation = nullptr;
+  absl::Time deadline = absl::InfiniteFuture();
+};
+
+// A value that has arrived.
+struct Received {
+  // Not valid if is_dead: the producer was on a branch that was not taken.
+  Tensor tensor;
+  bool is_dead = false;
+  SendArgs send_args;
+  RecvArgs recv_args;
+};
+
+// Called exactly once, with no lock held; `received` only means something if the status is OK.
+using RecvCallback = absl::AnyInvocable<void(absl::Status, Received) &&>;
+
+// An error that another one caused: reported only if nobody knows the other.
+//   "[_Derived_]RecvAsync is cancelled."
+absl::Status MakeDerived(const absl::Status& status);
+bool IsDerived(const absl::Status& status);
+
+}  // namespace ferry
+
+#endif  // FERRY_RENDEZVOUS_VALUE_H_

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Buffer: memory that tensors share.
+#ifndef FERRY_TENSOR_BUFFER_H_
+#define FERRY_TENSOR_BUFFER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+
+namespace ferry {
+
+// What row-major kernels of any framework may expect of a buffer that Ferry allocates.
+inline constexpr size_t kBufferAlignment = 64;
+
+// Where in a host arena a buffer lies, for handing it over to another process (host_arena.h).
+struct ArenaPlace {
+  // Of the arena's segments, and how often the place was used before.
+  uint32_t segment = 0;
+  uint32_t generation = 0;
+  uint64_t offset = 0;
+};
+
+// Memory of this process, released when the last tensor over it is gone. Shared by shared_ptr;
+// whether its bytes may still be written is its users' agreement: not once a tensor over it has
+// been sent. Thread-safe as a handle.
+class Buffer {
+ public:
+  virtual ~Buffer() = default;
+
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  // May be null when `bytes()` is 0.
+  void* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+  // The arena that it lies in, told apart by its address, and where; nullptr for other memory.
+  virtual const void* arena() const { return nullptr; }
+  virtual ArenaPlace arena_place() const { return {}; }
+
+ protected:
+  Buffer(void* data, size_t bytes) : data_(data), bytes_(bytes) {}
+
+ private:
+  void* const data_;
+  const size_t bytes_;
+};
+
+// Fresh memory from the heap, aligned to kBufferAlignment, its content undefined.
+//   Errors: RESOURCE_EXHAUSTED naming the size when there is no such memory.
+absl::StatusOr<std::shared_ptr<Buffer>> AllocateHeapBuffer(size_t bytes);
+
+// Memory of somebody else, which is readable (and, if anybody means to write, writable) until
+// `release` runs: once, on the thread that drops the last tensor.
+std::shared_ptr<Buffer> WrapForeignBuffer(void* data, size_t bytes,
+                                          absl::AnyInvocable<void() &&> release);
+
+}  // namespace ferry
+
+#endif  // FERRY_TENSOR_BUFFER_H_

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// Translation of types and shapes.
+#include "tensor/dlpack.h"
+
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+
+#include "base/status_macros.h"
+
+namespace ferry::dlpack {
+namespace {
+
+struct Row {
+  DataType type;
+  uint8_t code;
+  uint8_t bits;
+};
+
+// Codes: 0 int, 1 uint, 2 float, 4 bfloat, 5 complex, 6 bool, 9 to 13 and 17 the small floats.
+constexpr Row kRows[] = {
+    {DataType::kInt8, 0, 8},
+    {DataType::kInt16, 0, 16},
+    {DataType::kInt32, 0, 32},
+    {DataType::kInt64, 0, 64},
+    {DataType::kUint8, 1, 8},
+    {DataType::kUint16, 1, 16},
+    {DataType::kUint32, 1, 32},
+    {DataType::kUint64, 1, 64},
+    {DataType::kHalf, 2, 16},
+    {DataType::kFloat, 2, 32},
+    {DataType::kDouble, 2, 64},
+    {DataType::kBfloat16, 4, 16},
+    {DataType::kComplex64, 5, 64},
+    {DataType::kComplex128, 5, 128},
+    {DataType::kBool, 6, 8},
+    {DataType::kFloat8E4m3b11fnuz, 9, 8},
+    {DataType::kFloat8E4m3fn, 10, 8},
+    {DataType::kFloat8E4m3fnuz, 11, 8},
+    {DataType::kFloat8E5m2, 12, 8},
+    {DataType::kFloat8E5m2fnuz, 13, 8},
+    // Padded to a byte each.
+    {DataType::kInt4, 0, 4},
+    {DataType::kUint4, 1, 4},
+    {DataType::kInt2, 0, 2},
+    {DataType::kUint2, 1, 2},
+    {DataType::kFloat4E2m1fn, 17, 4},
+};
+
+bool IsDense(const PlainTensor& tensor) {
+  if (tensor.strides == nullptr) return true;
+  // Of an extent of 1 the stride does not matter, and of an empty tensor none does.
+  for (int32_t i = 0; i < tensor.ndim; ++i) {
+    if (tensor.shape[i] == 0) return true;
+  }
+  int64_t expected = 1;
+  for (int32_t i = tensor.ndim - 1; i >= 0; --i) {
+    if (tensor.shape[i] != 1 && tensor.strides[i] != expected) return false;
+    expected *= tensor.shape[i];
+  }
+  return true;
+}
+
+// What an exported tensor owns.
+struct Exported {
+  ManagedTensor managed;
+  Tensor tensor;
+  std::vector<int64_t> shape;
+  std::vector<int64_t> strides;
+};
+
+}  // namespace
+
+absl::StatusOr<Tensor> Import(ManagedTensor* managed) {
+  if (managed == nullptr) return absl::InvalidArgumentError("no DLPack tensor");
+  if (managed->version.major != kMajorVersion) {
+    return absl::InvalidArgumentError(absl::StrCat("DLPack version ", managed->version.major, ".",
+                                                   managed->version.minor, "; Ferry reads ",
+                                                   kMajorVersion, ".x"));
+  }
+  const PlainTensor& plain = managed->dl_tensor;
+  if (plain.device.device_type != kDeviceCpu && plain.device.device_type != kDeviceCudaHost) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the DLPack tensor is on a device of type ", plain.device.device_type,
+                     "; only host memory (1 and 3) can be taken here"));
+  }
+  const Row* type = nullptr;
+  for (const Row& row : kRows) {
+    if (row.code == plain.dtype.code && row.bits == plain.dtype.bits) type = &row;
+  }
+  const bool is_packed = type != nullptr && type->bits < 8 && (managed->flags & kFlagPadded) == 0;
+  if (type == nullptr || plain.dtype.lanes != 1 || is_packed) {
+    return absl::UnimplementedError(absl::StrCat(
+        "a DLPack type of code ", plain.dtype.code, ", ", plain.dtype.bits, " bits, ",
+        plain.dtype.lanes, " lanes", is_packed ? ", packed" : "", " is none of Ferry's"));
+  }
+  if (plain.ndim < 0 || (plain.ndim > 0 && plain.shape == nullptr)) {
+    return absl::InvalidArgumentError("the DLPack tensor has no shape");
+  }
+  FERRY_ASSIGN_OR_RETURN(Shape shape, Shape::Create(absl::MakeConstSpan(
+                                          plain.shape, static_cast<size_t>(plain.ndim))));
+  if (!IsDense(plain)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the DLPack tensor of shape ", ToString(shape),
+                     " is not dense and row-major; make it contiguous first"));
+  }
+  FERRY_ASSIGN_OR_RETURN(const size_t bytes, TensorBytes(type->type, shape));
+  if (plain.data == nullptr && bytes > 0) {
+    return absl::InvalidArgumentError("the DLPack tensor has no data");
+  }
+  void* data = plain.data == nullptr ? nullptr : static_cast<char*>(plain.data) + plain.byte_offset;
+  return Tensor::Create(type->type, std::move(shape), WrapForeignBuffer(data, bytes, [managed] {
+                          if (managed->deleter != nullptr) managed->deleter(managed);
+                        }));
+}
+
+absl::StatusOr<ManagedTensor*> Export(const Tensor& tensor, bool writable) {
+  if (!tensor.is_valid()) return absl::InvalidArgumentError("no tensor to export");
+  const Row* type = nullptr;
+  for (const Row& row : kRows) {
+    if (row.type == tensor.dtype()) type = &row;
+  }
+  if (type == nullptr) {
+    return absl::UnimplementedError(
+        absl::StrCat("DLPack has no type for ", DataTypeName(tensor.dtype())));
+  }
+  auto exported = std::make_unique<Exported>();
+  exported->tensor = tensor;
+  const absl::Span<const int64_t> dims = tensor.shape().dims();
+  exported->shape.assign(dims.begin(), dims.end());
+  exported->strides.resize(dims.size());
+  int64_t stride = 1;
+  for (size_t i = dims.size(); i-- > 0;) {
+    exported->strides[i] = stride;
+    // An empty tensor has no elements to stride over.
+    if (dims[i] > 0) stride *= dims[i];
+  }
+  ManagedTensor& managed = exported->managed;
+  managed.version = {kMajorVersion, kMinorVersion};
+  managed.manager_ctx = exported.get();
+  managed.deleter = [](ManagedTensor* self) { delete static_cast<Exported*>(self->manager_ctx); };
+  managed.flags = (writable ? 0 : kFlagReadOnly) | (type->bits < 8 ? kFlagPadded : 0);
+  managed.dl_tensor = {
+      .data = exported->tensor.mutable_data(),
+      .device = {kDeviceCpu, 0},
+      .ndim = static_cast<int32_t>(dims.size()),
+      .dtype = {type->code, type->bits, 1},
+      .shape = exported->shape.data(),
+      .strides = exported->strides.data(),
+      .byte_offset = 0,
+  };
+  return &exported.release()->managed;
+}
+
+}  // namespace ferry::dlpack

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// DLPack: tensors to and from other frameworks without a copy.
+#ifndef FERRY_TENSOR_DLPACK_H_
+#define FERRY_TENSOR_DLPACK_H_
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+
+#include "tensor/tensor.h"
+
+namespace ferry::dlpack {
+
+// The C structs of DLPack 1.x, laid out as its header does; a pointer to a DLManagedTensorVersioned
+// of any framework may be cast to one to ManagedTensor. Source: DLPack's specification,
+// dmlc.github.io/dlpack, "C API".
+inline constexpr uint32_t kMajorVersion = 1;
+inline constexpr uint32_t kMinorVersion = 1;
+
+inline constexpr int32_t kDeviceCpu = 1;
+inline constexpr int32_t kDeviceCudaHost = 3;
+
+inline constexpr uint64_t kFlagReadOnly = 1 << 0;
+// Elements of less than a byte take one each.
+inline constexpr uint64_t kFlagPadded = 1 << 2;
+
+extern "C" {
+
+struct Version {
+  uint32_t major;
+  uint32_t minor;
+};
+
+struct Device {
+  int32_t device_type;
+  int32_t device_id;
+};
+
+struct ElementType {
+  uint8_t code;
+  uint8_t bits;
+  uint16_t lanes;
+};
+
+struct PlainTensor {
+  void* data;
+  Device device;
+  int32_t ndim;
+  ElementType dtype;
+  int64_t* shape;
+  int64_t* strides;  // in elements; null means dense and row-major
+  uint64_t byte_offset;
+};
+
+struct ManagedTensor {
+  Version version;
+  void* manager_ctx;
+  void (*deleter)(ManagedTensor* self);
+  uint64_t flags;
+  PlainTensor dl_tensor;
+};
+
+}  // extern "C"
+
+// A view of `managed`, which is deleted when the last tensor over it is gone, on the thread that
+// drops it. On an error `managed` is left to the caller.
+//   Errors: INVALID_ARGUMENT for null, another major version, memory that is not the host's,
+//   elements that are not dense and row-major, or a shape that is not one; UNIMPLEMENTED for types
+//   that Ferry does not know.
+absl::StatusOr<Tensor> Import(ManagedTensor* managed);
+
+// The caller owns the result and calls its deleter. It is marked read-only unless `writable`: a
+// tensor that has been sent must not be written any more.
+//   Errors: INVALID_ARGUMENT for no tensor; UNIMPLEMENTED for strings and quantised types, which
+//   DLPack does not know.
+absl::StatusOr<ManagedTensor*> Export(const Tensor& tensor, bool writable = false);
+
+}  // namespace ferry::dlpack
+
+#endif  // FERRY_TENSOR_DLPACK_H_

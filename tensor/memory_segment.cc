@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernel's calls for shared memory.
+#include "tensor/memory_segment.h"
+
+#include <fcntl.h>
+#include <linux/memfd.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+
+// Newer than some of the headers we build with. Source: memfd_create(2), fcntl(2), madvise(2).
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+#ifndef F_ADD_SEALS
+#define F_ADD_SEALS 1033
+#define F_GET_SEALS 1034
+#define F_SEAL_SEAL 0x0001
+#define F_SEAL_SHRINK 0x0002
+#define F_SEAL_GROW 0x0004
+#endif
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace ferry {
+namespace {
+
+constexpr size_t kHugePageBytes = size_t{2} << 20;
+
+absl::Status OsError(absl::string_view call, size_t bytes) {
+  const int error = errno;
+  return absl::ResourceExhaustedError(
+      absl::StrCat(call, " for ", bytes, " bytes of shared memory: ", std::strerror(error),
+                   error == EMFILE || error == ENFILE ? " (raise `ulimit -n`)" : ""));
+}
+
+int CreateMemfd(unsigned flags) {
+  flags |= MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  // Memory that nobody executes. Kernels before 6.3 do not know the flag.
+  const long fd = syscall(SYS_memfd_create, "ferry", flags | MFD_NOEXEC_SEAL);
+  if (fd >= 0 || errno != EINVAL) return static_cast<int>(fd);
+  return static_cast<int>(syscall(SYS_memfd_create, "ferry", flags));
+}
+
+absl::Status Prefault(void* base, size_t bytes) {
+  if (madvise(base, bytes, MADV_POPULATE_WRITE) == 0) return absl::OkStatus();
+  if (errno != EINVAL) return OsError("madvise(MADV_POPULATE_WRITE)", bytes);
+  // A kernel before 5.14.
+  auto* touch = static_cast<volatile char*>(base);
+  for (size_t i = 0; i < bytes; i += 4096) touch[i] = 0;
+  return absl::OkStatus();
+}
+
+absl::Status Seal(int fd, bool peers_may_write) {
+  const int seals = F_SEAL_SHRINK | F_SEAL_GROW;
+  // Kernels before 5.1 do not know the seal against writing, and then peers are trusted.
+  if (!peers_may_write && fcntl(fd, F_ADD_SEALS, seals | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) == 0) {
+    return absl::OkStatus();
+  }
+  if (fcntl(fd, F_ADD_SEALS, seals | F_SEAL_SEAL) == 0) return absl::OkStatus();
+  return OsError("fcntl(F_ADD_SEALS)", 0);
+}
+
+}  // namespace
+
+absl::string_view PageKindName(PageKind kind) {
+  switch (kind) {
+    case PageKind::kPool:
+      return "2 MiB pages from the machine's pool";
+    case PageKind::kTransparent:
+      return "transparent huge pages";
+    case PageKind::kOrdinary:
+      break;
+  }
+  return "4 KiB pages";
+}
+
+absl::Status MemorySegment::CheckSupport() {
+  const UniqueFd probe(CreateMemfd(0));
+  if (probe.valid()) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("memfd_create: ", std::strerror(errno),
+                   "; without it tensors cannot be handed over to other processes of this host"));
+}
+
+MemorySegment& MemorySegment::operator=(MemorySegment&& other) noexcept {
+  if (this != &other) {
+    if (base_ != nullptr) munmap(base_, bytes_);
+    fd_ = std::move(other.fd_);
+    base_ = std::exchange(other.base_, nullptr);
+    bytes_ = std::exchange(other.bytes_, 0);
+    pages_ = other.pages_;
+  }
+  return *this;
+}
+
+MemorySegment::~MemorySegment() {
+  if (base_ != nullptr) munmap(base_, bytes_);
+}
+
+absl::StatusOr<MemorySegment> MemorySegment::Create(size_t bytes,
+                                                    const MemorySegmentOptions& options) {
+  const auto map = [bytes](bool from_pool) -> absl::StatusOr<MemorySegment> {
+    MemorySegment segment;
+    segment.fd_ = UniqueFd(CreateMemfd(from_pool ? MFD_HUGETLB | MFD_HUGE_2MB : 0));
+    if (!segment.fd_.valid()) return OsError("memfd_create", bytes);
+    if (ftruncate(segment.fd_.get(), static_cast<off_t>(bytes)) != 0) {
+      return OsError("ftruncate", bytes);
+    }
+    // Pages of the pool are reserved here: an error now rather than a signal at the first touch.
+    void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, segment.fd_.get(), 0);
+    if (base == MAP_FAILED) return OsError("mmap", bytes);
+    segment.base_ = base;
+    segment.bytes_ = bytes;
+    segment.pages_ = from_pool ? PageKind::kPool : PageKind::kOrdinary;
+    return segment;
+  };
+
+  absl::StatusOr<MemorySegment> segment = absl::UnavailableError("not tried");
+  if (options.huge_pages && bytes > 0 && bytes % kHugePageBytes == 0) segment = map(true);
+  if (!segment.ok()) {
+    segment = map(false);
+    if (!segment.ok()) return segment.status();
+    if (options.huge_pages && bytes >= kHugePageBytes &&
+        madvise(segment->base_, bytes, MADV_HUGEPAGE) == 0) {
+      segment->pages_ = PageKind::kTransparent;
+    }
+  }
+  if (options.prefault) FERRY_RETURN_IF_ERROR(Prefault(segment->base_, bytes));
+  FERRY_RETURN_IF_ERROR(Seal(segment->fd(), options.peers_may_write));
+  return segment;
+}
+
+absl::StatusOr<MemorySegment> MemorySegment::MapPeer(UniqueFd fd, size_t bytes, bool writable) {
+  struct stat status = {};
+  if (bytes == 0 || fstat(fd.get(), &status) != 0 || static_cast<size_t>(status.st_size) != bytes) {
+    return absl::InvalidArgumentError(absl::StrCat("the peer's descriptor is of ", status.st_size,
+                                                   " bytes, not of ", bytes, " as it says"));
+  }
+  const int seals = fcntl(fd.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
+    return absl::InvalidArgumentError(
+        "the peer's memory is not sealed: it could shrink while it is being read");
+  }
+  MemorySegment segment;
+  void* base =
+      mmap(nullptr, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd.get(), 0);
+  if (base == MAP_FAILED) {
+    if (errno != EPERM) return OsError("mmap", bytes);
+    return absl::PermissionDeniedError("the peer's memory may only be read");
+  }
+  segment.fd_ = std::move(fd);
+  segment.base_ = base;
+  segment.bytes_ = bytes;
+  return segment;
+}
+
+}  // namespace ferry

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// MemorySegment: memory that processes of a host can share, by a descriptor.
+#ifndef FERRY_TENSOR_MEMORY_SEGMENT_H_
+#define FERRY_TENSOR_MEMORY_SEGMENT_H_
+
+#include <cstddef>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+#include "base/unique_fd.h"
+
+namespace ferry {
+
+enum class PageKind {
+  kOrdinary,     // 4 KiB
+  kTransparent,  // huge where the kernel finds the room
+  kPool,         // 2 MiB, from the machine's pool (vm.nr_hugepages)
+};
+
+// "4 KiB pages", ...: for people.
+absl::string_view PageKindName(PageKind kind);
+
+struct MemorySegmentOptions {
+  // Touch every page now, so that nobody pays for it later.
+  bool prefault = true;
+  // Take pages from the pool if there are any, else ask for transparent huge ones.
+  bool huge_pages = true;
+  // Others may map it for writing too; else the kernel lets them map it for reading only.
+  bool peers_may_write = false;
+};
+
+// A memfd and its mapping; unmapped and closed when it goes, which does not disturb the mappings of
+// others. It needs neither /dev/shm nor a common pid namespace. Sealed: nobody can change its size,
+// so that a peer cannot make reading it a SIGBUS. Move-only.
+class MemorySegment final {
+ public:
+  //   Errors: RESOURCE_EXHAUSTED with the call that failed and the kernel's reason.
+  static absl::StatusOr<MemorySegment> Create(size_t bytes, const MemorySegmentOptions& options);
+
+  // Maps a segment that another process made.
+  //   Errors: INVALID_ARGUMENT if the descriptor is not one of `bytes`, or not sealed against
+  //   shrinking; RESOURCE_EXHAUSTED as above; PERMISSION_DENIED for a writable mapping that the
+  //   owner does not allow.
+  static absl::StatusOr<MemorySegment> MapPeer(UniqueFd fd, size_t bytes, bool writable);
+
+  // UNAVAILABLE, with the reason, where the kernel has no such memory.
+  static absl::Status CheckSupport();
+
+  MemorySegment() = default;
+  MemorySegment(MemorySegment&& other) noexcept { *this = std::move(other); }
+  MemorySegment& operator=(MemorySegment&& other) noexcept;
+  ~MemorySegment();
+
+  void* base() const { return base_; }
+  size_t bytes() const { return bytes_; }
+  int fd() const { return fd_.get(); }
+  PageKind pages() const { return pages_; }
+
+ private:
+  UniqueFd fd_;
+  void* base_ = nullptr;
+  size_t bytes_ = 0;
+  PageKind pages_ = PageKind::kOrdinary;
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_TENSOR_MEMORY_SEGMENT_H_

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensor: elements of one type, in a shape, in a buffer that copies share.
+#ifndef FERRY_TENSOR_TENSOR_H_
+#define FERRY_TENSOR_TENSOR_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+#include "tensor/buffer.h"
+#include "tensor/data_type.h"
+#include "tensor/shape.h"
+
+namespace ferry {
+
+// Cheap to copy: copies are views of one buffer. Thread-safe as long as nobody writes the elements;
+// a tensor that has been sent must not be written any more. Elements are row-major and dense.
+class Tensor {
+ public:
+  // No tensor: what a dead value carries. is_valid() is false; nothing else may be asked.
+  Tensor() = default;
+
+  // A view of `shape` elements in `buffer`, from `offset_bytes` on.
+  //   Errors: INVALID_ARGUMENT for a type that is not of fixed size, a null buffer, an offset that
+  //   is no multiple of the element's size, or elements beyond the buffer's end.
+  static absl::StatusOr<Tensor> Create(DataType dtype, Shape shape, std::shared_ptr<Buffer> buffer,
+                                       size_t offset_bytes = 0);
+  // On the heap, its elements undefined.
+  //   Errors: INVALID_ARGUMENT as above, or for more bytes than an address has; RESOURCE_EXHAUSTED.
+  static absl::StatusOr<Tensor> Allocate(DataType dtype, Shape shape);
+  // Strings, which only live in host memory of a process and are serialised when they leave it.
+  //   Errors: INVALID_ARGUMENT unless there are as many as the shape says.
+  static absl::StatusOr<Tensor> OfStrings(Shape shape, std::vector<std::string> strings);
+
+  bool is_valid() const { return dtype_ != DataType::kInvalid; }
+  DataType dtype() const { return dtype_; }
+  const Shape& shape() const { return shape_; }
+  // Of all elements; of strings, that of their characters.
+  size_t bytes() const { return bytes_; }
+
+  // The first element. REQUIRES: dtype() is of fixed size. May be null when bytes() is 0.
+  const void* data() const { return data_; }
+  // For whoever fills a tensor that nobody else sees yet.
+  void* mutable_data() { return data_; }
+  // REQUIRES: T is as large as an element.
+  template <typename T>
+  absl::Span<const T> elements() const {
+    return {static_cast<const T*>(data()), static_cast<size_t>(shape_.element_count())};
+  }
+  // REQUIRES: dtype() is kString.
+  absl::Span<const std::string> strings() const;
+
+  const std::shared_ptr<Buffer>& buffer() const { return buffer_; }
+  size_t offset_bytes() const { return offset_bytes_; }
+
+  // Rows [first, first + count) along the first dimension; a view of the same buffer.
+  //   Errors: OUT_OF_RANGE; INVALID_ARGUMENT for scalars and strings.
+  absl::StatusOr<Tensor> Slice(int64_t first, int64_t count) const;
+  // The same elements in another shape.
+  //   Errors: INVALID_ARGUMENT unless it has as many elements.
+  absl::StatusOr<Tensor> Reshape(Shape shape) const;
+
+ private:
+  DataType dtype_ = DataType::kInvalid;
+  Shape shape_;
+  std::shared_ptr<Buffer> buffer_;
+  size_t offset_bytes_ = 0;
+  size_t bytes_ = 0;
+  // The buffer's data and offset, looked up once.
+  void* data_ = nullptr;
+};
+
+// Bytes of `shape` elements of a type of fixed size.
+//   Errors: INVALID_ARGUMENT for another type, or when they cannot be counted.
+absl::StatusOr<size_t> TensorBytes(DataType dtype, const Shape& shape);
+
+// Same type, shape and content.
+bool IsEqual(const Tensor& a, const Tensor& b);
+
+// "float[2,3]", "no tensor".
+std::string ToString(const Tensor& tensor);
+
+}  // namespace ferry
+
+#endif  // FERRY_TENSOR_TENSOR_H_

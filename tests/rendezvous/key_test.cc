@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Keys and device names: scenarios 1 to 6 of the rendezvous reference, and names that deceive.
+#include "rendezvous/key.h"
+
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+
+namespace ferry {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kSrc[] = "/job:mnist/replica:1/task:2/CPU:0";
+constexpr char kDst[] = "/job:mnist/replica:1/task:2/device:GPU:0";
+constexpr char kText[] =
+    "/job:mnist/replica:1/task:2/CPU:0;0000000000001ed2;/job:mnist/replica:1/task:2/device:GPU:0;"
+    "var0;0:0";
+
+// Scenario 1.
+TEST(Key, IsWrittenAsTensorFlowWritesIt) {
+  EXPECT_EQ(RendezvousKey::Text(kSrc, 7890, kDst, "var0"), kText);
+  EXPECT_THAT(RendezvousKey::Text(kSrc, ~uint64_t{0}, kDst, "e", 3, 4),
+              HasSubstr(";ffffffffffffffff;"));
+}
+
+// Scenario 2.
+TEST(Key, IsReadBack) {
+  const RendezvousKey key = *RendezvousKey::Parse(kText);
+  EXPECT_EQ(key.src_incarnation(), 7890u);
+  EXPECT_EQ(key.src().type, "CPU");
+  EXPECT_EQ(key.dst().type, "GPU");
+  EXPECT_EQ(key.src_device(), kSrc);
+  EXPECT_EQ(key.edge(), "var0");
+  EXPECT_EQ(key.src().task, (TaskName{"mnist", 1, 2}));
+  EXPECT_EQ(key.text(), kText);
+  const RendezvousKey copy = key;
+  EXPECT_EQ(copy, *RendezvousKey::Parse(kText));
+  EXPECT_EQ(copy.hash(), key.hash());
+}
+
+void ExpectInvalid(const std::string& text) {
+  const absl::Status status = RendezvousKey::Parse(text).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
+  EXPECT_THAT(status.message(), HasSubstr("Invalid  rendezvous key: "));
+}
+
+// Scenarios 3, 4, 5.
+TEST(Key, HasFiveParts) {
+  ExpectInvalid("foo;bar;baz");
+  ExpectInvalid(absl::StrCat(kSrc, ";", kDst, ";"));
+  ExpectInvalid(absl::StrCat(kText, ";", kText));
+  ExpectInvalid("");
+  ExpectInvalid(";;;;");
+}
+
+// Scenario 6.
+TEST(Key, RefusesPartsThatAreNone) {
+  for (const char* incarnation : {"", "xyz", "0x12", "-1", "00000000000000001", "12 "}) {
+    ExpectInvalid(absl::StrCat(kSrc, ";", incarnation, ";", kDst, ";e;0:0"));
+  }
+  ExpectInvalid(absl::StrCat(kSrc, ";1;", kDst, ";;0:0"));
+  ExpectInvalid(absl::StrCat(kSrc, ";1;", kDst, ";e;"));
+  ExpectInvalid(absl::StrCat("/cpu:0;1;", kDst, ";e;0:0"));
+  ExpectInvalid(absl::StrCat(kSrc, ";1;/job:a/task:0;e;0:0"));
+  ExpectInvalid(absl::StrCat(kSrc, ";1;", kDst, ";", std::string(100'000, 'e'), ";0:0"));
+  // A message stays one line and short, whatever the key.
+  const absl::Status status =
+      RendezvousKey::Parse(absl::StrCat("\n\x1b", std::string(5000, 'k'))).status();
+  EXPECT_EQ(status.message().find('\n'), status.message().npos);
+  EXPECT_LT(status.message().size(), 1000u);
+}
+
+TEST(DeviceName, IsReadInBothForms) {
+  const DeviceName gpu = *ParseDeviceName("/job:worker/replica:0/task:3/device:GPU:1");
+  EXPECT_EQ(*ParseDeviceName("/job:worker/task:3/gpu:1"), gpu);
+  EXPECT_EQ(ToString(gpu), "/job:worker/replica:0/task:3/device:GPU:1");
+  EXPECT_EQ(*ParseTaskName("/job:worker/replica:0/task:3"), gpu.task);
+}
+
+// A comparison of texts would take task 1 for a prefix of task 10.
+TEST(DeviceName, TasksAreComparedByTheirNumbers) {
+  EXPECT_FALSE(ParseDeviceName("/job:w/task:10/cpu:0")->task == *ParseTaskName("/job:w/task:1"));
+}
+
+TEST(DeviceName, MustBeWhole) {
+  for (const char* name :
+       {"", "/", "cpu:0", "/job:w", "/job:w/task:0", "/job:w/task:0/cpu", "/job:w/task:0/cpu:",
+        "/job:w/task:0/cpu:-1", "/job:w/task:+0/cpu:0", "/job:w/task:0/cpu:0/gpu:0",
+        "/job:w/job:w/task:0/cpu:0", "/job:w/task:*/cpu:0", "/job:w/task:0/device:cpu",
+        "/job:w/task:0/device:cpu:0:1", "/job:w//task:0/cpu:0", "/job:w/task:0/cpu:0/",
+        "/job:/task:0/cpu:0", "/job:w/task:4294967296/cpu:0", "/job:1/task:0/cpu:0"}) {
+    EXPECT_EQ(ParseDeviceName(name), std::nullopt) << name;
+  }
+  EXPECT_EQ(ParseTaskName("/job:w/task:0/cpu:0"), std::nullopt);
+}
+
+}  // namespace
+}  // namespace ferry

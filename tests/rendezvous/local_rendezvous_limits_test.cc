@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Limits, failures of a part of a step, and what is told of those that wait.
+#include <map>
+#include <string>
+
+#include "rendezvous/local_rendezvous.h"
+#include "rendezvous_fixture.h"
+
+namespace ferry {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
+
+TEST(LocalLimits, QueuedBytesAreBoundedAndTheOptionIsNamed) {
+  FakeClock clock;
+  LocalRendezvous rendezvous(clock, {.max_queued_bytes = 100});
+  ASSERT_TRUE(rendezvous.Send(Key("a"), Bytes(60)).ok());
+  const absl::Status status = rendezvous.Send(Key("b"), Bytes(60));
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("--max-queued-bytes-per-step"));
+  EXPECT_EQ(rendezvous.queued_bytes(), 60u);
+  EXPECT_EQ(rendezvous.waiting_count(), 1u);
+  // To a receiver that waits it need not be queued.
+  Results results;
+  rendezvous.RecvAsync(Key("c"), {}, [](absl::Status, Received) {});
+  EXPECT_TRUE(rendezvous.Send(Key("c"), Bytes(1000)).ok());
+  EXPECT_TRUE(rendezvous.Recv(Key("a"), absl::Seconds(1)).ok());
+  EXPECT_TRUE(rendezvous.Send(Key("b"), Bytes(60)).ok());
+}
+
+TEST(LocalLimits, WaitingIsBoundedOnBothSides) {
+  FakeClock clock;
+  LocalRendezvous rendezvous(clock, {.max_waiting = 2});
+  Results results;
+  rendezvous.RecvAsync(Key("a"), {}, results.Writer());
+  ASSERT_TRUE(rendezvous.Send(Key("b"), Value("b")).ok());
+  EXPECT_EQ(rendezvous.Send(Key("c"), Value("c")).code(), absl::StatusCode::kResourceExhausted);
+  Cancellation cancellation;
+  rendezvous.RecvAsync(Key("d"), {.cancellation = &cancellation}, results.Writer());
+  ASSERT_EQ(results.size(), 1u);
+  EXPECT_THAT(results.all()[0], HasSubstr("--max-waiting-per-step"));
+  // Nothing of it is left behind.
+  cancellation.Cancel();
+  EXPECT_EQ(results.size(), 1u);
+  ASSERT_TRUE(rendezvous.Send(Key("a"), Value("v")).ok());
+  EXPECT_TRUE(rendezvous.Send(Key("c"), Value("c")).ok());
+}
+
+// A task that dies takes what needs it along, and only that.
+TEST(LocalFail, EndsWhatMatchesAndNothingElse) {
+  FakeClock clock;
+  LocalRendezvous rendezvous(clock);
+  Results results;
+  const TaskName dead = *ParseTaskName("/job:worker/task:3");
+  for (const int task : {0, 3}) {
+    rendezvous.RecvAsync(Key("r", task), {}, results.Writer());
+    rendezvous.RecvAsync(Key("r", task), {}, results.Writer());
+    ASSERT_TRUE(rendezvous.Send(Key("s", task), Bytes(10)).ok());
+  }
+  EXPECT_EQ(rendezvous.Fail([&dead](const RendezvousKey& key) { return key.dst().task == dead; },
+                            absl::UnavailableError("task 3 has died")),
+            3u);
+  EXPECT_THAT(results.all(),
+              ElementsAre("UNAVAILABLE: task 3 has died", "UNAVAILABLE: task 3 has died"));
+  EXPECT_EQ(rendezvous.queued_bytes(), 10u);
+  EXPECT_EQ(rendezvous.waiting_count(), 3u);
+  for (const char* value : {"a", "b"}) {
+    ASSERT_TRUE(rendezvous.Send(Key("r", 0), Value(value)).ok());
+  }
+  EXPECT_THAT(results.all(), ElementsAre("UNAVAILABLE: task 3 has died",
+                                         "UNAVAILABLE: task 3 has died", "a", "b"));
+}
+
+TEST(LocalPending, TellsWhatWaitsSinceWhen) {
+  FakeClock clock;
+  LocalRendezvous rendezvous(clock);
+  ASSERT_TRUE(rendezvous.Send(Key("old"), Bytes(7)).ok());
+  clock.Advance(absl::Seconds(3));
+  rendezvous.RecvAsync(Key("mid"), {}, [](absl::Status, Received) {});
+  clock.Advance(absl::Seconds(2));
+  rendezvous.RecvAsync(Key("new"), {}, [](absl::Status, Received) {});
+  std::vector<std::string> lines;
+  rendezvous.ForEachPending(absl::Seconds(1), [&lines](const PendingOp& op) {
+    lines.push_back(absl::StrCat(op.key.edge(), op.is_send ? " send " : " recv ", op.bytes, " ",
+                                 absl::FormatDuration(op.age)));
+  });
+  EXPECT_THAT(lines, UnorderedElementsAre("old send 7 5s", "mid recv 0 2s"));
+}
+
+// Thousands of keys at once: the table grows, and every one is found again.
+TEST(LocalLimits, GrowsWithItsKeys) {
+  FakeClock clock;
+  LocalRendezvous rendezvous(clock);
+  constexpr int kKeys = 20'000;
+  for (int i = 0; i < kKeys; ++i) {
+    ASSERT_TRUE(rendezvous.Send(Key(absl::StrCat("edge", i)), Value(absl::StrCat(i))).ok());
+  }
+  EXPECT_EQ(rendezvous.waiting_count(), static_cast<size_t>(kKeys));
+  for (int i = kKeys - 1; i >= 0; --i) {
+    const auto received = rendezvous.Recv(Key(absl::StrCat("edge", i)), absl::Seconds(1));
+    ASSERT_TRUE(received.ok());
+    ASSERT_EQ(received->tensor.strings()[0], absl::StrCat(i));
+  }
+  EXPECT_EQ(rendezvous.waiting_count(), 0u);
+}
+
+}  // namespace
+}  // namespace ferry

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors of other frameworks, well made and not.
+#include "tensor/dlpack.h"
+
+#include <array>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace ferry::dlpack {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// A float[2,3] of another framework, that counts how often it is deleted.
+struct Foreign {
+  Foreign() {
+    managed.version = {1, 0};
+    managed.manager_ctx = this;
+    managed.deleter = [](ManagedTensor* self) {
+      ++static_cast<Foreign*>(self->manager_ctx)->deleted;
+    };
+    managed.flags = 0;
+    managed.dl_tensor = {data.data(), {kDeviceCpu, 0}, 2, {2, 32, 1}, shape.data(), nullptr, 0};
+  }
+
+  std::array<float, 7> data = {0, 1, 2, 3, 4, 5, 6};
+  std::array<int64_t, 2> shape = {2, 3};
+  std::array<int64_t, 2> strides = {3, 1};
+  ManagedTensor managed;
+  int deleted = 0;
+};
+
+TEST(DLPack, ComesInWithoutACopyAndIsDeletedOnce) {
+  Foreign foreign;
+  {
+    const Tensor tensor = *Import(&foreign.managed);
+    EXPECT_EQ(tensor.data(), foreign.data.data());
+    EXPECT_EQ(ToString(tensor), "float[2,3]");
+    const Tensor copy = tensor;
+    EXPECT_EQ(foreign.deleted, 0);
+  }
+  EXPECT_EQ(foreign.deleted, 1);
+}
+
+TEST(DLPack, HeedsOffsetsAndStrides) {
+  Foreign foreign;
+  foreign.managed.dl_tensor.byte_offset = 4;
+  foreign.managed.dl_tensor.strides = foreign.strides.data();
+  EXPECT_THAT(Import(&foreign.managed)->elements<float>(), ElementsAre(1, 2, 3, 4, 5, 6));
+}
+
+TEST(DLPack, AStrideOfAnExtentOfOneDoesNotMatter) {
+  Foreign foreign;
+  foreign.shape = {1, 3};
+  foreign.strides = {77, 1};
+  foreign.managed.dl_tensor.strides = foreign.strides.data();
+  EXPECT_TRUE(Import(&foreign.managed).ok());
+}
+
+TEST(DLPack, LeavesToItsOwnerWhatItCannotTake) {
+  const auto refuses = [](auto change, absl::StatusCode code, const char* why) {
+    Foreign foreign;
+    change(foreign);
+    const absl::Status status = Import(&foreign.managed).status();
+    EXPECT_EQ(status.code(), code) << status;
+    EXPECT_THAT(status.message(), HasSubstr(why));
+    EXPECT_EQ(foreign.deleted, 0);
+  };
+  constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+  constexpr auto kUnimplemented = absl::StatusCode::kUnimplemented;
+  refuses([](Foreign& f) { f.managed.version.major = 2; }, kInvalid, "version 2.0");
+  refuses([](Foreign& f) { f.managed.dl_tensor.device.device_type = 2; }, kInvalid, "type 2");
+  refuses([](Foreign& f) { f.managed.dl_tensor.dtype.lanes = 4; }, kUnimplemented, "4 lanes");
+  refuses([](Foreign& f) { f.managed.dl_tensor.dtype = {0, 4, 1}; }, kUnimplemented, "packed");
+  refuses([](Foreign& f) { f.managed.dl_tensor.dtype = {99, 32, 1}; }, kUnimplemented, "code 99");
+  refuses([](Foreign& f) { f.managed.dl_tensor.ndim = -1; }, kInvalid, "no shape");
+  refuses([](Foreign& f) { f.managed.dl_tensor.shape = nullptr; }, kInvalid, "no shape");
+  refuses([](Foreign& f) { f.shape[0] = -2; }, kInvalid, "negative");
+  refuses([](Foreign& f) { f.managed.dl_tensor.data = nullptr; }, kInvalid, "no data");
+  // Column-major.
+  refuses(
+      [](Foreign& f) {
+        f.strides = {1, 2};
+        f.managed.dl_tensor.strides = f.strides.data();
+      },
+      kInvalid, "row-major");
+  EXPECT_EQ(Import(nullptr).status().code(), kInvalid);
+}
+
+TEST(DLPack, GoesOutReadOnlyAndKeepsTheTensorAlive) {
+  Tensor tensor = *Tensor::Allocate(DataType::kBfloat16, *Shape::Create({2, 0, 3}));
+  ManagedTensor* exported = *Export(tensor);
+  EXPECT_EQ(exported->version.major, 1u);
+  EXPECT_EQ(exported->flags, kFlagReadOnly);
+  EXPECT_EQ(exported->dl_tensor.dtype.code, 4);
+  EXPECT_EQ(exported->dl_tensor.dtype.bits, 16);
+  EXPECT_EQ(exported->dl_tensor.ndim, 3);
+  EXPECT_EQ(exported->dl_tensor.shape[2], 3);
+  EXPECT_EQ(tensor.buffer().use_count(), 2);
+  exported->deleter(exported);
+  EXPECT_EQ(tensor.buffer().use_count(), 1);
+  exported = *Export(tensor, /*writable=*/true);
+  EXPECT_EQ(exported->flags, 0u);
+  exported->deleter(exported);
+}
+
+TEST(DLPack, EveryTypeThatItKnowsReturns) {
+  int count = 0;
+  for (int number = 1; number < 34; ++number) {
+    const std::optional<DataType> type = DataTypeOfNumber(number);
+    if (!type.has_value() || !IsFixedSize(*type)) continue;
+    const absl::StatusOr<ManagedTensor*> exported =
+        Export(*Tensor::Allocate(*type, *Shape::Create({5})));
+    if (!exported.ok()) {
+      EXPECT_THAT(std::string(DataTypeName(*type)), HasSubstr("int")) << exported.status();
+      continue;
+    }
+    ++count;
+    const Tensor back = *Import(*exported);
+    EXPECT_EQ(back.dtype(), *type);
+    EXPECT_EQ(back.shape().element_count(), 5);
+  }
+  EXPECT_EQ(count, 25);
+  EXPECT_EQ(Export(*Tensor::OfStrings(Shape(), {"a"})).status().code(),
+            absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(Export(Tensor()).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace ferry::dlpack

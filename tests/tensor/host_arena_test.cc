@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// Recycling, the budget, and what a peer can do with a segment.
+#include "tensor/host_arena.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <thread>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace ferry {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr size_t kMib = size_t{1} << 20;
+
+HostArenaOptions Small() {
+  HostArenaOptions options;
+  options.segment_bytes = kMib;
+  options.budget_bytes = 4 * kMib;
+  options.memory.prefault = false;
+  return options;
+}
+
+std::shared_ptr<HostArena> MakeArena(HostArenaOptions options = Small()) {
+  return *HostArena::Create(options);
+}
+
+int OpenDescriptors() {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    (void)entry;
+    ++count;
+  }
+  return count;
+}
+
+TEST(HostArena, ClassesAreCloseToWhatIsAskedFor) {
+  EXPECT_EQ(HostArena::ClassBytes(0), 64u);
+  EXPECT_EQ(HostArena::ClassBytes(64), 64u);
+  EXPECT_EQ(HostArena::ClassBytes(65), 128u);
+  EXPECT_EQ(HostArena::ClassBytes(1024), 1024u);
+  EXPECT_EQ(HostArena::ClassBytes(1025), 1280u);
+  for (size_t bytes = 1; bytes < 100'000; bytes += 7) {
+    const size_t size = HostArena::ClassBytes(bytes);
+    ASSERT_GE(size, bytes);
+    ASSERT_EQ(size % kBufferAlignment, 0u);
+    if (bytes >= 256) {
+      ASSERT_LE(size, bytes + bytes / 4) << bytes;
+    }
+    ASSERT_EQ(HostArena::ClassBytes(size), size);
+  }
+}
+
+TEST(HostArena, GivesTheWarmBlockToTheNext) {
+  const auto arena = MakeArena();
+  void* first = nullptr;
+  uint32_t generation = 0;
+  {
+    const std::shared_ptr<Buffer> buffer = *arena->Allocate(5000);
+    first = buffer->data();
+    generation = buffer->arena_place().generation;
+    EXPECT_EQ(buffer->bytes(), 5000u);
+    EXPECT_EQ(buffer->arena(), arena.get());
+    EXPECT_EQ(arena->stats().used_bytes, 5120u);
+  }
+  EXPECT_EQ(arena->stats().used_bytes, 0u);
+  const std::shared_ptr<Buffer> again = *arena->Allocate(5100);
+  EXPECT_EQ(again->data(), first);
+  // Whoever still speaks of the former tensor can be told apart.
+  EXPECT_EQ(again->arena_place().generation, generation + 1);
+  EXPECT_EQ(arena->stats().reused_blocks, 1);
+}
+
+TEST(HostArena, PlacesAreApart) {
+  const auto arena = MakeArena();
+  std::vector<std::shared_ptr<Buffer>> buffers;
+  for (int i = 0; i < 1000; ++i) {
+    buffers.push_back(*arena->Allocate(1024));
+    std::memset(buffers.back()->data(), i % 251, 1024);
+  }
+  for (int i = 0; i < 1000; ++i) {
+    const auto* bytes = static_cast<const uint8_t*>(buffers[i]->data());
+    ASSERT_EQ(bytes[0], i % 251);
+    ASSERT_EQ(bytes[1023], i % 251);
+    const ArenaPlace place = buffers[i]->arena_place();
+    ASSERT_EQ(static_cast<char*>(arena->memory(place).base()) + place.offset, buffers[i]->data());
+  }
+  EXPECT_EQ(arena->stats().block_count, 1000);
+  EXPECT_EQ(arena->stats().segment_count, 1);
+}
+
+TEST(HostArena, TheBudgetIsKeptAndSaysWhatUsesIt) {
+  const auto arena = MakeArena();
+  const std::shared_ptr<Buffer> large = *arena->Allocate(3 * kMib);
+  const absl::Status status = arena->Allocate(2 * kMib).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("1 tensors use 3145728"));
+  EXPECT_THAT(status.message(), HasSubstr("budget_bytes"));
+  EXPECT_TRUE(arena->Allocate(100).ok());
+}
+
+TEST(HostArena, IdleSegmentsMakeWay) {
+  const auto arena = MakeArena();
+  arena->Allocate(3 * kMib).IgnoreError();
+  EXPECT_EQ(arena->stats().mapped_bytes, 3 * kMib);
+  // Another class, which does not fit beside it.
+  EXPECT_TRUE(arena->Allocate(2 * kMib).ok());
+  EXPECT_EQ(arena->stats().mapped_bytes, 2 * kMib);
+  EXPECT_EQ(arena->Trim(), 2 * kMib);
+  EXPECT_EQ(arena->stats().segment_count, 0);
+}
+
+TEST(HostArena, ABufferOutlivesItsUsersReference) {
+  std::shared_ptr<Buffer> buffer;
+  {
+    auto arena = MakeArena();
+    buffer = *arena->Allocate(100);
+  }
+  std::memset(buffer->data(), 1, 100);
+}
+
+TEST(HostArena, LeaksNeitherDescriptorsNorBytes) {
+  const int before = OpenDescriptors();
+  {
+    const auto arena = MakeArena();
+    for (int i = 0; i < 100; ++i) {
+      ASSERT_TRUE(arena->Allocate(3 * kMib).ok());
+      ASSERT_TRUE(arena->Allocate(size_t{1} << (i % 20)).ok());
+    }
+    EXPECT_EQ(arena->stats().used_bytes, 0u);
+  }
+  EXPECT_EQ(OpenDescriptors(), before);
+}
+
+TEST(HostArena, IsUsedFromManyThreads) {
+  const auto arena = MakeArena();
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&arena, t] {
+      for (int i = 0; i < 2000; ++i) {
+        const auto buffer = arena->Allocate(64 + 100 * (i % 17));
+        ASSERT_TRUE(buffer.ok());
+        auto* bytes = static_cast<uint8_t*>((*buffer)->data());
+        bytes[0] = bytes[63] = static_cast<uint8_t>(t);
+        ASSERT_EQ(bytes[63], t);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(arena->stats().block_count, 0);
+  EXPECT_EQ(arena->stats().made_blocks, 8000);
+}
+
+TEST(HostArena, RefusesOptionsThatMakeNoSense) {
+  HostArenaOptions options;
+  options.segment_bytes = 1;
+  EXPECT_EQ(HostArena::Create(options).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(MakeArena()->Allocate(~size_t{0}).status().code(),
+            absl::StatusCode::kResourceExhausted);
+}
+
+// As another process would, by a descriptor of its own.
+TEST(MemorySegment, APeerReadsWhatTheOwnerWrites) {
+  const MemorySegment mine = *MemorySegment::Create(kMib, {.prefault = false});
+  const MemorySegment peer = *MemorySegment::MapPeer(UniqueFd(dup(mine.fd())), kMib, false);
+  std::memcpy(mine.base(), "hello", 6);
+  EXPECT_STREQ(static_cast<const char*>(peer.base()), "hello");
+  EXPECT_NE(peer.base(), mine.base());
+}
+
+TEST(MemorySegment, APeerCanNeitherWriteNorResizeIt) {
+  const MemorySegment mine = *MemorySegment::Create(kMib, {.prefault = false});
+  const absl::Status status = MemorySegment::MapPeer(UniqueFd(dup(mine.fd())), kMib, true).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_NE(ftruncate(mine.fd(), 0), 0);
+  EXPECT_NE(ftruncate(mine.fd(), 2 * kMib), 0);
+  const MemorySegment open = *MemorySegment::Create(kMib, {.peers_may_write = true});
+  EXPECT_TRUE(MemorySegment::MapPeer(UniqueFd(dup(open.fd())), kMib, true).ok());
+}
+
+// A descriptor that lies, or that could shrink under the reader.
+TEST(MemorySegment, APeersDescriptorIsChecked) {
+  const MemorySegment mine = *MemorySegment::Create(kMib, {.prefault = false});
+  constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+  EXPECT_EQ(MemorySegment::MapPeer(UniqueFd(dup(mine.fd())), 2 * kMib, false).status().code(),
+            kInvalid);
+  UniqueFd unsealed(memfd_create("unsealed", MFD_CLOEXEC));
+  ASSERT_EQ(ftruncate(unsealed.get(), kMib), 0);
+  EXPECT_EQ(MemorySegment::MapPeer(std::move(unsealed), kMib, false).status().code(), kInvalid);
+  EXPECT_EQ(MemorySegment::MapPeer(UniqueFd(), kMib, false).status().code(), kInvalid);
+  EXPECT_EQ(
+      MemorySegment::MapPeer(UniqueFd(open("/dev/null", O_RDWR)), 4096, false).status().code(),
+      kInvalid);
+}
+
+}  // namespace
+}  // namespace ferry
