@@ -11,9 +11,9 @@
 #include <benchmark/benchmark.h>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 
 #include "base/clock.h"
+#include "base/spin_lock.h"
 #include "rendezvous/local_rendezvous.h"
 
 namespace ferry {
@@ -40,7 +40,7 @@ LocalRendezvous& Shared() {
 }
 
 void BM_Local_Floor(benchmark::State& state) {
-  absl::Mutex mu;
+  SpinLock mu;
   for (auto _ : state) {
     mu.Lock();
     void* entry = std::malloc(320);

@@ -16,13 +16,14 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 
+#include "base/spin_lock.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 
 namespace ferry {
 namespace {
 
-constexpr size_t kShardBits = 4;
+constexpr size_t kShardBits = 5;
 constexpr size_t kShards = size_t{1} << kShardBits;
 constexpr size_t kFirstBuckets = 8;
 // So many callbacks inside each other, each from within the last; what is deeper waits until the
@@ -100,8 +101,16 @@ class LocalRendezvous::Core final : public std::enable_shared_from_this<Core> {
   void ForEachPending(absl::Duration min_age,
                       absl::FunctionRef<void(const PendingOp&)> visit) const;
 
-  size_t waiting_count() const { return waiting_.load(std::memory_order_relaxed); }
-  size_t queued_bytes() const { return queued_bytes_.load(std::memory_order_relaxed); }
+  size_t waiting_count() const {
+    size_t sum = 0;
+    for (const Shard& shard : shards_) sum += shard.item_count.load(std::memory_order_relaxed);
+    return sum;
+  }
+  size_t queued_bytes() const {
+    size_t sum = 0;
+    for (const Shard& shard : shards_) sum += shard.queued_bytes.load(std::memory_order_relaxed);
+    return sum;
+  }
 
  private:
   struct Deadline {
@@ -142,11 +151,11 @@ class LocalRendezvous::Core final : public std::enable_shared_from_this<Core> {
       } else {
         *link = first->next_in_bucket;
       }
-      --item_count;
+      Count(*first, -1);
       return ItemPtr(first);
     }
     void Append(Item** link, ItemPtr item) {
-      ++item_count;
+      Count(*item, +1);
       Item* const added = item.release();
       if (Item* const first = *link; first != nullptr) {
         first->last_of_key->next_of_key = added;
@@ -155,27 +164,39 @@ class LocalRendezvous::Core final : public std::enable_shared_from_this<Core> {
       }
       added->last_of_key = added;
       *link = added;
-      if (item_count > 2 * bucket_count()) Grow();
+      if (item_count.load(std::memory_order_relaxed) > 2 * bucket_count()) Grow();
+    }
+    void Count(const Item& item, int sign) {
+      const auto add = [sign](std::atomic<size_t>& counter, size_t amount) {
+        counter.store(counter.load(std::memory_order_relaxed) + (sign > 0 ? amount : -amount),
+                      std::memory_order_relaxed);
+      };
+      add(item_count, 1);
+      if (item.is_send) add(queued_bytes, item.tensor.bytes());
     }
     void Grow();
     // Takes out every item that `matches`, in the order of each key.
     template <typename Matches>
     void TakeAll(Matches matches, std::vector<ItemPtr>& taken);
 
-    mutable absl::Mutex mu;
+    mutable SpinLock mu;
     // Enough for most steps without another allocation.
     std::array<Item*, kFirstBuckets> buckets;
     std::vector<Item*> more_buckets;
-    size_t item_count = 0;
+    // Written with the lock held, which makes them cheap; read by anybody.
+    std::atomic<size_t> item_count{0};
+    std::atomic<size_t> queued_bytes{0};
+    uint64_t last_id = 0;
     // Of receives that wait, and of some that do not any more.
     std::vector<Deadline> deadlines;
   };
 
   Shard& ShardOf(const RendezvousKey& key) { return shards_[key.hash() & (kShards - 1)]; }
 
-  // Counts one more that waits.
-  absl::Status Admit(size_t bytes);
-  void Forget(const Item& item);
+  // Whether one more may wait. With the shard's lock held; the limits are of the whole table, but
+  // as long as the shard keeps to its share of them the others need not be asked.
+  absl::Status Admit(const Shard& shard, size_t bytes) const;
+  absl::Status AdmitBySum(size_t bytes) const;
   void AddDeadline(Shard& shard, const Item& item);
   // `item` is a receive that is in no shard any more.
   void Complete(ItemPtr item, absl::Status status, Received received);
@@ -183,9 +204,6 @@ class LocalRendezvous::Core final : public std::enable_shared_from_this<Core> {
 
   const Clock& clock_;
   const RendezvousLimits limits_;
-  std::atomic<size_t> waiting_{0};
-  std::atomic<size_t> queued_bytes_{0};
-  std::atomic<uint64_t> last_id_{0};
   // Set before any shard is emptied, and read with a shard's lock.
   std::atomic<bool> is_aborted_{false};
   mutable absl::Mutex abort_mu_;
@@ -220,14 +238,14 @@ void LocalRendezvous::Core::Shard::TakeAll(Matches matches, std::vector<ItemPtr>
         Item* const next = item->next_of_key;
         item->next_of_key = nullptr;
         item->next_in_bucket = nullptr;
-        --item_count;
+        Count(*item, -1);
         (matches(*item) ? taken : kept).emplace_back(item);
         item = next;
       }
       *link = rest;
       if (kept.empty()) continue;
       for (ItemPtr& item : kept) {
-        ++item_count;
+        Count(*item, +1);
         Item* const added = item.release();
         if (*link != rest) {
           (*link)->last_of_key->next_of_key = added;
@@ -243,34 +261,30 @@ void LocalRendezvous::Core::Shard::TakeAll(Matches matches, std::vector<ItemPtr>
   }
 }
 
-absl::Status LocalRendezvous::Core::Admit(size_t bytes) {
-  if (waiting_.fetch_add(1, std::memory_order_relaxed) >= limits_.max_waiting) {
-    waiting_.fetch_sub(1, std::memory_order_relaxed);
+absl::Status LocalRendezvous::Core::Admit(const Shard& shard, size_t bytes) const {
+  const bool is_within_share =
+      shard.item_count.load(std::memory_order_relaxed) < limits_.max_waiting / kShards &&
+      shard.queued_bytes.load(std::memory_order_relaxed) + bytes <=
+          limits_.max_queued_bytes / kShards;
+  return is_within_share ? absl::OkStatus() : AdmitBySum(bytes);
+}
+
+absl::Status LocalRendezvous::Core::AdmitBySum(size_t bytes) const {
+  if (waiting_count() >= limits_.max_waiting) {
     return absl::ResourceExhaustedError(
         absl::StrCat(limits_.max_waiting,
                      " sends and receives of the step wait for their other "
                      "side, the limit (--max-waiting-per-step)"));
   }
-  if (bytes == 0) return absl::OkStatus();
-  const size_t before = queued_bytes_.fetch_add(bytes, std::memory_order_relaxed);
-  if (before + bytes <= limits_.max_queued_bytes) return absl::OkStatus();
-  queued_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
-  waiting_.fetch_sub(1, std::memory_order_relaxed);
+  const size_t queued = queued_bytes();
+  if (queued + bytes <= limits_.max_queued_bytes) return absl::OkStatus();
   return absl::ResourceExhaustedError(
-      absl::StrCat("a tensor of ", bytes, " bytes was sent while ", before,
+      absl::StrCat("a tensor of ", bytes, " bytes was sent while ", queued,
                    " bytes of the step wait for receivers; the limit is ", limits_.max_queued_bytes,
                    " (--max-queued-bytes-per-step)"));
 }
 
-void LocalRendezvous::Core::Forget(const Item& item) {
-  waiting_.fetch_sub(1, std::memory_order_relaxed);
-  if (item.is_send && item.tensor.bytes() > 0) {
-    queued_bytes_.fetch_sub(item.tensor.bytes(), std::memory_order_relaxed);
-  }
-}
-
 void LocalRendezvous::Core::Complete(ItemPtr item, absl::Status status, Received received) {
-  Forget(*item);
   // If that fails, somebody is cancelling who will find nothing: the item is out.
   if (item->token != Cancellation::kNoToken) {
     item->recv_args.cancellation->Deregister(item->token);
@@ -284,7 +298,6 @@ void LocalRendezvous::Core::Complete(ItemPtr item, absl::Status status, Received
 void LocalRendezvous::Core::CompleteAll(std::vector<ItemPtr> items, const absl::Status& status) {
   for (ItemPtr& item : items) {
     if (item->is_send) {
-      Forget(*item);
       item = nullptr;
     } else {
       Complete(std::move(item), status, Received());
@@ -308,7 +321,7 @@ absl::Status LocalRendezvous::Core::Send(const RendezvousKey& key, Tensor tensor
              {std::move(tensor), is_dead, std::move(args), RecvArgs()});
     return absl::OkStatus();
   }
-  if (absl::Status status = Admit(tensor.bytes()); !status.ok()) {
+  if (absl::Status status = Admit(shard, tensor.bytes()); !status.ok()) {
     shard.mu.Unlock();
     return status;
   }
@@ -338,7 +351,6 @@ bool LocalRendezvous::Core::TryRecv(const RendezvousKey& key, RecvArgs& args, ab
   }
   const ItemPtr send = shard.PopFirst(link, *link);
   shard.mu.Unlock();
-  Forget(*send);
   received.tensor = std::move(send->tensor);
   received.is_dead = send->is_dead;
   received.send_args = std::move(send->send_args);
@@ -362,7 +374,8 @@ uint64_t LocalRendezvous::Core::RecvAsync(const RendezvousKey& key, RecvArgs arg
     shard.mu.Unlock();
     return RecvAsync(key, std::move(args), std::move(done));
   }
-  const uint64_t id = last_id_.fetch_add(1, std::memory_order_relaxed) + 1;
+  // Unique among the receives of a key, which is all that is needed.
+  const uint64_t id = ++shard.last_id;
   Cancellation::Token token = Cancellation::kNoToken;
   if (Cancellation* const cancellation = args.cancellation; cancellation != nullptr) {
     // Lock order: a shard's, then the cancellation's; it calls with none held.
@@ -373,7 +386,7 @@ uint64_t LocalRendezvous::Core::RecvAsync(const RendezvousKey& key, RecvArgs arg
     });
     if (token == Cancellation::kNoToken) status = CancelledReceive();
   }
-  if (status.ok()) status = Admit(0);
+  if (status.ok()) status = Admit(shard, 0);
   if (!status.ok()) {
     shard.mu.Unlock();
     if (token != Cancellation::kNoToken) args.cancellation->Deregister(token);
@@ -395,7 +408,7 @@ uint64_t LocalRendezvous::Core::RecvAsync(const RendezvousKey& key, RecvArgs arg
 
 void LocalRendezvous::Core::AddDeadline(Shard& shard, const Item& item) {
   // Those that were met stay in the heap until it is mostly they.
-  if (shard.deadlines.size() > 64 + 2 * shard.item_count) {
+  if (shard.deadlines.size() > 64 + 2 * shard.item_count.load(std::memory_order_relaxed)) {
     auto is_over = [&shard](const Deadline& deadline) {
       for (Item* each = *shard.Find(deadline.key); each != nullptr; each = each->next_of_key) {
         if (each->id == deadline.id) return false;
@@ -414,7 +427,7 @@ bool LocalRendezvous::Core::End(const RendezvousKey& key, uint64_t id, absl::Sta
   ItemPtr found;
   {
     Shard& shard = ShardOf(key);
-    absl::MutexLock lock(&shard.mu);
+    SpinLockHolder lock(&shard.mu);
     Item** const link = shard.Find(key);
     Item* const first = *link;
     if (first == nullptr || first->is_send) return false;
@@ -426,7 +439,7 @@ bool LocalRendezvous::Core::End(const RendezvousKey& key, uint64_t id, absl::Sta
         if (item->id != id) continue;
         before->next_of_key = item->next_of_key;
         if (first->last_of_key == item) first->last_of_key = before;
-        --shard.item_count;
+        shard.Count(*item, -1);
         found = ItemPtr(item);
         break;
       }
@@ -448,7 +461,7 @@ void LocalRendezvous::Core::StartAbort(const absl::Status& why) {
   // Whoever had a shard's lock before us is in it; whoever gets it after us sees the flag.
   std::vector<ItemPtr> items;
   for (Shard& shard : shards_) {
-    absl::MutexLock lock(&shard.mu);
+    SpinLockHolder lock(&shard.mu);
     shard.TakeAll([](const Item&) { return true; }, items);
     shard.deadlines.clear();
   }
@@ -464,7 +477,7 @@ size_t LocalRendezvous::Core::Fail(absl::FunctionRef<bool(const RendezvousKey&)>
                                    const absl::Status& why) {
   std::vector<ItemPtr> items;
   for (Shard& shard : shards_) {
-    absl::MutexLock lock(&shard.mu);
+    SpinLockHolder lock(&shard.mu);
     shard.TakeAll([matches](const Item& item) { return matches(item.key); }, items);
   }
   const size_t count = items.size();
@@ -476,7 +489,7 @@ void LocalRendezvous::Core::Expire() {
   const absl::Time now = clock_.Now();
   std::vector<Deadline> due;
   for (Shard& shard : shards_) {
-    absl::MutexLock lock(&shard.mu);
+    SpinLockHolder lock(&shard.mu);
     while (!shard.deadlines.empty() && shard.deadlines.front().when <= now) {
       std::pop_heap(shard.deadlines.begin(), shard.deadlines.end());
       due.push_back(std::move(shard.deadlines.back()));
@@ -494,7 +507,7 @@ void LocalRendezvous::Core::Expire() {
 absl::Time LocalRendezvous::Core::NextDeadline() const {
   absl::Time next = absl::InfiniteFuture();
   for (const Shard& shard : shards_) {
-    absl::MutexLock lock(&shard.mu);
+    SpinLockHolder lock(&shard.mu);
     if (!shard.deadlines.empty()) next = std::min(next, shard.deadlines.front().when);
   }
   return next;
@@ -505,7 +518,7 @@ void LocalRendezvous::Core::ForEachPending(absl::Duration min_age,
   const absl::Time now = clock_.Now();
   std::vector<PendingOp> pending;
   for (const Shard& shard : shards_) {
-    absl::MutexLock lock(&shard.mu);
+    SpinLockHolder lock(&shard.mu);
     auto& mutable_shard = const_cast<Shard&>(shard);
     for (size_t i = 0; i < shard.bucket_count(); ++i) {
       for (const Item* first = mutable_shard.bucket(i); first != nullptr;
