@@ -17,6 +17,7 @@
 #include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
 
+#include "base/file_limit.h"
 #include "benchmarks/coordinator_bench.h"
 #include "benchmarks/support/server_process.h"
 
@@ -55,8 +56,7 @@ int main(int argc, char** argv) {
   benchmark::Initialize(&count, others.data());
   if (benchmark::ReportUnrecognizedArguments(count, others.data())) return 2;
   std::printf("gRPC %s, %lld open files allowed%s\n", grpc::Version().c_str(),
-              static_cast<long long>(ferry::bench::RaiseFileLimit()),
-              plan.is_quick ? ", quick" : "");
+              static_cast<long long>(ferry::RaiseFileLimit()), plan.is_quick ? ", quick" : "");
 
   ferry::bench::RegisterKvBenchmarks(plan);
   ferry::bench::RegisterStreamBenchmarks(plan);

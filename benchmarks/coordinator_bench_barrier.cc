@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "base/file_limit.h"
 #include "benchmarks/coordinator_bench.h"
 #include "benchmarks/support/control_ranks.h"
 #include "benchmarks/support/floor_services.h"

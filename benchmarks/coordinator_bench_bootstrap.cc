@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 
 #include "base/clock.h"
+#include "base/file_limit.h"
 #include "benchmarks/coordinator_bench.h"
 #include "benchmarks/support/control_ranks.h"
 #include "benchmarks/support/floor_services.h"

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
+#include "base/file_limit.h"
 #include "base/status_macros.h"
 #include "cli/signals.h"
 #include "cli/verb.h"
@@ -46,6 +47,8 @@ absl::StatusOr<int> Serve(CoordinatorFlags& flags) {
   flags.server.coordinator.reuse = !flags.no_reuse;
   // Before any thread exists, so that all of them inherit the mask.
   BlockedSignals signals({SIGINT, SIGTERM});
+  // A connection for each rank.
+  RaiseFileLimit();
   FERRY_ASSIGN_OR_RETURN(std::unique_ptr<coord::CoordinatorServer> server,
                          coord::CoordinatorServer::Create(flags.server));
   std::printf("ferry coordinator listening on %s\n", server->address().c_str());

@@ -3,6 +3,7 @@
 #include "coord/grpc_server.h"
 
 #include <chrono>
+#include <cstdio>
 #include <random>
 #include <utility>
 
@@ -12,7 +13,6 @@
 #include <grpcpp/server_builder.h>
 
 #include "absl/base/call_once.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
@@ -47,16 +47,7 @@ int Milliseconds(absl::Duration duration) {
 
 absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
     ServerOptions options) {
-  const size_t colon = options.listen.rfind(':');
-  // gRPC would take a port beyond the range modulo 65536 and listen somewhere else.
-  int port = -1;
-  const bool is_address = colon != std::string::npos && colon > 0 &&
-                          absl::SimpleAtoi(options.listen.substr(colon + 1), &port) && port >= 0 &&
-                          port <= 65535;
-  if (!is_address) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "\"", options.listen, "\" is not HOST:PORT with a port up to 65535 (0 takes a free one)"));
-  }
+  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<TcpListener> listener, TcpListener::Open(options.listen));
   FERRY_ASSIGN_OR_RETURN(
       std::unique_ptr<Coordinator> coordinator,
       Coordinator::Create(std::move(options.coordinator), SteadyClock(), RandomIncarnation()));
@@ -66,11 +57,12 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
       new CoordinatorServer(std::move(coordinator), options.stop_grace));
 
   grpc::ServerBuilder builder;
-  builder.AddListeningPort(options.listen, grpc::InsecureServerCredentials(), &self->port_);
+  // The port is ours and the connections gRPC's: see TcpListener.
+  self->acceptor_ = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+      grpc::InsecureServerCredentials());
   builder.SetMaxReceiveMessageSize(-1);
   builder.SetMaxSendMessageSize(-1);
-  // A second server on a port is an error, not a half of the job each.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(options.keepalive_time));
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
                              Milliseconds(options.keepalive_timeout));
@@ -87,13 +79,23 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
   self->services_.push_back(MakeControlService(self->sessions_));
   for (const auto& service : self->services_) builder.RegisterService(service.get());
   self->server_ = builder.BuildAndStart();
-  if (self->server_ == nullptr || self->port_ == 0) {
-    return absl::UnavailableError(absl::StrCat(
-        "cannot listen on ", options.listen,
-        ": the port is in use (`ss -ltnp` says by whom), or the address is not one of this host"));
+  if (self->server_ == nullptr) {
+    return absl::InternalError("gRPC does not start a server; GRPC_VERBOSITY=info tells more");
   }
-  self->address_ = absl::StrCat(options.listen.substr(0, colon), ":", self->port_);
+  self->port_ = listener->port();
+  self->address_ =
+      absl::StrCat(options.listen.substr(0, options.listen.rfind(':')), ":", self->port_);
   self->strand_.Run([](Coordinator& c) { c.SetErrorReport(ReportErrorToTask); });
+  self->listener_ = std::move(listener);
+  self->listener_->Start(
+      [acceptor = self->acceptor_.get()](UniqueFd connection) {
+        grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
+        parameters.fd = connection.Release();
+        acceptor->HandleNewConnection(&parameters);
+      },
+      [](const std::string& trouble) {
+        std::fprintf(stderr, "ferry coordinator: %s\n", trouble.c_str());
+      });
   return self;
 }
 
@@ -107,6 +109,7 @@ void CoordinatorServer::Stop() {
   if (server_ == nullptr) return;
   strand_.Run([](Coordinator& coordinator) { coordinator.Stop(); });
   sessions_.CloseAll(absl::UnavailableError("the coordinator is stopping"));
+  listener_->Close();
   server_->Shutdown(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(stop_grace_));
   server_->Wait();
   server_ = nullptr;

@@ -10,6 +10,7 @@
 
 #include <grpcpp/impl/codegen/service_type.h>
 #include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -19,6 +20,7 @@
 #include "coord/grpc_control_service.h"
 #include "coord/options.h"
 #include "coord/strand.h"
+#include "coord/tcp_listener.h"
 
 namespace ferry::coord {
 
@@ -36,7 +38,7 @@ struct ServerOptions {
 
 // Thread-safe. Serves xla.DistributedRuntimeService, tensorflow.CoordinationService,
 // xla.coordination.CoordinationService, ferry.v1.Control, gRPC health checking and reflection, all
-// over one Coordinator. Threads: gRPC's own, and the strand's timer.
+// over one Coordinator. Threads: gRPC's own, the strand's timer, and one that accepts.
 class CoordinatorServer final {
  public:
   // Listens when it returns.
@@ -67,7 +69,10 @@ class CoordinatorServer final {
   DeviceInfoMerger devices_;
   ControlSessions sessions_;
   std::vector<std::unique_ptr<grpc::Service>> services_;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
   std::unique_ptr<grpc::Server> server_;
+  // Gives its connections to the acceptor.
+  std::unique_ptr<TcpListener> listener_;
   int port_ = 0;
   std::string address_;
 };

@@ -23,6 +23,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
+#include "base/file_limit.h"
 #include "benchmarks/support/floor_services.h"
 #include "coord/grpc_server.h"
 
@@ -142,15 +143,6 @@ int Serve(absl::string_view kind, int tasks) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   RaiseFileLimit();
   return kind == Name(ServerKind::kFloor) ? ServeFloor(tasks) : ServeCoordinator(tasks);
-}
-
-int64_t RaiseFileLimit() {
-  rlimit limit{};
-  getrlimit(RLIMIT_NOFILE, &limit);
-  limit.rlim_cur = limit.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &limit);
-  getrlimit(RLIMIT_NOFILE, &limit);
-  return static_cast<int64_t>(limit.rlim_cur);
 }
 
 }  // namespace ferry::bench

@@ -50,9 +50,6 @@ class ServerProcess final {
 // The body of the child. Returns the process's exit status.
 int Serve(absl::string_view kind, int tasks);
 
-// Lets this process have as many open files as the system allows; returns how many.
-int64_t RaiseFileLimit();
-
 }  // namespace ferry::bench
 
 #endif  // FERRY_BENCHMARKS_SUPPORT_SERVER_PROCESS_H_

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Callbacks are called once, and not once they are taken back.
 #include "rendezvous/cancellation.h"
 
 #include <gtest/gtest.h>

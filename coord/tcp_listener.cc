@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sockets that listen.
+#include "coord/tcp_listener.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+
+#include "base/clock.h"
+#include "base/text.h"
+
+namespace ferry::coord {
+namespace {
+
+constexpr int kBacklog = 4096;  // a whole job may come at one instant; the kernel may allow less
+// How long to wait for a descriptor to become free before another try.
+constexpr int kRetryMs = 100;
+constexpr absl::Duration kTroublePeriod = absl::Seconds(10);
+// Bytes that a peer does not acknowledge for so long end the connection. As gRPC's own default.
+constexpr unsigned kUserTimeoutMs = 20'000;
+
+struct HostPort {
+  std::string host;
+  int port = 0;
+};
+
+absl::StatusOr<HostPort> Split(const std::string& address) {
+  HostPort split;
+  const size_t colon = address.rfind(':');
+  // A port beyond the range would be taken modulo 65536 somewhere further down.
+  const bool is_address = colon != std::string::npos && colon > 0 &&
+                          absl::SimpleAtoi(address.substr(colon + 1), &split.port) &&
+                          split.port >= 0 && split.port <= 65535;
+  if (!is_address) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(Quoted(address),
+                     " is not HOST:PORT with a port up to 65535 (0 takes a free "
+                     "one)"));
+  }
+  split.host = address.substr(0, colon);
+  if (split.host.front() == '[' && split.host.back() == ']') {
+    split.host = split.host.substr(1, split.host.size() - 2);
+  } else if (split.host.find(':') != std::string::npos) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        Quoted(address), " is not HOST:PORT; an IPv6 address is written in brackets: [::1]:0"));
+  }
+  return split;
+}
+
+absl::Status BindError(const std::string& address, int port, int error) {
+  const std::string where = absl::StrCat("cannot listen on ", address, ": ");
+  switch (error) {
+    case EADDRINUSE:
+      return absl::UnavailableError(
+          absl::StrCat(where, "port ", port, " is in use (`ss -ltnp` says by whom)"));
+    case EADDRNOTAVAIL:
+      return absl::UnavailableError(absl::StrCat(where, "it is no address of this host"));
+    case EACCES:
+      return absl::UnavailableError(absl::StrCat(where, "this user may not listen on port ", port));
+    default:
+      return absl::UnavailableError(absl::StrCat(where, std::strerror(error)));
+  }
+}
+
+// Of a bound socket.
+int PortOf(int fd) {
+  sockaddr_storage address = {};
+  socklen_t size = sizeof(address);
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return 0;
+  return ntohs(address.ss_family == AF_INET6
+                   ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
+                   : reinterpret_cast<const sockaddr_in&>(address).sin_port);
+}
+
+void SetPort(sockaddr* address, int port) {
+  if (address->sa_family == AF_INET6) {
+    reinterpret_cast<sockaddr_in6*>(address)->sin6_port = htons(static_cast<uint16_t>(port));
+  } else {
+    reinterpret_cast<sockaddr_in*>(address)->sin_port = htons(static_cast<uint16_t>(port));
+  }
+}
+
+// Invalid, with errno set, if it cannot be bound.
+UniqueFd Listen(const sockaddr* address, socklen_t bytes, bool is_v6_only) {
+  UniqueFd fd(socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd.valid()) return fd;
+  const int on = 1;
+  const int v6_only = is_v6_only ? 1 : 0;
+  // Connections of a former life may still be closing; two listeners at once stay an error. What
+  // is set here the connections inherit.
+  setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  setsockopt(fd.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &kUserTimeoutMs, sizeof(kUserTimeoutMs));
+  if (address->sa_family == AF_INET6) {
+    setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &v6_only, sizeof(v6_only));
+  }
+  if (bind(fd.get(), address, bytes) != 0 || listen(fd.get(), kBacklog) != 0) {
+    const int error = errno;
+    fd.Reset();
+    errno = error;
+  }
+  return fd;
+}
+
+bool IsOutOfResources(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<TcpListener>> TcpListener::Open(const std::string& address) {
+  const absl::StatusOr<HostPort> split = Split(address);
+  if (!split.ok()) return split.status();
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE;
+  addrinfo* found = nullptr;
+  if (const int error = getaddrinfo(split->host.c_str(), nullptr, &hints, &found); error != 0) {
+    return absl::UnavailableError(absl::StrCat("cannot listen on ", address, ": host ",
+                                               Quoted(split->host), " cannot be resolved (",
+                                               gai_strerror(error), ")"));
+  }
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> addresses(found, freeaddrinfo);
+  auto listener = std::unique_ptr<TcpListener>(new TcpListener());
+  listener->port_ = split->port;
+  int error = EADDRNOTAVAIL;
+  for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
+    if (each->ai_family != AF_INET && each->ai_family != AF_INET6) continue;
+    // All of them on the port that the first one got.
+    SetPort(each->ai_addr, listener->port_);
+    UniqueFd fd = Listen(each->ai_addr, each->ai_addrlen, /*is_v6_only=*/split->host != "::");
+    if (!fd.valid()) {
+      error = errno;
+      // A host without IPv6 may still have a name for it.
+      if (error == EADDRINUSE) return BindError(address, listener->port_, error);
+      continue;
+    }
+    listener->port_ = PortOf(fd.get());
+    listener->listeners_.push_back(std::move(fd));
+  }
+  if (listener->listeners_.empty()) return BindError(address, split->port, error);
+  listener->stop_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!listener->stop_.valid()) {
+    return absl::UnavailableError(absl::StrCat("eventfd: ", std::strerror(errno)));
+  }
+  return listener;
+}
+
+TcpListener::~TcpListener() { Close(); }
+
+void TcpListener::Start(ConnectionCallback on_connection, TroubleCallback on_trouble) {
+  on_connection_ = std::move(on_connection);
+  on_trouble_ = std::move(on_trouble);
+  thread_ = std::make_unique<Thread>("ferry-accept", [this] { Accept(); });
+}
+
+void TcpListener::Close() {
+  if (thread_ != nullptr) {
+    const uint64_t one = 1;
+    // Cannot fail: the counter is far from its end.
+    (void)!write(stop_.get(), &one, sizeof(one));
+    thread_ = nullptr;
+  }
+  listeners_.clear();
+}
+
+bool TcpListener::WaitForConnection(std::vector<bool>& is_ready) {
+  std::vector<pollfd> polled;
+  polled.push_back({stop_.get(), POLLIN, 0});
+  for (const UniqueFd& listener : listeners_) polled.push_back({listener.get(), POLLIN, 0});
+  while (poll(polled.data(), polled.size(), /*timeout=*/-1) < 0 && errno == EINTR) {
+  }
+  for (size_t i = 0; i < listeners_.size(); ++i) is_ready[i] = polled[i + 1].revents != 0;
+  return polled[0].revents == 0;
+}
+
+void TcpListener::Accept() {
+  std::vector<bool> is_ready(listeners_.size());
+  absl::Time told = absl::InfinitePast();
+  while (WaitForConnection(is_ready)) {
+    errno = 0;
+    for (size_t i = 0; i < listeners_.size(); ++i) {
+      if (is_ready[i]) AcceptAll(listeners_[i].get());
+      if (IsOutOfResources(errno)) break;
+    }
+    const int error = errno;
+    if (!IsOutOfResources(error)) continue;
+    // Whoever is in the queue waits there; without a pause this would be a busy loop.
+    if (const absl::Time now = SteadyClock().Now(); now - told >= kTroublePeriod) {
+      told = now;
+      rlimit limit = {};
+      getrlimit(RLIMIT_NOFILE, &limit);
+      on_trouble_(absl::StrCat(
+          "cannot accept connections for now: ", std::strerror(error),
+          error == EMFILE ? absl::StrCat("; ", limit.rlim_cur, " are allowed (raise `ulimit -n`)")
+                          : std::string()));
+    }
+    pollfd stop = {stop_.get(), POLLIN, 0};
+    poll(&stop, 1, kRetryMs);
+  }
+}
+
+void TcpListener::AcceptAll(int listener) {
+  while (true) {
+    UniqueFd connection(accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (connection.valid()) {
+      on_connection_(std::move(connection));
+    } else if (errno != EINTR && errno != ECONNABORTED) {
+      return;  // Nobody is left, or no descriptor is.
+    }
+  }
+}
+
+}  // namespace ferry::coord

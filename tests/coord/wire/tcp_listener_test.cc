@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// A listener under a process that runs out of descriptors, and addresses that are none.
+#include "coord/tcp_listener.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+#include "test_server.h"
+
+namespace ferry::coord {
+namespace {
+
+using ::testing::HasSubstr;
+
+// What a listener was given. Thread-safe.
+class Guests {
+ public:
+  TcpListener::ConnectionCallback Welcome() {
+    return [this](UniqueFd connection) {
+      absl::MutexLock lock(&mu_);
+      connections_.push_back(std::move(connection));
+    };
+  }
+  TcpListener::TroubleCallback Listen() {
+    return [this](const std::string& trouble) {
+      absl::MutexLock lock(&mu_);
+      troubles_.push_back(trouble);
+    };
+  }
+  size_t count() const {
+    absl::MutexLock lock(&mu_);
+    return connections_.size();
+  }
+  std::vector<std::string> troubles() const {
+    absl::MutexLock lock(&mu_);
+    return troubles_;
+  }
+  void SendAway() {
+    absl::MutexLock lock(&mu_);
+    connections_.clear();
+  }
+
+ private:
+  mutable absl::Mutex mu_;
+  std::vector<UniqueFd> connections_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::string> troubles_ ABSL_GUARDED_BY(mu_);
+};
+
+UniqueFd NewSocket() { return UniqueFd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)); }
+
+bool Connect(const UniqueFd& fd, int port) {
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+}
+
+// No descriptor above `highest` can be opened while this is there.
+class DescriptorLimit {
+ public:
+  explicit DescriptorLimit(int highest) {
+    getrlimit(RLIMIT_NOFILE, &before_);
+    rlimit limit = before_;
+    limit.rlim_cur = static_cast<rlim_t>(highest) + 1;
+    setrlimit(RLIMIT_NOFILE, &limit);
+  }
+  ~DescriptorLimit() { setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_ = {};
+};
+
+TEST(TcpListener, AcceptsOnAPortOfItsOwn) {
+  Guests guests;
+  const auto listener = *TcpListener::Open("127.0.0.1:0");
+  ASSERT_GT(listener->port(), 0);
+  listener->Start(guests.Welcome(), guests.Listen());
+  const UniqueFd client = NewSocket();
+  EXPECT_TRUE(Connect(client, listener->port()));
+  EXPECT_TRUE(Eventually([&] { return guests.count() == 1; }));
+  listener->Close();
+  EXPECT_FALSE(Connect(NewSocket(), listener->port()));
+}
+
+// A port scanner, or a job that is larger than the limit: connections wait, and are taken when
+// there are descriptors again.
+TEST(TcpListener, GoesOnWhenThereAreDescriptorsAgain) {
+  Guests guests;
+  const auto listener = *TcpListener::Open("127.0.0.1:0");
+  listener->Start(guests.Welcome(), guests.Listen());
+  std::vector<UniqueFd> clients;
+  int highest = 0;
+  for (int i = 0; i < 20; ++i) {
+    clients.push_back(NewSocket());
+    highest = std::max(highest, clients.back().get());
+  }
+  size_t taken = 0;
+  {
+    const DescriptorLimit limit(highest + 3);
+    for (const UniqueFd& client : clients) ASSERT_TRUE(Connect(client, listener->port()));
+    ASSERT_TRUE(Eventually([&] { return !guests.troubles().empty(); }));
+    taken = guests.count();
+    EXPECT_LT(taken, clients.size());
+    EXPECT_THAT(guests.troubles()[0], HasSubstr("Too many open files"));
+    EXPECT_THAT(guests.troubles()[0], HasSubstr("ulimit -n"));
+    guests.SendAway();
+    EXPECT_TRUE(Eventually([&] { return guests.count() > 0; }));
+  }
+  EXPECT_TRUE(Eventually([&] { return taken + guests.count() == clients.size(); }));
+  // It says so now and then, not for each.
+  EXPECT_EQ(guests.troubles().size(), 1u);
+}
+
+TEST(TcpListener, ListensOnBothFamilies) {
+  Guests guests;
+  const absl::StatusOr<std::unique_ptr<TcpListener>> listener = TcpListener::Open("[::]:0");
+  if (!listener.ok()) GTEST_SKIP() << "this host has no IPv6: " << listener.status();
+  (*listener)->Start(guests.Welcome(), guests.Listen());
+  const UniqueFd client = NewSocket();
+  EXPECT_TRUE(Connect(client, (*listener)->port()));
+  EXPECT_TRUE(Eventually([&] { return guests.count() == 1; }));
+}
+
+void ExpectRefused(const std::string& address, absl::StatusCode code, const char* why) {
+  const absl::Status status = TcpListener::Open(address).status();
+  EXPECT_EQ(status.code(), code) << address;
+  EXPECT_THAT(status.message(), HasSubstr(why));
+}
+
+TEST(TcpListener, SaysWhatIsWrongWithAnAddress) {
+  constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+  constexpr auto kUnavailable = absl::StatusCode::kUnavailable;
+  for (const char* address : {"", "host", ":80", "host:", "host:65536", "host:-1", "host:80x"}) {
+    ExpectRefused(address, kInvalid, "is not HOST:PORT");
+  }
+  ExpectRefused("::1:0", kInvalid, "[::1]:0");
+  ExpectRefused("nohost.invalid:0", kUnavailable, "cannot be resolved");
+  ExpectRefused("192.0.2.1:0", kUnavailable, "it is no address of this host");
+  const auto first = *TcpListener::Open("127.0.0.1:0");
+  ExpectRefused(absl::StrCat("127.0.0.1:", first->port()), kUnavailable, "is in use");
+}
+
+}  // namespace
+}  // namespace ferry::coord
