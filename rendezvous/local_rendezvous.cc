@@ -95,7 +95,7 @@ class LocalRendezvous::Core final : public std::enable_shared_from_this<Core> {
 
   void StartAbort(const absl::Status& why);
   absl::Status abort_status() const ABSL_LOCKS_EXCLUDED(abort_mu_);
-  size_t Fail(absl::FunctionRef<bool(const RendezvousKey&)> matches, const absl::Status& why);
+  size_t Fail(absl::FunctionRef<absl::Status(const RendezvousKey&)> verdict);
   void Expire();
   absl::Time NextDeadline() const;
   void ForEachPending(absl::Duration min_age,
@@ -200,7 +200,8 @@ class LocalRendezvous::Core final : public std::enable_shared_from_this<Core> {
   void AddDeadline(Shard& shard, const Item& item);
   // `item` is a receive that is in no shard any more.
   void Complete(ItemPtr item, absl::Status status, Received received);
-  void CompleteAll(std::vector<ItemPtr> items, const absl::Status& status);
+  // `item` is in no shard any more: a receive hears `why`, a send's value is dropped.
+  void End(ItemPtr item, const absl::Status& why);
 
   const Clock& clock_;
   const RendezvousLimits limits_;
@@ -295,14 +296,8 @@ void LocalRendezvous::Core::Complete(ItemPtr item, absl::Status status, Received
   Call(std::move(done), std::move(status), std::move(received));
 }
 
-void LocalRendezvous::Core::CompleteAll(std::vector<ItemPtr> items, const absl::Status& status) {
-  for (ItemPtr& item : items) {
-    if (item->is_send) {
-      item = nullptr;
-    } else {
-      Complete(std::move(item), status, Received());
-    }
-  }
+void LocalRendezvous::Core::End(ItemPtr item, const absl::Status& why) {
+  if (!item->is_send) Complete(std::move(item), why, Received());
 }
 
 absl::Status LocalRendezvous::Core::Send(const RendezvousKey& key, Tensor tensor, bool is_dead,
@@ -465,7 +460,7 @@ void LocalRendezvous::Core::StartAbort(const absl::Status& why) {
     shard.TakeAll([](const Item&) { return true; }, items);
     shard.deadlines.clear();
   }
-  CompleteAll(std::move(items), why);
+  for (ItemPtr& item : items) End(std::move(item), why);
 }
 
 absl::Status LocalRendezvous::Core::abort_status() const {
@@ -473,15 +468,17 @@ absl::Status LocalRendezvous::Core::abort_status() const {
   return abort_status_;
 }
 
-size_t LocalRendezvous::Core::Fail(absl::FunctionRef<bool(const RendezvousKey&)> matches,
-                                   const absl::Status& why) {
+size_t LocalRendezvous::Core::Fail(absl::FunctionRef<absl::Status(const RendezvousKey&)> verdict) {
   std::vector<ItemPtr> items;
   for (Shard& shard : shards_) {
     SpinLockHolder lock(&shard.mu);
-    shard.TakeAll([matches](const Item& item) { return matches(item.key); }, items);
+    shard.TakeAll([verdict](const Item& item) { return !verdict(item.key).ok(); }, items);
   }
   const size_t count = items.size();
-  CompleteAll(std::move(items), why);
+  for (ItemPtr& item : items) {
+    const absl::Status why = verdict(item->key);
+    End(std::move(item), why);
+  }
   return count;
 }
 
@@ -589,9 +586,8 @@ absl::StatusOr<Received> LocalRendezvous::Recv(const RendezvousKey& key, absl::D
 
 void LocalRendezvous::StartAbort(const absl::Status& why) { core_->StartAbort(why); }
 absl::Status LocalRendezvous::abort_status() const { return core_->abort_status(); }
-size_t LocalRendezvous::Fail(absl::FunctionRef<bool(const RendezvousKey&)> matches,
-                             const absl::Status& why) {
-  return core_->Fail(matches, why);
+size_t LocalRendezvous::Fail(absl::FunctionRef<absl::Status(const RendezvousKey&)> verdict) {
+  return core_->Fail(verdict);
 }
 void LocalRendezvous::Expire() { core_->Expire(); }
 absl::Time LocalRendezvous::NextDeadline() const { return core_->NextDeadline(); }

@@ -71,9 +71,9 @@ class LocalRendezvous final {
   // OK unless aborted.
   absl::Status abort_status() const;
 
-  // Receives that `matches` end with `why`, and sends that it matches are dropped; the step goes
-  // on. Returns how many.
-  size_t Fail(absl::FunctionRef<bool(const RendezvousKey&)> matches, const absl::Status& why);
+  // Receives for whose key `verdict` is not OK end with it, and such sends are dropped; the step
+  // goes on. Returns how many those were. `verdict` must not use the rendezvous.
+  size_t Fail(absl::FunctionRef<absl::Status(const RendezvousKey&)> verdict);
 
   // Ends the receives whose deadline has come.
   void Expire();

@@ -59,8 +59,9 @@ TEST(LocalFail, EndsWhatMatchesAndNothingElse) {
     rendezvous.RecvAsync(Key("r", task), {}, results.Writer());
     ASSERT_TRUE(rendezvous.Send(Key("s", task), Bytes(10)).ok());
   }
-  EXPECT_EQ(rendezvous.Fail([&dead](const RendezvousKey& key) { return key.dst().task == dead; },
-                            absl::UnavailableError("task 3 has died")),
+  EXPECT_EQ(rendezvous.Fail([&dead](const RendezvousKey& key) {
+    return key.dst().task == dead ? absl::UnavailableError("task 3 has died") : absl::OkStatus();
+  }),
             3u);
   EXPECT_THAT(results.all(),
               ElementsAre("UNAVAILABLE: task 3 has died", "UNAVAILABLE: task 3 has died"));

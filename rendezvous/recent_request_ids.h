@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// RecentRequestIds: notices a request that comes twice.
+#ifndef FERRY_RENDEZVOUS_RECENT_REQUEST_IDS_H_
+#define FERRY_RENDEZVOUS_RECENT_REQUEST_IDS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+
+namespace ferry {
+
+// Thread-safe. Remembers the last `window` ids; a client draws them at random, so that an older one
+// that comes again is a coincidence.
+// Source: tensorflow/core/distributed_runtime/recent_request_ids.h.
+class RecentRequestIds final {
+ public:
+  explicit RecentRequestIds(size_t window = 100'000) : ring_(window, 0) {}
+
+  //   Errors: ABORTED if the id was seen before; never for 0, which clients without ids send.
+  absl::Status TrackUnique(int64_t request_id, absl::string_view method) ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  absl::Mutex mu_;
+  size_t next_ ABSL_GUARDED_BY(mu_) = 0;
+  // 0 where there is none yet.
+  std::vector<int64_t> ring_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_set<int64_t> seen_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_RENDEZVOUS_RECENT_REQUEST_IDS_H_

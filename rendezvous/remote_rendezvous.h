@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// RemoteRendezvous: one step of one worker; finds values here or gets them from other workers.
+#ifndef FERRY_RENDEZVOUS_REMOTE_RENDEZVOUS_H_
+#define FERRY_RENDEZVOUS_REMOTE_RENDEZVOUS_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+
+#include "base/clock.h"
+#include "rendezvous/device_name.h"
+#include "rendezvous/key.h"
+#include "rendezvous/local_rendezvous.h"
+#include "rendezvous/value.h"
+
+namespace ferry {
+
+// A value that is under way from another worker.
+class RemoteFetch {
+ public:
+  virtual ~RemoteFetch() = default;
+  // Nobody waits for it any more. May come at any time, and more than once.
+  virtual void Cancel() = 0;
+};
+
+// Gets values from other workers, by whatever carries them.
+class RemoteFetcher {
+ public:
+  virtual ~RemoteFetcher() = default;
+  // Asks the source's task for the value of `key`. `done` is called exactly once, on any thread,
+  // not from inside; it may come before this returns.
+  virtual std::shared_ptr<RemoteFetch> Fetch(int64_t step_id, const RendezvousKey& key,
+                                             const RecvArgs& args, RecvCallback done) = 0;
+};
+
+// What a step is waiting for, for status reports.
+struct PendingStepOp {
+  enum class Side { kSend, kRecv, kFetch, kDeferred };
+
+  int64_t step_id = 0;
+  RendezvousKey key;
+  Side side = Side::kSend;
+  size_t bytes = 0;
+  absl::Duration age;
+};
+
+// Thread-safe; shared by whoever runs the step. Everything that waits is ended by StartAbort, and
+// nothing can slip past it: a fetch that was being issued at that moment is called off when it has
+// been. Callbacks run on the thread of whoever completes them, with no lock held.
+// Source: tensorflow/core/distributed_runtime/base_rendezvous_mgr.cc; departures:
+// docs/rendezvous.md.
+class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezvous> {
+ public:
+  // Made by a RendezvousManager. `fetcher` and `clock` outlive it.
+  RemoteRendezvous(int64_t step_id, const Clock& clock, RendezvousLimits limits,
+                   RemoteFetcher& fetcher);
+  ~RemoteRendezvous();
+
+  int64_t step_id() const { return step_id_; }
+
+  // Says which worker this is; local receives that came earlier are served now. Once more with the
+  // same name is fine.
+  //   Errors: INTERNAL for another name.
+  absl::Status Initialize(const TaskName& worker) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // As LocalRendezvous::Send.
+  //   Errors: also INTERNAL before Initialize, INVALID_ARGUMENT unless the source is here.
+  absl::Status Send(const RendezvousKey& key, Tensor tensor, bool is_dead = false,
+                    SendArgs args = {});
+
+  // For a consumer of this worker: from the local table if the source is here too, else from the
+  // source's worker.
+  //   Errors: the abort's status (no fetch is issued then); INTERNAL before Initialize;
+  //   INVALID_ARGUMENT unless the destination is here; CANCELLED (derived); DEADLINE_EXCEEDED.
+  void RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done);
+
+  // For a consumer anywhere, of a value that is sent here. Waits for Initialize if need be.
+  //   Errors: as LocalRendezvous; INVALID_ARGUMENT unless the source is here.
+  void RecvLocalAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done);
+
+  // Ends everything with `why`, for good; CANCELLED and ABORTED are marked as derived, because
+  // something else was the cause. REQUIRES: not OK.
+  void StartAbort(const absl::Status& why);
+  // As it was marked.
+  absl::Status abort_status() const { return local_.abort_status(); }
+
+  // Ends what needs `task`, with `why` and the key; the rest of the step goes on. Returns how many.
+  size_t FailTask(const TaskName& task, const absl::Status& why);
+
+  // As LocalRendezvous.
+  void Expire();
+  absl::Time NextDeadline() const ABSL_LOCKS_EXCLUDED(mu_);
+  void ForEachPending(absl::Duration min_age,
+                      absl::FunctionRef<void(const PendingStepOp&)> visit) const
+      ABSL_LOCKS_EXCLUDED(mu_);
+  size_t fetch_count() const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  // A fetch, or a local receive that waits for Initialize.
+  struct Waiting {
+    RendezvousKey key;
+    RecvArgs args;
+    RecvCallback done;
+    absl::Time since;
+    Cancellation::Token token = Cancellation::kNoToken;
+    // Null while the fetch is being issued, and for deferred receives.
+    std::shared_ptr<RemoteFetch> fetch;
+    bool is_deferred = false;
+  };
+
+  std::optional<TaskName> worker() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Keeps `waiting` and returns its id; ends it, and returns 0, if the step is aborted or it is
+  // cancelled.
+  uint64_t Add(Waiting waiting) ABSL_LOCKS_EXCLUDED(mu_);
+  std::optional<Waiting> Take(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends it if it still waits.
+  void End(uint64_t id, absl::Status status, Received received) ABSL_LOCKS_EXCLUDED(mu_);
+  void Complete(Waiting waiting, absl::Status status, Received received);
+  void EndAll(absl::FunctionRef<absl::Status(const Waiting&)> verdict, size_t& count)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void FetchRemote(const RendezvousKey& key, RecvArgs args, RecvCallback done);
+
+  // Constant after construction.
+  const int64_t step_id_;
+  const Clock& clock_;
+  RemoteFetcher& fetcher_;
+
+  LocalRendezvous local_;
+  // Never held while calling out. Lock order: this, then a cancellation's.
+  mutable absl::Mutex mu_;
+  std::optional<TaskName> worker_ ABSL_GUARDED_BY(mu_);
+  absl::Status abort_status_ ABSL_GUARDED_BY(mu_);
+  uint64_t last_id_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::flat_hash_map<uint64_t, Waiting> waiting_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_RENDEZVOUS_REMOTE_RENDEZVOUS_H_

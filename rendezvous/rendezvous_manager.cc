@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// Steps that are open, and those that were.
+#include "rendezvous/rendezvous_manager.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+
+#include "base/text.h"
+
+namespace ferry {
+
+RendezvousManager::RendezvousManager(const Clock& clock, RemoteFetcher& fetcher,
+                                     RendezvousManagerOptions options)
+    : clock_(clock), fetcher_(fetcher), options_(options) {}
+
+RendezvousManager::~RendezvousManager() { CleanupAll(); }
+
+absl::StatusOr<std::shared_ptr<RemoteRendezvous>> RendezvousManager::Find(int64_t step_id) {
+  absl::MutexLock lock(&mu_);
+  const auto found = steps_.find(step_id);
+  if (found != steps_.end()) return found->second;
+  if (finished_.contains(step_id)) {
+    return absl::AbortedError(absl::StrCat("step ", step_id, " is over"));
+  }
+  if (steps_.size() >= options_.max_steps) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(steps_.size(), " steps are open, the limit (--max-steps); step ", step_id,
+                     " cannot begin. Are finished steps cleaned up?"));
+  }
+  return steps_
+      .emplace(step_id,
+               std::make_shared<RemoteRendezvous>(step_id, clock_, options_.limits, fetcher_))
+      .first->second;
+}
+
+void RendezvousManager::RecvLocalAsync(int64_t step_id, const RendezvousKey& key, RecvArgs args,
+                                       RecvCallback done) {
+  absl::StatusOr<StepPtr> step = Find(step_id);
+  if (!step.ok()) return std::move(done)(step.status(), {});
+  (*step)->RecvLocalAsync(key, std::move(args), std::move(done));
+}
+
+absl::StatusOr<Received> RendezvousManager::RecvLocal(int64_t step_id, const RendezvousKey& key,
+                                                      absl::Duration timeout, RecvArgs args) {
+  // Shared, because the delivery may still be touching it when we have left.
+  struct Waiter {
+    absl::Notification done;
+    absl::Status status;
+    Received received;
+    // Ends this receive; the caller's own cancellation is passed on to it.
+    Cancellation cancellation;
+  };
+  auto waiter = std::make_shared<Waiter>();
+  Cancellation* const outer = args.cancellation;
+  Cancellation::Token token = Cancellation::kNoToken;
+  if (outer != nullptr) {
+    token = outer->Register([waiter] { waiter->cancellation.Cancel(); });
+    if (token == Cancellation::kNoToken) waiter->cancellation.Cancel();
+  }
+  args.cancellation = &waiter->cancellation;
+  RecvLocalAsync(step_id, key, std::move(args), [waiter](absl::Status status, Received received) {
+    waiter->status = std::move(status);
+    waiter->received = std::move(received);
+    waiter->done.Notify();
+  });
+  const bool is_in_time = waiter->done.WaitForNotificationWithTimeout(timeout);
+  if (!is_in_time) {
+    waiter->cancellation.Cancel();
+    // Ended by that, or by a delivery that is under way.
+    waiter->done.WaitForNotification();
+  }
+  if (token != Cancellation::kNoToken) outer->Deregister(token);
+  if (waiter->status.ok()) {
+    waiter->received.recv_args.cancellation = outer;
+    return std::move(waiter->received);
+  }
+  if (!is_in_time && absl::IsCancelled(waiter->status)) {
+    return absl::DeadlineExceededError(absl::StrCat("waited ", ShortDuration(timeout), " in step ",
+                                                    step_id, " for ", absl::CEscape(key.text()),
+                                                    ", which nobody has sent"));
+  }
+  return waiter->status;
+}
+
+void RendezvousManager::RememberFinishedLocked(int64_t step_id) {
+  if (!finished_.insert(step_id).second) return;
+  finished_order_.push_back(step_id);
+  if (finished_order_.size() > options_.max_finished_steps) {
+    finished_.erase(finished_order_.front());
+    finished_order_.pop_front();
+  }
+}
+
+void RendezvousManager::Cleanup(int64_t step_id) {
+  StepPtr step;
+  {
+    absl::MutexLock lock(&mu_);
+    RememberFinishedLocked(step_id);
+    const auto found = steps_.find(step_id);
+    if (found == steps_.end()) return;
+    step = std::move(found->second);
+    steps_.erase(found);
+  }
+  step->StartAbort(absl::AbortedError(absl::StrCat("Cleanup ", step_id)));
+}
+
+void RendezvousManager::CleanupAll() {
+  absl::flat_hash_map<int64_t, StepPtr> steps;
+  {
+    absl::MutexLock lock(&mu_);
+    steps.swap(steps_);
+    for (const auto& [step_id, step] : steps) RememberFinishedLocked(step_id);
+  }
+  for (const auto& [step_id, step] : steps) step->StartAbort(absl::AbortedError("Shutdown"));
+}
+
+std::vector<RendezvousManager::StepPtr> RendezvousManager::Steps() const {
+  std::vector<StepPtr> steps;
+  absl::MutexLock lock(&mu_);
+  steps.reserve(steps_.size());
+  for (const auto& [step_id, step] : steps_) steps.push_back(step);
+  return steps;
+}
+
+size_t RendezvousManager::FailTask(const TaskName& task, const absl::Status& why) {
+  size_t count = 0;
+  for (const StepPtr& step : Steps()) count += step->FailTask(task, why);
+  return count;
+}
+
+void RendezvousManager::Expire() {
+  for (const StepPtr& step : Steps()) step->Expire();
+}
+
+absl::Time RendezvousManager::NextDeadline() const {
+  absl::Time next = absl::InfiniteFuture();
+  for (const StepPtr& step : Steps()) next = std::min(next, step->NextDeadline());
+  return next;
+}
+
+void RendezvousManager::ForEachPending(absl::Duration min_age,
+                                       absl::FunctionRef<void(const PendingStepOp&)> visit) const {
+  for (const StepPtr& step : Steps()) step->ForEachPending(min_age, visit);
+}
+
+size_t RendezvousManager::step_count() const {
+  absl::MutexLock lock(&mu_);
+  return steps_.size();
+}
+
+}  // namespace ferry

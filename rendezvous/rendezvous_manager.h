@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// RendezvousManager: the rendezvous of every step of a worker.
+#ifndef FERRY_RENDEZVOUS_RENDEZVOUS_MANAGER_H_
+#define FERRY_RENDEZVOUS_RENDEZVOUS_MANAGER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+
+#include "base/clock.h"
+#include "rendezvous/remote_rendezvous.h"
+
+namespace ferry {
+
+struct RendezvousManagerOptions {
+  RendezvousLimits limits;
+  // Steps that are open at a time.
+  size_t max_steps = 100'000;
+  // Finished steps that are remembered, so that what comes late for one is told so at once instead
+  // of waiting for ever in a step that nobody runs. Step ids are random: there is no "older than".
+  size_t max_finished_steps = 100'000;
+};
+
+// Thread-safe. Lives as long as the worker; whoever keeps time calls Expire.
+class RendezvousManager final {
+ public:
+  // `clock` and `fetcher` outlive it.
+  RendezvousManager(const Clock& clock, RemoteFetcher& fetcher,
+                    RendezvousManagerOptions options = {});
+  // As CleanupAll.
+  ~RendezvousManager();
+
+  RendezvousManager(const RendezvousManager&) = delete;
+  RendezvousManager& operator=(const RendezvousManager&) = delete;
+
+  // The step's rendezvous, made if this is the first to ask: a peer's request may come before the
+  // step begins here.
+  //   Errors: ABORTED the step is over; RESOURCE_EXHAUSTED too many are open.
+  absl::StatusOr<std::shared_ptr<RemoteRendezvous>> Find(int64_t step_id) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // RemoteRendezvous::RecvLocalAsync of the step, for a consumer anywhere.
+  //   Errors: also as Find.
+  void RecvLocalAsync(int64_t step_id, const RendezvousKey& key, RecvArgs args, RecvCallback done);
+  // Blocks for at most `timeout` of real time; else the same.
+  absl::StatusOr<Received> RecvLocal(int64_t step_id, const RendezvousKey& key,
+                                     absl::Duration timeout, RecvArgs args = {});
+
+  // The step is over: what still waits in it ends ABORTED, and so does what comes later.
+  void Cleanup(int64_t step_id) ABSL_LOCKS_EXCLUDED(mu_);
+  // All steps are.
+  void CleanupAll() ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Ends what needs `task`, in every step, with `why` and the key. Returns how many.
+  size_t FailTask(const TaskName& task, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+
+  void Expire() ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Time NextDeadline() const ABSL_LOCKS_EXCLUDED(mu_);
+
+  // What has waited for at least `min_age`, step by step.
+  void ForEachPending(absl::Duration min_age,
+                      absl::FunctionRef<void(const PendingStepOp&)> visit) const
+      ABSL_LOCKS_EXCLUDED(mu_);
+  size_t step_count() const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  using StepPtr = std::shared_ptr<RemoteRendezvous>;
+
+  std::vector<StepPtr> Steps() const ABSL_LOCKS_EXCLUDED(mu_);
+  void RememberFinishedLocked(int64_t step_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // Constant after construction.
+  const Clock& clock_;
+  RemoteFetcher& fetcher_;
+  const RendezvousManagerOptions options_;
+
+  // Never held while a step is used.
+  mutable absl::Mutex mu_;
+  absl::flat_hash_map<int64_t, StepPtr> steps_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_set<int64_t> finished_ ABSL_GUARDED_BY(mu_);
+  std::deque<int64_t> finished_order_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_RENDEZVOUS_RENDEZVOUS_MANAGER_H_

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lending buffers in place: scenarios 107 to 111; and requests that come twice: 56 and 57.
+#include "rendezvous/buf_rendezvous.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "rendezvous/recent_request_ids.h"
+#include "rendezvous_fixture.h"
+
+namespace ferry {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr uint64_t kIncarnation = 7;
+
+class Buf : public ::testing::Test {
+ protected:
+  void Provide(const std::string& key, Tensor tensor) {
+    buf_->Provide(key, std::move(tensor),
+                  [this](absl::Status status) { log_.push_back("producer " + status.ToString()); });
+  }
+  void Consume(const std::string& key, uint64_t incarnation = kIncarnation) {
+    buf_->Consume(key, incarnation, [this](absl::Status status, LentBuffer lent) {
+      log_.push_back("consumer " + status.ToString());
+      lent_ = std::move(lent);
+    });
+  }
+
+  std::vector<std::string> log_;
+  std::unique_ptr<BufRendezvous> buf_ = std::make_unique<BufRendezvous>(kIncarnation);
+  // Last: giving it back is logged.
+  LentBuffer lent_;
+};
+
+// Scenario 107.
+TEST_F(Buf, TheProducerHearsWhenTheConsumerIsDone) {
+  for (const bool provides_first : {true, false}) {
+    log_.clear();
+    const Tensor tensor = Bytes(8);
+    if (provides_first) Provide("k", tensor);
+    Consume("k");
+    if (!provides_first) Provide("k", tensor);
+    EXPECT_THAT(log_, ElementsAre("consumer OK"));
+    EXPECT_EQ(lent_.tensor().data(), tensor.data());
+    lent_.Release();
+    EXPECT_THAT(log_, ElementsAre("consumer OK", "producer OK"));
+    lent_.Release();
+    EXPECT_EQ(log_.size(), 2u);
+  }
+}
+
+TEST_F(Buf, ABufferIsGivenBackByWhoeverDropsIt) {
+  Provide("k", Bytes(8));
+  buf_->Consume("k", kIncarnation, [](absl::Status, LentBuffer) {});
+  EXPECT_THAT(log_, ElementsAre("producer OK"));
+}
+
+TEST_F(Buf, TakesOneProducerAndOneConsumer) {
+  Provide("p", Bytes(8));
+  Provide("p", Bytes(8));
+  Consume("c");
+  Consume("c");
+  EXPECT_THAT(log_,
+              ElementsAre("producer INTERNAL: BufRendezvous::ProvideBuf already called for key p",
+                          "consumer INTERNAL: Second consumer arrived for key c"));
+}
+
+// Scenario 109.
+TEST_F(Buf, DestructionEndsWhoWaits) {
+  Consume("c");
+  Provide("p", Bytes(8));
+  buf_ = nullptr;
+  ASSERT_EQ(log_.size(), 2u);
+  for (const std::string& line : log_) {
+    EXPECT_THAT(line, HasSubstr("INTERNAL: Delete called on non-empty BufRendezvous"));
+  }
+}
+
+// Scenario 110.
+TEST_F(Buf, AbortReachesBothSidesAndThoseWhoComeLater) {
+  Consume("c");
+  Provide("p", Bytes(8));
+  buf_->StartAbort(absl::AbortedError("over"));
+  buf_->StartAbort(absl::InternalError("later"));
+  Consume("x");
+  Provide("y", Bytes(8));
+  ASSERT_EQ(log_.size(), 4u);
+  for (const std::string& line : log_) EXPECT_THAT(line, HasSubstr("ABORTED: over"));
+}
+
+// Scenario 111.
+TEST_F(Buf, AConsumerOfAnotherLifeIsRefused) {
+  Provide("k", Bytes(8));
+  Consume("k", kIncarnation + 1);
+  ASSERT_EQ(log_.size(), 1u);
+  EXPECT_THAT(log_[0], StartsWith("consumer FAILED_PRECONDITION: RecvBuf expects a different"));
+  // The buffer is still there for the right one.
+  Consume("k");
+  EXPECT_EQ(log_.back(), "consumer OK");
+}
+
+// Scenarios 56 and 57.
+TEST(RecentRequestIds, NoticesTheSameIdWithinItsWindow) {
+  RecentRequestIds ids(3);
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(ids.TrackUnique(0, "RecvTensor").ok());
+  for (const int64_t id : {10, -11, 12}) EXPECT_TRUE(ids.TrackUnique(id, "RecvTensor").ok());
+  const absl::Status twice = ids.TrackUnique(-11, "RecvTensor");
+  EXPECT_EQ(twice.code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(std::string(twice.message()),
+              StartsWith("The same RecvTensor request was received twice."));
+  // Pushed out by the fourth.
+  EXPECT_TRUE(ids.TrackUnique(13, "RecvTensor").ok());
+  EXPECT_TRUE(ids.TrackUnique(10, "RecvTensor").ok());
+}
+
+}  // namespace
+}  // namespace ferry

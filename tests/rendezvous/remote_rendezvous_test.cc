@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: Apache-2.0
+// Steps of a worker: scenarios 28 to 53 of the rendezvous reference, with a fetcher that does as
+// it is told.
+#include "rendezvous/remote_rendezvous.h"
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "rendezvous/rendezvous_manager.h"
+#include "rendezvous_fixture.h"
+
+namespace ferry {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+using ::testing::UnorderedElementsAre;
+
+constexpr absl::Duration kLong = absl::Seconds(30);
+
+TaskName Task(int task) { return {"worker", 0, task}; }
+
+// From task `src` to task `dst`.
+RendezvousKey KeyOf(int src, int dst, absl::string_view edge = "e") {
+  return *RendezvousKey::Parse(
+      RendezvousKey::Text(absl::StrCat("/job:worker/replica:0/task:", src, "/device:CPU:0"), 1,
+                          absl::StrCat("/job:worker/replica:0/task:", dst, "/device:CPU:0"), edge));
+}
+
+// Keeps what it is asked for until the test answers.
+class FakeFetcher final : public RemoteFetcher {
+ public:
+  class Call final : public RemoteFetch {
+   public:
+    explicit Call(RecvCallback done) : done_(std::move(done)) {}
+    void Cancel() override { ++cancels; }
+    void Answer(absl::Status status, Received received = {}) {
+      std::move(done_)(std::move(status), std::move(received));
+    }
+
+    std::atomic<int> cancels{0};
+
+   private:
+    RecvCallback done_;
+  };
+
+  std::shared_ptr<RemoteFetch> Fetch(int64_t step_id, const RendezvousKey& key, const RecvArgs&,
+                                     RecvCallback done) override {
+    keys.push_back(absl::StrCat(step_id, " ", key.edge()));
+    calls.push_back(std::make_shared<Call>(std::move(done)));
+    if (while_issuing) while_issuing();
+    return calls.back();
+  }
+
+  std::vector<std::string> keys;
+  std::vector<std::shared_ptr<Call>> calls;
+  std::function<void()> while_issuing;
+};
+
+class Remote : public ::testing::Test {
+ protected:
+  std::shared_ptr<RemoteRendezvous> Begin(int64_t step_id) {
+    auto step = *manager_.Find(step_id);
+    EXPECT_TRUE(step->Initialize(Task(0)).ok());
+    return step;
+  }
+
+  FakeClock clock_;
+  FakeFetcher fetcher_;
+  Results results_;
+  RendezvousManager manager_{clock_, fetcher_};
+};
+
+// Scenario 28.
+TEST_F(Remote, AValueSentHereIsFoundHere) {
+  const auto step = Begin(123);
+  ASSERT_TRUE(step->Send(KeyOf(0, 1), Value("v")).ok());
+  EXPECT_EQ(manager_.RecvLocal(123, KeyOf(0, 1), kLong)->tensor.strings()[0], "v");
+  manager_.Cleanup(123);
+  EXPECT_EQ(manager_.step_count(), 0u);
+}
+
+// Scenario 29.
+TEST_F(Remote, AbortEndsALocalReceive) {
+  const auto step = Begin(1);
+  step->RecvLocalAsync(KeyOf(0, 1), {}, results_.Writer());
+  step->StartAbort(absl::AbortedError("gone"));
+  EXPECT_THAT(results_.all(), ElementsAre("ABORTED: [_Derived_]gone"));
+}
+
+// An error that is the cause itself is not marked.
+TEST_F(Remote, OnlyConsequencesAreDerived) {
+  const auto step = Begin(1);
+  step->StartAbort(absl::InternalError("the cause"));
+  EXPECT_EQ(step->abort_status().ToString(), "INTERNAL: the cause");
+}
+
+// Scenario 30.
+TEST_F(Remote, CleanupEndsWhatWaits) {
+  manager_.RecvLocalAsync(7, KeyOf(0, 1), {}, results_.Writer());
+  Begin(8)->RecvLocalAsync(KeyOf(0, 1), {}, results_.Writer());
+  manager_.Cleanup(8);
+  manager_.Cleanup(7);
+  EXPECT_THAT(results_.all(),
+              ElementsAre("ABORTED: [_Derived_]Cleanup 8", "ABORTED: [_Derived_]Cleanup 7"));
+}
+
+// Scenarios 31 and 32.
+TEST_F(Remote, ALocalReceiveIsCancelledUnlessItIsServed) {
+  Begin(1);
+  Cancellation first;
+  Cancellation second;
+  manager_.RecvLocalAsync(1, KeyOf(0, 1, "a"), {.cancellation = &first}, results_.Writer());
+  manager_.RecvLocalAsync(1, KeyOf(0, 1, "b"), {.cancellation = &second}, results_.Writer());
+  first.Cancel();
+  ASSERT_TRUE((*manager_.Find(1))->Send(KeyOf(0, 1, "b"), Value("v")).ok());
+  second.Cancel();
+  EXPECT_THAT(results_.all(), ElementsAre("CANCELLED: [_Derived_]RecvAsync is cancelled.", "v"));
+}
+
+// Scenario 33.
+TEST_F(Remote, CleanupAllEndsStepsThatAreStillHeld) {
+  const auto step = Begin(1);
+  ASSERT_TRUE(step->Send(KeyOf(0, 0), Value("v")).ok());
+  manager_.CleanupAll();
+  step->RecvAsync(KeyOf(0, 0), {}, results_.Writer());
+  EXPECT_THAT(results_.all(), ElementsAre("ABORTED: [_Derived_]Shutdown"));
+}
+
+// Scenario 34.
+TEST_F(Remote, TheSendersContextReachesALocalReceiver) {
+  class Context final : public DeviceContext {};
+  const auto context = std::make_shared<Context>();
+  ASSERT_TRUE(Begin(1)->Send(KeyOf(0, 1), Value("v"), false, {context}).ok());
+  EXPECT_EQ(manager_.RecvLocal(1, KeyOf(0, 1), kLong)->send_args.device_context, context);
+}
+
+// Scenarios 35 and 52.
+TEST_F(Remote, ReceivesThatComeBeforeTheStepAreServedInOrder) {
+  for (int i = 0; i < 3; ++i) {
+    manager_.RecvLocalAsync(5, KeyOf(0, 1), {}, results_.Writer());
+  }
+  EXPECT_EQ(results_.size(), 0u);
+  const auto step = Begin(5);
+  for (const char* value : {"a", "b", "c"}) {
+    ASSERT_TRUE(step->Send(KeyOf(0, 1), Value(value)).ok());
+  }
+  EXPECT_THAT(results_.all(), ElementsAre("a", "b", "c"));
+}
+
+// TensorFlow never ends these.
+TEST_F(Remote, ReceivesThatComeBeforeTheStepEndToo) {
+  Cancellation cancellation;
+  manager_.RecvLocalAsync(1, KeyOf(0, 1), {.cancellation = &cancellation}, results_.Writer());
+  manager_.RecvLocalAsync(2, KeyOf(0, 1), {.deadline = clock_.Now() + absl::Seconds(3)},
+                          results_.Writer());
+  manager_.RecvLocalAsync(3, KeyOf(0, 1), {}, results_.Writer());
+  cancellation.Cancel();
+  EXPECT_EQ(manager_.NextDeadline(), clock_.Now() + absl::Seconds(3));
+  clock_.Advance(absl::Seconds(3));
+  manager_.Expire();
+  (*manager_.Find(3))->StartAbort(absl::UnavailableError("no such job"));
+  ASSERT_EQ(results_.size(), 3u);
+  EXPECT_EQ(results_.all()[0], "CANCELLED: [_Derived_]RecvLocalAsync is cancelled.");
+  EXPECT_THAT(results_.all()[1], StartsWith("DEADLINE_EXCEEDED: the step has not begun here"));
+  EXPECT_EQ(results_.all()[2], "UNAVAILABLE: no such job");
+}
+
+// Scenarios 36 and 37.
+TEST_F(Remote, InitializeTwiceIsFineWithOneName) {
+  const auto step = Begin(1);
+  EXPECT_TRUE(step->Initialize(Task(0)).ok());
+  const absl::Status other = step->Initialize(Task(1));
+  EXPECT_EQ(other.code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(other.message()),
+              StartsWith("Double init! Worker names would have changed!"));
+}
+
+// Scenario 38.
+TEST_F(Remote, NothingIsSentOrReceivedBeforeInitialize) {
+  const auto step = *manager_.Find(1);
+  step->RecvAsync(KeyOf(0, 0), {}, results_.Writer());
+  EXPECT_THAT(results_.all(),
+              ElementsAre("INTERNAL: ValidateDevices called before initialization."));
+  EXPECT_EQ(step->Send(KeyOf(0, 0), Value("v")).code(), absl::StatusCode::kInternal);
+}
+
+// Scenarios 39 and 40, and the prefix that is none: task 1 against task 10.
+TEST_F(Remote, KeysMustBeOfThisWorker) {
+  const auto step = *manager_.Find(1);
+  ASSERT_TRUE(step->Initialize(Task(1)).ok());
+  const absl::Status sent = step->Send(KeyOf(10, 1), Value("v"));
+  EXPECT_EQ(sent.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(sent.message()), StartsWith("Invalid rendezvous key (src): "));
+  step->RecvAsync(KeyOf(1, 10), {}, results_.Writer());
+  step->RecvLocalAsync(KeyOf(10, 1), {}, results_.Writer());
+  ASSERT_EQ(results_.size(), 2u);
+  EXPECT_THAT(results_.all()[0], StartsWith("INVALID_ARGUMENT: Invalid rendezvous key (dst): "));
+  EXPECT_THAT(results_.all()[1], StartsWith("INVALID_ARGUMENT: Invalid rendezvous key (src): "));
+}
+
+// Scenario 42.
+TEST_F(Remote, AConsumerOfTheSameWorkerSharesTheBuffer) {
+  const auto step = Begin(1);
+  const Tensor tensor = Bytes(100);
+  ASSERT_TRUE(step->Send(KeyOf(0, 0), tensor).ok());
+  Tensor received;
+  step->RecvAsync(KeyOf(0, 0), {}, [&received](absl::Status status, Received value) {
+    ASSERT_TRUE(status.ok());
+    received = std::move(value.tensor);
+  });
+  EXPECT_EQ(received.data(), tensor.data());
+  EXPECT_EQ(tensor.buffer().use_count(), 2);
+  EXPECT_TRUE(fetcher_.calls.empty());
+}
+
+TEST_F(Remote, AConsumerOfAnotherWorkerFetches) {
+  const auto step = Begin(9);
+  step->RecvAsync(KeyOf(1, 0, "x"), {}, results_.Writer());
+  EXPECT_THAT(fetcher_.keys, ElementsAre("9 x"));
+  EXPECT_EQ(step->fetch_count(), 1u);
+  fetcher_.calls[0]->Answer(absl::OkStatus(), {.tensor = Value("far")});
+  EXPECT_THAT(results_.all(), ElementsAre("far"));
+  EXPECT_EQ(step->fetch_count(), 0u);
+  EXPECT_EQ(fetcher_.calls[0]->cancels, 0);
+}
+
+// Scenario 46: whoever has no such worker says so, and it is passed on.
+TEST_F(Remote, AFetchersErrorIsTheReceivers) {
+  const auto step = Begin(1);
+  step->RecvAsync(KeyOf(1, 0), {}, results_.Writer());
+  fetcher_.calls[0]->Answer(absl::InternalError("No worker known as /job:worker/task:1"));
+  EXPECT_THAT(results_.all(), ElementsAre("INTERNAL: No worker known as /job:worker/task:1"));
+}
+
+// Scenario 47.
+TEST_F(Remote, CancelCallsTheFetchOff) {
+  const auto step = Begin(1);
+  Cancellation cancellation;
+  step->RecvAsync(KeyOf(1, 0), {.cancellation = &cancellation}, results_.Writer());
+  cancellation.Cancel();
+  EXPECT_THAT(results_.all(),
+              ElementsAre("CANCELLED: [_Derived_]RecvFromRemoteAsync is cancelled."));
+  EXPECT_EQ(fetcher_.calls[0]->cancels, 1);
+  // What it brings afterwards is nobody's.
+  fetcher_.calls[0]->Answer(absl::OkStatus(), {.tensor = Value("late")});
+  EXPECT_EQ(results_.size(), 1u);
+}
+
+// Scenario 48.
+TEST_F(Remote, AbortCallsEveryFetchOff) {
+  const auto step = Begin(1);
+  for (int i = 0; i < 3; ++i) step->RecvAsync(KeyOf(1, 0), {}, results_.Writer());
+  step->StartAbort(absl::AbortedError("gone"));
+  EXPECT_EQ(step->fetch_count(), 0u);
+  EXPECT_EQ(results_.all(), std::vector<std::string>(3, "ABORTED: [_Derived_]gone"));
+  for (const auto& call : fetcher_.calls) EXPECT_EQ(call->cancels, 1);
+}
+
+// Scenario 49: the abort that came while the request went out was lost in TensorFlow.
+TEST_F(Remote, AbortWhileAFetchIsBeingIssuedIsNotLost) {
+  const auto step = Begin(1);
+  fetcher_.while_issuing = [&step] { step->StartAbort(absl::AbortedError("gone")); };
+  step->RecvAsync(KeyOf(1, 0), {}, results_.Writer());
+  EXPECT_THAT(results_.all(), ElementsAre("ABORTED: [_Derived_]gone"));
+  EXPECT_EQ(fetcher_.calls[0]->cancels, 1);
+}
+
+TEST_F(Remote, AnAnswerMayComeWhileAFetchIsBeingIssued) {
+  const auto step = Begin(1);
+  fetcher_.while_issuing = [this] {
+    fetcher_.calls[0]->Answer(absl::OkStatus(), {.tensor = Value("fast")});
+  };
+  step->RecvAsync(KeyOf(1, 0), {}, results_.Writer());
+  EXPECT_THAT(results_.all(), ElementsAre("fast"));
+  EXPECT_EQ(step->fetch_count(), 0u);
+}
+
+// Scenario 51.
+TEST_F(Remote, WhatComesAfterCleanupIsToldSoAndLeavesNothing) {
+  for (int64_t step_id = 0; step_id < 10'000; ++step_id) {
+    manager_.Cleanup(step_id);
+    manager_.RecvLocalAsync(step_id, KeyOf(0, 1), {}, results_.Writer());
+  }
+  EXPECT_EQ(manager_.step_count(), 0u);
+  ASSERT_EQ(results_.size(), 10'000u);
+  EXPECT_EQ(results_.all()[77], "ABORTED: step 77 is over");
+  EXPECT_EQ(manager_.Find(77).status().code(), absl::StatusCode::kAborted);
+}
+
+TEST_F(Remote, FinishedStepsAreRememberedWithinBounds) {
+  RendezvousManager manager(clock_, fetcher_, {.max_steps = 2, .max_finished_steps = 10});
+  for (int64_t step_id = 0; step_id < 20; ++step_id) manager.Cleanup(step_id);
+  EXPECT_EQ(manager.Find(19).status().code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(manager.Find(10).status().code(), absl::StatusCode::kAborted);
+  EXPECT_TRUE(manager.Find(9).ok());
+  EXPECT_TRUE(manager.Find(8).ok());
+  const absl::Status full = manager.Find(7).status();
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(full.message(), HasSubstr("--max-steps"));
+}
+
+// Scenario 53.
+TEST_F(Remote, AfterAnAbortNothingIsFetched) {
+  const auto step = Begin(1);
+  step->StartAbort(absl::AbortedError("gone"));
+  step->RecvAsync(KeyOf(1, 0), {}, results_.Writer());
+  EXPECT_THAT(results_.all(), ElementsAre("ABORTED: [_Derived_]gone"));
+  EXPECT_TRUE(fetcher_.calls.empty());
+}
+
+// A dead task takes what needs it along in every step, with its name and the key; the rest goes on.
+TEST_F(Remote, ADeadTaskFailsWhatNeedsItAndNothingElse) {
+  Begin(1)->RecvAsync(KeyOf(1, 0, "from dead"), {}, results_.Writer());
+  Begin(2)->RecvAsync(KeyOf(2, 0, "from alive"), {}, results_.Writer());
+  manager_.RecvLocalAsync(2, KeyOf(0, 1, "to dead"), {}, results_.Writer());
+  manager_.RecvLocalAsync(3, KeyOf(0, 1, "early, to dead"), {}, results_.Writer());
+  ASSERT_TRUE((*manager_.Find(2))->Send(KeyOf(0, 1, "queued"), Bytes(10)).ok());
+  EXPECT_EQ(manager_.FailTask(Task(1), absl::UnavailableError("task 1 has died")), 4u);
+  ASSERT_EQ(results_.size(), 3u);
+  for (const std::string& result : results_.all()) {
+    EXPECT_THAT(result, StartsWith("UNAVAILABLE: task 1 has died; step "));
+  }
+  EXPECT_EQ(fetcher_.calls[0]->cancels, 1);
+  EXPECT_EQ(fetcher_.calls[1]->cancels, 0);
+  fetcher_.calls[1]->Answer(absl::OkStatus(), {.tensor = Value("alive")});
+  EXPECT_EQ(results_.all().back(), "alive");
+}
+
+TEST_F(Remote, AFetchHasADeadlineToo) {
+  const auto step = Begin(1);
+  step->RecvAsync(KeyOf(1, 0, "slow"), {.deadline = clock_.Now() + absl::Seconds(5)},
+                  results_.Writer());
+  clock_.Advance(absl::Seconds(5));
+  manager_.Expire();
+  ASSERT_EQ(results_.size(), 1u);
+  EXPECT_THAT(results_.all()[0],
+              StartsWith("DEADLINE_EXCEEDED: /job:worker/replica:0/task:1 has not answered"));
+  EXPECT_THAT(results_.all()[0], HasSubstr(";slow;"));
+  EXPECT_EQ(fetcher_.calls[0]->cancels, 1);
+}
+
+TEST_F(Remote, ABlockingReceiveRunsOutOrIsCancelled) {
+  Begin(4);
+  EXPECT_THAT(manager_.RecvLocal(4, KeyOf(0, 1), absl::Milliseconds(10)).status().ToString(),
+              StartsWith("DEADLINE_EXCEEDED: waited 10ms in step 4 for /job:worker/"));
+  Cancellation cancellation;
+  cancellation.Cancel();
+  EXPECT_EQ(
+      manager_.RecvLocal(4, KeyOf(0, 1), kLong, {.cancellation = &cancellation}).status().code(),
+      absl::StatusCode::kCancelled);
+}
+
+TEST_F(Remote, PendingTellsStepSideAndAge) {
+  manager_.RecvLocalAsync(3, KeyOf(0, 1, "early"), {}, results_.Writer());
+  const auto step = Begin(4);
+  step->RecvAsync(KeyOf(1, 0, "far"), {}, results_.Writer());
+  step->RecvLocalAsync(KeyOf(0, 1, "here"), {}, results_.Writer());
+  ASSERT_TRUE(step->Send(KeyOf(0, 1, "unasked"), Bytes(12)).ok());
+  clock_.Advance(absl::Seconds(2));
+  std::vector<std::string> lines;
+  manager_.ForEachPending(absl::Seconds(1), [&lines](const PendingStepOp& op) {
+    lines.push_back(absl::StrCat(op.step_id, " ", op.key.edge(), " ", static_cast<int>(op.side),
+                                 " ", op.bytes, " ", absl::FormatDuration(op.age)));
+  });
+  EXPECT_THAT(lines, UnorderedElementsAre("3 early 3 0 2s", "4 far 2 0 2s", "4 here 1 0 2s",
+                                          "4 unasked 0 12 2s"));
+}
+
+// Aborts, answers and cancels at once, with threads: every receive ends once, nothing is left.
+TEST_F(Remote, EveryFetchEndsOnceHoweverItIsRacedFor) {
+  for (int64_t round = 0; round < 200; ++round) {
+    const auto step = Begin(1000 + round);
+    Cancellation cancellation;
+    std::atomic<int> ended = 0;
+    constexpr int kFetches = 6;
+    for (int i = 0; i < kFetches; ++i) {
+      step->RecvAsync(KeyOf(1, 0), {.cancellation = i % 2 == 0 ? &cancellation : nullptr},
+                      [&ended](absl::Status, Received) { ++ended; });
+    }
+    const std::vector<std::shared_ptr<FakeFetcher::Call>> calls(fetcher_.calls.end() - kFetches,
+                                                                fetcher_.calls.end());
+    std::vector<std::thread> threads;
+    threads.emplace_back([&] { cancellation.Cancel(); });
+    threads.emplace_back([&] {
+      for (const auto& call : calls) call->Answer(absl::OkStatus(), {.tensor = Value("v")});
+    });
+    threads.emplace_back([&] { manager_.Cleanup(1000 + round); });
+    for (std::thread& thread : threads) thread.join();
+    ASSERT_EQ(ended, kFetches);
+    ASSERT_EQ(step->fetch_count(), 0u);
+  }
+}
+
+}  // namespace
+}  // namespace ferry
