@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <string>
@@ -134,6 +135,9 @@ int Main(int argc, char** argv) {
 }  // namespace ferry::cli
 
 int main(int argc, char** argv) {
+  // What hwloc cannot find out is told by ourselves, with what it means (topology/host_discovery);
+  // its own warnings, of containers without /sys for one, would stand in the way of it.
+  setenv("HWLOC_HIDE_ERRORS", "2", /*overwrite=*/0);
   // Debian builds Abseil with its search for lock cycles on: every lock in the process, gRPC's
   // included, then passes one global lock, which makes two threads ten times slower than one.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
