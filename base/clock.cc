@@ -26,8 +26,8 @@ class SteadyClockImpl final : public Clock {
 }  // namespace
 
 Clock& SteadyClock() {
-  static SteadyClockImpl* const clock = new SteadyClockImpl;
-  return *clock;
+  static SteadyClockImpl* const kClock = new SteadyClockImpl;
+  return *kClock;
 }
 
 absl::Time FakeClock::Now() const {

@@ -229,7 +229,7 @@ absl::Status Agent::ReportError(const absl::Status& error) {
 absl::Status Agent::Shutdown() {
   v1::Request request;
   request.mutable_shutdown();
-  const absl::Status status =
+  absl::Status status =
       impl_->Ask(std::move(request), kLongestWait, "all nodes to shut down").status();
   if (status.ok()) impl_->link().StopHeartbeats();
   return status;

@@ -53,16 +53,16 @@ void ControlOutbox::Seal(const grpc::Slice* blob) {
   }
   Frame& frame = frames_.emplace_back();
   frame.sequence = last_sequence_;
-  frame.slices[0] = grpc::Slice(head_bytes + pending_.size() + tail_bytes);
-  uint8_t* out = const_cast<uint8_t*>(frame.slices[0].begin());
+  frame.fields = grpc::Slice(head_bytes + pending_.size() + tail_bytes);
+  uint8_t* out = const_cast<uint8_t*>(frame.fields.begin());
   std::memcpy(out, head, head_bytes);
   std::memcpy(out + head_bytes, pending_.data(), pending_.size());
   std::memcpy(out + head_bytes + pending_.size(), tail, tail_bytes);
   if (blob != nullptr) {
-    frame.slices[1] = *blob;
-    frame.slice_count = 2;
+    frame.blob = *blob;
+    frame.has_blob = true;
   }
-  retained_bytes_ += frame.slices[0].size();
+  retained_bytes_ += frame.fields.size();
   pending_.clear();
   if (pending_.capacity() > kIdleBytes) pending_.shrink_to_fit();
 }
@@ -71,16 +71,17 @@ bool ControlOutbox::Next(grpc::ByteBuffer& frame) {
   if (sent_ == frames_.size() && !pending_.empty()) Seal(nullptr);
   if (sent_ == frames_.size()) return false;
   const Frame& next = frames_[sent_++];
-  grpc::ByteBuffer(next.slices, next.slice_count).Swap(&frame);
+  const grpc::Slice slices[] = {next.fields, next.blob};
+  grpc::ByteBuffer(slices, next.has_blob ? 2 : 1).Swap(&frame);
   return true;
 }
 
 void ControlOutbox::Acknowledge(uint64_t sequence) {
   while (acknowledged_ < frames_.size() && frames_[acknowledged_].sequence <= sequence) {
     Frame& frame = frames_[acknowledged_++];
-    retained_bytes_ -= frame.slices[0].size();
-    frame.slices[0] = grpc::Slice();
-    frame.slices[1] = grpc::Slice();
+    retained_bytes_ -= frame.fields.size();
+    frame.fields = grpc::Slice();
+    frame.blob = grpc::Slice();
   }
   sent_ = std::max(sent_, acknowledged_);
   // Half of it is empty: moving the rest up costs no more than what was taken off.

@@ -44,9 +44,9 @@ class ControlOutbox final {
   // Slices rather than a ByteBuffer, which allocates whenever it is copied.
   struct Frame {
     uint64_t sequence = 0;
-    size_t slice_count = 1;
-    // The fields, and the shared blob if there is one.
-    grpc::Slice slices[2];
+    bool has_blob = false;
+    grpc::Slice fields;
+    grpc::Slice blob;
   };
 
   void Append(uint8_t tag, const google::protobuf::MessageLite& message);
