@@ -21,6 +21,7 @@
 #include "base/text.h"
 #include "cli/demo_process.h"
 #include "cli/demo_worker.h"
+#include "cli/output.h"
 #include "cli/table.h"
 #include "cli/tool_agent.h"
 #include "cli/verb.h"
@@ -55,7 +56,8 @@ std::string Nodes(const std::vector<int>& nodes) {
 
 void Say(const std::string& step, const std::string& text) {
   std::printf("  %-10s %s\n", step.c_str(), text.c_str());
-  std::fflush(stdout);
+  // A failure is remembered, and told in the end.
+  FlushOutput().IgnoreError();
 }
 
 // The job and the story that is told about it. Used on one thread.

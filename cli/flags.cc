@@ -5,6 +5,11 @@
 
 namespace ferry::cli {
 
+absl::Status AsFailure(const absl::Status& status) {
+  if (!absl::IsInvalidArgument(status)) return status;
+  return absl::FailedPreconditionError(status.message());
+}
+
 CLI::Validator Within(int least, int most) {
   CLI::Validator range = CLI::Range(least, most);
   range.description("");

@@ -13,16 +13,19 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/signals.h"
 #include "cli/table.h"
 #include "cli/tool_agent.h"
 #include "cli/verb.h"
+#include "coord/options.h"
 
 namespace ferry::cli {
 namespace {
@@ -60,7 +63,9 @@ absl::StatusOr<int> Get(const KvFlags& flags) {
   return kDone;
 }
 
+// As much as a coordinator takes unless it is told otherwise: stdin may have no end.
 absl::StatusOr<std::string> ReadStdin() {
+  const size_t max_bytes = coord::CoordinatorOptions().max_value_bytes;
   std::string bytes;
   char buffer[1 << 16];
   ssize_t count = 0;
@@ -68,6 +73,10 @@ absl::StatusOr<std::string> ReadStdin() {
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) {
       return absl::UnavailableError(absl::StrCat("cannot read stdin: ", std::strerror(errno)));
+    }
+    if (bytes.size() + count > max_bytes) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("stdin holds more than the largest value, ", max_bytes, " bytes"));
     }
     bytes.append(buffer, count);
   }
@@ -84,7 +93,7 @@ absl::StatusOr<int> Set(KvFlags& flags) {
     return absl::AlreadyExistsError(
         absl::StrCat("key ", Quoted(flags.key), " is there already; --overwrite replaces it"));
   }
-  if (!status.ok()) return status;
+  if (!status.ok()) return AsFailure(status);
   return kDone;
 }
 
@@ -111,38 +120,50 @@ absl::StatusOr<int> Remove(const KvFlags& flags) {
   return kDone;
 }
 
-// Why a watch ended, from the agent's thread.
-struct Loss {
-  absl::Mutex mu;
-  absl::Status status ABSL_GUARDED_BY(mu);
+// Why a watch ended, from the agent's threads.
+class Loss final {
+ public:
+  explicit Loss(BlockedSignals& signals) : signals_(signals) {}
+
+  void Set(absl::Status status) ABSL_LOCKS_EXCLUDED(mu_) {
+    {
+      absl::MutexLock lock(&mu_);
+      if (status_.ok()) status_ = std::move(status);
+    }
+    signals_.Wake();
+  }
+  absl::Status status() const ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    return status_;
+  }
+
+ private:
+  BlockedSignals& signals_;
+  mutable absl::Mutex mu_;
+  absl::Status status_ ABSL_GUARDED_BY(mu_);
 };
 
 absl::StatusOr<int> Watch(const KvFlags& flags) {
   BlockedSignals signals({SIGINT, SIGTERM});
-  Loss loss;
-  FERRY_ASSIGN_OR_RETURN(const auto agent,
-                         ConnectTool(flags.coordinator, [&loss, &signals](absl::Status status) {
-                           {
-                             absl::MutexLock lock(&loss.mu);
-                             loss.status = std::move(status);
-                           }
-                           signals.Wake();
-                         }));
-  const auto print = [](const coord::KeyChange& change) {
+  Loss loss(signals);
+  FERRY_ASSIGN_OR_RETURN(
+      const auto agent, ConnectTool(flags.coordinator,
+                                    [&loss](absl::Status status) { loss.Set(std::move(status)); }));
+  const auto print = [&loss](const coord::KeyChange& change) {
     const std::string key = Printable(change.entry.key);
     if (change.deleted) {
       std::printf("rm %s\n", key.c_str());
     } else {
       std::printf("set %s %s\n", key.c_str(), Quoted(change.entry.value, kMaxShownBytes).c_str());
     }
-    std::fflush(stdout);
+    const absl::Status written = FlushOutput();
+    if (!written.ok()) loss.Set(written);
   };
   FERRY_ASSIGN_OR_RETURN(const auto watch, agent->Watch(flags.prefix, print));
   while (true) {
     // Interrupting is how a watch is meant to end.
     if (signals.WaitFor(absl::InfiniteDuration())) return kDone;
-    absl::MutexLock lock(&loss.mu);
-    if (!loss.status.ok()) return loss.status;
+    FERRY_RETURN_IF_ERROR(loss.status());
   }
 }
 

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ferry tool: one verb per file.
+#include <unistd.h>
+
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <new>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -15,6 +19,7 @@
 #include "absl/synchronization/mutex.h"
 
 #include "cli/grpc_quiet.h"
+#include "cli/output.h"
 #include "cli/table.h"
 #include "cli/verb.h"
 #include "cli/version.h"
@@ -69,10 +74,17 @@ Verb AddHelpVerb(CLI::App& app) {
   };
 }
 
+// Allocation fails on whichever thread; an abort would leave a core file and no reason.
+[[noreturn]] void EndOutOfMemory() {
+  constexpr char kLine[] = "ferry: out of memory\n";
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kLine, sizeof(kLine) - 1);
+  _exit(kFailed);
+}
+
 // Verbs that others rely on must outlive whoever reads their output. The rest end silently with
 // their reader, as other tools do; so do the programs that ferry run starts.
 bool OutlivesItsReader(const std::string& name) {
-  return name == "coordinator" || name == "worker" || name == "demo" || name == "demo-worker";
+  return name == "coordinator" || name == "worker" || name == "demo-worker";
 }
 
 // Cuts the command line of `ferry run` off at its first "--" and returns the rest: what comes there
@@ -85,7 +97,17 @@ std::vector<std::string> TakeAfterDashes(int& argc, char** argv) {
   return rest;
 }
 
+// A full disk shows here at the latest.
+int EndOutput() {
+  const absl::Status written = FlushOutput();
+  if (written.ok()) return kDone;
+  Complain(std::string(written.message()));
+  return kFailed;
+}
+
 int Main(int argc, char** argv) {
+  ReserveStandardStreams();
+  std::set_new_handler(EndOutOfMemory);
   SilenceGrpcLog();
   CLI::App app{"Bootstraps GPU jobs over many machines and moves tensors between their devices.",
                "ferry"};
@@ -106,7 +128,13 @@ int Main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help and --version
+    if (error.get_exit_code() == 0) {
+      // --help and --version. Not through std::cout, which does not tell why it failed.
+      std::ostringstream text;
+      app.exit(error, text, text);
+      std::fputs(text.str().c_str(), stdout);
+      return EndOutput();
+    }
     std::string what = error.what();
     if (what == "A subcommand is required") what = "say what to do";
     if (app.get_subcommands().empty()) {
@@ -122,13 +150,8 @@ int Main(int argc, char** argv) {
     Complain(Printable(status.status().message()));
     return absl::IsInvalidArgument(status.status()) ? kUsage : kFailed;
   }
-  // A full disk shows here at the latest.
-  const bool is_written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
-  if (!is_written && *status == kDone && !OutlivesItsReader(name)) {
-    Complain("cannot write the output");
-    return kFailed;
-  }
-  return *status;
+  if (*status != kDone || OutlivesItsReader(name)) return *status;
+  return EndOutput();
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/signals.h"
 #include "cli/status_text.h"
@@ -48,7 +49,7 @@ absl::StatusOr<int> Watch(coord::Agent& agent, const StatusFlags& flags, Blocked
       std::fputc('\n', stdout);
     }
     std::fputs(text.c_str(), stdout);
-    std::fflush(stdout);
+    FERRY_RETURN_IF_ERROR(FlushOutput());
     if (signals.WaitFor(absl::Seconds(1))) return kDone;
   }
 }

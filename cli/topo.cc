@@ -12,6 +12,7 @@
 
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/tool_agent.h"
 #include "cli/verb.h"
@@ -51,12 +52,6 @@ absl::Status WriteFile(const std::string& path, const std::string& text) {
       absl::StrCat("cannot write ", Quoted(path), ": ", std::strerror(error)));
 }
 
-// The contents of a file are no matter of usage: INVALID_ARGUMENT would be taken for that.
-absl::Status AsFailure(const absl::Status& status) {
-  if (!absl::IsInvalidArgument(status)) return status;
-  return absl::FailedPreconditionError(status.message());
-}
-
 void PrintReason(const char* what, const std::string& reason) {
   if (!reason.empty()) std::fprintf(stderr, "ferry topo: %s: %s\n", what, reason.c_str());
 }
@@ -73,7 +68,7 @@ absl::StatusOr<int> ShowMachine(const TopoFlags& flags) {
   }
   if (flags.write_nccl_xml != "-") Print(flags, discovery.topology);
   // So that the reasons stand below the table where both streams go to one place.
-  std::fflush(stdout);
+  FERRY_RETURN_IF_ERROR(FlushOutput());
   PrintReason("cores and NUMA nodes are not known", discovery.host_reason);
   PrintReason("no GPUs", discovery.cuda_reason);
   if (discovery.cuda_reason.empty()) PrintReason("no NVLinks", discovery.nvml_reason);
@@ -89,7 +84,7 @@ absl::StatusOr<int> ShowFile(const TopoFlags& flags) {
     FERRY_RETURN_IF_ERROR(WriteFile(flags.write_nccl_xml, WriteNcclXml(*nccl)));
   }
   if (flags.write_nccl_xml != "-") Print(flags, *topology);
-  std::fflush(stdout);
+  FERRY_RETURN_IF_ERROR(FlushOutput());
   for (const std::string& ignored : nccl->ignored) PrintReason("ignored, as by NCCL", ignored);
   return kDone;
 }

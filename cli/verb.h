@@ -9,6 +9,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
@@ -22,6 +23,10 @@ inline constexpr int kUsage = 2;
 // Runs a verb whose flags have been read; returns the exit status. INVALID_ARGUMENT counts as
 // usage.
 using Verb = std::function<absl::StatusOr<int>()>;
+
+// For what is no matter of usage, such as the contents of a file or a limit of the coordinator:
+// INVALID_ARGUMENT would be taken for that.
+absl::Status AsFailure(const absl::Status& status);
 
 // Each adds its subcommand to `app` and returns what runs it.
 Verb AddCoordinatorVerb(CLI::App& app);

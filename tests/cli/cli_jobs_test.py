@@ -78,6 +78,34 @@ class Kv(harness.Case):
         self.assertEqual(watch.wait(), 0)
         self.assertNotIn("elsewhere", watch.out)
 
+    def test_a_watch_ends_when_its_output_cannot_be_written(self):
+        self.kv("set", "a", "1")
+        for verb in ("kv watch", "status --watch", "status --watch --json"):
+            for target in ("/dev/full", "&-"):
+                with self.subTest(verb, target=target):
+                    status, err = self.shell(f"{harness.FERRY} {verb} >{target}",
+                                             FERRY_COORDINATOR=self.address)
+                    self.assertEqual(status, 1)
+                    self.assertRegex(err, r"\Aferry: cannot write the output: .+\n\Z")
+
+    def test_stdin_without_end_is_refused(self):
+        status, err = self.shell(f"{harness.FERRY} kv set a - </dev/zero",
+                                 FERRY_COORDINATOR=self.address)
+        self.assertEqual((status, err), (1, "ferry: stdin holds more than the largest value, "
+                                            "1073741824 bytes\n"))
+
+    def test_memory_that_runs_out_is_a_failure_and_no_abort(self):
+        if re.search(r"/[at]san/", harness.FERRY):
+            self.skipTest("a sanitizer's own memory does not fit in the limit")
+        status, err = self.shell(f"ulimit -v 400000; {harness.FERRY} kv set a - </dev/zero",
+                                 FERRY_COORDINATOR=self.address)
+        self.assertEqual((status, err), (1, "ferry: out of memory\n"))
+
+    def test_a_value_over_the_coordinators_limit_is_a_failure_and_not_usage(self):
+        address = self.coordinator(1, "--max-value-bytes=10")[1]
+        self.fail_with(1, "--max-value-bytes", "kv", "set", "a", "x" * 11,
+                       f"--coordinator={address}")
+
     def test_without_a_coordinator_it_is_wrong_usage(self):
         self.fail_with(2, "--coordinator=HOST:PORT", "kv", "ls")
 

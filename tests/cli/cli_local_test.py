@@ -50,11 +50,12 @@ class Usage(harness.Case):
                 self.fail_with(2, ".", *arguments)
 
     def test_output_that_cannot_be_written_is_a_failure(self):
-        with open("/dev/full", "w") as full:
-            done = subprocess.run([harness.FERRY, "topo"], stdout=full, timeout=30,
-                                          stderr=subprocess.PIPE)
-        self.assertEqual(done.returncode, 1)
-        self.assertIn(b"cannot write the output", done.stderr)
+        for arguments in ("topo", "--help", "help", "--version", "demo --nproc=2"):
+            for target, reason in (("/dev/full", "No space left on device"),
+                                   ("&-", "Bad file descriptor")):
+                with self.subTest(arguments, target=target):
+                    self.assertEqual(self.shell(f"{harness.FERRY} {arguments} >{target}"),
+                                     (1, f"ferry: cannot write the output: {reason}\n"))
 
 
 class Coordinator(harness.Case):

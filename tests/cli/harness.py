@@ -92,6 +92,12 @@ class Case(unittest.TestCase):
                               timeout=timeout_s, env=environment(**variables))
         return done.returncode, done.stdout, done.stderr.decode(errors="replace")
 
+    def shell(self, script, timeout_s=PATIENCE_S, **variables):
+        """(exit status, stderr) of a shell's command line."""
+        done = subprocess.run(["sh", "-c", script], stdin=subprocess.DEVNULL, timeout=timeout_s,
+                              stderr=subprocess.PIPE, env=environment(**variables))
+        return done.returncode, done.stderr.decode(errors="replace")
+
     def succeed(self, *arguments, **options):
         status, out, err = self.run_ferry(*arguments, **options)
         self.assertEqual(status, 0, f"{arguments}: {err}")

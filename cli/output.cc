@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Remembering why stdout failed, which stdio does not.
+#include "cli/output.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+
+namespace ferry::cli {
+namespace {
+
+// errno of the first failure that was seen.
+std::atomic<int> first_error{0};
+
+}  // namespace
+
+void ReserveStandardStreams() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
+    // The lowest free number is this one: those below it are taken by now. It stays open.
+    [[maybe_unused]] const int opened =
+        open("/dev/null", (fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) | O_CLOEXEC);
+  }
+}
+
+absl::Status FlushOutput() {
+  const int error = std::fflush(stdout) == 0 ? 0 : errno;
+  int none = 0;
+  if (error != 0) first_error.compare_exchange_strong(none, error);
+  // A write that was longer than stdio's buffer may have failed before, and its reason is gone.
+  if (error == 0 && first_error == 0 && std::ferror(stdout) == 0) return absl::OkStatus();
+  const int reason = first_error;
+  return absl::UnavailableError(absl::StrCat(
+      "cannot write the output", reason != 0 ? absl::StrCat(": ", std::strerror(reason)) : ""));
+}
+
+}  // namespace ferry::cli
