@@ -93,7 +93,14 @@ Verb AddRunVerb(CLI::App& app, std::vector<std::string> after_dashes) {
   verb.footer(
       "Each process finds its place in FERRY_*, RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,\n"
       "MASTER_PORT and JAX_*. The first one that fails is named, the others are stopped, and its\n"
-      "exit status is passed on (128 + the number for a signal).");
+      "exit status is passed on (128 + the number for a signal). A signal that stops ferry run "
+      "itself\n"
+      "is passed on to them, and the status is 128 + its number even where all of them end well.\n"
+      "Lines of output begin with [rank]; a carriage return ends a line, and one of over 64 KiB "
+      "is\n"
+      "split.\n"
+      "When all have ended, whatever they left running is stopped, daemons included. kill -9 of\n"
+      "ferry run kills the processes that it started, but not those that they started.");
   verb.add_option("--nproc", launch.local_count, "processes on this machine")
       ->type_name("N")
       ->capture_default_str();
@@ -109,7 +116,8 @@ Verb AddRunVerb(CLI::App& app, std::vector<std::string> after_dashes) {
       ->type_name("K")
       ->capture_default_str();
   AddDuration(verb, "--grace", launch.grace, "from the polite signal to SIGKILL");
-  verb.add_flag("--no-prefix", flags->no_prefix, "leave the rank out of the output");
+  verb.add_flag("--no-prefix", flags->no_prefix,
+                "pass output on byte for byte, without rank; lines of ranks may mix");
   return [flags, &verb]() { return Run(verb, *flags); };
 }
 

@@ -35,11 +35,12 @@ struct LaunchOptions {
   int gpus_per_process = 0;
   // From the polite signal to SIGKILL.
   absl::Duration grace = absl::Seconds(10);
-  // Longer output lines are broken at this length.
+  // Longer output lines are broken at this length where each gets a prefix.
   size_t max_line_bytes = 64 << 10;
   // How many of the last lines of a failed process are repeated.
   int tail_line_count = 20;
-  // "[rank] " before every line of output.
+  // "[rank] " before every line of output; a carriage return ends a line too. Without it, output is
+  // passed on byte for byte, and lines of several processes may mix.
   bool prefix_output = true;
 };
 

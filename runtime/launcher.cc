@@ -6,7 +6,6 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -27,8 +26,10 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "runtime/child_process.h"
-#include "runtime/line_tagger.h"
+#include "runtime/exit_text.h"
+#include "runtime/rank_output.h"
 #include "runtime/signal_relay.h"
+#include "runtime/strays.h"
 
 namespace ferry {
 namespace {
@@ -37,33 +38,18 @@ namespace {
 constexpr absl::Duration kKillPatience = absl::Seconds(5);
 // Nothing announces the end of a group's last process when it is not our child: look this often.
 constexpr absl::Duration kGroupPollInterval = absl::Milliseconds(20);
-constexpr size_t kReadBytes = 64 << 10;
-// A process in a failed one's group may write for ever: no more than this is read before the
-// report.
-constexpr size_t kMaxDrainBytes = 1 << 20;
-constexpr size_t kMaxTailLineBytes = 1000;
-
-std::string SignalName(int signal_number) {
-  const char* name = sigabbrev_np(signal_number);
-  return name != nullptr ? absl::StrCat("SIG", name) : absl::StrCat("signal ", signal_number);
-}
-
-int ExitStatus(int wait_status) {
-  return WIFSIGNALED(wait_status) ? 128 + WTERMSIG(wait_status) : WEXITSTATUS(wait_status);
-}
-
-std::string DescribeExit(int wait_status) {
-  if (!WIFSIGNALED(wait_status)) {
-    return absl::StrCat("exited with status ", WEXITSTATUS(wait_status));
-  }
-  return absl::StrCat("was killed by ", SignalName(WTERMSIG(wait_status)),
-                      WCOREDUMP(wait_status) ? " (core dumped)" : "",
-                      WTERMSIG(wait_status) == SIGKILL ? " (often the out-of-memory killer)" : "");
-}
 
 std::string Processes(int count) {
   return absl::StrCat(count, count == 1 ? " process" : " processes");
 }
+
+std::string KillingIn(absl::Duration grace) {
+  if (grace == absl::ZeroDuration()) return "killing what still runs at once";
+  return absl::StrCat("killing what still runs in ", ShortDuration(grace));
+}
+
+// A reader that went away is told of as by any other tool; the rest is a failure of ours.
+int OutputStatus(int error) { return error == EPIPE ? 128 + SIGPIPE : 1; }
 
 std::vector<std::string> InheritedEnvironment() {
   std::vector<std::string> environment;
@@ -85,42 +71,19 @@ absl::StatusOr<int> FreePort() {
   return ntohs(address.sin_port);
 }
 
-// Orphans of our processes become ours while this lives, so that waiting for a group sees all of
-// it, even where this process is the init of its container and nobody else would.
-class Subreaper final {
- public:
-  Subreaper() {
-    prctl(PR_GET_CHILD_SUBREAPER, &before_);
-    prctl(PR_SET_CHILD_SUBREAPER, 1);
-  }
-  ~Subreaper() { prctl(PR_SET_CHILD_SUBREAPER, before_); }
-
-  Subreaper(const Subreaper&) = delete;
-  Subreaper& operator=(const Subreaper&) = delete;
-
- private:
-  int before_ = 0;
-};
-
 // A started process, and the group it leads.
 struct Rank {
-  // One of its two output streams.
-  struct Stream {
-    UniqueFd fd;
-    LineTagger tagger;
-    std::FILE* file;
-  };
-
-  Rank(int rank, pid_t pid, Stream out, Stream err)
-      : rank(rank), pid(pid), streams{std::move(out), std::move(err)} {}
+  Rank(const LaunchOptions& options, int rank, ChildProcess child, std::FILE* out, std::FILE* err)
+      : rank(rank),
+        pid(child.pid),
+        output(options, rank, std::move(child.stdout_fd), std::move(child.stderr_fd), out, err) {}
 
   const int rank;
   const pid_t pid;
-  Stream streams[2];
-  std::deque<std::string> tail;  // last lines of both streams
-  bool running = true;           // the process itself
-  bool group_alive = true;       // it, or others in its group
-  bool was_killed = false;       // by us
+  RankOutput output;
+  bool running = true;      // the process itself
+  bool group_alive = true;  // it, or others in its group
+  bool was_killed = false;  // by us
 };
 
 struct Exit {
@@ -132,7 +95,7 @@ struct Exit {
 class Launcher final {
  public:
   Launcher(const LaunchOptions& options, std::FILE* out, std::FILE* err, SignalRelay& relay)
-      : options_(options), out_(out), err_(err), relay_(relay), read_buffer_(kReadBytes, '\0') {}
+      : options_(options), out_(out), err_(err), relay_(relay) {}
   ~Launcher();
 
   Launcher(const Launcher&) = delete;
@@ -145,9 +108,7 @@ class Launcher final {
 
  private:
   void WaitForEvents();
-  void ReadStream(Rank& rank, Rank::Stream& stream, size_t max_bytes);
-  void FlushRank(Rank& rank);
-  void WriteLine(Rank& rank, Rank::Stream& stream, absl::string_view line);
+  void NoteOutput(int error);
   void Say(absl::string_view text);
 
   void TakeSignals();
@@ -165,6 +126,8 @@ class Launcher final {
   void CheckTime();
 
   int CountRunning() const;
+  bool IsRunningRank(pid_t pid) const;
+  bool IsInLivingGroup(pid_t pid) const;
   bool AnyGroupAlive() const;
 
   // Constant after construction.
@@ -174,14 +137,16 @@ class Launcher final {
   SignalRelay& relay_;
   const absl::Time start_ = SteadyClock().Now();
 
-  std::string read_buffer_;
+  const Strays strays_;
   std::vector<std::unique_ptr<Rank>> ranks_;
-  int exit_status_ = 0;  // of the first failure
-  bool output_failed_ = false;
-  int stop_signal_ = 0;  // the one that was passed on, when that is why we stop
+  int exit_status_ = 0;   // of the first failure
+  int output_error_ = 0;  // errno of the first failure to write
+  int stop_signal_ = 0;   // the one that was passed on, when that is why we stop
   bool stopping_ = false;
+  std::vector<pid_t> left_behind_;  // what descends from ranks once none of these runs
   bool leftovers_stopped_ = false;
   bool killed_ = false;
+  bool gave_up_ = false;                // on what even SIGKILL does not end
   std::optional<absl::Time> deadline_;  // of the grace period, then of the patience after SIGKILL
 };
 
@@ -201,11 +166,7 @@ absl::Status Launcher::Start(const std::string& file, const std::vector<std::str
                            ComposeEnvironment(options_, local_rank, inherited));
     FERRY_ASSIGN_OR_RETURN(ChildProcess child, SpawnChild(file, options_.command, environment));
     const int rank = GlobalRank(options_, local_rank);
-    const std::string tag = options_.prefix_output ? absl::StrCat("[", rank, "] ") : "";
-    ranks_.push_back(std::make_unique<Rank>(
-        rank, child.pid,
-        Rank::Stream{std::move(child.stdout_fd), LineTagger(tag, options_.max_line_bytes), out_},
-        Rank::Stream{std::move(child.stderr_fd), LineTagger(tag, options_.max_line_bytes), err_}));
+    ranks_.push_back(std::make_unique<Rank>(options_, rank, std::move(child), out_, err_));
   }
   return absl::OkStatus();
 }
@@ -213,27 +174,32 @@ absl::Status Launcher::Start(const std::string& file, const std::vector<std::str
 int Launcher::Run() {
   // A child that was gone before its handler was there is seen here.
   ReapExited();
-  while (AnyGroupAlive()) {
+  while (AnyGroupAlive() || !left_behind_.empty()) {
     WaitForEvents();
     TakeSignals();
     ReapExited();
     CheckTime();
   }
-  for (const std::unique_ptr<Rank>& rank : ranks_) FlushRank(*rank);
-  if (std::fflush(out_) != 0) output_failed_ = true;
-  std::fflush(err_);
-  if (output_failed_ && exit_status_ == 0) exit_status_ = 128 + SIGPIPE;
+  for (const std::unique_ptr<Rank>& rank : ranks_) NoteOutput(rank->output.Drain());
+  NoteOutput(std::fflush(out_) == 0 ? 0 : errno);
+  NoteOutput(std::fflush(err_) == 0 ? 0 : errno);
+  if (output_error_ != 0 && !stopping_) {
+    Say(absl::StrCat("cannot write the output: ", std::strerror(output_error_)));
+  }
+  if (exit_status_ == 0 && output_error_ != 0) exit_status_ = OutputStatus(output_error_);
+  // Whoever interrupted it must not take the job for done, however well its processes ended.
+  if (exit_status_ == 0 && stop_signal_ != 0) exit_status_ = 128 + stop_signal_;
   return exit_status_;
 }
 
 void Launcher::WaitForEvents() {
   std::vector<pollfd> polled = {{relay_.fd(), POLLIN, 0}};
-  std::vector<std::pair<Rank*, Rank::Stream*>> owners;
+  std::vector<std::pair<Rank*, int>> owners;
   for (const std::unique_ptr<Rank>& rank : ranks_) {
-    for (Rank::Stream& stream : rank->streams) {
-      if (!stream.fd.valid()) continue;
-      polled.push_back({stream.fd.get(), POLLIN, 0});
-      owners.emplace_back(rank.get(), &stream);
+    for (int stream = 0; stream < RankOutput::kStreamCount; ++stream) {
+      if (rank->output.fd(stream) < 0) continue;
+      polled.push_back({rank->output.fd(stream), POLLIN, 0});
+      owners.emplace_back(rank.get(), stream);
     }
   }
   absl::Duration timeout = deadline_ ? *deadline_ - SteadyClock().Now() : absl::InfiniteDuration();
@@ -245,44 +211,14 @@ void Launcher::WaitForEvents() {
   }
   if (poll(polled.data(), polled.size(), timeout_ms) <= 0) return;
   for (size_t i = 0; i < owners.size(); ++i) {
-    if (polled[i + 1].revents != 0) ReadStream(*owners[i].first, *owners[i].second, kReadBytes);
+    if (polled[i + 1].revents != 0) NoteOutput(owners[i].first->output.Read(owners[i].second));
   }
-  if (std::fflush(out_) != 0 || std::fflush(err_) != 0) output_failed_ = true;
+  NoteOutput(std::fflush(out_) == 0 ? 0 : errno);
+  NoteOutput(std::fflush(err_) == 0 ? 0 : errno);
 }
 
-void Launcher::ReadStream(Rank& rank, Rank::Stream& stream, size_t max_bytes) {
-  const auto write_line = [this, &rank, &stream](absl::string_view line) {
-    WriteLine(rank, stream, line);
-  };
-  for (size_t total = 0; stream.fd.valid() && total < max_bytes;) {
-    const ssize_t count = read(stream.fd.get(), read_buffer_.data(), read_buffer_.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0 && errno == EAGAIN) return;
-    if (count <= 0) {
-      stream.tagger.Flush(write_line);
-      stream.fd.Reset();
-      return;
-    }
-    total += count;
-    stream.tagger.Append(absl::string_view(read_buffer_.data(), count), write_line);
-  }
-}
-
-// Reads what is there, and lets the last, unfinished lines go.
-void Launcher::FlushRank(Rank& rank) {
-  for (Rank::Stream& stream : rank.streams) {
-    ReadStream(rank, stream, kMaxDrainBytes);
-    stream.tagger.Flush(
-        [this, &rank, &stream](absl::string_view line) { WriteLine(rank, stream, line); });
-  }
-}
-
-void Launcher::WriteLine(Rank& rank, Rank::Stream& stream, absl::string_view line) {
-  if (options_.tail_line_count > 0) {
-    if (rank.tail.size() == static_cast<size_t>(options_.tail_line_count)) rank.tail.pop_front();
-    rank.tail.emplace_back(stream.tagger.Untagged(line).substr(0, kMaxTailLineBytes));
-  }
-  if (std::fwrite(line.data(), 1, line.size(), stream.file) != line.size()) output_failed_ = true;
+void Launcher::NoteOutput(int error) {
+  if (output_error_ == 0) output_error_ = error;
 }
 
 void Launcher::Say(absl::string_view text) {
@@ -304,7 +240,7 @@ void Launcher::TakeSignals() {
     } else {
       stop_signal_ = signal_number;
       Say(absl::StrCat("passing ", SignalName(signal_number), " on to ", Processes(CountRunning()),
-                       "; killing what still runs in ", ShortDuration(options_.grace)));
+                       "; ", KillingIn(options_.grace)));
       Stop(signal_number);
     }
   }
@@ -320,10 +256,18 @@ void Launcher::ReapExited() {
     return WIFSIGNALED(a.wait_status) > WIFSIGNALED(b.wait_status);
   });
   for (const Exit& exit : exits) HandleExit(exit);
-  if (CountRunning() == 0 && AnyGroupAlive()) StopLeftovers();
+  strays_.Reap([this](pid_t pid) { return IsRunningRank(pid); });
+  if (CountRunning() > 0) return;
+  left_behind_ = gave_up_ ? std::vector<pid_t>() : strays_.Find();
+  if (AnyGroupAlive() || !left_behind_.empty()) StopLeftovers();
 }
 
 void Launcher::StopLeftovers() {
+  if (killed_) {
+    // Each time: what has been told of only now was not there to be killed before.
+    SignalAll(SIGKILL);
+    return;
+  }
   if (leftovers_stopped_) return;
   leftovers_stopped_ = true;
   if (stopping_) {
@@ -331,11 +275,7 @@ void Launcher::StopLeftovers() {
     SignalAll(SIGTERM);
     return;
   }
-  for (const std::unique_ptr<Rank>& rank : ranks_) {
-    if (rank->group_alive) {
-      Say(absl::StrCat("rank ", rank->rank, " left processes behind; stopping them"));
-    }
-  }
+  Say(absl::StrCat("rank processes left behind: ", FormatPids(left_behind_), "; stopping them"));
   Stop(SIGTERM);
 }
 
@@ -359,7 +299,7 @@ void Launcher::ReapGroup(Rank& rank, std::vector<Exit>& exits) {
 }
 
 void Launcher::HandleExit(const Exit& exit) {
-  FlushRank(*exit.rank);
+  NoteOutput(exit.rank->output.Drain());
   const int status = ExitStatus(exit.wait_status);
   if (status == 0) return;
   const bool is_first = exit_status_ == 0;
@@ -368,8 +308,7 @@ void Launcher::HandleExit(const Exit& exit) {
     ReportFailure(exit);
     const int others = CountRunning();
     if (others > 0) {
-      Say(absl::StrCat("stopping the other ", Processes(others), "; killing what still runs in ",
-                       ShortDuration(options_.grace)));
+      Say(absl::StrCat("stopping the other ", Processes(others), "; ", KillingIn(options_.grace)));
     }
     Stop(SIGTERM);
     return;
@@ -391,7 +330,7 @@ void Launcher::ReportFailure(const Exit& exit) {
     gethostname(host, sizeof(host) - 1);
     where = absl::StrCat(" on ", host);
   }
-  const std::deque<std::string>& tail = exit.rank->tail;
+  const std::deque<std::string>& tail = exit.rank->output.tail();
   std::string text = absl::StrCat("rank ", exit.rank->rank, " (pid ", exit.rank->pid, where, ") ",
                                   DescribeExit(exit.wait_status), " after ",
                                   ShortDuration(SteadyClock().Now() - start_));
@@ -409,6 +348,9 @@ void Launcher::SignalAll(int signal_number) {
   for (const std::unique_ptr<Rank>& rank : ranks_) {
     if (!rank->group_alive) continue;
     if (kill(-rank->pid, signal_number) != 0 && rank->running) kill(rank->pid, signal_number);
+  }
+  for (const pid_t pid : left_behind_) {
+    if (!IsInLivingGroup(pid)) kill(pid, signal_number);
   }
 }
 
@@ -430,9 +372,10 @@ void Launcher::KillRest() {
 }
 
 void Launcher::CheckTime() {
-  if (output_failed_ && !stopping_) {
-    if (exit_status_ == 0) exit_status_ = 128 + SIGPIPE;
-    Say("cannot write the output any more; stopping");
+  if (output_error_ != 0 && !stopping_) {
+    if (exit_status_ == 0) exit_status_ = OutputStatus(output_error_);
+    Say(absl::StrCat("cannot write the output any more: ", std::strerror(output_error_),
+                     "; stopping"));
     Stop(SIGTERM);
   }
   if (!deadline_ || SteadyClock().Now() < *deadline_) return;
@@ -448,6 +391,25 @@ void Launcher::CheckTime() {
     rank->running = false;
     rank->group_alive = false;
   }
+  if (!left_behind_.empty()) {
+    Say(absl::StrCat("still there ", ShortDuration(kKillPatience),
+                     " after SIGKILL: ", FormatPids(left_behind_)));
+    left_behind_.clear();
+  }
+  gave_up_ = true;
+}
+
+bool Launcher::IsRunningRank(pid_t pid) const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [pid](const std::unique_ptr<Rank>& rank) {
+    return rank->running && rank->pid == pid;
+  });
+}
+
+bool Launcher::IsInLivingGroup(pid_t pid) const {
+  const pid_t group = getpgid(pid);
+  return std::any_of(ranks_.begin(), ranks_.end(), [group](const std::unique_ptr<Rank>& rank) {
+    return rank->group_alive && rank->pid == group;
+  });
 }
 
 int Launcher::CountRunning() const {
@@ -475,7 +437,6 @@ absl::StatusOr<int> Launch(const LaunchOptions& given, std::FILE* out, std::FILE
   FERRY_ASSIGN_OR_RETURN(const std::string file,
                          FindProgram(options.command[0], path != nullptr ? path : "/usr/bin:/bin"));
   FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<SignalRelay> relay, SignalRelay::Create());
-  const Subreaper subreaper;
   Launcher launcher(options, out, err, *relay);
   FERRY_RETURN_IF_ERROR(launcher.Start(file, inherited));
   return launcher.Run();

@@ -14,7 +14,7 @@
 namespace ferry {
 namespace {
 
-constexpr int kRelayed[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD};
+constexpr int kRelayed[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD};
 
 // A handler has no other way to find its relay.
 std::atomic<int> relay_fd{-1};

@@ -77,6 +77,8 @@ class Run(harness.Case):
 
     def test_without_prefix_the_output_is_as_it_is(self):
         self.assertEqual(self.succeed("run", "--no-prefix", "--", "echo", "plain"), b"plain\n")
+        self.assertEqual(self.succeed("run", "--no-prefix", "--", "printf", r"a\r\nb\r\n\nc\000"),
+                         b"a\r\nb\r\n\nc\0")
 
     def test_all_conventions_are_set_and_agree(self):
         out = self.succeed("run", "--nproc=2", "--gpus-per-proc=2", "--", "env").decode()
@@ -126,6 +128,29 @@ class Run(harness.Case):
         run.signal(signal.SIGTERM)
         run.wait()
         self.assertEqual(sorted(re.findall(r"\[\d\] bye", run.out)), ["[0] bye", "[1] bye"])
+
+    def test_an_interrupted_job_has_not_succeeded(self):
+        for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+            with self.subTest(number):
+                run = self.start("run", "--", "sh", "-c",
+                                 'trap "exit 0" INT QUIT TERM; echo ready; '
+                                 "while :; do sleep 0.05; done")
+                run.wait_for("ready")
+                run.signal(number)
+                self.assertEqual(run.wait(), 128 + number)
+
+    def test_daemons_of_the_processes_are_stopped_in_the_end(self):
+        _, out, err = self.run_ferry("run", "--", "sh", "-c",
+                                     "setsid sleep 1000 & echo $!; sleep 0.2")
+        pid = int(out.decode()[4:])
+        self.assertIn(f"rank processes left behind: pid {pid}; stopping them", err)
+        self.assertRaises(ProcessLookupError, os.kill, pid, 0)
+
+    def test_a_full_disk_is_a_failure_with_its_reason(self):
+        status, err = self.shell(f"{harness.FERRY} run -- sh -c 'echo x; sleep 60' >/dev/full")
+        self.assertEqual(status, 1)
+        self.assertIn("cannot write the output any more: No space left on device", err)
+        self.assertEqual(self.shell(f"{harness.FERRY} run -- echo x >/dev/full")[0], 1)
 
     def test_the_processes_find_each_other(self):
         out = self.succeed("run", "--nproc=2", "--", harness.FERRY, "worker", "--exit-after-join")

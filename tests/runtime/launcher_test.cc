@@ -217,40 +217,71 @@ TEST(Launch, StopsGrandchildrenOfAFailedProcess) {
 TEST(Launch, StopsWhatASuccessfulProcessLeftBehind) {
   const Result result = RunLaunch(Shell("sleep 1000 & exit 0"));
   EXPECT_EQ(*result.status, 0);
-  EXPECT_THAT(result.err, HasSubstr("rank 0 left processes behind; stopping them"));
+  EXPECT_THAT(result.err, HasSubstr("rank processes left behind: pid "));
 }
 
-TEST(Launch, DoesNotWaitForADaemonThatKeepsTheOutputOpen) {
-  // It left the group on purpose, and holds the pipe until it is let go.
+TEST(Launch, StopsADaemonInASessionOfItsOwn) {
+  // It has left the group, and its parent is gone before it.
   const Fifo fifo;
-  const Result result =
-      RunLaunch(Shell(absl::StrCat("setsid sh -c 'echo up > ", fifo.path(), "; read go < ",
-                                   fifo.path(), "' & ", fifo.Pass(), "exit 0")));
+  const Result result = RunLaunch(Shell(absl::StrCat("setsid sh -c 'echo $$; ", fifo.Open(),
+                                                     kLinger, "' & ", fifo.Pass(), "exit 0")));
   EXPECT_EQ(*result.status, 0);
-  const UniqueFd fd(open(fifo.path().c_str(), O_WRONLY | O_CLOEXEC));
-  EXPECT_EQ(write(fd.get(), "go\n", 3), 3);
-  // Its parent died while Launch adopted orphans.
-  EXPECT_GT(waitpid(-1, nullptr, 0), 0);
+  int daemon = 0;
+  const std::pair<std::string, std::string> words = absl::StrSplit(result.out, "[0] ");
+  ASSERT_TRUE(absl::SimpleAtoi(words.second, &daemon)) << result.out;
+  EXPECT_THAT(result.err, HasSubstr("rank processes left behind: pid"));
+  EXPECT_THAT(result.err, HasSubstr(absl::StrCat(daemon)));
+  EXPECT_EQ(kill(daemon, 0), -1);
+  EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1);
 }
 
-class LaunchSignal : public ::testing::TestWithParam<const char*> {};
-
-TEST_P(LaunchSignal, IsPassedOnAndMayEndWell) {
+TEST(Launch, KillsADaemonThatIgnoresTheRequestToStop) {
   const Fifo fifo;
-  const std::string trap = absl::StrCat("trap 'echo got it; exit 0' ", GetParam(), "; ");
-  const std::string send = absl::StrCat("kill -", GetParam(), " $PPID; ");
+  LaunchOptions options =
+      Shell(absl::StrCat("setsid sh -c \"trap '' TERM; ", fifo.Open(),
+                         "while :; do sleep 1; done\" & ", fifo.Pass(), "exit 0"));
+  options.grace = absl::Milliseconds(100);
+  EXPECT_EQ(*RunLaunch(options).status, 0);
+  EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1);
+}
+
+TEST(Launch, LeavesTheCallersOtherChildrenAlone) {
+  const pid_t other = fork();
+  ASSERT_GE(other, 0);
+  if (other == 0) {
+    pause();
+    _exit(0);
+  }
+  EXPECT_EQ(*RunLaunch(Shell("exit 0")).status, 0);
+  EXPECT_EQ(waitpid(other, nullptr, WNOHANG), 0);
+  kill(other, SIGKILL);
+  EXPECT_EQ(waitpid(other, nullptr, 0), other);
+}
+
+struct SignalCase {
+  const char* name;
+  int status;  // of the launcher when every process ends with 0
+};
+
+class LaunchSignal : public ::testing::TestWithParam<SignalCase> {};
+
+TEST_P(LaunchSignal, IsPassedOnAndInTheStatusWhenItStopsTheJob) {
+  const Fifo fifo;
+  const std::string trap = absl::StrCat("trap 'echo got it; exit 0' ", GetParam().name, "; ");
+  const std::string send = absl::StrCat("kill -", GetParam().name, " $PPID; ");
   const Result result =
       RunLaunch(Shell(Either(trap + fifo.Open() + kSpin, trap + fifo.Pass() + send + kSpin), 2));
-  EXPECT_EQ(*result.status, 0) << result.err;
+  EXPECT_EQ(*result.status, GetParam().status) << result.err;
   EXPECT_THAT(result.out, HasSubstr("[0] got it\n"));
   EXPECT_THAT(result.out, HasSubstr("[1] got it\n"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Each, LaunchSignal,
-                         ::testing::Values("INT", "TERM", "HUP", "USR1", "USR2"),
-                         [](const ::testing::TestParamInfo<const char*>& info) {
-                           return std::string(info.param);
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Each, LaunchSignal,
+    ::testing::Values(SignalCase{"INT", 128 + SIGINT}, SignalCase{"TERM", 128 + SIGTERM},
+                      SignalCase{"HUP", 128 + SIGHUP}, SignalCase{"QUIT", 128 + SIGQUIT},
+                      SignalCase{"USR1", 0}, SignalCase{"USR2", 0}),
+    [](const ::testing::TestParamInfo<SignalCase>& info) { return std::string(info.param.name); });
 
 TEST(Launch, ReturnsTheSignalWhenProcessesDieOfIt) {
   const Result result = RunLaunch(Shell(absl::StrCat("kill -TERM $PPID; ", kLinger)));
@@ -373,6 +404,27 @@ TEST(Launch, StopsWhenNobodyReadsItsOutput) {
   const absl::StatusOr<int> status = Launch(Shell("while echo line; do :; done", 2), out, stderr);
   std::fclose(out);
   EXPECT_EQ(*status, 128 + SIGPIPE);
+}
+
+TEST(Launch, FailsWhenTheDiskIsFull) {
+  char* text = nullptr;
+  size_t size = 0;
+  std::FILE* out = std::fopen("/dev/full", "we");
+  std::FILE* err = open_memstream(&text, &size);
+  const absl::StatusOr<int> status = Launch(Shell("while echo line; do :; done", 2), out, err);
+  std::fclose(out);
+  std::fclose(err);
+  EXPECT_EQ(*status, 1);
+  EXPECT_THAT(text, HasSubstr("cannot write the output any more: No space left on device"));
+  free(text);
+}
+
+TEST(Launch, PassesBytesOnUnchangedWithoutPrefix) {
+  LaunchOptions options = Shell("printf 'a\\r\\nb\\rc\\n\\n\\000\\377end'");
+  options.prefix_output = false;
+  options.max_line_bytes = 2;
+  using std::string_literals::operator""s;
+  EXPECT_EQ(RunLaunch(options).out, "a\r\nb\rc\n\n\0\377end"s);
 }
 
 TEST(Launch, TakesItsProcessesWithItWhenItIsKilled) {

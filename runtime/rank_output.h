@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// RankOutput: takes what one launched process writes to where the launcher writes.
+#ifndef FERRY_RUNTIME_RANK_OUTPUT_H_
+#define FERRY_RUNTIME_RANK_OUTPUT_H_
+
+#include <cstddef>
+#include <cstdio>
+#include <deque>
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+#include "base/unique_fd.h"
+#include "runtime/launch_environment.h"
+#include "runtime/line_tagger.h"
+
+namespace ferry {
+
+// Both output streams of a process, and its last lines. Used on one thread.
+class RankOutput final {
+ public:
+  static constexpr int kStreamCount = 2;
+
+  //   options, out, err: as Launch has them; they outlive this.
+  RankOutput(const LaunchOptions& options, int rank, UniqueFd stdout_fd, UniqueFd stderr_fd,
+             std::FILE* out, std::FILE* err);
+
+  RankOutput(const RankOutput&) = delete;
+  RankOutput& operator=(const RankOutput&) = delete;
+
+  // What to poll for `stream`; negative once it is at its end.
+  int fd(int stream) const { return streams_[stream].fd.get(); }
+
+  // Passes on what is there of `stream`, or a part of it. 0, or errno of a failure to write.
+  int Read(int stream);
+  // For when the process has ended: what is there of both streams, and their unfinished last lines.
+  int Drain();
+
+  // The last lines of both streams, without tags.
+  const std::deque<std::string>& tail() const { return tail_; }
+
+ private:
+  struct Stream {
+    UniqueFd fd;
+    LineTagger tagger;
+    std::FILE* file;
+  };
+
+  int ReadStream(Stream& stream, size_t max_bytes);
+  int FinishLine(Stream& stream);
+  int TakeLine(Stream& stream, absl::string_view line);
+
+  const LaunchOptions& options_;
+  Stream streams_[kStreamCount];
+  std::deque<std::string> tail_;
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_RUNTIME_RANK_OUTPUT_H_
