@@ -96,13 +96,13 @@ absl::StatusOr<std::string> FindProgram(const std::string& program, absl::string
   std::string refused;
   for (std::string& candidate : candidates) {
     struct stat info;
-    if (stat(candidate.c_str(), &info) != 0 || S_ISDIR(info.st_mode)) continue;
-    if (access(candidate.c_str(), X_OK) == 0) return std::move(candidate);
-    if (refused.empty()) refused = candidate;
+    if (stat(candidate.c_str(), &info) != 0) continue;
+    const bool is_folder = S_ISDIR(info.st_mode);
+    if (!is_folder && access(candidate.c_str(), X_OK) == 0) return std::move(candidate);
+    if (!refused.empty()) continue;
+    refused = absl::StrCat(Quoted(candidate), is_folder ? " is a directory" : " is not executable");
   }
-  if (!refused.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(Quoted(refused), " is not executable"));
-  }
+  if (!refused.empty()) return absl::FailedPreconditionError(absl::StrCat("command ", refused));
   return absl::NotFoundError(absl::StrCat("command ", Quoted(program), " is not there",
                                           candidates.size() > 1 ? " (looked in PATH)" : ""));
 }
@@ -144,7 +144,7 @@ absl::StatusOr<ChildProcess> SpawnChild(const std::string& file,
   if (got == sizeof(error)) {
     while (waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
     }
-    return absl::InvalidArgumentError(
+    return absl::FailedPreconditionError(
         absl::StrCat("cannot run ", Quoted(file), ": ", std::strerror(error)));
   }
   SetNonBlocking(out.read_end.get());

@@ -24,14 +24,14 @@ struct ChildProcess {
 
 // The file that running `program` means: itself when it has a slash, else its first executable in
 // `path`, a list as in PATH.
-//   Errors: NOT_FOUND; INVALID_ARGUMENT when the file cannot be executed.
+//   Errors: NOT_FOUND; FAILED_PRECONDITION when it is a directory or cannot be executed.
 absl::StatusOr<std::string> FindProgram(const std::string& program, absl::string_view path);
 
 // Starts `file` with `arguments` (the program's name first) and exactly `environment`. The child
 // leads a new process group, reads /dev/null, has default signal handling, and is killed when the
 // calling thread ends, however that comes about: call it on the thread that waits for the child.
 // Returns once the program runs. Safe in a process with other threads.
-//   Errors: RESOURCE_EXHAUSTED when there are no processes or descriptors left; INVALID_ARGUMENT
+//   Errors: RESOURCE_EXHAUSTED when there are no processes or descriptors left; FAILED_PRECONDITION
 //   when the kernel refuses the file, with its reason.
 absl::StatusOr<ChildProcess> SpawnChild(const std::string& file,
                                         const std::vector<std::string>& arguments,

@@ -44,6 +44,10 @@ absl::StatusOr<HostPort> ParseHostPort(absl::string_view option, absl::string_vi
 
 absl::Status CheckRange(absl::string_view name, int value, int low, int high) {
   if (value >= low && value <= high) return absl::OkStatus();
+  if (low == high) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " is ", value, "; here it can only be ", low));
+  }
   return absl::InvalidArgumentError(
       absl::StrCat(name, " is ", value, ", not a number from ", low, " to ", high));
 }
@@ -80,9 +84,11 @@ absl::StatusOr<std::string> VisibleGpus(const LaunchOptions& options, int local_
   if (!list.empty()) {
     gpus = absl::StrSplit(list, ',', absl::SkipWhitespace());
     if (static_cast<int>(gpus.size()) < needed) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "CUDA_VISIBLE_DEVICES=", list, " has ", gpus.size(), " devices; ", options.local_count,
-          " processes with ", options.gpus_per_process, " each need ", needed));
+      return absl::InvalidArgumentError(
+          absl::StrCat("CUDA_VISIBLE_DEVICES=", list, " has ", gpus.size(),
+                       gpus.size() == 1 ? " device; " : " devices; ", options.local_count,
+                       options.local_count == 1 ? " process with " : " processes with ",
+                       options.gpus_per_process, " each need ", needed));
     }
   } else {
     for (int i = 0; i < needed; ++i) gpus.push_back(absl::StrCat(i));
@@ -96,15 +102,19 @@ int GlobalRank(const LaunchOptions& options, int local_rank) {
   return options.machine_index * options.local_count + local_rank;
 }
 
+absl::Status CheckLaunchCounts(const LaunchOptions& options) {
+  FERRY_RETURN_IF_ERROR(CheckRange("--nproc", options.local_count, 1, kMaxLocalCount));
+  FERRY_RETURN_IF_ERROR(CheckRange("--nodes", options.machine_count, 1, kMaxMachineCount));
+  FERRY_RETURN_IF_ERROR(
+      CheckRange("--node-id", options.machine_index, 0, options.machine_count - 1));
+  return CheckRange("--gpus-per-proc", options.gpus_per_process, 0, kMaxGpusPerProcess);
+}
+
 absl::Status CheckLaunchOptions(const LaunchOptions& options) {
   if (options.command.empty() || options.command[0].empty()) {
     return absl::InvalidArgumentError("there is no command to run");
   }
-  FERRY_RETURN_IF_ERROR(CheckRange("nproc", options.local_count, 1, kMaxLocalCount));
-  FERRY_RETURN_IF_ERROR(CheckRange("nodes", options.machine_count, 1, kMaxMachineCount));
-  FERRY_RETURN_IF_ERROR(CheckRange("node-id", options.machine_index, 0, options.machine_count - 1));
-  FERRY_RETURN_IF_ERROR(
-      CheckRange("gpus-per-proc", options.gpus_per_process, 0, kMaxGpusPerProcess));
+  FERRY_RETURN_IF_ERROR(CheckLaunchCounts(options));
   FERRY_RETURN_IF_ERROR(ParseHostPort("coordinator", options.coordinator).status());
   if (!options.master.empty()) {
     FERRY_RETURN_IF_ERROR(ParseHostPort("master", options.master).status());

@@ -47,6 +47,10 @@ struct LaunchOptions {
 // The rank of the process `local_rank` of this machine among all processes of the job.
 int GlobalRank(const LaunchOptions& options, int local_rank);
 
+// Whether the counts and indices make sense, for a caller that has no coordinator yet.
+//   Errors: INVALID_ARGUMENT, naming the flag of `ferry run`.
+absl::Status CheckLaunchCounts(const LaunchOptions& options);
+
 // Whether the options make sense together.
 //   Errors: INVALID_ARGUMENT, naming the option.
 absl::Status CheckLaunchOptions(const LaunchOptions& options);

@@ -27,6 +27,7 @@
 #include "base/text.h"
 #include "runtime/child_process.h"
 #include "runtime/exit_text.h"
+#include "runtime/printable.h"
 #include "runtime/rank_output.h"
 #include "runtime/signal_relay.h"
 #include "runtime/strays.h"
@@ -339,7 +340,7 @@ void Launcher::ReportFailure(const Exit& exit) {
   } else {
     absl::StrAppend(&text, "; its last ",
                     tail.size() == 1 ? "line:" : absl::StrCat(tail.size(), " lines:"));
-    for (const std::string& line : tail) absl::StrAppend(&text, "\n    ", line);
+    for (const std::string& line : tail) absl::StrAppend(&text, "\n    ", PrintableText(line));
   }
   Say(text);
 }

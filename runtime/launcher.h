@@ -31,9 +31,9 @@ namespace ferry {
 //
 // Blocks the calling thread, which is also the one that starts and waits. One at a time in a
 // process, for it owns the process's signal handlers meanwhile; other threads may run.
-//   Errors: INVALID_ARGUMENT for the options or a file that is not a program; NOT_FOUND when the
-//   command is not there; RESOURCE_EXHAUSTED; FAILED_PRECONDITION when another Launch runs. After
-//   an error, no process is left.
+//   Errors: INVALID_ARGUMENT for the options; NOT_FOUND when the command is not there;
+//   FAILED_PRECONDITION when it is no program, or another Launch runs; RESOURCE_EXHAUSTED. After an
+//   error, no process is left.
 absl::StatusOr<int> Launch(const LaunchOptions& options, std::FILE* out, std::FILE* err);
 
 }  // namespace ferry

@@ -342,9 +342,10 @@ TEST(Launch, RefusesACommandThatIsNotThere) {
 TEST(Launch, RefusesAFileThatIsNoProgram) {
   LaunchOptions options = Shell("");
   options.command = {"/etc/passwd"};
-  EXPECT_EQ(RunLaunch(options).status.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(RunLaunch(options).status.status().code(), absl::StatusCode::kFailedPrecondition);
   options.command = {"/tmp"};
-  EXPECT_EQ(RunLaunch(options).status.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(RunLaunch(options).status.status().message()),
+              HasSubstr("\"/tmp\" is a directory"));
 }
 
 TEST(Launch, ReportsWhatTheKernelRefusesToRun) {
@@ -355,7 +356,7 @@ TEST(Launch, ReportsWhatTheKernelRefusesToRun) {
   LaunchOptions options = Shell("");
   options.command = {file};
   const Result result = RunLaunch(options);
-  EXPECT_EQ(result.status.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(result.status.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(result.status.status().message()), HasSubstr("cannot run"));
   EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1);
 }
