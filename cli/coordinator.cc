@@ -1,22 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 // ferry coordinator: serves one job until it is told to stop.
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <memory>
 #include <string>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
 #include "base/file_limit.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "cli/signals.h"
 #include "cli/verb.h"
 #include "coord/grpc_server.h"
 
 namespace ferry::cli {
 namespace {
+
+// Shorter ones take a process for dead that was merely not scheduled for a moment.
+constexpr absl::Duration kLeastHeartbeatTimeout = absl::Milliseconds(100);
+// gRPC counts in milliseconds, and 0 would be for ever at work.
+constexpr absl::Duration kLeastKeepalive = absl::Milliseconds(10);
 
 struct CoordinatorFlags {
   int nodes = 0;
@@ -32,6 +40,14 @@ absl::StatusOr<std::vector<coord::JobSpec>> ParseJobs(const std::string& text, i
   for (const absl::string_view part : absl::StrSplit(text, ',')) {
     const std::pair<std::string, std::string> fields =
         absl::StrSplit(part, absl::MaxSplits(':', 1));
+    const bool is_name = !fields.first.empty() && absl::ascii_isalpha(fields.first[0]) &&
+                         std::all_of(fields.first.begin(), fields.first.end(), [](char c) {
+                           return absl::ascii_isalnum(c) || c == '_' || c == '-';
+                         });
+    if (!is_name) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--job: ", Quoted(fields.first), " is no name: a letter, then letters, digits, _ and -"));
+    }
     coord::JobSpec spec{fields.first, nodes};
     if (!fields.second.empty() && !absl::SimpleAtoi(fields.second, &spec.tasks)) {
       return absl::InvalidArgumentError(absl::StrCat("--job: \"", part, "\" is not NAME:COUNT"));
@@ -77,7 +93,7 @@ Verb AddCoordinatorVerb(CLI::App& app) {
                   "name of the job, or its named parts: worker:4,ps:2 (instead of --nodes)")
       ->capture_default_str();
   AddDuration(verb, "--heartbeat-timeout", options.heartbeat_timeout,
-              "a process that is silent for longer is taken for dead");
+              "a process that is silent for longer is taken for dead", kLeastHeartbeatTimeout);
   AddDuration(verb, "--connect-timeout", options.register_timeout,
               "how long the first process waits for the others to join");
   AddDuration(verb, "--shutdown-timeout", options.shutdown_timeout,
@@ -90,21 +106,22 @@ Verb AddCoordinatorVerb(CLI::App& app) {
                 "let each process join at once instead of together");
   verb.add_flag("--no-reuse", flags->no_reuse,
                 "do not let a new job begin when the old one is over");
-  verb.add_option("--max-key-bytes", options.max_key_bytes, "longest key")->capture_default_str();
-  verb.add_option("--max-value-bytes", options.max_value_bytes, "largest value")
-      ->capture_default_str();
-  verb.add_option("--max-store-bytes", options.max_store_bytes, "size of the whole store")
-      ->capture_default_str();
-  verb.add_option("--max-keys", options.max_keys, "keys in the store")->capture_default_str();
-  verb.add_option("--max-parked-waits", options.max_parked_waits, "calls that wait for keys")
-      ->capture_default_str();
+  AddLimit(verb, "--max-key-bytes", options.max_key_bytes, "longest key");
+  AddLimit(verb, "--max-value-bytes", options.max_value_bytes, "largest value");
+  AddLimit(verb, "--max-store-bytes", options.max_store_bytes, "size of the whole store");
+  AddLimit(verb, "--max-keys", options.max_keys, "keys in the store");
+  AddLimit(verb, "--max-parked-waits", options.max_parked_waits, "calls that wait for keys");
   AddDuration(verb, "--keepalive-time", flags->server.keepalive_time,
-              "probe a connection that is idle for this long");
+              "probe a connection that is idle for this long", kLeastKeepalive);
   AddDuration(verb, "--keepalive-timeout", flags->server.keepalive_timeout,
-              "drop it when the probe is not answered within this");
+              "drop it when the probe is not answered within this", kLeastKeepalive);
   return [flags]() -> absl::StatusOr<int> {
     if (flags->nodes == 0 && flags->job.find(':') == std::string::npos) {
       return absl::InvalidArgumentError("say --nodes=N or --job=NAME:COUNT");
+    }
+    if (flags->nodes != 0 && flags->job.find(':') != std::string::npos) {
+      return absl::InvalidArgumentError(
+          "--nodes and --job=NAME:COUNT both say how many; leave one of them out");
     }
     return Serve(*flags);
   };

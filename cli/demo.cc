@@ -26,6 +26,7 @@
 #include "cli/tool_agent.h"
 #include "cli/verb.h"
 #include "gpu/discovery.h"
+#include "runtime/printable.h"
 
 namespace ferry::cli {
 namespace {

@@ -1,5 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Flags that several verbs share.
+#include <algorithm>
+#include <cstdint>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+
 #include "base/text.h"
 #include "cli/verb.h"
 
@@ -17,12 +23,16 @@ CLI::Validator Within(int least, int most) {
 }
 
 CLI::Option* AddDuration(CLI::App& app, const std::string& flag, absl::Duration& value,
-                         const std::string& description) {
+                         const std::string& description, absl::Duration least) {
   CLI::Option* option = app.add_option_function<std::string>(
       flag,
-      [&value, flag](const std::string& text) {
+      [&value, flag, least](const std::string& text) {
         if (!absl::ParseDuration(text, &value) || value < absl::ZeroDuration()) {
           throw CLI::ValidationError(flag, "\"" + text + "\" is no duration such as 30s or 2m");
+        }
+        if (value < least) {
+          throw CLI::ValidationError(
+              flag, text + " is too short; at least " + absl::FormatDuration(least));
         }
       },
       description);
@@ -30,10 +40,44 @@ CLI::Option* AddDuration(CLI::App& app, const std::string& flag, absl::Duration&
   return option;
 }
 
+CLI::Option* AddLimit(CLI::App& app, const std::string& flag, size_t& value,
+                      const std::string& description) {
+  // Not CLI11's own conversion, which takes -1 for the largest number.
+  CLI::Option* option = app.add_option_function<std::string>(
+      flag,
+      [&value, flag](const std::string& text) {
+        uint64_t number = 0;
+        if (!absl::SimpleAtoi(text, &number) || number == 0) {
+          throw CLI::ValidationError(flag, "\"" + text + "\" is no number from 1 to 2^64-1");
+        }
+        value = number;
+      },
+      description);
+  option->type_name("N")->default_str(std::to_string(value));
+  return option;
+}
+
+CLI::Validator IsAddress() {
+  CLI::Validator validator(
+      [](const std::string& text) {
+        const size_t colon = text.rfind(':');
+        int port = 0;
+        const bool is_address =
+            colon != std::string::npos && colon > 0 &&
+            std::all_of(text.begin(), text.end(), absl::ascii_isgraph) &&
+            std::all_of(text.begin() + colon + 1, text.end(), absl::ascii_isdigit) &&
+            absl::SimpleAtoi(text.substr(colon + 1), &port) && port >= 1 && port <= 65535;
+        return is_address ? "" : Quoted(text) + " is not HOST:PORT with a port from 1 to 65535";
+      },
+      "");
+  return validator;
+}
+
 CLI::Option* AddCoordinatorFlag(CLI::App& app, std::string& address) {
   return app.add_option("--coordinator", address, "where the coordinator listens")
       ->type_name("HOST:PORT")
-      ->envname("FERRY_COORDINATOR");
+      ->envname("FERRY_COORDINATOR")
+      ->check(IsAddress());
 }
 
 }  // namespace ferry::cli

@@ -15,14 +15,15 @@
 
 #include <CLI/CLI.hpp>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_replace.h"
 #include "absl/synchronization/mutex.h"
 
 #include "cli/grpc_quiet.h"
 #include "cli/output.h"
-#include "cli/table.h"
 #include "cli/verb.h"
 #include "cli/version.h"
+#include "runtime/printable.h"
 
 namespace ferry::cli {
 namespace {
@@ -39,7 +40,8 @@ constexpr char kFooter[] =
 // One line, whatever the message holds: the rest is the caller's terminal or log.
 void Complain(const std::string& message) {
   std::fflush(stdout);
-  std::fprintf(stderr, "ferry: %s\n", absl::StrReplaceAll(message, {{"\n", "; "}}).c_str());
+  std::fprintf(stderr, "ferry: %s\n",
+               Printable(absl::StrReplaceAll(message, {{"\n", "; "}})).c_str());
 }
 
 // "ferry kv get", as far as the command line got.
@@ -50,6 +52,33 @@ std::string Path(const CLI::App& app) {
     path += " " + at->get_name();
   }
   return path;
+}
+
+// What is wrong with the command line.
+std::string What(const CLI::App& app, const CLI::ParseError& error) {
+  std::string what = error.what();
+  if (what != "A subcommand is required" && !app.get_subcommands().empty()) return what;
+  const std::vector<std::string> unknown = app.remaining(/*recurse=*/true);
+  if (unknown.empty()) return "say what to do";
+  return "there is no verb or flag " + unknown.front();
+}
+
+// The first flag with nothing behind its "=", as in --coordinator=$UNSET; or nothing. CLI11 would
+// take the next argument for its value.
+std::string EmptyFlag(CLI::App& app, int argc, char** argv) {
+  CLI::App* const run = app.get_subcommand("run");
+  const bool is_run = argc > 1 && std::string(argv[1]) == "run";
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (argument == "--") break;
+    const bool is_flag = absl::StartsWith(argument, "-");
+    if (is_flag && argument.find('=') == argument.size() - 1) return argument;
+    if (!is_run || is_flag || i < 2) continue;
+    // The command, which may have such flags of its own, unless it belongs to the flag before it.
+    const CLI::Option* before = run->get_option_no_throw(argv[i - 1]);
+    if (before == nullptr || before->get_items_expected_max() == 0) break;
+  }
+  return "";
 }
 
 // ferry help [VERB]
@@ -125,6 +154,10 @@ int Main(int argc, char** argv) {
   verbs["demo-worker"] = AddDemoWorkerVerb(app);
   // Last, because verbs inherit it.
   app.footer(kFooter);
+  if (const std::string empty = EmptyFlag(app, argc, argv); !empty.empty()) {
+    Complain(empty + " has no value");
+    return kUsage;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -135,12 +168,7 @@ int Main(int argc, char** argv) {
       std::fputs(text.str().c_str(), stdout);
       return EndOutput();
     }
-    std::string what = error.what();
-    if (what == "A subcommand is required") what = "say what to do";
-    if (app.get_subcommands().empty()) {
-      what = argc > 1 ? "there is no verb or flag " + Printable(argv[1]) : "say what to do";
-    }
-    Complain(what + "; see " + Path(app) + " --help");
+    Complain(What(app, error) + "; see " + Path(app) + " --help");
     return kUsage;
   }
   const std::string name = app.get_subcommands().front()->get_name();

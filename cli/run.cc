@@ -50,7 +50,6 @@ absl::StatusOr<std::unique_ptr<HostedCoordinator>> PrepareCoordinator(RunFlags& 
   LaunchOptions& launch = flags.launch;
   launch.coordinator = flags.coordinator;
   if (launch.machine_count == 1) {
-    launch.machine_index = flags.machine_index.value_or(0);
     if (!launch.coordinator.empty()) return nullptr;
     FERRY_ASSIGN_OR_RETURN(std::unique_ptr<HostedCoordinator> hosted,
                            HostedCoordinator::OnThisMachine(launch.local_count));
@@ -72,6 +71,9 @@ absl::StatusOr<std::unique_ptr<HostedCoordinator>> PrepareCoordinator(RunFlags& 
 absl::StatusOr<int> Run(const CLI::App& verb, RunFlags& flags) {
   FERRY_RETURN_IF_ERROR(TakeCommand(verb, flags.after_dashes, flags.launch));
   flags.launch.prefix_output = !flags.no_prefix;
+  flags.launch.machine_index = flags.machine_index.value_or(0);
+  // Before anything is started for a command line that is wrong.
+  FERRY_RETURN_IF_ERROR(CheckLaunchCounts(flags.launch));
   FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<HostedCoordinator> hosted,
                          PrepareCoordinator(flags));
   FERRY_ASSIGN_OR_RETURN(const int status, Launch(flags.launch, stdout, stderr));

@@ -16,6 +16,7 @@
 #include "base/ranges.h"
 #include "base/text.h"
 #include "cli/table.h"
+#include "runtime/printable.h"
 
 namespace ferry::cli {
 namespace {
@@ -40,7 +41,7 @@ std::string Ago(absl::Duration age) {
 std::string Address(absl::string_view observed) {
   absl::ConsumePrefix(&observed, "ipv4:");
   absl::ConsumePrefix(&observed, "ipv6:");
-  return std::string(observed);
+  return Printable(observed);
 }
 
 // The waits that say something of a node: every healthy one listens for errors of the job.
@@ -90,7 +91,7 @@ struct Situation {
 };
 
 Situation SituationOf(const TaskStatus& task) {
-  Situation situation{task.job_name, StateWord(task), task.facts.service, ""};
+  Situation situation{task.job_name, StateWord(task), Printable(task.facts.service), ""};
   // A propagated error names its cause, the same for all; a node's own names the node.
   if (!task.error.ok()) {
     situation.doing = Printable(task.error.message());
@@ -142,7 +143,7 @@ std::string TableOfNodes(const JobStatus& status) {
                                     OrDash(Printable(task.facts.host_name)),
                                     pid,
                                     OrDash(Address(task.facts.observed_address)),
-                                    OrDash(task.facts.service)};
+                                    OrDash(Printable(task.facts.service))};
     if (has_progress) row.push_back(absl::StrCat(task.progress));
     row.push_back(Doing(task));
     rows.push_back(std::move(row));
@@ -180,16 +181,18 @@ std::string TableOfSituations(const JobStatus& status) {
   return FormatTable(rows, "  ");
 }
 
-// "4 nodes: 3 joined; missing: 3".
+// "4 nodes: 3 joined; missing: node 3".
 std::string Overview(const JobStatus& status) {
   std::map<std::string, std::vector<int>> by_state;
   for (const TaskStatus& task : status.tasks) by_state[StateWord(task)].push_back(task.node_id);
-  std::string text =
-      absl::StrCat(Count(status.tasks.size(), "node"), ": ", by_state["joined"].size(), " joined");
+  const size_t joined = by_state["joined"].size();
+  std::string text = absl::StrCat(Count(status.tasks.size(), "node"), ": ",
+                                  joined == 0 ? "none" : absl::StrCat(joined), " joined");
   for (const char* state : {"joining", "missing", "left", "failed"}) {
     const std::vector<int>& nodes = by_state[state];
     if (nodes.empty()) continue;
-    absl::StrAppend(&text, "; ", state, ": ", FormatRanges(nodes, kMaxRangeBytes));
+    absl::StrAppend(&text, "; ", state, nodes.size() == 1 ? ": node " : ": nodes ",
+                    FormatRanges(nodes, kMaxRangeBytes));
     if (nodes.size() > 2) absl::StrAppend(&text, " (", nodes.size(), ")");
   }
   return text;
@@ -202,8 +205,9 @@ std::string TableOfBarriers(const JobStatus& status) {
     const int counted = barrier.total;
     rows.push_back({absl::StrCat(Quoted(barrier.id, 60),
                                  barrier.counter > 0 ? absl::StrCat(" use ", barrier.counter) : ""),
-                    absl::StrCat(OrDash(barrier.arrived), " of ", counted), OrDash(barrier.missing),
-                    ShortDuration(barrier.age), ShortDuration(barrier.remaining)});
+                    absl::StrCat(OrDash(Printable(barrier.arrived)), " of ", counted),
+                    OrDash(Printable(barrier.missing)), ShortDuration(barrier.age),
+                    ShortDuration(barrier.remaining)});
   }
   return FormatTable(rows, "  ");
 }
@@ -244,9 +248,9 @@ std::string FormatStatusText(const JobStatus& status, const std::string& coordin
                   status.topology_complete ? "agreed; see ferry topo --coordinator"
                                            : "not every node has told its devices",
                   "\n");
-  absl::StrAppend(&text, "  coordinator  ", coordinator, ", up ", ShortDuration(status.uptime),
-                  status.epoch > 1 ? absl::StrCat(", job ", status.epoch, " since its start") : "",
-                  "\n");
+  absl::StrAppend(
+      &text, "  coordinator  ", Printable(coordinator), ", up ", ShortDuration(status.uptime),
+      status.epoch > 1 ? absl::StrCat(", job ", status.epoch, " since its start") : "", "\n");
   return text;
 }
 

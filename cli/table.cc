@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
@@ -49,16 +48,6 @@ std::string ShortBytes(double bytes) {
 
 std::string Count(long long count, absl::string_view noun) {
   return absl::StrCat(count, " ", noun, count == 1 ? "" : "s");
-}
-
-std::string Printable(absl::string_view bytes) {
-  std::string text;
-  for (const char c : bytes) {
-    const unsigned char byte = c;
-    const bool is_plain = byte >= 0x20 && byte != 0x7f;
-    text += is_plain ? std::string(1, c) : absl::CEscape(absl::string_view(&c, 1));
-  }
-  return text;
 }
 
 }  // namespace ferry::cli

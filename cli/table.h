@@ -22,9 +22,6 @@ std::string ShortBytes(double bytes);
 // "1 node", "2 nodes".
 std::string Count(long long count, absl::string_view noun);
 
-// For a line on a terminal: what does not print is escaped as in C; UTF-8 stays.
-std::string Printable(absl::string_view bytes);
-
 }  // namespace ferry::cli
 
 #endif  // FERRY_CLI_TABLE_H_

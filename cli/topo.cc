@@ -17,6 +17,7 @@
 #include "cli/tool_agent.h"
 #include "cli/verb.h"
 #include "gpu/discovery.h"
+#include "runtime/printable.h"
 #include "topology/format.h"
 #include "topology/nccl_xml.h"
 
@@ -34,8 +35,8 @@ struct TopoFlags {
 template <typename Topology>
 void Print(const TopoFlags& flags, const Topology& topology) {
   const std::string text = flags.json  ? FormatJson(topology)
-                           : flags.dot ? FormatDot(topology)
-                                       : FormatText(topology);
+                           : flags.dot ? PrintableText(FormatDot(topology))
+                                       : PrintableText(FormatText(topology));
   std::fwrite(text.data(), 1, text.size(), stdout);
   if (!text.empty() && text.back() != '\n') std::fputc('\n', stdout);
 }
@@ -53,7 +54,8 @@ absl::Status WriteFile(const std::string& path, const std::string& text) {
 }
 
 void PrintReason(const char* what, const std::string& reason) {
-  if (!reason.empty()) std::fprintf(stderr, "ferry topo: %s: %s\n", what, reason.c_str());
+  if (!reason.empty())
+    std::fprintf(stderr, "ferry topo: %s: %s\n", what, Printable(reason).c_str());
 }
 
 absl::StatusOr<int> ShowMachine(const TopoFlags& flags) {
@@ -115,7 +117,8 @@ Verb AddTopoVerb(CLI::App& app) {
   // Not FERRY_COORDINATOR: without flags it is this machine, wherever it is called.
   CLI::Option* coordinator =
       verb.add_option("--coordinator", flags->coordinator, "show the running job there")
-          ->type_name("HOST:PORT");
+          ->type_name("HOST:PORT")
+          ->check(IsAddress());
   verb.add_option("--nccl-xml", flags->nccl_xml,
                   "show this file, such as NCCL_TOPO_DUMP_FILE writes")
       ->type_name("FILE")

@@ -3,6 +3,7 @@
 #ifndef FERRY_CLI_VERB_H_
 #define FERRY_CLI_VERB_H_
 
+#include <cstddef>
 #include <functional>
 #include <string>
 #include <vector>
@@ -43,8 +44,17 @@ Verb AddDemoWorkerVerb(CLI::App& app);
 CLI::Validator Within(int least, int most);
 
 // A flag that takes a duration as absl::ParseDuration reads it: "30s", "2m", "1h30m", "250ms".
+//   least: shorter ones are refused.
 CLI::Option* AddDuration(CLI::App& app, const std::string& flag, absl::Duration& value,
-                         const std::string& description);
+                         const std::string& description,
+                         absl::Duration least = absl::ZeroDuration());
+
+// A flag that takes a number from 1 on.
+CLI::Option* AddLimit(CLI::App& app, const std::string& flag, size_t& value,
+                      const std::string& description);
+
+// A check for HOST:PORT of somebody to connect to: what can never be one is wrong usage at once.
+CLI::Validator IsAddress();
 
 // The flag --coordinator=HOST:PORT; its default is the environment variable FERRY_COORDINATOR.
 CLI::Option* AddCoordinatorFlag(CLI::App& app, std::string& address);

@@ -23,6 +23,7 @@
 #include "cli/summary.h"
 #include "cli/verb.h"
 #include "runtime/node.h"
+#include "runtime/printable.h"
 
 namespace ferry::cli {
 namespace {
@@ -100,7 +101,8 @@ class JoinReport final {
     std::vector<int> missing;
     for (const coord::TaskStatus& task : status->tasks) {
       const bool is_there = task.state == coord::TaskState::kConnected || task.is_joining;
-      if (!is_there) missing.push_back(task.node_id);
+      const bool is_self = task.node_id == place_.node_id;
+      if (!is_there && !is_self) missing.push_back(task.node_id);
     }
     if (missing.empty()) return "waiting for the devices of the other nodes";
     return absl::StrCat("waiting for node", missing.size() == 1 ? " " : "s ",
@@ -163,9 +165,10 @@ absl::StatusOr<int> Work(WorkerFlags& flags) {
     // The job's error says more than that of the call that it ended.
     return outcome.error().ok() ? node.status() : outcome.error();
   }
-  std::printf("ferry worker: %s joined at %s%s; %s; topology %s\n", place.description.c_str(),
-              place.coordinator.c_str(), hosted != nullptr ? " (run by this process)" : "",
-              Summarize((*node)->topology()).c_str(), TopologyHash((*node)->topology()).c_str());
+  std::printf(
+      "ferry worker: %s joined at %s%s; %s; topology %s\n", Printable(place.description).c_str(),
+      Printable(place.coordinator).c_str(), hosted != nullptr ? " (run by this process)" : "",
+      Printable(Summarize((*node)->topology())).c_str(), TopologyHash((*node)->topology()).c_str());
   std::fflush(stdout);
   if (flags.exit_after_join) {
     const Progress progress("waiting for the other nodes to leave as well");
@@ -190,7 +193,8 @@ Verb AddWorkerVerb(CLI::App& app) {
       "coordinator as well.");
   // Not AddCoordinatorFlag: FindPlace reads FERRY_COORDINATOR, and says where a value came from.
   verb.add_option("--coordinator", flags->coordinator, "where the coordinator listens")
-      ->type_name("HOST:PORT");
+      ->type_name("HOST:PORT")
+      ->check(IsAddress());
   verb.add_option("--node-id", flags->node_id, "which node this is, from 0")->type_name("I");
   verb.add_option("--num-nodes", flags->num_nodes, "how many there are")
       ->type_name("N")

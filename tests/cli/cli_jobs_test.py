@@ -62,8 +62,9 @@ class Kv(harness.Case):
         self.assertRegex(self.kv("ls", "--long").decode(), r"KEY +BYTES +REVISION +VALUE\nab +2 ")
 
     def test_a_key_cannot_write_to_the_terminal(self):
-        self.kv("set", "x\033[2Jy", "1")
-        self.assertEqual(self.kv("ls"), b"x\\033[2Jy\n")
+        for key in ("x\033[2Jy", b"y\xff\xc2\x9b", "z\u00e9"):
+            self.kv("set", key, "1")
+        self.assertEqual(self.kv("ls"), b"x\\033[2Jy\ny\\377\\302\\233\nz\xc3\xa9\n")
 
     def test_watch_tells_what_is_there_and_then_every_change(self):
         self.kv("set", "w/1", "old")
@@ -132,7 +133,7 @@ class Status(harness.Case):
         self.assertEqual(status["missing"], "2")
         self.assertEqual([(b["arrived"], b["missing"]) for b in status["barriers"]], [("0,1", "2")])
         text = self.succeed("status", f"--coordinator={address}").decode()
-        self.assertRegex(text, r"^3 nodes: 0 joined; joining: 0,1; missing: 2\n")
+        self.assertRegex(text, r"^3 nodes: none joined; joining: nodes 0,1; missing: node 2\n")
         self.assertRegex(text, r"\n  0 +joining +- +\S+ +\d+ .* the others to join for ")
         self.assertRegex(text, r"\n  2 +missing +- ")
 
@@ -175,6 +176,13 @@ class Status(harness.Case):
         self.assertNotIn("\033", watch.out)
         watch.signal(signal.SIGINT)
         self.assertEqual(watch.wait(), 0)
+
+    def test_an_address_that_can_never_be_one_is_wrong_usage_at_once(self):
+        for address in ("", "a\nb\033[31m:1", "host", "host:0", "host:65536", "host:", ":1", "a b:1"):
+            for verb in (("status",), ("kv", "ls"), ("topo",), ("worker", "--node-id=0")):
+                with self.subTest(verb, address=address):
+                    self.fail_with(2, "--coordinator: .* is not HOST:PORT", *verb, "--coordinator",
+                                   address, timeout_s=5)
 
     def test_the_error_of_a_failed_job_is_shown(self):
         address = self.coordinator(2, "--heartbeat-timeout=1s")[1]

@@ -49,6 +49,47 @@ class Usage(harness.Case):
             with self.subTest(arguments):
                 self.fail_with(2, ".", *arguments)
 
+    def test_a_flag_without_its_value_is_named(self):
+        for arguments in (("status", "--coordinator=", "--json"), ("topo", "--nccl-xml="),
+                          ("run", "--nproc=", "2", "true"), ("kv", "get", "k", "--timeout="),
+                          ("run", "--grace", "1s", "--nproc=", "true")):
+            with self.subTest(arguments):
+                self.fail_with(2, "--[a-z-]+= has no value", *arguments)
+        # The command's own are none of our business.
+        for arguments in (("--", "echo", "--a="), ("--nproc", "1", "echo", "--a="),
+                          ("--no-prefix", "echo", "--a=")):
+            self.assertIn(b"--a=\n", self.succeed("run", *arguments))
+
+    def test_values_out_of_range_are_refused_with_the_flag_and_its_limits(self):
+        coordinator = ("coordinator", "--listen=127.0.0.1:0")
+        one = (*coordinator, "--nodes=1")
+        for pattern, arguments in (
+                ("--heartbeat-timeout: 99ms is too short; at least 100ms",
+                 (*one, "--heartbeat-timeout=99ms")),
+                ("--keepalive-time: 0 is too short", (*one, "--keepalive-time=0")),
+                ('--max-keys: "-1" is no number', (*one, "--max-keys=-1")),
+                ('--max-value-bytes: "-5" is no number', (*one, "--max-value-bytes=-5")),
+                ("--nodes and --job=NAME:COUNT", (*one, "--job=worker:4")),
+                ('--job: "a b" is no name', (*one, "--job=a b")),
+                ('--job: "" is no name', (*coordinator, "--job=worker:4,:2")),
+                ('--job: "1a" is no name', (*coordinator, "--job=1a:4"))):
+            with self.subTest(arguments):
+                self.fail_with(2, pattern, *arguments, timeout_s=5)
+
+    def test_wrong_numbers_of_run_start_nothing(self):
+        for pattern, flag in (("--nproc is 0, not a number from 1 to 4096", "--nproc=0"),
+                              ("--nodes is 0, not a number from 1 to 65536", "--nodes=0"),
+                              ("--node-id is 5; here it can only be 0", "--node-id=5"),
+                              ("--gpus-per-proc is -1, not .* 0 to", "--gpus-per-proc=-1")):
+            status, out, err = self.run_ferry("run", flag, "--", "echo", "started")
+            self.assertEqual((status, out, len(err.splitlines())), (2, b"", 1), err)
+            self.assertRegex(err, pattern)
+
+    def test_a_verb_that_is_not_there_is_named(self):
+        self.fail_with(2, "no verb or flag bogus", "bogus", "x")
+        self.fail_with(2, "no verb or flag bogus", "kv", "bogus")
+        self.fail_with(2, "say what to do", "kv")
+
     def test_output_that_cannot_be_written_is_a_failure(self):
         for arguments in ("topo", "--help", "help", "--version", "demo --nproc=2"):
             for target, reason in (("/dev/full", "No space left on device"),
@@ -165,7 +206,13 @@ class Run(harness.Case):
         self.assertIn("[3] ferry worker: node 3 of 4", machines[1].out)
 
     def test_a_command_that_is_not_there_is_said_in_one_line(self):
-        self.fail_with(1, "/no/such", "run", "--nproc=2", "--", "/no/such")
+        self.fail_with(1, '"/no/such" is not there', "run", "--nproc=2", "--", "/no/such")
+        self.fail_with(1, '"/tmp" is a directory', "run", "--", "/tmp")
+        self.fail_with(1, '"/etc/passwd" is not executable', "run", "--", "/etc/passwd")
+
+    def test_the_last_lines_cannot_write_to_the_terminal(self):
+        err = self.run_ferry("run", "--", "sh", "-c", r"printf 'a\033[31m'; exit 1")[2]
+        self.assertIn("    a\\033[31m\n", err)
 
 
 class Topo(harness.Case):
