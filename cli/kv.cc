@@ -117,6 +117,17 @@ absl::StatusOr<int> List(const KvFlags& flags) {
 
 absl::StatusOr<int> Remove(const KvFlags& flags) {
   FERRY_ASSIGN_OR_RETURN(const auto agent, ConnectTool(flags.coordinator));
+  bool is_there = agent->TryGet(flags.key).ok();
+  if (!is_there && flags.recursive) {
+    FERRY_ASSIGN_OR_RETURN(const std::vector<coord::KeyValue> below,
+                           agent->List(flags.key + "/", /*keys_only=*/true));
+    is_there = !below.empty();
+  }
+  // The coordinator takes it for no error: whoever removes a key twice has what they want. A person
+  // who mistyped it has not.
+  if (!is_there) {
+    return absl::NotFoundError(absl::StrCat("key ", Quoted(flags.key), " is not there"));
+  }
   FERRY_RETURN_IF_ERROR(agent->Delete(flags.key, flags.recursive));
   return kDone;
 }

@@ -12,9 +12,9 @@
 
 #include "base/status_macros.h"
 #include "cli/output.h"
-#include "cli/progress.h"
 #include "cli/signals.h"
 #include "cli/status_text.h"
+#include "cli/status_watch.h"
 #include "cli/tool_agent.h"
 #include "cli/verb.h"
 
@@ -31,17 +31,19 @@ struct StatusFlags {
   bool all = false;
 };
 
-absl::StatusOr<std::string> Ask(coord::Agent& agent, const StatusFlags& flags) {
-  FERRY_ASSIGN_OR_RETURN(const coord::JobStatus status, agent.Status());
+std::string Format(const coord::JobStatus& status, const StatusFlags& flags) {
   if (flags.json) return FormatStatusJson(status, flags.coordinator);
   const size_t max_lines = flags.all ? std::numeric_limits<size_t>::max() : kMaxLines;
   return FormatStatusText(status, flags.coordinator, max_lines);
 }
 
-absl::StatusOr<int> Watch(coord::Agent& agent, const StatusFlags& flags, BlockedSignals& signals) {
+absl::StatusOr<int> Watch(std::unique_ptr<coord::Agent> agent, const StatusFlags& flags,
+                          BlockedSignals& signals) {
+  StatusWatch watch(flags.coordinator, std::move(agent), signals);
   const bool on_terminal = isatty(STDOUT_FILENO) == 1;
   for (bool is_first = true;; is_first = false) {
-    FERRY_ASSIGN_OR_RETURN(const std::string text, Ask(agent, flags));
+    FERRY_ASSIGN_OR_RETURN(const coord::JobStatus status, watch.Next());
+    const std::string text = Format(status, flags);
     if (on_terminal) {
       // Home and clear: the screen never shows half of a table.
       std::fputs("\033[H\033[2J", stdout);
@@ -57,10 +59,10 @@ absl::StatusOr<int> Watch(coord::Agent& agent, const StatusFlags& flags, Blocked
 absl::StatusOr<int> ShowStatus(const StatusFlags& flags) {
   std::optional<BlockedSignals> signals;
   if (flags.watch) signals.emplace(std::initializer_list<int>{SIGINT, SIGTERM});
-  FERRY_ASSIGN_OR_RETURN(const auto agent, ConnectTool(flags.coordinator));
-  if (signals) return Watch(*agent, flags, *signals);
-  FERRY_ASSIGN_OR_RETURN(const std::string text, Ask(*agent, flags));
-  std::fputs(text.c_str(), stdout);
+  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<coord::Agent> agent, ConnectTool(flags.coordinator));
+  if (signals) return Watch(std::move(agent), flags, *signals);
+  FERRY_ASSIGN_OR_RETURN(const coord::JobStatus status, agent->Status());
+  std::fputs(Format(status, flags).c_str(), stdout);
   return kDone;
 }
 

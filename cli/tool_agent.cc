@@ -9,12 +9,6 @@
 #include "cli/progress.h"
 
 namespace ferry::cli {
-namespace {
-
-constexpr absl::Duration kPatience = absl::Seconds(10);
-
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<coord::Agent>> ConnectTool(
     const std::string& coordinator, std::function<void(absl::Status)> on_lost) {
   if (coordinator.empty()) {
@@ -23,8 +17,8 @@ absl::StatusOr<std::unique_ptr<coord::Agent>> ConnectTool(
   }
   coord::AgentOptions options;
   options.coordinator = coordinator;
-  options.connect_timeout = kPatience;
-  options.lost_timeout = kPatience;
+  options.connect_timeout = kToolPatience;
+  options.lost_timeout = kToolPatience;
   options.on_error = std::move(on_lost);
   const Progress progress(absl::StrCat("looking for the coordinator at ", coordinator));
   return coord::Agent::Connect(std::move(options));

@@ -15,6 +15,9 @@
 
 namespace ferry::cli {
 
+// How long a verb looks for its coordinator, or goes without it.
+inline constexpr absl::Duration kToolPatience = absl::Seconds(10);
+
 // Looks for the coordinator for ten seconds, and says so when it takes more than one.
 //   on_lost: as AgentOptions::on_error; the coordinator may be out of reach for ten seconds.
 //   Errors: INVALID_ARGUMENT when the address is empty or is none; DEADLINE_EXCEEDED when nobody

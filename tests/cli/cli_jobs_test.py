@@ -61,6 +61,13 @@ class Kv(harness.Case):
         self.assertEqual(self.kv("ls"), b"ab\nb\n")
         self.assertRegex(self.kv("ls", "--long").decode(), r"KEY +BYTES +REVISION +VALUE\nab +2 ")
 
+    def test_rm_of_what_is_not_there_says_so(self):
+        self.kv("set", "tree/1", "1")
+        self.kv_fails('key "nope" is not there', "rm", "nope")
+        self.kv_fails('key "tree" is not there', "rm", "tree")
+        self.kv("rm", "tree", "--recursive")
+        self.kv_fails('key "tree" is not there', "rm", "tree", "--recursive")
+
     def test_a_key_cannot_write_to_the_terminal(self):
         for key in ("x\033[2Jy", b"y\xff\xc2\x9b", "z\u00e9"):
             self.kv("set", key, "1")
@@ -183,6 +190,40 @@ class Status(harness.Case):
                 with self.subTest(verb, address=address):
                     self.fail_with(2, "--coordinator: .* is not HOST:PORT", *verb, "--coordinator",
                                    address, timeout_s=5)
+
+    def test_watch_says_when_the_coordinator_is_gone_and_finds_it_again(self):
+        coordinator, address = self.coordinator(2)
+        watch = self.start("status", "--watch", f"--coordinator={address}")
+        watch.wait_for("2 nodes")
+        coordinator.signal(signal.SIGKILL)
+        start = time.monotonic()
+        watch.wait_for(rf"ferry: the coordinator at {address} is out of reach since \d\d:\d\d:\d\d; "
+                       "trying for 10s\n")
+        self.assertLess(time.monotonic() - start, 5)
+        self.start("coordinator", "--nodes=3", f"--listen={address}")
+        watch.wait_for(r"3 nodes")
+        self.assertIn("is there again", watch.err)
+        self.assertEqual(watch.err.count("out of reach"), 1)
+        watch.signal(signal.SIGINT)
+        self.assertEqual(watch.wait(), 0)
+
+    def test_watch_gives_up_on_a_coordinator_that_does_not_come_back(self):
+        for number in (signal.SIGKILL, signal.SIGTERM):
+            coordinator, address = self.coordinator(2)
+            watch = self.start("status", "--watch", f"--coordinator={address}")
+            watch.wait_for("2 nodes")
+            coordinator.signal(number)
+            self.assertEqual(watch.wait(), 1)
+            self.assertEqual(watch.err.count(" is out of reach since"), 1, watch.err)
+
+    def test_watch_can_be_interrupted_while_nobody_answers(self):
+        coordinator, address = self.coordinator(2)
+        watch = self.start("status", "--watch", f"--coordinator={address}")
+        watch.wait_for("2 nodes")
+        coordinator.signal(signal.SIGSTOP)
+        watch.wait_for("out of reach since")
+        watch.signal(signal.SIGINT)
+        self.assertEqual(watch.wait(timeout_s=5), 0)
 
     def test_the_error_of_a_failed_job_is_shown(self):
         address = self.coordinator(2, "--heartbeat-timeout=1s")[1]

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// A thread for each question, and patience for its answer.
+#include "cli/status_watch.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "base/thread.h"
+#include "cli/tool_agent.h"
+#include "cli/verb.h"
+
+namespace ferry::cli {
+namespace {
+
+// A coordinator that is there answers within a small part of this.
+constexpr absl::Duration kSilence = absl::Seconds(1);
+// Between attempts to reach one that refuses connections.
+constexpr absl::Duration kRetryPause = absl::Milliseconds(200);
+
+bool MayComeBack(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsAborted(status) || absl::IsDeadlineExceeded(status);
+}
+
+[[noreturn]] void EndInterrupted() {
+  std::fflush(nullptr);
+  _exit(kDone);
+}
+
+}  // namespace
+
+absl::Duration StatusWatch::PatienceLeft() const {
+  return kToolPatience - (SteadyClock().Now() - answered_);
+}
+
+absl::StatusOr<coord::JobStatus> StatusWatch::Ask(absl::Duration patience) {
+  if (agent_ == nullptr) {
+    coord::AgentOptions options;
+    options.coordinator = coordinator_;
+    options.connect_timeout = std::max(patience, kRetryPause);
+    options.lost_timeout = kToolPatience;
+    FERRY_ASSIGN_OR_RETURN(agent_, coord::Agent::Connect(std::move(options)));
+  }
+  absl::StatusOr<coord::JobStatus> status = agent_->Status();
+  // An agent that has lost its coordinator stays lost.
+  if (!status.ok()) agent_ = nullptr;
+  return status;
+}
+
+void StatusWatch::SaySilent() {
+  if (std::exchange(has_said_silent_, true)) return;
+  const absl::Time since = absl::Now() - (SteadyClock().Now() - answered_);
+  std::fflush(stdout);
+  std::fprintf(stderr, "ferry: the coordinator at %s is out of reach since %s; trying for %s\n",
+               coordinator_.c_str(),
+               absl::FormatTime("%H:%M:%S", since, absl::LocalTimeZone()).c_str(),
+               ShortDuration(kToolPatience).c_str());
+}
+
+absl::StatusOr<coord::JobStatus> StatusWatch::AskOnce() {
+  Thread asker("ferry-ask", [this, patience = PatienceLeft()] {
+    absl::StatusOr<coord::JobStatus> status = Ask(patience);
+    {
+      absl::MutexLock lock(&mu_);
+      answer_ = std::move(status);
+    }
+    signals_.Wake();
+  });
+  while (true) {
+    if (signals_.WaitFor(kSilence)) EndInterrupted();
+    {
+      absl::MutexLock lock(&mu_);
+      if (answer_) return *std::exchange(answer_, std::nullopt);
+    }
+    SaySilent();
+  }
+}
+
+absl::StatusOr<coord::JobStatus> StatusWatch::Next() {
+  answered_ = SteadyClock().Now();
+  while (true) {
+    absl::StatusOr<coord::JobStatus> status = AskOnce();
+    if (status.ok()) {
+      if (std::exchange(has_said_silent_, false)) {
+        std::fprintf(stderr, "ferry: the coordinator at %s is there again\n", coordinator_.c_str());
+      }
+      return status;
+    }
+    if (!MayComeBack(status.status()) || PatienceLeft() <= absl::ZeroDuration()) return status;
+    // One that has restarted is there at once; it was out of reach only if this fails too.
+    if (SteadyClock().Now() - answered_ >= kSilence) SaySilent();
+    if (signals_.WaitFor(kRetryPause)) EndInterrupted();
+  }
+}
+
+}  // namespace ferry::cli
