@@ -277,6 +277,16 @@ class Demo(harness.Case):
         self.assertRegex(text, r"nodes 0-2 got, .* later: .*heartbeat timeout.* 3 ")
         self.assertLessEqual(len(text.splitlines()), 40)
 
+    def test_the_readme_shows_what_it_prints(self):
+        readme = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../README.md")
+        with open(readme) as file:
+            shown = re.search(r"(?s)\n(ferry demo: .*?)```", file.read()).group(1)
+        # The steps; what they say holds times, pids and the machine's devices.
+        def steps(text):
+            return re.findall(r"^  (\S.{9}) \S", text.split("\nNext:")[0], re.MULTILINE)
+        self.assertGreater(len(steps(shown)), 6)
+        self.assertEqual(steps(shown), steps(self.succeed("demo", timeout_s=60).decode()))
+
     def test_two_workers_are_enough(self):
         self.succeed("demo", "--nproc=2", timeout_s=60)
 
