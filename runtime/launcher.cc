@@ -272,7 +272,15 @@ void Launcher::StopLeftovers() {
   if (leftovers_stopped_) return;
   leftovers_stopped_ = true;
   if (stopping_) {
-    // They may have ignored what their parents obeyed: a shell's background jobs do with SIGINT.
+    std::vector<pid_t> elsewhere;
+    for (const pid_t pid : left_behind_) {
+      if (!IsInLivingGroup(pid)) elsewhere.push_back(pid);
+    }
+    // Those of the groups were told to stop as their parents were, and may be about to. But they
+    // may have ignored what their parents obeyed: a shell's background jobs do with SIGINT.
+    if (!elsewhere.empty()) {
+      Say(absl::StrCat("rank processes left behind: ", FormatPids(elsewhere), "; stopping them"));
+    }
     SignalAll(SIGTERM);
     return;
   }

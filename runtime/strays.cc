@@ -73,12 +73,7 @@ void Strays::Reap(absl::FunctionRef<bool(pid_t)> is_ours) const {
   }
 }
 
-std::vector<pid_t> Strays::Find() const {
-  siginfo_t info = {};
-  // Every job ends here, most of them with nobody left.
-  const bool has_children =
-      waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 || errno != ECHILD;
-  if (!has_children) return {};
+std::vector<pid_t> Strays::FindOnce() const {
   const Children children = ReadChildren();
   std::vector<pid_t> found;
   std::vector<pid_t> parents = {getpid()};
@@ -94,6 +89,23 @@ std::vector<pid_t> Strays::Find() const {
   }
   std::sort(found.begin(), found.end());
   return found;
+}
+
+std::vector<pid_t> Strays::Find() const {
+  while (true) {
+    Reap([](pid_t) { return false; });
+    siginfo_t info = {};
+    // Every job ends here, most of them with nobody left.
+    if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 && errno == ECHILD) return {};
+    std::vector<pid_t> found = FindOnce();
+    if (!found.empty()) return found;
+    // One that ended meanwhile is to be waited for, and may have left others that were seen below
+    // it and not below us.
+    info = {};
+    const bool has_ended =
+        waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0;
+    if (!has_ended || children_before_.count(info.si_pid) > 0) return {};
+  }
 }
 
 std::string FormatPids(const std::vector<pid_t>& pids) {

@@ -29,11 +29,14 @@ class Strays final {
   //   is_ours: whether somebody else waits for this child.
   void Reap(absl::FunctionRef<bool(pid_t)> is_ours) const;
 
-  // What runs now, ascending. Looks through /proc, unless there are no children at all.
-  // REQUIRES: no launched process runs any more: they would be among them.
+  // What runs now, ascending; those that have ended are waited for. Looks through /proc, unless
+  // there are no children at all. REQUIRES: no launched process runs any more: they would be among
+  // them.
   std::vector<pid_t> Find() const;
 
  private:
+  std::vector<pid_t> FindOnce() const;
+
   int subreaper_before_ = 0;
   std::set<pid_t> children_before_;
 };
