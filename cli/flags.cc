@@ -5,6 +5,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 
 #include "base/text.h"
 #include "cli/verb.h"
@@ -57,27 +58,23 @@ CLI::Option* AddLimit(CLI::App& app, const std::string& flag, size_t& value,
   return option;
 }
 
-CLI::Validator IsAddress() {
-  CLI::Validator validator(
-      [](const std::string& text) {
-        const size_t colon = text.rfind(':');
-        int port = 0;
-        const bool is_address =
-            colon != std::string::npos && colon > 0 &&
-            std::all_of(text.begin(), text.end(), absl::ascii_isgraph) &&
-            std::all_of(text.begin() + colon + 1, text.end(), absl::ascii_isdigit) &&
-            absl::SimpleAtoi(text.substr(colon + 1), &port) && port >= 1 && port <= 65535;
-        return is_address ? "" : Quoted(text) + " is not HOST:PORT with a port from 1 to 65535";
-      },
-      "");
-  return validator;
+absl::Status CheckAddress(absl::string_view flag, absl::string_view text) {
+  const size_t colon = text.rfind(':');
+  const absl::string_view digits = colon == absl::string_view::npos ? "" : text.substr(colon + 1);
+  int port = 0;
+  const bool is_address = colon != absl::string_view::npos && colon > 0 &&
+                          std::all_of(text.begin(), text.end(), absl::ascii_isgraph) &&
+                          std::all_of(digits.begin(), digits.end(), absl::ascii_isdigit) &&
+                          absl::SimpleAtoi(digits, &port) && port >= 1 && port <= 65535;
+  if (is_address) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(flag, ": ", Quoted(text), " is not HOST:PORT with a port from 1 to 65535"));
 }
 
 CLI::Option* AddCoordinatorFlag(CLI::App& app, std::string& address) {
   return app.add_option("--coordinator", address, "where the coordinator listens")
       ->type_name("HOST:PORT")
-      ->envname("FERRY_COORDINATOR")
-      ->check(IsAddress());
+      ->envname("FERRY_COORDINATOR");
 }
 
 }  // namespace ferry::cli

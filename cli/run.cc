@@ -114,8 +114,9 @@ Verb AddRunVerb(CLI::App& app, std::vector<std::string> after_dashes) {
       ->capture_default_str();
   verb.add_option("--node-id", flags->machine_index, "which machine this is, from 0")
       ->type_name("I");
-  AddCoordinatorFlag(verb, flags->coordinator)
-      ->description("where the coordinator listens; one machine starts its own");
+  CLI::Option* coordinator =
+      AddCoordinatorFlag(verb, flags->coordinator)
+          ->description("where the coordinator listens; one machine starts its own");
   verb.add_option("--gpus-per-proc", launch.gpus_per_process,
                   "GPUs for each process, through CUDA_VISIBLE_DEVICES; 0 shows all to all")
       ->type_name("K")
@@ -123,7 +124,12 @@ Verb AddRunVerb(CLI::App& app, std::vector<std::string> after_dashes) {
   AddDuration(verb, "--grace", launch.grace, "from the polite signal to SIGKILL");
   verb.add_flag("--no-prefix", flags->no_prefix,
                 "pass output on byte for byte, without rank; lines of ranks may mix");
-  return [flags, &verb]() { return Run(verb, *flags); };
+  return [flags, coordinator, &verb]() -> absl::StatusOr<int> {
+    if (coordinator->count() > 0) {
+      FERRY_RETURN_IF_ERROR(CheckAddress("--coordinator", flags->coordinator));
+    }
+    return Run(verb, *flags);
+  };
 }
 
 }  // namespace ferry::cli

@@ -6,7 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "base/status_macros.h"
 #include "cli/progress.h"
+#include "cli/verb.h"
 
 namespace ferry::cli {
 absl::StatusOr<std::unique_ptr<coord::Agent>> ConnectTool(
@@ -15,6 +17,7 @@ absl::StatusOr<std::unique_ptr<coord::Agent>> ConnectTool(
     return absl::InvalidArgumentError(
         "which coordinator? Say --coordinator=HOST:PORT or set FERRY_COORDINATOR");
   }
+  FERRY_RETURN_IF_ERROR(CheckAddress("--coordinator", coordinator));
   coord::AgentOptions options;
   options.coordinator = coordinator;
   options.connect_timeout = kToolPatience;

@@ -117,8 +117,7 @@ Verb AddTopoVerb(CLI::App& app) {
   // Not FERRY_COORDINATOR: without flags it is this machine, wherever it is called.
   CLI::Option* coordinator =
       verb.add_option("--coordinator", flags->coordinator, "show the running job there")
-          ->type_name("HOST:PORT")
-          ->check(IsAddress());
+          ->type_name("HOST:PORT");
   verb.add_option("--nccl-xml", flags->nccl_xml,
                   "show this file, such as NCCL_TOPO_DUMP_FILE writes")
       ->type_name("FILE")
@@ -128,8 +127,9 @@ Verb AddTopoVerb(CLI::App& app) {
   verb.add_option("--write-nccl-xml", flags->write_nccl_xml,
                   "also write it for NCCL_TOPO_FILE; - for stdout")
       ->type_name("FILE");
-  return [flags]() -> absl::StatusOr<int> {
-    if (!flags->coordinator.empty()) return ShowJob(*flags);
+  return [flags, coordinator]() -> absl::StatusOr<int> {
+    // Given, but empty, is a mistake too: it does not mean this machine.
+    if (coordinator->count() > 0) return ShowJob(*flags);
     if (!flags->nccl_xml.empty()) return ShowFile(*flags);
     return ShowMachine(*flags);
   };

@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
 namespace ferry::cli {
@@ -53,8 +54,10 @@ CLI::Option* AddDuration(CLI::App& app, const std::string& flag, absl::Duration&
 CLI::Option* AddLimit(CLI::App& app, const std::string& flag, size_t& value,
                       const std::string& description);
 
-// A check for HOST:PORT of somebody to connect to: what can never be one is wrong usage at once.
-CLI::Validator IsAddress();
+// Whether `text` can be HOST:PORT of somebody to connect to. No CLI::Validator, because those run
+// for the flags of all verbs when the environment sets them.
+//   Errors: INVALID_ARGUMENT naming `flag`.
+absl::Status CheckAddress(absl::string_view flag, absl::string_view text);
 
 // The flag --coordinator=HOST:PORT; its default is the environment variable FERRY_COORDINATOR.
 CLI::Option* AddCoordinatorFlag(CLI::App& app, std::string& address);

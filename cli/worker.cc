@@ -192,9 +192,9 @@ Verb AddWorkerVerb(CLI::App& app) {
       "the\n"
       "coordinator as well.");
   // Not AddCoordinatorFlag: FindPlace reads FERRY_COORDINATOR, and says where a value came from.
-  verb.add_option("--coordinator", flags->coordinator, "where the coordinator listens")
-      ->type_name("HOST:PORT")
-      ->check(IsAddress());
+  CLI::Option* coordinator =
+      verb.add_option("--coordinator", flags->coordinator, "where the coordinator listens")
+          ->type_name("HOST:PORT");
   verb.add_option("--node-id", flags->node_id, "which node this is, from 0")->type_name("I");
   verb.add_option("--num-nodes", flags->num_nodes, "how many there are")
       ->type_name("N")
@@ -209,7 +209,12 @@ Verb AddWorkerVerb(CLI::App& app) {
               "how long to wait for the devices of the other nodes");
   AddDuration(verb, "--lost-timeout", flags->node.lost_timeout,
               "how long the coordinator may be out of reach; 0: its heartbeat timeout");
-  return [flags]() { return Work(*flags); };
+  return [flags, coordinator]() -> absl::StatusOr<int> {
+    if (coordinator->count() > 0) {
+      FERRY_RETURN_IF_ERROR(CheckAddress("--coordinator", flags->coordinator));
+    }
+    return Work(*flags);
+  };
 }
 
 }  // namespace ferry::cli

@@ -185,7 +185,7 @@ class Status(harness.Case):
         self.assertEqual(watch.wait(), 0)
 
     def test_an_address_that_can_never_be_one_is_wrong_usage_at_once(self):
-        for address in ("", "a\nb\033[31m:1", "host", "host:0", "host:65536", "host:", ":1", "a b:1"):
+        for address in ("a\nb\033[31m:1", "host", "host:0", "host:65536", "host:", ":1", "a b:1"):
             for verb in (("status",), ("kv", "ls"), ("topo",), ("worker", "--node-id=0")):
                 with self.subTest(verb, address=address):
                     self.fail_with(2, "--coordinator: .* is not HOST:PORT", *verb, "--coordinator",
@@ -224,6 +224,18 @@ class Status(harness.Case):
         watch.wait_for("out of reach since")
         watch.signal(signal.SIGINT)
         self.assertEqual(watch.wait(timeout_s=5), 0)
+
+    def test_an_empty_address_is_no_address(self):
+        for verb in (("status",), ("kv", "ls"), ("topo",), ("worker", "--node-id=0"),
+                     ("run",)):
+            command = ("true",) if verb == ("run",) else ()
+            with self.subTest(verb):
+                self.fail_with(2, "--coordinator", *verb, "--coordinator", "", *command, timeout_s=5)
+
+    def test_a_bad_address_in_the_environment_matters_only_where_it_is_used(self):
+        self.fail_with(2, "HOST:PORT", "status", FERRY_COORDINATOR="bad")
+        self.succeed("topo", FERRY_COORDINATOR="bad")
+        self.succeed("help", FERRY_COORDINATOR="bad")
 
     def test_the_error_of_a_failed_job_is_shown(self):
         address = self.coordinator(2, "--heartbeat-timeout=1s")[1]

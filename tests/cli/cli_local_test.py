@@ -187,6 +187,16 @@ class Run(harness.Case):
         self.assertIn(f"rank processes left behind: pid {pid}; stopping them", err)
         self.assertRaises(ProcessLookupError, os.kill, pid, 0)
 
+    def test_daemons_of_an_interrupted_job_are_stopped_too(self):
+        run = self.start("run", "--", "sh", "-c", "setsid sleep 1000 & echo $!; exec sleep 1000")
+        pid = int(run.wait_for(r"\[0\] (\d+)\n").group(1))
+        # Once it has left its group.
+        self.eventually(lambda: os.getsid(pid) == pid)
+        run.signal(signal.SIGQUIT)
+        self.assertEqual(run.wait(), 128 + signal.SIGQUIT)
+        self.assertIn(f"rank processes left behind: pid {pid}; stopping them", run.err)
+        self.assertRaises(ProcessLookupError, os.kill, pid, 0)
+
     def test_a_full_disk_is_a_failure_with_its_reason(self):
         status, err = self.shell(f"{harness.FERRY} run -- sh -c 'echo x; sleep 60' >/dev/full")
         self.assertEqual(status, 1)
