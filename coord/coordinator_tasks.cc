@@ -215,13 +215,16 @@ void Coordinator::ExpireSilentTasks(absl::Time now) {
                     "; it has died, hangs, or cannot reach the coordinator")),
                 {.is_reported = false, .source = id}));
   }
-  Propagate(CoordinationError(
-                absl::UnavailableError(absl::StrCat(
-                    "heartbeat timeout: tasks ", jobs_.Ranges(silent),
-                    " have been silent for over ", ShortDuration(options_.heartbeat_timeout),
-                    "; they have died, hang, or cannot reach the coordinator")),
-                {.is_reported = false, .source = silent[0]}),
-            silent);
+  const bool is_one = silent.size() == 1;
+  Propagate(
+      CoordinationError(absl::UnavailableError(absl::StrCat(
+                            "heartbeat timeout: task", is_one ? " " : "s ", jobs_.Ranges(silent),
+                            is_one ? " has" : " have", " been silent for over ",
+                            ShortDuration(options_.heartbeat_timeout),
+                            is_one ? "; it has died, hangs, or cannot reach the coordinator"
+                                   : "; they have died, hang, or cannot reach the coordinator")),
+                        {.is_reported = false, .source = silent[0]}),
+      silent);
 }
 
 void Coordinator::SetTaskError(TaskId id, absl::Status error) {

@@ -3,6 +3,7 @@
 #include "coord/grpc_runtime_service.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -259,8 +260,19 @@ class RuntimeService final : public RawService {
   }
 
   Reactor* KeyValueGet(const UnaryContext& context, const ::xla::KeyValueGetRequest& request) {
-    if (absl::Status status = CheckSession(request.session_id()); !status.ok()) {
-      return context.Fail(ToGrpcStatus(status));
+    std::optional<StoreEntry> present;
+    const absl::Status session = edge_.strand().Run([&](Coordinator& coordinator) -> absl::Status {
+      absl::Status status = CheckSession(coordinator, request.session_id());
+      if (status.ok() && !coordinator.is_stopped()) {
+        present = coordinator.store().Find(request.key());
+      }
+      return status;
+    });
+    if (!session.ok()) return context.Fail(ToGrpcStatus(session));
+    if (present.has_value()) {
+      ::xla::KeyValueGetResponse response;
+      response.set_value(*present->value);
+      return context.Reply(response);
     }
     const TaskId caller = edge_.CallerAt(context.server->peer());
     return Park(context, [&](Coordinator& coordinator, ParkedCall* call) {
@@ -269,7 +281,7 @@ class RuntimeService final : public RawService {
           [call, key = request.key()](absl::StatusOr<std::vector<StoreEntry>> found) {
             if (absl::IsDeadlineExceeded(found.status())) found = absl::NotFoundError(key);
             if (!found.ok()) return call->Finish(ToGrpcStatus(found.status()));
-            // `found` stays false, as these clients have always seen it.
+            // `found` stays false, here and above, as these clients have always seen it.
             ::xla::KeyValueGetResponse response;
             response.set_value(*found->front().value);
             call->Reply(response);
