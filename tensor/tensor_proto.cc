@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rules of TensorProto.
+#include "tensor/tensor_proto.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <google/protobuf/io/coded_stream.h>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+
+namespace ferry {
+namespace {
+
+using tensorflow::TensorProto;
+
+// Protocol buffers measure in ints.
+constexpr size_t kMaxMessageBytes = (size_t{1} << 31) - 4096;
+
+absl::StatusOr<Shape> ShapeFromProto(const tensorflow::TensorShapeProto& proto) {
+  if (proto.unknown_rank()) {
+    return absl::InvalidArgumentError("a tensor's shape must be known; this one's rank is not");
+  }
+  absl::InlinedVector<int64_t, 8> dims;
+  for (const auto& dim : proto.dim()) dims.push_back(dim.size());
+  return Shape::Create(dims);
+}
+
+// Writes `count` elements of type Element from values that `get(i)` gives, i < `given`.
+template <typename Element, typename Get>
+void Fill(void* out, int64_t count, int64_t given, Get get) {
+  auto* elements = static_cast<Element*>(out);
+  const int64_t own = std::min(count, given);
+  for (int64_t i = 0; i < own; ++i) elements[i] = static_cast<Element>(get(static_cast<int>(i)));
+  const Element rest = own == 0 ? Element() : elements[own - 1];
+  std::fill(elements + own, elements + count, rest);
+}
+
+template <typename Element, typename Values>
+void FillFrom(const Values& values, void* out, int64_t count) {
+  Fill<Element>(out, count, values.size(), [&values](int i) { return values.Get(i); });
+}
+
+// Pairs of `values` are elements; half a pair at the end does not count.
+template <typename Part, typename Values>
+void FillComplex(const Values& values, void* out, int64_t count) {
+  struct Complex {
+    Part real;
+    Part imaginary;
+  };
+  auto* elements = static_cast<Complex*>(out);
+  const int64_t own = std::min<int64_t>(count, values.size() / 2);
+  for (int64_t i = 0; i < own; ++i) {
+    const int at = static_cast<int>(2 * i);
+    elements[i] = {values.Get(at), values.Get(at + 1)};
+  }
+  std::fill(elements + own, elements + count, own == 0 ? Complex{0, 0} : elements[own - 1]);
+}
+
+void FillValues(const TensorProto& proto, DataType type, void* out, int64_t count) {
+  switch (type) {
+    case DataType::kFloat:
+      return FillFrom<float>(proto.float_val(), out, count);
+    case DataType::kDouble:
+      return FillFrom<double>(proto.double_val(), out, count);
+    case DataType::kInt64:
+      return FillFrom<int64_t>(proto.int64_val(), out, count);
+    case DataType::kUint64:
+      return FillFrom<uint64_t>(proto.uint64_val(), out, count);
+    case DataType::kUint32:
+      return FillFrom<uint32_t>(proto.uint32_val(), out, count);
+    case DataType::kBool:
+      return FillFrom<bool>(proto.bool_val(), out, count);
+    case DataType::kComplex64:
+      return FillComplex<float>(proto.scomplex_val(), out, count);
+    case DataType::kComplex128:
+      return FillComplex<double>(proto.dcomplex_val(), out, count);
+    case DataType::kHalf:
+    case DataType::kBfloat16:
+      return FillFrom<uint16_t>(proto.half_val(), out, count);
+    case DataType::kFloat8E5m2:
+    case DataType::kFloat8E4m3fn:
+    case DataType::kFloat8E4m3fnuz:
+    case DataType::kFloat8E4m3b11fnuz:
+    case DataType::kFloat8E5m2fnuz:
+    case DataType::kFloat4E2m1fn: {
+      const std::string& values = proto.float8_val();
+      return Fill<uint8_t>(out, count, static_cast<int64_t>(values.size()),
+                           [&values](int i) { return values[static_cast<size_t>(i)]; });
+    }
+    default:
+      break;
+  }
+  // All that are left are integers in int_val.
+  switch (ElementBytes(type)) {
+    case 1:
+      return FillFrom<int8_t>(proto.int_val(), out, count);
+    case 2:
+      return FillFrom<int16_t>(proto.int_val(), out, count);
+    default:
+      return FillFrom<int32_t>(proto.int_val(), out, count);
+  }
+}
+
+absl::Status BadContent(const TensorProto& proto, const Shape& shape) {
+  return absl::InvalidArgumentError(absl::StrCat("tensor_content of ",
+                                                 proto.tensor_content().size(),
+                                                 " bytes is not that of string", ToString(shape)));
+}
+
+absl::StatusOr<Tensor> StringsFromProto(const TensorProto& proto, Shape shape, size_t max_bytes) {
+  const int64_t count = shape.element_count();
+  if (static_cast<uint64_t>(count) > max_bytes / sizeof(std::string)) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("string", ToString(shape), " is over the limit of ", max_bytes, " bytes"));
+  }
+  std::vector<std::string> strings(static_cast<size_t>(count));
+  if (!proto.tensor_content().empty()) {
+    const std::string& content = proto.tensor_content();
+    if (content.size() > kMaxMessageBytes) return BadContent(proto, shape);
+    google::protobuf::io::CodedInputStream in(reinterpret_cast<const uint8_t*>(content.data()),
+                                              static_cast<int>(content.size()));
+    std::vector<uint32_t> lengths(strings.size());
+    for (uint32_t& length : lengths) {
+      if (!in.ReadVarint32(&length)) return BadContent(proto, shape);
+    }
+    for (size_t i = 0; i < strings.size(); ++i) {
+      // ReadString takes a length that is more than there is for an error, without making room.
+      if (lengths[i] > content.size() ||
+          !in.ReadString(&strings[i], static_cast<int>(lengths[i]))) {
+        return BadContent(proto, shape);
+      }
+    }
+    if (in.CurrentPosition() != static_cast<int>(content.size())) return BadContent(proto, shape);
+  } else {
+    const int given = proto.string_val_size();
+    if (given > 0 && count > given) {
+      // The last one is repeated: as long as it likes, as often as it likes.
+      const size_t last = proto.string_val(given - 1).size();
+      if (last > 0 && static_cast<uint64_t>(count - given) > max_bytes / last) {
+        return absl::ResourceExhaustedError(absl::StrCat("string", ToString(shape), " repeats ",
+                                                         last, " bytes beyond the limit of ",
+                                                         max_bytes));
+      }
+    }
+    for (int64_t i = 0; i < count && given > 0; ++i) {
+      strings[static_cast<size_t>(i)] =
+          proto.string_val(static_cast<int>(std::min<int64_t>(i, given - 1)));
+    }
+  }
+  return Tensor::OfStrings(std::move(shape), std::move(strings));
+}
+
+}  // namespace
+
+absl::StatusOr<Tensor> TensorFromProto(const TensorProto& proto, size_t max_bytes) {
+  const std::optional<DataType> type = DataTypeOfNumber(proto.dtype());
+  if (!type.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a tensor of type ", proto.dtype(), " cannot be sent"));
+  }
+  FERRY_ASSIGN_OR_RETURN(Shape shape, ShapeFromProto(proto.tensor_shape()));
+  if (*type == DataType::kString) return StringsFromProto(proto, std::move(shape), max_bytes);
+  FERRY_ASSIGN_OR_RETURN(const size_t bytes, TensorBytes(*type, shape));
+  const std::string& content = proto.tensor_content();
+  if (!content.empty() && content.size() != bytes) {
+    return absl::InvalidArgumentError(absl::StrCat("tensor_content of ", content.size(), " bytes; ",
+                                                   DataTypeName(*type), ToString(shape), " has ",
+                                                   bytes));
+  }
+  if (bytes > max_bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(DataTypeName(*type), ToString(shape), " has ",
+                                                     bytes, " bytes, over the limit of ",
+                                                     max_bytes));
+  }
+  const int64_t count = shape.element_count();
+  FERRY_ASSIGN_OR_RETURN(Tensor tensor, Tensor::Allocate(*type, std::move(shape)));
+  if (bytes == 0) return tensor;
+  if (content.empty()) {
+    FillValues(proto, *type, tensor.mutable_data(), count);
+  } else {
+    std::memcpy(tensor.mutable_data(), content.data(), bytes);
+  }
+  return tensor;
+}
+
+void FillTensorHeader(const Tensor& tensor, TensorProto& proto) {
+  proto.set_dtype(static_cast<int>(tensor.dtype()));
+  for (const int64_t dim : tensor.shape().dims()) {
+    proto.mutable_tensor_shape()->add_dim()->set_size(dim);
+  }
+  // Scalars have a shape too.
+  proto.mutable_tensor_shape();
+}
+
+absl::StatusOr<TensorProto> TensorToProto(const Tensor& tensor) {
+  if (!tensor.is_valid()) return absl::InvalidArgumentError("no tensor to encode");
+  if (tensor.bytes() > kMaxMessageBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(ToString(tensor), " has ", tensor.bytes(),
+                                                   " bytes; a message holds less than 2 GiB"));
+  }
+  TensorProto proto;
+  FillTensorHeader(tensor, proto);
+  if (tensor.dtype() == DataType::kString) {
+    for (const std::string& each : tensor.strings()) proto.add_string_val(each);
+  } else if (tensor.bytes() > 0) {
+    proto.set_tensor_content(static_cast<const char*>(tensor.data()), tensor.bytes());
+  }
+  return proto;
+}
+
+}  // namespace ferry

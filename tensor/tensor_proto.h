@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors to and from tensorflow.TensorProto.
+#ifndef FERRY_TENSOR_TENSOR_PROTO_H_
+#define FERRY_TENSOR_TENSOR_PROTO_H_
+
+#include <cstddef>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "proto/tf_tensor.pb.h"
+#include "tensor/tensor.h"
+
+namespace ferry {
+
+// A message of a few bytes can stand for as many zeros as it likes.
+inline constexpr size_t kMaxDecodedBytes = size_t{16} << 30;
+
+// A copy on the heap, by TensorFlow's rules: tensor_content if there is any, else the values of the
+// type's own field, where the last stands for those that are missing, none for zeros, and what is
+// too many does not count.
+//   Errors: INVALID_ARGUMENT for a type that cannot be sent, a shape that is none or unknown, or
+//   content of another length than the shape's; RESOURCE_EXHAUSTED above `max_bytes`.
+// Source: tensorflow/core/framework/tensor.cc, FromProto.
+absl::StatusOr<Tensor> TensorFromProto(const tensorflow::TensorProto& proto,
+                                       size_t max_bytes = kMaxDecodedBytes);
+
+// The elements as tensor_content, strings as string_val: what every reader takes.
+//   Errors: INVALID_ARGUMENT for no tensor, or for 2 GiB and more, which no message can hold.
+absl::StatusOr<tensorflow::TensorProto> TensorToProto(const Tensor& tensor);
+
+// Type and shape only.
+void FillTensorHeader(const Tensor& tensor, tensorflow::TensorProto& proto);
+
+}  // namespace ferry
+
+#endif  // FERRY_TENSOR_TENSOR_PROTO_H_

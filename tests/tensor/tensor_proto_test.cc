@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rules of TensorProto, and messages that lie about their size.
+#include "tensor/tensor_proto.h"
+
+#include <cstring>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace ferry {
+namespace {
+
+using tensorflow::TensorProto;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+constexpr auto kExhausted = absl::StatusCode::kResourceExhausted;
+
+TensorProto Proto(DataType type, std::initializer_list<int64_t> dims) {
+  TensorProto proto;
+  proto.set_dtype(static_cast<int>(type));
+  proto.mutable_tensor_shape();
+  for (const int64_t dim : dims) proto.mutable_tensor_shape()->add_dim()->set_size(dim);
+  return proto;
+}
+
+TEST(TensorProto, ContentIsTheElements) {
+  TensorProto proto = Proto(DataType::kInt16, {2});
+  proto.set_tensor_content(std::string("\x01\x00\xff\xff", 4));
+  EXPECT_THAT(TensorFromProto(proto)->elements<int16_t>(), ElementsAre(1, -1));
+  // Values beside it do not count.
+  proto.add_int_val(7);
+  EXPECT_THAT(TensorFromProto(proto)->elements<int16_t>(), ElementsAre(1, -1));
+  for (const size_t bytes : {1u, 3u, 5u}) {
+    proto.set_tensor_content(std::string(bytes, 'x'));
+    EXPECT_EQ(TensorFromProto(proto).status().code(), kInvalid);
+  }
+}
+
+TEST(TensorProto, TheLastValueStandsForThoseThatAreMissing) {
+  TensorProto proto = Proto(DataType::kFloat, {4});
+  EXPECT_THAT(TensorFromProto(proto)->elements<float>(), ElementsAre(0, 0, 0, 0));
+  proto.add_float_val(1.5f);
+  proto.add_float_val(2.5f);
+  EXPECT_THAT(TensorFromProto(proto)->elements<float>(), ElementsAre(1.5f, 2.5f, 2.5f, 2.5f));
+  for (int i = 0; i < 10; ++i) proto.add_float_val(9);
+  EXPECT_THAT(TensorFromProto(proto)->elements<float>(), ElementsAre(1.5f, 2.5f, 9, 9));
+}
+
+TEST(TensorProto, EachTypeHasItsField) {
+  const auto first = [](DataType type, auto add) {
+    TensorProto proto = Proto(type, {1});
+    add(proto);
+    const Tensor tensor = *TensorFromProto(proto);
+    int64_t bits = 0;
+    std::memcpy(&bits, tensor.data(), std::min<size_t>(tensor.bytes(), 8));
+    return bits;
+  };
+  const auto of_int = [](TensorProto& proto) { proto.add_int_val(-2); };
+  EXPECT_EQ(first(DataType::kInt8, of_int), 0xfe);
+  EXPECT_EQ(first(DataType::kUint8, of_int), 0xfe);
+  EXPECT_EQ(first(DataType::kUint16, of_int), 0xfffe);
+  EXPECT_EQ(first(DataType::kQint32, of_int), 0xfffffffe);
+  EXPECT_EQ(first(DataType::kInt4, of_int), 0xfe);
+  EXPECT_EQ(first(DataType::kHalf, [](TensorProto& p) { p.add_half_val(0x13c00); }), 0x3c00);
+  EXPECT_EQ(first(DataType::kBfloat16, [](TensorProto& p) { p.add_half_val(0x3f80); }), 0x3f80);
+  EXPECT_EQ(first(DataType::kBool, [](TensorProto& p) { p.add_bool_val(true); }), 1);
+  EXPECT_EQ(first(DataType::kInt64, [](TensorProto& p) { p.add_int64_val(-5); }), -5);
+  EXPECT_EQ(first(DataType::kUint32, [](TensorProto& p) { p.add_uint32_val(~0u); }), 0xffffffff);
+  EXPECT_EQ(first(DataType::kUint64, [](TensorProto& p) { p.add_uint64_val(77); }), 77);
+  EXPECT_EQ(first(DataType::kFloat8E5m2, [](TensorProto& p) { p.set_float8_val("\x3c"); }), 0x3c);
+}
+
+TEST(TensorProto, ComplexValuesArePairs) {
+  TensorProto proto = Proto(DataType::kComplex64, {3});
+  for (const float value : {1.f, 2.f, 3.f, 4.f, 5.f}) proto.add_scomplex_val(value);
+  const Tensor tensor = *TensorFromProto(proto);
+  const auto* parts = static_cast<const float*>(tensor.data());
+  EXPECT_THAT(std::vector<float>(parts, parts + 6), ElementsAre(1, 2, 3, 4, 3, 4));
+}
+
+TEST(TensorProto, StringsComeInBothForms) {
+  TensorProto values = Proto(DataType::kString, {3});
+  EXPECT_THAT(TensorFromProto(values)->strings(), ElementsAre("", "", ""));
+  values.add_string_val("a");
+  values.add_string_val("bc");
+  EXPECT_THAT(TensorFromProto(values)->strings(), ElementsAre("a", "bc", "bc"));
+  TensorProto content = Proto(DataType::kString, {3});
+  content.set_tensor_content(std::string("\x01\x00\x02xyz", 6));
+  EXPECT_THAT(TensorFromProto(content)->strings(), ElementsAre("x", "", "yz"));
+  // Cut off, left over, and lengths that are not there.
+  for (const std::string& bad :
+       {std::string("\x01\x00\x02xy", 5), std::string("\x01\x00\x02xyzz", 7),
+        std::string("\x01", 1), std::string("\xff\xff\xff\xff\x0f\x00\x00", 7),
+        std::string("\x80\x80", 2)}) {
+    content.set_tensor_content(bad);
+    EXPECT_EQ(TensorFromProto(content).status().code(), kInvalid);
+  }
+}
+
+TEST(TensorProto, RefusesTypesAndShapesThatAreNone) {
+  for (const int type : {0, 20, 21, 34, 101, 119, -1, 1 << 20}) {
+    TensorProto proto = Proto(DataType::kFloat, {1});
+    proto.set_dtype(type);
+    EXPECT_EQ(TensorFromProto(proto).status().code(), kInvalid) << type;
+  }
+  EXPECT_EQ(TensorFromProto(Proto(DataType::kFloat, {-1})).status().code(), kInvalid);
+  EXPECT_EQ(TensorFromProto(Proto(DataType::kFloat, {INT64_MAX, 2})).status().code(), kInvalid);
+  TensorProto unknown = Proto(DataType::kFloat, {});
+  unknown.mutable_tensor_shape()->set_unknown_rank(true);
+  EXPECT_EQ(TensorFromProto(unknown).status().code(), kInvalid);
+}
+
+// A few bytes on the wire must not take the machine's memory.
+TEST(TensorProto, ASmallMessageCannotStandForTerabytes) {
+  EXPECT_EQ(TensorFromProto(Proto(DataType::kInt8, {1 << 20, 1 << 20})).status().code(),
+            kExhausted);
+  EXPECT_EQ(TensorFromProto(Proto(DataType::kString, {1 << 20, 1 << 20})).status().code(),
+            kExhausted);
+  TensorProto strings = Proto(DataType::kString, {1 << 20});
+  strings.add_string_val(std::string(1 << 20, 's'));
+  EXPECT_EQ(TensorFromProto(strings).status().code(), kExhausted);
+  const absl::Status small = TensorFromProto(Proto(DataType::kInt8, {101}), 100).status();
+  EXPECT_EQ(small.code(), kExhausted);
+  EXPECT_THAT(small.message(), HasSubstr("int8[101] has 101 bytes, over the limit of 100"));
+}
+
+// Scenarios 60 to 62 of the rendezvous reference, for the message itself.
+TEST(TensorProto, EveryTypeReturnsAsItWas) {
+  for (int number = 1; number < 34; ++number) {
+    const std::optional<DataType> type = DataTypeOfNumber(number);
+    if (!type.has_value() || !IsFixedSize(*type)) continue;
+    for (const int64_t count : {0, 1, 1023, 1024, 1025}) {
+      Tensor tensor = *Tensor::Allocate(*type, *Shape::Create({count}));
+      for (size_t i = 0; i < tensor.bytes(); ++i) {
+        static_cast<uint8_t*>(tensor.mutable_data())[i] = static_cast<uint8_t>(i * 7 + 1);
+      }
+      TensorProto parsed;
+      ASSERT_TRUE(parsed.ParseFromString(TensorToProto(tensor)->SerializeAsString()));
+      EXPECT_TRUE(IsEqual(*TensorFromProto(parsed), tensor)) << *type << " " << count;
+    }
+  }
+  const Tensor strings =
+      *Tensor::OfStrings(*Shape::Create({2, 1}), {"", std::string(100'000, 'x')});
+  EXPECT_TRUE(IsEqual(*TensorFromProto(*TensorToProto(strings)), strings));
+  const Tensor scalar = *Tensor::Allocate(DataType::kDouble, Shape());
+  EXPECT_EQ(TensorFromProto(*TensorToProto(scalar))->shape().rank(), 0);
+  EXPECT_EQ(TensorToProto(Tensor()).status().code(), kInvalid);
+}
+
+}  // namespace
+}  // namespace ferry
