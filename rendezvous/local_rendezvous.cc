@@ -88,7 +88,7 @@ class LocalRendezvous::Core final : public std::enable_shared_from_this<Core> {
   absl::Status Send(const RendezvousKey& key, Tensor tensor, bool is_dead, SendArgs args);
   // Parks `done` and returns its id; 0 when it has been, or is being, called.
   uint64_t RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done);
-  // A value that is there already.
+  // A value that is there already, or the abort's status. False if there is neither.
   bool TryRecv(const RendezvousKey& key, RecvArgs& args, absl::Status& status, Received& received);
   // Ends the receive with `status` if it still waits.
   bool End(const RendezvousKey& key, uint64_t id, absl::Status status);
@@ -193,6 +193,9 @@ class LocalRendezvous::Core final : public std::enable_shared_from_this<Core> {
 
   Shard& ShardOf(const RendezvousKey& key) { return shards_[key.hash() & (kShards - 1)]; }
 
+  // As TryRecv, with the shard's lock held, which it releases.
+  bool TakeAndUnlock(Shard& shard, Item** link, RecvArgs& args, absl::Status& status,
+                     Received& received) ABSL_UNLOCK_FUNCTION(shard.mu);
   // Whether one more may wait. With the shard's lock held; the limits are of the whole table, but
   // as long as the shard keeps to its share of them the others need not be asked.
   absl::Status Admit(const Shard& shard, size_t bytes) const;
@@ -334,18 +337,17 @@ bool LocalRendezvous::Core::TryRecv(const RendezvousKey& key, RecvArgs& args, ab
                                     Received& received) {
   Shard& shard = ShardOf(key);
   shard.mu.Lock();
-  if (is_aborted_.load(std::memory_order_relaxed)) {
-    shard.mu.Unlock();
-    status = abort_status();
-    return true;
-  }
-  Item** const link = shard.Find(key);
-  if (*link == nullptr || !(*link)->is_send) {
-    shard.mu.Unlock();
-    return false;
-  }
-  const ItemPtr send = shard.PopFirst(link, *link);
+  return TakeAndUnlock(shard, shard.Find(key), args, status, received);
+}
+
+bool LocalRendezvous::Core::TakeAndUnlock(Shard& shard, Item** link, RecvArgs& args,
+                                          absl::Status& status, Received& received) {
+  const bool is_aborted = is_aborted_.load(std::memory_order_relaxed);
+  const bool is_there = *link != nullptr && (*link)->is_send;
+  const ItemPtr send = is_there && !is_aborted ? shard.PopFirst(link, *link) : nullptr;
   shard.mu.Unlock();
+  if (is_aborted) status = abort_status();
+  if (send == nullptr) return is_aborted;
   received.tensor = std::move(send->tensor);
   received.is_dead = send->is_dead;
   received.send_args = std::move(send->send_args);
@@ -357,17 +359,13 @@ uint64_t LocalRendezvous::Core::RecvAsync(const RendezvousKey& key, RecvArgs arg
                                           RecvCallback done) {
   absl::Status status;
   Received received;
-  if (TryRecv(key, args, status, received)) {
-    Call(std::move(done), std::move(status), std::move(received));
-    return 0;
-  }
   Shard& shard = ShardOf(key);
   shard.mu.Lock();
-  // What has come in between is looked for again.
   Item** const link = shard.Find(key);
   if (is_aborted_.load(std::memory_order_relaxed) || (*link != nullptr && (*link)->is_send)) {
-    shard.mu.Unlock();
-    return RecvAsync(key, std::move(args), std::move(done));
+    TakeAndUnlock(shard, link, args, status, received);
+    Call(std::move(done), std::move(status), std::move(received));
+    return 0;
   }
   // Unique among the receives of a key, which is all that is needed.
   const uint64_t id = ++shard.last_id;
