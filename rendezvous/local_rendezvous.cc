@@ -278,14 +278,14 @@ absl::Status LocalRendezvous::Core::AdmitBySum(size_t bytes) const {
     return absl::ResourceExhaustedError(
         absl::StrCat(limits_.max_waiting,
                      " sends and receives of the step wait for their other "
-                     "side, the limit (--max-waiting-per-step)"));
+                     "side, the limit (RendezvousLimits::max_waiting)"));
   }
   const size_t queued = queued_bytes();
   if (queued + bytes <= limits_.max_queued_bytes) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("a tensor of ", bytes, " bytes was sent while ", queued,
                    " bytes of the step wait for receivers; the limit is ", limits_.max_queued_bytes,
-                   " (--max-queued-bytes-per-step)"));
+                   " (RendezvousLimits::max_queued_bytes)"));
 }
 
 void LocalRendezvous::Core::Complete(ItemPtr item, absl::Status status, Received received) {
