@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// The handshake as a plain object: two sides, and bytes between them.
+#include "transport/lane/handshake.h"
+
+#include <string>
+#include <utility>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace ferry {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr LanePeer kA = {1, 111};
+constexpr LanePeer kB = {2, 222};
+
+// Carries bytes between the two until nothing moves; each side's verdict.
+std::pair<absl::Status, absl::Status> Carry(Handshake& client, Handshake& server, size_t slice) {
+  absl::Status at_client;
+  absl::Status at_server;
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (auto [from, to, status] :
+         {std::tuple(&client, &server, &at_server), std::tuple(&server, &client, &at_client)}) {
+      const std::string bytes = from->pending_output().substr(0, slice);
+      from->pending_output().erase(0, bytes.size());
+      moved |= !bytes.empty();
+      absl::string_view view = bytes;
+      if (status->ok() && !bytes.empty()) *status = to->OnBytes(view);
+    }
+  }
+  return {at_client, at_server};
+}
+
+class HandshakeSlices : public ::testing::TestWithParam<size_t> {};
+
+TEST_P(HandshakeSlices, BothLearnWhoTheOtherIs) {
+  Handshake client = Handshake::Client({.self = kA, .token = "t"}, kB, ConnectionPurpose::kData, 3);
+  Handshake server = Handshake::Server({.self = kB, .token = "t"});
+  const auto [at_client, at_server] = Carry(client, server, GetParam());
+  EXPECT_TRUE(at_client.ok()) << at_client;
+  EXPECT_TRUE(at_server.ok()) << at_server;
+  ASSERT_TRUE(client.is_done());
+  ASSERT_TRUE(server.is_done());
+  EXPECT_EQ(server.peer(), kA);
+  EXPECT_EQ(client.peer(), kB);
+  EXPECT_EQ(server.purpose(), ConnectionPurpose::kData);
+  EXPECT_EQ(server.index(), 3u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Of, HandshakeSlices, ::testing::Values(1, 7, 1000));
+
+TEST(HandshakeTest, TheTokenItselfIsNeverSent) {
+  const std::string token = "a secret that nobody may see";
+  Handshake client =
+      Handshake::Client({.self = kA, .token = token}, kB, ConnectionPurpose::kLane, 0);
+  Handshake server = Handshake::Server({.self = kB, .token = token});
+  std::string seen;
+  while (!client.is_done() || !server.is_done()) {
+    for (auto [from, to] : {std::pair(&client, &server), std::pair(&server, &client)}) {
+      const std::string bytes = std::exchange(from->pending_output(), "");
+      seen += bytes;
+      absl::string_view view = bytes;
+      ASSERT_TRUE(to->OnBytes(view).ok());
+    }
+  }
+  EXPECT_EQ(seen.find(token), std::string::npos);
+}
+
+TEST(HandshakeTest, OtherTokensAreRefusedByBoth) {
+  Handshake client = Handshake::Client({.self = kA, .token = "x"}, kB, ConnectionPurpose::kLane, 0);
+  Handshake server = Handshake::Server({.self = kB, .token = "y"});
+  const auto [at_client, at_server] = Carry(client, server, 1000);
+  EXPECT_EQ(at_client.code(), absl::StatusCode::kUnauthenticated);
+  EXPECT_EQ(at_server.code(), absl::StatusCode::kUnauthenticated);
+  EXPECT_FALSE(client.is_done());
+  EXPECT_FALSE(server.is_done());
+}
+
+TEST(HandshakeTest, ARecordedProofIsWorthNothing) {
+  const HandshakeOptions options = {.self = kB, .token = "t"};
+  std::string hello;
+  std::string proof;
+  {
+    Handshake client =
+        Handshake::Client({.self = kA, .token = "t"}, kB, ConnectionPurpose::kLane, 0);
+    Handshake server = Handshake::Server(options);
+    hello = std::exchange(client.pending_output(), "");
+    absl::string_view view = hello;
+    ASSERT_TRUE(server.OnBytes(view).ok());
+    const std::string challenge = std::exchange(server.pending_output(), "");
+    view = challenge;
+    ASSERT_TRUE(client.OnBytes(view).ok());
+    proof = client.pending_output();
+    view = proof;
+    ASSERT_TRUE(server.OnBytes(view).ok());
+    ASSERT_TRUE(server.is_done());
+  }
+  Handshake server = Handshake::Server(options);
+  absl::string_view view = hello;
+  ASSERT_TRUE(server.OnBytes(view).ok());
+  view = proof;
+  EXPECT_EQ(server.OnBytes(view).code(), absl::StatusCode::kUnauthenticated);
+}
+
+TEST(HandshakeTest, SaysWhichVersionsMeet) {
+  Handshake client =
+      Handshake::Client({.self = kA, .token = "t", .version = 9}, kB, ConnectionPurpose::kLane, 0);
+  Handshake server = Handshake::Server({.self = kB, .token = "t"});
+  const auto [at_client, at_server] = Carry(client, server, 1000);
+  EXPECT_EQ(at_client.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(at_client.message()),
+              HasSubstr("speaks version 1 of the lane, this is 9"));
+  EXPECT_THAT(std::string(at_server.message()), HasSubstr("speaks version 9"));
+}
+
+TEST(HandshakeTest, WrongNodeAndWrongLife) {
+  Handshake other_life =
+      Handshake::Client({.self = kA, .token = "t"}, {2, 999}, ConnectionPurpose::kLane, 0);
+  Handshake server = Handshake::Server({.self = kB, .token = "t"});
+  EXPECT_THAT(std::string(Carry(other_life, server, 1000).first.message()), HasSubstr("restarted"));
+  Handshake other_node =
+      Handshake::Client({.self = kA, .token = "t"}, {5, 222}, ConnectionPurpose::kLane, 0);
+  Handshake server2 = Handshake::Server({.self = kB, .token = "t"});
+  EXPECT_THAT(std::string(Carry(other_node, server2, 1000).first.message()),
+              HasSubstr("where node 5 should be, node 2 is"));
+}
+
+TEST(HandshakeTest, StrangersAreKnownByTheirFirstByte) {
+  Handshake server = Handshake::Server({.self = kB, .token = "t"});
+  absl::string_view view = "G";
+  EXPECT_EQ(server.OnBytes(view).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(server.wanted_bytes(), 0u);
+}
+
+}  // namespace
+}  // namespace ferry

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Two ends of lanes in one process, each with a loop and a hub of its own.
+#ifndef FERRY_TESTS_TRANSPORT_LANE_PAIR_H_
+#define FERRY_TESTS_TRANSPORT_LANE_PAIR_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+
+#include "base/clock.h"
+#include "transport/lane/lane_hub.h"
+
+namespace ferry {
+
+// Keeps what it hears.
+class RecordingHandler : public LaneHandler {
+ public:
+  void OnOpen(std::shared_ptr<Lane> lane) override {
+    absl::MutexLock lock(&mu_);
+    lane_ = std::move(lane);
+  }
+  absl::Status OnFrame(uint16_t type, absl::string_view body,
+                       absl::Span<UniqueFd> descriptors) override {
+    absl::MutexLock lock(&mu_);
+    frames_.emplace_back(type, std::string(body));
+    for (UniqueFd& fd : descriptors) descriptors_.push_back(std::move(fd));
+    return verdict_;
+  }
+  void OnClosed(const absl::Status& why) override {
+    absl::MutexLock lock(&mu_);
+    EXPECT_TRUE(closed_.ok()) << "closed twice";
+    EXPECT_FALSE(why.ok());
+    closed_ = why;
+    lane_ = nullptr;
+  }
+
+  // Null when there is none in time.
+  std::shared_ptr<Lane> WaitForLane() {
+    absl::MutexLock lock(&mu_);
+    const auto is_there = [this] { return lane_ != nullptr || !closed_.ok(); };
+    mu_.AwaitWithTimeout(absl::Condition(&is_there), absl::Seconds(10));
+    return lane_;
+  }
+  std::vector<std::pair<uint16_t, std::string>> WaitForFrames(size_t count) {
+    absl::MutexLock lock(&mu_);
+    const auto is_there = [this, count] { return frames_.size() >= count || !closed_.ok(); };
+    mu_.AwaitWithTimeout(absl::Condition(&is_there), absl::Seconds(20));
+    return frames_;
+  }
+  absl::Status WaitForClosed() {
+    absl::MutexLock lock(&mu_);
+    const auto is_there = [this] { return !closed_.ok(); };
+    mu_.AwaitWithTimeout(absl::Condition(&is_there), absl::Seconds(20));
+    return closed_;
+  }
+  std::vector<UniqueFd> TakeDescriptors() {
+    absl::MutexLock lock(&mu_);
+    return std::move(descriptors_);
+  }
+  void SetVerdict(absl::Status verdict) {
+    absl::MutexLock lock(&mu_);
+    verdict_ = std::move(verdict);
+  }
+
+ private:
+  absl::Mutex mu_;
+  std::shared_ptr<Lane> lane_;
+  std::vector<std::pair<uint16_t, std::string>> frames_;
+  std::vector<UniqueFd> descriptors_;
+  absl::Status closed_;
+  absl::Status verdict_;
+};
+
+// A process as far as lanes go.
+struct LaneEnd {
+  explicit LaneEnd(LanePeer self, std::string token = "token",
+                   absl::Duration handshake_timeout = absl::Seconds(10)) {
+    loop = *LaneLoop::Create({});
+    LaneHubOptions options;
+    options.handshake = {.self = self, .token = std::move(token)};
+    options.tcp_listen = "127.0.0.1:0";
+    options.handshake_timeout = handshake_timeout;
+    auto made = LaneHub::Create(
+        *loop, std::move(options),
+        [this](const LanePeer&) -> std::shared_ptr<LaneHandler> { return accepted; },
+        [this](DataConnection connection) { data.push_back(std::move(connection)); });
+    EXPECT_TRUE(made.ok()) << made.status();
+    hub = *std::move(made);
+    addresses.unix_name = hub->unix_name();
+    addresses.tcp = {absl::StrCat("127.0.0.1:", hub->tcp_port())};
+    peer = self;
+  }
+  ~LaneEnd() { hub->Close(); }
+
+  LanePeer peer;
+  std::shared_ptr<RecordingHandler> accepted = std::make_shared<RecordingHandler>();
+  std::vector<DataConnection> data;
+  LaneAddresses addresses;
+  std::unique_ptr<LaneLoop> loop;
+  std::unique_ptr<LaneHub> hub;
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_TESTS_TRANSPORT_LANE_PAIR_H_

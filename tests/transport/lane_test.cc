@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lanes of both kinds: order, size, descriptors, back-pressure, ends.
+#include "transport/lane/lane.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+
+#include "tensor/memory_segment.h"
+#include "tests/transport/lane_pair.h"
+#include "transport/lane/sockets.h"
+
+namespace ferry {
+namespace {
+
+using ::testing::HasSubstr;
+
+class LaneTest : public ::testing::TestWithParam<bool> {
+ protected:
+  bool is_unix() const { return GetParam(); }
+
+  // Connects a to b; both handlers have their lanes afterwards.
+  void Connect() {
+    a_.hub->Connect(b_.peer, b_.addresses, is_unix(), client_);
+    client_lane_ = client_->WaitForLane();
+    ASSERT_NE(client_lane_, nullptr) << client_->WaitForClosed();
+    server_lane_ = b_.accepted->WaitForLane();
+    ASSERT_NE(server_lane_, nullptr);
+  }
+
+  LaneEnd a_{LanePeer{1, 11}};
+  LaneEnd b_{LanePeer{2, 22}};
+  std::shared_ptr<RecordingHandler> client_ = std::make_shared<RecordingHandler>();
+  std::shared_ptr<Lane> client_lane_;
+  std::shared_ptr<Lane> server_lane_;
+};
+
+TEST_P(LaneTest, FramesArriveInOrderBothWays) {
+  Connect();
+  EXPECT_EQ(client_lane_->peer(), b_.peer);
+  EXPECT_EQ(server_lane_->peer(), a_.peer);
+  for (int i = 0; i < 5000; ++i) {
+    const std::string text = absl::StrCat("there ", i);
+    ASSERT_TRUE(client_lane_->Send(static_cast<uint16_t>(i), {"go ", text}).ok());
+    ASSERT_TRUE(server_lane_->Send(7, {absl::StrCat("back ", i)}).ok());
+  }
+  const auto there = b_.accepted->WaitForFrames(5000);
+  const auto back = client_->WaitForFrames(5000);
+  ASSERT_EQ(there.size(), 5000u);
+  ASSERT_EQ(back.size(), 5000u);
+  for (int i = 0; i < 5000; ++i) {
+    EXPECT_EQ(there[i].first, i);
+    EXPECT_EQ(there[i].second, absl::StrCat("go there ", i));
+    EXPECT_EQ(back[i].second, absl::StrCat("back ", i));
+  }
+}
+
+TEST_P(LaneTest, TakesBodiesOfAllSizesAndMoreThanFits) {
+  Connect();
+  size_t bytes = 0;
+  // Several times what a ring or a socket buffer holds.
+  for (int i = 0; i < 400; ++i) {
+    const size_t size = i * 977 % (kMaxLaneBody + 1);
+    ASSERT_TRUE(client_lane_->Send(1, {std::string(size, static_cast<char>('a' + i % 26))}).ok());
+    bytes += size;
+  }
+  ASSERT_TRUE(client_lane_->Send(2, {std::string(kMaxLaneBody, 'z')}).ok());
+  const auto frames = b_.accepted->WaitForFrames(401);
+  ASSERT_EQ(frames.size(), 401u);
+  for (int i = 0; i < 400; ++i) {
+    ASSERT_EQ(frames[i].second.size(), i * 977 % (kMaxLaneBody + 1));
+    EXPECT_EQ(frames[i].second.find_first_not_of(static_cast<char>('a' + i % 26)),
+              std::string::npos);
+  }
+  EXPECT_EQ(client_lane_->Send(1, {std::string(kMaxLaneBody + 1, 'x')}).code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST_P(LaneTest, SendersOnManyThreadsLoseNothing) {
+  Connect();
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([this, t] {
+      for (int i = 0; i < 2000; ++i) {
+        ASSERT_TRUE(client_lane_->Send(static_cast<uint16_t>(t), {absl::StrCat(i)}).ok());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  int next[4] = {};
+  for (const auto& [type, body] : b_.accepted->WaitForFrames(8000)) {
+    EXPECT_EQ(body, absl::StrCat(next[type]++));
+  }
+  for (const int count : next) EXPECT_EQ(count, 2000);
+}
+
+TEST_P(LaneTest, CloseTellsBothSides) {
+  Connect();
+  ASSERT_TRUE(client_lane_->Send(1, {"last word"}).ok());
+  ASSERT_EQ(b_.accepted->WaitForFrames(1).size(), 1u);
+  client_lane_->Close(absl::CancelledError("enough"));
+  EXPECT_EQ(client_->WaitForClosed(), absl::CancelledError("enough"));
+  const absl::Status there = b_.accepted->WaitForClosed();
+  EXPECT_EQ(there.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(there.message()), HasSubstr("node 1 has closed its connection"));
+  EXPECT_EQ(client_lane_->Send(1, {"x"}), absl::CancelledError("enough"));
+  EXPECT_FALSE(server_lane_->Send(1, {"x"}).ok());
+}
+
+TEST_P(LaneTest, AHandlerThatRefusesAFrameEndsTheLane) {
+  Connect();
+  b_.accepted->SetVerdict(absl::InvalidArgumentError("what is that?"));
+  ASSERT_TRUE(client_lane_->Send(1, {"odd"}).ok());
+  EXPECT_EQ(b_.accepted->WaitForClosed(), absl::InvalidArgumentError("what is that?"));
+  EXPECT_EQ(client_->WaitForClosed().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_P(LaneTest, AWrongTokenIsRefusedAndCounted) {
+  LaneEnd stranger(LanePeer{3, 33}, "another token");
+  stranger.hub->Connect(b_.peer, b_.addresses, is_unix(), client_);
+  const absl::Status status = client_->WaitForClosed();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnauthenticated);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("cannot reach node 2"));
+  EXPECT_EQ(b_.hub->stats().refused, 1);
+  EXPECT_EQ(b_.hub->stats().accepted, 0);
+}
+
+TEST_P(LaneTest, AnEarlierLifeOfThePeerIsNotReached) {
+  a_.hub->Connect(LanePeer{2, 21}, b_.addresses, is_unix(), client_);
+  const absl::Status status = client_->WaitForClosed();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("restarted"));
+}
+
+TEST_P(LaneTest, PeersThatTakeNothingAreToldOfInTheEnd) {
+  // Nobody reads: a connection that is accepted by a bare socket would not shake hands, so that the
+  // reader is one whose loop is kept busy.
+  Connect();
+  absl::Notification go;
+  b_.loop->Post([&go] { go.WaitForNotification(); });
+  absl::Status status;
+  const std::string body(kMaxLaneBody, 'x');
+  for (int i = 0; i < 5000 && status.ok(); ++i) status = client_lane_->Send(1, {body});
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("lane_queue_bytes"));
+  go.Notify();
+}
+
+INSTANTIATE_TEST_SUITE_P(Media, LaneTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Shm" : "Tcp"; });
+
+TEST(ShmLaneTest, DescriptorsComeWithTheirFrames) {
+  LaneEnd a(LanePeer{1, 11});
+  LaneEnd b(LanePeer{2, 22});
+  auto client = std::make_shared<RecordingHandler>();
+  a.hub->Connect(b.peer, b.addresses, true, client);
+  const auto lane = client->WaitForLane();
+  ASSERT_NE(lane, nullptr);
+  for (int i = 0; i < 20; ++i) {
+    auto memory = *MemorySegment::Create(4096, {.huge_pages = false});
+    static_cast<char*>(memory.base())[0] = static_cast<char>(i);
+    const int fd = memory.fd();
+    ASSERT_TRUE(lane->Send(static_cast<uint16_t>(i), {"fd"}, {&fd, 1}).ok());
+  }
+  ASSERT_EQ(b.accepted->WaitForFrames(20).size(), 20u);
+  std::vector<UniqueFd> descriptors = b.accepted->TakeDescriptors();
+  ASSERT_EQ(descriptors.size(), 20u);
+  for (int i = 0; i < 20; ++i) {
+    auto mapped = MemorySegment::MapPeer(std::move(descriptors[i]), 4096, false);
+    ASSERT_TRUE(mapped.ok()) << mapped.status();
+    EXPECT_EQ(static_cast<char*>(mapped->base())[0], i);
+  }
+}
+
+TEST(LaneHubTest, NamesTheAddressesThatItTried) {
+  LaneEnd a(LanePeer{1, 11});
+  auto client = std::make_shared<RecordingHandler>();
+  a.hub->Connect(LanePeer{2, 22}, {.tcp = {"127.0.0.1:1", "[::1]:1"}}, false, client);
+  const absl::Status status = client->WaitForClosed();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("127.0.0.1:1: Connection refused"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("[::1]:1"));
+}
+
+TEST(LaneHubTest, TriesTheNextAddress) {
+  LaneEnd a(LanePeer{1, 11});
+  LaneEnd b(LanePeer{2, 22});
+  auto client = std::make_shared<RecordingHandler>();
+  a.hub->Connect(b.peer, {.tcp = {"127.0.0.1:1", b.addresses.tcp[0]}}, false, client);
+  EXPECT_NE(client->WaitForLane(), nullptr) << client->WaitForClosed();
+}
+
+TEST(LaneHubTest, WhoeverSaysNothingIsGivenUp) {
+  LaneEnd b(LanePeer{2, 22}, "token", absl::Milliseconds(50));
+  UniqueFd silent = *BeginConnectTcp(b.addresses.tcp[0]);
+  // A server that is silent, for a client.
+  auto listening = *ListenTcp("127.0.0.1:0");
+  auto client = std::make_shared<RecordingHandler>();
+  b.hub->Connect(LanePeer{1, 11}, {.tcp = {absl::StrCat("127.0.0.1:", listening.port)}}, false,
+                 client);
+  const absl::Status status = client->WaitForClosed();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("though it is connected"));
+  char byte;
+  ssize_t got = -1;
+  for (int i = 0; i < 500 && got < 0; ++i) {
+    got = recv(silent.get(), &byte, 1, MSG_DONTWAIT);
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  EXPECT_EQ(got, 0) << "the server has not closed it";
+}
+
+TEST(LaneHubTest, GarbageIsRefusedAtItsFirstBytes) {
+  LaneEnd b(LanePeer{2, 22});
+  UniqueFd socket = *BeginConnectTcp(b.addresses.tcp[0]);
+  const std::string http = "GET / HTTP/1.1\r\n\r\n";
+  for (int i = 0; i < 100 && send(socket.get(), http.data(), http.size(), MSG_NOSIGNAL) < 0; ++i) {
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  for (int i = 0; i < 500 && b.hub->stats().refused == 0; ++i) {
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  EXPECT_EQ(b.hub->stats().refused, 1);
+}
+
+}  // namespace
+}  // namespace ferry

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ring: wrapping, filling up, two threads, and writers that mean harm.
+#include "transport/lane/shm_ring.h"
+
+#include <cstring>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+
+namespace ferry {
+namespace {
+
+constexpr size_t kCapacity = 4096;
+
+struct Memory {
+  alignas(64) char bytes[kRingControlBytes + kCapacity] = {};
+};
+
+TEST(ShmRingTest, FramesOfEverySizeWrapAround) {
+  Memory memory;
+  RingWriter writer(memory.bytes, kCapacity);
+  RingReader reader(memory.bytes, kCapacity);
+  std::mt19937 random(1);
+  for (int i = 0; i < 100'000; ++i) {
+    const std::string body(random() % (writer.max_body() + 1), static_cast<char>(i));
+    const size_t cut = body.empty() ? 0 : random() % body.size();
+    ASSERT_TRUE(writer.Write(static_cast<uint16_t>(i % 60000), static_cast<uint8_t>(i % 3),
+                             {body.substr(0, cut), body.substr(cut)}));
+    ASSERT_TRUE(reader.HasFrame());
+    const auto frame = reader.Front();
+    ASSERT_TRUE(frame.ok()) << frame.status();
+    EXPECT_EQ(frame->type, i % 60000);
+    EXPECT_EQ(frame->descriptors, i % 3);
+    ASSERT_EQ(frame->body, body);
+    reader.Pop();
+    EXPECT_FALSE(reader.HasFrame());
+    EXPECT_FALSE(reader.Publish());
+  }
+}
+
+TEST(ShmRingTest, AFullRingTakesNothingAndSaysWhenThereIsRoom) {
+  Memory memory;
+  RingWriter writer(memory.bytes, kCapacity);
+  RingReader reader(memory.bytes, kCapacity);
+  const std::string body(100, 'x');
+  int written = 0;
+  while (writer.Write(1, 0, {body})) ++written;
+  EXPECT_GE(written, 30);
+  writer.AskForRoom();
+  EXPECT_FALSE(writer.HasRoom(body.size()));
+  int read = 0;
+  while (reader.HasFrame()) {
+    ASSERT_TRUE(reader.Front().ok());
+    reader.Pop();
+    ++read;
+  }
+  EXPECT_EQ(read, written);
+  EXPECT_TRUE(reader.Publish());
+  EXPECT_FALSE(reader.Publish());
+  EXPECT_TRUE(writer.Write(1, 0, {body}));
+}
+
+TEST(ShmRingTest, TwoThreads) {
+  auto memory = std::make_unique<Memory>();
+  constexpr int kFrames = 200'000;
+  std::thread sender([&memory] {
+    RingWriter writer(memory->bytes, kCapacity);
+    for (int i = 0; i < kFrames; ++i) {
+      const std::string body = absl::StrCat(i, std::string(i % 200, '.'));
+      while (!writer.Write(1, 0, {body})) std::this_thread::yield();
+    }
+  });
+  RingReader reader(memory->bytes, kCapacity);
+  for (int i = 0; i < kFrames; ++i) {
+    while (!reader.HasFrame()) {
+      reader.Publish();
+      std::this_thread::yield();
+    }
+    const auto frame = reader.Front();
+    ASSERT_TRUE(frame.ok());
+    ASSERT_EQ(frame->body, absl::StrCat(i, std::string(i % 200, '.')));
+    reader.Pop();
+  }
+  sender.join();
+}
+
+TEST(ShmRingTest, ReadersStandWhateverIsInTheRing) {
+  std::mt19937 random(7);
+  for (int round = 0; round < 20'000; ++round) {
+    Memory memory;
+    for (size_t i = 0; i < 64; ++i) {
+      const auto word = static_cast<uint32_t>(random() % 3 == 0 ? random() % 200 : random());
+      std::memcpy(memory.bytes + kRingControlBytes + i * 16, &word, sizeof(word));
+      const auto type = static_cast<uint16_t>(random() % 2 == 0 ? 0xFFFF : random());
+      std::memcpy(memory.bytes + kRingControlBytes + i * 16 + 4, &type, sizeof(type));
+    }
+    RingReader reader(memory.bytes, kCapacity);
+    for (int i = 0; i < 1000 && reader.HasFrame(); ++i) {
+      const auto frame = reader.Front();
+      if (!frame.ok()) break;
+      ASSERT_LE(frame->body.data() + frame->body.size(), memory.bytes + sizeof(memory.bytes));
+      reader.Pop();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ferry

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// SCM_RIGHTS, with everything that the kernel may do to it.
+#include "transport/lane/descriptors.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+
+namespace ferry {
+
+absl::Status SendDescriptors(int socket, absl::Span<const int> fds) {
+  FERRY_CHECK(fds.size() <= kMaxDescriptors);
+  char byte = 0;
+  iovec data = {&byte, 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMaxDescriptors)] = {};
+  msghdr message = {};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = CMSG_SPACE(sizeof(int) * fds.size());
+  cmsghdr* const header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(int) * fds.size());
+  std::memcpy(CMSG_DATA(header), fds.data(), sizeof(int) * fds.size());
+  while (sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) != 1) {
+    if (errno == EINTR) continue;
+    return absl::UnavailableError(absl::StrCat("sendmsg: ", std::strerror(errno)));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> ReceiveDescriptors(int socket, std::deque<UniqueFd>& arrived) {
+  while (true) {
+    char bytes[64];
+    iovec data = {bytes, sizeof(bytes)};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMaxDescriptors)];
+    msghdr message = {};
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+    const ssize_t got = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return true;
+    if (got < 0 && errno == ECONNRESET) return false;
+    if (got < 0) return absl::UnavailableError(absl::StrCat("recvmsg: ", std::strerror(errno)));
+    for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
+         header = CMSG_NXTHDR(&message, header)) {
+      if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+      const size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+      for (size_t i = 0; i < count; ++i) {
+        int fd = -1;
+        std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(fd));
+        arrived.emplace_back(fd);
+      }
+    }
+    if ((message.msg_flags & MSG_CTRUNC) != 0) {
+      return absl::ResourceExhaustedError(
+          "a descriptor from the peer was lost: this process can open no more (see `ulimit -n`)");
+    }
+    if (got == 0) return false;
+  }
+}
+
+absl::StatusOr<UniqueFd> DuplicateDescriptor(int fd) {
+  UniqueFd copy(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (copy.valid()) return copy;
+  return absl::ResourceExhaustedError(
+      absl::StrCat("dup: ", std::strerror(errno), " (see `ulimit -n`)"));
+}
+
+}  // namespace ferry

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Descriptors over Unix sockets.
+#ifndef FERRY_TRANSPORT_LANE_DESCRIPTORS_H_
+#define FERRY_TRANSPORT_LANE_DESCRIPTORS_H_
+
+#include <deque>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+#include "base/unique_fd.h"
+
+namespace ferry {
+
+// In one message, at most; the kernel's limit is 253.
+inline constexpr size_t kMaxDescriptors = 8;
+
+// Sends duplicates of `fds`, with a byte that means nothing.
+//   Errors: UNAVAILABLE when the socket takes nothing just now, or is closed.
+absl::Status SendDescriptors(int socket, absl::Span<const int> fds);
+
+// Takes whatever has come. False: the other side has closed the socket.
+//   Errors: UNAVAILABLE with the kernel's reason; RESOURCE_EXHAUSTED when this process has no room
+//   for a descriptor.
+absl::StatusOr<bool> ReceiveDescriptors(int socket, std::deque<UniqueFd>& arrived);
+
+//   Errors: RESOURCE_EXHAUSTED.
+absl::StatusOr<UniqueFd> DuplicateDescriptor(int fd);
+
+}  // namespace ferry
+
+#endif  // FERRY_TRANSPORT_LANE_DESCRIPTORS_H_

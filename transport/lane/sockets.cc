@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// getaddrinfo, socket, bind, connect and their options.
+#include "transport/lane/sockets.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+
+namespace ferry {
+namespace {
+
+constexpr int kBacklog = 512;
+
+struct HostPort {
+  std::string host;
+  std::string port;
+};
+
+absl::StatusOr<HostPort> Split(absl::string_view address) {
+  const size_t colon = address.rfind(':');
+  uint32_t port = 0;
+  if (colon == absl::string_view::npos || !absl::SimpleAtoi(address.substr(colon + 1), &port) ||
+      port > 65535) {
+    return absl::InvalidArgumentError(absl::StrCat(address, " is not HOST:PORT"));
+  }
+  absl::string_view host = address.substr(0, colon);
+  if (host.size() >= 2 && host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);
+  }
+  return HostPort{std::string(host), absl::StrCat(port)};
+}
+
+using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+absl::StatusOr<AddressList> Resolve(const std::string& address, int flags) {
+  FERRY_ASSIGN_OR_RETURN(const HostPort parts, Split(address));
+  addrinfo hints = {};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags;
+  addrinfo* list = nullptr;
+  const int error = getaddrinfo(parts.host.empty() ? nullptr : parts.host.c_str(),
+                                parts.port.c_str(), &hints, &list);
+  if (error != 0) {
+    return absl::UnavailableError(absl::StrCat(address, ": ", gai_strerror(error)));
+  }
+  return AddressList(list, &freeaddrinfo);
+}
+
+absl::Status OsError(absl::string_view what, int error) {
+  return absl::UnavailableError(
+      absl::StrCat(what, ": ", std::strerror(error),
+                   error == EMFILE || error == ENFILE ? " (raise `ulimit -n`)" : ""));
+}
+
+absl::StatusOr<sockaddr_un> UnixAddress(absl::string_view name, socklen_t& length) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  if (name.empty() || name.size() > sizeof(address.sun_path) - 1) {
+    return absl::InvalidArgumentError("no name for a Unix socket");
+  }
+  // The first byte stays zero: the abstract namespace.
+  std::memcpy(address.sun_path + 1, name.data(), name.size());
+  length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  return address;
+}
+
+void SetOption(int socket, int level, int name, int value) {
+  setsockopt(socket, level, name, &value, sizeof(value));
+}
+
+}  // namespace
+
+absl::StatusOr<ListeningSocket> ListenTcp(const std::string& address) {
+  FERRY_ASSIGN_OR_RETURN(const AddressList list, Resolve(address, AI_PASSIVE));
+  absl::Status status = absl::UnavailableError(absl::StrCat(address, ": no such address"));
+  // An IPv6 socket on all addresses takes IPv4 too, and so comes first.
+  for (const int family : {AF_INET6, AF_INET}) {
+    for (const addrinfo* each = list.get(); each != nullptr; each = each->ai_next) {
+      if (each->ai_family != family) continue;
+      UniqueFd fd(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+      if (!fd.valid()) {
+        status = OsError(address, errno);
+        continue;
+      }
+      SetOption(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
+      if (family == AF_INET6) SetOption(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
+      if (bind(fd.get(), each->ai_addr, each->ai_addrlen) != 0 || listen(fd.get(), kBacklog) != 0) {
+        status = OsError(absl::StrCat("cannot listen on ", address), errno);
+        continue;
+      }
+      sockaddr_storage bound = {};
+      socklen_t length = sizeof(bound);
+      getsockname(fd.get(), reinterpret_cast<sockaddr*>(&bound), &length);
+      const int port =
+          ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port
+                                            : reinterpret_cast<sockaddr_in*>(&bound)->sin_port);
+      return ListeningSocket{std::move(fd), port};
+    }
+  }
+  return status;
+}
+
+absl::StatusOr<ListeningSocket> ListenUnix(absl::string_view name) {
+  socklen_t length = 0;
+  FERRY_ASSIGN_OR_RETURN(const sockaddr_un address, UnixAddress(name, length));
+  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd.valid() || bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
+      listen(fd.get(), kBacklog) != 0) {
+    return OsError("cannot listen on a Unix socket", errno);
+  }
+  return ListeningSocket{std::move(fd), 0};
+}
+
+absl::StatusOr<UniqueFd> BeginConnectTcp(const std::string& address) {
+  FERRY_ASSIGN_OR_RETURN(const AddressList list, Resolve(address, 0));
+  absl::Status status = absl::UnavailableError(absl::StrCat(address, ": no such address"));
+  for (const addrinfo* each = list.get(); each != nullptr; each = each->ai_next) {
+    UniqueFd fd(socket(each->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!fd.valid()) return OsError(address, errno);
+    TuneTcp(fd.get());
+    if (connect(fd.get(), each->ai_addr, each->ai_addrlen) == 0 || errno == EINPROGRESS) return fd;
+    status = OsError(absl::StrCat("cannot connect to ", address), errno);
+  }
+  return status;
+}
+
+absl::StatusOr<UniqueFd> BeginConnectUnix(absl::string_view name) {
+  socklen_t length = 0;
+  FERRY_ASSIGN_OR_RETURN(const sockaddr_un address, UnixAddress(name, length));
+  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd.valid() || connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+    return OsError("cannot connect to its Unix socket", errno);
+  }
+  return fd;
+}
+
+absl::Status ConnectError(int socket, absl::string_view address) {
+  int error = 0;
+  socklen_t length = sizeof(error);
+  if (getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = errno;
+  if (error == 0) return absl::OkStatus();
+  return OsError(absl::StrCat("cannot connect to ", address), error);
+}
+
+void TuneTcp(int socket) {
+  SetOption(socket, IPPROTO_TCP, TCP_NODELAY, 1);
+  SetOption(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
+  SetOption(socket, IPPROTO_TCP, TCP_KEEPIDLE, 4);
+  SetOption(socket, IPPROTO_TCP, TCP_KEEPINTVL, 2);
+  SetOption(socket, IPPROTO_TCP, TCP_KEEPCNT, 3);
+  SetOption(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, 10'000);
+}
+
+bool IsSameUser(int socket) {
+  ucred peer = {};
+  socklen_t length = sizeof(peer);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return false;
+  return peer.uid == 0 || peer.uid == geteuid();
+}
+
+std::string PeerAddress(int socket) {
+  sockaddr_storage address = {};
+  socklen_t length = sizeof(address);
+  char host[NI_MAXHOST];
+  char port[NI_MAXSERV];
+  if (getpeername(socket, reinterpret_cast<sockaddr*>(&address), &length) != 0 ||
+      getnameinfo(reinterpret_cast<sockaddr*>(&address), length, host, sizeof(host), port,
+                  sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+    return "?";
+  }
+  return address.ss_family == AF_INET6 ? absl::StrCat("[", host, "]:", port)
+                                       : absl::StrCat(host, ":", port);
+}
+
+}  // namespace ferry

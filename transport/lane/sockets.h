@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sockets of lanes and data: addresses, listening, connecting, and what the kernel is told of them.
+#ifndef FERRY_TRANSPORT_LANE_SOCKETS_H_
+#define FERRY_TRANSPORT_LANE_SOCKETS_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+#include "base/unique_fd.h"
+
+namespace ferry {
+
+// All sockets are non-blocking.
+
+struct ListeningSocket {
+  UniqueFd fd;
+  // 0 for Unix sockets.
+  int port = 0;
+};
+
+// On HOST:PORT or [IPV6]:PORT; ":PORT" and "[::]:PORT" are all addresses, of both families where
+// the host has IPv6. Port 0: a free one.
+//   Errors: INVALID_ARGUMENT for what is no such address; UNAVAILABLE with the kernel's reason.
+absl::StatusOr<ListeningSocket> ListenTcp(const std::string& address);
+// In the abstract namespace: no file, gone with its owner, visible in the network namespace.
+absl::StatusOr<ListeningSocket> ListenUnix(absl::string_view name);
+
+// Begins to connect; the socket is writable when it is connected or has failed (ConnectError).
+//   Errors: INVALID_ARGUMENT; UNAVAILABLE naming the address and the reason.
+absl::StatusOr<UniqueFd> BeginConnectTcp(const std::string& address);
+absl::StatusOr<UniqueFd> BeginConnectUnix(absl::string_view name);
+// OK if it has connected.
+absl::Status ConnectError(int socket, absl::string_view address);
+
+// No delay, and a peer whose host has vanished is noticed within about ten seconds.
+void TuneTcp(int socket);
+
+// Whether the peer of a Unix socket is of this process's user (or root).
+bool IsSameUser(int socket);
+
+// "10.0.0.3:41234", "[::1]:5000"; "?" when there is none.
+std::string PeerAddress(int socket);
+
+}  // namespace ferry
+
+#endif  // FERRY_TRANSPORT_LANE_SOCKETS_H_

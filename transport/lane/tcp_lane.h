@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// TcpLane: a lane over a TCP connection, between hosts.
+#ifndef FERRY_TRANSPORT_LANE_TCP_LANE_H_
+#define FERRY_TRANSPORT_LANE_TCP_LANE_H_
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+
+#include "base/unique_fd.h"
+#include "transport/lane/lane.h"
+#include "transport/lane/lane_loop.h"
+
+namespace ferry {
+
+// Each frame has its length before it. The kernel finds peers that have vanished (keepalive and
+// TCP_USER_TIMEOUT, set by whoever made the socket).
+class TcpLane final : public Lane, public LoopSource, public std::enable_shared_from_this<TcpLane> {
+ public:
+  // `socket`: connected, non-blocking, with a peer that is who it says. Begins to call `handler` at
+  // once, on `loop`, which outlives it.
+  static std::shared_ptr<TcpLane> Start(LaneLoop& loop, LanePeer peer, UniqueFd socket,
+                                        std::string description,
+                                        std::shared_ptr<LaneHandler> handler,
+                                        size_t max_queued_bytes);
+  ~TcpLane() override;
+
+  absl::Status Send(uint16_t type, absl::Span<const absl::string_view> parts,
+                    absl::Span<const int> descriptors) override ABSL_LOCKS_EXCLUDED(send_mu_);
+  void Close(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(send_mu_);
+  const LanePeer& peer() const override { return peer_; }
+  bool passes_descriptors() const override { return false; }
+  std::string Describe() const override { return description_; }
+
+  bool Poll() override;
+  bool HasWork() override;
+  void OnReady(uint32_t events) override;
+
+ private:
+  TcpLane(LaneLoop& loop, LanePeer peer, UniqueFd socket, std::string description,
+          std::shared_ptr<LaneHandler> handler, size_t max_queued_bytes);
+
+  // Reads once; false when the kernel has no more for now, or the lane has ended.
+  bool ReadOnce();
+  absl::Status DeliverFrames();
+  void Flush() ABSL_LOCKS_EXCLUDED(send_mu_);
+  void FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu_);
+  void CloseLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu_);
+  void Finish();
+
+  // Constant after construction.
+  LaneLoop& loop_;
+  const LanePeer peer_;
+  const UniqueFd socket_;
+  const std::string description_;
+  const size_t max_queued_bytes_;
+  LaneLoop::SourceId source_ = 0;
+
+  // Of the loop.
+  std::shared_ptr<LaneHandler> handler_;
+  std::vector<char> buffer_;
+  size_t begin_ = 0;
+  size_t end_ = 0;
+  // Looks that are worth a system call: some are left after something has come.
+  int eager_looks_ = 0;
+  bool is_finished_ = false;
+
+  // Held over system calls that do not block.
+  absl::Mutex send_mu_;
+  std::deque<std::string> queue_ ABSL_GUARDED_BY(send_mu_);
+  // Of the first in the queue, what has gone already.
+  size_t sent_of_front_ ABSL_GUARDED_BY(send_mu_) = 0;
+  size_t queued_bytes_ ABSL_GUARDED_BY(send_mu_) = 0;
+  absl::Status closed_ ABSL_GUARDED_BY(send_mu_);
+  std::atomic<bool> is_closing_{false};
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_TRANSPORT_LANE_TCP_LANE_H_
