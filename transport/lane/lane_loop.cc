@@ -42,7 +42,7 @@ int64_t ToNanos(absl::Time time) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LaneLoop>> LaneLoop::Create(LaneLoopOptions options) {
-  auto loop = std::unique_ptr<LaneLoop>(new LaneLoop(options));
+  auto loop = std::unique_ptr<LaneLoop>(new LaneLoop(std::move(options)));
   loop->epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
   if (!loop->epoll_.valid()) {
     return absl::ResourceExhaustedError(
@@ -54,11 +54,13 @@ absl::StatusOr<std::unique_ptr<LaneLoop>> LaneLoop::Create(LaneLoopOptions optio
     return absl::ResourceExhaustedError(absl::StrCat("epoll_ctl: ", std::strerror(errno)));
   }
   loop->doorbell_.FallAsleep();
-  loop->thread_ = std::make_unique<Thread>("ferry-lane", [raw = loop.get()] { raw->Run(); });
+  loop->thread_ = std::make_unique<Thread>(loop->options_.name, [raw = loop.get()] { raw->Run(); });
   return loop;
 }
 
-LaneLoop::~LaneLoop() {
+LaneLoop::~LaneLoop() { Stop(); }
+
+void LaneLoop::Stop() {
   is_stopping_.store(true);
   doorbell_.RingAnyway();
   {
@@ -215,6 +217,7 @@ bool LaneLoop::TryDrive() {
 }
 
 void LaneLoop::StopDriving() {
+  is_driven_by_caller_ = false;
   driven_here = nullptr;
   doorbell_.FallAsleep();
   // Whatever came after the last look: the thread in the kernel is to look again.
@@ -248,6 +251,7 @@ bool LaneLoop::WaitUntil(absl::FunctionRef<bool()> is_done, absl::Time deadline)
   bool done = false;
   while (!(done = is_done())) {
     if (TryDrive()) {
+      is_driven_by_caller_ = true;
       for (uint32_t turn = 1; !(done = is_done()); ++turn) {
         if (PollOnce()) {
           give_up_spinning = absl::InfinitePast();

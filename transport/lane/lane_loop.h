@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -42,9 +44,11 @@ struct LaneLoopOptions {
   // How long to look for more before sleeping. A wake-up takes tens of microseconds on some
   // machines; a look takes one.
   absl::Duration spin = absl::Microseconds(20);
+  // Of its thread.
+  std::string name = "ferry-lane";
 };
 
-// Thread-safe. One thread, "ferry-lane", which sleeps while a caller drives the loop in
+// Thread-safe. One thread, which sleeps while a caller drives the loop in
 // WaitUntil: what a caller waits for arrives on its own thread, without a wake-up.
 class LaneLoop final {
  public:
@@ -57,6 +61,9 @@ class LaneLoop final {
 
   LaneLoop(const LaneLoop&) = delete;
   LaneLoop& operator=(const LaneLoop&) = delete;
+
+  // Ends its thread; what is posted later never runs. Before what sources use is taken apart.
+  void Stop();
 
   // `fd` (-1: none) stays the source's, and open until Remove. `polls`: it has a Poll.
   SourceId Add(std::shared_ptr<LoopSource> source, int fd, uint32_t events, bool polls);
@@ -77,6 +84,8 @@ class LaneLoop final {
 
   // Whether this thread is driving the loop just now: it must not wait for it then.
   bool IsOnLoop() const;
+  // On the loop: whether this is a caller's thread, which waits for something of its own anyway.
+  bool IsDrivenByCaller() const { return is_driven_by_caller_; }
 
   // Rung by peers that have put something where a source polls.
   Doorbell& doorbell() { return doorbell_; }
@@ -88,7 +97,7 @@ class LaneLoop final {
     bool polls = false;
   };
 
-  explicit LaneLoop(LaneLoopOptions options) : options_(options) {}
+  explicit LaneLoop(LaneLoopOptions options) : options_(std::move(options)) {}
 
   void Run();
   bool TryDrive();
@@ -116,6 +125,7 @@ class LaneLoop final {
   std::vector<std::shared_ptr<LoopSource>> polled_;
   uint64_t polled_version_ = 0;
   uint32_t passes_ = 0;
+  bool is_driven_by_caller_ = false;
 
   std::atomic<int> callers_waiting_{0};
   std::atomic<bool> is_stopping_{false};

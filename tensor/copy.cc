@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// Non-temporal stores, and pieces for several threads.
+#include "tensor/copy.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace ferry {
+namespace {
+
+// Small enough that nobody waits long for the last one, large enough for the prefetchers.
+constexpr size_t kPieceBytes = size_t{1} << 20;
+// Below this a helper would come too late.
+constexpr size_t kWorthHelp = size_t{2} << 20;
+
+#if defined(__x86_64__)
+
+// `to` is aligned to a cache line and `bytes` is a multiple of 256.
+__attribute__((target("avx512f"))) void Stream512(char* to, const char* from, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 256) {
+    _mm_prefetch(from + i + 4096, _MM_HINT_NTA);
+    _mm_prefetch(from + i + 4096 + 128, _MM_HINT_NTA);
+    const __m512i a = _mm512_loadu_si512(from + i);
+    const __m512i b = _mm512_loadu_si512(from + i + 64);
+    const __m512i c = _mm512_loadu_si512(from + i + 128);
+    const __m512i d = _mm512_loadu_si512(from + i + 192);
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), a);
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i + 64), b);
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i + 128), c);
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i + 192), d);
+  }
+  _mm_sfence();
+}
+
+__attribute__((target("avx2"))) void Stream256(char* to, const char* from, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 128) {
+    _mm_prefetch(from + i + 2048, _MM_HINT_NTA);
+    const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i));
+    const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i + 32));
+    const __m256i c = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i + 64));
+    const __m256i d = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i + 96));
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to + i), a);
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to + i + 32), b);
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to + i + 64), c);
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to + i + 96), d);
+  }
+  _mm_sfence();
+}
+
+using StreamFunction = void (*)(char*, const char*, size_t);
+
+StreamFunction ChooseStream() {
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f")) return Stream512;
+  if (__builtin_cpu_supports("avx2")) return Stream256;
+  return nullptr;
+}
+
+#endif
+
+}  // namespace
+
+void CopyBytesStreamed(void* to, const void* from, size_t bytes) {
+#if defined(__x86_64__)
+  static const StreamFunction stream = ChooseStream();
+  if (stream != nullptr && bytes >= 4096) {
+    auto* target = static_cast<char*>(to);
+    const auto* source = static_cast<const char*>(from);
+    const size_t head = (64 - reinterpret_cast<uintptr_t>(target) % 64) % 64;
+    std::memcpy(target, source, head);
+    const size_t body = (bytes - head) / 256 * 256;
+    stream(target + head, source + head, body);
+    std::memcpy(target + head + body, source + head + body, bytes - head - body);
+    return;
+  }
+#endif
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+
+void CopyBytes(void* to, const void* from, size_t bytes) {
+  if (bytes >= kStreamedCopyBytes) return CopyBytesStreamed(to, from, bytes);
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+
+struct CopyPool::Job {
+  char* to = nullptr;
+  const char* from = nullptr;
+  size_t bytes = 0;
+  std::atomic<size_t> next{0};
+  std::atomic<size_t> copied{0};
+  absl::Mutex mu;
+  // Of an asynchronous copy; whoever copies the last piece takes it.
+  absl::AnyInvocable<void() &&> done;
+
+  bool is_complete() const { return copied.load(std::memory_order_acquire) == bytes; }
+};
+
+CopyPool::CopyPool(CopyPoolOptions options) {
+  int count = options.threads;
+  if (count < 0) {
+    count = std::clamp(static_cast<int>(std::thread::hardware_concurrency()) - 1, 0, 3);
+  }
+  for (int i = 0; i < count; ++i) {
+    threads_.push_back(std::make_unique<Thread>("ferry-copy", [this] { Run(); }));
+  }
+}
+
+CopyPool::~CopyPool() {
+  {
+    absl::MutexLock lock(&mu_);
+    is_stopping_ = true;
+  }
+  threads_.clear();
+}
+
+void CopyPool::Work(Job& job) {
+  const bool is_large = job.bytes >= kStreamedCopyBytes;
+  while (true) {
+    const size_t begin = job.next.fetch_add(kPieceBytes, std::memory_order_relaxed);
+    if (begin >= job.bytes) return;
+    const size_t piece = std::min(kPieceBytes, job.bytes - begin);
+    if (is_large) {
+      CopyBytesStreamed(job.to + begin, job.from + begin, piece);
+    } else {
+      std::memcpy(job.to + begin, job.from + begin, piece);
+    }
+    if (job.copied.fetch_add(piece, std::memory_order_acq_rel) + piece != job.bytes) continue;
+    // The lock lets a caller that waits see it.
+    absl::AnyInvocable<void() &&> done;
+    {
+      absl::MutexLock lock(&job.mu);
+      done = std::move(job.done);
+    }
+    if (done) std::move(done)();
+    return;
+  }
+}
+
+void CopyPool::Announce(std::shared_ptr<Job> job, int helpers) {
+  absl::MutexLock lock(&mu_);
+  for (int i = 0; i < helpers; ++i) wanted_.push_back(job);
+}
+
+void CopyPool::Copy(void* to, const void* from, size_t bytes) {
+  if (bytes < kWorthHelp || threads_.empty()) return CopyBytes(to, from, bytes);
+  auto job = std::make_shared<Job>();
+  job->to = static_cast<char*>(to);
+  job->from = static_cast<const char*>(from);
+  job->bytes = bytes;
+  const size_t pieces = (bytes + kPieceBytes - 1) / kPieceBytes;
+  Announce(job, static_cast<int>(std::min(threads_.size(), pieces - 1)));
+  Work(*job);
+  // At most a piece is left, in somebody's hands.
+  absl::MutexLock lock(&job->mu);
+  job->mu.Await(absl::Condition(job.get(), &Job::is_complete));
+}
+
+void CopyPool::CopyAsync(void* to, const void* from, size_t bytes,
+                         absl::AnyInvocable<void() &&> done) {
+  if (threads_.empty() || bytes == 0) {
+    CopyBytes(to, from, bytes);
+    return std::move(done)();
+  }
+  auto job = std::make_shared<Job>();
+  job->to = static_cast<char*>(to);
+  job->from = static_cast<const char*>(from);
+  job->bytes = bytes;
+  job->done = std::move(done);
+  const size_t pieces = (bytes + kPieceBytes - 1) / kPieceBytes;
+  Announce(std::move(job), static_cast<int>(std::min(threads_.size(), pieces)));
+}
+
+void CopyPool::Run() {
+  const auto has_news = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return is_stopping_ || !wanted_.empty();
+  };
+  while (true) {
+    std::shared_ptr<Job> job;
+    {
+      absl::MutexLock lock(&mu_);
+      mu_.Await(absl::Condition(&has_news));
+      if (wanted_.empty()) return;
+      job = std::move(wanted_.front());
+      wanted_.erase(wanted_.begin());
+    }
+    Work(*job);
+  }
+}
+
+}  // namespace ferry

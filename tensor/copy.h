@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copying of tensors: past the caches when they are large, and on several cores.
+#ifndef FERRY_TENSOR_COPY_H_
+#define FERRY_TENSOR_COPY_H_
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/synchronization/mutex.h"
+
+#include "base/thread.h"
+
+namespace ferry {
+
+// From here on stores that go past the caches win: the destination is not read first.
+inline constexpr size_t kStreamedCopyBytes = size_t{4} << 20;
+
+// As memcpy; with non-temporal stores above kStreamedCopyBytes where the machine has them.
+void CopyBytes(void* to, const void* from, size_t bytes);
+// With such stores whatever the size. For benchmarks and tests.
+void CopyBytesStreamed(void* to, const void* from, size_t bytes);
+
+struct CopyPoolOptions {
+  // Threads besides the caller; -1: one less than there are cores, at most 3.
+  int threads = -1;
+};
+
+// Thread-safe. Its threads, "ferry-copy", sleep when there is nothing to copy.
+class CopyPool final {
+ public:
+  explicit CopyPool(CopyPoolOptions options = {});
+  // Finishes what was begun.
+  ~CopyPool();
+
+  CopyPool(const CopyPool&) = delete;
+  CopyPool& operator=(const CopyPool&) = delete;
+
+  // Copies with the help of the pool's threads and the caller's; returns when it is done. Pieces
+  // are taken by whoever is free: a core that is busy with something else costs nothing.
+  void Copy(void* to, const void* from, size_t bytes);
+  // On a thread of the pool, with the help of the others; then calls `done` there. Here and now if
+  // the pool has no threads.
+  void CopyAsync(void* to, const void* from, size_t bytes, absl::AnyInvocable<void() &&> done);
+
+ private:
+  struct Job;
+
+  void Run() ABSL_LOCKS_EXCLUDED(mu_);
+  static void Work(Job& job);
+  void Announce(std::shared_ptr<Job> job, int helpers) ABSL_LOCKS_EXCLUDED(mu_);
+
+  absl::Mutex mu_;
+  bool is_stopping_ ABSL_GUARDED_BY(mu_) = false;
+  // One entry for each helper that is wanted.
+  std::vector<std::shared_ptr<Job>> wanted_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::unique_ptr<Thread>> threads_;
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_TENSOR_COPY_H_

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lending places of the arena, and looking at them from the other side.
+#include "transport/shm/shm_halves.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+#include "transport/shm/shm_ticket.h"
+
+namespace ferry {
+namespace {
+
+// Copies below this are done before a thread of the pool would be awake.
+constexpr size_t kCopyHereBytes = 256 * 1024;
+
+}  // namespace
+
+absl::StatusOr<TransportTicket> ShmOutlet::Lend(uint64_t id, const Tensor& tensor) {
+  const std::shared_ptr<Buffer>& buffer = tensor.buffer();
+  const ArenaPlace place = buffer->arena_place();
+  ShmTicket ticket = {.segment = place.segment,
+                      .generation = place.generation,
+                      .offset = place.offset + tensor.offset_bytes()};
+  TransportTicket offer;
+  // Outside the lock: it looks into the arena.
+  const MemorySegment& memory = environment_.arena->memory(place);
+  {
+    SpinLockHolder lock(&mu_);
+    if (!aborted_.ok()) return aborted_;
+    lent_.emplace(id, buffer);
+    if (known_.insert(place.segment).second) {
+      ticket.segment_bytes = memory.bytes();
+      offer.descriptors = {memory.fd()};
+    }
+  }
+  offer.body = EncodeShmTicket(ticket);
+  return offer;
+}
+
+void ShmOutlet::Offer(uint64_t id, const Tensor& tensor, OfferCallback done) {
+  if (tensor.buffer() != nullptr && tensor.buffer()->arena() == environment_.arena.get()) {
+    return std::move(done)(Lend(id, tensor));
+  }
+  absl::StatusOr<std::shared_ptr<Buffer>> copy = environment_.arena->Allocate(tensor.bytes());
+  if (!copy.ok()) return std::move(done)(copy.status());
+  Tensor copied = *Tensor::Create(tensor.dtype(), tensor.shape(), *copy);
+  const void* const from = tensor.data();
+  void* const to = copied.mutable_data();
+  const size_t bytes = tensor.bytes();
+  // `tensor` keeps its buffer until then.
+  auto lend = [self = shared_from_this(), id, tensor, copied, done = std::move(done)]() mutable {
+    std::move(done)(self->Lend(id, copied));
+  };
+  if (bytes <= kCopyHereBytes) {
+    CopyBytes(to, from, bytes);
+    return lend();
+  }
+  environment_.copier->CopyAsync(to, from, bytes, std::move(lend));
+}
+
+void ShmOutlet::Release(uint64_t id) {
+  std::shared_ptr<Buffer> released;
+  SpinLockHolder lock(&mu_);
+  const auto found = lent_.find(id);
+  if (found == lent_.end()) return;
+  released = std::move(found->second);
+  lent_.erase(found);
+  // `released` goes after the lock, which is the first to be destroyed.
+}
+
+void ShmOutlet::Abort(const absl::Status& why) {
+  absl::flat_hash_map<uint64_t, std::shared_ptr<Buffer>> dropped;
+  {
+    SpinLockHolder lock(&mu_);
+    aborted_ = why;
+    dropped.swap(lent_);
+  }
+}
+
+// A piece of a peer's segment. Sends word when it goes.
+class ShmInlet::View final : public Buffer {
+ public:
+  View(const char* data, size_t bytes, Segment segment, std::shared_ptr<ShmInlet> inlet,
+       uint64_t id)
+      : Buffer(const_cast<char*>(data), bytes),
+        segment_(std::move(segment)),
+        inlet_(std::move(inlet)),
+        id_(id) {}
+  ~View() override { inlet_->release_(id_); }
+
+ private:
+  const Segment segment_;
+  const std::shared_ptr<ShmInlet> inlet_;
+  const uint64_t id_;
+};
+
+absl::StatusOr<const char*> ShmInlet::Locate(const TensorHeader& header, absl::string_view body,
+                                             absl::Span<UniqueFd> descriptors, Segment& segment) {
+  FERRY_ASSIGN_OR_RETURN(const ShmTicket ticket, DecodeShmTicket(body));
+  {
+    absl::MutexLock lock(&mu_);
+    if (ticket.segment_bytes > 0) {
+      if (descriptors.size() != 1) {
+        return absl::InvalidArgumentError("a new segment without its descriptor");
+      }
+      if (segments_.contains(ticket.segment)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("segment ", ticket.segment, " for a second time"));
+      }
+      FERRY_ASSIGN_OR_RETURN(
+          MemorySegment mapped,
+          MemorySegment::MapPeer(std::move(descriptors[0]), ticket.segment_bytes, false));
+      segment = std::make_shared<const MemorySegment>(std::move(mapped));
+      segments_.emplace(ticket.segment, segment);
+    } else {
+      const auto found = segments_.find(ticket.segment);
+      if (found == segments_.end()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("segment ", ticket.segment, " was never announced"));
+      }
+      segment = found->second;
+    }
+  }
+  if (ticket.offset > segment->bytes() || header.bytes > segment->bytes() - ticket.offset) {
+    return absl::InvalidArgumentError(absl::StrCat("a tensor of ", header.bytes, " bytes at ",
+                                                   ticket.offset, " in a segment of ",
+                                                   segment->bytes()));
+  }
+  if (ticket.offset % ElementBytes(header.dtype) != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("elements at the odd place ", ticket.offset));
+  }
+  return static_cast<const char*>(segment->base()) + ticket.offset;
+}
+
+void ShmInlet::Take(uint64_t id, const TensorHeader& header, absl::string_view body,
+                    absl::Span<UniqueFd> descriptors, const Tensor& destination,
+                    TakeCallback done) {
+  Segment segment;
+  const absl::StatusOr<const char*> from = Locate(header, body, descriptors, segment);
+  if (!from.ok()) return std::move(done)(from.status(), false);
+  if (!destination.is_valid()) {
+    auto view =
+        std::make_shared<View>(*from, header.bytes, std::move(segment), shared_from_this(), id);
+    return std::move(done)(Tensor::Create(header.dtype, header.shape, std::move(view)), true);
+  }
+  Tensor into = destination;
+  void* const to = into.mutable_data();
+  if (header.bytes <= kCopyHereBytes) {
+    CopyBytes(to, *from, header.bytes);
+    return std::move(done)(std::move(into), false);
+  }
+  if (!environment_.loop->IsOnLoop() || environment_.loop->IsDrivenByCaller()) {
+    // The thread that waits for it may as well help.
+    environment_.copier->Copy(to, *from, header.bytes);
+    return std::move(done)(std::move(into), false);
+  }
+  environment_.copier->CopyAsync(
+      to, *from, header.bytes,
+      [into = std::move(into), segment = std::move(segment), done = std::move(done)]() mutable {
+        std::move(done)(std::move(into), false);
+      });
+}
+
+void ShmInlet::Drop(uint64_t id, const TensorHeader& header, absl::string_view body,
+                    absl::Span<UniqueFd> descriptors) {
+  // The segment will be spoken of again.
+  Segment segment;
+  Locate(header, body, descriptors, segment).status().IgnoreError();
+}
+
+void ShmInlet::Abort(const absl::Status& why) {
+  absl::flat_hash_map<uint32_t, Segment> dropped;
+  absl::MutexLock lock(&mu_);
+  dropped.swap(segments_);
+}
+
+}  // namespace ferry

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// ShmOutlet, ShmInlet: the two halves of a hand-over.
+#ifndef FERRY_TRANSPORT_SHM_SHM_HALVES_H_
+#define FERRY_TRANSPORT_SHM_SHM_HALVES_H_
+
+#include <memory>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/synchronization/mutex.h"
+
+#include "base/spin_lock.h"
+#include "transport/transport.h"
+
+namespace ferry {
+
+class ShmOutlet final : public Outlet, public std::enable_shared_from_this<ShmOutlet> {
+ public:
+  ShmOutlet(TransportEnvironment environment) : environment_(std::move(environment)) {}
+
+  void Offer(uint64_t id, const Tensor& tensor, OfferCallback done) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void Release(uint64_t id) override ABSL_LOCKS_EXCLUDED(mu_);
+  void Abort(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  // `tensor` lies in the arena.
+  absl::StatusOr<TransportTicket> Lend(uint64_t id, const Tensor& tensor) ABSL_LOCKS_EXCLUDED(mu_);
+
+  const TransportEnvironment environment_;
+  SpinLock mu_;
+  absl::Status aborted_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint64_t, std::shared_ptr<Buffer>> lent_ ABSL_GUARDED_BY(mu_);
+  // Segments that the peer has.
+  absl::flat_hash_set<uint32_t> known_ ABSL_GUARDED_BY(mu_);
+};
+
+class ShmInlet final : public Inlet, public std::enable_shared_from_this<ShmInlet> {
+ public:
+  ShmInlet(TransportEnvironment environment, ReleaseCallback release)
+      : environment_(std::move(environment)), release_(std::move(release)) {}
+
+  void Take(uint64_t id, const TensorHeader& header, absl::string_view body,
+            absl::Span<UniqueFd> descriptors, const Tensor& destination, TakeCallback done) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void Drop(uint64_t id, const TensorHeader& header, absl::string_view body,
+            absl::Span<UniqueFd> descriptors) override ABSL_LOCKS_EXCLUDED(mu_);
+  void Abort(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  class View;
+  using Segment = std::shared_ptr<const MemorySegment>;
+
+  absl::StatusOr<const char*> Locate(const TensorHeader& header, absl::string_view body,
+                                     absl::Span<UniqueFd> descriptors, Segment& segment)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  const TransportEnvironment environment_;
+  const ReleaseCallback release_;
+  absl::Mutex mu_;
+  absl::flat_hash_map<uint32_t, Segment> segments_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_TRANSPORT_SHM_SHM_HALVES_H_

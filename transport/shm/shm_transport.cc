@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// When memory can be handed over, and what that costs.
+#include "transport/shm/shm_transport.h"
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/clock.h"
+#include "tensor/memory_segment.h"
+#include "transport/shm/shm_halves.h"
+
+namespace ferry {
+namespace {
+
+// Of a frame through a ring to somebody who looks for it.
+constexpr absl::Duration kHandOver = absl::Microseconds(1);
+// The receiver's first look at each page; of what is read at all.
+constexpr double kMappedBytesPerSecond = 1e12;
+
+// The best of some copies that no cache holds.
+double MeasureCopy() {
+  constexpr size_t kBytes = size_t{8} << 20;
+  std::vector<char> from(kBytes, 1);
+  std::vector<char> to(kBytes, 2);
+  double best = 0;
+  for (int i = 0; i < 3; ++i) {
+    const absl::Time start = SteadyClock().Now();
+    CopyBytes(to.data(), from.data(), kBytes);
+    const double seconds = absl::ToDoubleSeconds(SteadyClock().Now() - start);
+    best = std::max(best, static_cast<double>(kBytes) / std::max(seconds, 1e-6));
+  }
+  return best;
+}
+
+}  // namespace
+
+ShmTransport::ShmTransport(TransportEnvironment environment)
+    : environment_(std::move(environment)),
+      support_(MemorySegment::CheckSupport()),
+      copy_bytes_per_second_(MeasureCopy()) {}
+
+absl::StatusOr<PathCost> ShmTransport::Cost(const PathQuery& query) const {
+  const Endpoint& a = *query.source;
+  const Endpoint& b = *query.destination;
+  if (a.boot_id.empty() || b.boot_id.empty()) {
+    return absl::UnavailableError("it is not known which machine each is on (no boot id)");
+  }
+  if (a.boot_id != b.boot_id) {
+    return absl::UnavailableError(
+        absl::StrCat("they are on two machines, ", a.host_name, " and ", b.host_name));
+  }
+  if (!support_.ok()) return support_;
+  if (!query.lane_passes_descriptors) {
+    return absl::UnavailableError(absl::StrCat(
+        "descriptors cannot be passed between them: ",
+        query.why_no_descriptors.empty() ? "they have no Unix socket" : query.why_no_descriptors));
+  }
+  return PathCost{kHandOver, query.is_in_arena ? kMappedBytesPerSecond : copy_bytes_per_second_};
+}
+
+std::shared_ptr<Outlet> ShmTransport::MakeOutlet(const Endpoint& peer) {
+  return std::make_shared<ShmOutlet>(environment_);
+}
+
+std::shared_ptr<Inlet> ShmTransport::MakeInlet(const Endpoint& peer, ReleaseCallback release) {
+  return std::make_shared<ShmInlet>(environment_, std::move(release));
+}
+
+}  // namespace ferry

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+// Slices out of tensors into sockets, and back.
+#include "transport/tcp/data_plane.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+
+namespace ferry {
+namespace {
+
+// System calls in a row before other connections of the thread get their turn.
+constexpr int kCallsAtOnce = 32;
+constexpr size_t kWasteBytes = 64 * 1024;
+
+absl::Status SocketError(absl::string_view what, int error) {
+  return absl::UnavailableError(
+      absl::StrCat("data connection: ", what, ": ", std::strerror(error)));
+}
+
+}  // namespace
+
+SliceWriter::SliceWriter(LaneLoop& loop, UniqueFd socket, std::weak_ptr<SliceSource> source)
+    : loop_(loop), socket_(std::move(socket)), source_(std::move(source)) {}
+
+void SliceWriter::Start() {
+  loop_.Post([self = shared_from_this()] {
+    self->id_ = self->loop_.Add(self, self->socket_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP, false);
+    self->Advance();
+  });
+}
+
+void SliceWriter::Kick() {
+  if (is_kicked_.exchange(true, std::memory_order_acq_rel)) return;
+  loop_.Post([self = shared_from_this()] {
+    self->is_kicked_.store(false, std::memory_order_release);
+    self->Advance();
+  });
+}
+
+void SliceWriter::Stop() {
+  loop_.Post([self = shared_from_this()] {
+    if (self->is_stopped_) return;
+    self->is_stopped_ = true;
+    self->loop_.Remove(self->id_, self->socket_.get());
+    shutdown(self->socket_.get(), SHUT_RDWR);
+    self->slice_ = {};
+  });
+}
+
+void SliceWriter::Break(const absl::Status& why) {
+  is_stopped_ = true;
+  loop_.Remove(id_, socket_.get());
+  shutdown(socket_.get(), SHUT_RDWR);
+  slice_ = {};
+  if (const auto source = source_.lock()) source->OnBroken(why);
+}
+
+void SliceWriter::OnReady(uint32_t events) {
+  if (is_stopped_) return;
+  if ((events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
+    // The other side never says anything here.
+    char byte;
+    const ssize_t got = recv(socket_.get(), &byte, 1, MSG_DONTWAIT);
+    if (got >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
+      return Break(got > 0 ? absl::InvalidArgumentError("a receiver that speaks")
+                           : SocketError("closed by the receiver", got == 0 ? ECONNRESET : errno));
+    }
+  }
+  Advance();
+}
+
+void SliceWriter::Advance() {
+  for (int i = 0; i < kCallsAtOnce && !is_stopped_; ++i) {
+    if (sent_ == total_) {
+      slice_ = {};
+      const auto source = source_.lock();
+      if (source == nullptr || !source->NextSlice(slice_)) {
+        sent_ = total_ = 0;
+        return;
+      }
+      header_ = {.transfer = slice_.transfer->id,
+                 .offset = slice_.offset,
+                 .bytes = static_cast<uint32_t>(slice_.bytes)};
+      sent_ = 0;
+      total_ = sizeof(header_) + slice_.bytes;
+    }
+    iovec pieces[2];
+    int count = 0;
+    size_t skip = sent_;
+    if (skip < sizeof(header_)) {
+      pieces[count++] = {reinterpret_cast<char*>(&header_) + skip, sizeof(header_) - skip};
+      skip = 0;
+    } else {
+      skip -= sizeof(header_);
+    }
+    const char* const data = static_cast<const char*>(slice_.transfer->tensor.data());
+    pieces[count++] = {const_cast<char*>(data + slice_.offset + skip), slice_.bytes - skip};
+    msghdr message = {};
+    message.msg_iov = pieces;
+    message.msg_iovlen = static_cast<size_t>(count);
+    const ssize_t sent = sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0) {
+      if (errno == EINTR) continue;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return;
+      return Break(SocketError("while sending", errno));
+    }
+    sent_ += static_cast<size_t>(sent);
+  }
+  if (!is_stopped_) Kick();
+}
+
+SliceReader::SliceReader(LaneLoop& loop, UniqueFd socket, std::weak_ptr<SliceSink> sink)
+    : loop_(loop), socket_(std::move(socket)), sink_(std::move(sink)) {}
+
+void SliceReader::Start() {
+  loop_.Post([self = shared_from_this()] {
+    self->id_ = self->loop_.Add(self, self->socket_.get(), EPOLLIN | EPOLLRDHUP, false);
+    self->Advance();
+  });
+}
+
+void SliceReader::Resume() {
+  loop_.Post([self = shared_from_this()] { self->Advance(); });
+}
+
+void SliceReader::Stop() {
+  loop_.Post([self = shared_from_this()] {
+    if (self->is_stopped_) return;
+    self->is_stopped_ = true;
+    self->loop_.Remove(self->id_, self->socket_.get());
+    shutdown(self->socket_.get(), SHUT_RDWR);
+    self->hold_ = nullptr;
+  });
+}
+
+void SliceReader::Break(const absl::Status& why) {
+  is_stopped_ = true;
+  loop_.Remove(id_, socket_.get());
+  shutdown(socket_.get(), SHUT_RDWR);
+  hold_ = nullptr;
+  if (const auto sink = sink_.lock()) sink->OnBroken(why);
+}
+
+void SliceReader::OnReady(uint32_t) { Advance(); }
+
+void SliceReader::Advance() {
+  for (int i = 0; i < kCallsAtOnce && !is_stopped_; ++i) {
+    if (header_bytes_ == sizeof(header_) && !is_placed_) {
+      const auto sink = sink_.lock();
+      if (sink == nullptr) return;
+      switch (sink->Place(header_, &place_, &hold_)) {
+        case SliceSink::Verdict::kPlace:
+          break;
+        case SliceSink::Verdict::kWait:
+          return;
+        case SliceSink::Verdict::kSkip:
+          place_ = nullptr;
+          break;
+        case SliceSink::Verdict::kError:
+          return Break(absl::InvalidArgumentError("a slice that belongs nowhere"));
+      }
+      is_placed_ = true;
+      got_ = 0;
+    }
+    // The rest of the slice, and the next header while we are there.
+    SliceHeader next;
+    iovec pieces[2];
+    int count = 0;
+    size_t wanted = 0;
+    if (is_placed_) {
+      wanted = header_.bytes - got_;
+      char* to = place_ == nullptr ? nullptr : place_ + got_;
+      if (to == nullptr) {
+        waste_.resize(kWasteBytes);
+        wanted = std::min(wanted, kWasteBytes);
+        to = waste_.data();
+      }
+      pieces[count++] = {to, wanted};
+      if (got_ + wanted == header_.bytes) pieces[count++] = {&next, sizeof(next)};
+    } else {
+      pieces[count++] = {reinterpret_cast<char*>(&header_) + header_bytes_,
+                         sizeof(header_) - header_bytes_};
+    }
+    msghdr message = {};
+    message.msg_iov = pieces;
+    message.msg_iovlen = static_cast<size_t>(count);
+    const ssize_t got = recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return;
+      return Break(SocketError("while receiving", errno));
+    }
+    if (got == 0) return Break(SocketError("closed by the sender", ECONNRESET));
+    const auto bytes = static_cast<size_t>(got);
+    if (!is_placed_) {
+      header_bytes_ += bytes;
+      continue;
+    }
+    const size_t of_slice = std::min(bytes, wanted);
+    got_ += of_slice;
+    if (got_ < header_.bytes) continue;
+    const SliceHeader done = header_;
+    is_placed_ = false;
+    hold_ = nullptr;
+    header_bytes_ = bytes - of_slice;
+    if (header_bytes_ > 0) header_ = next;
+    const auto sink = sink_.lock();
+    if (sink == nullptr) return;
+    sink->OnSlice(done);
+  }
+  if (!is_stopped_) Resume();
+}
+
+absl::StatusOr<std::unique_ptr<DataPlane>> DataPlane::Create(int connections) {
+  auto plane = std::make_unique<DataPlane>();
+  for (int i = 0; i < connections; ++i) {
+    FERRY_ASSIGN_OR_RETURN(auto loop, LaneLoop::Create({.spin = absl::ZeroDuration(),
+                                                        .name = absl::StrCat("ferry-data-", i)}));
+    plane->loops_.push_back(std::move(loop));
+  }
+  return plane;
+}
+
+}  // namespace ferry

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// DataPlane: the TCP connections that carry the bytes of tensors, and their threads.
+#ifndef FERRY_TRANSPORT_TCP_DATA_PLANE_H_
+#define FERRY_TRANSPORT_TCP_DATA_PLANE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "base/unique_fd.h"
+#include "tensor/tensor.h"
+#include "transport/lane/lane_loop.h"
+
+namespace ferry {
+
+// What precedes each slice of a tensor.
+struct SliceHeader {
+  uint64_t transfer = 0;
+  uint64_t offset = 0;
+  uint32_t bytes = 0;
+  uint32_t reserved = 0;
+};
+static_assert(sizeof(SliceHeader) == 24);
+
+inline constexpr size_t kSliceBytes = 256 * 1024;
+
+// A tensor that is being sent. Connections take its slices as they become free.
+struct OutgoingTransfer {
+  uint64_t id = 0;
+  Tensor tensor;
+  std::atomic<size_t> next{0};
+};
+
+// Hands out the slices of what is queued for one peer. Thread-safe.
+class SliceSource {
+ public:
+  struct Slice {
+    std::shared_ptr<OutgoingTransfer> transfer;
+    size_t offset = 0;
+    size_t bytes = 0;
+  };
+  virtual ~SliceSource() = default;
+  // False: there is nothing to send.
+  virtual bool NextSlice(Slice& slice) = 0;
+  virtual void OnBroken(const absl::Status& why) = 0;
+};
+
+// Knows where slices go. Thread-safe.
+class SliceSink {
+ public:
+  enum class Verdict {
+    kPlace,  // read it to `place`
+    kWait,   // nobody knows the transfer yet; SliceReader::Resume will be called
+    kSkip,   // nobody wants it; read it and forget it
+    kError,  // it makes no sense
+  };
+  virtual ~SliceSink() = default;
+  // `hold`: what keeps `place` valid.
+  virtual Verdict Place(const SliceHeader& header, char** place, std::shared_ptr<void>* hold) = 0;
+  virtual void OnSlice(const SliceHeader& header) = 0;
+  virtual void OnBroken(const absl::Status& why) = 0;
+};
+
+// One connection at its sending end; lives on a loop. Stop it before letting go of it.
+class SliceWriter final : public LoopSource, public std::enable_shared_from_this<SliceWriter> {
+ public:
+  SliceWriter(LaneLoop& loop, UniqueFd socket, std::weak_ptr<SliceSource> source);
+  void Start();
+  // There is something to send. Any thread.
+  void Kick();
+  void Stop();
+  void OnReady(uint32_t events) override;
+
+ private:
+  void Advance();
+  void Break(const absl::Status& why);
+
+  LaneLoop& loop_;
+  const UniqueFd socket_;
+  const std::weak_ptr<SliceSource> source_;
+  LaneLoop::SourceId id_ = 0;
+  std::atomic<bool> is_kicked_{false};
+  bool is_stopped_ = false;
+  SliceSource::Slice slice_;
+  SliceHeader header_;
+  // Of header and slice together; equal when the slice has gone.
+  size_t sent_ = 0;
+  size_t total_ = 0;
+};
+
+// One connection at its receiving end.
+class SliceReader final : public LoopSource, public std::enable_shared_from_this<SliceReader> {
+ public:
+  SliceReader(LaneLoop& loop, UniqueFd socket, std::weak_ptr<SliceSink> sink);
+  void Start();
+  // A transfer that was not known may be by now. Any thread.
+  void Resume();
+  void Stop();
+  void OnReady(uint32_t events) override;
+
+ private:
+  void Advance();
+  void Break(const absl::Status& why);
+
+  LaneLoop& loop_;
+  const UniqueFd socket_;
+  const std::weak_ptr<SliceSink> sink_;
+  LaneLoop::SourceId id_ = 0;
+  bool is_stopped_ = false;
+  SliceHeader header_;
+  size_t header_bytes_ = 0;
+  bool is_placed_ = false;
+  char* place_ = nullptr;
+  std::shared_ptr<void> hold_;
+  size_t got_ = 0;
+  std::vector<char> waste_;
+};
+
+// The threads: as many as a pair has connections, so that each may keep a core busy. Thread-safe.
+class DataPlane final {
+ public:
+  //   Errors: RESOURCE_EXHAUSTED.
+  static absl::StatusOr<std::unique_ptr<DataPlane>> Create(int connections);
+
+  int connections() const { return static_cast<int>(loops_.size()); }
+  LaneLoop& loop(uint32_t index) { return *loops_[index % loops_.size()]; }
+
+ private:
+  std::vector<std::unique_ptr<LaneLoop>> loops_;
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_TRANSPORT_TCP_DATA_PLANE_H_

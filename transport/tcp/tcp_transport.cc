@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two halves of a pair, and the connections between them.
+#include "transport/tcp/tcp_transport.h"
+
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+#include "transport/lane/bytes.h"
+
+namespace ferry {
+namespace {
+
+// Until something has been seen: a fast network's latency, and a slow one's bandwidth.
+constexpr absl::Duration kLatency = absl::Microseconds(50);
+constexpr double kAssumedBytesPerSecond = 1e9;
+// A transfer that tells of the bandwidth, and how much one counts.
+constexpr size_t kTellingBytes = size_t{1} << 20;
+constexpr double kWeight = 0.2;
+
+}  // namespace
+
+// Sends what was offered over whichever connections there are.
+class TcpTransport::TcpOutlet final : public Outlet,
+                                      public SliceSource,
+                                      public std::enable_shared_from_this<TcpOutlet> {
+ public:
+  explicit TcpOutlet(DataPlane& plane) : plane_(plane) {}
+
+  void Offer(uint64_t id, const Tensor& tensor, OfferCallback done) override {
+    auto transfer = std::make_shared<OutgoingTransfer>();
+    transfer->id = id;
+    transfer->tensor = tensor;
+    absl::Status status;
+    std::vector<std::shared_ptr<SliceWriter>> writers;
+    {
+      absl::MutexLock lock(&mu_);
+      status = aborted_;
+      if (status.ok()) {
+        queue_.push_back(std::move(transfer));
+        writers = writers_;
+      }
+    }
+    if (!status.ok()) return std::move(done)(std::move(status));
+    for (const auto& writer : writers) writer->Kick();
+    std::move(done)(TransportTicket{});
+  }
+
+  // The connections hold what they are sending; what nobody wants is sent all the same, since the
+  // receiver counts on it.
+  void Release(uint64_t id) override {}
+
+  void Abort(const absl::Status& why) override {
+    std::vector<std::shared_ptr<SliceWriter>> writers;
+    std::deque<std::shared_ptr<OutgoingTransfer>> dropped;
+    {
+      absl::MutexLock lock(&mu_);
+      if (aborted_.ok()) aborted_ = why;
+      writers.swap(writers_);
+      dropped.swap(queue_);
+    }
+    for (const auto& writer : writers) writer->Stop();
+  }
+
+  void AddConnection(DataConnection connection) {
+    std::shared_ptr<SliceWriter> writer;
+    {
+      absl::MutexLock lock(&mu_);
+      if (!aborted_.ok()) return;
+      writer = std::make_shared<SliceWriter>(plane_.loop(connection.index),
+                                             std::move(connection.socket), weak_from_this());
+      writers_.push_back(writer);
+    }
+    writer->Start();
+  }
+
+  bool NextSlice(Slice& slice) override {
+    absl::MutexLock lock(&mu_);
+    while (!queue_.empty()) {
+      const std::shared_ptr<OutgoingTransfer>& front = queue_.front();
+      const size_t total = front->tensor.bytes();
+      const size_t offset = front->next.fetch_add(kSliceBytes, std::memory_order_relaxed);
+      if (offset >= total) {
+        queue_.pop_front();
+        continue;
+      }
+      slice = {front, offset, std::min(kSliceBytes, total - offset)};
+      return true;
+    }
+    return false;
+  }
+
+  // The receiver notices as well, and ends its lane; then Abort comes.
+  void OnBroken(const absl::Status& why) override { Abort(why); }
+
+ private:
+  DataPlane& plane_;
+  absl::Mutex mu_;
+  absl::Status aborted_ ABSL_GUARDED_BY(mu_);
+  std::deque<std::shared_ptr<OutgoingTransfer>> queue_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::shared_ptr<SliceWriter>> writers_ ABSL_GUARDED_BY(mu_);
+};
+
+// Opens the connections, and puts slices where they belong.
+class TcpTransport::TcpInlet final : public Inlet,
+                                     public SliceSink,
+                                     public std::enable_shared_from_this<TcpInlet> {
+ public:
+  TcpInlet(TransportEnvironment environment, DataPlane& plane, Endpoint peer)
+      : environment_(std::move(environment)), plane_(plane), peer_(std::move(peer)) {}
+
+  void Take(uint64_t id, const TensorHeader& header, absl::string_view body,
+            absl::Span<UniqueFd> descriptors, const Tensor& destination,
+            TakeCallback done) override {
+    if (!body.empty()) {
+      return std::move(done)(absl::InvalidArgumentError("a TCP ticket that says something"), false);
+    }
+    Incoming incoming;
+    incoming.done = std::move(done);
+    if (destination.is_valid()) {
+      incoming.tensor = destination;
+    } else {
+      absl::StatusOr<std::shared_ptr<Buffer>> buffer = environment_.arena->Allocate(header.bytes);
+      // A full arena is no reason to fail: the heap is slower only at first touch.
+      if (!buffer.ok()) buffer = AllocateHeapBuffer(header.bytes);
+      absl::StatusOr<Tensor> tensor =
+          buffer.ok() ? Tensor::Create(header.dtype, header.shape, *buffer) : buffer.status();
+      if (!tensor.ok()) {
+        auto refused = std::move(incoming.done);
+        Drop(id, header, body, descriptors);
+        return std::move(refused)(tensor.status(), false);
+      }
+      incoming.tensor = *std::move(tensor);
+    }
+    Expect(id, header.bytes, std::move(incoming));
+  }
+
+  void Drop(uint64_t id, const TensorHeader& header, absl::string_view body,
+            absl::Span<UniqueFd> descriptors) override {
+    Expect(id, header.bytes, {});
+  }
+
+  void Abort(const absl::Status& why) override {
+    std::vector<TakeCallback> failed;
+    std::vector<std::shared_ptr<SliceReader>> readers;
+    {
+      absl::MutexLock lock(&mu_);
+      if (aborted_.ok()) aborted_ = why;
+      for (auto& [id, incoming] : incoming_) {
+        if (incoming.done) failed.push_back(std::move(incoming.done));
+      }
+      incoming_.clear();
+      readers.swap(readers_);
+    }
+    for (const auto& reader : readers) reader->Stop();
+    for (TakeCallback& done : failed) std::move(done)(why, false);
+  }
+
+  Verdict Place(const SliceHeader& header, char** place, std::shared_ptr<void>* hold) override {
+    absl::MutexLock lock(&mu_);
+    if (!aborted_.ok()) return Verdict::kError;
+    const auto found = incoming_.find(header.transfer);
+    if (found == incoming_.end()) {
+      // Its ticket is under way in the lane, which is read by another thread.
+      is_somebody_waiting_ = true;
+      return Verdict::kWait;
+    }
+    const Incoming& incoming = found->second;
+    if (header.bytes == 0 || header.bytes > kSliceBytes || header.offset > incoming.bytes ||
+        header.bytes > incoming.bytes - header.offset || header.bytes > incoming.left) {
+      return Verdict::kError;
+    }
+    if (!incoming.tensor.is_valid()) return Verdict::kSkip;
+    Tensor tensor = incoming.tensor;
+    *place = static_cast<char*>(tensor.mutable_data()) + header.offset;
+    *hold = tensor.buffer();
+    return Verdict::kPlace;
+  }
+
+  void OnSlice(const SliceHeader& header) override {
+    Tensor tensor;
+    TakeCallback done;
+    {
+      absl::MutexLock lock(&mu_);
+      const auto found = incoming_.find(header.transfer);
+      if (found == incoming_.end()) return;
+      if (header.bytes > found->second.left) return;
+      found->second.left -= header.bytes;
+      if (found->second.left > 0) return;
+      tensor = std::move(found->second.tensor);
+      done = std::move(found->second.done);
+      incoming_.erase(found);
+    }
+    if (done) std::move(done)(std::move(tensor), false);
+  }
+
+  void OnBroken(const absl::Status& why) override {
+    Abort(absl::UnavailableError(
+        absl::StrCat(Describe(peer_.peer), ", while receiving by tcp: ", why.message())));
+  }
+
+ private:
+  struct Incoming {
+    // Not valid: nobody wants it.
+    Tensor tensor;
+    TakeCallback done;
+    size_t bytes = 0;
+    size_t left = 0;
+  };
+
+  void Expect(uint64_t id, size_t bytes, Incoming incoming) {
+    incoming.bytes = incoming.left = bytes;
+    absl::Status status;
+    bool is_first = false;
+    std::vector<std::shared_ptr<SliceReader>> waiting;
+    {
+      absl::MutexLock lock(&mu_);
+      status = aborted_;
+      if (status.ok()) {
+        is_first = !std::exchange(has_connected_, true);
+        if (bytes > 0 && !incoming_.emplace(id, std::move(incoming)).second) {
+          status = absl::InvalidArgumentError(absl::StrCat("transfer ", id, " for a second time"));
+        }
+        if (std::exchange(is_somebody_waiting_, false)) waiting = readers_;
+      }
+    }
+    if (!status.ok()) {
+      if (incoming.done) std::move(incoming.done)(status, false);
+      return;
+    }
+    for (const auto& reader : waiting) reader->Resume();
+    if (is_first) Connect();
+  }
+
+  void Connect() {
+    for (int i = 0; i < plane_.connections(); ++i) {
+      environment_.hub->ConnectData(
+          peer_.peer, peer_.lanes, static_cast<uint32_t>(i),
+          [weak = weak_from_this()](absl::StatusOr<DataConnection> connection) {
+            const auto self = weak.lock();
+            if (self == nullptr) return;
+            if (!connection.ok()) return self->Abort(connection.status());
+            self->AddConnection(*std::move(connection));
+          });
+    }
+  }
+
+  void AddConnection(DataConnection connection) {
+    std::shared_ptr<SliceReader> reader;
+    {
+      absl::MutexLock lock(&mu_);
+      if (!aborted_.ok()) return;
+      reader = std::make_shared<SliceReader>(plane_.loop(connection.index),
+                                             std::move(connection.socket), weak_from_this());
+      readers_.push_back(reader);
+    }
+    reader->Start();
+  }
+
+  const TransportEnvironment environment_;
+  DataPlane& plane_;
+  const Endpoint peer_;
+  absl::Mutex mu_;
+  absl::Status aborted_ ABSL_GUARDED_BY(mu_);
+  bool has_connected_ ABSL_GUARDED_BY(mu_) = false;
+  bool is_somebody_waiting_ ABSL_GUARDED_BY(mu_) = false;
+  absl::flat_hash_map<uint64_t, Incoming> incoming_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::shared_ptr<SliceReader>> readers_ ABSL_GUARDED_BY(mu_);
+};
+
+absl::StatusOr<std::unique_ptr<TcpTransport>> TcpTransport::Create(TransportEnvironment environment,
+                                                                   TcpTransportOptions options) {
+  if (options.connections < 1 || options.connections > 64) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tcp_connections is ", options.connections, "; it must be from 1 to 64"));
+  }
+  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<DataPlane> plane, DataPlane::Create(options.connections));
+  return std::unique_ptr<TcpTransport>(new TcpTransport(std::move(environment), std::move(plane)));
+}
+
+TcpTransport::TcpTransport(TransportEnvironment environment, std::unique_ptr<DataPlane> plane)
+    : environment_(std::move(environment)),
+      plane_(std::move(plane)),
+      bytes_per_second_(kAssumedBytesPerSecond) {}
+
+TcpTransport::~TcpTransport() = default;
+
+absl::StatusOr<PathCost> TcpTransport::Cost(const PathQuery& query) const {
+  if (query.source->lanes.tcp.empty()) {
+    return absl::UnavailableError(
+        absl::StrCat(Describe(query.source->peer), " listens on no TCP address"));
+  }
+  absl::MutexLock lock(&mu_);
+  return PathCost{kLatency, bytes_per_second_};
+}
+
+void TcpTransport::Learn(size_t bytes, absl::Duration taken) {
+  if (bytes < kTellingBytes || taken <= kLatency) return;
+  const double seen = static_cast<double>(bytes) / absl::ToDoubleSeconds(taken - kLatency);
+  absl::MutexLock lock(&mu_);
+  bytes_per_second_ += kWeight * (seen - bytes_per_second_);
+}
+
+std::shared_ptr<Outlet> TcpTransport::MakeOutlet(const Endpoint& peer) {
+  auto outlet = std::make_shared<TcpOutlet>(*plane_);
+  absl::MutexLock lock(&mu_);
+  // Those of peers that have gone.
+  absl::erase_if(outlets_, [](const auto& each) { return each.second.expired(); });
+  outlets_[{peer.peer.node_id, peer.peer.incarnation}] = outlet;
+  return outlet;
+}
+
+std::shared_ptr<Inlet> TcpTransport::MakeInlet(const Endpoint& peer, ReleaseCallback release) {
+  return std::make_shared<TcpInlet>(environment_, *plane_, peer);
+}
+
+bool TcpTransport::OnDataConnection(DataConnection& connection) {
+  std::shared_ptr<TcpOutlet> outlet;
+  {
+    absl::MutexLock lock(&mu_);
+    const auto found = outlets_.find({connection.peer.node_id, connection.peer.incarnation});
+    if (found != outlets_.end()) outlet = found->second.lock();
+  }
+  if (outlet == nullptr) return false;
+  outlet->AddConnection(std::move(connection));
+  return true;
+}
+
+}  // namespace ferry

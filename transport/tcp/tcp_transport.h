@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// TcpTransport: tensors between any two processes that can reach each other over TCP.
+#ifndef FERRY_TRANSPORT_TCP_TCP_TRANSPORT_H_
+#define FERRY_TRANSPORT_TCP_TCP_TRANSPORT_H_
+
+#include <memory>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
+
+#include "transport/tcp/data_plane.h"
+#include "transport/transport.h"
+
+namespace ferry {
+
+struct TcpTransportOptions {
+  // Of each pair and direction. One connection is one core's worth.
+  int connections = 2;
+};
+
+// The receiver opens some connections to the sender, when the first tensor comes this way; the
+// sender cuts tensors into slices, and each connection takes the next one when it is free. Slices
+// go straight to where they belong. Whoever reads slowly slows its own sender only.
+class TcpTransport final : public Transport {
+ public:
+  //   Errors: RESOURCE_EXHAUSTED.
+  static absl::StatusOr<std::unique_ptr<TcpTransport>> Create(TransportEnvironment environment,
+                                                              TcpTransportOptions options);
+  ~TcpTransport() override;
+
+  absl::string_view name() const override { return "tcp"; }
+  absl::string_view summary() const override { return "slices over several connections"; }
+  absl::StatusOr<PathCost> Cost(const PathQuery& query) const override;
+  void Learn(size_t bytes, absl::Duration taken) override ABSL_LOCKS_EXCLUDED(mu_);
+  std::shared_ptr<Outlet> MakeOutlet(const Endpoint& peer) override ABSL_LOCKS_EXCLUDED(mu_);
+  std::shared_ptr<Inlet> MakeInlet(const Endpoint& peer, ReleaseCallback release) override;
+  bool OnDataConnection(DataConnection& connection) override ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  class TcpOutlet;
+  class TcpInlet;
+
+  TcpTransport(TransportEnvironment environment, std::unique_ptr<DataPlane> plane);
+
+  const TransportEnvironment environment_;
+  // Halves use it until they are aborted.
+  const std::unique_ptr<DataPlane> plane_;
+  mutable absl::Mutex mu_;
+  double bytes_per_second_ ABSL_GUARDED_BY(mu_);
+  // By node and incarnation: for the connections that come from them.
+  absl::flat_hash_map<std::pair<int32_t, uint64_t>, std::weak_ptr<TcpOutlet>> outlets_
+      ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_TRANSPORT_TCP_TCP_TRANSPORT_H_

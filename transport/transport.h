@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// Transport: one way of getting a tensor from one process to another. All of them: transports.h.
+#ifndef FERRY_TRANSPORT_TRANSPORT_H_
+#define FERRY_TRANSPORT_TRANSPORT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+
+#include "base/unique_fd.h"
+#include "tensor/copy.h"
+#include "tensor/host_arena.h"
+#include "tensor/tensor.h"
+#include "transport/lane/lane.h"
+#include "transport/lane/lane_hub.h"
+#include "transport/lane/lane_loop.h"
+
+namespace ferry {
+
+// A process of the job, as far as choosing a path goes. Published by each in the store.
+struct Endpoint {
+  LanePeer peer;
+  // Equal exactly for processes of one machine; empty: unknown.
+  std::string boot_id;
+  std::string host_name;
+  LaneAddresses lanes;
+  // HOST:PORT of its tensorflow.WorkerService; empty: none.
+  std::string grpc_address;
+};
+
+// What a transfer takes, as far as is known.
+struct PathCost {
+  absl::Duration latency;
+  double bytes_per_second = 0;
+
+  absl::Duration Of(size_t bytes) const {
+    return latency + absl::Seconds(static_cast<double>(bytes) / bytes_per_second);
+  }
+};
+
+// What is to be moved between two processes.
+struct PathQuery {
+  const Endpoint* source = nullptr;
+  const Endpoint* destination = nullptr;
+  // Whether the two have a lane that passes descriptors, and if not, why.
+  bool lane_passes_descriptors = false;
+  std::string why_no_descriptors;
+  size_t bytes = 0;
+  // Whether it lies in the source's arena.
+  bool is_in_arena = false;
+};
+
+// What the inlet needs to take a tensor that the outlet has offered. Opaque to everyone else.
+struct TransportTicket {
+  std::string body;
+  // Only over lanes that pass them; the outlet's, open until Release.
+  std::vector<int> descriptors;
+};
+
+// What a tensor will be. Its elements are of fixed size.
+struct TensorHeader {
+  DataType dtype = DataType::kInvalid;
+  Shape shape;
+  size_t bytes = 0;
+};
+
+// The producer's half of a pair. Thread-safe. Ids are the caller's; none is used twice.
+class Outlet {
+ public:
+  using OfferCallback = absl::AnyInvocable<void(absl::StatusOr<TransportTicket>) &&>;
+
+  virtual ~Outlet() = default;
+  // Makes `tensor` available to the peer and keeps it until Release. `done` may be called inside,
+  // and is called on any thread.
+  //   Errors: RESOURCE_EXHAUSTED naming the option; UNAVAILABLE after Abort.
+  virtual void Offer(uint64_t id, const Tensor& tensor, OfferCallback done) = 0;
+  // The peer has what it wanted, or wants it no more. An id that is not known is none of an error.
+  virtual void Release(uint64_t id) = 0;
+  // The peer has gone: drops everything. Offers that are under way end with `why`.
+  virtual void Abort(const absl::Status& why) = 0;
+};
+
+// The consumer's half of a pair. Thread-safe. For each ticket that arrives, Take or Drop.
+class Inlet {
+ public:
+  // Once it has run, the id is over for this side. `release_later`: the tensor is a view of the
+  // producer's memory: the inlet's ReleaseCallback says when it is not used any more.
+  using TakeCallback = absl::AnyInvocable<void(absl::StatusOr<Tensor>, bool release_later) &&>;
+
+  virtual ~Inlet() = default;
+  // Gets the tensor; into `destination` if that is valid, which has the header's type and size.
+  // Nothing of `body` and `descriptors` is trusted. `done` may be called inside, and is called on
+  // any thread.
+  //   Errors: INVALID_ARGUMENT for a ticket that makes no sense; UNAVAILABLE naming the phase.
+  virtual void Take(uint64_t id, const TensorHeader& header, absl::string_view body,
+                    absl::Span<UniqueFd> descriptors, const Tensor& destination,
+                    TakeCallback done) = 0;
+  // Nobody wants it.
+  virtual void Drop(uint64_t id, const TensorHeader& header, absl::string_view body,
+                    absl::Span<UniqueFd> descriptors) = 0;
+  // The peer has gone. Takes that are under way end with `why`; tensors that were taken stay good.
+  virtual void Abort(const absl::Status& why) = 0;
+};
+
+// Of views: called once for each id, on the thread that drops the last reference.
+using ReleaseCallback = std::function<void(uint64_t id)>;
+
+// What transports may use; outlives them.
+struct TransportEnvironment {
+  LaneLoop* loop = nullptr;
+  LaneHub* hub = nullptr;
+  std::shared_ptr<HostArena> arena;
+  CopyPool* copier = nullptr;
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual absl::string_view name() const = 0;
+  // One line for people.
+  virtual absl::string_view summary() const = 0;
+  //   Errors: the reason why it cannot.
+  virtual absl::StatusOr<PathCost> Cost(const PathQuery& query) const = 0;
+  // Whether a tensor that was offered can still be taken when its producer has gone.
+  virtual bool outlives_producer() const { return false; }
+  // What has been seen: costs follow.
+  virtual void Learn(size_t bytes, absl::Duration taken) {}
+
+  // The halves for one peer. `peer` is copied. All are aborted before the transport goes.
+  virtual std::shared_ptr<Outlet> MakeOutlet(const Endpoint& peer) = 0;
+  virtual std::shared_ptr<Inlet> MakeInlet(const Endpoint& peer, ReleaseCallback release) = 0;
+  // A data connection from a peer, for the transport that uses such; others let it go.
+  virtual bool OnDataConnection(DataConnection& connection) { return false; }
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_TRANSPORT_TRANSPORT_H_

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// The explicit list, and the cheapest of it.
+#include "transport/transports.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "transport/shm/shm_transport.h"
+
+namespace ferry {
+
+absl::StatusOr<TransportList> MakeTransports(const TransportEnvironment& environment,
+                                             const TransportOptions& options) {
+  TransportList list;
+  list.push_back(std::make_unique<ShmTransport>(environment));
+  FERRY_ASSIGN_OR_RETURN(auto tcp, TcpTransport::Create(environment, options.tcp));
+  list.push_back(std::move(tcp));
+  return list;
+}
+
+absl::Status CheckPolicy(const TransportList& transports, const PathPolicy& policy) {
+  if (policy.require.empty()) return absl::OkStatus();
+  std::vector<absl::string_view> names;
+  for (const auto& transport : transports) {
+    if (transport->name() == policy.require) return absl::OkStatus();
+    names.push_back(transport->name());
+  }
+  return absl::InvalidArgumentError(absl::StrCat("there is no transport called ", policy.require,
+                                                 "; there are ", absl::StrJoin(names, ", ")));
+}
+
+absl::StatusOr<PathChoice> ChoosePath(const TransportList& transports, const PathQuery& query,
+                                      const PathPolicy& policy) {
+  PathChoice choice;
+  absl::Duration least = absl::InfiniteDuration();
+  for (size_t i = 0; i < transports.size(); ++i) {
+    const Transport& transport = *transports[i];
+    absl::StatusOr<PathCost> cost = transport.Cost(query);
+    const bool is_allowed = policy.require.empty() || transport.name() == policy.require;
+    if (cost.ok() && is_allowed && cost->Of(query.bytes) < least) {
+      least = cost->Of(query.bytes);
+      choice.transport = i;
+      choice.cost = *cost;
+    }
+    choice.candidates.push_back({std::string(transport.name()), std::move(cost)});
+  }
+  if (least < absl::InfiniteDuration()) return choice;
+  std::vector<std::string> reasons;
+  for (const PathCandidate& candidate : choice.candidates) {
+    if (candidate.cost.ok()) continue;
+    if (!policy.require.empty() && candidate.name != policy.require) continue;
+    reasons.push_back(absl::StrCat(candidate.name, ": ", candidate.cost.status().message()));
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      policy.require.empty() ? "no transport connects " : "the required transport cannot connect ",
+      Describe(query.source->peer), " and ", Describe(query.destination->peer), ": ",
+      absl::StrJoin(reasons, "; ")));
+}
+
+int PickPath(const TransportList& transports, const PathQuery& query, const PathPolicy& policy) {
+  int best = -1;
+  absl::Duration least = absl::InfiniteDuration();
+  for (size_t i = 0; i < transports.size(); ++i) {
+    const Transport& transport = *transports[i];
+    if (!policy.require.empty() && transport.name() != policy.require) continue;
+    const absl::StatusOr<PathCost> cost = transport.Cost(query);
+    if (!cost.ok() || cost->Of(query.bytes) >= least) continue;
+    least = cost->Of(query.bytes);
+    best = static_cast<int>(i);
+  }
+  return best;
+}
+
+std::string Explain(const PathChoice& choice) {
+  std::string text;
+  for (size_t i = 0; i < choice.candidates.size(); ++i) {
+    const PathCandidate& each = choice.candidates[i];
+    if (!text.empty()) text += "; ";
+    if (!each.cost.ok()) {
+      absl::StrAppend(&text, "not ", each.name, ": ", each.cost.status().message());
+      continue;
+    }
+    absl::StrAppend(&text, i == choice.transport ? "" : "not ", each.name,
+                    absl::StrFormat(" (%s + %.1f GB/s)", ShortDuration(each.cost->latency),
+                                    each.cost->bytes_per_second / 1e9));
+  }
+  return text;
+}
+
+}  // namespace ferry

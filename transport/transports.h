@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// The list of transports, and which of them a tensor takes.
+#ifndef FERRY_TRANSPORT_TRANSPORTS_H_
+#define FERRY_TRANSPORT_TRANSPORTS_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+#include "transport/tcp/tcp_transport.h"
+#include "transport/transport.h"
+
+namespace ferry {
+
+// In the order of their numbers on the wire, from 1 on. 0 is a tensor in the ticket itself.
+using TransportList = std::vector<std::unique_ptr<Transport>>;
+
+struct TransportOptions {
+  TcpTransportOptions tcp;
+};
+
+// All there are. To add one: its folder, and a line here.
+absl::StatusOr<TransportList> MakeTransports(const TransportEnvironment& environment,
+                                             const TransportOptions& options);
+
+// What may be taken.
+struct PathPolicy {
+  // The name of the only transport that will do; empty: the cheapest.
+  std::string require;
+};
+
+//   Errors: INVALID_ARGUMENT, naming those that there are.
+absl::Status CheckPolicy(const TransportList& transports, const PathPolicy& policy);
+
+// One transport's answer to a query.
+struct PathCandidate {
+  std::string name;
+  absl::StatusOr<PathCost> cost;
+};
+
+struct PathChoice {
+  // Index in the list.
+  size_t transport = 0;
+  PathCost cost;
+  std::vector<PathCandidate> candidates;
+};
+
+// The one that costs least for query.bytes.
+//   Errors: FAILED_PRECONDITION with the reason of each that cannot, or of the one that is
+//   required.
+absl::StatusOr<PathChoice> ChoosePath(const TransportList& transports, const PathQuery& query,
+                                      const PathPolicy& policy);
+
+// Its index alone, for every transfer: nothing is allocated where all can. -1: none.
+int PickPath(const TransportList& transports, const PathQuery& query, const PathPolicy& policy);
+
+// "shm (1.0us + 10.2 GB/s); not tcp: ...": for people.
+std::string Explain(const PathChoice& choice);
+
+}  // namespace ferry
+
+#endif  // FERRY_TRANSPORT_TRANSPORTS_H_
