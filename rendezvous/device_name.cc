@@ -76,10 +76,10 @@ std::optional<TaskName> ParseTaskName(absl::string_view name) {
   return TaskName{*std::move(parts->job), parts->replica.value_or(0), *parts->task};
 }
 
-std::optional<DeviceName> ParseDeviceName(absl::string_view name) {
+std::optional<TaskDevice> ParseDeviceName(absl::string_view name) {
   std::optional<Parts> parts = ParseParts(name);
   if (!parts.has_value() || !parts->type.has_value()) return std::nullopt;
-  return DeviceName{{*std::move(parts->job), parts->replica.value_or(0), *parts->task},
+  return TaskDevice{{*std::move(parts->job), parts->replica.value_or(0), *parts->task},
                     *std::move(parts->type),
                     parts->index};
 }
@@ -88,7 +88,7 @@ std::string ToString(const TaskName& name) {
   return absl::StrCat("/job:", name.job, "/replica:", name.replica, "/task:", name.task);
 }
 
-std::string ToString(const DeviceName& name) {
+std::string ToString(const TaskDevice& name) {
   return absl::StrCat(ToString(name.task), "/device:", name.type, ":", name.index);
 }
 

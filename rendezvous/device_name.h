@@ -25,22 +25,22 @@ struct TaskName {
   }
 };
 
-struct DeviceName {
+struct TaskDevice {
   TaskName task;
   // "CPU", "GPU": upper case in the short form "/cpu:0" too.
   std::string type;
   int64_t index = 0;
 
-  friend bool operator==(const DeviceName&, const DeviceName&) = default;
+  friend bool operator==(const TaskDevice&, const TaskDevice&) = default;
 };
 
 // "/job:worker/replica:0/task:3". A missing replica is 0; job and task must be there.
 std::optional<TaskName> ParseTaskName(absl::string_view name);
 // "/job:worker/replica:0/task:3/device:GPU:1", or the short form ".../gpu:1".
-std::optional<DeviceName> ParseDeviceName(absl::string_view name);
+std::optional<TaskDevice> ParseDeviceName(absl::string_view name);
 
 std::string ToString(const TaskName& name);
-std::string ToString(const DeviceName& name);
+std::string ToString(const TaskDevice& name);
 
 }  // namespace ferry
 

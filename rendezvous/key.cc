@@ -54,9 +54,9 @@ absl::StatusOr<RendezvousKey> RendezvousKey::Parse(absl::string_view text) {
   if (!is_hex) return Invalid(text, "the incarnation is no hexadecimal number of 64 bits");
   if (parts[3].empty()) return Invalid(text, "no edge name");
   if (parts[4].empty()) return Invalid(text, "no frame and iteration");
-  std::optional<DeviceName> src = ParseDeviceName(parts[0]);
+  std::optional<TaskDevice> src = ParseDeviceName(parts[0]);
   if (!src.has_value()) return Invalid(text, "the source is no full device name");
-  std::optional<DeviceName> dst = ParseDeviceName(parts[2]);
+  std::optional<TaskDevice> dst = ParseDeviceName(parts[2]);
   if (!dst.has_value()) return Invalid(text, "the destination is no full device name");
   parsed->src = *std::move(src);
   parsed->dst = *std::move(dst);

@@ -32,8 +32,8 @@ class RendezvousKey {
   absl::string_view src_device() const { return parsed_->src_device; }
   absl::string_view dst_device() const { return parsed_->dst_device; }
   absl::string_view edge() const { return parsed_->edge; }
-  const DeviceName& src() const { return parsed_->src; }
-  const DeviceName& dst() const { return parsed_->dst; }
+  const TaskDevice& src() const { return parsed_->src; }
+  const TaskDevice& dst() const { return parsed_->dst; }
   uint64_t src_incarnation() const { return parsed_->src_incarnation; }
   // Of the whole text; the same in every process.
   uint64_t hash() const { return hash_; }
@@ -48,8 +48,8 @@ class RendezvousKey {
     absl::string_view src_device;
     absl::string_view dst_device;
     absl::string_view edge;
-    DeviceName src;
-    DeviceName dst;
+    TaskDevice src;
+    TaskDevice dst;
     uint64_t src_incarnation = 0;
   };
 

@@ -261,20 +261,25 @@ void RemoteRendezvous::ForEachPending(absl::Duration min_age,
                                       absl::FunctionRef<void(const PendingStepOp&)> visit) const {
   using Side = PendingStepOp::Side;
   local_.ForEachPending(min_age, [&](const PendingOp& op) {
-    visit({step_id_, op.key, op.is_send ? Side::kSend : Side::kRecv, op.bytes, op.age});
+    visit({step_id_, op.key, op.is_send ? Side::kSend : Side::kRecv, op.bytes, op.age, ""});
   });
   const absl::Time now = clock_.Now();
   std::vector<PendingStepOp> pending;
+  std::vector<std::shared_ptr<RemoteFetch>> fetches;
   {
     absl::MutexLock lock(&mu_);
     for (const auto& [id, waiting] : waiting_) {
       const absl::Duration age = now - waiting.since;
       if (age < min_age) continue;
-      pending.push_back(
-          {step_id_, waiting.key, waiting.is_deferred ? Side::kDeferred : Side::kFetch, 0, age});
+      pending.push_back({step_id_, waiting.key,
+                         waiting.is_deferred ? Side::kDeferred : Side::kFetch, 0, age, ""});
+      fetches.push_back(waiting.fetch);
     }
   }
-  for (const PendingStepOp& op : pending) visit(op);
+  for (size_t i = 0; i < pending.size(); ++i) {
+    if (fetches[i] != nullptr) pending[i].phase = fetches[i]->Phase();
+    visit(pending[i]);
+  }
 }
 
 size_t RemoteRendezvous::fetch_count() const {

@@ -28,6 +28,8 @@ class RemoteFetch {
   virtual ~RemoteFetch() = default;
   // Nobody waits for it any more. May come at any time, and more than once.
   virtual void Cancel() = 0;
+  // How far it is, for people: "asked node 3, which has not sent it yet".
+  virtual std::string Phase() const { return "asked"; }
 };
 
 // Gets values from other workers, by whatever carries them.
@@ -49,6 +51,8 @@ struct PendingStepOp {
   Side side = Side::kSend;
   size_t bytes = 0;
   absl::Duration age;
+  // Of a fetch, as RemoteFetch::Phase.
+  std::string phase;
 };
 
 // Thread-safe; shared by whoever runs the step. Everything that waits is ended by StartAbort, and

@@ -7,6 +7,7 @@
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
 #include "rendezvous/cancellation.h"
@@ -43,6 +44,8 @@ struct Received {
   bool is_dead = false;
   SendArgs send_args;
   RecvArgs recv_args;
+  // How it came: "shm", "tcp", "inline", "grpc", ...; empty: it never left the process.
+  absl::string_view path;
 };
 
 // Called exactly once, with no lock held; `received` only means something if the status is OK.

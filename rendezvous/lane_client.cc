@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0
+// Requests out, tickets in.
+#include "rendezvous/lane_client.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+#include "tensor/checksum.h"
+#include "tensor/tensor_proto.h"
+
+namespace ferry {
+namespace {
+
+absl::StatusOr<Tensor> Deserialize(const Tensor& bytes) {
+  tensorflow::TensorProto proto;
+  if (bytes.dtype() != DataType::kUint8 || bytes.bytes() > INT32_MAX ||
+      !proto.ParseFromArray(bytes.data(), static_cast<int>(bytes.bytes()))) {
+    return absl::InvalidArgumentError("a serialised tensor that cannot be read");
+  }
+  return TensorFromProto(proto);
+}
+
+absl::Status WrongDestination(const TensorHeader& header, const Tensor& destination) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("what came is ", DataTypeName(header.dtype), ToString(header.shape),
+                   ", and the receiver's buffer is for ", ToString(destination)));
+}
+
+}  // namespace
+
+class LaneClient::Fetch final : public RemoteFetch {
+ public:
+  Fetch(std::weak_ptr<LaneClient> client, uint64_t id) : client_(std::move(client)), id_(id) {}
+  void Cancel() override {
+    if (const auto client = client_.lock()) client->Cancel(id_);
+  }
+  std::string Phase() const override {
+    const auto client = client_.lock();
+    return client == nullptr ? "ending" : client->Phase(id_);
+  }
+
+ private:
+  const std::weak_ptr<LaneClient> client_;
+  const uint64_t id_;
+};
+
+LaneClient::LaneClient(const LaneExchange& exchange, LaneHub& hub, Endpoint producer)
+    : exchange_(exchange), hub_(hub), producer_(std::move(producer)) {}
+
+LaneClient::~LaneClient() = default;
+
+void LaneClient::Connect() {
+  const Endpoint& self = exchange_.self;
+  const bool is_same_machine = !self.boot_id.empty() && self.boot_id == producer_.boot_id;
+  std::string why_not;
+  if (exchange_.policy.require == "tcp") {
+    why_not = "only tcp is allowed";
+  } else if (!is_same_machine) {
+    why_not = "they are on two machines";
+  } else if (producer_.lanes.unix_name.empty()) {
+    why_not = absl::StrCat(Describe(producer_.peer), " listens on no Unix socket");
+  }
+  is_trying_unix_ = why_not.empty();
+  {
+    SpinLockHolder lock(&mu_);
+    why_no_descriptors_ = std::move(why_not);
+  }
+  hub_.Connect(producer_.peer, producer_.lanes, is_trying_unix_, shared_from_this());
+}
+
+std::shared_ptr<RemoteFetch> LaneClient::Request(int64_t step_id, const RendezvousKey& key,
+                                                 const RecvArgs& args, RecvCallback done) {
+  Waiting waiting;
+  waiting.done = std::move(done);
+  waiting.destination = args.destination;
+  absl::Status status;
+  std::shared_ptr<Lane> lane;
+  uint64_t id = 0;
+  {
+    SpinLockHolder lock(&mu_);
+    status = ended_;
+    id = ++last_id_;
+    lane = lane_;
+    if (status.ok()) {
+      if (lane == nullptr) {
+        waiting.step_id = step_id;
+        waiting.key = key.text();
+      }
+      waiting_.emplace(id, std::move(waiting));
+    }
+  }
+  if (!status.ok()) {
+    std::move(waiting.done)(std::move(status), {});
+    return nullptr;
+  }
+  if (lane != nullptr) {
+    status = SendRequest(*lane, {id, step_id, key.text()});
+    if (!status.ok()) Complete(id, std::move(status), {});
+  }
+  return std::make_shared<Fetch>(weak_from_this(), id);
+}
+
+void LaneClient::OnOpen(std::shared_ptr<Lane> lane) {
+  inlets_.clear();
+  for (const auto& transport : *exchange_.transports) {
+    inlets_.push_back(transport->MakeInlet(producer_, [weak = weak_from_this()](uint64_t id) {
+      if (const auto client = weak.lock()) client->Done(id);
+    }));
+  }
+  absl::Status status = SendHello(*lane, {exchange_.self.boot_id, exchange_.self.host_name});
+  // In the order in which they were made; more may come while these are being sent.
+  uint64_t last_sent = 0;
+  while (status.ok()) {
+    std::vector<RequestMessage> requests;
+    std::vector<std::string> keys;
+    {
+      SpinLockHolder lock(&mu_);
+      for (auto& [id, waiting] : waiting_) {
+        if (id <= last_sent || waiting.key.empty()) continue;
+        requests.push_back({id, waiting.step_id, {}});
+      }
+      if (requests.empty()) {
+        lane_ = lane;
+        break;
+      }
+      std::sort(requests.begin(), requests.end(),
+                [](const auto& a, const auto& b) { return a.id < b.id; });
+      for (const RequestMessage& request : requests) {
+        keys.push_back(std::exchange(waiting_.find(request.id)->second.key, ""));
+      }
+    }
+    for (size_t i = 0; i < requests.size() && status.ok(); ++i) {
+      last_sent = requests[i].id;
+      requests[i].key = keys[i];
+      if (absl::Status sent = SendRequest(*lane, requests[i]); absl::IsInvalidArgument(sent)) {
+        Complete(last_sent, std::move(sent), {});
+      } else {
+        status = std::move(sent);
+      }
+    }
+  }
+  if (!status.ok()) lane->Close(status);
+}
+
+absl::Status LaneClient::OnFrame(uint16_t type, absl::string_view body,
+                                 absl::Span<UniqueFd> descriptors) {
+  switch (static_cast<LaneMessage>(type)) {
+    case LaneMessage::kTicket:
+      return OnTicket(body, descriptors);
+    case LaneMessage::kRefusal: {
+      FERRY_ASSIGN_OR_RETURN(RefusalMessage refusal, DecodeRefusal(body));
+      Complete(refusal.id, std::move(refusal.status), {});
+      return absl::OkStatus();
+    }
+    default:
+      return absl::InvalidArgumentError(absl::StrCat("a producer sends no message of type ", type));
+  }
+}
+
+absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> descriptors) {
+  FERRY_ASSIGN_OR_RETURN(const TicketMessage ticket, DecodeTicket(body));
+  const uint64_t id = ticket.id;
+  if (ticket.transport > inlets_.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a ticket for transport ", ticket.transport, ", which this version has not"));
+  }
+  Inlet* const inlet = ticket.transport == 0 ? nullptr : inlets_[ticket.transport - 1].get();
+  bool is_wanted = false;
+  Tensor destination;
+  {
+    SpinLockHolder lock(&mu_);
+    const auto found = waiting_.find(id);
+    is_wanted = found != waiting_.end();
+    if (is_wanted) {
+      found->second.is_taking = true;
+      found->second.transport = ticket.transport;
+      if (!ticket.is_serialized) destination = found->second.destination;
+    }
+  }
+  const TensorHeader& header = ticket.header;
+  const bool fits = !destination.is_valid() ||
+                    (destination.dtype() == header.dtype && destination.bytes() == header.bytes);
+  if (!is_wanted || (!fits && !ticket.is_dead)) {
+    if (is_wanted) Complete(id, WrongDestination(header, destination), {});
+    if (inlet != nullptr) {
+      inlet->Drop(id, header, ticket.body, descriptors);
+      Done(id);
+    }
+    return absl::OkStatus();
+  }
+  if (ticket.is_dead) {
+    Received received;
+    received.is_dead = true;
+    Complete(id, absl::OkStatus(), std::move(received));
+    return absl::OkStatus();
+  }
+  if (inlet == nullptr) {
+    absl::StatusOr<Tensor> tensor =
+        destination.is_valid() ? destination : Tensor::Allocate(header.dtype, header.shape);
+    if (tensor.ok() && header.bytes > 0) {
+      std::memcpy(tensor->mutable_data(), ticket.body.data(), header.bytes);
+    }
+    Finish(id, ticket, std::move(tensor), "inline");
+    return absl::OkStatus();
+  }
+  TicketMessage kept = ticket;
+  kept.body = {};
+  inlet->Take(
+      id, header, ticket.body, descriptors, destination,
+      [self = shared_from_this(), kept, id](absl::StatusOr<Tensor> tensor, bool release_later) {
+        const absl::string_view path = (*self->exchange_.transports)[kept.transport - 1]->name();
+        // What is left of it will be told by the view itself.
+        if (!release_later) self->Done(id);
+        self->Finish(id, kept, std::move(tensor), path);
+      });
+  return absl::OkStatus();
+}
+
+void LaneClient::Finish(uint64_t id, const TicketMessage& ticket, absl::StatusOr<Tensor> tensor,
+                        absl::string_view path) {
+  if (!tensor.ok()) {
+    // Of a peer that does not keep to the protocol, or whose data connections are gone, nothing
+    // more is to be expected.
+    const absl::Status why = tensor.status();
+    if (absl::IsInvalidArgument(why) || absl::IsUnavailable(why)) Close(why);
+    return Complete(id, why, {});
+  }
+  if (ticket.has_checksum) {
+    const uint64_t sum = Checksum(tensor->data(), tensor->bytes());
+    if (sum != ticket.checksum) {
+      return Complete(id,
+                      absl::DataLossError(
+                          absl::StrCat(tensor->bytes(), " bytes from ", Describe(producer_.peer),
+                                       " by ", path, " have checksum ", absl::Hex(sum),
+                                       ", and were sent with ", absl::Hex(ticket.checksum))),
+                      {});
+    }
+  }
+  if (ticket.is_serialized) {
+    tensor = Deserialize(*tensor);
+    if (!tensor.ok()) return Complete(id, tensor.status(), {});
+  }
+  Received received;
+  received.tensor = *std::move(tensor);
+  received.path = path;
+  Complete(id, absl::OkStatus(), std::move(received));
+}
+
+void LaneClient::Complete(uint64_t id, absl::Status status, Received received) {
+  RecvCallback done;
+  {
+    SpinLockHolder lock(&mu_);
+    const auto found = waiting_.find(id);
+    if (found == waiting_.end()) return;
+    done = std::move(found->second.done);
+    waiting_.erase(found);
+  }
+  std::move(done)(std::move(status), std::move(received));
+}
+
+void LaneClient::Cancel(uint64_t id) {
+  Waiting cancelled;
+  std::shared_ptr<Lane> lane;
+  {
+    SpinLockHolder lock(&mu_);
+    const auto found = waiting_.find(id);
+    if (found == waiting_.end()) return;
+    cancelled = std::move(found->second);
+    waiting_.erase(found);
+    lane = lane_;
+  }
+  if (lane != nullptr && !cancelled.is_taking) {
+    SendId(*lane, LaneMessage::kCancel, id).IgnoreError();
+  }
+  std::move(cancelled.done)(MakeDerived(absl::CancelledError("the fetch is cancelled")), {});
+}
+
+void LaneClient::Done(uint64_t id) {
+  const std::shared_ptr<Lane> open = lane();
+  if (open != nullptr) SendId(*open, LaneMessage::kDone, id).IgnoreError();
+}
+
+std::string LaneClient::Phase(uint64_t id) const {
+  SpinLockHolder lock(&mu_);
+  const auto found = waiting_.find(id);
+  if (found == waiting_.end()) return "ending";
+  const std::string peer = Describe(producer_.peer);
+  if (lane_ == nullptr) return absl::StrCat("connecting to ", peer);
+  if (!found->second.is_taking) return absl::StrCat("asked ", peer, ", which has not sent it");
+  if (found->second.transport == 0) return absl::StrCat("receiving from ", peer);
+  return absl::StrCat("receiving from ", peer, " by ",
+                      (*exchange_.transports)[found->second.transport - 1]->name());
+}
+
+std::shared_ptr<Lane> LaneClient::lane() const {
+  SpinLockHolder lock(&mu_);
+  return lane_;
+}
+
+bool LaneClient::has_ended() const {
+  SpinLockHolder lock(&mu_);
+  return !ended_.ok();
+}
+
+std::string LaneClient::why_no_descriptors() const {
+  SpinLockHolder lock(&mu_);
+  return why_no_descriptors_;
+}
+
+bool LaneClient::passes_descriptors() const {
+  const std::shared_ptr<Lane> open = lane();
+  return open != nullptr && open->passes_descriptors();
+}
+
+std::string LaneClient::DescribeLane() const {
+  const std::shared_ptr<Lane> open = lane();
+  return open == nullptr ? "not connected yet" : open->Describe();
+}
+
+void LaneClient::OnClosed(const absl::Status& why) {
+  if (is_trying_unix_ && lane() == nullptr && inlets_.empty()) {
+    // Another network namespace, most likely. Whether to go on is the policy's decision.
+    is_trying_unix_ = false;
+    if (exchange_.policy.require != "shm" && !producer_.lanes.tcp.empty()) {
+      {
+        SpinLockHolder lock(&mu_);
+        why_no_descriptors_ = std::string(why.message());
+      }
+      return hub_.Connect(producer_.peer, producer_.lanes, false, shared_from_this());
+    }
+  }
+  absl::flat_hash_map<uint64_t, Waiting> waiting;
+  absl::Status status = why;
+  {
+    SpinLockHolder lock(&mu_);
+    if (!ended_.ok()) status = ended_;
+    ended_ = status;
+    lane_ = nullptr;
+    waiting.swap(waiting_);
+  }
+  for (const auto& inlet : inlets_) inlet->Abort(status);
+  for (auto& [id, each] : waiting) {
+    absl::string_view phase = !each.key.empty() ? "before it was asked"
+                              : each.is_taking  ? "while the tensor was on its way"
+                                                : "while it was asked for a value";
+    std::move(each.done)(
+        absl::Status(status.code(), absl::StrCat(status.message(), " (", phase, ")")), {});
+  }
+  is_over_.store(true, std::memory_order_release);
+}
+
+void LaneClient::Close(const absl::Status& why) {
+  std::shared_ptr<Lane> open;
+  {
+    SpinLockHolder lock(&mu_);
+    if (!ended_.ok()) return;
+    open = lane_;
+    // Nobody asks here any more; what is under way ends when the lane does.
+    if (open != nullptr) ended_ = why;
+  }
+  if (open != nullptr) open->Close(why);
+}
+
+}  // namespace ferry

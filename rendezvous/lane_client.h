@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// LaneClient: the consumer's end of a lane; asks a producer for values and takes what it offers.
+#ifndef FERRY_RENDEZVOUS_LANE_CLIENT_H_
+#define FERRY_RENDEZVOUS_LANE_CLIENT_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+
+#include "base/spin_lock.h"
+#include "rendezvous/lane_server.h"
+#include "rendezvous/remote_rendezvous.h"
+
+namespace ferry {
+
+// For one producer, in one of its lives. Thread-safe. Connects by itself: through the producer's
+// Unix socket if it is on this machine, else over TCP. Every request ends: with its value, the
+// producer's refusal, its cancellation, or the end of the lane.
+class LaneClient final : public LaneHandler, public std::enable_shared_from_this<LaneClient> {
+ public:
+  LaneClient(const LaneExchange& exchange, LaneHub& hub, Endpoint producer);
+  ~LaneClient() override;
+
+  // Begins to connect. REQUIRES: once.
+  void Connect();
+
+  // Asks for a value.
+  //   Errors, through `done`: UNAVAILABLE naming the producer, and how far it was; what the
+  //   producer says; DATA_LOSS when the checksum does not match; INVALID_ARGUMENT when
+  //   args.destination has another type or size than what came.
+  std::shared_ptr<RemoteFetch> Request(int64_t step_id, const RendezvousKey& key,
+                                       const RecvArgs& args, RecvCallback done);
+
+  // Once it has ended nobody can ask any more.
+  bool has_ended() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Also that everyone has been told.
+  bool is_over() const { return is_over_.load(std::memory_order_acquire); }
+  const Endpoint& producer() const { return producer_; }
+  // Why there is no lane that passes descriptors; empty: there is, or it is not known yet.
+  std::string why_no_descriptors() const ABSL_LOCKS_EXCLUDED(mu_);
+  bool passes_descriptors() const ABSL_LOCKS_EXCLUDED(mu_);
+  // "shm", "tcp to ...", "not connected yet": for people.
+  std::string DescribeLane() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends it with `why`.
+  void Close(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+
+  void OnOpen(std::shared_ptr<Lane> lane) override ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status OnFrame(uint16_t type, absl::string_view body,
+                       absl::Span<UniqueFd> descriptors) override;
+  void OnClosed(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  class Fetch;
+  struct Waiting {
+    RecvCallback done;
+    Tensor destination;
+    // Of a request that waits for the lane.
+    int64_t step_id = 0;
+    std::string key;
+    bool is_taking = false;
+    size_t transport = 0;
+  };
+
+  absl::Status OnTicket(absl::string_view body, absl::Span<UniqueFd> descriptors);
+  void Finish(uint64_t id, const TicketMessage& ticket, absl::StatusOr<Tensor> tensor,
+              absl::string_view path);
+  void Complete(uint64_t id, absl::Status status, Received received) ABSL_LOCKS_EXCLUDED(mu_);
+  void Cancel(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
+  void Done(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
+  std::string Phase(uint64_t id) const ABSL_LOCKS_EXCLUDED(mu_);
+  std::shared_ptr<Lane> lane() const ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Constant after construction.
+  const LaneExchange& exchange_;
+  LaneHub& hub_;
+  const Endpoint producer_;
+  // Of the loop, once connecting has begun.
+  bool is_trying_unix_ = false;
+  std::vector<std::shared_ptr<Inlet>> inlets_;
+
+  std::atomic<bool> is_over_{false};
+  mutable SpinLock mu_;
+  std::shared_ptr<Lane> lane_ ABSL_GUARDED_BY(mu_);
+  absl::Status ended_ ABSL_GUARDED_BY(mu_);
+  std::string why_no_descriptors_ ABSL_GUARDED_BY(mu_);
+  uint64_t last_id_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::flat_hash_map<uint64_t, Waiting> waiting_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_RENDEZVOUS_LANE_CLIENT_H_

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// Messages in and out of frames.
+#include "rendezvous/lane_protocol.h"
+
+#include <algorithm>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+#include "transport/lane/bytes.h"
+
+namespace ferry {
+namespace {
+
+constexpr uint8_t kDead = 1;
+constexpr uint8_t kSerialized = 2;
+constexpr uint8_t kChecksum = 4;
+// Texts of errors; what is longer says nothing more to anybody.
+constexpr size_t kMaxMessageBytes = 16 * 1024;
+
+absl::Status Malformed(absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat("a malformed ", what));
+}
+
+uint16_t Type(LaneMessage message) { return static_cast<uint16_t>(message); }
+
+}  // namespace
+
+absl::Status SendHello(Lane& lane, const HelloMessage& hello) {
+  char room[1024];
+  ByteWriter writer(room, sizeof(room));
+  writer.PutText(absl::string_view(hello.boot_id).substr(0, 256));
+  writer.PutText(absl::string_view(hello.host_name).substr(0, 256));
+  return lane.Send(Type(LaneMessage::kHello), {writer.view()});
+}
+
+absl::StatusOr<HelloMessage> DecodeHello(absl::string_view body) {
+  ByteReader reader(body);
+  HelloMessage hello;
+  hello.boot_id = std::string(reader.GetText());
+  hello.host_name = std::string(reader.GetText());
+  if (reader.is_short()) return Malformed("HELLO");
+  return hello;
+}
+
+absl::Status SendRequest(Lane& lane, const RequestMessage& request) {
+  if (request.key.size() > kMaxKeyBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a key of ", request.key.size(), " bytes; the most is ", kMaxKeyBytes));
+  }
+  char room[16];
+  ByteWriter writer(room, sizeof(room));
+  writer.Put(request.id);
+  writer.Put(request.step_id);
+  return lane.Send(Type(LaneMessage::kRequest), {writer.view(), request.key});
+}
+
+absl::StatusOr<RequestMessage> DecodeRequest(absl::string_view body) {
+  ByteReader reader(body);
+  RequestMessage request;
+  request.id = reader.Get<uint64_t>();
+  request.step_id = reader.Get<int64_t>();
+  request.key = reader.rest();
+  if (reader.is_short()) return Malformed("REQUEST");
+  return request;
+}
+
+absl::Status SendTicket(Lane& lane, const TicketMessage& ticket,
+                        absl::Span<const int> descriptors) {
+  char room[24 + 8 * Shape::kMaxRank];
+  ByteWriter writer(room, sizeof(room));
+  writer.Put(ticket.id);
+  writer.Put(ticket.checksum);
+  writer.Put(static_cast<uint8_t>(ticket.header.dtype));
+  writer.Put(static_cast<uint8_t>(ticket.header.shape.rank()));
+  writer.Put(static_cast<uint8_t>((ticket.is_dead ? kDead : 0) |
+                                  (ticket.is_serialized ? kSerialized : 0) |
+                                  (ticket.has_checksum ? kChecksum : 0)));
+  writer.Put(ticket.transport);
+  writer.Put(uint32_t{0});
+  for (const int64_t dim : ticket.header.shape.dims()) writer.Put(dim);
+  return lane.Send(Type(LaneMessage::kTicket), {writer.view(), ticket.body}, descriptors);
+}
+
+absl::StatusOr<TicketMessage> DecodeTicket(absl::string_view body) {
+  ByteReader reader(body);
+  TicketMessage ticket;
+  ticket.id = reader.Get<uint64_t>();
+  ticket.checksum = reader.Get<uint64_t>();
+  const auto dtype = reader.Get<uint8_t>();
+  const auto rank = reader.Get<uint8_t>();
+  const auto flags = reader.Get<uint8_t>();
+  ticket.transport = reader.Get<uint8_t>();
+  reader.Get<uint32_t>();
+  if (reader.is_short() || rank > Shape::kMaxRank) return Malformed("TICKET");
+  ticket.is_dead = (flags & kDead) != 0;
+  ticket.is_serialized = (flags & kSerialized) != 0;
+  ticket.has_checksum = (flags & kChecksum) != 0;
+  absl::InlinedVector<int64_t, 8> dims;
+  for (int i = 0; i < rank; ++i) dims.push_back(reader.Get<int64_t>());
+  if (reader.is_short()) return Malformed("TICKET");
+  ticket.body = reader.rest();
+  if (ticket.is_dead) return ticket;
+  const std::optional<DataType> type = DataTypeOfNumber(dtype);
+  if (!type.has_value() || !IsFixedSize(*type)) return Malformed("TICKET: no such type");
+  ticket.header.dtype = *type;
+  FERRY_ASSIGN_OR_RETURN(ticket.header.shape, Shape::Create(dims));
+  FERRY_ASSIGN_OR_RETURN(ticket.header.bytes, TensorBytes(*type, ticket.header.shape));
+  if (ticket.transport == 0 && ticket.body.size() != ticket.header.bytes) {
+    return Malformed("TICKET: it does not hold as many bytes as its shape says");
+  }
+  return ticket;
+}
+
+absl::Status SendRefusal(Lane& lane, const RefusalMessage& refusal) {
+  char room[12];
+  ByteWriter writer(room, sizeof(room));
+  writer.Put(refusal.id);
+  writer.Put(static_cast<uint32_t>(refusal.status.code()));
+  return lane.Send(Type(LaneMessage::kRefusal),
+                   {writer.view(), refusal.status.message().substr(0, kMaxMessageBytes)});
+}
+
+absl::StatusOr<RefusalMessage> DecodeRefusal(absl::string_view body) {
+  ByteReader reader(body);
+  RefusalMessage refusal;
+  refusal.id = reader.Get<uint64_t>();
+  const auto code = reader.Get<uint32_t>();
+  if (reader.is_short() || code == 0 || code > 16) return Malformed("REFUSAL");
+  refusal.status = absl::Status(static_cast<absl::StatusCode>(code), reader.rest());
+  return refusal;
+}
+
+absl::Status SendId(Lane& lane, LaneMessage type, uint64_t id) {
+  char room[8];
+  ByteWriter writer(room, sizeof(room));
+  writer.Put(id);
+  return lane.Send(Type(type), {writer.view()});
+}
+
+absl::StatusOr<uint64_t> DecodeId(absl::string_view body) {
+  ByteReader reader(body);
+  const auto id = reader.Get<uint64_t>();
+  if (reader.is_short() || !reader.rest().empty()) return Malformed("message of one id");
+  return id;
+}
+
+}  // namespace ferry

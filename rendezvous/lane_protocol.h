@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a consumer and a producer say to each other over a lane.
+#ifndef FERRY_RENDEZVOUS_LANE_PROTOCOL_H_
+#define FERRY_RENDEZVOUS_LANE_PROTOCOL_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+#include "transport/lane/lane.h"
+#include "transport/transport.h"
+
+namespace ferry {
+
+// The consumer opens the lane, and asks; the producer answers each REQUEST with a TICKET, as soon
+// as there is a value, or with a REFUSAL. Ids are the consumer's, and ascend.
+//   consumer:  HELLO, then REQUEST, CANCEL (no answer is wanted any more), DONE (of a ticket whose
+//              transport is not 0: its memory may be used again)
+//   producer:  TICKET, REFUSAL
+enum class LaneMessage : uint16_t {
+  kHello = 1,
+  kRequest = 2,
+  kTicket = 3,
+  kRefusal = 4,
+  kDone = 5,
+  kCancel = 6,
+};
+
+struct HelloMessage {
+  std::string boot_id;
+  std::string host_name;
+};
+
+struct RequestMessage {
+  uint64_t id = 0;
+  int64_t step_id = 0;
+  // In the frame.
+  absl::string_view key;
+};
+
+struct TicketMessage {
+  uint64_t id = 0;
+  bool is_dead = false;
+  // The bytes are a tensorflow.TensorProto, since elements of the tensor are not of fixed size.
+  bool is_serialized = false;
+  bool has_checksum = false;
+  uint64_t checksum = 0;
+  // 0: the body is the tensor. Else the transport's number, and the body is its ticket.
+  uint8_t transport = 0;
+  TensorHeader header;
+  // In the frame.
+  absl::string_view body;
+};
+
+struct RefusalMessage {
+  uint64_t id = 0;
+  absl::Status status;
+};
+
+// Longer keys are refused before they are sent.
+inline constexpr size_t kMaxKeyBytes = 32 * 1024;
+
+absl::Status SendHello(Lane& lane, const HelloMessage& hello);
+//   Errors: also INVALID_ARGUMENT for a key above kMaxKeyBytes.
+absl::Status SendRequest(Lane& lane, const RequestMessage& request);
+absl::Status SendTicket(Lane& lane, const TicketMessage& ticket, absl::Span<const int> descriptors);
+absl::Status SendRefusal(Lane& lane, const RefusalMessage& refusal);
+// DONE or CANCEL.
+absl::Status SendId(Lane& lane, LaneMessage type, uint64_t id);
+
+//   Errors, of all: INVALID_ARGUMENT.
+absl::StatusOr<HelloMessage> DecodeHello(absl::string_view body);
+absl::StatusOr<RequestMessage> DecodeRequest(absl::string_view body);
+absl::StatusOr<TicketMessage> DecodeTicket(absl::string_view body);
+absl::StatusOr<RefusalMessage> DecodeRefusal(absl::string_view body);
+absl::StatusOr<uint64_t> DecodeId(absl::string_view body);
+
+}  // namespace ferry
+
+#endif  // FERRY_RENDEZVOUS_LANE_PROTOCOL_H_

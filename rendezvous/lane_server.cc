@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+// Requests in, tickets out.
+#include "rendezvous/lane_server.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+#include "base/status_macros.h"
+#include "tensor/checksum.h"
+#include "tensor/tensor_proto.h"
+
+namespace ferry {
+namespace {
+
+// Up to here the bytes go in the ticket: one message instead of a hand-over and its release. In
+// shared memory a copy of this size costs what the release does.
+constexpr size_t kInlineInArena = 2 * 1024;
+constexpr size_t kInlineElsewhere = 16 * 1024;
+// Another round of system calls on other threads costs more than this many bytes.
+constexpr size_t kInlineOverTcp = 32 * 1024;
+static_assert(kInlineOverTcp + 4096 <= kMaxLaneBody);
+
+absl::Status WrongIncarnation(const RendezvousKey& key, uint64_t own) {
+  return absl::AbortedError(absl::StrFormat(
+      "RecvTensor expects a different device incarnation: %u vs. %u. Your worker job "
+      "(\"%s\") was probably restarted. Check your worker job for the reason why it was restarted.",
+      key.src_incarnation(), own, ToString(key.src().task)));
+}
+
+// Of strings.
+absl::StatusOr<Tensor> Serialize(const Tensor& tensor) {
+  FERRY_ASSIGN_OR_RETURN(const tensorflow::TensorProto proto, TensorToProto(tensor));
+  const auto bytes = static_cast<int64_t>(proto.ByteSizeLong());
+  FERRY_ASSIGN_OR_RETURN(const Shape shape, Shape::Create({bytes}));
+  FERRY_ASSIGN_OR_RETURN(Tensor serialized, Tensor::Allocate(DataType::kUint8, shape));
+  proto.SerializeToArray(serialized.mutable_data(), static_cast<int>(bytes));
+  return serialized;
+}
+
+}  // namespace
+
+LaneServer::LaneServer(const LaneExchange& exchange, const LanePeer& consumer)
+    : exchange_(exchange) {
+  consumer_.peer = consumer;
+}
+
+LaneServer::~LaneServer() = default;
+
+void LaneServer::OnOpen(std::shared_ptr<Lane> lane) { lane_ = std::move(lane); }
+
+absl::Status LaneServer::OnFrame(uint16_t type, absl::string_view body,
+                                 absl::Span<UniqueFd> descriptors) {
+  switch (static_cast<LaneMessage>(type)) {
+    case LaneMessage::kHello:
+      return OnHello(body);
+    case LaneMessage::kRequest:
+      return OnRequest(body);
+    case LaneMessage::kDone: {
+      FERRY_ASSIGN_OR_RETURN(const uint64_t id, DecodeId(body));
+      OnDone(id);
+      return absl::OkStatus();
+    }
+    case LaneMessage::kCancel: {
+      FERRY_ASSIGN_OR_RETURN(const uint64_t id, DecodeId(body));
+      OnCancel(id);
+      return absl::OkStatus();
+    }
+    case LaneMessage::kTicket:
+    case LaneMessage::kRefusal:
+      break;
+  }
+  return absl::InvalidArgumentError(absl::StrCat("a consumer sends no message of type ", type));
+}
+
+absl::Status LaneServer::OnHello(absl::string_view body) {
+  FERRY_ASSIGN_OR_RETURN(HelloMessage hello, DecodeHello(body));
+  if (!outlets_.empty()) return absl::InvalidArgumentError("a second HELLO");
+  consumer_.boot_id = std::move(hello.boot_id);
+  consumer_.host_name = std::move(hello.host_name);
+  for (const auto& transport : *exchange_.transports) {
+    outlets_.push_back(transport->MakeOutlet(consumer_));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LaneServer::OnRequest(absl::string_view body) {
+  FERRY_ASSIGN_OR_RETURN(const RequestMessage message, DecodeRequest(body));
+  if (outlets_.empty()) return absl::InvalidArgumentError("a REQUEST before HELLO");
+  const absl::StatusOr<RendezvousKey> key = RendezvousKey::Parse(message.key);
+  if (!key.ok()) {
+    Refuse(message.id, key.status());
+    return absl::OkStatus();
+  }
+  if (key->src_incarnation() != exchange_.self.peer.incarnation) {
+    Refuse(message.id, WrongIncarnation(*key, exchange_.self.peer.incarnation));
+    return absl::OkStatus();
+  }
+  auto request = std::make_shared<Request>();
+  request->id = message.id;
+  {
+    SpinLockHolder lock(&mu_);
+    if (is_closed_) return absl::OkStatus();
+    if (!waiting_.emplace(message.id, request).second) {
+      return absl::InvalidArgumentError(absl::StrCat("request ", message.id, " for a second time"));
+    }
+  }
+  RecvArgs args;
+  args.cancellation = &request->cancellation;
+  exchange_.manager->RecvLocalAsync(
+      message.step_id, *key, std::move(args),
+      [self = shared_from_this(), request](absl::Status status, Received received) {
+        self->OnValue(request, status, std::move(received));
+      });
+  return absl::OkStatus();
+}
+
+bool LaneServer::Take(uint64_t id) {
+  SpinLockHolder lock(&mu_);
+  return waiting_.erase(id) > 0;
+}
+
+void LaneServer::OnValue(const RequestPtr& request, const absl::Status& status, Received received) {
+  if (!Take(request->id)) return;
+  if (!status.ok()) return Refuse(request->id, status);
+  if (received.is_dead) {
+    TicketMessage ticket;
+    ticket.id = request->id;
+    ticket.is_dead = true;
+    return Send(std::move(ticket), {});
+  }
+  if (IsFixedSize(received.tensor.dtype())) return Offer(request->id, received.tensor, false);
+  const absl::StatusOr<Tensor> serialized = Serialize(received.tensor);
+  if (!serialized.ok()) return Refuse(request->id, serialized.status());
+  Offer(request->id, *serialized, true);
+}
+
+size_t LaneServer::inline_bytes(bool is_in_arena) const {
+  if (!lane_->passes_descriptors()) return kInlineOverTcp;
+  return is_in_arena ? kInlineInArena : kInlineElsewhere;
+}
+
+void LaneServer::Offer(uint64_t id, const Tensor& tensor, bool is_serialized) {
+  TicketMessage ticket;
+  ticket.id = id;
+  ticket.is_serialized = is_serialized;
+  ticket.header = {tensor.dtype(), tensor.shape(), tensor.bytes()};
+  if (exchange_.checksum) {
+    ticket.has_checksum = true;
+    ticket.checksum = Checksum(tensor.data(), tensor.bytes());
+  }
+  const bool is_in_arena = tensor.buffer() != nullptr && tensor.buffer()->arena() != nullptr;
+  if (tensor.bytes() <= inline_bytes(is_in_arena)) {
+    ticket.body = {static_cast<const char*>(tensor.data()), tensor.bytes()};
+    return Send(std::move(ticket), {});
+  }
+  PathQuery query;
+  query.source = &exchange_.self;
+  query.destination = &consumer_;
+  query.lane_passes_descriptors = lane_->passes_descriptors();
+  if (!query.lane_passes_descriptors) query.why_no_descriptors = "the consumer came over TCP";
+  query.bytes = tensor.bytes();
+  query.is_in_arena = is_in_arena;
+  const int chosen = PickPath(*exchange_.transports, query, exchange_.policy);
+  if (chosen < 0) {
+    return Refuse(id, ChoosePath(*exchange_.transports, query, exchange_.policy).status());
+  }
+  {
+    SpinLockHolder lock(&mu_);
+    if (is_closed_) return;
+    offered_.emplace(id, static_cast<size_t>(chosen));
+  }
+  ticket.transport = static_cast<uint8_t>(chosen + 1);
+  outlets_[chosen]->Offer(id, tensor,
+                          [self = shared_from_this(), ticket = std::move(ticket)](
+                              absl::StatusOr<TransportTicket> offer) mutable {
+                            if (!offer.ok()) {
+                              self->OnDone(ticket.id);
+                              return self->Refuse(ticket.id, offer.status());
+                            }
+                            ticket.body = offer->body;
+                            self->Send(std::move(ticket), offer->descriptors);
+                          });
+}
+
+void LaneServer::Send(TicketMessage ticket, absl::Span<const int> descriptors) {
+  const absl::Status status = SendTicket(*lane_, ticket, descriptors);
+  // A consumer that would wait for what never comes is better off without the lane.
+  if (!status.ok()) lane_->Close(status);
+}
+
+void LaneServer::Refuse(uint64_t id, absl::Status status) {
+  const absl::Status sent = SendRefusal(*lane_, {id, std::move(status)});
+  if (!sent.ok()) lane_->Close(sent);
+}
+
+void LaneServer::OnDone(uint64_t id) {
+  size_t transport = 0;
+  {
+    SpinLockHolder lock(&mu_);
+    const auto found = offered_.find(id);
+    if (found == offered_.end()) return;
+    transport = found->second;
+    offered_.erase(found);
+  }
+  outlets_[transport]->Release(id);
+}
+
+void LaneServer::OnCancel(uint64_t id) {
+  RequestPtr request;
+  {
+    SpinLockHolder lock(&mu_);
+    const auto found = waiting_.find(id);
+    // Its ticket is under way, and the consumer knows what to do with that.
+    if (found == waiting_.end()) return;
+    request = std::move(found->second);
+    waiting_.erase(found);
+  }
+  request->cancellation.Cancel();
+}
+
+void LaneServer::OnClosed(const absl::Status& why) {
+  absl::flat_hash_map<uint64_t, RequestPtr> waiting;
+  {
+    SpinLockHolder lock(&mu_);
+    is_closed_ = true;
+    waiting.swap(waiting_);
+    offered_.clear();
+  }
+  for (const auto& [id, request] : waiting) request->cancellation.Cancel();
+  for (const auto& outlet : outlets_) outlet->Abort(why);
+}
+
+size_t LaneServer::unfinished() const {
+  SpinLockHolder lock(&mu_);
+  size_t count = 0;
+  for (const auto& [id, transport] : offered_) {
+    count += (*exchange_.transports)[transport]->outlives_producer() ? 0 : 1;
+  }
+  return count;
+}
+
+void LaneServer::Close(const absl::Status& why) {
+  if (lane_ != nullptr) lane_->Close(why);
+}
+
+}  // namespace ferry

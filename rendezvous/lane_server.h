@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// LaneServer: the producer's end of a lane; answers requests with tickets.
+#ifndef FERRY_RENDEZVOUS_LANE_SERVER_H_
+#define FERRY_RENDEZVOUS_LANE_SERVER_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+
+#include "base/spin_lock.h"
+#include "rendezvous/lane_protocol.h"
+#include "rendezvous/rendezvous_manager.h"
+#include "transport/transports.h"
+
+namespace ferry {
+
+// What both ends of lanes have in common; outlives them.
+struct LaneExchange {
+  Endpoint self;
+  RendezvousManager* manager = nullptr;
+  TransportList* transports = nullptr;
+  PathPolicy policy;
+  // Every transfer carries a checksum of its bytes.
+  bool checksum = false;
+};
+
+// For one consumer. A value for which it has asked goes to it; if it goes away, what it waits for
+// stays for others.
+class LaneServer final : public LaneHandler, public std::enable_shared_from_this<LaneServer> {
+ public:
+  LaneServer(const LaneExchange& exchange, const LanePeer& consumer);
+  ~LaneServer() override;
+
+  void OnOpen(std::shared_ptr<Lane> lane) override;
+  absl::Status OnFrame(uint16_t type, absl::string_view body,
+                       absl::Span<UniqueFd> descriptors) override;
+  void OnClosed(const absl::Status& why) override;
+
+  // Tensors that were offered, were not taken yet, and would be lost if this process went now.
+  size_t unfinished() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends the lane.
+  void Close(const absl::Status& why);
+
+ private:
+  // A request that waits for its value.
+  struct Request {
+    uint64_t id = 0;
+    Cancellation cancellation;
+  };
+  using RequestPtr = std::shared_ptr<Request>;
+
+  absl::Status OnHello(absl::string_view body);
+  absl::Status OnRequest(absl::string_view body);
+  void OnDone(uint64_t id);
+  void OnCancel(uint64_t id);
+  void OnValue(const RequestPtr& request, const absl::Status& status, Received received);
+  void Offer(uint64_t id, const Tensor& tensor, bool is_serialized);
+  void Refuse(uint64_t id, absl::Status status);
+  void Send(TicketMessage ticket, absl::Span<const int> descriptors);
+  // False: nobody waits for it any more.
+  bool Take(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
+  size_t inline_bytes(bool is_in_arena) const;
+
+  // Constant after OnOpen and HELLO, before which nothing else happens.
+  const LaneExchange& exchange_;
+  Endpoint consumer_;
+  std::shared_ptr<Lane> lane_;
+  std::vector<std::shared_ptr<Outlet>> outlets_;
+
+  mutable SpinLock mu_;
+  bool is_closed_ ABSL_GUARDED_BY(mu_) = false;
+  absl::flat_hash_map<uint64_t, RequestPtr> waiting_ ABSL_GUARDED_BY(mu_);
+  // By id: the transport that was chosen.
+  absl::flat_hash_map<uint64_t, size_t> offered_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_RENDEZVOUS_LANE_SERVER_H_
