@@ -73,6 +73,13 @@ struct CompareAndSetResult {
   std::optional<std::string> value;
 };
 
+// The nodes of the job at one time.
+struct TaskTable {
+  int64_t version = 0;
+  // Without their waits.
+  std::vector<TaskStatus> tasks;
+};
+
 // A change of this watch's prefix calls its callback until it is destroyed. Outlived by the agent.
 class AgentWatch {
  public:
@@ -162,6 +169,8 @@ class Agent final {
   // each that is alive has asked.
   absl::StatusOr<std::vector<std::pair<int, uint64_t>>> AliveNodes(std::vector<int> nodes,
                                                                    absl::Duration timeout);
+  // Waits until the table has moved past `version`; -1 answers now. `done` as for GetAllAsync.
+  void WatchTasksAsync(int64_t version, Callback<TaskTable> done);
   // Sends this node's devices and waits for everyone's.
   absl::StatusOr<GlobalTopology> Enumerate(const LocalTopology& local, absl::Duration timeout);
   // Everyone's devices; NOT_FOUND before they are known.

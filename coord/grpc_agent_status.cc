@@ -18,7 +18,9 @@ absl::Status ReadStatus(int code, const std::string& message) {
   return code == 0 ? absl::OkStatus() : absl::Status(static_cast<absl::StatusCode>(code), message);
 }
 
-TaskStatus ReadTask(const v1::TaskInfo& task) {
+}  // namespace
+
+TaskStatus ReadTaskStatus(const v1::TaskInfo& task) {
   TaskStatus out;
   out.node_id = task.node_id();
   out.job_name = task.job_name();
@@ -39,11 +41,9 @@ TaskStatus ReadTask(const v1::TaskInfo& task) {
   return out;
 }
 
-}  // namespace
-
 JobStatus ReadJobStatus(const v1::JobStatus& message) {
   JobStatus out;
-  for (const v1::TaskInfo& task : message.tasks()) out.tasks.push_back(ReadTask(task));
+  for (const v1::TaskInfo& task : message.tasks()) out.tasks.push_back(ReadTaskStatus(task));
   for (const v1::BarrierStatus& barrier : message.barriers()) {
     BarrierStatus& read = out.barriers.emplace_back();
     read.id = barrier.id();

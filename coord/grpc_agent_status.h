@@ -9,6 +9,7 @@
 namespace ferry::coord {
 
 JobStatus ReadJobStatus(const v1::JobStatus& message);
+TaskStatus ReadTaskStatus(const v1::TaskInfo& message);
 
 }  // namespace ferry::coord
 

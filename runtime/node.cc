@@ -103,6 +103,9 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
   FERRY_ASSIGN_OR_RETURN(node->agent_, coord::Agent::Connect(std::move(agent)));
   node->join_time_ = SteadyClock().Now() - start;
   FERRY_ASSIGN_OR_RETURN(node->topology_, node->agent_->Topology());
+  if (options.exchanges_tensors) {
+    FERRY_RETURN_IF_ERROR(node->StartExchange(std::move(options.exchange)));
+  }
   return node;
 }
 

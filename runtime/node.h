@@ -8,13 +8,19 @@
 #include <optional>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
 #include "coord/agent.h"
 #include "gpu/discovery.h"
+#include "runtime/exchange.h"
 #include "runtime/identity.h"
+#include "runtime/step.h"
 #include "topology/global_topology.h"
 
 namespace ferry {
@@ -36,6 +42,9 @@ struct NodeOptions {
   absl::Duration lost_timeout = absl::ZeroDuration();
   bool recoverable = false;
   std::function<void(absl::Status)> on_error;
+  // Of moving tensors; without it a node has no part in that, and no threads for it.
+  bool exchanges_tensors = true;
+  ExchangeOptions exchange;
 };
 
 // Who a process is in its job, and where the coordinator is. A plain value.
@@ -84,6 +93,31 @@ class Node final {
   // The store, barriers, and status of the job.
   coord::Agent& agent() { return *agent_; }
 
+  // --- Tensors ---
+
+  // Memory for a tensor on `device` of this node ("host:0"), its elements undefined. What lies
+  // there is handed to processes of this host without a copy.
+  //   Errors: INVALID_ARGUMENT for a device that there is not; UNIMPLEMENTED for GPUs;
+  //   RESOURCE_EXHAUSTED naming the option; FAILED_PRECONDITION without options.exchanges_tensors,
+  //   here and below.
+  absl::StatusOr<Tensor> Allocate(absl::string_view device, DataType dtype, const Shape& shape);
+
+  // The key of a value called `name` from a host device of node `from` to one of node `to`. Both
+  // sides make it for themselves. Looks the sender's incarnation up, once, if that is not here.
+  //   Errors: INVALID_ARGUMENT for a node that there is not or a name with ';'; DEADLINE_EXCEEDED.
+  absl::StatusOr<RendezvousKey> Key(absl::string_view name, int from, int to);
+
+  // The step of that id, opened here. Ids are the job's to choose; one that was closed here is
+  // over.
+  //   Errors: ABORTED it was closed; RESOURCE_EXHAUSTED naming the limit.
+  absl::StatusOr<Step> OpenStep(int64_t step_id);
+
+  // Which way a tensor of `bytes` takes from node `from` to here, and why not another one.
+  absl::StatusOr<PathChoice> PathFrom(int from, size_t bytes, bool is_in_arena = true);
+
+  // REQUIRES: options.exchanges_tensors.
+  Exchange& exchange() { return *exchange_; }
+
   // How long Join waited for the coordinator, the other nodes and their devices.
   absl::Duration join_time() const { return join_time_; }
 
@@ -96,11 +130,23 @@ class Node final {
  private:
   Node() = default;
 
+  absl::Status StartExchange(ExchangeOptions options);
+  absl::Status CheckExchange() const;
+  absl::StatusOr<Endpoint> EndpointOf(int node_id) ABSL_LOCKS_EXCLUDED(mu_);
+  void WatchNodes(int64_t version);
+  void OnNodes(const coord::TaskTable& table) ABSL_LOCKS_EXCLUDED(mu_);
+
   // Constant once joined.
   NodePlace place_;
   LocalDiscovery discovery_;
   GlobalTopology topology_;
   absl::Duration join_time_;
+  absl::Mutex mu_;
+  // As they were when they were looked up; looked up again when they have died.
+  absl::flat_hash_map<int, Endpoint> endpoints_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_set<int> failed_ ABSL_GUARDED_BY(mu_);
+  std::unique_ptr<Exchange> exchange_;
+  // Last, so that it goes first: its callbacks use the rest.
   std::unique_ptr<coord::Agent> agent_;
 };
 

@@ -74,19 +74,19 @@ TEST(Key, RefusesPartsThatAreNone) {
   EXPECT_LT(status.message().size(), 1000u);
 }
 
-TEST(DeviceName, IsReadInBothForms) {
-  const DeviceName gpu = *ParseDeviceName("/job:worker/replica:0/task:3/device:GPU:1");
+TEST(TaskDevice, IsReadInBothForms) {
+  const TaskDevice gpu = *ParseDeviceName("/job:worker/replica:0/task:3/device:GPU:1");
   EXPECT_EQ(*ParseDeviceName("/job:worker/task:3/gpu:1"), gpu);
   EXPECT_EQ(ToString(gpu), "/job:worker/replica:0/task:3/device:GPU:1");
   EXPECT_EQ(*ParseTaskName("/job:worker/replica:0/task:3"), gpu.task);
 }
 
 // A comparison of texts would take task 1 for a prefix of task 10.
-TEST(DeviceName, TasksAreComparedByTheirNumbers) {
+TEST(TaskDevice, TasksAreComparedByTheirNumbers) {
   EXPECT_FALSE(ParseDeviceName("/job:w/task:10/cpu:0")->task == *ParseTaskName("/job:w/task:1"));
 }
 
-TEST(DeviceName, MustBeWhole) {
+TEST(TaskDevice, MustBeWhole) {
   for (const char* name :
        {"", "/", "cpu:0", "/job:w", "/job:w/task:0", "/job:w/task:0/cpu", "/job:w/task:0/cpu:",
         "/job:w/task:0/cpu:-1", "/job:w/task:+0/cpu:0", "/job:w/task:0/cpu:0/gpu:0",

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// The lines, and the host's interfaces.
+#include "runtime/endpoint_record.h"
+
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+
+#include "absl/status/status.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+#include "base/text.h"
+
+namespace ferry {
+
+std::string EndpointKey(int32_t node_id) { return absl::StrCat("ferry/exchange/", node_id); }
+
+std::string EncodeEndpoint(const Endpoint& endpoint) {
+  std::string text =
+      absl::StrCat("node ", endpoint.peer.node_id, "\nincarnation ", endpoint.peer.incarnation,
+                   "\nboot_id ", endpoint.boot_id, "\nhost ", endpoint.host_name, "\n");
+  if (!endpoint.lanes.unix_name.empty())
+    absl::StrAppend(&text, "unix ", endpoint.lanes.unix_name, "\n");
+  for (const std::string& address : endpoint.lanes.tcp)
+    absl::StrAppend(&text, "tcp ", address, "\n");
+  if (!endpoint.grpc_address.empty()) absl::StrAppend(&text, "grpc ", endpoint.grpc_address, "\n");
+  return text;
+}
+
+absl::StatusOr<Endpoint> DecodeEndpoint(absl::string_view text) {
+  Endpoint endpoint;
+  bool has_node = false;
+  bool has_incarnation = false;
+  for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    const std::pair<absl::string_view, absl::string_view> parts =
+        absl::StrSplit(line, absl::MaxSplits(' ', 1));
+    const auto [name, value] = parts;
+    bool is_good = true;
+    if (name == "node") {
+      is_good = has_node = absl::SimpleAtoi(value, &endpoint.peer.node_id);
+    } else if (name == "incarnation") {
+      is_good = has_incarnation = absl::SimpleAtoi(value, &endpoint.peer.incarnation);
+    } else if (name == "boot_id") {
+      endpoint.boot_id = std::string(value);
+    } else if (name == "host") {
+      endpoint.host_name = std::string(value);
+    } else if (name == "unix") {
+      endpoint.lanes.unix_name = std::string(value);
+    } else if (name == "tcp") {
+      endpoint.lanes.tcp.emplace_back(value);
+    } else if (name == "grpc") {
+      endpoint.grpc_address = std::string(value);
+    }
+    if (!is_good) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("a node's address record says ", Quoted(line)));
+    }
+  }
+  if (!has_node || !has_incarnation) {
+    return absl::InvalidArgumentError("a node's address record does not say whose it is");
+  }
+  return endpoint;
+}
+
+std::vector<std::string> HostAddresses(int port) {
+  std::vector<std::pair<int, std::string>> found;
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return {};
+  for (const ifaddrs* each = list; each != nullptr; each = each->ifa_next) {
+    if (each->ifa_addr == nullptr || (each->ifa_flags & IFF_UP) == 0) continue;
+    const int family = each->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    char host[NI_MAXHOST];
+    const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    if (getnameinfo(each->ifa_addr, length, host, sizeof(host), nullptr, 0, NI_NUMERICHOST) != 0) {
+      continue;
+    }
+    const bool is_loopback = (each->ifa_flags & IFF_LOOPBACK) != 0;
+    // Link-local addresses mean something else on every host.
+    if (family == AF_INET6 && absl::StrContains(host, '%')) continue;
+    found.emplace_back(
+        (is_loopback ? 2 : 0) + (family == AF_INET6 ? 1 : 0),
+        family == AF_INET6 ? absl::StrCat("[", host, "]:", port) : absl::StrCat(host, ":", port));
+  }
+  freeifaddrs(list);
+  std::stable_sort(found.begin(), found.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<std::string> addresses;
+  for (auto& [rank, address] : found) addresses.push_back(std::move(address));
+  return addresses;
+}
+
+}  // namespace ferry

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a node says in the store where it can be reached.
+#ifndef FERRY_RUNTIME_ENDPOINT_RECORD_H_
+#define FERRY_RUNTIME_ENDPOINT_RECORD_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+#include "transport/transport.h"
+
+namespace ferry {
+
+// "ferry/exchange/3".
+std::string EndpointKey(int32_t node_id);
+
+// One "name value" a line, readable with `ferry kv get`; names that are not known are skipped.
+std::string EncodeEndpoint(const Endpoint& endpoint);
+//   Errors: INVALID_ARGUMENT naming the line.
+absl::StatusOr<Endpoint> DecodeEndpoint(absl::string_view text);
+
+// HOST:PORT for each address of this host that others may reach, IPv4 first; loopback last.
+std::vector<std::string> HostAddresses(int port);
+
+}  // namespace ferry
+
+#endif  // FERRY_RUNTIME_ENDPOINT_RECORD_H_

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// Putting the parts together, and taking them apart in order.
+#include "runtime/exchange.h"
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+
+#include "base/clock.h"
+#include "base/status_macros.h"
+#include "runtime/endpoint_record.h"
+
+namespace ferry {
+namespace {
+
+// For lanes to end when this process leaves; they need no answer of anybody.
+constexpr absl::Duration kCloseTimeout = absl::Seconds(5);
+
+std::vector<std::string> Advertised(const ExchangeOptions& options, int port) {
+  if (port == 0) return {};
+  if (options.advertise.empty()) {
+    // What is listened on, unless that is everything.
+    const absl::string_view host =
+        absl::string_view(options.listen).substr(0, options.listen.rfind(':'));
+    if (host.empty() || host == "[::]" || host == "0.0.0.0") return HostAddresses(port);
+    return {absl::StrCat(host, ":", port)};
+  }
+  const bool has_port = options.advertise.rfind(':') != std::string::npos &&
+                        options.advertise.back() != ']' &&
+                        (options.advertise.front() == '[' ||
+                         options.advertise.find(':') == options.advertise.rfind(':'));
+  return {has_port ? options.advertise : absl::StrCat(options.advertise, ":", port)};
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> FindToken(const ExchangeOptions& options, GetEnv get_env) {
+  if (!options.token.empty()) return options.token;
+  if (const auto token = get_env("FERRY_JOB_TOKEN"); token.has_value() && !token->empty()) {
+    return *token;
+  }
+  const std::string path = get_env("FERRY_JOB_TOKEN_FILE").value_or("");
+  if (path.empty()) return std::string();
+  std::ifstream file(path);
+  std::stringstream content;
+  content << file.rdbuf();
+  std::string token(absl::StripAsciiWhitespace(content.str()));
+  if (!file || token.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "FERRY_JOB_TOKEN_FILE=", path, ": ",
+        file ? "it holds no token" : absl::StrCat("cannot be read: ", std::strerror(errno))));
+  }
+  return token;
+}
+
+absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions options, Endpoint self,
+                                                          EndpointResolver resolver) {
+  auto exchange = std::unique_ptr<Exchange>(new Exchange());
+  FERRY_ASSIGN_OR_RETURN(exchange->arena_, HostArena::Create(options.arena));
+  FERRY_ASSIGN_OR_RETURN(exchange->loop_, LaneLoop::Create({.spin = options.spin}));
+  exchange->copier_ = std::make_unique<CopyPool>();
+
+  LaneExchange& common = exchange->lane_exchange_;
+  common.self = std::move(self);
+  common.policy.require = options.require_transport;
+  common.checksum = options.checksum;
+  exchange->fetcher_ = std::make_unique<LaneFetcher>(common, std::move(resolver));
+  exchange->manager_ =
+      std::make_unique<RendezvousManager>(SteadyClock(), *exchange->fetcher_, options.rendezvous);
+  common.manager = exchange->manager_.get();
+  common.transports = &exchange->transports_;
+
+  LaneHubOptions hub;
+  hub.handshake.self = common.self.peer;
+  hub.handshake.token = options.token;
+  hub.tcp_listen = options.listen;
+  hub.unix_listen = options.unix_socket && options.require_transport != "tcp";
+  hub.handshake_timeout = options.connect_timeout;
+  hub.lane_queue_bytes = options.lane_queue_bytes;
+  // Nobody knows the addresses yet, so that the transports are there before anyone connects.
+  FERRY_ASSIGN_OR_RETURN(exchange->hub_, LaneHub::Create(
+                                             *exchange->loop_, std::move(hub),
+                                             [raw = exchange.get()](const LanePeer& peer) {
+                                               return raw->fetcher_->Serve(peer);
+                                             },
+                                             [raw = exchange.get()](DataConnection connection) {
+                                               for (const auto& transport : raw->transports_) {
+                                                 if (transport->OnDataConnection(connection))
+                                                   return;
+                                               }
+                                             }));
+  exchange->fetcher_->set_hub(exchange->hub_.get());
+  const TransportEnvironment environment = {.loop = exchange->loop_.get(),
+                                            .hub = exchange->hub_.get(),
+                                            .arena = exchange->arena_,
+                                            .copier = exchange->copier_.get()};
+  FERRY_ASSIGN_OR_RETURN(exchange->transports_, MakeTransports(environment, options.transports));
+  FERRY_RETURN_IF_ERROR(CheckPolicy(exchange->transports_, common.policy));
+  common.self.lanes.unix_name = exchange->hub_->unix_name();
+  common.self.lanes.tcp = Advertised(options, exchange->hub_->tcp_port());
+  return exchange;
+}
+
+Exchange::~Exchange() {
+  const absl::Status leaving = absl::CancelledError("this process is leaving");
+  if (hub_ != nullptr) hub_->Close();
+  if (manager_ != nullptr) manager_->CleanupAll();
+  if (fetcher_ != nullptr) {
+    fetcher_->Close(leaving);
+    loop_->WaitUntil([this] { return fetcher_->lane_count() == 0; },
+                     SteadyClock().Now() + kCloseTimeout);
+  }
+  if (loop_ != nullptr) loop_->Stop();
+  // Copies that are under way end in lanes that are closed.
+  copier_.reset();
+  transports_.clear();
+  hub_.reset();
+  loop_.reset();
+}
+
+TaskName Exchange::task() const {
+  return {.job = "worker", .replica = 0, .task = lane_exchange_.self.peer.node_id};
+}
+
+void Exchange::NoteDeadline(absl::Time deadline) {
+  if (deadline == absl::InfiniteFuture()) return;
+  const int64_t nanos = absl::ToUnixNanos(deadline);
+  int64_t known = next_expiry_ns_.load(std::memory_order_relaxed);
+  while (nanos < known) {
+    if (next_expiry_ns_.compare_exchange_weak(known, nanos)) return ScheduleExpiry(deadline);
+  }
+}
+
+void Exchange::ScheduleExpiry(absl::Time at) {
+  loop_->PostAt(at, [this] {
+    next_expiry_ns_.store(INT64_MAX);
+    manager_->Expire();
+    NoteDeadline(manager_->NextDeadline());
+  });
+}
+
+absl::StatusOr<PathChoice> Exchange::PathFrom(const Endpoint& source, size_t bytes,
+                                              bool is_in_arena) const {
+  PathQuery query;
+  query.source = &source;
+  query.destination = &lane_exchange_.self;
+  query.bytes = bytes;
+  query.is_in_arena = is_in_arena;
+  if (const auto client = fetcher_->ClientOf(source.peer.node_id); client != nullptr) {
+    query.why_no_descriptors = client->why_no_descriptors();
+    // One that is being opened will pass them unless there is a reason.
+    query.lane_passes_descriptors =
+        client->passes_descriptors() || query.why_no_descriptors.empty();
+  } else {
+    query.lane_passes_descriptors =
+        !source.lanes.unix_name.empty() && lane_exchange_.policy.require != "tcp";
+  }
+  return ChoosePath(transports_, query, lane_exchange_.policy);
+}
+
+void Exchange::FailNode(int32_t node_id, const absl::Status& why) {
+  TaskName dead = task();
+  dead.task = node_id;
+  manager_->FailTask(dead, why);
+  fetcher_->Forget(node_id, why);
+}
+
+}  // namespace ferry

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// Exchange: a process's part in moving tensors; owns the rendezvous, the lanes and the transports.
+#ifndef FERRY_RUNTIME_EXCHANGE_H_
+#define FERRY_RUNTIME_EXCHANGE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+#include "rendezvous/lane_fetcher.h"
+#include "rendezvous/rendezvous_manager.h"
+#include "runtime/identity.h"
+#include "tensor/copy.h"
+#include "tensor/host_arena.h"
+#include "transport/lane/lane_hub.h"
+#include "transport/lane/lane_loop.h"
+#include "transport/transports.h"
+
+namespace ferry {
+
+struct ExchangeOptions {
+  // Of memory that can be handed to other processes of this host.
+  HostArenaOptions arena;
+  // Limits of steps, and how many.
+  RendezvousManagerOptions rendezvous;
+  TransportOptions transports;
+  // "shm", "tcp": the only transport that will do; what it cannot carry fails. Empty: the cheapest.
+  std::string require_transport;
+  // A checksum (XXH3) of every tensor goes along, and is compared.
+  bool checksum = false;
+  // Where peers of other hosts connect to; port 0 takes a free one. Empty: nowhere.
+  std::string listen = "[::]:0";
+  // HOST or HOST:PORT that peers are told; empty: all addresses of this host.
+  std::string advertise;
+  // Whether peers of this host may come through a Unix socket.
+  bool unix_socket = true;
+  // The job's secret, which every connection between nodes has to prove. Empty: $FERRY_JOB_TOKEN,
+  // the contents of $FERRY_JOB_TOKEN_FILE, or one that the first node draws and leaves in the
+  // store.
+  std::string token;
+  // How long to look for more before sleeping, after something has come and while waiting for it.
+  absl::Duration spin = absl::Microseconds(20);
+  absl::Duration connect_timeout = absl::Seconds(10);
+  // What is kept of messages for a peer that does not take them.
+  size_t lane_queue_bytes = size_t{64} << 20;
+};
+
+// Thread-safe. Threads: "ferry-lane", "ferry-data-N" (one for each TCP connection of a pair),
+// "ferry-copy".
+class Exchange final {
+ public:
+  // `self`: everything but its addresses, which are filled in. `resolver`: where nodes are.
+  //   Errors: INVALID_ARGUMENT for options that make no sense; UNAVAILABLE for an address that
+  //   cannot be listened on; RESOURCE_EXHAUSTED.
+  static absl::StatusOr<std::unique_ptr<Exchange>> Start(ExchangeOptions options, Endpoint self,
+                                                         EndpointResolver resolver);
+  // Everything that waits ends CANCELLED. Tensors that were received stay good.
+  ~Exchange();
+
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+
+  // With its addresses.
+  const Endpoint& self() const { return lane_exchange_.self; }
+  TaskName task() const;
+
+  RendezvousManager& rendezvous() { return *manager_; }
+  LaneLoop& loop() { return *loop_; }
+  LaneFetcher& fetcher() { return *fetcher_; }
+  HostArena& arena() { return *arena_; }
+  const TransportList& transports() const { return transports_; }
+  LaneHubStats lane_stats() const { return hub_->stats(); }
+
+  // A receive may have a deadline from now on; see RendezvousManager::Expire.
+  void NoteDeadline(absl::Time deadline);
+
+  // Which way a tensor of `bytes` from `source` to here takes, and why not another one; for people
+  // and status reports. `is_in_arena`: whether it lies in the source's arena.
+  //   Errors: as ChoosePath.
+  absl::StatusOr<PathChoice> PathFrom(const Endpoint& source, size_t bytes, bool is_in_arena) const;
+
+  // A node has died, or was restarted: everything that needs it ends with `why`.
+  void FailNode(int32_t node_id, const absl::Status& why);
+
+ private:
+  Exchange() = default;
+
+  void ScheduleExpiry(absl::Time at);
+
+  std::unique_ptr<LaneLoop> loop_;
+  std::shared_ptr<HostArena> arena_;
+  std::unique_ptr<CopyPool> copier_;
+  std::unique_ptr<LaneHub> hub_;
+  TransportList transports_;
+  LaneExchange lane_exchange_;
+  std::unique_ptr<LaneFetcher> fetcher_;
+  std::unique_ptr<RendezvousManager> manager_;
+  std::atomic<int64_t> next_expiry_ns_{INT64_MAX};
+};
+
+// The job's token, from the options or the environment; empty: neither says.
+//   Errors: INVALID_ARGUMENT for a file that cannot be read, or is empty.
+absl::StatusOr<std::string> FindToken(const ExchangeOptions& options, GetEnv get_env);
+
+}  // namespace ferry
+
+#endif  // FERRY_RUNTIME_EXCHANGE_H_

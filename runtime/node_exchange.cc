@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// A node's part in moving tensors: where the others are, who has died, keys and steps.
+#include <string>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "runtime/endpoint_record.h"
+#include "runtime/node.h"
+#include "transport/lane/handshake.h"
+
+namespace ferry {
+namespace {
+
+constexpr char kTokenKey[] = "ferry/exchange-token";
+// Every node that has joined publishes its address within this time.
+constexpr absl::Duration kAddressTimeout = absl::Seconds(30);
+
+// "/job:worker/replica:0/task:3/device:CPU:0".
+std::string HostDeviceName(int node) {
+  return ToString(TaskDevice{{.job = "worker", .replica = 0, .task = node}, "CPU", 0});
+}
+
+}  // namespace
+
+absl::Status Node::StartExchange(ExchangeOptions options) {
+  FERRY_ASSIGN_OR_RETURN(options.token, FindToken(options, ProcessEnv));
+  if (options.token.empty()) {
+    FERRY_ASSIGN_OR_RETURN(const coord::CompareAndSetResult stored,
+                           agent_->CompareAndSet(kTokenKey, std::nullopt, DrawSecret()));
+    if (!stored.value.has_value()) {
+      return absl::InternalError("the coordinator keeps no token of the job");
+    }
+    options.token = *stored.value;
+  }
+  Endpoint self;
+  self.peer = {node_id(), agent_->incarnation()};
+  self.boot_id = discovery_.topology.boot_id;
+  self.host_name = discovery_.topology.host_name;
+  coord::Agent* const agent = agent_.get();
+  FERRY_ASSIGN_OR_RETURN(
+      exchange_,
+      Exchange::Start(
+          std::move(options), std::move(self), [agent](int32_t node, ResolveCallback done) {
+            agent->GetAllAsync(
+                {EndpointKey(node)}, kAddressTimeout,
+                [node,
+                 done = std::move(done)](absl::StatusOr<std::vector<std::string>> values) mutable {
+                  if (!values.ok()) {
+                    return std::move(done)(absl::Status(
+                        values.status().code(), absl::StrCat("no address of node ", node, ": ",
+                                                             values.status().message())));
+                  }
+                  std::move(done)(DecodeEndpoint(values->front()));
+                });
+          }));
+  FERRY_RETURN_IF_ERROR(agent_->Set(EndpointKey(node_id()), EncodeEndpoint(exchange_->self()),
+                                    /*overwrite=*/true));
+  WatchNodes(-1);
+  return absl::OkStatus();
+}
+
+void Node::WatchNodes(int64_t version) {
+  // The agent ends it when it goes, which is before this node does.
+  agent_->WatchTasksAsync(version, [this](absl::StatusOr<coord::TaskTable> table) {
+    // Lost or leaving: lanes still tell who dies.
+    if (!table.ok()) return;
+    OnNodes(*table);
+    WatchNodes(table->version);
+  });
+}
+
+void Node::OnNodes(const coord::TaskTable& table) {
+  std::vector<std::pair<int, absl::Status>> dead;
+  {
+    absl::MutexLock lock(&mu_);
+    for (const coord::TaskStatus& task : table.tasks) {
+      const auto known = endpoints_.find(task.node_id);
+      const bool is_restarted = known != endpoints_.end() &&
+                                task.state == coord::TaskState::kConnected &&
+                                task.incarnation != known->second.peer.incarnation;
+      if (is_restarted) endpoints_.erase(known);
+      if (task.state == coord::TaskState::kError) {
+        if (!failed_.insert(task.node_id).second) continue;
+        endpoints_.erase(task.node_id);
+        dead.emplace_back(task.node_id,
+                          absl::UnavailableError(absl::StrCat(
+                              "node ", task.node_id, " has died: ", task.error.message())));
+      } else {
+        failed_.erase(task.node_id);
+        if (is_restarted) {
+          dead.emplace_back(task.node_id, absl::AbortedError(absl::StrCat("node ", task.node_id,
+                                                                          " was restarted")));
+        }
+      }
+    }
+  }
+  for (const auto& [node, why] : dead) {
+    if (node != node_id()) exchange_->FailNode(node, why);
+  }
+}
+
+absl::Status Node::CheckExchange() const {
+  if (exchange_ != nullptr) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "this node joined without NodeOptions::exchanges_tensors, and moves no tensors");
+}
+
+absl::StatusOr<Tensor> Node::Allocate(absl::string_view device, DataType dtype,
+                                      const Shape& shape) {
+  FERRY_RETURN_IF_ERROR(CheckExchange());
+  bool is_there = false;
+  for (const Device& each : discovery_.topology.devices) is_there |= DeviceName(each) == device;
+  if (!is_there) {
+    std::vector<std::string> names;
+    for (const Device& each : discovery_.topology.devices) names.push_back(DeviceName(each));
+    return absl::InvalidArgumentError(absl::StrCat("node ", node_id(), " has no device ",
+                                                   Quoted(device), "; it has ",
+                                                   absl::StrJoin(names, ", ")));
+  }
+  if (!absl::StartsWith(device, "host:")) {
+    return absl::UnimplementedError(absl::StrCat("memory on ", device, " cannot be allocated yet"));
+  }
+  FERRY_ASSIGN_OR_RETURN(const size_t bytes, TensorBytes(dtype, shape));
+  FERRY_ASSIGN_OR_RETURN(std::shared_ptr<Buffer> buffer, exchange_->arena().Allocate(bytes));
+  return Tensor::Create(dtype, shape, std::move(buffer));
+}
+
+absl::StatusOr<Endpoint> Node::EndpointOf(int node) {
+  FERRY_RETURN_IF_ERROR(CheckExchange());
+  if (node == node_id()) return exchange_->self();
+  if (node < 0 || node >= num_nodes()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("there is no node ", node, "; the job has ", num_nodes()));
+  }
+  {
+    absl::MutexLock lock(&mu_);
+    if (const auto found = endpoints_.find(node); found != endpoints_.end()) return found->second;
+  }
+  FERRY_ASSIGN_OR_RETURN(const std::string record, agent_->Get(EndpointKey(node), kAddressTimeout));
+  FERRY_ASSIGN_OR_RETURN(Endpoint endpoint, DecodeEndpoint(record));
+  absl::MutexLock lock(&mu_);
+  return endpoints_.emplace(node, std::move(endpoint)).first->second;
+}
+
+absl::StatusOr<RendezvousKey> Node::Key(absl::string_view name, int from, int to) {
+  if (name.empty() || absl::StrContains(name, ';')) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a value cannot be called ", Quoted(name), ": a name has no ';'"));
+  }
+  if (to < 0 || to >= num_nodes()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("there is no node ", to, "; the job has ", num_nodes()));
+  }
+  FERRY_ASSIGN_OR_RETURN(const Endpoint source, EndpointOf(from));
+  return RendezvousKey::Parse(
+      RendezvousKey::Text(HostDeviceName(from), source.peer.incarnation, HostDeviceName(to), name));
+}
+
+absl::StatusOr<Step> Node::OpenStep(int64_t step_id) {
+  FERRY_RETURN_IF_ERROR(CheckExchange());
+  FERRY_ASSIGN_OR_RETURN(std::shared_ptr<RemoteRendezvous> rendezvous,
+                         exchange_->rendezvous().Find(step_id));
+  FERRY_RETURN_IF_ERROR(rendezvous->Initialize(exchange_->task()));
+  return Step(*exchange_, std::move(rendezvous));
+}
+
+absl::StatusOr<PathChoice> Node::PathFrom(int from, size_t bytes, bool is_in_arena) {
+  FERRY_ASSIGN_OR_RETURN(const Endpoint source, EndpointOf(from));
+  return exchange_->PathFrom(source, bytes, is_in_arena);
+}
+
+}  // namespace ferry

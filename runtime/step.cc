@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// Waiting on the caller's own thread, and what the rendezvous leaves to its users.
+#include "runtime/step.h"
+
+#include <atomic>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+#include "base/clock.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "runtime/exchange.h"
+
+namespace ferry {
+namespace {
+
+// How often somebody looks whether a step's values are taken, when nothing tells.
+constexpr absl::Duration kCloseLook = absl::Milliseconds(1);
+constexpr int kNamedKeys = 3;
+
+// Of a receive that somebody waits for; shared, since the delivery may still be touching it when
+// the waiter has left.
+struct Waiter {
+  std::atomic<bool> is_done{false};
+  absl::Status status;
+  Received received;
+  Cancellation cancellation;
+};
+
+// Puts it where the receiver wants it, unless whoever carried it has done so.
+absl::Status MoveToDestination(Received& received) {
+  const Tensor& wanted = received.recv_args.destination;
+  if (!wanted.is_valid() || received.is_dead) return absl::OkStatus();
+  Tensor& tensor = received.tensor;
+  if (tensor.buffer() == wanted.buffer() && tensor.data() == wanted.data()) {
+    return absl::OkStatus();
+  }
+  if (tensor.dtype() != wanted.dtype() || tensor.bytes() != wanted.bytes() ||
+      !IsFixedSize(wanted.dtype())) {
+    return absl::InvalidArgumentError(absl::StrCat("what came is ", ToString(tensor),
+                                                   ", and the receiver's buffer is for ",
+                                                   ToString(wanted)));
+  }
+  Tensor into = wanted;
+  CopyBytes(into.mutable_data(), tensor.data(), tensor.bytes());
+  tensor = std::move(into);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status Step::Send(const RendezvousKey& key, Tensor tensor) {
+  if (!tensor.is_valid()) return absl::InvalidArgumentError("there is no tensor to be sent");
+  return rendezvous_->Send(key, std::move(tensor));
+}
+
+absl::Status Step::SendDead(const RendezvousKey& key) {
+  return rendezvous_->Send(key, Tensor(), /*is_dead=*/true);
+}
+
+void Step::RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done) {
+  exchange_->NoteDeadline(args.deadline);
+  if (!args.destination.is_valid()) {
+    return rendezvous_->RecvAsync(key, std::move(args), std::move(done));
+  }
+  rendezvous_->RecvAsync(key, std::move(args),
+                         [done = std::move(done)](absl::Status status, Received received) mutable {
+                           if (status.ok()) status = MoveToDestination(received);
+                           std::move(done)(std::move(status), std::move(received));
+                         });
+}
+
+absl::StatusOr<Received> Step::RecvValue(const RendezvousKey& key, absl::Duration timeout,
+                                         RecvArgs args) {
+  LaneLoop& loop = exchange_->loop();
+  if (loop.IsOnLoop()) {
+    return absl::FailedPreconditionError(
+        "a callback must not wait: it runs on the thread that everything comes in by. Use "
+        "RecvAsync there");
+  }
+  auto waiter = std::make_shared<Waiter>();
+  Cancellation* const outer = args.cancellation;
+  Cancellation::Token token = Cancellation::kNoToken;
+  if (outer != nullptr) {
+    token = outer->Register([waiter] { waiter->cancellation.Cancel(); });
+    if (token == Cancellation::kNoToken) waiter->cancellation.Cancel();
+  }
+  args.cancellation = &waiter->cancellation;
+  // The wait below keeps it.
+  args.deadline = absl::InfiniteFuture();
+  const absl::Time deadline = SteadyClock().Now() + timeout;
+  RecvAsync(key, std::move(args), [waiter, &loop](absl::Status status, Received received) {
+    waiter->status = std::move(status);
+    waiter->received = std::move(received);
+    waiter->is_done.store(true, std::memory_order_release);
+    loop.Wake();
+  });
+  const auto is_done = [&waiter] { return waiter->is_done.load(std::memory_order_acquire); };
+  std::string phase;
+  const bool is_in_time = loop.WaitUntil(is_done, deadline);
+  if (!is_in_time) {
+    rendezvous_->ForEachPending(absl::ZeroDuration(), [&](const PendingStepOp& op) {
+      if (op.key == key && op.side != PendingStepOp::Side::kSend) phase = op.phase;
+    });
+    waiter->cancellation.Cancel();
+    // Ended by that, or by a delivery that is under way.
+    loop.WaitUntil(is_done, absl::InfiniteFuture());
+  }
+  if (token != Cancellation::kNoToken) outer->Deregister(token);
+  if (waiter->status.ok()) {
+    waiter->received.recv_args.cancellation = outer;
+    return std::move(waiter->received);
+  }
+  if (!is_in_time && absl::IsCancelled(waiter->status)) {
+    return absl::DeadlineExceededError(absl::StrCat("waited ", ShortDuration(timeout), " in step ",
+                                                    id(), " for ", absl::CEscape(key.text()), ": ",
+                                                    phase.empty() ? "nobody has sent it" : phase));
+  }
+  return waiter->status;
+}
+
+absl::StatusOr<Tensor> Step::Recv(const RendezvousKey& key, absl::Duration timeout) {
+  FERRY_ASSIGN_OR_RETURN(Received received, RecvValue(key, timeout));
+  if (received.is_dead) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(absl::CEscape(key.text()), " was sent dead: there is no tensor"));
+  }
+  return std::move(received.tensor);
+}
+
+absl::Status Step::RecvInto(const RendezvousKey& key, Tensor destination, absl::Duration timeout) {
+  if (!destination.is_valid() || !IsFixedSize(destination.dtype())) {
+    return absl::InvalidArgumentError("no buffer to receive into");
+  }
+  RecvArgs args;
+  args.destination = std::move(destination);
+  FERRY_ASSIGN_OR_RETURN(const Received received, RecvValue(key, timeout, std::move(args)));
+  if (!received.is_dead) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(absl::CEscape(key.text()), " was sent dead: there is no tensor"));
+}
+
+absl::Status Step::Close(absl::Duration timeout) {
+  const absl::Time deadline = SteadyClock().Now() + timeout;
+  std::vector<std::string> left;
+  size_t count = 0;
+  const auto look = [&] {
+    left.clear();
+    count = 0;
+    rendezvous_->ForEachPending(absl::ZeroDuration(), [&](const PendingStepOp& op) {
+      if (op.side != PendingStepOp::Side::kSend) return;
+      if (count++ < kNamedKeys) left.push_back(absl::CEscape(op.key.text()));
+    });
+    return count == 0 && exchange_->fetcher().unfinished_sends() == 0;
+  };
+  bool is_taken = look();
+  while (!is_taken && SteadyClock().Now() < deadline) {
+    exchange_->loop().WaitUntil([] { return false; },
+                                std::min(deadline, SteadyClock().Now() + kCloseLook));
+    is_taken = look();
+  }
+  exchange_->rendezvous().Cleanup(id());
+  if (is_taken) return absl::OkStatus();
+  return absl::DeadlineExceededError(absl::StrCat(
+      "step ", id(), " was closed after ", ShortDuration(timeout), ", and ",
+      count == 0 ? "a tensor was still being sent"
+                 : absl::StrCat(count, " tensors that were sent have not been received: ",
+                                absl::StrJoin(left, ", "), count > left.size() ? ", ..." : "")));
+}
+
+void Step::Abort(const absl::Status& why) {
+  rendezvous_->StartAbort(why);
+  exchange_->rendezvous().Cleanup(id());
+}
+
+}  // namespace ferry

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Step: one round of exchange; what is sent in it is received in it.
+#ifndef FERRY_RUNTIME_STEP_H_
+#define FERRY_RUNTIME_STEP_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+#include "rendezvous/key.h"
+#include "rendezvous/remote_rendezvous.h"
+#include "tensor/tensor.h"
+
+namespace ferry {
+
+class Exchange;
+
+// A handle: cheap to copy, thread-safe, outlived by its Node. Every process that takes part opens
+// the step under the same id, in any order; what comes before that waits.
+class Step final {
+ public:
+  int64_t id() const { return rendezvous_->step_id(); }
+
+  // Gives `tensor` to whoever receives `key`, now or later; never blocks. It must not be written
+  // any more: copies are made only where no memory can be shared. Values of one key arrive in the
+  // order in which they were sent.
+  //   Errors: INVALID_ARGUMENT unless the key's source is this node; ABORTED the step is closed;
+  //   RESOURCE_EXHAUSTED naming the limit.
+  absl::Status Send(const RendezvousKey& key, Tensor tensor);
+  // As Send: tells the receiver that there will be no tensor.
+  absl::Status SendDead(const RendezvousKey& key);
+
+  // Waits for the tensor. It may be a view of the sender's memory, which stays put until the last
+  // copy of the tensor is gone.
+  //   Errors: DEADLINE_EXCEEDED naming the key and how far it was; INVALID_ARGUMENT unless the
+  //   key's destination is this node; UNAVAILABLE the sender has died, or cannot be reached;
+  //   ABORTED the step is closed, or the sender was restarted; FAILED_PRECONDITION it was sent
+  //   dead, or no transport is allowed, or this is called inside a callback of RecvAsync.
+  absl::StatusOr<Tensor> Recv(const RendezvousKey& key, absl::Duration timeout);
+  // As Recv, with everything that came along: dead values are none of an error here.
+  absl::StatusOr<Received> RecvValue(const RendezvousKey& key, absl::Duration timeout,
+                                     RecvArgs args = {});
+  // Into the elements of `destination`, of the same type and size.
+  //   Errors: as Recv; INVALID_ARGUMENT when something else comes, which is lost.
+  absl::Status RecvInto(const RendezvousKey& key, Tensor destination, absl::Duration timeout);
+  // Calls `done` when it has come, or has failed: once, on a thread of the node, or on the sender's
+  // if that is here too, or inside if it is there already. `done` must not block.
+  void RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done);
+
+  // Waits until everything that was sent has been taken, then ends the step here: whatever comes
+  // for it later is refused.
+  //   Errors: DEADLINE_EXCEEDED naming what was not taken; the step ends all the same.
+  absl::Status Close(absl::Duration timeout);
+  // Ends it at once, with `why` for everything that waits in it here.
+  void Abort(const absl::Status& why);
+
+ private:
+  friend class Node;
+  Step(Exchange& exchange, std::shared_ptr<RemoteRendezvous> rendezvous)
+      : exchange_(&exchange), rendezvous_(std::move(rendezvous)) {}
+
+  Exchange* exchange_;
+  std::shared_ptr<RemoteRendezvous> rendezvous_;
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_RUNTIME_STEP_H_
