@@ -20,8 +20,8 @@ function(ferry_warnings target)
   if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
     # GCC 12 sees overlaps in std::string::insert that are not there (its bug 105651).
     target_compile_options(${target} PRIVATE -Wno-restrict)
-    # With sanitizers its analysis of uninitialised values takes Abseil's inline vectors for such.
-    target_compile_options(${target} PRIVATE $<$<CONFIG:Asan,Tsan>:-Wno-maybe-uninitialized>)
+    # Its analysis of uninitialised values takes Abseil's inline vectors for such.
+    target_compile_options(${target} PRIVATE -Wno-maybe-uninitialized)
   endif()
   if(FERRY_THREAD_SAFETY AND CMAKE_CXX_COMPILER_ID MATCHES Clang)
     target_compile_options(${target} PRIVATE -Wthread-safety)
