@@ -220,7 +220,7 @@ void RemoteRendezvous::StartAbort(const absl::Status& why) {
   }
   local_.StartAbort(status);
   size_t count = 0;
-  EndAll([&status](const Waiting&) -> absl::Status { return status; }, count);
+  EndAll([&status](const Waiting&) { return absl::Status(status); }, count);
 }
 
 size_t RemoteRendezvous::FailTask(const TaskName& task, const absl::Status& why) {
