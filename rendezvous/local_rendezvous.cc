@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sharded table.
+// What happens when the sides meet, or are told that they will not.
 #include "rendezvous/local_rendezvous.h"
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <utility>
 #include <vector>
 
@@ -19,68 +18,24 @@
 #include "base/spin_lock.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "rendezvous/rendezvous_shard.h"
+#include "rendezvous/shallow_call.h"
 
 namespace ferry {
 namespace {
 
-constexpr size_t kShardBits = 5;
-constexpr size_t kShards = size_t{1} << kShardBits;
-constexpr size_t kFirstBuckets = 8;
-// So many callbacks inside each other, each from within the last; what is deeper waits until the
-// outermost has returned, so that chains of any length fit on a stack.
-constexpr int kMaxDepth = 16;
+constexpr size_t kShards = size_t{1} << RendezvousShard::kShardBits;
 
 absl::Status CancelledReceive() {
   return MakeDerived(absl::CancelledError("RecvAsync is cancelled."));
-}
-
-struct Callbacks {
-  int depth = 0;
-  std::deque<absl::AnyInvocable<void() &&>> deferred;
-};
-
-void Call(RecvCallback done, absl::Status status, Received received) {
-  thread_local Callbacks callbacks;
-  if (callbacks.depth >= kMaxDepth) {
-    callbacks.deferred.push_back([done = std::move(done), status = std::move(status),
-                                  received = std::move(received)]() mutable {
-      std::move(done)(std::move(status), std::move(received));
-    });
-    return;
-  }
-  ++callbacks.depth;
-  std::move(done)(std::move(status), std::move(received));
-  while (callbacks.depth == 1 && !callbacks.deferred.empty()) {
-    auto next = std::move(callbacks.deferred.front());
-    callbacks.deferred.pop_front();
-    std::move(next)();
-  }
-  --callbacks.depth;
 }
 
 }  // namespace
 
 class LocalRendezvous::Core final : public std::enable_shared_from_this<Core> {
  public:
-  // A send or a receive that waits. The first of a key is in a bucket's chain, and the others of
-  // the key hang on it; all of one key are of one side.
-  struct Item {
-    RendezvousKey key;
-    uint64_t id = 0;
-    bool is_send = false;
-    bool is_dead = false;
-    absl::Time since;
-    Tensor tensor;
-    SendArgs send_args;
-    RecvArgs recv_args;
-    RecvCallback done;
-    Cancellation::Token token = Cancellation::kNoToken;
-
-    Item* next_of_key = nullptr;
-    // Of the first of a key only.
-    Item* last_of_key = nullptr;
-    Item* next_in_bucket = nullptr;
-  };
+  using Shard = RendezvousShard;
+  using Item = RendezvousItem;
   using ItemPtr = std::unique_ptr<Item>;
 
   Core(const Clock& clock, RendezvousLimits limits) : clock_(clock), limits_(limits) {}
@@ -113,84 +68,6 @@ class LocalRendezvous::Core final : public std::enable_shared_from_this<Core> {
   }
 
  private:
-  struct Deadline {
-    absl::Time when;
-    uint64_t id = 0;
-    RendezvousKey key;
-    // Of a heap whose first is the earliest.
-    friend bool operator<(const Deadline& a, const Deadline& b) { return a.when > b.when; }
-  };
-
-  struct alignas(64) Shard {
-    Shard() { buckets.fill(nullptr); }
-    ~Shard() {
-      for (size_t i = 0; i < bucket_count(); ++i) {
-        while (Item* first = bucket(i)) delete PopFirst(&bucket(i), first).release();
-      }
-    }
-
-    size_t bucket_count() const {
-      return more_buckets.empty() ? kFirstBuckets : more_buckets.size();
-    }
-    Item*& bucket(size_t index) {
-      return more_buckets.empty() ? buckets[index] : more_buckets[index];
-    }
-    // The link to the first item of the key, or to null.
-    Item** Find(const RendezvousKey& key) {
-      Item** link = &bucket((key.hash() >> kShardBits) & (bucket_count() - 1));
-      while (*link != nullptr && !((*link)->key == key)) link = &(*link)->next_in_bucket;
-      return link;
-    }
-    // Takes the first item of its key out of the chain; the next of the key takes its place.
-    ItemPtr PopFirst(Item** link, Item* first) {
-      Item* const next = first->next_of_key;
-      if (next != nullptr) {
-        next->last_of_key = first->last_of_key;
-        next->next_in_bucket = first->next_in_bucket;
-        *link = next;
-      } else {
-        *link = first->next_in_bucket;
-      }
-      Count(*first, -1);
-      return ItemPtr(first);
-    }
-    void Append(Item** link, ItemPtr item) {
-      Count(*item, +1);
-      Item* const added = item.release();
-      if (Item* const first = *link; first != nullptr) {
-        first->last_of_key->next_of_key = added;
-        first->last_of_key = added;
-        return;
-      }
-      added->last_of_key = added;
-      *link = added;
-      if (item_count.load(std::memory_order_relaxed) > 2 * bucket_count()) Grow();
-    }
-    void Count(const Item& item, int sign) {
-      const auto add = [sign](std::atomic<size_t>& counter, size_t amount) {
-        counter.store(counter.load(std::memory_order_relaxed) + (sign > 0 ? amount : -amount),
-                      std::memory_order_relaxed);
-      };
-      add(item_count, 1);
-      if (item.is_send) add(queued_bytes, item.tensor.bytes());
-    }
-    void Grow();
-    // Takes out every item that `matches`, in the order of each key.
-    template <typename Matches>
-    void TakeAll(Matches matches, std::vector<ItemPtr>& taken);
-
-    mutable SpinLock mu;
-    // Enough for most steps without another allocation.
-    std::array<Item*, kFirstBuckets> buckets;
-    std::vector<Item*> more_buckets;
-    // Written with the lock held, which makes them cheap; read by anybody.
-    std::atomic<size_t> item_count{0};
-    std::atomic<size_t> queued_bytes{0};
-    uint64_t last_id = 0;
-    // Of receives that wait, and of some that do not any more.
-    std::vector<Deadline> deadlines;
-  };
-
   Shard& ShardOf(const RendezvousKey& key) { return shards_[key.hash() & (kShards - 1)]; }
 
   // As TryRecv, with the shard's lock held, which it releases.
@@ -200,7 +77,6 @@ class LocalRendezvous::Core final : public std::enable_shared_from_this<Core> {
   // as long as the shard keeps to its share of them the others need not be asked.
   absl::Status Admit(const Shard& shard, size_t bytes) const;
   absl::Status AdmitBySum(size_t bytes) const;
-  void AddDeadline(Shard& shard, const Item& item);
   // `item` is a receive that is in no shard any more.
   void Complete(ItemPtr item, absl::Status status, Received received);
   // `item` is in no shard any more: a receive hears `why`, a send's value is dropped.
@@ -214,56 +90,6 @@ class LocalRendezvous::Core final : public std::enable_shared_from_this<Core> {
   absl::Status abort_status_ ABSL_GUARDED_BY(abort_mu_);
   std::array<Shard, kShards> shards_;
 };
-
-void LocalRendezvous::Core::Shard::Grow() {
-  std::vector<Item*> grown(4 * bucket_count(), nullptr);
-  for (size_t i = 0; i < bucket_count(); ++i) {
-    for (Item* item = bucket(i); item != nullptr;) {
-      Item* const next = item->next_in_bucket;
-      Item*& head = grown[(item->key.hash() >> kShardBits) & (grown.size() - 1)];
-      item->next_in_bucket = head;
-      head = item;
-      item = next;
-    }
-  }
-  more_buckets = std::move(grown);
-}
-
-template <typename Matches>
-void LocalRendezvous::Core::Shard::TakeAll(Matches matches, std::vector<ItemPtr>& taken) {
-  for (size_t i = 0; i < bucket_count(); ++i) {
-    Item** link = &bucket(i);
-    while (*link != nullptr) {
-      // The items of one key, put back without those that match.
-      std::vector<ItemPtr> kept;
-      const RendezvousKey key = (*link)->key;
-      Item* const rest = (*link)->next_in_bucket;
-      for (Item* item = *link; item != nullptr;) {
-        Item* const next = item->next_of_key;
-        item->next_of_key = nullptr;
-        item->next_in_bucket = nullptr;
-        Count(*item, -1);
-        (matches(*item) ? taken : kept).emplace_back(item);
-        item = next;
-      }
-      *link = rest;
-      if (kept.empty()) continue;
-      for (ItemPtr& item : kept) {
-        Count(*item, +1);
-        Item* const added = item.release();
-        if (*link != rest) {
-          (*link)->last_of_key->next_of_key = added;
-          (*link)->last_of_key = added;
-        } else {
-          added->last_of_key = added;
-          added->next_in_bucket = rest;
-          *link = added;
-        }
-      }
-      link = &(*link)->next_in_bucket;
-    }
-  }
-}
 
 absl::Status LocalRendezvous::Core::Admit(const Shard& shard, size_t bytes) const {
   const bool is_within_share =
@@ -296,7 +122,7 @@ void LocalRendezvous::Core::Complete(ItemPtr item, absl::Status status, Received
   received.recv_args = std::move(item->recv_args);
   RecvCallback done = std::move(item->done);
   item = nullptr;
-  Call(std::move(done), std::move(status), std::move(received));
+  CallShallowly(std::move(done), std::move(status), std::move(received));
 }
 
 void LocalRendezvous::Core::End(ItemPtr item, const absl::Status& why) {
@@ -313,7 +139,7 @@ absl::Status LocalRendezvous::Core::Send(const RendezvousKey& key, Tensor tensor
   }
   Item** const link = shard.Find(key);
   if (*link != nullptr && !(*link)->is_send) {
-    ItemPtr receive = shard.PopFirst(link, *link);
+    ItemPtr receive = shard.PopFirst(link);
     shard.mu.Unlock();
     Complete(std::move(receive), absl::OkStatus(),
              {std::move(tensor), is_dead, std::move(args), RecvArgs()});
@@ -344,7 +170,7 @@ bool LocalRendezvous::Core::TakeAndUnlock(Shard& shard, Item** link, RecvArgs& a
                                           absl::Status& status, Received& received) {
   const bool is_aborted = is_aborted_.load(std::memory_order_relaxed);
   const bool is_there = *link != nullptr && (*link)->is_send;
-  const ItemPtr send = is_there && !is_aborted ? shard.PopFirst(link, *link) : nullptr;
+  const ItemPtr send = is_there && !is_aborted ? shard.PopFirst(link) : nullptr;
   shard.mu.Unlock();
   if (is_aborted) status = abort_status();
   if (send == nullptr) return is_aborted;
@@ -364,7 +190,7 @@ uint64_t LocalRendezvous::Core::RecvAsync(const RendezvousKey& key, RecvArgs arg
   Item** const link = shard.Find(key);
   if (is_aborted_.load(std::memory_order_relaxed) || (*link != nullptr && (*link)->is_send)) {
     TakeAndUnlock(shard, link, args, status, received);
-    Call(std::move(done), std::move(status), std::move(received));
+    CallShallowly(std::move(done), std::move(status), std::move(received));
     return 0;
   }
   // Unique among the receives of a key, which is all that is needed.
@@ -384,7 +210,7 @@ uint64_t LocalRendezvous::Core::RecvAsync(const RendezvousKey& key, RecvArgs arg
     shard.mu.Unlock();
     if (token != Cancellation::kNoToken) args.cancellation->Deregister(token);
     received.recv_args = std::move(args);
-    Call(std::move(done), std::move(status), std::move(received));
+    CallShallowly(std::move(done), std::move(status), std::move(received));
     return 0;
   }
   ItemPtr item(new Item{.key = key,
@@ -393,27 +219,10 @@ uint64_t LocalRendezvous::Core::RecvAsync(const RendezvousKey& key, RecvArgs arg
                         .recv_args = std::move(args),
                         .done = std::move(done),
                         .token = token});
-  if (item->recv_args.deadline != absl::InfiniteFuture()) AddDeadline(shard, *item);
+  if (item->recv_args.deadline != absl::InfiniteFuture()) shard.AddDeadline(*item);
   shard.Append(link, std::move(item));
   shard.mu.Unlock();
   return id;
-}
-
-void LocalRendezvous::Core::AddDeadline(Shard& shard, const Item& item) {
-  // Those that were met stay in the heap until it is mostly they.
-  if (shard.deadlines.size() > 64 + 2 * shard.item_count.load(std::memory_order_relaxed)) {
-    auto is_over = [&shard](const Deadline& deadline) {
-      for (Item* each = *shard.Find(deadline.key); each != nullptr; each = each->next_of_key) {
-        if (each->id == deadline.id) return false;
-      }
-      return true;
-    };
-    shard.deadlines.erase(std::remove_if(shard.deadlines.begin(), shard.deadlines.end(), is_over),
-                          shard.deadlines.end());
-    std::make_heap(shard.deadlines.begin(), shard.deadlines.end());
-  }
-  shard.deadlines.push_back({item.recv_args.deadline, item.id, item.key});
-  std::push_heap(shard.deadlines.begin(), shard.deadlines.end());
 }
 
 bool LocalRendezvous::Core::End(const RendezvousKey& key, uint64_t id, absl::Status status) {
@@ -421,22 +230,7 @@ bool LocalRendezvous::Core::End(const RendezvousKey& key, uint64_t id, absl::Sta
   {
     Shard& shard = ShardOf(key);
     SpinLockHolder lock(&shard.mu);
-    Item** const link = shard.Find(key);
-    Item* const first = *link;
-    if (first == nullptr || first->is_send) return false;
-    if (first->id == id) {
-      found = shard.PopFirst(link, first);
-    } else {
-      for (Item* before = first; before->next_of_key != nullptr; before = before->next_of_key) {
-        Item* const item = before->next_of_key;
-        if (item->id != id) continue;
-        before->next_of_key = item->next_of_key;
-        if (first->last_of_key == item) first->last_of_key = before;
-        shard.Count(*item, -1);
-        found = ItemPtr(item);
-        break;
-      }
-    }
+    found = shard.TakeReceive(key, id);
   }
   if (found == nullptr) return false;
   Complete(std::move(found), std::move(status), Received());
@@ -482,16 +276,12 @@ size_t LocalRendezvous::Core::Fail(absl::FunctionRef<absl::Status(const Rendezvo
 
 void LocalRendezvous::Core::Expire() {
   const absl::Time now = clock_.Now();
-  std::vector<Deadline> due;
+  std::vector<Shard::Deadline> due;
   for (Shard& shard : shards_) {
     SpinLockHolder lock(&shard.mu);
-    while (!shard.deadlines.empty() && shard.deadlines.front().when <= now) {
-      std::pop_heap(shard.deadlines.begin(), shard.deadlines.end());
-      due.push_back(std::move(shard.deadlines.back()));
-      shard.deadlines.pop_back();
-    }
+    shard.TakeDue(now, due);
   }
-  for (const Deadline& deadline : due) {
+  for (const Shard::Deadline& deadline : due) {
     End(deadline.key, deadline.id,
         absl::DeadlineExceededError(absl::StrCat("nobody has sent ",
                                                  absl::CEscape(deadline.key.text()),
@@ -514,17 +304,11 @@ void LocalRendezvous::Core::ForEachPending(absl::Duration min_age,
   std::vector<PendingOp> pending;
   for (const Shard& shard : shards_) {
     SpinLockHolder lock(&shard.mu);
-    auto& mutable_shard = const_cast<Shard&>(shard);
-    for (size_t i = 0; i < shard.bucket_count(); ++i) {
-      for (const Item* first = mutable_shard.bucket(i); first != nullptr;
-           first = first->next_in_bucket) {
-        for (const Item* item = first; item != nullptr; item = item->next_of_key) {
-          const absl::Duration age = now - item->since;
-          if (age < min_age) continue;
-          pending.push_back({item->key, item->is_send, item->tensor.bytes(), age});
-        }
-      }
-    }
+    shard.ForEach([&](const Item& item) {
+      const absl::Duration age = now - item.since;
+      if (age < min_age) return;
+      pending.push_back({item.key, item.is_send, item.tensor.bytes(), age});
+    });
   }
   for (const PendingOp& op : pending) visit(op);
 }
