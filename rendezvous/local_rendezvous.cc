@@ -38,7 +38,13 @@ class LocalRendezvous::Core final : public std::enable_shared_from_this<Core> {
   using Item = RendezvousItem;
   using ItemPtr = std::unique_ptr<Item>;
 
-  Core(const Clock& clock, RendezvousLimits limits) : clock_(clock), limits_(limits) {}
+  Core(const Clock& clock, RendezvousLimits limits) : clock_(clock), limits_(limits) {
+    for (Shard& shard : shards_) {
+      shard.item_share = limits.max_waiting / kShards;
+      shard.byte_share = limits.max_queued_bytes / kShards;
+      shard.over_share = &over_share_;
+    }
+  }
 
   absl::Status Send(const RendezvousKey& key, Tensor tensor, bool is_dead, SendArgs args);
   // Parks `done` and returns its id; 0 when it has been, or is being, called.
@@ -74,7 +80,8 @@ class LocalRendezvous::Core final : public std::enable_shared_from_this<Core> {
   bool TakeAndUnlock(Shard& shard, Item** link, RecvArgs& args, absl::Status& status,
                      Received& received) ABSL_UNLOCK_FUNCTION(shard.mu);
   // Whether one more may wait. With the shard's lock held; the limits are of the whole table, but
-  // as long as the shard keeps to its share of them the others need not be asked.
+  // as long as every shard keeps to its share of them the others need not be asked. What two
+  // threads add at the same moment may exceed the limits together.
   absl::Status Admit(const Shard& shard, size_t bytes) const;
   absl::Status AdmitBySum(size_t bytes) const;
   // `item` is a receive that is in no shard any more.
@@ -88,14 +95,16 @@ class LocalRendezvous::Core final : public std::enable_shared_from_this<Core> {
   std::atomic<bool> is_aborted_{false};
   mutable absl::Mutex abort_mu_;
   absl::Status abort_status_ ABSL_GUARDED_BY(abort_mu_);
+  // How many shards hold more than their share of the limits.
+  std::atomic<int> over_share_{0};
   std::array<Shard, kShards> shards_;
 };
 
 absl::Status LocalRendezvous::Core::Admit(const Shard& shard, size_t bytes) const {
   const bool is_within_share =
-      shard.item_count.load(std::memory_order_relaxed) < limits_.max_waiting / kShards &&
-      shard.queued_bytes.load(std::memory_order_relaxed) + bytes <=
-          limits_.max_queued_bytes / kShards;
+      over_share_.load(std::memory_order_relaxed) == 0 &&
+      shard.item_count.load(std::memory_order_relaxed) < shard.item_share &&
+      shard.queued_bytes.load(std::memory_order_relaxed) + bytes <= shard.byte_share;
   return is_within_share ? absl::OkStatus() : AdmitBySum(bytes);
 }
 

@@ -21,7 +21,8 @@ namespace ferry {
 struct RendezvousLimits {
   // Of tensors that were sent and wait for a receiver, per step.
   size_t max_queued_bytes = size_t{64} << 30;
-  // Of sends and receives that wait, per step.
+  // Of sends and receives that wait, per step; and, apart from those, of receives that wait for
+  // other workers or for the step to begin.
   size_t max_waiting = size_t{1} << 20;
 };
 
@@ -60,7 +61,8 @@ class LocalRendezvous final {
   //   the value is there; DEADLINE_EXCEEDED by Expire; RESOURCE_EXHAUSTED naming the limit.
   void RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done);
 
-  // Blocks. Errors as RecvAsync; DEADLINE_EXCEEDED after `timeout` of real time, and then a later
+  // Blocks, which a callback must not: what it waits for may be kept until that callback returns.
+  // Errors as RecvAsync; DEADLINE_EXCEEDED after `timeout` of real time, and then a later
   // send stays for another receive.
   absl::StatusOr<Received> Recv(const RendezvousKey& key, absl::Duration timeout,
                                 RecvArgs args = {});

@@ -63,6 +63,8 @@ struct alignas(64) RendezvousShard {
   static constexpr size_t kFirstBuckets = 8;
 
   RendezvousShard() { buckets.fill(nullptr); }
+  RendezvousShard(const RendezvousShard&) = delete;
+  RendezvousShard& operator=(const RendezvousShard&) = delete;
   ~RendezvousShard();
 
   // The link to the first item of the key, or to null.
@@ -114,6 +116,11 @@ struct alignas(64) RendezvousShard {
   void TakeDue(absl::Time now, std::vector<Deadline>& due);
 
   mutable SpinLock mu;
+  // Set before it is used: what it may hold without asking the other shards, as long as
+  // `over_share`, which counts the shards that hold more, is 0.
+  size_t item_share = 0;
+  size_t byte_share = 0;
+  std::atomic<int>* over_share = nullptr;
   // Written with the lock held, which makes them cheap; read by anybody.
   std::atomic<size_t> item_count{0};
   std::atomic<size_t> queued_bytes{0};
@@ -136,9 +143,15 @@ struct alignas(64) RendezvousShard {
     };
     add(item_count, 1);
     if (item.is_send) add(queued_bytes, item.tensor.bytes());
+    const bool is_over = item_count.load(std::memory_order_relaxed) > item_share ||
+                         queued_bytes.load(std::memory_order_relaxed) > byte_share;
+    if (is_over == is_over_share) return;
+    is_over_share = is_over;
+    over_share->fetch_add(is_over ? 1 : -1, std::memory_order_relaxed);
   }
   void Grow();
 
+  bool is_over_share = false;
   std::array<Item*, kFirstBuckets> buckets;
   std::vector<Item*> more_buckets;
 };

@@ -48,6 +48,25 @@ TEST(LocalLimits, WaitingIsBoundedOnBothSides) {
   EXPECT_TRUE(rendezvous.Send(Key("c"), Value("c")).ok());
 }
 
+// One shard that holds all that the table may: the others must not add their share to it.
+TEST(LocalLimits, ACrowdedShardIsCountedByTheOthers) {
+  FakeClock clock;
+  LocalRendezvous rendezvous(clock, {.max_queued_bytes = 6400, .max_waiting = 64});
+  for (int i = 0; i < 64; ++i) {
+    ASSERT_TRUE(rendezvous.Send(Key("crowded"), Bytes(i < 32 ? 0 : 200)).ok());
+  }
+  for (int i = 0; i < 100; ++i) {
+    EXPECT_FALSE(rendezvous.Send(Key(absl::StrCat("other", i)), Bytes(0)).ok());
+  }
+  EXPECT_EQ(rendezvous.waiting_count(), 64u);
+  // Entries to spare, but no bytes.
+  ASSERT_TRUE(rendezvous.Recv(Key("crowded"), absl::Seconds(1)).ok());
+  for (int i = 0; i < 100; ++i) {
+    EXPECT_FALSE(rendezvous.Send(Key(absl::StrCat("other", i)), Bytes(1)).ok());
+  }
+  EXPECT_EQ(rendezvous.queued_bytes(), 6400u);
+}
+
 // A task that dies takes what needs it along, and only that.
 TEST(LocalFail, EndsWhatMatchesAndNothingElse) {
   FakeClock clock;
