@@ -3,7 +3,6 @@
 #include "rendezvous/remote_rendezvous.h"
 
 #include <algorithm>
-#include <map>
 #include <utility>
 #include <vector>
 
@@ -30,7 +29,7 @@ absl::Status AsConsequence(const absl::Status& why) {
 
 RemoteRendezvous::RemoteRendezvous(int64_t step_id, const Clock& clock, RendezvousLimits limits,
                                    RemoteFetcher& fetcher)
-    : step_id_(step_id), clock_(clock), fetcher_(fetcher), local_(clock, limits) {}
+    : step_id_(step_id), clock_(clock), limits_(limits), fetcher_(fetcher), local_(clock, limits) {}
 
 // Fetches and cancellations hold weak references: whatever waits must be told here.
 RemoteRendezvous::~RemoteRendezvous() {
@@ -44,9 +43,12 @@ std::optional<TaskName> RemoteRendezvous::worker() const {
   return worker_;
 }
 
+std::optional<TaskName> RemoteRendezvous::ServingWorker() const {
+  absl::MutexLock lock(&mu_);
+  return is_replaying_ ? std::nullopt : worker_;
+}
+
 absl::Status RemoteRendezvous::Initialize(const TaskName& worker) {
-  // By id: values of one key go to the first who asked.
-  std::map<uint64_t, Waiting> deferred;
   {
     absl::MutexLock lock(&mu_);
     if (worker_.has_value()) {
@@ -55,24 +57,36 @@ absl::Status RemoteRendezvous::Initialize(const TaskName& worker) {
                                               ToString(*worker_), " -> ", ToString(worker)));
     }
     worker_ = worker;
-    for (auto it = waiting_.begin(); it != waiting_.end();) {
-      if (it->second.is_deferred) {
-        deferred.emplace(it->first, std::move(it->second));
-        waiting_.erase(it++);
-      } else {
-        ++it;
+    is_replaying_ = true;
+  }
+  // By id: values of one key go to the first who asked. Whoever asks in the meantime, from another
+  // thread or from a callback, is deferred too, behind those.
+  for (;;) {
+    std::vector<uint64_t> ids;
+    {
+      absl::MutexLock lock(&mu_);
+      for (const auto& [id, waiting] : waiting_) {
+        if (waiting.is_deferred) ids.push_back(id);
+      }
+      if (ids.empty()) {
+        is_replaying_ = false;
+        return absl::OkStatus();
       }
     }
-  }
-  for (auto& [id, each] : deferred) {
-    if (each.token != Cancellation::kNoToken && !each.args.cancellation->Deregister(each.token)) {
-      // Cancelled in between; its callback found nothing any more.
-      std::move(each.done)(MakeDerived(absl::CancelledError("RecvLocalAsync is cancelled.")), {});
-      continue;
+    std::sort(ids.begin(), ids.end());
+    for (const uint64_t id : ids) {
+      std::optional<Waiting> each = Take(id);
+      if (!each.has_value()) continue;
+      if (each->token != Cancellation::kNoToken &&
+          !each->args.cancellation->Deregister(each->token)) {
+        // Cancelled in between; its callback found nothing any more.
+        std::move(each->done)(MakeDerived(absl::CancelledError("RecvLocalAsync is cancelled.")),
+                              {});
+        continue;
+      }
+      RecvHere(each->key, worker, std::move(each->args), std::move(each->done));
     }
-    RecvLocalAsync(each.key, std::move(each.args), std::move(each.done));
   }
-  return absl::OkStatus();
 }
 
 absl::Status RemoteRendezvous::Send(const RendezvousKey& key, Tensor tensor, bool is_dead,
@@ -95,27 +109,33 @@ void RemoteRendezvous::RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCa
   FetchRemote(key, std::move(args), std::move(done));
 }
 
+void RemoteRendezvous::RecvHere(const RendezvousKey& key, const TaskName& here, RecvArgs args,
+                                RecvCallback done) {
+  if (!(key.src().task == here)) return std::move(done)(NotHere("src", key, here), {});
+  local_.RecvAsync(key, std::move(args), std::move(done));
+}
+
 void RemoteRendezvous::RecvLocalAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done) {
-  const std::optional<TaskName> here = worker();
-  if (here.has_value()) {
-    if (!(key.src().task == *here)) return std::move(done)(NotHere("src", key, *here), {});
-    return local_.RecvAsync(key, std::move(args), std::move(done));
+  if (const std::optional<TaskName> here = ServingWorker(); here.has_value()) {
+    return RecvHere(key, *here, std::move(args), std::move(done));
   }
   const uint64_t id =
       Add({.key = key, .args = std::move(args), .done = std::move(done), .is_deferred = true});
   if (id == 0) return;
-  // Initialize may have come in between, and not have seen it.
-  if (!worker().has_value()) return;
+  // Initialize may have come to its end in between, and not have seen it.
+  const std::optional<TaskName> here = ServingWorker();
+  if (!here.has_value()) return;
   std::optional<Waiting> missed = Take(id);
   if (!missed.has_value()) return;
   if (missed->token != Cancellation::kNoToken) {
     missed->args.cancellation->Deregister(missed->token);
   }
-  RecvLocalAsync(key, std::move(missed->args), std::move(missed->done));
+  RecvHere(key, *here, std::move(missed->args), std::move(missed->done));
 }
 
 void RemoteRendezvous::FetchRemote(const RendezvousKey& key, RecvArgs args, RecvCallback done) {
-  const RecvArgs asked = args;
+  RecvArgs asked = args;
+  asked.cancellation = nullptr;
   const uint64_t id = Add({.key = key, .args = std::move(args), .done = std::move(done)});
   if (id == 0) return;
   const std::shared_ptr<RemoteFetch> fetch = fetcher_.Fetch(
@@ -155,11 +175,20 @@ uint64_t RemoteRendezvous::Add(Waiting waiting) {
         status = MakeDerived(absl::CancelledError(why));
       }
     }
+    if (status.ok() && waiting_.size() >= limits_.max_waiting) {
+      status = absl::ResourceExhaustedError(absl::StrCat(
+          limits_.max_waiting, " receives of step ", step_id_,
+          waiting.is_deferred ? " wait for it to begin here" : " wait for other workers",
+          ", the limit (RendezvousLimits::max_waiting)"));
+    }
     if (status.ok()) {
       last_id_ = id;
       waiting_.emplace(id, std::move(waiting));
       return id;
     }
+  }
+  if (waiting.token != Cancellation::kNoToken) {
+    waiting.args.cancellation->Deregister(waiting.token);
   }
   std::move(waiting.done)(std::move(status), {});
   return 0;

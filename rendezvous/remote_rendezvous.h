@@ -37,7 +37,8 @@ class RemoteFetcher {
  public:
   virtual ~RemoteFetcher() = default;
   // Asks the source's task for the value of `key`. `done` is called exactly once, on any thread,
-  // not from inside; it may come before this returns.
+  // not from inside; it may come before this returns. `args` has no cancellation, since the receive
+  // may be over, and its owner gone, before this is read: RemoteFetch::Cancel says so.
   virtual std::shared_ptr<RemoteFetch> Fetch(int64_t step_id, const RendezvousKey& key,
                                              const RecvArgs& args, RecvCallback done) = 0;
 };
@@ -82,7 +83,8 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   // For a consumer of this worker: from the local table if the source is here too, else from the
   // source's worker.
   //   Errors: the abort's status (no fetch is issued then); INTERNAL before Initialize;
-  //   INVALID_ARGUMENT unless the destination is here; CANCELLED (derived); DEADLINE_EXCEEDED.
+  //   INVALID_ARGUMENT unless the destination is here; CANCELLED (derived); DEADLINE_EXCEEDED;
+  //   RESOURCE_EXHAUSTED naming the limit.
   void RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done);
 
   // For a consumer anywhere, of a value that is sent here. Waits for Initialize if need be.
@@ -120,8 +122,10 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   };
 
   std::optional<TaskName> worker() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Keeps `waiting` and returns its id; ends it, and returns 0, if the step is aborted or it is
-  // cancelled.
+  // The worker, unless local receives still have to queue up behind deferred ones.
+  std::optional<TaskName> ServingWorker() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Keeps `waiting` and returns its id; ends it, and returns 0, if the step is aborted, it is
+  // cancelled, or too many wait.
   uint64_t Add(Waiting waiting) ABSL_LOCKS_EXCLUDED(mu_);
   std::optional<Waiting> Take(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
   // Ends it if it still waits.
@@ -129,17 +133,21 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   void Complete(Waiting waiting, absl::Status status, Received received);
   void EndAll(absl::FunctionRef<absl::Status(const Waiting&)> verdict, size_t& count)
       ABSL_LOCKS_EXCLUDED(mu_);
+  void RecvHere(const RendezvousKey& key, const TaskName& here, RecvArgs args, RecvCallback done);
   void FetchRemote(const RendezvousKey& key, RecvArgs args, RecvCallback done);
 
   // Constant after construction.
   const int64_t step_id_;
   const Clock& clock_;
+  const RendezvousLimits limits_;
   RemoteFetcher& fetcher_;
 
   LocalRendezvous local_;
   // Never held while calling out. Lock order: this, then a cancellation's.
   mutable absl::Mutex mu_;
   std::optional<TaskName> worker_ ABSL_GUARDED_BY(mu_);
+  // Initialize is handing the deferred receives over, in their order; others wait behind them.
+  bool is_replaying_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status abort_status_ ABSL_GUARDED_BY(mu_);
   uint64_t last_id_ ABSL_GUARDED_BY(mu_) = 0;
   absl::flat_hash_map<uint64_t, Waiting> waiting_ ABSL_GUARDED_BY(mu_);
