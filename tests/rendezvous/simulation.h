@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// Simulated steps: every misfortune at once, against a table and against workers that exchange.
+#ifndef FERRY_TESTS_RENDEZVOUS_SIMULATION_H_
+#define FERRY_TESTS_RENDEZVOUS_SIMULATION_H_
+
+#include <cstdint>
+#include <string>
+
+namespace ferry::simulation {
+
+struct Report {
+  // What went wrong first, with the last events before it; empty when nothing did.
+  std::string violation;
+  int64_t events = 0;
+  // How often things happened, so that a test can see that the schedule is not dull.
+  int64_t receives = 0;
+  int64_t values = 0;
+  int64_t errors = 0;
+  int64_t refusals = 0;
+  int64_t fetches = 0;
+  int64_t deaths = 0;
+};
+
+// Run `events` random events that follow from `seed` alone, and stop at the first violation.
+// One LocalRendezvous, by exact prediction.
+Report RunTable(uint64_t seed, int64_t events);
+// Several RendezvousManagers, whose fetches go through a network that delays, reorders and loses.
+Report RunWorkers(uint64_t seed, int64_t events);
+
+}  // namespace ferry::simulation
+
+#endif  // FERRY_TESTS_RENDEZVOUS_SIMULATION_H_
