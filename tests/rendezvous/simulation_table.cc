@@ -58,6 +58,8 @@ class TableSimulation final {
   RendezvousLimits limits_;
   std::vector<RendezvousKey> keys_;
   int send_percent_ = 50;
+  // Deadlines are far away, so that those of receives that were met pile up.
+  bool is_patient_ = false;
   std::vector<std::shared_ptr<Cancellation>> cancellations_;
   std::unique_ptr<TableModel> model_;
   std::unique_ptr<LocalRendezvous> table_;
@@ -72,6 +74,7 @@ void TableSimulation::Start() {
   if (dice_.Chance(30)) limits_.max_queued_bytes = static_cast<size_t>(dice_.Roll(5000));
   const int key_count = dice_.Chance(10) ? 1500 : 1 + dice_.Roll(30);
   send_percent_ = key_count > 1000 ? (dice_.Chance(50) ? 80 : 20) : 40 + dice_.Roll(21);
+  is_patient_ = dice_.Chance(30);
   keys_.clear();
   for (int i = 0; i < key_count; ++i) {
     keys_.push_back(*RendezvousKey::Parse(RendezvousKey::Text(
@@ -149,7 +152,8 @@ void TableSimulation::Recv(const RendezvousKey& key, int links) {
   const ReceivePtr receive = ledger_.NewReceive(key);
   if (dice_.Chance(30)) receive->cancellation = dice_.Pick(cancellations_);
   if (dice_.Chance(30)) {
-    receive->deadline = clock_.Now() + absl::Milliseconds(dice_.Roll(5000) - 100);
+    receive->deadline =
+        clock_.Now() + absl::Milliseconds(dice_.Roll(5000) - 100) * (is_patient_ ? 1000 : 1);
   }
   Log(absl::StrCat("receive ", receive->id, " of ", key.text(),
                    receive->cancellation != nullptr ? ", can be cancelled" : "",
@@ -181,6 +185,7 @@ void TableSimulation::Cancel() {
 
 void TableSimulation::MoveClock() {
   clock_.Advance(absl::Milliseconds(dice_.Chance(5) ? -dice_.Roll(1000) : dice_.Roll(1500)));
+  if (is_patient_ && dice_.Chance(1)) clock_.Advance(absl::Seconds(dice_.Roll(5000)));
   Log("the clock moves");
   may_nest_ = false;
   ledger_.Expect(table_->NextDeadline() <= model_->FirstDeadline(), "a deadline is kept too late");
