@@ -113,6 +113,12 @@ absl::StatusOr<Tensor> Import(ManagedTensor* managed) {
   if (plain.data == nullptr && bytes > 0) {
     return absl::InvalidArgumentError("the DLPack tensor has no data");
   }
+  // Differences of pointers end there, and so does every object.
+  if (plain.byte_offset > static_cast<uint64_t>(PTRDIFF_MAX) - bytes) {
+    return absl::InvalidArgumentError(absl::StrCat("the DLPack tensor's ", bytes,
+                                                   " bytes from offset ", plain.byte_offset,
+                                                   " on are more than any memory has"));
+  }
   void* data = plain.data == nullptr ? nullptr : static_cast<char*>(plain.data) + plain.byte_offset;
   return Tensor::Create(type->type, std::move(shape), WrapForeignBuffer(data, bytes, [managed] {
                           if (managed->deleter != nullptr) managed->deleter(managed);

@@ -65,8 +65,8 @@ struct ManagedTensor {
 // A view of `managed`, which is deleted when the last tensor over it is gone, on the thread that
 // drops it. On an error `managed` is left to the caller.
 //   Errors: INVALID_ARGUMENT for null, another major version, memory that is not the host's,
-//   elements that are not dense and row-major, or a shape that is not one; UNIMPLEMENTED for types
-//   that Ferry does not know.
+//   elements that are not dense and row-major, a shape that is not one, or an offset that no memory
+//   has; UNIMPLEMENTED for types that Ferry does not know.
 absl::StatusOr<Tensor> Import(ManagedTensor* managed);
 
 // The caller owns the result and calls its deleter. It is marked read-only unless `writable`: a

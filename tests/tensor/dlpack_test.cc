@@ -72,6 +72,8 @@ TEST(DLPack, LeavesToItsOwnerWhatItCannotTake) {
   constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
   constexpr auto kUnimplemented = absl::StatusCode::kUnimplemented;
   refuses([](Foreign& f) { f.managed.version.major = 2; }, kInvalid, "version 2.0");
+  refuses([](Foreign& f) { f.managed.dl_tensor.byte_offset = uint64_t{0} - 8; }, kInvalid,
+          "more than any memory has");
   refuses([](Foreign& f) { f.managed.dl_tensor.device.device_type = 2; }, kInvalid, "type 2");
   refuses([](Foreign& f) { f.managed.dl_tensor.dtype.lanes = 4; }, kUnimplemented, "4 lanes");
   refuses([](Foreign& f) { f.managed.dl_tensor.dtype = {0, 4, 1}; }, kUnimplemented, "packed");
