@@ -24,7 +24,7 @@ void RendezvousShard::Grow() {
       item = next;
     }
   }
-  more_buckets = std::move(grown);
+  more_buckets_ = std::move(grown);
 }
 
 RendezvousShard::ItemPtr RendezvousShard::TakeReceive(const RendezvousKey& key, uint64_t id) {

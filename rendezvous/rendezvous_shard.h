@@ -62,7 +62,7 @@ struct alignas(64) RendezvousShard {
   // Enough for most steps without another allocation.
   static constexpr size_t kFirstBuckets = 8;
 
-  RendezvousShard() { buckets.fill(nullptr); }
+  RendezvousShard() { buckets_.fill(nullptr); }
   RendezvousShard(const RendezvousShard&) = delete;
   RendezvousShard& operator=(const RendezvousShard&) = delete;
   ~RendezvousShard();
@@ -129,12 +129,14 @@ struct alignas(64) RendezvousShard {
   std::vector<Deadline> deadlines;
 
  private:
-  size_t bucket_count() const { return more_buckets.empty() ? kFirstBuckets : more_buckets.size(); }
+  size_t bucket_count() const {
+    return more_buckets_.empty() ? kFirstBuckets : more_buckets_.size();
+  }
   Item*& bucket(size_t index) {
-    return more_buckets.empty() ? buckets[index] : more_buckets[index];
+    return more_buckets_.empty() ? buckets_[index] : more_buckets_[index];
   }
   Item* bucket(size_t index) const {
-    return more_buckets.empty() ? buckets[index] : more_buckets[index];
+    return more_buckets_.empty() ? buckets_[index] : more_buckets_[index];
   }
   void Count(const Item& item, int sign) {
     const auto add = [sign](std::atomic<size_t>& counter, size_t amount) {
@@ -145,15 +147,15 @@ struct alignas(64) RendezvousShard {
     if (item.is_send) add(queued_bytes, item.tensor.bytes());
     const bool is_over = item_count.load(std::memory_order_relaxed) > item_share ||
                          queued_bytes.load(std::memory_order_relaxed) > byte_share;
-    if (is_over == is_over_share) return;
-    is_over_share = is_over;
+    if (is_over == is_over_share_) return;
+    is_over_share_ = is_over;
     over_share->fetch_add(is_over ? 1 : -1, std::memory_order_relaxed);
   }
   void Grow();
 
-  bool is_over_share = false;
-  std::array<Item*, kFirstBuckets> buckets;
-  std::vector<Item*> more_buckets;
+  bool is_over_share_ = false;
+  std::array<Item*, kFirstBuckets> buckets_;
+  std::vector<Item*> more_buckets_;
 };
 
 }  // namespace ferry

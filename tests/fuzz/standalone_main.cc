@@ -22,7 +22,7 @@
 #include <vector>
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
-// There if a sanitizer is.
+// There if a sanitizer is. NOLINTNEXTLINE(bugprone-reserved-identifier): the name is theirs.
 extern "C" void __sanitizer_set_death_callback(void (*callback)()) __attribute__((weak));
 
 namespace ferry {

@@ -35,13 +35,13 @@ Report WorkersSimulation::Run() {
 
 void WorkersSimulation::Start() {
   options_ = {};
-  if (dice_.Chance(20)) options_.limits.max_waiting = static_cast<size_t>(1 + dice_.Roll(10));
+  if (dice_.Chance(20)) options_.limits.max_waiting = 1 + static_cast<size_t>(dice_.Roll(10));
   if (dice_.Chance(20)) options_.limits.max_queued_bytes = static_cast<size_t>(dice_.Roll(400));
-  if (dice_.Chance(20)) options_.max_steps = static_cast<size_t>(1 + dice_.Roll(4));
-  if (dice_.Chance(20)) options_.max_finished_steps = static_cast<size_t>(1 + dice_.Roll(4));
+  if (dice_.Chance(20)) options_.max_steps = 1 + static_cast<size_t>(dice_.Roll(4));
+  if (dice_.Chance(20)) options_.max_finished_steps = 1 + static_cast<size_t>(dice_.Roll(4));
   edge_count_ = 1 + dice_.Roll(4);
   workers_.clear();
-  workers_.resize(static_cast<size_t>(1 + dice_.Roll(4)));
+  workers_.resize(1 + static_cast<size_t>(dice_.Roll(4)));
   for (size_t i = 0; i < workers_.size(); ++i) {
     workers_[i].name = {"worker", 0, static_cast<int64_t>(i)};
     workers_[i].fetcher = network_.FetcherOf(static_cast<int>(i));
@@ -178,7 +178,7 @@ Step WorkersSimulation::Find(Worker& worker, int64_t step_id) {
 
 Step WorkersSimulation::AnyStep(Worker& worker) {
   if (!worker.old_steps.empty() && dice_.Chance(10)) return dice_.Pick(worker.old_steps);
-  const Step step = Find(worker, dice_.Pick(step_ids_));
+  Step step = Find(worker, dice_.Pick(step_ids_));
   // Mostly a worker has begun the steps in which it sends and receives.
   if (step.real != nullptr && dice_.Chance(70)) {
     Initialize(step, worker.name);
