@@ -19,7 +19,7 @@ void CheckNames(absl::string_view text) {
     FERRY_CHECK(task->task >= 0 && task->replica >= 0 && !task->job.empty());
     FERRY_CHECK(!ParseDeviceName(text).has_value());
   }
-  if (const std::optional<DeviceName> device = ParseDeviceName(text); device.has_value()) {
+  if (const std::optional<TaskDevice> device = ParseDeviceName(text); device.has_value()) {
     FERRY_CHECK(ParseDeviceName(ToString(*device)) == device);
     FERRY_CHECK(ParseTaskName(ToString(device->task)) == device->task);
     FERRY_CHECK(device->index >= 0 && !device->type.empty());
