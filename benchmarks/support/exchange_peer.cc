@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+// Forking, echoing, and counting CPU time.
+#include "benchmarks/support/exchange_peer.h"
+
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/clock.h"
+#include "base/status_macros.h"
+#include "runtime/endpoint_record.h"
+
+namespace ferry::bench {
+namespace {
+
+void Check(const absl::Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "exchange bench: %s\n", status.ToString().c_str());
+  std::_Exit(1);
+}
+
+void WriteAll(int fd, const void* data, size_t bytes) {
+  if (write(fd, data, bytes) != static_cast<ssize_t>(bytes)) std::_Exit(0);
+}
+
+void ReadAll(int fd, void* data, size_t bytes) {
+  auto* to = static_cast<char*>(data);
+  while (bytes > 0) {
+    const ssize_t got = read(fd, to, bytes);
+    // The other process has gone, and with it the benchmark.
+    if (got <= 0) std::_Exit(0);
+    to += got;
+    bytes -= static_cast<size_t>(got);
+  }
+}
+
+void SendText(int fd, const std::string& text) {
+  const uint64_t size = text.size();
+  WriteAll(fd, &size, sizeof(size));
+  WriteAll(fd, text.data(), text.size());
+}
+
+std::string ReceiveText(int fd) {
+  uint64_t size = 0;
+  ReadAll(fd, &size, sizeof(size));
+  std::string text(size, '\0');
+  ReadAll(fd, text.data(), size);
+  return text;
+}
+
+std::string DeviceOf(int node) {
+  return absl::StrCat("/job:worker/replica:0/task:", node, "/device:CPU:0");
+}
+
+RendezvousKey KeyFrom(int from, int to, absl::string_view name) {
+  return *RendezvousKey::Parse(
+      RendezvousKey::Text(DeviceOf(from), 100u + static_cast<unsigned>(from), DeviceOf(to), name));
+}
+
+std::unique_ptr<Exchange> StartNode(int node, int socket, const ExchangePeer::Options& options) {
+  ExchangeOptions exchange;
+  exchange.require_transport = options.transport;
+  exchange.spin = options.spin;
+  exchange.listen = "127.0.0.1:0";
+  exchange.token = "bench";
+  exchange.transports.tcp.connections = options.tcp_connections;
+  exchange.arena.budget_bytes = size_t{12} << 30;
+  Endpoint self;
+  self.peer = {node, 100u + static_cast<unsigned>(node)};
+  self.boot_id = "here";
+  auto other = std::make_shared<Endpoint>();
+  auto started = Exchange::Start(
+      exchange, self, [other](int32_t, ResolveCallback done) { std::move(done)(*other); });
+  Check(started.status());
+  SendText(socket, EncodeEndpoint((*started)->self()));
+  auto peer = DecodeEndpoint(ReceiveText(socket));
+  Check(peer.status());
+  *other = *std::move(peer);
+  return *std::move(started);
+}
+
+std::shared_ptr<RemoteRendezvous> OpenStep(Exchange& exchange, int64_t id) {
+  auto step = exchange.rendezvous().Find(id);
+  Check(step.status());
+  Check((*step)->Initialize(exchange.task()));
+  return *std::move(step);
+}
+
+void Echo(Exchange& exchange, const EchoCommand& command) {
+  const RendezvousKey ping = KeyFrom(0, 1, "ping");
+  const RendezvousKey pong = KeyFrom(1, 0, "pong");
+  const auto step = OpenStep(exchange, command.step_id);
+  const Tensor answer = ArenaTensor(exchange, command.short_answers ? 8 : command.bytes);
+  const int window = command.window;
+  std::vector<PostedRecv> posted(static_cast<size_t>(window));
+  std::vector<Tensor> buffers(static_cast<size_t>(window));
+  for (int i = 0; i < window; ++i) {
+    if (command.into) buffers[i] = ArenaTensor(exchange, command.bytes);
+    posted[i].Post(*step, ping, buffers[i], exchange.loop());
+  }
+  while (true) {
+    for (int i = 0; i < window; ++i) {
+      posted[i].Wait(exchange.loop());
+      // The end is told by a scalar.
+      if (posted[i].tensor().shape().rank() == 0) {
+        Check(step->Send(pong, *Tensor::Allocate(DataType::kUint8, {})));
+        // Until the other side has it, and has ended the step.
+        return;
+      }
+      posted[i].Drop();
+      posted[i].Post(*step, ping, buffers[i], exchange.loop());
+    }
+    Check(step->Send(pong, answer));
+  }
+}
+
+[[noreturn]] void RunChild(int socket, const ExchangePeer::Options& options) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  const std::unique_ptr<Exchange> exchange = StartNode(1, socket, options);
+  while (true) {
+    EchoCommand command;
+    ReadAll(socket, &command, sizeof(command));
+    if (command.window == -1) {
+      rusage usage = {};
+      getrusage(RUSAGE_SELF, &usage);
+      const double seconds =
+          static_cast<double>(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+          static_cast<double>(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
+      WriteAll(socket, &seconds, sizeof(seconds));
+      continue;
+    }
+    if (command.window == -2) {
+      exchange->rendezvous().Cleanup(command.step_id);
+      WriteAll(socket, "", 1);
+      continue;
+    }
+    Echo(*exchange, command);
+  }
+}
+
+}  // namespace
+
+Tensor ArenaTensor(Exchange& exchange, size_t bytes) {
+  auto buffer = exchange.arena().Allocate(bytes);
+  Check(buffer.status());
+  std::memset((*buffer)->data(), 1, bytes);
+  return *Tensor::Create(DataType::kUint8, *Shape::Create({static_cast<int64_t>(bytes)}),
+                         *std::move(buffer));
+}
+
+void PostedRecv::Post(RemoteRendezvous& step, const RendezvousKey& key, const Tensor& destination,
+                      LaneLoop& loop) {
+  is_done_.store(false, std::memory_order_relaxed);
+  RecvArgs args;
+  args.destination = destination;
+  step.RecvAsync(key, std::move(args), [this, &loop](absl::Status status, Received received) {
+    status_ = std::move(status);
+    tensor_ = std::move(received.tensor);
+    is_done_.store(true, std::memory_order_release);
+    loop.Wake();
+  });
+}
+
+void PostedRecv::Wait(LaneLoop& loop) {
+  if (!loop.WaitUntil([this] { return is_done_.load(std::memory_order_acquire); },
+                      SteadyClock().Now() + absl::Seconds(60))) {
+    Check(absl::DeadlineExceededError("the other process does not answer"));
+  }
+  Check(status_);
+}
+
+ExchangePeer::ExchangePeer(const Options& options) {
+  int sockets[2];
+  FERRY_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) == 0);
+  child_ = fork();
+  FERRY_CHECK(child_ >= 0);
+  if (child_ == 0) {
+    close(sockets[0]);
+    RunChild(sockets[1], options);
+  }
+  close(sockets[1]);
+  socket_ = sockets[0];
+  exchange_ = StartNode(0, socket_, options);
+  ping_ = std::make_unique<RendezvousKey>(KeyFrom(0, 1, "ping"));
+  pong_ = std::make_unique<RendezvousKey>(KeyFrom(1, 0, "pong"));
+}
+
+ExchangePeer::~ExchangePeer() {
+  kill(child_, SIGKILL);
+  waitpid(child_, nullptr, 0);
+  exchange_.reset();
+  close(socket_);
+}
+
+std::shared_ptr<RemoteRendezvous> ExchangePeer::Begin(EchoCommand command) {
+  command.step_id = ++last_step_;
+  step_ = OpenStep(*exchange_, command.step_id);
+  WriteAll(socket_, &command, sizeof(command));
+  return step_;
+}
+
+void ExchangePeer::End() {
+  PostedRecv last;
+  last.Post(*step_, *pong_, Tensor(), exchange_->loop());
+  Check(step_->Send(*ping_, *Tensor::Allocate(DataType::kUint8, {})));
+  last.Wait(exchange_->loop());
+  EchoCommand over;
+  over.window = -2;
+  over.step_id = last_step_;
+  WriteAll(socket_, &over, sizeof(over));
+  char byte;
+  ReadAll(socket_, &byte, 1);
+  exchange_->rendezvous().Cleanup(last_step_);
+  step_ = nullptr;
+}
+
+double ExchangePeer::CpuSeconds() const {
+  EchoCommand ask;
+  ask.window = -1;
+  WriteAll(socket_, &ask, sizeof(ask));
+  double child = 0;
+  ReadAll(socket_, &child, sizeof(child));
+  rusage usage = {};
+  getrusage(RUSAGE_SELF, &usage);
+  return child + static_cast<double>(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+         static_cast<double>(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
+}
+
+}  // namespace ferry::bench

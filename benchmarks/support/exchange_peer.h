@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Two processes that exchange tensors, and the floors of what they do.
+#ifndef FERRY_BENCHMARKS_SUPPORT_EXCHANGE_PEER_H_
+#define FERRY_BENCHMARKS_SUPPORT_EXCHANGE_PEER_H_
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/time/time.h"
+
+#include "runtime/exchange.h"
+
+namespace ferry::bench {
+
+// What the other process does until it is told to stop.
+struct EchoCommand {
+  int64_t step_id = 0;
+  // Of its answers; of type uint8.
+  uint64_t bytes = 0;
+  // Its receives have a buffer of their own.
+  bool into = false;
+  // Its answers are 8 bytes, whatever comes.
+  bool short_answers = false;
+  // Receives that it keeps open, and values that it takes before it answers.
+  int window = 1;
+};
+
+// A child process with an Exchange of its own (node 1), and this process's (node 0). Each sends
+// what the other asks for. Forks: make it before there are threads.
+class ExchangePeer {
+ public:
+  struct Options {
+    std::string transport;
+    absl::Duration spin = absl::Microseconds(20);
+    int tcp_connections = 2;
+  };
+  explicit ExchangePeer(const Options& options);
+  ~ExchangePeer();
+
+  ExchangePeer(const ExchangePeer&) = delete;
+  ExchangePeer& operator=(const ExchangePeer&) = delete;
+
+  Exchange& exchange() { return *exchange_; }
+  // Begins a round of echoes in a step of its own.
+  std::shared_ptr<RemoteRendezvous> Begin(EchoCommand command);
+  // Ends it; the other process has stopped when it returns.
+  void End();
+
+  // From here to there, and back.
+  const RendezvousKey& ping() const { return *ping_; }
+  const RendezvousKey& pong() const { return *pong_; }
+
+  // CPU time of both processes so far.
+  double CpuSeconds() const;
+
+ private:
+  pid_t child_ = -1;
+  int socket_ = -1;
+  std::unique_ptr<Exchange> exchange_;
+  std::unique_ptr<RendezvousKey> ping_;
+  std::unique_ptr<RendezvousKey> pong_;
+  std::shared_ptr<RemoteRendezvous> step_;
+  int64_t last_step_ = 0;
+};
+
+// A receive that is posted early and waited for later; used again and again.
+class PostedRecv {
+ public:
+  void Post(RemoteRendezvous& step, const RendezvousKey& key, const Tensor& destination,
+            LaneLoop& loop);
+  // Waits on this thread. The tensor is dropped by the next Post, or Drop.
+  void Wait(LaneLoop& loop);
+  Tensor& tensor() { return tensor_; }
+  void Drop() { tensor_ = Tensor(); }
+
+ private:
+  std::atomic<bool> is_done_{false};
+  absl::Status status_;
+  Tensor tensor_;
+};
+
+Tensor ArenaTensor(Exchange& exchange, size_t bytes);
+
+// --- Floors, each between this process and a child of its own ---
+
+// Seconds of one way, the median: a cache line that both spin on.
+double SpinFloor();
+// Seconds of a round trip through eventfds, sleeping.
+double BlockingFloor();
+// Seconds of a round trip of 8 bytes over loopback TCP, spinning on non-blocking reads.
+double TcpSpinFloor();
+// Bytes per second of blocking sockets over loopback, `streams` at a time, `bytes` in all per
+// round.
+struct StreamFloor {
+  double bytes_per_second = 0;
+  double cpu_seconds_per_gb = 0;
+};
+StreamFloor TcpStreamFloor(int streams, size_t bytes);
+// Bytes per second of memcpy on one thread, buffers used again.
+double MemcpyFloor(size_t bytes);
+
+}  // namespace ferry::bench
+
+#endif  // FERRY_BENCHMARKS_SUPPORT_EXCHANGE_PEER_H_
