@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A gRPC service whose unary methods take and give bytes.
+// A gRPC service whose methods take and give bytes.
 #ifndef FERRY_COORD_GRPC_RAW_SERVICE_H_
 #define FERRY_COORD_GRPC_RAW_SERVICE_H_
 
@@ -29,6 +29,19 @@ class RawService : public grpc::Service {
     MarkMethodRawCallback(
         method_count_++,
         new grpc::internal::CallbackUnaryHandler<grpc::ByteBuffer, grpc::ByteBuffer>(
+            std::move(handler)));
+  }
+
+  using StreamHandler = std::function<grpc::ServerWriteReactor<grpc::ByteBuffer>*(
+      grpc::CallbackServerContext*, const grpc::ByteBuffer*)>;
+
+  // A method that answers with a stream. `path` as above.
+  void AddServerStream(const char* path, StreamHandler handler) {
+    AddMethod(new grpc::internal::RpcServiceMethod(
+        path, grpc::internal::RpcMethod::SERVER_STREAMING, nullptr));
+    MarkMethodRawCallback(
+        method_count_++,
+        new grpc::internal::CallbackServerStreamingHandler<grpc::ByteBuffer, grpc::ByteBuffer>(
             std::move(handler)));
   }
 
