@@ -21,4 +21,15 @@ absl::Status RecentRequestIds::TrackUnique(int64_t request_id, absl::string_view
   return absl::OkStatus();
 }
 
+bool RecentRequestIds::Contains(int64_t request_id) const {
+  absl::MutexLock lock(&mu_);
+  return seen_.contains(request_id);
+}
+
+void RecentRequestIds::Forget(int64_t request_id) {
+  // Its slot stays: should the id come again, it is dropped when the older slot's turn comes.
+  absl::MutexLock lock(&mu_);
+  seen_.erase(request_id);
+}
+
 }  // namespace ferry

@@ -25,8 +25,13 @@ class RecentRequestIds final {
   //   Errors: ABORTED if the id was seen before; never for 0, which clients without ids send.
   absl::Status TrackUnique(int64_t request_id, absl::string_view method) ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Whether TrackUnique would refuse it.
+  bool Contains(int64_t request_id) const ABSL_LOCKS_EXCLUDED(mu_);
+  // The request came to nothing and may come again.
+  void Forget(int64_t request_id) ABSL_LOCKS_EXCLUDED(mu_);
+
  private:
-  absl::Mutex mu_;
+  mutable absl::Mutex mu_;
   size_t next_ ABSL_GUARDED_BY(mu_) = 0;
   // 0 where there is none yet.
   std::vector<int64_t> ring_ ABSL_GUARDED_BY(mu_);

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// The steps of RecvTensor on the sender's side.
+#include "rendezvous/tensor_source.h"
+
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+#include "base/status_macros.h"
+
+namespace ferry {
+
+TensorSource::TensorSource(RendezvousManager& manager, IncarnationLookup incarnation_of,
+                           TensorSourceOptions options)
+    : manager_(manager),
+      incarnation_of_(std::move(incarnation_of)),
+      options_(options),
+      cache_(std::make_shared<ResponseCache>(options.cache)) {}
+
+void TensorSource::Recv(const Request& request, Cancellation* cancellation, ServedCallback done) {
+  const int64_t request_id = request.request_id;
+  if (options_.keep_responses && request_id != 0) {
+    if (!cache_->Attach(request_id, request.step_id, cancellation, std::move(done))) return;
+    // Of no one's call: the value is for whichever of them is there then.
+    return RecvUnkept(request, nullptr,
+                      [cache = cache_, request_id](absl::Status status, ServedValue value) {
+                        cache->Complete(request_id, status, std::move(value));
+                      });
+  }
+  absl::Status status = recent_->TrackUnique(request_id, "RecvTensor (GrpcWorker)");
+  if (!status.ok()) return std::move(done)(std::move(status), {});
+  RecvUnkept(request, cancellation,
+             [recent = recent_, request_id, done = std::move(done)](absl::Status status,
+                                                                    ServedValue value) mutable {
+               if (absl::IsCancelled(status)) recent->Forget(request_id);
+               std::move(done)(std::move(status), std::move(value));
+             });
+}
+
+void TensorSource::RecvUnkept(const Request& request, Cancellation* cancellation,
+                              ServedCallback done) {
+  absl::StatusOr<RendezvousKey> key = CheckKey(request.key);
+  if (!key.ok()) return std::move(done)(key.status(), {});
+  manager_.RecvLocalAsync(request.step_id, *key, {.cancellation = cancellation},
+                          [done = std::move(done)](absl::Status status, Received received) mutable {
+                            ServedValue value;
+                            value.tensor = std::move(received.tensor);
+                            value.is_dead = received.is_dead;
+                            value.send_start_micros = absl::ToUnixMicros(absl::Now());
+                            std::move(done)(std::move(status), std::move(value));
+                          });
+}
+
+absl::StatusOr<RendezvousKey> TensorSource::CheckKey(absl::string_view text) const {
+  FERRY_ASSIGN_OR_RETURN(RendezvousKey key, RendezvousKey::Parse(text));
+  const std::optional<uint64_t> incarnation = incarnation_of_(key.src());
+  if (!incarnation.has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat(absl::CEscape(key.src_device()),
+                                                   " unknown device. Asked for by the key ",
+                                                   absl::CEscape(key.text())));
+  }
+  if (*incarnation != key.src_incarnation()) {
+    return absl::AbortedError(absl::StrCat(
+        "RecvTensor expects a different device incarnation: ", key.src_incarnation(), " vs. ",
+        *incarnation, ". Your worker job (\"", absl::CEscape(ToString(key.src().task)),
+        "\") was probably restarted. Check your worker job for the reason why it was restarted."));
+  }
+  return key;
+}
+
+}  // namespace ferry

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Answers that are kept: scenario 59 of the rendezvous reference, and what bounds them.
+#include "rendezvous/response_cache.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "rendezvous_fixture.h"
+
+namespace ferry {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr int64_t kStep = 1;
+
+// "v" for the value v, "v+" if it is to be acknowledged, else the status.
+ServedCallback Into(std::vector<std::string>& out) {
+  return [&out](absl::Status status, ServedValue value) {
+    if (!status.ok()) return out.push_back(status.ToString());
+    const std::string text =
+        value.tensor.dtype() == DataType::kString ? value.tensor.strings()[0] : "bytes";
+    out.push_back(text + (value.require_ack ? "+" : ""));
+  };
+}
+
+ServedValue Served(absl::string_view text) { return {.tensor = Value(text)}; }
+ServedValue ServedBytes(int64_t count) { return {.tensor = Bytes(count)}; }
+
+TEST(ResponseCache, ARequestThatComesAgainGetsTheSameValueBeforeAndAfterItIsThere) {
+  std::vector<std::string> out;
+  ResponseCache cache;
+  EXPECT_TRUE(cache.Attach(7, kStep, nullptr, Into(out)));
+  EXPECT_FALSE(cache.Attach(7, kStep, nullptr, Into(out)));
+  EXPECT_TRUE(out.empty());
+  cache.Complete(7, absl::OkStatus(), Served("v"));
+  EXPECT_FALSE(cache.Attach(7, kStep, nullptr, Into(out)));
+  EXPECT_THAT(out, ElementsAre("v+", "v+", "v+"));
+  EXPECT_EQ(cache.entry_count(), 1u);
+}
+
+TEST(ResponseCache, AValueGoesWhenItIsFinished) {
+  std::vector<std::string> out;
+  ResponseCache cache;
+  cache.Attach(7, kStep, nullptr, Into(out));
+  cache.MarkFinished(7);  // not there yet
+  cache.Complete(7, absl::OkStatus(), ServedBytes(100));
+  EXPECT_EQ(cache.bytes(), 100u);
+  cache.MarkFinished(7);
+  cache.MarkFinished(7);
+  cache.MarkFinished(8);
+  EXPECT_EQ(cache.entry_count(), 0u);
+  EXPECT_EQ(cache.bytes(), 0u);
+  // Its value is gone: waiting for it would be for ever.
+  EXPECT_FALSE(cache.Attach(7, kStep, nullptr, Into(out)));
+  EXPECT_THAT(out[1], HasSubstr("ABORTED: The same RecvTensor (GrpcWorker) request was received"));
+}
+
+TEST(ResponseCache, AStepsValuesGoWithItAndLateOnesAreNotKept) {
+  std::vector<std::string> out;
+  ResponseCache cache;
+  cache.Attach(1, kStep, nullptr, Into(out));
+  cache.Attach(2, kStep, nullptr, Into(out));
+  cache.Attach(3, kStep + 1, nullptr, Into(out));
+  cache.Complete(1, absl::OkStatus(), Served("a"));
+  cache.Complete(3, absl::OkStatus(), Served("c"));
+  cache.CleanupStep(kStep);
+  EXPECT_EQ(cache.entry_count(), 2u);
+  cache.Complete(2, absl::OkStatus(), Served("b"));
+  EXPECT_EQ(cache.entry_count(), 1u);
+  EXPECT_THAT(out, ElementsAre("a+", "c+", "b"));
+}
+
+TEST(ResponseCache, ErrorsAreNotKept) {
+  std::vector<std::string> out;
+  ResponseCache cache;
+  cache.Attach(7, kStep, nullptr, Into(out));
+  cache.Complete(7, absl::InternalError("no"), {});
+  EXPECT_TRUE(cache.Attach(7, kStep, nullptr, Into(out)));
+  EXPECT_THAT(out, ElementsAre("INTERNAL: no"));
+}
+
+TEST(ResponseCache, ACancelledWaitLeavesTheValueToARetry) {
+  std::vector<std::string> out;
+  ResponseCache cache;
+  Cancellation gone;
+  EXPECT_TRUE(cache.Attach(7, kStep, &gone, Into(out)));
+  gone.Cancel();
+  cache.Complete(7, absl::OkStatus(), Served("v"));
+  EXPECT_FALSE(cache.Attach(7, kStep, nullptr, Into(out)));
+  EXPECT_FALSE(cache.Attach(7, kStep, &gone, Into(out)));
+  EXPECT_THAT(out, ElementsAre("CANCELLED: [_Derived_]RecvTensor is cancelled.", "v+", "v+"));
+}
+
+TEST(ResponseCache, TheOldestValueMakesRoom) {
+  std::vector<std::string> out;
+  ResponseCache cache({.max_entries = 3, .max_bytes = 100});
+  for (int64_t id = 1; id <= 3; ++id) {
+    cache.Attach(id, kStep, nullptr, Into(out));
+    cache.Complete(id, absl::OkStatus(), ServedBytes(40));
+  }
+  EXPECT_EQ(cache.bytes(), 80u);
+  // Too large to be kept at all.
+  cache.Attach(4, kStep, nullptr, Into(out));
+  cache.Complete(4, absl::OkStatus(), ServedBytes(101));
+  EXPECT_EQ(cache.bytes(), 80u);
+  EXPECT_THAT(out, ElementsAre("bytes+", "bytes+", "bytes+", "bytes"));
+  cache.Attach(1, kStep, nullptr, Into(out));
+  EXPECT_THAT(out[4], HasSubstr("ResponseCacheLimits"));
+}
+
+TEST(ResponseCache, WhatWaitsMakesNoRoom) {
+  std::vector<std::string> out;
+  ResponseCache cache({.max_entries = 2});
+  cache.Attach(1, kStep, nullptr, Into(out));
+  cache.Attach(2, kStep, nullptr, Into(out));
+  EXPECT_FALSE(cache.Attach(3, kStep, nullptr, Into(out)));
+  EXPECT_THAT(out[0], HasSubstr("RESOURCE_EXHAUSTED: 2 requests for tensors wait"));
+  cache.Complete(1, absl::OkStatus(), Served("v"));
+  EXPECT_TRUE(cache.Attach(3, kStep, nullptr, Into(out)));
+}
+
+TEST(ResponseCache, WhoeverWaitsHearsOfItsEnd) {
+  std::vector<std::string> out;
+  {
+    ResponseCache cache;
+    cache.Attach(1, kStep, nullptr, Into(out));
+  }
+  EXPECT_THAT(out, ElementsAre("CANCELLED: the worker's response cache is deleted"));
+}
+
+}  // namespace
+}  // namespace ferry
