@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// The calls by which other workers get this one's values.
+#ifndef FERRY_RENDEZVOUS_GRPC_RECV_TENSOR_SERVICE_H_
+#define FERRY_RENDEZVOUS_GRPC_RECV_TENSOR_SERVICE_H_
+
+#include <cstddef>
+#include <memory>
+
+#include <grpcpp/impl/codegen/service_type.h>
+
+#include "rendezvous/grpc_tensor_coding.h"
+#include "rendezvous/grpc_tensor_frames.h"
+#include "rendezvous/tensor_source.h"
+
+namespace ferry {
+
+inline constexpr char kRecvTensorPath[] = "/tensorflow.WorkerService/RecvTensor";
+inline constexpr char kMarkRecvFinishedPath[] = "/tensorflow.WorkerService/MarkRecvFinished";
+inline constexpr char kTensorStreamPath[] = "/ferry.v1.TensorStream/Recv";
+
+struct RecvTensorServiceOptions {
+  // False: only TensorFlow's calls, as TensorFlow's workers have them.
+  bool has_streams = true;
+  // Of a tensor that a unary answer carries.
+  size_t max_unary_bytes = kMaxUnaryBytes;
+  // Content of one frame of a stream.
+  size_t frame_bytes = kFrameBytes;
+};
+
+// The three paths above, over `source`, which outlives the server. A call that waits for its value
+// holds a few kilobytes and no thread; it ends when its client goes away or its deadline comes, and
+// then leaves the value to others (TensorSource::Recv). Whoever sends a value encodes it, without
+// copying it, and begins to write it.
+//   Errors of RecvTensor and Recv: as TensorSource::Recv; INVALID_ARGUMENT for a request that is
+//   none, and, of RecvTensor, for a tensor above max_unary_bytes, which is then lost.
+std::unique_ptr<grpc::Service> MakeRecvTensorService(TensorSource& source,
+                                                     RecvTensorServiceOptions options = {});
+
+}  // namespace ferry
+
+#endif  // FERRY_RENDEZVOUS_GRPC_RECV_TENSOR_SERVICE_H_

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arguments for bulk.
+#include "rendezvous/grpc_tensor_channel.h"
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/support/channel_arguments.h>
+
+#include "coord/grpc_callback_threads.h"
+
+namespace ferry {
+namespace {
+
+// Measured with benchmarks/recv_tensor_bench; both ends offer them.
+constexpr int kWindowBytes = 8 << 20;
+constexpr int kHttp2FrameBytes = (16 << 20) - 1;  // the most that HTTP/2 allows
+// What a write may leave to be sent before the next one may come: frames overlap.
+constexpr int kWriteBufferBytes = 4 << 20;
+
+template <typename SetInt>
+void SetBulkArguments(SetInt set) {
+  set(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, -1);
+  set(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, -1);
+  set(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  set(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kWindowBytes);
+  set(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kHttp2FrameBytes);
+  set(GRPC_ARG_HTTP2_WRITE_BUFFER_SIZE, kWriteBufferBytes);
+}
+
+}  // namespace
+
+std::shared_ptr<grpc::Channel> MakeTensorChannel(const std::string& address) {
+  coord::KeepCallbackThreads();
+  grpc::ChannelArguments arguments;
+  SetBulkArguments([&arguments](const char* name, int value) { arguments.SetInt(name, value); });
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2'000);
+  // Workers are inside the cluster; a proxy in the environment is for the world outside.
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+void PrepareTensorServer(grpc::ServerBuilder& builder) {
+  coord::KeepCallbackThreads();
+  SetBulkArguments(
+      [&builder](const char* name, int value) { builder.AddChannelArgument(name, value); });
+  builder.SetMaxReceiveMessageSize(-1);
+  builder.SetMaxSendMessageSize(-1);
+  // Clients may probe as often as they like; the default answer to that is to hang up.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
+}
+
+}  // namespace ferry

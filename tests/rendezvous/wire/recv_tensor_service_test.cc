@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+// The service against plain protocol buffers: scenarios 51 to 59, 62 and 64 of the rendezvous
+// reference.
+#include "rendezvous/grpc_recv_tensor_service.h"
+
+#include <dirent.h>
+
+#include <string>
+#include <vector>
+
+#include "proto/ferry_tensor_stream.pb.h"
+#include "proto/tf_worker.pb.h"
+#include "tensor/tensor_proto.h"
+#include "test_worker.h"
+
+namespace ferry {
+namespace {
+
+using absl::StatusCode;
+using coord::Answer;
+using coord::Fails;
+using coord::IsOk;
+using coord::PendingCall;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+int ThreadCount() {
+  DIR* const tasks = opendir("/proc/self/task");
+  int count = -2;  // "." and ".."
+  while (readdir(tasks) != nullptr) ++count;
+  closedir(tasks);
+  return count;
+}
+
+class Service : public ::testing::Test {
+ protected:
+  explicit Service(TestWorkerOptions options = {}) : worker_(book_, options) {}
+
+  PendingCall Recv(const std::string& key, int64_t request_id, PendingCall::Options options = {}) {
+    tensorflow::RecvTensorRequest request;
+    request.set_step_id(1);
+    request.set_rendezvous_key(key);
+    request.set_request_id(request_id);
+    request.mutable_client_locality()->set_bus_id(3);
+    return PendingCall::Start(channel_, kRecvTensorPath, request.SerializeAsString(), options);
+  }
+  void MarkFinished(int64_t request_id) {
+    tensorflow::MarkRecvFinishedRequest request;
+    request.set_request_id(request_id);
+    EXPECT_THAT(
+        PendingCall::Start(channel_, kMarkRecvFinishedPath, request.SerializeAsString()).Wait(),
+        IsOk());
+  }
+  void Send(absl::string_view edge, Tensor tensor, bool is_dead = false) {
+    ASSERT_TRUE(worker_.Begin(1)->Send(Edge(edge), std::move(tensor), is_dead).ok());
+  }
+  static std::string StringOf(const Answer& answer) {
+    EXPECT_THAT(answer, IsOk());
+    tensorflow::RecvTensorResponse response;
+    EXPECT_TRUE(response.ParseFromString(answer.body));
+    return response.tensor().string_val_size() == 1 ? response.tensor().string_val(0) : "none";
+  }
+
+  AddressBook book_;
+  TestWorker worker_;
+  const std::shared_ptr<grpc::Channel> channel_ = coord::NewChannel(worker_.address());
+};
+
+class KeepingService : public Service {
+ protected:
+  KeepingService() : Service({.source = {.keep_responses = true}}) {}
+};
+
+// Scenarios 52 and 62.
+TEST_F(Service, APlainClientGetsWhatIsSentBeforeAndAfterItAsks) {
+  const PendingCall early = Recv(EdgeText("a"), 1);
+  ASSERT_TRUE(worker_.WaitUntilPending(1));
+  Tensor tensor = *Tensor::Allocate(DataType::kFloat, *Shape::Create({2, 5000}));
+  for (int i = 0; i < 10'000; ++i) static_cast<float*>(tensor.mutable_data())[i] = i;
+  Send("a", tensor);
+  Send("b", Value("v"));
+  tensorflow::RecvTensorResponse response;
+  ASSERT_TRUE(response.ParseFromString(early.Wait().body));
+  EXPECT_TRUE(IsEqual(*TensorFromProto(response.tensor()), tensor));
+  EXPECT_FALSE(response.is_dead());
+  EXPECT_FALSE(response.require_ack());
+  EXPECT_GT(response.send_start_micros(), 1'000'000'000'000'000);
+  EXPECT_EQ(StringOf(Recv(EdgeText("b"), 2).Wait()), "v");
+}
+
+TEST_F(Service, ADeadValueSaysSo) {
+  Send("a", Tensor(), /*is_dead=*/true);
+  tensorflow::RecvTensorResponse response;
+  ASSERT_TRUE(response.ParseFromString(Recv(EdgeText("a"), 1).Wait().body));
+  EXPECT_TRUE(response.is_dead());
+}
+
+TEST_F(Service, AClientThatCompressesIsUnderstood) {
+  Send("a", Value("v"));
+  EXPECT_EQ(StringOf(Recv(EdgeText("a"), 1, {.gzip = true}).Wait()), "v");
+}
+
+// Scenarios 54 to 57.
+TEST_F(Service, RefusalsAreTensorFlows) {
+  EXPECT_THAT(Recv(EdgeText("a", 9), 1).Wait(),
+              Fails(StatusCode::kAborted,
+                    StartsWith("RecvTensor expects a different device incarnation: 9 vs. 1.")));
+  EXPECT_THAT(Recv("no key", 2).Wait(),
+              Fails(StatusCode::kInvalidArgument, StartsWith("Invalid  rendezvous key: no key")));
+  EXPECT_THAT(Recv(EdgeText("a", 1, "GPU:0"), 3).Wait(),
+              Fails(StatusCode::kInvalidArgument, HasSubstr("unknown device.")));
+  for (int i = 0; i < 4; ++i) Send("a", Value("v"));
+  EXPECT_EQ(StringOf(Recv(EdgeText("a"), 0).Wait()), "v");
+  EXPECT_EQ(StringOf(Recv(EdgeText("a"), 0).Wait()), "v");
+  EXPECT_EQ(StringOf(Recv(EdgeText("a"), 4).Wait()), "v");
+  EXPECT_THAT(Recv(EdgeText("a"), 4).Wait(),
+              Fails(StatusCode::kAborted, HasSubstr("request was received twice")));
+  EXPECT_THAT(PendingCall::Start(channel_, kRecvTensorPath, "\xff\xff garbage").Wait(),
+              Fails(StatusCode::kInvalidArgument, HasSubstr("no such message")));
+  EXPECT_THAT(PendingCall::Start(channel_, kMarkRecvFinishedPath, "\xff\xff garbage").Wait(),
+              Fails(StatusCode::kInvalidArgument, HasSubstr("no MarkRecvFinishedRequest")));
+}
+
+// Scenario 51.
+TEST_F(Service, AFinishedStepIsOver) {
+  const PendingCall waiting = Recv(EdgeText("a"), 1);
+  ASSERT_TRUE(worker_.WaitUntilPending(1));
+  worker_.manager().Cleanup(1);
+  EXPECT_THAT(waiting.Wait(), Fails(StatusCode::kAborted, "[_Derived_]Cleanup 1"));
+  EXPECT_THAT(Recv(EdgeText("a"), 2).Wait(), Fails(StatusCode::kAborted, "step 1 is over"));
+}
+
+// In TensorFlow either takes the value with it.
+TEST_F(Service, AClientThatGoesOrIsLateLeavesTheValue) {
+  const PendingCall gone = Recv(EdgeText("a"), 1);
+  const PendingCall late = Recv(EdgeText("a"), 2, {.deadline = absl::Milliseconds(300)});
+  ASSERT_TRUE(worker_.WaitUntilPending(2));
+  gone.Cancel();
+  EXPECT_THAT(gone.Wait(), Fails(StatusCode::kCancelled));
+  EXPECT_THAT(late.Wait(), Fails(StatusCode::kDeadlineExceeded));
+  ASSERT_TRUE(worker_.WaitUntilPending(0));
+  Send("a", Value("v"));
+  EXPECT_EQ(StringOf(Recv(EdgeText("a"), 1).Wait()), "v");
+}
+
+// Scenario 64, with a smaller limit.
+TEST(ServiceLimits, AUnaryAnswerThatIsTooLargeNamesTheSize) {
+  AddressBook book;
+  TestWorker worker(book, {.service = {.max_unary_bytes = 1000}});
+  ASSERT_TRUE(worker.Begin(1)->Send(Edge("a"), Bytes(1001)).ok());
+  tensorflow::RecvTensorRequest request;
+  request.set_step_id(1);
+  request.set_rendezvous_key(EdgeText("a"));
+  EXPECT_THAT(PendingCall::Start(coord::NewChannel(worker.address()), kRecvTensorPath,
+                                 request.SerializeAsString())
+                  .Wait(),
+              Fails(StatusCode::kInvalidArgument,
+                    HasSubstr("1001 bytes; a RecvTensorResponse holds 1000. Larger ones go by "
+                              "/ferry.v1.TensorStream/Recv")));
+}
+
+// Scenario 59.
+TEST_F(KeepingService, ARequestThatComesAgainGetsTheSameBytes) {
+  const PendingCall first = Recv(EdgeText("a"), 1);
+  const PendingCall second = Recv(EdgeText("a"), 1);
+  ASSERT_TRUE(worker_.WaitUntilPending(1));
+  Send("a", Value("v"));
+  Send("a", Value("another"));
+  const Answer answer = first.Wait();
+  EXPECT_EQ(StringOf(answer), "v");
+  EXPECT_EQ(second.Wait().body, answer.body);
+  EXPECT_EQ(Recv(EdgeText("a"), 1).Wait().body, answer.body);
+  tensorflow::RecvTensorResponse response;
+  ASSERT_TRUE(response.ParseFromString(answer.body));
+  EXPECT_TRUE(response.require_ack());
+  EXPECT_EQ(worker_.source().cache().entry_count(), 1u);
+  MarkFinished(1);
+  EXPECT_EQ(worker_.source().cache().entry_count(), 0u);
+  EXPECT_EQ(StringOf(Recv(EdgeText("a"), 2).Wait()), "another");
+  worker_.manager().Cleanup(1);
+  worker_.source().CleanupStep(1);
+  EXPECT_EQ(worker_.source().cache().entry_count(), 0u);
+}
+
+TEST_F(KeepingService, AClientThatWentFindsItsValueLater) {
+  const PendingCall gone = Recv(EdgeText("a"), 1);
+  ASSERT_TRUE(worker_.WaitUntilPending(1));
+  gone.Cancel();
+  EXPECT_THAT(gone.Wait(), Fails(StatusCode::kCancelled));
+  Send("a", Value("v"));
+  EXPECT_EQ(StringOf(Recv(EdgeText("a"), 1).Wait()), "v");
+}
+
+// TensorFlow pre-posts 1000 calls; here each is parked, and none has a thread.
+TEST_F(Service, TenThousandCallsWaitWithoutThreads) {
+  constexpr int kCalls = 10'000;
+  Send("warm", Value("v"));
+  EXPECT_EQ(StringOf(Recv(EdgeText("warm"), 0).Wait()), "v");
+  const int threads = ThreadCount();
+  std::vector<PendingCall> calls;
+  for (int i = 0; i < kCalls; ++i) calls.push_back(Recv(EdgeText(absl::StrCat("e", i)), i + 1));
+  ASSERT_TRUE(worker_.WaitUntilPending(kCalls));
+  EXPECT_LE(ThreadCount(), threads + 8);
+  const auto step = worker_.Begin(1);
+  for (int i = 0; i < kCalls; ++i) {
+    ASSERT_TRUE(step->Send(Edge(absl::StrCat("e", i)), Value(absl::StrCat("v", i))).ok());
+  }
+  for (int i = 0; i < kCalls; ++i) EXPECT_EQ(StringOf(calls[i].Wait()), absl::StrCat("v", i));
+}
+
+TEST_F(Service, CallsThatWaitEndWithTheServer) {
+  std::vector<PendingCall> calls;
+  for (int i = 0; i < 100; ++i) calls.push_back(Recv(EdgeText("a"), i + 1));
+  ASSERT_TRUE(worker_.WaitUntilPending(100));
+  worker_.server().Stop();
+  for (const PendingCall& call : calls) EXPECT_FALSE(call.Wait().code == StatusCode::kOk);
+  EXPECT_EQ(worker_.pending(), 0u);
+}
+
+}  // namespace
+}  // namespace ferry
