@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include <google/protobuf/io/coded_stream.h>
 #include <grpcpp/support/byte_buffer.h>

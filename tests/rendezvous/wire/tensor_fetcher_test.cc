@@ -3,6 +3,9 @@
 // what networks and restarts do.
 #include "rendezvous/grpc_tensor_fetcher.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <cstring>
 #include <string>
@@ -301,6 +304,33 @@ TEST_P(Forms, AWorkerThatComesLateIsFound) {
   EXPECT_THAT(receiving.Wait(), IsOk());
 }
 
+// In the same place, with other devices.
+TEST_P(Forms, AWorkerThatRestartsWhileItIsAskedIsNotTheOneThatWasMeant) {
+  AddressBook other;
+  TestWorkerOptions options = Source();
+  options.incarnation = 2;
+  options.port = pair_.source.server().port();
+  const Receiving receiving = pair_.Recv("e");
+  ASSERT_TRUE(pair_.source.WaitUntilPending(1));
+  pair_.source.server().Stop();
+  TestWorker restarted(other, options);
+  EXPECT_THAT(receiving.Wait(),
+              Fails(StatusCode::kAborted,
+                    StartsWith("RecvTensor expects a different device incarnation: 1 vs. 2.")));
+}
+
+// Scenario 49.
+TEST(Fetcher, AnAbortWhileTheRequestIsBeingIssuedEndsIt) {
+  Pair pair;
+  pair.book.while_resolving = [&pair] {
+    pair.sink.Begin(1)->StartAbort(absl::AbortedError("gone"));
+  };
+  EXPECT_THAT(pair.Recv("e").Wait(), Fails(StatusCode::kAborted, "[_Derived_]gone"));
+  EXPECT_EQ(pair.sink.Begin(1)->fetch_count(), 0u);
+  // It may have arrived before it was called off.
+  ASSERT_TRUE(pair.source.WaitUntilPending(0));
+}
+
 // Scenario 46.
 TEST(Fetcher, AnUnknownWorkerIsAnError) {
   Pair pair;
@@ -354,6 +384,45 @@ TEST(Fetcher, WhatIsTooLargeForOneMessageGoesInFrames) {
   EXPECT_TRUE(IsEqual(received->tensor, tensor));
 }
 
+// 64 MiB of memory under many addresses: `bytes` of them, in which position and position + 64 MiB
+// are the same byte.
+std::shared_ptr<Buffer> Repeated(size_t bytes) {
+  constexpr size_t kPeriod = size_t{64} << 20;
+  const size_t mapped = (bytes + kPeriod - 1) / kPeriod * kPeriod;
+  const int memory = memfd_create("repeated", 0);
+  EXPECT_EQ(ftruncate(memory, kPeriod), 0);
+  void* const base = mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  for (size_t at = 0; at < mapped; at += kPeriod) {
+    void* const here = static_cast<char*>(base) + at;
+    EXPECT_EQ(mmap(here, kPeriod, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memory, 0), here);
+  }
+  close(memory);
+  return WrapForeignBuffer(base, bytes, [base, mapped] { munmap(base, mapped); });
+}
+
+// Scenario 64: more than any one message holds.
+TEST(Fetcher, ThreeGibibytesArrive) {
+  const size_t bytes = (size_t{3} << 30) + 5;
+  const Shape shape = *Shape::Create({static_cast<int64_t>(bytes)});
+  Tensor tensor = *Tensor::Create(DataType::kUint8, shape, Repeated(bytes));
+  auto* elements = static_cast<uint8_t*>(tensor.mutable_data());
+  for (size_t i = 0; i < size_t{64} << 20; ++i) elements[i] = static_cast<uint8_t>(i * 31 >> 7);
+  RecvArgs args;
+  args.destination = *Tensor::Create(DataType::kUint8, shape, Repeated(bytes));
+  Pair pair;
+  pair.Send("e", tensor);
+  const absl::StatusOr<Received> received = pair.Recv("e", args).Wait();
+  ASSERT_THAT(received, IsOk());
+  EXPECT_EQ(received->tensor.bytes(), bytes);
+  EXPECT_EQ(std::memcmp(args.destination.data(), tensor.data(), size_t{64} << 20), 0);
+
+  // And not by the unary call, which says so.
+  Pair unary({.service = {.has_streams = false}});
+  unary.Send("e", tensor);
+  EXPECT_THAT(unary.Recv("e", args).Wait(),
+              Fails(StatusCode::kInvalidArgument, HasSubstr("has 3221225477 bytes")));
+}
+
 // A client that goes in the middle of a stream.
 TEST(Fetcher, ACancelInTheMiddleOfAStreamLeavesNothingBehind) {
   Pair pair;
@@ -364,6 +433,7 @@ TEST(Fetcher, ACancelInTheMiddleOfAStreamLeavesNothingBehind) {
     RecvArgs args;
     args.destination = *Tensor::Allocate(DataType::kUint8, tensor.shape());
     auto fetch = pair.sink.fetcher().Fetch(1, Edge("e"), args, receiving.Callback());
+    // Not a guess of how long something takes: each round is called off at another moment.
     absl::SleepFor(absl::Milliseconds(i * 4));
     fetch->Cancel();
     // Nothing is written from now on.

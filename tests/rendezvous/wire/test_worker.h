@@ -4,6 +4,7 @@
 #define FERRY_TESTS_RENDEZVOUS_WIRE_TEST_WORKER_H_
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -40,12 +41,16 @@ class AddressBook final {
   }
   WorkerResolver Resolver() {
     return [this](const TaskName& task) -> absl::StatusOr<std::string> {
+      if (while_resolving) while_resolving();
       absl::MutexLock lock(&mu_);
       const auto found = addresses_.find(task.task);
       if (found == addresses_.end()) return absl::NotFoundError("it is not in the book");
       return found->second;
     };
   }
+
+  // Set before anybody resolves.
+  std::function<void()> while_resolving;
 
  private:
   absl::Mutex mu_;
