@@ -227,8 +227,14 @@ void TensorFetch::Later(absl::Duration delay, absl::Status status) {
 }
 
 bool TensorFetch::MayRetry(const FetchOutcome& outcome) const {
-  return absl::IsUnavailable(outcome.status) && retries_ < core_->options().max_retries &&
-         (!outcome.has_begun || outcome.is_kept);
+  if (retries_ >= core_->options().max_retries) return false;
+  return IsRefusedRetry(outcome.status) ||
+         (absl::IsUnavailable(outcome.status) && (!outcome.has_begun || outcome.is_kept));
+}
+
+bool TensorFetch::IsRefusedRetry(const absl::Status& status) const {
+  return !last_error_.ok() && absl::IsAborted(status) &&
+         absl::StrContains(status.message(), "was received twice");
 }
 
 absl::Duration TensorFetch::NextBackoff() {
@@ -259,15 +265,15 @@ void TensorFetch::OnAttemptDone(const PeerPtr& peer, bool is_stream, FetchOutcom
   if (MayRetry(outcome)) {
     const absl::Duration backoff = NextBackoff();
     if (core_->clock().Now() + backoff < args_.deadline) {
-      last_error_ = Explain(outcome.status, peer->address);
+      if (!IsRefusedRetry(outcome.status)) last_error_ = Explain(outcome.status, peer->address);
       return Later(backoff, absl::OkStatus());
     }
   }
-  if (!last_error_.ok() && absl::IsAborted(outcome.status) &&
-      absl::StrContains(outcome.status.message(), "was received twice")) {
+  if (IsRefusedRetry(outcome.status)) {
     return End(absl::UnavailableError(absl::StrCat(
-        last_error_.message(),
-        "; the value had been sent and is lost, since the worker keeps no responses")));
+        last_error_.message(), "; asked again, the worker says: ", outcome.status.message(),
+        ". The value had been sent and is lost, since the worker keeps no responses, "
+        "or it has not noticed that the first connection is gone")));
   }
   End(Explain(outcome.status, peer->address));
 }

@@ -97,6 +97,9 @@ class TensorFetch final : public RemoteFetch, public std::enable_shared_from_thi
   void Later(absl::Duration delay, absl::Status status) ABSL_LOCKS_EXCLUDED(mu_);
   void End(absl::Status status, ServedValue value = {});
   bool MayRetry(const FetchOutcome& outcome) const;
+  // The worker has not noticed yet that the attempt before this one is over; or it has given the
+  // value away to it.
+  bool IsRefusedRetry(const absl::Status& status) const;
   absl::Duration NextBackoff();
   absl::Status Explain(const absl::Status& status, const std::string& address) const;
 
@@ -110,7 +113,7 @@ class TensorFetch final : public RemoteFetch, public std::enable_shared_from_thi
   // Of the one attempt.
   RecvCallback done_;
   int retries_ = 0;
-  // Why the last attempt is being made.
+  // Why there was a second attempt, or the latest one after that.
   absl::Status last_error_;
 
   WriteGate gate_;

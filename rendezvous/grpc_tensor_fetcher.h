@@ -46,8 +46,9 @@ class TensorFetchCore;
 //      nothing of the answer has come, or the answer said that it is kept. They are safe by that
 //      id: a worker that never saw the request serves it; so does one that noticed that its client
 //      had gone before the value came; one that keeps responses gives the same again; and one that
-//      has given the value away refuses with ABORTED, whereupon the fetch ends with the UNAVAILABLE
-//      before it. No value is taken twice, and none instead of another.
+//      has given the value away, or has not noticed yet, refuses with ABORTED. The fetch goes on
+//      asking after that, and ends with the UNAVAILABLE before it. No value is taken twice, and
+//      none instead of another.
 //   3. The content is copied once, into the destination if there is one. A value that is kept is
 //      acknowledged with MarkRecvFinished.
 //   Errors of a fetch: the source's own; INTERNAL "No worker known as" if the resolver knows none

@@ -287,7 +287,7 @@ TEST_P(Forms, AValueLostOnItsWayIsSentAgainIfItIsKept) {
       EXPECT_EQ(received->tensor.strings()[0], "v");
     } else {
       EXPECT_THAT(receiving.Wait(),
-                  Fails(StatusCode::kUnavailable, HasSubstr("had been sent and is lost")));
+                  Fails(StatusCode::kUnavailable, HasSubstr("The value had been sent and is lost")));
     }
   }
 }
