@@ -28,9 +28,9 @@ struct RecvTensorServiceOptions {
 };
 
 // The three paths above, over `source`, which outlives the server. A call that waits for its value
-// holds a few kilobytes and no thread; it ends when its client goes away or its deadline comes, and
-// then leaves the value to others (TensorSource::Recv). Whoever sends a value encodes it, without
-// copying it, and begins to write it.
+// holds no thread, and memory only as gRPC's calls do; it ends when its client goes away or its
+// deadline comes, and then leaves the value to others (TensorSource::Recv). Whoever sends a value
+// encodes it, without copying it, and begins to write it.
 //   Errors of RecvTensor and Recv: as TensorSource::Recv; INVALID_ARGUMENT for a request that is
 //   none, and, of RecvTensor, for a tensor above max_unary_bytes, which is then lost.
 std::unique_ptr<grpc::Service> MakeRecvTensorService(TensorSource& source,
