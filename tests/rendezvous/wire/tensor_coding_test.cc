@@ -263,7 +263,7 @@ TEST(RecvTensorResponse, TwoGibibytesAreAnErrorThatNamesThem) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("uint8[2147483648] has 2147483648 bytes"));
   EXPECT_THAT(std::string(status.message()), HasSubstr("/ferry.v1.TensorStream/Recv"));
   FrameWriter writer({.tensor = *tensor});
-  EXPECT_EQ(writer.Next().Length() >> 20, 1u);
+  EXPECT_GT(writer.Next().Length(), kFrameBytes);
 }
 
 // Frames are protocol buffers too.
