@@ -302,6 +302,7 @@ void TensorFetch::End(absl::Status status, ServedValue value) {
   received.tensor = std::move(value.tensor);
   received.is_dead = value.is_dead;
   received.recv_args = args_;
+  received.path = "grpc";
   std::move(done_)(std::move(status), std::move(received));
 }
 

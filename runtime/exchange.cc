@@ -59,7 +59,8 @@ absl::StatusOr<std::string> FindToken(const ExchangeOptions& options, GetEnv get
 }
 
 absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions options, Endpoint self,
-                                                          EndpointResolver resolver) {
+                                                          EndpointResolver resolver,
+                                                          KnownEndpoint known) {
   auto exchange = std::unique_ptr<Exchange>(new Exchange());
   FERRY_ASSIGN_OR_RETURN(exchange->arena_, HostArena::Create(options.arena));
   FERRY_ASSIGN_OR_RETURN(exchange->loop_, LaneLoop::Create({.spin = options.spin}));
@@ -70,8 +71,14 @@ absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions option
   common.policy.require = options.require_transport;
   common.checksum = options.checksum;
   exchange->fetcher_ = std::make_unique<LaneFetcher>(common, std::move(resolver));
+  RemoteFetcher* fetcher = exchange->fetcher_.get();
+  if (options.carrier == Carrier::kGrpc) {
+    FERRY_CHECK(known != nullptr);
+    exchange->grpc_ = std::make_unique<GrpcCarrier>(std::move(known), exchange->arena_);
+    fetcher = &exchange->grpc_->fetcher();
+  }
   exchange->manager_ =
-      std::make_unique<RendezvousManager>(SteadyClock(), *exchange->fetcher_, options.rendezvous);
+      std::make_unique<RendezvousManager>(SteadyClock(), *fetcher, options.rendezvous);
   common.manager = exchange->manager_.get();
   common.transports = &exchange->transports_;
 
@@ -103,6 +110,14 @@ absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions option
   FERRY_RETURN_IF_ERROR(CheckPolicy(exchange->transports_, common.policy));
   common.self.lanes.unix_name = exchange->hub_->unix_name();
   common.self.lanes.tcp = Advertised(options, exchange->hub_->tcp_port());
+  if (exchange->grpc_ != nullptr) {
+    FERRY_RETURN_IF_ERROR(
+        exchange->grpc_->Serve(*exchange->manager_, common.self.peer, options.grpc_listen));
+    ExchangeOptions as_grpc = options;
+    as_grpc.listen = options.grpc_listen;
+    const std::vector<std::string> addresses = Advertised(as_grpc, exchange->grpc_->port());
+    if (!addresses.empty()) common.self.grpc_address = addresses.front();
+  }
   return exchange;
 }
 
@@ -110,6 +125,7 @@ Exchange::~Exchange() {
   const absl::Status leaving = absl::CancelledError("this process is leaving");
   if (hub_ != nullptr) hub_->Close();
   if (manager_ != nullptr) manager_->CleanupAll();
+  if (grpc_ != nullptr) grpc_->Stop();
   if (fetcher_ != nullptr) {
     fetcher_->Close(leaving);
     loop_->WaitUntil([this] { return fetcher_->lane_count() == 0; },
@@ -125,6 +141,11 @@ Exchange::~Exchange() {
 
 TaskName Exchange::task() const {
   return {.job = "worker", .replica = 0, .task = lane_exchange_.self.peer.node_id};
+}
+
+void Exchange::Cleanup(int64_t step_id) {
+  manager_->Cleanup(step_id);
+  if (grpc_ != nullptr) grpc_->CleanupStep(step_id);
 }
 
 void Exchange::NoteDeadline(absl::Time deadline) {
@@ -168,6 +189,7 @@ void Exchange::FailNode(int32_t node_id, const absl::Status& why) {
   dead.task = node_id;
   manager_->FailTask(dead, why);
   fetcher_->Forget(node_id, why);
+  if (grpc_ != nullptr) grpc_->Forget(node_id);
 }
 
 }  // namespace ferry

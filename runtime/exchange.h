@@ -15,6 +15,7 @@
 
 #include "rendezvous/lane_fetcher.h"
 #include "rendezvous/rendezvous_manager.h"
+#include "runtime/grpc_carrier.h"
 #include "runtime/identity.h"
 #include "tensor/copy.h"
 #include "tensor/host_arena.h"
@@ -24,7 +25,18 @@
 
 namespace ferry {
 
+// What carries requests and values between workers.
+enum class Carrier {
+  // Lanes and transports.
+  kLane,
+  // tensorflow.WorkerService over gRPC: one port, and TensorFlow's workers understand it.
+  kGrpc,
+};
+
 struct ExchangeOptions {
+  Carrier carrier = Carrier::kLane;
+  // Of the gRPC server that Carrier::kGrpc needs; port 0 takes a free one.
+  std::string grpc_listen = "[::]:0";
   // Of memory that can be handed to other processes of this host.
   HostArenaOptions arena;
   // Limits of steps, and how many.
@@ -58,8 +70,10 @@ class Exchange final {
   // `self`: everything but its addresses, which are filled in. `resolver`: where nodes are.
   //   Errors: INVALID_ARGUMENT for options that make no sense; UNAVAILABLE for an address that
   //   cannot be listened on; RESOURCE_EXHAUSTED.
+  // `known`: those of it that need no waiting; only Carrier::kGrpc asks.
   static absl::StatusOr<std::unique_ptr<Exchange>> Start(ExchangeOptions options, Endpoint self,
-                                                         EndpointResolver resolver);
+                                                         EndpointResolver resolver,
+                                                         KnownEndpoint known = {});
   // Everything that waits ends CANCELLED. Tensors that were received stay good.
   ~Exchange();
 
@@ -76,6 +90,9 @@ class Exchange final {
   HostArena& arena() { return *arena_; }
   const TransportList& transports() const { return transports_; }
   LaneHubStats lane_stats() const { return hub_->stats(); }
+
+  // Ends a step here, whatever carries it.
+  void Cleanup(int64_t step_id);
 
   // A receive may have a deadline from now on; see RendezvousManager::Expire.
   void NoteDeadline(absl::Time deadline);
@@ -100,6 +117,8 @@ class Exchange final {
   TransportList transports_;
   LaneExchange lane_exchange_;
   std::unique_ptr<LaneFetcher> fetcher_;
+  // Null unless it is the carrier.
+  std::unique_ptr<GrpcCarrier> grpc_;
   std::unique_ptr<RendezvousManager> manager_;
   std::atomic<int64_t> next_expiry_ns_{INT64_MAX};
 };

@@ -163,7 +163,7 @@ absl::Status Step::Close(absl::Duration timeout) {
                                 std::min(deadline, SteadyClock().Now() + kCloseLook));
     is_taken = look();
   }
-  exchange_->rendezvous().Cleanup(id());
+  exchange_->Cleanup(id());
   if (is_taken) return absl::OkStatus();
   return absl::DeadlineExceededError(absl::StrCat(
       "step ", id(), " was closed after ", ShortDuration(timeout), ", and ",
@@ -174,7 +174,7 @@ absl::Status Step::Close(absl::Duration timeout) {
 
 void Step::Abort(const absl::Status& why) {
   rendezvous_->StartAbort(why);
-  exchange_->rendezvous().Cleanup(id());
+  exchange_->Cleanup(id());
 }
 
 }  // namespace ferry

@@ -34,6 +34,14 @@ class Directory {
       std::move(done)(std::move(found));
     };
   }
+  KnownEndpoint known() {
+    return [this](int32_t node) -> absl::StatusOr<Endpoint> {
+      absl::MutexLock lock(&mu_);
+      const auto found = endpoints_.find(node);
+      if (found == endpoints_.end()) return absl::NotFoundError(absl::StrCat("no node ", node));
+      return found->second;
+    };
+  }
   void Publish(const Endpoint& endpoint) {
     absl::MutexLock lock(&mu_);
     endpoints_[endpoint.peer.node_id] = endpoint;
@@ -54,7 +62,9 @@ struct ExchangeEnd {
     self.peer = {node, incarnation == 0 ? 1000u + static_cast<uint64_t>(node) : incarnation};
     self.boot_id = std::move(boot_id);
     self.host_name = absl::StrCat("host", node);
-    auto started = Exchange::Start(std::move(options), std::move(self), directory.resolver());
+    if (options.grpc_listen == "[::]:0") options.grpc_listen = "127.0.0.1:0";
+    auto started = Exchange::Start(std::move(options), std::move(self), directory.resolver(),
+                                   directory.known());
     EXPECT_TRUE(started.ok()) << started.status();
     exchange = *std::move(started);
     directory.Publish(exchange->self());

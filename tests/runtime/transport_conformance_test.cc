@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every transport has to do, over the list of them.
+// What every transport has to do, over the list of them, and the other carrier too.
 #include <algorithm>
 #include <random>
 
@@ -19,7 +19,11 @@ class TransportConformance : public ::testing::TestWithParam<std::string> {
  protected:
   static ExchangeOptions Options() {
     ExchangeOptions options;
-    options.require_transport = GetParam();
+    if (GetParam() == "grpc") {
+      options.carrier = Carrier::kGrpc;
+    } else {
+      options.require_transport = GetParam();
+    }
     options.checksum = true;
     return options;
   }
@@ -339,7 +343,7 @@ TEST_P(TransportConformance, NothingLeaksOverManyLives) {
   EXPECT_EQ(after.threads, before.threads);
 }
 
-INSTANTIATE_TEST_SUITE_P(Over, TransportConformance, ::testing::Values("shm", "tcp"),
+INSTANTIATE_TEST_SUITE_P(Over, TransportConformance, ::testing::Values("shm", "tcp", "grpc"),
                          [](const auto& info) { return info.param; });
 
 TEST(PathPolicyTest, ARequiredTransportThatCannotFailsWithItsReason) {

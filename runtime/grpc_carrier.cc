@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// The server, and the fetcher beside it.
+#include "runtime/grpc_carrier.h"
+
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include <grpcpp/grpcpp.h>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/clock.h"
+#include "coord/grpc_callback_threads.h"
+#include "rendezvous/grpc_recv_tensor_service.h"
+#include "rendezvous/grpc_tensor_channel.h"
+#include "rendezvous/grpc_tensor_fetcher.h"
+#include "rendezvous/tensor_source.h"
+
+namespace ferry {
+
+class GrpcCarrier::Impl {
+ public:
+  Impl(KnownEndpoint endpoints, std::shared_ptr<HostArena> arena)
+      : fetcher(
+            SteadyClock(),
+            [endpoints =
+                 std::move(endpoints)](const TaskName& task) -> absl::StatusOr<std::string> {
+              if (task.task < 0 || task.task > INT32_MAX) {
+                return absl::NotFoundError("no such task");
+              }
+              const absl::StatusOr<Endpoint> endpoint = endpoints(static_cast<int32_t>(task.task));
+              if (!endpoint.ok()) return endpoint.status();
+              if (endpoint->grpc_address.empty()) {
+                return absl::FailedPreconditionError(
+                    absl::StrCat(Describe(endpoint->peer),
+                                 " does not serve gRPC: was it started with another carrier?"));
+              }
+              return endpoint->grpc_address;
+            },
+            Options(std::move(arena))) {}
+
+  static GrpcTensorFetcherOptions Options(std::shared_ptr<HostArena> arena) {
+    GrpcTensorFetcherOptions options;
+    // Warm memory: fresh pages would cost half the time.
+    options.allocator = [arena = std::move(arena)](DataType dtype,
+                                                   const Shape& shape) -> absl::StatusOr<Tensor> {
+      const absl::StatusOr<size_t> bytes = TensorBytes(dtype, shape);
+      if (!bytes.ok()) return bytes.status();
+      absl::StatusOr<std::shared_ptr<Buffer>> buffer = arena->Allocate(*bytes);
+      if (!buffer.ok()) return Tensor::Allocate(dtype, shape);
+      return Tensor::Create(dtype, shape, *std::move(buffer));
+    };
+    return options;
+  }
+
+  GrpcTensorFetcher fetcher;
+  std::unique_ptr<TensorSource> source;
+  std::unique_ptr<grpc::Service> service;
+  std::unique_ptr<grpc::Server> server;
+  int port = 0;
+};
+
+GrpcCarrier::GrpcCarrier(KnownEndpoint endpoints, std::shared_ptr<HostArena> arena)
+    : impl_(std::make_unique<Impl>(std::move(endpoints), std::move(arena))) {}
+
+GrpcCarrier::~GrpcCarrier() { Stop(); }
+
+RemoteFetcher& GrpcCarrier::fetcher() { return impl_->fetcher; }
+
+absl::Status GrpcCarrier::Serve(RendezvousManager& manager, const LanePeer& self,
+                                const std::string& listen) {
+  impl_->source = std::make_unique<TensorSource>(
+      manager,
+      [self](const TaskDevice& device) -> std::optional<uint64_t> {
+        if (device.task.task != self.node_id || device.task.replica != 0) return std::nullopt;
+        return self.incarnation;
+      },
+      TensorSourceOptions{});
+  impl_->service = MakeRecvTensorService(*impl_->source);
+  grpc::ServerBuilder builder;
+  PrepareTensorServer(builder);
+  builder.AddListeningPort(listen, grpc::InsecureServerCredentials(), &impl_->port);
+  builder.RegisterService(impl_->service.get());
+  impl_->server = builder.BuildAndStart();
+  if (impl_->server != nullptr && impl_->port != 0) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("cannot serve gRPC on ", listen));
+}
+
+int GrpcCarrier::port() const { return impl_->port; }
+
+void GrpcCarrier::CleanupStep(int64_t step_id) {
+  if (impl_->source != nullptr) impl_->source->CleanupStep(step_id);
+}
+
+void GrpcCarrier::Forget(int32_t node_id) {
+  impl_->fetcher.Forget({.job = "worker", .replica = 0, .task = node_id});
+}
+
+void GrpcCarrier::Stop() {
+  if (impl_->server == nullptr) return;
+  impl_->server->Shutdown(std::chrono::system_clock::now());
+  impl_->server->Wait();
+  impl_->server = nullptr;
+}
+
+}  // namespace ferry

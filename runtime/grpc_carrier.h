@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// GrpcCarrier: values from and to other workers as tensorflow.WorkerService has them.
+#ifndef FERRY_RUNTIME_GRPC_CARRIER_H_
+#define FERRY_RUNTIME_GRPC_CARRIER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+#include "rendezvous/rendezvous_manager.h"
+#include "tensor/host_arena.h"
+#include "transport/transport.h"
+
+namespace ferry {
+
+// The endpoint of a node that has been looked up before; does not block.
+using KnownEndpoint = std::function<absl::StatusOr<Endpoint>(int32_t node_id)>;
+
+// Where only one port is open, or the other side is TensorFlow. Thread-safe. Threads: gRPC's.
+class GrpcCarrier final {
+ public:
+  GrpcCarrier(KnownEndpoint endpoints, std::shared_ptr<HostArena> arena);
+  ~GrpcCarrier();
+
+  RemoteFetcher& fetcher();
+
+  // Serves what is sent here on HOST:PORT; port 0 takes a free one. `manager` outlives it.
+  //   Errors: UNAVAILABLE when it cannot listen there.
+  absl::Status Serve(RendezvousManager& manager, const LanePeer& self, const std::string& listen);
+  // 0: does not serve.
+  int port() const;
+  void CleanupStep(int64_t step_id);
+  // The node has died or moved.
+  void Forget(int32_t node_id);
+  // Every call ends.
+  void Stop();
+
+ private:
+  class Impl;
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_RUNTIME_GRPC_CARRIER_H_
