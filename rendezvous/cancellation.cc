@@ -9,7 +9,7 @@ namespace ferry {
 void Cancellation::Cancel() {
   absl::flat_hash_map<Token, absl::AnyInvocable<void() &&>> callbacks;
   {
-    absl::MutexLock lock(&mu_);
+    SpinLockHolder lock(&mu_);
     is_cancelled_ = true;
     callbacks.swap(callbacks_);
   }
@@ -17,12 +17,12 @@ void Cancellation::Cancel() {
 }
 
 bool Cancellation::is_cancelled() const {
-  absl::MutexLock lock(&mu_);
+  SpinLockHolder lock(&mu_);
   return is_cancelled_;
 }
 
 Cancellation::Token Cancellation::Register(absl::AnyInvocable<void() &&> on_cancel) {
-  absl::MutexLock lock(&mu_);
+  SpinLockHolder lock(&mu_);
   if (is_cancelled_) return kNoToken;
   callbacks_.emplace(++last_token_, std::move(on_cancel));
   return last_token_;
@@ -30,7 +30,7 @@ Cancellation::Token Cancellation::Register(absl::AnyInvocable<void() &&> on_canc
 
 bool Cancellation::Deregister(Token token) {
   absl::AnyInvocable<void() &&> dropped;
-  absl::MutexLock lock(&mu_);
+  SpinLockHolder lock(&mu_);
   const auto found = callbacks_.find(token);
   if (found == callbacks_.end()) return false;
   dropped = std::move(found->second);

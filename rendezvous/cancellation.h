@@ -8,7 +8,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/any_invocable.h"
-#include "absl/synchronization/mutex.h"
+
+#include "base/spin_lock.h"
 
 namespace ferry {
 
@@ -29,7 +30,7 @@ class Cancellation final {
   bool Deregister(Token token) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  mutable absl::Mutex mu_;
+  mutable SpinLock mu_;
   bool is_cancelled_ ABSL_GUARDED_BY(mu_) = false;
   Token last_token_ ABSL_GUARDED_BY(mu_) = kNoToken;
   absl::flat_hash_map<Token, absl::AnyInvocable<void() &&>> callbacks_ ABSL_GUARDED_BY(mu_);

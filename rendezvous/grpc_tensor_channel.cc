@@ -11,9 +11,9 @@
 namespace ferry {
 namespace {
 
-// Measured with benchmarks/recv_tensor_bench. What came in is copied while it is still in the caches
-// only if little is read at a time, and sent while the next frame is being cut only if a write may
-// leave something behind.
+// Measured with benchmarks/recv_tensor_bench. What came in is copied while it is still in the
+// caches only if little is read at a time, and sent while the next frame is being cut only if a
+// write may leave something behind.
 constexpr int kWindowBytes = 8 << 20;
 constexpr int kHttp2FrameBytes = 64 << 10;
 constexpr int kMaxReadBytes = 1 << 20;

@@ -36,6 +36,10 @@ std::string RendezvousKey::Text(absl::string_view src_device, uint64_t src_incar
                       dst_device, ";", edge, ";", frame, ":", iteration);
 }
 
+uint64_t RendezvousKey::HashOf(absl::string_view text) {
+  return XXH3_64bits(text.data(), text.size());
+}
+
 absl::StatusOr<RendezvousKey> RendezvousKey::Parse(absl::string_view text) {
   if (text.size() > kMaxKeyBytes) {
     return Invalid(text, absl::StrCat(text.size(), " bytes, over the limit of ", kMaxKeyBytes));
@@ -60,7 +64,7 @@ absl::StatusOr<RendezvousKey> RendezvousKey::Parse(absl::string_view text) {
   if (!dst.has_value()) return Invalid(text, "the destination is no full device name");
   parsed->src = *std::move(src);
   parsed->dst = *std::move(dst);
-  const uint64_t hash = XXH3_64bits(parsed->text.data(), parsed->text.size());
+  const uint64_t hash = HashOf(parsed->text);
   return RendezvousKey(std::move(parsed), hash);
 }
 

@@ -27,6 +27,9 @@ class RendezvousKey {
   //   type and index.
   static absl::StatusOr<RendezvousKey> Parse(absl::string_view text);
 
+  // As hash() would be.
+  static uint64_t HashOf(absl::string_view text);
+
   const std::string& text() const { return parsed_->text; }
   // As they stand in the text.
   absl::string_view src_device() const { return parsed_->src_device; }

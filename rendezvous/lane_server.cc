@@ -88,7 +88,7 @@ absl::Status LaneServer::OnHello(absl::string_view body) {
 absl::Status LaneServer::OnRequest(absl::string_view body) {
   FERRY_ASSIGN_OR_RETURN(const RequestMessage message, DecodeRequest(body));
   if (outlets_.empty()) return absl::InvalidArgumentError("a REQUEST before HELLO");
-  const absl::StatusOr<RendezvousKey> key = RendezvousKey::Parse(message.key);
+  const absl::StatusOr<RendezvousKey> key = keys_.Parse(message.key);
   if (!key.ok()) {
     Refuse(message.id, key.status());
     return absl::OkStatus();

@@ -12,6 +12,7 @@
 #include "absl/container/flat_hash_map.h"
 
 #include "base/spin_lock.h"
+#include "rendezvous/key_cache.h"
 #include "rendezvous/lane_protocol.h"
 #include "rendezvous/rendezvous_manager.h"
 #include "transport/transports.h"
@@ -70,6 +71,8 @@ class LaneServer final : public LaneHandler, public std::enable_shared_from_this
   Endpoint consumer_;
   std::shared_ptr<Lane> lane_;
   std::vector<std::shared_ptr<Outlet>> outlets_;
+  // Of the loop.
+  KeyCache keys_;
 
   mutable SpinLock mu_;
   bool is_closed_ ABSL_GUARDED_BY(mu_) = false;

@@ -38,38 +38,28 @@ RemoteRendezvous::~RemoteRendezvous() {
          count);
 }
 
-std::optional<TaskName> RemoteRendezvous::worker() const {
-  absl::MutexLock lock(&mu_);
-  return worker_;
-}
-
-std::optional<TaskName> RemoteRendezvous::ServingWorker() const {
-  absl::MutexLock lock(&mu_);
-  return is_replaying_ ? std::nullopt : worker_;
-}
-
 absl::Status RemoteRendezvous::Initialize(const TaskName& worker) {
   {
-    absl::MutexLock lock(&mu_);
+    SpinLockHolder lock(&mu_);
     if (worker_.has_value()) {
       if (*worker_ == worker) return absl::OkStatus();
       return absl::InternalError(absl::StrCat("Double init! Worker names would have changed!: ",
                                               ToString(*worker_), " -> ", ToString(worker)));
     }
     worker_ = worker;
-    is_replaying_ = true;
+    known_worker_.store(&*worker_, std::memory_order_release);
   }
   // By id: values of one key go to the first who asked. Whoever asks in the meantime, from another
   // thread or from a callback, is deferred too, behind those.
   for (;;) {
     std::vector<uint64_t> ids;
     {
-      absl::MutexLock lock(&mu_);
+      SpinLockHolder lock(&mu_);
       for (const auto& [id, waiting] : waiting_) {
         if (waiting.is_deferred) ids.push_back(id);
       }
       if (ids.empty()) {
-        is_replaying_ = false;
+        serving_worker_.store(&*worker_, std::memory_order_release);
         return absl::OkStatus();
       }
     }
@@ -91,16 +81,16 @@ absl::Status RemoteRendezvous::Initialize(const TaskName& worker) {
 
 absl::Status RemoteRendezvous::Send(const RendezvousKey& key, Tensor tensor, bool is_dead,
                                     SendArgs args) {
-  const std::optional<TaskName> here = worker();
-  if (!here.has_value()) return absl::InternalError("Send called before initialization.");
+  const TaskName* const here = worker();
+  if (here == nullptr) return absl::InternalError("Send called before initialization.");
   if (!(key.src().task == *here)) return NotHere("src", key, *here);
   return local_.Send(key, std::move(tensor), is_dead, std::move(args));
 }
 
 void RemoteRendezvous::RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done) {
   absl::Status status = abort_status();
-  const std::optional<TaskName> here = worker();
-  if (status.ok() && !here.has_value()) {
+  const TaskName* const here = worker();
+  if (status.ok() && here == nullptr) {
     status = absl::InternalError("ValidateDevices called before initialization.");
   }
   if (status.ok() && !(key.dst().task == *here)) status = NotHere("dst", key, *here);
@@ -116,15 +106,15 @@ void RemoteRendezvous::RecvHere(const RendezvousKey& key, const TaskName& here, 
 }
 
 void RemoteRendezvous::RecvLocalAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done) {
-  if (const std::optional<TaskName> here = ServingWorker(); here.has_value()) {
+  if (const TaskName* const here = ServingWorker(); here != nullptr) {
     return RecvHere(key, *here, std::move(args), std::move(done));
   }
   const uint64_t id =
       Add({.key = key, .args = std::move(args), .done = std::move(done), .is_deferred = true});
   if (id == 0) return;
   // Initialize may have come to its end in between, and not have seen it.
-  const std::optional<TaskName> here = ServingWorker();
-  if (!here.has_value()) return;
+  const TaskName* const here = ServingWorker();
+  if (here == nullptr) return;
   std::optional<Waiting> missed = Take(id);
   if (!missed.has_value()) return;
   if (missed->token != Cancellation::kNoToken) {
@@ -145,7 +135,7 @@ void RemoteRendezvous::FetchRemote(const RendezvousKey& key, RecvArgs args, Recv
         }
       });
   {
-    absl::MutexLock lock(&mu_);
+    SpinLockHolder lock(&mu_);
     if (const auto found = waiting_.find(id); found != waiting_.end()) {
       found->second.fetch = fetch;
       return;
@@ -159,7 +149,7 @@ uint64_t RemoteRendezvous::Add(Waiting waiting) {
   waiting.since = clock_.CoarseNow();
   absl::Status status;
   {
-    absl::MutexLock lock(&mu_);
+    SpinLockHolder lock(&mu_);
     status = abort_status_;
     const uint64_t id = last_id_ + 1;
     if (Cancellation* const cancellation = waiting.args.cancellation;
@@ -195,7 +185,7 @@ uint64_t RemoteRendezvous::Add(Waiting waiting) {
 }
 
 std::optional<RemoteRendezvous::Waiting> RemoteRendezvous::Take(uint64_t id) {
-  absl::MutexLock lock(&mu_);
+  SpinLockHolder lock(&mu_);
   const auto found = waiting_.find(id);
   if (found == waiting_.end()) return std::nullopt;
   Waiting waiting = std::move(found->second);
@@ -222,7 +212,7 @@ void RemoteRendezvous::EndAll(absl::FunctionRef<absl::Status(const Waiting&)> ve
                               size_t& count) {
   std::vector<std::pair<Waiting, absl::Status>> ended;
   {
-    absl::MutexLock lock(&mu_);
+    SpinLockHolder lock(&mu_);
     for (auto it = waiting_.begin(); it != waiting_.end();) {
       absl::Status status = verdict(it->second);
       if (status.ok()) {
@@ -243,7 +233,7 @@ void RemoteRendezvous::StartAbort(const absl::Status& why) {
   FERRY_CHECK(!why.ok());
   const absl::Status status = AsConsequence(why);
   {
-    absl::MutexLock lock(&mu_);
+    SpinLockHolder lock(&mu_);
     if (!abort_status_.ok()) return;
     abort_status_ = status;
   }
@@ -281,7 +271,7 @@ void RemoteRendezvous::Expire() {
 
 absl::Time RemoteRendezvous::NextDeadline() const {
   absl::Time next = local_.NextDeadline();
-  absl::MutexLock lock(&mu_);
+  SpinLockHolder lock(&mu_);
   for (const auto& [id, waiting] : waiting_) next = std::min(next, waiting.args.deadline);
   return next;
 }
@@ -296,7 +286,7 @@ void RemoteRendezvous::ForEachPending(absl::Duration min_age,
   std::vector<PendingStepOp> pending;
   std::vector<std::shared_ptr<RemoteFetch>> fetches;
   {
-    absl::MutexLock lock(&mu_);
+    SpinLockHolder lock(&mu_);
     for (const auto& [id, waiting] : waiting_) {
       const absl::Duration age = now - waiting.since;
       if (age < min_age) continue;
@@ -312,7 +302,7 @@ void RemoteRendezvous::ForEachPending(absl::Duration min_age,
 }
 
 size_t RemoteRendezvous::fetch_count() const {
-  absl::MutexLock lock(&mu_);
+  SpinLockHolder lock(&mu_);
   return waiting_.size();
 }
 

@@ -3,6 +3,7 @@
 #ifndef FERRY_RENDEZVOUS_REMOTE_RENDEZVOUS_H_
 #define FERRY_RENDEZVOUS_REMOTE_RENDEZVOUS_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -12,9 +13,9 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
 
 #include "base/clock.h"
+#include "base/spin_lock.h"
 #include "rendezvous/device_name.h"
 #include "rendezvous/key.h"
 #include "rendezvous/local_rendezvous.h"
@@ -121,9 +122,10 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
     bool is_deferred = false;
   };
 
-  std::optional<TaskName> worker() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Null before Initialize.
+  const TaskName* worker() const { return known_worker_.load(std::memory_order_acquire); }
   // The worker, unless local receives still have to queue up behind deferred ones.
-  std::optional<TaskName> ServingWorker() const ABSL_LOCKS_EXCLUDED(mu_);
+  const TaskName* ServingWorker() const { return serving_worker_.load(std::memory_order_acquire); }
   // Keeps `waiting` and returns its id; ends it, and returns 0, if the step is aborted, it is
   // cancelled, or too many wait.
   uint64_t Add(Waiting waiting) ABSL_LOCKS_EXCLUDED(mu_);
@@ -144,10 +146,12 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
 
   LocalRendezvous local_;
   // Never held while calling out. Lock order: this, then a cancellation's.
-  mutable absl::Mutex mu_;
+  mutable SpinLock mu_;
   std::optional<TaskName> worker_ ABSL_GUARDED_BY(mu_);
+  // Copies that are read without the lock: worker_ stays as it is once it is set.
+  std::atomic<const TaskName*> known_worker_{nullptr};
+  std::atomic<const TaskName*> serving_worker_{nullptr};
   // Initialize is handing the deferred receives over, in their order; others wait behind them.
-  bool is_replaying_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status abort_status_ ABSL_GUARDED_BY(mu_);
   uint64_t last_id_ ABSL_GUARDED_BY(mu_) = 0;
   absl::flat_hash_map<uint64_t, Waiting> waiting_ ABSL_GUARDED_BY(mu_);

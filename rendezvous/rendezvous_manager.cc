@@ -21,7 +21,7 @@ RendezvousManager::RendezvousManager(const Clock& clock, RemoteFetcher& fetcher,
 RendezvousManager::~RendezvousManager() { CleanupAll(); }
 
 absl::StatusOr<std::shared_ptr<RemoteRendezvous>> RendezvousManager::Find(int64_t step_id) {
-  absl::MutexLock lock(&mu_);
+  SpinLockHolder lock(&mu_);
   const auto found = steps_.find(step_id);
   if (found != steps_.end()) return found->second;
   if (finished_.contains(step_id)) {
@@ -99,7 +99,7 @@ void RendezvousManager::RememberFinishedLocked(int64_t step_id) {
 void RendezvousManager::Cleanup(int64_t step_id) {
   StepPtr step;
   {
-    absl::MutexLock lock(&mu_);
+    SpinLockHolder lock(&mu_);
     RememberFinishedLocked(step_id);
     const auto found = steps_.find(step_id);
     if (found == steps_.end()) return;
@@ -112,7 +112,7 @@ void RendezvousManager::Cleanup(int64_t step_id) {
 void RendezvousManager::CleanupAll() {
   absl::flat_hash_map<int64_t, StepPtr> steps;
   {
-    absl::MutexLock lock(&mu_);
+    SpinLockHolder lock(&mu_);
     steps.swap(steps_);
     for (const auto& [step_id, step] : steps) RememberFinishedLocked(step_id);
   }
@@ -121,7 +121,7 @@ void RendezvousManager::CleanupAll() {
 
 std::vector<RendezvousManager::StepPtr> RendezvousManager::Steps() const {
   std::vector<StepPtr> steps;
-  absl::MutexLock lock(&mu_);
+  SpinLockHolder lock(&mu_);
   steps.reserve(steps_.size());
   for (const auto& [step_id, step] : steps_) steps.push_back(step);
   return steps;
@@ -149,7 +149,7 @@ void RendezvousManager::ForEachPending(absl::Duration min_age,
 }
 
 size_t RendezvousManager::step_count() const {
-  absl::MutexLock lock(&mu_);
+  SpinLockHolder lock(&mu_);
   return steps_.size();
 }
 

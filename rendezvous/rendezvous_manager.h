@@ -14,9 +14,9 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 
 #include "base/clock.h"
+#include "base/spin_lock.h"
 #include "rendezvous/remote_rendezvous.h"
 
 namespace ferry {
@@ -83,7 +83,7 @@ class RendezvousManager final {
   const RendezvousManagerOptions options_;
 
   // Never held while a step is used.
-  mutable absl::Mutex mu_;
+  mutable SpinLock mu_;
   absl::flat_hash_map<int64_t, StepPtr> steps_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_set<int64_t> finished_ ABSL_GUARDED_BY(mu_);
   std::deque<int64_t> finished_order_ ABSL_GUARDED_BY(mu_);

@@ -35,14 +35,18 @@ double Median(std::vector<double> samples) {
 
 // Runs `body` in a child, and `measure` here.
 template <typename T>
-T WithChild(const std::function<void()>& body, const std::function<T()>& measure) {
+T WithChild(const std::function<void()>& body, const std::function<T()>& measure,
+            bool is_pinned = true) {
   const pid_t child = fork();
   FERRY_CHECK(child >= 0);
   if (child == 0) {
+    if (is_pinned) PinTo(1);
     body();
     std::_Exit(0);
   }
+  if (is_pinned) PinTo(0);
   const T result = measure();
+  PinTo(-1);
   waitpid(child, nullptr, 0);
   return result;
 }
@@ -252,7 +256,8 @@ StreamFloor TcpStreamFloor(int streams, size_t bytes) {
         }
         for (const int fd : fds) close(fd);
         return static_cast<double>(share * static_cast<size_t>(streams)) / Median(samples);
-      });
+      },
+      /*is_pinned=*/false);
   close(pair.listener);
   const double total = static_cast<double>(share) * streams * kRounds / 1e9;
   return {rate, (CpuOfSelfAndChildren() - cpu) / total};

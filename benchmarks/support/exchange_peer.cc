@@ -2,6 +2,7 @@
 // Forking, echoing, and counting CPU time.
 #include "benchmarks/support/exchange_peer.h"
 
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -104,30 +105,40 @@ void Echo(Exchange& exchange, const EchoCommand& command) {
   const auto step = OpenStep(exchange, command.step_id);
   const Tensor answer = ArenaTensor(exchange, command.short_answers ? 8 : command.bytes);
   const int window = command.window;
-  std::vector<PostedRecv> posted(static_cast<size_t>(window));
-  std::vector<Tensor> buffers(static_cast<size_t>(window));
-  for (int i = 0; i < window; ++i) {
+  // One more than the other side can send before it hears from us, so that asking again is not in
+  // anybody's way.
+  const int depth = window + 1;
+  std::vector<PostedRecv> posted(static_cast<size_t>(depth));
+  std::vector<Tensor> buffers(static_cast<size_t>(depth));
+  for (int i = 0; i < depth; ++i) {
     if (command.into) buffers[i] = ArenaTensor(exchange, command.bytes);
     posted[i].Post(*step, ping, buffers[i], exchange.loop());
   }
+  int next = 0;
   while (true) {
+    const int first = next;
     for (int i = 0; i < window; ++i) {
-      posted[i].Wait(exchange.loop());
+      PostedRecv& each = posted[next];
+      each.Wait(exchange.loop());
       // The end is told by a scalar.
-      if (posted[i].tensor().shape().rank() == 0) {
+      if (each.tensor().shape().rank() == 0) {
         Check(step->Send(pong, *Tensor::Allocate(DataType::kUint8, {})));
-        // Until the other side has it, and has ended the step.
+        step->StartAbort(absl::CancelledError("over"));
         return;
       }
-      posted[i].Drop();
-      posted[i].Post(*step, ping, buffers[i], exchange.loop());
+      each.Drop();
+      next = (next + 1) % depth;
     }
     Check(step->Send(pong, answer));
+    for (int i = first; i != next; i = (i + 1) % depth) {
+      posted[i].Post(*step, ping, buffers[i], exchange.loop());
+    }
   }
 }
 
 [[noreturn]] void RunChild(int socket, const ExchangePeer::Options& options) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (options.pin) PinTo(1);
   const std::unique_ptr<Exchange> exchange = StartNode(1, socket, options);
   while (true) {
     EchoCommand command;
@@ -151,6 +162,16 @@ void Echo(Exchange& exchange, const EchoCommand& command) {
 }
 
 }  // namespace
+
+void PinTo(int core) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  const int count = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  for (int i = 0; i < count; ++i) {
+    if (core < 0 || i == core % count) CPU_SET(i, &set);
+  }
+  sched_setaffinity(0, sizeof(set), &set);
+}
 
 Tensor ArenaTensor(Exchange& exchange, size_t bytes) {
   auto buffer = exchange.arena().Allocate(bytes);
@@ -192,6 +213,7 @@ ExchangePeer::ExchangePeer(const Options& options) {
   }
   close(sockets[1]);
   socket_ = sockets[0];
+  if (options.pin) PinTo(0);
   exchange_ = StartNode(0, socket_, options);
   ping_ = std::make_unique<RendezvousKey>(KeyFrom(0, 1, "ping"));
   pong_ = std::make_unique<RendezvousKey>(KeyFrom(1, 0, "pong"));
@@ -202,6 +224,7 @@ ExchangePeer::~ExchangePeer() {
   waitpid(child_, nullptr, 0);
   exchange_.reset();
   close(socket_);
+  PinTo(-1);
 }
 
 std::shared_ptr<RemoteRendezvous> ExchangePeer::Begin(EchoCommand command) {
@@ -212,16 +235,18 @@ std::shared_ptr<RemoteRendezvous> ExchangePeer::Begin(EchoCommand command) {
 }
 
 void ExchangePeer::End() {
-  PostedRecv last;
-  last.Post(*step_, *pong_, Tensor(), exchange_->loop());
   Check(step_->Send(*ping_, *Tensor::Allocate(DataType::kUint8, {})));
-  last.Wait(exchange_->loop());
   EchoCommand over;
   over.window = -2;
   over.step_id = last_step_;
+  // Read when the echo has returned.
   WriteAll(socket_, &over, sizeof(over));
   char byte;
-  ReadAll(socket_, &byte, 1);
+  // What comes in meanwhile is for this thread to serve.
+  while (recv(socket_, &byte, 1, MSG_DONTWAIT) != 1) {
+    exchange_->loop().WaitUntil([] { return false; },
+                                SteadyClock().Now() + absl::Microseconds(100));
+  }
   exchange_->rendezvous().Cleanup(last_step_);
   step_ = nullptr;
 }

@@ -37,6 +37,9 @@ class ExchangePeer {
     std::string transport;
     absl::Duration spin = absl::Microseconds(20);
     int tcp_connections = 2;
+    // A core for each process, as UCX's and MPI's benchmarks have it. Without it the kernel puts
+    // both on one, and their wake-ups cost nothing.
+    bool pin = true;
   };
   explicit ExchangePeer(const Options& options);
   ~ExchangePeer();
@@ -66,6 +69,9 @@ class ExchangePeer {
   std::shared_ptr<RemoteRendezvous> step_;
   int64_t last_step_ = 0;
 };
+
+// Keeps this thread, and those that it starts, on a core; -1: on any.
+void PinTo(int core);
 
 // A receive that is posted early and waited for later; used again and again.
 class PostedRecv {

@@ -145,14 +145,14 @@ TEST_P(LaneTest, PeersThatTakeNothingAreToldOfInTheEnd) {
   // Nobody reads: a connection that is accepted by a bare socket would not shake hands, so that the
   // reader is one whose loop is kept busy.
   Connect();
-  absl::Notification go;
-  b_.loop->Post([&go] { go.WaitForNotification(); });
+  const auto go = std::make_shared<absl::Notification>();
+  b_.loop->Post([go] { go->WaitForNotification(); });
   absl::Status status;
   const std::string body(kMaxLaneBody, 'x');
   for (int i = 0; i < 5000 && status.ok(); ++i) status = client_lane_->Send(1, {body});
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(status.message()), HasSubstr("lane_queue_bytes"));
-  go.Notify();
+  go->Notify();
 }
 
 INSTANTIATE_TEST_SUITE_P(Media, LaneTest, ::testing::Bool(),

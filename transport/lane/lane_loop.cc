@@ -2,6 +2,7 @@
 // Spinning, sleeping, and who drives.
 #include "transport/lane/lane_loop.h"
 
+#include <sched.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -25,6 +26,9 @@ constexpr int kEventsAtOnce = 32;
 constexpr uint32_t kPassesPerDescriptorLook = 64;
 // Of the timer that is nearest, as far as sleeping goes.
 constexpr absl::Duration kLongestSleep = absl::Seconds(1);
+constexpr absl::Duration kThreadSpin = absl::Microseconds(50);
+// What nobody waits for is late by so much at most, while callers come and go.
+constexpr absl::Duration kTick = absl::Microseconds(500);
 
 void Pause() {
 #if defined(__x86_64__)
@@ -219,9 +223,12 @@ bool LaneLoop::TryDrive() {
 void LaneLoop::StopDriving() {
   is_driven_by_caller_ = false;
   driven_here = nullptr;
-  doorbell_.FallAsleep();
-  // Whatever came after the last look: the thread in the kernel is to look again.
-  const bool has_more = HasWork();
+  bool has_more = false;
+  if (!is_ticking_.load(std::memory_order_relaxed)) {
+    doorbell_.FallAsleep();
+    // Whatever came after the last look: the thread in the kernel is to look again.
+    has_more = HasWork();
+  }
   is_driven_.store(false, std::memory_order_release);
   if (has_more) doorbell_.RingAnyway();
   std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -232,6 +239,7 @@ void LaneLoop::StopDriving() {
 }
 
 void LaneLoop::Sleep(absl::FunctionRef<bool()> is_done, absl::Time until) {
+  is_ticking_.store(false, std::memory_order_relaxed);
   doorbell_.FallAsleep();
   if (!HasWork() && !is_done()) {
     until = std::min(until, NextTimer());
@@ -249,9 +257,11 @@ bool LaneLoop::WaitUntil(absl::FunctionRef<bool()> is_done, absl::Time deadline)
   callers_waiting_.fetch_add(1, std::memory_order_relaxed);
   absl::Time give_up_spinning = SteadyClock().Now() + options_.spin;
   bool done = false;
+  int looks = 0;
   while (!(done = is_done())) {
     if (TryDrive()) {
       is_driven_by_caller_ = true;
+      caller_drives_.fetch_add(1, std::memory_order_relaxed);
       for (uint32_t turn = 1; !(done = is_done()); ++turn) {
         if (PollOnce()) {
           give_up_spinning = absl::InfinitePast();
@@ -269,7 +279,12 @@ bool LaneLoop::WaitUntil(absl::FunctionRef<bool()> is_done, absl::Time deadline)
     }
     // Somebody else drives, and will make it true or leave; the loop's own thread leaves at once.
     if (SteadyClock().Now() < give_up_spinning) {
-      Pause();
+      // It may have lost its core, to us perhaps.
+      if (++looks % 16 == 0) {
+        sched_yield();
+      } else {
+        Pause();
+      }
       continue;
     }
     absl::MutexLock lock(&wait_mu_);
@@ -302,36 +317,55 @@ void LaneLoop::Wake() {
 bool LaneLoop::IsOnLoop() const { return driven_here == this; }
 
 void LaneLoop::Run() {
+  uint32_t seen = caller_drives_.load(std::memory_order_relaxed);
   while (!is_stopping_.load()) {
-    // Nobody drives, or a caller does; either way the bell says whether to ring.
-    const absl::Time timer = NextTimer();
-    int64_t ms = -1;
-    if (timer != absl::InfiniteFuture()) {
-      ms = std::clamp<int64_t>(
-          (absl::ToInt64Microseconds(timer - SteadyClock().Now()) + 999) / 1000, 0, 60'000);
+    const bool was_ticking = is_ticking_.load(std::memory_order_relaxed);
+    if (was_ticking) {
+      Tick();
+      // A caller has looked since the last tick, and will again.
+      const uint32_t now = caller_drives_.load(std::memory_order_relaxed);
+      if (std::exchange(seen, now) != now) continue;
+    } else {
+      SleepInKernel();
     }
-    epoll_event events[kEventsAtOnce];
-    const int count = epoll_wait(epoll_.get(), events, kEventsAtOnce, static_cast<int>(ms));
     if (is_stopping_.load()) return;
-    if (!TryDrive()) {
-      // An edge is told once: the caller that drives, and may sleep in the kernel, has to know.
-      for (int i = 0; i < count; ++i) {
-        if (events[i].data.u64 == 0) continue;
-        Post([this, id = events[i].data.u64, bits = events[i].events] { Tell(id, bits); });
-      }
-      if (count > 0) doorbell_.RingAnyway();
-      absl::MutexLock lock(&wait_mu_);
-      parked_.fetch_add(1, std::memory_order_seq_cst);
-      if (is_driven_.load(std::memory_order_seq_cst) && !is_stopping_.load()) {
-        wait_changed_.WaitWithTimeout(&wait_mu_, absl::Milliseconds(100));
-      }
-      parked_.fetch_sub(1, std::memory_order_relaxed);
-      continue;
-    }
-    for (int i = 0; i < count; ++i) Tell(events[i].data.u64, events[i].events);
+    // A caller that drives will say itself when it sleeps.
+    if (!TryDrive()) continue;
+    const uint32_t now = caller_drives_.load(std::memory_order_relaxed);
+    const bool callers_come_and_go = !was_ticking && std::exchange(seen, now) != now;
     DriveWhileBusy();
+    is_ticking_.store(callers_come_and_go, std::memory_order_relaxed);
     StopDriving();
   }
+}
+
+// Until something comes that nobody else takes.
+void LaneLoop::SleepInKernel() {
+  int64_t ms = -1;
+  if (const absl::Time timer = NextTimer(); timer != absl::InfiniteFuture()) {
+    ms = std::clamp<int64_t>((absl::ToInt64Microseconds(timer - SteadyClock().Now()) + 999) / 1000,
+                             0, 60'000);
+  }
+  epoll_event events[kEventsAtOnce];
+  const int count = epoll_wait(epoll_.get(), events, kEventsAtOnce, static_cast<int>(ms));
+  // An edge is told once: whoever drives, and may sleep in the kernel too, has to know.
+  for (int i = 0; i < count; ++i) {
+    if (events[i].data.u64 == 0) continue;
+    Post([this, id = events[i].data.u64, bits = events[i].events] { Tell(id, bits); });
+  }
+  if (count <= 0 || !is_driven_.load(std::memory_order_seq_cst)) return;
+  doorbell_.RingAnyway();
+  absl::MutexLock lock(&wait_mu_);
+  parked_.fetch_add(1, std::memory_order_seq_cst);
+  if (is_driven_.load(std::memory_order_seq_cst) && !is_stopping_.load()) {
+    wait_changed_.WaitWithTimeout(&wait_mu_, absl::Milliseconds(100));
+  }
+  parked_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void LaneLoop::Tick() {
+  absl::MutexLock lock(&wait_mu_);
+  if (!is_stopping_.load()) wait_changed_.WaitWithTimeout(&wait_mu_, kTick);
 }
 
 void LaneLoop::DriveWhileBusy() {
@@ -347,7 +381,7 @@ void LaneLoop::DriveWhileBusy() {
     if (++turn % 32 != 0) continue;
     const absl::Time now = SteadyClock().Now();
     if (last_work == absl::InfinitePast()) last_work = now;
-    if (now - last_work >= options_.spin) return;
+    if (now - last_work >= std::min(options_.spin, kThreadSpin)) return;
   }
   // A caller waits: it has its own thread for what comes. Nothing that is there is left behind,
   // because StopDriving looks.

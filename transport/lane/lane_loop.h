@@ -41,8 +41,8 @@ class LoopSource {
 };
 
 struct LaneLoopOptions {
-  // How long to look for more before sleeping. A wake-up takes tens of microseconds on some
-  // machines; a look takes one.
+  // How long a caller looks for more before it sleeps, and the loop's own thread too, though not
+  // for longer than 50 us. A wake-up takes tens of microseconds on some machines; a look takes one.
   absl::Duration spin = absl::Microseconds(20);
   // Of its thread.
   std::string name = "ferry-lane";
@@ -106,6 +106,8 @@ class LaneLoop final {
   bool PollOnce();
   bool PollDescriptors(int timeout_ms);
   bool Tell(SourceId id, uint32_t events);
+  void SleepInKernel();
+  void Tick();
   // Until nothing has come for a while, or a caller wants to drive.
   void DriveWhileBusy();
   bool RunPosted();
@@ -126,6 +128,10 @@ class LaneLoop final {
   uint64_t polled_version_ = 0;
   uint32_t passes_ = 0;
   bool is_driven_by_caller_ = false;
+  // While callers come and go nobody says that he sleeps, and peers need not ring: the loop's
+  // thread looks now and then instead.
+  std::atomic<bool> is_ticking_{false};
+  std::atomic<uint32_t> caller_drives_{0};
 
   std::atomic<int> callers_waiting_{0};
   std::atomic<bool> is_stopping_{false};
