@@ -44,7 +44,7 @@ Samples PingPong(benchmark::State& state, ExchangePeer& peer, EchoCommand comman
   Exchange& exchange = peer.exchange();
   const Tensor ping = ArenaTensor(exchange, sent_bytes);
   Tensor buffer;
-  if (command.into) buffer = ArenaTensor(exchange, command.bytes);
+  if (command.into && !command.short_answers) buffer = ArenaTensor(exchange, command.bytes);
   const auto step = peer.Begin(command);
   // Two: one is open while the other is answered.
   PostedRecv posted[2];

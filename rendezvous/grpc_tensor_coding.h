@@ -14,8 +14,8 @@
 #include "absl/status/statusor.h"
 
 #include "rendezvous/response_cache.h"
-#include "rendezvous/write_gate.h"
 #include "tensor/tensor.h"
+#include "tensor/write_gate.h"
 
 namespace ferry {
 

@@ -21,7 +21,7 @@
 #include "absl/synchronization/mutex.h"
 
 #include "rendezvous/grpc_tensor_fetcher.h"
-#include "rendezvous/write_gate.h"
+#include "tensor/write_gate.h"
 
 namespace ferry {
 

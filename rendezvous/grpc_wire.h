@@ -11,7 +11,7 @@
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/wire_format_lite.h>
 
-#include "rendezvous/write_gate.h"
+#include "tensor/write_gate.h"
 
 namespace ferry::wire {
 

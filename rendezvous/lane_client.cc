@@ -202,6 +202,9 @@ absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> d
     absl::StatusOr<Tensor> tensor =
         destination.is_valid() ? destination : Tensor::Allocate(header.dtype, header.shape);
     if (tensor.ok() && header.bytes > 0) {
+      // Under the lock: whoever cancels may use its buffer again when it has the lock.
+      SpinLockHolder lock(&mu_);
+      if (!waiting_.contains(id)) return absl::OkStatus();
       std::memcpy(tensor->mutable_data(), ticket.body.data(), header.bytes);
     }
     Finish(id, ticket, std::move(tensor), "inline");
@@ -275,6 +278,9 @@ void LaneClient::Cancel(uint64_t id) {
   }
   if (lane != nullptr && !cancelled.is_taking) {
     SendId(*lane, LaneMessage::kCancel, id).IgnoreError();
+  }
+  if (cancelled.is_taking && cancelled.transport > 0) {
+    inlets_[cancelled.transport - 1]->Cancel(id);
   }
   std::move(cancelled.done)(MakeDerived(absl::CancelledError("the fetch is cancelled")), {});
 }

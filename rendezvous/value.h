@@ -33,7 +33,8 @@ struct RecvArgs {
   absl::Time deadline = absl::InfiniteFuture();
   // Where the elements are wanted; not valid: anywhere. Whoever carries them may put them there
   // straight away, and then gives back this very tensor; if it gives back another one, the facade
-  // copies. Of another type or size than what comes: the receive fails with INVALID_ARGUMENT.
+  // copies. Nothing is written there any more once the receive has ended. Of another type or size
+  // than what comes: the receive fails with INVALID_ARGUMENT.
   Tensor destination;
 };
 

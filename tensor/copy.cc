@@ -90,6 +90,11 @@ void CopyBytes(void* to, const void* from, size_t bytes) {
   if (bytes > 0) std::memcpy(to, from, bytes);
 }
 
+void CopyControl::Cancel() {
+  is_cancelled_.store(true, std::memory_order_seq_cst);
+  while (busy_.load(std::memory_order_seq_cst) > 0) std::this_thread::yield();
+}
+
 struct CopyPool::Job {
   char* to = nullptr;
   const char* from = nullptr;
@@ -99,6 +104,7 @@ struct CopyPool::Job {
   absl::Mutex mu;
   // Of an asynchronous copy; whoever copies the last piece takes it.
   absl::AnyInvocable<void() &&> done;
+  std::shared_ptr<CopyControl> control;
 
   bool is_complete() const { return copied.load(std::memory_order_acquire) == bytes; }
 };
@@ -127,11 +133,16 @@ void CopyPool::Work(Job& job) {
     const size_t begin = job.next.fetch_add(kPieceBytes, std::memory_order_relaxed);
     if (begin >= job.bytes) return;
     const size_t piece = std::min(kPieceBytes, job.bytes - begin);
-    if (is_large) {
-      CopyBytesStreamed(job.to + begin, job.from + begin, piece);
-    } else {
-      std::memcpy(job.to + begin, job.from + begin, piece);
+    CopyControl* const control = job.control.get();
+    if (control != nullptr) control->busy_.fetch_add(1, std::memory_order_seq_cst);
+    if (control == nullptr || !control->is_cancelled_.load(std::memory_order_seq_cst)) {
+      if (is_large) {
+        CopyBytesStreamed(job.to + begin, job.from + begin, piece);
+      } else {
+        std::memcpy(job.to + begin, job.from + begin, piece);
+      }
     }
+    if (control != nullptr) control->busy_.fetch_sub(1, std::memory_order_seq_cst);
     if (job.copied.fetch_add(piece, std::memory_order_acq_rel) + piece != job.bytes) continue;
     // The lock lets a caller that waits see it.
     absl::AnyInvocable<void() &&> done;
@@ -149,14 +160,20 @@ void CopyPool::Announce(std::shared_ptr<Job> job, int helpers) {
   for (int i = 0; i < helpers; ++i) wanted_.push_back(job);
 }
 
-void CopyPool::Copy(void* to, const void* from, size_t bytes) {
-  if (bytes < kWorthHelp || threads_.empty()) return CopyBytes(to, from, bytes);
+void CopyPool::Copy(void* to, const void* from, size_t bytes,
+                    std::shared_ptr<CopyControl> control) {
+  if (control == nullptr && (bytes < kWorthHelp || threads_.empty())) {
+    return CopyBytes(to, from, bytes);
+  }
   auto job = std::make_shared<Job>();
   job->to = static_cast<char*>(to);
   job->from = static_cast<const char*>(from);
   job->bytes = bytes;
+  job->control = std::move(control);
   const size_t pieces = (bytes + kPieceBytes - 1) / kPieceBytes;
-  Announce(job, static_cast<int>(std::min(threads_.size(), pieces - 1)));
+  if (bytes >= kWorthHelp) {
+    Announce(job, static_cast<int>(std::min(threads_.size(), pieces - 1)));
+  }
   Work(*job);
   // At most a piece is left, in somebody's hands.
   absl::MutexLock lock(&job->mu);
@@ -164,7 +181,7 @@ void CopyPool::Copy(void* to, const void* from, size_t bytes) {
 }
 
 void CopyPool::CopyAsync(void* to, const void* from, size_t bytes,
-                         absl::AnyInvocable<void() &&> done) {
+                         absl::AnyInvocable<void() &&> done, std::shared_ptr<CopyControl> control) {
   if (threads_.empty() || bytes == 0) {
     CopyBytes(to, from, bytes);
     return std::move(done)();
@@ -174,6 +191,7 @@ void CopyPool::CopyAsync(void* to, const void* from, size_t bytes,
   job->from = static_cast<const char*>(from);
   job->bytes = bytes;
   job->done = std::move(done);
+  job->control = std::move(control);
   const size_t pieces = (bytes + kPieceBytes - 1) / kPieceBytes;
   Announce(std::move(job), static_cast<int>(std::min(threads_.size(), pieces)));
 }

@@ -3,6 +3,7 @@
 #ifndef FERRY_TENSOR_COPY_H_
 #define FERRY_TENSOR_COPY_H_
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <vector>
@@ -23,6 +24,18 @@ void CopyBytes(void* to, const void* from, size_t bytes);
 // With such stores whatever the size. For benchmarks and tests.
 void CopyBytesStreamed(void* to, const void* from, size_t bytes);
 
+// Calls a copy off. Thread-safe.
+class CopyControl final {
+ public:
+  // Nothing is written any more when this returns; waits for pieces that are under way.
+  void Cancel();
+
+ private:
+  friend class CopyPool;
+  std::atomic<bool> is_cancelled_{false};
+  std::atomic<int> busy_{0};
+};
+
 struct CopyPoolOptions {
   // Threads besides the caller; -1: one less than there are cores, at most 3.
   int threads = -1;
@@ -40,10 +53,12 @@ class CopyPool final {
 
   // Copies with the help of the pool's threads and the caller's; returns when it is done. Pieces
   // are taken by whoever is free: a core that is busy with something else costs nothing.
-  void Copy(void* to, const void* from, size_t bytes);
+  //   control: may end it early. May be null, here and below.
+  void Copy(void* to, const void* from, size_t bytes, std::shared_ptr<CopyControl> control = {});
   // On a thread of the pool, with the help of the others; then calls `done` there. Here and now if
   // the pool has no threads.
-  void CopyAsync(void* to, const void* from, size_t bytes, absl::AnyInvocable<void() &&> done);
+  void CopyAsync(void* to, const void* from, size_t bytes, absl::AnyInvocable<void() &&> done,
+                 std::shared_ptr<CopyControl> control = {});
 
  private:
   struct Job;

@@ -104,6 +104,9 @@ class Inlet {
   virtual void Take(uint64_t id, const TensorHeader& header, absl::string_view body,
                     absl::Span<UniqueFd> descriptors, const Tensor& destination,
                     TakeCallback done) = 0;
+  // A Take that is under way is not wanted any more: nothing is written to its destination when this
+  // returns, and its `done` may still run. An id that is not known is none of an error.
+  virtual void Cancel(uint64_t id) = 0;
   // Nobody wants it.
   virtual void Drop(uint64_t id, const TensorHeader& header, absl::string_view body,
                     absl::Span<UniqueFd> descriptors) = 0;

@@ -120,9 +120,8 @@ void Echo(Exchange& exchange, const EchoCommand& command) {
     for (int i = 0; i < window; ++i) {
       PostedRecv& each = posted[next];
       each.Wait(exchange.loop());
-      // The end is told by a scalar.
-      if (each.tensor().shape().rank() == 0) {
-        Check(step->Send(pong, *Tensor::Allocate(DataType::kUint8, {})));
+      // The end.
+      if (each.is_dead()) {
         step->StartAbort(absl::CancelledError("over"));
         return;
       }
@@ -189,6 +188,7 @@ void PostedRecv::Post(RemoteRendezvous& step, const RendezvousKey& key, const Te
   step.RecvAsync(key, std::move(args), [this, &loop](absl::Status status, Received received) {
     status_ = std::move(status);
     tensor_ = std::move(received.tensor);
+    is_dead_ = received.is_dead;
     is_done_.store(true, std::memory_order_release);
     loop.Wake();
   });
@@ -235,7 +235,7 @@ std::shared_ptr<RemoteRendezvous> ExchangePeer::Begin(EchoCommand command) {
 }
 
 void ExchangePeer::End() {
-  Check(step_->Send(*ping_, *Tensor::Allocate(DataType::kUint8, {})));
+  Check(step_->Send(*ping_, Tensor(), /*is_dead=*/true));
   EchoCommand over;
   over.window = -2;
   over.step_id = last_step_;

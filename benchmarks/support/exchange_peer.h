@@ -81,12 +81,14 @@ class PostedRecv {
   // Waits on this thread. The tensor is dropped by the next Post, or Drop.
   void Wait(LaneLoop& loop);
   Tensor& tensor() { return tensor_; }
+  bool is_dead() const { return is_dead_; }
   void Drop() { tensor_ = Tensor(); }
 
  private:
   std::atomic<bool> is_done_{false};
   absl::Status status_;
   Tensor tensor_;
+  bool is_dead_ = false;
 };
 
 Tensor ArenaTensor(Exchange& exchange, size_t bytes);

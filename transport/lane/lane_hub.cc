@@ -167,9 +167,9 @@ class LaneHub::Attempt final : public LoopSource, public std::enable_shared_from
       }
       absl::string_view view(bytes, static_cast<size_t>(got));
       if (absl::Status status = handshake_.OnBytes(view); !status.ok()) {
+        if (!is_client_) shared_->refused.fetch_add(1, std::memory_order_relaxed);
         // The peer is to know why.
         SendOutput().IgnoreError();
-        if (!is_client_) shared_->refused.fetch_add(1, std::memory_order_relaxed);
         // Another address would not be another job.
         tcp_addresses.clear();
         return absl::Status(status.code(), absl::StrCat(status.message(), " (", address_, ")"));

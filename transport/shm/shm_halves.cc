@@ -147,20 +147,37 @@ void ShmInlet::Take(uint64_t id, const TensorHeader& header, absl::string_view b
   }
   Tensor into = destination;
   void* const to = into.mutable_data();
-  if (header.bytes <= kCopyHereBytes) {
-    CopyBytes(to, *from, header.bytes);
-    return std::move(done)(std::move(into), false);
+  auto control = std::make_shared<CopyControl>();
+  {
+    absl::MutexLock lock(&mu_);
+    copies_.emplace(id, control);
   }
-  if (!environment_.loop->IsOnLoop() || environment_.loop->IsDrivenByCaller()) {
+  auto finish = [self = shared_from_this(), id, into = std::move(into),
+                 segment = std::move(segment), done = std::move(done)]() mutable {
+    {
+      absl::MutexLock lock(&self->mu_);
+      self->copies_.erase(id);
+    }
+    std::move(done)(std::move(into), false);
+  };
+  LaneLoop& loop = *environment_.loop;
+  if (header.bytes <= kCopyHereBytes || !loop.IsOnLoop() || loop.IsDrivenByCaller()) {
     // The thread that waits for it may as well help.
-    environment_.copier->Copy(to, *from, header.bytes);
-    return std::move(done)(std::move(into), false);
+    environment_.copier->Copy(to, *from, header.bytes, std::move(control));
+    return finish();
   }
-  environment_.copier->CopyAsync(
-      to, *from, header.bytes,
-      [into = std::move(into), segment = std::move(segment), done = std::move(done)]() mutable {
-        std::move(done)(std::move(into), false);
-      });
+  environment_.copier->CopyAsync(to, *from, header.bytes, std::move(finish), std::move(control));
+}
+
+void ShmInlet::Cancel(uint64_t id) {
+  std::shared_ptr<CopyControl> control;
+  {
+    absl::MutexLock lock(&mu_);
+    const auto found = copies_.find(id);
+    if (found == copies_.end()) return;
+    control = found->second;
+  }
+  control->Cancel();
 }
 
 void ShmInlet::Drop(uint64_t id, const TensorHeader& header, absl::string_view body,
@@ -172,8 +189,14 @@ void ShmInlet::Drop(uint64_t id, const TensorHeader& header, absl::string_view b
 
 void ShmInlet::Abort(const absl::Status& why) {
   absl::flat_hash_map<uint32_t, Segment> dropped;
-  absl::MutexLock lock(&mu_);
-  dropped.swap(segments_);
+  std::vector<std::shared_ptr<CopyControl>> controls;
+  {
+    absl::MutexLock lock(&mu_);
+    dropped.swap(segments_);
+    for (const auto& [id, control] : copies_) controls.push_back(control);
+  }
+  // Whoever waits is about to be told, and may use its buffer for something else.
+  for (const auto& control : controls) control->Cancel();
 }
 
 }  // namespace ferry

@@ -44,6 +44,7 @@ class ShmInlet final : public Inlet, public std::enable_shared_from_this<ShmInle
   void Take(uint64_t id, const TensorHeader& header, absl::string_view body,
             absl::Span<UniqueFd> descriptors, const Tensor& destination, TakeCallback done) override
       ABSL_LOCKS_EXCLUDED(mu_);
+  void Cancel(uint64_t id) override ABSL_LOCKS_EXCLUDED(mu_);
   void Drop(uint64_t id, const TensorHeader& header, absl::string_view body,
             absl::Span<UniqueFd> descriptors) override ABSL_LOCKS_EXCLUDED(mu_);
   void Abort(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
@@ -60,6 +61,8 @@ class ShmInlet final : public Inlet, public std::enable_shared_from_this<ShmInle
   const ReleaseCallback release_;
   absl::Mutex mu_;
   absl::flat_hash_map<uint32_t, Segment> segments_ ABSL_GUARDED_BY(mu_);
+  // Of copies that are under way.
+  absl::flat_hash_map<uint64_t, std::shared_ptr<CopyControl>> copies_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ferry

@@ -139,7 +139,7 @@ void SliceReader::Stop() {
     self->is_stopped_ = true;
     self->loop_.Remove(self->id_, self->socket_.get());
     shutdown(self->socket_.get(), SHUT_RDWR);
-    self->hold_ = nullptr;
+    self->place_ = {};
   });
 }
 
@@ -147,7 +147,7 @@ void SliceReader::Break(const absl::Status& why) {
   is_stopped_ = true;
   loop_.Remove(id_, socket_.get());
   shutdown(socket_.get(), SHUT_RDWR);
-  hold_ = nullptr;
+  place_ = {};
   if (const auto sink = sink_.lock()) sink->OnBroken(why);
 }
 
@@ -158,13 +158,13 @@ void SliceReader::Advance() {
     if (header_bytes_ == sizeof(header_) && !is_placed_) {
       const auto sink = sink_.lock();
       if (sink == nullptr) return;
-      switch (sink->Place(header_, &place_, &hold_)) {
+      switch (sink->Place(header_, &place_)) {
         case SliceSink::Verdict::kPlace:
           break;
         case SliceSink::Verdict::kWait:
           return;
         case SliceSink::Verdict::kSkip:
-          place_ = nullptr;
+          place_ = {};
           break;
         case SliceSink::Verdict::kError:
           return Break(absl::InvalidArgumentError("a slice that belongs nowhere"));
@@ -179,7 +179,7 @@ void SliceReader::Advance() {
     size_t wanted = 0;
     if (is_placed_) {
       wanted = header_.bytes - got_;
-      char* to = place_ == nullptr ? nullptr : place_ + got_;
+      char* to = place_.data == nullptr ? nullptr : place_.data + got_;
       if (to == nullptr) {
         waste_.resize(kWasteBytes);
         wanted = std::min(wanted, kWasteBytes);
@@ -194,7 +194,15 @@ void SliceReader::Advance() {
     msghdr message = {};
     message.msg_iov = pieces;
     message.msg_iovlen = static_cast<size_t>(count);
-    const ssize_t got = recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+    ssize_t got = 0;
+    const auto receive = [&] { got = recvmsg(socket_.get(), &message, MSG_DONTWAIT); };
+    if (!is_placed_ || place_.data == nullptr) {
+      receive();
+    } else if (!place_.gate->Pass(receive)) {
+      // Nobody wants it any more.
+      place_ = {};
+      continue;
+    }
     if (got < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return;
@@ -211,7 +219,7 @@ void SliceReader::Advance() {
     if (got_ < header_.bytes) continue;
     const SliceHeader done = header_;
     is_placed_ = false;
-    hold_ = nullptr;
+    place_ = {};
     header_bytes_ = bytes - of_slice;
     if (header_bytes_ > 0) header_ = next;
     const auto sink = sink_.lock();

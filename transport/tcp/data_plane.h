@@ -13,6 +13,7 @@
 
 #include "base/unique_fd.h"
 #include "tensor/tensor.h"
+#include "tensor/write_gate.h"
 #include "transport/lane/lane_loop.h"
 
 namespace ferry {
@@ -49,6 +50,15 @@ class SliceSource {
   virtual void OnBroken(const absl::Status& why) = 0;
 };
 
+// Where a slice belongs.
+struct SlicePlace {
+  // Null: nowhere; it is read and forgotten.
+  char* data = nullptr;
+  // What keeps `data` valid, and what one passes to write there.
+  std::shared_ptr<Buffer> buffer;
+  std::shared_ptr<WriteGate> gate;
+};
+
 // Knows where slices go. Thread-safe.
 class SliceSink {
  public:
@@ -59,8 +69,7 @@ class SliceSink {
     kError,  // it makes no sense
   };
   virtual ~SliceSink() = default;
-  // `hold`: what keeps `place` valid.
-  virtual Verdict Place(const SliceHeader& header, char** place, std::shared_ptr<void>* hold) = 0;
+  virtual Verdict Place(const SliceHeader& header, SlicePlace* place) = 0;
   virtual void OnSlice(const SliceHeader& header) = 0;
   virtual void OnBroken(const absl::Status& why) = 0;
 };
@@ -114,8 +123,7 @@ class SliceReader final : public LoopSource, public std::enable_shared_from_this
   SliceHeader header_;
   size_t header_bytes_ = 0;
   bool is_placed_ = false;
-  char* place_ = nullptr;
-  std::shared_ptr<void> hold_;
+  SlicePlace place_;
   size_t got_ = 0;
   std::vector<char> waste_;
 };

@@ -143,7 +143,21 @@ class TcpTransport::TcpInlet final : public Inlet,
     Expect(id, header.bytes, {});
   }
 
+  void Cancel(uint64_t id) override {
+    std::shared_ptr<WriteGate> gate;
+    {
+      absl::MutexLock lock(&mu_);
+      const auto found = incoming_.find(id);
+      if (found == incoming_.end()) return;
+      // The rest is read and forgotten.
+      found->second.tensor = Tensor();
+      gate = found->second.gate;
+    }
+    gate->Close();
+  }
+
   void Abort(const absl::Status& why) override {
+    std::vector<std::shared_ptr<WriteGate>> gates;
     std::vector<TakeCallback> failed;
     std::vector<std::shared_ptr<SliceReader>> readers;
     {
@@ -151,15 +165,17 @@ class TcpTransport::TcpInlet final : public Inlet,
       if (aborted_.ok()) aborted_ = why;
       for (auto& [id, incoming] : incoming_) {
         if (incoming.done) failed.push_back(std::move(incoming.done));
+        gates.push_back(incoming.gate);
       }
       incoming_.clear();
       readers.swap(readers_);
     }
     for (const auto& reader : readers) reader->Stop();
+    for (const auto& gate : gates) gate->Close();
     for (TakeCallback& done : failed) std::move(done)(why, false);
   }
 
-  Verdict Place(const SliceHeader& header, char** place, std::shared_ptr<void>* hold) override {
+  Verdict Place(const SliceHeader& header, SlicePlace* place) override {
     absl::MutexLock lock(&mu_);
     if (!aborted_.ok()) return Verdict::kError;
     const auto found = incoming_.find(header.transfer);
@@ -175,8 +191,8 @@ class TcpTransport::TcpInlet final : public Inlet,
     }
     if (!incoming.tensor.is_valid()) return Verdict::kSkip;
     Tensor tensor = incoming.tensor;
-    *place = static_cast<char*>(tensor.mutable_data()) + header.offset;
-    *hold = tensor.buffer();
+    *place = {static_cast<char*>(tensor.mutable_data()) + header.offset, tensor.buffer(),
+              incoming.gate};
     return Verdict::kPlace;
   }
 
@@ -194,7 +210,9 @@ class TcpTransport::TcpInlet final : public Inlet,
       done = std::move(found->second.done);
       incoming_.erase(found);
     }
-    if (done) std::move(done)(std::move(tensor), false);
+    if (done && tensor.is_valid()) return std::move(done)(std::move(tensor), false);
+    // Cancelled: whoever waited has been told.
+    if (done) std::move(done)(absl::CancelledError("cancelled"), false);
   }
 
   void OnBroken(const absl::Status& why) override {
@@ -209,6 +227,7 @@ class TcpTransport::TcpInlet final : public Inlet,
     TakeCallback done;
     size_t bytes = 0;
     size_t left = 0;
+    std::shared_ptr<WriteGate> gate = std::make_shared<WriteGate>();
   };
 
   void Expect(uint64_t id, size_t bytes, Incoming incoming) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // WriteGate: lets somebody stop writes to memory that is about to be used for something else.
-#ifndef FERRY_RENDEZVOUS_WRITE_GATE_H_
-#define FERRY_RENDEZVOUS_WRITE_GATE_H_
+#ifndef FERRY_TENSOR_WRITE_GATE_H_
+#define FERRY_TENSOR_WRITE_GATE_H_
 
 #include <utility>
 
@@ -35,4 +35,4 @@ class WriteGate final {
 
 }  // namespace ferry
 
-#endif  // FERRY_RENDEZVOUS_WRITE_GATE_H_
+#endif  // FERRY_TENSOR_WRITE_GATE_H_
