@@ -74,7 +74,7 @@ struct CompareAndSetResult {
 };
 
 // The nodes of the job at one time.
-struct TaskTable {
+struct NodeTable {
   int64_t version = 0;
   // Without their waits.
   std::vector<TaskStatus> tasks;
@@ -170,7 +170,7 @@ class Agent final {
   absl::StatusOr<std::vector<std::pair<int, uint64_t>>> AliveNodes(std::vector<int> nodes,
                                                                    absl::Duration timeout);
   // Waits until the table has moved past `version`; -1 answers now. `done` as for GetAllAsync.
-  void WatchTasksAsync(int64_t version, Callback<TaskTable> done);
+  void WatchTasksAsync(int64_t version, Callback<NodeTable> done);
   // Sends this node's devices and waits for everyone's.
   absl::StatusOr<GlobalTopology> Enumerate(const LocalTopology& local, absl::Duration timeout);
   // Everyone's devices; NOT_FOUND before they are known.

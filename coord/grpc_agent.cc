@@ -217,14 +217,14 @@ absl::StatusOr<JobStatus> Agent::Status() {
   return ReadJobStatus(reply.job_status());
 }
 
-void Agent::WatchTasksAsync(int64_t version, Callback<TaskTable> done) {
+void Agent::WatchTasksAsync(int64_t version, Callback<NodeTable> done) {
   v1::Request request;
   request.mutable_watch_tasks()->set_version(version);
   impl_->link().Call(std::move(request), kLongestWait, "a change of the job's nodes",
                      [done = std::move(done)](absl::StatusOr<v1::Reply> reply) mutable {
                        reply = Checked(std::move(reply));
                        if (!reply.ok()) return std::move(done)(reply.status());
-                       TaskTable table;
+                       NodeTable table;
                        table.version = reply->version();
                        for (const v1::TaskInfo& task : reply->tasks()) {
                          table.tasks.push_back(ReadTaskStatus(task));

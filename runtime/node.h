@@ -134,7 +134,7 @@ class Node final {
   absl::Status CheckExchange() const;
   absl::StatusOr<Endpoint> EndpointOf(int node_id) ABSL_LOCKS_EXCLUDED(mu_);
   void WatchNodes(int64_t version);
-  void OnNodes(const coord::TaskTable& table) ABSL_LOCKS_EXCLUDED(mu_);
+  void OnNodes(const coord::NodeTable& table) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Constant once joined.
   NodePlace place_;

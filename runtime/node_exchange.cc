@@ -66,7 +66,7 @@ absl::Status Node::StartExchange(ExchangeOptions options) {
 
 void Node::WatchNodes(int64_t version) {
   // The agent ends it when it goes, which is before this node does.
-  agent_->WatchTasksAsync(version, [this](absl::StatusOr<coord::TaskTable> table) {
+  agent_->WatchTasksAsync(version, [this](absl::StatusOr<coord::NodeTable> table) {
     // Lost or leaving: lanes still tell who dies.
     if (!table.ok()) return;
     OnNodes(*table);
@@ -74,7 +74,7 @@ void Node::WatchNodes(int64_t version) {
   });
 }
 
-void Node::OnNodes(const coord::TaskTable& table) {
+void Node::OnNodes(const coord::NodeTable& table) {
   std::vector<std::pair<int, absl::Status>> dead;
   {
     absl::MutexLock lock(&mu_);
