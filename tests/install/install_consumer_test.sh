@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Installs Ferry under a temporary prefix, builds a small project against it and runs both.
-#   install_consumer_test.sh BUILD-FOLDER WORK-FOLDER VERSION CMAKE-ARGUMENT...
+# Installs Ferry under a temporary prefix, builds a small project and the examples against it and
+# runs them.
+#   install_consumer_test.sh BUILD-FOLDER WORK-FOLDER VERSION EXAMPLES-FOLDER CMAKE-ARGUMENT...
 set -euo pipefail
 
 consumer=$(cd "$(dirname "${BASH_SOURCE[0]}")/consumer" && pwd)
 build=$1
 work=$2
 version=$3
-shift 3
+examples=$4
+shift 4
 
 rm -rf "$work"
 mkdir -p "$work"
@@ -17,7 +19,7 @@ cmake --install "$build" --prefix "$work/prefix" >"$work/install.log"
 
 echo "building the consumer"
 cmake -S "$consumer" -B "$work/build" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" \
-  -DFERRY_WANTED_VERSION="$version" "$@"
+  -DFERRY_WANTED_VERSION="$version" -DFERRY_EXAMPLES="$examples" "$@"
 cmake --build "$work/build"
 
 echo "running the consumer"
@@ -28,6 +30,14 @@ said=$("$work/prefix/bin/ferry" --version)
 echo "$said"
 if [[ $said != *"$version"* ]]; then
   echo "ferry --version does not say $version" >&2
+  exit 1
+fi
+
+echo "running the example with the installed tool"
+said=$("$work/prefix/bin/ferry" run --nproc=2 -- "$work/build/exchange")
+echo "$said"
+if [[ $said != *"[1] got int32[256,1024] by "* ]]; then
+  echo "node 1 of the example got no tensor" >&2
   exit 1
 fi
 
