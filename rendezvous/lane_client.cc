@@ -30,6 +30,13 @@ absl::Status WrongDestination(const TensorHeader& header, const Tensor& destinat
                    ", and the receiver's buffer is for ", ToString(destination)));
 }
 
+absl::Status NotRequired(absl::string_view taken, absl::string_view required,
+                         const LanePeer& producer) {
+  return absl::FailedPreconditionError(absl::StrCat(Describe(producer), " sends by ", taken,
+                                                    ", and ", required,
+                                                    " is the required transport here"));
+}
+
 }  // namespace
 
 class LaneClient::Fetch final : public RemoteFetch {
@@ -184,8 +191,18 @@ absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> d
   const TensorHeader& header = ticket.header;
   const bool fits = !destination.is_valid() ||
                     (destination.dtype() == header.dtype && destination.bytes() == header.bytes);
-  if (!is_wanted || (!fits && !ticket.is_dead)) {
-    if (is_wanted) Complete(id, WrongDestination(header, destination), {});
+  // The producer chooses by its own policy; ours may be stricter.
+  const std::string& required = exchange_.policy.require;
+  const bool is_allowed = inlet == nullptr || required.empty() ||
+                          (*exchange_.transports)[ticket.transport - 1]->name() == required;
+  if (!is_wanted || !is_allowed || (!fits && !ticket.is_dead)) {
+    if (is_wanted) {
+      Complete(id,
+               is_allowed ? WrongDestination(header, destination)
+                          : NotRequired((*exchange_.transports)[ticket.transport - 1]->name(),
+                                        required, producer_.peer),
+               {});
+    }
     if (inlet != nullptr) {
       inlet->Drop(id, header, ticket.body, descriptors);
       Done(id);

@@ -363,6 +363,26 @@ TEST(PathPolicyTest, ARequiredTransportThatCannotFailsWithItsReason) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("two machines"));
 }
 
+// The sender decides which way a tensor goes, and may have been told otherwise.
+TEST(PathPolicyTest, ATransportThatTheReceiverDoesNotAllowIsRefusedThere) {
+  Directory directory;
+  ExchangeOptions by_tcp;
+  by_tcp.require_transport = "tcp";
+  ExchangeOptions by_shm;
+  by_shm.require_transport = "shm";
+  ExchangeEnd a(directory, 1, by_tcp);
+  ExchangeEnd b(directory, 2, by_shm);
+  ASSERT_TRUE(a.Step(1)
+                  ->Send(KeyBetween(a, b, "k"),
+                         *Tensor::Allocate(DataType::kUint8, *Shape::Create({100'000})))
+                  .ok());
+  Receipt receipt;
+  b.Step(1)->RecvAsync(KeyBetween(a, b, "k"), {}, receipt.callback());
+  const absl::Status status = receipt.Wait().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("sends by tcp, and shm is the required"));
+}
+
 TEST(PathPolicyTest, TheCheapestWayIsExplained) {
   Directory directory;
   ExchangeEnd a(directory, 1);
