@@ -149,6 +149,8 @@ int Main(int argc, char** argv) {
   verbs["status"] = AddStatusVerb(app);
   verbs["kv"] = AddKvVerb(app);
   verbs["topo"] = AddTopoVerb(app);
+  verbs["send"] = AddSendVerb(app);
+  verbs["recv"] = AddRecvVerb(app);
   verbs["demo"] = AddDemoVerb(app);
   verbs["help"] = AddHelpVerb(app);
   verbs["demo-worker"] = AddDemoWorkerVerb(app);

@@ -39,6 +39,8 @@ Verb AddDemoVerb(CLI::App& app);
 Verb AddStatusVerb(CLI::App& app);
 Verb AddKvVerb(CLI::App& app);
 Verb AddTopoVerb(CLI::App& app);
+Verb AddSendVerb(CLI::App& app);
+Verb AddRecvVerb(CLI::App& app);
 Verb AddDemoWorkerVerb(CLI::App& app);
 
 // A check that says what is allowed only when it is not met: CLI11 would put it in every help line.

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// Joining, and being called back while something goes on.
+#include "cli/as_node.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+
+#include "base/ranges.h"
+#include "base/status_macros.h"
+#include "base/thread.h"
+#include "cli/exchange_flags.h"
+#include "cli/hosted_coordinator.h"
+#include "cli/progress.h"
+#include "cli/verb.h"
+
+namespace ferry::cli {
+namespace {
+
+// Node 0 with the coordinator inside waits this long for the others to leave before it goes.
+constexpr absl::Duration kOthersPatience = absl::Seconds(10);
+// In a larger job only node 0 asks who is missing: everyone asking about everyone is a burden on
+// the coordinator at the very time when all join.
+constexpr int kMaxCuriousNodes = 64;
+
+// "waiting for nodes 2-3 to join". Used on one thread.
+class JoinReport final {
+ public:
+  explicit JoinReport(NodePlace place) : place_(std::move(place)) {}
+
+  std::string Text() {
+    if (agent_ == nullptr) {
+      coord::AgentOptions options;
+      options.coordinator = place_.coordinator;
+      options.connect_timeout = absl::Milliseconds(500);
+      absl::StatusOr<std::unique_ptr<coord::Agent>> agent = coord::Agent::Connect(options);
+      if (!agent.ok()) {
+        return absl::StrCat("waiting for the coordinator at ", place_.coordinator);
+      }
+      agent_ = *std::move(agent);
+    }
+    const bool may_ask = place_.node_id == 0 || agent_->num_nodes() <= kMaxCuriousNodes;
+    if (!may_ask) return absl::StrCat("waiting for all ", agent_->num_nodes(), " nodes to join");
+    const absl::StatusOr<coord::JobStatus> status = agent_->Status();
+    if (!status.ok()) return "waiting for the other nodes to join";
+    std::vector<int> missing;
+    for (const coord::TaskStatus& task : status->tasks) {
+      const bool is_there = task.state == coord::TaskState::kConnected || task.is_joining;
+      const bool is_self = task.node_id == place_.node_id;
+      if (!is_there && !is_self) missing.push_back(task.node_id);
+    }
+    if (missing.empty()) return "waiting for the devices of the other nodes";
+    return absl::StrCat("waiting for node", missing.size() == 1 ? " " : "s ",
+                        FormatRanges(missing, 200), " to join");
+  }
+
+ private:
+  const NodePlace place_;
+  std::unique_ptr<coord::Agent> agent_;
+};
+
+// Joins, on a thread of its own because it may take minutes and a signal may come.
+absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options, const NodePlace& place,
+                                           BlockedSignals& signals) {
+  JoinReport report(place);
+  const Progress progress([&report] { return report.Text(); });
+  std::atomic<bool> is_over = false;
+  absl::StatusOr<std::unique_ptr<Node>> joined;
+  {
+    Thread joiner("ferry-join", [&, options = std::move(options)]() mutable {
+      joined = Node::Join(std::move(options));
+      is_over = true;
+      signals.Wake();
+    });
+    while (!is_over) {
+      const std::optional<int> signal = signals.WaitFor(absl::InfiniteDuration());
+      if (!signal || is_over) continue;
+      // There is nothing to leave yet, and no way to call the joining thread back.
+      std::fprintf(stderr, "ferry: stopped by %s while %s was joining\n", SignalName(*signal),
+                   place.description.c_str());
+      std::fflush(nullptr);
+      _exit(kFailed);
+    }
+  }
+  return joined;
+}
+
+}  // namespace
+
+void JobError::Set(absl::Status error) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (error_.ok()) error_ = std::move(error);
+  }
+  signals_.Wake();
+}
+
+absl::Status JobError::Get() const {
+  absl::MutexLock lock(&mu_);
+  return error_;
+}
+
+void AddNodeFlags(CLI::App& app, NodeOptions& options) {
+  // Not AddCoordinatorFlag: FindPlace reads FERRY_COORDINATOR, and says where a value came from.
+  app.add_option_function<std::string>(
+         "--coordinator",
+         [&options](const std::string& address) {
+           const absl::Status status = CheckAddress("", address);
+           if (!status.ok()) {
+             throw CLI::ValidationError("--coordinator",
+                                        std::string(absl::StripPrefix(status.message(), ": ")));
+           }
+           options.coordinator = address;
+         },
+         "where the coordinator listens")
+      ->type_name("HOST:PORT");
+  app.add_option("--node-id", options.node_id, "which node this is, from 0")->type_name("I");
+  app.add_option("--num-nodes", options.num_nodes, "how many there are")
+      ->type_name("N")
+      ->check(Within(1, 1000000));
+  app.add_flag("--recoverable", options.recoverable,
+               "this node may die and come back without failing the job");
+  AddDuration(app, "--connect-timeout", options.connect_timeout,
+              "how long to wait for the coordinator and the other nodes");
+  AddDuration(app, "--enumerate-timeout", options.enumerate_timeout,
+              "how long to wait for the devices of the other nodes");
+  AddDuration(app, "--lost-timeout", options.lost_timeout,
+              "how long the coordinator may be out of reach; 0: its heartbeat timeout");
+  AddExchangeFlags(app, options.exchange);
+}
+
+absl::StatusOr<int> RunAsNode(NodeOptions& options,
+                              const std::function<absl::StatusOr<int>(JoinedNode&)>& body) {
+  BlockedSignals signals({SIGINT, SIGTERM, SIGHUP});
+  FERRY_ASSIGN_OR_RETURN(const NodePlace place, FindPlace(options, ProcessEnv));
+  std::unique_ptr<HostedCoordinator> hosted;
+  if (place.is_derived && place.node_id == 0) {
+    FERRY_ASSIGN_OR_RETURN(hosted, HostedCoordinator::At(place.coordinator, *place.num_nodes));
+  }
+  JobError error(signals);
+  options.on_error = [&error](absl::Status status) { error.Set(std::move(status)); };
+  absl::StatusOr<std::unique_ptr<Node>> node = Join(options, place, signals);
+  if (!node.ok()) {
+    // The job's error says more than that of the call that it ended.
+    return error.Get().ok() ? node.status() : error.Get();
+  }
+  JoinedNode joined{**node, signals, error, hosted != nullptr};
+  absl::StatusOr<int> status = body(joined);
+  if (hosted != nullptr) hosted->WaitUntilAllLeft(kOthersPatience);
+  return status;
+}
+
+absl::Status RunStoppably(JoinedNode& joined, const std::function<absl::Status()>& work,
+                          const std::function<void(const absl::Status&)>& stop) {
+  std::atomic<bool> is_over = false;
+  absl::Status result;
+  absl::Status reason;
+  {
+    Thread worker("ferry-work", [&] {
+      result = work();
+      is_over = true;
+      joined.signals.Wake();
+    });
+    while (!is_over) {
+      const std::optional<int> signal = joined.signals.WaitFor(absl::InfiniteDuration());
+      if (!reason.ok() || is_over) continue;
+      if (signal) reason = absl::CancelledError(absl::StrCat("stopped by ", SignalName(*signal)));
+      if (reason.ok()) reason = joined.error.Get();
+      if (!reason.ok()) stop(reason);
+    }
+  }
+  if (!result.ok()) return result;
+  return reason;
+}
+
+}  // namespace ferry::cli

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// A table of the limits, read in both directions.
+#include "cli/exchange_flags.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+
+#include "cli/verb.h"
+
+namespace ferry::cli {
+namespace {
+
+struct Limit {
+  const char* flag;
+  size_t& value;
+  const char* description;
+};
+
+std::vector<Limit> Limits(ExchangeOptions& options) {
+  RendezvousManagerOptions& rendezvous = options.rendezvous;
+  return {
+      {"--arena-budget-bytes", options.arena.budget_bytes,
+       "memory for tensors that are handed over without a copy"},
+      {"--max-queued-bytes", rendezvous.limits.max_queued_bytes,
+       "bytes of a step that were sent and wait for a receiver"},
+      {"--max-waiting", rendezvous.limits.max_waiting, "sends and receives of a step that wait"},
+      {"--max-steps", rendezvous.max_steps, "steps that are open at a time"},
+      {"--lane-queue-bytes", options.lane_queue_bytes,
+       "bytes of messages kept for a node that does not take them"},
+  };
+}
+
+}  // namespace
+
+void AddExchangeFlags(CLI::App& app, ExchangeOptions& options) {
+  constexpr char kGroup[] = "Moving tensors";
+  app.add_option("--require", options.require_transport,
+                 "the only transport that will do; what it cannot carry fails")
+      ->type_name("shm|tcp")
+      ->check(CLI::IsMember({"shm", "tcp"}).description(""))
+      ->group(kGroup);
+  app.add_flag("--checksum", options.checksum, "compare a checksum of every tensor")->group(kGroup);
+  app.add_option("--exchange-listen", options.listen,
+                 "where nodes of other machines connect to; port 0: a free one")
+      ->type_name("HOST:PORT")
+      ->default_str(options.listen)
+      ->group(kGroup);
+  app.add_option("--advertise", options.advertise, "what they are told instead of all addresses")
+      ->type_name("HOST[:PORT]")
+      ->group(kGroup);
+  AddDuration(app, "--spin", options.spin, "how long to look for more before sleeping")
+      ->group(kGroup);
+  app.add_option("--tcp-connections", options.transports.tcp.connections,
+                 "connections of a pair of nodes, each way")
+      ->type_name("N")
+      ->check(Within(1, 64))
+      ->capture_default_str()
+      ->group(kGroup);
+  for (const Limit& limit : Limits(options)) {
+    AddLimit(app, limit.flag, limit.value, limit.description)->group(kGroup);
+  }
+}
+
+std::vector<std::string> ExchangeArguments(const ExchangeOptions& options) {
+  std::vector<std::string> arguments = {
+      absl::StrCat("--exchange-listen=", options.listen),
+      absl::StrCat("--spin=", absl::FormatDuration(options.spin)),
+      absl::StrCat("--tcp-connections=", options.transports.tcp.connections)};
+  if (!options.require_transport.empty()) {
+    arguments.push_back(absl::StrCat("--require=", options.require_transport));
+  }
+  if (!options.advertise.empty()) {
+    arguments.push_back(absl::StrCat("--advertise=", options.advertise));
+  }
+  if (options.checksum) arguments.push_back("--checksum");
+  ExchangeOptions copy = options;
+  for (const Limit& limit : Limits(copy)) {
+    arguments.push_back(absl::StrCat(limit.flag, "=", limit.value));
+  }
+  return arguments;
+}
+
+}  // namespace ferry::cli

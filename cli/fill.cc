@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// Numbers as elements of each type that has a plain encoding.
+#include "cli/fill.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+#include "base/text.h"
+#include "cli/pattern.h"
+
+namespace ferry::cli {
+namespace {
+
+// The upper half of a float, rounded to the nearest, ties to even.
+uint16_t ToBfloat16(double value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(static_cast<float>(value));
+  if (std::isnan(value)) return 0x7FC0;
+  return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+
+// IEEE 754 binary16: 1 + 5 + 10 bits. nearbyint rounds ties to even.
+uint16_t ToHalf(double value) {
+  const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+  const double size = std::fabs(value);
+  if (std::isnan(value)) return sign | 0x7E00;
+  if (size >= 65520) return sign | 0x7C00;
+  int exponent = size == 0 ? -15 : std::ilogb(size);
+  if (exponent < -14) exponent = -15;
+  const double unit = std::ldexp(1.0, (exponent < -14 ? -14 : exponent) - 10);
+  const auto steps = static_cast<uint16_t>(std::nearbyint(size / unit));
+  // What rounds up to the next power of two carries into the exponent by itself.
+  return sign | static_cast<uint16_t>(((exponent < -14 ? 0 : exponent + 14) << 10) + steps);
+}
+
+template <typename T>
+void Store(void* to, T value) {
+  std::memcpy(to, &value, sizeof(value));
+}
+
+// Whether the type has such numbers. Whole ones wrap around.
+bool StoreNumber(DataType dtype, void* to, double value) {
+  const auto whole = static_cast<uint64_t>(static_cast<int64_t>(value));
+  switch (dtype) {
+    case DataType::kFloat:
+      Store(to, static_cast<float>(value));
+      return true;
+    case DataType::kDouble:
+      Store(to, value);
+      return true;
+    case DataType::kHalf:
+      Store(to, ToHalf(value));
+      return true;
+    case DataType::kBfloat16:
+      Store(to, ToBfloat16(value));
+      return true;
+    case DataType::kBool:
+      Store(to, static_cast<uint8_t>(value != 0));
+      return true;
+    case DataType::kInt8:
+    case DataType::kUint8:
+    case DataType::kInt16:
+    case DataType::kUint16:
+    case DataType::kInt32:
+    case DataType::kUint32:
+    case DataType::kInt64:
+    case DataType::kUint64:
+      // The lowest bytes come first on every machine that this runs on.
+      std::memcpy(to, &whole, ElementBytes(dtype));
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<DataType> ParseDtypeFlag(absl::string_view text) {
+  const std::optional<DataType> dtype = ParseDataType(text);
+  if (!dtype)
+    return absl::InvalidArgumentError(absl::StrCat("--dtype: there is no type ", Quoted(text)));
+  if (IsFixedSize(*dtype)) return *dtype;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--dtype: elements of ", text, " are of no fixed size"));
+}
+
+absl::StatusOr<Shape> ParseShapeFlag(absl::string_view text) {
+  if (text == "scalar") return Shape();
+  std::vector<int64_t> dims;
+  for (const absl::string_view part : absl::StrSplit(text, 'x')) {
+    int64_t dim = 0;
+    if (!absl::SimpleAtoi(part, &dim) || dim < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--shape: ", Quoted(text), " is no shape such as 2x3 or scalar"));
+    }
+    dims.push_back(dim);
+  }
+  absl::StatusOr<Shape> shape = Shape::Create(dims);
+  if (shape.ok()) return shape;
+  return absl::InvalidArgumentError(absl::StrCat("--shape: ", shape.status().message()));
+}
+
+absl::Status Fill(Tensor& tensor, absl::string_view fill, uint64_t pattern_seed) {
+  char* const first = static_cast<char*>(tensor.mutable_data());
+  if (fill == "pattern") {
+    WritePattern(first, tensor.bytes(), pattern_seed);
+    return absl::OkStatus();
+  }
+  if (fill == "zeros") {
+    if (tensor.bytes() > 0) std::memset(first, 0, tensor.bytes());
+    return absl::OkStatus();
+  }
+  double value = 0;
+  const bool is_seq = fill == "seq";
+  if (fill == "ones") {
+    value = 1;
+  } else if (!is_seq && (!absl::SimpleAtod(fill, &value) || !(std::fabs(value) < 9.2e18))) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--fill: ", Quoted(fill), " is neither pattern, zeros, ones, seq nor a number below 2^63"));
+  }
+  const size_t step = ElementBytes(tensor.dtype());
+  for (int64_t i = 0; i < tensor.shape().element_count(); ++i) {
+    if (!StoreNumber(tensor.dtype(), first + i * step, is_seq ? static_cast<double>(i) : value)) {
+      return absl::InvalidArgumentError(absl::StrCat("--fill: elements of ",
+                                                     DataTypeName(tensor.dtype()),
+                                                     " can be filled with pattern and zeros only"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ferry::cli

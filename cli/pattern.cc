@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Words in arithmetic progression, modulo 2^64.
+#include "cli/pattern.h"
+
+#include <cstring>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
+#include "tensor/checksum.h"
+
+namespace ferry::cli {
+namespace {
+
+// 2^64 over the golden ratio: odd, and all bytes of its first multiples differ.
+constexpr uint64_t kStride = 0x9E3779B97F4A7C15;
+constexpr size_t kWord = sizeof(uint64_t);
+// Words that are compared before anyone asks whether they were right.
+constexpr size_t kBlock = 512;
+
+}  // namespace
+
+uint64_t PatternSeed(absl::string_view name, uint64_t step, uint64_t round) {
+  const std::string text = absl::StrCat(step, "/", round, "/", name);
+  return Checksum(text.data(), text.size());
+}
+
+void WritePattern(void* to, size_t bytes, uint64_t seed) {
+  char* const out = static_cast<char*>(to);
+  const size_t words = bytes / kWord;
+  for (size_t i = 0; i < words; ++i) {
+    const uint64_t word = seed + i * kStride;
+    std::memcpy(out + i * kWord, &word, kWord);
+  }
+  const uint64_t last = seed + words * kStride;
+  if (bytes % kWord != 0) std::memcpy(out + words * kWord, &last, bytes % kWord);
+}
+
+size_t CountPatternErrors(const void* from, size_t bytes, uint64_t seed, size_t* first_wrong) {
+  const char* const in = static_cast<const char*>(from);
+  size_t errors = 0;
+  const auto look_closely = [&](size_t begin, size_t end) {
+    for (size_t at = begin; at < end; ++at) {
+      const uint64_t word = seed + at / kWord * kStride;
+      char expected[kWord];
+      std::memcpy(expected, &word, kWord);
+      if (in[at] == expected[at % kWord]) continue;
+      if (errors++ == 0 && first_wrong != nullptr) *first_wrong = at;
+    }
+  };
+  const size_t words = bytes / kWord;
+  for (size_t begin = 0; begin < words; begin += kBlock) {
+    const size_t end = begin + kBlock < words ? begin + kBlock : words;
+    uint64_t difference = 0;
+    for (size_t i = begin; i < end; ++i) {
+      uint64_t word = 0;
+      std::memcpy(&word, in + i * kWord, kWord);
+      difference |= word ^ (seed + i * kStride);
+    }
+    if (difference != 0) look_closely(begin * kWord, end * kWord);
+  }
+  look_closely(words * kWord, bytes);
+  return errors;
+}
+
+}  // namespace ferry::cli

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bytes that cannot be right by chance, for checking what was moved.
+#ifndef FERRY_CLI_PATTERN_H_
+#define FERRY_CLI_PATTERN_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/strings/string_view.h"
+
+namespace ferry::cli {
+
+// Any two names, steps or rounds have other seeds, but for one chance in 2^64.
+uint64_t PatternSeed(absl::string_view name, uint64_t step, uint64_t round = 0);
+
+// Word i of the pattern is seed + i times an odd number: no word is there twice, so what is late,
+// left over from another round, shifted or missing is seen. As fast as memory.
+void WritePattern(void* to, size_t bytes, uint64_t seed);
+
+// How many bytes are wrong; the first of them goes to `first_wrong` unless that is null.
+size_t CountPatternErrors(const void* from, size_t bytes, uint64_t seed,
+                          size_t* first_wrong = nullptr);
+
+}  // namespace ferry::cli
+
+#endif  // FERRY_CLI_PATTERN_H_

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// ferry recv: joins a job, receives one tensor from another node, and says by which path it came.
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+
+#include "base/clock.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "cli/as_node.h"
+#include "cli/fill.h"
+#include "cli/output.h"
+#include "cli/pattern.h"
+#include "cli/progress.h"
+#include "cli/send_recv.h"
+#include "cli/table.h"
+#include "cli/verb.h"
+#include "runtime/printable.h"
+
+namespace ferry::cli {
+namespace {
+
+struct RecvFlags : SendRecvFlags {
+  bool verify = false;
+  bool into = false;
+  std::string output;
+};
+
+absl::Status CheckType(const RecvFlags& flags, const Tensor& tensor) {
+  if (!flags.dtype.empty()) {
+    FERRY_ASSIGN_OR_RETURN(const DataType dtype, ParseDtypeFlag(flags.dtype));
+    if (tensor.dtype() != dtype) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          Quoted(flags.name), " is ", ToString(tensor), ", and --dtype=", flags.dtype));
+    }
+  }
+  if (!flags.shape.empty()) {
+    FERRY_ASSIGN_OR_RETURN(const Shape shape, ParseShapeFlag(flags.shape));
+    if (!(tensor.shape() == shape)) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          Quoted(flags.name), " is ", ToString(tensor), ", and --shape=", flags.shape));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Verify(const RecvFlags& flags, const Tensor& tensor) {
+  size_t first = 0;
+  const size_t errors =
+      CountPatternErrors(tensor.data(), tensor.bytes(), PatternSeedOf(flags), &first);
+  if (errors == 0) return absl::OkStatus();
+  return absl::DataLossError(
+      absl::StrCat(Quoted(flags.name), " is not the pattern of this name and step: ", errors,
+                   " of ", tensor.bytes(), " bytes are wrong, the first at ", first));
+}
+
+absl::Status WriteElements(const std::string& path, const Tensor& tensor) {
+  if (!IsFixedSize(tensor.dtype())) {
+    return absl::FailedPreconditionError("--output: strings are no bytes in a row");
+  }
+  std::FILE* file = std::fopen(path.c_str(), "we");
+  bool is_written = file != nullptr;
+  if (is_written) {
+    is_written = std::fwrite(tensor.data(), 1, tensor.bytes(), file) == tensor.bytes();
+  }
+  if (is_written) is_written = std::fflush(file) == 0;
+  const int error = errno;
+  if (file != nullptr) std::fclose(file);
+  if (is_written) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("cannot write ", Quoted(path), ": ", std::strerror(error)));
+}
+
+// Its buffer, if the tensor is to come into one that is there before.
+absl::StatusOr<RecvArgs> Destination(Node& node, const RecvFlags& flags) {
+  RecvArgs args;
+  if (!flags.into) return args;
+  FERRY_ASSIGN_OR_RETURN(const DataType dtype, ParseDtypeFlag(flags.dtype));
+  FERRY_ASSIGN_OR_RETURN(const Shape shape, ParseShapeFlag(flags.shape));
+  FERRY_ASSIGN_OR_RETURN(args.destination, node.Allocate("host:0", dtype, shape));
+  return args;
+}
+
+absl::StatusOr<int> RecvOne(JoinedNode& joined, const RecvFlags& flags) {
+  Node& node = joined.node;
+  FERRY_ASSIGN_OR_RETURN(RecvArgs args, Destination(node, flags));
+  FERRY_ASSIGN_OR_RETURN(Step step, node.OpenStep(flags.step));
+  Received received;
+  const absl::Time start = SteadyClock().Now();
+  absl::Duration taken;
+  {
+    const Progress progress(absl::StrCat("waiting for ", Quoted(flags.name), " from node ",
+                                         flags.peer, " in step ", flags.step));
+    FERRY_RETURN_IF_ERROR(AsFailure(RunStoppably(
+        joined,
+        [&]() -> absl::Status {
+          FERRY_ASSIGN_OR_RETURN(const RendezvousKey key,
+                                 node.Key(flags.name, flags.peer, node.node_id()));
+          FERRY_ASSIGN_OR_RETURN(received, step.RecvValue(key, flags.timeout, std::move(args)));
+          taken = SteadyClock().Now() - start;
+          return absl::OkStatus();
+        },
+        [&step](const absl::Status& why) { step.Abort(why); })));
+  }
+  const std::string from = absl::StrCat(" from node ", flags.peer, " in step ", flags.step);
+  if (received.is_dead) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(Quoted(flags.name), from, " was sent dead: there is no tensor"));
+  }
+  const Tensor& tensor = received.tensor;
+  FERRY_RETURN_IF_ERROR(CheckType(flags, tensor));
+  if (flags.verify) FERRY_RETURN_IF_ERROR(Verify(flags, tensor));
+  if (!flags.output.empty()) FERRY_RETURN_IF_ERROR(WriteElements(flags.output, tensor));
+  std::printf("ferry recv: %s%s: %s, %s%s, after %s, %s\n", Quoted(flags.name).c_str(),
+              from.c_str(), ToString(tensor).c_str(),
+              ShortBytes(static_cast<double>(tensor.bytes())).c_str(),
+              flags.verify ? ", verified" : "", ShortDuration(taken).c_str(),
+              Printable(WhichWay(node, flags.peer, received)).c_str());
+  FERRY_RETURN_IF_ERROR(FlushOutput());
+  received = Received();
+  FERRY_RETURN_IF_ERROR(step.Close(flags.timeout));
+  FERRY_RETURN_IF_ERROR(node.Leave());
+  return kDone;
+}
+
+}  // namespace
+
+Verb AddRecvVerb(CLI::App& app) {
+  auto flags = std::make_shared<RecvFlags>();
+  CLI::App& verb = *app.add_subcommand(
+      "recv", "Join a job, receive a tensor from another node, and say by which path it came");
+  verb.add_option("--from", flags->peer, "the node that sends it")->type_name("NODE")->required();
+  verb.add_flag("--verify", flags->verify,
+                "fail unless it holds the pattern that ferry send fills it with");
+  verb.add_option("--output", flags->output, "write its bytes there")->type_name("FILE");
+  verb.add_flag("--into", flags->into,
+                "receive into a buffer that is there before; says so with --dtype and --shape");
+  AddSendRecvFlags(verb, *flags);
+  return [flags]() -> absl::StatusOr<int> {
+    if (!flags->dtype.empty()) FERRY_RETURN_IF_ERROR(ParseDtypeFlag(flags->dtype).status());
+    if (!flags->shape.empty()) FERRY_RETURN_IF_ERROR(ParseShapeFlag(flags->shape).status());
+    if (flags->into && (flags->dtype.empty() || flags->shape.empty())) {
+      return absl::InvalidArgumentError("--into needs --dtype and --shape");
+    }
+    return RunAsNode(flags->node, [&flags](JoinedNode& joined) { return RecvOne(joined, *flags); });
+  };
+}
+
+}  // namespace ferry::cli
