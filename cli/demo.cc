@@ -20,6 +20,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "cli/demo_process.h"
+#include "cli/demo_tensors.h"
 #include "cli/demo_worker.h"
 #include "cli/output.h"
 #include "cli/table.h"
@@ -73,6 +74,7 @@ class Demo final {
   absl::Status StartWorkers();
   absl::Status ShowTopology();
   absl::Status ShowKeysAndBarriers();
+  absl::Status ShowTensors();
   absl::Status ShowLateBarrier();
   absl::Status ShowDeath();
   absl::Status Stop();
@@ -235,6 +237,20 @@ absl::Status Demo::ShowKeysAndBarriers() {
   return absl::OkStatus();
 }
 
+absl::Status Demo::ShowTensors() {
+  Say("tensors",
+      "node 0 sends, node 1 receives and checks every byte; the first and a second time");
+  for (int i = 0; i < kDemoTransfers; ++i) {
+    FERRY_ASSIGN_OR_RETURN(const Json json, Expect(1, "tensor"));
+    const double bytes = json.value("bytes", 0.0);
+    const absl::Duration first = absl::Seconds(json.value("first_s", 0.0));
+    const absl::Duration again = absl::Seconds(json.value("again_s", 0.0));
+    Say("", absl::StrCat(ShortBytes(bytes), " in ", ShortDuration(first), ", then in ",
+                         ShortDuration(again), ", ", Printable(json.value("way", ""))));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Demo::ShowLateBarrier() {
   Say("late", absl::StrCat("barrier \"", kLateBarrier, "\", timeout ", ShortDuration(kLateTimeout),
                            "; node ", last_, " stays away on purpose"));
@@ -296,6 +312,7 @@ absl::Status Demo::Run() {
   FERRY_RETURN_IF_ERROR(StartWorkers());
   FERRY_RETURN_IF_ERROR(ShowTopology());
   FERRY_RETURN_IF_ERROR(ShowKeysAndBarriers());
+  FERRY_RETURN_IF_ERROR(ShowTensors());
   FERRY_RETURN_IF_ERROR(ShowLateBarrier());
   FERRY_RETURN_IF_ERROR(ShowDeath());
   FERRY_RETURN_IF_ERROR(Stop());

@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/status_macros.h"
+#include "cli/demo_tensors.h"
 #include "cli/summary.h"
 #include "cli/verb.h"
 #include "runtime/node.h"
@@ -95,6 +96,12 @@ absl::StatusOr<int> Work(NodeOptions& options) {
   if (node->node_id() % 2 == 0) {
     FERRY_RETURN_IF_ERROR(PassBarrier(*node, "even", EvenNodes(node->num_nodes())));
   }
+  FERRY_RETURN_IF_ERROR(ExchangeDemoTensors(*node, [](const DemoTransfer& transfer) {
+    Tell("tensor", {{"bytes", transfer.bytes},
+                    {"way", transfer.way},
+                    {"first_s", absl::ToDoubleSeconds(transfer.first)},
+                    {"again_s", absl::ToDoubleSeconds(transfer.again)}});
+  }));
   FERRY_RETURN_IF_ERROR(node->agent().Get(kWatchingKey, kDemoPatience).status());
   if (node->node_id() == node->num_nodes() - 1) {
     Tell("waiting", Json::object());

@@ -14,6 +14,8 @@ namespace ferry::cli {
 //   keys       it set its own key and got and checked everyone's
 //   all        it passed a barrier of all nodes
 //   even       it passed a barrier of the nodes with even numbers; those only
+//   tensor     a tensor has come from node 0 and is right: bytes, way, first_s, again_s. Of node 1
+//              only, kDemoTransfers times.
 //   late       the barrier that the last node stays away from has failed as it should: message
 //   heard      the job's error has arrived: message. Not the last node: it writes "waiting" and is
 //              killed.

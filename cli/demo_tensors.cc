@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// A node's own exchange for what goes by the best path, and a second one that may use TCP only.
+#include "cli/demo_tensors.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+
+#include "base/clock.h"
+#include "base/status_macros.h"
+#include "cli/demo_worker.h"
+#include "cli/pattern.h"
+#include "cli/send_recv.h"
+#include "runtime/endpoint_record.h"
+#include "transport/lane/handshake.h"
+
+namespace ferry::cli {
+namespace {
+
+constexpr int64_t kStep = 1;
+constexpr int kRounds = 2;
+constexpr char kTokenKey[] = "demo/tcp-token";
+
+std::string TcpEndpointKey(int node) { return absl::StrCat("demo/tcp/", node); }
+
+absl::StatusOr<Tensor> MakeTensor(Node& node, size_t bytes, uint64_t seed) {
+  FERRY_ASSIGN_OR_RETURN(const Shape shape, Shape::Create({static_cast<int64_t>(bytes)}));
+  FERRY_ASSIGN_OR_RETURN(Tensor tensor, node.Allocate("host:0", DataType::kUint8, shape));
+  WritePattern(tensor.mutable_data(), bytes, seed);
+  return tensor;
+}
+
+absl::Status Check(const Received& received, uint64_t seed) {
+  const Tensor& tensor = received.tensor;
+  const size_t errors = CountPatternErrors(tensor.data(), tensor.bytes(), seed);
+  if (errors == 0) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(errors, " of ", tensor.bytes(), " bytes that came by ",
+                                          received.path, " are wrong"));
+}
+
+// "demo-65536": what its key is called, and its pattern is made of.
+std::string NameOf(size_t bytes) { return absl::StrCat("demo-", bytes); }
+
+absl::Status SendAll(Node& node, Step& step) {
+  for (const size_t bytes : kDemoTensorBytes) {
+    FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, node.Key(NameOf(bytes), 0, 1));
+    FERRY_ASSIGN_OR_RETURN(const Tensor tensor,
+                           MakeTensor(node, bytes, PatternSeed(NameOf(bytes), kStep)));
+    // The same one: the second time shows what memory costs that the receiver knows already.
+    for (int round = 0; round < kRounds; ++round) {
+      FERRY_RETURN_IF_ERROR(step.Send(key, tensor));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RecvAll(Node& node, Step& step, const std::function<void(const DemoTransfer&)>& tell) {
+  for (const size_t bytes : kDemoTensorBytes) {
+    FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, node.Key(NameOf(bytes), 0, 1));
+    DemoTransfer transfer;
+    transfer.bytes = bytes;
+    for (int round = 0; round < kRounds; ++round) {
+      const absl::Time start = SteadyClock().Now();
+      FERRY_ASSIGN_OR_RETURN(const Received received, step.RecvValue(key, kDemoPatience));
+      (round == 0 ? transfer.first : transfer.again) = SteadyClock().Now() - start;
+      FERRY_RETURN_IF_ERROR(Check(received, PatternSeed(NameOf(bytes), kStep)));
+      transfer.way = WhichWay(node, 0, received);
+    }
+    tell(transfer);
+  }
+  return absl::OkStatus();
+}
+
+// The policy belongs to an exchange, so that this takes another one of the same process.
+absl::StatusOr<std::unique_ptr<Exchange>> StartTcp(Node& node) {
+  ExchangeOptions options;
+  options.require_transport = "tcp";
+  options.listen = "127.0.0.1:0";
+  FERRY_ASSIGN_OR_RETURN(const coord::CompareAndSetResult token,
+                         node.agent().CompareAndSet(kTokenKey, std::nullopt, DrawSecret()));
+  options.token = token.value.value_or("");
+  Endpoint self = node.exchange().self();
+  self.lanes = {};
+  coord::Agent* const agent = &node.agent();
+  FERRY_ASSIGN_OR_RETURN(
+      std::unique_ptr<Exchange> exchange,
+      Exchange::Start(
+          std::move(options), std::move(self), [agent](int32_t peer, ResolveCallback done) {
+            agent->GetAllAsync(
+                {TcpEndpointKey(peer)}, kDemoPatience,
+                [done = std::move(done)](absl::StatusOr<std::vector<std::string>> values) mutable {
+                  if (!values.ok()) return std::move(done)(values.status());
+                  std::move(done)(DecodeEndpoint(values->front()));
+                });
+          }));
+  FERRY_RETURN_IF_ERROR(
+      node.agent().Set(TcpEndpointKey(node.node_id()), EncodeEndpoint(exchange->self())));
+  return exchange;
+}
+
+absl::StatusOr<Received> RecvBy(RemoteRendezvous& rendezvous, const RendezvousKey& key) {
+  struct Waiter {
+    absl::Notification done;
+    absl::Status status;
+    Received received;
+  };
+  auto waiter = std::make_shared<Waiter>();
+  rendezvous.RecvAsync(key, {}, [waiter](absl::Status status, Received received) {
+    waiter->status = std::move(status);
+    waiter->received = std::move(received);
+    waiter->done.Notify();
+  });
+  if (!waiter->done.WaitForNotificationWithTimeout(kDemoPatience)) {
+    return absl::DeadlineExceededError("nothing came over TCP");
+  }
+  FERRY_RETURN_IF_ERROR(waiter->status);
+  return std::move(waiter->received);
+}
+
+absl::Status ExchangeByTcp(Node& node, const std::function<void(const DemoTransfer&)>& tell) {
+  const size_t bytes = kDemoTensorBytes[std::size(kDemoTensorBytes) - 1];
+  const std::string name = NameOf(bytes);
+  FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<Exchange> exchange, StartTcp(node));
+  FERRY_ASSIGN_OR_RETURN(const auto rendezvous, exchange->rendezvous().Find(kStep));
+  FERRY_RETURN_IF_ERROR(rendezvous->Initialize(exchange->task()));
+  FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, node.Key(name, 0, 1));
+  if (node.node_id() == 0) {
+    for (int round = 0; round < kRounds; ++round) {
+      FERRY_ASSIGN_OR_RETURN(Tensor tensor,
+                             MakeTensor(node, bytes, PatternSeed(name, kStep, kRounds + round)));
+      FERRY_RETURN_IF_ERROR(rendezvous->Send(key, std::move(tensor)));
+    }
+  }
+  FERRY_RETURN_IF_ERROR(node.agent().Barrier("demo/tcp-sent", kDemoPatience, {0, 1}));
+  if (node.node_id() == 1) {
+    DemoTransfer transfer;
+    transfer.bytes = bytes;
+    for (int round = 0; round < kRounds; ++round) {
+      const absl::Time start = SteadyClock().Now();
+      FERRY_ASSIGN_OR_RETURN(const Received received, RecvBy(*rendezvous, key));
+      (round == 0 ? transfer.first : transfer.again) = SteadyClock().Now() - start;
+      FERRY_RETURN_IF_ERROR(Check(received, PatternSeed(name, kStep, kRounds + round)));
+      transfer.way = absl::StrCat("by ", received.path, ", asked for");
+    }
+    tell(transfer);
+  }
+  // Node 0 keeps its end up until then.
+  return node.agent().Barrier("demo/tcp-taken", kDemoPatience, {0, 1});
+}
+
+}  // namespace
+
+absl::Status ExchangeDemoTensors(Node& node, const std::function<void(const DemoTransfer&)>& tell) {
+  if (node.node_id() > 1) return absl::OkStatus();
+  FERRY_ASSIGN_OR_RETURN(Step step, node.OpenStep(kStep));
+  if (node.node_id() == 0) FERRY_RETURN_IF_ERROR(SendAll(node, step));
+  // What is timed below waits for nobody.
+  FERRY_RETURN_IF_ERROR(node.agent().Barrier("demo/sent", kDemoPatience, {0, 1}));
+  if (node.node_id() == 1) FERRY_RETURN_IF_ERROR(RecvAll(node, step, tell));
+  FERRY_RETURN_IF_ERROR(step.Close(kDemoPatience));
+  return ExchangeByTcp(node, tell);
+}
+
+}  // namespace ferry::cli

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// The demo's tensors: from node 0 to node 1, by the path of their choice and by TCP.
+#ifndef FERRY_CLI_DEMO_TENSORS_H_
+#define FERRY_CLI_DEMO_TENSORS_H_
+
+#include <cstddef>
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+#include "runtime/node.h"
+
+namespace ferry::cli {
+
+// The last is sent once more, by TCP.
+inline constexpr size_t kDemoTensorBytes[] = {8, size_t{64} << 10, size_t{64} << 20};
+inline constexpr int kDemoTransfers = 4;
+
+struct DemoTransfer {
+  size_t bytes = 0;
+  // See WhichWay.
+  std::string way;
+  // The first of its kind, which may open connections and map memory; and the one after it.
+  absl::Duration first;
+  absl::Duration again;
+};
+
+// The part of this node, which is none for all but nodes 0 and 1. Node 1 checks every byte.
+//   tell: node 1 calls it for each transfer.
+//   Errors: DATA_LOSS; as Step::Recv.
+absl::Status ExchangeDemoTensors(Node& node, const std::function<void(const DemoTransfer&)>& tell);
+
+}  // namespace ferry::cli
+
+#endif  // FERRY_CLI_DEMO_TENSORS_H_
