@@ -151,9 +151,11 @@ int Main(int argc, char** argv) {
   verbs["topo"] = AddTopoVerb(app);
   verbs["send"] = AddSendVerb(app);
   verbs["recv"] = AddRecvVerb(app);
+  verbs["bench"] = AddBenchVerb(app);
   verbs["demo"] = AddDemoVerb(app);
   verbs["help"] = AddHelpVerb(app);
   verbs["demo-worker"] = AddDemoWorkerVerb(app);
+  verbs["bench-worker"] = AddBenchWorkerVerb(app);
   // Last, because verbs inherit it.
   app.footer(kFooter);
   if (const std::string empty = EmptyFlag(app, argc, argv); !empty.empty()) {

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sizes and counts.
+#include "cli/bench_plan.h"
+
+#include <algorithm>
+
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+
+#include "base/text.h"
+
+namespace ferry::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr size_t kMaxSize = size_t{16} << 30;
+constexpr size_t kMaxSizes = 64;
+// Of each size and way are moved about so many bytes, in so many rounds.
+constexpr size_t kBytesOfASize = size_t{512} << 20;
+constexpr size_t kFewest = 3;
+constexpr size_t kMost = 2000;
+
+absl::Status Wrong(absl::string_view text) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--sizes: ", Quoted(text), " is neither FIRST:LAST:xFACTOR, such as 8:1G:x8, nor a list of ",
+      "sizes from 1 to 16G"));
+}
+
+bool ParseSize(absl::string_view text, size_t* size) {
+  size_t unit = 1;
+  if (!text.empty()) {
+    const char suffix = absl::ascii_toupper(static_cast<unsigned char>(text.back()));
+    if (suffix == 'K') unit = size_t{1} << 10;
+    if (suffix == 'M') unit = size_t{1} << 20;
+    if (suffix == 'G') unit = size_t{1} << 30;
+    if (unit > 1) text.remove_suffix(1);
+  }
+  uint64_t number = 0;
+  if (!absl::SimpleAtoi(text, &number) || number < 1 || number > kMaxSize / unit) return false;
+  *size = number * unit;
+  return true;
+}
+
+}  // namespace
+
+int BenchPlan::IterationsOf(size_t bytes) const {
+  if (iterations > 0) return iterations;
+  return static_cast<int>(std::clamp(kBytesOfASize / bytes, kFewest, kMost));
+}
+
+const char* BenchModeName(BenchMode mode) {
+  return mode == BenchMode::kHandoff ? "handoff" : "into";
+}
+
+std::string EncodeBenchPlan(const BenchPlan& plan) {
+  Json modes = Json::array();
+  for (const BenchMode mode : plan.modes) modes.push_back(mode == BenchMode::kInto);
+  return Json({{"sizes", plan.sizes},
+               {"into", modes},
+               {"iterations", plan.iterations},
+               {"inflight", plan.inflight},
+               {"is_polling", plan.is_polling},
+               {"has_tcp_floor", plan.has_tcp_floor},
+               {"tcp_streams", plan.tcp_streams},
+               {"floor_file", plan.floor_file}})
+      .dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+absl::StatusOr<BenchPlan> DecodeBenchPlan(absl::string_view text) {
+  const Json json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("sizes") || !json.contains("into")) {
+    return absl::InvalidArgumentError("--plan is for ferry bench's own use");
+  }
+  BenchPlan plan;
+  for (const Json& size : json["sizes"]) plan.sizes.push_back(size.get<size_t>());
+  for (const Json& into : json["into"]) {
+    plan.modes.push_back(into.get<bool>() ? BenchMode::kInto : BenchMode::kHandoff);
+  }
+  plan.iterations = json.value("iterations", 0);
+  plan.inflight = json.value("inflight", 1);
+  plan.is_polling = json.value("is_polling", false);
+  plan.has_tcp_floor = json.value("has_tcp_floor", false);
+  plan.tcp_streams = json.value("tcp_streams", 1);
+  plan.floor_file = json.value("floor_file", "");
+  return plan;
+}
+
+absl::StatusOr<std::vector<size_t>> ParseSizesFlag(absl::string_view text) {
+  std::vector<size_t> sizes;
+  const std::vector<absl::string_view> range = absl::StrSplit(text, ':');
+  if (range.size() == 1) {
+    for (const absl::string_view part : absl::StrSplit(text, ',')) {
+      size_t size = 0;
+      if (!ParseSize(part, &size)) return Wrong(text);
+      sizes.push_back(size);
+    }
+  } else {
+    size_t first = 0;
+    size_t last = 0;
+    uint64_t factor = 0;
+    absl::string_view by = range.back();
+    const bool is_good = range.size() == 3 && ParseSize(range[0], &first) &&
+                         ParseSize(range[1], &last) && absl::ConsumePrefix(&by, "x") &&
+                         absl::SimpleAtoi(by, &factor) && factor >= 2 && factor <= 1024 &&
+                         first <= last;
+    if (!is_good) return Wrong(text);
+    for (size_t size = first; size <= last; size *= factor) sizes.push_back(size);
+  }
+  if (sizes.size() > kMaxSizes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--sizes: ", sizes.size(), " sizes; at most ", kMaxSizes));
+  }
+  return sizes;
+}
+
+}  // namespace ferry::cli

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// What ferry bench sendrecv measures; the same text for its two processes.
+#ifndef FERRY_CLI_BENCH_PLAN_H_
+#define FERRY_CLI_BENCH_PLAN_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace ferry::cli {
+
+// Whether the receiver takes the tensor as it comes, which within a host is a view of the sender's
+// memory, or into a buffer that it has.
+enum class BenchMode { kHandoff, kInto };
+
+struct BenchPlan {
+  std::vector<size_t> sizes;
+  std::vector<BenchMode> modes;
+  // Of each size; 0: as many as take about as long as the others.
+  int iterations = 0;
+  // Sent before anybody answers, in rows of their own; 1: none.
+  int inflight = 1;
+  bool is_polling = false;
+  bool has_tcp_floor = false;
+  // Connections of the floor, as many as the transport has.
+  int tcp_streams = 2;
+  // A page that both processes map.
+  std::string floor_file;
+
+  int IterationsOf(size_t bytes) const;
+  int WarmUpsOf(size_t bytes) const { return bytes > (size_t{64} << 20) ? 1 : 10; }
+};
+
+const char* BenchModeName(BenchMode mode);
+std::string EncodeBenchPlan(const BenchPlan& plan);
+//   Errors: INVALID_ARGUMENT.
+absl::StatusOr<BenchPlan> DecodeBenchPlan(absl::string_view text);
+
+// "8:1G:x8" is 8, 64, ... up to 1 GiB; "8,4K,1M" is those. K, M and G are powers of 1024.
+//   Errors: INVALID_ARGUMENT, naming the flag.
+absl::StatusOr<std::vector<size_t>> ParseSizesFlag(absl::string_view text);
+
+}  // namespace ferry::cli
+
+#endif  // FERRY_CLI_BENCH_PLAN_H_

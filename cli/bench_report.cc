@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// A table and a document.
+#include "cli/bench_report.h"
+
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+#include "cli/table.h"
+
+namespace ferry::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Three figures: "0.13us", "41.2us", "1.30ms".
+std::string Time(absl::Duration time) {
+  const double us = absl::ToDoubleMicroseconds(time);
+  const double value = us < 1000 ? us : us / 1000;
+  const char* const unit = us < 1000 ? "us" : "ms";
+  const int decimals = value < 10 ? 2 : value < 100 ? 1 : 0;
+  return absl::StrFormat("%.*f%s", decimals, value, unit);
+}
+
+std::string Size(size_t bytes) {
+  for (const auto& [unit, name] : {std::pair<size_t, const char*>{size_t{1} << 30, " GiB"},
+                                   {size_t{1} << 20, " MiB"},
+                                   {size_t{1} << 10, " KiB"}}) {
+    if (bytes >= unit && bytes % unit == 0) return absl::StrCat(bytes / unit, name);
+  }
+  return absl::StrCat(bytes, " B");
+}
+
+}  // namespace
+
+double BenchRow::BytesPerSecond() const {
+  const double seconds = absl::ToDoubleSeconds(p50);
+  return seconds > 0 ? static_cast<double>(bytes) / seconds : 0;
+}
+
+double BenchRow::ShareOfFloor() const {
+  const double seconds = absl::ToDoubleSeconds(p50);
+  return seconds > 0 ? absl::ToDoubleSeconds(floor) / seconds : 0;
+}
+
+size_t BenchReport::errors() const {
+  size_t errors = 0;
+  for (const BenchRow& row : rows) errors += row.errors;
+  return errors;
+}
+
+std::string FormatBenchText(const BenchReport& report) {
+  std::vector<std::vector<std::string>> rows = {{"MODE", "SIZE", "TYPE", "COUNT", "P50", "P99",
+                                                 "GB/S", "PATH", "FLOOR", "OF FLOOR", "ERRORS"}};
+  for (const BenchRow& row : report.rows) {
+    const bool has_floor = !row.floor_name.empty();
+    rows.push_back({row.inflight == 1 ? row.mode : absl::StrCat(row.mode, " x", row.inflight),
+                    Size(row.bytes), "uint8", absl::StrCat(row.count), Time(row.p50), Time(row.p99),
+                    absl::StrFormat("%.3g", row.BytesPerSecond() / 1e9), row.path,
+                    has_floor ? absl::StrCat(Time(row.floor), " ", row.floor_name) : "-",
+                    has_floor ? absl::StrFormat("%.0f%%", row.ShareOfFloor() * 100) : "-",
+                    absl::StrCat(row.errors)});
+  }
+  return absl::StrCat("ferry bench sendrecv: two processes on this machine, ",
+                      Count(report.cores, "core"), "; transport ", report.transport, ", ",
+                      report.is_polling ? "polling" : "spin, then sleep",
+                      "\ntimes are one way; floors of the same run: spinning wake-up ",
+                      Time(report.spin), "\n\n", FormatTable(rows), "\n",
+                      report.errors() == 0 ? "every byte was verified"
+                                           : absl::StrCat(report.errors(), " BYTES WERE WRONG"),
+                      "\n");
+}
+
+std::string FormatBenchJson(const BenchReport& report) {
+  Json rows = Json::array();
+  for (const BenchRow& row : report.rows) {
+    const bool has_floor = !row.floor_name.empty();
+    rows.push_back({{"mode", row.mode},
+                    {"inflight", row.inflight},
+                    {"bytes", row.bytes},
+                    {"dtype", "uint8"},
+                    {"count", row.count},
+                    {"one_way_p50_s", absl::ToDoubleSeconds(row.p50)},
+                    {"one_way_p99_s", absl::ToDoubleSeconds(row.p99)},
+                    {"bytes_per_s", row.BytesPerSecond()},
+                    {"path", row.path},
+                    {"floor", has_floor ? Json(row.floor_name) : Json()},
+                    {"floor_s", has_floor ? Json(absl::ToDoubleSeconds(row.floor)) : Json()},
+                    {"share_of_floor", has_floor ? Json(row.ShareOfFloor()) : Json()},
+                    {"wrong_bytes", row.errors}});
+  }
+  const Json document = {{"bench", "sendrecv"},
+                         {"transport", report.transport},
+                         {"polling", report.is_polling},
+                         {"cores", report.cores},
+                         {"spin_floor_s", absl::ToDoubleSeconds(report.spin)},
+                         {"rows", std::move(rows)},
+                         {"wrong_bytes", report.errors()}};
+  return document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace ferry::cli

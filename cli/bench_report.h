@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// What ferry bench sendrecv found, for people and for programs.
+#ifndef FERRY_CLI_BENCH_REPORT_H_
+#define FERRY_CLI_BENCH_REPORT_H_
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+
+namespace ferry::cli {
+
+// A size in one mode.
+struct BenchRow {
+  size_t bytes = 0;
+  std::string mode;
+  int inflight = 1;
+  int count = 0;
+  absl::Duration p50;
+  absl::Duration p99;
+  std::string path;
+  // Bytes that were wrong, on both sides.
+  size_t errors = 0;
+  // What the machine gives at most, and what that is made of: "spin", "spin + memcpy", "raw tcp".
+  absl::Duration floor;
+  std::string floor_name;
+
+  // bytes / p50.
+  double BytesPerSecond() const;
+  // floor / p50: 1 is as fast as the machine; absent (0) where there is no floor.
+  double ShareOfFloor() const;
+};
+
+struct BenchReport {
+  std::string transport;
+  bool is_polling = false;
+  int cores = 0;
+  absl::Duration spin;
+  std::vector<BenchRow> rows;
+
+  size_t errors() const;
+};
+
+std::string FormatBenchText(const BenchReport& report);
+std::string FormatBenchJson(const BenchReport& report);
+
+}  // namespace ferry::cli
+
+#endif  // FERRY_CLI_BENCH_REPORT_H_
