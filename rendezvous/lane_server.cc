@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "tensor/checksum.h"
 #include "tensor/tensor_proto.h"
@@ -21,6 +22,8 @@ constexpr size_t kInlineElsewhere = 16 * 1024;
 // Another round of system calls on other threads costs more than this many bytes.
 constexpr size_t kInlineOverTcp = 32 * 1024;
 static_assert(kInlineOverTcp + 4096 <= kMaxLaneBody);
+// Transfers that say something of a transport's bandwidth.
+constexpr size_t kTellingBytes = size_t{1} << 20;
 
 absl::Status WrongIncarnation(const RendezvousKey& key, uint64_t own) {
   return absl::AbortedError(absl::StrFormat(
@@ -166,17 +169,25 @@ void LaneServer::Offer(uint64_t id, const Tensor& tensor, bool is_serialized) {
   if (chosen < 0) {
     return Refuse(id, ChoosePath(*exchange_.transports, query, exchange_.policy).status());
   }
+  Offered offered = {.transport = static_cast<size_t>(chosen)};
+  // A view is kept for as long as its receiver likes.
+  const bool is_telling = tensor.bytes() >= kTellingBytes &&
+                          !(*exchange_.transports)[offered.transport]->outlives_producer();
+  if (is_telling) {
+    offered.bytes = tensor.bytes();
+    offered.start = SteadyClock().Now();
+  }
   {
     SpinLockHolder lock(&mu_);
     if (is_closed_) return;
-    offered_.emplace(id, static_cast<size_t>(chosen));
+    offered_.emplace(id, offered);
   }
   ticket.transport = static_cast<uint8_t>(chosen + 1);
   outlets_[chosen]->Offer(id, tensor,
                           [self = shared_from_this(), ticket = std::move(ticket)](
                               absl::StatusOr<TransportTicket> offer) mutable {
                             if (!offer.ok()) {
-                              self->OnDone(ticket.id);
+                              self->OnDone(ticket.id, /*was_taken=*/false);
                               return self->Refuse(ticket.id, offer.status());
                             }
                             ticket.body = offer->body;
@@ -195,16 +206,20 @@ void LaneServer::Refuse(uint64_t id, absl::Status status) {
   if (!sent.ok()) lane_->Close(sent);
 }
 
-void LaneServer::OnDone(uint64_t id) {
-  size_t transport = 0;
+void LaneServer::OnDone(uint64_t id, bool was_taken) {
+  Offered offered;
   {
     SpinLockHolder lock(&mu_);
     const auto found = offered_.find(id);
     if (found == offered_.end()) return;
-    transport = found->second;
+    offered = found->second;
     offered_.erase(found);
   }
-  outlets_[transport]->Release(id);
+  outlets_[offered.transport]->Release(id);
+  if (was_taken && offered.bytes > 0) {
+    (*exchange_.transports)[offered.transport]->Learn(offered.bytes,
+                                                      SteadyClock().Now() - offered.start);
+  }
 }
 
 void LaneServer::OnCancel(uint64_t id) {
@@ -235,8 +250,8 @@ void LaneServer::OnClosed(const absl::Status& why) {
 size_t LaneServer::unfinished() const {
   SpinLockHolder lock(&mu_);
   size_t count = 0;
-  for (const auto& [id, transport] : offered_) {
-    count += (*exchange_.transports)[transport]->outlives_producer() ? 0 : 1;
+  for (const auto& [id, offered] : offered_) {
+    count += (*exchange_.transports)[offered.transport]->outlives_producer() ? 0 : 1;
   }
   return count;
 }

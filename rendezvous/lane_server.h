@@ -53,10 +53,17 @@ class LaneServer final : public LaneHandler, public std::enable_shared_from_this
     Cancellation cancellation;
   };
   using RequestPtr = std::shared_ptr<Request>;
+  // A tensor that the consumer may take, by the transport that was chosen.
+  struct Offered {
+    size_t transport = 0;
+    // Of those whose duration says something.
+    size_t bytes = 0;
+    absl::Time start = absl::InfiniteFuture();
+  };
 
   absl::Status OnHello(absl::string_view body);
   absl::Status OnRequest(absl::string_view body);
-  void OnDone(uint64_t id);
+  void OnDone(uint64_t id, bool was_taken = true);
   void OnCancel(uint64_t id);
   void OnValue(const RequestPtr& request, const absl::Status& status, Received received);
   void Offer(uint64_t id, const Tensor& tensor, bool is_serialized);
@@ -77,8 +84,7 @@ class LaneServer final : public LaneHandler, public std::enable_shared_from_this
   mutable SpinLock mu_;
   bool is_closed_ ABSL_GUARDED_BY(mu_) = false;
   absl::flat_hash_map<uint64_t, RequestPtr> waiting_ ABSL_GUARDED_BY(mu_);
-  // By id: the transport that was chosen.
-  absl::flat_hash_map<uint64_t, size_t> offered_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint64_t, Offered> offered_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ferry

@@ -13,6 +13,12 @@
 #include "transport/shm/shm_transport.h"
 
 namespace ferry {
+namespace {
+
+// Bytes per second that no copy reaches.
+constexpr double kNoCopy = 1e12;
+
+}  // namespace
 
 absl::StatusOr<TransportList> MakeTransports(const TransportEnvironment& environment,
                                              const TransportOptions& options) {
@@ -85,9 +91,11 @@ std::string Explain(const PathChoice& choice) {
       absl::StrAppend(&text, "not ", each.name, ": ", each.cost.status().message());
       continue;
     }
-    absl::StrAppend(&text, i == choice.transport ? "" : "not ", each.name,
-                    absl::StrFormat(" (%s + %.1f GB/s)", ShortDuration(each.cost->latency),
-                                    each.cost->bytes_per_second / 1e9));
+    const double rate = each.cost->bytes_per_second;
+    absl::StrAppend(&text, i == choice.transport ? "" : "not ", each.name, " (",
+                    ShortDuration(each.cost->latency),
+                    rate >= kNoCopy ? ", no copy" : absl::StrFormat(" + %.1f GB/s", rate / 1e9),
+                    ")");
   }
   return text;
 }

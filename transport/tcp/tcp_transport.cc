@@ -17,8 +17,7 @@ namespace {
 // Until something has been seen: a fast network's latency, and a slow one's bandwidth.
 constexpr absl::Duration kLatency = absl::Microseconds(50);
 constexpr double kAssumedBytesPerSecond = 1e9;
-// A transfer that tells of the bandwidth, and how much one counts.
-constexpr size_t kTellingBytes = size_t{1} << 20;
+// How much one transfer counts.
 constexpr double kWeight = 0.2;
 
 }  // namespace
@@ -317,7 +316,7 @@ absl::StatusOr<PathCost> TcpTransport::Cost(const PathQuery& query) const {
 }
 
 void TcpTransport::Learn(size_t bytes, absl::Duration taken) {
-  if (bytes < kTellingBytes || taken <= kLatency) return;
+  if (taken <= kLatency) return;
   const double seen = static_cast<double>(bytes) / absl::ToDoubleSeconds(taken - kLatency);
   absl::MutexLock lock(&mu_);
   bytes_per_second_ += kWeight * (seen - bytes_per_second_);
