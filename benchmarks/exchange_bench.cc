@@ -46,20 +46,25 @@ Samples PingPong(benchmark::State& state, ExchangePeer& peer, EchoCommand comman
   Tensor buffer;
   if (command.into && !command.short_answers) buffer = ArenaTensor(exchange, command.bytes);
   const auto step = peer.Begin(command);
-  // Two: one is open while the other is answered.
-  PostedRecv posted[2];
+  // In batches, as the other side.
+  const int batch = command.into && !command.short_answers ? 1 : kBatch;
+  std::vector<PostedRecv> posted(static_cast<size_t>(2 * batch));
   Samples samples;
   int next = 0;
   for (PostedRecv& each : posted) each.Post(*step, peer.pong(), buffer, exchange.loop());
   const auto round = [&] {
     PostedRecv& each = posted[next];
-    next = 1 - next;
     const absl::Time start = SteadyClock().Now();
     step->Send(peer.ping(), ping).IgnoreError();
     each.Wait(exchange.loop());
     const double seconds = absl::ToDoubleSeconds(SteadyClock().Now() - start);
     each.Drop();
-    each.Post(*step, peer.pong(), buffer, exchange.loop());
+    if (++next % batch == 0) {
+      for (int i = next - batch; i < next; ++i) {
+        posted[i].Post(*step, peer.pong(), buffer, exchange.loop());
+      }
+      next %= 2 * batch;
+    }
     return whole_trip ? seconds : seconds / 2;
   };
   for (int i = 0; i < 20; ++i) round();

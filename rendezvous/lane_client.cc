@@ -167,6 +167,14 @@ absl::Status LaneClient::OnFrame(uint16_t type, absl::string_view body,
       Complete(refusal.id, std::move(refusal.status), {});
       return absl::OkStatus();
     }
+    case LaneMessage::kAnnouncement: {
+      FERRY_ASSIGN_OR_RETURN(const AnnouncementMessage announcement, DecodeAnnouncement(body));
+      if (announcement.transport > inlets_.size()) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "an announcement of transport ", announcement.transport, ", which is not known here"));
+      }
+      return inlets_[announcement.transport - 1]->OnAnnouncement(announcement.body, descriptors);
+    }
     default:
       return absl::InvalidArgumentError(absl::StrCat("a producer sends no message of type ", type));
   }

@@ -113,6 +113,22 @@ absl::StatusOr<TicketMessage> DecodeTicket(absl::string_view body) {
   return ticket;
 }
 
+absl::Status SendAnnouncement(Lane& lane, const AnnouncementMessage& announcement,
+                              absl::Span<const int> descriptors) {
+  const char transport = static_cast<char>(announcement.transport);
+  return lane.Send(Type(LaneMessage::kAnnouncement),
+                   {absl::string_view(&transport, 1), announcement.body}, descriptors);
+}
+
+absl::StatusOr<AnnouncementMessage> DecodeAnnouncement(absl::string_view body) {
+  ByteReader reader(body);
+  AnnouncementMessage announcement;
+  announcement.transport = reader.Get<uint8_t>();
+  announcement.body = reader.rest();
+  if (reader.is_short() || announcement.transport == 0) return Malformed("ANNOUNCEMENT");
+  return announcement;
+}
+
 absl::Status SendRefusal(Lane& lane, const RefusalMessage& refusal) {
   char room[12];
   ByteWriter writer(room, sizeof(room));

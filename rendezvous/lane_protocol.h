@@ -19,7 +19,7 @@ namespace ferry {
 // as there is a value, or with a REFUSAL. Ids are the consumer's, and ascend.
 //   consumer:  HELLO, then REQUEST, CANCEL (no answer is wanted any more), DONE (of a ticket whose
 //              transport is not 0: its memory may be used again)
-//   producer:  TICKET, REFUSAL
+//   producer:  TICKET, REFUSAL; ANNOUNCEMENT, from a transport's outlet to its inlet
 enum class LaneMessage : uint16_t {
   kHello = 1,
   kRequest = 2,
@@ -27,6 +27,7 @@ enum class LaneMessage : uint16_t {
   kRefusal = 4,
   kDone = 5,
   kCancel = 6,
+  kAnnouncement = 7,
 };
 
 struct HelloMessage {
@@ -55,6 +56,13 @@ struct TicketMessage {
   absl::string_view body;
 };
 
+struct AnnouncementMessage {
+  // From 1 on.
+  uint8_t transport = 0;
+  // In the frame.
+  absl::string_view body;
+};
+
 struct RefusalMessage {
   uint64_t id = 0;
   absl::Status status;
@@ -67,6 +75,8 @@ absl::Status SendHello(Lane& lane, const HelloMessage& hello);
 //   Errors: also INVALID_ARGUMENT for a key above kMaxKeyBytes.
 absl::Status SendRequest(Lane& lane, const RequestMessage& request);
 absl::Status SendTicket(Lane& lane, const TicketMessage& ticket, absl::Span<const int> descriptors);
+absl::Status SendAnnouncement(Lane& lane, const AnnouncementMessage& announcement,
+                              absl::Span<const int> descriptors);
 absl::Status SendRefusal(Lane& lane, const RefusalMessage& refusal);
 // DONE or CANCEL.
 absl::Status SendId(Lane& lane, LaneMessage type, uint64_t id);
@@ -75,6 +85,7 @@ absl::Status SendId(Lane& lane, LaneMessage type, uint64_t id);
 absl::StatusOr<HelloMessage> DecodeHello(absl::string_view body);
 absl::StatusOr<RequestMessage> DecodeRequest(absl::string_view body);
 absl::StatusOr<TicketMessage> DecodeTicket(absl::string_view body);
+absl::StatusOr<AnnouncementMessage> DecodeAnnouncement(absl::string_view body);
 absl::StatusOr<RefusalMessage> DecodeRefusal(absl::string_view body);
 absl::StatusOr<uint64_t> DecodeId(absl::string_view body);
 

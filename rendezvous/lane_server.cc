@@ -72,6 +72,7 @@ absl::Status LaneServer::OnFrame(uint16_t type, absl::string_view body,
     }
     case LaneMessage::kTicket:
     case LaneMessage::kRefusal:
+    case LaneMessage::kAnnouncement:
       break;
   }
   return absl::InvalidArgumentError(absl::StrCat("a consumer sends no message of type ", type));
@@ -84,6 +85,13 @@ absl::Status LaneServer::OnHello(absl::string_view body) {
   consumer_.host_name = std::move(hello.host_name);
   for (const auto& transport : *exchange_.transports) {
     outlets_.push_back(transport->MakeOutlet(consumer_));
+    const auto number = static_cast<uint8_t>(outlets_.size());
+    outlets_.back()->SetAnnounce([lane = std::weak_ptr<Lane>(lane_), number](
+                                     absl::string_view body, absl::Span<const int> descriptors) {
+      const auto open = lane.lock();
+      if (open == nullptr) return absl::UnavailableError("the lane has ended");
+      return SendAnnouncement(*open, {number, body}, descriptors);
+    });
   }
   return absl::OkStatus();
 }

@@ -73,12 +73,20 @@ struct TensorHeader {
   size_t bytes = 0;
 };
 
+// Says something to the peer's inlet (Inlet::OnAnnouncement) that arrives before every ticket that
+// is sent after it. Thread-safe.
+//   Errors: as Lane::Send.
+using Announce =
+    std::function<absl::Status(absl::string_view body, absl::Span<const int> descriptors)>;
+
 // The producer's half of a pair. Thread-safe. Ids are the caller's; none is used twice.
 class Outlet {
  public:
   using OfferCallback = absl::AnyInvocable<void(absl::StatusOr<TransportTicket>) &&>;
 
   virtual ~Outlet() = default;
+  // Before the first Offer.
+  virtual void SetAnnounce(Announce announce) {}
   // Makes `tensor` available to the peer and keeps it until Release. `done` may be called inside,
   // and is called on any thread.
   //   Errors: RESOURCE_EXHAUSTED naming the option; UNAVAILABLE after Abort.
@@ -97,6 +105,11 @@ class Inlet {
   using TakeCallback = absl::AnyInvocable<void(absl::StatusOr<Tensor>, bool release_later) &&>;
 
   virtual ~Inlet() = default;
+  // What the peer's outlet has announced; not trusted.
+  //   Errors: the peer does not keep to the protocol.
+  virtual absl::Status OnAnnouncement(absl::string_view body, absl::Span<UniqueFd> descriptors) {
+    return absl::InvalidArgumentError("this transport has nothing to announce");
+  }
   // Gets the tensor; into `destination` if that is valid, which has the header's type and size.
   // Nothing of `body` and `descriptors` is trusted. `done` may be called inside, and is called on
   // any thread.
@@ -104,8 +117,8 @@ class Inlet {
   virtual void Take(uint64_t id, const TensorHeader& header, absl::string_view body,
                     absl::Span<UniqueFd> descriptors, const Tensor& destination,
                     TakeCallback done) = 0;
-  // A Take that is under way is not wanted any more: nothing is written to its destination when this
-  // returns, and its `done` may still run. An id that is not known is none of an error.
+  // A Take that is under way is not wanted any more: nothing is written to its destination when
+  // this returns, and its `done` may still run. An id that is not known is none of an error.
   virtual void Cancel(uint64_t id) = 0;
   // Nobody wants it.
   virtual void Drop(uint64_t id, const TensorHeader& header, absl::string_view body,

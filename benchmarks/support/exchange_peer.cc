@@ -105,31 +105,32 @@ void Echo(Exchange& exchange, const EchoCommand& command) {
   const auto step = OpenStep(exchange, command.step_id);
   const Tensor answer = ArenaTensor(exchange, command.short_answers ? 8 : command.bytes);
   const int window = command.window;
-  // One more than the other side can send before it hears from us, so that asking again is not in
-  // anybody's way.
-  const int depth = window + 1;
+  // Receives are posted in batches, ahead of what comes, as those of a step are. Two batches: one
+  // is open while the other is answered.
+  const int batch = std::max(window, command.into ? 1 : kBatch);
+  const int depth = 2 * batch;
   std::vector<PostedRecv> posted(static_cast<size_t>(depth));
   std::vector<Tensor> buffers(static_cast<size_t>(depth));
   for (int i = 0; i < depth; ++i) {
     if (command.into) buffers[i] = ArenaTensor(exchange, command.bytes);
     posted[i].Post(*step, ping, buffers[i], exchange.loop());
   }
-  int next = 0;
-  while (true) {
-    const int first = next;
-    for (int i = 0; i < window; ++i) {
-      PostedRecv& each = posted[next];
-      each.Wait(exchange.loop());
-      // The end.
-      if (each.is_dead()) {
-        step->StartAbort(absl::CancelledError("over"));
-        return;
-      }
-      each.Drop();
-      next = (next + 1) % depth;
+  int since_answer = 0;
+  for (int next = 0;; next = (next + 1) % depth) {
+    PostedRecv& each = posted[next];
+    each.Wait(exchange.loop());
+    // The end.
+    if (each.is_dead()) {
+      step->StartAbort(absl::CancelledError("over"));
+      return;
     }
-    Check(step->Send(pong, answer));
-    for (int i = first; i != next; i = (i + 1) % depth) {
+    each.Drop();
+    if (++since_answer == window) {
+      since_answer = 0;
+      Check(step->Send(pong, answer));
+    }
+    if ((next + 1) % batch != 0) continue;
+    for (int i = next + 1 - batch; i <= next; ++i) {
       posted[i].Post(*step, ping, buffers[i], exchange.loop());
     }
   }

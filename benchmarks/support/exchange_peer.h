@@ -16,6 +16,9 @@
 
 namespace ferry::bench {
 
+// Receives that are posted at a time.
+inline constexpr int kBatch = 1;
+
 // What the other process does until it is told to stop.
 struct EchoCommand {
   int64_t step_id = 0;
@@ -25,7 +28,7 @@ struct EchoCommand {
   bool into = false;
   // Its answers are 8 bytes, whatever comes.
   bool short_answers = false;
-  // Receives that it keeps open, and values that it takes before it answers.
+  // Values that it takes before it answers.
   int window = 1;
 };
 

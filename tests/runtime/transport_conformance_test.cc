@@ -167,6 +167,35 @@ TEST_P(TransportConformance, ManyInFlightInRandomOrder) {
   }
 }
 
+TEST_P(TransportConformance, SendersOnManyThreadsAtOnce) {
+  constexpr int kThreads = 4;
+  constexpr int kEach = 60;
+  std::vector<Receipt> receipts(kThreads * kEach);
+  for (int i = 0; i < kThreads * kEach; ++i) {
+    sink_->Step(1)->RecvAsync(KeyTo(absl::StrCat(i)), {},
+                              receipts[static_cast<size_t>(i)].callback());
+  }
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([this, t] {
+      for (int i = t; i < kThreads * kEach; i += kThreads) {
+        // Of many size classes, so that segments are new now and then.
+        Tensor sent = source_->Allocate(DataType::kUint8, *Shape::Create({5000 + i * 2000}));
+        FillPattern(sent, static_cast<uint32_t>(i));
+        ASSERT_TRUE(source_->Step(1)->Send(KeyTo(absl::StrCat(i)), std::move(sent)).ok());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int i = 0; i < kThreads * kEach; ++i) {
+    const auto received = receipts[static_cast<size_t>(i)].Wait();
+    ASSERT_TRUE(received.ok()) << i << ": " << received.status();
+    Tensor expected = *Tensor::Allocate(DataType::kUint8, *Shape::Create({5000 + i * 2000}));
+    FillPattern(expected, static_cast<uint32_t>(i));
+    ASSERT_TRUE(IsEqual(received->tensor, expected)) << i;
+  }
+}
+
 TEST_P(TransportConformance, ValuesOfOneKeyKeepTheirOrder) {
   for (int i = 0; i < 50; ++i) {
     // Of sizes that go by different ways.

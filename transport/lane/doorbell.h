@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 
+#include "base/fence.h"
 #include "base/unique_fd.h"
 #include "tensor/memory_segment.h"
 
@@ -35,13 +36,13 @@ class Doorbell final {
   void FallAsleep() {
     asleep().store(1, std::memory_order_relaxed);
     // Either we see the work, or whoever brought it sees that we sleep.
-    std::atomic_thread_fence(std::memory_order_seq_cst);
+    FullFence();
   }
   void WakeUp() { asleep().store(0, std::memory_order_relaxed); }
 
   // After the work has been put where the owner looks for it.
   void Ring() {
-    std::atomic_thread_fence(std::memory_order_seq_cst);
+    FullFence();
     if (asleep().load(std::memory_order_relaxed) != 0 &&
         asleep().exchange(0, std::memory_order_relaxed) != 0) {
       RingAnyway();

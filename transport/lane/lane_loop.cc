@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
+#include "base/fence.h"
 #include "base/status_macros.h"
 
 namespace ferry {
@@ -231,7 +232,7 @@ void LaneLoop::StopDriving() {
   }
   is_driven_.store(false, std::memory_order_release);
   if (has_more) doorbell_.RingAnyway();
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  FullFence();
   if (parked_.load(std::memory_order_relaxed) > 0) {
     absl::MutexLock lock(&wait_mu_);
     wait_changed_.SignalAll();
@@ -305,7 +306,7 @@ bool LaneLoop::WaitUntil(absl::FunctionRef<bool()> is_done, absl::Time deadline)
 }
 
 void LaneLoop::Wake() {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  FullFence();
   if (parked_.load(std::memory_order_relaxed) > 0) {
     absl::MutexLock lock(&wait_mu_);
     wait_changed_.SignalAll();

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
+#include "base/fence.h"
 #include "base/status_macros.h"
 
 namespace ferry {
@@ -89,7 +90,7 @@ bool RingWriter::Write(uint16_t type, uint8_t descriptors,
 
 void RingWriter::AskForRoom() {
   WantsRoom(control_).store(1, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  FullFence();
 }
 
 RingReader::RingReader(void* memory, size_t capacity)
@@ -142,7 +143,7 @@ bool RingReader::Publish() {
     Head(control_).store(at_, std::memory_order_release);
     published_ = at_;
   }
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  FullFence();
   return WantsRoom(control_).load(std::memory_order_relaxed) != 0 &&
          WantsRoom(control_).exchange(0, std::memory_order_relaxed) != 0;
 }

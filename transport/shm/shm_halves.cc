@@ -17,25 +17,42 @@ constexpr size_t kCopyHereBytes = 256 * 1024;
 
 }  // namespace
 
+absl::Status ShmOutlet::Introduce(const ArenaPlace& place) {
+  absl::MutexLock lock(&announce_mu_);
+  {
+    SpinLockHolder known_lock(&mu_);
+    if (known_.contains(place.segment)) return absl::OkStatus();
+  }
+  const MemorySegment& memory = environment_.arena->memory(place);
+  const int fd = memory.fd();
+  FERRY_RETURN_IF_ERROR(
+      announce_(EncodeShmSegmentNotice({place.segment, memory.bytes()}), {&fd, 1}));
+  SpinLockHolder known_lock(&mu_);
+  known_.insert(place.segment);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<TransportTicket> ShmOutlet::Lend(uint64_t id, const Tensor& tensor) {
   const std::shared_ptr<Buffer>& buffer = tensor.buffer();
   const ArenaPlace place = buffer->arena_place();
-  ShmTicket ticket = {.segment = place.segment,
-                      .generation = place.generation,
-                      .offset = place.offset + tensor.offset_bytes()};
-  TransportTicket offer;
-  // Outside the lock: it looks into the arena.
-  const MemorySegment& memory = environment_.arena->memory(place);
+  bool is_known = false;
   {
     SpinLockHolder lock(&mu_);
     if (!aborted_.ok()) return aborted_;
     lent_.emplace(id, buffer);
-    if (known_.insert(place.segment).second) {
-      ticket.segment_bytes = memory.bytes();
-      offer.descriptors = {memory.fd()};
+    is_known = known_.contains(place.segment);
+  }
+  if (!is_known) {
+    // Other threads may lend of the same segment: none of their tickets may be faster than this.
+    if (absl::Status status = Introduce(place); !status.ok()) {
+      Release(id);
+      return status;
     }
   }
-  offer.body = EncodeShmTicket(ticket);
+  TransportTicket offer;
+  offer.body = EncodeShmTicket({.segment = place.segment,
+                                .generation = place.generation,
+                                .offset = place.offset + tensor.offset_bytes()});
   return offer;
 }
 
@@ -96,32 +113,30 @@ class ShmInlet::View final : public Buffer {
   const uint64_t id_;
 };
 
+absl::Status ShmInlet::OnAnnouncement(absl::string_view body, absl::Span<UniqueFd> descriptors) {
+  FERRY_ASSIGN_OR_RETURN(const ShmSegmentNotice notice, DecodeShmSegmentNotice(body));
+  if (descriptors.size() != 1) {
+    return absl::InvalidArgumentError("a new segment without its descriptor");
+  }
+  FERRY_ASSIGN_OR_RETURN(MemorySegment mapped,
+                         MemorySegment::MapPeer(std::move(descriptors[0]), notice.bytes, false));
+  auto segment = std::make_shared<const MemorySegment>(std::move(mapped));
+  SpinLockHolder lock(&mu_);
+  if (segments_.emplace(notice.segment, std::move(segment)).second) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("segment ", notice.segment, " for a second time"));
+}
+
 absl::StatusOr<const char*> ShmInlet::Locate(const TensorHeader& header, absl::string_view body,
-                                             absl::Span<UniqueFd> descriptors, Segment& segment) {
+                                             Segment& segment) {
   FERRY_ASSIGN_OR_RETURN(const ShmTicket ticket, DecodeShmTicket(body));
   {
-    absl::MutexLock lock(&mu_);
-    if (ticket.segment_bytes > 0) {
-      if (descriptors.size() != 1) {
-        return absl::InvalidArgumentError("a new segment without its descriptor");
-      }
-      if (segments_.contains(ticket.segment)) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("segment ", ticket.segment, " for a second time"));
-      }
-      FERRY_ASSIGN_OR_RETURN(
-          MemorySegment mapped,
-          MemorySegment::MapPeer(std::move(descriptors[0]), ticket.segment_bytes, false));
-      segment = std::make_shared<const MemorySegment>(std::move(mapped));
-      segments_.emplace(ticket.segment, segment);
-    } else {
-      const auto found = segments_.find(ticket.segment);
-      if (found == segments_.end()) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("segment ", ticket.segment, " was never announced"));
-      }
-      segment = found->second;
-    }
+    SpinLockHolder lock(&mu_);
+    const auto found = segments_.find(ticket.segment);
+    if (found != segments_.end()) segment = found->second;
+  }
+  if (segment == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("segment ", ticket.segment, " was never announced"));
   }
   if (ticket.offset > segment->bytes() || header.bytes > segment->bytes() - ticket.offset) {
     return absl::InvalidArgumentError(absl::StrCat("a tensor of ", header.bytes, " bytes at ",
@@ -138,7 +153,7 @@ void ShmInlet::Take(uint64_t id, const TensorHeader& header, absl::string_view b
                     absl::Span<UniqueFd> descriptors, const Tensor& destination,
                     TakeCallback done) {
   Segment segment;
-  const absl::StatusOr<const char*> from = Locate(header, body, descriptors, segment);
+  const absl::StatusOr<const char*> from = Locate(header, body, segment);
   if (!from.ok()) return std::move(done)(from.status(), false);
   if (!destination.is_valid()) {
     auto view =
@@ -149,13 +164,13 @@ void ShmInlet::Take(uint64_t id, const TensorHeader& header, absl::string_view b
   void* const to = into.mutable_data();
   auto control = std::make_shared<CopyControl>();
   {
-    absl::MutexLock lock(&mu_);
+    SpinLockHolder lock(&mu_);
     copies_.emplace(id, control);
   }
   auto finish = [self = shared_from_this(), id, into = std::move(into),
                  segment = std::move(segment), done = std::move(done)]() mutable {
     {
-      absl::MutexLock lock(&self->mu_);
+      SpinLockHolder lock(&self->mu_);
       self->copies_.erase(id);
     }
     std::move(done)(std::move(into), false);
@@ -172,7 +187,7 @@ void ShmInlet::Take(uint64_t id, const TensorHeader& header, absl::string_view b
 void ShmInlet::Cancel(uint64_t id) {
   std::shared_ptr<CopyControl> control;
   {
-    absl::MutexLock lock(&mu_);
+    SpinLockHolder lock(&mu_);
     const auto found = copies_.find(id);
     if (found == copies_.end()) return;
     control = found->second;
@@ -180,18 +195,15 @@ void ShmInlet::Cancel(uint64_t id) {
   control->Cancel();
 }
 
+// Its memory is released by whoever called this.
 void ShmInlet::Drop(uint64_t id, const TensorHeader& header, absl::string_view body,
-                    absl::Span<UniqueFd> descriptors) {
-  // The segment will be spoken of again.
-  Segment segment;
-  Locate(header, body, descriptors, segment).status().IgnoreError();
-}
+                    absl::Span<UniqueFd> descriptors) {}
 
 void ShmInlet::Abort(const absl::Status& why) {
   absl::flat_hash_map<uint32_t, Segment> dropped;
   std::vector<std::shared_ptr<CopyControl>> controls;
   {
-    absl::MutexLock lock(&mu_);
+    SpinLockHolder lock(&mu_);
     dropped.swap(segments_);
     for (const auto& [id, control] : copies_) controls.push_back(control);
   }

@@ -19,6 +19,7 @@ class ShmOutlet final : public Outlet, public std::enable_shared_from_this<ShmOu
  public:
   ShmOutlet(TransportEnvironment environment) : environment_(std::move(environment)) {}
 
+  void SetAnnounce(Announce announce) override { announce_ = std::move(announce); }
   void Offer(uint64_t id, const Tensor& tensor, OfferCallback done) override
       ABSL_LOCKS_EXCLUDED(mu_);
   void Release(uint64_t id) override ABSL_LOCKS_EXCLUDED(mu_);
@@ -27,8 +28,14 @@ class ShmOutlet final : public Outlet, public std::enable_shared_from_this<ShmOu
  private:
   // `tensor` lies in the arena.
   absl::StatusOr<TransportTicket> Lend(uint64_t id, const Tensor& tensor) ABSL_LOCKS_EXCLUDED(mu_);
+  // Tells the peer of the place's segment, unless it has been told.
+  absl::Status Introduce(const ArenaPlace& place) ABSL_LOCKS_EXCLUDED(announce_mu_, mu_);
 
+  // Constant once the lane is open.
   const TransportEnvironment environment_;
+  Announce announce_;
+  // Held while the peer is told of a segment. Lock order: this, then mu_.
+  absl::Mutex announce_mu_;
   SpinLock mu_;
   absl::Status aborted_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, std::shared_ptr<Buffer>> lent_ ABSL_GUARDED_BY(mu_);
@@ -41,6 +48,8 @@ class ShmInlet final : public Inlet, public std::enable_shared_from_this<ShmInle
   ShmInlet(TransportEnvironment environment, ReleaseCallback release)
       : environment_(std::move(environment)), release_(std::move(release)) {}
 
+  absl::Status OnAnnouncement(absl::string_view body, absl::Span<UniqueFd> descriptors) override
+      ABSL_LOCKS_EXCLUDED(mu_);
   void Take(uint64_t id, const TensorHeader& header, absl::string_view body,
             absl::Span<UniqueFd> descriptors, const Tensor& destination, TakeCallback done) override
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -54,12 +63,11 @@ class ShmInlet final : public Inlet, public std::enable_shared_from_this<ShmInle
   using Segment = std::shared_ptr<const MemorySegment>;
 
   absl::StatusOr<const char*> Locate(const TensorHeader& header, absl::string_view body,
-                                     absl::Span<UniqueFd> descriptors, Segment& segment)
-      ABSL_LOCKS_EXCLUDED(mu_);
+                                     Segment& segment) ABSL_LOCKS_EXCLUDED(mu_);
 
   const TransportEnvironment environment_;
   const ReleaseCallback release_;
-  absl::Mutex mu_;
+  SpinLock mu_;
   absl::flat_hash_map<uint32_t, Segment> segments_ ABSL_GUARDED_BY(mu_);
   // Of copies that are under way.
   absl::flat_hash_map<uint64_t, std::shared_ptr<CopyControl>> copies_ ABSL_GUARDED_BY(mu_);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// 24 bytes.
+// 16 bytes, and 12.
 #include "transport/shm/shm_ticket.h"
 
 #include "absl/status/status.h"
@@ -9,12 +9,11 @@
 namespace ferry {
 
 std::string EncodeShmTicket(const ShmTicket& ticket) {
-  char room[24];
+  char room[16];
   ByteWriter writer(room, sizeof(room));
   writer.Put(ticket.segment);
   writer.Put(ticket.generation);
   writer.Put(ticket.offset);
-  writer.Put(ticket.segment_bytes);
   return std::string(writer.view());
 }
 
@@ -24,11 +23,29 @@ absl::StatusOr<ShmTicket> DecodeShmTicket(absl::string_view body) {
   ticket.segment = reader.Get<uint32_t>();
   ticket.generation = reader.Get<uint32_t>();
   ticket.offset = reader.Get<uint64_t>();
-  ticket.segment_bytes = reader.Get<uint64_t>();
   if (reader.is_short() || !reader.rest().empty()) {
-    return absl::InvalidArgumentError("a hand-over of memory that is not 24 bytes long");
+    return absl::InvalidArgumentError("a hand-over of memory that is not 16 bytes long");
   }
   return ticket;
+}
+
+std::string EncodeShmSegmentNotice(const ShmSegmentNotice& notice) {
+  char room[12];
+  ByteWriter writer(room, sizeof(room));
+  writer.Put(notice.segment);
+  writer.Put(notice.bytes);
+  return std::string(writer.view());
+}
+
+absl::StatusOr<ShmSegmentNotice> DecodeShmSegmentNotice(absl::string_view body) {
+  ByteReader reader(body);
+  ShmSegmentNotice notice;
+  notice.segment = reader.Get<uint32_t>();
+  notice.bytes = reader.Get<uint64_t>();
+  if (reader.is_short() || !reader.rest().empty()) {
+    return absl::InvalidArgumentError("a notice of a segment that is not 12 bytes long");
+  }
+  return notice;
 }
 
 }  // namespace ferry

@@ -16,12 +16,18 @@ struct ShmTicket {
   uint32_t generation = 0;
   // Of the tensor's first element, in the segment.
   uint64_t offset = 0;
-  // Of a segment that the peer has not heard of, whose descriptor comes along; else 0.
-  uint64_t segment_bytes = 0;
+};
+
+// Comes with the segment's descriptor, before the first ticket that speaks of it.
+struct ShmSegmentNotice {
+  uint32_t segment = 0;
+  uint64_t bytes = 0;
 };
 
 std::string EncodeShmTicket(const ShmTicket& ticket);
-//   Errors: INVALID_ARGUMENT.
+std::string EncodeShmSegmentNotice(const ShmSegmentNotice& notice);
+//   Errors: INVALID_ARGUMENT, here and below.
+absl::StatusOr<ShmSegmentNotice> DecodeShmSegmentNotice(absl::string_view body);
 absl::StatusOr<ShmTicket> DecodeShmTicket(absl::string_view body);
 
 }  // namespace ferry

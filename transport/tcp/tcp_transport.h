@@ -3,7 +3,9 @@
 #ifndef FERRY_TRANSPORT_TCP_TCP_TRANSPORT_H_
 #define FERRY_TRANSPORT_TCP_TCP_TRANSPORT_H_
 
+#include <atomic>
 #include <memory>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -32,7 +34,7 @@ class TcpTransport final : public Transport {
   absl::string_view name() const override { return "tcp"; }
   absl::string_view summary() const override { return "slices over several connections"; }
   absl::StatusOr<PathCost> Cost(const PathQuery& query) const override;
-  void Learn(size_t bytes, absl::Duration taken) override ABSL_LOCKS_EXCLUDED(mu_);
+  void Learn(size_t bytes, absl::Duration taken) override;
   std::shared_ptr<Outlet> MakeOutlet(const Endpoint& peer) override ABSL_LOCKS_EXCLUDED(mu_);
   std::shared_ptr<Inlet> MakeInlet(const Endpoint& peer, ReleaseCallback release) override;
   bool OnDataConnection(DataConnection& connection) override ABSL_LOCKS_EXCLUDED(mu_);
@@ -46,8 +48,8 @@ class TcpTransport final : public Transport {
   const TransportEnvironment environment_;
   // Halves use it until they are aborted.
   const std::unique_ptr<DataPlane> plane_;
-  mutable absl::Mutex mu_;
-  double bytes_per_second_ ABSL_GUARDED_BY(mu_);
+  std::atomic<double> bytes_per_second_;
+  absl::Mutex mu_;
   // By node and incarnation: for the connections that come from them.
   absl::flat_hash_map<std::pair<int32_t, uint64_t>, std::weak_ptr<TcpOutlet>> outlets_
       ABSL_GUARDED_BY(mu_);
