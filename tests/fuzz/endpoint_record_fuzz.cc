@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Address records, as anybody may put them in the store.
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/strings/string_view.h"
+
+#include "base/status_macros.h"
+#include "runtime/endpoint_record.h"
+
+namespace ferry {
+namespace {
+
+void Check(absl::string_view text) {
+  const absl::StatusOr<Endpoint> endpoint = DecodeEndpoint(text);
+  if (!endpoint.ok()) {
+    FERRY_CHECK(absl::IsInvalidArgument(endpoint.status()));
+    // A log line, not the whole record four times over.
+    FERRY_CHECK(endpoint.status().message().size() < 2000);
+    return;
+  }
+  const absl::StatusOr<Endpoint> again = DecodeEndpoint(EncodeEndpoint(*endpoint));
+  FERRY_CHECK(again.ok());
+  FERRY_CHECK(again->peer == endpoint->peer);
+  FERRY_CHECK(again->boot_id == endpoint->boot_id && again->host_name == endpoint->host_name);
+  FERRY_CHECK(again->lanes.unix_name == endpoint->lanes.unix_name);
+  FERRY_CHECK(again->lanes.tcp == endpoint->lanes.tcp);
+  FERRY_CHECK(again->grpc_address == endpoint->grpc_address);
+}
+
+}  // namespace
+}  // namespace ferry
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  ferry::Check({reinterpret_cast<const char*>(data), size});
+  return 0;
+}

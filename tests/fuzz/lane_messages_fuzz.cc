@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bodies of lane frames and of hand-overs of memory, as any peer may write them. The first byte
+// says which decoder.
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+#include "base/status_macros.h"
+#include "rendezvous/lane_protocol.h"
+#include "transport/shm/shm_ticket.h"
+
+namespace ferry {
+namespace {
+
+// Keeps the last body that was sent.
+class CapturingLane final : public Lane {
+ public:
+  absl::Status Send(uint16_t type, absl::Span<const absl::string_view> parts,
+                    absl::Span<const int> descriptors) override {
+    FERRY_RETURN_IF_ERROR(CheckLaneBody(parts));
+    body.clear();
+    for (const absl::string_view part : parts) body.append(part.data(), part.size());
+    return absl::OkStatus();
+  }
+  void Close(const absl::Status& why) override {}
+  const LanePeer& peer() const override { return peer_; }
+  bool passes_descriptors() const override { return false; }
+  std::string Describe() const override { return "captured"; }
+
+  std::string body;
+
+ private:
+  const LanePeer peer_;
+};
+
+bool IsWithin(absl::string_view inner, absl::string_view outer) {
+  return inner.empty() || (inner.data() >= outer.data() &&
+                           inner.data() + inner.size() <= outer.data() + outer.size());
+}
+
+void CheckHello(absl::string_view body, CapturingLane& lane) {
+  const absl::StatusOr<HelloMessage> hello = DecodeHello(body);
+  if (!hello.ok()) return;
+  FERRY_CHECK(hello->boot_id.size() + hello->host_name.size() + 4 <= body.size());
+  FERRY_CHECK(SendHello(lane, *hello).ok());
+  const absl::StatusOr<HelloMessage> again = DecodeHello(lane.body);
+  FERRY_CHECK(again.ok());
+  FERRY_CHECK(again->boot_id == hello->boot_id.substr(0, 256));
+  FERRY_CHECK(again->host_name == hello->host_name.substr(0, 256));
+}
+
+void CheckRequest(absl::string_view body, CapturingLane& lane) {
+  const absl::StatusOr<RequestMessage> request = DecodeRequest(body);
+  FERRY_CHECK(request.ok() == (body.size() >= 16));
+  if (!request.ok() || request->key.size() > kMaxKeyBytes) return;
+  FERRY_CHECK(IsWithin(request->key, body));
+  FERRY_CHECK(SendRequest(lane, *request).ok());
+  FERRY_CHECK(lane.body == body);
+}
+
+void CheckTicket(absl::string_view body, CapturingLane& lane) {
+  const absl::StatusOr<TicketMessage> ticket = DecodeTicket(body);
+  if (!ticket.ok()) return;
+  FERRY_CHECK(IsWithin(ticket->body, body));
+  const TensorHeader& header = ticket->header;
+  if (!ticket->is_dead) {
+    FERRY_CHECK(IsFixedSize(header.dtype));
+    FERRY_CHECK(*TensorBytes(header.dtype, header.shape) == header.bytes);
+    // What an inline tensor is copied from.
+    FERRY_CHECK(ticket->transport != 0 || ticket->body.size() == header.bytes);
+  }
+  if (!SendTicket(lane, *ticket, {}).ok()) return;
+  const absl::StatusOr<TicketMessage> again = DecodeTicket(lane.body);
+  FERRY_CHECK(again.ok());
+  FERRY_CHECK(again->id == ticket->id && again->is_dead == ticket->is_dead);
+  FERRY_CHECK(again->is_serialized == ticket->is_serialized);
+  FERRY_CHECK(again->has_checksum == ticket->has_checksum);
+  FERRY_CHECK(again->checksum == ticket->checksum && again->transport == ticket->transport);
+  if (ticket->is_dead) return;
+  FERRY_CHECK(again->header.dtype == header.dtype && again->header.shape == header.shape);
+  FERRY_CHECK(again->body == ticket->body);
+}
+
+void CheckRefusal(absl::string_view body, CapturingLane& lane) {
+  const absl::StatusOr<RefusalMessage> refusal = DecodeRefusal(body);
+  if (!refusal.ok()) return;
+  FERRY_CHECK(!refusal->status.ok());
+  FERRY_CHECK(SendRefusal(lane, *refusal).ok());
+  const absl::StatusOr<RefusalMessage> again = DecodeRefusal(lane.body);
+  FERRY_CHECK(again.ok() && again->id == refusal->id);
+  FERRY_CHECK(again->status.code() == refusal->status.code());
+}
+
+void CheckId(absl::string_view body, CapturingLane& lane) {
+  const absl::StatusOr<uint64_t> id = DecodeId(body);
+  FERRY_CHECK(id.ok() == (body.size() == 8));
+  if (!id.ok()) return;
+  FERRY_CHECK(SendId(lane, LaneMessage::kDone, *id).ok());
+  FERRY_CHECK(lane.body == body);
+}
+
+void CheckShmTicket(absl::string_view body) {
+  const absl::StatusOr<ShmTicket> ticket = DecodeShmTicket(body);
+  FERRY_CHECK(ticket.ok() == (body.size() == 24));
+  if (ticket.ok()) FERRY_CHECK(EncodeShmTicket(*ticket) == body);
+}
+
+void Check(uint8_t decoder, absl::string_view body) {
+  CapturingLane lane;
+  switch (decoder % 6) {
+    case 0:
+      return CheckHello(body, lane);
+    case 1:
+      return CheckRequest(body, lane);
+    case 2:
+      return CheckTicket(body, lane);
+    case 3:
+      return CheckRefusal(body, lane);
+    case 4:
+      return CheckId(body, lane);
+    case 5:
+      return CheckShmTicket(body);
+  }
+}
+
+}  // namespace
+}  // namespace ferry
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size == 0) return 0;
+  ferry::Check(data[0], {reinterpret_cast<const char*>(data) + 1, size - 1});
+  return 0;
+}
