@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
@@ -39,6 +40,11 @@ absl::Status NotRequired(absl::string_view taken, absl::string_view required,
   return absl::FailedPreconditionError(absl::StrCat(Describe(producer), " sends by ", taken,
                                                     ", and ", required,
                                                     " is the required transport here"));
+}
+
+absl::Status SecondAnswer(uint64_t id) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("an answer to request ", id, ", which waits for none"));
 }
 
 }  // namespace
@@ -110,7 +116,7 @@ std::shared_ptr<RemoteFetch> LaneClient::Request(int64_t step_id, const Rendezvo
   }
   if (lane != nullptr) {
     status = SendRequest(*lane, {id, step_id, key.text()});
-    if (!status.ok()) Complete(id, std::move(status), {});
+    if (!status.ok()) Complete(id, Named(status), {});
   }
   return std::make_shared<Fetch>(weak_from_this(), id);
 }
@@ -125,6 +131,7 @@ void LaneClient::OnOpen(std::shared_ptr<Lane> lane) {
   absl::Status status = SendHello(*lane, {exchange_.self.boot_id, exchange_.self.host_name});
   // In the order in which they were made; more may come while these are being sent.
   uint64_t last_sent = 0;
+  std::vector<uint64_t> cancelled;
   while (status.ok()) {
     std::vector<RequestMessage> requests;
     std::vector<std::string> keys;
@@ -136,6 +143,8 @@ void LaneClient::OnOpen(std::shared_ptr<Lane> lane) {
       }
       if (requests.empty()) {
         lane_ = lane;
+        // While their requests were being sent.
+        cancelled.assign(cancelled_.begin(), cancelled_.end());
         break;
       }
       std::sort(requests.begin(), requests.end(),
@@ -154,7 +163,8 @@ void LaneClient::OnOpen(std::shared_ptr<Lane> lane) {
       }
     }
   }
-  if (!status.ok()) lane->Close(status);
+  if (!status.ok()) return lane->Close(status);
+  for (const uint64_t id : cancelled) Tell(*lane, LaneMessage::kCancel, id);
 }
 
 absl::Status LaneClient::OnFrame(uint16_t type, absl::string_view body,
@@ -162,11 +172,8 @@ absl::Status LaneClient::OnFrame(uint16_t type, absl::string_view body,
   switch (static_cast<LaneMessage>(type)) {
     case LaneMessage::kTicket:
       return OnTicket(body, descriptors);
-    case LaneMessage::kRefusal: {
-      FERRY_ASSIGN_OR_RETURN(RefusalMessage refusal, DecodeRefusal(body));
-      Complete(refusal.id, std::move(refusal.status), {});
-      return absl::OkStatus();
-    }
+    case LaneMessage::kRefusal:
+      return OnRefusal(body);
     case LaneMessage::kAnnouncement: {
       FERRY_ASSIGN_OR_RETURN(const AnnouncementMessage announcement, DecodeAnnouncement(body));
       if (announcement.transport > inlets_.size()) {
@@ -178,6 +185,20 @@ absl::Status LaneClient::OnFrame(uint16_t type, absl::string_view body,
     default:
       return absl::InvalidArgumentError(absl::StrCat("a producer sends no message of type ", type));
   }
+}
+
+absl::Status LaneClient::OnRefusal(absl::string_view body) {
+  FERRY_ASSIGN_OR_RETURN(RefusalMessage refusal, DecodeRefusal(body));
+  {
+    SpinLockHolder lock(&mu_);
+    if (cancelled_.erase(refusal.id) > 0) return absl::OkStatus();
+    const auto found = waiting_.find(refusal.id);
+    // One that is being taken writes to its destination, which is not the receiver's again before
+    // the transport has been told.
+    if (found == waiting_.end() || found->second.is_taking) return SecondAnswer(refusal.id);
+  }
+  Complete(refusal.id, std::move(refusal.status), {});
+  return absl::OkStatus();
 }
 
 absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> descriptors) {
@@ -194,6 +215,7 @@ absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> d
     SpinLockHolder lock(&mu_);
     const auto found = waiting_.find(id);
     is_wanted = found != waiting_.end();
+    if (is_wanted ? found->second.is_taking : cancelled_.erase(id) == 0) return SecondAnswer(id);
     if (is_wanted) {
       found->second.is_taking = true;
       found->second.transport = ticket.transport;
@@ -263,9 +285,9 @@ void LaneClient::Finish(uint64_t id, const TicketMessage& ticket, absl::StatusOr
   if (!tensor.ok()) {
     // Of a peer that does not keep to the protocol, or whose data connections are gone, nothing
     // more is to be expected.
-    const absl::Status why = tensor.status();
+    absl::Status why = Named(tensor.status());
     if (absl::IsInvalidArgument(why) || absl::IsUnavailable(why)) Close(why);
-    return Complete(id, why, {});
+    return Complete(id, std::move(why), {});
   }
   if (ticket.has_checksum) {
     const uint64_t sum = Checksum(tensor->data(), tensor->bytes());
@@ -310,10 +332,10 @@ void LaneClient::Cancel(uint64_t id) {
     cancelled = std::move(found->second);
     waiting_.erase(found);
     lane = lane_;
+    // Unless it has not been asked for yet.
+    if (cancelled.key.empty() && !cancelled.is_taking) cancelled_.insert(id);
   }
-  if (lane != nullptr && !cancelled.is_taking) {
-    SendId(*lane, LaneMessage::kCancel, id).IgnoreError();
-  }
+  if (lane != nullptr && !cancelled.is_taking) Tell(*lane, LaneMessage::kCancel, id);
   if (cancelled.is_taking && cancelled.transport > 0) {
     inlets_[cancelled.transport - 1]->Cancel(id);
   }
@@ -322,7 +344,18 @@ void LaneClient::Cancel(uint64_t id) {
 
 void LaneClient::Done(uint64_t id) {
   const std::shared_ptr<Lane> open = lane();
-  if (open != nullptr) SendId(*open, LaneMessage::kDone, id).IgnoreError();
+  if (open != nullptr) Tell(*open, LaneMessage::kDone, id);
+}
+
+void LaneClient::Tell(Lane& lane, LaneMessage type, uint64_t id) {
+  const absl::Status status = SendId(lane, type, id);
+  if (!status.ok()) lane.Close(status);
+}
+
+absl::Status LaneClient::Named(const absl::Status& why) const {
+  const std::string name = Describe(producer_.peer);
+  if (absl::StrContains(why.message(), name)) return why;
+  return absl::Status(why.code(), absl::StrCat("lane to ", name, ": ", why.message()));
 }
 
 std::string LaneClient::Phase(uint64_t id) const {
@@ -375,13 +408,14 @@ void LaneClient::OnClosed(const absl::Status& why) {
     }
   }
   absl::flat_hash_map<uint64_t, Waiting> waiting;
-  absl::Status status = why;
+  absl::Status status = Named(why);
   {
     SpinLockHolder lock(&mu_);
     if (!ended_.ok()) status = ended_;
     ended_ = status;
     lane_ = nullptr;
     waiting.swap(waiting_);
+    cancelled_.clear();
   }
   for (const auto& inlet : inlets_) inlet->Abort(status);
   for (auto& [id, each] : waiting) {

@@ -11,6 +11,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 
 #include "base/spin_lock.h"
 #include "rendezvous/lane_server.h"
@@ -67,11 +68,16 @@ class LaneClient final : public LaneHandler, public std::enable_shared_from_this
   };
 
   absl::Status OnTicket(absl::string_view body, absl::Span<UniqueFd> descriptors);
+  absl::Status OnRefusal(absl::string_view body);
   void Finish(uint64_t id, const TicketMessage& ticket, absl::StatusOr<Tensor> tensor,
               absl::string_view path);
   void Complete(uint64_t id, absl::Status status, Received received) ABSL_LOCKS_EXCLUDED(mu_);
   void Cancel(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
   void Done(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
+  // CANCEL or DONE, without which the producer would keep something for ever.
+  void Tell(Lane& lane, LaneMessage type, uint64_t id);
+  // With the producer's name.
+  absl::Status Named(const absl::Status& why) const;
   std::string Phase(uint64_t id) const ABSL_LOCKS_EXCLUDED(mu_);
   std::shared_ptr<Lane> lane() const ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -90,6 +96,8 @@ class LaneClient final : public LaneHandler, public std::enable_shared_from_this
   std::string why_no_descriptors_ ABSL_GUARDED_BY(mu_);
   uint64_t last_id_ ABSL_GUARDED_BY(mu_) = 0;
   absl::flat_hash_map<uint64_t, Waiting> waiting_ ABSL_GUARDED_BY(mu_);
+  // Requests that nobody waits for any more, and whose answer is still to come.
+  absl::flat_hash_set<uint64_t> cancelled_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ferry

@@ -16,9 +16,11 @@
 namespace ferry {
 
 // The consumer opens the lane, and asks; the producer answers each REQUEST with a TICKET, as soon
-// as there is a value, or with a REFUSAL. Ids are the consumer's, and ascend.
-//   consumer:  HELLO, then REQUEST, CANCEL (no answer is wanted any more), DONE (of a ticket whose
-//              transport is not 0: its memory may be used again)
+// as there is a value, or with a REFUSAL: with exactly one of them. Ids are the consumer's, and
+// none is used twice. Whoever hears something else ends the lane.
+//   consumer:  HELLO, then REQUEST, CANCEL (no value is wanted any more: a REFUSAL
+//              says that it was in time), DONE (of a ticket whose transport is not 0: its memory
+//              may be used again)
 //   producer:  TICKET, REFUSAL; ANNOUNCEMENT, from a transport's outlet to its inlet
 enum class LaneMessage : uint16_t {
   kHello = 1,

@@ -113,7 +113,7 @@ absl::Status LaneServer::OnRequest(absl::string_view body) {
   {
     SpinLockHolder lock(&mu_);
     if (is_closed_) return absl::OkStatus();
-    if (!waiting_.emplace(message.id, request).second) {
+    if (offered_.contains(message.id) || !waiting_.emplace(message.id, request).second) {
       return absl::InvalidArgumentError(absl::StrCat("request ", message.id, " for a second time"));
     }
   }
@@ -196,7 +196,7 @@ void LaneServer::Offer(uint64_t id, const Tensor& tensor, bool is_serialized) {
                               absl::StatusOr<TransportTicket> offer) mutable {
                             if (!offer.ok()) {
                               self->OnDone(ticket.id, /*was_taken=*/false);
-                              return self->Refuse(ticket.id, offer.status());
+                              return self->Refuse(ticket.id, self->Named(offer.status()));
                             }
                             ticket.body = offer->body;
                             self->Send(std::move(ticket), offer->descriptors);
@@ -212,6 +212,11 @@ void LaneServer::Send(TicketMessage ticket, absl::Span<const int> descriptors) {
 void LaneServer::Refuse(uint64_t id, absl::Status status) {
   const absl::Status sent = SendRefusal(*lane_, {id, std::move(status)});
   if (!sent.ok()) lane_->Close(sent);
+}
+
+absl::Status LaneServer::Named(const absl::Status& why) const {
+  return absl::Status(
+      why.code(), absl::StrCat(Describe(exchange_.self.peer), " cannot send it: ", why.message()));
 }
 
 void LaneServer::OnDone(uint64_t id, bool was_taken) {
@@ -241,6 +246,7 @@ void LaneServer::OnCancel(uint64_t id) {
     waiting_.erase(found);
   }
   request->cancellation.Cancel();
+  Refuse(id, absl::CancelledError("cancelled by the receiver"));
 }
 
 void LaneServer::OnClosed(const absl::Status& why) {

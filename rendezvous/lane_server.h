@@ -68,6 +68,8 @@ class LaneServer final : public LaneHandler, public std::enable_shared_from_this
   void OnValue(const RequestPtr& request, const absl::Status& status, Received received);
   void Offer(uint64_t id, const Tensor& tensor, bool is_serialized);
   void Refuse(uint64_t id, absl::Status status);
+  // What went wrong here, for people there.
+  absl::Status Named(const absl::Status& why) const;
   void Send(TicketMessage ticket, absl::Span<const int> descriptors);
   // False: nobody waits for it any more.
   bool Take(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
