@@ -134,6 +134,8 @@ class TcpTransport::TcpInlet final : public Inlet,
       }
       incoming.tensor = *std::move(tensor);
     }
+    // No slice says that nothing has come; honest senders put it in the ticket.
+    if (header.bytes == 0) return std::move(incoming.done)(std::move(incoming.tensor), false);
     Expect(id, header.bytes, std::move(incoming));
   }
 
@@ -260,7 +262,10 @@ class TcpTransport::TcpInlet final : public Inlet,
           [weak = weak_from_this()](absl::StatusOr<DataConnection> connection) {
             const auto self = weak.lock();
             if (self == nullptr) return;
-            if (!connection.ok()) return self->Abort(connection.status());
+            if (!connection.ok()) {
+              // Whatever the reason: only another lane would try again.
+              return self->Abort(absl::UnavailableError(connection.status().message()));
+            }
             self->AddConnection(*std::move(connection));
           });
     }

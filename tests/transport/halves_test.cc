@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// Outlets and inlets without lanes: what becomes of tickets that meet, or make no sense.
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "absl/synchronization/notification.h"
+
+#include "tests/transport/lane_pair.h"
+#include "transport/lane/sockets.h"
+#include "transport/shm/shm_halves.h"
+#include "transport/shm/shm_ticket.h"
+#include "transport/tcp/tcp_transport.h"
+
+namespace ferry {
+namespace {
+
+constexpr int64_t kBytes = 4096;
+
+class HalvesTest : public ::testing::Test {
+ protected:
+  HalvesTest() : end_({1, 10}, "token", absl::Milliseconds(100)) {
+    environment_.loop = end_.loop.get();
+    environment_.hub = end_.hub.get();
+    environment_.arena = *HostArena::Create({});
+    environment_.copier = &copier_;
+  }
+
+  Tensor InArena(char fill) {
+    Tensor tensor = *Tensor::Create(DataType::kUint8, *Shape::Create({kBytes}),
+                                    *environment_.arena->Allocate(kBytes));
+    std::memset(tensor.mutable_data(), fill, kBytes);
+    return tensor;
+  }
+  static TensorHeader Header(int64_t bytes) {
+    return {DataType::kUint8, *Shape::Create({bytes}), static_cast<size_t>(bytes)};
+  }
+
+  LaneEnd end_;
+  CopyPool copier_;
+  TransportEnvironment environment_;
+};
+
+// A ticket that comes faster than what it speaks of would be the end of the lane.
+TEST_F(HalvesTest, ASegmentIsAnnouncedOnceAndBeforeItsTickets) {
+  auto outlet = std::make_shared<ShmOutlet>(environment_);
+  auto inlet = std::make_shared<ShmInlet>(environment_, [](uint64_t) {});
+  int announcements = 0;
+  outlet->SetAnnounce([&](absl::string_view body, absl::Span<const int> descriptors) {
+    ++announcements;
+    std::vector<UniqueFd> copies;
+    for (const int fd : descriptors) copies.emplace_back(dup(fd));
+    return inlet->OnAnnouncement(body, absl::MakeSpan(copies));
+  });
+  std::string seen;
+  for (uint64_t id = 1; id <= 3; ++id) {
+    outlet->Offer(
+        id, InArena(static_cast<char>('a' + id)), [&](absl::StatusOr<TransportTicket> ticket) {
+          ASSERT_TRUE(ticket.ok()) << ticket.status();
+          inlet->Take(id, Header(kBytes), ticket->body, {}, Tensor(), [&seen](auto tensor, bool) {
+            ASSERT_TRUE(tensor.ok()) << tensor.status();
+            seen += *static_cast<const char*>(tensor->data());
+          });
+        });
+  }
+  EXPECT_EQ(seen, "bcd");
+  EXPECT_EQ(announcements, 1);
+  outlet->Abort(absl::CancelledError("over"));
+  inlet->Abort(absl::CancelledError("over"));
+}
+
+TEST_F(HalvesTest, WhatCannotBeAnnouncedIsNotOffered) {
+  auto outlet = std::make_shared<ShmOutlet>(environment_);
+  outlet->SetAnnounce([](absl::string_view, absl::Span<const int>) {
+    return absl::ResourceExhaustedError("the lane is full");
+  });
+  absl::Status status;
+  outlet->Offer(1, InArena('a'),
+                [&](absl::StatusOr<TransportTicket> ticket) { status = ticket.status(); });
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(environment_.arena->stats().block_count, 0);
+}
+
+TEST_F(HalvesTest, AnnouncementsThatMakeNoSenseAreRefused) {
+  auto inlet = std::make_shared<ShmInlet>(environment_, [](uint64_t) {});
+  int pipe_ends[2];
+  ASSERT_EQ(pipe(pipe_ends), 0);
+  UniqueFd other(pipe_ends[1]);
+  std::vector<UniqueFd> descriptors;
+  descriptors.emplace_back(pipe_ends[0]);
+  const std::string notice = EncodeShmSegmentNotice({.segment = 3, .bytes = 1 << 20});
+  EXPECT_FALSE(inlet->OnAnnouncement(notice, {}).ok());
+  EXPECT_FALSE(inlet->OnAnnouncement(notice, absl::MakeSpan(descriptors)).ok());
+  EXPECT_FALSE(inlet->OnAnnouncement("short", {}).ok());
+  bool is_done = false;
+  inlet->Take(1, Header(kBytes), EncodeShmTicket({.segment = 3}), {}, Tensor(),
+              [&is_done](auto tensor, bool) {
+                is_done = true;
+                EXPECT_EQ(tensor.status().code(), absl::StatusCode::kInvalidArgument);
+              });
+  EXPECT_TRUE(is_done);
+}
+
+// Nothing would come for it on any connection, and the receive would wait for ever.
+TEST_F(HalvesTest, ATcpTicketForNoBytesIsTakenAtOnce) {
+  auto transport = TcpTransport::Create(environment_, {});
+  ASSERT_TRUE(transport.ok()) << transport.status();
+  Endpoint peer;
+  peer.peer = {2, 20};
+  const std::shared_ptr<Inlet> inlet = (*transport)->MakeInlet(peer, [](uint64_t) {});
+  bool is_done = false;
+  inlet->Take(1, Header(0), "", {}, Tensor(), [&is_done](auto tensor, bool) {
+    is_done = true;
+    EXPECT_TRUE(tensor.ok()) << tensor.status();
+  });
+  EXPECT_TRUE(is_done);
+  inlet->Abort(absl::CancelledError("over"));
+}
+
+// A sender that accepts connections and says nothing: the lane would live on, and every later
+// tensor fail of what happened to the first.
+TEST_F(HalvesTest, DataConnectionsThatAreNotAnsweredEndTheLane) {
+  auto transport = TcpTransport::Create(environment_, {});
+  ASSERT_TRUE(transport.ok()) << transport.status();
+  const auto silent = ListenTcp("127.0.0.1:0");
+  ASSERT_TRUE(silent.ok()) << silent.status();
+  Endpoint peer;
+  peer.peer = {2, 20};
+  peer.lanes.tcp = {absl::StrCat("127.0.0.1:", silent->port)};
+  const std::shared_ptr<Inlet> inlet = (*transport)->MakeInlet(peer, [](uint64_t) {});
+  absl::Notification done;
+  absl::Status status;
+  inlet->Take(1, Header(kBytes), "", {}, Tensor(), [&](auto tensor, bool) {
+    status = tensor.status();
+    done.Notify();
+  });
+  ASSERT_TRUE(done.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  // On which a consumer closes its lane.
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_NE(status.message().find("node 2"), std::string::npos) << status;
+}
+
+}  // namespace
+}  // namespace ferry
