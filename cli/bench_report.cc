@@ -23,6 +23,10 @@ std::string Time(absl::Duration time) {
   return absl::StrFormat("%.*f%s", decimals, value, unit);
 }
 
+std::string Rate(double gigabytes_per_s) {
+  return absl::StrFormat(gigabytes_per_s < 100 ? "%.3g" : "%.0f", gigabytes_per_s);
+}
+
 std::string Size(size_t bytes) {
   for (const auto& [unit, name] : {std::pair<size_t, const char*>{size_t{1} << 30, " GiB"},
                                    {size_t{1} << 20, " MiB"},
@@ -57,7 +61,7 @@ std::string FormatBenchText(const BenchReport& report) {
     const bool has_floor = !row.floor_name.empty();
     rows.push_back({row.inflight == 1 ? row.mode : absl::StrCat(row.mode, " x", row.inflight),
                     Size(row.bytes), "uint8", absl::StrCat(row.count), Time(row.p50), Time(row.p99),
-                    absl::StrFormat("%.3g", row.BytesPerSecond() / 1e9), row.path,
+                    Rate(row.BytesPerSecond() / 1e9), row.path,
                     has_floor ? absl::StrCat(Time(row.floor), " ", row.floor_name) : "-",
                     has_floor ? absl::StrFormat("%.0f%%", row.ShareOfFloor() * 100) : "-",
                     absl::StrCat(row.errors)});
