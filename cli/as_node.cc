@@ -177,8 +177,10 @@ absl::Status RunStoppably(JoinedNode& joined, const std::function<absl::Status()
       if (!reason.ok()) stop(reason);
     }
   }
-  if (!result.ok()) return result;
-  return reason;
+  // What was stopped ends because of that, in whichever words.
+  const bool is_stopped =
+      !reason.ok() && (result.ok() || absl::IsCancelled(result) || absl::IsAborted(result));
+  return is_stopped ? reason : result;
 }
 
 }  // namespace ferry::cli

@@ -13,6 +13,7 @@
 #include "base/status_macros.h"
 #include "cli/output.h"
 #include "cli/signals.h"
+#include "cli/status_pending.h"
 #include "cli/status_text.h"
 #include "cli/status_watch.h"
 #include "cli/tool_agent.h"
@@ -29,12 +30,16 @@ struct StatusFlags {
   bool json = false;
   bool watch = false;
   bool all = false;
+  bool pending = false;
 };
+
+size_t MaxLines(const StatusFlags& flags) {
+  return flags.all ? std::numeric_limits<size_t>::max() : kMaxLines;
+}
 
 std::string Format(const coord::JobStatus& status, const StatusFlags& flags) {
   if (flags.json) return FormatStatusJson(status, flags.coordinator);
-  const size_t max_lines = flags.all ? std::numeric_limits<size_t>::max() : kMaxLines;
-  return FormatStatusText(status, flags.coordinator, max_lines);
+  return FormatStatusText(status, flags.coordinator, MaxLines(flags));
 }
 
 absl::StatusOr<int> Watch(std::unique_ptr<coord::Agent> agent, const StatusFlags& flags,
@@ -61,6 +66,13 @@ absl::StatusOr<int> ShowStatus(const StatusFlags& flags) {
   if (flags.watch) signals.emplace(std::initializer_list<int>{SIGINT, SIGTERM});
   FERRY_ASSIGN_OR_RETURN(std::unique_ptr<coord::Agent> agent, ConnectTool(flags.coordinator));
   if (signals) return Watch(std::move(agent), flags, *signals);
+  if (flags.pending) {
+    FERRY_ASSIGN_OR_RETURN(const PendingAnswers answers, AskPending(*agent));
+    const std::string text =
+        flags.json ? FormatPendingJson(answers) : FormatPendingText(answers, MaxLines(flags));
+    std::fputs(text.c_str(), stdout);
+    return kDone;
+  }
   FERRY_ASSIGN_OR_RETURN(const coord::JobStatus status, agent->Status());
   std::fputs(Format(status, flags).c_str(), stdout);
   return kDone;
@@ -74,8 +86,12 @@ Verb AddStatusVerb(CLI::App& app) {
       *app.add_subcommand("status", "Show who is in a job, who is missing, and who waits for what");
   AddCoordinatorFlag(verb, flags->coordinator);
   verb.add_flag("--json", flags->json, "for programs");
-  verb.add_flag("--watch", flags->watch, "again every second, until interrupted");
+  CLI::Option* watch =
+      verb.add_flag("--watch", flags->watch, "again every second, until interrupted");
   verb.add_flag("--all", flags->all, "a line for each node, however many there are");
+  verb.add_flag("--pending", flags->pending,
+                "instead: every send and receive that has waited for over a second")
+      ->excludes(watch);
   return [flags]() { return ShowStatus(*flags); };
 }
 

@@ -44,11 +44,14 @@ std::string Address(absl::string_view observed) {
   return Printable(observed);
 }
 
-// The waits that say something of a node: every healthy one listens for errors of the job.
+// The waits that say something of a node: every healthy one listens for errors of the job, and one
+// that moves tensors for who dies.
 std::vector<WaitStatus> Telling(const std::vector<WaitStatus>& waits) {
   std::vector<WaitStatus> telling;
   for (const WaitStatus& wait : waits) {
-    if (wait.what != "errors of the job") telling.push_back(wait);
+    const bool is_usual =
+        wait.what == "errors of the job" || wait.what == "a change of the task table";
+    if (!is_usual) telling.push_back(wait);
   }
   return telling;
 }

@@ -146,8 +146,9 @@ class Node final {
   absl::flat_hash_map<int, Endpoint> endpoints_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_set<int> failed_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<Exchange> exchange_;
-  // Last, so that it goes first: its callbacks use the rest.
+  // These last, so that they go first: their callbacks use the rest. The watch is the agent's.
   std::unique_ptr<coord::Agent> agent_;
+  std::unique_ptr<coord::AgentWatch> pending_watch_;
 };
 
 }  // namespace ferry

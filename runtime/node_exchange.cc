@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "runtime/endpoint_record.h"
 #include "runtime/node.h"
+#include "runtime/pending_report.h"
 #include "transport/lane/handshake.h"
 
 namespace ferry {
@@ -60,6 +61,8 @@ absl::Status Node::StartExchange(ExchangeOptions options) {
           }));
   FERRY_RETURN_IF_ERROR(agent_->Set(EndpointKey(node_id()), EncodeEndpoint(exchange_->self()),
                                     /*overwrite=*/true));
+  FERRY_ASSIGN_OR_RETURN(pending_watch_,
+                         AnswerPendingRequests(*agent_, node_id(), exchange_->rendezvous()));
   WatchNodes(-1);
   return absl::OkStatus();
 }

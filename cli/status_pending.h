@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// ferry status --pending: every operation of a job that has waited for long.
+#ifndef FERRY_CLI_STATUS_PENDING_H_
+#define FERRY_CLI_STATUS_PENDING_H_
+
+#include <cstddef>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+#include "coord/agent.h"
+#include "runtime/pending_report.h"
+
+namespace ferry::cli {
+
+struct PendingAnswers {
+  // By node.
+  std::map<int, PendingReport> reports;
+  // Nodes that move tensors, are connected, and have not answered in time: they hang.
+  std::vector<int> silent;
+};
+
+// Asks all nodes that move tensors, and waits for two seconds at most.
+absl::StatusOr<PendingAnswers> AskPending(coord::Agent& agent);
+
+//   max_lines: of the table.
+std::string FormatPendingText(const PendingAnswers& answers, size_t max_lines);
+std::string FormatPendingJson(const PendingAnswers& answers);
+
+}  // namespace ferry::cli
+
+#endif  // FERRY_CLI_STATUS_PENDING_H_

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// What waits, as it is told through the store.
+#include "runtime/pending_report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+
+namespace ferry {
+namespace {
+
+using ::testing::HasSubstr;
+
+class NoFetcher final : public RemoteFetcher {
+ public:
+  std::shared_ptr<RemoteFetch> Fetch(int64_t, const RendezvousKey&, const RecvArgs&,
+                                     RecvCallback) override {
+    return nullptr;
+  }
+};
+
+RendezvousKey KeyTo(int node, absl::string_view name) {
+  return *RendezvousKey::Parse(RendezvousKey::Text(
+      "/job:worker/replica:0/task:0/device:CPU:0", 1,
+      absl::StrCat("/job:worker/replica:0/task:", node, "/device:CPU:0"), name));
+}
+
+class PendingReportTest : public ::testing::Test {
+ protected:
+  PendingReportTest() : manager_(clock_, fetcher_) {}
+
+  void Send(int64_t step, int node, absl::string_view name) {
+    const auto rendezvous = *manager_.Find(step);
+    ASSERT_TRUE(rendezvous->Initialize({.job = "worker", .replica = 0, .task = 0}).ok());
+    ASSERT_TRUE(
+        rendezvous
+            ->Send(KeyTo(node, name), *Tensor::Allocate(DataType::kUint8, *Shape::Create({100})))
+            .ok());
+  }
+
+  FakeClock clock_;
+  NoFetcher fetcher_;
+  RendezvousManager manager_;
+};
+
+TEST_F(PendingReportTest, NamesStepSidePeerKeyAndAge) {
+  Send(7, 3, "grad");
+  clock_.Advance(absl::Seconds(2));
+  Send(7, 4, "young");
+  const PendingReport report = MakePendingReport(manager_, kPendingAge);
+  EXPECT_EQ(report.total, 1);
+  ASSERT_EQ(report.rows.size(), 1u);
+  const PendingRow& row = report.rows[0];
+  EXPECT_EQ(row.step_id, 7);
+  EXPECT_EQ(row.side, "send");
+  EXPECT_EQ(row.peer, 3);
+  EXPECT_EQ(row.bytes, 100u);
+  EXPECT_EQ(row.age, absl::Seconds(2));
+  EXPECT_THAT(row.key, HasSubstr(";grad;"));
+}
+
+// A node in trouble may have a million of them; the store is not for that.
+TEST_F(PendingReportTest, KeepsTheOldestAndCountsAll) {
+  for (int i = 0; i < 200; ++i) {
+    Send(i, 1, "x");
+    clock_.Advance(absl::Seconds(1));
+  }
+  const PendingReport report = MakePendingReport(manager_, kPendingAge);
+  EXPECT_EQ(report.total, 200);
+  ASSERT_EQ(report.rows.size(), kMaxPendingRows);
+  for (size_t i = 0; i < report.rows.size(); ++i) {
+    EXPECT_EQ(report.rows[i].step_id, static_cast<int64_t>(i));
+  }
+}
+
+TEST_F(PendingReportTest, ComesOutAsItWentIn) {
+  PendingReport report;
+  report.total = 1'000'000;
+  report.rows.push_back({-5, "recv", 17, absl::Milliseconds(1234), 0,
+                         std::string("a\tb\nc\\\0\xff", 8), "asked node 17"});
+  report.rows.push_back({});
+  const absl::StatusOr<PendingReport> read = DecodePending(EncodePending(report));
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(*read, report);
+}
+
+// Anybody can write to the store.
+TEST_F(PendingReportTest, RefusesWhatIsNoReport) {
+  for (const absl::string_view text :
+       {"", "x", "1\nx", "1\n1\t2\t3", "1\n1\tsend\tx\t1\t1\tk\tp", "1\n1\tsend\t1\t1\t-1\tk\tp"}) {
+    EXPECT_EQ(DecodePending(text).status().code(), absl::StatusCode::kInvalidArgument) << text;
+  }
+  PendingReport report;
+  report.rows.resize(kMaxPendingRows + 1);
+  EXPECT_FALSE(DecodePending(EncodePending(report)).ok());
+}
+
+}  // namespace
+}  // namespace ferry
