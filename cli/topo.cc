@@ -15,6 +15,7 @@
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/tool_agent.h"
+#include "cli/topo_paths.h"
 #include "cli/verb.h"
 #include "gpu/discovery.h"
 #include "runtime/printable.h"
@@ -105,6 +106,9 @@ absl::StatusOr<int> ShowJob(const TopoFlags& flags) {
   }
   if (!topology.ok()) return topology.status();
   Print(flags, *topology);
+  if (flags.json || flags.dot) return kDone;
+  FERRY_ASSIGN_OR_RETURN(const std::string paths, FormatPaths(*agent));
+  std::fputs(paths.c_str(), stdout);
   return kDone;
 }
 
