@@ -4,7 +4,9 @@
 
     FERRY_EXAMPLE=.../exchange cli_exchange_test.py FERRY [CASE...]
 """
+import json
 import os
+import re
 import signal
 import tempfile
 import time
@@ -137,6 +139,105 @@ class SendRecv(harness.Case):
         self.assertEqual(sender.wait(), 1)
         self.assertRegex(sender.err, "budget_bytes")
         receiver.kill()
+
+
+class Pending(harness.Case):
+    def setUp(self):
+        self.address = self.coordinator(3)[1]
+
+    def node(self, verb, node, *arguments):
+        return self.start(verb, f"--coordinator={self.address}", f"--node-id={node}",
+                          "--num-nodes=3", *arguments)
+
+    def pending(self):
+        return json.loads(self.succeed("status", "--pending", "--json",
+                                       f"--coordinator={self.address}"))
+
+    def test_what_waits_is_told_by_those_who_wait(self):
+        self.node("send", 0, "grad", "--to=1", "--step=5", "--shape=1024")
+        self.node("recv", 1, "weights", "--from=0", "--step=7")
+        self.node("worker", 2).wait_for("joined at")
+        self.eventually(lambda: self.pending()["total"] == 3)
+        answer = self.pending()
+        rows = {(row["node_id"], row["step_id"], row["side"], row["peer"], row["bytes"]): row
+                for row in answer["pending"]}
+        self.assertEqual(sorted(rows), [(0, 5, "send", 1, 4096), (0, 7, "recv", 1, 0),
+                                        (1, 7, "recv", 0, 0)])
+        self.assertEqual(answer["silent"], [])
+        fetch = rows[(1, 7, "recv", 0, 0)]
+        self.assertEqual(fetch["phase"], "asked node 0, which has not sent it")
+        self.assertRegex(fetch["key"], ";weights;")
+        self.assertGreaterEqual(fetch["age_s"], 1)
+        text = self.succeed("status", "--pending", f"--coordinator={self.address}").decode()
+        self.assertRegex(text, r"\A3 operations of 3 nodes have waited for over 1s\n")
+        self.assertRegex(text, r'\n  0 +5 +send +1 +"grad" +\S+ +4.0 KiB +sent; not asked for yet')
+
+    def test_a_node_that_hangs_is_named(self):
+        workers = [self.node("worker", i) for i in range(3)]
+        for worker in workers:
+            worker.wait_for("joined at")
+        self.assertEqual(self.pending(), {"total": 0, "pending": [], "silent": []})
+        workers[1].signal(signal.SIGSTOP)
+        try:
+            self.assertEqual(self.pending()["silent"], [1])
+            text = self.succeed("status", "--pending", f"--coordinator={self.address}").decode()
+            self.assertIn("no answer within 2s of node 1\n", text)
+        finally:
+            workers[1].signal(signal.SIGCONT)
+
+    def test_topo_says_which_way_tensors_go(self):
+        for i in range(2):
+            self.node("worker", i)
+        self.node("worker", 2, "--require=tcp").wait_for("joined at")
+        # A node joins a moment before it publishes where its tensors can be had.
+        text = self.eventually(lambda: re.search(
+            r"(?s)paths of tensors:\n.*2>1.*", self.succeed(
+                "topo", f"--coordinator={self.address}").decode())).group(0)
+        self.assertRegex(text, r"\n  0>1 0>2 1>0 1>2 +shm \(.*\); not tcp \(")
+        self.assertRegex(text, r"\n  2>0 2>1 +not shm: .*; tcp \(")
+
+
+class Bench(harness.Case):
+    def bench(self, *arguments):
+        return json.loads(self.succeed("bench", "sendrecv", "--json", *arguments, timeout_s=100))
+
+    def test_each_size_in_each_mode_beside_its_floor(self):
+        document = self.bench("--sizes=8,100,4K,1M", "--iters=20")
+        rows = document["rows"]
+        self.assertEqual([(row["mode"], row["bytes"]) for row in rows],
+                         [(mode, size) for mode in ("handoff", "into")
+                          for size in (8, 100, 4096, 1 << 20)])
+        for row in rows:
+            self.assertEqual((row["wrong_bytes"], row["count"]), (0, 20))
+            self.assertGreaterEqual(row["one_way_p99_s"], row["one_way_p50_s"])
+            self.assertAlmostEqual(row["bytes_per_s"] * row["one_way_p50_s"] / row["bytes"], 1, 6)
+            self.assertAlmostEqual(row["share_of_floor"] * row["one_way_p50_s"] / row["floor_s"],
+                                   1, 6)
+            self.assertEqual(row["path"], "inline" if row["bytes"] < 1000 else "shm")
+        self.assertEqual({row["floor"] for row in rows}, {"spin", "spin + memcpy"})
+
+    def test_over_tcp_and_with_many_in_flight(self):
+        document = self.bench("--sizes=64K", "--iters=64", "--transport=tcp", "--inflight=16",
+                              "--mode=into")
+        self.assertEqual([(row["inflight"], row["path"], row["floor"], row["wrong_bytes"])
+                          for row in document["rows"]],
+                         [(1, "tcp", "raw tcp", 0), (16, "tcp", None, 0)])
+
+    def test_the_table_stands_in_columns(self):
+        out = self.succeed("bench", "sendrecv", "--sizes=8:512:x8", "--iters=10", "--poll",
+                           "--mode=handoff").decode()
+        lines = out.split("\n\n")[1].splitlines()
+        self.assertEqual(len(lines), 4)
+        at = lines[0].index("P50")
+        self.assertTrue(all(line[at - 1] == " " and line[at] != " " for line in lines), out)
+        self.assertIn("\nevery byte was verified\n", out)
+
+    def test_wrong_usage_is_told_with_the_flag(self):
+        for pattern, arguments in (("--sizes", ("--sizes=8:4:x2",)), ("--sizes", ("--sizes=8:1G",)),
+                                   ("--sizes", ("--sizes=0",)), ("--mode", ("--mode=sideways",)),
+                                   ("--transport", ("--transport=smoke",))):
+            with self.subTest(arguments):
+                self.fail_with(2, pattern, "bench", "sendrecv", *arguments)
 
 
 class Usage(harness.Case):
