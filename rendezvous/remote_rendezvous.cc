@@ -248,9 +248,22 @@ size_t RemoteRendezvous::FailTask(const TaskName& task, const absl::Status& why)
     return absl::Status(why.code(), absl::StrCat(why.message(), "; step ", step_id_, " needed ",
                                                  absl::CEscape(key.text())));
   };
+  absl::Status lost;
+  local_.ForEachPending(absl::ZeroDuration(), [&](const PendingOp& op) {
+    if (op.is_send && lost.ok()) lost = verdict(op.key);
+  });
+  if (!lost.ok()) {
+    SpinLockHolder lock(&mu_);
+    if (lost_.ok()) lost_ = std::move(lost);
+  }
   size_t count = local_.Fail(verdict);
   EndAll([&verdict](const Waiting& waiting) { return verdict(waiting.key); }, count);
   return count;
+}
+
+absl::Status RemoteRendezvous::lost() const {
+  SpinLockHolder lock(&mu_);
+  return lost_;
 }
 
 void RemoteRendezvous::Expire() {

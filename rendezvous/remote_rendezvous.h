@@ -99,7 +99,10 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   absl::Status abort_status() const { return local_.abort_status(); }
 
   // Ends what needs `task`, with `why` and the key; the rest of the step goes on. Returns how many.
-  size_t FailTask(const TaskName& task, const absl::Status& why);
+  size_t FailTask(const TaskName& task, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  // Why a value that was sent here has been dropped since its consumer had died; the first one. OK:
+  // none was. A send cannot tell: it has returned by then.
+  absl::Status lost() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // As LocalRendezvous.
   void Expire();
@@ -153,6 +156,7 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   std::atomic<const TaskName*> serving_worker_{nullptr};
   // Initialize is handing the deferred receives over, in their order; others wait behind them.
   absl::Status abort_status_ ABSL_GUARDED_BY(mu_);
+  absl::Status lost_ ABSL_GUARDED_BY(mu_);
   uint64_t last_id_ ABSL_GUARDED_BY(mu_) = 0;
   absl::flat_hash_map<uint64_t, Waiting> waiting_ ABSL_GUARDED_BY(mu_);
 };

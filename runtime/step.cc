@@ -164,7 +164,8 @@ absl::Status Step::Close(absl::Duration timeout) {
     is_taken = look();
   }
   exchange_->Cleanup(id());
-  if (is_taken) return absl::OkStatus();
+  // What nobody can take any more does not wait, and has not been taken either.
+  if (is_taken) return rendezvous_->lost();
   return absl::DeadlineExceededError(absl::StrCat(
       "step ", id(), " was closed after ", ShortDuration(timeout), ", and ",
       count == 0 ? "a tensor was still being sent"

@@ -52,7 +52,8 @@ class Step final {
 
   // Waits until everything that was sent has been taken, then ends the step here: whatever comes
   // for it later is refused.
-  //   Errors: DEADLINE_EXCEEDED naming what was not taken; the step ends all the same.
+  //   Errors: DEADLINE_EXCEEDED naming what was not taken; UNAVAILABLE or ABORTED what was sent to
+  //   a node that has died or was restarted; the step ends all the same.
   absl::Status Close(absl::Duration timeout);
   // Ends it at once, with `why` for everything that waits in it here.
   void Abort(const absl::Status& why);

@@ -332,6 +332,18 @@ TEST_F(Remote, ADeadTaskFailsWhatNeedsItAndNothingElse) {
   EXPECT_EQ(results_.all().back(), "alive");
 }
 
+// A send returns at once; who closes the step has to hear that nobody will take the value.
+TEST_F(Remote, AValueForADeadTaskIsLostAndSaidToBe) {
+  const auto step = Begin(1);
+  ASSERT_TRUE(step->Send(KeyOf(0, 2, "for the living"), Bytes(10)).ok());
+  manager_.FailTask(Task(1), absl::UnavailableError("task 1 has died"));
+  EXPECT_TRUE(step->lost().ok());
+  manager_.FailTask(Task(2), absl::UnavailableError("task 2 has died"));
+  EXPECT_EQ(step->lost().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(step->lost().message()), HasSubstr("task 2 has died"));
+  EXPECT_THAT(std::string(step->lost().message()), HasSubstr("for the living"));
+}
+
 TEST_F(Remote, AFetchHasADeadlineToo) {
   const auto step = Begin(1);
   step->RecvAsync(KeyOf(1, 0, "slow"), {.deadline = clock_.Now() + absl::Seconds(5)},
