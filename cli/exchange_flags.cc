@@ -40,6 +40,16 @@ void AddExchangeFlags(CLI::App& app, ExchangeOptions& options) {
       ->check(CLI::IsMember({"shm", "tcp"}).description(""))
       ->group(kGroup);
   app.add_flag("--checksum", options.checksum, "compare a checksum of every tensor")->group(kGroup);
+  app.add_option_function<std::string>(
+         "--carrier",
+         [&options](const std::string& carrier) {
+           options.carrier = carrier == "grpc" ? Carrier::kGrpc : Carrier::kLane;
+         },
+         "what carries requests and tensors; grpc is understood by TensorFlow's workers")
+      ->type_name("lane|grpc")
+      ->check(CLI::IsMember({"lane", "grpc"}).description(""))
+      ->default_str("lane")
+      ->group(kGroup);
   app.add_option("--exchange-listen", options.listen,
                  "where nodes of other machines connect to; port 0: a free one")
       ->type_name("HOST:PORT")
@@ -63,6 +73,7 @@ void AddExchangeFlags(CLI::App& app, ExchangeOptions& options) {
 
 std::vector<std::string> ExchangeArguments(const ExchangeOptions& options) {
   std::vector<std::string> arguments = {
+      absl::StrCat("--carrier=", options.carrier == Carrier::kGrpc ? "grpc" : "lane"),
       absl::StrCat("--exchange-listen=", options.listen),
       absl::StrCat("--spin=", absl::FormatDuration(options.spin)),
       absl::StrCat("--tcp-connections=", options.transports.tcp.connections)};

@@ -12,9 +12,10 @@
 
 namespace ferry::cli {
 
-// --require, --checksum, and one flag for each limit that an error names: the option
-// RendezvousLimits::max_waiting is --max-waiting here. The job's token is no flag, because command
-// lines can be read by everyone on a machine: FERRY_JOB_TOKEN or FERRY_JOB_TOKEN_FILE.
+// --require, --checksum, --carrier, the addresses, and one flag for each limit that an error names:
+// the option RendezvousLimits::max_waiting is --max-waiting here. The job's token is no flag,
+// because command lines can be read by everyone on a machine: FERRY_JOB_TOKEN or
+// FERRY_JOB_TOKEN_FILE.
 //   options: outlives `app`.
 void AddExchangeFlags(CLI::App& app, ExchangeOptions& options);
 

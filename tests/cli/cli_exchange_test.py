@@ -63,6 +63,10 @@ class SendRecv(harness.Case):
                         ["--verify", "--require=tcp", "--checksum"])
         self.assertRegex(out, r"verified, .* by tcp: not shm: .*only tcp is allowed")
 
+    def test_grpc_carries_them_too(self):
+        out = self.both(["--shape=1024x1024", "--carrier=grpc"], ["--verify", "--carrier=grpc"])
+        self.assertRegex(out, "verified, .* by grpc, which carries everything here")
+
     def test_a_required_path_that_there_is_not_fails_with_the_reason(self):
         # Over TCP nobody can hand memory over.
         sender = self.send("--shape=1024x1024", "--require=tcp")
@@ -123,6 +127,14 @@ class SendRecv(harness.Case):
         self.assertEqual(receiver.wait(), 1)
         self.assertLess(time.monotonic() - start, 10)
         self.assertRegex(receiver.err.splitlines()[-1], "^ferry: .*node 0")
+
+    def test_a_receiver_that_is_killed_leaves_no_sender_that_says_it_was_taken(self):
+        sender = self.send("--step=8")
+        receiver = self.recv("--step=9")
+        receiver.wait_for("waiting for \"weights\" from node 0")
+        receiver.signal(signal.SIGKILL)
+        self.assertEqual((sender.wait(), sender.out), (1, ""))
+        self.assertRegex(sender.err.splitlines()[-1], "^ferry: .*(task|node) 1")
 
     def test_a_signal_ends_the_wait(self):
         sender = self.send("--step=8")
