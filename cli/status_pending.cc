@@ -58,8 +58,9 @@ struct Answers {
   std::map<int, std::pair<int64_t, std::string>> latest ABSL_GUARDED_BY(mu);
 
   size_t count() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
-    return static_cast<size_t>(std::count_if(
-        latest.begin(), latest.end(), [&](const auto& each) { return each.second.first > asked; }));
+    size_t count = 0;
+    for (const auto& [node, answer] : latest) count += answer.first > asked ? 1 : 0;
+    return count;
   }
 };
 
