@@ -209,7 +209,7 @@ void RemoteRendezvous::Complete(Waiting waiting, absl::Status status, Received r
 }
 
 void RemoteRendezvous::EndAll(absl::FunctionRef<absl::Status(const Waiting&)> verdict,
-                              size_t& count) {
+                              size_t& count, bool with_phase) {
   std::vector<std::pair<Waiting, absl::Status>> ended;
   {
     SpinLockHolder lock(&mu_);
@@ -225,6 +225,10 @@ void RemoteRendezvous::EndAll(absl::FunctionRef<absl::Status(const Waiting&)> ve
   }
   count += ended.size();
   for (auto& [waiting, status] : ended) {
+    if (with_phase && waiting.fetch != nullptr) {
+      status =
+          absl::Status(status.code(), absl::StrCat(status.message(), ": ", waiting.fetch->Phase()));
+    }
     Complete(std::move(waiting), std::move(status), {});
   }
 }
@@ -279,7 +283,7 @@ void RemoteRendezvous::Expire() {
                 : absl::StrCat(ToString(waiting.key.src().task), " has not answered in time with "),
             absl::CEscape(waiting.key.text())));
       },
-      count);
+      count, /*with_phase=*/true);
 }
 
 absl::Time RemoteRendezvous::NextDeadline() const {

@@ -136,8 +136,9 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   // Ends it if it still waits.
   void End(uint64_t id, absl::Status status, Received received) ABSL_LOCKS_EXCLUDED(mu_);
   void Complete(Waiting waiting, absl::Status status, Received received);
-  void EndAll(absl::FunctionRef<absl::Status(const Waiting&)> verdict, size_t& count)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  // `with_phase`: errors of fetches also say how far they were.
+  void EndAll(absl::FunctionRef<absl::Status(const Waiting&)> verdict, size_t& count,
+              bool with_phase = false) ABSL_LOCKS_EXCLUDED(mu_);
   void RecvHere(const RendezvousKey& key, const TaskName& here, RecvArgs args, RecvCallback done);
   void FetchRemote(const RendezvousKey& key, RecvArgs args, RecvCallback done);
 

@@ -66,7 +66,7 @@ std::string Authenticate(absl::string_view secret, absl::string_view message) {
 
 Handshake Handshake::Client(HandshakeOptions options, LanePeer peer, ConnectionPurpose purpose,
                             uint32_t index) {
-  Handshake handshake(std::move(options), true);
+  Handshake handshake(std::move(options));
   handshake.stage_ = Stage::kChallenge;
   handshake.peer_ = peer;
   handshake.purpose_ = purpose;
@@ -87,9 +87,7 @@ Handshake Handshake::Client(HandshakeOptions options, LanePeer peer, ConnectionP
   return handshake;
 }
 
-Handshake Handshake::Server(HandshakeOptions options) {
-  return Handshake(std::move(options), false);
-}
+Handshake Handshake::Server(HandshakeOptions options) { return Handshake(std::move(options)); }
 
 size_t Handshake::wanted_bytes() const {
   size_t whole = 0;

@@ -64,8 +64,7 @@ class Handshake {
  private:
   enum class Stage { kHello, kChallenge, kClientProof, kServerProof, kDone, kFailed };
 
-  Handshake(HandshakeOptions options, bool is_client)
-      : options_(std::move(options)), is_client_(is_client) {}
+  explicit Handshake(HandshakeOptions options) : options_(std::move(options)) {}
 
   absl::Status OnMessage(absl::string_view message);
   absl::Status OnHello(absl::string_view message);
@@ -75,7 +74,6 @@ class Handshake {
   std::string Proof(absl::string_view side) const;
 
   HandshakeOptions options_;
-  bool is_client_;
   Stage stage_ = Stage::kHello;
   LanePeer peer_;
   ConnectionPurpose purpose_ = ConnectionPurpose::kLane;

@@ -1,0 +1,460 @@
+// SPDX-License-Identifier: Apache-2.0
+// Processes that are killed, stopped, or run out of something, while they exchange tensors with
+// this one.
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+#include "base/clock.h"
+#include "base/status_macros.h"
+#include "runtime/endpoint_record.h"
+#include "tests/runtime/exchange_pair.h"
+
+namespace ferry {
+namespace {
+
+constexpr int kHere = 0;
+constexpr int kPeer = 1;
+constexpr int64_t kStepId = 5;
+constexpr int64_t kLarge = int64_t{64} << 20;
+// For whoever survives to hear of it.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr absl::Duration kDetection = absl::Seconds(10);
+#else
+constexpr absl::Duration kDetection = absl::Seconds(2);
+#endif
+
+// One end of the pipe on which the two processes talk about the test itself.
+class Channel final {
+ public:
+  explicit Channel(int fd) : fd_(fd) {}
+  void Say(const std::string& text) const {
+    const uint32_t size = static_cast<uint32_t>(text.size());
+    if (write(fd_.get(), &size, sizeof(size)) != sizeof(size) ||
+        write(fd_.get(), text.data(), size) != static_cast<ssize_t>(size)) {
+      std::_Exit(2);
+    }
+  }
+  std::string Hear() const {
+    uint32_t size = 0;
+    Read(&size, sizeof(size));
+    std::string text(size, '\0');
+    Read(text.data(), size);
+    return text;
+  }
+
+ private:
+  void Read(void* to, size_t bytes) const {
+    for (size_t at = 0; at < bytes;) {
+      const ssize_t got = read(fd_.get(), static_cast<char*>(to) + at, bytes - at);
+      FERRY_CHECK(got > 0);
+      at += static_cast<size_t>(got);
+    }
+  }
+  const UniqueFd fd_;
+};
+
+RendezvousKey KeyOf(int from, uint64_t incarnation, int to, absl::string_view name) {
+  const auto device = [](int node) {
+    return absl::StrCat("/job:worker/replica:0/task:", node, "/device:CPU:0");
+  };
+  return *RendezvousKey::Parse(
+      RendezvousKey::Text(device(from), incarnation, device(to), std::string(name)));
+}
+
+// A node in a process of its own, which does what it is told: "send NAME BYTES", "send_heap NAME
+// BYTES", "recv NAME", "into NAME BYTES", "wait" (for all receives), "hold" (what was received).
+class PeerProcess final {
+ public:
+  // Forks. REQUIRES: this process has one thread.
+  explicit PeerProcess(std::string transport, uint64_t incarnation = 100,
+                       size_t arena_budget = size_t{1} << 30)
+      : incarnation_(incarnation) {
+    int sockets[2];
+    FERRY_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) == 0);
+    pid_ = fork();
+    FERRY_CHECK(pid_ >= 0);
+    if (pid_ == 0) {
+      close(sockets[0]);
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      Serve(Channel(sockets[1]), transport, incarnation, arena_budget);
+    }
+    close(sockets[1]);
+    channel_ = std::make_unique<Channel>(sockets[0]);
+  }
+  ~PeerProcess() { Kill(); }
+  PeerProcess(const PeerProcess&) = delete;
+  PeerProcess& operator=(const PeerProcess&) = delete;
+
+  void Kill() {
+    if (pid_ <= 0) return;
+    kill(pid_, SIGKILL);
+    waitpid(std::exchange(pid_, 0), nullptr, 0);
+  }
+  void Stop() const {
+    kill(pid_, SIGSTOP);
+    int status = 0;
+    waitpid(pid_, &status, WUNTRACED);
+  }
+  void Continue() const { kill(pid_, SIGCONT); }
+
+  // Each learns where the other is.
+  void Meet(Directory& directory, const Endpoint& here) const {
+    channel_->Say(EncodeEndpoint(here));
+    directory.Publish(*DecodeEndpoint(channel_->Hear()));
+  }
+  void Tell(const std::string& command) const { channel_->Say(command); }
+  // Waits until it has been done.
+  std::string Ask(const std::string& command) const {
+    channel_->Say(command);
+    return channel_->Hear();
+  }
+  RendezvousKey To(absl::string_view name) const { return KeyOf(kHere, 1000, kPeer, name); }
+  RendezvousKey From(absl::string_view name) const {
+    return KeyOf(kPeer, incarnation_, kHere, name);
+  }
+
+ private:
+  [[noreturn]] static void Serve(const Channel& channel, const std::string& transport,
+                                 uint64_t incarnation, size_t arena_budget) {
+    Directory directory;
+    ExchangeOptions options;
+    options.require_transport = transport;
+    options.arena.budget_bytes = arena_budget;
+    ExchangeEnd end(directory, kPeer, options, incarnation);
+    directory.Publish(*DecodeEndpoint(channel.Hear()));
+    channel.Say(EncodeEndpoint(end.exchange->self()));
+    const auto step = end.Step(kStepId);
+    std::vector<Receipt> receipts;
+    std::vector<Received> held;
+    while (true) {
+      const std::vector<std::string> words = absl::StrSplit(channel.Hear(), ' ');
+      std::string answer = "done";
+      const auto shape = [&words] { return *Shape::Create({std::stoll(words[2])}); };
+      if (words[0] == "send" || words[0] == "send_heap") {
+        Tensor tensor = words[0] == "send" ? end.Allocate(DataType::kUint8, shape())
+                                           : *Tensor::Allocate(DataType::kUint8, shape());
+        FillPattern(tensor, 7);
+        answer = step->Send(KeyOf(kPeer, incarnation, kHere, words[1]), tensor).ToString();
+      } else if (words[0] == "recv" || words[0] == "into") {
+        RecvArgs args;
+        if (words[0] == "into") args.destination = *Tensor::Allocate(DataType::kUint8, shape());
+        receipts.emplace_back();
+        step->RecvAsync(KeyOf(kHere, 1000, kPeer, words[1]), args, receipts.back().callback());
+      } else if (words[0] == "wait") {
+        for (Receipt& each : receipts) {
+          const auto received = each.Wait();
+          answer = received.status().ToString();
+          if (received.ok()) held.push_back(*received);
+        }
+        receipts.clear();
+      }
+      channel.Say(answer);
+    }
+  }
+
+  const uint64_t incarnation_;
+  pid_t pid_ = 0;
+  std::unique_ptr<Channel> channel_;
+};
+
+// Over one transport; the others are not allowed.
+class ExchangeKill : public ::testing::TestWithParam<const char*> {
+ protected:
+  // All processes that a test needs, before this one has threads.
+  void Fork(int count) {
+    for (int i = 0; i < count; ++i) {
+      peers_.push_back(std::make_unique<PeerProcess>(GetParam(), 100u + static_cast<uint64_t>(i)));
+    }
+  }
+  void StartHere(ExchangeOptions options = {}) {
+    options.require_transport = GetParam();
+    options.spin = absl::Microseconds(5);
+    here_ = std::make_unique<ExchangeEnd>(directory_, kHere, options);
+    step_ = here_->Step(kStepId);
+  }
+  PeerProcess& Meet(int index) {
+    peers_[static_cast<size_t>(index)]->Meet(directory_, here_->exchange->self());
+    return *peers_[static_cast<size_t>(index)];
+  }
+  Receipt Receive(const RendezvousKey& key, Tensor destination = Tensor()) {
+    Receipt receipt;
+    RecvArgs args;
+    args.destination = std::move(destination);
+    step_->RecvAsync(key, args, receipt.callback());
+    return receipt;
+  }
+  static Tensor Pattern(int64_t bytes) {
+    Tensor tensor = *Tensor::Allocate(DataType::kUint8, *Shape::Create({bytes}));
+    FillPattern(tensor, 7);
+    return tensor;
+  }
+  void ExpectNamesPeerAndPhase(Receipt& receipt) {
+    const absl::Status status = receipt.Wait(kDetection).status();
+    EXPECT_FALSE(status.ok());
+    EXPECT_TRUE(absl::StrContains(status.message(), "node 1")) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), "while") ||
+                absl::StrContains(status.message(), "before") ||
+                absl::StrContains(status.message(), "cannot reach"))
+        << status;
+  }
+  template <typename Condition>
+  static bool Becomes(Condition condition, absl::Duration patience = kDetection) {
+    for (const absl::Time end = SteadyClock().Now() + patience; SteadyClock().Now() < end;) {
+      if (condition()) return true;
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    return condition();
+  }
+  // Also what a lane has here once nobody is at its other end.
+  void ExpectNothingLeft(const Footprint& before) {
+    EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().lane_count() == 0; }));
+    EXPECT_TRUE(Becomes([this] { return here_->exchange->arena().stats().block_count == 0; }));
+    EXPECT_TRUE(Becomes([&] {
+      const Footprint now = Footprint::Now();
+      return now.descriptors <= before.descriptors && now.mappings <= before.mappings &&
+             now.threads <= before.threads;
+    })) << Footprint::Now().descriptors
+        << " descriptors, were " << before.descriptors << "; " << Footprint::Now().mappings
+        << " mappings, were " << before.mappings << "; " << Footprint::Now().threads
+        << " threads, were " << before.threads;
+  }
+  // A tensor each way, with a peer that nothing has happened to.
+  void ExpectWorks(PeerProcess& peer, int64_t bytes = 100'000) {
+    Receipt receipt = Receive(peer.From("works"));
+    EXPECT_EQ(peer.Ask(absl::StrCat("send works ", bytes)), "OK");
+    const auto received = receipt.Wait();
+    ASSERT_TRUE(received.ok()) << received.status();
+    EXPECT_TRUE(IsEqual(received->tensor, Pattern(bytes)));
+    EXPECT_TRUE(step_->Send(peer.To("back"), Pattern(bytes)).ok());
+    peer.Ask("recv back");
+    EXPECT_EQ(peer.Ask("wait"), "OK");
+  }
+  // The arena keeps segments for later users: they are no leak.
+  void Warm(PeerProcess& peer) {
+    ExpectWorks(peer);
+    Tensor block = here_->Allocate(DataType::kUint8, *Shape::Create({kLarge}));
+  }
+
+  Directory directory_;
+  std::vector<std::unique_ptr<PeerProcess>> peers_;
+  std::unique_ptr<ExchangeEnd> here_;
+  std::shared_ptr<RemoteRendezvous> step_;
+};
+
+TEST_P(ExchangeKill, BeforeAnybodyConnects) {
+  Fork(2);
+  StartHere();
+  PeerProcess& dead = Meet(0);
+  dead.Kill();
+  const Footprint before = Footprint::Now();
+  Receipt receipt = Receive(dead.From("t"));
+  ExpectNamesPeerAndPhase(receipt);
+  ExpectNothingLeft(before);
+  ExpectWorks(Meet(1));
+}
+
+TEST_P(ExchangeKill, DuringTheHandshake) {
+  Fork(2);
+  StartHere();
+  PeerProcess& dead = Meet(0);
+  const Footprint before = Footprint::Now();
+  // The kernel accepts for it, and nobody answers.
+  dead.Stop();
+  Receipt receipt = Receive(dead.From("t"));
+  absl::SleepFor(absl::Milliseconds(20));
+  EXPECT_FALSE(receipt.is_done());
+  dead.Kill();
+  ExpectNamesPeerAndPhase(receipt);
+  ExpectNothingLeft(before);
+  ExpectWorks(Meet(1));
+}
+
+TEST_P(ExchangeKill, TheProducerWithARequestPending) {
+  Fork(2);
+  StartHere();
+  PeerProcess& dead = Meet(0);
+  Warm(dead);
+  Receipt receipt = Receive(dead.From("never"));
+  EXPECT_EQ(dead.Ask("nothing"), "done");
+  dead.Kill();
+  ExpectNamesPeerAndPhase(receipt);
+  EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().lane_count() == 0; }));
+  ExpectWorks(Meet(1));
+}
+
+// Every so often it is dead before the first byte, or has sent the last one.
+TEST_P(ExchangeKill, TheProducerInTheMiddleOfALargeTransfer) {
+  constexpr int kRounds = 6;
+  Fork(kRounds + 2);
+  StartHere();
+  Warm(Meet(0));
+  peers_[0]->Kill();
+  EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().lane_count() == 0; }));
+  const Footprint before = Footprint::Now();
+  const Tensor expected = Pattern(kLarge);
+  for (int i = 1; i <= kRounds; ++i) {
+    PeerProcess& peer = Meet(i);
+    // The lane is there already.
+    Receipt first = Receive(peer.From("first"));
+    peer.Ask("send first 8");
+    ASSERT_TRUE(first.Wait().ok());
+    EXPECT_EQ(peer.Ask(absl::StrCat("send t ", kLarge)), "OK");
+    Tensor into = *Tensor::Allocate(DataType::kUint8, *Shape::Create({kLarge}));
+    Receipt receipt = Receive(peer.From("t"), into);
+    absl::SleepFor(absl::Milliseconds(2 * i));
+    peer.Kill();
+    const auto received = receipt.Wait(kDetection);
+    if (received.ok()) {
+      EXPECT_TRUE(IsEqual(received->tensor, expected));
+    } else {
+      ExpectNamesPeerAndPhase(receipt);
+    }
+  }
+  ExpectNothingLeft(before);
+  ExpectWorks(Meet(kRounds + 1));
+}
+
+TEST_P(ExchangeKill, TheConsumerInTheMiddleOfALargeTransfer) {
+  constexpr int kRounds = 4;
+  Fork(kRounds + 2);
+  StartHere();
+  Warm(Meet(0));
+  peers_[0]->Kill();
+  EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().lane_count() == 0; }));
+  const Footprint before = Footprint::Now();
+  for (int i = 1; i <= kRounds; ++i) {
+    PeerProcess& peer = Meet(i);
+    // A request that waits, on a lane that is there.
+    ASSERT_TRUE(step_->Send(peer.To("first"), Pattern(8)).ok());
+    peer.Ask("recv first");
+    ASSERT_EQ(peer.Ask("wait"), "OK");
+    peer.Ask(absl::StrCat("into t ", kLarge));
+    Tensor tensor = here_->Allocate(DataType::kUint8, *Shape::Create({kLarge}));
+    ASSERT_TRUE(step_->Send(peer.To("t"), std::move(tensor)).ok());
+    absl::SleepFor(absl::Milliseconds(3 * i));
+    peer.Kill();
+    // Whether it has been taken or not.
+    EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().lane_count() == 0; }));
+    EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().unfinished_sends() == 0; }));
+  }
+  ExpectNothingLeft(before);
+  ExpectWorks(Meet(kRounds + 1));
+}
+
+TEST_P(ExchangeKill, AViewOutlivesItsProducer) {
+  Fork(3);
+  StartHere();
+  Warm(Meet(0));
+  peers_[0]->Kill();
+  EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().lane_count() == 0; }));
+  const Footprint before = Footprint::Now();
+  {
+    PeerProcess& peer = Meet(1);
+    EXPECT_EQ(peer.Ask(absl::StrCat("send t ", kLarge)), "OK");
+    Receipt receipt = Receive(peer.From("t"));
+    ASSERT_TRUE(receipt.Wait().ok()) << receipt.Wait().status();
+    peer.Kill();
+    EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().lane_count() == 0; }));
+    EXPECT_TRUE(IsEqual(receipt.Wait()->tensor, Pattern(kLarge)));
+  }
+  ExpectNothingLeft(before);
+  ExpectWorks(Meet(2));
+}
+
+TEST_P(ExchangeKill, TheConsumerWithAView) {
+  Fork(3);
+  StartHere();
+  Warm(Meet(0));
+  peers_[0]->Kill();
+  EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().lane_count() == 0; }));
+  const Footprint before = Footprint::Now();
+  PeerProcess& peer = Meet(1);
+  ASSERT_TRUE(
+      step_->Send(peer.To("t"), here_->Allocate(DataType::kUint8, *Shape::Create({kLarge}))).ok());
+  peer.Ask("recv t");
+  EXPECT_EQ(peer.Ask("wait"), "OK");
+  peer.Kill();
+  ExpectNothingLeft(before);
+  ExpectWorks(Meet(2));
+}
+
+TEST_P(ExchangeKill, APeerThatIsStoppedIsWaitedForInVain) {
+  Fork(1);
+  StartHere();
+  PeerProcess& peer = Meet(0);
+  Warm(peer);
+  EXPECT_EQ(peer.Ask("send t 100000"), "OK");
+  peer.Stop();
+  Receipt receipt;
+  RecvArgs args;
+  args.deadline = SteadyClock().Now() + absl::Milliseconds(100);
+  here_->exchange->NoteDeadline(args.deadline);
+  step_->RecvAsync(peer.From("t"), args, receipt.callback());
+  const absl::Status status = receipt.Wait(kDetection).status();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "asked node 1")) << status;
+  peer.Continue();
+  ExpectWorks(peer);
+}
+
+INSTANTIATE_TEST_SUITE_P(Over, ExchangeKill, ::testing::Values("shm", "tcp"),
+                         [](const auto& info) { return std::string(info.param); });
+
+using ExchangeShortage = ExchangeKill;
+
+TEST_P(ExchangeShortage, OfDescriptorsEndsReceivesAndPasses) {
+  Fork(1);
+  StartHere();
+  PeerProcess& peer = Meet(0);
+  Warm(peer);
+  EXPECT_EQ(peer.Ask(absl::StrCat("send t ", kLarge)), "OK");
+  rlimit limit = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  // A segment that has not been seen yet comes with a descriptor.
+  const rlimit none = {0, limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  Receipt receipt = Receive(peer.From("t"));
+  const absl::Status status = receipt.Wait(kDetection).status();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "node 1")) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "ulimit -n")) << status;
+  ExpectWorks(peer, kLarge);
+}
+
+TEST_P(ExchangeShortage, OfArenaInTheSenderIsToldToTheReceiver) {
+  peers_.push_back(std::make_unique<PeerProcess>(GetParam(), 100, size_t{64} << 20));
+  StartHere();
+  PeerProcess& peer = Meet(0);
+  // From memory that is not the arena's, and so has to be copied there.
+  EXPECT_EQ(peer.Ask(absl::StrCat("send_heap t ", 2 * kLarge)), "OK");
+  Receipt receipt = Receive(peer.From("t"));
+  const absl::Status status = receipt.Wait(kDetection).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "node 1")) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "budget_bytes")) << status;
+  ExpectWorks(peer);
+}
+
+INSTANTIATE_TEST_SUITE_P(Over, ExchangeShortage, ::testing::Values("shm"),
+                         [](const auto& info) { return std::string(info.param); });
+
+}  // namespace
+}  // namespace ferry
