@@ -11,23 +11,14 @@
 
 #include "base/clock.h"
 #include "base/status_macros.h"
+#include "rendezvous/serialized_tensor.h"
 #include "tensor/checksum.h"
-#include "tensor/tensor_proto.h"
 
 namespace ferry {
 namespace {
 
 // Transfers that say something of a transport's bandwidth.
 constexpr size_t kTellingBytes = size_t{1} << 20;
-
-absl::StatusOr<Tensor> Deserialize(const Tensor& bytes) {
-  tensorflow::TensorProto proto;
-  if (bytes.dtype() != DataType::kUint8 || bytes.bytes() > INT32_MAX ||
-      !proto.ParseFromArray(bytes.data(), static_cast<int>(bytes.bytes()))) {
-    return absl::InvalidArgumentError("a serialised tensor that cannot be read");
-  }
-  return TensorFromProto(proto);
-}
 
 absl::Status WrongDestination(const TensorHeader& header, const Tensor& destination) {
   return absl::InvalidArgumentError(
@@ -301,7 +292,7 @@ void LaneClient::Finish(uint64_t id, const TicketMessage& ticket, absl::StatusOr
     }
   }
   if (ticket.is_serialized) {
-    tensor = Deserialize(*tensor);
+    tensor = DeserializeTensor(*tensor);
     if (!tensor.ok()) return Complete(id, tensor.status(), {});
   }
   Received received;

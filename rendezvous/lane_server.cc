@@ -9,8 +9,8 @@
 
 #include "base/clock.h"
 #include "base/status_macros.h"
+#include "rendezvous/serialized_tensor.h"
 #include "tensor/checksum.h"
-#include "tensor/tensor_proto.h"
 
 namespace ferry {
 namespace {
@@ -30,16 +30,6 @@ absl::Status WrongIncarnation(const RendezvousKey& key, uint64_t own) {
       "RecvTensor expects a different device incarnation: %u vs. %u. Your worker job "
       "(\"%s\") was probably restarted. Check your worker job for the reason why it was restarted.",
       key.src_incarnation(), own, ToString(key.src().task)));
-}
-
-// Of strings.
-absl::StatusOr<Tensor> Serialize(const Tensor& tensor) {
-  FERRY_ASSIGN_OR_RETURN(const tensorflow::TensorProto proto, TensorToProto(tensor));
-  const auto bytes = static_cast<int64_t>(proto.ByteSizeLong());
-  FERRY_ASSIGN_OR_RETURN(const Shape shape, Shape::Create({bytes}));
-  FERRY_ASSIGN_OR_RETURN(Tensor serialized, Tensor::Allocate(DataType::kUint8, shape));
-  proto.SerializeToArray(serialized.mutable_data(), static_cast<int>(bytes));
-  return serialized;
 }
 
 }  // namespace
@@ -142,7 +132,7 @@ void LaneServer::OnValue(const RequestPtr& request, const absl::Status& status, 
     return Send(std::move(ticket), {});
   }
   if (IsFixedSize(received.tensor.dtype())) return Offer(request->id, received.tensor, false);
-  const absl::StatusOr<Tensor> serialized = Serialize(received.tensor);
+  const absl::StatusOr<Tensor> serialized = SerializeTensor(received.tensor);
   if (!serialized.ok()) return Refuse(request->id, serialized.status());
   Offer(request->id, *serialized, true);
 }

@@ -1,15 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Processes that are killed, stopped, or run out of something, while they exchange tensors with
 // this one.
-#include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <csignal>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <utility>
@@ -19,19 +13,14 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 
 #include "base/clock.h"
-#include "base/status_macros.h"
-#include "runtime/endpoint_record.h"
 #include "tests/runtime/exchange_pair.h"
+#include "tests/runtime/peer_process.h"
 
 namespace ferry {
 namespace {
 
-constexpr int kHere = 0;
-constexpr int kPeer = 1;
-constexpr int64_t kStepId = 5;
 constexpr int64_t kLarge = int64_t{64} << 20;
 // For whoever survives to hear of it.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
@@ -39,140 +28,6 @@ constexpr absl::Duration kDetection = absl::Seconds(10);
 #else
 constexpr absl::Duration kDetection = absl::Seconds(2);
 #endif
-
-// One end of the pipe on which the two processes talk about the test itself.
-class Channel final {
- public:
-  explicit Channel(int fd) : fd_(fd) {}
-  void Say(const std::string& text) const {
-    const uint32_t size = static_cast<uint32_t>(text.size());
-    if (write(fd_.get(), &size, sizeof(size)) != sizeof(size) ||
-        write(fd_.get(), text.data(), size) != static_cast<ssize_t>(size)) {
-      std::_Exit(2);
-    }
-  }
-  std::string Hear() const {
-    uint32_t size = 0;
-    Read(&size, sizeof(size));
-    std::string text(size, '\0');
-    Read(text.data(), size);
-    return text;
-  }
-
- private:
-  void Read(void* to, size_t bytes) const {
-    for (size_t at = 0; at < bytes;) {
-      const ssize_t got = read(fd_.get(), static_cast<char*>(to) + at, bytes - at);
-      FERRY_CHECK(got > 0);
-      at += static_cast<size_t>(got);
-    }
-  }
-  const UniqueFd fd_;
-};
-
-RendezvousKey KeyOf(int from, uint64_t incarnation, int to, absl::string_view name) {
-  const auto device = [](int node) {
-    return absl::StrCat("/job:worker/replica:0/task:", node, "/device:CPU:0");
-  };
-  return *RendezvousKey::Parse(
-      RendezvousKey::Text(device(from), incarnation, device(to), std::string(name)));
-}
-
-// A node in a process of its own, which does what it is told: "send NAME BYTES", "send_heap NAME
-// BYTES", "recv NAME", "into NAME BYTES", "wait" (for all receives), "hold" (what was received).
-class PeerProcess final {
- public:
-  // Forks. REQUIRES: this process has one thread.
-  explicit PeerProcess(std::string transport, uint64_t incarnation = 100,
-                       size_t arena_budget = size_t{1} << 30)
-      : incarnation_(incarnation) {
-    int sockets[2];
-    FERRY_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) == 0);
-    pid_ = fork();
-    FERRY_CHECK(pid_ >= 0);
-    if (pid_ == 0) {
-      close(sockets[0]);
-      prctl(PR_SET_PDEATHSIG, SIGKILL);
-      Serve(Channel(sockets[1]), transport, incarnation, arena_budget);
-    }
-    close(sockets[1]);
-    channel_ = std::make_unique<Channel>(sockets[0]);
-  }
-  ~PeerProcess() { Kill(); }
-  PeerProcess(const PeerProcess&) = delete;
-  PeerProcess& operator=(const PeerProcess&) = delete;
-
-  void Kill() {
-    if (pid_ <= 0) return;
-    kill(pid_, SIGKILL);
-    waitpid(std::exchange(pid_, 0), nullptr, 0);
-  }
-  void Stop() const {
-    kill(pid_, SIGSTOP);
-    int status = 0;
-    waitpid(pid_, &status, WUNTRACED);
-  }
-  void Continue() const { kill(pid_, SIGCONT); }
-
-  // Each learns where the other is.
-  void Meet(Directory& directory, const Endpoint& here) const {
-    channel_->Say(EncodeEndpoint(here));
-    directory.Publish(*DecodeEndpoint(channel_->Hear()));
-  }
-  void Tell(const std::string& command) const { channel_->Say(command); }
-  // Waits until it has been done.
-  std::string Ask(const std::string& command) const {
-    channel_->Say(command);
-    return channel_->Hear();
-  }
-  RendezvousKey To(absl::string_view name) const { return KeyOf(kHere, 1000, kPeer, name); }
-  RendezvousKey From(absl::string_view name) const {
-    return KeyOf(kPeer, incarnation_, kHere, name);
-  }
-
- private:
-  [[noreturn]] static void Serve(const Channel& channel, const std::string& transport,
-                                 uint64_t incarnation, size_t arena_budget) {
-    Directory directory;
-    ExchangeOptions options;
-    options.require_transport = transport;
-    options.arena.budget_bytes = arena_budget;
-    ExchangeEnd end(directory, kPeer, options, incarnation);
-    directory.Publish(*DecodeEndpoint(channel.Hear()));
-    channel.Say(EncodeEndpoint(end.exchange->self()));
-    const auto step = end.Step(kStepId);
-    std::vector<Receipt> receipts;
-    std::vector<Received> held;
-    while (true) {
-      const std::vector<std::string> words = absl::StrSplit(channel.Hear(), ' ');
-      std::string answer = "done";
-      const auto shape = [&words] { return *Shape::Create({std::stoll(words[2])}); };
-      if (words[0] == "send" || words[0] == "send_heap") {
-        Tensor tensor = words[0] == "send" ? end.Allocate(DataType::kUint8, shape())
-                                           : *Tensor::Allocate(DataType::kUint8, shape());
-        FillPattern(tensor, 7);
-        answer = step->Send(KeyOf(kPeer, incarnation, kHere, words[1]), tensor).ToString();
-      } else if (words[0] == "recv" || words[0] == "into") {
-        RecvArgs args;
-        if (words[0] == "into") args.destination = *Tensor::Allocate(DataType::kUint8, shape());
-        receipts.emplace_back();
-        step->RecvAsync(KeyOf(kHere, 1000, kPeer, words[1]), args, receipts.back().callback());
-      } else if (words[0] == "wait") {
-        for (Receipt& each : receipts) {
-          const auto received = each.Wait();
-          answer = received.status().ToString();
-          if (received.ok()) held.push_back(*received);
-        }
-        receipts.clear();
-      }
-      channel.Say(answer);
-    }
-  }
-
-  const uint64_t incarnation_;
-  pid_t pid_ = 0;
-  std::unique_ptr<Channel> channel_;
-};
 
 // Over one transport; the others are not allowed.
 class ExchangeKill : public ::testing::TestWithParam<const char*> {

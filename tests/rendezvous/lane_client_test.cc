@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// Consumers of producers that do not keep to the protocol, and of callers in the wrong moment.
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/rendezvous/lane_world.h"
+
+namespace ferry {
+namespace {
+
+// Keeps what is sent, and calls somebody at each frame.
+class KeepingLane final : public Lane {
+ public:
+  absl::Status Send(uint16_t type, absl::Span<const absl::string_view> parts,
+                    absl::Span<const int> descriptors) override {
+    types.push_back(static_cast<LaneMessage>(type));
+    bodies.emplace_back();
+    for (const absl::string_view part : parts) bodies.back().append(part.data(), part.size());
+    if (on_send) on_send(types.back());
+    return absl::OkStatus();
+  }
+  void Close(const absl::Status& why) override {}
+  const LanePeer& peer() const override { return kProducer; }
+  bool passes_descriptors() const override { return true; }
+  std::string Describe() const override { return "kept"; }
+
+  std::function<void(LaneMessage)> on_send;
+  std::vector<LaneMessage> types;
+  std::vector<std::string> bodies;
+};
+
+class LaneClientTest : public ::testing::Test {
+ protected:
+  LaneClientTest() {
+    transports_.push_back(MakeFaultyTransport(state_, "copies", false));
+    exchange_.self.peer = kConsumer;
+    exchange_.transports = &transports_;
+    Endpoint producer;
+    producer.peer = kProducer;
+    client_ = std::make_shared<LaneClient>(exchange_, Hub(), producer);
+  }
+  ~LaneClientTest() override { client_->OnClosed(absl::UnavailableError("over")); }
+
+  std::shared_ptr<RemoteFetch> Request() {
+    const RendezvousKey key = *RendezvousKey::Parse(
+        RendezvousKey::Text("/job:worker/replica:0/task:1/device:CPU:0", kProducer.incarnation,
+                            "/job:worker/replica:0/task:2/device:CPU:0", "edge"));
+    return client_->Request(kStep, key, {}, [this](const absl::Status& status, const Received&) {
+      ++ended_;
+      status_ = status;
+    });
+  }
+  // A u8[8] as the producer would send it.
+  absl::Status Ticket(uint64_t id, uint8_t transport = 0, const std::string& body = "12345678") {
+    KeepingLane lane;
+    TicketMessage ticket;
+    ticket.id = id;
+    ticket.transport = transport;
+    ticket.header = {DataType::kUint8, *Shape::Create({8}), 8};
+    ticket.body = body;
+    EXPECT_TRUE(SendTicket(lane, ticket, {}).ok());
+    return client_->OnFrame(static_cast<uint16_t>(LaneMessage::kTicket), lane.bodies[0], {});
+  }
+  absl::Status Refusal(uint64_t id) {
+    KeepingLane lane;
+    EXPECT_TRUE(SendRefusal(lane, {id, absl::CancelledError("cancelled")}).ok());
+    return client_->OnFrame(static_cast<uint16_t>(LaneMessage::kRefusal), lane.bodies[0], {});
+  }
+
+  std::shared_ptr<FaultyTransportState> state_ =
+      std::make_shared<FaultyTransportState>(1, TransportFaults{});
+  TransportList transports_;
+  LaneExchange exchange_;
+  std::shared_ptr<LaneClient> client_;
+  std::shared_ptr<KeepingLane> lane_ = std::make_shared<KeepingLane>();
+  int ended_ = 0;
+  absl::Status status_;
+};
+
+// The producer would keep the request, and give it a value that is meant for somebody else.
+TEST_F(LaneClientTest, CancelsWhatIsCancelledWhileItIsBeingSent) {
+  const std::shared_ptr<RemoteFetch> fetch = Request();
+  lane_->on_send = [&fetch](LaneMessage type) {
+    if (type == LaneMessage::kRequest) fetch->Cancel();
+  };
+  client_->OnOpen(lane_);
+  EXPECT_EQ(ended_, 1);
+  EXPECT_EQ(lane_->types,
+            (std::vector{LaneMessage::kHello, LaneMessage::kRequest, LaneMessage::kCancel}));
+}
+
+TEST_F(LaneClientTest, AskingIsNotCalledOffBeforeItHasBegun) {
+  Request()->Cancel();
+  client_->OnOpen(lane_);
+  EXPECT_EQ(lane_->types, std::vector{LaneMessage::kHello});
+}
+
+// It would give back the lease of a view that somebody looks at.
+TEST_F(LaneClientTest, ASecondTicketIsTheEndOfTheLane) {
+  client_->OnOpen(lane_);
+  Request();
+  EXPECT_TRUE(Ticket(1).ok());
+  EXPECT_EQ(ended_, 1);
+  EXPECT_EQ(Ticket(1).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Ticket(2).code(), absl::StatusCode::kInvalidArgument);
+}
+
+// The receiver would be told while its buffer is written to.
+TEST_F(LaneClientTest, NothingIsSaidOfATensorThatIsOnItsWay) {
+  client_->OnOpen(lane_);
+  Request();
+  // Never to be completed.
+  state_->faults.never = 1000;
+  state_->lent.emplace(1, *Tensor::Allocate(DataType::kUint8, *Shape::Create({8})));
+  const std::string body =
+      std::string(1, '\1') + std::string(7, '\0') + std::string(1, '\xFE') + std::string(7, '\xFF');
+  EXPECT_TRUE(Ticket(1, 1, body).ok());
+  EXPECT_EQ(ended_, 0);
+  EXPECT_EQ(Refusal(1).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Ticket(1, 1, body).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(ended_, 0);
+}
+
+TEST_F(LaneClientTest, ACancelledRequestIsAnsweredOnceAndNotHeardOf) {
+  client_->OnOpen(lane_);
+  Request()->Cancel();
+  EXPECT_EQ(ended_, 1);
+  EXPECT_TRUE(Refusal(1).ok());
+  EXPECT_EQ(Refusal(1).code(), absl::StatusCode::kInvalidArgument);
+  // Its ticket was faster.
+  Request()->Cancel();
+  EXPECT_TRUE(Ticket(2).ok());
+  EXPECT_EQ(ended_, 2);
+  EXPECT_EQ(Ticket(2).code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace ferry

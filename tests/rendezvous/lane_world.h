@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+// A producer and a consumer as far as lanes go, on one thread, with faults by a seed; checks what
+// must hold whatever happens.
+#ifndef FERRY_TESTS_RENDEZVOUS_LANE_WORLD_H_
+#define FERRY_TESTS_RENDEZVOUS_LANE_WORLD_H_
+
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+#include "base/clock.h"
+#include "rendezvous/lane_client.h"
+#include "rendezvous/lane_server.h"
+#include "tests/support/faulty_lane.h"
+#include "tests/support/faulty_transport.h"
+
+namespace ferry {
+
+inline constexpr LanePeer kProducer = {1, 1001};
+inline constexpr LanePeer kConsumer = {2, 1002};
+inline constexpr int64_t kStep = 7;
+inline constexpr int kActions = 80;
+
+struct Faults {
+  WireFaults wire;
+  TransportFaults transport;
+  bool checksum = false;
+};
+
+class NoFetcher final : public RemoteFetcher {
+ public:
+  std::shared_ptr<RemoteFetch> Fetch(int64_t, const RendezvousKey&, const RecvArgs&,
+                                     RecvCallback done) override {
+    std::move(done)(absl::InternalError("nothing is fetched here"), {});
+    return nullptr;
+  }
+};
+
+// Connects to nobody: lanes are opened by the test.
+inline LaneHub& Hub() {
+  static LaneLoop& loop = *LaneLoop::Create({})->release();
+  static LaneHub& hub = *LaneHub::Create(
+                             loop, {.tcp_listen = "", .unix_listen = false},
+                             [](const LanePeer&) { return nullptr; }, [](DataConnection) {})
+                             ->release();
+  return hub;
+}
+
+// What nobody else would have: how far a key and its value are told apart.
+inline uint64_t Scramble(uint64_t value) {
+  value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9u;
+  value = (value ^ (value >> 27)) * 0x94D049BB133111EBu;
+  return value ^ (value >> 31);
+}
+
+// One seed's life of two processes.
+class World final {
+ public:
+  World(uint64_t seed, const Faults& faults)
+      : random_(Scramble(seed)),
+        faults_(faults),
+        state_(std::make_shared<FaultyTransportState>(random_(), faults.transport)),
+        manager_(clock_, fetcher_) {
+    for (TransportList* list : {&producer_transports_, &consumer_transports_}) {
+      list->push_back(MakeFaultyTransport(state_, "views", true));
+      list->push_back(MakeFaultyTransport(state_, "copies", false));
+    }
+    producer_.self.peer = kProducer;
+    producer_.manager = &manager_;
+    producer_.transports = &producer_transports_;
+    producer_.checksum = faults.checksum;
+    consumer_.self.peer = kConsumer;
+    consumer_.transports = &consumer_transports_;
+    step_ = *manager_.Find(kStep);
+    EXPECT_TRUE(step_->Initialize({.job = "worker", .replica = 0, .task = 1}).ok());
+  }
+
+  void Run() {
+    OneLane(faults_.wire);
+    // Whatever has happened, the next lane is none the worse.
+    state_->faults = {};
+    const int64_t before = values_;
+    OneLane({});
+    EXPECT_GT(values_, before) << "later requests do not work";
+    EXPECT_EQ(end_statuses_, 0);
+    manager_.Cleanup(kStep);
+    step_ = nullptr;
+    EXPECT_EQ(*live_buffers_, 0) << "buffers leak";
+    EXPECT_EQ(state_->halves, state_->aborted_halves);
+  }
+
+  int64_t receives() const { return receives_; }
+  int64_t values() const { return values_; }
+  int64_t damaged() const { return damaged_; }
+  int64_t data_losses() const { return data_losses_; }
+
+ private:
+  struct Receive {
+    uint64_t number = 0;
+    std::shared_ptr<RemoteFetch> fetch;
+    Tensor destination;
+    bool is_done = false;
+    bool is_cancelled = false;
+  };
+
+  static RendezvousKey Key(uint64_t number) {
+    return *RendezvousKey::Parse(RendezvousKey::Text(
+        "/job:worker/replica:0/task:1/device:CPU:0", kProducer.incarnation,
+        "/job:worker/replica:0/task:2/device:CPU:0", absl::StrFormat("%016x", Scramble(number))));
+  }
+  static int64_t Bytes(uint64_t number) {
+    // In the ticket, and by a transport.
+    constexpr int64_t kSizes[] = {0, 1, 100, 17'000, 20'000};
+    return kSizes[Scramble(number + 1) % 5];
+  }
+  static bool IsDead(uint64_t number) { return Scramble(number + 2) % 10 == 0; }
+
+  static void Fill(void* to, uint64_t number) {
+    std::memset(to, static_cast<int>(Scramble(number + 3) & 0xFF),
+                static_cast<size_t>(Bytes(number)));
+    if (Bytes(number) >= 100) std::memcpy(to, &number, sizeof(number));
+  }
+  static bool Holds(const Tensor& tensor, uint64_t number) {
+    if (!tensor.is_valid() || tensor.bytes() != static_cast<size_t>(Bytes(number))) return false;
+    std::vector<char> expected(tensor.bytes());
+    if (expected.empty()) return true;
+    Fill(expected.data(), number);
+    return std::memcmp(expected.data(), tensor.data(), tensor.bytes()) == 0;
+  }
+
+  Tensor Counted(uint64_t number) {
+    const size_t bytes = static_cast<size_t>(Bytes(number));
+    auto memory = std::make_unique<std::vector<char>>(bytes + 1);
+    void* const data = memory->data();
+    ++*live_buffers_;
+    auto buffer = WrapForeignBuffer(
+        data, bytes, [live = live_buffers_, memory = std::move(memory)] { --*live; });
+    return *Tensor::Create(DataType::kUint8, *Shape::Create({Bytes(number)}), std::move(buffer));
+  }
+
+  void Send(uint64_t number) {
+    if (IsDead(number)) {
+      EXPECT_TRUE(step_->Send(Key(number), Tensor(), true).ok());
+      return;
+    }
+    Tensor tensor = Counted(number);
+    if (tensor.bytes() > 0) Fill(tensor.mutable_data(), number);
+    EXPECT_TRUE(step_->Send(Key(number), std::move(tensor)).ok());
+  }
+
+  void Request(LaneClient& client, uint64_t number) {
+    auto receive = std::make_shared<Receive>();
+    receive->number = number;
+    RecvArgs args;
+    if (random_() % 3 == 0 && !IsDead(number)) args.destination = Counted(number);
+    receive->destination = args.destination;
+    ++receives_;
+    open_.push_back(receive);
+    receive->fetch = client.Request(kStep, Key(number), args,
+                                    [this, receive](absl::Status status, Received received) {
+                                      OnReceived(*receive, status, std::move(received));
+                                    });
+  }
+
+  void OnReceived(Receive& receive, const absl::Status& status, Received received) {
+    EXPECT_FALSE(receive.is_done) << "a receive ends twice";
+    receive.is_done = true;
+    if (!status.ok()) {
+      if (absl::IsDataLoss(status)) ++data_losses_;
+      if (!receive.is_cancelled) {
+        EXPECT_TRUE(is_head_damaged() || absl::StrContains(status.message(), "node 1"))
+            << "the peer is not named: " << status;
+        if (is_clean_) ++end_statuses_;
+      }
+      receive.destination = Tensor();
+      return;
+    }
+    ++values_;
+    // Bits of the wire's own messages are nobody's to check but TCP's.
+    const bool may_be_wrong = is_head_damaged() || (!faults_.checksum && damage() > 0);
+    if (received.is_dead) {
+      EXPECT_TRUE(may_be_wrong || IsDead(receive.number));
+    } else {
+      EXPECT_TRUE(may_be_wrong || Holds(received.tensor, receive.number)) << "a wrong value";
+      if (!may_be_wrong && receive.destination.is_valid()) {
+        EXPECT_EQ(received.tensor.data(), receive.destination.data());
+      }
+      if (random_() % 2 == 0) kept_.emplace_back(receive.number, std::move(received.tensor));
+    }
+    receive.destination = Tensor();
+  }
+
+  int damage() const { return wire_->damaged() + state_->corrupted; }
+  bool is_head_damaged() const {
+    const WireFaults& wire = faults_.wire;
+    return wire_->damaged() > 0 && (wire.truncate > 0 || wire.corrupt > 0 || wire.reorder > 0);
+  }
+
+  void OneLane(const WireFaults& faults) {
+    is_clean_ = wire_ != nullptr;
+    state_->early_releases = 0;
+    auto server = std::make_shared<LaneServer>(producer_, kConsumer);
+    Endpoint endpoint;
+    endpoint.peer = kProducer;
+    auto client = std::make_shared<LaneClient>(consumer_, Hub(), endpoint);
+    wire_ = std::make_unique<FaultyWire>(random_(), faults);
+    // Some ask before there is a lane.
+    std::deque<uint64_t> to_send;
+    const auto ask = [&] {
+      const uint64_t number = ++last_number_;
+      (random_() % 2 == 0 ? to_send.push_back(number) : Send(number));
+      Request(*client, number);
+    };
+    for (uint64_t i = random_() % 3; i > 0; --i) ask();
+    wire_->Open(client, kConsumer, server, kProducer);
+    for (int i = 0; i < kActions; ++i) {
+      switch (random_() % 8) {
+        case 0:
+        case 1:
+          ask();
+          break;
+        case 2:
+          if (to_send.empty()) break;
+          Send(to_send.front());
+          to_send.pop_front();
+          break;
+        case 3:
+          if (!is_clean_) CancelOne();
+          break;
+        case 4:
+          DropOne();
+          break;
+        case 5:
+          state_->Step();
+          break;
+        default:
+          for (uint64_t steps = random_() % 6; steps > 0; --steps) wire_->Step();
+      }
+    }
+    for (const uint64_t number : to_send) Send(number);
+    if (is_clean_ || random_() % 2 == 0) Settle();
+    if (is_clean_) {
+      for (const auto& each : open_) EXPECT_TRUE(each->is_done) << "a receive waits for nothing";
+    }
+    switch (random_() % 3) {
+      case 0:
+        client->Close(absl::UnavailableError("node 1 was given up by the test"));
+        break;
+      case 1:
+        server->Close(absl::CancelledError("this process is leaving"));
+        break;
+      default:
+        wire_->Break();
+    }
+    end_statuses_ = 0;
+    Settle();
+    CheckEnded(*client, *server);
+    damaged_ += wire_->damaged();
+  }
+
+  void Settle() {
+    for (int i = 0; i < 100'000; ++i) {
+      const bool did_something = wire_->Step();
+      if (!state_->Step() && !did_something) return;
+    }
+    ADD_FAILURE() << "it never ends";
+  }
+
+  void CheckEnded(LaneClient& client, LaneServer& server) {
+    EXPECT_TRUE(wire_->is_over());
+    EXPECT_TRUE(client.has_ended());
+    EXPECT_TRUE(client.is_over());
+    for (const auto& each : open_) EXPECT_TRUE(each->is_done) << "a receive never ends";
+    open_.clear();
+    EXPECT_EQ(server.unfinished(), 0u);
+    EXPECT_TRUE(state_->lent.empty()) << "the producer keeps what nobody will take";
+    EXPECT_EQ(state_->halves, state_->aborted_halves);
+    // Other requests than those whose values nobody has asked for.
+    manager_.ForEachPending(absl::ZeroDuration(), [](const PendingStepOp& op) {
+      EXPECT_EQ(op.side, PendingStepOp::Side::kSend) << "a request outlives its lane";
+    });
+    bool has_ended = false;
+    client.Request(kStep, Key(0), {}, [&has_ended](const absl::Status& status, const Received&) {
+      EXPECT_FALSE(status.ok());
+      has_ended = true;
+    });
+    EXPECT_TRUE(has_ended);
+    if (!is_head_damaged()) {
+      EXPECT_EQ(state_->early_releases, 0) << "a view without its lease";
+    }
+    while (!kept_.empty()) DropOne();
+  }
+
+  void CancelOne() {
+    if (open_.empty()) return;
+    Receive& each = *open_[random_() % open_.size()];
+    if (each.is_done || each.fetch == nullptr) return;
+    each.is_cancelled = true;
+    EXPECT_FALSE(each.fetch->Phase().empty());
+    each.fetch->Cancel();
+    EXPECT_TRUE(each.is_done) << "a cancelled receive waits";
+  }
+  void DropOne() {
+    if (kept_.empty()) return;
+    const size_t index = random_() % kept_.size();
+    const auto [number, tensor] = std::move(kept_[index]);
+    kept_.erase(kept_.begin() + static_cast<ptrdiff_t>(index));
+    EXPECT_TRUE(is_head_damaged() || (!faults_.checksum && damage() > 0) || Holds(tensor, number))
+        << "a view has changed";
+  }
+
+  FakeClock clock_;
+  std::mt19937_64 random_;
+  const Faults faults_;
+  const std::shared_ptr<int> live_buffers_ = std::make_shared<int>(0);
+  const std::shared_ptr<FaultyTransportState> state_;
+  NoFetcher fetcher_;
+  RendezvousManager manager_;
+  std::shared_ptr<RemoteRendezvous> step_;
+  TransportList producer_transports_;
+  TransportList consumer_transports_;
+  LaneExchange producer_;
+  LaneExchange consumer_;
+  std::unique_ptr<FaultyWire> wire_;
+  bool is_clean_ = false;
+  std::vector<std::shared_ptr<Receive>> open_;
+  std::vector<std::pair<uint64_t, Tensor>> kept_;
+  uint64_t last_number_ = 0;
+  int64_t receives_ = 0;
+  int64_t values_ = 0;
+  int64_t end_statuses_ = 0;
+  int64_t data_losses_ = 0;
+  int64_t damaged_ = 0;
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_TESTS_RENDEZVOUS_LANE_WORLD_H_
