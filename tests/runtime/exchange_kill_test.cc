@@ -274,27 +274,35 @@ INSTANTIATE_TEST_SUITE_P(Over, ExchangeKill, ::testing::Values("shm", "tcp"),
 
 using ExchangeShortage = ExchangeKill;
 
+// A segment that is new comes with a descriptor, and the first large tensor over TCP needs
+// connections.
 TEST_P(ExchangeShortage, OfDescriptorsEndsReceivesAndPasses) {
   Fork(1);
   StartHere();
   PeerProcess& peer = Meet(0);
-  Warm(peer);
+  ExpectWorks(peer, 8);
   EXPECT_EQ(peer.Ask(absl::StrCat("send t ", kLarge)), "OK");
   rlimit limit = {};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
-  // A segment that has not been seen yet comes with a descriptor.
   const rlimit none = {0, limit.rlim_max};
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
-  Receipt receipt = Receive(peer.From("t"));
+  Receipt receipt = Receive(peer.From("t"), Pattern(kLarge));
   const absl::Status status = receipt.Wait(kDetection).status();
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
-  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_TRUE(absl::IsResourceExhausted(status) || absl::IsUnavailable(status)) << status;
   EXPECT_TRUE(absl::StrContains(status.message(), "node 1")) << status;
-  EXPECT_TRUE(absl::StrContains(status.message(), "ulimit -n")) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "ulimit -n") ||
+              absl::StrContains(status.message(), "Too many open files"))
+      << status;
   ExpectWorks(peer, kLarge);
 }
 
-TEST_P(ExchangeShortage, OfArenaInTheSenderIsToldToTheReceiver) {
+INSTANTIATE_TEST_SUITE_P(Over, ExchangeShortage, ::testing::Values("shm", "tcp"),
+                         [](const auto& info) { return std::string(info.param); });
+
+using ExchangeArena = ExchangeKill;
+
+TEST_P(ExchangeArena, ThatIsFullInTheSenderIsToldToTheReceiver) {
   peers_.push_back(std::make_unique<PeerProcess>(GetParam(), 100, size_t{64} << 20));
   StartHere();
   PeerProcess& peer = Meet(0);
@@ -308,7 +316,8 @@ TEST_P(ExchangeShortage, OfArenaInTheSenderIsToldToTheReceiver) {
   ExpectWorks(peer);
 }
 
-INSTANTIATE_TEST_SUITE_P(Over, ExchangeShortage, ::testing::Values("shm"),
+// TCP sends from where the tensor lies.
+INSTANTIATE_TEST_SUITE_P(Over, ExchangeArena, ::testing::Values("shm"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
