@@ -32,7 +32,7 @@ class CapturingLane final : public Lane {
   std::string body;
 
  private:
-  const LanePeer peer_;
+  const LanePeer peer_ = {};
 };
 
 bool IsWithin(absl::string_view inner, absl::string_view outer) {
