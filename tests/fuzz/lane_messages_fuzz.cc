@@ -103,13 +103,26 @@ void CheckId(absl::string_view body, CapturingLane& lane) {
 
 void CheckShmTicket(absl::string_view body) {
   const absl::StatusOr<ShmTicket> ticket = DecodeShmTicket(body);
-  FERRY_CHECK(ticket.ok() == (body.size() == 24));
+  FERRY_CHECK(ticket.ok() == (body.size() == 16));
   if (ticket.ok()) FERRY_CHECK(EncodeShmTicket(*ticket) == body);
+}
+
+void CheckAnnouncement(absl::string_view body) {
+  const absl::StatusOr<AnnouncementMessage> announcement = DecodeAnnouncement(body);
+  if (!announcement.ok()) return;
+  // The index of an inlet, plus one.
+  FERRY_CHECK(announcement->transport > 0);
+  FERRY_CHECK(IsWithin(announcement->body, body));
+}
+
+void CheckSegmentNotice(absl::string_view body) {
+  const absl::StatusOr<ShmSegmentNotice> notice = DecodeShmSegmentNotice(body);
+  if (notice.ok()) FERRY_CHECK(EncodeShmSegmentNotice(*notice) == body);
 }
 
 void Check(uint8_t decoder, absl::string_view body) {
   CapturingLane lane;
-  switch (decoder % 6) {
+  switch (decoder % 8) {
     case 0:
       return CheckHello(body, lane);
     case 1:
@@ -122,6 +135,10 @@ void Check(uint8_t decoder, absl::string_view body) {
       return CheckId(body, lane);
     case 5:
       return CheckShmTicket(body);
+    case 6:
+      return CheckAnnouncement(body);
+    case 7:
+      return CheckSegmentNotice(body);
   }
 }
 
