@@ -62,6 +62,7 @@ TEST(LaneLoopTest, ManyCallersEachHearOfTheirOwn) {
     threads.emplace_back([&loop, &failures, caller] {
       for (int i = 0; i < kRounds; ++i) {
         auto done = std::make_shared<std::atomic<bool>>(false);
+        std::thread other;
         // On the loop, by a timer, and by another thread: each way of being told.
         if ((i + caller) % 3 == 0) {
           loop->Post([done, &loop] {
@@ -74,22 +75,21 @@ TEST(LaneLoopTest, ManyCallersEachHearOfTheirOwn) {
             loop->Wake();
           });
         } else {
-          std::thread([done, &loop] {
+          other = std::thread([done, &loop] {
             absl::SleepFor(absl::Microseconds(100));
             done->store(true);
             loop->Wake();
-          }).detach();
+          });
         }
         if (!loop->WaitUntil([&done] { return done->load(); }, In(absl::Seconds(20)))) {
           failures.fetch_add(1);
         }
+        if (other.joinable()) other.join();
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(failures.load(), 0);
-  // The detached threads have all called Wake by now, or are about to.
-  absl::SleepFor(absl::Milliseconds(50));
 }
 
 TEST(LaneLoopTest, AfterACallerTheThreadGoesOn) {
