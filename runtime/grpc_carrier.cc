@@ -18,6 +18,12 @@
 #include "rendezvous/tensor_source.h"
 
 namespace ferry {
+namespace {
+
+// For tensors that are on their way when this process leaves.
+constexpr auto kGrace = std::chrono::seconds(10);
+
+}  // namespace
 
 class GrpcCarrier::Impl {
  public:
@@ -99,7 +105,8 @@ void GrpcCarrier::Forget(int32_t node_id) {
 
 void GrpcCarrier::Stop() {
   if (impl_->server == nullptr) return;
-  impl_->server->Shutdown(std::chrono::system_clock::now());
+  // What was taken is still being written; what only waits has been told to end.
+  impl_->server->Shutdown(std::chrono::system_clock::now() + kGrace);
   impl_->server->Wait();
   impl_->server = nullptr;
 }

@@ -35,7 +35,8 @@ class GrpcCarrier final {
   void CleanupStep(int64_t step_id);
   // The node has died or moved.
   void Forget(int32_t node_id);
-  // Every call ends.
+  // No call comes any more; returns when those that are under way have ended, or ten seconds later.
+  // Before: whatever waits in the manager has been ended.
   void Stop();
 
  private:

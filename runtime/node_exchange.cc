@@ -46,7 +46,8 @@ absl::Status Node::StartExchange(ExchangeOptions options) {
   FERRY_ASSIGN_OR_RETURN(
       exchange_,
       Exchange::Start(
-          std::move(options), std::move(self), [agent](int32_t node, ResolveCallback done) {
+          std::move(options), std::move(self),
+          [agent](int32_t node, ResolveCallback done) {
             agent->GetAllAsync(
                 {EndpointKey(node)}, kAddressTimeout,
                 [node,
@@ -58,6 +59,14 @@ absl::Status Node::StartExchange(ExchangeOptions options) {
                   }
                   std::move(done)(DecodeEndpoint(values->front()));
                 });
+          },
+          [this](int32_t node) -> absl::StatusOr<Endpoint> {
+            absl::MutexLock lock(&mu_);
+            if (const auto found = endpoints_.find(node); found != endpoints_.end()) {
+              return found->second;
+            }
+            return absl::FailedPreconditionError(absl::StrCat(
+                "the address of node ", node, " has not been looked up: make keys with Node::Key"));
           }));
   FERRY_RETURN_IF_ERROR(agent_->Set(EndpointKey(node_id()), EncodeEndpoint(exchange_->self()),
                                     /*overwrite=*/true));
