@@ -18,6 +18,9 @@ namespace ferry {
 namespace {
 
 constexpr char kTokenKey[] = "ferry/exchange-token";
+// Each change of the table goes to everyone who watches it, whole: in a larger job that is too
+// much, and who dies is told by lanes alone.
+constexpr int kMaxWatchedNodes = 128;
 // Every node that has joined publishes its address within this time.
 constexpr absl::Duration kAddressTimeout = absl::Seconds(30);
 
@@ -72,7 +75,7 @@ absl::Status Node::StartExchange(ExchangeOptions options) {
                                     /*overwrite=*/true));
   FERRY_ASSIGN_OR_RETURN(pending_watch_,
                          AnswerPendingRequests(*agent_, node_id(), exchange_->rendezvous()));
-  WatchNodes(-1);
+  if (num_nodes() <= kMaxWatchedNodes) WatchNodes(-1);
   return absl::OkStatus();
 }
 
