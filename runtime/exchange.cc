@@ -89,7 +89,7 @@ absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions option
   hub.unix_listen = options.unix_socket && options.require_transport != "tcp";
   hub.handshake_timeout = options.connect_timeout;
   hub.lane_queue_bytes = options.lane_queue_bytes;
-  // Nobody knows the addresses yet, so that the transports are there before anyone connects.
+  // It listens, and accepts when the transports are there.
   FERRY_ASSIGN_OR_RETURN(exchange->hub_, LaneHub::Create(
                                              *exchange->loop_, std::move(hub),
                                              [raw = exchange.get()](const LanePeer& peer) {
@@ -118,6 +118,8 @@ absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions option
     const std::vector<std::string> addresses = Advertised(as_grpc, exchange->grpc_->port());
     if (!addresses.empty()) common.self.grpc_address = addresses.front();
   }
+  // Everything that peers need is there.
+  exchange->hub_->Start();
   return exchange;
 }
 

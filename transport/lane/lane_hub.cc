@@ -378,10 +378,18 @@ absl::StatusOr<std::unique_ptr<LaneHub>> LaneHub::Create(LaneLoop& loop, LaneHub
     hub->unix_name_ = std::move(name);
     listeners.push_back(std::make_shared<Listener>(shared, std::move(socket.fd), true));
   }
-  for (const auto& listener : listeners) listener->Start();
   absl::MutexLock lock(&shared->mu);
   shared->listeners = std::move(listeners);
   return hub;
+}
+
+void LaneHub::Start() {
+  std::vector<std::shared_ptr<Listener>> listeners;
+  {
+    absl::MutexLock lock(&shared_->mu);
+    listeners = shared_->listeners;
+  }
+  for (const auto& listener : listeners) listener->Start();
 }
 
 LaneHub::~LaneHub() { Close(); }

@@ -77,6 +77,9 @@ class LaneHub final {
   LaneHub(const LaneHub&) = delete;
   LaneHub& operator=(const LaneHub&) = delete;
 
+  // Accepts from now on; who came before waits. Once, when the callbacks may be called.
+  void Start();
+
   const std::string& unix_name() const { return unix_name_; }
   // 0: does not listen there.
   int tcp_port() const { return tcp_port_; }
