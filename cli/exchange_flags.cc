@@ -39,7 +39,9 @@ void AddExchangeFlags(CLI::App& app, ExchangeOptions& options) {
       ->type_name("shm|tcp")
       ->check(CLI::IsMember({"shm", "tcp"}).description(""))
       ->group(kGroup);
-  app.add_flag("--checksum", options.checksum, "compare a checksum of every tensor")->group(kGroup);
+  app.add_flag("--checksum", options.checksum,
+               "compare checksums of every tensor and of each message about it")
+      ->group(kGroup);
   app.add_option_function<std::string>(
          "--carrier",
          [&options](const std::string& carrier) {

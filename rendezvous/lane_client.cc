@@ -6,11 +6,13 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
 #include "base/status_macros.h"
+#include "rendezvous/lane_seal.h"
 #include "rendezvous/serialized_tensor.h"
 #include "tensor/checksum.h"
 
@@ -85,6 +87,9 @@ std::shared_ptr<RemoteFetch> LaneClient::Request(int64_t step_id, const Rendezvo
   Waiting waiting;
   waiting.done = std::move(done);
   waiting.destination = args.destination;
+  if (exchange_.checksum) {
+    waiting.name = absl::StrCat("step ", step_id, ", ", absl::CEscape(key.text()));
+  }
   absl::Status status;
   std::shared_ptr<Lane> lane;
   uint64_t id = 0;
@@ -113,6 +118,7 @@ std::shared_ptr<RemoteFetch> LaneClient::Request(int64_t step_id, const Rendezvo
 }
 
 void LaneClient::OnOpen(std::shared_ptr<Lane> lane) {
+  if (exchange_.checksum) lane = MakeSealingLane(std::move(lane));
   inlets_.clear();
   for (const auto& transport : *exchange_.transports) {
     inlets_.push_back(transport->MakeInlet(producer_, [weak = weak_from_this()](uint64_t id) {
@@ -160,6 +166,9 @@ void LaneClient::OnOpen(std::shared_ptr<Lane> lane) {
 
 absl::Status LaneClient::OnFrame(uint16_t type, absl::string_view body,
                                  absl::Span<UniqueFd> descriptors) {
+  if (exchange_.checksum || IsSealed(type)) {
+    FERRY_RETURN_IF_ERROR(Unseal(producer_.peer, type, body));
+  }
   switch (static_cast<LaneMessage>(type)) {
     case LaneMessage::kTicket:
       return OnTicket(body, descriptors);
@@ -180,6 +189,12 @@ absl::Status LaneClient::OnFrame(uint16_t type, absl::string_view body,
 
 absl::Status LaneClient::OnRefusal(absl::string_view body) {
   FERRY_ASSIGN_OR_RETURN(RefusalMessage refusal, DecodeRefusal(body));
+  // Of the whole lane.
+  if (refusal.id == 0) {
+    return absl::Status(
+        refusal.status.code(),
+        absl::StrCat(Describe(producer_.peer), " ends its lane: ", refusal.status.message()));
+  }
   {
     SpinLockHolder lock(&mu_);
     if (cancelled_.erase(refusal.id) > 0) return absl::OkStatus();
@@ -283,12 +298,13 @@ void LaneClient::Finish(uint64_t id, const TicketMessage& ticket, absl::StatusOr
   if (ticket.has_checksum) {
     const uint64_t sum = Checksum(tensor->data(), tensor->bytes());
     if (sum != ticket.checksum) {
-      return Complete(id,
-                      absl::DataLossError(
-                          absl::StrCat(tensor->bytes(), " bytes from ", Describe(producer_.peer),
-                                       " by ", path, " have checksum ", absl::Hex(sum),
-                                       ", and were sent with ", absl::Hex(ticket.checksum))),
-                      {});
+      return Complete(
+          id,
+          absl::DataLossError(absl::StrCat(
+              tensor->bytes(), " bytes from ", Describe(producer_.peer), " by ", path,
+              " have checksum ", absl::Hex(sum), ", and were sent with ",
+              absl::Hex(ticket.checksum), NameOf(id), ". ", WhatToDoAboutDamage(producer_.peer))),
+          {});
     }
   }
   if (ticket.is_serialized) {
@@ -361,6 +377,13 @@ std::string LaneClient::Phase(uint64_t id) const {
                       (*exchange_.transports)[found->second.transport - 1]->name());
 }
 
+std::string LaneClient::NameOf(uint64_t id) const {
+  SpinLockHolder lock(&mu_);
+  const auto found = waiting_.find(id);
+  if (found == waiting_.end() || found->second.name.empty()) return "";
+  return absl::StrCat(" (", found->second.name, ")");
+}
+
 std::shared_ptr<Lane> LaneClient::lane() const {
   SpinLockHolder lock(&mu_);
   return lane_;
@@ -414,7 +437,9 @@ void LaneClient::OnClosed(const absl::Status& why) {
                               : each.is_taking  ? "while the tensor was on its way"
                                                 : "while it was asked for a value";
     std::move(each.done)(
-        absl::Status(status.code(), absl::StrCat(status.message(), " (", phase, ")")), {});
+        absl::Status(status.code(), absl::StrCat(status.message(), " (", phase,
+                                                 each.name.empty() ? "" : "; ", each.name, ")")),
+        {});
   }
   is_over_.store(true, std::memory_order_release);
 }

@@ -63,6 +63,8 @@ class LaneClient final : public LaneHandler, public std::enable_shared_from_this
     // Of a request that waits for the lane.
     int64_t step_id = 0;
     std::string key;
+    // "step 7, KEY", for errors; only if checksums are on.
+    std::string name;
     bool is_taking = false;
     size_t transport = 0;
   };
@@ -79,6 +81,8 @@ class LaneClient final : public LaneHandler, public std::enable_shared_from_this
   // With the producer's name.
   absl::Status Named(const absl::Status& why) const;
   std::string Phase(uint64_t id) const ABSL_LOCKS_EXCLUDED(mu_);
+  // " (step 7, KEY)", as far as it is known.
+  std::string NameOf(uint64_t id) const ABSL_LOCKS_EXCLUDED(mu_);
   std::shared_ptr<Lane> lane() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // Constant after construction.

@@ -27,6 +27,26 @@ uint16_t Type(LaneMessage message) { return static_cast<uint16_t>(message); }
 
 }  // namespace
 
+std::string LaneMessageName(uint16_t type) {
+  switch (static_cast<LaneMessage>(type)) {
+    case LaneMessage::kHello:
+      return "HELLO";
+    case LaneMessage::kRequest:
+      return "REQUEST";
+    case LaneMessage::kTicket:
+      return "TICKET";
+    case LaneMessage::kRefusal:
+      return "REFUSAL";
+    case LaneMessage::kDone:
+      return "DONE";
+    case LaneMessage::kCancel:
+      return "CANCEL";
+    case LaneMessage::kAnnouncement:
+      return "ANNOUNCEMENT";
+  }
+  return absl::StrCat("message of type ", type);
+}
+
 absl::Status SendHello(Lane& lane, const HelloMessage& hello) {
   char room[1024];
   ByteWriter writer(room, sizeof(room));
@@ -40,7 +60,7 @@ absl::StatusOr<HelloMessage> DecodeHello(absl::string_view body) {
   HelloMessage hello;
   hello.boot_id = std::string(reader.GetText());
   hello.host_name = std::string(reader.GetText());
-  if (reader.is_short()) return Malformed("HELLO");
+  if (reader.is_short() || !reader.rest().empty()) return Malformed("HELLO");
   return hello;
 }
 

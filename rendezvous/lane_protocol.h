@@ -17,7 +17,9 @@ namespace ferry {
 
 // The consumer opens the lane, and asks; the producer answers each REQUEST with a TICKET, as soon
 // as there is a value, or with a REFUSAL: with exactly one of them. Ids are the consumer's, and
-// none is used twice. Whoever hears something else ends the lane.
+// none is used twice. Whoever hears something else ends the lane. A REFUSAL of 0, which is no
+// request, says why the producer ends it. If the consumer's HELLO is sealed (lane_seal.h), so is
+// everything that follows, on either side.
 //   consumer:  HELLO, then REQUEST, CANCEL (no value is wanted any more: a REFUSAL
 //              says that it was in time), DONE (of a ticket whose transport is not 0: its memory
 //              may be used again)
@@ -31,6 +33,9 @@ enum class LaneMessage : uint16_t {
   kCancel = 6,
   kAnnouncement = 7,
 };
+
+// "TICKET", or "message of type 17": for people.
+std::string LaneMessageName(uint16_t type);
 
 struct HelloMessage {
   std::string boot_id;

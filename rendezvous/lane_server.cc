@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/status_macros.h"
+#include "rendezvous/lane_seal.h"
 #include "rendezvous/serialized_tensor.h"
 #include "tensor/checksum.h"
 
@@ -45,6 +46,7 @@ void LaneServer::OnOpen(std::shared_ptr<Lane> lane) { lane_ = std::move(lane); }
 
 absl::Status LaneServer::OnFrame(uint16_t type, absl::string_view body,
                                  absl::Span<UniqueFd> descriptors) {
+  if (hears_seals_ || IsSealed(type)) FERRY_RETURN_IF_ERROR(CheckSeal(type, body));
   switch (static_cast<LaneMessage>(type)) {
     case LaneMessage::kHello:
       return OnHello(body);
@@ -68,11 +70,29 @@ absl::Status LaneServer::OnFrame(uint16_t type, absl::string_view body,
   return absl::InvalidArgumentError(absl::StrCat("a consumer sends no message of type ", type));
 }
 
+absl::Status LaneServer::CheckSeal(uint16_t& type, absl::string_view& body) {
+  // Only the first frame may be the first that is sealed.
+  absl::Status status = Unseal(consumer_.peer, type, body);
+  if (status.ok() && !hears_seals_ && !outlets_.empty()) {
+    status = absl::InvalidArgumentError("a sealed message on a lane that has none");
+  }
+  if (status.ok()) {
+    hears_seals_ = true;
+    return status;
+  }
+  // The consumer is to know why its lane ends, and whose bits have changed.
+  const std::shared_ptr<Lane> lane = sends_seals_ ? lane_ : MakeSealingLane(lane_);
+  SendRefusal(*lane, {0, status}).IgnoreError();
+  return status;
+}
+
 absl::Status LaneServer::OnHello(absl::string_view body) {
   FERRY_ASSIGN_OR_RETURN(HelloMessage hello, DecodeHello(body));
   if (!outlets_.empty()) return absl::InvalidArgumentError("a second HELLO");
   consumer_.boot_id = std::move(hello.boot_id);
   consumer_.host_name = std::move(hello.host_name);
+  sends_seals_ = hears_seals_ || exchange_.checksum;
+  if (sends_seals_) lane_ = MakeSealingLane(std::move(lane_));
   for (const auto& transport : *exchange_.transports) {
     outlets_.push_back(transport->MakeOutlet(consumer_));
     const auto number = static_cast<uint8_t>(outlets_.size());
@@ -147,7 +167,7 @@ void LaneServer::Offer(uint64_t id, const Tensor& tensor, bool is_serialized) {
   ticket.id = id;
   ticket.is_serialized = is_serialized;
   ticket.header = {tensor.dtype(), tensor.shape(), tensor.bytes()};
-  if (exchange_.checksum) {
+  if (sends_seals_) {
     ticket.has_checksum = true;
     ticket.checksum = Checksum(tensor.data(), tensor.bytes());
   }

@@ -25,7 +25,8 @@ struct LaneExchange {
   RendezvousManager* manager = nullptr;
   TransportList* transports = nullptr;
   PathPolicy policy;
-  // Every transfer carries a checksum of its bytes.
+  // Every transfer carries a checksum of its bytes, and so does every frame of a lane. Either side
+  // can ask for it, for the tickets of a lane; the consumer for all of it.
   bool checksum = false;
 };
 
@@ -47,6 +48,8 @@ class LaneServer final : public LaneHandler, public std::enable_shared_from_this
   void Close(const absl::Status& why);
 
  private:
+  // What is wrong with a frame of a lane that has, or should have, seals; takes its seal off.
+  absl::Status CheckSeal(uint16_t& type, absl::string_view& body);
   // A request that waits for its value.
   struct Request {
     uint64_t id = 0;
@@ -79,6 +82,9 @@ class LaneServer final : public LaneHandler, public std::enable_shared_from_this
   const LaneExchange& exchange_;
   Endpoint consumer_;
   std::shared_ptr<Lane> lane_;
+  // Whether the consumer's frames are sealed, and ours are.
+  bool hears_seals_ = false;
+  bool sends_seals_ = false;
   std::vector<std::shared_ptr<Outlet>> outlets_;
   // Of the loop.
   KeyCache keys_;

@@ -44,7 +44,8 @@ struct ExchangeOptions {
   TransportOptions transports;
   // "shm", "tcp": the only transport that will do; what it cannot carry fails. Empty: the cheapest.
   std::string require_transport;
-  // A checksum (XXH3) of every tensor goes along, and is compared.
+  // A checksum (XXH3) of every tensor goes along, and is compared; and so does one of every message
+  // about it. Best on all nodes: requests are covered only where the receiver's node asks for it.
   bool checksum = false;
   // Where peers of other hosts connect to; port 0 takes a free one. Empty: nowhere.
   std::string listen = "[::]:0";

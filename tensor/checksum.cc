@@ -9,4 +9,17 @@ namespace ferry {
 
 uint64_t Checksum(const void* data, size_t bytes) { return XXH3_64bits(data, bytes); }
 
+uint64_t Checksum(absl::Span<const absl::string_view> parts, uint64_t seed) {
+  if (parts.size() == 1) {
+    return XXH3_64bits_withSeed(parts[0].data(), parts[0].size(), seed);
+  }
+  XXH3_state_t state;
+  XXH3_64bits_reset_withSeed(&state, seed);
+  for (const absl::string_view part : parts) {
+    // An empty view may have no address.
+    if (!part.empty()) XXH3_64bits_update(&state, part.data(), part.size());
+  }
+  return XXH3_64bits_digest(&state);
+}
+
 }  // namespace ferry

@@ -6,10 +6,16 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
 namespace ferry {
 
 // XXH3, 64 bits; the same in every process.
 uint64_t Checksum(const void* data, size_t bytes);
+
+// Of the parts as if they lay one after the other. Another `seed` gives another checksum.
+uint64_t Checksum(absl::Span<const absl::string_view> parts, uint64_t seed);
 
 }  // namespace ferry
 

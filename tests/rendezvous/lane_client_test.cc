@@ -8,31 +8,11 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/rendezvous/keeping_lane.h"
 #include "tests/rendezvous/lane_world.h"
 
 namespace ferry {
 namespace {
-
-// Keeps what is sent, and calls somebody at each frame.
-class KeepingLane final : public Lane {
- public:
-  absl::Status Send(uint16_t type, absl::Span<const absl::string_view> parts,
-                    absl::Span<const int> descriptors) override {
-    types.push_back(static_cast<LaneMessage>(type));
-    bodies.emplace_back();
-    for (const absl::string_view part : parts) bodies.back().append(part.data(), part.size());
-    if (on_send) on_send(types.back());
-    return absl::OkStatus();
-  }
-  void Close(const absl::Status& why) override {}
-  const LanePeer& peer() const override { return kProducer; }
-  bool passes_descriptors() const override { return true; }
-  std::string Describe() const override { return "kept"; }
-
-  std::function<void(LaneMessage)> on_send;
-  std::vector<LaneMessage> types;
-  std::vector<std::string> bodies;
-};
 
 class LaneClientTest : public ::testing::Test {
  protected:
@@ -57,7 +37,7 @@ class LaneClientTest : public ::testing::Test {
   }
   // A u8[8] as the producer would send it.
   absl::Status Ticket(uint64_t id, uint8_t transport = 0, const std::string& body = "12345678") {
-    KeepingLane lane;
+    KeepingLane lane(kProducer);
     TicketMessage ticket;
     ticket.id = id;
     ticket.transport = transport;
@@ -67,7 +47,7 @@ class LaneClientTest : public ::testing::Test {
     return client_->OnFrame(static_cast<uint16_t>(LaneMessage::kTicket), lane.bodies[0], {});
   }
   absl::Status Refusal(uint64_t id) {
-    KeepingLane lane;
+    KeepingLane lane(kProducer);
     EXPECT_TRUE(SendRefusal(lane, {id, absl::CancelledError("cancelled")}).ok());
     return client_->OnFrame(static_cast<uint16_t>(LaneMessage::kRefusal), lane.bodies[0], {});
   }
@@ -77,7 +57,7 @@ class LaneClientTest : public ::testing::Test {
   TransportList transports_;
   LaneExchange exchange_;
   std::shared_ptr<LaneClient> client_;
-  std::shared_ptr<KeepingLane> lane_ = std::make_shared<KeepingLane>();
+  std::shared_ptr<KeepingLane> lane_ = std::make_shared<KeepingLane>(kProducer);
   int ended_ = 0;
   absl::Status status_;
 };

@@ -23,6 +23,8 @@ namespace {
 
 // As of rendezvous/lane_protocol.h: what is before the dimensions and the body of a TICKET.
 constexpr uint16_t kTicket = 3;
+// As of rendezvous/lane_seal.h.
+constexpr uint16_t kSealBit = 0x8000;
 constexpr size_t kTicketHead = 24;
 constexpr size_t kRankAt = 17;
 
@@ -136,7 +138,8 @@ void FaultyWire::Damage(std::deque<WireFrame>& frames) {
     front.body.resize(random_() % front.body.size());
   }
   if (Chance(faults_.corrupt)) flip(0);
-  if (front.type == kTicket && front.body.size() > kTicketHead && Chance(faults_.corrupt_body)) {
+  if ((front.type & ~kSealBit) == kTicket && front.body.size() > kTicketHead &&
+      Chance(faults_.corrupt_body)) {
     flip(kTicketHead + 8u * static_cast<unsigned char>(front.body[kRankAt]));
   }
   if (frames.size() > 1 && Chance(faults_.reorder)) {
