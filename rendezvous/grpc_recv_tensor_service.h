@@ -25,6 +25,8 @@ struct RecvTensorServiceOptions {
   size_t max_unary_bytes = kMaxUnaryBytes;
   // Content of one frame of a stream.
   size_t frame_bytes = kFrameBytes;
+  // A checksum of the value goes along with every answer, not only where the client asks for it.
+  bool checksum = false;
 };
 
 // The three paths above, over `source`, which outlives the server. A call that waits for its value
@@ -32,7 +34,8 @@ struct RecvTensorServiceOptions {
 // deadline comes, and then leaves the value to others (TensorSource::Recv). Whoever sends a value
 // encodes it, without copying it, and begins to write it.
 //   Errors of RecvTensor and Recv: as TensorSource::Recv; INVALID_ARGUMENT for a request that is
-//   none, and, of RecvTensor, for a tensor above max_unary_bytes, which is then lost.
+//   none, and, of RecvTensor, for a tensor above max_unary_bytes, which is then lost; DATA_LOSS for
+//   a request that is not the one its client has sent (grpc_call_marks.h).
 std::unique_ptr<grpc::Service> MakeRecvTensorService(TensorSource& source,
                                                      RecvTensorServiceOptions options = {});
 

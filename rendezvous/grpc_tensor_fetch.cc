@@ -18,6 +18,7 @@
 #include "coord/grpc_errors.h"
 #include "proto/ferry_tensor_stream.pb.h"
 #include "proto/tf_worker.pb.h"
+#include "rendezvous/grpc_call_marks.h"
 
 namespace ferry {
 namespace {
@@ -61,6 +62,7 @@ class StreamAttempt final : public grpc::ClientReadReactor<grpc::ByteBuffer> {
     if (outcome_.status.ok()) {
       absl::StatusOr<ServedValue> value = reader_.Finish();
       if (value.ok()) {
+        outcome_.status = fetch_->CheckAnswer(*context_, /*is_stream=*/true, *value);
         outcome_.value = *std::move(value);
       } else {
         outcome_.status = value.status();
@@ -103,6 +105,7 @@ class UnaryAttempt final {
       absl::StatusOr<ServedValue> value = DecodeRecvTensorResponse(response_, fetch_->target());
       if (value.ok()) {
         outcome.is_kept = value->require_ack;
+        outcome.status = fetch_->CheckAnswer(*context_, /*is_stream=*/false, *value);
         outcome.value = *std::move(value);
       } else {
         outcome.status = value.status();
@@ -184,6 +187,13 @@ grpc::ByteBuffer TensorFetch::UnaryRequest() const {
   return coord::SerializeMessage(message);
 }
 
+absl::Status TensorFetch::CheckAnswer(const grpc::ClientContext& context, bool is_stream,
+                                      const ServedValue& value) const {
+  // Whoever has streams knows of checksums.
+  return CheckValue(context.GetServerTrailingMetadata(), value,
+                    /*must_have=*/is_stream && core_->options().checksum);
+}
+
 void TensorFetch::Attempt() {
   absl::StatusOr<PeerPtr> peer = core_->PeerOf(key_.src().task);
   if (!peer.ok()) return Later(absl::ZeroDuration(), peer.status());
@@ -192,6 +202,9 @@ void TensorFetch::Attempt() {
     // The clock is not the system's: only the difference means something.
     context->set_deadline(
         absl::ToChronoTime(absl::Now() + (args_.deadline - core_->clock().Now())));
+  }
+  if (core_->options().checksum) {
+    context->AddMetadata(kChecksumMark, ChecksumMark({step_id_, request_id_, key_.text()}));
   }
   {
     absl::MutexLock lock(&mu_);
@@ -281,7 +294,7 @@ void TensorFetch::OnAttemptDone(const PeerPtr& peer, bool is_stream, FetchOutcom
 absl::Status TensorFetch::Explain(const absl::Status& status, const std::string& address) const {
   // The others are the worker's own words.
   if (!absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status) &&
-      !absl::IsInternal(status)) {
+      !absl::IsInternal(status) && !absl::IsDataLoss(status)) {
     return status;
   }
   return absl::Status(

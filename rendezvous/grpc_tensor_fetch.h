@@ -88,6 +88,10 @@ class TensorFetch final : public RemoteFetch, public std::enable_shared_from_thi
   DecodeTarget target();
   grpc::ByteBuffer StreamRequest() const;
   grpc::ByteBuffer UnaryRequest() const;
+  // What has come is what was sent.
+  //   Errors: DATA_LOSS.
+  absl::Status CheckAnswer(const grpc::ClientContext& context, bool is_stream,
+                           const ServedValue& value) const;
   void OnAttemptDone(const std::shared_ptr<TensorPeer>& peer, bool is_stream, FetchOutcome outcome)
       ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -30,6 +30,9 @@ struct GrpcTensorFetcherOptions {
   size_t max_tensor_bytes = kMaxStreamedBytes;
   // False: only TensorFlow's call, never the stream.
   bool use_streams = true;
+  // Of each request a checksum goes along, and one of the value is asked for and compared.
+  // TensorFlow's workers know of none, and what they send is taken without.
+  bool checksum = false;
   // After UNAVAILABLE; as many as TensorFlow's (kMaxWorkerRpcRetries).
   int max_retries = 10;
   // Before the first retry; doubles from one to the next.
@@ -53,7 +56,8 @@ class TensorFetchCore;
 //      acknowledged with MarkRecvFinished.
 //   Errors of a fetch: the source's own; INTERNAL "No worker known as" if the resolver knows none
 //   (NOT_FOUND), else the resolver's; UNAVAILABLE, DEADLINE_EXCEEDED and INTERNAL (an answer that
-//   is none) naming task and key; INVALID_ARGUMENT for a value that is not of the destination's
+//   is none) naming task and key, and so does DATA_LOSS for a checksum that does not match;
+//   INVALID_ARGUMENT for a value that is not of the destination's
 //   type and size; CANCELLED by RemoteFetch::Cancel, after which nothing is written to the
 //   destination.
 // RecvArgs::cancellation is the caller's business; `done` runs on gRPC's or a timer's thread.

@@ -74,7 +74,8 @@ absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions option
   RemoteFetcher* fetcher = exchange->fetcher_.get();
   if (options.carrier == Carrier::kGrpc) {
     FERRY_CHECK(known != nullptr);
-    exchange->grpc_ = std::make_unique<GrpcCarrier>(std::move(known), exchange->arena_);
+    exchange->grpc_ = std::make_unique<GrpcCarrier>(
+        std::move(known), exchange->arena_, GrpcCarrierOptions{.checksum = options.checksum});
     fetcher = &exchange->grpc_->fetcher();
   }
   exchange->manager_ =

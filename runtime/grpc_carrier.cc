@@ -27,8 +27,9 @@ constexpr auto kGrace = std::chrono::seconds(10);
 
 class GrpcCarrier::Impl {
  public:
-  Impl(KnownEndpoint endpoints, std::shared_ptr<HostArena> arena)
-      : fetcher(
+  Impl(KnownEndpoint endpoints, std::shared_ptr<HostArena> arena, GrpcCarrierOptions options)
+      : options(options),
+        fetcher(
             SteadyClock(),
             [endpoints =
                  std::move(endpoints)](const TaskName& task) -> absl::StatusOr<std::string> {
@@ -44,10 +45,12 @@ class GrpcCarrier::Impl {
               }
               return endpoint->grpc_address;
             },
-            Options(std::move(arena))) {}
+            FetcherOptions(std::move(arena), options)) {}
 
-  static GrpcTensorFetcherOptions Options(std::shared_ptr<HostArena> arena) {
+  static GrpcTensorFetcherOptions FetcherOptions(std::shared_ptr<HostArena> arena,
+                                                 const GrpcCarrierOptions& carrier) {
     GrpcTensorFetcherOptions options;
+    options.checksum = carrier.checksum;
     // Warm memory: fresh pages would cost half the time.
     options.allocator = [arena = std::move(arena)](DataType dtype,
                                                    const Shape& shape) -> absl::StatusOr<Tensor> {
@@ -60,6 +63,7 @@ class GrpcCarrier::Impl {
     return options;
   }
 
+  const GrpcCarrierOptions options;
   GrpcTensorFetcher fetcher;
   std::unique_ptr<TensorSource> source;
   std::unique_ptr<grpc::Service> service;
@@ -67,8 +71,9 @@ class GrpcCarrier::Impl {
   int port = 0;
 };
 
-GrpcCarrier::GrpcCarrier(KnownEndpoint endpoints, std::shared_ptr<HostArena> arena)
-    : impl_(std::make_unique<Impl>(std::move(endpoints), std::move(arena))) {}
+GrpcCarrier::GrpcCarrier(KnownEndpoint endpoints, std::shared_ptr<HostArena> arena,
+                         GrpcCarrierOptions options)
+    : impl_(std::make_unique<Impl>(std::move(endpoints), std::move(arena), std::move(options))) {}
 
 GrpcCarrier::~GrpcCarrier() { Stop(); }
 
@@ -83,7 +88,7 @@ absl::Status GrpcCarrier::Serve(RendezvousManager& manager, const LanePeer& self
         return self.incarnation;
       },
       TensorSourceOptions{});
-  impl_->service = MakeRecvTensorService(*impl_->source);
+  impl_->service = MakeRecvTensorService(*impl_->source, {.checksum = impl_->options.checksum});
   grpc::ServerBuilder builder;
   PrepareTensorServer(builder);
   builder.AddListeningPort(listen, grpc::InsecureServerCredentials(), &impl_->port);

@@ -19,10 +19,16 @@ namespace ferry {
 // The endpoint of a node that has been looked up before; does not block.
 using KnownEndpoint = std::function<absl::StatusOr<Endpoint>(int32_t node_id)>;
 
+struct GrpcCarrierOptions {
+  // Of every value and of what is asked for; see GrpcTensorFetcherOptions.
+  bool checksum = false;
+};
+
 // Where only one port is open, or the other side is TensorFlow. Thread-safe. Threads: gRPC's.
 class GrpcCarrier final {
  public:
-  GrpcCarrier(KnownEndpoint endpoints, std::shared_ptr<HostArena> arena);
+  GrpcCarrier(KnownEndpoint endpoints, std::shared_ptr<HostArena> arena,
+              GrpcCarrierOptions options);
   ~GrpcCarrier();
 
   RemoteFetcher& fetcher();

@@ -67,6 +67,7 @@ PendingCall PendingCall::Start(const std::shared_ptr<grpc::Channel>& channel,
   auto state = std::make_shared<State>(channel);
   state->context.set_deadline(absl::ToChronoTime(absl::Now() + options.deadline));
   if (options.gzip) state->context.set_compression_algorithm(GRPC_COMPRESS_GZIP);
+  for (const auto& [name, value] : options.metadata) state->context.AddMetadata(name, value);
   grpc::Slice slice(request);
   state->request = grpc::ByteBuffer(&slice, 1);
   state->stub.UnaryCall(&state->context, path, grpc::StubOptions(), &state->request,

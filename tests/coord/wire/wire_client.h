@@ -84,6 +84,7 @@ class PendingCall {
  public:
   struct Options {
     bool gzip = false;
+    std::vector<std::pair<std::string, std::string>> metadata;
     // gRPC's own deadline; past the tests' patience, so that a lost answer shows as such.
     absl::Duration deadline = absl::Minutes(2);
   };

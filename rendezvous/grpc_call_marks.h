@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// What calls for tensors say in their metadata, which TensorFlow's workers do not look at.
+#ifndef FERRY_RENDEZVOUS_GRPC_CALL_MARKS_H_
+#define FERRY_RENDEZVOUS_GRPC_CALL_MARKS_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+#include <grpcpp/support/string_ref.h>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+#include "rendezvous/response_cache.h"
+
+namespace ferry {
+
+using CallMetadata = std::multimap<grpc::string_ref, grpc::string_ref>;
+
+// What is asked for.
+struct TensorCall {
+  int64_t step_id = 0;
+  int64_t request_id = 0;
+  absl::string_view key;
+};
+
+// Of a request: the checksum of what it asks for. It also asks for the answer's, which then comes
+// in the trailing metadata under the same name.
+inline constexpr char kChecksumMark[] = "ferry-checksum";
+
+std::string ChecksumMark(const TensorCall& call);
+// Over type, shape and elements.
+std::string ChecksumMark(const ServedValue& value);
+
+// The value of a mark; nothing if there is none, or more than one.
+std::optional<absl::string_view> FindMark(const CallMetadata& metadata, absl::string_view name);
+
+// At the server; a call without the mark is as good as any.
+//   Errors: DATA_LOSS saying what to do.
+absl::Status CheckCall(const CallMetadata& metadata, const TensorCall& call);
+// At the client.
+//   must_have: whether the server understands the mark.
+//   Errors: DATA_LOSS saying what to do.
+absl::Status CheckValue(const CallMetadata& trailer, const ServedValue& value, bool must_have);
+
+}  // namespace ferry
+
+#endif  // FERRY_RENDEZVOUS_GRPC_CALL_MARKS_H_

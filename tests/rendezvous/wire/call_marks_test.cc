@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// Requests and values that are not what was sent, though gRPC has noticed nothing.
+#include "rendezvous/grpc_call_marks.h"
+
+#include <string>
+#include <utility>
+
+#include "coord/grpc_bytes.h"
+#include "coord/grpc_raw_service.h"
+#include "fetch_fixture.h"
+#include "proto/tf_worker.pb.h"
+
+namespace ferry {
+namespace {
+
+using absl::StatusCode;
+using coord::Fails;
+using coord::IsOk;
+using coord::PendingCall;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+GrpcTensorFetcherOptions Careful(GrpcTensorFetcherOptions options) {
+  options.checksum = true;
+  return options;
+}
+
+PendingCall Ask(const TestWorker& worker, int64_t step, const std::string& key, int64_t id,
+                std::vector<std::pair<std::string, std::string>> metadata) {
+  tensorflow::RecvTensorRequest request;
+  request.set_step_id(step);
+  request.set_rendezvous_key(key);
+  request.set_request_id(id);
+  PendingCall::Options options;
+  options.metadata = std::move(metadata);
+  return PendingCall::Start(coord::NewChannel(worker.address()), kRecvTensorPath,
+                            request.SerializeAsString(), options);
+}
+
+using MarkedForms = Forms;
+INSTANTIATE_TEST_SUITE_P(, MarkedForms,
+                         ::testing::Values(Form{"Stream", true, true}, Form{"Unary", true, false},
+                                           Form{"FallingBack", false, true}),
+                         [](const ::testing::TestParamInfo<Form>& i) { return i.param.name; });
+
+TEST_P(MarkedForms, WithChecksumsEverythingArrivesAsWithout) {
+  for (const bool at_source : {false, true}) {
+    TestWorkerOptions source = Source();
+    source.service.checksum = at_source;
+    Pair pair(source, at_source ? Sink() : Careful(Sink()));
+    const Tensor strings = *Tensor::OfStrings(*Shape::Create({2}), {"", std::string(5000, 'x')});
+    pair.Send("numbers", Counted(DataType::kInt16, 3000));
+    pair.Send("none", Counted(DataType::kInt16, 0));
+    pair.Send("strings", strings);
+    pair.Send("dead", Tensor(), /*is_dead=*/true);
+    EXPECT_TRUE(IsEqual(pair.Recv("numbers").Wait()->tensor, Counted(DataType::kInt16, 3000)));
+    EXPECT_THAT(pair.Recv("none").Wait(), IsOk());
+    EXPECT_TRUE(IsEqual(pair.Recv("strings").Wait()->tensor, strings));
+    EXPECT_TRUE(pair.Recv("dead").Wait()->is_dead);
+  }
+}
+
+TEST(CallMarks, ARequestThatHasChangedIsRefused) {
+  AddressBook book;
+  TestWorker worker(book);
+  ASSERT_TRUE(worker.Begin(1)->Send(Edge("a"), Value("v")).ok());
+  ASSERT_TRUE(worker.Begin(1)->Send(Edge("b"), Value("w")).ok());
+  const std::string key = EdgeText("a");
+  const std::string mark = ChecksumMark({1, 5, key});
+  const auto is_refused =
+      Fails(StatusCode::kDataLoss, AllOf(HasSubstr("has changed on its way"), HasSubstr("dmesg")));
+  EXPECT_THAT(Ask(worker, 1, EdgeText("b"), 5, {{kChecksumMark, mark}}).Wait(), is_refused);
+  EXPECT_THAT(Ask(worker, 3, key, 5, {{kChecksumMark, mark}}).Wait(), is_refused);
+  EXPECT_THAT(Ask(worker, 1, key, 4, {{kChecksumMark, mark}}).Wait(), is_refused);
+  EXPECT_THAT(Ask(worker, 1, key, 5, {{kChecksumMark, mark}}).Wait(), IsOk());
+}
+
+// Says of each value that it is one, and sends another.
+class ChangingService final : public coord::RawService {
+ public:
+  ChangingService(ServedValue said, ServedValue sent, bool has_mark) {
+    AddUnary(kRecvTensorPath, [=](grpc::CallbackServerContext* context, const grpc::ByteBuffer*,
+                                  grpc::ByteBuffer* response) {
+      if (has_mark) context->AddTrailingMetadata(kChecksumMark, ChecksumMark(said));
+      *response = *EncodeRecvTensorResponse(sent);
+      grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+      reactor->Finish(grpc::Status::OK);
+      return reactor;
+    });
+    AddServerStream(kTensorStreamPath,
+                    [=](grpc::CallbackServerContext* context, const grpc::ByteBuffer*) {
+                      if (has_mark) context->AddTrailingMetadata(kChecksumMark, ChecksumMark(said));
+                      return new OneFrame(sent);
+                    });
+  }
+
+ private:
+  class OneFrame final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
+   public:
+    explicit OneFrame(const ServedValue& value) : frame_(FrameWriter(value).Next()) {
+      StartWriteAndFinish(&frame_, grpc::WriteOptions(), grpc::Status::OK);
+    }
+    void OnDone() override { delete this; }
+
+   private:
+    grpc::ByteBuffer frame_;
+  };
+};
+
+TEST(CallMarks, AValueThatHasChangedIsNotGivenOut) {
+  ServedValue said;
+  said.tensor = Counted(DataType::kInt32, 1000);
+  ServedValue other_elements = said;
+  other_elements.tensor = Counted(DataType::kInt32, 1000);
+  static_cast<char*>(other_elements.tensor.mutable_data())[77] ^= 1;
+  ServedValue other_type = said;
+  other_type.tensor = *Tensor::Create(DataType::kFloat, said.tensor.shape(), said.tensor.buffer());
+  ServedValue other_shape = said;
+  other_shape.tensor = *said.tensor.Reshape(*Shape::Create({10, 100}));
+  ServedValue dead;
+  dead.is_dead = true;
+  for (const ServedValue& sent : {other_elements, other_type, other_shape, dead, said}) {
+    for (const bool use_streams : {false, true}) {
+      ChangingService service(said, sent, /*has_mark=*/true);
+      LoopbackServer server(service);
+      GrpcTensorFetcherOptions options = Careful(Quick());
+      options.use_streams = use_streams;
+      Pair pair({}, options);
+      pair.book.Set(0, server.address());
+      const absl::StatusOr<Received> received = pair.Recv("e").Wait();
+      if (!sent.is_dead && IsEqual(sent.tensor, said.tensor)) {
+        EXPECT_THAT(received, IsOk());
+        continue;
+      }
+      EXPECT_THAT(received, Fails(StatusCode::kDataLoss,
+                                  AllOf(HasSubstr("was sent with"), HasSubstr("step 1"),
+                                        HasSubstr("/job:worker/replica:0/task:0"),
+                                        HasSubstr(EdgeText("e")))));
+    }
+  }
+}
+
+// The answer's own checksum may be what is lost; of workers that have none it is not expected.
+TEST(CallMarks, AStreamWithoutItsChecksumIsNotBelieved) {
+  ServedValue value;
+  value.tensor = Counted(DataType::kInt32, 1000);
+  ChangingService service(value, value, /*has_mark=*/false);
+  LoopbackServer server(service);
+  for (const bool use_streams : {false, true}) {
+    GrpcTensorFetcherOptions options = Careful(Quick());
+    options.use_streams = use_streams;
+    Pair pair({}, options);
+    pair.book.Set(0, server.address());
+    const absl::StatusOr<Received> received = pair.Recv("e").Wait();
+    if (use_streams) {
+      EXPECT_THAT(received, Fails(StatusCode::kDataLoss, HasSubstr("has lost its checksum")));
+    } else {
+      EXPECT_THAT(received, IsOk());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ferry
