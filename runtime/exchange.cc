@@ -120,7 +120,7 @@ absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions option
     if (!addresses.empty()) common.self.grpc_address = addresses.front();
   }
   // Everything that peers need is there.
-  exchange->hub_->Start();
+  FERRY_RETURN_IF_ERROR(exchange->hub_->Start());
   return exchange;
 }
 

@@ -93,7 +93,7 @@ struct LaneEnd {
         [this](DataConnection connection) { data.push_back(std::move(connection)); });
     EXPECT_TRUE(made.ok()) << made.status();
     hub = *std::move(made);
-    hub->Start();
+    EXPECT_TRUE(hub->Start().ok());
     addresses.unix_name = hub->unix_name();
     addresses.tcp = {absl::StrCat("127.0.0.1:", hub->tcp_port())};
     peer = self;

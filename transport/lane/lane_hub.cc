@@ -75,7 +75,7 @@ class LaneHub::Attempt final : public LoopSource, public std::enable_shared_from
   void StartServer(UniqueFd socket) {
     address_ = is_unix_ ? "a Unix socket" : PeerAddress(socket.get());
     if (!is_unix_) TuneTcp(socket.get());
-    Watch(std::move(socket));
+    if (absl::Status status = Watch(std::move(socket)); !status.ok()) return Fail(status);
     is_connected_ = true;
     Advance();
   }
@@ -92,11 +92,12 @@ class LaneHub::Attempt final : public LoopSource, public std::enable_shared_from
   }
 
  private:
-  void Watch(UniqueFd socket) {
+  absl::Status Watch(UniqueFd socket) {
     socket_ = std::move(socket);
     const uint64_t round = ++round_;
-    source_ = shared_->loop.Add(shared_from_this(), socket_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP,
-                                /*polls=*/false);
+    FERRY_ASSIGN_OR_RETURN(source_,
+                           shared_->loop.Add(shared_from_this(), socket_.get(),
+                                             EPOLLIN | EPOLLOUT | EPOLLRDHUP, /*polls=*/false));
     shared_->loop.PostAt(
         SteadyClock().Now() + shared_->options.handshake_timeout, [weak = weak_from_this(), round] {
           const auto self = weak.lock();
@@ -106,6 +107,7 @@ class LaneHub::Attempt final : public LoopSource, public std::enable_shared_from
                            ShortDuration(self->shared_->options.handshake_timeout),
                            self->is_connected_ ? ", though it is connected" : "")));
         });
+    return absl::OkStatus();
   }
 
   void Unwatch() {
@@ -130,7 +132,7 @@ class LaneHub::Attempt final : public LoopSource, public std::enable_shared_from
     if (!socket.ok()) return Fail(socket.status());
     handshake_ = fresh_handshake;
     is_connected_ = is_unix_;
-    Watch(*std::move(socket));
+    if (absl::Status status = Watch(*std::move(socket)); !status.ok()) return Fail(status);
     Advance();
   }
 
@@ -311,7 +313,11 @@ class LaneHub::Listener final : public LoopSource, public std::enable_shared_fro
   Listener(std::shared_ptr<Shared> shared, UniqueFd socket, bool is_unix)
       : shared_(std::move(shared)), socket_(std::move(socket)), is_unix_(is_unix) {}
 
-  void Start() { source_ = shared_->loop.Add(shared_from_this(), socket_.get(), EPOLLIN, false); }
+  absl::Status Start() {
+    FERRY_ASSIGN_OR_RETURN(
+        source_, shared_->loop.Add(shared_from_this(), socket_.get(), EPOLLIN, /*polls=*/false));
+    return absl::OkStatus();
+  }
   void Stop() { shared_->loop.Remove(source_, socket_.get()); }
 
   void OnReady(uint32_t) override {
@@ -383,13 +389,14 @@ absl::StatusOr<std::unique_ptr<LaneHub>> LaneHub::Create(LaneLoop& loop, LaneHub
   return hub;
 }
 
-void LaneHub::Start() {
+absl::Status LaneHub::Start() {
   std::vector<std::shared_ptr<Listener>> listeners;
   {
     absl::MutexLock lock(&shared_->mu);
     listeners = shared_->listeners;
   }
-  for (const auto& listener : listeners) listener->Start();
+  for (const auto& listener : listeners) FERRY_RETURN_IF_ERROR(listener->Start());
+  return absl::OkStatus();
 }
 
 LaneHub::~LaneHub() { Close(); }

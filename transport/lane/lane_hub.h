@@ -78,7 +78,8 @@ class LaneHub final {
   LaneHub& operator=(const LaneHub&) = delete;
 
   // Accepts from now on; who came before waits. Once, when the callbacks may be called.
-  void Start();
+  //   Errors: as LaneLoop::Add.
+  absl::Status Start();
 
   const std::string& unix_name() const { return unix_name_; }
   // 0: does not listen there.

@@ -44,6 +44,12 @@ int64_t ToNanos(absl::Time time) {
   return absl::ToUnixNanos(time);
 }
 
+absl::Status CannotWatch(int error) {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the kernel does not watch one more connection: epoll_ctl: ", std::strerror(error),
+      error == ENOSPC ? " (raise fs.epoll.max_user_watches: `sysctl fs.epoll`)" : ""));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LaneLoop>> LaneLoop::Create(LaneLoopOptions options) {
@@ -56,7 +62,7 @@ absl::StatusOr<std::unique_ptr<LaneLoop>> LaneLoop::Create(LaneLoopOptions optio
   FERRY_ASSIGN_OR_RETURN(loop->doorbell_, Doorbell::Create());
   epoll_event event = {.events = EPOLLIN | EPOLLET, .data = {.u64 = 0}};
   if (epoll_ctl(loop->epoll_.get(), EPOLL_CTL_ADD, loop->doorbell_.event_fd(), &event) != 0) {
-    return absl::ResourceExhaustedError(absl::StrCat("epoll_ctl: ", std::strerror(errno)));
+    return CannotWatch(errno);
   }
   loop->doorbell_.FallAsleep();
   loop->thread_ = std::make_unique<Thread>(loop->options_.name, [raw = loop.get()] { raw->Run(); });
@@ -75,8 +81,8 @@ void LaneLoop::Stop() {
   thread_.reset();
 }
 
-LaneLoop::SourceId LaneLoop::Add(std::shared_ptr<LoopSource> source, int fd, uint32_t events,
-                                 bool polls) {
+absl::StatusOr<LaneLoop::SourceId> LaneLoop::Add(std::shared_ptr<LoopSource> source, int fd,
+                                                 uint32_t events, bool polls) {
   uint64_t id = 0;
   {
     absl::MutexLock lock(&mu_);
@@ -86,7 +92,11 @@ LaneLoop::SourceId LaneLoop::Add(std::shared_ptr<LoopSource> source, int fd, uin
   }
   if (fd >= 0) {
     epoll_event event = {.events = events | EPOLLET, .data = {.u64 = id}};
-    epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event);
+    if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+      const int error = errno;
+      Remove(id, -1);
+      return CannotWatch(error);
+    }
   }
   // What it polls may hold something already.
   doorbell_.Ring();

@@ -66,10 +66,14 @@ class LaneLoop final {
   void Stop();
 
   // `fd` (-1: none) stays the source's, and open until Remove. `polls`: it has a Poll.
-  SourceId Add(std::shared_ptr<LoopSource> source, int fd, uint32_t events, bool polls);
+  //   Errors: RESOURCE_EXHAUSTED with the kernel's reason and what to raise; the source is not
+  //   called, nor kept.
+  absl::StatusOr<SourceId> Add(std::shared_ptr<LoopSource> source, int fd, uint32_t events,
+                               bool polls);
   // The events that it wants to hear of from now on.
   void Watch(SourceId id, int fd, uint32_t events);
-  // It is called no more, but for a call that is under way.
+  // It is called no more, but for a call that is under way. An id that Add did not give is none of
+  // an error.
   void Remove(SourceId id, int fd);
 
   // Runs `function` on the loop, soon or `at` a time.

@@ -50,7 +50,10 @@ std::shared_ptr<ShmLane> ShmLane::Start(LaneLoop& loop, LanePeer peer, UniqueFd 
                                                    is_first, std::move(handler), max_queued_bytes));
   // On the loop, so that no source is called before it knows its own id.
   loop.Post([lane, &loop] {
-    lane->source_ = loop.Add(lane, lane->socket_.get(), EPOLLIN | EPOLLRDHUP, true);
+    const absl::StatusOr<LaneLoop::SourceId> source =
+        loop.Add(lane, lane->socket_.get(), EPOLLIN | EPOLLRDHUP, /*polls=*/true);
+    if (!source.ok()) return lane->Refuse(source.status());
+    lane->source_ = *source;
     lane->handler_->OnOpen(lane);
     // What came before is told by no edge.
     lane->OnReady(EPOLLIN);
@@ -192,6 +195,12 @@ void ShmLane::Close(const absl::Status& why) {
   }
   is_closing_.store(true, std::memory_order_release);
   loop_.Post([self = shared_from_this()] { self->Finish(); });
+}
+
+void ShmLane::Refuse(const absl::Status& why) {
+  Close(absl::Status(why.code(),
+                     absl::StrCat("no lane to ", ferry::Describe(peer_), ": ", why.message())));
+  Finish();
 }
 
 void ShmLane::Finish() {

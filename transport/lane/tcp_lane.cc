@@ -53,8 +53,10 @@ std::shared_ptr<TcpLane> TcpLane::Start(LaneLoop& loop, LanePeer peer, UniqueFd 
   auto lane = std::shared_ptr<TcpLane>(new TcpLane(
       loop, peer, std::move(socket), std::move(description), std::move(handler), max_queued_bytes));
   loop.Post([lane, &loop] {
-    lane->source_ =
+    const absl::StatusOr<LaneLoop::SourceId> source =
         loop.Add(lane, lane->socket_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP, /*polls=*/true);
+    if (!source.ok()) return lane->Refuse(source.status());
+    lane->source_ = *source;
     lane->handler_->OnOpen(lane);
     lane->OnReady(EPOLLIN | EPOLLOUT);
   });
@@ -212,6 +214,12 @@ void TcpLane::CloseLocked(const absl::Status& why) {
 void TcpLane::Close(const absl::Status& why) {
   absl::MutexLock lock(&send_mu_);
   CloseLocked(why);
+}
+
+void TcpLane::Refuse(const absl::Status& why) {
+  Close(absl::Status(why.code(),
+                     absl::StrCat("no lane to ", ferry::Describe(peer_), ": ", why.message())));
+  Finish();
 }
 
 void TcpLane::Finish() {

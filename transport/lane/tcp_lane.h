@@ -52,6 +52,8 @@ class TcpLane final : public Lane, public LoopSource, public std::enable_shared_
   void Flush() ABSL_LOCKS_EXCLUDED(send_mu_);
   void FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu_);
   void CloseLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu_);
+  // It cannot be opened.
+  void Refuse(const absl::Status& why);
   void Finish();
 
   // Constant after construction.

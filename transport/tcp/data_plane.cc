@@ -34,7 +34,11 @@ SliceWriter::SliceWriter(LaneLoop& loop, UniqueFd socket, std::weak_ptr<SliceSou
 
 void SliceWriter::Start() {
   loop_.Post([self = shared_from_this()] {
-    self->id_ = self->loop_.Add(self, self->socket_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP, false);
+    if (self->is_stopped_) return;
+    const absl::StatusOr<LaneLoop::SourceId> id =
+        self->loop_.Add(self, self->socket_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP, false);
+    if (!id.ok()) return self->Break(id.status());
+    self->id_ = *id;
     self->Advance();
   });
 }
@@ -124,7 +128,11 @@ SliceReader::SliceReader(LaneLoop& loop, UniqueFd socket, std::weak_ptr<SliceSin
 
 void SliceReader::Start() {
   loop_.Post([self = shared_from_this()] {
-    self->id_ = self->loop_.Add(self, self->socket_.get(), EPOLLIN | EPOLLRDHUP, false);
+    if (self->is_stopped_) return;
+    const absl::StatusOr<LaneLoop::SourceId> id =
+        self->loop_.Add(self, self->socket_.get(), EPOLLIN | EPOLLRDHUP, false);
+    if (!id.ok()) return self->Break(id.status());
+    self->id_ = *id;
     self->Advance();
   });
 }

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// Connections that the kernel does not watch: what it says of a regular file, and of the one
+// connection too many.
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/synchronization/notification.h"
+
+#include "tests/transport/lane_pair.h"
+#include "transport/lane/shm_lane.h"
+#include "transport/lane/tcp_lane.h"
+#include "transport/tcp/data_plane.h"
+
+namespace ferry {
+namespace {
+
+using ::testing::HasSubstr;
+
+UniqueFd Unwatchable() { return UniqueFd(memfd_create("ferry-unwatchable", MFD_CLOEXEC)); }
+
+class UnwatchableTest : public ::testing::Test {
+ protected:
+  bool Becomes(const std::function<bool()>& condition) {
+    return loop_->WaitUntil(condition, SteadyClock().Now() + absl::Seconds(10));
+  }
+  // Whoever would use it hears why there is none, and nothing keeps it.
+  template <typename LaneType>
+  void ExpectRefused(std::weak_ptr<LaneType> lane, RecordingHandler& handler) {
+    const absl::Status status = handler.WaitForClosed();
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("node 2"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("epoll_ctl"));
+    EXPECT_EQ(handler.WaitForLane(), nullptr);
+    EXPECT_TRUE(Becomes([&lane] { return lane.expired(); }));
+  }
+
+  std::unique_ptr<LaneLoop> loop_ = *LaneLoop::Create({});
+};
+
+TEST_F(UnwatchableTest, ASourceIsNeitherKeptNorCalled) {
+  class Source final : public LoopSource {
+   public:
+    bool Poll() override {
+      ADD_FAILURE() << "polled";
+      return false;
+    }
+  };
+  auto source = std::make_shared<Source>();
+  const std::weak_ptr<Source> weak = source;
+  const UniqueFd file = Unwatchable();
+  absl::Notification added;
+  // As lanes do.
+  loop_->Post([&] {
+    const auto id = loop_->Add(std::move(source), file.get(), EPOLLIN, /*polls=*/true);
+    EXPECT_EQ(id.status().code(), absl::StatusCode::kResourceExhausted);
+    added.Notify();
+  });
+  ASSERT_TRUE(added.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  EXPECT_TRUE(Becomes([&weak] { return weak.expired(); }));
+}
+
+TEST_F(UnwatchableTest, ALaneOfMemoryEnds) {
+  auto handler = std::make_shared<RecordingHandler>();
+  ShmLane::Memory memory;
+  memory.rings =
+      *MemorySegment::Create(ShmLane::RingsBytes(), {.huge_pages = false, .peers_may_write = true});
+  const Doorbell bell = *Doorbell::Create();
+  memory.peer_bell = *Doorbell::OfPeer(UniqueFd(fcntl(bell.page_fd(), F_DUPFD_CLOEXEC, 0)),
+                                       UniqueFd(fcntl(bell.event_fd(), F_DUPFD_CLOEXEC, 0)));
+  const std::weak_ptr<ShmLane> lane =
+      ShmLane::Start(*loop_, {2, 20}, Unwatchable(), std::move(memory), true, handler, 1 << 20);
+  ExpectRefused(lane, *handler);
+}
+
+TEST_F(UnwatchableTest, ALaneOverTcpEnds) {
+  auto handler = std::make_shared<RecordingHandler>();
+  const std::weak_ptr<TcpLane> lane =
+      TcpLane::Start(*loop_, {2, 20}, Unwatchable(), "tcp to nobody", handler, 1 << 20);
+  ExpectRefused(lane, *handler);
+}
+
+// Its pair of halves ends, and its lane with them, instead of waiting for slices for ever.
+TEST_F(UnwatchableTest, ADataConnectionSaysThatItIsBroken) {
+  struct Both final : public SliceSource, public SliceSink {
+    bool NextSlice(Slice&) override { return false; }
+    Verdict Place(const SliceHeader&, SlicePlace*) override { return Verdict::kError; }
+    void OnSlice(const SliceHeader&) override {}
+    void OnBroken(const absl::Status& why) override {
+      status = why;
+      broken.Notify();
+    }
+    absl::Status status;
+    absl::Notification broken;
+  };
+  for (const bool writes : {false, true}) {
+    auto both = std::make_shared<Both>();
+    if (writes) {
+      std::make_shared<SliceWriter>(*loop_, Unwatchable(), both)->Start();
+    } else {
+      std::make_shared<SliceReader>(*loop_, Unwatchable(), both)->Start();
+    }
+    ASSERT_TRUE(both->broken.WaitForNotificationWithTimeout(absl::Seconds(10)));
+    EXPECT_THAT(std::string(both->status.message()), HasSubstr("epoll_ctl"));
+    EXPECT_TRUE(Becomes([&both] { return both.use_count() == 1; }));
+  }
+}
+
+}  // namespace
+}  // namespace ferry
