@@ -59,6 +59,7 @@ struct HostArena::State {
       list.erase(std::remove(list.begin(), list.end(), &segment), list.end());
       dropped += segment.memory.bytes();
       --stats.segment_count;
+      if (!listeners.empty()) retired.push_back(segment.id);
       it = segments.erase(it);
     }
     stats.mapped_bytes -= dropped;
@@ -71,6 +72,9 @@ struct HostArena::State {
   // Those with room, by class.
   std::map<size_t, std::vector<Segment*>> with_room ABSL_GUARDED_BY(mu);
   HostArenaStats stats ABSL_GUARDED_BY(mu);
+  std::vector<std::weak_ptr<RetireListener>> listeners ABSL_GUARDED_BY(mu);
+  // Of which nobody has been told yet.
+  std::vector<uint32_t> retired ABSL_GUARDED_BY(mu);
 };
 
 // A piece of a segment that is out.
@@ -158,9 +162,21 @@ absl::StatusOr<std::shared_ptr<Buffer>> HostArena::Allocate(size_t bytes) {
   if (bytes > kLargestClass) {
     return absl::ResourceExhaustedError(absl::StrCat("no arena has ", bytes, " bytes"));
   }
+  absl::StatusOr<std::shared_ptr<Buffer>> buffer;
+  bool has_retired = false;
+  {
+    absl::MutexLock lock(&state_->mu);
+    buffer = AllocateLocked(bytes);
+    has_retired = !state_->retired.empty();
+  }
+  if (has_retired) TellRetired();
+  return buffer;
+}
+
+absl::StatusOr<std::shared_ptr<Buffer>> HostArena::AllocateLocked(size_t bytes) {
   const size_t class_bytes = ClassBytes(bytes);
   State& state = *state_;
-  absl::MutexLock lock(&state.mu);
+  state.mu.AssertHeld();
   std::vector<Segment*>& with_room = state.with_room[class_bytes];
   if (with_room.empty()) FERRY_RETURN_IF_ERROR(AddSegment(class_bytes, bytes).status());
   Segment& segment = *with_room.back();
@@ -204,8 +220,36 @@ HostArenaStats HostArena::stats() const {
 }
 
 size_t HostArena::Trim() {
+  size_t dropped = 0;
+  {
+    absl::MutexLock lock(&state_->mu);
+    dropped = state_->DropIdle(~size_t{0});
+  }
+  TellRetired();
+  return dropped;
+}
+
+std::shared_ptr<void> HostArena::ListenForRetired(RetireListener listener) {
+  auto shared = std::make_shared<RetireListener>(std::move(listener));
   absl::MutexLock lock(&state_->mu);
-  return state_->DropIdle(~size_t{0});
+  std::erase_if(state_->listeners, [](const auto& each) { return each.expired(); });
+  state_->listeners.push_back(shared);
+  return shared;
+}
+
+void HostArena::TellRetired() {
+  std::vector<uint32_t> retired;
+  std::vector<std::weak_ptr<RetireListener>> listeners;
+  {
+    absl::MutexLock lock(&state_->mu);
+    retired.swap(state_->retired);
+    if (!retired.empty()) listeners = state_->listeners;
+  }
+  for (const std::weak_ptr<RetireListener>& each : listeners) {
+    const std::shared_ptr<RetireListener> listener = each.lock();
+    if (listener == nullptr) continue;
+    for (const uint32_t segment : retired) (*listener)(segment);
+  }
 }
 
 }  // namespace ferry

@@ -5,7 +5,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
@@ -54,6 +56,13 @@ class HostArena final : public std::enable_shared_from_this<HostArena> {
   // a buffer in it is. REQUIRES: there is one.
   const MemorySegment& memory(const ArenaPlace& place) const;
 
+  // Hears of each segment that has been given back to the machine, by its ArenaPlace::segment,
+  // which is not used again: whoever has mapped it may let go of it too. Called on the thread that
+  // gave it back, with no lock held, as long as what this returns lives (and once more, if that
+  // thread was faster).
+  using RetireListener = std::function<void(uint32_t segment)>;
+  [[nodiscard]] std::shared_ptr<void> ListenForRetired(RetireListener listener);
+
   HostArenaStats stats() const;
 
   // Gives segments without a buffer back to the machine. Returns how many bytes.
@@ -69,7 +78,10 @@ class HostArena final : public std::enable_shared_from_this<HostArena> {
 
   explicit HostArena(HostArenaOptions options);
 
+  absl::StatusOr<std::shared_ptr<Buffer>> AllocateLocked(size_t bytes);
   absl::StatusOr<Segment*> AddSegment(size_t class_bytes, size_t bytes);
+  // Tells of what has been given back since the last time.
+  void TellRetired();
   void Release(Segment& segment, size_t index);
 
   const HostArenaOptions options_;

@@ -201,5 +201,31 @@ TEST(MemorySegment, APeersDescriptorIsChecked) {
       kInvalid);
 }
 
+// Peers map segments: what is given back here must not stay there.
+TEST(HostArena, TellsWhoeverListensWhichSegmentsHaveGone) {
+  auto arena = MakeArena();
+  std::vector<uint32_t> retired;
+  std::vector<uint32_t> segments;
+  auto listening = arena->ListenForRetired([&](uint32_t segment) {
+    retired.push_back(segment);
+    // No lock is held.
+    arena->stats();
+  });
+  // Each class has a segment of its own, and the fifth needs the place of another.
+  for (const size_t bytes : {64, 128, 192, 256, 320}) {
+    segments.push_back((*arena->Allocate(bytes))->arena_place().segment);
+  }
+  EXPECT_EQ(retired, std::vector<uint32_t>{segments[0]});
+  const auto kept = *arena->Allocate(320);
+  arena->Trim();
+  EXPECT_EQ(retired, (std::vector<uint32_t>{segments[0], segments[1], segments[2], segments[3]}));
+  listening.reset();
+  EXPECT_EQ(kept->arena_place().segment, segments[4]);
+  auto other = *arena->Allocate(64);
+  other.reset();
+  arena->Trim();
+  EXPECT_EQ(retired.size(), 4u);
+}
+
 }  // namespace
 }  // namespace ferry

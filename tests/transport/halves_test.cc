@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Outlets and inlets without lanes: what becomes of tickets that meet, or make no sense.
+#include <fstream>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -11,12 +13,23 @@
 #include "transport/lane/sockets.h"
 #include "transport/shm/shm_halves.h"
 #include "transport/shm/shm_ticket.h"
+#include "transport/shm/shm_transport.h"
 #include "transport/tcp/tcp_transport.h"
 
 namespace ferry {
 namespace {
 
 constexpr int64_t kBytes = 4096;
+
+// Of arenas' segments, in this process.
+int ArenaMappings() {
+  int count = 0;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("memfd:ferry") != std::string::npos) ++count;
+  }
+  return count;
+}
 
 class HalvesTest : public ::testing::Test {
  protected:
@@ -66,6 +79,52 @@ TEST_F(HalvesTest, ASegmentIsAnnouncedOnceAndBeforeItsTickets) {
   }
   EXPECT_EQ(seen, "bcd");
   EXPECT_EQ(announcements, 1);
+  outlet->Abort(absl::CancelledError("over"));
+  inlet->Abort(absl::CancelledError("over"));
+}
+
+// What the arena gives back to the machine would stay with it for as long as any receiver lives.
+TEST_F(HalvesTest, ASegmentThatIsGivenBackIsUnmappedWithItsLastView) {
+  ShmTransport transport(environment_);
+  const auto outlet = transport.MakeOutlet({});
+  const auto inlet = transport.MakeInlet({}, [](uint64_t) {});
+  bool is_full = false;
+  outlet->SetAnnounce([&](absl::string_view body, absl::Span<const int> descriptors) {
+    if (is_full) return absl::ResourceExhaustedError("the lane is full");
+    std::vector<UniqueFd> copies;
+    for (const int fd : descriptors) copies.emplace_back(dup(fd));
+    return inlet->OnAnnouncement(body, absl::MakeSpan(copies));
+  });
+  const int before = ArenaMappings();
+  const auto hand_over = [&](uint64_t id) {
+    Tensor view;
+    outlet->Offer(id, InArena('a'), [&](absl::StatusOr<TransportTicket> ticket) {
+      ASSERT_TRUE(ticket.ok()) << ticket.status();
+      inlet->Take(id, Header(kBytes), ticket->body, {}, Tensor(),
+                  [&view](auto tensor, bool) { view = *std::move(tensor); });
+    });
+    outlet->Release(id);
+    return view;
+  };
+  Tensor view = hand_over(1);
+  EXPECT_EQ(ArenaMappings(), before + 2);
+  EXPECT_GT(environment_.arena->Trim(), 0u);
+  // A peer that keeps to the protocol has let go of its views by now; this one has not.
+  EXPECT_EQ(ArenaMappings(), before + 1);
+  EXPECT_EQ(*static_cast<const char*>(view.data()), 'a');
+  view = Tensor();
+  EXPECT_EQ(ArenaMappings(), before);
+
+  // A lane that takes nothing at that moment hears of it later.
+  hand_over(2);
+  is_full = true;
+  environment_.arena->Trim();
+  EXPECT_EQ(ArenaMappings(), before + 1);
+  is_full = false;
+  hand_over(3);
+  EXPECT_EQ(ArenaMappings(), before + 2);
+  // Of what was never announced, or has ended, there is no end.
+  EXPECT_FALSE(inlet->OnAnnouncement(EncodeShmSegmentNotice({.segment = 1}), {}).ok());
   outlet->Abort(absl::CancelledError("over"));
   inlet->Abort(absl::CancelledError("over"));
 }

@@ -23,6 +23,7 @@ absl::Status ShmOutlet::Introduce(const ArenaPlace& place) {
     SpinLockHolder known_lock(&mu_);
     if (known_.contains(place.segment)) return absl::OkStatus();
   }
+  TellRetired();
   const MemorySegment& memory = environment_.arena->memory(place);
   const int fd = memory.fd();
   FERRY_RETURN_IF_ERROR(
@@ -30,6 +31,24 @@ absl::Status ShmOutlet::Introduce(const ArenaPlace& place) {
   SpinLockHolder known_lock(&mu_);
   known_.insert(place.segment);
   return absl::OkStatus();
+}
+
+void ShmOutlet::TellRetired() {
+  // A lane that takes nothing now may do so later; one that has ended has unmapped everything.
+  while (!retired_.empty() &&
+         announce_(EncodeShmSegmentNotice({.segment = retired_.back()}), {}).ok()) {
+    retired_.pop_back();
+  }
+}
+
+void ShmOutlet::Retire(uint32_t segment) {
+  absl::MutexLock lock(&announce_mu_);
+  {
+    SpinLockHolder known_lock(&mu_);
+    if (known_.erase(segment) == 0 || !aborted_.ok()) return;
+  }
+  retired_.push_back(segment);
+  TellRetired();
 }
 
 absl::StatusOr<TransportTicket> ShmOutlet::Lend(uint64_t id, const Tensor& tensor) {
@@ -115,6 +134,19 @@ class ShmInlet::View final : public Buffer {
 
 absl::Status ShmInlet::OnAnnouncement(absl::string_view body, absl::Span<UniqueFd> descriptors) {
   FERRY_ASSIGN_OR_RETURN(const ShmSegmentNotice notice, DecodeShmSegmentNotice(body));
+  if (notice.bytes == 0) {
+    Segment retired;
+    SpinLockHolder lock(&mu_);
+    const auto found = segments_.find(notice.segment);
+    if (found == segments_.end() || !descriptors.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the end of segment ", notice.segment, ", which was not announced"));
+    }
+    retired = std::move(found->second);
+    segments_.erase(found);
+    // Unmapped when the lock is released, or with the last view of it.
+    return absl::OkStatus();
+  }
   if (descriptors.size() != 1) {
     return absl::InvalidArgumentError("a new segment without its descriptor");
   }

@@ -4,6 +4,7 @@
 #define FERRY_TRANSPORT_SHM_SHM_HALVES_H_
 
 #include <memory>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -25,17 +26,23 @@ class ShmOutlet final : public Outlet, public std::enable_shared_from_this<ShmOu
   void Release(uint64_t id) override ABSL_LOCKS_EXCLUDED(mu_);
   void Abort(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
 
+  // The arena has given a segment back: the peer, if it has mapped it, is told to let go of it.
+  void Retire(uint32_t segment) ABSL_LOCKS_EXCLUDED(announce_mu_, mu_);
+
  private:
   // `tensor` lies in the arena.
   absl::StatusOr<TransportTicket> Lend(uint64_t id, const Tensor& tensor) ABSL_LOCKS_EXCLUDED(mu_);
   // Tells the peer of the place's segment, unless it has been told.
   absl::Status Introduce(const ArenaPlace& place) ABSL_LOCKS_EXCLUDED(announce_mu_, mu_);
+  void TellRetired() ABSL_EXCLUSIVE_LOCKS_REQUIRED(announce_mu_);
 
   // Constant once the lane is open.
   const TransportEnvironment environment_;
   Announce announce_;
   // Held while the peer is told of a segment. Lock order: this, then mu_.
   absl::Mutex announce_mu_;
+  // Segments that have gone, and of which the peer could not be told yet.
+  std::vector<uint32_t> retired_ ABSL_GUARDED_BY(announce_mu_);
   SpinLock mu_;
   absl::Status aborted_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, std::shared_ptr<Buffer>> lent_ ABSL_GUARDED_BY(mu_);

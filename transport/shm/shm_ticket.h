@@ -18,7 +18,9 @@ struct ShmTicket {
   uint64_t offset = 0;
 };
 
-// Comes with the segment's descriptor, before the first ticket that speaks of it.
+// Comes with the segment's descriptor, before the first ticket that speaks of it; and once more, of
+// no bytes and with no descriptor, when the producer has given the segment back to the machine: no
+// later ticket speaks of it.
 struct ShmSegmentNotice {
   uint32_t segment = 0;
   uint64_t bytes = 0;

@@ -6,7 +6,9 @@
 #include <memory>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 
 #include "base/clock.h"
 #include "tensor/memory_segment.h"
@@ -37,10 +39,29 @@ double MeasureCopy() {
 
 }  // namespace
 
+struct ShmTransport::Outlets {
+  absl::Mutex mu;
+  std::vector<std::weak_ptr<ShmOutlet>> list ABSL_GUARDED_BY(mu);
+
+  void Retire(uint32_t segment) {
+    std::vector<std::shared_ptr<ShmOutlet>> told;
+    {
+      absl::MutexLock lock(&mu);
+      for (const auto& each : list) {
+        if (auto outlet = each.lock()) told.push_back(std::move(outlet));
+      }
+    }
+    for (const auto& outlet : told) outlet->Retire(segment);
+  }
+};
+
 ShmTransport::ShmTransport(TransportEnvironment environment)
     : environment_(std::move(environment)),
       support_(MemorySegment::CheckSupport()),
-      copy_bytes_per_second_(MeasureCopy()) {}
+      copy_bytes_per_second_(MeasureCopy()),
+      outlets_(std::make_shared<Outlets>()),
+      retired_(environment_.arena->ListenForRetired(
+          [outlets = outlets_](uint32_t segment) { outlets->Retire(segment); })) {}
 
 absl::StatusOr<PathCost> ShmTransport::Cost(const PathQuery& query) const {
   const Endpoint& a = *query.source;
@@ -62,7 +83,11 @@ absl::StatusOr<PathCost> ShmTransport::Cost(const PathQuery& query) const {
 }
 
 std::shared_ptr<Outlet> ShmTransport::MakeOutlet(const Endpoint& peer) {
-  return std::make_shared<ShmOutlet>(environment_);
+  auto outlet = std::make_shared<ShmOutlet>(environment_);
+  absl::MutexLock lock(&outlets_->mu);
+  std::erase_if(outlets_->list, [](const auto& each) { return each.expired(); });
+  outlets_->list.push_back(outlet);
+  return outlet;
 }
 
 std::shared_ptr<Inlet> ShmTransport::MakeInlet(const Endpoint& peer, ReleaseCallback release) {

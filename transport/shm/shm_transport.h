@@ -26,9 +26,15 @@ class ShmTransport final : public Transport {
   std::shared_ptr<Inlet> MakeInlet(const Endpoint& peer, ReleaseCallback release) override;
 
  private:
+  // Those that there are; shared with the arena's listener.
+  struct Outlets;
+
   const TransportEnvironment environment_;
   const absl::Status support_;
   double copy_bytes_per_second_ = 0;
+  const std::shared_ptr<Outlets> outlets_;
+  // The arena's listener.
+  const std::shared_ptr<void> retired_;
 };
 
 }  // namespace ferry
