@@ -7,13 +7,16 @@
 namespace ferry {
 
 void Cancellation::Cancel() {
-  absl::flat_hash_map<Token, absl::AnyInvocable<void() &&>> callbacks;
+  absl::AnyInvocable<void() &&> only;
+  absl::flat_hash_map<Token, absl::AnyInvocable<void() &&>> others;
   {
     SpinLockHolder lock(&mu_);
     is_cancelled_ = true;
-    callbacks.swap(callbacks_);
+    if (std::exchange(only_token_, kNoToken) != kNoToken) only = std::move(only_);
+    others.swap(others_);
   }
-  for (auto& [token, callback] : callbacks) std::move(callback)();
+  if (only) std::move(only)();
+  for (auto& [token, callback] : others) std::move(callback)();
 }
 
 bool Cancellation::is_cancelled() const {
@@ -24,17 +27,29 @@ bool Cancellation::is_cancelled() const {
 Cancellation::Token Cancellation::Register(absl::AnyInvocable<void() &&> on_cancel) {
   SpinLockHolder lock(&mu_);
   if (is_cancelled_) return kNoToken;
-  callbacks_.emplace(++last_token_, std::move(on_cancel));
+  ++last_token_;
+  if (only_token_ == kNoToken) {
+    only_token_ = last_token_;
+    only_ = std::move(on_cancel);
+  } else {
+    others_.emplace(last_token_, std::move(on_cancel));
+  }
   return last_token_;
 }
 
 bool Cancellation::Deregister(Token token) {
   absl::AnyInvocable<void() &&> dropped;
   SpinLockHolder lock(&mu_);
-  const auto found = callbacks_.find(token);
-  if (found == callbacks_.end()) return false;
+  if (token == kNoToken) return false;
+  if (token == only_token_) {
+    only_token_ = kNoToken;
+    dropped = std::move(only_);
+    return true;
+  }
+  const auto found = others_.find(token);
+  if (found == others_.end()) return false;
   dropped = std::move(found->second);
-  callbacks_.erase(found);
+  others_.erase(found);
   return true;
 }
 

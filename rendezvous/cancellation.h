@@ -33,7 +33,10 @@ class Cancellation final {
   mutable SpinLock mu_;
   bool is_cancelled_ ABSL_GUARDED_BY(mu_) = false;
   Token last_token_ ABSL_GUARDED_BY(mu_) = kNoToken;
-  absl::flat_hash_map<Token, absl::AnyInvocable<void() &&>> callbacks_ ABSL_GUARDED_BY(mu_);
+  // Most are watched by one operation, which then needs no table.
+  Token only_token_ ABSL_GUARDED_BY(mu_) = kNoToken;
+  absl::AnyInvocable<void() &&> only_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<Token, absl::AnyInvocable<void() &&>> others_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ferry
