@@ -11,6 +11,8 @@
 
 #include <benchmark/benchmark.h>
 
+#include "absl/synchronization/mutex.h"
+
 #include "base/clock.h"
 #include "benchmarks/support/exchange_peer.h"
 
@@ -189,4 +191,11 @@ BENCHMARK(BM_Tcp_Stream)->UseManualTime()->Iterations(30)->Args({64 << 20, 1})->
 }  // namespace
 }  // namespace ferry::bench
 
-BENCHMARK_MAIN();
+int main(int count, char** arguments) {
+  // As in the `ferry` tool.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+  benchmark::Initialize(&count, arguments);
+  if (benchmark::ReportUnrecognizedArguments(count, arguments)) return 2;
+  benchmark::RunSpecifiedBenchmarks();
+  return 0;
+}

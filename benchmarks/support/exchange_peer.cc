@@ -196,6 +196,7 @@ void PostedRecv::Post(RemoteRendezvous& step, const RendezvousKey& key, const Te
 }
 
 void PostedRecv::Wait(LaneLoop& loop) {
+  if (is_done_.load(std::memory_order_acquire)) return Check(status_);
   if (!loop.WaitUntil([this] { return is_done_.load(std::memory_order_acquire); },
                       SteadyClock().Now() + absl::Seconds(60))) {
     Check(absl::DeadlineExceededError("the other process does not answer"));
