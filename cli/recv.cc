@@ -78,7 +78,7 @@ absl::Status WriteElements(const std::string& path, const Tensor& tensor) {
 }
 
 // Its buffer, if the tensor is to come into one that is there before.
-absl::StatusOr<RecvArgs> Destination(Node& node, const RecvFlags& flags) {
+absl::StatusOr<RecvArgs> ArgsFor(Node& node, const RecvFlags& flags) {
   RecvArgs args;
   if (!flags.into) return args;
   FERRY_ASSIGN_OR_RETURN(const DataType dtype, ParseDtypeFlag(flags.dtype));
@@ -89,7 +89,7 @@ absl::StatusOr<RecvArgs> Destination(Node& node, const RecvFlags& flags) {
 
 absl::StatusOr<int> RecvOne(JoinedNode& joined, const RecvFlags& flags) {
   Node& node = joined.node;
-  FERRY_ASSIGN_OR_RETURN(RecvArgs args, Destination(node, flags));
+  FERRY_ASSIGN_OR_RETURN(RecvArgs args, ArgsFor(node, flags));
   FERRY_ASSIGN_OR_RETURN(Step step, node.OpenStep(flags.step));
   Received received;
   const absl::Time start = SteadyClock().Now();

@@ -167,7 +167,7 @@ void TensorFetch::Cancel() {
 }
 
 DecodeTarget TensorFetch::target() {
-  return {args_.destination, core_->options().allocator,
+  return {args_.destination.tensor(), core_->options().allocator,
           args_.destination.is_valid() ? &gate_ : nullptr};
 }
 

@@ -42,21 +42,14 @@ absl::Status SecondAnswer(uint64_t id) {
 
 }  // namespace
 
-class LaneClient::Fetch final : public RemoteFetch {
- public:
-  Fetch(std::weak_ptr<LaneClient> client, uint64_t id) : client_(std::move(client)), id_(id) {}
-  void Cancel() override {
-    if (const auto client = client_.lock()) client->Cancel(id_);
-  }
-  std::string Phase() const override {
-    const auto client = client_.lock();
-    return client == nullptr ? "ending" : client->Phase(id_);
-  }
+void LaneClient::Waiting::Cancel() {
+  if (const auto owner = client.lock()) owner->Cancel(id);
+}
 
- private:
-  const std::weak_ptr<LaneClient> client_;
-  const uint64_t id_;
-};
+std::string LaneClient::Waiting::Phase() const {
+  const auto owner = client.lock();
+  return owner == nullptr ? "ending" : owner->Phase(id);
+}
 
 LaneClient::LaneClient(const LaneExchange& exchange, LaneHub& hub, Endpoint producer)
     : exchange_(exchange), hub_(hub), producer_(std::move(producer)) {}
@@ -84,11 +77,13 @@ void LaneClient::Connect() {
 
 std::shared_ptr<RemoteFetch> LaneClient::Request(int64_t step_id, const RendezvousKey& key,
                                                  const RecvArgs& args, RecvCallback done) {
-  Waiting waiting;
-  waiting.done = std::move(done);
-  waiting.destination = args.destination;
+  const auto waiting = std::make_shared<Waiting>();
+  waiting->client = weak_from_this();
+  waiting->step_id = step_id;
+  waiting->done = std::move(done);
+  waiting->destination = args.destination;
   if (exchange_.checksum) {
-    waiting.name = absl::StrCat("step ", step_id, ", ", absl::CEscape(key.text()));
+    waiting->name = absl::StrCat("step ", step_id, ", ", absl::CEscape(key.text()));
   }
   absl::Status status;
   std::shared_ptr<Lane> lane;
@@ -96,25 +91,22 @@ std::shared_ptr<RemoteFetch> LaneClient::Request(int64_t step_id, const Rendezvo
   {
     SpinLockHolder lock(&mu_);
     status = ended_;
-    id = ++last_id_;
+    id = waiting->id = ++last_id_;
     lane = lane_;
     if (status.ok()) {
-      if (lane == nullptr) {
-        waiting.step_id = step_id;
-        waiting.key = key.text();
-      }
-      waiting_.emplace(id, std::move(waiting));
+      if (lane == nullptr) waiting->key = key.text();
+      waiting_.emplace(id, waiting);
     }
   }
   if (!status.ok()) {
-    std::move(waiting.done)(std::move(status), {});
+    std::move(waiting->done)(std::move(status), {});
     return nullptr;
   }
   if (lane != nullptr) {
     status = SendRequest(*lane, {id, step_id, key.text()});
     if (!status.ok()) Complete(id, Named(status), {});
   }
-  return std::make_shared<Fetch>(weak_from_this(), id);
+  return waiting;
 }
 
 void LaneClient::OnOpen(std::shared_ptr<Lane> lane) {
@@ -135,8 +127,8 @@ void LaneClient::OnOpen(std::shared_ptr<Lane> lane) {
     {
       SpinLockHolder lock(&mu_);
       for (auto& [id, waiting] : waiting_) {
-        if (id <= last_sent || waiting.key.empty()) continue;
-        requests.push_back({id, waiting.step_id, {}});
+        if (id <= last_sent || waiting->key.empty()) continue;
+        requests.push_back({id, waiting->step_id, {}});
       }
       if (requests.empty()) {
         lane_ = lane;
@@ -147,7 +139,7 @@ void LaneClient::OnOpen(std::shared_ptr<Lane> lane) {
       std::sort(requests.begin(), requests.end(),
                 [](const auto& a, const auto& b) { return a.id < b.id; });
       for (const RequestMessage& request : requests) {
-        keys.push_back(std::exchange(waiting_.find(request.id)->second.key, ""));
+        keys.push_back(std::exchange(waiting_.find(request.id)->second->key, ""));
       }
     }
     for (size_t i = 0; i < requests.size() && status.ok(); ++i) {
@@ -201,7 +193,7 @@ absl::Status LaneClient::OnRefusal(absl::string_view body) {
     const auto found = waiting_.find(refusal.id);
     // One that is being taken writes to its destination, which is not the receiver's again before
     // the transport has been told.
-    if (found == waiting_.end() || found->second.is_taking) return SecondAnswer(refusal.id);
+    if (found == waiting_.end() || found->second->is_taking) return SecondAnswer(refusal.id);
   }
   Complete(refusal.id, std::move(refusal.status), {});
   return absl::OkStatus();
@@ -214,18 +206,19 @@ absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> d
     return absl::InvalidArgumentError(
         absl::StrCat("a ticket for transport ", ticket.transport, ", which this version has not"));
   }
-  Inlet* const inlet = ticket.transport == 0 ? nullptr : inlets_[ticket.transport - 1].get();
+  if (ticket.transport == 0) return OnInlineTicket(ticket);
+  Inlet* const inlet = inlets_[ticket.transport - 1].get();
   bool is_wanted = false;
   Tensor destination;
   {
     SpinLockHolder lock(&mu_);
     const auto found = waiting_.find(id);
     is_wanted = found != waiting_.end();
-    if (is_wanted ? found->second.is_taking : cancelled_.erase(id) == 0) return SecondAnswer(id);
+    if (is_wanted ? found->second->is_taking : cancelled_.erase(id) == 0) return SecondAnswer(id);
     if (is_wanted) {
-      found->second.is_taking = true;
-      found->second.transport = ticket.transport;
-      if (!ticket.is_serialized) destination = found->second.destination;
+      found->second->is_taking = true;
+      found->second->transport = ticket.transport;
+      if (!ticket.is_serialized) destination = found->second->destination.tensor();
     }
   }
   const TensorHeader& header = ticket.header;
@@ -233,9 +226,9 @@ absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> d
                     (destination.dtype() == header.dtype && destination.bytes() == header.bytes);
   // The producer chooses by its own policy; ours may be stricter.
   const std::string& required = exchange_.policy.require;
-  const bool is_allowed = inlet == nullptr || required.empty() ||
-                          (*exchange_.transports)[ticket.transport - 1]->name() == required;
-  if (!is_wanted || !is_allowed || (!fits && !ticket.is_dead)) {
+  const bool is_allowed =
+      required.empty() || (*exchange_.transports)[ticket.transport - 1]->name() == required;
+  if (!is_wanted || !is_allowed || !fits) {
     if (is_wanted) {
       Complete(id,
                is_allowed ? WrongDestination(header, destination)
@@ -243,28 +236,8 @@ absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> d
                                         required, producer_.peer),
                {});
     }
-    if (inlet != nullptr) {
-      inlet->Drop(id, header, ticket.body, descriptors);
-      Done(id);
-    }
-    return absl::OkStatus();
-  }
-  if (ticket.is_dead) {
-    Received received;
-    received.is_dead = true;
-    Complete(id, absl::OkStatus(), std::move(received));
-    return absl::OkStatus();
-  }
-  if (inlet == nullptr) {
-    absl::StatusOr<Tensor> tensor =
-        destination.is_valid() ? destination : Tensor::Allocate(header.dtype, header.shape);
-    if (tensor.ok() && header.bytes > 0) {
-      // Under the lock: whoever cancels may use its buffer again when it has the lock.
-      SpinLockHolder lock(&mu_);
-      if (!waiting_.contains(id)) return absl::OkStatus();
-      std::memcpy(tensor->mutable_data(), ticket.body.data(), header.bytes);
-    }
-    Finish(id, ticket, std::move(tensor), "inline");
+    inlet->Drop(id, header, ticket.body, descriptors);
+    Done(id);
     return absl::OkStatus();
   }
   TicketMessage kept = ticket;
@@ -281,56 +254,114 @@ absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> d
                 }
                 // What is left of it will be told by the view itself.
                 if (!release_later) self->Done(id);
-                self->Finish(id, kept, std::move(tensor), transport.name());
+                auto received =
+                    self->Unpack(kept, std::move(tensor), transport.name(), self->NameOf(id));
+                if (!received.ok()) return self->Complete(id, received.status(), {});
+                self->Complete(id, absl::OkStatus(), *std::move(received));
               });
   return absl::OkStatus();
 }
 
-void LaneClient::Finish(uint64_t id, const TicketMessage& ticket, absl::StatusOr<Tensor> tensor,
-                        absl::string_view path) {
+absl::Status LaneClient::OnInlineTicket(const TicketMessage& ticket) {
+  const TensorHeader& header = ticket.header;
+  WaitingPtr waiting;
+  RecvCallback done;
+  Destination wanted;
+  Tensor destination;
+  bool fits = true;
+  {
+    SpinLockHolder lock(&mu_);
+    const auto found = waiting_.find(ticket.id);
+    if (found == waiting_.end() ? cancelled_.erase(ticket.id) == 0 : found->second->is_taking) {
+      return SecondAnswer(ticket.id);
+    }
+    if (found == waiting_.end()) return absl::OkStatus();
+    waiting = std::move(found->second);
+    waiting_.erase(found);
+    done = std::move(waiting->done);
+    wanted = std::move(waiting->destination);
+    if (wanted.is_valid() && !ticket.is_serialized && !ticket.is_dead) {
+      destination = *wanted;
+      fits = destination.dtype() == header.dtype && destination.bytes() == header.bytes;
+      // Under the lock: whoever cancels may use its buffer again when it has the lock.
+      if (fits && header.bytes > 0) {
+        std::memcpy(destination.mutable_data(), ticket.body.data(), header.bytes);
+      }
+    }
+  }
+  if (!fits) {
+    std::move(done)(WrongDestination(header, destination), {});
+    return absl::OkStatus();
+  }
+  if (ticket.is_dead) {
+    Received received;
+    received.is_dead = true;
+    std::move(done)(absl::OkStatus(), std::move(received));
+    return absl::OkStatus();
+  }
+  absl::StatusOr<Tensor> tensor = std::move(destination);
+  if (!tensor->is_valid()) {
+    tensor = Tensor::Allocate(header.dtype, header.shape);
+    if (tensor.ok() && header.bytes > 0) {
+      std::memcpy(tensor->mutable_data(), ticket.body.data(), header.bytes);
+    }
+  }
+  absl::StatusOr<Received> received = Unpack(ticket, std::move(tensor), "inline", waiting->name);
+  if (received.ok()) {
+    std::move(done)(absl::OkStatus(), *std::move(received));
+  } else {
+    std::move(done)(received.status(), {});
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Received> LaneClient::Unpack(const TicketMessage& ticket,
+                                            absl::StatusOr<Tensor> tensor, absl::string_view path,
+                                            absl::string_view name) {
   if (!tensor.ok()) {
     // Of a peer that does not keep to the protocol, or whose data connections are gone, nothing
     // more is to be expected.
     absl::Status why = Named(tensor.status());
     if (absl::IsInvalidArgument(why) || absl::IsUnavailable(why)) Close(why);
-    return Complete(id, std::move(why), {});
+    return why;
   }
   if (ticket.has_checksum) {
     const uint64_t sum = Checksum(tensor->data(), tensor->bytes());
     if (sum != ticket.checksum) {
-      return Complete(
-          id,
-          absl::DataLossError(absl::StrCat(
-              tensor->bytes(), " bytes from ", Describe(producer_.peer), " by ", path,
-              " have checksum ", absl::Hex(sum), ", and were sent with ",
-              absl::Hex(ticket.checksum), NameOf(id), ". ", WhatToDoAboutDamage(producer_.peer))),
-          {});
+      return absl::DataLossError(absl::StrCat(
+          tensor->bytes(), " bytes from ", Describe(producer_.peer), " by ", path,
+          " have checksum ", absl::Hex(sum), ", and were sent with ", absl::Hex(ticket.checksum),
+          name.empty() ? "" : absl::StrCat(" (", name, ")"), ". ",
+          WhatToDoAboutDamage(producer_.peer)));
     }
   }
   if (ticket.is_serialized) {
-    tensor = DeserializeTensor(*tensor);
-    if (!tensor.ok()) return Complete(id, tensor.status(), {});
+    FERRY_ASSIGN_OR_RETURN(tensor, DeserializeTensor(*tensor));
   }
   Received received;
   received.tensor = *std::move(tensor);
   received.path = path;
-  Complete(id, absl::OkStatus(), std::move(received));
+  return received;
 }
 
 void LaneClient::Complete(uint64_t id, absl::Status status, Received received) {
+  WaitingPtr waiting;
   RecvCallback done;
   {
     SpinLockHolder lock(&mu_);
     const auto found = waiting_.find(id);
     if (found == waiting_.end()) return;
-    done = std::move(found->second.done);
+    waiting = std::move(found->second);
     waiting_.erase(found);
+    // Its asker may keep the handle.
+    done = std::move(waiting->done);
   }
+  waiting->destination = {};
   std::move(done)(std::move(status), std::move(received));
 }
 
 void LaneClient::Cancel(uint64_t id) {
-  Waiting cancelled;
+  WaitingPtr cancelled;
   std::shared_ptr<Lane> lane;
   {
     SpinLockHolder lock(&mu_);
@@ -340,13 +371,15 @@ void LaneClient::Cancel(uint64_t id) {
     waiting_.erase(found);
     lane = lane_;
     // Unless it has not been asked for yet.
-    if (cancelled.key.empty() && !cancelled.is_taking) cancelled_.insert(id);
+    if (cancelled->key.empty() && !cancelled->is_taking) cancelled_.insert(id);
   }
-  if (lane != nullptr && !cancelled.is_taking) Tell(*lane, LaneMessage::kCancel, id);
-  if (cancelled.is_taking && cancelled.transport > 0) {
-    inlets_[cancelled.transport - 1]->Cancel(id);
+  if (lane != nullptr && !cancelled->is_taking) Tell(*lane, LaneMessage::kCancel, id);
+  if (cancelled->is_taking && cancelled->transport > 0) {
+    inlets_[cancelled->transport - 1]->Cancel(id);
   }
-  std::move(cancelled.done)(MakeDerived(absl::CancelledError("the fetch is cancelled")), {});
+  RecvCallback done = std::move(cancelled->done);
+  cancelled->destination = {};
+  std::move(done)(MakeDerived(absl::CancelledError("the fetch is cancelled")), {});
 }
 
 void LaneClient::Done(uint64_t id) {
@@ -371,17 +404,16 @@ std::string LaneClient::Phase(uint64_t id) const {
   if (found == waiting_.end()) return "ending";
   const std::string peer = Describe(producer_.peer);
   if (lane_ == nullptr) return absl::StrCat("connecting to ", peer);
-  if (!found->second.is_taking) return absl::StrCat("asked ", peer, ", which has not sent it");
-  if (found->second.transport == 0) return absl::StrCat("receiving from ", peer);
+  if (!found->second->is_taking) return absl::StrCat("asked ", peer, ", which has not sent it");
+  if (found->second->transport == 0) return absl::StrCat("receiving from ", peer);
   return absl::StrCat("receiving from ", peer, " by ",
-                      (*exchange_.transports)[found->second.transport - 1]->name());
+                      (*exchange_.transports)[found->second->transport - 1]->name());
 }
 
 std::string LaneClient::NameOf(uint64_t id) const {
   SpinLockHolder lock(&mu_);
   const auto found = waiting_.find(id);
-  if (found == waiting_.end() || found->second.name.empty()) return "";
-  return absl::StrCat(" (", found->second.name, ")");
+  return found == waiting_.end() ? "" : found->second->name;
 }
 
 std::shared_ptr<Lane> LaneClient::lane() const {
@@ -421,7 +453,7 @@ void LaneClient::OnClosed(const absl::Status& why) {
       return hub_.Connect(producer_.peer, producer_.lanes, false, shared_from_this());
     }
   }
-  absl::flat_hash_map<uint64_t, Waiting> waiting;
+  absl::flat_hash_map<uint64_t, WaitingPtr> waiting;
   absl::Status status = Named(why);
   {
     SpinLockHolder lock(&mu_);
@@ -433,12 +465,14 @@ void LaneClient::OnClosed(const absl::Status& why) {
   }
   for (const auto& inlet : inlets_) inlet->Abort(status);
   for (auto& [id, each] : waiting) {
-    absl::string_view phase = !each.key.empty() ? "before it was asked"
-                              : each.is_taking  ? "while the tensor was on its way"
-                                                : "while it was asked for a value";
-    std::move(each.done)(
+    absl::string_view phase = !each->key.empty() ? "before it was asked"
+                              : each->is_taking  ? "while the tensor was on its way"
+                                                 : "while it was asked for a value";
+    RecvCallback done = std::move(each->done);
+    each->destination = {};
+    std::move(done)(
         absl::Status(status.code(), absl::StrCat(status.message(), " (", phase,
-                                                 each.name.empty() ? "" : "; ", each.name, ")")),
+                                                 each->name.empty() ? "" : "; ", each->name, ")")),
         {});
   }
   is_over_.store(true, std::memory_order_release);

@@ -56,23 +56,34 @@ class LaneClient final : public LaneHandler, public std::enable_shared_from_this
   void OnClosed(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  class Fetch;
-  struct Waiting {
-    RecvCallback done;
-    Tensor destination;
-    // Of a request that waits for the lane.
+  // A request, and its asker's handle. All but the first three belong to the client's lock, and
+  // `done` and `destination` to whoever took it out of `waiting_`.
+  struct Waiting final : public RemoteFetch {
+    void Cancel() override;
+    std::string Phase() const override;
+
+    std::weak_ptr<LaneClient> client;
+    uint64_t id = 0;
     int64_t step_id = 0;
+    RecvCallback done;
+    Destination destination;
+    // Of a request that waits for the lane.
     std::string key;
     // "step 7, KEY", for errors; only if checksums are on.
     std::string name;
     bool is_taking = false;
     size_t transport = 0;
   };
+  using WaitingPtr = std::shared_ptr<Waiting>;
 
   absl::Status OnTicket(absl::string_view body, absl::Span<UniqueFd> descriptors);
+  // Of one that brings its tensor along.
+  absl::Status OnInlineTicket(const TicketMessage& ticket) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status OnRefusal(absl::string_view body);
-  void Finish(uint64_t id, const TicketMessage& ticket, absl::StatusOr<Tensor> tensor,
-              absl::string_view path);
+  // Checks and decodes what a ticket has brought; ends the lane of a peer that sends nonsense.
+  // `name`: the request's, if it has one.
+  absl::StatusOr<Received> Unpack(const TicketMessage& ticket, absl::StatusOr<Tensor> tensor,
+                                  absl::string_view path, absl::string_view name);
   void Complete(uint64_t id, absl::Status status, Received received) ABSL_LOCKS_EXCLUDED(mu_);
   void Cancel(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
   void Done(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
@@ -99,7 +110,7 @@ class LaneClient final : public LaneHandler, public std::enable_shared_from_this
   absl::Status ended_ ABSL_GUARDED_BY(mu_);
   std::string why_no_descriptors_ ABSL_GUARDED_BY(mu_);
   uint64_t last_id_ ABSL_GUARDED_BY(mu_) = 0;
-  absl::flat_hash_map<uint64_t, Waiting> waiting_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint64_t, WaitingPtr> waiting_ ABSL_GUARDED_BY(mu_);
   // Requests that nobody waits for any more, and whose answer is still to come.
   absl::flat_hash_set<uint64_t> cancelled_ ABSL_GUARDED_BY(mu_);
 };

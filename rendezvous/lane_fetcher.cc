@@ -139,7 +139,7 @@ std::shared_ptr<RemoteFetch> LaneFetcher::Fetch(int64_t step_id, const Rendezvou
   bool is_first = false;
   absl::Status closed;
   {
-    absl::MutexLock lock(&shared_->mu);
+    SpinLockHolder lock(&shared_->mu);
     closed = shared_->closed;
     if (const auto found = shared_->clients.find(node); found != shared_->clients.end()) {
       if (found->second->has_ended()) {
@@ -169,7 +169,7 @@ std::shared_ptr<RemoteFetch> LaneFetcher::Fetch(int64_t step_id, const Rendezvou
       std::shared_ptr<LaneClient> made;
       absl::Status status = endpoint.status();
       {
-        absl::MutexLock lock(&shared->mu);
+        SpinLockHolder lock(&shared->mu);
         if (status.ok()) status = shared->closed;
         if (status.ok()) {
           made = std::make_shared<LaneClient>(exchange, *hub, *std::move(endpoint));
@@ -187,7 +187,7 @@ std::shared_ptr<RemoteFetch> LaneFetcher::Fetch(int64_t step_id, const Rendezvou
 
 std::shared_ptr<LaneHandler> LaneFetcher::Serve(const LanePeer& consumer) {
   auto server = std::make_shared<LaneServer>(exchange_, consumer);
-  absl::MutexLock lock(&shared_->mu);
+  SpinLockHolder lock(&shared_->mu);
   if (!shared_->closed.ok()) return nullptr;
   std::erase_if(shared_->servers, [](const auto& each) { return each.expired(); });
   shared_->servers.push_back(server);
@@ -195,7 +195,7 @@ std::shared_ptr<LaneHandler> LaneFetcher::Serve(const LanePeer& consumer) {
 }
 
 std::shared_ptr<LaneClient> LaneFetcher::ClientOf(int32_t node_id) const {
-  absl::MutexLock lock(&shared_->mu);
+  SpinLockHolder lock(&shared_->mu);
   const auto found = shared_->clients.find(node_id);
   return found == shared_->clients.end() || found->second->has_ended() ? nullptr : found->second;
 }
@@ -203,7 +203,7 @@ std::shared_ptr<LaneClient> LaneFetcher::ClientOf(int32_t node_id) const {
 void LaneFetcher::Forget(int32_t node_id, const absl::Status& why) {
   std::shared_ptr<LaneClient> client;
   {
-    absl::MutexLock lock(&shared_->mu);
+    SpinLockHolder lock(&shared_->mu);
     const auto found = shared_->clients.find(node_id);
     if (found == shared_->clients.end()) return;
     client = std::move(found->second);
@@ -216,7 +216,7 @@ void LaneFetcher::Close(const absl::Status& why) {
   std::vector<std::shared_ptr<LaneClient>> clients;
   std::vector<std::shared_ptr<LaneServer>> servers;
   {
-    absl::MutexLock lock(&shared_->mu);
+    SpinLockHolder lock(&shared_->mu);
     if (shared_->closed.ok()) shared_->closed = why;
     for (const auto& [node, client] : shared_->clients) clients.push_back(client);
     for (const auto& each : shared_->servers) {
@@ -228,7 +228,7 @@ void LaneFetcher::Close(const absl::Status& why) {
 }
 
 size_t LaneFetcher::unfinished_sends() const {
-  absl::MutexLock lock(&shared_->mu);
+  SpinLockHolder lock(&shared_->mu);
   size_t count = 0;
   for (const auto& each : shared_->servers) {
     if (const auto server = each.lock()) count += server->unfinished();
@@ -237,7 +237,7 @@ size_t LaneFetcher::unfinished_sends() const {
 }
 
 size_t LaneFetcher::lane_count() const {
-  absl::MutexLock lock(&shared_->mu);
+  SpinLockHolder lock(&shared_->mu);
   size_t count = 0;
   for (const auto& [node, client] : shared_->clients) count += client->is_over() ? 0 : 1;
   for (const auto& server : shared_->servers) count += server.expired() ? 0 : 1;

@@ -12,6 +12,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
 
+#include "base/spin_lock.h"
 #include "rendezvous/lane_client.h"
 #include "rendezvous/lane_server.h"
 #include "rendezvous/remote_rendezvous.h"
@@ -52,7 +53,7 @@ class LaneFetcher final : public RemoteFetcher {
  private:
   class Resolving;
   struct Shared {
-    absl::Mutex mu;
+    SpinLock mu;
     absl::Status closed ABSL_GUARDED_BY(mu);
     absl::flat_hash_map<int32_t, std::shared_ptr<LaneClient>> clients ABSL_GUARDED_BY(mu);
     absl::flat_hash_map<int32_t, std::shared_ptr<Resolving>> resolving ABSL_GUARDED_BY(mu);

@@ -121,7 +121,10 @@ absl::StatusOr<TicketMessage> DecodeTicket(absl::string_view body) {
   for (int i = 0; i < rank; ++i) dims.push_back(reader.Get<int64_t>());
   if (reader.is_short()) return Malformed("TICKET");
   ticket.body = reader.rest();
-  if (ticket.is_dead) return ticket;
+  if (ticket.is_dead) {
+    if (ticket.transport != 0) return Malformed("TICKET: a dead value by a transport");
+    return ticket;
+  }
   const std::optional<DataType> type = DataTypeOfNumber(dtype);
   if (!type.has_value() || !IsFixedSize(*type)) return Malformed("TICKET: no such type");
   ticket.header.dtype = *type;

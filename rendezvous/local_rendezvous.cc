@@ -46,9 +46,9 @@ class LocalRendezvous::Core final : public std::enable_shared_from_this<Core> {
     }
   }
 
-  absl::Status Send(const RendezvousKey& key, Tensor tensor, bool is_dead, SendArgs args);
+  absl::Status Send(const RendezvousKey& key, Tensor&& tensor, bool is_dead, SendArgs&& args);
   // Parks `done` and returns its id; 0 when it has been, or is being, called.
-  uint64_t RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done);
+  uint64_t RecvAsync(const RendezvousKey& key, RecvArgs&& args, RecvCallback&& done);
   // A value that is there already, or the abort's status. False if there is neither.
   bool TryRecv(const RendezvousKey& key, RecvArgs& args, absl::Status& status, Received& received);
   // Ends the receive with `status` if it still waits.
@@ -85,7 +85,7 @@ class LocalRendezvous::Core final : public std::enable_shared_from_this<Core> {
   absl::Status Admit(const Shard& shard, size_t bytes) const;
   absl::Status AdmitBySum(size_t bytes) const;
   // `item` is a receive that is in no shard any more.
-  void Complete(ItemPtr item, absl::Status status, Received received);
+  void Complete(ItemPtr item, absl::Status&& status, Received&& received);
   // `item` is in no shard any more: a receive hears `why`, a send's value is dropped.
   void End(ItemPtr item, const absl::Status& why);
 
@@ -123,7 +123,7 @@ absl::Status LocalRendezvous::Core::AdmitBySum(size_t bytes) const {
                    " (RendezvousLimits::max_queued_bytes)"));
 }
 
-void LocalRendezvous::Core::Complete(ItemPtr item, absl::Status status, Received received) {
+void LocalRendezvous::Core::Complete(ItemPtr item, absl::Status&& status, Received&& received) {
   // If that fails, somebody is cancelling who will find nothing: the item is out.
   if (item->token != Cancellation::kNoToken) {
     item->recv_args.cancellation->Deregister(item->token);
@@ -135,11 +135,11 @@ void LocalRendezvous::Core::Complete(ItemPtr item, absl::Status status, Received
 }
 
 void LocalRendezvous::Core::End(ItemPtr item, const absl::Status& why) {
-  if (!item->is_send) Complete(std::move(item), why, Received());
+  if (!item->is_send) Complete(std::move(item), absl::Status(why), {});
 }
 
-absl::Status LocalRendezvous::Core::Send(const RendezvousKey& key, Tensor tensor, bool is_dead,
-                                         SendArgs args) {
+absl::Status LocalRendezvous::Core::Send(const RendezvousKey& key, Tensor&& tensor, bool is_dead,
+                                         SendArgs&& args) {
   Shard& shard = ShardOf(key);
   shard.mu.Lock();
   if (is_aborted_.load(std::memory_order_relaxed)) {
@@ -158,12 +158,8 @@ absl::Status LocalRendezvous::Core::Send(const RendezvousKey& key, Tensor tensor
     shard.mu.Unlock();
     return status;
   }
-  shard.Append(link, ItemPtr(new Item{.key = key,
-                                      .is_send = true,
-                                      .is_dead = is_dead,
-                                      .since = clock_.CoarseNow(),
-                                      .tensor = std::move(tensor),
-                                      .send_args = std::move(args)}));
+  shard.Append(link, std::make_unique<Item>(key, clock_.CoarseNow(), std::move(tensor), is_dead,
+                                            std::move(args)));
   shard.mu.Unlock();
   return absl::OkStatus();
 }
@@ -190,8 +186,8 @@ bool LocalRendezvous::Core::TakeAndUnlock(Shard& shard, Item** link, RecvArgs& a
   return true;
 }
 
-uint64_t LocalRendezvous::Core::RecvAsync(const RendezvousKey& key, RecvArgs args,
-                                          RecvCallback done) {
+uint64_t LocalRendezvous::Core::RecvAsync(const RendezvousKey& key, RecvArgs&& args,
+                                          RecvCallback&& done) {
   absl::Status status;
   Received received;
   Shard& shard = ShardOf(key);
@@ -222,12 +218,8 @@ uint64_t LocalRendezvous::Core::RecvAsync(const RendezvousKey& key, RecvArgs arg
     CallShallowly(std::move(done), std::move(status), std::move(received));
     return 0;
   }
-  ItemPtr item(new Item{.key = key,
-                        .id = id,
-                        .since = clock_.CoarseNow(),
-                        .recv_args = std::move(args),
-                        .done = std::move(done),
-                        .token = token});
+  auto item =
+      std::make_unique<Item>(key, clock_.CoarseNow(), id, std::move(args), std::move(done), token);
   if (item->recv_args.deadline != absl::InfiniteFuture()) shard.AddDeadline(*item);
   shard.Append(link, std::move(item));
   shard.mu.Unlock();
@@ -242,7 +234,7 @@ bool LocalRendezvous::Core::End(const RendezvousKey& key, uint64_t id, absl::Sta
     found = shard.TakeReceive(key, id);
   }
   if (found == nullptr) return false;
-  Complete(std::move(found), std::move(status), Received());
+  Complete(std::move(found), std::move(status), {});
   return true;
 }
 
@@ -252,7 +244,7 @@ void LocalRendezvous::Core::StartAbort(const absl::Status& why) {
     absl::MutexLock lock(&abort_mu_);
     if (!abort_status_.ok()) return;
     abort_status_ = why;
-    is_aborted_.store(true, std::memory_order_relaxed);
+    is_aborted_.store(true, std::memory_order_release);
   }
   // Whoever had a shard's lock before us is in it; whoever gets it after us sees the flag.
   std::vector<ItemPtr> items;
@@ -265,6 +257,8 @@ void LocalRendezvous::Core::StartAbort(const absl::Status& why) {
 }
 
 absl::Status LocalRendezvous::Core::abort_status() const {
+  // Asked for each receive of a worker.
+  if (!is_aborted_.load(std::memory_order_acquire)) return absl::OkStatus();
   absl::MutexLock lock(&abort_mu_);
   return abort_status_;
 }

@@ -145,7 +145,7 @@ void RemoteRendezvous::FetchRemote(const RendezvousKey& key, RecvArgs args, Recv
   if (fetch != nullptr) fetch->Cancel();
 }
 
-uint64_t RemoteRendezvous::Add(Waiting waiting) {
+uint64_t RemoteRendezvous::Add(Waiting&& waiting) {
   waiting.since = clock_.CoarseNow();
   absl::Status status;
   {
@@ -185,21 +185,22 @@ uint64_t RemoteRendezvous::Add(Waiting waiting) {
 }
 
 std::optional<RemoteRendezvous::Waiting> RemoteRendezvous::Take(uint64_t id) {
+  std::optional<Waiting> waiting;
   SpinLockHolder lock(&mu_);
   const auto found = waiting_.find(id);
-  if (found == waiting_.end()) return std::nullopt;
-  Waiting waiting = std::move(found->second);
+  if (found == waiting_.end()) return waiting;
+  waiting.emplace(std::move(found->second));
   waiting_.erase(found);
   return waiting;
 }
 
-void RemoteRendezvous::End(uint64_t id, absl::Status status, Received received) {
+void RemoteRendezvous::End(uint64_t id, absl::Status&& status, Received&& received) {
   if (std::optional<Waiting> waiting = Take(id); waiting.has_value()) {
     Complete(*std::move(waiting), std::move(status), std::move(received));
   }
 }
 
-void RemoteRendezvous::Complete(Waiting waiting, absl::Status status, Received received) {
+void RemoteRendezvous::Complete(Waiting&& waiting, absl::Status&& status, Received&& received) {
   if (waiting.token != Cancellation::kNoToken) {
     waiting.args.cancellation->Deregister(waiting.token);
   }

@@ -131,11 +131,11 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   const TaskName* ServingWorker() const { return serving_worker_.load(std::memory_order_acquire); }
   // Keeps `waiting` and returns its id; ends it, and returns 0, if the step is aborted, it is
   // cancelled, or too many wait.
-  uint64_t Add(Waiting waiting) ABSL_LOCKS_EXCLUDED(mu_);
+  uint64_t Add(Waiting&& waiting) ABSL_LOCKS_EXCLUDED(mu_);
   std::optional<Waiting> Take(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
   // Ends it if it still waits.
-  void End(uint64_t id, absl::Status status, Received received) ABSL_LOCKS_EXCLUDED(mu_);
-  void Complete(Waiting waiting, absl::Status status, Received received);
+  void End(uint64_t id, absl::Status&& status, Received&& received) ABSL_LOCKS_EXCLUDED(mu_);
+  void Complete(Waiting&& waiting, absl::Status&& status, Received&& received);
   // `with_phase`: errors of fetches also say how far they were.
   void EndAll(absl::FunctionRef<absl::Status(const Waiting&)> verdict, size_t& count,
               bool with_phase = false) ABSL_LOCKS_EXCLUDED(mu_);

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -24,6 +25,25 @@ namespace ferry {
 // A send or a receive that waits. The first of a key is in a bucket's chain, and the others of the
 // key hang on it; all of one key are of one side.
 struct RendezvousItem {
+  // A send.
+  RendezvousItem(const RendezvousKey& key, absl::Time since, Tensor&& tensor, bool is_dead,
+                 SendArgs&& args)
+      : key(key),
+        is_send(true),
+        is_dead(is_dead),
+        since(since),
+        tensor(std::move(tensor)),
+        send_args(std::move(args)) {}
+  // A receive.
+  RendezvousItem(const RendezvousKey& key, absl::Time since, uint64_t id, RecvArgs&& args,
+                 RecvCallback&& done, Cancellation::Token token)
+      : key(key),
+        id(id),
+        since(since),
+        recv_args(std::move(args)),
+        done(std::move(done)),
+        token(token) {}
+
   RendezvousKey key;
   // Of a receive: unique among those of its key. 0 for a send.
   uint64_t id = 0;

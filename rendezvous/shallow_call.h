@@ -16,7 +16,7 @@ namespace ferry {
 // Calls `done` now, unless that would be the 17th of such calls on this thread, each from within
 // the last; then when the outermost of them has returned, in the order in which they came.
 // Inline: it is on the way of every exchange.
-inline void CallShallowly(RecvCallback done, absl::Status status, Received received) {
+inline void CallShallowly(RecvCallback&& done, absl::Status&& status, Received&& received) {
   constexpr int kMaxDepth = 16;
   struct Callbacks {
     int depth = 0;

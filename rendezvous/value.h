@@ -4,6 +4,7 @@
 #define FERRY_RENDEZVOUS_VALUE_H_
 
 #include <memory>
+#include <utility>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
@@ -26,16 +27,36 @@ struct SendArgs {
   std::shared_ptr<DeviceContext> device_context;
 };
 
+// A tensor that the elements of a value are wanted in, or none. One pointer wide but for its count,
+// since most receives have none and every hand that passes one on would pay for it.
+class Destination final {
+ public:
+  Destination() = default;
+  // Of an invalid tensor: none. Implicit: a tensor is what callers have.
+  Destination(Tensor tensor)
+      : tensor_(tensor.is_valid() ? std::make_shared<const Tensor>(std::move(tensor)) : nullptr) {}
+
+  bool is_valid() const { return tensor_ != nullptr; }
+  // REQUIRES: is_valid().
+  const Tensor& operator*() const { return *tensor_; }
+  const Tensor* operator->() const { return tensor_.get(); }
+  // Not valid: there is none.
+  Tensor tensor() const { return is_valid() ? *tensor_ : Tensor(); }
+
+ private:
+  std::shared_ptr<const Tensor> tensor_;
+};
+
 struct RecvArgs {
   std::shared_ptr<DeviceContext> device_context;
   // May be null; outlives the receive.
   Cancellation* cancellation = nullptr;
   absl::Time deadline = absl::InfiniteFuture();
-  // Where the elements are wanted; not valid: anywhere. Whoever carries them may put them there
+  // Where the elements are wanted; none: anywhere. Whoever carries them may put them there
   // straight away, and then gives back this very tensor; if it gives back another one, the facade
   // copies. Nothing is written there any more once the receive has ended. Of another type or size
   // than what comes: the receive fails with INVALID_ARGUMENT.
-  Tensor destination;
+  Destination destination;
 };
 
 // A value that has arrived.

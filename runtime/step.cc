@@ -33,8 +33,8 @@ struct Waiter {
 
 // Puts it where the receiver wants it, unless whoever carried it has done so.
 absl::Status MoveToDestination(Received& received) {
-  const Tensor& wanted = received.recv_args.destination;
-  if (!wanted.is_valid() || received.is_dead) return absl::OkStatus();
+  if (!received.recv_args.destination.is_valid() || received.is_dead) return absl::OkStatus();
+  const Tensor& wanted = *received.recv_args.destination;
   Tensor& tensor = received.tensor;
   if (tensor.buffer() == wanted.buffer() && tensor.data() == wanted.data()) {
     return absl::OkStatus();

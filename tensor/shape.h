@@ -19,8 +19,8 @@ class Shape {
   // As many as TensorFlow allows.
   static constexpr int kMaxRank = 254;
 
-  // A scalar: no dimensions, one element.
-  Shape() = default;
+  // A scalar: no dimensions, one element. Not defaulted, as Tensor().
+  Shape() {}  // NOLINT(modernize-use-equals-default)
 
   //   Errors: INVALID_ARGUMENT for a negative extent, more than kMaxRank of them, or an element
   //   count beyond 2^63 - 1, even if another extent is 0.

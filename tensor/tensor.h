@@ -23,8 +23,9 @@ namespace ferry {
 // a tensor that has been sent must not be written any more. Elements are row-major and dense.
 class Tensor {
  public:
-  // No tensor: what a dead value carries. is_valid() is false; nothing else may be asked.
-  Tensor() = default;
+  // No tensor: what a dead value carries. is_valid() is false; nothing else may be asked. Not
+  // defaulted: {} would first fill all of it with zeros, which is a tenth of an exchange.
+  Tensor() {}  // NOLINT(modernize-use-equals-default)
 
   // A view of `shape` elements in `buffer`, from `offset_bytes` on.
   //   Errors: INVALID_ARGUMENT for a type that is not of fixed size, a null buffer, an offset that

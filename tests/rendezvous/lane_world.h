@@ -164,8 +164,8 @@ class World final {
     auto receive = std::make_shared<Receive>();
     receive->number = number;
     RecvArgs args;
-    if (random_() % 3 == 0 && !IsDead(number)) args.destination = Counted(number);
-    receive->destination = args.destination;
+    if (random_() % 3 == 0 && !IsDead(number)) receive->destination = Counted(number);
+    args.destination = receive->destination;
     ++receives_;
     open_.push_back(receive);
     receive->fetch = client.Request(kStep, Key(number), args,

@@ -149,18 +149,19 @@ TEST(Fetcher, ACancelInTheMiddleOfAStreamLeavesNothingBehind) {
     pair.Send("e", tensor);
     Receiving receiving;
     RecvArgs args;
-    args.destination = *Tensor::Allocate(DataType::kUint8, tensor.shape());
+    Tensor destination = *Tensor::Allocate(DataType::kUint8, tensor.shape());
+    args.destination = destination;
     auto fetch = pair.sink.fetcher().Fetch(1, Edge("e"), args, receiving.Callback());
     // Not a guess of how long something takes: each round is called off at another moment.
     absl::SleepFor(absl::Milliseconds(i * 4));
     fetch->Cancel();
     // Nothing is written from now on.
-    std::memset(args.destination.mutable_data(), 0, tensor.bytes());
+    std::memset(destination.mutable_data(), 0, tensor.bytes());
     const absl::StatusOr<Received> received = receiving.Wait();
     if (!received.ok()) {
       EXPECT_THAT(received, Fails(StatusCode::kCancelled));
     }
-    for (const uint8_t byte : args.destination.elements<uint8_t>().subspan(0, 1 << 20)) {
+    for (const uint8_t byte : destination.elements<uint8_t>().subspan(0, 1 << 20)) {
       ASSERT_EQ(byte, 0);
     }
   }

@@ -206,7 +206,7 @@ TEST(Fetcher, ThreeGibibytesArrive) {
   const absl::StatusOr<Received> received = pair.Recv("e", args).Wait();
   ASSERT_THAT(received, IsOk());
   EXPECT_EQ(received->tensor.bytes(), bytes);
-  EXPECT_EQ(std::memcmp(args.destination.data(), tensor.data(), size_t{64} << 20), 0);
+  EXPECT_EQ(std::memcmp(args.destination->data(), tensor.data(), size_t{64} << 20), 0);
 
   // And not by the unary call, which says so.
   Pair unary({.service = {.has_streams = false}});
