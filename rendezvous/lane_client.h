@@ -92,7 +92,7 @@ class LaneClient final : public LaneHandler, public std::enable_shared_from_this
   // With the producer's name.
   absl::Status Named(const absl::Status& why) const;
   std::string Phase(uint64_t id) const ABSL_LOCKS_EXCLUDED(mu_);
-  // " (step 7, KEY)", as far as it is known.
+  // The waiting request's name, if it has one.
   std::string NameOf(uint64_t id) const ABSL_LOCKS_EXCLUDED(mu_);
   std::shared_ptr<Lane> lane() const ABSL_LOCKS_EXCLUDED(mu_);
 
