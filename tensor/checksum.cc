@@ -14,6 +14,8 @@ uint64_t Checksum(absl::Span<const absl::string_view> parts, uint64_t seed) {
     return XXH3_64bits_withSeed(parts[0].data(), parts[0].size(), seed);
   }
   XXH3_state_t state;
+  // Without it, reset believes a seed that it finds there, and keeps the secret beside it.
+  XXH3_INITSTATE(&state);
   XXH3_64bits_reset_withSeed(&state, seed);
   for (const absl::string_view part : parts) {
     // An empty view may have no address.
