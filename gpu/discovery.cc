@@ -12,7 +12,7 @@
 #include "absl/types/span.h"
 
 #include "base/status_macros.h"
-#include "gpu/cuda/driver.h"
+#include "gpu/cuda/cuda_api.h"
 #include "gpu/cuda/enumerate.h"
 #include "gpu/nvml/links.h"
 #include "gpu/nvml/nvml.h"
@@ -29,8 +29,8 @@ int NumaNodeOf(const std::string& sysfs_root, const std::string& pci_bus_id) {
 }
 
 absl::StatusOr<std::vector<Device>> FromCuda() {
-  FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<cuda::Driver> driver, cuda::Driver::Load());
-  return cuda::EnumerateGpus(*driver);
+  FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<cuda::CudaApi> api, cuda::CudaApi::Load());
+  return cuda::EnumerateGpus(*api);
 }
 
 absl::Status AddFromNvml(GpuDiscovery& discovery) {

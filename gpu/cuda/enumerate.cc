@@ -5,7 +5,6 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
@@ -14,58 +13,51 @@
 namespace ferry::cuda {
 namespace {
 
-std::string UuidText(const Uuid& uuid) {
-  std::string text = absl::BytesToHexString(
-      absl::string_view(reinterpret_cast<const char*>(uuid.bytes), sizeof(uuid.bytes)));
-  for (const size_t dash : {8, 13, 18, 23}) text.insert(dash, "-");
-  return absl::StrCat("GPU-", text);
-}
-
-absl::StatusOr<int> Attribute(const Driver& driver, DeviceAttribute attribute, Device device) {
+absl::StatusOr<int> Attribute(const CudaApi& api, DeviceAttribute attribute, Device device) {
   int value = 0;
   FERRY_RETURN_IF_ERROR(
-      driver.Check(driver.table().device_get_attribute(&value, attribute, device),
-                   absl::StrCat("cuDeviceGetAttribute ", static_cast<int>(attribute))));
+      api.Check(api.table().device_get_attribute(&value, attribute, device),
+                absl::StrCat("cuDeviceGetAttribute ", static_cast<int>(attribute))));
   return value;
 }
 
-absl::StatusOr<ferry::Device> Describe(const Driver& driver, int ordinal) {
-  const DriverTable& table = driver.table();
+absl::StatusOr<ferry::Device> Describe(const CudaApi& api, int ordinal) {
+  const CudaTable& table = api.table();
   Device handle = 0;
-  FERRY_RETURN_IF_ERROR(driver.Check(table.device_get(&handle, ordinal), "cuDeviceGet"));
+  FERRY_RETURN_IF_ERROR(api.Check(table.device_get(&handle, ordinal), "cuDeviceGet"));
   ferry::Device gpu;
   gpu.kind = DeviceKind::kGpu;
   gpu.ordinal = ordinal;
   gpu.vendor = "NVIDIA";
   char text[256] = "";
   FERRY_RETURN_IF_ERROR(
-      driver.Check(table.device_get_name(text, sizeof(text), handle), "cuDeviceGetName"));
+      api.Check(table.device_get_name(text, sizeof(text), handle), "cuDeviceGetName"));
   gpu.name = text;
   Uuid uuid = {};
-  FERRY_RETURN_IF_ERROR(driver.Check(table.device_get_uuid(&uuid, handle), "cuDeviceGetUuid_v2"));
+  FERRY_RETURN_IF_ERROR(api.Check(table.device_get_uuid(&uuid, handle), "cuDeviceGetUuid_v2"));
   gpu.uuid = UuidText(uuid);
   FERRY_RETURN_IF_ERROR(
-      driver.Check(table.device_get_pci_bus_id(text, sizeof(text), handle), "cuDeviceGetPCIBusId"));
+      api.Check(table.device_get_pci_bus_id(text, sizeof(text), handle), "cuDeviceGetPCIBusId"));
   gpu.pci_bus_id = NormalizePciBusId(text).value_or("");
-  FERRY_ASSIGN_OR_RETURN(gpu.compute_major, Attribute(driver, kComputeCapabilityMajor, handle));
-  FERRY_ASSIGN_OR_RETURN(gpu.compute_minor, Attribute(driver, kComputeCapabilityMinor, handle));
-  FERRY_ASSIGN_OR_RETURN(gpu.core_count, Attribute(driver, kMultiprocessorCount, handle));
+  FERRY_ASSIGN_OR_RETURN(gpu.compute_major, Attribute(api, kComputeCapabilityMajor, handle));
+  FERRY_ASSIGN_OR_RETURN(gpu.compute_minor, Attribute(api, kComputeCapabilityMinor, handle));
+  FERRY_ASSIGN_OR_RETURN(gpu.core_count, Attribute(api, kMultiprocessorCount, handle));
   size_t memory_bytes = 0;
   FERRY_RETURN_IF_ERROR(
-      driver.Check(table.device_total_mem(&memory_bytes, handle), "cuDeviceTotalMem_v2"));
+      api.Check(table.device_total_mem(&memory_bytes, handle), "cuDeviceTotalMem_v2"));
   gpu.memory_bytes = memory_bytes;
   return gpu;
 }
 
 }  // namespace
 
-absl::StatusOr<std::vector<ferry::Device>> EnumerateGpus(const Driver& driver) {
+absl::StatusOr<std::vector<ferry::Device>> EnumerateGpus(const CudaApi& api) {
   int count = 0;
-  FERRY_RETURN_IF_ERROR(driver.Check(driver.table().device_get_count(&count), "cuDeviceGetCount"));
+  FERRY_RETURN_IF_ERROR(api.Check(api.table().device_get_count(&count), "cuDeviceGetCount"));
   if (count == 0) return absl::NotFoundError("the CUDA driver shows no GPU");
   std::vector<ferry::Device> gpus;
   for (int ordinal = 0; ordinal < count; ++ordinal) {
-    absl::StatusOr<ferry::Device> gpu = Describe(driver, ordinal);
+    absl::StatusOr<ferry::Device> gpu = Describe(api, ordinal);
     if (!gpu.ok()) {
       return absl::Status(gpu.status().code(),
                           absl::StrCat("gpu:", ordinal, ": ", gpu.status().message()));

@@ -7,14 +7,14 @@
 
 #include "absl/status/statusor.h"
 
-#include "gpu/cuda/driver.h"
+#include "gpu/cuda/cuda_api.h"
 #include "topology/device.h"
 
 namespace ferry::cuda {
 
 // In the driver's order. Creates no context. NUMA nodes and fabrics are not the driver's to tell.
 // Errors: NOT_FOUND if there is no GPU; INTERNAL if a call fails.
-absl::StatusOr<std::vector<ferry::Device>> EnumerateGpus(const Driver& driver);
+absl::StatusOr<std::vector<ferry::Device>> EnumerateGpus(const CudaApi& api);
 
 }  // namespace ferry::cuda
 

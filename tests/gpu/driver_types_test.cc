@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// Our declarations of the CUDA driver's interface against the toolkit's own cuda.h, at compile
+// time. Built only where there is one.
+#include <cuda.h>
+
+#include <cstddef>
+#include <type_traits>
+
+#include <gtest/gtest.h>
+
+#include "gpu/cuda/cuda_api.h"
+
+namespace ferry::cuda {
+namespace {
+
+// Whether a parameter is passed the same way: the same type, an int for an enum, or a struct of
+// ours for one of the same size and alignment.
+template <typename Ours, typename Theirs>
+constexpr bool IsSame() {
+  if constexpr (std::is_same_v<Ours, Theirs>) {
+    return true;
+  } else if constexpr (std::is_pointer_v<Ours> && std::is_pointer_v<Theirs>) {
+    using OurTarget = std::remove_pointer_t<Ours>;
+    using TheirTarget = std::remove_pointer_t<Theirs>;
+    // Where the driver takes a non-const enum or struct, constness is ours to choose.
+    return IsSame<std::remove_const_t<OurTarget>, std::remove_const_t<TheirTarget>>();
+  } else if constexpr (std::is_enum_v<Theirs>) {
+    return (std::is_integral_v<Ours> || std::is_enum_v<Ours>)&&sizeof(Ours) == sizeof(Theirs);
+  } else if constexpr (std::is_class_v<Ours> && std::is_class_v<Theirs>) {
+    return sizeof(Ours) == sizeof(Theirs) && alignof(Ours) == alignof(Theirs) &&
+           std::is_trivially_copyable_v<Ours>;
+  } else if constexpr (std::is_function_v<Ours> && std::is_function_v<Theirs>) {
+    return std::is_same_v<Ours, Theirs>;
+  } else {
+    return false;
+  }
+}
+
+template <typename Ours, typename Theirs>
+struct SameCall : std::false_type {};
+template <typename... Ours, typename... Theirs>
+struct SameCall<Result (*)(Ours...), CUresult (*)(Theirs...)> {
+  static constexpr bool value = [] {
+    if constexpr (sizeof...(Ours) == sizeof...(Theirs)) {
+      return (IsSame<Ours, Theirs>() && ...);
+    }
+    return false;
+  }();
+};
+
+#define FERRY_SAME_CALL(name, member) \
+  static_assert(SameCall<decltype(CudaTable::member), decltype(&name)>::value, #name)
+FERRY_SAME_CALL(cuInit, init);
+FERRY_SAME_CALL(cuDriverGetVersion, driver_get_version);
+FERRY_SAME_CALL(cuGetErrorName, get_error_name);
+FERRY_SAME_CALL(cuGetErrorString, get_error_string);
+FERRY_SAME_CALL(cuDeviceGetCount, device_get_count);
+FERRY_SAME_CALL(cuDeviceGet, device_get);
+FERRY_SAME_CALL(cuDeviceGetName, device_get_name);
+FERRY_SAME_CALL(cuDeviceGetUuid_v2, device_get_uuid);
+FERRY_SAME_CALL(cuDeviceGetPCIBusId, device_get_pci_bus_id);
+FERRY_SAME_CALL(cuDeviceGetAttribute, device_get_attribute);
+FERRY_SAME_CALL(cuDeviceTotalMem_v2, device_total_mem);
+FERRY_SAME_CALL(cuDevicePrimaryCtxRetain, primary_context_retain);
+FERRY_SAME_CALL(cuDevicePrimaryCtxRelease_v2, primary_context_release);
+FERRY_SAME_CALL(cuCtxPushCurrent_v2, context_push);
+FERRY_SAME_CALL(cuCtxPopCurrent_v2, context_pop);
+FERRY_SAME_CALL(cuCtxGetCurrent, context_get_current);
+FERRY_SAME_CALL(cuDeviceCanAccessPeer, device_can_access_peer);
+FERRY_SAME_CALL(cuCtxEnablePeerAccess, context_enable_peer_access);
+FERRY_SAME_CALL(cuStreamCreateWithPriority, stream_create_with_priority);
+FERRY_SAME_CALL(cuStreamDestroy_v2, stream_destroy);
+FERRY_SAME_CALL(cuStreamQuery, stream_query);
+FERRY_SAME_CALL(cuStreamSynchronize, stream_synchronize);
+FERRY_SAME_CALL(cuStreamWaitEvent, stream_wait_event);
+FERRY_SAME_CALL(cuEventCreate, event_create);
+FERRY_SAME_CALL(cuEventDestroy_v2, event_destroy);
+FERRY_SAME_CALL(cuEventRecord, event_record);
+FERRY_SAME_CALL(cuEventQuery, event_query);
+FERRY_SAME_CALL(cuEventSynchronize, event_synchronize);
+FERRY_SAME_CALL(cuEventElapsedTime, event_elapsed_time);
+FERRY_SAME_CALL(cuMemGetInfo_v2, memory_get_info);
+FERRY_SAME_CALL(cuMemAlloc_v2, memory_alloc);
+FERRY_SAME_CALL(cuMemFree_v2, memory_free);
+FERRY_SAME_CALL(cuMemGetAddressRange_v2, memory_get_address_range);
+FERRY_SAME_CALL(cuMemHostAlloc, host_alloc);
+FERRY_SAME_CALL(cuMemFreeHost, host_free);
+FERRY_SAME_CALL(cuMemHostGetFlags, host_get_flags);
+FERRY_SAME_CALL(cuMemHostRegister_v2, host_register);
+FERRY_SAME_CALL(cuMemHostUnregister, host_unregister);
+FERRY_SAME_CALL(cuPointerGetAttributes, pointer_get_attributes);
+FERRY_SAME_CALL(cuMemcpyAsync, copy_async);
+FERRY_SAME_CALL(cuMemcpyPeerAsync, copy_peer_async);
+FERRY_SAME_CALL(cuMemcpyHtoDAsync_v2, copy_to_device_async);
+FERRY_SAME_CALL(cuMemcpyDtoHAsync_v2, copy_to_host_async);
+FERRY_SAME_CALL(cuMemsetD8Async, set_bytes_async);
+FERRY_SAME_CALL(cuIpcGetMemHandle, ipc_get_memory_handle);
+FERRY_SAME_CALL(cuIpcOpenMemHandle_v2, ipc_open_memory_handle);
+FERRY_SAME_CALL(cuIpcCloseMemHandle, ipc_close_memory_handle);
+FERRY_SAME_CALL(cuIpcGetEventHandle, ipc_get_event_handle);
+FERRY_SAME_CALL(cuIpcOpenEventHandle, ipc_open_event_handle);
+FERRY_SAME_CALL(cuMemAddressReserve, address_reserve);
+FERRY_SAME_CALL(cuMemAddressFree, address_free);
+FERRY_SAME_CALL(cuMemCreate, memory_create);
+FERRY_SAME_CALL(cuMemRelease, memory_release);
+FERRY_SAME_CALL(cuMemMap, memory_map);
+FERRY_SAME_CALL(cuMemUnmap, memory_unmap);
+FERRY_SAME_CALL(cuMemSetAccess, memory_set_access);
+FERRY_SAME_CALL(cuMemExportToShareableHandle, memory_export);
+FERRY_SAME_CALL(cuMemImportFromShareableHandle, memory_import);
+FERRY_SAME_CALL(cuMemGetAllocationGranularity, memory_granularity);
+FERRY_SAME_CALL(cuMemGetAllocationPropertiesFromHandle, memory_properties);
+FERRY_SAME_CALL(cuMemRetainAllocationHandle, memory_retain_handle);
+FERRY_SAME_CALL(cuDeviceGetDefaultMemPool, device_get_default_pool);
+FERRY_SAME_CALL(cuMemPoolCreate, pool_create);
+FERRY_SAME_CALL(cuMemPoolDestroy, pool_destroy);
+FERRY_SAME_CALL(cuMemPoolSetAccess, pool_set_access);
+FERRY_SAME_CALL(cuMemPoolSetAttribute, pool_set_attribute);
+FERRY_SAME_CALL(cuMemAllocFromPoolAsync, pool_alloc_async);
+FERRY_SAME_CALL(cuMemFreeAsync, memory_free_async);
+FERRY_SAME_CALL(cuMemPoolExportToShareableHandle, pool_export);
+FERRY_SAME_CALL(cuMemPoolImportFromShareableHandle, pool_import);
+FERRY_SAME_CALL(cuMemPoolExportPointer, pool_export_pointer);
+FERRY_SAME_CALL(cuMemPoolImportPointer, pool_import_pointer);
+FERRY_SAME_CALL(cuModuleLoadData, module_load_data);
+FERRY_SAME_CALL(cuModuleUnload, module_unload);
+FERRY_SAME_CALL(cuModuleGetFunction, module_get_function);
+FERRY_SAME_CALL(cuLaunchKernel, launch_kernel);
+FERRY_SAME_CALL(cuLaunchHostFunc, launch_host_function);
+
+#define FERRY_SAME_FIELD(ours, our_field, theirs, their_field)                \
+  static_assert(offsetof(ours, our_field) == offsetof(theirs, their_field) && \
+                sizeof(ours::our_field) == sizeof(theirs::their_field))
+FERRY_SAME_FIELD(AllocationProperties, type, CUmemAllocationProp, type);
+FERRY_SAME_FIELD(AllocationProperties, requested_handle_types, CUmemAllocationProp,
+                 requestedHandleTypes);
+FERRY_SAME_FIELD(AllocationProperties, location, CUmemAllocationProp, location);
+FERRY_SAME_FIELD(AllocationProperties, win32_handle_metadata, CUmemAllocationProp,
+                 win32HandleMetaData);
+FERRY_SAME_FIELD(AllocationProperties, compression_type, CUmemAllocationProp,
+                 allocFlags.compressionType);
+FERRY_SAME_FIELD(AllocationProperties, gpu_direct_rdma_capable, CUmemAllocationProp,
+                 allocFlags.gpuDirectRDMACapable);
+FERRY_SAME_FIELD(AllocationProperties, usage, CUmemAllocationProp, allocFlags.usage);
+FERRY_SAME_FIELD(MemoryLocation, type, CUmemLocation, type);
+FERRY_SAME_FIELD(MemoryLocation, id, CUmemLocation, id);
+FERRY_SAME_FIELD(AccessDescription, location, CUmemAccessDesc, location);
+FERRY_SAME_FIELD(AccessDescription, flags, CUmemAccessDesc, flags);
+FERRY_SAME_FIELD(PoolProperties, allocation_type, CUmemPoolProps, allocType);
+FERRY_SAME_FIELD(PoolProperties, handle_types, CUmemPoolProps, handleTypes);
+FERRY_SAME_FIELD(PoolProperties, location, CUmemPoolProps, location);
+FERRY_SAME_FIELD(PoolProperties, win32_security_attributes, CUmemPoolProps,
+                 win32SecurityAttributes);
+FERRY_SAME_FIELD(PoolProperties, max_bytes, CUmemPoolProps, maxSize);
+FERRY_SAME_FIELD(PoolProperties, usage, CUmemPoolProps, usage);
+static_assert(sizeof(AllocationProperties) == sizeof(CUmemAllocationProp));
+static_assert(sizeof(PoolProperties) == sizeof(CUmemPoolProps));
+static_assert(sizeof(AccessDescription) == sizeof(CUmemAccessDesc));
+static_assert(sizeof(IpcMemoryHandle) == sizeof(CUipcMemHandle));
+
+#define FERRY_SAME_NUMBER(ours, theirs) \
+  static_assert(static_cast<long>(ours) == static_cast<long>(theirs), #theirs)
+FERRY_SAME_NUMBER(kSuccess, CUDA_SUCCESS);
+FERRY_SAME_NUMBER(kErrorInvalidValue, CUDA_ERROR_INVALID_VALUE);
+FERRY_SAME_NUMBER(kErrorOutOfMemory, CUDA_ERROR_OUT_OF_MEMORY);
+FERRY_SAME_NUMBER(kErrorNotInitialized, CUDA_ERROR_NOT_INITIALIZED);
+FERRY_SAME_NUMBER(kErrorDeinitialized, CUDA_ERROR_DEINITIALIZED);
+FERRY_SAME_NUMBER(kErrorNoDevice, CUDA_ERROR_NO_DEVICE);
+FERRY_SAME_NUMBER(kErrorInvalidDevice, CUDA_ERROR_INVALID_DEVICE);
+FERRY_SAME_NUMBER(kErrorInvalidContext, CUDA_ERROR_INVALID_CONTEXT);
+FERRY_SAME_NUMBER(kErrorAlreadyMapped, CUDA_ERROR_ALREADY_MAPPED);
+FERRY_SAME_NUMBER(kErrorPeerAccessUnsupported, CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
+FERRY_SAME_NUMBER(kErrorInvalidHandle, CUDA_ERROR_INVALID_HANDLE);
+FERRY_SAME_NUMBER(kErrorNotFound, CUDA_ERROR_NOT_FOUND);
+FERRY_SAME_NUMBER(kErrorNotReady, CUDA_ERROR_NOT_READY);
+FERRY_SAME_NUMBER(kErrorPeerAccessAlreadyEnabled, CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
+FERRY_SAME_NUMBER(kErrorNotPermitted, CUDA_ERROR_NOT_PERMITTED);
+FERRY_SAME_NUMBER(kErrorNotSupported, CUDA_ERROR_NOT_SUPPORTED);
+FERRY_SAME_NUMBER(kMultiprocessorCount, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+FERRY_SAME_NUMBER(kComputeMode, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE);
+FERRY_SAME_NUMBER(kUnifiedAddressing, CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING);
+FERRY_SAME_NUMBER(kComputeCapabilityMajor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+FERRY_SAME_NUMBER(kComputeCapabilityMinor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+FERRY_SAME_NUMBER(kVirtualMemoryManagementSupported,
+                  CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
+FERRY_SAME_NUMBER(kPosixFileDescriptorSupported,
+                  CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+FERRY_SAME_NUMBER(kMemoryPoolsSupported, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED);
+FERRY_SAME_NUMBER(kPoolSupportedHandleTypes, CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES);
+FERRY_SAME_NUMBER(kIpcEventSupported, CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED);
+FERRY_SAME_NUMBER(kComputeModeDefault, CU_COMPUTEMODE_DEFAULT);
+FERRY_SAME_NUMBER(kComputeModeProhibited, CU_COMPUTEMODE_PROHIBITED);
+FERRY_SAME_NUMBER(kComputeModeExclusiveProcess, CU_COMPUTEMODE_EXCLUSIVE_PROCESS);
+FERRY_SAME_NUMBER(kPointerContext, CU_POINTER_ATTRIBUTE_CONTEXT);
+FERRY_SAME_NUMBER(kPointerMemoryType, CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
+FERRY_SAME_NUMBER(kPointerBufferId, CU_POINTER_ATTRIBUTE_BUFFER_ID);
+FERRY_SAME_NUMBER(kPointerIsManaged, CU_POINTER_ATTRIBUTE_IS_MANAGED);
+FERRY_SAME_NUMBER(kPointerDeviceOrdinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
+FERRY_SAME_NUMBER(kPointerIsLegacyIpcCapable, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE);
+FERRY_SAME_NUMBER(kPointerRangeStart, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR);
+FERRY_SAME_NUMBER(kPointerRangeBytes, CU_POINTER_ATTRIBUTE_RANGE_SIZE);
+FERRY_SAME_NUMBER(kPointerAllowedHandleTypes, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES);
+FERRY_SAME_NUMBER(kPointerPool, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE);
+FERRY_SAME_NUMBER(kMemoryTypeHost, CU_MEMORYTYPE_HOST);
+FERRY_SAME_NUMBER(kMemoryTypeDevice, CU_MEMORYTYPE_DEVICE);
+FERRY_SAME_NUMBER(kStreamNonBlocking, CU_STREAM_NON_BLOCKING);
+FERRY_SAME_NUMBER(kEventDisableTiming, CU_EVENT_DISABLE_TIMING);
+FERRY_SAME_NUMBER(kEventInterprocess, CU_EVENT_INTERPROCESS);
+FERRY_SAME_NUMBER(kHostAllocPortable, CU_MEMHOSTALLOC_PORTABLE);
+FERRY_SAME_NUMBER(kHostRegisterPortable, CU_MEMHOSTREGISTER_PORTABLE);
+FERRY_SAME_NUMBER(kIpcLazyEnablePeerAccess, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+FERRY_SAME_NUMBER(kHandleTypeNone, CU_MEM_HANDLE_TYPE_NONE);
+FERRY_SAME_NUMBER(kHandleTypePosixFd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+FERRY_SAME_NUMBER(kHandleTypeFabric, CU_MEM_HANDLE_TYPE_FABRIC);
+FERRY_SAME_NUMBER(kAllocationTypePinned, CU_MEM_ALLOCATION_TYPE_PINNED);
+FERRY_SAME_NUMBER(kLocationTypeDevice, CU_MEM_LOCATION_TYPE_DEVICE);
+FERRY_SAME_NUMBER(kAccessReadWrite, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+FERRY_SAME_NUMBER(kGranularityMinimum, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+FERRY_SAME_NUMBER(kGranularityRecommended, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
+FERRY_SAME_NUMBER(kPoolReleaseThreshold, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD);
+
+// What counts is that this file compiles.
+TEST(DriverTypes, AreThoseOfTheToolkit) { EXPECT_GE(CUDA_VERSION, 11040); }
+
+}  // namespace
+}  // namespace ferry::cuda
