@@ -78,7 +78,6 @@ absl::Status ResolveExecution(const SharedLibrary& library, CudaTable& table) {
   resolve("cuMemGetAddressRange_v2", table.memory_get_address_range);
   resolve("cuMemHostAlloc", table.host_alloc);
   resolve("cuMemFreeHost", table.host_free);
-  resolve("cuMemHostGetFlags", table.host_get_flags);
   resolve("cuMemHostRegister_v2", table.host_register);
   resolve("cuMemHostUnregister", table.host_unregister);
   resolve("cuPointerGetAttributes", table.pointer_get_attributes);

@@ -60,7 +60,6 @@ struct CudaTable {
                                      DevicePointer pointer) = nullptr;
   Result (*host_alloc)(void** pointer, size_t bytes, unsigned int flags) = nullptr;
   Result (*host_free)(void* pointer) = nullptr;
-  Result (*host_get_flags)(unsigned int* flags, void* pointer) = nullptr;
   Result (*host_register)(void* pointer, size_t bytes, unsigned int flags) = nullptr;
   Result (*host_unregister)(void* pointer) = nullptr;
   Result (*pointer_get_attributes)(unsigned int count, PointerAttribute* attributes, void** values,

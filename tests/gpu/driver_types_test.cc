@@ -4,133 +4,92 @@
 #include <cuda.h>
 
 #include <cstddef>
-#include <type_traits>
 
 #include <gtest/gtest.h>
 
 #include "gpu/cuda/cuda_api.h"
+#include "tests/gpu/same_call.h"
 
 namespace ferry::cuda {
 namespace {
 
-// Whether a parameter is passed the same way: the same type, an int for an enum, or a struct of
-// ours for one of the same size and alignment.
-template <typename Ours, typename Theirs>
-constexpr bool IsSame() {
-  if constexpr (std::is_same_v<Ours, Theirs>) {
-    return true;
-  } else if constexpr (std::is_pointer_v<Ours> && std::is_pointer_v<Theirs>) {
-    using OurTarget = std::remove_pointer_t<Ours>;
-    using TheirTarget = std::remove_pointer_t<Theirs>;
-    // Where the driver takes a non-const enum or struct, constness is ours to choose.
-    return IsSame<std::remove_const_t<OurTarget>, std::remove_const_t<TheirTarget>>();
-  } else if constexpr (std::is_enum_v<Theirs>) {
-    return (std::is_integral_v<Ours> || std::is_enum_v<Ours>)&&sizeof(Ours) == sizeof(Theirs);
-  } else if constexpr (std::is_class_v<Ours> && std::is_class_v<Theirs>) {
-    return sizeof(Ours) == sizeof(Theirs) && alignof(Ours) == alignof(Theirs) &&
-           std::is_trivially_copyable_v<Ours>;
-  } else if constexpr (std::is_function_v<Ours> && std::is_function_v<Theirs>) {
-    return std::is_same_v<Ours, Theirs>;
-  } else {
-    return false;
-  }
-}
+FERRY_SAME_CALL(CudaTable, cuInit, init);
+FERRY_SAME_CALL(CudaTable, cuDriverGetVersion, driver_get_version);
+FERRY_SAME_CALL(CudaTable, cuGetErrorName, get_error_name);
+FERRY_SAME_CALL(CudaTable, cuGetErrorString, get_error_string);
+FERRY_SAME_CALL(CudaTable, cuDeviceGetCount, device_get_count);
+FERRY_SAME_CALL(CudaTable, cuDeviceGet, device_get);
+FERRY_SAME_CALL(CudaTable, cuDeviceGetName, device_get_name);
+FERRY_SAME_CALL(CudaTable, cuDeviceGetUuid_v2, device_get_uuid);
+FERRY_SAME_CALL(CudaTable, cuDeviceGetPCIBusId, device_get_pci_bus_id);
+FERRY_SAME_CALL(CudaTable, cuDeviceGetAttribute, device_get_attribute);
+FERRY_SAME_CALL(CudaTable, cuDeviceTotalMem_v2, device_total_mem);
+FERRY_SAME_CALL(CudaTable, cuDevicePrimaryCtxRetain, primary_context_retain);
+FERRY_SAME_CALL(CudaTable, cuDevicePrimaryCtxRelease_v2, primary_context_release);
+FERRY_SAME_CALL(CudaTable, cuCtxPushCurrent_v2, context_push);
+FERRY_SAME_CALL(CudaTable, cuCtxPopCurrent_v2, context_pop);
+FERRY_SAME_CALL(CudaTable, cuCtxGetCurrent, context_get_current);
+FERRY_SAME_CALL(CudaTable, cuDeviceCanAccessPeer, device_can_access_peer);
+FERRY_SAME_CALL(CudaTable, cuCtxEnablePeerAccess, context_enable_peer_access);
+FERRY_SAME_CALL(CudaTable, cuStreamCreateWithPriority, stream_create_with_priority);
+FERRY_SAME_CALL(CudaTable, cuStreamDestroy_v2, stream_destroy);
+FERRY_SAME_CALL(CudaTable, cuStreamQuery, stream_query);
+FERRY_SAME_CALL(CudaTable, cuStreamSynchronize, stream_synchronize);
+FERRY_SAME_CALL(CudaTable, cuStreamWaitEvent, stream_wait_event);
+FERRY_SAME_CALL(CudaTable, cuEventCreate, event_create);
+FERRY_SAME_CALL(CudaTable, cuEventDestroy_v2, event_destroy);
+FERRY_SAME_CALL(CudaTable, cuEventRecord, event_record);
+FERRY_SAME_CALL(CudaTable, cuEventQuery, event_query);
+FERRY_SAME_CALL(CudaTable, cuEventSynchronize, event_synchronize);
+FERRY_SAME_CALL(CudaTable, cuEventElapsedTime, event_elapsed_time);
+FERRY_SAME_CALL(CudaTable, cuMemGetInfo_v2, memory_get_info);
+FERRY_SAME_CALL(CudaTable, cuMemAlloc_v2, memory_alloc);
+FERRY_SAME_CALL(CudaTable, cuMemFree_v2, memory_free);
+FERRY_SAME_CALL(CudaTable, cuMemGetAddressRange_v2, memory_get_address_range);
+FERRY_SAME_CALL(CudaTable, cuMemHostAlloc, host_alloc);
+FERRY_SAME_CALL(CudaTable, cuMemFreeHost, host_free);
+FERRY_SAME_CALL(CudaTable, cuMemHostRegister_v2, host_register);
+FERRY_SAME_CALL(CudaTable, cuMemHostUnregister, host_unregister);
+FERRY_SAME_CALL(CudaTable, cuPointerGetAttributes, pointer_get_attributes);
+FERRY_SAME_CALL(CudaTable, cuMemcpyAsync, copy_async);
+FERRY_SAME_CALL(CudaTable, cuMemcpyPeerAsync, copy_peer_async);
+FERRY_SAME_CALL(CudaTable, cuMemcpyHtoDAsync_v2, copy_to_device_async);
+FERRY_SAME_CALL(CudaTable, cuMemcpyDtoHAsync_v2, copy_to_host_async);
+FERRY_SAME_CALL(CudaTable, cuMemsetD8Async, set_bytes_async);
+FERRY_SAME_CALL(CudaTable, cuIpcGetMemHandle, ipc_get_memory_handle);
+FERRY_SAME_CALL(CudaTable, cuIpcOpenMemHandle_v2, ipc_open_memory_handle);
+FERRY_SAME_CALL(CudaTable, cuIpcCloseMemHandle, ipc_close_memory_handle);
+FERRY_SAME_CALL(CudaTable, cuIpcGetEventHandle, ipc_get_event_handle);
+FERRY_SAME_CALL(CudaTable, cuIpcOpenEventHandle, ipc_open_event_handle);
+FERRY_SAME_CALL(CudaTable, cuMemAddressReserve, address_reserve);
+FERRY_SAME_CALL(CudaTable, cuMemAddressFree, address_free);
+FERRY_SAME_CALL(CudaTable, cuMemCreate, memory_create);
+FERRY_SAME_CALL(CudaTable, cuMemRelease, memory_release);
+FERRY_SAME_CALL(CudaTable, cuMemMap, memory_map);
+FERRY_SAME_CALL(CudaTable, cuMemUnmap, memory_unmap);
+FERRY_SAME_CALL(CudaTable, cuMemSetAccess, memory_set_access);
+FERRY_SAME_CALL(CudaTable, cuMemExportToShareableHandle, memory_export);
+FERRY_SAME_CALL(CudaTable, cuMemImportFromShareableHandle, memory_import);
+FERRY_SAME_CALL(CudaTable, cuMemGetAllocationGranularity, memory_granularity);
+FERRY_SAME_CALL(CudaTable, cuMemGetAllocationPropertiesFromHandle, memory_properties);
+FERRY_SAME_CALL(CudaTable, cuMemRetainAllocationHandle, memory_retain_handle);
+FERRY_SAME_CALL(CudaTable, cuDeviceGetDefaultMemPool, device_get_default_pool);
+FERRY_SAME_CALL(CudaTable, cuMemPoolCreate, pool_create);
+FERRY_SAME_CALL(CudaTable, cuMemPoolDestroy, pool_destroy);
+FERRY_SAME_CALL(CudaTable, cuMemPoolSetAccess, pool_set_access);
+FERRY_SAME_CALL(CudaTable, cuMemPoolSetAttribute, pool_set_attribute);
+FERRY_SAME_CALL(CudaTable, cuMemAllocFromPoolAsync, pool_alloc_async);
+FERRY_SAME_CALL(CudaTable, cuMemFreeAsync, memory_free_async);
+FERRY_SAME_CALL(CudaTable, cuMemPoolExportToShareableHandle, pool_export);
+FERRY_SAME_CALL(CudaTable, cuMemPoolImportFromShareableHandle, pool_import);
+FERRY_SAME_CALL(CudaTable, cuMemPoolExportPointer, pool_export_pointer);
+FERRY_SAME_CALL(CudaTable, cuMemPoolImportPointer, pool_import_pointer);
+FERRY_SAME_CALL(CudaTable, cuModuleLoadData, module_load_data);
+FERRY_SAME_CALL(CudaTable, cuModuleUnload, module_unload);
+FERRY_SAME_CALL(CudaTable, cuModuleGetFunction, module_get_function);
+FERRY_SAME_CALL(CudaTable, cuLaunchKernel, launch_kernel);
+FERRY_SAME_CALL(CudaTable, cuLaunchHostFunc, launch_host_function);
 
-template <typename Ours, typename Theirs>
-struct SameCall : std::false_type {};
-template <typename... Ours, typename... Theirs>
-struct SameCall<Result (*)(Ours...), CUresult (*)(Theirs...)> {
-  static constexpr bool value = [] {
-    if constexpr (sizeof...(Ours) == sizeof...(Theirs)) {
-      return (IsSame<Ours, Theirs>() && ...);
-    }
-    return false;
-  }();
-};
-
-#define FERRY_SAME_CALL(name, member) \
-  static_assert(SameCall<decltype(CudaTable::member), decltype(&name)>::value, #name)
-FERRY_SAME_CALL(cuInit, init);
-FERRY_SAME_CALL(cuDriverGetVersion, driver_get_version);
-FERRY_SAME_CALL(cuGetErrorName, get_error_name);
-FERRY_SAME_CALL(cuGetErrorString, get_error_string);
-FERRY_SAME_CALL(cuDeviceGetCount, device_get_count);
-FERRY_SAME_CALL(cuDeviceGet, device_get);
-FERRY_SAME_CALL(cuDeviceGetName, device_get_name);
-FERRY_SAME_CALL(cuDeviceGetUuid_v2, device_get_uuid);
-FERRY_SAME_CALL(cuDeviceGetPCIBusId, device_get_pci_bus_id);
-FERRY_SAME_CALL(cuDeviceGetAttribute, device_get_attribute);
-FERRY_SAME_CALL(cuDeviceTotalMem_v2, device_total_mem);
-FERRY_SAME_CALL(cuDevicePrimaryCtxRetain, primary_context_retain);
-FERRY_SAME_CALL(cuDevicePrimaryCtxRelease_v2, primary_context_release);
-FERRY_SAME_CALL(cuCtxPushCurrent_v2, context_push);
-FERRY_SAME_CALL(cuCtxPopCurrent_v2, context_pop);
-FERRY_SAME_CALL(cuCtxGetCurrent, context_get_current);
-FERRY_SAME_CALL(cuDeviceCanAccessPeer, device_can_access_peer);
-FERRY_SAME_CALL(cuCtxEnablePeerAccess, context_enable_peer_access);
-FERRY_SAME_CALL(cuStreamCreateWithPriority, stream_create_with_priority);
-FERRY_SAME_CALL(cuStreamDestroy_v2, stream_destroy);
-FERRY_SAME_CALL(cuStreamQuery, stream_query);
-FERRY_SAME_CALL(cuStreamSynchronize, stream_synchronize);
-FERRY_SAME_CALL(cuStreamWaitEvent, stream_wait_event);
-FERRY_SAME_CALL(cuEventCreate, event_create);
-FERRY_SAME_CALL(cuEventDestroy_v2, event_destroy);
-FERRY_SAME_CALL(cuEventRecord, event_record);
-FERRY_SAME_CALL(cuEventQuery, event_query);
-FERRY_SAME_CALL(cuEventSynchronize, event_synchronize);
-FERRY_SAME_CALL(cuEventElapsedTime, event_elapsed_time);
-FERRY_SAME_CALL(cuMemGetInfo_v2, memory_get_info);
-FERRY_SAME_CALL(cuMemAlloc_v2, memory_alloc);
-FERRY_SAME_CALL(cuMemFree_v2, memory_free);
-FERRY_SAME_CALL(cuMemGetAddressRange_v2, memory_get_address_range);
-FERRY_SAME_CALL(cuMemHostAlloc, host_alloc);
-FERRY_SAME_CALL(cuMemFreeHost, host_free);
-FERRY_SAME_CALL(cuMemHostGetFlags, host_get_flags);
-FERRY_SAME_CALL(cuMemHostRegister_v2, host_register);
-FERRY_SAME_CALL(cuMemHostUnregister, host_unregister);
-FERRY_SAME_CALL(cuPointerGetAttributes, pointer_get_attributes);
-FERRY_SAME_CALL(cuMemcpyAsync, copy_async);
-FERRY_SAME_CALL(cuMemcpyPeerAsync, copy_peer_async);
-FERRY_SAME_CALL(cuMemcpyHtoDAsync_v2, copy_to_device_async);
-FERRY_SAME_CALL(cuMemcpyDtoHAsync_v2, copy_to_host_async);
-FERRY_SAME_CALL(cuMemsetD8Async, set_bytes_async);
-FERRY_SAME_CALL(cuIpcGetMemHandle, ipc_get_memory_handle);
-FERRY_SAME_CALL(cuIpcOpenMemHandle_v2, ipc_open_memory_handle);
-FERRY_SAME_CALL(cuIpcCloseMemHandle, ipc_close_memory_handle);
-FERRY_SAME_CALL(cuIpcGetEventHandle, ipc_get_event_handle);
-FERRY_SAME_CALL(cuIpcOpenEventHandle, ipc_open_event_handle);
-FERRY_SAME_CALL(cuMemAddressReserve, address_reserve);
-FERRY_SAME_CALL(cuMemAddressFree, address_free);
-FERRY_SAME_CALL(cuMemCreate, memory_create);
-FERRY_SAME_CALL(cuMemRelease, memory_release);
-FERRY_SAME_CALL(cuMemMap, memory_map);
-FERRY_SAME_CALL(cuMemUnmap, memory_unmap);
-FERRY_SAME_CALL(cuMemSetAccess, memory_set_access);
-FERRY_SAME_CALL(cuMemExportToShareableHandle, memory_export);
-FERRY_SAME_CALL(cuMemImportFromShareableHandle, memory_import);
-FERRY_SAME_CALL(cuMemGetAllocationGranularity, memory_granularity);
-FERRY_SAME_CALL(cuMemGetAllocationPropertiesFromHandle, memory_properties);
-FERRY_SAME_CALL(cuMemRetainAllocationHandle, memory_retain_handle);
-FERRY_SAME_CALL(cuDeviceGetDefaultMemPool, device_get_default_pool);
-FERRY_SAME_CALL(cuMemPoolCreate, pool_create);
-FERRY_SAME_CALL(cuMemPoolDestroy, pool_destroy);
-FERRY_SAME_CALL(cuMemPoolSetAccess, pool_set_access);
-FERRY_SAME_CALL(cuMemPoolSetAttribute, pool_set_attribute);
-FERRY_SAME_CALL(cuMemAllocFromPoolAsync, pool_alloc_async);
-FERRY_SAME_CALL(cuMemFreeAsync, memory_free_async);
-FERRY_SAME_CALL(cuMemPoolExportToShareableHandle, pool_export);
-FERRY_SAME_CALL(cuMemPoolImportFromShareableHandle, pool_import);
-FERRY_SAME_CALL(cuMemPoolExportPointer, pool_export_pointer);
-FERRY_SAME_CALL(cuMemPoolImportPointer, pool_import_pointer);
-FERRY_SAME_CALL(cuModuleLoadData, module_load_data);
-FERRY_SAME_CALL(cuModuleUnload, module_unload);
-FERRY_SAME_CALL(cuModuleGetFunction, module_get_function);
-FERRY_SAME_CALL(cuLaunchKernel, launch_kernel);
-FERRY_SAME_CALL(cuLaunchHostFunc, launch_host_function);
-
-#define FERRY_SAME_FIELD(ours, our_field, theirs, their_field)                \
-  static_assert(offsetof(ours, our_field) == offsetof(theirs, their_field) && \
-                sizeof(ours::our_field) == sizeof(theirs::their_field))
 FERRY_SAME_FIELD(AllocationProperties, type, CUmemAllocationProp, type);
 FERRY_SAME_FIELD(AllocationProperties, requested_handle_types, CUmemAllocationProp,
                  requestedHandleTypes);
@@ -158,8 +117,6 @@ static_assert(sizeof(PoolProperties) == sizeof(CUmemPoolProps));
 static_assert(sizeof(AccessDescription) == sizeof(CUmemAccessDesc));
 static_assert(sizeof(IpcMemoryHandle) == sizeof(CUipcMemHandle));
 
-#define FERRY_SAME_NUMBER(ours, theirs) \
-  static_assert(static_cast<long>(ours) == static_cast<long>(theirs), #theirs)
 FERRY_SAME_NUMBER(kSuccess, CUDA_SUCCESS);
 FERRY_SAME_NUMBER(kErrorInvalidValue, CUDA_ERROR_INVALID_VALUE);
 FERRY_SAME_NUMBER(kErrorOutOfMemory, CUDA_ERROR_OUT_OF_MEMORY);

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// CudaDevice: one GPU of this process with its primary context; streams; access between GPUs.
+#ifndef FERRY_GPU_CUDA_CUDA_DEVICE_H_
+#define FERRY_GPU_CUDA_CUDA_DEVICE_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "gpu/cuda/cuda_api.h"
+
+namespace ferry::cuda {
+
+// What Ferry needs to know of a device besides what topology says, asked once.
+struct DeviceTraits {
+  bool has_virtual_memory = false;  // cuMemCreate and its like
+  bool exports_posix_fd = false;    // of such memory
+  bool has_pools = false;
+  bool pools_export_posix_fd = false;
+  bool has_ipc_events = false;
+  int compute_mode = 0;  // kComputeMode*
+};
+
+// Holds the device's primary context, the one that PyTorch, JAX and CuPy use in the same process,
+// so that their memory, streams and events are ours. Never makes another. Shared by what lives on
+// it, which may outlive the node that opened it. Thread-safe.
+class CudaDevice final {
+ public:
+  //   api: outlives the device.
+  //   Errors: UNIMPLEMENTED if the driver lacks functions that every use needs; FAILED_PRECONDITION
+  //   if the device's compute mode prohibits contexts; INTERNAL when a call fails. Retaining a
+  //   context that nobody has yet takes hundreds of milliseconds and of MiB.
+  static absl::StatusOr<std::shared_ptr<CudaDevice>> Open(std::shared_ptr<const CudaApi> api,
+                                                          int ordinal);
+  ~CudaDevice();
+
+  CudaDevice(const CudaDevice&) = delete;
+  CudaDevice& operator=(const CudaDevice&) = delete;
+
+  const CudaApi& api() const { return *api_; }
+  const CudaTable& table() const { return api_->table(); }
+  int ordinal() const { return ordinal_; }
+  Device handle() const { return handle_; }
+  const Uuid& uuid() const { return uuid_; }
+  Context context() const { return context_; }
+  const DeviceTraits& traits() const { return traits_; }
+  std::string name() const;  // "gpu:0"
+
+  // As CudaApi::Check, the device named.
+  absl::Status Check(Result result, const char* call) const;
+
+ private:
+  CudaDevice(std::shared_ptr<const CudaApi> api, int ordinal);
+
+  const std::shared_ptr<const CudaApi> api_;
+  const int ordinal_;
+  Device handle_ = 0;
+  Uuid uuid_ = {};
+  Context context_ = nullptr;
+  DeviceTraits traits_;
+};
+
+// Makes the device's context current on this thread for the length of a scope, and the one before
+// current again. Every CUDA call of Ferry's is inside one; they nest.
+class ScopedCurrent final {
+ public:
+  explicit ScopedCurrent(const CudaDevice& device);
+  ~ScopedCurrent();
+
+  ScopedCurrent(const ScopedCurrent&) = delete;
+  ScopedCurrent& operator=(const ScopedCurrent&) = delete;
+
+  // INTERNAL if the context could not be made current: somebody has reset the device. The calls
+  // inside the scope then fail too, with INVALID_CONTEXT, so this is for better messages only.
+  const absl::Status& status() const { return status_; }
+
+ private:
+  const CudaTable& table_;
+  bool is_pushed_ = false;
+  absl::Status status_;
+};
+
+// A stream of Ferry's, which does not wait for the legacy default stream. Owns it; what was
+// enqueued still runs when it goes. Thread-safe as CUDA's streams are.
+class CudaStream final {
+ public:
+  static absl::StatusOr<std::unique_ptr<CudaStream>> Create(std::shared_ptr<CudaDevice> device);
+  ~CudaStream();
+
+  CudaStream(const CudaStream&) = delete;
+  CudaStream& operator=(const CudaStream&) = delete;
+
+  Stream get() const { return stream_; }
+  CudaDevice& device() const { return *device_; }
+
+ private:
+  CudaStream(std::shared_ptr<CudaDevice> device, Stream stream);
+
+  const std::shared_ptr<CudaDevice> device_;
+  const Stream stream_;
+};
+
+// Which devices of this process can read and write each other's memory, over NVLink or PCIe. A
+// value.
+class PeerMatrix final {
+ public:
+  // Asks the driver about every pair; needs no context.
+  static absl::StatusOr<PeerMatrix> Query(const CudaApi& api);
+
+  int device_count() const { return count_; }
+  // Whether `from` can reach memory of `to`. A device can reach its own.
+  bool CanAccess(int from, int to) const { return can_[static_cast<size_t>(from * count_ + to)]; }
+
+ private:
+  int count_ = 0;
+  std::vector<bool> can_;
+};
+
+// Lets kernels and copies of `from` use memory of `to` that cuMemAlloc made; once per pair and
+// process, again does nothing.
+//   Errors: FAILED_PRECONDITION if the pair cannot; INTERNAL.
+absl::Status EnablePeerAccess(const CudaDevice& from, const CudaDevice& to);
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_GPU_CUDA_CUDA_DEVICE_H_

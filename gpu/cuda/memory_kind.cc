@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reading pointer attributes.
+#include "gpu/cuda/memory_kind.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+
+namespace ferry::cuda {
+namespace {
+
+// All attributes at once. Each value has eight bytes, zero before, because some are written with
+// one, four or eight.
+struct Attributes {
+  uint64_t memory_type = 0;
+  uint64_t device_ordinal = 0;
+  uint64_t is_managed = 0;
+  uint64_t buffer_id = 0;
+  uint64_t is_legacy_capable = 0;
+  uint64_t handle_types = 0;
+  uint64_t range_start = 0;
+  uint64_t range_bytes = 0;
+  MemoryPool pool = nullptr;
+  Context context = nullptr;
+};
+
+absl::StatusOr<Attributes> ReadAttributes(const CudaDevice& device, DevicePointer pointer) {
+  Attributes read;
+  PointerAttribute names[] = {
+      kPointerMemoryType, kPointerDeviceOrdinal,      kPointerIsManaged,
+      kPointerBufferId,   kPointerIsLegacyIpcCapable, kPointerAllowedHandleTypes,
+      kPointerRangeStart, kPointerRangeBytes,         kPointerPool,
+      kPointerContext};
+  void* values[] = {&read.memory_type, &read.device_ordinal,    &read.is_managed,
+                    &read.buffer_id,   &read.is_legacy_capable, &read.handle_types,
+                    &read.range_start, &read.range_bytes,       &read.pool,
+                    &read.context};
+  static_assert(std::size(names) == std::size(values));
+  // For a pointer that is not CUDA's it succeeds and leaves zeros.
+  FERRY_RETURN_IF_ERROR(
+      device.Check(device.table().pointer_get_attributes(
+                       static_cast<unsigned int>(std::size(names)), names, values, pointer),
+                   "cuPointerGetAttributes"));
+  return read;
+}
+
+// What cuMemGetAddressRange says, asked in the context that the pointer belongs to; physical memory
+// that is mapped, and pools, belong to none.
+absl::Status ReadAddressRange(const CudaDevice& device, Context context, DevicePointer pointer,
+                              MemoryPiece& piece) {
+  const CudaTable& table = device.table();
+  const bool is_pushed =
+      context != nullptr && context != device.context() && table.context_push(context) == kSuccess;
+  const Result result =
+      table.memory_get_address_range(&piece.base, &piece.allocation_bytes, pointer);
+  Context popped = nullptr;
+  if (is_pushed) table.context_pop(&popped);
+  return device.Check(result, "cuMemGetAddressRange");
+}
+
+absl::StatusOr<MemoryPiece> ReadPiece(const CudaDevice& device, const Attributes& attributes,
+                                      DevicePointer pointer, size_t bytes) {
+  MemoryPiece piece;
+  FERRY_RETURN_IF_ERROR(ReadAddressRange(device, attributes.context, pointer, piece));
+  piece.offset = pointer - piece.base;
+  piece.bytes = std::min(bytes, piece.allocation_bytes - piece.offset);
+  piece.buffer_id = attributes.buffer_id;
+  return piece;
+}
+
+// Whether physical memory was created to be exported as a descriptor; asked of the memory itself
+// where the pointer's attributes do not say.
+absl::StatusOr<bool> HasPosixHandle(const CudaDevice& device, const Attributes& attributes,
+                                    DevicePointer pointer) {
+  if ((attributes.handle_types & kHandleTypePosixFd) != 0) return true;
+  AllocationHandle handle = 0;
+  const CudaTable& table = device.table();
+  FERRY_RETURN_IF_ERROR(
+      device.Check(table.memory_retain_handle(&handle, reinterpret_cast<void*>(pointer)),
+                   "cuMemRetainAllocationHandle"));
+  AllocationProperties properties = {};
+  const absl::Status read = device.Check(table.memory_properties(&properties, handle),
+                                         "cuMemGetAllocationPropertiesFromHandle");
+  table.memory_release(handle);
+  FERRY_RETURN_IF_ERROR(read);
+  return (properties.requested_handle_types & kHandleTypePosixFd) != 0;
+}
+
+// Whether addresses are mapped to physical memory by cuMemMap; only that has a handle to retain.
+bool IsVirtual(const CudaDevice& device, DevicePointer pointer) {
+  if (!device.traits().has_virtual_memory) return false;
+  AllocationHandle handle = 0;
+  const CudaTable& table = device.table();
+  if (table.memory_retain_handle(&handle, reinterpret_cast<void*>(pointer)) != kSuccess) {
+    return false;
+  }
+  table.memory_release(handle);
+  return true;
+}
+
+// The default pool cannot be exported and no attribute of a pool says so: trying does.
+bool IsExportable(const CudaDevice& device, const Attributes& attributes) {
+  if ((attributes.handle_types & kHandleTypePosixFd) != 0) return true;
+  if (!device.traits().has_pools) return false;
+  int fd = -1;
+  const Result result =
+      device.table().pool_export(&fd, attributes.pool, kHandleTypePosixFd, /*flags=*/0);
+  if (result != kSuccess) return false;
+  close(fd);
+  return true;
+}
+
+absl::Status LeavesAllocation(const MemoryInfo& info, DevicePointer pointer, size_t bytes) {
+  const MemoryPiece& last = info.pieces.back();
+  return absl::InvalidArgumentError(absl::StrCat(
+      bytes, " bytes at 0x", absl::Hex(pointer), " leave their ", MemoryKindName(info.kind),
+      ", which ends at 0x", absl::Hex(last.base + last.allocation_bytes)));
+}
+
+// Piece by piece until the range is covered.
+absl::Status ReadVirtual(const CudaDevice& device, DevicePointer pointer, size_t bytes,
+                         MemoryInfo& info) {
+  size_t covered = 0;
+  while (covered < bytes) {
+    const DevicePointer at = pointer + covered;
+    FERRY_ASSIGN_OR_RETURN(const Attributes attributes, ReadAttributes(device, at));
+    if (!info.pieces.empty() &&
+        (attributes.memory_type != kMemoryTypeDevice ||
+         static_cast<int>(attributes.device_ordinal) != info.device || !IsVirtual(device, at))) {
+      return LeavesAllocation(info, pointer, bytes);
+    }
+    FERRY_ASSIGN_OR_RETURN(MemoryPiece piece, ReadPiece(device, attributes, at, bytes - covered));
+    FERRY_ASSIGN_OR_RETURN(const bool has_handle, HasPosixHandle(device, attributes, at));
+    if (!has_handle && info.no_export_reason.empty()) {
+      info.no_export_reason = absl::StrCat("the memory at 0x", absl::Hex(piece.base),
+                                           " was created without a handle type to export "
+                                           "it by (cuMemCreate, requestedHandleTypes)");
+    }
+    covered += piece.bytes;
+    info.pieces.push_back(piece);
+  }
+  if (info.no_export_reason.empty()) info.export_by = ExportBy::kPosixFd;
+  return absl::OkStatus();
+}
+
+void ChooseExport(const CudaDevice& device, const Attributes& attributes, MemoryInfo& info) {
+  if (info.kind == MemoryKind::kPool) {
+    if (IsExportable(device, attributes)) {
+      info.export_by = ExportBy::kPoolPointer;
+    } else {
+      info.no_export_reason =
+          "its pool cannot be exported, as the default pool of cudaMallocAsync never can";
+    }
+  } else if (attributes.is_legacy_capable == 0) {
+    info.no_export_reason = "the driver gives no IPC handle for it";
+  } else if (const absl::Status& has = device.api().Has(CudaGroup::kIpc); !has.ok()) {
+    info.no_export_reason = std::string(has.message());
+  } else {
+    info.export_by = ExportBy::kLegacyHandle;
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<MemoryInfo> Classify(const CudaDevice& device, const void* pointer, size_t bytes) {
+  const ScopedCurrent current(device);
+  const auto address = static_cast<DevicePointer>(reinterpret_cast<uintptr_t>(pointer));
+  bytes = std::max<size_t>(bytes, 1);
+  FERRY_ASSIGN_OR_RETURN(const Attributes attributes, ReadAttributes(device, address));
+  MemoryInfo info;
+  if (attributes.memory_type == 0) {
+    info.no_export_reason = "host memory";
+    return info;
+  }
+  if (attributes.is_managed != 0) {
+    info.kind = MemoryKind::kManaged;
+    info.no_export_reason = "managed memory has no IPC handle";
+  } else if (attributes.memory_type == kMemoryTypeHost) {
+    info.kind = MemoryKind::kPinnedHost;
+    info.no_export_reason = "host memory";
+    return info;
+  } else if (attributes.pool != nullptr) {
+    info.kind = MemoryKind::kPool;
+  } else if (attributes.is_legacy_capable == 0 && IsVirtual(device, address)) {
+    info.kind = MemoryKind::kVirtual;
+  } else {
+    info.kind = MemoryKind::kPlain;
+  }
+  info.device = static_cast<int>(attributes.device_ordinal);
+  if (info.kind == MemoryKind::kVirtual) {
+    FERRY_RETURN_IF_ERROR(ReadVirtual(device, address, bytes, info));
+    return info;
+  }
+  FERRY_ASSIGN_OR_RETURN(const MemoryPiece piece, ReadPiece(device, attributes, address, bytes));
+  info.pieces.push_back(piece);
+  if (piece.bytes < bytes) return LeavesAllocation(info, address, bytes);
+  if (info.no_export_reason.empty()) ChooseExport(device, attributes, info);
+  return info;
+}
+
+const char* MemoryKindName(MemoryKind kind) {
+  switch (kind) {
+    case MemoryKind::kPageableHost:
+      return "pageable host memory";
+    case MemoryKind::kPinnedHost:
+      return "pinned host memory";
+    case MemoryKind::kManaged:
+      return "managed memory";
+    case MemoryKind::kPlain:
+      return "cudaMalloc memory";
+    case MemoryKind::kPool:
+      return "pool memory";
+    case MemoryKind::kVirtual:
+      return "mapped memory";
+  }
+  return "memory";
+}
+
+}  // namespace ferry::cuda

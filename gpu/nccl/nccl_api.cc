@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// Loading NCCL and naming its errors.
+#include "gpu/nccl/nccl_api.h"
+
+#include <cstdlib>
+#include <utility>
+#include <vector>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+#include "base/status_macros.h"
+#include "gpu/shared_library.h"
+
+namespace ferry::nccl {
+namespace {
+
+constexpr char kLibrary[] = "libnccl.so.2";
+constexpr char kOverride[] = "FERRY_NCCL_LIBRARY";
+
+absl::Status ResolveNeeded(const SharedLibrary& library, NcclTable& table) {
+  FERRY_RETURN_IF_ERROR(library.Resolve("ncclGetUniqueId", table.get_unique_id));
+  FERRY_RETURN_IF_ERROR(library.Resolve("ncclGetErrorString", table.get_error_string));
+  FERRY_RETURN_IF_ERROR(library.Resolve("ncclGetLastError", table.get_last_error));
+  FERRY_RETURN_IF_ERROR(library.Resolve("ncclCommInitRankConfig", table.init_rank_config));
+  FERRY_RETURN_IF_ERROR(library.Resolve("ncclCommFinalize", table.finalize));
+  FERRY_RETURN_IF_ERROR(library.Resolve("ncclCommDestroy", table.destroy));
+  FERRY_RETURN_IF_ERROR(library.Resolve("ncclCommAbort", table.abort));
+  FERRY_RETURN_IF_ERROR(library.Resolve("ncclCommGetAsyncError", table.get_async_error));
+  FERRY_RETURN_IF_ERROR(library.Resolve("ncclCommCount", table.count));
+  FERRY_RETURN_IF_ERROR(library.Resolve("ncclCommCuDevice", table.cuda_device));
+  FERRY_RETURN_IF_ERROR(library.Resolve("ncclCommUserRank", table.user_rank));
+  FERRY_RETURN_IF_ERROR(library.Resolve("ncclCommSplit", table.split));
+  FERRY_RETURN_IF_ERROR(library.Resolve("ncclGroupStart", table.group_start));
+  FERRY_RETURN_IF_ERROR(library.Resolve("ncclGroupEnd", table.group_end));
+  FERRY_RETURN_IF_ERROR(library.Resolve("ncclSend", table.send));
+  FERRY_RETURN_IF_ERROR(library.Resolve("ncclRecv", table.recv));
+  return library.Resolve("ncclAllReduce", table.all_reduce);
+}
+
+void ResolveOptional(const SharedLibrary& library, NcclTable& table) {
+  library.ResolveOptional("ncclMemAlloc", table.memory_alloc);
+  library.ResolveOptional("ncclMemFree", table.memory_free);
+  library.ResolveOptional("ncclCommRegister", table.register_buffer);
+  library.ResolveOptional("ncclCommDeregister", table.deregister_buffer);
+  library.ResolveOptional("ncclCommInitRankScalable", table.init_rank_scalable);
+  library.ResolveOptional("ncclCommShrink", table.shrink);
+  library.ResolveOptional("ncclCommWindowRegister", table.register_window);
+  library.ResolveOptional("ncclCommWindowDeregister", table.deregister_window);
+  library.ResolveOptional("ncclCommRevoke", table.revoke);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<NcclApi>> NcclApi::LoadFrom(const std::string& path) {
+  FERRY_ASSIGN_OR_RETURN(const SharedLibrary library, SharedLibrary::Open(path, kOverride));
+  std::unique_ptr<NcclApi> api = absl::WrapUnique(new NcclApi);
+  api->path_ = library.path();
+  FERRY_RETURN_IF_ERROR(library.Resolve("ncclGetVersion", api->table_.get_version));
+  const Result result = api->table_.get_version(&api->version_);
+  if (result != kSuccess) {
+    return absl::UnavailableError(
+        absl::StrCat("ncclGetVersion of ", library.path(), " failed with code ", result));
+  }
+  if (api->version_ < kMinVersion) {
+    return absl::FailedPreconditionError(absl::StrCat(library.path(), " is NCCL ",
+                                                      VersionText(api->version_), ", at least ",
+                                                      VersionText(kMinVersion), " is needed"));
+  }
+  FERRY_RETURN_IF_ERROR(ResolveNeeded(library, api->table_));
+  ResolveOptional(library, api->table_);
+  return api;
+}
+
+absl::StatusOr<std::unique_ptr<NcclApi>> NcclApi::Load(const NcclPlaces& places) {
+  const char* const chosen = std::getenv(kOverride);
+  std::vector<std::string> problems;
+  // A user who named one does not want another.
+  if (chosen != nullptr && *chosen != '\0') {
+    absl::StatusOr<std::unique_ptr<NcclApi>> api = LoadFrom(chosen);
+    if (api.ok()) return api;
+    return absl::UnavailableError(absl::StrCat("no NCCL: ", api.status().message()));
+  }
+  NcclSearch search = SearchNccl(places);
+  search.found.insert(search.found.begin(), kLibrary);
+  for (const std::string& file : search.found) {
+    absl::StatusOr<std::unique_ptr<NcclApi>> api = LoadFrom(file);
+    if (api.ok()) return api;
+    problems.push_back(std::string(api.status().message()));
+  }
+  return absl::UnavailableError(absl::StrCat("no NCCL: ", absl::StrJoin(problems, "; "),
+                                             "; looked into ", absl::StrJoin(search.folders, ", "),
+                                             ". Install it, or name the file in ", kOverride));
+}
+
+absl::Status NcclApi::Check(Result result, absl::string_view call,
+                            Communicator communicator) const {
+  if (result == kSuccess || result == kInProgress) return absl::OkStatus();
+  const char* const text = table_.get_error_string(result);
+  const char* const last = table_.get_last_error(communicator);
+  const std::string message = absl::StrCat(
+      call, " failed with code ", result, text == nullptr ? "" : absl::StrCat(" (", text, ")"),
+      last == nullptr || *last == '\0' ? "" : absl::StrCat(": ", last));
+  switch (result) {
+    case kRemoteError:
+      return absl::UnavailableError(message);
+    case kInvalidArgument:
+      return absl::InvalidArgumentError(message);
+    default:
+      return absl::InternalError(message);
+  }
+}
+
+std::string VersionText(int version) {
+  return absl::StrCat(version / 10000, ".", version % 10000 / 100, ".", version % 100);
+}
+
+}  // namespace ferry::nccl

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// NcclApi: NCCL, loaded at run time, as one table of functions.
+#ifndef FERRY_GPU_NCCL_NCCL_API_H_
+#define FERRY_GPU_NCCL_NCCL_API_H_
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+#include "gpu/nccl/nccl_search.h"
+#include "gpu/nccl/nccl_types.h"
+
+namespace ferry::nccl {
+
+// 2.18: the first whose configuration limits what a communicator takes of a GPU (maxCTAs), shares
+// it (splitShare), and initialises without blocking in groups.
+inline constexpr int kMinVersion = 21800;
+
+// Functions of libnccl.so.2. Up to all_reduce none is null; the others came after kMinVersion and
+// are null in a library that is older than the version at them.
+struct NcclTable {
+  Result (*get_version)(int* version) = nullptr;
+  Result (*get_unique_id)(UniqueId* id) = nullptr;
+  const char* (*get_error_string)(Result result) = nullptr;
+  const char* (*get_last_error)(Communicator communicator) = nullptr;
+  Result (*init_rank_config)(Communicator* communicator, int rank_count, UniqueId id, int rank,
+                             Config* config) = nullptr;
+  Result (*finalize)(Communicator communicator) = nullptr;
+  Result (*destroy)(Communicator communicator) = nullptr;
+  Result (*abort)(Communicator communicator) = nullptr;
+  Result (*get_async_error)(Communicator communicator, Result* error) = nullptr;
+  Result (*count)(Communicator communicator, int* count) = nullptr;
+  Result (*cuda_device)(Communicator communicator, int* ordinal) = nullptr;
+  Result (*user_rank)(Communicator communicator, int* rank) = nullptr;
+  Result (*split)(Communicator communicator, int color, int key, Communicator* child,
+                  Config* config) = nullptr;
+  Result (*group_start)() = nullptr;
+  Result (*group_end)() = nullptr;
+  Result (*send)(const void* buffer, size_t count, DataType type, int peer,
+                 Communicator communicator, Stream stream) = nullptr;
+  Result (*recv)(void* buffer, size_t count, DataType type, int peer, Communicator communicator,
+                 Stream stream) = nullptr;
+  Result (*all_reduce)(const void* from, void* to, size_t count, DataType type, int operation,
+                       Communicator communicator, Stream stream) = nullptr;
+
+  Result (*memory_alloc)(void** pointer, size_t bytes) = nullptr;  // 2.19, and the next three
+  Result (*memory_free)(void* pointer) = nullptr;
+  Result (*register_buffer)(Communicator communicator, void* buffer, size_t bytes,
+                            void** handle) = nullptr;
+  Result (*deregister_buffer)(Communicator communicator, void* handle) = nullptr;
+  Result (*init_rank_scalable)(Communicator* communicator, int rank_count, int rank, int id_count,
+                               UniqueId* ids, Config* config) = nullptr;  // 2.23
+  Result (*shrink)(Communicator communicator, int* excluded_ranks, int excluded_count,
+                   Communicator* child, Config* config, int flags) = nullptr;  // 2.27
+  Result (*register_window)(Communicator communicator, void* buffer, size_t bytes, Window* window,
+                            int flags) = nullptr;                                   // 2.27
+  Result (*deregister_window)(Communicator communicator, Window window) = nullptr;  // 2.27
+  Result (*revoke)(Communicator communicator, int flags) = nullptr;                 // 2.28.7
+};
+
+// Loaded once per process. Thread-safe as a table; a communicator's calls belong to one thread.
+class NcclApi final {
+ public:
+  // Loads what FERRY_NCCL_LIBRARY names, or else the first of these that is recent enough: the
+  // libnccl.so.2 that the loader finds, and those in `places`. Makes no CUDA call.
+  // Errors: UNAVAILABLE naming every place and what was wrong with it.
+  static absl::StatusOr<std::unique_ptr<NcclApi>> Load(
+      const NcclPlaces& places = NcclPlaces::OfThisProcess());
+
+  NcclApi(const NcclApi&) = delete;
+  NcclApi& operator=(const NcclApi&) = delete;
+
+  const NcclTable& table() const { return table_; }
+  int version() const { return version_; }  // 22809 for 2.28.9
+  const std::string& path() const { return path_; }
+
+  // OK for success, and for "in progress", which is how non-blocking communicators say that they
+  // have begun; else the call, the code, NCCL's own text and what it said last: UNAVAILABLE for a
+  // remote error, INVALID_ARGUMENT, INTERNAL for everything else.
+  //   communicator: may be null.
+  absl::Status Check(Result result, absl::string_view call,
+                     Communicator communicator = nullptr) const;
+
+ private:
+  NcclApi() = default;
+
+  static absl::StatusOr<std::unique_ptr<NcclApi>> LoadFrom(const std::string& path);
+
+  NcclTable table_;
+  int version_ = 0;
+  std::string path_;
+};
+
+// "2.28.9" for 22809; as NCCL_VERSION of nccl.h.
+std::string VersionText(int version);
+
+}  // namespace ferry::nccl
+
+#endif  // FERRY_GPU_NCCL_NCCL_API_H_

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// The types and numbers of NCCL's binary interface that Ferry uses, declared here so that no NCCL
+// header is needed to build; as of NCCL 2.28. Where a header is installed,
+// tests/gpu/nccl_types_test compares every one with it.
+#ifndef FERRY_GPU_NCCL_NCCL_TYPES_H_
+#define FERRY_GPU_NCCL_NCCL_TYPES_H_
+
+#include <climits>
+#include <cstddef>
+
+#include "gpu/cuda/driver_types.h"
+
+// NCCL's own names for what its handles point to, so that a communicator of Ferry's is one of the
+// user's without a cast.
+struct ncclComm;
+struct ncclWindow_vidmem;
+
+namespace ferry::nccl {
+
+using Result = int;                    // ncclResult_t
+using Communicator = ::ncclComm*;      // ncclComm_t
+using Window = ::ncclWindow_vidmem*;   // ncclWindow_t
+using Stream = ::ferry::cuda::Stream;  // cudaStream_t is CUstream
+
+struct UniqueId {  // ncclUniqueId
+  char bytes[128];
+};
+
+inline constexpr Result kSuccess = 0;
+inline constexpr Result kUnhandledCudaError = 1;
+inline constexpr Result kSystemError = 2;
+inline constexpr Result kInternalError = 3;
+inline constexpr Result kInvalidArgument = 4;
+inline constexpr Result kInvalidUsage = 5;
+inline constexpr Result kRemoteError = 6;
+inline constexpr Result kInProgress = 7;
+
+// ncclDataType_t. Ferry moves bytes; the others are for reductions.
+enum DataType : int {
+  kInt8 = 0,
+  kUint8 = 1,
+  kInt32 = 2,
+  kUint32 = 3,
+  kInt64 = 4,
+  kUint64 = 5,
+  kFloat16 = 6,
+  kFloat32 = 7,
+  kFloat64 = 8,
+  kBfloat16 = 9,
+};
+
+inline constexpr int kReduceSum = 0;        // ncclRedOp_t
+inline constexpr int kSplitNoColor = -1;    // of ncclCommSplit
+inline constexpr int kShrinkDefault = 0;    // flags of ncclCommShrink
+inline constexpr int kShrinkAbort = 1;      //
+inline constexpr int kRevokeDefault = 0;    // flags of ncclCommRevoke
+inline constexpr int kWindowDefault = 0;    // flags of ncclCommWindowRegister
+inline constexpr int kWindowSymmetric = 1;  //
+inline constexpr int kUndefined = INT_MIN;  // a field of Config that NCCL chooses
+
+// ncclConfig_t of 2.28. A library copies min(size, its own size) bytes and sets to default what
+// `version` does not know, and fields have only been added at the end since 2.18; so this one
+// layout serves older and newer libraries. Source: nccl/src/init.cc, parseCommConfig.
+struct Config {
+  size_t size = sizeof(Config);
+  unsigned int magic = 0xcafebeef;
+  unsigned int version = 22800;
+  int blocking = kUndefined;
+  int cga_cluster_size = kUndefined;
+  int min_ctas = kUndefined;
+  int max_ctas = kUndefined;
+  const char* net_name = nullptr;
+  int split_share = kUndefined;
+  int traffic_class = kUndefined;
+  const char* comm_name = nullptr;
+  int collnet_enable = kUndefined;
+  int cta_policy = kUndefined;
+  int shrink_share = kUndefined;
+  int nvls_ctas = kUndefined;
+  int channels_per_net_peer = kUndefined;
+  int nvlink_centric_sched = kUndefined;
+};
+
+}  // namespace ferry::nccl
+
+#endif  // FERRY_GPU_NCCL_NCCL_TYPES_H_

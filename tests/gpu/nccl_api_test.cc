@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where NCCL is looked for, and what is said when there is none.
+#include "gpu/nccl/nccl_api.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/gpu/scoped_environment.h"
+
+namespace ferry::nccl {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class NcclSearchTest : public ::testing::Test {
+ protected:
+  NcclSearchTest() {
+    std::string pattern = absl::StrCat(::testing::TempDir(), "ferry_nccl_XXXXXX");
+    root_ = mkdtemp(pattern.data());
+    places_.system_root = root_ + "/usr";
+  }
+  ~NcclSearchTest() override { fs::remove_all(root_); }
+
+  std::string Put(const std::string& file) {
+    const fs::path path = fs::path(root_) / file;
+    fs::create_directories(path.parent_path());
+    std::ofstream(path) << "not a library";
+    return path.string();
+  }
+
+  std::string root_;
+  NcclPlaces places_;
+};
+
+TEST_F(NcclSearchTest, FindsTheWheelOfAVirtualEnvironment) {
+  const std::string file = Put("venv/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2");
+  places_.virtual_env = root_ + "/venv";
+  EXPECT_THAT(SearchNccl(places_).found, ElementsAre(file));
+}
+
+// A daemon that systemd starts has PATH at most: its python3 tells the environment, whether that
+// is its own or only linked.
+TEST_F(NcclSearchTest, FindsTheEnvironmentOfThePythonOnPath) {
+  const std::string base = Put("base/lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2");
+  const std::string own = Put("env/lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2");
+  Put("base/bin/python3");
+  fs::create_directories(root_ + "/env/bin");
+  fs::create_symlink(root_ + "/base/bin/python3", root_ + "/env/bin/python3");
+  places_.path = root_ + "/nowhere:" + root_ + "/env/bin";
+  EXPECT_THAT(SearchNccl(places_).found, ElementsAre(own, base));
+}
+
+TEST_F(NcclSearchTest, FindsCondasOwnLibraryAndItsWheels) {
+  const std::string wheel = Put("conda/lib/python3.10/site-packages/nvidia/nccl/lib/libnccl.so.2");
+  const std::string own = Put("conda/lib/libnccl.so.2");
+  places_.conda_prefix = root_ + "/conda";
+  EXPECT_THAT(SearchNccl(places_).found, ElementsAre(wheel, own));
+}
+
+TEST_F(NcclSearchTest, FindsTheSystemsPackagesAndToolkit) {
+  const std::string user =
+      Put("home/.local/lib/python3.9/site-packages/nvidia/nccl/lib/libnccl.so.2");
+  const std::string dist =
+      Put("usr/local/lib/python3.11/dist-packages/nvidia/nccl/lib/libnccl.so.2");
+  const std::string debian = Put("usr/lib/python3/dist-packages/nvidia/nccl/lib/libnccl.so.2");
+  const std::string toolkit = Put("usr/local/cuda/lib64/libnccl.so.2");
+  places_.home = root_ + "/home";
+  EXPECT_THAT(SearchNccl(places_).found, ElementsAre(user, dist, debian, toolkit));
+}
+
+TEST_F(NcclSearchTest, SaysWhereItLookedWhenThereIsNone) {
+  places_.virtual_env = root_ + "/venv";
+  places_.python_path = root_ + "/a:" + root_ + "/b";
+  const NcclSearch search = SearchNccl(places_);
+  EXPECT_THAT(search.found, IsEmpty());
+  EXPECT_THAT(search.folders, Contains(root_ + "/b/nvidia/nccl/lib"));
+  EXPECT_THAT(search.folders, Contains(root_ + "/venv/lib/python3*/site-packages/nvidia/nccl/lib"));
+}
+
+TEST_F(NcclSearchTest, AnOldLibraryIsPassedOverWithItsReason) {
+  ScopedEnvironment environment;
+  environment.Set("FERRY_NCCL_LIBRARY", FERRY_OLD_NCCL);
+  const auto api = NcclApi::Load(places_);
+  ASSERT_EQ(api.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(api.status().message(), HasSubstr("is NCCL 2.17.3, at least 2.18.0 is needed"));
+  EXPECT_THAT(api.status().message(), HasSubstr(FERRY_OLD_NCCL));
+}
+
+// Who names a file does not want another that happens to lie about.
+TEST_F(NcclSearchTest, ANamedLibraryIsTheOnlyOneTried) {
+  ScopedEnvironment environment;
+  environment.Set("FERRY_NCCL_LIBRARY", root_ + "/none.so");
+  const auto api = NcclApi::Load();
+  ASSERT_EQ(api.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(api.status().message(), HasSubstr("none.so (FERRY_NCCL_LIBRARY)"));
+  EXPECT_THAT(api.status().message(), ::testing::Not(HasSubstr("looked into")));
+}
+
+TEST_F(NcclSearchTest, AFileThatIsNoLibraryIsNamedWithTheFoldersThatWereSearched) {
+  const std::string file = Put("venv/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2");
+  places_.virtual_env = root_ + "/venv";
+  const auto api = NcclApi::Load(places_);
+  if (api.ok()) GTEST_SKIP() << "the loader knows an NCCL: " << (*api)->path();
+  EXPECT_THAT(api.status().message(), HasSubstr(file));
+  EXPECT_THAT(api.status().message(), HasSubstr("looked into"));
+}
+
+// Needs no GPU: an id is drawn with sockets alone.
+TEST(NcclApi, TheInstalledLibraryLoadsAndDrawsAnId) {
+  const auto api = NcclApi::Load();
+  if (!api.ok()) GTEST_SKIP() << api.status().message();
+  EXPECT_GE((*api)->version(), kMinVersion);
+  UniqueId id = {};
+  ASSERT_TRUE((*api)->Check((*api)->table().get_unique_id(&id), "ncclGetUniqueId").ok());
+  EXPECT_NE(std::string(id.bytes, sizeof(id.bytes)), std::string(sizeof(id.bytes), '\0'));
+  const absl::Status remote = (*api)->Check(kRemoteError, "ncclSend");
+  EXPECT_EQ(remote.code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE((*api)->Check(kInProgress, "ncclSend").ok());
+}
+
+}  // namespace
+}  // namespace ferry::nccl

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Our declarations of NCCL's interface against its own header, at compile time. Built only where
+// there is one.
+#include <nccl.h>
+
+#include <cstddef>
+
+#include <gtest/gtest.h>
+
+#include "gpu/nccl/nccl_api.h"
+#include "tests/gpu/same_call.h"
+
+namespace ferry::nccl {
+namespace {
+
+FERRY_SAME_CALL(NcclTable, ncclGetUniqueId, get_unique_id);
+FERRY_SAME_CALL(NcclTable, ncclGetErrorString, get_error_string);
+FERRY_SAME_CALL(NcclTable, ncclGetLastError, get_last_error);
+FERRY_SAME_CALL(NcclTable, ncclCommInitRankConfig, init_rank_config);
+FERRY_SAME_CALL(NcclTable, ncclCommFinalize, finalize);
+FERRY_SAME_CALL(NcclTable, ncclCommDestroy, destroy);
+FERRY_SAME_CALL(NcclTable, ncclCommAbort, abort);
+FERRY_SAME_CALL(NcclTable, ncclCommGetAsyncError, get_async_error);
+FERRY_SAME_CALL(NcclTable, ncclCommCount, count);
+FERRY_SAME_CALL(NcclTable, ncclCommCuDevice, cuda_device);
+FERRY_SAME_CALL(NcclTable, ncclCommUserRank, user_rank);
+FERRY_SAME_CALL(NcclTable, ncclCommSplit, split);
+FERRY_SAME_CALL(NcclTable, ncclGroupStart, group_start);
+FERRY_SAME_CALL(NcclTable, ncclGroupEnd, group_end);
+FERRY_SAME_CALL(NcclTable, ncclSend, send);
+FERRY_SAME_CALL(NcclTable, ncclRecv, recv);
+FERRY_SAME_CALL(NcclTable, ncclAllReduce, all_reduce);
+FERRY_SAME_CALL(NcclTable, ncclMemAlloc, memory_alloc);
+FERRY_SAME_CALL(NcclTable, ncclMemFree, memory_free);
+FERRY_SAME_CALL(NcclTable, ncclCommRegister, register_buffer);
+FERRY_SAME_CALL(NcclTable, ncclCommDeregister, deregister_buffer);
+FERRY_SAME_CALL(NcclTable, ncclCommInitRankScalable, init_rank_scalable);
+FERRY_SAME_CALL(NcclTable, ncclCommShrink, shrink);
+FERRY_SAME_CALL(NcclTable, ncclCommWindowRegister, register_window);
+FERRY_SAME_CALL(NcclTable, ncclCommWindowDeregister, deregister_window);
+FERRY_SAME_CALL(NcclTable, ncclCommRevoke, revoke);
+FERRY_SAME_CALL(NcclTable, ncclGetVersion, get_version);
+
+static_assert(sizeof(UniqueId) == sizeof(ncclUniqueId));
+FERRY_SAME_FIELD(Config, size, ncclConfig_t, size);
+FERRY_SAME_FIELD(Config, magic, ncclConfig_t, magic);
+FERRY_SAME_FIELD(Config, version, ncclConfig_t, version);
+FERRY_SAME_FIELD(Config, blocking, ncclConfig_t, blocking);
+FERRY_SAME_FIELD(Config, cga_cluster_size, ncclConfig_t, cgaClusterSize);
+FERRY_SAME_FIELD(Config, min_ctas, ncclConfig_t, minCTAs);
+FERRY_SAME_FIELD(Config, max_ctas, ncclConfig_t, maxCTAs);
+FERRY_SAME_FIELD(Config, net_name, ncclConfig_t, netName);
+FERRY_SAME_FIELD(Config, split_share, ncclConfig_t, splitShare);
+FERRY_SAME_FIELD(Config, traffic_class, ncclConfig_t, trafficClass);
+FERRY_SAME_FIELD(Config, comm_name, ncclConfig_t, commName);
+FERRY_SAME_FIELD(Config, collnet_enable, ncclConfig_t, collnetEnable);
+FERRY_SAME_FIELD(Config, cta_policy, ncclConfig_t, CTAPolicy);
+FERRY_SAME_FIELD(Config, shrink_share, ncclConfig_t, shrinkShare);
+FERRY_SAME_FIELD(Config, nvls_ctas, ncclConfig_t, nvlsCTAs);
+FERRY_SAME_FIELD(Config, channels_per_net_peer, ncclConfig_t, nChannelsPerNetPeer);
+FERRY_SAME_FIELD(Config, nvlink_centric_sched, ncclConfig_t, nvlinkCentricSched);
+FERRY_SAME_NUMBER(kSuccess, ncclSuccess);
+FERRY_SAME_NUMBER(kUnhandledCudaError, ncclUnhandledCudaError);
+FERRY_SAME_NUMBER(kSystemError, ncclSystemError);
+FERRY_SAME_NUMBER(kInternalError, ncclInternalError);
+FERRY_SAME_NUMBER(kInvalidArgument, ncclInvalidArgument);
+FERRY_SAME_NUMBER(kInvalidUsage, ncclInvalidUsage);
+FERRY_SAME_NUMBER(kRemoteError, ncclRemoteError);
+FERRY_SAME_NUMBER(kInProgress, ncclInProgress);
+FERRY_SAME_NUMBER(kInt8, ncclInt8);
+FERRY_SAME_NUMBER(kUint8, ncclUint8);
+FERRY_SAME_NUMBER(kInt32, ncclInt32);
+FERRY_SAME_NUMBER(kUint32, ncclUint32);
+FERRY_SAME_NUMBER(kInt64, ncclInt64);
+FERRY_SAME_NUMBER(kUint64, ncclUint64);
+FERRY_SAME_NUMBER(kFloat16, ncclFloat16);
+FERRY_SAME_NUMBER(kFloat32, ncclFloat32);
+FERRY_SAME_NUMBER(kFloat64, ncclFloat64);
+FERRY_SAME_NUMBER(kBfloat16, ncclBfloat16);
+FERRY_SAME_NUMBER(kReduceSum, ncclSum);
+FERRY_SAME_NUMBER(kSplitNoColor, NCCL_SPLIT_NOCOLOR);
+FERRY_SAME_NUMBER(kShrinkDefault, NCCL_SHRINK_DEFAULT);
+FERRY_SAME_NUMBER(kShrinkAbort, NCCL_SHRINK_ABORT);
+FERRY_SAME_NUMBER(kRevokeDefault, NCCL_REVOKE_DEFAULT);
+FERRY_SAME_NUMBER(kWindowDefault, NCCL_WIN_DEFAULT);
+FERRY_SAME_NUMBER(kWindowSymmetric, NCCL_WIN_COLL_SYMMETRIC);
+FERRY_SAME_NUMBER(kUndefined, NCCL_CONFIG_UNDEF_INT);
+
+// A field that NCCL does not find undefined would be taken for the user's choice.
+TEST(NcclTypes, TheConfigurationIsTheInitializer) {
+  const ncclConfig_t theirs = NCCL_CONFIG_INITIALIZER;
+  Config ours;
+  EXPECT_EQ(ours.magic, theirs.magic);
+  EXPECT_EQ(ours.version / 100, theirs.version / 100);
+  EXPECT_EQ(ours.size, theirs.size);
+  EXPECT_EQ(ours.blocking, theirs.blocking);
+  EXPECT_EQ(ours.net_name, theirs.netName);
+  EXPECT_EQ(ours.nvlink_centric_sched, theirs.nvlinkCentricSched);
+}
+
+}  // namespace
+}  // namespace ferry::nccl
