@@ -151,6 +151,8 @@ void LaneServer::OnValue(const RequestPtr& request, const absl::Status& status, 
     ticket.is_dead = true;
     return Send(std::move(ticket), {});
   }
+  const absl::Status on_host = CheckOnHost(received.tensor, "send");
+  if (!on_host.ok()) return Refuse(request->id, on_host);
   if (IsFixedSize(received.tensor.dtype())) return Offer(request->id, received.tensor, false);
   const absl::StatusOr<Tensor> serialized = SerializeTensor(received.tensor);
   if (!serialized.ok()) return Refuse(request->id, serialized.status());

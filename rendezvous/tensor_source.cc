@@ -45,6 +45,7 @@ void TensorSource::RecvUnkept(const Request& request, Cancellation* cancellation
   if (!key.ok()) return std::move(done)(key.status(), {});
   manager_.RecvLocalAsync(request.step_id, *key, {.cancellation = cancellation},
                           [done = std::move(done)](absl::Status status, Received received) mutable {
+                            if (status.ok()) status = CheckOnHost(received.tensor, "send");
                             ServedValue value;
                             value.tensor = std::move(received.tensor);
                             value.is_dead = received.is_dead;

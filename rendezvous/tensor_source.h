@@ -58,6 +58,7 @@ class TensorSource final {
   //     request's id; when responses are kept it is taken nevertheless, and kept for this one.
   //   `done` may run inside, or on the thread of whoever sends.
   //   Errors, through `done`: ABORTED received twice, another incarnation, or the step is over;
+  //   FAILED_PRECONDITION a value in a device's memory;
   //   INVALID_ARGUMENT for the key or an unknown device; CANCELLED; RESOURCE_EXHAUSTED.
   void Recv(const Request& request, Cancellation* cancellation, ServedCallback done);
 

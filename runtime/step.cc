@@ -45,6 +45,8 @@ absl::Status MoveToDestination(Received& received) {
                                                    ", and the receiver's buffer is for ",
                                                    ToString(wanted)));
   }
+  FERRY_RETURN_IF_ERROR(CheckOnHost(tensor, "copy"));
+  FERRY_RETURN_IF_ERROR(CheckOnHost(wanted, "copy to"));
   Tensor into = wanted;
   CopyBytes(into.mutable_data(), tensor.data(), tensor.bytes());
   tensor = std::move(into);

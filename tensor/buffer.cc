@@ -42,8 +42,8 @@ struct InFrontOf {
 
 class ForeignBuffer final : public Buffer {
  public:
-  ForeignBuffer(void* data, size_t bytes, absl::AnyInvocable<void() &&> release)
-      : Buffer(data, bytes), release_(std::move(release)) {}
+  ForeignBuffer(void* data, size_t bytes, absl::AnyInvocable<void() &&> release, MemoryPlace place)
+      : Buffer(data, bytes, place), release_(std::move(release)) {}
   ~ForeignBuffer() override {
     if (release_) std::move(release_)();
   }
@@ -53,6 +53,10 @@ class ForeignBuffer final : public Buffer {
 };
 
 }  // namespace
+
+std::string ToString(const MemoryPlace& place) {
+  return place.space == MemorySpace::kHost ? "host" : absl::StrCat("gpu:", place.ordinal);
+}
 
 absl::StatusOr<std::shared_ptr<Buffer>> AllocateHeapBuffer(size_t bytes) {
   if (bytes == 0) return std::make_shared<HeapBuffer>(nullptr, 0);
@@ -69,8 +73,9 @@ absl::StatusOr<std::shared_ptr<Buffer>> AllocateHeapBuffer(size_t bytes) {
 }
 
 std::shared_ptr<Buffer> WrapForeignBuffer(void* data, size_t bytes,
-                                          absl::AnyInvocable<void() &&> release) {
-  return std::make_shared<ForeignBuffer>(data, bytes, std::move(release));
+                                          absl::AnyInvocable<void() &&> release,
+                                          MemoryPlace place) {
+  return std::make_shared<ForeignBuffer>(data, bytes, std::move(release), place);
 }
 
 }  // namespace ferry

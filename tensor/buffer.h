@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
@@ -23,6 +24,19 @@ struct ArenaPlace {
   uint64_t offset = 0;
 };
 
+enum class MemorySpace : uint8_t { kHost, kCuda };
+
+// Whose memory it is. A value.
+struct MemoryPlace {
+  MemorySpace space = MemorySpace::kHost;
+  int ordinal = 0;  // of the device, in this process
+
+  bool operator==(const MemoryPlace&) const = default;
+};
+
+// "host", "gpu:0".
+std::string ToString(const MemoryPlace& place);
+
 // Memory of this process, released when the last tensor over it is gone. Shared by shared_ptr;
 // whether its bytes may still be written is its users' agreement: not once a tensor over it has
 // been sent. Thread-safe as a handle.
@@ -33,30 +47,35 @@ class Buffer {
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
 
-  // May be null when `bytes()` is 0.
+  // May be null when `bytes()` is 0. Of a device's memory: its address there, which the host must
+  // neither read nor write.
   void* data() const { return data_; }
   size_t bytes() const { return bytes_; }
+  MemoryPlace place() const { return place_; }
 
   // The arena that it lies in, told apart by its address, and where; nullptr for other memory.
   virtual const void* arena() const { return nullptr; }
   virtual ArenaPlace arena_place() const { return {}; }
 
  protected:
-  Buffer(void* data, size_t bytes) : data_(data), bytes_(bytes) {}
+  Buffer(void* data, size_t bytes, MemoryPlace place = {})
+      : data_(data), bytes_(bytes), place_(place) {}
 
  private:
   void* const data_;
   const size_t bytes_;
+  const MemoryPlace place_;
 };
 
 // Fresh memory from the heap, aligned to kBufferAlignment, its content undefined.
 //   Errors: RESOURCE_EXHAUSTED naming the size when there is no such memory.
 absl::StatusOr<std::shared_ptr<Buffer>> AllocateHeapBuffer(size_t bytes);
 
-// Memory of somebody else, which is readable (and, if anybody means to write, writable) until
-// `release` runs: once, on the thread that drops the last tensor.
+// Memory of somebody else, in `place`, which is readable (and, if anybody means to write, writable)
+// until `release` runs: once, on the thread that drops the last tensor.
 std::shared_ptr<Buffer> WrapForeignBuffer(void* data, size_t bytes,
-                                          absl::AnyInvocable<void() &&> release);
+                                          absl::AnyInvocable<void() &&> release,
+                                          MemoryPlace place = {});
 
 }  // namespace ferry
 

@@ -66,6 +66,20 @@ bool IsDense(const PlainTensor& tensor) {
   return true;
 }
 
+std::optional<MemoryPlace> PlaceOf(const Device& device) {
+  switch (device.device_type) {
+    case kDeviceCpu:
+    case kDeviceCudaHost:
+      return MemoryPlace();
+    case kDeviceCuda:
+    case kDeviceCudaManaged:
+      if (device.device_id < 0) return std::nullopt;
+      return MemoryPlace{MemorySpace::kCuda, device.device_id};
+    default:
+      return std::nullopt;
+  }
+}
+
 // What an exported tensor owns.
 struct Exported {
   ManagedTensor managed;
@@ -84,10 +98,12 @@ absl::StatusOr<Tensor> Import(ManagedTensor* managed) {
                                                    kMajorVersion, ".x"));
   }
   const PlainTensor& plain = managed->dl_tensor;
-  if (plain.device.device_type != kDeviceCpu && plain.device.device_type != kDeviceCudaHost) {
+  const std::optional<MemoryPlace> place = PlaceOf(plain.device);
+  if (!place.has_value()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the DLPack tensor is on a device of type ", plain.device.device_type,
-                     "; only host memory (1 and 3) can be taken here"));
+        absl::StrCat("the DLPack tensor is on device ", plain.device.device_id, " of type ",
+                     plain.device.device_type,
+                     "; only memory of the host (1 and 3) and of CUDA (2 and 13) can be taken"));
   }
   const Row* type = nullptr;
   for (const Row& row : kRows) {
@@ -120,9 +136,11 @@ absl::StatusOr<Tensor> Import(ManagedTensor* managed) {
                                                    " on are more than any memory has"));
   }
   void* data = plain.data == nullptr ? nullptr : static_cast<char*>(plain.data) + plain.byte_offset;
-  return Tensor::Create(type->type, std::move(shape), WrapForeignBuffer(data, bytes, [managed] {
-                          if (managed->deleter != nullptr) managed->deleter(managed);
-                        }));
+  const auto release = [managed] {
+    if (managed->deleter != nullptr) managed->deleter(managed);
+  };
+  return Tensor::Create(type->type, std::move(shape),
+                        WrapForeignBuffer(data, bytes, release, *place));
 }
 
 absl::StatusOr<ManagedTensor*> Export(const Tensor& tensor, bool writable) {
@@ -153,7 +171,7 @@ absl::StatusOr<ManagedTensor*> Export(const Tensor& tensor, bool writable) {
   managed.flags = (writable ? 0 : kFlagReadOnly) | (type->bits < 8 ? kFlagPadded : 0);
   managed.dl_tensor = {
       .data = exported->tensor.mutable_data(),
-      .device = {kDeviceCpu, 0},
+      .device = {tensor.is_on_host() ? kDeviceCpu : kDeviceCuda, tensor.place().ordinal},
       .ndim = static_cast<int32_t>(dims.size()),
       .dtype = {type->code, type->bits, 1},
       .shape = exported->shape.data(),

@@ -18,7 +18,9 @@ inline constexpr uint32_t kMajorVersion = 1;
 inline constexpr uint32_t kMinorVersion = 1;
 
 inline constexpr int32_t kDeviceCpu = 1;
+inline constexpr int32_t kDeviceCuda = 2;
 inline constexpr int32_t kDeviceCudaHost = 3;
+inline constexpr int32_t kDeviceCudaManaged = 13;
 
 inline constexpr uint64_t kFlagReadOnly = 1 << 0;
 // Elements of less than a byte take one each.
@@ -63,10 +65,12 @@ struct ManagedTensor {
 }  // extern "C"
 
 // A view of `managed`, which is deleted when the last tensor over it is gone, on the thread that
-// drops it. On an error `managed` is left to the caller.
-//   Errors: INVALID_ARGUMENT for null, another major version, memory that is not the host's,
-//   elements that are not dense and row-major, a shape that is not one, or an offset that no memory
-//   has; UNIMPLEMENTED for types that Ferry does not know.
+// drops it. On an error `managed` is left to the caller. Memory of a CUDA device (managed memory
+// too) becomes a tensor there; that its bytes are written by the time they are used is the caller's
+// to see to: the streams of DLPack's protocol are not part of these structs.
+//   Errors: INVALID_ARGUMENT for null, another major version, memory of other devices, elements
+//   that are not dense and row-major, a shape that is not one, or an offset that no memory has;
+//   UNIMPLEMENTED for types that Ferry does not know.
 absl::StatusOr<Tensor> Import(ManagedTensor* managed);
 
 // The caller owns the result and calls its deleter. It is marked read-only unless `writable`: a

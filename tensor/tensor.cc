@@ -116,7 +116,15 @@ absl::StatusOr<Tensor> Tensor::Reshape(Shape shape) const {
   return tensor;
 }
 
+absl::Status CheckOnHost(const Tensor& tensor, absl::string_view doing) {
+  if (tensor.is_on_host()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("cannot ", doing, " ", ToString(tensor),
+                                                    " in the memory of ", ToString(tensor.place()),
+                                                    "; copy it to the host first"));
+}
+
 bool IsEqual(const Tensor& a, const Tensor& b) {
+  FERRY_CHECK(a.is_on_host() && b.is_on_host());
   if (a.dtype() != b.dtype()) return false;
   if (!a.is_valid()) return true;
   if (!(a.shape() == b.shape())) return false;

@@ -10,7 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
 #include "tensor/buffer.h"
@@ -45,11 +47,16 @@ class Tensor {
   // Of all elements; of strings, that of their characters.
   size_t bytes() const { return bytes_; }
 
-  // The first element. REQUIRES: dtype() is of fixed size. May be null when bytes() is 0.
+  // Where the elements are; no tensor and strings are on the host.
+  MemoryPlace place() const { return buffer_ == nullptr ? MemoryPlace() : buffer_->place(); }
+  bool is_on_host() const { return place().space == MemorySpace::kHost; }
+
+  // The first element. REQUIRES: dtype() is of fixed size. May be null when bytes() is 0. On a
+  // device it is an address there.
   const void* data() const { return data_; }
   // For whoever fills a tensor that nobody else sees yet.
   void* mutable_data() { return data_; }
-  // REQUIRES: T is as large as an element.
+  // REQUIRES: T is as large as an element, and the tensor is on the host.
   template <typename T>
   absl::Span<const T> elements() const {
     return {static_cast<const T*>(data()), static_cast<size_t>(shape_.element_count())};
@@ -81,7 +88,12 @@ class Tensor {
 //   Errors: INVALID_ARGUMENT for another type, or when they cannot be counted.
 absl::StatusOr<size_t> TensorBytes(DataType dtype, const Shape& shape);
 
-// Same type, shape and content.
+// OK, or FAILED_PRECONDITION if the elements are in a device's memory: whoever is about to read
+// them with the host's instructions asks this first.
+//   doing: what cannot be done, "encode".
+absl::Status CheckOnHost(const Tensor& tensor, absl::string_view doing);
+
+// Same type, shape and content. REQUIRES: both are on the host.
 bool IsEqual(const Tensor& a, const Tensor& b);
 
 // "float[2,3]", "no tensor".

@@ -201,6 +201,7 @@ void FillTensorHeader(const Tensor& tensor, TensorProto& proto) {
 
 absl::StatusOr<TensorProto> TensorToProto(const Tensor& tensor) {
   if (!tensor.is_valid()) return absl::InvalidArgumentError("no tensor to encode");
+  FERRY_RETURN_IF_ERROR(CheckOnHost(tensor, "encode"));
   if (tensor.bytes() > kMaxMessageBytes) {
     return absl::InvalidArgumentError(absl::StrCat(ToString(tensor), " has ", tensor.bytes(),
                                                    " bytes; a message holds less than 2 GiB"));

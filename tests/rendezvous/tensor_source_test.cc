@@ -67,6 +67,18 @@ class KeepingSource : public Source {
   KeepingSource() : Source({.keep_responses = true}) {}
 };
 
+// The address is one of a device; whoever encoded it would read it, and crash.
+TEST_F(Source, AValueInADevicesMemoryIsRefused) {
+  const MemoryPlace place = {MemorySpace::kCuda, 1};
+  Tensor tensor = *Tensor::Create(
+      DataType::kFloat, *Shape::Create({4}),
+      WrapForeignBuffer(reinterpret_cast<void*>(0x7f0000000000), 16, nullptr, place));
+  ASSERT_TRUE(Begin(1)->Send(*RendezvousKey::Parse(KeyText("a")), std::move(tensor)).ok());
+  Recv(KeyText("a"), 0);
+  EXPECT_THAT(out_, ElementsAre("FAILED_PRECONDITION: cannot send float[4] in the memory of gpu:1; "
+                                "copy it to the host first"));
+}
+
 TEST_F(Source, ARequestBeforeOrAfterItsValueGetsIt) {
   Recv(KeyText("a"), 1);
   Send("a", "first");

@@ -74,7 +74,8 @@ TEST(DLPack, LeavesToItsOwnerWhatItCannotTake) {
   refuses([](Foreign& f) { f.managed.version.major = 2; }, kInvalid, "version 2.0");
   refuses([](Foreign& f) { f.managed.dl_tensor.byte_offset = uint64_t{0} - 8; }, kInvalid,
           "more than any memory has");
-  refuses([](Foreign& f) { f.managed.dl_tensor.device.device_type = 2; }, kInvalid, "type 2");
+  refuses([](Foreign& f) { f.managed.dl_tensor.device.device_type = 10; }, kInvalid, "type 10");
+  refuses([](Foreign& f) { f.managed.dl_tensor.device = {2, -1}; }, kInvalid, "device -1");
   refuses([](Foreign& f) { f.managed.dl_tensor.dtype.lanes = 4; }, kUnimplemented, "4 lanes");
   refuses([](Foreign& f) { f.managed.dl_tensor.dtype = {0, 4, 1}; }, kUnimplemented, "packed");
   refuses([](Foreign& f) { f.managed.dl_tensor.dtype = {99, 32, 1}; }, kUnimplemented, "code 99");
@@ -107,6 +108,26 @@ TEST(DLPack, GoesOutReadOnlyAndKeepsTheTensorAlive) {
   exported = *Export(tensor, /*writable=*/true);
   EXPECT_EQ(exported->flags, 0u);
   exported->deleter(exported);
+}
+
+// The address is one of the device: whoever reads it on the host crashes.
+TEST(DLPack, MemoryOfADeviceKeepsItsPlaceBothWays) {
+  for (const int32_t type : {kDeviceCuda, kDeviceCudaManaged}) {
+    Foreign foreign;
+    foreign.managed.dl_tensor.data = reinterpret_cast<void*>(0x7f0000000000);
+    foreign.managed.dl_tensor.device = {type, 3};
+    {
+      const Tensor tensor = *Import(&foreign.managed);
+      EXPECT_EQ(tensor.place(), (MemoryPlace{MemorySpace::kCuda, 3}));
+      EXPECT_EQ(ToString(tensor.place()), "gpu:3");
+      ManagedTensor* exported = *Export(tensor);
+      EXPECT_EQ(exported->dl_tensor.device.device_type, kDeviceCuda);
+      EXPECT_EQ(exported->dl_tensor.device.device_id, 3);
+      EXPECT_EQ(exported->dl_tensor.data, foreign.managed.dl_tensor.data);
+      exported->deleter(exported);
+    }
+    EXPECT_EQ(foreign.deleted, 1);
+  }
 }
 
 TEST(DLPack, EveryTypeThatItKnowsReturns) {

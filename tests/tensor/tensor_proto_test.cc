@@ -150,5 +150,19 @@ TEST(TensorProto, EveryTypeReturnsAsItWas) {
   EXPECT_EQ(TensorToProto(Tensor()).status().code(), kInvalid);
 }
 
+// The address is one of a device; whoever encoded it would read it, and crash.
+TEST(TensorProto, MemoryOfADeviceIsNotRead) {
+  const MemoryPlace place = {MemorySpace::kCuda, 2};
+  const Tensor tensor = *Tensor::Create(
+      DataType::kFloat, *Shape::Create({4}),
+      WrapForeignBuffer(reinterpret_cast<void*>(0x7f0000000000), 16, nullptr, place));
+  const absl::Status status = TensorToProto(tensor).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(status.message(), HasSubstr("cannot encode float[4] in the memory of gpu:2"));
+  // A view stays where its buffer is.
+  EXPECT_EQ(tensor.Slice(1, 2)->place(), place);
+  EXPECT_TRUE(Tensor().is_on_host());
+}
+
 }  // namespace
 }  // namespace ferry
