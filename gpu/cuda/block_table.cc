@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// Size classes and the budget.
+#include "gpu/cuda/block_table.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+namespace ferry::cuda {
+namespace {
+
+// Beyond this nothing can be addressed.
+constexpr size_t kLargestBytes = size_t{1} << 46;
+// A class shares a segment if so many of its blocks fit.
+constexpr size_t kBlocksWorthSharing = 8;
+
+size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+}  // namespace
+
+BlockTable::BlockTable(BlockTableOptions options) : options_(std::move(options)) {}
+
+// Classes are a quarter of a power of two apart: at most a fifth of a block is not used. Those of
+// whole segments are multiples of the granularity anyway.
+size_t BlockTable::ClassBytes(size_t bytes) const {
+  if (bytes <= options_.smallest_bytes) return options_.smallest_bytes;
+  const size_t step = std::max(std::bit_floor(bytes - 1) / 4, options_.smallest_bytes);
+  const size_t class_bytes = RoundUp(bytes, step);
+  if (class_bytes * kBlocksWorthSharing <= options_.segment_bytes) return class_bytes;
+  return RoundUp(class_bytes, options_.granularity_bytes);
+}
+
+TakenBlock BlockTable::TakeFrom(uint32_t id, Segment& segment) {
+  TakenBlock block;
+  block.segment = id;
+  block.class_bytes = segment.class_bytes;
+  if (segment.free.empty()) {
+    block.index = segment.fresh++;
+  } else {
+    block.index = segment.free.back();
+    segment.free.pop_back();
+    ++stats_.reused_blocks;
+  }
+  block.offset = block.index * segment.class_bytes;
+  block.generation = ++segment.generations[block.index];
+  ++segment.out;
+  ++stats_.made_blocks;
+  ++stats_.block_count;
+  stats_.used_bytes += segment.class_bytes;
+  return block;
+}
+
+std::optional<TakenBlock> BlockTable::Take(size_t bytes) {
+  if (bytes > kLargestBytes) return std::nullopt;
+  const auto found = with_room_.find(ClassBytes(bytes));
+  if (found == with_room_.end() || found->second.empty()) return std::nullopt;
+  const uint32_t id = found->second.back();
+  Segment& segment = segments_.at(id);
+  const TakenBlock block = TakeFrom(id, segment);
+  if (!segment.has_room()) found->second.pop_back();
+  return block;
+}
+
+void BlockTable::Give(uint32_t id, uint32_t index) {
+  Segment& segment = segments_.at(id);
+  if (!segment.has_room()) with_room_[segment.class_bytes].push_back(id);
+  segment.free.push_back(index);
+  --segment.out;
+  --stats_.block_count;
+  stats_.used_bytes -= segment.class_bytes;
+}
+
+std::vector<uint32_t> BlockTable::DropIdle(size_t enough_bytes) {
+  std::vector<uint32_t> dropped;
+  size_t bytes = 0;
+  for (auto it = segments_.begin(); it != segments_.end() && bytes < enough_bytes;) {
+    const Segment& segment = it->second;
+    if (!segment.is_idle()) {
+      ++it;
+      continue;
+    }
+    std::vector<uint32_t>& list = with_room_[segment.class_bytes];
+    list.erase(std::remove(list.begin(), list.end(), it->first), list.end());
+    bytes += segment.bytes;
+    dropped.push_back(it->first);
+    it = segments_.erase(it);
+  }
+  stats_.mapped_bytes -= bytes;
+  stats_.segment_count -= static_cast<int>(dropped.size());
+  return dropped;
+}
+
+std::vector<uint32_t> BlockTable::DropIdle() { return DropIdle(~size_t{0}); }
+
+absl::StatusOr<BlockTable::Plan> BlockTable::MakePlan(size_t bytes) {
+  const size_t class_bytes = bytes > kLargestBytes ? bytes : ClassBytes(bytes);
+  const bool is_shared =
+      class_bytes <= kLargestBytes && class_bytes * kBlocksWorthSharing <= options_.segment_bytes;
+  Plan plan;
+  plan.bytes =
+      is_shared ? RoundUp(options_.segment_bytes, options_.granularity_bytes) : class_bytes;
+  size_t idle_bytes = 0;
+  for (const auto& [id, segment] : segments_) {
+    if (segment.is_idle()) idle_bytes += segment.bytes;
+  }
+  const size_t staying = stats_.mapped_bytes - idle_bytes;
+  if (plan.bytes > options_.budget_bytes || staying > options_.budget_bytes - plan.bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        options_.name, " has no room for ", bytes, " bytes: it may have ", options_.budget_bytes,
+        ", has ", stats_.mapped_bytes, ", and ", stats_.block_count, " tensors use ",
+        stats_.used_bytes, " of them. Free some, or raise ", options_.budget_option));
+  }
+  const size_t room = options_.budget_bytes - std::min(options_.budget_bytes, stats_.mapped_bytes);
+  if (plan.bytes > room) plan.dropped = DropIdle(plan.bytes - room);
+  plan.segment = ++last_segment_;
+  stats_.mapped_bytes += plan.bytes;
+  ++stats_.segment_count;
+  return plan;
+}
+
+TakenBlock BlockTable::Add(const Plan& plan, size_t bytes) {
+  Segment segment;
+  segment.bytes = plan.bytes;
+  segment.class_bytes = ClassBytes(bytes);
+  segment.block_count = static_cast<uint32_t>(plan.bytes / segment.class_bytes);
+  segment.generations.resize(segment.block_count);
+  const TakenBlock block = TakeFrom(plan.segment, segment);
+  if (segment.has_room()) with_room_[segment.class_bytes].push_back(plan.segment);
+  segments_.emplace(plan.segment, std::move(segment));
+  return block;
+}
+
+void BlockTable::Forget(const Plan& plan) {
+  stats_.mapped_bytes -= plan.bytes;
+  --stats_.segment_count;
+}
+
+}  // namespace ferry::cuda

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// DeviceBuffer: a buffer in a GPU's memory, which streams may still be using when it goes.
+#ifndef FERRY_GPU_CUDA_DEVICE_BUFFER_H_
+#define FERRY_GPU_CUDA_DEVICE_BUFFER_H_
+
+#include <cstddef>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/synchronization/mutex.h"
+
+#include "gpu/cuda/cuda_event.h"
+#include "tensor/buffer.h"
+
+namespace ferry::cuda {
+
+inline DevicePointer AsDevicePointer(const void* pointer) {
+  return static_cast<DevicePointer>(reinterpret_cast<uintptr_t>(pointer));
+}
+inline void* AsHostPointer(DevicePointer pointer) {
+  return reinterpret_cast<void*>(static_cast<uintptr_t>(pointer));
+}
+
+// The last reference may go while copies and kernels that use the memory are only enqueued. Whoever
+// enqueues them says so with AddUse, and the owner gives the memory to nobody else before. Thread-
+// safe.
+class DeviceBuffer final : public Buffer {
+ public:
+  using Uses = std::vector<std::shared_ptr<const ReadyEvent>>;
+  // Called once, by whoever drops the last reference; must not block or synchronise.
+  using Release = absl::AnyInvocable<void(Uses uses) &&>;
+
+  //   arena: as Buffer::arena(); null for memory of no arena.
+  DeviceBuffer(DevicePointer pointer, size_t bytes, int ordinal, Release release,
+               const void* arena = nullptr, ArenaPlace place = {})
+      : Buffer(AsHostPointer(pointer), bytes, {MemorySpace::kCuda, ordinal}),
+        release_(std::move(release)),
+        arena_(arena),
+        arena_place_(place) {}
+  ~DeviceBuffer() override;
+
+  DevicePointer pointer() const { return AsDevicePointer(data()); }
+
+  // The memory is in use until `event` is done.
+  void AddUse(std::shared_ptr<const ReadyEvent> event) ABSL_LOCKS_EXCLUDED(mu_);
+
+  const void* arena() const override { return arena_; }
+  ArenaPlace arena_place() const override { return arena_place_; }
+
+ private:
+  Release release_;
+  const void* const arena_;
+  const ArenaPlace arena_place_;
+  absl::Mutex mu_;
+  Uses uses_ ABSL_GUARDED_BY(mu_);
+};
+
+// `buffer` if it is one of these, or null.
+DeviceBuffer* AsDeviceBuffer(Buffer* buffer);
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_GPU_CUDA_DEVICE_BUFFER_H_

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// The loop: work, events, sleep.
+#include "gpu/cuda/device_executor.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+#include "base/status_macros.h"
+
+namespace ferry::cuda {
+namespace {
+
+constexpr absl::Duration kShortestSleep = absl::Microseconds(20);
+
+// Which executor's thread this is.
+thread_local const DeviceExecutor* own_executor = nullptr;
+
+}  // namespace
+
+DeviceExecutor::DeviceExecutor(std::shared_ptr<CudaDevice> device, DeviceExecutorOptions options,
+                               const Clock& clock)
+    : device_(std::move(device)), options_(std::move(options)), clock_(clock) {
+  std::string name = options_.thread_name.empty() ? absl::StrCat("ferry-dev", device_->ordinal())
+                                                  : options_.thread_name;
+  thread_ = std::make_unique<Thread>(std::move(name), [this] { Run(); });
+}
+
+DeviceExecutor::~DeviceExecutor() {
+  {
+    absl::MutexLock lock(&mu_);
+    is_stopping_ = true;
+  }
+  thread_->Join();
+}
+
+bool DeviceExecutor::is_own_thread() const { return own_executor == this; }
+
+absl::Status DeviceExecutor::Admit() {
+  // What runs on the thread may go on with what it has begun, whatever the limits: memory may hang
+  // on it. It is picked up before the thread ends.
+  if (is_own_thread()) {
+    waiting_count_.fetch_add(1, std::memory_order_relaxed);
+    return absl::OkStatus();
+  }
+  if (is_stopping_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the executor of ", device_->name(), " has been stopped"));
+  }
+  if (waiting_count_.load(std::memory_order_relaxed) >= options_.max_waiting) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(options_.max_waiting, " operations of ", device_->name(),
+                     " wait already (DeviceExecutorOptions::max_waiting)"));
+  }
+  waiting_count_.fetch_add(1, std::memory_order_relaxed);
+  return absl::OkStatus();
+}
+
+absl::Status DeviceExecutor::Post(Work work) {
+  absl::MutexLock lock(&mu_);
+  FERRY_RETURN_IF_ERROR(Admit());
+  work_.push_back(std::move(work));
+  return absl::OkStatus();
+}
+
+absl::Status DeviceExecutor::Watch(Watched watched, DoneCallback done) {
+  absl::MutexLock lock(&mu_);
+  FERRY_RETURN_IF_ERROR(Admit());
+  added_.push_back({std::move(watched), std::move(done)});
+  return absl::OkStatus();
+}
+
+bool DeviceExecutor::Poll(std::vector<Entry>& entries) {
+  const absl::Time now = clock_.Now();
+  std::vector<std::pair<DoneCallback, absl::Status>> ready;
+  size_t kept = 0;
+  for (Entry& entry : entries) {
+    const absl::StatusOr<bool> is_done = entry.watched.event->IsDone();
+    const bool is_over = !is_done.ok() || *is_done;
+    if (is_over) {
+      if (entry.done) ready.emplace_back(std::move(entry.done), is_done.status());
+      // Its turn ends here, and with it what it keeps.
+      const Entry ended = std::move(entry);
+      waiting_count_.fetch_sub(1, std::memory_order_relaxed);
+      continue;
+    }
+    if (entry.done && now >= entry.watched.deadline) {
+      ready.emplace_back(std::move(entry.done),
+                         absl::DeadlineExceededError(
+                             absl::StrCat(device_->name(), " has not finished ", entry.watched.what,
+                                          " in time; its memory is kept until it has")));
+      entry.done = nullptr;
+    }
+    if (&entries[kept] != &entry) entries[kept] = std::move(entry);
+    ++kept;
+  }
+  const bool has_ended = kept < entries.size();
+  entries.resize(kept);
+  for (auto& [done, status] : ready) std::move(done)(std::move(status));
+  return has_ended || !ready.empty();
+}
+
+void DeviceExecutor::EndAll(std::vector<Entry>& entries) {
+  for (Entry& entry : entries) {
+    if (entry.done) {
+      std::move(entry.done)(absl::UnavailableError(
+          absl::StrCat(device_->name(), " has not finished ", entry.watched.what, " within ",
+                       absl::FormatDuration(options_.drain), " of its executor's end")));
+    }
+    // The device may still write there, so nobody else may ever have it.
+    new Watched(std::move(entry.watched));
+  }
+  entries.clear();
+}
+
+void DeviceExecutor::Run() {
+  own_executor = this;
+  const ScopedCurrent current(*device_);
+  std::vector<Entry> entries;
+  absl::Time last_news = SteadyClock().Now();
+  absl::Time drain_end = absl::InfiniteFuture();
+  absl::Duration sleep = kShortestSleep;
+  while (true) {
+    std::deque<Work> work;
+    bool is_stopping = false;
+    {
+      absl::MutexLock lock(&mu_);
+      work.swap(work_);
+      std::move(added_.begin(), added_.end(), std::back_inserter(entries));
+      added_.clear();
+      is_stopping = is_stopping_;
+    }
+    bool has_news = !work.empty();
+    for (Work& each : work) {
+      std::move(each)();
+      each = nullptr;
+      waiting_count_.fetch_sub(1, std::memory_order_relaxed);
+    }
+    has_news = Poll(entries) || has_news;
+    const absl::Time now = SteadyClock().Now();
+    if (has_news) {
+      last_news = now;
+      sleep = kShortestSleep;
+      continue;
+    }
+    if (is_stopping) {
+      if (drain_end == absl::InfiniteFuture()) drain_end = now + options_.drain;
+      if (now >= drain_end) EndAll(entries);
+      // Callbacks may have added more.
+      absl::MutexLock lock(&mu_);
+      if (!work_.empty() || !added_.empty()) continue;
+      if (entries.empty()) return;
+    }
+    if (!entries.empty() && now - last_news < options_.spin) continue;
+    if (is_stopping) {
+      // Nobody can add anything any more; there is nothing to be woken by.
+      absl::SleepFor(sleep);
+    } else {
+      absl::MutexLock lock(&mu_);
+      mu_.AwaitWithTimeout(absl::Condition(this, &DeviceExecutor::has_news),
+                           entries.empty() ? absl::InfiniteDuration() : sleep);
+    }
+    sleep = std::min(sleep * 2, options_.longest_sleep);
+  }
+}
+
+}  // namespace ferry::cuda

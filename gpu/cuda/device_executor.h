@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// DeviceExecutor: the one thread that drives a device.
+#ifndef FERRY_GPU_CUDA_DEVICE_EXECUTOR_H_
+#define FERRY_GPU_CUDA_DEVICE_EXECUTOR_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+#include "base/clock.h"
+#include "base/thread.h"
+#include "gpu/cuda/cuda_event.h"
+
+namespace ferry::cuda {
+
+struct DeviceExecutorOptions {
+  // At most 15 characters; empty: "ferry-dev0".
+  std::string thread_name;
+  // How long it asks events again and again after something has happened, before it sleeps between
+  // two rounds.
+  absl::Duration spin = absl::Microseconds(50);
+  // Rounds without news are further and further apart, up to this.
+  absl::Duration longest_sleep = absl::Milliseconds(1);
+  // Functions and events that wait at the same time; more are refused.
+  size_t max_waiting = 100'000;
+  // How long the destructor waits for events that are still awaited.
+  absl::Duration drain = absl::Seconds(10);
+};
+
+// Runs functions in the order in which they were posted, and calls back when events are done. The
+// device's context is current on its thread. Functions may block, but on this device only; while
+// one does, events wait. Thread-safe.
+class DeviceExecutor final {
+ public:
+  using Work = absl::AnyInvocable<void() &&>;
+  using DoneCallback = absl::AnyInvocable<void(absl::Status) &&>;
+
+  // What may not be touched before an event is done.
+  struct Watched {
+    std::shared_ptr<const ReadyEvent> event;
+    absl::Time deadline = absl::InfiniteFuture();  // by the executor's clock
+    std::string what;                              // for the message: "the copy of step 3 key x"
+    // Let go when the event is done, not before, also when `done` has been told of the deadline:
+    // the device may be writing still.
+    std::shared_ptr<const void> keep;
+  };
+
+  explicit DeviceExecutor(std::shared_ptr<CudaDevice> device, DeviceExecutorOptions options = {},
+                          const Clock& clock = SteadyClock());
+  // Runs what was posted and waits for what is watched, `drain` at most. What is not done by then
+  // ends UNAVAILABLE, and what it kept is never let go.
+  ~DeviceExecutor();
+
+  DeviceExecutor(const DeviceExecutor&) = delete;
+  DeviceExecutor& operator=(const DeviceExecutor&) = delete;
+
+  // Runs `work` on the thread, after what was posted before it.
+  //   Errors, except on the thread itself: RESOURCE_EXHAUSTED naming the option;
+  //   FAILED_PRECONDITION once the destructor runs. `work` is then not run.
+  absl::Status Post(Work work) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Calls `done` on the thread, with no lock held, when the event is done: OK; DEADLINE_EXCEEDED
+  // naming what was waited for; or what the device says.
+  //   Errors: as Post; `done` is then not called.
+  absl::Status Watch(Watched watched, DoneCallback done) ABSL_LOCKS_EXCLUDED(mu_);
+
+  bool is_own_thread() const;
+  const std::shared_ptr<CudaDevice>& device() const { return device_; }
+  // Functions and events that wait. Overdue events count until they are done.
+  size_t waiting_count() const { return waiting_count_.load(std::memory_order_relaxed); }
+
+ private:
+  struct Entry {
+    Watched watched;
+    DoneCallback done;  // null once it has been called
+  };
+
+  void Run();
+  // Asks every event once; returns whether anything happened.
+  bool Poll(std::vector<Entry>& entries);
+  void EndAll(std::vector<Entry>& entries);
+  absl::Status Admit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool has_news() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return is_stopping_ || !work_.empty() || !added_.empty();
+  }
+
+  // Constant after construction.
+  const std::shared_ptr<CudaDevice> device_;
+  const DeviceExecutorOptions options_;
+  const Clock& clock_;
+
+  std::atomic<size_t> waiting_count_{0};
+  mutable absl::Mutex mu_;
+  bool is_stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::deque<Work> work_ ABSL_GUARDED_BY(mu_);
+  std::vector<Entry> added_ ABSL_GUARDED_BY(mu_);
+
+  std::unique_ptr<Thread> thread_;
+};
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_GPU_CUDA_DEVICE_EXECUTOR_H_

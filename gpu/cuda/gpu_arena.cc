@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0
+// Segments of device memory, and blocks that wait for their last use.
+#include "gpu/cuda/gpu_arena.h"
+
+#include <cstring>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+
+#include "base/status_macros.h"
+#include "gpu/cuda/block_table.h"
+
+namespace ferry::cuda {
+namespace {
+
+constexpr size_t kSmallestBytes = 512;
+// cuMemAlloc has none, but a handle of a smaller allocation would show its neighbours to the peer:
+// the driver serves several from one block of this size.
+constexpr size_t kPlainGranularity = size_t{2} << 20;
+
+AllocationProperties ExportableMemory(const CudaDevice& device) {
+  AllocationProperties properties = {};
+  properties.type = kAllocationTypePinned;
+  properties.requested_handle_types = kHandleTypePosixFd;
+  properties.location = {kLocationTypeDevice, device.ordinal()};
+  return properties;
+}
+
+// Whether such memory can be made and exported here; not every container lets it.
+absl::Status ProbeExport(const CudaDevice& device, size_t& granularity) {
+  if (!device.traits().has_virtual_memory) {
+    return absl::FailedPreconditionError("the device has no virtual memory management");
+  }
+  if (!device.traits().exports_posix_fd) {
+    return absl::FailedPreconditionError("the device exports no memory as descriptors");
+  }
+  const CudaTable& table = device.table();
+  const AllocationProperties properties = ExportableMemory(device);
+  FERRY_RETURN_IF_ERROR(
+      device.Check(table.memory_granularity(&granularity, &properties, kGranularityMinimum),
+                   "cuMemGetAllocationGranularity"));
+  AllocationHandle handle = 0;
+  FERRY_RETURN_IF_ERROR(
+      device.Check(table.memory_create(&handle, granularity, &properties, 0), "cuMemCreate"));
+  const absl::Status status = ExportHandle(device, handle).status();
+  table.memory_release(handle);
+  return status;
+}
+
+}  // namespace
+
+// Memory from the driver; given back by Free, which may synchronise the device.
+struct GpuArena::Segment {
+  uint32_t id = 0;
+  size_t bytes = 0;
+  DevicePointer base = 0;
+  AllocationHandle handle = 0;
+  bool is_mapped = false;
+  IpcDescriptor descriptor;  // of the whole segment
+
+  absl::Status MapVirtual(const CudaDevice& device, const std::vector<int>& ordinals);
+  absl::Status AllocatePlain(const CudaDevice& device);
+  absl::Status Describe(const CudaDevice& device, ExportBy export_by);
+  void Free(const CudaDevice& device);
+};
+
+absl::Status GpuArena::Segment::MapVirtual(const CudaDevice& device,
+                                           const std::vector<int>& ordinals) {
+  const CudaTable& table = device.table();
+  const AllocationProperties properties = ExportableMemory(device);
+  FERRY_RETURN_IF_ERROR(
+      device.Check(table.memory_create(&handle, bytes, &properties, 0), "cuMemCreate"));
+  FERRY_RETURN_IF_ERROR(
+      device.Check(table.address_reserve(&base, bytes, 0, 0, 0), "cuMemAddressReserve"));
+  FERRY_RETURN_IF_ERROR(device.Check(table.memory_map(base, bytes, 0, handle, 0), "cuMemMap"));
+  is_mapped = true;
+  std::vector<AccessDescription> access;
+  for (const int ordinal : ordinals) {
+    access.push_back({{kLocationTypeDevice, ordinal}, kAccessReadWrite});
+  }
+  return device.Check(table.memory_set_access(base, bytes, access.data(), access.size()),
+                      "cuMemSetAccess");
+}
+
+absl::Status GpuArena::Segment::AllocatePlain(const CudaDevice& device) {
+  return device.Check(device.table().memory_alloc(&base, bytes), "cuMemAlloc");
+}
+
+absl::Status GpuArena::Segment::Describe(const CudaDevice& device, ExportBy export_by) {
+  FERRY_ASSIGN_OR_RETURN(const MemoryInfo info, Classify(device, AsHostPointer(base), bytes));
+  descriptor.export_by = export_by;
+  descriptor.device = device.uuid();
+  descriptor.buffer_id = info.pieces[0].buffer_id;
+  descriptor.base = base;
+  descriptor.allocation_bytes = bytes;
+  descriptor.bytes = bytes;
+  if (export_by != ExportBy::kLegacyHandle) return absl::OkStatus();
+  IpcMemoryHandle legacy = {};
+  FERRY_RETURN_IF_ERROR(
+      device.Check(device.table().ipc_get_memory_handle(&legacy, base), "cuIpcGetMemHandle"));
+  std::memcpy(descriptor.handle.data(), legacy.bytes, sizeof(legacy.bytes));
+  return absl::OkStatus();
+}
+
+void GpuArena::Segment::Free(const CudaDevice& device) {
+  const ScopedCurrent current(device);
+  const CudaTable& table = device.table();
+  if (handle == 0) {
+    if (base != 0) table.memory_free(base);
+    return;
+  }
+  if (is_mapped) table.memory_unmap(base, bytes);
+  if (base != 0) table.address_free(base, bytes);
+  table.memory_release(handle);
+}
+
+struct GpuArena::State {
+  State(std::shared_ptr<CudaDevice> cuda_device, std::shared_ptr<SyncGate> sync_gate,
+        GpuArenaOptions given, BlockTableOptions table_options)
+      : device(std::move(cuda_device)),
+        gate(std::move(sync_gate)),
+        options(std::move(given)),
+        table(std::move(table_options)) {}
+
+  struct Pending {
+    uint32_t segment = 0;
+    uint32_t index = 0;
+    DeviceBuffer::Uses uses;
+  };
+  using SegmentPtr = std::unique_ptr<Segment>;
+
+  // Runs what may synchronise the device.
+  absl::Status Quietly(absl::string_view doing, absl::FunctionRef<void()> action) const {
+    if (gate != nullptr) return gate->RunQuietly(options.patience, doing, action);
+    action();
+    return absl::OkStatus();
+  }
+  absl::StatusOr<SegmentPtr> MakeSegment(const BlockTable::Plan& plan) const;
+  std::vector<SegmentPtr> TakeSegments(const std::vector<uint32_t>& ids)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+
+  // Constant after construction.
+  const std::shared_ptr<CudaDevice> device;
+  const std::shared_ptr<SyncGate> gate;
+  const GpuArenaOptions options;
+  ExportBy export_by = ExportBy::kPosixFd;
+  std::string fallback_reason;
+
+  mutable absl::Mutex mu;
+  BlockTable table ABSL_GUARDED_BY(mu);
+  std::map<uint32_t, SegmentPtr> segments ABSL_GUARDED_BY(mu);
+  // Blocks that have come back before their last use was done.
+  std::vector<Pending> pending ABSL_GUARDED_BY(mu);
+  // Out of the table, to be given back at the next occasion.
+  std::vector<SegmentPtr> orphans ABSL_GUARDED_BY(mu);
+};
+
+absl::StatusOr<GpuArena::State::SegmentPtr> GpuArena::State::MakeSegment(
+    const BlockTable::Plan& plan) const {
+  const ScopedCurrent current(*device);
+  auto segment = std::make_unique<Segment>();
+  segment->id = plan.segment;
+  segment->bytes = plan.bytes;
+  absl::Status status;
+  if (fallback_reason.empty()) {
+    std::vector<int> ordinals = options.peer_ordinals;
+    ordinals.push_back(device->ordinal());
+    status = segment->MapVirtual(*device, ordinals);
+  } else {
+    status = segment->AllocatePlain(*device);
+  }
+  if (status.ok()) status = segment->Describe(*device, export_by);
+  if (status.ok()) return segment;
+  segment->Free(*device);
+  return status;
+}
+
+std::vector<GpuArena::State::SegmentPtr> GpuArena::State::TakeSegments(
+    const std::vector<uint32_t>& ids) {
+  std::vector<SegmentPtr> taken;
+  for (const uint32_t id : ids) {
+    const auto found = segments.find(id);
+    taken.push_back(std::move(found->second));
+    segments.erase(found);
+  }
+  return taken;
+}
+
+GpuArena::GpuArena(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
+absl::StatusOr<std::shared_ptr<GpuArena>> GpuArena::Create(std::shared_ptr<CudaDevice> device,
+                                                           std::shared_ptr<SyncGate> gate,
+                                                           GpuArenaOptions options) {
+  if (options.segment_bytes == 0 || options.budget_bytes < options.segment_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat("an arena of ", options.budget_bytes,
+                                                   " bytes in segments of ", options.segment_bytes,
+                                                   " can have none"));
+  }
+  const ScopedCurrent current(*device);
+  size_t granularity = kPlainGranularity;
+  absl::Status probe;
+  const auto try_it = [&] { probe = ProbeExport(*device, granularity); };
+  if (gate == nullptr) {
+    try_it();
+  } else {
+    FERRY_RETURN_IF_ERROR(gate->RunQuietly(options.patience, "make exportable memory", try_it));
+  }
+  BlockTableOptions table;
+  table.name = absl::StrCat("the arena of ", device->name());
+  table.budget_option = "GpuArenaOptions::budget_bytes";
+  table.budget_bytes = options.budget_bytes;
+  table.segment_bytes = options.segment_bytes;
+  table.granularity_bytes = granularity;
+  table.smallest_bytes = kSmallestBytes;
+  auto state = std::make_unique<State>(std::move(device), std::move(gate), std::move(options),
+                                       std::move(table));
+  if (!probe.ok()) {
+    state->fallback_reason = std::string(probe.message());
+    state->export_by =
+        state->device->api().Has(CudaGroup::kIpc).ok() ? ExportBy::kLegacyHandle : ExportBy::kNone;
+  }
+  return std::shared_ptr<GpuArena>(new GpuArena(std::move(state)));
+}
+
+// Buffers keep the arena, so none is out; their streams may be working still.
+GpuArena::~GpuArena() {
+  std::vector<State::SegmentPtr> segments;
+  {
+    absl::MutexLock lock(&state_->mu);
+    segments = std::move(state_->orphans);
+    for (auto& [id, segment] : state_->segments) segments.push_back(std::move(segment));
+  }
+  // Freeing waits for the device; where that may not be now, the memory stays until the process
+  // ends.
+  const absl::Status ignored = state_->Quietly("free an arena", [this, &segments] {
+    for (const State::SegmentPtr& segment : segments) segment->Free(*state_->device);
+  });
+}
+
+absl::StatusOr<std::shared_ptr<DeviceBuffer>> GpuArena::Allocate(size_t bytes) {
+  State& state = *state_;
+  Collect();
+  std::optional<TakenBlock> block;
+  BlockTable::Plan plan;
+  std::vector<State::SegmentPtr> dropped;
+  Segment* segment = nullptr;
+  {
+    absl::MutexLock lock(&state.mu);
+    block = state.table.Take(bytes);
+    if (block.has_value()) {
+      segment = state.segments.at(block->segment).get();
+    } else {
+      FERRY_ASSIGN_OR_RETURN(plan, state.table.MakePlan(bytes));
+      dropped = state.TakeSegments(plan.dropped);
+      std::move(state.orphans.begin(), state.orphans.end(), std::back_inserter(dropped));
+      state.orphans.clear();
+    }
+  }
+  if (!block.has_value()) {
+    absl::StatusOr<State::SegmentPtr> made = absl::UnavailableError("not made");
+    const absl::Status quiet = state.Quietly("make device memory", [&] {
+      for (const State::SegmentPtr& each : dropped) each->Free(*state.device);
+      made = state.MakeSegment(plan);
+    });
+    absl::MutexLock lock(&state.mu);
+    if (!quiet.ok() || !made.ok()) {
+      state.table.Forget(plan);
+      if (!quiet.ok()) {
+        std::move(dropped.begin(), dropped.end(), std::back_inserter(state.orphans));
+        return quiet;
+      }
+      return made.status();
+    }
+    segment = made->get();
+    state.segments.emplace(plan.segment, *std::move(made));
+    block = state.table.Add(plan, bytes);
+  }
+  const uint32_t index = block->index;
+  return std::make_shared<DeviceBuffer>(
+      segment->base + block->offset, bytes, state.device->ordinal(),
+      [arena = shared_from_this(), segment, index](DeviceBuffer::Uses uses) {
+        arena->Release(*segment, index, std::move(uses));
+      },
+      this, ArenaPlace{segment->id, block->generation, block->offset});
+}
+
+void GpuArena::Release(Segment& segment, uint32_t index, DeviceBuffer::Uses uses) {
+  State& state = *state_;
+  absl::MutexLock lock(&state.mu);
+  if (uses.empty()) return state.table.Give(segment.id, index);
+  state.pending.push_back({segment.id, index, std::move(uses)});
+}
+
+size_t GpuArena::Collect() {
+  State& state = *state_;
+  std::vector<State::Pending> pending;
+  {
+    absl::MutexLock lock(&state.mu);
+    pending.swap(state.pending);
+  }
+  if (pending.empty()) return 0;
+  std::vector<State::Pending> waiting;
+  std::vector<State::Pending> free;
+  // The driver is asked with no lock held.
+  for (State::Pending& each : pending) {
+    bool is_done = true;
+    for (const std::shared_ptr<const ReadyEvent>& use : each.uses) {
+      const absl::StatusOr<bool> done = use->IsDone();
+      // A device that has failed uses nothing any more.
+      if (done.ok() && !*done) is_done = false;
+    }
+    (is_done ? free : waiting).push_back(std::move(each));
+  }
+  absl::MutexLock lock(&state.mu);
+  for (State::Pending& each : waiting) state.pending.push_back(std::move(each));
+  const size_t before = state.table.stats().used_bytes;
+  for (const State::Pending& each : free) state.table.Give(each.segment, each.index);
+  return before - state.table.stats().used_bytes;
+}
+
+size_t GpuArena::Trim() {
+  State& state = *state_;
+  Collect();
+  size_t bytes = 0;
+  const absl::Status ignored = state.Quietly("give device memory back", [&state, &bytes] {
+    std::vector<State::SegmentPtr> dropped;
+    {
+      absl::MutexLock lock(&state.mu);
+      dropped = state.TakeSegments(state.table.DropIdle());
+    }
+    for (const State::SegmentPtr& segment : dropped) {
+      bytes += segment->bytes;
+      segment->Free(*state.device);
+    }
+  });
+  return bytes;
+}
+
+IpcDescriptor GpuArena::Describe(const Buffer& buffer) const {
+  const ArenaPlace place = buffer.arena_place();
+  absl::MutexLock lock(&state_->mu);
+  IpcDescriptor descriptor = state_->segments.at(place.segment)->descriptor;
+  descriptor.offset = place.offset;
+  descriptor.bytes = buffer.bytes();
+  return descriptor;
+}
+
+absl::StatusOr<UniqueFd> GpuArena::ExportSegment(const Buffer& buffer) const {
+  if (state_->export_by != ExportBy::kPosixFd) return UniqueFd();
+  AllocationHandle handle = 0;
+  {
+    absl::MutexLock lock(&state_->mu);
+    handle = state_->segments.at(buffer.arena_place().segment)->handle;
+  }
+  return ExportHandle(*state_->device, handle);
+}
+
+std::shared_ptr<const void> GpuArena::HoldSegment(const Buffer& buffer) {
+  const uint32_t segment = buffer.arena_place().segment;
+  {
+    absl::MutexLock lock(&state_->mu);
+    state_->table.Hold(segment);
+  }
+  return std::shared_ptr<const void>(this, [arena = shared_from_this(), segment](const void*) {
+    absl::MutexLock lock(&arena->state_->mu);
+    arena->state_->table.Unhold(segment);
+  });
+}
+
+ExportBy GpuArena::export_by() const { return state_->export_by; }
+
+const std::string& GpuArena::fallback_reason() const { return state_->fallback_reason; }
+
+CudaDevice& GpuArena::device() const { return *state_->device; }
+
+GpuArenaStats GpuArena::stats() const {
+  absl::MutexLock lock(&state_->mu);
+  const BlockTableStats& table = state_->table.stats();
+  GpuArenaStats stats;
+  stats.mapped_bytes = table.mapped_bytes;
+  stats.used_bytes = table.used_bytes;
+  stats.segment_count = table.segment_count;
+  stats.block_count = table.block_count;
+  stats.made_blocks = table.made_blocks;
+  stats.reused_blocks = table.reused_blocks;
+  stats.pending_count = static_cast<int>(state_->pending.size());
+  return stats;
+}
+
+}  // namespace ferry::cuda

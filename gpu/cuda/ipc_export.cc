@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Handles, blobs and descriptors.
+#include "gpu/cuda/ipc_export.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+
+namespace ferry::cuda {
+namespace {
+
+// The driver's code for "no descriptors" is the one for everything that the kernel refuses.
+absl::Status FdError(const CudaDevice& device, Result result, const char* call) {
+  const UniqueFd probe(fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0));
+  if (!probe.valid() && errno == EMFILE) {
+    rlimit limit = {};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    return absl::ResourceExhaustedError(
+        absl::StrCat(device.name(), ": ", call, ": all ", limit.rlim_cur,
+                     " descriptors of this process are in use (ulimit -n)"));
+  }
+  return device.Check(result, call);
+}
+
+// The driver does not promise it, and a child would keep the memory.
+UniqueFd CloseOnExec(int fd) {
+  fcntl(fd, F_SETFD, FD_CLOEXEC);
+  return UniqueFd(fd);
+}
+
+absl::StatusOr<UniqueFd> ExportVirtual(const CudaDevice& device, const MemoryPiece& piece) {
+  AllocationHandle handle = 0;
+  const CudaTable& table = device.table();
+  FERRY_RETURN_IF_ERROR(device.Check(
+      table.memory_retain_handle(&handle, reinterpret_cast<void*>(piece.base + piece.offset)),
+      "cuMemRetainAllocationHandle"));
+  absl::StatusOr<UniqueFd> fd = ExportHandle(device, handle);
+  table.memory_release(handle);
+  return fd;
+}
+
+absl::StatusOr<UniqueFd> ExportPool(const CudaDevice& device, MemoryPool pool) {
+  int fd = -1;
+  const Result result = device.table().pool_export(&fd, pool, kHandleTypePosixFd, /*flags=*/0);
+  if (result != kSuccess) return FdError(device, result, "cuMemPoolExportToShareableHandle");
+  return CloseOnExec(fd);
+}
+
+absl::Status FillHandle(const CudaDevice& device, const MemoryPiece& piece,
+                        IpcDescriptor& descriptor) {
+  const CudaTable& table = device.table();
+  if (descriptor.export_by == ExportBy::kLegacyHandle) {
+    // Zeroed first: what the driver leaves alone would make equal handles differ.
+    IpcMemoryHandle handle = {};
+    FERRY_RETURN_IF_ERROR(
+        device.Check(table.ipc_get_memory_handle(&handle, piece.base), "cuIpcGetMemHandle"));
+    std::memcpy(descriptor.handle.data(), handle.bytes, sizeof(handle.bytes));
+  } else if (descriptor.export_by == ExportBy::kPoolPointer) {
+    PoolPointerHandle handle = {};
+    FERRY_RETURN_IF_ERROR(
+        device.Check(table.pool_export_pointer(&handle, piece.base), "cuMemPoolExportPointer"));
+    std::memcpy(descriptor.handle.data(), handle.bytes, sizeof(handle.bytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ExportedPiece> ExportPiece(const CudaDevice& device, const MemoryInfo& info,
+                                          const MemoryPiece& piece) {
+  ExportedPiece exported;
+  IpcDescriptor& descriptor = exported.descriptor;
+  descriptor.export_by = info.export_by;
+  descriptor.device = device.uuid();
+  descriptor.buffer_id = piece.buffer_id;
+  descriptor.base = piece.base;
+  descriptor.allocation_bytes = piece.allocation_bytes;
+  descriptor.offset = piece.offset;
+  descriptor.bytes = piece.bytes;
+  FERRY_RETURN_IF_ERROR(FillHandle(device, piece, descriptor));
+  if (info.export_by == ExportBy::kPosixFd) {
+    FERRY_ASSIGN_OR_RETURN(exported.fd, ExportVirtual(device, piece));
+  } else if (info.export_by == ExportBy::kPoolPointer) {
+    FERRY_ASSIGN_OR_RETURN(exported.fd, ExportPool(device, info.pool));
+  }
+  return exported;
+}
+
+}  // namespace
+
+absl::StatusOr<UniqueFd> ExportHandle(const CudaDevice& device, AllocationHandle handle) {
+  const ScopedCurrent current(device);
+  int fd = -1;
+  const Result result = device.table().memory_export(&fd, handle, kHandleTypePosixFd, /*flags=*/0);
+  if (result != kSuccess) return FdError(device, result, "cuMemExportToShareableHandle");
+  return CloseOnExec(fd);
+}
+
+absl::StatusOr<std::vector<ExportedPiece>> ExportMemory(const CudaDevice& device,
+                                                        const void* pointer, size_t bytes) {
+  const ScopedCurrent current(device);
+  FERRY_ASSIGN_OR_RETURN(const MemoryInfo info, Classify(device, pointer, bytes));
+  if (info.export_by == ExportBy::kNone) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "no other process can open this ", MemoryKindName(info.kind), ": ", info.no_export_reason));
+  }
+  if (info.device != device.ordinal()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the memory is of gpu:", info.device, ", not of ", device.name()));
+  }
+  std::vector<ExportedPiece> pieces;
+  for (const MemoryPiece& piece : info.pieces) {
+    FERRY_ASSIGN_OR_RETURN(ExportedPiece exported, ExportPiece(device, info, piece));
+    pieces.push_back(std::move(exported));
+  }
+  return pieces;
+}
+
+}  // namespace ferry::cuda

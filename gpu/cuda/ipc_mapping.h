@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// IpcMapping: one allocation of another process, mapped here.
+#ifndef FERRY_GPU_CUDA_IPC_MAPPING_H_
+#define FERRY_GPU_CUDA_IPC_MAPPING_H_
+
+#include <cstddef>
+#include <memory>
+
+#include "absl/status/statusor.h"
+
+#include "base/unique_fd.h"
+#include "gpu/cuda/cuda_device.h"
+#include "gpu/cuda/ipc_descriptor.h"
+
+namespace ferry::cuda {
+
+// Both opening and closing may synchronise the device: IpcImportCache sees to when and where.
+class IpcMapping final {
+ public:
+  // Maps the whole allocation of `descriptor`, readable and writable by `device`.
+  //   device: the one that will use it; the memory may be another's that it can reach.
+  //   fd: as ExportedPiece says.
+  //   Errors: ALREADY_EXISTS if the driver still has a mapping of older memory at the same address
+  //   of the same process; FAILED_PRECONDITION if this driver or device cannot import the kind;
+  //   INVALID_ARGUMENT without the descriptor that the kind needs; INTERNAL.
+  static absl::StatusOr<std::unique_ptr<IpcMapping>> Open(std::shared_ptr<CudaDevice> device,
+                                                          const IpcDescriptor& descriptor,
+                                                          UniqueFd fd);
+  ~IpcMapping();
+
+  IpcMapping(const IpcMapping&) = delete;
+  IpcMapping& operator=(const IpcMapping&) = delete;
+
+  // Here, of the allocation's first byte.
+  DevicePointer base() const { return base_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  IpcMapping(std::shared_ptr<CudaDevice> device, ExportBy export_by, size_t bytes);
+
+  absl::Status OpenLegacy(const IpcDescriptor& descriptor);
+  absl::Status OpenPool(const IpcDescriptor& descriptor, const UniqueFd& fd);
+  absl::Status OpenVirtual(const UniqueFd& fd);
+
+  const std::shared_ptr<CudaDevice> device_;
+  const ExportBy export_by_;
+  const size_t bytes_;
+  DevicePointer base_ = 0;
+  MemoryPool pool_ = nullptr;
+  bool is_reserved_ = false;
+  bool is_mapped_ = false;
+};
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_GPU_CUDA_IPC_MAPPING_H_

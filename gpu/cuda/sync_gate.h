@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// SyncGate: keeps what may synchronise a device away from work that waits for another process.
+#ifndef FERRY_GPU_CUDA_SYNC_GATE_H_
+#define FERRY_GPU_CUDA_SYNC_GATE_H_
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+namespace ferry::cuda {
+
+// The driver may synchronise a device when memory is allocated, freed, mapped, unmapped or pinned.
+// A kernel of NCCL's that waits for a peer then never ends, if the peer waits for us. So NCCL work
+// is announced here from before its grant until its completion event, and everything that may
+// synchronise runs when there is none. One for all GPUs of a process: with peer access, freeing
+// memory of one waits for the others. Thread-safe.
+// Source: NCCL's pull request 564 and issue 549; reference in docs/gpu.md.
+class SyncGate final {
+ public:
+  SyncGate() = default;
+  SyncGate(const SyncGate&) = delete;
+  SyncGate& operator=(const SyncGate&) = delete;
+
+  // Waits while a quiet action runs, which takes milliseconds; not for actions that wait
+  // themselves.
+  void BeginWork() ABSL_LOCKS_EXCLUDED(mu_);
+  void EndWork() ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Runs `action` as soon as no work is in flight, and keeps new work out until it returns.
+  //   doing: for the message, "unmap a peer's memory".
+  //   Errors: DEADLINE_EXCEEDED if there was work all through `patience`; the action did not run.
+  absl::Status RunQuietly(absl::Duration patience, absl::string_view doing,
+                          absl::FunctionRef<void()> action) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Whether somebody waits for quiet. Whoever gives grants may hold back for a moment: with work
+  // always in flight nothing is ever mapped.
+  bool is_quiet_wanted() const ABSL_LOCKS_EXCLUDED(mu_);
+  int work_count() const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  bool is_free() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return work_count_ == 0 && !is_quiet_; }
+  bool is_open() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !is_quiet_; }
+
+  mutable absl::Mutex mu_;
+  int work_count_ ABSL_GUARDED_BY(mu_) = 0;
+  int waiting_count_ ABSL_GUARDED_BY(mu_) = 0;
+  bool is_quiet_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_GPU_CUDA_SYNC_GATE_H_
