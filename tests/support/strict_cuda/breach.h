@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is done when a rule of CUDA or NCCL is broken: say which, where and what to do, then abort.
+#ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_BREACH_H_
+#define FERRY_TESTS_SUPPORT_STRICT_CUDA_BREACH_H_
+
+namespace strict_cuda {
+
+// Each has a name, a sentence and a remedy in breach.cc.
+enum class Rule {
+  kFork,
+  kHostFunction,
+  kIpcSameProcess,
+  kIpcMemoryKind,
+  kIpcDoubleClose,
+  kFreeWhileImported,
+  kEventSameProcess,
+  kEventDestroyedWhileImported,
+  kEventInterprocessTiming,
+  kEventNotInterprocess,
+  kEventReuse,
+  kEventWaitBeforeRecord,
+  kUseAfterFree,
+  kUseAfterDestroy,
+  kUseBeforeReady,
+  kDoubleFree,
+  kFreeInUse,
+  kNoAccess,
+  kPoolImportedAlloc,
+  kVmm,
+  kImplicitSync,
+  kNcclCountMismatch,
+  kNcclFirstExchange,
+  kNcclThreads,
+  kNcclDeadlock,
+  kNcclIdReuse,
+  kNcclAfterAbort,
+  kNcclMixedBlocking,
+  kNcclGroupTooLarge,
+  kNcclGroup,
+  kNcclSelf,
+  kNcclWrongDevice,
+  kNcclDestroyBusy,
+  kNcclNotReady,
+  kNcclAbortOrder,
+};
+
+// Reports to stderr and to the report file, then aborts the process, or counts the breach when
+// STRICT_CUDA_ON_BREACH=record. `call` is the symbol; the rest tells what was seen.
+__attribute__((format(printf, 3, 4))) void Breach(Rule rule, const char* call, const char* format,
+                                                  ...);
+
+}  // namespace strict_cuda
+
+#endif  // FERRY_TESTS_SUPPORT_STRICT_CUDA_BREACH_H_

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the environment says of the machine that the strict double plays.
+#ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_CONFIG_H_
+#define FERRY_TESTS_SUPPORT_STRICT_CUDA_CONFIG_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace strict_cuda {
+
+inline constexpr int kMaxDevices = 16;
+inline constexpr size_t kGranularity = size_t{2} << 20;
+
+struct DeviceConfig {
+  int physical = 0;  // index in the machine, whatever CUDA_VISIBLE_DEVICES says
+  std::string name;
+  std::string uuid_text;  // "GPU-53545249-..."
+  unsigned char uuid[16] = {};
+  std::string pci_bus_id;  // "0000:1b:00.0"
+};
+
+// Read once, at the first use. docs/testing_gpu.md lists the variables.
+struct Config {
+  std::string session;  // a directory, or empty: a machine of this process alone
+  std::vector<DeviceConfig> devices;
+  std::vector<int> visible;  // physical indexes, by ordinal
+  size_t memory_bytes = 0;   // of each device
+  int compute_major = 9;
+  int compute_minor = 0;
+  int driver_version = 13000;
+  int nccl_version = 22809;
+  bool peers[kMaxDevices][kMaxDevices] = {};
+  int nvlinks[kMaxDevices][kMaxDevices] = {};
+  int switch_nvlinks = 0;
+  int pcie_level = 40;  // nvmlGpuTopologyLevel_t
+  int fabric_cluster = 0;
+  int deadlock_ms = 10000;
+  bool nccl_peer_death_is_error = false;
+  int nccl_absent_rank = -1;
+  std::map<int, int> attributes;  // overrides of cuDeviceGetAttribute
+};
+
+const Config& GetConfig();
+
+std::string FromEnvironment(const char* name, const std::string& otherwise);
+int64_t NumberFromEnvironment(const char* name, int64_t otherwise);
+// "a,b" as two parts; none for "".
+std::vector<std::string> SplitText(const std::string& text, char by);
+
+}  // namespace strict_cuda
+
+#endif  // FERRY_TESTS_SUPPORT_STRICT_CUDA_CONFIG_H_

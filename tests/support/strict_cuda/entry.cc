@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Faults on demand, and the checks at the door.
+#include "tests/support/strict_cuda/entry.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <list>
+#include <mutex>
+#include <string>
+
+#include "tests/support/strict_cuda/breach.h"
+#include "tests/support/strict_cuda/config.h"
+
+namespace strict_cuda {
+namespace {
+
+std::atomic<bool> initialized = false;
+std::atomic<pid_t> home = 0;
+thread_local bool in_host_function = false;
+
+struct Fault {
+  std::string symbol;
+  int error = 0;
+  int after_n = 0;
+  int times = 1;
+};
+
+struct Faults {
+  std::mutex mu;
+  std::list<Fault> waiting;
+};
+
+// STRICT_CUDA_FAIL="symbol:error[:after_n[:times]],..."
+Faults& TheFaults() {
+  static Faults* const faults = [] {
+    auto* const made = new Faults;
+    for (const std::string& part : SplitText(FromEnvironment("STRICT_CUDA_FAIL", ""), ',')) {
+      const std::vector<std::string> words = SplitText(part, ':');
+      if (words.size() < 2) continue;
+      Fault fault;
+      fault.symbol = words[0];
+      fault.error = std::atoi(words[1].c_str());
+      if (words.size() > 2) fault.after_n = std::atoi(words[2].c_str());
+      if (words.size() > 3) fault.times = std::atoi(words[3].c_str());
+      made->waiting.push_back(fault);
+    }
+    return made;
+  }();
+  return *faults;
+}
+
+}  // namespace
+
+int TakeFault(const char* symbol) {
+  Faults& faults = TheFaults();
+  const std::lock_guard<std::mutex> lock(faults.mu);
+  int error = 0;
+  for (auto fault = faults.waiting.begin(); fault != faults.waiting.end();) {
+    if (fault->symbol != symbol) {
+      ++fault;
+    } else if (fault->after_n > 0) {
+      --fault->after_n;
+      ++fault;
+    } else {
+      if (error == 0) error = fault->error;
+      fault = --fault->times <= 0 ? faults.waiting.erase(fault) : std::next(fault);
+    }
+  }
+  return error;
+}
+
+void CheckFork(const char* symbol) {
+  const pid_t self = getpid();
+  pid_t expected = 0;
+  if (home.compare_exchange_strong(expected, self) || expected == self) return;
+  Breach(Rule::kFork, symbol, "process %d uses the driver that was initialized in process %d", self,
+         expected);
+}
+
+void SetInitialized() { initialized = true; }
+void SetInHostFunction(bool is_in) { in_host_function = is_in; }
+
+CUresult Enter(const char* symbol) {
+  if (!initialized) return CUDA_ERROR_NOT_INITIALIZED;
+  CheckFork(symbol);
+  if (in_host_function) Breach(Rule::kHostFunction, symbol, "called by a host function");
+  return TakeFault(symbol);
+}
+
+extern "C" {
+
+STRICT_CUDA_EXPORT void strict_cuda_fail(const char* symbol, int error, int after_n, int times) {
+  const std::lock_guard<std::mutex> lock(TheFaults().mu);
+  TheFaults().waiting.push_back(Fault{symbol, error, after_n, times});
+}
+
+STRICT_CUDA_EXPORT void strict_cuda_fail_next(const char* symbol, int error, int after_n) {
+  strict_cuda_fail(symbol, error, after_n, 1);
+}
+
+STRICT_CUDA_EXPORT void strict_cuda_clear_faults() {
+  const std::lock_guard<std::mutex> lock(TheFaults().mu);
+  TheFaults().waiting.clear();
+}
+
+}  // extern "C"
+
+}  // namespace strict_cuda

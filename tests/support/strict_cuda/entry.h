@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every exported function does first: faults that a test asked for, fork, initialization.
+#ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_ENTRY_H_
+#define FERRY_TESTS_SUPPORT_STRICT_CUDA_ENTRY_H_
+
+#include "tests/support/strict_cuda/abi.h"
+#include "tests/support/strict_cuda/export.h"
+
+namespace strict_cuda {
+
+// What the next call of `symbol` must return, or 0. Counts the call.
+int TakeFault(const char* symbol);
+
+// CUDA_SUCCESS, or what the driver function `symbol` returns at once.
+CUresult Enter(const char* symbol);
+
+// The same, without the need for cuInit. Breaks the rule "fork" in a child.
+void CheckFork(const char* symbol);
+void SetInitialized();
+// While a thread runs a host function of a stream, each call in it is a breach.
+void SetInHostFunction(bool is_in);
+
+}  // namespace strict_cuda
+
+// The first line of a driver function.
+#define STRICT_CUDA_ENTER()                                                               \
+  if (const ::strict_cuda::CUresult early = ::strict_cuda::Enter(__func__); early != 0) { \
+    return early;                                                                         \
+  }                                                                                       \
+  static_assert(true)
+
+#endif  // FERRY_TESTS_SUPPORT_STRICT_CUDA_ENTRY_H_

@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+// STRICT_CUDA_EXPORT: what the strict double shows to dlsym; all else is hidden.
+#ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_EXPORT_H_
+#define FERRY_TESTS_SUPPORT_STRICT_CUDA_EXPORT_H_
+
+#define STRICT_CUDA_EXPORT __attribute__((visibility("default")))
+
+#endif  // FERRY_TESTS_SUPPORT_STRICT_CUDA_EXPORT_H_

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+// Modules and kernels: a few are known by name and done by the CPU in the stream's thread. The
+// parameters are 64-bit words; docs/testing_gpu.md says what each kernel does.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/support/strict_cuda/breach.h"
+#include "tests/support/strict_cuda/entry.h"
+#include "tests/support/strict_cuda/memory.h"
+#include "tests/support/strict_cuda/stream.h"
+
+namespace strict_cuda {
+
+struct ModuleHandle {
+  Context* context = nullptr;
+  std::string text;  // of PTX, empty for binaries
+  std::atomic<bool> unloaded = false;
+};
+
+struct FunctionHandle {
+  ModuleHandle* module = nullptr;
+  int kernel = 0;  // index in kKernels
+};
+
+namespace {
+
+constexpr uint64_t kStride = 0x9E3779B97F4A7C15;
+constexpr const char* kCall = "cuLaunchKernel";
+
+// By the processors of the stream's device. Null after a failure.
+std::unique_ptr<Use> Access(Context& context, uint64_t pointer, size_t bytes, bool is_write) {
+  std::unique_ptr<Use> use;
+  CUresult result = Touch(pointer, bytes, context.physical, is_write, kCall, &use);
+  if (result == CUDA_SUCCESS) {
+    for (const Piece& piece : use->pieces()) {
+      if (piece.range == nullptr) {
+        Breach(Rule::kNoAccess, kCall, "0x%llx is pageable host memory",
+               static_cast<CUdeviceptr>(pointer));
+        result = CUDA_ERROR_ILLEGAL_ADDRESS;
+      } else if (piece.range->kind == Kind::kDevice && piece.range->physical != context.physical &&
+                 !context.peer_enabled[piece.range->physical]) {
+        Breach(Rule::kNoAccess, kCall,
+               "0x%llx is of device %d, to which device %d has no peer access enabled",
+               static_cast<CUdeviceptr>(pointer), piece.range->physical, context.physical);
+        result = CUDA_ERROR_ILLEGAL_ADDRESS;
+      }
+    }
+  }
+  if (result == CUDA_SUCCESS) return use;
+  FailContext(context, result);
+  return nullptr;
+}
+
+std::string Gather(const Use& use) {
+  std::string bytes;
+  for (const Piece& piece : use.pieces()) bytes.append(piece.host, piece.bytes);
+  return bytes;
+}
+
+std::string Pattern(size_t bytes, uint64_t seed) {
+  std::string text(RoundUp(bytes, 8), '\0');
+  for (size_t i = 0; i < text.size() / 8; ++i) {
+    const uint64_t word = seed + i * kStride;
+    std::memcpy(text.data() + i * 8, &word, 8);
+  }
+  text.resize(bytes);
+  return text;
+}
+
+void AddTo(Context& context, uint64_t pointer, uint64_t value) {
+  const std::unique_ptr<Use> use = Access(context, pointer, 8, true);
+  if (use == nullptr) return;
+  uint64_t sum = 0;
+  std::memcpy(&sum, use->pieces().front().host, 8);
+  sum += value;
+  std::memcpy(use->pieces().front().host, &sum, 8);
+}
+
+void PatternFill(Context& context, const std::vector<uint64_t>& parameters) {
+  const std::unique_ptr<Use> use = Access(context, parameters[0], parameters[1], true);
+  if (use == nullptr) return;
+  const std::string pattern = Pattern(parameters[1], parameters[2]);
+  size_t at = 0;
+  for (const Piece& piece : use->pieces()) {
+    std::memcpy(piece.host, pattern.data() + at, piece.bytes);
+    at += piece.bytes;
+  }
+}
+
+void PatternCompare(Context& context, const std::vector<uint64_t>& parameters) {
+  std::string found;
+  if (const auto use = Access(context, parameters[0], parameters[1], false); use != nullptr) {
+    found = Gather(*use);
+  } else {
+    return;
+  }
+  const std::string pattern = Pattern(parameters[1], parameters[2]);
+  uint64_t wrong = 0;
+  for (size_t i = 0; i < pattern.size(); ++i) wrong += found[i] != pattern[i] ? 1 : 0;
+  AddTo(context, parameters[3], wrong);
+}
+
+void Checksum(Context& context, const std::vector<uint64_t>& parameters) {
+  std::string found;
+  if (const auto use = Access(context, parameters[0], parameters[1], false); use != nullptr) {
+    found = Gather(*use);
+  } else {
+    return;
+  }
+  found.resize(RoundUp(found.size(), 8), '\0');
+  uint64_t sum = 0;
+  for (size_t i = 0; i < found.size() / 8; ++i) {
+    uint64_t word = 0;
+    std::memcpy(&word, found.data() + i * 8, 8);
+    sum += word * (2 * i + 1);
+  }
+  AddTo(context, parameters[2], sum);
+}
+
+void Spin(Context& context, const std::vector<uint64_t>& parameters) {
+  while (true) {
+    const std::unique_ptr<Use> use = Access(context, parameters[0], 4, false);
+    if (use == nullptr) return;
+    const auto* const flag = reinterpret_cast<const uint32_t*>(use->pieces().front().host);
+    if (__atomic_load_n(flag, __ATOMIC_ACQUIRE) != 0) return;
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+struct Kernel {
+  const char* name;
+  size_t parameter_count;
+  void (*run)(Context& context, const std::vector<uint64_t>& parameters);
+};
+
+constexpr Kernel kKernels[] = {
+    {"ferry_pattern_fill", 3, PatternFill},        // to, bytes, seed
+    {"ferry_pattern_compare", 4, PatternCompare},  // from, bytes, seed, count of wrong bytes
+    {"ferry_checksum", 3, Checksum},               // from, bytes, sum
+    {"spin", 1, Spin},                             // flag
+};
+
+std::set<const void*>& Handles() {
+  static auto* const handles = new std::set<const void*>;
+  return *handles;
+}
+
+bool IsHandle(const void* handle) {
+  const std::lock_guard<std::mutex> lock(ProcessMutex());
+  return Handles().count(handle) != 0;
+}
+
+void AddHandle(const void* handle) {
+  const std::lock_guard<std::mutex> lock(ProcessMutex());
+  Handles().insert(handle);
+}
+
+}  // namespace
+
+extern "C" {
+
+STRICT_CUDA_EXPORT CUresult cuModuleLoadData(CUmodule* module, const void* image) {
+  STRICT_CUDA_ENTER();
+  if (module == nullptr || image == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  Context* context = nullptr;
+  if (const CUresult result = RequireContext(&context); result != 0) return result;
+  CheckImplicitSync(__func__);
+  const char* const text = static_cast<const char*>(image);
+  const bool is_binary = std::memcmp(text,
+                                     "\x7f"
+                                     "ELF",
+                                     4) == 0 ||
+                         std::memcmp(text, "\x50\xed\x55\xba", 4) == 0;
+  if (!is_binary && std::strstr(text, ".version") == nullptr) return CUDA_ERROR_INVALID_IMAGE;
+  auto* const made = new ModuleHandle;
+  made->context = context;
+  if (!is_binary) made->text = text;
+  AddHandle(made);
+  *module = made;
+  return CUDA_SUCCESS;
+}
+
+STRICT_CUDA_EXPORT CUresult cuModuleUnload(CUmodule module) {
+  STRICT_CUDA_ENTER();
+  if (!IsHandle(module)) return CUDA_ERROR_INVALID_HANDLE;
+  CheckImplicitSync(__func__);
+  if (module->unloaded.exchange(true)) {
+    Breach(Rule::kDoubleFree, __func__, "the module was unloaded before");
+  }
+  return CUDA_SUCCESS;
+}
+
+STRICT_CUDA_EXPORT CUresult cuModuleGetFunction(CUfunction* function, CUmodule module,
+                                                const char* name) {
+  STRICT_CUDA_ENTER();
+  if (function == nullptr || name == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (!IsHandle(module) || module->unloaded) return CUDA_ERROR_INVALID_HANDLE;
+  if (!module->text.empty() && module->text.find(name) == std::string::npos) {
+    return CUDA_ERROR_NOT_FOUND;
+  }
+  for (int i = 0; i < static_cast<int>(std::size(kKernels)); ++i) {
+    if (std::strcmp(kKernels[i].name, name) != 0) continue;
+    auto* const made = new FunctionHandle{module, i};
+    AddHandle(made);
+    *function = made;
+    return CUDA_SUCCESS;
+  }
+  return CUDA_ERROR_NOT_FOUND;
+}
+
+STRICT_CUDA_EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x,
+                                           unsigned int grid_y, unsigned int grid_z,
+                                           unsigned int block_x, unsigned int block_y,
+                                           unsigned int block_z, unsigned int shared_bytes,
+                                           CUstream handle, void** parameters, void** extra) {
+  STRICT_CUDA_ENTER();
+  if (!IsHandle(function)) return CUDA_ERROR_INVALID_HANDLE;
+  const uint64_t threads = uint64_t{block_x} * block_y * block_z;
+  if (grid_x == 0 || grid_y == 0 || grid_z == 0 || threads == 0 || threads > 1024 ||
+      shared_bytes > (227u << 10) || parameters == nullptr || extra != nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  StreamHandle* stream = nullptr;
+  if (const CUresult result = FindStream(handle, __func__, &stream); result != 0) return result;
+  if (function->module->unloaded) {
+    Breach(Rule::kUseAfterDestroy, __func__, "the kernel's module was unloaded");
+    return CUDA_ERROR_INVALID_HANDLE;
+  }
+  if (function->module->context != stream->context) return CUDA_ERROR_INVALID_HANDLE;
+  const Kernel& kernel = kKernels[function->kernel];
+  std::vector<uint64_t> words;
+  for (size_t i = 0; i < kernel.parameter_count; ++i) {
+    words.push_back(0);
+    std::memcpy(&words.back(), parameters[i], sizeof(uint64_t));
+  }
+  Enqueue(*stream, [context = stream->context, &kernel, words] {
+    if (context->error == CUDA_SUCCESS) kernel.run(*context, words);
+  });
+  return CUDA_SUCCESS;
+}
+
+}  // extern "C"
+
+}  // namespace strict_cuda

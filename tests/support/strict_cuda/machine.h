@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// The machine that the processes of a session share: who exports and imports what, how much memory
+// is used. A mapped file of the session's directory, or private memory without a session.
+#ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_MACHINE_H_
+#define FERRY_TESTS_SUPPORT_STRICT_CUDA_MACHINE_H_
+
+#include <pthread.h>
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "tests/support/strict_cuda/config.h"
+
+namespace strict_cuda {
+
+// A live process is a pid with its start time: pids come again.
+struct ProcessId {
+  int32_t pid;
+  uint64_t start;
+  bool operator==(const ProcessId& other) const { return pid == other.pid && start == other.start; }
+};
+
+ProcessId Self();
+// False for one that has ended, also while its parent has not asked for it.
+bool IsAlive(const ProcessId& process);
+
+struct Importer {
+  ProcessId process;
+  int32_t count;
+};
+
+inline constexpr int kMaxImporters = 16;
+inline constexpr int kMaxExports = 4096;
+inline constexpr int kMaxEvents = 4096;
+inline constexpr int kMaxProcesses = 128;
+inline constexpr int kMaxLanes = 512;
+inline constexpr int kMaxIds = 4096;
+inline constexpr int kMaxRanks = 64;
+
+struct Importers {
+  Importer entries[kMaxImporters];
+  // Returns false when there is no place.
+  bool Add(const ProcessId& process);
+  void Remove(const ProcessId& process);
+  // The first process other than `process` that is alive and has an import, or pid 0.
+  int32_t OtherThan(const ProcessId& process) const;
+};
+
+enum class ExportKind : int32_t { kNone, kLegacy, kPoolPointer, kPool, kVmm };
+
+// One allocation (or pool) that another process may open.
+struct Export {
+  uint64_t id;  // 0: free
+  ExportKind kind;
+  ProcessId owner;
+  int32_t fd;       // in the owner
+  int32_t device;   // physical
+  uint64_t inode;   // of the memory file
+  uint64_t offset;  // in the memory file
+  uint64_t bytes;
+  uint64_t backing_bytes;
+  uint64_t buffer_id;
+  uint64_t pool_id;
+  int32_t handle_types;
+  bool gone;  // freed by its owner
+  Importers importers;
+};
+
+struct Waiter {
+  ProcessId process;
+  uint64_t sequence;  // of the record that it waits for
+};
+
+struct SharedEvent {
+  uint64_t id;  // 0: free
+  ProcessId owner;
+  int32_t device;
+  std::atomic<uint64_t> recorded;
+  std::atomic<uint64_t> done;
+  std::atomic<bool> gone;
+  Importers importers;
+  Waiter waiters[kMaxImporters];
+};
+
+struct ProcessSlot {
+  ProcessId process;
+  uint64_t used_bytes[kMaxDevices];
+};
+
+// What one device of one process does for NCCL at present, for the deadlock search.
+struct Lane {
+  ProcessId process;
+  int32_t device;  // physical
+  uint64_t comm;   // of the operation that runs, 0 when idle
+  int32_t rank;
+  uint64_t send_mask;  // ranks to which sends are pending
+  uint64_t recv_mask;
+};
+
+// A unique id, and who has come with it.
+struct IdRecord {
+  uint64_t token;  // 0: free
+  ProcessId minter;
+  int32_t rank_count;
+  uint64_t came;             // mask of ranks
+  int32_t lanes[kMaxRanks];  // by rank, once it has come
+};
+
+struct Machine {
+  uint64_t magic;
+  pthread_mutex_t mu;
+  uint64_t next_id;
+  ProcessSlot processes[kMaxProcesses];
+  Export exports[kMaxExports];
+  SharedEvent events[kMaxEvents];
+  Lane lanes[kMaxLanes];
+  IdRecord ids[kMaxIds];
+};
+
+// Mapped at the first call; never unmapped.
+Machine& TheMachine();
+
+// Holds the machine's lock, which survives the death of its holder. Taken after the process's own
+// lock, and never while waiting.
+class MachineLock final {
+ public:
+  MachineLock();
+  ~MachineLock();
+  MachineLock(const MachineLock&) = delete;
+  MachineLock& operator=(const MachineLock&) = delete;
+};
+
+// The remaining functions REQUIRE the lock.
+
+uint64_t NextId();
+// A free entry with its id set, or null when the table is full.
+Export* NewExport();
+Export* FindExport(uint64_t id);
+SharedEvent* NewSharedEvent();
+SharedEvent* FindSharedEvent(uint64_t id);
+
+// Takes or gives back device memory. Returns false if the device has not so much left.
+bool TakeMemory(int physical, size_t bytes);
+void GiveMemory(int physical, size_t bytes);
+size_t FreeMemory(int physical);
+
+}  // namespace strict_cuda
+
+#endif  // FERRY_TESTS_SUPPORT_STRICT_CUDA_MACHINE_H_
