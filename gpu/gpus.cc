@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opening devices when they are first used.
+#include "gpu/gpus.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+#include "base/clock.h"
+#include "base/status_macros.h"
+
+namespace ferry {
+
+using cuda::CudaApi;
+using cuda::CudaDevice;
+
+Gpus::Gpus(std::shared_ptr<const CudaApi> api, HostAllocator host, CopyPool* copier,
+           GpusOptions options)
+    : api_(std::move(api)), host_(std::move(host)), copier_(copier), options_(std::move(options)) {}
+
+absl::StatusOr<std::unique_ptr<Gpus>> Gpus::Create(std::shared_ptr<const CudaApi> api,
+                                                   HostAllocator host, CopyPool* copier,
+                                                   GpusOptions options) {
+  auto gpus =
+      std::unique_ptr<Gpus>(new Gpus(std::move(api), std::move(host), copier, std::move(options)));
+  const cuda::CudaTable& table = gpus->api_->table();
+  int count = 0;
+  FERRY_RETURN_IF_ERROR(gpus->api_->Check(table.device_get_count(&count), "cuDeviceGetCount"));
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    cuda::Device device = 0;
+    cuda::Uuid uuid = {};
+    FERRY_RETURN_IF_ERROR(gpus->api_->Check(table.device_get(&device, ordinal), "cuDeviceGet"));
+    FERRY_RETURN_IF_ERROR(
+        gpus->api_->Check(table.device_get_uuid(&uuid, device), "cuDeviceGetUuid_v2"));
+    gpus->uuids_.push_back(cuda::UuidText(uuid));
+  }
+  FERRY_ASSIGN_OR_RETURN(gpus->peers_, cuda::PeerMatrix::Query(*gpus->api_));
+  absl::MutexLock lock(&gpus->mu_);
+  gpus->slots_.resize(static_cast<size_t>(count));
+  return gpus;
+}
+
+Gpus::~Gpus() {
+  std::unique_ptr<Thread> opener;
+  {
+    absl::MutexLock lock(&mu_);
+    is_stopping_ = true;
+    opener = std::move(opener_);
+  }
+  opener.reset();
+  std::vector<Slot> slots;
+  {
+    absl::MutexLock lock(&mu_);
+    slots.swap(slots_);
+  }
+  for (Slot& slot : slots) {
+    for (UseCallback& use : slot.waiting) {
+      std::move(use)(absl::CancelledError("this process is leaving"));
+    }
+  }
+  // Executors run what was posted, which may use other devices: all of them before any device goes.
+  for (Slot& slot : slots) {
+    if (slot.gpu == nullptr) continue;
+    slot.gpu->side.reset();
+    slot.gpu->executor.reset();
+  }
+}
+
+absl::StatusOr<std::unique_ptr<Gpu>> Gpus::Open(int ordinal) {
+  auto gpu = std::make_unique<Gpu>();
+  FERRY_ASSIGN_OR_RETURN(gpu->device, CudaDevice::Open(api_, ordinal));
+  gpu->events = cuda::EventPool::Create(gpu->device);
+  cuda::GpuArenaOptions arena = options_.arena;
+  for (int other = 0; other < count(); ++other) {
+    if (other != ordinal && peers_.CanAccess(other, ordinal)) arena.peer_ordinals.push_back(other);
+  }
+  FERRY_ASSIGN_OR_RETURN(gpu->arena, cuda::GpuArena::Create(gpu->device, gate_, std::move(arena)));
+  FERRY_ASSIGN_OR_RETURN(gpu->copies, cuda::CudaStream::Create(gpu->device));
+  std::shared_ptr<cuda::PinnedPool> pinned;
+  {
+    absl::MutexLock lock(&mu_);
+    if (pinned_ == nullptr) {
+      FERRY_ASSIGN_OR_RETURN(pinned_,
+                             cuda::PinnedPool::Create(gpu->device, gate_, options_.pinned));
+    }
+    pinned = pinned_;
+  }
+  gpu->executor = std::make_unique<cuda::DeviceExecutor>(
+      gpu->device, cuda::DeviceExecutorOptions{.thread_name = absl::StrCat("ferry-gpu", ordinal)});
+  gpu->side = std::make_unique<cuda::DeviceExecutor>(
+      gpu->device, cuda::DeviceExecutorOptions{.thread_name = absl::StrCat("ferry-map", ordinal)});
+  FERRY_ASSIGN_OR_RETURN(gpu->stager, cuda::HostStager::Create(*gpu->executor, gpu->events,
+                                                               std::move(pinned), copier_));
+  return gpu;
+}
+
+absl::StatusOr<Gpu*> Gpus::Get(int ordinal) {
+  struct Waiter {
+    absl::Mutex mu;
+    bool is_done ABSL_GUARDED_BY(mu) = false;
+    absl::StatusOr<Gpu*> gpu ABSL_GUARDED_BY(mu) = nullptr;
+  };
+  auto waiter = std::make_shared<Waiter>();
+  Use(ordinal, [waiter](absl::StatusOr<Gpu*> gpu) {
+    absl::MutexLock lock(&waiter->mu);
+    waiter->gpu = std::move(gpu);
+    waiter->is_done = true;
+  });
+  absl::MutexLock lock(&waiter->mu);
+  // The opener answers everyone, also when it is stopped.
+  waiter->mu.Await(absl::Condition(&waiter->is_done));
+  return waiter->gpu;
+}
+
+void Gpus::Use(int ordinal, UseCallback use) {
+  absl::StatusOr<Gpu*> gpu = nullptr;
+  {
+    absl::MutexLock lock(&mu_);
+    if (ordinal < 0 || ordinal >= count()) {
+      gpu = absl::InvalidArgumentError(
+          absl::StrCat("there is no gpu:", ordinal, " in this process, which has ", count()));
+    } else if (is_stopping_) {
+      gpu = absl::CancelledError("this process is leaving");
+    } else if (Slot& slot = slots_[static_cast<size_t>(ordinal)]; slot.gpu != nullptr) {
+      gpu = slot.gpu.get();
+    } else if (!slot.failed.ok()) {
+      gpu = slot.failed;
+    } else {
+      slot.waiting.push_back(std::move(use));
+      if (!std::exchange(slot.is_opening, true)) to_open_.push_back(ordinal);
+      if (opener_ == nullptr) {
+        opener_ = std::make_unique<Thread>("ferry-gpu-open", [this] { RunOpener(); });
+      }
+      return;
+    }
+  }
+  std::move(use)(std::move(gpu));
+}
+
+void Gpus::RunOpener() {
+  while (true) {
+    int ordinal = 0;
+    {
+      absl::MutexLock lock(&mu_);
+      mu_.Await(absl::Condition(
+          +[](Gpus* self) ABSL_EXCLUSIVE_LOCKS_REQUIRED(self->mu_) {
+            return self->is_stopping_ || !self->to_open_.empty();
+          },
+          this));
+      if (is_stopping_) return;
+      ordinal = to_open_.front();
+      to_open_.erase(to_open_.begin());
+    }
+    absl::StatusOr<std::unique_ptr<Gpu>> made = Open(ordinal);
+    absl::StatusOr<Gpu*> gpu = made.ok() ? absl::StatusOr<Gpu*>(made->get()) : made.status();
+    std::vector<UseCallback> waiting;
+    {
+      absl::MutexLock lock(&mu_);
+      Slot& slot = slots_[static_cast<size_t>(ordinal)];
+      waiting.swap(slot.waiting);
+      if (made.ok()) {
+        slot.gpu = *std::move(made);
+      } else {
+        slot.failed = made.status();
+      }
+    }
+    for (UseCallback& use : waiting) std::move(use)(gpu);
+  }
+}
+
+void Gpus::WaitIdle(absl::Time deadline) {
+  std::vector<Gpu*> open;
+  {
+    absl::MutexLock lock(&mu_);
+    for (const Slot& slot : slots_) {
+      if (slot.gpu != nullptr) open.push_back(slot.gpu.get());
+    }
+  }
+  const auto is_idle = [&open] {
+    return std::all_of(open.begin(), open.end(), [](const Gpu* gpu) {
+      return gpu->executor->waiting_count() == 0 && gpu->side->waiting_count() == 0;
+    });
+  };
+  while (!is_idle() && SteadyClock().Now() < deadline) absl::SleepFor(absl::Milliseconds(1));
+}
+
+absl::StatusOr<Tensor> Gpus::Allocate(int ordinal, DataType dtype, const Shape& shape) {
+  FERRY_ASSIGN_OR_RETURN(const size_t bytes, TensorBytes(dtype, shape));
+  FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, Get(ordinal));
+  FERRY_ASSIGN_OR_RETURN(std::shared_ptr<cuda::DeviceBuffer> buffer, gpu->arena->Allocate(bytes));
+  return Tensor::Create(dtype, shape, std::move(buffer));
+}
+
+}  // namespace ferry

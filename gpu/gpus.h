@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gpus: the GPUs of this process as tensors need them: memory, streams, executors, copies.
+#ifndef FERRY_GPU_GPUS_H_
+#define FERRY_GPU_GPUS_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+#include "base/thread.h"
+#include "gpu/cuda/cuda_device.h"
+#include "gpu/cuda/cuda_event.h"
+#include "gpu/cuda/device_executor.h"
+#include "gpu/cuda/gpu_arena.h"
+#include "gpu/cuda/host_stager.h"
+#include "gpu/cuda/pinned_pool.h"
+#include "gpu/cuda/sync_gate.h"
+#include "tensor/copy.h"
+#include "tensor/tensor.h"
+
+namespace ferry {
+
+struct GpusOptions {
+  // Of each device.
+  cuda::GpuArenaOptions arena;
+  // Of the process: what copies to and from ordinary host memory go through.
+  cuda::PinnedPoolOptions pinned;
+};
+
+// One GPU that is in use. Constant once made; its parts are thread-safe.
+struct Gpu {
+  std::shared_ptr<cuda::CudaDevice> device;
+  std::shared_ptr<cuda::EventPool> events;
+  std::shared_ptr<cuda::GpuArena> arena;
+  // Copies between devices and processes, in the order in which they are enqueued.
+  std::unique_ptr<cuda::CudaStream> copies;
+  std::unique_ptr<cuda::HostStager> stager;
+  // These go first, and wait for what is under way. `side`: opens and closes memory of others.
+  std::unique_ptr<cuda::DeviceExecutor> executor;
+  std::unique_ptr<cuda::DeviceExecutor> side;
+};
+
+// What a tensor is to become.
+struct MoveRequest {
+  Tensor tensor;
+  MemoryPlace to;
+  // Where the elements are wanted there, of the same type and size; not valid: new memory.
+  Tensor destination;
+  absl::Time deadline = absl::InfiniteFuture();  // by SteadyClock
+  std::string what;                              // "step 3 key x", for messages
+};
+
+// Of a process; shared by whoever moves tensors. A device's context, memory and threads come into
+// being when it is first used, which takes hundreds of milliseconds, on a thread of their own
+// ("ferry-gpu-open"). Thread-safe.
+class Gpus final {
+ public:
+  using UseCallback = absl::AnyInvocable<void(absl::StatusOr<Gpu*>) &&>;
+  using MoveCallback = absl::AnyInvocable<void(absl::StatusOr<Tensor>) &&>;
+  using HostAllocator = std::function<absl::StatusOr<std::shared_ptr<Buffer>>(size_t bytes)>;
+
+  //   host: where tensors that leave a GPU go.
+  //   copier: may be null; outlives this.
+  //   Errors: INTERNAL if the driver cannot say what it has.
+  static absl::StatusOr<std::unique_ptr<Gpus>> Create(std::shared_ptr<const cuda::CudaApi> api,
+                                                      HostAllocator host, CopyPool* copier,
+                                                      GpusOptions options);
+  // Waits for what is under way on the devices.
+  ~Gpus();
+
+  Gpus(const Gpus&) = delete;
+  Gpus& operator=(const Gpus&) = delete;
+
+  int count() const { return static_cast<int>(uuids_.size()); }
+  // By ordinal, as nvidia-smi writes them.
+  const std::vector<std::string>& uuids() const { return uuids_; }
+  const cuda::PeerMatrix& peers() const { return peers_; }
+  const std::shared_ptr<cuda::SyncGate>& gate() const { return gate_; }
+
+  // The device, opened now if it was not: blocks.
+  //   Errors: INVALID_ARGUMENT for a device that there is not; what CudaDevice::Open says, again
+  //   at every later call.
+  absl::StatusOr<Gpu*> Get(int ordinal) ABSL_LOCKS_EXCLUDED(mu_);
+  // The same for callers that must not block: `use` may run inside, or on another thread.
+  void Use(int ordinal, UseCallback use) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Until nothing runs or waits on any device, or the deadline is over.
+  void WaitIdle(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Elements undefined, in memory that other processes of this machine can map. May block, as Get.
+  //   Errors: as Get and GpuArena::Allocate; INVALID_ARGUMENT for a type that is not of fixed size.
+  absl::StatusOr<Tensor> Allocate(int ordinal, DataType dtype, const Shape& shape);
+
+  // Puts the elements of request.tensor into memory of request.to: from and to any GPU and the
+  // host. What arrives in a GPU may come before its bytes, with their event (cuda::ReadyOf); in
+  // host memory they are there. Never blocks; `done` runs once, inside or on a thread of a device.
+  // A tensor that is there already is passed on as it is.
+  //   Errors, through `done`: INVALID_ARGUMENT for a destination of another type, size or place, or
+  //   elements that are not of fixed size; RESOURCE_EXHAUSTED; DEADLINE_EXCEEDED; INTERNAL. After
+  //   an error nothing more is written to the destination once the devices have ended what was
+  //   enqueued.
+  void Move(MoveRequest request, MoveCallback done);
+
+ private:
+  Gpus(std::shared_ptr<const cuda::CudaApi> api, HostAllocator host, CopyPool* copier,
+       GpusOptions options);
+
+  absl::StatusOr<std::unique_ptr<Gpu>> Open(int ordinal);
+  void RunOpener();
+  void ToDevice(Gpu& gpu, MoveRequest request, MoveCallback done);
+  void ToHost(Gpu& gpu, MoveRequest request, MoveCallback done);
+  void Across(Gpu& from, Gpu& to, MoveRequest request, MoveCallback done);
+  absl::StatusOr<Tensor> DestinationIn(Gpu& gpu, const MoveRequest& request);
+
+  // Constant after Create.
+  const std::shared_ptr<const cuda::CudaApi> api_;
+  const HostAllocator host_;
+  CopyPool* const copier_;
+  const GpusOptions options_;
+  std::vector<std::string> uuids_;
+  cuda::PeerMatrix peers_;
+  const std::shared_ptr<cuda::SyncGate> gate_ = std::make_shared<cuda::SyncGate>();
+
+  struct Slot {
+    bool is_opening = false;
+    absl::Status failed;
+    std::unique_ptr<Gpu> gpu;
+    std::vector<UseCallback> waiting;
+  };
+
+  absl::Mutex mu_;
+  bool is_stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::vector<Slot> slots_ ABSL_GUARDED_BY(mu_);
+  std::vector<int> to_open_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<cuda::PinnedPool> pinned_ ABSL_GUARDED_BY(mu_);
+  // Last: it uses the rest. Null until somebody needs it.
+  std::unique_ptr<Thread> opener_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_GPU_GPUS_H_

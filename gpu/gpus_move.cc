@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies of tensors between the host and the GPUs of one process.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+#include "gpu/cuda/ready_tensor.h"
+#include "gpu/gpus.h"
+
+namespace ferry {
+namespace {
+
+using cuda::ReadyEvent;
+using cuda::ScopedCurrent;
+
+cuda::DevicePointer PointerOf(const Tensor& tensor) { return cuda::AsDevicePointer(tensor.data()); }
+
+absl::Status CheckDestination(const MoveRequest& request) {
+  const Tensor& into = request.destination;
+  if (!into.is_valid()) return absl::OkStatus();
+  if (into.dtype() == request.tensor.dtype() && into.bytes() == request.tensor.bytes() &&
+      into.place() == request.to) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("what came is ", ToString(request.tensor), " for ", ToString(request.to),
+                   ", and the receiver's buffer is for ", ToString(into), " in memory of ",
+                   ToString(into.place())));
+}
+
+}  // namespace
+
+void Gpus::Move(MoveRequest request, MoveCallback done) {
+  if (!IsFixedSize(request.tensor.dtype())) {
+    return std::move(done)(absl::InvalidArgumentError(
+        absl::StrCat(DataTypeName(request.tensor.dtype()), " cannot be in a GPU's memory")));
+  }
+  if (absl::Status status = CheckDestination(request); !status.ok()) {
+    return std::move(done)(std::move(status));
+  }
+  const MemoryPlace from = request.tensor.place();
+  const MemoryPlace to = request.to;
+  if (from == to && !request.destination.is_valid()) {
+    return std::move(done)(std::move(request.tensor));
+  }
+  if (from.space == MemorySpace::kHost && to.space == MemorySpace::kHost) {
+    CopyBytes(request.destination.mutable_data(), request.tensor.data(), request.tensor.bytes());
+    return std::move(done)(std::move(request.destination));
+  }
+  if (to.space == MemorySpace::kHost) {
+    return Use(from.ordinal, [this, request = std::move(request),
+                              done = std::move(done)](absl::StatusOr<Gpu*> gpu) mutable {
+      if (!gpu.ok()) return std::move(done)(gpu.status());
+      ToHost(**gpu, std::move(request), std::move(done));
+    });
+  }
+  if (from.space == MemorySpace::kHost) {
+    return Use(to.ordinal, [this, request = std::move(request),
+                            done = std::move(done)](absl::StatusOr<Gpu*> gpu) mutable {
+      if (!gpu.ok()) return std::move(done)(gpu.status());
+      ToDevice(**gpu, std::move(request), std::move(done));
+    });
+  }
+  Use(from.ordinal, [this, request = std::move(request),
+                     done = std::move(done)](absl::StatusOr<Gpu*> source) mutable {
+    if (!source.ok()) return std::move(done)(source.status());
+    const int ordinal = request.to.ordinal;
+    Use(ordinal, [this, source = *source, request = std::move(request),
+                  done = std::move(done)](absl::StatusOr<Gpu*> sink) mutable {
+      if (!sink.ok()) return std::move(done)(sink.status());
+      Across(*source, **sink, std::move(request), std::move(done));
+    });
+  });
+}
+
+absl::StatusOr<Tensor> Gpus::DestinationIn(Gpu& gpu, const MoveRequest& request) {
+  if (request.destination.is_valid()) return request.destination;
+  FERRY_ASSIGN_OR_RETURN(std::shared_ptr<cuda::DeviceBuffer> buffer,
+                         gpu.arena->Allocate(request.tensor.bytes()));
+  return Tensor::Create(request.tensor.dtype(), request.tensor.shape(), std::move(buffer));
+}
+
+void Gpus::ToDevice(Gpu& gpu, MoveRequest request, MoveCallback done) {
+  // Getting memory may wait for quiet, so it is for the device's thread.
+  struct Job {
+    MoveRequest request;
+    MoveCallback done;
+  };
+  auto job = std::make_shared<Job>(Job{std::move(request), std::move(done)});
+  const absl::Status posted = gpu.executor->Post([this, &gpu, job] {
+    absl::StatusOr<Tensor> into = DestinationIn(gpu, job->request);
+    if (!into.ok() || into->bytes() == 0) return std::move(job->done)(std::move(into));
+    cuda::HostCopy copy;
+    copy.device = PointerOf(*into);
+    copy.host = job->request.tensor.mutable_data();
+    copy.bytes = into->bytes();
+    copy.deadline = job->request.deadline;
+    copy.what = job->request.what;
+    copy.keep = std::make_shared<std::pair<Tensor, Tensor>>(job->request.tensor, *into);
+    const absl::Status started =
+        gpu.stager->CopyToDevice(std::move(copy), [job, into = *into](absl::Status status) {
+          if (!status.ok()) return std::move(job->done)(std::move(status));
+          std::move(job->done)(into);
+        });
+    if (!started.ok()) std::move(job->done)(started);
+  });
+  if (!posted.ok()) std::move(job->done)(posted);
+}
+
+void Gpus::ToHost(Gpu& gpu, MoveRequest request, MoveCallback done) {
+  absl::StatusOr<Tensor> into = request.destination;
+  if (!into->is_valid()) {
+    absl::StatusOr<std::shared_ptr<Buffer>> buffer = host_(request.tensor.bytes());
+    into = buffer.ok()
+               ? Tensor::Create(request.tensor.dtype(), request.tensor.shape(), *std::move(buffer))
+               : buffer.status();
+  }
+  if (!into.ok() || into->bytes() == 0) return std::move(done)(std::move(into));
+  cuda::HostCopy copy;
+  copy.device = PointerOf(request.tensor);
+  copy.host = into->mutable_data();
+  copy.bytes = into->bytes();
+  copy.after = cuda::ReadyOf(request.tensor);
+  copy.deadline = request.deadline;
+  copy.what = std::move(request.what);
+  copy.keep = std::make_shared<std::pair<Tensor, Tensor>>(request.tensor, *into);
+  auto shared = std::make_shared<MoveCallback>(std::move(done));
+  const absl::Status started =
+      gpu.stager->CopyToHost(std::move(copy), [shared, into = *into](absl::Status status) {
+        if (!status.ok()) return std::move(*shared)(std::move(status));
+        std::move (*shared)(into);
+      });
+  if (!started.ok()) std::move (*shared)(started);
+}
+
+void Gpus::Across(Gpu& from, Gpu& to, MoveRequest request, MoveCallback done) {
+  const int source = from.device->ordinal();
+  const int sink = to.device->ordinal();
+  if (source != sink && !peers_.CanAccess(sink, source)) {
+    // By way of the host.
+    MoveRequest first = request;
+    first.to = {};
+    first.destination = Tensor();
+    return ToHost(from, std::move(first),
+                  [this, &to, request = std::move(request),
+                   done = std::move(done)](absl::StatusOr<Tensor> tensor) mutable {
+                    if (!tensor.ok()) return std::move(done)(tensor.status());
+                    request.tensor = *std::move(tensor);
+                    ToDevice(to, std::move(request), std::move(done));
+                  });
+  }
+  struct Job {
+    MoveRequest request;
+    MoveCallback done;
+  };
+  auto job = std::make_shared<Job>(Job{std::move(request), std::move(done)});
+  const absl::Status posted = to.executor->Post([this, &from, &to, job] {
+    const auto copy = [&]() -> absl::StatusOr<Tensor> {
+      const Tensor& tensor = job->request.tensor;
+      FERRY_ASSIGN_OR_RETURN(Tensor into, DestinationIn(to, job->request));
+      if (into.bytes() == 0) return into;
+      const ScopedCurrent current(*to.device);
+      const cuda::Stream stream = to.copies->get();
+      if (const auto ready = cuda::ReadyOf(tensor); ready != nullptr) {
+        FERRY_RETURN_IF_ERROR(ready->MakeWait(*to.device, stream));
+      }
+      if (&from == &to) {
+        FERRY_RETURN_IF_ERROR(to.device->Check(
+            to.device->table().copy_async(PointerOf(into), PointerOf(tensor), into.bytes(), stream),
+            "cuMemcpyAsync"));
+      } else {
+        FERRY_RETURN_IF_ERROR(to.device->Check(
+            to.device->table().copy_peer_async(PointerOf(into), to.device->context(),
+                                               PointerOf(tensor), from.device->context(),
+                                               into.bytes(), stream),
+            "cuMemcpyPeerAsync"));
+      }
+      FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const ReadyEvent> copied,
+                             ReadyEvent::Record(*to.events, stream));
+      // Both memories stay until it is done.
+      FERRY_RETURN_IF_ERROR(
+          to.executor->Watch({.event = copied,
+                              .what = job->request.what,
+                              .keep = std::make_shared<std::pair<Tensor, Tensor>>(tensor, into)},
+                             [](absl::Status) {}));
+      return cuda::WithReady(into, std::move(copied));
+    };
+    std::move(job->done)(copy());
+  });
+  if (!posted.ok()) std::move(job->done)(posted);
+}
+
+}  // namespace ferry
