@@ -17,6 +17,7 @@
 #include "absl/types/span.h"
 
 #include "base/unique_fd.h"
+#include "gpu/gpus.h"
 #include "tensor/copy.h"
 #include "tensor/host_arena.h"
 #include "tensor/tensor.h"
@@ -35,12 +36,16 @@ struct Endpoint {
   LaneAddresses lanes;
   // HOST:PORT of its tensorflow.WorkerService; empty: none.
   std::string grpc_address;
+  // UUIDs of its GPUs, by ordinal.
+  std::vector<std::string> gpus;
 };
 
 // What a transfer takes, as far as is known.
 struct PathCost {
   absl::Duration latency;
   double bytes_per_second = 0;
+  // Copies between a GPU's memory and the host's, which are counted in.
+  int stages = 0;
 
   absl::Duration Of(size_t bytes) const {
     return latency + absl::Seconds(static_cast<double>(bytes) / bytes_per_second);
@@ -57,6 +62,9 @@ struct PathQuery {
   size_t bytes = 0;
   // Whether it lies in the source's arena.
   bool is_in_arena = false;
+  // Whose memory it is in there, and is wanted in here.
+  MemoryPlace source_place;
+  MemoryPlace destination_place;
 };
 
 // What the inlet needs to take a tensor that the outlet has offered. Opaque to everyone else.
@@ -71,10 +79,13 @@ struct TensorHeader {
   DataType dtype = DataType::kInvalid;
   Shape shape;
   size_t bytes = 0;
+  // Where the receiver wants it.
+  MemoryPlace place;
 };
 
 // Says something to the peer's inlet (Inlet::OnAnnouncement) that arrives before every ticket that
-// is sent after it. Thread-safe.
+// is sent after it; or to its outlet (Outlet::OnReply), before every DONE that is sent after it.
+// Thread-safe.
 //   Errors: as Lane::Send.
 using Announce =
     std::function<absl::Status(absl::string_view body, absl::Span<const int> descriptors)>;
@@ -87,10 +98,17 @@ class Outlet {
   virtual ~Outlet() = default;
   // Before the first Offer.
   virtual void SetAnnounce(Announce announce) {}
-  // Makes `tensor` available to the peer and keeps it until Release. `done` may be called inside,
-  // and is called on any thread.
-  //   Errors: RESOURCE_EXHAUSTED naming the option; UNAVAILABLE after Abort.
-  virtual void Offer(uint64_t id, const Tensor& tensor, OfferCallback done) = 0;
+  // What the peer's inlet says back; not trusted.
+  //   Errors: the peer does not keep to the protocol.
+  virtual absl::Status OnReply(absl::string_view body) {
+    return absl::InvalidArgumentError("this transport has nothing to reply");
+  }
+  // Makes `tensor` available to the peer, who wants it in its memory `to`, and keeps it until
+  // Release. `done` may be called inside, and is called on any thread.
+  //   Errors: RESOURCE_EXHAUSTED naming the option; UNAVAILABLE after Abort; FAILED_PRECONDITION
+  //   with the reason when it has turned out that this pair cannot: Cost says so from then on.
+  virtual void Offer(uint64_t id, const Tensor& tensor, const MemoryPlace& to,
+                     OfferCallback done) = 0;
   // The peer has what it wanted, or wants it no more. An id that is not known is none of an error.
   virtual void Release(uint64_t id) = 0;
   // The peer has gone: drops everything. Offers that are under way end with `why`.
@@ -105,6 +123,8 @@ class Inlet {
   using TakeCallback = absl::AnyInvocable<void(absl::StatusOr<Tensor>, bool release_later) &&>;
 
   virtual ~Inlet() = default;
+  // Before the first announcement.
+  virtual void SetReply(Announce reply) {}
   // What the peer's outlet has announced; not trusted.
   //   Errors: the peer does not keep to the protocol.
   virtual absl::Status OnAnnouncement(absl::string_view body, absl::Span<UniqueFd> descriptors) {
@@ -136,6 +156,9 @@ struct TransportEnvironment {
   LaneHub* hub = nullptr;
   std::shared_ptr<HostArena> arena;
   CopyPool* copier = nullptr;
+  // Null: this process uses none.
+  Gpus* gpus = nullptr;
+  uint64_t incarnation = 0;
 };
 
 class Transport {
@@ -146,6 +169,8 @@ class Transport {
   virtual absl::string_view summary() const = 0;
   //   Errors: the reason why it cannot.
   virtual absl::StatusOr<PathCost> Cost(const PathQuery& query) const = 0;
+  // Whether it takes tensors in a GPU's memory; others have them staged through the host's.
+  virtual bool moves_gpu_memory() const { return false; }
   // Whether a tensor that was offered can still be taken when its producer has gone.
   virtual bool outlives_producer() const { return false; }
   // What has been seen: costs follow.

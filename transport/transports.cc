@@ -10,6 +10,7 @@
 
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "transport/cuda_ipc/cuda_ipc_transport.h"
 #include "transport/shm/shm_transport.h"
 
 namespace ferry {
@@ -17,6 +18,22 @@ namespace {
 
 // Bytes per second that no copy reaches.
 constexpr double kNoCopy = 1e12;
+// Of a copy between a GPU's memory and the host's, until something is known: PCIe's.
+constexpr absl::Duration kStageLatency = absl::Microseconds(20);
+constexpr double kStageBytesPerSecond = 10e9;
+
+// As the transport says, with the copies to and from the host's memory that it takes.
+absl::StatusOr<PathCost> CostOf(const Transport& transport, const PathQuery& query) {
+  absl::StatusOr<PathCost> cost = transport.Cost(query);
+  if (!cost.ok() || transport.moves_gpu_memory()) return cost;
+  const int stages = (query.source_place.space == MemorySpace::kHost ? 0 : 1) +
+                     (query.destination_place.space == MemorySpace::kHost ? 0 : 1);
+  if (stages == 0) return cost;
+  cost->stages = stages;
+  cost->latency += stages * kStageLatency;
+  cost->bytes_per_second = 1 / (1 / cost->bytes_per_second + stages / kStageBytesPerSecond);
+  return cost;
+}
 
 }  // namespace
 
@@ -26,6 +43,7 @@ absl::StatusOr<TransportList> MakeTransports(const TransportEnvironment& environ
   list.push_back(std::make_unique<ShmTransport>(environment));
   FERRY_ASSIGN_OR_RETURN(auto tcp, TcpTransport::Create(environment, options.tcp));
   list.push_back(std::move(tcp));
+  list.push_back(std::make_unique<CudaIpcTransport>(environment));
   return list;
 }
 
@@ -46,7 +64,7 @@ absl::StatusOr<PathChoice> ChoosePath(const TransportList& transports, const Pat
   absl::Duration least = absl::InfiniteDuration();
   for (size_t i = 0; i < transports.size(); ++i) {
     const Transport& transport = *transports[i];
-    absl::StatusOr<PathCost> cost = transport.Cost(query);
+    absl::StatusOr<PathCost> cost = CostOf(transport, query);
     const bool is_allowed = policy.require.empty() || transport.name() == policy.require;
     if (cost.ok() && is_allowed && cost->Of(query.bytes) < least) {
       least = cost->Of(query.bytes);
@@ -74,7 +92,7 @@ int PickPath(const TransportList& transports, const PathQuery& query, const Path
   for (size_t i = 0; i < transports.size(); ++i) {
     const Transport& transport = *transports[i];
     if (!policy.require.empty() && transport.name() != policy.require) continue;
-    const absl::StatusOr<PathCost> cost = transport.Cost(query);
+    const absl::StatusOr<PathCost> cost = CostOf(transport, query);
     if (!cost.ok() || cost->Of(query.bytes) >= least) continue;
     least = cost->Of(query.bytes);
     best = static_cast<int>(i);
@@ -95,7 +113,7 @@ std::string Explain(const PathChoice& choice) {
     absl::StrAppend(&text, i == choice.transport ? "" : "not ", each.name, " (",
                     ShortDuration(each.cost->latency),
                     rate >= kNoCopy ? ", no copy" : absl::StrFormat(" + %.1f GB/s", rate / 1e9),
-                    ")");
+                    each.cost->stages > 0 ? ", staged through host memory" : "", ")");
   }
   return text;
 }

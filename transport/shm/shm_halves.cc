@@ -75,7 +75,7 @@ absl::StatusOr<TransportTicket> ShmOutlet::Lend(uint64_t id, const Tensor& tenso
   return offer;
 }
 
-void ShmOutlet::Offer(uint64_t id, const Tensor& tensor, OfferCallback done) {
+void ShmOutlet::Offer(uint64_t id, const Tensor& tensor, const MemoryPlace&, OfferCallback done) {
   if (tensor.buffer() != nullptr && tensor.buffer()->arena() == environment_.arena.get()) {
     return std::move(done)(Lend(id, tensor));
   }

@@ -21,7 +21,7 @@ class ShmOutlet final : public Outlet, public std::enable_shared_from_this<ShmOu
   ShmOutlet(TransportEnvironment environment) : environment_(std::move(environment)) {}
 
   void SetAnnounce(Announce announce) override { announce_ = std::move(announce); }
-  void Offer(uint64_t id, const Tensor& tensor, OfferCallback done) override
+  void Offer(uint64_t id, const Tensor& tensor, const MemoryPlace& to, OfferCallback done) override
       ABSL_LOCKS_EXCLUDED(mu_);
   void Release(uint64_t id) override ABSL_LOCKS_EXCLUDED(mu_);
   void Abort(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);

@@ -29,7 +29,7 @@ class TcpTransport::TcpOutlet final : public Outlet,
  public:
   explicit TcpOutlet(DataPlane& plane) : plane_(plane) {}
 
-  void Offer(uint64_t id, const Tensor& tensor, OfferCallback done) override {
+  void Offer(uint64_t id, const Tensor& tensor, const MemoryPlace& to, OfferCallback done) override {
     auto transfer = std::make_shared<OutgoingTransfer>();
     transfer->id = id;
     transfer->tensor = tensor;

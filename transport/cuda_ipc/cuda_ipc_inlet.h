@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// CudaIpcInlet: takes tensors out of the GPU memory of one other process of this machine.
+#ifndef FERRY_TRANSPORT_CUDA_IPC_CUDA_IPC_INLET_H_
+#define FERRY_TRANSPORT_CUDA_IPC_CUDA_IPC_INLET_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
+
+#include "gpu/cuda/interprocess_events.h"
+#include "gpu/cuda/ipc_import_cache.h"
+#include "transport/cuda_ipc/cuda_ipc_messages.h"
+#include "transport/transport.h"
+
+namespace ferry {
+
+// How views reach this process's GPUs when they go, which may be after everything else.
+struct GpuLink {
+  absl::Mutex mu;
+  Gpus* gpus ABSL_GUARDED_BY(mu) = nullptr;
+};
+
+// A tensor on the same GPU is a view of the producer's memory; one on another GPU, or for a
+// destination, is copied by this process's copy engine. Either comes with the event behind which it
+// may be read, and before that is done: no thread waits for a device. CUDA is called on the
+// destination devices' executors only. Thread-safe.
+class CudaIpcInlet final : public Inlet, public std::enable_shared_from_this<CudaIpcInlet> {
+ public:
+  // Of the device of that ordinal, which is in use.
+  using CacheOf = std::function<cuda::IpcImportCache&(Gpu& gpu)>;
+
+  // environment.gpus is not null.
+  CudaIpcInlet(TransportEnvironment environment, Endpoint peer, CacheOf cache_of,
+               std::shared_ptr<GpuLink> link, ReleaseCallback release);
+  ~CudaIpcInlet() override;
+
+  void SetReply(Announce reply) override { reply_ = std::move(reply); }
+  absl::Status OnAnnouncement(absl::string_view body, absl::Span<UniqueFd> descriptors) override;
+  void Take(uint64_t id, const TensorHeader& header, absl::string_view body,
+            absl::Span<UniqueFd> descriptors, const Tensor& destination, TakeCallback done) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Blocks while the device is writing to the destination.
+  void Cancel(uint64_t id) override ABSL_LOCKS_EXCLUDED(mu_);
+  void Drop(uint64_t id, const TensorHeader& header, absl::string_view body,
+            absl::Span<UniqueFd> descriptors) override;
+  void Abort(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  // A tensor that is being taken. What is not under the lock is of one thread at a time.
+  struct Job {
+    uint64_t id = 0;
+    TensorHeader header;
+    CudaIpcTicket ticket;
+    std::vector<UniqueFd> descriptors;
+    Tensor destination;
+    TakeCallback done;
+    Gpu* gpu = nullptr;
+    // Of ticket.pieces, as far as they are open.
+    std::vector<cuda::ImportedMemory> memory;
+    size_t next_descriptor = 0;
+    // Under the inlet's lock: whoever takes `done` out ends the job.
+    bool is_over = false;
+    std::shared_ptr<const cuda::ReadyEvent> writes_destination;
+  };
+  using JobPtr = std::shared_ptr<Job>;
+
+  void AnswerProbe(Gpu& gpu, const CudaIpcProbe& probe, const cuda::ImportedMemory& memory);
+  void Reply(const GpuPair& pair, const absl::Status& status);
+  // Opens the pieces one after the other, then delivers.
+  void OpenNext(const JobPtr& job) ABSL_LOCKS_EXCLUDED(mu_);
+  // On the destination device's executor, these.
+  absl::StatusOr<Tensor> Deliver(Job& job) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<Tensor> View(Job& job, std::shared_ptr<const cuda::ReadyEvent> ready);
+  absl::StatusOr<Tensor> Copy(Job& job) ABSL_LOCKS_EXCLUDED(mu_);
+
+  void End(const JobPtr& job, absl::StatusOr<Tensor> tensor) ABSL_LOCKS_EXCLUDED(mu_);
+
+  const TransportEnvironment environment_;
+  const Endpoint peer_;
+  const CacheOf cache_of_;
+  const std::shared_ptr<GpuLink> link_;
+  const ReleaseCallback release_;
+  Announce reply_;
+
+  absl::Mutex mu_;
+  absl::Status aborted_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint64_t, JobPtr> jobs_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<GpuPair, std::shared_ptr<cuda::ImportedEvents>> events_ ABSL_GUARDED_BY(mu_);
+  // Of the peer's arenas, whose descriptors come once: open as long as this.
+  std::vector<cuda::ImportedMemory> kept_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_TRANSPORT_CUDA_IPC_CUDA_IPC_INLET_H_

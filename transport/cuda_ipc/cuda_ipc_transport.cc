@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which pairs can, as far as is known, and what that costs.
+#include "transport/cuda_ipc/cuda_ipc_transport.h"
+
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+
+namespace ferry {
+namespace {
+
+// A ticket, and a record and a wait on the devices.
+constexpr absl::Duration kLatency = absl::Microseconds(10);
+// Of memory that is looked at where it is.
+constexpr double kMappedBytesPerSecond = 1e12;
+// Between two GPUs, until something is known: less than NVLink, as much as PCIe.
+constexpr double kAssumedBytesPerSecond = 20e9;
+
+absl::StatusOr<std::string> GpuOf(const Endpoint& node, const MemoryPlace& place,
+                                  absl::string_view side) {
+  if (place.space != MemorySpace::kCuda) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("it is ", side, " host memory: this is for GPUs"));
+  }
+  if (place.ordinal < 0 || static_cast<size_t>(place.ordinal) >= node.gpus.size()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(Describe(node.peer), " has no ", ToString(place), " that is in use"));
+  }
+  return node.gpus[static_cast<size_t>(place.ordinal)];
+}
+
+}  // namespace
+
+CudaIpcTransport::CudaIpcTransport(TransportEnvironment environment)
+    : environment_(std::move(environment)) {
+  absl::MutexLock lock(&link_->mu);
+  link_->gpus = environment_.gpus;
+}
+
+CudaIpcTransport::~CudaIpcTransport() {
+  // Views that go from now on tell nobody.
+  absl::MutexLock lock(&link_->mu);
+  link_->gpus = nullptr;
+}
+
+absl::StatusOr<PathCost> CudaIpcTransport::Cost(const PathQuery& query) const {
+  if (environment_.gpus == nullptr) {
+    return absl::FailedPreconditionError("this process uses no GPUs");
+  }
+  FERRY_ASSIGN_OR_RETURN(const std::string from, GpuOf(*query.source, query.source_place, "in"));
+  FERRY_ASSIGN_OR_RETURN(const std::string to,
+                         GpuOf(*query.destination, query.destination_place, "for"));
+  const Endpoint& a = *query.source;
+  const Endpoint& b = *query.destination;
+  if (a.boot_id.empty() || b.boot_id.empty()) {
+    return absl::FailedPreconditionError("it is not known which machine each is on (no boot id)");
+  }
+  if (a.boot_id != b.boot_id) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("they are on two machines, ", a.host_name, " and ", b.host_name));
+  }
+  if (!query.lane_passes_descriptors) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "descriptors cannot be passed between them: ",
+        query.why_no_descriptors.empty() ? "they have no Unix socket" : query.why_no_descriptors));
+  }
+  std::shared_ptr<CudaIpcOutlet> outlet;
+  {
+    absl::MutexLock lock(&mu_);
+    const auto found = outlets_.find({b.peer.node_id, b.peer.incarnation});
+    if (found != outlets_.end()) outlet = found->second.lock();
+  }
+  if (outlet != nullptr) {
+    const std::string refusal =
+        outlet->Refusal({static_cast<uint16_t>(query.source_place.ordinal),
+                         static_cast<uint16_t>(query.destination_place.ordinal)});
+    if (!refusal.empty()) return absl::FailedPreconditionError(refusal);
+  }
+  return PathCost{kLatency, from == to ? kMappedBytesPerSecond : kAssumedBytesPerSecond};
+}
+
+std::shared_ptr<Outlet> CudaIpcTransport::MakeOutlet(const Endpoint& peer) {
+  auto outlet = std::make_shared<CudaIpcOutlet>(environment_, peer);
+  absl::MutexLock lock(&mu_);
+  absl::erase_if(outlets_, [](const auto& each) { return each.second.expired(); });
+  outlets_[{peer.peer.node_id, peer.peer.incarnation}] = outlet;
+  return outlet;
+}
+
+std::shared_ptr<Inlet> CudaIpcTransport::MakeInlet(const Endpoint& peer, ReleaseCallback release) {
+  return std::make_shared<CudaIpcInlet>(
+      environment_, peer, [this](Gpu& gpu) -> cuda::IpcImportCache& { return CacheOf(gpu); }, link_,
+      std::move(release));
+}
+
+cuda::IpcImportCache& CudaIpcTransport::CacheOf(Gpu& gpu) {
+  absl::MutexLock lock(&mu_);
+  auto& cache = caches_[gpu.device->ordinal()];
+  if (cache == nullptr) {
+    cache = std::make_unique<cuda::IpcImportCache>(
+        *gpu.side, environment_.gpus->gate(), [](const cuda::ImportKey&) {},
+        cuda::IpcImportCacheOptions{.own_incarnation = environment_.incarnation});
+  }
+  return *cache;
+}
+
+}  // namespace ferry

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// CudaIpcTransport: GPU memory between processes of one machine, mapped rather than sent.
+#ifndef FERRY_TRANSPORT_CUDA_IPC_CUDA_IPC_TRANSPORT_H_
+#define FERRY_TRANSPORT_CUDA_IPC_CUDA_IPC_TRANSPORT_H_
+
+#include <memory>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
+
+#include "gpu/cuda/ipc_import_cache.h"
+#include "transport/cuda_ipc/cuda_ipc_inlet.h"
+#include "transport/cuda_ipc/cuda_ipc_outlet.h"
+#include "transport/transport.h"
+
+namespace ferry {
+
+// The producer exports the memory that the tensor lies in; the consumer maps it, once, and either
+// looks at it (on the same GPU) or copies it with its copy engine. Thread-safe.
+class CudaIpcTransport final : public Transport {
+ public:
+  explicit CudaIpcTransport(TransportEnvironment environment);
+  ~CudaIpcTransport() override;
+
+  absl::string_view name() const override { return "cuda_ipc"; }
+  absl::string_view summary() const override {
+    return "GPU memory of processes of one machine, mapped";
+  }
+  bool moves_gpu_memory() const override { return true; }
+  absl::StatusOr<PathCost> Cost(const PathQuery& query) const override ABSL_LOCKS_EXCLUDED(mu_);
+  std::shared_ptr<Outlet> MakeOutlet(const Endpoint& peer) override ABSL_LOCKS_EXCLUDED(mu_);
+  std::shared_ptr<Inlet> MakeInlet(const Endpoint& peer, ReleaseCallback release) override;
+
+ private:
+  cuda::IpcImportCache& CacheOf(Gpu& gpu) ABSL_LOCKS_EXCLUDED(mu_);
+
+  const TransportEnvironment environment_;
+  const std::shared_ptr<GpuLink> link_ = std::make_shared<GpuLink>();
+  mutable absl::Mutex mu_;
+  // By node and incarnation.
+  absl::flat_hash_map<std::pair<int32_t, uint64_t>, std::weak_ptr<CudaIpcOutlet>> outlets_
+      ABSL_GUARDED_BY(mu_);
+  // By ordinal of the device here.
+  absl::flat_hash_map<int, std::unique_ptr<cuda::IpcImportCache>> caches_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_TRANSPORT_CUDA_IPC_CUDA_IPC_TRANSPORT_H_
