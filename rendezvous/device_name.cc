@@ -84,6 +84,11 @@ std::optional<TaskDevice> ParseDeviceName(absl::string_view name) {
                     parts->index};
 }
 
+MemoryPlace PlaceOf(const TaskDevice& device) {
+  if (device.type != "GPU") return {};
+  return {MemorySpace::kCuda, static_cast<int>(device.index)};
+}
+
 std::string ToString(const TaskName& name) {
   return absl::StrCat("/job:", name.job, "/replica:", name.replica, "/task:", name.task);
 }

@@ -9,6 +9,8 @@
 
 #include "absl/strings/string_view.h"
 
+#include "tensor/buffer.h"
+
 namespace ferry {
 
 // A value. Two tasks are compared by their parts: of "/task:1" and "/task:10" one is a prefix of
@@ -38,6 +40,9 @@ struct TaskDevice {
 std::optional<TaskName> ParseTaskName(absl::string_view name);
 // "/job:worker/replica:0/task:3/device:GPU:1", or the short form ".../gpu:1".
 std::optional<TaskDevice> ParseDeviceName(absl::string_view name);
+
+// Whose memory of its process a value for that device is in.
+MemoryPlace PlaceOf(const TaskDevice& device);
 
 std::string ToString(const TaskName& name);
 std::string ToString(const TaskDevice& name);

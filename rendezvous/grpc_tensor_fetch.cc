@@ -167,8 +167,11 @@ void TensorFetch::Cancel() {
 }
 
 DecodeTarget TensorFetch::target() {
-  return {args_.destination.tensor(), core_->options().allocator,
-          args_.destination.is_valid() ? &gate_ : nullptr};
+  // One in a GPU's memory is for whoever asked to fill.
+  const bool is_usable =
+      args_.destination.is_valid() && CheckOnHost(*args_.destination, "receive into").ok();
+  return {is_usable ? args_.destination.tensor() : Tensor(), core_->options().allocator,
+          is_usable ? &gate_ : nullptr};
 }
 
 grpc::ByteBuffer TensorFetch::StreamRequest() const {

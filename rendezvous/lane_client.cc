@@ -35,6 +35,13 @@ absl::Status NotRequired(absl::string_view taken, absl::string_view required,
                                                     " is the required transport here"));
 }
 
+// As Received::path; of literals, since that is a view.
+absl::string_view StagedPath(absl::string_view path) {
+  if (path == "inline") return "inline, staged";
+  if (path == "shm") return "shm, staged";
+  return path == "tcp" ? "tcp, staged" : path;
+}
+
 absl::Status SecondAnswer(uint64_t id) {
   return absl::InvalidArgumentError(
       absl::StrCat("an answer to request ", id, ", which waits for none"));
@@ -81,6 +88,7 @@ std::shared_ptr<RemoteFetch> LaneClient::Request(int64_t step_id, const Rendezvo
   waiting->client = weak_from_this();
   waiting->step_id = step_id;
   waiting->done = std::move(done);
+  waiting->place = PlaceOf(key.dst());
   waiting->destination = args.destination;
   if (exchange_.checksum) {
     waiting->name = absl::StrCat("step ", step_id, ", ", absl::CEscape(key.text()));
@@ -116,8 +124,18 @@ void LaneClient::OnOpen(std::shared_ptr<Lane> lane) {
     inlets_.push_back(transport->MakeInlet(producer_, [weak = weak_from_this()](uint64_t id) {
       if (const auto client = weak.lock()) client->Done(id);
     }));
+    const auto number = static_cast<uint8_t>(inlets_.size());
+    inlets_.back()->SetReply([weak = std::weak_ptr<Lane>(lane), number](
+                                 absl::string_view body, absl::Span<const int> descriptors) {
+      const auto open = weak.lock();
+      if (open == nullptr || !descriptors.empty()) {
+        return absl::UnavailableError("the lane has ended");
+      }
+      return SendReply(*open, {number, body});
+    });
   }
-  absl::Status status = SendHello(*lane, {exchange_.self.boot_id, exchange_.self.host_name});
+  absl::Status status =
+      SendHello(*lane, {exchange_.self.boot_id, exchange_.self.host_name, exchange_.self.gpus});
   // In the order in which they were made; more may come while these are being sent.
   uint64_t last_sent = 0;
   std::vector<uint64_t> cancelled;
@@ -209,6 +227,7 @@ absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> d
   if (ticket.transport == 0) return OnInlineTicket(ticket);
   Inlet* const inlet = inlets_[ticket.transport - 1].get();
   bool is_wanted = false;
+  TensorHeader header = ticket.header;
   Tensor destination;
   {
     SpinLockHolder lock(&mu_);
@@ -218,10 +237,10 @@ absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> d
     if (is_wanted) {
       found->second->is_taking = true;
       found->second->transport = ticket.transport;
+      header.place = found->second->place;
       if (!ticket.is_serialized) destination = found->second->destination.tensor();
     }
   }
-  const TensorHeader& header = ticket.header;
   const bool fits = !destination.is_valid() ||
                     (destination.dtype() == header.dtype && destination.bytes() == header.bytes);
   // The producer chooses by its own policy; ours may be stricter.
@@ -242,6 +261,11 @@ absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> d
   }
   TicketMessage kept = ticket;
   kept.body = {};
+  // What cannot get there comes to the host's memory.
+  if (!destination.is_on_host() &&
+      !(*exchange_.transports)[ticket.transport - 1]->moves_gpu_memory()) {
+    destination = Tensor();
+  }
   // Of large ones only: a look at the clock is a tenth of a small one's way.
   const absl::Time start =
       header.bytes < kTellingBytes ? absl::InfiniteFuture() : SteadyClock().Now();
@@ -283,8 +307,9 @@ absl::Status LaneClient::OnInlineTicket(const TicketMessage& ticket) {
     if (wanted.is_valid() && !ticket.is_serialized && !ticket.is_dead) {
       destination = *wanted;
       fits = destination.dtype() == header.dtype && destination.bytes() == header.bytes;
+      if (fits && !destination.is_on_host()) destination = Tensor();
       // Under the lock: whoever cancels may use its buffer again when it has the lock.
-      if (fits && header.bytes > 0) {
+      if (fits && destination.is_valid() && header.bytes > 0) {
         std::memcpy(destination.mutable_data(), ticket.body.data(), header.bytes);
       }
     }
@@ -325,6 +350,13 @@ absl::StatusOr<Received> LaneClient::Unpack(const TicketMessage& ticket,
     if (absl::IsInvalidArgument(why) || absl::IsUnavailable(why)) Close(why);
     return why;
   }
+  if (!tensor->is_on_host() && (ticket.has_checksum || ticket.is_serialized)) {
+    // Honest producers send what the host is to read by way of the host.
+    absl::Status why = Named(absl::InvalidArgumentError(
+        "a checksum, or a serialised tensor, of elements in a GPU's memory"));
+    Close(why);
+    return why;
+  }
   if (ticket.has_checksum) {
     const uint64_t sum = Checksum(tensor->data(), tensor->bytes());
     if (sum != ticket.checksum) {
@@ -340,7 +372,7 @@ absl::StatusOr<Received> LaneClient::Unpack(const TicketMessage& ticket,
   }
   Received received;
   received.tensor = *std::move(tensor);
-  received.path = path;
+  received.path = ticket.is_staged ? StagedPath(path) : path;
   return received;
 }
 

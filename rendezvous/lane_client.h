@@ -66,6 +66,9 @@ class LaneClient final : public LaneHandler, public std::enable_shared_from_this
     uint64_t id = 0;
     int64_t step_id = 0;
     RecvCallback done;
+    // Where it is wanted: whose memory, and which part of it. Transports and tickets bring it there
+    // if they can, and otherwise to the host's memory, from where the asker gets it.
+    MemoryPlace place;
     Destination destination;
     // Of a request that waits for the lane.
     std::string key;

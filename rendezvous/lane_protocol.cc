@@ -16,6 +16,9 @@ namespace {
 constexpr uint8_t kDead = 1;
 constexpr uint8_t kSerialized = 2;
 constexpr uint8_t kChecksum = 4;
+constexpr uint8_t kStaged = 8;
+// More GPUs than any machine has; beyond that they are not told.
+constexpr size_t kMaxGpus = 64;
 // Texts of errors; what is longer says nothing more to anybody.
 constexpr size_t kMaxMessageBytes = 16 * 1024;
 
@@ -43,15 +46,22 @@ std::string LaneMessageName(uint16_t type) {
       return "CANCEL";
     case LaneMessage::kAnnouncement:
       return "ANNOUNCEMENT";
+    case LaneMessage::kReply:
+      return "REPLY";
   }
   return absl::StrCat("message of type ", type);
 }
 
 absl::Status SendHello(Lane& lane, const HelloMessage& hello) {
-  char room[1024];
-  ByteWriter writer(room, sizeof(room));
+  std::string room(8 * 1024, '\0');
+  ByteWriter writer(room.data(), room.size());
   writer.PutText(absl::string_view(hello.boot_id).substr(0, 256));
   writer.PutText(absl::string_view(hello.host_name).substr(0, 256));
+  const size_t gpus = std::min(hello.gpus.size(), kMaxGpus);
+  writer.Put(static_cast<uint16_t>(gpus));
+  for (size_t i = 0; i < gpus; ++i) {
+    writer.PutText(absl::string_view(hello.gpus[i]).substr(0, 64));
+  }
   return lane.Send(Type(LaneMessage::kHello), {writer.view()});
 }
 
@@ -60,6 +70,8 @@ absl::StatusOr<HelloMessage> DecodeHello(absl::string_view body) {
   HelloMessage hello;
   hello.boot_id = std::string(reader.GetText());
   hello.host_name = std::string(reader.GetText());
+  const auto gpus = reader.Get<uint16_t>();
+  for (int i = 0; i < gpus && !reader.is_short(); ++i) hello.gpus.emplace_back(reader.GetText());
   if (reader.is_short() || !reader.rest().empty()) return Malformed("HELLO");
   return hello;
 }
@@ -94,9 +106,9 @@ absl::Status SendTicket(Lane& lane, const TicketMessage& ticket,
   writer.Put(ticket.checksum);
   writer.Put(static_cast<uint8_t>(ticket.header.dtype));
   writer.Put(static_cast<uint8_t>(ticket.header.shape.rank()));
-  writer.Put(static_cast<uint8_t>((ticket.is_dead ? kDead : 0) |
-                                  (ticket.is_serialized ? kSerialized : 0) |
-                                  (ticket.has_checksum ? kChecksum : 0)));
+  writer.Put(static_cast<uint8_t>(
+      (ticket.is_dead ? kDead : 0) | (ticket.is_serialized ? kSerialized : 0) |
+      (ticket.has_checksum ? kChecksum : 0) | (ticket.is_staged ? kStaged : 0)));
   writer.Put(ticket.transport);
   writer.Put(uint32_t{0});
   for (const int64_t dim : ticket.header.shape.dims()) writer.Put(dim);
@@ -117,6 +129,7 @@ absl::StatusOr<TicketMessage> DecodeTicket(absl::string_view body) {
   ticket.is_dead = (flags & kDead) != 0;
   ticket.is_serialized = (flags & kSerialized) != 0;
   ticket.has_checksum = (flags & kChecksum) != 0;
+  ticket.is_staged = (flags & kStaged) != 0;
   absl::InlinedVector<int64_t, 8> dims;
   for (int i = 0; i < rank; ++i) dims.push_back(reader.Get<int64_t>());
   if (reader.is_short()) return Malformed("TICKET");
@@ -141,6 +154,11 @@ absl::Status SendAnnouncement(Lane& lane, const AnnouncementMessage& announcemen
   const char transport = static_cast<char>(announcement.transport);
   return lane.Send(Type(LaneMessage::kAnnouncement),
                    {absl::string_view(&transport, 1), announcement.body}, descriptors);
+}
+
+absl::Status SendReply(Lane& lane, const AnnouncementMessage& reply) {
+  const char transport = static_cast<char>(reply.transport);
+  return lane.Send(Type(LaneMessage::kReply), {absl::string_view(&transport, 1), reply.body}, {});
 }
 
 absl::StatusOr<AnnouncementMessage> DecodeAnnouncement(absl::string_view body) {

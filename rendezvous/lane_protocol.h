@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -24,6 +25,7 @@ namespace ferry {
 //              says that it was in time), DONE (of a ticket whose transport is not 0: its memory
 //              may be used again)
 //   producer:  TICKET, REFUSAL; ANNOUNCEMENT, from a transport's outlet to its inlet
+//   consumer again: REPLY, from a transport's inlet to its outlet
 enum class LaneMessage : uint16_t {
   kHello = 1,
   kRequest = 2,
@@ -32,6 +34,7 @@ enum class LaneMessage : uint16_t {
   kDone = 5,
   kCancel = 6,
   kAnnouncement = 7,
+  kReply = 8,
 };
 
 // "TICKET", or "message of type 17": for people.
@@ -40,6 +43,8 @@ std::string LaneMessageName(uint16_t type);
 struct HelloMessage {
   std::string boot_id;
   std::string host_name;
+  // UUIDs of its GPUs, by ordinal.
+  std::vector<std::string> gpus;
 };
 
 struct RequestMessage {
@@ -55,6 +60,8 @@ struct TicketMessage {
   // The bytes are a tensorflow.TensorProto, since elements of the tensor are not of fixed size.
   bool is_serialized = false;
   bool has_checksum = false;
+  // It lay in a GPU's memory, and was copied to the host's since no transport takes it from there.
+  bool is_staged = false;
   uint64_t checksum = 0;
   // 0: the body is the tensor. Else the transport's number, and the body is its ticket.
   uint8_t transport = 0;
@@ -63,6 +70,7 @@ struct TicketMessage {
   absl::string_view body;
 };
 
+// Or a REPLY.
 struct AnnouncementMessage {
   // From 1 on.
   uint8_t transport = 0;
@@ -84,6 +92,7 @@ absl::Status SendRequest(Lane& lane, const RequestMessage& request);
 absl::Status SendTicket(Lane& lane, const TicketMessage& ticket, absl::Span<const int> descriptors);
 absl::Status SendAnnouncement(Lane& lane, const AnnouncementMessage& announcement,
                               absl::Span<const int> descriptors);
+absl::Status SendReply(Lane& lane, const AnnouncementMessage& reply);
 absl::Status SendRefusal(Lane& lane, const RefusalMessage& refusal);
 // DONE or CANCEL.
 absl::Status SendId(Lane& lane, LaneMessage type, uint64_t id);

@@ -62,6 +62,8 @@ absl::Status LaneServer::OnFrame(uint16_t type, absl::string_view body,
       OnCancel(id);
       return absl::OkStatus();
     }
+    case LaneMessage::kReply:
+      return OnReply(body);
     case LaneMessage::kTicket:
     case LaneMessage::kRefusal:
     case LaneMessage::kAnnouncement:
@@ -91,6 +93,7 @@ absl::Status LaneServer::OnHello(absl::string_view body) {
   if (!outlets_.empty()) return absl::InvalidArgumentError("a second HELLO");
   consumer_.boot_id = std::move(hello.boot_id);
   consumer_.host_name = std::move(hello.host_name);
+  consumer_.gpus = std::move(hello.gpus);
   sends_seals_ = hears_seals_ || exchange_.checksum;
   if (sends_seals_) lane_ = MakeSealingLane(std::move(lane_));
   for (const auto& transport : *exchange_.transports) {
@@ -104,6 +107,15 @@ absl::Status LaneServer::OnHello(absl::string_view body) {
     });
   }
   return absl::OkStatus();
+}
+
+absl::Status LaneServer::OnReply(absl::string_view body) {
+  FERRY_ASSIGN_OR_RETURN(const AnnouncementMessage reply, DecodeAnnouncement(body));
+  if (reply.transport > outlets_.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a reply to transport ", reply.transport, ", which is not known here"));
+  }
+  return outlets_[reply.transport - 1]->OnReply(reply.body);
 }
 
 absl::Status LaneServer::OnRequest(absl::string_view body) {
@@ -120,6 +132,7 @@ absl::Status LaneServer::OnRequest(absl::string_view body) {
   }
   auto request = std::make_shared<Request>();
   request->id = message.id;
+  request->place = PlaceOf(key->dst());
   {
     SpinLockHolder lock(&mu_);
     if (is_closed_) return absl::OkStatus();
@@ -151,12 +164,12 @@ void LaneServer::OnValue(const RequestPtr& request, const absl::Status& status, 
     ticket.is_dead = true;
     return Send(std::move(ticket), {});
   }
-  const absl::Status on_host = CheckOnHost(received.tensor, "send");
-  if (!on_host.ok()) return Refuse(request->id, on_host);
-  if (IsFixedSize(received.tensor.dtype())) return Offer(request->id, received.tensor, false);
+  if (IsFixedSize(received.tensor.dtype())) {
+    return Offer({request->id, request->place, std::move(received.tensor)});
+  }
   const absl::StatusOr<Tensor> serialized = SerializeTensor(received.tensor);
   if (!serialized.ok()) return Refuse(request->id, serialized.status());
-  Offer(request->id, *serialized, true);
+  Offer({request->id, request->place, *serialized, /*is_serialized=*/true});
 }
 
 size_t LaneServer::inline_bytes(bool is_in_arena) const {
@@ -164,17 +177,43 @@ size_t LaneServer::inline_bytes(bool is_in_arena) const {
   return is_in_arena ? kInlineInArena : kInlineElsewhere;
 }
 
-void LaneServer::Offer(uint64_t id, const Tensor& tensor, bool is_serialized) {
+void LaneServer::Stage(Outgoing outgoing) {
+  if (exchange_.gpus == nullptr) {
+    return Refuse(outgoing.id, absl::FailedPreconditionError(absl::StrCat(
+                                   Describe(exchange_.self.peer),
+                                   " uses no GPUs, and cannot send what is in their memory")));
+  }
+  MoveRequest move;
+  move.tensor = outgoing.tensor;
+  move.what = absl::StrCat("a tensor for ", Describe(consumer_.peer));
+  staging_.fetch_add(1, std::memory_order_relaxed);
+  exchange_.gpus->Move(std::move(move), [self = shared_from_this(), outgoing = std::move(outgoing)](
+                                            absl::StatusOr<Tensor> tensor) mutable {
+    self->staging_.fetch_sub(1, std::memory_order_relaxed);
+    if (!tensor.ok()) return self->Refuse(outgoing.id, self->Named(tensor.status()));
+    outgoing.tensor = *std::move(tensor);
+    outgoing.is_staged = true;
+    self->Offer(std::move(outgoing));
+  });
+}
+
+void LaneServer::Offer(Outgoing outgoing) {
+  const uint64_t id = outgoing.id;
+  const Tensor& tensor = outgoing.tensor;
+  const bool is_on_host = tensor.is_on_host();
+  // Of elements that the host can read.
+  if (!is_on_host && (exchange_.checksum || tensor.bytes() == 0)) return Stage(std::move(outgoing));
   TicketMessage ticket;
   ticket.id = id;
-  ticket.is_serialized = is_serialized;
+  ticket.is_serialized = outgoing.is_serialized;
+  ticket.is_staged = outgoing.is_staged;
   ticket.header = {tensor.dtype(), tensor.shape(), tensor.bytes()};
-  if (sends_seals_) {
+  if (exchange_.checksum) {
     ticket.has_checksum = true;
     ticket.checksum = Checksum(tensor.data(), tensor.bytes());
   }
   const bool is_in_arena = tensor.buffer() != nullptr && tensor.buffer()->arena() != nullptr;
-  if (tensor.bytes() <= inline_bytes(is_in_arena)) {
+  if (is_on_host && tensor.bytes() <= inline_bytes(is_in_arena)) {
     ticket.body = {static_cast<const char*>(tensor.data()), tensor.bytes()};
     return Send(std::move(ticket), {});
   }
@@ -185,10 +224,15 @@ void LaneServer::Offer(uint64_t id, const Tensor& tensor, bool is_serialized) {
   if (!query.lane_passes_descriptors) query.why_no_descriptors = "the consumer came over TCP";
   query.bytes = tensor.bytes();
   query.is_in_arena = is_in_arena;
+  query.source_place = tensor.place();
+  query.destination_place = outgoing.place;
   const int chosen = PickPath(*exchange_.transports, query, exchange_.policy);
   if (chosen < 0) {
     return Refuse(id, ChoosePath(*exchange_.transports, query, exchange_.policy).status());
   }
+  const bool takes_it_there =
+      (*exchange_.transports)[static_cast<size_t>(chosen)]->moves_gpu_memory();
+  if (!is_on_host && !takes_it_there) return Stage(std::move(outgoing));
   Offered offered = {.transport = static_cast<size_t>(chosen)};
   // A view is kept for as long as its receiver likes.
   const bool is_telling = tensor.bytes() >= kTellingBytes &&
@@ -203,16 +247,24 @@ void LaneServer::Offer(uint64_t id, const Tensor& tensor, bool is_serialized) {
     offered_.emplace(id, offered);
   }
   ticket.transport = static_cast<uint8_t>(chosen + 1);
-  outlets_[chosen]->Offer(id, tensor,
-                          [self = shared_from_this(), ticket = std::move(ticket)](
-                              absl::StatusOr<TransportTicket> offer) mutable {
-                            if (!offer.ok()) {
-                              self->OnDone(ticket.id, /*was_taken=*/false);
-                              return self->Refuse(ticket.id, self->Named(offer.status()));
-                            }
-                            ticket.body = offer->body;
-                            self->Send(std::move(ticket), offer->descriptors);
-                          });
+  const Tensor offer_tensor = tensor;
+  const MemoryPlace to = outgoing.place;
+  outlets_[chosen]->Offer(
+      id, offer_tensor, to,
+      [self = shared_from_this(), ticket = std::move(ticket),
+       outgoing = std::move(outgoing)](absl::StatusOr<TransportTicket> offer) mutable {
+        if (!offer.ok()) {
+          self->OnDone(ticket.id, /*was_taken=*/false);
+          // Only known since it was tried; its cost says so now.
+          if (absl::IsFailedPrecondition(offer.status()) &&
+              !std::exchange(outgoing.is_second_choice, true)) {
+            return self->Offer(std::move(outgoing));
+          }
+          return self->Refuse(ticket.id, self->Named(offer.status()));
+        }
+        ticket.body = offer->body;
+        self->Send(std::move(ticket), offer->descriptors);
+      });
 }
 
 void LaneServer::Send(TicketMessage ticket, absl::Span<const int> descriptors) {
@@ -275,7 +327,7 @@ void LaneServer::OnClosed(const absl::Status& why) {
 
 size_t LaneServer::unfinished() const {
   SpinLockHolder lock(&mu_);
-  size_t count = 0;
+  size_t count = staging_.load(std::memory_order_relaxed);
   for (const auto& [id, offered] : offered_) {
     count += (*exchange_.transports)[offered.transport]->outlives_producer() ? 0 : 1;
   }

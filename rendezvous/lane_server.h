@@ -28,6 +28,8 @@ struct LaneExchange {
   // Every transfer carries a checksum of its bytes, and so does every frame of a lane. Either side
   // can ask for it, for the tickets of a lane; the consumer for all of it.
   bool checksum = false;
+  // For tensors in their memory; null: this process uses none.
+  Gpus* gpus = nullptr;
 };
 
 // For one consumer. A value for which it has asked goes to it; if it goes away, what it waits for
@@ -53,6 +55,8 @@ class LaneServer final : public LaneHandler, public std::enable_shared_from_this
   // A request that waits for its value.
   struct Request {
     uint64_t id = 0;
+    // Where its consumer wants it.
+    MemoryPlace place;
     Cancellation cancellation;
   };
   using RequestPtr = std::shared_ptr<Request>;
@@ -66,10 +70,24 @@ class LaneServer final : public LaneHandler, public std::enable_shared_from_this
 
   absl::Status OnHello(absl::string_view body);
   absl::Status OnRequest(absl::string_view body);
+  absl::Status OnReply(absl::string_view body);
   void OnDone(uint64_t id, bool was_taken = true);
   void OnCancel(uint64_t id);
   void OnValue(const RequestPtr& request, const absl::Status& status, Received received);
-  void Offer(uint64_t id, const Tensor& tensor, bool is_serialized);
+  // A tensor that goes to a consumer.
+  struct Outgoing {
+    uint64_t id = 0;
+    MemoryPlace place;
+    Tensor tensor;
+    bool is_serialized = false;
+    // It lay in a GPU's memory, and is a copy now.
+    bool is_staged = false;
+    // A transport has found that it cannot, after all.
+    bool is_second_choice = false;
+  };
+  void Offer(Outgoing outgoing);
+  // Copies it to the host's memory, and offers that.
+  void Stage(Outgoing outgoing);
   void Refuse(uint64_t id, absl::Status status);
   // What went wrong here, for people there.
   absl::Status Named(const absl::Status& why) const;
@@ -89,6 +107,8 @@ class LaneServer final : public LaneHandler, public std::enable_shared_from_this
   // Of the loop.
   KeyCache keys_;
 
+  // Tensors on their way out of a GPU's memory.
+  std::atomic<size_t> staging_{0};
   mutable SpinLock mu_;
   bool is_closed_ ABSL_GUARDED_BY(mu_) = false;
   absl::flat_hash_map<uint64_t, RequestPtr> waiting_ ABSL_GUARDED_BY(mu_);

@@ -11,6 +11,22 @@
 #include "base/status_macros.h"
 
 namespace ferry {
+namespace {
+
+// Of a value in a GPU's memory.
+void Stage(Gpus& gpus, Received received, ServedCallback done) {
+  MoveRequest move;
+  move.tensor = std::move(received.tensor);
+  move.what = "a tensor that is asked for over gRPC";
+  gpus.Move(std::move(move), [done = std::move(done)](absl::StatusOr<Tensor> tensor) mutable {
+    ServedValue value;
+    value.send_start_micros = absl::ToUnixMicros(absl::Now());
+    if (tensor.ok()) value.tensor = *std::move(tensor);
+    std::move(done)(tensor.status(), std::move(value));
+  });
+}
+
+}  // namespace
 
 TensorSource::TensorSource(RendezvousManager& manager, IncarnationLookup incarnation_of,
                            TensorSourceOptions options)
@@ -44,8 +60,12 @@ void TensorSource::RecvUnkept(const Request& request, Cancellation* cancellation
   absl::StatusOr<RendezvousKey> key = CheckKey(request.key);
   if (!key.ok()) return std::move(done)(key.status(), {});
   manager_.RecvLocalAsync(request.step_id, *key, {.cancellation = cancellation},
-                          [done = std::move(done)](absl::Status status, Received received) mutable {
+                          [done = std::move(done), gpus = options_.gpus](
+                              absl::Status status, Received received) mutable {
                             if (status.ok()) status = CheckOnHost(received.tensor, "send");
+                            if (absl::IsFailedPrecondition(status) && gpus != nullptr) {
+                              return Stage(*gpus, std::move(received), std::move(done));
+                            }
                             ServedValue value;
                             value.tensor = std::move(received.tensor);
                             value.is_dead = received.is_dead;

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 
+#include "gpu/gpus.h"
 #include "rendezvous/device_name.h"
 #include "rendezvous/key.h"
 #include "rendezvous/recent_request_ids.h"
@@ -29,6 +30,8 @@ struct TensorSourceOptions {
   // whatever became of the first one. TensorFlow's rpc_options.cache_rpc_response.
   bool keep_responses = false;
   ResponseCacheLimits cache;
+  // For values in their memory, which are copied to the host's before they go; null: none are.
+  Gpus* gpus = nullptr;
 };
 
 // Thread-safe. Whatever carries requests asks here: the unary call and the stream are two of them.
@@ -58,7 +61,7 @@ class TensorSource final {
   //     request's id; when responses are kept it is taken nevertheless, and kept for this one.
   //   `done` may run inside, or on the thread of whoever sends.
   //   Errors, through `done`: ABORTED received twice, another incarnation, or the step is over;
-  //   FAILED_PRECONDITION a value in a device's memory;
+  //   FAILED_PRECONDITION a value in a device's memory, and options.gpus is null;
   //   INVALID_ARGUMENT for the key or an unknown device; CANCELLED; RESOURCE_EXHAUSTED.
   void Recv(const Request& request, Cancellation* cancellation, ServedCallback done);
 

@@ -30,6 +30,7 @@ std::string EncodeEndpoint(const Endpoint& endpoint) {
   for (const std::string& address : endpoint.lanes.tcp)
     absl::StrAppend(&text, "tcp ", address, "\n");
   if (!endpoint.grpc_address.empty()) absl::StrAppend(&text, "grpc ", endpoint.grpc_address, "\n");
+  for (const std::string& gpu : endpoint.gpus) absl::StrAppend(&text, "gpu ", gpu, "\n");
   return text;
 }
 
@@ -56,6 +57,8 @@ absl::StatusOr<Endpoint> DecodeEndpoint(absl::string_view text) {
       endpoint.lanes.tcp.emplace_back(value);
     } else if (name == "grpc") {
       endpoint.grpc_address = std::string(value);
+    } else if (name == "gpu") {
+      endpoint.gpus.emplace_back(value);
     }
     if (!is_good) {
       return absl::InvalidArgumentError(

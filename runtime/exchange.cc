@@ -66,8 +66,16 @@ absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions option
   FERRY_ASSIGN_OR_RETURN(exchange->loop_, LaneLoop::Create({.spin = options.spin}));
   exchange->copier_ = std::make_unique<CopyPool>();
 
+  if (options.use_gpus) {
+    exchange->FindGpus(options.gpus);
+  } else {
+    exchange->why_no_gpus_ = "ExchangeOptions::use_gpus is off (--no-gpus)";
+  }
+
   LaneExchange& common = exchange->lane_exchange_;
   common.self = std::move(self);
+  common.gpus = exchange->gpus();
+  if (common.gpus != nullptr) common.self.gpus = common.gpus->uuids();
   common.policy.require = options.require_transport;
   common.checksum = options.checksum;
   exchange->fetcher_ = std::make_unique<LaneFetcher>(common, std::move(resolver));
@@ -106,14 +114,16 @@ absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions option
   const TransportEnvironment environment = {.loop = exchange->loop_.get(),
                                             .hub = exchange->hub_.get(),
                                             .arena = exchange->arena_,
-                                            .copier = exchange->copier_.get()};
+                                            .copier = exchange->copier_.get(),
+                                            .gpus = exchange->gpus(),
+                                            .incarnation = common.self.peer.incarnation};
   FERRY_ASSIGN_OR_RETURN(exchange->transports_, MakeTransports(environment, options.transports));
   FERRY_RETURN_IF_ERROR(CheckPolicy(exchange->transports_, common.policy));
   common.self.lanes.unix_name = exchange->hub_->unix_name();
   common.self.lanes.tcp = Advertised(options, exchange->hub_->tcp_port());
   if (exchange->grpc_ != nullptr) {
-    FERRY_RETURN_IF_ERROR(
-        exchange->grpc_->Serve(*exchange->manager_, common.self.peer, options.grpc_listen));
+    FERRY_RETURN_IF_ERROR(exchange->grpc_->Serve(*exchange->manager_, common.self.peer,
+                                                 options.grpc_listen, exchange->gpus()));
     ExchangeOptions as_grpc = options;
     as_grpc.listen = options.grpc_listen;
     const std::vector<std::string> addresses = Advertised(as_grpc, exchange->grpc_->port());
@@ -122,6 +132,26 @@ absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions option
   // Everything that peers need is there.
   FERRY_RETURN_IF_ERROR(exchange->hub_->Start());
   return exchange;
+}
+
+void Exchange::FindGpus(const GpusOptions& options) {
+  const auto find = [&]() -> absl::StatusOr<std::unique_ptr<Gpus>> {
+    FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const cuda::CudaApi> api, cuda::CudaApi::Load());
+    return Gpus::Create(
+        std::move(api),
+        [arena = arena_](size_t bytes) {
+          absl::StatusOr<std::shared_ptr<Buffer>> buffer = arena->Allocate(bytes);
+          // A full arena is no reason to fail: what lies elsewhere is copied once more.
+          return buffer.ok() ? std::move(buffer) : AllocateHeapBuffer(bytes);
+        },
+        copier_.get(), options);
+  };
+  absl::StatusOr<std::unique_ptr<Gpus>> found = find();
+  if (found.ok()) {
+    gpus_ = *std::move(found);
+  } else {
+    why_no_gpus_ = std::string(found.status().message());
+  }
 }
 
 Exchange::~Exchange() {
@@ -134,16 +164,25 @@ Exchange::~Exchange() {
     loop_->WaitUntil([this] { return fetcher_->lane_count() == 0; },
                      SteadyClock().Now() + kCloseTimeout);
   }
+  // What runs on devices still uses the rest.
+  if (gpus_ != nullptr) gpus_->WaitIdle(SteadyClock().Now() + kCloseTimeout);
   if (loop_ != nullptr) loop_->Stop();
   // Copies that are under way end in lanes that are closed.
   copier_.reset();
   transports_.clear();
+  gpus_.reset();
   hub_.reset();
   loop_.reset();
 }
 
 TaskName Exchange::task() const {
   return {.job = "worker", .replica = 0, .task = lane_exchange_.self.peer.node_id};
+}
+
+absl::StatusOr<Step> Exchange::OpenStep(int64_t step_id) {
+  FERRY_ASSIGN_OR_RETURN(std::shared_ptr<RemoteRendezvous> rendezvous, manager_->Find(step_id));
+  FERRY_RETURN_IF_ERROR(rendezvous->Initialize(task()));
+  return Step(*this, std::move(rendezvous));
 }
 
 void Exchange::Cleanup(int64_t step_id) {
@@ -169,12 +208,15 @@ void Exchange::ScheduleExpiry(absl::Time at) {
 }
 
 absl::StatusOr<PathChoice> Exchange::PathFrom(const Endpoint& source, size_t bytes,
-                                              bool is_in_arena) const {
+                                              bool is_in_arena, const MemoryPlace& from,
+                                              const MemoryPlace& to) const {
   PathQuery query;
   query.source = &source;
   query.destination = &lane_exchange_.self;
   query.bytes = bytes;
   query.is_in_arena = is_in_arena;
+  query.source_place = from;
+  query.destination_place = to;
   if (const auto client = fetcher_->ClientOf(source.peer.node_id); client != nullptr) {
     query.why_no_descriptors = client->why_no_descriptors();
     // One that is being opened will pass them unless there is a reason.

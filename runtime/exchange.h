@@ -16,6 +16,7 @@
 #include "rendezvous/lane_fetcher.h"
 #include "rendezvous/rendezvous_manager.h"
 #include "runtime/grpc_carrier.h"
+#include "runtime/step.h"
 #include "runtime/identity.h"
 #include "tensor/copy.h"
 #include "tensor/host_arena.h"
@@ -42,6 +43,10 @@ struct ExchangeOptions {
   // Limits of steps, and how many.
   RendezvousManagerOptions rendezvous;
   TransportOptions transports;
+  // Whether tensors in the memory of this process's GPUs take part. No GPU, no driver: they do not,
+  // and nothing else changes. Nothing is opened before it is used.
+  bool use_gpus = true;
+  GpusOptions gpus;
   // "shm", "tcp": the only transport that will do; what it cannot carry fails. Empty: the cheapest.
   std::string require_transport;
   // A checksum (XXH3) of every tensor goes along, and is compared; and so does one of every message
@@ -89,9 +94,15 @@ class Exchange final {
   LaneLoop& loop() { return *loop_; }
   LaneFetcher& fetcher() { return *fetcher_; }
   HostArena& arena() { return *arena_; }
+  // Null if this process uses none, which why_no_gpus() explains.
+  Gpus* gpus() { return gpus_.get(); }
+  const std::string& why_no_gpus() const { return why_no_gpus_; }
   const TransportList& transports() const { return transports_; }
   LaneHubStats lane_stats() const { return hub_->stats(); }
 
+  // The step of that id, opened here.
+  //   Errors: ABORTED it was closed; RESOURCE_EXHAUSTED naming the limit.
+  absl::StatusOr<Step> OpenStep(int64_t step_id);
   // Ends a step here, whatever carries it.
   void Cleanup(int64_t step_id);
 
@@ -101,7 +112,10 @@ class Exchange final {
   // Which way a tensor of `bytes` from `source` to here takes, and why not another one; for people
   // and status reports. `is_in_arena`: whether it lies in the source's arena.
   //   Errors: as ChoosePath.
-  absl::StatusOr<PathChoice> PathFrom(const Endpoint& source, size_t bytes, bool is_in_arena) const;
+  // `from`: whose memory it is in there; `to`: is wanted in here.
+  absl::StatusOr<PathChoice> PathFrom(const Endpoint& source, size_t bytes, bool is_in_arena,
+                                      const MemoryPlace& from = {},
+                                      const MemoryPlace& to = {}) const;
 
   // A node has died, or was restarted: everything that needs it ends with `why`.
   void FailNode(int32_t node_id, const absl::Status& why);
@@ -109,11 +123,14 @@ class Exchange final {
  private:
   Exchange() = default;
 
+  void FindGpus(const GpusOptions& options);
   void ScheduleExpiry(absl::Time at);
 
   std::unique_ptr<LaneLoop> loop_;
   std::shared_ptr<HostArena> arena_;
   std::unique_ptr<CopyPool> copier_;
+  std::string why_no_gpus_;
+  std::unique_ptr<Gpus> gpus_;
   std::unique_ptr<LaneHub> hub_;
   TransportList transports_;
   LaneExchange lane_exchange_;

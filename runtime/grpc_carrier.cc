@@ -80,14 +80,14 @@ GrpcCarrier::~GrpcCarrier() { Stop(); }
 RemoteFetcher& GrpcCarrier::fetcher() { return impl_->fetcher; }
 
 absl::Status GrpcCarrier::Serve(RendezvousManager& manager, const LanePeer& self,
-                                const std::string& listen) {
+                                const std::string& listen, Gpus* gpus) {
   impl_->source = std::make_unique<TensorSource>(
       manager,
       [self](const TaskDevice& device) -> std::optional<uint64_t> {
         if (device.task.task != self.node_id || device.task.replica != 0) return std::nullopt;
         return self.incarnation;
       },
-      TensorSourceOptions{});
+      TensorSourceOptions{.gpus = gpus});
   impl_->service = MakeRecvTensorService(*impl_->source, {.checksum = impl_->options.checksum});
   grpc::ServerBuilder builder;
   PrepareTensorServer(builder);

@@ -35,7 +35,9 @@ class GrpcCarrier final {
 
   // Serves what is sent here on HOST:PORT; port 0 takes a free one. `manager` outlives it.
   //   Errors: UNAVAILABLE when it cannot listen there.
-  absl::Status Serve(RendezvousManager& manager, const LanePeer& self, const std::string& listen);
+  // `gpus`: of this process; may be null; outlives it.
+  absl::Status Serve(RendezvousManager& manager, const LanePeer& self, const std::string& listen,
+                     Gpus* gpus);
   // 0: does not serve.
   int port() const;
   void CleanupStep(int64_t step_id);

@@ -95,17 +95,19 @@ class Node final {
 
   // --- Tensors ---
 
-  // Memory for a tensor on `device` of this node ("host:0"), its elements undefined. What lies
-  // there is handed to processes of this host without a copy.
-  //   Errors: INVALID_ARGUMENT for a device that there is not; UNIMPLEMENTED for GPUs;
-  //   RESOURCE_EXHAUSTED naming the option; FAILED_PRECONDITION without options.exchanges_tensors,
-  //   here and below.
+  // Memory for a tensor on `device` of this node ("host:0", "gpu:1"), its elements undefined. What
+  // lies there is handed to processes of this host without a copy.
+  //   Errors: INVALID_ARGUMENT for a device that there is not; RESOURCE_EXHAUSTED naming the
+  //   option; FAILED_PRECONDITION without options.exchanges_tensors, here and below.
   absl::StatusOr<Tensor> Allocate(absl::string_view device, DataType dtype, const Shape& shape);
 
-  // The key of a value called `name` from a host device of node `from` to one of node `to`. Both
-  // sides make it for themselves. Looks the sender's incarnation up, once, if that is not here.
+  // The key of a value called `name` from a device of node `from` to one of node `to`, in whose
+  // memory it arrives. Both sides make it for themselves. Looks the sender's incarnation up, once,
+  // if that is not here.
   //   Errors: INVALID_ARGUMENT for a node that there is not or a name with ';'; DEADLINE_EXCEEDED.
-  absl::StatusOr<RendezvousKey> Key(absl::string_view name, int from, int to);
+  absl::StatusOr<RendezvousKey> Key(absl::string_view name, int from, int to,
+                                    absl::string_view from_device = "host:0",
+                                    absl::string_view to_device = "host:0");
 
   // The step of that id, opened here. Ids are the job's to choose; one that was closed here is
   // over.

@@ -4,8 +4,10 @@
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 
 #include "base/status_macros.h"
 #include "base/text.h"
@@ -24,9 +26,18 @@ constexpr int kMaxWatchedNodes = 128;
 // Every node that has joined publishes its address within this time.
 constexpr absl::Duration kAddressTimeout = absl::Seconds(30);
 
-// "/job:worker/replica:0/task:3/device:CPU:0".
-std::string HostDeviceName(int node) {
-  return ToString(TaskDevice{{.job = "worker", .replica = 0, .task = node}, "CPU", 0});
+// "/job:worker/replica:0/task:3/device:CPU:0" of "host:0" of node 3.
+absl::StatusOr<std::string> TaskDeviceName(int node, absl::string_view device) {
+  int index = 0;
+  absl::string_view number = device;
+  const bool is_gpu = absl::ConsumePrefix(&number, "gpu:");
+  if (!(is_gpu || absl::ConsumePrefix(&number, "host:")) || !absl::SimpleAtoi(number, &index) ||
+      index < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(Quoted(device), " is no device: \"host:0\" and \"gpu:1\" are two"));
+  }
+  return ToString(
+      TaskDevice{{.job = "worker", .replica = 0, .task = node}, is_gpu ? "GPU" : "CPU", index});
 }
 
 }  // namespace
@@ -137,8 +148,12 @@ absl::StatusOr<Tensor> Node::Allocate(absl::string_view device, DataType dtype,
                                                    Quoted(device), "; it has ",
                                                    absl::StrJoin(names, ", ")));
   }
-  if (!absl::StartsWith(device, "host:")) {
-    return absl::UnimplementedError(absl::StrCat("memory on ", device, " cannot be allocated yet"));
+  int ordinal = 0;
+  if (absl::string_view number = device;
+      absl::ConsumePrefix(&number, "gpu:") && absl::SimpleAtoi(number, &ordinal)) {
+    if (exchange_->gpus() != nullptr) return exchange_->gpus()->Allocate(ordinal, dtype, shape);
+    return absl::FailedPreconditionError(
+        absl::StrCat("this process uses no GPUs: ", exchange_->why_no_gpus()));
   }
   FERRY_ASSIGN_OR_RETURN(const size_t bytes, TensorBytes(dtype, shape));
   FERRY_ASSIGN_OR_RETURN(std::shared_ptr<Buffer> buffer, exchange_->arena().Allocate(bytes));
@@ -162,7 +177,9 @@ absl::StatusOr<Endpoint> Node::EndpointOf(int node) {
   return endpoints_.emplace(node, std::move(endpoint)).first->second;
 }
 
-absl::StatusOr<RendezvousKey> Node::Key(absl::string_view name, int from, int to) {
+absl::StatusOr<RendezvousKey> Node::Key(absl::string_view name, int from, int to,
+                                        absl::string_view from_device,
+                                        absl::string_view to_device) {
   if (name.empty() || absl::StrContains(name, ';')) {
     return absl::InvalidArgumentError(
         absl::StrCat("a value cannot be called ", Quoted(name), ": a name has no ';'"));
@@ -172,16 +189,14 @@ absl::StatusOr<RendezvousKey> Node::Key(absl::string_view name, int from, int to
         absl::StrCat("there is no node ", to, "; the job has ", num_nodes()));
   }
   FERRY_ASSIGN_OR_RETURN(const Endpoint source, EndpointOf(from));
-  return RendezvousKey::Parse(
-      RendezvousKey::Text(HostDeviceName(from), source.peer.incarnation, HostDeviceName(to), name));
+  FERRY_ASSIGN_OR_RETURN(const std::string src, TaskDeviceName(from, from_device));
+  FERRY_ASSIGN_OR_RETURN(const std::string dst, TaskDeviceName(to, to_device));
+  return RendezvousKey::Parse(RendezvousKey::Text(src, source.peer.incarnation, dst, name));
 }
 
 absl::StatusOr<Step> Node::OpenStep(int64_t step_id) {
   FERRY_RETURN_IF_ERROR(CheckExchange());
-  FERRY_ASSIGN_OR_RETURN(std::shared_ptr<RemoteRendezvous> rendezvous,
-                         exchange_->rendezvous().Find(step_id));
-  FERRY_RETURN_IF_ERROR(rendezvous->Initialize(exchange_->task()));
-  return Step(*exchange_, std::move(rendezvous));
+  return exchange_->OpenStep(step_id);
 }
 
 absl::StatusOr<PathChoice> Node::PathFrom(int from, size_t bytes, bool is_in_arena) {

@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "gpu/cuda/ready_tensor.h"
 #include "runtime/exchange.h"
 
 namespace ferry {
@@ -31,26 +32,50 @@ struct Waiter {
   Cancellation cancellation;
 };
 
-// Puts it where the receiver wants it, unless whoever carried it has done so.
-absl::Status MoveToDestination(Received& received) {
-  if (!received.recv_args.destination.is_valid() || received.is_dead) return absl::OkStatus();
-  const Tensor& wanted = *received.recv_args.destination;
+// Puts what has come where the receiver wants it, unless whoever carried it has done so.
+void Arrive(Exchange& exchange, const RendezvousKey& key, absl::Status status, Received received,
+            RecvCallback done) {
+  if (!status.ok() || received.is_dead) {
+    return std::move(done)(std::move(status), std::move(received));
+  }
+  const Tensor wanted = received.recv_args.destination.tensor();
   Tensor& tensor = received.tensor;
-  if (tensor.buffer() == wanted.buffer() && tensor.data() == wanted.data()) {
-    return absl::OkStatus();
+  const MemoryPlace place = wanted.is_valid() ? wanted.place() : PlaceOf(key.dst());
+  const bool is_there = wanted.is_valid() ? cuda::MemoryOf(tensor) == wanted.buffer() &&
+                                                tensor.data() == wanted.data()
+                                          : tensor.place() == place;
+  if (is_there) return std::move(done)(absl::OkStatus(), std::move(received));
+  if (tensor.is_on_host() && place.space == MemorySpace::kHost) {
+    if (tensor.dtype() == wanted.dtype() && tensor.bytes() == wanted.bytes() &&
+        IsFixedSize(wanted.dtype())) {
+      Tensor into = wanted;
+      CopyBytes(into.mutable_data(), tensor.data(), tensor.bytes());
+      tensor = std::move(into);
+    } else {
+      status = absl::InvalidArgumentError(absl::StrCat("what came is ", ToString(tensor),
+                                                       ", and the receiver's buffer is for ",
+                                                       ToString(wanted)));
+    }
+    return std::move(done)(std::move(status), std::move(received));
   }
-  if (tensor.dtype() != wanted.dtype() || tensor.bytes() != wanted.bytes() ||
-      !IsFixedSize(wanted.dtype())) {
-    return absl::InvalidArgumentError(absl::StrCat("what came is ", ToString(tensor),
-                                                   ", and the receiver's buffer is for ",
-                                                   ToString(wanted)));
+  if (exchange.gpus() == nullptr) {
+    return std::move(done)(absl::FailedPreconditionError(absl::StrCat(
+                               absl::CEscape(key.text()), " is for ", ToString(place),
+                               ", and this process uses no GPUs: ", exchange.why_no_gpus())),
+                           std::move(received));
   }
-  FERRY_RETURN_IF_ERROR(CheckOnHost(tensor, "copy"));
-  FERRY_RETURN_IF_ERROR(CheckOnHost(wanted, "copy to"));
-  Tensor into = wanted;
-  CopyBytes(into.mutable_data(), tensor.data(), tensor.bytes());
-  tensor = std::move(into);
-  return absl::OkStatus();
+  MoveRequest move;
+  move.tensor = tensor;
+  move.to = place;
+  move.destination = wanted;
+  move.deadline = received.recv_args.deadline;
+  move.what = absl::CEscape(key.text());
+  exchange.gpus()->Move(std::move(move), [received = std::move(received), done = std::move(done)](
+                                             absl::StatusOr<Tensor> moved) mutable {
+    if (!moved.ok()) return std::move(done)(moved.status(), std::move(received));
+    received.tensor = *std::move(moved);
+    std::move(done)(absl::OkStatus(), std::move(received));
+  });
 }
 
 }  // namespace
@@ -60,19 +85,36 @@ absl::Status Step::Send(const RendezvousKey& key, Tensor tensor) {
   return rendezvous_->Send(key, std::move(tensor));
 }
 
+absl::Status Step::Send(const RendezvousKey& key, const Tensor& tensor, cuda::Stream stream) {
+  if (!tensor.is_valid() || tensor.is_on_host()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(ToString(tensor), " is not in a GPU's memory, and no stream writes it"));
+  }
+  if (exchange_->gpus() == nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("this process uses no GPUs: ", exchange_->why_no_gpus()));
+  }
+  FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, exchange_->gpus()->Get(tensor.place().ordinal));
+  FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const cuda::ReadyEvent> ready,
+                         cuda::ReadyEvent::Record(*gpu->events, stream));
+  return rendezvous_->Send(key, cuda::WithReady(tensor, std::move(ready)));
+}
+
 absl::Status Step::SendDead(const RendezvousKey& key) {
   return rendezvous_->Send(key, Tensor(), /*is_dead=*/true);
 }
 
 void Step::RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done) {
   exchange_->NoteDeadline(args.deadline);
-  if (!args.destination.is_valid()) {
+  // Most: it comes in host memory, and any will do.
+  if (!args.destination.is_valid() && exchange_->gpus() == nullptr && key.dst().type != "GPU") {
     return rendezvous_->RecvAsync(key, std::move(args), std::move(done));
   }
   rendezvous_->RecvAsync(key, std::move(args),
-                         [done = std::move(done)](absl::Status status, Received received) mutable {
-                           if (status.ok()) status = MoveToDestination(received);
-                           std::move(done)(std::move(status), std::move(received));
+                         [exchange = exchange_, key, done = std::move(done)](
+                             absl::Status status, Received received) mutable {
+                           Arrive(*exchange, key, std::move(status), std::move(received),
+                                  std::move(done));
                          });
 }
 
@@ -132,6 +174,20 @@ absl::StatusOr<Tensor> Step::Recv(const RendezvousKey& key, absl::Duration timeo
         absl::StrCat(absl::CEscape(key.text()), " was sent dead: there is no tensor"));
   }
   return std::move(received.tensor);
+}
+
+absl::StatusOr<Tensor> Step::Recv(const RendezvousKey& key, absl::Duration timeout,
+                                  cuda::Stream stream) {
+  FERRY_ASSIGN_OR_RETURN(Tensor tensor, Recv(key, timeout));
+  if (tensor.is_on_host()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        absl::CEscape(key.text()), " is for host memory, and no stream of a GPU reads it"));
+  }
+  if (const auto ready = cuda::ReadyOf(tensor); ready != nullptr) {
+    FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, exchange_->gpus()->Get(tensor.place().ordinal));
+    FERRY_RETURN_IF_ERROR(ready->MakeWait(*gpu->device, stream));
+  }
+  return tensor;
 }
 
 absl::Status Step::RecvInto(const RendezvousKey& key, Tensor destination, absl::Duration timeout) {

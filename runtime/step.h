@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
+#include "gpu/cuda/driver_types.h"
 #include "rendezvous/key.h"
 #include "rendezvous/remote_rendezvous.h"
 #include "tensor/tensor.h"
@@ -29,17 +30,28 @@ class Step final {
   // order in which they were sent.
   //   Errors: INVALID_ARGUMENT unless the key's source is this node; ABORTED the step is closed;
   //   RESOURCE_EXHAUSTED naming the limit.
+  // A tensor in a GPU's memory is complete, or is sent with the stream that writes it: below.
   absl::Status Send(const RendezvousKey& key, Tensor tensor);
+  // Of a tensor that work enqueued on `stream` so far is still writing: receivers read it after
+  // that. No thread waits for it. The first use of a GPU opens it, which may take long.
+  //   Errors: also INVALID_ARGUMENT for a tensor in host memory, FAILED_PRECONDITION when this
+  //   node uses no GPUs.
+  absl::Status Send(const RendezvousKey& key, const Tensor& tensor, cuda::Stream stream);
   // As Send: tells the receiver that there will be no tensor.
   absl::Status SendDead(const RendezvousKey& key);
 
-  // Waits for the tensor. It may be a view of the sender's memory, which stays put until the last
-  // copy of the tensor is gone.
+  // Waits for the tensor, in the memory of the key's destination. It may be a view of the sender's
+  // memory, which stays put until the last copy of the tensor is gone.
   //   Errors: DEADLINE_EXCEEDED naming the key and how far it was; INVALID_ARGUMENT unless the
   //   key's destination is this node; UNAVAILABLE the sender has died, or cannot be reached;
   //   ABORTED the step is closed, or the sender was restarted; FAILED_PRECONDITION it was sent
   //   dead, or no transport is allowed, or this is called inside a callback of RecvAsync.
   absl::StatusOr<Tensor> Recv(const RendezvousKey& key, absl::Duration timeout);
+  // Into memory of the key's destination, a GPU, for work that is enqueued on `stream` from now on;
+  // nobody else may read it before that. No thread waits for the bytes. Keep the tensor until the
+  // work that reads it has run, or tell it with cuda::AddUse.
+  absl::StatusOr<Tensor> Recv(const RendezvousKey& key, absl::Duration timeout,
+                              cuda::Stream stream);
   // As Recv, with everything that came along: dead values are none of an error here.
   absl::StatusOr<Received> RecvValue(const RendezvousKey& key, absl::Duration timeout,
                                      RecvArgs args = {});
@@ -59,7 +71,7 @@ class Step final {
   void Abort(const absl::Status& why);
 
  private:
-  friend class Node;
+  friend class Exchange;
   Step(Exchange& exchange, std::shared_ptr<RemoteRendezvous> rendezvous)
       : exchange_(&exchange), rendezvous_(std::move(rendezvous)) {}
 

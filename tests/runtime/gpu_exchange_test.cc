@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors in GPUs' memory between two processes of one machine, by every way there is.
+#include <csignal>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/runtime/gpu_pair.h"
+
+namespace ferry {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kPatience = absl::Seconds(20);
+constexpr size_t kBytes = 3 * 1000 * 1000 + 7;
+
+Tensor OnGpu(GpuPeer& peer, int ordinal, size_t bytes = kBytes) {
+  return *peer.gpus().Allocate(ordinal, DataType::kUint8,
+                               *Shape::Create({static_cast<int64_t>(bytes)}));
+}
+
+// Sends a pattern of each seed from gpu:0, whose copy into the memory is late.
+void SendPatterns(GpuPeer& peer, const std::string& to, int count, size_t bytes = kBytes) {
+  const auto stream = peer.NewStream(0);
+  const Step step = peer.Open();
+  std::vector<Tensor> patterns;
+  for (int i = 0; i < count; ++i) {
+    patterns.push_back(GpuPeer::Pattern(bytes, static_cast<uint32_t>(i)));
+    const Tensor tensor = OnGpu(peer, 0, bytes);
+    peer.Write(tensor, patterns.back(), stream->get());
+    Step copy = step;
+    ASSERT_TRUE(
+        copy.Send(GpuPeer::Key(absl::StrCat("t", i), "GPU:0", to), tensor, stream->get()).ok());
+  }
+  Step last = step;
+  const absl::Status closed = last.Close(kPatience);
+  EXPECT_TRUE(closed.ok()) << closed;
+  peer.Meet();
+}
+
+std::string ReceivePattern(GpuPeer& peer, Step& step, const std::string& to, int index,
+                           cuda::Stream stream, RecvArgs args = {}, size_t bytes = kBytes) {
+  const RendezvousKey key = GpuPeer::Key(absl::StrCat("t", index), "GPU:0", to);
+  absl::StatusOr<Received> received = step.RecvValue(key, kPatience, std::move(args));
+  EXPECT_TRUE(received.ok()) << received.status();
+  if (!received.ok()) return "";
+  const Tensor& tensor = received->tensor;
+  const Tensor pattern = GpuPeer::Pattern(bytes, static_cast<uint32_t>(index));
+  if (tensor.is_on_host()) {
+    EXPECT_TRUE(IsEqual(tensor, pattern));
+    return std::string(received->path);
+  }
+  if (const auto ready = cuda::ReadyOf(tensor); ready != nullptr) {
+    EXPECT_TRUE(ready->MakeWait(*peer.gpu(tensor.place().ordinal).device, stream).ok());
+  }
+  EXPECT_TRUE(Holds(peer.Read(tensor, stream), pattern)) << "not what was sent";
+  return std::string(received->path);
+}
+
+// The consumer looks at the producer's memory, after the stream that writes it.
+TEST(GpuExchange, OnTheSameGpuItIsAView) {
+  RunGpuPair(
+      {.environment = {{"STRICT_CUDA_DELAY_US", "3000"}}},
+      [](GpuPeer& peer) { SendPatterns(peer, "GPU:0", 5); },
+      [](GpuPeer& peer) {
+        const auto stream = peer.NewStream(0);
+        Step step = peer.Open();
+        const int64_t made = peer.gpu(0).arena->stats().made_blocks;
+        for (int i = 0; i < 5; ++i) {
+          EXPECT_EQ(ReceivePattern(peer, step, "GPU:0", i, stream->get()), "cuda_ipc");
+        }
+        // Nothing was copied.
+        EXPECT_EQ(peer.gpu(0).arena->stats().made_blocks, made);
+        peer.Meet();
+      });
+}
+
+TEST(GpuExchange, OnAnotherGpuItIsACopy) {
+  RunGpuPair(
+      {.environment = {{"STRICT_CUDA_DELAY_US", "2000"}}},
+      [](GpuPeer& peer) { SendPatterns(peer, "GPU:1", 5); },
+      [](GpuPeer& peer) {
+        const auto stream = peer.NewStream(1);
+        Step step = peer.Open();
+        for (int i = 0; i < 5; ++i) {
+          EXPECT_EQ(ReceivePattern(peer, step, "GPU:1", i, stream->get()), "cuda_ipc");
+        }
+        EXPECT_GE(peer.gpu(1).arena->stats().made_blocks, 5);
+        peer.Meet();
+      });
+}
+
+TEST(GpuExchange, IntoTheReceiversBuffer) {
+  RunGpuPair(
+      {}, [](GpuPeer& peer) { SendPatterns(peer, "GPU:0", 3); },
+      [](GpuPeer& peer) {
+        const auto stream = peer.NewStream(0);
+        Step step = peer.Open();
+        for (int i = 0; i < 3; ++i) {
+          RecvArgs args;
+          args.destination = OnGpu(peer, 0);
+          const void* const wanted = args.destination->data();
+          const RendezvousKey key = GpuPeer::Key(absl::StrCat("t", i), "GPU:0", "GPU:0");
+          const auto received = step.RecvValue(key, kPatience, std::move(args));
+          ASSERT_TRUE(received.ok()) << received.status();
+          EXPECT_EQ(received->tensor.data(), wanted);
+          const auto ready = cuda::ReadyOf(received->tensor);
+          ASSERT_NE(ready, nullptr);
+          ASSERT_TRUE(ready->MakeWait(*peer.gpu(0).device, stream->get()).ok());
+          EXPECT_TRUE(Holds(peer.Read(received->tensor, stream->get()),
+                            GpuPeer::Pattern(kBytes, static_cast<uint32_t>(i))));
+        }
+        peer.Meet();
+      });
+}
+
+// More than there are events between the two.
+TEST(GpuExchange, ManyAtOnceAreHeldAsViews) {
+  constexpr int kCount = 150;
+  constexpr size_t kSmall = 5000;
+  RunGpuPair(
+      {}, [](GpuPeer& peer) { SendPatterns(peer, "GPU:0", kCount, kSmall); },
+      [](GpuPeer& peer) {
+        const auto stream = peer.NewStream(0);
+        Step step = peer.Open();
+        std::vector<Tensor> held;
+        for (int i = 0; i < kCount; ++i) {
+          const auto tensor = step.Recv(GpuPeer::Key(absl::StrCat("t", i), "GPU:0", "GPU:0"),
+                                        kPatience, stream->get());
+          ASSERT_TRUE(tensor.ok()) << tensor.status();
+          held.push_back(*tensor);
+        }
+        for (int i = 0; i < kCount; ++i) {
+          EXPECT_TRUE(Holds(peer.Read(held[static_cast<size_t>(i)], stream->get()),
+                            GpuPeer::Pattern(kSmall, static_cast<uint32_t>(i))));
+        }
+        held.clear();
+        peer.Meet();
+      });
+}
+
+TEST(GpuExchange, FromTheHostToAGpuAndBack) {
+  RunGpuPair(
+      {},
+      [](GpuPeer& peer) {
+        Step step = peer.Open();
+        ASSERT_TRUE(
+            step.Send(GpuPeer::Key("up", "CPU:0", "GPU:1"), GpuPeer::Pattern(kBytes, 1)).ok());
+        const auto stream = peer.NewStream(0);
+        const Tensor tensor = OnGpu(peer, 0);
+        const Tensor pattern = GpuPeer::Pattern(kBytes, 0);
+        peer.Write(tensor, pattern, stream->get());
+        ASSERT_TRUE(step.Send(GpuPeer::Key("t0", "GPU:0", "CPU:0"), tensor, stream->get()).ok());
+        EXPECT_TRUE(step.Close(kPatience).ok());
+        peer.Meet();
+      },
+      [](GpuPeer& peer) {
+        const auto stream = peer.NewStream(1);
+        Step step = peer.Open();
+        const auto up = step.Recv(GpuPeer::Key("up", "CPU:0", "GPU:1"), kPatience, stream->get());
+        ASSERT_TRUE(up.ok()) << up.status();
+        EXPECT_EQ(up->place(), (MemoryPlace{MemorySpace::kCuda, 1}));
+        EXPECT_TRUE(Holds(peer.Read(*up, stream->get()), GpuPeer::Pattern(kBytes, 1)));
+        EXPECT_EQ(ReceivePattern(peer, step, "CPU:0", 0, stream->get()), "shm, staged");
+        peer.Meet();
+      });
+}
+
+// What a driver refuses is known after the first try, and another way is taken.
+TEST(GpuExchange, WhatCannotBeMappedIsStaged) {
+  RunGpuPair(
+      {}, [](GpuPeer& peer) { SendPatterns(peer, "GPU:0", 3); },
+      [](GpuPeer& peer) {
+        peer.Control<void (*)(const char*, int, int, int)>("strict_cuda_fail")(
+            "cuMemImportFromShareableHandle", 801, 0, 1000);
+        const auto stream = peer.NewStream(0);
+        Step step = peer.Open();
+        for (int i = 0; i < 3; ++i) {
+          EXPECT_EQ(ReceivePattern(peer, step, "GPU:0", i, stream->get()), "shm, staged");
+        }
+        peer.Meet();
+      });
+}
+
+TEST(GpuExchange, AnErrorSaysWhyARequiredTransportCannot) {
+  GpuPairOptions options;
+  options.exchange.require_transport = "cuda_ipc";
+  RunGpuPair(
+      options,
+      [](GpuPeer& peer) {
+        const auto stream = peer.NewStream(0);
+        Step step = peer.Open();
+        const Tensor tensor = OnGpu(peer, 0);
+        EXPECT_TRUE(step.Send(GpuPeer::Key("t", "GPU:0", "GPU:0"), tensor, stream->get()).ok());
+        peer.Meet();
+      },
+      [](GpuPeer& peer) {
+        peer.Control<void (*)(const char*, int, int, int)>("strict_cuda_fail")(
+            "cuMemImportFromShareableHandle", 801, 0, 1000);
+        Step step = peer.Open();
+        const auto tensor = step.Recv(GpuPeer::Key("t", "GPU:0", "GPU:0"), kPatience);
+        EXPECT_TRUE(absl::IsFailedPrecondition(tensor.status())) << tensor.status();
+        EXPECT_THAT(std::string(tensor.status().message()),
+                    HasSubstr("cuMemImportFromShareableHandle"));
+        peer.Meet();
+      });
+}
+
+// Memory that Ferry has not made: exported as it is, or copied into memory that can be.
+TEST(GpuExchange, ForeignMemoryOfEveryKind) {
+  const auto send = [](GpuPeer& peer) {
+    Gpu& gpu = peer.gpu(0);
+    const cuda::CudaTable& table = gpu.device->table();
+    const auto stream = peer.NewStream(0);
+    Step step = peer.Open();
+    const cuda::ScopedCurrent current(*gpu.device);
+    cuda::DevicePointer plain = 0;
+    ASSERT_EQ(table.memory_alloc(&plain, kBytes + 512), cuda::kSuccess);
+    cuda::MemoryPool pool = nullptr;
+    ASSERT_EQ(table.device_get_default_pool(&pool, gpu.device->handle()), cuda::kSuccess);
+    cuda::DevicePointer pooled = 0;
+    ASSERT_EQ(table.pool_alloc_async(&pooled, kBytes, pool, stream->get()), cuda::kSuccess);
+    ASSERT_EQ(table.stream_synchronize(stream->get()), cuda::kSuccess);
+    std::vector<Tensor> patterns;
+    int index = 0;
+    for (const cuda::DevicePointer pointer : {plain + 512, pooled}) {
+      const Tensor tensor = *Tensor::Create(
+          DataType::kUint8, *Shape::Create({static_cast<int64_t>(kBytes)}),
+          WrapForeignBuffer(cuda::AsHostPointer(pointer), kBytes, [] {}, {MemorySpace::kCuda, 0}));
+      patterns.push_back(GpuPeer::Pattern(kBytes, static_cast<uint32_t>(index)));
+      peer.Write(tensor, patterns.back(), stream->get());
+      ASSERT_TRUE(step.Send(GpuPeer::Key(absl::StrCat("t", index++), "GPU:0", "GPU:0"), tensor,
+                            stream->get())
+                      .ok());
+    }
+    const absl::Status closed = step.Close(kPatience);
+    EXPECT_TRUE(closed.ok()) << closed;
+    peer.Meet();
+  };
+  RunGpuPair({}, send, [](GpuPeer& peer) {
+    const auto stream = peer.NewStream(0);
+    Step step = peer.Open();
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_EQ(ReceivePattern(peer, step, "GPU:0", i, stream->get()), "cuda_ipc");
+    }
+    peer.Meet();
+  });
+}
+
+// The consumer is killed with a view in its hands.
+TEST(GpuExchange, TheProducerOutlivesItsConsumer) {
+  GpuPairOptions options;
+  options.consumer_dies = true;
+  RunGpuPair(
+      options,
+      [](GpuPeer& peer) {
+        const auto stream = peer.NewStream(0);
+        Step step = peer.Open();
+        Tensor tensor = OnGpu(peer, 0);
+        const Tensor pattern = GpuPeer::Pattern(kBytes, 0);
+        peer.Write(tensor, pattern, stream->get());
+        ASSERT_TRUE(step.Send(GpuPeer::Key("t0", "GPU:0", "GPU:0"), tensor, stream->get()).ok());
+        peer.Meet();
+        const std::weak_ptr<Buffer> memory = cuda::MemoryOf(tensor);
+        tensor = Tensor();
+        const absl::Time give_up = absl::Now() + kPatience;
+        while (!memory.expired() && absl::Now() < give_up) {
+          absl::SleepFor(absl::Milliseconds(10));
+        }
+        EXPECT_TRUE(memory.expired()) << "kept for a consumer that is dead";
+      },
+      [](GpuPeer& peer) {
+        const auto stream = peer.NewStream(0);
+        Step step = peer.Open();
+        const auto tensor =
+            step.Recv(GpuPeer::Key("t0", "GPU:0", "GPU:0"), kPatience, stream->get());
+        EXPECT_TRUE(tensor.ok()) << tensor.status();
+        peer.Meet();
+        kill(getpid(), SIGKILL);
+      });
+}
+
+}  // namespace
+}  // namespace ferry

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// Two processes with GPUs of the strict double, each of which runs a part of a test.
+#ifndef FERRY_TESTS_RUNTIME_GPU_PAIR_H_
+#define FERRY_TESTS_RUNTIME_GPU_PAIR_H_
+
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "gpu/cuda/ready_tensor.h"
+#include "gpu/shared_library.h"
+#include "runtime/endpoint_record.h"
+#include "tests/runtime/exchange_pair.h"
+#include "tests/runtime/peer_process.h"
+
+namespace ferry {
+
+// One of the two, in its own process.
+class GpuPeer final {
+ public:
+  GpuPeer(int node, int fd, const ExchangeOptions& options)
+      : node_(node), channel_(fd), end_(directory_, node, options, 1000 + node) {
+    channel_.Say(EncodeEndpoint(end_.exchange->self()));
+    directory_.Publish(*DecodeEndpoint(channel_.Hear()));
+  }
+
+  Exchange& exchange() { return *end_.exchange; }
+  Gpus& gpus() { return *exchange().gpus(); }
+  Gpu& gpu(int ordinal) {
+    const absl::StatusOr<Gpu*> gpu = gpus().Get(ordinal);
+    FERRY_CHECK(gpu.ok());
+    return **gpu;
+  }
+  // Both come here, or neither goes on.
+  void Meet() const {
+    channel_.Say("here");
+    FERRY_CHECK(channel_.Hear() == "here");
+  }
+
+  // From node 0 to node 1.
+  static RendezvousKey Key(const std::string& name, const std::string& from,
+                           const std::string& to) {
+    return *RendezvousKey::Parse(
+        RendezvousKey::Text(absl::StrCat("/job:worker/replica:0/task:0/device:", from), 1000,
+                            absl::StrCat("/job:worker/replica:0/task:1/device:", to), name));
+  }
+  class Step Open(int64_t id = 1) {
+    auto step = exchange().OpenStep(id);
+    FERRY_CHECK(step.ok());
+    return *std::move(step);
+  }
+
+  // A tensor of bytes that no other has, in host memory.
+  static Tensor Pattern(size_t bytes, uint32_t seed) {
+    Tensor tensor =
+        *Tensor::Allocate(DataType::kUint8, *Shape::Create({static_cast<int64_t>(bytes)}));
+    FillPattern(tensor, seed);
+    return tensor;
+  }
+  // Enqueues the pattern's copy into `to`, a tensor in a GPU's memory.
+  void Write(const Tensor& to, const Tensor& pattern, cuda::Stream stream) {
+    Gpu& device = gpu(to.place().ordinal);
+    const cuda::ScopedCurrent current(*device.device);
+    const auto result = device.device->table().copy_to_device_async(
+        cuda::AsDevicePointer(to.data()), pattern.data(), pattern.bytes(), stream);
+    FERRY_CHECK(result == cuda::kSuccess);
+  }
+  // Enqueues the copy out of it, and waits for that.
+  std::vector<unsigned char> Read(const Tensor& from, cuda::Stream stream) {
+    Gpu& device = gpu(from.place().ordinal);
+    const cuda::ScopedCurrent current(*device.device);
+    std::vector<unsigned char> bytes(from.bytes());
+    const cuda::CudaTable& table = device.device->table();
+    FERRY_CHECK(table.copy_to_host_async(bytes.data(), cuda::AsDevicePointer(from.data()),
+                                         bytes.size(), stream) == cuda::kSuccess);
+    FERRY_CHECK(table.stream_synchronize(stream) == cuda::kSuccess);
+    return bytes;
+  }
+  std::unique_ptr<cuda::CudaStream> NewStream(int ordinal) {
+    auto stream = cuda::CudaStream::Create(gpu(ordinal).device);
+    FERRY_CHECK(stream.ok());
+    return *std::move(stream);
+  }
+  // Of the double.
+  template <typename Function>
+  Function Control(const char* name) {
+    const auto library = SharedLibrary::Open("", "FERRY_CUDA_LIBRARY");
+    FERRY_CHECK(library.ok());
+    std::remove_pointer_t<Function>* function = nullptr;
+    FERRY_CHECK(library->Resolve(name, function).ok());
+    return function;
+  }
+
+ private:
+  const int node_;
+  const Channel channel_;
+  Directory directory_;
+  ExchangeEnd end_;
+};
+
+inline bool Holds(const std::vector<unsigned char>& bytes, const Tensor& pattern) {
+  return bytes.size() == pattern.bytes() &&
+         std::memcmp(bytes.data(), pattern.data(), bytes.size()) == 0;
+}
+
+struct GpuPairOptions {
+  ExchangeOptions exchange;
+  // STRICT_CUDA_... of both processes.
+  std::map<std::string, std::string> environment;
+  // Of the consumer's process alone.
+  std::map<std::string, std::string> consumer_environment;
+  bool producer_dies = false;
+  bool consumer_dies = false;
+};
+
+// Node 0 runs `producer` and node 1 `consumer`, each in a process of its own, whose failures are
+// this test's. REQUIRES: this process has one thread.
+inline void RunGpuPair(const GpuPairOptions& options, const std::function<void(GpuPeer&)>& producer,
+                       const std::function<void(GpuPeer&)>& consumer) {
+  int sockets[2];
+  FERRY_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) == 0);
+  const std::string session = absl::StrCat("gpu_pair_", getpid(), "_", sockets[0]);
+  pid_t children[2];
+  for (int node = 0; node < 2; ++node) {
+    children[node] = fork();
+    FERRY_CHECK(children[node] >= 0);
+    if (children[node] != 0) continue;
+    close(sockets[1 - node]);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    alarm(60);
+    setenv("STRICT_CUDA_SESSION", session.c_str(), 1);
+    for (const auto& library : {"FERRY_CUDA_LIBRARY", "FERRY_NVML_LIBRARY", "FERRY_NCCL_LIBRARY"}) {
+      setenv(library, STRICT_CUDA_LIBRARY, 1);
+    }
+    for (const auto& [name, value] : options.environment) setenv(name.c_str(), value.c_str(), 1);
+    if (node == 1) {
+      for (const auto& [name, value] : options.consumer_environment) {
+        setenv(name.c_str(), value.c_str(), 1);
+      }
+    }
+    {
+      GpuPeer peer(node, sockets[node], options.exchange);
+      FERRY_CHECK(peer.exchange().gpus() != nullptr);
+      (node == 0 ? producer : consumer)(peer);
+    }
+    std::fflush(nullptr);
+    std::_Exit(testing::Test::HasFailure() ? 1 : 0);
+  }
+  close(sockets[0]);
+  close(sockets[1]);
+  for (int node = 0; node < 2; ++node) {
+    int status = 0;
+    waitpid(children[node], &status, 0);
+    const bool may_die = node == 0 ? options.producer_dies : options.consumer_dies;
+    if (may_die && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) continue;
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0)
+        << (node == 0 ? "the producer" : "the consumer") << " ended with status " << status;
+  }
+}
+
+}  // namespace ferry
+
+#endif  // FERRY_TESTS_RUNTIME_GPU_PAIR_H_
