@@ -2,12 +2,16 @@
 // Calls over a TensorSource.
 #include "rendezvous/grpc_recv_tensor_service.h"
 
+#include <atomic>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
+
+#include "absl/strings/str_cat.h"
 
 #include "coord/grpc_bytes.h"
 #include "coord/grpc_errors.h"
@@ -20,44 +24,81 @@ namespace ferry {
 namespace {
 
 // What both kinds of call have in common.
-struct Asked {
-  grpc::CallbackServerContext* const context;
-  const RecvTensorServiceOptions& options;
-  Cancellation cancellation;
+class Asked final {
+ public:
+  Asked(TensorSource& source, grpc::CallbackServerContext* context,
+        const RecvTensorServiceOptions& options)
+      : options(options), source_(source), context_(context) {}
+  // When the call is over and nothing of it runs any more.
+  ~Asked() {
+    if (transfer_ == nullptr) return;
+    absl::Status status;
+    if (is_cancelled_.load()) {
+      status = absl::UnavailableError(absl::StrCat(ToString(transfer_->key.dst().task),
+                                                   " has died or given up before it had all of ",
+                                                   transfer_->bytes, " bytes"));
+    }
+    source_.EndTransfer(transfer_, status, is_kept_);
+  }
 
   // Reads a request of either form, whose fields are named alike, and asks for it.
   template <typename Message>
-  void Ask(TensorSource& source, grpc::ByteBuffer bytes, ServedCallback done) {
+  void Ask(grpc::ByteBuffer bytes, ServedCallback done) {
     Message message;
     if (!coord::ParseMessage(bytes, message)) {
       return std::move(done)(
           absl::InvalidArgumentError("the request for a tensor is no such message"), {});
     }
-    const TensorCall call = {message.step_id(), message.request_id(), message.rendezvous_key()};
-    if (absl::Status status = CheckCall(context->client_metadata(), call); !status.ok()) {
+    step_id_ = message.step_id();
+    key_ = message.rendezvous_key();
+    const TensorCall call = {step_id_, message.request_id(), key_};
+    if (absl::Status status = CheckCall(context_->client_metadata(), call); !status.ok()) {
       return std::move(done)(std::move(status), {});
     }
-    source.Recv({.step_id = call.step_id, .key = call.key, .request_id = call.request_id},
-                &cancellation, std::move(done));
+    source_.Recv({.step_id = call.step_id, .key = call.key, .request_id = call.request_id},
+                 &cancellation_, std::move(done));
   }
-  // Before the call is finished.
-  void AddMarks(const ServedValue& value) {
-    if (!options.checksum && !FindMark(context->client_metadata(), kChecksumMark)) return;
-    context->AddTrailingMetadata(kChecksumMark, ChecksumMark(value));
+  void OnCancel() {
+    is_cancelled_.store(true);
+    cancellation_.Cancel();
   }
+
+  // There is a value, and it is about to be sent.
+  void Begin(const ServedValue& value) {
+    is_kept_ = value.require_ack;
+    transfer_ = source_.BeginTransfer(step_id_, key_, value);
+    if (!options.checksum && !FindMark(context_->client_metadata(), kChecksumMark)) return;
+    context_->AddTrailingMetadata(kChecksumMark, ChecksumMark(value));
+  }
+  // What is left of it is wanted by nobody.
+  bool is_step_over() const {
+    return transfer_ != nullptr && transfer_->is_step_over.load(std::memory_order_relaxed);
+  }
+  int64_t step_id() const { return step_id_; }
+
+  const RecvTensorServiceOptions& options;
+
+ private:
+  TensorSource& source_;
+  grpc::CallbackServerContext* const context_;
+  int64_t step_id_ = 0;
+  std::string key_;
+  Cancellation cancellation_;
+  std::atomic<bool> is_cancelled_{false};
+  bool is_kept_ = false;
+  TensorSource::TransferPtr transfer_;
 };
 
 // Owned by gRPC, which deletes it when the call is over and nothing of it runs any more.
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
-  UnaryCall(grpc::CallbackServerContext* context, const RecvTensorServiceOptions& options,
-            grpc::ByteBuffer* response)
-      : asked_{context, options, {}}, response_(response) {}
+  UnaryCall(TensorSource& source, grpc::CallbackServerContext* context,
+            const RecvTensorServiceOptions& options, grpc::ByteBuffer* response)
+      : asked_(source, context, options), response_(response) {}
 
-  void Start(TensorSource& source, const grpc::ByteBuffer& request) {
+  void Start(const grpc::ByteBuffer& request) {
     asked_.Ask<tensorflow::RecvTensorRequest>(
-        source, request,
-        [this](absl::Status status, ServedValue value) { End(std::move(status), value); });
+        request, [this](absl::Status status, ServedValue value) { End(std::move(status), value); });
   }
 
  private:
@@ -66,7 +107,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
       absl::StatusOr<grpc::ByteBuffer> encoded =
           EncodeRecvTensorResponse(value, asked_.options.max_unary_bytes);
       if (encoded.ok()) {
-        asked_.AddMarks(value);
+        asked_.Begin(value);
         response_->Swap(&*encoded);
       } else {
         status = encoded.status();
@@ -74,7 +115,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
     }
     Finish(coord::ToGrpcStatus(status));
   }
-  void OnCancel() override { asked_.cancellation.Cancel(); }
+  void OnCancel() override { asked_.OnCancel(); }
   void OnDone() override { delete this; }
 
   Asked asked_;
@@ -84,18 +125,17 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
 // As above. After each Start... and Finish it may be in the hands of another thread.
 class StreamCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
-  StreamCall(grpc::CallbackServerContext* context, const RecvTensorServiceOptions& options)
-      : asked_{context, options, {}} {}
+  StreamCall(TensorSource& source, grpc::CallbackServerContext* context,
+             const RecvTensorServiceOptions& options)
+      : asked_(source, context, options) {}
 
-  void Start(TensorSource& source, const grpc::ByteBuffer& request) {
-    asked_.Ask<v1::TensorStreamRequest>(source, request,
-                                        [this](absl::Status status, ServedValue value) {
-                                          if (!status.ok())
-                                            return Finish(coord::ToGrpcStatus(status));
-                                          asked_.AddMarks(value);
-                                          writer_.emplace(value, asked_.options.frame_bytes);
-                                          WriteNext();
-                                        });
+  void Start(const grpc::ByteBuffer& request) {
+    asked_.Ask<v1::TensorStreamRequest>(request, [this](absl::Status status, ServedValue value) {
+      if (!status.ok()) return Finish(coord::ToGrpcStatus(status));
+      asked_.Begin(value);
+      writer_.emplace(value, asked_.options.frame_bytes);
+      WriteNext();
+    });
   }
 
  private:
@@ -109,10 +149,14 @@ class StreamCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   }
   // Not called for the last one.
   void OnWriteDone(bool ok) override {
+    if (ok && asked_.is_step_over()) {
+      return Finish(coord::ToGrpcStatus(absl::AbortedError(
+          absl::StrCat("step ", asked_.step_id(), " is over, in the middle of a tensor"))));
+    }
     if (ok) return WriteNext();
     Finish(grpc::Status(grpc::StatusCode::CANCELLED, "the client has gone"));
   }
-  void OnCancel() override { asked_.cancellation.Cancel(); }
+  void OnCancel() override { asked_.OnCancel(); }
   void OnDone() override { delete this; }
 
   Asked asked_;
@@ -127,8 +171,8 @@ class RecvTensorService final : public coord::RawService {
     AddUnary(kRecvTensorPath,
              [this, &source](grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
                              grpc::ByteBuffer* response) {
-               auto* call = new UnaryCall(context, options_, response);
-               call->Start(source, *request);
+               auto* call = new UnaryCall(source, context, options_, response);
+               call->Start(*request);
                return call;
              });
     AddUnary(kMarkRecvFinishedPath,
@@ -151,8 +195,8 @@ class RecvTensorService final : public coord::RawService {
     if (!options_.has_streams) return;
     AddServerStream(kTensorStreamPath, [this, &source](grpc::CallbackServerContext* context,
                                                        const grpc::ByteBuffer* request) {
-      auto* call = new StreamCall(context, options_);
-      call->Start(source, *request);
+      auto* call = new StreamCall(source, context, options_);
+      call->Start(*request);
       return call;
     });
   }

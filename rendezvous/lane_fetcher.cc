@@ -236,6 +236,17 @@ size_t LaneFetcher::unfinished_sends() const {
   return count;
 }
 
+void LaneFetcher::ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const {
+  std::vector<std::shared_ptr<LaneServer>> servers;
+  {
+    absl::MutexLock lock(&shared_->mu);
+    for (const auto& each : shared_->servers) {
+      if (auto server = each.lock()) servers.push_back(std::move(server));
+    }
+  }
+  for (const auto& server : servers) server->ForEachTransfer(min_age, visit);
+}
+
 size_t LaneFetcher::lane_count() const {
   SpinLockHolder lock(&shared_->mu);
   size_t count = 0;

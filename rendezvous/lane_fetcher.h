@@ -47,6 +47,8 @@ class LaneFetcher final : public RemoteFetcher {
   void Close(const absl::Status& why);
   // LaneServer::unfinished of all consumers.
   size_t unfinished_sends() const;
+  // LaneServer::ForEachTransfer of all consumers.
+  void ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const;
   // Lanes that have not ended, of both kinds.
   size_t lane_count() const;
 

@@ -130,9 +130,7 @@ absl::Status LaneServer::OnRequest(absl::string_view body) {
     Refuse(message.id, WrongIncarnation(*key, exchange_.self.peer.incarnation));
     return absl::OkStatus();
   }
-  auto request = std::make_shared<Request>();
-  request->id = message.id;
-  request->place = PlaceOf(key->dst());
+  auto request = std::make_shared<Request>(message.id, message.step_id, *key);
   {
     SpinLockHolder lock(&mu_);
     if (is_closed_) return absl::OkStatus();
@@ -164,12 +162,14 @@ void LaneServer::OnValue(const RequestPtr& request, const absl::Status& status, 
     ticket.is_dead = true;
     return Send(std::move(ticket), {});
   }
-  if (IsFixedSize(received.tensor.dtype())) {
-    return Offer({request->id, request->place, std::move(received.tensor)});
+  Outgoing outgoing = {.request = request, .tensor = std::move(received.tensor)};
+  if (!IsFixedSize(outgoing.tensor.dtype())) {
+    absl::StatusOr<Tensor> serialized = SerializeTensor(outgoing.tensor);
+    if (!serialized.ok()) return Refuse(request->id, serialized.status());
+    outgoing.tensor = *std::move(serialized);
+    outgoing.is_serialized = true;
   }
-  const absl::StatusOr<Tensor> serialized = SerializeTensor(received.tensor);
-  if (!serialized.ok()) return Refuse(request->id, serialized.status());
-  Offer({request->id, request->place, *serialized, /*is_serialized=*/true});
+  Offer(std::move(outgoing));
 }
 
 size_t LaneServer::inline_bytes(bool is_in_arena) const {
@@ -179,8 +179,9 @@ size_t LaneServer::inline_bytes(bool is_in_arena) const {
 
 void LaneServer::Stage(Outgoing outgoing) {
   if (exchange_.gpus == nullptr) {
-    return Refuse(outgoing.id, absl::FailedPreconditionError(absl::StrCat(
-                                   Describe(exchange_.self.peer),
+    return Refuse(outgoing.request->id,
+                  absl::FailedPreconditionError(
+                      absl::StrCat(Describe(exchange_.self.peer),
                                    " uses no GPUs, and cannot send what is in their memory")));
   }
   MoveRequest move;
@@ -190,7 +191,7 @@ void LaneServer::Stage(Outgoing outgoing) {
   exchange_.gpus->Move(std::move(move), [self = shared_from_this(), outgoing = std::move(outgoing)](
                                             absl::StatusOr<Tensor> tensor) mutable {
     self->staging_.fetch_sub(1, std::memory_order_relaxed);
-    if (!tensor.ok()) return self->Refuse(outgoing.id, self->Named(tensor.status()));
+    if (!tensor.ok()) return self->Refuse(outgoing.request->id, self->Named(tensor.status()));
     outgoing.tensor = *std::move(tensor);
     outgoing.is_staged = true;
     self->Offer(std::move(outgoing));
@@ -198,17 +199,17 @@ void LaneServer::Stage(Outgoing outgoing) {
 }
 
 void LaneServer::Offer(Outgoing outgoing) {
-  const uint64_t id = outgoing.id;
+  const uint64_t id = outgoing.request->id;
   const Tensor& tensor = outgoing.tensor;
   const bool is_on_host = tensor.is_on_host();
   // Of elements that the host can read.
-  if (!is_on_host && (exchange_.checksum || tensor.bytes() == 0)) return Stage(std::move(outgoing));
+  if (!is_on_host && (sends_seals_ || tensor.bytes() == 0)) return Stage(std::move(outgoing));
   TicketMessage ticket;
   ticket.id = id;
   ticket.is_serialized = outgoing.is_serialized;
   ticket.is_staged = outgoing.is_staged;
   ticket.header = {tensor.dtype(), tensor.shape(), tensor.bytes()};
-  if (exchange_.checksum) {
+  if (sends_seals_) {
     ticket.has_checksum = true;
     ticket.checksum = Checksum(tensor.data(), tensor.bytes());
   }
@@ -225,7 +226,7 @@ void LaneServer::Offer(Outgoing outgoing) {
   query.bytes = tensor.bytes();
   query.is_in_arena = is_in_arena;
   query.source_place = tensor.place();
-  query.destination_place = outgoing.place;
+  query.destination_place = PlaceOf(outgoing.request->key.dst());
   const int chosen = PickPath(*exchange_.transports, query, exchange_.policy);
   if (chosen < 0) {
     return Refuse(id, ChoosePath(*exchange_.transports, query, exchange_.policy).status());
@@ -233,7 +234,10 @@ void LaneServer::Offer(Outgoing outgoing) {
   const bool takes_it_there =
       (*exchange_.transports)[static_cast<size_t>(chosen)]->moves_gpu_memory();
   if (!is_on_host && !takes_it_there) return Stage(std::move(outgoing));
-  Offered offered = {.transport = static_cast<size_t>(chosen)};
+  Offered offered = {.transport = static_cast<size_t>(chosen),
+                     .request = outgoing.request,
+                     .tensor_bytes = tensor.bytes(),
+                     .since = SteadyClock().CoarseNow()};
   // A view is kept for as long as its receiver likes.
   const bool is_telling = tensor.bytes() >= kTellingBytes &&
                           !(*exchange_.transports)[offered.transport]->outlives_producer();
@@ -248,7 +252,7 @@ void LaneServer::Offer(Outgoing outgoing) {
   }
   ticket.transport = static_cast<uint8_t>(chosen + 1);
   const Tensor offer_tensor = tensor;
-  const MemoryPlace to = outgoing.place;
+  const MemoryPlace to = PlaceOf(outgoing.request->key.dst());
   outlets_[chosen]->Offer(
       id, offer_tensor, to,
       [self = shared_from_this(), ticket = std::move(ticket),
@@ -315,13 +319,21 @@ void LaneServer::OnCancel(uint64_t id) {
 
 void LaneServer::OnClosed(const absl::Status& why) {
   absl::flat_hash_map<uint64_t, RequestPtr> waiting;
+  absl::flat_hash_map<uint64_t, Offered> offered;
   {
     SpinLockHolder lock(&mu_);
     is_closed_ = true;
     waiting.swap(waiting_);
-    offered_.clear();
+    offered.swap(offered_);
   }
   for (const auto& [id, request] : waiting) request->cancellation.Cancel();
+  for (const auto& [id, each] : offered) {
+    // Of views nobody can tell whether they were taken; and who leaves loses nothing.
+    if (absl::IsCancelled(why) || (*exchange_.transports)[each.transport]->outlives_producer()) {
+      continue;
+    }
+    exchange_.manager->NoteLost(each.request->step_id, each.request->key, why);
+  }
   for (const auto& outlet : outlets_) outlet->Abort(why);
 }
 
@@ -332,6 +344,31 @@ size_t LaneServer::unfinished() const {
     count += (*exchange_.transports)[offered.transport]->outlives_producer() ? 0 : 1;
   }
   return count;
+}
+
+void LaneServer::ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const {
+  std::vector<Offered> offered;
+  {
+    SpinLockHolder lock(&mu_);
+    offered.reserve(offered_.size());
+    for (const auto& [id, each] : offered_) offered.push_back(each);
+  }
+  const absl::Time now = SteadyClock().CoarseNow();
+  for (const Offered& each : offered) {
+    const absl::Duration age = now - each.since;
+    if (age < min_age) continue;
+    const Transport& transport = *(*exchange_.transports)[each.transport];
+    const std::string to = absl::StrCat(Describe(consumer_.peer), " by ", transport.name());
+    visit({.step_id = each.request->step_id,
+           .key = each.request->key,
+           .side = PendingStepOp::Side::kTransfer,
+           .bytes = each.tensor_bytes,
+           .age = age,
+           .phase = transport.outlives_producer()
+                        ? absl::StrCat("lent to ", to, "; not given back yet")
+                        : absl::StrCat("being sent to ", to, "; not all there yet"),
+           .outlives_sender = transport.outlives_producer()});
+  }
 }
 
 void LaneServer::Close(const absl::Status& why) {

@@ -46,23 +46,31 @@ class LaneServer final : public LaneHandler, public std::enable_shared_from_this
 
   // Tensors that were offered, were not taken yet, and would be lost if this process went now.
   size_t unfinished() const ABSL_LOCKS_EXCLUDED(mu_);
+  // What was offered and has not been taken, or not been given back, for at least `min_age`.
+  void ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const ABSL_LOCKS_EXCLUDED(mu_);
   // Ends the lane.
   void Close(const absl::Status& why);
 
  private:
   // What is wrong with a frame of a lane that has, or should have, seals; takes its seal off.
   absl::Status CheckSeal(uint16_t& type, absl::string_view& body);
-  // A request that waits for its value.
+  // A request that waits for its value, or whose value is on its way.
   struct Request {
-    uint64_t id = 0;
-    // Where its consumer wants it.
-    MemoryPlace place;
+    Request(uint64_t id, int64_t step_id, const RendezvousKey& key)
+        : id(id), step_id(step_id), key(key) {}
+
+    const uint64_t id;
+    const int64_t step_id;
+    const RendezvousKey key;
     Cancellation cancellation;
   };
   using RequestPtr = std::shared_ptr<Request>;
   // A tensor that the consumer may take, by the transport that was chosen.
   struct Offered {
     size_t transport = 0;
+    RequestPtr request;
+    size_t tensor_bytes = 0;
+    absl::Time since;
     // Of those whose duration says something.
     size_t bytes = 0;
     absl::Time start = absl::InfiniteFuture();
@@ -76,8 +84,7 @@ class LaneServer final : public LaneHandler, public std::enable_shared_from_this
   void OnValue(const RequestPtr& request, const absl::Status& status, Received received);
   // A tensor that goes to a consumer.
   struct Outgoing {
-    uint64_t id = 0;
-    MemoryPlace place;
+    RequestPtr request;
     Tensor tensor;
     bool is_serialized = false;
     // It lay in a GPU's memory, and is a copy now.

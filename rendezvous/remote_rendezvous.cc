@@ -266,6 +266,13 @@ size_t RemoteRendezvous::FailTask(const TaskName& task, const absl::Status& why)
   return count;
 }
 
+void RemoteRendezvous::NoteLost(const RendezvousKey& key, const absl::Status& why) {
+  absl::Status lost(why.code(), absl::StrCat(why.message(), "; step ", step_id_, " was sending ",
+                                             absl::CEscape(key.text())));
+  SpinLockHolder lock(&mu_);
+  if (lost_.ok()) lost_ = std::move(lost);
+}
+
 absl::Status RemoteRendezvous::lost() const {
   SpinLockHolder lock(&mu_);
   return lost_;

@@ -46,16 +46,22 @@ class RemoteFetcher {
 
 // What a step is waiting for, for status reports.
 struct PendingStepOp {
-  enum class Side { kSend, kRecv, kFetch, kDeferred };
+  // A kTransfer was sent and asked for, and its receiver has not said yet that it has it; what
+  // carries it tells of it, the rendezvous knows of it no more.
+  enum class Side { kSend, kRecv, kFetch, kDeferred, kTransfer };
 
   int64_t step_id = 0;
   RendezvousKey key;
   Side side = Side::kSend;
   size_t bytes = 0;
   absl::Duration age;
-  // Of a fetch, as RemoteFetch::Phase.
+  // Of a fetch, as RemoteFetch::Phase, and of a transfer.
   std::string phase;
+  // Of a transfer: it can be taken, or stays with who has it, when this process has gone.
+  bool outlives_sender = false;
 };
+
+using PendingVisitor = absl::FunctionRef<void(const PendingStepOp&)>;
 
 // Thread-safe; shared by whoever runs the step. Everything that waits is ended by StartAbort, and
 // nothing can slip past it: a fetch that was being issued at that moment is called off when it has
@@ -103,6 +109,8 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   // Why a value that was sent here has been dropped since its consumer had died; the first one. OK:
   // none was. A send cannot tell: it has returned by then.
   absl::Status lost() const ABSL_LOCKS_EXCLUDED(mu_);
+  // A value that was sent here was on its way when `why` happened to its consumer.
+  void NoteLost(const RendezvousKey& key, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
   // As LocalRendezvous.
   void Expire();

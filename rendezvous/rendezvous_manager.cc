@@ -133,6 +133,18 @@ size_t RendezvousManager::FailTask(const TaskName& task, const absl::Status& why
   return count;
 }
 
+void RendezvousManager::NoteLost(int64_t step_id, const RendezvousKey& key,
+                                 const absl::Status& why) {
+  StepPtr step;
+  {
+    SpinLockHolder lock(&mu_);
+    const auto found = steps_.find(step_id);
+    if (found == steps_.end()) return;
+    step = found->second;
+  }
+  step->NoteLost(key, why);
+}
+
 void RendezvousManager::Expire() {
   for (const StepPtr& step : Steps()) step->Expire();
 }

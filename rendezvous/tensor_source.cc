@@ -74,6 +74,21 @@ void TensorSource::RecvUnkept(const Request& request, Cancellation* cancellation
                           });
 }
 
+TensorSource::TransferPtr TensorSource::BeginTransfer(int64_t step_id, absl::string_view key,
+                                                      const ServedValue& value) {
+  const absl::StatusOr<RendezvousKey> parsed = RendezvousKey::Parse(key);
+  if (!parsed.ok()) return nullptr;
+  return transfers_.Add(step_id, *parsed, value.is_dead ? 0 : value.tensor.bytes());
+}
+
+void TensorSource::EndTransfer(const TransferPtr& transfer, const absl::Status& status,
+                               bool is_kept) {
+  if (transfer == nullptr) return;
+  // Before it is off the list: whoever waits for that looks here next.
+  if (!status.ok() && !is_kept) manager_.NoteLost(transfer->step_id, transfer->key, status);
+  transfers_.Remove(transfer);
+}
+
 absl::StatusOr<RendezvousKey> TensorSource::CheckKey(absl::string_view text) const {
   FERRY_ASSIGN_OR_RETURN(RendezvousKey key, RendezvousKey::Parse(text));
   const std::optional<uint64_t> incarnation = incarnation_of_(key.src());

@@ -18,6 +18,7 @@
 #include "rendezvous/recent_request_ids.h"
 #include "rendezvous/rendezvous_manager.h"
 #include "rendezvous/response_cache.h"
+#include "rendezvous/transfer_list.h"
 
 namespace ferry {
 
@@ -67,8 +68,20 @@ class TensorSource final {
 
   // The client of that request has its value.
   void MarkRecvFinished(int64_t request_id) { cache_->MarkFinished(request_id); }
-  // Forgets what is kept for the step. The manager's Cleanup is to be called too, before.
-  void CleanupStep(int64_t step_id) { cache_->CleanupStep(step_id); }
+  // Forgets what is kept for the step, and lets calls end that still carry its values. The
+  // manager's Cleanup is to be called too, before.
+  void CleanupStep(int64_t step_id) {
+    cache_->CleanupStep(step_id);
+    transfers_.EndStep(step_id);
+  }
+
+  // Whoever carries a value that Recv has given says so, and how that ended.
+  using TransferPtr = std::shared_ptr<TransferList::Transfer>;
+  // Null for a key that is none.
+  TransferPtr BeginTransfer(int64_t step_id, absl::string_view key, const ServedValue& value);
+  //   status: not OK: the value has not arrived, and is lost unless it is kept.
+  void EndTransfer(const TransferPtr& transfer, const absl::Status& status, bool is_kept);
+  const TransferList& transfers() const { return transfers_; }
 
   const ResponseCache& cache() const { return *cache_; }
 
@@ -85,6 +98,7 @@ class TensorSource final {
   // Shared with receives that wait, which may end when this is gone.
   const std::shared_ptr<RecentRequestIds> recent_ = std::make_shared<RecentRequestIds>();
   const std::shared_ptr<ResponseCache> cache_;
+  TransferList transfers_{SteadyClock()};
 };
 
 }  // namespace ferry

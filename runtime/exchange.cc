@@ -190,6 +190,16 @@ void Exchange::Cleanup(int64_t step_id) {
   if (grpc_ != nullptr) grpc_->CleanupStep(step_id);
 }
 
+void Exchange::ForEachPending(absl::Duration min_age, PendingVisitor visit) const {
+  manager_->ForEachPending(min_age, visit);
+  ForEachTransfer(min_age, visit);
+}
+
+void Exchange::ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const {
+  fetcher_->ForEachTransfer(min_age, visit);
+  if (grpc_ != nullptr) grpc_->ForEachTransfer(min_age, visit);
+}
+
 void Exchange::NoteDeadline(absl::Time deadline) {
   if (deadline == absl::InfiniteFuture()) return;
   const int64_t nanos = absl::ToUnixNanos(deadline);

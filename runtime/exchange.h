@@ -16,8 +16,8 @@
 #include "rendezvous/lane_fetcher.h"
 #include "rendezvous/rendezvous_manager.h"
 #include "runtime/grpc_carrier.h"
-#include "runtime/step.h"
 #include "runtime/identity.h"
+#include "runtime/step.h"
 #include "tensor/copy.h"
 #include "tensor/host_arena.h"
 #include "transport/lane/lane_hub.h"
@@ -105,6 +105,12 @@ class Exchange final {
   absl::StatusOr<Step> OpenStep(int64_t step_id);
   // Ends a step here, whatever carries it.
   void Cleanup(int64_t step_id);
+
+  // RendezvousManager::ForEachPending, and what has left the rendezvous and is on its way to
+  // others.
+  void ForEachPending(absl::Duration min_age, PendingVisitor visit) const;
+  // Only the latter.
+  void ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const;
 
   // A receive may have a deadline from now on; see RendezvousManager::Expire.
   void NoteDeadline(absl::Time deadline);

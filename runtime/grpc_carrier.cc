@@ -104,6 +104,10 @@ void GrpcCarrier::CleanupStep(int64_t step_id) {
   if (impl_->source != nullptr) impl_->source->CleanupStep(step_id);
 }
 
+void GrpcCarrier::ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const {
+  if (impl_->source != nullptr) impl_->source->transfers().ForEach(min_age, visit);
+}
+
 void GrpcCarrier::Forget(int32_t node_id) {
   impl_->fetcher.Forget({.job = "worker", .replica = 0, .task = node_id});
 }

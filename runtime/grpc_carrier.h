@@ -41,6 +41,8 @@ class GrpcCarrier final {
   // 0: does not serve.
   int port() const;
   void CleanupStep(int64_t step_id);
+  // Values that are on their way from here for at least `min_age`.
+  void ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const;
   // The node has died or moved.
   void Forget(int32_t node_id);
   // No call comes any more; returns when those that are under way have ended, or ten seconds later.

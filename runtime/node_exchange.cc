@@ -85,7 +85,11 @@ absl::Status Node::StartExchange(ExchangeOptions options) {
   FERRY_RETURN_IF_ERROR(agent_->Set(EndpointKey(node_id()), EncodeEndpoint(exchange_->self()),
                                     /*overwrite=*/true));
   FERRY_ASSIGN_OR_RETURN(pending_watch_,
-                         AnswerPendingRequests(*agent_, node_id(), exchange_->rendezvous()));
+                         AnswerPendingRequests(*agent_, node_id(),
+                                               [exchange = exchange_.get()](absl::Duration min_age,
+                                                                            PendingVisitor visit) {
+                                                 exchange->ForEachPending(min_age, visit);
+                                               }));
   if (num_nodes() <= kMaxWatchedNodes) WatchNodes(-1);
   return absl::OkStatus();
 }

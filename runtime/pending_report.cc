@@ -20,7 +20,9 @@ PendingRow ToRow(const PendingStepOp& op) {
   row.step_id = op.step_id;
   // Only a fetch waits at the receiver; the rest is at the sender, asked for by the receiver.
   const bool is_fetch = op.side == PendingStepOp::Side::kFetch;
-  row.side = op.side == PendingStepOp::Side::kSend ? "send" : "recv";
+  const bool is_send =
+      op.side == PendingStepOp::Side::kSend || op.side == PendingStepOp::Side::kTransfer;
+  row.side = is_send ? "send" : "recv";
   row.peer = is_fetch ? op.key.src().task.task : op.key.dst().task.task;
   row.age = op.age;
   row.bytes = op.bytes;
@@ -34,6 +36,9 @@ PendingRow ToRow(const PendingStepOp& op) {
       break;
     case PendingStepOp::Side::kFetch:
       row.phase = op.phase.empty() ? "asked" : op.phase;
+      break;
+    case PendingStepOp::Side::kTransfer:
+      row.phase = op.phase;
       break;
     case PendingStepOp::Side::kDeferred:
       row.phase = "asked for by the peer; the step has not begun here";
@@ -50,10 +55,10 @@ absl::Status Malformed(absl::string_view line) {
 
 std::string PendingKey(int node_id) { return absl::StrCat(kPendingPrefix, node_id); }
 
-PendingReport MakePendingReport(const RendezvousManager& manager, absl::Duration min_age) {
+PendingReport MakePendingReport(const PendingSource& source, absl::Duration min_age) {
   PendingReport report;
   const auto is_older = [](const PendingRow& a, const PendingRow& b) { return a.age > b.age; };
-  manager.ForEachPending(min_age, [&](const PendingStepOp& op) {
+  source(min_age, [&](const PendingStepOp& op) {
     ++report.total;
     // A heap whose front is the youngest that is kept.
     if (report.rows.size() == kMaxPendingRows) {
@@ -102,15 +107,16 @@ absl::StatusOr<PendingReport> DecodePending(absl::string_view text) {
   return report;
 }
 
-absl::StatusOr<std::unique_ptr<coord::AgentWatch>> AnswerPendingRequests(
-    coord::Agent& agent, int node_id, const RendezvousManager& manager) {
-  return agent.Watch(
-      kPendingRequestKey, [&agent, node_id, &manager](const coord::KeyChange& change) {
-        if (change.deleted || change.entry.key != kPendingRequestKey) return;
-        agent.SetAllAsync(
-            {{PendingKey(node_id), EncodePending(MakePendingReport(manager, kPendingAge))}},
-            /*overwrite=*/true, [](const absl::Status&) {});
-      });
+absl::StatusOr<std::unique_ptr<coord::AgentWatch>> AnswerPendingRequests(coord::Agent& agent,
+                                                                         int node_id,
+                                                                         PendingSource source) {
+  return agent.Watch(kPendingRequestKey, [&agent, node_id, source = std::move(source)](
+                                             const coord::KeyChange& change) {
+    if (change.deleted || change.entry.key != kPendingRequestKey) return;
+    agent.SetAllAsync(
+        {{PendingKey(node_id), EncodePending(MakePendingReport(source, kPendingAge))}},
+        /*overwrite=*/true, [](const absl::Status&) {});
+  });
 }
 
 }  // namespace ferry

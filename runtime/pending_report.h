@@ -14,7 +14,7 @@
 #include "absl/time/time.h"
 
 #include "coord/agent.h"
-#include "rendezvous/rendezvous_manager.h"
+#include "rendezvous/remote_rendezvous.h"
 
 namespace ferry {
 
@@ -34,8 +34,8 @@ inline constexpr absl::Duration kPendingAge = absl::Seconds(1);
 
 struct PendingRow {
   int64_t step_id = 0;
-  // "send": it waits for a receiver; "recv": for a sender. What a peer asks for waits on both
-  // sides, and is told by both.
+  // "send": it waits for a receiver, or is on its way to one; "recv": it waits for a sender. What a
+  // peer asks for waits on both sides, and is told by both.
   std::string side;
   // The node on the other side.
   int64_t peer = 0;
@@ -56,17 +56,21 @@ struct PendingReport {
   friend bool operator==(const PendingReport&, const PendingReport&) = default;
 };
 
-PendingReport MakePendingReport(const RendezvousManager& manager, absl::Duration min_age);
+// Exchange::ForEachPending.
+using PendingSource = std::function<void(absl::Duration min_age, PendingVisitor visit)>;
+
+PendingReport MakePendingReport(const PendingSource& source, absl::Duration min_age);
 
 // A line for each, with tabs between the fields.
 std::string EncodePending(const PendingReport& report);
 //   Errors: INVALID_ARGUMENT quoting the line.
 absl::StatusOr<PendingReport> DecodePending(absl::string_view text);
 
-// Answers as long as it lives. `agent` and `manager` outlive the watch.
+// Answers as long as it lives. `agent` and what `source` needs outlive the watch.
 //   Errors: as Agent::Watch.
-absl::StatusOr<std::unique_ptr<coord::AgentWatch>> AnswerPendingRequests(
-    coord::Agent& agent, int node_id, const RendezvousManager& manager);
+absl::StatusOr<std::unique_ptr<coord::AgentWatch>> AnswerPendingRequests(coord::Agent& agent,
+                                                                         int node_id,
+                                                                         PendingSource source);
 
 }  // namespace ferry
 

@@ -206,14 +206,22 @@ absl::Status Step::Close(absl::Duration timeout) {
   const absl::Time deadline = SteadyClock().Now() + timeout;
   std::vector<std::string> left;
   size_t count = 0;
+  const auto see = [&](const PendingStepOp& op) {
+    const bool is_under_way = op.side == PendingStepOp::Side::kTransfer;
+    if (is_under_way ? op.step_id != id() || op.outlives_sender
+                     : op.side != PendingStepOp::Side::kSend) {
+      return;
+    }
+    if (count++ >= kNamedKeys) return;
+    left.push_back(absl::StrCat(absl::CEscape(op.key.text()),
+                                is_under_way ? absl::StrCat(" (", op.phase, ")") : ""));
+  };
   const auto look = [&] {
     left.clear();
     count = 0;
-    rendezvous_->ForEachPending(absl::ZeroDuration(), [&](const PendingStepOp& op) {
-      if (op.side != PendingStepOp::Side::kSend) return;
-      if (count++ < kNamedKeys) left.push_back(absl::CEscape(op.key.text()));
-    });
-    return count == 0 && exchange_->fetcher().unfinished_sends() == 0;
+    rendezvous_->ForEachPending(absl::ZeroDuration(), see);
+    exchange_->ForEachTransfer(absl::ZeroDuration(), see);
+    return count == 0;
   };
   bool is_taken = look();
   while (!is_taken && SteadyClock().Now() < deadline) {
@@ -224,11 +232,10 @@ absl::Status Step::Close(absl::Duration timeout) {
   exchange_->Cleanup(id());
   // What nobody can take any more does not wait, and has not been taken either.
   if (is_taken) return rendezvous_->lost();
-  return absl::DeadlineExceededError(absl::StrCat(
-      "step ", id(), " was closed after ", ShortDuration(timeout), ", and ",
-      count == 0 ? "a tensor was still being sent"
-                 : absl::StrCat(count, " tensors that were sent have not been received: ",
-                                absl::StrJoin(left, ", "), count > left.size() ? ", ..." : "")));
+  return absl::DeadlineExceededError(
+      absl::StrCat("step ", id(), " was closed after ", ShortDuration(timeout), ", and ", count,
+                   " tensors that were sent have not been received: ", absl::StrJoin(left, ", "),
+                   count > left.size() ? ", ..." : ""));
 }
 
 void Step::Abort(const absl::Status& why) {

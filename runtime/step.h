@@ -65,16 +65,17 @@ class Step final {
   // Waits until everything that was sent has been taken, then ends the step here: whatever comes
   // for it later is refused.
   //   Errors: DEADLINE_EXCEEDED naming what was not taken; UNAVAILABLE or ABORTED what was sent to
-  //   a node that has died or was restarted; the step ends all the same.
+  //   a node that has died or was restarted, or gave up in the middle of a tensor; the step ends
+  //   all the same. Over gRPC a tensor has been taken when the kernel has the last of it.
   absl::Status Close(absl::Duration timeout);
   // Ends it at once, with `why` for everything that waits in it here.
   void Abort(const absl::Status& why);
 
- private:
-  friend class Exchange;
+  // Exchange::OpenStep makes them. `rendezvous` has been initialized.
   Step(Exchange& exchange, std::shared_ptr<RemoteRendezvous> rendezvous)
       : exchange_(&exchange), rendezvous_(std::move(rendezvous)) {}
 
+ private:
   Exchange* exchange_;
   std::shared_ptr<RemoteRendezvous> rendezvous_;
 };

@@ -7,6 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "rendezvous/rendezvous_manager.h"
+
 namespace ferry {
 namespace {
 
@@ -42,13 +44,16 @@ class PendingReportTest : public ::testing::Test {
   FakeClock clock_;
   NoFetcher fetcher_;
   RendezvousManager manager_;
+  const PendingSource source_ = [this](absl::Duration min_age, PendingVisitor visit) {
+    manager_.ForEachPending(min_age, visit);
+  };
 };
 
 TEST_F(PendingReportTest, NamesStepSidePeerKeyAndAge) {
   Send(7, 3, "grad");
   clock_.Advance(absl::Seconds(2));
   Send(7, 4, "young");
-  const PendingReport report = MakePendingReport(manager_, kPendingAge);
+  const PendingReport report = MakePendingReport(source_, kPendingAge);
   EXPECT_EQ(report.total, 1);
   ASSERT_EQ(report.rows.size(), 1u);
   const PendingRow& row = report.rows[0];
@@ -66,7 +71,7 @@ TEST_F(PendingReportTest, KeepsTheOldestAndCountsAll) {
     Send(i, 1, "x");
     clock_.Advance(absl::Seconds(1));
   }
-  const PendingReport report = MakePendingReport(manager_, kPendingAge);
+  const PendingReport report = MakePendingReport(source_, kPendingAge);
   EXPECT_EQ(report.total, 200);
   ASSERT_EQ(report.rows.size(), kMaxPendingRows);
   for (size_t i = 0; i < report.rows.size(); ++i) {

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// TransferList: values that calls are carrying to other workers.
+#ifndef FERRY_RENDEZVOUS_TRANSFER_LIST_H_
+#define FERRY_RENDEZVOUS_TRANSFER_LIST_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+#include "base/clock.h"
+#include "rendezvous/key.h"
+#include "rendezvous/remote_rendezvous.h"
+
+namespace ferry {
+
+// Thread-safe.
+class TransferList final {
+ public:
+  struct Transfer {
+    Transfer(int64_t step_id, RendezvousKey key, size_t bytes, absl::Time since)
+        : step_id(step_id), key(std::move(key)), bytes(bytes), since(since) {}
+
+    const int64_t step_id;
+    const RendezvousKey key;
+    const size_t bytes;
+    const absl::Time since;
+    // Nobody needs it any more: whoever carries it may stop.
+    std::atomic<bool> is_step_over{false};
+  };
+
+  // `clock` outlives it.
+  explicit TransferList(const Clock& clock) : clock_(clock) {}
+
+  // A value has left the rendezvous and is on its way, until Remove.
+  std::shared_ptr<Transfer> Add(int64_t step_id, const RendezvousKey& key, size_t bytes)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void Remove(const std::shared_ptr<Transfer>& transfer) ABSL_LOCKS_EXCLUDED(mu_);
+  void EndStep(int64_t step_id) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Those that have been on their way for at least `min_age`.
+  void ForEach(absl::Duration min_age, PendingVisitor visit) const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  const Clock& clock_;
+  // Never held while calling out.
+  mutable absl::Mutex mu_;
+  absl::flat_hash_set<std::shared_ptr<Transfer>> transfers_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_RENDEZVOUS_TRANSFER_LIST_H_

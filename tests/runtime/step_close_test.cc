@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a step's sender hears of tensors that are on their way when it closes the step.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/match.h"
+
+#include "runtime/step.h"
+#include "tests/runtime/exchange_pair.h"
+#include "tests/support/tcp_proxy.h"
+
+namespace ferry {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// More than sockets and windows hold.
+constexpr int64_t kBytes = int64_t{96} << 20;
+
+// Between the two stands somebody who can stop what passes, and cut it off.
+class StepClose : public ::testing::TestWithParam<std::string> {
+ protected:
+  static ExchangeOptions Options() {
+    ExchangeOptions options;
+    if (GetParam() == "grpc") {
+      options.carrier = Carrier::kGrpc;
+    } else {
+      options.require_transport = GetParam();
+    }
+    return options;
+  }
+  StepClose() {
+    Endpoint seen = source_.exchange->self();
+    std::string& address = GetParam() == "grpc" ? seen.grpc_address : seen.lanes.tcp.at(0);
+    proxy_ = std::make_unique<TcpProxy>(std::stoi(address.substr(address.rfind(':') + 1)));
+    address = proxy_->address();
+    seen.lanes.tcp.resize(1);
+    directory_.Publish(seen);
+  }
+  // The receiver has asked, and the way is stopped; then the tensor is sent.
+  Receipt SendIntoAJam() {
+    Receipt receipt;
+    sink_.Step(1)->RecvAsync(key_, {}, receipt.callback());
+    EXPECT_TRUE(Becomes([this] { return Pending() == 1; }));
+    proxy_->SetStalled(true);
+    EXPECT_TRUE(
+        step_.Send(key_, *Tensor::Allocate(DataType::kUint8, *Shape::Create({kBytes}))).ok());
+    return receipt;
+  }
+  size_t Pending() {
+    size_t count = 0;
+    source_.exchange->rendezvous().ForEachPending(absl::ZeroDuration(),
+                                                  [&count](const PendingStepOp&) { ++count; });
+    return count;
+  }
+  std::vector<PendingStepOp> Transfers() {
+    std::vector<PendingStepOp> transfers;
+    source_.exchange->ForEachPending(absl::ZeroDuration(), [&](const PendingStepOp& op) {
+      if (op.side == PendingStepOp::Side::kTransfer) transfers.push_back(op);
+    });
+    return transfers;
+  }
+  template <typename Condition>
+  static bool Becomes(Condition condition) {
+    for (int i = 0; i < 4000 && !condition(); ++i) absl::SleepFor(absl::Milliseconds(5));
+    return condition();
+  }
+
+  Directory directory_;
+  ExchangeEnd source_{directory_, 1, Options()};
+  ExchangeEnd sink_{directory_, 2, Options()};
+  Step step_{*source_.exchange, source_.Step(1)};
+  RendezvousKey key_ = KeyBetween(source_, sink_, "t");
+  std::unique_ptr<TcpProxy> proxy_;
+};
+
+TEST_P(StepClose, WhatIsOnItsWayIsListed) {
+  Receipt receipt = SendIntoAJam();
+  const std::vector<PendingStepOp> transfers = Transfers();
+  ASSERT_EQ(transfers.size(), 1u);
+  EXPECT_EQ(transfers[0].step_id, 1);
+  EXPECT_EQ(transfers[0].key, key_);
+  EXPECT_EQ(transfers[0].bytes, static_cast<size_t>(kBytes));
+  EXPECT_THAT(transfers[0].phase, AllOf(HasSubstr("being sent to"), HasSubstr("by " + GetParam())));
+  EXPECT_FALSE(transfers[0].outlives_sender);
+  proxy_->SetStalled(false);
+  EXPECT_TRUE(receipt.Wait().ok()) << receipt.Wait().status();
+  EXPECT_TRUE(Becomes([this] { return Transfers().empty(); }));
+  EXPECT_TRUE(step_.Close(absl::Seconds(20)).ok());
+}
+
+TEST_P(StepClose, WaitsForItAndNamesIt) {
+  SendIntoAJam();
+  const absl::Status status = step_.Close(absl::Milliseconds(50));
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_THAT(
+      std::string(status.message()),
+      AllOf(HasSubstr(key_.text()), HasSubstr("being sent to"), HasSubstr("by " + GetParam())));
+  proxy_->SetStalled(false);
+}
+
+// Other steps may take as long as they like.
+TEST_P(StepClose, WaitsForItsOwnAlone) {
+  Receipt receipt = SendIntoAJam();
+  Step other(*source_.exchange, source_.Step(2));
+  EXPECT_TRUE(other.Close(absl::Seconds(20)).ok());
+  proxy_->SetStalled(false);
+  EXPECT_TRUE(receipt.Wait().ok()) << receipt.Wait().status();
+}
+
+// It was sent, taken and asked for, and nobody has it.
+TEST_P(StepClose, HearsOfAReceiverThatDiesInTheMiddle) {
+  Receipt receipt = SendIntoAJam();
+  ASSERT_EQ(Transfers().size(), 1u);
+  proxy_->SetRefusing(true);
+  proxy_->Cut();
+  const absl::Status status = step_.Close(absl::Seconds(20));
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("step 1"), HasSubstr(key_.text())));
+  EXPECT_FALSE(receipt.Wait().ok());
+}
+
+INSTANTIATE_TEST_SUITE_P(Over, StepClose, ::testing::Values("tcp", "grpc"),
+                         [](const auto& info) { return info.param; });
+
+// The rest of it is of no use to anybody, and may take long.
+TEST(StepAbort, EndsWhatIsOnItsWayByGrpc) {
+  Directory directory;
+  ExchangeOptions options;
+  options.carrier = Carrier::kGrpc;
+  ExchangeEnd source(directory, 1, options);
+  ExchangeEnd sink(directory, 2, options);
+  Endpoint seen = source.exchange->self();
+  TcpProxy proxy(std::stoi(seen.grpc_address.substr(seen.grpc_address.rfind(':') + 1)));
+  seen.grpc_address = proxy.address();
+  directory.Publish(seen);
+  Step step(*source.exchange, source.Step(1));
+  const RendezvousKey key = KeyBetween(source, sink, "t");
+  Receipt receipt;
+  proxy.SetStalled(true);
+  ASSERT_TRUE(
+      step.Send(key, *Tensor::Allocate(DataType::kUint8, *Shape::Create({4 * kBytes}))).ok());
+  sink.Step(1)->RecvAsync(key, {}, receipt.callback());
+  proxy.SetStalled(false);
+  bool is_under_way = false;
+  for (int i = 0; i < 100'000 && !is_under_way; ++i) {
+    source.exchange->ForEachTransfer(absl::ZeroDuration(),
+                                     [&](const PendingStepOp&) { is_under_way = true; });
+    if (!is_under_way) absl::SleepFor(absl::Microseconds(100));
+  }
+  ASSERT_TRUE(is_under_way);
+  proxy.SetStalled(true);
+  step.Abort(absl::AbortedError("enough"));
+  proxy.SetStalled(false);
+  const absl::Status status = receipt.Wait().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("step 1 is over, in the middle"));
+}
+
+// A view is the receiver's for as long as it likes, and no reason to wait.
+TEST(StepCloseOverMemory, WhatIsLentIsListedAndNotWaitedFor) {
+  Directory directory;
+  ExchangeEnd source(directory, 1);
+  ExchangeEnd sink(directory, 2);
+  Step step(*source.exchange, source.Step(1));
+  const RendezvousKey key = KeyBetween(source, sink, "t");
+  ASSERT_TRUE(step.Send(key, source.Allocate(DataType::kUint8, *Shape::Create({1 << 20}))).ok());
+  absl::StatusOr<Received> view;
+  {
+    Receipt receipt;
+    sink.Step(1)->RecvAsync(key, {}, receipt.callback());
+    view = receipt.Wait();
+  }
+  ASSERT_TRUE(view.ok()) << view.status();
+  std::vector<std::string> phases;
+  source.exchange->ForEachTransfer(absl::ZeroDuration(), [&](const PendingStepOp& op) {
+    EXPECT_TRUE(op.outlives_sender);
+    phases.push_back(op.phase);
+  });
+  EXPECT_THAT(phases, ::testing::ElementsAre("lent to node 2 by shm; not given back yet"));
+  EXPECT_TRUE(step.Close(absl::Seconds(20)).ok());
+}
+
+}  // namespace
+}  // namespace ferry
