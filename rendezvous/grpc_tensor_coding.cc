@@ -53,10 +53,12 @@ std::string Header(const ServedValue& value) {
   return header.SerializeAsString();
 }
 
+constexpr char kWhereLargeOnesGo[] = ". Larger ones go by /ferry.v1.TensorStream/Recv";
+
 absl::Status TooLarge(const Tensor& tensor, size_t max_bytes) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(ToString(tensor), " has ", tensor.bytes(), " bytes; a RecvTensorResponse holds ",
-                   max_bytes, ". Larger ones go by /ferry.v1.TensorStream/Recv"));
+  return absl::InvalidArgumentError(absl::StrCat(ToString(tensor), " has ", tensor.bytes(),
+                                                 " bytes; a RecvTensorResponse holds ", max_bytes,
+                                                 kWhereLargeOnesGo));
 }
 
 absl::Status NobodyWaits() { return absl::CancelledError("nobody waits for the tensor any more"); }
@@ -241,10 +243,12 @@ absl::StatusOr<grpc::ByteBuffer> EncodeRecvTensorResponse(const ServedValue& val
     if (value.is_dead) {
       proto = DeadTensor();
     } else {
-      FERRY_ASSIGN_OR_RETURN(const TensorProto message, TensorToProto(tensor));
-      const size_t size = message.ByteSizeLong();
-      if (size > max_bytes) return TooLarge(tensor, max_bytes);
-      proto = message.SerializeAsString();
+      const absl::StatusOr<TensorProto> message = TensorToProto(tensor, max_bytes);
+      if (!message.ok()) {
+        return absl::Status(message.status().code(),
+                            absl::StrCat(message.status().message(), kWhereLargeOnesGo));
+      }
+      proto = message->SerializeAsString();
     }
     AppendVarint(BytesTag(RecvTensorResponse::kTensorFieldNumber), bytes);
     AppendVarint(proto.size(), bytes);

@@ -20,8 +20,10 @@ namespace {
 
 using tensorflow::TensorProto;
 
-// Protocol buffers measure in ints.
-constexpr size_t kMaxMessageBytes = (size_t{1} << 31) - 4096;
+// Of a field with a number below 16 and so many bytes inside.
+size_t FieldBytes(size_t bytes) {
+  return 1 + google::protobuf::io::CodedOutputStream::VarintSize64(bytes) + bytes;
+}
 
 absl::StatusOr<Shape> ShapeFromProto(const tensorflow::TensorShapeProto& proto) {
   if (proto.unknown_rank()) {
@@ -123,7 +125,11 @@ absl::StatusOr<Tensor> StringsFromProto(const TensorProto& proto, Shape shape, s
   std::vector<std::string> strings(static_cast<size_t>(count));
   if (!proto.tensor_content().empty()) {
     const std::string& content = proto.tensor_content();
-    if (content.size() > kMaxMessageBytes) return BadContent(proto, shape);
+    if (content.size() > kMaxTensorProtoBytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("tensor_content of ", content.size(), " bytes, for string", ToString(shape),
+                       "; a message has ", kMaxTensorProtoBytes, " at most"));
+    }
     google::protobuf::io::CodedInputStream in(reinterpret_cast<const uint8_t*>(content.data()),
                                               static_cast<int>(content.size()));
     std::vector<uint32_t> lengths(strings.size());
@@ -199,15 +205,23 @@ void FillTensorHeader(const Tensor& tensor, TensorProto& proto) {
   proto.mutable_tensor_shape();
 }
 
-absl::StatusOr<TensorProto> TensorToProto(const Tensor& tensor) {
+absl::StatusOr<TensorProto> TensorToProto(const Tensor& tensor, size_t max_bytes) {
   if (!tensor.is_valid()) return absl::InvalidArgumentError("no tensor to encode");
   FERRY_RETURN_IF_ERROR(CheckOnHost(tensor, "encode"));
-  if (tensor.bytes() > kMaxMessageBytes) {
-    return absl::InvalidArgumentError(absl::StrCat(ToString(tensor), " has ", tensor.bytes(),
-                                                   " bytes; a message holds less than 2 GiB"));
-  }
   TensorProto proto;
   FillTensorHeader(tensor, proto);
+  // Each string has a tag and a length: a thousand million empty ones are 2 GB.
+  size_t bytes = proto.ByteSizeLong();
+  if (tensor.dtype() == DataType::kString) {
+    for (const std::string& each : tensor.strings()) bytes += FieldBytes(each.size());
+  } else if (tensor.bytes() > 0) {
+    bytes += FieldBytes(tensor.bytes());
+  }
+  if (bytes > max_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(ToString(tensor), " takes ", bytes,
+                                                   " bytes in a TensorProto, which holds ",
+                                                   max_bytes, ". Send it in parts"));
+  }
   if (tensor.dtype() == DataType::kString) {
     for (const std::string& each : tensor.strings()) proto.add_string_val(each);
   } else if (tensor.bytes() > 0) {

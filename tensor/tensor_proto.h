@@ -15,6 +15,8 @@ namespace ferry {
 
 // A message of a few bytes can stand for as many zeros as it likes.
 inline constexpr size_t kMaxDecodedBytes = size_t{16} << 30;
+// Protocol buffers measure in ints; the rest is for the message around it.
+inline constexpr size_t kMaxTensorProtoBytes = (size_t{1} << 31) - 4096;
 
 // A copy on the heap, by TensorFlow's rules: tensor_content if there is any, else the values of the
 // type's own field, where the last stands for those that are missing, none for zeros, and what is
@@ -26,8 +28,10 @@ absl::StatusOr<Tensor> TensorFromProto(const tensorflow::TensorProto& proto,
                                        size_t max_bytes = kMaxDecodedBytes);
 
 // The elements as tensor_content, strings as string_val: what every reader takes.
-//   Errors: INVALID_ARGUMENT for no tensor, or for 2 GiB and more, which no message can hold.
-absl::StatusOr<tensorflow::TensorProto> TensorToProto(const Tensor& tensor);
+//   Errors: INVALID_ARGUMENT for no tensor, or for a message above `max_bytes`, naming the size;
+//   nothing is copied then.
+absl::StatusOr<tensorflow::TensorProto> TensorToProto(const Tensor& tensor,
+                                                      size_t max_bytes = kMaxTensorProtoBytes);
 
 // Type and shape only.
 void FillTensorHeader(const Tensor& tensor, tensorflow::TensorProto& proto);

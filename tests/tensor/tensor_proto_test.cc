@@ -4,9 +4,12 @@
 
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
 
 namespace ferry {
 namespace {
@@ -162,6 +165,31 @@ TEST(TensorProto, MemoryOfADeviceIsNotRead) {
   // A view stays where its buffer is.
   EXPECT_EQ(tensor.Slice(1, 2)->place(), place);
   EXPECT_TRUE(Tensor().is_on_host());
+}
+
+// Beyond 2 GiB protocol buffers count wrong, and die of it or write nonsense.
+TEST(TensorProto, WhatIsTooLargeForAMessageIsRefusedByItsWholeSize) {
+  const Tensor strings = *Tensor::OfStrings(*Shape::Create({100}), std::vector<std::string>(100));
+  const Tensor longer =
+      *Tensor::OfStrings(*Shape::Create({2}), {std::string(127, 'a'), std::string(128, 'b')});
+  const Tensor numbers = *Tensor::Allocate(DataType::kInt32, *Shape::Create({100}));
+  for (const Tensor& tensor : {strings, longer, numbers}) {
+    const size_t bytes = TensorToProto(tensor)->ByteSizeLong();
+    EXPECT_TRUE(TensorToProto(tensor, bytes).ok());
+    const absl::Status status = TensorToProto(tensor, bytes - 1).status();
+    EXPECT_EQ(status.code(), kInvalid);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat(bytes, " bytes")));
+  }
+}
+
+TEST(TensorProto, NamesOfDimensionsAreNotReadAndNotComplainedOf) {
+  // dtype: int8; a shape of one dimension of 2 called FF FE; content.
+  const std::string bytes("\x08\x06\x12\x08\x12\x06\x08\x02\x12\x02\xff\xfe\x22\x02hi", 16);
+  TensorProto proto;
+  ::testing::internal::CaptureStderr();
+  EXPECT_TRUE(proto.ParseFromString(bytes));
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+  EXPECT_THAT(TensorFromProto(proto)->elements<int8_t>(), ElementsAre('h', 'i'));
 }
 
 }  // namespace

@@ -105,6 +105,10 @@ TEST_F(Service, RefusalsAreTensorFlows) {
   EXPECT_THAT(Recv(EdgeText("a", 9), 1).Wait(),
               Fails(StatusCode::kAborted,
                     StartsWith("RecvTensor expects a different device incarnation: 9 vs. 1.")));
+  ::testing::internal::CaptureStderr();
+  EXPECT_THAT(Recv("no\xff key", 9).Wait(),
+              Fails(StatusCode::kInvalidArgument, HasSubstr("no\\377 key")));
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
   EXPECT_THAT(Recv("no key", 2).Wait(),
               Fails(StatusCode::kInvalidArgument, StartsWith("Invalid  rendezvous key: no key")));
   EXPECT_THAT(Recv(EdgeText("a", 1, "GPU:0"), 3).Wait(),

@@ -227,7 +227,7 @@ TEST(Fetcher, APlainWorkersAnswerIsReadAndItsLackOfStreamsRemembered) {
   const Tensor tensor = Counted(DataType::kBfloat16, 10'000);
   tensorflow::RecvTensorResponse response;
   *response.mutable_tensor() = *TensorToProto(tensor);
-  response.mutable_transport_options()->set_type_url("type.googleapis.com/some.Extra");
+  response.set_transport_options("\n\x1etype.googleapis.com/some.Extra");
   CannedService service(response.SerializeAsString(), /*streams=*/false);
   LoopbackServer server(service);
   AddressBook book;
