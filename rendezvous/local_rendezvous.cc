@@ -113,14 +113,16 @@ absl::Status LocalRendezvous::Core::AdmitBySum(size_t bytes) const {
     return absl::ResourceExhaustedError(
         absl::StrCat(limits_.max_waiting,
                      " sends and receives of the step wait for their other "
-                     "side, the limit (RendezvousLimits::max_waiting)"));
+                     "side, the limit (raise --max-waiting, or in programs "
+                     "RendezvousLimits::max_waiting in ExchangeOptions::rendezvous)"));
   }
   const size_t queued = queued_bytes();
   if (queued + bytes <= limits_.max_queued_bytes) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("a tensor of ", bytes, " bytes was sent while ", queued,
                    " bytes of the step wait for receivers; the limit is ", limits_.max_queued_bytes,
-                   " (RendezvousLimits::max_queued_bytes)"));
+                   " (raise --max-queued-bytes, or in programs RendezvousLimits::max_queued_bytes "
+                   "in ExchangeOptions::rendezvous)"));
 }
 
 void LocalRendezvous::Core::Complete(ItemPtr item, absl::Status&& status, Received&& received) {

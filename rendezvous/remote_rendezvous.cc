@@ -169,7 +169,8 @@ uint64_t RemoteRendezvous::Add(Waiting&& waiting) {
       status = absl::ResourceExhaustedError(absl::StrCat(
           limits_.max_waiting, " receives of step ", step_id_,
           waiting.is_deferred ? " wait for it to begin here" : " wait for other workers",
-          ", the limit (RendezvousLimits::max_waiting)"));
+          ", the limit (raise --max-waiting, or in programs RendezvousLimits::max_waiting in "
+          "ExchangeOptions::rendezvous)"));
     }
     if (status.ok()) {
       last_id_ = id;

@@ -28,9 +28,11 @@ absl::StatusOr<std::shared_ptr<RemoteRendezvous>> RendezvousManager::Find(int64_
     return absl::AbortedError(absl::StrCat("step ", step_id, " is over"));
   }
   if (steps_.size() >= options_.max_steps) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        steps_.size(), " steps are open, the limit (RendezvousManagerOptions::max_steps); step ",
-        step_id, " cannot begin. Are finished steps cleaned up?"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat(steps_.size(),
+                     " steps are open, the limit (--max-steps, or in programs "
+                     "RendezvousManagerOptions::max_steps in ExchangeOptions::rendezvous); step ",
+                     step_id, " cannot begin. Are finished steps closed?"));
   }
   return steps_
       .emplace(step_id,

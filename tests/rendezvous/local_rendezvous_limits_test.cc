@@ -19,7 +19,7 @@ TEST(LocalLimits, QueuedBytesAreBoundedAndTheOptionIsNamed) {
   ASSERT_TRUE(rendezvous.Send(Key("a"), Bytes(60)).ok());
   const absl::Status status = rendezvous.Send(Key("b"), Bytes(60));
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(status.message(), HasSubstr("RendezvousLimits::max_queued_bytes"));
+  EXPECT_THAT(status.message(), HasSubstr("raise --max-queued-bytes"));
   EXPECT_EQ(rendezvous.queued_bytes(), 60u);
   EXPECT_EQ(rendezvous.waiting_count(), 1u);
   // To a receiver that waits it need not be queued.
@@ -40,7 +40,7 @@ TEST(LocalLimits, WaitingIsBoundedOnBothSides) {
   Cancellation cancellation;
   rendezvous.RecvAsync(Key("d"), {.cancellation = &cancellation}, results.Writer());
   ASSERT_EQ(results.size(), 1u);
-  EXPECT_THAT(results.all()[0], HasSubstr("RendezvousLimits::max_waiting"));
+  EXPECT_THAT(results.all()[0], HasSubstr("raise --max-waiting"));
   // Nothing of it is left behind.
   cancellation.Cancel();
   EXPECT_EQ(results.size(), 1u);

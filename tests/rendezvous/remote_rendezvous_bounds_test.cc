@@ -52,7 +52,7 @@ TEST_F(Bounds, ReceivesThatComeBeforeTheStepAreLimited) {
   }
   ASSERT_EQ(results_.size(), 1u);
   EXPECT_THAT(results_.all()[0], HasSubstr("RESOURCE_EXHAUSTED: 2 receives of step 1 wait for it"));
-  EXPECT_THAT(results_.all()[0], HasSubstr("RendezvousLimits::max_waiting"));
+  EXPECT_THAT(results_.all()[0], HasSubstr("raise --max-waiting"));
   cancellation.Cancel();
   EXPECT_EQ(results_.size(), 3u);
 }

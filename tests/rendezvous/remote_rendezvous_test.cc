@@ -302,7 +302,7 @@ TEST_F(Remote, FinishedStepsAreRememberedWithinBounds) {
   EXPECT_TRUE(manager.Find(8).ok());
   const absl::Status full = manager.Find(7).status();
   EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(full.message(), HasSubstr("RendezvousManagerOptions::max_steps"));
+  EXPECT_THAT(full.message(), HasSubstr("--max-steps"));
 }
 
 // Scenario 53.

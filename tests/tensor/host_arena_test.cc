@@ -103,7 +103,7 @@ TEST(HostArena, TheBudgetIsKeptAndSaysWhatUsesIt) {
   const absl::Status status = arena->Allocate(2 * kMib).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(status.message(), HasSubstr("1 tensors use 3145728"));
-  EXPECT_THAT(status.message(), HasSubstr("budget_bytes"));
+  EXPECT_THAT(status.message(), HasSubstr("--arena-budget-bytes"));
   EXPECT_TRUE(arena->Allocate(100).ok());
 }
 

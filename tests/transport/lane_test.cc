@@ -151,7 +151,7 @@ TEST_P(LaneTest, PeersThatTakeNothingAreToldOfInTheEnd) {
   const std::string body(kMaxLaneBody, 'x');
   for (int i = 0; i < 5000 && status.ok(); ++i) status = client_lane_->Send(1, {body});
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("lane_queue_bytes"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--lane-queue-bytes"));
   go->Notify();
 }
 

@@ -19,7 +19,9 @@ absl::Status CheckLaneBody(absl::Span<const absl::string_view> parts) {
 absl::Status LaneQueueIsFull(const LanePeer& peer, size_t bytes, size_t frames, size_t limit) {
   return absl::ResourceExhaustedError(
       absl::StrCat(Describe(peer), " does not take what it is sent: ", bytes, " bytes in ", frames,
-                   " messages wait for it (the limit, lane_queue_bytes, is ", limit, ")"));
+                   " messages wait for it, and the limit is ", limit,
+                   ". Is it stopped, or overloaded? If it only is slow: --lane-queue-bytes (in "
+                   "programs ExchangeOptions::lane_queue_bytes)"));
 }
 
 absl::Status PeerHasGone(const LanePeer& peer) {

@@ -298,7 +298,9 @@ absl::StatusOr<std::unique_ptr<TcpTransport>> TcpTransport::Create(TransportEnvi
                                                                    TcpTransportOptions options) {
   if (options.connections < 1 || options.connections > 64) {
     return absl::InvalidArgumentError(
-        absl::StrCat("tcp_connections is ", options.connections, "; it must be from 1 to 64"));
+        absl::StrCat(options.connections,
+                     " connections of a pair; it must be from 1 to 64 (--tcp-connections, or in "
+                     "programs TransportOptions::tcp.connections in ExchangeOptions::transports)"));
   }
   FERRY_ASSIGN_OR_RETURN(std::unique_ptr<DataPlane> plane, DataPlane::Create(options.connections));
   return std::unique_ptr<TcpTransport>(new TcpTransport(std::move(environment), std::move(plane)));
