@@ -52,6 +52,9 @@ void AddExchangeFlags(CLI::App& app, ExchangeOptions& options) {
       ->check(CLI::IsMember({"lane", "grpc"}).description(""))
       ->default_str("lane")
       ->group(kGroup);
+  app.add_flag("--require-proof", options.require_proof,
+               "of grpc: refuse calls that do not prove to know the job's token, as TensorFlow's")
+      ->group(kGroup);
   app.add_option("--exchange-listen", options.listen,
                  "where nodes of other machines connect to; port 0: a free one")
       ->type_name("HOST:PORT")
@@ -86,6 +89,7 @@ std::vector<std::string> ExchangeArguments(const ExchangeOptions& options) {
     arguments.push_back(absl::StrCat("--advertise=", options.advertise));
   }
   if (options.checksum) arguments.push_back("--checksum");
+  if (options.require_proof) arguments.push_back("--require-proof");
   ExchangeOptions copy = options;
   for (const Limit& limit : Limits(copy)) {
     arguments.push_back(absl::StrCat(limit.flag, "=", limit.value));

@@ -4,9 +4,12 @@
 
 #include <vector>
 
+#include "absl/functional/function_ref.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
 #include "tensor/checksum.h"
+#include "transport/lane/handshake.h"
 
 namespace ferry {
 namespace {
@@ -23,7 +26,52 @@ absl::string_view BytesOf(const Number& number) {
 
 std::string AsText(uint64_t sum) { return absl::StrCat(absl::Hex(sum, absl::kZeroPad16)); }
 
+// The proof itself only if there is something to compare it with.
+absl::Status CheckProof(const CallMetadata& metadata, const ProofPolicy& policy, int64_t request_id,
+                        absl::FunctionRef<std::string()> proof) {
+  if (policy.token.empty()) return absl::OkStatus();
+  const std::optional<absl::string_view> sent = FindMark(metadata, kProofMark);
+  if (!sent.has_value()) {
+    if (!policy.is_required) return absl::OkStatus();
+    return absl::UnauthenticatedError(
+        "the call does not prove to be of this job, which this node requires (--require-proof, or "
+        "in programs ExchangeOptions::require_proof). Ferry's nodes prove it when they have the "
+        "same token (FERRY_JOB_TOKEN); TensorFlow's workers cannot");
+  }
+  // Whoever has heard one could say it as often as he likes.
+  if (policy.is_required && request_id == 0) {
+    return absl::UnauthenticatedError("a call without a request id proves nothing");
+  }
+  if (IsSameProof(*sent, proof())) return absl::OkStatus();
+  return absl::UnauthenticatedError(
+      "the caller does not know the job's token, or repeats what another one has said: is it of "
+      "another job (FERRY_JOB_TOKEN)?");
+}
+
 }  // namespace
+
+std::string ProofMark(absl::string_view token, const TensorCall& call) {
+  return absl::BytesToHexString(Authenticate(
+      token,
+      absl::StrCat("ferry RecvTensor", BytesOf(call.step_id), BytesOf(call.request_id), call.key)));
+}
+
+std::string ProofMark(absl::string_view token, int64_t finished_request_id) {
+  return absl::BytesToHexString(
+      Authenticate(token, absl::StrCat("ferry MarkRecvFinished", BytesOf(finished_request_id))));
+}
+
+absl::Status CheckProof(const CallMetadata& metadata, const ProofPolicy& policy,
+                        const TensorCall& call) {
+  return CheckProof(metadata, policy, call.request_id,
+                    [&] { return ProofMark(policy.token, call); });
+}
+
+absl::Status CheckProof(const CallMetadata& metadata, const ProofPolicy& policy,
+                        int64_t finished_request_id) {
+  return CheckProof(metadata, policy, finished_request_id,
+                    [&] { return ProofMark(policy.token, finished_request_id); });
+}
 
 std::string ChecksumMark(const TensorCall& call) {
   return AsText(Checksum({BytesOf(call.step_id), BytesOf(call.request_id), call.key}, 0));

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 
+#include "rendezvous/proof_policy.h"
 #include "rendezvous/response_cache.h"
 
 namespace ferry {
@@ -34,12 +35,29 @@ std::string ChecksumMark(const TensorCall& call);
 // Over type, shape and elements.
 std::string ChecksumMark(const ServedValue& value);
 
+// Of a request: HMAC-SHA256, with the job's token, of the worker's life, step, key and request id:
+// good for this request alone, which no worker serves twice.
+inline constexpr char kProofMark[] = "ferry-proof";
+
+// REQUIRES: a token.
+std::string ProofMark(absl::string_view token, const TensorCall& call);
+// For MarkRecvFinished.
+std::string ProofMark(absl::string_view token, int64_t finished_request_id);
+
 // The value of a mark; nothing if there is none, or more than one.
 std::optional<absl::string_view> FindMark(const CallMetadata& metadata, absl::string_view name);
 
 // At the server; a call without the mark is as good as any.
 //   Errors: DATA_LOSS saying what to do.
 absl::Status CheckCall(const CallMetadata& metadata, const TensorCall& call);
+// At the server.
+//   Errors: UNAUTHENTICATED for a proof that was not made with this token, or not of this call; or
+//   for none, if it is required.
+absl::Status CheckProof(const CallMetadata& metadata, const ProofPolicy& policy,
+                        const TensorCall& call);
+absl::Status CheckProof(const CallMetadata& metadata, const ProofPolicy& policy,
+                        int64_t finished_request_id);
+
 // At the client.
 //   must_have: whether the server understands the mark.
 //   Errors: DATA_LOSS saying what to do.

@@ -52,9 +52,9 @@ class Asked final {
     step_id_ = message.step_id();
     key_ = message.rendezvous_key();
     const TensorCall call = {step_id_, message.request_id(), key_};
-    if (absl::Status status = CheckCall(context_->client_metadata(), call); !status.ok()) {
-      return std::move(done)(std::move(status), {});
-    }
+    absl::Status status = CheckCall(context_->client_metadata(), call);
+    if (status.ok()) status = CheckProof(context_->client_metadata(), options.proof, call);
+    if (!status.ok()) return std::move(done)(std::move(status), {});
     source_.Recv({.step_id = call.step_id, .key = call.key, .request_id = call.request_id},
                  &cancellation_, std::move(done));
   }
@@ -175,23 +175,25 @@ class RecvTensorService final : public coord::RawService {
                call->Start(*request);
                return call;
              });
-    AddUnary(kMarkRecvFinishedPath,
-             [&source](grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
-                       grpc::ByteBuffer* response) {
-               tensorflow::MarkRecvFinishedRequest message;
-               grpc::ByteBuffer bytes = *request;
-               grpc::Status status;
-               if (coord::ParseMessage(bytes, message)) {
-                 source.MarkRecvFinished(message.request_id());
-                 *response = coord::SerializeMessage(tensorflow::MarkRecvFinishedResponse());
-               } else {
-                 status = grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
-                                       "the request is no MarkRecvFinishedRequest");
-               }
-               grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-               reactor->Finish(status);
-               return reactor;
-             });
+    AddUnary(kMarkRecvFinishedPath, [this, &source](grpc::CallbackServerContext* context,
+                                                    const grpc::ByteBuffer* request,
+                                                    grpc::ByteBuffer* response) {
+      tensorflow::MarkRecvFinishedRequest message;
+      grpc::ByteBuffer bytes = *request;
+      absl::Status status;
+      if (coord::ParseMessage(bytes, message)) {
+        status = CheckProof(context->client_metadata(), options_.proof, message.request_id());
+      } else {
+        status = absl::InvalidArgumentError("the request is no MarkRecvFinishedRequest");
+      }
+      if (status.ok()) {
+        source.MarkRecvFinished(message.request_id());
+        *response = coord::SerializeMessage(tensorflow::MarkRecvFinishedResponse());
+      }
+      grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+      reactor->Finish(coord::ToGrpcStatus(status));
+      return reactor;
+    });
     if (!options_.has_streams) return;
     AddServerStream(kTensorStreamPath, [this, &source](grpc::CallbackServerContext* context,
                                                        const grpc::ByteBuffer* request) {

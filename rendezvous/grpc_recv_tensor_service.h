@@ -8,6 +8,7 @@
 
 #include <grpcpp/impl/codegen/service_type.h>
 
+#include "rendezvous/grpc_call_marks.h"
 #include "rendezvous/grpc_tensor_coding.h"
 #include "rendezvous/grpc_tensor_frames.h"
 #include "rendezvous/tensor_source.h"
@@ -27,6 +28,8 @@ struct RecvTensorServiceOptions {
   size_t frame_bytes = kFrameBytes;
   // A checksum of the value goes along with every answer, not only where the client asks for it.
   bool checksum = false;
+  // By default everyone may ask.
+  ProofPolicy proof;
 };
 
 // The three paths above, over `source`, which outlives the server. A call that waits for its value
@@ -35,7 +38,8 @@ struct RecvTensorServiceOptions {
 // encodes it, without copying it, and begins to write it.
 //   Errors of RecvTensor and Recv: as TensorSource::Recv; INVALID_ARGUMENT for a request that is
 //   none, and, of RecvTensor, for a tensor above max_unary_bytes, which is then lost; DATA_LOSS for
-//   a request that is not the one its client has sent (grpc_call_marks.h).
+//   a request that is not the one its client has sent, and UNAUTHENTICATED for one that does not
+//   prove what it should (grpc_call_marks.h).
 std::unique_ptr<grpc::Service> MakeRecvTensorService(TensorSource& source,
                                                      RecvTensorServiceOptions options = {});
 

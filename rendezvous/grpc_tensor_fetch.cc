@@ -123,7 +123,7 @@ class UnaryAttempt final {
 };
 
 // The worker may forget the value; if it does not hear so, it will with the step.
-void MarkFinished(const PeerPtr& peer, int64_t request_id) {
+void MarkFinished(const PeerPtr& peer, const std::string& token, int64_t request_id) {
   struct Call {
     PeerPtr peer;
     grpc::ClientContext context;
@@ -134,6 +134,7 @@ void MarkFinished(const PeerPtr& peer, int64_t request_id) {
   tensorflow::MarkRecvFinishedRequest message;
   message.set_request_id(request_id);
   call->request = coord::SerializeMessage(message);
+  if (!token.empty()) call->context.AddMetadata(kProofMark, ProofMark(token, request_id));
   call->context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
   grpc::internal::CallbackUnaryCall(peer->channel.get(), peer->mark_finished, &call->context,
                                     static_cast<const grpc::ByteBuffer*>(&call->request),
@@ -209,6 +210,9 @@ void TensorFetch::Attempt() {
   if (core_->options().checksum) {
     context->AddMetadata(kChecksumMark, ChecksumMark({step_id_, request_id_, key_.text()}));
   }
+  if (const std::string& token = core_->options().token; !token.empty()) {
+    context->AddMetadata(kProofMark, ProofMark(token, {step_id_, request_id_, key_.text()}));
+  }
   {
     absl::MutexLock lock(&mu_);
     context_ = context;
@@ -270,7 +274,7 @@ void TensorFetch::OnAttemptDone(const PeerPtr& peer, bool is_stream, FetchOutcom
     is_cancelled = is_cancelled_;
   }
   if (outcome.status.ok()) {
-    if (outcome.is_kept) MarkFinished(peer, request_id_);
+    if (outcome.is_kept) MarkFinished(peer, core_->options().token, request_id_);
     return End(absl::OkStatus(), std::move(outcome.value));
   }
   if (is_cancelled) return End(std::move(outcome.status));
@@ -297,7 +301,7 @@ void TensorFetch::OnAttemptDone(const PeerPtr& peer, bool is_stream, FetchOutcom
 absl::Status TensorFetch::Explain(const absl::Status& status, const std::string& address) const {
   // The others are the worker's own words.
   if (!absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status) &&
-      !absl::IsInternal(status) && !absl::IsDataLoss(status)) {
+      !absl::IsInternal(status) && !absl::IsDataLoss(status) && !absl::IsUnauthenticated(status)) {
     return status;
   }
   return absl::Status(

@@ -33,6 +33,8 @@ struct GrpcTensorFetcherOptions {
   // Of each request a checksum goes along, and one of the value is asked for and compared.
   // TensorFlow's workers know of none, and what they send is taken without.
   bool checksum = false;
+  // The job's: requests prove to be of it. TensorFlow's workers do not look. Empty: they do not.
+  std::string token;
   // After UNAVAILABLE; as many as TensorFlow's (kMaxWorkerRpcRetries).
   int max_retries = 10;
   // Before the first retry; doubles from one to the next.

@@ -61,6 +61,9 @@ absl::StatusOr<std::string> FindToken(const ExchangeOptions& options, GetEnv get
 absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions options, Endpoint self,
                                                           EndpointResolver resolver,
                                                           KnownEndpoint known) {
+  if (options.require_proof && options.token.empty()) {
+    return absl::InvalidArgumentError("a proof of no token cannot be required");
+  }
   auto exchange = std::unique_ptr<Exchange>(new Exchange());
   FERRY_ASSIGN_OR_RETURN(exchange->arena_, HostArena::Create(options.arena));
   FERRY_ASSIGN_OR_RETURN(exchange->loop_, LaneLoop::Create({.spin = options.spin}));
@@ -83,7 +86,9 @@ absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions option
   if (options.carrier == Carrier::kGrpc) {
     FERRY_CHECK(known != nullptr);
     exchange->grpc_ = std::make_unique<GrpcCarrier>(
-        std::move(known), exchange->arena_, GrpcCarrierOptions{.checksum = options.checksum});
+        std::move(known), exchange->arena_,
+        GrpcCarrierOptions{.checksum = options.checksum,
+                           .proof = {options.token, options.require_proof}});
     fetcher = &exchange->grpc_->fetcher();
   }
   exchange->manager_ =

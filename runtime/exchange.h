@@ -62,6 +62,9 @@ struct ExchangeOptions {
   // the contents of $FERRY_JOB_TOKEN_FILE, or one that the first node draws and leaves in the
   // store.
   std::string token;
+  // Of Carrier::kGrpc, whose calls carry a proof of the token: whether calls without one are
+  // refused. TensorFlow's workers prove nothing.
+  bool require_proof = false;
   // How long to look for more before sleeping, after something has come and while waiting for it.
   absl::Duration spin = absl::Microseconds(20);
   absl::Duration connect_timeout = absl::Seconds(10);

@@ -28,7 +28,7 @@ constexpr auto kGrace = std::chrono::seconds(10);
 class GrpcCarrier::Impl {
  public:
   Impl(KnownEndpoint endpoints, std::shared_ptr<HostArena> arena, GrpcCarrierOptions options)
-      : options(options),
+      : options(std::move(options)),
         fetcher(
             SteadyClock(),
             [endpoints =
@@ -45,12 +45,13 @@ class GrpcCarrier::Impl {
               }
               return endpoint->grpc_address;
             },
-            FetcherOptions(std::move(arena), options)) {}
+            FetcherOptions(std::move(arena), this->options)) {}
 
   static GrpcTensorFetcherOptions FetcherOptions(std::shared_ptr<HostArena> arena,
                                                  const GrpcCarrierOptions& carrier) {
     GrpcTensorFetcherOptions options;
     options.checksum = carrier.checksum;
+    options.token = carrier.proof.token;
     // Warm memory: fresh pages would cost half the time.
     options.allocator = [arena = std::move(arena)](DataType dtype,
                                                    const Shape& shape) -> absl::StatusOr<Tensor> {
@@ -88,7 +89,8 @@ absl::Status GrpcCarrier::Serve(RendezvousManager& manager, const LanePeer& self
         return self.incarnation;
       },
       TensorSourceOptions{.gpus = gpus});
-  impl_->service = MakeRecvTensorService(*impl_->source, {.checksum = impl_->options.checksum});
+  impl_->service = MakeRecvTensorService(
+      *impl_->source, {.checksum = impl_->options.checksum, .proof = impl_->options.proof});
   grpc::ServerBuilder builder;
   PrepareTensorServer(builder);
   builder.AddListeningPort(listen, grpc::InsecureServerCredentials(), &impl_->port);

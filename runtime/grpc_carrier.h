@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 
+#include "rendezvous/proof_policy.h"
 #include "rendezvous/rendezvous_manager.h"
 #include "tensor/host_arena.h"
 #include "transport/transport.h"
@@ -22,6 +23,8 @@ using KnownEndpoint = std::function<absl::StatusOr<Endpoint>(int32_t node_id)>;
 struct GrpcCarrierOptions {
   // Of every value and of what is asked for; see GrpcTensorFetcherOptions.
   bool checksum = false;
+  // What this node proves, and what it wants proved.
+  ProofPolicy proof;
 };
 
 // Where only one port is open, or the other side is TensorFlow. Thread-safe. Threads: gRPC's.

@@ -485,5 +485,26 @@ TEST(ExchangeTest, WrongTokensNeverMeet) {
   EXPECT_GE(a.exchange->lane_stats().refused, 1);
 }
 
+TEST(ExchangeTest, WrongTokensNeverMeetOverGrpcEither) {
+  Directory directory;
+  ExchangeOptions options;
+  options.carrier = Carrier::kGrpc;
+  options.require_proof = true;
+  ExchangeEnd a(directory, 1, options);
+  ExchangeEnd b(directory, 2, options);
+  options.token = "another job";
+  ExchangeEnd c(directory, 3, options);
+  Receipt of_friend;
+  Receipt of_stranger;
+  b.Step(1)->RecvAsync(KeyBetween(a, b, "k"), {}, of_friend.callback());
+  c.Step(1)->RecvAsync(KeyBetween(a, c, "k"), {}, of_stranger.callback());
+  EXPECT_EQ(of_stranger.Wait().status().code(), absl::StatusCode::kUnauthenticated);
+  ASSERT_TRUE(
+      a.Step(1)
+          ->Send(KeyBetween(a, b, "k"), *Tensor::Allocate(DataType::kInt32, *Shape::Create({4})))
+          .ok());
+  EXPECT_TRUE(of_friend.Wait().ok()) << of_friend.Wait().status();
+}
+
 }  // namespace
 }  // namespace ferry

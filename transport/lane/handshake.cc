@@ -41,10 +41,6 @@ absl::Status NotFerry() {
   return absl::InvalidArgumentError("whoever is at the other end does not speak Ferry's protocol");
 }
 
-bool IsSame(absl::string_view a, absl::string_view b) {
-  return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
-}
-
 }  // namespace
 
 std::string DrawSecret() {
@@ -52,6 +48,10 @@ std::string DrawSecret() {
   FERRY_CHECK(RAND_bytes(reinterpret_cast<unsigned char*>(secret.data()),
                          static_cast<int>(secret.size())) == 1);
   return secret;
+}
+
+bool IsSameProof(absl::string_view a, absl::string_view b) {
+  return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
 std::string Authenticate(absl::string_view secret, absl::string_view message) {
@@ -226,7 +226,7 @@ std::string Handshake::Proof(absl::string_view side) const {
 }
 
 absl::Status Handshake::OnClientProof(absl::string_view message) {
-  const bool is_right = IsSame(message, Proof("client"));
+  const bool is_right = IsSameProof(message, Proof("client"));
   const Verdict verdict = is_right ? Verdict::kWelcome : Verdict::kWrongToken;
   output_.append(reinterpret_cast<const char*>(&verdict), sizeof(verdict));
   // No proof of ours for a stranger.
@@ -246,7 +246,7 @@ absl::Status Handshake::OnServerProof(absl::string_view message) {
     return absl::UnauthenticatedError(absl::StrCat(
         Describe(peer_), " does not take this process's token: is it the same job's?"));
   }
-  if (!IsSame(proof.rest(), Proof("server"))) {
+  if (!IsSameProof(proof.rest(), Proof("server"))) {
     return absl::UnauthenticatedError(
         absl::StrCat("whoever answers for ", Describe(peer_), " does not know the job's token"));
   }

@@ -160,5 +160,97 @@ TEST(CallMarks, AStreamWithoutItsChecksumIsNotBelieved) {
   }
 }
 
+// --- Proofs
+
+constexpr char kToken[] = "the job's secret";
+
+TestWorkerOptions Proving(bool is_required, const std::string& token = kToken) {
+  TestWorkerOptions options;
+  options.service.proof = {token, is_required};
+  return options;
+}
+
+class Proofs : public ::testing::Test {
+ protected:
+  explicit Proofs(bool is_required = true) : worker_(book_, Proving(is_required)) {
+    EXPECT_TRUE(worker_.Begin(1)->Send(Edge("a"), Value("v")).ok());
+  }
+  coord::Answer AskWith(const std::string& proof, const TensorCall& call) {
+    return Ask(worker_, call.step_id, std::string(call.key), call.request_id, {{kProofMark, proof}})
+        .Wait();
+  }
+
+  AddressBook book_;
+  TestWorker worker_;
+  const std::string key_ = EdgeText("a");
+  const TensorCall call_ = {1, 5, key_};
+};
+
+TEST_F(Proofs, AreOfOneCallAndOneToken) {
+  const std::string other_life = EdgeText("a", /*incarnation=*/2);
+  for (const TensorCall& other :
+       {TensorCall{2, 5, key_}, TensorCall{1, 6, key_}, TensorCall{1, 5, other_life}}) {
+    EXPECT_THAT(AskWith(ProofMark(kToken, other), call_), Fails(StatusCode::kUnauthenticated));
+  }
+  EXPECT_THAT(AskWith(ProofMark("another", call_), call_), Fails(StatusCode::kUnauthenticated));
+  EXPECT_THAT(AskWith("", call_), Fails(StatusCode::kUnauthenticated));
+  EXPECT_THAT(AskWith(ProofMark(kToken, call_), call_), IsOk());
+  // What somebody has overheard.
+  EXPECT_THAT(AskWith(ProofMark(kToken, call_), call_),
+              Fails(StatusCode::kAborted, HasSubstr("received twice")));
+  const TensorCall without_id = {1, 0, key_};
+  EXPECT_THAT(AskWith(ProofMark(kToken, without_id), without_id),
+              Fails(StatusCode::kUnauthenticated));
+}
+
+TEST_F(Proofs, AreMissedOnlyWhereTheyAreRequired) {
+  EXPECT_THAT(Ask(worker_, 1, key_, 1, {}).Wait(),
+              Fails(StatusCode::kUnauthenticated,
+                    AllOf(HasSubstr("--require-proof"), HasSubstr("FERRY_JOB_TOKEN"))));
+  tensorflow::MarkRecvFinishedRequest finished;
+  finished.set_request_id(5);
+  const auto mark = [&](std::vector<std::pair<std::string, std::string>> metadata) {
+    PendingCall::Options options;
+    options.metadata = std::move(metadata);
+    return PendingCall::Start(coord::NewChannel(worker_.address()), kMarkRecvFinishedPath,
+                              finished.SerializeAsString(), options)
+        .Wait();
+  };
+  EXPECT_THAT(mark({}), Fails(StatusCode::kUnauthenticated));
+  EXPECT_THAT(mark({{kProofMark, ProofMark(kToken, 6)}}), Fails(StatusCode::kUnauthenticated));
+  EXPECT_THAT(mark({{kProofMark, ProofMark(kToken, 5)}}), IsOk());
+
+  AddressBook book;
+  TestWorker open(book, Proving(/*is_required=*/false));
+  ASSERT_TRUE(open.Begin(1)->Send(Edge("a"), Value("v")).ok());
+  // A stock client; and one of another job, which is a mistake.
+  EXPECT_THAT(Ask(open, 1, key_, 1, {{kProofMark, ProofMark("another", {1, 1, key_})}}).Wait(),
+              Fails(StatusCode::kUnauthenticated));
+  EXPECT_THAT(Ask(open, 1, key_, 1, {}).Wait(), IsOk());
+}
+
+TEST_P(MarkedForms, FetchesProveTheirToken) {
+  for (const bool keeps : {false, true}) {
+    TestWorkerOptions source = Source({.keep_responses = keeps});
+    source.service.proof = {kToken, true};
+    GrpcTensorFetcherOptions options = Sink();
+    options.token = kToken;
+    Pair pair(source, options);
+    pair.Send("e", Value("v"));
+    const absl::StatusOr<Received> received = pair.Recv("e").Wait();
+    ASSERT_THAT(received, IsOk());
+    EXPECT_EQ(received->tensor.strings()[0], "v");
+    // Its receipt is believed as well.
+    EXPECT_TRUE(
+        coord::Eventually([&pair] { return pair.source.source().cache().entry_count() == 0; }));
+
+    options.token = "another";
+    Pair strangers(source, options);
+    strangers.Send("e", Value("v"));
+    EXPECT_THAT(strangers.Recv("e").Wait(),
+                Fails(StatusCode::kUnauthenticated, HasSubstr("/job:worker/replica:0/task:0")));
+  }
+}
+
 }  // namespace
 }  // namespace ferry
