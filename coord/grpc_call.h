@@ -7,20 +7,21 @@
 #include <atomic>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <google/protobuf/message_lite.h>
-#include <grpcpp/server_context.h>
 #include <grpcpp/support/byte_buffer.h>
-#include <grpcpp/support/server_callback.h>
 #include <grpcpp/support/status.h>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 
 #include "coord/grpc_bytes.h"
+#include "coord/grpc_errors.h"
 #include "coord/strand.h"
 #include "coord/types.h"
 
@@ -52,51 +53,48 @@ class Edge final {
   absl::flat_hash_map<std::string, std::vector<TaskId>> callers_ ABSL_GUARDED_BY(mu_);
 };
 
-// A call that may wait. Owned by gRPC: deletes itself when the call is over. Holds no thread.
-// Use: make one, park it with the coordinator, SetWait what that returned, and return it from the
-// handler; the coordinator's callback calls Finish exactly once.
-class ParkedCall final : public grpc::ServerUnaryReactor {
+class ParkedCall;
+
+// A call on its way through its handler. Exactly one of Finish, Reply, Answer and Park is called,
+// once, before the handler returns; the call is not used after that.
+class UnaryCall {
  public:
-  ParkedCall(Edge& edge, grpc::ByteBuffer* response) : edge_(edge), response_(response) {}
+  // What the other end is called by gRPC, such as "ipv4:10.0.0.7:41234".
+  virtual std::string peer() const = 0;
+  // `response` is sent if the status is OK. Not with a lock held.
+  virtual void Answer(grpc::Status status, grpc::ByteBuffer response) = 0;
 
-  // gRPC cannot cancel or end the call before its handler has returned it, so this needs no lock.
-  void SetWait(WaitId wait) { wait_ = wait; }
-
+  void Finish(grpc::Status status) { Answer(std::move(status), {}); }
   void Reply(const google::protobuf::MessageLite& message) {
-    *response_ = SerializeMessage(message);
-    Finish(grpc::Status::OK);
+    Answer(grpc::Status::OK, SerializeMessage(message));
   }
+  // Calls `body(coordinator, ParkedCall*)` on the strand. It returns what the call waits for, or a
+  // plain error that ends it; the completions it leaves behind may answer.
+  template <typename Body>
+  void Park(Strand& strand, Body&& body);
 
- private:
-  // The client vanished, cancelled, or its deadline passed.
-  void OnCancel() override {
-    if (wait_ == kNoWait) return;
-    const bool dropped =
-        edge_.strand().Run([this](Coordinator& coordinator) { return coordinator.Cancel(wait_); });
-    if (dropped) edge_.CountDroppedWait();
-  }
-  void OnDone() override { delete this; }
-
-  Edge& edge_;
-  grpc::ByteBuffer* const response_;
-  WaitId wait_ = kNoWait;
+ protected:
+  ~UnaryCall() = default;
+  // The call in a form that outlives the handler.
+  virtual ParkedCall* Keep() = 0;
 };
 
-// The parts of a call on their way through a handler.
-struct UnaryContext {
-  grpc::CallbackServerContext* server = nullptr;
-  grpc::ByteBuffer* response = nullptr;
-
-  grpc::ServerUnaryReactor* Fail(grpc::Status status) const {
-    grpc::ServerUnaryReactor* reactor = server->DefaultReactor();
-    reactor->Finish(std::move(status));
-    return reactor;
-  }
-  grpc::ServerUnaryReactor* Reply(const google::protobuf::MessageLite& message) const {
-    *response = SerializeMessage(message);
-    return Fail(grpc::Status::OK);
-  }
+// A call that waits for the coordinator, which answers it exactly once. Holds no thread. Owned by
+// gRPC, which lets go of it when it has been answered and its handler has returned.
+class ParkedCall : public UnaryCall {
+ public:
+  // What is dropped if the client goes. Only while the handler runs.
+  virtual void SetWait(WaitId wait) = 0;
 };
+
+template <typename Body>
+void UnaryCall::Park(Strand& strand, Body&& body) {
+  ParkedCall* const call = Keep();
+  const absl::StatusOr<WaitId> wait = strand.Run(
+      [&](Coordinator& coordinator) { return absl::StatusOr<WaitId>(body(coordinator, call)); });
+  if (!wait.ok()) return call->Finish(ToGrpcStatus(wait.status()));
+  call->SetWait(*wait);
+}
 
 }  // namespace ferry::coord
 

@@ -17,11 +17,11 @@ namespace ferry::coord {
 template <typename Gen>
 class CoordinationCall {
  protected:
-  CoordinationCall(Edge& edge, UnaryContext context) : edge_(edge), context_(context) {}
+  CoordinationCall(Edge& edge, UnaryCall& call) : edge_(edge), call_(call) {}
 
-  grpc::ServerUnaryReactor* Fail(const absl::Status& status,
-                                 const std::optional<BarrierErrorInfo>& barrier = std::nullopt) {
-    return context_.Fail(ToWire(edge_, status, barrier));
+  void Fail(const absl::Status& status,
+            const std::optional<BarrierErrorInfo>& barrier = std::nullopt) {
+    call_.Finish(ToWire(edge_, status, barrier));
   }
 
   static absl::Status Stopped() {
@@ -60,16 +60,12 @@ class CoordinationCall {
   }
 
   template <typename Body>
-  grpc::ServerUnaryReactor* Park(Body&& body) {
-    auto* call = new ParkedCall(edge_, context_.response);
-    const WaitId wait = edge_.strand().Run(
-        [&](Coordinator& coordinator) -> WaitId { return body(coordinator, call); });
-    call->SetWait(wait);
-    return call;
+  void Park(Body&& body) {
+    call_.Park(edge_.strand(), std::forward<Body>(body));
   }
 
   Edge& edge_;
-  const UnaryContext context_;
+  UnaryCall& call_;
 };
 
 }  // namespace ferry::coord

@@ -4,9 +4,7 @@
 
 namespace ferry::coord {
 
-template grpc::ServerUnaryReactor* ServeCoordination<WithIncarnations>(CoordinationMethod, Edge&,
-                                                                       DeviceInfoMerger&,
-                                                                       UnaryContext,
-                                                                       grpc::ByteBuffer&);
+template void ServeCoordination<WithIncarnations>(CoordinationMethod, Edge&, DeviceInfoMerger&,
+                                                  UnaryCall&, grpc::ByteBuffer&);
 
 }  // namespace ferry::coord

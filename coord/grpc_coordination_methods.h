@@ -40,23 +40,19 @@ enum class CoordinationMethod {
 //   Malformed requests are answered INVALID_ARGUMENT, methods that the generation does not have
 //   UNIMPLEMENTED.
 template <typename Generation>
-grpc::ServerUnaryReactor* ServeCoordination(CoordinationMethod method, Edge& edge,
-                                            DeviceInfoMerger& devices, UnaryContext context,
-                                            grpc::ByteBuffer& request);
+void ServeCoordination(CoordinationMethod method, Edge& edge, DeviceInfoMerger& devices,
+                       UnaryCall& call, grpc::ByteBuffer& request);
 
 struct NamedTasks;
 struct NumberedTasks;
 struct WithIncarnations;
-extern template grpc::ServerUnaryReactor* ServeCoordination<NamedTasks>(CoordinationMethod, Edge&,
-                                                                        DeviceInfoMerger&,
-                                                                        UnaryContext,
-                                                                        grpc::ByteBuffer&);
-extern template grpc::ServerUnaryReactor* ServeCoordination<NumberedTasks>(CoordinationMethod,
-                                                                           Edge&, DeviceInfoMerger&,
-                                                                           UnaryContext,
-                                                                           grpc::ByteBuffer&);
-extern template grpc::ServerUnaryReactor* ServeCoordination<WithIncarnations>(
-    CoordinationMethod, Edge&, DeviceInfoMerger&, UnaryContext, grpc::ByteBuffer&);
+extern template void ServeCoordination<NamedTasks>(CoordinationMethod, Edge&, DeviceInfoMerger&,
+                                                   UnaryCall&, grpc::ByteBuffer&);
+extern template void ServeCoordination<NumberedTasks>(CoordinationMethod, Edge&, DeviceInfoMerger&,
+                                                      UnaryCall&, grpc::ByteBuffer&);
+extern template void ServeCoordination<WithIncarnations>(CoordinationMethod, Edge&,
+                                                         DeviceInfoMerger&, UnaryCall&,
+                                                         grpc::ByteBuffer&);
 
 }  // namespace ferry::coord
 

@@ -19,10 +19,10 @@ namespace ferry::coord {
 template <typename Gen>
 class CoordinationMethods final : private CoordinationCall<Gen> {
  public:
-  CoordinationMethods(Edge& edge, DeviceInfoMerger& devices, UnaryContext context)
-      : CoordinationCall<Gen>(edge, context), devices_(devices) {}
+  CoordinationMethods(Edge& edge, DeviceInfoMerger& devices, UnaryCall& call)
+      : CoordinationCall<Gen>(edge, call), devices_(devices) {}
 
-  grpc::ServerUnaryReactor* RegisterTask(const typename Gen::RegisterTaskRequest& request) {
+  void RegisterTask(const typename Gen::RegisterTaskRequest& request) {
     const absl::StatusOr<TaskId> task = Resolve(request.source_task());
     if (!task.ok()) return Fail(task.status());
     Registration registration;
@@ -30,7 +30,7 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
     registration.incarnation = Incarnation(request.incarnation());
     registration.recoverable = SaysRecoverable(request.source_task());
     registration.facts.service = "coordination";
-    registration.facts.observed_address = context_.server->peer();
+    registration.facts.observed_address = call_.peer();
     edge_.NoteCaller(registration.facts.observed_address, *task);
     return Park([&](Coordinator& coordinator, ParkedCall* call) {
       return coordinator.RegisterTask(
@@ -43,7 +43,7 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
     });
   }
 
-  grpc::ServerUnaryReactor* Heartbeat(const typename Gen::HeartbeatRequest& request) {
+  void Heartbeat(const typename Gen::HeartbeatRequest& request) {
     const absl::StatusOr<TaskId> task = Resolve(request.source_task());
     if (!task.ok()) return Fail(task.status());
     typename Gen::HeartbeatResponse response;
@@ -51,10 +51,10 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
       response.set_leader_incarnation(coordinator.incarnation().value());
       return coordinator.Heartbeat(*task, Incarnation(request.incarnation()));
     });
-    return status.ok() ? context_.Reply(response) : Fail(status);
+    return status.ok() ? call_.Reply(response) : Fail(status);
   }
 
-  grpc::ServerUnaryReactor* ShutdownTask(const typename Gen::ShutdownTaskRequest& request) {
+  void ShutdownTask(const typename Gen::ShutdownTaskRequest& request) {
     const absl::StatusOr<TaskId> task = Resolve(request.source_task());
     if (!task.ok()) return Fail(task.status());
     return Park([&](Coordinator& coordinator, ParkedCall* call) {
@@ -63,7 +63,7 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
     });
   }
 
-  grpc::ServerUnaryReactor* PollForError(const typename Gen::PollForErrorRequest& request) {
+  void PollForError(const typename Gen::PollForErrorRequest& request) {
     const absl::StatusOr<TaskId> task = Resolve(request.source_task());
     if (!task.ok()) return Fail(task.status());
     return Park([&](Coordinator& coordinator, ParkedCall* call) {
@@ -72,7 +72,7 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
     });
   }
 
-  grpc::ServerUnaryReactor* Barrier(const typename Gen::BarrierRequest& request) {
+  void Barrier(const typename Gen::BarrierRequest& request) {
     const absl::StatusOr<TaskId> caller = Resolve(request.source_task());
     const BarrierErrorInfo info{request.barrier_id(), request.counter()};
     if (!caller.ok()) return Fail(caller.status(), info);
@@ -100,14 +100,14 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
     });
   }
 
-  grpc::ServerUnaryReactor* CancelBarrier(const typename Gen::CancelBarrierRequest& request) {
+  void CancelBarrier(const typename Gen::CancelBarrierRequest& request) {
     const absl::Status status = edge_.strand().Run([&](Coordinator& coordinator) {
       return coordinator.CancelBarrier(request.barrier_id(), request.counter());
     });
-    return status.ok() ? context_.Reply(typename Gen::CancelBarrierResponse()) : Fail(status);
+    return status.ok() ? call_.Reply(typename Gen::CancelBarrierResponse()) : Fail(status);
   }
 
-  grpc::ServerUnaryReactor* GetAliveTasks(const typename Gen::GetAliveTasksRequest& request) {
+  void GetAliveTasks(const typename Gen::GetAliveTasksRequest& request) {
     const absl::StatusOr<TaskId> caller = Resolve(request.requesting_task());
     if (!caller.ok()) return Fail(caller.status());
     std::vector<TaskId> tasks;
@@ -132,10 +132,10 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
     });
   }
 
-  grpc::ServerUnaryReactor* Watch(const typename Gen::WatchRequest& request) {
+  void Watch(const typename Gen::WatchRequest& request) {
     std::string job;
     if constexpr (Gen::kIsOlderLayout) job = request.job_name();
-    const TaskId caller = edge_.CallerAt(context_.server->peer());
+    const TaskId caller = edge_.CallerAt(call_.peer());
     return Park([&](Coordinator& coordinator, ParkedCall* call) {
       const Jobs& jobs = coordinator.jobs();
       return coordinator.WatchTasks(
@@ -156,7 +156,7 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
   // --- Only in the older layouts ---
 
   template <typename Request>
-  grpc::ServerUnaryReactor* WaitForAllTasks(const Request& request) {
+  void WaitForAllTasks(const Request& request) {
     const absl::StatusOr<TaskId> task = Resolve(request.source_task());
     if (!task.ok()) return Fail(task.status());
     return Park([&](Coordinator& coordinator, ParkedCall* call) {
@@ -174,16 +174,16 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
   }
 
   template <typename Request>
-  grpc::ServerUnaryReactor* ResetTask(const Request& request) {
+  void ResetTask(const Request& request) {
     const absl::StatusOr<TaskId> task = Resolve(request.source_task());
     if (!task.ok()) return Fail(task.status());
     const absl::Status status =
         edge_.strand().Run([&](Coordinator& coordinator) { return coordinator.ResetTask(*task); });
-    return status.ok() ? context_.Reply(typename Gen::ResetTaskResponse()) : Fail(status);
+    return status.ok() ? call_.Reply(typename Gen::ResetTaskResponse()) : Fail(status);
   }
 
   template <typename Request>
-  grpc::ServerUnaryReactor* ReportErrorToService(const Request& request) {
+  void ReportErrorToService(const Request& request) {
     const absl::StatusOr<TaskId> task = Resolve(request.error_origin());
     if (!task.ok()) return Fail(task.status());
     const bool is_code = request.error_code() > 0 && request.error_code() <= 16;
@@ -192,12 +192,11 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
         request.error_message());
     const absl::Status status = edge_.strand().Run(
         [&](Coordinator& coordinator) { return coordinator.ReportError(*task, error); });
-    return status.ok() ? context_.Reply(typename Gen::ReportErrorToServiceResponse())
-                       : Fail(status);
+    return status.ok() ? call_.Reply(typename Gen::ReportErrorToServiceResponse()) : Fail(status);
   }
 
   template <typename Request>
-  grpc::ServerUnaryReactor* GetTaskState(const Request& request) {
+  void GetTaskState(const Request& request) {
     std::vector<TaskId> tasks;
     for (const auto& task : request.source_task()) {
       const absl::StatusOr<TaskId> resolved = Resolve(task);
@@ -211,11 +210,11 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
         FillInfo(coordinator.jobs(), infos[task.value()], *response.add_task_state());
       }
     });
-    return context_.Reply(response);
+    return call_.Reply(response);
   }
 
   template <typename Request>
-  grpc::ServerUnaryReactor* GetJobState(const Request& request) {
+  void GetJobState(const Request& request) {
     tensorflow::GetJobStateResponse response;
     const bool is_known = edge_.strand().Run([&](Coordinator& coordinator) {
       const Jobs& jobs = coordinator.jobs();
@@ -225,14 +224,14 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
       }
       return jobs.HasJob(request.job_name());
     });
-    if (is_known) return context_.Reply(response);
+    if (is_known) return call_.Reply(response);
     return Fail(CoordinationError(absl::InvalidArgumentError(
         absl::StrCat("job \"", request.job_name(), "\" is not in the cluster"))));
   }
 
  private:
   using Base = CoordinationCall<Gen>;
-  using Base::context_;
+  using Base::call_;
   using Base::edge_;
   using Base::Fail;
   using Base::Park;
@@ -259,19 +258,18 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
 };
 
 template <typename Gen>
-grpc::ServerUnaryReactor* ServeCoordination(CoordinationMethod method, Edge& edge,
-                                            DeviceInfoMerger& devices, UnaryContext context,
-                                            grpc::ByteBuffer& bytes) {
-  CoordinationMethods<Gen> methods(edge, devices, context);
+void ServeCoordination(CoordinationMethod method, Edge& edge, DeviceInfoMerger& devices,
+                       UnaryCall& call, grpc::ByteBuffer& bytes) {
+  CoordinationMethods<Gen> methods(edge, devices, call);
   const auto unimplemented = [&] {
-    return context.Fail(grpc::Status(grpc::StatusCode::UNIMPLEMENTED,
-                                     "this generation of the protocol has no such method"));
+    return call.Finish(grpc::Status(grpc::StatusCode::UNIMPLEMENTED,
+                                    "this generation of the protocol has no such method"));
   };
   // Parses the request, refuses it if it is meant for another life of the service, and hands it to
   // `body`.
   const auto parsed = [&]<typename Request>(Request request, auto body) {
     if (!ParseMessage(bytes, request)) {
-      return context.Fail(
+      return call.Finish(
           grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "the request cannot be parsed"));
     }
     if constexpr (requires { request.incarnations(); }) {
@@ -279,7 +277,7 @@ grpc::ServerUnaryReactor* ServeCoordination(CoordinationMethod method, Edge& edg
       if (request.has_incarnations()) {
         const uint64_t current = edge.strand().Run(
             [](Coordinator& coordinator) { return coordinator.incarnation().value(); });
-        if (meant != current) return context.Fail(ServiceMismatch(meant, current));
+        if (meant != current) return call.Finish(ServiceMismatch(meant, current));
       }
     }
     return body(request);
@@ -321,7 +319,7 @@ grpc::ServerUnaryReactor* ServeCoordination(CoordinationMethod method, Edge& edg
     }
   }
   if constexpr (Gen::kHasStore) {
-    StoreMethods<Gen> store(edge, context);
+    StoreMethods<Gen> store(edge, call);
     switch (method) {
       case CoordinationMethod::kInsertKeyValue:
         FERRY_SERVE(store, InsertKeyValue, InsertKeyValueRequest);

@@ -4,8 +4,7 @@
 
 namespace ferry::coord {
 
-template grpc::ServerUnaryReactor* ServeCoordination<NumberedTasks>(CoordinationMethod, Edge&,
-                                                                    DeviceInfoMerger&, UnaryContext,
-                                                                    grpc::ByteBuffer&);
+template void ServeCoordination<NumberedTasks>(CoordinationMethod, Edge&, DeviceInfoMerger&,
+                                               UnaryCall&, grpc::ByteBuffer&);
 
 }  // namespace ferry::coord

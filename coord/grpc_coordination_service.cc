@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "coord/grpc_coordination_methods.h"
-#include "coord/grpc_raw_service.h"
+#include "coord/grpc_unary_service.h"
 #include "coord/wire_generation.h"
 
 namespace ferry::coord {
@@ -16,6 +16,8 @@ namespace {
 struct MethodEntry {
   const char* name;
   CoordinationMethod method;
+  // Called again and again by every task.
+  bool is_frequent = false;
   // Not under the tensorflow name.
   bool only_xla = false;
 };
@@ -23,7 +25,7 @@ struct MethodEntry {
 // Every method of every generation.
 constexpr MethodEntry kMethods[] = {
     {"RegisterTask", CoordinationMethod::kRegisterTask},
-    {"Heartbeat", CoordinationMethod::kHeartbeat},
+    {"Heartbeat", CoordinationMethod::kHeartbeat, /*is_frequent=*/true},
     {"WaitForAllTasks", CoordinationMethod::kWaitForAllTasks},
     {"ShutdownTask", CoordinationMethod::kShutdownTask},
     {"ResetTask", CoordinationMethod::kResetTask},
@@ -32,40 +34,39 @@ constexpr MethodEntry kMethods[] = {
     {"GetTaskState", CoordinationMethod::kGetTaskState},
     {"GetJobState", CoordinationMethod::kGetJobState},
     {"WatchJobState", CoordinationMethod::kWatch},
-    {"WatchTasks", CoordinationMethod::kWatch, /*only_xla=*/true},
-    {"InsertKeyValue", CoordinationMethod::kInsertKeyValue},
-    {"GetKeyValue", CoordinationMethod::kGetKeyValue},
-    {"TryGetKeyValue", CoordinationMethod::kTryGetKeyValue},
+    {"WatchTasks", CoordinationMethod::kWatch, /*is_frequent=*/false, /*only_xla=*/true},
+    {"InsertKeyValue", CoordinationMethod::kInsertKeyValue, /*is_frequent=*/true},
+    {"GetKeyValue", CoordinationMethod::kGetKeyValue, /*is_frequent=*/true},
+    {"TryGetKeyValue", CoordinationMethod::kTryGetKeyValue, /*is_frequent=*/true},
     {"IncrementKeyValue", CoordinationMethod::kIncrementKeyValue},
     {"GetKeyValueDir", CoordinationMethod::kGetKeyValueDir},
     {"DeleteKeyValue", CoordinationMethod::kDeleteKeyValue},
-    {"Barrier", CoordinationMethod::kBarrier},
+    {"Barrier", CoordinationMethod::kBarrier, /*is_frequent=*/true},
     {"CancelBarrier", CoordinationMethod::kCancelBarrier},
     {"GetAliveTasks", CoordinationMethod::kGetAliveTasks},
     {"PollForError", CoordinationMethod::kPollForError},
 };
 
-class CoordinationService final : public RawService {
+class CoordinationService final : public UnaryService {
  public:
-  CoordinationService(CoordinationPath path, Edge& edge, DeviceInfoMerger& devices)
-      : edge_(edge), devices_(devices) {
+  CoordinationService(CoordinationPath path, Edge& edge, DeviceInfoMerger& devices,
+                      RareMethods& rare)
+      : UnaryService(edge, rare), edge_(edge), devices_(devices) {
     const char* service = path == CoordinationPath::kTensorflow
                               ? "/tensorflow.CoordinationService/"
                               : "/xla.coordination.CoordinationService/";
     for (const MethodEntry& entry : kMethods) {
       if (entry.only_xla && path != CoordinationPath::kXla) continue;
-      paths_.push_back(std::make_unique<std::string>(absl::StrCat(service, entry.name)));
-      AddUnary(paths_.back()->c_str(),
-               [this, path, &entry](grpc::CallbackServerContext* context,
-                                    const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
-                 return Serve(path, entry, {context, response}, *request);
-               });
+      AddHandler(absl::StrCat(service, entry.name), entry.is_frequent,
+                 [this, path, &entry](UnaryCall& call, grpc::ByteBuffer& request) {
+                   Serve(path, entry, call, request);
+                 });
     }
   }
 
  private:
-  grpc::ServerUnaryReactor* Serve(CoordinationPath path, const MethodEntry& entry,
-                                  UnaryContext context, grpc::ByteBuffer request) {
+  void Serve(CoordinationPath path, const MethodEntry& entry, UnaryCall& call,
+             grpc::ByteBuffer& request) {
     WireGeneration generation = WireGeneration::kNamedTasks;
     if (path == CoordinationPath::kXla) {
       const grpc::Slice bytes = Flatten(request);
@@ -73,26 +74,25 @@ class CoordinationService final : public RawService {
     }
     switch (generation) {
       case WireGeneration::kNamedTasks:
-        return ServeCoordination<NamedTasks>(entry.method, edge_, devices_, context, request);
+        return ServeCoordination<NamedTasks>(entry.method, edge_, devices_, call, request);
       case WireGeneration::kNumberedTasks:
-        return ServeCoordination<NumberedTasks>(entry.method, edge_, devices_, context, request);
+        return ServeCoordination<NumberedTasks>(entry.method, edge_, devices_, call, request);
       case WireGeneration::kIncarnations:
-        return ServeCoordination<WithIncarnations>(entry.method, edge_, devices_, context, request);
+        return ServeCoordination<WithIncarnations>(entry.method, edge_, devices_, call, request);
     }
-    return context.Fail(grpc::Status(grpc::StatusCode::INTERNAL, "no such generation"));
+    return call.Finish(grpc::Status(grpc::StatusCode::INTERNAL, "no such generation"));
   }
 
   Edge& edge_;
   DeviceInfoMerger& devices_;
-  // gRPC keeps pointers to the paths.
-  std::vector<std::unique_ptr<std::string>> paths_;
 };
 
 }  // namespace
 
 std::unique_ptr<grpc::Service> MakeCoordinationService(CoordinationPath path, Edge& edge,
-                                                       DeviceInfoMerger& devices) {
-  return std::make_unique<CoordinationService>(path, edge, devices);
+                                                       DeviceInfoMerger& devices,
+                                                       RareMethods& rare) {
+  return std::make_unique<CoordinationService>(path, edge, devices, rare);
 }
 
 }  // namespace ferry::coord

@@ -8,16 +8,17 @@
 #include <grpcpp/impl/codegen/service_type.h>
 
 #include "coord/device_info_proto.h"
-#include "coord/grpc_call.h"
+#include "coord/grpc_unary_service.h"
 
 namespace ferry::coord {
 
 enum class CoordinationPath { kTensorflow, kXla };
 
-// A gRPC service for one of the two names. `edge` and `devices` outlive it. Requests come in as
-// bytes, because under one name there are several generations of messages.
+// A gRPC service for one of the two names. `edge`, `devices` and `rare` outlive it. Requests come
+// in as bytes, because under one name there are several generations of messages.
 std::unique_ptr<grpc::Service> MakeCoordinationService(CoordinationPath path, Edge& edge,
-                                                       DeviceInfoMerger& devices);
+                                                       DeviceInfoMerger& devices,
+                                                       RareMethods& rare);
 
 }  // namespace ferry::coord
 

@@ -18,21 +18,21 @@ namespace ferry::coord {
 template <typename Gen>
 class StoreMethods final : private CoordinationCall<Gen> {
  public:
-  StoreMethods(Edge& edge, UnaryContext context) : CoordinationCall<Gen>(edge, context) {}
+  StoreMethods(Edge& edge, UnaryCall& call) : CoordinationCall<Gen>(edge, call) {}
 
   template <typename Request>
-  grpc::ServerUnaryReactor* InsertKeyValue(Request& request) {
+  void InsertKeyValue(Request& request) {
     const std::string key = NormalizeKey(request.kv().key());
     std::string value = std::move(*request.mutable_kv()->mutable_value());
     const absl::Status status = edge_.strand().Run([&](Coordinator& coordinator) -> absl::Status {
       if (coordinator.is_stopped()) return Stopped();
       return coordinator.store().Put(key, std::move(value), request.allow_overwrite()).status();
     });
-    return status.ok() ? context_.Reply(typename Gen::InsertKeyValueResponse()) : Fail(status);
+    return status.ok() ? call_.Reply(typename Gen::InsertKeyValueResponse()) : Fail(status);
   }
 
   template <typename Request>
-  grpc::ServerUnaryReactor* GetKeyValue(Request& request) {
+  void GetKeyValue(Request& request) {
     typename Gen::GetKeyValueResponse response;
     const std::string key = NormalizeKey(request.key());
     const std::optional<StoreEntry> present =
@@ -40,9 +40,9 @@ class StoreMethods final : private CoordinationCall<Gen> {
     if (present.has_value()) {
       response.mutable_kv()->set_key(std::move(*request.mutable_key()));
       response.mutable_kv()->set_value(*present->value);
-      return context_.Reply(response);
+      return call_.Reply(response);
     }
-    const TaskId caller = edge_.CallerAt(context_.server->peer());
+    const TaskId caller = edge_.CallerAt(call_.peer());
     return Park([&](Coordinator& coordinator, ParkedCall* call) {
       return coordinator.GetKeys({key}, caller, absl::InfiniteDuration(),
                                  [call, &edge = edge_, asked = std::move(*request.mutable_key())](
@@ -58,7 +58,7 @@ class StoreMethods final : private CoordinationCall<Gen> {
   }
 
   template <typename Request>
-  grpc::ServerUnaryReactor* TryGetKeyValue(Request& request) {
+  void TryGetKeyValue(Request& request) {
     const std::string key = NormalizeKey(request.key());
     const std::optional<StoreEntry> found =
         edge_.strand().Run([&](Coordinator& coordinator) { return coordinator.store().Find(key); });
@@ -69,11 +69,11 @@ class StoreMethods final : private CoordinationCall<Gen> {
     typename Gen::TryGetKeyValueResponse response;
     response.mutable_kv()->set_key(std::move(*request.mutable_key()));
     response.mutable_kv()->set_value(*found->value);
-    return context_.Reply(response);
+    return call_.Reply(response);
   }
 
   template <typename Request>
-  grpc::ServerUnaryReactor* IncrementKeyValue(Request& request) {
+  void IncrementKeyValue(Request& request) {
     const std::string key = NormalizeKey(request.key());
     const absl::StatusOr<StoreEntry> entry =
         edge_.strand().Run([&](Coordinator& coordinator) -> absl::StatusOr<StoreEntry> {
@@ -84,11 +84,11 @@ class StoreMethods final : private CoordinationCall<Gen> {
     typename Gen::IncrementKeyValueResponse response;
     response.mutable_kv()->set_key(std::move(*request.mutable_key()));
     response.mutable_kv()->set_value(*entry->value);
-    return context_.Reply(response);
+    return call_.Reply(response);
   }
 
   template <typename Request>
-  grpc::ServerUnaryReactor* GetKeyValueDir(Request& request) {
+  void GetKeyValueDir(Request& request) {
     const std::string directory = NormalizeKey(request.directory_key());
     const std::string prefix = directory.empty() ? "" : absl::StrCat(directory, "/");
     const std::vector<StoreEntry> entries = edge_.strand().Run(
@@ -99,20 +99,20 @@ class StoreMethods final : private CoordinationCall<Gen> {
       kv.set_key(entry.key);
       kv.set_value(*entry.value);
     }
-    return context_.Reply(response);
+    return call_.Reply(response);
   }
 
   template <typename Request>
-  grpc::ServerUnaryReactor* DeleteKeyValue(Request& request) {
+  void DeleteKeyValue(Request& request) {
     const std::string key = NormalizeKey(request.key());
     edge_.strand().Run(
         [&](Coordinator& coordinator) { coordinator.store().Delete(key, /*subtree=*/true); });
-    return context_.Reply(typename Gen::DeleteKeyValueResponse());
+    return call_.Reply(typename Gen::DeleteKeyValueResponse());
   }
 
  private:
   using Base = CoordinationCall<Gen>;
-  using Base::context_;
+  using Base::call_;
   using Base::edge_;
   using Base::Fail;
   using Base::Park;

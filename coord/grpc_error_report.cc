@@ -10,7 +10,7 @@
 #include <grpcpp/create_channel.h>
 
 #include "coord/errors.h"
-#include "coord/grpc_call.h"
+#include "coord/grpc_bytes.h"
 #include "coord/grpc_raw_service.h"
 #include "proto/tsl_coordination.grpc.pb.h"
 
@@ -34,22 +34,24 @@ class ErrorReportService final : public RawService {
     AddUnary("/tensorflow.CoordinationService/ReportErrorToTask",
              [this](grpc::CallbackServerContext* server, const grpc::ByteBuffer* bytes,
                     grpc::ByteBuffer* response) {
-               return Serve({server, response}, *bytes);
+               *response = SerializeMessage(tensorflow::ReportErrorToTaskResponse());
+               grpc::ServerUnaryReactor* reactor = server->DefaultReactor();
+               reactor->Finish(Take(*bytes));
+               return reactor;
              });
   }
 
  private:
-  grpc::ServerUnaryReactor* Serve(const UnaryContext& context, grpc::ByteBuffer bytes) {
+  grpc::Status Take(grpc::ByteBuffer bytes) {
     tensorflow::ReportErrorToTaskRequest request;
     if (!ParseMessage(bytes, request)) {
-      return context.Fail(
-          grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "the request cannot be parsed"));
+      return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "the request cannot be parsed");
     }
     const bool is_code = request.error_code() > 0 && request.error_code() <= 16;
     on_error_(absl::Status(
         is_code ? static_cast<absl::StatusCode>(request.error_code()) : absl::StatusCode::kUnknown,
         request.error_message()));
-    return context.Reply(tensorflow::ReportErrorToTaskResponse());
+    return grpc::Status::OK;
   }
 
   const std::function<void(absl::Status)> on_error_;

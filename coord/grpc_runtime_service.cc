@@ -13,7 +13,7 @@
 
 #include "coord/errors.h"
 #include "coord/grpc_errors.h"
-#include "coord/grpc_raw_service.h"
+#include "coord/grpc_unary_service.h"
 #include "coord/xla_topology_proto.h"
 #include "proto/xla_distributed_runtime.pb.h"
 
@@ -27,50 +27,32 @@ uint64_t SessionId(const Coordinator& coordinator) {
   return coordinator.incarnation().value() ^ 0x9e3779b97f4a7c15u;
 }
 
-class RuntimeService final : public RawService {
+class RuntimeService final : public UnaryService {
  public:
-  explicit RuntimeService(Edge& edge) : edge_(edge) {
-    Add<::xla::ConnectRequest>("/xla.DistributedRuntimeService/Connect", &RuntimeService::Connect);
-    Add<::xla::EnumerateDevicesRequest>("/xla.DistributedRuntimeService/EnumerateDevices",
-                                        &RuntimeService::EnumerateDevices);
-    Add<::xla::HeartbeatRequest>("/xla.DistributedRuntimeService/Heartbeat",
-                                 &RuntimeService::Heartbeat);
-    Add<::xla::ShutdownRequest>("/xla.DistributedRuntimeService/Shutdown",
-                                &RuntimeService::Shutdown);
-    Add<::xla::KeyValueGetRequest>("/xla.DistributedRuntimeService/KeyValueGet",
-                                   &RuntimeService::KeyValueGet);
-    Add<::xla::KeyValueSetRequest>("/xla.DistributedRuntimeService/KeyValueSet",
-                                   &RuntimeService::KeyValueSet);
-    Add<::xla::WaitAtBarrierRequest>("/xla.DistributedRuntimeService/WaitAtBarrier",
-                                     &RuntimeService::WaitAtBarrier);
+  RuntimeService(Edge& edge, RareMethods& rare) : UnaryService(edge, rare), edge_(edge) {
+    constexpr bool kOften = true;
+    Add("Connect", &RuntimeService::Connect);
+    Add("EnumerateDevices", &RuntimeService::EnumerateDevices);
+    Add("Heartbeat", &RuntimeService::Heartbeat, kOften);
+    Add("Shutdown", &RuntimeService::Shutdown);
+    Add("KeyValueGet", &RuntimeService::KeyValueGet, kOften);
+    Add("KeyValueSet", &RuntimeService::KeyValueSet, kOften);
+    Add("WaitAtBarrier", &RuntimeService::WaitAtBarrier, kOften);
   }
 
  private:
-  using Reactor = grpc::ServerUnaryReactor;
-
   template <typename Request>
-  void Add(const char* path,
-           Reactor* (RuntimeService::*method)(const UnaryContext&, const Request&)) {
-    AddUnary(path, [this, method](grpc::CallbackServerContext* server,
-                                  const grpc::ByteBuffer* bytes, grpc::ByteBuffer* response) {
-      const UnaryContext context{server, response};
-      grpc::ByteBuffer copy = *bytes;
-      Request request;
-      if (!ParseMessage(copy, request)) {
-        return context.Fail(
-            grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "the request cannot be parsed"));
-      }
-      return (this->*method)(context, request);
-    });
-  }
-
-  template <typename Body>
-  Reactor* Park(const UnaryContext& context, Body&& body) {
-    auto* call = new ParkedCall(edge_, context.response);
-    const WaitId wait = edge_.strand().Run(
-        [&](Coordinator& coordinator) -> WaitId { return body(coordinator, call); });
-    call->SetWait(wait);
-    return call;
+  void Add(absl::string_view name, void (RuntimeService::*method)(UnaryCall&, const Request&),
+           bool is_frequent = false) {
+    AddHandler(absl::StrCat("/xla.DistributedRuntimeService/", name), is_frequent,
+               [this, method](UnaryCall& call, grpc::ByteBuffer& bytes) {
+                 Request request;
+                 if (!ParseMessage(bytes, request)) {
+                   return call.Finish(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
+                                                   "the request cannot be parsed"));
+                 }
+                 (this->*method)(call, request);
+               });
   }
 
   // What stands in the way of a call of this session: these clients have one word for all failures
@@ -102,14 +84,14 @@ class RuntimeService final : public RawService {
     return status;
   }
 
-  Reactor* Connect(const UnaryContext& context, const ::xla::ConnectRequest& request) {
+  void Connect(UnaryCall& call, const ::xla::ConnectRequest& request) {
     if (request.protocol_version() != kProtocolVersion) {
-      return context.Fail(ToGrpcStatus(absl::InvalidArgumentError(
+      return call.Finish(ToGrpcStatus(absl::InvalidArgumentError(
           absl::StrCat("protocol version ", request.protocol_version(),
                        " is not spoken here, only ", kProtocolVersion))));
     }
     if (request.node_id() < 0) {
-      return context.Fail(ToGrpcStatus(
+      return call.Finish(ToGrpcStatus(
           absl::InvalidArgumentError(absl::StrCat("node id ", request.node_id(), " is negative"))));
     }
     Registration registration;
@@ -118,65 +100,64 @@ class RuntimeService final : public RawService {
     registration.waits_for_all = true;
     registration.own_timeout = absl::Milliseconds(request.timeout_milliseconds());
     registration.facts.service = "drs";
-    registration.facts.observed_address = context.server->peer();
-    return Park(context, [&](Coordinator& coordinator, ParkedCall* call) -> WaitId {
-      if (!coordinator.jobs().Contains(registration.task)) {
-        call->Finish(ToGrpcStatus(absl::FailedPreconditionError(
-            absl::StrCat("node id ", request.node_id(), " is not one of 0 to ",
-                         coordinator.jobs().size() - 1))));
-        return kNoWait;
-      }
-      const Task& task = coordinator.membership().task(registration.task);
-      // These clients send a new client id with every attempt; one that is connected stays so.
-      if (task.state != TaskState::kDisconnected) {
-        call->Finish(ToGrpcStatus(absl::AbortedError(absl::StrCat(
-            "the cluster is not initializing: node ", request.node_id(),
-            task.state == TaskState::kConnected ? " is connected already" : " has failed"))));
-        return kNoWait;
-      }
-      edge_.NoteCaller(registration.facts.observed_address, registration.task);
-      return coordinator.RegisterTask(
-          std::move(registration), [call, &edge = edge_](absl::Status status) {
+    registration.facts.observed_address = call.peer();
+    call.Park(
+        edge_.strand(),
+        [&](Coordinator& coordinator, ParkedCall* parked) -> absl::StatusOr<WaitId> {
+          if (!coordinator.jobs().Contains(registration.task)) {
+            return absl::FailedPreconditionError(absl::StrCat("node id ", request.node_id(),
+                                                              " is not one of 0 to ",
+                                                              coordinator.jobs().size() - 1));
+          }
+          const Task& task = coordinator.membership().task(registration.task);
+          // These clients send a new client id with every attempt; one that is connected stays so.
+          if (task.state != TaskState::kDisconnected) {
+            return absl::AbortedError(absl::StrCat(
+                "the cluster is not initializing: node ", request.node_id(),
+                task.state == TaskState::kConnected ? " is connected already" : " has failed"));
+          }
+          edge_.NoteCaller(registration.facts.observed_address, registration.task);
+          return coordinator.RegisterTask(std::move(registration), [parked, &edge = edge_](
+                                                                       absl::Status status) {
             if (absl::IsAlreadyExists(status)) {
               status = absl::AbortedError(absl::StrCat("Duplicate node ID: ", status.message()));
             }
-            if (!status.ok()) return call->Finish(ToGrpcStatus(AsRuntimeError(status)));
+            if (!status.ok()) return parked->Finish(ToGrpcStatus(AsRuntimeError(status)));
             ::xla::ConnectResponse response;
             response.set_session_id(edge.strand().Run([](Coordinator& c) { return SessionId(c); }));
-            call->Reply(response);
+            parked->Reply(response);
           });
-    });
+        });
   }
 
-  Reactor* EnumerateDevices(const UnaryContext& context,
-                            const ::xla::EnumerateDevicesRequest& request) {
+  void EnumerateDevices(UnaryCall& call, const ::xla::EnumerateDevicesRequest& request) {
     absl::StatusOr<LocalTopology> local = FromXlaTopology(request.local_topology());
     if (absl::Status status = CheckSession(request.session_id()); !status.ok()) {
-      return context.Fail(ToGrpcStatus(status));
+      return call.Finish(ToGrpcStatus(status));
     }
-    if (!local.ok()) return context.Fail(ToGrpcStatus(local.status()));
+    if (!local.ok()) return call.Finish(ToGrpcStatus(local.status()));
     const int32_t node = local->node_id;
     const bool legacy = IsLegacyXlaTopology(request.local_topology());
     const auto [is_member, epoch] = edge_.strand().Run([&](Coordinator& coordinator) {
       return std::make_pair(coordinator.jobs().Contains(TaskId(node)), coordinator.epoch());
     });
-    const std::vector<TaskId> callers = edge_.CallersAt(context.server->peer());
+    const std::vector<TaskId> callers = edge_.CallersAt(call.peer());
     if (std::find(callers.begin(), callers.end(), TaskId(node)) == callers.end()) {
-      return context.Fail(ToGrpcStatus(absl::InvalidArgumentError(absl::StrCat(
+      return call.Finish(ToGrpcStatus(absl::InvalidArgumentError(absl::StrCat(
           "the topology says node ", node, ", which is not the node of this connection"))));
     }
     // One that will be refused is not kept.
     if (is_member && Validate(*local).ok()) RememberLocal(node, epoch, request.local_topology());
-    return Park(context, [&](Coordinator& coordinator, ParkedCall* call) {
+    call.Park(edge_.strand(), [&](Coordinator& coordinator, ParkedCall* parked) {
       return coordinator.EnumerateDevices(
           TaskId(node), *std::move(local), coordinator.options().enumerate_timeout,
-          [this, call, legacy](absl::StatusOr<TopologyExchange::Result> result) {
-            if (!result.ok()) return call->Finish(ToGrpcStatus(result.status()));
+          [this, parked, legacy](absl::StatusOr<TopologyExchange::Result> result) {
+            if (!result.ok()) return parked->Finish(ToGrpcStatus(result.status()));
             ::xla::EnumerateDevicesResponse response;
             const absl::StatusOr<std::string> global = Globalize(*result, legacy);
-            if (!global.ok()) return call->Finish(ToGrpcStatus(global.status()));
+            if (!global.ok()) return parked->Finish(ToGrpcStatus(global.status()));
             response.set_global_topology(*global);
-            call->Reply(response);
+            parked->Reply(response);
           });
     });
   }
@@ -210,7 +191,7 @@ class RuntimeService final : public RawService {
     return merged;
   }
 
-  Reactor* Heartbeat(const UnaryContext& context, const ::xla::HeartbeatRequest& request) {
+  void Heartbeat(UnaryCall& call, const ::xla::HeartbeatRequest& request) {
     const absl::Status status = edge_.strand().Run([&](Coordinator& coordinator) -> absl::Status {
       if (absl::Status session = CheckSession(coordinator, request.session_id()); !session.ok()) {
         return session;
@@ -222,8 +203,8 @@ class RuntimeService final : public RawService {
       }
       return coordinator.Heartbeat(task, coordinator.membership().task(task).incarnation);
     });
-    if (!status.ok()) return context.Fail(ToGrpcStatus(AsRuntimeError(status)));
-    return context.Reply(::xla::HeartbeatResponse());
+    if (!status.ok()) return call.Finish(ToGrpcStatus(AsRuntimeError(status)));
+    return call.Reply(::xla::HeartbeatResponse());
   }
 
   // These clients do not say who they are when they shut down: the connection tells. Of several
@@ -236,30 +217,28 @@ class RuntimeService final : public RawService {
     return callers[turns_[address]++ % callers.size()];
   }
 
-  Reactor* Shutdown(const UnaryContext& context, const ::xla::ShutdownRequest& request) {
-    const TaskId caller = TakeTurn(context.server->peer());
-    return Park(context, [&](Coordinator& coordinator, ParkedCall* call) -> WaitId {
-      absl::Status status = CheckSession(coordinator, request.session_id());
-      if (status.ok() && caller == kNoTask) {
-        status = absl::FailedPreconditionError(
-            "this connection has not connected a node, so there is none to shut down");
-      }
-      if (!status.ok()) {
-        call->Finish(ToGrpcStatus(status));
-        return kNoWait;
-      }
-      return coordinator.ShutdownTask(caller, [call](absl::Status status) {
-        if (status.ok()) return call->Reply(::xla::ShutdownResponse());
-        // A barrier that ran out is DEADLINE_EXCEEDED here, any other failure ABORTED.
-        if (!GetMissingTasks(status).empty()) {
-          status = absl::DeadlineExceededError(status.message());
-        }
-        call->Finish(ToGrpcStatus(AsRuntimeError(status)));
-      });
-    });
+  void Shutdown(UnaryCall& call, const ::xla::ShutdownRequest& request) {
+    const TaskId caller = TakeTurn(call.peer());
+    call.Park(edge_.strand(),
+              [&](Coordinator& coordinator, ParkedCall* parked) -> absl::StatusOr<WaitId> {
+                absl::Status status = CheckSession(coordinator, request.session_id());
+                if (status.ok() && caller == kNoTask) {
+                  status = absl::FailedPreconditionError(
+                      "this connection has not connected a node, so there is none to shut down");
+                }
+                if (!status.ok()) return status;
+                return coordinator.ShutdownTask(caller, [parked](absl::Status status) {
+                  if (status.ok()) return parked->Reply(::xla::ShutdownResponse());
+                  // A barrier that ran out is DEADLINE_EXCEEDED here, any other failure ABORTED.
+                  if (!GetMissingTasks(status).empty()) {
+                    status = absl::DeadlineExceededError(status.message());
+                  }
+                  parked->Finish(ToGrpcStatus(AsRuntimeError(status)));
+                });
+              });
   }
 
-  Reactor* KeyValueGet(const UnaryContext& context, const ::xla::KeyValueGetRequest& request) {
+  void KeyValueGet(UnaryCall& call, const ::xla::KeyValueGetRequest& request) {
     std::optional<StoreEntry> present;
     const absl::Status session = edge_.strand().Run([&](Coordinator& coordinator) -> absl::Status {
       absl::Status status = CheckSession(coordinator, request.session_id());
@@ -268,61 +247,61 @@ class RuntimeService final : public RawService {
       }
       return status;
     });
-    if (!session.ok()) return context.Fail(ToGrpcStatus(session));
+    if (!session.ok()) return call.Finish(ToGrpcStatus(session));
     if (present.has_value()) {
       ::xla::KeyValueGetResponse response;
       response.set_value(*present->value);
-      return context.Reply(response);
+      return call.Reply(response);
     }
-    const TaskId caller = edge_.CallerAt(context.server->peer());
-    return Park(context, [&](Coordinator& coordinator, ParkedCall* call) {
+    const TaskId caller = edge_.CallerAt(call.peer());
+    call.Park(edge_.strand(), [&](Coordinator& coordinator, ParkedCall* parked) {
       return coordinator.GetKeys(
           {request.key()}, caller, absl::Milliseconds(request.timeout_milliseconds()),
-          [call, key = request.key()](absl::StatusOr<std::vector<StoreEntry>> found) {
+          [parked, key = request.key()](absl::StatusOr<std::vector<StoreEntry>> found) {
             if (absl::IsDeadlineExceeded(found.status())) found = absl::NotFoundError(key);
-            if (!found.ok()) return call->Finish(ToGrpcStatus(found.status()));
+            if (!found.ok()) return parked->Finish(ToGrpcStatus(found.status()));
             // `found` stays false, here and above, as these clients have always seen it.
             ::xla::KeyValueGetResponse response;
             response.set_value(*found->front().value);
-            call->Reply(response);
+            parked->Reply(response);
           });
     });
   }
 
-  Reactor* KeyValueSet(const UnaryContext& context, const ::xla::KeyValueSetRequest& request) {
+  void KeyValueSet(UnaryCall& call, const ::xla::KeyValueSetRequest& request) {
     const absl::Status status = edge_.strand().Run([&](Coordinator& coordinator) -> absl::Status {
       if (absl::Status session = CheckSession(coordinator, request.session_id()); !session.ok()) {
         return session;
       }
       return coordinator.store().Put(request.key(), request.value(), /*overwrite=*/true).status();
     });
-    if (!status.ok()) return context.Fail(ToGrpcStatus(status));
-    return context.Reply(::xla::KeyValueSetResponse());
+    if (!status.ok()) return call.Finish(ToGrpcStatus(status));
+    return call.Reply(::xla::KeyValueSetResponse());
   }
 
-  Reactor* WaitAtBarrier(const UnaryContext& context, const ::xla::WaitAtBarrierRequest& request) {
-    return Park(context, [&](Coordinator& coordinator, ParkedCall* call) -> WaitId {
-      absl::Status status = CheckSession(coordinator, request.session_id());
-      if (status.ok() && coordinator.barriers().IsOver(request.barrier_id())) {
-        status = absl::FailedPreconditionError(
-            "Calling WaitAtBarrier with the same id across barriers is not allowed. Please use "
-            "unique barrier ids across barriers.");
-      }
-      if (!status.ok()) {
-        call->Finish(ToGrpcStatus(status));
-        return kNoWait;
-      }
-      return coordinator.Barrier({.id = request.barrier_id(),
-                                  .timeout = absl::Milliseconds(request.timeout_milliseconds()),
-                                  .caller = TaskId(request.node_id())},
-                                 [call](const BarrierResult& result) {
-                                   if (result.status.ok()) {
-                                     call->Reply(::xla::WaitAtBarrierResponse());
-                                   } else {
-                                     call->Finish(ToGrpcStatus(AsRuntimeError(result.status)));
-                                   }
-                                 });
-    });
+  void WaitAtBarrier(UnaryCall& call, const ::xla::WaitAtBarrierRequest& request) {
+    call.Park(
+        edge_.strand(),
+        [&](Coordinator& coordinator, ParkedCall* parked) -> absl::StatusOr<WaitId> {
+          absl::Status status = CheckSession(coordinator, request.session_id());
+          if (status.ok() && coordinator.barriers().IsOver(request.barrier_id())) {
+            status = absl::FailedPreconditionError(
+                "Calling WaitAtBarrier with the same id across barriers is not allowed. Please use "
+                "unique barrier ids across barriers.");
+          }
+          if (!status.ok()) return status;
+          return coordinator.Barrier(
+              {.id = request.barrier_id(),
+               .timeout = absl::Milliseconds(request.timeout_milliseconds()),
+               .caller = TaskId(request.node_id())},
+              [parked](const BarrierResult& result) {
+                if (result.status.ok()) {
+                  parked->Reply(::xla::WaitAtBarrierResponse());
+                } else {
+                  parked->Finish(ToGrpcStatus(AsRuntimeError(result.status)));
+                }
+              });
+        });
   }
 
   Edge& edge_;
@@ -339,8 +318,8 @@ class RuntimeService final : public RawService {
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeRuntimeService(Edge& edge) {
-  return std::make_unique<RuntimeService>(edge);
+std::unique_ptr<grpc::Service> MakeRuntimeService(Edge& edge, RareMethods& rare) {
+  return std::make_unique<RuntimeService>(edge, rare);
 }
 
 }  // namespace ferry::coord

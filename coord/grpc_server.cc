@@ -71,13 +71,14 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
   // Clients may probe as often as they like; the default answer to that is to hang up.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
   DisableBandwidthProbes(builder);
-  self->services_.push_back(MakeRuntimeService(self->edge_));
-  self->services_.push_back(
-      MakeCoordinationService(CoordinationPath::kTensorflow, self->edge_, self->devices_));
-  self->services_.push_back(
-      MakeCoordinationService(CoordinationPath::kXla, self->edge_, self->devices_));
+  self->services_.push_back(MakeRuntimeService(self->edge_, self->rare_methods_));
+  for (const CoordinationPath path : {CoordinationPath::kTensorflow, CoordinationPath::kXla}) {
+    self->services_.push_back(
+        MakeCoordinationService(path, self->edge_, self->devices_, self->rare_methods_));
+  }
   self->services_.push_back(MakeControlService(self->sessions_));
   for (const auto& service : self->services_) builder.RegisterService(service.get());
+  builder.RegisterCallbackGenericService(&self->rare_methods_);
   self->server_ = builder.BuildAndStart();
   if (self->server_ == nullptr) {
     return absl::InternalError("gRPC does not start a server; GRPC_VERBOSITY=info tells more");
@@ -101,7 +102,11 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
 
 CoordinatorServer::CoordinatorServer(std::unique_ptr<Coordinator> coordinator,
                                      absl::Duration stop_grace)
-    : stop_grace_(stop_grace), strand_(std::move(coordinator)), edge_(strand_), sessions_(edge_) {}
+    : stop_grace_(stop_grace),
+      strand_(std::move(coordinator)),
+      edge_(strand_),
+      rare_methods_(edge_),
+      sessions_(edge_) {}
 
 CoordinatorServer::~CoordinatorServer() { Stop(); }
 

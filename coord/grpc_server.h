@@ -18,6 +18,7 @@
 #include "coord/device_info_proto.h"
 #include "coord/grpc_call.h"
 #include "coord/grpc_control_service.h"
+#include "coord/grpc_unary_service.h"
 #include "coord/options.h"
 #include "coord/strand.h"
 #include "coord/tcp_listener.h"
@@ -67,6 +68,7 @@ class CoordinatorServer final {
   Strand strand_;
   Edge edge_;
   DeviceInfoMerger devices_;
+  RareMethods rare_methods_;
   ControlSessions sessions_;
   std::vector<std::unique_ptr<grpc::Service>> services_;
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;

@@ -109,6 +109,34 @@ TEST(Server, UnknownMethodsAreUnimplemented) {
   }
 }
 
+// What a call is answered whose client closes it before it has sent a request.
+grpc::Status CallWithoutRequest(grpc::Channel* channel, const std::string& path) {
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
+  std::unique_ptr<grpc::ClientReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer>> stream(
+      grpc::internal::ClientReaderWriterFactory<grpc::ByteBuffer, grpc::ByteBuffer>::Create(
+          channel,
+          grpc::internal::RpcMethod(path.c_str(), grpc::internal::RpcMethod::BIDI_STREAMING),
+          &context));
+  stream->WritesDone();
+  grpc::ByteBuffer none;
+  EXPECT_FALSE(stream->Read(&none));
+  return stream->Finish();
+}
+
+// Only frequent methods are in gRPC's own table; the others must not be told apart by a client.
+TEST(Server, AMissingRequestIsAnsweredAlikeByFrequentAndRareMethods) {
+  TestServer server(1);
+  const auto channel = server.Channel();
+  const grpc::Status frequent =
+      CallWithoutRequest(channel.get(), "/tensorflow.CoordinationService/Heartbeat");
+  const grpc::Status rare =
+      CallWithoutRequest(channel.get(), "/tensorflow.CoordinationService/RegisterTask");
+  EXPECT_EQ(rare.error_code(), frequent.error_code());
+  EXPECT_EQ(rare.error_message(), frequent.error_message());
+  EXPECT_FALSE(rare.ok());
+}
+
 // WatchJobState's name of G5; clients of the older path never knew it.
 TEST(Server, WatchTasksIsNoMethodOfTheOlderPath) {
   TestServer server(1);
@@ -223,6 +251,22 @@ TEST(ServerWaits, AreDroppedWhenTheClientsDeadlinePasses) {
                          request.SerializeAsString(), options);
   EXPECT_THAT(get.Wait(), Fails(StatusCode::kDeadlineExceeded));
   EXPECT_TRUE(server.WaitUntilParked(0));
+}
+
+// A poll is a method that gRPC's table does not list.
+TEST(ServerWaits, OfRareMethodsAreDroppedAndCountedToo) {
+  TestServer server(1);
+  auto tasks = server.Registered(Dialect::kTensorflow, 1);
+  PendingCall::Options options;
+  options.deadline = absl::Milliseconds(100);
+  tensorflow::PollForErrorRequest request;
+  request.mutable_source_task()->set_job_name("jax_worker");
+  const PendingCall poll =
+      PendingCall::Start(server.Channel(), "/tensorflow.CoordinationService/PollForError",
+                         request.SerializeAsString(), options);
+  EXPECT_THAT(poll.Wait(), Fails(StatusCode::kDeadlineExceeded));
+  EXPECT_TRUE(server.WaitUntilParked(0));
+  EXPECT_TRUE(Eventually([&] { return server->edge().dropped_waits() == 1; }));
 }
 
 TEST(ServerWaits, BeyondTheirLimitAreRefusedNamingTheOption) {

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Services of unary methods, of which gRPC itself knows only those that are called often.
+#ifndef FERRY_COORD_GRPC_UNARY_SERVICE_H_
+#define FERRY_COORD_GRPC_UNARY_SERVICE_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <grpcpp/generic/async_generic_service.h>
+#include <grpcpp/support/byte_buffer.h>
+
+#include "absl/container/flat_hash_map.h"
+
+#include "coord/grpc_call.h"
+#include "coord/grpc_raw_service.h"
+
+namespace ferry::coord {
+
+// Serves one call: answers it, or parks it. May take the request's content.
+using UnaryHandler = std::function<void(UnaryCall&, grpc::ByteBuffer&)>;
+
+// The methods that a server's table does not list. gRPC copies its table for every connection, 160
+// bytes a method, so 50 of them cost each rank 8 KiB (gRPC 1.51, ChannelData::InitTransport in
+// src/core/lib/surface/server.cc). A method that is looked up here instead costs a connection
+// nothing, and a call one more completion, for its request comes as the message of a stream.
+// Clients see no difference. Thread-safe once the server has started.
+class RareMethods final : public grpc::CallbackGenericService {
+ public:
+  explicit RareMethods(Edge& edge) : edge_(edge) {}
+
+  // Before the server starts.
+  //   path: "/package.Service/Method".
+  void Add(std::string path, UnaryHandler handler) {
+    handlers_.emplace(std::move(path), std::move(handler));
+  }
+
+ private:
+  // Unknown methods are UNIMPLEMENTED, as they are without this service.
+  grpc::ServerGenericBidiReactor* CreateReactor(
+      grpc::GenericCallbackServerContext* context) override;
+
+  Edge& edge_;
+  absl::flat_hash_map<std::string, UnaryHandler> handlers_;
+};
+
+// A service whose rare methods go to `rare`. At least one method has to be frequent, or reflection
+// does not know the service.
+class UnaryService : public RawService {
+ public:
+  // `edge` and `rare` outlive it.
+  UnaryService(Edge& edge, RareMethods& rare) : edge_(edge), rare_(rare) {}
+
+ protected:
+  void AddHandler(std::string path, bool is_frequent, UnaryHandler handler);
+
+ private:
+  Edge& edge_;
+  RareMethods& rare_;
+  // gRPC keeps pointers to the paths of frequent methods.
+  std::vector<std::unique_ptr<std::string>> paths_;
+};
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_GRPC_UNARY_SERVICE_H_
