@@ -170,8 +170,10 @@ UnaryRanks::~UnaryRanks() {
   pending_->mu.Await(absl::Condition(pending_.get(), &Pending::IsOver));
 }
 
-void UnaryRanks::StartAll(const std::string& method,
-                          const std::function<grpc::ByteBuffer(int)>& request, int count) {
+absl::Time UnaryRanks::StartAll(const std::string& method,
+                                const std::function<grpc::ByteBuffer(int)>& request, int count) {
+  for (int i = 0; i < count; ++i) ranks_[static_cast<size_t>(i)]->request = request(i);
+  const absl::Time begin = SteadyClock().Now();
   {
     absl::MutexLock lock(&pending_->mu);
     pending_->count = count;
@@ -180,7 +182,6 @@ void UnaryRanks::StartAll(const std::string& method,
     Rank& rank = *ranks_[static_cast<size_t>(i)];
     rank.context.emplace();
     rank.context->set_wait_for_ready(true);
-    rank.request = request(i);
     rank.stub.UnaryCall(&*rank.context, method, {}, &rank.request, &rank.response,
                         [pending = pending_.get(), method](grpc::Status status) {
                           absl::MutexLock lock(&pending->mu);
@@ -190,6 +191,7 @@ void UnaryRanks::StartAll(const std::string& method,
                           --pending->count;
                         });
   }
+  return begin;
 }
 
 void UnaryRanks::WaitAll() {
@@ -200,8 +202,7 @@ void UnaryRanks::WaitAll() {
 
 absl::Duration UnaryRanks::CallAll(const std::string& method,
                                    const std::function<grpc::ByteBuffer(int)>& request) {
-  const absl::Time begin = SteadyClock().Now();
-  StartAll(method, request, static_cast<int>(ranks_.size()));
+  const absl::Time begin = StartAll(method, request, static_cast<int>(ranks_.size()));
   WaitAll();
   return SteadyClock().Now() - begin;
 }

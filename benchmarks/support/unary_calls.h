@@ -54,9 +54,10 @@ class UnaryRanks final {
   // Cancels what is under way.
   ~UnaryRanks();
 
-  // Every rank, of the first `count`, calls `method` once. StartAll does not wait for the answers.
-  void StartAll(const std::string& method, const std::function<grpc::ByteBuffer(int)>& request,
-                int count);
+  // Every rank, of the first `count`, calls `method` once. Does not wait for the answers. Returns
+  // when the first call began; all requests are made before that.
+  absl::Time StartAll(const std::string& method,
+                      const std::function<grpc::ByteBuffer(int)>& request, int count);
   // Ends the process if a call failed.
   void WaitAll();
   // Both, for every rank; returns how long that took.
