@@ -239,7 +239,7 @@ size_t LaneFetcher::unfinished_sends() const {
 void LaneFetcher::ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const {
   std::vector<std::shared_ptr<LaneServer>> servers;
   {
-    absl::MutexLock lock(&shared_->mu);
+    SpinLockHolder lock(&shared_->mu);
     for (const auto& each : shared_->servers) {
       if (auto server = each.lock()) servers.push_back(std::move(server));
     }

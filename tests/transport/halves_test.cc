@@ -69,7 +69,7 @@ TEST_F(HalvesTest, ASegmentIsAnnouncedOnceAndBeforeItsTickets) {
   std::string seen;
   for (uint64_t id = 1; id <= 3; ++id) {
     outlet->Offer(
-        id, InArena(static_cast<char>('a' + id)), [&](absl::StatusOr<TransportTicket> ticket) {
+        id, InArena(static_cast<char>('a' + id)), {}, [&](absl::StatusOr<TransportTicket> ticket) {
           ASSERT_TRUE(ticket.ok()) << ticket.status();
           inlet->Take(id, Header(kBytes), ticket->body, {}, Tensor(), [&seen](auto tensor, bool) {
             ASSERT_TRUE(tensor.ok()) << tensor.status();
@@ -98,7 +98,7 @@ TEST_F(HalvesTest, ASegmentThatIsGivenBackIsUnmappedWithItsLastView) {
   const int before = ArenaMappings();
   const auto hand_over = [&](uint64_t id) {
     Tensor view;
-    outlet->Offer(id, InArena('a'), [&](absl::StatusOr<TransportTicket> ticket) {
+    outlet->Offer(id, InArena('a'), {}, [&](absl::StatusOr<TransportTicket> ticket) {
       ASSERT_TRUE(ticket.ok()) << ticket.status();
       inlet->Take(id, Header(kBytes), ticket->body, {}, Tensor(),
                   [&view](auto tensor, bool) { view = *std::move(tensor); });
@@ -135,7 +135,7 @@ TEST_F(HalvesTest, WhatCannotBeAnnouncedIsNotOffered) {
     return absl::ResourceExhaustedError("the lane is full");
   });
   absl::Status status;
-  outlet->Offer(1, InArena('a'),
+  outlet->Offer(1, InArena('a'), {},
                 [&](absl::StatusOr<TransportTicket> ticket) { status = ticket.status(); });
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(environment_.arena->stats().block_count, 0);
