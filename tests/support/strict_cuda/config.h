@@ -37,7 +37,7 @@ struct Config {
   int switch_nvlinks = 0;
   int pcie_level = 40;  // nvmlGpuTopologyLevel_t
   int fabric_cluster = 0;
-  int deadlock_ms = 10000;
+  int deadlock_ms = 2000;
   bool nccl_peer_death_is_error = false;
   int nccl_absent_rank = -1;
   std::map<int, int> attributes;  // overrides of cuDeviceGetAttribute

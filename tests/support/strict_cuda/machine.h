@@ -97,6 +97,7 @@ struct Lane {
   int32_t rank;
   uint64_t send_mask;  // ranks to which sends are pending
   uint64_t recv_mask;
+  uint64_t progress;  // counts what has moved: a stalled lane does not change
 };
 
 // A unique id, and who has come with it.
@@ -104,8 +105,10 @@ struct IdRecord {
   uint64_t token;  // 0: free
   ProcessId minter;
   int32_t rank_count;
-  uint64_t came;             // mask of ranks
-  int32_t lanes[kMaxRanks];  // by rank, once it has come
+  uint64_t came;                   // mask of ranks
+  int32_t lanes[kMaxRanks];        // by rank, once it has come; an index of Machine::lanes
+  uint64_t hosts[kMaxRanks];       // NCCL_HOSTID, hashed
+  uint64_t connecting[kMaxRanks];  // by rank: mask of peers with which it has begun to exchange
 };
 
 struct Machine {

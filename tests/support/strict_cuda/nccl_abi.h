@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// The binary interface of NCCL as the strict double exports it. Source: nccl.h of 2.28.9.
+#ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_NCCL_ABI_H_
+#define FERRY_TESTS_SUPPORT_STRICT_CUDA_NCCL_ABI_H_
+
+#include <climits>
+#include <cstddef>
+
+#include "tests/support/strict_cuda/abi.h"
+
+namespace strict_cuda {
+
+struct Comm;
+using ncclComm_t = Comm*;
+using ncclResult_t = int;
+
+enum : ncclResult_t {
+  ncclSuccess = 0,
+  ncclUnhandledCudaError = 1,
+  ncclSystemError = 2,
+  ncclInternalError = 3,
+  ncclInvalidArgument = 4,
+  ncclInvalidUsage = 5,
+  ncclRemoteError = 6,
+  ncclInProgress = 7,
+};
+
+enum ncclDataType_t : int {
+  ncclInt8 = 0,
+  ncclUint8 = 1,
+  ncclInt32 = 2,
+  ncclUint32 = 3,
+  ncclInt64 = 4,
+  ncclUint64 = 5,
+  ncclFloat16 = 6,
+  ncclFloat32 = 7,
+  ncclFloat64 = 8,
+  ncclBfloat16 = 9,
+  ncclFloat8e4m3 = 10,
+  ncclFloat8e5m2 = 11,
+};
+
+enum ncclRedOp_t : int { ncclSum = 0, ncclProd = 1, ncclMax = 2, ncclMin = 3, ncclAvg = 4 };
+
+struct ncclUniqueId {
+  char internal[128];
+};
+
+inline constexpr int NCCL_CONFIG_UNDEF_INT = INT_MIN;
+inline constexpr unsigned int kNcclConfigMagic = 0xcafebeef;
+
+struct ncclConfig_t {
+  size_t size;
+  unsigned int magic;
+  unsigned int version;
+  int blocking;
+  int cgaClusterSize;
+  int minCTAs;
+  int maxCTAs;
+  const char* netName;
+  int splitShare;
+  int trafficClass;
+  const char* commName;
+  int collnetEnable;
+  int CTAPolicy;
+  int shrinkShare;
+  int nvlsCTAs;
+  int nChannelsPerNetPeer;
+  int nvlinkCentricSched;
+};
+static_assert(sizeof(ncclConfig_t) == 80);
+
+extern "C" {
+ncclResult_t ncclGetVersion(int* version);
+const char* ncclGetErrorString(ncclResult_t result);
+const char* ncclGetLastError(ncclComm_t comm);
+ncclResult_t ncclGetUniqueId(ncclUniqueId* id);
+ncclResult_t ncclCommInitRank(ncclComm_t* comm, int count, ncclUniqueId id, int rank);
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int count, ncclUniqueId id, int rank,
+                                    ncclConfig_t* config);
+ncclResult_t ncclCommInitRankScalable(ncclComm_t* comm, int count, int rank, int id_count,
+                                      ncclUniqueId* ids, ncclConfig_t* config);
+ncclResult_t ncclCommFinalize(ncclComm_t comm);
+ncclResult_t ncclCommDestroy(ncclComm_t comm);
+ncclResult_t ncclCommAbort(ncclComm_t comm);
+ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags);
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error);
+ncclResult_t ncclCommCount(ncclComm_t comm, int* count);
+ncclResult_t ncclCommCuDevice(ncclComm_t comm, int* device);
+ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank);
+ncclResult_t ncclCommRegister(ncclComm_t comm, void* buffer, size_t bytes, void** handle);
+ncclResult_t ncclCommDeregister(ncclComm_t comm, void* handle);
+ncclResult_t ncclMemAlloc(void** pointer, size_t bytes);
+ncclResult_t ncclMemFree(void* pointer);
+ncclResult_t ncclGroupStart();
+ncclResult_t ncclGroupEnd();
+ncclResult_t ncclSend(const void* buffer, size_t count, ncclDataType_t type, int peer,
+                      ncclComm_t comm, CUstream stream);
+ncclResult_t ncclRecv(void* buffer, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      CUstream stream);
+ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type,
+                           ncclRedOp_t op, ncclComm_t comm, CUstream stream);
+ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root,
+                           ncclComm_t comm, CUstream stream);
+ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type,
+                           ncclComm_t comm, CUstream stream);
+}  // extern "C"
+
+}  // namespace strict_cuda
+
+#endif  // FERRY_TESTS_SUPPORT_STRICT_CUDA_NCCL_ABI_H_

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// Communicators of the double, and how their operations reach the streams.
+#ifndef FERRY_TESTS_SUPPORT_STRICT_CUDA_NCCL_COMM_H_
+#define FERRY_TESTS_SUPPORT_STRICT_CUDA_NCCL_COMM_H_
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "tests/support/strict_cuda/context.h"
+#include "tests/support/strict_cuda/entry.h"
+#include "tests/support/strict_cuda/machine.h"
+#include "tests/support/strict_cuda/nccl_abi.h"
+#include "tests/support/strict_cuda/stream.h"
+
+namespace strict_cuda {
+
+enum class OpKind : uint32_t { kSend, kRecv, kAllReduce, kBroadcast, kAllGather };
+
+struct Op {
+  OpKind kind = OpKind::kSend;
+  Comm* comm = nullptr;
+  CUdeviceptr from = 0;
+  CUdeviceptr to = 0;
+  size_t count = 0;
+  ncclDataType_t type = ncclInt8;
+  ncclRedOp_t reduction = ncclSum;
+  int peer = 0;  // or the root
+  StreamHandle* stream = nullptr;
+};
+
+// What travels before each payload, and what the receiver says when it is ready for it.
+struct Header {
+  enum Type : uint32_t { kReady = 0x52454144, kData = 0x44415441 };
+  Type type;
+  OpKind kind;
+  uint64_t sequence;
+  uint64_t count;
+  int32_t data_type;
+  uint32_t unused;
+};
+
+// The socket to a peer. Touched by one stream's thread at a time.
+struct Link {
+  int fd = -1;
+  bool is_dead = false;
+  uint64_t next_send = 0;
+  uint64_t next_recv = 0;
+  std::deque<Header> ready;  // what the peer is ready for, in order
+  std::string partial;       // the first bytes of a header
+};
+
+// One device of this process: NCCL's operations run on it one after the other, in launch order.
+struct Device {
+  int lane = 0;  // index of Machine::lanes
+  std::mutex mu;
+  std::condition_variable changed;
+  uint64_t next_ticket = 0;
+  uint64_t current_ticket = 0;
+  int issuing = 0;      // threads that are in an issuing call
+  uint64_t issuer = 0;  // the last thread that issued
+  std::atomic<int> in_flight = 0;
+};
+
+// Never deleted, so that a handle that outlives its communicator is recognised.
+struct Comm {
+  // Constant after the call that created it.
+  int rank = 0;
+  int count = 0;
+  uint64_t token = 0;
+  bool is_blocking = true;
+  Context* context = nullptr;
+  Device* device = nullptr;
+  IdRecord* record = nullptr;
+
+  std::vector<Link> links;  // by rank; set by the initialization
+  uint64_t connected = 0;   // peers of earlier exchanges; issuing thread only
+  std::atomic<ncclResult_t> state = ncclInProgress;
+  std::atomic<bool> is_initialized = false;
+  std::atomic<bool> is_aborted = false;
+  std::atomic<bool> is_revoked = false;
+  std::atomic<bool> is_finalized = false;
+  std::atomic<bool> is_gone = false;
+  std::atomic<int> in_flight = 0;
+  std::atomic<int> helpers = 0;  // threads that work for it
+
+  std::mutex mu;
+  std::string last_error;  // guarded by mu
+};
+
+size_t TypeBytes(ncclDataType_t type);
+
+// The device of a context. Made once.
+Device& DeviceOf(const Context& context);
+
+// A communicator that may be used; otherwise the result of the call. `call` names it.
+ncclResult_t CheckComm(Comm* comm, const char* call);
+// Also that it is not in progress.
+ncclResult_t CheckReady(Comm* comm, const char* call);
+void RegisterComm(Comm* comm);
+ncclResult_t FailComm(Comm* comm, ncclResult_t result, const std::string& text);
+
+// Groups (nccl_group.cc). What is not in a group is one of its own.
+ncclResult_t AddOp(const Op& op, const char* call);
+ncclResult_t AddInit(Comm* comm);
+ncclResult_t AddAbort(Comm* comm);
+
+// Does the meeting of all ranks; ends early when the communicator is aborted.
+void Initialize(Comm& comm);
+// Ends what aborted communicators do, then frees them.
+ncclResult_t FinishAborts(const std::vector<Comm*>& comms, const char* call);
+
+// Moves the data of operations that were launched together; in the stream's thread.
+void RunOps(Comm& comm, const std::vector<Op>& ops, uint64_t ticket);
+
+// The lane of the device in the machine (nccl_lane.cc).
+void PublishHead(const Comm& comm, uint64_t send_mask, uint64_t recv_mask);
+void ClearHead(const Comm& comm);
+void CountProgress(const Comm& comm);
+// Looks for a circle of devices that wait for each other; a breach when it lasts.
+class DeadlockWatch final {
+ public:
+  explicit DeadlockWatch(const Comm& comm) : comm_(comm) {}
+  void Look();
+
+ private:
+  const Comm& comm_;
+  std::string seen_;
+  int64_t since_ms_ = 0;
+};
+
+int64_t NowMs();
+
+}  // namespace strict_cuda
+
+#endif  // FERRY_TESTS_SUPPORT_STRICT_CUDA_NCCL_COMM_H_

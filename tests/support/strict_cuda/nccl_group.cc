@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+// Groups: what is checked before operations are launched, and their launch.
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "tests/support/strict_cuda/breach.h"
+#include "tests/support/strict_cuda/events.h"
+#include "tests/support/strict_cuda/memory.h"
+#include "tests/support/strict_cuda/nccl_comm.h"
+
+namespace strict_cuda {
+namespace {
+
+constexpr int kMaxOpsInGroup = 256;
+constexpr const char* kCall = "ncclGroupEnd";
+
+struct Group {
+  int depth = 0;
+  ncclResult_t error = ncclSuccess;
+  std::vector<Op> ops;
+  std::vector<Comm*> inits;
+  std::vector<Comm*> aborts;
+};
+
+Group& MyGroup() {
+  static thread_local Group group;
+  return group;
+}
+
+// While a thread issues operations of a device, no other may.
+class IssueGuard final {
+ public:
+  explicit IssueGuard(Device& device) : device_(device) {
+    const uint64_t self = static_cast<uint64_t>(syscall(SYS_gettid));
+    const std::lock_guard<std::mutex> lock(device.mu);
+    const bool is_other = device.issuer != 0 && device.issuer != self;
+    if (is_other && (device.issuing > 0 || device.in_flight > 0)) {
+      Breach(Rule::kNcclThreads, kCall, "thread %d issues while %s of thread %d",
+             static_cast<int>(self), device.issuing > 0 ? "a call" : "operations",
+             static_cast<int>(device.issuer));
+    }
+    device.issuer = self;
+    ++device.issuing;
+  }
+  ~IssueGuard() {
+    const std::lock_guard<std::mutex> lock(device_.mu);
+    --device_.issuing;
+  }
+  IssueGuard(const IssueGuard&) = delete;
+  IssueGuard& operator=(const IssueGuard&) = delete;
+
+ private:
+  Device& device_;
+};
+
+bool IsPointToPoint(const Op& op) { return op.kind == OpKind::kSend || op.kind == OpKind::kRecv; }
+
+ncclResult_t CheckBuffer(CUdeviceptr buffer, size_t bytes, bool is_write, const Comm& comm) {
+  if (bytes == 0) return ncclSuccess;
+  if (buffer == 0) return ncclInvalidArgument;
+  const std::lock_guard<std::mutex> lock(ProcessMutex());
+  std::vector<Piece> pieces;
+  const CUresult result = Resolve(buffer, bytes, comm.context->physical, is_write, kCall, &pieces);
+  if (result != 0) return ncclUnhandledCudaError;
+  const Range* const range = pieces.front().range.get();
+  if (range == nullptr) {
+    Breach(Rule::kNoAccess, kCall, "0x%llx is pageable host memory", buffer);
+    return ncclInvalidArgument;
+  }
+  if (range->kind == Kind::kDevice && range->physical != comm.context->physical) {
+    Breach(Rule::kNcclWrongDevice, kCall, "0x%llx is of device %d, the communicator of %d", buffer,
+           range->physical, comm.context->physical);
+    return ncclInvalidArgument;
+  }
+  return ncclSuccess;
+}
+
+ncclResult_t CheckBuffers(const Comm& comm, const std::vector<Op>& ops) {
+  for (const Op& op : ops) {
+    const size_t bytes = op.count * TypeBytes(op.type);
+    const size_t all = op.kind == OpKind::kAllGather ? bytes * comm.count : bytes;
+    const bool reads =
+        op.kind != OpKind::kRecv && (op.kind != OpKind::kBroadcast || op.peer == comm.rank);
+    ncclResult_t result = reads ? CheckBuffer(op.from, bytes, false, comm) : ncclSuccess;
+    if (result == 0 && op.kind != OpKind::kSend) result = CheckBuffer(op.to, all, true, comm);
+    if (result != 0) return result;
+  }
+  return ncclSuccess;
+}
+
+// How often each peer is sent to and received from.
+void CheckPeers(const Comm& comm, const std::vector<Op>& ops) {
+  std::vector<int> sends(static_cast<size_t>(comm.count));
+  std::vector<int> recvs(static_cast<size_t>(comm.count));
+  for (const Op& op : ops) {
+    if (IsPointToPoint(op)) ++(op.kind == OpKind::kSend ? sends : recvs)[op.peer];
+  }
+  if (sends[comm.rank] != recvs[comm.rank]) {
+    Breach(Rule::kNcclSelf, kCall, "%d sends to itself, %d receives", sends[comm.rank],
+           recvs[comm.rank]);
+  }
+  if (comm.count % 2 != 0) return;
+  const int opposite = (comm.rank + comm.count / 2) % comm.count;
+  const bool is_first = (comm.connected >> opposite & 1) == 0;
+  if (is_first && (sends[opposite] == 0) != (recvs[opposite] == 0)) {
+    Breach(Rule::kNcclFirstExchange, kCall, "the first exchange with rank %d of %d is only a %s",
+           opposite, comm.count, sends[opposite] > 0 ? "send" : "receive");
+  }
+}
+
+ncclResult_t Check(const Comm& comm, const std::vector<Op>& ops) {
+  if (CurrentContext() != comm.context) {
+    Breach(Rule::kNcclWrongDevice, kCall, "device %d is not current", comm.context->physical);
+    return ncclInvalidUsage;
+  }
+  for (const Op& op : ops) {
+    if (op.stream->context == comm.context) continue;
+    Breach(Rule::kNcclWrongDevice, kCall, "the stream is of device %d, the communicator of %d",
+           op.stream->context->physical, comm.context->physical);
+    return ncclInvalidArgument;
+  }
+  if (ops.size() > kMaxOpsInGroup) {
+    Breach(Rule::kNcclGroupTooLarge, kCall, "%zu operations", ops.size());
+  }
+  CheckPeers(comm, ops);
+  return CheckBuffers(comm, ops);
+}
+
+// The host waits until each new peer has come to its first exchange too. Returns when it has, or
+// the communicator is aborted.
+void AwaitConnections(Comm& comm, uint64_t peers) {
+  while (!comm.is_aborted) {
+    bool all = true;
+    {
+      const MachineLock lock;
+      for (int peer = 0; peer < comm.count; ++peer) {
+        if ((peers >> peer & 1) == 0) continue;
+        all &= (comm.record->connecting[peer] >> comm.rank & 1) != 0;
+      }
+    }
+    if (all) return;
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+}
+
+// On the stream of the first operation; the others' streams wait for it, and it for them.
+void EnqueueOps(Comm& comm, const std::vector<Op>& ops, uint64_t ticket) {
+  std::vector<StreamHandle*> streams;
+  for (const Op& op : ops) {
+    if (std::find(streams.begin(), streams.end(), op.stream) == streams.end()) {
+      streams.push_back(op.stream);
+    }
+  }
+  std::vector<std::shared_ptr<Marker>> before;
+  auto after = std::make_shared<Marker>();
+  for (size_t i = 1; i < streams.size(); ++i) {
+    before.push_back(std::make_shared<Marker>());
+    Enqueue(
+        *streams[i], [marker = before.back()] { marker->Set(); }, Delay::kNone);
+    Enqueue(
+        *streams[i], [after] { after->Wait(); }, Delay::kNone);
+  }
+  Enqueue(*streams[0], [&comm, ops, ticket, before, after] {
+    for (const std::shared_ptr<Marker>& marker : before) marker->Wait();
+    RunOps(comm, ops, ticket);
+    after->Set();
+  });
+}
+
+ncclResult_t Launch(Comm& comm, const std::vector<Op>& ops) {
+  const IssueGuard guard(*comm.device);
+  if (const ncclResult_t result = Check(comm, ops); result != 0) return result;
+  uint64_t peers = 0;
+  for (const Op& op : ops) {
+    if (IsPointToPoint(op) && op.peer != comm.rank) peers |= uint64_t{1} << op.peer;
+  }
+  const uint64_t fresh = peers & ~comm.connected;
+  comm.connected |= peers;
+  ++nccl_in_flight;
+  ++comm.in_flight;
+  ++comm.device->in_flight;
+  uint64_t ticket = 0;
+  {
+    const std::lock_guard<std::mutex> lock(comm.device->mu);
+    ticket = comm.device->next_ticket++;
+  }
+  if (fresh == 0) {
+    EnqueueOps(comm, ops, ticket);
+    return ncclSuccess;
+  }
+  {
+    const MachineLock lock;
+    comm.record->connecting[comm.rank] |= fresh;
+  }
+  if (comm.is_blocking) {
+    AwaitConnections(comm, fresh);
+    EnqueueOps(comm, ops, ticket);
+    return comm.is_aborted ? ncclInternalError : ncclSuccess;
+  }
+  comm.state = ncclInProgress;
+  for (const Op& op : ops) op.stream->nccl_pending = true;
+  ++comm.helpers;
+  std::thread([&comm, ops, ticket, fresh] {
+    AwaitConnections(comm, fresh);
+    EnqueueOps(comm, ops, ticket);
+    for (const Op& op : ops) op.stream->nccl_pending = false;
+    ncclResult_t in_progress = ncclInProgress;
+    comm.state.compare_exchange_strong(in_progress, ncclSuccess);
+    --comm.helpers;
+  }).detach();
+  return ncclInProgress;
+}
+
+ncclResult_t RunInits(const std::vector<Comm*>& inits) {
+  std::vector<std::thread> blocking;
+  ncclResult_t result = ncclSuccess;
+  for (Comm* comm : inits) {
+    ++comm->helpers;
+    std::thread thread([comm] {
+      Initialize(*comm);
+      --comm->helpers;
+    });
+    if (comm->is_blocking) {
+      blocking.push_back(std::move(thread));
+    } else {
+      thread.detach();
+      result = ncclInProgress;
+    }
+  }
+  for (std::thread& thread : blocking) thread.join();
+  for (const Comm* comm : inits) {
+    if (comm->is_blocking && comm->state != ncclSuccess) return comm->state;
+  }
+  return result;
+}
+
+bool MixesBlocking(const Group& group) {
+  bool seen[2] = {};
+  for (const Op& op : group.ops) seen[op.comm->is_blocking ? 1 : 0] = true;
+  for (const Comm* comm : group.inits) seen[comm->is_blocking ? 1 : 0] = true;
+  if (!seen[0] || !seen[1]) return false;
+  Breach(Rule::kNcclMixedBlocking, kCall, "both kinds in one group");
+  return true;
+}
+
+ncclResult_t Run(const Group& group) {
+  if (group.error != 0) return group.error;
+  if (MixesBlocking(group)) return ncclInvalidArgument;
+  ncclResult_t overall = RunInits(group.inits);
+  if (overall != ncclSuccess && overall != ncclInProgress) return overall;
+  if (!group.aborts.empty()) {
+    const ncclResult_t result = FinishAborts(group.aborts, "ncclCommAbort");
+    if (result != 0) return result;
+  }
+  std::vector<Comm*> comms;
+  for (const Op& op : group.ops) {
+    if (std::find(comms.begin(), comms.end(), op.comm) == comms.end()) comms.push_back(op.comm);
+  }
+  for (Comm* comm : comms) {
+    std::vector<Op> ops;
+    for (const Op& op : group.ops) {
+      if (op.comm == comm) ops.push_back(op);
+    }
+    const ncclResult_t result = Launch(*comm, ops);
+    if (result == ncclInProgress) overall = ncclInProgress;
+    if (result != ncclSuccess && result != ncclInProgress) return result;
+  }
+  return overall;
+}
+
+// Adds to the group that is open, or runs it alone.
+template <typename Add>
+ncclResult_t InGroup(const Add& add) {
+  Group& group = MyGroup();
+  if (group.depth > 0) {
+    add(group);
+    return ncclSuccess;
+  }
+  Group alone;
+  add(alone);
+  return Run(alone);
+}
+
+}  // namespace
+
+ncclResult_t AddOp(const Op& op, const char* call) {
+  const int fault = TakeFault(call);
+  if (fault != 0) MyGroup().error = MyGroup().depth > 0 ? fault : 0;
+  if (fault != 0) return fault;
+  return InGroup([&op](Group& group) { group.ops.push_back(op); });
+}
+
+ncclResult_t AddInit(Comm* comm) {
+  const ncclResult_t result = InGroup([comm](Group& group) { group.inits.push_back(comm); });
+  return MyGroup().depth > 0 && !comm->is_blocking ? ncclInProgress : result;
+}
+
+ncclResult_t AddAbort(Comm* comm) {
+  return InGroup([comm](Group& group) { group.aborts.push_back(comm); });
+}
+
+extern "C" {
+
+STRICT_CUDA_EXPORT ncclResult_t ncclGroupStart() {
+  if (const int fault = TakeFault(__func__); fault != 0) return fault;
+  ++MyGroup().depth;
+  return ncclSuccess;
+}
+
+STRICT_CUDA_EXPORT ncclResult_t ncclGroupEnd() {
+  Group& group = MyGroup();
+  if (group.depth == 0) {
+    Breach(Rule::kNcclGroup, __func__, "no group is open in this thread");
+    return ncclInvalidUsage;
+  }
+  if (--group.depth > 0) return ncclSuccess;
+  const Group whole = std::exchange(group, Group{});
+  if (const int fault = TakeFault(__func__); fault != 0) return fault;
+  return Run(whole);
+}
+
+}  // extern "C"
+
+}  // namespace strict_cuda

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// What each device does for NCCL, in the shared table, and the search for circles in it.
+#include <chrono>
+#include <map>
+
+#include "tests/support/strict_cuda/breach.h"
+#include "tests/support/strict_cuda/nccl_comm.h"
+
+namespace strict_cuda {
+namespace {
+
+int NewLane(int physical) {
+  const MachineLock lock;
+  for (int i = 0; i < kMaxLanes; ++i) {
+    Lane& lane = TheMachine().lanes[i];
+    if (lane.process.pid != 0 && IsAlive(lane.process)) continue;
+    lane = Lane{};
+    lane.process = Self();
+    lane.device = physical;
+    return i;
+  }
+  return 0;
+}
+
+const IdRecord* RecordOf(uint64_t token) {
+  for (const IdRecord& record : TheMachine().ids) {
+    if (record.token == token) return &record;
+  }
+  return nullptr;
+}
+
+// Whether what `lane` waits for at rank `peer` cannot move before the peer's own operation ends.
+bool WaitsFor(const Lane& lane, int peer, const Lane& other) {
+  if (other.comm == 0) return false;  // nothing runs there: it may still come
+  const uint64_t at_peer = uint64_t{1} << peer;
+  if (other.comm != lane.comm) return true;
+  const uint64_t at_self = uint64_t{1} << lane.rank;
+  const bool send_waits = (lane.send_mask & at_peer) != 0 && (other.recv_mask & at_self) == 0;
+  const bool recv_waits = (lane.recv_mask & at_peer) != 0 && (other.send_mask & at_self) == 0;
+  return send_waits || recv_waits;
+}
+
+std::string Describe(const Lane& lane) {
+  return "process " + std::to_string(lane.process.pid) + " device " + std::to_string(lane.device) +
+         " rank " + std::to_string(lane.rank) + " of " + std::to_string(lane.comm % 10000) + " (" +
+         std::to_string(lane.progress) + ")";
+}
+
+// The circle through `start`, described; empty if there is none. REQUIRES: the machine's lock.
+bool FindCircle(int at, int start, std::vector<bool>& visited, std::string& text) {
+  const Lane& lane = TheMachine().lanes[at];
+  const IdRecord* const record = RecordOf(lane.comm);
+  if (record == nullptr) return false;
+  for (int peer = 0; peer < record->rank_count; ++peer) {
+    if (((lane.send_mask | lane.recv_mask) >> peer & 1) == 0) continue;
+    const int next = record->lanes[peer];
+    const Lane& other = TheMachine().lanes[next];
+    if (!WaitsFor(lane, peer, other) || !IsAlive(other.process)) continue;
+    if (next == start ||
+        (!visited[next] && (visited[next] = true) && FindCircle(next, start, visited, text))) {
+      text = Describe(lane) + " -> " + text;
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+int64_t NowMs() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+Device& DeviceOf(const Context& context) {
+  static auto* const devices = new std::map<int, Device*>;
+  const std::lock_guard<std::mutex> lock(ProcessMutex());
+  Device*& device = (*devices)[context.physical];
+  if (device == nullptr) {
+    device = new Device;
+    device->lane = NewLane(context.physical);
+  }
+  return *device;
+}
+
+void PublishHead(const Comm& comm, uint64_t send_mask, uint64_t recv_mask) {
+  const MachineLock lock;
+  Lane& lane = TheMachine().lanes[comm.device->lane];
+  lane.comm = comm.token;
+  lane.rank = comm.rank;
+  lane.send_mask = send_mask;
+  lane.recv_mask = recv_mask;
+  ++lane.progress;
+}
+
+void ClearHead(const Comm& comm) {
+  const MachineLock lock;
+  Lane& lane = TheMachine().lanes[comm.device->lane];
+  lane.comm = 0;
+  ++lane.progress;
+}
+
+void CountProgress(const Comm& comm) {
+  const MachineLock lock;
+  ++TheMachine().lanes[comm.device->lane].progress;
+}
+
+// A circle that does not change for a while is there for ever: what is on its way would have
+// arrived.
+void DeadlockWatch::Look() {
+  std::string text;
+  {
+    const MachineLock lock;
+    std::vector<bool> visited(kMaxLanes);
+    const int start = comm_.device->lane;
+    visited[start] = true;
+    FindCircle(start, start, visited, text);
+  }
+  if (text != seen_) {
+    seen_ = text;
+    since_ms_ = NowMs();
+  }
+  if (text.empty() || NowMs() - since_ms_ < GetConfig().deadlock_ms) return;
+  Breach(Rule::kNcclDeadlock, "ncclGroupEnd", "each waits for the next: %sthe first", text.c_str());
+  since_ms_ = NowMs() + 1000000000;  // once, when breaches are recorded
+}
+
+}  // namespace strict_cuda

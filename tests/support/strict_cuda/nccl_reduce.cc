@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Element by element, in the type of the elements.
+#include "tests/support/strict_cuda/nccl_reduce.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+namespace strict_cuda {
+namespace {
+
+template <typename T>
+T Apply(ncclRedOp_t op, T a, T b) {
+  switch (op) {
+    case ncclProd:
+      return static_cast<T>(a * b);
+    case ncclMax:
+      return std::max(a, b);
+    case ncclMin:
+      return std::min(a, b);
+    case ncclSum:
+    case ncclAvg:
+      return static_cast<T>(a + b);
+  }
+  return a;
+}
+
+template <typename T, typename Function>
+void ForEach(std::string& into, const Function& function) {
+  for (size_t at = 0; at + sizeof(T) <= into.size(); at += sizeof(T)) {
+    T value;
+    std::memcpy(&value, into.data() + at, sizeof(T));
+    value = function(value, at);
+    std::memcpy(into.data() + at, &value, sizeof(T));
+  }
+}
+
+// Calls `function` with a value of the C++ type.
+template <typename Function>
+bool WithType(ncclDataType_t type, const Function& function) {
+  switch (type) {
+    case ncclInt8:
+      return function(int8_t{});
+    case ncclUint8:
+      return function(uint8_t{});
+    case ncclInt32:
+      return function(int32_t{});
+    case ncclUint32:
+      return function(uint32_t{});
+    case ncclInt64:
+      return function(int64_t{});
+    case ncclUint64:
+      return function(uint64_t{});
+    case ncclFloat32:
+      return function(float{});
+    case ncclFloat64:
+      return function(double{});
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+bool IsReducible(ncclDataType_t type) {
+  return WithType(type, [](auto) { return true; });
+}
+
+void Reduce(ncclDataType_t type, ncclRedOp_t op, const std::string& from, std::string& into) {
+  WithType(type, [&](auto zero) {
+    using T = decltype(zero);
+    ForEach<T>(into, [&](T value, size_t at) {
+      T other;
+      std::memcpy(&other, from.data() + at, sizeof(T));
+      return Apply<T>(op, value, other);
+    });
+    return true;
+  });
+}
+
+void Divide(ncclDataType_t type, int by, std::string& values) {
+  WithType(type, [&](auto zero) {
+    using T = decltype(zero);
+    ForEach<T>(values,
+               [by](T value, size_t) { return static_cast<T>(value / static_cast<T>(by)); });
+    return true;
+  });
+}
+
+}  // namespace strict_cuda

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+// The double of NCCL used as it should be.
+#include <string>
+#include <thread>
+
+#include "tests/support/strict_cuda/nccl_pair.h"
+
+namespace strict_cuda {
+namespace {
+
+constexpr size_t kMiB = size_t{1} << 20;
+
+class NcclTest : public DoubleTest {
+ protected:
+  // Rank 0 mints; both bodies get their warmed up rank of a communicator of two.
+  void RunRanks(const std::function<void(const PairRank&, const Wire&)>& first,
+                const std::function<void(const PairRank&, const Wire&)>& second) {
+    const auto outcomes = RunPair(
+        [&](const Wire& wire) {
+          UseDevice(0);
+          first(PairRank(0, MintFor(wire)), wire);
+          wire.Put('e');
+          wire.Get<char>();
+        },
+        [&](const Wire& wire) {
+          UseDevice(1);
+          second(PairRank(1, wire.Get<ncclUniqueId>()), wire);
+          wire.Put('e');
+          wire.Get<char>();
+        });
+    ExpectSuccess(outcomes[0]);
+    ExpectSuccess(outcomes[1]);
+  }
+};
+
+TEST_F(NcclTest, SendsInTheOrderOfThePositions) {
+  RunRanks(
+      [](const PairRank& rank, const Wire&) {
+        const CUdeviceptr data = Alloc(20 * kMiB);
+        WriteText(data, "first");
+        WriteText(data + 5, "second");
+        OK(CU(cuMemsetD8Async)(data + 11, 3, 20 * kMiB - 11, rank.stream));
+        OK(CU(ncclGroupStart)());
+        rank.Send(data, 5);
+        rank.Send(data + 5, 6);
+        EndGroup(rank.comm);
+        rank.Send(data + 11, 20 * kMiB - 11);
+        rank.Synchronize();
+        OK(CU(ncclCommDestroy)(rank.comm));
+      },
+      [](const PairRank& rank, const Wire&) {
+        const CUdeviceptr data = Alloc(20 * kMiB);
+        rank.Recv(data, 5);
+        rank.Recv(data + 5, 6);
+        rank.Recv(data + 11, 20 * kMiB - 11);
+        rank.Synchronize();
+        REQUIRE(ReadText(data, 12) == "firstsecond\3");
+        REQUIRE(ReadText(data + 20 * kMiB - 1, 1) == "\3");
+        OK(CU(ncclCommDestroy)(rank.comm));
+      });
+}
+
+// As a kernel, a send stays on its stream until the receiver has come.
+TEST_F(NcclTest, AnOperationBlocksItsStreamUntilThePeerComes) {
+  RunRanks(
+      [](const PairRank& rank, const Wire& wire) {
+        const CUdeviceptr data = Alloc(8);
+        rank.Send(data, 8);
+        usleep(50000);
+        EXPECT_CU(CUDA_ERROR_NOT_READY, CU(cuStreamQuery)(rank.stream));
+        wire.Put('g');
+        rank.Synchronize();
+      },
+      [](const PairRank& rank, const Wire& wire) {
+        const CUdeviceptr data = Alloc(8);
+        wire.Get<char>();
+        rank.Recv(data, 8);
+        rank.Synchronize();
+      });
+}
+
+TEST_F(NcclTest, ExchangesBothWaysInAGroup) {
+  const auto body = [](const PairRank& rank, const Wire&) {
+    const CUdeviceptr data = Alloc(8 * kMiB);
+    OK(CU(cuMemsetD8Async)(data, static_cast<unsigned char>(rank.rank + 1), 4 * kMiB, rank.stream));
+    OK(CU(ncclGroupStart)());
+    rank.Send(data, 4 * kMiB);
+    rank.Recv(data + 4 * kMiB, 4 * kMiB);
+    EndGroup(rank.comm);
+    rank.Synchronize();
+    REQUIRE(ReadText(data + 8 * kMiB - 1, 1)[0] == 2 - rank.rank);
+  };
+  RunRanks(body, body);
+}
+
+TEST_F(NcclTest, Collectives) {
+  const auto body = [](const PairRank& rank, const Wire&) {
+    const CUdeviceptr data = Alloc(64);
+    const float own[] = {1.5f, static_cast<float>(rank.rank)};
+    OK(CU(cuMemcpyHtoD_v2)(data, own, sizeof(own)));
+    OK(CU(ncclAllReduce)(Buffer(data), Buffer(data), 2, ncclFloat32, ncclSum, rank.comm,
+                         rank.stream));
+    OK(CU(ncclAllGather)(Buffer(data + 4), Buffer(data + 16), 1, ncclInt32, rank.comm,
+                         rank.stream));
+    const unsigned char mark = static_cast<unsigned char>(7 + rank.rank);
+    OK(CU(cuMemsetD8Async)(data + 32, mark, 1, rank.stream));
+    OK(CU(ncclBroadcast)(Buffer(data + 32), Buffer(data + 33), 1, ncclInt8, 1, rank.comm,
+                         rank.stream));
+    rank.Synchronize();
+    float sums[6] = {};
+    OK(CU(cuMemcpyDtoH_v2)(sums, data, sizeof(sums)));
+    REQUIRE(sums[0] == 3.0f && sums[1] == 1.0f);
+    REQUIRE(sums[4] == 1.0f && sums[5] == 1.0f);
+    REQUIRE(ReadText(data + 33, 1)[0] == 8);
+  };
+  RunRanks(body, body);
+}
+
+// Two devices of one process, made in a group.
+TEST_F(NcclTest, RanksOfOneProcess) {
+  ExpectSuccess(RunAlone([] {
+    CUcontext contexts[2] = {UseDevice(0), UseDevice(1)};
+    ncclUniqueId id = {};
+    OK(CU(ncclGetUniqueId)(&id));
+    ncclComm_t comms[2] = {};
+    CUstream streams[2] = {};
+    CUdeviceptr data[2] = {};
+    OK(CU(ncclGroupStart)());
+    for (int rank = 0; rank < 2; ++rank) {
+      OK(CU(cuCtxSetCurrent)(contexts[rank]));
+      streams[rank] = NewStream();
+      data[rank] = Alloc(200);
+      WriteText(data[rank], rank == 0 ? "from 0" : "from 1");
+      OK(CU(ncclCommInitRank)(&comms[rank], 2, id, rank));
+    }
+    OK(CU(ncclGroupEnd)());
+    // The first exchange of blocking communicators holds its host thread: one thread each.
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 2; ++rank) {
+      threads.emplace_back([&, rank] {
+        OK(CU(cuCtxSetCurrent)(contexts[rank]));
+        OK(CU(ncclGroupStart)());
+        OK(CU(ncclSend)(Buffer(data[rank]), 6, ncclInt8, 1 - rank, comms[rank], streams[rank]));
+        OK(CU(ncclRecv)(Buffer(data[rank] + 100), 6, ncclInt8, 1 - rank, comms[rank],
+                        streams[rank]));
+        OK(CU(ncclGroupEnd)());
+        OK(CU(cuStreamSynchronize)(streams[rank]));
+        REQUIRE(ReadText(data[rank] + 100, 6) == (rank == 0 ? "from 1" : "from 0"));
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (ncclComm_t comm : comms) OK(CU(ncclCommDestroy)(comm));
+  }));
+}
+
+TEST_F(NcclTest, ARankThatNeverComesIsAborted) {
+  ExpectSuccess(RunAlone([] {
+    UseDevice();
+    ncclUniqueId id = {};
+    OK(CU(ncclGetUniqueId)(&id));
+    ncclConfig_t config = NonBlocking();
+    ncclComm_t comm = nullptr;
+    EXPECT_CU(ncclInProgress, CU(ncclCommInitRankConfig)(&comm, 2, id, 0, &config));
+    usleep(20000);
+    ncclResult_t state = ncclSuccess;
+    OK(CU(ncclCommGetAsyncError)(comm, &state));
+    REQUIRE(state == ncclInProgress);
+    OK(CU(ncclCommAbort)(comm));
+  }));
+}
+
+TEST_F(NcclTest, AbortEndsWhatHangs) {
+  RunRanks(
+      [](const PairRank& rank, const Wire& wire) {
+        rank.Send(Alloc(8), 8);
+        usleep(10000);
+        OK(CU(ncclCommAbort)(rank.comm));
+        rank.Synchronize();
+        wire.Put('a');
+      },
+      [](const PairRank& rank, const Wire& wire) {
+        wire.Get<char>();
+        OK(CU(ncclCommAbort)(rank.comm));
+      });
+}
+
+TEST_F(NcclTest, APeerThatStopsInMidTransferHangsUntilTheAbort) {
+  RunRanks(
+      [](const PairRank& rank, const Wire& wire) {
+        const CUdeviceptr data = Alloc(4 * kMiB);
+        CU(strict_cuda_nccl_stop_after)(1000);
+        rank.Send(data, 4 * kMiB);
+        wire.Get<char>();
+        EXPECT_CU(CUDA_ERROR_NOT_READY, CU(cuStreamQuery)(rank.stream));
+        OK(CU(ncclCommAbort)(rank.comm));
+      },
+      [](const PairRank& rank, const Wire& wire) {
+        const CUdeviceptr data = Alloc(4 * kMiB);
+        rank.Recv(data, 4 * kMiB);
+        usleep(50000);
+        EXPECT_CU(CUDA_ERROR_NOT_READY, CU(cuStreamQuery)(rank.stream));
+        OK(CU(ncclCommAbort)(rank.comm));
+        wire.Put('a');
+      });
+}
+
+TEST_F(NcclTest, TwoRanksOnOneDeviceNeedTwoHostIds) {
+  const auto body = [](bool differ, int rank, const ncclUniqueId& id) {
+    if (differ) setenv("NCCL_HOSTID", rank == 0 ? "a" : "b", 1);
+    UseDevice(0);
+    ncclConfig_t config = NonBlocking();
+    ncclComm_t comm = nullptr;
+    CU(ncclCommInitRankConfig)(&comm, 2, id, rank, &config);
+    REQUIRE(Settle(comm) == (differ ? ncclSuccess : ncclInvalidUsage));
+    if (!differ) {
+      REQUIRE(std::string(CU(ncclGetLastError)(comm)).find("Duplicate GPU") != std::string::npos);
+    }
+    OK(CU(ncclCommAbort)(comm));
+  };
+  for (const bool differ : {false, true}) {
+    const auto outcomes = RunPair(
+        [&](const Wire& wire) {
+          body(differ, 0, MintFor(wire));
+          wire.Get<char>();
+        },
+        [&](const Wire& wire) {
+          body(differ, 1, wire.Get<ncclUniqueId>());
+          wire.Put('e');
+        });
+    ExpectSuccess(outcomes[0]);
+    ExpectSuccess(outcomes[1]);
+  }
+}
+
+TEST_F(NcclTest, AllocatesMemoryThatCanBeExported) {
+  ExpectSuccess(RunAlone([] {
+    UseDevice();
+    void* memory = nullptr;
+    OK(CU(ncclMemAlloc)(&memory, 100));
+    int types = 0;
+    OK(CU(cuPointerGetAttribute)(&types, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES,
+                                 reinterpret_cast<CUdeviceptr>(memory)));
+    REQUIRE(types == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    OK(CU(ncclMemFree)(memory));
+  }));
+}
+
+}  // namespace
+}  // namespace strict_cuda
