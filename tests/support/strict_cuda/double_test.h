@@ -70,6 +70,7 @@ inline void* Symbol(const char* name) {
 class Wire final {
  public:
   explicit Wire(int fd) : fd_(fd) {}
+  int fd() const { return fd_; }
   void Send(const void* data, size_t bytes) const {
     REQUIRE(write(fd_, data, bytes) == static_cast<ssize_t>(bytes));
   }

@@ -14,6 +14,7 @@
 #include "tests/support/strict_cuda/memory.h"
 #include "tests/support/strict_cuda/nccl_comm.h"
 #include "tests/support/strict_cuda/nccl_reduce.h"
+#include "tests/support/strict_cuda/nccl_transfer.h"
 
 namespace strict_cuda {
 namespace {
@@ -24,34 +25,6 @@ std::atomic<int64_t>& SendBudget() {
       new std::atomic<int64_t>(NumberFromEnvironment("STRICT_CUDA_NCCL_STOP_AFTER", -1));
   return *budget;
 }
-
-struct Span {
-  char* data;
-  size_t bytes;
-};
-
-struct Transfer {
-  Header header = {};
-  std::vector<Span> spans;
-  size_t span = 0;       // the one at which it is
-  size_t done = 0;       // bytes of that span
-  bool is_open = false;  // its data header has been sent, or read
-  bool IsDone() const { return is_open && span == spans.size(); }
-  void Advance(size_t bytes) {
-    done += bytes;
-    while (span < spans.size() && done == spans[span].bytes) {
-      ++span;
-      done = 0;
-    }
-  }
-};
-
-// What is to be exchanged with one rank.
-struct Exchange {
-  std::deque<Transfer> sends;
-  std::deque<Transfer> recvs;
-  std::string control;  // headers to be written
-};
 
 class Runner final {
  public:

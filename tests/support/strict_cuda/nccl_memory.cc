@@ -99,6 +99,7 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommDeregister(ncclComm_t comm, void* handle
     return ncclInvalidArgument;
   }
   Registrations().erase(found);
+  delete static_cast<char*>(handle);
   return ncclSuccess;
 }
 

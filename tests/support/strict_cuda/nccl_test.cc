@@ -204,6 +204,33 @@ TEST_F(NcclTest, APeerThatStopsInMidTransferHangsUntilTheAbort) {
       });
 }
 
+// Behind shared memory a peer's death is not seen; behind a socket it is.
+TEST_F(NcclTest, ADeadPeerHangsOrIsAnError) {
+  for (const bool is_error : {false, true}) {
+    setenv("STRICT_CUDA_NCCL_PEER_DEATH", is_error ? "error" : "spin", 1);
+    const auto outcomes = RunPair(
+        [is_error](const Wire& wire) {
+          UseDevice(0);
+          const PairRank rank(0, MintFor(wire));
+          rank.Recv(Alloc(8), 8);
+          usleep(100000);
+          ncclResult_t state = ncclSuccess;
+          OK(CU(ncclCommGetAsyncError)(rank.comm, &state));
+          REQUIRE(state == (is_error ? ncclRemoteError : ncclSuccess));
+          const CUresult query = CU(cuStreamQuery)(rank.stream);
+          REQUIRE(query == (is_error ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY));
+          OK(CU(ncclCommAbort)(rank.comm));
+        },
+        [](const Wire& wire) {
+          UseDevice(1);
+          const PairRank rank(1, wire.Get<ncclUniqueId>());
+          kill(getpid(), SIGKILL);
+        });
+    ExpectSuccess(outcomes[0]);
+  }
+  unsetenv("STRICT_CUDA_NCCL_PEER_DEATH");
+}
+
 TEST_F(NcclTest, TwoRanksOnOneDeviceNeedTwoHostIds) {
   const auto body = [](bool differ, int rank, const ncclUniqueId& id) {
     if (differ) setenv("NCCL_HOSTID", rank == 0 ? "a" : "b", 1);
