@@ -98,6 +98,7 @@ struct Lane {
   uint64_t send_mask;  // ranks to which sends are pending
   uint64_t recv_mask;
   uint64_t progress;  // counts what has moved: a stalled lane does not change
+  bool is_in_circle;  // another one has found a deadlock in which this takes part
 };
 
 // A unique id, and who has come with it.

@@ -132,6 +132,7 @@ class DeadlockWatch final {
   const Comm& comm_;
   std::string seen_;
   int64_t since_ms_ = 0;
+  bool was_told_ = false;
 };
 
 int64_t NowMs();

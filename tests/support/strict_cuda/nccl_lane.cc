@@ -47,7 +47,8 @@ std::string Describe(const Lane& lane) {
 }
 
 // The circle through `start`, described; empty if there is none. REQUIRES: the machine's lock.
-bool FindCircle(int at, int start, std::vector<bool>& visited, std::string& text) {
+bool FindCircle(int at, int start, std::vector<bool>& visited, std::vector<int>& circle,
+                std::string& text) {
   const Lane& lane = TheMachine().lanes[at];
   const IdRecord* const record = RecordOf(lane.comm);
   if (record == nullptr) return false;
@@ -56,8 +57,9 @@ bool FindCircle(int at, int start, std::vector<bool>& visited, std::string& text
     const int next = record->lanes[peer];
     const Lane& other = TheMachine().lanes[next];
     if (!WaitsFor(lane, peer, other) || !IsAlive(other.process)) continue;
-    if (next == start ||
-        (!visited[next] && (visited[next] = true) && FindCircle(next, start, visited, text))) {
+    if (next == start || (!visited[next] && (visited[next] = true) &&
+                          FindCircle(next, start, visited, circle, text))) {
+      circle.push_back(at);
       text = Describe(lane) + " -> " + text;
       return true;
     }
@@ -91,6 +93,7 @@ void PublishHead(const Comm& comm, uint64_t send_mask, uint64_t recv_mask) {
   lane.rank = comm.rank;
   lane.send_mask = send_mask;
   lane.recv_mask = recv_mask;
+  lane.is_in_circle = false;
   ++lane.progress;
 }
 
@@ -107,23 +110,30 @@ void CountProgress(const Comm& comm) {
 }
 
 // A circle that does not change for a while is there for ever: what is on its way would have
-// arrived.
+// arrived. Whoever is sure first tells the others, since the circle is gone when it has aborted.
 void DeadlockWatch::Look() {
   std::string text;
   {
     const MachineLock lock;
     std::vector<bool> visited(kMaxLanes);
+    std::vector<int> circle;
     const int start = comm_.device->lane;
-    visited[start] = true;
-    FindCircle(start, start, visited, text);
+    visited[static_cast<size_t>(start)] = true;
+    FindCircle(start, start, visited, circle, text);
+    if (text != seen_) {
+      seen_ = text;
+      since_ms_ = NowMs();
+    }
+    bool& is_told = TheMachine().lanes[start].is_in_circle;
+    const bool is_sure = !text.empty() && NowMs() - since_ms_ >= GetConfig().deadlock_ms;
+    if (!is_sure && !is_told) return;
+    for (const int lane : circle) TheMachine().lanes[lane].is_in_circle = true;
+    is_told = false;
   }
-  if (text != seen_) {
-    seen_ = text;
-    since_ms_ = NowMs();
-  }
-  if (text.empty() || NowMs() - since_ms_ < GetConfig().deadlock_ms) return;
-  Breach(Rule::kNcclDeadlock, "ncclGroupEnd", "each waits for the next: %sthe first", text.c_str());
-  since_ms_ = NowMs() + 1000000000;  // once, when breaches are recorded
+  if (was_told_) return;
+  was_told_ = true;  // once, when breaches are recorded
+  Breach(Rule::kNcclDeadlock, "ncclGroupEnd", "each waits for the next: %sthe first",
+         text.empty() ? "(another process has found it) " : text.c_str());
 }
 
 }  // namespace strict_cuda
