@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every way in which a small world can go; and what must hold wherever it ends.
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/hash/hash.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+#include "tests/transport/nccl/grant_world.h"
+
+namespace ferry::grant_test {
+
+std::string World::Describe(const Event& event) const {
+  switch (event.kind) {
+    case Event::Kind::kMatch:
+      return absl::StrCat("match ", ferry::Describe((*transfers_)[event.index].key));
+    case Event::Kind::kDeliver: {
+      const Item& item = lane(event.index, event.other).front();
+      std::string text = "deliver ";
+      if (item.ticket.has_value()) {
+        absl::StrAppend(&text, "ticket of ", ferry::Describe(item.ticket->key),
+                        item.message != nullptr ? " with " : "");
+      }
+      if (item.message != nullptr) absl::StrAppend(&text, ferry::Describe(*item.message));
+      return text;
+    }
+    case Event::Kind::kComplete:
+      return absl::StrCat("device ", event.index, " completes batch ",
+                          devices_[event.index]->stream[0].batch->name.serial, " with device ",
+                          devices_[event.index]->stream[0].batch->peer.value());
+    case Event::Kind::kFail:
+      return absl::StrCat("NCCL fails on device ", event.index);
+    case Event::Kind::kThrowOut:
+      return absl::StrCat("an aborted batch returns on device ", event.index);
+    case Event::Kind::kThrowOutLate:
+      return absl::StrCat("an aborted batch returns on device ", event.index, ", complete");
+    case Event::Kind::kDie:
+      return absl::StrCat("device ", event.index, " dies");
+    case Event::Kind::kNotice:
+      return absl::StrCat("device ", event.index, " hears that device ", event.other, " is dead");
+    case Event::Kind::kOpen:
+      return absl::StrCat("device ", event.index, " opens ",
+                          ferry::Describe((*communicators_)[event.other].name));
+    case Event::Kind::kCancel:
+      return absl::StrCat("cancel ", ferry::Describe((*transfers_)[event.index].key), " at the ",
+                          event.choice ? "destination" : "source");
+  }
+  return "";
+}
+
+std::string World::CheckEnd() const {
+  std::vector<std::string> wrong;
+  for (size_t i = 0; i < transfers_->size(); ++i) {
+    const Outcome& outcome = outcomes_[i];
+    const bool alive[2] = {devices_[(*transfers_)[i].key.source.value()]->is_alive,
+                           devices_[(*transfers_)[i].key.destination.value()]->is_alive};
+    for (const int side : {0, 1}) {
+      if (alive[side] && outcome.is_added[side] && !outcome.ended[side].has_value()) {
+        wrong.push_back(absl::StrCat(ferry::Describe((*transfers_)[i].key),
+                                     " has not ended at the ",
+                                     side == 0 ? "source" : "destination"));
+      }
+    }
+    if (!alive[0] || !alive[1] || !outcome.ended[0].has_value() || !outcome.ended[1].has_value()) {
+      continue;
+    }
+    if ((*outcome.ended[0] == absl::StatusCode::kOk) !=
+        (*outcome.ended[1] == absl::StatusCode::kOk)) {
+      wrong.push_back(absl::StrCat(ferry::Describe((*transfers_)[i].key), " is ",
+                                   absl::StatusCodeToString(*outcome.ended[0]), " at the source, ",
+                                   absl::StatusCodeToString(*outcome.ended[1]),
+                                   " at the destination"));
+    } else if (*outcome.ended[0] != absl::StatusCode::kOk && !has_failed_ &&
+               !outcome.is_cancelled) {
+      wrong.push_back(absl::StrCat(ferry::Describe((*transfers_)[i].key), " failed for no reason"));
+    }
+  }
+  for (size_t i = 0; i < devices_.size(); ++i) {
+    if (!devices_[i]->is_alive) continue;
+    if (!devices_[i]->endpoint->is_idle()) wrong.push_back(absl::StrCat("device ", i, " waits"));
+    for (const Running& running : devices_[i]->stream) {
+      wrong.push_back(absl::StrCat("device ", i, " runs batch ", running.batch->name.serial, " of ",
+                                   ferry::Describe(running.batch->name.granter), " with ",
+                                   ferry::Describe(running.batch->peer)));
+    }
+    for (const std::string& line : devices_[i]->endpoint->Pending()) wrong.push_back(line);
+  }
+  return absl::StrJoin(wrong, "; ");
+}
+
+size_t World::Hash() const {
+  size_t hash = 0;
+  const auto add = [&hash](const auto&... values) { hash = absl::HashOf(hash, values...); };
+  for (const Shared<Device>& shared : devices_) {
+    const Device& device = *shared;
+    add(device.hash, device.is_alive, device.knows_dead, device.opened, device.flagged,
+        device.aborted, device.freed);
+    for (const Running& running : device.stream) {
+      add(running.hash, running.has_data, running.is_stuck);
+    }
+  }
+  for (const std::shared_ptr<const Lane>& items : lanes_) {
+    add(items == nullptr);
+    if (items == nullptr) continue;
+    for (const Item& item : *items) add(item.hash);
+  }
+  for (const Outcome& outcome : outcomes_) {
+    add(outcome.is_matched, outcome.is_cancelled, outcome.is_added[0], outcome.is_added[1],
+        static_cast<int>(outcome.ended[0].value_or(absl::StatusCode{-1})),
+        static_cast<int>(outcome.ended[1].value_or(absl::StatusCode{-1})));
+  }
+  for (const Communicator& communicator : *communicators_) add(communicator.name);
+  add(deaths_left_, errors_left_, cancels_left_);
+  return hash;
+}
+
+SearchResult Search(const WorldOptions& options, int64_t max_states) {
+  static FakeClock& clock = *new FakeClock;
+  struct Step {
+    size_t parent = 0;
+    Event event;
+  };
+  const World start(options, clock);
+  absl::flat_hash_map<size_t, Step> seen;
+  seen.emplace(start.Hash(), Step{});
+  std::vector<std::pair<size_t, World>> level;
+  level.emplace_back(start.Hash(), start);
+  SearchResult result;
+
+  const auto stop = [&](std::string violation, size_t at) {
+    std::vector<Event> events;
+    for (size_t hash = at; hash != start.Hash(); hash = seen.find(hash)->second.parent) {
+      events.push_back(seen.find(hash)->second.event);
+    }
+    World world = start;
+    for (auto event = events.rbegin(); event != events.rend(); ++event) {
+      result.trace.push_back(world.Describe(*event));
+      world.Apply(*event);
+    }
+    result.violation = std::move(violation);
+    result.states = static_cast<int64_t>(seen.size());
+    return result;
+  };
+
+  while (!level.empty()) {
+    std::vector<std::pair<size_t, World>> next_level;
+    for (const auto& [hash, world] : level) {
+      const std::vector<Event> events = world.Enabled();
+      bool has_to_go_on = false;
+      for (const Event& event : events) {
+        // Nobody may count on these.
+        has_to_go_on |= event.kind != Event::Kind::kFail && event.kind != Event::Kind::kDie &&
+                        event.kind != Event::Kind::kCancel;
+        World next = world;
+        next.Apply(event);
+        const size_t next_hash = next.Hash();
+        if (!seen.emplace(next_hash, Step{hash, event}).second) continue;
+        if (!next.violation().empty()) return stop(next.violation(), next_hash);
+        next_level.emplace_back(next_hash, std::move(next));
+      }
+      if (!has_to_go_on) {
+        if (std::string wrong = world.CheckEnd(); !wrong.empty()) return stop(wrong, hash);
+      }
+      if (static_cast<int64_t>(seen.size()) > max_states) {
+        result.states = static_cast<int64_t>(seen.size());
+        return result;
+      }
+    }
+    level = std::move(next_level);
+  }
+  result.states = static_cast<int64_t>(seen.size());
+  result.is_complete = true;
+  return result;
+}
+
+}  // namespace ferry::grant_test

@@ -1,0 +1,371 @@
+// SPDX-License-Identifier: Apache-2.0
+// What happens in the world, event by event.
+#include "tests/transport/nccl/grant_world.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/hash/hash.h"
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+
+namespace ferry::grant_test {
+World::World(const WorldOptions& options, const Clock& clock)
+    : options_(std::make_shared<const WorldOptions>(options)),
+      outcomes_(options.transfers.size()),
+      devices_(options.device_count),
+      lanes_(options.device_count * options.device_count),
+      deaths_left_(options.deaths),
+      errors_left_(options.errors),
+      cancels_left_(options.cancels) {
+  transfers_.Edit() = options.transfers;
+  for (int i = 0; i < options.device_count; ++i) {
+    devices_[i].Edit().endpoint =
+        std::make_shared<const GrantEndpoint>(DeviceId(i), options.endpoint, clock);
+  }
+  const auto add = [this](std::vector<int> members) {
+    uint64_t mask = 0;
+    for (const int member : members) mask |= uint64_t{1} << member;
+    communicators_.Edit().push_back({{mask, 1}, std::move(members), false});
+  };
+  if (options.has_pair_communicators) {
+    for (int a = 0; a < options.device_count; ++a) {
+      for (int b = a + 1; b < options.device_count; ++b) add({a, b});
+    }
+  } else {
+    std::vector<int> all;
+    for (int i = 0; i < options.device_count; ++i) all.push_back(i);
+    add(all);
+  }
+  for (int i = 0; i < static_cast<int>(communicators_->size()); ++i) {
+    for (const int device : (*communicators_)[i].devices) Apply({Event::Kind::kOpen, device, i});
+  }
+}
+
+const World::Lane& World::lane(int from, int to) const {
+  static const Lane& empty = *new Lane;
+  const auto& items = lanes_[static_cast<size_t>(from) * devices_.size() + static_cast<size_t>(to)];
+  return items == nullptr ? empty : *items;
+}
+
+void World::Push(int from, int to, Item item) {
+  Lane items = lane(from, to);
+  items.push_back(std::move(item));
+  LaneAt(from, to) = std::make_shared<const Lane>(std::move(items));
+}
+
+World::Item World::Pop(int from, int to) {
+  Lane items = lane(from, to);
+  Item item = items.front();
+  items.erase(items.begin());
+  LaneAt(from, to) = items.empty() ? nullptr : std::make_shared<const Lane>(std::move(items));
+  return item;
+}
+
+template <typename Call>
+void World::At(int device, Call call) {
+  auto endpoint = std::make_shared<GrantEndpoint>(*devices_[device]->endpoint);
+  GrantActions actions;
+  call(*endpoint, actions);
+  Device& self = devices_[device].Edit();
+  self.hash = absl::HashOf(*endpoint);
+  self.endpoint = std::move(endpoint);
+  Perform(device, actions);
+}
+
+void World::Violate(std::string what) {
+  if (violation_.empty()) violation_ = std::move(what);
+}
+
+int World::IndexOf(const CommunicatorName& name) const {
+  for (size_t i = 0; i < communicators_->size(); ++i) {
+    if ((*communicators_)[i].name == name) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+std::optional<size_t> World::FirstAborted(int device) const {
+  const std::vector<Running>& stream = devices_[device]->stream;
+  for (size_t i = 0; i < stream.size(); ++i) {
+    if (devices_[device]->aborted >> IndexOf(stream[i].batch->name.communicator) & 1) return i;
+  }
+  return std::nullopt;
+}
+
+bool World::IsRunning(int device) const {
+  const std::vector<Running>& stream = devices_[device]->stream;
+  if (stream.empty() || stream[0].is_stuck) return false;
+  if (stream[0].has_data) return true;
+  const Device& peer = *devices_[stream[0].batch->peer.value()];
+  return !peer.stream.empty() && !peer.stream[0].has_data && !peer.stream[0].is_stuck &&
+         peer.stream[0].batch->name == stream[0].batch->name &&
+         peer.stream[0].batch->peer.value() == device;
+}
+
+// NCCL matches by position: what is first on both streams runs, whatever it is.
+void World::Check(int device) {
+  const std::vector<Running>& stream = devices_[device]->stream;
+  if (stream.empty() || stream[0].has_data || stream[0].is_stuck) return;
+  const GrantBatch& mine = *stream[0].batch;
+  const std::vector<Running>& other = devices_[mine.peer.value()]->stream;
+  if (other.empty() || other[0].has_data || other[0].is_stuck) return;
+  const GrantBatch& theirs = *other[0].batch;
+  if (theirs.peer.value() != device || theirs.name.communicator != mine.name.communicator) return;
+  // What has been aborted runs no more.
+  if (FirstAborted(device) == size_t{0} || FirstAborted(mine.peer.value()) == size_t{0}) return;
+  if (mine.name != theirs.name || mine.operations != theirs.operations ||
+      mine.is_first != theirs.is_first) {
+    Violate(absl::StrCat("device ", device, " and device ", mine.peer.value(),
+                         " run different batches: ", mine.name.serial, " of ",
+                         ferry::Describe(mine.name.granter), " against ", theirs.name.serial,
+                         " of ", ferry::Describe(theirs.name.granter)));
+  }
+}
+
+void World::OnFinish(int device, const FinishTransfer& finish) {
+  for (const Running& running : devices_[device]->stream) {
+    for (const GrantOperation& operation : running.batch->operations) {
+      if (operation.key == finish.key) {
+        Violate(absl::StrCat(ferry::Describe(finish.key), " is over while it runs"));
+      }
+    }
+  }
+  for (size_t i = 0; i < transfers_->size(); ++i) {
+    if ((*transfers_)[i].key != finish.key) continue;
+    const int side = finish.key.source.value() == device ? 0 : 1;
+    if (outcomes_[i].ended[side].has_value()) {
+      Violate(absl::StrCat(ferry::Describe(finish.key), " ends twice on device ", device));
+    }
+    outcomes_[i].ended[side] = finish.status.code();
+    ++(finish.status.ok() ? finished_ok_ : finished_badly_);
+    return;
+  }
+  Violate(absl::StrCat(ferry::Describe(finish.key), " ends, which never was"));
+}
+
+void World::Perform(int device, const GrantActions& actions) {
+  Device& self = devices_[device].Edit();
+  for (const GrantAction& action : actions) {
+    if (const auto* send = std::get_if<SendMessage>(&action)) {
+      const int to = send->message.to.value();
+      if (!devices_[to]->is_alive) continue;
+      Push(device, to,
+           {std::nullopt, std::make_shared<const GrantMessage>(send->message),
+            absl::HashOf(send->message)});
+    } else if (const auto* launch = std::get_if<LaunchBatch>(&action)) {
+      const int index = IndexOf(launch->batch.name.communicator);
+      if (index < 0 || (self.opened >> index & 1) == 0 || (self.flagged >> index & 1) != 0) {
+        Violate(absl::StrCat("device ", device, " launches on ",
+                             ferry::Describe(launch->batch.name.communicator),
+                             ", which is not open"));
+        return;
+      }
+      ++launches_;
+      self.stream.push_back({std::make_shared<const GrantBatch>(launch->batch),
+                             absl::HashOf(launch->batch), false, false});
+      if (self.stream.size() == 1) Check(device);
+    } else if (const auto* finish = std::get_if<FinishTransfer>(&action)) {
+      OnFinish(device, *finish);
+    } else if (const auto* flag = std::get_if<FlagCommunicator>(&action)) {
+      self.flagged |= uint64_t{1} << IndexOf(flag->name);
+    } else if (const auto* abort = std::get_if<AbortCommunicator>(&action)) {
+      const uint64_t bit = uint64_t{1} << IndexOf(abort->name);
+      if ((self.flagged & bit) == 0) Violate("aborted before it was flagged");
+      self.aborted |= bit;
+    } else if (const auto* free = std::get_if<FreeCommunicator>(&action)) {
+      const uint64_t bit = uint64_t{1} << IndexOf(free->name);
+      if ((self.aborted & bit) == 0 || (self.freed & bit) != 0) Violate("freed at a wrong time");
+      if (FirstAborted(device).has_value()) Violate("freed while an aborted one runs");
+      self.freed |= bit;
+    }
+  }
+}
+
+void World::Return(int device, size_t position, bool is_ok, bool data_arrives) {
+  Device& self = devices_[device].Edit();
+  const Running running = self.stream[position];
+  if (position == 0 && IsRunning(device) && !running.has_data) {
+    Running& other = devices_[running.batch->peer.value()].Edit().stream[0];
+    other.has_data = is_ok || data_arrives;
+    other.is_stuck = !other.has_data;
+  }
+  self.stream.erase(self.stream.begin() + static_cast<int64_t>(position));
+  At(device, [&](GrantEndpoint& endpoint, GrantActions& actions) {
+    endpoint.Completed(running.batch->name,
+                       is_ok ? absl::OkStatus() : absl::InternalError("unhandled error"), actions);
+  });
+  Check(device);
+}
+
+void World::Die(int device, bool data_arrives) {
+  Device& self = devices_[device].Edit();
+  if (IsRunning(device) && !self.stream[0].has_data) {
+    Running& other = devices_[self.stream[0].batch->peer.value()].Edit().stream[0];
+    other.has_data = data_arrives;
+    other.is_stuck = !data_arrives;
+  }
+  self.is_alive = false;
+  self.stream.clear();
+  self.hash = 0;
+  for (size_t from = 0; from < devices_.size(); ++from) {
+    LaneAt(static_cast<int>(from), device) = nullptr;
+  }
+}
+
+// A communicator that is over has a next one of those devices that live, made by all of them.
+void World::SucceedCommunicators() {
+  for (size_t i = 0; i < communicators_->size(); ++i) {
+    if ((*communicators_)[i].has_successor) continue;
+    const uint64_t bit = uint64_t{1} << i;
+    bool is_over = true;
+    bool has_ended = false;
+    Communicator next;
+    for (const int device : (*communicators_)[i].devices) {
+      const Device& member = *devices_[device];
+      has_ended |= !member.is_alive || (member.freed & bit) != 0;
+    }
+    for (const int device : (*communicators_)[i].devices) {
+      const Device& member = *devices_[device];
+      if (!member.is_alive) continue;
+      next.devices.push_back(device);
+      next.name.id |= uint64_t{1} << device;
+      is_over &= (member.freed & bit) != 0;
+    }
+    if (!is_over || !has_ended) continue;
+    communicators_.Edit()[i].has_successor = true;
+    if (next.devices.size() < 2) continue;
+    next.name.generation = next.name.id == (*communicators_)[i].name.id
+                               ? (*communicators_)[i].name.generation + 1
+                               : (*communicators_)[i].name.generation;
+    if (IndexOf(next.name) < 0) communicators_.Edit().push_back(std::move(next));
+  }
+  // One bit for each, at every device.
+  FERRY_CHECK(communicators_->size() <= 64);
+  if (!options_->runs_again) return;
+  for (size_t i = 0; i < outcomes_.size(); ++i) {
+    const Outcome& outcome = outcomes_[i];
+    if (outcome.is_run_again || outcome.ended[0] != absl::StatusCode::kAborted ||
+        outcome.ended[1] != absl::StatusCode::kAborted) {
+      continue;
+    }
+    outcomes_[i].is_run_again = true;
+    GrantTransfer again = (*transfers_)[i];
+    again.key.id += 1000;
+    transfers_.Edit().push_back(again);
+    outcomes_.emplace_back();
+  }
+}
+
+void World::Apply(const Event& event) {
+  switch (event.kind) {
+    case Event::Kind::kMatch: {
+      outcomes_[event.index].is_matched = true;
+      outcomes_[event.index].is_added[0] = true;
+      const GrantTransfer& transfer = (*transfers_)[event.index];
+      const int source = transfer.key.source.value();
+      const int destination = transfer.key.destination.value();
+      // The ticket goes first, and takes a grant along that speaks of it.
+      Item item;
+      item.ticket = transfer;
+      auto endpoint = std::make_shared<GrantEndpoint>(*devices_[source]->endpoint);
+      GrantActions actions;
+      if (!endpoint->Add(transfer, actions).ok()) Violate("Add has failed");
+      devices_[source].Edit().hash = absl::HashOf(*endpoint);
+      devices_[source].Edit().endpoint = std::move(endpoint);
+      if (!actions.empty()) {
+        const auto* send = std::get_if<SendMessage>(&actions.front());
+        if (send != nullptr && send->message.kind == GrantMessageKind::kGrant &&
+            send->message.to == transfer.key.destination) {
+          item.message = std::make_shared<const GrantMessage>(send->message);
+          actions.erase(actions.begin());
+        }
+      }
+      item.hash =
+          absl::HashOf(transfer.key, item.message == nullptr ? GrantMessage() : *item.message);
+      if (devices_[destination]->is_alive) Push(source, destination, std::move(item));
+      Perform(source, actions);
+      break;
+    }
+    case Event::Kind::kDeliver: {
+      const Item item = Pop(event.index, event.other);
+      At(event.other, [&](GrantEndpoint& endpoint, GrantActions& actions) {
+        absl::Status status;
+        if (item.ticket.has_value()) {
+          for (size_t i = 0; i < transfers_->size(); ++i) {
+            if ((*transfers_)[i].key == item.ticket->key) outcomes_[i].is_added[1] = true;
+          }
+          status = item.message != nullptr
+                       ? endpoint.AddWithGrant(*item.ticket, *item.message, actions)
+                       : endpoint.Add(*item.ticket, actions);
+        } else {
+          status = endpoint.OnMessage(*item.message, actions);
+        }
+        if (!status.ok()) Violate(status.ToString());
+      });
+      break;
+    }
+    case Event::Kind::kComplete:
+      Return(event.index, 0, true, true);
+      break;
+    case Event::Kind::kFail:
+      --errors_left_;
+      has_failed_ = true;
+      Return(event.index, 0, false, event.choice);
+      break;
+    case Event::Kind::kThrowOut:
+      Return(event.index, event.other, false, event.choice);
+      break;
+    case Event::Kind::kThrowOutLate:
+      Return(event.index, 0, true, true);
+      break;
+    case Event::Kind::kDie:
+      --deaths_left_;
+      has_failed_ = true;
+      Die(event.index, event.choice);
+      break;
+    case Event::Kind::kNotice:
+      devices_[event.index].Edit().knows_dead |= uint32_t{1} << event.other;
+      // What had not arrived by then never does.
+      LaneAt(event.other, event.index) = nullptr;
+      At(event.index, [&](GrantEndpoint& endpoint, GrantActions& actions) {
+        endpoint.PeerFailed(DeviceId(event.other), absl::UnavailableError("no heartbeat"), actions);
+      });
+      break;
+    case Event::Kind::kOpen: {
+      const uint64_t bit = uint64_t{1} << event.other;
+      const Communicator communicator = (*communicators_)[event.other];
+      std::vector<DeviceId> members;
+      bool is_whole = true;
+      for (const int member : communicator.devices) {
+        members.push_back(DeviceId(member));
+        is_whole &= devices_[member]->is_alive;
+      }
+      // With a member dead it cannot be made.
+      if (!is_whole) {
+        devices_[event.index].Edit().freed |= bit;
+        break;
+      }
+      devices_[event.index].Edit().opened |= bit;
+      At(event.index, [&](GrantEndpoint& endpoint, GrantActions& actions) {
+        if (!endpoint.Open(communicator.name, members, actions).ok()) {
+          devices_[event.index].Edit().freed |= bit;
+        }
+      });
+      break;
+    }
+    case Event::Kind::kCancel: {
+      --cancels_left_;
+      const GrantTransfer& transfer = (*transfers_)[event.index];
+      outcomes_[event.index].is_cancelled = true;
+      At(event.choice ? transfer.key.destination.value() : transfer.key.source.value(),
+         [&](GrantEndpoint& endpoint, GrantActions& actions) {
+           endpoint.Cancel(transfer.key, absl::CancelledError("not wanted"), actions);
+         });
+      break;
+    }
+  }
+  SucceedCommunicators();
+}
+
+}  // namespace ferry::grant_test

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// What can happen next in the world.
+#include <algorithm>
+
+#include "absl/hash/hash.h"
+
+#include "tests/transport/nccl/grant_world.h"
+
+namespace ferry::grant_test {
+
+// Deliveries that may as well happen now: no other event that can come before them at their device
+// cares. It is enough to go on from each of them alone, which makes the search much smaller.
+std::optional<Event> World::IndifferentDelivery() const {
+  for (int from = 0; from < static_cast<int>(devices_.size()); ++from) {
+    for (int to = 0; to < static_cast<int>(devices_.size()); ++to) {
+      if (lane(from, to).empty()) continue;
+      if (IsIndifferent(lane(from, to).front(), from, to)) {
+        return Event{Event::Kind::kDeliver, from, to};
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+bool World::IsIndifferent(const Item& item, int from, int to) const {
+  // Whether it arrives at all matters once its sender may be dead.
+  const bool arrives = deaths_left_ == 0 && devices_[from]->is_alive;
+  // All that a device with the larger id does with a ticket is to wait for the grant, which comes
+  // after it; unless the transfer may be cancelled.
+  if (item.message == nullptr) return arrives && from < to && cancels_left_ == 0;
+  switch (item.message->kind) {
+    case GrantMessageKind::kDone:
+      // It ends transfers that nothing else can end any more.
+      return arrives;
+    case GrantMessageKind::kBreak:
+    case GrantMessageKind::kSettled: {
+      // What is no news now never is.
+      GrantEndpoint endpoint = *devices_[to]->endpoint;
+      GrantActions actions;
+      (void)endpoint.OnMessage(*item.message, actions);
+      return actions.empty() && absl::HashOf(endpoint) == devices_[to]->hash;
+    }
+    default:
+      return false;
+  }
+}
+
+std::vector<Event> World::Enabled() const {
+  if (const std::optional<Event> one = IndifferentDelivery(); one.has_value()) return {*one};
+  std::vector<Event> events;
+  using Kind = Event::Kind;
+  const int count = static_cast<int>(devices_.size());
+  for (size_t i = 0; i < transfers_->size(); ++i) {
+    const int source = (*transfers_)[i].key.source.value();
+    const int destination = (*transfers_)[i].key.destination.value();
+    const int index = static_cast<int>(i);
+    if (!outcomes_[i].is_matched && devices_[source]->is_alive) {
+      events.push_back({Kind::kMatch, index});
+    }
+    for (const bool side : {false, true}) {
+      if (cancels_left_ > 0 && devices_[side ? destination : source]->is_alive &&
+          outcomes_[i].is_added[side] && !outcomes_[i].ended[side].has_value()) {
+        events.push_back({Kind::kCancel, index, 0, side});
+      }
+    }
+  }
+  for (int device = 0; device < count; ++device) {
+    const Device& self = *devices_[device];
+    for (int to = 0; to < count; ++to) {
+      if (!lane(device, to).empty()) events.push_back({Kind::kDeliver, device, to});
+    }
+    if (!self.is_alive) {
+      for (int other = 0; other < count; ++other) {
+        if (devices_[other]->is_alive && (devices_[other]->knows_dead >> device & 1) == 0) {
+          events.push_back({Kind::kNotice, other, device});
+        }
+      }
+      continue;
+    }
+    const std::optional<size_t> aborted = FirstAborted(device);
+    const bool is_running = IsRunning(device);
+    if (aborted.has_value()) {
+      events.push_back({Kind::kThrowOut, device, static_cast<int>(*aborted), false});
+      if (*aborted == 0 && is_running) {
+        events.push_back({Kind::kThrowOutLate, device, 0});
+        if (!self.stream[0].has_data) events.push_back({Kind::kThrowOut, device, 0, true});
+      }
+    }
+    if (!self.stream.empty() && aborted != size_t{0}) {
+      if (is_running) events.push_back({Kind::kComplete, device});
+      if (errors_left_ > 0) {
+        events.push_back({Kind::kFail, device, 0, false});
+        if (is_running && !self.stream[0].has_data) {
+          events.push_back({Kind::kFail, device, 0, true});
+        }
+      }
+    }
+    if (deaths_left_ > 0) {
+      events.push_back({Kind::kDie, device, 0, false});
+      if (is_running && !self.stream[0].has_data) events.push_back({Kind::kDie, device, 0, true});
+    }
+    for (size_t i = 0; i < communicators_->size(); ++i) {
+      const std::vector<int>& members = (*communicators_)[i].devices;
+      if (std::find(members.begin(), members.end(), device) == members.end()) continue;
+      if (((self.opened | self.freed) >> i & 1) == 0) {
+        events.push_back({Kind::kOpen, device, static_cast<int>(i)});
+      }
+    }
+  }
+  return events;
+}
+
+}  // namespace ferry::grant_test
