@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// Addresses, one after the other; the handshake; and what comes after it.
+#include "transport/lane/lane_attempt.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/clock.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "transport/lane/descriptors.h"
+#include "transport/lane/sockets.h"
+#include "transport/lane/tcp_lane.h"
+
+namespace ferry {
+
+void LaneHub::Attempt::StartServer(UniqueFd socket) {
+  address_ = is_unix_ ? "a Unix socket" : PeerAddress(socket.get());
+  if (!is_unix_) TuneTcp(socket.get());
+  if (absl::Status status = Watch(std::move(socket)); !status.ok()) return Fail(status);
+  is_connected_ = true;
+  Advance();
+}
+
+void LaneHub::Attempt::StartClient() {
+  fresh_handshake = handshake_;
+  TryNextAddress();
+}
+
+void LaneHub::Attempt::Cancel(const absl::Status& why) {
+  tcp_addresses.clear();
+  Fail(why);
+}
+
+absl::Status LaneHub::Attempt::Watch(UniqueFd socket) {
+  socket_ = std::move(socket);
+  const uint64_t round = ++round_;
+  FERRY_ASSIGN_OR_RETURN(
+      source_, shared_->loop.Add(shared_from_this(), socket_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP,
+                                 /*polls=*/false));
+  shared_->loop.PostAt(SteadyClock().Now() + shared_->options.handshake_timeout,
+                       [weak = weak_from_this(), round] {
+                         const auto self = weak.lock();
+                         if (self == nullptr || self->is_over_ || self->round_ != round) return;
+                         self->Fail(absl::DeadlineExceededError(
+                             absl::StrCat(self->address_, " has not answered for ",
+                                          ShortDuration(self->shared_->options.handshake_timeout),
+                                          self->is_connected_ ? ", though it is connected" : "")));
+                       });
+  return absl::OkStatus();
+}
+
+void LaneHub::Attempt::Unwatch() {
+  if (!socket_.valid()) return;
+  shared_->loop.Remove(source_, socket_.get());
+  ++round_;
+}
+
+void LaneHub::Attempt::TryNextAddress() {
+  absl::StatusOr<UniqueFd> socket = absl::UnavailableError("no address");
+  if (is_unix_) {
+    address_ = "its Unix socket";
+    socket = BeginConnectUnix(unix_name);
+  } else {
+    if (tcp_addresses.empty()) {
+      return End(absl::UnavailableError("it has published no address to connect to"));
+    }
+    address_ = tcp_addresses.front();
+    tcp_addresses.pop_front();
+    socket = BeginConnectTcp(address_);
+  }
+  if (!socket.ok()) return Fail(socket.status());
+  handshake_ = fresh_handshake;
+  is_connected_ = is_unix_;
+  if (absl::Status status = Watch(*std::move(socket)); !status.ok()) return Fail(status);
+  Advance();
+}
+
+void LaneHub::Attempt::Advance() {
+  if (is_over_ || !socket_.valid()) return;
+  if (absl::Status status = Step(); !status.ok()) Fail(status);
+}
+
+absl::Status LaneHub::Attempt::Step() {
+  if (!is_connected_) {
+    FERRY_RETURN_IF_ERROR(ConnectError(socket_.get(), address_));
+    sockaddr_storage peer;
+    socklen_t length = sizeof(peer);
+    if (getpeername(socket_.get(), reinterpret_cast<sockaddr*>(&peer), &length) != 0) {
+      return absl::OkStatus();  // Not yet.
+    }
+    is_connected_ = true;
+  }
+  while (true) {
+    FERRY_RETURN_IF_ERROR(SendOutput());
+    if (handshake_.is_done()) {
+      if (!handshake_.pending_output().empty()) return absl::OkStatus();
+      return Finish();
+    }
+    char bytes[256];
+    const size_t wanted = std::min(handshake_.wanted_bytes(), sizeof(bytes));
+    const ssize_t got = recv(socket_.get(), bytes, wanted, MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return absl::OkStatus();
+    if (got <= 0) {
+      return absl::UnavailableError(
+          absl::StrCat(address_, got == 0 ? " has closed the connection during the handshake"
+                                          : absl::StrCat(": ", std::strerror(errno))));
+    }
+    absl::string_view view(bytes, static_cast<size_t>(got));
+    if (absl::Status status = handshake_.OnBytes(view); !status.ok()) {
+      if (!is_client_) shared_->refused.fetch_add(1, std::memory_order_relaxed);
+      // The peer is to know why.
+      SendOutput().IgnoreError();
+      // Another address would not be another job.
+      tcp_addresses.clear();
+      return absl::Status(status.code(), absl::StrCat(status.message(), " (", address_, ")"));
+    }
+  }
+}
+
+absl::Status LaneHub::Attempt::SendOutput() {
+  std::string& output = handshake_.pending_output();
+  while (!output.empty()) {
+    const ssize_t sent =
+        send(socket_.get(), output.data(), output.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return absl::OkStatus();
+    if (sent < 0) return absl::UnavailableError(absl::StrCat(address_, ": ", std::strerror(errno)));
+    output.erase(0, static_cast<size_t>(sent));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LaneHub::Attempt::Finish() {
+  const LanePeer peer = handshake_.peer();
+  if (handshake_.purpose() == ConnectionPurpose::kData) {
+    if (is_unix_) return absl::InvalidArgumentError("data does not come through a Unix socket");
+    DataConnection connection = {
+        .peer = peer, .index = handshake_.index(), .is_client = is_client_};
+    Unwatch();
+    connection.socket = std::move(socket_);
+    const auto self = Leave();
+    if (is_client_) {
+      std::move(on_data)(std::move(connection));
+    } else {
+      shared_->accepted.fetch_add(1, std::memory_order_relaxed);
+      shared_->accept_data(std::move(connection));
+    }
+    return absl::OkStatus();
+  }
+  ShmLane::Memory memory;
+  if (is_unix_) {
+    FERRY_ASSIGN_OR_RETURN(const bool is_complete, ExchangeMemory(memory));
+    if (!is_complete) return absl::OkStatus();
+  }
+  if (!is_client_) handler = shared_->accept_lane(peer);
+  Unwatch();
+  const auto self = Leave();
+  if (handler == nullptr) return absl::OkStatus();
+  if (!is_client_) shared_->accepted.fetch_add(1, std::memory_order_relaxed);
+  const size_t limit = shared_->options.lane_queue_bytes;
+  if (is_unix_) {
+    ShmLane::Start(shared_->loop, peer, std::move(socket_), std::move(memory), is_client_,
+                   std::move(handler), limit);
+  } else {
+    std::string description =
+        absl::StrCat("tcp ", is_client_ ? "to " : "from ", PeerAddress(socket_.get()));
+    TcpLane::Start(shared_->loop, peer, std::move(socket_), std::move(description),
+                   std::move(handler), limit);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> LaneHub::Attempt::ExchangeMemory(ShmLane::Memory& memory) {
+  Doorbell& own = shared_->loop.doorbell();
+  if (is_client_ && !rings_.base()) {
+    FERRY_ASSIGN_OR_RETURN(rings_,
+                           MemorySegment::Create(ShmLane::RingsBytes(),
+                                                 {.huge_pages = false, .peers_may_write = true}));
+    FERRY_RETURN_IF_ERROR(
+        SendDescriptors(socket_.get(), {rings_.fd(), own.page_fd(), own.event_fd()}));
+  }
+  FERRY_ASSIGN_OR_RETURN(const bool is_open, ReceiveDescriptors(socket_.get(), arrived_));
+  const size_t expected = is_client_ ? 2 : 3;
+  if (arrived_.size() < expected) {
+    if (!is_open) return absl::UnavailableError("it has closed the connection");
+    return false;
+  }
+  if (!is_client_) {
+    FERRY_ASSIGN_OR_RETURN(
+        rings_, MemorySegment::MapPeer(std::move(arrived_[0]), ShmLane::RingsBytes(), true));
+    arrived_.pop_front();
+    FERRY_RETURN_IF_ERROR(SendDescriptors(socket_.get(), {own.page_fd(), own.event_fd()}));
+  }
+  FERRY_ASSIGN_OR_RETURN(memory.peer_bell,
+                         Doorbell::OfPeer(std::move(arrived_[0]), std::move(arrived_[1])));
+  memory.rings = std::move(rings_);
+  return true;
+}
+
+std::shared_ptr<LaneHub::Attempt> LaneHub::Attempt::Leave() {
+  is_over_ = true;
+  auto self = shared_from_this();
+  absl::MutexLock lock(&shared_->mu);
+  shared_->attempts.erase(self);
+  return self;
+}
+
+void LaneHub::Attempt::Fail(const absl::Status& why) {
+  if (is_over_) return;
+  Unwatch();
+  socket_.Reset();
+  absl::StrAppend(&failures_, failures_.empty() ? "" : "; ", why.message());
+  last_code_ = why.code();
+  if (is_client_ && !is_unix_ && !tcp_addresses.empty()) return TryNextAddress();
+  End(absl::Status(last_code_, failures_));
+}
+
+void LaneHub::Attempt::End(absl::Status why) {
+  const auto self = Leave();
+  if (is_client_) {
+    why = absl::Status(why.code(), absl::StrCat("cannot reach ", Describe(handshake_.peer()), ": ",
+                                                why.message()));
+  }
+  if (handler != nullptr) std::exchange(handler, nullptr)->OnClosed(why);
+  if (on_data) std::move(on_data)(std::move(why));
+}
+
+}  // namespace ferry
