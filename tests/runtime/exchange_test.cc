@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// Exchanges of several nodes: which path is taken, who has died, and who is a stranger.
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/runtime/exchange_pair.h"
+
+namespace ferry {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(PathPolicyTest, ARequiredTransportThatCannotFailsWithItsReason) {
+  Directory directory;
+  ExchangeOptions options;
+  options.require_transport = "shm";
+  ExchangeEnd a(directory, 1, options, 0, "machine a");
+  ExchangeEnd b(directory, 2, options, 0, "machine b");
+  ASSERT_TRUE(a.Step(1)
+                  ->Send(KeyBetween(a, b, "k"),
+                         *Tensor::Allocate(DataType::kUint8, *Shape::Create({100'000})))
+                  .ok());
+  Receipt receipt;
+  b.Step(1)->RecvAsync(KeyBetween(a, b, "k"), {}, receipt.callback());
+  const absl::Status status = receipt.Wait().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("two machines"));
+}
+
+// The sender decides which way a tensor goes, and may have been told otherwise.
+TEST(PathPolicyTest, ATransportThatTheReceiverDoesNotAllowIsRefusedThere) {
+  Directory directory;
+  ExchangeOptions by_tcp;
+  by_tcp.require_transport = "tcp";
+  ExchangeOptions by_shm;
+  by_shm.require_transport = "shm";
+  ExchangeEnd a(directory, 1, by_tcp);
+  ExchangeEnd b(directory, 2, by_shm);
+  ASSERT_TRUE(a.Step(1)
+                  ->Send(KeyBetween(a, b, "k"),
+                         *Tensor::Allocate(DataType::kUint8, *Shape::Create({100'000})))
+                  .ok());
+  Receipt receipt;
+  b.Step(1)->RecvAsync(KeyBetween(a, b, "k"), {}, receipt.callback());
+  const absl::Status status = receipt.Wait().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("sends by tcp, and shm is the required"));
+}
+
+TEST(PathPolicyTest, TheCheapestWayIsExplained) {
+  Directory directory;
+  ExchangeEnd a(directory, 1);
+  ExchangeEnd b(directory, 2);
+  const auto near = b.exchange->PathFrom(a.exchange->self(), 1 << 20, true);
+  ASSERT_TRUE(near.ok()) << near.status();
+  EXPECT_THAT(Explain(*near), ::testing::StartsWith("shm ("));
+  EXPECT_THAT(Explain(*near), HasSubstr("not tcp ("));
+  ExchangeEnd c(directory, 3, {}, 0, "another machine");
+  const auto far = c.exchange->PathFrom(a.exchange->self(), 1 << 20, true);
+  ASSERT_TRUE(far.ok()) << far.status();
+  EXPECT_THAT(Explain(*far), ::testing::StartsWith("not shm: they are on two machines"));
+  EXPECT_THAT(Explain(*far), HasSubstr("; tcp ("));
+}
+
+TEST(PathPolicyTest, NamesThatAreNoTransportAreRefused) {
+  ExchangeOptions options;
+  options.require_transport = "pigeon";
+  options.listen = "127.0.0.1:0";
+  options.token = "t";
+  const auto started = Exchange::Start(options, {}, {});
+  EXPECT_EQ(started.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(started.status().message()), HasSubstr("there are shm, tcp"));
+}
+
+TEST(ExchangeTest, AnotherLifeOfTheProducerAnswersAborted) {
+  Directory directory;
+  ExchangeEnd sink(directory, 2);
+  auto first = std::make_unique<ExchangeEnd>(directory, 1, ExchangeOptions{}, 77);
+  const RendezvousKey key = KeyBetween(*first, sink, "k");
+  first = std::make_unique<ExchangeEnd>(directory, 1, ExchangeOptions{}, 78);
+  Receipt receipt;
+  sink.Step(1)->RecvAsync(key, {}, receipt.callback());
+  const absl::Status status = receipt.Wait().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("RecvTensor expects a different device incarnation: 77 vs. 78"));
+}
+
+TEST(ExchangeTest, ADeadNodeFailsWhatNeedsItAndNothingElse) {
+  Directory directory;
+  ExchangeEnd a(directory, 1);
+  ExchangeEnd b(directory, 2);
+  ExchangeEnd c(directory, 3);
+  Receipt of_a;
+  Receipt of_b;
+  c.Step(1)->RecvAsync(KeyBetween(a, c, "k"), {}, of_a.callback());
+  c.Step(1)->RecvAsync(KeyBetween(b, c, "k"), {}, of_b.callback());
+  c.exchange->FailNode(1, absl::UnavailableError("node 1 has died: no heartbeat"));
+  const absl::Status status = of_a.Wait().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("node 1 has died"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("step 1 needed"));
+  Tensor sent = *Tensor::Allocate(DataType::kInt32, *Shape::Create({4}));
+  FillPattern(sent, 1);
+  ASSERT_TRUE(b.Step(1)->Send(KeyBetween(b, c, "k"), sent).ok());
+  ASSERT_TRUE(of_b.Wait().ok()) << of_b.Wait().status();
+}
+
+TEST(ExchangeTest, WrongTokensNeverMeet) {
+  Directory directory;
+  ExchangeOptions other;
+  other.token = "another job";
+  ExchangeEnd a(directory, 1);
+  ExchangeEnd b(directory, 2, other);
+  Receipt receipt;
+  b.Step(1)->RecvAsync(KeyBetween(a, b, "k"), {}, receipt.callback());
+  EXPECT_EQ(receipt.Wait().status().code(), absl::StatusCode::kUnauthenticated);
+  EXPECT_GE(a.exchange->lane_stats().refused, 1);
+}
+
+TEST(ExchangeTest, WrongTokensNeverMeetOverGrpcEither) {
+  Directory directory;
+  ExchangeOptions options;
+  options.carrier = Carrier::kGrpc;
+  options.require_proof = true;
+  ExchangeEnd a(directory, 1, options);
+  ExchangeEnd b(directory, 2, options);
+  options.token = "another job";
+  ExchangeEnd c(directory, 3, options);
+  Receipt of_friend;
+  Receipt of_stranger;
+  b.Step(1)->RecvAsync(KeyBetween(a, b, "k"), {}, of_friend.callback());
+  c.Step(1)->RecvAsync(KeyBetween(a, c, "k"), {}, of_stranger.callback());
+  EXPECT_EQ(of_stranger.Wait().status().code(), absl::StatusCode::kUnauthenticated);
+  ASSERT_TRUE(
+      a.Step(1)
+          ->Send(KeyBetween(a, b, "k"), *Tensor::Allocate(DataType::kInt32, *Shape::Create({4})))
+          .ok());
+  EXPECT_TRUE(of_friend.Wait().ok()) << of_friend.Wait().status();
+}
+
+}  // namespace
+}  // namespace ferry
