@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Least recently used first, and only those that nobody uses.
+#include "gpu/clique/clique_cache.h"
+
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+
+namespace ferry {
+
+absl::StatusOr<std::vector<std::string>> CliqueCache::Reserve(absl::string_view key,
+                                                              uint64_t bytes) {
+  if (entries_.contains(key)) return absl::AlreadyExistsError(key);
+  uint64_t idle_bytes = 0;
+  for (const std::string& idle : idle_) idle_bytes += entries_.find(idle)->second.bytes;
+  const uint64_t busy_bytes = used_bytes_ - idle_bytes;
+  if (bytes > budget_bytes_ || busy_bytes > budget_bytes_ - bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "a communicator of ", bytes, " bytes has no room: those in use take ", busy_bytes,
+        " of nccl_memory_bytes = ", budget_bytes_, "; raise it, or use fewer at a time"));
+  }
+  std::vector<std::string> evicted;
+  while (used_bytes_ > budget_bytes_ - bytes) {
+    evicted.push_back(idle_.front());
+    Remove(evicted.back());
+  }
+  entries_.emplace(key, Entry{bytes, 1, idle_.end()});
+  used_bytes_ += bytes;
+  return evicted;
+}
+
+bool CliqueCache::Use(absl::string_view key) {
+  const auto found = entries_.find(key);
+  if (found == entries_.end()) return false;
+  if (found->second.use_count++ == 0) idle_.erase(found->second.idle);
+  return true;
+}
+
+void CliqueCache::Unuse(absl::string_view key) {
+  const auto found = entries_.find(key);
+  // Removed while it was in use.
+  if (found == entries_.end()) return;
+  FERRY_CHECK(found->second.use_count > 0);
+  if (--found->second.use_count > 0) return;
+  found->second.idle = idle_.insert(idle_.end(), found->first);
+}
+
+void CliqueCache::Remove(absl::string_view key) {
+  const auto found = entries_.find(key);
+  if (found == entries_.end()) return;
+  used_bytes_ -= found->second.bytes;
+  if (found->second.use_count == 0) idle_.erase(found->second.idle);
+  entries_.erase(found);
+}
+
+void CliqueCache::Resize(absl::string_view key, uint64_t bytes) {
+  const auto found = entries_.find(key);
+  if (found == entries_.end()) return;
+  used_bytes_ += bytes - found->second.bytes;
+  found->second.bytes = bytes;
+}
+
+}  // namespace ferry
