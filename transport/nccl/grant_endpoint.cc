@@ -50,7 +50,7 @@ absl::Status GrantEndpoint::AddWithGrant(const GrantTransfer& transfer, const Gr
                                          GrantActions& actions) {
   FERRY_RETURN_IF_ERROR(Insert(transfer, actions));
   // Before its turn is taken, which would make this device busy.
-  const absl::Status status = OnMessage(grant, actions);
+  absl::Status status = OnMessage(grant, actions);
   if (self_ < PeerOf(transfer.key)) Schedule(PeerOf(transfer.key));
   Advance(actions);
   return status;
