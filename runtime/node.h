@@ -17,6 +17,7 @@
 #include "absl/time/time.h"
 
 #include "coord/agent.h"
+#include "gpu/clique/communicator.h"
 #include "gpu/discovery.h"
 #include "runtime/exchange.h"
 #include "runtime/identity.h"
@@ -117,6 +118,19 @@ class Node final {
   // Which way a tensor of `bytes` takes from node `from` to here, and why not another one.
   absl::StatusOr<PathChoice> PathFrom(int from, size_t bytes, bool is_in_arena = true);
 
+  // The communicator of these GPUs, by their global ids in the order of its ranks; every node that
+  // has one of them calls this with the same list, at the same time. The ids that NCCL needs go
+  // through the store. While somebody has it, further calls get the same one. Blocks; the node
+  // outlives it.
+  //   own: which of them this call is for; needed when several are this node's. Each then needs a
+  //   thread of its own to call this.
+  //   Errors: INVALID_ARGUMENT for a device that is no GPU of the job, or none that is this node's;
+  //   FAILED_PRECONDITION this process uses no GPUs, or ranks have different versions of NCCL;
+  //   UNAVAILABLE there is no NCCL, naming where it was looked for; as NcclCommunicator::Make.
+  absl::StatusOr<std::shared_ptr<NcclCommunicator>> Communicator(
+      const std::vector<int>& devices, std::optional<int> own = std::nullopt,
+      CommunicatorOptions options = {});
+
   // REQUIRES: options.exchanges_tensors.
   Exchange& exchange() { return *exchange_; }
 
@@ -147,6 +161,11 @@ class Node final {
   // As they were when they were looked up; looked up again when they have died.
   absl::flat_hash_map<int, Endpoint> endpoints_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_set<int> failed_ ABSL_GUARDED_BY(mu_);
+  // Loaded when it is first needed.
+  std::shared_ptr<const nccl::NcclApi> nccl_ ABSL_GUARDED_BY(mu_);
+  // Those that somebody has, by the clique's place in the store and the rank.
+  absl::flat_hash_map<std::string, std::weak_ptr<NcclCommunicator>> communicators_
+      ABSL_GUARDED_BY(mu_);
   std::unique_ptr<Exchange> exchange_;
   // These last, so that they go first: their callbacks use the rest. The watch is the agent's.
   std::unique_ptr<coord::Agent> agent_;

@@ -31,7 +31,6 @@ absl::Status ResolveNeeded(const SharedLibrary& library, NcclTable& table) {
   FERRY_RETURN_IF_ERROR(library.Resolve("ncclCommCount", table.count));
   FERRY_RETURN_IF_ERROR(library.Resolve("ncclCommCuDevice", table.cuda_device));
   FERRY_RETURN_IF_ERROR(library.Resolve("ncclCommUserRank", table.user_rank));
-  FERRY_RETURN_IF_ERROR(library.Resolve("ncclCommSplit", table.split));
   FERRY_RETURN_IF_ERROR(library.Resolve("ncclGroupStart", table.group_start));
   FERRY_RETURN_IF_ERROR(library.Resolve("ncclGroupEnd", table.group_end));
   FERRY_RETURN_IF_ERROR(library.Resolve("ncclSend", table.send));

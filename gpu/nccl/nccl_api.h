@@ -36,8 +36,6 @@ struct NcclTable {
   Result (*count)(Communicator communicator, int* count) = nullptr;
   Result (*cuda_device)(Communicator communicator, int* ordinal) = nullptr;
   Result (*user_rank)(Communicator communicator, int* rank) = nullptr;
-  Result (*split)(Communicator communicator, int color, int key, Communicator* child,
-                  Config* config) = nullptr;
   Result (*group_start)() = nullptr;
   Result (*group_end)() = nullptr;
   Result (*send)(const void* buffer, size_t count, DataType type, int peer,

@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+// A plan's steps with NCCL, driven by the thread that waits for the communicator.
+#include "gpu/clique/communicator.h"
+
+#include <algorithm>
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+
+#include "base/clock.h"
+#include "base/status_macros.h"
+#include "gpu/cuda/cuda_event.h"
+#include "gpu/cuda/device_buffer.h"
+
+namespace ferry {
+namespace {
+
+// How often NCCL and the device are asked while something is under way.
+constexpr absl::Duration kLook = absl::Milliseconds(1);
+// Distances between ranks in one group of the warm-up: four operations each. A group of many
+// operations may be cut differently on different ranks.
+constexpr int kDistancesPerGroup = 8;
+constexpr absl::Duration kEnqueueLook = absl::Microseconds(20);
+constexpr absl::Duration kCallTimeout = absl::Seconds(30);
+
+// What the store has said, until the driving thread asks.
+class Mailbox final : public CliqueListener {
+ public:
+  void Entry(std::string key, std::string value) override {
+    Push([key = std::move(key), value = std::move(value)](CliquePlan& plan) {
+      plan.OnEntry(key, value);
+    });
+  }
+  void Watching() override {
+    Push([](CliquePlan& plan) { plan.OnWatching(); });
+  }
+  void StoreFailed(absl::Status why) override {
+    Push([why = std::move(why)](CliquePlan& plan) { plan.OnStoreFailed(why); });
+  }
+
+  // Waits for `patience` if there is nothing.
+  void Deliver(CliquePlan& plan, absl::Duration patience) {
+    std::deque<std::function<void(CliquePlan&)>> letters;
+    {
+      absl::MutexLock lock(&mu_);
+      mu_.AwaitWithTimeout(absl::Condition(
+                               +[](Mailbox* self) ABSL_EXCLUSIVE_LOCKS_REQUIRED(self->mu_) {
+                                 return !self->letters_.empty();
+                               },
+                               this),
+                           patience);
+      letters.swap(letters_);
+    }
+    for (const auto& letter : letters) letter(plan);
+  }
+
+ private:
+  void Push(std::function<void(CliquePlan&)> letter) {
+    absl::MutexLock lock(&mu_);
+    letters_.push_back(std::move(letter));
+  }
+
+  absl::Mutex mu_;
+  std::deque<std::function<void(CliquePlan&)>> letters_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace
+
+// All of NCCL is called on the device's executor, in the order of that thread; the plan, and this,
+// belong to the thread that makes the communicator.
+class NcclCommunicator::Maker final : public CliqueSteps {
+ public:
+  Maker(std::shared_ptr<const nccl::NcclApi> api, Gpus& gpus, Gpu& gpu, const CliqueKey& key,
+        int rank, const CliqueStoreFactory& store, const CommunicatorOptions& options)
+      : api_(std::move(api)),
+        gpus_(gpus),
+        gpu_(gpu),
+        options_(options),
+        rank_(rank),
+        store_(store(mailbox_)),
+        plan_(key, rank, {.nccl_version = api_->version(), .timeout = options.timeout}, *store_,
+              *this, SteadyClock()) {}
+
+  ~Maker() override {
+    if (plan_.state() == CliqueState::kReady) {
+      plan_.Retire(absl::CancelledError("the communicator is not used any more"));
+    } else if (comm_ != nullptr) {
+      Discard(plan_.generation(), absl::CancelledError("given up"));
+    }
+  }
+
+  absl::Status Run() {
+    // Memory is got before anything is in flight: getting it may wait for the device.
+    const auto bytes = static_cast<size_t>(2 * plan_.key().size());
+    FERRY_ASSIGN_OR_RETURN(warmth_, gpu_.arena->Allocate(bytes));
+    FERRY_ASSIGN_OR_RETURN(stream_, cuda::CudaStream::Create(gpu_.device));
+    plan_.Start();
+    while (!ended_.has_value()) {
+      mailbox_->Deliver(plan_, kLook);
+      if (!ended_.has_value()) Look();
+      if (!ended_.has_value()) plan_.Expire();
+    }
+    return *ended_;
+  }
+
+  // --- CliqueSteps ---
+
+  absl::StatusOr<std::vector<std::string>> Mint(int count) override {
+    std::vector<std::string> ids;
+    FERRY_RETURN_IF_ERROR(OnDevice([&]() -> absl::Status {
+      for (int i = 0; i < count; ++i) {
+        nccl::UniqueId id = {};
+        FERRY_RETURN_IF_ERROR(api_->Check(api_->table().get_unique_id(&id), "ncclGetUniqueId"));
+        ids.emplace_back(id.bytes, sizeof(id.bytes));
+      }
+      return absl::OkStatus();
+    }));
+    return ids;
+  }
+
+  void Initialise(uint32_t generation, const std::vector<std::string>& ids) override {
+    begun_ = generation;
+    phase_ = Phase::kInitialising;
+    step_ = OnDevice([&]() -> absl::Status {
+      std::vector<nccl::UniqueId> unique(ids.size());
+      for (size_t i = 0; i < ids.size(); ++i) {
+        std::copy(ids[i].begin(), ids[i].end(), unique[i].bytes);
+      }
+      nccl::Config config;
+      config.blocking = 0;
+      if (options_.max_ctas > 0) config.max_ctas = options_.max_ctas;
+      const int size = plan_.key().size();
+      if (unique.size() == 1) {
+        return api_->Check(api_->table().init_rank_config(&comm_, size, unique[0], rank_, &config),
+                           "ncclCommInitRankConfig");
+      }
+      if (api_->table().init_rank_scalable == nullptr) {
+        return absl::UnimplementedError(
+            absl::StrCat("NCCL ", nccl::VersionText(api_->version()), " of ", api_->path(),
+                         " initialises no clique of ", size, " ranks at once; 2.23 does"));
+      }
+      return api_->Check(
+          api_->table().init_rank_scalable(&comm_, size, rank_, static_cast<int>(unique.size()),
+                                           unique.data(), &config),
+          "ncclCommInitRankScalable");
+    });
+  }
+
+  void WarmUp(uint32_t generation) override {
+    phase_ = Phase::kExchanging;
+    next_distance_ = 1;
+    gpus_.gate()->BeginWork();
+    is_in_flight_ = true;
+    step_ = ExchangeNext();
+  }
+
+  void Discard(uint32_t generation, const absl::Status& why) override {
+    if (nccl::Communicator const comm = std::exchange(comm_, nullptr); comm != nullptr) {
+      OnDevice([&] {
+        return api_->Check(api_->table().abort(comm), "ncclCommAbort");
+      }).IgnoreError();
+    }
+    if (std::exchange(is_in_flight_, false)) gpus_.gate()->EndWork();
+    warm_ = nullptr;
+    phase_ = Phase::kIdle;
+  }
+
+  void Ended(const absl::Status& status) override { ended_ = status; }
+
+  // --- When it is there ---
+
+  absl::Status WaitEnqueued(absl::Duration timeout) {
+    const absl::Time deadline = SteadyClock().Now() + timeout;
+    while (true) {
+      nccl::Result state = nccl::kSuccess;
+      FERRY_RETURN_IF_ERROR(OnDevice([&] {
+        return api_->Check(api_->table().get_async_error(comm_, &state), "ncclCommGetAsyncError",
+                           comm_);
+      }));
+      if (state != nccl::kInProgress) return api_->Check(state, "a communicator's work", comm_);
+      if (SteadyClock().Now() >= deadline) {
+        return absl::DeadlineExceededError(
+            absl::StrCat("NCCL has not enqueued within ", absl::FormatDuration(timeout), " what ",
+                         plan_.key().DescribeRank(rank_), " of ", plan_.key().Describe(),
+                         " has asked for: another rank has not, or is gone"));
+      }
+      absl::SleepFor(kEnqueueLook);
+    }
+  }
+
+  const std::shared_ptr<const nccl::NcclApi>& api() const { return api_; }
+  nccl::Communicator comm() const { return comm_; }
+  Gpu& gpu() const { return gpu_; }
+  const CliquePlan& plan() const { return plan_; }
+  int rank() const { return rank_; }
+
+ private:
+  enum class Phase { kIdle, kInitialising, kExchanging, kFinishing };
+
+  // Runs `call` on the device's executor and waits for it: it does not block.
+  absl::Status OnDevice(std::function<absl::Status()> call) {
+    struct Job {
+      absl::Mutex mu;
+      bool is_done ABSL_GUARDED_BY(mu) = false;
+      bool is_abandoned ABSL_GUARDED_BY(mu) = false;
+      absl::Status status ABSL_GUARDED_BY(mu);
+    };
+    auto job = std::make_shared<Job>();
+    FERRY_RETURN_IF_ERROR(gpu_.executor->Post([job, call = std::move(call)] {
+      // Holding the lock keeps what `call` refers to.
+      absl::MutexLock lock(&job->mu);
+      if (job->is_abandoned) return;
+      job->status = call();
+      job->is_done = true;
+    }));
+    absl::MutexLock lock(&job->mu);
+    if (job->mu.AwaitWithTimeout(absl::Condition(&job->is_done), kCallTimeout)) return job->status;
+    job->is_abandoned = true;
+    return absl::DeadlineExceededError(absl::StrCat(gpu_.device->name(),
+                                                    " has not got to a call of NCCL's within ",
+                                                    absl::FormatDuration(kCallTimeout)));
+  }
+
+  // The next group of the warm-up: with the peers at each distance, both ways at once, since what a
+  // pair says to each other first travels in one message for both directions. The distances make
+  // sure that both sides have it in the same group.
+  absl::Status ExchangeNext() {
+    const int size = plan_.key().size();
+    const int first = next_distance_;
+    const int last = std::min(first + kDistancesPerGroup - 1, size / 2);
+    next_distance_ = last + 1;
+    return OnDevice([&, first, last]() -> absl::Status {
+      const nccl::NcclTable& table = api_->table();
+      FERRY_RETURN_IF_ERROR(api_->Check(table.group_start(), "ncclGroupStart"));
+      absl::Status status;
+      for (int distance = first; distance <= last && status.ok(); ++distance) {
+        std::vector<int> peers = {(rank_ + distance) % size};
+        if (2 * distance != size) peers.push_back((rank_ - distance + size) % size);
+        for (const int peer : peers) {
+          auto* const out = static_cast<char*>(warmth_->data()) + peer;
+          auto* const in = static_cast<char*>(warmth_->data()) + size + peer;
+          if (status.ok()) {
+            status = api_->Check(table.send(out, 1, nccl::kUint8, peer, comm_, stream_->get()),
+                                 "ncclSend", comm_);
+          }
+          if (status.ok()) {
+            status = api_->Check(table.recv(in, 1, nccl::kUint8, peer, comm_, stream_->get()),
+                                 "ncclRecv", comm_);
+          }
+        }
+      }
+      const absl::Status ended = api_->Check(table.group_end(), "ncclGroupEnd", comm_);
+      return status.ok() ? ended : status;
+    });
+  }
+
+  // Asks what is under way.
+  void Look() {
+    if (phase_ == Phase::kIdle) return;
+    bool is_over = false;
+    if (step_.ok()) {
+      step_ = OnDevice([&]() -> absl::Status {
+        if (phase_ == Phase::kFinishing) {
+          FERRY_ASSIGN_OR_RETURN(is_over, warm_->IsDone());
+          return absl::OkStatus();
+        }
+        nccl::Result state = nccl::kSuccess;
+        FERRY_RETURN_IF_ERROR(api_->Check(api_->table().get_async_error(comm_, &state),
+                                          "ncclCommGetAsyncError", comm_));
+        is_over = state != nccl::kInProgress;
+        return api_->Check(
+            state, phase_ == Phase::kInitialising ? "initialising" : "the first exchange", comm_);
+      });
+    }
+    if (step_.ok() && !is_over) return;
+    switch (phase_) {
+      case Phase::kIdle:
+        return;
+      case Phase::kInitialising:
+        phase_ = Phase::kIdle;
+        return plan_.OnInitialised(begun_, std::exchange(step_, absl::OkStatus()));
+      case Phase::kExchanging:
+        if (step_.ok() && next_distance_ <= plan_.key().size() / 2) {
+          step_ = ExchangeNext();
+          return;
+        }
+        if (step_.ok()) {
+          step_ = OnDevice([&]() -> absl::Status {
+            FERRY_ASSIGN_OR_RETURN(warm_, cuda::ReadyEvent::Record(*gpu_.events, stream_->get()));
+            return absl::OkStatus();
+          });
+          phase_ = Phase::kFinishing;
+          if (step_.ok()) return;
+        }
+        [[fallthrough]];
+      case Phase::kFinishing:
+        phase_ = Phase::kIdle;
+        if (step_.ok() && std::exchange(is_in_flight_, false)) gpus_.gate()->EndWork();
+        return plan_.OnWarmedUp(begun_, std::exchange(step_, absl::OkStatus()));
+    }
+  }
+
+  const std::shared_ptr<const nccl::NcclApi> api_;
+  Gpus& gpus_;
+  Gpu& gpu_;
+  const CommunicatorOptions options_;
+  const int rank_;
+  const std::shared_ptr<Mailbox> mailbox_ = std::make_shared<Mailbox>();
+  const std::unique_ptr<CliqueStore> store_;
+  CliquePlan plan_;
+
+  std::optional<absl::Status> ended_;
+  Phase phase_ = Phase::kIdle;
+  // What the last call of the phase said.
+  absl::Status step_;
+  uint32_t begun_ = 0;
+  int next_distance_ = 1;
+  bool is_in_flight_ = false;
+  nccl::Communicator comm_ = nullptr;
+  // What is sent, and received, by the warm-up: a byte for each peer.
+  std::shared_ptr<cuda::DeviceBuffer> warmth_;
+  std::unique_ptr<cuda::CudaStream> stream_;
+  std::shared_ptr<const cuda::ReadyEvent> warm_;
+};
+
+NcclCommunicator::NcclCommunicator(std::unique_ptr<Maker> maker) : maker_(std::move(maker)) {}
+NcclCommunicator::~NcclCommunicator() = default;
+
+absl::StatusOr<std::shared_ptr<NcclCommunicator>> NcclCommunicator::Make(
+    std::shared_ptr<const nccl::NcclApi> api, Gpus& gpus, int ordinal, const CliqueKey& key,
+    int rank, const CliqueStoreFactory& store, const CommunicatorOptions& options) {
+  FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, gpus.Get(ordinal));
+  auto maker = std::make_unique<Maker>(std::move(api), gpus, *gpu, key, rank, store, options);
+  FERRY_RETURN_IF_ERROR(maker->Run());
+  return std::shared_ptr<NcclCommunicator>(new NcclCommunicator(std::move(maker)));
+}
+
+nccl::Communicator NcclCommunicator::get() const { return maker_->comm(); }
+const nccl::NcclApi& NcclCommunicator::api() const { return *maker_->api(); }
+int NcclCommunicator::rank() const { return maker_->rank(); }
+int NcclCommunicator::size() const { return maker_->plan().key().size(); }
+int NcclCommunicator::ordinal() const { return maker_->gpu().device->ordinal(); }
+uint32_t NcclCommunicator::generation() const { return maker_->plan().generation(); }
+absl::Status NcclCommunicator::WaitEnqueued(absl::Duration timeout) {
+  return maker_->WaitEnqueued(timeout);
+}
+
+}  // namespace ferry

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// NcclCommunicator: one rank of a clique of devices that found together through the store.
+#ifndef FERRY_GPU_CLIQUE_COMMUNICATOR_H_
+#define FERRY_GPU_CLIQUE_COMMUNICATOR_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+#include "gpu/clique/clique_plan.h"
+#include "gpu/gpus.h"
+#include "gpu/nccl/nccl_api.h"
+
+namespace ferry {
+
+// Hears what the store says to a plan. Thread-safe.
+class CliqueListener {
+ public:
+  virtual ~CliqueListener() = default;
+  virtual void Entry(std::string key, std::string value) = 0;
+  virtual void Watching() = 0;
+  virtual void StoreFailed(absl::Status why) = 0;
+};
+
+// Makes the store of a plan; it may speak to `listener`, which outlives it, from any thread.
+using CliqueStoreFactory =
+    std::function<std::unique_ptr<CliqueStore>(std::shared_ptr<CliqueListener> listener)>;
+
+struct CommunicatorOptions {
+  absl::Duration timeout = absl::Seconds(60);
+  // What it may take of the GPU; fewer is less memory and less bandwidth. 0: NCCL's own.
+  int max_ctas = 0;
+};
+
+// Shared by whoever uses it. The handle is a non-blocking communicator: calls return
+// ncclInProgress, and ncclCommGetAsyncError says when they are through. A user's calls on the
+// communicators of one device belong to one thread at a time, in one order on all ranks.
+class NcclCommunicator final {
+ public:
+  // Blocks until all ranks have come, have initialised it and have exchanged something with each
+  // other, so that its first use is no different from its second.
+  //   gpus: of which `ordinal` is the rank's device; outlives it.
+  //   Errors: DEADLINE_EXCEEDED naming the ranks that have not come, or what they wait for;
+  //   FAILED_PRECONDITION ranks have different versions of NCCL; UNAVAILABLE the store or a rank is
+  //   gone; RESOURCE_EXHAUSTED; INTERNAL with what NCCL says.
+  static absl::StatusOr<std::shared_ptr<NcclCommunicator>> Make(
+      std::shared_ptr<const nccl::NcclApi> api, Gpus& gpus, int ordinal, const CliqueKey& key,
+      int rank, const CliqueStoreFactory& store, const CommunicatorOptions& options);
+  // Aborts what is under way on it, and moves the clique on: its ids are never used again.
+  ~NcclCommunicator();
+
+  NcclCommunicator(const NcclCommunicator&) = delete;
+  NcclCommunicator& operator=(const NcclCommunicator&) = delete;
+
+  // ncclComm_t.
+  nccl::Communicator get() const;
+  const nccl::NcclApi& api() const;
+  int rank() const;
+  int size() const;
+  // Of the device in this process.
+  int ordinal() const;
+  uint32_t generation() const;
+  // Waits until NCCL has enqueued what it was asked for: only then is what is enqueued on the same
+  // stream behind it. With the device's context current or not.
+  //   Errors: DEADLINE_EXCEEDED; what NCCL says has become of the communicator.
+  absl::Status WaitEnqueued(absl::Duration timeout);
+
+ private:
+  class Maker;
+  explicit NcclCommunicator(std::unique_ptr<Maker> maker);
+
+  const std::unique_ptr<Maker> maker_;
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_GPU_CLIQUE_COMMUNICATOR_H_
