@@ -179,6 +179,8 @@ class DoubleTest : public ::testing::Test {
 
   void ExpectSuccess(const Outcome& outcome) {
     EXPECT_TRUE(outcome.Succeeded()) << "status " << outcome.status << "\n" << outcome.text;
+    // A child ends without the sanitizer's own exit status.
+    EXPECT_THAT(outcome.text, ::testing::Not(::testing::HasSubstr("Sanitizer")));
   }
   // It was caught: aborted with the rule's name.
   void ExpectBreach(const Outcome& outcome, const std::string& rule) {

@@ -38,6 +38,7 @@ inline constexpr int kMaxProcesses = 128;
 inline constexpr int kMaxLanes = 512;
 inline constexpr int kMaxIds = 4096;
 inline constexpr int kMaxRanks = 64;
+inline constexpr int kMaxSplits = 64;
 
 struct Importers {
   Importer entries[kMaxImporters];
@@ -112,6 +113,16 @@ struct IdRecord {
   uint64_t connecting[kMaxRanks];  // by rank: mask of peers with which it has begun to exchange
 };
 
+// One collective split of a communicator, until all ranks have said where they go.
+struct SplitRecord {
+  uint64_t parent;  // 0: free
+  uint64_t sequence;
+  uint64_t came;
+  uint64_t read;  // mask of ranks that have read it
+  int32_t colors[kMaxRanks];
+  int32_t keys[kMaxRanks];
+};
+
 struct Machine {
   uint64_t magic;
   pthread_mutex_t mu;
@@ -121,6 +132,7 @@ struct Machine {
   SharedEvent events[kMaxEvents];
   Lane lanes[kMaxLanes];
   IdRecord ids[kMaxIds];
+  SplitRecord splits[kMaxSplits];
 };
 
 // Mapped at the first call; never unmapped.

@@ -47,6 +47,8 @@ struct ncclUniqueId {
 };
 
 inline constexpr int NCCL_CONFIG_UNDEF_INT = INT_MIN;
+inline constexpr int NCCL_SPLIT_NOCOLOR = -1;
+inline constexpr int NCCL_SHRINK_ABORT = 1;
 inline constexpr unsigned int kNcclConfigMagic = 0xcafebeef;
 
 struct ncclConfig_t {
@@ -80,6 +82,10 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int count, ncclUniqueId id
                                     ncclConfig_t* config);
 ncclResult_t ncclCommInitRankScalable(ncclComm_t* comm, int count, int rank, int id_count,
                                       ncclUniqueId* ids, ncclConfig_t* config);
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made,
+                           ncclConfig_t* config);
+ncclResult_t ncclCommShrink(ncclComm_t comm, int* excluded, int excluded_count, ncclComm_t* made,
+                            ncclConfig_t* config, int flags);
 ncclResult_t ncclCommFinalize(ncclComm_t comm);
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 ncclResult_t ncclCommAbort(ncclComm_t comm);

@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -78,8 +79,10 @@ struct Comm {
   Device* device = nullptr;
   IdRecord* record = nullptr;
 
-  std::vector<Link> links;  // by rank; set by the initialization
-  uint64_t connected = 0;   // peers of earlier exchanges; issuing thread only
+  std::vector<Link> links;               // by rank; set by the initialization
+  uint64_t connected = 0;                // peers of earlier exchanges; issuing thread only
+  uint64_t child_count = 0;              // splits and shrinks; issuing thread only
+  std::function<bool()> before_meeting;  // of children: settles rank, count and record
   std::atomic<ncclResult_t> state = ncclInProgress;
   std::atomic<bool> is_initialized = false;
   std::atomic<bool> is_aborted = false;
@@ -109,6 +112,11 @@ ncclResult_t FailComm(Comm* comm, ncclResult_t result, const std::string& text);
 ncclResult_t AddOp(const Op& op, const char* call);
 ncclResult_t AddInit(Comm* comm);
 ncclResult_t AddAbort(Comm* comm);
+
+// The record of a unique id, or null; a new one, or null when the table is full. REQUIRE: the
+// machine's lock.
+IdRecord* FindId(uint64_t token);
+IdRecord* NewId(uint64_t token);
 
 // Does the meeting of all ranks; ends early when the communicator is aborted.
 void Initialize(Comm& comm);

@@ -131,7 +131,25 @@ bool Await(Comm& comm, const std::function<bool()>& done) {
 
 }  // namespace
 
+IdRecord* FindId(uint64_t token) {
+  for (IdRecord& record : TheMachine().ids) {
+    if (record.token == token) return &record;
+  }
+  return nullptr;
+}
+
+IdRecord* NewId(uint64_t token) {
+  IdRecord* const record = FindId(0);
+  if (record == nullptr) return nullptr;
+  *record = IdRecord{};
+  record->token = token;
+  record->minter = Self();
+  return record;
+}
+
 void Initialize(Comm& comm) {
+  // False: there is nothing to take part in, and the state says why.
+  if (comm.before_meeting != nullptr && !comm.before_meeting()) return;
   if (GetConfig().nccl_absent_rank == comm.rank) {
     while (!comm.is_aborted) std::this_thread::sleep_for(kPoll);
     return;
@@ -198,9 +216,7 @@ Comm* NewComm(int count, const ncclUniqueId& id, int rank, const ncclConfig_t* c
   comm->context = context;
   comm->device = &DeviceOf(*context);
   const MachineLock lock;
-  for (IdRecord& record : TheMachine().ids) {
-    if (record.token == bytes.token) comm->record = &record;
-  }
+  comm->record = FindId(bytes.token);
   if (comm->record != nullptr) {
     *result = ncclSuccess;
     return comm;
@@ -238,16 +254,10 @@ STRICT_CUDA_EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   }
   bytes.token |= 1;
   const MachineLock lock;
-  for (IdRecord& record : TheMachine().ids) {
-    if (record.token != 0) continue;
-    record = IdRecord{};
-    record.token = bytes.token;
-    record.minter = Self();
-    std::memset(id->internal, 0, sizeof(id->internal));
-    std::memcpy(id->internal, &bytes, sizeof(bytes));
-    return ncclSuccess;
-  }
-  return ncclInternalError;
+  if (NewId(bytes.token) == nullptr) return ncclInternalError;
+  std::memset(id->internal, 0, sizeof(id->internal));
+  std::memcpy(id->internal, &bytes, sizeof(bytes));
+  return ncclSuccess;
 }
 
 STRICT_CUDA_EXPORT ncclResult_t ncclCommInitRank(ncclComm_t* comm, int count, ncclUniqueId id,

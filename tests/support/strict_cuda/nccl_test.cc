@@ -116,6 +116,38 @@ TEST_F(NcclTest, Collectives) {
   RunRanks(body, body);
 }
 
+// Rank 1 comes first in the child, by its key.
+TEST_F(NcclTest, ASplitReordersTheRanks) {
+  const auto body = [](const PairRank& rank, const Wire&) {
+    ncclComm_t child = nullptr;
+    EXPECT_CU(ncclInProgress,
+              CU(ncclCommSplit)(rank.comm, 3, rank.rank == 0 ? 9 : 1, &child, nullptr));
+    REQUIRE(Settle(child) == ncclSuccess);
+    int child_rank = -1;
+    OK(CU(ncclCommUserRank)(child, &child_rank));
+    REQUIRE(child_rank == 1 - rank.rank);
+    WarmUp(child, 1 - child_rank, rank.stream);
+    OK(CU(ncclCommDestroy)(child));
+  };
+  RunRanks(body, body);
+}
+
+TEST_F(NcclTest, AShrinkLeavesTheSurvivors) {
+  RunRanks(
+      [](const PairRank& rank, const Wire&) {
+        rank.Send(Alloc(8), 8);  // the other does not come any more
+        int excluded[] = {1};
+        ncclComm_t child = nullptr;
+        CU(ncclCommShrink)(rank.comm, excluded, 1, &child, nullptr, NCCL_SHRINK_ABORT);
+        REQUIRE(Settle(child) == ncclSuccess);
+        rank.Synchronize();
+        int count = 0;
+        OK(CU(ncclCommCount)(child, &count));
+        REQUIRE(count == 1);
+      },
+      [](const PairRank&, const Wire&) {});
+}
+
 // Two devices of one process, made in a group.
 TEST_F(NcclTest, RanksOfOneProcess) {
   ExpectSuccess(RunAlone([] {
