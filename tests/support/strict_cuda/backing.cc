@@ -19,7 +19,8 @@
 namespace strict_cuda {
 namespace {
 
-constexpr size_t kSpaceBytes = size_t{1} << 40;
+// No more: the thread sanitizer leaves little room.
+constexpr size_t kSpaceBytes = size_t{1} << 37;
 
 // Free addresses by their start. Addresses are given out again at once, lowest first, as the
 // driver does: whoever caches by address alone is found out.
@@ -66,7 +67,7 @@ void WatchFaults() {
 Space& TheSpace() {
   static Space* const space = [] {
     auto* const made = new Space;
-    // Not by mmap: sanitizers would shadow the terabyte.
+    // Not by mmap: sanitizers would shadow all of it.
     const long got = syscall(SYS_mmap, nullptr, kSpaceBytes, PROT_NONE,  // NOLINT: syscall's type
                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (got == -1) {

@@ -402,7 +402,7 @@ TEST_F(BreachTest, PointerOfAnotherProcess) {
       },
       [](const Wire& wire) {
         UseDevice();
-        wire.Put(Alloc(16) + (CUdeviceptr{1} << 38));
+        wire.Put(Alloc(16) + (CUdeviceptr{1} << 36));
         wire.Get<char>();
       });
 }
