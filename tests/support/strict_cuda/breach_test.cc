@@ -240,6 +240,45 @@ TEST_F(BreachTest, PoolMemoryFreedWhileImported) {
       });
 }
 
+// The pointer has come, the allocation has not: the importer waits for no event.
+TEST_F(BreachTest, ImportUsedBeforeItIsAllocated) {
+  setenv("STRICT_CUDA_DELAY_US", "200000", 1);
+  ExpectFirstCaught(
+      "use-before-ready",
+      [](const Wire& wire) {
+        setenv("STRICT_CUDA_DELAY_US", "0", 1);
+        UseDevice();
+        CUmemoryPool pool = nullptr;
+        OK(CU(cuMemPoolImportFromShareableHandle)(
+            &pool, reinterpret_cast<void*>(static_cast<intptr_t>(wire.RecvFd())),
+            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+        auto data = wire.Get<CUmemPoolPtrExportData>();
+        CUdeviceptr memory = 0;
+        OK(CU(cuMemPoolImportPointer)(&memory, pool, &data));
+        wire.Put('g');
+        CU(cuMemsetD8_v2)(memory, 1, 1);
+      },
+      [](const Wire& wire) {
+        UseDevice();
+        CUmemPoolProps props = {};
+        props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+        props.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        props.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+        CUmemoryPool pool = nullptr;
+        OK(CU(cuMemPoolCreate)(&pool, &props));
+        int fd = -1;
+        OK(CU(cuMemPoolExportToShareableHandle)(&fd, pool, props.handleTypes, 0));
+        wire.SendFd(fd);
+        CUdeviceptr memory = 0;
+        OK(CU(cuMemAllocFromPoolAsync)(&memory, 16, pool, nullptr));
+        CUmemPoolPtrExportData data = {};
+        OK(CU(cuMemPoolExportPointer)(&data, memory));
+        wire.Put(data);
+        wire.Get<char>();
+        usleep(100000);
+      });
+}
+
 TEST_F(BreachTest, ImportedPoolAllocates) {
   ExpectFirstCaught(
       "pool-imported-alloc",

@@ -186,8 +186,9 @@ Export* NewExport() {
 }
 
 Export* FindExport(uint64_t id) {
+  if (id == 0) return nullptr;
   for (Export& entry : TheMachine().exports) {
-    if (entry.id == id && id != 0) return &entry;
+    if (entry.id == id) return &entry;
   }
   return nullptr;
 }
@@ -202,8 +203,9 @@ SharedEvent* NewSharedEvent() {
 }
 
 SharedEvent* FindSharedEvent(uint64_t id) {
+  if (id == 0) return nullptr;
   for (SharedEvent& entry : TheMachine().events) {
-    if (entry.id == id && id != 0) return &entry;
+    if (entry.id == id) return &entry;
   }
   return nullptr;
 }

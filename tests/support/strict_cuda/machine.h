@@ -65,7 +65,8 @@ struct Export {
   uint64_t buffer_id;
   uint64_t pool_id;
   int32_t handle_types;
-  bool gone;  // freed by its owner
+  bool is_ready;  // of pool pointers: the allocation has had its turn on its stream
+  bool gone;      // freed by its owner
   Importers importers;
 };
 

@@ -38,6 +38,15 @@ CUresult CheckAccess(const Range& range, int by, bool is_write, const char* call
   return CUDA_ERROR_ILLEGAL_ADDRESS;
 }
 
+// Whether stream-ordered memory, of this process or another, has had its turn.
+bool IsReady(const Range& range) {
+  if (range.ready != nullptr) return *range.ready;
+  if (range.kind != Kind::kImportedPool) return true;
+  const MachineLock lock;
+  const Export* const entry = FindExport(range.import_id);
+  return entry == nullptr || entry->is_ready;
+}
+
 }  // namespace
 
 Use::Use(std::vector<Piece> pieces) : pieces_(std::move(pieces)) {
@@ -110,7 +119,7 @@ CUresult Touch(CUdeviceptr pointer, size_t bytes, int by, bool is_write, const c
   const CUresult result = Resolve(pointer, bytes, by, is_write, call, &pieces);
   if (result != 0) return result;
   for (const Piece& piece : pieces) {
-    if (piece.range == nullptr || piece.range->ready == nullptr || *piece.range->ready) continue;
+    if (piece.range == nullptr || IsReady(*piece.range)) continue;
     Breach(Rule::kUseBeforeReady, call, "0x%llx has not been allocated yet on its stream", pointer);
     return CUDA_ERROR_ILLEGAL_ADDRESS;
   }

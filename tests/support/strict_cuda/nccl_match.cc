@@ -49,7 +49,10 @@ class Runner final {
         Publish();
         quiet_since_ms = NowMs();
       } else {
-        if (NowMs() - quiet_since_ms > 20) watch_.Look();
+        if (NowMs() - quiet_since_ms > 20) {
+          watch_.Look();
+          quiet_since_ms = NowMs();
+        }
         Wait();
       }
     }

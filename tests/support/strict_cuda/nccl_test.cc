@@ -185,6 +185,65 @@ TEST_F(NcclTest, RanksOfOneProcess) {
   }));
 }
 
+// Four ranks, two of them in each process, driven by a thread per device: exchanges of all pairs in
+// groups and between them sums, many of them, with no false alarm.
+TEST_F(NcclTest, ManyGroupsInOneOrderAreNoDeadlock) {
+  setenv("STRICT_CUDA_DEVICES", "4", 1);
+  setenv("STRICT_CUDA_DEADLOCK_MS", "500", 1);
+  constexpr int kRanks = 4;
+  constexpr int kRounds = 60;
+  const auto drive = [](int rank, const ncclUniqueId& id) {
+    UseDevice(rank);
+    const CUstream stream = NewStream();
+    const CUdeviceptr memory = Alloc(64 * 1024);
+    const ncclComm_t comm = Init(kRanks, id, rank);
+    for (int round = 0; round < kRounds; ++round) {
+      const size_t bytes = static_cast<size_t>(1 + 137 * round);
+      const unsigned char mark = static_cast<unsigned char>(16 * rank + round);
+      OK(CU(cuMemsetD8Async)(memory, mark, bytes, stream));
+      OK(CU(ncclGroupStart)());
+      for (int peer = 0; peer < kRanks; ++peer) {
+        CU(ncclSend)(Buffer(memory), bytes, ncclUint8, peer, comm, stream);
+        CU(ncclRecv)(Buffer(memory + 16384 + 10000 * peer), bytes, ncclUint8, peer, comm, stream);
+      }
+      EndGroup(comm);
+      if (round % 5 == 0) {
+        CU(ncclAllReduce)
+        (Buffer(memory), Buffer(memory + 60000), 1, ncclUint8, ncclMax, comm, stream);
+      }
+      if (round % 7 != 0) continue;  // not always waiting in between
+      OK(CU(cuStreamSynchronize)(stream));
+      for (int peer = 0; peer < kRanks; ++peer) {
+        const CUdeviceptr end = memory + 16384 + 10000 * peer + bytes - 1;
+        REQUIRE(ReadText(end, 1)[0] == static_cast<char>(16 * peer + round));
+      }
+    }
+    OK(CU(cuStreamSynchronize)(stream));
+    return comm;
+  };
+  const auto both = [&drive](int first, const ncclUniqueId& id) {
+    UseDevice(first);
+    ncclComm_t comms[2] = {};
+    std::thread other([&] { comms[1] = drive(first + 1, id); });
+    comms[0] = drive(first, id);
+    other.join();
+    // Not before both devices are idle: it frees memory.
+    for (ncclComm_t comm : comms) OK(CU(ncclCommDestroy)(comm));
+  };
+  const auto outcomes = RunPair(
+      [&](const Wire& wire) {
+        both(0, MintFor(wire));
+        wire.Get<char>();
+      },
+      [&](const Wire& wire) {
+        both(2, wire.Get<ncclUniqueId>());
+        wire.Put('e');
+      });
+  ExpectSuccess(outcomes[0]);
+  ExpectSuccess(outcomes[1]);
+  unsetenv("STRICT_CUDA_DEADLOCK_MS");
+}
+
 TEST_F(NcclTest, ARankThatNeverComesIsAborted) {
   ExpectSuccess(RunAlone([] {
     UseDevice();

@@ -128,6 +128,7 @@ STRICT_CUDA_EXPORT CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData* data,
     entry->bytes = range->bytes;
     entry->backing_bytes = range->backing->bytes();
     entry->pool_id = range->pool->id;
+    entry->is_ready = *range->ready;
     range->export_id = entry->id;
   }
   const Ticket ticket = {kPointerMagic, entry->id};

@@ -7,6 +7,7 @@
 
 #include "tests/support/strict_cuda/breach.h"
 #include "tests/support/strict_cuda/entry.h"
+#include "tests/support/strict_cuda/machine.h"
 #include "tests/support/strict_cuda/memory.h"
 #include "tests/support/strict_cuda/stream.h"
 
@@ -56,7 +57,14 @@ CUresult Allocate(CUdeviceptr* pointer, size_t bytes, PoolHandle& pool, StreamHa
     Insert(range);
   }
   *pointer = range->base;
-  Enqueue(stream, [ready = range->ready] { *ready = true; });
+  Enqueue(stream, [range] {
+    *range->ready = true;
+    const std::lock_guard<std::mutex> lock(ProcessMutex());
+    const MachineLock machine_lock;
+    if (Export* const entry = FindExport(range->export_id); entry != nullptr) {
+      entry->is_ready = true;
+    }
+  });
   return CUDA_SUCCESS;
 }
 
