@@ -2,7 +2,7 @@
 // Memory and events between processes, used as they should be.
 #include <string>
 
-#include "tests/support/strict_cuda/double_test.h"
+#include "tests/support/strict_cuda/ipc_handles.h"
 
 namespace strict_cuda {
 namespace {
@@ -10,18 +10,6 @@ namespace {
 constexpr size_t kMiB = size_t{1} << 20;
 
 class IpcTest : public DoubleTest {};
-
-CUipcMemHandle Export(CUdeviceptr pointer) {
-  CUipcMemHandle handle = {};
-  OK(CU(cuIpcGetMemHandle)(&handle, pointer));
-  return handle;
-}
-
-CUdeviceptr Open(const CUipcMemHandle& handle) {
-  CUdeviceptr pointer = 0;
-  OK(CU(cuIpcOpenMemHandle_v2)(&pointer, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
-  return pointer;
-}
 
 TEST_F(IpcTest, AHandleShowsTheWholeAllocation) {
   const auto outcomes = RunPair(
@@ -202,15 +190,8 @@ TEST_F(IpcTest, PoolMemoryTravelsByPoolAndPointer) {
   const auto outcomes = RunPair(
       [](const Wire& wire) {
         UseDevice();
-        CUmemPoolProps props = {};
-        props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-        props.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-        props.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
-        CUmemoryPool pool = nullptr;
-        OK(CU(cuMemPoolCreate)(&pool, &props));
         int fd = -1;
-        OK(CU(cuMemPoolExportToShareableHandle)(&fd, pool, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-                                                0));
+        const CUmemoryPool pool = NewExportablePool(&fd);
         wire.SendFd(fd);
         const CUstream stream = NewStream();
         CUdeviceptr memory = 0;
@@ -232,10 +213,7 @@ TEST_F(IpcTest, PoolMemoryTravelsByPoolAndPointer) {
       },
       [](const Wire& wire) {
         UseDevice();
-        CUmemoryPool pool = nullptr;
-        OK(CU(cuMemPoolImportFromShareableHandle)(
-            &pool, reinterpret_cast<void*>(static_cast<intptr_t>(wire.RecvFd())),
-            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+        const CUmemoryPool pool = ImportPool(wire.RecvFd());
         const CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0},
                                         CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
         OK(CU(cuMemPoolSetAccess)(pool, &access, 1));
