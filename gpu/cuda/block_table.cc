@@ -23,14 +23,14 @@ size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * u
 
 BlockTable::BlockTable(BlockTableOptions options) : options_(std::move(options)) {}
 
-// Classes are a quarter of a power of two apart: at most a fifth of a block is not used. Those of
-// whole segments are multiples of the granularity anyway.
+// Small classes are a quarter of a power of two apart: at most a fifth of a block is not used.
+// Those that have segments of their own are finer.
 size_t BlockTable::ClassBytes(size_t bytes) const {
   if (bytes <= options_.smallest_bytes) return options_.smallest_bytes;
-  const size_t step = std::max(std::bit_floor(bytes - 1) / 4, options_.smallest_bytes);
-  const size_t class_bytes = RoundUp(bytes, step);
+  const size_t octave = std::bit_floor(bytes - 1);
+  const size_t class_bytes = RoundUp(bytes, std::max(octave / 4, options_.smallest_bytes));
   if (class_bytes * kBlocksWorthSharing <= options_.segment_bytes) return class_bytes;
-  return RoundUp(class_bytes, options_.granularity_bytes);
+  return RoundUp(bytes, std::max(octave / 16, options_.granularity_bytes));
 }
 
 TakenBlock BlockTable::TakeFrom(uint32_t id, Segment& segment) {

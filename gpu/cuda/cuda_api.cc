@@ -111,7 +111,6 @@ absl::Status ResolveVirtualMemory(const SharedLibrary& library, CudaTable& table
   resolve("cuMemExportToShareableHandle", table.memory_export);
   resolve("cuMemImportFromShareableHandle", table.memory_import);
   resolve("cuMemGetAllocationGranularity", table.memory_granularity);
-  resolve("cuMemGetAllocationPropertiesFromHandle", table.memory_properties);
   resolve("cuMemRetainAllocationHandle", table.memory_retain_handle);
   return resolve.status();
 }

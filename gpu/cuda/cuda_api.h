@@ -99,7 +99,6 @@ struct CudaTable {
   Result (*memory_import)(AllocationHandle* handle, void* shareable, int handle_type) = nullptr;
   Result (*memory_granularity)(size_t* bytes, const AllocationProperties* properties,
                                int option) = nullptr;
-  Result (*memory_properties)(AllocationProperties* properties, AllocationHandle handle) = nullptr;
   Result (*memory_retain_handle)(AllocationHandle* handle, void* address) = nullptr;
 
   // CudaGroup::kPools: stream-ordered allocation.

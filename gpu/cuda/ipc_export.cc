@@ -82,12 +82,13 @@ absl::StatusOr<ExportedPiece> ExportPiece(const CudaDevice& device, const Memory
   descriptor.allocation_bytes = piece.allocation_bytes;
   descriptor.offset = piece.offset;
   descriptor.bytes = piece.bytes;
-  FERRY_RETURN_IF_ERROR(FillHandle(device, piece, descriptor));
+  // A pool's pointers can be exported once the pool is.
   if (info.export_by == ExportBy::kPosixFd) {
     FERRY_ASSIGN_OR_RETURN(exported.fd, ExportVirtual(device, piece));
   } else if (info.export_by == ExportBy::kPoolPointer) {
     FERRY_ASSIGN_OR_RETURN(exported.fd, ExportPool(device, info.pool));
   }
+  FERRY_RETURN_IF_ERROR(FillHandle(device, piece, descriptor));
   return exported;
 }
 

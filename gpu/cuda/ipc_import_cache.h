@@ -107,6 +107,12 @@ class IpcImportCache final {
   absl::Status Open(const ImportKey& key, const IpcDescriptor& descriptor, UniqueFd fd,
                     absl::Time deadline, OpenCallback done);
 
+  // Closes the allocation as soon as nobody uses it, and says so: its owner wants it back. Memory
+  // that is freed while it is mapped here would be undefined behaviour, so whoever exports memory
+  // that it does not own for long has it closed after each use. A key that is not open is none of
+  // an error.
+  void Close(const ImportKey& key);
+
   // The peer has gone: none of its memory can be found any more; what nobody uses is closed, the
   // rest when it is let go of.
   void ClosePeer(uint64_t peer_incarnation);

@@ -46,7 +46,7 @@ absl::StatusOr<std::unique_ptr<IpcMapping>> IpcMapping::Open(std::shared_ptr<Cud
       FERRY_RETURN_IF_ERROR(mapping->OpenPool(descriptor, fd));
       return mapping;
     case ExportBy::kPosixFd:
-      FERRY_RETURN_IF_ERROR(mapping->OpenVirtual(fd));
+      FERRY_RETURN_IF_ERROR(mapping->OpenVirtual(descriptor, fd));
       return mapping;
     case ExportBy::kNone:
       break;
@@ -63,6 +63,11 @@ absl::Status IpcMapping::OpenLegacy(const IpcDescriptor& descriptor) {
   if (result == kErrorAlreadyMapped) {
     return absl::AlreadyExistsError(
         absl::StrCat(device_->name(), ": older memory of the peer is still mapped in its place"));
+  }
+  if (result == kErrorPeerAccessUnsupported) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(device_->name(), " cannot reach the memory of ", UuidText(descriptor.device),
+                     ": the machine has no peer access between them"));
   }
   FERRY_RETURN_IF_ERROR(device_->Check(result, "cuIpcOpenMemHandle"));
   is_mapped_ = true;
@@ -89,7 +94,7 @@ absl::Status IpcMapping::OpenPool(const IpcDescriptor& descriptor, const UniqueF
   return absl::OkStatus();
 }
 
-absl::Status IpcMapping::OpenVirtual(const UniqueFd& fd) {
+absl::Status IpcMapping::OpenVirtual(const IpcDescriptor& descriptor, const UniqueFd& fd) {
   if (!device_->traits().has_virtual_memory) {
     return absl::FailedPreconditionError(
         absl::StrCat(device_->name(), " has no virtual memory management to import by"));
@@ -108,7 +113,13 @@ absl::Status IpcMapping::OpenVirtual(const UniqueFd& fd) {
         table.memory_map(base_, bytes_, /*offset=*/0, handle, /*flags=*/0), "cuMemMap"));
     is_mapped_ = true;
     const AccessDescription access = ReadWriteBy(*device_);
-    return device_->Check(table.memory_set_access(base_, bytes_, &access, 1), "cuMemSetAccess");
+    const Result result = table.memory_set_access(base_, bytes_, &access, 1);
+    if (result == kErrorInvalidDevice) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(device_->name(), " cannot reach the memory of ", UuidText(descriptor.device),
+                       ": the machine has no peer access between them"));
+    }
+    return device_->Check(result, "cuMemSetAccess");
   };
   const absl::Status status = map();
   // The mapping keeps the memory; without one it goes with the handle.

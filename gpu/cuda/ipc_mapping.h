@@ -40,7 +40,7 @@ class IpcMapping final {
 
   absl::Status OpenLegacy(const IpcDescriptor& descriptor);
   absl::Status OpenPool(const IpcDescriptor& descriptor, const UniqueFd& fd);
-  absl::Status OpenVirtual(const UniqueFd& fd);
+  absl::Status OpenVirtual(const IpcDescriptor& descriptor, const UniqueFd& fd);
 
   const std::shared_ptr<CudaDevice> device_;
   const ExportBy export_by_;

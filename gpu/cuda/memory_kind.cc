@@ -74,34 +74,19 @@ absl::StatusOr<MemoryPiece> ReadPiece(const CudaDevice& device, const Attributes
   return piece;
 }
 
-// Whether physical memory was created to be exported as a descriptor; asked of the memory itself
-// where the pointer's attributes do not say.
-absl::StatusOr<bool> HasPosixHandle(const CudaDevice& device, const Attributes& attributes,
-                                    DevicePointer pointer) {
-  if ((attributes.handle_types & kHandleTypePosixFd) != 0) return true;
-  AllocationHandle handle = 0;
-  const CudaTable& table = device.table();
-  FERRY_RETURN_IF_ERROR(
-      device.Check(table.memory_retain_handle(&handle, reinterpret_cast<void*>(pointer)),
-                   "cuMemRetainAllocationHandle"));
-  AllocationProperties properties = {};
-  const absl::Status read = device.Check(table.memory_properties(&properties, handle),
-                                         "cuMemGetAllocationPropertiesFromHandle");
-  table.memory_release(handle);
-  FERRY_RETURN_IF_ERROR(read);
-  return (properties.requested_handle_types & kHandleTypePosixFd) != 0;
+// Whether addresses are mapped to physical memory by cuMemMap: such memory belongs to no context
+// and no pool.
+bool IsVirtual(const Attributes& attributes) {
+  return attributes.context == nullptr && attributes.pool == nullptr;
 }
 
-// Whether addresses are mapped to physical memory by cuMemMap; only that has a handle to retain.
-bool IsVirtual(const CudaDevice& device, DevicePointer pointer) {
-  if (!device.traits().has_virtual_memory) return false;
-  AllocationHandle handle = 0;
-  const CudaTable& table = device.table();
-  if (table.memory_retain_handle(&handle, reinterpret_cast<void*>(pointer)) != kSuccess) {
-    return false;
-  }
-  table.memory_release(handle);
-  return true;
+// Drivers have been seen to deny the capability for memory of cuMemAlloc, which is most of what
+// frameworks have; so a no is not taken for an answer. Making a handle is cheap.
+// Source: UCX, src/uct/cuda/cuda_copy/cuda_copy_md.c, uct_cuda_copy_md_query_attributes.
+bool HasLegacyHandle(const CudaDevice& device, const Attributes& attributes, DevicePointer base) {
+  if (attributes.is_legacy_capable != 0) return true;
+  IpcMemoryHandle handle = {};
+  return device.table().ipc_get_memory_handle(&handle, base) == kSuccess;
 }
 
 // The default pool cannot be exported and no attribute of a pool says so: trying does.
@@ -132,12 +117,11 @@ absl::Status ReadVirtual(const CudaDevice& device, DevicePointer pointer, size_t
     FERRY_ASSIGN_OR_RETURN(const Attributes attributes, ReadAttributes(device, at));
     if (!info.pieces.empty() &&
         (attributes.memory_type != kMemoryTypeDevice ||
-         static_cast<int>(attributes.device_ordinal) != info.device || !IsVirtual(device, at))) {
+         static_cast<int>(attributes.device_ordinal) != info.device || !IsVirtual(attributes))) {
       return LeavesAllocation(info, pointer, bytes);
     }
     FERRY_ASSIGN_OR_RETURN(MemoryPiece piece, ReadPiece(device, attributes, at, bytes - covered));
-    FERRY_ASSIGN_OR_RETURN(const bool has_handle, HasPosixHandle(device, attributes, at));
-    if (!has_handle && info.no_export_reason.empty()) {
+    if ((attributes.handle_types & kHandleTypePosixFd) == 0 && info.no_export_reason.empty()) {
       info.no_export_reason = absl::StrCat("the memory at 0x", absl::Hex(piece.base),
                                            " was created without a handle type to export "
                                            "it by (cuMemCreate, requestedHandleTypes)");
@@ -157,10 +141,10 @@ void ChooseExport(const CudaDevice& device, const Attributes& attributes, Memory
       info.no_export_reason =
           "its pool cannot be exported, as the default pool of cudaMallocAsync never can";
     }
-  } else if (attributes.is_legacy_capable == 0) {
-    info.no_export_reason = "the driver gives no IPC handle for it";
   } else if (const absl::Status& has = device.api().Has(CudaGroup::kIpc); !has.ok()) {
     info.no_export_reason = std::string(has.message());
+  } else if (!HasLegacyHandle(device, attributes, info.pieces[0].base)) {
+    info.no_export_reason = "the driver gives no IPC handle for it";
   } else {
     info.export_by = ExportBy::kLegacyHandle;
   }
@@ -180,14 +164,20 @@ absl::StatusOr<MemoryInfo> Classify(const CudaDevice& device, const void* pointe
   }
   if (attributes.is_managed != 0) {
     info.kind = MemoryKind::kManaged;
+    info.device = static_cast<int>(attributes.device_ordinal);
     info.no_export_reason = "managed memory has no IPC handle";
-  } else if (attributes.memory_type == kMemoryTypeHost) {
+    // The driver does not tell the range of such an allocation.
+    info.pieces.push_back({address, bytes, 0, bytes, attributes.buffer_id});
+    return info;
+  }
+  if (attributes.memory_type == kMemoryTypeHost) {
     info.kind = MemoryKind::kPinnedHost;
     info.no_export_reason = "host memory";
     return info;
   } else if (attributes.pool != nullptr) {
     info.kind = MemoryKind::kPool;
-  } else if (attributes.is_legacy_capable == 0 && IsVirtual(device, address)) {
+    info.pool = attributes.pool;
+  } else if (IsVirtual(attributes)) {
     info.kind = MemoryKind::kVirtual;
   } else {
     info.kind = MemoryKind::kPlain;
@@ -200,7 +190,7 @@ absl::StatusOr<MemoryInfo> Classify(const CudaDevice& device, const void* pointe
   FERRY_ASSIGN_OR_RETURN(const MemoryPiece piece, ReadPiece(device, attributes, address, bytes));
   info.pieces.push_back(piece);
   if (piece.bytes < bytes) return LeavesAllocation(info, address, bytes);
-  if (info.no_export_reason.empty()) ChooseExport(device, attributes, info);
+  ChooseExport(device, attributes, info);
   return info;
 }
 

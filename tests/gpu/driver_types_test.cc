@@ -71,7 +71,6 @@ FERRY_SAME_CALL(CudaTable, cuMemSetAccess, memory_set_access);
 FERRY_SAME_CALL(CudaTable, cuMemExportToShareableHandle, memory_export);
 FERRY_SAME_CALL(CudaTable, cuMemImportFromShareableHandle, memory_import);
 FERRY_SAME_CALL(CudaTable, cuMemGetAllocationGranularity, memory_granularity);
-FERRY_SAME_CALL(CudaTable, cuMemGetAllocationPropertiesFromHandle, memory_properties);
 FERRY_SAME_CALL(CudaTable, cuMemRetainAllocationHandle, memory_retain_handle);
 FERRY_SAME_CALL(CudaTable, cuDeviceGetDefaultMemPool, device_get_default_pool);
 FERRY_SAME_CALL(CudaTable, cuMemPoolCreate, pool_create);

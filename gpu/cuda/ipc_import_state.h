@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an IpcImportCache shares with its leases and with the jobs of its side executor.
+#ifndef FERRY_GPU_CUDA_IPC_IMPORT_STATE_H_
+#define FERRY_GPU_CUDA_IPC_IMPORT_STATE_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+
+#include "gpu/cuda/ipc_import_cache.h"
+#include "gpu/cuda/ipc_mapping.h"
+
+namespace ferry::cuda {
+
+struct IpcImportCache::Entry {
+  ImportKey key;
+  uint64_t remote_base = 0;
+  Uuid device = {};
+  std::unique_ptr<IpcMapping> mapping;
+  int users = 0;
+  uint64_t last_use = 0;
+  // Its peer has gone, or it is older memory in the place of newer: closed when nobody uses it.
+  bool is_doomed = false;
+  bool is_peer_gone = false;
+
+  bool Overlaps(const IpcDescriptor& descriptor) const {
+    return std::equal(std::begin(device.bytes), std::end(device.bytes),
+                      std::begin(descriptor.device.bytes)) &&
+           remote_base < descriptor.base + descriptor.allocation_bytes &&
+           descriptor.base < remote_base + mapping->bytes();
+  }
+};
+
+// One opening, and those who wait for it.
+struct IpcImportCache::Job {
+  ImportKey key;
+  IpcDescriptor descriptor;
+  UniqueFd fd;
+  absl::Time deadline;
+  // Guarded by the state's mutex.
+  std::vector<OpenCallback> waiting;
+  bool is_peer_gone = false;
+};
+
+struct IpcImportCache::State : std::enable_shared_from_this<IpcImportCache::State> {
+  using EntryPtr = std::shared_ptr<Entry>;
+  using JobPtr = std::shared_ptr<Job>;
+
+  State(DeviceExecutor& executor, std::shared_ptr<SyncGate> sync_gate, ReleaseCallback release,
+        IpcImportCacheOptions given)
+      : device(executor.device()),
+        gate(std::move(sync_gate)),
+        on_release(std::move(release)),
+        options(given),
+        side(&executor) {}
+
+  // A lease on an entry that is in the table or doomed.
+  ImportedMemory Use(const EntryPtr& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  void LetGo(const EntryPtr& entry) ABSL_LOCKS_EXCLUDED(mu);
+  // Takes unused entries out of the table until `wanted` more bytes fit under the cap.
+  void MakeRoom(size_t wanted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  void StartClosing() ABSL_LOCKS_EXCLUDED(mu);
+  void Remove(const EntryPtr& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+
+  // On the side executor's thread.
+  void Open(const JobPtr& job) ABSL_LOCKS_EXCLUDED(mu);
+  // Opens, after closing what is in the way; the gate must be quiet.
+  absl::StatusOr<std::unique_ptr<IpcMapping>> TryOpen(Job& job, std::vector<EntryPtr>& closed)
+      ABSL_LOCKS_EXCLUDED(mu);
+  void Finish(const JobPtr& job, absl::StatusOr<std::unique_ptr<IpcMapping>> mapping)
+      ABSL_LOCKS_EXCLUDED(mu);
+  void CloseSome() ABSL_LOCKS_EXCLUDED(mu);
+  // Unmaps; the gate must be quiet. Returns what was closed.
+  std::vector<EntryPtr> CloseNow() ABSL_LOCKS_EXCLUDED(mu);
+  void Announce(const std::vector<EntryPtr>& closed);
+
+  // Constant after construction.
+  const std::shared_ptr<CudaDevice> device;
+  const std::shared_ptr<SyncGate> gate;
+  const ReleaseCallback on_release;
+  const IpcImportCacheOptions options;
+
+  // Before DeviceExecutor::mu_.
+  mutable absl::Mutex mu;
+  // Null once the cache has gone.
+  DeviceExecutor* side ABSL_GUARDED_BY(mu);
+  absl::flat_hash_map<ImportKey, EntryPtr> entries ABSL_GUARDED_BY(mu);
+  absl::flat_hash_map<ImportKey, JobPtr> opening ABSL_GUARDED_BY(mu);
+  std::vector<EntryPtr> closing ABSL_GUARDED_BY(mu);
+  bool is_close_posted ABSL_GUARDED_BY(mu) = false;
+  uint64_t uses ABSL_GUARDED_BY(mu) = 0;
+  IpcImportCacheStats stats ABSL_GUARDED_BY(mu);
+};
+
+// What an ImportedMemory and its copies share.
+class IpcImportCache::Lease final {
+ public:
+  Lease(std::shared_ptr<State> state, State::EntryPtr entry)
+      : state_(std::move(state)), entry_(std::move(entry)) {}
+  ~Lease() { state_->LetGo(entry_); }
+
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+
+ private:
+  const std::shared_ptr<State> state_;
+  const State::EntryPtr entry_;
+};
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_GPU_CUDA_IPC_IMPORT_STATE_H_

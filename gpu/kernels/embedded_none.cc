@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+// No kernels: there was no nvcc when this was built.
+#include "gpu/kernels/embedded.h"
+
+namespace ferry::cuda {
+
+absl::string_view EmbeddedKernels() { return {}; }
+
+}  // namespace ferry::cuda

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels: the few that Ferry has of its own, for making and checking data on a device.
+#ifndef FERRY_GPU_KERNELS_KERNELS_H_
+#define FERRY_GPU_KERNELS_KERNELS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+#include "gpu/cuda/cuda_device.h"
+#include "gpu/kernels/embedded.h"
+
+namespace ferry::cuda {
+
+// Loaded for one device. Launches return when enqueued; thread-safe. Memory is aligned to 8.
+class Kernels final {
+ public:
+  // Loading may synchronise the device: not while NCCL work is in flight.
+  //   image: as cuModuleLoadData takes it.
+  //   Errors: UNIMPLEMENTED if this build has no kernels or the driver loads no modules; INTERNAL
+  //   with what the driver says, such as that it has no binary for the device.
+  static absl::StatusOr<std::unique_ptr<Kernels>> Load(std::shared_ptr<CudaDevice> device,
+                                                       absl::string_view image = EmbeddedKernels());
+  ~Kernels();
+
+  Kernels(const Kernels&) = delete;
+  Kernels& operator=(const Kernels&) = delete;
+
+  // Word i of `to` becomes seed + i * 0x9E3779B97F4A7C15, as cli/pattern.h writes it on the host.
+  //   to: u8[bytes].
+  absl::Status FillPattern(Stream stream, DevicePointer to, size_t bytes, uint64_t seed) const;
+  // Adds the number of bytes that are not the pattern's.
+  //   from: u8[bytes]. wrong: u64[1] on the device.
+  absl::Status ComparePattern(Stream stream, DevicePointer from, size_t bytes, uint64_t seed,
+                              DevicePointer wrong) const;
+  // Adds the sum of word[i] * (2 i + 1), modulo 2^64, the last word filled up with zeros.
+  //   from: u8[bytes]. sum: u64[1] on the device.
+  absl::Status Checksum(Stream stream, DevicePointer from, size_t bytes, DevicePointer sum) const;
+
+ private:
+  explicit Kernels(std::shared_ptr<CudaDevice> device);
+
+  absl::Status Launch(Function function, Stream stream, size_t bytes, void** parameters) const;
+
+  const std::shared_ptr<CudaDevice> device_;
+  Module module_ = nullptr;
+  Function fill_ = nullptr;
+  Function compare_ = nullptr;
+  Function checksum_ = nullptr;
+};
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_GPU_KERNELS_KERNELS_H_

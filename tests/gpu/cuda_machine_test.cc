@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a machine, its driver or its limits may lack.
+#include <sys/resource.h>
+
+#include <string>
+
+#include "tests/gpu/ipc_fixture.h"
+
+namespace ferry::cuda {
+namespace {
+
+class CudaMachineTest : public IpcProcessTest {};
+
+TEST_F(CudaMachineTest, WithoutDescriptorsTheLimitIsNamed) {
+  ExpectSuccess(RunAlone([] {
+    const Process process;
+    const auto arena = *GpuArena::Create(process.device, nullptr, {});
+    const auto buffer = *arena->Allocate(100);
+    rlimit limit = {};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = 3;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    const absl::Status status = arena->ExportSegment(*buffer).status();
+    REQUIRE(status.code() == absl::StatusCode::kResourceExhausted);
+    REQUIRE(status.message().find("ulimit -n") != absl::string_view::npos);
+  }));
+}
+
+// What the machine may lack.
+TEST_F(CudaMachineTest, ADeviceThatProhibitsContextsIsRefused) {
+  setenv("STRICT_CUDA_ATTRIBUTES", "20=2", 1);
+  ExpectSuccess(RunAlone([] {
+    std::shared_ptr<const CudaApi> api = *CudaApi::Load();
+    const absl::Status status = CudaDevice::Open(api, 0).status();
+    REQUIRE(status.code() == absl::StatusCode::kFailedPrecondition);
+    REQUIRE(status.message().find("prohibits contexts") != absl::string_view::npos);
+  }));
+}
+
+TEST_F(CudaMachineTest, WithoutVirtualMemoryTheArenaUsesLegacyHandles) {
+  setenv("STRICT_CUDA_ATTRIBUTES", "102=0,125=0", 1);
+  ExpectBoth(
+      [](const Wire& wire) {
+        const Process process;
+        const auto arena = *GpuArena::Create(process.device, nullptr, {});
+        REQUIRE(arena->fallback_reason() == "the device has no virtual memory management");
+        const auto first = *arena->Allocate(1000);
+        const auto second = *arena->Allocate(1000);
+        process.Write(second->pointer(), "legacy");
+        Put(wire, {arena->Describe(*second), *arena->ExportSegment(*second)});
+        REQUIRE(InterprocessEventPool::Create(process.device, 1).status().code() ==
+                absl::StatusCode::kFailedPrecondition);
+        wire.Get<char>();
+      },
+      [](const Wire& wire) {
+        Consumer consumer;
+        const ExportedPiece piece = Get(wire);
+        {
+          const auto memory = consumer.Open(piece.descriptor, UniqueFd());
+          REQUIRE_OK(memory.status());
+          REQUIRE(consumer.Read(memory->base() + piece.descriptor.offset, 6) == "legacy");
+        }
+        consumer.cache.reset();
+        wire.Put('x');
+      });
+}
+
+TEST_F(CudaMachineTest, ADriverWithoutExecutionIsGoodForDiscoveryOnly) {
+  setenv("FERRY_CUDA_LIBRARY", FERRY_FAKE_CUDA, 1);
+  ExpectSuccess(RunAlone([] {
+    std::shared_ptr<const CudaApi> api = *CudaApi::Load();
+    const absl::Status status = CudaDevice::Open(api, 0).status();
+    REQUIRE(status.code() == absl::StatusCode::kUnimplemented);
+    REQUIRE(status.message().find("has no function cuDevicePrimaryCtxRelease_v2") !=
+            absl::string_view::npos);
+    REQUIRE(!PeerMatrix::Query(*api).ok());
+  }));
+}
+
+TEST_F(CudaMachineTest, WithoutAGpuTheReasonIsTheDrivers) {
+  setenv("STRICT_CUDA_DEVICES", "0", 1);
+  ExpectSuccess(RunAlone([] {
+    const absl::Status status = CudaApi::Load().status();
+    REQUIRE(status.code() == absl::StatusCode::kNotFound);
+    REQUIRE(status.message().find("cuInit failed with code 100") != absl::string_view::npos);
+  }));
+  unsetenv("STRICT_CUDA_DEVICES");
+}
+
+}  // namespace
+}  // namespace ferry::cuda

@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0
+// The device's thread, the gate before what synchronises, and staging through the host.
+#include "gpu/cuda/device_executor.h"
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+
+#include "gpu/cuda/host_stager.h"
+#include "gpu/cuda/sync_gate.h"
+#include "tests/gpu/cuda_fixture.h"
+
+namespace ferry::cuda {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr size_t kMiB = size_t{1} << 20;
+
+// What a completion said, and the wait for it.
+struct Outcome {
+  absl::Notification ended;
+  absl::Status status;
+  int calls = 0;
+
+  DeviceExecutor::DoneCallback Callback() {
+    return [this](absl::Status given) {
+      status = std::move(given);
+      ++calls;
+      ended.Notify();
+    };
+  }
+  const absl::Status& Wait() {
+    EXPECT_TRUE(ended.WaitForNotificationWithTimeout(absl::Seconds(20)));
+    return status;
+  }
+};
+
+class DeviceExecutorTest : public CudaTest {
+ protected:
+  std::shared_ptr<const ReadyEvent> Record(Stream stream) {
+    return *ReadyEvent::Record(*events_, stream);
+  }
+};
+
+TEST_F(DeviceExecutorTest, WorkRunsInOrderOnItsOwnThreadInTheContext) {
+  std::vector<int> order;
+  Context context = nullptr;
+  {
+    DeviceExecutor executor(device_);
+    EXPECT_FALSE(executor.is_own_thread());
+    for (int i = 0; i < 100; ++i) {
+      ASSERT_OK(executor.Post([&, i] {
+        order.push_back(i);
+        EXPECT_TRUE(executor.is_own_thread());
+        table().context_get_current(&context);
+      }));
+    }
+  }
+  ASSERT_EQ(order.size(), 100u);
+  EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
+  EXPECT_EQ(context, device_->context());
+}
+
+TEST_F(DeviceExecutorTest, TellsWhenAnEventIsDone) {
+  DeviceExecutor executor(device_);
+  HeldStream stream(device_);
+  Outcome outcome;
+  ASSERT_OK(executor.Watch({.event = Record(stream.get()), .what = "a copy"}, outcome.Callback()));
+  EXPECT_FALSE(outcome.ended.WaitForNotificationWithTimeout(absl::Milliseconds(20)));
+  stream.Go();
+  EXPECT_OK(outcome.Wait());
+}
+
+// The device may write still: whoever hears of the deadline must not free what it writes to.
+TEST_F(DeviceExecutorTest, MemoryIsKeptBeyondTheDeadlineUntilTheDeviceIsDone) {
+  FakeClock clock;
+  DeviceExecutor executor(device_, {}, clock);
+  HeldStream stream(device_);
+  auto memory = std::make_shared<const int>(1);
+  const std::weak_ptr<const int> watched = memory;
+  Outcome outcome;
+  ASSERT_OK(executor.Watch({.event = Record(stream.get()),
+                            .deadline = clock.Now() + absl::Seconds(1),
+                            .what = "the copy of step 3 key x",
+                            .keep = std::move(memory)},
+                           outcome.Callback()));
+  EXPECT_FALSE(outcome.ended.WaitForNotificationWithTimeout(absl::Milliseconds(20)));
+  clock.Advance(absl::Seconds(2));
+  EXPECT_EQ(outcome.Wait().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(outcome.status.message(),
+              HasSubstr("gpu:0 has not finished the copy of step 3 key x"));
+  EXPECT_FALSE(watched.expired());
+  stream.Go();
+  for (int i = 0; i < 2000 && !watched.expired(); ++i) absl::SleepFor(absl::Milliseconds(5));
+  EXPECT_TRUE(watched.expired());
+  EXPECT_EQ(outcome.calls, 1);
+}
+
+TEST_F(DeviceExecutorTest, ADeviceThatFailsEndsWhatWaitsForIt) {
+  DeviceExecutor executor(device_);
+  const std::unique_ptr<CudaStream> stream = *CudaStream::Create(device_);
+  const auto event = Record(stream->get());
+  FailNext("cuEventQuery", 700);
+  Outcome outcome;
+  ASSERT_OK(executor.Watch({.event = event, .what = "a copy"}, outcome.Callback()));
+  EXPECT_EQ(outcome.Wait().code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(outcome.status.message(), HasSubstr("gpu:0: cuEventQuery failed with code 700"));
+}
+
+TEST_F(DeviceExecutorTest, ALimitIsNamedAndRefusedWorkIsNotRun) {
+  DeviceExecutor executor(device_, {.max_waiting = 2});
+  absl::Notification go;
+  std::atomic<int> ran = 0;
+  ASSERT_OK(executor.Post([&] { go.WaitForNotification(); }));
+  ASSERT_OK(executor.Post([&] { ++ran; }));
+  const absl::Status status = executor.Post([&] { ++ran; });
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("DeviceExecutorOptions::max_waiting"));
+  go.Notify();
+  while (executor.waiting_count() > 0) std::this_thread::yield();
+  EXPECT_EQ(ran, 1);
+}
+
+// At the end what was begun is finished; what never ends, ends with a reason.
+TEST_F(DeviceExecutorTest, ItsEndWaitsForEventsButNotForEver) {
+  HeldStream fast(device_);
+  HeldStream stuck(device_);
+  auto memory = std::make_shared<const int>(1);
+  const std::weak_ptr<const int> watched = memory;
+  Outcome done;
+  Outcome never;
+  {
+    DeviceExecutor executor(device_, {.drain = absl::Milliseconds(200)});
+    ASSERT_OK(executor.Watch({.event = Record(fast.get()), .what = "fast"}, done.Callback()));
+    ASSERT_OK(
+        executor.Watch({.event = Record(stuck.get()), .what = "stuck", .keep = std::move(memory)},
+                       never.Callback()));
+    fast.Go();
+  }
+  EXPECT_OK(done.Wait());
+  EXPECT_EQ(never.Wait().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(never.status.message(), HasSubstr("has not finished stuck"));
+  EXPECT_FALSE(watched.expired()) << "the device may write there still";
+}
+
+TEST_F(DeviceExecutorTest, CallbacksMayAskForMore) {
+  Outcome second;
+  const std::unique_ptr<CudaStream> stream = *CudaStream::Create(device_);
+  {
+    DeviceExecutor executor(device_);
+    ASSERT_OK(
+        executor.Watch({.event = Record(stream->get()), .what = "first"}, [&](absl::Status status) {
+          EXPECT_OK(status);
+          EXPECT_OK(executor.Watch({.event = Record(stream->get()), .what = "second"},
+                                   second.Callback()));
+        }));
+  }
+  EXPECT_OK(second.Wait());
+}
+
+TEST(SyncGate, QuietActionsAndWorkExcludeEachOther) {
+  SyncGate gate;
+  std::atomic<int> working = 0;
+  std::atomic<int> quiet = 0;
+  std::atomic<bool> stop = false;
+  std::thread worker([&] {
+    while (!stop) {
+      gate.BeginWork();
+      ++working;
+      EXPECT_EQ(quiet, 0);
+      --working;
+      gate.EndWork();
+    }
+  });
+  for (int i = 0; i < 200; ++i) {
+    EXPECT_OK(gate.RunQuietly(absl::Seconds(20), "map", [&] {
+      ++quiet;
+      EXPECT_EQ(working, 0);
+      --quiet;
+    }));
+  }
+  stop = true;
+  worker.join();
+  EXPECT_EQ(gate.work_count(), 0);
+}
+
+TEST(SyncGate, SaysHowMuchWorkWasInTheWay) {
+  SyncGate gate;
+  gate.BeginWork();
+  gate.BeginWork();
+  bool ran = false;
+  const absl::Status status =
+      gate.RunQuietly(absl::Milliseconds(10), "unmap a peer's memory", [&] { ran = true; });
+  EXPECT_FALSE(ran);
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(status.message(), HasSubstr("unmap a peer's memory, and 2 NCCL transfers"));
+  EXPECT_FALSE(gate.is_quiet_wanted());
+  std::thread waiter(
+      [&] { EXPECT_OK(gate.RunQuietly(absl::Seconds(20), "map", [&] { ran = true; })); });
+  while (!gate.is_quiet_wanted()) std::this_thread::yield();
+  gate.EndWork();
+  gate.EndWork();
+  waiter.join();
+  EXPECT_TRUE(ran);
+}
+
+class HostStagerTest : public CudaTest {
+ protected:
+  static constexpr size_t kBytes = 3 * kMiB + 12345;
+
+  HostStagerTest() : pinned_(*PinnedPool::Create(device_, nullptr, {})) {
+    device_memory_ = Alloc(kBytes);
+    for (size_t i = 0; i < kBytes; ++i) text_ += static_cast<char>(i * 7 + i / 251);
+  }
+  ~HostStagerTest() override { Free(device_memory_); }
+
+  // The executor ends before the stager's parts do.
+  void WithStager(absl::FunctionRef<void(HostStager&)> body, HostStagerOptions options = {},
+                  CopyPool* copier = nullptr) {
+    std::unique_ptr<HostStager> stager;
+    {
+      DeviceExecutor executor(device_);
+      stager = *HostStager::Create(executor, events_, pinned_, copier, options);
+      body(*stager);
+    }
+  }
+  HostCopy CopyOf(void* host) const {
+    HostCopy copy;
+    copy.device = device_memory_;
+    copy.host = host;
+    copy.bytes = kBytes;
+    copy.what = "a test";
+    return copy;
+  }
+
+  const std::shared_ptr<PinnedPool> pinned_;
+  DevicePointer device_memory_ = 0;
+  std::string text_;
+};
+
+TEST_F(HostStagerTest, CopiesToAndFromMemoryThatIsNotPinned) {
+  CopyPool copier({.threads = 1});
+  WithStager(
+      [&](HostStager& stager) {
+        Outcome there;
+        ASSERT_OK(stager.CopyToDevice(CopyOf(text_.data()), there.Callback()));
+        EXPECT_OK(there.Wait());
+        std::string back(kBytes, '?');
+        size_t seen = 0;
+        HostCopy copy = CopyOf(back.data());
+        copy.on_slice = [&](size_t offset, size_t bytes) {
+          EXPECT_EQ(offset, seen);
+          // What a slice says is there, is there.
+          EXPECT_EQ(back.compare(offset, bytes, text_, offset, bytes), 0);
+          seen += bytes;
+        };
+        Outcome home;
+        ASSERT_OK(stager.CopyToHost(std::move(copy), home.Callback()));
+        EXPECT_OK(home.Wait());
+        EXPECT_EQ(seen, kBytes);
+        EXPECT_EQ(back, text_);
+      },
+      {.slice_bytes = 256 << 10, .slices_in_flight = 3}, &copier);
+  EXPECT_EQ(pinned_->stats().block_count, 0);
+  // Slices are used again: three in flight, those that are being copied, and a short last one.
+  EXPECT_EQ(pinned_->stats().made_blocks, 26);
+  EXPECT_LE(pinned_->stats().made_blocks - pinned_->stats().reused_blocks, 7);
+}
+
+TEST_F(HostStagerTest, PinnedMemoryNeedsNoOther) {
+  const auto host = *pinned_->Allocate(kBytes);
+  std::copy(text_.begin(), text_.end(), static_cast<char*>(host->data()));
+  const int64_t made = pinned_->stats().made_blocks;
+  WithStager([&](HostStager& stager) {
+    Outcome there;
+    ASSERT_OK(stager.CopyToDevice(CopyOf(host->data()), there.Callback()));
+    EXPECT_OK(there.Wait());
+  });
+  EXPECT_EQ(pinned_->stats().made_blocks, made);
+  EXPECT_EQ(Read(device_memory_, kBytes), text_);
+}
+
+// The producer's kernel has not run when the copy is asked for.
+TEST_F(HostStagerTest, WaitsForTheEventThatSaysWhenTheBytesAreThere) {
+  HeldStream producer(device_);
+  {
+    const ScopedCurrent current(*device_);
+    ASSERT_EQ(table().set_bytes_async(device_memory_, 'x', kBytes, producer.get()), kSuccess);
+  }
+  WithStager([&](HostStager& stager) {
+    std::string back(kBytes, '?');
+    HostCopy copy = CopyOf(back.data());
+    copy.after = *ReadyEvent::Record(*events_, producer.get());
+    Outcome home;
+    ASSERT_OK(stager.CopyToHost(std::move(copy), home.Callback()));
+    EXPECT_FALSE(home.ended.WaitForNotificationWithTimeout(absl::Milliseconds(20)));
+    producer.Go();
+    EXPECT_OK(home.Wait());
+    EXPECT_EQ(back, std::string(kBytes, 'x'));
+  });
+}
+
+TEST_F(HostStagerTest, ADeadlineEndsItOnceAndKeepsTheMemory) {
+  HeldStream producer(device_);
+  auto memory = std::make_shared<std::string>(kBytes, '?');
+  const std::weak_ptr<std::string> watched = memory;
+  WithStager([&](HostStager& stager) {
+    HostCopy copy = CopyOf(memory->data());
+    copy.after = *ReadyEvent::Record(*events_, producer.get());
+    copy.deadline = SteadyClock().Now() + absl::Milliseconds(30);
+    copy.keep = std::move(memory);
+    copy.what = "step 3 key x";
+    Outcome home;
+    ASSERT_OK(stager.CopyToHost(std::move(copy), home.Callback()));
+    EXPECT_EQ(home.Wait().code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(home.status.message(), HasSubstr("step 3 key x"));
+    EXPECT_FALSE(watched.expired());
+    producer.Go();
+    for (int i = 0; i < 2000 && !watched.expired(); ++i) absl::SleepFor(absl::Milliseconds(5));
+    EXPECT_TRUE(watched.expired());
+  });
+}
+
+TEST_F(HostStagerTest, ErrorsOfTheDriverEndItOnce) {
+  WithStager([&](HostStager& stager) {
+    std::string back(kBytes, '?');
+    FailNext("cuMemcpyDtoHAsync_v2", 1, /*after_n=*/2);
+    Outcome home;
+    ASSERT_OK(stager.CopyToHost(CopyOf(back.data()), home.Callback()));
+    EXPECT_EQ(home.Wait().code(), absl::StatusCode::kInternal);
+    EXPECT_THAT(home.status.message(), HasSubstr("cuMemcpyDtoHAsync"));
+    Outcome none;
+    HostCopy empty = CopyOf(back.data());
+    empty.bytes = 0;
+    EXPECT_EQ(stager.CopyToHost(std::move(empty), none.Callback()).code(),
+              absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(home.calls, 1);
+  });
+}
+
+TEST_F(HostStagerTest, WhatIsUnderWayIsFinishedWhenTheExecutorEnds) {
+  std::string back(kBytes, '?');
+  Write(device_memory_, text_);
+  Outcome home;
+  WithStager(
+      [&](HostStager& stager) {
+        ASSERT_OK(stager.CopyToHost(CopyOf(back.data()), home.Callback()));
+      },
+      {.slice_bytes = 64 << 10, .slices_in_flight = 1});
+  EXPECT_OK(home.Wait());
+  EXPECT_EQ(back, text_);
+}
+
+}  // namespace
+}  // namespace ferry::cuda

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arenas of device and of pinned memory: reuse, budgets, and uses that are not done.
+#include "gpu/cuda/gpu_arena.h"
+
+#include <thread>
+
+#include "absl/time/clock.h"
+
+#include "gpu/cuda/pinned_pool.h"
+#include "tests/gpu/cuda_fixture.h"
+
+namespace ferry::cuda {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr size_t kMiB = size_t{1} << 20;
+
+class GpuArenaTest : public CudaTest {
+ protected:
+  std::shared_ptr<GpuArena> Make(GpuArenaOptions options = {}) {
+    absl::StatusOr<std::shared_ptr<GpuArena>> arena = GpuArena::Create(device_, gate_, options);
+    EXPECT_OK(arena.status());
+    return *arena;
+  }
+
+  const std::shared_ptr<SyncGate> gate_ = std::make_shared<SyncGate>();
+};
+
+TEST_F(GpuArenaTest, BuffersAreOnTheDeviceAndDescribeThemselves) {
+  const auto arena = Make();
+  EXPECT_EQ(arena->export_by(), ExportBy::kPosixFd);
+  EXPECT_EQ(arena->fallback_reason(), "");
+  const auto first = *arena->Allocate(1000);
+  const auto second = *arena->Allocate(1000);
+  EXPECT_EQ(first->bytes(), 1000u);
+  EXPECT_EQ(first->place(), (MemoryPlace{MemorySpace::kCuda, 0}));
+  EXPECT_EQ(first->arena(), arena.get());
+  EXPECT_EQ(first->pointer() % 512, 0u);
+  Write(second->pointer(), "second");
+  EXPECT_EQ(Read(second->pointer(), 6), "second");
+  // What it says without asking must be what the driver says.
+  const IpcDescriptor descriptor = arena->Describe(*second);
+  const auto exported = ExportMemory(*device_, second->data(), 1000);
+  ASSERT_OK(exported.status());
+  EXPECT_EQ(descriptor, (*exported)[0].descriptor);
+  EXPECT_EQ(descriptor.offset, second->pointer() - descriptor.base);
+  EXPECT_TRUE(arena->ExportSegment(*second)->valid());
+}
+
+TEST_F(GpuArenaTest, ABlockIsUsedAgainWhenItsBufferHasGone) {
+  const auto arena = Make();
+  auto first = *arena->Allocate(1000);
+  const DevicePointer place = first->pointer();
+  const uint32_t generation = first->arena_place().generation;
+  first.reset();
+  const auto second = *arena->Allocate(1000);
+  EXPECT_EQ(second->pointer(), place);
+  EXPECT_EQ(second->arena_place().generation, generation + 1);
+  EXPECT_EQ(arena->stats().reused_blocks, 1);
+  EXPECT_EQ(arena->stats().segment_count, 1);
+}
+
+// A copy that is only enqueued still writes there.
+TEST_F(GpuArenaTest, ABlockWaitsForTheStreamsThatUseIt) {
+  const auto arena = Make();
+  auto first = *arena->Allocate(1000);
+  const DevicePointer place = first->pointer();
+  HeldStream stream(device_);
+  first->AddUse(*ReadyEvent::Record(*events_, stream.get()));
+  first.reset();
+  EXPECT_EQ(arena->stats().pending_count, 1);
+  EXPECT_NE((*arena->Allocate(1000))->pointer(), place);
+  EXPECT_EQ(arena->Collect(), 0u);
+  stream.Go();
+  stream.Finish();
+  EXPECT_EQ(arena->Collect(), 1024u);
+  EXPECT_EQ(arena->stats().block_count, 0);
+}
+
+TEST_F(GpuArenaTest, ManyUsesThatAreDoneAreForgotten) {
+  const auto arena = Make();
+  const auto buffer = *arena->Allocate(1000);
+  const std::unique_ptr<CudaStream> stream = *CudaStream::Create(device_);
+  for (int i = 0; i < 1000; ++i) {
+    buffer->AddUse(*ReadyEvent::Record(*events_, stream->get()));
+    const ScopedCurrent current(*device_);
+    ASSERT_EQ(table().stream_synchronize(stream->get()), kSuccess);
+  }
+  // Each event that is not kept is back in the pool and is taken again.
+  EXPECT_LT(events_->idle_count(), 20);
+}
+
+TEST_F(GpuArenaTest, TheBudgetIsNamedWhenItIsUsedUp) {
+  const auto arena = Make({.budget_bytes = 64 * kMiB, .segment_bytes = 16 * kMiB});
+  const auto large = *arena->Allocate(50 * kMiB);
+  const absl::Status status = arena->Allocate(20 * kMiB).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("the arena of gpu:0 has no room for 20971520 bytes"));
+  EXPECT_THAT(status.message(), HasSubstr("GpuArenaOptions::budget_bytes"));
+}
+
+TEST_F(GpuArenaTest, WhenTheDeviceIsFullTheDriverIsQuotedAndTheBudgetGivenBack) {
+  const auto arena = Make();
+  FailNext("cuMemCreate", kErrorOutOfMemory);
+  const absl::Status status = arena->Allocate(1000).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("gpu:0: cuMemCreate"));
+  EXPECT_EQ(arena->stats().mapped_bytes, 0u);
+  EXPECT_OK(arena->Allocate(1000).status());
+}
+
+// Each step of mapping may fail, and what was done before is undone: the fixture counts.
+TEST_F(GpuArenaTest, AnErrorHalfWayLeavesNothingBehind) {
+  const auto arena = Make();
+  for (const char* symbol : {"cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"}) {
+    FailNext(symbol, kErrorNotSupported);
+    EXPECT_EQ(arena->Allocate(1000).status().code(), absl::StatusCode::kInternal) << symbol;
+  }
+  EXPECT_EQ(arena->stats().segment_count, 0);
+}
+
+TEST_F(GpuArenaTest, WithoutExportableMemoryItFallsBackAndSaysWhy) {
+  FailNext("cuMemExportToShareableHandle", kErrorNotPermitted);
+  const auto arena = Make();
+  EXPECT_EQ(arena->export_by(), ExportBy::kLegacyHandle);
+  EXPECT_THAT(arena->fallback_reason(), HasSubstr("cuMemExportToShareableHandle failed"));
+  const auto first = *arena->Allocate(1000);
+  const auto second = *arena->Allocate(1000);
+  const IpcDescriptor descriptor = arena->Describe(*second);
+  EXPECT_EQ(descriptor.export_by, ExportBy::kLegacyHandle);
+  EXPECT_EQ(descriptor.offset, second->pointer() - descriptor.base);
+  EXPECT_EQ(descriptor, (*ExportMemory(*device_, second->data(), 1000))[0].descriptor);
+  EXPECT_FALSE(arena->ExportSegment(*second)->valid());
+}
+
+TEST_F(GpuArenaTest, TrimGivesBackWhatIsIdle) {
+  const auto arena = Make();
+  auto small = *arena->Allocate(1000);
+  const auto large = *arena->Allocate(40 * kMiB);
+  small.reset();
+  EXPECT_EQ(arena->Trim(), 32 * kMiB);
+  EXPECT_EQ(arena->stats().mapped_bytes, 40 * kMiB);
+}
+
+// Its peers copy from there; the next buffer of the segment is theirs to see too.
+TEST_F(GpuArenaTest, ASegmentThatAPeerHasMappedStays) {
+  const auto arena = Make();
+  auto buffer = *arena->Allocate(1000);
+  const std::shared_ptr<const void> hold = arena->HoldSegment(*buffer);
+  buffer.reset();
+  EXPECT_EQ(arena->Trim(), 0u);
+}
+
+TEST_F(GpuArenaTest, MemoryIsNotMappedWhileNcclWorkIsInFlight) {
+  const auto arena = Make({.patience = absl::Milliseconds(20)});
+  gate_->BeginWork();
+  EXPECT_EQ(arena->Allocate(1000).status().code(), absl::StatusCode::kDeadlineExceeded);
+  gate_->EndWork();
+  const auto first = arena->Allocate(1000);
+  EXPECT_OK(first.status());
+  // What is mapped already can be had at any time.
+  gate_->BeginWork();
+  EXPECT_OK(arena->Allocate(1000).status());
+  gate_->EndWork();
+}
+
+TEST_F(GpuArenaTest, BuffersOutliveTheirArenasOwner) {
+  auto arena = Make();
+  auto buffer = *arena->Allocate(1000);
+  arena.reset();
+  Write(buffer->pointer(), "alive");
+  EXPECT_EQ(Read(buffer->pointer(), 5), "alive");
+}
+
+TEST_F(GpuArenaTest, ManyThreadsGetDifferentMemory) {
+  const auto arena = Make();
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([this, &arena, i] {
+      const std::unique_ptr<CudaStream> stream = *CudaStream::Create(device_);
+      for (int round = 0; round < 100; ++round) {
+        const auto buffer = *arena->Allocate(size_t{700} << (round % 9));
+        const ScopedCurrent current(*device_);
+        char read = 0;
+        EXPECT_EQ(table().set_bytes_async(buffer->pointer(), static_cast<unsigned char>(i + 1),
+                                          buffer->bytes(), stream->get()),
+                  kSuccess);
+        EXPECT_EQ(table().copy_to_host_async(&read, buffer->pointer() + buffer->bytes() - 1, 1,
+                                             stream->get()),
+                  kSuccess);
+        EXPECT_EQ(table().stream_synchronize(stream->get()), kSuccess);
+        EXPECT_EQ(read, i + 1);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(arena->stats().block_count, 0);
+}
+
+TEST_F(GpuArenaTest, OptionsThatMakeNoSenseAreRefused) {
+  EXPECT_EQ(GpuArena::Create(device_, nullptr, {.budget_bytes = 1}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(PinnedPool::Create(device_, nullptr, {.segment_bytes = 0}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(GpuArenaTest, PinnedBlocksAreUsedAgainUnderABudget) {
+  const auto pool =
+      *PinnedPool::Create(device_, gate_, {.budget_bytes = 4 * kMiB, .segment_bytes = 2 * kMiB});
+  auto first = *pool->Allocate(100'000);
+  EXPECT_EQ(first->place(), MemoryPlace());
+  EXPECT_EQ(Classify(*device_, first->data(), first->bytes())->kind, MemoryKind::kPinnedHost);
+  void* const place = first->data();
+  first.reset();
+  first = *pool->Allocate(100'000);
+  EXPECT_EQ(first->data(), place);
+  EXPECT_EQ(pool->stats().pinned_bytes, 2 * kMiB);
+  const absl::Status status = pool->Allocate(3 * kMiB).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("PinnedPoolOptions::budget_bytes"));
+  first.reset();
+  // The idle segment makes room.
+  EXPECT_OK(pool->Allocate(3 * kMiB).status());
+  FailNext("cuMemHostAlloc", kErrorOutOfMemory);
+  EXPECT_EQ(pool->Allocate(100).status().code(), absl::StatusCode::kResourceExhausted);
+  gate_->BeginWork();
+  gate_->EndWork();
+}
+
+}  // namespace
+}  // namespace ferry::cuda

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is shared, what is closed and when, and peers that go.
+#include <csignal>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tests/gpu/ipc_fixture.h"
+
+namespace ferry::cuda {
+namespace {
+
+class IpcImportCacheTest : public IpcProcessTest {};
+
+// Three of 4 MiB where 8 may be mapped.
+TEST_F(IpcImportCacheTest, TheLongestUnusedGoesFirstAndWhatIsUsedStays) {
+  ExpectBoth(
+      [](const Wire& wire) {
+        const Process process;
+        std::vector<DevicePointer> memory;
+        for (int i = 0; i < 3; ++i) {
+          memory.push_back(process.Alloc(4 * kMiB));
+          process.Write(memory.back(), std::string(1, static_cast<char>('a' + i)));
+          Put(wire, ExportOne(process, memory.back(), 1));
+        }
+        wire.Get<char>();
+        for (const DevicePointer each : memory) process.Free(each);
+      },
+      [](const Wire& wire) {
+        Consumer consumer(0, {.cap_bytes = 8 * kMiB});
+        std::vector<IpcDescriptor> descriptors;
+        for (int i = 0; i < 3; ++i) descriptors.push_back(Get(wire).descriptor);
+        const auto open = [&](int i) {
+          return consumer.Open(descriptors[static_cast<size_t>(i)], UniqueFd());
+        };
+        std::optional<ImportedMemory> a = *open(0);
+        std::optional<ImportedMemory> b = *open(1);
+        const absl::Status refused = open(2).status();
+        REQUIRE(refused.code() == absl::StatusCode::kResourceExhausted);
+        REQUIRE(refused.message().find("IpcImportCacheOptions::cap_bytes") !=
+                absl::string_view::npos);
+        // Out of order; a is the longer unused one, but was used again.
+        b.reset();
+        a.reset();
+        REQUIRE(consumer.cache->stats().mapping_count == 2);
+        const absl::StatusOr<ImportedMemory> c = open(2);
+        REQUIRE_OK(c.status());
+        REQUIRE(consumer.Read(c->base(), 1) == "c");
+        REQUIRE(consumer.Released() == std::vector<uint64_t>{descriptors[0].buffer_id});
+        // A copy of the lease keeps it, whoever else lets go.
+        std::optional<ImportedMemory> copy =
+            *consumer.cache->Find({kProducer, descriptors[1].buffer_id});
+        std::optional<ImportedMemory> second = copy;
+        copy.reset();
+        REQUIRE(open(0).status().code() == absl::StatusCode::kResourceExhausted);
+        REQUIRE(consumer.Read(second->base(), 1) == "b");
+        second.reset();
+        REQUIRE_OK(open(0).status());
+        consumer.cache->ClosePeer(kProducer);
+        consumer.WaitClosed(3);
+        REQUIRE(consumer.cache->stats().used_count == 1);
+        consumer.cache.reset();
+        // The last one is closed by whoever lets go of it.
+        wire.Put('y');
+      });
+}
+
+TEST_F(IpcImportCacheTest, ManyWhoOpenTheSameAtOnceShareOneMapping) {
+  ExpectBoth(
+      [](const Wire& wire) {
+        const Process process;
+        const DevicePointer memory = process.Alloc(100);
+        Put(wire, ExportOne(process, memory, 100));
+        wire.Get<char>();
+        process.Free(memory);
+      },
+      [](const Wire& wire) {
+        Consumer consumer;
+        const IpcDescriptor descriptor = Get(wire).descriptor;
+        absl::Mutex mu;
+        std::vector<ImportedMemory> opened;
+        for (int i = 0; i < 50; ++i) {
+          REQUIRE_OK(consumer.cache->Open({kProducer, descriptor.buffer_id}, descriptor, UniqueFd(),
+                                          SteadyClock().Now() + absl::Seconds(10),
+                                          [&](absl::StatusOr<ImportedMemory> memory) {
+                                            REQUIRE_OK(memory.status());
+                                            absl::MutexLock lock(&mu);
+                                            opened.push_back(*memory);
+                                          }));
+        }
+        absl::MutexLock lock(&mu);
+        const auto all = [&opened] { return opened.size() == 50; };
+        mu.Await(absl::Condition(&all));
+        for (const ImportedMemory& memory : opened) REQUIRE(memory.base() == opened[0].base());
+        REQUIRE(consumer.cache->stats().opened == 1);
+        opened.clear();
+        // The last callback may still hold its own.
+        while (consumer.cache->stats().used_count > 0) absl::SleepFor(absl::Milliseconds(1));
+        consumer.cache.reset();
+        wire.Put('x');
+      });
+}
+
+// Mapping synchronises the device, and an NCCL kernel there may be waiting for our peer.
+TEST_F(IpcImportCacheTest, NothingIsMappedOrUnmappedWhileNcclWorkIsInFlight) {
+  ExpectBoth(
+      [](const Wire& wire) {
+        const Process process;
+        const DevicePointer memory = process.Alloc(100);
+        Put(wire, ExportOne(process, memory, 100));
+        wire.Get<char>();
+        process.Free(memory);
+      },
+      [](const Wire& wire) {
+        Consumer consumer(0, {.patience = absl::Milliseconds(5)});
+        const IpcDescriptor descriptor = Get(wire).descriptor;
+        consumer.gate->BeginWork();
+        const absl::Status late =
+            consumer.Open(descriptor, UniqueFd(), absl::Milliseconds(50)).status();
+        REQUIRE(late.code() == absl::StatusCode::kDeadlineExceeded);
+        consumer.gate->EndWork();
+        {
+          const auto memory = consumer.Open(descriptor, UniqueFd());
+          REQUIRE_OK(memory.status());
+          consumer.gate->BeginWork();
+          consumer.cache->Close({kProducer, descriptor.buffer_id});
+        }
+        absl::SleepFor(absl::Milliseconds(30));
+        REQUIRE(consumer.cache->stats().closed == 0);
+        consumer.gate->EndWork();
+        consumer.WaitClosed(1);
+        wire.Put('x');
+      });
+}
+
+// kill -9 while its memory is mapped and used here.
+TEST_F(IpcImportCacheTest, APeerThatDiesLeavesOnlyWhatIsUsed) {
+  const auto outcomes = RunPair(
+      [](const Wire& wire) {
+        const Process process;
+        const DevicePointer memory = process.Alloc(100);
+        Put(wire, ExportOne(process, memory, 100));
+        wire.Get<char>();
+        raise(SIGKILL);
+      },
+      [](const Wire& wire) {
+        Consumer consumer;
+        const IpcDescriptor descriptor = Get(wire).descriptor;
+        std::optional<ImportedMemory> memory = *consumer.Open(descriptor, UniqueFd());
+        wire.Put('x');
+        absl::SleepFor(absl::Milliseconds(20));
+        consumer.cache->ClosePeer(kProducer);
+        REQUIRE(!consumer.cache->Find({kProducer, descriptor.buffer_id}).has_value());
+        REQUIRE(consumer.cache->stats().mapping_count == 1);
+        memory.reset();
+        consumer.WaitClosed(1);
+        REQUIRE(consumer.Released().empty());  // there is nobody to tell
+        const absl::Status gone = consumer.Open(descriptor, UniqueFd()).status();
+        REQUIRE(!gone.ok());
+      });
+  EXPECT_TRUE(WIFSIGNALED(outcomes[0].status));
+  ExpectSuccess(outcomes[1]);
+}
+
+TEST_F(IpcImportCacheTest, ErrorsSayWhatIsWrongWithTheImport) {
+  setenv("STRICT_CUDA_PEERS", "none", 1);
+  ExpectBoth(
+      [](const Wire& wire) {
+        const Process process;
+        const DevicePointer memory = process.Alloc(100);
+        const auto arena = *GpuArena::Create(process.device, nullptr, {});
+        const auto buffer = *arena->Allocate(100);
+        Put(wire, ExportOne(process, memory, 100));
+        Put(wire, {arena->Describe(*buffer), *arena->ExportSegment(*buffer)});
+        wire.Get<char>();
+        process.Free(memory);
+      },
+      [](const Wire& wire) {
+        Consumer consumer(1);
+        const ExportedPiece plain = Get(wire);
+        ExportedPiece segment = Get(wire);
+        absl::Status status = consumer.Open(plain.descriptor, UniqueFd()).status();
+        REQUIRE(status.code() == absl::StatusCode::kFailedPrecondition);
+        REQUIRE(status.message().find("no peer access") != absl::string_view::npos);
+        status = consumer.Open(segment.descriptor, UniqueFd()).status();
+        REQUIRE(status.code() == absl::StatusCode::kInvalidArgument);
+        status = consumer.Open(segment.descriptor, std::move(segment.fd)).status();
+        REQUIRE(status.code() == absl::StatusCode::kFailedPrecondition);
+        const auto fail_next = CU(strict_cuda_fail_next);
+        fail_next("cuIpcOpenMemHandle_v2", kErrorAlreadyMapped, 0);
+        status = consumer.Open(plain.descriptor, UniqueFd()).status();
+        REQUIRE(status.code() == absl::StatusCode::kUnavailable);
+        REQUIRE(status.message().find("older memory of the peer") != absl::string_view::npos);
+        // Somebody who sends us our own name.
+        absl::Notification ended;
+        REQUIRE_OK(consumer.cache->Open(
+            {kConsumer, 1}, plain.descriptor, UniqueFd(), absl::InfiniteFuture(),
+            [&](absl::StatusOr<ImportedMemory> memory) {
+              REQUIRE(memory.status().code() == absl::StatusCode::kFailedPrecondition);
+              ended.Notify();
+            }));
+        ended.WaitForNotification();
+        wire.Put('x');
+      });
+  unsetenv("STRICT_CUDA_PEERS");
+}
+
+}  // namespace
+}  // namespace ferry::cuda

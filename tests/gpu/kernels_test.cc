@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// Loading of kernels, and what they are told. The double does by hand what each is to do; whether
+// the compiled ones do it is for a machine with a GPU.
+#include "gpu/kernels/kernels.h"
+
+#include <cstring>
+
+#include "gpu/cuda/pinned_pool.h"
+#include "tests/gpu/cuda_fixture.h"
+
+namespace ferry::cuda {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr absl::string_view kPtx =
+    ".version 7.0\n.visible .entry ferry_pattern_fill() {}\n"
+    ".visible .entry ferry_pattern_compare() {}\n.visible .entry ferry_checksum() {}\n";
+
+class KernelsTest : public CudaTest {
+ protected:
+  uint64_t Word(DevicePointer at) {
+    uint64_t word = 0;
+    std::memcpy(&word, Read(at, sizeof(word)).data(), sizeof(word));
+    return word;
+  }
+};
+
+TEST_F(KernelsTest, PatternsAndSumsAreThoseOfTheHost) {
+  const auto kernels = Kernels::Load(device_, kPtx);
+  ASSERT_OK(kernels.status());
+  constexpr size_t kBytes = 1003;
+  constexpr uint64_t kSeed = 77;
+  const DevicePointer memory = Alloc(kBytes);
+  const DevicePointer words = Alloc(16);
+  Write(words, std::string(16, '\0'));
+  {
+    const std::unique_ptr<CudaStream> stream = *CudaStream::Create(device_);
+    ASSERT_OK((*kernels)->FillPattern(stream->get(), memory, kBytes, kSeed));
+    ASSERT_OK((*kernels)->ComparePattern(stream->get(), memory, kBytes, kSeed + 1, words));
+    ASSERT_OK((*kernels)->ComparePattern(stream->get(), memory, kBytes, kSeed, words));
+    ASSERT_OK((*kernels)->Checksum(stream->get(), memory, kBytes, words + 8));
+    ASSERT_OK((*kernels)->Checksum(stream->get(), memory, 0, words + 8));
+    const ScopedCurrent current(*device_);
+    ASSERT_EQ(table().stream_synchronize(stream->get()), kSuccess);
+  }
+  std::string expected((kBytes + 7) / 8 * 8, '\0');
+  for (size_t i = 0; i < expected.size() / 8; ++i) {
+    const uint64_t word = kSeed + i * 0x9E3779B97F4A7C15;
+    std::memcpy(expected.data() + i * 8, &word, 8);
+  }
+  expected.resize(kBytes);
+  EXPECT_EQ(Read(memory, kBytes), expected);
+  EXPECT_GT(Word(words), 0u);
+  expected.resize((kBytes + 7) / 8 * 8, '\0');
+  uint64_t sum = 0;
+  for (size_t i = 0; i < expected.size() / 8; ++i) {
+    uint64_t word = 0;
+    std::memcpy(&word, expected.data() + i * 8, 8);
+    sum += word * (2 * i + 1);
+  }
+  EXPECT_EQ(Word(words + 8), sum);
+  Free(memory);
+  Free(words);
+}
+
+TEST_F(KernelsTest, WhatIsMissingIsNamed) {
+  const absl::Status none = Kernels::Load(device_, {}).status();
+  EXPECT_EQ(none.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(none.message(), HasSubstr("without nvcc"));
+  const absl::Status partial =
+      Kernels::Load(device_, ".version 7.0\n.visible .entry ferry_pattern_fill() {}").status();
+  EXPECT_THAT(partial.message(), HasSubstr("ferry_pattern_compare failed with code 500"));
+  EXPECT_FALSE(Kernels::Load(device_, "no image").ok());
+}
+
+// In a build with nvcc: what is embedded is a fat binary, and it names the kernels.
+TEST_F(KernelsTest, WhatIsEmbeddedLoads) {
+  if (EmbeddedKernels().empty()) GTEST_SKIP() << "this build has no kernels: there was no nvcc";
+  EXPECT_EQ(EmbeddedKernels().substr(0, 4), "\x50\xed\x55\xba");
+  EXPECT_NE(EmbeddedKernels().find("ferry_pattern_fill"), absl::string_view::npos);
+  EXPECT_OK(Kernels::Load(device_).status());
+}
+
+}  // namespace
+}  // namespace ferry::cuda
