@@ -24,7 +24,6 @@ FERRY_SAME_CALL(NcclTable, ncclCommGetAsyncError, get_async_error);
 FERRY_SAME_CALL(NcclTable, ncclCommCount, count);
 FERRY_SAME_CALL(NcclTable, ncclCommCuDevice, cuda_device);
 FERRY_SAME_CALL(NcclTable, ncclCommUserRank, user_rank);
-FERRY_SAME_CALL(NcclTable, ncclCommSplit, split);
 FERRY_SAME_CALL(NcclTable, ncclGroupStart, group_start);
 FERRY_SAME_CALL(NcclTable, ncclGroupEnd, group_end);
 FERRY_SAME_CALL(NcclTable, ncclSend, send);
