@@ -236,6 +236,47 @@ TEST_F(DriverTest, RunsTheKernelsThatItKnows) {
   }));
 }
 
+CUfunction LoadKernel(const char* name) {
+  CUmodule module = nullptr;
+  const std::string image = std::string(".version 7.0\n.visible .entry ") + name;
+  OK(CU(cuModuleLoadData)(&module, image.c_str()));
+  CUfunction function = nullptr;
+  OK(CU(cuModuleGetFunction)(&function, module, name));
+  return function;
+}
+
+TEST_F(DriverTest, ScalesAndAdds) {
+  ExpectSuccess(RunAlone([] {
+    UseDevice();
+    CUdeviceptr to = Alloc(8);
+    CUdeviceptr from = Alloc(8);
+    const float values[] = {1.5f, 2.0f, 10.0f, 20.0f};
+    OK(CU(cuMemcpyHtoD_v2)(to, values, 8));
+    OK(CU(cuMemcpyHtoD_v2)(from, values + 2, 8));
+    uint64_t count = 2;
+    float scale = 2.0f;
+    void* parameters[] = {&to, &from, &count, &scale};
+    OK(CU(cuLaunchKernel)(LoadKernel("ferry_scale_add"), 1, 1, 1, 32, 1, 1, 0, nullptr, parameters,
+                          nullptr));
+    float sums[2] = {};
+    OK(CU(cuMemcpyDtoH_v2)(sums, to, 8));
+    REQUIRE(sums[0] == 13.0f && sums[1] == 24.0f);
+  }));
+}
+
+TEST_F(DriverTest, KernelsNeedAlignedWords) {
+  ExpectSuccess(RunAlone([] {
+    UseDevice();
+    CUdeviceptr to = Alloc(64) + 4;
+    uint64_t bytes = 8;
+    uint64_t seed = 1;
+    void* parameters[] = {&to, &bytes, &seed};
+    OK(CU(cuLaunchKernel)(LoadKernel("ferry_pattern_fill"), 1, 1, 1, 32, 1, 1, 0, nullptr,
+                          parameters, nullptr));
+    EXPECT_CU(CUDA_ERROR_MISALIGNED_ADDRESS, CU(cuCtxSynchronize)());
+  }));
+}
+
 TEST_F(DriverTest, FailsWhatItWasToldToFail) {
   setenv("STRICT_CUDA_FAIL", "cuStreamCreate:2:1", 1);
   ExpectSuccess(RunAlone([] {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Modules and kernels: a few are known by name and done by the CPU in the stream's thread. The
-// parameters are 64-bit words; docs/testing_gpu.md says what each kernel does.
+// parameters are 64-bit words but for a float; docs/testing_gpu.md says what each kernel does.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -58,6 +58,13 @@ std::unique_ptr<Use> Access(Context& context, uint64_t pointer, size_t bytes, bo
   return nullptr;
 }
 
+// Words of memory that is not aligned are no words: the context has failed.
+bool IsAligned(Context& context, uint64_t pointer, uint64_t to) {
+  if (pointer % to == 0) return true;
+  FailContext(context, CUDA_ERROR_MISALIGNED_ADDRESS);
+  return false;
+}
+
 std::string Gather(const Use& use) {
   std::string bytes;
   for (const Piece& piece : use.pieces()) bytes.append(piece.host, piece.bytes);
@@ -84,6 +91,7 @@ void AddTo(Context& context, uint64_t pointer, uint64_t value) {
 }
 
 void PatternFill(Context& context, const std::vector<uint64_t>& parameters) {
+  if (!IsAligned(context, parameters[0], 8)) return;
   const std::unique_ptr<Use> use = Access(context, parameters[0], parameters[1], true);
   if (use == nullptr) return;
   const std::string pattern = Pattern(parameters[1], parameters[2]);
@@ -95,6 +103,7 @@ void PatternFill(Context& context, const std::vector<uint64_t>& parameters) {
 }
 
 void PatternCompare(Context& context, const std::vector<uint64_t>& parameters) {
+  if (!IsAligned(context, parameters[0], 8)) return;
   std::string found;
   if (const auto use = Access(context, parameters[0], parameters[1], false); use != nullptr) {
     found = Gather(*use);
@@ -108,6 +117,7 @@ void PatternCompare(Context& context, const std::vector<uint64_t>& parameters) {
 }
 
 void Checksum(Context& context, const std::vector<uint64_t>& parameters) {
+  if (!IsAligned(context, parameters[0], 8)) return;
   std::string found;
   if (const auto use = Access(context, parameters[0], parameters[1], false); use != nullptr) {
     found = Gather(*use);
@@ -124,6 +134,31 @@ void Checksum(Context& context, const std::vector<uint64_t>& parameters) {
   AddTo(context, parameters[2], sum);
 }
 
+void ScaleAdd(Context& context, const std::vector<uint64_t>& parameters) {
+  const size_t bytes = parameters[2] * sizeof(float);
+  if (!IsAligned(context, parameters[0] | parameters[1], sizeof(float))) return;
+  float scale = 0;
+  std::memcpy(&scale, &parameters[3], sizeof(scale));
+  const std::unique_ptr<Use> to = Access(context, parameters[0], bytes, true);
+  const std::unique_ptr<Use> from = Access(context, parameters[1], bytes, false);
+  if (to == nullptr || from == nullptr) return;
+  const std::string added = Gather(*from);
+  std::string sum = Gather(*to);
+  for (size_t at = 0; at < bytes; at += sizeof(float)) {
+    float a = 0;
+    float b = 0;
+    std::memcpy(&a, sum.data() + at, sizeof(a));
+    std::memcpy(&b, added.data() + at, sizeof(b));
+    a = scale * a + b;
+    std::memcpy(sum.data() + at, &a, sizeof(a));
+  }
+  size_t at = 0;
+  for (const Piece& piece : to->pieces()) {
+    std::memcpy(piece.host, sum.data() + at, piece.bytes);
+    at += piece.bytes;
+  }
+}
+
 void Spin(Context& context, const std::vector<uint64_t>& parameters) {
   while (true) {
     const std::unique_ptr<Use> use = Access(context, parameters[0], 4, false);
@@ -136,15 +171,18 @@ void Spin(Context& context, const std::vector<uint64_t>& parameters) {
 
 struct Kernel {
   const char* name;
-  size_t parameter_count;
+  size_t parameter_bytes[4];  // of each, up to the first 0
   void (*run)(Context& context, const std::vector<uint64_t>& parameters);
 };
 
 constexpr Kernel kKernels[] = {
-    {"ferry_pattern_fill", 3, PatternFill},        // to, bytes, seed
-    {"ferry_pattern_compare", 4, PatternCompare},  // from, bytes, seed, count of wrong bytes
-    {"ferry_checksum", 3, Checksum},               // from, bytes, sum
-    {"spin", 1, Spin},                             // flag
+    {"ferry_pattern_fill", {8, 8, 8}, PatternFill},  // to, bytes, seed
+    {"ferry_pattern_compare",
+     {8, 8, 8, 8},
+     PatternCompare},                             // from, bytes, seed, count of wrong bytes
+    {"ferry_checksum", {8, 8, 8}, Checksum},      // from, bytes, sum
+    {"ferry_scale_add", {8, 8, 8, 4}, ScaleAdd},  // to, from, count, scale
+    {"spin", {8}, Spin},                          // flag
 };
 
 std::set<const void*>& Handles() {
@@ -236,9 +274,10 @@ STRICT_CUDA_EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned int gri
   if (function->module->context != stream->context) return CUDA_ERROR_INVALID_HANDLE;
   const Kernel& kernel = kKernels[function->kernel];
   std::vector<uint64_t> words;
-  for (size_t i = 0; i < kernel.parameter_count; ++i) {
+  for (size_t i = 0; i < std::size(kernel.parameter_bytes); ++i) {
+    if (kernel.parameter_bytes[i] == 0) break;
     words.push_back(0);
-    std::memcpy(&words.back(), parameters[i], sizeof(uint64_t));
+    std::memcpy(&words.back(), parameters[i], kernel.parameter_bytes[i]);
   }
   Enqueue(*stream, [context = stream->context, &kernel, words] {
     if (context->error == CUDA_SUCCESS) kernel.run(*context, words);
