@@ -21,6 +21,10 @@ std::vector<Limit> Limits(ExchangeOptions& options) {
   return {
       {"--arena-budget-bytes", options.arena.budget_bytes,
        "memory for tensors that are handed over without a copy"},
+      {"--gpu-arena-budget-bytes", options.gpus.arena.budget_bytes,
+       "memory of each GPU for tensors that other processes map"},
+      {"--pinned-budget-bytes", options.gpus.pinned.budget_bytes,
+       "pinned host memory for copies to and from GPUs"},
       {"--max-queued-bytes", rendezvous.limits.max_queued_bytes,
        "bytes of a step that were sent and wait for a receiver"},
       {"--max-waiting", rendezvous.limits.max_waiting, "sends and receives of a step that wait"},
@@ -36,8 +40,12 @@ void AddExchangeFlags(CLI::App& app, ExchangeOptions& options) {
   constexpr char kGroup[] = "Moving tensors";
   app.add_option("--require", options.require_transport,
                  "the only transport that will do; what it cannot carry fails")
-      ->type_name("shm|tcp")
-      ->check(CLI::IsMember({"shm", "tcp"}).description(""))
+      ->type_name("shm|tcp|cuda_ipc")
+      ->check(CLI::IsMember({"shm", "tcp", "cuda_ipc"}).description(""))
+      ->group(kGroup);
+  app.add_flag_callback(
+         "--no-gpus", [&options] { options.use_gpus = false; },
+         "leave this machine's GPUs alone; tensors in their memory take no part")
       ->group(kGroup);
   app.add_flag("--checksum", options.checksum,
                "compare checksums of every tensor and of each message about it")
@@ -88,6 +96,7 @@ std::vector<std::string> ExchangeArguments(const ExchangeOptions& options) {
   if (!options.advertise.empty()) {
     arguments.push_back(absl::StrCat("--advertise=", options.advertise));
   }
+  if (!options.use_gpus) arguments.push_back("--no-gpus");
   if (options.checksum) arguments.push_back("--checksum");
   if (options.require_proof) arguments.push_back("--require-proof");
   ExchangeOptions copy = options;

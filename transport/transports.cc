@@ -35,6 +35,13 @@ absl::StatusOr<PathCost> CostOf(const Transport& transport, const PathQuery& que
   return cost;
 }
 
+// Transports of GPU memory have nothing to say of tensors that are in none. They are last in the
+// list.
+bool IsBeside(const Transport& transport, const PathQuery& query, const PathPolicy& policy) {
+  return transport.moves_gpu_memory() && query.source_place.space == MemorySpace::kHost &&
+         query.destination_place.space == MemorySpace::kHost && transport.name() != policy.require;
+}
+
 }  // namespace
 
 absl::StatusOr<TransportList> MakeTransports(const TransportEnvironment& environment,
@@ -64,6 +71,7 @@ absl::StatusOr<PathChoice> ChoosePath(const TransportList& transports, const Pat
   absl::Duration least = absl::InfiniteDuration();
   for (size_t i = 0; i < transports.size(); ++i) {
     const Transport& transport = *transports[i];
+    if (IsBeside(transport, query, policy)) continue;
     absl::StatusOr<PathCost> cost = CostOf(transport, query);
     const bool is_allowed = policy.require.empty() || transport.name() == policy.require;
     if (cost.ok() && is_allowed && cost->Of(query.bytes) < least) {
@@ -92,6 +100,8 @@ int PickPath(const TransportList& transports, const PathQuery& query, const Path
   for (size_t i = 0; i < transports.size(); ++i) {
     const Transport& transport = *transports[i];
     if (!policy.require.empty() && transport.name() != policy.require) continue;
+    // Its refusal would be a string for every transfer.
+    if (IsBeside(transport, query, policy)) continue;
     const absl::StatusOr<PathCost> cost = CostOf(transport, query);
     if (!cost.ok() || cost->Of(query.bytes) >= least) continue;
     least = cost->Of(query.bytes);

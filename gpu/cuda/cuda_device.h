@@ -112,7 +112,9 @@ class PeerMatrix final {
 
   int device_count() const { return count_; }
   // Whether `from` can reach memory of `to`. A device can reach its own.
-  bool CanAccess(int from, int to) const { return can_[static_cast<size_t>(from * count_ + to)]; }
+  bool CanAccess(int from, int to) const {
+    return can_[static_cast<size_t>(from) * static_cast<size_t>(count_) + static_cast<size_t>(to)];
+  }
 
  private:
   int count_ = 0;

@@ -19,6 +19,13 @@ constexpr absl::Duration kShortestSleep = absl::Microseconds(20);
 // Which executor's thread this is.
 thread_local const DeviceExecutor* own_executor = nullptr;
 
+void KeepForEver(DeviceExecutor::Watched watched) {
+  static auto* const mu = new absl::Mutex;
+  static auto* const kept = new std::vector<DeviceExecutor::Watched>;
+  absl::MutexLock lock(mu);
+  kept->push_back(std::move(watched));
+}
+
 }  // namespace
 
 DeviceExecutor::DeviceExecutor(std::shared_ptr<CudaDevice> device, DeviceExecutorOptions options,
@@ -111,7 +118,7 @@ void DeviceExecutor::EndAll(std::vector<Entry>& entries) {
                        absl::FormatDuration(options_.drain), " of its executor's end")));
     }
     // The device may still write there, so nobody else may ever have it.
-    new Watched(std::move(entry.watched));
+    KeepForEver(std::move(entry.watched));
   }
   entries.clear();
 }

@@ -49,7 +49,7 @@ absl::Status ProbeExport(const CudaDevice& device, size_t& granularity) {
   AllocationHandle handle = 0;
   FERRY_RETURN_IF_ERROR(
       device.Check(table.memory_create(&handle, granularity, &properties, 0), "cuMemCreate"));
-  const absl::Status status = ExportHandle(device, handle).status();
+  absl::Status status = ExportHandle(device, handle).status();
   table.memory_release(handle);
   return status;
 }
@@ -214,7 +214,7 @@ absl::StatusOr<std::shared_ptr<GpuArena>> GpuArena::Create(std::shared_ptr<CudaD
   }
   BlockTableOptions table;
   table.name = absl::StrCat("the arena of ", device->name());
-  table.budget_option = "GpuArenaOptions::budget_bytes";
+  table.budget_option = "--gpu-arena-budget-bytes, in programs GpuArenaOptions::budget_bytes";
   table.budget_bytes = options.budget_bytes;
   table.segment_bytes = options.segment_bytes;
   table.granularity_bytes = granularity;

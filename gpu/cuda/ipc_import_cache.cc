@@ -26,6 +26,9 @@ IpcImportCache::~IpcImportCache() {
     for (const State::EntryPtr& entry : all) state_->Remove(entry);
   }
   state_->StartClosing();
+  // The side executor's thread may be in the middle of it.
+  absl::MutexLock lock(&state_->mu);
+  state_->mu.Await(absl::Condition(state_.get(), &State::is_nobody_closing));
 }
 
 std::optional<ImportedMemory> IpcImportCache::Find(const ImportKey& key) {

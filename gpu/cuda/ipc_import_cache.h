@@ -75,8 +75,8 @@ class ImportedMemory final {
 };
 
 // For one device. Opening and closing synchronise it, so both run on the side executor's thread,
-// when the gate says that no NCCL work is in flight. Thread-safe. Memory that is still used when
-// the cache goes is closed by whoever lets go of it last.
+// when the gate says that no NCCL work is in flight. Thread-safe. The destructor closes what nobody
+// uses; what is used then is closed by whoever lets go of it last.
 class IpcImportCache final {
  public:
   using OpenCallback = absl::AnyInvocable<void(absl::StatusOr<ImportedMemory>) &&>;

@@ -80,6 +80,7 @@ std::vector<IpcImportCache::State::EntryPtr> IpcImportCache::State::CloseNow() {
   {
     absl::MutexLock lock(&mu);
     closed.swap(closing);
+    ++closer_count;
   }
   size_t bytes = 0;
   for (const EntryPtr& entry : closed) {
@@ -87,6 +88,7 @@ std::vector<IpcImportCache::State::EntryPtr> IpcImportCache::State::CloseNow() {
     entry->mapping.reset();
   }
   absl::MutexLock lock(&mu);
+  --closer_count;
   stats.mapped_bytes -= bytes;
   stats.mapping_count -= static_cast<int>(closed.size());
   stats.closing_count -= static_cast<int>(closed.size());

@@ -81,6 +81,7 @@ struct IpcImportCache::State : std::enable_shared_from_this<IpcImportCache::Stat
   void CloseSome() ABSL_LOCKS_EXCLUDED(mu);
   // Unmaps; the gate must be quiet. Returns what was closed.
   std::vector<EntryPtr> CloseNow() ABSL_LOCKS_EXCLUDED(mu);
+  bool is_nobody_closing() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) { return closer_count == 0; }
   void Announce(const std::vector<EntryPtr>& closed);
 
   // Constant after construction.
@@ -97,6 +98,8 @@ struct IpcImportCache::State : std::enable_shared_from_this<IpcImportCache::Stat
   absl::flat_hash_map<ImportKey, JobPtr> opening ABSL_GUARDED_BY(mu);
   std::vector<EntryPtr> closing ABSL_GUARDED_BY(mu);
   bool is_close_posted ABSL_GUARDED_BY(mu) = false;
+  // Threads that are closing what they have taken out of `closing`.
+  int closer_count ABSL_GUARDED_BY(mu) = 0;
   uint64_t uses ABSL_GUARDED_BY(mu) = 0;
   IpcImportCacheStats stats ABSL_GUARDED_BY(mu);
 };

@@ -121,7 +121,7 @@ absl::Status IpcMapping::OpenVirtual(const IpcDescriptor& descriptor, const Uniq
     }
     return device_->Check(result, "cuMemSetAccess");
   };
-  const absl::Status status = map();
+  absl::Status status = map();
   // The mapping keeps the memory; without one it goes with the handle.
   table.memory_release(handle);
   return status;

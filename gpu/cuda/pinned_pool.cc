@@ -73,7 +73,7 @@ absl::StatusOr<std::shared_ptr<PinnedPool>> PinnedPool::Create(std::shared_ptr<C
   }
   BlockTableOptions table;
   table.name = "the pool of pinned memory";
-  table.budget_option = "PinnedPoolOptions::budget_bytes";
+  table.budget_option = "--pinned-budget-bytes, in programs PinnedPoolOptions::budget_bytes";
   table.budget_bytes = options.budget_bytes;
   table.segment_bytes = options.segment_bytes;
   table.granularity_bytes = 4096;

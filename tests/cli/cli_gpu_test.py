@@ -5,6 +5,7 @@
     FERRY_EXAMPLE=.../nccl_allreduce STRICT_CUDA=.../libstrict_cuda.so cli_gpu_test.py FERRY [CASE...]
 """
 import os
+import tempfile
 
 import harness
 
@@ -14,7 +15,9 @@ LIBRARIES = ("FERRY_CUDA_LIBRARY", "FERRY_NVML_LIBRARY", "FERRY_NCCL_LIBRARY")
 class AllReduce(harness.Case):
     def setUp(self):
         self.variables = {name: os.environ["STRICT_CUDA"] for name in LIBRARIES}
-        self.variables["STRICT_CUDA_SESSION"] = f"cli_gpu_{os.getpid()}_{self.id()[-20:]}"
+        session = tempfile.TemporaryDirectory()
+        self.addCleanup(session.cleanup)
+        self.variables["STRICT_CUDA_SESSION"] = session.name
 
     def command(self, count):
         return ("run", f"--nproc={count}", "--gpus-per-proc=1", "--", os.environ["FERRY_EXAMPLE"])

@@ -47,6 +47,8 @@ void CheckImport(dlpack::ManagedTensor& managed, size_t memory_bytes, int& delet
       return;
     }
     FERRY_CHECK(tensor->shape().rank() == managed.dl_tensor.ndim);
+    // Of a device's memory the host may not look at anything.
+    if (!tensor->is_on_host()) return;
     // Whatever is larger than the memory was a lie, which nobody can see.
     const uint64_t offset = managed.dl_tensor.byte_offset;
     if (offset > memory_bytes || tensor->bytes() > memory_bytes - offset) return;

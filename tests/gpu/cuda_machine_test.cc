@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include <string>
+#include <utility>
 
 #include "tests/gpu/ipc_fixture.h"
 
@@ -16,11 +17,15 @@ TEST_F(CudaMachineTest, WithoutDescriptorsTheLimitIsNamed) {
     const Process process;
     const auto arena = *GpuArena::Create(process.device, nullptr, {});
     const auto buffer = *arena->Allocate(100);
+    REQUIRE_OK(arena->ExportSegment(*buffer).status());
     rlimit limit = {};
     getrlimit(RLIMIT_NOFILE, &limit);
-    limit.rlim_cur = 3;
+    const rlim_t before = std::exchange(limit.rlim_cur, 3);
     setrlimit(RLIMIT_NOFILE, &limit);
     const absl::Status status = arena->ExportSegment(*buffer).status();
+    // The sanitizers need some.
+    limit.rlim_cur = before;
+    setrlimit(RLIMIT_NOFILE, &limit);
     REQUIRE(status.code() == absl::StatusCode::kResourceExhausted);
     REQUIRE(status.message().find("ulimit -n") != absl::string_view::npos);
   }));

@@ -118,6 +118,20 @@ TEST_F(NcclSearchTest, AFileThatIsNoLibraryIsNamedWithTheFoldersThatWereSearched
   EXPECT_THAT(api.status().message(), HasSubstr("looked into"));
 }
 
+// The double has every function of 2.28.
+TEST(NcclApi, EveryFunctionOfARecentLibraryIsThere) {
+  ScopedEnvironment environment;
+  environment.Set("FERRY_NCCL_LIBRARY", FERRY_STRICT_CUDA);
+  const auto api = NcclApi::Load();
+  ASSERT_TRUE(api.ok()) << api.status();
+  EXPECT_EQ((*api)->version(), 22809);
+  EXPECT_EQ(VersionText((*api)->version()), "2.28.9");
+  const NcclTable& table = (*api)->table();
+  EXPECT_NE(table.init_rank_scalable, nullptr);
+  EXPECT_NE(table.shrink, nullptr);
+  EXPECT_NE(table.revoke, nullptr);
+}
+
 // Needs no GPU: an id is drawn with sockets alone.
 TEST(NcclApi, TheInstalledLibraryLoadsAndDrawsAnId) {
   const auto api = NcclApi::Load();

@@ -13,7 +13,9 @@ OPTION = re.compile(r"\b\w*(?:Options|Limits)::\w+")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+[a-z]")
 # The tool has no flag for these, and sets or leaves them alone.
 WITHOUT_FLAG = {
+    "DeviceExecutorOptions::max_waiting": "a node has no such option",
     "GrpcTensorFetcherOptions::max_tensor_bytes": "a node has no such option",
+    "IpcImportCacheOptions::cap_bytes": "a node has no such option",
     "NodeOptions::exchanges_tensors": "the tool sets it where it is needed",
     "ResponseCacheLimits::max_entries": "nodes keep no responses",
 }

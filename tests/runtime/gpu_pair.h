@@ -11,6 +11,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -131,7 +132,8 @@ inline void RunGpuPair(const GpuPairOptions& options, const std::function<void(G
                        const std::function<void(GpuPeer&)>& consumer) {
   int sockets[2];
   FERRY_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) == 0);
-  const std::string session = absl::StrCat("gpu_pair_", getpid(), "_", sockets[0]);
+  std::string session = absl::StrCat(testing::TempDir(), "/ferry_gpu_pair_XXXXXX");
+  FERRY_CHECK(mkdtemp(session.data()) != nullptr);
   pid_t children[2];
   for (int node = 0; node < 2; ++node) {
     children[node] = fork();
@@ -168,6 +170,7 @@ inline void RunGpuPair(const GpuPairOptions& options, const std::function<void(G
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0)
         << (node == 0 ? "the producer" : "the consumer") << " ended with status " << status;
   }
+  std::filesystem::remove_all(session);
 }
 
 }  // namespace ferry
