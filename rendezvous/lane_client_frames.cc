@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+// What comes in: tickets, refusals, announcements.
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/clock.h"
+#include "base/status_macros.h"
+#include "rendezvous/lane_client.h"
+#include "rendezvous/lane_seal.h"
+#include "rendezvous/serialized_tensor.h"
+#include "tensor/checksum.h"
+
+namespace ferry {
+namespace {
+
+// Transfers that say something of a transport's bandwidth.
+constexpr size_t kTellingBytes = size_t{1} << 20;
+
+absl::Status WrongDestination(const TensorHeader& header, const Tensor& destination) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("what came is ", DataTypeName(header.dtype), ToString(header.shape),
+                   ", and the receiver's buffer is for ", ToString(destination)));
+}
+
+absl::Status NotRequired(absl::string_view taken, absl::string_view required,
+                         const LanePeer& producer) {
+  return absl::FailedPreconditionError(absl::StrCat(Describe(producer), " sends by ", taken,
+                                                    ", and ", required,
+                                                    " is the required transport here"));
+}
+
+// As Received::path; of literals, since that is a view.
+absl::string_view StagedPath(absl::string_view path) {
+  if (path == "inline") return "inline, staged";
+  if (path == "shm") return "shm, staged";
+  return path == "tcp" ? "tcp, staged" : path;
+}
+
+absl::Status SecondAnswer(uint64_t id) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("an answer to request ", id, ", which waits for none"));
+}
+
+}  // namespace
+
+absl::Status LaneClient::OnFrame(uint16_t type, absl::string_view body,
+                                 absl::Span<UniqueFd> descriptors) {
+  if (exchange_.checksum || IsSealed(type)) {
+    FERRY_RETURN_IF_ERROR(Unseal(producer_.peer, type, body));
+  }
+  switch (static_cast<LaneMessage>(type)) {
+    case LaneMessage::kTicket:
+      return OnTicket(body, descriptors);
+    case LaneMessage::kRefusal:
+      return OnRefusal(body);
+    case LaneMessage::kAnnouncement: {
+      FERRY_ASSIGN_OR_RETURN(const AnnouncementMessage announcement, DecodeAnnouncement(body));
+      if (announcement.transport > inlets_.size()) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "an announcement of transport ", announcement.transport, ", which is not known here"));
+      }
+      return inlets_[announcement.transport - 1]->OnAnnouncement(announcement.body, descriptors);
+    }
+    default:
+      return absl::InvalidArgumentError(absl::StrCat("a producer sends no message of type ", type));
+  }
+}
+
+absl::Status LaneClient::OnRefusal(absl::string_view body) {
+  FERRY_ASSIGN_OR_RETURN(RefusalMessage refusal, DecodeRefusal(body));
+  // Of the whole lane.
+  if (refusal.id == 0) {
+    return absl::Status(
+        refusal.status.code(),
+        absl::StrCat(Describe(producer_.peer), " ends its lane: ", refusal.status.message()));
+  }
+  {
+    SpinLockHolder lock(&mu_);
+    if (cancelled_.erase(refusal.id) > 0) return absl::OkStatus();
+    const auto found = waiting_.find(refusal.id);
+    // One that is being taken writes to its destination, which is not the receiver's again before
+    // the transport has been told.
+    if (found == waiting_.end() || found->second->is_taking) return SecondAnswer(refusal.id);
+  }
+  Complete(refusal.id, std::move(refusal.status), {});
+  return absl::OkStatus();
+}
+
+absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> descriptors) {
+  FERRY_ASSIGN_OR_RETURN(const TicketMessage ticket, DecodeTicket(body));
+  const uint64_t id = ticket.id;
+  if (ticket.transport > inlets_.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a ticket for transport ", ticket.transport, ", which this version has not"));
+  }
+  if (ticket.transport == 0) return OnInlineTicket(ticket);
+  Inlet* const inlet = inlets_[ticket.transport - 1].get();
+  bool is_wanted = false;
+  TensorHeader header = ticket.header;
+  Tensor destination;
+  {
+    SpinLockHolder lock(&mu_);
+    const auto found = waiting_.find(id);
+    is_wanted = found != waiting_.end();
+    if (is_wanted ? found->second->is_taking : cancelled_.erase(id) == 0) return SecondAnswer(id);
+    if (is_wanted) {
+      found->second->is_taking = true;
+      found->second->transport = ticket.transport;
+      header.place = found->second->place;
+      if (!ticket.is_serialized) destination = found->second->destination.tensor();
+    }
+  }
+  const bool fits = !destination.is_valid() ||
+                    (destination.dtype() == header.dtype && destination.bytes() == header.bytes);
+  // The producer chooses by its own policy; ours may be stricter.
+  const std::string& required = exchange_.policy.require;
+  const bool is_allowed =
+      required.empty() || (*exchange_.transports)[ticket.transport - 1]->name() == required;
+  if (!is_wanted || !is_allowed || !fits) {
+    if (is_wanted) {
+      Complete(id,
+               is_allowed ? WrongDestination(header, destination)
+                          : NotRequired((*exchange_.transports)[ticket.transport - 1]->name(),
+                                        required, producer_.peer),
+               {});
+    }
+    inlet->Drop(id, header, ticket.body, descriptors);
+    Done(id);
+    return absl::OkStatus();
+  }
+  TicketMessage kept = ticket;
+  kept.body = {};
+  // What cannot get there comes to the host's memory.
+  if (!destination.is_on_host() &&
+      !(*exchange_.transports)[ticket.transport - 1]->moves_gpu_memory()) {
+    destination = Tensor();
+  }
+  // Of large ones only: a look at the clock is a tenth of a small one's way.
+  const absl::Time start =
+      header.bytes < kTellingBytes ? absl::InfiniteFuture() : SteadyClock().Now();
+  inlet->Take(id, header, ticket.body, descriptors, destination,
+              [self = shared_from_this(), kept, id, start](absl::StatusOr<Tensor> tensor,
+                                                           bool release_later) {
+                Transport& transport = *(*self->exchange_.transports)[kept.transport - 1];
+                if (tensor.ok() && start != absl::InfiniteFuture()) {
+                  transport.Learn(kept.header.bytes, SteadyClock().Now() - start);
+                }
+                // What is left of it will be told by the view itself.
+                if (!release_later) self->Done(id);
+                auto received =
+                    self->Unpack(kept, std::move(tensor), transport.name(), self->NameOf(id));
+                if (!received.ok()) return self->Complete(id, received.status(), {});
+                self->Complete(id, absl::OkStatus(), *std::move(received));
+              });
+  return absl::OkStatus();
+}
+
+absl::Status LaneClient::OnInlineTicket(const TicketMessage& ticket) {
+  const TensorHeader& header = ticket.header;
+  WaitingPtr waiting;
+  RecvCallback done;
+  Destination wanted;
+  Tensor destination;
+  bool fits = true;
+  {
+    SpinLockHolder lock(&mu_);
+    const auto found = waiting_.find(ticket.id);
+    if (found == waiting_.end() ? cancelled_.erase(ticket.id) == 0 : found->second->is_taking) {
+      return SecondAnswer(ticket.id);
+    }
+    if (found == waiting_.end()) return absl::OkStatus();
+    waiting = std::move(found->second);
+    waiting_.erase(found);
+    done = std::move(waiting->done);
+    wanted = std::move(waiting->destination);
+    if (wanted.is_valid() && !ticket.is_serialized && !ticket.is_dead) {
+      destination = *wanted;
+      fits = destination.dtype() == header.dtype && destination.bytes() == header.bytes;
+      if (fits && !destination.is_on_host()) destination = Tensor();
+      // Under the lock: whoever cancels may use its buffer again when it has the lock.
+      if (fits && destination.is_valid() && header.bytes > 0) {
+        std::memcpy(destination.mutable_data(), ticket.body.data(), header.bytes);
+      }
+    }
+  }
+  if (!fits) {
+    std::move(done)(WrongDestination(header, destination), {});
+    return absl::OkStatus();
+  }
+  if (ticket.is_dead) {
+    Received received;
+    received.is_dead = true;
+    std::move(done)(absl::OkStatus(), std::move(received));
+    return absl::OkStatus();
+  }
+  absl::StatusOr<Tensor> tensor = std::move(destination);
+  if (!tensor->is_valid()) {
+    tensor = Tensor::Allocate(header.dtype, header.shape);
+    if (tensor.ok() && header.bytes > 0) {
+      std::memcpy(tensor->mutable_data(), ticket.body.data(), header.bytes);
+    }
+  }
+  absl::StatusOr<Received> received = Unpack(ticket, std::move(tensor), "inline", waiting->name);
+  if (received.ok()) {
+    std::move(done)(absl::OkStatus(), *std::move(received));
+  } else {
+    std::move(done)(received.status(), {});
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Received> LaneClient::Unpack(const TicketMessage& ticket,
+                                            absl::StatusOr<Tensor> tensor, absl::string_view path,
+                                            absl::string_view name) {
+  if (!tensor.ok()) {
+    // Of a peer that does not keep to the protocol, or whose data connections are gone, nothing
+    // more is to be expected.
+    absl::Status why = Named(tensor.status());
+    if (absl::IsInvalidArgument(why) || absl::IsUnavailable(why)) Close(why);
+    return why;
+  }
+  if (!tensor->is_on_host() && (ticket.has_checksum || ticket.is_serialized)) {
+    // Honest producers send what the host is to read by way of the host.
+    absl::Status why = Named(absl::InvalidArgumentError(
+        "a checksum, or a serialised tensor, of elements in a GPU's memory"));
+    Close(why);
+    return why;
+  }
+  if (ticket.has_checksum) {
+    const uint64_t sum = Checksum(tensor->data(), tensor->bytes());
+    if (sum != ticket.checksum) {
+      return absl::DataLossError(absl::StrCat(
+          tensor->bytes(), " bytes from ", Describe(producer_.peer), " by ", path,
+          " have checksum ", absl::Hex(sum), ", and were sent with ", absl::Hex(ticket.checksum),
+          name.empty() ? "" : absl::StrCat(" (", name, ")"), ". ",
+          WhatToDoAboutDamage(producer_.peer)));
+    }
+  }
+  if (ticket.is_serialized) {
+    FERRY_ASSIGN_OR_RETURN(tensor, DeserializeTensor(*tensor));
+  }
+  Received received;
+  received.tensor = *std::move(tensor);
+  received.path = ticket.is_staged ? StagedPath(path) : path;
+  return received;
+}
+
+}  // namespace ferry
