@@ -25,40 +25,38 @@ constexpr absl::Duration kOpenTimeout = absl::Seconds(10);
 constexpr absl::Duration kCopyTimeout = absl::Seconds(10);
 constexpr absl::Duration kCopyLook = absl::Microseconds(50);
 
-// Calls `release` when the last of the events is done; an executor that is stopping counts as done.
+// Calls `release` on the executor's thread when the last of the events is done. An executor that is
+// stopping does not: this process is leaving. `uses` is not empty.
 void ReleaseBehind(cuda::DeviceExecutor& executor, cuda::DeviceBuffer::Uses uses,
-                   std::shared_ptr<const void> keep, std::function<void()> release) {
+                   absl::AnyInvocable<void() &&> release) {
   struct Count {
     std::atomic<size_t> left;
-    std::function<void()> release;
-    std::shared_ptr<const void> keep;
-    void Done() {
-      if (left.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-        keep = nullptr;
-        release();
-      }
-    }
+    absl::AnyInvocable<void() &&> release;
   };
   auto count = std::make_shared<Count>();
-  count->left = uses.size() + 1;
+  count->left = uses.size();
   count->release = std::move(release);
-  count->keep = std::move(keep);
   for (auto& use : uses) {
-    const absl::Status watched =
-        executor.Watch({.event = std::move(use), .what = "a reader of another process's tensor"},
-                       [count](absl::Status) { count->Done(); });
-    if (!watched.ok()) count->Done();
+    executor
+        .Watch({.event = std::move(use), .what = "a reader of another process's tensor"},
+               [count](absl::Status) {
+                 if (count->left.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+                   std::move(count->release)();
+                 }
+               })
+        .IgnoreError();
   }
-  count->Done();
 }
 
 }  // namespace
 
 CudaIpcInlet::CudaIpcInlet(TransportEnvironment environment, Endpoint peer, CacheOf cache_of,
-                           std::shared_ptr<GpuLink> link, ReleaseCallback release)
+                           ClosePeer close_peer, std::shared_ptr<GpuLink> link,
+                           ReleaseCallback release)
     : environment_(std::move(environment)),
       peer_(std::move(peer)),
       cache_of_(std::move(cache_of)),
+      close_peer_(std::move(close_peer)),
       link_(std::move(link)),
       release_(std::move(release)) {}
 
@@ -177,24 +175,31 @@ void CudaIpcInlet::Take(uint64_t id, const TensorHeader& header, absl::string_vi
 
 void CudaIpcInlet::OpenNext(const JobPtr& job) {
   cuda::IpcImportCache& cache = cache_of_(*job->gpu);
-  while (job->memory.size() < job->ticket.pieces.size()) {
-    const CudaIpcPiece& piece = job->ticket.pieces[job->memory.size()];
+  const auto take = [self = shared_from_this(), job](ImportedMemory memory) {
+    const CudaIpcPiece& piece = job->ticket.pieces[job->held.memory.size()];
+    job->held.memory.push_back(memory);
+    absl::MutexLock lock(&self->mu_);
+    if (!piece.is_kept) {
+      job->held.foreign.push_back(piece.memory.buffer_id);
+      ++self->foreign_users_[piece.memory.buffer_id];
+    } else if (piece.has_fd && self->aborted_.ok()) {
+      self->kept_.push_back(std::move(memory));
+    }
+  };
+  while (job->held.memory.size() < job->ticket.pieces.size()) {
+    const CudaIpcPiece& piece = job->ticket.pieces[job->held.memory.size()];
     const cuda::ImportKey key = {peer_.peer.incarnation, piece.memory.buffer_id};
     UniqueFd fd;
     if (piece.has_fd) fd = std::move(job->descriptors[job->next_descriptor++]);
     if (std::optional<ImportedMemory> found = cache.Find(key); found.has_value()) {
-      job->memory.push_back(*std::move(found));
+      take(*std::move(found));
       continue;
     }
     const absl::Status started =
         cache.Open(key, piece.memory, std::move(fd), SteadyClock().Now() + kOpenTimeout,
-                   [self = shared_from_this(), job](absl::StatusOr<ImportedMemory> memory) {
+                   [self = shared_from_this(), job, take](absl::StatusOr<ImportedMemory> memory) {
                      if (!memory.ok()) return self->End(job, memory.status());
-                     job->memory.push_back(*std::move(memory));
-                     if (job->ticket.pieces[job->memory.size() - 1].is_kept) {
-                       absl::MutexLock lock(&self->mu_);
-                       if (self->aborted_.ok()) self->kept_.push_back(job->memory.back());
-                     }
+                     take(*std::move(memory));
                      self->OpenNext(job);
                    });
     if (!started.ok()) End(job, started);
@@ -209,9 +214,9 @@ absl::StatusOr<Tensor> CudaIpcInlet::Deliver(Job& job) {
   const cuda::CudaDevice& device = *job.gpu->device;
   const cuda::Stream stream = job.gpu->copies->get();
   const ScopedCurrent current(device);
-  for (size_t i = 0; i < job.memory.size(); ++i) {
+  for (size_t i = 0; i < job.held.memory.size(); ++i) {
     const cuda::IpcDescriptor& piece = job.ticket.pieces[i].memory;
-    if (piece.offset + piece.bytes > job.memory[i].bytes()) {
+    if (piece.offset + piece.bytes > job.held.memory[i].bytes()) {
       return absl::InvalidArgumentError("a cuda_ipc ticket beyond the end of its memory");
     }
   }
@@ -241,18 +246,22 @@ absl::StatusOr<Tensor> CudaIpcInlet::Deliver(Job& job) {
 
 absl::StatusOr<Tensor> CudaIpcInlet::View(Job& job, std::shared_ptr<const ReadyEvent> ready) {
   const cuda::IpcDescriptor& piece = job.ticket.pieces[0].memory;
-  const cuda::DevicePointer pointer = job.memory[0].base() + piece.offset;
+  const cuda::DevicePointer pointer = job.held.memory[0].base() + piece.offset;
   // The producer's record is out until our wait for it is over.
   auto buffer = std::make_shared<cuda::DeviceBuffer>(
       pointer, piece.bytes, job.gpu->device->ordinal(),
-      [link = link_, ordinal = job.gpu->device->ordinal(), gpu = job.gpu, lease = job.memory[0],
-       release = release_, id = job.id, ready](cuda::DeviceBuffer::Uses uses) mutable {
+      [self = shared_from_this(), gpu = job.gpu, held = std::exchange(job.held, {}), id = job.id,
+       ready](cuda::DeviceBuffer::Uses uses) mutable {
         if (ready != nullptr) uses.push_back(std::move(ready));
+        if (uses.empty()) return self->LetGo(*gpu, std::move(held), id);
+        const std::shared_ptr<GpuLink> link = self->link_;
         absl::ReaderMutexLock lock(&link->mu);
         // This process is leaving, and the lane has ended.
         if (link->gpus == nullptr) return;
-        ReleaseBehind(*gpu->executor, std::move(uses), lease.lease(),
-                      [release = std::move(release), id] { release(id); });
+        ReleaseBehind(*gpu->executor, std::move(uses),
+                      [self, gpu, held = std::move(held), id]() mutable {
+                        self->LetGo(*gpu, std::move(held), id);
+                      });
       });
   FERRY_ASSIGN_OR_RETURN(const Tensor view,
                          Tensor::Create(job.header.dtype, job.header.shape, std::move(buffer)));
@@ -273,38 +282,97 @@ absl::StatusOr<Tensor> CudaIpcInlet::Copy(Job& job) {
     if (job.is_over) return absl::CancelledError("cancelled");
     // The event follows; whoever cancels in between waits for it.
     cuda::DevicePointer to = cuda::AsDevicePointer(into.data());
-    for (size_t i = 0; i < job.memory.size(); ++i) {
+    for (size_t i = 0; i < job.held.memory.size(); ++i) {
       const cuda::IpcDescriptor& piece = job.ticket.pieces[i].memory;
-      FERRY_RETURN_IF_ERROR(
-          gpu.device->Check(gpu.device->table().copy_async(to, job.memory[i].base() + piece.offset,
-                                                           piece.bytes, gpu.copies->get()),
-                            "cuMemcpyAsync"));
+      FERRY_RETURN_IF_ERROR(gpu.device->Check(
+          gpu.device->table().copy_async(to, job.held.memory[i].base() + piece.offset, piece.bytes,
+                                         gpu.copies->get()),
+          "cuMemcpyAsync"));
       to += piece.bytes;
     }
     FERRY_ASSIGN_OR_RETURN(job.writes_destination,
                            ReadyEvent::Record(*gpu.events, gpu.copies->get()));
   }
-  auto keep = std::make_shared<std::pair<std::vector<ImportedMemory>, Tensor>>(job.memory, into);
-  FERRY_RETURN_IF_ERROR(
-      gpu.executor->Watch({.event = job.writes_destination,
-                           .what = "a copy from another process's GPU memory",
-                           .keep = std::move(keep)},
-                          [release = release_, id = job.id](absl::Status) { release(id); }));
+  auto held = std::make_shared<Held>(std::exchange(job.held, {}));
+  FERRY_RETURN_IF_ERROR(gpu.executor->Watch(
+      {.event = job.writes_destination,
+       .what = "a copy from another process's GPU memory",
+       .keep = std::make_shared<std::pair<std::shared_ptr<Held>, Tensor>>(held, into)},
+      [self = shared_from_this(), &gpu, held, id = job.id](absl::Status) {
+        self->LetGo(gpu, std::move(*held), id);
+      }));
   return cuda::WithReady(into, job.writes_destination);
 }
 
 void CudaIpcInlet::End(const JobPtr& job, absl::StatusOr<Tensor> tensor) {
   TakeCallback done;
+  bool was_over = false;
   {
     absl::MutexLock lock(&mu_);
-    if (job->is_over) return;
-    job->is_over = true;
-    done = std::move(job->done);
-    jobs_.erase(job->id);
+    was_over = std::exchange(job->is_over, true);
+    if (!was_over) {
+      done = std::move(job->done);
+      jobs_.erase(job->id);
+    }
+  }
+  if (was_over) {
+    // Whoever called it off has been told; a tensor that was made all the same tells by its end.
+    if (tensor.ok()) return;
+    if (job->held.memory.empty()) return release_(job->id);
+    return LetGo(*job->gpu, std::exchange(job->held, {}), job->id);
   }
   job->destination = Tensor();
-  const bool release_later = tensor.ok();
-  std::move(done)(std::move(tensor), release_later);
+  if (tensor.ok()) return std::move(done)(std::move(tensor), /*release_later=*/true);
+  std::move(done)(std::move(tensor), /*release_later=*/!job->held.memory.empty());
+  // Nothing reads it, and it is closed before the producer hears so.
+  if (!job->held.memory.empty()) LetGo(*job->gpu, std::exchange(job->held, {}), job->id);
+}
+
+void CudaIpcInlet::LetGo(Gpu& gpu, Held held, uint64_t id) {
+  struct Count {
+    std::atomic<size_t> left;
+    std::function<void()> release;
+    void Done() {
+      if (left.fetch_sub(1, std::memory_order_acq_rel) == 1) release();
+    }
+  };
+  auto count = std::make_shared<Count>();
+  count->release = [release = release_, id] { release(id); };
+  std::vector<uint64_t> unused;
+  {
+    absl::MutexLock lock(&mu_);
+    for (const uint64_t buffer : held.foreign) {
+      if (--foreign_users_[buffer] > 0) continue;
+      foreign_users_.erase(buffer);
+      unused.push_back(buffer);
+    }
+    count->left = unused.size() + 1;
+    for (const uint64_t buffer : unused) {
+      closing_[buffer].push_back([count] { count->Done(); });
+    }
+  }
+  {
+    absl::ReaderMutexLock lock(&link_->mu);
+    if (link_->gpus == nullptr) return;
+    cuda::IpcImportCache& cache = cache_of_(gpu);
+    // They are open, since we hold them; they close when we do not.
+    for (const uint64_t buffer : unused) cache.Close({peer_.peer.incarnation, buffer});
+  }
+  held.memory.clear();
+  count->Done();
+}
+
+void CudaIpcInlet::OnClosed(uint64_t buffer_id) {
+  std::function<void()> done;
+  {
+    absl::MutexLock lock(&mu_);
+    const auto found = closing_.find(buffer_id);
+    if (found == closing_.end()) return;
+    done = std::move(found->second.front());
+    found->second.pop_front();
+    if (found->second.empty()) closing_.erase(found);
+  }
+  done();
 }
 
 void CudaIpcInlet::Cancel(uint64_t id) {
@@ -326,8 +394,8 @@ void CudaIpcInlet::Cancel(uint64_t id) {
     if (!is_done.ok() || *is_done) break;
     absl::SleepFor(kCopyLook);
   }
-  // The copy's end says that it is over.
-  std::move(done)(absl::CancelledError("cancelled"), /*release_later=*/is_copied);
+  // Its end says that it is over, wherever it is.
+  std::move(done)(absl::CancelledError("cancelled"), /*release_later=*/true);
 }
 
 void CudaIpcInlet::Drop(uint64_t id, const TensorHeader& header, absl::string_view body,
@@ -363,9 +431,11 @@ void CudaIpcInlet::Abort(const absl::Status& why) {
   absl::flat_hash_map<GpuPair, std::shared_ptr<cuda::ImportedEvents>> events;
   std::vector<ImportedMemory> kept;
   std::vector<TakeCallback> failed;
+  absl::flat_hash_map<uint64_t, std::deque<std::function<void()>>> closing;
   {
     absl::MutexLock lock(&mu_);
     if (aborted_.ok()) aborted_ = why;
+    closing.swap(closing_);
     jobs.swap(jobs_);
     events.swap(events_);
     kept.swap(kept_);
@@ -375,6 +445,10 @@ void CudaIpcInlet::Abort(const absl::Status& why) {
     }
   }
   for (TakeCallback& done : failed) std::move(done)(why, false);
+  events.clear();
+  kept.clear();
+  absl::ReaderMutexLock lock(&link_->mu);
+  if (link_->gpus != nullptr) close_peer_();
 }
 
 }  // namespace ferry

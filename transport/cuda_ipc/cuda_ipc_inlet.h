@@ -4,6 +4,7 @@
 #define FERRY_TRANSPORT_CUDA_IPC_CUDA_IPC_INLET_H_
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -31,12 +32,14 @@ struct GpuLink {
 // destination devices' executors only. Thread-safe.
 class CudaIpcInlet final : public Inlet, public std::enable_shared_from_this<CudaIpcInlet> {
  public:
-  // Of the device of that ordinal, which is in use.
+  // Of the device, which is in use.
   using CacheOf = std::function<cuda::IpcImportCache&(Gpu& gpu)>;
+  // Nothing of the peer's is wanted any more, on any device.
+  using ClosePeer = std::function<void()>;
 
-  // environment.gpus is not null.
+  // environment.gpus is not null. The callbacks are good as long as link->gpus is not null.
   CudaIpcInlet(TransportEnvironment environment, Endpoint peer, CacheOf cache_of,
-               std::shared_ptr<GpuLink> link, ReleaseCallback release);
+               ClosePeer close_peer, std::shared_ptr<GpuLink> link, ReleaseCallback release);
   ~CudaIpcInlet() override;
 
   void SetReply(Announce reply) override { reply_ = std::move(reply); }
@@ -50,7 +53,17 @@ class CudaIpcInlet final : public Inlet, public std::enable_shared_from_this<Cud
             absl::Span<UniqueFd> descriptors) override;
   void Abort(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
 
+  // An import cache has closed that memory of the peer's.
+  void OnClosed(uint64_t buffer_id) ABSL_LOCKS_EXCLUDED(mu_);
+
  private:
+  // What a tensor needs of the peer's memory while somebody here may read it.
+  struct Held {
+    std::vector<cuda::ImportedMemory> memory;
+    // Of those that are not the peer's arenas': their owner may free them as soon as it is told
+    // that they are not used, and they must be closed by then.
+    std::vector<uint64_t> foreign;
+  };
   // A tensor that is being taken. What is not under the lock is of one thread at a time.
   struct Job {
     uint64_t id = 0;
@@ -61,7 +74,7 @@ class CudaIpcInlet final : public Inlet, public std::enable_shared_from_this<Cud
     TakeCallback done;
     Gpu* gpu = nullptr;
     // Of ticket.pieces, as far as they are open.
-    std::vector<cuda::ImportedMemory> memory;
+    Held held;
     size_t next_descriptor = 0;
     // Under the inlet's lock: whoever takes `done` out ends the job.
     bool is_over = false;
@@ -79,10 +92,13 @@ class CudaIpcInlet final : public Inlet, public std::enable_shared_from_this<Cud
   absl::StatusOr<Tensor> Copy(Job& job) ABSL_LOCKS_EXCLUDED(mu_);
 
   void End(const JobPtr& job, absl::StatusOr<Tensor> tensor) ABSL_LOCKS_EXCLUDED(mu_);
+  // Nobody here reads it any more: closes what has to be, then tells the producer.
+  void LetGo(Gpu& gpu, Held held, uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
 
   const TransportEnvironment environment_;
   const Endpoint peer_;
   const CacheOf cache_of_;
+  const ClosePeer close_peer_;
   const std::shared_ptr<GpuLink> link_;
   const ReleaseCallback release_;
   Announce reply_;
@@ -91,6 +107,10 @@ class CudaIpcInlet final : public Inlet, public std::enable_shared_from_this<Cud
   absl::Status aborted_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, JobPtr> jobs_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<GpuPair, std::shared_ptr<cuda::ImportedEvents>> events_ ABSL_GUARDED_BY(mu_);
+  // Of memory that is not of the peer's arenas, by buffer id: how many tensors use it, and what is
+  // to be done when a mapping of it is closed, in the order of closing.
+  absl::flat_hash_map<uint64_t, int> foreign_users_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint64_t, std::deque<std::function<void()>>> closing_ ABSL_GUARDED_BY(mu_);
   // Of the peer's arenas, whose descriptors come once: open as long as this.
   std::vector<cuda::ImportedMemory> kept_ ABSL_GUARDED_BY(mu_);
 };

@@ -88,9 +88,33 @@ std::shared_ptr<Outlet> CudaIpcTransport::MakeOutlet(const Endpoint& peer) {
 }
 
 std::shared_ptr<Inlet> CudaIpcTransport::MakeInlet(const Endpoint& peer, ReleaseCallback release) {
-  return std::make_shared<CudaIpcInlet>(
-      environment_, peer, [this](Gpu& gpu) -> cuda::IpcImportCache& { return CacheOf(gpu); }, link_,
-      std::move(release));
+  const uint64_t incarnation = peer.peer.incarnation;
+  auto inlet = std::make_shared<CudaIpcInlet>(
+      environment_, peer, [this](Gpu& gpu) -> cuda::IpcImportCache& { return CacheOf(gpu); },
+      [this, incarnation] { ClosePeer(incarnation); }, link_, std::move(release));
+  absl::MutexLock lock(&mu_);
+  absl::erase_if(inlets_, [](const auto& each) { return each.second.expired(); });
+  inlets_[incarnation] = inlet;
+  return inlet;
+}
+
+void CudaIpcTransport::ClosePeer(uint64_t incarnation) {
+  std::vector<cuda::IpcImportCache*> caches;
+  {
+    absl::MutexLock lock(&mu_);
+    for (const auto& [ordinal, cache] : caches_) caches.push_back(cache.get());
+  }
+  for (cuda::IpcImportCache* cache : caches) cache->ClosePeer(incarnation);
+}
+
+void CudaIpcTransport::OnClosed(const cuda::ImportKey& key) {
+  std::shared_ptr<CudaIpcInlet> inlet;
+  {
+    absl::MutexLock lock(&mu_);
+    const auto found = inlets_.find(key.peer_incarnation);
+    if (found != inlets_.end()) inlet = found->second.lock();
+  }
+  if (inlet != nullptr) inlet->OnClosed(key.buffer_id);
 }
 
 cuda::IpcImportCache& CudaIpcTransport::CacheOf(Gpu& gpu) {
@@ -98,7 +122,12 @@ cuda::IpcImportCache& CudaIpcTransport::CacheOf(Gpu& gpu) {
   auto& cache = caches_[gpu.device->ordinal()];
   if (cache == nullptr) {
     cache = std::make_unique<cuda::IpcImportCache>(
-        *gpu.side, environment_.gpus->gate(), [](const cuda::ImportKey&) {},
+        *gpu.side, environment_.gpus->gate(),
+        [this, link = link_](const cuda::ImportKey& key) {
+          // The last user of a mapping may outlive this.
+          absl::ReaderMutexLock lock(&link->mu);
+          if (link->gpus != nullptr) OnClosed(key);
+        },
         cuda::IpcImportCacheOptions{.own_incarnation = environment_.incarnation});
   }
   return *cache;

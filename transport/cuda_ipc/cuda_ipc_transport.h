@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -35,6 +36,8 @@ class CudaIpcTransport final : public Transport {
 
  private:
   cuda::IpcImportCache& CacheOf(Gpu& gpu) ABSL_LOCKS_EXCLUDED(mu_);
+  void ClosePeer(uint64_t incarnation) ABSL_LOCKS_EXCLUDED(mu_);
+  void OnClosed(const cuda::ImportKey& key) ABSL_LOCKS_EXCLUDED(mu_);
 
   const TransportEnvironment environment_;
   const std::shared_ptr<GpuLink> link_ = std::make_shared<GpuLink>();
@@ -42,6 +45,8 @@ class CudaIpcTransport final : public Transport {
   // By node and incarnation.
   absl::flat_hash_map<std::pair<int32_t, uint64_t>, std::weak_ptr<CudaIpcOutlet>> outlets_
       ABSL_GUARDED_BY(mu_);
+  // By incarnation of the peer.
+  absl::flat_hash_map<uint64_t, std::weak_ptr<CudaIpcInlet>> inlets_ ABSL_GUARDED_BY(mu_);
   // By ordinal of the device here.
   absl::flat_hash_map<int, std::unique_ptr<cuda::IpcImportCache>> caches_ ABSL_GUARDED_BY(mu_);
 };
