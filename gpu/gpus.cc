@@ -42,7 +42,9 @@ absl::StatusOr<std::unique_ptr<Gpus>> Gpus::Create(std::shared_ptr<const CudaApi
   return gpus;
 }
 
-Gpus::~Gpus() {
+Gpus::~Gpus() { Stop(); }
+
+void Gpus::Stop() {
   std::unique_ptr<Thread> opener;
   {
     absl::MutexLock lock(&mu_);
@@ -50,22 +52,20 @@ Gpus::~Gpus() {
     opener = std::move(opener_);
   }
   opener.reset();
-  std::vector<Slot> slots;
+  std::vector<UseCallback> waiting;
+  std::vector<Gpu*> open;
   {
     absl::MutexLock lock(&mu_);
-    slots.swap(slots_);
-  }
-  for (Slot& slot : slots) {
-    for (UseCallback& use : slot.waiting) {
-      std::move(use)(absl::CancelledError("this process is leaving"));
+    for (Slot& slot : slots_) {
+      for (UseCallback& use : slot.waiting) waiting.push_back(std::move(use));
+      slot.waiting.clear();
+      if (slot.gpu != nullptr) open.push_back(slot.gpu.get());
     }
   }
-  // Executors run what was posted, which may use other devices: all of them before any device goes.
-  for (Slot& slot : slots) {
-    if (slot.gpu == nullptr) continue;
-    slot.gpu->side.reset();
-    slot.gpu->executor.reset();
-  }
+  for (UseCallback& use : waiting) std::move(use)(absl::CancelledError("this process is leaving"));
+  // Executors run what was posted, which may use the others: all stop before any goes.
+  for (Gpu* const gpu : open) gpu->side->Stop();
+  for (Gpu* const gpu : open) gpu->executor->Stop();
 }
 
 absl::StatusOr<std::unique_ptr<Gpu>> Gpus::Open(int ordinal) {

@@ -94,6 +94,9 @@ class Gpus final {
 
   // Until nothing runs or waits on any device, or the deadline is over.
   void WaitIdle(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mu_);
+  // Waits for what is under way; from then on nothing is opened, runs or calls back, and whatever
+  // is asked for fails. What uses this goes between here and the destructor.
+  void Stop() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Elements undefined, in memory that other processes of this machine can map. May block, as Get.
   //   Errors: as Get and GpuArena::Allocate; INVALID_ARGUMENT for a type that is not of fixed size.

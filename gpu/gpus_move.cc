@@ -137,7 +137,8 @@ void Gpus::ToHost(Gpu& gpu, MoveRequest request, MoveCallback done) {
 void Gpus::Across(Gpu& from, Gpu& to, MoveRequest request, MoveCallback done) {
   const int source = from.device->ordinal();
   const int sink = to.device->ordinal();
-  if (source != sink && !peers_.CanAccess(sink, source)) {
+  // The source's engine copies: what it has may be mapped from another process for it alone.
+  if (source != sink && !peers_.CanAccess(source, sink)) {
     // By way of the host.
     MoveRequest first = request;
     first.to = {};
@@ -155,35 +156,36 @@ void Gpus::Across(Gpu& from, Gpu& to, MoveRequest request, MoveCallback done) {
     MoveCallback done;
   };
   auto job = std::make_shared<Job>(Job{std::move(request), std::move(done)});
-  const absl::Status posted = to.executor->Post([this, &from, &to, job] {
+  const absl::Status posted = from.executor->Post([this, &from, &to, job] {
     const auto copy = [&]() -> absl::StatusOr<Tensor> {
       const Tensor& tensor = job->request.tensor;
       FERRY_ASSIGN_OR_RETURN(Tensor into, DestinationIn(to, job->request));
       if (into.bytes() == 0) return into;
-      const ScopedCurrent current(*to.device);
-      const cuda::Stream stream = to.copies->get();
+      const ScopedCurrent current(*from.device);
+      const cuda::Stream stream = from.copies->get();
       if (const auto ready = cuda::ReadyOf(tensor); ready != nullptr) {
-        FERRY_RETURN_IF_ERROR(ready->MakeWait(*to.device, stream));
+        FERRY_RETURN_IF_ERROR(ready->MakeWait(*from.device, stream));
       }
       if (&from == &to) {
-        FERRY_RETURN_IF_ERROR(to.device->Check(
-            to.device->table().copy_async(PointerOf(into), PointerOf(tensor), into.bytes(), stream),
-            "cuMemcpyAsync"));
+        FERRY_RETURN_IF_ERROR(
+            from.device->Check(from.device->table().copy_async(PointerOf(into), PointerOf(tensor),
+                                                               into.bytes(), stream),
+                               "cuMemcpyAsync"));
       } else {
-        FERRY_RETURN_IF_ERROR(to.device->Check(
-            to.device->table().copy_peer_async(PointerOf(into), to.device->context(),
-                                               PointerOf(tensor), from.device->context(),
-                                               into.bytes(), stream),
+        FERRY_RETURN_IF_ERROR(from.device->Check(
+            from.device->table().copy_peer_async(PointerOf(into), to.device->context(),
+                                                 PointerOf(tensor), from.device->context(),
+                                                 into.bytes(), stream),
             "cuMemcpyPeerAsync"));
       }
       FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const ReadyEvent> copied,
-                             ReadyEvent::Record(*to.events, stream));
+                             ReadyEvent::Record(*from.events, stream));
       // Both memories stay until it is done.
       FERRY_RETURN_IF_ERROR(
-          to.executor->Watch({.event = copied,
-                              .what = job->request.what,
-                              .keep = std::make_shared<std::pair<Tensor, Tensor>>(tensor, into)},
-                             [](absl::Status) {}));
+          from.executor->Watch({.event = copied,
+                                .what = job->request.what,
+                                .keep = std::make_shared<std::pair<Tensor, Tensor>>(tensor, into)},
+                               [](absl::Status) {}));
       return cuda::WithReady(into, std::move(copied));
     };
     std::move(job->done)(copy());

@@ -132,11 +132,10 @@ absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> d
   }
   TicketMessage kept = ticket;
   kept.body = {};
-  // What cannot get there comes to the host's memory.
-  if (!destination.is_on_host() &&
-      !(*exchange_.transports)[ticket.transport - 1]->moves_gpu_memory()) {
-    destination = Tensor();
-  }
+  // What the transport cannot bring there comes to the host's memory, or that of the key's GPU.
+  const bool is_for_gpus = (*exchange_.transports)[ticket.transport - 1]->moves_gpu_memory();
+  const MemoryPlace brought = is_for_gpus ? header.place : MemoryPlace();
+  if (destination.is_valid() && !(destination.place() == brought)) destination = Tensor();
   // Of large ones only: a look at the clock is a tenth of a small one's way.
   const absl::Time start =
       header.bytes < kTellingBytes ? absl::InfiniteFuture() : SteadyClock().Now();

@@ -170,7 +170,10 @@ Exchange::~Exchange() {
                      SteadyClock().Now() + kCloseTimeout);
   }
   // What runs on devices still uses the rest.
-  if (gpus_ != nullptr) gpus_->WaitIdle(SteadyClock().Now() + kCloseTimeout);
+  if (gpus_ != nullptr) {
+    gpus_->WaitIdle(SteadyClock().Now() + kCloseTimeout);
+    gpus_->Stop();
+  }
   if (loop_ != nullptr) loop_->Stop();
   // Copies that are under way end in lanes that are closed.
   copier_.reset();

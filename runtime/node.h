@@ -166,6 +166,8 @@ class Node final {
   // Those that somebody has, by the clique's place in the store and the rank.
   absl::flat_hash_map<std::string, std::weak_ptr<NcclCommunicator>> communicators_
       ABSL_GUARDED_BY(mu_);
+  // Those that are being made.
+  absl::flat_hash_set<std::string> making_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<Exchange> exchange_;
   // These last, so that they go first: their callbacks use the rest. The watch is the agent's.
   std::unique_ptr<coord::Agent> agent_;

@@ -46,28 +46,37 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> Node::Communicator(
     return absl::InvalidArgumentError("none of the communicator's devices is this node's");
   }
   FERRY_ASSIGN_OR_RETURN(const CliqueKey key, CliqueKey::Create(std::move(members)));
+  const std::string name = absl::StrCat(key.prefix(), rank);
   std::shared_ptr<const nccl::NcclApi> api;
   {
     absl::MutexLock lock(&mu_);
+    // One at a time: a second presence of one rank would make both begin anew.
+    const auto is_free = [this, &name]()
+                             ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !making_.contains(name); };
+    if (!mu_.AwaitWithTimeout(absl::Condition(&is_free), options.timeout)) {
+      return absl::DeadlineExceededError(absl::StrCat("another thread has been making ",
+                                                      key.Describe(), " for over ",
+                                                      absl::FormatDuration(options.timeout)));
+    }
     if (nccl_ == nullptr) {
       FERRY_ASSIGN_OR_RETURN(nccl_, nccl::NcclApi::Load());
     }
     api = nccl_;
-    const auto found = communicators_.find(absl::StrCat(key.prefix(), rank));
+    const auto found = communicators_.find(name);
     if (found != communicators_.end()) {
       if (auto communicator = found->second.lock()) return communicator;
     }
+    making_.insert(name);
   }
-  FERRY_ASSIGN_OR_RETURN(std::shared_ptr<NcclCommunicator> communicator,
-                         NcclCommunicator::Make(
-                             std::move(api), *exchange_->gpus(), ordinal, key, rank,
-                             [this](std::shared_ptr<CliqueListener> listener) {
-                               return std::make_unique<AgentCliqueStore>(*agent_,
-                                                                         std::move(listener));
-                             },
-                             options));
+  absl::StatusOr<std::shared_ptr<NcclCommunicator>> communicator = NcclCommunicator::Make(
+      std::move(api), *exchange_->gpus(), ordinal, key, rank,
+      [this](std::shared_ptr<CliqueListener> listener) {
+        return std::make_unique<AgentCliqueStore>(*agent_, std::move(listener));
+      },
+      options);
   absl::MutexLock lock(&mu_);
-  communicators_[absl::StrCat(key.prefix(), rank)] = communicator;
+  making_.erase(name);
+  if (communicator.ok()) communicators_[name] = *communicator;
   return communicator;
 }
 

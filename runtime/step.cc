@@ -9,6 +9,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 
 #include "base/clock.h"
 #include "base/status_macros.h"
@@ -22,6 +23,8 @@ namespace {
 // How often somebody looks whether a step's values are taken, when nothing tells.
 constexpr absl::Duration kCloseLook = absl::Milliseconds(1);
 constexpr int kNamedKeys = 3;
+// How often somebody looks whether a device has filled a buffer.
+constexpr absl::Duration kCopyLook = absl::Microseconds(20);
 
 // Of a receive that somebody waits for; shared, since the delivery may still be touching it when
 // the waiter has left.
@@ -196,7 +199,21 @@ absl::Status Step::RecvInto(const RendezvousKey& key, Tensor destination, absl::
   }
   RecvArgs args;
   args.destination = std::move(destination);
+  const absl::Time give_up = SteadyClock().Now() + timeout;
   FERRY_ASSIGN_OR_RETURN(const Received received, RecvValue(key, timeout, std::move(args)));
+  if (const auto ready = cuda::ReadyOf(received.tensor); ready != nullptr) {
+    while (true) {
+      FERRY_ASSIGN_OR_RETURN(const bool is_done, ready->IsDone());
+      if (is_done) break;
+      if (SteadyClock().Now() >= give_up) {
+        return absl::DeadlineExceededError(absl::StrCat(
+            "waited ", ShortDuration(timeout), " in step ", id(), " for ",
+            absl::CEscape(key.text()), ": its copy on ", ToString(received.tensor.place()),
+            " has not ended, and still writes to the buffer"));
+      }
+      absl::SleepFor(kCopyLook);
+    }
+  }
   if (!received.is_dead) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat(absl::CEscape(key.text()), " was sent dead: there is no tensor"));

@@ -55,7 +55,8 @@ class Step final {
   // As Recv, with everything that came along: dead values are none of an error here.
   absl::StatusOr<Received> RecvValue(const RendezvousKey& key, absl::Duration timeout,
                                      RecvArgs args = {});
-  // Into the elements of `destination`, of the same type and size.
+  // Into the elements of `destination`, of the same type and size; they are there when it returns,
+  // in a GPU's memory too.
   //   Errors: as Recv; INVALID_ARGUMENT when something else comes, which is lost.
   absl::Status RecvInto(const RendezvousKey& key, Tensor destination, absl::Duration timeout);
   // Calls `done` when it has come, or has failed: once, on a thread of the node, or on the sender's

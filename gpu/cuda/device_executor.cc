@@ -36,7 +36,9 @@ DeviceExecutor::DeviceExecutor(std::shared_ptr<CudaDevice> device, DeviceExecuto
   thread_ = std::make_unique<Thread>(std::move(name), [this] { Run(); });
 }
 
-DeviceExecutor::~DeviceExecutor() {
+DeviceExecutor::~DeviceExecutor() { Stop(); }
+
+void DeviceExecutor::Stop() {
   {
     absl::MutexLock lock(&mu_);
     is_stopping_ = true;

@@ -60,6 +60,9 @@ class DeviceExecutor final {
   // Runs what was posted and waits for what is watched, `drain` at most. What is not done by then
   // ends UNAVAILABLE, and what it kept is never let go.
   ~DeviceExecutor();
+  // What the destructor does: for several executors that use each other. Once it has returned
+  // nothing runs any more, and Post and Watch fail.
+  void Stop() ABSL_LOCKS_EXCLUDED(mu_);
 
   DeviceExecutor(const DeviceExecutor&) = delete;
   DeviceExecutor& operator=(const DeviceExecutor&) = delete;

@@ -115,6 +115,64 @@ TEST(GpuExchange, IntoTheReceiversBuffer) {
       });
 }
 
+// A segment whose descriptor one GPU of the consumer has is new to the other one.
+TEST(GpuExchange, ToBothGpusOfTheConsumer) {
+  constexpr size_t kLarge = 20 << 20;
+  const auto key = [](int gpu) {
+    return GpuPeer::Key(absl::StrCat("g", gpu), "GPU:0", absl::StrCat("GPU:", gpu));
+  };
+  RunGpuPair(
+      {},
+      [&](GpuPeer& peer) {
+        const auto stream = peer.NewStream(0);
+        Step step = peer.Open();
+        const Tensor tensor = OnGpu(peer, 0, kLarge);
+        const Tensor pattern = GpuPeer::Pattern(kLarge, 9);
+        peer.Write(tensor, pattern, stream->get());
+        for (const int gpu : {0, 1}) {
+          ASSERT_TRUE(step.Send(key(gpu), tensor, stream->get()).ok());
+        }
+        const absl::Status closed = step.Close(kPatience);
+        EXPECT_TRUE(closed.ok()) << closed;
+        peer.Meet();
+      },
+      [&](GpuPeer& peer) {
+        Step step = peer.Open();
+        for (const int gpu : {0, 1}) {
+          const auto stream = peer.NewStream(gpu);
+          const auto tensor = step.Recv(key(gpu), kPatience, stream->get());
+          ASSERT_TRUE(tensor.ok()) << tensor.status();
+          EXPECT_TRUE(Holds(peer.Read(*tensor, stream->get()), GpuPeer::Pattern(kLarge, 9)));
+        }
+        peer.Meet();
+      });
+}
+
+// The bytes are there when RecvInto returns: in the other GPU's memory, and in the host's.
+TEST(GpuExchange, RecvIntoWaitsForTheDevice) {
+  RunGpuPair(
+      {.environment = {{"STRICT_CUDA_DELAY_US", "20000"}}},
+      [](GpuPeer& peer) { SendPatterns(peer, "GPU:0", 3); },
+      [](GpuPeer& peer) {
+        Step step = peer.Open();
+        const auto key = [](int i) { return GpuPeer::Key(absl::StrCat("t", i), "GPU:0", "GPU:0"); };
+        for (const int gpu : {0, 1}) {
+          const Tensor into = OnGpu(peer, gpu);
+          const absl::Status status = step.RecvInto(key(gpu), into, kPatience);
+          ASSERT_TRUE(status.ok()) << status;
+          // Of a stream that waits for nothing.
+          const auto stream = peer.NewStream(gpu);
+          EXPECT_TRUE(Holds(peer.Read(into, stream->get()),
+                            GpuPeer::Pattern(kBytes, static_cast<uint32_t>(gpu))));
+        }
+        const Tensor host = *Tensor::Allocate(DataType::kUint8, *Shape::Create({kBytes}));
+        const absl::Status status = step.RecvInto(key(2), host, kPatience);
+        ASSERT_TRUE(status.ok()) << status;
+        EXPECT_TRUE(IsEqual(host, GpuPeer::Pattern(kBytes, 2)));
+        peer.Meet();
+      });
+}
+
 // More than there are events between the two.
 TEST(GpuExchange, ManyAtOnceAreHeldAsViews) {
   constexpr int kCount = 150;

@@ -95,16 +95,18 @@ absl::Status CudaIpcOutlet::SendProbe(Gpu& gpu, const GpuPair& pair) {
   for (size_t i = 0; i < bytes.size(); ++i) {
     bytes[i] = static_cast<char>(CudaIpcProbeByte(probe.seed, i));
   }
+  // Of its own: the other one may stand behind a kernel of the user's.
+  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<cuda::CudaStream> stream,
+                         cuda::CudaStream::Create(gpu.device));
   {
     const ScopedCurrent current(*gpu.device);
     const cuda::CudaTable& table = gpu.device->table();
-    FERRY_RETURN_IF_ERROR(
-        gpu.device->Check(table.copy_to_device_async(memory->pointer(), bytes.data(), bytes.size(),
-                                                     gpu.copies->get()),
-                          "cuMemcpyHtoDAsync"));
+    FERRY_RETURN_IF_ERROR(gpu.device->Check(
+        table.copy_to_device_async(memory->pointer(), bytes.data(), bytes.size(), stream->get()),
+        "cuMemcpyHtoDAsync"));
     // Once for each pair, on this device's own thread.
     FERRY_RETURN_IF_ERROR(
-        gpu.device->Check(table.stream_synchronize(gpu.copies->get()), "cuStreamSynchronize"));
+        gpu.device->Check(table.stream_synchronize(stream->get()), "cuStreamSynchronize"));
   }
   probe.memory = gpu.arena->Describe(*memory);
   probe.memory.bytes = kCudaIpcProbeBytes;
@@ -124,7 +126,8 @@ absl::Status CudaIpcOutlet::OnReply(absl::string_view body) {
   FERRY_ASSIGN_OR_RETURN(CudaIpcProbed probed, DecodeCudaIpcProbed(body));
   {
     absl::MutexLock lock(&mu_);
-    if (!pairs_.contains(probed.pair)) {
+    const auto found = pairs_.find(probed.pair);
+    if (found == pairs_.end() || found->second.events == nullptr) {
       return absl::InvalidArgumentError("an answer to a probe that was not sent");
     }
   }
@@ -184,8 +187,10 @@ absl::StatusOr<Tensor> CudaIpcOutlet::CopyToArena(Gpu& gpu, const Tensor& tensor
   return cuda::WithReady(copy, std::move(copied));
 }
 
-absl::StatusOr<std::vector<CudaIpcPiece>> CudaIpcOutlet::PiecesOf(
-    Gpu& gpu, Tensor& tensor, std::vector<UniqueFd>& descriptors) {
+absl::StatusOr<std::vector<CudaIpcPiece>> CudaIpcOutlet::PiecesOf(Gpu& gpu, const GpuPair& pair,
+                                                                  Offered& offered) {
+  Tensor& tensor = offered.tensor;
+  std::vector<UniqueFd>& descriptors = offered.descriptors;
   std::vector<CudaIpcPiece> pieces;
   if (tensor.buffer()->arena() != gpu.arena.get()) {
     absl::StatusOr<std::vector<cuda::ExportedPiece>> exported =
@@ -208,14 +213,14 @@ absl::StatusOr<std::vector<CudaIpcPiece>> CudaIpcOutlet::PiecesOf(
   bool is_known = false;
   {
     absl::MutexLock lock(&mu_);
-    is_known = sent_.contains(piece.memory.buffer_id);
+    is_known = sent_.contains({pair.destination, piece.memory.buffer_id});
   }
   if (!is_known) {
     FERRY_ASSIGN_OR_RETURN(UniqueFd fd, gpu.arena->ExportSegment(*cuda::MemoryOf(tensor)));
     piece.has_fd = fd.valid();
     if (fd.valid()) descriptors.push_back(std::move(fd));
-    absl::MutexLock lock(&mu_);
-    sent_.insert(piece.memory.buffer_id);
+    offered.new_segment = piece.memory.buffer_id;
+    offered.hold = gpu.arena->HoldSegment(*cuda::MemoryOf(tensor));
   }
   pieces.push_back(piece);
   return pieces;
@@ -225,12 +230,16 @@ absl::StatusOr<cuda::EventTicket> CudaIpcOutlet::Mark(Gpu& gpu, const GpuPair& p
                                                       const Tensor& tensor) {
   const auto ready = cuda::ReadyOf(tensor);
   if (ready == nullptr) return cuda::EventTicket();
+  // Then nothing has to wait, neither for this nor behind others.
+  FERRY_ASSIGN_OR_RETURN(const bool is_done, ready->IsDone());
+  if (is_done) return cuda::EventTicket();
   cuda::InterprocessEventPool* events = nullptr;
   {
     absl::MutexLock lock(&mu_);
     if (!aborted_.ok()) return aborted_;
     events = pairs_[pair].events.get();
   }
+  if (events == nullptr) return absl::FailedPreconditionError("there are no events for the pair");
   // Abort leaves the pool alone for longer than this takes.
   const ScopedCurrent current(*gpu.device);
   FERRY_RETURN_IF_ERROR(ready->MakeWait(*gpu.device, gpu.copies->get()));
@@ -243,8 +252,7 @@ void CudaIpcOutlet::Finish(Gpu& gpu, const GpuPair& pair, Pending pending, bool 
   offered.pair = pair;
   CudaIpcTicket ticket;
   ticket.pair = pair;
-  absl::StatusOr<std::vector<CudaIpcPiece>> pieces =
-      PiecesOf(gpu, offered.tensor, offered.descriptors);
+  absl::StatusOr<std::vector<CudaIpcPiece>> pieces = PiecesOf(gpu, pair, offered);
   if (!pieces.ok()) return std::move(pending.done)(pieces.status());
   ticket.pieces = *std::move(pieces);
   if (!is_ready) {
@@ -272,7 +280,12 @@ void CudaIpcOutlet::Finish(Gpu& gpu, const GpuPair& pair, Pending pending, bool 
   {
     absl::MutexLock lock(&mu_);
     aborted = aborted_;
-    if (aborted.ok()) offered_.emplace(pending.id, std::move(offered));
+    if (aborted.ok()) {
+      if (offered.new_segment != 0) {
+        sent_.emplace(std::pair(pair.destination, offered.new_segment), std::move(offered.hold));
+      }
+      offered_.emplace(pending.id, std::move(offered));
+    }
   }
   if (!aborted.ok()) return std::move(pending.done)(std::move(aborted));
   std::move(pending.done)(std::move(body));
@@ -302,6 +315,7 @@ void CudaIpcOutlet::Abort(const absl::Status& why) {
   struct Leftovers {
     absl::flat_hash_map<GpuPair, Pair> pairs;
     absl::flat_hash_map<uint64_t, Offered> offered;
+    absl::flat_hash_map<std::pair<uint16_t, uint64_t>, std::shared_ptr<const void>> sent;
   };
   auto left = std::make_shared<Leftovers>();
   std::vector<Pending> pending;
@@ -310,6 +324,7 @@ void CudaIpcOutlet::Abort(const absl::Status& why) {
     if (aborted_.ok()) aborted_ = why;
     left->pairs.swap(pairs_);
     left->offered.swap(offered_);
+    left->sent.swap(sent_);
   }
   for (auto& [pair, state] : left->pairs) {
     for (Pending& each : state.pending) pending.push_back(std::move(each));

@@ -6,11 +6,11 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/synchronization/mutex.h"
 
 #include "gpu/cuda/interprocess_events.h"
@@ -62,6 +62,9 @@ class CudaIpcOutlet final : public Outlet, public std::enable_shared_from_this<C
     cuda::EventTicket ready;
     // Of the ticket that is being sent.
     std::vector<UniqueFd> descriptors;
+    // A segment of an arena that the peer's device is told of, for the first time; 0: none.
+    uint64_t new_segment = 0;
+    std::shared_ptr<const void> hold;
   };
 
   // On the source device's executor, these.
@@ -71,9 +74,8 @@ class CudaIpcOutlet final : public Outlet, public std::enable_shared_from_this<C
   void Finish(Gpu& gpu, const GpuPair& pair, Pending pending, bool is_ready)
       ABSL_LOCKS_EXCLUDED(mu_);
   // The tensor itself, or a copy of it in memory that can be mapped.
-  absl::StatusOr<std::vector<CudaIpcPiece>> PiecesOf(Gpu& gpu, Tensor& tensor,
-                                                     std::vector<UniqueFd>& descriptors)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<std::vector<CudaIpcPiece>> PiecesOf(Gpu& gpu, const GpuPair& pair,
+                                                     Offered& offered) ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<Tensor> CopyToArena(Gpu& gpu, const Tensor& tensor);
   // A record behind the tensor's own. RESOURCE_EXHAUSTED: all are out.
   absl::StatusOr<cuda::EventTicket> Mark(Gpu& gpu, const GpuPair& pair, const Tensor& tensor)
@@ -90,8 +92,10 @@ class CudaIpcOutlet final : public Outlet, public std::enable_shared_from_this<C
   absl::Status aborted_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<GpuPair, Pair> pairs_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, Offered> offered_ ABSL_GUARDED_BY(mu_);
-  // Segments of our arenas whose descriptors the peer has, by buffer id.
-  absl::flat_hash_set<uint64_t> sent_ ABSL_GUARDED_BY(mu_);
+  // Segments of our arenas that a device of the peer has been told of, by its ordinal and buffer
+  // id; held, since it has them mapped until the lane ends.
+  absl::flat_hash_map<std::pair<uint16_t, uint64_t>, std::shared_ptr<const void>> sent_
+      ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ferry
