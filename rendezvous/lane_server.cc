@@ -187,15 +187,35 @@ void LaneServer::Stage(Outgoing outgoing) {
   MoveRequest move;
   move.tensor = outgoing.tensor;
   move.what = absl::StrCat("a tensor for ", Describe(consumer_.peer));
-  staging_.fetch_add(1, std::memory_order_relaxed);
+  {
+    SpinLockHolder lock(&mu_);
+    if (is_closed_) return;
+    offered_.emplace(outgoing.request->id, Offered{.transport = kStaging,
+                                                   .request = outgoing.request,
+                                                   .tensor_bytes = outgoing.tensor.bytes(),
+                                                   .since = SteadyClock().CoarseNow()});
+  }
   exchange_.gpus->Move(std::move(move), [self = shared_from_this(), outgoing = std::move(outgoing)](
                                             absl::StatusOr<Tensor> tensor) mutable {
-    self->staging_.fetch_sub(1, std::memory_order_relaxed);
-    if (!tensor.ok()) return self->Refuse(outgoing.request->id, self->Named(tensor.status()));
+    if (!tensor.ok()) {
+      self->Unstage(outgoing.request->id);
+      return self->Refuse(outgoing.request->id, self->Named(tensor.status()));
+    }
     outgoing.tensor = *std::move(tensor);
     outgoing.is_staged = true;
     self->Offer(std::move(outgoing));
   });
+}
+
+void LaneServer::Unstage(uint64_t id) {
+  SpinLockHolder lock(&mu_);
+  const auto found = offered_.find(id);
+  if (found != offered_.end() && found->second.transport == kStaging) offered_.erase(found);
+}
+
+bool LaneServer::Outlives(const Offered& offered) const {
+  return offered.transport != kStaging &&
+         (*exchange_.transports)[offered.transport]->outlives_producer();
 }
 
 void LaneServer::Offer(Outgoing outgoing) {
@@ -216,7 +236,9 @@ void LaneServer::Offer(Outgoing outgoing) {
   const bool is_in_arena = tensor.buffer() != nullptr && tensor.buffer()->arena() != nullptr;
   if (is_on_host && tensor.bytes() <= inline_bytes(is_in_arena)) {
     ticket.body = {static_cast<const char*>(tensor.data()), tensor.bytes()};
-    return Send(std::move(ticket), {});
+    Send(std::move(ticket), {});
+    if (outgoing.is_staged) Unstage(id);
+    return;
   }
   PathQuery query;
   query.source = &exchange_.self;
@@ -229,6 +251,7 @@ void LaneServer::Offer(Outgoing outgoing) {
   query.destination_place = PlaceOf(outgoing.request->key.dst());
   const int chosen = PickPath(*exchange_.transports, query, exchange_.policy);
   if (chosen < 0) {
+    if (outgoing.is_staged) Unstage(id);
     return Refuse(id, ChoosePath(*exchange_.transports, query, exchange_.policy).status());
   }
   const bool takes_it_there =
@@ -248,7 +271,8 @@ void LaneServer::Offer(Outgoing outgoing) {
   {
     SpinLockHolder lock(&mu_);
     if (is_closed_) return;
-    offered_.emplace(id, offered);
+    // In the place of its staging, if it has one: nobody sees it gone in between.
+    offered_.insert_or_assign(id, offered);
   }
   ticket.transport = static_cast<uint8_t>(chosen + 1);
   const Tensor offer_tensor = tensor;
@@ -292,7 +316,8 @@ void LaneServer::OnDone(uint64_t id, bool was_taken) {
   {
     SpinLockHolder lock(&mu_);
     const auto found = offered_.find(id);
-    if (found == offered_.end()) return;
+    // Of one that is being staged nobody can be done yet.
+    if (found == offered_.end() || found->second.transport == kStaging) return;
     offered = found->second;
     offered_.erase(found);
   }
@@ -329,7 +354,7 @@ void LaneServer::OnClosed(const absl::Status& why) {
   for (const auto& [id, request] : waiting) request->cancellation.Cancel();
   for (const auto& [id, each] : offered) {
     // Of views nobody can tell whether they were taken; and who leaves loses nothing.
-    if (absl::IsCancelled(why) || (*exchange_.transports)[each.transport]->outlives_producer()) {
+    if (absl::IsCancelled(why) || Outlives(each)) {
       continue;
     }
     exchange_.manager->NoteLost(each.request->step_id, each.request->key, why);
@@ -339,10 +364,8 @@ void LaneServer::OnClosed(const absl::Status& why) {
 
 size_t LaneServer::unfinished() const {
   SpinLockHolder lock(&mu_);
-  size_t count = staging_.load(std::memory_order_relaxed);
-  for (const auto& [id, offered] : offered_) {
-    count += (*exchange_.transports)[offered.transport]->outlives_producer() ? 0 : 1;
-  }
+  size_t count = 0;
+  for (const auto& [id, offered] : offered_) count += Outlives(offered) ? 0 : 1;
   return count;
 }
 
@@ -357,17 +380,20 @@ void LaneServer::ForEachTransfer(absl::Duration min_age, PendingVisitor visit) c
   for (const Offered& each : offered) {
     const absl::Duration age = now - each.since;
     if (age < min_age) continue;
-    const Transport& transport = *(*exchange_.transports)[each.transport];
-    const std::string to = absl::StrCat(Describe(consumer_.peer), " by ", transport.name());
+    const std::string peer = Describe(consumer_.peer);
+    const auto name = [&] { return (*exchange_.transports)[each.transport]->name(); };
+    std::string phase =
+        each.transport == kStaging ? absl::StrCat("being copied out of a GPU's memory for ", peer)
+        : Outlives(each)
+            ? absl::StrCat("lent to ", peer, " by ", name(), "; not given back yet")
+            : absl::StrCat("being sent to ", peer, " by ", name(), "; not all there yet");
     visit({.step_id = each.request->step_id,
            .key = each.request->key,
            .side = PendingStepOp::Side::kTransfer,
            .bytes = each.tensor_bytes,
            .age = age,
-           .phase = transport.outlives_producer()
-                        ? absl::StrCat("lent to ", to, "; not given back yet")
-                        : absl::StrCat("being sent to ", to, "; not all there yet"),
-           .outlives_sender = transport.outlives_producer()});
+           .phase = std::move(phase),
+           .outlives_sender = Outlives(each)});
   }
 }
 

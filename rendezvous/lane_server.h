@@ -3,7 +3,6 @@
 #ifndef FERRY_RENDEZVOUS_LANE_SERVER_H_
 #define FERRY_RENDEZVOUS_LANE_SERVER_H_
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -67,6 +66,7 @@ class LaneServer final : public LaneHandler, public std::enable_shared_from_this
   using RequestPtr = std::shared_ptr<Request>;
   // A tensor that the consumer may take, by the transport that was chosen.
   struct Offered {
+    // Of the list; kStaging: it is still on its way out of a GPU's memory.
     size_t transport = 0;
     RequestPtr request;
     size_t tensor_bytes = 0;
@@ -75,6 +75,10 @@ class LaneServer final : public LaneHandler, public std::enable_shared_from_this
     size_t bytes = 0;
     absl::Time start = absl::InfiniteFuture();
   };
+
+  static constexpr size_t kStaging = SIZE_MAX;
+  // Whether it can still be taken when this process has gone.
+  bool Outlives(const Offered& offered) const;
 
   absl::Status OnHello(absl::string_view body);
   absl::Status OnRequest(absl::string_view body);
@@ -95,6 +99,8 @@ class LaneServer final : public LaneHandler, public std::enable_shared_from_this
   void Offer(Outgoing outgoing);
   // Copies it to the host's memory, and offers that.
   void Stage(Outgoing outgoing);
+  // It is not on its way out of a GPU's memory any more.
+  void Unstage(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
   void Refuse(uint64_t id, absl::Status status);
   // What went wrong here, for people there.
   absl::Status Named(const absl::Status& why) const;
@@ -114,8 +120,6 @@ class LaneServer final : public LaneHandler, public std::enable_shared_from_this
   // Of the loop.
   KeyCache keys_;
 
-  // Tensors on their way out of a GPU's memory.
-  std::atomic<size_t> staging_{0};
   mutable SpinLock mu_;
   bool is_closed_ ABSL_GUARDED_BY(mu_) = false;
   absl::flat_hash_map<uint64_t, RequestPtr> waiting_ ABSL_GUARDED_BY(mu_);

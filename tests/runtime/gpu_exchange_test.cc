@@ -225,6 +225,37 @@ TEST(GpuExchange, FromTheHostToAGpuAndBack) {
       });
 }
 
+// A sender may leave as soon as its step is closed, though the tensor was still on its way out of
+// the GPU when it asked for that.
+TEST(GpuExchange, CloseWaitsForWhatIsStaged) {
+  GpuPairOptions options;
+  options.environment = {{"STRICT_CUDA_DELAY_US", "200000"}};
+  RunGpuPair(
+      options,
+      [](GpuPeer& peer) {
+        const auto stream = peer.NewStream(0);
+        const Tensor tensor = OnGpu(peer, 0);
+        const Tensor pattern = GpuPeer::Pattern(kBytes, 0);
+        peer.Write(tensor, pattern, stream->get());
+        {
+          Step step = peer.Open();
+          ASSERT_TRUE(step.Send(GpuPeer::Key("t0", "GPU:0", "CPU:0"), tensor, stream->get()).ok());
+          peer.Meet();
+          const absl::Status closed = step.Close(kPatience);
+          EXPECT_TRUE(closed.ok()) << closed;
+        }
+      },
+      [](GpuPeer& peer) {
+        Step step = peer.Open();
+        Receipt receipt;
+        step.RecvAsync(GpuPeer::Key("t0", "GPU:0", "CPU:0"), {}, receipt.callback());
+        peer.Meet();
+        const auto received = receipt.Wait();
+        ASSERT_TRUE(received.ok()) << received.status();
+        EXPECT_TRUE(IsEqual(received->tensor, GpuPeer::Pattern(kBytes, 0)));
+      });
+}
+
 // What a driver refuses is known after the first try, and another way is taken.
 TEST(GpuExchange, WhatCannotBeMappedIsStaged) {
   RunGpuPair(
