@@ -16,6 +16,13 @@ namespace ferry {
 using cuda::CudaApi;
 using cuda::CudaDevice;
 
+namespace {
+
+// A context takes hundreds of milliseconds, and seconds where the driver must wake its GPU.
+constexpr absl::Duration kOpenTimeout = absl::Minutes(2);
+
+}  // namespace
+
 Gpus::Gpus(std::shared_ptr<const CudaApi> api, HostAllocator host, CopyPool* copier,
            GpusOptions options)
     : api_(std::move(api)), host_(std::move(host)), copier_(copier), options_(std::move(options)) {}
@@ -109,9 +116,12 @@ absl::StatusOr<Gpu*> Gpus::Get(int ordinal) {
     waiter->is_done = true;
   });
   absl::MutexLock lock(&waiter->mu);
-  // The opener answers everyone, also when it is stopped.
-  waiter->mu.Await(absl::Condition(&waiter->is_done));
-  return waiter->gpu;
+  if (waiter->mu.AwaitWithTimeout(absl::Condition(&waiter->is_done), kOpenTimeout)) {
+    return waiter->gpu;
+  }
+  return absl::DeadlineExceededError(absl::StrCat(
+      "the driver has not opened gpu:", ordinal, " within ", absl::FormatDuration(kOpenTimeout),
+      ": `nvidia-smi` and the kernel's log may say why"));
 }
 
 void Gpus::Use(int ordinal, UseCallback use) {

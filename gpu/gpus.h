@@ -86,8 +86,8 @@ class Gpus final {
   const std::shared_ptr<cuda::SyncGate>& gate() const { return gate_; }
 
   // The device, opened now if it was not: blocks.
-  //   Errors: INVALID_ARGUMENT for a device that there is not; what CudaDevice::Open says, again
-  //   at every later call.
+  //   Errors: INVALID_ARGUMENT for a device that there is not; DEADLINE_EXCEEDED after two minutes;
+  //   what CudaDevice::Open says, again at every later call.
   absl::StatusOr<Gpu*> Get(int ordinal) ABSL_LOCKS_EXCLUDED(mu_);
   // The same for callers that must not block: `use` may run inside, or on another thread.
   void Use(int ordinal, UseCallback use) ABSL_LOCKS_EXCLUDED(mu_);
