@@ -15,11 +15,10 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
-#include "absl/time/clock.h"
 
 #include "gpu/cuda/cuda_api.h"
 #include "gpu/cuda/cuda_device.h"
