@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
@@ -91,25 +92,42 @@ class HostStager::Transfer final : public std::enable_shared_from_this<HostStage
     watched.what = copy_.what;
     std::shared_ptr<Buffer> pinned = slice.pinned;
     watched.keep = std::make_shared<const Slice>(std::move(slice));
-    return shared_->executor.Watch(std::move(watched),
-                                   [self = shared_from_this(), offset, bytes,
-                                    pinned = std::move(pinned)](absl::Status status) {
-                                     self->OnSlice(std::move(status), offset, bytes, pinned.get());
-                                   });
+    return shared_->executor.Watch(
+        std::move(watched), [self = shared_from_this(), offset, bytes,
+                             pinned = std::move(pinned)](absl::Status status) mutable {
+          self->OnSlice(std::move(status), {offset, bytes, std::move(pinned)});
+        });
   }
 
-  void OnSlice(absl::Status status, size_t offset, size_t bytes, const Buffer* pinned) {
+  // A slice that has ended on the device.
+  struct Ended {
+    size_t offset = 0;
+    size_t bytes = 0;
+    std::shared_ptr<Buffer> pinned;
+  };
+
+  void OnSlice(absl::Status status, Ended slice) {
     --in_flight_;
     if (!done_) return;
     if (!status.ok()) return End(std::move(status));
-    if (to_host_) {
-      if (pinned != nullptr) {
-        CopyOnHost(static_cast<char*>(copy_.host) + offset, pinned->data(), bytes);
+    // They end in order, but the executor asks one event after the other: a later one may be seen
+    // first.
+    ended_.push_back(std::move(slice));
+    while (true) {
+      const auto next = std::find_if(ended_.begin(), ended_.end(), [this](const Ended& each) {
+        return each.offset == finished_;
+      });
+      if (next == ended_.end()) break;
+      const Ended at = std::move(*next);
+      ended_.erase(next);
+      if (to_host_) {
+        if (at.pinned != nullptr) {
+          CopyOnHost(static_cast<char*>(copy_.host) + at.offset, at.pinned->data(), at.bytes);
+        }
+        if (copy_.on_slice) copy_.on_slice(at.offset, at.bytes);
       }
-      // Slices of one stream end in order, so everything before is there too.
-      if (copy_.on_slice) copy_.on_slice(offset, bytes);
+      finished_ += at.bytes;
     }
-    finished_ += bytes;
     if (finished_ == copy_.bytes) return End(absl::OkStatus());
     Issue();
   }
@@ -136,6 +154,8 @@ class HostStager::Transfer final : public std::enable_shared_from_this<HostStage
   size_t issued_ = 0;
   size_t finished_ = 0;
   int in_flight_ = 0;
+  // Before those that come first.
+  std::vector<Ended> ended_;
 };
 
 HostStager::HostStager(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {}
