@@ -73,6 +73,7 @@ void Gpus::Stop() {
   // Executors run what was posted, which may use the others: all stop before any goes.
   for (Gpu* const gpu : open) gpu->side->Stop();
   for (Gpu* const gpu : open) gpu->executor->Stop();
+  for (Gpu* const gpu : open) gpu->nccl->Stop();
 }
 
 absl::StatusOr<std::unique_ptr<Gpu>> Gpus::Open(int ordinal) {
@@ -98,6 +99,8 @@ absl::StatusOr<std::unique_ptr<Gpu>> Gpus::Open(int ordinal) {
       gpu->device, cuda::DeviceExecutorOptions{.thread_name = absl::StrCat("ferry-gpu", ordinal)});
   gpu->side = std::make_unique<cuda::DeviceExecutor>(
       gpu->device, cuda::DeviceExecutorOptions{.thread_name = absl::StrCat("ferry-map", ordinal)});
+  gpu->nccl = std::make_unique<cuda::DeviceExecutor>(
+      gpu->device, cuda::DeviceExecutorOptions{.thread_name = absl::StrCat("ferry-nccl", ordinal)});
   FERRY_ASSIGN_OR_RETURN(gpu->stager, cuda::HostStager::Create(*gpu->executor, gpu->events,
                                                                std::move(pinned), copier_));
   return gpu;
@@ -190,7 +193,8 @@ void Gpus::WaitIdle(absl::Time deadline) {
   }
   const auto is_idle = [&open] {
     return std::all_of(open.begin(), open.end(), [](const Gpu* gpu) {
-      return gpu->executor->waiting_count() == 0 && gpu->side->waiting_count() == 0;
+      return gpu->executor->waiting_count() == 0 && gpu->side->waiting_count() == 0 &&
+             gpu->nccl->waiting_count() == 0;
     });
   };
   while (!is_idle() && SteadyClock().Now() < deadline) absl::SleepFor(absl::Milliseconds(1));

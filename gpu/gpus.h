@@ -43,9 +43,12 @@ struct Gpu {
   // Copies between devices and processes, in the order in which they are enqueued.
   std::unique_ptr<cuda::CudaStream> copies;
   std::unique_ptr<cuda::HostStager> stager;
-  // These go first, and wait for what is under way. `side`: opens and closes memory of others.
+  // These go first, and wait for what is under way. `side`: opens and closes memory of others, and
+  // whatever else may wait for the device. `nccl`: makes every call of NCCL's; apart from the
+  // others, since those may wait for NCCL's work to end, which it is to notice.
   std::unique_ptr<cuda::DeviceExecutor> executor;
   std::unique_ptr<cuda::DeviceExecutor> side;
+  std::unique_ptr<cuda::DeviceExecutor> nccl;
 };
 
 // What a tensor is to become.

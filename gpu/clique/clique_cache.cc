@@ -16,8 +16,10 @@ absl::StatusOr<std::vector<std::string>> CliqueCache::Reserve(absl::string_view 
   const uint64_t busy_bytes = used_bytes_ - idle_bytes;
   if (bytes > budget_bytes_ || busy_bytes > budget_bytes_ - bytes) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "a communicator of ", bytes, " bytes has no room: those in use take ", busy_bytes,
-        " of nccl_memory_bytes = ", budget_bytes_, "; raise it, or use fewer at a time"));
+        "a communicator of ", bytes, " bytes has no room: those in use take ", busy_bytes, " of ",
+        budget_bytes_,
+        " (raise --nccl-memory-bytes, in programs NcclTransportOptions::memory_bytes, or exchange "
+        "with fewer GPUs at a time)"));
   }
   std::vector<std::string> evicted;
   while (used_bytes_ > budget_bytes_ - bytes) {

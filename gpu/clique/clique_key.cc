@@ -49,7 +49,8 @@ T Get(absl::string_view bytes, size_t at) {
 
 }  // namespace
 
-CliqueKey::CliqueKey(std::vector<CliqueMember> members) : members_(std::move(members)) {
+CliqueKey::CliqueKey(std::vector<CliqueMember> members, absl::string_view purpose)
+    : members_(std::move(members)) {
   uint64_t halves[2] = {0x6e63636c, 0x66657272};
   for (uint64_t& half : halves) {
     half = Mix(half, members_.size());
@@ -57,13 +58,15 @@ CliqueKey::CliqueKey(std::vector<CliqueMember> members) : members_(std::move(mem
       half = Mix(half, static_cast<uint32_t>(member.device));
       half = Mix(half, member.incarnation);
     }
+    if (!purpose.empty()) half = Mix(half, Checksum(purpose));
   }
   id_ = halves[0];
   prefix_ = absl::StrCat("nccl/", absl::Hex(halves[0], absl::kZeroPad16),
                          absl::Hex(halves[1], absl::kZeroPad16), "/");
 }
 
-absl::StatusOr<CliqueKey> CliqueKey::Create(std::vector<CliqueMember> members) {
+absl::StatusOr<CliqueKey> CliqueKey::Create(std::vector<CliqueMember> members,
+                                            absl::string_view purpose) {
   std::vector<int> devices;
   for (const CliqueMember& member : members) devices.push_back(member.device);
   std::sort(devices.begin(), devices.end());
@@ -72,7 +75,7 @@ absl::StatusOr<CliqueKey> CliqueKey::Create(std::vector<CliqueMember> members) {
     return absl::InvalidArgumentError(absl::StrCat(
         "a clique is of two devices or more, each once, not of [", FormatRanges(devices), "]"));
   }
-  return CliqueKey(std::move(members));
+  return CliqueKey(std::move(members), purpose);
 }
 
 std::string CliqueKey::GenerationKey() const { return absl::StrCat(prefix_, "generation"); }

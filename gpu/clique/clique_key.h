@@ -23,8 +23,10 @@ struct CliqueMember {
 // Devices in the order of their ranks. A value.
 class CliqueKey final {
  public:
+  //   purpose: cliques of one set of devices for different purposes are different ones.
   //   Errors: INVALID_ARGUMENT: fewer than two, or one twice.
-  static absl::StatusOr<CliqueKey> Create(std::vector<CliqueMember> members);
+  static absl::StatusOr<CliqueKey> Create(std::vector<CliqueMember> members,
+                                          absl::string_view purpose = "");
 
   int size() const { return static_cast<int>(members_.size()); }
   const CliqueMember& member(int rank) const { return members_[static_cast<size_t>(rank)]; }
@@ -50,7 +52,7 @@ class CliqueKey final {
   std::string Describe() const;
 
  private:
-  explicit CliqueKey(std::vector<CliqueMember> members);
+  CliqueKey(std::vector<CliqueMember> members, absl::string_view purpose);
 
   std::vector<CliqueMember> members_;
   uint64_t id_ = 0;

@@ -101,6 +101,7 @@ class NcclCommunicator::Maker final : public CliqueSteps {
     FERRY_ASSIGN_OR_RETURN(stream_, cuda::CudaStream::Create(gpu_.device));
     plan_.Start();
     while (!ended_.has_value()) {
+      if (options_.keep_going) FERRY_RETURN_IF_ERROR(options_.keep_going());
       mailbox_->Deliver(plan_, kLook);
       if (!ended_.has_value()) Look();
       if (!ended_.has_value()) plan_.Expire();
@@ -152,6 +153,10 @@ class NcclCommunicator::Maker final : public CliqueSteps {
   }
 
   void WarmUp(uint32_t generation) override {
+    if (!options_.warms_up) {
+      phase_ = Phase::kNotWarming;
+      return;
+    }
     phase_ = Phase::kExchanging;
     next_distance_ = 1;
     gpus_.gate()->BeginWork();
@@ -173,6 +178,16 @@ class NcclCommunicator::Maker final : public CliqueSteps {
   void Ended(const absl::Status& status) override { ended_ = status; }
 
   // --- When it is there ---
+
+  void Abort(const absl::Status& why) {
+    if (nccl::Communicator const comm = std::exchange(comm_, nullptr); comm != nullptr) {
+      // On this thread: it may last until every kernel has left the device, and the executor is to
+      // get to the other communicators whose kernels must leave too.
+      const cuda::ScopedCurrent current(*gpu_.device);
+      const absl::Status ignored = api_->Check(api_->table().abort(comm), "ncclCommAbort");
+    }
+    if (plan_.state() == CliqueState::kReady) plan_.Retire(why);
+  }
 
   absl::Status WaitEnqueued(absl::Duration timeout) {
     const absl::Time deadline = SteadyClock().Now() + timeout;
@@ -200,7 +215,7 @@ class NcclCommunicator::Maker final : public CliqueSteps {
   int rank() const { return rank_; }
 
  private:
-  enum class Phase { kIdle, kInitialising, kExchanging, kFinishing };
+  enum class Phase { kIdle, kInitialising, kNotWarming, kExchanging, kFinishing };
 
   // Runs `call` on the device's executor and waits for it: it does not block.
   absl::Status OnDevice(std::function<absl::Status()> call) {
@@ -211,7 +226,7 @@ class NcclCommunicator::Maker final : public CliqueSteps {
       absl::Status status ABSL_GUARDED_BY(mu);
     };
     auto job = std::make_shared<Job>();
-    FERRY_RETURN_IF_ERROR(gpu_.executor->Post([job, call = std::move(call)] {
+    FERRY_RETURN_IF_ERROR(gpu_.nccl->Post([job, call = std::move(call)] {
       // Holding the lock keeps what `call` refers to.
       absl::MutexLock lock(&job->mu);
       if (job->is_abandoned) return;
@@ -262,6 +277,10 @@ class NcclCommunicator::Maker final : public CliqueSteps {
   // Asks what is under way.
   void Look() {
     if (phase_ == Phase::kIdle) return;
+    if (phase_ == Phase::kNotWarming) {
+      phase_ = Phase::kIdle;
+      return plan_.OnWarmedUp(begun_, absl::OkStatus());
+    }
     bool is_over = false;
     if (step_.ok()) {
       step_ = OnDevice([&]() -> absl::Status {
@@ -280,6 +299,7 @@ class NcclCommunicator::Maker final : public CliqueSteps {
     if (step_.ok() && !is_over) return;
     switch (phase_) {
       case Phase::kIdle:
+      case Phase::kNotWarming:
         return;
       case Phase::kInitialising:
         phase_ = Phase::kIdle;
@@ -346,6 +366,7 @@ int NcclCommunicator::rank() const { return maker_->rank(); }
 int NcclCommunicator::size() const { return maker_->plan().key().size(); }
 int NcclCommunicator::ordinal() const { return maker_->gpu().device->ordinal(); }
 uint32_t NcclCommunicator::generation() const { return maker_->plan().generation(); }
+void NcclCommunicator::Abort(const absl::Status& why) { maker_->Abort(why); }
 absl::Status NcclCommunicator::WaitEnqueued(absl::Duration timeout) {
   return maker_->WaitEnqueued(timeout);
 }

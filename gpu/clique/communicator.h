@@ -37,6 +37,12 @@ struct CommunicatorOptions {
   absl::Duration timeout = absl::Seconds(60);
   // What it may take of the GPU; fewer is less memory and less bandwidth. 0: NCCL's own.
   int max_ctas = 0;
+  // Whether the ranks exchange something with each other before anybody has it. Without that its
+  // first use between two ranks must be a group with a send and a receive on both: but whoever
+  // agrees on the order of everything on several communicators can have that in its place.
+  bool warms_up = true;
+  // Asked every millisecond while it is being made: an error gives it up. May be null.
+  std::function<absl::Status()> keep_going;
 };
 
 // Shared by whoever uses it. The handle is a non-blocking communicator: calls return
@@ -67,6 +73,10 @@ class NcclCommunicator final {
   // Of the device in this process.
   int ordinal() const;
   uint32_t generation() const;
+  // Throws out whatever runs on it, for ever, and moves the clique on. Blocks until NCCL has let
+  // go, which may need that others are aborted too: each on a thread of its own. REQUIRES: nobody
+  // is in a call with get(), or makes one from now on; once.
+  void Abort(const absl::Status& why);
   // Waits until NCCL has enqueued what it was asked for: only then is what is enqueued on the same
   // stream behind it. With the device's context current or not.
   //   Errors: DEADLINE_EXCEEDED; what NCCL says has become of the communicator.

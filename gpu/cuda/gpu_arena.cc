@@ -282,13 +282,31 @@ absl::StatusOr<std::shared_ptr<DeviceBuffer>> GpuArena::Allocate(size_t bytes) {
     state.segments.emplace(plan.segment, *std::move(made));
     block = state.table.Add(plan, bytes);
   }
-  const uint32_t index = block->index;
+  return BufferOf(*segment, *block, bytes);
+}
+
+std::shared_ptr<DeviceBuffer> GpuArena::TryAllocate(size_t bytes) {
+  State& state = *state_;
+  Collect();
+  std::optional<TakenBlock> block;
+  Segment* segment = nullptr;
+  {
+    absl::MutexLock lock(&state.mu);
+    block = state.table.Take(bytes);
+    if (!block.has_value()) return nullptr;
+    segment = state.segments.at(block->segment).get();
+  }
+  return BufferOf(*segment, *block, bytes);
+}
+
+std::shared_ptr<DeviceBuffer> GpuArena::BufferOf(Segment& segment, const TakenBlock& block,
+                                                 size_t bytes) {
   return std::make_shared<DeviceBuffer>(
-      segment->base + block->offset, bytes, state.device->ordinal(),
-      [arena = shared_from_this(), segment, index](DeviceBuffer::Uses uses) {
-        arena->Release(*segment, index, std::move(uses));
+      segment.base + block.offset, bytes, state_->device->ordinal(),
+      [arena = shared_from_this(), &segment, index = block.index](DeviceBuffer::Uses uses) {
+        arena->Release(segment, index, std::move(uses));
       },
-      this, ArenaPlace{segment->id, block->generation, block->offset});
+      this, ArenaPlace{segment.id, block.generation, block.offset});
 }
 
 void GpuArena::Release(Segment& segment, uint32_t index, DeviceBuffer::Uses uses) {

@@ -20,6 +20,8 @@
 
 namespace ferry::cuda {
 
+struct TakenBlock;
+
 struct GpuArenaOptions {
   // Of all segments together; what buffers take of it is rounded up to their size class.
   size_t budget_bytes = size_t{2} << 30;
@@ -62,6 +64,9 @@ class GpuArena final : public std::enable_shared_from_this<GpuArena> {
   //   Errors: RESOURCE_EXHAUSTED naming what is in use and the option, or the device's memory;
   //   DEADLINE_EXCEEDED if NCCL work was in flight all through `patience`.
   absl::StatusOr<std::shared_ptr<DeviceBuffer>> Allocate(size_t bytes);
+  // The same of memory that is mapped and free: never waits, asks the driver for nothing. Null if
+  // there is none.
+  std::shared_ptr<DeviceBuffer> TryAllocate(size_t bytes);
 
   // What a peer needs to map the segment of `buffer`, with the range of the buffer in it; no CUDA
   // call. The descriptor of the memory (kPosixFd) is apart: a peer that has the segment needs none.
@@ -92,6 +97,7 @@ class GpuArena final : public std::enable_shared_from_this<GpuArena> {
   struct Segment;
 
   explicit GpuArena(std::unique_ptr<State> state);
+  std::shared_ptr<DeviceBuffer> BufferOf(Segment& segment, const TakenBlock& block, size_t bytes);
   void Release(Segment& segment, uint32_t index, DeviceBuffer::Uses uses);
 
   const std::unique_ptr<State> state_;

@@ -31,7 +31,7 @@ TEST(CliqueCache, DoesNotEvictWhatIsInUse) {
   cache.Unuse("b");
   const absl::Status full = cache.Reserve("c", 50).status();
   EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(full.message()), HasSubstr("nccl_memory_bytes = 100"));
+  EXPECT_THAT(std::string(full.message()), HasSubstr("of 100 (raise --nccl-memory-bytes"));
   EXPECT_EQ(cache.size(), 2) << "nothing is evicted in vain";
   EXPECT_THAT(*cache.Reserve("c", 40), ElementsAre("b"));
   EXPECT_EQ(cache.Reserve("c", 1).status().code(), absl::StatusCode::kAlreadyExists);
