@@ -25,6 +25,8 @@ std::vector<Limit> Limits(ExchangeOptions& options) {
        "memory of each GPU for tensors that other processes map"},
       {"--pinned-budget-bytes", options.gpus.pinned.budget_bytes,
        "pinned host memory for copies to and from GPUs"},
+      {"--nccl-memory-bytes", options.transports.nccl.memory_bytes,
+       "memory of each GPU for NCCL's communicators of keyed transfers; 0: none"},
       {"--max-queued-bytes", rendezvous.limits.max_queued_bytes,
        "bytes of a step that were sent and wait for a receiver"},
       {"--max-waiting", rendezvous.limits.max_waiting, "sends and receives of a step that wait"},
@@ -40,8 +42,8 @@ void AddExchangeFlags(CLI::App& app, ExchangeOptions& options) {
   constexpr char kGroup[] = "Moving tensors";
   app.add_option("--require", options.require_transport,
                  "the only transport that will do; what it cannot carry fails")
-      ->type_name("shm|tcp|cuda_ipc")
-      ->check(CLI::IsMember({"shm", "tcp", "cuda_ipc"}).description(""))
+      ->type_name("shm|tcp|cuda_ipc|nccl")
+      ->check(CLI::IsMember({"shm", "tcp", "cuda_ipc", "nccl"}).description(""))
       ->group(kGroup);
   app.add_flag_callback(
          "--no-gpus", [&options] { options.use_gpus = false; },

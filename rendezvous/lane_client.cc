@@ -100,8 +100,8 @@ void LaneClient::OnOpen(std::shared_ptr<Lane> lane) {
       return SendReply(*open, {number, body});
     });
   }
-  absl::Status status =
-      SendHello(*lane, {exchange_.self.boot_id, exchange_.self.host_name, exchange_.self.gpus});
+  absl::Status status = SendHello(*lane, {exchange_.self.boot_id, exchange_.self.host_name,
+                                          exchange_.self.gpus, exchange_.self.nccl_version});
   // In the order in which they were made; more may come while these are being sent.
   uint64_t last_sent = 0;
   std::vector<uint64_t> cancelled;
@@ -176,6 +176,21 @@ void LaneClient::Cancel(uint64_t id) {
   RecvCallback done = std::move(cancelled->done);
   cancelled->destination = {};
   std::move(done)(MakeDerived(absl::CancelledError("the fetch is cancelled")), {});
+}
+
+bool LaneClient::AskAgain(uint64_t id, const absl::Status& why) {
+  std::shared_ptr<Lane> open;
+  {
+    SpinLockHolder lock(&mu_);
+    const auto found = waiting_.find(id);
+    if (found == waiting_.end() || lane_ == nullptr) return false;
+    found->second->is_taking = false;
+    found->second->transport = 0;
+    open = lane_;
+  }
+  const absl::Status status = SendAgain(*open, {id, why});
+  if (!status.ok()) open->Close(status);
+  return true;
 }
 
 void LaneClient::Done(uint64_t id) {

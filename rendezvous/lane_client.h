@@ -87,6 +87,8 @@ class LaneClient final : public LaneHandler, public std::enable_shared_from_this
   // `name`: the request's, if it has one.
   absl::StatusOr<Received> Unpack(const TicketMessage& ticket, absl::StatusOr<Tensor> tensor,
                                   absl::string_view path, absl::string_view name);
+  // Has a tensor offered once more that a transport could not bring, if it is still wanted.
+  bool AskAgain(uint64_t id, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   void Complete(uint64_t id, absl::Status status, Received received) ABSL_LOCKS_EXCLUDED(mu_);
   void Cancel(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
   void Done(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);

@@ -76,6 +76,10 @@ absl::Status LaneClient::OnRefusal(absl::string_view body) {
         refusal.status.code(),
         absl::StrCat(Describe(producer_.peer), " ends its lane: ", refusal.status.message()));
   }
+  // One that was to be offered again may have left something behind.
+  for (size_t i = 0; i < inlets_.size(); ++i) {
+    if ((*exchange_.transports)[i]->may_offer_again()) inlets_[i]->Cancel(refusal.id);
+  }
   {
     SpinLockHolder lock(&mu_);
     if (cancelled_.erase(refusal.id) > 0) return absl::OkStatus();
@@ -143,6 +147,10 @@ absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> d
               [self = shared_from_this(), kept, id, start](absl::StatusOr<Tensor> tensor,
                                                            bool release_later) {
                 Transport& transport = *(*self->exchange_.transports)[kept.transport - 1];
+                if (absl::IsAborted(tensor.status()) && transport.may_offer_again() &&
+                    self->AskAgain(id, tensor.status())) {
+                  return;
+                }
                 if (tensor.ok() && start != absl::InfiniteFuture()) {
                   transport.Learn(kept.header.bytes, SteadyClock().Now() - start);
                 }

@@ -28,6 +28,15 @@ absl::Status Malformed(absl::string_view what) {
 
 uint16_t Type(LaneMessage message) { return static_cast<uint16_t>(message); }
 
+absl::Status SendStatus(Lane& lane, LaneMessage type, const RefusalMessage& message) {
+  char room[12];
+  ByteWriter writer(room, sizeof(room));
+  writer.Put(message.id);
+  writer.Put(static_cast<uint32_t>(message.status.code()));
+  return lane.Send(Type(type),
+                   {writer.view(), message.status.message().substr(0, kMaxMessageBytes)});
+}
+
 }  // namespace
 
 std::string LaneMessageName(uint16_t type) {
@@ -48,6 +57,8 @@ std::string LaneMessageName(uint16_t type) {
       return "ANNOUNCEMENT";
     case LaneMessage::kReply:
       return "REPLY";
+    case LaneMessage::kAgain:
+      return "AGAIN";
   }
   return absl::StrCat("message of type ", type);
 }
@@ -62,6 +73,7 @@ absl::Status SendHello(Lane& lane, const HelloMessage& hello) {
   for (size_t i = 0; i < gpus; ++i) {
     writer.PutText(absl::string_view(hello.gpus[i]).substr(0, 64));
   }
+  writer.Put(hello.nccl_version);
   return lane.Send(Type(LaneMessage::kHello), {writer.view()});
 }
 
@@ -72,6 +84,7 @@ absl::StatusOr<HelloMessage> DecodeHello(absl::string_view body) {
   hello.host_name = std::string(reader.GetText());
   const auto gpus = reader.Get<uint16_t>();
   for (int i = 0; i < gpus && !reader.is_short(); ++i) hello.gpus.emplace_back(reader.GetText());
+  hello.nccl_version = reader.Get<int32_t>();
   if (reader.is_short() || !reader.rest().empty()) return Malformed("HELLO");
   return hello;
 }
@@ -171,12 +184,11 @@ absl::StatusOr<AnnouncementMessage> DecodeAnnouncement(absl::string_view body) {
 }
 
 absl::Status SendRefusal(Lane& lane, const RefusalMessage& refusal) {
-  char room[12];
-  ByteWriter writer(room, sizeof(room));
-  writer.Put(refusal.id);
-  writer.Put(static_cast<uint32_t>(refusal.status.code()));
-  return lane.Send(Type(LaneMessage::kRefusal),
-                   {writer.view(), refusal.status.message().substr(0, kMaxMessageBytes)});
+  return SendStatus(lane, LaneMessage::kRefusal, refusal);
+}
+
+absl::Status SendAgain(Lane& lane, const RefusalMessage& again) {
+  return SendStatus(lane, LaneMessage::kAgain, again);
 }
 
 absl::StatusOr<RefusalMessage> DecodeRefusal(absl::string_view body) {

@@ -25,7 +25,9 @@ namespace ferry {
 //              says that it was in time), DONE (of a ticket whose transport is not 0: its memory
 //              may be used again)
 //   producer:  TICKET, REFUSAL; ANNOUNCEMENT, from a transport's outlet to its inlet
-//   consumer again: REPLY, from a transport's inlet to its outlet
+//   consumer again: REPLY, from a transport's inlet to its outlet; AGAIN (the ticket's transport
+//              could not bring the tensor, for that reason: another TICKET, or a REFUSAL, please),
+//              instead of DONE
 enum class LaneMessage : uint16_t {
   kHello = 1,
   kRequest = 2,
@@ -35,6 +37,7 @@ enum class LaneMessage : uint16_t {
   kCancel = 6,
   kAnnouncement = 7,
   kReply = 8,
+  kAgain = 9,
 };
 
 // "TICKET", or "message of type 17": for people.
@@ -45,6 +48,8 @@ struct HelloMessage {
   std::string host_name;
   // UUIDs of its GPUs, by ordinal.
   std::vector<std::string> gpus;
+  // Endpoint::nccl_version.
+  int32_t nccl_version = 0;
 };
 
 struct RequestMessage {
@@ -78,6 +83,7 @@ struct AnnouncementMessage {
   absl::string_view body;
 };
 
+// Or AGAIN.
 struct RefusalMessage {
   uint64_t id = 0;
   absl::Status status;
@@ -94,6 +100,7 @@ absl::Status SendAnnouncement(Lane& lane, const AnnouncementMessage& announcemen
                               absl::Span<const int> descriptors);
 absl::Status SendReply(Lane& lane, const AnnouncementMessage& reply);
 absl::Status SendRefusal(Lane& lane, const RefusalMessage& refusal);
+absl::Status SendAgain(Lane& lane, const RefusalMessage& again);
 // DONE or CANCEL.
 absl::Status SendId(Lane& lane, LaneMessage type, uint64_t id);
 

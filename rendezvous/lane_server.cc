@@ -25,6 +25,9 @@ constexpr size_t kInlineOverTcp = 32 * 1024;
 static_assert(kInlineOverTcp + 4096 <= kMaxLaneBody);
 // Transfers that say something of a transport's bandwidth.
 constexpr size_t kTellingBytes = size_t{1} << 20;
+// Of a tensor in a GPU's memory, before it goes through the host's, and before it is given up.
+constexpr int kMaxGpuTries = 4;
+constexpr int kMaxTries = 8;
 
 absl::Status WrongIncarnation(const RendezvousKey& key, uint64_t own) {
   return absl::AbortedError(absl::StrFormat(
@@ -64,6 +67,8 @@ absl::Status LaneServer::OnFrame(uint16_t type, absl::string_view body,
     }
     case LaneMessage::kReply:
       return OnReply(body);
+    case LaneMessage::kAgain:
+      return OnAgain(body);
     case LaneMessage::kTicket:
     case LaneMessage::kRefusal:
     case LaneMessage::kAnnouncement:
@@ -94,6 +99,7 @@ absl::Status LaneServer::OnHello(absl::string_view body) {
   consumer_.boot_id = std::move(hello.boot_id);
   consumer_.host_name = std::move(hello.host_name);
   consumer_.gpus = std::move(hello.gpus);
+  consumer_.nccl_version = hello.nccl_version;
   sends_seals_ = hears_seals_ || exchange_.checksum;
   if (sends_seals_) lane_ = MakeSealingLane(std::move(lane_));
   for (const auto& transport : *exchange_.transports) {
@@ -116,6 +122,38 @@ absl::Status LaneServer::OnReply(absl::string_view body) {
         absl::StrCat("a reply to transport ", reply.transport, ", which is not known here"));
   }
   return outlets_[reply.transport - 1]->OnReply(reply.body);
+}
+
+absl::Status LaneServer::OnAgain(absl::string_view body) {
+  FERRY_ASSIGN_OR_RETURN(const RefusalMessage again, DecodeRefusal(body));
+  Offered offered;
+  {
+    SpinLockHolder lock(&mu_);
+    const auto found = offered_.find(again.id);
+    if (found == offered_.end() || found->second.again == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("AGAIN for ", again.id, ", which was not offered, or not for that"));
+    }
+    offered = std::move(found->second);
+    offered_.erase(found);
+  }
+  outlets_[offered.transport]->Release(again.id);
+  Outgoing outgoing = std::move(*offered.again);
+  ++outgoing.failed_tries;
+  if (outgoing.failed_tries >= kMaxTries) {
+    Refuse(again.id, absl::AbortedError(absl::StrCat(
+                         Describe(exchange_.self.peer), " has tried ", outgoing.failed_tries,
+                         " times to send it; at last: ", again.status.message())));
+    return absl::OkStatus();
+  }
+  const bool is_required =
+      exchange_.policy.require == (*exchange_.transports)[offered.transport]->name();
+  if (outgoing.failed_tries >= kMaxGpuTries && !is_required) {
+    Stage(std::move(outgoing));
+  } else {
+    Offer(std::move(outgoing));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status LaneServer::OnRequest(absl::string_view body) {
@@ -254,16 +292,16 @@ void LaneServer::Offer(Outgoing outgoing) {
     if (outgoing.is_staged) Unstage(id);
     return Refuse(id, ChoosePath(*exchange_.transports, query, exchange_.policy).status());
   }
-  const bool takes_it_there =
-      (*exchange_.transports)[static_cast<size_t>(chosen)]->moves_gpu_memory();
+  const Transport& transport = *(*exchange_.transports)[static_cast<size_t>(chosen)];
+  const bool takes_it_there = transport.moves_gpu_memory();
   if (!is_on_host && !takes_it_there) return Stage(std::move(outgoing));
   Offered offered = {.transport = static_cast<size_t>(chosen),
                      .request = outgoing.request,
                      .tensor_bytes = tensor.bytes(),
                      .since = SteadyClock().CoarseNow()};
+  if (transport.may_offer_again()) offered.again = std::make_shared<Outgoing>(outgoing);
   // A view is kept for as long as its receiver likes.
-  const bool is_telling = tensor.bytes() >= kTellingBytes &&
-                          !(*exchange_.transports)[offered.transport]->outlives_producer();
+  const bool is_telling = tensor.bytes() >= kTellingBytes && !transport.outlives_producer();
   if (is_telling) {
     offered.bytes = tensor.bytes();
     offered.start = SteadyClock().Now();

@@ -64,6 +64,18 @@ class LaneServer final : public LaneHandler, public std::enable_shared_from_this
     Cancellation cancellation;
   };
   using RequestPtr = std::shared_ptr<Request>;
+  // A tensor that goes to a consumer.
+  struct Outgoing {
+    RequestPtr request;
+    Tensor tensor;
+    bool is_serialized = false;
+    // It lay in a GPU's memory, and is a copy now.
+    bool is_staged = false;
+    // A transport has found that it cannot, after all.
+    bool is_second_choice = false;
+    // How often a transport could not bring it.
+    int failed_tries = 0;
+  };
   // A tensor that the consumer may take, by the transport that was chosen.
   struct Offered {
     // Of the list; kStaging: it is still on its way out of a GPU's memory.
@@ -71,6 +83,8 @@ class LaneServer final : public LaneHandler, public std::enable_shared_from_this
     RequestPtr request;
     size_t tensor_bytes = 0;
     absl::Time since;
+    // Of those that may be offered again.
+    std::shared_ptr<Outgoing> again;
     // Of those whose duration says something.
     size_t bytes = 0;
     absl::Time start = absl::InfiniteFuture();
@@ -83,19 +97,11 @@ class LaneServer final : public LaneHandler, public std::enable_shared_from_this
   absl::Status OnHello(absl::string_view body);
   absl::Status OnRequest(absl::string_view body);
   absl::Status OnReply(absl::string_view body);
+  // The consumer could not take what it was offered.
+  absl::Status OnAgain(absl::string_view body);
   void OnDone(uint64_t id, bool was_taken = true);
   void OnCancel(uint64_t id);
   void OnValue(const RequestPtr& request, const absl::Status& status, Received received);
-  // A tensor that goes to a consumer.
-  struct Outgoing {
-    RequestPtr request;
-    Tensor tensor;
-    bool is_serialized = false;
-    // It lay in a GPU's memory, and is a copy now.
-    bool is_staged = false;
-    // A transport has found that it cannot, after all.
-    bool is_second_choice = false;
-  };
   void Offer(Outgoing outgoing);
   // Copies it to the host's memory, and offers that.
   void Stage(Outgoing outgoing);

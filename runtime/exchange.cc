@@ -60,7 +60,7 @@ absl::StatusOr<std::string> FindToken(const ExchangeOptions& options, GetEnv get
 
 absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions options, Endpoint self,
                                                           EndpointResolver resolver,
-                                                          KnownEndpoint known) {
+                                                          KnownEndpoint known, NcclJob nccl) {
   if (options.require_proof && options.token.empty()) {
     return absl::InvalidArgumentError("a proof of no token cannot be required");
   }
@@ -74,11 +74,16 @@ absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions option
   } else {
     exchange->why_no_gpus_ = "ExchangeOptions::use_gpus is off (--no-gpus)";
   }
+  exchange->nccl_ = std::move(nccl);
+  exchange->FindNccl();
 
   LaneExchange& common = exchange->lane_exchange_;
   common.self = std::move(self);
   common.gpus = exchange->gpus();
   if (common.gpus != nullptr) common.self.gpus = common.gpus->uuids();
+  if (exchange->nccl_.library != nullptr) {
+    common.self.nccl_version = exchange->nccl_.library->version();
+  }
   common.policy.require = options.require_transport;
   common.checksum = options.checksum;
   exchange->fetcher_ = std::make_unique<LaneFetcher>(common, std::move(resolver));
@@ -121,6 +126,8 @@ absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions option
                                             .arena = exchange->arena_,
                                             .copier = exchange->copier_.get(),
                                             .gpus = exchange->gpus(),
+                                            .nccl = exchange->nccl_,
+                                            .node_id = common.self.peer.node_id,
                                             .incarnation = common.self.peer.incarnation};
   FERRY_ASSIGN_OR_RETURN(exchange->transports_, MakeTransports(environment, options.transports));
   FERRY_RETURN_IF_ERROR(CheckPolicy(exchange->transports_, common.policy));
@@ -159,6 +166,21 @@ void Exchange::FindGpus(const GpusOptions& options) {
   }
 }
 
+void Exchange::FindNccl() {
+  if (gpus_ == nullptr) {
+    nccl_.library = nullptr;
+    nccl_.why_no_library = absl::StrCat("this process uses no GPUs: ", why_no_gpus_);
+    return;
+  }
+  if (nccl_.library != nullptr) return;
+  absl::StatusOr<std::unique_ptr<nccl::NcclApi>> found = nccl::NcclApi::Load();
+  if (found.ok()) {
+    nccl_.library = *std::move(found);
+  } else {
+    nccl_.why_no_library = std::string(found.status().message());
+  }
+}
+
 Exchange::~Exchange() {
   const absl::Status leaving = absl::CancelledError("this process is leaving");
   if (hub_ != nullptr) hub_->Close();
@@ -169,6 +191,7 @@ Exchange::~Exchange() {
     loop_->WaitUntil([this] { return fetcher_->lane_count() == 0; },
                      SteadyClock().Now() + kCloseTimeout);
   }
+  for (const auto& transport : transports_) transport->Stop(leaving);
   // What runs on devices still uses the rest.
   if (gpus_ != nullptr) {
     gpus_->WaitIdle(SteadyClock().Now() + kCloseTimeout);

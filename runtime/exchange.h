@@ -80,9 +80,11 @@ class Exchange final {
   //   Errors: INVALID_ARGUMENT for options that make no sense; UNAVAILABLE for an address that
   //   cannot be listened on; RESOURCE_EXHAUSTED.
   // `known`: those of it that need no waiting; only Carrier::kGrpc asks.
+  // `nccl`: what the job has for NCCL; its library is found here, if there are GPUs.
   static absl::StatusOr<std::unique_ptr<Exchange>> Start(ExchangeOptions options, Endpoint self,
                                                          EndpointResolver resolver,
-                                                         KnownEndpoint known = {});
+                                                         KnownEndpoint known = {},
+                                                         NcclJob nccl = {});
   // Everything that waits ends CANCELLED. Tensors that were received stay good.
   ~Exchange();
 
@@ -100,6 +102,8 @@ class Exchange final {
   // Null if this process uses none, which why_no_gpus() explains.
   Gpus* gpus() { return gpus_.get(); }
   const std::string& why_no_gpus() const { return why_no_gpus_; }
+  // Null where there are no GPUs or it was not found, which nccl().why_no_library explains.
+  const NcclJob& nccl() const { return nccl_; }
   const TransportList& transports() const { return transports_; }
   LaneHubStats lane_stats() const { return hub_->stats(); }
 
@@ -133,6 +137,7 @@ class Exchange final {
   Exchange() = default;
 
   void FindGpus(const GpusOptions& options);
+  void FindNccl();
   void ScheduleExpiry(absl::Time at);
 
   std::unique_ptr<LaneLoop> loop_;
@@ -140,6 +145,7 @@ class Exchange final {
   std::unique_ptr<CopyPool> copier_;
   std::string why_no_gpus_;
   std::unique_ptr<Gpus> gpus_;
+  NcclJob nccl_;
   std::unique_ptr<LaneHub> hub_;
   TransportList transports_;
   LaneExchange lane_exchange_;

@@ -161,8 +161,6 @@ class Node final {
   // As they were when they were looked up; looked up again when they have died.
   absl::flat_hash_map<int, Endpoint> endpoints_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_set<int> failed_ ABSL_GUARDED_BY(mu_);
-  // Loaded when it is first needed.
-  std::shared_ptr<const nccl::NcclApi> nccl_ ABSL_GUARDED_BY(mu_);
   // Those that somebody has, by the clique's place in the store and the rank.
   absl::flat_hash_map<std::string, std::weak_ptr<NcclCommunicator>> communicators_
       ABSL_GUARDED_BY(mu_);

@@ -47,7 +47,8 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> Node::Communicator(
   }
   FERRY_ASSIGN_OR_RETURN(const CliqueKey key, CliqueKey::Create(std::move(members)));
   const std::string name = absl::StrCat(key.prefix(), rank);
-  std::shared_ptr<const nccl::NcclApi> api;
+  std::shared_ptr<const nccl::NcclApi> api = exchange_->nccl().library;
+  if (api == nullptr) return absl::UnavailableError(exchange_->nccl().why_no_library);
   {
     absl::MutexLock lock(&mu_);
     // One at a time: a second presence of one rank would make both begin anew.
@@ -58,10 +59,6 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> Node::Communicator(
                                                       key.Describe(), " for over ",
                                                       absl::FormatDuration(options.timeout)));
     }
-    if (nccl_ == nullptr) {
-      FERRY_ASSIGN_OR_RETURN(nccl_, nccl::NcclApi::Load());
-    }
-    api = nccl_;
     const auto found = communicators_.find(name);
     if (found != communicators_.end()) {
       if (auto communicator = found->second.lock()) return communicator;

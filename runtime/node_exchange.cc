@@ -11,6 +11,7 @@
 
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "runtime/agent_clique_store.h"
 #include "runtime/endpoint_record.h"
 #include "runtime/node.h"
 #include "runtime/pending_report.h"
@@ -56,6 +57,14 @@ absl::Status Node::StartExchange(ExchangeOptions options) {
   self.peer = {node_id(), agent_->incarnation()};
   self.boot_id = discovery_.topology.boot_id;
   self.host_name = discovery_.topology.host_name;
+  absl::flat_hash_map<std::pair<int32_t, int>, DeviceId> gpus;
+  for (size_t id = 0; id < topology_.devices().size(); ++id) {
+    const Device& device = topology_.device(static_cast<int>(id));
+    if (device.kind != DeviceKind::kGpu) continue;
+    const int index = topology_.devices()[id].node_index;
+    const int32_t node = topology_.nodes()[static_cast<size_t>(index)].node_id;
+    gpus[{node, device.ordinal}] = DeviceId(static_cast<int32_t>(id));
+  }
   coord::Agent* const agent = agent_.get();
   FERRY_ASSIGN_OR_RETURN(
       exchange_,
@@ -81,7 +90,17 @@ absl::Status Node::StartExchange(ExchangeOptions options) {
             }
             return absl::FailedPreconditionError(absl::StrCat(
                 "the address of node ", node, " has not been looked up: make keys with Node::Key"));
-          }));
+          },
+          NcclJob{.store =
+                      [agent](std::shared_ptr<CliqueListener> listener) {
+                        return std::make_unique<AgentCliqueStore>(*agent, std::move(listener));
+                      },
+                  .device_of = [gpus = std::move(gpus)](int32_t node,
+                                                        int ordinal) -> std::optional<DeviceId> {
+                    const auto found = gpus.find({node, ordinal});
+                    if (found == gpus.end()) return std::nullopt;
+                    return found->second;
+                  }}));
   FERRY_RETURN_IF_ERROR(agent_->Set(EndpointKey(node_id()), EncodeEndpoint(exchange_->self()),
                                     /*overwrite=*/true));
   FERRY_ASSIGN_OR_RETURN(pending_watch_,

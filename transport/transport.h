@@ -24,6 +24,7 @@
 #include "transport/lane/lane.h"
 #include "transport/lane/lane_hub.h"
 #include "transport/lane/lane_loop.h"
+#include "transport/nccl/nccl_context.h"
 
 namespace ferry {
 
@@ -38,6 +39,8 @@ struct Endpoint {
   std::string grpc_address;
   // UUIDs of its GPUs, by ordinal.
   std::vector<std::string> gpus;
+  // As ncclGetVersion says; 0: it does not use NCCL.
+  int nccl_version = 0;
 };
 
 // What a transfer takes, as far as is known.
@@ -158,6 +161,8 @@ struct TransportEnvironment {
   CopyPool* copier = nullptr;
   // Null: this process uses none.
   Gpus* gpus = nullptr;
+  NcclJob nccl;
+  int32_t node_id = 0;
   uint64_t incarnation = 0;
 };
 
@@ -173,12 +178,17 @@ class Transport {
   virtual bool moves_gpu_memory() const { return false; }
   // Whether a tensor that was offered can still be taken when its producer has gone.
   virtual bool outlives_producer() const { return false; }
+  // Whether a Take that ends ABORTED says that the tensor may be offered once more: the consumer
+  // asks for that, and the producer keeps the tensor until it is taken.
+  virtual bool may_offer_again() const { return false; }
   // What has been seen: costs follow.
   virtual void Learn(size_t bytes, absl::Duration taken) {}
 
   // The halves for one peer. `peer` is copied. All are aborted before the transport goes.
   virtual std::shared_ptr<Outlet> MakeOutlet(const Endpoint& peer) = 0;
   virtual std::shared_ptr<Inlet> MakeInlet(const Endpoint& peer, ReleaseCallback release) = 0;
+  // This process is leaving, and all halves have been aborted: waits for what is under way.
+  virtual void Stop(const absl::Status& why) {}
   // A data connection from a peer, for the transport that uses such; others let it go.
   virtual bool OnDataConnection(DataConnection& connection) { return false; }
 };

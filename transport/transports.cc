@@ -11,6 +11,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "transport/cuda_ipc/cuda_ipc_transport.h"
+#include "transport/nccl/nccl_transport.h"
 #include "transport/shm/shm_transport.h"
 
 namespace ferry {
@@ -51,6 +52,7 @@ absl::StatusOr<TransportList> MakeTransports(const TransportEnvironment& environ
   FERRY_ASSIGN_OR_RETURN(auto tcp, TcpTransport::Create(environment, options.tcp));
   list.push_back(std::move(tcp));
   list.push_back(std::make_unique<CudaIpcTransport>(environment));
+  list.push_back(std::make_unique<NcclTransport>(environment, options.nccl));
   return list;
 }
 

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 
+#include "transport/nccl/nccl_context.h"
 #include "transport/tcp/tcp_transport.h"
 #include "transport/transport.h"
 
@@ -19,6 +20,7 @@ using TransportList = std::vector<std::unique_ptr<Transport>>;
 
 struct TransportOptions {
   TcpTransportOptions tcp;
+  NcclTransportOptions nccl;
 };
 
 // All there are. To add one: its folder, and a line here.

@@ -55,7 +55,7 @@ class Directory {
 // A node.
 struct ExchangeEnd {
   ExchangeEnd(Directory& directory, int node, ExchangeOptions options = {},
-              uint64_t incarnation = 0, std::string boot_id = "one machine") {
+              uint64_t incarnation = 0, std::string boot_id = "one machine", NcclJob nccl = {}) {
     options.token = options.token.empty() ? "token" : options.token;
     if (options.listen == "[::]:0") options.listen = "127.0.0.1:0";
     Endpoint self;
@@ -64,7 +64,7 @@ struct ExchangeEnd {
     self.host_name = absl::StrCat("host", node);
     if (options.grpc_listen == "[::]:0") options.grpc_listen = "127.0.0.1:0";
     auto started = Exchange::Start(std::move(options), std::move(self), directory.resolver(),
-                                   directory.known());
+                                   directory.known(), std::move(nccl));
     EXPECT_TRUE(started.ok()) << started.status();
     exchange = *std::move(started);
     directory.Publish(exchange->self());

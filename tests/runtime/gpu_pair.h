@@ -23,6 +23,7 @@
 #include "gpu/cuda/ready_tensor.h"
 #include "gpu/shared_library.h"
 #include "runtime/endpoint_record.h"
+#include "tests/runtime/directory_store.h"
 #include "tests/runtime/exchange_pair.h"
 #include "tests/runtime/peer_process.h"
 
@@ -31,8 +32,11 @@ namespace ferry {
 // One of the two, in its own process.
 class GpuPeer final {
  public:
-  GpuPeer(int node, int fd, const ExchangeOptions& options)
-      : node_(node), channel_(fd), end_(directory_, node, options, 1000 + node) {
+  GpuPeer(int node, int fd, const ExchangeOptions& options, std::string boot_id = "one machine",
+          NcclJob nccl = {})
+      : node_(node),
+        channel_(fd),
+        end_(directory_, node, options, 1000 + node, std::move(boot_id), std::move(nccl)) {
     channel_.Say(EncodeEndpoint(end_.exchange->self()));
     directory_.Publish(*DecodeEndpoint(channel_.Hear()));
   }
@@ -122,6 +126,8 @@ struct GpuPairOptions {
   std::map<std::string, std::string> environment;
   // Of the consumer's process alone.
   std::map<std::string, std::string> consumer_environment;
+  // They are on two machines, as far as they can tell, and NCCL's ids go through a folder.
+  bool is_apart = false;
   bool producer_dies = false;
   bool consumer_dies = false;
 };
@@ -153,7 +159,14 @@ inline void RunGpuPair(const GpuPairOptions& options, const std::function<void(G
       }
     }
     {
-      GpuPeer peer(node, sockets[node], options.exchange);
+      NcclJob nccl;
+      std::string boot_id = "one machine";
+      if (options.is_apart) {
+        boot_id = absl::StrCat("machine ", node);
+        nccl.store = DirectoryStores(absl::StrCat(session, "/store"));
+        nccl.device_of = [](int32_t of, int ordinal) { return DeviceId(of * 16 + ordinal); };
+      }
+      GpuPeer peer(node, sockets[node], options.exchange, std::move(boot_id), std::move(nccl));
       FERRY_CHECK(peer.exchange().gpus() != nullptr);
       (node == 0 ? producer : consumer)(peer);
     }

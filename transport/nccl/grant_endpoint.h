@@ -69,8 +69,12 @@ class GrantEndpoint final {
   // Ends a communicator for all of its devices: NCCL has said so, or it is not wanted any more.
   void Break(const CommunicatorName& name, const absl::Status& why, GrantActions& actions);
   // The process of that device is gone: ends all communicators with it. It is alive again when a
-  // communicator with it is opened.
+  // communicator with it is opened, or with PeerJoined.
   void PeerFailed(DeviceId peer, const absl::Status& why, GrantActions& actions);
+
+  // A process stands for that device of which nothing has been heard before. REQUIRES: nothing more
+  // comes from one that has failed.
+  void PeerJoined(DeviceId peer) { dead_.erase(peer); }
 
   absl::Time NextDeadline() const;
   // Sees to transfers whose deadline has come.

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// Groups in, completions out.
+#include "transport/nccl/batch_runner.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+
+#include "base/clock.h"
+#include "base/status_macros.h"
+#include "gpu/cuda/cuda_event.h"
+
+namespace ferry {
+namespace {
+
+// A group is enqueued within microseconds, unless NCCL has something to do first.
+constexpr int kEagerLooks = 200;
+constexpr absl::Duration kLookSleep = absl::Microseconds(20);
+// How often NCCL is asked how a communicator is whose work has not ended.
+constexpr absl::Duration kLookInterval = absl::Milliseconds(2);
+
+// Smaller batches say more of latency than of bandwidth.
+constexpr size_t kTellingBytes = size_t{1} << 20;
+
+}  // namespace
+
+BatchRunner::BatchRunner(Gpus& gpus, Gpu& gpu, LaneLoop& loop, ThreadGroup& threads,
+                         BrokenCallback broken, LearnCallback learn)
+    : gpus_(gpus),
+      gpu_(gpu),
+      loop_(loop),
+      threads_(threads),
+      broken_(std::move(broken)),
+      learn_(std::move(learn)) {}
+
+void BatchRunner::Launch(RunnableBatch batch) {
+  auto shared = std::make_shared<RunnableBatch>(std::move(batch));
+  shared->is_warm = shared->warmth == nullptr;
+  const absl::Status posted = gpu_.nccl->Post([self = shared_from_this(), shared] {
+    if (self->IsAborted(*shared)) {
+      return std::move(shared->done)(absl::AbortedError("its communicator was aborted"));
+    }
+    self->queue_.push_back(shared);
+    self->IssueNext();
+  });
+  if (!posted.ok()) std::move(shared->done)(posted);
+}
+
+void BatchRunner::IssueNext() {
+  while (issuing_ == nullptr && !queue_.empty()) {
+    const BatchPtr batch = std::move(queue_.front());
+    queue_.pop_front();
+    gpus_.gate()->BeginWork();
+    if (const absl::Status issued = Issue(*batch); !issued.ok()) {
+      Strand(batch, issued);
+      continue;
+    }
+    issuing_ = batch;
+    looks_ = 0;
+    LookWhetherEnqueued();
+  }
+}
+
+absl::Status BatchRunner::Issue(RunnableBatch& batch) {
+  if (stream_ == nullptr) {
+    FERRY_ASSIGN_OR_RETURN(stream_, cuda::CudaStream::Create(gpu_.device));
+  }
+  if (batch.is_warm) return IssueGroup(batch, batch.operations);
+  auto* const bytes = static_cast<char*>(batch.warmth->data());
+  return IssueGroup(batch, {{.is_send = true, .data = bytes, .bytes = 1},
+                            {.is_send = false, .data = bytes + 1, .bytes = 1}});
+}
+
+absl::Status BatchRunner::IssueGroup(const RunnableBatch& batch,
+                                     absl::Span<const BatchOperation> operations) {
+  const cuda::ScopedCurrent current(*gpu_.device);
+  const nccl::NcclApi& api = batch.communicator->api();
+  const nccl::NcclTable& table = api.table();
+  nccl::Communicator const comm = batch.communicator->get();
+  FERRY_RETURN_IF_ERROR(api.Check(table.group_start(), "ncclGroupStart"));
+  absl::Status status;
+  for (const BatchOperation& each : operations) {
+    status = each.is_send ? api.Check(table.send(each.data, each.bytes, nccl::kUint8,
+                                                 batch.peer_rank, comm, stream_->get()),
+                                      "ncclSend", comm)
+                          : api.Check(table.recv(each.data, each.bytes, nccl::kUint8,
+                                                 batch.peer_rank, comm, stream_->get()),
+                                      "ncclRecv", comm);
+    if (!status.ok()) break;
+  }
+  const absl::Status ended = api.Check(table.group_end(), "ncclGroupEnd", comm);
+  return status.ok() ? ended : status;
+}
+
+void BatchRunner::LookWhetherEnqueued() {
+  const BatchPtr batch = issuing_;
+  if (batch == nullptr) return;
+  const nccl::NcclApi& api = batch->communicator->api();
+  nccl::Communicator const comm = batch->communicator->get();
+  nccl::Result state = nccl::kSuccess;
+  absl::Status status =
+      api.Check(api.table().get_async_error(comm, &state), "ncclCommGetAsyncError", comm);
+  if (status.ok() && state == nccl::kInProgress) {
+    // Others have their turn on this thread meanwhile, aborts above all.
+    if (++looks_ > kEagerLooks) absl::SleepFor(kLookSleep);
+    status = gpu_.nccl->Post([self = shared_from_this(), batch] {
+      if (self->issuing_ != batch) return;
+      self->LookWhetherEnqueued();
+      self->IssueNext();
+    });
+    if (status.ok()) return;
+  }
+  if (status.ok()) status = api.Check(state, "a group of sends and receives", comm);
+  if (status.ok() && !std::exchange(batch->is_warm, true)) {
+    looks_ = 0;
+    status = Issue(*batch);
+    if (status.ok()) return LookWhetherEnqueued();
+  }
+  issuing_ = nullptr;
+  if (status.ok()) status = WatchUntilDone(batch);
+  if (!status.ok()) Strand(batch, status);
+}
+
+absl::Status BatchRunner::WatchUntilDone(const BatchPtr& batch) {
+  FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const cuda::ReadyEvent> event,
+                         cuda::ReadyEvent::Record(*gpu_.events, stream_->get()));
+  FERRY_RETURN_IF_ERROR(gpu_.nccl->Watch(
+      {.event = std::move(event), .what = "a batch of NCCL's"},
+      [self = shared_from_this(), batch, start = SteadyClock().Now()](absl::Status status) {
+        // Behind the one before it, since they share a stream.
+        const absl::Time began = std::max(start, self->last_end_);
+        self->last_end_ = SteadyClock().Now();
+        size_t bytes = 0;
+        for (const BatchOperation& each : batch->operations) bytes += each.bytes;
+        if (status.ok() && bytes >= kTellingBytes) self->learn_(bytes, self->last_end_ - began);
+        auto& running = self->running_;
+        running.erase(std::remove(running.begin(), running.end(), batch), running.end());
+        if (status.ok() && self->IsAborted(*batch)) {
+          status = absl::AbortedError("its communicator was aborted");
+        }
+        self->Finish(batch, std::move(status));
+      }));
+  running_.push_back(batch);
+  ScheduleLook();
+  return absl::OkStatus();
+}
+
+void BatchRunner::Strand(const BatchPtr& batch, const absl::Status& why) {
+  stranded_.push_back(batch);
+  broken_(batch->communicator, why);
+}
+
+void BatchRunner::Finish(const BatchPtr& batch, absl::Status status) {
+  gpus_.gate()->EndWork();
+  std::move(batch->done)(std::move(status));
+}
+
+void BatchRunner::Abort(std::shared_ptr<NcclCommunicator> communicator, absl::Status why) {
+  const absl::Status posted = gpu_.nccl->Post([self = shared_from_this(), communicator, why] {
+    self->aborted_.insert(communicator.get());
+    const auto is_of_it = [&](const BatchPtr& batch) {
+      return batch->communicator == communicator;
+    };
+    for (const BatchPtr& each : self->running_) {
+      if (is_of_it(each)) each->was_aborted = true;
+    }
+    std::vector<BatchPtr> unissued;
+    std::copy_if(self->queue_.begin(), self->queue_.end(), std::back_inserter(unissued), is_of_it);
+    self->queue_.erase(std::remove_if(self->queue_.begin(), self->queue_.end(), is_of_it),
+                       self->queue_.end());
+    if (self->issuing_ != nullptr && is_of_it(self->issuing_)) {
+      self->stranded_.push_back(std::exchange(self->issuing_, nullptr));
+    }
+    // Nobody is in a call on it from here on.
+    const bool has_begun = self->threads_.Run("ferry-ncclend", [self, communicator, why] {
+      communicator->Abort(why);
+      const absl::Status ignored = self->gpu_.nccl->Post([self, communicator] {
+        self->aborted_.erase(communicator.get());
+        std::vector<BatchPtr> over;
+        for (auto it = self->stranded_.begin(); it != self->stranded_.end();) {
+          if ((*it)->communicator != communicator) {
+            ++it;
+            continue;
+          }
+          over.push_back(std::move(*it));
+          it = self->stranded_.erase(it);
+        }
+        for (const BatchPtr& each : over) {
+          self->Finish(each, absl::AbortedError("its communicator was aborted"));
+        }
+      });
+    });
+    for (const BatchPtr& each : unissued) {
+      std::move(each->done)(absl::AbortedError("its communicator was aborted"));
+    }
+    if (has_begun) self->IssueNext();
+  });
+  // This process is leaving, and the device is not driven any more.
+  posted.IgnoreError();
+}
+
+void BatchRunner::WaitUntilReached(absl::Duration patience) {
+  auto reached = std::make_shared<absl::Notification>();
+  if (!gpu_.nccl->Post([reached] { reached->Notify(); }).ok()) return;
+  reached->WaitForNotificationWithTimeout(patience);
+}
+
+void BatchRunner::ScheduleLook() {
+  if (std::exchange(is_look_scheduled_, true)) return;
+  loop_.PostAt(SteadyClock().Now() + kLookInterval, [weak = weak_from_this()] {
+    const auto self = weak.lock();
+    if (self == nullptr) return;
+    self->gpu_.nccl->Post([self] { self->Look(); }).IgnoreError();
+  });
+}
+
+void BatchRunner::Look() {
+  is_look_scheduled_ = false;
+  if (running_.empty()) return;
+  absl::flat_hash_set<const NcclCommunicator*> seen;
+  const std::vector<BatchPtr> running = running_;
+  for (const BatchPtr& batch : running) {
+    if (IsAborted(*batch) || !seen.insert(batch->communicator.get()).second) continue;
+    const nccl::NcclApi& api = batch->communicator->api();
+    nccl::Communicator const comm = batch->communicator->get();
+    nccl::Result state = nccl::kSuccess;
+    absl::Status status =
+        api.Check(api.table().get_async_error(comm, &state), "ncclCommGetAsyncError", comm);
+    if (status.ok()) status = api.Check(state, "sends and receives", comm);
+    if (!status.ok()) broken_(batch->communicator, status);
+  }
+  ScheduleLook();
+}
+
+}  // namespace ferry

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+// The communicators of a GPU: one for each other one, made when it is needed.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/clock.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "transport/nccl/nccl_device.h"
+
+namespace ferry {
+namespace {
+
+// Users make communicators of the same devices too.
+constexpr char kPurpose[] = "keyed transfers";
+// After one could not be made.
+constexpr absl::Duration kFirstBackoff = absl::Seconds(1);
+constexpr absl::Duration kLongestBackoff = absl::Seconds(60);
+
+}  // namespace
+
+void NcclDevice::UpdateHold(Pair& pair) {
+  const bool is_wanted = pair.users > 0 || pair.state == Pair::State::kMaking;
+  if (pair.clique.empty() || is_wanted == pair.is_held) return;
+  pair.is_held = is_wanted;
+  if (!is_wanted) return cache_.Unuse(pair.clique);
+  pair.is_held = cache_.Use(pair.clique);
+}
+
+void NcclDevice::AddUser(const PeerDevice& peer, GrantActions& actions) {
+  Pair& pair = pairs_[peer.id];
+  pair.peer = peer;
+  ++pair.users;
+  UpdateHold(pair);
+  Need(pair, actions);
+}
+
+void NcclDevice::DropUser(DeviceId peer) {
+  Pair& pair = pairs_[peer];
+  --pair.users;
+  UpdateHold(pair);
+}
+
+void NcclDevice::Prepare(const PeerDevice& peer) {
+  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (!stopped_.ok()) return;
+    Pair& pair = pairs_[peer.id];
+    pair.peer = peer;
+    Need(pair, actions);
+  });
+}
+
+absl::Status NcclDevice::Reserve(Pair& pair, GrantActions& actions) {
+  FERRY_ASSIGN_OR_RETURN(const std::vector<std::string> evicted,
+                         cache_.Reserve(pair.clique, common_.options.communicator_bytes()));
+  for (auto& [peer, other] : pairs_) {
+    if (std::find(evicted.begin(), evicted.end(), other.clique) == evicted.end()) continue;
+    other.is_held = false;
+    endpoint_.Break(other.name,
+                    absl::ResourceExhaustedError(
+                        absl::StrCat("its memory is wanted for exchanges with ", pair.peer.name)),
+                    actions);
+  }
+  pair.is_held = true;
+  return absl::OkStatus();
+}
+
+void NcclDevice::Need(Pair& pair, GrantActions& actions) {
+  if (pair.state != Pair::State::kIdle || !stopped_.ok()) return;
+  if (SteadyClock().Now() < pair.retry_at) return Fail(pair, pair.failed, actions);
+  std::vector<CliqueMember> members = {
+      {self_.value(), common_.incarnation},
+      {pair.peer.id.value(), pair.peer.incarnation},
+  };
+  if (pair.peer.id < self_) std::swap(members[0], members[1]);
+  const int rank = pair.peer.id < self_ ? 1 : 0;
+  const absl::StatusOr<CliqueKey> key = CliqueKey::Create(std::move(members), kPurpose);
+  if (!key.ok()) return Fail(pair, key.status(), actions);
+  pair.clique = key->prefix();
+  if (const absl::Status reserved = Reserve(pair, actions); !reserved.ok()) {
+    pair.clique.clear();
+    return Fail(pair, reserved, actions);
+  }
+  pair.state = Pair::State::kMaking;
+  pair.give_up = std::make_shared<std::atomic<bool>>(false);
+  CommunicatorOptions options = {.timeout = common_.options.open_timeout,
+                                 .max_ctas = common_.options.max_ctas,
+                                 .warms_up = false};
+  options.keep_going = [give_up = pair.give_up] {
+    return give_up->load() ? absl::CancelledError("it is not wanted any more") : absl::OkStatus();
+  };
+  const bool has_begun = common_.threads->Run(
+      "ferry-ncclopen", [self = shared_from_this(), peer = pair.peer.id, key = *key, rank,
+                         options = std::move(options), give_up = pair.give_up] {
+        absl::StatusOr<std::shared_ptr<NcclCommunicator>> made =
+            NcclCommunicator::Make(self->common_.job.library, *self->common_.gpus, self->ordinal_,
+                                   key, rank, self->common_.job.store, options);
+        // It may have been made while its peer was failing.
+        if (made.ok() && give_up->load()) made = absl::CancelledError("it is not wanted any more");
+        MadeCommunicator result = {std::move(made), nullptr, nullptr};
+        const auto add_rest = [&]() -> absl::Status {
+          FERRY_ASSIGN_OR_RETURN(result.gpu, self->common_.gpus->Get(self->ordinal_));
+          FERRY_ASSIGN_OR_RETURN(result.warmth, result.gpu->arena->Allocate(2));
+          return absl::OkStatus();
+        };
+        if (result.communicator.ok()) {
+          if (absl::Status rest = add_rest(); !rest.ok()) result.communicator = std::move(rest);
+        }
+        self->Made(peer, key, std::move(result));
+      });
+  if (!has_begun) pair.state = Pair::State::kIdle;
+}
+
+void NcclDevice::Made(DeviceId peer, const CliqueKey& key, MadeCommunicator result) {
+  absl::StatusOr<std::shared_ptr<NcclCommunicator>>& made = result.communicator;
+  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    Pair& pair = pairs_[peer];
+    absl::Status status = made.status();
+    if (status.ok()) {
+      if (runner_ == nullptr) {
+        runner_ = std::make_shared<BatchRunner>(
+            *common_.gpus, *result.gpu, *common_.loop, *common_.threads,
+            [weak = weak_from_this()](const std::shared_ptr<NcclCommunicator>& communicator,
+                                      const absl::Status& why) {
+              if (const auto self = weak.lock()) self->OnBroken(communicator, why);
+            },
+            common_.learn);
+      }
+      pair.name = {key.id(), (*made)->generation()};
+      pair.communicator = *made;
+      pair.warmth = std::move(result.warmth);
+      pair.state = Pair::State::kOpen;
+      pair.give_up = nullptr;
+      GrantActions opened;
+      status = endpoint_.Open(pair.name, {self_, peer}, opened);
+      if (status.ok()) {
+        pair.failed = absl::OkStatus();
+        pair.backoff = absl::ZeroDuration();
+        UpdateHold(pair);
+        for (GrantAction& action : opened) actions.push_back(std::move(action));
+        return;
+      }
+      // The other side has ended it already; the next generation will do. It goes when `made` does,
+      // on this thread, which may block.
+      pair.communicator = nullptr;
+    }
+    const bool was_given_up = absl::IsCancelled(status);
+    pair.state = Pair::State::kIdle;
+    pair.give_up = nullptr;
+    cache_.Remove(std::exchange(pair.clique, ""));
+    pair.is_held = false;
+    if (absl::IsFailedPrecondition(status) && made.ok()) {
+      if (pair.users > 0) Need(pair, actions);
+    } else if (!was_given_up) {
+      Fail(pair, status, actions);
+    } else if (pair.users > 0) {
+      // Of a process that has come in the place of the one that failed.
+      Need(pair, actions);
+    }
+  });
+}
+
+void NcclDevice::Fail(Pair& pair, const absl::Status& why, GrantActions& actions) {
+  const absl::Time now = SteadyClock().Now();
+  if (now >= pair.retry_at) {
+    pair.backoff = std::clamp(2 * pair.backoff, kFirstBackoff, kLongestBackoff);
+    pair.retry_at = now + pair.backoff;
+  }
+  pair.failed = why;
+  std::vector<TransferKey> keys;
+  for (const auto& [key, transfer] : transfers_) {
+    if (transfer.peer.id == pair.peer.id) keys.push_back(key);
+  }
+  const absl::Status ended = absl::AbortedError(
+      absl::StrCat("no communicator with ", pair.peer.name, ": ", why.message()));
+  for (const TransferKey& key : keys) endpoint_.Cancel(key, ended, actions);
+}
+
+absl::Status NcclDevice::Refusal(DeviceId peer) const {
+  absl::MutexLock lock(&mu_);
+  const auto found = pairs_.find(peer);
+  if (found == pairs_.end()) return absl::OkStatus();
+  const Pair& pair = found->second;
+  const absl::Duration left = pair.retry_at - SteadyClock().Now();
+  if (pair.state != Pair::State::kIdle || left <= absl::ZeroDuration()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("no communicator with ", pair.peer.name, ": ",
+                                                    pair.failed.message(), "; tried again in ",
+                                                    ShortDuration(left)));
+}
+
+NcclDevice::Pair* NcclDevice::PairOf(const CommunicatorName& name) {
+  for (auto& [peer, pair] : pairs_) {
+    if (pair.name == name) return &pair;
+  }
+  return nullptr;
+}
+
+void NcclDevice::OnBroken(const std::shared_ptr<NcclCommunicator>& communicator,
+                          const absl::Status& why) {
+  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    for (const auto& [peer, pair] : pairs_) {
+      if (pair.communicator != communicator) continue;
+      return endpoint_.Break(pair.name, why, actions);
+    }
+  });
+}
+
+void NcclDevice::Abort(const CommunicatorName& name) {
+  std::shared_ptr<NcclCommunicator> communicator;
+  std::shared_ptr<BatchRunner> runner;
+  absl::Status why;
+  {
+    absl::MutexLock lock(&mu_);
+    runner = runner_;
+    if (Pair* const pair = PairOf(name); pair != nullptr) {
+      communicator = pair->communicator;
+      why = pair->failed;
+    }
+  }
+  if (communicator != nullptr) runner->Abort(std::move(communicator), std::move(why));
+}
+
+void NcclDevice::Free(const CommunicatorName& name) {
+  std::shared_ptr<NcclCommunicator> communicator;
+  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    Pair* const pair = PairOf(name);
+    if (pair == nullptr) return;
+    communicator = std::exchange(pair->communicator, nullptr);
+    pair->name = {};
+    pair->state = Pair::State::kIdle;
+    cache_.Remove(std::exchange(pair->clique, ""));
+    pair->is_held = false;
+    if (pair->users > 0) Need(*pair, actions);
+  });
+  // Its end may speak to the store.
+  common_.threads->Run("ferry-ncclend", [communicator = std::move(communicator)] {});
+}
+
+}  // namespace ferry

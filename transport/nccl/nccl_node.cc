@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who is who, and where messages go.
+#include "transport/nccl/nccl_node.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+
+namespace ferry {
+namespace {
+
+constexpr absl::Duration kStopPatience = absl::Seconds(5);
+
+absl::Status WhyNot(const TransportEnvironment& environment, const NcclTransportOptions& options) {
+  if (environment.gpus == nullptr) {
+    return absl::FailedPreconditionError("this process uses no GPUs");
+  }
+  if (options.memory_bytes == 0) {
+    return absl::FailedPreconditionError(
+        "it is switched off (--nccl-memory-bytes=0, in programs "
+        "NcclTransportOptions::memory_bytes)");
+  }
+  if (environment.nccl.library == nullptr) {
+    return absl::FailedPreconditionError(environment.nccl.why_no_library);
+  }
+  if (!environment.nccl.store || !environment.nccl.device_of) {
+    return absl::FailedPreconditionError("this process has no store in which ranks could meet");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void NcclPeer::SetChannel(Announce channel) {
+  absl::MutexLock lock(&mu_);
+  if (!channel_) channel_ = std::move(channel);
+}
+
+void NcclPeer::Send(const GrantMessage& message) {
+  Announce channel;
+  {
+    absl::MutexLock lock(&mu_);
+    if (!failed_.ok()) return;
+    channel = channel_;
+  }
+  // A lane that takes no more is ending, and Fail comes.
+  if (channel) channel(EncodeGrantMessage(message), {}).IgnoreError();
+}
+
+absl::Status NcclPeer::OnMessage(absl::string_view body) {
+  FERRY_ASSIGN_OR_RETURN(const GrantMessage message, DecodeGrantMessage(body));
+  if (!owns(message.from)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(Describe(message), " has come from ", Describe(endpoint_.peer)));
+  }
+  const std::shared_ptr<NcclDevice> device = node_.Find(message.to);
+  if (device == nullptr) {
+    // Of one whose ticket has found its GPU not usable here.
+    return absl::OkStatus();
+  }
+  return device->OnMessage(message);
+}
+
+void NcclPeer::Fail(const absl::Status& why) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (!failed_.ok()) return;
+    failed_ = why;
+    channel_ = nullptr;
+  }
+  node_.OnPeerFailed(*this, why);
+}
+
+bool NcclPeer::has_failed() const {
+  absl::MutexLock lock(&mu_);
+  return !failed_.ok();
+}
+
+std::optional<PeerDevice> NcclPeer::device(int ordinal) const {
+  if (ordinal < 0 || static_cast<size_t>(ordinal) >= endpoint_.gpus.size()) return std::nullopt;
+  const std::optional<DeviceId> id = node_.common().job.device_of(endpoint_.peer.node_id, ordinal);
+  if (!id.has_value()) return std::nullopt;
+  return PeerDevice{*id, endpoint_.peer.incarnation,
+                    absl::StrCat("gpu:", ordinal, " of ", Describe(endpoint_.peer))};
+}
+
+bool NcclPeer::owns(DeviceId device) const {
+  for (size_t ordinal = 0; ordinal < endpoint_.gpus.size(); ++ordinal) {
+    if (node_.common().job.device_of(endpoint_.peer.node_id, static_cast<int>(ordinal)) == device) {
+      return true;
+    }
+  }
+  return false;
+}
+
+NcclNode::NcclNode(const TransportEnvironment& environment, const NcclTransportOptions& options,
+                   BatchRunner::LearnCallback learn)
+    : node_id_(environment.node_id), status_(WhyNot(environment, options)) {
+  common_ = {.job = environment.nccl,
+             .options = options,
+             .gpus = environment.gpus,
+             .loop = environment.loop,
+             .threads = &threads_,
+             .incarnation = environment.incarnation,
+             .send = [this](const GrantMessage& message) { Send(message); },
+             .learn = std::move(learn)};
+}
+
+NcclNode::~NcclNode() { Stop(absl::CancelledError("this process is leaving")); }
+
+std::shared_ptr<NcclPeer> NcclNode::Peer(const Endpoint& endpoint) {
+  std::shared_ptr<NcclPeer> replaced;
+  std::shared_ptr<NcclPeer> peer;
+  std::vector<std::shared_ptr<NcclDevice>> devices;
+  std::vector<DeviceId> theirs;
+  {
+    absl::MutexLock lock(&mu_);
+    std::shared_ptr<NcclPeer>& known = peers_[endpoint.peer.node_id];
+    if (known != nullptr && known->endpoint().peer.incarnation == endpoint.peer.incarnation &&
+        !known->has_failed()) {
+      return known;
+    }
+    replaced = std::move(known);
+    known = peer = std::make_shared<NcclPeer>(*this, endpoint);
+    if (!status_.ok()) return peer;
+    for (const auto& [ordinal, device] : devices_) devices.push_back(device);
+  }
+  // Nothing that the former one has begun goes on.
+  if (replaced != nullptr)
+    replaced->Fail(absl::UnavailableError("another process is in its place"));
+  for (size_t ordinal = 0; ordinal < endpoint.gpus.size(); ++ordinal) {
+    const std::optional<PeerDevice> device = peer->device(static_cast<int>(ordinal));
+    if (device.has_value()) theirs.push_back(device->id);
+  }
+  for (const DeviceId id : theirs) {
+    for (const auto& device : devices) device->PeerJoined(id);
+    absl::MutexLock lock(&mu_);
+    routes_[id] = peer;
+  }
+  return peer;
+}
+
+void NcclNode::OnPeerFailed(const NcclPeer& peer, const absl::Status& why) {
+  std::vector<std::shared_ptr<NcclDevice>> devices;
+  std::vector<DeviceId> theirs;
+  {
+    absl::MutexLock lock(&mu_);
+    for (auto it = routes_.begin(); it != routes_.end();) {
+      if (it->second.get() != &peer) {
+        ++it;
+        continue;
+      }
+      theirs.push_back(it->first);
+      routes_.erase(it++);
+    }
+    for (const auto& [ordinal, device] : devices_) devices.push_back(device);
+  }
+  for (const auto& device : devices) {
+    for (const DeviceId id : theirs) device->PeerFailed(id, why);
+  }
+}
+
+void NcclNode::Send(const GrantMessage& message) {
+  std::shared_ptr<NcclPeer> peer;
+  {
+    absl::MutexLock lock(&mu_);
+    const auto found = routes_.find(message.to);
+    if (found == routes_.end()) return;
+    peer = found->second;
+  }
+  peer->Send(message);
+}
+
+absl::StatusOr<std::shared_ptr<NcclDevice>> NcclNode::Device(int ordinal) {
+  if (!status_.ok()) return status_;
+  absl::MutexLock lock(&mu_);
+  if (!stopped_.ok()) return stopped_;
+  std::shared_ptr<NcclDevice>& device = devices_[ordinal];
+  if (device == nullptr) {
+    const std::optional<DeviceId> id = common_.job.device_of(node_id_, ordinal);
+    if (!id.has_value()) {
+      devices_.erase(ordinal);
+      return absl::FailedPreconditionError(
+          absl::StrCat("the job's topology does not have this node's gpu:", ordinal));
+    }
+    device = std::make_shared<NcclDevice>(common_, ordinal, *id);
+  }
+  return device;
+}
+
+std::shared_ptr<NcclDevice> NcclNode::Find(DeviceId device) const {
+  absl::MutexLock lock(&mu_);
+  for (const auto& [ordinal, each] : devices_) {
+    if (each->self() == device) return each;
+  }
+  return nullptr;
+}
+
+std::shared_ptr<NcclDevice> NcclNode::FindOrdinal(int ordinal) const {
+  absl::MutexLock lock(&mu_);
+  const auto found = devices_.find(ordinal);
+  return found == devices_.end() ? nullptr : found->second;
+}
+
+void NcclNode::Stop(const absl::Status& why) {
+  std::vector<std::shared_ptr<NcclDevice>> devices;
+  {
+    absl::MutexLock lock(&mu_);
+    if (!stopped_.ok()) return;
+    stopped_ = why;
+    for (const auto& [ordinal, device] : devices_) devices.push_back(device);
+  }
+  for (const auto& device : devices) device->Stop(why, kStopPatience);
+  threads_.Stop();
+}
+
+}  // namespace ferry

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which pairs can, and what that costs.
+#include "transport/nccl/nccl_transport.h"
+
+#include <cstdlib>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+#include "transport/nccl/nccl_halves.h"
+
+namespace ferry {
+namespace {
+
+// A grant, its answer, a launch on either side, and their ends being noticed. More than a copy
+// through the host's memory takes for what is small.
+constexpr absl::Duration kLatency = absl::Microseconds(80);
+// Until something is known: a good network.
+constexpr double kAssumedBytesPerSecond = 20e9;
+// Of what is known, how much each batch changes.
+constexpr double kWeight = 0.1;
+
+absl::StatusOr<std::string> GpuOf(const Endpoint& node, const MemoryPlace& place,
+                                  absl::string_view side) {
+  if (place.space != MemorySpace::kCuda) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("it is ", side, " host memory: this is for GPUs"));
+  }
+  if (place.ordinal < 0 || static_cast<size_t>(place.ordinal) >= node.gpus.size()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(Describe(node.peer), " has no ", ToString(place), " that is in use"));
+  }
+  return node.gpus[static_cast<size_t>(place.ordinal)];
+}
+
+}  // namespace
+
+NcclTransport::NcclTransport(const TransportEnvironment& environment,
+                             const NcclTransportOptions& options)
+    : environment_(environment),
+      bytes_per_second_(kAssumedBytesPerSecond),
+      node_(environment, options, [this](size_t bytes, absl::Duration taken) {
+        const double seen = static_cast<double>(bytes) / absl::ToDoubleSeconds(taken);
+        const double before = bytes_per_second_.load(std::memory_order_relaxed);
+        // One of two that come at once may be lost.
+        bytes_per_second_.store(before + kWeight * (seen - before), std::memory_order_relaxed);
+      }) {}
+
+NcclTransport::~NcclTransport() = default;
+
+absl::StatusOr<PathCost> NcclTransport::Cost(const PathQuery& query) const {
+  FERRY_RETURN_IF_ERROR(node_.status());
+  FERRY_ASSIGN_OR_RETURN(const std::string from, GpuOf(*query.source, query.source_place, "in"));
+  FERRY_ASSIGN_OR_RETURN(const std::string to,
+                         GpuOf(*query.destination, query.destination_place, "for"));
+  for (const Endpoint* each : {query.source, query.destination}) {
+    const int version = each->nccl_version;
+    const int own = environment_.nccl.library->version();
+    if (version == own) continue;
+    return absl::FailedPreconditionError(
+        version == 0 ? absl::StrCat(Describe(each->peer), " does not use NCCL")
+                     : absl::StrCat(Describe(each->peer), " has NCCL ", nccl::VersionText(version),
+                                    ", and this process ", nccl::VersionText(own)));
+  }
+  // With NCCL_HOSTID they look like two machines to NCCL: a makeshift, for trying things out.
+  if (from == to && std::getenv("NCCL_HOSTID") == nullptr) {
+    return absl::FailedPreconditionError(
+        "both ends are on one GPU, and NCCL takes one process of each");
+  }
+  if (query.bytes == 0) return absl::FailedPreconditionError("it has no bytes");
+  const auto& device_of = environment_.nccl.device_of;
+  const bool is_source = query.source->peer.node_id == environment_.node_id;
+  const auto own = device_of(environment_.node_id, is_source ? query.source_place.ordinal
+                                                             : query.destination_place.ordinal);
+  const Endpoint& other = is_source ? *query.destination : *query.source;
+  const auto peer = device_of(
+      other.peer.node_id, is_source ? query.destination_place.ordinal : query.source_place.ordinal);
+  if (!own.has_value() || !peer.has_value()) {
+    return absl::FailedPreconditionError("the job's topology does not have both GPUs");
+  }
+  if (const auto device = node_.Find(*own); device != nullptr) {
+    FERRY_RETURN_IF_ERROR(device->Refusal(*peer));
+  }
+  return PathCost{kLatency, bytes_per_second_.load(std::memory_order_relaxed)};
+}
+
+std::shared_ptr<Outlet> NcclTransport::MakeOutlet(const Endpoint& peer) {
+  return std::make_shared<NcclOutlet>(node_, node_.Peer(peer));
+}
+
+std::shared_ptr<Inlet> NcclTransport::MakeInlet(const Endpoint& peer, ReleaseCallback release) {
+  return std::make_shared<NcclInlet>(node_, node_.Peer(peer));
+}
+
+}  // namespace ferry

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// NcclTransport: tensors between the GPUs of any two processes that NCCL connects.
+#ifndef FERRY_TRANSPORT_NCCL_NCCL_TRANSPORT_H_
+#define FERRY_TRANSPORT_NCCL_NCCL_TRANSPORT_H_
+
+#include <memory>
+
+#include "transport/nccl/nccl_node.h"
+#include "transport/transport.h"
+
+namespace ferry {
+
+// Keyed transfers over communicators of two ranks each, in an order that both sides agree on
+// (docs/nccl.md). A tensor is offered when its bytes are there, and delivered when they have
+// arrived. Thread-safe.
+class NcclTransport final : public Transport {
+ public:
+  NcclTransport(const TransportEnvironment& environment, const NcclTransportOptions& options);
+  ~NcclTransport() override;
+
+  absl::string_view name() const override { return "nccl"; }
+  absl::string_view summary() const override { return "NCCL between two GPUs, in agreed batches"; }
+  bool moves_gpu_memory() const override { return true; }
+  bool may_offer_again() const override { return true; }
+  absl::StatusOr<PathCost> Cost(const PathQuery& query) const override;
+  std::shared_ptr<Outlet> MakeOutlet(const Endpoint& peer) override;
+  std::shared_ptr<Inlet> MakeInlet(const Endpoint& peer, ReleaseCallback release) override;
+  void Stop(const absl::Status& why) override { node_.Stop(why); }
+
+ private:
+  const TransportEnvironment environment_;
+  std::atomic<double> bytes_per_second_;
+  NcclNode node_;
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_TRANSPORT_NCCL_NCCL_TRANSPORT_H_
