@@ -38,7 +38,8 @@ class GpuPeer final {
         channel_(fd),
         end_(directory_, node, options, 1000 + node, std::move(boot_id), std::move(nccl)) {
     channel_.Say(EncodeEndpoint(end_.exchange->self()));
-    directory_.Publish(*DecodeEndpoint(channel_.Hear()));
+    other_ = *DecodeEndpoint(channel_.Hear());
+    directory_.Publish(other_);
   }
 
   Exchange& exchange() { return *end_.exchange; }
@@ -47,6 +48,32 @@ class GpuPeer final {
     const absl::StatusOr<Gpu*> gpu = gpus().Get(ordinal);
     FERRY_CHECK(gpu.ok());
     return **gpu;
+  }
+  const Endpoint& PeerEndpoint() const { return other_; }
+  // What is enqueued on the stream from now on waits until the result is called.
+  std::function<void()> HoldUp(cuda::Stream stream) {
+    struct Gate {
+      absl::Mutex mu;
+      bool is_open = false;
+    };
+    auto* const gate = new Gate();  // the stream may need it for ever
+    const auto library = SharedLibrary::Open("", "FERRY_CUDA_LIBRARY");
+    FERRY_CHECK(library.ok());
+    int (*launch)(cuda::Stream, void (*)(void*), void*) = nullptr;
+    FERRY_CHECK(library->Resolve("cuLaunchHostFunc", *&launch).ok());
+    const cuda::ScopedCurrent current(*gpu(0).device);
+    FERRY_CHECK(launch(
+                    stream,
+                    [](void* data) {
+                      auto* const held = static_cast<Gate*>(data);
+                      absl::MutexLock lock(&held->mu);
+                      held->mu.Await(absl::Condition(&held->is_open));
+                    },
+                    gate) == 0);
+    return [gate] {
+      absl::MutexLock lock(&gate->mu);
+      gate->is_open = true;
+    };
   }
   // Both come here, or neither goes on.
   void Meet() const {
@@ -111,6 +138,7 @@ class GpuPeer final {
  private:
   const int node_;
   const Channel channel_;
+  Endpoint other_;
   Directory directory_;
   ExchangeEnd end_;
 };

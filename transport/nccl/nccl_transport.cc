@@ -13,9 +13,9 @@
 namespace ferry {
 namespace {
 
-// A grant, its answer, a launch on either side, and their ends being noticed. More than a copy
-// through the host's memory takes for what is small.
-constexpr absl::Duration kLatency = absl::Microseconds(80);
+// A grant, its answer, a launch on either side, and their ends being noticed: assumed, not measured.
+// More than copies through the host's memory take for what is small, up to about 150 KB.
+constexpr absl::Duration kLatency = absl::Microseconds(150);
 // Until something is known: a good network.
 constexpr double kAssumedBytesPerSecond = 20e9;
 // Of what is known, how much each batch changes.
