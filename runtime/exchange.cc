@@ -182,6 +182,17 @@ void Exchange::FindNccl() {
 }
 
 Exchange::~Exchange() {
+  Stop();
+  // Copies that are under way end in lanes that are closed.
+  copier_.reset();
+  transports_.clear();
+  gpus_.reset();
+  hub_.reset();
+  loop_.reset();
+}
+
+void Exchange::Stop() {
+  if (std::exchange(is_stopped_, true)) return;
   const absl::Status leaving = absl::CancelledError("this process is leaving");
   if (hub_ != nullptr) hub_->Close();
   if (manager_ != nullptr) manager_->CleanupAll();
@@ -198,12 +209,6 @@ Exchange::~Exchange() {
     gpus_->Stop();
   }
   if (loop_ != nullptr) loop_->Stop();
-  // Copies that are under way end in lanes that are closed.
-  copier_.reset();
-  transports_.clear();
-  gpus_.reset();
-  hub_.reset();
-  loop_.reset();
 }
 
 TaskName Exchange::task() const {

@@ -85,11 +85,16 @@ class Exchange final {
                                                          EndpointResolver resolver,
                                                          KnownEndpoint known = {},
                                                          NcclJob nccl = {});
-  // Everything that waits ends CANCELLED. Tensors that were received stay good.
+  // As Stop.
   ~Exchange();
 
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
+
+  // Everything that waits ends CANCELLED, and nothing is begun any more. Tensors that were received
+  // stay good. What was given to Start is not used after it. Once, with no other call under way but
+  // FailNode.
+  void Stop();
 
   // With its addresses.
   const Endpoint& self() const { return lane_exchange_.self; }
@@ -154,6 +159,7 @@ class Exchange final {
   std::unique_ptr<GrpcCarrier> grpc_;
   std::unique_ptr<RendezvousManager> manager_;
   std::atomic<int64_t> next_expiry_ns_{INT64_MAX};
+  bool is_stopped_ = false;
 };
 
 // The job's token, from the options or the environment; empty: neither says.

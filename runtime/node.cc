@@ -109,4 +109,10 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
   return node;
 }
 
+// NCCL's communicators end with a word to the store, for which the agent is needed; the agent's
+// callbacks need the exchange.
+Node::~Node() {
+  if (exchange_ != nullptr) exchange_->Stop();
+}
+
 }  // namespace ferry

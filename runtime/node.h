@@ -79,6 +79,7 @@ class Node final {
   //   Errors: INVALID_ARGUMENT as FindPlace; the rest as coord::Agent::Connect and Enumerate.
   static absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options);
 
+  ~Node();
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
 

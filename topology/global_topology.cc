@@ -99,6 +99,18 @@ std::optional<int> GlobalTopology::NodeIndex(int32_t node_id) const {
   return static_cast<int>(place - nodes_.begin());
 }
 
+std::vector<int> GlobalTopology::OneGpuOfEachNode() const {
+  std::vector<int> gpus;
+  int last_node = -1;
+  for (int id = 0; id < static_cast<int>(devices_.size()); ++id) {
+    const int node = devices_[static_cast<size_t>(id)].node_index;
+    if (device(id).kind != DeviceKind::kGpu || node == last_node) continue;
+    last_node = node;
+    gpus.push_back(id);
+  }
+  return gpus;
+}
+
 int GlobalTopology::GlobalId(int node_index, int device_index) const {
   return first_device_.at(node_index) + device_index;
 }

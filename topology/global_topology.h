@@ -65,6 +65,8 @@ class GlobalTopology {
 
   // REQUIRES: 0 <= global_id < devices().size(), here and below.
   const Device& device(int global_id) const;
+  // The first GPU of each node that has one, by global id, in the order of the nodes.
+  std::vector<int> OneGpuOfEachNode() const;
   std::string DeviceName(int global_id) const;  // "node3/gpu:1"
 
   // Whether the two nodes run on one machine: they are one node, or have the same boot id.

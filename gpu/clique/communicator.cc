@@ -366,6 +366,15 @@ int NcclCommunicator::rank() const { return maker_->rank(); }
 int NcclCommunicator::size() const { return maker_->plan().key().size(); }
 int NcclCommunicator::ordinal() const { return maker_->gpu().device->ordinal(); }
 uint32_t NcclCommunicator::generation() const { return maker_->plan().generation(); }
+absl::Status NcclCommunicator::Run(
+    absl::FunctionRef<nccl::Result(const nccl::NcclTable& nccl, nccl::Communicator comm)> calls,
+    absl::Duration timeout) {
+  {
+    const cuda::ScopedCurrent current(*maker_->gpu().device);
+    FERRY_RETURN_IF_ERROR(api().Check(calls(api().table(), get()), "a call of NCCL's", get()));
+  }
+  return WaitEnqueued(timeout);
+}
 void NcclCommunicator::Abort(const absl::Status& why) { maker_->Abort(why); }
 absl::Status NcclCommunicator::WaitEnqueued(absl::Duration timeout) {
   return maker_->WaitEnqueued(timeout);

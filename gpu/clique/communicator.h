@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -77,6 +78,13 @@ class NcclCommunicator final {
   // go, which may need that others are aborted too: each on a thread of its own. REQUIRES: nobody
   // is in a call with get(), or makes one from now on; once.
   void Abort(const absl::Status& why);
+  // Makes calls of NCCL's, with the device current, and waits until what they ask for is enqueued:
+  // what the caller enqueues on the same stream from then on is behind it.
+  //   calls: returns the first result that is not ncclSuccess or ncclInProgress, or the last.
+  //   Errors: what NCCL says; DEADLINE_EXCEEDED.
+  absl::Status Run(
+      absl::FunctionRef<nccl::Result(const nccl::NcclTable& nccl, nccl::Communicator comm)> calls,
+      absl::Duration timeout = absl::Minutes(1));
   // Waits until NCCL has enqueued what it was asked for: only then is what is enqueued on the same
   // stream behind it. With the device's context current or not.
   //   Errors: DEADLINE_EXCEEDED; what NCCL says has become of the communicator.

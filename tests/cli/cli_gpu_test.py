@@ -12,13 +12,31 @@ import harness
 LIBRARIES = ("FERRY_CUDA_LIBRARY", "FERRY_NVML_LIBRARY", "FERRY_NCCL_LIBRARY")
 
 
-class AllReduce(harness.Case):
+class GpuCase(harness.Case):
     def setUp(self):
         self.variables = {name: os.environ["STRICT_CUDA"] for name in LIBRARIES}
         session = tempfile.TemporaryDirectory()
         self.addCleanup(session.cleanup)
         self.variables["STRICT_CUDA_SESSION"] = session.name
 
+
+class AllPairs(GpuCase):
+    def run_all(self, nodes, count, seed, **variables):
+        out = self.succeed("run", f"--nproc={nodes}", "--gpus-per-proc=1", "--",
+                           os.environ["ALL_PAIRS"], str(count), str(seed), **self.variables,
+                           STRICT_CUDA_DEVICES=str(nodes), **variables)
+        self.assertEqual(out.count(f"all of {count * (nodes - 1)} have come".encode()), nodes, out)
+
+    def test_any_order_from_any_thread(self):
+        """The double ends whoever lets three devices wait for each other in a circle."""
+        for seed in range(3):
+            self.run_all(4, 18, seed)
+
+    def test_communicators_of_two_devices_fill_the_memory(self):
+        self.run_all(3, 12, 7)
+
+
+class AllReduce(GpuCase):
     def command(self, count):
         return ("run", f"--nproc={count}", "--gpus-per-proc=1", "--", os.environ["FERRY_EXAMPLE"])
 
