@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -23,6 +24,10 @@ struct LanePeer {
   uint64_t incarnation = 0;
 
   friend bool operator==(const LanePeer&, const LanePeer&) = default;
+  template <typename H>
+  friend H AbslHashValue(H state, const LanePeer& peer) {
+    return H::combine(std::move(state), peer.node_id, peer.incarnation);
+  }
 };
 
 // The largest body of a frame; what is larger travels by a transport.

@@ -39,6 +39,8 @@ struct LaneHub::Shared {
   bool is_closed ABSL_GUARDED_BY(mu) = false;
   std::vector<std::shared_ptr<Listener>> listeners ABSL_GUARDED_BY(mu);
   absl::flat_hash_set<std::shared_ptr<Attempt>> attempts ABSL_GUARDED_BY(mu);
+  // Of attempts of this side.
+  AttemptId last_id ABSL_GUARDED_BY(mu) = 0;
 };
 
 // A connection that is being made or proved. Lives on the loop.
@@ -53,6 +55,8 @@ class LaneHub::Attempt final : public LoopSource, public std::enable_shared_from
   // Who is told in the end; a server's attempt asks the hub's callbacks instead.
   std::shared_ptr<LaneHandler> handler;
   DataCallback on_data;
+  // 0: of the peer's.
+  AttemptId id = 0;
   // Still to be tried.
   std::deque<std::string> tcp_addresses;
   std::string unix_name;

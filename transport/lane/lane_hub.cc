@@ -10,6 +10,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "transport/lane/lane_attempt.h"
 #include "transport/lane/lane_listener.h"
@@ -55,24 +56,31 @@ absl::Status LaneHub::Start() {
 
 LaneHub::~LaneHub() { Close(); }
 
-void LaneHub::Connect(const LanePeer& peer, const LaneAddresses& addresses, bool use_unix,
-                      std::shared_ptr<LaneHandler> handler) {
+LaneConnector::AttemptId LaneHub::Begin(std::shared_ptr<Attempt> attempt) {
+  bool is_closed = false;
+  {
+    absl::MutexLock lock(&shared_->mu);
+    is_closed = shared_->is_closed;
+    attempt->id = ++shared_->last_id;
+    if (!is_closed) shared_->attempts.insert(attempt);
+  }
+  const AttemptId id = attempt->id;
+  loop_.Post([attempt = std::move(attempt), is_closed] {
+    if (is_closed) return attempt->Cancel(absl::CancelledError("this process is leaving"));
+    attempt->StartClient();
+  });
+  return id;
+}
+
+LaneConnector::AttemptId LaneHub::Connect(const LanePeer& peer, const LaneAddresses& addresses,
+                                          bool use_unix, std::shared_ptr<LaneHandler> handler) {
   auto attempt = std::make_shared<Attempt>(
       shared_, Handshake::Client(shared_->options.handshake, peer, ConnectionPurpose::kLane, 0),
       true, use_unix);
   attempt->unix_name = addresses.unix_name;
   attempt->tcp_addresses.assign(addresses.tcp.begin(), addresses.tcp.end());
   attempt->handler = std::move(handler);
-  bool is_closed = false;
-  {
-    absl::MutexLock lock(&shared_->mu);
-    is_closed = shared_->is_closed;
-    if (!is_closed) shared_->attempts.insert(attempt);
-  }
-  loop_.Post([attempt, is_closed] {
-    if (is_closed) return attempt->Cancel(absl::CancelledError("this process is leaving"));
-    attempt->StartClient();
-  });
+  return Begin(std::move(attempt));
 }
 
 void LaneHub::ConnectData(const LanePeer& peer, const LaneAddresses& addresses, uint32_t index,
@@ -82,16 +90,24 @@ void LaneHub::ConnectData(const LanePeer& peer, const LaneAddresses& addresses, 
       true, false);
   attempt->tcp_addresses.assign(addresses.tcp.begin(), addresses.tcp.end());
   attempt->on_data = std::move(done);
-  bool is_closed = false;
+  Begin(std::move(attempt));
+}
+
+void LaneHub::CancelConnect(AttemptId id, const absl::Status& why) {
+  if (id == 0) return;
+  std::shared_ptr<Attempt> found;
   {
     absl::MutexLock lock(&shared_->mu);
-    is_closed = shared_->is_closed;
-    if (!is_closed) shared_->attempts.insert(attempt);
+    for (const auto& attempt : shared_->attempts) {
+      if (attempt->id == id) found = attempt;
+    }
   }
-  loop_.Post([attempt, is_closed] {
-    if (is_closed) return attempt->Cancel(absl::CancelledError("this process is leaving"));
-    attempt->StartClient();
-  });
+  if (found != nullptr) loop_.Post([found, why] { found->Cancel(why); });
+}
+
+void LaneHub::RunAfter(absl::Duration delay, absl::AnyInvocable<void() &&> function) {
+  if (delay <= absl::ZeroDuration()) return loop_.Post(std::move(function));
+  loop_.PostAt(SteadyClock().Now() + delay, std::move(function));
 }
 
 LaneHubStats LaneHub::stats() const {

@@ -19,6 +19,7 @@
 #include "base/unique_fd.h"
 #include "transport/lane/handshake.h"
 #include "transport/lane/lane.h"
+#include "transport/lane/lane_connector.h"
 #include "transport/lane/lane_loop.h"
 
 namespace ferry {
@@ -33,14 +34,6 @@ struct LaneHubOptions {
   absl::Duration handshake_timeout = absl::Seconds(10);
   // What a lane keeps for a peer that does not take it.
   size_t lane_queue_bytes = size_t{64} << 20;
-};
-
-// Where a process can be reached.
-struct LaneAddresses {
-  // Of its Unix socket, for processes of the same host; empty: none.
-  std::string unix_name;
-  // HOST:PORT, tried in this order.
-  std::vector<std::string> tcp;
 };
 
 struct LaneHubStats {
@@ -59,7 +52,7 @@ struct DataConnection {
 };
 
 // Thread-safe.
-class LaneHub final {
+class LaneHub final : public LaneConnector {
  public:
   // Each is called on the loop, for connections that have come from `peer`.
   using AcceptLane = std::function<std::shared_ptr<LaneHandler>(const LanePeer& peer)>;
@@ -72,7 +65,7 @@ class LaneHub final {
                                                          AcceptLane accept_lane,
                                                          AcceptData accept_data);
   // As Close.
-  ~LaneHub();
+  ~LaneHub() override;
 
   LaneHub(const LaneHub&) = delete;
   LaneHub& operator=(const LaneHub&) = delete;
@@ -85,11 +78,10 @@ class LaneHub final {
   // 0: does not listen there.
   int tcp_port() const { return tcp_port_; }
 
-  // A lane to `peer`: through its Unix socket if `use_unix`, else over the first TCP address that
-  // answers. The handler's OnOpen or OnClosed follows, on the loop. What went wrong with each
-  // address is in the error. May block as long as a host name takes to resolve.
-  void Connect(const LanePeer& peer, const LaneAddresses& addresses, bool use_unix,
-               std::shared_ptr<LaneHandler> handler);
+  AttemptId Connect(const LanePeer& peer, const LaneAddresses& addresses, bool use_unix,
+                    std::shared_ptr<LaneHandler> handler) override;
+  void CancelConnect(AttemptId attempt, const absl::Status& why) override;
+  void RunAfter(absl::Duration delay, absl::AnyInvocable<void() &&> function) override;
   // A TCP connection for data; `done` is called on the loop.
   void ConnectData(const LanePeer& peer, const LaneAddresses& addresses, uint32_t index,
                    DataCallback done);
@@ -105,6 +97,7 @@ class LaneHub final {
   struct Shared;
 
   LaneHub(LaneLoop& loop, std::shared_ptr<Shared> shared);
+  AttemptId Begin(std::shared_ptr<Attempt> attempt);
 
   LaneLoop& loop_;
   const std::shared_ptr<Shared> shared_;
