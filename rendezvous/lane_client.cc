@@ -11,7 +11,6 @@
 
 #include "base/clock.h"
 #include "base/status_macros.h"
-#include "rendezvous/lane_seal.h"
 
 namespace ferry {
 
@@ -24,29 +23,10 @@ std::string LaneClient::Waiting::Phase() const {
   return owner == nullptr ? "ending" : owner->Phase(id);
 }
 
-LaneClient::LaneClient(const LaneExchange& exchange, LaneHub& hub, Endpoint producer)
-    : exchange_(exchange), hub_(hub), producer_(std::move(producer)) {}
+LaneClient::LaneClient(const LaneExchange& exchange, Endpoint producer)
+    : exchange_(exchange), producer_(std::move(producer)) {}
 
 LaneClient::~LaneClient() = default;
-
-void LaneClient::Connect() {
-  const Endpoint& self = exchange_.self;
-  const bool is_same_machine = !self.boot_id.empty() && self.boot_id == producer_.boot_id;
-  std::string why_not;
-  if (exchange_.policy.require == "tcp") {
-    why_not = "only tcp is allowed";
-  } else if (!is_same_machine) {
-    why_not = "they are on two machines";
-  } else if (producer_.lanes.unix_name.empty()) {
-    why_not = absl::StrCat(Describe(producer_.peer), " listens on no Unix socket");
-  }
-  is_trying_unix_ = why_not.empty();
-  {
-    SpinLockHolder lock(&mu_);
-    why_no_descriptors_ = std::move(why_not);
-  }
-  hub_.Connect(producer_.peer, producer_.lanes, is_trying_unix_, shared_from_this());
-}
 
 std::shared_ptr<RemoteFetch> LaneClient::Request(int64_t step_id, const RendezvousKey& key,
                                                  const RecvArgs& args, RecvCallback done) {
@@ -84,8 +64,6 @@ std::shared_ptr<RemoteFetch> LaneClient::Request(int64_t step_id, const Rendezvo
 }
 
 void LaneClient::OnOpen(std::shared_ptr<Lane> lane) {
-  if (exchange_.checksum) lane = MakeSealingLane(std::move(lane));
-  inlets_.clear();
   for (const auto& transport : *exchange_.transports) {
     inlets_.push_back(transport->MakeInlet(producer_, [weak = weak_from_this()](uint64_t id) {
       if (const auto client = weak.lock()) client->Done(id);
@@ -100,8 +78,7 @@ void LaneClient::OnOpen(std::shared_ptr<Lane> lane) {
       return SendReply(*open, {number, body});
     });
   }
-  absl::Status status = SendHello(*lane, {exchange_.self.boot_id, exchange_.self.host_name,
-                                          exchange_.self.gpus, exchange_.self.nccl_version});
+  absl::Status status;
   // In the order in which they were made; more may come while these are being sent.
   uint64_t last_sent = 0;
   std::vector<uint64_t> cancelled;
@@ -237,6 +214,11 @@ bool LaneClient::has_ended() const {
   return !ended_.ok();
 }
 
+void LaneClient::set_why_no_descriptors(std::string why) {
+  SpinLockHolder lock(&mu_);
+  why_no_descriptors_ = std::move(why);
+}
+
 std::string LaneClient::why_no_descriptors() const {
   SpinLockHolder lock(&mu_);
   return why_no_descriptors_;
@@ -253,17 +235,6 @@ std::string LaneClient::DescribeLane() const {
 }
 
 void LaneClient::OnClosed(const absl::Status& why) {
-  if (is_trying_unix_ && lane() == nullptr && inlets_.empty()) {
-    // Another network namespace, most likely. Whether to go on is the policy's decision.
-    is_trying_unix_ = false;
-    if (exchange_.policy.require != "shm" && !producer_.lanes.tcp.empty()) {
-      {
-        SpinLockHolder lock(&mu_);
-        why_no_descriptors_ = std::string(why.message());
-      }
-      return hub_.Connect(producer_.peer, producer_.lanes, false, shared_from_this());
-    }
-  }
   absl::flat_hash_map<uint64_t, WaitingPtr> waiting;
   absl::Status status = Named(why);
   {

@@ -19,16 +19,13 @@
 
 namespace ferry {
 
-// For one producer, in one of its lives. Thread-safe. Connects by itself: through the producer's
-// Unix socket if it is on this machine, else over TCP. Every request ends: with its value, the
-// producer's refusal, its cancellation, or the end of the lane.
-class LaneClient final : public LaneHandler, public std::enable_shared_from_this<LaneClient> {
+// For one producer, in one of its lives. Thread-safe. Requests wait until there is a lane. Every
+// one ends: with its value, the producer's refusal, its cancellation, or the end of the lane. The
+// On... are called on the loop, as those of LaneHandler.
+class LaneClient final : public std::enable_shared_from_this<LaneClient> {
  public:
-  LaneClient(const LaneExchange& exchange, LaneHub& hub, Endpoint producer);
-  ~LaneClient() override;
-
-  // Begins to connect. REQUIRES: once.
-  void Connect();
+  LaneClient(const LaneExchange& exchange, Endpoint producer);
+  ~LaneClient();
 
   // Asks for a value.
   //   Errors, through `done`: UNAVAILABLE naming the producer, and how far it was; what the
@@ -43,17 +40,18 @@ class LaneClient final : public LaneHandler, public std::enable_shared_from_this
   bool is_over() const { return is_over_.load(std::memory_order_acquire); }
   const Endpoint& producer() const { return producer_; }
   // Why there is no lane that passes descriptors; empty: there is, or it is not known yet.
+  void set_why_no_descriptors(std::string why) ABSL_LOCKS_EXCLUDED(mu_);
   std::string why_no_descriptors() const ABSL_LOCKS_EXCLUDED(mu_);
   bool passes_descriptors() const ABSL_LOCKS_EXCLUDED(mu_);
   // "shm", "tcp to ...", "not connected yet": for people.
   std::string DescribeLane() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Ends it with `why`.
+  // Ends its lane with `why`.
   void Close(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
-  void OnOpen(std::shared_ptr<Lane> lane) override ABSL_LOCKS_EXCLUDED(mu_);
-  absl::Status OnFrame(uint16_t type, absl::string_view body,
-                       absl::Span<UniqueFd> descriptors) override;
-  void OnClosed(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
+  // Both sides have said HELLO.
+  void OnOpen(std::shared_ptr<Lane> lane) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status OnFrame(uint16_t type, absl::string_view body, absl::Span<UniqueFd> descriptors);
+  void OnClosed(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   // A request, and its asker's handle. All but the first three belong to the client's lock, and
@@ -103,10 +101,8 @@ class LaneClient final : public LaneHandler, public std::enable_shared_from_this
 
   // Constant after construction.
   const LaneExchange& exchange_;
-  LaneHub& hub_;
   const Endpoint producer_;
-  // Of the loop, once connecting has begun.
-  bool is_trying_unix_ = false;
+  // Of the loop, before there is a lane.
   std::vector<std::shared_ptr<Inlet>> inlets_;
 
   std::atomic<bool> is_over_{false};

@@ -47,9 +47,6 @@ absl::Status SecondAnswer(uint64_t id) {
 
 absl::Status LaneClient::OnFrame(uint16_t type, absl::string_view body,
                                  absl::Span<UniqueFd> descriptors) {
-  if (exchange_.checksum || IsSealed(type)) {
-    FERRY_RETURN_IF_ERROR(Unseal(producer_.peer, type, body));
-  }
   switch (static_cast<LaneMessage>(type)) {
     case LaneMessage::kTicket:
       return OnTicket(body, descriptors);
@@ -64,7 +61,8 @@ absl::Status LaneClient::OnFrame(uint16_t type, absl::string_view body,
       return inlets_[announcement.transport - 1]->OnAnnouncement(announcement.body, descriptors);
     }
     default:
-      return absl::InvalidArgumentError(absl::StrCat("a producer sends no message of type ", type));
+      return absl::InvalidArgumentError(
+          absl::StrCat("a producer sends no ", LaneMessageName(type)));
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A client for each producer, found when it is first needed.
+// Where a node is, when it is first needed.
 #include "rendezvous/lane_fetcher.h"
 
 #include <utility>
@@ -134,125 +134,42 @@ std::shared_ptr<RemoteFetch> LaneFetcher::Fetch(int64_t step_id, const Rendezvou
     return nullptr;
   }
   const auto node = static_cast<int32_t>(task.task);
-  std::shared_ptr<LaneClient> client;
-  std::shared_ptr<Resolving> resolving;
-  bool is_first = false;
-  absl::Status closed;
-  {
-    SpinLockHolder lock(&shared_->mu);
-    closed = shared_->closed;
-    if (const auto found = shared_->clients.find(node); found != shared_->clients.end()) {
-      if (found->second->has_ended()) {
-        shared_->clients.erase(found);
-      } else {
-        client = found->second;
-      }
-    }
-    if (client == nullptr && closed.ok()) {
-      auto& slot = shared_->resolving[node];
-      is_first = slot == nullptr;
-      if (is_first) slot = std::make_shared<Resolving>(node);
-      resolving = slot;
-    }
-  }
-  if (!closed.ok()) {
-    std::move(done)(std::move(closed), {});
+  absl::StatusOr<std::shared_ptr<LaneClient>> client =
+      shared_->table->Find({node, key.src_incarnation()});
+  if (!client.ok()) {
+    std::move(done)(client.status(), {});
     return nullptr;
   }
-  if (client != nullptr) return client->Request(step_id, key, args, std::move(done));
+  if (*client != nullptr) return (*client)->Request(step_id, key, args, std::move(done));
+  std::shared_ptr<Resolving> resolving;
+  bool is_first = false;
+  {
+    SpinLockHolder lock(&shared_->mu);
+    auto& slot = shared_->resolving[node];
+    is_first = slot == nullptr;
+    if (is_first) slot = std::make_shared<Resolving>(node);
+    resolving = slot;
+  }
   std::shared_ptr<RemoteFetch> fetch = resolving->Add(step_id, key, args, done);
   // Found between our two looks: the client is there now.
   if (fetch == nullptr) return Fetch(step_id, key, args, std::move(done));
   if (is_first) {
-    resolver_(node, [shared = shared_, resolving, node, hub = hub_,
-                     &exchange = exchange_](absl::StatusOr<Endpoint> endpoint) {
-      std::shared_ptr<LaneClient> made;
-      absl::Status status = endpoint.status();
+    resolver_(node, [shared = shared_, resolving, node](absl::StatusOr<Endpoint> endpoint) {
+      const absl::StatusOr<std::shared_ptr<LaneClient>> found =
+          endpoint.ok() ? shared->table->Open(*endpoint) : endpoint.status();
       {
         SpinLockHolder lock(&shared->mu);
-        if (status.ok()) status = shared->closed;
-        if (status.ok()) {
-          made = std::make_shared<LaneClient>(exchange, *hub, *std::move(endpoint));
-          shared->clients[node] = made;
-        }
         shared->resolving.erase(node);
       }
-      if (!status.ok()) return resolving->Fail(status);
-      made->Connect();
-      resolving->Resolve(made);
+      if (!found.ok()) return resolving->Fail(found.status());
+      resolving->Resolve(*found);
     });
   }
   return fetch;
 }
 
-std::shared_ptr<LaneHandler> LaneFetcher::Serve(const LanePeer& consumer) {
-  auto server = std::make_shared<LaneServer>(exchange_, consumer);
-  SpinLockHolder lock(&shared_->mu);
-  if (!shared_->closed.ok()) return nullptr;
-  std::erase_if(shared_->servers, [](const auto& each) { return each.expired(); });
-  shared_->servers.push_back(server);
-  return server;
-}
-
-std::shared_ptr<LaneClient> LaneFetcher::ClientOf(int32_t node_id) const {
-  SpinLockHolder lock(&shared_->mu);
-  const auto found = shared_->clients.find(node_id);
-  return found == shared_->clients.end() || found->second->has_ended() ? nullptr : found->second;
-}
-
-void LaneFetcher::Forget(int32_t node_id, const absl::Status& why) {
-  std::shared_ptr<LaneClient> client;
-  {
-    SpinLockHolder lock(&shared_->mu);
-    const auto found = shared_->clients.find(node_id);
-    if (found == shared_->clients.end()) return;
-    client = std::move(found->second);
-    shared_->clients.erase(found);
-  }
-  client->Close(why);
-}
-
-void LaneFetcher::Close(const absl::Status& why) {
-  std::vector<std::shared_ptr<LaneClient>> clients;
-  std::vector<std::shared_ptr<LaneServer>> servers;
-  {
-    SpinLockHolder lock(&shared_->mu);
-    if (shared_->closed.ok()) shared_->closed = why;
-    for (const auto& [node, client] : shared_->clients) clients.push_back(client);
-    for (const auto& each : shared_->servers) {
-      if (auto server = each.lock()) servers.push_back(std::move(server));
-    }
-  }
-  for (const auto& client : clients) client->Close(why);
-  for (const auto& server : servers) server->Close(why);
-}
-
-size_t LaneFetcher::unfinished_sends() const {
-  SpinLockHolder lock(&shared_->mu);
-  size_t count = 0;
-  for (const auto& each : shared_->servers) {
-    if (const auto server = each.lock()) count += server->unfinished();
-  }
-  return count;
-}
-
-void LaneFetcher::ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const {
-  std::vector<std::shared_ptr<LaneServer>> servers;
-  {
-    SpinLockHolder lock(&shared_->mu);
-    for (const auto& each : shared_->servers) {
-      if (auto server = each.lock()) servers.push_back(std::move(server));
-    }
-  }
-  for (const auto& server : servers) server->ForEachTransfer(min_age, visit);
-}
-
-size_t LaneFetcher::lane_count() const {
-  SpinLockHolder lock(&shared_->mu);
-  size_t count = 0;
-  for (const auto& [node, client] : shared_->clients) count += client->is_over() ? 0 : 1;
-  for (const auto& server : shared_->servers) count += server.expired() ? 0 : 1;
-  return count;
+std::shared_ptr<LaneClient> LaneFetcher::ClientOf(const LanePeer& peer) const {
+  return shared_->table->Find(peer).value_or(nullptr);
 }
 
 }  // namespace ferry

@@ -6,15 +6,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <vector>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
 
 #include "base/spin_lock.h"
-#include "rendezvous/lane_client.h"
-#include "rendezvous/lane_server.h"
+#include "rendezvous/lane_table.h"
 #include "rendezvous/remote_rendezvous.h"
 
 namespace ferry {
@@ -27,43 +26,43 @@ using EndpointResolver = std::function<void(int32_t node_id, ResolveCallback don
 // Thread-safe. Task N of a key's device is node N of the job.
 class LaneFetcher final : public RemoteFetcher {
  public:
-  // `exchange` and `hub` outlive it; set_hub before the first Fetch.
+  // `exchange` outlives it; set_connector before the first Fetch.
   LaneFetcher(const LaneExchange& exchange, EndpointResolver resolver)
-      : exchange_(exchange), resolver_(std::move(resolver)), shared_(std::make_shared<Shared>()) {}
+      : resolver_(std::move(resolver)), shared_(std::make_shared<Shared>(exchange)) {}
   ~LaneFetcher() override { Close(absl::CancelledError("this process is leaving")); }
-  void set_hub(LaneHub* hub) { hub_ = hub; }
+  // Outlives all lanes.
+  void set_connector(LaneConnector* connector) { shared_->table->set_connector(connector); }
 
   std::shared_ptr<RemoteFetch> Fetch(int64_t step_id, const RendezvousKey& key,
                                      const RecvArgs& args, RecvCallback done) override;
 
-  // The server for a consumer that has connected; kept to be closed with the rest.
-  std::shared_ptr<LaneHandler> Serve(const LanePeer& consumer);
+  // This side of a lane that `peer` has opened.
+  std::shared_ptr<LaneHandler> Serve(const LanePeer& peer) { return shared_->table->Accept(peer); }
 
-  // The lane to a node that is open now, or being opened; null if there is none.
-  std::shared_ptr<LaneClient> ClientOf(int32_t node_id) const;
-  // The node has died: its lane ends with `why`, and a later fetch looks for it anew.
-  void Forget(int32_t node_id, const absl::Status& why);
+  // The lane to a node in that life that is open now, or being opened; null if there is none.
+  std::shared_ptr<LaneClient> ClientOf(const LanePeer& peer) const;
+  // As LaneTable::Forget; a later fetch looks for the node anew.
+  void Forget(int32_t node_id, const absl::Status& why, uint64_t alive_incarnation = 0) {
+    shared_->table->Forget(node_id, why, alive_incarnation);
+  }
   // All lanes end; later fetches do at once.
-  void Close(const absl::Status& why);
-  // LaneServer::unfinished of all consumers.
-  size_t unfinished_sends() const;
-  // LaneServer::ForEachTransfer of all consumers.
-  void ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const;
-  // Lanes that have not ended, of both kinds.
-  size_t lane_count() const;
+  void Close(const absl::Status& why) { shared_->table->Close(why); }
+  size_t unfinished_sends() const { return shared_->table->unfinished_sends(); }
+  void ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const {
+    shared_->table->ForEachTransfer(min_age, visit);
+  }
+  size_t lane_count() const { return shared_->table->lane_count(); }
 
  private:
   class Resolving;
   struct Shared {
+    explicit Shared(const LaneExchange& exchange) : table(std::make_shared<LaneTable>(exchange)) {}
+
+    const std::shared_ptr<LaneTable> table;
     SpinLock mu;
-    absl::Status closed ABSL_GUARDED_BY(mu);
-    absl::flat_hash_map<int32_t, std::shared_ptr<LaneClient>> clients ABSL_GUARDED_BY(mu);
     absl::flat_hash_map<int32_t, std::shared_ptr<Resolving>> resolving ABSL_GUARDED_BY(mu);
-    std::vector<std::weak_ptr<LaneServer>> servers ABSL_GUARDED_BY(mu);
   };
 
-  const LaneExchange& exchange_;
-  LaneHub* hub_ = nullptr;
   const EndpointResolver resolver_;
   // With callbacks of the resolver, which may come when this is gone.
   const std::shared_ptr<Shared> shared_;

@@ -19,6 +19,8 @@ constexpr uint8_t kChecksum = 4;
 constexpr uint8_t kStaged = 8;
 // More GPUs than any machine has; beyond that they are not told.
 constexpr size_t kMaxGpus = 64;
+// Addresses of a host that are told.
+constexpr size_t kMaxAddresses = 16;
 // Texts of errors; what is longer says nothing more to anybody.
 constexpr size_t kMaxMessageBytes = 16 * 1024;
 
@@ -64,26 +66,37 @@ std::string LaneMessageName(uint16_t type) {
 }
 
 absl::Status SendHello(Lane& lane, const HelloMessage& hello) {
-  std::string room(8 * 1024, '\0');
+  std::string room(16 * 1024, '\0');
   ByteWriter writer(room.data(), room.size());
+  const auto put_texts = [&writer](const std::vector<std::string>& texts, size_t most,
+                                   size_t most_bytes) {
+    const size_t count = std::min(texts.size(), most);
+    writer.Put(static_cast<uint16_t>(count));
+    for (size_t i = 0; i < count; ++i) {
+      writer.PutText(absl::string_view(texts[i]).substr(0, most_bytes));
+    }
+  };
   writer.PutText(absl::string_view(hello.boot_id).substr(0, 256));
   writer.PutText(absl::string_view(hello.host_name).substr(0, 256));
-  const size_t gpus = std::min(hello.gpus.size(), kMaxGpus);
-  writer.Put(static_cast<uint16_t>(gpus));
-  for (size_t i = 0; i < gpus; ++i) {
-    writer.PutText(absl::string_view(hello.gpus[i]).substr(0, 64));
-  }
+  put_texts(hello.tcp, kMaxAddresses, 256);
+  put_texts(hello.gpus, kMaxGpus, 64);
   writer.Put(hello.nccl_version);
   return lane.Send(Type(LaneMessage::kHello), {writer.view()});
 }
 
 absl::StatusOr<HelloMessage> DecodeHello(absl::string_view body) {
   ByteReader reader(body);
+  const auto get_texts = [&reader] {
+    std::vector<std::string> texts;
+    const auto count = reader.Get<uint16_t>();
+    for (int i = 0; i < count && !reader.is_short(); ++i) texts.emplace_back(reader.GetText());
+    return texts;
+  };
   HelloMessage hello;
   hello.boot_id = std::string(reader.GetText());
   hello.host_name = std::string(reader.GetText());
-  const auto gpus = reader.Get<uint16_t>();
-  for (int i = 0; i < gpus && !reader.is_short(); ++i) hello.gpus.emplace_back(reader.GetText());
+  hello.tcp = get_texts();
+  hello.gpus = get_texts();
   hello.nccl_version = reader.Get<int32_t>();
   if (reader.is_short() || !reader.rest().empty()) return Malformed("HELLO");
   return hello;

@@ -16,14 +16,17 @@
 
 namespace ferry {
 
-// The consumer opens the lane, and asks; the producer answers each REQUEST with a TICKET, as soon
-// as there is a value, or with a REFUSAL: with exactly one of them. Ids are the consumer's, and
-// none is used twice. Whoever hears something else ends the lane. A REFUSAL of 0, which is no
-// request, says why the producer ends it. If the consumer's HELLO is sealed (lane_seal.h), so is
-// everything that follows, on either side.
-//   consumer:  HELLO, then REQUEST, CANCEL (no value is wanted any more: a REFUSAL
-//              says that it was in time), DONE (of a ticket whose transport is not 0: its memory
-//              may be used again)
+// A lane has two directions of need, and its messages are told apart by their types: either side
+// asks the other, as a consumer, and answers, as a producer. Whoever has opened it says HELLO
+// first, and the other answers with HELLO; which of two lanes there is to be, if both have opened
+// one, is said in lane_table.h. The producer answers each REQUEST with a TICKET, as soon as there
+// is a value, or with a REFUSAL: with exactly one of them. Ids are the consumer's, and none is used
+// twice. Whoever hears something else ends the lane. A REFUSAL of 0, which is no request, says why
+// it is ended. If a HELLO is sealed (lane_seal.h), so is everything that follows, on either side.
+//   both:      HELLO
+//   consumer:  REQUEST, CANCEL (no value is wanted any more: a REFUSAL says that it was in time; of
+//              an id that is not known: nothing), DONE (of a ticket whose transport is not 0: its
+//              memory may be used again)
 //   producer:  TICKET, REFUSAL; ANNOUNCEMENT, from a transport's outlet to its inlet
 //   consumer again: REPLY, from a transport's inlet to its outlet; AGAIN (the ticket's transport
 //              could not bring the tensor, for that reason: another TICKET, or a REFUSAL, please),
@@ -46,6 +49,8 @@ std::string LaneMessageName(uint16_t type);
 struct HelloMessage {
   std::string boot_id;
   std::string host_name;
+  // LaneAddresses::tcp.
+  std::vector<std::string> tcp;
   // UUIDs of its GPUs, by ordinal.
   std::vector<std::string> gpus;
   // Endpoint::nccl_version.

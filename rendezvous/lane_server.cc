@@ -38,21 +38,32 @@ absl::Status WrongIncarnation(const RendezvousKey& key, uint64_t own) {
 
 }  // namespace
 
-LaneServer::LaneServer(const LaneExchange& exchange, const LanePeer& consumer)
-    : exchange_(exchange) {
-  consumer_.peer = consumer;
-}
+LaneServer::LaneServer(const LaneExchange& exchange, Endpoint consumer, bool sends_seals,
+                       std::string why_no_descriptors)
+    : exchange_(exchange),
+      consumer_(std::move(consumer)),
+      sends_seals_(sends_seals),
+      why_no_descriptors_(std::move(why_no_descriptors)) {}
 
 LaneServer::~LaneServer() = default;
 
-void LaneServer::OnOpen(std::shared_ptr<Lane> lane) { lane_ = std::move(lane); }
+void LaneServer::OnOpen(std::shared_ptr<Lane> lane) {
+  lane_ = std::move(lane);
+  for (const auto& transport : *exchange_.transports) {
+    outlets_.push_back(transport->MakeOutlet(consumer_));
+    const auto number = static_cast<uint8_t>(outlets_.size());
+    outlets_.back()->SetAnnounce([weak = std::weak_ptr<Lane>(lane_), number](
+                                     absl::string_view body, absl::Span<const int> descriptors) {
+      const auto open = weak.lock();
+      if (open == nullptr) return absl::UnavailableError("the lane has ended");
+      return SendAnnouncement(*open, {number, body}, descriptors);
+    });
+  }
+}
 
 absl::Status LaneServer::OnFrame(uint16_t type, absl::string_view body,
                                  absl::Span<UniqueFd> descriptors) {
-  if (hears_seals_ || IsSealed(type)) FERRY_RETURN_IF_ERROR(CheckSeal(type, body));
   switch (static_cast<LaneMessage>(type)) {
-    case LaneMessage::kHello:
-      return OnHello(body);
     case LaneMessage::kRequest:
       return OnRequest(body);
     case LaneMessage::kDone: {
@@ -69,50 +80,10 @@ absl::Status LaneServer::OnFrame(uint16_t type, absl::string_view body,
       return OnReply(body);
     case LaneMessage::kAgain:
       return OnAgain(body);
-    case LaneMessage::kTicket:
-    case LaneMessage::kRefusal:
-    case LaneMessage::kAnnouncement:
-      break;
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("a consumer sends no ", LaneMessageName(type)));
   }
-  return absl::InvalidArgumentError(absl::StrCat("a consumer sends no message of type ", type));
-}
-
-absl::Status LaneServer::CheckSeal(uint16_t& type, absl::string_view& body) {
-  // Only the first frame may be the first that is sealed.
-  absl::Status status = Unseal(consumer_.peer, type, body);
-  if (status.ok() && !hears_seals_ && !outlets_.empty()) {
-    status = absl::InvalidArgumentError("a sealed message on a lane that has none");
-  }
-  if (status.ok()) {
-    hears_seals_ = true;
-    return status;
-  }
-  // The consumer is to know why its lane ends, and whose bits have changed.
-  const std::shared_ptr<Lane> lane = sends_seals_ ? lane_ : MakeSealingLane(lane_);
-  SendRefusal(*lane, {0, status}).IgnoreError();
-  return status;
-}
-
-absl::Status LaneServer::OnHello(absl::string_view body) {
-  FERRY_ASSIGN_OR_RETURN(HelloMessage hello, DecodeHello(body));
-  if (!outlets_.empty()) return absl::InvalidArgumentError("a second HELLO");
-  consumer_.boot_id = std::move(hello.boot_id);
-  consumer_.host_name = std::move(hello.host_name);
-  consumer_.gpus = std::move(hello.gpus);
-  consumer_.nccl_version = hello.nccl_version;
-  sends_seals_ = hears_seals_ || exchange_.checksum;
-  if (sends_seals_) lane_ = MakeSealingLane(std::move(lane_));
-  for (const auto& transport : *exchange_.transports) {
-    outlets_.push_back(transport->MakeOutlet(consumer_));
-    const auto number = static_cast<uint8_t>(outlets_.size());
-    outlets_.back()->SetAnnounce([lane = std::weak_ptr<Lane>(lane_), number](
-                                     absl::string_view body, absl::Span<const int> descriptors) {
-      const auto open = lane.lock();
-      if (open == nullptr) return absl::UnavailableError("the lane has ended");
-      return SendAnnouncement(*open, {number, body}, descriptors);
-    });
-  }
-  return absl::OkStatus();
 }
 
 absl::Status LaneServer::OnReply(absl::string_view body) {
@@ -158,7 +129,6 @@ absl::Status LaneServer::OnAgain(absl::string_view body) {
 
 absl::Status LaneServer::OnRequest(absl::string_view body) {
   FERRY_ASSIGN_OR_RETURN(const RequestMessage message, DecodeRequest(body));
-  if (outlets_.empty()) return absl::InvalidArgumentError("a REQUEST before HELLO");
   const absl::StatusOr<RendezvousKey> key = keys_.Parse(message.key);
   if (!key.ok()) {
     Refuse(message.id, key.status());
@@ -282,7 +252,7 @@ void LaneServer::Offer(Outgoing outgoing) {
   query.source = &exchange_.self;
   query.destination = &consumer_;
   query.lane_passes_descriptors = lane_->passes_descriptors();
-  if (!query.lane_passes_descriptors) query.why_no_descriptors = "the consumer came over TCP";
+  if (!query.lane_passes_descriptors) query.why_no_descriptors = why_no_descriptors_;
   query.bytes = tensor.bytes();
   query.is_in_arena = is_in_arena;
   query.source_place = tensor.place();
@@ -433,10 +403,6 @@ void LaneServer::ForEachTransfer(absl::Duration min_age, PendingVisitor visit) c
            .phase = std::move(phase),
            .outlives_sender = Outlives(each)});
   }
-}
-
-void LaneServer::Close(const absl::Status& why) {
-  if (lane_ != nullptr) lane_->Close(why);
 }
 
 }  // namespace ferry

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -29,30 +30,30 @@ struct LaneExchange {
   bool checksum = false;
   // For tensors in their memory; null: this process uses none.
   Gpus* gpus = nullptr;
+  // For a peer to say HELLO; and for what stands in the way of a lane to go.
+  absl::Duration connect_timeout = absl::Seconds(10);
 };
 
 // For one consumer. A value for which it has asked goes to it; if it goes away, what it waits for
-// stays for others.
-class LaneServer final : public LaneHandler, public std::enable_shared_from_this<LaneServer> {
+// stays for others. The On... are called on the loop, as those of LaneHandler.
+class LaneServer final : public std::enable_shared_from_this<LaneServer> {
  public:
-  LaneServer(const LaneExchange& exchange, const LanePeer& consumer);
-  ~LaneServer() override;
+  // `sends_seals`: through the lane, and so there are checksums of what is sent.
+  // `why_no_descriptors`: if the lane passes none.
+  LaneServer(const LaneExchange& exchange, Endpoint consumer, bool sends_seals,
+             std::string why_no_descriptors);
+  ~LaneServer();
 
-  void OnOpen(std::shared_ptr<Lane> lane) override;
-  absl::Status OnFrame(uint16_t type, absl::string_view body,
-                       absl::Span<UniqueFd> descriptors) override;
-  void OnClosed(const absl::Status& why) override;
+  void OnOpen(std::shared_ptr<Lane> lane);
+  absl::Status OnFrame(uint16_t type, absl::string_view body, absl::Span<UniqueFd> descriptors);
+  void OnClosed(const absl::Status& why);
 
   // Tensors that were offered, were not taken yet, and would be lost if this process went now.
   size_t unfinished() const ABSL_LOCKS_EXCLUDED(mu_);
   // What was offered and has not been taken, or not been given back, for at least `min_age`.
   void ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const ABSL_LOCKS_EXCLUDED(mu_);
-  // Ends the lane.
-  void Close(const absl::Status& why);
 
  private:
-  // What is wrong with a frame of a lane that has, or should have, seals; takes its seal off.
-  absl::Status CheckSeal(uint16_t& type, absl::string_view& body);
   // A request that waits for its value, or whose value is on its way.
   struct Request {
     Request(uint64_t id, int64_t step_id, const RendezvousKey& key)
@@ -94,7 +95,6 @@ class LaneServer final : public LaneHandler, public std::enable_shared_from_this
   // Whether it can still be taken when this process has gone.
   bool Outlives(const Offered& offered) const;
 
-  absl::Status OnHello(absl::string_view body);
   absl::Status OnRequest(absl::string_view body);
   absl::Status OnReply(absl::string_view body);
   // The consumer could not take what it was offered.
@@ -115,13 +115,12 @@ class LaneServer final : public LaneHandler, public std::enable_shared_from_this
   bool Take(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
   size_t inline_bytes(bool is_in_arena) const;
 
-  // Constant after OnOpen and HELLO, before which nothing else happens.
+  // Constant after OnOpen, before which nothing else happens.
   const LaneExchange& exchange_;
-  Endpoint consumer_;
+  const Endpoint consumer_;
+  const bool sends_seals_;
+  const std::string why_no_descriptors_;
   std::shared_ptr<Lane> lane_;
-  // Whether the consumer's frames are sealed, and ours are.
-  bool hears_seals_ = false;
-  bool sends_seals_ = false;
   std::vector<std::shared_ptr<Outlet>> outlets_;
   // Of the loop.
   KeyCache keys_;

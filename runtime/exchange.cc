@@ -86,6 +86,7 @@ absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions option
   }
   common.policy.require = options.require_transport;
   common.checksum = options.checksum;
+  common.connect_timeout = options.connect_timeout;
   exchange->fetcher_ = std::make_unique<LaneFetcher>(common, std::move(resolver));
   RemoteFetcher* fetcher = exchange->fetcher_.get();
   if (options.carrier == Carrier::kGrpc) {
@@ -120,7 +121,7 @@ absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions option
                                                    return;
                                                }
                                              }));
-  exchange->fetcher_->set_hub(exchange->hub_.get());
+  exchange->fetcher_->set_connector(exchange->hub_.get());
   const TransportEnvironment environment = {.loop = exchange->loop_.get(),
                                             .hub = exchange->hub_.get(),
                                             .arena = exchange->arena_,
@@ -263,7 +264,7 @@ absl::StatusOr<PathChoice> Exchange::PathFrom(const Endpoint& source, size_t byt
   query.is_in_arena = is_in_arena;
   query.source_place = from;
   query.destination_place = to;
-  if (const auto client = fetcher_->ClientOf(source.peer.node_id); client != nullptr) {
+  if (const auto client = fetcher_->ClientOf(source.peer); client != nullptr) {
     query.why_no_descriptors = client->why_no_descriptors();
     // One that is being opened will pass them unless there is a reason.
     query.lane_passes_descriptors =
@@ -275,11 +276,11 @@ absl::StatusOr<PathChoice> Exchange::PathFrom(const Endpoint& source, size_t byt
   return ChoosePath(transports_, query, lane_exchange_.policy);
 }
 
-void Exchange::FailNode(int32_t node_id, const absl::Status& why) {
+void Exchange::FailNode(int32_t node_id, const absl::Status& why, uint64_t alive_incarnation) {
   TaskName dead = task();
   dead.task = node_id;
   manager_->FailTask(dead, why);
-  fetcher_->Forget(node_id, why);
+  fetcher_->Forget(node_id, why, alive_incarnation);
   if (grpc_ != nullptr) grpc_->Forget(node_id);
 }
 

@@ -135,8 +135,9 @@ class Exchange final {
                                       const MemoryPlace& from = {},
                                       const MemoryPlace& to = {}) const;
 
-  // A node has died, or was restarted: everything that needs it ends with `why`.
-  void FailNode(int32_t node_id, const absl::Status& why);
+  // A node has died, or was restarted: everything that needs it ends with `why`, and so do its
+  // lanes, but for those of the life that is there now, if any (0: none).
+  void FailNode(int32_t node_id, const absl::Status& why, uint64_t alive_incarnation = 0);
 
  private:
   Exchange() = default;

@@ -124,7 +124,13 @@ void Node::WatchNodes(int64_t version) {
 }
 
 void Node::OnNodes(const coord::NodeTable& table) {
-  std::vector<std::pair<int, absl::Status>> dead;
+  struct Dead {
+    int node = 0;
+    absl::Status why;
+    // 0: nobody is in its place.
+    uint64_t alive_incarnation = 0;
+  };
+  std::vector<Dead> dead;
   {
     absl::MutexLock lock(&mu_);
     for (const coord::TaskStatus& task : table.tasks) {
@@ -136,20 +142,21 @@ void Node::OnNodes(const coord::NodeTable& table) {
       if (task.state == coord::TaskState::kError) {
         if (!failed_.insert(task.node_id).second) continue;
         endpoints_.erase(task.node_id);
-        dead.emplace_back(task.node_id,
-                          absl::UnavailableError(absl::StrCat(
-                              "node ", task.node_id, " has died: ", task.error.message())));
+        dead.push_back(
+            {task.node_id, absl::UnavailableError(absl::StrCat(
+                               "node ", task.node_id, " has died: ", task.error.message()))});
       } else {
         failed_.erase(task.node_id);
         if (is_restarted) {
-          dead.emplace_back(task.node_id, absl::AbortedError(absl::StrCat("node ", task.node_id,
-                                                                          " was restarted")));
+          dead.push_back({task.node_id,
+                          absl::AbortedError(absl::StrCat("node ", task.node_id, " was restarted")),
+                          task.incarnation});
         }
       }
     }
   }
-  for (const auto& [node, why] : dead) {
-    if (node != node_id()) exchange_->FailNode(node, why);
+  for (const Dead& each : dead) {
+    if (each.node != node_id()) exchange_->FailNode(each.node, each.why, each.alive_incarnation);
   }
 }
 

@@ -22,7 +22,7 @@ class LaneClientTest : public ::testing::Test {
     exchange_.transports = &transports_;
     Endpoint producer;
     producer.peer = kProducer;
-    client_ = std::make_shared<LaneClient>(exchange_, Hub(), producer);
+    client_ = std::make_shared<LaneClient>(exchange_, producer);
   }
   ~LaneClientTest() override { client_->OnClosed(absl::UnavailableError("over")); }
 
@@ -70,14 +70,13 @@ TEST_F(LaneClientTest, CancelsWhatIsCancelledWhileItIsBeingSent) {
   };
   client_->OnOpen(lane_);
   EXPECT_EQ(ended_, 1);
-  EXPECT_EQ(lane_->types,
-            (std::vector{LaneMessage::kHello, LaneMessage::kRequest, LaneMessage::kCancel}));
+  EXPECT_EQ(lane_->types, (std::vector{LaneMessage::kRequest, LaneMessage::kCancel}));
 }
 
 TEST_F(LaneClientTest, AskingIsNotCalledOffBeforeItHasBegun) {
   Request()->Cancel();
   client_->OnOpen(lane_);
-  EXPECT_EQ(lane_->types, std::vector{LaneMessage::kHello});
+  EXPECT_TRUE(lane_->types.empty());
 }
 
 // It would give back the lease of a view that somebody looks at.

@@ -59,18 +59,50 @@ class LaneSealTest : public ::testing::Test {
     consumer_.checksum = true;
   }
 
-  // A consumer that has asked, on a lane that is open.
-  std::shared_ptr<LaneClient> Asking() {
+  // One end of a lane.
+  struct End {
+    explicit End(const LaneExchange& exchange) : table(std::make_shared<LaneTable>(exchange)) {
+      table->set_connector(&connector);
+    }
+    ~End() {
+      if (handler != nullptr) handler->OnClosed(absl::UnavailableError("over"));
+    }
+    absl::Status Hear(const Frame& frame) { return handler->OnFrame(frame.type, frame.body, {}); }
+    void Close(const absl::Status& why) { std::exchange(handler, nullptr)->OnClosed(why); }
+
+    FakeConnector connector;
+    const std::shared_ptr<LaneTable> table;
+    std::shared_ptr<LaneHandler> handler;
+    std::shared_ptr<KeepingLane> lane;
+  };
+  // A consumer that has asked, on a lane that it has opened.
+  std::unique_ptr<End> Asking() {
+    auto end = std::make_unique<End>(consumer_);
     Endpoint endpoint;
     endpoint.peer = kProducer;
-    auto client = std::make_shared<LaneClient>(consumer_, Hub(), endpoint);
-    client->OnOpen(std::make_shared<KeepingLane>(kProducer));
+    const std::shared_ptr<LaneClient> client = *end->table->Open(endpoint);
+    end->handler = end->connector.Take(1);
+    end->lane = std::make_shared<KeepingLane>(kProducer);
+    end->handler->OnOpen(end->lane);
+    EXPECT_TRUE(end->Hear(Hello()).ok());
     client->Request(kStep, Key(), {}, [this](const absl::Status& status, Received received) {
       ++ended_;
       status_ = status;
       received_ = std::move(received);
     });
-    return client;
+    EXPECT_EQ(end->lane->types.size(), 2u);
+    return end;
+  }
+  // A producer whose consumer has opened one, and has said nothing yet.
+  std::unique_ptr<End> Serving() {
+    auto end = std::make_unique<End>(producer_);
+    end->handler = end->table->Accept(kConsumer);
+    end->lane = std::make_shared<KeepingLane>(kConsumer);
+    end->handler->OnOpen(end->lane);
+    return end;
+  }
+  static Frame Sent(const End& end, size_t index) {
+    return {static_cast<uint16_t>(end.lane->types.at(index)), end.lane->bodies.at(index)};
   }
   Frame Ticket(bool is_sealed = true) {
     TicketMessage ticket;
@@ -108,75 +140,58 @@ TEST_F(LaneSealTest, NoBitOfATicketIsBelieved) {
   const Frame ticket = Ticket();
   ForEachFlip(ticket, [&](const Frame& flipped, size_t bit) {
     ended_ = 0;
-    const std::shared_ptr<LaneClient> client = Asking();
-    const absl::Status status = client->OnFrame(flipped.type, flipped.body, {});
+    const std::unique_ptr<End> consumer = Asking();
+    const absl::Status status = consumer->Hear(flipped);
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << bit << ": " << status;
     EXPECT_EQ(ended_, 0) << bit;
     // As every lane does with what a handler does not take.
-    client->OnClosed(status);
+    consumer->Close(status);
     EXPECT_EQ(ended_, 1);
     EXPECT_EQ(status_.code(), absl::StatusCode::kDataLoss);
     EXPECT_THAT(std::string(status_.message()), AllOf(HasSubstr("node 1"), HasSubstr("step 7"),
                                                       HasSubstr(Key().text()), HasSubstr("dmesg")));
   });
-  const std::shared_ptr<LaneClient> client = Asking();
-  EXPECT_TRUE(client->OnFrame(ticket.type, ticket.body, {}).ok());
+  const std::unique_ptr<End> consumer = Asking();
+  EXPECT_TRUE(consumer->Hear(ticket).ok());
   EXPECT_TRUE(status_.ok()) << status_;
   EXPECT_EQ(ToString(received_.tensor.shape()), "[2,1]");
-  client->OnClosed(absl::UnavailableError("over"));
 }
 
 // A changed key or step would give a value away that is meant for somebody else.
 TEST_F(LaneSealTest, NoBitOfARequestIsBelieved) {
   const Frame hello = Hello();
   ForEachFlip(Request(), [&](const Frame& flipped, size_t bit) {
-    auto server = std::make_shared<LaneServer>(producer_, kConsumer);
-    const auto lane = std::make_shared<KeepingLane>(kConsumer);
-    server->OnOpen(lane);
-    ASSERT_TRUE(server->OnFrame(hello.type, hello.body, {}).ok());
-    const absl::Status status = server->OnFrame(flipped.type, flipped.body, {});
+    const std::unique_ptr<End> producer = Serving();
+    ASSERT_TRUE(producer->Hear(hello).ok());
+    const absl::Status status = producer->Hear(flipped);
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << bit << ": " << status;
     EXPECT_EQ(manager_.step_count(), 0u) << bit;
-    server->OnClosed(status);
     // The consumer hears why.
-    ASSERT_EQ(lane->bodies.size(), 1u);
+    ASSERT_EQ(producer->lane->bodies.size(), 2u);
     ended_ = 0;
-    const std::shared_ptr<LaneClient> client = Asking();
-    const absl::Status heard =
-        client->OnFrame(static_cast<uint16_t>(lane->types[0]), lane->bodies[0], {});
+    const std::unique_ptr<End> consumer = Asking();
+    const absl::Status heard = consumer->Hear(Sent(*producer, 1));
     EXPECT_EQ(heard.code(), absl::StatusCode::kDataLoss) << heard;
     EXPECT_THAT(std::string(heard.message()), HasSubstr("node 1 ends its lane: a "));
     EXPECT_THAT(std::string(heard.message()), HasSubstr("from node 2"));
-    client->OnClosed(heard);
   });
 }
 
 // Whether there are seals at all is said by one bit of the first frame.
 TEST_F(LaneSealTest, NoBitOfTheFirstMessageIsBelieved) {
   ForEachFlip(Hello(), [&](const Frame& flipped, size_t bit) {
-    auto server = std::make_shared<LaneServer>(producer_, kConsumer);
-    server->OnOpen(std::make_shared<KeepingLane>(kConsumer));
-    const absl::Status status = server->OnFrame(flipped.type, flipped.body, {});
-    EXPECT_FALSE(status.ok()) << bit;
-    server->OnClosed(status);
+    EXPECT_FALSE(Serving()->Hear(flipped).ok()) << bit;
   });
 }
 
 TEST_F(LaneSealTest, AllFramesOfALaneHaveSealsOrNone) {
   for (const bool first : {false, true}) {
-    auto server = std::make_shared<LaneServer>(producer_, kConsumer);
-    server->OnOpen(std::make_shared<KeepingLane>(kConsumer));
-    const Frame hello = Hello(first);
-    EXPECT_TRUE(server->OnFrame(hello.type, hello.body, {}).ok());
-    const Frame request = Request(!first);
-    const absl::Status status = server->OnFrame(request.type, request.body, {});
-    EXPECT_FALSE(status.ok());
-    server->OnClosed(status);
+    const std::unique_ptr<End> producer = Serving();
+    EXPECT_TRUE(producer->Hear(Hello(first)).ok());
+    EXPECT_FALSE(producer->Hear(Request(!first)).ok());
   }
-  const std::shared_ptr<LaneClient> client = Asking();
-  const Frame ticket = Ticket(/*is_sealed=*/false);
-  EXPECT_EQ(client->OnFrame(ticket.type, ticket.body, {}).code(), absl::StatusCode::kDataLoss);
-  client->OnClosed(absl::UnavailableError("over"));
+  const std::unique_ptr<End> consumer = Asking();
+  EXPECT_EQ(consumer->Hear(Ticket(/*is_sealed=*/false)).code(), absl::StatusCode::kDataLoss);
 }
 
 // Each node is started for itself: one of a pair may have been told to be careful.
@@ -184,24 +199,22 @@ TEST_F(LaneSealTest, WhatOneSideAsksForIsDone) {
   for (const bool is_producer : {false, true}) {
     consumer_.checksum = !is_producer;
     producer_.checksum = is_producer;
-    auto server = std::make_shared<LaneServer>(producer_, kConsumer);
-    const auto lane = std::make_shared<KeepingLane>(kConsumer);
-    server->OnOpen(lane);
-    const Frame hello = Hello(!is_producer);
-    ASSERT_TRUE(server->OnFrame(hello.type, hello.body, {}).ok());
+    const std::unique_ptr<End> producer = Serving();
+    ASSERT_TRUE(producer->Hear(Hello(!is_producer)).ok());
     const auto step = *manager_.Find(kStep);
     ASSERT_TRUE(step->Initialize({.job = "worker", .replica = 0, .task = 1}).ok());
     ASSERT_TRUE(step->Send(Key(), *Tensor::Allocate(DataType::kUint8, *Shape::Create({3}))).ok());
-    const Frame request = Request(!is_producer);
-    ASSERT_TRUE(server->OnFrame(request.type, request.body, {}).ok());
-    ASSERT_EQ(lane->bodies.size(), 1u);
-    const auto type = static_cast<uint16_t>(lane->types[0]);
-    EXPECT_TRUE(IsSealed(type));
-    const std::shared_ptr<LaneClient> client = Asking();
-    lane->bodies[0][0] = static_cast<char>(lane->bodies[0][0] ^ 2);
-    EXPECT_EQ(client->OnFrame(type, lane->bodies[0], {}).code(), absl::StatusCode::kDataLoss);
-    client->OnClosed(absl::UnavailableError("over"));
-    server->OnClosed(absl::UnavailableError("over"));
+    // Whoever has heard that one is careful is so too, from the second frame on.
+    ASSERT_TRUE(producer->Hear(Request()).ok());
+    ASSERT_EQ(producer->lane->bodies.size(), 2u);
+    EXPECT_TRUE(IsSealed(Sent(*producer, 0).type));
+    Frame ticket = Sent(*producer, 1);
+    EXPECT_TRUE(IsSealed(ticket.type));
+    const std::unique_ptr<End> consumer = Asking();
+    EXPECT_EQ(IsSealed(Sent(*consumer, 0).type), !is_producer);
+    EXPECT_TRUE(IsSealed(Sent(*consumer, 1).type));
+    ticket.body[0] = static_cast<char>(ticket.body[0] ^ 2);
+    EXPECT_EQ(consumer->Hear(ticket).code(), absl::StatusCode::kDataLoss);
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A producer and a consumer as far as lanes go, on one thread, with faults by a seed; checks what
-// must hold whatever happens.
+// Two processes as far as lanes go, which ask each other by one lane, on one thread, with faults by
+// a seed; checks what must hold whatever happens.
 #ifndef FERRY_TESTS_RENDEZVOUS_LANE_WORLD_H_
 #define FERRY_TESTS_RENDEZVOUS_LANE_WORLD_H_
 
@@ -20,8 +20,8 @@
 #include "absl/strings/str_format.h"
 
 #include "base/clock.h"
-#include "rendezvous/lane_client.h"
-#include "rendezvous/lane_server.h"
+#include "rendezvous/lane_table.h"
+#include "tests/rendezvous/fake_connector.h"
 #include "tests/support/faulty_lane.h"
 #include "tests/support/faulty_transport.h"
 
@@ -47,16 +47,6 @@ class NoFetcher final : public RemoteFetcher {
   }
 };
 
-// Connects to nobody: lanes are opened by the test.
-inline LaneHub& Hub() {
-  static LaneLoop& loop = *LaneLoop::Create({})->release();
-  static LaneHub& hub = *LaneHub::Create(
-                             loop, {.tcp_listen = "", .unix_listen = false},
-                             [](const LanePeer&) { return nullptr; }, [](DataConnection) {})
-                             ->release();
-  return hub;
-}
-
 // What nobody else would have: how far a key and its value are told apart.
 inline uint64_t Scramble(uint64_t value) {
   value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -64,27 +54,26 @@ inline uint64_t Scramble(uint64_t value) {
   return value ^ (value >> 31);
 }
 
-// One seed's life of two processes.
+// One seed's life of two processes. Values of even numbers go from the first to the second, the
+// others back.
 class World final {
  public:
   World(uint64_t seed, const Faults& faults)
       : random_(Scramble(seed)),
         faults_(faults),
-        state_(std::make_shared<FaultyTransportState>(random_(), faults.transport)),
-        manager_(clock_, fetcher_) {
-    for (TransportList* list : {&producer_transports_, &consumer_transports_}) {
-      list->push_back(MakeFaultyTransport(state_, "views", true));
-      list->push_back(MakeFaultyTransport(state_, "copies", false));
+        state_(std::make_shared<FaultyTransportState>(random_(), faults.transport)) {
+    for (int i = 0; i < 2; ++i) {
+      Process& process = processes_[i];
+      process.transports.push_back(MakeFaultyTransport(state_, "views", true));
+      process.transports.push_back(MakeFaultyTransport(state_, "copies", false));
+      process.exchange.self.peer = kPeers[i];
+      process.exchange.manager = &process.manager;
+      process.exchange.transports = &process.transports;
+      // Either side, or both: it is done by both.
+      process.exchange.checksum = faults.checksum && (seed % 3 == 2 || seed % 3 == (i == 0));
+      process.step = *process.manager.Find(kStep);
+      EXPECT_TRUE(process.step->Initialize({.job = "worker", .replica = 0, .task = i + 1}).ok());
     }
-    producer_.self.peer = kProducer;
-    producer_.manager = &manager_;
-    producer_.transports = &producer_transports_;
-    producer_.checksum = faults.checksum;
-    consumer_.self.peer = kConsumer;
-    consumer_.transports = &consumer_transports_;
-    consumer_.checksum = faults.checksum;
-    step_ = *manager_.Find(kStep);
-    EXPECT_TRUE(step_->Initialize({.job = "worker", .replica = 0, .task = 1}).ok());
   }
 
   void Run() {
@@ -95,8 +84,10 @@ class World final {
     OneLane({});
     EXPECT_GT(values_, before) << "later requests do not work";
     EXPECT_EQ(end_statuses_, 0);
-    manager_.Cleanup(kStep);
-    step_ = nullptr;
+    for (Process& process : processes_) {
+      process.manager.Cleanup(kStep);
+      process.step = nullptr;
+    }
     EXPECT_EQ(*live_buffers_, 0) << "buffers leak";
     EXPECT_EQ(state_->halves, state_->aborted_halves);
   }
@@ -115,10 +106,29 @@ class World final {
     bool is_cancelled = false;
   };
 
+  static constexpr LanePeer kPeers[2] = {kProducer, kConsumer};
+  struct Process {
+    FakeClock clock;
+    NoFetcher fetcher;
+    RendezvousManager manager{clock, fetcher};
+    std::shared_ptr<RemoteRendezvous> step;
+    TransportList transports;
+    LaneExchange exchange;
+    std::unique_ptr<FakeConnector> connector;
+    std::shared_ptr<LaneTable> table;
+    // Who asks the other.
+    std::shared_ptr<LaneClient> client;
+  };
+  // Where a value comes from.
+  static int SourceOf(uint64_t number) { return static_cast<int>(number % 2); }
   static RendezvousKey Key(uint64_t number) {
-    return *RendezvousKey::Parse(RendezvousKey::Text(
-        "/job:worker/replica:0/task:1/device:CPU:0", kProducer.incarnation,
-        "/job:worker/replica:0/task:2/device:CPU:0", absl::StrFormat("%016x", Scramble(number))));
+    const auto device = [](int process) {
+      return absl::StrCat("/job:worker/replica:0/task:", process + 1, "/device:CPU:0");
+    };
+    const int source = SourceOf(number);
+    return *RendezvousKey::Parse(RendezvousKey::Text(device(source), kPeers[source].incarnation,
+                                                     device(1 - source),
+                                                     absl::StrFormat("%016x", Scramble(number))));
   }
   static int64_t Bytes(uint64_t number) {
     // In the ticket, and by a transport.
@@ -152,15 +162,15 @@ class World final {
 
   void Send(uint64_t number) {
     if (IsDead(number)) {
-      EXPECT_TRUE(step_->Send(Key(number), Tensor(), true).ok());
+      EXPECT_TRUE(processes_[SourceOf(number)].step->Send(Key(number), Tensor(), true).ok());
       return;
     }
     Tensor tensor = Counted(number);
     if (tensor.bytes() > 0) Fill(tensor.mutable_data(), number);
-    EXPECT_TRUE(step_->Send(Key(number), std::move(tensor)).ok());
+    EXPECT_TRUE(processes_[SourceOf(number)].step->Send(Key(number), std::move(tensor)).ok());
   }
 
-  void Request(LaneClient& client, uint64_t number) {
+  void Request(uint64_t number) {
     auto receive = std::make_shared<Receive>();
     receive->number = number;
     RecvArgs args;
@@ -168,10 +178,10 @@ class World final {
     args.destination = receive->destination;
     ++receives_;
     open_.push_back(receive);
-    receive->fetch = client.Request(kStep, Key(number), args,
-                                    [this, receive](absl::Status status, Received received) {
-                                      OnReceived(*receive, status, std::move(received));
-                                    });
+    receive->fetch = processes_[1 - SourceOf(number)].client->Request(
+        kStep, Key(number), args, [this, receive](absl::Status status, Received received) {
+          OnReceived(*receive, status, std::move(received));
+        });
   }
 
   void OnReceived(Receive& receive, const absl::Status& status, Received received) {
@@ -180,7 +190,9 @@ class World final {
     if (!status.ok()) {
       if (absl::IsDataLoss(status)) ++data_losses_;
       if (!receive.is_cancelled) {
-        EXPECT_TRUE(is_head_damaged() || absl::StrContains(status.message(), "node 1"))
+        const std::string peer = Describe(kPeers[SourceOf(receive.number)]);
+        EXPECT_TRUE(is_head_damaged() || absl::StrContains(status.message(), peer) ||
+                    absl::StrContains(status.message(), "this process is leaving"))
             << "the peer is not named: " << status;
         if (is_clean_) ++end_statuses_;
       }
@@ -212,20 +224,29 @@ class World final {
   void OneLane(const WireFaults& faults) {
     is_clean_ = wire_ != nullptr;
     state_->early_releases = 0;
-    auto server = std::make_shared<LaneServer>(producer_, kConsumer);
-    Endpoint endpoint;
-    endpoint.peer = kProducer;
-    auto client = std::make_shared<LaneClient>(consumer_, Hub(), endpoint);
+    for (Process& process : processes_) {
+      process.table = std::make_shared<LaneTable>(process.exchange);
+      process.connector = std::make_unique<FakeConnector>();
+      process.table->set_connector(process.connector.get());
+    }
+    for (int i = 0; i < 2; ++i) {
+      Endpoint other;
+      other.peer = kPeers[1 - i];
+      processes_[i].client = *processes_[i].table->Open(other);
+    }
     wire_ = std::make_unique<FaultyWire>(random_(), faults);
     // Some ask before there is a lane.
     std::deque<uint64_t> to_send;
     const auto ask = [&] {
       const uint64_t number = ++last_number_;
       (random_() % 2 == 0 ? to_send.push_back(number) : Send(number));
-      Request(*client, number);
+      Request(number);
     };
     for (uint64_t i = random_() % 3; i > 0; --i) ask();
-    wire_->Open(client, kConsumer, server, kProducer);
+    // The other's attempt never gets anywhere.
+    const int opener = static_cast<int>(random_() % 2);
+    wire_->Open(processes_[opener].connector->Take(1), kPeers[opener],
+                processes_[1 - opener].table->Accept(kPeers[opener]), kPeers[1 - opener]);
     for (int i = 0; i < kActions; ++i) {
       switch (random_() % 8) {
         case 0:
@@ -257,47 +278,60 @@ class World final {
     }
     switch (random_() % 3) {
       case 0:
-        client->Close(absl::UnavailableError("node 1 was given up by the test"));
+        processes_[1].table->Forget(1, absl::UnavailableError("node 1 was given up by the test"));
         break;
       case 1:
-        server->Close(absl::CancelledError("this process is leaving"));
+        processes_[0].table->Close(absl::CancelledError("this process is leaving"));
         break;
       default:
         wire_->Break();
     }
     end_statuses_ = 0;
     Settle();
-    CheckEnded(*client, *server);
+    // Whoever waits for a HELLO that was lost has waited long enough.
+    for (Process& process : processes_) process.connector->Advance(absl::Minutes(1));
+    Settle();
+    for (Process& process : processes_) {
+      process.table->Forget(1, absl::UnavailableError("node 1 was given up by the test"));
+      process.table->Forget(2, absl::UnavailableError("node 2 was given up by the test"));
+    }
+    Settle();
+    CheckEnded();
     damaged_ += wire_->damaged();
   }
 
   void Settle() {
     for (int i = 0; i < 100'000; ++i) {
-      const bool did_something = wire_->Step();
+      bool did_something = wire_->Step();
+      for (Process& process : processes_) did_something |= process.connector->Step();
       if (!state_->Step() && !did_something) return;
     }
     ADD_FAILURE() << "it never ends";
   }
 
-  void CheckEnded(LaneClient& client, LaneServer& server) {
+  void CheckEnded() {
     EXPECT_TRUE(wire_->is_over());
-    EXPECT_TRUE(client.has_ended());
-    EXPECT_TRUE(client.is_over());
     for (const auto& each : open_) EXPECT_TRUE(each->is_done) << "a receive never ends";
     open_.clear();
-    EXPECT_EQ(server.unfinished(), 0u);
-    EXPECT_TRUE(state_->lent.empty()) << "the producer keeps what nobody will take";
+    EXPECT_TRUE(state_->lent.empty()) << "a producer keeps what nobody will take";
     EXPECT_EQ(state_->halves, state_->aborted_halves);
-    // Other requests than those whose values nobody has asked for.
-    manager_.ForEachPending(absl::ZeroDuration(), [](const PendingStepOp& op) {
-      EXPECT_EQ(op.side, PendingStepOp::Side::kSend) << "a request outlives its lane";
-    });
-    bool has_ended = false;
-    client.Request(kStep, Key(0), {}, [&has_ended](const absl::Status& status, const Received&) {
-      EXPECT_FALSE(status.ok());
-      has_ended = true;
-    });
-    EXPECT_TRUE(has_ended);
+    for (Process& process : processes_) {
+      EXPECT_TRUE(process.client->has_ended());
+      EXPECT_TRUE(process.client->is_over());
+      EXPECT_EQ(process.table->unfinished_sends(), 0u);
+      EXPECT_EQ(process.table->lane_count(), 0u);
+      // Other requests than those whose values nobody has asked for.
+      process.manager.ForEachPending(absl::ZeroDuration(), [](const PendingStepOp& op) {
+        EXPECT_EQ(op.side, PendingStepOp::Side::kSend) << "a request outlives its lane";
+      });
+      bool has_ended = false;
+      process.client->Request(kStep, Key(0), {},
+                              [&has_ended](const absl::Status& status, const Received&) {
+                                EXPECT_FALSE(status.ok());
+                                has_ended = true;
+                              });
+      EXPECT_TRUE(has_ended);
+    }
     if (!is_head_damaged()) {
       EXPECT_EQ(state_->early_releases, 0) << "a view without its lease";
     }
@@ -322,18 +356,11 @@ class World final {
         << "a view has changed";
   }
 
-  FakeClock clock_;
   std::mt19937_64 random_;
   const Faults faults_;
   const std::shared_ptr<int> live_buffers_ = std::make_shared<int>(0);
   const std::shared_ptr<FaultyTransportState> state_;
-  NoFetcher fetcher_;
-  RendezvousManager manager_;
-  std::shared_ptr<RemoteRendezvous> step_;
-  TransportList producer_transports_;
-  TransportList consumer_transports_;
-  LaneExchange producer_;
-  LaneExchange consumer_;
+  Process processes_[2];
   std::unique_ptr<FaultyWire> wire_;
   bool is_clean_ = false;
   std::vector<std::shared_ptr<Receive>> open_;

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// FakeConnector: attempts that a test completes, or does not; and time that passes when it says so.
+#ifndef FERRY_TESTS_RENDEZVOUS_FAKE_CONNECTOR_H_
+#define FERRY_TESTS_RENDEZVOUS_FAKE_CONNECTOR_H_
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "transport/lane/lane_connector.h"
+
+namespace ferry {
+
+// One process's. A plain object: one thread. What is to run on the loop does so in Step.
+class FakeConnector final : public LaneConnector {
+ public:
+  struct Attempt {
+    LanePeer peer;
+    bool use_unix = false;
+    std::shared_ptr<LaneHandler> handler;
+  };
+
+  AttemptId Connect(const LanePeer& peer, const LaneAddresses&, bool use_unix,
+                    std::shared_ptr<LaneHandler> handler) override {
+    attempts.emplace(++last_id_, Attempt{peer, use_unix, std::move(handler)});
+    return last_id_;
+  }
+  void CancelConnect(AttemptId attempt, const absl::Status& why) override {
+    if (!attempts.contains(attempt)) return;
+    RunAfter(absl::ZeroDuration(), [this, attempt, why] { Fail(attempt, why); });
+  }
+  void RunAfter(absl::Duration delay, absl::AnyInvocable<void() &&> function) override {
+    timers_.emplace(now_ + delay, std::move(function));
+  }
+
+  // It is done with; the caller has its handler now.
+  std::shared_ptr<LaneHandler> Take(AttemptId attempt) {
+    auto node = attempts.extract(attempt);
+    return node.empty() ? nullptr : std::move(node.mapped().handler);
+  }
+  void Fail(AttemptId attempt, const absl::Status& why) {
+    if (const auto handler = Take(attempt)) handler->OnClosed(why);
+  }
+  // Runs one function that is due. False: none is.
+  bool Step() {
+    if (timers_.empty() || timers_.begin()->first > now_) return false;
+    auto function = std::move(timers_.begin()->second);
+    timers_.erase(timers_.begin());
+    std::move(function)();
+    return true;
+  }
+  void Advance(absl::Duration by) { now_ += by; }
+
+  std::map<AttemptId, Attempt> attempts;
+
+ private:
+  AttemptId last_id_ = 0;
+  absl::Time now_ = absl::UnixEpoch();
+  std::multimap<absl::Time, absl::AnyInvocable<void() &&>> timers_;
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_TESTS_RENDEZVOUS_FAKE_CONNECTOR_H_
