@@ -24,11 +24,11 @@
 #include "base/unique_fd.h"
 #include "cli/bench_plan.h"
 #include "cli/bench_report.h"
-#include "cli/demo_process.h"
 #include "cli/exchange_flags.h"
 #include "cli/hosted_coordinator.h"
 #include "cli/progress.h"
 #include "cli/table.h"
+#include "cli/tool_process.h"
 #include "cli/verb.h"
 #include "runtime/exchange.h"
 
@@ -89,7 +89,7 @@ class Current final {
   std::string text_ ABSL_GUARDED_BY(mu_) = "starting two processes";
 };
 
-absl::StatusOr<Json> Expect(DemoProcess& process, const std::string& event) {
+absl::StatusOr<Json> Expect(ToolProcess& process, const std::string& event) {
   FERRY_ASSIGN_OR_RETURN(const std::string line,
                          process.ReadLine(SteadyClock().Now() + kLinePatience, false));
   Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
@@ -137,7 +137,7 @@ absl::StatusOr<BenchReport> Measure(const BenchFlags& flags, const BenchPlan& pl
   FERRY_ASSIGN_OR_RETURN(const auto coordinator, HostedCoordinator::OnThisMachine(2));
   Current current;
   const Progress progress([&current] { return current.Get(); });
-  std::vector<std::unique_ptr<DemoProcess>> peers;
+  std::vector<std::unique_ptr<ToolProcess>> peers;
   for (int node = 0; node < 2; ++node) {
     std::vector<std::string> arguments = {"bench-worker",
                                           absl::StrCat("--coordinator=", coordinator->address()),
@@ -147,7 +147,7 @@ absl::StatusOr<BenchReport> Measure(const BenchFlags& flags, const BenchPlan& pl
       arguments.push_back(std::move(each));
     }
     // Neither needs a GPU, and one that two nodes use is refused.
-    FERRY_ASSIGN_OR_RETURN(auto peer, DemoProcess::Start(absl::StrCat("process ", node),
+    FERRY_ASSIGN_OR_RETURN(auto peer, ToolProcess::Start(absl::StrCat("process ", node),
                                                          std::move(arguments), std::string()));
     peers.push_back(std::move(peer));
   }

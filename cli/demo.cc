@@ -19,12 +19,12 @@
 #include "base/ranges.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "cli/demo_process.h"
 #include "cli/demo_tensors.h"
 #include "cli/demo_worker.h"
 #include "cli/output.h"
 #include "cli/table.h"
 #include "cli/tool_agent.h"
+#include "cli/tool_process.h"
 #include "cli/verb.h"
 #include "gpu/discovery.h"
 #include "runtime/printable.h"
@@ -94,8 +94,8 @@ class Demo final {
   const int last_;  // the node that dies
 
   std::string address_;
-  std::unique_ptr<DemoProcess> coordinator_;
-  std::vector<std::unique_ptr<DemoProcess>> workers_;
+  std::unique_ptr<ToolProcess> coordinator_;
+  std::vector<std::unique_ptr<ToolProcess>> workers_;
   absl::Time workers_started_;
 };
 
@@ -152,7 +152,7 @@ absl::StatusOr<std::string> Demo::ExpectMessage(const std::string& event) {
 absl::Status Demo::StartCoordinator() {
   FERRY_ASSIGN_OR_RETURN(
       coordinator_,
-      DemoProcess::Start(
+      ToolProcess::Start(
           "the coordinator",
           {"coordinator", "--listen=127.0.0.1:0", absl::StrCat("--nodes=", flags_.nproc),
            absl::StrCat("--heartbeat-timeout=", absl::FormatDuration(kHeartbeatTimeout))},
@@ -180,8 +180,8 @@ absl::Status Demo::StartWorkers() {
     const size_t first = std::min(share * node, gpus.size());
     const size_t end = std::min(first + share, gpus.size());
     FERRY_ASSIGN_OR_RETURN(
-        std::unique_ptr<DemoProcess> worker,
-        DemoProcess::Start(
+        std::unique_ptr<ToolProcess> worker,
+        ToolProcess::Start(
             absl::StrCat("worker ", node),
             {"demo-worker", absl::StrCat("--coordinator=", address_),
              absl::StrCat("--node-id=", node), absl::StrCat("--num-nodes=", flags_.nproc)},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// DemoProcess: a ferry process started by the demo, and the lines that it writes.
-#ifndef FERRY_CLI_DEMO_PROCESS_H_
-#define FERRY_CLI_DEMO_PROCESS_H_
+// ToolProcess: a ferry process that a verb has started, and the lines that it writes.
+#ifndef FERRY_CLI_TOOL_PROCESS_H_
+#define FERRY_CLI_TOOL_PROCESS_H_
 
 #include <sys/types.h>
 
@@ -19,17 +19,17 @@
 namespace ferry::cli {
 
 // Not thread-safe. Runs this very program with other arguments; kills it in the end.
-class DemoProcess final {
+class ToolProcess final {
  public:
   //   name: for messages, "worker 2".
   //   cuda_visible_devices: for its environment, unless absent. FERRY_ variables are not passed on.
-  static absl::StatusOr<std::unique_ptr<DemoProcess>> Start(
+  static absl::StatusOr<std::unique_ptr<ToolProcess>> Start(
       std::string name, std::vector<std::string> arguments,
       std::optional<std::string> cuda_visible_devices);
-  ~DemoProcess();
+  ~ToolProcess();
 
-  DemoProcess(const DemoProcess&) = delete;
-  DemoProcess& operator=(const DemoProcess&) = delete;
+  ToolProcess(const ToolProcess&) = delete;
+  ToolProcess& operator=(const ToolProcess&) = delete;
 
   const std::string& name() const { return name_; }
   pid_t pid() const { return child_.pid; }
@@ -43,7 +43,7 @@ class DemoProcess final {
   absl::Status WaitForExit(absl::Time deadline);
 
  private:
-  DemoProcess(std::string name, ChildProcess child)
+  ToolProcess(std::string name, ChildProcess child)
       : name_(std::move(name)), child_(std::move(child)) {}
   // Takes what is there into lines_ and last_words_; whether stdout is at its end.
   bool ReadAvailable(bool verbose);
@@ -60,4 +60,4 @@ class DemoProcess final {
 
 }  // namespace ferry::cli
 
-#endif  // FERRY_CLI_DEMO_PROCESS_H_
+#endif  // FERRY_CLI_TOOL_PROCESS_H_

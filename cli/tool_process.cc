@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Starting, reading and ending the processes of the demo.
-#include "cli/demo_process.h"
+// Starting, reading and ending processes of this very program.
+#include "cli/tool_process.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -42,23 +42,23 @@ std::vector<std::string> Environment(const std::optional<std::string>& cuda_visi
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<DemoProcess>> DemoProcess::Start(
+absl::StatusOr<std::unique_ptr<ToolProcess>> ToolProcess::Start(
     std::string name, std::vector<std::string> arguments,
     std::optional<std::string> cuda_visible_devices) {
   arguments.insert(arguments.begin(), "ferry");
   FERRY_ASSIGN_OR_RETURN(ChildProcess child, SpawnChild("/proc/self/exe", arguments,
                                                         Environment(cuda_visible_devices)));
-  return std::unique_ptr<DemoProcess>(new DemoProcess(std::move(name), std::move(child)));
+  return std::unique_ptr<ToolProcess>(new ToolProcess(std::move(name), std::move(child)));
 }
 
-DemoProcess::~DemoProcess() {
+ToolProcess::~ToolProcess() {
   if (is_reaped_) return;
   kill(-child_.pid, SIGKILL);
   while (waitpid(child_.pid, nullptr, 0) < 0 && errno == EINTR) {
   }
 }
 
-void DemoProcess::ReadErrors(bool verbose) {
+void ToolProcess::ReadErrors(bool verbose) {
   char buffer[4096];
   ssize_t count = 0;
   while ((count = read(child_.stderr_fd.get(), buffer, sizeof(buffer))) > 0) {
@@ -71,7 +71,7 @@ void DemoProcess::ReadErrors(bool verbose) {
   }
 }
 
-bool DemoProcess::ReadAvailable(bool verbose) {
+bool ToolProcess::ReadAvailable(bool verbose) {
   ReadErrors(verbose);
   char buffer[4096];
   ssize_t count = 0;
@@ -87,7 +87,7 @@ bool DemoProcess::ReadAvailable(bool verbose) {
   return count == 0;
 }
 
-absl::StatusOr<std::string> DemoProcess::ReadLine(absl::Time deadline, bool verbose) {
+absl::StatusOr<std::string> ToolProcess::ReadLine(absl::Time deadline, bool verbose) {
   while (true) {
     const bool is_over = ReadAvailable(verbose);
     if (!lines_.empty()) {
@@ -110,11 +110,11 @@ absl::StatusOr<std::string> DemoProcess::ReadLine(absl::Time deadline, bool verb
   }
 }
 
-void DemoProcess::Signal(int signal) {
+void ToolProcess::Signal(int signal) {
   if (!is_reaped_) kill(child_.pid, signal);
 }
 
-absl::Status DemoProcess::Ended(int wait_status) const {
+absl::Status ToolProcess::Ended(int wait_status) const {
   if (WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0) return absl::OkStatus();
   std::string text = WIFSIGNALED(wait_status)
                          ? absl::StrCat(name_, " was killed by signal ", WTERMSIG(wait_status))
@@ -124,7 +124,7 @@ absl::Status DemoProcess::Ended(int wait_status) const {
   return absl::AbortedError(text);
 }
 
-absl::Status DemoProcess::WaitForExit(absl::Time deadline) {
+absl::Status ToolProcess::WaitForExit(absl::Time deadline) {
   if (is_reaped_) return absl::OkStatus();
   while (true) {
     int wait_status = 0;
