@@ -19,6 +19,8 @@ int Attribute(const CudaApi& api, DeviceAttribute attribute, Device device) {
   return result == kSuccess ? value : 0;
 }
 
+}  // namespace
+
 DeviceTraits ReadTraits(const CudaApi& api, Device device) {
   DeviceTraits traits;
   traits.has_virtual_memory = api.Has(CudaGroup::kVirtualMemory).ok() &&
@@ -37,8 +39,6 @@ DeviceTraits ReadTraits(const CudaApi& api, Device device) {
   traits.compute_mode = Attribute(api, kComputeMode, device);
   return traits;
 }
-
-}  // namespace
 
 CudaDevice::CudaDevice(std::shared_ptr<const CudaApi> api, int ordinal)
     : api_(std::move(api)), ordinal_(ordinal) {}

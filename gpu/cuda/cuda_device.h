@@ -24,6 +24,9 @@ struct DeviceTraits {
   int compute_mode = 0;  // kComputeMode*
 };
 
+// Creates no context. What the driver does not answer is false, or 0.
+DeviceTraits ReadTraits(const CudaApi& api, Device device);
+
 // Holds the device's primary context, the one that PyTorch, JAX and CuPy use in the same process,
 // so that their memory, streams and events are ours. Never makes another. Shared by what lives on
 // it, which may outlive the node that opened it. Thread-safe.
