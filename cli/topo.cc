@@ -107,7 +107,7 @@ absl::StatusOr<int> ShowJob(const TopoFlags& flags) {
   if (!topology.ok()) return topology.status();
   Print(flags, *topology);
   if (flags.json || flags.dot) return kDone;
-  FERRY_ASSIGN_OR_RETURN(const std::string paths, FormatPaths(*agent));
+  FERRY_ASSIGN_OR_RETURN(const std::string paths, FormatPaths(*agent, *topology));
   std::fputs(paths.c_str(), stdout);
   return kDone;
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,10 +23,15 @@ namespace ferry::cli {
 namespace {
 
 constexpr size_t kMaxNodes = 16;
+// Of each node.
+constexpr size_t kMaxGpus = 16;
 // Pairs that are named for one sort of path.
 constexpr size_t kMaxPairs = 6;
 // Large enough that bandwidth decides.
 constexpr size_t kBytes = size_t{1} << 20;
+
+// The names of pairs, by the path that they take.
+using PairsByPath = std::map<std::string, std::vector<std::string>>;
 
 // An exchange that nobody can reach, for its list of transports.
 absl::StatusOr<std::unique_ptr<Exchange>> StartUnreachable() {
@@ -33,27 +39,103 @@ absl::StatusOr<std::unique_ptr<Exchange>> StartUnreachable() {
   options.listen = "";
   options.unix_socket = false;
   options.token = "none";
+  // Those of the job count, not this machine's.
+  options.use_gpus = false;
   return Exchange::Start(std::move(options), Endpoint(), [](int32_t node, ResolveCallback done) {
     std::move(done)(absl::NotFoundError("nobody is asked"));
   });
 }
 
 std::string PathBetween(const Exchange& exchange, const Endpoint& source,
-                        const Endpoint& destination) {
+                        const Endpoint& destination, const MemoryPlace& from,
+                        const MemoryPlace& to) {
   PathQuery query;
   query.source = &source;
   query.destination = &destination;
   query.lane_passes_descriptors = !source.lanes.unix_name.empty();
   query.why_no_descriptors = "the sender has no Unix socket";
   query.bytes = kBytes;
+  // What is staged is in an arena by then.
   query.is_in_arena = true;
+  query.source_place = from;
+  query.destination_place = to;
   const absl::StatusOr<PathChoice> choice = ChoosePath(exchange.transports(), query, {});
   return choice.ok() ? Explain(*choice) : absl::StrCat("none: ", choice.status().message());
 }
 
+size_t GpuCount(const Endpoint& node) { return std::min(node.gpus.size(), kMaxGpus); }
+
+std::string GpuName(const Endpoint& node, size_t gpu) {
+  return absl::StrCat(node.peer.node_id, "/gpu:", gpu);
+}
+
+MemoryPlace Gpu(size_t ordinal) { return {MemorySpace::kCuda, static_cast<int>(ordinal)}; }
+
+// Of two GPUs of one process, which no transport is asked about.
+std::string PathWithin(const GlobalTopology& topology, int32_t node_id, size_t from, size_t to) {
+  std::string path = "local, by their copy engines if they have peer access, else through the host";
+  const std::optional<int> node = topology.NodeIndex(node_id);
+  if (!node) return path;
+  const std::vector<Device>& devices = topology.nodes()[static_cast<size_t>(*node)].devices;
+  int ends[2] = {-1, -1};
+  for (size_t i = 0; i < devices.size(); ++i) {
+    if (devices[i].kind != DeviceKind::kGpu) continue;
+    if (devices[i].ordinal == static_cast<int>(from)) ends[0] = static_cast<int>(i);
+    if (devices[i].ordinal == static_cast<int>(to)) ends[1] = static_cast<int>(i);
+  }
+  if (ends[0] < 0 || ends[1] < 0) return path;
+  const Link link =
+      topology.LinkBetween(topology.GlobalId(*node, ends[0]), topology.GlobalId(*node, ends[1]));
+  return absl::StrCat(path, " (", LinkTypeName(link.type), ")");
+}
+
+PairsByPath NodePairs(const Exchange& exchange, const std::vector<Endpoint>& nodes) {
+  PairsByPath pairs;
+  for (const Endpoint& source : nodes) {
+    for (const Endpoint& destination : nodes) {
+      if (source.peer.node_id == destination.peer.node_id) continue;
+      pairs[PathBetween(exchange, source, destination, {}, {})].push_back(
+          absl::StrCat(source.peer.node_id, ">", destination.peer.node_id));
+    }
+  }
+  return pairs;
+}
+
+PairsByPath GpuPairs(const Exchange& exchange, const std::vector<Endpoint>& nodes,
+                     const GlobalTopology& topology) {
+  PairsByPath pairs;
+  for (const Endpoint& source : nodes) {
+    for (const Endpoint& destination : nodes) {
+      const bool is_one_node = source.peer.node_id == destination.peer.node_id;
+      for (size_t from = 0; from < GpuCount(source); ++from) {
+        for (size_t to = 0; to < GpuCount(destination); ++to) {
+          if (is_one_node && from == to) continue;
+          const std::string path =
+              is_one_node ? PathWithin(topology, source.peer.node_id, from, to)
+                          : PathBetween(exchange, source, destination, Gpu(from), Gpu(to));
+          pairs[path].push_back(absl::StrCat(GpuName(source, from), ">", GpuName(destination, to)));
+        }
+      }
+    }
+  }
+  return pairs;
+}
+
+std::string FormatPairs(PairsByPath pairs, const char* title) {
+  std::vector<std::vector<std::string>> rows = {{title, "TENSORS OF 1 MiB"}};
+  for (auto& [path, names] : pairs) {
+    const size_t more = names.size() > kMaxPairs ? names.size() - kMaxPairs : 0;
+    names.resize(names.size() - more);
+    rows.push_back({absl::StrCat(absl::StrJoin(names, " "),
+                                 more > 0 ? absl::StrCat(" and ", more, " more") : ""),
+                    Printable(path)});
+  }
+  return FormatTable(rows, "  ");
+}
+
 }  // namespace
 
-absl::StatusOr<std::string> FormatPaths(coord::Agent& agent) {
+absl::StatusOr<std::string> FormatPaths(coord::Agent& agent, const GlobalTopology& topology) {
   std::string prefix = EndpointKey(0);
   prefix.pop_back();
   FERRY_ASSIGN_OR_RETURN(const std::vector<coord::KeyValue> entries, agent.List(prefix));
@@ -63,33 +145,23 @@ absl::StatusOr<std::string> FormatPaths(coord::Agent& agent) {
     absl::StatusOr<Endpoint> endpoint = DecodeEndpoint(entry.value);
     if (endpoint.ok()) nodes.push_back(*std::move(endpoint));
   }
-  if (nodes.size() < 2) return std::string();
   std::sort(nodes.begin(), nodes.end(),
             [](const Endpoint& a, const Endpoint& b) { return a.peer.node_id < b.peer.node_id; });
   const size_t count = nodes.size();
   nodes.resize(std::min(nodes.size(), kMaxNodes));
   FERRY_ASSIGN_OR_RETURN(const auto exchange, StartUnreachable());
-  std::map<std::string, std::vector<std::string>> pairs;
-  for (const Endpoint& source : nodes) {
-    for (const Endpoint& destination : nodes) {
-      if (source.peer.node_id == destination.peer.node_id) continue;
-      pairs[PathBetween(*exchange, source, destination)].push_back(
-          absl::StrCat(source.peer.node_id, ">", destination.peer.node_id));
-    }
-  }
-  std::vector<std::vector<std::string>> rows = {{"PAIRS", "TENSORS OF 1 MiB"}};
-  for (auto& [path, names] : pairs) {
-    const size_t more = names.size() > kMaxPairs ? names.size() - kMaxPairs : 0;
-    names.resize(names.size() - more);
-    rows.push_back({absl::StrCat(absl::StrJoin(names, " "),
-                                 more > 0 ? absl::StrCat(" and ", more, " more") : ""),
-                    Printable(path)});
-  }
-  return absl::StrCat("\npaths of tensors",
-                      count > nodes.size() ? absl::StrCat(" between the first ", nodes.size(),
-                                                          " of ", count, " nodes")
-                                           : "",
-                      ":\n", FormatTable(rows, "  "));
+  const PairsByPath of_nodes = NodePairs(*exchange, nodes);
+  const PairsByPath of_gpus = GpuPairs(*exchange, nodes, topology);
+  if (of_nodes.empty() && of_gpus.empty()) return std::string();
+  std::string text =
+      absl::StrCat("\npaths of tensors",
+                   count > nodes.size()
+                       ? absl::StrCat(" between the first ", nodes.size(), " of ", count, " nodes")
+                       : "",
+                   ":\n");
+  if (!of_nodes.empty()) text += FormatPairs(of_nodes, "PAIRS");
+  if (!of_gpus.empty()) text += FormatPairs(of_gpus, "GPU PAIRS");
+  return text;
 }
 
 }  // namespace ferry::cli

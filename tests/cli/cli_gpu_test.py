@@ -5,6 +5,7 @@
     FERRY_EXAMPLE=.../nccl_allreduce STRICT_CUDA=.../libstrict_cuda.so cli_gpu_test.py FERRY [CASE...]
 """
 import os
+import re
 import tempfile
 
 import harness
@@ -34,6 +35,35 @@ class AllPairs(GpuCase):
 
     def test_communicators_of_two_devices_fill_the_memory(self):
         self.run_all(3, 12, 7)
+
+
+class Topo(GpuCase):
+    def paths(self, visible, *flags):
+        """The paths of tensors of a job, a node for each of `visible`, where no GPU is."""
+        _, address = self.coordinator(len(visible))
+        for node, gpus in enumerate(visible):
+            self.worker(address, node, len(visible), *flags, **self.variables,
+                        STRICT_CUDA_DEVICES="4", CUDA_VISIBLE_DEVICES=gpus)
+        last = rf"{len(visible) - 1}>{len(visible) - 2}"
+        # A node joins a moment before it publishes where its tensors can be had.
+        return self.eventually(lambda: re.search(
+            rf"(?s)paths of tensors:\n.*{last}.*", self.run_ferry(
+                "topo", f"--coordinator={address}",
+                FERRY_CUDA_LIBRARY="/nowhere/libcuda.so.1")[1].decode())).group(0)
+
+    def test_each_pair_of_gpus_has_its_path_and_its_reasons(self):
+        text = self.paths(["0,1", "2", ""])
+        self.assertRegex(text, r"\n  0>1 0>2 1>0 1>2 2>0 2>1 +shm \(")
+        self.assertRegex(text, r"\n  0/gpu:0>1/gpu:0 0/gpu:1>1/gpu:0 1/gpu:0>0/gpu:0 "
+                               r"1/gpu:0>0/gpu:1 +not shm \(.*, staged through host memory\); "
+                               r"not tcp \(.*, staged .*\); cuda_ipc \(")
+        self.assertRegex(text, r"\n  0/gpu:0>0/gpu:1 0/gpu:1>0/gpu:0 +local, .* \(SYS|NODE\)")
+
+    def test_why_gpus_cannot_map_each_other_is_said(self):
+        text = self.paths(["0", "1"], "--require=tcp")
+        self.assertRegex(text, r"\n  0/gpu:0>1/gpu:0 1/gpu:0>0/gpu:0 +not shm: .*; tcp \(.*, staged "
+                               r"through host memory\); not cuda_ipc: descriptors cannot be passed "
+                               r"between them: the sender has no Unix socket")
 
 
 class AllReduce(GpuCase):

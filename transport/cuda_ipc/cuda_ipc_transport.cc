@@ -44,9 +44,6 @@ CudaIpcTransport::~CudaIpcTransport() {
 }
 
 absl::StatusOr<PathCost> CudaIpcTransport::Cost(const PathQuery& query) const {
-  if (environment_.gpus == nullptr) {
-    return absl::FailedPreconditionError("this process uses no GPUs");
-  }
   FERRY_ASSIGN_OR_RETURN(const std::string from, GpuOf(*query.source, query.source_place, "in"));
   FERRY_ASSIGN_OR_RETURN(const std::string to,
                          GpuOf(*query.destination, query.destination_place, "for"));
