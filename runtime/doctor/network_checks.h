@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks of what connects this machine to the others of a job.
+#ifndef FERRY_RUNTIME_DOCTOR_NETWORK_CHECKS_H_
+#define FERRY_RUNTIME_DOCTOR_NETWORK_CHECKS_H_
+
+#include <vector>
+
+#include "runtime/doctor/finding.h"
+#include "runtime/doctor/host_reader.h"
+
+namespace ferry::doctor {
+
+// The interfaces that NCCL takes, the first one first.
+Finding CheckInterfaces(const HostReader& host);
+// RDMA devices, whether their links are up, and whether this process may use them.
+Finding CheckRdma(const HostReader& host);
+
+std::vector<Finding> CheckNetwork(const HostReader& host);
+
+}  // namespace ferry::doctor
+
+#endif  // FERRY_RUNTIME_DOCTOR_NETWORK_CHECKS_H_
