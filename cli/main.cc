@@ -33,6 +33,7 @@ constexpr char kFooter[] =
     "  ferry demo                                     see it all on this machine\n"
     "  ferry coordinator --nodes=2 --listen=0.0.0.0:9470\n"
     "  ferry worker --coordinator=HOST:9470 --node-id=0 --num-nodes=2\n"
+    "  ferry doctor                                   what this machine lacks for GPU jobs\n"
     "  ferry status --coordinator=HOST:9470           who is there, who waits for what\n"
     "  ferry run --nproc=4 -- python train.py         the processes of a job\n"
     "Exit status: 0 done; 1 failed, with one line on stderr; 2 wrong usage.";
@@ -149,6 +150,7 @@ int Main(int argc, char** argv) {
   verbs["status"] = AddStatusVerb(app);
   verbs["kv"] = AddKvVerb(app);
   verbs["topo"] = AddTopoVerb(app);
+  verbs["doctor"] = AddDoctorVerb(app);
   verbs["send"] = AddSendVerb(app);
   verbs["recv"] = AddRecvVerb(app);
   verbs["bench"] = AddBenchVerb(app);
@@ -156,6 +158,7 @@ int Main(int argc, char** argv) {
   verbs["help"] = AddHelpVerb(app);
   verbs["demo-worker"] = AddDemoWorkerVerb(app);
   verbs["bench-worker"] = AddBenchWorkerVerb(app);
+  verbs["doctor-helper"] = AddDoctorHelperVerb(app);
   // Last, because verbs inherit it.
   app.footer(kFooter);
   if (const std::string empty = EmptyFlag(app, argc, argv); !empty.empty()) {

@@ -26,13 +26,19 @@ constexpr size_t kMaxLastWords = 2000;
 // How often a process that should end is looked at.
 constexpr absl::Duration kExitPoll = absl::Milliseconds(5);
 
-std::vector<std::string> Environment(const std::optional<std::string>& cuda_visible_devices) {
+// How long a process that was killed is waited for: one in a call of a driver that hangs stays.
+constexpr absl::Duration kKillPatience = absl::Seconds(5);
+
+std::vector<std::string> Environment(const std::optional<std::string>& cuda_visible_devices,
+                                     FerryVariables ferry_variables) {
   std::vector<std::string> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const absl::string_view text = *entry;
     const bool is_replaced =
         cuda_visible_devices && absl::StartsWith(text, "CUDA_VISIBLE_DEVICES=");
-    if (!is_replaced && !absl::StartsWith(text, "FERRY_")) environment.emplace_back(text);
+    const bool is_left_out =
+        ferry_variables == FerryVariables::kLeaveOut && absl::StartsWith(text, "FERRY_");
+    if (!is_replaced && !is_left_out) environment.emplace_back(text);
   }
   if (cuda_visible_devices) {
     environment.push_back(absl::StrCat("CUDA_VISIBLE_DEVICES=", *cuda_visible_devices));
@@ -44,18 +50,26 @@ std::vector<std::string> Environment(const std::optional<std::string>& cuda_visi
 
 absl::StatusOr<std::unique_ptr<ToolProcess>> ToolProcess::Start(
     std::string name, std::vector<std::string> arguments,
-    std::optional<std::string> cuda_visible_devices) {
+    std::optional<std::string> cuda_visible_devices, FerryVariables ferry_variables) {
   arguments.insert(arguments.begin(), "ferry");
-  FERRY_ASSIGN_OR_RETURN(ChildProcess child, SpawnChild("/proc/self/exe", arguments,
-                                                        Environment(cuda_visible_devices)));
+  FERRY_ASSIGN_OR_RETURN(
+      ChildProcess child,
+      SpawnChild("/proc/self/exe", arguments, Environment(cuda_visible_devices, ferry_variables)));
   return std::unique_ptr<ToolProcess>(new ToolProcess(std::move(name), std::move(child)));
 }
 
 ToolProcess::~ToolProcess() {
   if (is_reaped_) return;
   kill(-child_.pid, SIGKILL);
-  while (waitpid(child_.pid, nullptr, 0) < 0 && errno == EINTR) {
+  const absl::Time deadline = SteadyClock().Now() + kKillPatience;
+  while (true) {
+    const pid_t reaped = waitpid(child_.pid, nullptr, WNOHANG);
+    if (reaped == child_.pid || (reaped < 0 && errno != EINTR)) return;
+    if (SteadyClock().Now() >= deadline) break;
+    absl::SleepFor(kExitPoll);
   }
+  std::fprintf(stderr, "ferry: %s (pid %d) does not end, though it was killed\n", name_.c_str(),
+               static_cast<int>(child_.pid));
 }
 
 void ToolProcess::ReadErrors(bool verbose) {

@@ -18,14 +18,19 @@
 
 namespace ferry::cli {
 
+// Whether a process gets our FERRY_ variables: one that is a node of a job of its own must not.
+enum class FerryVariables { kLeaveOut, kPassOn };
+
 // Not thread-safe. Runs this very program with other arguments; kills it in the end.
 class ToolProcess final {
  public:
   //   name: for messages, "worker 2".
-  //   cuda_visible_devices: for its environment, unless absent. FERRY_ variables are not passed on.
+  //   cuda_visible_devices: for its environment, unless absent.
   static absl::StatusOr<std::unique_ptr<ToolProcess>> Start(
       std::string name, std::vector<std::string> arguments,
-      std::optional<std::string> cuda_visible_devices);
+      std::optional<std::string> cuda_visible_devices,
+      FerryVariables ferry_variables = FerryVariables::kLeaveOut);
+  // A process that the kernel cannot end, because a driver hangs, is left to it after five seconds.
   ~ToolProcess();
 
   ToolProcess(const ToolProcess&) = delete;

@@ -39,11 +39,13 @@ Verb AddDemoVerb(CLI::App& app);
 Verb AddStatusVerb(CLI::App& app);
 Verb AddKvVerb(CLI::App& app);
 Verb AddTopoVerb(CLI::App& app);
+Verb AddDoctorVerb(CLI::App& app);
 Verb AddSendVerb(CLI::App& app);
 Verb AddRecvVerb(CLI::App& app);
 Verb AddBenchVerb(CLI::App& app);
 Verb AddDemoWorkerVerb(CLI::App& app);
 Verb AddBenchWorkerVerb(CLI::App& app);
+Verb AddDoctorHelperVerb(CLI::App& app);
 
 // A check that says what is allowed only when it is not met: CLI11 would put it in every help line.
 CLI::Validator Within(int least, int most);

@@ -30,7 +30,8 @@ class Usage(harness.Case):
         self.assertRegex(self.succeed("--version"), rb"^ferry \d+\.\d+\.\d+\n$")
         for arguments in (("--help",), ("help",), ("help", "kv"), ("run", "--help")):
             self.assertIn(b"Usage: ferry", self.succeed(*arguments))
-        self.assertNotIn(b"demo-worker", self.succeed("help"))
+        for hidden in (b"demo-worker", b"doctor-helper"):
+            self.assertNotIn(hidden, self.succeed("help"))
 
     def test_every_verb_in_the_help_has_help(self):
         text = self.succeed("help").decode()
