@@ -41,7 +41,9 @@ absl::StatusOr<std::unique_ptr<Exchange>> StartUnreachable() {
   options.token = "none";
   // Those of the job count, not this machine's.
   options.use_gpus = false;
-  return Exchange::Start(std::move(options), Endpoint(), [](int32_t node, ResolveCallback done) {
+  Endpoint nobody;
+  nobody.peer.node_id = -1;
+  return Exchange::Start(std::move(options), nobody, [](int32_t node, ResolveCallback done) {
     std::move(done)(absl::NotFoundError("nobody is asked"));
   });
 }

@@ -56,14 +56,16 @@ class Topo(GpuCase):
         self.assertRegex(text, r"\n  0>1 0>2 1>0 1>2 2>0 2>1 +shm \(")
         self.assertRegex(text, r"\n  0/gpu:0>1/gpu:0 0/gpu:1>1/gpu:0 1/gpu:0>0/gpu:0 "
                                r"1/gpu:0>0/gpu:1 +not shm \(.*, staged through host memory\); "
-                               r"not tcp \(.*, staged .*\); cuda_ipc \(")
+                               r"not tcp \(.*, staged .*\); cuda_ipc \(.*\); "
+                               r"not nccl \(")
         self.assertRegex(text, r"\n  0/gpu:0>0/gpu:1 0/gpu:1>0/gpu:0 +local, .* \(SYS|NODE\)")
 
     def test_why_gpus_cannot_map_each_other_is_said(self):
         text = self.paths(["0", "1"], "--require=tcp")
-        self.assertRegex(text, r"\n  0/gpu:0>1/gpu:0 1/gpu:0>0/gpu:0 +not shm: .*; tcp \(.*, staged "
-                               r"through host memory\); not cuda_ipc: descriptors cannot be passed "
-                               r"between them: the sender has no Unix socket")
+        self.assertRegex(text, r"\n  0/gpu:0>1/gpu:0 1/gpu:0>0/gpu:0 +not shm: .*; (not )?tcp "
+                               r"\(.*, staged through host memory\); not cuda_ipc: descriptors "
+                               r"cannot be passed between them: the sender has no Unix socket; "
+                               r"(not )?nccl \(")
 
 
 class AllReduce(GpuCase):

@@ -49,26 +49,44 @@ NcclTransport::NcclTransport(const TransportEnvironment& environment,
 
 NcclTransport::~NcclTransport() = default;
 
+absl::Status NcclTransport::CheckVersions(const PathQuery& query) const {
+  const bool is_party = IsParty(query);
+  const int own = is_party ? environment_.nccl.library->version() : query.source->nccl_version;
+  for (const Endpoint* each : {query.source, query.destination}) {
+    const int version = each->nccl_version;
+    if (version != 0 && version == own) continue;
+    return absl::FailedPreconditionError(
+        version == 0
+            ? absl::StrCat(Describe(each->peer), " does not use NCCL")
+            : absl::StrCat(Describe(each->peer), " has NCCL ", nccl::VersionText(version), ", and ",
+                           is_party ? "this process" : Describe(query.source->peer), " ",
+                           nccl::VersionText(own)));
+  }
+  return absl::OkStatus();
+}
+
+bool NcclTransport::IsParty(const PathQuery& query) const {
+  return query.source->peer.node_id == environment_.node_id ||
+         query.destination->peer.node_id == environment_.node_id;
+}
+
 absl::StatusOr<PathCost> NcclTransport::Cost(const PathQuery& query) const {
-  FERRY_RETURN_IF_ERROR(node_.status());
+  const bool is_party = IsParty(query);
+  if (is_party) FERRY_RETURN_IF_ERROR(node_.status());
   FERRY_ASSIGN_OR_RETURN(const std::string from, GpuOf(*query.source, query.source_place, "in"));
   FERRY_ASSIGN_OR_RETURN(const std::string to,
                          GpuOf(*query.destination, query.destination_place, "for"));
-  for (const Endpoint* each : {query.source, query.destination}) {
-    const int version = each->nccl_version;
-    const int own = environment_.nccl.library->version();
-    if (version == own) continue;
-    return absl::FailedPreconditionError(
-        version == 0 ? absl::StrCat(Describe(each->peer), " does not use NCCL")
-                     : absl::StrCat(Describe(each->peer), " has NCCL ", nccl::VersionText(version),
-                                    ", and this process ", nccl::VersionText(own)));
-  }
+  FERRY_RETURN_IF_ERROR(CheckVersions(query));
   // With NCCL_HOSTID they look like two machines to NCCL: a makeshift, for trying things out.
   if (from == to && std::getenv("NCCL_HOSTID") == nullptr) {
     return absl::FailedPreconditionError(
         "both ends are on one GPU, and NCCL takes one process of each");
   }
   if (query.bytes == 0) return absl::FailedPreconditionError("it has no bytes");
+  // What the endpoints say is all that an onlooker knows.
+  if (!is_party) {
+    return PathCost{kLatency, bytes_per_second_.load(std::memory_order_relaxed)};
+  }
   const auto& device_of = environment_.nccl.device_of;
   const bool is_source = query.source->peer.node_id == environment_.node_id;
   const auto own = device_of(environment_.node_id, is_source ? query.source_place.ordinal

@@ -28,6 +28,11 @@ class NcclTransport final : public Transport {
   void Stop(const absl::Status& why) override { node_.Stop(why); }
 
  private:
+  // Whether this process is one of the two, rather than an onlooker such as ferry topo.
+  bool IsParty(const PathQuery& query) const;
+  // Errors: FAILED_PRECONDITION unless both have the same NCCL.
+  absl::Status CheckVersions(const PathQuery& query) const;
+
   const TransportEnvironment environment_;
   std::atomic<double> bytes_per_second_;
   NcclNode node_;
