@@ -10,7 +10,7 @@
 namespace strict_cuda {
 namespace {
 
-DeviceConfig MakeDevice(int index, const std::vector<std::string>& bus_ids) {
+DeviceConfig MakeDevice(int index, const std::vector<std::string>& bus_ids, bool is_mig) {
   DeviceConfig device;
   device.physical = index;
   device.name = FromEnvironment("STRICT_CUDA_NAME", "Strict GPU");
@@ -18,14 +18,14 @@ DeviceConfig MakeDevice(int index, const std::vector<std::string>& bus_ids) {
   std::memcpy(device.uuid, "STRICT_CUDA_GPU", 15);
   device.uuid[15] = static_cast<unsigned char>(index);
   char text[64];
-  std::string uuid = "GPU-";
+  std::string uuid = is_mig ? "MIG-" : "GPU-";
   for (int i = 0; i < 16; ++i) {
     std::snprintf(text, sizeof(text), "%02x", device.uuid[i]);
     uuid += text;
     if (i == 3 || i == 5 || i == 7 || i == 9) uuid += '-';
   }
   device.uuid_text = uuid;
-  std::snprintf(text, sizeof(text), "0000:%02x:00.0", 0x1b + index);
+  std::snprintf(text, sizeof(text), "0000:%02x:00.0", 0x1b + (is_mig ? 0 : index));
   device.pci_bus_id =
       static_cast<size_t>(index) < bus_ids.size() ? bus_ids[static_cast<size_t>(index)] : text;
   return device;
@@ -95,9 +95,14 @@ Config Read() {
   config.session = FromEnvironment("STRICT_CUDA_SESSION", "");
   const int count = static_cast<int>(
       std::clamp<int64_t>(NumberFromEnvironment("STRICT_CUDA_DEVICES", 2), 0, kMaxDevices));
+  config.is_mig = NumberFromEnvironment("STRICT_CUDA_MIG", 0) != 0;
   const auto bus_ids = SplitText(FromEnvironment("STRICT_CUDA_PCI", ""), ',');
-  for (int index = 0; index < count; ++index) config.devices.push_back(MakeDevice(index, bus_ids));
+  for (int index = 0; index < count; ++index) {
+    config.devices.push_back(MakeDevice(index, bus_ids, config.is_mig));
+  }
   config.visible = ReadVisible(config.devices);
+  // A process sees one instance, the first.
+  if (config.is_mig && config.visible.size() > 1) config.visible.resize(1);
   config.memory_bytes =
       static_cast<size_t>(NumberFromEnvironment("STRICT_CUDA_MEMORY", int64_t{4} << 30));
   std::sscanf(FromEnvironment("STRICT_CUDA_COMPUTE", "9.0").c_str(), "%d.%d", &config.compute_major,
@@ -105,7 +110,8 @@ Config Read() {
   config.driver_version =
       static_cast<int>(NumberFromEnvironment("STRICT_CUDA_DRIVER_VERSION", 13000));
   config.nccl_version = static_cast<int>(NumberFromEnvironment("STRICT_CUDA_NCCL_VERSION", 22809));
-  ReadPeers(config, count);
+  // Between instances there is no peer access.
+  if (!config.is_mig) ReadPeers(config, count);
   ReadNvlinks(config, count);
   config.pcie_level = static_cast<int>(NumberFromEnvironment("STRICT_CUDA_PCIE_LEVEL", 40));
   config.fabric_cluster = static_cast<int>(NumberFromEnvironment("STRICT_CUDA_FABRIC", 0));

@@ -27,6 +27,7 @@ struct Config {
   std::string session;  // a directory, or empty: a machine of this process alone
   std::vector<DeviceConfig> devices;
   std::vector<int> visible;  // physical indexes, by ordinal
+  bool is_mig = false;       // the devices are instances of one GPU
   size_t memory_bytes = 0;   // of each device
   int compute_major = 9;
   int compute_minor = 0;

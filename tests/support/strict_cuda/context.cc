@@ -4,6 +4,7 @@
 
 #include "tests/support/strict_cuda/breach.h"
 #include "tests/support/strict_cuda/entry.h"
+#include "tests/support/strict_cuda/machine.h"
 #include "tests/support/strict_cuda/memory.h"
 #include "tests/support/strict_cuda/stream.h"
 
@@ -85,6 +86,16 @@ STRICT_CUDA_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevic
   if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (!IsDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
   *context = &ContextAt(device);
+  {
+    const MachineLock lock;
+    const auto mode = GetConfig().attributes.find(CU_DEVICE_ATTRIBUTE_COMPUTE_MODE);
+    const bool is_exclusive =
+        mode != GetConfig().attributes.end() && mode->second == CU_COMPUTEMODE_EXCLUSIVE_PROCESS;
+    if (is_exclusive && HasOtherContext((*context)->physical)) {
+      return CUDA_ERROR_DEVICE_UNAVAILABLE;
+    }
+    NoteContext((*context)->physical, true);
+  }
   ++(*context)->references;
   return CUDA_SUCCESS;
 }
@@ -98,6 +109,8 @@ STRICT_CUDA_EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     SynchronizeContext(context);
     FreeAllOf(context);
     context.error = CUDA_SUCCESS;
+    const MachineLock lock;
+    NoteContext(context.physical, false);
   }
   --context.references;
   return CUDA_SUCCESS;

@@ -220,6 +220,21 @@ size_t FreeMemory(int physical) {
   return used >= total ? 0 : total - used;
 }
 
+bool HasOtherContext(int physical) {
+  for (const ProcessSlot& slot : TheMachine().processes) {
+    if ((slot.contexts >> physical & 1u) == 0 || slot.process == Self()) continue;
+    if (IsAlive(slot.process)) return true;
+  }
+  return false;
+}
+
+void NoteContext(int physical, bool has) {
+  ProcessSlot* const slot = MySlot();
+  if (slot == nullptr) return;
+  const uint32_t bit = 1u << physical;
+  slot->contexts = has ? slot->contexts | bit : slot->contexts & ~bit;
+}
+
 bool TakeMemory(int physical, size_t bytes) {
   ProcessSlot* const slot = MySlot();
   if (slot == nullptr || FreeMemory(physical) < bytes) return false;

@@ -88,6 +88,7 @@ struct SharedEvent {
 
 struct ProcessSlot {
   ProcessId process;
+  uint32_t contexts;  // mask of devices, physical, on which it has its context
   uint64_t used_bytes[kMaxDevices];
 };
 
@@ -157,6 +158,11 @@ Export* NewExport();
 Export* FindExport(uint64_t id);
 SharedEvent* NewSharedEvent();
 SharedEvent* FindSharedEvent(uint64_t id);
+
+// Whether another process that lives has a context on the device. This one has, or has not, from
+// now on.
+bool HasOtherContext(int physical);
+void NoteContext(int physical, bool has);
 
 // Takes or gives back device memory. Returns false if the device has not so much left.
 bool TakeMemory(int physical, size_t bytes);

@@ -363,5 +363,33 @@ TEST_F(NcclTest, AllocatesMemoryThatCanBeExported) {
   }));
 }
 
+// Memory of cuMemAlloc has no window. Releasing a handle synchronises nothing, even in flight.
+TEST_F(NcclTest, WindowsAreOfMappedMemory) {
+  const auto use = [](const PairRank& rank, const Wire& wire) {
+    void* memory = nullptr;
+    OK(CU(ncclMemAlloc)(&memory, 100));
+    ncclWindow_t window = nullptr;
+    OK(CU(ncclCommWindowRegister)(rank.comm, memory, 100, &window, 1));
+    REQUIRE(window != nullptr);
+    OK(CU(ncclCommWindowDeregister)(rank.comm, window));
+    const CUdeviceptr plain = Alloc(100);
+    OK(CU(ncclCommWindowRegister)(rank.comm, Buffer(plain), 100, &window, 0));
+    REQUIRE(window == nullptr);
+    CUmemGenericAllocationHandle handle = 0;
+    OK(CU(cuMemRetainAllocationHandle)(&handle, memory));
+    if (rank.rank == 0) {
+      rank.Send(plain, 8);
+      OK(CU(cuMemRelease)(handle));
+      wire.Put('r');
+    } else {
+      wire.Get<char>();
+      rank.Recv(plain, 8);
+    }
+    rank.Synchronize();
+    OK(CU(ncclCommDestroy)(rank.comm));
+  };
+  RunRanks(use, use);
+}
+
 }  // namespace
 }  // namespace strict_cuda

@@ -148,7 +148,7 @@ STRICT_CUDA_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, si
 
 STRICT_CUDA_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   STRICT_CUDA_ENTER();
-  CheckImplicitSync(__func__);
+  // Does not synchronise: cuda.h says so (note_sync) of cuMemUnmap, which frees, and not of this.
   const std::lock_guard<std::mutex> lock(ProcessMutex());
   Allocation* const allocation = FindAllocation(handle);
   if (allocation == nullptr) {
