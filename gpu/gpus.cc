@@ -86,6 +86,7 @@ absl::StatusOr<std::unique_ptr<Gpu>> Gpus::Open(int ordinal) {
   }
   FERRY_ASSIGN_OR_RETURN(gpu->arena, cuda::GpuArena::Create(gpu->device, gate_, std::move(arena)));
   FERRY_ASSIGN_OR_RETURN(gpu->copies, cuda::CudaStream::Create(gpu->device));
+  FERRY_ASSIGN_OR_RETURN(gpu->waits, cuda::WaitStreams::Create(gpu->device));
   std::shared_ptr<cuda::PinnedPool> pinned;
   {
     absl::MutexLock lock(&mu_);
@@ -101,6 +102,7 @@ absl::StatusOr<std::unique_ptr<Gpu>> Gpus::Open(int ordinal) {
       gpu->device, cuda::DeviceExecutorOptions{.thread_name = absl::StrCat("ferry-map", ordinal)});
   gpu->nccl = std::make_unique<cuda::DeviceExecutor>(
       gpu->device, cuda::DeviceExecutorOptions{.thread_name = absl::StrCat("ferry-nccl", ordinal)});
+  gpu->ring = cuda::StagingRing::Create(*gpu->executor, gate_, options_.staging);
   FERRY_ASSIGN_OR_RETURN(gpu->stager, cuda::HostStager::Create(*gpu->executor, gpu->events,
                                                                std::move(pinned), copier_));
   return gpu;

@@ -22,7 +22,9 @@
 #include "gpu/cuda/gpu_arena.h"
 #include "gpu/cuda/host_stager.h"
 #include "gpu/cuda/pinned_pool.h"
+#include "gpu/cuda/staging_ring.h"
 #include "gpu/cuda/sync_gate.h"
+#include "gpu/cuda/wait_streams.h"
 #include "tensor/copy.h"
 #include "tensor/tensor.h"
 
@@ -33,6 +35,12 @@ struct GpusOptions {
   cuda::GpuArenaOptions arena;
   // Of the process: what copies to and from ordinary host memory go through.
   cuda::PinnedPoolOptions pinned;
+  // Of each device: what memory that no other process can map goes through.
+  cuda::StagingRingOptions staging;
+  // Foreign memory (not of Ferry's arenas) goes through the ring below this size, also where it
+  // could be mapped: its mapping would be opened and closed for every tensor. SIZE_MAX: always, so
+  // that a sender has its memory back when it is copied.
+  size_t stage_below_bytes = size_t{1} << 20;
 };
 
 // One GPU that is in use. Constant once made; its parts are thread-safe.
@@ -40,8 +48,11 @@ struct Gpu {
   std::shared_ptr<cuda::CudaDevice> device;
   std::shared_ptr<cuda::EventPool> events;
   std::shared_ptr<cuda::GpuArena> arena;
-  // Copies between devices and processes, in the order in which they are enqueued.
+  // Copies between devices and processes, of what is there already: nothing on it waits for a
+  // kernel of anybody's.
   std::unique_ptr<cuda::CudaStream> copies;
+  // For those that are behind something.
+  std::unique_ptr<cuda::WaitStreams> waits;
   std::unique_ptr<cuda::HostStager> stager;
   // These go first, and wait for what is under way. `side`: opens and closes memory of others, and
   // whatever else may wait for the device. `nccl`: makes every call of NCCL's; apart from the
@@ -49,6 +60,8 @@ struct Gpu {
   std::unique_ptr<cuda::DeviceExecutor> executor;
   std::unique_ptr<cuda::DeviceExecutor> side;
   std::unique_ptr<cuda::DeviceExecutor> nccl;
+  // What is back from its receivers may come when the executor has stopped.
+  std::shared_ptr<cuda::StagingRing> ring;
 };
 
 // What a tensor is to become.
@@ -87,6 +100,7 @@ class Gpus final {
   const std::vector<std::string>& uuids() const { return uuids_; }
   const cuda::PeerMatrix& peers() const { return peers_; }
   const std::shared_ptr<cuda::SyncGate>& gate() const { return gate_; }
+  const GpusOptions& options() const { return options_; }
 
   // The device, opened now if it was not: blocks.
   //   Errors: INVALID_ARGUMENT for a device that there is not; DEADLINE_EXCEEDED after two minutes;

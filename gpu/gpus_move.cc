@@ -162,8 +162,13 @@ void Gpus::Across(Gpu& from, Gpu& to, MoveRequest request, MoveCallback done) {
       FERRY_ASSIGN_OR_RETURN(Tensor into, DestinationIn(to, job->request));
       if (into.bytes() == 0) return into;
       const ScopedCurrent current(*from.device);
-      const cuda::Stream stream = from.copies->get();
-      if (const auto ready = cuda::ReadyOf(tensor); ready != nullptr) {
+      cuda::Stream stream = from.copies->get();
+      const auto ready = cuda::ReadyOf(tensor);
+      FERRY_ASSIGN_OR_RETURN(const bool is_ready, ready == nullptr ? true : ready->IsDone());
+      if (!is_ready) {
+        // Those that are ready are not to stand behind it. When all that may wait do, it stands
+        // behind one of those.
+        stream = from.waits->TakeIdleOrAny();
         FERRY_RETURN_IF_ERROR(ready->MakeWait(*from.device, stream));
       }
       if (&from == &to) {

@@ -56,9 +56,14 @@ absl::StatusOr<std::shared_ptr<CudaDevice>> CudaDevice::Open(std::shared_ptr<con
     return absl::FailedPreconditionError(
         absl::StrCat(device->name(), ": its compute mode prohibits contexts (nvidia-smi -c)"));
   }
-  FERRY_RETURN_IF_ERROR(
-      device->Check(table.primary_context_retain(&device->context_, device->handle_),
-                    "cuDevicePrimaryCtxRetain"));
+  const Result retained = table.primary_context_retain(&device->context_, device->handle_);
+  if (retained == kErrorDeviceUnavailable) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        device->name(), ": another process has it to itself, since its compute mode is ",
+        device->traits_.compute_mode == kComputeModeExclusiveProcess ? "" : "perhaps ",
+        "exclusive: `nvidia-smi -c DEFAULT` lets several share it"));
+  }
+  FERRY_RETURN_IF_ERROR(device->Check(retained, "cuDevicePrimaryCtxRetain"));
   return device;
 }
 

@@ -88,6 +88,7 @@ inline constexpr Result kErrorInvalidValue = 1;
 inline constexpr Result kErrorOutOfMemory = 2;
 inline constexpr Result kErrorNotInitialized = 3;
 inline constexpr Result kErrorDeinitialized = 4;
+inline constexpr Result kErrorDeviceUnavailable = 46;
 inline constexpr Result kErrorNoDevice = 100;
 inline constexpr Result kErrorInvalidDevice = 101;
 inline constexpr Result kErrorInvalidContext = 201;

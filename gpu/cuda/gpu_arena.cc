@@ -2,7 +2,6 @@
 // Segments of device memory, and blocks that wait for their last use.
 #include "gpu/cuda/gpu_arena.h"
 
-#include <cstring>
 #include <iterator>
 #include <map>
 #include <optional>
@@ -15,6 +14,7 @@
 #include "absl/synchronization/mutex.h"
 
 #include "base/status_macros.h"
+#include "gpu/cuda/arena_segment.h"
 #include "gpu/cuda/block_table.h"
 
 namespace ferry::cuda {
@@ -25,101 +25,7 @@ constexpr size_t kSmallestBytes = 512;
 // the driver serves several from one block of this size.
 constexpr size_t kPlainGranularity = size_t{2} << 20;
 
-AllocationProperties ExportableMemory(const CudaDevice& device) {
-  AllocationProperties properties = {};
-  properties.type = kAllocationTypePinned;
-  properties.requested_handle_types = kHandleTypePosixFd;
-  properties.location = {kLocationTypeDevice, device.ordinal()};
-  return properties;
-}
-
-// Whether such memory can be made and exported here; not every container lets it.
-absl::Status ProbeExport(const CudaDevice& device, size_t& granularity) {
-  if (!device.traits().has_virtual_memory) {
-    return absl::FailedPreconditionError("the device has no virtual memory management");
-  }
-  if (!device.traits().exports_posix_fd) {
-    return absl::FailedPreconditionError("the device exports no memory as descriptors");
-  }
-  const CudaTable& table = device.table();
-  const AllocationProperties properties = ExportableMemory(device);
-  FERRY_RETURN_IF_ERROR(
-      device.Check(table.memory_granularity(&granularity, &properties, kGranularityMinimum),
-                   "cuMemGetAllocationGranularity"));
-  AllocationHandle handle = 0;
-  FERRY_RETURN_IF_ERROR(
-      device.Check(table.memory_create(&handle, granularity, &properties, 0), "cuMemCreate"));
-  absl::Status status = ExportHandle(device, handle).status();
-  table.memory_release(handle);
-  return status;
-}
-
 }  // namespace
-
-// Memory from the driver; given back by Free, which may synchronise the device.
-struct GpuArena::Segment {
-  uint32_t id = 0;
-  size_t bytes = 0;
-  DevicePointer base = 0;
-  AllocationHandle handle = 0;
-  bool is_mapped = false;
-  IpcDescriptor descriptor;  // of the whole segment
-
-  absl::Status MapVirtual(const CudaDevice& device, const std::vector<int>& ordinals);
-  absl::Status AllocatePlain(const CudaDevice& device);
-  absl::Status Describe(const CudaDevice& device, ExportBy export_by);
-  void Free(const CudaDevice& device);
-};
-
-absl::Status GpuArena::Segment::MapVirtual(const CudaDevice& device,
-                                           const std::vector<int>& ordinals) {
-  const CudaTable& table = device.table();
-  const AllocationProperties properties = ExportableMemory(device);
-  FERRY_RETURN_IF_ERROR(
-      device.Check(table.memory_create(&handle, bytes, &properties, 0), "cuMemCreate"));
-  FERRY_RETURN_IF_ERROR(
-      device.Check(table.address_reserve(&base, bytes, 0, 0, 0), "cuMemAddressReserve"));
-  FERRY_RETURN_IF_ERROR(device.Check(table.memory_map(base, bytes, 0, handle, 0), "cuMemMap"));
-  is_mapped = true;
-  std::vector<AccessDescription> access;
-  for (const int ordinal : ordinals) {
-    access.push_back({{kLocationTypeDevice, ordinal}, kAccessReadWrite});
-  }
-  return device.Check(table.memory_set_access(base, bytes, access.data(), access.size()),
-                      "cuMemSetAccess");
-}
-
-absl::Status GpuArena::Segment::AllocatePlain(const CudaDevice& device) {
-  return device.Check(device.table().memory_alloc(&base, bytes), "cuMemAlloc");
-}
-
-absl::Status GpuArena::Segment::Describe(const CudaDevice& device, ExportBy export_by) {
-  FERRY_ASSIGN_OR_RETURN(const MemoryInfo info, Classify(device, AsHostPointer(base), bytes));
-  descriptor.export_by = export_by;
-  descriptor.device = device.uuid();
-  descriptor.buffer_id = info.pieces[0].buffer_id;
-  descriptor.base = base;
-  descriptor.allocation_bytes = bytes;
-  descriptor.bytes = bytes;
-  if (export_by != ExportBy::kLegacyHandle) return absl::OkStatus();
-  IpcMemoryHandle legacy = {};
-  FERRY_RETURN_IF_ERROR(
-      device.Check(device.table().ipc_get_memory_handle(&legacy, base), "cuIpcGetMemHandle"));
-  std::memcpy(descriptor.handle.data(), legacy.bytes, sizeof(legacy.bytes));
-  return absl::OkStatus();
-}
-
-void GpuArena::Segment::Free(const CudaDevice& device) {
-  const ScopedCurrent current(device);
-  const CudaTable& table = device.table();
-  if (handle == 0) {
-    if (base != 0) table.memory_free(base);
-    return;
-  }
-  if (is_mapped) table.memory_unmap(base, bytes);
-  if (base != 0) table.address_free(base, bytes);
-  table.memory_release(handle);
-}
 
 struct GpuArena::State {
   State(std::shared_ptr<CudaDevice> cuda_device, std::shared_ptr<SyncGate> sync_gate,
@@ -134,7 +40,7 @@ struct GpuArena::State {
     uint32_t index = 0;
     DeviceBuffer::Uses uses;
   };
-  using SegmentPtr = std::unique_ptr<Segment>;
+  using SegmentPtr = std::unique_ptr<ArenaSegment>;
 
   // Runs what may synchronise the device.
   absl::Status Quietly(absl::string_view doing, absl::FunctionRef<void()> action) const {
@@ -165,7 +71,7 @@ struct GpuArena::State {
 absl::StatusOr<GpuArena::State::SegmentPtr> GpuArena::State::MakeSegment(
     const BlockTable::Plan& plan) const {
   const ScopedCurrent current(*device);
-  auto segment = std::make_unique<Segment>();
+  auto segment = std::make_unique<ArenaSegment>();
   segment->id = plan.segment;
   segment->bytes = plan.bytes;
   absl::Status status;
@@ -250,7 +156,7 @@ absl::StatusOr<std::shared_ptr<DeviceBuffer>> GpuArena::Allocate(size_t bytes) {
   std::optional<TakenBlock> block;
   BlockTable::Plan plan;
   std::vector<State::SegmentPtr> dropped;
-  Segment* segment = nullptr;
+  ArenaSegment* segment = nullptr;
   {
     absl::MutexLock lock(&state.mu);
     block = state.table.Take(bytes);
@@ -289,7 +195,7 @@ std::shared_ptr<DeviceBuffer> GpuArena::TryAllocate(size_t bytes) {
   State& state = *state_;
   Collect();
   std::optional<TakenBlock> block;
-  Segment* segment = nullptr;
+  ArenaSegment* segment = nullptr;
   {
     absl::MutexLock lock(&state.mu);
     block = state.table.Take(bytes);
@@ -299,7 +205,7 @@ std::shared_ptr<DeviceBuffer> GpuArena::TryAllocate(size_t bytes) {
   return BufferOf(*segment, *block, bytes);
 }
 
-std::shared_ptr<DeviceBuffer> GpuArena::BufferOf(Segment& segment, const TakenBlock& block,
+std::shared_ptr<DeviceBuffer> GpuArena::BufferOf(ArenaSegment& segment, const TakenBlock& block,
                                                  size_t bytes) {
   return std::make_shared<DeviceBuffer>(
       segment.base + block.offset, bytes, state_->device->ordinal(),
@@ -309,7 +215,7 @@ std::shared_ptr<DeviceBuffer> GpuArena::BufferOf(Segment& segment, const TakenBl
       this, ArenaPlace{segment.id, block.generation, block.offset});
 }
 
-void GpuArena::Release(Segment& segment, uint32_t index, DeviceBuffer::Uses uses) {
+void GpuArena::Release(ArenaSegment& segment, uint32_t index, DeviceBuffer::Uses uses) {
   State& state = *state_;
   absl::MutexLock lock(&state.mu);
   if (uses.empty()) return state.table.Give(segment.id, index);
@@ -371,26 +277,33 @@ IpcDescriptor GpuArena::Describe(const Buffer& buffer) const {
 }
 
 absl::StatusOr<UniqueFd> GpuArena::ExportSegment(const Buffer& buffer) const {
+  return Export(buffer.arena_place().segment);
+}
+
+absl::StatusOr<UniqueFd> GpuArena::Export(uint32_t segment) const {
   if (state_->export_by != ExportBy::kPosixFd) return UniqueFd();
   AllocationHandle handle = 0;
   {
     absl::MutexLock lock(&state_->mu);
-    handle = state_->segments.at(buffer.arena_place().segment)->handle;
+    handle = state_->segments.at(segment)->handle;
   }
   return ExportHandle(*state_->device, handle);
 }
 
-std::shared_ptr<const void> GpuArena::HoldSegment(const Buffer& buffer) {
+std::shared_ptr<const HeldSegment> GpuArena::HoldSegment(const Buffer& buffer) {
   const uint32_t segment = buffer.arena_place().segment;
-  {
-    absl::MutexLock lock(&state_->mu);
-    state_->table.Hold(segment);
-  }
-  return std::shared_ptr<const void>(this, [arena = shared_from_this(), segment](const void*) {
-    absl::MutexLock lock(&arena->state_->mu);
-    arena->state_->table.Unhold(segment);
-  });
+  absl::MutexLock lock(&state_->mu);
+  state_->table.Hold(segment);
+  return std::shared_ptr<const HeldSegment>(
+      new HeldSegment(shared_from_this(), segment, state_->segments.at(segment)->descriptor));
 }
+
+HeldSegment::~HeldSegment() {
+  absl::MutexLock lock(&arena_->state_->mu);
+  arena_->state_->table.Unhold(segment_);
+}
+
+absl::StatusOr<UniqueFd> HeldSegment::Export() const { return arena_->Export(segment_); }
 
 ExportBy GpuArena::export_by() const { return state_->export_by; }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -20,7 +21,9 @@
 
 namespace ferry::cuda {
 
+struct ArenaSegment;
 struct TakenBlock;
+class HeldSegment;
 
 struct GpuArenaOptions {
   // Of all segments together; what buffers take of it is rounded up to their size class.
@@ -78,7 +81,7 @@ class GpuArena final : public std::enable_shared_from_this<GpuArena> {
   // Keeps the segment of `buffer` from being given back to the driver while a peer has it mapped,
   // as it does from the first message that names it until its release: buffers come and go
   // meanwhile.
-  std::shared_ptr<const void> HoldSegment(const Buffer& buffer);
+  std::shared_ptr<const HeldSegment> HoldSegment(const Buffer& buffer);
 
   // How its memory can be mapped by other processes, and if not, or not by descriptors, why.
   ExportBy export_by() const;
@@ -93,14 +96,38 @@ class GpuArena final : public std::enable_shared_from_this<GpuArena> {
   CudaDevice& device() const;
 
  private:
+  friend class HeldSegment;
   struct State;
-  struct Segment;
 
   explicit GpuArena(std::unique_ptr<State> state);
-  std::shared_ptr<DeviceBuffer> BufferOf(Segment& segment, const TakenBlock& block, size_t bytes);
-  void Release(Segment& segment, uint32_t index, DeviceBuffer::Uses uses);
+  std::shared_ptr<DeviceBuffer> BufferOf(ArenaSegment& segment, const TakenBlock& block, size_t bytes);
+  void Release(ArenaSegment& segment, uint32_t index, DeviceBuffer::Uses uses);
+  absl::StatusOr<UniqueFd> Export(uint32_t segment) const;
 
   const std::unique_ptr<State> state_;
+};
+
+// A segment that is not given back while this lives.
+class HeldSegment final {
+ public:
+  ~HeldSegment();
+
+  HeldSegment(const HeldSegment&) = delete;
+  HeldSegment& operator=(const HeldSegment&) = delete;
+
+  // As GpuArena::ExportSegment.
+  absl::StatusOr<UniqueFd> Export() const;
+  // Of the whole segment.
+  const IpcDescriptor& descriptor() const { return descriptor_; }
+
+ private:
+  friend class GpuArena;
+  HeldSegment(std::shared_ptr<GpuArena> arena, uint32_t segment, const IpcDescriptor& descriptor)
+      : arena_(std::move(arena)), segment_(segment), descriptor_(descriptor) {}
+
+  const std::shared_ptr<GpuArena> arena_;
+  const uint32_t segment_;
+  const IpcDescriptor descriptor_;
 };
 
 }  // namespace ferry::cuda

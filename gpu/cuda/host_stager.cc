@@ -37,9 +37,22 @@ class HostStager::Transfer final : public std::enable_shared_from_this<HostStage
         stream_((to_host ? *shared_->to_host : *shared_->to_device).get()) {}
 
   void Start() {
-    const absl::Status status = Prepare();
-    if (!status.ok()) return End(status);
-    Issue();
+    if (copy_.after == nullptr) return Begin();
+    const absl::StatusOr<bool> is_ready = copy_.after->IsDone();
+    if (!is_ready.ok()) return End(is_ready.status());
+    if (*is_ready) return Begin();
+    // Not on the stream, where those that are ready would stand behind it.
+    DeviceExecutor::Watched watched;
+    watched.event = copy_.after;
+    watched.deadline = copy_.deadline;
+    watched.what = copy_.what;
+    watched.keep = copy_.keep;
+    const absl::Status status = shared_->executor.Watch(
+        std::move(watched), [self = shared_from_this()](absl::Status ready) {
+          if (!ready.ok()) return self->End(std::move(ready));
+          self->Begin();
+        });
+    if (!status.ok()) End(status);
   }
 
  private:
@@ -54,8 +67,13 @@ class HostStager::Transfer final : public std::enable_shared_from_this<HostStage
   absl::Status Prepare() {
     FERRY_ASSIGN_OR_RETURN(const MemoryInfo info, Classify(device(), copy_.host, copy_.bytes));
     is_direct_ = info.kind == MemoryKind::kPinnedHost;
-    if (copy_.after == nullptr) return absl::OkStatus();
-    return copy_.after->MakeWait(device(), stream_);
+    return absl::OkStatus();
+  }
+
+  void Begin() {
+    const absl::Status status = Prepare();
+    if (!status.ok()) return End(status);
+    Issue();
   }
 
   void Issue() {

@@ -19,6 +19,11 @@ absl::Status CheckSupport(const CudaDevice& device) {
       absl::StrCat(device.name(), " has no events between processes"));
 }
 
+absl::Status NoRecord(const EventTicket& ticket) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("record ", ticket.sequence, " of event ", ticket.slot, " is none to wait for"));
+}
+
 }  // namespace
 
 InterprocessEventPool::InterprocessEventPool(std::shared_ptr<CudaDevice> device)
@@ -121,16 +126,28 @@ ImportedEvents::~ImportedEvents() {
 absl::Status ImportedEvents::MakeWait(const EventTicket& ticket, Stream stream) {
   {
     absl::MutexLock lock(&mu_);
-    if (ticket.slot >= sequences_.size() || ticket.sequence <= sequences_[ticket.slot]) {
-      return absl::InvalidArgumentError(absl::StrCat("record ", ticket.sequence, " of event ",
-                                                     ticket.slot, " is none to wait for"));
-    }
+    if (!IsNew(ticket)) return NoRecord(ticket);
     sequences_[ticket.slot] = ticket.sequence;
   }
   const ScopedCurrent current(*device_);
   return device_->Check(
       device_->table().stream_wait_event(stream, events_[ticket.slot], /*flags=*/0),
       "cuStreamWaitEvent");
+}
+
+absl::StatusOr<bool> ImportedEvents::HasPassed(const EventTicket& ticket) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (!IsNew(ticket)) return NoRecord(ticket);
+  }
+  const ScopedCurrent current(*device_);
+  const Result result = device_->table().event_query(events_[ticket.slot]);
+  if (result == kErrorNotReady) return false;
+  FERRY_RETURN_IF_ERROR(device_->Check(result, "cuEventQuery"));
+  absl::MutexLock lock(&mu_);
+  if (!IsNew(ticket)) return NoRecord(ticket);
+  sequences_[ticket.slot] = ticket.sequence;
+  return true;
 }
 
 }  // namespace ferry::cuda

@@ -86,9 +86,16 @@ class ImportedEvents final {
   //   Errors: INVALID_ARGUMENT for a slot that does not exist, or a record older than one that was
   //   waited for; INTERNAL.
   absl::Status MakeWait(const EventTicket& ticket, Stream stream) ABSL_LOCKS_EXCLUDED(mu_);
+  // Whether the ticket's record has passed; then nothing has to wait for it, and it is used up as
+  // by MakeWait. Does not block.
+  //   Errors: as MakeWait.
+  absl::StatusOr<bool> HasPassed(const EventTicket& ticket) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   explicit ImportedEvents(std::shared_ptr<CudaDevice> device);
+  bool IsNew(const EventTicket& ticket) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return ticket.slot < sequences_.size() && ticket.sequence > sequences_[ticket.slot];
+  }
 
   const std::shared_ptr<CudaDevice> device_;
   std::vector<Event> events_;

@@ -40,17 +40,23 @@ class Kernels final {
   // Adds the sum of word[i] * (2 i + 1), modulo 2^64, the last word filled up with zeros.
   //   from: u8[bytes]. sum: u64[1] on the device.
   absl::Status Checksum(Stream stream, DevicePointer from, size_t bytes, DevicePointer sum) const;
+  // to[i] = scale * to[i] + from[i].
+  //   to, from: f32[count].
+  absl::Status ScaleAdd(Stream stream, DevicePointer to, DevicePointer from, size_t count,
+                        float scale) const;
 
  private:
   explicit Kernels(std::shared_ptr<CudaDevice> device);
 
-  absl::Status Launch(Function function, Stream stream, size_t bytes, void** parameters) const;
+  // One thread for each of `items`, as far as the grid goes.
+  absl::Status Launch(Function function, Stream stream, size_t items, void** parameters) const;
 
   const std::shared_ptr<CudaDevice> device_;
   Module module_ = nullptr;
   Function fill_ = nullptr;
   Function compare_ = nullptr;
   Function checksum_ = nullptr;
+  Function scale_add_ = nullptr;
 };
 
 }  // namespace ferry::cuda

@@ -42,6 +42,32 @@ TEST_F(CudaMachineTest, ADeviceThatProhibitsContextsIsRefused) {
   }));
 }
 
+TEST_F(CudaMachineTest, AnExclusiveDeviceIsTheFirstOnes) {
+  setenv("STRICT_CUDA_ATTRIBUTES", "20=3", 1);
+  ExpectBoth(
+      [](const Wire& wire) {
+        {
+          const Process process;
+          wire.Put('h');
+          wire.Get<char>();
+        }
+        wire.Put('g');
+        wire.Get<char>();
+      },
+      [](const Wire& wire) {
+        std::shared_ptr<const CudaApi> api = *CudaApi::Load();
+        wire.Get<char>();
+        const absl::Status status = CudaDevice::Open(api, 0).status();
+        REQUIRE(status.code() == absl::StatusCode::kFailedPrecondition);
+        REQUIRE(status.message().find("nvidia-smi -c DEFAULT") != absl::string_view::npos);
+        REQUIRE_OK(CudaDevice::Open(api, 1).status());
+        wire.Put('w');
+        wire.Get<char>();
+        REQUIRE_OK(CudaDevice::Open(api, 0).status());
+        wire.Put('e');
+      });
+}
+
 TEST_F(CudaMachineTest, WithoutVirtualMemoryTheArenaUsesLegacyHandles) {
   setenv("STRICT_CUDA_ATTRIBUTES", "102=0,125=0", 1);
   ExpectBoth(

@@ -4,6 +4,7 @@
 #include "gpu/kernels/kernels.h"
 
 #include <cstring>
+#include <vector>
 
 #include "gpu/cuda/pinned_pool.h"
 #include "tests/gpu/cuda_fixture.h"
@@ -15,7 +16,8 @@ using ::testing::HasSubstr;
 
 constexpr absl::string_view kPtx =
     ".version 7.0\n.visible .entry ferry_pattern_fill() {}\n"
-    ".visible .entry ferry_pattern_compare() {}\n.visible .entry ferry_checksum() {}\n";
+    ".visible .entry ferry_pattern_compare() {}\n.visible .entry ferry_checksum() {}\n"
+    ".visible .entry ferry_scale_add() {}\n";
 
 class KernelsTest : public CudaTest {
  protected:
@@ -62,6 +64,39 @@ TEST_F(KernelsTest, PatternsAndSumsAreThoseOfTheHost) {
   EXPECT_EQ(Word(words + 8), sum);
   Free(memory);
   Free(words);
+}
+
+TEST_F(KernelsTest, ScaleAddIsDoneToEachElement) {
+  const auto kernels = Kernels::Load(device_, kPtx);
+  ASSERT_OK(kernels.status());
+  // Neither a whole number of blocks nor of words.
+  constexpr size_t kCount = 1001;
+  std::vector<float> to(kCount);
+  std::vector<float> from(kCount);
+  std::vector<float> expected(kCount);
+  for (size_t i = 0; i < kCount; ++i) {
+    to[i] = static_cast<float>(i) / 8;
+    from[i] = static_cast<float>(1000 - i);
+    expected[i] = 0.5F * to[i] + from[i];
+  }
+  const auto text = [](const std::vector<float>& values) {
+    return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+  };
+  const DevicePointer sum = Alloc(kCount * sizeof(float));
+  const DevicePointer added = Alloc(kCount * sizeof(float));
+  Write(sum, text(to));
+  Write(added, text(from));
+  {
+    const std::unique_ptr<CudaStream> stream = *CudaStream::Create(device_);
+    ASSERT_OK((*kernels)->ScaleAdd(stream->get(), sum, added, kCount, 0.5F));
+    ASSERT_OK((*kernels)->ScaleAdd(stream->get(), sum, added, 0, 7.0F));
+    const ScopedCurrent current(*device_);
+    ASSERT_EQ(table().stream_synchronize(stream->get()), kSuccess);
+  }
+  EXPECT_EQ(Read(sum, kCount * sizeof(float)), text(expected));
+  EXPECT_EQ(Read(added, kCount * sizeof(float)), text(from));
+  Free(sum);
+  Free(added);
 }
 
 TEST_F(KernelsTest, WhatIsMissingIsNamed) {

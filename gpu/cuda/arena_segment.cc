@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Making, describing and freeing of segments.
+#include "gpu/cuda/arena_segment.h"
+
+#include <cstring>
+
+#include "base/status_macros.h"
+#include "gpu/cuda/device_buffer.h"
+#include "gpu/cuda/ipc_export.h"
+
+namespace ferry::cuda {
+namespace {
+
+AllocationProperties ExportableMemory(const CudaDevice& device) {
+  AllocationProperties properties = {};
+  properties.type = kAllocationTypePinned;
+  properties.requested_handle_types = kHandleTypePosixFd;
+  properties.location = {kLocationTypeDevice, device.ordinal()};
+  return properties;
+}
+
+}  // namespace
+
+absl::Status ProbeExport(const CudaDevice& device, size_t& granularity) {
+  if (!device.traits().has_virtual_memory) {
+    return absl::FailedPreconditionError("the device has no virtual memory management");
+  }
+  if (!device.traits().exports_posix_fd) {
+    return absl::FailedPreconditionError("the device exports no memory as descriptors");
+  }
+  const CudaTable& table = device.table();
+  const AllocationProperties properties = ExportableMemory(device);
+  FERRY_RETURN_IF_ERROR(
+      device.Check(table.memory_granularity(&granularity, &properties, kGranularityMinimum),
+                   "cuMemGetAllocationGranularity"));
+  AllocationHandle handle = 0;
+  FERRY_RETURN_IF_ERROR(
+      device.Check(table.memory_create(&handle, granularity, &properties, 0), "cuMemCreate"));
+  absl::Status status = ExportHandle(device, handle).status();
+  table.memory_release(handle);
+  return status;
+}
+
+absl::Status ArenaSegment::MapVirtual(const CudaDevice& device, const std::vector<int>& ordinals) {
+  const CudaTable& table = device.table();
+  const AllocationProperties properties = ExportableMemory(device);
+  FERRY_RETURN_IF_ERROR(
+      device.Check(table.memory_create(&handle, bytes, &properties, 0), "cuMemCreate"));
+  FERRY_RETURN_IF_ERROR(
+      device.Check(table.address_reserve(&base, bytes, 0, 0, 0), "cuMemAddressReserve"));
+  FERRY_RETURN_IF_ERROR(device.Check(table.memory_map(base, bytes, 0, handle, 0), "cuMemMap"));
+  is_mapped = true;
+  std::vector<AccessDescription> access;
+  for (const int ordinal : ordinals) {
+    access.push_back({{kLocationTypeDevice, ordinal}, kAccessReadWrite});
+  }
+  return device.Check(table.memory_set_access(base, bytes, access.data(), access.size()),
+                      "cuMemSetAccess");
+}
+
+absl::Status ArenaSegment::AllocatePlain(const CudaDevice& device) {
+  return device.Check(device.table().memory_alloc(&base, bytes), "cuMemAlloc");
+}
+
+absl::Status ArenaSegment::Describe(const CudaDevice& device, ExportBy export_by) {
+  FERRY_ASSIGN_OR_RETURN(const MemoryInfo info, Classify(device, AsHostPointer(base), bytes));
+  descriptor.export_by = export_by;
+  descriptor.device = device.uuid();
+  descriptor.buffer_id = info.pieces[0].buffer_id;
+  descriptor.base = base;
+  descriptor.allocation_bytes = bytes;
+  descriptor.bytes = bytes;
+  if (export_by != ExportBy::kLegacyHandle) return absl::OkStatus();
+  IpcMemoryHandle legacy = {};
+  FERRY_RETURN_IF_ERROR(
+      device.Check(device.table().ipc_get_memory_handle(&legacy, base), "cuIpcGetMemHandle"));
+  std::memcpy(descriptor.handle.data(), legacy.bytes, sizeof(legacy.bytes));
+  return absl::OkStatus();
+}
+
+void ArenaSegment::Free(const CudaDevice& device) {
+  const ScopedCurrent current(device);
+  const CudaTable& table = device.table();
+  if (handle == 0) {
+    if (base != 0) table.memory_free(base);
+    return;
+  }
+  if (is_mapped) table.memory_unmap(base, bytes);
+  if (base != 0) table.address_free(base, bytes);
+  table.memory_release(handle);
+}
+
+}  // namespace ferry::cuda

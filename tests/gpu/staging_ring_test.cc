@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// Slots of the staging ring, and streams for what waits.
+#include "gpu/cuda/staging_ring.h"
+
+#include <vector>
+
+#include "gpu/cuda/wait_streams.h"
+#include "tests/gpu/cuda_fixture.h"
+
+namespace ferry::cuda {
+namespace {
+
+constexpr size_t kMiB = size_t{1} << 20;
+
+class StagingRingTest : public CudaTest {
+ protected:
+  // On the executor, whose turn it is when this returns.
+  void Take(StagingRing& ring, std::vector<StagingRing::Slot>& slots) {
+    OnExecutor([&] {
+      ring.Take([&slots](absl::StatusOr<StagingRing::Slot> slot) {
+        EXPECT_OK(slot.status());
+        if (slot.ok()) slots.push_back(*std::move(slot));
+      });
+    });
+  }
+  void OnExecutor(const std::function<void()>& work) {
+    absl::Notification done;
+    ASSERT_OK(executor_.Post([&] {
+      work();
+      done.Notify();
+    }));
+    done.WaitForNotification();
+  }
+
+  DeviceExecutor executor_{device_};
+};
+
+TEST_F(StagingRingTest, WhoComesLateWaitsInTurn) {
+  const auto ring =
+      StagingRing::Create(executor_, nullptr, {.budget_bytes = 4 * kMiB, .slot_bytes = 2 * kMiB});
+  EXPECT_EQ(ring->arena(), nullptr);
+  std::vector<StagingRing::Slot> slots;
+  std::vector<StagingRing::Slot> third;
+  std::vector<StagingRing::Slot> fourth;
+  Take(*ring, slots);
+  Take(*ring, slots);
+  ASSERT_EQ(slots.size(), 2u);
+  Take(*ring, third);
+  Take(*ring, fourth);
+  EXPECT_TRUE(third.empty());
+  EXPECT_EQ(ring->stats().waiting_count, 2);
+  EXPECT_EQ(ring->stats().slot_count, 2);
+  const DevicePointer pointer = slots[1]->pointer();
+  ring->Give(std::move(slots[1]), nullptr);
+  OnExecutor([] {});
+  ASSERT_EQ(third.size(), 1u);
+  EXPECT_EQ(third[0]->pointer(), pointer);
+  EXPECT_TRUE(fourth.empty());
+  ring->Give(std::move(slots[0]), nullptr);
+  OnExecutor([] {});
+  EXPECT_EQ(fourth.size(), 1u);
+  ring->Give(std::move(third[0]), nullptr);
+  ring->Give(std::move(fourth[0]), nullptr);
+  EXPECT_EQ(ring->stats().free_count, 2);
+  EXPECT_EQ(ring->stats().waited, 2);
+}
+
+// The copy into it may be enqueued still when its receiver has died.
+TEST_F(StagingRingTest, ASlotIsNobodysUntilTheDeviceHasLeftIt) {
+  const auto ring =
+      StagingRing::Create(executor_, nullptr, {.budget_bytes = 2 * kMiB, .slot_bytes = 2 * kMiB});
+  std::vector<StagingRing::Slot> slots;
+  std::vector<StagingRing::Slot> next;
+  Take(*ring, slots);
+  Take(*ring, next);
+  {
+    HeldStream held(device_);
+    ring->Give(std::move(slots[0]), *ReadyEvent::Record(*events_, held.get()));
+    absl::SleepFor(absl::Milliseconds(20));
+    OnExecutor([&] { EXPECT_TRUE(next.empty()); });
+    held.Go();
+    for (int i = 0; i < 5000 && ring->stats().waiting_count > 0; ++i) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+  }
+  OnExecutor([] {});
+  ASSERT_EQ(next.size(), 1u);
+  ring->Give(std::move(next[0]), nullptr);
+}
+
+TEST_F(StagingRingTest, WithoutMemoryForOneSlotThatIsSaid) {
+  const auto ring = StagingRing::Create(executor_, nullptr, {});
+  const auto fail =
+      reinterpret_cast<void (*)(const char*, int, int, int)>(StrictSymbol("strict_cuda_fail"));
+  for (const char* each : {"cuMemCreate", "cuMemAlloc_v2"}) fail(each, kErrorOutOfMemory, 0, 10);
+  absl::Status status;
+  OnExecutor(
+      [&] { ring->Take([&](absl::StatusOr<StagingRing::Slot> slot) { status = slot.status(); }); });
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  const auto none = StagingRing::Create(executor_, nullptr, {.budget_bytes = 0});
+  OnExecutor(
+      [&] { none->Take([&](absl::StatusOr<StagingRing::Slot> slot) { status = slot.status(); }); });
+  EXPECT_THAT(status.message(), ::testing::HasSubstr("--gpu-staging-budget-bytes"));
+}
+
+class WaitStreamsTest : public CudaTest {};
+
+TEST_F(WaitStreamsTest, OneThatWaitsIsNotGivenAgain) {
+  const auto streams = *WaitStreams::Create(device_, 2);
+  HeldStream held(device_);
+  const auto event = *ReadyEvent::Record(*events_, held.get());
+  const Stream first = streams->TakeIdle();
+  ASSERT_NE(first, nullptr);
+  ASSERT_OK(event->MakeWait(*device_, first));
+  const Stream second = streams->TakeIdle();
+  ASSERT_NE(second, nullptr);
+  EXPECT_NE(second, first);
+  ASSERT_OK(event->MakeWait(*device_, second));
+  EXPECT_EQ(streams->TakeIdle(), nullptr);
+  EXPECT_NE(streams->TakeIdleOrAny(), nullptr);
+  held.Go();
+  held.Finish();
+  for (int i = 0; i < 5000 && streams->TakeIdle() == nullptr; ++i) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  EXPECT_NE(streams->TakeIdle(), nullptr);
+}
+
+}  // namespace
+}  // namespace ferry::cuda
