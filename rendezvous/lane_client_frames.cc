@@ -138,12 +138,14 @@ absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> d
   const bool is_for_gpus = (*exchange_.transports)[ticket.transport - 1]->moves_gpu_memory();
   const MemoryPlace brought = is_for_gpus ? header.place : MemoryPlace();
   if (destination.is_valid() && !(destination.place() == brought)) destination = Tensor();
+  absl::string_view path = inlet->PathOf(header, ticket.body, destination);
+  if (path.empty()) path = (*exchange_.transports)[ticket.transport - 1]->name();
   // Of large ones only: a look at the clock is a tenth of a small one's way.
   const absl::Time start =
       header.bytes < kTellingBytes ? absl::InfiniteFuture() : SteadyClock().Now();
   inlet->Take(id, header, ticket.body, descriptors, destination,
-              [self = shared_from_this(), kept, id, start](absl::StatusOr<Tensor> tensor,
-                                                           bool release_later) {
+              [self = shared_from_this(), kept, id, start, path](absl::StatusOr<Tensor> tensor,
+                                                                 bool release_later) {
                 Transport& transport = *(*self->exchange_.transports)[kept.transport - 1];
                 if (absl::IsAborted(tensor.status()) && transport.may_offer_again() &&
                     self->AskAgain(id, tensor.status())) {
@@ -154,8 +156,7 @@ absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> d
                 }
                 // What is left of it will be told by the view itself.
                 if (!release_later) self->Done(id);
-                auto received =
-                    self->Unpack(kept, std::move(tensor), transport.name(), self->NameOf(id));
+                auto received = self->Unpack(kept, std::move(tensor), path, self->NameOf(id));
                 if (!received.ok()) return self->Complete(id, received.status(), {});
                 self->Complete(id, absl::OkStatus(), *std::move(received));
               });

@@ -296,6 +296,11 @@ void LaneServer::Offer(Outgoing outgoing) {
               !std::exchange(outgoing.is_second_choice, true)) {
             return self->Offer(std::move(outgoing));
           }
+          // There is no room for it on its way: there may be by way of the host.
+          if (absl::IsResourceExhausted(offer.status()) && !outgoing.tensor.is_on_host() &&
+              self->exchange_.policy.require.empty()) {
+            return self->Stage(std::move(outgoing));
+          }
           return self->Refuse(ticket.id, self->Named(offer.status()));
         }
         ticket.body = offer->body;

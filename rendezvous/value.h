@@ -54,8 +54,9 @@ struct RecvArgs {
   absl::Time deadline = absl::InfiniteFuture();
   // Where the elements are wanted; none: anywhere. Whoever carries them may put them there
   // straight away, and then gives back this very tensor; if it gives back another one, the facade
-  // copies. Nothing is written there any more once the receive has ended. Of another type or size
-  // than what comes: the receive fails with INVALID_ARGUMENT.
+  // copies. Once the receive has ended nothing is written there any more, but for what a GPU was
+  // told before, which keeps the memory until then. Of another type or size than what comes: the
+  // receive fails with INVALID_ARGUMENT.
   Destination destination;
 };
 

@@ -56,7 +56,9 @@ class Step final {
   absl::StatusOr<Received> RecvValue(const RendezvousKey& key, absl::Duration timeout,
                                      RecvArgs args = {});
   // Into the elements of `destination`, of the same type and size; they are there when it returns,
-  // in a GPU's memory too.
+  // in a GPU's memory too. After an error nothing more is written to a destination in the host's
+  // memory; to one in a GPU's, what the device was told before it still writes, and it is kept
+  // until then.
   //   Errors: as Recv; INVALID_ARGUMENT when something else comes, which is lost.
   absl::Status RecvInto(const RendezvousKey& key, Tensor destination, absl::Duration timeout);
   // Calls `done` when it has come, or has failed: once, on a thread of the node, or on the sender's

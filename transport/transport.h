@@ -49,6 +49,8 @@ struct PathCost {
   double bytes_per_second = 0;
   // Copies between a GPU's memory and the host's, which are counted in.
   int stages = 0;
+  // In which way it does it, and why; for people. Empty: there is one way only.
+  std::string note;
 
   absl::Duration Of(size_t bytes) const {
     return latency + absl::Seconds(static_cast<double>(bytes) / bytes_per_second);
@@ -141,8 +143,16 @@ class Inlet {
                     absl::Span<UniqueFd> descriptors, const Tensor& destination,
                     TakeCallback done) = 0;
   // A Take that is under way is not wanted any more: nothing is written to its destination when
-  // this returns, and its `done` may still run. An id that is not known is none of an error.
+  // this returns, and its `done` may still run. Does not wait for a GPU: what it has been told to
+  // write to a destination in its memory, it writes, and the destination is kept until then. An id
+  // that is not known is none of an error.
   virtual void Cancel(uint64_t id) = 0;
+  // What a taken tensor's path is called, where the transport has several ways; a literal. Empty:
+  // the transport's name. Arguments as of Take.
+  virtual absl::string_view PathOf(const TensorHeader& header, absl::string_view body,
+                                   const Tensor& destination) const {
+    return {};
+  }
   // Nobody wants it.
   virtual void Drop(uint64_t id, const TensorHeader& header, absl::string_view body,
                     absl::Span<UniqueFd> descriptors) = 0;

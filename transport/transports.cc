@@ -125,7 +125,8 @@ std::string Explain(const PathChoice& choice) {
     absl::StrAppend(&text, i == choice.transport ? "" : "not ", each.name, " (",
                     ShortDuration(each.cost->latency),
                     rate >= kNoCopy ? ", no copy" : absl::StrFormat(" + %.1f GB/s", rate / 1e9),
-                    each.cost->stages > 0 ? ", staged through host memory" : "", ")");
+                    each.cost->stages > 0 ? ", staged through host memory" : "",
+                    each.cost->note.empty() ? "" : ": ", each.cost->note, ")");
   }
   return text;
 }

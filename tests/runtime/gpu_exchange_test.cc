@@ -68,7 +68,7 @@ TEST(GpuExchange, OnTheSameGpuItIsAView) {
         Step step = peer.Open();
         const int64_t made = peer.gpu(0).arena->stats().made_blocks;
         for (int i = 0; i < 5; ++i) {
-          EXPECT_EQ(ReceivePattern(peer, step, "GPU:0", i, stream->get()), "cuda_ipc");
+          EXPECT_EQ(ReceivePattern(peer, step, "GPU:0", i, stream->get()), "cuda_ipc, view");
         }
         // Nothing was copied.
         EXPECT_EQ(peer.gpu(0).arena->stats().made_blocks, made);
@@ -84,7 +84,7 @@ TEST(GpuExchange, OnAnotherGpuItIsACopy) {
         const auto stream = peer.NewStream(1);
         Step step = peer.Open();
         for (int i = 0; i < 5; ++i) {
-          EXPECT_EQ(ReceivePattern(peer, step, "GPU:1", i, stream->get()), "cuda_ipc");
+          EXPECT_EQ(ReceivePattern(peer, step, "GPU:1", i, stream->get()), "cuda_ipc, copy");
         }
         EXPECT_GE(peer.gpu(1).arena->stats().made_blocks, 5);
         peer.Meet();
@@ -330,9 +330,8 @@ TEST(GpuExchange, ForeignMemoryOfEveryKind) {
   RunGpuPair({}, send, [](GpuPeer& peer) {
     const auto stream = peer.NewStream(0);
     Step step = peer.Open();
-    for (int i = 0; i < 2; ++i) {
-      EXPECT_EQ(ReceivePattern(peer, step, "GPU:0", i, stream->get()), "cuda_ipc");
-    }
+    EXPECT_EQ(ReceivePattern(peer, step, "GPU:0", 0, stream->get()), "cuda_ipc, view");
+    EXPECT_EQ(ReceivePattern(peer, step, "GPU:0", 1, stream->get()), "cuda_ipc, staged");
     peer.Meet();
   });
 }

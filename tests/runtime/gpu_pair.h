@@ -26,6 +26,7 @@
 #include "tests/runtime/directory_store.h"
 #include "tests/runtime/exchange_pair.h"
 #include "tests/runtime/peer_process.h"
+#include "transport/transports.h"
 
 namespace ferry {
 
@@ -43,6 +44,14 @@ class GpuPeer final {
   }
 
   Exchange& exchange() { return *end_.exchange; }
+  // The process stays, its exchange goes.
+  void Leave() { end_.exchange.reset(); }
+  // Which way a tensor comes from a GPU of the other one to one of this one, and why.
+  std::string Explain(int from, int to, size_t bytes) {
+    const auto path = exchange().PathFrom(other_, bytes, /*is_in_arena=*/false,
+                                          {MemorySpace::kCuda, from}, {MemorySpace::kCuda, to});
+    return path.ok() ? ferry::Explain(*path) : std::string(path.status().message());
+  }
   Gpus& gpus() { return *exchange().gpus(); }
   Gpu& gpu(int ordinal) {
     const absl::StatusOr<Gpu*> gpu = gpus().Get(ordinal);
@@ -140,6 +149,7 @@ class GpuPeer final {
   const Channel channel_;
   Endpoint other_;
   Directory directory_;
+  Endpoint other_;
   ExchangeEnd end_;
 };
 
@@ -152,8 +162,12 @@ struct GpuPairOptions {
   ExchangeOptions exchange;
   // STRICT_CUDA_... of both processes.
   std::map<std::string, std::string> environment;
-  // Of the consumer's process alone.
-  std::map<std::string, std::string> consumer_environment;
+  // Of one process alone.
+  std::map<std::string, std::string> producer_environment = {};
+  std::map<std::string, std::string> consumer_environment = {};
+  // In the consumer's process, before anything else; false: the machine does not let it.
+  std::function<bool()> prepare_consumer = {};
+  bool consumer_has_gpus = true;
   // They are on two machines, as far as they can tell, and NCCL's ids go through a folder.
   bool is_apart = false;
   bool producer_dies = false;
@@ -181,11 +195,9 @@ inline void RunGpuPair(const GpuPairOptions& options, const std::function<void(G
       setenv(library, STRICT_CUDA_LIBRARY, 1);
     }
     for (const auto& [name, value] : options.environment) setenv(name.c_str(), value.c_str(), 1);
-    if (node == 1) {
-      for (const auto& [name, value] : options.consumer_environment) {
-        setenv(name.c_str(), value.c_str(), 1);
-      }
-    }
+    const auto& own = node == 0 ? options.producer_environment : options.consumer_environment;
+    for (const auto& [name, value] : own) setenv(name.c_str(), value.c_str(), 1);
+    if (node == 1 && options.prepare_consumer) FERRY_CHECK(options.prepare_consumer());
     {
       NcclJob nccl;
       std::string boot_id = "one machine";
@@ -195,7 +207,7 @@ inline void RunGpuPair(const GpuPairOptions& options, const std::function<void(G
         nccl.device_of = [](int32_t of, int ordinal) { return DeviceId(of * 16 + ordinal); };
       }
       GpuPeer peer(node, sockets[node], options.exchange, std::move(boot_id), std::move(nccl));
-      FERRY_CHECK(peer.exchange().gpus() != nullptr);
+      FERRY_CHECK((peer.exchange().gpus() != nullptr) == (node == 0 || options.consumer_has_gpus));
       (node == 0 ? producer : consumer)(peer);
     }
     std::fflush(nullptr);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opening, waiting on the device, looking or copying, and saying when it is over.
+// Opening, waiting on the device, looking or copying.
 #include "transport/cuda_ipc/cuda_ipc_inlet.h"
 
 #include <atomic>
@@ -19,7 +19,10 @@ using cuda::ImportedMemory;
 using cuda::ReadyEvent;
 using cuda::ScopedCurrent;
 
-constexpr absl::Duration kOpenTimeout = absl::Seconds(10);
+// Between two looks at what may not be had at once.
+constexpr absl::Duration kMoment = absl::Milliseconds(1);
+// For memory that others have now.
+constexpr absl::Duration kRoomPatience = absl::Seconds(10);
 
 // Calls `release` on the executor's thread when the last of the events is done. An executor that is
 // stopping does not: this process is leaving. `uses` is not empty.
@@ -58,71 +61,6 @@ CudaIpcInlet::CudaIpcInlet(TransportEnvironment environment, Endpoint peer, Cach
 
 CudaIpcInlet::~CudaIpcInlet() = default;
 
-absl::Status CudaIpcInlet::OnAnnouncement(absl::string_view body,
-                                          absl::Span<UniqueFd> descriptors) {
-  FERRY_ASSIGN_OR_RETURN(CudaIpcProbe probe, DecodeCudaIpcProbe(body));
-  if (environment_.gpus == nullptr) {
-    return absl::InvalidArgumentError("a probe of GPU memory for a process that uses no GPUs");
-  }
-  UniqueFd fd;
-  if (!descriptors.empty()) fd = std::move(descriptors[0]);
-  environment_.gpus->Use(
-      probe.pair.destination, [self = shared_from_this(), probe = std::move(probe),
-                               fd = std::move(fd)](absl::StatusOr<Gpu*> gpu) mutable {
-        if (!gpu.ok()) return self->Reply(probe.pair, gpu.status());
-        const cuda::ImportKey key = {self->peer_.peer.incarnation, probe.memory.buffer_id};
-        auto shared = std::make_shared<CudaIpcProbe>(std::move(probe));
-        const absl::Status started = self->cache_of_(**gpu).Open(
-            key, shared->memory, std::move(fd), SteadyClock().Now() + kOpenTimeout,
-            [self, gpu = *gpu, shared](absl::StatusOr<ImportedMemory> memory) {
-              if (!memory.ok()) return self->Reply(shared->pair, memory.status());
-              self->AnswerProbe(*gpu, *shared, *memory);
-            });
-        if (!started.ok()) self->Reply(shared->pair, started);
-      });
-  return absl::OkStatus();
-}
-
-// On the side executor, which may wait for its device.
-void CudaIpcInlet::AnswerProbe(Gpu& gpu, const CudaIpcProbe& probe, const ImportedMemory& memory) {
-  const auto try_it = [&]() -> absl::Status {
-    if (probe.memory.offset + probe.memory.bytes > memory.bytes()) {
-      return absl::InvalidArgumentError("the probe lies outside its memory");
-    }
-    FERRY_ASSIGN_OR_RETURN(std::unique_ptr<cuda::ImportedEvents> events,
-                           cuda::ImportedEvents::Open(gpu.device, probe.events));
-    FERRY_ASSIGN_OR_RETURN(std::unique_ptr<cuda::CudaStream> stream,
-                           cuda::CudaStream::Create(gpu.device));
-    std::string bytes(kCudaIpcProbeBytes, '\0');
-    {
-      const ScopedCurrent current(*gpu.device);
-      const cuda::CudaTable& table = gpu.device->table();
-      FERRY_RETURN_IF_ERROR(gpu.device->Check(
-          table.copy_to_host_async(bytes.data(), memory.base() + probe.memory.offset, bytes.size(),
-                                   stream->get()),
-          "cuMemcpyDtoHAsync"));
-      FERRY_RETURN_IF_ERROR(
-          gpu.device->Check(table.stream_synchronize(stream->get()), "cuStreamSynchronize"));
-    }
-    for (size_t i = 0; i < bytes.size(); ++i) {
-      if (static_cast<unsigned char>(bytes[i]) == CudaIpcProbeByte(probe.seed, i)) continue;
-      return absl::DataLossError(absl::StrCat("its memory can be mapped, but byte ", i,
-                                              " of a probe is not what was sent"));
-    }
-    absl::MutexLock lock(&mu_);
-    if (!aborted_.ok()) return aborted_;
-    events_[probe.pair] = std::move(events);
-    kept_.push_back(memory);
-    return absl::OkStatus();
-  };
-  Reply(probe.pair, try_it());
-}
-
-void CudaIpcInlet::Reply(const GpuPair& pair, const absl::Status& status) {
-  // A lane that has ended needs no answer.
-  reply_(EncodeCudaIpcProbed({pair, std::string(status.message())}), {}).IgnoreError();
-}
-
 void CudaIpcInlet::Take(uint64_t id, const TensorHeader& header, absl::string_view body,
                         absl::Span<UniqueFd> descriptors, const Tensor& destination,
                         TakeCallback done) {
@@ -141,8 +79,8 @@ void CudaIpcInlet::Take(uint64_t id, const TensorHeader& header, absl::string_vi
       bytes += piece.memory.bytes;
       owned += piece.has_fd ? 1 : 0;
     }
-    if (header.place.space != MemorySpace::kCuda || bytes != header.bytes ||
-        owned != descriptors.size() ||
+    if (header.place.space != MemorySpace::kCuda || header.bytes == 0 ||
+        (bytes != header.bytes && !job->ticket.is_staged()) || owned != descriptors.size() ||
         header.place.ordinal != static_cast<int>(job->ticket.pair.destination)) {
       return absl::InvalidArgumentError("a cuda_ipc ticket for something else than was asked for");
     }
@@ -161,6 +99,8 @@ void CudaIpcInlet::Take(uint64_t id, const TensorHeader& header, absl::string_vi
     if (status.ok()) (*job)->done = std::move(done);
   }
   if (!status.ok()) return std::move(done)(std::move(status), false);
+  // Its slices do the rest.
+  if ((*job)->ticket.is_staged()) return;
   environment_.gpus->Use(header.place.ordinal,
                          [self = shared_from_this(), job = *job](absl::StatusOr<Gpu*> gpu) {
                            if (!gpu.ok()) return self->End(job, gpu.status());
@@ -169,75 +109,120 @@ void CudaIpcInlet::Take(uint64_t id, const TensorHeader& header, absl::string_vi
                          });
 }
 
-void CudaIpcInlet::OpenNext(const JobPtr& job) {
-  cuda::IpcImportCache& cache = cache_of_(*job->gpu);
-  const auto take = [self = shared_from_this(), job](ImportedMemory memory) {
-    const CudaIpcPiece& piece = job->ticket.pieces[job->held.memory.size()];
-    job->held.memory.push_back(memory);
-    absl::MutexLock lock(&self->mu_);
-    if (!piece.is_kept) {
-      job->held.foreign.push_back(piece.memory.buffer_id);
-      ++self->foreign_users_[piece.memory.buffer_id];
-    } else if (piece.has_fd && self->aborted_.ok()) {
-      self->kept_.push_back(std::move(memory));
-    }
-  };
-  while (job->held.memory.size() < job->ticket.pieces.size()) {
-    const CudaIpcPiece& piece = job->ticket.pieces[job->held.memory.size()];
-    const cuda::ImportKey key = {peer_.peer.incarnation, piece.memory.buffer_id};
-    UniqueFd fd;
-    if (piece.has_fd) fd = std::move(job->descriptors[job->next_descriptor++]);
-    if (std::optional<ImportedMemory> found = cache.Find(key); found.has_value()) {
-      take(*std::move(found));
-      continue;
-    }
-    const absl::Status started =
-        cache.Open(key, piece.memory, std::move(fd), SteadyClock().Now() + kOpenTimeout,
-                   [self = shared_from_this(), job, take](absl::StatusOr<ImportedMemory> memory) {
-                     if (!memory.ok()) return self->End(job, memory.status());
-                     take(*std::move(memory));
-                     self->OpenNext(job);
-                   });
-    if (!started.ok()) End(job, started);
-    return;
-  }
-  const absl::Status posted = job->gpu->executor->Post(
-      [self = shared_from_this(), job] { self->End(job, self->Deliver(*job)); });
-  if (!posted.ok()) End(job, posted);
+absl::string_view CudaIpcInlet::PathOf(const TensorHeader& header, absl::string_view body,
+                                       const Tensor& destination) const {
+  const absl::StatusOr<CudaIpcTicket> ticket = DecodeCudaIpcTicket(body);
+  if (!ticket.ok() || environment_.gpus == nullptr) return {};
+  if (ticket->is_staged()) return "cuda_ipc, staged";
+  const auto& uuids = environment_.gpus->uuids();
+  const auto ordinal = static_cast<size_t>(header.place.ordinal);
+  const bool is_view = !destination.is_valid() && ticket->pieces.size() == 1 &&
+                       ordinal < uuids.size() &&
+                       uuids[ordinal] == cuda::UuidText(ticket->pieces[0].memory.device);
+  return is_view ? "cuda_ipc, view" : "cuda_ipc, copy";
 }
 
-absl::StatusOr<Tensor> CudaIpcInlet::Deliver(Job& job) {
-  const cuda::CudaDevice& device = *job.gpu->device;
-  const cuda::Stream stream = job.gpu->copies->get();
+void CudaIpcInlet::OpenNext(const JobPtr& job) {
+  if (job->held.memory.size() == job->ticket.pieces.size()) {
+    const absl::Status posted =
+        job->gpu->executor->Post([self = shared_from_this(), job] { self->Deliver(job); });
+    if (!posted.ok()) End(job, posted);
+    return;
+  }
+  const CudaIpcPiece& piece = job->ticket.pieces[job->held.memory.size()];
+  UniqueFd fd;
+  if (piece.has_fd) fd = std::move(job->descriptors[job->next_descriptor++]);
+  OpenPiece(*job->gpu, job->ticket.pair, piece, std::move(fd),
+            [self = shared_from_this(), job, &piece](absl::StatusOr<ImportedMemory> memory) {
+              if (!memory.ok()) return self->End(job, memory.status());
+              job->held.memory.push_back(*std::move(memory));
+              if (!piece.is_kept) {
+                job->held.foreign.push_back(piece.memory.buffer_id);
+                absl::MutexLock lock(&self->mu_);
+                ++self->foreign_users_[piece.memory.buffer_id];
+              }
+              self->OpenNext(job);
+            });
+}
+
+void CudaIpcInlet::Later(const JobPtr& job, std::function<void()> what) {
+  environment_.loop->PostAt(SteadyClock().Now() + kMoment,
+                            [self = shared_from_this(), job, what = std::move(what)] {
+                              const absl::Status posted = job->gpu->executor->Post(what);
+                              if (!posted.ok()) self->End(job, posted);
+                            });
+}
+
+bool CudaIpcInlet::IsOver(const Job& job) const {
+  absl::MutexLock lock(&mu_);
+  return job.is_over;
+}
+
+absl::Status CudaIpcInlet::MakeRoom(Job& job) {
+  if (job.into.is_valid()) return absl::OkStatus();
+  if (job.destination.is_valid()) {
+    job.into = job.destination;
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::shared_ptr<cuda::DeviceBuffer>> buffer =
+      job.gpu->arena->Allocate(job.header.bytes);
+  const absl::Time now = SteadyClock().Now();
+  if (absl::IsResourceExhausted(buffer.status())) {
+    if (job.give_up == absl::InfiniteFuture()) job.give_up = now + kRoomPatience;
+    if (now < job.give_up) return absl::UnavailableError(buffer.status().message());
+  }
+  if (!buffer.ok()) return buffer.status();
+  FERRY_ASSIGN_OR_RETURN(job.into,
+                         Tensor::Create(job.header.dtype, job.header.shape, *std::move(buffer)));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<cuda::ImportedEvents>> CudaIpcInlet::EventsOf(const GpuPair& pair) {
+  absl::MutexLock lock(&mu_);
+  const auto found = events_.find(pair);
+  if (found != events_.end()) return found->second;
+  if (!aborted_.ok()) return aborted_;
+  return absl::InvalidArgumentError("a cuda_ipc ticket with an event before its probe");
+}
+
+void CudaIpcInlet::Deliver(const JobPtr& job) {
+  const cuda::CudaDevice& device = *job->gpu->device;
   const ScopedCurrent current(device);
-  for (size_t i = 0; i < job.held.memory.size(); ++i) {
-    const cuda::IpcDescriptor& piece = job.ticket.pieces[i].memory;
-    if (piece.offset + piece.bytes > job.held.memory[i].bytes()) {
-      return absl::InvalidArgumentError("a cuda_ipc ticket beyond the end of its memory");
-    }
-  }
-  const bool has_event = job.ticket.ready.sequence != 0;
-  if (has_event) {
-    std::shared_ptr<cuda::ImportedEvents> events;
-    {
-      absl::MutexLock lock(&mu_);
-      const auto found = events_.find(job.ticket.pair);
-      if (found != events_.end()) events = found->second;
-    }
-    if (events == nullptr) {
-      return absl::InvalidArgumentError("a cuda_ipc ticket with an event before its probe");
-    }
-    FERRY_RETURN_IF_ERROR(events->MakeWait(job.ticket.ready, stream));
-  }
   const bool is_same_device =
-      job.ticket.pieces.size() == 1 &&
-      std::memcmp(&job.ticket.pieces[0].memory.device, &device.uuid(), sizeof(cuda::Uuid)) == 0;
-  if (!is_same_device || job.destination.is_valid()) return Copy(job);
-  std::shared_ptr<const ReadyEvent> ready;
-  if (has_event) {
-    FERRY_ASSIGN_OR_RETURN(ready, ReadyEvent::Record(*job.gpu->events, stream));
+      job->ticket.pieces.size() == 1 &&
+      std::memcmp(&job->ticket.pieces[0].memory.device, &device.uuid(), sizeof(cuda::Uuid)) == 0;
+  const bool is_view = is_same_device && !job->destination.is_valid();
+  const auto try_it = [&]() -> absl::StatusOr<Tensor> {
+    for (size_t i = 0; i < job->held.memory.size(); ++i) {
+      const cuda::IpcDescriptor& piece = job->ticket.pieces[i].memory;
+      if (piece.offset + piece.bytes > job->held.memory[i].bytes()) {
+        return absl::InvalidArgumentError("a cuda_ipc ticket beyond the end of its memory");
+      }
+    }
+    if (!is_view) FERRY_RETURN_IF_ERROR(MakeRoom(*job));
+    cuda::Stream stream = job->gpu->copies->get();
+    std::shared_ptr<const ReadyEvent> ready;
+    if (job->ticket.ready.sequence != 0) {
+      FERRY_ASSIGN_OR_RETURN(const auto events, EventsOf(job->ticket.pair));
+      FERRY_ASSIGN_OR_RETURN(const bool is_ready, events->HasPassed(job->ticket.ready));
+      if (!is_ready) {
+        stream = job->gpu->waits->TakeIdle();
+        // All that may wait do; so the host looks again.
+        if (stream == nullptr) return absl::UnavailableError("not ready");
+        FERRY_RETURN_IF_ERROR(events->MakeWait(job->ticket.ready, stream));
+        if (is_view) {
+          FERRY_ASSIGN_OR_RETURN(ready, ReadyEvent::Record(*job->gpu->events, stream));
+        }
+      }
+    }
+    return is_view ? View(*job, std::move(ready)) : Copy(*job, stream);
+  };
+  absl::StatusOr<Tensor> tensor = try_it();
+  if (absl::IsUnavailable(tensor.status()) && !IsOver(*job)) {
+    return Later(job, [self = shared_from_this(), job] { self->Deliver(job); });
   }
-  return View(job, std::move(ready));
+  if (tensor.ok()) Note(*job, is_view ? "a view, since it is on the same GPU" : "a copy");
+  End(job, std::move(tensor));
 }
 
 absl::StatusOr<Tensor> CudaIpcInlet::View(Job& job, std::shared_ptr<const ReadyEvent> ready) {
@@ -264,64 +249,34 @@ absl::StatusOr<Tensor> CudaIpcInlet::View(Job& job, std::shared_ptr<const ReadyE
   return cuda::WithReady(view, std::move(ready));
 }
 
-absl::StatusOr<Tensor> CudaIpcInlet::Copy(Job& job) {
+absl::StatusOr<Tensor> CudaIpcInlet::Copy(Job& job, cuda::Stream stream) {
   Gpu& gpu = *job.gpu;
-  Tensor into = job.destination;
-  if (!into.is_valid()) {
-    FERRY_ASSIGN_OR_RETURN(std::shared_ptr<cuda::DeviceBuffer> buffer,
-                           gpu.arena->Allocate(job.header.bytes));
-    FERRY_ASSIGN_OR_RETURN(into,
-                           Tensor::Create(job.header.dtype, job.header.shape, std::move(buffer)));
-  }
+  std::shared_ptr<const ReadyEvent> copied;
   {
     absl::MutexLock lock(&mu_);
+    // Whoever cancels finds it enqueued, and then it runs; or it never is.
     if (job.is_over) return absl::CancelledError("cancelled");
-    // The event follows; whoever cancels in between waits for it.
-    cuda::DevicePointer to = cuda::AsDevicePointer(into.data());
+    cuda::DevicePointer to = cuda::AsDevicePointer(job.into.data());
     for (size_t i = 0; i < job.held.memory.size(); ++i) {
       const cuda::IpcDescriptor& piece = job.ticket.pieces[i].memory;
-      FERRY_RETURN_IF_ERROR(gpu.device->Check(
-          gpu.device->table().copy_async(to, job.held.memory[i].base() + piece.offset, piece.bytes,
-                                         gpu.copies->get()),
-          "cuMemcpyAsync"));
+      FERRY_RETURN_IF_ERROR(
+          gpu.device->Check(gpu.device->table().copy_async(
+                                to, job.held.memory[i].base() + piece.offset, piece.bytes, stream),
+                            "cuMemcpyAsync"));
       to += piece.bytes;
     }
-    FERRY_ASSIGN_OR_RETURN(job.writes_destination,
-                           ReadyEvent::Record(*gpu.events, gpu.copies->get()));
+    FERRY_ASSIGN_OR_RETURN(copied, ReadyEvent::Record(*gpu.events, stream));
   }
+  // Until the device has passed it both memories are kept, whoever wants them back.
   auto held = std::make_shared<Held>(std::exchange(job.held, {}));
   FERRY_RETURN_IF_ERROR(gpu.executor->Watch(
-      {.event = job.writes_destination,
+      {.event = copied,
        .what = "a copy from another process's GPU memory",
-       .keep = std::make_shared<std::pair<std::shared_ptr<Held>, Tensor>>(held, into)},
+       .keep = std::make_shared<std::pair<std::shared_ptr<Held>, Tensor>>(held, job.into)},
       [self = shared_from_this(), &gpu, held, id = job.id](absl::Status) {
         self->LetGo(gpu, std::move(*held), id);
       }));
-  return cuda::WithReady(into, job.writes_destination);
-}
-
-void CudaIpcInlet::End(const JobPtr& job, absl::StatusOr<Tensor> tensor) {
-  TakeCallback done;
-  bool was_over = false;
-  {
-    absl::MutexLock lock(&mu_);
-    was_over = std::exchange(job->is_over, true);
-    if (!was_over) {
-      done = std::move(job->done);
-      jobs_.erase(job->id);
-    }
-  }
-  if (was_over) {
-    // Whoever called it off has been told; a tensor that was made all the same tells by its end.
-    if (tensor.ok()) return;
-    if (job->held.memory.empty()) return release_(job->id);
-    return LetGo(*job->gpu, std::exchange(job->held, {}), job->id);
-  }
-  job->destination = Tensor();
-  if (tensor.ok()) return std::move(done)(std::move(tensor), /*release_later=*/true);
-  std::move(done)(std::move(tensor), /*release_later=*/!job->held.memory.empty());
-  // Nothing reads it, and it is closed before the producer hears so.
-  if (!job->held.memory.empty()) LetGo(*job->gpu, std::exchange(job->held, {}), job->id);
+  return cuda::WithReady(std::exchange(job.into, Tensor()), std::move(copied));
 }
 
 }  // namespace ferry

@@ -7,6 +7,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -27,9 +28,9 @@ struct GpuLink {
 };
 
 // A tensor on the same GPU is a view of the producer's memory; one on another GPU, or for a
-// destination, is copied by this process's copy engine. Either comes with the event behind which it
-// may be read, and before that is done: no thread waits for a device. CUDA is called on the
-// destination devices' executors only. Thread-safe.
+// destination, is copied by this process's copy engine; one that comes in slices is put together.
+// Each comes with the event behind which it may be read, and before that is done: no thread waits
+// for a device. CUDA is called on the destination devices' executors only. Thread-safe.
 class CudaIpcInlet final : public Inlet, public std::enable_shared_from_this<CudaIpcInlet> {
  public:
   // Of the device, which is in use.
@@ -47,14 +48,18 @@ class CudaIpcInlet final : public Inlet, public std::enable_shared_from_this<Cud
   void Take(uint64_t id, const TensorHeader& header, absl::string_view body,
             absl::Span<UniqueFd> descriptors, const Tensor& destination, TakeCallback done) override
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Blocks while the device is writing to the destination.
   void Cancel(uint64_t id) override ABSL_LOCKS_EXCLUDED(mu_);
   void Drop(uint64_t id, const TensorHeader& header, absl::string_view body,
             absl::Span<UniqueFd> descriptors) override;
   void Abort(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
 
+  absl::string_view PathOf(const TensorHeader& header, absl::string_view body,
+                           const Tensor& destination) const override;
+
   // An import cache has closed that memory of the peer's.
   void OnClosed(uint64_t buffer_id) ABSL_LOCKS_EXCLUDED(mu_);
+  // What became of the last tensor that went this way, and why; for people. Empty: none has yet.
+  std::string LastOf(const GpuPair& pair) const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   // What a tensor needs of the peer's memory while somebody here may read it.
@@ -76,20 +81,57 @@ class CudaIpcInlet final : public Inlet, public std::enable_shared_from_this<Cud
     // Of ticket.pieces, as far as they are open.
     Held held;
     size_t next_descriptor = 0;
+    // Where a copy of it goes: the destination, or memory of the arena.
+    Tensor into;
+    // Memory that is full may not be for long.
+    absl::Time give_up = absl::InfiniteFuture();
+    // Of one that comes in slices: how much was announced, which is the loop's; and copied.
+    size_t announced = 0;
+    size_t copied = 0;
     // Under the inlet's lock: whoever takes `done` out ends the job.
     bool is_over = false;
-    std::shared_ptr<const cuda::ReadyEvent> writes_destination;
   };
   using JobPtr = std::shared_ptr<Job>;
+  using OpenCallback = std::function<void(absl::StatusOr<cuda::ImportedMemory>)>;
 
+  absl::Status OnProbe(absl::string_view body, absl::Span<UniqueFd> descriptors);
   void AnswerProbe(Gpu& gpu, const CudaIpcProbe& probe, const cuda::ImportedMemory& memory);
-  void Reply(const GpuPair& pair, const absl::Status& status);
+  void Reply(const CudaIpcProbe& probe, const absl::Status& status);
+  absl::Status OnSegment(absl::string_view body, absl::Span<UniqueFd> descriptors);
+  absl::Status OnSlice(absl::string_view body, absl::Span<UniqueFd> descriptors)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status OnFailed(absl::string_view body) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Gets at a piece of the peer's memory; `done` runs inside or on the side executor. A segment
+  // that should be open and is not, because opening it failed when its descriptor came, is asked
+  // for once more.
+  void OpenPiece(Gpu& gpu, const GpuPair& pair, const CudaIpcPiece& piece, UniqueFd fd,
+                 OpenCallback done) ABSL_LOCKS_EXCLUDED(mu_);
+  void AskForSegment(const GpuPair& pair, uint64_t buffer_id, OpenCallback done)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void EndAsking(const GpuPair& pair, uint64_t buffer_id,
+                 const absl::StatusOr<cuda::ImportedMemory>& memory) ABSL_LOCKS_EXCLUDED(mu_);
   // Opens the pieces one after the other, then delivers.
   void OpenNext(const JobPtr& job) ABSL_LOCKS_EXCLUDED(mu_);
+
   // On the destination device's executor, these.
-  absl::StatusOr<Tensor> Deliver(Job& job) ABSL_LOCKS_EXCLUDED(mu_);
+  void Deliver(const JobPtr& job) ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<Tensor> View(Job& job, std::shared_ptr<const cuda::ReadyEvent> ready);
-  absl::StatusOr<Tensor> Copy(Job& job) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<Tensor> Copy(Job& job, cuda::Stream stream) ABSL_LOCKS_EXCLUDED(mu_);
+  bool IsOver(const Job& job) const ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<std::shared_ptr<cuda::ImportedEvents>> EventsOf(const GpuPair& pair)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // For a copy. UNAVAILABLE: not now, but perhaps soon.
+  absl::Status MakeRoom(Job& job);
+  // Calls `what` on the job's executor after a moment.
+  void Later(const JobPtr& job, std::function<void()> what);
+  void CopySlice(const JobPtr& job, const CudaIpcSlice& slice, const cuda::ImportedMemory& memory)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // The job's tensor, if that was the last slice.
+  absl::StatusOr<Tensor> TryCopySlice(const JobPtr& job, const CudaIpcSlice& slice,
+                                      const cuda::ImportedMemory& memory) ABSL_LOCKS_EXCLUDED(mu_);
+  void SayTaken(const CudaIpcSlice& slice);
+  void Note(const Job& job, absl::string_view what) ABSL_LOCKS_EXCLUDED(mu_);
 
   void End(const JobPtr& job, absl::StatusOr<Tensor> tensor) ABSL_LOCKS_EXCLUDED(mu_);
   // Nobody here reads it any more: closes what has to be, then tells the producer.
@@ -103,7 +145,7 @@ class CudaIpcInlet final : public Inlet, public std::enable_shared_from_this<Cud
   const ReleaseCallback release_;
   Announce reply_;
 
-  absl::Mutex mu_;
+  mutable absl::Mutex mu_;
   absl::Status aborted_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, JobPtr> jobs_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<GpuPair, std::shared_ptr<cuda::ImportedEvents>> events_ ABSL_GUARDED_BY(mu_);
@@ -111,6 +153,10 @@ class CudaIpcInlet final : public Inlet, public std::enable_shared_from_this<Cud
   // to be done when a mapping of it is closed, in the order of closing.
   absl::flat_hash_map<uint64_t, int> foreign_users_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, std::deque<std::function<void()>>> closing_ ABSL_GUARDED_BY(mu_);
+  // Segments that were asked for once more.
+  absl::flat_hash_map<std::pair<uint16_t, uint64_t>, std::vector<OpenCallback>> asked_
+      ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<GpuPair, std::string> last_ ABSL_GUARDED_BY(mu_);
   // Of the peer's arenas, whose descriptors come once: open as long as this.
   std::vector<cuda::ImportedMemory> kept_ ABSL_GUARDED_BY(mu_);
 };

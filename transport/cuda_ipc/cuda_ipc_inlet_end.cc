@@ -3,23 +3,11 @@
 #include <atomic>
 #include <utility>
 
-#include "absl/time/clock.h"
-
-#include "base/clock.h"
 #include "transport/cuda_ipc/cuda_ipc_inlet.h"
 
 namespace ferry {
-namespace {
 
 using cuda::ImportedMemory;
-
-// Of a segment that nobody here has wanted so far.
-constexpr absl::Duration kOpenTimeout = absl::Seconds(10);
-// For a copy that is under way into a buffer that its owner wants back.
-constexpr absl::Duration kCopyTimeout = absl::Seconds(10);
-constexpr absl::Duration kCopyLook = absl::Microseconds(50);
-
-}  // namespace
 
 void CudaIpcInlet::LetGo(Gpu& gpu, Held held, uint64_t id) {
   struct Count {
@@ -68,6 +56,36 @@ void CudaIpcInlet::OnClosed(uint64_t buffer_id) {
   done();
 }
 
+void CudaIpcInlet::End(const JobPtr& job, absl::StatusOr<Tensor> tensor) {
+  TakeCallback done;
+  bool was_over = false;
+  {
+    absl::MutexLock lock(&mu_);
+    was_over = std::exchange(job->is_over, true);
+    if (!was_over) {
+      done = std::move(job->done);
+      jobs_.erase(job->id);
+    }
+  }
+  // What comes in slices is nobody's but ours, and its slots go back one by one.
+  const bool is_staged = job->ticket.is_staged();
+  if (was_over) {
+    // Whoever called it off has been told; a tensor that was made all the same tells by its end.
+    if (tensor.ok() || is_staged) return;
+    if (job->held.memory.empty()) return release_(job->id);
+    return LetGo(*job->gpu, std::exchange(job->held, {}), job->id);
+  }
+  if (!is_staged) {
+    // Slices may be on their way to these; then they go with the last of them.
+    job->destination = Tensor();
+    job->into = Tensor();
+  }
+  if (tensor.ok()) return std::move(done)(std::move(tensor), /*release_later=*/!is_staged);
+  std::move(done)(std::move(tensor), /*release_later=*/!job->held.memory.empty());
+  // Nothing reads it, and it is closed before the producer hears so.
+  if (!job->held.memory.empty()) LetGo(*job->gpu, std::exchange(job->held, {}), job->id);
+}
+
 void CudaIpcInlet::Cancel(uint64_t id) {
   JobPtr job;
   TakeCallback done;
@@ -80,43 +98,14 @@ void CudaIpcInlet::Cancel(uint64_t id) {
     job->is_over = true;
     done = std::move(job->done);
   }
-  const bool is_copied = job->writes_destination != nullptr;
-  const absl::Time give_up = SteadyClock().Now() + kCopyTimeout;
-  while (is_copied && SteadyClock().Now() < give_up) {
-    const absl::StatusOr<bool> is_done = job->writes_destination->IsDone();
-    if (!is_done.ok() || *is_done) break;
-    absl::SleepFor(kCopyLook);
-  }
-  // Its end says that it is over, wherever it is.
-  std::move(done)(absl::CancelledError("cancelled"), /*release_later=*/true);
+  // Of a view or a copy the end says that it is over, wherever it is. What a device was told to
+  // copy, it copies, into memory that is kept until then.
+  std::move(done)(absl::CancelledError("cancelled"), /*release_later=*/!job->ticket.is_staged());
 }
 
 void CudaIpcInlet::Drop(uint64_t id, const TensorHeader& header, absl::string_view body,
                         absl::Span<UniqueFd> descriptors) {
-  const absl::StatusOr<CudaIpcTicket> ticket = DecodeCudaIpcTicket(body);
-  if (!ticket.ok() || environment_.gpus == nullptr) return;
-  // Descriptors of what is kept come once.
-  size_t next = 0;
-  for (const CudaIpcPiece& piece : ticket->pieces) {
-    if (!piece.has_fd) continue;
-    if (next >= descriptors.size()) return;
-    UniqueFd fd = std::move(descriptors[next++]);
-    if (!piece.is_kept) continue;
-    environment_.gpus->Use(
-        ticket->pair.destination, [self = shared_from_this(), memory = piece.memory,
-                                   fd = std::move(fd)](absl::StatusOr<Gpu*> gpu) mutable {
-          if (!gpu.ok()) return;
-          const cuda::ImportKey key = {self->peer_.peer.incarnation, memory.buffer_id};
-          self->cache_of_(**gpu)
-              .Open(key, memory, std::move(fd), SteadyClock().Now() + kOpenTimeout,
-                    [self](absl::StatusOr<ImportedMemory> opened) {
-                      if (!opened.ok()) return;
-                      absl::MutexLock lock(&self->mu_);
-                      if (self->aborted_.ok()) self->kept_.push_back(*std::move(opened));
-                    })
-              .IgnoreError();
-        });
-  }
+  // Should something that is kept be new here, it is asked for once more when it is needed.
 }
 
 void CudaIpcInlet::Abort(const absl::Status& why) {
@@ -124,6 +113,7 @@ void CudaIpcInlet::Abort(const absl::Status& why) {
   absl::flat_hash_map<GpuPair, std::shared_ptr<cuda::ImportedEvents>> events;
   std::vector<ImportedMemory> kept;
   std::vector<TakeCallback> failed;
+  absl::flat_hash_map<std::pair<uint16_t, uint64_t>, std::vector<OpenCallback>> asked;
   absl::flat_hash_map<uint64_t, std::deque<std::function<void()>>> closing;
   {
     absl::MutexLock lock(&mu_);
@@ -132,12 +122,16 @@ void CudaIpcInlet::Abort(const absl::Status& why) {
     jobs.swap(jobs_);
     events.swap(events_);
     kept.swap(kept_);
+    asked.swap(asked_);
     for (auto& [id, job] : jobs) {
       job->is_over = true;
       failed.push_back(std::move(job->done));
     }
   }
   for (TakeCallback& done : failed) std::move(done)(why, false);
+  for (const auto& [key, waiting] : asked) {
+    for (const OpenCallback& done : waiting) done(absl::CancelledError("the lane has ended"));
+  }
   events.clear();
   kept.clear();
   absl::ReaderMutexLock lock(&link_->mu);

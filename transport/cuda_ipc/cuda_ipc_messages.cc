@@ -12,13 +12,77 @@ namespace {
 
 constexpr uint8_t kHasFd = 1;
 constexpr uint8_t kIsKept = 2;
-constexpr size_t kMaxRefusal = 1024;
+constexpr size_t kMaxText = 1024;
+// Of everything but texts, events and pieces.
+constexpr size_t kFixedBytes = 64;
+constexpr size_t kPieceBytes = 1 + cuda::kIpcDescriptorBytes;
 
 absl::Status Malformed(absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("a cuda_ipc ", what, " that is none"));
 }
 
+void Put(ByteWriter& writer, const GpuPair& pair) {
+  writer.Put(pair.source);
+  writer.Put(pair.destination);
+}
+
+void Put(ByteWriter& writer, const cuda::EventTicket& ticket) {
+  writer.Put(ticket.slot);
+  writer.Put(ticket.sequence);
+}
+
+void Put(ByteWriter& writer, const CudaIpcPiece& piece) {
+  writer.Put(static_cast<uint8_t>((piece.has_fd ? kHasFd : 0) | (piece.is_kept ? kIsKept : 0)));
+  writer.PutBytes(cuda::EncodeIpcDescriptor(piece.memory));
+}
+
+GpuPair GetPair(ByteReader& reader) {
+  GpuPair pair;
+  pair.source = reader.Get<uint16_t>();
+  pair.destination = reader.Get<uint16_t>();
+  return pair;
+}
+
+cuda::EventTicket GetTicket(ByteReader& reader) {
+  cuda::EventTicket ticket;
+  ticket.slot = reader.Get<uint32_t>();
+  ticket.sequence = reader.Get<uint64_t>();
+  return ticket;
+}
+
+absl::StatusOr<CudaIpcPiece> GetPiece(ByteReader& reader) {
+  CudaIpcPiece piece;
+  const auto flags = reader.Get<uint8_t>();
+  const absl::string_view memory = reader.GetBytes(cuda::kIpcDescriptorBytes);
+  if (reader.is_short()) return Malformed("piece of memory");
+  FERRY_ASSIGN_OR_RETURN(piece.memory, cuda::DecodeIpcDescriptor(memory));
+  piece.has_fd = (flags & kHasFd) != 0;
+  piece.is_kept = (flags & kIsKept) != 0;
+  return piece;
+}
+
+// A message of this kind, whose fields `put` writes.
+template <typename Function>
+std::string Encode(CudaIpcMessage kind, size_t more, Function put) {
+  std::string room(kFixedBytes + more, '\0');
+  ByteWriter writer(room.data(), room.size());
+  writer.Put(kind);
+  put(writer);
+  FERRY_CHECK(!writer.has_overflown());
+  return std::string(writer.view());
+}
+
 }  // namespace
+
+absl::StatusOr<CudaIpcMessage> KindOfCudaIpc(absl::string_view body) {
+  ByteReader reader(body);
+  const auto kind = reader.Get<uint8_t>();
+  if (kind < static_cast<uint8_t>(CudaIpcMessage::kProbe) ||
+      kind > static_cast<uint8_t>(CudaIpcMessage::kFailed)) {
+    return Malformed("message");
+  }
+  return static_cast<CudaIpcMessage>(kind);
+}
 
 unsigned char CudaIpcProbeByte(uint32_t seed, size_t index) {
   const uint32_t mixed = (seed + static_cast<uint32_t>(index)) * 2654435761u;
@@ -26,24 +90,21 @@ unsigned char CudaIpcProbeByte(uint32_t seed, size_t index) {
 }
 
 std::string EncodeCudaIpcProbe(const CudaIpcProbe& probe) {
-  std::string room(
-      16 + cuda::kIpcDescriptorBytes + probe.events.size() * sizeof(cuda::IpcEventHandle), '\0');
-  ByteWriter writer(room.data(), room.size());
-  writer.Put(probe.pair.source);
-  writer.Put(probe.pair.destination);
-  writer.Put(probe.seed);
-  writer.Put(static_cast<uint16_t>(probe.events.size()));
-  writer.PutBytes(cuda::EncodeIpcDescriptor(probe.memory));
-  for (const cuda::IpcEventHandle& event : probe.events) writer.Put(event);
-  FERRY_CHECK(!writer.has_overflown());
-  return std::string(writer.view());
+  const size_t more = kPieceBytes + probe.events.size() * sizeof(cuda::IpcEventHandle);
+  return Encode(CudaIpcMessage::kProbe, more, [&probe](ByteWriter& writer) {
+    Put(writer, probe.pair);
+    writer.Put(probe.seed);
+    writer.Put(static_cast<uint16_t>(probe.events.size()));
+    writer.PutBytes(cuda::EncodeIpcDescriptor(probe.memory));
+    for (const cuda::IpcEventHandle& event : probe.events) writer.Put(event);
+  });
 }
 
 absl::StatusOr<CudaIpcProbe> DecodeCudaIpcProbe(absl::string_view body) {
   ByteReader reader(body);
+  reader.Get<uint8_t>();
   CudaIpcProbe probe;
-  probe.pair.source = reader.Get<uint16_t>();
-  probe.pair.destination = reader.Get<uint16_t>();
+  probe.pair = GetPair(reader);
   probe.seed = reader.Get<uint32_t>();
   const auto events = reader.Get<uint16_t>();
   const absl::string_view memory = reader.GetBytes(cuda::kIpcDescriptorBytes);
@@ -57,36 +118,32 @@ absl::StatusOr<CudaIpcProbe> DecodeCudaIpcProbe(absl::string_view body) {
 }
 
 std::string EncodeCudaIpcProbed(const CudaIpcProbed& probed) {
-  std::string room(8 + kMaxRefusal, '\0');
-  ByteWriter writer(room.data(), room.size());
-  writer.Put(probed.pair.source);
-  writer.Put(probed.pair.destination);
-  writer.PutText(absl::string_view(probed.refusal).substr(0, kMaxRefusal));
-  return std::string(writer.view());
+  return Encode(CudaIpcMessage::kProbed, kMaxText, [&probed](ByteWriter& writer) {
+    Put(writer, probed.pair);
+    writer.Put(probed.seed);
+    writer.PutText(absl::string_view(probed.refusal).substr(0, kMaxText));
+  });
 }
 
 absl::StatusOr<CudaIpcProbed> DecodeCudaIpcProbed(absl::string_view body) {
   ByteReader reader(body);
+  reader.Get<uint8_t>();
   CudaIpcProbed probed;
-  probed.pair.source = reader.Get<uint16_t>();
-  probed.pair.destination = reader.Get<uint16_t>();
+  probed.pair = GetPair(reader);
+  probed.seed = reader.Get<uint32_t>();
   probed.refusal = std::string(reader.GetText());
   if (reader.is_short() || !reader.rest().empty()) return Malformed("answer to a probe");
   return probed;
 }
 
 std::string EncodeCudaIpcTicket(const CudaIpcTicket& ticket) {
-  std::string room(24 + ticket.pieces.size() * (1 + cuda::kIpcDescriptorBytes), '\0');
+  std::string room(kFixedBytes + kMaxText + ticket.pieces.size() * kPieceBytes, '\0');
   ByteWriter writer(room.data(), room.size());
-  writer.Put(ticket.pair.source);
-  writer.Put(ticket.pair.destination);
-  writer.Put(ticket.ready.slot);
-  writer.Put(ticket.ready.sequence);
+  Put(writer, ticket.pair);
+  Put(writer, ticket.ready);
+  writer.PutText(absl::string_view(ticket.why_staged).substr(0, kMaxText));
   writer.Put(static_cast<uint16_t>(ticket.pieces.size()));
-  for (const CudaIpcPiece& piece : ticket.pieces) {
-    writer.Put(static_cast<uint8_t>((piece.has_fd ? kHasFd : 0) | (piece.is_kept ? kIsKept : 0)));
-    writer.PutBytes(cuda::EncodeIpcDescriptor(piece.memory));
-  }
+  for (const CudaIpcPiece& piece : ticket.pieces) Put(writer, piece);
   FERRY_CHECK(!writer.has_overflown());
   return std::string(writer.view());
 }
@@ -94,24 +151,112 @@ std::string EncodeCudaIpcTicket(const CudaIpcTicket& ticket) {
 absl::StatusOr<CudaIpcTicket> DecodeCudaIpcTicket(absl::string_view body) {
   ByteReader reader(body);
   CudaIpcTicket ticket;
-  ticket.pair.source = reader.Get<uint16_t>();
-  ticket.pair.destination = reader.Get<uint16_t>();
-  ticket.ready.slot = reader.Get<uint32_t>();
-  ticket.ready.sequence = reader.Get<uint64_t>();
+  ticket.pair = GetPair(reader);
+  ticket.ready = GetTicket(reader);
+  ticket.why_staged = std::string(reader.GetText());
   const auto pieces = reader.Get<uint16_t>();
   if (reader.is_short() || pieces > kMaxCudaIpcPieces) return Malformed("ticket");
   for (int i = 0; i < pieces; ++i) {
-    CudaIpcPiece piece;
-    const auto flags = reader.Get<uint8_t>();
-    const absl::string_view memory = reader.GetBytes(cuda::kIpcDescriptorBytes);
-    if (reader.is_short()) return Malformed("ticket");
-    FERRY_ASSIGN_OR_RETURN(piece.memory, cuda::DecodeIpcDescriptor(memory));
-    piece.has_fd = (flags & kHasFd) != 0;
-    piece.is_kept = (flags & kIsKept) != 0;
+    FERRY_ASSIGN_OR_RETURN(const CudaIpcPiece piece, GetPiece(reader));
     ticket.pieces.push_back(piece);
   }
   if (!reader.rest().empty()) return Malformed("ticket");
   return ticket;
+}
+
+std::string EncodeCudaIpcSlice(const CudaIpcSlice& slice) {
+  return Encode(CudaIpcMessage::kSlice, kPieceBytes, [&slice](ByteWriter& writer) {
+    writer.Put(slice.id);
+    Put(writer, slice.pair);
+    writer.Put(slice.offset);
+    Put(writer, slice.ready);
+    Put(writer, slice.piece);
+  });
+}
+
+absl::StatusOr<CudaIpcSlice> DecodeCudaIpcSlice(absl::string_view body) {
+  ByteReader reader(body);
+  reader.Get<uint8_t>();
+  CudaIpcSlice slice;
+  slice.id = reader.Get<uint64_t>();
+  slice.pair = GetPair(reader);
+  slice.offset = reader.Get<uint64_t>();
+  slice.ready = GetTicket(reader);
+  FERRY_ASSIGN_OR_RETURN(slice.piece, GetPiece(reader));
+  if (reader.is_short() || !reader.rest().empty() || !slice.piece.is_kept ||
+      slice.piece.memory.bytes == 0) {
+    return Malformed("slice");
+  }
+  return slice;
+}
+
+std::string EncodeCudaIpcTaken(const CudaIpcTaken& taken) {
+  return Encode(CudaIpcMessage::kTaken, 0, [&taken](ByteWriter& writer) {
+    writer.Put(taken.id);
+    writer.Put(taken.offset);
+  });
+}
+
+absl::StatusOr<CudaIpcTaken> DecodeCudaIpcTaken(absl::string_view body) {
+  ByteReader reader(body);
+  reader.Get<uint8_t>();
+  CudaIpcTaken taken;
+  taken.id = reader.Get<uint64_t>();
+  taken.offset = reader.Get<uint64_t>();
+  if (reader.is_short() || !reader.rest().empty()) return Malformed("receipt of a slice");
+  return taken;
+}
+
+std::string EncodeCudaIpcFailed(const CudaIpcFailed& failed) {
+  return Encode(CudaIpcMessage::kFailed, kMaxText, [&failed](ByteWriter& writer) {
+    writer.Put(failed.id);
+    writer.PutText(absl::string_view(failed.why).substr(0, kMaxText));
+  });
+}
+
+absl::StatusOr<CudaIpcFailed> DecodeCudaIpcFailed(absl::string_view body) {
+  ByteReader reader(body);
+  reader.Get<uint8_t>();
+  CudaIpcFailed failed;
+  failed.id = reader.Get<uint64_t>();
+  failed.why = std::string(reader.GetText());
+  if (reader.is_short() || !reader.rest().empty()) return Malformed("failure");
+  return failed;
+}
+
+std::string EncodeCudaIpcWanted(const CudaIpcWanted& wanted) {
+  return Encode(CudaIpcMessage::kWanted, 0, [&wanted](ByteWriter& writer) {
+    Put(writer, wanted.pair);
+    writer.Put(wanted.buffer_id);
+  });
+}
+
+absl::StatusOr<CudaIpcWanted> DecodeCudaIpcWanted(absl::string_view body) {
+  ByteReader reader(body);
+  reader.Get<uint8_t>();
+  CudaIpcWanted wanted;
+  wanted.pair = GetPair(reader);
+  wanted.buffer_id = reader.Get<uint64_t>();
+  if (reader.is_short() || !reader.rest().empty()) return Malformed("request for a segment");
+  return wanted;
+}
+
+std::string EncodeCudaIpcSegment(const CudaIpcSegment& segment) {
+  return Encode(CudaIpcMessage::kSegment, kPieceBytes, [&segment](ByteWriter& writer) {
+    Put(writer, segment.pair);
+    writer.PutBytes(cuda::EncodeIpcDescriptor(segment.memory));
+  });
+}
+
+absl::StatusOr<CudaIpcSegment> DecodeCudaIpcSegment(absl::string_view body) {
+  ByteReader reader(body);
+  reader.Get<uint8_t>();
+  CudaIpcSegment segment;
+  segment.pair = GetPair(reader);
+  const absl::string_view memory = reader.GetBytes(cuda::kIpcDescriptorBytes);
+  if (reader.is_short() || !reader.rest().empty()) return Malformed("segment");
+  FERRY_ASSIGN_OR_RETURN(segment.memory, cuda::DecodeIpcDescriptor(memory));
+  return segment;
 }
 
 }  // namespace ferry

@@ -34,6 +34,23 @@ inline constexpr size_t kMaxCudaIpcEvents = 256;
 // A tensor in more pieces of physical memory than that is copied into one first.
 inline constexpr size_t kMaxCudaIpcPieces = 8;
 
+// What an announcement, or a reply, is about; its first byte.
+enum class CudaIpcMessage : uint8_t {
+  // From the outlet.
+  kProbe = 1,
+  kSegment = 2,
+  kSlice = 3,
+  // From the inlet.
+  kProbed = 4,
+  kWanted = 5,
+  kTaken = 6,
+  // From the outlet.
+  kFailed = 7,
+};
+
+//   Errors: INVALID_ARGUMENT.
+absl::StatusOr<CudaIpcMessage> KindOfCudaIpc(absl::string_view body);
+
 // From the outlet, before the first ticket of a pair of devices: some memory with known bytes to be
 // opened, copied and compared, and the events that will mark when tensors are there. With the
 // memory's descriptor, if it has one.
@@ -50,6 +67,8 @@ unsigned char CudaIpcProbeByte(uint32_t seed, size_t index);
 // From the inlet: what came of the probe.
 struct CudaIpcProbed {
   GpuPair pair;
+  // Of the probe: an answer that comes late may be to an older one.
+  uint32_t seed = 0;
   // Empty: it works.
   std::string refusal;
 };
@@ -67,17 +86,67 @@ struct CudaIpcTicket {
   GpuPair pair;
   // Not to be read before; sequence 0: it may be read now.
   cuda::EventTicket ready;
+  // None: it comes in slices.
   std::vector<CudaIpcPiece> pieces;
+  // Why it comes in slices, and is not to be looked at where it is; for people.
+  std::string why_staged;
+
+  bool is_staged() const { return pieces.empty(); }
+};
+
+// From the outlet, after the ticket: some more of a tensor that comes in slices lies in a slot of
+// the producer's, which is the consumer's until it says kTaken. In the order of offsets, without
+// gaps.
+struct CudaIpcSlice {
+  uint64_t id = 0;  // of the transfer
+  GpuPair pair;
+  uint64_t offset = 0;  // in the tensor
+  cuda::EventTicket ready;
+  CudaIpcPiece piece;
+};
+
+// From the inlet: nothing here reads the slice any more.
+struct CudaIpcTaken {
+  uint64_t id = 0;
+  uint64_t offset = 0;
+};
+
+// From the outlet: the rest of a tensor that comes in slices does not come.
+struct CudaIpcFailed {
+  uint64_t id = 0;
+  std::string why;
+};
+
+// From the inlet: a segment that is kept is not open here, since opening it failed when its
+// descriptor came; please once more. Its answer is kSegment.
+struct CudaIpcWanted {
+  GpuPair pair;
+  uint64_t buffer_id = 0;
+};
+
+struct CudaIpcSegment {
+  GpuPair pair;
+  cuda::IpcDescriptor memory;
 };
 
 std::string EncodeCudaIpcProbe(const CudaIpcProbe& probe);
 std::string EncodeCudaIpcProbed(const CudaIpcProbed& probed);
 std::string EncodeCudaIpcTicket(const CudaIpcTicket& ticket);
+std::string EncodeCudaIpcSlice(const CudaIpcSlice& slice);
+std::string EncodeCudaIpcTaken(const CudaIpcTaken& taken);
+std::string EncodeCudaIpcFailed(const CudaIpcFailed& failed);
+std::string EncodeCudaIpcWanted(const CudaIpcWanted& wanted);
+std::string EncodeCudaIpcSegment(const CudaIpcSegment& segment);
 
 //   Errors, of all: INVALID_ARGUMENT.
 absl::StatusOr<CudaIpcProbe> DecodeCudaIpcProbe(absl::string_view body);
 absl::StatusOr<CudaIpcProbed> DecodeCudaIpcProbed(absl::string_view body);
 absl::StatusOr<CudaIpcTicket> DecodeCudaIpcTicket(absl::string_view body);
+absl::StatusOr<CudaIpcSlice> DecodeCudaIpcSlice(absl::string_view body);
+absl::StatusOr<CudaIpcTaken> DecodeCudaIpcTaken(absl::string_view body);
+absl::StatusOr<CudaIpcFailed> DecodeCudaIpcFailed(absl::string_view body);
+absl::StatusOr<CudaIpcWanted> DecodeCudaIpcWanted(absl::string_view body);
+absl::StatusOr<CudaIpcSegment> DecodeCudaIpcSegment(absl::string_view body);
 
 }  // namespace ferry
 

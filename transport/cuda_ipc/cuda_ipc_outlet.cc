@@ -1,34 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Probing, exporting, marking when the bytes are there, and letting go.
+// Offering, exporting, marking when the bytes are there, and letting go.
 #include "transport/cuda_ipc/cuda_ipc_outlet.h"
 
-#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
-#include "base/clock.h"
 #include "base/status_macros.h"
 #include "gpu/cuda/ipc_export.h"
 #include "gpu/cuda/ready_tensor.h"
 
 namespace ferry {
-namespace {
 
 using cuda::ReadyEvent;
 using cuda::ScopedCurrent;
 
-// Records that the peer has not passed yet, for each pair of devices.
-constexpr int kEvents = 64;
-constexpr absl::Duration kProbeTimeout = absl::Seconds(10);
-// A lane that has ended says nothing of whether its peer still reads what it was offered, or has
-// closed what it opened: that takes it much less.
-constexpr absl::Duration kGrace = absl::Seconds(2);
-
-}  // namespace
-
-CudaIpcOutlet::CudaIpcOutlet(TransportEnvironment environment, Endpoint peer)
-    : environment_(std::move(environment)), peer_(std::move(peer)) {}
+CudaIpcOutlet::CudaIpcOutlet(TransportEnvironment environment, Endpoint peer,
+                             std::shared_ptr<GraceKeeper> grace)
+    : environment_(std::move(environment)), peer_(std::move(peer)), grace_(std::move(grace)) {}
 
 CudaIpcOutlet::~CudaIpcOutlet() = default;
 
@@ -36,9 +25,16 @@ void CudaIpcOutlet::Offer(uint64_t id, const Tensor& tensor, const MemoryPlace& 
                           OfferCallback done) {
   const MemoryPlace from = tensor.buffer()->place();
   const GpuPair pair = {static_cast<uint16_t>(from.ordinal), static_cast<uint16_t>(to.ordinal)};
-  environment_.gpus->Use(from.ordinal, [self = shared_from_this(), pair,
-                                        pending = Pending{id, tensor, std::move(done)}](
-                                           absl::StatusOr<Gpu*> gpu) mutable {
+  {
+    absl::MutexLock lock(&mu_);
+    offering_.insert(id);
+  }
+  Begin(pair, {id, tensor, std::move(done)});
+}
+
+void CudaIpcOutlet::Begin(const GpuPair& pair, Pending offer) {
+  environment_.gpus->Use(pair.source, [self = shared_from_this(), pair, pending = std::move(offer)](
+                                          absl::StatusOr<Gpu*> gpu) mutable {
     if (!gpu.ok()) return std::move(pending.done)(gpu.status());
     // Kept apart, since a post that is refused has taken its function.
     auto shared = std::make_shared<Pending>(std::move(pending));
@@ -51,6 +47,7 @@ void CudaIpcOutlet::Offer(uint64_t id, const Tensor& tensor, const MemoryPlace& 
 void CudaIpcOutlet::OfferHere(Gpu& gpu, const GpuPair& pair, Pending pending) {
   absl::Status status;
   bool is_first = false;
+  bool is_waiting = false;
   {
     absl::MutexLock lock(&mu_);
     status = aborted_;
@@ -58,181 +55,80 @@ void CudaIpcOutlet::OfferHere(Gpu& gpu, const GpuPair& pair, Pending pending) {
       const auto [found, inserted] = pairs_.try_emplace(pair);
       is_first = inserted;
       Pair& state = found->second;
-      if (state.phase == Phase::kProbing) {
+      is_waiting = state.phase == Phase::kProbing;
+      if (is_waiting) {
         state.pending.push_back(std::move(pending));
-        if (!is_first) return;
       } else if (state.phase == Phase::kRefused) {
         status = absl::FailedPreconditionError(state.refusal);
       }
     }
   }
-  if (is_first) {
-    const absl::Status sent = SendProbe(gpu, pair);
-    if (!sent.ok()) return Settle(pair, std::string(sent.message()));
-    environment_.loop->PostAt(SteadyClock().Now() + kProbeTimeout, [weak = weak_from_this(), pair] {
-      if (const auto self = weak.lock()) {
-        self->Settle(pair, absl::StrCat(Describe(self->peer_.peer), " has not said within ",
-                                        absl::FormatDuration(kProbeTimeout),
-                                        " whether it can open memory of gpu:", pair.source));
-      }
-    });
-    return;
-  }
+  if (is_first) Probe(gpu, pair);
+  if (is_waiting) return;
   if (!status.ok()) return std::move(pending.done)(std::move(status));
   Finish(gpu, pair, std::move(pending), /*is_ready=*/false);
 }
 
-absl::Status CudaIpcOutlet::SendProbe(Gpu& gpu, const GpuPair& pair) {
-  CudaIpcProbe probe;
-  probe.pair = pair;
-  probe.seed = std::random_device{}();
-  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<cuda::InterprocessEventPool> events,
-                         cuda::InterprocessEventPool::Create(gpu.device, kEvents));
-  probe.events = events->handles();
-  FERRY_ASSIGN_OR_RETURN(std::shared_ptr<cuda::DeviceBuffer> memory,
-                         gpu.arena->Allocate(kCudaIpcProbeBytes));
-  std::string bytes(kCudaIpcProbeBytes, '\0');
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    bytes[i] = static_cast<char>(CudaIpcProbeByte(probe.seed, i));
-  }
-  // Of its own: the other one may stand behind a kernel of the user's.
-  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<cuda::CudaStream> stream,
-                         cuda::CudaStream::Create(gpu.device));
-  {
-    const ScopedCurrent current(*gpu.device);
-    const cuda::CudaTable& table = gpu.device->table();
-    FERRY_RETURN_IF_ERROR(gpu.device->Check(
-        table.copy_to_device_async(memory->pointer(), bytes.data(), bytes.size(), stream->get()),
-        "cuMemcpyHtoDAsync"));
-    // Once for each pair, on this device's own thread.
-    FERRY_RETURN_IF_ERROR(
-        gpu.device->Check(table.stream_synchronize(stream->get()), "cuStreamSynchronize"));
-  }
-  probe.memory = gpu.arena->Describe(*memory);
-  probe.memory.bytes = kCudaIpcProbeBytes;
-  FERRY_ASSIGN_OR_RETURN(const UniqueFd fd, gpu.arena->ExportSegment(*memory));
-  {
-    absl::MutexLock lock(&mu_);
-    Pair& state = pairs_[pair];
-    state.events = std::move(events);
-    state.memory = std::move(memory);
-  }
-  const int raw = fd.get();
-  return announce_(EncodeCudaIpcProbe(probe),
-                   fd.valid() ? absl::MakeConstSpan(&raw, 1) : absl::Span<const int>());
-}
-
-absl::Status CudaIpcOutlet::OnReply(absl::string_view body) {
-  FERRY_ASSIGN_OR_RETURN(CudaIpcProbed probed, DecodeCudaIpcProbed(body));
-  {
-    absl::MutexLock lock(&mu_);
-    const auto found = pairs_.find(probed.pair);
-    if (found == pairs_.end() || found->second.events == nullptr) {
-      return absl::InvalidArgumentError("an answer to a probe that was not sent");
-    }
-  }
-  if (!probed.refusal.empty()) {
-    probed.refusal =
-        absl::StrCat(Describe(peer_.peer), " cannot open memory of gpu:", probed.pair.source, ": ",
-                     probed.refusal);
-  }
-  Settle(probed.pair, std::move(probed.refusal));
-  return absl::OkStatus();
-}
-
-void CudaIpcOutlet::Settle(const GpuPair& pair, std::string refusal) {
-  std::vector<Pending> pending;
-  std::shared_ptr<Buffer> memory;
-  const bool is_open = refusal.empty();
-  absl::Status why = absl::FailedPreconditionError(refusal);
-  {
-    absl::MutexLock lock(&mu_);
-    const auto found = pairs_.find(pair);
-    if (found == pairs_.end() || found->second.phase != Phase::kProbing) return;
-    found->second.phase = is_open ? Phase::kOpen : Phase::kRefused;
-    found->second.refusal = std::move(refusal);
-    pending.swap(found->second.pending);
-    memory = std::move(found->second.memory);
-  }
-  for (Pending& each : pending) {
-    if (is_open) {
-      const MemoryPlace to = {MemorySpace::kCuda, pair.destination};
-      Offer(each.id, each.tensor, to, std::move(each.done));
-    } else {
-      std::move(each.done)(why);
-    }
-  }
-}
-
-absl::StatusOr<Tensor> CudaIpcOutlet::CopyToArena(Gpu& gpu, const Tensor& tensor) {
-  FERRY_ASSIGN_OR_RETURN(std::shared_ptr<cuda::DeviceBuffer> buffer,
-                         gpu.arena->Allocate(tensor.bytes()));
-  const ScopedCurrent current(*gpu.device);
-  const cuda::Stream stream = gpu.copies->get();
-  if (const auto ready = cuda::ReadyOf(tensor); ready != nullptr) {
-    FERRY_RETURN_IF_ERROR(ready->MakeWait(*gpu.device, stream));
-  }
-  FERRY_RETURN_IF_ERROR(gpu.device->Check(
-      gpu.device->table().copy_async(buffer->pointer(), cuda::AsDevicePointer(tensor.data()),
-                                     tensor.bytes(), stream),
-      "cuMemcpyAsync"));
-  FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const ReadyEvent> copied,
-                         ReadyEvent::Record(*gpu.events, stream));
-  FERRY_RETURN_IF_ERROR(gpu.executor->Watch({.event = copied,
-                                             .what = "a copy into memory that can be mapped",
-                                             .keep = std::make_shared<Tensor>(tensor)},
-                                            [](absl::Status) {}));
-  FERRY_ASSIGN_OR_RETURN(const Tensor copy,
-                         Tensor::Create(tensor.dtype(), tensor.shape(), std::move(buffer)));
-  return cuda::WithReady(copy, std::move(copied));
-}
-
-absl::StatusOr<std::vector<CudaIpcPiece>> CudaIpcOutlet::PiecesOf(Gpu& gpu, const GpuPair& pair,
-                                                                  Offered& offered) {
-  Tensor& tensor = offered.tensor;
-  std::vector<UniqueFd>& descriptors = offered.descriptors;
-  std::vector<CudaIpcPiece> pieces;
-  if (tensor.buffer()->arena() != gpu.arena.get()) {
-    absl::StatusOr<std::vector<cuda::ExportedPiece>> exported =
-        cuda::ExportMemory(*gpu.device, tensor.data(), tensor.bytes());
-    if (exported.ok() && exported->size() <= kMaxCudaIpcPieces) {
-      for (cuda::ExportedPiece& each : *exported) {
-        pieces.push_back({.memory = each.descriptor, .has_fd = each.fd.valid()});
-        if (each.fd.valid()) descriptors.push_back(std::move(each.fd));
-      }
-      return pieces;
-    }
-    if (!exported.ok() && !absl::IsFailedPrecondition(exported.status())) return exported.status();
-    FERRY_ASSIGN_OR_RETURN(tensor, CopyToArena(gpu, tensor));
-  }
+absl::StatusOr<CudaIpcPiece> CudaIpcOutlet::KeptPiece(cuda::GpuArena& arena, const Buffer& buffer,
+                                                      const GpuPair& pair,
+                                                      std::vector<UniqueFd>& descriptors) {
   CudaIpcPiece piece;
-  piece.memory = gpu.arena->Describe(*cuda::MemoryOf(tensor));
-  piece.memory.offset += tensor.offset_bytes();
-  piece.memory.bytes = tensor.bytes();
+  piece.memory = arena.Describe(buffer);
   piece.is_kept = true;
-  bool is_known = false;
+  const std::pair key(pair.destination, piece.memory.buffer_id);
   {
     absl::MutexLock lock(&mu_);
-    is_known = sent_.contains({pair.destination, piece.memory.buffer_id});
+    if (sent_.contains(key)) return piece;
   }
-  if (!is_known) {
-    FERRY_ASSIGN_OR_RETURN(UniqueFd fd, gpu.arena->ExportSegment(*cuda::MemoryOf(tensor)));
-    piece.has_fd = fd.valid();
-    if (fd.valid()) descriptors.push_back(std::move(fd));
-    offered.new_segment = piece.memory.buffer_id;
-    offered.hold = gpu.arena->HoldSegment(*cuda::MemoryOf(tensor));
-  }
-  pieces.push_back(piece);
-  return pieces;
+  FERRY_ASSIGN_OR_RETURN(UniqueFd fd, arena.ExportSegment(buffer));
+  piece.has_fd = fd.valid();
+  if (fd.valid()) descriptors.push_back(std::move(fd));
+  std::shared_ptr<const cuda::HeldSegment> hold = arena.HoldSegment(buffer);
+  absl::MutexLock lock(&mu_);
+  // All that speaks of it is sent by this thread, this first. Should it not be sent after all, the
+  // peer asks for it.
+  sent_.emplace(key, std::move(hold));
+  return piece;
 }
 
-absl::StatusOr<cuda::EventTicket> CudaIpcOutlet::Mark(Gpu& gpu, const GpuPair& pair,
-                                                      const Tensor& tensor) {
-  const auto ready = cuda::ReadyOf(tensor);
-  if (ready == nullptr) return cuda::EventTicket();
-  // Then nothing has to wait, neither for this nor behind others.
-  FERRY_ASSIGN_OR_RETURN(const bool is_done, ready->IsDone());
-  if (is_done) return cuda::EventTicket();
+absl::StatusOr<CudaIpcOutlet::Plan> CudaIpcOutlet::PlanFor(Gpu& gpu, const GpuPair& pair,
+                                                           const Tensor& tensor) {
+  Plan plan;
+  if (tensor.buffer()->arena() == gpu.arena.get()) {
+    FERRY_ASSIGN_OR_RETURN(CudaIpcPiece piece,
+                           KeptPiece(*gpu.arena, *cuda::MemoryOf(tensor), pair, plan.descriptors));
+    piece.memory.offset += tensor.offset_bytes();
+    piece.memory.bytes = tensor.bytes();
+    plan.pieces.push_back(piece);
+    return plan;
+  }
+  const size_t worth_mapping = environment_.gpus->options().stage_below_bytes;
+  if (tensor.bytes() < worth_mapping) {
+    plan.why_staged = absl::StrCat("its ", tensor.bytes(), " bytes are not of Ferry's arena, and ",
+                                   "fewer than --gpu-stage-below-bytes, in programs "
+                                   "GpusOptions::stage_below_bytes");
+    return plan;
+  }
+  absl::StatusOr<std::vector<cuda::ExportedPiece>> exported =
+      cuda::ExportMemory(*gpu.device, tensor.data(), tensor.bytes());
+  if (absl::IsFailedPrecondition(exported.status()) ||
+      absl::IsResourceExhausted(exported.status())) {
+    plan.why_staged = std::string(exported.status().message());
+    return plan;
+  }
+  if (!exported.ok()) return exported.status();
+  if (exported->size() > kMaxCudaIpcPieces) {
+    plan.why_staged = absl::StrCat("it is in ", exported->size(), " pieces of physical memory");
+    return plan;
+  }
+  for (cuda::ExportedPiece& each : *exported) {
+    plan.pieces.push_back({.memory = each.descriptor, .has_fd = each.fd.valid()});
+    if (each.fd.valid()) plan.descriptors.push_back(std::move(each.fd));
+  }
+  return plan;
+}
+
+absl::StatusOr<cuda::EventTicket> CudaIpcOutlet::Record(const GpuPair& pair, cuda::Stream stream) {
   cuda::InterprocessEventPool* events = nullptr;
   {
     absl::MutexLock lock(&mu_);
@@ -241,53 +137,79 @@ absl::StatusOr<cuda::EventTicket> CudaIpcOutlet::Mark(Gpu& gpu, const GpuPair& p
   }
   if (events == nullptr) return absl::FailedPreconditionError("there are no events for the pair");
   // Abort leaves the pool alone for longer than this takes.
+  return events->Record(stream);
+}
+
+absl::StatusOr<cuda::EventTicket> CudaIpcOutlet::Mark(Gpu& gpu, const GpuPair& pair,
+                                                      const ReadyEvent& ready) {
+  const cuda::Stream stream = gpu.waits->TakeIdle();
+  if (stream == nullptr) {
+    return absl::ResourceExhaustedError("all streams that could wait for it wait already");
+  }
   const ScopedCurrent current(*gpu.device);
-  FERRY_RETURN_IF_ERROR(ready->MakeWait(*gpu.device, gpu.copies->get()));
-  return events->Record(gpu.copies->get());
+  FERRY_RETURN_IF_ERROR(ready.MakeWait(*gpu.device, stream));
+  return Record(pair, stream);
+}
+
+void CudaIpcOutlet::FinishWhenReady(Gpu& gpu, const GpuPair& pair, Pending pending) {
+  auto shared = std::make_shared<Pending>(std::move(pending));
+  const absl::Status watched = gpu.executor->Watch(
+      {.event = cuda::ReadyOf(shared->tensor), .what = "a tensor that is being sent"},
+      [self = shared_from_this(), &gpu, pair, shared](absl::Status status) {
+        if (!status.ok()) return std::move(shared->done)(std::move(status));
+        self->Finish(gpu, pair, std::move(*shared), /*is_ready=*/true);
+      });
+  if (!watched.ok()) std::move(shared->done)(watched);
 }
 
 void CudaIpcOutlet::Finish(Gpu& gpu, const GpuPair& pair, Pending pending, bool is_ready) {
-  Offered offered;
-  offered.tensor = pending.tensor;
-  offered.pair = pair;
+  const auto ready = cuda::ReadyOf(pending.tensor);
+  if (ready == nullptr) is_ready = true;
+  if (!is_ready) {
+    // Then nothing has to wait, neither for this nor behind others.
+    const absl::StatusOr<bool> is_done = ready->IsDone();
+    if (!is_done.ok()) return std::move(pending.done)(is_done.status());
+    is_ready = *is_done;
+  }
+  absl::StatusOr<Plan> plan = PlanFor(gpu, pair, pending.tensor);
+  if (!plan.ok()) return std::move(pending.done)(plan.status());
+  if (plan->pieces.empty()) {
+    // What is not ready takes no slot from others.
+    if (!is_ready) return FinishWhenReady(gpu, pair, std::move(pending));
+    return NextSlice(std::make_shared<Staged>(Staged{.id = pending.id,
+                                                     .gpu = &gpu,
+                                                     .pair = pair,
+                                                     .tensor = std::move(pending.tensor),
+                                                     .why = std::move(plan->why_staged),
+                                                     .done = std::move(pending.done)}));
+  }
   CudaIpcTicket ticket;
   ticket.pair = pair;
-  absl::StatusOr<std::vector<CudaIpcPiece>> pieces = PiecesOf(gpu, pair, offered);
-  if (!pieces.ok()) return std::move(pending.done)(pieces.status());
-  ticket.pieces = *std::move(pieces);
+  ticket.pieces = std::move(plan->pieces);
   if (!is_ready) {
-    absl::StatusOr<cuda::EventTicket> mark = Mark(gpu, pair, offered.tensor);
+    const absl::StatusOr<cuda::EventTicket> mark = Mark(gpu, pair, *ready);
+    // Then the host waits: not on this thread, which has others to serve.
     if (absl::IsResourceExhausted(mark.status())) {
-      // Then the host waits: not on this thread, which has others to serve.
-      auto shared = std::make_shared<Pending>(std::move(pending));
-      shared->tensor = offered.tensor;
-      const absl::Status watched = gpu.executor->Watch(
-          {.event = cuda::ReadyOf(offered.tensor), .what = "a tensor that is being sent"},
-          [self = shared_from_this(), &gpu, pair, shared](absl::Status status) {
-            if (!status.ok()) return std::move(shared->done)(std::move(status));
-            self->Finish(gpu, pair, std::move(*shared), /*is_ready=*/true);
-          });
-      if (!watched.ok()) std::move(shared->done)(watched);
-      return;
+      return FinishWhenReady(gpu, pair, std::move(pending));
     }
     if (!mark.ok()) return std::move(pending.done)(mark.status());
-    ticket.ready = offered.ready = *mark;
+    ticket.ready = *mark;
   }
   TransportTicket body;
   body.body = EncodeCudaIpcTicket(ticket);
-  for (const UniqueFd& each : offered.descriptors) body.descriptors.push_back(each.get());
-  absl::Status aborted;
+  for (const UniqueFd& each : plan->descriptors) body.descriptors.push_back(each.get());
+  const absl::Status wanted = CheckWanted(pending.id);
   {
     absl::MutexLock lock(&mu_);
-    aborted = aborted_;
-    if (aborted.ok()) {
-      if (offered.new_segment != 0) {
-        sent_.emplace(std::pair(pair.destination, offered.new_segment), std::move(offered.hold));
-      }
-      offered_.emplace(pending.id, std::move(offered));
+    if (aborted_.ok() && offering_.contains(pending.id)) {
+      offered_.emplace(pending.id,
+                       Offered{pending.tensor, pair, ticket.ready, std::move(plan->descriptors)});
     }
   }
-  if (!aborted.ok()) return std::move(pending.done)(std::move(aborted));
+  if (!wanted.ok()) {
+    Unmark(pair, ticket.ready);
+    return std::move(pending.done)(wanted);
+  }
   std::move(pending.done)(std::move(body));
   // They are on their way.
   std::vector<UniqueFd> sent;
@@ -300,30 +222,42 @@ void CudaIpcOutlet::Finish(Gpu& gpu, const GpuPair& pair, Pending pending, bool 
 void CudaIpcOutlet::Release(uint64_t id) {
   Offered offered;
   absl::MutexLock lock(&mu_);
+  offering_.erase(id);
   const auto found = offered_.find(id);
   if (found == offered_.end()) return;
   offered = std::move(found->second);
   offered_.erase(found);
-  if (offered.ready.sequence == 0) return;
-  const auto pair = pairs_.find(offered.pair);
-  if (pair != pairs_.end() && pair->second.events != nullptr) {
-    pair->second.events->Release(offered.ready).IgnoreError();
-  }
+  UnmarkLocked(offered.pair, offered.ready);
+}
+
+void CudaIpcOutlet::Unmark(const GpuPair& pair, const cuda::EventTicket& ticket) {
+  absl::MutexLock lock(&mu_);
+  UnmarkLocked(pair, ticket);
+}
+
+void CudaIpcOutlet::UnmarkLocked(const GpuPair& pair, const cuda::EventTicket& ticket) {
+  const auto found = pairs_.find(pair);
+  if (ticket.sequence == 0 || found == pairs_.end() || found->second.events == nullptr) return;
+  found->second.events->Release(ticket).IgnoreError();
 }
 
 void CudaIpcOutlet::Abort(const absl::Status& why) {
   struct Leftovers {
     absl::flat_hash_map<GpuPair, Pair> pairs;
     absl::flat_hash_map<uint64_t, Offered> offered;
-    absl::flat_hash_map<std::pair<uint16_t, uint64_t>, std::shared_ptr<const void>> sent;
+    std::map<std::pair<uint64_t, uint64_t>, Slice> slices;
+    absl::flat_hash_map<std::pair<uint16_t, uint64_t>, std::shared_ptr<const cuda::HeldSegment>>
+        sent;
   };
   auto left = std::make_shared<Leftovers>();
   std::vector<Pending> pending;
   {
     absl::MutexLock lock(&mu_);
     if (aborted_.ok()) aborted_ = why;
+    offering_.clear();
     left->pairs.swap(pairs_);
     left->offered.swap(offered_);
+    left->slices.swap(slices_);
     left->sent.swap(sent_);
   }
   for (auto& [pair, state] : left->pairs) {
@@ -331,13 +265,11 @@ void CudaIpcOutlet::Abort(const absl::Status& why) {
     state.pending.clear();
   }
   for (Pending& each : pending) std::move(each.done)(why);
-  environment_.loop->PostAt(SteadyClock().Now() + kGrace, [left = std::move(left)] {});
-}
-
-std::string CudaIpcOutlet::Refusal(const GpuPair& pair) const {
-  absl::MutexLock lock(&mu_);
-  const auto found = pairs_.find(pair);
-  return found == pairs_.end() ? "" : found->second.refusal;
+  grace_->Keep([left = std::move(left)] {
+    for (auto& [key, slice] : left->slices) {
+      slice.ring->Give(std::move(slice.slot), std::move(slice.copied));
+    }
+  });
 }
 
 }  // namespace ferry

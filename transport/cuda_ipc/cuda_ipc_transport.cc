@@ -29,10 +29,18 @@ absl::StatusOr<std::string> GpuOf(const Endpoint& node, const MemoryPlace& place
   return node.gpus[static_cast<size_t>(place.ordinal)];
 }
 
+std::string NoteOf(bool is_same_gpu, bool is_in_arena, const std::string& last) {
+  return absl::StrCat(
+      is_same_gpu ? "a view, since it is the same GPU" : "a copy, since it is another GPU",
+      is_in_arena ? "" : ", unless its memory cannot be mapped, or is not worth it",
+      last.empty() ? "" : "; the last one was ", last);
+}
+
 }  // namespace
 
 CudaIpcTransport::CudaIpcTransport(TransportEnvironment environment)
-    : environment_(std::move(environment)) {
+    : environment_(std::move(environment)),
+      grace_(std::make_shared<GraceKeeper>(*environment_.loop)) {
   absl::MutexLock lock(&link_->mu);
   link_->gpus = environment_.gpus;
 }
@@ -62,22 +70,30 @@ absl::StatusOr<PathCost> CudaIpcTransport::Cost(const PathQuery& query) const {
         query.why_no_descriptors.empty() ? "they have no Unix socket" : query.why_no_descriptors));
   }
   std::shared_ptr<CudaIpcOutlet> outlet;
+  std::shared_ptr<CudaIpcInlet> inlet;
   {
     absl::MutexLock lock(&mu_);
     const auto found = outlets_.find({b.peer.node_id, b.peer.incarnation});
     if (found != outlets_.end()) outlet = found->second.lock();
+    const auto in = inlets_.find(a.peer.incarnation);
+    if (in != inlets_.end() && b.peer.incarnation == environment_.incarnation) {
+      inlet = in->second.lock();
+    }
   }
+  const GpuPair pair = {static_cast<uint16_t>(query.source_place.ordinal),
+                        static_cast<uint16_t>(query.destination_place.ordinal)};
   if (outlet != nullptr) {
-    const std::string refusal =
-        outlet->Refusal({static_cast<uint16_t>(query.source_place.ordinal),
-                         static_cast<uint16_t>(query.destination_place.ordinal)});
+    const std::string refusal = outlet->Refusal(pair);
     if (!refusal.empty()) return absl::FailedPreconditionError(refusal);
   }
-  return PathCost{kLatency, from == to ? kMappedBytesPerSecond : kAssumedBytesPerSecond};
+  PathCost cost = {kLatency, from == to ? kMappedBytesPerSecond : kAssumedBytesPerSecond};
+  // For the receiver's report only: a note for every transfer would be too much.
+  if (inlet != nullptr) cost.note = NoteOf(from == to, query.is_in_arena, inlet->LastOf(pair));
+  return cost;
 }
 
 std::shared_ptr<Outlet> CudaIpcTransport::MakeOutlet(const Endpoint& peer) {
-  auto outlet = std::make_shared<CudaIpcOutlet>(environment_, peer);
+  auto outlet = std::make_shared<CudaIpcOutlet>(environment_, peer, grace_);
   absl::MutexLock lock(&mu_);
   absl::erase_if(outlets_, [](const auto& each) { return each.second.expired(); });
   outlets_[{peer.peer.node_id, peer.peer.incarnation}] = outlet;

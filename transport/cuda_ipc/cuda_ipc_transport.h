@@ -19,7 +19,8 @@
 namespace ferry {
 
 // The producer exports the memory that the tensor lies in; the consumer maps it, once, and either
-// looks at it (on the same GPU) or copies it with its copy engine. Thread-safe.
+// looks at it (on the same GPU) or copies it with its copy engine. What no other process can map
+// goes through a few slots that can be. Thread-safe.
 class CudaIpcTransport final : public Transport {
  public:
   explicit CudaIpcTransport(TransportEnvironment environment);
@@ -40,6 +41,8 @@ class CudaIpcTransport final : public Transport {
   void OnClosed(const cuda::ImportKey& key) ABSL_LOCKS_EXCLUDED(mu_);
 
   const TransportEnvironment environment_;
+  // Shared with outlets; ends with this.
+  const std::shared_ptr<GraceKeeper> grace_;
   const std::shared_ptr<GpuLink> link_ = std::make_shared<GpuLink>();
   mutable absl::Mutex mu_;
   // By node and incarnation.

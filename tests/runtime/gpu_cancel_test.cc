@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors that are not ready, receives that are called off, and what fails once and works later.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/synchronization/notification.h"
+
+#include "tests/runtime/gpu_pair.h"
+#include "tests/runtime/gpu_spin.h"
+#include "transport/cuda_ipc/cuda_ipc_outlet.h"
+
+namespace ferry {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kPatience = absl::Seconds(20);
+constexpr size_t kBytes = 3 * 1000 * 1000 + 7;
+
+Tensor OnGpu(GpuPeer& peer, int ordinal, size_t bytes = kBytes) {
+  return *peer.gpus().Allocate(ordinal, DataType::kUint8,
+                               *Shape::Create({static_cast<int64_t>(bytes)}));
+}
+
+RendezvousKey KeyOf(int index, const std::string& to = "GPU:0") {
+  return GpuPeer::Key(absl::StrCat("t", index), "GPU:0", to);
+}
+
+// In a pool that nobody can open.
+Tensor InDefaultPool(GpuPeer& peer, size_t bytes = kBytes) {
+  Gpu& gpu = peer.gpu(0);
+  const cuda::CudaTable& table = gpu.device->table();
+  const cuda::ScopedCurrent current(*gpu.device);
+  const auto stream = peer.NewStream(0);
+  cuda::MemoryPool pool = nullptr;
+  cuda::DevicePointer pointer = 0;
+  FERRY_CHECK(table.device_get_default_pool(&pool, gpu.device->handle()) == cuda::kSuccess);
+  FERRY_CHECK(table.pool_alloc_async(&pointer, bytes, pool, stream->get()) == cuda::kSuccess);
+  FERRY_CHECK(table.stream_synchronize(stream->get()) == cuda::kSuccess);
+  return *Tensor::Create(
+      DataType::kUint8, *Shape::Create({static_cast<int64_t>(bytes)}),
+      WrapForeignBuffer(cuda::AsHostPointer(pointer), bytes, [] {}, {MemorySpace::kCuda, 0}));
+}
+
+void ExpectHolds(GpuPeer& peer, const Received& received, uint32_t seed, size_t bytes = kBytes) {
+  const Tensor pattern = GpuPeer::Pattern(bytes, seed);
+  if (received.tensor.is_on_host()) {
+    EXPECT_TRUE(IsEqual(received.tensor, pattern));
+    return;
+  }
+  const int ordinal = received.tensor.place().ordinal;
+  const auto stream = peer.NewStream(ordinal);
+  if (const auto ready = cuda::ReadyOf(received.tensor); ready != nullptr) {
+    EXPECT_TRUE(ready->MakeWait(*peer.gpu(ordinal).device, stream->get()).ok());
+  }
+  EXPECT_TRUE(Holds(peer.Read(received.tensor, stream->get()), pattern)) << "tensor " << seed;
+}
+
+// A dozen behind kernels that do not end, more than there are streams to wait on, and one that is
+// ready and comes last.
+void ExpectNobodyIsHeldUp(const std::string& to, bool is_foreign) {
+  constexpr int kLate = 12;
+  RunGpuPair(
+      {},
+      [&](GpuPeer& peer) {
+        GpuSpin spin(peer, 0);
+        Step step = peer.Open();
+        std::vector<std::unique_ptr<cuda::CudaStream>> streams;
+        std::vector<Tensor> patterns;
+        for (int i = 0; i <= kLate; ++i) {
+          streams.push_back(peer.NewStream(0));
+          patterns.push_back(GpuPeer::Pattern(kBytes, static_cast<uint32_t>(i)));
+          const Tensor tensor = is_foreign ? InDefaultPool(peer) : OnGpu(peer, 0);
+          if (i < kLate) spin.Start(streams.back()->get());
+          peer.Write(tensor, patterns.back(), streams.back()->get());
+          ASSERT_TRUE(step.Send(KeyOf(i, to), tensor, streams.back()->get()).ok());
+        }
+        peer.Meet();
+        spin.Stop();
+        const absl::Status closed = step.Close(kPatience);
+        EXPECT_TRUE(closed.ok()) << closed;
+        peer.Meet();
+      },
+      [&](GpuPeer& peer) {
+        Step step = peer.Open();
+        std::vector<Receipt> receipts(kLate + 1);
+        for (int i = 0; i <= kLate; ++i) {
+          step.RecvAsync(KeyOf(i, to), {}, receipts[static_cast<size_t>(i)].callback());
+        }
+        for (int i = kLate; i >= 0; --i) {
+          const auto received = receipts[static_cast<size_t>(i)].Wait(kPatience);
+          ASSERT_TRUE(received.ok()) << received.status();
+          ExpectHolds(peer, *received, static_cast<uint32_t>(i));
+          if (i == kLate) peer.Meet();
+        }
+        receipts.clear();
+        peer.Meet();
+      });
+}
+
+TEST(GpuCancel, WhatIsNotReadyHoldsUpNoView) { ExpectNobodyIsHeldUp("GPU:0", false); }
+TEST(GpuCancel, WhatIsNotReadyHoldsUpNoCopy) { ExpectNobodyIsHeldUp("GPU:1", false); }
+TEST(GpuCancel, WhatIsNotReadyHoldsUpNoSlice) { ExpectNobodyIsHeldUp("GPU:0", true); }
+TEST(GpuCancel, WhatIsNotReadyHoldsUpNothingForTheHost) { ExpectNobodyIsHeldUp("CPU:0", false); }
+
+// The receive ends in time, and its buffer is kept as long as the device may write to it.
+TEST(GpuCancel, AReceiverDoesNotWaitForTheProducersKernel) {
+  RunGpuPair(
+      {},
+      [](GpuPeer& peer) {
+        GpuSpin spin(peer, 0);
+        const auto stream = peer.NewStream(0);
+        Step step = peer.Open();
+        const Tensor tensor = OnGpu(peer, 0);
+        const Tensor pattern = GpuPeer::Pattern(kBytes, 0);
+        spin.Start(stream->get());
+        peer.Write(tensor, pattern, stream->get());
+        ASSERT_TRUE(step.Send(KeyOf(0, "GPU:1"), tensor, stream->get()).ok());
+        peer.Meet();
+        spin.Stop();
+        peer.Meet();
+      },
+      [](GpuPeer& peer) {
+        Step step = peer.Open();
+        Tensor into = OnGpu(peer, 1);
+        const std::weak_ptr<Buffer> memory = cuda::MemoryOf(into);
+        const absl::Time start = absl::Now();
+        const absl::Status status = step.RecvInto(KeyOf(0, "GPU:1"), into, absl::Milliseconds(700));
+        EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+        EXPECT_LT(absl::Now() - start, absl::Seconds(4));
+        into = Tensor();
+        absl::SleepFor(absl::Milliseconds(300));
+        EXPECT_FALSE(memory.expired()) << "given to others while a copy to it is enqueued";
+        peer.Meet();
+        const absl::Time give_up = absl::Now() + kPatience;
+        while (!memory.expired() && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(1));
+        EXPECT_TRUE(memory.expired());
+        peer.Meet();
+      });
+}
+
+// Called off while slices are on their way: the ring is whole again, and others get through.
+TEST(GpuCancel, OneThatComesInSlicesIsCalledOff) {
+  GpuPairOptions options;
+  options.environment = {{"STRICT_CUDA_DELAY_US", "5000"}};
+  options.exchange.gpus.staging = {.budget_bytes = size_t{4} << 20, .slot_bytes = size_t{2} << 20};
+  RunGpuPair(
+      options,
+      [](GpuPeer& peer) {
+        Step step = peer.Open();
+        const auto stream = peer.NewStream(0);
+        const Tensor large = InDefaultPool(peer, 200 << 20);
+        const Tensor small = InDefaultPool(peer);
+        const Tensor pattern = GpuPeer::Pattern(kBytes, 1);
+        peer.Write(small, pattern, stream->get());
+        ASSERT_TRUE(step.Send(KeyOf(0), large, stream->get()).ok());
+        ASSERT_TRUE(step.Send(KeyOf(1), small, stream->get()).ok());
+        peer.Meet();
+        const absl::Status closed = step.Close(kPatience);
+        EXPECT_TRUE(closed.ok()) << closed;
+        const absl::Time give_up = absl::Now() + kPatience;
+        const auto is_whole = [&] {
+          const cuda::StagingRingStats stats = peer.gpu(0).ring->stats();
+          return stats.slot_count == 2 && stats.free_count == 2 && stats.waiting_count == 0;
+        };
+        while (!is_whole() && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(1));
+        EXPECT_TRUE(is_whole());
+        peer.Meet();
+      },
+      [](GpuPeer& peer) {
+        Step step = peer.Open();
+        const auto none = step.Recv(KeyOf(0), absl::Milliseconds(400));
+        EXPECT_TRUE(absl::IsDeadlineExceeded(none.status())) << none.status();
+        const auto received = step.RecvValue(KeyOf(1), kPatience);
+        ASSERT_TRUE(received.ok()) << received.status();
+        ExpectHolds(peer, *received, 1);
+        peer.Meet();
+        peer.Meet();
+      });
+}
+
+// The descriptor of a segment comes once; if it cannot be opened then, that tensor fails, and the
+// next one has it asked for again.
+TEST(GpuCancel, ASegmentThatCouldNotBeOpenedIsAskedForAgain) {
+  RunGpuPair(
+      {},
+      [](GpuPeer& peer) {
+        const auto stream = peer.NewStream(0);
+        for (int i = 0; i < 4; ++i) {
+          Step step = peer.Open(i + 1);
+          const size_t bytes = i == 0 ? 5000 : kBytes;
+          const Tensor tensor = OnGpu(peer, 0, bytes);
+          const Tensor pattern = GpuPeer::Pattern(bytes, static_cast<uint32_t>(i));
+          peer.Write(tensor, pattern, stream->get());
+          ASSERT_TRUE(step.Send(KeyOf(i), tensor, stream->get()).ok());
+          peer.Meet();
+          step.Close(kPatience).IgnoreError();
+        }
+      },
+      [](GpuPeer& peer) {
+        for (int i = 0; i < 4; ++i) {
+          Step step = peer.Open(i + 1);
+          if (i == 1) {
+            peer.Control<void (*)(const char*, int, int)>("strict_cuda_fail_next")(
+                "cuMemImportFromShareableHandle", 999, 0);
+          }
+          const auto received = step.RecvValue(KeyOf(i), kPatience);
+          if (i == 1) {
+            EXPECT_THAT(std::string(received.status().message()),
+                        HasSubstr("cuMemImportFromShareableHandle"));
+          } else {
+            ASSERT_TRUE(received.ok()) << received.status();
+            EXPECT_EQ(received->path, "cuda_ipc, view");
+            ExpectHolds(peer, *received, static_cast<uint32_t>(i), i == 0 ? 5000 : kBytes);
+          }
+          peer.Meet();
+        }
+        EXPECT_EQ(peer.exchange().fetcher().lane_count(), 1);
+      });
+}
+
+// What is refused is tried again after a while; until then the reason stands.
+TEST(GpuCancel, APairThatWasRefusedIsProbedAgain) {
+  constexpr int kTries = 200;
+  RunGpuPair(
+      {},
+      [](GpuPeer& peer) {
+        const auto stream = peer.NewStream(0);
+        const Tensor tensor = OnGpu(peer, 0);
+        const Tensor pattern = GpuPeer::Pattern(kBytes, 0);
+        peer.Write(tensor, pattern, stream->get());
+        Step step = peer.Open();
+        for (int i = 0; i < kTries; ++i) {
+          ASSERT_TRUE(step.Send(KeyOf(i), tensor, stream->get()).ok());
+        }
+        peer.Meet();
+      },
+      [](GpuPeer& peer) {
+        peer.Control<void (*)(const char*, int, int)>("strict_cuda_fail_next")(
+            "cuMemImportFromShareableHandle", 999, 0);
+        Step step = peer.Open();
+        std::string path;
+        int tries = 0;
+        for (; tries < kTries; ++tries) {
+          const auto received = step.RecvValue(KeyOf(tries), kPatience);
+          ASSERT_TRUE(received.ok()) << received.status();
+          ExpectHolds(peer, *received, 0);
+          path = std::string(received->path);
+          if (tries == 0) {
+            EXPECT_EQ(path, "shm, staged");
+          }
+          if (path == "cuda_ipc, view") break;
+          absl::SleepFor(absl::Milliseconds(50));
+        }
+        EXPECT_EQ(path, "cuda_ipc, view");
+        EXPECT_GT(tries, 3);
+        peer.Meet();
+      });
+}
+
+// A receiver that gives back what it has not been sent yet gets nothing, and nothing is kept.
+TEST(GpuCancel, WhatIsGivenBackBeforeItWasSentIsNotKept) {
+  RunGpuPair(
+      {},
+      [](GpuPeer& peer) {
+        TransportEnvironment environment;
+        environment.loop = &peer.exchange().loop();
+        environment.gpus = &peer.gpus();
+        Endpoint receiver;
+        receiver.peer = {7, 7};
+        auto outlet = std::make_shared<CudaIpcOutlet>(
+            environment, receiver, std::make_shared<GraceKeeper>(peer.exchange().loop()));
+        absl::Notification has_probe;
+        std::string probe;
+        outlet->SetAnnounce([&](absl::string_view body, absl::Span<const int>) {
+          probe = std::string(body);
+          has_probe.Notify();
+          return absl::OkStatus();
+        });
+        Tensor tensor = OnGpu(peer, 0);
+        const std::weak_ptr<Buffer> memory = cuda::MemoryOf(tensor);
+        absl::Notification is_over;
+        absl::Status status;
+        outlet->Offer(1, tensor, {MemorySpace::kCuda, 0},
+                      [&](absl::StatusOr<TransportTicket> ticket) {
+                        status = ticket.status();
+                        is_over.Notify();
+                      });
+        tensor = Tensor();
+        has_probe.WaitForNotification();
+        outlet->Release(1);
+        const CudaIpcProbe sent = *DecodeCudaIpcProbe(probe);
+        ASSERT_TRUE(outlet->OnReply(EncodeCudaIpcProbed({sent.pair, sent.seed, ""})).ok());
+        is_over.WaitForNotification();
+        EXPECT_TRUE(absl::IsCancelled(status)) << status;
+        const absl::Time give_up = absl::Now() + kPatience;
+        while (!memory.expired() && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(1));
+        EXPECT_TRUE(memory.expired());
+        // Who gives back a slice that was not sent, or asks for a segment, does not keep to it.
+        EXPECT_TRUE(absl::IsInvalidArgument(outlet->OnReply(EncodeCudaIpcTaken({1, 0}))));
+        EXPECT_TRUE(absl::IsInvalidArgument(outlet->OnReply(EncodeCudaIpcWanted({sent.pair, 99}))));
+        EXPECT_TRUE(absl::IsInvalidArgument(outlet->OnReply("")));
+        outlet->Abort(absl::UnavailableError("over"));
+        peer.Meet();
+      },
+      [](GpuPeer& peer) { peer.Meet(); });
+}
+
+}  // namespace
+}  // namespace ferry

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+// Processes that leave, or are killed, with GPU memory between them; and memory that its owner
+// wants back.
+#include <atomic>
+#include <csignal>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/runtime/gpu_pair.h"
+#include "tests/runtime/gpu_spin.h"
+
+namespace ferry {
+namespace {
+
+constexpr absl::Duration kPatience = absl::Seconds(20);
+constexpr size_t kBytes = 3 * 1000 * 1000 + 7;
+
+RendezvousKey KeyOf(int index, const std::string& to = "GPU:0") {
+  return GpuPeer::Key(absl::StrCat("t", index), "GPU:0", to);
+}
+
+Tensor OnGpu(GpuPeer& peer, int ordinal) {
+  return *peer.gpus().Allocate(ordinal, DataType::kUint8, *Shape::Create({kBytes}));
+}
+
+// Of cudaMalloc; `freed` says that nobody uses it any more.
+Tensor Foreign(GpuPeer& peer, cuda::DevicePointer* pointer, std::function<void()> freed) {
+  Gpu& gpu = peer.gpu(0);
+  const cuda::ScopedCurrent current(*gpu.device);
+  FERRY_CHECK(gpu.device->table().memory_alloc(pointer, kBytes) == cuda::kSuccess);
+  return *Tensor::Create(DataType::kUint8, *Shape::Create({kBytes}),
+                         WrapForeignBuffer(cuda::AsHostPointer(*pointer), kBytes, std::move(freed),
+                                           {MemorySpace::kCuda, 0}));
+}
+
+template <typename Condition>
+bool Eventually(Condition condition) {
+  const absl::Time give_up = absl::Now() + kPatience;
+  while (!condition() && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(1));
+  return condition();
+}
+
+// The sender drops its tensors at once, and writes to whatever memory it gets next.
+TEST(GpuDeath, MemoryThatIsLentIsNotUsedAgain) {
+  RunGpuPair(
+      {},
+      [](GpuPeer& peer) {
+        const auto stream = peer.NewStream(0);
+        Step step = peer.Open();
+        const Tensor pattern = GpuPeer::Pattern(kBytes, 0);
+        {
+          const Tensor tensor = OnGpu(peer, 0);
+          peer.Write(tensor, pattern, stream->get());
+          ASSERT_TRUE(step.Send(KeyOf(0), tensor, stream->get()).ok());
+        }
+        peer.Meet();
+        const Tensor other = GpuPeer::Pattern(kBytes, 99);
+        std::vector<Tensor> next;
+        for (int i = 0; i < 12; ++i) {
+          next.push_back(OnGpu(peer, 0));
+          peer.Write(next.back(), other, stream->get());
+        }
+        peer.Read(next.back(), stream->get());
+        peer.Meet();
+        EXPECT_TRUE(step.Close(kPatience).ok());
+      },
+      [](GpuPeer& peer) {
+        const auto stream = peer.NewStream(0);
+        Step step = peer.Open();
+        const auto tensor = step.Recv(KeyOf(0), kPatience, stream->get());
+        ASSERT_TRUE(tensor.ok()) << tensor.status();
+        peer.Meet();
+        peer.Meet();
+        EXPECT_TRUE(Holds(peer.Read(*tensor, stream->get()), GpuPeer::Pattern(kBytes, 0)));
+      });
+}
+
+// It leaves, and lives on: its user frees the memory as soon as it is told that nobody uses it,
+// which the double ends us for if the consumer still has it open.
+TEST(GpuDeath, AProducerThatLeavesKeepsWhatIsLentForAWhile) {
+  RunGpuPair(
+      {},
+      [](GpuPeer& peer) {
+        const auto stream = peer.NewStream(0);
+        std::atomic<bool> is_unused = false;
+        cuda::DevicePointer pointer = 0;
+        const std::shared_ptr<cuda::CudaDevice> device = peer.gpu(0).device;
+        const Tensor pattern = GpuPeer::Pattern(kBytes, 0);
+        {
+          Step step = peer.Open();
+          const Tensor tensor = Foreign(peer, &pointer, [&] {
+            const cuda::ScopedCurrent current(*device);
+            EXPECT_EQ(device->table().memory_free(pointer), cuda::kSuccess);
+            is_unused = true;
+          });
+          peer.Write(tensor, pattern, stream->get());
+          ASSERT_TRUE(step.Send(KeyOf(0), tensor, stream->get()).ok());
+        }
+        peer.Meet();
+        const absl::Time start = absl::Now();
+        peer.Leave();
+        EXPECT_LT(absl::Now() - start, absl::Milliseconds(1500)) << "nobody is to wait for it";
+        peer.Meet();
+        EXPECT_TRUE(Eventually([&] { return is_unused.load(); }));
+        EXPECT_GT(absl::Now() - start, absl::Milliseconds(1500));
+      },
+      [](GpuPeer& peer) {
+        const auto stream = peer.NewStream(0);
+        {
+          Step step = peer.Open();
+          const auto tensor = step.Recv(KeyOf(0), kPatience, stream->get());
+          ASSERT_TRUE(tensor.ok()) << tensor.status();
+          peer.Meet();
+          absl::SleepFor(absl::Milliseconds(500));
+          EXPECT_TRUE(Holds(peer.Read(*tensor, stream->get()), GpuPeer::Pattern(kBytes, 0)));
+        }
+        peer.Meet();
+      });
+}
+
+// kill -9 with a copy of the consumer's behind a kernel of the producer's.
+TEST(GpuDeath, AProducerIsKilledInTheMiddleOfACopy) {
+  GpuPairOptions options;
+  options.producer_dies = true;
+  RunGpuPair(
+      options,
+      [](GpuPeer& peer) {
+        GpuSpin spin(peer, 0);
+        const auto stream = peer.NewStream(0);
+        Step step = peer.Open();
+        const Tensor tensor = OnGpu(peer, 0);
+        const Tensor pattern = GpuPeer::Pattern(kBytes, 0);
+        spin.Start(stream->get());
+        peer.Write(tensor, pattern, stream->get());
+        ASSERT_TRUE(step.Send(KeyOf(0, "GPU:1"), tensor, stream->get()).ok());
+        peer.Meet();
+        kill(getpid(), SIGKILL);
+      },
+      [](GpuPeer& peer) {
+        const auto stream = peer.NewStream(1);
+        Step step = peer.Open();
+        const auto tensor = step.Recv(KeyOf(0, "GPU:1"), kPatience, stream->get());
+        ASSERT_TRUE(tensor.ok()) << tensor.status();
+        peer.Meet();
+        // Whatever it has become, it can be read, and everything ends.
+        peer.Read(*tensor, stream->get());
+        EXPECT_TRUE(Eventually([&] { return peer.exchange().fetcher().lane_count() == 0; }));
+        const auto next = step.Recv(KeyOf(1, "GPU:1"), absl::Seconds(1), stream->get());
+        EXPECT_FALSE(next.ok());
+      });
+}
+
+TEST(GpuDeath, AProducerIsKilledBetweenSlices) {
+  GpuPairOptions options;
+  options.producer_dies = true;
+  options.environment = {{"STRICT_CUDA_DELAY_US", "20000"}};
+  options.exchange.gpus.staging = {.budget_bytes = size_t{2} << 20, .slot_bytes = size_t{1} << 20};
+  options.exchange.gpus.stage_below_bytes = SIZE_MAX;
+  RunGpuPair(
+      options,
+      [](GpuPeer& peer) {
+        const auto stream = peer.NewStream(0);
+        Step step = peer.Open();
+        Gpu& gpu = peer.gpu(0);
+        const cuda::ScopedCurrent current(*gpu.device);
+        cuda::DevicePointer pointer = 0;
+        constexpr size_t kHuge = size_t{200} << 20;
+        ASSERT_EQ(gpu.device->table().memory_alloc(&pointer, kHuge), cuda::kSuccess);
+        const Tensor tensor = *Tensor::Create(
+            DataType::kUint8, *Shape::Create({kHuge}),
+            WrapForeignBuffer(cuda::AsHostPointer(pointer), kHuge, [] {}, {MemorySpace::kCuda, 0}));
+        ASSERT_TRUE(step.Send(KeyOf(0), tensor, stream->get()).ok());
+        EXPECT_TRUE(Eventually([&] { return gpu.ring->stats().taken > 6; }));
+        kill(getpid(), SIGKILL);
+      },
+      [](GpuPeer& peer) {
+        Step step = peer.Open();
+        const auto tensor = step.Recv(KeyOf(0), kPatience);
+        EXPECT_TRUE(absl::IsUnavailable(tensor.status())) << tensor.status();
+      });
+}
+
+// The consumer is killed while it waits for quiet to open the memory.
+TEST(GpuDeath, AConsumerIsKilledWhileItMaps) {
+  GpuPairOptions options;
+  options.consumer_dies = true;
+  RunGpuPair(
+      options,
+      [](GpuPeer& peer) {
+        const auto stream = peer.NewStream(0);
+        std::atomic<bool> is_unused = false;
+        cuda::DevicePointer pointer = 0;
+        Step step = peer.Open();
+        const Tensor pattern = GpuPeer::Pattern(kBytes, 0);
+        for (int i = 0; i < 2; ++i) {
+          const Tensor tensor =
+              i == 0 ? OnGpu(peer, 0) : Foreign(peer, &pointer, [&] { is_unused = true; });
+          peer.Write(tensor, pattern, stream->get());
+          ASSERT_TRUE(step.Send(KeyOf(i), tensor, stream->get()).ok());
+        }
+        EXPECT_TRUE(Eventually([&] { return is_unused.load(); })) << "kept for one that is dead";
+        const cuda::ScopedCurrent current(*peer.gpu(0).device);
+        EXPECT_EQ(peer.gpu(0).device->table().memory_free(pointer), cuda::kSuccess);
+      },
+      [](GpuPeer& peer) {
+        Step step = peer.Open();
+        // The pair is probed.
+        ASSERT_TRUE(step.Recv(KeyOf(0), kPatience).ok());
+        peer.gpus().gate()->BeginWork();
+        Receipt receipt;
+        step.RecvAsync(KeyOf(1), {}, receipt.callback());
+        absl::SleepFor(absl::Milliseconds(300));
+        EXPECT_FALSE(receipt.is_done());
+        kill(getpid(), SIGKILL);
+      });
+}
+
+TEST(GpuDeath, AConsumerIsKilledBetweenSlices) {
+  GpuPairOptions options;
+  options.consumer_dies = true;
+  options.environment = {{"STRICT_CUDA_DELAY_US", "20000"}};
+  options.exchange.gpus.staging = {.budget_bytes = size_t{4} << 20, .slot_bytes = size_t{1} << 20};
+  options.exchange.gpus.stage_below_bytes = SIZE_MAX;
+  RunGpuPair(
+      options,
+      [](GpuPeer& peer) {
+        const auto stream = peer.NewStream(0);
+        std::atomic<bool> is_unused = false;
+        cuda::DevicePointer pointer = 0;
+        Step step = peer.Open();
+        ASSERT_TRUE(
+            step.Send(KeyOf(0), Foreign(peer, &pointer, [&] { is_unused = true; }), stream->get())
+                .ok());
+        EXPECT_TRUE(Eventually([&] { return is_unused.load(); }));
+        // Its slots come back when it is sure that it is dead.
+        EXPECT_TRUE(Eventually([&] {
+          const cuda::StagingRingStats stats = peer.gpu(0).ring->stats();
+          return stats.slot_count > 0 && stats.free_count == stats.slot_count;
+        }));
+      },
+      [](GpuPeer& peer) {
+        Step step = peer.Open();
+        Receipt receipt;
+        step.RecvAsync(KeyOf(0), {}, receipt.callback());
+        absl::SleepFor(absl::Milliseconds(250));
+        kill(getpid(), SIGKILL);
+      });
+}
+
+// A stream of the consumer's still copies out of a view when the last reference goes: it stays
+// open, and its owner does not get it back, until that is done.
+TEST(GpuDeath, AViewIsNotUnmappedWhileAStreamCopiesFromIt) {
+  RunGpuPair(
+      {},
+      [](GpuPeer& peer) {
+        const auto stream = peer.NewStream(0);
+        std::atomic<bool> is_unused = false;
+        cuda::DevicePointer pointer = 0;
+        Step step = peer.Open();
+        const Tensor pattern = GpuPeer::Pattern(kBytes, 0);
+        {
+          const Tensor tensor = Foreign(peer, &pointer, [&] { is_unused = true; });
+          peer.Write(tensor, pattern, stream->get());
+          ASSERT_TRUE(step.Send(KeyOf(0), tensor, stream->get()).ok());
+        }
+        peer.Meet();
+        absl::SleepFor(absl::Milliseconds(300));
+        EXPECT_FALSE(is_unused);
+        peer.Meet();
+        EXPECT_TRUE(Eventually([&] { return is_unused.load(); }));
+        const cuda::ScopedCurrent current(*peer.gpu(0).device);
+        EXPECT_EQ(peer.gpu(0).device->table().memory_free(pointer), cuda::kSuccess);
+        peer.Meet();
+      },
+      [](GpuPeer& peer) {
+        GpuSpin spin(peer, 0);
+        const auto stream = peer.NewStream(0);
+        Step step = peer.Open();
+        const Tensor copy = OnGpu(peer, 0);
+        {
+          const auto tensor = step.Recv(KeyOf(0), kPatience, stream->get());
+          ASSERT_TRUE(tensor.ok()) << tensor.status();
+          Gpu& gpu = peer.gpu(0);
+          spin.Start(stream->get());
+          const cuda::ScopedCurrent current(*gpu.device);
+          ASSERT_EQ(gpu.device->table().copy_async(cuda::AsDevicePointer(copy.data()),
+                                                   cuda::AsDevicePointer(tensor->data()), kBytes,
+                                                   stream->get()),
+                    cuda::kSuccess);
+          auto use = cuda::ReadyEvent::Record(*gpu.events, stream->get());
+          ASSERT_TRUE(use.ok());
+          ASSERT_TRUE(cuda::AddUse(*tensor, *std::move(use)));
+        }
+        peer.Meet();
+        peer.Meet();
+        spin.Stop();
+        EXPECT_TRUE(Holds(peer.Read(copy, stream->get()), GpuPeer::Pattern(kBytes, 0)));
+        peer.Meet();
+      });
+}
+
+}  // namespace
+}  // namespace ferry

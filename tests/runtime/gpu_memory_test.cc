@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory of every kind on its way between two processes: where it is looked at, and where it goes
+// through the staging ring.
+#include <atomic>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/runtime/gpu_foreign.h"
+
+namespace ferry {
+namespace {
+
+using ::testing::HasSubstr;
+
+// One tensor of kLarge bytes in the memory that `make` gets; how it arrives.
+void ExpectPath(const std::function<Foreign(GpuPeer&)>& make, const std::string& path,
+                const std::string& why, int gpu = 0) {
+  RunGpuPair(
+      {},
+      [&](GpuPeer& peer) {
+        const Foreign memory = make(peer);
+        SendAll(peer, {Wrap(memory, memory.bytes - kLarge, kLarge)}, absl::StrCat("GPU:", gpu));
+      },
+      [&](GpuPeer& peer) {
+        EXPECT_THAT(ReceiveAll(peer, {kLarge}, gpu), ::testing::ElementsAre(path));
+        EXPECT_THAT(peer.Explain(0, gpu, kLarge), HasSubstr(why));
+        peer.Meet();
+      });
+}
+
+TEST(GpuMemory, PlainMemoryIsLookedAt) {
+  ExpectPath([](GpuPeer& peer) { return MakePlain(peer, kLarge + 999); }, "cuda_ipc, view",
+             "the last one was a view, since it is on the same GPU");
+}
+
+TEST(GpuMemory, PlainMemoryIsCopiedToAnotherGpu) {
+  ExpectPath([](GpuPeer& peer) { return MakePlain(peer, kLarge + 999); }, "cuda_ipc, copy",
+             "the last one was a copy", /*gpu=*/1);
+}
+
+TEST(GpuMemory, MemoryOfTheDefaultPoolIsStaged) {
+  ExpectPath([](GpuPeer& peer) { return MakeFromPool(peer, false); }, "cuda_ipc, staged",
+             "the last one was staged: no other process can open this pool memory");
+  ExpectPath([](GpuPeer& peer) { return MakeFromPool(peer, false); }, "cuda_ipc, staged",
+             "the last one was staged: no other process can open this pool memory", /*gpu=*/1);
+}
+
+TEST(GpuMemory, MemoryOfAnExportablePoolIsLookedAt) {
+  ExpectPath([](GpuPeer& peer) { return MakeFromPool(peer, true); }, "cuda_ipc, view", "a view");
+}
+
+TEST(GpuMemory, MappedMemoryOfSeveralChunksIsPutTogether) {
+  ExpectPath([](GpuPeer& peer) { return MakeMapped(peer, 4, cuda::kHandleTypePosixFd); },
+             "cuda_ipc, copy", "the last one was a copy");
+}
+
+TEST(GpuMemory, MappedMemoryOfVeryManyChunksIsStaged) {
+  constexpr size_t kHuge = 12 * kGranule;
+  RunGpuPair(
+      {},
+      [](GpuPeer& peer) {
+        SendAll(peer, {Wrap(MakeMapped(peer, 12, cuda::kHandleTypePosixFd), 0, kHuge)});
+      },
+      [](GpuPeer& peer) {
+        EXPECT_THAT(ReceiveAll(peer, {kHuge}), ::testing::ElementsAre("cuda_ipc, staged"));
+        EXPECT_THAT(peer.Explain(0, 0, kHuge), HasSubstr("in 12 pieces of physical memory"));
+        peer.Meet();
+      });
+}
+
+TEST(GpuMemory, MappedMemoryWithoutAHandleTypeIsStaged) {
+  ExpectPath([](GpuPeer& peer) { return MakeMapped(peer, 4, 0); }, "cuda_ipc, staged",
+             "without a handle type");
+}
+
+TEST(GpuMemory, ManagedMemoryIsStaged) {
+  ExpectPath(
+      [](GpuPeer& peer) {
+        const cuda::ScopedCurrent current(*peer.gpu(0).device);
+        Foreign memory = {0, kLarge};
+        const auto alloc =
+            peer.Control<cuda::Result (*)(cuda::DevicePointer*, size_t, unsigned int)>(
+                "cuMemAllocManaged");
+        FERRY_CHECK(alloc(&memory.pointer, memory.bytes, 1) == cuda::kSuccess);
+        return memory;
+      },
+      "cuda_ipc, staged", "managed memory has no IPC handle");
+}
+
+// Pinned memory is the host's: it goes as such, though a GPU could read it.
+TEST(GpuMemory, PinnedHostMemoryIsHostMemory) {
+  RunGpuPair(
+      {},
+      [](GpuPeer& peer) {
+        Gpu& gpu = peer.gpu(0);
+        const cuda::ScopedCurrent current(*gpu.device);
+        void* memory = nullptr;
+        ASSERT_EQ(gpu.device->table().host_alloc(&memory, kLarge, cuda::kHostAllocPortable),
+                  cuda::kSuccess);
+        Tensor tensor =
+            *Tensor::Create(DataType::kUint8, *Shape::Create({static_cast<int64_t>(kLarge)}),
+                            WrapForeignBuffer(memory, kLarge, [] {}, {}));
+        FillPattern(tensor, 0);
+        Step step = peer.Open();
+        ASSERT_TRUE(step.Send(GpuPeer::Key("t0", "CPU:0", "GPU:0"), tensor).ok());
+        EXPECT_TRUE(step.Close(kPatience).ok());
+        peer.Meet();
+      },
+      [](GpuPeer& peer) {
+        const auto stream = peer.NewStream(0);
+        Step step = peer.Open();
+        const auto tensor =
+            step.Recv(GpuPeer::Key("t0", "CPU:0", "GPU:0"), kPatience, stream->get());
+        ASSERT_TRUE(tensor.ok()) << tensor.status();
+        EXPECT_TRUE(Holds(peer.Read(*tensor, stream->get()), GpuPeer::Pattern(kLarge, 0)));
+        peer.Meet();
+      });
+}
+
+// The first, a middle and the last byte of an allocation with neighbours in the same block: as
+// views, and below the size from which mapping is worth it, through the ring.
+TEST(GpuMemory, APartOfAnAllocationIsThatPart) {
+  for (const bool is_small : {false, true}) {
+    GpuPairOptions options;
+    if (!is_small) options.exchange.gpus.stage_below_bytes = 0;
+    RunGpuPair(
+        options,
+        [](GpuPeer& peer) {
+          MakePlain(peer, 300);
+          const Foreign memory = MakePlain(peer, 1000);
+          MakePlain(peer, 300);
+          SendAll(peer, {Wrap(memory, 0, 1), Wrap(memory, 499, 1), Wrap(memory, 999, 1),
+                         Wrap(memory, 1, 400)});
+        },
+        [&](GpuPeer& peer) {
+          EXPECT_THAT(ReceiveAll(peer, {1, 1, 1, 400}),
+                      ::testing::Each(is_small ? "cuda_ipc, staged" : "cuda_ipc, view"));
+          if (is_small) {
+            EXPECT_THAT(peer.Explain(0, 0, 1), HasSubstr("stage_below_bytes"));
+          }
+          peer.Meet();
+        });
+  }
+}
+
+// The address comes again, the memory does not.
+TEST(GpuMemory, MemoryAtARecycledAddressIsNotTakenForTheOld) {
+  constexpr int kRounds = 4;
+  RunGpuPair(
+      {},
+      [](GpuPeer& peer) {
+        const auto stream = peer.NewStream(0);
+        cuda::DevicePointer first = 0;
+        for (int round = 0; round < kRounds; ++round) {
+          Step step = peer.Open(round + 1);
+          const Foreign memory = MakePlain(peer, kLarge);
+          if (round == 0) first = memory.pointer;
+          EXPECT_EQ(memory.pointer, first);
+          std::atomic<bool> is_unused = false;
+          const Tensor pattern = GpuPeer::Pattern(kLarge, static_cast<uint32_t>(round));
+          {
+            const Tensor tensor = Wrap(memory, 0, kLarge, [&] { is_unused = true; });
+            peer.Write(tensor, pattern, stream->get());
+            ASSERT_TRUE(step.Send(KeyOf(round), tensor, stream->get()).ok());
+          }
+          EXPECT_TRUE(step.Close(kPatience).ok());
+          const absl::Time give_up = absl::Now() + kPatience;
+          while (!is_unused && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(1));
+          ASSERT_TRUE(is_unused) << "the receiver has let go of it, and nobody has said so";
+          // The double ends us if the receiver still has it open.
+          const cuda::ScopedCurrent current(*peer.gpu(0).device);
+          ASSERT_EQ(peer.gpu(0).device->table().memory_free(memory.pointer), cuda::kSuccess);
+        }
+        peer.Meet();
+      },
+      [](GpuPeer& peer) {
+        const auto stream = peer.NewStream(0);
+        for (int round = 0; round < kRounds; ++round) {
+          Step step = peer.Open(round + 1);
+          const auto tensor = step.Recv(KeyOf(round), kPatience, stream->get());
+          ASSERT_TRUE(tensor.ok()) << tensor.status();
+          EXPECT_TRUE(Holds(peer.Read(*tensor, stream->get()),
+                            GpuPeer::Pattern(kLarge, static_cast<uint32_t>(round))));
+        }
+        peer.Meet();
+      });
+}
+
+}  // namespace
+}  // namespace ferry
