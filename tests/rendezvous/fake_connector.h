@@ -51,6 +51,7 @@ class FakeConnector final : public LaneConnector {
     return true;
   }
   void Advance(absl::Duration by) { now_ += by; }
+  bool has_timers() const { return !timers_.empty(); }
 
   std::map<AttemptId, Attempt> attempts;
 

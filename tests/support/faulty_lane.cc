@@ -70,6 +70,7 @@ class FaultyWire::End final : public Lane {
   std::weak_ptr<End> other;
   std::shared_ptr<LaneHandler> handler;
   std::deque<WireFrame> inbox;
+  bool is_open = false;
   absl::Status closed;
 
  private:
@@ -90,14 +91,18 @@ bool FaultyWire::Chance(int out_of_thousand) {
 }
 
 void FaultyWire::Open(std::shared_ptr<LaneHandler> a, LanePeer a_peer,
-                      std::shared_ptr<LaneHandler> b, LanePeer b_peer) {
+                      std::shared_ptr<LaneHandler> b, LanePeer b_peer, bool is_late) {
   ends_[0] = std::make_shared<End>(this, b_peer);
   ends_[1] = std::make_shared<End>(this, a_peer);
   ends_[0]->other = ends_[1];
   ends_[1]->other = ends_[0];
   ends_[0]->handler = std::move(a);
   ends_[1]->handler = std::move(b);
-  for (const int first : {1, 0}) ends_[first]->handler->OnOpen(ends_[first]);
+  if (is_late) return;
+  for (const int first : {1, 0}) {
+    ends_[first]->is_open = true;
+    ends_[first]->handler->OnOpen(ends_[first]);
+  }
 }
 
 bool FaultyWire::is_over() const {
@@ -110,11 +115,16 @@ bool FaultyWire::Step() {
     if (end->handler == nullptr) continue;
     const std::shared_ptr<End> other = end->other.lock();
     const bool other_has_gone = other == nullptr || other->handler == nullptr;
-    if (!end->inbox.empty() || !end->closed.ok() || other_has_gone) able.push_back(end.get());
+    if (!end->is_open || !end->inbox.empty() || !end->closed.ok() || other_has_gone) {
+      able.push_back(end.get());
+    }
   }
   if (able.empty()) return false;
   End& end = *able[random_() % able.size()];
-  if (!end.closed.ok()) {
+  if (!end.is_open) {
+    end.is_open = true;
+    end.handler->OnOpen(ends_[&end == ends_[1].get() ? 1 : 0]);
+  } else if (!end.closed.ok()) {
     end.Finish();
   } else if (!end.inbox.empty()) {
     Deliver(end);

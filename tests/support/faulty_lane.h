@@ -45,9 +45,9 @@ class FaultyWire final {
   FaultyWire(const FaultyWire&) = delete;
   FaultyWire& operator=(const FaultyWire&) = delete;
 
-  // Calls OnOpen of both. `a` sees `b_peer`, and the other way round.
+  // Calls OnOpen of both, now or each in a Step. `a` sees `b_peer`, and the other way round.
   void Open(std::shared_ptr<LaneHandler> a, LanePeer a_peer, std::shared_ptr<LaneHandler> b,
-            LanePeer b_peer);
+            LanePeer b_peer, bool is_late = false);
   // Delivers one frame, or one side's end. False: there is nothing left to do.
   bool Step();
   // Both sides hear that the other has gone, at once; what was under way is lost.
