@@ -159,8 +159,13 @@ absl::Status TcpLane::DeliverFrames() {
 
 bool TcpLane::ReadOnce() {
   if (is_finished_ || is_closing_.load(std::memory_order_acquire)) return false;
+  // The kernel acknowledges the second small piece in a row before it hands it out, which is half
+  // of what a message takes. What is only looked at it does not: an answer carries that.
+  if (looked_at_ > 0) {
+    recv(socket_.get(), nullptr, std::exchange(looked_at_, 0), MSG_DONTWAIT | MSG_TRUNC);
+  }
   const ssize_t got =
-      recv(socket_.get(), buffer_.data() + end_, buffer_.size() - end_, MSG_DONTWAIT);
+      recv(socket_.get(), buffer_.data() + end_, buffer_.size() - end_, MSG_DONTWAIT | MSG_PEEK);
   if (got < 0 && errno == EINTR) return true;
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
   absl::Status status;
@@ -170,6 +175,7 @@ bool TcpLane::ReadOnce() {
   } else if (got == 0) {
     status = PeerHasGone(peer_);
   } else {
+    looked_at_ = static_cast<size_t>(got);
     end_ += static_cast<size_t>(got);
     eager_looks_ = kEagerLooks;
     status = DeliverFrames();

@@ -69,6 +69,8 @@ class TcpLane final : public Lane, public LoopSource, public std::enable_shared_
   std::vector<char> buffer_;
   size_t begin_ = 0;
   size_t end_ = 0;
+  // Of what is in the buffer: what the kernel still has, too.
+  size_t looked_at_ = 0;
   // Looks that are worth a system call: some are left after something has come.
   int eager_looks_ = 0;
   bool is_finished_ = false;
