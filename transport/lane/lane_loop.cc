@@ -10,7 +10,6 @@
 #include <cstring>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
@@ -394,8 +393,7 @@ void LaneLoop::DriveWhileBusy() {
     if (last_work == absl::InfinitePast()) last_work = now;
     if (now - last_work >= std::min(options_.spin, kThreadSpin)) return;
   }
-  // A caller waits: it has its own thread for what comes. Nothing that is there is left behind,
-  // because StopDriving looks.
+  // A caller waits: it has its own thread for what comes. StopDriving looks once more.
 }
 
 }  // namespace ferry
