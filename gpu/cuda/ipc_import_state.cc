@@ -105,15 +105,17 @@ void IpcImportCache::State::Announce(const std::vector<EntryPtr>& closed) {
 
 void IpcImportCache::State::CloseSome() {
   std::vector<EntryPtr> closed;
-  const absl::Status status = gate->RunQuietly(options.patience, "close a peer's memory",
-                                               [this, &closed] { closed = CloseNow(); });
+  gate->RunQuietly(options.patience, "close a peer's memory",
+                   [this, &closed] { closed = CloseNow(); })
+      .IgnoreError();
   {
     absl::MutexLock lock(&mu);
     is_close_posted = false;
   }
   Announce(closed);
-  // There was NCCL work all the time: others first, then again.
-  if (!status.ok()) StartClosing();
+  // What was let go of meanwhile found a close posted, and there was NCCL work all the time: others
+  // first, then again.
+  StartClosing();
 }
 
 absl::StatusOr<std::unique_ptr<IpcMapping>> IpcImportCache::State::TryOpen(

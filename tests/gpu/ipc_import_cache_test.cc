@@ -102,6 +102,48 @@ TEST_F(IpcImportCacheTest, ManyWhoOpenTheSameAtOnceShareOneMapping) {
       });
 }
 
+// What is let go of while another mapping is being closed: its owner waits for it all the same.
+TEST_F(IpcImportCacheTest, WhatIsLetGoOfDuringACloseIsClosedToo) {
+  ExpectBoth(
+      [](const Wire& wire) {
+        const Process process;
+        const DevicePointer memory[] = {process.Alloc(4 * kMiB), process.Alloc(4 * kMiB)};
+        for (const DevicePointer each : memory) Put(wire, ExportOne(process, each, 100));
+        wire.Get<char>();
+        for (const DevicePointer each : memory) process.Free(each);
+      },
+      [](const Wire& wire) {
+        Consumer consumer;
+        std::vector<ImportedMemory> held;
+        for (int i = 0; i < 2; ++i) {
+          const IpcDescriptor descriptor = Get(wire).descriptor;
+          const auto opened = consumer.Open(descriptor, UniqueFd());
+          REQUIRE_OK(opened.status());
+          held.push_back(*opened);
+          consumer.cache->Close({kProducer, descriptor.buffer_id});
+        }
+        // Closing waits for the device, which waits for us.
+        absl::Notification go;
+        const ScopedCurrent current(*consumer.device);
+        REQUIRE(
+            consumer.device->table().launch_host_function(
+                consumer.stream->get(),
+                [](void* until) { static_cast<absl::Notification*>(until)->WaitForNotification(); },
+                &go) == kSuccess);
+        held.erase(held.begin());
+        // The side thread is in the middle of it.
+        absl::SleepFor(absl::Milliseconds(50));
+        held.clear();
+        go.Notify();
+        const absl::Time give_up = absl::Now() + absl::Seconds(10);
+        while (consumer.cache->stats().closed < 2 && absl::Now() < give_up) {
+          absl::SleepFor(absl::Milliseconds(1));
+        }
+        REQUIRE(consumer.cache->stats().closed == 2);
+        wire.Put('x');
+      });
+}
+
 // Mapping synchronises the device, and an NCCL kernel there may be waiting for our peer.
 TEST_F(IpcImportCacheTest, NothingIsMappedOrUnmappedWhileNcclWorkIsInFlight) {
   ExpectBoth(
