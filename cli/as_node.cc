@@ -128,6 +128,8 @@ void AddNodeFlags(CLI::App& app, NodeOptions& options) {
       ->check(Within(1, 1000000));
   app.add_flag("--recoverable", options.recoverable,
                "this node may die and come back without failing the job");
+  app.add_flag("--share-gpus", options.share_gpus,
+               "other nodes may use this one's GPUs; all that share them say so");
   AddDuration(app, "--connect-timeout", options.connect_timeout,
               "how long to wait for the coordinator and the other nodes");
   AddDuration(app, "--enumerate-timeout", options.enumerate_timeout,

@@ -89,7 +89,9 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
   agent.node_id = place.node_id;
   agent.host_name = local.host_name;
   agent.boot_id = local.boot_id;
-  for (const Device& device : local.devices) {
+  agent.devices = local;
+  for (Device& device : agent.devices->devices) {
+    if (options.share_gpus) device.uuid.clear();
     if (!device.uuid.empty()) agent.gpu_uuids.push_back(device.uuid);
   }
   agent.recoverable = options.recoverable;
@@ -97,7 +99,6 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
   agent.lost_timeout = options.lost_timeout;
   agent.on_error = std::move(options.on_error);
   agent.num_nodes = place.num_nodes;
-  agent.devices = local;
   agent.enumerate_timeout = options.enumerate_timeout;
   const absl::Time start = SteadyClock().Now();
   FERRY_ASSIGN_OR_RETURN(node->agent_, coord::Agent::Connect(std::move(agent)));

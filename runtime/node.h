@@ -43,6 +43,10 @@ struct NodeOptions {
   absl::Duration lost_timeout = absl::ZeroDuration();
   bool recoverable = false;
   std::function<void(absl::Status)> on_error;
+  // Whether other nodes may use the GPUs of this one. A job refuses two nodes with one GPU, which
+  // is a mistake mostly; where it is meant, all that share say so, and the job does not learn the
+  // UUIDs of their GPUs.
+  bool share_gpus = false;
   // Of moving tensors; without it a node has no part in that, and no threads for it.
   bool exchanges_tensors = true;
   ExchangeOptions exchange;

@@ -36,7 +36,9 @@ absl::Status CheckAcrossNodes(const std::vector<LocalTopology>& nodes) {
       return absl::InvalidArgumentError(absl::StrCat(
           "nodes ", first_node->node_id, " (", first_node->host_name, ") and ", node.node_id, " (",
           node.host_name, ") both report GPU ", device.uuid, ", as ", DeviceName(*first_device),
-          " and ", DeviceName(device), ": give each process its own GPUs"));
+          " and ", DeviceName(device),
+          ": give each process its own GPUs, or let both say that they share them (--share-gpus, "
+          "NodeOptions::share_gpus)"));
     }
   }
   if (device_count > kMaxGlobalDevices) {

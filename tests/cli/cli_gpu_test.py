@@ -88,5 +88,28 @@ class AllReduce(GpuCase):
         self.assertRegex(error, "UNAVAILABLE: no NCCL: .*/nowhere/libnccl.so.2")
 
 
+class SharedGpu(harness.Case):
+    """Two nodes on the machine's only GPU."""
+
+    def setUp(self):
+        session = tempfile.TemporaryDirectory()
+        self.addCleanup(session.cleanup)
+        self.variables = {name: os.environ["STRICT_CUDA"] for name in LIBRARIES}
+        self.variables.update(STRICT_CUDA_SESSION=session.name, STRICT_CUDA_DEVICES="1")
+        self.address = self.coordinator(2)[1]
+
+    def both(self, *flags):
+        return [self.worker(self.address, node, 2, *flags, **self.variables) for node in (0, 1)]
+
+    def test_it_is_taken_for_a_mistake(self):
+        for worker in self.both():
+            self.assertNotEqual(worker.wait(), 0)
+            self.assertRegex(worker.err, "both report GPU .* share them .--share-gpus")
+
+    def test_unless_both_say_so(self):
+        for worker in self.both("--share-gpus"):
+            worker.wait_for("joined at")
+
+
 if __name__ == "__main__":
     harness.main()
