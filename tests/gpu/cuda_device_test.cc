@@ -30,6 +30,7 @@ TEST_F(CudaDeviceTest, EveryGroupOfFunctionsIsThere) {
 
 // A framework in the same process has the primary context; ours must be the same one.
 TEST_F(CudaDeviceTest, SharesThePrimaryContext) {
+  NEEDS_TWO_GPUS();
   const std::shared_ptr<CudaDevice> again = OpenDevice();
   EXPECT_EQ(again->context(), device_->context());
   EXPECT_EQ(device_->name(), "gpu:0");
@@ -40,6 +41,7 @@ TEST_F(CudaDeviceTest, SharesThePrimaryContext) {
 }
 
 TEST_F(CudaDeviceTest, ScopesNestAndLeaveTheCallersContextAsItWas) {
+  NEEDS_TWO_GPUS();
   const std::shared_ptr<CudaDevice> other = OpenDevice(1);
   EXPECT_EQ(Current(), nullptr);
   {
@@ -64,11 +66,13 @@ TEST_F(CudaDeviceTest, AnUnknownOrdinalIsAnErrorThatNamesIt) {
 }
 
 TEST_F(CudaDeviceTest, OutOfMemoryIsResourceExhausted) {
+  NEEDS_THE_DOUBLE("makes calls fail");
   FailNext("cuStreamCreateWithPriority", kErrorOutOfMemory);
   EXPECT_EQ(CudaStream::Create(device_).status().code(), absl::StatusCode::kResourceExhausted);
 }
 
 TEST_F(CudaDeviceTest, PeersAreAskedForAndEnabledOnce) {
+  NEEDS_THE_DOUBLE("makes calls fail");
   const PeerMatrix peers = *PeerMatrix::Query(*StrictApi());
   ASSERT_EQ(peers.device_count(), 2);
   EXPECT_TRUE(peers.CanAccess(0, 0));

@@ -13,6 +13,7 @@ namespace {
 class CudaMachineTest : public IpcProcessTest {};
 
 TEST_F(CudaMachineTest, WithoutDescriptorsTheLimitIsNamed) {
+  NEEDS_THE_DOUBLE("plays other machines");
   ExpectSuccess(RunAlone([] {
     const Process process;
     const auto arena = *GpuArena::Create(process.device, nullptr, {});
@@ -33,6 +34,7 @@ TEST_F(CudaMachineTest, WithoutDescriptorsTheLimitIsNamed) {
 
 // What the machine may lack.
 TEST_F(CudaMachineTest, ADeviceThatProhibitsContextsIsRefused) {
+  NEEDS_THE_DOUBLE("plays other machines");
   setenv("STRICT_CUDA_ATTRIBUTES", "20=2", 1);
   ExpectSuccess(RunAlone([] {
     std::shared_ptr<const CudaApi> api = *CudaApi::Load();
@@ -69,6 +71,7 @@ TEST_F(CudaMachineTest, AnExclusiveDeviceIsTheFirstOnes) {
 }
 
 TEST_F(CudaMachineTest, WithoutVirtualMemoryTheArenaUsesLegacyHandles) {
+  NEEDS_THE_DOUBLE("plays other machines");
   setenv("STRICT_CUDA_ATTRIBUTES", "102=0,125=0", 1);
   ExpectBoth(
       [](const Wire& wire) {
@@ -97,6 +100,7 @@ TEST_F(CudaMachineTest, WithoutVirtualMemoryTheArenaUsesLegacyHandles) {
 }
 
 TEST_F(CudaMachineTest, ADriverWithoutExecutionIsGoodForDiscoveryOnly) {
+  NEEDS_THE_DOUBLE("plays other machines");
   setenv("FERRY_CUDA_LIBRARY", FERRY_FAKE_CUDA, 1);
   ExpectSuccess(RunAlone([] {
     std::shared_ptr<const CudaApi> api = *CudaApi::Load();
@@ -109,6 +113,7 @@ TEST_F(CudaMachineTest, ADriverWithoutExecutionIsGoodForDiscoveryOnly) {
 }
 
 TEST_F(CudaMachineTest, WithoutAGpuTheReasonIsTheDrivers) {
+  NEEDS_THE_DOUBLE("plays other machines");
   setenv("STRICT_CUDA_DEVICES", "0", 1);
   ExpectSuccess(RunAlone([] {
     const absl::Status status = CudaApi::Load().status();

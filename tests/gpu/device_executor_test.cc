@@ -101,6 +101,7 @@ TEST_F(DeviceExecutorTest, MemoryIsKeptBeyondTheDeadlineUntilTheDeviceIsDone) {
 }
 
 TEST_F(DeviceExecutorTest, ADeviceThatFailsEndsWhatWaitsForIt) {
+  NEEDS_THE_DOUBLE("makes calls fail");
   DeviceExecutor executor(device_);
   const std::unique_ptr<CudaStream> stream = *CudaStream::Create(device_);
   const auto event = Record(stream->get());
@@ -326,6 +327,7 @@ TEST_F(HostStagerTest, ADeadlineEndsItOnceAndKeepsTheMemory) {
 }
 
 TEST_F(HostStagerTest, ErrorsOfTheDriverEndItOnce) {
+  NEEDS_THE_DOUBLE("makes calls fail");
   WithStager([&](HostStager& stager) {
     std::string back(kBytes, '?');
     FailNext("cuMemcpyDtoHAsync_v2", 1, /*after_n=*/2);

@@ -101,6 +101,7 @@ TEST_F(GpuArenaTest, TheBudgetIsNamedWhenItIsUsedUp) {
 }
 
 TEST_F(GpuArenaTest, WhenTheDeviceIsFullTheDriverIsQuotedAndTheBudgetGivenBack) {
+  NEEDS_THE_DOUBLE("makes calls fail");
   const auto arena = Make();
   FailNext("cuMemCreate", kErrorOutOfMemory);
   const absl::Status status = arena->Allocate(1000).status();
@@ -112,6 +113,7 @@ TEST_F(GpuArenaTest, WhenTheDeviceIsFullTheDriverIsQuotedAndTheBudgetGivenBack) 
 
 // Each step of mapping may fail, and what was done before is undone: the fixture counts.
 TEST_F(GpuArenaTest, AnErrorHalfWayLeavesNothingBehind) {
+  NEEDS_THE_DOUBLE("makes calls fail");
   const auto arena = Make();
   for (const char* symbol : {"cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"}) {
     FailNext(symbol, kErrorNotSupported);
@@ -121,6 +123,7 @@ TEST_F(GpuArenaTest, AnErrorHalfWayLeavesNothingBehind) {
 }
 
 TEST_F(GpuArenaTest, WithoutExportableMemoryItFallsBackAndSaysWhy) {
+  NEEDS_THE_DOUBLE("makes calls fail");
   FailNext("cuMemExportToShareableHandle", kErrorNotPermitted);
   const auto arena = Make();
   EXPECT_EQ(arena->export_by(), ExportBy::kLegacyHandle);
@@ -206,6 +209,7 @@ TEST_F(GpuArenaTest, OptionsThatMakeNoSenseAreRefused) {
 }
 
 TEST_F(GpuArenaTest, PinnedBlocksAreUsedAgainUnderABudget) {
+  NEEDS_THE_DOUBLE("makes calls fail");
   const auto pool =
       *PinnedPool::Create(device_, gate_, {.budget_bytes = 4 * kMiB, .segment_bytes = 2 * kMiB});
   auto first = *pool->Allocate(100'000);

@@ -18,6 +18,7 @@
 #include "gpu/cuda/interprocess_events.h"
 #include "gpu/cuda/ipc_export.h"
 #include "gpu/cuda/ipc_import_cache.h"
+#include "tests/support/real_gpu.h"
 #include "tests/support/strict_cuda/double_test.h"
 
 namespace ferry::cuda {
@@ -153,9 +154,14 @@ inline ExportedPiece ExportOne(const Process& process, DevicePointer pointer, si
   return std::move((*pieces)[0]);
 }
 
+// At the beginning of a test whose processes use CUDA, and this one does not.
+#define NEEDS_TWO_GPUS() \
+  if (OnRealGpu() && CountRealGpus() < 2) GTEST_SKIP() << "this machine shows one GPU"
+
 class IpcProcessTest : public strict_cuda::DoubleTest {
  protected:
-  IpcProcessTest() {
+  IpcProcessTest() : DoubleTest(OnRealGpu()) {
+    if (OnRealGpu()) return;
     setenv("FERRY_CUDA_LIBRARY", STRICT_CUDA_LIBRARY, 1);
     for (const char* name : {"STRICT_CUDA_ATTRIBUTES", "STRICT_CUDA_FAIL"}) unsetenv(name);
   }

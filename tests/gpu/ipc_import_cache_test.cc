@@ -206,6 +206,7 @@ TEST_F(IpcImportCacheTest, APeerThatDiesLeavesOnlyWhatIsUsed) {
 }
 
 TEST_F(IpcImportCacheTest, ErrorsSayWhatIsWrongWithTheImport) {
+  NEEDS_THE_DOUBLE("makes calls fail");
   setenv("STRICT_CUDA_PEERS", "none", 1);
   ExpectBoth(
       [](const Wire& wire) {

@@ -11,6 +11,7 @@ class IpcMappingTest : public IpcProcessTest {};
 
 // The first, a middle and the last byte of an allocation with neighbours in the same block.
 TEST_F(IpcMappingTest, ARangeIsFoundAtItsOffsetInTheMapping) {
+  NEEDS_TWO_GPUS();
   ExpectBoth(
       [](const Wire& wire) {
         const Process process;
@@ -75,6 +76,7 @@ TEST_F(IpcMappingTest, AnArenasSegmentIsOpenedOnceForAllItsBuffers) {
 }
 
 TEST_F(IpcMappingTest, MemoryOfAPoolIsOpenedWithItsPool) {
+  NEEDS_TWO_GPUS();
   ExpectBoth(
       [](const Wire& wire) {
         const Process process;
@@ -156,6 +158,7 @@ TEST_F(IpcMappingTest, ARangeOverSeveralPiecesIsOpenedPieceByPiece) {
 
 // The owner wants its memory back, frees it, and gets the same address again.
 TEST_F(IpcMappingTest, MemoryAtARecycledAddressIsNotTakenForTheOld) {
+  NEEDS_THE_DOUBLE("gives an address again at once");
   ExpectBoth(
       [](const Wire& wire) {
         const Process process;
@@ -200,6 +203,7 @@ TEST_F(IpcMappingTest, MemoryAtARecycledAddressIsNotTakenForTheOld) {
 // An owner that frees without asking, as frameworks do: the new memory must not be taken for the
 // old, and the old mapping must go.
 TEST_F(IpcMappingTest, OlderMemoryInTheSamePlaceIsClosedFirst) {
+  NEEDS_THE_DOUBLE("gives an address again at once");
   setenv("STRICT_CUDA_ON_BREACH", "record", 1);
   ExpectBoth(
       [](const Wire& wire) {

@@ -29,6 +29,7 @@ class KernelsTest : public CudaTest {
 };
 
 TEST_F(KernelsTest, PatternsAndSumsAreThoseOfTheHost) {
+  NEEDS_THE_DOUBLE("knows kernels by their names");
   const auto kernels = Kernels::Load(device_, kPtx);
   ASSERT_OK(kernels.status());
   constexpr size_t kBytes = 1003;
@@ -100,6 +101,7 @@ TEST_F(KernelsTest, ScaleAddIsDoneToEachElement) {
 }
 
 TEST_F(KernelsTest, WhatIsMissingIsNamed) {
+  NEEDS_THE_DOUBLE("makes calls fail");
   const absl::Status none = Kernels::Load(device_, {}).status();
   EXPECT_EQ(none.code(), absl::StatusCode::kUnimplemented);
   EXPECT_THAT(none.message(), HasSubstr("without nvcc"));

@@ -117,6 +117,7 @@ TEST_F(MemoryKindTest, ARangeThatLeavesItsAllocationIsRefused) {
 
 // Caches that go by the address would take new memory for old.
 TEST_F(MemoryKindTest, MemoryAtARecycledAddressHasAnotherId) {
+  NEEDS_THE_DOUBLE("gives an address again at once");
   const DevicePointer first = Alloc(4 * kMiB);
   const uint64_t first_id = InfoOf(first).pieces[0].buffer_id;
   Free(first);
@@ -127,6 +128,7 @@ TEST_F(MemoryKindTest, MemoryAtARecycledAddressHasAnotherId) {
 }
 
 TEST_F(MemoryKindTest, MemoryOfAnotherDeviceIsNamedSo) {
+  NEEDS_TWO_GPUS();
   const std::shared_ptr<CudaDevice> other = OpenDevice(1);
   DevicePointer memory = 0;
   {
@@ -211,6 +213,7 @@ TEST_F(MemoryKindTest, MappedMemoryWithoutAHandleTypeCannotBeExported) {
 }
 
 TEST_F(MemoryKindTest, ManagedMemoryCannotBeExported) {
+  NEEDS_THE_DOUBLE("is asked for what is in no table");
   DevicePointer memory = 0;
   {
     const ScopedCurrent current(*device_);

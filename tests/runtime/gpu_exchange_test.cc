@@ -77,6 +77,7 @@ TEST(GpuExchange, OnTheSameGpuItIsAView) {
 }
 
 TEST(GpuExchange, OnAnotherGpuItIsACopy) {
+  NEEDS_TWO_GPUS();
   RunGpuPair(
       {.environment = {{"STRICT_CUDA_DELAY_US", "2000"}}},
       [](GpuPeer& peer) { SendPatterns(peer, "GPU:1", 5); },
@@ -117,6 +118,7 @@ TEST(GpuExchange, IntoTheReceiversBuffer) {
 
 // A segment whose descriptor one GPU of the consumer has is new to the other one.
 TEST(GpuExchange, ToBothGpusOfTheConsumer) {
+  NEEDS_TWO_GPUS();
   constexpr size_t kLarge = 20 << 20;
   const auto key = [](int gpu) {
     return GpuPeer::Key(absl::StrCat("g", gpu), "GPU:0", absl::StrCat("GPU:", gpu));
@@ -150,6 +152,7 @@ TEST(GpuExchange, ToBothGpusOfTheConsumer) {
 
 // The bytes are there when RecvInto returns: in the other GPU's memory, and in the host's.
 TEST(GpuExchange, RecvIntoWaitsForTheDevice) {
+  NEEDS_TWO_GPUS();
   RunGpuPair(
       {.environment = {{"STRICT_CUDA_DELAY_US", "20000"}}},
       [](GpuPeer& peer) { SendPatterns(peer, "GPU:0", 3); },
@@ -199,6 +202,7 @@ TEST(GpuExchange, ManyAtOnceAreHeldAsViews) {
 }
 
 TEST(GpuExchange, FromTheHostToAGpuAndBack) {
+  NEEDS_TWO_GPUS();
   RunGpuPair(
       {},
       [](GpuPeer& peer) {
@@ -258,6 +262,7 @@ TEST(GpuExchange, CloseWaitsForWhatIsStaged) {
 
 // What a driver refuses is known after the first try, and another way is taken.
 TEST(GpuExchange, WhatCannotBeMappedIsStaged) {
+  NEEDS_THE_DOUBLE("makes calls fail");
   RunGpuPair(
       {}, [](GpuPeer& peer) { SendPatterns(peer, "GPU:0", 3); },
       [](GpuPeer& peer) {
@@ -273,6 +278,7 @@ TEST(GpuExchange, WhatCannotBeMappedIsStaged) {
 }
 
 TEST(GpuExchange, AnErrorSaysWhyARequiredTransportCannot) {
+  NEEDS_THE_DOUBLE("makes calls fail");
   GpuPairOptions options;
   options.exchange.require_transport = "cuda_ipc";
   RunGpuPair(

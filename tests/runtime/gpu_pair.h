@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two processes with GPUs of the strict double, each of which runs a part of a test.
+// Two processes with GPUs, of the strict double mostly, each of which runs a part of a test.
 #ifndef FERRY_TESTS_RUNTIME_GPU_PAIR_H_
 #define FERRY_TESTS_RUNTIME_GPU_PAIR_H_
 
@@ -26,9 +26,14 @@
 #include "tests/runtime/directory_store.h"
 #include "tests/runtime/exchange_pair.h"
 #include "tests/runtime/peer_process.h"
+#include "tests/support/real_gpu.h"
 #include "transport/transports.h"
 
 namespace ferry {
+
+// At the beginning of a test.
+#define NEEDS_TWO_GPUS() \
+  if (OnRealGpu() && CountRealGpus() < 2) GTEST_SKIP() << "this machine shows one GPU"
 
 // One of the two, in its own process.
 class GpuPeer final {
@@ -190,9 +195,11 @@ inline void RunGpuPair(const GpuPairOptions& options, const std::function<void(G
     close(sockets[1 - node]);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     alarm(60);
-    setenv("STRICT_CUDA_SESSION", session.c_str(), 1);
-    for (const auto& library : {"FERRY_CUDA_LIBRARY", "FERRY_NVML_LIBRARY", "FERRY_NCCL_LIBRARY"}) {
-      setenv(library, STRICT_CUDA_LIBRARY, 1);
+    if (!OnRealGpu()) {
+      setenv("STRICT_CUDA_SESSION", session.c_str(), 1);
+      for (const auto& name : {"FERRY_CUDA_LIBRARY", "FERRY_NVML_LIBRARY", "FERRY_NCCL_LIBRARY"}) {
+        setenv(name, STRICT_CUDA_LIBRARY, 1);
+      }
     }
     for (const auto& [name, value] : options.environment) setenv(name.c_str(), value.c_str(), 1);
     const auto& own = node == 0 ? options.producer_environment : options.consumer_environment;

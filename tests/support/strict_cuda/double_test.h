@@ -137,9 +137,11 @@ struct Outcome {
 // A directory and an environment of its own for each test; children that load the double.
 class DoubleTest : public ::testing::Test {
  protected:
-  DoubleTest() {
+  //   on_real_gpu: of tests that run there too: the environment is the user's.
+  explicit DoubleTest(bool on_real_gpu = false) {
     char name[] = "/tmp/strict_cuda.XXXXXX";
     session_ = mkdtemp(name);
+    if (on_real_gpu) return;
     setenv("STRICT_CUDA_SESSION", session_.c_str(), 1);
     for (const char* variable : {"STRICT_CUDA_ON_BREACH", "STRICT_CUDA_DEVICES", "STRICT_CUDA_FAIL",
                                  "CUDA_VISIBLE_DEVICES", "STRICT_CUDA_PEERS", "STRICT_CUDA_MEMORY",
