@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Floors that are made of events: what two processes that share a GPU need at least.
+#ifndef FERRY_BENCHMARKS_GPU_CHECK_EVENTS_H_
+#define FERRY_BENCHMARKS_GPU_CHECK_EVENTS_H_
+
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+#include "benchmarks/gpu/check_nodes.h"
+
+namespace ferry::check {
+
+// An event of each process, which the other has opened, and a word in the page that both have.
+class EventWire final {
+ public:
+  // Both nodes call it.
+  //   Errors: what the driver says of interprocess events; then both have none.
+  static absl::StatusOr<std::unique_ptr<EventWire>> Create(CheckNode& self, CheckGpu& gpu);
+
+  // There and back, halved, in both nodes: record, word; the other waits for the word, has its
+  // stream wait for the event, and does the same. Node 0's answer counts.
+  //   waits: whether the host waits for the stream, each time.
+  absl::StatusOr<absl::Duration> Hop(bool waits);
+
+  // Both nodes call it, before the node leaves.
+  absl::Status Close();
+
+ private:
+  EventWire(CheckNode& self, CheckGpu& gpu) : self_(self), gpu_(gpu) {}
+  absl::Status Give();
+  absl::Status Take(bool waits);
+
+  CheckNode& self_;
+  CheckGpu& gpu_;
+  cuda::Event own_ = nullptr;
+  cuda::Event other_ = nullptr;
+  uint64_t turn_ = 0;
+};
+
+// How long recording an event takes.
+class EventTimer final {
+ public:
+  static absl::StatusOr<std::unique_ptr<EventTimer>> Create(CheckGpu& gpu);
+  ~EventTimer();
+
+  EventTimer(const EventTimer&) = delete;
+  EventTimer& operator=(const EventTimer&) = delete;
+
+  absl::StatusOr<absl::Duration> Record(cuda::Stream stream);
+
+ private:
+  explicit EventTimer(CheckGpu& gpu) : gpu_(gpu) {}
+  CheckGpu& gpu_;
+  cuda::Event event_ = nullptr;
+};
+
+}  // namespace ferry::check
+
+#endif  // FERRY_BENCHMARKS_GPU_CHECK_EVENTS_H_

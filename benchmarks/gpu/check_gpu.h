@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// CheckGpu: patterns in a GPU's memory, made and compared there, and a stream that is held up.
+#ifndef FERRY_BENCHMARKS_GPU_CHECK_GPU_H_
+#define FERRY_BENCHMARKS_GPU_CHECK_GPU_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "gpu/gpus.h"
+#include "gpu/kernels/kernels.h"
+#include "tensor/tensor.h"
+
+namespace ferry::check {
+
+// Of a device of this process. Fills and compares with Ferry's kernels where the build has them and
+// the driver takes them, else by copies from and to the host. Not thread-safe.
+class CheckGpu final {
+ public:
+  static absl::StatusOr<std::unique_ptr<CheckGpu>> Create(Gpu& gpu);
+  ~CheckGpu();
+
+  CheckGpu(const CheckGpu&) = delete;
+  CheckGpu& operator=(const CheckGpu&) = delete;
+
+  Gpu& gpu() { return gpu_; }
+  cuda::CudaDevice& device() const { return *gpu_.device; }
+  const cuda::CudaTable& table() const { return gpu_.device->table(); }
+  cuda::Stream stream() const { return stream_->get(); }
+  // Why patterns go by the host; empty: they do not.
+  const std::string& why_no_kernels() const { return why_no_kernels_; }
+
+  // Enqueues the pattern of cli/pattern.h.
+  absl::Status Fill(const void* to, size_t bytes, uint64_t seed, cuda::Stream stream);
+  // How many bytes are not the pattern's, once `stream` has come there. Waits.
+  absl::StatusOr<uint64_t> CountWrong(const void* from, size_t bytes, uint64_t seed,
+                                      cuda::Stream stream);
+
+  absl::Status Wait(cuda::Stream stream) const;
+  // What is enqueued on `stream` from now on comes after the bytes of `tensor`.
+  absl::Status MakeWait(const Tensor& tensor, cuda::Stream stream) const;
+  absl::StatusOr<size_t> FreeBytes() const;
+  absl::Status Check(cuda::Result result, const char* call) const {
+    return gpu_.device->Check(result, call);
+  }
+
+ private:
+  explicit CheckGpu(Gpu& gpu) : gpu_(gpu) {}
+
+  Gpu& gpu_;
+  std::unique_ptr<cuda::CudaStream> stream_;
+  std::unique_ptr<cuda::Kernels> kernels_;
+  std::string why_no_kernels_;
+  // u64[1]: what the comparing kernel counts in.
+  cuda::DevicePointer count_ = 0;
+};
+
+// A stream on which a kernel spins until Go: what is enqueued meanwhile waits for it. Without a
+// driver that takes PTX, a host function holds it.
+class HeldStream final {
+ public:
+  static absl::StatusOr<std::unique_ptr<HeldStream>> Create(CheckGpu& gpu);
+  // Lets it go, and waits.
+  ~HeldStream();
+
+  HeldStream(const HeldStream&) = delete;
+  HeldStream& operator=(const HeldStream&) = delete;
+
+  cuda::Stream get() const { return stream_->get(); }
+  // "a kernel", "a host function".
+  const char* holder() const { return function_ != nullptr ? "a kernel" : "a host function"; }
+  void Go();
+
+ private:
+  explicit HeldStream(CheckGpu& gpu) : gpu_(gpu) {}
+
+  CheckGpu& gpu_;
+  std::unique_ptr<cuda::CudaStream> stream_;
+  cuda::Module module_ = nullptr;
+  cuda::Function function_ = nullptr;
+  // Pinned: the device reads it.
+  uint32_t* flag_ = nullptr;
+};
+
+}  // namespace ferry::check
+
+#endif  // FERRY_BENCHMARKS_GPU_CHECK_GPU_H_

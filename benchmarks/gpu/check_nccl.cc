@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// Groups of sends and receives.
+#include "benchmarks/gpu/check_nccl.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/clock.h"
+#include "base/status_macros.h"
+#include "gpu/nccl/nccl_api.h"
+
+namespace ferry::check {
+namespace {
+
+constexpr absl::Duration kPatience = absl::Seconds(20);
+constexpr absl::Duration kMostForCommunicator = absl::Seconds(30);
+
+}  // namespace
+
+absl::StatusOr<int> GlobalIdOf(const Node& node, int node_id, int ordinal) {
+  const GlobalTopology& topology = node.topology();
+  const std::optional<int> index = topology.NodeIndex(node_id);
+  if (!index.has_value()) return absl::NotFoundError(absl::StrCat("there is no node ", node_id));
+  const auto& devices = topology.nodes()[static_cast<size_t>(*index)].devices;
+  for (size_t i = 0; i < devices.size(); ++i) {
+    if (devices[i].kind == DeviceKind::kGpu && devices[i].ordinal == ordinal) {
+      return topology.GlobalId(*index, static_cast<int>(i));
+    }
+  }
+  return absl::NotFoundError(absl::StrCat("node ", node_id, " has no gpu:", ordinal));
+}
+
+absl::StatusOr<std::shared_ptr<NcclCommunicator>> MakeCommunicator(CheckNode& self,
+                                                                   const std::vector<int>& ordinals,
+                                                                   int max_ctas) {
+  std::vector<int> devices;
+  for (size_t i = 0; i < ordinals.size(); ++i) {
+    FERRY_ASSIGN_OR_RETURN(const int id, GlobalIdOf(self.node(), static_cast<int>(i), ordinals[i]));
+    devices.push_back(id);
+  }
+  CommunicatorOptions options;
+  options.timeout = std::min(kMostForCommunicator, self.deadline() - SteadyClock().Now());
+  options.max_ctas = max_ctas;
+  return self.node().Communicator(devices, std::nullopt, options);
+}
+
+std::map<std::string, std::string> SharedGpuEnvironment(int node) {
+  return {{"NCCL_HOSTID", absl::StrCat("ferry-check-", node)},
+          {"NCCL_MNNVL_ENABLE", "0"},
+          {"NCCL_NET", "Socket"},
+          {"NCCL_IB_DISABLE", "1"},
+          {"NCCL_SOCKET_IFNAME", "lo"},
+          {"NCCL_RAS_ENABLE", "0"},
+          {"NCCL_NVLS_ENABLE", "0"},
+          {"NCCL_CUMEM_HOST_ENABLE", "0"},
+          {"NCCL_MAX_CTAS", "2"}};
+}
+
+absl::Status RunGroup(NcclCommunicator& communicator, CheckGpu& gpu,
+                      const std::vector<NcclOperation>& operations, cuda::Stream stream) {
+  const nccl::NcclApi& api = communicator.api();
+  const nccl::Communicator handle = communicator.get();
+  {
+    const cuda::ScopedCurrent current(gpu.device());
+    FERRY_RETURN_IF_ERROR(api.Check(api.table().group_start(), "ncclGroupStart"));
+    absl::Status status;
+    for (const NcclOperation& each : operations) {
+      const nccl::Result result =
+          each.is_send
+              ? api.table().send(each.buffer, each.bytes, nccl::kUint8, each.peer, handle, stream)
+              : api.table().recv(each.buffer, each.bytes, nccl::kUint8, each.peer, handle, stream);
+      status.Update(api.Check(result, each.is_send ? "ncclSend" : "ncclRecv", handle));
+    }
+    status.Update(api.Check(api.table().group_end(), "ncclGroupEnd", handle));
+    FERRY_RETURN_IF_ERROR(status);
+  }
+  return communicator.WaitEnqueued(kPatience);
+}
+
+absl::Status ExchangeAndVerify(CheckNode& self, NcclCommunicator& communicator, size_t bytes,
+                               const std::string& name) {
+  const auto seed = [bytes](int rank) { return bytes * 3 + static_cast<uint64_t>(rank); };
+  const int peer = 1 - communicator.rank();
+  FERRY_ASSIGN_OR_RETURN(CheckGpu* const gpu, self.gpu(communicator.ordinal()));
+  FERRY_ASSIGN_OR_RETURN(Tensor out,
+                         self.Pattern(bytes, seed(communicator.rank()), communicator.ordinal()));
+  FERRY_ASSIGN_OR_RETURN(Tensor in, self.Empty(bytes, communicator.ordinal()));
+  FERRY_RETURN_IF_ERROR(
+      RunGroup(communicator, *gpu,
+               {{true, out.mutable_data(), bytes, peer}, {false, in.mutable_data(), bytes, peer}},
+               gpu->stream()));
+  FERRY_RETURN_IF_ERROR(gpu->Wait(gpu->stream()));
+  self.report().Check(name, self.Verify(in, bytes, seed(peer)));
+  return absl::OkStatus();
+}
+
+absl::Status LoadsNccl() { return nccl::NcclApi::Load().status(); }
+
+}  // namespace ferry::check

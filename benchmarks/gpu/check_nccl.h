@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// NCCL as a program uses it, without Ferry's transports: communicators, sends and receives.
+#ifndef FERRY_BENCHMARKS_GPU_CHECK_NCCL_H_
+#define FERRY_BENCHMARKS_GPU_CHECK_NCCL_H_
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+#include "benchmarks/gpu/check_nodes.h"
+
+namespace ferry::check {
+
+// The global id of that GPU of that node.
+absl::StatusOr<int> GlobalIdOf(const Node& node, int node_id, int ordinal);
+
+// Rank i is GPU ordinals[i] of node i. Both nodes call it.
+//   max_ctas: as CommunicatorOptions.
+absl::StatusOr<std::shared_ptr<NcclCommunicator>> MakeCommunicator(CheckNode& self,
+                                                                   const std::vector<int>& ordinals,
+                                                                   int max_ctas = 0);
+
+// What two ranks on one GPU need: NCCL tells them apart by the host's id, and then has only its
+// sockets. Source: NCCL's environment variables, and init.cc of 2.28.
+std::map<std::string, std::string> SharedGpuEnvironment(int node);
+
+// One send, or one receive, or both, of a group.
+struct NcclOperation {
+  bool is_send = false;
+  void* buffer = nullptr;
+  size_t bytes = 0;
+  int peer = 0;
+};
+
+// Enqueues them in one group on `stream`, and waits until NCCL has done so; for the stream waits
+// whoever wants to.
+absl::Status RunGroup(NcclCommunicator& communicator, CheckGpu& gpu,
+                      const std::vector<NcclOperation>& operations, cuda::Stream stream);
+
+// Two ranks send each other `bytes`, at the same time, and look at what came; a failed check of
+// `name` if it is wrong. Both nodes call it.
+absl::Status ExchangeAndVerify(CheckNode& self, NcclCommunicator& communicator, size_t bytes,
+                               const std::string& name);
+
+// OK, or why NCCL cannot be used here.
+absl::Status LoadsNccl();
+
+}  // namespace ferry::check
+
+#endif  // FERRY_BENCHMARKS_GPU_CHECK_NCCL_H_

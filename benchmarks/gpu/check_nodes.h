@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// RunNodes: one or two nodes of a job, each in a process of its own, that do a piece of a part.
+#ifndef FERRY_BENCHMARKS_GPU_CHECK_NODES_H_
+#define FERRY_BENCHMARKS_GPU_CHECK_NODES_H_
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+#include "benchmarks/gpu/check_gpu.h"
+#include "benchmarks/gpu/check_part.h"
+#include "runtime/node.h"
+
+namespace ferry::check {
+
+// A page that both nodes have.
+struct SharedPage {
+  std::atomic<uint32_t> arrived{0};
+  std::atomic<uint32_t> passed{0};
+  alignas(64) std::atomic<uint64_t> word[2];
+};
+
+// One of them, in its process. Not thread-safe.
+class CheckNode final {
+ public:
+  CheckNode(PartContext& context, std::unique_ptr<Node> node, int count, SharedPage* page, int wire)
+      : context_(context), node_(std::move(node)), count_(count), page_(page), wire_(wire) {}
+
+  Node& node() { return *node_; }
+  int id() const { return node_->node_id(); }
+  Reporter& report() { return context_.report; }
+  const Options& options() const { return context_.options; }
+  const Machine& machine() const { return context_.machine; }
+
+  // Opened when it is first asked for.
+  absl::StatusOr<CheckGpu*> gpu(int ordinal = 0);
+
+  // A tensor in a GPU's memory, filled with the pattern of `seed`; complete when this returns.
+  absl::StatusOr<Tensor> Pattern(size_t bytes, uint64_t seed, int ordinal = 0);
+  absl::StatusOr<Tensor> Empty(size_t bytes, int ordinal = 0);
+  // Waits for the event of `tensor`, and counts what is not the pattern of `seed`; in a GPU's
+  // memory or the host's.
+  absl::StatusOr<uint64_t> CountWrong(const Tensor& tensor, uint64_t seed);
+  // OK if nothing is; else INTERNAL with how many bytes are.
+  absl::Status Verify(const Tensor& tensor, size_t bytes, uint64_t seed);
+
+  // From node 0 to node 1 or back.
+  absl::StatusOr<RendezvousKey> Key(absl::string_view name, int from, absl::string_view from_device,
+                                    absl::string_view to_device);
+
+  // Both come here, or neither goes on: it spins, so that both leave at the same moment.
+  //   Errors: DEADLINE_EXCEEDED the other one does not come.
+  absl::Status Meet();
+  // Words between the two, beside what is measured.
+  absl::Status Say(absl::string_view text);
+  absl::StatusOr<std::string> Hear(absl::Duration patience = absl::Seconds(20));
+  SharedPage& page() { return *page_; }
+
+  // The node and all that it has go, together with the other one's.
+  absl::Status Leave();
+  // By now, at the latest, everything must have ended.
+  absl::Time deadline() const { return context_.deadline; }
+
+ private:
+  PartContext& context_;
+  std::unique_ptr<Node> node_;
+  const int count_;
+  SharedPage* const page_;
+  const int wire_;
+  std::map<int, std::unique_ptr<CheckGpu>> gpus_;
+  uint32_t meetings_ = 0;
+};
+
+using NodeBody = std::function<absl::Status(CheckNode&)>;
+
+struct NodesOptions {
+  // For messages: "ipc, staged".
+  std::string name;
+  ExchangeOptions exchange;
+  // Of each node's process, on top of this one's.
+  std::vector<std::map<std::string, std::string>> environments;
+  // It ends by SIGKILL, and that is right.
+  int dying_node = -1;
+};
+
+// Node i of the job runs bodies[i], each in a process of its own; the coordinator is in node 0's.
+// What a body returns becomes a failed check "NAME: node I". Waits until all have ended, and kills
+// them when the part's time is nearly over.
+//   Errors: none but of this process itself; false: some body has failed.
+// REQUIRES: this process has not used CUDA, and has one thread.
+absl::StatusOr<bool> RunNodes(PartContext& context, const NodesOptions& options,
+                              const std::vector<NodeBody>& bodies);
+
+// Options of an exchange in which tensors between GPUs take this way only, and arenas are as large
+// as this machine's GPUs allow.
+ExchangeOptions ExchangeFor(const Machine& machine, const std::string& require = "");
+// What may be in flight between two nodes: either holds it twice over, and what was sent before.
+size_t MostBytesInFlight(const Machine& machine);
+
+}  // namespace ferry::check
+
+#endif  // FERRY_BENCHMARKS_GPU_CHECK_NODES_H_

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// The list of parts, and how they tell their parent what they found.
+#include "benchmarks/gpu/check_part.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+
+#include "absl/time/clock.h"
+
+#include "base/status_macros.h"
+#include "benchmarks/gpu/check_nodes.h"
+
+namespace ferry::check {
+namespace {
+
+// A message of the socket; what is longer is cut by its writer.
+constexpr size_t kMaxText = 8000;
+
+std::string Cut(absl::string_view text) {
+  if (text.size() <= kMaxText) return std::string(text);
+  return std::string(text.substr(0, kMaxText)) + " ...";
+}
+
+// Parts that hang, crash and fail, with something found before: what a test of this program needs.
+absl::Status Hang(PartContext& context) {
+  const pid_t child = fork();
+  if (child > 0) {
+    context.report.Fact("child", child);
+    context.report.Check("before it hangs", absl::OkStatus());
+  }
+  while (true) absl::SleepFor(absl::Hours(1));
+}
+
+absl::Status Crash(PartContext& context) {
+  context.report.Check("before it crashes", absl::OkStatus());
+  std::fprintf(stderr, "the last words of a part\n");
+  std::abort();
+}
+
+absl::Status Fail(PartContext& context) {
+  context.report.Check("what is wrong", absl::InternalError("on purpose"));
+  return absl::OkStatus();
+}
+
+// What was sent is compared with what was not.
+absl::Status CompareWithAnother(PartContext& context) {
+  NodesOptions options;
+  options.name = "another pattern";
+  options.exchange = ExchangeFor(context.machine);
+  return RunNodes(context, options, {[](CheckNode& self) -> absl::Status {
+                    Figure figure;
+                    figure.name = "compared with another pattern";
+                    figure.bytes = 1000;
+                    figure.ferry.Add(absl::Microseconds(1));
+                    FERRY_ASSIGN_OR_RETURN(const Tensor tensor, self.Pattern(figure.bytes, 1));
+                    FERRY_ASSIGN_OR_RETURN(figure.wrong_bytes, self.CountWrong(tensor, 2));
+                    self.report().Figure(FigureJson(figure));
+                    return absl::OkStatus();
+                  }})
+      .status();
+}
+
+}  // namespace
+
+void Reporter::Say(const Json& line) {
+  const std::string text = line.dump(-1, ' ', false, Json::error_handler_t::replace);
+  if (send(fd_, text.data(), text.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(text.size())) {
+    std::fprintf(stderr, "cannot report %s\n", text.c_str());
+    std::_Exit(2);
+  }
+}
+
+void Reporter::Check(absl::string_view name, const absl::Status& status, Json details) {
+  Json check = {{"name", std::string(name)}, {"status", status.ok() ? "passed" : "failed"}};
+  if (!status.ok()) check["reason"] = Cut(status.ToString());
+  if (!details.empty()) check["details"] = std::move(details);
+  Say({{"check", std::move(check)}});
+}
+
+void Reporter::SkipCheck(absl::string_view name, absl::string_view reason) {
+  Say({{"check", {{"name", std::string(name)}, {"status", "skipped"}, {"reason", Cut(reason)}}}});
+}
+
+void Reporter::SkipPart(absl::string_view reason) { Say({{"skip", Cut(reason)}}); }
+
+void Reporter::Note(absl::string_view text) { Say({{"note", Cut(text)}}); }
+
+void Reporter::Fact(absl::string_view key, Json value) {
+  if (value.is_string()) value = Cut(value.get<std::string>());
+  Say({{"fact", {{"key", std::string(key)}, {"value", std::move(value)}}}});
+}
+
+void Reporter::Figure(Json figure) { Say({{"figure", std::move(figure)}}); }
+
+const std::vector<Part>& AllParts() {
+  static const auto* const parts = new std::vector<Part>{
+      {"machine", "devices and versions", absl::Seconds(40), false, RunMachinePart},
+      {"tests", "the test programs that need no double", absl::Seconds(70), true, RunTestsPart},
+      {"ipc", "two processes on one GPU by CUDA IPC: view, copy, staged", absl::Seconds(40), true,
+       RunIpcPart},
+      {"foreign", "memory of every kind", absl::Seconds(40), true, RunForeignPart},
+      {"running", "a tensor whose kernel still runs when it is sent", absl::Seconds(30), true,
+       RunRunningPart},
+      {"failures", "a peer that is killed, a deadline", absl::Seconds(60), true, RunFailuresPart},
+      {"memory", "no memory left", absl::Seconds(30), true, RunMemoryFailuresPart},
+      {"leaks", "the same again and again: memory and descriptors", absl::Seconds(40), true,
+       RunLeaksPart},
+      {"nccl_self", "NCCL: one rank sends to itself", absl::Seconds(30), true, RunNcclSelfPart},
+      {"nccl_shared_gpu", "NCCL: two processes on one GPU; whether it works, not how fast",
+       absl::Seconds(60), true, RunNcclSharedGpuPart},
+      {"several_gpus", "two GPUs: CUDA IPC and NCCL between them", absl::Seconds(60), true,
+       RunSeveralGpusPart},
+      {"latency", "figures: hand-off by CUDA IPC", absl::Seconds(60), true, RunLatencyPart},
+      {"launch", "figures: what a transfer costs its caller", absl::Seconds(30), true,
+       RunLaunchPart},
+      {"copy", "figures: copy by CUDA IPC into the receiver's memory", absl::Seconds(60), true,
+       RunCopyPart},
+      {"staged", "figures: through host memory", absl::Seconds(60), true, RunStagedPart},
+      {"nccl_keyed", "figures: keyed transfers over NCCL beside raw ncclSend and ncclRecv",
+       absl::Seconds(60), true, RunNcclKeyedPart},
+      {"_hang", "hangs", absl::Seconds(2), false, Hang, true},
+      {"_crash", "crashes", absl::Seconds(10), false, Crash, true},
+      {"_fail", "fails", absl::Seconds(10), false, Fail, true},
+      {"_wrong", "finds wrong bytes", absl::Seconds(10), true, CompareWithAnother, true},
+  };
+  return *parts;
+}
+
+}  // namespace ferry::check

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// Part: a piece of gpu_check that runs in a process of its own, and what it says of itself.
+#ifndef FERRY_BENCHMARKS_GPU_CHECK_PART_H_
+#define FERRY_BENCHMARKS_GPU_CHECK_PART_H_
+
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+#include "benchmarks/gpu/check_samples.h"
+
+namespace ferry::check {
+
+using Json = nlohmann::ordered_json;
+
+// What the machine has, as the first part found it. A value.
+struct Machine {
+  int gpu_count = 0;
+  // Of the smallest GPU.
+  size_t gpu_bytes = 0;
+  // Why there are none; empty if there are.
+  std::string no_gpu_reason;
+};
+
+struct Options {
+  // Small sizes and few rounds: shows that everything runs, measures nothing.
+  bool is_quick = false;
+  // Where the programs of the part "tests" lie.
+  std::string tests_folder;
+};
+
+// Where the processes of a part say what they found; each line goes to the parent at once, so that
+// what was found stays when one of them dies. Thread-safe, and good in forked children.
+class Reporter final {
+ public:
+  //   fd: a socket that keeps messages apart.
+  explicit Reporter(int fd) : fd_(fd) {}
+
+  // One thing that was to be so; anything but OK makes the part fail.
+  void Check(absl::string_view name, const absl::Status& status, Json details = Json::object());
+  // One thing that could not be looked at.
+  void SkipCheck(absl::string_view name, absl::string_view reason);
+  // All of it.
+  void SkipPart(absl::string_view reason);
+  // What was seen; no judgement.
+  void Note(absl::string_view text);
+  void Fact(absl::string_view key, Json value);
+  // As FigureJson makes them.
+  void Figure(Json figure);
+
+ private:
+  void Say(const Json& line);
+
+  const int fd_;
+};
+
+struct PartContext {
+  Reporter& report;
+  const Options& options;
+  const Machine& machine;
+  // By when the part is killed.
+  absl::Time deadline;
+};
+
+struct Part {
+  std::string name;
+  // For people.
+  std::string title;
+  // It and its children are killed after so long.
+  absl::Duration limit;
+  bool needs_gpu = true;
+  // In a process that has not touched CUDA, nor has its parent: it may fork. An error is one more
+  // check that failed.
+  absl::Status (*run)(PartContext& context) = nullptr;
+  // Only when it is asked for by name: for tests of gpu_check itself.
+  bool is_hidden = false;
+};
+
+// In the order in which they run.
+const std::vector<Part>& AllParts();
+
+absl::Status RunMachinePart(PartContext& context);
+absl::Status RunTestsPart(PartContext& context);
+absl::Status RunIpcPart(PartContext& context);
+absl::Status RunForeignPart(PartContext& context);
+absl::Status RunRunningPart(PartContext& context);
+absl::Status RunFailuresPart(PartContext& context);
+absl::Status RunMemoryFailuresPart(PartContext& context);
+absl::Status RunLeaksPart(PartContext& context);
+absl::Status RunNcclSelfPart(PartContext& context);
+absl::Status RunNcclSharedGpuPart(PartContext& context);
+absl::Status RunSeveralGpusPart(PartContext& context);
+absl::Status RunLatencyPart(PartContext& context);
+absl::Status RunLaunchPart(PartContext& context);
+absl::Status RunCopyPart(PartContext& context);
+absl::Status RunStagedPart(PartContext& context);
+absl::Status RunNcclKeyedPart(PartContext& context);
+
+}  // namespace ferry::check
+
+#endif  // FERRY_BENCHMARKS_GPU_CHECK_PART_H_

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// Running parts: each in a process group of its own, killed at its deadline, the others go on.
+#ifndef FERRY_BENCHMARKS_GPU_CHECK_RUN_H_
+#define FERRY_BENCHMARKS_GPU_CHECK_RUN_H_
+
+#include <string>
+
+#include "absl/time/time.h"
+
+#include "benchmarks/gpu/check_part.h"
+
+namespace ferry::check {
+
+// Forks, waits, and puts together what the part said:
+//   {"name", "title", "status", "reason", "seconds", "checks", "figures", "notes", "facts",
+//    "last_words"}
+// Its status is "passed", "failed", "skipped", "killed" (by the deadline) or "crashed".
+//   deadline: by the steady clock; the part's own limit, if that is earlier.
+// REQUIRES: this process has not used CUDA, and has one thread.
+Json RunPart(const Part& part, const Options& options, const Machine& machine, absl::Time deadline,
+             bool is_verbose);
+
+// Of a part that is not run.
+Json SkippedPart(const Part& part, absl::string_view reason);
+
+// Free bytes of each GPU, asked by a process that comes and goes: what all processes have left
+// behind. Empty if that fails.
+std::vector<size_t> FreeBytesOfGpus();
+
+}  // namespace ferry::check
+
+#endif  // FERRY_BENCHMARKS_GPU_CHECK_RUN_H_

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// Figures of copies into the receiver's memory: by CUDA IPC beside the driver's own copy within a
+// GPU, and staged through host memory beside copies to and from pinned memory.
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/clock.h"
+#include "base/status_macros.h"
+#include "benchmarks/gpu/check_transfers.h"
+
+namespace ferry::check {
+namespace {
+
+constexpr size_t kKiB = size_t{1} << 10;
+constexpr size_t kMiB = size_t{1} << 20;
+constexpr size_t kGoalFrom = 16 * kMiB;
+constexpr double kCopyGoal = 0.95;
+constexpr int kInFlight = 8;
+
+// The same in both processes.
+absl::StatusOr<std::vector<size_t>> Sizes(CheckNode& self, size_t most) {
+  FERRY_ASSIGN_OR_RETURN(CheckGpu* const gpu, self.gpu());
+  // Patterns that go by the host take their time.
+  if (!gpu->why_no_kernels().empty()) most = std::min(most, 64 * kMiB);
+  most = std::min(most, MostBytesInFlight(self.machine()));
+  if (self.options().is_quick) return std::vector<size_t>{64 * kKiB, 1 * kMiB, 16 * kMiB};
+  std::vector<size_t> sizes;
+  for (size_t bytes = 64 * kKiB; bytes <= most; bytes *= 4) sizes.push_back(bytes);
+  return sizes;
+}
+
+absl::Status MeasureCopies(CheckNode& self) {
+  int64_t step = 0;
+  FERRY_ASSIGN_OR_RETURN(const std::vector<size_t> sizes, Sizes(self, size_t{1} << 30));
+  for (const size_t bytes : sizes) {
+    for (const int in_flight : {1, kInFlight}) {
+      if (bytes * static_cast<size_t>(in_flight) > MostBytesInFlight(self.machine())) continue;
+      // On a double nothing is measured.
+      if (self.options().is_quick && in_flight > 1 && bytes > kMiB) continue;
+      TransferCase at;
+      at.name = "copy by cuda_ipc, within a GPU";
+      at.bytes = bytes;
+      at.in_flight = in_flight;
+      at.rounds = RoundsFor(self.options(), bytes * static_cast<size_t>(in_flight));
+      if (bytes >= kGoalFrom) at.goal = kCopyGoal;
+      at.floor_name = "cuMemcpyDtoDAsync";
+      at.floor = CopyFloor();
+      FERRY_RETURN_IF_ERROR(MeasureTransfers(self, ++step, at));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Down to pinned memory and up again, one after the other: each waits for the stream.
+class PinnedFloor final {
+ public:
+  static absl::StatusOr<std::shared_ptr<PinnedFloor>> Create(CheckNode& self, size_t bytes) {
+    auto floor = std::make_shared<PinnedFloor>();
+    if (self.id() == 0) return floor;
+    FERRY_ASSIGN_OR_RETURN(CheckGpu* const gpu, self.gpu());
+    floor->gpu_ = gpu;
+    const cuda::ScopedCurrent current(gpu->device());
+    FERRY_RETURN_IF_ERROR(
+        gpu->Check(gpu->table().host_alloc(&floor->pinned_, bytes, cuda::kHostAllocPortable),
+                   "cuMemHostAlloc"));
+    return floor;
+  }
+  ~PinnedFloor() {
+    if (pinned_ == nullptr) return;
+    const cuda::ScopedCurrent current(gpu_->device());
+    gpu_->table().host_free(pinned_);
+  }
+
+  absl::StatusOr<absl::Duration> Run(const FloorBuffers& buffers) const {
+    if (gpu_ == nullptr) return absl::ZeroDuration();
+    const Tensor& from = buffers.sources.front();
+    const Tensor& to = buffers.destinations.front();
+    const cuda::ScopedCurrent current(gpu_->device());
+    const absl::Time began = SteadyClock().Now();
+    FERRY_RETURN_IF_ERROR(
+        gpu_->Check(gpu_->table().copy_to_host_async(pinned_, cuda::AsDevicePointer(from.data()),
+                                                     from.bytes(), gpu_->stream()),
+                    "cuMemcpyDtoHAsync"));
+    FERRY_RETURN_IF_ERROR(gpu_->Wait(gpu_->stream()));
+    FERRY_RETURN_IF_ERROR(
+        gpu_->Check(gpu_->table().copy_to_device_async(cuda::AsDevicePointer(to.data()), pinned_,
+                                                       to.bytes(), gpu_->stream()),
+                    "cuMemcpyHtoDAsync"));
+    FERRY_RETURN_IF_ERROR(gpu_->Wait(gpu_->stream()));
+    return SteadyClock().Now() - began;
+  }
+
+ private:
+  CheckGpu* gpu_ = nullptr;
+  void* pinned_ = nullptr;
+};
+
+absl::Status MeasureStaged(CheckNode& self) {
+  int64_t step = 0;
+  FERRY_ASSIGN_OR_RETURN(const std::vector<size_t> sizes, Sizes(self, 256 * kMiB));
+  for (const size_t bytes : sizes) {
+    FERRY_ASSIGN_OR_RETURN(const std::shared_ptr<PinnedFloor> floor,
+                           PinnedFloor::Create(self, bytes));
+    TransferCase at;
+    at.name = "staged through host memory";
+    at.bytes = bytes;
+    at.rounds = RoundsFor(self.options(), bytes);
+    at.floor_name = "copy to pinned memory, then copy from it";
+    at.floor = [floor](CheckNode&, const FloorBuffers& buffers) { return floor->Run(buffers); };
+    FERRY_RETURN_IF_ERROR(MeasureTransfers(self, ++step, at));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunBoth(PartContext& context, const char* name, const char* require,
+                     absl::Status (*body)(CheckNode&)) {
+  NodesOptions options;
+  options.name = name;
+  options.exchange = ExchangeFor(context.machine, require);
+  return RunNodes(context, options, {body, body}).status();
+}
+
+}  // namespace
+
+absl::Status RunCopyPart(PartContext& context) {
+  return RunBoth(context, "copies by cuda_ipc", "cuda_ipc", MeasureCopies);
+}
+
+absl::Status RunStagedPart(PartContext& context) {
+  return RunBoth(context, "staged", "shm", MeasureStaged);
+}
+
+}  // namespace ferry::check

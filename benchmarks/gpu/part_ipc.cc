@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// Two processes on one GPU: the receiver looks at the sender's memory, copies it into its own, or
+// gets it through host memory; at sizes and places where addresses go wrong.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+#include "benchmarks/gpu/check_nodes.h"
+#include "gpu/cuda/ready_tensor.h"
+
+namespace ferry::check {
+namespace {
+
+constexpr absl::Duration kPatience = absl::Seconds(15);
+constexpr char kGpu[] = "gpu:0";
+
+enum class Way { kView, kCopy, kStaged };
+
+struct Mode {
+  Way way;
+  const char* name;
+  const char* require;
+  const char* path;
+};
+
+constexpr Mode kModes[] = {
+    {Way::kView, "a view of the sender's memory", "cuda_ipc", "cuda_ipc"},
+    {Way::kCopy, "a copy into the receiver's memory", "cuda_ipc", "cuda_ipc"},
+    {Way::kStaged, "through host memory", "shm", "shm, staged"},
+};
+
+std::vector<size_t> Sizes(const Options& options) {
+  std::vector<size_t> sizes = {1, 7, 4096, 100'003, (size_t{2} << 20) - 1, (size_t{2} << 20) + 1};
+  if (!options.is_quick) {
+    sizes.push_back(size_t{33} << 20);
+    sizes.push_back((size_t{256} << 20) + 24);
+  }
+  return sizes;
+}
+
+uint64_t SeedOf(size_t index) { return 0x1234567 + index * 1001; }
+
+absl::Status SendAll(CheckNode& self) {
+  FERRY_ASSIGN_OR_RETURN(CheckGpu* const gpu, self.gpu());
+  FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
+  const std::vector<size_t> sizes = Sizes(self.options());
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    FERRY_ASSIGN_OR_RETURN(const RendezvousKey key,
+                           self.Key(absl::StrCat("size", i), 0, kGpu, kGpu));
+    FERRY_ASSIGN_OR_RETURN(Tensor tensor, self.Empty(sizes[i]));
+    // Not waited for: the receiver's stream does that.
+    FERRY_RETURN_IF_ERROR(gpu->Fill(tensor.data(), sizes[i], SeedOf(i), gpu->stream()));
+    FERRY_RETURN_IF_ERROR(step.Send(key, tensor, gpu->stream()));
+  }
+  return step.Close(kPatience);
+}
+
+absl::Status ReceiveOne(CheckNode& self, Step& step, const Mode& mode, size_t index, size_t bytes) {
+  FERRY_ASSIGN_OR_RETURN(const RendezvousKey key,
+                         self.Key(absl::StrCat("size", index), 0, kGpu, kGpu));
+  RecvArgs args;
+  const void* wanted = nullptr;
+  if (mode.way == Way::kCopy) {
+    FERRY_ASSIGN_OR_RETURN(Tensor destination, self.Empty(bytes));
+    wanted = destination.data();
+    args.destination = std::move(destination);
+  }
+  FERRY_ASSIGN_OR_RETURN(const Received received, step.RecvValue(key, kPatience, std::move(args)));
+  // The smallest come with the answer itself.
+  const bool is_inline = mode.way == Way::kStaged && received.path == "inline, staged";
+  if (received.path != mode.path && !is_inline) {
+    return absl::InternalError(
+        absl::StrCat("it came by ", received.path, ", and not by ", mode.path));
+  }
+  if (received.tensor.is_on_host()) return absl::InternalError("it is in host memory");
+  if (wanted != nullptr && received.tensor.data() != wanted) {
+    return absl::InternalError("it is not in the receiver's buffer");
+  }
+  return self.Verify(received.tensor, bytes, SeedOf(index));
+}
+
+absl::Status ReceiveAll(CheckNode& self, const Mode& mode) {
+  FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
+  FERRY_ASSIGN_OR_RETURN(CheckGpu* const gpu, self.gpu());
+  const int64_t made = gpu->gpu().arena->stats().made_blocks;
+  const std::vector<size_t> sizes = Sizes(self.options());
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const absl::Status status = ReceiveOne(self, step, mode, i, sizes[i]);
+    self.report().Check(absl::StrCat(mode.name, ", ", sizes[i], " bytes"), status);
+    if (!status.ok()) return absl::AbortedError("the rest was not tried");
+  }
+  if (mode.way == Way::kView && gpu->gpu().arena->stats().made_blocks != made) {
+    return absl::InternalError("views were to copy nothing, and took memory of the receiver");
+  }
+  return absl::OkStatus();
+}
+
+// Nothing but the key's own choice of way: what users get who ask for nothing.
+absl::Status ReceiveUnasked(CheckNode& self) {
+  FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
+  const std::vector<size_t> sizes = Sizes(self.options());
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    FERRY_ASSIGN_OR_RETURN(const RendezvousKey key,
+                           self.Key(absl::StrCat("size", i), 0, kGpu, kGpu));
+    FERRY_ASSIGN_OR_RETURN(const Received received, step.RecvValue(key, kPatience));
+    FERRY_RETURN_IF_ERROR(self.Verify(received.tensor, sizes[i], SeedOf(i)));
+    if (i == 0) {
+      self.report().Note(
+          absl::StrCat("where nothing is required, tensors between two processes on "
+                       "this GPU go by ",
+                       received.path));
+    }
+  }
+  self.report().Check("whatever way Ferry takes by itself", absl::OkStatus());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status RunIpcPart(PartContext& context) {
+  for (const Mode& mode : kModes) {
+    NodesOptions options;
+    options.name = mode.name;
+    options.exchange = ExchangeFor(context.machine, mode.require);
+    FERRY_RETURN_IF_ERROR(
+        RunNodes(context, options,
+                 {SendAll, [&mode](CheckNode& self) { return ReceiveAll(self, mode); }})
+            .status());
+  }
+  NodesOptions options;
+  options.name = "whatever way Ferry takes by itself";
+  options.exchange = ExchangeFor(context.machine);
+  return RunNodes(context, options, {SendAll, ReceiveUnasked}).status();
+}
+
+}  // namespace ferry::check

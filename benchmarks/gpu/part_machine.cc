@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// What this machine is: GPUs, libraries and their versions, links; and whether the driver is a
+// double.
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <sys/utsname.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+#include "base/clock.h"
+#include "benchmarks/gpu/check_part.h"
+#include "benchmarks/gpu/check_program.h"
+#include "gpu/cuda/cuda_device.h"
+#include "gpu/discovery.h"
+#include "gpu/kernels/embedded.h"
+#include "gpu/nccl/nccl_api.h"
+#include "gpu/nvml/nvml.h"
+#include "gpu/shared_library.h"
+#include "topology/link.h"
+
+namespace ferry::check {
+namespace {
+
+// Every double of a driver says so by having this function.
+constexpr char kMarkOfTheDouble[] = "strict_cuda_breaches";
+
+// Which of the libraries in use is the double; empty: none.
+std::string FindDouble() {
+  struct Named {
+    const char* path;
+    const char* variable;
+  };
+  constexpr Named kLibraries[] = {{"libcuda.so.1", "FERRY_CUDA_LIBRARY"},
+                                  {"libnvidia-ml.so.1", "FERRY_NVML_LIBRARY"},
+                                  {"libnccl.so.2", "FERRY_NCCL_LIBRARY"}};
+  for (const Named& each : kLibraries) {
+    const absl::StatusOr<SharedLibrary> library = SharedLibrary::Open(each.path, each.variable);
+    if (!library.ok()) continue;
+    int (*mark)() = nullptr;
+    library->ResolveOptional(kMarkOfTheDouble, mark);
+    if (mark != nullptr) return library->path();
+  }
+  return "";
+}
+
+const char* ComputeModeName(int mode) {
+  switch (mode) {
+    case cuda::kComputeModeDefault:
+      return "default";
+    case cuda::kComputeModeExclusiveProcess:
+      return "exclusive process";
+    case cuda::kComputeModeProhibited:
+      return "prohibited";
+    default:
+      return "unknown";
+  }
+}
+
+Json DescribeGpu(const std::shared_ptr<const cuda::CudaApi>& api, const Device& gpu) {
+  Json json = {{"ordinal", gpu.ordinal},
+               {"name", gpu.name},
+               {"uuid", gpu.uuid},
+               {"pci_bus_id", gpu.pci_bus_id},
+               {"compute", absl::StrCat(gpu.compute_major, ".", gpu.compute_minor)},
+               {"multiprocessors", gpu.core_count},
+               {"memory_bytes", gpu.memory_bytes},
+               {"numa_node", gpu.numa_node},
+               {"fabric", gpu.fabric_uuid},
+               {"is_mig", gpu.uuid.rfind("MIG-", 0) == 0}};
+  const auto device = cuda::CudaDevice::Open(api, gpu.ordinal);
+  if (!device.ok()) {
+    json["cannot_be_opened"] = device.status().ToString();
+    return json;
+  }
+  const cuda::DeviceTraits& traits = (*device)->traits();
+  json["compute_mode"] = ComputeModeName(traits.compute_mode);
+  json["virtual_memory"] = traits.has_virtual_memory;
+  json["exports_descriptors"] = traits.exports_posix_fd;
+  json["pools"] = traits.has_pools;
+  json["pools_export_descriptors"] = traits.pools_export_posix_fd;
+  json["ipc_events"] = traits.has_ipc_events;
+  return json;
+}
+
+void TellOfHost(PartContext& context) {
+  utsname system = {};
+  uname(&system);
+  struct statvfs shared = {};
+  statvfs("/dev/shm", &shared);
+  rlimit locked = {};
+  getrlimit(RLIMIT_MEMLOCK, &locked);
+  std::error_code ignored;
+  context.report.Fact(
+      "host",
+      {{"kernel", system.release},
+       {"processors", sysconf(_SC_NPROCESSORS_ONLN)},
+       {"memory_bytes", static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
+                            static_cast<uint64_t>(sysconf(_SC_PAGESIZE))},
+       {"dev_shm_bytes", static_cast<uint64_t>(shared.f_blocks) * shared.f_frsize},
+       {"memlock_bytes",
+        locked.rlim_cur == RLIM_INFINITY ? Json("unlimited") : Json(locked.rlim_cur)},
+       {"pid_namespace", std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string()},
+       {"is_container", std::filesystem::exists("/.dockerenv", ignored) ||
+                            std::filesystem::exists("/run/.containerenv", ignored)}});
+}
+
+// What changes how the libraries behave.
+void TellOfEnvironment(PartContext& context) {
+  Json variables = Json::object();
+  for (char** each = environ; *each != nullptr; ++each) {
+    const absl::string_view entry = *each;
+    for (const char* const prefix : {"CUDA_", "NCCL_", "FERRY_", "STRICT_CUDA_"}) {
+      // Secrets are none of a report's.
+      if (!absl::StartsWith(entry, prefix) || absl::StrContains(entry, "TOKEN")) continue;
+      const size_t at = entry.find('=');
+      variables[std::string(entry.substr(0, at))] = std::string(entry.substr(at + 1));
+    }
+  }
+  context.report.Fact("environment", variables);
+}
+
+// What the driver's own tool says, word for word.
+void TellOfTool(PartContext& context, const std::string& key, std::vector<std::string> arguments) {
+  const auto result = RunProgram(arguments, SteadyClock().Now() + absl::Seconds(10));
+  const std::string text = result.ok() ? result->output : result.status().ToString();
+  context.report.Fact(key, std::string(absl::StripAsciiWhitespace(text)));
+}
+
+}  // namespace
+
+absl::Status RunMachinePart(PartContext& context) {
+  TellOfHost(context);
+  TellOfEnvironment(context);
+  TellOfTool(context, "nvidia_smi",
+             {"nvidia-smi",
+              "--query-gpu=name,driver_version,pci.bus_id,mig.mode.current,compute_mode,"
+              "clocks.max.sm,clocks.max.mem,pcie.link.gen.current,pcie.link.width.current,"
+              "power.limit,ecc.mode.current,persistence_mode",
+              "--format=csv"});
+  TellOfTool(context, "nvidia_smi_topology", {"nvidia-smi", "topo", "-m"});
+  const std::string the_double = FindDouble();
+  context.report.Fact("double", the_double);
+  context.report.Fact("kernels", cuda::EmbeddedKernels().empty()
+                                     ? "left out of this build: patterns go by the host"
+                                     : "in this build");
+
+  const LocalDiscovery local = DiscoverLocal();
+  for (const Device& device : local.topology.devices) {
+    if (device.kind == DeviceKind::kHost) context.report.Fact("processor", device.name);
+  }
+  absl::StatusOr<std::unique_ptr<cuda::CudaApi>> loaded = cuda::CudaApi::Load();
+  if (!loaded.ok()) {
+    context.report.Fact("no_gpu_reason", local.cuda_reason);
+    context.report.SkipPart(local.cuda_reason);
+    return absl::OkStatus();
+  }
+  const std::shared_ptr<const cuda::CudaApi> api = *std::move(loaded);
+  Json gpus = Json::array();
+  for (const Device& device : local.topology.devices) {
+    if (device.kind == DeviceKind::kGpu) gpus.push_back(DescribeGpu(api, device));
+  }
+  context.report.Fact("gpus", gpus);
+  Json links = Json::array();
+  for (const DeviceLink& link : local.topology.links) {
+    const auto name = [&local](int index) {
+      return DeviceName(local.topology.devices[static_cast<size_t>(index)]);
+    };
+    links.push_back(
+        absl::StrCat(name(link.first), " - ", name(link.second), ": ", LinkText(link.link)));
+  }
+  context.report.Fact("links", links);
+  if (!local.nvml_reason.empty()) context.report.Fact("no_links_reason", local.nvml_reason);
+  Json versions = {{"cuda_driver_api", cuda::VersionText(api->version())},
+                   {"cuda_library", api->path()}};
+  const auto nvml = nvml::Nvml::Load();
+  versions["driver"] = nvml.ok() ? (*nvml)->driver_version() : nvml.status().ToString();
+  const auto nccl = nccl::NcclApi::Load();
+  versions["nccl"] = nccl.ok() ? nccl::VersionText((*nccl)->version()) : nccl.status().ToString();
+  versions["nccl_library"] = nccl.ok() ? (*nccl)->path() : "";
+  context.report.Fact("versions", versions);
+  if (gpus.empty()) {
+    context.report.Fact("no_gpu_reason", local.cuda_reason);
+    context.report.SkipPart(local.cuda_reason);
+    return absl::OkStatus();
+  }
+  context.report.Check("GPUs are found", absl::OkStatus(), {{"count", gpus.size()}});
+  return absl::OkStatus();
+}
+
+}  // namespace ferry::check

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// NCCL through Node::Communicator: a rank alone, two processes on one GPU, and two GPUs.
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+#include "benchmarks/gpu/check_nccl.h"
+#include "benchmarks/gpu/check_transfers.h"
+#include "gpu/nccl/nccl_api.h"
+
+namespace ferry::check {
+namespace {
+
+constexpr size_t kMiB = size_t{1} << 20;
+
+std::vector<size_t> Sizes(const Options& options) {
+  std::vector<size_t> sizes = {1, 100'003, 4 * kMiB};
+  if (!options.is_quick) sizes.push_back(64 * kMiB);
+  return sizes;
+}
+
+// Two nodes, node i with GPU i.
+absl::Status ExchangeByNccl(CheckNode& self, const std::vector<int>& ordinals,
+                            const std::string& name, int max_ctas) {
+  FERRY_ASSIGN_OR_RETURN(const std::shared_ptr<NcclCommunicator> communicator,
+                         MakeCommunicator(self, ordinals, max_ctas));
+  for (const size_t bytes : Sizes(self.options())) {
+    FERRY_RETURN_IF_ERROR(
+        ExchangeAndVerify(self, *communicator, bytes,
+                          absl::StrCat(name, ", ", bytes, " bytes, rank ", communicator->rank())));
+  }
+  return self.Meet();
+}
+
+// A communicator of one rank, by NCCL alone: Ferry's are of two and more.
+absl::Status SendToItself(CheckNode& self) {
+  FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<nccl::NcclApi> api, nccl::NcclApi::Load());
+  const nccl::NcclTable& table = api->table();
+  FERRY_ASSIGN_OR_RETURN(CheckGpu* const gpu, self.gpu());
+  const cuda::ScopedCurrent current(gpu->device());
+  nccl::UniqueId id = {};
+  nccl::Communicator communicator = nullptr;
+  nccl::Config config;
+  FERRY_RETURN_IF_ERROR(api->Check(table.get_unique_id(&id), "ncclGetUniqueId"));
+  FERRY_RETURN_IF_ERROR(api->Check(table.init_rank_config(&communicator, 1, id, 0, &config),
+                                   "ncclCommInitRankConfig"));
+  for (const size_t bytes : Sizes(self.options())) {
+    FERRY_ASSIGN_OR_RETURN(const Tensor from, self.Pattern(bytes, bytes));
+    FERRY_ASSIGN_OR_RETURN(Tensor to, self.Empty(bytes));
+    FERRY_RETURN_IF_ERROR(api->Check(table.group_start(), "ncclGroupStart"));
+    absl::Status status = api->Check(
+        table.send(from.data(), bytes, nccl::kUint8, 0, communicator, gpu->stream()), "ncclSend");
+    status.Update(api->Check(
+        table.recv(to.mutable_data(), bytes, nccl::kUint8, 0, communicator, gpu->stream()),
+        "ncclRecv"));
+    status.Update(api->Check(table.group_end(), "ncclGroupEnd"));
+    FERRY_RETURN_IF_ERROR(status);
+    FERRY_RETURN_IF_ERROR(gpu->Wait(gpu->stream()));
+    self.report().Check(absl::StrCat("one rank sends itself ", bytes, " bytes"),
+                        self.Verify(to, bytes, bytes));
+  }
+  return api->Check(table.destroy(communicator), "ncclCommDestroy");
+}
+
+absl::Status CopyBetweenGpus(CheckNode& self) {
+  int64_t step = 0;
+  std::vector<size_t> sizes = {100'003, kMiB};
+  if (!self.options().is_quick) {
+    for (const size_t mib : {size_t{4}, size_t{16}, size_t{64}, size_t{256}}) {
+      sizes.push_back(mib * kMiB);
+    }
+  }
+  for (const size_t bytes : sizes) {
+    for (const int in_flight : {1, 4}) {
+      if (bytes * static_cast<size_t>(in_flight) > MostBytesInFlight(self.machine())) continue;
+      TransferCase at;
+      at.name = "copy by cuda_ipc, gpu:0 to gpu:1";
+      at.bytes = bytes;
+      at.in_flight = in_flight;
+      at.rounds = RoundsFor(self.options(), bytes);
+      at.from_gpu = 0;
+      at.to_gpu = 1;
+      at.floor_name = "cuMemcpyPeerAsync";
+      at.floor = CopyFloor(/*peer=*/true);
+      FERRY_RETURN_IF_ERROR(MeasureTransfers(self, ++step, at));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status RunNcclSelfPart(PartContext& context) {
+  if (const absl::Status nccl = LoadsNccl(); !nccl.ok()) {
+    context.report.SkipPart(nccl.message());
+    return absl::OkStatus();
+  }
+  NodesOptions options;
+  options.name = "one rank";
+  options.exchange = ExchangeFor(context.machine);
+  return RunNodes(context, options, {SendToItself}).status();
+}
+
+absl::Status RunNcclSharedGpuPart(PartContext& context) {
+  if (const absl::Status nccl = LoadsNccl(); !nccl.ok()) {
+    context.report.SkipPart(nccl.message());
+    return absl::OkStatus();
+  }
+  context.report.Note(
+      "two ranks on one GPU are nothing that NCCL supports: the two take turns on the GPU, over "
+      "sockets, and may hang; whether Ferry's way to a communicator works is all that this tells");
+  NodesOptions options;
+  options.name = "two processes on one GPU";
+  options.exchange = ExchangeFor(context.machine);
+  options.environments = {SharedGpuEnvironment(0), SharedGpuEnvironment(1)};
+  const NodeBody body = [](CheckNode& self) {
+    return ExchangeByNccl(self, {0, 0}, "two processes on one GPU exchange", 2);
+  };
+  return RunNodes(context, options, {body, body}).status();
+}
+
+absl::Status RunSeveralGpusPart(PartContext& context) {
+  if (context.machine.gpu_count < 2) {
+    context.report.SkipPart("this machine shows one GPU");
+    return absl::OkStatus();
+  }
+  NodesOptions copies;
+  copies.name = "gpu:0 to gpu:1 by cuda_ipc";
+  copies.exchange = ExchangeFor(context.machine, "cuda_ipc");
+  FERRY_RETURN_IF_ERROR(RunNodes(context, copies, {CopyBetweenGpus, CopyBetweenGpus}).status());
+  if (const absl::Status nccl = LoadsNccl(); !nccl.ok()) {
+    context.report.SkipCheck("NCCL between two GPUs", nccl.message());
+    return absl::OkStatus();
+  }
+  NodesOptions options;
+  options.name = "NCCL between two GPUs";
+  options.exchange = ExchangeFor(context.machine);
+  const NodeBody body = [](CheckNode& self) {
+    return ExchangeByNccl(self, {0, 1}, "NCCL between two GPUs", 0);
+  };
+  return RunNodes(context, options, {body, body}).status();
+}
+
+}  // namespace ferry::check

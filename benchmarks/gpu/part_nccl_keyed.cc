@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// Figures of keyed transfers over NCCL, Step::Send and Recv, beside raw ncclSend and ncclRecv
+// between the same two GPUs.
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+#include "base/clock.h"
+#include "base/status_macros.h"
+#include "benchmarks/gpu/check_nccl.h"
+#include "benchmarks/gpu/check_transfers.h"
+
+namespace ferry::check {
+namespace {
+
+constexpr size_t kMiB = size_t{1} << 20;
+constexpr char kTransport[] = "nccl";
+
+// A send at node 0 and a receive at node 1, on a communicator that both hold.
+class RawNccl final {
+ public:
+  static absl::StatusOr<std::shared_ptr<RawNccl>> Create(CheckNode& self) {
+    auto raw = std::make_shared<RawNccl>();
+    FERRY_ASSIGN_OR_RETURN(raw->communicator_, MakeCommunicator(self, {0, 1}));
+    return raw;
+  }
+
+  absl::StatusOr<absl::Duration> Run(CheckNode& self, const FloorBuffers& buffers) const {
+    FERRY_ASSIGN_OR_RETURN(CheckGpu* const gpu, self.gpu(communicator_->ordinal()));
+    const bool is_sender = self.id() == 0;
+    const std::vector<Tensor>& tensors = is_sender ? buffers.sources : buffers.destinations;
+    std::vector<NcclOperation> operations;
+    for (const Tensor& each : tensors) {
+      operations.push_back(
+          {is_sender, const_cast<void*>(each.data()), each.bytes(), is_sender ? 1 : 0});
+    }
+    FERRY_RETURN_IF_ERROR(self.Meet());
+    const absl::Time began = SteadyClock().Now();
+    FERRY_RETURN_IF_ERROR(RunGroup(*communicator_, *gpu, operations, gpu->stream()));
+    FERRY_RETURN_IF_ERROR(gpu->Wait(gpu->stream()));
+    return SteadyClock().Now() - began;
+  }
+
+ private:
+  std::shared_ptr<NcclCommunicator> communicator_;
+};
+
+absl::Status MeasureKeyed(CheckNode& self) {
+  constexpr double kGoal = 0.98;
+  FERRY_ASSIGN_OR_RETURN(const std::shared_ptr<RawNccl> raw, RawNccl::Create(self));
+  std::vector<size_t> sizes = {64 << 10, kMiB};
+  if (!self.options().is_quick) {
+    for (const size_t mib : {size_t{4}, size_t{16}, size_t{64}, size_t{256}}) {
+      sizes.push_back(mib * kMiB);
+    }
+  }
+  int64_t step = 0;
+  for (const size_t bytes : sizes) {
+    for (const int in_flight : {1, 8}) {
+      if (bytes * static_cast<size_t>(in_flight) > MostBytesInFlight(self.machine())) continue;
+      TransferCase at;
+      at.name = "keyed, by nccl, gpu:0 to gpu:1";
+      at.bytes = bytes;
+      at.in_flight = in_flight;
+      at.rounds = RoundsFor(self.options(), bytes);
+      at.to_gpu = 1;
+      if (bytes >= kMiB) at.goal = kGoal;
+      at.floor_name = "ncclSend and ncclRecv, in one group";
+      at.floor = [raw](CheckNode& node, const FloorBuffers& buffers) {
+        return raw->Run(node, buffers);
+      };
+      FERRY_RETURN_IF_ERROR(MeasureTransfers(self, ++step, at));
+    }
+  }
+  return self.Meet();
+}
+
+// On one GPU NCCL has only its sockets, and nothing is measured.
+absl::Status SendKeyed(CheckNode& self) {
+  constexpr size_t kBytes = kMiB + 24;
+  const char* const kName = "keyed, by nccl, two processes on one GPU";
+  FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
+  FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, self.Key("keyed", 0, "gpu:0", "gpu:0"));
+  if (self.id() == 0) {
+    FERRY_ASSIGN_OR_RETURN(const Tensor tensor, self.Pattern(kBytes, 6));
+    FERRY_RETURN_IF_ERROR(step.Send(key, tensor));
+    return self.Meet();
+  }
+  const absl::StatusOr<Received> received = step.RecvValue(key, absl::Seconds(15));
+  if (received.ok()) {
+    self.report().Check(kName, self.Verify(received->tensor, kBytes, 6),
+                        {{"path", std::string(received->path)}});
+  } else if (absl::IsFailedPrecondition(received.status())) {
+    self.report().SkipCheck(kName, received.status().message());
+  } else {
+    self.report().Check(kName, received.status());
+  }
+  return self.Meet();
+}
+
+// Whether this build of Ferry has such a transport; a node that has none says why the part ends.
+absl::Status LookForTransport(CheckNode& self) {
+  std::vector<absl::string_view> names;
+  for (const auto& transport : self.node().exchange().transports()) {
+    if (transport->name() == kTransport) return absl::OkStatus();
+    names.push_back(transport->name());
+  }
+  self.report().SkipPart(absl::StrCat("keyed transfers by nccl are not available: this build has ",
+                                      absl::StrJoin(names, ", ")));
+  std::_Exit(1);
+}
+
+}  // namespace
+
+absl::Status RunNcclKeyedPart(PartContext& context) {
+  if (const absl::Status nccl = LoadsNccl(); !nccl.ok()) {
+    context.report.SkipPart(nccl.message());
+    return absl::OkStatus();
+  }
+  NodesOptions look;
+  look.name = "the list of transports";
+  look.exchange = ExchangeFor(context.machine);
+  FERRY_ASSIGN_OR_RETURN(const bool has_it, RunNodes(context, look, {LookForTransport}));
+  if (!has_it) return absl::OkStatus();
+  NodesOptions options;
+  options.name = "keyed, by nccl";
+  options.exchange = ExchangeFor(context.machine, kTransport);
+  if (context.machine.gpu_count < 2) {
+    context.report.Note("keyed transfers by nccl need two GPUs to be measured");
+    options.environments = {SharedGpuEnvironment(0), SharedGpuEnvironment(1)};
+    return RunNodes(context, options, {SendKeyed, SendKeyed}).status();
+  }
+  return RunNodes(context, options, {MeasureKeyed, MeasureKeyed}).status();
+}
+
+}  // namespace ferry::check

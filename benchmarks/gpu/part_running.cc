@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// A tensor that is sent while the kernel before its bytes still runs, on the GPU that both share:
+// neither side may wait for the device, and what arrives must be what was written after the kernel.
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/clock.h"
+#include "base/status_macros.h"
+#include "benchmarks/gpu/check_nodes.h"
+#include "gpu/cuda/ready_tensor.h"
+
+namespace ferry::check {
+namespace {
+
+constexpr absl::Duration kPatience = absl::Seconds(10);
+// A send and a receive that do not wait for a device take microseconds.
+constexpr absl::Duration kNotWaiting = absl::Seconds(3);
+constexpr size_t kBytes = (size_t{3} << 20) + 8;
+constexpr uint64_t kBefore = 5;
+constexpr uint64_t kAfter = 77;
+constexpr char kGpu[] = "gpu:0";
+
+absl::Status Warm(CheckNode& self, Step& step) {
+  FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, self.Key("warm", 0, kGpu, kGpu));
+  if (self.id() == 0) {
+    FERRY_ASSIGN_OR_RETURN(const Tensor tensor, self.Pattern(kBytes, kBefore));
+    FERRY_RETURN_IF_ERROR(step.Send(key, tensor));
+  } else {
+    FERRY_ASSIGN_OR_RETURN(const Tensor tensor, step.Recv(key, kPatience));
+    FERRY_RETURN_IF_ERROR(self.Verify(tensor, kBytes, kBefore));
+  }
+  return self.Meet();
+}
+
+absl::Status SendLate(CheckNode& self, const std::string& name) {
+  FERRY_ASSIGN_OR_RETURN(CheckGpu* const gpu, self.gpu());
+  FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
+  FERRY_RETURN_IF_ERROR(Warm(self, step));
+  FERRY_ASSIGN_OR_RETURN(const Tensor tensor, self.Pattern(kBytes, kBefore));
+  FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, self.Key("late", 0, kGpu, kGpu));
+  FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<HeldStream> held, HeldStream::Create(*gpu));
+  self.report().Note(absl::StrCat(name, ": the stream is held by ", held->holder()));
+  FERRY_RETURN_IF_ERROR(gpu->Fill(tensor.data(), kBytes, kAfter, held->get()));
+  const absl::Time began = SteadyClock().Now();
+  FERRY_RETURN_IF_ERROR(step.Send(key, tensor, held->get()));
+  const absl::Duration taken = SteadyClock().Now() - began;
+  self.report().Check(absl::StrCat(name, ": Send returns while the kernel runs"),
+                      taken < kNotWaiting
+                          ? absl::OkStatus()
+                          : absl::InternalError("it took " + absl::FormatDuration(taken)),
+                      {{"us", absl::ToDoubleMicroseconds(taken)}});
+  // The receiver has it in hand, and its stream waits; only then the kernel may end.
+  const absl::StatusOr<std::string> word = self.Hear();
+  held->Go();
+  FERRY_RETURN_IF_ERROR(word.status());
+  return step.Close(kPatience);
+}
+
+absl::Status ReceiveLate(CheckNode& self, const std::string& name) {
+  FERRY_ASSIGN_OR_RETURN(CheckGpu* const gpu, self.gpu());
+  FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
+  FERRY_RETURN_IF_ERROR(Warm(self, step));
+  FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, self.Key("late", 0, kGpu, kGpu));
+  const absl::Time began = SteadyClock().Now();
+  const absl::StatusOr<Tensor> tensor = step.Recv(key, kPatience, gpu->stream());
+  const absl::Duration taken = SteadyClock().Now() - began;
+  absl::Status status = tensor.status();
+  const auto ready = tensor.ok() ? cuda::ReadyOf(*tensor) : nullptr;
+  if (tensor.ok() && ready != nullptr) {
+    const absl::StatusOr<bool> is_done = ready->IsDone();
+    if (is_done.ok() && *is_done) {
+      status =
+          absl::InternalError("its event says that the bytes are there, but nobody wrote them");
+    }
+  }
+  self.report().Check(absl::StrCat(name, ": Recv returns while the kernel runs"), status,
+                      {{"us", absl::ToDoubleMicroseconds(taken)}});
+  FERRY_RETURN_IF_ERROR(self.Say("I have it"));
+  FERRY_RETURN_IF_ERROR(tensor.status());
+  // The stream waits for the sender's, across processes.
+  self.report().Check(absl::StrCat(name, ": what the stream reads was written after the kernel"),
+                      self.Verify(*tensor, kBytes, kAfter));
+  return absl::OkStatus();
+}
+
+// As above, but the bytes are copied to the receiver's memory, and staged.
+absl::Status ReceiveInto(CheckNode& self, const std::string& name) {
+  FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
+  FERRY_RETURN_IF_ERROR(Warm(self, step));
+  FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, self.Key("late", 0, kGpu, kGpu));
+  FERRY_ASSIGN_OR_RETURN(const Tensor destination, self.Empty(kBytes));
+  // RecvInto waits for the bytes: so the kernel is let go first.
+  FERRY_RETURN_IF_ERROR(self.Say("go on"));
+  FERRY_RETURN_IF_ERROR(step.RecvInto(key, destination, kPatience));
+  self.report().Check(absl::StrCat(name, ": RecvInto waits for what the kernel holds up"),
+                      self.Verify(destination, kBytes, kAfter));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status RunRunningPart(PartContext& context) {
+  struct Case {
+    const char* name;
+    const char* require;
+    absl::Status (*receive)(CheckNode&, const std::string&);
+  };
+  constexpr Case kCases[] = {{"into a buffer, by cuda_ipc", "cuda_ipc", ReceiveInto},
+                             {"into a buffer, staged", "shm", ReceiveInto},
+                             {"a view", "cuda_ipc", ReceiveLate}};
+  for (const Case& each : kCases) {
+    NodesOptions options;
+    options.name = each.name;
+    options.exchange = ExchangeFor(context.machine, each.require);
+    const NodeBody send = [&each](CheckNode& self) { return SendLate(self, each.name); };
+    const NodeBody receive = [&each](CheckNode& self) { return each.receive(self, each.name); };
+    FERRY_RETURN_IF_ERROR(RunNodes(context, options, {send, receive}).status());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ferry::check
