@@ -162,7 +162,8 @@ bool TcpLane::ReadOnce() {
   // The kernel acknowledges the second small piece in a row before it hands it out, which is half
   // of what a message takes. What is only looked at it does not: an answer carries that.
   if (looked_at_ > 0) {
-    recv(socket_.get(), nullptr, std::exchange(looked_at_, 0), MSG_DONTWAIT | MSG_TRUNC);
+    // Nothing is written.
+    recv(socket_.get(), buffer_.data(), std::exchange(looked_at_, 0), MSG_DONTWAIT | MSG_TRUNC);
   }
   const ssize_t got =
       recv(socket_.get(), buffer_.data() + end_, buffer_.size() - end_, MSG_DONTWAIT | MSG_PEEK);
