@@ -39,7 +39,7 @@ std::string TensorPrefix(const Tensor& tensor) {
 // What TensorFlow's dead values carry; its readers do not expect less.
 std::string DeadTensor() {
   TensorProto proto;
-  proto.set_dtype(static_cast<int>(DataType::kFloat));
+  proto.set_dtype(static_cast<tensorflow::DataType>(DataType::kFloat));
   proto.mutable_tensor_shape()->add_dim();
   return proto.SerializeAsString();
 }

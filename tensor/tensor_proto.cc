@@ -197,7 +197,7 @@ absl::StatusOr<Tensor> TensorFromProto(const TensorProto& proto, size_t max_byte
 }
 
 void FillTensorHeader(const Tensor& tensor, TensorProto& proto) {
-  proto.set_dtype(static_cast<int>(tensor.dtype()));
+  proto.set_dtype(static_cast<tensorflow::DataType>(tensor.dtype()));
   for (const int64_t dim : tensor.shape().dims()) {
     proto.mutable_tensor_shape()->add_dim()->set_size(dim);
   }

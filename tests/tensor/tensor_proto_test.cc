@@ -23,7 +23,7 @@ constexpr auto kExhausted = absl::StatusCode::kResourceExhausted;
 
 TensorProto Proto(DataType type, std::initializer_list<int64_t> dims) {
   TensorProto proto;
-  proto.set_dtype(static_cast<int>(type));
+  proto.set_dtype(static_cast<tensorflow::DataType>(type));
   proto.mutable_tensor_shape();
   for (const int64_t dim : dims) proto.mutable_tensor_shape()->add_dim()->set_size(dim);
   return proto;
@@ -106,7 +106,7 @@ TEST(TensorProto, StringsComeInBothForms) {
 TEST(TensorProto, RefusesTypesAndShapesThatAreNone) {
   for (const int type : {0, 20, 21, 34, 101, 119, -1, 1 << 20}) {
     TensorProto proto = Proto(DataType::kFloat, {1});
-    proto.set_dtype(type);
+    proto.set_dtype(static_cast<tensorflow::DataType>(type));
     EXPECT_EQ(TensorFromProto(proto).status().code(), kInvalid) << type;
   }
   EXPECT_EQ(TensorFromProto(Proto(DataType::kFloat, {-1})).status().code(), kInvalid);

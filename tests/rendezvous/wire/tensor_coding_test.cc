@@ -172,7 +172,7 @@ TEST(RecvTensorResponse, PlainProtocolBuffersReadIt) {
     }
   }
   tensorflow::RecvTensorResponse values;
-  values.mutable_tensor()->set_dtype(1);
+  values.mutable_tensor()->set_dtype(tensorflow::DT_FLOAT);
   values.mutable_tensor()->mutable_tensor_shape()->add_dim()->set_size(3);
   values.mutable_tensor()->add_float_val(2.5f);
   grpc::ByteBuffer bytes = Cut(values.SerializeAsString(), 100);
@@ -198,7 +198,7 @@ TEST(RecvTensorResponse, TheDestinationIsFilledAndGivenBack) {
     EXPECT_TRUE(IsEqual(back->tensor, tensor));
   };
   tensorflow::RecvTensorResponse slow;
-  slow.mutable_tensor()->set_dtype(1);
+  slow.mutable_tensor()->set_dtype(tensorflow::DT_FLOAT);
   slow.mutable_tensor()->mutable_tensor_shape()->add_dim()->set_size(3000);
   for (const float each : tensor.elements<float>()) slow.mutable_tensor()->add_float_val(each);
   for (const std::vector<int64_t>& dims :
