@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// PartialRun: a step that is fed and fetched in pieces.
+#ifndef FERRY_GRAPH_PARTIAL_RUN_H_
+#define FERRY_GRAPH_PARTIAL_RUN_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+
+#include "graph/prune.h"
+
+namespace ferry::graph {
+
+// What of a step has been fed and fetched. Not thread-safe.
+class PartialRun {
+ public:
+  //   step: pruned to everything that was announced; copied.
+  explicit PartialRun(StepGraph step);
+
+  // Whether a piece may be run that feeds and fetches these, and remembers that it was. Names are
+  // as in StepRequest.
+  //   Errors, all of them INVALID_ARGUMENT and without effect: what was not announced, what was fed
+  //   or fetched before, and a fetch that needs more than has been fed, this piece included.
+  absl::Status Take(const std::vector<std::string>& feeds, const std::vector<std::string>& fetches);
+
+  // Whether everything that was announced has been fed and fetched.
+  bool is_done() const { return left_ == 0; }
+
+ private:
+  struct Tensor {
+    int node = -1;
+    bool is_done = false;
+  };
+  using Tensors = absl::flat_hash_map<std::string, Tensor>;
+
+  absl::Status CheckComputable(const std::vector<std::string>& fetches,
+                               const std::vector<std::string>& fed_now) const;
+
+  const StepGraph step_;
+  // By "x:0".
+  Tensors feeds_;
+  Tensors fetches_;
+  size_t left_ = 0;
+};
+
+}  // namespace ferry::graph
+
+#endif  // FERRY_GRAPH_PARTIAL_RUN_H_

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Steps in pieces: scenario 96.
+#include "graph/partial_run.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/graph/graph_fixture.h"
+
+namespace ferry::graph {
+namespace {
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+// x and y are fed; a = -x, b = a + y, c = -b, d waits for y.
+class PartialRunTest : public ::testing::Test {
+ protected:
+  static StepGraph Step() {
+    GraphWriter writer;
+    writer.Placeholder("x");
+    writer.Placeholder("y");
+    writer.AddFloat("a", "Neg", {"x"});
+    writer.AddFloat("b", "AddV2", {"a", "y"});
+    writer.AddFloat("c", "Neg", {"b"});
+    writer.AddFloat("d", "Neg", {"x", "^y"});
+    writer.Const("unused");
+    const Graph graph = *writer.Create();
+    const DeviceSet devices = Devices(1);
+    return *Prune(graph, *Place(graph, devices, {}), devices,
+                  {{"x:0", "y", "unused"}, {"a:0", "b:0", "c:0", "d"}, {}});
+  }
+
+  PartialRun run_{Step()};
+};
+
+TEST_F(PartialRunTest, FeedsAndFetchesInPieces) {
+  EXPECT_EQ(run_.Take({"x"}, {"a:0"}), absl::OkStatus());
+  EXPECT_FALSE(run_.is_done());
+  EXPECT_EQ(run_.Take({"y:0"}, {"c:0", "d:0"}), absl::OkStatus());
+  EXPECT_EQ(run_.Take({}, {"b"}), absl::OkStatus());
+  EXPECT_FALSE(run_.is_done());
+  EXPECT_EQ(run_.Take({"unused:0"}, {}), absl::OkStatus());
+  EXPECT_TRUE(run_.is_done());
+}
+
+TEST_F(PartialRunTest, RefusesWhatCannotBeComputedYet) {
+  EXPECT_THAT(
+      run_.Take({"x:0"}, {"a:0", "c:0"}),
+      Fails(kInvalid, "Fetch c:0 can't be computed from the feeds that have been fed so far."));
+  // Nothing of that piece counts.
+  EXPECT_EQ(run_.Take({"x:0"}, {"a:0"}), absl::OkStatus());
+  // Waiting is as good as taking.
+  EXPECT_THAT(run_.Take({}, {"d"}), Fails(kInvalid, ::testing::HasSubstr("Fetch d:0 can't be")));
+  EXPECT_EQ(run_.Take({"y:0"}, {"c:0"}), absl::OkStatus());
+}
+
+TEST_F(PartialRunTest, RefusesWhatWasNotAnnounced) {
+  EXPECT_THAT(run_.Take({"a:0"}, {}),
+              Fails(kInvalid, "The feed a:0 was not specified in partial_run_setup."));
+  EXPECT_THAT(run_.Take({}, {"x:0"}),
+              Fails(kInvalid, "The fetch x:0 was not specified in partial_run_setup."));
+}
+
+TEST_F(PartialRunTest, RefusesWhatHasBeen) {
+  EXPECT_THAT(run_.Take({"x:0", "x"}, {}), Fails(kInvalid, "The feed x has already been fed."));
+  EXPECT_EQ(run_.Take({"x:0"}, {"a"}), absl::OkStatus());
+  EXPECT_THAT(run_.Take({"x:0"}, {}), Fails(kInvalid, "The feed x:0 has already been fed."));
+  EXPECT_THAT(run_.Take({}, {"a:0"}), Fails(kInvalid, "The fetch a:0 has already been fetched."));
+}
+
+}  // namespace
+}  // namespace ferry::graph
