@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random graphs: what is cut and put together again computes the same, and what is pruned away is
 // what nobody needs. FERRY_GRAPH_SEED replays one.
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <random>
@@ -58,6 +59,10 @@ class Evaluator {
 
   const std::map<std::string, int64_t>& sent() const { return sent_; }
   const std::map<std::string, int64_t>& values() const { return values_; }
+  const std::string& OpOf(const std::string& node) const {
+    const auto is_it = [&node](const NodeDef* one) { return one->name() == node; };
+    return (*std::find_if(nodes_.begin(), nodes_.end(), is_it))->op();
+  }
   // When each node ran.
   int TimeOf(const std::string& node) const { return times_.at(node); }
 
@@ -277,9 +282,16 @@ class GraphProperty {
                   actual.TimeOf(step.graph.node(i).name()));
       }
     }
-    // Each pair once for a tensor and a place.
+    // Each pair once for a tensor and a place, which may be either memory of a device.
     std::set<std::string> keys;
-    for (const Crossing& crossing : cut.crossings) EXPECT_TRUE(keys.insert(crossing.key).second);
+    std::set<std::string> arrivals;
+    for (const Crossing& crossing : cut.crossings) {
+      EXPECT_TRUE(keys.insert(crossing.key).second) << crossing.key;
+      const bool is_on_host = actual.OpOf(crossing.recv_node) == "_HostRecv";
+      const std::string arrival = absl::StrCat(crossing.src_node, ":", crossing.src_port, ">",
+                                               crossing.dst_device, is_on_host ? "h" : "");
+      EXPECT_TRUE(arrivals.insert(arrival).second) << arrival;
+    }
   }
 
   static void CheckSelfContained(const Partition& partition) {
