@@ -75,7 +75,10 @@ void LaneClient::OnOpen(std::shared_ptr<Lane> lane) {
       if (open == nullptr || !descriptors.empty()) {
         return absl::UnavailableError("the lane has ended");
       }
-      return SendReply(*open, {number, body});
+      absl::Status status = SendReply(*open, {number, body});
+      // What the peer does not hear would leave it waiting.
+      if (absl::IsResourceExhausted(status)) open->Close(status);
+      return status;
     });
   }
   absl::Status status;
@@ -162,6 +165,7 @@ bool LaneClient::AskAgain(uint64_t id, const absl::Status& why) {
     const auto found = waiting_.find(id);
     if (found == waiting_.end() || lane_ == nullptr) return false;
     found->second->is_taking = false;
+    found->second->is_again = true;
     found->second->transport = 0;
     open = lane_;
   }

@@ -73,6 +73,8 @@ class LaneClient final : public std::enable_shared_from_this<LaneClient> {
     // "step 7, KEY", for errors; only if checksums are on.
     std::string name;
     bool is_taking = false;
+    // A transport could not bring it, and it was asked for again.
+    bool is_again = false;
     size_t transport = 0;
   };
   using WaitingPtr = std::shared_ptr<Waiting>;
@@ -87,6 +89,8 @@ class LaneClient final : public std::enable_shared_from_this<LaneClient> {
                                   absl::string_view path, absl::string_view name);
   // Has a tensor offered once more that a transport could not bring, if it is still wanted.
   bool AskAgain(uint64_t id, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  // What transports that could not bring it have kept for it, but for number `but`.
+  void ForgetTries(uint64_t id, size_t but);
   void Complete(uint64_t id, absl::Status status, Received received) ABSL_LOCKS_EXCLUDED(mu_);
   void Cancel(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
   void Done(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);

@@ -66,6 +66,12 @@ absl::Status LaneClient::OnFrame(uint16_t type, absl::string_view body,
   }
 }
 
+void LaneClient::ForgetTries(uint64_t id, size_t but) {
+  for (size_t i = 0; i < inlets_.size(); ++i) {
+    if (i + 1 != but && (*exchange_.transports)[i]->may_offer_again()) inlets_[i]->Cancel(id);
+  }
+}
+
 absl::Status LaneClient::OnRefusal(absl::string_view body) {
   FERRY_ASSIGN_OR_RETURN(RefusalMessage refusal, DecodeRefusal(body));
   // Of the whole lane.
@@ -74,10 +80,7 @@ absl::Status LaneClient::OnRefusal(absl::string_view body) {
         refusal.status.code(),
         absl::StrCat(Describe(producer_.peer), " ends its lane: ", refusal.status.message()));
   }
-  // One that was to be offered again may have left something behind.
-  for (size_t i = 0; i < inlets_.size(); ++i) {
-    if ((*exchange_.transports)[i]->may_offer_again()) inlets_[i]->Cancel(refusal.id);
-  }
+  ForgetTries(refusal.id, 0);
   {
     SpinLockHolder lock(&mu_);
     if (cancelled_.erase(refusal.id) > 0) return absl::OkStatus();
@@ -100,6 +103,7 @@ absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> d
   if (ticket.transport == 0) return OnInlineTicket(ticket);
   Inlet* const inlet = inlets_[ticket.transport - 1].get();
   bool is_wanted = false;
+  bool is_again = false;
   TensorHeader header = ticket.header;
   Tensor destination;
   {
@@ -109,11 +113,13 @@ absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> d
     if (is_wanted ? found->second->is_taking : cancelled_.erase(id) == 0) return SecondAnswer(id);
     if (is_wanted) {
       found->second->is_taking = true;
+      is_again = found->second->is_again;
       found->second->transport = ticket.transport;
       header.place = found->second->place;
       if (!ticket.is_serialized) destination = found->second->destination.tensor();
     }
   }
+  if (is_again) ForgetTries(id, ticket.transport);
   const bool fits = !destination.is_valid() ||
                     (destination.dtype() == header.dtype && destination.bytes() == header.bytes);
   // The producer chooses by its own policy; ours may be stricter.
@@ -160,6 +166,15 @@ absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> d
                 if (!received.ok()) return self->Complete(id, received.status(), {});
                 self->Complete(id, absl::OkStatus(), *std::move(received));
               });
+  if ((*exchange_.transports)[ticket.transport - 1]->may_offer_again()) {
+    // Whoever called it off in between has found nothing to be called off.
+    bool is_still_wanted = false;
+    {
+      SpinLockHolder lock(&mu_);
+      is_still_wanted = waiting_.contains(id);
+    }
+    if (!is_still_wanted) inlet->Cancel(id);
+  }
   return absl::OkStatus();
 }
 
@@ -191,6 +206,7 @@ absl::Status LaneClient::OnInlineTicket(const TicketMessage& ticket) {
       }
     }
   }
+  if (waiting->is_again) ForgetTries(ticket.id, 0);
   if (!fits) {
     std::move(done)(WrongDestination(header, destination), {});
     return absl::OkStatus();

@@ -56,7 +56,10 @@ void LaneServer::OnOpen(std::shared_ptr<Lane> lane) {
                                      absl::string_view body, absl::Span<const int> descriptors) {
       const auto open = weak.lock();
       if (open == nullptr) return absl::UnavailableError("the lane has ended");
-      return SendAnnouncement(*open, {number, body}, descriptors);
+      absl::Status status = SendAnnouncement(*open, {number, body}, descriptors);
+      // What the peer does not hear would leave it waiting.
+      if (absl::IsResourceExhausted(status)) open->Close(status);
+      return status;
     });
   }
 }

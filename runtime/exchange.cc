@@ -81,7 +81,7 @@ absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions option
   common.self = std::move(self);
   common.gpus = exchange->gpus();
   if (common.gpus != nullptr) common.self.gpus = common.gpus->uuids();
-  if (exchange->nccl_.library != nullptr) {
+  if (exchange->nccl_.library != nullptr && options.transports.nccl.memory_bytes > 0) {
     common.self.nccl_version = exchange->nccl_.library->version();
   }
   common.policy.require = options.require_transport;

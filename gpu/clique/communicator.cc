@@ -165,11 +165,7 @@ class NcclCommunicator::Maker final : public CliqueSteps {
   }
 
   void Discard(uint32_t generation, const absl::Status& why) override {
-    if (nccl::Communicator const comm = std::exchange(comm_, nullptr); comm != nullptr) {
-      OnDevice([&] {
-        return api_->Check(api_->table().abort(comm), "ncclCommAbort");
-      }).IgnoreError();
-    }
+    AbortNow();
     if (std::exchange(is_in_flight_, false)) gpus_.gate()->EndWork();
     warm_ = nullptr;
     phase_ = Phase::kIdle;
@@ -180,13 +176,10 @@ class NcclCommunicator::Maker final : public CliqueSteps {
   // --- When it is there ---
 
   void Abort(const absl::Status& why) {
-    if (nccl::Communicator const comm = std::exchange(comm_, nullptr); comm != nullptr) {
-      // On this thread: it may last until every kernel has left the device, and the executor is to
-      // get to the other communicators whose kernels must leave too.
-      const cuda::ScopedCurrent current(*gpu_.device);
-      const absl::Status ignored = api_->Check(api_->table().abort(comm), "ncclCommAbort");
-    }
+    AbortNow();
     if (plan_.state() == CliqueState::kReady) plan_.Retire(why);
+    // Here, where it may wait for the coordinator; the plan is through with it.
+    store_.reset();
   }
 
   absl::Status WaitEnqueued(absl::Duration timeout) {
@@ -216,6 +209,17 @@ class NcclCommunicator::Maker final : public CliqueSteps {
 
  private:
   enum class Phase { kIdle, kInitialising, kNotWarming, kExchanging, kFinishing };
+
+  // On this thread: it may last until every kernel has left the device, and the executor is to get
+  // to the other communicators whose kernels must leave too.
+  void AbortNow() {
+    nccl::Communicator const comm = std::exchange(comm_, nullptr);
+    if (comm == nullptr) return;
+    // Until nobody is in a call on it.
+    if (!gpu_.nccl->is_own_thread()) OnDevice([] { return absl::OkStatus(); }).IgnoreError();
+    const cuda::ScopedCurrent current(*gpu_.device);
+    const absl::Status ignored = api_->Check(api_->table().abort(comm), "ncclCommAbort");
+  }
 
   // Runs `call` on the device's executor and waits for it: it does not block.
   absl::Status OnDevice(std::function<absl::Status()> call) {
@@ -331,7 +335,7 @@ class NcclCommunicator::Maker final : public CliqueSteps {
   const CommunicatorOptions options_;
   const int rank_;
   const std::shared_ptr<Mailbox> mailbox_ = std::make_shared<Mailbox>();
-  const std::unique_ptr<CliqueStore> store_;
+  std::unique_ptr<CliqueStore> store_;
   CliquePlan plan_;
 
   std::optional<absl::Status> ended_;

@@ -265,6 +265,9 @@ void CudaIpcOutlet::Abort(const absl::Status& why) {
     state.pending.clear();
   }
   for (Pending& each : pending) std::move(each.done)(why);
+  if (left->pairs.empty() && left->offered.empty() && left->slices.empty() && left->sent.empty()) {
+    return;
+  }
   grace_->Keep([left = std::move(left)] {
     for (auto& [key, slice] : left->slices) {
       slice.ring->Give(std::move(slice.slot), std::move(slice.copied));

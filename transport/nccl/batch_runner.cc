@@ -23,6 +23,8 @@ constexpr absl::Duration kLookInterval = absl::Milliseconds(2);
 
 // Smaller batches say more of latency than of bandwidth.
 constexpr size_t kTellingBytes = size_t{1} << 20;
+// More than any link between two GPUs carries.
+constexpr double kMostBytesPerSecond = 1e12;
 
 }  // namespace
 
@@ -134,7 +136,12 @@ absl::Status BatchRunner::WatchUntilDone(const BatchPtr& batch) {
         self->last_end_ = SteadyClock().Now();
         size_t bytes = 0;
         for (const BatchOperation& each : batch->operations) bytes += each.bytes;
-        if (status.ok() && bytes >= kTellingBytes) self->learn_(bytes, self->last_end_ - began);
+        const absl::Duration taken = self->last_end_ - began;
+        // Two that are seen to be over in one look say nothing.
+        const bool is_telling =
+            bytes >= kTellingBytes &&
+            absl::ToDoubleSeconds(taken) * kMostBytesPerSecond > static_cast<double>(bytes);
+        if (status.ok() && is_telling) self->learn_(bytes, taken);
         auto& running = self->running_;
         running.erase(std::remove(running.begin(), running.end(), batch), running.end());
         if (status.ok() && self->IsAborted(*batch)) {

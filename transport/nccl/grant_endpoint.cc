@@ -136,6 +136,10 @@ absl::Status GrantEndpoint::OnMessage(const GrantMessage& message, GrantActions&
   if (dead_.contains(message.from)) return absl::OkStatus();
   switch (message.kind) {
     case GrantMessageKind::kGrant:
+      if (message.serial <= std::exchange(last_serials_[message.from], message.serial)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(Describe(message), " has come a second time, or too late"));
+      }
       OnGrant(message, actions);
       break;
     case GrantMessageKind::kAcknowledge:
@@ -190,8 +194,9 @@ void GrantEndpoint::ExpireOne(const TransferKey& key, absl::Time now, GrantActio
   if (!transfers_.contains(key)) return;
   if (std::exchange(transfer.is_overdue, true)) {
     const std::optional<BatchName> batch = BatchOf(key);
-    FERRY_CHECK(batch.has_value());
-    if (IsOpen(batch->communicator)) {
+    if (!batch.has_value()) {
+      Finish(key, why, actions);
+    } else if (IsOpen(batch->communicator)) {
       BreakAll({batch->communicator}, why, {}, actions);
     } else if (transfer.phase == Phase::kUnacknowledged) {
       Unacknowledged& sent = unacknowledged_.find(*batch)->second;

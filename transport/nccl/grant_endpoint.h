@@ -74,7 +74,10 @@ class GrantEndpoint final {
 
   // A process stands for that device of which nothing has been heard before. REQUIRES: nothing more
   // comes from one that has failed.
-  void PeerJoined(DeviceId peer) { dead_.erase(peer); }
+  void PeerJoined(DeviceId peer) {
+    dead_.erase(peer);
+    last_serials_.erase(peer);
+  }
 
   absl::Time NextDeadline() const;
   // Sees to transfers whose deadline has come.
@@ -281,6 +284,8 @@ class GrantEndpoint final {
   absl::btree_map<BatchName, Unacknowledged> unacknowledged_;
   absl::btree_map<uint64_t, Communicator> communicators_;
   absl::btree_map<DeviceId, absl::Status> dead_;
+  // Of grants that have come from each peer; those of an honest one rise.
+  absl::btree_map<DeviceId, uint64_t> last_serials_;
 };
 
 }  // namespace ferry

@@ -128,10 +128,22 @@ void NcclDevice::Cancel(const TransferKey& key, const absl::Status& why) {
           ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { endpoint_.Cancel(key, why, actions); });
 }
 
-absl::Status NcclDevice::OnMessage(const GrantMessage& message) {
+absl::Status NcclDevice::OnMessage(const GrantMessage& message, const PeerDevice& from) {
   absl::Status status;
-  Run([&](GrantActions& actions)
-          ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { status = endpoint_.OnMessage(message, actions); });
+  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    Pair& pair = pairs_[from.id];
+    if (pair.clique_incarnation != from.incarnation) {
+      const absl::StatusOr<CliqueKey> clique = CliqueWith(from);
+      pair.clique_id = clique.ok() ? clique->id() : 0;
+      pair.clique_incarnation = from.incarnation;
+    }
+    if (message.kind != GrantMessageKind::kCancel && message.communicator.id != pair.clique_id) {
+      status = absl::InvalidArgumentError(
+          absl::StrCat(Describe(message), " speaks of a communicator that is not theirs"));
+      return;
+    }
+    status = endpoint_.OnMessage(message, actions);
+  });
   return status;
 }
 
@@ -159,6 +171,14 @@ void NcclDevice::Stop(const absl::Status& why, absl::Duration patience) {
     }
     runner = runner_;
   });
+  {
+    // Another thread may be doing what was wanted.
+    const auto is_through = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+      return !is_performing_ && todo_.empty();
+    };
+    absl::MutexLock lock(&mu_);
+    mu_.AwaitWithTimeout(absl::Condition(&is_through), patience);
+  }
   if (runner != nullptr) runner->WaitUntilReached(patience);
 }
 

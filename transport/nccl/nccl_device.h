@@ -73,7 +73,8 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice> {
   // Nobody wants it any more; `done` still says when it is over.
   void Cancel(const TransferKey& key, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   //   Errors: INVALID_ARGUMENT: the peer does not keep to the protocol.
-  absl::Status OnMessage(const GrantMessage& message) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status OnMessage(const GrantMessage& message, const PeerDevice& from)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // A communicator with it will be needed.
   void Prepare(const PeerDevice& peer) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -107,6 +108,11 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice> {
     std::shared_ptr<Buffer> warmth;
     // Why the one that is being made is not wanted any more.
     std::shared_ptr<std::atomic<bool>> give_up;
+    // The last one was over before it could be opened.
+    bool was_overtaken = false;
+    // What messages of this peer may speak of, of that incarnation.
+    uint64_t clique_id = 0;
+    uint64_t clique_incarnation = 0;
     // After a failure: what it was, and when to try again.
     absl::Status failed;
     absl::Time retry_at = absl::InfinitePast();
@@ -140,6 +146,7 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice> {
   // Nothing can go to or from it for a while.
   void Fail(Pair& pair, const absl::Status& why, GrantActions& actions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::StatusOr<CliqueKey> CliqueWith(const PeerDevice& peer) const;
   void UpdateHold(Pair& pair) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Pair* PairOf(const CommunicatorName& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void OnBroken(const std::shared_ptr<NcclCommunicator>& communicator, const absl::Status& why)

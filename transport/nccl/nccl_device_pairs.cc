@@ -21,6 +21,15 @@ constexpr absl::Duration kLongestBackoff = absl::Seconds(60);
 
 }  // namespace
 
+absl::StatusOr<CliqueKey> NcclDevice::CliqueWith(const PeerDevice& peer) const {
+  std::vector<CliqueMember> members = {
+      {self_.value(), common_.incarnation},
+      {peer.id.value(), peer.incarnation},
+  };
+  if (peer.id < self_) std::swap(members[0], members[1]);
+  return CliqueKey::Create(std::move(members), kPurpose);
+}
+
 void NcclDevice::UpdateHold(Pair& pair) {
   const bool is_wanted = pair.users > 0 || pair.state == Pair::State::kMaking;
   if (pair.clique.empty() || is_wanted == pair.is_held) return;
@@ -70,13 +79,8 @@ absl::Status NcclDevice::Reserve(Pair& pair, GrantActions& actions) {
 void NcclDevice::Need(Pair& pair, GrantActions& actions) {
   if (pair.state != Pair::State::kIdle || !stopped_.ok()) return;
   if (SteadyClock().Now() < pair.retry_at) return Fail(pair, pair.failed, actions);
-  std::vector<CliqueMember> members = {
-      {self_.value(), common_.incarnation},
-      {pair.peer.id.value(), pair.peer.incarnation},
-  };
-  if (pair.peer.id < self_) std::swap(members[0], members[1]);
   const int rank = pair.peer.id < self_ ? 1 : 0;
-  const absl::StatusOr<CliqueKey> key = CliqueKey::Create(std::move(members), kPurpose);
+  const absl::StatusOr<CliqueKey> key = CliqueWith(pair.peer);
   if (!key.ok()) return Fail(pair, key.status(), actions);
   pair.clique = key->prefix();
   if (const absl::Status reserved = Reserve(pair, actions); !reserved.ok()) {
@@ -91,14 +95,12 @@ void NcclDevice::Need(Pair& pair, GrantActions& actions) {
   options.keep_going = [give_up = pair.give_up] {
     return give_up->load() ? absl::CancelledError("it is not wanted any more") : absl::OkStatus();
   };
-  const bool has_begun = common_.threads->Run(
-      "ferry-ncclopen", [self = shared_from_this(), peer = pair.peer.id, key = *key, rank,
-                         options = std::move(options), give_up = pair.give_up] {
+  const bool has_begun =
+      common_.threads->Run("ferry-ncclopen", [self = shared_from_this(), peer = pair.peer.id,
+                                              key = *key, rank, options = std::move(options)] {
         absl::StatusOr<std::shared_ptr<NcclCommunicator>> made =
             NcclCommunicator::Make(self->common_.job.library, *self->common_.gpus, self->ordinal_,
                                    key, rank, self->common_.job.store, options);
-        // It may have been made while its peer was failing.
-        if (made.ok() && give_up->load()) made = absl::CancelledError("it is not wanted any more");
         MadeCommunicator result = {std::move(made), nullptr, nullptr};
         const auto add_rest = [&]() -> absl::Status {
           FERRY_ASSIGN_OR_RETURN(result.gpu, self->common_.gpus->Get(self->ordinal_));
@@ -118,6 +120,10 @@ void NcclDevice::Made(DeviceId peer, const CliqueKey& key, MadeCommunicator resu
   Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     Pair& pair = pairs_[peer];
     absl::Status status = made.status();
+    // It may have been made while its peer was failing, or this process began to leave. It then
+    // goes when `result` does, on this thread, which may block.
+    const bool was_given_up = !stopped_.ok() || pair.give_up == nullptr || pair.give_up->load();
+    if (status.ok() && was_given_up) status = absl::CancelledError("it is not wanted any more");
     if (status.ok()) {
       if (runner_ == nullptr) {
         runner_ = std::make_shared<BatchRunner>(
@@ -137,6 +143,7 @@ void NcclDevice::Made(DeviceId peer, const CliqueKey& key, MadeCommunicator resu
       status = endpoint_.Open(pair.name, {self_, peer}, opened);
       if (status.ok()) {
         pair.failed = absl::OkStatus();
+        pair.was_overtaken = false;
         pair.backoff = absl::ZeroDuration();
         UpdateHold(pair);
         for (GrantAction& action : opened) actions.push_back(std::move(action));
@@ -146,18 +153,17 @@ void NcclDevice::Made(DeviceId peer, const CliqueKey& key, MadeCommunicator resu
       // on this thread, which may block.
       pair.communicator = nullptr;
     }
-    const bool was_given_up = absl::IsCancelled(status);
     pair.state = Pair::State::kIdle;
     pair.give_up = nullptr;
     cache_.Remove(std::exchange(pair.clique, ""));
     pair.is_held = false;
-    if (absl::IsFailedPrecondition(status) && made.ok()) {
+    const bool was_overtaken = absl::IsFailedPrecondition(status) && made.ok();
+    if (was_given_up || (was_overtaken && !std::exchange(pair.was_overtaken, true))) {
+      // Users of a process that has come in the place of the one that failed, or of the next
+      // generation.
       if (pair.users > 0) Need(pair, actions);
-    } else if (!was_given_up) {
+    } else {
       Fail(pair, status, actions);
-    } else if (pair.users > 0) {
-      // Of a process that has come in the place of the one that failed.
-      Need(pair, actions);
     }
   });
 }

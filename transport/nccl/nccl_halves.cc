@@ -87,14 +87,18 @@ void NcclOutlet::OfferReady(uint64_t id, const Tensor& tensor, const MemoryPlace
   transfer.key = key;
   transfer.peer = *peer;
   transfer.memory = tensor;
-  // The receiver tells what became of it.
-  transfer.done = [](absl::Status) {};
-  (*device)->Send(std::move(transfer),
-                  [key, done = std::move(done)](std::optional<GrantMessage> grant) mutable {
-                    TransportTicket ticket;
-                    ticket.body = EncodeNcclTicket({key, std::move(grant)});
-                    std::move(done)(std::move(ticket));
-                  });
+  auto callback = std::make_shared<OfferCallback>(std::move(done));
+  // Once it has been told, the receiver says what became of it.
+  transfer.done = [callback](absl::Status status) {
+    OfferCallback done = std::exchange(*callback, nullptr);
+    if (done) std::move(done)(AsAborted(status));
+  };
+  (*device)->Send(std::move(transfer), [key, callback](std::optional<GrantMessage> grant) {
+    TransportTicket ticket;
+    ticket.body = EncodeNcclTicket({key, std::move(grant)});
+    OfferCallback done = std::exchange(*callback, nullptr);
+    std::move(done)(std::move(ticket));
+  });
 }
 
 void NcclOutlet::Release(uint64_t id) {
@@ -205,21 +209,20 @@ void NcclInlet::Take(uint64_t id, const TensorHeader& header, absl::string_view 
       taking_[id] = {memory.is_valid() ? device : nullptr, ticket->key, std::move(done)};
     }
   }
-  if (!refused.ok()) return std::move(done)(AsAborted(refused), false);
-  PeerDevice peer;
-  for (size_t ordinal = 0; ordinal < peer_->endpoint().gpus.size(); ++ordinal) {
-    const auto each = peer_->device(static_cast<int>(ordinal));
-    if (each.has_value() && each->id == ticket->key.source) peer = *each;
+  if (!refused.ok()) {
+    Answer(body);
+    return std::move(done)(AsAborted(refused), false);
   }
+  const PeerDevice peer = *peer_->device(ticket->key.source);
   if (!memory.is_valid()) {
     // The source hears that it is not known here, if it grants it; and is asked again.
     device->Prepare(peer);
-    if (ticket->grant.has_value()) device->OnMessage(*ticket->grant).IgnoreError();
+    Answer(body);
     return GetMemory(id, header);
   }
   NcclTransfer transfer;
   transfer.key = ticket->key;
-  transfer.peer = std::move(peer);
+  transfer.peer = peer;
   transfer.memory = memory;
   transfer.done = [self = shared_from_this(), id, tensor = memory](absl::Status status) {
     if (status.ok()) return self->End(id, tensor);
@@ -263,11 +266,12 @@ void NcclInlet::Drop(uint64_t id, const TensorHeader& header, absl::string_view 
     absl::MutexLock lock(&mu_);
     got_.erase(id);
   }
-  const absl::StatusOr<NcclTicket> ticket = Check(header, body);
-  if (!ticket.ok() || !ticket->grant.has_value()) return;
-  // The source waits for an answer, with its device's lock.
-  const auto device = node_.Device(header.place.ordinal);
-  if (device.ok()) (*device)->OnMessage(*ticket->grant).IgnoreError();
+  Answer(body);
+}
+
+void NcclInlet::Answer(absl::string_view body) {
+  const absl::StatusOr<NcclTicket> ticket = DecodeNcclTicket(body);
+  if (ticket.ok() && ticket->grant.has_value()) peer_->OnMessage(*ticket->grant).IgnoreError();
 }
 
 void NcclInlet::Abort(const absl::Status& why) {

@@ -78,6 +78,8 @@ class NcclInlet final : public Inlet, public std::enable_shared_from_this<NcclIn
   // Leaves `memory` not valid if none is mapped: more is to be got.
   absl::Status FindMemory(uint64_t id, const TensorHeader& header, Tensor& memory)
       ABSL_LOCKS_EXCLUDED(mu_);
+  // The source waits for an answer to the grant that the ticket carries, with its device's lock.
+  void Answer(absl::string_view body);
   void GetMemory(uint64_t id, const TensorHeader& header);
   void End(uint64_t id, absl::StatusOr<Tensor> tensor) ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -51,16 +51,19 @@ void NcclPeer::Send(const GrantMessage& message) {
 
 absl::Status NcclPeer::OnMessage(absl::string_view body) {
   FERRY_ASSIGN_OR_RETURN(const GrantMessage message, DecodeGrantMessage(body));
-  if (!owns(message.from)) {
+  return OnMessage(message);
+}
+
+absl::Status NcclPeer::OnMessage(const GrantMessage& message) {
+  const std::optional<PeerDevice> from = device(message.from);
+  if (!from.has_value()) {
     return absl::InvalidArgumentError(
         absl::StrCat(Describe(message), " has come from ", Describe(endpoint_.peer)));
   }
-  const std::shared_ptr<NcclDevice> device = node_.Find(message.to);
-  if (device == nullptr) {
-    // Of one whose ticket has found its GPU not usable here.
-    return absl::OkStatus();
-  }
-  return device->OnMessage(message);
+  if (has_failed()) return absl::OkStatus();
+  const std::shared_ptr<NcclDevice> to = node_.DeviceById(message.to);
+  // It may be one whose ticket has found that NCCL cannot be used here.
+  return to == nullptr ? absl::OkStatus() : to->OnMessage(message, *from);
 }
 
 void NcclPeer::Fail(const absl::Status& why) {
@@ -86,13 +89,12 @@ std::optional<PeerDevice> NcclPeer::device(int ordinal) const {
                     absl::StrCat("gpu:", ordinal, " of ", Describe(endpoint_.peer))};
 }
 
-bool NcclPeer::owns(DeviceId device) const {
+std::optional<PeerDevice> NcclPeer::device(DeviceId id) const {
   for (size_t ordinal = 0; ordinal < endpoint_.gpus.size(); ++ordinal) {
-    if (node_.common().job.device_of(endpoint_.peer.node_id, static_cast<int>(ordinal)) == device) {
-      return true;
-    }
+    std::optional<PeerDevice> each = device(static_cast<int>(ordinal));
+    if (each.has_value() && each->id == id) return each;
   }
-  return false;
+  return std::nullopt;
 }
 
 NcclNode::NcclNode(const TransportEnvironment& environment, const NcclTransportOptions& options,
@@ -111,6 +113,18 @@ NcclNode::NcclNode(const TransportEnvironment& environment, const NcclTransportO
 NcclNode::~NcclNode() { Stop(absl::CancelledError("this process is leaving")); }
 
 std::shared_ptr<NcclPeer> NcclNode::Peer(const Endpoint& endpoint) {
+  {
+    absl::MutexLock lock(&mu_);
+    const auto found = peers_.find(endpoint.peer.node_id);
+    if (found != peers_.end() && !found->second->has_failed() &&
+        found->second->endpoint().peer.incarnation == endpoint.peer.incarnation) {
+      return found->second;
+    }
+  }
+  return NewPeer(endpoint);
+}
+
+std::shared_ptr<NcclPeer> NcclNode::NewPeer(const Endpoint& endpoint) {
   std::shared_ptr<NcclPeer> replaced;
   std::shared_ptr<NcclPeer> peer;
   std::vector<std::shared_ptr<NcclDevice>> devices;
@@ -118,10 +132,6 @@ std::shared_ptr<NcclPeer> NcclNode::Peer(const Endpoint& endpoint) {
   {
     absl::MutexLock lock(&mu_);
     std::shared_ptr<NcclPeer>& known = peers_[endpoint.peer.node_id];
-    if (known != nullptr && known->endpoint().peer.incarnation == endpoint.peer.incarnation &&
-        !known->has_failed()) {
-      return known;
-    }
     replaced = std::move(known);
     known = peer = std::make_shared<NcclPeer>(*this, endpoint);
     if (!status_.ok()) return peer;
@@ -129,7 +139,7 @@ std::shared_ptr<NcclPeer> NcclNode::Peer(const Endpoint& endpoint) {
   }
   // Nothing that the former one has begun goes on.
   if (replaced != nullptr)
-    replaced->Fail(absl::UnavailableError("another process is in its place"));
+    replaced->Fail(absl::UnavailableError("another lane to it is in the place of this one"));
   for (size_t ordinal = 0; ordinal < endpoint.gpus.size(); ++ordinal) {
     const std::optional<PeerDevice> device = peer->device(static_cast<int>(ordinal));
     if (device.has_value()) theirs.push_back(device->id);
@@ -188,6 +198,16 @@ absl::StatusOr<std::shared_ptr<NcclDevice>> NcclNode::Device(int ordinal) {
     device = std::make_shared<NcclDevice>(common_, ordinal, *id);
   }
   return device;
+}
+
+std::shared_ptr<NcclDevice> NcclNode::DeviceById(DeviceId device) {
+  if (auto found = Find(device); found != nullptr || !status_.ok()) return found;
+  for (int ordinal = 0; ordinal < common_.gpus->count(); ++ordinal) {
+    if (common_.job.device_of(node_id_, ordinal) != device) continue;
+    absl::StatusOr<std::shared_ptr<NcclDevice>> made = Device(ordinal);
+    return made.ok() ? *std::move(made) : nullptr;
+  }
+  return nullptr;
 }
 
 std::shared_ptr<NcclDevice> NcclNode::Find(DeviceId device) const {

@@ -34,12 +34,15 @@ class NcclPeer final : public std::enable_shared_from_this<NcclPeer> {
   void Send(const GrantMessage& message) ABSL_LOCKS_EXCLUDED(mu_);
   // What came from there, of which nothing is trusted.
   absl::Status OnMessage(absl::string_view body);
+  absl::Status OnMessage(const GrantMessage& message);
   // Its lane has ended.
   void Fail(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   bool has_failed() const ABSL_LOCKS_EXCLUDED(mu_);
   // Of its GPUs; nothing: it has no such one that the job knows.
   std::optional<PeerDevice> device(int ordinal) const;
-  bool owns(DeviceId device) const;
+  // Nothing: it is not one of its.
+  std::optional<PeerDevice> device(DeviceId id) const;
+  bool owns(DeviceId id) const { return device(id).has_value(); }
 
  private:
   NcclNode& node_;
@@ -60,13 +63,17 @@ class NcclNode final {
   const absl::Status& status() const { return status_; }
   const NcclDevice::Common& common() const { return common_; }
 
-  // The peer that both halves of a lane share: a new one when the last one has failed.
+  // A lane to it has been opened: what a former one has begun does not go on.
+  std::shared_ptr<NcclPeer> NewPeer(const Endpoint& endpoint) ABSL_LOCKS_EXCLUDED(mu_);
+  // The same for the lane's other half.
   std::shared_ptr<NcclPeer> Peer(const Endpoint& endpoint) ABSL_LOCKS_EXCLUDED(mu_);
 
   // One of this process's.
   //   Errors: why NCCL cannot be used with it.
   absl::StatusOr<std::shared_ptr<NcclDevice>> Device(int ordinal) ABSL_LOCKS_EXCLUDED(mu_);
-  // Those that have been asked for.
+  // One of this process's, by the job's id; null: it is none, or cannot be used.
+  std::shared_ptr<NcclDevice> DeviceById(DeviceId device) ABSL_LOCKS_EXCLUDED(mu_);
+  // If it has been asked for.
   std::shared_ptr<NcclDevice> Find(DeviceId device) const ABSL_LOCKS_EXCLUDED(mu_);
   std::shared_ptr<NcclDevice> FindOrdinal(int ordinal) const ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -13,8 +13,8 @@
 namespace ferry {
 namespace {
 
-// A grant, its answer, a launch on either side, and their ends being noticed: assumed, not measured.
-// More than copies through the host's memory take for what is small, up to about 150 KB.
+// A grant, its answer, a launch on either side, and their ends being noticed: assumed, not
+// measured. More than copies through the host's memory take for what is small, up to about 150 KB.
 constexpr absl::Duration kLatency = absl::Microseconds(150);
 // Until something is known: a good network.
 constexpr double kAssumedBytesPerSecond = 20e9;
@@ -104,7 +104,7 @@ absl::StatusOr<PathCost> NcclTransport::Cost(const PathQuery& query) const {
 }
 
 std::shared_ptr<Outlet> NcclTransport::MakeOutlet(const Endpoint& peer) {
-  return std::make_shared<NcclOutlet>(node_, node_.Peer(peer));
+  return std::make_shared<NcclOutlet>(node_, node_.NewPeer(peer));
 }
 
 std::shared_ptr<Inlet> NcclTransport::MakeInlet(const Endpoint& peer, ReleaseCallback release) {
