@@ -27,8 +27,8 @@ struct Mode {
 };
 
 constexpr Mode kModes[] = {
-    {Way::kView, "a view of the sender's memory", "cuda_ipc", "cuda_ipc"},
-    {Way::kCopy, "a copy into the receiver's memory", "cuda_ipc", "cuda_ipc"},
+    {Way::kView, "a view of the sender's memory", "cuda_ipc", "cuda_ipc, view"},
+    {Way::kCopy, "a copy into the receiver's memory", "cuda_ipc", "cuda_ipc, copy"},
     {Way::kStaged, "through host memory", "shm", "shm, staged"},
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Figures of keyed transfers over NCCL, Step::Send and Recv, beside raw ncclSend and ncclRecv
-// between the same two GPUs.
+// between the same two GPUs, on a communicator made alike.
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -26,7 +26,9 @@ class RawNccl final {
  public:
   static absl::StatusOr<std::shared_ptr<RawNccl>> Create(CheckNode& self) {
     auto raw = std::make_shared<RawNccl>();
-    FERRY_ASSIGN_OR_RETURN(raw->communicator_, MakeCommunicator(self, {0, 1}));
+    // As the transport makes its own.
+    FERRY_ASSIGN_OR_RETURN(raw->communicator_,
+                           MakeCommunicator(self, {0, 1}, NcclTransportOptions().max_ctas));
     return raw;
   }
 

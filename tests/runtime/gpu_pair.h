@@ -154,7 +154,6 @@ class GpuPeer final {
   const Channel channel_;
   Endpoint other_;
   Directory directory_;
-  Endpoint other_;
   ExchangeEnd end_;
 };
 
