@@ -106,7 +106,7 @@ std::string AdviceForCall(absl::string_view message) {
     return "take CUDA's compat folder out of LD_LIBRARY_PATH: these GPUs or this driver do not "
            "support it";
   }
-  if (has_code(46)) {
+  if (has_code(46) || absl::StrContains(message, "has it to itself")) {
     return "another process has the GPU to itself (nvidia-smi shows it; nvidia-smi -c 0 allows "
            "several)";
   }

@@ -170,7 +170,7 @@ class WithGpus(Doctor):
         found = self.diagnose(**self.variables, STRICT_CUDA_FAIL=fault)
         for name in ("peer access", "gpu:0 ipc", "gpu:1 ipc"):
             self.expect(found, name, "wrong", "another process has it to itself",
-                        "nvidia-smi -c")
+                        "nvidia-smi -c 0")
 
     def test_exclusive_mode(self):
         found = self.diagnose(**self.variables, STRICT_CUDA_ATTRIBUTES="20=3")

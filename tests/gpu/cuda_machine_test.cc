@@ -45,6 +45,7 @@ TEST_F(CudaMachineTest, ADeviceThatProhibitsContextsIsRefused) {
 }
 
 TEST_F(CudaMachineTest, AnExclusiveDeviceIsTheFirstOnes) {
+  NEEDS_THE_DOUBLE("can play what this needs");
   setenv("STRICT_CUDA_ATTRIBUTES", "20=3", 1);
   ExpectBoth(
       [](const Wire& wire) {

@@ -20,7 +20,8 @@ WITHOUT_FLAG = {
     "ResponseCacheLimits::max_entries": "nodes keep no responses",
 }
 # Of container engines and of Slurm, which errors name as well.
-OF_OTHERS = {"--gpus", "--gres"}
+OF_OTHERS = {"--cpus", "--cpus-per-task", "--gpus", "--gres", "--shm-size", "--ulimit", "--device", "--ipc",
+             "--pid", "--network"}
 
 
 def texts(path):

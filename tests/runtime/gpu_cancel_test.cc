@@ -105,6 +105,7 @@ TEST(GpuCancel, WhatIsNotReadyHoldsUpNothingForTheHost) { ExpectNobodyIsHeldUp("
 
 // The receive ends in time, and its buffer is kept as long as the device may write to it.
 TEST(GpuCancel, AReceiverDoesNotWaitForTheProducersKernel) {
+  NEEDS_THE_DOUBLE("can play what this needs");
   RunGpuPair(
       {},
       [](GpuPeer& peer) {
@@ -141,6 +142,7 @@ TEST(GpuCancel, AReceiverDoesNotWaitForTheProducersKernel) {
 
 // Called off while slices are on their way: the ring is whole again, and others get through.
 TEST(GpuCancel, OneThatComesInSlicesIsCalledOff) {
+  NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;
   options.environment = {{"STRICT_CUDA_DELAY_US", "5000"}};
   options.exchange.gpus.staging = {.budget_bytes = size_t{4} << 20, .slot_bytes = size_t{2} << 20};
@@ -182,6 +184,7 @@ TEST(GpuCancel, OneThatComesInSlicesIsCalledOff) {
 // The descriptor of a segment comes once; if it cannot be opened then, that tensor fails, and the
 // next one has it asked for again.
 TEST(GpuCancel, ASegmentThatCouldNotBeOpenedIsAskedForAgain) {
+  NEEDS_THE_DOUBLE("can play what this needs");
   RunGpuPair(
       {},
       [](GpuPeer& peer) {
@@ -221,6 +224,7 @@ TEST(GpuCancel, ASegmentThatCouldNotBeOpenedIsAskedForAgain) {
 
 // What is refused is tried again after a while; until then the reason stands.
 TEST(GpuCancel, APairThatWasRefusedIsProbedAgain) {
+  NEEDS_THE_DOUBLE("can play what this needs");
   constexpr int kTries = 200;
   RunGpuPair(
       {},
@@ -260,6 +264,7 @@ TEST(GpuCancel, APairThatWasRefusedIsProbedAgain) {
 
 // A receiver that gives back what it has not been sent yet gets nothing, and nothing is kept.
 TEST(GpuCancel, WhatIsGivenBackBeforeItWasSentIsNotKept) {
+  NEEDS_THE_DOUBLE("can play what this needs");
   RunGpuPair(
       {},
       [](GpuPeer& peer) {

@@ -121,6 +121,7 @@ TEST(GpuDeath, AProducerThatLeavesKeepsWhatIsLentForAWhile) {
 
 // kill -9 with a copy of the consumer's behind a kernel of the producer's.
 TEST(GpuDeath, AProducerIsKilledInTheMiddleOfACopy) {
+  NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;
   options.producer_dies = true;
   RunGpuPair(
@@ -152,6 +153,7 @@ TEST(GpuDeath, AProducerIsKilledInTheMiddleOfACopy) {
 }
 
 TEST(GpuDeath, AProducerIsKilledBetweenSlices) {
+  NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;
   options.producer_dies = true;
   options.environment = {{"STRICT_CUDA_DELAY_US", "20000"}};
@@ -217,6 +219,7 @@ TEST(GpuDeath, AConsumerIsKilledWhileItMaps) {
 }
 
 TEST(GpuDeath, AConsumerIsKilledBetweenSlices) {
+  NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;
   options.consumer_dies = true;
   options.environment = {{"STRICT_CUDA_DELAY_US", "20000"}};
@@ -251,6 +254,7 @@ TEST(GpuDeath, AConsumerIsKilledBetweenSlices) {
 // A stream of the consumer's still copies out of a view when the last reference goes: it stays
 // open, and its owner does not get it back, until that is done.
 TEST(GpuDeath, AViewIsNotUnmappedWhileAStreamCopiesFromIt) {
+  NEEDS_THE_DOUBLE("can play what this needs");
   RunGpuPair(
       {},
       [](GpuPeer& peer) {

@@ -99,6 +99,7 @@ void ExpectReason(GpuPairOptions options, const std::string& to, const std::stri
 }
 
 TEST(GpuMachine, WithoutPeerAccessItIsStaged) {
+  NEEDS_THE_DOUBLE("can play what this needs");
   const GpuPairOptions options = {.environment = {{"STRICT_CUDA_PEERS", "none"}}};
   ExpectPath(options, "GPU:1", "shm, staged");
   ExpectReason(options, "GPU:1", "no peer access");
@@ -106,6 +107,7 @@ TEST(GpuMachine, WithoutPeerAccessItIsStaged) {
 
 // The same GPU is another number, or not there at all.
 TEST(GpuMachine, ProcessesThatSeeDifferentGpus) {
+  NEEDS_THE_DOUBLE("can play what this needs");
   const GpuPairOptions swapped = {.consumer_environment = {{"CUDA_VISIBLE_DEVICES", "1,0"}}};
   ExpectPath(swapped, "GPU:1", "cuda_ipc, view");
   ExpectPath(swapped, "GPU:0", "cuda_ipc, copy");
@@ -115,6 +117,7 @@ TEST(GpuMachine, ProcessesThatSeeDifferentGpus) {
 
 // A process sees one instance. Two of one instance are as two of one GPU.
 TEST(GpuMachine, BetweenMigInstancesItIsStaged) {
+  NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options = {.environment = {{"STRICT_CUDA_MIG", "1"}}};
   ExpectPath(options, "GPU:0", "cuda_ipc, view");
   options.consumer_environment = {{"CUDA_VISIBLE_DEVICES", "1"}};
@@ -123,6 +126,7 @@ TEST(GpuMachine, BetweenMigInstancesItIsStaged) {
 }
 
 TEST(GpuMachine, AGpuThatAnotherProcessHasToItself) {
+  NEEDS_THE_DOUBLE("can play what this needs");
   const GpuPairOptions options = {.environment = {{"STRICT_CUDA_ATTRIBUTES", "20=3"}}};
   RunGpuPair(
       options,
@@ -155,6 +159,7 @@ TEST(GpuMachine, AGpuThatAnotherProcessHasToItself) {
 
 // As in gVisor and WSL, on either side.
 TEST(GpuMachine, ADriverWithoutIpc) {
+  NEEDS_THE_DOUBLE("can play what this needs");
   const std::map<std::string, std::string> without = {
       {"FERRY_CUDA_LIBRARY", STRICT_CUDA_WITHOUT_IPC}};
   ExpectPath({.producer_environment = without}, "GPU:0", "shm, staged");
@@ -164,6 +169,7 @@ TEST(GpuMachine, ADriverWithoutIpc) {
 }
 
 TEST(GpuMachine, WithoutADriverTheHostsMemoryIsUsed) {
+  NEEDS_THE_DOUBLE("can play what this needs");
   RunGpuPair(
       {.consumer_environment = {{"STRICT_CUDA_FAIL", "cuInit:999"}}, .consumer_has_gpus = false},
       [](GpuPeer& peer) {

@@ -75,6 +75,7 @@ TEST(GpuMemory, MappedMemoryWithoutAHandleTypeIsStaged) {
 }
 
 TEST(GpuMemory, ManagedMemoryIsStaged) {
+  NEEDS_THE_DOUBLE("can play what this needs");
   ExpectPath(
       [](GpuPeer& peer) {
         const cuda::ScopedCurrent current(*peer.gpu(0).device);

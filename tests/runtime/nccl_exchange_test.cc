@@ -58,6 +58,7 @@ std::string ReceivePattern(GpuPeer& peer, Step& step, const std::string& to, int
 }
 
 TEST(NcclExchange, BetweenMachines) {
+  NEEDS_THE_DOUBLE("can play what this needs");
   RunGpuPair(
       {.environment = {{"STRICT_CUDA_DELAY_US", "2000"}}, .is_apart = true},
       [](GpuPeer& peer) { SendPatterns(peer, "GPU:1", 5); },
@@ -170,6 +171,7 @@ bool HasSecondGeneration() {
 // A call of NCCL's fails on one side, once: the communicator is ended on both, and the tensors go
 // by the next one.
 TEST(NcclExchange, AnErrorOfNcclCostsNoTensor) {
+  NEEDS_THE_DOUBLE("can play what this needs");
   for (const char* const failing : {"ncclSend:3:3:1", "ncclGroupEnd:2:2:1", "ncclGroupEnd:3:0:1",
                                     "ncclGroupStart:3:4:1", "ncclCommGetAsyncError:6:9:1"}) {
     for (const bool at_consumer : {false, true}) {
@@ -207,6 +209,7 @@ TEST(NcclExchange, AnErrorOfNcclCostsNoTensor) {
 // The kernel of the sender's half is running when the sender is killed: the receiver's would spin
 // for ever.
 TEST(NcclExchange, AProducerThatIsKilledInTheMiddle) {
+  NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;
   options.is_apart = true;
   options.producer_dies = true;
@@ -240,6 +243,7 @@ TEST(NcclExchange, AProducerThatIsKilledInTheMiddle) {
 }
 
 TEST(NcclExchange, AConsumerThatIsKilledInTheMiddle) {
+  NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;
   options.is_apart = true;
   options.consumer_dies = true;
@@ -272,6 +276,7 @@ TEST(NcclExchange, AConsumerThatIsKilledInTheMiddle) {
 
 // Why a pair cannot is known before anything is tried, and another way is taken.
 TEST(NcclExchange, WithoutNcclOnOneSideItIsStaged) {
+  NEEDS_THE_DOUBLE("can play what this needs");
   const std::map<std::string, std::string> without = {{"FERRY_NCCL_LIBRARY", "/nowhere.so"}};
   const std::map<std::string, std::string> older = {{"STRICT_CUDA_NCCL_VERSION", "22803"}};
   for (const auto& [environment, reason] :
@@ -307,6 +312,7 @@ TEST(NcclExchange, WithoutNcclOnOneSideItIsStaged) {
 
 // A rank that never gets there: who waits gives up, says for whom it waited, and goes another way.
 TEST(NcclExchange, ARankThatNeverComes) {
+  NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;
   options.is_apart = true;
   options.exchange.transports.nccl.open_timeout = absl::Seconds(1);
@@ -325,6 +331,7 @@ TEST(NcclExchange, ARankThatNeverComes) {
 
 // Room for one communicator, and two GPUs to exchange with, in turns.
 TEST(NcclExchange, CommunicatorsMakeRoomForEachOther) {
+  NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;
   options.is_apart = true;
   options.exchange.require_transport = "nccl";
@@ -364,6 +371,7 @@ TEST(NcclExchange, CommunicatorsMakeRoomForEachOther) {
 
 // A tensor whose bytes come late holds up none that are there.
 TEST(NcclExchange, ALateTensorHoldsUpNoOther) {
+  NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;
   options.is_apart = true;
   options.exchange.require_transport = "nccl";
