@@ -274,7 +274,8 @@ Finding JudgeIpc(int ordinal, const IpcOutcome& descriptor, const IpcOutcome& ha
                    "keep the processes in one pid namespace, as older handles need it");
   }
   return Wrong(std::move(name), reasons,
-               absl::StrContains(reasons, "failed with code ")
+               absl::StrContains(reasons, "failed with code ") ||
+                       absl::StrContains(reasons, "has it to itself")
                    ? AdviceForCall(reasons)
                    : "tensors between processes of this machine are staged through host memory");
 }
