@@ -412,5 +412,55 @@ TEST(NcclExchange, ALateTensorHoldsUpNoOther) {
       });
 }
 
+// Whatever a receive that is called off has got to: its ticket may be on its way, with a grant for
+// which the sender's GPU waits.
+TEST(NcclExchange, ReceivesThatAreCalledOffHoldUpNoOther) {
+  constexpr int kCount = 60;
+  constexpr size_t kSize = 300'000;
+  GpuPairOptions options;
+  options.is_apart = true;
+  options.exchange.require_transport = "nccl";
+  RunGpuPair(
+      options,
+      [&](GpuPeer& peer) {
+        Step step = peer.Open();
+        const Tensor tensor = OnGpu(peer, 0, kSize);
+        const Tensor pattern = GpuPeer::Pattern(kSize, 3);
+        const auto stream = peer.NewStream(0);
+        peer.Write(tensor, pattern, stream->get());
+        for (int i = 0; i <= kCount; ++i) {
+          ASSERT_TRUE(
+              step.Send(GpuPeer::Key(absl::StrCat("t", i), "GPU:0", "GPU:1"), tensor, stream->get())
+                  .ok());
+        }
+        peer.Meet();
+      },
+      [&](GpuPeer& peer) {
+        Step step = peer.Open();
+        const auto stream = peer.NewStream(1);
+        // The communicator is there before anything is called off.
+        const auto first = step.Recv(GpuPeer::Key("t0", "GPU:0", "GPU:1"), kPatience);
+        ASSERT_TRUE(first.ok()) << first.status();
+        std::vector<Receipt> receipts(kCount);
+        for (int i = 1; i < kCount; ++i) {
+          Cancellation cancellation;
+          RecvArgs args;
+          args.cancellation = &cancellation;
+          Receipt& receipt = receipts[static_cast<size_t>(i)];
+          step.RecvAsync(GpuPeer::Key(absl::StrCat("t", i), "GPU:0", "GPU:1"), std::move(args),
+                         receipt.callback());
+          absl::SleepFor(absl::Microseconds(37 * i));
+          cancellation.Cancel();
+          const auto received = receipt.Wait(absl::Seconds(10));
+          EXPECT_TRUE(received.ok() || absl::IsCancelled(received.status())) << received.status();
+        }
+        const auto last = step.Recv(GpuPeer::Key(absl::StrCat("t", kCount), "GPU:0", "GPU:1"),
+                                    absl::Seconds(10), stream->get());
+        ASSERT_TRUE(last.ok()) << last.status();
+        EXPECT_TRUE(Holds(peer.Read(*last, stream->get()), GpuPeer::Pattern(kSize, 3)));
+        peer.Meet();
+      });
+}
+
 }  // namespace
 }  // namespace ferry
