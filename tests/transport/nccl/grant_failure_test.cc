@@ -162,5 +162,32 @@ TEST_F(GrantFailureTest, ADeadlineAfterTheGrantAbortsAfterTheGrace) {
   EXPECT_TRUE(devices_[0].endpoint.is_idle());
 }
 
+// Each grant has a serial of its own: one that comes twice would leave a batch that nothing ends.
+TEST(GrantSerials, AGrantThatComesTwiceIsRefused) {
+  FakeClock clock;
+  GrantEndpoint endpoint(DeviceId(1), {}, clock);
+  const CommunicatorName name = {7, 1};
+  GrantActions actions;
+  ASSERT_TRUE(endpoint.Open(name, {DeviceId(0), DeviceId(1)}, actions).ok());
+  const TransferKey key = {DeviceId(0), DeviceId(1), 5};
+  ASSERT_TRUE(endpoint.Add({.key = key, .bytes = 10}, actions).ok());
+  GrantMessage grant;
+  grant.from = DeviceId(0);
+  grant.to = DeviceId(1);
+  grant.communicator = name;
+  grant.serial = 3;
+  grant.operations = {{key, 10}};
+  EXPECT_TRUE(endpoint.OnMessage(grant, actions).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(endpoint.OnMessage(grant, actions)));
+  grant.serial = 2;
+  EXPECT_TRUE(absl::IsInvalidArgument(endpoint.OnMessage(grant, actions)));
+  // A process that has come in its place counts from one.
+  endpoint.PeerFailed(DeviceId(0), absl::UnavailableError("gone"), actions);
+  endpoint.PeerJoined(DeviceId(0));
+  grant.serial = 1;
+  grant.communicator.generation = 2;
+  EXPECT_TRUE(endpoint.OnMessage(grant, actions).ok());
+}
+
 }  // namespace
 }  // namespace ferry::grant_test
