@@ -100,7 +100,8 @@ class GpuArena final : public std::enable_shared_from_this<GpuArena> {
   struct State;
 
   explicit GpuArena(std::unique_ptr<State> state);
-  std::shared_ptr<DeviceBuffer> BufferOf(ArenaSegment& segment, const TakenBlock& block, size_t bytes);
+  std::shared_ptr<DeviceBuffer> BufferOf(ArenaSegment& segment, const TakenBlock& block,
+                                         size_t bytes);
   void Release(ArenaSegment& segment, uint32_t index, DeviceBuffer::Uses uses);
   absl::StatusOr<UniqueFd> Export(uint32_t segment) const;
 

@@ -33,7 +33,8 @@ class FaultyOutlet final : public Outlet, public std::enable_shared_from_this<Fa
  public:
   explicit FaultyOutlet(StatePtr state) : state_(std::move(state)) { ++state_->halves; }
 
-  void Offer(uint64_t id, const Tensor& tensor, const MemoryPlace& to, OfferCallback done) override {
+  void Offer(uint64_t id, const Tensor& tensor, const MemoryPlace& to,
+             OfferCallback done) override {
     if (!aborted_.ok()) return std::move(done)(aborted_);
     if (state_->Chance(state_->faults.fail)) {
       ++state_->failed;

@@ -29,7 +29,8 @@ class TcpTransport::TcpOutlet final : public Outlet,
  public:
   explicit TcpOutlet(DataPlane& plane) : plane_(plane) {}
 
-  void Offer(uint64_t id, const Tensor& tensor, const MemoryPlace& to, OfferCallback done) override {
+  void Offer(uint64_t id, const Tensor& tensor, const MemoryPlace& to,
+             OfferCallback done) override {
     auto transfer = std::make_shared<OutgoingTransfer>();
     transfer->id = id;
     transfer->tensor = tensor;

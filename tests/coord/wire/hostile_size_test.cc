@@ -239,8 +239,8 @@ TEST(HostileMemory, ReturnsAfterAbandonedGets) {
     gets.clear();
     if (round == 0) after_first = ResidentBytes();
   }
-  // A call costs some 10 KB on both sides of this process; kept, these would be 150 MB. gRPC deletes
-  // the last ones after it has answered them.
+  // A call costs some 10 KB on both sides of this process; kept, these would be 150 MB. gRPC
+  // deletes the last ones after it has answered them.
   const size_t limit = after_first + (48u << 20);
   const absl::Time give_up = absl::Now() + kPatience;
   size_t resident = ResidentBytes();
