@@ -68,6 +68,7 @@ TEST_F(KernelsTest, PatternsAndSumsAreThoseOfTheHost) {
 }
 
 TEST_F(KernelsTest, ScaleAddIsDoneToEachElement) {
+  NEEDS_THE_DOUBLE("knows kernels by their names");
   const auto kernels = Kernels::Load(device_, kPtx);
   ASSERT_OK(kernels.status());
   // Neither a whole number of blocks nor of words.

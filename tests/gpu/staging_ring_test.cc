@@ -89,6 +89,7 @@ TEST_F(StagingRingTest, ASlotIsNobodysUntilTheDeviceHasLeftIt) {
 }
 
 TEST_F(StagingRingTest, WithoutMemoryForOneSlotThatIsSaid) {
+  NEEDS_THE_DOUBLE("makes calls fail");
   const auto ring = StagingRing::Create(executor_, nullptr, {});
   const auto fail =
       reinterpret_cast<void (*)(const char*, int, int, int)>(StrictSymbol("strict_cuda_fail"));
