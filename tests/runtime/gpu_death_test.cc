@@ -63,16 +63,21 @@ TEST(GpuDeath, MemoryThatIsLentIsNotUsedAgain) {
         }
         peer.Read(next.back(), stream->get());
         peer.Meet();
-        EXPECT_TRUE(step.Close(kPatience).ok());
+        const absl::Status closed = step.Close(kPatience);
+        EXPECT_TRUE(closed.ok()) << closed;
+        peer.Meet();
       },
       [](GpuPeer& peer) {
         const auto stream = peer.NewStream(0);
         Step step = peer.Open();
-        const auto tensor = step.Recv(KeyOf(0), kPatience, stream->get());
+        auto tensor = step.Recv(KeyOf(0), kPatience, stream->get());
         ASSERT_TRUE(tensor.ok()) << tensor.status();
         peer.Meet();
         peer.Meet();
         EXPECT_TRUE(Holds(peer.Read(*tensor, stream->get()), GpuPeer::Pattern(kBytes, 0)));
+        // Who leaves with something on loan has not taken it.
+        tensor = absl::CancelledError("let go");
+        peer.Meet();
       });
 }
 
