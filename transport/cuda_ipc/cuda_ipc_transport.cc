@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
+#include "transport/gpu_of.h"
 
 namespace ferry {
 namespace {
@@ -15,19 +16,6 @@ constexpr absl::Duration kLatency = absl::Microseconds(10);
 constexpr double kMappedBytesPerSecond = 1e12;
 // Between two GPUs, until something is known: less than NVLink, as much as PCIe.
 constexpr double kAssumedBytesPerSecond = 20e9;
-
-absl::StatusOr<std::string> GpuOf(const Endpoint& node, const MemoryPlace& place,
-                                  absl::string_view side) {
-  if (place.space != MemorySpace::kCuda) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("it is ", side, " host memory: this is for GPUs"));
-  }
-  if (place.ordinal < 0 || static_cast<size_t>(place.ordinal) >= node.gpus.size()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(Describe(node.peer), " has no ", ToString(place), " that is in use"));
-  }
-  return node.gpus[static_cast<size_t>(place.ordinal)];
-}
 
 std::string NoteOf(bool is_same_gpu, bool is_in_arena, const std::string& last) {
   return absl::StrCat(

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
+#include "transport/gpu_of.h"
 #include "transport/nccl/nccl_halves.h"
 
 namespace ferry {
@@ -20,19 +21,6 @@ constexpr absl::Duration kLatency = absl::Microseconds(150);
 constexpr double kAssumedBytesPerSecond = 20e9;
 // Of what is known, how much each batch changes.
 constexpr double kWeight = 0.1;
-
-absl::StatusOr<std::string> GpuOf(const Endpoint& node, const MemoryPlace& place,
-                                  absl::string_view side) {
-  if (place.space != MemorySpace::kCuda) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("it is ", side, " host memory: this is for GPUs"));
-  }
-  if (place.ordinal < 0 || static_cast<size_t>(place.ordinal) >= node.gpus.size()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(Describe(node.peer), " has no ", ToString(place), " that is in use"));
-  }
-  return node.gpus[static_cast<size_t>(place.ordinal)];
-}
 
 }  // namespace
 

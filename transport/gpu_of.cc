@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// By what the node has published of itself.
+#include "transport/gpu_of.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace ferry {
+
+absl::StatusOr<std::string> GpuOf(const Endpoint& node, const MemoryPlace& place,
+                                  absl::string_view side) {
+  if (place.space != MemorySpace::kCuda) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("it is ", side, " host memory: this is for GPUs"));
+  }
+  if (place.ordinal < 0 || static_cast<size_t>(place.ordinal) >= node.gpus.size()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(Describe(node.peer), " has no ", ToString(place), " that is in use"));
+  }
+  return node.gpus[static_cast<size_t>(place.ordinal)];
+}
+
+}  // namespace ferry
