@@ -2,6 +2,9 @@
 // Counting work in flight.
 #include "gpu/cuda/sync_gate.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
@@ -22,27 +25,61 @@ void SyncGate::EndWork() {
 
 absl::Status SyncGate::RunQuietly(absl::Duration patience, absl::string_view doing,
                                   absl::FunctionRef<void()> action) {
+  bool has_to_wait = false;
+  bool has_to_tell = false;
+  absl::Status status;
   {
     absl::MutexLock lock(&mu_);
     ++waiting_count_;
-    const bool is_free = mu_.AwaitWithTimeout(absl::Condition(this, &SyncGate::is_free), patience);
-    --waiting_count_;
-    if (!is_free) {
-      return absl::DeadlineExceededError(
+    has_to_wait = !is_free();
+    is_quiet_ = is_quiet_ || !has_to_wait;
+    is_wanted_ = is_wanted_ || has_to_wait;
+  }
+  if (has_to_wait) {
+    TellListeners();
+    absl::MutexLock lock(&mu_);
+    if (mu_.AwaitWithTimeout(absl::Condition(this, &SyncGate::is_free), patience)) {
+      is_quiet_ = true;
+    } else {
+      status = absl::DeadlineExceededError(
           absl::StrCat("waited ", absl::FormatDuration(patience), " to ", doing, ", and ",
                        work_count_, " NCCL transfers were in flight all the time"));
     }
-    is_quiet_ = true;
   }
-  action();
+  if (status.ok()) action();
+  {
+    absl::MutexLock lock(&mu_);
+    --waiting_count_;
+    if (status.ok()) is_quiet_ = false;
+    // Whoever is the last, though it may not have waited itself.
+    if (waiting_count_ == 0) has_to_tell = std::exchange(is_wanted_, false);
+  }
+  if (has_to_tell) TellListeners();
+  return status;
+}
+
+void SyncGate::Listen(std::weak_ptr<QuietListener> listener) {
   absl::MutexLock lock(&mu_);
-  is_quiet_ = false;
-  return absl::OkStatus();
+  listeners_.erase(std::remove_if(listeners_.begin(), listeners_.end(),
+                                  [](const auto& each) { return each.expired(); }),
+                   listeners_.end());
+  listeners_.push_back(std::move(listener));
+}
+
+void SyncGate::TellListeners() {
+  std::vector<std::weak_ptr<QuietListener>> listeners;
+  {
+    absl::MutexLock lock(&mu_);
+    listeners = listeners_;
+  }
+  for (const std::weak_ptr<QuietListener>& each : listeners) {
+    if (const auto listener = each.lock()) listener->OnQuietWanted();
+  }
 }
 
 bool SyncGate::is_quiet_wanted() const {
   absl::MutexLock lock(&mu_);
-  return waiting_count_ > 0;
+  return is_wanted_;
 }
 
 int SyncGate::work_count() const {

@@ -3,6 +3,9 @@
 #ifndef FERRY_GPU_CUDA_SYNC_GATE_H_
 #define FERRY_GPU_CUDA_SYNC_GATE_H_
 
+#include <memory>
+#include <vector>
+
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -11,6 +14,15 @@
 #include "absl/time/time.h"
 
 namespace ferry::cuda {
+
+// Gives work that waits for other processes, and can hold back with it.
+class QuietListener {
+ public:
+  virtual ~QuietListener() = default;
+  // SyncGate::is_quiet_wanted may have changed. On the thread that wants quiet, which may hold
+  // locks of its own: must not block.
+  virtual void OnQuietWanted() = 0;
+};
 
 // The driver may synchronise a device when memory is allocated, freed, mapped, unmapped or pinned.
 // A kernel of NCCL's that waits for a peer then never ends, if the peer waits for us. So NCCL work
@@ -35,12 +47,15 @@ class SyncGate final {
   absl::Status RunQuietly(absl::Duration patience, absl::string_view doing,
                           absl::FunctionRef<void()> action) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Whether somebody waits for quiet. Whoever gives grants may hold back for a moment: with work
-  // always in flight nothing is ever mapped.
+  // Whether somebody waits for quiet, or makes use of it. Whoever gives grants holds back then:
+  // with work always in flight nothing is ever mapped.
   bool is_quiet_wanted() const ABSL_LOCKS_EXCLUDED(mu_);
   int work_count() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Told of each change from now on, for as long as it lives.
+  void Listen(std::weak_ptr<QuietListener> listener) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  void TellListeners() ABSL_LOCKS_EXCLUDED(mu_);
   bool is_free() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return work_count_ == 0 && !is_quiet_; }
   bool is_open() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !is_quiet_; }
 
@@ -48,6 +63,10 @@ class SyncGate final {
   int work_count_ ABSL_GUARDED_BY(mu_) = 0;
   int waiting_count_ ABSL_GUARDED_BY(mu_) = 0;
   bool is_quiet_ ABSL_GUARDED_BY(mu_) = false;
+  // Somebody has had to wait, and not all are through since. Listeners are told of every change:
+  // who finds quiet at once changes nothing.
+  bool is_wanted_ ABSL_GUARDED_BY(mu_) = false;
+  std::vector<std::weak_ptr<QuietListener>> listeners_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ferry::cuda

@@ -209,6 +209,36 @@ TEST(SyncGate, SaysHowMuchWorkWasInTheWay) {
   EXPECT_TRUE(ran);
 }
 
+TEST(SyncGate, TellsWhoGivesWorkThatQuietIsWanted) {
+  struct Listener final : QuietListener {
+    explicit Listener(SyncGate& its_gate) : gate(its_gate) {}
+    void OnQuietWanted() override { heard.push_back(gate.is_quiet_wanted()); }
+    SyncGate& gate;
+    std::vector<bool> heard;
+  };
+  SyncGate gate;
+  auto listener = std::make_shared<Listener>(gate);
+  gate.Listen(listener);
+  // Nobody is in the way.
+  EXPECT_OK(gate.RunQuietly(absl::Seconds(1), "map", [] {}));
+  EXPECT_THAT(listener->heard, testing::IsEmpty());
+
+  gate.BeginWork();
+  EXPECT_EQ(gate.RunQuietly(absl::Milliseconds(1), "map", [] {}).code(),
+            absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(listener->heard, testing::ElementsAre(true, false));
+
+  // One that finds quiet does not make it wanted for those that look while it runs.
+  gate.EndWork();
+  EXPECT_OK(
+      gate.RunQuietly(absl::Seconds(1), "map", [&] { EXPECT_FALSE(gate.is_quiet_wanted()); }));
+  gate.BeginWork();
+  listener = nullptr;
+  EXPECT_EQ(gate.RunQuietly(absl::Milliseconds(1), "map", [] {}).code(),
+            absl::StatusCode::kDeadlineExceeded);
+  gate.EndWork();
+}
+
 class HostStagerTest : public CudaTest {
  protected:
   static constexpr size_t kBytes = 3 * kMiB + 12345;

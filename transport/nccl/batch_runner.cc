@@ -29,13 +29,21 @@ constexpr double kMostBytesPerSecond = 1e12;
 }  // namespace
 
 BatchRunner::BatchRunner(Gpus& gpus, Gpu& gpu, LaneLoop& loop, ThreadGroup& threads,
-                         BrokenCallback broken, LearnCallback learn)
+                         BrokenCallback broken, LearnCallback learn, QuietCallback quiet)
     : gpus_(gpus),
       gpu_(gpu),
       loop_(loop),
       threads_(threads),
       broken_(std::move(broken)),
-      learn_(std::move(learn)) {}
+      learn_(std::move(learn)),
+      quiet_(std::move(quiet)) {}
+
+void BatchRunner::OnQuietWanted() {
+  // What is agreed meanwhile is behind this on the executor.
+  gpu_.nccl
+      ->Post([self = shared_from_this()] { self->quiet_(self->gpus_.gate()->is_quiet_wanted()); })
+      .IgnoreError();
+}
 
 void BatchRunner::Launch(RunnableBatch batch) {
   auto shared = std::make_shared<RunnableBatch>(std::move(batch));

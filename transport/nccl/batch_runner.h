@@ -17,6 +17,7 @@
 
 #include "base/thread_group.h"
 #include "gpu/clique/communicator.h"
+#include "gpu/cuda/sync_gate.h"
 #include "gpu/gpus.h"
 #include "transport/lane/lane_loop.h"
 
@@ -48,7 +49,8 @@ struct RunnableBatch {
 
 // Of one GPU. All of NCCL is called on that GPU's `nccl` executor, except for aborts. Thread-safe;
 // callbacks run on the executor, or on a thread of the group.
-class BatchRunner final : public std::enable_shared_from_this<BatchRunner> {
+class BatchRunner final : public std::enable_shared_from_this<BatchRunner>,
+                          public cuda::QuietListener {
  public:
   // NCCL says that a communicator with work under way is broken; told once or more for each.
   using BrokenCallback =
@@ -57,9 +59,16 @@ class BatchRunner final : public std::enable_shared_from_this<BatchRunner> {
   // How long the GPU was busy with so many bytes.
   using LearnCallback = std::function<void(size_t bytes, absl::Duration taken)>;
 
+  // Nothing new is to be agreed on, so that the GPUs become quiet; or it may be again. The last one
+  // holds.
+  using QuietCallback = std::function<void(bool is_wanted)>;
+
   // All outlive it.
   BatchRunner(Gpus& gpus, Gpu& gpu, LaneLoop& loop, ThreadGroup& threads, BrokenCallback broken,
-              LearnCallback learn);
+              LearnCallback learn, QuietCallback quiet);
+
+  // SyncGate's, which may know it from now on.
+  void OnQuietWanted() override;
 
   // Behind those that were launched before.
   void Launch(RunnableBatch batch);
@@ -94,6 +103,7 @@ class BatchRunner final : public std::enable_shared_from_this<BatchRunner> {
   ThreadGroup& threads_;
   const BrokenCallback broken_;
   const LearnCallback learn_;
+  const QuietCallback quiet_;
 
   std::unique_ptr<cuda::CudaStream> stream_;
   std::deque<BatchPtr> queue_;

@@ -261,6 +261,11 @@ void GrantEndpoint::Advance(GrantActions& actions) {
   }
 }
 
+void GrantEndpoint::Resume(GrantActions& actions) {
+  is_paused_ = false;
+  Advance(actions);
+}
+
 void GrantEndpoint::Completed(const BatchName& name, const absl::Status& status,
                               GrantActions& actions) {
   const auto found = std::find_if(queue_.begin(), queue_.end(), [&name](const Agreed& agreed) {

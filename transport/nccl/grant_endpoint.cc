@@ -221,6 +221,10 @@ std::string GrantEndpoint::WaitsFor(const TransferKey& key, const Transfer& tran
                             Describe(self_));
       }
       if (peer < self_) return absl::StrCat(Describe(peer), " to grant it");
+      if (is_paused_) {
+        return absl::StrCat("its turn on ", Describe(self_),
+                            ", which agrees on nothing new while somebody there wants memory");
+      }
       if (!IsLocked()) {
         return absl::StrCat("its turn on ", Describe(self_), ", where ", queue_.size(),
                             " batches are agreed");

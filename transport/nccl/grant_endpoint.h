@@ -79,6 +79,11 @@ class GrantEndpoint final {
     last_serials_.erase(peer);
   }
 
+  // Agrees on nothing new until Resume: what is agreed comes to its end meanwhile, which needs no
+  // agreement, and then the device is quiet. Grants of peers wait, as they do for room.
+  void Pause() { is_paused_ = true; }
+  void Resume(GrantActions& actions);
+
   absl::Time NextDeadline() const;
   // Sees to transfers whose deadline has come.
   void Expire(GrantActions& actions);
@@ -102,7 +107,7 @@ class GrantEndpoint final {
     }
     for (const auto& [peer, why] : e.dead_) state = H::combine(std::move(state), peer);
     return H::combine(std::move(state), e.transfers_, e.grants_, e.serial_, e.waiting_, e.parked_,
-                      e.queue_, e.unacknowledged_, e.communicators_);
+                      e.queue_, e.unacknowledged_, e.communicators_, e.is_paused_);
   }
 
  private:
@@ -221,7 +226,7 @@ class GrantEndpoint final {
   const Communicator* Usable(DeviceId peer, CommunicatorName& name) const;
   bool IsLocked() const { return options_.rules.holds_lock_until_answer && !grants_.empty(); }
   bool MayAgree() const {
-    return !IsLocked() && queue_.size() + grants_.size() < options_.max_batches;
+    return !is_paused_ && !IsLocked() && queue_.size() + grants_.size() < options_.max_batches;
   }
   // Lets it be granted, now or in its turn.
   void Schedule(DeviceId peer);
@@ -286,6 +291,7 @@ class GrantEndpoint final {
   absl::btree_map<DeviceId, absl::Status> dead_;
   // Of grants that have come from each peer; those of an honest one rise.
   absl::btree_map<DeviceId, uint64_t> last_serials_;
+  bool is_paused_ = false;
 };
 
 }  // namespace ferry

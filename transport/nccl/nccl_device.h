@@ -149,6 +149,8 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice> {
   absl::StatusOr<CliqueKey> CliqueWith(const PeerDevice& peer) const;
   void UpdateHold(Pair& pair) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Pair* PairOf(const CommunicatorName& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // While somebody wants the GPUs to be quiet.
+  void SetPaused(bool is_paused) ABSL_LOCKS_EXCLUDED(mu_);
   void OnBroken(const std::shared_ptr<NcclCommunicator>& communicator, const absl::Status& why)
       ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -132,7 +132,11 @@ void NcclDevice::Made(DeviceId peer, const CliqueKey& key, MadeCommunicator resu
                                       const absl::Status& why) {
               if (const auto self = weak.lock()) self->OnBroken(communicator, why);
             },
-            common_.learn);
+            common_.learn,
+            [weak = weak_from_this()](bool is_wanted) {
+              if (const auto self = weak.lock()) self->SetPaused(is_wanted);
+            });
+        common_.gpus->gate()->Listen(runner_);
       }
       pair.name = {key.id(), (*made)->generation()};
       pair.communicator = *made;
@@ -209,6 +213,16 @@ void NcclDevice::OnBroken(const std::shared_ptr<NcclCommunicator>& communicator,
     for (const auto& [peer, pair] : pairs_) {
       if (pair.communicator != communicator) continue;
       return endpoint_.Break(pair.name, why, actions);
+    }
+  });
+}
+
+void NcclDevice::SetPaused(bool is_paused) {
+  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (is_paused) {
+      endpoint_.Pause();
+    } else {
+      endpoint_.Resume(actions);
     }
   });
 }

@@ -45,6 +45,10 @@ std::string World::Describe(const Event& event) const {
     case Event::Kind::kCancel:
       return absl::StrCat("cancel ", ferry::Describe((*transfers_)[event.index].key), " at the ",
                           event.choice ? "destination" : "source");
+    case Event::Kind::kPause:
+      return absl::StrCat("device ", event.index, " is to become quiet");
+    case Event::Kind::kResume:
+      return absl::StrCat("device ", event.index, " goes on");
   }
   return "";
 }
@@ -94,8 +98,8 @@ size_t World::Hash() const {
   const auto add = [&hash](const auto&... values) { hash = absl::HashOf(hash, values...); };
   for (const Shared<Device>& shared : devices_) {
     const Device& device = *shared;
-    add(device.hash, device.is_alive, device.knows_dead, device.opened, device.flagged,
-        device.aborted, device.freed);
+    add(device.hash, device.is_alive, device.is_paused, device.knows_dead, device.opened,
+        device.flagged, device.aborted, device.freed);
     for (const Running& running : device.stream) {
       add(running.hash, running.has_data, running.is_stuck);
     }
@@ -111,7 +115,7 @@ size_t World::Hash() const {
         static_cast<int>(outcome.ended[1].value_or(absl::StatusCode{-1})));
   }
   for (const Communicator& communicator : *communicators_) add(communicator.name);
-  add(deaths_left_, errors_left_, cancels_left_);
+  add(deaths_left_, errors_left_, cancels_left_, pauses_left_);
   return hash;
 }
 
@@ -151,7 +155,7 @@ SearchResult Search(const WorldOptions& options, int64_t max_states) {
       for (const Event& event : events) {
         // Nobody may count on these.
         has_to_go_on |= event.kind != Event::Kind::kFail && event.kind != Event::Kind::kDie &&
-                        event.kind != Event::Kind::kCancel;
+                        event.kind != Event::Kind::kCancel && event.kind != Event::Kind::kPause;
         World next = world;
         next.Apply(event);
         const size_t next_hash = next.Hash();

@@ -34,15 +34,16 @@ void Play(uint64_t seed, WorldOptions options, Totals& totals) {
   }
   World world(options, clock);
   std::vector<std::string> last;
-  const double mischief = options.deaths + options.errors + options.cancels == 0 ? 0 : 0.02;
+  const double mischief =
+      options.deaths + options.errors + options.cancels + options.pauses == 0 ? 0 : 0.02;
   for (;;) {
     const std::vector<Event> events = world.Enabled();
     std::vector<const Event*> usual;
     std::vector<const Event*> unusual;
     for (const Event& event : events) {
-      const bool is_mischief = event.kind == Event::Kind::kDie ||
-                               event.kind == Event::Kind::kFail ||
-                               event.kind == Event::Kind::kCancel;
+      const bool is_mischief =
+          event.kind == Event::Kind::kDie || event.kind == Event::Kind::kFail ||
+          event.kind == Event::Kind::kCancel || event.kind == Event::Kind::kPause;
       (is_mischief ? unusual : usual).push_back(&event);
     }
     if (usual.empty()) break;
@@ -78,12 +79,22 @@ TEST(GrantSimulation, AllArriveWhenNothingFails) {
   EXPECT_EQ(totals.bad, 0);
 }
 
+TEST(GrantSimulation, AllArriveAlthoughDevicesWantToBeQuiet) {
+  WorldOptions options;
+  options.pauses = 40;
+  Totals totals;
+  PlayMany(options, totals);
+  EXPECT_EQ(totals.ok, 20 * 200 * 2);
+  EXPECT_EQ(totals.bad, 0);
+}
+
 TEST(GrantSimulation, PeersDieAndNcclFails) {
   for (const bool has_pair_communicators : {false, true}) {
     WorldOptions options;
     options.deaths = 2;
     options.errors = 3;
     options.cancels = 10;
+    options.pauses = 10;
     options.runs_again = true;
     options.has_pair_communicators = has_pair_communicators;
     Totals totals;

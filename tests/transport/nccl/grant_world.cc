@@ -18,7 +18,8 @@ World::World(const WorldOptions& options, const Clock& clock)
       lanes_(options.device_count * options.device_count),
       deaths_left_(options.deaths),
       errors_left_(options.errors),
-      cancels_left_(options.cancels) {
+      cancels_left_(options.cancels),
+      pauses_left_(options.pauses) {
   transfers_.Edit() = options.transfers;
   for (int i = 0; i < options.device_count; ++i) {
     devices_[i].Edit().endpoint =
@@ -364,6 +365,16 @@ void World::Apply(const Event& event) {
          });
       break;
     }
+    case Event::Kind::kPause:
+      --pauses_left_;
+      devices_[event.index].Edit().is_paused = true;
+      At(event.index, [](GrantEndpoint& endpoint, GrantActions&) { endpoint.Pause(); });
+      break;
+    case Event::Kind::kResume:
+      devices_[event.index].Edit().is_paused = false;
+      At(event.index,
+         [](GrantEndpoint& endpoint, GrantActions& actions) { endpoint.Resume(actions); });
+      break;
   }
   SucceedCommunicators();
 }

@@ -44,6 +44,8 @@ struct WorldOptions {
   int deaths = 0;
   int errors = 0;
   int cancels = 0;
+  // Devices that agree on nothing new until nothing runs on them.
+  int pauses = 0;
   // What both sides have got back ABORTED is matched once more.
   bool runs_again = false;
   GrantOptions endpoint;
@@ -61,6 +63,8 @@ struct Event {
     kNotice,        // device `index` hears that `other` is dead
     kOpen,          // device `index` opens communicator `other`
     kCancel,        // transfer `index`; `choice`: at the destination
+    kPause,         // device `index`
+    kResume,        // device `index`, on which nothing runs
   };
   Kind kind = Kind::kMatch;
   int index = 0;
@@ -110,6 +114,7 @@ class World final {
     std::shared_ptr<const GrantEndpoint> endpoint;
     size_t hash = 0;
     bool is_alive = true;
+    bool is_paused = false;
     uint32_t knows_dead = 0;
     std::vector<Running> stream;
     // Per communicator of the world.
@@ -165,6 +170,7 @@ class World final {
   int deaths_left_;
   int errors_left_;
   int cancels_left_;
+  int pauses_left_;
   // Transfers need not end well any more.
   bool has_failed_ = false;
   std::string violation_;

@@ -95,6 +95,8 @@ std::vector<Event> World::Enabled() const {
         }
       }
     }
+    if (self.is_paused && self.stream.empty()) events.push_back({Kind::kResume, device});
+    if (!self.is_paused && pauses_left_ > 0) events.push_back({Kind::kPause, device});
     if (deaths_left_ > 0) {
       events.push_back({Kind::kDie, device, 0, false});
       if (is_running && !self.stream[0].has_data) events.push_back({Kind::kDie, device, 0, true});
