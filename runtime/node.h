@@ -125,8 +125,10 @@ class Node final {
 
   // The communicator of these GPUs, by their global ids in the order of its ranks; every node that
   // has one of them calls this with the same list, at the same time. The ids that NCCL needs go
-  // through the store. While somebody has it, further calls get the same one. Blocks; the node
-  // outlives it.
+  // through the store. While somebody here has it, further calls get the same one, unless another
+  // rank has let go of its own since, which ends it for all: then all make a new one. It is not
+  // counted in --nccl-memory-bytes, and lives as long as somebody has it. Blocks; the node outlives
+  // it.
   //   own: which of them this call is for; needed when several are this node's. Each then needs a
   //   thread of its own to call this.
   //   Errors: INVALID_ARGUMENT for a device that is no GPU of the job, or none that is this node's;

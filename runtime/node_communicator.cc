@@ -2,6 +2,8 @@
 // Which ranks a clique of devices has, and this node's part in it.
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
@@ -9,6 +11,19 @@
 #include "runtime/node.h"
 
 namespace ferry {
+namespace {
+
+// Which generation of a clique the others make or have; those before it are over.
+absl::StatusOr<uint32_t> GenerationInStore(coord::Agent& agent, const CliqueKey& key) {
+  const absl::StatusOr<std::string> text = agent.TryGet(key.GenerationKey());
+  if (absl::IsNotFound(text.status())) return 1;
+  FERRY_RETURN_IF_ERROR(text.status());
+  uint32_t generation = 0;
+  if (absl::SimpleAtoi(*text, &generation)) return generation;
+  return absl::DataLossError(absl::StrCat(key.GenerationKey(), " is no number in the store"));
+}
+
+}  // namespace
 
 absl::StatusOr<std::shared_ptr<NcclCommunicator>> Node::Communicator(
     const std::vector<int>& devices, std::optional<int> own, CommunicatorOptions options) {
@@ -49,6 +64,7 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> Node::Communicator(
   const std::string name = absl::StrCat(key.prefix(), rank);
   std::shared_ptr<const nccl::NcclApi> api = exchange_->nccl().library;
   if (api == nullptr) return absl::UnavailableError(exchange_->nccl().why_no_library);
+  std::shared_ptr<NcclCommunicator> known;
   {
     absl::MutexLock lock(&mu_);
     // One at a time: a second presence of one rank would make both begin anew.
@@ -60,10 +76,17 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> Node::Communicator(
                                                       absl::FormatDuration(options.timeout)));
     }
     const auto found = communicators_.find(name);
-    if (found != communicators_.end()) {
-      if (auto communicator = found->second.lock()) return communicator;
-    }
+    if (found != communicators_.end()) known = found->second.lock();
     making_.insert(name);
+  }
+  const absl::Cleanup is_made = [this, &name] {
+    absl::MutexLock lock(&mu_);
+    making_.erase(name);
+  };
+  if (known != nullptr) {
+    // Another rank may have let go of its own, and with it have ended all of them.
+    FERRY_ASSIGN_OR_RETURN(const uint32_t generation, GenerationInStore(*agent_, key));
+    if (generation <= known->generation()) return known;
   }
   absl::StatusOr<std::shared_ptr<NcclCommunicator>> communicator = NcclCommunicator::Make(
       std::move(api), *exchange_->gpus(), ordinal, key, rank,
@@ -72,7 +95,6 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> Node::Communicator(
       },
       options);
   absl::MutexLock lock(&mu_);
-  making_.erase(name);
   if (communicator.ok()) communicators_[name] = *communicator;
   return communicator;
 }

@@ -70,10 +70,10 @@ absl::StatusOr<CliqueKey> CliqueKey::Create(std::vector<CliqueMember> members,
   std::vector<int> devices;
   for (const CliqueMember& member : members) devices.push_back(member.device);
   std::sort(devices.begin(), devices.end());
-  if (devices.size() < 2 || devices[0] < 0 ||
+  if (devices.empty() || devices[0] < 0 ||
       std::adjacent_find(devices.begin(), devices.end()) != devices.end()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "a clique is of two devices or more, each once, not of [", FormatRanges(devices), "]"));
+        "a clique is of one device or more, each once, not of [", FormatRanges(devices), "]"));
   }
   return CliqueKey(std::move(members), purpose);
 }

@@ -81,6 +81,13 @@ class AllReduce(GpuCase):
         out = self.succeed(*self.command(4), **self.variables, STRICT_CUDA_DEVICES="4")
         self.assertEqual(out.count(b"the sum over 4 GPUs is 10"), 4)
 
+    def test_communicators_are_made_again_when_one_rank_has_let_go(self):
+        for nodes in (2, 3):
+            out = self.succeed("run", f"--nproc={nodes}", "--gpus-per-proc=1", "--",
+                               os.environ["COMMUNICATORS"], **self.variables,
+                               STRICT_CUDA_DEVICES=str(nodes))
+            self.assertEqual(out.count(b"made and made again"), nodes, out)
+
     def test_without_nccl_the_place_is_named(self):
         self.variables["FERRY_NCCL_LIBRARY"] = "/nowhere/libnccl.so.2"
         status, _, error = self.run_ferry(*self.command(2), **self.variables)
