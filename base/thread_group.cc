@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/clock.h"
+
 namespace ferry {
 
 bool ThreadGroup::Run(std::string name, absl::AnyInvocable<void() &&> body) {
@@ -12,30 +14,37 @@ bool ThreadGroup::Run(std::string name, absl::AnyInvocable<void() &&> body) {
   absl::MutexLock lock(&mu_);
   if (is_stopped_) return false;
   const auto first_over = std::partition(entries_.begin(), entries_.end(), [](const Entry& entry) {
-    return !entry.is_over->load(std::memory_order_acquire);
+    return !entry.is_over->HasBeenNotified();
   });
   over.assign(std::make_move_iterator(first_over), std::make_move_iterator(entries_.end()));
   entries_.erase(first_over, entries_.end());
-  auto is_over = std::make_shared<std::atomic<bool>>(false);
-  auto thread =
-      std::make_unique<Thread>(std::move(name), [is_over, body = std::move(body)]() mutable {
-        std::move(body)();
-        // What it holds goes here, not when it is joined.
-        body = nullptr;
-        is_over->store(true, std::memory_order_release);
-      });
-  entries_.push_back({std::move(is_over), std::move(thread)});
+  auto is_over = std::make_shared<absl::Notification>();
+  auto thread = std::make_unique<Thread>(name, [is_over, body = std::move(body)]() mutable {
+    std::move(body)();
+    // What it holds goes here, not when it is joined.
+    body = nullptr;
+    is_over->Notify();
+  });
+  entries_.push_back({std::move(name), std::move(is_over), std::move(thread)});
   return true;
 }
 
-void ThreadGroup::Stop() {
+std::vector<std::string> ThreadGroup::StopWithin(absl::Duration patience) {
   std::vector<Entry> entries;
   {
     absl::MutexLock lock(&mu_);
     is_stopped_ = true;
     entries.swap(entries_);
   }
-  for (Entry& entry : entries) entry.thread->Join();
+  const absl::Time deadline = SteadyClock().Now() + patience;
+  std::vector<std::string> stuck;
+  for (Entry& entry : entries) {
+    if (entry.is_over->WaitForNotificationWithTimeout(deadline - SteadyClock().Now())) continue;
+    stuck.push_back(entry.name);
+    // It would be joined.
+    (void)entry.thread.release();
+  }
+  return stuck;
 }
 
 }  // namespace ferry

@@ -3,7 +3,6 @@
 #ifndef FERRY_BASE_THREAD_GROUP_H_
 #define FERRY_BASE_THREAD_GROUP_H_
 
-#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,6 +10,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 
 #include "base/thread.h"
 
@@ -21,17 +22,21 @@ namespace ferry {
 class ThreadGroup final {
  public:
   ThreadGroup() = default;
-  ~ThreadGroup() { Stop(); }
+  // Waits for all that have begun.
+  ~ThreadGroup() { StopWithin(absl::InfiniteDuration()); }
 
   // Runs `body` on a new thread called `name` (at most 15 characters). False after Stop: it is not
   // run.
   bool Run(std::string name, absl::AnyInvocable<void() &&> body) ABSL_LOCKS_EXCLUDED(mu_);
-  // Waits for all that have begun: tell them to stop first. Not on one of the threads.
-  void Stop() ABSL_LOCKS_EXCLUDED(mu_);
+  // Waits for all that have begun: tell them to stop first. Not on one of the threads. The names of
+  // those that have not ended within `patience`, which go on: what they use must stay until the
+  // process ends.
+  std::vector<std::string> StopWithin(absl::Duration patience) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   struct Entry {
-    std::shared_ptr<std::atomic<bool>> is_over;
+    std::string name;
+    std::shared_ptr<absl::Notification> is_over;
     std::unique_ptr<Thread> thread;
   };
 

@@ -183,7 +183,17 @@ void Exchange::FindNccl() {
 }
 
 Exchange::~Exchange() {
-  Stop();
+  if (!Stop().ok()) {
+    (void)new TransportList(std::move(transports_));
+    (void)new std::shared_ptr<HostArena>(std::move(arena_));
+    (void)loop_.release();
+    (void)copier_.release();
+    (void)gpus_.release();
+    (void)hub_.release();
+    (void)fetcher_.release();
+    (void)manager_.release();
+    return;
+  }
   // Copies that are under way end in lanes that are closed.
   copier_.reset();
   transports_.clear();
@@ -192,8 +202,8 @@ Exchange::~Exchange() {
   loop_.reset();
 }
 
-void Exchange::Stop() {
-  if (std::exchange(is_stopped_, true)) return;
+absl::Status Exchange::Stop() {
+  if (std::exchange(is_stopped_, true)) return stop_status_;
   const absl::Status leaving = absl::CancelledError("this process is leaving");
   if (hub_ != nullptr) hub_->Close();
   if (manager_ != nullptr) manager_->CleanupAll();
@@ -203,13 +213,14 @@ void Exchange::Stop() {
     loop_->WaitUntil([this] { return fetcher_->lane_count() == 0; },
                      SteadyClock().Now() + kCloseTimeout);
   }
-  for (const auto& transport : transports_) transport->Stop(leaving);
+  for (const auto& transport : transports_) stop_status_.Update(transport->Stop(leaving));
   // What runs on devices still uses the rest.
   if (gpus_ != nullptr) {
     gpus_->WaitIdle(SteadyClock().Now() + kCloseTimeout);
     gpus_->Stop();
   }
   if (loop_ != nullptr) loop_->Stop();
+  return stop_status_;
 }
 
 TaskName Exchange::task() const {

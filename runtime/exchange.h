@@ -85,16 +85,17 @@ class Exchange final {
                                                          EndpointResolver resolver,
                                                          KnownEndpoint known = {},
                                                          NcclJob nccl = {});
-  // As Stop.
+  // As Stop. What a library may still use then is left to the process's end.
   ~Exchange();
 
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
 
   // Everything that waits ends CANCELLED, and nothing is begun any more. Tensors that were received
-  // stay good. What was given to Start is not used after it. Once, with no other call under way but
-  // FailNode.
-  void Stop();
+  // stay good. With no other call under way but FailNode.
+  //   Errors: DEADLINE_EXCEEDED a library hangs, and what was given to Start may be used if it
+  //   comes back: it must stay until the process ends. If it is OK, nothing of it is used any more.
+  absl::Status Stop();
 
   // With its addresses.
   const Endpoint& self() const { return lane_exchange_.self; }
@@ -161,6 +162,8 @@ class Exchange final {
   std::unique_ptr<RendezvousManager> manager_;
   std::atomic<int64_t> next_expiry_ns_{INT64_MAX};
   bool is_stopped_ = false;
+  // What Stop has said.
+  absl::Status stop_status_;
 };
 
 // The job's token, from the options or the environment; empty: neither says.

@@ -2,6 +2,7 @@
 // Joining a job, step by step.
 #include "runtime/node.h"
 
+#include <cstdio>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -113,7 +114,13 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
 // NCCL's communicators end with a word to the store, for which the agent is needed; the agent's
 // callbacks need the exchange.
 Node::~Node() {
-  if (exchange_ != nullptr) exchange_->Stop();
+  if (exchange_ == nullptr) return;
+  const absl::Status stopped = exchange_->Stop();
+  if (stopped.ok()) return;
+  // What hangs there may come back and speak to the store.
+  std::fprintf(stderr, "ferry: node %d leaves although %s\n", node_id(),
+               std::string(stopped.message()).c_str());
+  (void)agent_.release();
 }
 
 }  // namespace ferry

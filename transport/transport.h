@@ -198,7 +198,9 @@ class Transport {
   virtual std::shared_ptr<Outlet> MakeOutlet(const Endpoint& peer) = 0;
   virtual std::shared_ptr<Inlet> MakeInlet(const Endpoint& peer, ReleaseCallback release) = 0;
   // This process is leaving, and all halves have been aborted: waits for what is under way.
-  virtual void Stop(const absl::Status& why) {}
+  //   Errors: DEADLINE_EXCEEDED something of it hangs in a library, and uses this and what it was
+  //   made with if it ever returns: nothing of that may go before the process does.
+  virtual absl::Status Stop(const absl::Status& why) { return absl::OkStatus(); }
   // A data connection from a peer, for the transport that uses such; others let it go.
   virtual bool OnDataConnection(DataConnection& connection) { return false; }
 };

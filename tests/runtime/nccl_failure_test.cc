@@ -186,5 +186,30 @@ TEST(NcclFailure, ARankThatNeverComes) {
       });
 }
 
+// A process can leave although NCCL does not let go of a communicator.
+TEST(NcclFailure, AnAbortThatNeverReturns) {
+  NEEDS_THE_DOUBLE("can make NCCL hang");
+  GpuPairOptions options;
+  options.is_apart = true;
+  options.exchange.require_transport = "nccl";
+  options.exchange.transports.nccl.abort_patience = absl::Milliseconds(300);
+  options.consumer_environment = {{"STRICT_CUDA_FAIL", "ncclCommAbort:-1"}};
+  RunGpuPair(
+      options, [](GpuPeer& peer) { SendPatterns(peer, "GPU:1", 2); },
+      [](GpuPeer& peer) {
+        {
+          const auto stream = peer.NewStream(1);
+          Step step = peer.Open();
+          for (int i = 0; i < 2; ++i) {
+            EXPECT_EQ(ReceivePattern(peer, step, "GPU:1", i, stream->get()), "nccl");
+          }
+        }
+        peer.Meet();
+        const absl::Status stopped = peer.exchange().Stop();
+        EXPECT_EQ(stopped.code(), absl::StatusCode::kDeadlineExceeded) << stopped;
+        EXPECT_THAT(std::string(stopped.message()), HasSubstr("NCCL has not let go of 1"));
+      });
+}
+
 }  // namespace
 }  // namespace ferry

@@ -40,6 +40,8 @@ struct NcclTransportOptions {
   // A transfer that takes longer once both sides know of it: its communicator is aborted, and the
   // tensor goes another way.
   absl::Duration transfer_timeout = absl::Seconds(60);
+  // For NCCL to let go of communicators when this process leaves.
+  absl::Duration abort_patience = absl::Seconds(30);
   GrantOptions grants;
 
   // NCCL's buffers for both directions of a connection, for each block: as reference for a budget,

@@ -110,7 +110,10 @@ NcclNode::NcclNode(const TransportEnvironment& environment, const NcclTransportO
              .learn = std::move(learn)};
 }
 
-NcclNode::~NcclNode() { Stop(absl::CancelledError("this process is leaving")); }
+NcclNode::~NcclNode() {
+  // Whoever wants to know has asked before.
+  Stop(absl::CancelledError("this process is leaving")).IgnoreError();
+}
 
 std::shared_ptr<NcclPeer> NcclNode::Peer(const Endpoint& endpoint) {
   {
@@ -224,16 +227,21 @@ std::shared_ptr<NcclDevice> NcclNode::FindOrdinal(int ordinal) const {
   return found == devices_.end() ? nullptr : found->second;
 }
 
-void NcclNode::Stop(const absl::Status& why) {
+absl::Status NcclNode::Stop(const absl::Status& why) {
   std::vector<std::shared_ptr<NcclDevice>> devices;
   {
     absl::MutexLock lock(&mu_);
-    if (!stopped_.ok()) return;
+    if (!stopped_.ok()) return absl::OkStatus();
     stopped_ = why;
     for (const auto& [ordinal, device] : devices_) devices.push_back(device);
   }
   for (const auto& device : devices) device->Stop(why, kStopPatience);
-  threads_.Stop();
+  const absl::Duration patience = common_.options.abort_patience;
+  const std::vector<std::string> stuck = threads_.StopWithin(patience);
+  if (stuck.empty()) return absl::OkStatus();
+  return absl::DeadlineExceededError(
+      absl::StrCat("NCCL has not let go of ", stuck.size(), " communicators within ",
+                   absl::FormatDuration(patience), " of being told to"));
 }
 
 }  // namespace ferry

@@ -80,7 +80,8 @@ class NcclNode final {
   // For transfers from here.
   uint64_t NewTransferId() { return last_transfer_id_.fetch_add(1, std::memory_order_relaxed) + 1; }
   // Ends everything and waits for it, before GPUs and the loop go.
-  void Stop(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  //   Errors: as Transport::Stop.
+  absl::Status Stop(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   friend class NcclPeer;

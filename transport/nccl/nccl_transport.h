@@ -25,7 +25,7 @@ class NcclTransport final : public Transport {
   absl::StatusOr<PathCost> Cost(const PathQuery& query) const override;
   std::shared_ptr<Outlet> MakeOutlet(const Endpoint& peer) override;
   std::shared_ptr<Inlet> MakeInlet(const Endpoint& peer, ReleaseCallback release) override;
-  void Stop(const absl::Status& why) override { node_.Stop(why); }
+  absl::Status Stop(const absl::Status& why) override { return node_.Stop(why); }
 
  private:
   // Whether this process is one of the two, rather than an onlooker such as ferry topo.

@@ -32,7 +32,7 @@ struct Faults {
   std::list<Fault> waiting;
 };
 
-// STRICT_CUDA_FAIL="symbol:error[:after_n[:times]],..."
+// STRICT_CUDA_FAIL="symbol:error[:after_n[:times]],..."; error -1: the call never returns
 Faults& TheFaults() {
   static Faults* const faults = [] {
     auto* const made = new Faults;
@@ -55,7 +55,7 @@ Faults& TheFaults() {
 
 int TakeFault(const char* symbol) {
   Faults& faults = TheFaults();
-  const std::lock_guard<std::mutex> lock(faults.mu);
+  std::unique_lock<std::mutex> lock(faults.mu);
   int error = 0;
   for (auto fault = faults.waiting.begin(); fault != faults.waiting.end();) {
     if (fault->symbol != symbol) {
@@ -67,6 +67,10 @@ int TakeFault(const char* symbol) {
       if (error == 0) error = fault->error;
       fault = --fault->times <= 0 ? faults.waiting.erase(fault) : std::next(fault);
     }
+  }
+  if (error < 0) {
+    lock.unlock();
+    while (true) pause();
   }
   return error;
 }

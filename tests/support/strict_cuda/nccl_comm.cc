@@ -194,6 +194,7 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 STRICT_CUDA_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (comm == nullptr) return ncclSuccess;
   if (const ncclResult_t result = CheckComm(comm, __func__); result != 0) return result;
+  if (const int error = TakeFault(__func__); error != 0) return error;
   comm->is_aborted = true;
   return AddAbort(comm);
 }

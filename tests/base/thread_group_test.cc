@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Threads that end, and one that does not.
+#include "base/thread_group.h"
+
+#include <atomic>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace ferry {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+TEST(ThreadGroup, WaitsForAllThatHaveBegun) {
+  std::atomic<int> count = 0;
+  ThreadGroup group;
+  for (int i = 0; i < 20; ++i) EXPECT_TRUE(group.Run("count", [&count] { ++count; }));
+  EXPECT_THAT(group.StopWithin(absl::InfiniteDuration()), IsEmpty());
+  EXPECT_EQ(count, 20);
+  EXPECT_FALSE(group.Run("late", [&count] { ++count; }));
+  EXPECT_EQ(count, 20);
+}
+
+TEST(ThreadGroup, NamesThoseThatHangAndGoesOnWithoutThem) {
+  static absl::Notification& release = *new absl::Notification;
+  static absl::Notification& has_ended = *new absl::Notification;
+  {
+    ThreadGroup group;
+    EXPECT_TRUE(group.Run("quick", [] {}));
+    EXPECT_TRUE(group.Run("hangs", [] {
+      release.WaitForNotification();
+      has_ended.Notify();
+    }));
+    EXPECT_THAT(group.StopWithin(absl::Milliseconds(50)), ElementsAre("hangs"));
+  }
+  // It has not been harmed.
+  release.Notify();
+  has_ended.WaitForNotification();
+}
+
+}  // namespace
+}  // namespace ferry
