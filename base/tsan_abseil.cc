@@ -13,6 +13,10 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 
+// Of the sanitizer's run time.
+extern "C" void AnnotateIgnoreReadsBegin(const char* file, int line);
+extern "C" void AnnotateIgnoreReadsEnd(const char* file, int line);
+
 namespace {
 
 // The library's own function of this mangled name.
@@ -26,6 +30,14 @@ Function Original(const char* name) {
   }
   return reinterpret_cast<Function>(address);
 }
+
+// Who gives a lock up evaluates the conditions that others wait for, while it still has it but
+// after the sanitizer was told that it has not: such reads are no races.
+class IgnoreReads final {
+ public:
+  IgnoreReads() { AnnotateIgnoreReadsBegin(__FILE__, __LINE__); }
+  ~IgnoreReads() { AnnotateIgnoreReadsEnd(__FILE__, __LINE__); }
+};
 
 }  // namespace
 
@@ -54,6 +66,7 @@ bool Mutex::TryLock() {
 void Mutex::Unlock() {
   FERRY_ORIGINAL("5Mutex6UnlockEv", void (*)(Mutex*));
   __tsan_release(this);
+  const IgnoreReads ignore;
   original(this);
 }
 
@@ -73,12 +86,14 @@ bool Mutex::ReaderTryLock() {
 void Mutex::ReaderUnlock() {
   FERRY_ORIGINAL("5Mutex12ReaderUnlockEv", void (*)(Mutex*));
   __tsan_release(this);
+  const IgnoreReads ignore;
   original(this);
 }
 
 void Mutex::Await(const Condition& condition) {
   FERRY_ORIGINAL("5Mutex5AwaitERKNS0_9ConditionE", void (*)(Mutex*, const Condition&));
   __tsan_release(this);
+  const IgnoreReads ignore;
   original(this, condition);
   __tsan_acquire(this);
 }
@@ -87,6 +102,7 @@ bool Mutex::AwaitWithTimeout(const Condition& condition, Duration timeout) {
   FERRY_ORIGINAL("5Mutex16AwaitWithTimeoutERKNS0_9ConditionENS0_8DurationE",
                  bool (*)(Mutex*, const Condition&, Duration));
   __tsan_release(this);
+  const IgnoreReads ignore;
   const bool holds = original(this, condition, timeout);
   __tsan_acquire(this);
   return holds;
@@ -96,6 +112,7 @@ bool Mutex::AwaitWithDeadline(const Condition& condition, Time deadline) {
   FERRY_ORIGINAL("5Mutex17AwaitWithDeadlineERKNS0_9ConditionENS0_4TimeE",
                  bool (*)(Mutex*, const Condition&, Time));
   __tsan_release(this);
+  const IgnoreReads ignore;
   const bool holds = original(this, condition, deadline);
   __tsan_acquire(this);
   return holds;
@@ -126,6 +143,7 @@ bool Mutex::LockWhenWithDeadline(const Condition& condition, Time deadline) {
 void CondVar::Wait(Mutex* mutex) {
   FERRY_ORIGINAL("7CondVar4WaitEPNS0_5MutexE", void (*)(CondVar*, Mutex*));
   __tsan_release(mutex);
+  const IgnoreReads ignore;
   original(this, mutex);
   __tsan_acquire(mutex);
 }
@@ -134,6 +152,7 @@ bool CondVar::WaitWithTimeout(Mutex* mutex, Duration timeout) {
   FERRY_ORIGINAL("7CondVar15WaitWithTimeoutEPNS0_5MutexENS0_8DurationE",
                  bool (*)(CondVar*, Mutex*, Duration));
   __tsan_release(mutex);
+  const IgnoreReads ignore;
   const bool timed_out = original(this, mutex, timeout);
   __tsan_acquire(mutex);
   return timed_out;
@@ -143,6 +162,7 @@ bool CondVar::WaitWithDeadline(Mutex* mutex, Time deadline) {
   FERRY_ORIGINAL("7CondVar16WaitWithDeadlineEPNS0_5MutexENS0_4TimeE",
                  bool (*)(CondVar*, Mutex*, Time));
   __tsan_release(mutex);
+  const IgnoreReads ignore;
   const bool timed_out = original(this, mutex, deadline);
   __tsan_acquire(mutex);
   return timed_out;

@@ -240,6 +240,8 @@ TEST(GpuDeath, AConsumerIsKilledBetweenSlices) {
         ASSERT_TRUE(
             step.Send(KeyOf(0), Foreign(peer, &pointer, [&] { is_unused = true; }), stream->get())
                 .ok());
+        EXPECT_TRUE(Eventually([&] { return peer.gpu(0).ring->stats().taken > 0; }));
+        peer.Meet();
         EXPECT_TRUE(Eventually([&] { return is_unused.load(); }));
         // Its slots come back when it is sure that it is dead.
         EXPECT_TRUE(Eventually([&] {
@@ -251,7 +253,8 @@ TEST(GpuDeath, AConsumerIsKilledBetweenSlices) {
         Step step = peer.Open();
         Receipt receipt;
         step.RecvAsync(KeyOf(0), {}, receipt.callback());
-        absl::SleepFor(absl::Milliseconds(250));
+        // The first slice is under way.
+        peer.Meet();
         kill(getpid(), SIGKILL);
       });
 }
