@@ -58,25 +58,23 @@ std::map<std::string, std::string> SharedGpuEnvironment(int node) {
           {"NCCL_MAX_CTAS", "2"}};
 }
 
-absl::Status RunGroup(NcclCommunicator& communicator, CheckGpu& gpu,
-                      const std::vector<NcclOperation>& operations, cuda::Stream stream) {
-  const nccl::NcclApi& api = communicator.api();
-  const nccl::Communicator handle = communicator.get();
-  {
-    const cuda::ScopedCurrent current(gpu.device());
-    FERRY_RETURN_IF_ERROR(api.Check(api.table().group_start(), "ncclGroupStart"));
-    absl::Status status;
-    for (const NcclOperation& each : operations) {
-      const nccl::Result result =
-          each.is_send
-              ? api.table().send(each.buffer, each.bytes, nccl::kUint8, each.peer, handle, stream)
-              : api.table().recv(each.buffer, each.bytes, nccl::kUint8, each.peer, handle, stream);
-      status.Update(api.Check(result, each.is_send ? "ncclSend" : "ncclRecv", handle));
-    }
-    status.Update(api.Check(api.table().group_end(), "ncclGroupEnd", handle));
-    FERRY_RETURN_IF_ERROR(status);
-  }
-  return communicator.WaitEnqueued(kPatience);
+absl::Status RunGroup(NcclCommunicator& communicator, const std::vector<NcclOperation>& operations,
+                      cuda::Stream stream) {
+  return communicator.Run(
+      [&](const nccl::NcclTable& nccl, nccl::Communicator handle) {
+        nccl::Result result = nccl.group_start();
+        const auto note = [&result](nccl::Result next) {
+          if (result == nccl::kSuccess || result == nccl::kInProgress) result = next;
+        };
+        for (const NcclOperation& each : operations) {
+          note(each.is_send
+                   ? nccl.send(each.buffer, each.bytes, nccl::kUint8, each.peer, handle, stream)
+                   : nccl.recv(each.buffer, each.bytes, nccl::kUint8, each.peer, handle, stream));
+        }
+        note(nccl.group_end());
+        return result;
+      },
+      kPatience);
 }
 
 absl::Status ExchangeAndVerify(CheckNode& self, NcclCommunicator& communicator, size_t bytes,
@@ -88,7 +86,7 @@ absl::Status ExchangeAndVerify(CheckNode& self, NcclCommunicator& communicator, 
                          self.Pattern(bytes, seed(communicator.rank()), communicator.ordinal()));
   FERRY_ASSIGN_OR_RETURN(Tensor in, self.Empty(bytes, communicator.ordinal()));
   FERRY_RETURN_IF_ERROR(
-      RunGroup(communicator, *gpu,
+      RunGroup(communicator,
                {{true, out.mutable_data(), bytes, peer}, {false, in.mutable_data(), bytes, peer}},
                gpu->stream()));
   FERRY_RETURN_IF_ERROR(gpu->Wait(gpu->stream()));

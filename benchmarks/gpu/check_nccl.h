@@ -39,8 +39,8 @@ struct NcclOperation {
 
 // Enqueues them in one group on `stream`, and waits until NCCL has done so; for the stream waits
 // whoever wants to.
-absl::Status RunGroup(NcclCommunicator& communicator, CheckGpu& gpu,
-                      const std::vector<NcclOperation>& operations, cuda::Stream stream);
+absl::Status RunGroup(NcclCommunicator& communicator, const std::vector<NcclOperation>& operations,
+                      cuda::Stream stream);
 
 // Two ranks send each other `bytes`, at the same time, and look at what came; a failed check of
 // `name` if it is wrong. Both nodes call it.

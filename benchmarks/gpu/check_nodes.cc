@@ -28,6 +28,9 @@
 namespace ferry::check {
 namespace {
 
+// Of a measurement over the one before it; and for leaving.
+constexpr int kGrowth = 6;
+constexpr absl::Duration kEnding = absl::Seconds(5);
 constexpr absl::Duration kPatience = absl::Seconds(20);
 // What is left of the part's time for saying which node did not end.
 constexpr absl::Duration kReserve = absl::Seconds(1);
@@ -162,6 +165,20 @@ absl::StatusOr<std::string> CheckNode::Hear(absl::Duration patience) {
   if (got <= 0) return absl::UnavailableError("the other node has ended");
   text.resize(static_cast<size_t>(got));
   return text;
+}
+
+absl::StatusOr<bool> CheckNode::HasTimeFor(absl::string_view what) {
+  if (id() != 0) {
+    FERRY_ASSIGN_OR_RETURN(const std::string answer, Hear());
+    return answer == "yes";
+  }
+  const absl::Time now = SteadyClock().Now();
+  const absl::Duration last =
+      std::max(now - std::exchange(last_measured_, now), absl::ZeroDuration());
+  const bool has_time = now + kGrowth * last < deadline() - kEnding;
+  if (!has_time) report().Note(absl::StrCat(what, ": left out, for want of time"));
+  FERRY_RETURN_IF_ERROR(Say(has_time ? "yes" : "no"));
+  return has_time;
 }
 
 absl::Status CheckNode::Leave() {

@@ -65,6 +65,9 @@ class CheckNode final {
 
   // The node and all that it has go, together with the other one's.
   absl::Status Leave();
+  // Whether the part's time allows for one more measurement of a row of them that grow, by how long
+  // the last one took; asked by both, before each. If not, notes that `what` was left out.
+  absl::StatusOr<bool> HasTimeFor(absl::string_view what);
   // By now, at the latest, everything must have ended.
   absl::Time deadline() const { return context_.deadline; }
 
@@ -76,6 +79,8 @@ class CheckNode final {
   const int wire_;
   std::map<int, std::unique_ptr<CheckGpu>> gpus_;
   uint32_t meetings_ = 0;
+  // When HasTimeFor was asked last.
+  absl::Time last_measured_ = absl::InfiniteFuture();
 };
 
 using NodeBody = std::function<absl::Status(CheckNode&)>;

@@ -172,6 +172,10 @@ absl::Status Signals::Give(Step& step) const {
 absl::Status Signals::Take(Step& step) const { return step.Recv(in_, kPatience).status(); }
 
 absl::Status MeasureTransfers(CheckNode& self, int64_t step_id, const TransferCase& at) {
+  FERRY_ASSIGN_OR_RETURN(
+      const bool has_time,
+      self.HasTimeFor(absl::StrCat(at.name, ", ", at.bytes, " bytes, ", at.in_flight, " at once")));
+  if (!has_time) return absl::OkStatus();
   FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(step_id));
   FERRY_ASSIGN_OR_RETURN(Signals signals, Signals::Create(self));
   FERRY_ASSIGN_OR_RETURN(CheckGpu* const gpu, self.gpu(self.id() == 0 ? at.from_gpu : at.to_gpu));

@@ -51,6 +51,9 @@ class PingPong final {
     figure.bytes = at.bytes;
     figure.floor_name = at.waits ? "event record, word in shared memory, event wait, synchronise"
                                  : "event record, word in shared memory, event wait";
+    FERRY_ASSIGN_OR_RETURN(const bool has_time,
+                           self_.HasTimeFor(absl::StrCat(figure.name, ", ", at.bytes, " bytes")));
+    if (!has_time) return absl::OkStatus();
     for (int round = -3; round < at.rounds; ++round) {
       FERRY_RETURN_IF_ERROR(Round(at, round, figure));
       if (wire_ != nullptr) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Figures of keyed transfers over NCCL, Step::Send and Recv, beside raw ncclSend and ncclRecv
-// between the same two GPUs, on a communicator made alike.
+// between the same two GPUs, on the same communicator.
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -14,21 +14,51 @@
 #include "base/status_macros.h"
 #include "benchmarks/gpu/check_nccl.h"
 #include "benchmarks/gpu/check_transfers.h"
+#include "transport/nccl/nccl_transport.h"
 
 namespace ferry::check {
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
 constexpr char kTransport[] = "nccl";
+constexpr absl::Duration kPatience = absl::Seconds(60);
 
-// A send at node 0 and a receive at node 1, on a communicator that both hold.
+// The communicator of keyed transfers between gpu:0 of node 0 and gpu:1 of node 1, once one of them
+// has been made.
+absl::StatusOr<std::shared_ptr<NcclCommunicator>> FindCommunicator(CheckNode& self) {
+  const int me = self.id();
+  FERRY_ASSIGN_OR_RETURN(const int peer, GlobalIdOf(self.node(), 1 - me, 1 - me));
+  for (const auto& transport : self.node().exchange().transports()) {
+    if (transport->name() != kTransport) continue;
+    auto communicator =
+        static_cast<const NcclTransport&>(*transport).CommunicatorWith(me, DeviceId(peer));
+    if (communicator != nullptr) return communicator;
+  }
+  return absl::NotFoundError("no communicator has been made for keyed transfers");
+}
+
+absl::Status SendOne(CheckNode& self) {
+  constexpr size_t kBytes = kMiB;
+  FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
+  FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, self.Key("first", 0, "gpu:0", "gpu:1"));
+  if (self.id() == 0) {
+    FERRY_ASSIGN_OR_RETURN(const Tensor tensor, self.Pattern(kBytes, 9));
+    FERRY_RETURN_IF_ERROR(step.Send(key, tensor));
+  } else {
+    FERRY_ASSIGN_OR_RETURN(const Received received, step.RecvValue(key, kPatience));
+    self.report().Check("keyed, by nccl, the first", self.Verify(received.tensor, kBytes, 9));
+  }
+  return self.Meet();
+}
+
+// A send at node 0 and a receive at node 1, on the communicator of keyed transfers, of which none
+// is under way then.
 class RawNccl final {
  public:
   static absl::StatusOr<std::shared_ptr<RawNccl>> Create(CheckNode& self) {
     auto raw = std::make_shared<RawNccl>();
-    // As the transport makes its own.
-    FERRY_ASSIGN_OR_RETURN(raw->communicator_,
-                           MakeCommunicator(self, {0, 1}, NcclTransportOptions().max_ctas));
+    FERRY_RETURN_IF_ERROR(SendOne(self));
+    FERRY_ASSIGN_OR_RETURN(raw->communicator_, FindCommunicator(self));
     return raw;
   }
 
@@ -43,7 +73,7 @@ class RawNccl final {
     }
     FERRY_RETURN_IF_ERROR(self.Meet());
     const absl::Time began = SteadyClock().Now();
-    FERRY_RETURN_IF_ERROR(RunGroup(*communicator_, *gpu, operations, gpu->stream()));
+    FERRY_RETURN_IF_ERROR(RunGroup(*communicator_, operations, gpu->stream()));
     FERRY_RETURN_IF_ERROR(gpu->Wait(gpu->stream()));
     return SteadyClock().Now() - began;
   }
@@ -61,7 +91,7 @@ absl::Status MeasureKeyed(CheckNode& self) {
       sizes.push_back(mib * kMiB);
     }
   }
-  int64_t step = 0;
+  int64_t step = 1;
   for (const size_t bytes : sizes) {
     for (const int in_flight : {1, 8}) {
       if (bytes * static_cast<size_t>(in_flight) > MostBytesInFlight(self.machine())) continue;

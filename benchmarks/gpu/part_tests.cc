@@ -24,7 +24,7 @@ namespace {
 
 // In the order in which they run; scripts/package packs the same.
 constexpr const char* kPrograms[] = {"gpu_real_test", "gpu_cuda_test", "gpu_ipc_test",
-                                     "gpu_exchange_test"};
+                                     "gpu_exchange_test", "nccl_exchange_test"};
 // Those that run on the double by themselves leave it out where this is set.
 constexpr char kOnRealGpu[] = "FERRY_TEST_REAL_GPU";
 constexpr absl::Duration kMostForOne = absl::Seconds(40);

@@ -27,6 +27,7 @@ TEST(NcclExchange, BetweenMachines) {
 }
 
 TEST(NcclExchange, IntoTheReceiversBuffer) {
+  NEEDS_TWO_GPUS();
   RunGpuPair(
       {.is_apart = true}, [](GpuPeer& peer) { SendPatterns(peer, "GPU:1", 3); },
       [](GpuPeer& peer) {
@@ -50,6 +51,7 @@ TEST(NcclExchange, IntoTheReceiversBuffer) {
 
 // More at once than a batch holds, of many sizes, asked for in another order than they are sent in.
 TEST(NcclExchange, ManyInAnyOrder) {
+  NEEDS_TWO_GPUS();
   constexpr int kCount = 100;
   const auto bytes = [](int i) { return static_cast<size_t>(200'000 + 7919 * i); };
   GpuPairOptions options;
@@ -95,6 +97,7 @@ TEST(NcclExchange, ManyInAnyOrder) {
 
 // What is small takes the shorter way, unless there is only one.
 TEST(NcclExchange, SmallTensorsAreStagedUnlessNcclIsRequired) {
+  NEEDS_TWO_GPUS();
   for (const bool is_required : {false, true}) {
     GpuPairOptions options;
     options.is_apart = true;
@@ -199,6 +202,7 @@ TEST(NcclExchange, ALateTensorHoldsUpNoOther) {
 // Whatever a receive that is called off has got to: its ticket may be on its way, with a grant for
 // which the sender's GPU waits.
 TEST(NcclExchange, ReceivesThatAreCalledOffHoldUpNoOther) {
+  NEEDS_TWO_GPUS();
   constexpr int kCount = 60;
   constexpr size_t kSize = 300'000;
   GpuPairOptions options;

@@ -87,6 +87,9 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice> {
   void Stop(const absl::Status& why, absl::Duration patience) ABSL_LOCKS_EXCLUDED(mu_);
 
   DeviceId self() const { return self_; }
+  // The one that is open with that peer; null: none. For measuring what NCCL itself does on it:
+  // whoever uses it sees to it that nothing else is under way on either side.
+  std::shared_ptr<NcclCommunicator> CommunicatorWith(DeviceId peer) const ABSL_LOCKS_EXCLUDED(mu_);
   // Transfers that are under way and what they wait for, one line for each.
   std::vector<std::string> Pending() const ABSL_LOCKS_EXCLUDED(mu_);
 

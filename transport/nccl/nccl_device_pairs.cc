@@ -200,6 +200,13 @@ absl::Status NcclDevice::Refusal(DeviceId peer) const {
                                                     ShortDuration(left)));
 }
 
+std::shared_ptr<NcclCommunicator> NcclDevice::CommunicatorWith(DeviceId peer) const {
+  absl::MutexLock lock(&mu_);
+  const auto found = pairs_.find(peer);
+  if (found == pairs_.end() || found->second.state != Pair::State::kOpen) return nullptr;
+  return found->second.communicator;
+}
+
 NcclDevice::Pair* NcclDevice::PairOf(const CommunicatorName& name) {
   for (auto& [peer, pair] : pairs_) {
     if (pair.name == name) return &pair;

@@ -99,4 +99,10 @@ std::shared_ptr<Inlet> NcclTransport::MakeInlet(const Endpoint& peer, ReleaseCal
   return std::make_shared<NcclInlet>(node_, node_.Peer(peer));
 }
 
+std::shared_ptr<NcclCommunicator> NcclTransport::CommunicatorWith(int ordinal,
+                                                                  DeviceId peer) const {
+  const std::shared_ptr<NcclDevice> device = node_.FindOrdinal(ordinal);
+  return device == nullptr ? nullptr : device->CommunicatorWith(peer);
+}
+
 }  // namespace ferry

@@ -25,6 +25,8 @@ class NcclTransport final : public Transport {
   absl::StatusOr<PathCost> Cost(const PathQuery& query) const override;
   std::shared_ptr<Outlet> MakeOutlet(const Endpoint& peer) override;
   std::shared_ptr<Inlet> MakeInlet(const Endpoint& peer, ReleaseCallback release) override;
+  // As NcclDevice::CommunicatorWith, of this process's GPU `ordinal`.
+  std::shared_ptr<NcclCommunicator> CommunicatorWith(int ordinal, DeviceId peer) const;
   absl::Status Stop(const absl::Status& why) override { return node_.Stop(why); }
 
  private:
