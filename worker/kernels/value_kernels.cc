@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Values that come from elsewhere, and those that are only handed on.
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+#include "tensor/tensor_proto.h"
+#include "worker/kernels/families.h"
+#include "worker/kernels/function_kernel.h"
+#include "worker/kernels/shape_text.h"
+
+namespace ferry::worker {
+
+KernelOr MakePlaceholder(const NodeAttrs& node) {
+  const tensorflow::TensorShapeProto& shape = node.Get("shape").shape();
+  std::string text = absl::StrCat("You must feed a value for placeholder tensor '", node.name(),
+                                  "' with dtype ", DataTypeName(node.Type("dtype")));
+  // A shape of no dimensions was once how an unknown one was written.
+  if (!shape.unknown_rank() && shape.dim_size() > 0) {
+    absl::StrAppend(&text, " and shape ", PartialShapeText(shape));
+  }
+  return MakeFunctionKernel(
+      [status = absl::InvalidArgumentError(text)](KernelContext&) { return status; });
+}
+
+KernelOr MakeConst(const NodeAttrs& node) {
+  const tensorflow::TensorProto& value = node.Get("value").tensor();
+  FERRY_ASSIGN_OR_RETURN(
+      Tensor tensor,
+      TensorFromProto(value, std::min(kMaxDecodedBytes, KernelEnvironment().max_tensor_bytes)));
+  if (tensor.dtype() != node.Type("dtype")) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Inconsistent dtypes for Const '", node.name(), "': the value is ",
+        DataTypeName(tensor.dtype()), ", the attribute ", DataTypeName(node.Type("dtype"))));
+  }
+  return MakeFunctionKernel([tensor = std::move(tensor)](KernelContext& context) {
+    context.set_output(0, tensor);
+    return absl::OkStatus();
+  });
+}
+
+KernelOr MakeForward(const NodeAttrs&) {
+  return MakeFunctionKernel([](KernelContext& context) {
+    for (int i = 0; i < context.input_count(); ++i) context.set_output(i, context.input(i));
+    return absl::OkStatus();
+  });
+}
+
+KernelOr MakeNoOp(const NodeAttrs&) {
+  return MakeFunctionKernel([](KernelContext&) { return absl::OkStatus(); });
+}
+
+}  // namespace ferry::worker
