@@ -64,7 +64,9 @@ void Variable::Assign(Tensor value) {
 }
 
 bool Variable::IsUnshared() const {
-  return value_.is_valid() && value_.buffer() != nullptr && value_.buffer().use_count() == 1;
+  // The copy, and not just a look at the count: it also sees what those did who have let go of it.
+  const std::shared_ptr<Buffer> buffer = value_.buffer();
+  return buffer != nullptr && buffer.use_count() == 2;
 }
 
 absl::Status Variables::CheckDevice(const ResourceHandle& handle) const {

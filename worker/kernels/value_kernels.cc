@@ -11,7 +11,7 @@
 #include "tensor/tensor_proto.h"
 #include "worker/kernels/families.h"
 #include "worker/kernels/function_kernel.h"
-#include "worker/kernels/shape_text.h"
+#include "worker/kernels/shapes.h"
 
 namespace ferry::worker {
 

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cases of tests/interop/kernel_cases.py: an op, its inputs, and what TensorFlow made of them.
+#ifndef FERRY_TESTS_WORKER_KERNEL_CASE_H_
+#define FERRY_TESTS_WORKER_KERNEL_CASE_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "proto/tf_node.pb.h"
+#include "tensor/tensor.h"
+
+namespace ferry::worker {
+
+struct KernelCase {
+  // Its attributes are complete.
+  tensorflow::NodeDef node;
+  std::vector<Tensor> inputs;
+  // What TensorFlow says.
+  std::vector<Tensor> outputs;
+  absl::Status status;
+};
+
+//   Errors: NOT_FOUND without such a file; INVALID_ARGUMENT for one that is not of that form.
+absl::StatusOr<std::vector<KernelCase>> ReadKernelCases(const std::string& path);
+
+// Runs our kernel. OK if it does as TensorFlow; else FAILED_PRECONDITION with what differs. Sums
+// and products of many may differ in their last bits.
+absl::Status CheckKernelCase(const KernelCase& one);
+
+// "Slice(float[2,3], int32[2], int32[2])", with the elements of small inputs.
+std::string ToString(const KernelCase& one);
+
+}  // namespace ferry::worker
+
+#endif  // FERRY_TESTS_WORKER_KERNEL_CASE_H_

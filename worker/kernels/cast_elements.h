@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// Conversion of one element, as TensorFlow has it on this machine.
+#ifndef FERRY_WORKER_KERNELS_CAST_ELEMENTS_H_
+#define FERRY_WORKER_KERNELS_CAST_ELEMENTS_H_
+
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "worker/kernels/cast.h"
+#include "worker/kernels/element_types.h"
+
+namespace ferry::worker {
+
+using CastTypes = decltype(NumberTypes() + TypeSet<bool>());
+
+// Towards zero; what does not fit is the smallest number, as the processor has it. (The language
+// leaves it undefined.)
+template <typename Integer, typename Real>
+Integer Chopped(Real x) {
+  constexpr Real kEnd = static_cast<Real>(uint64_t{1} << (sizeof(Integer) * 8 - 1));
+  const bool fits = x >= -kEnd && x < kEnd;
+  const Integer chopped = static_cast<Integer>(fits ? x : Real(0));
+  return fits ? chopped : std::numeric_limits<Integer>::min();
+}
+
+// Real is float or double.
+template <typename To, typename Real>
+To IntegerOf(Real x) {
+  if constexpr (std::is_same_v<To, uint64_t>) {
+    // The upper half is reached by a shift.
+    constexpr Real kHalf = static_cast<Real>(uint64_t{1} << 63);
+    if (x < kHalf) return static_cast<uint64_t>(Chopped<int64_t>(x));
+    return static_cast<uint64_t>(Chopped<int64_t>(x - kHalf)) ^ (uint64_t{1} << 63);
+  } else if constexpr (std::is_same_v<To, uint32_t>) {
+    return static_cast<uint32_t>(Chopped<int64_t>(x));
+  } else if constexpr (sizeof(To) < sizeof(int32_t)) {
+    return static_cast<To>(Chopped<int32_t>(x));
+  } else {
+    return Chopped<To>(x);
+  }
+}
+
+template <typename To, typename From>
+To Converted(From x) {
+  if constexpr (kIsComplex<From> && kIsComplex<To>) {
+    using Part = typename To::value_type;
+    return {static_cast<Part>(x.real()), static_cast<Part>(x.imag())};
+  } else if constexpr (kIsComplex<From>) {
+    return Converted<To>(x.real());
+  } else if constexpr (kIsComplex<To>) {
+    return {Converted<typename To::value_type>(x), 0};
+  } else if constexpr (std::is_same_v<To, bool>) {
+    return x != static_cast<From>(0);
+  } else if constexpr (kIsSmallFloat<From>) {
+    return Converted<To>(static_cast<float>(x));
+  } else if constexpr (kIsSmallFloat<To>) {
+    return static_cast<To>(static_cast<float>(x));
+  } else if constexpr (std::is_floating_point_v<From> && std::is_integral_v<To>) {
+    return IntegerOf<To>(x);
+  } else {
+    return static_cast<To>(x);
+  }
+}
+
+template <typename T>
+constexpr int kMantissaBits = std::is_same_v<T, Half>       ? 11
+                              : std::is_same_v<T, Bfloat16> ? 8
+                                                            : std::numeric_limits<T>::digits;
+
+// Without the bits that the mantissa of To does not have.
+template <typename To, typename Real>
+Real Shortened(Real x) {
+  using Bits = std::conditional_t<sizeof(Real) == 8, uint64_t, uint32_t>;
+  if (x != x) return x;
+  Bits bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  bits &= ~Bits{0} << (kMantissaBits<Real> - kMantissaBits<To>);
+  std::memcpy(&x, &bits, sizeof(bits));
+  return x;
+}
+
+template <typename To, typename From>
+To Truncated(From x) {
+  if constexpr (kIsComplex<From>) {
+    if constexpr (kIsComplex<To>) {
+      using Part = typename To::value_type;
+      return Converted<To>(From(Shortened<Part>(x.real()), Shortened<Part>(x.imag())));
+    } else {
+      return Converted<To>(Shortened<To>(x.real()));
+    }
+  } else if constexpr (kIsComplex<To>) {
+    return Converted<To>(Shortened<typename To::value_type>(x));
+  } else {
+    return Converted<To>(Shortened<To>(x));
+  }
+}
+
+template <typename To, typename From>
+void CastArray(const void* from, void* to, int64_t count) {
+  const From* const source = static_cast<const From*>(from);
+  To* const target = static_cast<To*>(to);
+  for (int64_t i = 0; i < count; ++i) target[i] = Converted<To>(source[i]);
+}
+
+template <typename To, typename From>
+void TruncateArray(const void* from, void* to, int64_t count) {
+  const From* const source = static_cast<const From*>(from);
+  To* const target = static_cast<To*>(to);
+  for (int64_t i = 0; i < count; ++i) target[i] = Truncated<To>(source[i]);
+}
+
+template <typename Types>
+CastFunction FindCast(Types types, DataType from, DataType to) {
+  CastFunction function = nullptr;
+  WithType(types, from, [to, &function](auto from_tag) {
+    WithType(CastTypes(), to, [&function](auto to_tag) {
+      function = CastArray<typename decltype(to_tag)::Type, typename decltype(from_tag)::Type>;
+    });
+  });
+  return function;
+}
+
+}  // namespace ferry::worker
+
+#endif  // FERRY_WORKER_KERNELS_CAST_ELEMENTS_H_

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// Maximum and Minimum of two tensors.
+#include "worker/kernels/arithmetic.h"
+#include "worker/kernels/binary.h"
+
+namespace ferry::worker {
+
+KernelOr MakeMaximum(const NodeAttrs& node) {
+  return MakeBinary<MaxElements>(OrderedTypes(), node);
+}
+
+KernelOr MakeMinimum(const NodeAttrs& node) {
+  return MakeBinary<MinElements>(OrderedTypes(), node);
+}
+
+}  // namespace ferry::worker
