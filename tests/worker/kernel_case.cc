@@ -116,6 +116,21 @@ Tolerance ToleranceOf(const KernelCase& one, DataType dtype) {
 
 absl::Status Differ(const std::string& what) { return absl::FailedPreconditionError(what); }
 
+// Floats that do not fit into a small integer become what the compiler of TensorFlow likes, another
+// one at the end of an array than before.
+bool IsUndefined(const KernelCase& one, const Tensor& output, size_t index) {
+  if (one.node.op() != "Cast" || Epsilon(one.inputs[0].dtype()) == 0) return false;
+  if (Epsilon(output.dtype()) != 0 || output.dtype() == DataType::kBool) return false;
+  if (ElementBytes(output.dtype()) > 2) return false;
+  const bool is_complex = one.inputs[0].dtype() == DataType::kComplex64 ||
+                          one.inputs[0].dtype() == DataType::kComplex128;
+  const double number = std::trunc(NumbersOf(one.inputs[0])[is_complex ? 2 * index : index]);
+  const bool is_signed = output.dtype() == DataType::kInt8 || output.dtype() == DataType::kInt16;
+  const double count = std::ldexp(1, static_cast<int>(ElementBytes(output.dtype())) * 8);
+  const double least = is_signed ? -count / 2 : 0;
+  return !(number >= least && number < least + count);
+}
+
 absl::Status CheckNumbers(const KernelCase& one, const Tensor& ours, const Tensor& theirs) {
   const Tolerance tolerance = ToleranceOf(one, ours.dtype());
   const std::vector<double> our_numbers = NumbersOf(ours);
@@ -125,6 +140,7 @@ absl::Status CheckNumbers(const KernelCase& one, const Tensor& ours, const Tenso
     const double b = their_numbers[i];
     if (std::isnan(a) && std::isnan(b)) continue;
     if (a == b && std::signbit(a) == std::signbit(b)) continue;
+    if (IsUndefined(one, ours, i)) continue;
     const double allowed =
         tolerance.absolute + tolerance.relative * std::max(std::abs(a), std::abs(b));
     if (allowed > 0 && std::abs(a - b) <= allowed) continue;
@@ -142,7 +158,8 @@ absl::Status CheckTensor(const KernelCase& one, const Tensor& ours, const Tensor
   if (ours.dtype() == DataType::kString) return Differ("its strings are others");
   // The elements of 64 bits are not all doubles.
   FERRY_RETURN_IF_ERROR(CheckNumbers(one, ours, theirs));
-  return is_exact ? Differ("its integers are others") : absl::OkStatus();
+  const bool may_differ = one.node.op() == "Cast" && ElementBytes(ours.dtype()) <= 2;
+  return is_exact && !may_differ ? Differ("its integers are others") : absl::OkStatus();
 }
 
 }  // namespace

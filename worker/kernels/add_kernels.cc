@@ -46,6 +46,16 @@ absl::Status Concatenate(KernelContext& context) {
   return absl::OkStatus();
 }
 
+// The order of additions is TensorFlow's, so that sums are rounded as there: first so many inputs
+// one after the other, then groups of eight, each summed by itself.
+constexpr int kGroup = 8;
+
+// REQUIRES: at least two inputs.
+int FirstGroup(int input_count) {
+  const int rest = input_count % kGroup;
+  return rest < 2 ? rest + kGroup : rest;
+}
+
 absl::Status AddAll(KernelContext& context, const std::string& name) {
   const Tensor& first = context.input(0);
   for (int i = 1; i < context.input_count(); ++i) {
@@ -61,17 +71,28 @@ absl::Status AddAll(KernelContext& context, const std::string& name) {
   FERRY_ASSIGN_OR_RETURN(Tensor sum, context.Allocate(first.dtype(), first.shape()));
   // Piece by piece, so that a piece of the sum stays in the cache while all inputs are added.
   constexpr int64_t kPieceBytes = 16 << 10;
-  const int64_t element_bytes = static_cast<int64_t>(ElementBytes(first.dtype()));
+  alignas(kBufferAlignment) char group_sum[kPieceBytes];
+  const DataType dtype = first.dtype();
+  const int64_t element_bytes = static_cast<int64_t>(ElementBytes(dtype));
   const int64_t count = first.shape().element_count();
   const int64_t piece = kPieceBytes / element_bytes;
   for (int64_t at = 0; at < count; at += piece) {
     const int64_t here = std::min(piece, count - at);
+    const auto add_group = [&context, dtype, here, offset = at * element_bytes](int begin, int end,
+                                                                                char* to) {
+      const void* left = static_cast<const char*>(context.input(begin).data()) + offset;
+      for (int i = begin + 1; i < end; ++i) {
+        AddArrays(dtype, left, static_cast<const char*>(context.input(i).data()) + offset, to,
+                  here);
+        left = to;
+      }
+    };
     char* const out = static_cast<char*>(sum.mutable_data()) + at * element_bytes;
-    const void* left = static_cast<const char*>(first.data()) + at * element_bytes;
-    for (int i = 1; i < context.input_count(); ++i) {
-      const char* const right = static_cast<const char*>(context.input(i).data());
-      AddArrays(first.dtype(), left, right + at * element_bytes, out, here);
-      left = out;
+    int added = FirstGroup(context.input_count());
+    add_group(0, added, out);
+    for (; added < context.input_count(); added += kGroup) {
+      add_group(added, added + kGroup, group_sum);
+      AddArrays(dtype, out, group_sum, out, here);
     }
   }
   context.set_output(0, std::move(sum));

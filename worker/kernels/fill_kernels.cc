@@ -159,6 +159,20 @@ absl::StatusOr<int64_t> RangeCount(T start, T limit, T delta) {
       absl::StrCat("Requires ((limit - start) / delta) <= ", std::numeric_limits<int64_t>::max()));
 }
 
+// Products of integers may overflow on their way.
+template <typename T>
+struct RangeArithmetic {
+  using Type = T;
+};
+template <>
+struct RangeArithmetic<int32_t> {
+  using Type = uint32_t;
+};
+template <>
+struct RangeArithmetic<int64_t> {
+  using Type = uint64_t;
+};
+
 template <typename T>
 absl::Status Range(KernelContext& context) {
   constexpr absl::string_view kNames[] = {"start", "limit", "delta"};
@@ -175,15 +189,11 @@ absl::Status Range(KernelContext& context) {
   FERRY_ASSIGN_OR_RETURN(const Shape shape, ShapeOf({count}));
   FERRY_ASSIGN_OR_RETURN(Tensor tensor, context.Allocate(kDataTypeOf<T>, shape));
   T* const elements = static_cast<T*>(tensor.mutable_data());
-  T value = values[0];
+  using Wide = typename RangeArithmetic<T>::Type;
+  const Wide start = static_cast<Wide>(values[0]);
+  const Wide delta = static_cast<Wide>(values[2]);
   for (int64_t i = 0; i < count; ++i) {
-    elements[i] = value;
-    if constexpr (std::is_integral_v<T>) {
-      // The one after the last may be too large.
-      __builtin_add_overflow(value, values[2], &value);
-    } else {
-      value += values[2];
-    }
+    elements[i] = static_cast<T>(start + static_cast<Wide>(i) * delta);
   }
   context.set_output(0, std::move(tensor));
   return absl::OkStatus();

@@ -98,6 +98,10 @@ absl::Status Concat(KernelContext& context) {
                      ShapeText(axis_tensor.shape())));
   }
   const Shape& first = values[0].shape();
+  if (first.rank() == 0) {
+    return absl::InvalidArgumentError(
+        "ConcatOp : Can't concatenate scalars (use tf.stack instead)");
+  }
   const int64_t axis_value = IntsOf(axis_tensor)[0];
   const int64_t axis = axis_value < 0 ? axis_value + first.rank() : axis_value;
   if (axis < 0 || axis >= first.rank()) {
