@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// Messages in, messages out.
+#include "worker/grpc_worker_service.h"
+
+#include <string>
+#include <utility>
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/server_callback.h>
+
+#include "absl/strings/str_cat.h"
+
+#include "coord/grpc_bytes.h"
+#include "coord/grpc_errors.h"
+#include "coord/grpc_raw_service.h"
+#include "proto/tf_worker.pb.h"
+#include "worker/grpc_run_call.h"
+
+namespace ferry::worker {
+namespace {
+
+using grpc::ByteBuffer;
+using grpc::CallbackServerContext;
+using grpc::ServerUnaryReactor;
+
+absl::Status NoSuchMessage(const google::protobuf::MessageLite& message) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("the request is no ", message.GetTypeName(), ", or is incomplete"));
+}
+
+// Of which session a request is.
+template <typename Request>
+SessionHandle SessionOf(const Request& request) {
+  if (!request.create_worker_session_called()) return std::nullopt;
+  return std::string(request.session_handle());
+}
+
+class WorkerService final : public coord::RawService {
+ public:
+  explicit WorkerService(Worker& worker) : worker_(worker) {
+    Add<tensorflow::GetStatusRequest, tensorflow::GetStatusResponse>(
+        "/tensorflow.WorkerService/GetStatus", &WorkerService::GetStatus);
+    Add<tensorflow::CreateWorkerSessionRequest, tensorflow::CreateWorkerSessionResponse>(
+        "/tensorflow.WorkerService/CreateWorkerSession", &WorkerService::CreateSession);
+    Add<tensorflow::DeleteWorkerSessionRequest, tensorflow::DeleteWorkerSessionResponse>(
+        "/tensorflow.WorkerService/DeleteWorkerSession", &WorkerService::DeleteSession);
+    Add<tensorflow::RegisterGraphRequest, tensorflow::RegisterGraphResponse>(
+        "/tensorflow.WorkerService/RegisterGraph", &WorkerService::RegisterGraph,
+        /*takes_long=*/true);
+    Add<tensorflow::DeregisterGraphRequest, tensorflow::DeregisterGraphResponse>(
+        "/tensorflow.WorkerService/DeregisterGraph", &WorkerService::DeregisterGraph);
+    Add<tensorflow::CleanupGraphRequest, tensorflow::CleanupGraphResponse>(
+        "/tensorflow.WorkerService/CleanupGraph", &WorkerService::CleanupGraph);
+    Add<tensorflow::CleanupAllRequest, tensorflow::CleanupAllResponse>(
+        "/tensorflow.WorkerService/CleanupAll", &WorkerService::CleanupAll);
+    AddUnary("/tensorflow.WorkerService/RunGraph",
+             [this](CallbackServerContext*, const ByteBuffer* request, ByteBuffer* response) {
+               return StartRunCall(worker_, *request, response);
+             });
+    AddUnimplemented("/tensorflow.WorkerService/Logging", "Logging");
+    AddUnimplemented("/tensorflow.WorkerService/Tracing", "Tracing");
+    AddUnimplemented("/tensorflow.WorkerService/RecvBuf", "RecvBuf: collectives are not supported");
+    AddUnimplemented("/tensorflow.WorkerService/CompleteGroup",
+                     "CompleteGroup: collectives are not supported");
+    AddUnimplemented("/tensorflow.WorkerService/CompleteInstance",
+                     "CompleteInstance: collectives are not supported");
+    AddUnimplemented("/tensorflow.WorkerService/GetStepSequence",
+                     "GetStepSequence: collectives are not supported");
+  }
+
+ private:
+  template <typename Request, typename Response>
+  using Method = absl::Status (WorkerService::*)(Request& request, Response& response);
+
+  template <typename Request, typename Response>
+  void Add(const char* path, Method<Request, Response> method, bool takes_long = false) {
+    AddUnary(path, [this, method, takes_long](CallbackServerContext* context,
+                                              const ByteBuffer* request, ByteBuffer* response) {
+      // Both buffers stay until it has been finished.
+      ServerUnaryReactor* const reactor = context->DefaultReactor();
+      auto answer = [this, method, request, response, reactor] {
+        Request message;
+        Response answered;
+        ByteBuffer bytes = *request;
+        const absl::Status status = coord::ParseMessage(bytes, message)
+                                        ? (this->*method)(message, answered)
+                                        : NoSuchMessage(message);
+        if (status.ok()) *response = coord::SerializeMessage(answered);
+        reactor->Finish(coord::ToGrpcStatus(status));
+      };
+      if (takes_long) {
+        worker_.Run(std::move(answer));
+      } else {
+        answer();
+      }
+      return reactor;
+    });
+  }
+
+  void AddUnimplemented(const char* path, const char* text) {
+    AddUnary(path, [text](CallbackServerContext* context, const ByteBuffer*, ByteBuffer*) {
+      ServerUnaryReactor* const reactor = context->DefaultReactor();
+      reactor->Finish(grpc::Status(grpc::StatusCode::UNIMPLEMENTED, text));
+      return reactor;
+    });
+  }
+
+  absl::Status GetStatus(tensorflow::GetStatusRequest&, tensorflow::GetStatusResponse& response) {
+    for (const WorkerDevice& device : worker_.options().devices) {
+      tensorflow::DeviceAttributes& attributes = *response.add_device_attributes();
+      attributes.set_name(device.name);
+      attributes.set_device_type(device.type);
+      attributes.set_memory_limit(device.memory_bytes);
+      attributes.mutable_locality();
+      attributes.set_incarnation(device.incarnation);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CreateSession(tensorflow::CreateWorkerSessionRequest& request,
+                             tensorflow::CreateWorkerSessionResponse&) {
+    return worker_.CreateSession({.handle = request.session_handle(),
+                                  .master_task = request.master_task(),
+                                  .master_incarnation = request.master_incarnation()},
+                                 request.isolate_session_state());
+  }
+
+  absl::Status DeleteSession(tensorflow::DeleteWorkerSessionRequest& request,
+                             tensorflow::DeleteWorkerSessionResponse&) {
+    worker_.DeleteSession(request.session_handle());
+    return absl::OkStatus();
+  }
+
+  absl::Status RegisterGraph(tensorflow::RegisterGraphRequest& request,
+                             tensorflow::RegisterGraphResponse& response) {
+    absl::StatusOr<std::string> handle =
+        worker_.RegisterGraph(SessionOf(request), std::move(*request.mutable_graph_def()));
+    if (!handle.ok()) return handle.status();
+    response.set_graph_handle(*std::move(handle));
+    return absl::OkStatus();
+  }
+
+  absl::Status DeregisterGraph(tensorflow::DeregisterGraphRequest& request,
+                               tensorflow::DeregisterGraphResponse&) {
+    return worker_.DeregisterGraph(SessionOf(request), request.graph_handle());
+  }
+
+  absl::Status CleanupGraph(tensorflow::CleanupGraphRequest& request,
+                            tensorflow::CleanupGraphResponse&) {
+    worker_.CleanupStep(request.step_id());
+    return absl::OkStatus();
+  }
+
+  absl::Status CleanupAll(tensorflow::CleanupAllRequest& request, tensorflow::CleanupAllResponse&) {
+    const std::vector<std::string> containers(request.container().begin(),
+                                              request.container().end());
+    worker_.ClearContainers(containers);
+    return absl::OkStatus();
+  }
+
+  Worker& worker_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeWorkerService(Worker& worker) {
+  return std::make_unique<WorkerService>(worker);
+}
+
+}  // namespace ferry::worker

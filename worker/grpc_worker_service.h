@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// tensorflow.WorkerService over a Worker, but for the calls that move tensors between workers.
+#ifndef FERRY_WORKER_GRPC_WORKER_SERVICE_H_
+#define FERRY_WORKER_GRPC_WORKER_SERVICE_H_
+
+#include <memory>
+
+#include <grpcpp/impl/codegen/service_type.h>
+
+#include "worker/worker.h"
+
+namespace ferry::worker {
+
+// GetStatus, CreateWorkerSession, DeleteWorkerSession, RegisterGraph, DeregisterGraph, RunGraph,
+// CleanupGraph, CleanupAll; Logging, Tracing and what collectives ask are UNIMPLEMENTED. RecvTensor
+// and MarkRecvFinished are rendezvous/grpc_recv_tensor_service.h, of the same name and for the same
+// port. `worker` outlives the server. A call that waits holds no thread; it ends when its client
+// goes away or its deadline comes.
+//   Errors: as Worker's; INVALID_ARGUMENT for a request that is none. In RunGraph's body if the
+//   request says so.
+std::unique_ptr<grpc::Service> MakeWorkerService(Worker& worker);
+
+}  // namespace ferry::worker
+
+#endif  // FERRY_WORKER_GRPC_WORKER_SERVICE_H_

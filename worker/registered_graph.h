@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// RegisteredGraph: a partition with its kernels, ready to be run any number of times.
+#ifndef FERRY_WORKER_REGISTERED_GRAPH_H_
+#define FERRY_WORKER_REGISTERED_GRAPH_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+#include "graph/graph.h"
+#include "rendezvous/device_name.h"
+#include "rendezvous/key.h"
+#include "worker/plan.h"
+#include "worker/session.h"
+
+namespace ferry::worker {
+
+// Immutable; thread-safe. Shared by its session and the runs of it.
+class RegisteredGraph final {
+ public:
+  //   task: this worker.
+  //   Errors: INVALID_ARGUMENT for a device that is not here, an edge between two devices, a key
+  //   that is none or has nothing to do with this worker; as MakeKernel.
+  static absl::StatusOr<std::shared_ptr<const RegisteredGraph>> Create(std::string handle,
+                                                                       graph::Graph graph,
+                                                                       const TaskName& task,
+                                                                       Session& session);
+
+  const std::string& handle() const { return handle_; }
+  const std::shared_ptr<const Plan>& plan() const { return plan_; }
+  const graph::Graph& graph() const { return graph_; }
+  const Devices& devices() const { return *devices_; }
+  // As it was registered, with complete attributes.
+  tensorflow::GraphDef Def() const;
+
+  // Other workers that it receives from.
+  const absl::flat_hash_set<TaskName>& sources() const { return sources_; }
+  // The key that one of its nodes sends or receives under; null if none does.
+  const RendezvousKey* FindSend(absl::string_view key) const { return Find(sends_, key); }
+  const RendezvousKey* FindRecv(absl::string_view key) const { return Find(recvs_, key); }
+
+ private:
+  using Keys = absl::flat_hash_map<absl::string_view, const RendezvousKey*>;
+
+  RegisteredGraph() = default;
+  static const RendezvousKey* Find(const Keys& keys, absl::string_view key) {
+    const auto found = keys.find(key);
+    return found == keys.end() ? nullptr : found->second;
+  }
+
+  std::string handle_;
+  graph::Graph graph_;
+  std::shared_ptr<Devices> devices_;
+  std::shared_ptr<const Plan> plan_;
+  // Those of the plan.
+  Keys sends_;
+  Keys recvs_;
+  absl::flat_hash_set<TaskName> sources_;
+};
+
+}  // namespace ferry::worker
+
+#endif  // FERRY_WORKER_REGISTERED_GRAPH_H_

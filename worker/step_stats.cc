@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Absolute times into relative ones.
+#include "worker/step_stats.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace ferry::worker {
+namespace {
+
+constexpr int64_t kNanosPerMicro = 1000;
+
+std::string TransferLabel(const Plan::Node& node, const NodeTimes& times) {
+  const RendezvousKey& key = *node.key;
+  return absl::StrFormat("[%.1fKB] %s from %s to %s%s", static_cast<double>(times.bytes) / 1024,
+                         key.edge(), key.src_device(), key.dst_device(),
+                         times.path.empty() ? "" : absl::StrCat(" by ", times.path));
+}
+
+void Fill(const Plan::Node& node, const NodeTimes& times, tensorflow::NodeExecStats& row) {
+  row.set_node_name(node.name);
+  row.set_all_start_micros(times.start_ns / kNanosPerMicro);
+  row.set_all_start_nanos(times.start_ns);
+  row.set_scheduled_micros(times.ready_ns / kNanosPerMicro);
+  row.set_scheduled_nanos(times.ready_ns);
+  const int64_t took = times.end_ns - times.start_ns;
+  row.set_op_start_rel_micros(0);
+  row.set_op_end_rel_micros(took / kNanosPerMicro);
+  row.set_op_end_rel_nanos(took);
+  row.set_all_end_rel_micros(took / kNanosPerMicro);
+  row.set_all_end_rel_nanos(took);
+  if (node.key.has_value()) row.set_timeline_label(TransferLabel(node, times));
+}
+
+}  // namespace
+
+void FillStepStats(const RegisteredGraph& graph, const std::vector<NodeTimes>& times,
+                   tensorflow::StepStats& stats) {
+  const Plan& plan = *graph.plan();
+  std::vector<tensorflow::DeviceStepStats*> rows(static_cast<size_t>(graph.devices().count()));
+  for (int i = 0; i < plan.node_count() && static_cast<size_t>(i) < times.size(); ++i) {
+    const NodeTimes& each = times[static_cast<size_t>(i)];
+    if (each.end_ns == 0) continue;
+    const Plan::Node& node = plan.node(i);
+    tensorflow::DeviceStepStats*& device = rows[static_cast<size_t>(node.device)];
+    if (device == nullptr) {
+      device = stats.add_dev_stats();
+      device->set_device(graph.devices().name(node.device));
+    }
+    Fill(node, each, *device->add_node_stats());
+  }
+}
+
+}  // namespace ferry::worker

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// What becomes of a call of RunGraph.
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "worker/fetch.h"
+#include "worker/partial_run.h"
+#include "worker/worker.h"
+
+namespace ferry::worker {
+
+// Kept by whatever it waits for.
+struct Worker::Call {
+  RunRequest request;
+  RunDone done;
+  Cancellation* cancellation = nullptr;
+  Cancellation::Token token = Cancellation::kNoToken;
+
+  std::shared_ptr<const RegisteredGraph> graph;
+  std::vector<RendezvousKey> fetches;
+  std::shared_ptr<StepExchange> exchange;
+  // Of a piece.
+  std::shared_ptr<PartialRun> partial;
+  // What it has begun.
+  std::weak_ptr<GraphRun> run;
+  RunResult result;
+};
+
+void Worker::RunGraph(RunRequest request, Cancellation* cancellation, RunDone done) {
+  auto call = std::make_shared<Call>();
+  call->request = std::move(request);
+  call->cancellation = cancellation;
+  call->done = std::move(done);
+  BeginWork();
+  bool begins = true;
+  if (absl::Status status = Prepare(*call, begins); !status.ok()) {
+    return Complete(*call, std::move(status));
+  }
+  const std::shared_ptr<GraphRun> run = begins ? MakeRun(call) : nullptr;
+  if (cancellation != nullptr) {
+    const auto cancel = [exchange = call->exchange, run, step_id = call->request.step_id] {
+      const absl::Status why = absl::CancelledError(
+          absl::StrCat("Step ", step_id, " cancelled.  Cancelling rendezvous."));
+      exchange->Abort(why);
+      if (run != nullptr) run->Cancel(why);
+    };
+    call->token = cancellation->Register(cancel);
+    if (call->token == Cancellation::kNoToken) cancel();
+  }
+  if (run != nullptr) run->Start();
+  // Others fetch when the run has ended.
+  if (call->partial == nullptr) return;
+  Fetch(call, [this, call](absl::Status status) {
+    if (!call->request.is_last_partial) return Complete(*call, std::move(status));
+    call->partial->EndLastCall(
+        std::move(status), [this, call](absl::Status ended) { Complete(*call, std::move(ended)); });
+  });
+}
+
+absl::Status Worker::Prepare(Call& call, bool& begins) {
+  const RunRequest& request = call.request;
+  FERRY_RETURN_IF_ERROR(recent_.TrackUnique(
+      request.request_id, request.is_partial ? "PartialRunGraph (Worker)" : "RunGraph (Worker)"));
+  FERRY_ASSIGN_OR_RETURN(call.graph, FindGraph(request.session, request.graph));
+  absl::flat_hash_set<absl::string_view> seen;
+  for (const std::string& text : request.fetches) {
+    if (!seen.insert(text).second) continue;
+    const RendezvousKey* const key = call.graph->FindSend(text);
+    if (key == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("graph ", request.graph, " sends nothing under ", Quoted(text)));
+    }
+    call.fetches.push_back(*key);
+  }
+  std::vector<RendezvousKey> feeds;
+  for (const auto& [text, tensor] : request.feeds) {
+    if (const RendezvousKey* const key = call.graph->FindRecv(text); key != nullptr) {
+      feeds.push_back(*key);
+    } else {
+      FERRY_ASSIGN_OR_RETURN(RendezvousKey parsed, RendezvousKey::Parse(text));
+      feeds.push_back(std::move(parsed));
+    }
+  }
+  if (request.is_partial) call.partial = steps_.FindPartial(request.step_id, request.graph);
+  begins = call.partial == nullptr;
+  if (begins) {
+    FERRY_ASSIGN_OR_RETURN(
+        call.exchange,
+        steps_.Begin(request.step_id, request.session.value_or(std::string()), request.graph));
+    if (request.is_partial) {
+      call.partial = std::make_shared<PartialRun>(call.exchange);
+      steps_.SetPartial(request.step_id, request.graph, call.partial);
+    }
+  } else {
+    call.exchange = call.partial->exchange();
+  }
+  absl::Status status;
+  for (size_t i = 0; status.ok() && i < feeds.size(); ++i) {
+    status = call.exchange->Send(feeds[i], std::move(call.request.feeds[i].second),
+                                 /*is_dead=*/false);
+  }
+  // Other pieces wait for a run that will not be.
+  if (!status.ok() && begins && request.is_partial) call.partial->EndRun(status);
+  return status;
+}
+
+std::shared_ptr<GraphRun> Worker::MakeRun(const std::shared_ptr<Call>& call) {
+  BeginWork();
+  GraphRunOptions options;
+  options.executor = &executor_;
+  options.now_ns = absl::GetCurrentTimeNanos;
+  options.record_times = call->request.record_times;
+  std::shared_ptr<GraphRun> run =
+      GraphRun::Create(call->graph->plan(), call->exchange, std::move(options),
+                       [this, call](absl::Status status) { EndRun(call, std::move(status)); });
+  call->run = run;
+  steps_.AddRun(call->request.step_id, run);
+  return run;
+}
+
+void Worker::EndRun(const std::shared_ptr<Call>& call, absl::Status status) {
+  // It keeps itself until this returns.
+  const std::shared_ptr<GraphRun> run = call->run.lock();
+  steps_.RemoveRun(call->request.step_id, run.get());
+  if (call->partial != nullptr) {
+    call->partial->EndRun(std::move(status));
+  } else {
+    if (run != nullptr) call->result.times = run->times();
+    call->result.graph = call->graph;
+    if (status.ok()) {
+      Fetch(call, [this, call](absl::Status fetched) { Complete(*call, std::move(fetched)); });
+    } else {
+      Complete(*call, std::move(status));
+    }
+  }
+  EndWork();
+}
+
+void Worker::Fetch(const std::shared_ptr<Call>& call,
+                   absl::AnyInvocable<void(absl::Status) &&> done) {
+  FetchAll(
+      *call->exchange, call->fetches, /*cancellation=*/nullptr,
+      [call, done = std::move(done)](absl::Status status, std::vector<Tensor> tensors) mutable {
+        for (size_t i = 0; status.ok() && i < tensors.size(); ++i) {
+          call->result.fetched.emplace_back(call->fetches[i].text(), std::move(tensors[i]));
+        }
+        std::move(done)(std::move(status));
+      });
+}
+
+void Worker::Complete(Call& call, absl::Status status) {
+  if (call.token != Cancellation::kNoToken) call.cancellation->Deregister(call.token);
+  RunDone done = std::move(call.done);
+  std::move(done)(std::move(status), std::move(call.result));
+  EndWork();
+}
+
+void Worker::BeginWork() {
+  absl::MutexLock lock(&busy_mu_);
+  ++busy_;
+}
+
+void Worker::EndWork() {
+  absl::MutexLock lock(&busy_mu_);
+  --busy_;
+}
+
+}  // namespace ferry::worker
