@@ -45,6 +45,9 @@ struct GraphLimits {
   int max_nodes = 1 << 22;
   // Of all nodes together.
   int max_inputs = 1 << 24;
+  // Whether nodes may have the names that Prune and PartitionByDevice give to those they add: what
+  // comes from a master is such a graph, what comes from a client is not.
+  bool allow_internal_names = false;
 };
 
 // A value: immutable once made, so thread-safe; a copy shares the nodes. Nodes have numbers from 0

@@ -39,7 +39,8 @@ std::optional<absl::string_view> PortDigits(absl::string_view name) {
 
 }  // namespace
 
-bool IsNodeName(absl::string_view name) {
+bool IsNodeName(absl::string_view name, bool is_internal) {
+  if (is_internal && name.size() > 1 && name[0] == '_') name.remove_prefix(1);
   bool is_first = true;
   for (const char c : name) {
     if (c == '>' && !is_first) {
@@ -53,7 +54,7 @@ bool IsNodeName(absl::string_view name) {
   return !is_first;
 }
 
-std::optional<InputName> ParseInputName(absl::string_view input) {
+std::optional<InputName> ParseInputName(absl::string_view input, bool is_internal) {
   InputName parsed;
   if (!input.empty() && input[0] == '^') {
     parsed.is_control = true;
@@ -66,7 +67,7 @@ std::optional<InputName> ParseInputName(absl::string_view input) {
       parsed.port = SaturatedNumber(*digits);
     }
   }
-  if (!IsNodeName(parsed.node)) return std::nullopt;
+  if (!IsNodeName(parsed.node, is_internal)) return std::nullopt;
   return parsed;
 }
 

@@ -13,7 +13,8 @@ namespace ferry::graph {
 
 // Whether a client may call a node so: a letter, digit or dot, then also "-_/\"; and more such
 // pieces after '>'. Source: tensorflow/core/framework/node_def_util.cc.
-bool IsNodeName(absl::string_view name);
+//   is_internal: it may begin with '_', as names do that Prune adds.
+bool IsNodeName(absl::string_view name, bool is_internal = false);
 
 // "node", "node:2" or "^node", which is a view of the text it was read from.
 struct InputName {
@@ -25,7 +26,7 @@ struct InputName {
 
 // An entry of NodeDef.input; nothing unless it has exactly one of those forms, the number without
 // leading zeros.
-std::optional<InputName> ParseInputName(absl::string_view input);
+std::optional<InputName> ParseInputName(absl::string_view input, bool is_internal = false);
 
 // What a client feeds, fetches or runs to. Anything that is not "node:2" or "^node" is a node's
 // name, port 0: whether there is such a node decides.

@@ -37,14 +37,14 @@ absl::Status CheckVersions(const tensorflow::VersionDef& versions) {
 }
 
 // What a node's name and inputs look like, whatever they mean.
-absl::Status CheckSyntax(const NodeDef& node) {
-  if (!IsNodeName(node.name())) {
+absl::Status CheckSyntax(const NodeDef& node, bool is_internal) {
+  if (!IsNodeName(node.name(), is_internal)) {
     return absl::InvalidArgumentError(
         absl::StrCat("Illegal op name '", Shown(node.name()), "'", AboutNode(node.name())));
   }
   bool is_control_seen = false;
   for (const std::string& input : node.input()) {
-    const std::optional<InputName> parsed = ParseInputName(input);
+    const std::optional<InputName> parsed = ParseInputName(input, is_internal);
     if (!parsed.has_value()) {
       return absl::InvalidArgumentError(
           absl::StrCat("Illegal op input name '", Shown(input), "'", AboutNode(node.name())));
@@ -106,7 +106,8 @@ class Parser {
   // Takes the nodes out of `def`: one may be a constant of a gigabyte.
   absl::Status AddNodes(GraphDef& def, absl::string_view host) {
     // Whatever the client's mistake is, what the nodes look like is told first, as TensorFlow does.
-    for (const NodeDef& node : def.node()) FERRY_RETURN_IF_ERROR(CheckSyntax(node));
+    for (const NodeDef& node : def.node())
+      FERRY_RETURN_IF_ERROR(CheckSyntax(node, limits_.allow_internal_names));
     if (static_cast<int64_t>(first_) + def.node_size() > limits_.max_nodes) {
       return absl::ResourceExhaustedError(
           absl::StrCat("a graph of ", static_cast<int64_t>(first_) + def.node_size(),
@@ -152,7 +153,7 @@ class Parser {
 
  private:
   absl::Status AddInput(const Node& node, const std::string& input) {
-    const InputName name = *ParseInputName(input);
+    const InputName name = *ParseInputName(input, limits_.allow_internal_names);
     const int src_index = builder_.graph().Find(name.node);
     if (src_index < 0) {
       return absl::InvalidArgumentError(
