@@ -42,6 +42,9 @@ absl::StatusOr<int> Work(JoinedNode& joined, bool exit_after_join) {
               Printable(place.description).c_str(), Printable(place.coordinator).c_str(),
               joined.hosts_coordinator ? " (run by this process)" : "",
               Printable(Summarize(node.topology())).c_str(), TopologyHash(node.topology()).c_str());
+  if (const std::string address = node.graph_address(); !address.empty()) {
+    std::printf("ferry worker: tensorflow.WorkerService at %s\n", Printable(address).c_str());
+  }
   std::fflush(stdout);
   if (!exit_after_join) return Stay(joined);
   const Progress progress("waiting for the other nodes to leave as well");
@@ -63,6 +66,22 @@ Verb AddWorkerVerb(CLI::App& app) {
   verb.add_flag("--exit-after-join", flags->exit_after_join,
                 "leave, together with all others, once everyone has joined");
   AddNodeFlags(verb, flags->node);
+  flags->node.runs_graphs = true;
+  constexpr char kGroup[] = "Graphs";
+  verb.add_flag_callback(
+          "--no-graphs", [flags] { flags->node.runs_graphs = false; },
+          "run no graphs of TensorFlow's clients, and listen on no port for them")
+      ->group(kGroup);
+  verb.add_option("--graph-listen", flags->node.exchange.grpc_listen,
+                  "where tensorflow.WorkerService is; port 0: a free one")
+      ->type_name("HOST:PORT")
+      ->default_str(flags->node.exchange.grpc_listen)
+      ->group(kGroup);
+  verb.add_option("--graph-threads", flags->node.graph_threads,
+                  "nodes of graphs that run at the same time; 0: as many as there are processors")
+      ->type_name("N")
+      ->check(Within(0, 1024))
+      ->group(kGroup);
   return [flags]() {
     return RunAsNode(flags->node,
                      [&flags](JoinedNode& joined) { return Work(joined, flags->exit_after_join); });

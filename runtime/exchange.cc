@@ -89,13 +89,14 @@ absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions option
   common.connect_timeout = options.connect_timeout;
   exchange->fetcher_ = std::make_unique<LaneFetcher>(common, std::move(resolver));
   RemoteFetcher* fetcher = exchange->fetcher_.get();
-  if (options.carrier == Carrier::kGrpc) {
-    FERRY_CHECK(known != nullptr);
+  const bool is_grpc = options.carrier == Carrier::kGrpc;
+  if (is_grpc || options.grpc_services) {
+    FERRY_CHECK(known != nullptr || !is_grpc);
     exchange->grpc_ = std::make_unique<GrpcCarrier>(
         std::move(known), exchange->arena_,
         GrpcCarrierOptions{.checksum = options.checksum,
                            .proof = {options.token, options.require_proof}});
-    fetcher = &exchange->grpc_->fetcher();
+    if (is_grpc) fetcher = &exchange->grpc_->fetcher();
   }
   exchange->manager_ =
       std::make_unique<RendezvousManager>(SteadyClock(), *fetcher, options.rendezvous);
@@ -135,8 +136,10 @@ absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions option
   common.self.lanes.unix_name = exchange->hub_->unix_name();
   common.self.lanes.tcp = Advertised(options, exchange->hub_->tcp_port());
   if (exchange->grpc_ != nullptr) {
+    std::vector<grpc::Service*> services;
+    if (options.grpc_services) services = options.grpc_services(*exchange);
     FERRY_RETURN_IF_ERROR(exchange->grpc_->Serve(*exchange->manager_, common.self.peer,
-                                                 options.grpc_listen, exchange->gpus()));
+                                                 options.grpc_listen, exchange->gpus(), services));
     ExchangeOptions as_grpc = options;
     as_grpc.listen = options.grpc_listen;
     const std::vector<std::string> addresses = Advertised(as_grpc, exchange->grpc_->port());

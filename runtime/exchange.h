@@ -26,6 +26,8 @@
 
 namespace ferry {
 
+class Exchange;
+
 // What carries requests and values between workers.
 enum class Carrier {
   // Lanes and transports.
@@ -36,8 +38,11 @@ enum class Carrier {
 
 struct ExchangeOptions {
   Carrier carrier = Carrier::kLane;
-  // Of the gRPC server that Carrier::kGrpc needs; port 0 takes a free one.
+  // Of the gRPC server that Carrier::kGrpc, or what has services, needs; port 0 takes a free one.
   std::string grpc_listen = "[::]:0";
+  // What else that server has; with it there is one whatever the carrier. Called once, when
+  // everything but the server is there; the services outlive Stop.
+  std::function<std::vector<grpc::Service*>(Exchange&)> grpc_services;
   // Of memory that can be handed to other processes of this host.
   HostArenaOptions arena;
   // Limits of steps, and how many.
@@ -157,7 +162,7 @@ class Exchange final {
   TransportList transports_;
   LaneExchange lane_exchange_;
   std::unique_ptr<LaneFetcher> fetcher_;
-  // Null unless it is the carrier.
+  // Null unless it is the carrier, or there are services.
   std::unique_ptr<GrpcCarrier> grpc_;
   std::unique_ptr<RendezvousManager> manager_;
   std::atomic<int64_t> next_expiry_ns_{INT64_MAX};

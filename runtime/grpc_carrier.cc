@@ -81,7 +81,8 @@ GrpcCarrier::~GrpcCarrier() { Stop(); }
 RemoteFetcher& GrpcCarrier::fetcher() { return impl_->fetcher; }
 
 absl::Status GrpcCarrier::Serve(RendezvousManager& manager, const LanePeer& self,
-                                const std::string& listen, Gpus* gpus) {
+                                const std::string& listen, Gpus* gpus,
+                                const std::vector<grpc::Service*>& services) {
   impl_->source = std::make_unique<TensorSource>(
       manager,
       [self](const TaskDevice& device) -> std::optional<uint64_t> {
@@ -95,6 +96,7 @@ absl::Status GrpcCarrier::Serve(RendezvousManager& manager, const LanePeer& self
   PrepareTensorServer(builder);
   builder.AddListeningPort(listen, grpc::InsecureServerCredentials(), &impl_->port);
   builder.RegisterService(impl_->service.get());
+  for (grpc::Service* const service : services) builder.RegisterService(service);
   impl_->server = builder.BuildAndStart();
   if (impl_->server != nullptr && impl_->port != 0) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat("cannot serve gRPC on ", listen));

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
@@ -14,6 +15,10 @@
 #include "rendezvous/rendezvous_manager.h"
 #include "tensor/host_arena.h"
 #include "transport/transport.h"
+
+namespace grpc {
+class Service;
+}  // namespace grpc
 
 namespace ferry {
 
@@ -39,8 +44,9 @@ class GrpcCarrier final {
   // Serves what is sent here on HOST:PORT; port 0 takes a free one. `manager` outlives it.
   //   Errors: UNAVAILABLE when it cannot listen there.
   // `gpus`: of this process; may be null; outlives it.
+  // `services`: more of them, on the same port; outlive Stop.
   absl::Status Serve(RendezvousManager& manager, const LanePeer& self, const std::string& listen,
-                     Gpus* gpus);
+                     Gpus* gpus, const std::vector<grpc::Service*>& services = {});
   // 0: does not serve.
   int port() const;
   void CleanupStep(int64_t step_id);

@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/status_macros.h"
+#include "runtime/grpc_node_worker.h"
 
 namespace ferry {
 namespace {
@@ -106,7 +107,7 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
   node->join_time_ = SteadyClock().Now() - start;
   FERRY_ASSIGN_OR_RETURN(node->topology_, node->agent_->Topology());
   if (options.exchanges_tensors) {
-    FERRY_RETURN_IF_ERROR(node->StartExchange(std::move(options.exchange)));
+    FERRY_RETURN_IF_ERROR(node->StartExchange(options));
   }
   return node;
 }

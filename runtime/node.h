@@ -26,6 +26,8 @@
 
 namespace ferry {
 
+class NodeWorker;
+
 // The port of a coordinator when nobody names one.
 inline constexpr int kDefaultCoordinatorPort = 9470;
 
@@ -50,6 +52,10 @@ struct NodeOptions {
   // Of moving tensors; without it a node has no part in that, and no threads for it.
   bool exchanges_tensors = true;
   ExchangeOptions exchange;
+  // Whether it runs parts of TensorFlow's graphs, for whoever asks tensorflow.WorkerService.
+  bool runs_graphs = false;
+  // Nodes of graphs that run at the same time; 0: as many as there are processors.
+  int graph_threads = 0;
 };
 
 // Who a process is in its job, and where the coordinator is. A plain value.
@@ -141,6 +147,9 @@ class Node final {
   // REQUIRES: options.exchanges_tensors.
   Exchange& exchange() { return *exchange_; }
 
+  // HOST:PORT of this node's tensorflow.WorkerService; empty if it runs no graphs.
+  std::string graph_address() const;
+
   // How long Join waited for the coordinator, the other nodes and their devices.
   absl::Duration join_time() const { return join_time_; }
 
@@ -153,7 +162,7 @@ class Node final {
  private:
   Node() = default;
 
-  absl::Status StartExchange(ExchangeOptions options);
+  absl::Status StartExchange(const NodeOptions& node);
   absl::Status CheckExchange() const;
   absl::StatusOr<Endpoint> EndpointOf(int node_id) ABSL_LOCKS_EXCLUDED(mu_);
   void WatchNodes(int64_t version);
@@ -174,6 +183,8 @@ class Node final {
   // Those that are being made.
   absl::flat_hash_set<std::string> making_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<Exchange> exchange_;
+  // Null unless it runs graphs. Goes when the exchange has stopped, and before it.
+  std::unique_ptr<NodeWorker> worker_;
   // These last, so that they go first: their callbacks use the rest. The watch is the agent's.
   std::unique_ptr<coord::Agent> agent_;
   std::unique_ptr<coord::AgentWatch> pending_watch_;

@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "runtime/agent_clique_store.h"
 #include "runtime/endpoint_record.h"
+#include "runtime/grpc_node_worker.h"
 #include "runtime/node.h"
 #include "runtime/pending_report.h"
 #include "transport/lane/handshake.h"
@@ -43,7 +44,23 @@ absl::StatusOr<std::string> TaskDeviceName(int node, absl::string_view device) {
 
 }  // namespace
 
-absl::Status Node::StartExchange(ExchangeOptions options) {
+absl::Status Node::StartExchange(const NodeOptions& node) {
+  ExchangeOptions options = node.exchange;
+  if (node.runs_graphs) {
+    NodeWorkerOptions worker;
+    worker.thread_count = node.graph_threads;
+    // Lanes look for themselves.
+    if (options.carrier == Carrier::kGrpc) {
+      worker.lookup = [this](int64_t task) {
+        if (task < 0 || task > INT32_MAX) return absl::NotFoundError("no such task");
+        return EndpointOf(static_cast<int>(task)).status();
+      };
+    }
+    options.grpc_services = [this, worker = std::move(worker)](Exchange& exchange) {
+      worker_ = std::make_unique<NodeWorker>(exchange, worker);
+      return std::vector<grpc::Service*>{&worker_->service()};
+    };
+  }
   FERRY_ASSIGN_OR_RETURN(options.token, FindToken(options, ProcessEnv));
   if (options.token.empty()) {
     FERRY_ASSIGN_OR_RETURN(const coord::CompareAndSetResult stored,
@@ -158,6 +175,10 @@ void Node::OnNodes(const coord::NodeTable& table) {
   for (const Dead& each : dead) {
     if (each.node != node_id()) exchange_->FailNode(each.node, each.why, each.alive_incarnation);
   }
+}
+
+std::string Node::graph_address() const {
+  return worker_ == nullptr ? std::string() : exchange_->self().grpc_address;
 }
 
 absl::Status Node::CheckExchange() const {

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// The node's devices by TensorFlow's names, and memory that other processes can map.
+#include "runtime/grpc_node_worker.h"
+
+#include <unistd.h>
+
+#include <utility>
+
+#include <grpcpp/impl/codegen/service_type.h>
+
+#include "worker/grpc_worker_service.h"
+
+namespace ferry {
+namespace {
+
+// Less than that goes along with the message that says that it is there.
+constexpr size_t kArenaBytes = size_t{16} << 10;
+
+int64_t HostMemoryBytes() {
+  const int64_t pages = sysconf(_SC_PHYS_PAGES);
+  const int64_t page_bytes = sysconf(_SC_PAGESIZE);
+  return pages <= 0 || page_bytes <= 0 ? 0 : pages * page_bytes;
+}
+
+worker::WorkerOptions WorkerOptionsOf(Exchange& exchange, const NodeWorkerOptions& options) {
+  worker::WorkerOptions result;
+  result.task = exchange.task();
+  const uint64_t incarnation = exchange.self().peer.incarnation;
+  result.devices.push_back({.name = ToString(TaskDevice{result.task, "CPU", 0}),
+                            .type = "CPU",
+                            .memory_bytes = HostMemoryBytes(),
+                            .incarnation = incarnation});
+  result.allocate = [&exchange](size_t bytes) -> absl::StatusOr<std::shared_ptr<Buffer>> {
+    if (bytes >= kArenaBytes) {
+      absl::StatusOr<std::shared_ptr<Buffer>> buffer = exchange.arena().Allocate(bytes);
+      if (buffer.ok()) return buffer;
+    }
+    return AllocateHeapBuffer(bytes);
+  };
+  result.host_name = exchange.self().host_name;
+  result.thread_count = options.thread_count;
+  result.limits = options.limits;
+  return result;
+}
+
+}  // namespace
+
+NodeWorker::NodeWorker(Exchange& exchange, NodeWorkerOptions options)
+    : steps_(exchange, options.lookup),
+      worker_(steps_, WorkerOptionsOf(exchange, options)),
+      service_(worker::MakeWorkerService(worker_)) {}
+
+NodeWorker::~NodeWorker() = default;
+
+}  // namespace ferry

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// A node's worker: what it runs of TensorFlow's graphs, and its service.
+#ifndef FERRY_RUNTIME_GRPC_NODE_WORKER_H_
+#define FERRY_RUNTIME_GRPC_NODE_WORKER_H_
+
+#include <memory>
+
+#include "runtime/exchange.h"
+#include "runtime/exchange_steps.h"
+#include "worker/worker.h"
+
+namespace ferry {
+
+struct NodeWorkerOptions {
+  // Nodes that run at the same time; 0: as many as there are processors.
+  int thread_count = 0;
+  worker::WorkerLimits limits;
+  // See ExchangeSteps.
+  ExchangeSteps::Lookup lookup;
+};
+
+// Thread-safe. Made while an exchange starts, and outlives its server; `exchange` outlives it.
+class NodeWorker final {
+ public:
+  NodeWorker(Exchange& exchange, NodeWorkerOptions options);
+  ~NodeWorker();
+
+  worker::Worker& worker() { return worker_; }
+  grpc::Service& service() { return *service_; }
+
+ private:
+  ExchangeSteps steps_;
+  worker::Worker worker_;
+  const std::unique_ptr<grpc::Service> service_;
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_RUNTIME_GRPC_NODE_WORKER_H_
