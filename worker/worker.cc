@@ -114,9 +114,10 @@ std::vector<Worker::SessionPtr> Worker::Sessions() const {
 absl::StatusOr<std::string> Worker::RegisterGraph(const SessionHandle& session,
                                                   tensorflow::GraphDef def) {
   FERRY_ASSIGN_OR_RETURN(const SessionPtr found, FindSession(session));
-  FERRY_ASSIGN_OR_RETURN(
-      graph::Graph graph,
-      graph::Graph::Create(std::move(def), options_.host_name, options_.limits.graph));
+  graph::GraphLimits limits = options_.limits.graph;
+  limits.allow_internal_names = true;
+  FERRY_ASSIGN_OR_RETURN(graph::Graph graph,
+                         graph::Graph::Create(std::move(def), options_.host_name, limits));
   // With the worker's life in it: what a former life has registered is not to be found here.
   std::string handle = absl::StrFormat("%s-%x", handle_prefix_, next_graph_.fetch_add(1) + 1);
   FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const RegisteredGraph> registered,
