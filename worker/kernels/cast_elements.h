@@ -28,10 +28,11 @@ Integer Chopped(Real x) {
 template <typename To, typename Real>
 To IntegerOf(Real x) {
   if constexpr (std::is_same_v<To, uint64_t>) {
-    // The upper half is reached by a shift.
+    // The upper half is reached by a shift; the sign of the first try says whether it is needed.
     constexpr Real kHalf = static_cast<Real>(uint64_t{1} << 63);
-    if (x < kHalf) return static_cast<uint64_t>(Chopped<int64_t>(x));
-    return static_cast<uint64_t>(Chopped<int64_t>(x - kHalf)) ^ (uint64_t{1} << 63);
+    const int64_t lower = Chopped<int64_t>(x);
+    const int64_t upper = Chopped<int64_t>(x - kHalf);
+    return static_cast<uint64_t>(lower < 0 ? lower | upper : lower);
   } else if constexpr (std::is_same_v<To, uint32_t>) {
     return static_cast<uint32_t>(Chopped<int64_t>(x));
   } else if constexpr (sizeof(To) < sizeof(int32_t)) {

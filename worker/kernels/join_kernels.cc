@@ -62,17 +62,17 @@ absl::Status Join(KernelContext& context, absl::Span<const Tensor> parts, int64_
 
 absl::Status Pack(KernelContext& context, int64_t axis_attr) {
   const Tensor& first = context.input(0);
-  for (int i = 1; i < context.input_count(); ++i) {
-    if (context.input(i).shape() == first.shape()) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "Shapes of all inputs must match: values[0].shape = ", ShapeText(first.shape()),
-        " != values[", i, "].shape = ", ShapeText(context.input(i).shape())));
-  }
   const int rank = first.shape().rank() + 1;
   const int64_t axis = axis_attr < 0 ? axis_attr + rank : axis_attr;
   if (axis < 0 || axis >= rank) {
     return absl::InvalidArgumentError(
         absl::StrCat("axis = ", axis_attr, " not in [", -rank, ", ", rank, ")"));
+  }
+  for (int i = 1; i < context.input_count(); ++i) {
+    if (context.input(i).shape() == first.shape()) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Shapes of all inputs must match: values[0].shape = ", ShapeText(first.shape()),
+        " != values[", i, "].shape = ", ShapeText(context.input(i).shape())));
   }
   Dims dims = DimsOf(first);
   const int64_t before = Product(dims, 0, static_cast<size_t>(axis));
@@ -93,17 +93,16 @@ absl::Status Concat(KernelContext& context) {
       context.inputs().subspan(0, static_cast<size_t>(context.input_count()) - 1);
   const Tensor& axis_tensor = context.inputs().back();
   if (axis_tensor.shape().element_count() != 1 || axis_tensor.shape().rank() > 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("ConcatOp : axis must be a scalar or a vector of length 1, but got shape ",
-                     ShapeText(axis_tensor.shape())));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "axis tensor should be a scalar integer, but got shape ", ShapeText(axis_tensor.shape())));
   }
   const Shape& first = values[0].shape();
-  if (first.rank() == 0) {
+  const int64_t axis_value = IntsOf(axis_tensor)[0];
+  const int64_t axis = axis_value < 0 ? axis_value + first.rank() : axis_value;
+  if (first.rank() == 0 && axis == 0) {
     return absl::InvalidArgumentError(
         "ConcatOp : Can't concatenate scalars (use tf.stack instead)");
   }
-  const int64_t axis_value = IntsOf(axis_tensor)[0];
-  const int64_t axis = axis_value < 0 ? axis_value + first.rank() : axis_value;
   if (axis < 0 || axis >= first.rank()) {
     return absl::InvalidArgumentError(
         absl::StrCat("ConcatOp : Expected concatenating dimensions in the range [", -first.rank(),
