@@ -122,6 +122,9 @@ class CheckLayers(unittest.TestCase):
         (self.root / "gpu/cuda/a.cc").unlink()
         self.allows("gpu/nccl/communicator.cc", "<nccl.h>")
 
+    def test_confines_eigen(self):
+        self.refuses("coord/a.cc", "<Eigen/Core>", "Eigen/Core may only be included by worker/kernels/")
+
     def test_confines_pugixml(self):
         self.refuses("topology/a.cc", "<pugixml.hpp>",
                      "pugixml.hpp may only be included by topology/nccl_xml*")

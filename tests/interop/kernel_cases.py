@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write random cases for the kernels of the host, with TensorFlow's own answers.
 
-  kernel_cases.py DESTINATION [--count=4000] [--seed=1] [--op=NAME] [--print-errors]
+  kernel_cases.py DESTINATION [--count=4000] [--seed=1] [--op=NAME] [--max-bytes=N]
+                  [--check=PROGRAM] [--print-errors]
 
 Each case is one op run by the TensorFlow that is installed: attributes and inputs
 are drawn at random, what the host allows and what it does not, and the outputs or
@@ -15,6 +16,7 @@ import argparse
 import os
 import re
 import struct
+import subprocess
 import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -514,18 +516,24 @@ def main():
     parser.add_argument("--count", type=int, default=4000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--op", action="append")
+    parser.add_argument("--max-bytes", type=int, default=1 << 20, help="larger cases are left out")
+    parser.add_argument("--check", help="the program that compares; its exit status is ours")
+    parser.add_argument("--python", help="of no account")
     parser.add_argument("--print-errors", action="store_true")
     arguments = parser.parse_args()
 
     draw = Draw(arguments.seed)
     ops = arguments.op or sorted(MAKERS)
-    failed, seen = 0, set()
+    written, failed, seen = 0, 0, set()
     with open(arguments.destination, "wb") as file:
         for number in range(arguments.count):
             with np.errstate(all="ignore"):
                 graph = answer(MAKERS[ops[number % len(ops)]](draw))
             data = graph.SerializeToString(deterministic=True)
+            if len(data) > arguments.max_bytes:
+                continue
             file.write(struct.pack("<I", len(data)) + data)
+            written += 1
             last = graph.node[-1]
             if last.name == "error":
                 failed += 1
@@ -534,8 +542,11 @@ def main():
                 if arguments.print_errors and line not in seen:
                     seen.add(line)
                     print(*line[:2], text[:300], flush=True)
-    print(f"kernel_cases: {arguments.count} cases of {len(ops)} ops, {failed} of them errors; "
-          f"TensorFlow {tf.__version__}, seed {arguments.seed}")
+    print(f"kernel_cases: {written} cases of {len(ops)} ops, {failed} of them errors; "
+          f"TensorFlow {tf.__version__}, seed {arguments.seed}", flush=True)
+    if arguments.check:
+        return subprocess.run([arguments.check, arguments.destination], check=False).returncode
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Create the virtual environment of one jaxlib release, once.
+"""Create the virtual environment of one release of jaxlib or TensorFlow, once.
 
-  make_venv.py DESTINATION VERSION
+  make_venv.py DESTINATION RELEASE
 
-installs requirements/jax-VERSION.txt into DESTINATION and leaves a stamp with
+installs requirements/RELEASE.txt into DESTINATION and leaves a stamp with
 that file's hash, so the next call returns at once.  Where that cannot work, for
 want of Python 3.11 or of a reachable package index, it prints `SKIP: reason`
 within about 20 s and ends with 77, which test runners count as skipped.
@@ -41,10 +41,10 @@ def find_python():
 def main():
     if len(sys.argv) != 3:
         sys.exit(__doc__)
-    destination, version = os.path.abspath(sys.argv[1]), sys.argv[2]
-    requirements = os.path.join(HERE, "requirements", f"jax-{version}.txt")
+    destination, release = os.path.abspath(sys.argv[1]), sys.argv[2]
+    requirements = os.path.join(HERE, "requirements", f"{release}.txt")
     if not os.path.exists(requirements):
-        sys.exit(f"no requirements/jax-{version}.txt")
+        sys.exit(f"no requirements/{release}.txt")
     with open(requirements, "rb") as file:
         wanted = hashlib.sha256(file.read()).hexdigest()
     stamp = os.path.join(destination, "ferry-requirements.sha256")

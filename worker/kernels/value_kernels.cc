@@ -33,9 +33,9 @@ KernelOr MakeConst(const NodeAttrs& node) {
       Tensor tensor,
       TensorFromProto(value, std::min(kMaxDecodedBytes, KernelEnvironment().max_tensor_bytes)));
   if (tensor.dtype() != node.Type("dtype")) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "Inconsistent dtypes for Const '", node.name(), "': the value is ",
-        DataTypeName(tensor.dtype()), ", the attribute ", DataTypeName(node.Type("dtype"))));
+    return absl::InvalidArgumentError(absl::StrCat("Type mismatch between value (",
+                                                   DataTypeName(tensor.dtype()), ") and dtype (",
+                                                   DataTypeName(node.Type("dtype")), ")"));
   }
   return MakeFunctionKernel([tensor = std::move(tensor)](KernelContext& context) {
     context.set_output(0, tensor);
