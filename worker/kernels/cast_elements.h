@@ -9,6 +9,7 @@
 
 #include "worker/kernels/cast.h"
 #include "worker/kernels/element_types.h"
+#include "worker/kernels/small_floats.h"
 
 namespace ferry::worker {
 
@@ -101,7 +102,21 @@ template <typename To, typename From>
 void CastArray(const void* from, void* to, int64_t count) {
   const From* const source = static_cast<const From*>(from);
   To* const target = static_cast<To*>(to);
-  for (int64_t i = 0; i < count; ++i) target[i] = Converted<To>(source[i]);
+  if constexpr (kIsSmallFloat<From>) {
+    float floats[kFloatPiece];
+    ForEachPiece(count, [&floats, source, target](int64_t at, int64_t here) {
+      ToFloats(source + at, floats, here);
+      CastArray<To, float>(floats, target + at, here);
+    });
+  } else if constexpr (kIsSmallFloat<To>) {
+    float floats[kFloatPiece];
+    ForEachPiece(count, [&floats, source, target](int64_t at, int64_t here) {
+      for (int64_t i = 0; i < here; ++i) floats[i] = Converted<float>(source[at + i]);
+      FromFloats(floats, target + at, here);
+    });
+  } else {
+    for (int64_t i = 0; i < count; ++i) target[i] = Converted<To>(source[i]);
+  }
 }
 
 template <typename To, typename From>

@@ -81,25 +81,37 @@ std::vector<Axis> AxesOf(const Shape& shape, const std::vector<int64_t>& order) 
   return axes;
 }
 
-// Two axes, in squares that fit into the first cache.
+// Two axes of which the first lies in a row in the input: square by square, where each line of the
+// cache is read once and written once, however far apart they are.
+template <typename T>
+void TransposeSquares(const T* from, T* to, int64_t rows, int64_t row_step, const Axis& column) {
+  constexpr int64_t kSide = std::max<int64_t>(8, 64 / sizeof(T));
+  T square[kSide][kSide];
+  for (int64_t i0 = 0; i0 < rows; i0 += kSide) {
+    const int64_t height = std::min(kSide, rows - i0);
+    for (int64_t j0 = 0; j0 < column.extent; j0 += kSide) {
+      const int64_t width = std::min(kSide, column.extent - j0);
+      for (int64_t j = 0; j < width; ++j) {
+        std::copy_n(from + (j0 + j) * column.stride + i0, height, square[j]);
+      }
+      for (int64_t i = 0; i < height; ++i) {
+        T* const target = to + (i0 + i) * row_step + j0;
+        for (int64_t j = 0; j < width; ++j) target[j] = square[j][i];
+      }
+    }
+  }
+}
+
 template <typename T>
 void TransposePlane(const T* from, T* to, const Axis& row, int64_t row_step, const Axis& column) {
-  constexpr int64_t kSquare = 32;
-  // Rows that lie in a row need not be cut.
-  const int64_t side = column.stride == 1 ? std::max(column.extent, kSquare) : kSquare;
-  for (int64_t i0 = 0; i0 < row.extent; i0 += side) {
-    const int64_t i1 = std::min(row.extent, i0 + side);
-    for (int64_t j0 = 0; j0 < column.extent; j0 += side) {
-      const int64_t j1 = std::min(column.extent, j0 + side);
-      for (int64_t i = i0; i < i1; ++i) {
-        const T* const source = from + i * row.stride;
-        T* const target = to + i * row_step;
-        if (column.stride == 1) {
-          std::copy(source + j0, source + j1, target + j0);
-        } else {
-          for (int64_t j = j0; j < j1; ++j) target[j] = source[j * column.stride];
-        }
-      }
+  if (row.stride == 1) return TransposeSquares(from, to, row.extent, row_step, column);
+  for (int64_t i = 0; i < row.extent; ++i) {
+    const T* const source = from + i * row.stride;
+    T* const target = to + i * row_step;
+    if (column.stride == 1) {
+      std::copy_n(source, column.extent, target);
+    } else {
+      for (int64_t j = 0; j < column.extent; ++j) target[j] = source[j * column.stride];
     }
   }
 }
@@ -110,8 +122,7 @@ void TransposeElements(const T* from, T* to, const std::vector<Axis>& axes) {
   std::vector<int64_t> steps(axes.size(), 1);
   for (size_t i = axes.size(); i-- > 1;) steps[i - 1] = steps[i] * axes[i].extent;
   const size_t last = axes.size() - 1;
-  // With the last axis goes the one that lies in a row in the input, or is next to that: each line
-  // of the cache is read once.
+  // With the last axis goes the one that lies in a row in the input, or is next to that.
   size_t other = 0;
   for (size_t i = 1; i < last; ++i) {
     if (axes[i].stride < axes[other].stride) other = i;
