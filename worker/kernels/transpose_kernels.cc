@@ -81,22 +81,35 @@ std::vector<Axis> AxesOf(const Shape& shape, const std::vector<int64_t>& order) 
   return axes;
 }
 
-// Two axes of which the first lies in a row in the input: square by square, where each line of the
-// cache is read once and written once, however far apart they are.
+// One square, in which each line of the cache is read once and written once, however far apart they
+// are.
+template <typename T, int64_t kSide>
+void TransposeSquare(const T* from, int64_t from_step, int64_t height, T* to, int64_t to_step,
+                     int64_t width) {
+  T square[kSide][kSide];
+  for (int64_t j = 0; j < width; ++j) std::copy_n(from + j * from_step, height, square[j]);
+  for (int64_t i = 0; i < height; ++i) {
+    T* const target = to + i * to_step;
+    for (int64_t j = 0; j < width; ++j) target[j] = square[j][i];
+  }
+}
+
+// Two axes of which the first lies in a row in the input: squares, in blocks of them that lie on
+// few pages.
 template <typename T>
 void TransposeSquares(const T* from, T* to, int64_t rows, int64_t row_step, const Axis& column) {
   constexpr int64_t kSide = std::max<int64_t>(8, 64 / sizeof(T));
-  T square[kSide][kSide];
-  for (int64_t i0 = 0; i0 < rows; i0 += kSide) {
-    const int64_t height = std::min(kSide, rows - i0);
-    for (int64_t j0 = 0; j0 < column.extent; j0 += kSide) {
-      const int64_t width = std::min(kSide, column.extent - j0);
-      for (int64_t j = 0; j < width; ++j) {
-        std::copy_n(from + (j0 + j) * column.stride + i0, height, square[j]);
-      }
-      for (int64_t i = 0; i < height; ++i) {
-        T* const target = to + (i0 + i) * row_step + j0;
-        for (int64_t j = 0; j < width; ++j) target[j] = square[j][i];
+  constexpr int64_t kBlock = 8 * kSide;
+  for (int64_t i0 = 0; i0 < rows; i0 += kBlock) {
+    const int64_t i1 = std::min(rows, i0 + kBlock);
+    for (int64_t j0 = 0; j0 < column.extent; j0 += kBlock) {
+      const int64_t j1 = std::min(column.extent, j0 + kBlock);
+      for (int64_t i = i0; i < i1; i += kSide) {
+        for (int64_t j = j0; j < j1; j += kSide) {
+          TransposeSquare<T, kSide>(from + j * column.stride + i, column.stride,
+                                    std::min(kSide, i1 - i), to + i * row_step + j, row_step,
+                                    std::min(kSide, j1 - j));
+        }
       }
     }
   }
