@@ -12,11 +12,19 @@ namespace {
 
 constexpr int64_t kNanosPerMicro = 1000;
 
+// "8B", "64.0KB", "1.5MB".
+std::string SizeText(size_t bytes) {
+  constexpr size_t kKilo = 1024;
+  if (bytes < kKilo) return absl::StrCat(bytes, "B");
+  const double kilobytes = static_cast<double>(bytes) / kKilo;
+  if (kilobytes < kKilo) return absl::StrFormat("%.1fKB", kilobytes);
+  return absl::StrFormat("%.1fMB", kilobytes / kKilo);
+}
+
 std::string TransferLabel(const Plan::Node& node, const NodeTimes& times) {
   const RendezvousKey& key = *node.key;
-  return absl::StrFormat("[%.1fKB] %s from %s to %s%s", static_cast<double>(times.bytes) / 1024,
-                         key.edge(), key.src_device(), key.dst_device(),
-                         times.path.empty() ? "" : absl::StrCat(" by ", times.path));
+  return absl::StrCat("[", SizeText(times.bytes), "] ", key.edge(), " from ", key.src_device(),
+                      " to ", key.dst_device(), times.path.empty() ? "" : " by ", times.path);
 }
 
 void Fill(const Plan::Node& node, const NodeTimes& times, tensorflow::NodeExecStats& row) {

@@ -182,7 +182,8 @@ TEST_P(WorkerService, StatisticsAndGraphsComeWhenTheyAreAskedFor) {
   EXPECT_GT(rows.at("y").all_start_micros(), 1'600'000'000'000'000);
   ASSERT_EQ(master.crossings.size(), 2u);
   const std::string& label = rows.at(master.crossings[0].recv_node).timeline_label();
-  EXPECT_THAT(label, AllOf(HasSubstr(absl::StrCat(" from ", a_.device(), " to ", b_.device())),
+  EXPECT_THAT(label, AllOf(HasSubstr("[4B] edge_"),
+                           HasSubstr(absl::StrCat(" from ", a_.device(), " to ", b_.device())),
                            HasSubstr(GetParam() == Carrier::kGrpc ? " by grpc" : " by inline")));
   ASSERT_EQ(at_b.partition_graph_size(), 1);
   EXPECT_EQ(at_b.partition_graph(0).node_size(), 3);
