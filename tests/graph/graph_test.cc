@@ -68,6 +68,23 @@ TEST(Graph, RefusesIllegalNames) {
   EXPECT_EQ(WithName("a>b").status(), absl::OkStatus());
 }
 
+// A graph that was pruned and cut comes to a worker with the names that were added.
+TEST(Graph, TakesNamesOfAddedNodesWhereTheyAreExpected) {
+  GraphWriter writer;
+  writer.Const("_recv_x_0");
+  writer.AddFloat("y", "Identity", {"_recv_x_0:0"});
+  writer.Add("_", "NoOp");
+  GraphLimits limits;
+  limits.allow_internal_names = true;
+  EXPECT_THAT(Graph::Create(writer.def(), "the test", limits),
+              Fails(kInvalid, StartsWith("Illegal op name '_'")));
+  writer.def().mutable_node()->RemoveLast();
+  EXPECT_EQ(Graph::Create(writer.def(), "the test", limits).status(), absl::OkStatus());
+  writer.def().mutable_node(1)->set_input(0, "__recv");
+  EXPECT_THAT(Graph::Create(writer.def(), "the test", limits),
+              Fails(kInvalid, StartsWith("Illegal op input name '__recv'")));
+}
+
 absl::StatusOr<Graph> WithInput(const std::string& input) {
   GraphWriter writer;
   writer.Const("a");
