@@ -82,6 +82,12 @@ Verb AddWorkerVerb(CLI::App& app) {
       ->type_name("N")
       ->check(Within(0, 1024))
       ->group(kGroup);
+  worker::WorkerLimits& limits = flags->node.graph_limits;
+  AddLimit(verb, "--max-sessions", limits.max_sessions, "sessions of masters")->group(kGroup);
+  AddLimit(verb, "--max-graphs", limits.max_graphs, "graphs that are registered in a session")
+      ->group(kGroup);
+  AddLimit(verb, "--max-graph-steps", limits.max_steps, "steps of graphs that are open at a time")
+      ->group(kGroup);
   return [flags]() {
     return RunAsNode(flags->node,
                      [&flags](JoinedNode& joined) { return Work(joined, flags->exit_after_join); });

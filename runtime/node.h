@@ -23,6 +23,7 @@
 #include "runtime/identity.h"
 #include "runtime/step.h"
 #include "topology/global_topology.h"
+#include "worker/limits.h"
 
 namespace ferry {
 
@@ -56,6 +57,8 @@ struct NodeOptions {
   bool runs_graphs = false;
   // Nodes of graphs that run at the same time; 0: as many as there are processors.
   int graph_threads = 0;
+  // Of what masters may ask.
+  worker::WorkerLimits graph_limits;
 };
 
 // Who a process is in its job, and where the coordinator is. A plain value.

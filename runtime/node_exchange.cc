@@ -49,6 +49,7 @@ absl::Status Node::StartExchange(const NodeOptions& node) {
   if (node.runs_graphs) {
     NodeWorkerOptions worker;
     worker.thread_count = node.graph_threads;
+    worker.limits = node.graph_limits;
     // Lanes look for themselves.
     if (options.carrier == Carrier::kGrpc) {
       worker.lookup = [this](int64_t task) {

@@ -91,7 +91,7 @@ absl::Status Session::AddGraph(std::shared_ptr<const RegisteredGraph> graph, siz
     return absl::ResourceExhaustedError(
         absl::StrCat(max_graphs,
                      " graphs are registered in this session, the limit "
-                     "(WorkerLimits::max_graphs)"));
+                     "(raise --max-graphs, or in programs WorkerLimits::max_graphs)"));
   }
   const std::string handle = graph->handle();
   graphs_.emplace(handle, std::move(graph));

@@ -20,7 +20,8 @@ absl::StatusOr<std::shared_ptr<StepExchange>> StepTable::Begin(int64_t step_id,
       return absl::ResourceExhaustedError(
           absl::StrCat(max_steps_,
                        " steps are open at this worker and were not cleaned up, the "
-                       "limit (WorkerLimits::max_steps)"));
+                       "limit (raise --max-graph-steps, or in programs "
+                       "WorkerLimits::max_steps)"));
     }
     Step& step = steps_[step_id];
     if (is_new) {

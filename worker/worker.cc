@@ -61,9 +61,10 @@ absl::Status Worker::CreateSession(SessionOptions session, bool is_isolated) {
   absl::MutexLock lock(&mu_);
   if (sessions_.contains(session.handle)) return absl::OkStatus();
   if (sessions_.size() >= options_.limits.max_sessions) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(options_.limits.max_sessions,
-                     " sessions are open at this worker, the limit (WorkerLimits::max_sessions)"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        options_.limits.max_sessions,
+        " sessions are open at this worker, the limit (raise --max-sessions, or in programs "
+        "WorkerLimits::max_sessions)"));
   }
   const std::string handle = session.handle;
   sessions_.emplace(
@@ -114,7 +115,8 @@ std::vector<Worker::SessionPtr> Worker::Sessions() const {
 absl::StatusOr<std::string> Worker::RegisterGraph(const SessionHandle& session,
                                                   tensorflow::GraphDef def) {
   FERRY_ASSIGN_OR_RETURN(const SessionPtr found, FindSession(session));
-  graph::GraphLimits limits = options_.limits.graph;
+  graph::GraphLimits limits;
+  limits.max_nodes = options_.limits.max_nodes;
   limits.allow_internal_names = true;
   FERRY_ASSIGN_OR_RETURN(graph::Graph graph,
                          graph::Graph::Create(std::move(def), options_.host_name, limits));

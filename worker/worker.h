@@ -24,6 +24,7 @@
 #include "rendezvous/device_name.h"
 #include "rendezvous/recent_request_ids.h"
 #include "worker/graph_run.h"
+#include "worker/limits.h"
 #include "worker/registered_graph.h"
 #include "worker/session.h"
 #include "worker/step_exchange.h"
@@ -31,15 +32,6 @@
 #include "worker/thread_pool.h"
 
 namespace ferry::worker {
-
-struct WorkerLimits {
-  size_t max_sessions = 10'000;
-  // In one session.
-  size_t max_graphs = 100'000;
-  // Open at a time.
-  size_t max_steps = 100'000;
-  graph::GraphLimits graph;
-};
 
 struct WorkerOptions {
   TaskName task;

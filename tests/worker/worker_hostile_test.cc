@@ -261,7 +261,7 @@ TEST_F(HostileMaster, MoreThanTheLimits) {
   options.limits.max_sessions = 2;
   options.limits.max_graphs = 1;
   options.limits.max_steps = 1;
-  options.limits.graph.max_nodes = 2;
+  options.limits.max_nodes = 2;
   WorkerEnd b(directory_, 1, {}, options);
   EXPECT_THAT(b.CreateSession("1"), IsOk());
   EXPECT_THAT(b.CreateSession("2"), IsOk());
