@@ -14,6 +14,7 @@
 #include "base/file_limit.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "cli/hosted_master.h"
 #include "cli/signals.h"
 #include "cli/verb.h"
 #include "coord/grpc_server.h"
@@ -25,6 +26,9 @@ namespace {
 constexpr absl::Duration kLeastHeartbeatTimeout = absl::Milliseconds(100);
 // gRPC counts in milliseconds, and 0 would be for ever at work.
 constexpr absl::Duration kLeastKeepalive = absl::Milliseconds(10);
+constexpr absl::Duration kLeastSessionIdleTimeout = absl::Seconds(1);
+// How long workers are told that their sessions are over.
+constexpr absl::Duration kMasterGrace = absl::Seconds(2);
 
 struct CoordinatorFlags {
   int nodes = 0;
@@ -32,6 +36,7 @@ struct CoordinatorFlags {
   bool no_register_barrier = false;
   bool no_reuse = false;
   coord::ServerOptions server;
+  master::MasterOptions master;
 };
 
 // "worker:4,ps:2", or a name alone with the count from --nodes.
@@ -65,6 +70,7 @@ absl::StatusOr<int> Serve(CoordinatorFlags& flags) {
   BlockedSignals signals({SIGINT, SIGTERM});
   // A connection for each rank.
   RaiseFileLimit();
+  const std::unique_ptr<master::MasterHost> master = AddMaster(flags.master, flags.server);
   FERRY_ASSIGN_OR_RETURN(std::unique_ptr<coord::CoordinatorServer> server,
                          coord::CoordinatorServer::Create(flags.server));
   std::printf("ferry coordinator listening on %s\n", server->address().c_str());
@@ -72,6 +78,7 @@ absl::StatusOr<int> Serve(CoordinatorFlags& flags) {
   const int signal = signals.Wait();
   std::fprintf(stderr, "ferry coordinator: stopping (%s)\n",
                signal == SIGINT ? "SIGINT" : "SIGTERM");
+  master->Stop(kMasterGrace);
   server->Stop();
   return kDone;
 }
@@ -111,6 +118,11 @@ Verb AddCoordinatorVerb(CLI::App& app) {
   AddLimit(verb, "--max-store-bytes", options.max_store_bytes, "size of the whole store");
   AddLimit(verb, "--max-keys", options.max_keys, "keys in the store");
   AddLimit(verb, "--max-parked-waits", options.max_parked_waits, "calls that wait for keys");
+  AddDuration(verb, "--worker-timeout", flags->master.worker_timeout,
+              "how long a TensorFlow client that opens a session waits for workers");
+  AddDuration(verb, "--session-idle-timeout", flags->master.session_idle_timeout,
+              "a session of a TensorFlow client that is idle for longer is closed",
+              kLeastSessionIdleTimeout);
   AddDuration(verb, "--keepalive-time", flags->server.keepalive_time,
               "probe a connection that is idle for this long", kLeastKeepalive);
   AddDuration(verb, "--keepalive-timeout", flags->server.keepalive_timeout,

@@ -77,6 +77,11 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
         MakeCoordinationService(path, self->edge_, self->devices_, self->rare_methods_));
   }
   self->services_.push_back(MakeControlService(self->sessions_));
+  if (options.more_services) {
+    for (auto& service : options.more_services(self->strand_, self->rare_methods_)) {
+      self->services_.push_back(std::move(service));
+    }
+  }
   for (const auto& service : self->services_) builder.RegisterService(service.get());
   builder.RegisterCallbackGenericService(&self->rare_methods_);
   self->server_ = builder.BuildAndStart();

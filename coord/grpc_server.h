@@ -4,6 +4,7 @@
 #define FERRY_COORD_GRPC_SERVER_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -35,6 +36,8 @@ struct ServerOptions {
   absl::Duration keepalive_timeout = absl::Seconds(20);
   // How long Stop lets answers that are on their way go out.
   absl::Duration stop_grace = absl::Seconds(2);
+  // Makes services of others for the same port; what they need outlives the server.
+  std::function<std::vector<std::unique_ptr<grpc::Service>>(Strand&, RareMethods&)> more_services;
 };
 
 // Thread-safe. Serves xla.DistributedRuntimeService, tensorflow.CoordinationService,

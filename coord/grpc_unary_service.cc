@@ -144,7 +144,11 @@ class RareCall final : public Stream, public ParkedCall {
 grpc::ServerGenericBidiReactor* RareMethods::CreateReactor(
     grpc::GenericCallbackServerContext* context) {
   const auto found = handlers_.find(context->method());
-  if (found == handlers_.end()) return CallbackGenericService::CreateReactor(context);
+  if (found == handlers_.end()) {
+    const auto other = others_.find(context->method());
+    if (other != others_.end()) return other->second(context);
+    return CallbackGenericService::CreateReactor(context);
+  }
   return new RareCall(edge_, context, found->second);
 }
 

@@ -35,6 +35,12 @@ class RareMethods final : public grpc::CallbackGenericService {
   void Add(std::string path, UnaryHandler handler) {
     handlers_.emplace(std::move(path), std::move(handler));
   }
+  // The same for a method that is none of the coordinator's: `make` returns what serves a call.
+  using MakeReactor =
+      std::function<grpc::ServerGenericBidiReactor*(grpc::GenericCallbackServerContext*)>;
+  void AddReactor(std::string path, MakeReactor make) {
+    others_.emplace(std::move(path), std::move(make));
+  }
 
  private:
   // Unknown methods are UNIMPLEMENTED, as they are without this service.
@@ -43,6 +49,7 @@ class RareMethods final : public grpc::CallbackGenericService {
 
   Edge& edge_;
   absl::flat_hash_map<std::string, UnaryHandler> handlers_;
+  absl::flat_hash_map<std::string, MakeReactor> others_;
 };
 
 // A service whose rare methods go to `rare`. At least one method has to be frequent, or reflection

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a master has to know of the nodes' records.
+#include "cli/hosted_master.h"
+
+#include <unistd.h>
+
+#include <string>
+
+#include "base/status_macros.h"
+#include "runtime/endpoint_record.h"
+
+namespace ferry::cli {
+namespace {
+
+constexpr char kFirstKey[] = "0";
+
+absl::StatusOr<master::WorkerRecord> ReadRecord(absl::string_view text) {
+  FERRY_ASSIGN_OR_RETURN(const Endpoint endpoint, DecodeEndpoint(text));
+  master::WorkerRecord record;
+  record.incarnation = endpoint.peer.incarnation;
+  record.address = endpoint.grpc_address;
+  record.gpu_count = static_cast<int>(endpoint.gpus.size());
+  return record;
+}
+
+std::string HostName() {
+  char name[256] = {};
+  if (gethostname(name, sizeof(name) - 1) != 0) return "this machine";
+  return name;
+}
+
+}  // namespace
+
+std::unique_ptr<master::MasterHost> AddMaster(master::MasterOptions master,
+                                              coord::ServerOptions& options) {
+  master::WorkerRecords records;
+  // "ferry/exchange/0" without its number.
+  records.prefix = EndpointKey(0);
+  records.prefix.resize(records.prefix.size() - (sizeof(kFirstKey) - 1));
+  records.key = EndpointKey;
+  records.read = ReadRecord;
+  master.host = HostName();
+  auto host = std::make_unique<master::MasterHost>(std::move(master), std::move(records));
+  options.more_services = [host = host.get()](coord::Strand& strand, coord::RareMethods& rare) {
+    return host->Attach(strand, rare);
+  };
+  return host;
+}
+
+}  // namespace ferry::cli

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// A master for a coordinator of this process.
+#ifndef FERRY_CLI_HOSTED_MASTER_H_
+#define FERRY_CLI_HOSTED_MASTER_H_
+
+#include <memory>
+
+#include "coord/grpc_server.h"
+#include "master/grpc_master_host.h"
+
+namespace ferry::cli {
+
+// Makes a master whose services are those of the server that `options` are for; it outlives that
+// server, and is stopped before it.
+std::unique_ptr<master::MasterHost> AddMaster(master::MasterOptions master,
+                                              coord::ServerOptions& options);
+
+}  // namespace ferry::cli
+
+#endif  // FERRY_CLI_HOSTED_MASTER_H_

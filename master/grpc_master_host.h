@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// MasterHost: a master inside a coordinator, with its threads and its links.
+#ifndef FERRY_MASTER_GRPC_MASTER_HOST_H_
+#define FERRY_MASTER_GRPC_MASTER_HOST_H_
+
+#include <memory>
+#include <vector>
+
+#include <grpcpp/impl/codegen/service_type.h>
+
+#include "absl/time/time.h"
+
+#include "coord/grpc_unary_service.h"
+#include "coord/strand.h"
+#include "master/grpc_worker_link.h"
+#include "master/job_workers.h"
+#include "master/master.h"
+#include "master/timer_thread.h"
+#include "master/work_pool.h"
+
+namespace ferry::master {
+
+// Lives longer than the server that it is in. Threads: "ferry-steps", "ferry-graph-N".
+class MasterHost final {
+ public:
+  MasterHost(MasterOptions options, WorkerRecords records);
+  // REQUIRES: stopped, if it was attached.
+  ~MasterHost();
+
+  MasterHost(const MasterHost&) = delete;
+  MasterHost& operator=(const MasterHost&) = delete;
+
+  // The services, for the server of that coordinator. Once.
+  std::vector<std::unique_ptr<grpc::Service>> Attach(coord::Strand& strand,
+                                                     coord::RareMethods& rare);
+
+  // Ends all sessions and answers all calls. The workers are told for at most `grace`. Before the
+  // coordinator's server stops; a second time does nothing.
+  void Stop(absl::Duration grace);
+
+ private:
+  const MasterOptions options_;
+  const WorkerRecords records_;
+  Timers timers_;
+  // Null until it is attached, and when it has been stopped.
+  std::unique_ptr<TimerThread> timer_thread_;
+  std::unique_ptr<WorkPool> pool_;
+  GrpcWorkerLinks links_;
+  std::unique_ptr<JobWorkers> workers_;
+  std::unique_ptr<Master> master_;
+  bool is_stopped_ = false;
+};
+
+}  // namespace ferry::master
+
+#endif  // FERRY_MASTER_GRPC_MASTER_HOST_H_

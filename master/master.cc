@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of sessions, and what concerns all of them.
+#include "master/master.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+#include "graph/names.h"
+
+namespace ferry::master {
+namespace {
+
+// How often idle sessions are looked for, at most.
+constexpr absl::Duration kLongestCollectionPause = absl::Minutes(1);
+
+absl::Status NotFoundHere(absl::string_view handle) {
+  return absl::AbortedError(absl::StrCat("Session ", graph::Shown(handle), " is not found."));
+}
+
+std::string NotFoundSinceRestart(absl::string_view handle) {
+  return absl::StrCat("Session ", graph::Shown(handle),
+                      " is not found. Possibly, this master has restarted.");
+}
+
+}  // namespace
+
+Master::Master(MasterOptions options, Parts parts)
+    : options_(std::move(options)),
+      context_{options_, parts.timers, std::move(parts.run_work), std::move(parts.random)},
+      cluster_(parts.cluster),
+      waits_(parts.timers),
+      maker_context_{context_, cluster_, waits_, "/job:ferry_master/replica:0/task:0",
+                     static_cast<int64_t>(context_.random() >> 1)},
+      recent_ids_(options_.request_id_window) {
+  ScheduleCollection();
+}
+
+Master::~Master() {
+  Timers::Id collection = Timers::kNone;
+  {
+    absl::MutexLock lock(&mu_);
+    collection = collection_;
+  }
+  context_.timers.Remove(collection);
+}
+
+absl::StatusOr<std::shared_ptr<Session>> Master::Find(const std::string& handle) const {
+  absl::MutexLock lock(&mu_);
+  const auto found = sessions_.find(handle);
+  if (found == sessions_.end()) return NotFoundHere(handle);
+  return found->second;
+}
+
+size_t Master::session_count() const {
+  absl::MutexLock lock(&mu_);
+  return session_count_;
+}
+
+void Master::CreateSession(Ref<tensorflow::CreateSessionRequest> request, Gone gone,
+                           Done<tensorflow::CreateSessionResponse> done) {
+  absl::Status status;
+  {
+    absl::MutexLock lock(&mu_);
+    if (is_stopped_) {
+      status = absl::UnavailableError("The master is stopping.");
+    } else if (session_count_ >= options_.max_sessions) {
+      status = absl::ResourceExhaustedError(absl::StrCat(
+          "The master has max_sessions (", options_.max_sessions, ") sessions: close some"));
+    } else {
+      ++session_count_;
+    }
+  }
+  if (!status.ok()) return std::move(done)(std::move(status));
+  std::make_shared<SessionMaker>(
+      maker_context_, std::move(request), std::move(gone),
+      [this, done = std::move(done)](absl::StatusOr<std::shared_ptr<Session>> session) mutable {
+        FinishCreate(std::move(session), std::move(done));
+      })
+      ->Start();
+}
+
+void Master::FinishCreate(absl::StatusOr<std::shared_ptr<Session>> session,
+                          Done<tensorflow::CreateSessionResponse> done) {
+  bool is_late = false;
+  {
+    absl::MutexLock lock(&mu_);
+    is_late = is_stopped_;
+    if (session.ok() && !is_late) {
+      sessions_.emplace((*session)->handle(), *session);
+    } else {
+      --session_count_;
+    }
+  }
+  if (!session.ok()) return std::move(done)(session.status());
+  if (is_late) {
+    return (*session)->Close(absl::CancelledError("The master is stopping."),
+                             [session = *session, done = std::move(done)]() mutable {
+                               std::move(done)(absl::UnavailableError("The master is stopping."));
+                             });
+  }
+  // A worker may have been lost while the session was not in the table yet.
+  ClusterChanged();
+  tensorflow::CreateSessionResponse response;
+  response.set_session_handle((*session)->handle());
+  std::move(done)(std::move(response));
+}
+
+void Master::ExtendSession(Ref<tensorflow::ExtendSessionRequest> request, Gone,
+                           Done<tensorflow::ExtendSessionResponse> done) {
+  const auto session = Find(request->session_handle());
+  if (!session.ok()) return std::move(done)(session.status());
+  (*session)->Extend(std::move(request), std::move(done));
+}
+
+void Master::PartialRunSetup(Ref<tensorflow::PartialRunSetupRequest> request, Gone,
+                             Done<tensorflow::PartialRunSetupResponse> done) {
+  absl::Status unique = recent_ids_.TrackUnique(request->request_id(), "PartialRunSetup (Master)");
+  if (!unique.ok()) return std::move(done)(std::move(unique));
+  const auto session = Find(request->session_handle());
+  if (!session.ok()) return std::move(done)(session.status());
+  (*session)->PartialRunSetup(std::move(request), std::move(done));
+}
+
+void Master::RunStep(Ref<tensorflow::RunStepRequest> request, Gone gone,
+                     Done<tensorflow::RunStepResponse> done) {
+  if (request->store_errors_in_response_body()) {
+    done = [done = std::move(done)](absl::StatusOr<tensorflow::RunStepResponse> result) mutable {
+      if (result.ok()) return std::move(done)(std::move(result));
+      tensorflow::RunStepResponse response;
+      response.set_status_code(static_cast<tensorflow::error::Code>(result.status().code()));
+      response.set_status_error_message(std::string(result.status().message()));
+      std::move(done)(std::move(response));
+    };
+  }
+  absl::Status unique = recent_ids_.TrackUnique(request->request_id(), "RunStep (Master)");
+  if (!unique.ok()) return std::move(done)(std::move(unique));
+  const auto session = Find(request->session_handle());
+  if (!session.ok()) return std::move(done)(session.status());
+  (*session)->RunStep(std::move(request), std::move(gone), std::move(done));
+}
+
+void Master::MakeCallable(Ref<tensorflow::MakeCallableRequest> request, Gone,
+                          Done<tensorflow::MakeCallableResponse> done) {
+  absl::Status unique = recent_ids_.TrackUnique(request->request_id(), "MakeCallable (Master)");
+  if (!unique.ok()) return std::move(done)(std::move(unique));
+  const auto session = Find(request->session_handle());
+  if (!session.ok()) return std::move(done)(session.status());
+  (*session)->MakeCallable(std::move(request), std::move(done));
+}
+
+void Master::RunCallable(Ref<tensorflow::RunCallableRequest> request, Gone gone,
+                         Done<tensorflow::RunCallableResponse> done) {
+  absl::Status unique = recent_ids_.TrackUnique(request->request_id(), "RunCallable (Master)");
+  if (!unique.ok()) return std::move(done)(std::move(unique));
+  const auto session = Find(request->session_handle());
+  if (!session.ok()) return std::move(done)(session.status());
+  (*session)->RunCallable(std::move(request), std::move(gone), std::move(done));
+}
+
+void Master::ReleaseCallable(Ref<tensorflow::ReleaseCallableRequest> request, Gone,
+                             Done<tensorflow::ReleaseCallableResponse> done) {
+  const auto session = Find(request->session_handle());
+  if (!session.ok()) return std::move(done)(session.status());
+  (*session)->ReleaseCallable(request->handle());
+  std::move(done)(tensorflow::ReleaseCallableResponse());
+}
+
+void Master::CloseSession(Ref<tensorflow::CloseSessionRequest> request, Gone,
+                          Done<tensorflow::CloseSessionResponse> done) {
+  std::shared_ptr<Session> session;
+  {
+    absl::MutexLock lock(&mu_);
+    const auto found = sessions_.find(request->session_handle());
+    if (found != sessions_.end()) {
+      session = std::move(found->second);
+      sessions_.erase(found);
+      --session_count_;
+    }
+  }
+  if (session == nullptr) {
+    return std::move(done)(absl::AbortedError(NotFoundSinceRestart(request->session_handle())));
+  }
+  session->Close(
+      absl::CancelledError("Step was cancelled by an explicit call to `Session::Close()`."),
+      [session, done = std::move(done)]() mutable {
+        std::move(done)(tensorflow::CloseSessionResponse());
+      });
+}
+
+void Master::ListDevices(Ref<tensorflow::ListDevicesRequest> request, Gone gone,
+                         Done<tensorflow::ListDevicesResponse> done) {
+  if (!request->session_handle().empty()) {
+    const auto session = Find(request->session_handle());
+    if (!session.ok()) {
+      return std::move(done)(
+          absl::InvalidArgumentError(NotFoundSinceRestart(request->session_handle())));
+    }
+    return std::move(done)((*session)->ListDevices());
+  }
+  const absl::Duration timeout = options_.worker_timeout;
+  context_.run_work([this, gone = std::move(gone), timeout, done = std::move(done)]() mutable {
+    waits_.Await({{}, context_.timers.Now() + timeout, timeout, "ListDevices", std::move(gone)},
+                 cluster_.Now(), [done = std::move(done)](absl::StatusOr<Cluster> cluster) mutable {
+                   if (!cluster.ok()) return std::move(done)(cluster.status());
+                   tensorflow::ListDevicesResponse response;
+                   for (size_t i = 0; i < cluster->workers.size(); ++i) {
+                     for (tensorflow::DeviceAttributes& device : cluster->workers[i].devices) {
+                       *(i == 0 ? response.add_local_device() : response.add_remote_device()) =
+                           std::move(device);
+                     }
+                   }
+                   std::move(done)(std::move(response));
+                 });
+  });
+}
+
+void Master::CloseAll(Sessions sessions, const absl::Status& why,
+                      absl::AnyInvocable<void() &&> done) {
+  auto all =
+      FanOut::Start([done = std::move(done)](const absl::Status&) mutable { std::move(done)(); });
+  for (auto& [handle, session] : sessions) {
+    all->Begin();
+    session->Close(why, [all, session = session] { all->End(); });
+  }
+  all->End();
+}
+
+void Master::Reset(Ref<tensorflow::ResetRequest> request, Gone,
+                   Done<tensorflow::ResetResponse> done) {
+  absl::StatusOr<DeviceFilters> filters = DeviceFilters::Create(request->device_filters());
+  if (!filters.ok()) return std::move(done)(filters.status());
+  Sessions sessions;
+  {
+    absl::MutexLock lock(&mu_);
+    sessions = std::exchange(sessions_, {});
+    session_count_ -= sessions.size();
+  }
+  CloseAll(std::move(sessions), absl::CancelledError("Step was cancelled by `Session::Reset()`."),
+           [this, request, filters = *std::move(filters), done = std::move(done)]() mutable {
+             context_.run_work([this, request, filters, done = std::move(done)]() mutable {
+               CleanupWorkers(*request, filters, std::move(done));
+             });
+           });
+}
+
+void Master::CleanupWorkers(const tensorflow::ResetRequest& request, const DeviceFilters& filters,
+                            Done<tensorflow::ResetResponse> done) {
+  tensorflow::CleanupAllRequest cleanup;
+  *cleanup.mutable_container() = request.container();
+  auto all = FanOut::Start([done = std::move(done)](absl::Status status) mutable {
+    if (!status.ok()) return std::move(done)(std::move(status));
+    std::move(done)(tensorflow::ResetResponse());
+  });
+  for (const ClusterWorker& worker : cluster_.Now().workers) {
+    if (!filters.Matches(worker.task)) continue;
+    all->Begin();
+    worker.link->CleanupAll(cleanup, {options_.calls.cleanup_timeout, nullptr},
+                            [all, name = worker.name, link = worker.link](const auto& response) {
+                              // One that is gone has no variables.
+                              if (absl::IsUnavailable(response.status())) return all->End();
+                              all->End(FromWorker(name, "Reset", response.status()));
+                            });
+  }
+  all->End();
+}
+
+void Master::ClusterChanged() {
+  if (is_looking_.exchange(true)) return;
+  context_.run_work([this] {
+    is_looking_ = false;
+    LookAtCluster();
+  });
+}
+
+void Master::LookAtCluster() {
+  std::vector<std::shared_ptr<Session>> sessions;
+  {
+    absl::MutexLock lock(&mu_);
+    for (const auto& [handle, session] : sessions_) sessions.push_back(session);
+  }
+  if (sessions.empty() && waits_.empty()) return;
+  const Cluster cluster = cluster_.Now();
+  for (const auto& session : sessions) session->NoteCluster(cluster);
+  waits_.Look(cluster);
+}
+
+void Master::ScheduleCollection() {
+  const absl::Duration idle = options_.session_idle_timeout;
+  if (idle == absl::InfiniteDuration()) return;
+  const Timers::Id id = context_.timers.AddAfter(std::min(idle / 4, kLongestCollectionPause),
+                                                 [this] { CollectIdle(); });
+  absl::MutexLock lock(&mu_);
+  collection_ = id;
+}
+
+void Master::CollectIdle() {
+  Sessions idle;
+  {
+    absl::MutexLock lock(&mu_);
+    if (is_stopped_) return;
+    const absl::Time limit = context_.timers.Now() - options_.session_idle_timeout;
+    for (auto entry = sessions_.begin(); entry != sessions_.end();) {
+      const std::optional<absl::Time> since = entry->second->idle_since();
+      if (!since || *since > limit) {
+        ++entry;
+        continue;
+      }
+      idle.insert(*entry);
+      sessions_.erase(entry++);
+      --session_count_;
+    }
+  }
+  CloseAll(std::move(idle),
+           absl::CancelledError("Step was cancelled because the session was garbage collected due "
+                                "to inactivity."),
+           [] {});
+  ScheduleCollection();
+}
+
+void Master::Stop(absl::AnyInvocable<void() &&> done) {
+  Sessions sessions;
+  {
+    absl::MutexLock lock(&mu_);
+    is_stopped_ = true;
+    sessions = std::exchange(sessions_, {});
+    session_count_ -= sessions.size();
+  }
+  waits_.Fail(absl::UnavailableError("The master is stopping."));
+  CloseAll(std::move(sessions), absl::CancelledError("The master is stopping."), std::move(done));
+}
+
+}  // namespace ferry::master

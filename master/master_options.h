@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a master can be told, and what its parts share.
+#ifndef FERRY_MASTER_MASTER_OPTIONS_H_
+#define FERRY_MASTER_MASTER_OPTIONS_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "absl/time/time.h"
+
+#include "graph/graph.h"
+#include "master/session_workers.h"
+#include "master/timers.h"
+#include "master/work_pool.h"
+
+namespace ferry::master {
+
+struct MasterOptions {
+  // How long CreateSession and ListDevices wait for workers, unless the client says.
+  absl::Duration worker_timeout = absl::Seconds(60);
+  // A session that nothing is asked of for longer is closed; infinite: never.
+  absl::Duration session_idle_timeout = absl::Hours(24);
+  SessionCallLimits calls;
+
+  // Limits. Each error that one of them causes names it.
+  size_t max_sessions = 10'000;
+  // Steps under way, of all sessions.
+  size_t max_steps = 100'000;
+  // Steps of a session that are kept at the workers: the one that has not been run for longest
+  // goes.
+  size_t max_step_graphs = 1'000;
+  size_t max_callables = 10'000;
+  size_t max_partial_runs = 1'000;
+  // Of all parts of a session's graph together, as they came.
+  size_t max_graph_bytes = size_t{2} << 30;
+  // Of one constant, as its shape says.
+  size_t max_constant_bytes = size_t{2} << 30;
+  graph::GraphLimits graph;
+  // Request ids that are remembered.
+  size_t request_id_window = 10'000;
+
+  // In errors about ops that nobody knows.
+  std::string host = "this machine";
+};
+
+// Thread-safe; outlives what uses it.
+struct MasterContext {
+  const MasterOptions& options;
+  Timers& timers;
+  // Runs what takes long to compute.
+  RunWork run_work;
+  // 64 random bits.
+  std::function<uint64_t()> random;
+  // Under way, of all sessions.
+  mutable std::atomic<size_t> steps{0};
+};
+
+}  // namespace ferry::master
+
+#endif  // FERRY_MASTER_MASTER_OPTIONS_H_

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Roots and what follows from them.
+#include "master/step_errors.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+
+namespace ferry::master {
+namespace {
+
+constexpr absl::string_view kDerivedMark = "[_Derived_]";
+// Of several errors in one text, each is cut to this; one alone may be as long as it likes.
+constexpr size_t kMaxBytesOfEach = 8192;
+
+absl::Status WithoutMark(const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrReplaceAll(status.message(), {{kDerivedMark, ""}}));
+}
+
+}  // namespace
+
+bool IsDerived(const absl::Status& status) {
+  return absl::StrContains(status.message(), kDerivedMark);
+}
+
+void StepErrors::Add(absl::string_view worker, const absl::Status& error) {
+  absl::Status named(error.code(), absl::StrCat("From ", worker, ":\n", error.message()));
+  const bool is_derived = IsDerived(error) || (has_root() && absl::IsCancelled(error));
+  (is_derived ? derived_ : roots_).push_back(std::move(named));
+}
+
+void StepErrors::Cause(absl::Status cause) {
+  if (!has_root()) roots_.push_back(std::move(cause));
+}
+
+absl::Status StepErrors::Summary() const {
+  if (empty()) return absl::OkStatus();
+  if (roots_.empty()) return WithoutMark(derived_.front());
+  if (roots_.size() == 1) return roots_.front();
+  std::string text = "\n=====================";
+  for (const absl::Status& root : roots_) {
+    const absl::Status cut(root.code(), root.message().substr(0, kMaxBytesOfEach));
+    absl::StrAppend(&text, "\n", cut.ToString());
+  }
+  absl::StrAppend(&text, "\n=====================\n");
+  return absl::Status(roots_.front().code(), text);
+}
+
+}  // namespace ferry::master

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// StepErrors: of what went wrong in a step, what the client is told.
+#ifndef FERRY_MASTER_STEP_ERRORS_H_
+#define FERRY_MASTER_STEP_ERRORS_H_
+
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace ferry::master {
+
+// Whether the error only follows from another one: "[_Derived_]RecvAsync is cancelled.".
+bool IsDerived(const absl::Status& status);
+
+// Not thread-safe. The cause comes before what follows from it, whichever arrived first.
+// Source: tsl/platform/status.cc, StatusGroup.
+class StepErrors final {
+ public:
+  // An error of a worker. What ends with CANCELLED after Cause or Add has been called follows from
+  // that.
+  void Add(absl::string_view worker, const absl::Status& error);
+  // Why the step was called off, if nothing went wrong before.
+  void Cause(absl::Status cause);
+
+  bool has_root() const { return !roots_.empty(); }
+  bool empty() const { return roots_.empty() && derived_.empty(); }
+  // OK if there are none; the root, or several of them in one text with the code of the first; if
+  // all are derived, the first of them.
+  absl::Status Summary() const;
+
+ private:
+  std::vector<absl::Status> roots_;
+  std::vector<absl::Status> derived_;
+};
+
+}  // namespace ferry::master
+
+#endif  // FERRY_MASTER_STEP_ERRORS_H_

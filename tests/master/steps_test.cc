@@ -1,0 +1,461 @@
+// SPDX-License-Identifier: Apache-2.0
+// Steps: values, errors, deadlines, ends. Numbers are those of the scenarios of TensorFlow's own
+// tests of masters and sessions.
+#include "tests/master/master_fixture.h"
+
+namespace ferry::master {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::SizeIs;
+using ::testing::StartsWith;
+
+class StepTest : public MasterTest {
+ protected:
+  StepTest() { session_ = *Create(TwoWorkerGraph().def()); }
+  tensorflow::RunStepRequest RunB(float x = 1) { return Run(session_, {"b:0"}, {{"x:0", x}}); }
+  bool HasNoSteps() { return cluster_.worker(0).steps.empty() && cluster_.worker(1).steps.empty(); }
+
+  std::string session_;
+};
+
+// 80, in small: the value crosses, each worker registers one graph once, and every step is cleaned
+// up everywhere.
+TEST_F(StepTest, CrossesWorkers) {
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_THAT(*Fetch(session_, {"b:0"}, {{"x:0", static_cast<float>(i)}}), ElementsAre(2 + i));
+    EXPECT_TRUE(HasNoSteps());
+  }
+  EXPECT_EQ(cluster_.worker(0).register_count, 1);
+  EXPECT_EQ(cluster_.worker(1).register_count, 1);
+  // Feeds and fetches go through the first worker alone.
+  EXPECT_THAT(cluster_.worker(0).runs[0].send(), SizeIs(1));
+  EXPECT_THAT(cluster_.worker(0).runs[0].recv_key(), SizeIs(1));
+  EXPECT_THAT(cluster_.worker(1).runs[0].send(), IsEmpty());
+  EXPECT_THAT(cluster_.worker(1).runs[0].recv_key(), IsEmpty());
+  EXPECT_TRUE(cluster_.worker(1).last_registered.create_worker_session_called());
+}
+
+// Step ids are fresh and have 57 bits; requests have ids of their own.
+TEST_F(StepTest, NumbersSteps) {
+  std::set<int64_t> ids;
+  for (int i = 0; i < 200; ++i) ASSERT_TRUE(Call(&Master::RunStep, RunB()).ok());
+  for (const auto& run : cluster_.worker(0).runs) {
+    EXPECT_GE(run.step_id(), 0);
+    EXPECT_LT(run.step_id(), int64_t{1} << 57);
+    ids.insert(run.step_id());
+  }
+  EXPECT_EQ(ids.size(), 200u);
+  // It is the same step at both workers.
+  EXPECT_EQ(cluster_.worker(0).runs[5].step_id(), cluster_.worker(1).runs[5].step_id());
+}
+
+// A step of one worker asks only that one.
+TEST_F(StepTest, AsksOnlyWhoIsNeeded) {
+  EXPECT_THAT(*Fetch(session_, {"a:0"}), ElementsAre(2));
+  EXPECT_THAT(cluster_.worker(1).runs, IsEmpty());
+  EXPECT_TRUE(Call(&Master::RunStep, Run(session_, {}, {{"x:0", 1}}, {"b"})).ok());
+  EXPECT_THAT(cluster_.worker(1).runs, SizeIs(1));
+}
+
+// The order of names does not make another step.
+TEST_F(StepTest, KnowsAStepAgain) {
+  EXPECT_THAT(*Fetch(session_, {"a:0", "b:0"}, {{"x:0", 1}}), ElementsAre(2, 3));
+  EXPECT_THAT(*Fetch(session_, {"b:0", "a:0"}, {{"x:0", 1}}), ElementsAre(3, 2));
+  EXPECT_EQ(cluster_.worker(0).register_count, 1);
+}
+
+// 78: each fetch is answered, in whichever spelling and however often.
+TEST_F(StepTest, RepeatsAFetch) {
+  EXPECT_THAT(*Fetch(session_, {"a:0", "a", "a:0"}), ElementsAre(2, 2, 2));
+}
+
+// A step that many want at once is registered once.
+TEST_F(StepTest, RegistersOnce) {
+  std::vector<std::shared_ptr<Answer<tensorflow::RunStepResponse>>> answers;
+  for (int i = 0; i < 50; ++i) answers.push_back(Start(&Master::RunStep, RunB(1.0f * i)));
+  cluster_.Pump();
+  for (int i = 0; i < 50; ++i) {
+    ASSERT_EQ(answers[i]->count, 1);
+    EXPECT_THAT(Values(answers[i]->value()), ElementsAre(2 + i));
+  }
+  EXPECT_EQ(cluster_.worker(0).register_count, 1);
+}
+
+TEST_F(StepTest, RefusesWhatMakesNoSense) {
+  EXPECT_THAT(Fetch(session_, {}), Fails(absl::StatusCode::kInvalidArgument,
+                                         HasSubstr("Must specify at least one target")));
+  EXPECT_THAT(Fetch(session_, {"b:0"}, {{"x:0", 1}, {"x:0", 2}}),
+              Fails(absl::StatusCode::kInvalidArgument, "Duplicated feeds: x:0"));
+  EXPECT_THAT(Fetch(session_, {"b:0"}, {{"x:0", 1}, {"x", 2}}),
+              Fails(absl::StatusCode::kInvalidArgument, HasSubstr("fed more than once")));
+  EXPECT_THAT(Fetch(session_, {"x:0"}, {{"x:0", 1}}),
+              Fails(absl::StatusCode::kInvalidArgument, HasSubstr("both fed and fetched")));
+  EXPECT_THAT(Fetch(session_, {"none:0"}),
+              Fails(absl::StatusCode::kNotFound, HasSubstr("none:0: not found")));
+  EXPECT_THAT(Fetch(session_, {"b:0"}, {{"none:0", 1}}),
+              Fails(absl::StatusCode::kNotFound, HasSubstr("unable to find feed output none:0")));
+  EXPECT_THAT(Fetch(session_, {"a:1"}),
+              Fails(absl::StatusCode::kInvalidArgument, HasSubstr("output index too large")));
+  EXPECT_THAT(Call(&Master::RunStep, Run(session_, {}, {}, {"none"})),
+              Fails(absl::StatusCode::kNotFound, HasSubstr("Some target nodes not found")));
+  EXPECT_THAT(Fetch("none", {"a:0"}),
+              Fails(absl::StatusCode::kAborted, "Session none is not found."));
+  EXPECT_THAT(cluster_.worker(0).graphs, IsEmpty());
+}
+
+// A request that comes again, from a client that lost the answer.
+TEST_F(StepTest, RefusesARequestThatComesTwice) {
+  tensorflow::RunStepRequest request = RunB();
+  EXPECT_TRUE(Call(&Master::RunStep, request).ok());
+  EXPECT_TRUE(Call(&Master::RunStep, request).ok());
+  request.set_request_id(7);
+  EXPECT_TRUE(Call(&Master::RunStep, request).ok());
+  EXPECT_THAT(Call(&Master::RunStep, request),
+              Fails(absl::StatusCode::kAborted,
+                    HasSubstr("The same RunStep (Master) request was received twice.")));
+  EXPECT_THAT(cluster_.worker(0).runs, SizeIs(3));
+}
+
+// 84: the error comes at once, although the other worker is still at it.
+TEST_F(StepTest, TellsTheRootOfAnErrorPromptly) {
+  cluster_.worker(0).hangs = true;
+  cluster_.worker(1).on_run = [](const auto&) { return absl::InternalError("fantasia!"); };
+  EXPECT_THAT(Call(&Master::RunStep, RunB()),
+              Fails(absl::StatusCode::kInternal,
+                    AllOf(StartsWith("From /job:worker/replica:0/task:1:\n"),
+                          HasSubstr("fantasia!"), Not(HasSubstr("ancelled")))));
+  EXPECT_TRUE(HasNoSteps());
+  cluster_.worker(0).hangs = false;
+  cluster_.worker(1).on_run = nullptr;
+  EXPECT_THAT(*Fetch(session_, {"b:0"}, {{"x:0", 1}}), ElementsAre(3));
+}
+
+// What follows from an error may arrive before it.
+TEST_F(StepTest, TellsTheRootThoughOthersCameFirst) {
+  cluster_.worker(0).on_run = [](const auto&) {
+    return absl::AbortedError("[_Derived_]RecvAsync is cancelled.");
+  };
+  cluster_.worker(1).on_run = [](const auto&) { return absl::InternalError("fantasia!"); };
+  EXPECT_THAT(Call(&Master::RunStep, RunB()),
+              Fails(absl::StatusCode::kInternal,
+                    AllOf(HasSubstr("fantasia!"), Not(HasSubstr("RecvAsync")))));
+}
+
+TEST_F(StepTest, TellsWhatFollowsIfThatIsAllThereIs) {
+  for (int i = 0; i < 2; ++i) {
+    cluster_.worker(i).on_run = [](const auto&) {
+      return absl::AbortedError("[_Derived_]RecvAsync is cancelled.");
+    };
+  }
+  EXPECT_THAT(Call(&Master::RunStep, RunB()),
+              Fails(absl::StatusCode::kAborted,
+                    AllOf(HasSubstr("RecvAsync is cancelled."), Not(HasSubstr("_Derived_")))));
+}
+
+// 86
+TEST_F(StepTest, TellsSeveralRoots) {
+  for (int i = 0; i < 2; ++i) {
+    cluster_.worker(i).on_run = [i](const auto&) {
+      return absl::InternalError(absl::StrCat("fantasia ", i));
+    };
+  }
+  EXPECT_THAT(
+      Call(&Master::RunStep, RunB()),
+      Fails(absl::StatusCode::kInternal, AllOf(HasSubstr("fantasia 0"), HasSubstr("fantasia 1"))));
+}
+
+// 85: however long it is.
+TEST_F(StepTest, PutsErrorsIntoTheResponse) {
+  const std::string text = std::string(1 << 20, 'x') + "fantasia!";
+  cluster_.worker(1).on_run = [&text](const auto&) { return absl::InternalError(text); };
+  tensorflow::RunStepRequest request = RunB();
+  request.set_store_errors_in_response_body(true);
+  const auto response = Call(&Master::RunStep, request);
+  ASSERT_TRUE(response.ok()) << response.status();
+  EXPECT_EQ(response->status_code(), tensorflow::error::INTERNAL);
+  EXPECT_THAT(response->status_error_message(), HasSubstr(text));
+  // Also those that no worker has seen.
+  request.set_session_handle("none");
+  EXPECT_EQ(Call(&Master::RunStep, request)->status_code(), tensorflow::error::ABORTED);
+}
+
+// 89
+TEST_F(StepTest, EndsAStepThatTakesTooLong) {
+  cluster_.worker(1).hangs = true;
+  tensorflow::RunStepRequest request = RunB();
+  request.mutable_options()->set_timeout_in_ms(100);
+  const auto answer = Start(&Master::RunStep, request);
+  cluster_.Pump();
+  Pass(absl::Milliseconds(99));
+  EXPECT_FALSE(answer->is_there());
+  Pass(absl::Milliseconds(1));
+  ASSERT_EQ(answer->count, 1);
+  EXPECT_THAT(answer->status(), Fails(absl::StatusCode::kDeadlineExceeded,
+                                      AllOf(HasSubstr("100ms"), HasSubstr("task:1"))));
+  EXPECT_TRUE(HasNoSteps());
+}
+
+// The session's timeout is that of steps that have none.
+TEST_F(MasterTest, HasATimeoutForAllSteps) {
+  tensorflow::ConfigProto config;
+  config.set_operation_timeout_in_ms(50);
+  const auto session = Create(TwoWorkerGraph().def(), config);
+  cluster_.worker(0).hangs = true;
+  const auto answer = Start(&Master::RunStep, Run(*session, {"a:0"}));
+  cluster_.Pump();
+  Pass(absl::Milliseconds(50));
+  EXPECT_THAT(answer->status(), Fails(absl::StatusCode::kDeadlineExceeded, HasSubstr("50ms")));
+}
+
+// The deadline holds while graphs are being registered, too.
+TEST_F(StepTest, EndsAStepThatIsNotRegisteredInTime) {
+  tensorflow::RunStepRequest request = RunB();
+  request.mutable_options()->set_timeout_in_ms(100);
+  const auto answer = Start(&Master::RunStep, request);
+  clock_.Advance(absl::Milliseconds(100));
+  timers_.RunDue();
+  EXPECT_THAT(answer->status(),
+              Fails(absl::StatusCode::kDeadlineExceeded, HasSubstr("registered")));
+  cluster_.Pump();
+  EXPECT_EQ(answer->count, 1);
+  // It did not run, and is there for the next one.
+  EXPECT_THAT(cluster_.worker(0).runs, IsEmpty());
+  EXPECT_TRUE(Call(&Master::RunStep, RunB()).ok());
+  EXPECT_EQ(cluster_.worker(0).register_count, 1);
+}
+
+TEST_F(StepTest, EndsWhenTheClientGoes) {
+  cluster_.worker(1).hangs = true;
+  const auto gone = std::make_shared<Cancellation>();
+  const auto answer = Start(&Master::RunStep, RunB(), gone);
+  cluster_.Pump();
+  gone->Cancel();
+  cluster_.Pump();
+  ASSERT_EQ(answer->count, 1);
+  EXPECT_THAT(answer->status(), Fails(absl::StatusCode::kCancelled, HasSubstr("client")));
+  EXPECT_TRUE(HasNoSteps());
+  // One that had gone before.
+  EXPECT_THAT(Start(&Master::RunStep, RunB(), gone)->status(),
+              Fails(absl::StatusCode::kCancelled, HasSubstr("Step was cancelled")));
+  cluster_.Pump();
+}
+
+// 98: a close ends what runs, and is over after it.
+TEST_F(StepTest, ClosesDuringAStep) {
+  cluster_.worker(1).hangs = true;
+  const auto step = Start(&Master::RunStep, RunB());
+  cluster_.Pump();
+  tensorflow::CloseSessionRequest request;
+  request.set_session_handle(session_);
+  const auto close = Start(&Master::CloseSession, request);
+  EXPECT_FALSE(close->is_there());
+  while (!close->is_there()) {
+    ASSERT_GT(cluster_.event_count(), 0u);
+    EXPECT_FALSE(close->is_there() && !step->is_there());
+    cluster_.Step();
+  }
+  EXPECT_THAT(step->status(),
+              Fails(absl::StatusCode::kCancelled,
+                    HasSubstr("Step was cancelled by an explicit call to `Session::Close()`.")));
+  EXPECT_TRUE(close->result->ok());
+  cluster_.Pump();
+  EXPECT_EQ(cluster_.Leftovers(), "");
+  // A step that comes too late.
+  EXPECT_THAT(Fetch(session_, {"a:0"}),
+              Fails(absl::StatusCode::kAborted, HasSubstr("is not found")));
+}
+
+// Graphs are registered everywhere or nowhere.
+TEST_F(StepTest, DropsWhatCouldNotBeRegisteredEverywhere) {
+  cluster_.worker(1).register_error = absl::InvalidArgumentError("no such kernel");
+  EXPECT_THAT(Call(&Master::RunStep, RunB()),
+              Fails(absl::StatusCode::kInvalidArgument,
+                    AllOf(HasSubstr("task:1"), HasSubstr("no such kernel"))));
+  EXPECT_THAT(cluster_.worker(0).graphs, IsEmpty());
+  cluster_.worker(1).register_error = absl::OkStatus();
+  EXPECT_TRUE(Call(&Master::RunStep, RunB()).ok());
+}
+
+// A worker that does not answer is told again that a step is over.
+TEST_F(StepTest, CleansUpAgain) {
+  cluster_.worker(1).cleanup_error = absl::DeadlineExceededError("late");
+  EXPECT_TRUE(Call(&Master::RunStep, RunB()).ok());
+  EXPECT_TRUE(HasNoSteps());
+}
+
+// 101: a worker has restarted. Steps that need it fail, with its name; others do not; a new session
+// works at once.
+TEST_F(StepTest, FailsStepsOfAWorkerThatRestarts) {
+  cluster_.worker(1).hangs = true;
+  const auto step = Start(&Master::RunStep, RunB());
+  cluster_.Pump();
+  EXPECT_FALSE(step->is_there());
+  cluster_.Restart(1);
+  master_.ClusterChanged();
+  cluster_.Pump();
+  ASSERT_EQ(step->count, 1);
+  EXPECT_THAT(step->status(),
+              Fails(absl::StatusCode::kAborted, HasSubstr("/job:worker/replica:0/task:1")));
+  EXPECT_THAT(Fetch(session_, {"b:0"}, {{"x:0", 1}}),
+              Fails(absl::StatusCode::kAborted,
+                    AllOf(HasSubstr("/job:worker/replica:0/task:1"), HasSubstr("just restarted"))));
+  EXPECT_THAT(*Fetch(session_, {"a:0"}), ElementsAre(2));
+  const auto session = Create(TwoWorkerGraph().def());
+  ASSERT_TRUE(session.ok());
+  EXPECT_THAT(*Fetch(*session, {"b:0"}, {{"x:0", 1}}), ElementsAre(3));
+  EXPECT_TRUE(Close(session_).ok());
+}
+
+// The membership may not know yet: the connection does.
+TEST_F(StepTest, FailsStepsOfAWorkerThatDies) {
+  cluster_.worker(1).hangs = true;
+  const auto step = Start(&Master::RunStep, RunB());
+  cluster_.Pump();
+  cluster_.worker(1).Kill();
+  cluster_.Pump();
+  // Not UNAVAILABLE: a client would run it again.
+  EXPECT_THAT(step->status(),
+              Fails(absl::StatusCode::kAborted,
+                    AllOf(HasSubstr("/job:worker/replica:0/task:1"), HasSubstr("lost"))));
+  EXPECT_TRUE(cluster_.worker(0).steps.empty());
+  EXPECT_THAT(Call(&Master::RunStep, RunB()),
+              Fails(absl::StatusCode::kAborted, HasSubstr("/job:worker/replica:0/task:1")));
+}
+
+// It dies while the step is being registered there.
+TEST_F(StepTest, FailsARegistrationOfAWorkerThatDies) {
+  const auto step = Start(&Master::RunStep, RunB());
+  cluster_.worker(1).Kill();
+  cluster_.Pump();
+  EXPECT_THAT(step->status(),
+              Fails(absl::StatusCode::kAborted, HasSubstr("/job:worker/replica:0/task:1")));
+}
+
+// A worker that answers wrongly.
+TEST_F(StepTest, NoticesATensorThatIsMissing) {
+  cluster_.worker(0).on_run = [this](const auto& request) {
+    // As if the graph had no such node.
+    auto& graph = cluster_.worker(0).graphs.at(request.graph_handle());
+    for (auto& node : *graph.mutable_node()) {
+      if (node.op() == "_Send") node.set_op("NoOp");
+    }
+    return absl::OkStatus();
+  };
+  EXPECT_THAT(Fetch(session_, {"a:0"}),
+              Fails(absl::StatusCode::kInternal,
+                    HasSubstr("Worker did not return a value for fetch: a:0")));
+}
+
+TEST_F(StepTest, GivesMetadataWhenItIsAskedFor) {
+  tensorflow::RunStepRequest request = RunB();
+  auto response = Call(&Master::RunStep, request);
+  EXPECT_EQ(response->metadata().step_stats().dev_stats_size(), 0);
+  EXPECT_EQ(response->metadata().partition_graphs_size(), 0);
+  request.mutable_options()->set_trace_level(tensorflow::RunOptions::FULL_TRACE);
+  request.mutable_options()->set_output_partition_graphs(true);
+  response = Call(&Master::RunStep, request);
+  EXPECT_EQ(response->metadata().step_stats().dev_stats_size(), 2);
+  EXPECT_EQ(response->metadata().partition_graphs_size(), 2);
+}
+
+// 93
+TEST_F(MasterTest, RefusesPartitionGraphsThatWereDisabled) {
+  tensorflow::ConfigProto config;
+  config.mutable_experimental()->set_disable_output_partition_graphs(true);
+  const auto session = Create(TwoWorkerGraph().def(), config);
+  tensorflow::RunStepRequest request = Run(*session, {"a:0"});
+  request.mutable_options()->set_output_partition_graphs(true);
+  EXPECT_THAT(Call(&Master::RunStep, request),
+              Fails(absl::StatusCode::kInvalidArgument,
+                    HasSubstr("disable_output_partition_graphs is true")));
+}
+
+TEST_F(StepTest, RefusesOptionsThatItDoesNotKnow) {
+  tensorflow::RunStepRequest request = RunB();
+  request.mutable_options()->mutable_debug_options()->add_debug_tensor_watch_opts();
+  EXPECT_THAT(Call(&Master::RunStep, request),
+              Fails(absl::StatusCode::kUnimplemented, HasSubstr("debug")));
+  request = RunB();
+  request.mutable_options()->mutable_experimental()->set_collective_graph_key(5);
+  EXPECT_THAT(Call(&Master::RunStep, request),
+              Fails(absl::StatusCode::kUnimplemented, HasSubstr("collective_graph_key")));
+}
+
+class FewStepsTest : public MasterTest {
+ protected:
+  static MasterOptions Options() {
+    MasterOptions options;
+    options.max_step_graphs = 2;
+    options.max_steps = 3;
+    options.max_sessions = 2;
+    options.max_callables = 1;
+    options.max_partial_runs = 1;
+    options.max_graph_bytes = 1000;
+    options.max_constant_bytes = size_t{1} << 20;
+    return options;
+  }
+  FewStepsTest() : MasterTest(2, 0, Options()) {}
+};
+
+// A client that never asks for the same thing twice does not fill the workers.
+TEST_F(FewStepsTest, DropsTheStepThatWasNotRunForLongest) {
+  GraphWriter graph;
+  for (const char* name : {"a", "b", "c"}) graph.Const(name);
+  const auto session = Create(graph.def());
+  for (const char* name : {"a", "b", "a", "c", "a"}) {
+    ASSERT_TRUE(Fetch(*session, {name}).ok());
+    EXPECT_LE(cluster_.worker(0).graphs.size(), 2u);
+  }
+  // "b" went for "c".
+  EXPECT_EQ(cluster_.worker(0).register_count, 3);
+  ASSERT_TRUE(Fetch(*session, {"b"}).ok());
+  EXPECT_EQ(cluster_.worker(0).register_count, 4);
+}
+
+TEST_F(FewStepsTest, HasLimits) {
+  const auto session = Create(TwoWorkerGraph().def());
+  ASSERT_TRUE(Create({}).ok());
+  EXPECT_THAT(Create({}),
+              Fails(absl::StatusCode::kResourceExhausted, HasSubstr("max_sessions (2)")));
+  cluster_.worker(0).hangs = true;
+  std::vector<std::shared_ptr<Answer<tensorflow::RunStepResponse>>> steps;
+  for (int i = 0; i < 3; ++i) steps.push_back(Start(&Master::RunStep, Run(*session, {"a:0"})));
+  cluster_.Pump();
+  EXPECT_THAT(Fetch(*session, {"a:0"}),
+              Fails(absl::StatusCode::kResourceExhausted, HasSubstr("max_steps (3)")));
+  EXPECT_TRUE(Close(*session).ok());
+  for (const auto& step : steps) EXPECT_EQ(step->count, 1);
+}
+
+// 2 GB constants, in a few bytes, and graphs that grow without end.
+TEST_F(FewStepsTest, BoundsGraphs) {
+  GraphWriter graph;
+  tensorflow::TensorShapeProto* shape =
+      (*graph.Const("huge").mutable_attr())["value"].mutable_tensor()->mutable_tensor_shape();
+  shape->add_dim()->set_size(int64_t{1} << 40);
+  shape->add_dim()->set_size(int64_t{1} << 40);
+  EXPECT_THAT(Create(graph.def()),
+              Fails(absl::StatusCode::kResourceExhausted,
+                    AllOf(HasSubstr("huge"), HasSubstr("max_constant_bytes"))));
+  const auto session = Create({});
+  EXPECT_THAT(Extend(*session, graph.def(), 0),
+              Fails(absl::StatusCode::kResourceExhausted, HasSubstr("max_constant_bytes")));
+  absl::Status status;
+  int64_t version = 0;
+  for (int i = 0; status.ok() && i < 1000; ++i) {
+    GraphWriter more;
+    more.Const(absl::StrCat("n", i));
+    status = Extend(*session, more.def(), version).status();
+    if (status.ok()) ++version;
+  }
+  EXPECT_THAT(status, Fails(absl::StatusCode::kResourceExhausted, HasSubstr("max_graph_bytes")));
+  EXPECT_GT(version, 2);
+  // What was there before still runs.
+  EXPECT_TRUE(Fetch(*session, {"n0"}).ok());
+}
+
+}  // namespace
+}  // namespace ferry::master
