@@ -26,7 +26,7 @@ def skip(reason):
 
 
 def find_python():
-    # The oldest and the newest release covered share one Python: 3.11.
+    # All releases covered share one Python: 3.11.
     for candidate in (sys.executable, "python3.11", "python3"):
         path = shutil.which(candidate) if candidate else None
         if not path:

@@ -25,7 +25,8 @@ class Interpreter {
   }
 
   Value Evaluate(const std::string& input) {
-    // Without its output, which is the only one. Nodes that were added have names of their own kind.
+    // Without its output, which is the only one. Nodes that were added have names of their own
+    // kind.
     const tensorflow::NodeDef& node = *nodes_.at(input.substr(0, input.find(':')));
     if (node.op() == "Const") return node.attr().at("value").tensor();
     if (node.op() == "Identity") return Evaluate(node.input(0));

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// What clients may not have without end, and hostile ones.
+#include "tests/master/master_fixture.h"
+
+namespace ferry::master {
+namespace {
+
+class FewStepsTest : public MasterTest {
+ protected:
+  static MasterOptions Options() {
+    MasterOptions options;
+    options.max_step_graphs = 2;
+    options.max_steps = 3;
+    options.max_sessions = 2;
+    options.max_callables = 1;
+    options.max_partial_runs = 1;
+    options.max_graph_bytes = 1000;
+    options.max_constant_bytes = size_t{1} << 20;
+    return options;
+  }
+  FewStepsTest() : MasterTest(2, 0, Options()) {}
+};
+
+// A client that never asks for the same thing twice does not fill the workers.
+TEST_F(FewStepsTest, DropsTheStepThatWasNotRunForLongest) {
+  GraphWriter graph;
+  for (const char* name : {"a", "b", "c"}) graph.Const(name);
+  const auto session = Create(graph.def());
+  for (const char* name : {"a", "b", "a", "c", "a"}) {
+    ASSERT_TRUE(Fetch(*session, {name}).ok());
+    EXPECT_LE(cluster_.worker(0).graphs.size(), 2u);
+  }
+  // "b" went for "c".
+  EXPECT_EQ(cluster_.worker(0).register_count, 3);
+  ASSERT_TRUE(Fetch(*session, {"b"}).ok());
+  EXPECT_EQ(cluster_.worker(0).register_count, 4);
+}
+
+TEST_F(FewStepsTest, HasLimits) {
+  const auto session = Create(TwoWorkerGraph().def());
+  ASSERT_TRUE(Create({}).ok());
+  EXPECT_THAT(Create({}),
+              Fails(absl::StatusCode::kResourceExhausted, HasSubstr("max_sessions (2)")));
+  cluster_.worker(0).hangs = true;
+  std::vector<std::shared_ptr<Answer<tensorflow::RunStepResponse>>> steps;
+  for (int i = 0; i < 3; ++i) steps.push_back(Start(&Master::RunStep, Run(*session, {"a:0"})));
+  cluster_.Pump();
+  EXPECT_THAT(Fetch(*session, {"a:0"}),
+              Fails(absl::StatusCode::kResourceExhausted, HasSubstr("max_steps (3)")));
+  EXPECT_TRUE(Close(*session).ok());
+  for (const auto& step : steps) EXPECT_EQ(step->count, 1);
+}
+
+// 2 GB constants, in a few bytes, and graphs that grow without end.
+TEST_F(FewStepsTest, BoundsGraphs) {
+  GraphWriter graph;
+  tensorflow::TensorShapeProto* shape =
+      (*graph.Const("huge").mutable_attr())["value"].mutable_tensor()->mutable_tensor_shape();
+  shape->add_dim()->set_size(int64_t{1} << 40);
+  shape->add_dim()->set_size(int64_t{1} << 40);
+  EXPECT_THAT(Create(graph.def()),
+              Fails(absl::StatusCode::kResourceExhausted,
+                    AllOf(HasSubstr("huge"), HasSubstr("max_constant_bytes"))));
+  const auto session = Create({});
+  EXPECT_THAT(Extend(*session, graph.def(), 0),
+              Fails(absl::StatusCode::kResourceExhausted, HasSubstr("max_constant_bytes")));
+  absl::Status status;
+  int64_t version = 0;
+  for (int i = 0; status.ok() && i < 1000; ++i) {
+    GraphWriter more;
+    more.Const(absl::StrCat("n", i));
+    status = Extend(*session, more.def(), version).status();
+    if (status.ok()) ++version;
+  }
+  EXPECT_THAT(status, Fails(absl::StatusCode::kResourceExhausted, HasSubstr("max_graph_bytes")));
+  EXPECT_GT(version, 2);
+  // What was there before still runs.
+  EXPECT_TRUE(Fetch(*session, {"n0"}).ok());
+}
+
+// Names with any bytes, and of any length: refused, and told in a form that can be read.
+TEST_F(MasterTest, TellsOfHostileNames) {
+  const auto session = Create(TwoWorkerGraph().def());
+  const std::string hostile = std::string(100000, 'n') + "\x01\xff\n";
+  for (const absl::Status& status :
+       {Fetch(*session, {hostile}).status(), Fetch(hostile, {"a:0"}).status(),
+        Fetch(*session, {"b:0"}, {{hostile, 1}}).status(), Close(hostile)}) {
+    EXPECT_FALSE(status.ok());
+    EXPECT_LT(status.message().size(), 1000u);
+    EXPECT_THAT(std::string(status.message()), ::testing::Not(HasSubstr("\x01")));
+  }
+  tensorflow::ConfigProto config;
+  config.add_device_filters(hostile);
+  const auto refused = Create({}, config);
+  EXPECT_FALSE(refused.ok());
+  EXPECT_LT(refused.status().message().size(), 1000u);
+}
+
+// A chain of a hundred thousand nodes over both workers takes no stack.
+TEST_F(MasterTest, RegistersDeepGraphs) {
+  GraphWriter graph;
+  graph.Const("n0", kCpu0);
+  for (int i = 1; i < 100000; ++i) {
+    graph.AddFloat(absl::StrCat("n", i), "Identity", {absl::StrCat("n", i - 1)},
+                   i % 50000 == 0 ? kCpu1 : kCpu0);
+  }
+  const auto session = Create(graph.def());
+  ASSERT_TRUE(session.ok()) << session.status();
+  cluster_.worker(0).hangs = true;
+  const auto step = Start(&Master::RunStep, Run(*session, {"n99999:0"}));
+  cluster_.Pump();
+  EXPECT_EQ(cluster_.worker(0).register_count, 1);
+  EXPECT_GT(cluster_.worker(0).last_registered.graph_def().node_size(), 99990);
+  EXPECT_TRUE(Close(*session).ok());
+  EXPECT_EQ(step->count, 1);
+}
+
+// What cannot be run is refused when it comes, and nothing is left of it.
+TEST_F(MasterTest, RefusesGraphsThatCannotRun) {
+  GraphWriter loop;
+  loop.AddFloat("e", "Enter", {});
+  EXPECT_THAT(Create(loop.def()), Fails(absl::StatusCode::kUnimplemented, HasSubstr("Enter")));
+  GraphWriter unknown;
+  unknown.Add("u", "NoSuchOp");
+  EXPECT_THAT(Create(unknown.def()), Fails(absl::StatusCode::kNotFound, HasSubstr("NoSuchOp")));
+  EXPECT_EQ(master_.session_count(), 0u);
+  EXPECT_EQ(cluster_.Leftovers(), "");
+}
+
+}  // namespace
+}  // namespace ferry::master

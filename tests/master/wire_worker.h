@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// WireWorker: a worker's service that computes nothing.
+#ifndef FERRY_TESTS_MASTER_WIRE_WORKER_H_
+#define FERRY_TESTS_MASTER_WIRE_WORKER_H_
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server_builder.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+
+#include "coord/grpc_callback_threads.h"
+#include "proto/tf_worker.grpc.pb.h"
+
+namespace ferry::master {
+
+// Answers every wanted tensor with the number of bytes that were fed; a graph with a node "hang"
+// waits to be cancelled, one with a node "fail" has an error as long as `error`.
+class WireWorker final : public tensorflow::WorkerService::CallbackService {
+ public:
+  WireWorker() {
+    coord::KeepCallbackThreads();
+    grpc::ServerBuilder builder;
+    builder.SetMaxReceiveMessageSize(-1);
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+  }
+  ~WireWorker() override { server_->Shutdown(std::chrono::system_clock::now()); }
+
+  std::string address() const { return absl::StrCat("127.0.0.1:", port_); }
+  void Stop() { server_->Shutdown(std::chrono::system_clock::now()); }
+
+  std::string error = "fantasia!";
+  std::atomic<int> sessions{0};
+  std::atomic<int> cancelled{0};
+  std::atomic<int> cleaned{0};
+  absl::Notification hangs;
+
+ private:
+  class Hanging final : public grpc::ServerUnaryReactor {
+   public:
+    explicit Hanging(std::atomic<int>& cancelled) : cancelled_(cancelled) {}
+    void OnCancel() override {
+      ++cancelled_;
+      Finish(grpc::Status::CANCELLED);
+    }
+    void OnDone() override { delete this; }
+
+   private:
+    std::atomic<int>& cancelled_;
+  };
+
+  static grpc::ServerUnaryReactor* Ok(grpc::CallbackServerContext* context) {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(grpc::Status::OK);
+    return reactor;
+  }
+  grpc::ServerUnaryReactor* CreateWorkerSession(grpc::CallbackServerContext* context,
+                                                const tensorflow::CreateWorkerSessionRequest*,
+                                                tensorflow::CreateWorkerSessionResponse*) override {
+    ++sessions;
+    return Ok(context);
+  }
+  grpc::ServerUnaryReactor* DeleteWorkerSession(grpc::CallbackServerContext* context,
+                                                const tensorflow::DeleteWorkerSessionRequest*,
+                                                tensorflow::DeleteWorkerSessionResponse*) override {
+    --sessions;
+    return Ok(context);
+  }
+  grpc::ServerUnaryReactor* RegisterGraph(grpc::CallbackServerContext* context,
+                                          const tensorflow::RegisterGraphRequest* request,
+                                          tensorflow::RegisterGraphResponse* response) override {
+    response->set_graph_handle("plain");
+    for (const auto& node : request->graph_def().node()) {
+      if (node.name() == "hang" || node.name() == "fail") response->set_graph_handle(node.name());
+    }
+    return Ok(context);
+  }
+  grpc::ServerUnaryReactor* RunGraph(grpc::CallbackServerContext* context,
+                                     const tensorflow::RunGraphRequest* request,
+                                     tensorflow::RunGraphResponse* response) override {
+    if (request->graph_handle() == "hang") {
+      auto* reactor = new Hanging(cancelled);
+      hangs.Notify();
+      return reactor;
+    }
+    if (request->graph_handle() == "fail") {
+      response->set_status_code(tensorflow::error::INTERNAL);
+      response->set_status_error_message(error);
+      return Ok(context);
+    }
+    size_t bytes = 0;
+    for (const auto& feed : request->send()) bytes += feed.tensor().tensor_content().size();
+    for (const auto& key : request->recv_key()) {
+      auto& received = *response->add_recv();
+      received.set_name(key);
+      received.mutable_tensor()->add_float_val(static_cast<float>(bytes));
+      // As large as what came.
+      received.mutable_tensor()->set_tensor_content(std::string(bytes, 'x'));
+    }
+    return Ok(context);
+  }
+  grpc::ServerUnaryReactor* CleanupGraph(grpc::CallbackServerContext* context,
+                                         const tensorflow::CleanupGraphRequest*,
+                                         tensorflow::CleanupGraphResponse*) override {
+    ++cleaned;
+    return Ok(context);
+  }
+  grpc::ServerUnaryReactor* CleanupAll(grpc::CallbackServerContext* context,
+                                       const tensorflow::CleanupAllRequest*,
+                                       tensorflow::CleanupAllResponse*) override {
+    return Ok(context);
+  }
+
+  int port_ = 0;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+}  // namespace ferry::master
+
+#endif  // FERRY_TESTS_MASTER_WIRE_WORKER_H_
