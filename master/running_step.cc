@@ -10,6 +10,10 @@
 namespace ferry::master {
 namespace {
 
+// How long the cause of an error may take to be told of: a connection that breaks is noticed by all
+// within milliseconds.
+constexpr absl::Duration kCausePatience = absl::Seconds(1);
+
 // What became of one call: the answer's own error, or that of the way there.
 absl::Status ResultOf(const absl::StatusOr<tensorflow::RunGraphResponse>& response) {
   if (!response.ok()) {
@@ -63,6 +67,7 @@ void RunningStep::Run(RunSpec spec, absl::AnyInvocable<int64_t()> next_request_i
 void RunningStep::WhenAnswered(size_t part, absl::StatusOr<tensorflow::RunGraphResponse> response) {
   const absl::Status status = ResultOf(response);
   bool is_cause = false;
+  bool is_derived = false;
   {
     absl::MutexLock lock(&mu_);
     has_answered_[part] = true;
@@ -72,18 +77,40 @@ void RunningStep::WhenAnswered(size_t part, absl::StatusOr<tensorflow::RunGraphR
       const bool had_root = errors_.has_root();
       errors_.Add(registered_->workers().worker(registered_->parts()[part].worker).name, status);
       is_cause = !had_root && errors_.has_root();
+      is_derived = !errors_.has_root();
     }
   }
   if (is_cause) cancellation_->Cancel();
+  if (is_derived) AwaitCause();
   EndOne();
+}
+
+void RunningStep::AwaitCause() {
+  const Timers::Id timer = timers_.AddAfter(kCausePatience, [weak = weak_from_this()] {
+    const auto self = weak.lock();
+    if (self == nullptr) return;
+    {
+      absl::MutexLock lock(&self->mu_);
+      self->errors_.GiveUpOnCause();
+    }
+    self->cancellation_->Cancel();
+  });
+  Timers::Id earlier = Timers::kNone;
+  {
+    absl::MutexLock lock(&mu_);
+    earlier = std::exchange(cause_timer_, timer);
+  }
+  timers_.Remove(earlier);
 }
 
 void RunningStep::EndOne() {
   Done done;
   absl::StatusOr<Result> result;
+  Timers::Id timer = Timers::kNone;
   {
     absl::MutexLock lock(&mu_);
     if (--pending_ > 0) return;
+    timer = cause_timer_;
     done = std::move(done_);
     if (errors_.empty()) {
       result = Result{registered_, std::move(responses_)};
@@ -91,6 +118,7 @@ void RunningStep::EndOne() {
       result = errors_.Summary();
     }
   }
+  timers_.Remove(timer);
   std::move(done)(std::move(result));
 }
 

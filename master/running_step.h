@@ -14,6 +14,7 @@
 
 #include "master/registered_step.h"
 #include "master/step_errors.h"
+#include "master/timers.h"
 #include "proto/tf_worker.pb.h"
 
 namespace ferry::master {
@@ -29,7 +30,8 @@ struct RunSpec {
   bool is_last_partial_run = false;
 };
 
-// Thread-safe. The first error that does not follow from another one calls off the rest.
+// Thread-safe. The first error that does not follow from another one calls off the rest; so does
+// one that does, if its cause is not told of within a second.
 class RunningStep final : public std::enable_shared_from_this<RunningStep> {
  public:
   struct Result {
@@ -39,8 +41,10 @@ class RunningStep final : public std::enable_shared_from_this<RunningStep> {
   };
   using Done = absl::AnyInvocable<void(absl::StatusOr<Result>) &&>;
 
-  RunningStep(std::shared_ptr<const RegisteredStep> registered, int64_t step_id)
-      : registered_(std::move(registered)),
+  // `timers` outlive it.
+  RunningStep(std::shared_ptr<const RegisteredStep> registered, int64_t step_id, Timers& timers)
+      : timers_(timers),
+        registered_(std::move(registered)),
         step_id_(step_id),
         cancellation_(std::make_shared<Cancellation>()) {}
 
@@ -62,7 +66,10 @@ class RunningStep final : public std::enable_shared_from_this<RunningStep> {
   void WhenAnswered(size_t part, absl::StatusOr<tensorflow::RunGraphResponse> response)
       ABSL_LOCKS_EXCLUDED(mu_);
   void EndOne() ABSL_LOCKS_EXCLUDED(mu_);
+  // Something has gone wrong because of something else.
+  void AwaitCause() ABSL_LOCKS_EXCLUDED(mu_);
 
+  Timers& timers_;
   const std::shared_ptr<const RegisteredStep> registered_;
   const int64_t step_id_;
   const std::shared_ptr<Cancellation> cancellation_;
@@ -70,6 +77,7 @@ class RunningStep final : public std::enable_shared_from_this<RunningStep> {
   StepErrors errors_ ABSL_GUARDED_BY(mu_);
   std::vector<tensorflow::RunGraphResponse> responses_ ABSL_GUARDED_BY(mu_);
   std::vector<bool> has_answered_ ABSL_GUARDED_BY(mu_);
+  Timers::Id cause_timer_ ABSL_GUARDED_BY(mu_) = Timers::kNone;
   size_t pending_ ABSL_GUARDED_BY(mu_) = 0;
   Done done_ ABSL_GUARDED_BY(mu_);
 };

@@ -17,7 +17,9 @@ constexpr absl::string_view kDerivedMark = "[_Derived_]";
 constexpr size_t kMaxBytesOfEach = 8192;
 
 absl::Status WithoutMark(const absl::Status& status) {
-  return absl::Status(status.code(), absl::StrReplaceAll(status.message(), {{kDerivedMark, ""}}));
+  const absl::StatusCode code =
+      absl::IsUnavailable(status) ? absl::StatusCode::kAborted : status.code();
+  return absl::Status(code, absl::StrReplaceAll(status.message(), {{kDerivedMark, ""}}));
 }
 
 }  // namespace
@@ -28,12 +30,17 @@ bool IsDerived(const absl::Status& status) {
 
 void StepErrors::Add(absl::string_view worker, const absl::Status& error) {
   absl::Status named(error.code(), absl::StrCat("From ", worker, ":\n", error.message()));
-  const bool is_derived = IsDerived(error) || (has_root() && absl::IsCancelled(error));
+  const bool is_derived =
+      IsDerived(error) || absl::IsUnavailable(error) || (has_root() && absl::IsCancelled(error));
   (is_derived ? derived_ : roots_).push_back(std::move(named));
 }
 
 void StepErrors::Cause(absl::Status cause) {
   if (!has_root()) roots_.push_back(std::move(cause));
+}
+
+void StepErrors::GiveUpOnCause() {
+  if (!has_root() && !derived_.empty()) roots_.push_back(WithoutMark(derived_.front()));
 }
 
 absl::Status StepErrors::Summary() const {

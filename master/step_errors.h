@@ -18,15 +18,20 @@ bool IsDerived(const absl::Status& status);
 class StepErrors final {
  public:
   // An error of a worker. What ends with CANCELLED after Cause or Add has been called follows from
-  // that.
+  // that. UNAVAILABLE is a worker that has lost another one, which will be told of by itself, and
+  // by its name.
   void Add(absl::string_view worker, const absl::Status& error);
   // Why the step was called off, if nothing went wrong before.
   void Cause(absl::Status cause);
 
+  // The cause of what there is will not be told of: the first error is taken for it.
+  void GiveUpOnCause();
+
   bool has_root() const { return !roots_.empty(); }
   bool empty() const { return roots_.empty() && derived_.empty(); }
   // OK if there are none; the root, or several of them in one text with the code of the first; if
-  // all are derived, the first of them.
+  // all are derived, the first of them. Never UNAVAILABLE: clients would repeat what may have
+  // begun.
   absl::Status Summary() const;
 
  private:

@@ -103,7 +103,7 @@ class CheckLayers(unittest.TestCase):
         self.allows("coord/grpc_edge/grpc_a.cc", '"proto/x.pb.h"')
 
     def test_confines_messages(self):
-        who = "may only be included by grpc_* and *_proto.* files, graph/ and worker/"
+        who = "may only be included by grpc_* and *_proto.* files, graph/, worker/ and master/"
         self.refuses("coord/a.cc", '"proto/x.pb.h"', f"proto/x.pb.h {who}")
 
     def test_allows_messages_in_proto_files_and_graph(self):

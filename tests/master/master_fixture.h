@@ -167,6 +167,16 @@ inline GraphWriter TwoWorkerGraph() {
   return graph;
 }
 
+// A session with that graph.
+class StepTest : public MasterTest {
+ protected:
+  StepTest() { session_ = *Create(TwoWorkerGraph().def()); }
+  tensorflow::RunStepRequest RunB(float x = 1) { return Run(session_, {"b:0"}, {{"x:0", x}}); }
+  bool HasNoSteps() { return cluster_.worker(0).steps.empty() && cluster_.worker(1).steps.empty(); }
+
+  std::string session_;
+};
+
 }  // namespace ferry::master
 
 #endif  // FERRY_TESTS_MASTER_MASTER_FIXTURE_H_

@@ -12,15 +12,6 @@ using ::testing::Not;
 using ::testing::SizeIs;
 using ::testing::StartsWith;
 
-class StepTest : public MasterTest {
- protected:
-  StepTest() { session_ = *Create(TwoWorkerGraph().def()); }
-  tensorflow::RunStepRequest RunB(float x = 1) { return Run(session_, {"b:0"}, {{"x:0", x}}); }
-  bool HasNoSteps() { return cluster_.worker(0).steps.empty() && cluster_.worker(1).steps.empty(); }
-
-  std::string session_;
-};
-
 // 80, in small: the value crosses, each worker registers one graph once, and every step is cleaned
 // up everywhere.
 TEST_F(StepTest, CrossesWorkers) {
@@ -284,54 +275,6 @@ TEST_F(StepTest, CleansUpAgain) {
   cluster_.worker(1).cleanup_error = absl::DeadlineExceededError("late");
   EXPECT_TRUE(Call(&Master::RunStep, RunB()).ok());
   EXPECT_TRUE(HasNoSteps());
-}
-
-// 101: a worker has restarted. Steps that need it fail, with its name; others do not; a new session
-// works at once.
-TEST_F(StepTest, FailsStepsOfAWorkerThatRestarts) {
-  cluster_.worker(1).hangs = true;
-  const auto step = Start(&Master::RunStep, RunB());
-  cluster_.Pump();
-  EXPECT_FALSE(step->is_there());
-  cluster_.Restart(1);
-  master_.ClusterChanged();
-  cluster_.Pump();
-  ASSERT_EQ(step->count, 1);
-  EXPECT_THAT(step->status(),
-              Fails(absl::StatusCode::kAborted, HasSubstr("/job:worker/replica:0/task:1")));
-  EXPECT_THAT(Fetch(session_, {"b:0"}, {{"x:0", 1}}),
-              Fails(absl::StatusCode::kAborted,
-                    AllOf(HasSubstr("/job:worker/replica:0/task:1"), HasSubstr("just restarted"))));
-  EXPECT_THAT(*Fetch(session_, {"a:0"}), ElementsAre(2));
-  const auto session = Create(TwoWorkerGraph().def());
-  ASSERT_TRUE(session.ok());
-  EXPECT_THAT(*Fetch(*session, {"b:0"}, {{"x:0", 1}}), ElementsAre(3));
-  EXPECT_TRUE(Close(session_).ok());
-}
-
-// The membership may not know yet: the connection does.
-TEST_F(StepTest, FailsStepsOfAWorkerThatDies) {
-  cluster_.worker(1).hangs = true;
-  const auto step = Start(&Master::RunStep, RunB());
-  cluster_.Pump();
-  cluster_.worker(1).Kill();
-  cluster_.Pump();
-  // Not UNAVAILABLE: a client would run it again.
-  EXPECT_THAT(step->status(),
-              Fails(absl::StatusCode::kAborted,
-                    AllOf(HasSubstr("/job:worker/replica:0/task:1"), HasSubstr("lost"))));
-  EXPECT_TRUE(cluster_.worker(0).steps.empty());
-  EXPECT_THAT(Call(&Master::RunStep, RunB()),
-              Fails(absl::StatusCode::kAborted, HasSubstr("/job:worker/replica:0/task:1")));
-}
-
-// It dies while the step is being registered there.
-TEST_F(StepTest, FailsARegistrationOfAWorkerThatDies) {
-  const auto step = Start(&Master::RunStep, RunB());
-  cluster_.worker(1).Kill();
-  cluster_.Pump();
-  EXPECT_THAT(step->status(),
-              Fails(absl::StatusCode::kAborted, HasSubstr("/job:worker/replica:0/task:1")));
 }
 
 // A worker that answers wrongly.
