@@ -18,6 +18,7 @@
 #include "cli/topo_paths.h"
 #include "cli/verb.h"
 #include "gpu/discovery.h"
+#include "gpu/nccl/nccl_api.h"
 #include "runtime/printable.h"
 #include "topology/format.h"
 #include "topology/nccl_xml.h"
@@ -74,7 +75,10 @@ absl::StatusOr<int> ShowMachine(const TopoFlags& flags) {
   FERRY_RETURN_IF_ERROR(FlushOutput());
   PrintReason("cores and NUMA nodes are not known", discovery.host_reason);
   PrintReason("no GPUs", discovery.cuda_reason);
-  if (discovery.cuda_reason.empty()) PrintReason("no NVLinks", discovery.nvml_reason);
+  if (discovery.cuda_reason.empty()) {
+    PrintReason("no NVLinks", discovery.nvml_reason);
+    PrintReason("no NCCL", std::string(nccl::NcclApi::Load().status().message()));
+  }
   return kDone;
 }
 

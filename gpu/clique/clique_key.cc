@@ -110,8 +110,8 @@ std::string CliqueKey::Describe() const {
   return absl::StrCat("the clique of devices ", FormatRanges(devices));
 }
 
-int UniqueIdCount(int rank_count) {
-  return (rank_count + kRanksPerUniqueId - 1) / kRanksPerUniqueId;
+int UniqueIdCount(int rank_count, int ranks_per_id) {
+  return (rank_count + ranks_per_id - 1) / ranks_per_id;
 }
 
 std::string EncodeCliqueIds(const CliqueIds& ids) {

@@ -24,7 +24,7 @@ struct CliqueMember {
 class CliqueKey final {
  public:
   //   purpose: cliques of one set of devices for different purposes are different ones.
-  //   Errors: INVALID_ARGUMENT: fewer than two, or one twice.
+  //   Errors: INVALID_ARGUMENT: none, or one twice.
   static absl::StatusOr<CliqueKey> Create(std::vector<CliqueMember> members,
                                           absl::string_view purpose = "");
 
@@ -74,7 +74,7 @@ inline constexpr size_t kNcclUniqueIdBytes = 128;
 // NCCL's root thread of one id serves that many ranks.
 inline constexpr int kRanksPerUniqueId = 128;
 
-int UniqueIdCount(int rank_count);
+int UniqueIdCount(int rank_count, int ranks_per_id = kRanksPerUniqueId);
 
 // Fixed little-endian fields and a checksum.
 std::string EncodeCliqueIds(const CliqueIds& ids);

@@ -141,7 +141,8 @@ void CliquePlan::Look() {
   if (published == entries_.end()) {
     if (rank_ != 0 || has_minted_ || !missing_.empty()) return;
     has_minted_ = true;
-    absl::StatusOr<std::vector<std::string>> ids = steps_.Mint(UniqueIdCount(key_.size()));
+    absl::StatusOr<std::vector<std::string>> ids =
+        steps_.Mint(UniqueIdCount(key_.size(), options_.ranks_per_id));
     if (!ids.ok()) return FailAttempt(ids.status());
     store_.CompareAndSet(
         key_.UniqueIdKey(generation_), std::nullopt,
@@ -153,7 +154,7 @@ void CliquePlan::Look() {
   const absl::Status same = CheckVersion(0, ids->nccl_version);
   if (!same.ok()) return Fail(same);
   if (ids->minter_incarnation != key_.member(0).incarnation || (rank_ == 0 && !has_minted_) ||
-      static_cast<int>(ids->ids.size()) != UniqueIdCount(key_.size())) {
+      static_cast<int>(ids->ids.size()) != UniqueIdCount(key_.size(), options_.ranks_per_id)) {
     return FailAttempt(absl::AbortedError(absl::StrCat(
         Describe(), ": the ids in the store are not of this life of ", key_.DescribeRank(0))));
   }

@@ -59,6 +59,8 @@ struct CliquePlanOptions {
   absl::Duration timeout = absl::Seconds(60);
   // Each under a generation of its own.
   int max_attempts = 4;
+  // The same on all ranks.
+  int ranks_per_id = kRanksPerUniqueId;
 };
 
 enum class CliqueState { kIdle, kWaiting, kInitialising, kWarmingUp, kReady, kFailed };

@@ -3,6 +3,7 @@
 #include "gpu/clique/communicator.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <deque>
 #include <utility>
 #include <vector>
@@ -83,8 +84,11 @@ class NcclCommunicator::Maker final : public CliqueSteps {
         options_(options),
         rank_(rank),
         store_(store(mailbox_)),
-        plan_(key, rank, {.nccl_version = api_->version(), .timeout = options.timeout}, *store_,
-              *this, SteadyClock()) {}
+        plan_(key, rank,
+              {.nccl_version = api_->version(),
+               .timeout = options.timeout,
+               .ranks_per_id = options.ranks_per_id},
+              *store_, *this, SteadyClock()) {}
 
   ~Maker() override {
     if (plan_.state() == CliqueState::kReady) {
@@ -176,7 +180,8 @@ class NcclCommunicator::Maker final : public CliqueSteps {
   // --- When it is there ---
 
   void Abort(const absl::Status& why) {
-    AbortNow();
+    // Nobody is in a call: what other communicators wait for must not wait for this device's turn.
+    AbortNow(/*has_callers=*/false);
     if (plan_.state() == CliqueState::kReady) plan_.Retire(why);
     // Here, where it may wait for the coordinator; the plan is through with it.
     store_.reset();
@@ -201,26 +206,6 @@ class NcclCommunicator::Maker final : public CliqueSteps {
     }
   }
 
-  const std::shared_ptr<const nccl::NcclApi>& api() const { return api_; }
-  nccl::Communicator comm() const { return comm_; }
-  Gpu& gpu() const { return gpu_; }
-  const CliquePlan& plan() const { return plan_; }
-  int rank() const { return rank_; }
-
- private:
-  enum class Phase { kIdle, kInitialising, kNotWarming, kExchanging, kFinishing };
-
-  // On this thread: it may last until every kernel has left the device, and the executor is to get
-  // to the other communicators whose kernels must leave too.
-  void AbortNow() {
-    nccl::Communicator const comm = std::exchange(comm_, nullptr);
-    if (comm == nullptr) return;
-    // Until nobody is in a call on it.
-    if (!gpu_.nccl->is_own_thread()) OnDevice([] { return absl::OkStatus(); }).IgnoreError();
-    const cuda::ScopedCurrent current(*gpu_.device);
-    const absl::Status ignored = api_->Check(api_->table().abort(comm), "ncclCommAbort");
-  }
-
   // Runs `call` on the device's executor and waits for it: it does not block.
   absl::Status OnDevice(std::function<absl::Status()> call) {
     struct Job {
@@ -243,6 +228,27 @@ class NcclCommunicator::Maker final : public CliqueSteps {
     return absl::DeadlineExceededError(absl::StrCat(gpu_.device->name(),
                                                     " has not got to a call of NCCL's within ",
                                                     absl::FormatDuration(kCallTimeout)));
+  }
+
+  const std::shared_ptr<const nccl::NcclApi>& api() const { return api_; }
+  nccl::Communicator comm() const { return comm_; }
+  Gpu& gpu() const { return gpu_; }
+  const CliquePlan& plan() const { return plan_; }
+  int rank() const { return rank_; }
+
+ private:
+  enum class Phase { kIdle, kInitialising, kNotWarming, kExchanging, kFinishing };
+
+  // On this thread: it may last until every kernel has left the device, and the executor is to get
+  // to the other communicators whose kernels must leave too.
+  void AbortNow(bool has_callers = true) {
+    nccl::Communicator const comm = std::exchange(comm_, nullptr);
+    if (comm == nullptr) return;
+    // Until nobody is in a call on it.
+    if (has_callers && !gpu_.nccl->is_own_thread())
+      OnDevice([] { return absl::OkStatus(); }).IgnoreError();
+    const cuda::ScopedCurrent current(*gpu_.device);
+    const absl::Status ignored = api_->Check(api_->table().abort(comm), "ncclCommAbort");
   }
 
   // The next group of the warm-up: with the peers at each distance, both ways at once, since what a
@@ -358,6 +364,14 @@ NcclCommunicator::~NcclCommunicator() = default;
 absl::StatusOr<std::shared_ptr<NcclCommunicator>> NcclCommunicator::Make(
     std::shared_ptr<const nccl::NcclApi> api, Gpus& gpus, int ordinal, const CliqueKey& key,
     int rank, const CliqueStoreFactory& store, const CommunicatorOptions& options) {
+  // It has the last word over what a communicator is made with, and calls that block would keep the
+  // device's thread from everything else.
+  const char* const blocking = std::getenv("NCCL_COMM_BLOCKING");
+  if (blocking != nullptr && std::atoi(blocking) != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("NCCL_COMM_BLOCKING=", blocking,
+                     " makes every call of NCCL's block: unset it, Ferry's must not"));
+  }
   FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, gpus.Get(ordinal));
   auto maker = std::make_unique<Maker>(std::move(api), gpus, *gpu, key, rank, store, options);
   FERRY_RETURN_IF_ERROR(maker->Run());
@@ -373,10 +387,8 @@ uint32_t NcclCommunicator::generation() const { return maker_->plan().generation
 absl::Status NcclCommunicator::Run(
     absl::FunctionRef<nccl::Result(const nccl::NcclTable& nccl, nccl::Communicator comm)> calls,
     absl::Duration timeout) {
-  {
-    const cuda::ScopedCurrent current(*maker_->gpu().device);
-    FERRY_RETURN_IF_ERROR(api().Check(calls(api().table(), get()), "a call of NCCL's", get()));
-  }
+  FERRY_RETURN_IF_ERROR(maker_->OnDevice(
+      [&] { return api().Check(calls(api().table(), get()), "a call of NCCL's", get()); }));
   return WaitEnqueued(timeout);
 }
 void NcclCommunicator::Abort(const absl::Status& why) { maker_->Abort(why); }

@@ -38,6 +38,8 @@ struct CommunicatorOptions {
   absl::Duration timeout = absl::Seconds(60);
   // What it may take of the GPU; fewer is less memory and less bandwidth. 0: NCCL's own.
   int max_ctas = 0;
+  // Each id that NCCL makes is of so many ranks; the same on all.
+  int ranks_per_id = kRanksPerUniqueId;
   // Whether the ranks exchange something with each other before anybody has it. Without that its
   // first use between two ranks must be a group with a send and a receive on both: but whoever
   // agrees on the order of everything on several communicators can have that in its place.
@@ -47,15 +49,19 @@ struct CommunicatorOptions {
 };
 
 // Shared by whoever uses it. The handle is a non-blocking communicator: calls return
-// ncclInProgress, and ncclCommGetAsyncError says when they are through. A user's calls on the
-// communicators of one device belong to one thread at a time, in one order on all ranks.
+// ncclInProgress, and ncclCommGetAsyncError says when they are through. Calls on the communicators
+// of one device belong to one thread (Run), in one order on all ranks. Ferry agrees on the order of
+// keyed transfers over NCCL and knows nothing of a user's collectives: the two must not be under
+// way on the same GPUs at once (close the step before, or do without keyed transfers by NCCL:
+// --nccl-memory-bytes=0, in programs NcclTransportOptions::memory_bytes).
 class NcclCommunicator final {
  public:
   // Blocks until all ranks have come, have initialised it and have exchanged something with each
   // other, so that its first use is no different from its second.
   //   gpus: of which `ordinal` is the rank's device; outlives it.
   //   Errors: DEADLINE_EXCEEDED naming the ranks that have not come, or what they wait for;
-  //   FAILED_PRECONDITION ranks have different versions of NCCL; UNAVAILABLE the store or a rank is
+  //   FAILED_PRECONDITION ranks have different versions of NCCL, or NCCL_COMM_BLOCKING is set;
+  //   UNAVAILABLE the store or a rank is
   //   gone; RESOURCE_EXHAUSTED; INTERNAL with what NCCL says.
   static absl::StatusOr<std::shared_ptr<NcclCommunicator>> Make(
       std::shared_ptr<const nccl::NcclApi> api, Gpus& gpus, int ordinal, const CliqueKey& key,
@@ -78,8 +84,9 @@ class NcclCommunicator final {
   // go, which may need that others are aborted too: each on a thread of its own. REQUIRES: nobody
   // is in a call with get(), or makes one from now on; once.
   void Abort(const absl::Status& why);
-  // Makes calls of NCCL's, with the device current, and waits until what they ask for is enqueued:
-  // what the caller enqueues on the same stream from then on is behind it.
+  // Makes calls of NCCL's on the device's thread `ferry-ncclN`, which makes all of Ferry's, and
+  // waits until what they ask for is enqueued: what the caller enqueues on the same stream from
+  // then on is behind it.
   //   calls: returns the first result that is not ncclSuccess or ncclInProgress, or the last.
   //   Errors: what NCCL says; DEADLINE_EXCEEDED.
   absl::Status Run(

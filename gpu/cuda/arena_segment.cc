@@ -2,6 +2,7 @@
 // Making, describing and freeing of segments.
 #include "gpu/cuda/arena_segment.h"
 
+#include <atomic>
 #include <cstring>
 
 #include "base/status_macros.h"
@@ -66,7 +67,11 @@ absl::Status ArenaSegment::Describe(const CudaDevice& device, ExportBy export_by
   FERRY_ASSIGN_OR_RETURN(const MemoryInfo info, Classify(device, AsHostPointer(base), bytes));
   descriptor.export_by = export_by;
   descriptor.device = device.uuid();
-  descriptor.buffer_id = info.pieces[0].buffer_id;
+  uint64_t id = info.pieces[0].buffer_id;
+  // Where the driver gives none, the segments of this process are numbered.
+  static std::atomic<uint64_t> count = 0;
+  if (id == 0) id = ++count;
+  descriptor.buffer_id = AllocationId(id, base, bytes);
   descriptor.base = base;
   descriptor.allocation_bytes = bytes;
   descriptor.bytes = bytes;

@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 
 namespace ferry::cuda {
@@ -27,6 +28,10 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
 
 bool IpcDescriptor::operator==(const IpcDescriptor& other) const {
   return EncodeIpcDescriptor(*this) == EncodeIpcDescriptor(other);
+}
+
+uint64_t AllocationId(uint64_t drivers_id, uint64_t base, uint64_t allocation_bytes) {
+  return absl::HashOf(drivers_id, base, allocation_bytes);
 }
 
 std::string EncodeIpcDescriptor(const IpcDescriptor& descriptor) {

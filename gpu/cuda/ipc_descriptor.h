@@ -31,6 +31,10 @@ struct IpcDescriptor {
   bool operator==(const IpcDescriptor& other) const;
 };
 
+// For IpcDescriptor::buffer_id. The driver's id of an allocation is said never to come again;
+// whether each piece of mapped memory has one of its own is said nowhere, so the place counts too.
+uint64_t AllocationId(uint64_t drivers_id, uint64_t base, uint64_t allocation_bytes);
+
 inline constexpr size_t kIpcDescriptorBytes = 128;
 
 // kIpcDescriptorBytes bytes, little-endian. Process-to-process on one machine only.

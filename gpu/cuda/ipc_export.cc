@@ -77,7 +77,11 @@ absl::StatusOr<ExportedPiece> ExportPiece(const CudaDevice& device, const Memory
   IpcDescriptor& descriptor = exported.descriptor;
   descriptor.export_by = info.export_by;
   descriptor.device = device.uuid();
-  descriptor.buffer_id = piece.buffer_id;
+  if (piece.buffer_id == 0) {
+    return absl::FailedPreconditionError(
+        "the driver gives the allocation no id, by which a receiver would know it again");
+  }
+  descriptor.buffer_id = AllocationId(piece.buffer_id, piece.base, piece.allocation_bytes);
   descriptor.base = piece.base;
   descriptor.allocation_bytes = piece.allocation_bytes;
   descriptor.offset = piece.offset;

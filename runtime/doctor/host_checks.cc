@@ -197,8 +197,8 @@ Finding CheckDevShm(const HostReader& host) {
     if (is_unused) return Ok("/dev/shm", "absent, and NCCL does without (NCCL_SHM_DISABLE=1)");
     return Wrong("/dev/shm",
                  absl::StrCat(space.status().message(),
-                              "; NCCL and PyTorch's data loaders fail without it, Ferry does not "
-                              "need it"),
+                              "; NCCL and PyTorch's data loaders fail without it, and CUDA has no "
+                              "events between processes, so that Ferry's host waits for them"),
                  advice);
   }
   const std::string seen =

@@ -140,6 +140,7 @@ NcclFacts ReadNcclFacts(const HostReader& host, std::unique_ptr<nccl::NcclApi>& 
 NcclIdFacts TryNcclId(const HostReader& host, const nccl::NcclApi& api) {
   NcclIdFacts facts;
   facts.comm_id = host.Environment("NCCL_COMM_ID");
+  facts.blocking = host.Environment("NCCL_COMM_BLOCKING");
   nccl::UniqueId id = {};
   const absl::Time start = SteadyClock().Now();
   facts.made = api.Check(api.table().get_unique_id(&id), "ncclGetUniqueId");
@@ -201,6 +202,12 @@ Finding JudgeNcclId(const NcclIdFacts& facts) {
     return Warning("nccl id",
                    absl::StrCat("NCCL_COMM_ID=", Quoted(*facts.comm_id), ": every id is that one"),
                    "unset it: ids go through Ferry's store, and each is used once");
+  }
+  if (facts.blocking && !facts.blocking->empty() && *facts.blocking != "0") {
+    return Wrong("nccl id",
+                 absl::StrCat("NCCL_COMM_BLOCKING=", Quoted(*facts.blocking),
+                              ": calls of NCCL's would block, and Ferry refuses to make them"),
+                 "unset it");
   }
   const std::string seen = facts.address.empty()
                                ? absl::StrCat("made in ", ShortDuration(facts.taken),

@@ -36,7 +36,8 @@ struct NcclIdFacts {
   // "10.0.0.7:41235", where ranks would meet; empty: the id does not tell.
   std::string address;
   bool is_loopback = false;
-  std::optional<std::string> comm_id;  // NCCL_COMM_ID
+  std::optional<std::string> comm_id;   // NCCL_COMM_ID
+  std::optional<std::string> blocking;  // NCCL_COMM_BLOCKING
 };
 
 // Looks for it as Ferry does. Reads the library's file once, some hundred MiB, for what it was

@@ -81,6 +81,14 @@ absl::Status Run() {
   FERRY_RETURN_IF_ERROR(Expect(own->size() == 1, "a rank by itself"));
   FERRY_ASSIGN_OR_RETURN(const float sum, Sum(*node, *own, 7));
   FERRY_RETURN_IF_ERROR(Expect(sum == 7, "the sum over one"));
+
+  // With an id for every two ranks.
+  CommunicatorOptions options;
+  options.ranks_per_id = 2;
+  std::vector<int> reversed(gpus.rbegin(), gpus.rend());
+  FERRY_ASSIGN_OR_RETURN(const Communicator scalable,
+                         node->Communicator(reversed, std::nullopt, options));
+  FERRY_RETURN_IF_ERROR(ExpectSumOverAll(*node, *scalable));
   std::cout << "made and made again\n";
   return node->Shutdown();
 }

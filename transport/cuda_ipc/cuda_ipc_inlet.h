@@ -96,7 +96,7 @@ class CudaIpcInlet final : public Inlet, public std::enable_shared_from_this<Cud
 
   absl::Status OnProbe(absl::string_view body, absl::Span<UniqueFd> descriptors);
   void AnswerProbe(Gpu& gpu, const CudaIpcProbe& probe, const cuda::ImportedMemory& memory);
-  void Reply(const CudaIpcProbe& probe, const absl::Status& status);
+  void Reply(const CudaIpcProbe& probe, const absl::Status& status, std::string why_no_events = "");
   absl::Status OnSegment(absl::string_view body, absl::Span<UniqueFd> descriptors);
   absl::Status OnSlice(absl::string_view body, absl::Span<UniqueFd> descriptors)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -149,6 +149,8 @@ class CudaIpcInlet final : public Inlet, public std::enable_shared_from_this<Cud
   absl::Status aborted_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, JobPtr> jobs_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<GpuPair, std::shared_ptr<cuda::ImportedEvents>> events_ ABSL_GUARDED_BY(mu_);
+  // Pairs whose memory can be opened, and why their events cannot.
+  absl::flat_hash_map<GpuPair, std::string> without_events_ ABSL_GUARDED_BY(mu_);
   // Of memory that is not of the peer's arenas, by buffer id: how many tensors use it, and what is
   // to be done when a mapping of it is closed, in the order of closing.
   absl::flat_hash_map<uint64_t, int> foreign_users_ ABSL_GUARDED_BY(mu_);

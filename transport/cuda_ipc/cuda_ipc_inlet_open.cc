@@ -70,12 +70,16 @@ absl::Status CudaIpcInlet::OnProbe(absl::string_view body, absl::Span<UniqueFd> 
 
 // On the side executor, which may wait for its device.
 void CudaIpcInlet::AnswerProbe(Gpu& gpu, const CudaIpcProbe& probe, const ImportedMemory& memory) {
+  std::string why_no_events;
   const auto try_it = [&]() -> absl::Status {
     if (probe.memory.offset + probe.memory.bytes > memory.bytes()) {
       return absl::InvalidArgumentError("the probe lies outside its memory");
     }
-    FERRY_ASSIGN_OR_RETURN(std::unique_ptr<cuda::ImportedEvents> events,
-                           cuda::ImportedEvents::Open(gpu.device, probe.events));
+    // Memory is of use without them.
+    absl::StatusOr<std::unique_ptr<cuda::ImportedEvents>> events =
+        absl::FailedPreconditionError("the sender's device has none between processes");
+    if (!probe.events.empty()) events = cuda::ImportedEvents::Open(gpu.device, probe.events);
+    if (!events.ok()) why_no_events = std::string(events.status().message());
     FERRY_ASSIGN_OR_RETURN(std::unique_ptr<cuda::CudaStream> stream,
                            cuda::CudaStream::Create(gpu.device));
     std::string bytes(kCudaIpcProbeBytes, '\0');
@@ -96,16 +100,24 @@ void CudaIpcInlet::AnswerProbe(Gpu& gpu, const CudaIpcProbe& probe, const Import
     }
     absl::MutexLock lock(&mu_);
     if (!aborted_.ok()) return aborted_;
-    events_[probe.pair] = std::move(events);
+    if (events.ok()) {
+      events_[probe.pair] = *std::move(events);
+    } else {
+      without_events_[probe.pair] = why_no_events;
+    }
     kept_.push_back(memory);
     return absl::OkStatus();
   };
-  Reply(probe, try_it());
+  const absl::Status status = try_it();
+  Reply(probe, status, std::move(why_no_events));
 }
 
-void CudaIpcInlet::Reply(const CudaIpcProbe& probe, const absl::Status& status) {
+void CudaIpcInlet::Reply(const CudaIpcProbe& probe, const absl::Status& status,
+                         std::string why_no_events) {
   // A lane that has ended needs no answer.
-  reply_(EncodeCudaIpcProbed({probe.pair, probe.seed, std::string(status.message())}), {})
+  reply_(EncodeCudaIpcProbed(
+             {probe.pair, probe.seed, std::string(status.message()), std::move(why_no_events)}),
+         {})
       .IgnoreError();
 }
 

@@ -135,7 +135,14 @@ absl::Status CudaIpcInlet::OnFailed(absl::string_view body) {
 
 void CudaIpcInlet::Note(const Job& job, absl::string_view what) {
   absl::MutexLock lock(&mu_);
-  last_[job.ticket.pair] = std::string(what);
+  std::string& last = last_[job.ticket.pair];
+  last = std::string(what);
+  if (const auto found = without_events_.find(job.ticket.pair); found != without_events_.end()) {
+    absl::StrAppend(&last,
+                    "; the sender waits for what is not ready, since there are no events "
+                    "between the two: ",
+                    found->second);
+  }
 }
 
 std::string CudaIpcInlet::LastOf(const GpuPair& pair) const {

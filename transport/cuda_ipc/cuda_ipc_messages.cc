@@ -118,10 +118,11 @@ absl::StatusOr<CudaIpcProbe> DecodeCudaIpcProbe(absl::string_view body) {
 }
 
 std::string EncodeCudaIpcProbed(const CudaIpcProbed& probed) {
-  return Encode(CudaIpcMessage::kProbed, kMaxText, [&probed](ByteWriter& writer) {
+  return Encode(CudaIpcMessage::kProbed, 2 * kMaxText, [&probed](ByteWriter& writer) {
     Put(writer, probed.pair);
     writer.Put(probed.seed);
     writer.PutText(absl::string_view(probed.refusal).substr(0, kMaxText));
+    writer.PutText(absl::string_view(probed.why_no_events).substr(0, kMaxText));
   });
 }
 
@@ -132,6 +133,7 @@ absl::StatusOr<CudaIpcProbed> DecodeCudaIpcProbed(absl::string_view body) {
   probed.pair = GetPair(reader);
   probed.seed = reader.Get<uint32_t>();
   probed.refusal = std::string(reader.GetText());
+  probed.why_no_events = std::string(reader.GetText());
   if (reader.is_short() || !reader.rest().empty()) return Malformed("answer to a probe");
   return probed;
 }

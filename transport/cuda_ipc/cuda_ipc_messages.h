@@ -71,6 +71,9 @@ struct CudaIpcProbed {
   uint32_t seed = 0;
   // Empty: it works.
   std::string refusal;
+  // Not empty: memory can be opened, but not the events, which need more (CUDA keeps them in
+  // /dev/shm): the sender waits for what is not ready.
+  std::string why_no_events = {};
 };
 
 struct CudaIpcPiece {

@@ -133,9 +133,10 @@ absl::StatusOr<cuda::EventTicket> CudaIpcOutlet::Record(const GpuPair& pair, cud
   {
     absl::MutexLock lock(&mu_);
     if (!aborted_.ok()) return aborted_;
-    events = pairs_[pair].events.get();
+    const Pair& state = pairs_[pair];
+    if (state.has_events) events = state.events.get();
   }
-  if (events == nullptr) return absl::FailedPreconditionError("there are no events for the pair");
+  if (events == nullptr) return absl::ResourceExhaustedError("the pair has no events");
   // Abort leaves the pool alone for longer than this takes.
   return events->Record(stream);
 }

@@ -57,12 +57,16 @@ class CudaIpcOutlet final : public Outlet, public std::enable_shared_from_this<C
     // Whether a probe is out; it may be while the last one's refusal stands.
     bool is_probing = true;
     uint32_t seed = 0;
+    // Some probe was sent.
+    bool has_asked = false;
     std::string refusal;
     absl::Duration patience;  // until the next probe
     absl::Time next_probe = absl::InfiniteFuture();
     // Offers that wait for the probe.
     std::vector<Pending> pending;
+    // Null, or not usable: this device, or the peer, has none that work between processes.
     std::unique_ptr<cuda::InterprocessEventPool> events;
+    bool has_events = false;
     // Of probes that were never answered: the peer may have them open.
     std::vector<std::unique_ptr<cuda::InterprocessEventPool>> retired;
     // That the probe is about. The peer keeps it open if all is well.

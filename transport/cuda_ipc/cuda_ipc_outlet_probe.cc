@@ -54,9 +54,10 @@ absl::Status CudaIpcOutlet::SendProbe(Gpu& gpu, const GpuPair& pair, uint32_t se
   CudaIpcProbe probe;
   probe.pair = pair;
   probe.seed = seed;
-  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<cuda::InterprocessEventPool> events,
-                         cuda::InterprocessEventPool::Create(gpu.device, kEvents));
-  probe.events = events->handles();
+  // Without them the host waits for what is not ready.
+  absl::StatusOr<std::unique_ptr<cuda::InterprocessEventPool>> events =
+      cuda::InterprocessEventPool::Create(gpu.device, kEvents);
+  if (events.ok()) probe.events = (*events)->handles();
   std::shared_ptr<cuda::GpuArena> arena = gpu.arena;
   absl::StatusOr<std::shared_ptr<cuda::DeviceBuffer>> room = arena->Allocate(kCudaIpcProbeBytes);
   if (absl::IsResourceExhausted(room.status())) {
@@ -91,7 +92,8 @@ absl::Status CudaIpcOutlet::SendProbe(Gpu& gpu, const GpuPair& pair, uint32_t se
     absl::MutexLock lock(&mu_);
     if (!aborted_.ok()) return aborted_;
     Pair& state = pairs_[pair];
-    state.events = std::move(events);
+    if (events.ok()) state.events = *std::move(events);
+    state.has_asked = true;
     state.segment = arena->HoldSegment(*memory);
     state.memory = std::move(memory);
   }
@@ -124,7 +126,7 @@ absl::Status CudaIpcOutlet::OnProbed(CudaIpcProbed probed) {
   {
     absl::MutexLock lock(&mu_);
     const auto found = pairs_.find(probed.pair);
-    if (found == pairs_.end() || found->second.events == nullptr) {
+    if (found == pairs_.end() || !found->second.has_asked) {
       return absl::InvalidArgumentError("an answer to a probe that was not sent");
     }
     // Of one that was given up before; or it says again what it has said.
@@ -133,6 +135,7 @@ absl::Status CudaIpcOutlet::OnProbed(CudaIpcProbed probed) {
     }
     // It comes late, but it comes.
     if (probed.refusal.empty()) found->second.is_probing = true;
+    found->second.has_events = found->second.events != nullptr && probed.why_no_events.empty();
   }
   if (!probed.refusal.empty()) {
     probed.refusal =

@@ -110,6 +110,9 @@ TEST(JudgeNcclId, SaysWhereRanksWouldMeet) {
   EXPECT_THAT(JudgeNcclId(facts), IsWarning("no other machine", "NCCL_SOCKET_IFNAME"));
   facts.comm_id = "10.0.0.7:4000";
   EXPECT_THAT(JudgeNcclId(facts), IsWarning("every id is that one", "unset"));
+  facts.comm_id = std::nullopt;
+  facts.blocking = "1";
+  EXPECT_THAT(JudgeNcclId(facts), IsWrong("would block", "unset"));
   facts.made = absl::InternalError("ncclGetUniqueId failed with code 3: no socket interface found");
   EXPECT_THAT(JudgeNcclId(facts), IsWrong("no socket interface", "NCCL_DEBUG"));
 }
