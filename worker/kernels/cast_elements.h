@@ -3,7 +3,7 @@
 #ifndef FERRY_WORKER_KERNELS_CAST_ELEMENTS_H_
 #define FERRY_WORKER_KERNELS_CAST_ELEMENTS_H_
 
-#include <cstring>
+#include <bit>
 #include <limits>
 #include <type_traits>
 
@@ -74,12 +74,21 @@ constexpr int kMantissaBits = std::is_same_v<T, Half>       ? 11
 template <typename To, typename Real>
 Real Shortened(Real x) {
   using Bits = std::conditional_t<sizeof(Real) == 8, uint64_t, uint32_t>;
-  if (x != x) return x;
-  Bits bits;
-  std::memcpy(&bits, &x, sizeof(bits));
-  bits &= ~Bits{0} << (kMantissaBits<Real> - kMantissaBits<To>);
-  std::memcpy(&x, &bits, sizeof(bits));
-  return x;
+  constexpr Bits kKept = ~Bits{0} << (kMantissaBits<Real> - kMantissaBits<To>);
+  const Bits bits = std::bit_cast<Bits>(x);
+  // In bits, because GCC 12 takes `x == x ? <bits of x> : x` for x.
+  const Bits infinity = std::bit_cast<Bits>(std::numeric_limits<Real>::infinity());
+  const bool is_number = (bits << 1) <= (infinity << 1);
+  return std::bit_cast<Real>(is_number ? bits & kKept : bits);
+}
+
+template <typename T>
+auto RealPart(T x) {
+  if constexpr (kIsComplex<T>) {
+    return x.real();
+  } else {
+    return x;
+  }
 }
 
 template <typename To, typename From>
@@ -123,7 +132,17 @@ template <typename To, typename From>
 void TruncateArray(const void* from, void* to, int64_t count) {
   const From* const source = static_cast<const From*>(from);
   To* const target = static_cast<To*>(to);
-  for (int64_t i = 0; i < count; ++i) target[i] = Truncated<To>(source[i]);
+  if constexpr (kIsSmallFloat<To>) {
+    float floats[kFloatPiece];
+    ForEachPiece(count, [&floats, source, target](int64_t at, int64_t here) {
+      for (int64_t i = 0; i < here; ++i) {
+        floats[i] = Converted<float>(Shortened<To>(RealPart(source[at + i])));
+      }
+      FromFloats(floats, target + at, here);
+    });
+  } else {
+    for (int64_t i = 0; i < count; ++i) target[i] = Truncated<To>(source[i]);
+  }
 }
 
 template <typename Types>

@@ -2,6 +2,7 @@
 // Sum and Mean.
 #include <limits>
 
+#include "worker/kernels/arithmetic.h"
 #include "worker/kernels/reduce.h"
 
 namespace ferry::worker {
@@ -43,8 +44,8 @@ struct Adding {
   using Total = TotalType;
 
   static Total First() { return Total(0); }
-  static void Add(Total& total, T element) { total = static_cast<Total>(total + Wide(element)); }
-  static void Merge(Total& total, Total other) { total = static_cast<Total>(total + other); }
+  static void Add(Total& total, T element) { Merge(total, Wide(element)); }
+  static void Merge(Total& total, Total other) { total = AddElements::Apply(total, other); }
   // Several sums side by side: they need not wait for each other, and are more exact.
   static Total Of(const T* row, int64_t count) {
     constexpr int64_t kLanes = 8;
