@@ -153,6 +153,12 @@ void ChooseExport(const CudaDevice& device, const Attributes& attributes, Memory
 }  // namespace
 
 absl::StatusOr<MemoryInfo> Classify(const CudaDevice& device, const void* pointer, size_t bytes) {
+  if (pointer == nullptr) {
+    // Of something without bytes; a driver refuses to say anything of it.
+    MemoryInfo none;
+    none.no_export_reason = "host memory";
+    return none;
+  }
   const ScopedCurrent current(device);
   const auto address = static_cast<DevicePointer>(reinterpret_cast<uintptr_t>(pointer));
   bytes = std::max<size_t>(bytes, 1);

@@ -59,6 +59,7 @@ struct MemoryInfo {
 
 // Asks the driver about [pointer, pointer + bytes).
 //   device: any device of this process; the memory may be another's.
+//   pointer: null is pageable host memory.
 //   bytes: 0 is taken for 1.
 //   Errors: INVALID_ARGUMENT if the range leaves its allocation, or is in parts of different kinds
 //   or devices; INTERNAL when a call fails. Some microseconds; thread-safe; does not synchronise.
