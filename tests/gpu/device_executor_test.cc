@@ -128,6 +128,7 @@ TEST_F(DeviceExecutorTest, ALimitIsNamedAndRefusedWorkIsNotRun) {
 
 // At the end what was begun is finished; what never ends, ends with a reason.
 TEST_F(DeviceExecutorTest, ItsEndWaitsForEventsButNotForEver) {
+  NEEDS_THE_DOUBLE("runs host functions of two streams at a time");
   HeldStream fast(device_);
   HeldStream stuck(device_);
   auto memory = std::make_shared<const int>(1);

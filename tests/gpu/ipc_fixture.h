@@ -154,10 +154,6 @@ inline ExportedPiece ExportOne(const Process& process, DevicePointer pointer, si
   return std::move((*pieces)[0]);
 }
 
-// At the beginning of a test whose processes use CUDA, and this one does not.
-#define NEEDS_TWO_GPUS() \
-  if (OnRealGpu() && CountRealGpus() < 2) GTEST_SKIP() << "this machine shows one GPU"
-
 class IpcProcessTest : public strict_cuda::DoubleTest {
  protected:
   IpcProcessTest() : DoubleTest(OnRealGpu()) {

@@ -11,7 +11,7 @@ class IpcMappingTest : public IpcProcessTest {};
 
 // The first, a middle and the last byte of an allocation with neighbours in the same block.
 TEST_F(IpcMappingTest, ARangeIsFoundAtItsOffsetInTheMapping) {
-  NEEDS_TWO_GPUS();
+  NEEDS_TWO_PEERS();
   ExpectBoth(
       [](const Wire& wire) {
         const Process process;
@@ -76,7 +76,7 @@ TEST_F(IpcMappingTest, AnArenasSegmentIsOpenedOnceForAllItsBuffers) {
 }
 
 TEST_F(IpcMappingTest, MemoryOfAPoolIsOpenedWithItsPool) {
-  NEEDS_TWO_GPUS();
+  NEEDS_TWO_PEERS();
   ExpectBoth(
       [](const Wire& wire) {
         const Process process;

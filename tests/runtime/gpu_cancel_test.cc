@@ -98,10 +98,24 @@ void ExpectNobodyIsHeldUp(const std::string& to, bool is_foreign) {
       });
 }
 
-TEST(GpuCancel, WhatIsNotReadyHoldsUpNoView) { ExpectNobodyIsHeldUp("GPU:0", false); }
-TEST(GpuCancel, WhatIsNotReadyHoldsUpNoCopy) { ExpectNobodyIsHeldUp("GPU:1", false); }
-TEST(GpuCancel, WhatIsNotReadyHoldsUpNoSlice) { ExpectNobodyIsHeldUp("GPU:0", true); }
-TEST(GpuCancel, WhatIsNotReadyHoldsUpNothingForTheHost) { ExpectNobodyIsHeldUp("CPU:0", false); }
+// A GPU has fewer queues than there are streams here: one that is ready may be behind one that is
+// not, whatever Ferry does. gpu-check's part "running" has one of them.
+TEST(GpuCancel, WhatIsNotReadyHoldsUpNoView) {
+  NEEDS_THE_DOUBLE("has a queue for each stream");
+  ExpectNobodyIsHeldUp("GPU:0", false);
+}
+TEST(GpuCancel, WhatIsNotReadyHoldsUpNoCopy) {
+  NEEDS_THE_DOUBLE("has a queue for each stream");
+  ExpectNobodyIsHeldUp("GPU:1", false);
+}
+TEST(GpuCancel, WhatIsNotReadyHoldsUpNoSlice) {
+  NEEDS_THE_DOUBLE("has a queue for each stream");
+  ExpectNobodyIsHeldUp("GPU:0", true);
+}
+TEST(GpuCancel, WhatIsNotReadyHoldsUpNothingForTheHost) {
+  NEEDS_THE_DOUBLE("has a queue for each stream");
+  ExpectNobodyIsHeldUp("CPU:0", false);
+}
 
 // The receive ends in time, and its buffer is kept as long as the device may write to it.
 TEST(GpuCancel, AReceiverDoesNotWaitForTheProducersKernel) {

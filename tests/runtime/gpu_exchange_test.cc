@@ -31,7 +31,7 @@ TEST(GpuExchange, OnTheSameGpuItIsAView) {
 }
 
 TEST(GpuExchange, OnAnotherGpuItIsACopy) {
-  NEEDS_TWO_GPUS();
+  NEEDS_TWO_PEERS();
   RunGpuPair(
       {.environment = {{"STRICT_CUDA_DELAY_US", "2000"}}},
       [](GpuPeer& peer) { SendPatterns(peer, "GPU:1", 5); },

@@ -35,6 +35,7 @@ TEST(GpuMemory, PlainMemoryIsLookedAt) {
 }
 
 TEST(GpuMemory, PlainMemoryIsCopiedToAnotherGpu) {
+  NEEDS_TWO_PEERS();
   ExpectPath([](GpuPeer& peer) { return MakePlain(peer, kLarge + 999); }, "cuda_ipc, copy",
              "the last one was a copy", /*gpu=*/1);
 }
@@ -42,6 +43,10 @@ TEST(GpuMemory, PlainMemoryIsCopiedToAnotherGpu) {
 TEST(GpuMemory, MemoryOfTheDefaultPoolIsStaged) {
   ExpectPath([](GpuPeer& peer) { return MakeFromPool(peer, false); }, "cuda_ipc, staged",
              "the last one was staged: no other process can open this pool memory");
+}
+
+TEST(GpuMemory, MemoryOfTheDefaultPoolIsStagedToAnotherGpu) {
+  NEEDS_TWO_PEERS();
   ExpectPath([](GpuPeer& peer) { return MakeFromPool(peer, false); }, "cuda_ipc, staged",
              "the last one was staged: no other process can open this pool memory", /*gpu=*/1);
 }
@@ -153,11 +158,16 @@ TEST(GpuMemory, MemoryAtARecycledAddressIsNotTakenForTheOld) {
       [](GpuPeer& peer) {
         const auto stream = peer.NewStream(0);
         cuda::DevicePointer first = 0;
+        int recycled = 0;
         for (int round = 0; round < kRounds; ++round) {
           Step step = peer.Open(round + 1);
           const Foreign memory = MakePlain(peer, kLarge);
           if (round == 0) first = memory.pointer;
-          EXPECT_EQ(memory.pointer, first);
+          // A driver need not give it again.
+          if (!OnRealGpu()) {
+            EXPECT_EQ(memory.pointer, first);
+          }
+          if (memory.pointer == first) ++recycled;
           std::atomic<bool> is_unused = false;
           const Tensor pattern = GpuPeer::Pattern(kLarge, static_cast<uint32_t>(round));
           {
@@ -173,6 +183,7 @@ TEST(GpuMemory, MemoryAtARecycledAddressIsNotTakenForTheOld) {
           const cuda::ScopedCurrent current(*peer.gpu(0).device);
           ASSERT_EQ(peer.gpu(0).device->table().memory_free(memory.pointer), cuda::kSuccess);
         }
+        std::printf("seen: %d of %d allocations had the address of the first\n", recycled, kRounds);
         peer.Meet();
       },
       [](GpuPeer& peer) {

@@ -33,7 +33,7 @@ namespace ferry {
 
 // At the beginning of a test.
 #define NEEDS_TWO_GPUS() \
-  if (OnRealGpu() && CountRealGpus() < 2) GTEST_SKIP() << "this machine shows one GPU"
+  if (*WhyNotTwoGpus() != '\0') GTEST_SKIP() << WhyNotTwoGpus()
 
 // One of the two, in its own process.
 class GpuPeer final {

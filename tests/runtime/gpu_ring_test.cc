@@ -130,6 +130,7 @@ TEST(GpuRing, WithoutRoomForTheRingItGoesByWayOfTheHost) {
 
 // The receiver has no room for a copy, until it lets go of something.
 TEST(GpuRing, AReceiverWithoutRoomWaitsForSome) {
+  NEEDS_TWO_PEERS();
   GpuPairOptions options;
   options.exchange.gpus.arena = {.budget_bytes = size_t{64} << 20,
                                  .segment_bytes = size_t{32} << 20};

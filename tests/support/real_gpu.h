@@ -24,23 +24,51 @@ inline bool OnRealGpu() {
 #endif
 }
 
-// How many GPUs the driver shows; asked in a child, since a process that has used CUDA forks none
-// that do. REQUIRES: this process has not.
-inline int CountRealGpus() {
-  static const int count = [] {
+// What the driver shows.
+struct RealGpus {
+  int count = 0;
+  // Whether gpu:1 reaches the memory of gpu:0, and the other way round.
+  bool are_peers = false;
+};
+
+// Asked in a child, since a process that has used CUDA forks none that do. REQUIRES: this process
+// has not.
+inline const RealGpus& LookAtRealGpus() {
+  static const RealGpus gpus = [] {
     const pid_t child = fork();
     if (child == 0) {
       const auto api = cuda::CudaApi::Load();
-      int gpus = 0;
-      if (api.ok()) (*api)->table().device_get_count(&gpus);
-      std::_Exit(gpus);
+      int count = 0;
+      int peers[2] = {0, 0};
+      if (api.ok()) (*api)->table().device_get_count(&count);
+      if (count >= 2) {
+        (*api)->table().device_can_access_peer(&peers[0], 0, 1);
+        (*api)->table().device_can_access_peer(&peers[1], 1, 0);
+      }
+      std::_Exit((count << 1) + (peers[0] != 0 && peers[1] != 0 ? 1 : 0));
     }
     int status = 0;
     waitpid(child, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+    const int said = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+    return RealGpus{said >> 1, (said & 1) != 0};
   }();
-  return count;
+  return gpus;
 }
+
+// Empty: the double, or a machine with two; else why not.
+inline const char* WhyNotTwoGpus() {
+  return OnRealGpu() && LookAtRealGpus().count < 2 ? "this machine shows one GPU" : "";
+}
+// The same for two that reach each other's memory.
+inline const char* WhyNotTwoPeers() {
+  if (!OnRealGpu() || LookAtRealGpus().are_peers) return "";
+  return LookAtRealGpus().count < 2 ? "this machine shows one GPU"
+                                    : "gpu:0 and gpu:1 of this machine have no peer access";
+}
+
+// At the beginning of a test whose processes use CUDA, and this one does not.
+#define NEEDS_TWO_PEERS() \
+  if (*::ferry::WhyNotTwoPeers() != '\0') GTEST_SKIP() << ::ferry::WhyNotTwoPeers()
 
 // At the beginning of a test: what a real GPU cannot be told to do.
 #define NEEDS_THE_DOUBLE(what) \
