@@ -85,6 +85,15 @@ CUresult Check(CUdeviceptr pointer, size_t bytes, int by, bool is_write, const c
 
 enum class Wait { kNo, kYes };
 
+// A driver takes so much along with the call. Of more it makes a copy as soon as the stream gets
+// there, and keeps the caller until then: so it has been seen to do, and may do.
+constexpr size_t kTakenAlong = size_t{64} << 10;
+
+bool WaitsForPageable(size_t bytes) {
+  static const bool waits = FromEnvironment("STRICT_CUDA_PAGEABLE", "reads") == "waits";
+  return waits && bytes > kTakenAlong;
+}
+
 CUresult Copy(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream handle, Wait wait,
               const char* call) {
   StreamHandle* stream = nullptr;
@@ -107,8 +116,10 @@ CUresult Copy(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream handle, W
   const uint64_t place = Enqueue(*stream, [&context, dst, src, bytes, staged, call] {
     RunCopy(context, dst, src, bytes, staged.get(), call);
   });
-  if (is_dst_pageable || wait == Wait::kYes) WaitFor(*stream, place);
-  return is_dst_pageable || wait == Wait::kYes ? context.error.load() : CUDA_SUCCESS;
+  const bool waits =
+      is_dst_pageable || wait == Wait::kYes || (staged != nullptr && WaitsForPageable(bytes));
+  if (waits) WaitFor(*stream, place);
+  return waits ? context.error.load() : CUDA_SUCCESS;
 }
 
 CUresult Fill(CUdeviceptr dst, unsigned int value, size_t width, size_t count, CUstream handle,
