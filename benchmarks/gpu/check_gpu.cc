@@ -61,6 +61,10 @@ absl::StatusOr<std::unique_ptr<CheckGpu>> CheckGpu::Create(Gpu& gpu) {
 CheckGpu::~CheckGpu() {
   const cuda::ScopedCurrent current(device());
   if (count_ != 0) table().memory_free(count_);
+  for (const Source& source : sources_) {
+    // What a stream may still read is the process's to the end.
+    if (source.copied.IsDone().value_or(false)) table().host_free(source.memory);
+  }
 }
 
 absl::Status CheckGpu::Fill(const void* to, size_t bytes, uint64_t seed, cuda::Stream stream) {
@@ -68,12 +72,33 @@ absl::Status CheckGpu::Fill(const void* to, size_t bytes, uint64_t seed, cuda::S
   if (kernels_ != nullptr && pointer % kWord == 0) {
     return kernels_->FillPattern(stream, pointer, bytes, seed);
   }
-  std::vector<char> pattern(bytes);
-  cli::WritePattern(pattern.data(), bytes, seed);
+  return FillByHost(pointer, bytes, seed, stream);
+}
+
+// Out of pageable memory the call would wait for what is before it on the stream.
+absl::Status CheckGpu::FillByHost(cuda::DevicePointer to, size_t bytes, uint64_t seed,
+                                  cuda::Stream stream) {
   const cuda::ScopedCurrent current(device());
-  // Pageable memory has been read when the call returns.
-  return Check(table().copy_to_device_async(pointer, pattern.data(), bytes, stream),
-               "cuMemcpyHtoDAsync");
+  FERRY_ASSIGN_OR_RETURN(Source* const source, TakeSource(bytes));
+  cli::WritePattern(static_cast<char*>(source->memory), bytes, seed);
+  FERRY_RETURN_IF_ERROR(
+      Check(table().copy_to_device_async(to, source->memory, bytes, stream), "cuMemcpyHtoDAsync"));
+  return source->copied.Record(stream);
+}
+
+absl::StatusOr<CheckGpu::Source*> CheckGpu::TakeSource(size_t bytes) {
+  for (Source& source : sources_) {
+    if (source.bytes < bytes) continue;
+    FERRY_ASSIGN_OR_RETURN(const bool is_done, source.copied.IsDone());
+    if (is_done) return &source;
+  }
+  Source source;
+  source.bytes = bytes;
+  FERRY_ASSIGN_OR_RETURN(source.copied, gpu_.events->Take());
+  FERRY_RETURN_IF_ERROR(
+      Check(table().host_alloc(&source.memory, bytes, cuda::kHostAllocPortable), "cuMemHostAlloc"));
+  sources_.push_back(std::move(source));
+  return &sources_.back();
 }
 
 absl::StatusOr<uint64_t> CheckGpu::CountWrong(const void* from, size_t bytes, uint64_t seed,

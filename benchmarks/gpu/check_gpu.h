@@ -4,12 +4,14 @@
 #define FERRY_BENCHMARKS_GPU_CHECK_GPU_H_
 
 #include <cstdint>
+#include <list>
 #include <memory>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "gpu/cuda/cuda_event.h"
 #include "gpu/gpus.h"
 #include "gpu/kernels/kernels.h"
 #include "tensor/tensor.h"
@@ -33,7 +35,8 @@ class CheckGpu final {
   // Why patterns go by the host; empty: they do not.
   const std::string& why_no_kernels() const { return why_no_kernels_; }
 
-  // Enqueues the pattern of cli/pattern.h.
+  // Enqueues the pattern of cli/pattern.h. Does not wait for the stream; by the host it takes
+  // pinned memory, of which what a Fill before has left is used again.
   absl::Status Fill(const void* to, size_t bytes, uint64_t seed, cuda::Stream stream);
   // How many bytes are not the pattern's, once `stream` has come there. Waits.
   absl::StatusOr<uint64_t> CountWrong(const void* from, size_t bytes, uint64_t seed,
@@ -48,7 +51,17 @@ class CheckGpu final {
   }
 
  private:
+  // Pinned memory out of which a stream copies until the event is done.
+  struct Source {
+    void* memory = nullptr;
+    size_t bytes = 0;
+    cuda::CudaEvent copied;
+  };
+
   explicit CheckGpu(Gpu& gpu) : gpu_(gpu) {}
+  absl::Status FillByHost(cuda::DevicePointer to, size_t bytes, uint64_t seed, cuda::Stream stream);
+  // One that no stream needs any more.
+  absl::StatusOr<Source*> TakeSource(size_t bytes);
 
   Gpu& gpu_;
   std::unique_ptr<cuda::CudaStream> stream_;
@@ -56,6 +69,7 @@ class CheckGpu final {
   std::string why_no_kernels_;
   // u64[1]: what the comparing kernel counts in.
   cuda::DevicePointer count_ = 0;
+  std::list<Source> sources_;
 };
 
 // A stream on which a kernel spins until Go: what is enqueued meanwhile waits for it. Without a

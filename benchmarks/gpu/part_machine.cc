@@ -19,7 +19,7 @@
 #include "benchmarks/gpu/check_program.h"
 #include "gpu/cuda/cuda_device.h"
 #include "gpu/discovery.h"
-#include "gpu/kernels/embedded.h"
+#include "gpu/kernels/kernels.h"
 #include "gpu/nccl/nccl_api.h"
 #include "gpu/nvml/nvml.h"
 #include "gpu/shared_library.h"
@@ -30,6 +30,9 @@ namespace {
 
 // Every double of a driver says so by having this function.
 constexpr char kMarkOfTheDouble[] = "strict_cuda_breaches";
+
+// Of a GPU whose driver takes Ferry's kernels.
+constexpr char kKernelsLoad[] = "load";
 
 // Which of the libraries in use is the double; empty: none.
 std::string FindDouble() {
@@ -63,6 +66,13 @@ const char* ComputeModeName(int mode) {
   }
 }
 
+// Who makes and compares the patterns: what is measured is verified by that.
+std::string KernelsText(const Json& gpu) {
+  const std::string kernels = gpu.value("kernels", gpu.value("cannot_be_opened", ""));
+  if (kernels == kKernelsLoad) return "patterns are made and compared on the GPU";
+  return absl::StrCat("patterns go by the host: ", kernels);
+}
+
 Json DescribeGpu(const std::shared_ptr<const cuda::CudaApi>& api, const Device& gpu) {
   Json json = {{"ordinal", gpu.ordinal},
                {"name", gpu.name},
@@ -73,7 +83,9 @@ Json DescribeGpu(const std::shared_ptr<const cuda::CudaApi>& api, const Device& 
                {"memory_bytes", gpu.memory_bytes},
                {"numa_node", gpu.numa_node},
                {"fabric", gpu.fabric_uuid},
-               {"is_mig", gpu.uuid.rfind("MIG-", 0) == 0}};
+               // The driver gives the uuid of a slice without the "MIG-" that tools put before it,
+               // but names it by its profile.
+               {"is_mig", absl::StrContains(gpu.name, " MIG ")}};
   const auto device = cuda::CudaDevice::Open(api, gpu.ordinal);
   if (!device.ok()) {
     json["cannot_be_opened"] = device.status().ToString();
@@ -86,6 +98,8 @@ Json DescribeGpu(const std::shared_ptr<const cuda::CudaApi>& api, const Device& 
   json["pools"] = traits.has_pools;
   json["pools_export_descriptors"] = traits.pools_export_posix_fd;
   json["ipc_events"] = traits.has_ipc_events;
+  const auto kernels = cuda::Kernels::Load(*device);
+  json["kernels"] = kernels.ok() ? kKernelsLoad : std::string(kernels.status().message());
   return json;
 }
 
@@ -147,10 +161,6 @@ absl::Status RunMachinePart(PartContext& context) {
   TellOfTool(context, "nvidia_smi_topology", {"nvidia-smi", "topo", "-m"});
   const std::string the_double = FindDouble();
   context.report.Fact("double", the_double);
-  context.report.Fact("kernels", cuda::EmbeddedKernels().empty()
-                                     ? "left out of this build: patterns go by the host"
-                                     : "in this build");
-
   const LocalDiscovery local = DiscoverLocal();
   for (const Device& device : local.topology.devices) {
     if (device.kind == DeviceKind::kHost) context.report.Fact("processor", device.name);
@@ -167,6 +177,7 @@ absl::Status RunMachinePart(PartContext& context) {
     if (device.kind == DeviceKind::kGpu) gpus.push_back(DescribeGpu(api, device));
   }
   context.report.Fact("gpus", gpus);
+  if (!gpus.empty()) context.report.Fact("kernels", KernelsText(gpus.front()));
   Json links = Json::array();
   for (const DeviceLink& link : local.topology.links) {
     const auto name = [&local](int index) {
