@@ -32,6 +32,8 @@ struct Options {
   bool is_quick = false;
   // Where the programs of the part "tests" lie.
   std::string tests_folder;
+  // A test of theirs that takes longer is killed and has failed.
+  absl::Duration most_for_test = absl::Seconds(45);
 };
 
 // Where the processes of a part say what they found; each line goes to the parent at once, so that

@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
+#include "base/status_macros.h"
 #include "base/unique_fd.h"
 
 namespace ferry::check {
@@ -27,8 +28,9 @@ constexpr int kNotFound = 127;
 
 }  // namespace
 
-absl::StatusOr<ProgramResult> RunProgram(const std::vector<std::string>& arguments,
-                                         absl::Time deadline) {
+absl::StatusOr<int> WatchProgram(const std::vector<std::string>& arguments,
+                                 const std::function<void(absl::string_view)>& on_output,
+                                 const std::function<absl::Time()>& deadline) {
   int pipes[2];
   if (pipe2(pipes, O_CLOEXEC) != 0) return absl::ErrnoToStatus(errno, "pipe");
   std::fflush(nullptr);
@@ -47,34 +49,51 @@ absl::StatusOr<ProgramResult> RunProgram(const std::vector<std::string>& argumen
   close(pipes[1]);
   const UniqueFd from(pipes[0]);
   fcntl(from.get(), F_SETFL, O_NONBLOCK);
-  ProgramResult result;
   const auto take = [&] {
     char buffer[4096];
     ssize_t got = 0;
     while ((got = read(from.get(), buffer, sizeof(buffer))) > 0) {
-      result.output.append(buffer, static_cast<size_t>(got));
-    }
-    if (result.output.size() > kMaxOutput) {
-      result.output.erase(0, result.output.size() - kMaxOutput);
+      on_output(absl::string_view(buffer, static_cast<size_t>(got)));
     }
     return got != 0;
   };
-  while (waitpid(child, &result.wait_status, WNOHANG) != child) {
-    if (SteadyClock().Now() >= deadline) {
+  int wait_status = 0;
+  while (waitpid(child, &wait_status, WNOHANG) != child) {
+    if (SteadyClock().Now() >= deadline()) {
       kill(child, SIGKILL);
       waitpid(child, nullptr, 0);
       take();
-      return absl::DeadlineExceededError(
-          absl::StrCat(arguments[0], " does not end; it said: ", result.output));
+      return absl::DeadlineExceededError(absl::StrCat(arguments[0], " does not end"));
     }
     pollfd polled = {from.get(), POLLIN, 0};
     poll(&polled, 1, 20);
     if (!take()) absl::SleepFor(absl::Milliseconds(5));
   }
   take();
-  if (WIFEXITED(result.wait_status) && WEXITSTATUS(result.wait_status) == kNotFound) {
+  if (WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == kNotFound) {
     return absl::NotFoundError(absl::StrCat("there is no ", arguments[0]));
   }
+  return wait_status;
+}
+
+absl::StatusOr<ProgramResult> RunProgram(const std::vector<std::string>& arguments,
+                                         absl::Time deadline) {
+  ProgramResult result;
+  const absl::StatusOr<int> ended = WatchProgram(
+      arguments,
+      [&result](absl::string_view output) {
+        absl::StrAppend(&result.output, output);
+        if (result.output.size() > kMaxOutput) {
+          result.output.erase(0, result.output.size() - kMaxOutput);
+        }
+      },
+      [deadline] { return deadline; });
+  if (absl::IsDeadlineExceeded(ended.status())) {
+    return absl::DeadlineExceededError(
+        absl::StrCat(ended.status().message(), "; it said: ", result.output));
+  }
+  FERRY_RETURN_IF_ERROR(ended.status());
+  result.wait_status = *ended;
   return result;
 }
 

@@ -23,9 +23,10 @@ Json RunPart(const Part& part, const Options& options, const Machine& machine, a
 // Of a part that is not run.
 Json SkippedPart(const Part& part, absl::string_view reason);
 
-// Free bytes of each GPU, asked by a process that comes and goes: what all processes have left
-// behind. Empty if that fails.
-std::vector<size_t> FreeBytesOfGpus();
+// Free bytes of the GPUs that parts use, gpu:0 and gpu:1, asked by a process that comes and goes:
+// what all processes have left behind. Empty if that fails, or lasts longer than `deadline`, by the
+// steady clock.
+std::vector<size_t> FreeBytesOfGpus(absl::Time deadline);
 
 }  // namespace ferry::check
 

@@ -35,6 +35,8 @@ constexpr int kNoGpu = 3;
 
 // All of it. The wrapper kills this program a little later.
 constexpr absl::Duration kMostForAll = absl::Seconds(460);
+// For what comes after the last part: looking at the memory, and writing.
+constexpr absl::Duration kEnding = absl::Seconds(8);
 // A part is not begun for less.
 constexpr absl::Duration kLeastForPart = absl::Seconds(2);
 // Parts that come and go may leave the driver's own pages behind, and others use the machine too.
@@ -50,6 +52,7 @@ constexpr char kHelp[] =
     "  --tests=FOLDER   where gpu_real_test and its like lie\n"
     "  --commit=TEXT    for the report: what this was built from\n"
     "  --limit=SECONDS  for everything (default 460)\n"
+    "  --test-limit=SECONDS  for each test of the part \"tests\" (default 45)\n"
     "  --quick          small sizes and few rounds: whether it runs, not how fast\n"
     "  --verbose        what the parts write, as they do\n"
     "  --list           the parts\n"
@@ -97,6 +100,9 @@ int ReadFlags(int argc, char** argv, Flags& flags) {
     } else if (absl::ConsumePrefix(&flag, "--limit=") && absl::SimpleAtoi(flag, &seconds) &&
                seconds > 0) {
       flags.limit = absl::Seconds(seconds);
+    } else if (absl::ConsumePrefix(&flag, "--test-limit=") && absl::SimpleAtoi(flag, &seconds) &&
+               seconds > 0) {
+      flags.options.most_for_test = absl::Seconds(seconds);
     } else {
       std::fprintf(stderr, "gpu_check: unknown argument %s\n%s", argv[i], kHelp);
       return kUsage;
@@ -156,15 +162,16 @@ void Stamp(const Json& result, Json& part) {
 }
 
 // Memory that no process of the part has any more must be there again, or soon. Returns what is.
-std::vector<size_t> CompareMemory(const std::vector<size_t>& before, Json& part) {
-  const absl::Time give_up = SteadyClock().Now() + kMemoryPatience;
-  std::vector<size_t> after = FreeBytesOfGpus();
+std::vector<size_t> CompareMemory(const std::vector<size_t>& before, absl::Time deadline,
+                                  Json& part) {
+  const absl::Time give_up = std::min(deadline, SteadyClock().Now() + kMemoryPatience);
+  std::vector<size_t> after = FreeBytesOfGpus(deadline);
   const auto is_less = [&before, &after](size_t i) { return after[i] + kNoise < before[i]; };
   while (before.size() == after.size() && SteadyClock().Now() < give_up) {
     bool is_short = false;
     for (size_t i = 0; i < before.size(); ++i) is_short |= is_less(i);
     if (!is_short) break;
-    after = FreeBytesOfGpus();
+    after = FreeBytesOfGpus(deadline);
   }
   part["free_bytes_before"] = before;
   part["free_bytes_after"] = after;
@@ -211,13 +218,29 @@ int Conclude(const Machine& machine, Json& result) {
   return machine.gpu_count == 0 ? kNoGpu : kAllWell;
 }
 
+// In one piece: whoever ends this program leaves what was there, or what is.
 bool Write(const std::string& path, const std::string& text) {
-  std::ofstream file(path);
+  const std::string next = path + ".new";
+  std::ofstream file(next);
   file << text << "\n";
   file.close();
-  if (file.good()) return true;
+  if (file.good() && rename(next.c_str(), path.c_str()) == 0) return true;
   std::fprintf(stderr, "gpu_check: cannot write %s\n", path.c_str());
   return false;
+}
+
+bool WriteBoth(const Flags& flags, const Json& result) {
+  return Write(flags.json, result.dump(1, ' ', false, Json::error_handler_t::replace)) &&
+         Write(flags.report, Markdown(result));
+}
+
+// What is there before `next` is run, as long as nobody knows whether that ends.
+bool WriteUnfinished(const Flags& flags, const Machine& machine, absl::string_view next,
+                     absl::Duration taken, Json result) {
+  Conclude(machine, result);
+  result["verdict"] = absl::StrCat("not finished: it had come to the part ", next);
+  result["seconds"] = absl::ToDoubleSeconds(taken);
+  return WriteBoth(flags, result);
 }
 
 void TellOfPart(const Json& part) {
@@ -235,28 +258,39 @@ void TellOfPart(const Json& part) {
 int Run(const Flags& flags) {
   const absl::Time began = SteadyClock().Now();
   const absl::Time deadline = began + flags.limit;
+  const absl::Time end = deadline + kEnding;
   Json result = {{"schema", 1},
                  {"ferry", cli::kVersion},
                  {"commit", flags.commit},
                  {"date", absl::FormatTime(absl::RFC3339_sec, absl::Now(), absl::UTCTimeZone())},
                  {"mode", flags.options.is_quick ? "quick" : "full"},
+                 // Until the first part has said so.
+                 {"gpu_count", 0},
+                 {"no_gpu_reason", "nobody has looked yet"},
+                 {"device", "none"},
+                 {"is_double", false},
+                 {"versions", Json::object()},
                  {"parts", Json::array()}};
   Machine machine;
   // After the part before.
   std::vector<size_t> free_bytes;
   for (const Part& part : AllParts()) {
     if (!IsWanted(part, flags)) continue;
+    // At the beginning too: a folder that takes no files is to be known before the time is spent.
+    if (!WriteUnfinished(flags, machine, part.name, SteadyClock().Now() - began, result)) {
+      return kSomethingFailed;
+    }
     Json one;
     if (part.needs_gpu && machine.gpu_count == 0) {
       one = SkippedPart(part, absl::StrCat("no GPU: ", machine.no_gpu_reason));
     } else if (part.needs_gpu && SteadyClock().Now() + kLeastForPart > deadline) {
       one = SkippedPart(part, "no time was left for it");
     } else {
-      if (part.needs_gpu && free_bytes.empty()) free_bytes = FreeBytesOfGpus();
+      if (part.needs_gpu && free_bytes.empty()) free_bytes = FreeBytesOfGpus(end);
       // What the machine is, is always said: it has a limit of its own.
       one = RunPart(part, flags.options, machine,
                     part.name == "machine" ? absl::InfiniteFuture() : deadline, flags.is_verbose);
-      if (part.needs_gpu) free_bytes = CompareMemory(free_bytes, one);
+      if (part.needs_gpu) free_bytes = CompareMemory(free_bytes, end, one);
     }
     if (part.name == "machine") machine = TakeMachine(one, result);
     Stamp(result, one);
@@ -272,10 +306,7 @@ int Run(const Flags& flags) {
   std::printf("gpu-check: %s\n", machine.gpu_count == 0
                                      ? absl::StrCat("no GPU: ", machine.no_gpu_reason).c_str()
                                      : result["verdict"].get<std::string>().c_str());
-  const bool is_written =
-      Write(flags.json, result.dump(1, ' ', false, Json::error_handler_t::replace)) &&
-      Write(flags.report, Markdown(result));
-  return is_written ? status : kSomethingFailed;
+  return WriteBoth(flags, result) ? status : kSomethingFailed;
 }
 
 }  // namespace

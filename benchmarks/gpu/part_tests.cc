@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// The test programs that run on any GPU: what each of them says.
+// The test programs that run on any GPU: what each of their tests says. One that crashes or does
+// not end costs itself: the program is started again for those that come after it.
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 #include "base/clock.h"
-#include "base/status_macros.h"
+#include "benchmarks/gpu/check_gtest.h"
 #include "benchmarks/gpu/check_part.h"
 #include "benchmarks/gpu/check_program.h"
 
@@ -27,8 +27,8 @@ constexpr const char* kPrograms[] = {"gpu_real_test", "gpu_cuda_test", "gpu_ipc_
                                      "gpu_exchange_test", "nccl_exchange_test"};
 // Those that run on the double by themselves leave it out where this is set.
 constexpr char kOnRealGpu[] = "FERRY_TEST_REAL_GPU";
-constexpr absl::Duration kMostForOne = absl::Seconds(40);
-constexpr size_t kKept = 3000;
+// What is left of the part's time for saying how it ended.
+constexpr absl::Duration kReserve = absl::Seconds(2);
 
 // The program, in the folder or below it: in a build, each test lies beside its own.
 std::string Find(const std::string& folder, const std::string& name) {
@@ -42,44 +42,100 @@ std::string Find(const std::string& folder, const std::string& name) {
   return "";
 }
 
-void TellOfTest(Reporter& report, const std::string& program, const Json& suite, const Json& test) {
-  const std::string name =
-      absl::StrCat(program, ": ", suite.value("name", ""), ".", test.value("name", ""));
-  if (test.value("result", "") == "SKIPPED") {
-    std::string reason = "it says no reason";
-    if (test.contains("skipped") && !test["skipped"].empty()) {
-      reason = test["skipped"][0].value("message", reason);
-    }
-    return report.SkipCheck(name, reason);
-  }
-  if (test.value("status", "") == "NOTRUN") return;
-  absl::Status status;
-  if (test.contains("failures")) {
-    status = absl::InternalError(test["failures"][0].value("failure", ""));
-  }
-  report.Check(name, status);
+std::string EndText(int wait_status) {
+  return WIFSIGNALED(wait_status) ? absl::StrCat("it died of signal ", WTERMSIG(wait_status))
+                                  : absl::StrCat("it ended with status ", WEXITSTATUS(wait_status));
 }
 
-absl::Status RunOne(PartContext& context, const std::string& name, const std::string& path,
-                    const std::string& results) {
-  const absl::Time deadline =
-      std::min(context.deadline - absl::Seconds(1), SteadyClock().Now() + kMostForOne);
-  FERRY_ASSIGN_OR_RETURN(
-      const ProgramResult ended,
-      RunProgram({path, absl::StrCat("--gtest_output=json:", results)}, deadline));
-  std::ifstream file(results);
-  const Json json = Json::parse(file, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) {
-    const std::string& output = ended.output;
-    return absl::InternalError(
-        absl::StrCat("it died, with wait status ", ended.wait_status, ": ",
-                     output.substr(output.size() - std::min(output.size(), kKept))));
+// One of the programs, until each of its tests has been run once or the part's time is over.
+class TestProgram final {
+ public:
+  TestProgram(PartContext& context, std::string name, std::string path)
+      : context_(context),
+        name_(std::move(name)),
+        path_(std::move(path)),
+        give_up_(context.deadline - kReserve) {}
+
+  void Run() {
+    while (SteadyClock().Now() < give_up_) {
+      const size_t begun = begun_.size();
+      if (RunOnce() || begun_.size() == begun) break;
+    }
+    if (SteadyClock().Now() >= give_up_) {
+      const std::string left = total_ < 0 ? "its tests"
+                                          : absl::StrCat(total_ - static_cast<int>(ended_),
+                                                         " of its ", total_, " tests");
+      context_.report.SkipCheck(absl::StrCat(name_, ": the rest"),
+                                absl::StrCat("no time was left for ", left));
+    }
   }
-  for (const Json& suite : json["testsuites"]) {
-    for (const Json& test : suite["testsuite"]) TellOfTest(context.report, name, suite, test);
+
+ private:
+  // Runs those that have not begun. True: that was all of them.
+  bool RunOnce() {
+    GtestReader reader(
+        [this](const std::string& test) {
+          begun_.push_back(test);
+          since_ = SteadyClock().Now();
+        },
+        [this](TestOutcome outcome) {
+          ++ended_;
+          Tell(std::move(outcome));
+        });
+    std::vector<std::string> arguments = {path_, "--gtest_color=no", "--gtest_print_time=1"};
+    if (!begun_.empty()) {
+      arguments.push_back(absl::StrCat("--gtest_filter=-", absl::StrJoin(begun_, ":")));
+    }
+    const absl::Duration most = context_.options.most_for_test;
+    since_ = SteadyClock().Now();
+    const absl::StatusOr<int> ended = WatchProgram(
+        arguments, [&](absl::string_view output) { reader.Feed(output); },
+        [&] { return std::min(give_up_, since_ + most); });
+    if (total_ < 0) total_ = reader.wanted();
+    const std::string running = reader.running();
+    if (absl::IsDeadlineExceeded(ended.status()) && SteadyClock().Now() >= give_up_) {
+      // That it has not ended yet says nothing of it.
+      return false;
+    }
+    reader.End(ended.ok() ? EndText(*ended)
+                          : absl::StrCat("it did not end within ", absl::FormatDuration(most)));
+    if (!running.empty()) return false;
+    // Between its tests, or before the first.
+    const bool is_usual = ended.ok() && WIFEXITED(*ended) && WEXITSTATUS(*ended) <= 1;
+    if (!is_usual || reader.wanted() < 0) {
+      context_.report.Check(
+          name_, absl::InternalError(absl::StrCat(
+                     ended.ok() ? EndText(*ended) : std::string(ended.status().message()),
+                     " outside of its tests: ", reader.rest())));
+    }
+    return true;
   }
-  return absl::OkStatus();
-}
+
+  void Tell(TestOutcome outcome) {
+    const std::string name = absl::StrCat(name_, ": ", outcome.name);
+    if (outcome.status == TestOutcome::Status::kSkipped) {
+      return context_.report.SkipCheck(name, outcome.reason);
+    }
+    Json details = {{"seconds", absl::ToDoubleSeconds(SteadyClock().Now() - since_)}};
+    if (!outcome.seen.empty()) details["seen"] = outcome.seen;
+    context_.report.Check(name,
+                          outcome.status == TestOutcome::Status::kFailed
+                              ? absl::InternalError(outcome.reason)
+                              : absl::OkStatus(),
+                          std::move(details));
+  }
+
+  PartContext& context_;
+  const std::string name_;
+  const std::string path_;
+  const absl::Time give_up_;
+  // Those that have had their turn, whatever came of it.
+  std::vector<std::string> begun_;
+  size_t ended_ = 0;
+  int total_ = -1;
+  // When the one that runs began.
+  absl::Time since_;
+};
 
 }  // namespace
 
@@ -89,8 +145,6 @@ absl::Status RunTestsPart(PartContext& context) {
     return absl::OkStatus();
   }
   setenv(kOnRealGpu, "1", 1);
-  std::string folder = (std::filesystem::temp_directory_path() / "ferry_gpu_check_XXXXXX").string();
-  if (mkdtemp(folder.data()) == nullptr) return absl::ErrnoToStatus(errno, "mkdtemp");
   for (const char* const name : kPrograms) {
     const std::string path = Find(context.options.tests_folder, name);
     if (path.empty()) {
@@ -98,12 +152,8 @@ absl::Status RunTestsPart(PartContext& context) {
                                absl::StrCat("there is none in ", context.options.tests_folder));
       continue;
     }
-    const absl::Status status =
-        RunOne(context, name, path, absl::StrCat(folder, "/", name, ".json"));
-    if (!status.ok()) context.report.Check(name, status);
+    TestProgram(context, name, path).Run();
   }
-  std::error_code ignored;
-  std::filesystem::remove_all(folder, ignored);
   return absl::OkStatus();
 }
 

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// GtestReader: what a test program says while it runs, a test at a time.
+#ifndef FERRY_BENCHMARKS_GPU_CHECK_GTEST_H_
+#define FERRY_BENCHMARKS_GPU_CHECK_GTEST_H_
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+
+namespace ferry::check {
+
+struct TestOutcome {
+  enum class Status { kPassed, kFailed, kSkipped };
+
+  // "GpuRing.TheRingIsBoundedAndNobodyFails".
+  std::string name;
+  Status status = Status::kPassed;
+  // Why it failed or was skipped; of a long one, the beginning. Empty if it passed.
+  std::string reason;
+  // Lines that begin with "seen: ", without that: what a test tells and does not judge.
+  std::vector<std::string> seen;
+};
+
+// Reads GoogleTest's output as it comes: what a program has found stays when it is killed, which is
+// not so for the files that it writes at its end. Not thread-safe.
+class GtestReader final {
+ public:
+  using Callback = std::function<void(TestOutcome)>;
+
+  // `began` hears the name of each test, `ended` what came of it.
+  GtestReader(std::function<void(const std::string&)> began, Callback ended)
+      : began_(std::move(began)), ended_(std::move(ended)) {}
+
+  // Any piece of the output, lines in parts too.
+  void Feed(absl::string_view output);
+  // The program is gone: a test that was running failed, and `why` is the beginning of its reason.
+  void End(absl::string_view why);
+
+  // The test that runs; empty: none does.
+  const std::string& running() const { return running_; }
+  // How many tests the program means to run; -1: it has not said.
+  int wanted() const { return wanted_; }
+  // What it wrote outside of tests, such as why it cannot begin.
+  const std::string& rest() const { return rest_; }
+
+ private:
+  void TakeLine(absl::string_view line);
+  void Tell(TestOutcome::Status status, std::string reason);
+
+  const std::function<void(const std::string&)> began_;
+  const Callback ended_;
+  // The beginning of a line.
+  std::string partial_;
+  std::string running_;
+  // What the test that runs has written.
+  std::string words_;
+  std::string rest_;
+  int wanted_ = -1;
+};
+
+}  // namespace ferry::check
+
+#endif  // FERRY_BENCHMARKS_GPU_CHECK_GTEST_H_
