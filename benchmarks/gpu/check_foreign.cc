@@ -21,6 +21,11 @@ using cuda::DevicePointer;
 using cuda::MemoryKind;
 using cuda::ScopedCurrent;
 
+// Paths of tensors in such memory.
+constexpr char kView[] = "cuda_ipc, view";
+constexpr char kCopy[] = "cuda_ipc, copy";
+constexpr char kRing[] = "cuda_ipc, staged";
+
 // CU_MEM_ATTACH_GLOBAL
 constexpr unsigned int kAttachGlobal = 1;
 
@@ -172,15 +177,16 @@ absl::Status FreePinned(CheckGpu& gpu, ForeignMemory& memory) {
 
 const std::vector<ForeignKind>& ForeignKinds() {
   static const auto* const kinds = new std::vector<ForeignKind>{
-      {"cudaMalloc", MemoryKind::kPlain, false, MakePlain, FreePlain},
-      {"cudaMallocAsync, default pool", MemoryKind::kPool, false, MakeInDefaultPool, FreeFromPool},
-      {"cudaMallocAsync, exportable pool", MemoryKind::kPool, false, MakeInExportablePool,
+      {"cudaMalloc", MemoryKind::kPlain, false, kView, MakePlain, FreePlain},
+      {"cudaMallocAsync, default pool", MemoryKind::kPool, false, kRing, MakeInDefaultPool,
        FreeFromPool},
-      {"cuMemCreate, with a handle type", MemoryKind::kVirtual, false, MapExportable, Unmap},
-      {"cuMemCreate, in two pieces", MemoryKind::kVirtual, false, MapInPieces, Unmap},
-      {"cuMemCreate, without a handle type", MemoryKind::kVirtual, false, MapPrivate, Unmap},
-      {"cudaMallocManaged", MemoryKind::kManaged, false, MakeManaged, FreePlain},
-      {"cudaMallocHost", MemoryKind::kPinnedHost, true, MakePinned, FreePinned},
+      {"cudaMallocAsync, exportable pool", MemoryKind::kPool, false, kView, MakeInExportablePool,
+       FreeFromPool},
+      {"cuMemCreate, with a handle type", MemoryKind::kVirtual, false, kView, MapExportable, Unmap},
+      {"cuMemCreate, in two pieces", MemoryKind::kVirtual, false, kCopy, MapInPieces, Unmap},
+      {"cuMemCreate, without a handle type", MemoryKind::kVirtual, false, kRing, MapPrivate, Unmap},
+      {"cudaMallocManaged", MemoryKind::kManaged, false, kRing, MakeManaged, FreePlain},
+      {"cudaMallocHost", MemoryKind::kPinnedHost, true, "shm", MakePinned, FreePinned},
   };
   return *kinds;
 }

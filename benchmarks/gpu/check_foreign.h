@@ -28,6 +28,8 @@ struct ForeignKind {
   cuda::MemoryKind kind;
   // A tensor in it is one of the host's.
   bool is_host;
+  // How it is to arrive in another process, on the same GPU.
+  const char* path;
   //   Errors: why this driver or device cannot.
   absl::StatusOr<ForeignMemory> (*make)(CheckGpu& gpu, size_t bytes);
   absl::Status (*free)(CheckGpu& gpu, ForeignMemory& memory);

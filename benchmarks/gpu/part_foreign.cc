@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 
@@ -100,8 +99,11 @@ absl::Status ReceiveOne(CheckNode& self, Step& step, const ForeignKind& kind, si
     }
   }
   self.report().Check(absl::StrCat(kind.name, ": arrives as it was"), status, {{"path", path}});
-  if (status.ok() && !kind.is_host && !absl::StartsWith(path, "cuda_ipc")) {
-    self.report().Note(absl::StrCat(kind.name, " went by ", path, ", and not by cuda_ipc"));
+  if (status.ok()) {
+    self.report().Check(absl::StrCat(kind.name, ": comes the way that is meant for it"),
+                        path == kind.path ? absl::OkStatus()
+                                          : absl::InternalError(absl::StrCat(
+                                                "it went by ", path, ", and not by ", kind.path)));
   }
   return self.Say("I have let it go");
 }

@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two processes on one GPU: the receiver looks at the sender's memory, copies it into its own, or
-// gets it through host memory; at sizes and places where addresses go wrong.
+// gets it through the sender's staging ring or host memory; at sizes and places where addresses go
+// wrong.
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 
 #include "base/status_macros.h"
+#include "benchmarks/gpu/check_foreign.h"
 #include "benchmarks/gpu/check_nodes.h"
 #include "gpu/cuda/ready_tensor.h"
 
@@ -17,7 +22,7 @@ namespace {
 constexpr absl::Duration kPatience = absl::Seconds(15);
 constexpr char kGpu[] = "gpu:0";
 
-enum class Way { kView, kCopy, kStaged };
+enum class Way { kView, kCopy, kRing, kHost };
 
 struct Mode {
   Way way;
@@ -29,7 +34,8 @@ struct Mode {
 constexpr Mode kModes[] = {
     {Way::kView, "a view of the sender's memory", "cuda_ipc", "cuda_ipc, view"},
     {Way::kCopy, "a copy into the receiver's memory", "cuda_ipc", "cuda_ipc, copy"},
-    {Way::kStaged, "through host memory", "shm", "shm, staged"},
+    {Way::kRing, "through the sender's ring", "cuda_ipc", "cuda_ipc, staged"},
+    {Way::kHost, "through host memory", "shm", "shm, staged"},
 };
 
 std::vector<size_t> Sizes(const Options& options) {
@@ -42,6 +48,61 @@ std::vector<size_t> Sizes(const Options& options) {
 }
 
 uint64_t SeedOf(size_t index) { return 0x1234567 + index * 1001; }
+
+// Memory that is not Ferry's, of cudaMalloc, which is freed when the transfers are over.
+class ForeignTensors final {
+ public:
+  explicit ForeignTensors(CheckGpu& gpu) : gpu_(gpu) {}
+
+  absl::StatusOr<Tensor> Make(size_t bytes) {
+    FERRY_ASSIGN_OR_RETURN(ForeignMemory memory, kind_.make(gpu_, bytes));
+    const auto released = std::make_shared<absl::Notification>();
+    made_.push_back({std::move(memory), released});
+    FERRY_ASSIGN_OR_RETURN(const Shape shape, Shape::Create({static_cast<int64_t>(bytes)}));
+    return Tensor::Create(
+        DataType::kUint8, shape,
+        WrapForeignBuffer(made_.back().memory.data, bytes, [released] { released->Notify(); },
+                          {MemorySpace::kCuda, 0}));
+  }
+
+  absl::Status Free() {
+    for (Made& each : made_) {
+      if (!each.released->WaitForNotificationWithTimeout(kPatience)) {
+        return absl::DeadlineExceededError("all has arrived, and the memory is still held");
+      }
+    }
+    FERRY_RETURN_IF_ERROR(gpu_.Wait(gpu_.stream()));
+    for (Made& each : made_) FERRY_RETURN_IF_ERROR(kind_.free(gpu_, each.memory));
+    made_.clear();
+    return absl::OkStatus();
+  }
+
+ private:
+  struct Made {
+    ForeignMemory memory;
+    std::shared_ptr<absl::Notification> released;
+  };
+
+  CheckGpu& gpu_;
+  const ForeignKind& kind_ = ForeignKinds().front();
+  std::vector<Made> made_;
+};
+
+absl::Status SendForeign(CheckNode& self) {
+  FERRY_ASSIGN_OR_RETURN(CheckGpu* const gpu, self.gpu());
+  FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
+  const std::vector<size_t> sizes = Sizes(self.options());
+  ForeignTensors foreign(*gpu);
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    FERRY_ASSIGN_OR_RETURN(const RendezvousKey key,
+                           self.Key(absl::StrCat("size", i), 0, kGpu, kGpu));
+    FERRY_ASSIGN_OR_RETURN(const Tensor tensor, foreign.Make(sizes[i]));
+    FERRY_RETURN_IF_ERROR(gpu->Fill(tensor.data(), sizes[i], SeedOf(i), gpu->stream()));
+    FERRY_RETURN_IF_ERROR(step.Send(key, tensor, gpu->stream()));
+  }
+  FERRY_RETURN_IF_ERROR(step.Close(kPatience));
+  return foreign.Free();
+}
 
 absl::Status SendAll(CheckNode& self) {
   FERRY_ASSIGN_OR_RETURN(CheckGpu* const gpu, self.gpu());
@@ -70,7 +131,7 @@ absl::Status ReceiveOne(CheckNode& self, Step& step, const Mode& mode, size_t in
   }
   FERRY_ASSIGN_OR_RETURN(const Received received, step.RecvValue(key, kPatience, std::move(args)));
   // The smallest come with the answer itself.
-  const bool is_inline = mode.way == Way::kStaged && received.path == "inline, staged";
+  const bool is_inline = mode.way == Way::kHost && received.path == "inline, staged";
   if (received.path != mode.path && !is_inline) {
     return absl::InternalError(
         absl::StrCat("it came by ", received.path, ", and not by ", mode.path));
@@ -125,10 +186,12 @@ absl::Status RunIpcPart(PartContext& context) {
     NodesOptions options;
     options.name = mode.name;
     options.exchange = ExchangeFor(context.machine, mode.require);
-    FERRY_RETURN_IF_ERROR(
-        RunNodes(context, options,
-                 {SendAll, [&mode](CheckNode& self) { return ReceiveAll(self, mode); }})
-            .status());
+    // Nothing that is not Ferry's is large enough to be mapped.
+    if (mode.way == Way::kRing) options.exchange.gpus.stage_below_bytes = SIZE_MAX;
+    FERRY_RETURN_IF_ERROR(RunNodes(context, options,
+                                   {mode.way == Way::kRing ? SendForeign : SendAll,
+                                    [&mode](CheckNode& self) { return ReceiveAll(self, mode); }})
+                              .status());
   }
   NodesOptions options;
   options.name = "whatever way Ferry takes by itself";
