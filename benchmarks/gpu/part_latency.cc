@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Figures of hand-off by CUDA IPC over sizes: a ping and a pong, beside a record, a word in shared
 // memory and a wait, which is what two processes need at least.
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 #include "base/clock.h"
 #include "base/status_macros.h"
@@ -176,6 +178,7 @@ absl::Status MeasureLaunch(CheckNode& self) {
   figure.floor_name = "cuEventRecord";
   FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<EventTimer> timer, EventTimer::Create(*gpu));
   const int rounds = self.options().is_quick ? 3 : 30;
+  std::set<std::string> paths;
   for (int round = 0; round < rounds; ++round) {
     if (self.id() == 0) {
       FERRY_ASSIGN_OR_RETURN(const Tensor tensor,
@@ -191,7 +194,7 @@ absl::Status MeasureLaunch(CheckNode& self) {
     } else {
       for (const RendezvousKey& key : keys) {
         FERRY_ASSIGN_OR_RETURN(const Received received, step.RecvValue(key, kPatience));
-        figure.path = std::string(received.path);
+        paths.insert(std::string(received.path));
         FERRY_ASSIGN_OR_RETURN(const uint64_t wrong,
                                self.CountWrong(received.tensor, static_cast<uint64_t>(round)));
         figure.wrong_bytes += wrong;
@@ -203,10 +206,12 @@ absl::Status MeasureLaunch(CheckNode& self) {
   FERRY_RETURN_IF_ERROR(step.Close(kPatience));
   if (self.id() == 1) {
     FERRY_RETURN_IF_ERROR(self.Say(absl::StrCat(figure.wrong_bytes)));
+    FERRY_RETURN_IF_ERROR(self.Say(absl::StrJoin(paths, "+")));
   } else {
     FERRY_ASSIGN_OR_RETURN(const std::string wrong, self.Hear());
     figure.wrong_bytes = static_cast<uint64_t>(std::stoull(wrong));
-    figure.path = "cuda_ipc";
+    // What the receiver has seen.
+    FERRY_ASSIGN_OR_RETURN(figure.path, self.Hear());
     self.report().Figure(FigureJson(figure));
   }
   TransferCase at;
