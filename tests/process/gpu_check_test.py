@@ -7,17 +7,24 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 PROGRAM, DOUBLE, SCRIPT, REAL_TEST = (os.path.abspath(path) for path in sys.argv[1:5])
 LIBRARIES = ("FERRY_CUDA_LIBRARY", "FERRY_NVML_LIBRARY", "FERRY_NCCL_LIBRARY")
-PATIENCE_S = 200
+PATIENCE_S = 300
 # Whatever the double cannot do at all. Every other part must pass.
 MAY_BE_SKIPPED = {"tests"}
 MEASURED = {"latency", "launch", "copy", "staged", "several_gpus", "nccl_keyed"}
+# scripts/package packs them.
+PROGRAMS = ("gpu_real_test", "gpu_cuda_test", "gpu_ipc_test", "gpu_exchange_test",
+            "nccl_exchange_test")
+# A test program with all that can happen to one.
+PLAYED_PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "played_tests.py")
 
 
 class Case(unittest.TestCase):
@@ -83,6 +90,9 @@ class OnTheDouble(Case):
                     self.assertLessEqual(times["p10_us"], times["median_us"])
                     self.assertLessEqual(times["median_us"], times["p90_us"])
                 self.assertNotEqual(figure["path"], "")
+                if part["name"] == "launch":
+                    # What the receiver saw, with the way it came.
+                    self.assertRegex(figure["path"], "^cuda_ipc, (view|copy)$")
                 self.assertAlmostEqual(
                     figure["ratio"], figure["floor"]["median_us"] / figure["ferry"]["median_us"])
         self.assertIn('NOT A GPU.** This ran on a double', report)
@@ -96,18 +106,68 @@ class OnTheDouble(Case):
         _, result, _, _ = self.check("--quick", "--parts=ipc,foreign,running")
         parts = self.parts(result)
         names = [check["name"] for check in parts["ipc"]["checks"]]
-        for way in ("a view of", "a copy into", "through host memory", "whatever way"):
+        for way in ("a view of", "a copy into", "through the sender's ring",
+                    "through host memory", "whatever way"):
             self.assertTrue(any(name.startswith(way) for name in names), names)
         paths = {check["name"].split(":")[0]: check["details"]["path"]
                  for check in parts["foreign"]["checks"] if "arrives" in check["name"]}
-        mapped = ("cudaMalloc", "cudaMallocAsync, exportable pool", "cuMemCreate, with a handle type")
+        mapped = ("cudaMalloc", "cudaMallocAsync, exportable pool",
+                  "cuMemCreate, with a handle type")
         staged = ("cudaMallocAsync, default pool", "cuMemCreate, without a handle type",
                   "cudaMallocManaged")
         self.assertEqual(paths, {**dict.fromkeys(mapped, "cuda_ipc, view"),
                                  **dict.fromkeys(staged, "cuda_ipc, staged"),
                                  "cuMemCreate, in two pieces": "cuda_ipc, copy",
                                  "cudaMallocHost": "shm"})
-        self.assertEqual({note.rsplit(" ", 2)[-1] for note in parts["running"]["notes"]}, {"kernel"})
+        meant = [check for check in parts["foreign"]["checks"]
+                 if "the way that is meant" in check["name"]]
+        self.assertEqual([check["status"] for check in meant], ["passed"] * 8)
+        self.assertEqual({note.rsplit(" ", 1)[-1] for note in parts["running"]["notes"]},
+                         {"kernel"})
+
+    def test_without_kernels_no_copy_waits_for_a_stream_that_is_held(self):
+        # As a driver that takes no module, and whose copies out of pageable memory wait.
+        status, result, _, out = self.check("--quick", "--parts=running,foreign",
+                                            STRICT_CUDA_FAIL="cuModuleLoadData:209:0:100000",
+                                            STRICT_CUDA_PAGEABLE="waits")
+        parts = self.parts(result)
+        self.assertEqual((status, self.failures(result)), (0, []), out)
+        self.assertEqual({note.rsplit(" ", 1)[-1] for note in parts["running"]["notes"]},
+                         {"function"})
+        kernels = parts["machine"]["facts"]["kernels"]
+        self.assertIn("patterns go by the host", kernels)
+        self.assertIn("209" if "nvcc" not in kernels else "nvcc", kernels)
+
+    def test_a_way_that_is_not_the_one_that_is_meant_is_a_failure(self):
+        status, result, _, out = self.check(
+            "--quick", "--parts=foreign",
+            STRICT_CUDA_FAIL="cuIpcOpenMemHandle_v2:201:0:100000")
+        failed = [check["name"] for check in self.parts(result)["foreign"]["checks"]
+                  if check["status"] == "failed"]
+        self.assertEqual(status, 1, out)
+        self.assertTrue(any(name.startswith("cudaMalloc:") for name in failed), failed)
+
+    def test_a_slice_of_a_gpu_is_known_by_its_name(self):
+        for name, is_mig in (("Strict GPU MIG 1g.10gb", True), ("Strict GPU", False)):
+            _, result, _, _ = self.check("--quick", "--parts=machine", STRICT_CUDA_NAME=name)
+            gpus = self.parts(result)["machine"]["facts"]["gpus"]
+            self.assertEqual([gpu["is_mig"] for gpu in gpus], [is_mig] * 2)
+
+    def test_one_rank_by_nccl_and_by_ferry(self):
+        _, result, _, _ = self.check("--quick", "--parts=nccl_self", STRICT_CUDA_DEVICES="1")
+        part = self.parts(result)["nccl_self"]
+        names = [check["name"] for check in part["checks"] if check["status"] == "passed"]
+        self.assertEqual((part["status"], len(names)), ("passed", 6), part)
+        self.assertEqual(sum("by a communicator of Ferry's" in name for name in names), 3, names)
+
+    def test_two_gpus_without_peer_access(self):
+        status, result, _, out = self.check("--quick", "--parts=several_gpus",
+                                            STRICT_CUDA_PEERS="none")
+        part = self.parts(result)["several_gpus"]
+        self.assertEqual((status, self.failures(result)), (0, []), out)
+        self.assertIn("gpu:0 and gpu:1 have no peer access",
+                      [check["reason"] for check in part["checks"] if check["status"] == "skipped"])
+        self.assertTrue(any(check["status"] == "passed" for check in part["checks"]), part)
 
     def test_a_driver_that_refuses_is_named_and_the_rest_goes_on(self):
         # What cannot be mapped fails where it was asked for, and only there.
@@ -134,6 +194,27 @@ class OnTheDouble(Case):
         self.assertEqual((status, tests["status"]), (0, "passed"), out + str(tests))
         self.assertTrue(any(check["status"] == "passed" and check["name"].startswith("gpu_real_test")
                             for check in tests["checks"]), tests)
+
+    def test_all_test_programs_pass_with_one_gpu(self):
+        # As a machine with one GPU has them, whose driver keeps who copies from pageable memory.
+        status, result, _, out = self.check(
+            f"--tests={os.path.dirname(os.path.dirname(REAL_TEST))}", "--parts=tests",
+            STRICT_CUDA_DEVICES="1", STRICT_CUDA_PAGEABLE="waits")
+        tests = self.parts(result)["tests"]
+        self.assertEqual((status, self.failures(result)), (0, []), out)
+        reasons = set()
+        for program in PROGRAMS:
+            checks = [check for check in tests["checks"]
+                      if check["name"].startswith(program + ": ")]
+            self.assertNotEqual(checks, [], program)
+            self.assertFalse(any(check["name"].endswith(": the rest") for check in checks), tests)
+            reasons |= {check["reason"] for check in checks if check["status"] == "skipped"}
+            if program != "nccl_exchange_test":
+                self.assertTrue(any(check["status"] == "passed" for check in checks), program)
+        self.assertIn("this machine shows one GPU", reasons)
+        self.assertNotIn("it says no reason", reasons)
+        # What nobody knows of a real driver is told, and not judged.
+        self.assertTrue(any("what was seen: it held" in reason for reason in reasons), reasons)
 
 
 class WhatGoesWrong(Case):
@@ -193,6 +274,82 @@ class WhatGoesWrong(Case):
     def test_unknown_flags_and_parts_are_usage(self):
         self.assertEqual(self.check("--quack")[0], 2)
         self.assertEqual(self.check("--parts=quack")[0], 2)
+
+
+class TestPrograms(Case):
+    def run_played(self, *arguments):
+        folder = os.path.join(self.folder, "programs")
+        os.makedirs(folder)
+        path = os.path.join(folder, "gpu_real_test")
+        shutil.copy(PLAYED_PROGRAM, path)
+        os.chmod(path, 0o755)
+        status, result, report, out = self.check(f"--tests={folder}", "--parts=tests", *arguments)
+        part = self.parts(result)["tests"]
+        checks = {check["name"].removeprefix("gpu_real_test: "): check for check in part["checks"]}
+        return status, part, checks, report + out
+
+    def test_one_that_hangs_or_crashes_costs_itself(self):
+        status, part, checks, out = self.run_played("--test-limit=2")
+        self.assertEqual((status, part["status"]), (1, "failed"), out)
+        self.assertEqual({name: check["status"] for name, check in checks.items()
+                          if name.startswith("Played.")},
+                         {"Played.Passes": "passed", "Played.Hangs": "failed",
+                          "Played.Crashes": "failed", "Played.Fails": "failed",
+                          "Played.IsSkipped": "skipped", "Played.IsLast": "passed"})
+        # Each reason says what went wrong, and nothing else.
+        self.assertEqual(checks["Played.Hangs"]["reason"],
+                         "INTERNAL: it did not end within 2s: played.cc:3: Failure\nit waits")
+        self.assertIn("it died of signal 6: words of no account\nthe end is near",
+                      checks["Played.Crashes"]["reason"])
+        self.assertEqual(checks["Played.Fails"]["reason"],
+                         "INTERNAL: played.cc:7: Failure\nExpected equality of these values:\n"
+                         "  1\n  2")
+        self.assertEqual(checks["Played.IsSkipped"]["reason"], "there is no moon")
+        self.assertEqual(checks["Played.IsLast"]["details"]["seen"], ["3 of 4"])
+        self.assertNotIn("gpu_real_test: the rest", out)
+
+    def test_what_had_no_time_has_not_failed(self):
+        status, part, checks, out = self.run_played("--limit=10")
+        self.assertEqual((status, part["status"]), (0, "passed"), out)
+        self.assertEqual(checks["Played.Passes"]["status"], "passed")
+        self.assertEqual(checks["the rest"]["reason"], "no time was left for 5 of its 6 tests")
+
+
+class WhenItIsKilled(Case):
+    def test_what_was_found_is_written_before_the_next_part(self):
+        files = [os.path.join(self.folder, name) for name in ("out.json", "out.md")]
+        running = subprocess.Popen(
+            [PROGRAM, f"--json={files[0]}", f"--report={files[1]}", "--parts=_hang"],
+            env=self.environment(), stdout=subprocess.DEVNULL)
+        try:
+            give_up = time.monotonic() + 60
+            result = {}
+            while "_hang" not in result.get("verdict", ""):
+                self.assertLess(time.monotonic(), give_up, result)
+                time.sleep(0.01)
+                if os.path.exists(files[0]):
+                    with open(files[0], encoding="utf-8") as out:
+                        result = json.load(out)
+        finally:
+            running.send_signal(signal.SIGKILL)
+            running.wait()
+        with open(files[0], encoding="utf-8") as out, open(files[1], encoding="utf-8") as report:
+            result, text = json.load(out), report.read()
+        self.assertEqual(result["verdict"], "not finished: it had come to the part _hang")
+        self.assertEqual([(part["name"], part["status"]) for part in result["parts"]],
+                         [("machine", "passed")])
+        self.assertEqual((result["gpu_count"], result["checks"]["passed"]), (2, 1))
+        self.assertIn("not finished: it had come to the part _hang", text)
+        self.assertIn("GPUs are found", text)
+
+    def test_files_that_cannot_be_written_are_known_at_once(self):
+        done = subprocess.run([PROGRAM, "--json=/nowhere/out.json", "--parts=machine"],
+                              capture_output=True, text=True, timeout=PATIENCE_S,
+                              env=self.environment())
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("cannot write /nowhere/out.json", done.stderr)
+        # Nothing was run for it.
+        self.assertEqual(done.stdout, "")
 
 
 class Script(Case):
