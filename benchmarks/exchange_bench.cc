@@ -5,6 +5,7 @@
 // in microseconds; floor, the same for whoever does nothing else, measured in the same run; ratio,
 // of the two medians (or rates).
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -40,43 +41,68 @@ void Report(benchmark::State& state, Samples& samples, double floor_seconds) {
   }
 }
 
-// Round trips of `bytes`, receives posted first. Half of each.
-Samples PingPong(benchmark::State& state, ExchangePeer& peer, EchoCommand command,
-                 size_t sent_bytes, bool whole_trip = false) {
-  Exchange& exchange = peer.exchange();
-  const Tensor ping = ArenaTensor(exchange, sent_bytes);
-  Tensor buffer;
-  if (command.into && !command.short_answers) buffer = ArenaTensor(exchange, command.bytes);
-  const auto step = peer.Begin(command);
-  // In batches, as the other side.
-  const int batch = command.into && !command.short_answers ? 1 : kBatch;
-  std::vector<PostedRecv> posted(static_cast<size_t>(2 * batch));
-  Samples samples;
-  int next = 0;
-  for (PostedRecv& each : posted) each.Post(*step, peer.pong(), buffer, exchange.loop());
-  const auto round = [&] {
-    PostedRecv& each = posted[next];
+// Round trips within a step of their own, receives posted first.
+class PingPong final {
+ public:
+  PingPong(ExchangePeer& peer, EchoCommand command, size_t sent_bytes, int warm_up = 20)
+      : peer_(peer),
+        loop_(peer.exchange().loop()),
+        // In batches, as the other side.
+        batch_(command.into && !command.short_answers ? 1 : kBatch),
+        ping_(ArenaTensor(peer.exchange(), sent_bytes)),
+        posted_(static_cast<size_t>(2 * batch_)) {
+    if (command.into && !command.short_answers) {
+      buffer_ = ArenaTensor(peer.exchange(), command.bytes);
+    }
+    step_ = peer.Begin(command);
+    for (PostedRecv& each : posted_) each.Post(*step_, peer.pong(), buffer_, loop_);
+    for (int i = 0; i < warm_up; ++i) Round();
+  }
+  // The receives that are open take the last answer, and the end of the step.
+  ~PingPong() { peer_.End(); }
+
+  PingPong(const PingPong&) = delete;
+  PingPong& operator=(const PingPong&) = delete;
+
+  // Seconds of one.
+  double Round() { return Round(ping_); }
+  double Round(const Tensor& ping) {
+    PostedRecv& each = posted_[next_];
     const absl::Time start = SteadyClock().Now();
-    step->Send(peer.ping(), ping).IgnoreError();
-    each.Wait(exchange.loop());
+    step_->Send(peer_.ping(), ping).IgnoreError();
+    each.Wait(loop_);
     const double seconds = absl::ToDoubleSeconds(SteadyClock().Now() - start);
     each.Drop();
-    if (++next % batch == 0) {
-      for (int i = next - batch; i < next; ++i) {
-        posted[i].Post(*step, peer.pong(), buffer, exchange.loop());
+    if (++next_ % batch_ == 0) {
+      for (size_t i = next_ - batch_; i < next_; ++i) {
+        posted_[i].Post(*step_, peer_.pong(), buffer_, loop_);
       }
-      next %= 2 * batch;
+      next_ %= 2 * batch_;
     }
-    return whole_trip ? seconds : seconds / 2;
-  };
-  for (int i = 0; i < 20; ++i) round();
+    return seconds;
+  }
+
+ private:
+  ExchangePeer& peer_;
+  LaneLoop& loop_;
+  const size_t batch_;
+  const Tensor ping_;
+  Tensor buffer_;
+  std::shared_ptr<RemoteRendezvous> step_;
+  std::vector<PostedRecv> posted_;
+  size_t next_ = 0;
+};
+
+// So many as the benchmark says; half of each, or the whole trip.
+Samples Measure(benchmark::State& state, ExchangePeer& peer, EchoCommand command, size_t sent_bytes,
+                bool whole_trip = false) {
+  PingPong rounds(peer, command, sent_bytes);
+  Samples samples;
   for (auto _ : state) {
-    const double seconds = round();
+    const double seconds = whole_trip ? rounds.Round() : rounds.Round() / 2;
     samples.seconds.push_back(seconds);
     state.SetIterationTime(seconds);
   }
-  // Those that are open take the last answer, and the end of the step.
-  peer.End();
   return samples;
 }
 
@@ -84,7 +110,7 @@ Samples PingPong(benchmark::State& state, ExchangePeer& peer, EchoCommand comman
 void BM_Shm_8B_Polling(benchmark::State& state) {
   const double floor = SpinFloor();
   ExchangePeer peer({.transport = "shm", .spin = kPolling});
-  Samples samples = PingPong(state, peer, {.bytes = 8}, 8);
+  Samples samples = Measure(state, peer, {.bytes = 8}, 8);
   Report(state, samples, floor);
 }
 
@@ -92,7 +118,7 @@ void BM_Shm_8B_Polling(benchmark::State& state) {
 void BM_Shm_8B_Blocking_RoundTrip(benchmark::State& state) {
   const double floor = BlockingFloor();
   ExchangePeer peer({.transport = "shm", .spin = absl::ZeroDuration()});
-  Samples samples = PingPong(state, peer, {.bytes = 8}, 8, true);
+  Samples samples = Measure(state, peer, {.bytes = 8}, 8, true);
   Report(state, samples, floor);
 }
 
@@ -100,7 +126,7 @@ void BM_Shm_8B_Blocking_RoundTrip(benchmark::State& state) {
 void BM_Shm_8B_SpinThenSleep(benchmark::State& state) {
   const double floor = SpinFloor();
   ExchangePeer peer({.transport = "shm", .spin = kAdaptive});
-  Samples samples = PingPong(state, peer, {.bytes = 8}, 8);
+  Samples samples = Measure(state, peer, {.bytes = 8}, 8);
   Report(state, samples, floor);
 }
 
@@ -128,7 +154,7 @@ void BM_Shm_HandOver_Polling(benchmark::State& state) {
   const auto bytes = static_cast<size_t>(state.range(0));
   const double floor = SpinFloor();
   ExchangePeer peer({.transport = "shm", .spin = kPolling});
-  Samples samples = PingPong(state, peer, {.bytes = bytes}, bytes);
+  Samples samples = Measure(state, peer, {.bytes = bytes}, bytes);
   Report(state, samples, floor);
 }
 
@@ -138,18 +164,111 @@ void BM_Shm_IntoBuffer(benchmark::State& state) {
   const double floor = MemcpyFloor(bytes);
   ExchangePeer peer({.transport = "shm", .spin = kAdaptive, .pin = false});
   Samples samples =
-      PingPong(state, peer, {.bytes = bytes, .into = true, .short_answers = true}, bytes, true);
+      Measure(state, peer, {.bytes = bytes, .into = true, .short_answers = true}, bytes, true);
   const double rate = static_cast<double>(bytes) / samples.At(0.5);
   state.counters["GB/s"] = rate / 1e9;
   state.counters["memcpy_GB/s"] = floor / 1e9;
   state.counters["ratio"] = rate / floor;
 }
 
+// The same with one core for both processes; in turns with memcpy on that core.
+void BM_Shm_IntoBuffer_OneCore(benchmark::State& state) {
+  const auto bytes = static_cast<size_t>(state.range(0));
+  ExchangePeer peer({.transport = "shm", .spin = kAdaptive, .one_core = true});
+  std::vector<char> from(bytes, 1);
+  std::vector<char> to(bytes, 2);
+  Samples floors;
+  Samples samples;
+  Samples ratios;
+  Samples cpu;
+  PingPong rounds(peer, {.bytes = bytes, .into = true, .short_answers = true}, bytes, 2);
+  for (auto _ : state) {
+    const absl::Time start = SteadyClock().Now();
+    std::memcpy(to.data(), from.data(), bytes);
+    benchmark::ClobberMemory();
+    floors.seconds.push_back(absl::ToDoubleSeconds(SteadyClock().Now() - start));
+    const double before = peer.CpuSeconds();
+    samples.seconds.push_back(rounds.Round());
+    cpu.seconds.push_back(peer.CpuSeconds() - before);
+    ratios.seconds.push_back(floors.seconds.back() / samples.seconds.back());
+    state.SetIterationTime(samples.seconds.back());
+  }
+  const double gigabytes = static_cast<double>(bytes) / 1e9;
+  state.counters["GB/s"] = gigabytes / samples.At(0.5);
+  state.counters["memcpy_GB/s"] = gigabytes / floors.At(0.5);
+  state.counters["ratio"] = ratios.At(0.5);
+  state.counters["cpu_s/GB"] = cpu.At(0.5) / gigabytes;
+}
+
+// Memory of which the other process has never heard, until its answer is there; in turns with a
+// memfd that goes through a Unix socket, is mapped and answered. Whole round trips.
+void BM_Shm_FirstHandOver_RoundTrip(benchmark::State& state) {
+  constexpr size_t kBytes = size_t{1} << 20;
+  constexpr int kRounds = 10;
+  // Each tensor has a segment of its own.
+  ExchangePeer peer({.transport = "shm", .spin = kPolling, .segment_bytes = kBytes / 2});
+  Samples floors;
+  Samples samples;
+  Samples ratios;
+  // Given back, it would be the next one's.
+  std::vector<Tensor> kept;
+  for (auto _ : state) {
+    Samples raw = {peer.RawDescriptors(kRounds, kBytes)};
+    Samples turn;
+    {
+      PingPong rounds(peer, {.bytes = 8}, 8);
+      for (int i = 0; i < kRounds; ++i) {
+        kept.push_back(ArenaTensor(peer.exchange(), kBytes));
+        turn.seconds.push_back(rounds.Round(kept.back()));
+      }
+    }
+    floors.seconds.insert(floors.seconds.end(), raw.seconds.begin(), raw.seconds.end());
+    samples.seconds.insert(samples.seconds.end(), turn.seconds.begin(), turn.seconds.end());
+    ratios.seconds.push_back(turn.At(0.5) / raw.At(0.5));
+    state.SetIterationTime(turn.At(0.5));
+  }
+  Report(state, samples, floors.At(0.5));
+  state.counters["ratio"] = ratios.At(0.5);
+}
+
+// Tensors that are made, filled, sent, read and dropped in turn: page faults of both processes, per
+// round.
+void BM_Shm_Recycled_PageFaults(benchmark::State& state) {
+  const auto bytes = static_cast<size_t>(state.range(0));
+  ExchangePeer peer({.transport = "shm", .spin = kPolling});
+  PingPong rounds(peer, {.bytes = 8, .touches = true}, 8);
+  const auto round = [&] { return rounds.Round(ArenaTensor(peer.exchange(), bytes)); };
+  for (int i = 0; i < 20; ++i) round();
+  const int64_t before = peer.PageFaults();
+  for (auto _ : state) state.SetIterationTime(round());
+  state.counters["faults"] =
+      static_cast<double>(peer.PageFaults() - before) / static_cast<double>(state.iterations());
+}
+
+// In turns with raw sockets, a thousand rounds each: both move with what else the machine does.
+// An iteration is a turn; ratio, the median of those of the turns.
 void BM_Tcp_8B_Polling_RoundTrip(benchmark::State& state) {
-  const double floor = TcpSpinFloor();
+  constexpr int kRounds = 1000;
   ExchangePeer peer({.transport = "tcp", .spin = kPolling});
-  Samples samples = PingPong(state, peer, {.bytes = 8}, 8, true);
-  Report(state, samples, floor);
+  Samples samples;
+  Samples floors;
+  Samples ratios;
+  for (auto _ : state) {
+    Samples raw = {peer.RawTcp(kRounds)};
+    Samples turn;
+    {
+      PingPong rounds(peer, {.bytes = 8}, 8);
+      for (int i = 0; i < kRounds; ++i) turn.seconds.push_back(rounds.Round());
+    }
+    samples.seconds.insert(samples.seconds.end(), turn.seconds.begin(), turn.seconds.end());
+    floors.seconds.insert(floors.seconds.end(), raw.seconds.begin(), raw.seconds.end());
+    ratios.seconds.push_back(turn.At(0.5) / raw.At(0.5));
+    state.SetIterationTime(turn.At(0.5));
+  }
+  Report(state, samples, floors.At(0.5));
+  state.counters["ratio"] = ratios.At(0.5);
+  state.counters["ratio_p25"] = ratios.At(0.25);
+  state.counters["ratio_p75"] = ratios.At(0.75);
 }
 
 // By as many streams as raw sockets.
@@ -161,7 +280,7 @@ void BM_Tcp_Stream(benchmark::State& state) {
       {.transport = "tcp", .spin = kAdaptive, .tcp_connections = streams, .pin = false});
   const double cpu = peer.CpuSeconds();
   Samples samples =
-      PingPong(state, peer, {.bytes = bytes, .into = true, .short_answers = true}, bytes, true);
+      Measure(state, peer, {.bytes = bytes, .into = true, .short_answers = true}, bytes, true);
   const double total =
       static_cast<double>(bytes) * static_cast<double>(samples.seconds.size() + 20);
   const double rate = static_cast<double>(bytes) / samples.At(0.5);
@@ -185,7 +304,15 @@ BENCHMARK(BM_Shm_HandOver_Polling)
     ->Arg(1 << 30);
 BENCHMARK(BM_Shm_IntoBuffer)->UseManualTime()->Iterations(40)->Arg(64 << 20);
 BENCHMARK(BM_Shm_IntoBuffer)->UseManualTime()->Iterations(8)->Arg(1 << 30);
-BENCHMARK(BM_Tcp_8B_Polling_RoundTrip)->UseManualTime()->Iterations(50'000);
+BENCHMARK(BM_Shm_IntoBuffer_OneCore)->UseManualTime()->Iterations(40)->Arg(64 << 20);
+BENCHMARK(BM_Shm_IntoBuffer_OneCore)->UseManualTime()->Iterations(8)->Arg(1 << 30);
+BENCHMARK(BM_Shm_FirstHandOver_RoundTrip)->UseManualTime()->Iterations(50);
+BENCHMARK(BM_Shm_Recycled_PageFaults)
+    ->UseManualTime()
+    ->Iterations(2'000)
+    ->Arg(64 << 10)
+    ->Arg(8 << 20);
+BENCHMARK(BM_Tcp_8B_Polling_RoundTrip)->UseManualTime()->Iterations(50);
 BENCHMARK(BM_Tcp_Stream)->UseManualTime()->Iterations(30)->Args({64 << 20, 1})->Args({64 << 20, 2});
 
 }  // namespace

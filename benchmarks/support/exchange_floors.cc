@@ -62,25 +62,25 @@ double CpuOfSelfAndChildren() {
   return seconds;
 }
 
-struct TcpPair {
-  int listener = -1;
+struct TcpListener {
+  int socket = -1;
   sockaddr_in address = {};
 };
 
-TcpPair Listen() {
-  TcpPair pair;
-  pair.listener = socket(AF_INET, SOCK_STREAM, 0);
+TcpListener Listen() {
+  TcpListener pair;
+  pair.socket = socket(AF_INET, SOCK_STREAM, 0);
   pair.address.sin_family = AF_INET;
   pair.address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  FERRY_CHECK(
-      bind(pair.listener, reinterpret_cast<sockaddr*>(&pair.address), sizeof(pair.address)) == 0);
+  FERRY_CHECK(bind(pair.socket, reinterpret_cast<sockaddr*>(&pair.address), sizeof(pair.address)) ==
+              0);
   socklen_t length = sizeof(pair.address);
-  getsockname(pair.listener, reinterpret_cast<sockaddr*>(&pair.address), &length);
-  FERRY_CHECK(listen(pair.listener, 16) == 0);
+  getsockname(pair.socket, reinterpret_cast<sockaddr*>(&pair.address), &length);
+  FERRY_CHECK(listen(pair.socket, 16) == 0);
   return pair;
 }
 
-int Connect(const TcpPair& pair) {
+int Connect(const TcpListener& pair) {
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
   FERRY_CHECK(connect(fd, reinterpret_cast<const sockaddr*>(&pair.address), sizeof(pair.address)) ==
               0);
@@ -89,13 +89,15 @@ int Connect(const TcpPair& pair) {
   return fd;
 }
 
-int Accept(const TcpPair& pair) {
-  const int fd = accept(pair.listener, nullptr, nullptr);
+int Accept(const TcpListener& pair) {
+  const int fd = accept(pair.socket, nullptr, nullptr);
   FERRY_CHECK(fd >= 0);
   const int one = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
   return fd;
 }
+
+}  // namespace
 
 void ReceiveSpinning(int fd, char* to, size_t bytes) {
   while (bytes > 0) {
@@ -106,8 +108,6 @@ void ReceiveSpinning(int fd, char* to, size_t bytes) {
     }
   }
 }
-
-}  // namespace
 
 double SpinFloor() {
   constexpr int kRounds = 200'000;
@@ -170,39 +170,65 @@ double BlockingFloor() {
   return result;
 }
 
-double TcpSpinFloor() {
-  constexpr int kRounds = 20'000;
-  const TcpPair pair = Listen();
-  const double result = WithChild<double>(
-      [&] {
-        const int fd = Connect(pair);
-        char bytes[8];
-        for (int i = 0; i < kRounds; ++i) {
-          ReceiveSpinning(fd, bytes, sizeof(bytes));
-          if (send(fd, bytes, sizeof(bytes), 0) < 0) return;
-        }
-      },
-      [&] {
-        const int fd = Accept(pair);
-        char bytes[8] = {};
-        std::vector<double> samples;
-        for (int i = 0; i < kRounds; ++i) {
-          const double start = Now();
-          FERRY_CHECK(send(fd, bytes, sizeof(bytes), 0) == sizeof(bytes));
-          ReceiveSpinning(fd, bytes, sizeof(bytes));
-          samples.push_back(Now() - start);
-        }
-        close(fd);
-        return Median(samples);
-      });
-  close(pair.listener);
-  return result;
+TcpPair ConnectedTcp() {
+  const TcpListener listener = Listen();
+  TcpPair pair;
+  pair.here = Connect(listener);
+  pair.there = Accept(listener);
+  close(listener.socket);
+  return pair;
+}
+
+double HandOverDescriptor(int socket, int fd) {
+  char byte = 0;
+  iovec piece = {&byte, 1};
+  alignas(cmsghdr) char room[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message = {};
+  message.msg_iov = &piece;
+  message.msg_iovlen = 1;
+  message.msg_control = room;
+  message.msg_controllen = sizeof(room);
+  cmsghdr* const head = CMSG_FIRSTHDR(&message);
+  head->cmsg_level = SOL_SOCKET;
+  head->cmsg_type = SCM_RIGHTS;
+  head->cmsg_len = CMSG_LEN(sizeof(int));
+  std::memcpy(CMSG_DATA(head), &fd, sizeof(fd));
+  const double start = Now();
+  FERRY_CHECK(sendmsg(socket, &message, 0) == 1);
+  ReceiveSpinning(socket, &byte, 1);
+  return Now() - start;
+}
+
+void AnswerDescriptor(int socket, size_t bytes) {
+  char byte = 0;
+  iovec piece = {&byte, 1};
+  alignas(cmsghdr) char room[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message = {};
+  ssize_t got = -1;
+  while (got < 0) {
+    message = {};
+    message.msg_iov = &piece;
+    message.msg_iovlen = 1;
+    message.msg_control = room;
+    message.msg_controllen = sizeof(room);
+    got = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  }
+  const cmsghdr* const head = CMSG_FIRSTHDR(&message);
+  // The other process has gone, and with it the benchmark.
+  if (got == 0 || head == nullptr) std::_Exit(0);
+  int fd = -1;
+  std::memcpy(&fd, CMSG_DATA(head), sizeof(fd));
+  void* const memory = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);
+  FERRY_CHECK(memory != MAP_FAILED);
+  FERRY_CHECK(send(socket, &byte, 1, MSG_NOSIGNAL) == 1);
+  munmap(memory, bytes);
+  close(fd);
 }
 
 StreamFloor TcpStreamFloor(int streams, size_t bytes) {
   constexpr int kRounds = 12;
   constexpr size_t kSlice = 256 * 1024;
-  const TcpPair pair = Listen();
+  const TcpListener pair = Listen();
   const size_t share = bytes / static_cast<size_t>(streams) / kSlice * kSlice;
   const double cpu = CpuOfSelfAndChildren();
   const double rate = WithChild<double>(
@@ -258,7 +284,7 @@ StreamFloor TcpStreamFloor(int streams, size_t bytes) {
         return static_cast<double>(share * static_cast<size_t>(streams)) / Median(samples);
       },
       /*is_pinned=*/false);
-  close(pair.listener);
+  close(pair.socket);
   const double total = static_cast<double>(share) * streams * kRounds / 1e9;
   return {rate, (CpuOfSelfAndChildren() - cpu) / total};
 }

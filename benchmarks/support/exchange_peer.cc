@@ -4,7 +4,6 @@
 
 #include <sched.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <map>
 #include <utility>
 #include <vector>
@@ -22,6 +22,7 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "runtime/endpoint_record.h"
+#include "tensor/memory_segment.h"
 
 namespace ferry::bench {
 namespace {
@@ -78,6 +79,7 @@ std::unique_ptr<Exchange> StartNode(int node, int socket, const ExchangePeer::Op
   exchange.token = "bench";
   exchange.transports.tcp.connections = options.tcp_connections;
   exchange.arena.budget_bytes = size_t{12} << 30;
+  if (options.segment_bytes > 0) exchange.arena.segment_bytes = options.segment_bytes;
   Endpoint self;
   self.peer = {node, 100u + static_cast<unsigned>(node)};
   self.boot_id = "here";
@@ -97,6 +99,11 @@ std::shared_ptr<RemoteRendezvous> OpenStep(Exchange& exchange, int64_t id) {
   Check(step.status());
   Check((*step)->Initialize(exchange.task()));
   return *std::move(step);
+}
+
+void Touch(const Tensor& tensor) {
+  const auto* bytes = static_cast<const volatile char*>(tensor.data());
+  for (size_t i = 0; i < tensor.bytes(); i += 4096) bytes[i];
 }
 
 void Echo(Exchange& exchange, const EchoCommand& command) {
@@ -119,6 +126,7 @@ void Echo(Exchange& exchange, const EchoCommand& command) {
   for (int next = 0;; next = (next + 1) % depth) {
     PostedRecv& each = posted[next];
     each.Wait(exchange.loop());
+    if (command.touches && !each.is_dead()) Touch(each.tensor());
     // The end.
     if (each.is_dead()) {
       step->StartAbort(absl::CancelledError("over"));
@@ -136,23 +144,35 @@ void Echo(Exchange& exchange, const EchoCommand& command) {
   }
 }
 
-[[noreturn]] void RunChild(int socket, const ExchangePeer::Options& options) {
+// Ends of connections for floors.
+struct FloorSockets {
+  int tcp = -1;
+  int unix_socket = -1;
+};
+
+[[noreturn]] void RunChild(int socket, const FloorSockets& floors,
+                           const ExchangePeer::Options& options) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (options.pin) PinTo(1);
+  if (options.pin) PinTo(options.one_core ? 0 : 1);
   const std::unique_ptr<Exchange> exchange = StartNode(1, socket, options);
   while (true) {
     EchoCommand command;
     ReadAll(socket, &command, sizeof(command));
-    if (command.window == -1) {
-      rusage usage = {};
-      getrusage(RUSAGE_SELF, &usage);
-      const double seconds =
-          static_cast<double>(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
-          static_cast<double>(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
-      WriteAll(socket, &seconds, sizeof(seconds));
+    if (command.raw_tcp_rounds > 0) {
+      char bytes[8];
+      for (int i = 0; i < command.raw_tcp_rounds; ++i) {
+        ReceiveSpinning(floors.tcp, bytes, sizeof(bytes));
+        WriteAll(floors.tcp, bytes, sizeof(bytes));
+      }
       continue;
     }
-    if (command.window == -2) {
+    if (command.raw_descriptor_rounds > 0) {
+      for (int i = 0; i < command.raw_descriptor_rounds; ++i) {
+        AnswerDescriptor(floors.unix_socket, command.bytes);
+      }
+      continue;
+    }
+    if (command.window == -1) {
       exchange->rendezvous().Cleanup(command.step_id);
       WriteAll(socket, "", 1);
       continue;
@@ -207,12 +227,21 @@ void PostedRecv::Wait(LaneLoop& loop) {
 ExchangePeer::ExchangePeer(const Options& options) {
   int sockets[2];
   FERRY_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) == 0);
+  const TcpPair raw = ConnectedTcp();
+  int raw_unix[2];
+  FERRY_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, raw_unix) == 0);
   child_ = fork();
   FERRY_CHECK(child_ >= 0);
   if (child_ == 0) {
     close(sockets[0]);
-    RunChild(sockets[1], options);
+    close(raw.here);
+    close(raw_unix[0]);
+    RunChild(sockets[1], {raw.there, raw_unix[1]}, options);
   }
+  close(raw.there);
+  close(raw_unix[1]);
+  raw_tcp_ = raw.here;
+  raw_unix_ = raw_unix[0];
   close(sockets[1]);
   socket_ = sockets[0];
   if (options.pin) PinTo(0);
@@ -225,6 +254,8 @@ ExchangePeer::~ExchangePeer() {
   kill(child_, SIGKILL);
   waitpid(child_, nullptr, 0);
   exchange_.reset();
+  close(raw_tcp_);
+  close(raw_unix_);
   close(socket_);
   PinTo(-1);
 }
@@ -239,7 +270,7 @@ std::shared_ptr<RemoteRendezvous> ExchangePeer::Begin(EchoCommand command) {
 void ExchangePeer::End() {
   Check(step_->Send(*ping_, Tensor(), /*is_dead=*/true));
   EchoCommand over;
-  over.window = -2;
+  over.window = -1;
   over.step_id = last_step_;
   // Read when the echo has returned.
   WriteAll(socket_, &over, sizeof(over));
@@ -253,16 +284,59 @@ void ExchangePeer::End() {
   step_ = nullptr;
 }
 
+std::vector<double> ExchangePeer::RawTcp(int rounds) {
+  EchoCommand command;
+  command.raw_tcp_rounds = rounds;
+  WriteAll(socket_, &command, sizeof(command));
+  char bytes[8] = {};
+  std::vector<double> samples;
+  for (int i = 0; i < rounds; ++i) {
+    const absl::Time start = SteadyClock().Now();
+    WriteAll(raw_tcp_, bytes, sizeof(bytes));
+    ReceiveSpinning(raw_tcp_, bytes, sizeof(bytes));
+    samples.push_back(absl::ToDoubleSeconds(SteadyClock().Now() - start));
+  }
+  return samples;
+}
+
+std::vector<double> ExchangePeer::RawDescriptors(int rounds, size_t bytes) {
+  EchoCommand command;
+  command.raw_descriptor_rounds = rounds;
+  command.bytes = bytes;
+  WriteAll(socket_, &command, sizeof(command));
+  std::vector<double> samples;
+  for (int i = 0; i < rounds; ++i) {
+    const auto memory = MemorySegment::Create(bytes, {});
+    Check(memory.status());
+    samples.push_back(HandOverDescriptor(raw_unix_, memory->fd()));
+  }
+  return samples;
+}
+
 double ExchangePeer::CpuSeconds() const {
-  EchoCommand ask;
-  ask.window = -1;
-  WriteAll(socket_, &ask, sizeof(ask));
-  double child = 0;
-  ReadAll(socket_, &child, sizeof(child));
-  rusage usage = {};
-  getrusage(RUSAGE_SELF, &usage);
-  return child + static_cast<double>(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
-         static_cast<double>(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
+  clockid_t child = 0;
+  FERRY_CHECK(clock_getcpuclockid(child_, &child) == 0);
+  double seconds = 0;
+  for (const clockid_t clock : {child, CLOCK_PROCESS_CPUTIME_ID}) {
+    timespec time = {};
+    FERRY_CHECK(clock_gettime(clock, &time) == 0);
+    seconds += static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) / 1e9;
+  }
+  return seconds;
+}
+
+int64_t ExchangePeer::PageFaults() const {
+  int64_t faults = 0;
+  for (const pid_t process : {child_, getpid()}) {
+    std::FILE* const file = std::fopen(absl::StrCat("/proc/", process, "/stat").c_str(), "r");
+    FERRY_CHECK(file != nullptr);
+    // Source: proc(5); the tenth field. The second has no blanks here.
+    long long count = 0;
+    FERRY_CHECK(std::fscanf(file, "%*s %*s %*s %*s %*s %*s %*s %*s %*s %lld", &count) == 1);
+    std::fclose(file);
+    faults += count;
+  }
+  return faults;
 }
 
 }  // namespace ferry::bench

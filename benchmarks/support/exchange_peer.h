@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/time/time.h"
 
@@ -30,6 +31,11 @@ struct EchoCommand {
   bool short_answers = false;
   // Values that it takes before it answers.
   int window = 1;
+  // Reads a byte of each page of what comes.
+  bool touches = false;
+  // Not 0: so many rounds of RawTcp, or of RawDescriptors, instead.
+  int raw_tcp_rounds = 0;
+  int raw_descriptor_rounds = 0;
 };
 
 // A child process with an Exchange of its own (node 1), and this process's (node 0). Each sends
@@ -43,6 +49,10 @@ class ExchangePeer {
     // A core for each process, as UCX's and MPI's benchmarks have it. Without it the kernel puts
     // both on one, and their wake-ups cost nothing.
     bool pin = true;
+    // Both processes on one core.
+    bool one_core = false;
+    // HostArenaOptions::segment_bytes; 0: as it is.
+    size_t segment_bytes = 0;
   };
   explicit ExchangePeer(const Options& options);
   ~ExchangePeer();
@@ -55,17 +65,26 @@ class ExchangePeer {
   std::shared_ptr<RemoteRendezvous> Begin(EchoCommand command);
   // Ends it; the other process has stopped when it returns.
   void End();
+  // Between the same two processes, on the same cores: seconds of round trips of 8 bytes over a TCP
+  // connection of their own, spinning on non-blocking reads.
+  std::vector<double> RawTcp(int rounds);
+  // As many seconds from handing over a memfd of `bytes`, of which the other process has never
+  // heard, until it says that it has mapped it; spinning, over a Unix socket.
+  std::vector<double> RawDescriptors(int rounds, size_t bytes);
 
   // From here to there, and back.
   const RendezvousKey& ping() const { return *ping_; }
   const RendezvousKey& pong() const { return *pong_; }
 
-  // CPU time of both processes so far.
+  // Of both processes so far: CPU time, and page faults for which the disk was not needed.
   double CpuSeconds() const;
+  int64_t PageFaults() const;
 
  private:
   pid_t child_ = -1;
   int socket_ = -1;
+  int raw_tcp_ = -1;
+  int raw_unix_ = -1;
   std::unique_ptr<Exchange> exchange_;
   std::unique_ptr<RendezvousKey> ping_;
   std::unique_ptr<RendezvousKey> pong_;
@@ -96,14 +115,25 @@ class PostedRecv {
 
 Tensor ArenaTensor(Exchange& exchange, size_t bytes);
 
+// A descriptor through a Unix socket, spinning. Seconds until the other side has said that it has
+// mapped it; and that other side.
+double HandOverDescriptor(int socket, int fd);
+void AnswerDescriptor(int socket, size_t bytes);
+
 // --- Floors, each between this process and a child of its own ---
 
 // Seconds of one way, the median: a cache line that both spin on.
 double SpinFloor();
 // Seconds of a round trip through eventfds, sleeping.
 double BlockingFloor();
-// Seconds of a round trip of 8 bytes over loopback TCP, spinning on non-blocking reads.
-double TcpSpinFloor();
+// Two connected sockets over loopback, without Nagle's delay.
+struct TcpPair {
+  int here = -1;
+  int there = -1;
+};
+TcpPair ConnectedTcp();
+// Takes exactly so many bytes, spinning.
+void ReceiveSpinning(int fd, char* to, size_t bytes);
 // Bytes per second of blocking sockets over loopback, `streams` at a time, `bytes` in all per
 // round.
 struct StreamFloor {
