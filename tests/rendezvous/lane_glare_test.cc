@@ -278,7 +278,13 @@ void RunSeeds(const GlareFaults& faults, bool needs_glares = true) {
     seeds = {replayed};
   } else {
     for (uint64_t seed = 1; seed <= kSeeds; ++seed) seeds.push_back(seed);
-    seeds.push_back(static_cast<uint64_t>(absl::GetCurrentTimeNanos()));
+    uint64_t fresh = 1;
+    if (const char* count = std::getenv("FERRY_SIM_SEEDS");
+        count == nullptr || !absl::SimpleAtoi(count, &fresh)) {
+      fresh = 1;
+    }
+    const auto first = static_cast<uint64_t>(absl::GetCurrentTimeNanos());
+    for (uint64_t i = 0; i < fresh; ++i) seeds.push_back(first + i);
   }
   int asked = 0;
   int failed = 0;
