@@ -2,6 +2,8 @@
 // Non-temporal stores, and pieces for several threads.
 #include "tensor/copy.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -66,6 +68,13 @@ StreamFunction ChooseStream() {
 
 #endif
 
+// That this process may use: of a container, or of `taskset`, not of the machine.
+int UsableCores() {
+  cpu_set_t cores;
+  if (sched_getaffinity(0, sizeof(cores), &cores) == 0) return CPU_COUNT(&cores);
+  return static_cast<int>(std::thread::hardware_concurrency());
+}
+
 }  // namespace
 
 void CopyBytesStreamed(void* to, const void* from, size_t bytes) {
@@ -112,7 +121,7 @@ struct CopyPool::Job {
 CopyPool::CopyPool(CopyPoolOptions options) {
   int count = options.threads;
   if (count < 0) {
-    count = std::clamp(static_cast<int>(std::thread::hardware_concurrency()) - 1, 0, 3);
+    count = std::clamp(UsableCores() - 1, 0, 3);
   }
   for (int i = 0; i < count; ++i) {
     threads_.push_back(std::make_unique<Thread>("ferry-copy", [this] { Run(); }));

@@ -37,7 +37,7 @@ class CopyControl final {
 };
 
 struct CopyPoolOptions {
-  // Threads besides the caller; -1: one less than there are cores, at most 3.
+  // Threads besides the caller; -1: one less than there are cores for this process, at most 3.
   int threads = -1;
 };
 

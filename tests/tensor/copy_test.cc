@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies by a pool: of any size, on whatever cores there are.
+#include "tensor/copy.h"
+
+#include <sched.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "absl/synchronization/notification.h"
+
+namespace ferry {
+namespace {
+
+int CopyThreads() {
+  int count = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream file(task.path() / "comm");
+    std::string name;
+    std::getline(file, name);
+    if (name == "ferry-copy") ++count;
+  }
+  return count;
+}
+
+std::vector<char> Pattern(size_t bytes) {
+  std::vector<char> pattern(bytes);
+  for (size_t i = 0; i < bytes; ++i) pattern[i] = static_cast<char>(i * 31 + i / 251);
+  return pattern;
+}
+
+void CheckCopies(CopyPool& pool) {
+  for (const size_t bytes : {size_t{0}, size_t{1}, size_t{100'003}, (size_t{9} << 20) + 5}) {
+    const std::vector<char> from = Pattern(bytes);
+    std::vector<char> to(bytes);
+    pool.Copy(to.data(), from.data(), bytes);
+    EXPECT_EQ(to, from);
+    std::vector<char> later(bytes);
+    absl::Notification done;
+    pool.CopyAsync(later.data(), from.data(), bytes, [&done] { done.Notify(); });
+    ASSERT_TRUE(done.WaitForNotificationWithTimeout(absl::Seconds(20)));
+    EXPECT_EQ(later, from);
+  }
+}
+
+TEST(CopyPoolTest, CopiesAllBytes) {
+  for (const int threads : {0, 1, 3}) {
+    CopyPool pool({.threads = threads});
+    CheckCopies(pool);
+  }
+}
+
+// A thread beside the only core would take turns with who it helps.
+TEST(CopyPoolTest, HasNoThreadsOnOneCore) {
+  cpu_set_t before;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(before), &before), 0);
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  for (int core = 0; CPU_COUNT(&one) == 0; ++core) {
+    if (CPU_ISSET(core, &before)) CPU_SET(core, &one);
+  }
+  ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+  {
+    CopyPool pool;
+    EXPECT_EQ(CopyThreads(), 0);
+    CheckCopies(pool);
+  }
+  ASSERT_EQ(sched_setaffinity(0, sizeof(before), &before), 0);
+}
+
+}  // namespace
+}  // namespace ferry
