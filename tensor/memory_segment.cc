@@ -156,8 +156,9 @@ absl::StatusOr<MemorySegment> MemorySegment::MapPeer(UniqueFd fd, size_t bytes, 
         "the peer's memory is not sealed: it could shrink while it is being read");
   }
   MemorySegment segment;
-  void* base =
-      mmap(nullptr, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd.get(), 0);
+  // What is written to is small and is about to be; of what is read, only some may be.
+  void* base = mmap(nullptr, bytes, PROT_READ | (writable ? PROT_WRITE : 0),
+                    MAP_SHARED | (writable ? MAP_POPULATE : 0), fd.get(), 0);
   if (base == MAP_FAILED) {
     if (errno != EPERM) return OsError("mmap", bytes);
     return absl::PermissionDeniedError("the peer's memory may only be read");

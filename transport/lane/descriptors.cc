@@ -38,7 +38,7 @@ absl::Status SendDescriptors(int socket, absl::Span<const int> fds) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<bool> ReceiveDescriptors(int socket, std::deque<UniqueFd>& arrived) {
+absl::StatusOr<bool> ReceiveDescriptors(int socket, std::deque<UniqueFd>& arrived, size_t enough) {
   while (true) {
     char bytes[64];
     iovec data = {bytes, sizeof(bytes)};
@@ -68,6 +68,7 @@ absl::StatusOr<bool> ReceiveDescriptors(int socket, std::deque<UniqueFd>& arrive
           "a descriptor from the peer was lost: this process can open no more (see `ulimit -n`)");
     }
     if (got == 0) return false;
+    if (arrived.size() >= enough) return true;
   }
 }
 

@@ -3,6 +3,8 @@
 #ifndef FERRY_TRANSPORT_LANE_DESCRIPTORS_H_
 #define FERRY_TRANSPORT_LANE_DESCRIPTORS_H_
 
+#include <cstddef>
+#include <cstdint>
 #include <deque>
 
 #include "absl/status/status.h"
@@ -20,10 +22,12 @@ inline constexpr size_t kMaxDescriptors = 8;
 //   Errors: UNAVAILABLE when the socket takes nothing just now, or is closed.
 absl::Status SendDescriptors(int socket, absl::Span<const int> fds);
 
-// Takes whatever has come. False: the other side has closed the socket.
+// Takes whatever has come, but stops when `arrived` has `enough`. False: the other side has closed
+// the socket.
 //   Errors: UNAVAILABLE with the kernel's reason; RESOURCE_EXHAUSTED when this process has no room
 //   for a descriptor.
-absl::StatusOr<bool> ReceiveDescriptors(int socket, std::deque<UniqueFd>& arrived);
+absl::StatusOr<bool> ReceiveDescriptors(int socket, std::deque<UniqueFd>& arrived,
+                                        size_t enough = SIZE_MAX);
 
 //   Errors: RESOURCE_EXHAUSTED.
 absl::StatusOr<UniqueFd> DuplicateDescriptor(int fd);

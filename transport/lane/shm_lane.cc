@@ -48,10 +48,11 @@ std::shared_ptr<ShmLane> ShmLane::Start(LaneLoop& loop, LanePeer peer, UniqueFd 
                                         size_t max_queued_bytes) {
   auto lane = std::shared_ptr<ShmLane>(new ShmLane(loop, peer, std::move(socket), std::move(memory),
                                                    is_first, std::move(handler), max_queued_bytes));
-  // On the loop, so that no source is called before it knows its own id.
+  // On the loop, so that no source is called before it knows its own id. The socket is watched for
+  // its end alone: frames say when there are descriptors, and nobody is woken twice.
   loop.Post([lane, &loop] {
     const absl::StatusOr<LaneLoop::SourceId> source =
-        loop.Add(lane, lane->socket_.get(), EPOLLIN | EPOLLRDHUP, /*polls=*/true);
+        loop.Add(lane, lane->socket_.get(), EPOLLRDHUP, /*polls=*/true);
     if (!source.ok()) return lane->Refuse(source.status());
     lane->source_ = *source;
     lane->handler_->OnOpen(lane);
@@ -131,7 +132,8 @@ absl::StatusOr<std::vector<UniqueFd>> ShmLane::TakeDescriptors(size_t count) {
   while (taken.size() < count) {
     if (arrived_.empty()) {
       // They were sent before the frame, so that they are here.
-      FERRY_ASSIGN_OR_RETURN(const bool is_open, ReceiveDescriptors(socket_.get(), arrived_));
+      FERRY_ASSIGN_OR_RETURN(const bool is_open,
+                             ReceiveDescriptors(socket_.get(), arrived_, count));
       (void)is_open;
       if (arrived_.empty()) {
         return absl::InvalidArgumentError("a frame came without its descriptors");
