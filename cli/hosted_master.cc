@@ -19,7 +19,8 @@ absl::StatusOr<master::WorkerRecord> ReadRecord(absl::string_view text) {
   master::WorkerRecord record;
   record.incarnation = endpoint.peer.incarnation;
   record.address = endpoint.grpc_address;
-  record.gpu_count = static_cast<int>(endpoint.gpus.size());
+  // Workers run graphs on their CPUs only: what is offered here would be placed on.
+  record.gpu_count = 0;
   return record;
 }
 

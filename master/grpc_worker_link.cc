@@ -117,7 +117,8 @@ class GrpcWorkerLink final : public WorkerLink {
                        " bytes to a worker: gRPC and protocol buffers carry less than 2 GiB")));
     }
     const auto context = std::make_shared<grpc::ClientContext>();
-    if (limits.timeout < absl::InfiniteDuration()) {
+    // A client's own word for never may be more than a clock holds.
+    if (limits.timeout < absl::Hours(24 * 365)) {
       context->set_deadline(std::chrono::system_clock::now() +
                             absl::ToChronoMilliseconds(limits.timeout));
     }

@@ -122,14 +122,24 @@ void JobWorkers::Stop() {
   if (watcher_ != nullptr) std::exchange(watcher_, nullptr)->Stop();
 }
 
-std::shared_ptr<WorkerLink> JobWorkers::LinkTo(int32_t node, const WorkerRecord& record) {
+bool JobWorkers::Complete(ClusterWorker& worker, const WorkerRecord& record,
+                          const GlobalTopology* topology) {
+  const int32_t node = worker.task.task;
   absl::MutexLock lock(&mu_);
   Known& known = known_[node];
   if (known.link == nullptr || known.incarnation != record.incarnation ||
       known.address != record.address) {
-    known = {record.incarnation, record.address, connect_(record.address)};
+    known = {record.incarnation, record.address, connect_(record.address), {}};
   }
-  return known.link;
+  const std::optional<int> index = topology == nullptr ? std::nullopt : topology->NodeIndex(node);
+  if (index.has_value()) {
+    known.devices =
+        DescribeDevices(worker.name, record, topology->nodes()[static_cast<size_t>(*index)]);
+  }
+  worker.incarnation = record.incarnation;
+  worker.devices = known.devices;
+  worker.link = known.link;
+  return !known.devices.empty();
 }
 
 Cluster JobWorkers::Now() {
@@ -175,16 +185,11 @@ Cluster JobWorkers::Now() {
       miss("has joined, but serves no graphs; ferry worker does");
       continue;
     }
-    const std::optional<int> index =
-        facts.topology == nullptr ? std::nullopt : facts.topology->topology.NodeIndex(node);
-    if (!index) {
+    if (!Complete(worker, *record,
+                  facts.topology == nullptr ? nullptr : &facts.topology->topology)) {
       miss("has joined, but the devices of all nodes are not known yet");
       continue;
     }
-    worker.incarnation = record->incarnation;
-    worker.devices = DescribeDevices(worker.name, *record,
-                                     facts.topology->topology.nodes()[static_cast<size_t>(*index)]);
-    worker.link = LinkTo(node, *record);
     cluster.workers.push_back(std::move(worker));
   }
   return cluster;

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
@@ -16,6 +17,7 @@
 
 #include "coord/strand.h"
 #include "master/cluster.h"
+#include "topology/global_topology.h"
 
 namespace ferry::master {
 
@@ -61,9 +63,13 @@ class JobWorkers final : public ClusterSource {
     uint64_t incarnation = 0;
     std::string address;
     std::shared_ptr<WorkerLink> link;
+    std::vector<tensorflow::DeviceAttributes> devices;
   };
 
-  std::shared_ptr<WorkerLink> LinkTo(int32_t node, const WorkerRecord& record)
+  // Fills in its link and devices. `topology`: of the job, as far as it is known just now: when a
+  // node comes again there is none for a moment, but those that stayed have the devices they had.
+  // False: its devices have never been known.
+  bool Complete(ClusterWorker& worker, const WorkerRecord& record, const GlobalTopology* topology)
       ABSL_LOCKS_EXCLUDED(mu_);
 
   coord::Strand& strand_;

@@ -74,31 +74,35 @@ void Master::CreateSession(Ref<tensorflow::CreateSessionRequest> request, Gone g
     }
   }
   if (!status.ok()) return std::move(done)(std::move(status));
-  std::make_shared<SessionMaker>(
-      maker_context_, std::move(request), std::move(gone),
-      [this, done = std::move(done)](absl::StatusOr<std::shared_ptr<Session>> session) mutable {
-        FinishCreate(std::move(session), std::move(done));
-      })
+  std::make_shared<SessionMaker>(maker_context_, std::move(request), gone,
+                                 [this, gone, done = std::move(done)](
+                                     absl::StatusOr<std::shared_ptr<Session>> session) mutable {
+                                   FinishCreate(std::move(session), gone, std::move(done));
+                                 })
       ->Start();
 }
 
-void Master::FinishCreate(absl::StatusOr<std::shared_ptr<Session>> session,
+void Master::FinishCreate(absl::StatusOr<std::shared_ptr<Session>> session, const Gone& gone,
                           Done<tensorflow::CreateSessionResponse> done) {
-  bool is_late = false;
+  // Nobody would hear of it, and nobody would close it.
+  absl::Status unwanted;
+  if (gone != nullptr && gone->is_cancelled()) {
+    unwanted = absl::CancelledError("The client has gone.");
+  }
   {
     absl::MutexLock lock(&mu_);
-    is_late = is_stopped_;
-    if (session.ok() && !is_late) {
+    if (is_stopped_) unwanted = absl::UnavailableError("The master is stopping.");
+    if (session.ok() && unwanted.ok()) {
       sessions_.emplace((*session)->handle(), *session);
     } else {
       --session_count_;
     }
   }
   if (!session.ok()) return std::move(done)(session.status());
-  if (is_late) {
-    return (*session)->Close(absl::CancelledError("The master is stopping."),
-                             [session = *session, done = std::move(done)]() mutable {
-                               std::move(done)(absl::UnavailableError("The master is stopping."));
+  if (!unwanted.ok()) {
+    return (*session)->Close(absl::CancelledError(unwanted.message()),
+                             [session = *session, unwanted, done = std::move(done)]() mutable {
+                               std::move(done)(std::move(unwanted));
                              });
   }
   // A worker may have been lost while the session was not in the table yet.
@@ -203,7 +207,7 @@ void Master::ListDevices(Ref<tensorflow::ListDevicesRequest> request, Gone gone,
   const absl::Duration timeout = options_.worker_timeout;
   context_.run_work([this, gone = std::move(gone), timeout, done = std::move(done)]() mutable {
     waits_.Await({{}, context_.timers.Now() + timeout, timeout, "ListDevices", std::move(gone)},
-                 cluster_.Now(), [done = std::move(done)](absl::StatusOr<Cluster> cluster) mutable {
+                 cluster_, [done = std::move(done)](absl::StatusOr<Cluster> cluster) mutable {
                    if (!cluster.ok()) return std::move(done)(cluster.status());
                    tensorflow::ListDevicesResponse response;
                    for (size_t i = 0; i < cluster->workers.size(); ++i) {

@@ -91,7 +91,7 @@ class Master final {
   //   Errors: ABORTED if there is none.
   absl::StatusOr<std::shared_ptr<Session>> Find(const std::string& handle) const
       ABSL_LOCKS_EXCLUDED(mu_);
-  void FinishCreate(absl::StatusOr<std::shared_ptr<Session>> session,
+  void FinishCreate(absl::StatusOr<std::shared_ptr<Session>> session, const Gone& gone,
                     Done<tensorflow::CreateSessionResponse> done) ABSL_LOCKS_EXCLUDED(mu_);
   void CloseAll(Sessions sessions, const absl::Status& why, absl::AnyInvocable<void() &&> done);
   void CleanupWorkers(const tensorflow::ResetRequest& request, const DeviceFilters& filters,

@@ -62,7 +62,7 @@ absl::Status SessionMaker::ReadOptions() {
 
 void SessionMaker::AwaitWorkers() {
   context_.waits.Await(
-      {filters_, deadline_, timeout_, "CreateSession", gone_}, context_.cluster.Now(),
+      {filters_, deadline_, timeout_, "CreateSession", gone_}, context_.cluster,
       [self = shared_from_this()](absl::StatusOr<Cluster> cluster) {
         if (!cluster.ok()) return std::move(self->done_)(cluster.status());
         self->context_.master.run_work(

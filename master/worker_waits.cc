@@ -11,13 +11,10 @@
 
 namespace ferry::master {
 
-void WorkerWaits::Await(WorkerWaitLimits limits, Cluster cluster, Done done) {
-  std::string missing = MissingText(cluster, limits.filters);
-  if (missing.empty()) return std::move(done)(std::move(cluster));
+void WorkerWaits::Await(WorkerWaitLimits limits, ClusterSource& source, Done done) {
   auto wait = std::make_shared<Wait>();
   wait->limits = std::move(limits);
   wait->done = std::move(done);
-  wait->missing = std::move(missing);
   {
     absl::MutexLock lock(&mu_);
     waits_.insert(wait);
@@ -54,9 +51,13 @@ void WorkerWaits::Await(WorkerWaitLimits limits, Cluster cluster, Done done) {
   if (is_over) {
     timers_.Remove(timer);
     if (gone != nullptr) gone->Deregister(token);
-  } else if (gone != nullptr && token == Cancellation::kNoToken) {
-    End(wait, absl::CancelledError("The client has gone."));
+    return;
   }
+  if (gone != nullptr && token == Cancellation::kNoToken) {
+    return End(wait, absl::CancelledError("The client has gone."));
+  }
+  // It is in the set before: a change from now on is looked at by whoever hears of it.
+  Look(source.Now());
 }
 
 void WorkerWaits::Look(const Cluster& cluster) {

@@ -39,9 +39,10 @@ class WorkerWaits final {
 
   explicit WorkerWaits(Timers& timers) : timers_(timers) {}
 
-  // Calls `done` when `cluster`, or one that Look is told of, lacks none of these workers.
+  // Calls `done` when what `source` shows, or one that Look is told of, lacks none of these
+  // workers.
   //   Errors: DEADLINE_EXCEEDED naming those that are missing; CANCELLED.
-  void Await(WorkerWaitLimits limits, Cluster cluster, Done done) ABSL_LOCKS_EXCLUDED(mu_);
+  void Await(WorkerWaitLimits limits, ClusterSource& source, Done done) ABSL_LOCKS_EXCLUDED(mu_);
   void Look(const Cluster& cluster) ABSL_LOCKS_EXCLUDED(mu_);
   // All of them end.
   void Fail(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);

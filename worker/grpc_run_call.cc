@@ -83,6 +83,8 @@ class RunCall final : public grpc::ServerUnaryReactor {
       }
       status = encoded.status();
     }
+    // They may be what was too large.
+    message.clear_partition_graph();
     if (!errors_in_body_) return Finish(coord::ToGrpcStatus(status));
     message.set_status_code(static_cast<tensorflow::error::Code>(status.code()));
     message.set_status_error_message(std::string(status.message()));

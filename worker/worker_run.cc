@@ -105,7 +105,10 @@ absl::Status Worker::Prepare(Call& call, bool& begins) {
                                  /*is_dead=*/false);
   }
   // Other pieces wait for a run that will not be.
-  if (!status.ok() && begins && request.is_partial) call.partial->EndRun(status);
+  if (!status.ok() && begins && request.is_partial) {
+    call.exchange->Abort(status);
+    call.partial->EndRun(status);
+  }
   return status;
 }
 

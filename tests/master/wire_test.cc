@@ -346,5 +346,37 @@ TEST_F(TwoNodesTest, NoticesANodeThatRestarts) {
   EXPECT_TRUE(Create(graph.def()).status.ok());
 }
 
+// While it comes back, the job's topology is not known; the devices of those that stayed are.
+TEST_F(TwoNodesTest, OthersGoOnWhileANodeComesBack) {
+  JoinAll();
+  GraphWriter graph;
+  graph.Placeholder("x", "/job:worker/task:0/device:CPU:0");
+  ASSERT_TRUE(Create(graph.def()).status.ok());
+  server_->strand().Run([](coord::Coordinator& coordinator) {
+    (void)coordinator.ResetTask(coord::TaskId{1});
+    coordinator.RegisterTask({coord::TaskId{1}, coord::Incarnation(99)}, [](absl::Status) {});
+  });
+  grpc::ClientContext context;
+  tensorflow::CreateSessionRequest request;
+  *request.mutable_graph_def() = graph.def();
+  request.mutable_config()->add_device_filters("/job:worker/task:0");
+  request.mutable_config()->set_operation_timeout_in_ms(2000);
+  tensorflow::CreateSessionResponse response;
+  const grpc::Status status = stub_->CreateSession(&context, request, &response);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+}
+
+// A client's word for never.
+TEST_F(TwoNodesTest, TimeoutsBeyondAllClocksAreNone) {
+  JoinAll();
+  grpc::ClientContext context;
+  tensorflow::CreateSessionRequest request;
+  *request.mutable_graph_def() = Graph().def();
+  request.mutable_config()->set_operation_timeout_in_ms(int64_t{1} << 62);
+  tensorflow::CreateSessionResponse response;
+  const grpc::Status status = stub_->CreateSession(&context, request, &response);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+}
+
 }  // namespace
 }  // namespace ferry::master
