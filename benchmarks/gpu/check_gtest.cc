@@ -50,6 +50,14 @@ std::string FailureIn(absl::string_view words) {
   return Cut(words);
 }
 
+// "... (12 ms)"; -1 without.
+int MillisecondsIn(absl::string_view line) {
+  int milliseconds = -1;
+  const size_t at = line.rfind('(');
+  if (at == absl::string_view::npos || !absl::ConsumeSuffix(&line, " ms)")) return -1;
+  return absl::SimpleAtoi(line.substr(at + 1), &milliseconds) ? milliseconds : -1;
+}
+
 std::string SkipReasonIn(absl::string_view words) {
   const size_t at = words.find(absl::StrCat(kSkippedLine, "\n"));
   if (at == absl::string_view::npos) return "it says no reason";
@@ -72,7 +80,7 @@ void GtestReader::End(absl::string_view why) {
   if (!partial_.empty()) TakeLine(std::exchange(partial_, std::string()));
   if (running_.empty()) return;
   const std::string failure = FailureIn(words_);
-  Tell(TestOutcome::Status::kFailed, absl::StrCat(why, failure.empty() ? "" : ": ", failure));
+  Tell(TestOutcome::Status::kFailed, -1, absl::StrCat(why, failure.empty() ? "" : ": ", failure));
 }
 
 void GtestReader::TakeLine(absl::string_view line) {
@@ -98,16 +106,18 @@ void GtestReader::TakeLine(absl::string_view line) {
     const size_t at = line.find(absl::StrCat(mark, running_));
     if (at == absl::string_view::npos) continue;
     absl::StrAppend(&words_, line.substr(0, at));
-    return Tell(status, status == TestOutcome::Status::kPassed    ? std::string()
-                        : status == TestOutcome::Status::kSkipped ? SkipReasonIn(words_)
-                                                                  : FailureIn(words_));
+    return Tell(status, MillisecondsIn(line),
+                status == TestOutcome::Status::kPassed    ? std::string()
+                : status == TestOutcome::Status::kSkipped ? SkipReasonIn(words_)
+                                                          : FailureIn(words_));
   }
   absl::StrAppend(&words_, line, "\n");
   if (words_.size() > kMaxWords) words_.erase(kMaxWords / 2, words_.size() - kMaxWords);
 }
 
-void GtestReader::Tell(TestOutcome::Status status, std::string reason) {
-  TestOutcome outcome{std::exchange(running_, std::string()), status, std::move(reason), {}};
+void GtestReader::Tell(TestOutcome::Status status, int milliseconds, std::string reason) {
+  TestOutcome outcome{
+      std::exchange(running_, std::string()), status, milliseconds, std::move(reason), {}};
   for (absl::string_view line : absl::StrSplit(words_, '\n')) {
     if (absl::ConsumePrefix(&line, kSeen)) outcome.seen.emplace_back(line);
   }

@@ -17,6 +17,8 @@ struct TestOutcome {
   // "GpuRing.TheRingIsBoundedAndNobodyFails".
   std::string name;
   Status status = Status::kPassed;
+  // As the program says; -1 if it did not come to that.
+  int milliseconds = -1;
   // Why it failed or was skipped; of a long one, the beginning. Empty if it passed.
   std::string reason;
   // Lines that begin with "seen: ", without that: what a test tells and does not judge.
@@ -47,7 +49,7 @@ class GtestReader final {
 
  private:
   void TakeLine(absl::string_view line);
-  void Tell(TestOutcome::Status status, std::string reason);
+  void Tell(TestOutcome::Status status, int milliseconds, std::string reason);
 
   const std::function<void(const std::string&)> began_;
   const Callback ended_;

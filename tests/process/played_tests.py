@@ -29,7 +29,7 @@ for name, does in tests:
     if does == "pass":
         print("seen: 3 of 4")
     mark = {"fail": "  FAILED  ", "skip": "  SKIPPED "}.get(does, "       OK ")
-    print(f"[{mark}] {name} (0 ms)", flush=True)
+    print(f"[{mark}] {name} (12 ms)", flush=True)
 print("[==========] all tests ran. (0 ms total)")
 print("[  FAILED  ] 1 test, listed below:\n[  FAILED  ] Played.Fails")
 sys.exit(1)
