@@ -139,9 +139,10 @@ class OnTheDouble(Case):
         self.assertIn("209" if "nvcc" not in kernels else "nvcc", kernels)
 
     def test_a_way_that_is_not_the_one_that_is_meant_is_a_failure(self):
-        # As a device without events between processes: all of it arrives, by way of the host.
-        status, result, _, out = self.check("--quick", "--parts=foreign",
-                                            STRICT_CUDA_ATTRIBUTES="125=0")
+        # As a driver that opens no descriptors: all of it arrives, by way of the host.
+        status, result, _, out = self.check(
+            "--quick", "--parts=foreign",
+            STRICT_CUDA_FAIL="cuMemImportFromShareableHandle:999:0:100000")
         failed = [check for check in self.parts(result)["foreign"]["checks"]
                   if check["status"] == "failed"]
         self.assertEqual((status, len(failed)), (1, 7), out)
