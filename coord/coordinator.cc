@@ -249,6 +249,7 @@ std::vector<WaitInfo> Coordinator::Waits() const {
   topology_.ForEachWait(add);
   for (const auto& [task, poll] : polls_) waits.push_back({task, "errors of the job", poll.since});
   for (const auto& [wait, watch] : watches_) {
+    if (watch.caller == kCoordinatorItself) continue;
     waits.push_back({watch.caller, "a change of the task table", watch.since});
   }
   return waits;

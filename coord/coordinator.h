@@ -31,6 +31,9 @@
 
 namespace ferry::coord {
 
+// A part of the coordinator itself: its waits are nobody's business, and not listed.
+inline constexpr TaskId kCoordinatorItself{-2};
+
 struct Registration {
   TaskId task = kNoTask;
   Incarnation incarnation;
@@ -105,7 +108,8 @@ class Coordinator final {
   // Barrier over everyone that also collects what each says of its devices (opaque here).
   WaitId WaitForAllTasks(TaskId task, std::string device_info, DeviceInfosCallback done);
 
-  // Answers when the table has moved past `version`; at once for -1.
+  // Answers when the table has moved past `version`; at once for -1. `caller` may be kNoTask, or
+  // kCoordinatorItself.
   //   Errors: INVALID_ARGUMENT for a version that has not been yet.
   WaitId WatchTasks(int64_t version, TaskId caller, TableCallback done);
   WaitId GetAliveTasks(TaskId caller, std::vector<TaskId> tasks, AliveRounds::DoneCallback done);

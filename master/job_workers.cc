@@ -87,7 +87,7 @@ class JobWorkers::Watcher final : public std::enable_shared_from_this<Watcher> {
   // On the strand.
   void AwaitTasks(coord::Coordinator& coordinator, int64_t version) {
     task_wait_ =
-        coordinator.WatchTasks(version, coord::kNoTask,
+        coordinator.WatchTasks(version, coord::kCoordinatorItself,
                                [self = shared_from_this()](absl::StatusOr<coord::TaskTable> table) {
                                  if (!table.ok()) return;
                                  self->Tell();
