@@ -232,6 +232,15 @@ TEST(Reductions, OfNothing) {
   EXPECT_EQ(reduce("Min")[0], std::numeric_limits<float>::infinity());
 }
 
+// A compiler has lost some of these.
+TEST(Reductions, MeanOfSixteenBytes) {
+  EXPECT_THAT(ComputeTo<int8_t>(Of("Mean", DataType::kInt8).Type("Tidx", DataType::kInt32),
+                                {TensorOf<int8_t>({16}, {5, 7, 5, 1, 1, 127, -128, 9, -3, 127, 5,
+                                                         -128, 127, 126, 126, -1}),
+                                 Ints({0})}),
+              ElementsAre(25));
+}
+
 TEST(Reductions, OfAxesThatAreNotThere) {
   const NodeWriter node = Of("Sum", DataType::kInt32).Type("Tidx", DataType::kInt32);
   EXPECT_THAT(Compute(node, {Ints({1}), Ints({1})}),
