@@ -146,11 +146,13 @@ class Agent final {
   absl::StatusOr<std::unique_ptr<AgentWatch>> Watch(
       absl::string_view prefix, std::function<void(const KeyChange&)> on_change);
 
-  // As GetAll and SetAll; `done` runs once, on a thread of the agent or of gRPC, never inside.
+  // As those without Async; `done` runs once, on a thread of the agent or of gRPC, never inside.
   void GetAllAsync(std::vector<std::string> keys, absl::Duration timeout,
                    Callback<std::vector<std::string>> done);
   void SetAllAsync(std::vector<std::pair<std::string, std::string>> entries, bool overwrite,
                    StatusCallback done);
+  void CompareAndSetAsync(absl::string_view key, const std::optional<std::string>& expected,
+                          absl::string_view desired, Callback<CompareAndSetResult> done);
 
   // --- The other nodes ---
 

@@ -17,6 +17,18 @@ std::string DescribeKeys(const std::vector<std::string>& keys) {
   return absl::StrCat(keys.size(), " keys, first ", Quoted(keys[0]));
 }
 
+// ABORTED with the present entry is an answer here, not an error.
+absl::StatusOr<CompareAndSetResult> CompareAndSetResultOf(const absl::StatusOr<v1::Reply>& reply) {
+  if (!reply.ok()) return reply.status();
+  CompareAndSetResult result;
+  result.was_set = reply->code() == 0;
+  if (!result.was_set && reply->code() != static_cast<int>(absl::StatusCode::kAborted)) {
+    return StatusOf(*reply);
+  }
+  if (reply->entries_size() > 0) result.value = reply->entries(0).value();
+  return result;
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> Agent::Get(absl::string_view key, absl::Duration timeout) {
@@ -112,29 +124,28 @@ absl::StatusOr<int64_t> Agent::Increment(absl::string_view key, int64_t incremen
 absl::StatusOr<CompareAndSetResult> Agent::CompareAndSet(absl::string_view key,
                                                          const std::optional<std::string>& expected,
                                                          absl::string_view desired) {
+  absl::Notification answered;
+  absl::StatusOr<CompareAndSetResult> result = absl::UnknownError("no answer");
+  CompareAndSetAsync(key, expected, desired, [&](absl::StatusOr<CompareAndSetResult> answer) {
+    result = std::move(answer);
+    answered.Notify();
+  });
+  answered.WaitForNotification();
+  return result;
+}
+
+void Agent::CompareAndSetAsync(absl::string_view key, const std::optional<std::string>& expected,
+                               absl::string_view desired, Callback<CompareAndSetResult> done) {
   v1::Request request;
   v1::CompareAndSet& cas = *request.mutable_compare_and_set();
   cas.set_key(std::string(key));
   cas.set_expect_absent(!expected.has_value());
   if (expected.has_value()) cas.set_expected(*expected);
   cas.set_desired(std::string(desired));
-  absl::Notification answered;
-  absl::StatusOr<v1::Reply> reply = absl::UnknownError("no answer");
-  // Not Ask: ABORTED with the present entry is an answer here, not an error.
   impl_->link().Call(std::move(request), kQuickTimeout, "a compare-and-set to be confirmed",
-                     [&](absl::StatusOr<v1::Reply> result) {
-                       reply = std::move(result);
-                       answered.Notify();
+                     [done = std::move(done)](absl::StatusOr<v1::Reply> reply) mutable {
+                       std::move(done)(CompareAndSetResultOf(reply));
                      });
-  answered.WaitForNotification();
-  if (!reply.ok()) return reply.status();
-  CompareAndSetResult result;
-  result.was_set = reply->code() == 0;
-  if (!result.was_set && reply->code() != static_cast<int>(absl::StatusCode::kAborted)) {
-    return StatusOf(*reply);
-  }
-  if (reply->entries_size() > 0) result.value = reply->entries(0).value();
-  return result;
 }
 
 absl::StatusOr<std::vector<KeyValue>> Agent::List(absl::string_view prefix, bool keys_only) {

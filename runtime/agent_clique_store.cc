@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "absl/time/clock.h"
+
 #include "base/status_macros.h"
 
 namespace ferry {
@@ -15,15 +17,16 @@ AgentCliqueStore::AgentCliqueStore(coord::Agent& agent, std::shared_ptr<CliqueLi
 
 AgentCliqueStore::~AgentCliqueStore() {
   {
-    absl::MutexLock lock(&mu_);
-    is_stopping_ = true;
+    absl::MutexLock lock(&shared_->mu);
+    shared_->is_stopping = true;
+    shared_->stop_at = absl::Now() + kGoodbye;
   }
   thread_.reset();
 }
 
 void AgentCliqueStore::Post(Work work) {
-  absl::MutexLock lock(&mu_);
-  work_.push_back(std::move(work));
+  absl::MutexLock lock(&shared_->mu);
+  shared_->work.push_back(std::move(work));
 }
 
 void AgentCliqueStore::Run() {
@@ -31,20 +34,39 @@ void AgentCliqueStore::Run() {
   while (true) {
     Work work;
     {
-      absl::MutexLock lock(&mu_);
-      mu_.Await(absl::Condition(
-          +[](AgentCliqueStore* self) ABSL_EXCLUSIVE_LOCKS_REQUIRED(self->mu_) {
-            return self->is_stopping_ || !self->work_.empty();
+      absl::MutexLock lock(&shared_->mu);
+      shared_->mu.Await(absl::Condition(
+          +[](Shared* shared) ABSL_EXCLUSIVE_LOCKS_REQUIRED(shared->mu) {
+            return shared->is_stopping || !shared->work.empty();
           },
-          this));
-      if (work_.empty()) return;
-      work = std::move(work_.front());
-      work_.pop_front();
+          shared_.get()));
+      if (shared_->work.empty()) return;
+      work = std::move(shared_->work.front());
+      shared_->work.pop_front();
     }
     if (!status.ok()) continue;
     status = std::move(work)();
     if (!status.ok()) listener_->StoreFailed(status);
   }
+}
+
+absl::Status AgentCliqueStore::WaitFor(absl::FunctionRef<void(Done)> begin) {
+  auto answer = std::make_shared<std::optional<absl::Status>>();
+  begin([shared = shared_, answer](absl::Status status) {
+    absl::MutexLock lock(&shared->mu);
+    *answer = std::move(status);
+  });
+  absl::MutexLock lock(&shared_->mu);
+  const auto has_ended = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(shared_->mu) {
+    return answer->has_value() || shared_->is_stopping;
+  };
+  shared_->mu.Await(absl::Condition(&has_ended));
+  const auto is_answered = [&] { return answer->has_value(); };
+  // The agent's own deadline ends this where nobody is stopping.
+  if (shared_->mu.AwaitWithDeadline(absl::Condition(&is_answered), shared_->stop_at)) {
+    return **answer;
+  }
+  return absl::CancelledError("the coordinator has not confirmed it before the store was left");
 }
 
 void AgentCliqueStore::Watch(absl::string_view prefix) {
@@ -64,7 +86,9 @@ void AgentCliqueStore::Watch(absl::string_view prefix) {
 
 void AgentCliqueStore::Set(absl::string_view key, std::string value) {
   Post([this, key = std::string(key), value = std::move(value)] {
-    return agent_.Set(key, value, /*overwrite=*/true);
+    return WaitFor([&](Done done) {
+      agent_.SetAllAsync({{key, value}}, /*overwrite=*/true, std::move(done));
+    });
   });
 }
 
@@ -73,7 +97,11 @@ void AgentCliqueStore::CompareAndSet(absl::string_view key, std::optional<std::s
   Post(
       [this, key = std::string(key), expected = std::move(expected), desired = std::move(desired)] {
         // Whoever was first, the watch tells.
-        return agent_.CompareAndSet(key, expected, desired).status();
+        return WaitFor([&](Done done) {
+          agent_.CompareAndSetAsync(
+              key, expected, desired,
+              [done = std::move(done)](const auto& result) { done(result.status()); });
+        });
       });
 }
 
