@@ -46,8 +46,8 @@ void AddExchangeFlags(CLI::App& app, ExchangeOptions& options) {
   constexpr char kGroup[] = "Moving tensors";
   app.add_option("--require", options.require_transport,
                  "the only transport that will do; what it cannot carry fails")
-      ->type_name("shm|tcp|cuda_ipc|nccl")
-      ->check(CLI::IsMember({"shm", "tcp", "cuda_ipc", "nccl"}).description(""))
+      ->type_name("local|shm|tcp|cuda_ipc|nccl")
+      ->check(CLI::IsMember({"local", "shm", "tcp", "cuda_ipc", "nccl"}).description(""))
       ->group(kGroup);
   app.add_flag_callback(
          "--no-gpus", [&options] { options.use_gpus = false; },

@@ -214,6 +214,7 @@ absl::Status LaneClient::OnInlineTicket(const TicketMessage& ticket) {
   if (ticket.is_dead) {
     Received received;
     received.is_dead = true;
+    received.path = "inline";
     std::move(done)(absl::OkStatus(), std::move(received));
     return absl::OkStatus();
   }

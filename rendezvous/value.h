@@ -67,8 +67,8 @@ struct Received {
   bool is_dead = false;
   SendArgs send_args;
   RecvArgs recv_args;
-  // How it came: "shm", "tcp", "inline", "grpc", ...; empty: it never left the process.
-  absl::string_view path;
+  // How it came: "shm", "tcp", "inline", "grpc", ...; "local": it never left the process.
+  absl::string_view path = "local";
 };
 
 // Called exactly once, with no lock held; `received` only means something if the status is OK.

@@ -52,7 +52,8 @@ struct ExchangeOptions {
   // and nothing else changes. Nothing is opened before it is used.
   bool use_gpus = true;
   GpusOptions gpus;
-  // "shm", "tcp": the only transport that will do; what it cannot carry fails. Empty: the cheapest.
+  // "shm", "tcp", ...: the only transport that will do; what it cannot carry fails. Empty: the
+  // cheapest.
   std::string require_transport;
   // A checksum (XXH3) of every tensor goes along, and is compared; and so does one of every message
   // about it. Best on all nodes: requests are covered only where the receiver's node asks for it.

@@ -184,6 +184,8 @@ class Transport {
   virtual absl::string_view summary() const = 0;
   //   Errors: the reason why it cannot.
   virtual absl::StatusOr<PathCost> Cost(const PathQuery& query) const = 0;
+  // Whether it connects processes.
+  virtual bool leaves_process() const { return true; }
   // Whether it takes tensors in a GPU's memory; others have them staged through the host's.
   virtual bool moves_gpu_memory() const { return false; }
   // Whether a tensor that was offered can still be taken when its producer has gone.

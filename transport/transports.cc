@@ -11,6 +11,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "transport/cuda_ipc/cuda_ipc_transport.h"
+#include "transport/local/local_transport.h"
 #include "transport/nccl/nccl_transport.h"
 #include "transport/shm/shm_transport.h"
 
@@ -53,6 +54,8 @@ absl::StatusOr<TransportList> MakeTransports(const TransportEnvironment& environ
   list.push_back(std::move(tcp));
   list.push_back(std::make_unique<CudaIpcTransport>(environment));
   list.push_back(std::make_unique<NcclTransport>(environment, options.nccl));
+  // Its number is on no wire.
+  list.push_back(std::make_unique<LocalTransport>());
   return list;
 }
 
@@ -71,17 +74,25 @@ absl::StatusOr<PathChoice> ChoosePath(const TransportList& transports, const Pat
                                       const PathPolicy& policy) {
   PathChoice choice;
   absl::Duration least = absl::InfiniteDuration();
+  const bool is_within = query.source->peer == query.destination->peer;
   for (size_t i = 0; i < transports.size(); ++i) {
     const Transport& transport = *transports[i];
-    if (IsBeside(transport, query, policy)) continue;
+    const bool is_local = !transport.leaves_process();
+    // Nobody asks who moves tensors between processes, nor whether two processes are one.
+    if (is_local ? !is_within && transport.name() != policy.require
+                 : IsBeside(transport, query, policy)) {
+      continue;
+    }
     absl::StatusOr<PathCost> cost = CostOf(transport, query);
-    const bool is_allowed = policy.require.empty() || transport.name() == policy.require;
+    // What never leaves the process falls back on nothing, whatever is required.
+    const bool is_allowed =
+        is_within ? is_local : policy.require.empty() || transport.name() == policy.require;
     if (cost.ok() && is_allowed && cost->Of(query.bytes) < least) {
       least = cost->Of(query.bytes);
       choice.transport = i;
       choice.cost = *cost;
     }
-    choice.candidates.push_back({std::string(transport.name()), std::move(cost)});
+    choice.candidates.push_back({std::string(transport.name()), std::move(cost), i});
   }
   if (least < absl::InfiniteDuration()) return choice;
   std::vector<std::string> reasons;
@@ -114,15 +125,14 @@ int PickPath(const TransportList& transports, const PathQuery& query, const Path
 
 std::string Explain(const PathChoice& choice) {
   std::string text;
-  for (size_t i = 0; i < choice.candidates.size(); ++i) {
-    const PathCandidate& each = choice.candidates[i];
+  for (const PathCandidate& each : choice.candidates) {
     if (!text.empty()) text += "; ";
     if (!each.cost.ok()) {
       absl::StrAppend(&text, "not ", each.name, ": ", each.cost.status().message());
       continue;
     }
     const double rate = each.cost->bytes_per_second;
-    absl::StrAppend(&text, i == choice.transport ? "" : "not ", each.name, " (",
+    absl::StrAppend(&text, each.transport == choice.transport ? "" : "not ", each.name, " (",
                     ShortDuration(each.cost->latency),
                     rate >= kNoCopy ? ", no copy" : absl::StrFormat(" + %.1f GB/s", rate / 1e9),
                     each.cost->stages > 0 ? ", staged through host memory" : "",

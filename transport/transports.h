@@ -40,6 +40,8 @@ absl::Status CheckPolicy(const TransportList& transports, const PathPolicy& poli
 struct PathCandidate {
   std::string name;
   absl::StatusOr<PathCost> cost;
+  // Index in the list.
+  size_t transport = 0;
 };
 
 struct PathChoice {

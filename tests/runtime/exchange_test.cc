@@ -66,6 +66,47 @@ TEST(PathPolicyTest, TheCheapestWayIsExplained) {
   EXPECT_THAT(Explain(*far), HasSubstr("; tcp ("));
 }
 
+TEST(PathPolicyTest, WithinAProcessItIsLocal) {
+  Directory directory;
+  for (const char* required : {"", "local", "tcp"}) {
+    ExchangeOptions options;
+    options.require_transport = required;
+    ExchangeEnd a(directory, 1, options);
+    const auto path = a.exchange->PathFrom(a.exchange->self(), 1 << 20, true);
+    ASSERT_TRUE(path.ok()) << path.status();
+    EXPECT_THAT(Explain(*path), HasSubstr("local ("));
+    EXPECT_THAT(Explain(*path), ::testing::Not(HasSubstr("not local")));
+    const RendezvousKey key = KeyBetween(a, a, "k");
+    const Tensor sent = a.Allocate(DataType::kUint8, *Shape::Create({100'000}));
+    ASSERT_TRUE(a.Step(1)->Send(key, sent).ok());
+    Receipt receipt;
+    a.Step(1)->RecvAsync(key, {}, receipt.callback());
+    const auto received = receipt.Wait();
+    ASSERT_TRUE(received.ok()) << received.status();
+    EXPECT_EQ(received->tensor.data(), sent.data());
+    EXPECT_EQ(received->path, "local");
+  }
+}
+
+TEST(PathPolicyTest, LocalConnectsNoTwoProcesses) {
+  Directory directory;
+  ExchangeOptions options;
+  options.require_transport = "local";
+  ExchangeEnd a(directory, 1, options);
+  ExchangeEnd b(directory, 2, options);
+  const auto path = b.exchange->PathFrom(a.exchange->self(), 1 << 20, true);
+  EXPECT_EQ(path.status().code(), absl::StatusCode::kFailedPrecondition) << path.status();
+  EXPECT_THAT(std::string(path.status().message()),
+              HasSubstr("local: they are two processes, node 1 and node 2"));
+  ASSERT_TRUE(a.Step(1)
+                  ->Send(KeyBetween(a, b, "k"),
+                         *Tensor::Allocate(DataType::kUint8, *Shape::Create({100'000})))
+                  .ok());
+  Receipt receipt;
+  b.Step(1)->RecvAsync(KeyBetween(a, b, "k"), {}, receipt.callback());
+  EXPECT_EQ(receipt.Wait().status(), path.status());
+}
+
 TEST(PathPolicyTest, NamesThatAreNoTransportAreRefused) {
   ExchangeOptions options;
   options.require_transport = "pigeon";
