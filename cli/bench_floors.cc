@@ -26,7 +26,7 @@ namespace ferry::cli {
 namespace {
 
 constexpr char kPortKey[] = "bench/raw-tcp-port";
-constexpr absl::Duration kPatience = absl::Seconds(20);
+constexpr absl::Duration kFloorPatience = absl::Seconds(20);
 constexpr int kSpinRounds = 20'000;
 // Spins before the other core may be the very one that this thread is on.
 constexpr int kSpinsBeforeYield = 20'000;
@@ -137,7 +137,7 @@ absl::StatusOr<absl::Duration> MeasureSpin(const std::string& file, bool is_firs
       mmap(nullptr, sizeof(SpinPage), PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (map == MAP_FAILED) return Failed("mmap");
   auto* const page = static_cast<SpinPage*>(map);
-  const absl::Time deadline = SteadyClock().Now() + kPatience;
+  const absl::Time deadline = SteadyClock().Now() + kFloorPatience;
   std::vector<absl::Duration> samples;
   bool is_answered = true;
   absl::Time start = SteadyClock().Now();
@@ -169,7 +169,7 @@ absl::StatusOr<std::unique_ptr<RawTcp>> RawTcp::Create(coord::Agent& agent, bool
     FERRY_ASSIGN_OR_RETURN(listener, ListenOnLoopback(&port));
     FERRY_RETURN_IF_ERROR(agent.Set(kPortKey, absl::StrCat(port)));
   } else {
-    FERRY_ASSIGN_OR_RETURN(const std::string text, agent.Get(kPortKey, kPatience));
+    FERRY_ASSIGN_OR_RETURN(const std::string text, agent.Get(kPortKey, kFloorPatience));
     if (!absl::SimpleAtoi(text, &port)) return absl::InternalError("floors: no port");
   }
   // One after the other, so that both sides have them in the same order.

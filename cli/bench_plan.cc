@@ -17,7 +17,7 @@
 namespace ferry::cli {
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 
 constexpr size_t kMaxSize = size_t{16} << 30;
 constexpr size_t kMaxSizes = 64;

@@ -35,7 +35,7 @@
 namespace ferry::cli {
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 
 // Of one line of a process: the largest size in one mode takes seconds.
 constexpr absl::Duration kLinePatience = absl::Minutes(3);

@@ -32,7 +32,7 @@
 namespace ferry::cli {
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 
 // Short, because somebody is watching; the default is 100 s.
 constexpr absl::Duration kHeartbeatTimeout = absl::Seconds(2);

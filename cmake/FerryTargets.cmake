@@ -33,14 +33,16 @@ function(ferry_library name)
 endfunction()
 
 # ferry_test(NAME LABEL unit|process|gpu SOURCES a_test.cc... [DEPS coord...] [EXTERNAL ...]
-#            [TIMEOUT_S 120] [ARGS ...])
+#            [TIMEOUT_S 120] [ARGS ...] [SEPARATE b_test.cc...])
 #   One CTest entry per binary; scripts/test reads the skip reasons out of its output.
+#   SEPARATE: those of SOURCES that have names in common with others, and are compiled alone.
 function(ferry_test name)
-  cmake_parse_arguments(arg "" "LABEL;TIMEOUT_S" "SOURCES;DEPS;EXTERNAL;ARGS" ${ARGN})
+  cmake_parse_arguments(arg "" "LABEL;TIMEOUT_S" "SOURCES;DEPS;EXTERNAL;ARGS;SEPARATE" ${ARGN})
   if(NOT arg_TIMEOUT_S)
     set(arg_TIMEOUT_S 120)
   endif()
   add_executable(${name} ${arg_SOURCES})
+  set_source_files_properties(${arg_SEPARATE} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   ferry_warnings(${name})
   list(TRANSFORM arg_DEPS PREPEND ferry::)
   target_link_libraries(${name} PRIVATE ${arg_DEPS} ${arg_EXTERNAL} GTest::gmock_main)

@@ -19,7 +19,7 @@ namespace ferry {
 namespace {
 
 // Device names and edges of real graphs are hundreds of bytes; this is far beyond.
-constexpr size_t kMaxKeyBytes = 64 << 10;
+constexpr size_t kMaxTextBytes = 64 << 10;
 
 absl::Status Invalid(absl::string_view text, absl::string_view why) {
   // Two spaces, as TensorFlow writes it.
@@ -41,8 +41,8 @@ uint64_t RendezvousKey::HashOf(absl::string_view text) {
 }
 
 absl::StatusOr<RendezvousKey> RendezvousKey::Parse(absl::string_view text) {
-  if (text.size() > kMaxKeyBytes) {
-    return Invalid(text, absl::StrCat(text.size(), " bytes, over the limit of ", kMaxKeyBytes));
+  if (text.size() > kMaxTextBytes) {
+    return Invalid(text, absl::StrCat(text.size(), " bytes, over the limit of ", kMaxTextBytes));
   }
   auto parsed = std::make_shared<Parsed>();
   parsed->text = std::string(text);

@@ -23,7 +23,7 @@ namespace {
 // More processes than any job has; beyond it a value is a mistake.
 constexpr int kMaxNodes = 1 << 20;
 
-struct Launcher {
+struct LauncherVariables {
   const char* rank;
   std::vector<const char*> sizes;  // the first that is set counts
   const char* local_rank;          // may be null
@@ -31,8 +31,8 @@ struct Launcher {
 };
 
 // Closest to the process first: mpirun inside a Slurm allocation, torchrun under srun, and so on.
-const std::vector<Launcher>& Launchers() {
-  static const auto* const launchers = new std::vector<Launcher>{
+const std::vector<LauncherVariables>& Launchers() {
+  static const auto* const launchers = new std::vector<LauncherVariables>{
       {"RANK", {"WORLD_SIZE"}, "LOCAL_RANK", true},
       {"OMPI_COMM_WORLD_RANK", {"OMPI_COMM_WORLD_SIZE"}, "OMPI_COMM_WORLD_LOCAL_RANK", true},
       {"PMI_RANK", {"PMI_SIZE"}, "MPI_LOCALRANKID", true},
@@ -78,7 +78,7 @@ class Reader final {
 
 // What one launcher says about this process.
 struct Claim {
-  const Launcher* launcher = nullptr;
+  const LauncherVariables* launcher = nullptr;
   Sourced<int> rank;
   std::optional<Sourced<int>> size;
 };
@@ -94,7 +94,8 @@ absl::Status CheckBelow(const std::optional<Sourced<int>>& index,
       absl::StrCat("environment variable ", Shown(*index), " must be below ", Shown(*count)));
 }
 
-absl::StatusOr<std::optional<Claim>> ReadClaim(const Reader& reader, const Launcher& launcher) {
+absl::StatusOr<std::optional<Claim>> ReadClaim(const Reader& reader,
+                                               const LauncherVariables& launcher) {
   std::optional<Sourced<int>> size;
   if (!reader.Has(launcher.rank)) return std::nullopt;
   for (const char* name : launcher.sizes) {
@@ -111,7 +112,7 @@ absl::StatusOr<std::optional<Claim>> ReadClaim(const Reader& reader, const Launc
 // The claim of the closest launcher, unless one further out contradicts it.
 absl::StatusOr<std::optional<Claim>> ClosestClaim(const Reader& reader) {
   std::optional<Claim> closest;
-  for (const Launcher& launcher : Launchers()) {
+  for (const LauncherVariables& launcher : Launchers()) {
     absl::StatusOr<std::optional<Claim>> claim = ReadClaim(reader, launcher);
     if (!closest) {
       if (!claim.ok()) return claim.status();

@@ -23,7 +23,7 @@ namespace ferry {
 namespace {
 
 // PCI class prefixes. Source: NCCL src/graph/topo.cc, kvDictPciClass.
-constexpr absl::string_view kGpuClass = "0x03";
+constexpr absl::string_view kGpuClassPrefix = "0x03";
 constexpr absl::string_view kNpuClass = "0x068001";  // the NVLink bridge of POWER CPUs
 
 // A pci element on the way from the CPU down to a GPU.
@@ -52,7 +52,7 @@ std::string BusIdOf(const NcclElement& element, absl::string_view name) {
 }
 
 bool IsGpu(const NcclElement& pci) {
-  return absl::StartsWith(Text(pci, "class"), kGpuClass) ||
+  return absl::StartsWith(Text(pci, "class"), kGpuClassPrefix) ||
          std::any_of(pci.children.begin(), pci.children.end(),
                      [](const NcclElement& child) { return child.kind == NcclElementKind::kGpu; });
 }
@@ -110,7 +110,7 @@ void ReadNvlinks(std::vector<Gpu>& gpus) {
       const absl::string_view target_class = Text(nvlink, "tclass");
       const std::string target = BusIdOf(nvlink, "target");
       const bool to_gpu = target_class.empty() ? bus_ids.contains(target)
-                                               : absl::StartsWith(target_class, kGpuClass);
+                                               : absl::StartsWith(target_class, kGpuClassPrefix);
       if (to_gpu) {
         gpu.nvlinks[target] += count;
       } else if (!absl::StartsWith(target_class, kNpuClass)) {

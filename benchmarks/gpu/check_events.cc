@@ -14,12 +14,6 @@
 #include "base/status_macros.h"
 
 namespace ferry::check {
-namespace {
-
-constexpr absl::Duration kPatience = absl::Seconds(10);
-
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<EventWire>> EventWire::Create(CheckNode& self, CheckGpu& gpu) {
   auto wire = absl::WrapUnique(new EventWire(self, gpu));
   const cuda::ScopedCurrent current(gpu.device());

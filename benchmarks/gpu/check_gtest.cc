@@ -27,10 +27,10 @@ constexpr absl::string_view kSkippedLine = ": Skipped";
 // What FERRY_CHECK writes, in a child of the test mostly.
 constexpr absl::string_view kCheckFailed = ": FERRY_CHECK failed";
 // What is kept of a test's output, and of a reason.
-constexpr size_t kMaxWords = 64 << 10;
+constexpr size_t kMaxOutputBytes = 64 << 10;
 constexpr size_t kMaxReason = 1500;
 
-std::string Cut(absl::string_view text) {
+std::string CutOutput(absl::string_view text) {
   text = absl::StripAsciiWhitespace(text);
   if (text.size() <= kMaxReason) return std::string(text);
   return absl::StrCat(text.substr(0, kMaxReason), " ...");
@@ -43,11 +43,11 @@ std::string FailureIn(absl::string_view words) {
       std::min(words.find(absl::StrCat(kFailureLine, "\n")), words.find(kCheckFailed));
   if (at != absl::string_view::npos) {
     const size_t line = words.rfind('\n', at);
-    return Cut(words.substr(line == absl::string_view::npos ? 0 : line + 1));
+    return CutOutput(words.substr(line == absl::string_view::npos ? 0 : line + 1));
   }
   words = absl::StripAsciiWhitespace(words);
   if (words.size() > kMaxReason) words.remove_prefix(words.size() - kMaxReason);
-  return Cut(words);
+  return CutOutput(words);
 }
 
 // "... (12 ms)"; -1 without.
@@ -61,7 +61,7 @@ int MillisecondsIn(absl::string_view line) {
 std::string SkipReasonIn(absl::string_view words) {
   const size_t at = words.find(absl::StrCat(kSkippedLine, "\n"));
   if (at == absl::string_view::npos) return "it says no reason";
-  return Cut(words.substr(at + kSkippedLine.size() + 1));
+  return CutOutput(words.substr(at + kSkippedLine.size() + 1));
 }
 
 }  // namespace
@@ -112,7 +112,8 @@ void GtestReader::TakeLine(absl::string_view line) {
                                                           : FailureIn(words_));
   }
   absl::StrAppend(&words_, line, "\n");
-  if (words_.size() > kMaxWords) words_.erase(kMaxWords / 2, words_.size() - kMaxWords);
+  if (words_.size() > kMaxOutputBytes)
+    words_.erase(kMaxOutputBytes / 2, words_.size() - kMaxOutputBytes);
 }
 
 void GtestReader::Tell(TestOutcome::Status status, int milliseconds, std::string reason) {

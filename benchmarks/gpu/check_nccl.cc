@@ -14,7 +14,6 @@
 namespace ferry::check {
 namespace {
 
-constexpr absl::Duration kPatience = absl::Seconds(20);
 constexpr absl::Duration kMostForCommunicator = absl::Seconds(30);
 
 }  // namespace

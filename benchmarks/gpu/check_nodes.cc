@@ -31,7 +31,6 @@ namespace {
 // Of a measurement over the one before it; and for leaving.
 constexpr int kGrowth = 6;
 constexpr absl::Duration kEnding = absl::Seconds(5);
-constexpr absl::Duration kPatience = absl::Seconds(20);
 // What is left of the part's time for saying which node did not end.
 constexpr absl::Duration kReserve = absl::Seconds(1);
 // A node whose partner has failed would wait for it: it has this long to say something.

@@ -3,6 +3,7 @@
 #ifndef FERRY_BENCHMARKS_GPU_CHECK_PART_H_
 #define FERRY_BENCHMARKS_GPU_CHECK_PART_H_
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,11 @@
 namespace ferry::check {
 
 using Json = nlohmann::ordered_json;
+
+inline constexpr size_t kMiB = size_t{1} << 20;
+inline constexpr char kGpu[] = "gpu:0";
+// How long a process waits for another one, and for what is asked of a GPU.
+inline constexpr absl::Duration kPatience = absl::Seconds(20);
 
 // What the machine has, as the first part found it. A value.
 struct Machine {

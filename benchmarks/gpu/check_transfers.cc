@@ -22,9 +22,6 @@ struct Posted {
 
 namespace {
 
-constexpr absl::Duration kPatience = absl::Seconds(20);
-constexpr size_t kMiB = size_t{1} << 20;
-
 uint64_t SeedOf(const TransferCase& at, int round, int index) {
   return at.bytes * 1315423911u + static_cast<uint64_t>(round + 100) * 4096 +
          static_cast<uint64_t>(index) + 1;

@@ -16,13 +16,12 @@ namespace ferry::check {
 namespace {
 
 constexpr size_t kKiB = size_t{1} << 10;
-constexpr size_t kMiB = size_t{1} << 20;
 constexpr size_t kGoalFrom = 16 * kMiB;
 constexpr double kCopyGoal = 0.95;
 constexpr int kInFlight = 8;
 
 // The same in both processes.
-absl::StatusOr<std::vector<size_t>> Sizes(CheckNode& self, size_t most) {
+absl::StatusOr<std::vector<size_t>> CopySizes(CheckNode& self, size_t most) {
   FERRY_ASSIGN_OR_RETURN(CheckGpu* const gpu, self.gpu());
   // Patterns that go by the host take their time.
   if (!gpu->why_no_kernels().empty()) most = std::min(most, 64 * kMiB);
@@ -35,7 +34,7 @@ absl::StatusOr<std::vector<size_t>> Sizes(CheckNode& self, size_t most) {
 
 absl::Status MeasureCopies(CheckNode& self) {
   int64_t step = 0;
-  FERRY_ASSIGN_OR_RETURN(const std::vector<size_t> sizes, Sizes(self, size_t{1} << 30));
+  FERRY_ASSIGN_OR_RETURN(const std::vector<size_t> sizes, CopySizes(self, size_t{1} << 30));
   for (const size_t bytes : sizes) {
     for (const int in_flight : {1, kInFlight}) {
       if (bytes * static_cast<size_t>(in_flight) > MostBytesInFlight(self.machine())) continue;
@@ -101,7 +100,7 @@ class PinnedFloor final {
 
 absl::Status MeasureStaged(CheckNode& self) {
   int64_t step = 0;
-  FERRY_ASSIGN_OR_RETURN(const std::vector<size_t> sizes, Sizes(self, 256 * kMiB));
+  FERRY_ASSIGN_OR_RETURN(const std::vector<size_t> sizes, CopySizes(self, 256 * kMiB));
   for (const size_t bytes : sizes) {
     FERRY_ASSIGN_OR_RETURN(const std::shared_ptr<PinnedFloor> floor,
                            PinnedFloor::Create(self, bytes));

@@ -19,11 +19,9 @@
 namespace ferry::check {
 namespace {
 
-constexpr absl::Duration kPatience = absl::Seconds(15);
 // Within a machine a dead process is seen at once; its memory is kept two seconds longer.
 constexpr absl::Duration kSoon = absl::Seconds(8);
-constexpr size_t kBytes = size_t{5} << 20;
-constexpr char kGpu[] = "gpu:0";
+constexpr size_t kFailuresBytes = size_t{5} << 20;
 
 [[noreturn]] void Die() {
   kill(getpid(), SIGKILL);
@@ -46,7 +44,7 @@ absl::Status ConsumerDies(PartContext& context) {
              {[](CheckNode& self) -> absl::Status {
                 FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
                 FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, self.Key("held", 0, kGpu, kGpu));
-                FERRY_ASSIGN_OR_RETURN(Tensor tensor, self.Pattern(kBytes, 1));
+                FERRY_ASSIGN_OR_RETURN(Tensor tensor, self.Pattern(kFailuresBytes, 1));
                 const std::weak_ptr<Buffer> memory = cuda::MemoryOf(tensor);
                 FERRY_RETURN_IF_ERROR(step.Send(key, tensor));
                 tensor = Tensor();
@@ -62,9 +60,9 @@ absl::Status ConsumerDies(PartContext& context) {
                         : absl::DeadlineExceededError("it is kept for a consumer that is dead"),
                     {{"seconds", absl::ToDoubleSeconds(SteadyClock().Now() - died)}});
                 // And it works on.
-                FERRY_ASSIGN_OR_RETURN(const Tensor next, self.Pattern(kBytes, 2));
+                FERRY_ASSIGN_OR_RETURN(const Tensor next, self.Pattern(kFailuresBytes, 2));
                 self.report().Check("a consumer that is killed: the producer's GPU works on",
-                                    self.Verify(next, kBytes, 2));
+                                    self.Verify(next, kFailuresBytes, 2));
                 EndWithout(self);
               },
               [](CheckNode& self) -> absl::Status {
@@ -92,7 +90,7 @@ absl::Status ProducerDies(PartContext& context) {
                 FERRY_ASSIGN_OR_RETURN(const RendezvousKey second,
                                        self.Key("second", 1, kGpu, kGpu));
                 FERRY_ASSIGN_OR_RETURN(const Tensor tensor, step.Recv(first, kPatience));
-                FERRY_RETURN_IF_ERROR(self.Verify(tensor, kBytes, 3));
+                FERRY_RETURN_IF_ERROR(self.Verify(tensor, kFailuresBytes, 3));
                 FERRY_RETURN_IF_ERROR(self.Say("die"));
                 const absl::Time began = SteadyClock().Now();
                 const absl::Status status = step.Recv(second, kPatience).status();
@@ -112,7 +110,7 @@ absl::Status ProducerDies(PartContext& context) {
               [](CheckNode& self) -> absl::Status {
                 FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
                 FERRY_ASSIGN_OR_RETURN(const RendezvousKey first, self.Key("first", 1, kGpu, kGpu));
-                FERRY_ASSIGN_OR_RETURN(const Tensor tensor, self.Pattern(kBytes, 3));
+                FERRY_ASSIGN_OR_RETURN(const Tensor tensor, self.Pattern(kFailuresBytes, 3));
                 FERRY_RETURN_IF_ERROR(step.Send(first, tensor));
                 FERRY_RETURN_IF_ERROR(self.Hear().status());
                 Die();
@@ -162,7 +160,7 @@ absl::Status ProducerDiesMidway(PartContext& context) {
                 FERRY_ASSIGN_OR_RETURN(CheckGpu* const gpu, self.gpu());
                 FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
                 FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, self.Key("late", 1, kGpu, kGpu));
-                FERRY_ASSIGN_OR_RETURN(const Tensor tensor, self.Pattern(kBytes, 3));
+                FERRY_ASSIGN_OR_RETURN(const Tensor tensor, self.Pattern(kFailuresBytes, 3));
                 FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<HeldStream> held,
                                        HeldStream::Create(*gpu));
                 FERRY_RETURN_IF_ERROR(step.Send(key, tensor, held->get()));

@@ -17,8 +17,7 @@
 namespace ferry::check {
 namespace {
 
-constexpr absl::Duration kPatience = absl::Seconds(15);
-constexpr size_t kBytes = (size_t{3} << 20) + 40;
+constexpr size_t kForeignBytes = (size_t{3} << 20) + 40;
 // Of the tensor in its allocation: the handle stands for the whole of it.
 constexpr size_t kOffset = 512;
 
@@ -33,7 +32,7 @@ absl::Status SendOne(CheckNode& self, CheckGpu& gpu, Step& step, const ForeignKi
                      size_t index) {
   FERRY_ASSIGN_OR_RETURN(const RendezvousKey key,
                          self.Key(kind.name, 0, SourceDevice(kind), "gpu:0"));
-  absl::StatusOr<ForeignMemory> memory = kind.make(gpu, kBytes + kOffset);
+  absl::StatusOr<ForeignMemory> memory = kind.make(gpu, kForeignBytes + kOffset);
   if (!memory.ok()) {
     FERRY_RETURN_IF_ERROR(self.Say(memory.status().message()));
     self.report().SkipCheck(kind.name, memory.status().message());
@@ -41,7 +40,7 @@ absl::Status SendOne(CheckNode& self, CheckGpu& gpu, Step& step, const ForeignKi
   }
   char* const data = static_cast<char*>(memory->data) + kOffset;
   absl::Status status = absl::OkStatus();
-  const absl::StatusOr<cuda::MemoryInfo> info = cuda::Classify(gpu.device(), data, kBytes);
+  const absl::StatusOr<cuda::MemoryInfo> info = cuda::Classify(gpu.device(), data, kForeignBytes);
   std::string taken_for;
   if (!info.ok()) {
     status = info.status();
@@ -59,16 +58,16 @@ absl::Status SendOne(CheckNode& self, CheckGpu& gpu, Step& step, const ForeignKi
   const auto released = std::make_shared<absl::Notification>();
   {
     if (kind.is_host) {
-      cli::WritePattern(data, kBytes, SeedOf(index));
+      cli::WritePattern(data, kForeignBytes, SeedOf(index));
     } else {
-      FERRY_RETURN_IF_ERROR(gpu.Fill(data, kBytes, SeedOf(index), gpu.stream()));
+      FERRY_RETURN_IF_ERROR(gpu.Fill(data, kForeignBytes, SeedOf(index), gpu.stream()));
     }
-    FERRY_ASSIGN_OR_RETURN(const Shape shape, Shape::Create({static_cast<int64_t>(kBytes)}));
+    FERRY_ASSIGN_OR_RETURN(const Shape shape, Shape::Create({static_cast<int64_t>(kForeignBytes)}));
     FERRY_ASSIGN_OR_RETURN(
         const Tensor tensor,
         Tensor::Create(DataType::kUint8, shape,
                        WrapForeignBuffer(
-                           data, kBytes, [released] { released->Notify(); },
+                           data, kForeignBytes, [released] { released->Notify(); },
                            kind.is_host ? MemoryPlace{} : MemoryPlace{MemorySpace::kCuda, 0})));
     FERRY_RETURN_IF_ERROR(kind.is_host ? step.Send(key, tensor)
                                        : step.Send(key, tensor, gpu.stream()));
@@ -95,7 +94,7 @@ absl::Status ReceiveOne(CheckNode& self, Step& step, const ForeignKind& kind, si
     status = received.status();
     if (received.ok()) {
       path = std::string(received->path);
-      status = self.Verify(received->tensor, kBytes, SeedOf(index));
+      status = self.Verify(received->tensor, kForeignBytes, SeedOf(index));
     }
   }
   self.report().Check(absl::StrCat(kind.name, ": arrives as it was"), status, {{"path", path}});

@@ -19,9 +19,6 @@
 namespace ferry::check {
 namespace {
 
-constexpr absl::Duration kPatience = absl::Seconds(15);
-constexpr char kGpu[] = "gpu:0";
-
 enum class Way { kView, kCopy, kRing, kHost };
 
 struct Mode {
@@ -38,7 +35,7 @@ constexpr Mode kModes[] = {
     {Way::kHost, "through host memory", "shm", "shm, staged"},
 };
 
-std::vector<size_t> Sizes(const Options& options) {
+std::vector<size_t> IpcSizes(const Options& options) {
   std::vector<size_t> sizes = {1, 7, 4096, 100'003, (size_t{2} << 20) - 1, (size_t{2} << 20) + 1};
   if (!options.is_quick) {
     sizes.push_back(size_t{33} << 20);
@@ -91,7 +88,7 @@ class ForeignTensors final {
 absl::Status SendForeign(CheckNode& self) {
   FERRY_ASSIGN_OR_RETURN(CheckGpu* const gpu, self.gpu());
   FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
-  const std::vector<size_t> sizes = Sizes(self.options());
+  const std::vector<size_t> sizes = IpcSizes(self.options());
   ForeignTensors foreign(*gpu);
   for (size_t i = 0; i < sizes.size(); ++i) {
     FERRY_ASSIGN_OR_RETURN(const RendezvousKey key,
@@ -107,7 +104,7 @@ absl::Status SendForeign(CheckNode& self) {
 absl::Status SendAll(CheckNode& self) {
   FERRY_ASSIGN_OR_RETURN(CheckGpu* const gpu, self.gpu());
   FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
-  const std::vector<size_t> sizes = Sizes(self.options());
+  const std::vector<size_t> sizes = IpcSizes(self.options());
   for (size_t i = 0; i < sizes.size(); ++i) {
     FERRY_ASSIGN_OR_RETURN(const RendezvousKey key,
                            self.Key(absl::StrCat("size", i), 0, kGpu, kGpu));
@@ -147,7 +144,7 @@ absl::Status ReceiveAll(CheckNode& self, const Mode& mode) {
   FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
   FERRY_ASSIGN_OR_RETURN(CheckGpu* const gpu, self.gpu());
   const int64_t made = gpu->gpu().arena->stats().made_blocks;
-  const std::vector<size_t> sizes = Sizes(self.options());
+  const std::vector<size_t> sizes = IpcSizes(self.options());
   for (size_t i = 0; i < sizes.size(); ++i) {
     const absl::Status status = ReceiveOne(self, step, mode, i, sizes[i]);
     self.report().Check(absl::StrCat(mode.name, ", ", sizes[i], " bytes"), status);
@@ -162,7 +159,7 @@ absl::Status ReceiveAll(CheckNode& self, const Mode& mode) {
 // Nothing but the key's own choice of way: what users get who ask for nothing.
 absl::Status ReceiveUnasked(CheckNode& self) {
   FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
-  const std::vector<size_t> sizes = Sizes(self.options());
+  const std::vector<size_t> sizes = IpcSizes(self.options());
   for (size_t i = 0; i < sizes.size(); ++i) {
     FERRY_ASSIGN_OR_RETURN(const RendezvousKey key,
                            self.Key(absl::StrCat("size", i), 0, kGpu, kGpu));

@@ -17,10 +17,7 @@
 namespace ferry::check {
 namespace {
 
-constexpr absl::Duration kPatience = absl::Seconds(20);
 constexpr size_t kKiB = size_t{1} << 10;
-constexpr size_t kMiB = size_t{1} << 20;
-constexpr char kGpu[] = "gpu:0";
 
 struct Case {
   size_t bytes = 0;

@@ -16,9 +16,6 @@
 namespace ferry::check {
 namespace {
 
-constexpr absl::Duration kPatience = absl::Seconds(15);
-constexpr size_t kMiB = size_t{1} << 20;
-constexpr char kGpu[] = "gpu:0";
 // What other programs of the machine may take meanwhile, and the driver for itself.
 constexpr size_t kNoise = 8 * kMiB;
 

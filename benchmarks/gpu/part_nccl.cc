@@ -16,9 +16,7 @@
 namespace ferry::check {
 namespace {
 
-constexpr size_t kMiB = size_t{1} << 20;
-
-std::vector<size_t> Sizes(const Options& options) {
+std::vector<size_t> NcclSizes(const Options& options) {
   std::vector<size_t> sizes = {1, 100'003, 4 * kMiB};
   if (!options.is_quick) sizes.push_back(64 * kMiB);
   return sizes;
@@ -29,7 +27,7 @@ absl::Status ExchangeByNccl(CheckNode& self, const std::vector<int>& ordinals,
                             const std::string& name, int max_ctas) {
   FERRY_ASSIGN_OR_RETURN(const std::shared_ptr<NcclCommunicator> communicator,
                          MakeCommunicator(self, ordinals, max_ctas));
-  for (const size_t bytes : Sizes(self.options())) {
+  for (const size_t bytes : NcclSizes(self.options())) {
     FERRY_RETURN_IF_ERROR(
         ExchangeAndVerify(self, *communicator, bytes,
                           absl::StrCat(name, ", ", bytes, " bytes, rank ", communicator->rank())));
@@ -47,7 +45,7 @@ absl::Status SendToItselfByFerry(CheckNode& self) {
         absl::StrCat("the communicator has ", communicator->size(), " ranks, and not 1"));
   }
   FERRY_ASSIGN_OR_RETURN(CheckGpu* const gpu, self.gpu());
-  for (const size_t bytes : Sizes(self.options())) {
+  for (const size_t bytes : NcclSizes(self.options())) {
     FERRY_ASSIGN_OR_RETURN(Tensor from, self.Pattern(bytes, bytes + 1));
     FERRY_ASSIGN_OR_RETURN(Tensor to, self.Empty(bytes));
     FERRY_RETURN_IF_ERROR(
@@ -74,7 +72,7 @@ absl::Status SendToItself(CheckNode& self) {
   FERRY_RETURN_IF_ERROR(api->Check(table.get_unique_id(&id), "ncclGetUniqueId"));
   FERRY_RETURN_IF_ERROR(api->Check(table.init_rank_config(&communicator, 1, id, 0, &config),
                                    "ncclCommInitRankConfig"));
-  for (const size_t bytes : Sizes(self.options())) {
+  for (const size_t bytes : NcclSizes(self.options())) {
     FERRY_ASSIGN_OR_RETURN(const Tensor from, self.Pattern(bytes, bytes));
     FERRY_ASSIGN_OR_RETURN(Tensor to, self.Empty(bytes));
     FERRY_RETURN_IF_ERROR(api->Check(table.group_start(), "ncclGroupStart"));

@@ -19,9 +19,8 @@
 namespace ferry::check {
 namespace {
 
-constexpr size_t kMiB = size_t{1} << 20;
 constexpr char kTransport[] = "nccl";
-constexpr absl::Duration kPatience = absl::Seconds(60);
+constexpr absl::Duration kKeyedPatience = absl::Seconds(60);
 // Longer than a pair of devices may take to make its communicator (NcclContext).
 constexpr absl::Duration kPatienceOnOne = absl::Seconds(40);
 constexpr char kTooSlow[] = "too slow";
@@ -48,7 +47,7 @@ absl::Status SendOne(CheckNode& self) {
     FERRY_ASSIGN_OR_RETURN(const Tensor tensor, self.Pattern(kBytes, 9));
     FERRY_RETURN_IF_ERROR(step.Send(key, tensor));
   } else {
-    FERRY_ASSIGN_OR_RETURN(const Received received, step.RecvValue(key, kPatience));
+    FERRY_ASSIGN_OR_RETURN(const Received received, step.RecvValue(key, kKeyedPatience));
     self.report().Check("keyed, by nccl, the first", self.Verify(received.tensor, kBytes, 9));
   }
   return self.Meet();

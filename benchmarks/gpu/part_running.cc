@@ -14,22 +14,20 @@
 namespace ferry::check {
 namespace {
 
-constexpr absl::Duration kPatience = absl::Seconds(10);
 // A send and a receive that do not wait for a device take microseconds.
 constexpr absl::Duration kNotWaiting = absl::Seconds(3);
-constexpr size_t kBytes = (size_t{3} << 20) + 8;
+constexpr size_t kRunningBytes = (size_t{3} << 20) + 8;
 constexpr uint64_t kBefore = 5;
 constexpr uint64_t kAfter = 77;
-constexpr char kGpu[] = "gpu:0";
 
 absl::Status Warm(CheckNode& self, Step& step) {
   FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, self.Key("warm", 0, kGpu, kGpu));
   if (self.id() == 0) {
-    FERRY_ASSIGN_OR_RETURN(const Tensor tensor, self.Pattern(kBytes, kBefore));
+    FERRY_ASSIGN_OR_RETURN(const Tensor tensor, self.Pattern(kRunningBytes, kBefore));
     FERRY_RETURN_IF_ERROR(step.Send(key, tensor));
   } else {
     FERRY_ASSIGN_OR_RETURN(const Tensor tensor, step.Recv(key, kPatience));
-    FERRY_RETURN_IF_ERROR(self.Verify(tensor, kBytes, kBefore));
+    FERRY_RETURN_IF_ERROR(self.Verify(tensor, kRunningBytes, kBefore));
   }
   return self.Meet();
 }
@@ -38,11 +36,11 @@ absl::Status SendLate(CheckNode& self, const std::string& name) {
   FERRY_ASSIGN_OR_RETURN(CheckGpu* const gpu, self.gpu());
   FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
   FERRY_RETURN_IF_ERROR(Warm(self, step));
-  FERRY_ASSIGN_OR_RETURN(const Tensor tensor, self.Pattern(kBytes, kBefore));
+  FERRY_ASSIGN_OR_RETURN(const Tensor tensor, self.Pattern(kRunningBytes, kBefore));
   FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, self.Key("late", 0, kGpu, kGpu));
   FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<HeldStream> held, HeldStream::Create(*gpu));
   self.report().Note(absl::StrCat(name, ": the stream is held by ", held->holder()));
-  FERRY_RETURN_IF_ERROR(gpu->Fill(tensor.data(), kBytes, kAfter, held->get()));
+  FERRY_RETURN_IF_ERROR(gpu->Fill(tensor.data(), kRunningBytes, kAfter, held->get()));
   const absl::Time began = SteadyClock().Now();
   FERRY_RETURN_IF_ERROR(step.Send(key, tensor, held->get()));
   const absl::Duration taken = SteadyClock().Now() - began;
@@ -81,7 +79,7 @@ absl::Status ReceiveLate(CheckNode& self, const std::string& name) {
   FERRY_RETURN_IF_ERROR(tensor.status());
   // The stream waits for the sender's, across processes.
   self.report().Check(absl::StrCat(name, ": what the stream reads was written after the kernel"),
-                      self.Verify(*tensor, kBytes, kAfter));
+                      self.Verify(*tensor, kRunningBytes, kAfter));
   return absl::OkStatus();
 }
 
@@ -90,12 +88,12 @@ absl::Status ReceiveInto(CheckNode& self, const std::string& name) {
   FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
   FERRY_RETURN_IF_ERROR(Warm(self, step));
   FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, self.Key("late", 0, kGpu, kGpu));
-  FERRY_ASSIGN_OR_RETURN(const Tensor destination, self.Empty(kBytes));
+  FERRY_ASSIGN_OR_RETURN(const Tensor destination, self.Empty(kRunningBytes));
   // RecvInto waits for the bytes: so the kernel is let go first.
   FERRY_RETURN_IF_ERROR(self.Say("go on"));
   FERRY_RETURN_IF_ERROR(step.RecvInto(key, destination, kPatience));
   self.report().Check(absl::StrCat(name, ": RecvInto waits for what the kernel holds up"),
-                      self.Verify(destination, kBytes, kAfter));
+                      self.Verify(destination, kRunningBytes, kAfter));
   return absl::OkStatus();
 }
 

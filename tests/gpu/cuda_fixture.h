@@ -28,6 +28,8 @@
 
 namespace ferry::cuda {
 
+inline constexpr size_t kMiB = size_t{1} << 20;
+
 #define ASSERT_OK(expression)                               \
   do {                                                      \
     const absl::Status assert_ok_status = (expression);     \

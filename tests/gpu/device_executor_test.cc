@@ -18,8 +18,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr size_t kMiB = size_t{1} << 20;
-
 // What a completion said, and the wait for it.
 struct Outcome {
   absl::Notification ended;

@@ -14,8 +14,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr size_t kMiB = size_t{1} << 20;
-
 class GpuArenaTest : public CudaTest {
  protected:
   std::shared_ptr<GpuArena> Make(GpuArenaOptions options = {}) {

@@ -15,7 +15,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-constexpr size_t kMiB = size_t{1} << 20;
 constexpr size_t kGranule = 2 * kMiB;
 
 class MemoryKindTest : public CudaTest {

@@ -10,8 +10,6 @@
 namespace ferry::cuda {
 namespace {
 
-constexpr size_t kMiB = size_t{1} << 20;
-
 class StagingRingTest : public CudaTest {
  protected:
   // On the executor, whose turn it is when this returns.

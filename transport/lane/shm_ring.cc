@@ -18,13 +18,13 @@ namespace {
 // Says: the rest of the ring is empty, go on at its beginning.
 constexpr uint16_t kSkip = 0xFFFF;
 
-struct FrameHead {
+struct RingFrameHead {
   uint32_t bytes;  // of the whole frame, without the padding behind it
   uint16_t type;
   uint8_t descriptors;
   uint8_t reserved;
 };
-static_assert(sizeof(FrameHead) == kRingFrameHeader);
+static_assert(sizeof(RingFrameHead) == kRingFrameHeader);
 
 // Each in a cache line of its own.
 std::atomic<uint64_t>& Head(char* control) {
@@ -69,14 +69,14 @@ bool RingWriter::Write(uint16_t type, uint8_t descriptors,
   if (!Reserve(frame)) return false;
   size_t offset = at_ & (capacity_ - 1);
   if (const size_t to_end = capacity_ - offset; frame > to_end) {
-    const FrameHead skip = {static_cast<uint32_t>(to_end), kSkip, 0, 0};
+    const RingFrameHead skip = {static_cast<uint32_t>(to_end), kSkip, 0, 0};
     std::memcpy(data_ + offset + sizeof(skip.bytes), &skip.type, sizeof(skip) - sizeof(skip.bytes));
     Ready(data_ + offset).store(skip.bytes, std::memory_order_release);
     at_ += to_end;
     offset = 0;
   }
   char* const begin = data_ + offset;
-  const FrameHead head = {static_cast<uint32_t>(bytes), type, descriptors, 0};
+  const RingFrameHead head = {static_cast<uint32_t>(bytes), type, descriptors, 0};
   std::memcpy(begin + sizeof(head.bytes), &head.type, sizeof(head) - sizeof(head.bytes));
   char* to = begin + sizeof(head);
   for (const absl::string_view part : parts) {
@@ -114,7 +114,7 @@ bool RingReader::HasFrame() {
 
 absl::StatusOr<RingFrame> RingReader::Front() {
   char* const begin = data_ + (at_ & (capacity_ - 1));
-  FrameHead head;
+  RingFrameHead head;
   head.bytes = Ready(begin).load(std::memory_order_acquire);
   std::memcpy(&head.type, begin + sizeof(head.bytes), sizeof(head) - sizeof(head.bytes));
   const size_t most = std::min(static_cast<size_t>(data_ + capacity_ - begin), capacity_ / 4);

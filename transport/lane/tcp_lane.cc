@@ -19,14 +19,14 @@
 namespace ferry {
 namespace {
 
-struct FrameHead {
+struct TcpFrameHead {
   uint32_t body_bytes;
   uint16_t type;
   uint16_t reserved;
 };
-static_assert(sizeof(FrameHead) == 8);
+static_assert(sizeof(TcpFrameHead) == 8);
 
-constexpr size_t kBufferBytes = 2 * (kMaxLaneBody + sizeof(FrameHead));
+constexpr size_t kBufferBytes = 2 * (kMaxLaneBody + sizeof(TcpFrameHead));
 // A look costs a quarter of a microsecond in the kernel; a peer that answers at all does so within
 // so many.
 constexpr int kEagerLooks = 1000;
@@ -67,7 +67,7 @@ absl::Status TcpLane::Send(uint16_t type, absl::Span<const absl::string_view> pa
                            absl::Span<const int> descriptors) {
   FERRY_CHECK(descriptors.empty());
   FERRY_RETURN_IF_ERROR(CheckLaneBody(parts));
-  FrameHead head = {0, type, 0};
+  TcpFrameHead head = {0, type, 0};
   absl::InlinedVector<iovec, 8> pieces = {{&head, sizeof(head)}};
   for (const absl::string_view part : parts) {
     head.body_bytes += static_cast<uint32_t>(part.size());
@@ -134,8 +134,8 @@ void TcpLane::Flush() {
 }
 
 absl::Status TcpLane::DeliverFrames() {
-  while (end_ - begin_ >= sizeof(FrameHead)) {
-    FrameHead head;
+  while (end_ - begin_ >= sizeof(TcpFrameHead)) {
+    TcpFrameHead head;
     std::memcpy(&head, buffer_.data() + begin_, sizeof(head));
     if (head.body_bytes > kMaxLaneBody) {
       return absl::InvalidArgumentError(

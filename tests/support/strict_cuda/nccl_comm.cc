@@ -14,7 +14,7 @@
 namespace strict_cuda {
 namespace {
 
-constexpr std::chrono::microseconds kPoll(200);
+constexpr std::chrono::microseconds kCommPoll(200);
 
 std::set<Comm*>& Comms() {
   static auto* const comms = new std::set<Comm*>;
@@ -76,7 +76,7 @@ ncclResult_t FinishAborts(const std::vector<Comm*>& comms, const char* call) {
                comm->context->physical);
         return ncclInternalError;
       }
-      std::this_thread::sleep_for(kPoll);
+      std::this_thread::sleep_for(kCommPoll);
     }
     CloseLinks(*comm);
   }
@@ -160,13 +160,13 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   if (const int fault = TakeFault(__func__); fault != 0) return fault;
   comm->is_finalized = true;
   if (comm->is_blocking) {
-    while (comm->in_flight > 0) std::this_thread::sleep_for(kPoll);
+    while (comm->in_flight > 0) std::this_thread::sleep_for(kCommPoll);
     return comm->state;
   }
   comm->state = ncclInProgress;
   ++comm->helpers;
   std::thread([comm] {
-    while (comm->in_flight > 0 && !comm->is_aborted) std::this_thread::sleep_for(kPoll);
+    while (comm->in_flight > 0 && !comm->is_aborted) std::this_thread::sleep_for(kCommPoll);
     ncclResult_t in_progress = ncclInProgress;
     comm->state.compare_exchange_strong(in_progress, ncclSuccess);
     --comm->helpers;
@@ -186,7 +186,7 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     Breach(Rule::kNcclDestroyBusy, __func__, "%d groups are in flight", comm->in_flight.load());
   }
   CheckImplicitSync(__func__);
-  while (comm->in_flight > 0 || comm->helpers > 0) std::this_thread::sleep_for(kPoll);
+  while (comm->in_flight > 0 || comm->helpers > 0) std::this_thread::sleep_for(kCommPoll);
   CloseLinks(*comm);
   return ncclSuccess;
 }
@@ -203,7 +203,7 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
   if (flags != 0) return ncclInvalidArgument;
   if (const ncclResult_t result = CheckComm(comm, __func__); result != 0) return result;
   if (comm->is_revoked.exchange(true)) return ncclInvalidUsage;
-  while (comm->in_flight > 0 || comm->helpers > 0) std::this_thread::sleep_for(kPoll);
+  while (comm->in_flight > 0 || comm->helpers > 0) std::this_thread::sleep_for(kCommPoll);
   return ncclSuccess;
 }
 

@@ -21,7 +21,7 @@ namespace strict_cuda {
 namespace {
 
 constexpr uint64_t kIdMagic = 0x4e43434c53545249;
-constexpr std::chrono::microseconds kPoll(200);
+constexpr std::chrono::microseconds kInitPoll(200);
 
 struct IdBytes {
   uint64_t magic;
@@ -124,7 +124,7 @@ bool Await(Comm& comm, const std::function<bool()>& done) {
       FailComm(&comm, ncclSystemError, "the process that minted the unique id is gone");
       return false;
     }
-    std::this_thread::sleep_for(kPoll);
+    std::this_thread::sleep_for(kInitPoll);
   }
   return true;
 }
@@ -151,7 +151,7 @@ void Initialize(Comm& comm) {
   // False: there is nothing to take part in, and the state says why.
   if (comm.before_meeting != nullptr && !comm.before_meeting()) return;
   if (GetConfig().nccl_absent_rank == comm.rank) {
-    while (!comm.is_aborted) std::this_thread::sleep_for(kPoll);
+    while (!comm.is_aborted) std::this_thread::sleep_for(kInitPoll);
     return;
   }
   const int listener = Listen(comm.token, comm.rank);
