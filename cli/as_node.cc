@@ -145,7 +145,9 @@ absl::StatusOr<int> RunAsNode(NodeOptions& options,
   FERRY_ASSIGN_OR_RETURN(const NodePlace place, FindPlace(options, ProcessEnv));
   std::unique_ptr<HostedCoordinator> hosted;
   if (place.is_derived && place.node_id == 0) {
-    FERRY_ASSIGN_OR_RETURN(hosted, HostedCoordinator::At(place.coordinator, *place.num_nodes));
+    const Graphs graphs = options.runs_graphs ? Graphs::kServed : Graphs::kNone;
+    FERRY_ASSIGN_OR_RETURN(hosted,
+                           HostedCoordinator::At(place.coordinator, *place.num_nodes, graphs));
   }
   JobError error(signals);
   options.on_error = [&error](absl::Status status) { error.Set(std::move(status)); };

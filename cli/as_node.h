@@ -49,7 +49,8 @@ void AddNodeFlags(CLI::App& app, NodeOptions& options);
 
 // Joins as the node that the flags or the environment say, says on stderr whom it waits for, and
 // runs `body`. A signal ends the process while it joins. Node 0 of a job without a coordinator runs
-// one, which ends when all others have left.
+// one, which ends when all others have left; TensorFlow's clients can use it if the node runs
+// graphs.
 //   Errors: those of FindPlace, of Join and of `body`; the job's error where that says more.
 absl::StatusOr<int> RunAsNode(NodeOptions& options,
                               const std::function<absl::StatusOr<int>(JoinedNode&)>& body);

@@ -134,7 +134,8 @@ size_t CasesOf(const BenchPlan& plan, size_t bytes) {
 }
 
 absl::StatusOr<BenchReport> Measure(const BenchFlags& flags, const BenchPlan& plan) {
-  FERRY_ASSIGN_OR_RETURN(const auto coordinator, HostedCoordinator::OnThisMachine(2));
+  FERRY_ASSIGN_OR_RETURN(const auto coordinator,
+                         HostedCoordinator::OnThisMachine(2, Graphs::kNone));
   Current current;
   const Progress progress([&current] { return current.Get(); });
   std::vector<std::unique_ptr<ToolProcess>> peers;

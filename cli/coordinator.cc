@@ -27,8 +27,6 @@ constexpr absl::Duration kLeastHeartbeatTimeout = absl::Milliseconds(100);
 // gRPC counts in milliseconds, and 0 would be for ever at work.
 constexpr absl::Duration kLeastKeepalive = absl::Milliseconds(10);
 constexpr absl::Duration kLeastSessionIdleTimeout = absl::Seconds(1);
-// How long workers are told that their sessions are over.
-constexpr absl::Duration kMasterGrace = absl::Seconds(2);
 
 struct CoordinatorFlags {
   int nodes = 0;

@@ -11,31 +11,39 @@
 #include "base/clock.h"
 #include "base/ranges.h"
 #include "base/status_macros.h"
+#include "cli/hosted_master.h"
 #include "cli/progress.h"
 #include "coord/coordinator.h"
 
 namespace ferry::cli {
 
-absl::StatusOr<std::unique_ptr<HostedCoordinator>> HostedCoordinator::OnThisMachine(int nodes) {
-  return Listen("127.0.0.1:0", nodes);
+absl::StatusOr<std::unique_ptr<HostedCoordinator>> HostedCoordinator::OnThisMachine(int nodes,
+                                                                                    Graphs graphs) {
+  return Listen("127.0.0.1:0", nodes, graphs);
 }
 
 absl::StatusOr<std::unique_ptr<HostedCoordinator>> HostedCoordinator::At(const std::string& address,
-                                                                         int nodes) {
+                                                                         int nodes, Graphs graphs) {
   const bool is_local =
       absl::StartsWith(address, "localhost:") || absl::StartsWith(address, "127.0.0.1:");
   const std::string port = address.substr(address.rfind(':') + 1);
-  return Listen(absl::StrCat(is_local ? "127.0.0.1:" : "0.0.0.0:", port), nodes);
+  return Listen(absl::StrCat(is_local ? "127.0.0.1:" : "0.0.0.0:", port), nodes, graphs);
 }
 
 absl::StatusOr<std::unique_ptr<HostedCoordinator>> HostedCoordinator::Listen(std::string listen,
-                                                                             int nodes) {
+                                                                             int nodes,
+                                                                             Graphs graphs) {
+  std::unique_ptr<HostedCoordinator> hosted(new HostedCoordinator());
   coord::ServerOptions options;
   options.listen = std::move(listen);
   options.coordinator.jobs = {{"jax_worker", nodes}};
-  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<coord::CoordinatorServer> server,
-                         coord::CoordinatorServer::Create(std::move(options)));
-  return std::unique_ptr<HostedCoordinator>(new HostedCoordinator(std::move(server)));
+  if (graphs == Graphs::kServed) hosted->master_ = AddMaster(master::MasterOptions(), options);
+  FERRY_ASSIGN_OR_RETURN(hosted->server_, coord::CoordinatorServer::Create(std::move(options)));
+  return hosted;
+}
+
+HostedCoordinator::~HostedCoordinator() {
+  if (master_ != nullptr) master_->Stop(kMasterGrace);
 }
 
 std::string HostedCoordinator::ConnectedNodes() {

@@ -10,19 +10,23 @@
 #include "absl/time/time.h"
 
 #include "coord/grpc_server.h"
+#include "master/grpc_master_host.h"
 
 namespace ferry::cli {
 
-// Serves while it lives. Thread-safe. Threads: as CoordinatorServer.
+// Whether TensorFlow's clients can run graphs on the job's workers.
+enum class Graphs { kNone, kServed };
+
+// Serves while it lives. Thread-safe. Threads: as CoordinatorServer, and MasterHost with graphs.
 class HostedCoordinator final {
  public:
   // For this machine only, on a free port.
-  static absl::StatusOr<std::unique_ptr<HostedCoordinator>> OnThisMachine(int nodes);
+  static absl::StatusOr<std::unique_ptr<HostedCoordinator>> OnThisMachine(int nodes, Graphs graphs);
   // Where the nodes of the job look for it, see NodePlace::is_derived. Listens on every address of
   // the machine, unless `address` is one that only this machine can reach.
   static absl::StatusOr<std::unique_ptr<HostedCoordinator>> At(const std::string& address,
-                                                               int nodes);
-  ~HostedCoordinator() = default;
+                                                               int nodes, Graphs graphs);
+  ~HostedCoordinator();
 
   HostedCoordinator(const HostedCoordinator&) = delete;
   HostedCoordinator& operator=(const HostedCoordinator&) = delete;
@@ -34,12 +38,14 @@ class HostedCoordinator final {
   void WaitUntilAllLeft(absl::Duration patience);
 
  private:
-  explicit HostedCoordinator(std::unique_ptr<coord::CoordinatorServer> server)
-      : server_(std::move(server)) {}
-  static absl::StatusOr<std::unique_ptr<HostedCoordinator>> Listen(std::string listen, int nodes);
+  HostedCoordinator() = default;
+  static absl::StatusOr<std::unique_ptr<HostedCoordinator>> Listen(std::string listen, int nodes,
+                                                                   Graphs graphs);
   std::string ConnectedNodes();
 
-  const std::unique_ptr<coord::CoordinatorServer> server_;
+  // Constant after construction. Null: there is none. Outlives the server, whose services it has.
+  std::unique_ptr<master::MasterHost> master_;
+  std::unique_ptr<coord::CoordinatorServer> server_;
 };
 
 }  // namespace ferry::cli

@@ -5,10 +5,15 @@
 
 #include <memory>
 
+#include "absl/time/time.h"
+
 #include "coord/grpc_server.h"
 #include "master/grpc_master_host.h"
 
 namespace ferry::cli {
+
+// How long workers are told that their sessions are over: for MasterHost::Stop.
+inline constexpr absl::Duration kMasterGrace = absl::Seconds(2);
 
 // Makes a master whose services are those of the server that `options` are for; it outlives that
 // server, and is stopped before it.

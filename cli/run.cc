@@ -26,6 +26,7 @@ struct RunFlags {
   std::string coordinator;
   std::optional<int> machine_index;
   bool no_prefix = false;
+  bool no_graphs = false;
   std::vector<std::string> after_dashes;
   LaunchOptions launch;
 };
@@ -48,11 +49,12 @@ absl::Status TakeCommand(const CLI::App& verb, const std::vector<std::string>& a
 // Fills in the coordinator, and starts one where this is the machine for it.
 absl::StatusOr<std::unique_ptr<HostedCoordinator>> PrepareCoordinator(RunFlags& flags) {
   LaunchOptions& launch = flags.launch;
+  const Graphs graphs = flags.no_graphs ? Graphs::kNone : Graphs::kServed;
   launch.coordinator = flags.coordinator;
   if (launch.machine_count == 1) {
     if (!launch.coordinator.empty()) return nullptr;
     FERRY_ASSIGN_OR_RETURN(std::unique_ptr<HostedCoordinator> hosted,
-                           HostedCoordinator::OnThisMachine(launch.local_count));
+                           HostedCoordinator::OnThisMachine(launch.local_count, graphs));
     launch.coordinator = hosted->address();
     std::fprintf(stderr, "ferry run: the coordinator is at %s\n", launch.coordinator.c_str());
     return hosted;
@@ -65,7 +67,8 @@ absl::StatusOr<std::unique_ptr<HostedCoordinator>> PrepareCoordinator(RunFlags& 
   launch.machine_index = place.node_id;
   launch.coordinator = place.coordinator;
   if (!place.is_derived || place.node_id != 0) return nullptr;
-  return HostedCoordinator::At(place.coordinator, launch.machine_count * launch.local_count);
+  return HostedCoordinator::At(place.coordinator, launch.machine_count * launch.local_count,
+                               graphs);
 }
 
 absl::StatusOr<int> Run(const CLI::App& verb, RunFlags& flags) {
@@ -124,6 +127,8 @@ Verb AddRunVerb(CLI::App& app, std::vector<std::string> after_dashes) {
   AddDuration(verb, "--grace", launch.grace, "from the polite signal to SIGKILL");
   verb.add_flag("--no-prefix", flags->no_prefix,
                 "pass output on byte for byte, without rank; lines of ranks may mix");
+  verb.add_flag("--no-graphs", flags->no_graphs,
+                "its own coordinator is no session target for TensorFlow's clients");
   return [flags, coordinator, &verb]() -> absl::StatusOr<int> {
     if (coordinator->count() > 0) {
       FERRY_RETURN_IF_ERROR(CheckAddress("--coordinator", flags->coordinator));
