@@ -43,9 +43,9 @@ void Store(void* to, T value) {
   std::memcpy(to, &value, sizeof(value));
 }
 
-// Whether the type has such numbers. Whole ones wrap around.
+}  // namespace
+
 bool StoreNumber(DataType dtype, void* to, double value) {
-  const auto whole = static_cast<uint64_t>(static_cast<int64_t>(value));
   switch (dtype) {
     case DataType::kFloat:
       Store(to, static_cast<float>(value));
@@ -69,16 +69,16 @@ bool StoreNumber(DataType dtype, void* to, double value) {
     case DataType::kInt32:
     case DataType::kUint32:
     case DataType::kInt64:
-    case DataType::kUint64:
+    case DataType::kUint64: {
+      const auto whole = static_cast<uint64_t>(static_cast<int64_t>(value));
       // The lowest bytes come first on every machine that this runs on.
       std::memcpy(to, &whole, ElementBytes(dtype));
       return true;
+    }
     default:
       return false;
   }
 }
-
-}  // namespace
 
 absl::StatusOr<DataType> ParseDtypeFlag(absl::string_view text) {
   const std::optional<DataType> dtype = ParseDataType(text);

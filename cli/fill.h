@@ -28,6 +28,10 @@ absl::StatusOr<Shape> ParseShapeFlag(absl::string_view text);
 //   Errors: INVALID_ARGUMENT for something else, or for a type whose elements are no such numbers.
 absl::Status Fill(Tensor& tensor, absl::string_view fill, uint64_t pattern_seed);
 
+// Whether the type has such numbers. Whole ones wrap around.
+//   to: one element.
+bool StoreNumber(DataType dtype, void* to, double value);
+
 }  // namespace ferry::cli
 
 #endif  // FERRY_CLI_FILL_H_

@@ -154,6 +154,7 @@ int Main(int argc, char** argv) {
   verbs["send"] = AddSendVerb(app);
   verbs["recv"] = AddRecvVerb(app);
   verbs["bench"] = AddBenchVerb(app);
+  verbs["step"] = AddStepVerb(app);
   verbs["demo"] = AddDemoVerb(app);
   verbs["help"] = AddHelpVerb(app);
   verbs["demo-worker"] = AddDemoWorkerVerb(app);

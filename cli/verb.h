@@ -43,6 +43,7 @@ Verb AddDoctorVerb(CLI::App& app);
 Verb AddSendVerb(CLI::App& app);
 Verb AddRecvVerb(CLI::App& app);
 Verb AddBenchVerb(CLI::App& app);
+Verb AddStepVerb(CLI::App& app);
 Verb AddDemoWorkerVerb(CLI::App& app);
 Verb AddBenchWorkerVerb(CLI::App& app);
 Verb AddDoctorHelperVerb(CLI::App& app);

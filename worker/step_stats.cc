@@ -39,7 +39,13 @@ void Fill(const Plan::Node& node, const NodeTimes& times, tensorflow::NodeExecSt
   row.set_op_end_rel_nanos(took);
   row.set_all_end_rel_micros(took / kNanosPerMicro);
   row.set_all_end_rel_nanos(took);
-  if (node.key.has_value()) row.set_timeline_label(TransferLabel(node, times));
+  if (!node.key.has_value()) return;
+  row.set_timeline_label(TransferLabel(node, times));
+  // The label rounds.
+  row.add_output()
+      ->mutable_tensor_description()
+      ->mutable_allocation_description()
+      ->set_requested_bytes(static_cast<int64_t>(times.bytes));
 }
 
 }  // namespace

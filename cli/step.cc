@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+// ferry step: runs a step of a TensorFlow graph again and again, and says what it took.
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "absl/synchronization/mutex.h"
+
+#include "base/clock.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "base/thread.h"
+#include "cli/grpc_step_session.h"
+#include "cli/own_job.h"
+#include "cli/progress.h"
+#include "cli/signals.h"
+#include "cli/step_graph_proto.h"
+#include "cli/step_report.h"
+#include "cli/tensor_literal.h"
+#include "cli/verb.h"
+
+namespace ferry::cli {
+namespace {
+
+// Steps and empty calls take turns by so many.
+constexpr int kTurn = 50;
+constexpr absl::Duration kLeastTimeout = absl::Milliseconds(1);
+
+struct StepFlags {
+  std::string coordinator;
+  std::string graph;
+  std::vector<std::string> feeds;
+  std::vector<std::string> fetches;
+  std::vector<std::string> targets;
+  int count = 100;
+  int warm_ups = 10;
+  int concurrency = 1;
+  int workers = 2;
+  bool soft_placement = false;
+  absl::Duration timeout = absl::Minutes(1);
+  bool json = false;
+};
+
+// "x=[1, 2]" or "x=@file".
+absl::StatusOr<std::pair<std::string, Tensor>> ReadFeed(const StepGraph& graph,
+                                                        const std::string& text) {
+  const size_t equals = text.find('=');
+  if (equals == std::string::npos || equals == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--feed: ", Quoted(text), " is not NAME=VALUE or NAME=@FILE"));
+  }
+  const std::string name = text.substr(0, equals);
+  absl::string_view value = absl::string_view(text).substr(equals + 1);
+  const auto about = [&name](const absl::Status& status) {
+    return absl::Status(status.code(), absl::StrCat("--feed=", name, ": ", status.message()));
+  };
+  const absl::StatusOr<WantedTensor> wanted = graph.Output(name);
+  if (!wanted.ok()) return about(wanted.status());
+  absl::StatusOr<Tensor> tensor = absl::ConsumePrefix(&value, "@")
+                                      ? ReadTensorFile(std::string(value), *wanted)
+                                      : ParseTensor(value, *wanted);
+  if (!tensor.ok()) return about(tensor.status());
+  return std::make_pair(name, *std::move(tensor));
+}
+
+absl::StatusOr<StepRequest> ReadRequest(const StepFlags& flags, const StepGraph& graph) {
+  if (flags.fetches.empty() && flags.targets.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "say what to run, --fetch=NAME or --target=NAME; the graph has ", graph.SomeNodes()));
+  }
+  StepRequest request;
+  request.timeout = flags.timeout;
+  request.fetches = flags.fetches;
+  request.targets = flags.targets;
+  for (const std::string& text : flags.feeds) {
+    FERRY_ASSIGN_OR_RETURN(auto feed, ReadFeed(graph, text));
+    request.feeds.push_back(std::move(feed));
+  }
+  for (const std::string& name : flags.fetches) {
+    if (const auto output = graph.Output(name); !output.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("--fetch: ", output.status().message()));
+    }
+  }
+  for (const std::string& name : flags.targets) {
+    if (const absl::Status status = graph.CheckNode(name); !status.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("--target: ", status.message()));
+    }
+  }
+  return request;
+}
+
+// The times of many steps, from several threads. Thread-safe.
+class Samples final {
+ public:
+  void Add(const std::vector<absl::Duration>& samples, const absl::Status& status)
+      ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    samples_.insert(samples_.end(), samples.begin(), samples.end());
+    if (status_.ok()) status_ = status;
+  }
+  absl::StatusOr<std::vector<absl::Duration>> Take() ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    if (!status_.ok()) return status_;
+    return std::move(samples_);
+  }
+
+ private:
+  absl::Mutex mu_;
+  absl::Status status_ ABSL_GUARDED_BY(mu_);
+  std::vector<absl::Duration> samples_ ABSL_GUARDED_BY(mu_);
+};
+
+// How long each of `count` calls took.
+template <typename Call>
+absl::Status Time(int count, Call call, std::vector<absl::Duration>& samples) {
+  for (int i = 0; i < count; ++i) {
+    const absl::Time start = SteadyClock().Now();
+    FERRY_RETURN_IF_ERROR(call());
+    samples.push_back(SteadyClock().Now() - start);
+  }
+  return absl::OkStatus();
+}
+
+// One at a time, in turns with empty calls.
+absl::Status MeasureInTurns(StepSession& session, StepReport& report) {
+  std::vector<absl::Duration> steps;
+  std::vector<absl::Duration> pings;
+  absl::Duration taken;
+  for (int done = 0; done < report.count;) {
+    const int turn = std::min(kTurn, report.count - done);
+    const absl::Time start = SteadyClock().Now();
+    FERRY_RETURN_IF_ERROR(Time(
+        turn, [&session] { return session.Run(); }, steps));
+    taken += SteadyClock().Now() - start;
+    FERRY_RETURN_IF_ERROR(Time(
+        turn, [&session] { return session.Ping(); }, pings));
+    done += turn;
+  }
+  report.step = SummarizeStepTimes(std::move(steps));
+  report.ping = SummarizeStepTimes(std::move(pings));
+  report.steps_per_s = report.count / absl::ToDoubleSeconds(taken);
+  return absl::OkStatus();
+}
+
+absl::Status MeasureAtOnce(StepSession& session, StepReport& report) {
+  std::atomic<int> left = report.count;
+  Samples all;
+  const absl::Time start = SteadyClock().Now();
+  {
+    std::vector<std::unique_ptr<Thread>> threads;
+    for (int i = 0; i < report.concurrency; ++i) {
+      threads.push_back(std::make_unique<Thread>(absl::StrCat("ferry-step-", i), [&] {
+        std::vector<absl::Duration> samples;
+        absl::Status status;
+        while (status.ok() && left.fetch_sub(1) > 0) {
+          status = Time(
+              1, [&session] { return session.Run(); }, samples);
+        }
+        // The others need not go on.
+        if (!status.ok()) left = 0;
+        all.Add(samples, status);
+      }));
+    }
+  }
+  const absl::Duration taken = SteadyClock().Now() - start;
+  FERRY_ASSIGN_OR_RETURN(std::vector<absl::Duration> samples, all.Take());
+  report.step = SummarizeStepTimes(std::move(samples));
+  report.steps_per_s = report.count / absl::ToDoubleSeconds(taken);
+  return absl::OkStatus();
+}
+
+absl::Status Measure(StepSession& session, int warm_ups, StepReport& report) {
+  FERRY_ASSIGN_OR_RETURN(report.first, session.RunTraced());
+  for (int i = 0; i < warm_ups; ++i) {
+    FERRY_RETURN_IF_ERROR(session.Run());
+    FERRY_RETURN_IF_ERROR(session.Ping());
+  }
+  return report.concurrency == 1 ? MeasureInTurns(session, report) : MeasureAtOnce(session, report);
+}
+
+// On a thread of its own, because a signal may come.
+absl::Status MeasureStoppably(StepSession& session, BlockedSignals& signals, int warm_ups,
+                              StepReport& report) {
+  std::atomic<bool> is_over = false;
+  absl::Status result;
+  std::optional<int> stopped_by;
+  {
+    Thread thread("ferry-work", [&] {
+      result = Measure(session, warm_ups, report);
+      is_over = true;
+      signals.Wake();
+    });
+    while (!is_over) {
+      const std::optional<int> signal = signals.WaitFor(absl::InfiniteDuration());
+      if (!signal.has_value()) continue;
+      stopped_by = signal;
+      session.Cancel();
+    }
+  }
+  if (stopped_by.has_value() && !result.ok()) {
+    return absl::CancelledError(absl::StrCat("stopped by ", SignalName(*stopped_by)));
+  }
+  return result;
+}
+
+absl::StatusOr<int> RunSteps(StepFlags& flags) {
+  absl::StatusOr<StepGraph> graph = StepGraph::Read(flags.graph);
+  if (!graph.ok()) return AsFailure(graph.status());
+  FERRY_ASSIGN_OR_RETURN(StepRequest request, ReadRequest(flags, *graph));
+  BlockedSignals signals({SIGINT, SIGTERM, SIGHUP});
+  std::unique_ptr<OwnJob> job;
+  if (flags.coordinator.empty()) {
+    FERRY_ASSIGN_OR_RETURN(job, OwnJob::Start(flags.workers));
+    flags.coordinator = job->coordinator();
+  }
+  StepReport report;
+  report.coordinator = job == nullptr ? flags.coordinator : "";
+  report.nodes_in_graph = graph->node_count();
+  report.count = flags.count;
+  report.concurrency = flags.concurrency;
+  {
+    const Progress progress(absl::StrCat("waiting for steps at ", flags.coordinator));
+    absl::StatusOr<std::unique_ptr<StepSession>> session = StepSession::Open(
+        flags.coordinator, *graph, std::move(request), flags.soft_placement, flags.timeout);
+    if (!session.ok()) return AsFailure(session.status());
+    FERRY_RETURN_IF_ERROR(AsFailure(MeasureStoppably(**session, signals, flags.warm_ups, report)));
+  }
+  const std::string text = flags.json ? FormatStepJson(report) : FormatStepText(report);
+  std::fputs(text.c_str(), stdout);
+  return kDone;
+}
+
+}  // namespace
+
+Verb AddStepVerb(CLI::App& app) {
+  auto flags = std::make_shared<StepFlags>();
+  CLI::App& verb = *app.add_subcommand(
+      "step", "Run a step of a TensorFlow graph on a job's workers, and measure it");
+  verb.footer(
+      "  ferry step --graph=examples/crossing.pbtxt --feed='x=[1, 2]' --fetch=z\n"
+      "Without --coordinator it starts a coordinator and workers of its own. A value is a number,\n"
+      "a list of lists, true, false or a text; @FILE is one of NumPy's (.npy), or holds the\n"
+      "elements as they are in memory. Nodes are pinned as /job:worker/task:N/device:CPU:0.\n"
+      "What is fetched is shown of the first step, which is not among those that are timed.");
+  verb.add_option("--graph", flags->graph, "a GraphDef, as text or bytes; - is stdin")
+      ->type_name("FILE")
+      ->required();
+  verb.add_option("--feed", flags->feeds, "what stands for a node's output; may come again")
+      ->type_name("NAME=VALUE|NAME=@FILE")
+      ->allow_extra_args(false);
+  verb.add_option("--fetch", flags->fetches, "an output that is wanted: node or node:1")
+      ->type_name("NAME")
+      ->allow_extra_args(false);
+  verb.add_option("--target", flags->targets, "a node to be run, of which nothing is wanted")
+      ->type_name("NAME")
+      ->allow_extra_args(false);
+  verb.add_option("--count", flags->count, "steps that are timed")
+      ->type_name("N")
+      ->check(Within(1, 100'000'000))
+      ->capture_default_str();
+  verb.add_option("--warmup", flags->warm_ups, "steps before them, after the first")
+      ->type_name("N")
+      ->check(Within(0, 1'000'000))
+      ->capture_default_str();
+  verb.add_option("--concurrency", flags->concurrency, "steps under way at a time")
+      ->type_name("K")
+      ->check(Within(1, 1024))
+      ->capture_default_str();
+  CLI::Option* const coordinator =
+      AddCoordinatorFlag(verb, flags->coordinator)
+          ->description("where the coordinator listens; starts a job of its own if there is none");
+  verb.add_option("--workers", flags->workers, "of a job of its own")
+      ->type_name("N")
+      ->check(Within(1, 64))
+      ->capture_default_str()
+      ->excludes("--coordinator");
+  verb.add_flag("--soft-placement", flags->soft_placement,
+                "nodes run elsewhere if they cannot where they are pinned");
+  AddDuration(verb, "--timeout", flags->timeout, "of one step, and of waiting for workers",
+              kLeastTimeout);
+  verb.add_flag("--json", flags->json, "for programs");
+  return [flags, coordinator]() -> absl::StatusOr<int> {
+    if (coordinator->count() > 0) {
+      FERRY_RETURN_IF_ERROR(CheckAddress("--coordinator", flags->coordinator));
+    }
+    absl::StatusOr<int> status = RunSteps(*flags);
+    if (status.ok()) return status;
+    return absl::Status(status.status().code(), absl::StrCat("step: ", status.status().message()));
+  };
+}
+
+}  // namespace ferry::cli

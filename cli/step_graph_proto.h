@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Graphs out of files, and what can be fed and fetched of them.
+#ifndef FERRY_CLI_STEP_GRAPH_PROTO_H_
+#define FERRY_CLI_STEP_GRAPH_PROTO_H_
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+#include "cli/tensor_literal.h"
+#include "graph/graph.h"
+#include "proto/tf_graph.pb.h"
+
+namespace ferry::cli {
+
+// A GraphDef that was read and checked. A value.
+class StepGraph final {
+ public:
+  // The text or the bytes of a GraphDef; "-" is stdin.
+  //   Errors: NOT_FOUND, UNAVAILABLE for the file; FAILED_PRECONDITION with line and column for
+  //   what is no graph; those of graph::Graph::Create.
+  static absl::StatusOr<StepGraph> Read(const std::string& path);
+
+  const tensorflow::GraphDef& def() const { return def_; }
+  int node_count() const { return graph_.node_count(); }
+
+  // What `name`, "node" or "node:2", has to be fed with.
+  //   Errors: INVALID_ARGUMENT if there is no such node or output, naming some that there are.
+  absl::StatusOr<WantedTensor> Output(absl::string_view name) const;
+  //   Errors: INVALID_ARGUMENT if there is no such node.
+  absl::Status CheckNode(absl::string_view name) const;
+  // Names of its nodes, for messages: a few, "a, b, c and 7 more".
+  std::string SomeNodes() const;
+
+ private:
+  tensorflow::GraphDef def_;
+  graph::Graph graph_;
+};
+
+}  // namespace ferry::cli
+
+#endif  // FERRY_CLI_STEP_GRAPH_PROTO_H_

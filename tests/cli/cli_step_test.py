@@ -1,0 +1,222 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of TensorFlow's graphs as the tool runs them, and what it keeps of them.
+
+    cli_step_test.py FERRY [CASE...]
+"""
+import json
+import os
+import signal
+import struct
+import tempfile
+
+import harness
+
+EXAMPLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../examples/crossing.pbtxt")
+DEVICE = "/job:worker/replica:0/task:{}/device:CPU:0"
+# A minute of work on one core.
+SLOW = """
+node { name: "n" op: "Const" attr { key: "dtype" value { type: DT_INT32 } }
+       attr { key: "value" value { tensor { dtype: DT_INT32 tensor_shape { dim { size: 2 } }
+                                            int_val: 1500 } } } }
+node { name: "a" op: "RandomUniform" input: "n" attr { key: "T" value { type: DT_INT32 } }
+       attr { key: "dtype" value { type: DT_FLOAT } } }
+""" + "".join(f"""
+node {{ name: "m{i}" op: "MatMul" input: "{'m' + str(i - 1) if i else 'a'}" input: "a"
+        attr {{ key: "T" value {{ type: DT_FLOAT }} }} }}
+""" for i in range(400))
+
+
+def placeholder(name, dtype, dims):
+    shape = " ".join(f"dim {{ size: {dim} }}" for dim in dims)
+    return f"""node {{ name: "{name}" op: "Placeholder" attr {{ key: "dtype" value {{ type: {dtype} }} }}
+               attr {{ key: "shape" value {{ shape {{ {shape} }} }} }} }}
+               node {{ name: "{name}_out" op: "Identity" input: "{name}"
+                       attr {{ key: "T" value {{ type: {dtype} }} }} }}
+            """
+
+
+class Files(harness.Case):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+
+    def file(self, name, content):
+        path = f"{self.folder}/{name}"
+        with open(path, "wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode())
+        return path
+
+
+class OwnJob(harness.Case):
+    def test_the_example_runs_on_a_job_of_its_own(self):
+        out = self.succeed("step", f"--graph={EXAMPLE}", "--feed=x=[1, 2]", "--fetch=z",
+                           "--count=20").decode()
+        self.assertRegex(out, r"\Aferry step: 4 nodes in the graph, \d+ in a step .*"
+                         r"\(task 0 CPU:0: \d+, task 1 CPU:0: \d+\)\n")
+        self.assertIn("\nz = float[2] [10, 40]\n", out)
+        self.assertRegex(out, r"\ncrossings: 1, 8 bytes per step\n"
+                         r"  edge_\S+: task 1 CPU:0 -> task 0 CPU:0, 8 bytes by \w+.*\n")
+        self.assertRegex(out, r"\n20 steps: p50 \S+ us, p99 \S+ us; \d+ steps/s\n"
+                         r"an empty call of the same server, in turns: p50 \S+ us, .*\n\Z")
+
+
+class Usage(Files):
+    def fails(self, pattern, *arguments, status=2):
+        self.fail_with(status, pattern, "step", *arguments)
+
+    def test_what_is_wrong_with_the_command_line_is_said_before_anything_starts(self):
+        graph = f"--graph={EXAMPLE}"
+        self.fails("--graph is required")
+        self.fails("say what to run, --fetch=NAME or --target=NAME; the graph has x, w, z, empty", graph)
+        self.fails('--fetch: the graph has no node "v"', graph, "--fetch=v")
+        self.fails(r'--fetch: node z \(Mul\) has 1 outputs, and no "z:1"', graph, "--fetch=z:1")
+        self.fails('--target: the graph has no node "v"', graph, "--target=v")
+        self.fails('"x" is not NAME=VALUE', graph, "--fetch=z", "--feed=x")
+        self.fails(r"--feed=x: its shape is \[3\], and float\[2\] is wanted", graph, "--fetch=z",
+                   "--feed=x=[1, 2, 3]")
+        self.fails("--feed=x: a row of 1 stands beside one of 2", graph, "--fetch=z",
+                   "--feed=x=[[1, 2], [3]]")
+        self.fails("neither a number nor a list", graph, "--fetch=z", "--feed=x=[1, 2")
+        self.fails('"true" is no float', graph, "--fetch=z", "--feed=x=[1, true]")
+        self.fails("is not HOST:PORT", graph, "--fetch=z", "--coordinator=here")
+
+    def test_files_that_are_no_graphs(self):
+        self.fails("No such file", f"--graph={self.folder}/none", "--fetch=z", status=1)
+        path = self.file("graph", "node {\n  nmae: \"x\"\n}\n")
+        self.fails(r"is no GraphDef: line 2:\d+: .*nmae", f"--graph={path}", "--fetch=z", status=1)
+        path = self.file("graph", b"\x0a\xff\xff\xff\x00")
+        self.fails("neither the text nor the bytes", f"--graph={path}", "--fetch=z", status=1)
+        path = self.file("graph", "")
+        self.fails("without nodes", f"--graph={path}", "--fetch=z", status=1)
+        path = self.file("graph", 'node { name: "x" op: "NoSuchOp" }')
+        self.fails("NoSuchOp", f"--graph={path}", "--fetch=x", status=1)
+
+    def test_nobody_there(self):
+        self.fails("nobody answers at 127.0.0.1:1 within 10s", f"--graph={EXAMPLE}", "--fetch=w",
+                   "--coordinator=127.0.0.1:1", status=1)
+
+
+class Steps(Files):
+    """One job for all."""
+    @classmethod
+    def setUpClass(cls):
+        case = harness.Case()
+        cls.addClassCleanup(case.doCleanups)
+        cls.address = case.coordinator(2)[1]
+        case.workers(cls.address, 2)
+
+    def step(self, graph, *arguments, **options):
+        return json.loads(self.succeed("step", f"--graph={graph}", "--json",
+                                       f"--coordinator={self.address}",
+                                       *arguments, **options))
+
+    def fails(self, pattern, graph, *arguments):
+        self.fail_with(1, pattern, "step", f"--graph={graph}", f"--coordinator={self.address}",
+                       *arguments)
+
+    def test_values_come_back_as_they_went_in(self):
+        for dtype, dims, text, values in (
+                ("DT_FLOAT", [-1, 2], "[[1.5, 2], [3, 1e-3]]", [1.5, 2, 3, 0.001]),
+                ("DT_INT64", [], "-9007199254740993", [-9007199254740993]),
+                ("DT_UINT8", [2], "[0, 255]", [0, 255]),
+                ("DT_BOOL", [2], "[true, false]", [True, False]),
+                ("DT_HALF", [3], '[0.1, 65504, "inf"]', [0.09997559, 65504, "inf"]),
+                ("DT_STRING", [], "plain words", ["plain words"]),
+                ("DT_STRING", [2], '["a", "\\u00fc"]', ["a", "\u00fc"]),
+                ("DT_FLOAT", [0], "[]", [])):
+            with self.subTest(dtype, text=text):
+                graph = self.file("graph.pbtxt", placeholder("x", dtype, dims))
+                told = self.step(graph, f"--feed=x={text}", "--fetch=x_out")
+                self.assertEqual(told["fetches"][0]["values"], values)
+
+    def test_numbers_that_a_type_does_not_have_are_refused(self):
+        for dtype, text in (("DT_UINT8", "256"), ("DT_UINT8", "-1"), ("DT_INT32", "2147483648"),
+                            ("DT_INT32", "1.5"), ("DT_BOOL", "1")):
+            with self.subTest(dtype, text=text):
+                graph = self.file("graph.pbtxt", placeholder("x", dtype, []))
+                self.fail_with(2, f'--feed=x: "{text}" is no ', "step", f"--graph={graph}",
+                               f"--feed=x={text}", "--fetch=x_out")
+
+    def test_files_are_fed(self):
+        graph = self.file("graph.pbtxt", placeholder("x", "DT_INT32", [-1, 2]))
+        raw = self.file("raw", struct.pack("<4i", 1, 2, 3, 4))
+        told = self.step(graph, f"--feed=x=@{raw}", "--fetch=x_out:0")["fetches"][0]
+        self.assertEqual((told["shape"], told["values"]), ([2, 2], [1, 2, 3, 4]))
+        header = b"{'descr': '<i4', 'fortran_order': False, 'shape': (1, 2), }"
+        header += b" " * (117 - len(header)) + b"\n"
+        numpy = self.file("x.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header +
+                          struct.pack("<2i", 7, 8))
+        told = self.step(graph, f"--feed=x=@{numpy}", "--fetch=x_out")["fetches"][0]
+        self.assertEqual((told["shape"], told["values"]), ([1, 2], [7, 8]))
+        for content, pattern in ((b"12345", "no multiple of the 4"),
+                                 (b"1234", r"1 elements, which are no int32\[\?,2\]"),
+                                 (b"\x93NUMPY\x01\x00\xff\xff", "header is broken")):
+            path = self.file("bad", content)
+            self.fail_with(2, pattern, "step", f"--graph={graph}", f"--feed=x=@{path}",
+                           "--fetch=x_out")
+
+    def test_bytes_that_crossed_are_counted_exactly(self):
+        graph = self.file("graph.pbtxt", f"""
+            node {{ name: "dims" op: "Const" attr {{ key: "dtype" value {{ type: DT_INT32 }} }}
+                    attr {{ key: "value" value {{ tensor {{ dtype: DT_INT32 int_val: 100003
+                            tensor_shape {{ dim {{ size: 1 }} }} }} }} }}
+                    device: "{DEVICE.format(1)}" }}
+            node {{ name: "a" op: "RandomUniform" input: "dims" device: "{DEVICE.format(1)}"
+                    attr {{ key: "T" value {{ type: DT_INT32 }} }}
+                    attr {{ key: "dtype" value {{ type: DT_FLOAT }} }} }}
+            node {{ name: "b" op: "Neg" input: "a" device: "{DEVICE.format(0)}"
+                    attr {{ key: "T" value {{ type: DT_FLOAT }} }} }}""")
+        told = self.step(graph, "--target=b")
+        self.assertEqual(told["bytes_per_step"], 400012)
+        crossing, = told["crossings"]
+        self.assertEqual((crossing["from"], crossing["to"], crossing["transport"]),
+                         (DEVICE.format(1), DEVICE.format(0), "shm"))
+        self.assertEqual((told["fetches"], told["count"]), ([], 100))
+
+    def test_many_at_a_time(self):
+        told = self.step(EXAMPLE, "--feed=x=[1, 2]", "--fetch=z", "--concurrency=8", "--count=400")
+        self.assertEqual((told["concurrency"], told["count"]), (8, 400))
+        self.assertGreater(told["steps_per_s"], 0)
+        self.assertNotIn("empty_call_p50_us", told)
+
+    def test_errors_are_one_line_with_what_the_server_says(self):
+        self.fails("step: .*You must feed a value for placeholder tensor 'x'", EXAMPLE, "--fetch=z")
+        graph = self.file("graph.pbtxt", placeholder("x", "DT_FLOAT", []).replace(
+            'op: "Identity"', 'op: "Identity" device: "/job:worker/task:9"'))
+        self.fails("step: .*task:9.*task:0", graph, "--feed=x=1", "--fetch=x_out")
+        graph = self.file("graph.pbtxt", placeholder("x", "DT_FLOAT", []).replace(
+            'op: "Identity"', 'op: "Identity" device: "/job:worker/task:1/device:GPU:7"'))
+        self.fails("step: .*GPU:7", graph, "--feed=x=1", "--fetch=x_out")
+        self.step(graph, "--feed=x=1", "--fetch=x_out", "--soft-placement")
+        slow = self.file("slow.pbtxt", SLOW)
+        self.fails("step: .*timed out after 300ms", slow, "--target=m399", "--timeout=300ms")
+
+    def test_it_can_be_stopped_in_the_middle_of_a_step(self):
+        slow = self.file("slow.pbtxt", SLOW)
+        process = self.start("step", f"--graph={slow}", f"--coordinator={self.address}",
+                             "--target=m399")
+        process.wait_for("waiting for steps at")
+        process.signal(signal.SIGINT)
+        self.assertEqual(process.wait(), 1)
+        self.assertRegex(process.err, "ferry: step: stopped by SIGINT\n")
+
+
+class OtherCoordinators(harness.Case):
+    def test_the_one_that_ferry_run_starts_is_a_session_target(self):
+        run = self.start("run", "--nproc=2", "--", harness.FERRY, "worker")
+        address = run.wait_for(r"the coordinator is at (\S+)\n").group(1)
+        out = self.succeed("step", f"--graph={EXAMPLE}", "--feed=x=[1, 2]", "--fetch=z",
+                           f"--coordinator={address}", "--count=1")
+        self.assertIn(b"z = float[2] [10, 40]", out)
+
+    def test_one_without_graphs_says_so(self):
+        run = self.start("run", "--nproc=1", "--no-graphs", "--", harness.FERRY, "worker")
+        address = run.wait_for(r"the coordinator is at (\S+)\n").group(1)
+        self.fail_with(1, f"what answers at {address} serves no graphs", "step", f"--graph={EXAMPLE}",
+                       "--fetch=w", f"--coordinator={address}")
+
+
+if __name__ == "__main__":
+    harness.main()
