@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases without TensorFlow's client, which would not say such things to a master."""
+import re
+import threading
+import time
+
+import grpc
+from session_cluster import CPUS, WORKERS, case, pb, tf
+
+from harness import Failure, check
+
+
+@case
+def unknown_handles(cluster):
+    """Without TensorFlow's client, which would not send these."""
+    def status(method, request, response, code, pattern):
+        try:
+            cluster.call(method, request, response)
+        except grpc.RpcError as error:
+            check(error.code() == code, f"{method}: {error.code()}, wanted {code}")
+            check(re.search(pattern, error.details()), f"{method}: {error.details()!r}")
+            return
+        raise Failure(f"{method} succeeded")
+
+    aborted = grpc.StatusCode.ABORTED
+    status("ExtendSession", pb.ExtendSessionRequest(session_handle=b"x"), pb.ExtendSessionResponse,
+           aborted, "Session x is not found")
+    status("RunStep", pb.RunStepRequest(session_handle=b"x"), pb.RunStepResponse, aborted,
+           "Session x is not found")
+    status("CloseSession", pb.CloseSessionRequest(session_handle=b"x"), pb.CloseSessionResponse,
+           aborted, "Possibly, this master has restarted")
+    status("ListDevices", pb.ListDevicesRequest(session_handle=b"x"), pb.ListDevicesResponse,
+           grpc.StatusCode.INVALID_ARGUMENT, "Session x is not found")
+    for method, kind in [("MakeCallable", "MakeCallable"), ("RunCallable", "RunCallable"),
+                         ("ReleaseCallable", "ReleaseCallable"),
+                         ("PartialRunSetup", "PartialRunSetup")]:
+        status(method, getattr(pb, kind + "Request")(session_handle=b"x"),
+               getattr(pb, kind + "Response"), aborted, "Session x is not found")
+    listed = cluster.call("ListDevices", pb.ListDevicesRequest(), pb.ListDevicesResponse)
+    check(len(listed.local_device) >= 1, "no local device")
+    check(len(listed.local_device) + len(listed.remote_device) >= WORKERS, "devices are missing")
+
+
+def node(name, op="NoOp", inputs=()):
+    graph = pb.GraphDef()
+    graph.versions.producer = tf.Graph().as_graph_def().versions.producer
+    add_node(graph, name, op, inputs)
+    return graph
+
+
+def add_node(graph, name, op="NoOp", inputs=()):
+    graph.node.add(name=name.encode(), op=op.encode(), input=[i.encode() for i in inputs])
+
+
+@case
+def versions(cluster):
+    """Of many extensions of one version one succeeds."""
+    handle = cluster.call("CreateSession", pb.CreateSessionRequest(graph_def=node("a")),
+                          pb.CreateSessionResponse).session_handle
+    outcomes = []
+
+    def extend(index):
+        try:
+            outcomes.append(cluster.call(
+                "ExtendSession", pb.ExtendSessionRequest(
+                    session_handle=handle, graph_def=node(f"n{index}"), current_graph_version=0),
+                pb.ExtendSessionResponse).new_graph_version)
+        except grpc.RpcError as error:
+            outcomes.append(error.code())
+
+    threads = [threading.Thread(target=extend, args=(i,)) for i in range(100)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    check(sorted(map(str, outcomes)) == ["1"] + [str(grpc.StatusCode.ABORTED)] * 99,
+          f"{sorted(map(str, outcomes))[:5]}")
+    try:
+        cluster.call("ExtendSession", pb.ExtendSessionRequest(
+            session_handle=handle, graph_def=node("a"), current_graph_version=1),
+            pb.ExtendSessionResponse)
+        raise Failure("a node came twice")
+    except grpc.RpcError as error:
+        check(error.code() == grpc.StatusCode.INVALID_ARGUMENT, str(error.code()))
+        check("created by a previous call" in error.details(), error.details())
+    # An error in the response, and a request that comes again.
+    request = pb.RunStepRequest(session_handle=handle, fetch=[b"none:0"],
+                                store_errors_in_response_body=True)
+    response = cluster.call("RunStep", request, pb.RunStepResponse)
+    check(response.status_code == 5 and b"none" in response.status_error_message, str(response))
+    request = pb.RunStepRequest(session_handle=handle, target=[b"a"], request_id=11,
+                                store_errors_in_response_body=True)
+    check(cluster.call("RunStep", request, pb.RunStepResponse).status_code == 0, "first")
+    response = cluster.call("RunStep", request, pb.RunStepResponse)
+    check(response.status_code == 10 and b"received twice" in response.status_error_message,
+          str(response))
+    cluster.call("CloseSession", pb.CloseSessionRequest(session_handle=handle),
+                 pb.CloseSessionResponse)
+
+
+@case
+def bad_graphs(cluster):
+
+    def refused(graph, code, pattern):
+        try:
+            cluster.call("CreateSession", pb.CreateSessionRequest(graph_def=graph),
+                         pb.CreateSessionResponse)
+        except grpc.RpcError as error:
+            check(error.code() == code, f"{error.code()}, wanted {code}: {error.details()}")
+            check(re.search(pattern, error.details()), error.details())
+            return
+        raise Failure(f"accepted {graph}")
+
+    invalid = grpc.StatusCode.INVALID_ARGUMENT
+    for name in ("a:b", "a:0", "_a"):
+        refused(node(name), invalid, "Illegal op name")
+    for name in ("a:first", "_a", "_a:0", "a:01"):
+        refused(node("b", "NoOp", [name]), invalid, "Illegal op input name")
+    refused(node("a", "NoSuchOp"), grpc.StatusCode.NOT_FOUND, "NoSuchOp")
+    twice = node("a")
+    add_node(twice, "a")
+    refused(twice, invalid, "not unique")
+    refused(node("a", "NoOp", ["^missing"]), invalid, "missing")
+    circle = node("a", "NoOp", ["^b"])
+    add_node(circle, "b", "NoOp", ["^a"])
+    refused(circle, invalid, "cycle")
+
+
+@case
+def close_ends_a_step(cluster):
+    with tf.Graph().as_default() as graph:
+        with tf.device(CPUS[1]):
+            value = tf.random.uniform([1200, 1200])
+            for _ in range(60):
+                value = tf.matmul(value, value) / 600.0
+            total = tf.reduce_sum(value)
+    handle = cluster.call("CreateSession", pb.CreateSessionRequest(
+        graph_def=pb.GraphDef.FromString(graph.as_graph_def().SerializeToString())),
+                          pb.CreateSessionResponse).session_handle
+    outcome = []
+
+    def run():
+        outcome.append(cluster.call("RunStep", pb.RunStepRequest(
+            session_handle=handle, fetch=[total.name.encode()], store_errors_in_response_body=True),
+            pb.RunStepResponse, timeout=100))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    time.sleep(0.5)
+    cluster.call("CloseSession", pb.CloseSessionRequest(session_handle=handle),
+                 pb.CloseSessionResponse, timeout=60)
+    thread.join(60)
+    check(outcome, "the step hangs")
+    check(outcome[0].status_code == 1, str(outcome[0])[:300])
+    check(b"explicit call to `Session::Close()`" in outcome[0].status_error_message,
+          outcome[0].status_error_message)
