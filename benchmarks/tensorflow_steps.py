@@ -37,14 +37,14 @@ def empty():
             return graph, tf.no_op()
 
 
-def crossing(floats, devices=(THERE_1, HERE_0)):
-    """A tensor that is made on one worker and looked at on the other."""
+def crossing(floats, reads_all=False):
+    """A tensor of one worker that the other one looks at: at one element, or at all of them."""
     with tf.Graph().as_default() as graph:
-        with tf.device(devices[0]):
+        with tf.device(THERE_1):
             made = tf.Variable(tf.ones([floats]), use_resource=True, trainable=False)
             sent = tf.identity(made.read_value())
-        with tf.device(devices[1]):
-            seen = tf.slice(sent, [0], [1])
+        with tf.device(HERE_0):
+            seen = tf.reduce_max(sent) if reads_all else tf.slice(sent, [0], [1])
         return graph, seen, made.initializer
 
 
@@ -105,6 +105,8 @@ def main():
         floats = 64 * MIB // 4
         compare(clusters, "one crossing of 64 MiB", "GB/s", 5, options.rounds, 64 * MIB / 1e9,
                 *crossing(floats))
+        compare(clusters, "one crossing of 64 MiB, all of it read", "GB/s", 5, options.rounds,
+                64 * MIB / 1e9, *crossing(floats, reads_all=True))
     for cluster in clusters.values():
         cluster.stop()
 
