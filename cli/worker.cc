@@ -88,6 +88,12 @@ Verb AddWorkerVerb(CLI::App& app) {
       ->group(kGroup);
   AddLimit(verb, "--max-graph-steps", limits.max_steps, "steps of graphs that are open at a time")
       ->group(kGroup);
+  AddLimit(verb, "--max-constant-bytes", limits.max_constant_bytes,
+           "of the constants of all graphs together")
+      ->group(kGroup);
+  AddLimit(verb, "--max-feed-bytes", limits.max_feed_bytes,
+           "of what clients feed into the steps that are open, together")
+      ->group(kGroup);
   return [flags]() {
     return RunAsNode(flags->node,
                      [&flags](JoinedNode& joined) { return Work(joined, flags->exit_after_join); });

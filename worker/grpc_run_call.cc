@@ -12,15 +12,23 @@
 #include "coord/grpc_bytes.h"
 #include "coord/grpc_errors.h"
 #include "proto/tf_worker.pb.h"
+#include "tensor/bytes_of_proto.h"
 #include "tensor/tensor_proto.h"
+#include "worker/grpc_request_check.h"
 #include "worker/grpc_run_response.h"
 #include "worker/step_stats.h"
 
 namespace ferry::worker {
 namespace {
 
-absl::StatusOr<RunRequest> ReadRequest(tensorflow::RunGraphRequest& message) {
+absl::StatusOr<RunRequest> ReadRequest(Worker& worker, tensorflow::RunGraphRequest& message) {
   RunRequest request;
+  // Before any of it is made: a few bytes may say that they are a thousand million elements.
+  size_t bytes = 0;
+  for (const tensorflow::NamedTensorProto& named : message.send()) {
+    bytes = AddBytes(bytes, DecodedBytes(named.tensor()));
+  }
+  FERRY_ASSIGN_OR_RETURN(request.feed_share, worker.ShareOfFeeds(bytes));
   if (message.create_worker_session_called()) request.session = message.session_handle();
   request.graph = message.graph_handle();
   request.step_id = message.step_id();
@@ -52,6 +60,9 @@ class RunCall final : public grpc::ServerUnaryReactor {
   void Start(Worker& worker, const grpc::ByteBuffer& bytes) {
     tensorflow::RunGraphRequest message;
     grpc::ByteBuffer copy = bytes;
+    if (absl::Status status = CheckSize(worker, *message.GetDescriptor(), copy); !status.ok()) {
+      return Finish(coord::ToGrpcStatus(status));
+    }
     if (!coord::ParseMessage(copy, message)) {
       return Finish(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
                                  "the request is no tensorflow.RunGraphRequest"));
@@ -59,7 +70,7 @@ class RunCall final : public grpc::ServerUnaryReactor {
     copy.Clear();
     errors_in_body_ = message.store_errors_in_response_body();
     wants_graph_ = message.exec_opts().record_partition_graphs();
-    absl::StatusOr<RunRequest> request = ReadRequest(message);
+    absl::StatusOr<RunRequest> request = ReadRequest(worker, message);
     if (!request.ok()) return End(request.status(), {});
     worker.RunGraph(*std::move(request), &cancellation_,
                     [this](absl::Status status, RunResult result) {

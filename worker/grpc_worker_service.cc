@@ -15,6 +15,7 @@
 #include "coord/grpc_errors.h"
 #include "coord/grpc_raw_service.h"
 #include "proto/tf_worker.pb.h"
+#include "worker/grpc_request_check.h"
 #include "worker/grpc_run_call.h"
 
 namespace ferry::worker {
@@ -83,9 +84,11 @@ class WorkerService final : public coord::RawService {
         Request message;
         Response answered;
         ByteBuffer bytes = *request;
-        const absl::Status status = coord::ParseMessage(bytes, message)
-                                        ? (this->*method)(message, answered)
-                                        : NoSuchMessage(message);
+        absl::Status status = CheckSize(worker_, *message.GetDescriptor(), bytes);
+        if (status.ok()) {
+          status = coord::ParseMessage(bytes, message) ? (this->*method)(message, answered)
+                                                       : NoSuchMessage(message);
+        }
         if (status.ok()) *response = coord::SerializeMessage(answered);
         reactor->Finish(coord::ToGrpcStatus(status));
       };

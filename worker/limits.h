@@ -5,6 +5,8 @@
 
 #include <cstddef>
 
+#include "worker/kernel.h"
+
 namespace ferry::worker {
 
 struct WorkerLimits {
@@ -15,6 +17,12 @@ struct WorkerLimits {
   size_t max_steps = 100'000;
   // Of one graph.
   int max_nodes = 1 << 22;
+  // Of one request when it has been parsed: two bytes may become a message of hundreds.
+  size_t max_request_bytes = size_t{4} << 30;
+  // Of the constants of all registered graphs together, as their shapes say.
+  size_t max_constant_bytes = MemoryBytes() / 2;
+  // Of what was fed into the steps that are open, together, as the shapes say.
+  size_t max_feed_bytes = MemoryBytes() / 2;
 };
 
 }  // namespace ferry::worker

@@ -3,16 +3,12 @@
 #ifndef FERRY_WORKER_PARTIAL_RUN_H_
 #define FERRY_WORKER_PARTIAL_RUN_H_
 
-#include <memory>
 #include <optional>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
-
-#include "worker/graph_run.h"
-#include "worker/step_exchange.h"
 
 namespace ferry::worker {
 
@@ -22,10 +18,6 @@ class PartialRun final {
  public:
   using Done = absl::AnyInvocable<void(absl::Status) &&>;
 
-  explicit PartialRun(std::shared_ptr<StepExchange> exchange) : exchange_(std::move(exchange)) {}
-
-  const std::shared_ptr<StepExchange>& exchange() const { return exchange_; }
-
   // The run has ended.
   void EndRun(absl::Status status) ABSL_LOCKS_EXCLUDED(mu_);
   // The last call has what it wants, or not. `done` gets the run's status, or `status` if that is
@@ -33,7 +25,6 @@ class PartialRun final {
   void EndLastCall(absl::Status status, Done done) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  const std::shared_ptr<StepExchange> exchange_;
   absl::Mutex mu_;
   std::optional<absl::Status> run_ ABSL_GUARDED_BY(mu_);
   absl::Status last_call_ ABSL_GUARDED_BY(mu_);

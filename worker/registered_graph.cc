@@ -129,11 +129,11 @@ class Planner {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<const RegisteredGraph>> RegisteredGraph::Create(std::string handle,
-                                                                               graph::Graph graph,
-                                                                               const TaskName& task,
-                                                                               Session& session) {
+absl::StatusOr<std::shared_ptr<const RegisteredGraph>> RegisteredGraph::Create(
+    std::string handle, graph::Graph graph, const TaskName& task, Session& session,
+    Budget::Share constants) {
   auto registered = std::shared_ptr<RegisteredGraph>(new RegisteredGraph());
+  registered->constants_ = std::move(constants);
   FERRY_ASSIGN_OR_RETURN(registered->plan_, Planner(graph, task, session).Run());
   registered->handle_ = std::move(handle);
   registered->graph_ = std::move(graph);

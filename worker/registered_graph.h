@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
+#include "base/budget.h"
 #include "graph/graph.h"
 #include "rendezvous/device_name.h"
 #include "rendezvous/key.h"
@@ -22,13 +23,12 @@ namespace ferry::worker {
 // Immutable; thread-safe. Shared by its session and the runs of it.
 class RegisteredGraph final {
  public:
-  //   task: this worker.
+  //   task: this worker. constants: what its constants take.
   //   Errors: INVALID_ARGUMENT for a device that is not here, an edge between two devices, a key
   //   that is none or has nothing to do with this worker; as MakeKernel.
-  static absl::StatusOr<std::shared_ptr<const RegisteredGraph>> Create(std::string handle,
-                                                                       graph::Graph graph,
-                                                                       const TaskName& task,
-                                                                       Session& session);
+  static absl::StatusOr<std::shared_ptr<const RegisteredGraph>> Create(
+      std::string handle, graph::Graph graph, const TaskName& task, Session& session,
+      Budget::Share constants = {});
 
   const std::string& handle() const { return handle_; }
   const std::shared_ptr<const Plan>& plan() const { return plan_; }
@@ -53,6 +53,7 @@ class RegisteredGraph final {
   }
 
   std::string handle_;
+  Budget::Share constants_;
   graph::Graph graph_;
   std::shared_ptr<Devices> devices_;
   std::shared_ptr<const Plan> plan_;

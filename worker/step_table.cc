@@ -7,39 +7,91 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "base/status_macros.h"
+
 namespace ferry::worker {
+
+absl::Status StepTable::Enter(int64_t step_id, absl::string_view session, absl::string_view graph,
+                              Piece* piece) {
+  absl::MutexLock lock(&mu_);
+  const bool is_new = !steps_.contains(step_id);
+  if (is_new && steps_.size() >= max_steps_) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(max_steps_,
+                     " steps are open at this worker and were not cleaned up, the "
+                     "limit (raise --max-graph-steps, or in programs "
+                     "WorkerLimits::max_steps)"));
+  }
+  Step& step = steps_[step_id];
+  if (is_new) {
+    step.session = std::string(session);
+  } else if (step.session != session) {
+    return absl::AbortedError(absl::StrCat("step ", step_id, " is another session's"));
+  }
+  if (piece != nullptr) {
+    const auto found = step.partial.find(graph);
+    if (found != step.partial.end()) {
+      piece->run = found->second;
+      return absl::OkStatus();
+    }
+  }
+  if (!step.graphs.insert(std::string(graph)).second) {
+    return absl::AbortedError(
+        absl::StrCat("graph ", graph, " has been run in step ", step_id, " before"));
+  }
+  if (piece != nullptr) {
+    piece->run = std::make_shared<PartialRun>();
+    piece->is_first = true;
+    step.partial.emplace(graph, piece->run);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<StepExchange>> StepTable::Open(int64_t step_id,
+                                                              absl::string_view graph,
+                                                              IsAlive is_alive) {
+  absl::StatusOr<std::shared_ptr<StepExchange>> exchange = exchanges_.Open(step_id);
+  if (!exchange.ok()) {
+    absl::MutexLock lock(&mu_);
+    const auto found = steps_.find(step_id);
+    if (found == steps_.end()) return exchange;
+    found->second.graphs.erase(graph);
+    found->second.partial.erase(graph);
+    if (found->second.graphs.empty()) steps_.erase(found);
+    return exchange;
+  }
+  // Whoever ends a session looks for its steps after that, and finds what was entered before.
+  if (is_alive()) return exchange;
+  Cleanup(step_id);
+  return absl::AbortedError(absl::StrCat("step ", step_id, " is over: its session has ended"));
+}
 
 absl::StatusOr<std::shared_ptr<StepExchange>> StepTable::Begin(int64_t step_id,
                                                                absl::string_view session,
-                                                               absl::string_view graph) {
-  bool is_new = false;
-  {
-    absl::MutexLock lock(&mu_);
-    is_new = !steps_.contains(step_id);
-    if (is_new && steps_.size() >= max_steps_) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat(max_steps_,
-                       " steps are open at this worker and were not cleaned up, the "
-                       "limit (raise --max-graph-steps, or in programs "
-                       "WorkerLimits::max_steps)"));
-    }
-    Step& step = steps_[step_id];
-    if (is_new) {
-      step.session = std::string(session);
-    } else if (step.session != session) {
-      return absl::AbortedError(absl::StrCat("step ", step_id, " is another session's"));
-    }
-    if (!step.graphs.insert(std::string(graph)).second) {
-      return absl::AbortedError(
-          absl::StrCat("graph ", graph, " has been run in step ", step_id, " before"));
-    }
+                                                               absl::string_view graph,
+                                                               IsAlive is_alive) {
+  FERRY_RETURN_IF_ERROR(Enter(step_id, session, graph, nullptr));
+  return Open(step_id, graph, is_alive);
+}
+
+absl::StatusOr<StepTable::Piece> StepTable::BeginPiece(int64_t step_id, absl::string_view session,
+                                                       absl::string_view graph, IsAlive is_alive) {
+  Piece piece;
+  FERRY_RETURN_IF_ERROR(Enter(step_id, session, graph, &piece));
+  absl::StatusOr<std::shared_ptr<StepExchange>> exchange = Open(step_id, graph, is_alive);
+  if (!exchange.ok()) {
+    // Other pieces wait for a run that will not be.
+    if (piece.is_first) piece.run->EndRun(exchange.status());
+    return exchange.status();
   }
-  absl::StatusOr<std::shared_ptr<StepExchange>> exchange = exchanges_.Open(step_id);
-  if (!exchange.ok() && is_new) {
-    absl::MutexLock lock(&mu_);
-    steps_.erase(step_id);
-  }
-  return exchange;
+  piece.exchange = *std::move(exchange);
+  return piece;
+}
+
+void StepTable::Keep(int64_t step_id, Budget::Share feeds) {
+  absl::MutexLock lock(&mu_);
+  const auto found = steps_.find(step_id);
+  if (found != steps_.end()) found->second.feeds.Add(std::move(feeds));
 }
 
 void StepTable::AddRun(int64_t step_id, std::shared_ptr<GraphRun> run) {
@@ -55,21 +107,6 @@ void StepTable::RemoveRun(int64_t step_id, const GraphRun* run) {
   absl::MutexLock lock(&mu_);
   const auto found = steps_.find(step_id);
   if (found != steps_.end()) found->second.runs.erase(run);
-}
-
-std::shared_ptr<PartialRun> StepTable::FindPartial(int64_t step_id, absl::string_view graph) const {
-  absl::MutexLock lock(&mu_);
-  const auto step = steps_.find(step_id);
-  if (step == steps_.end()) return nullptr;
-  const auto found = step->second.partial.find(graph);
-  return found == step->second.partial.end() ? nullptr : found->second;
-}
-
-void StepTable::SetPartial(int64_t step_id, absl::string_view graph,
-                           std::shared_ptr<PartialRun> run) {
-  absl::MutexLock lock(&mu_);
-  const auto found = steps_.find(step_id);
-  if (found != steps_.end()) found->second.partial[std::string(graph)] = std::move(run);
 }
 
 void StepTable::Cleanup(int64_t step_id) {

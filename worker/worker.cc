@@ -10,6 +10,8 @@
 
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "graph/constants.h"
+#include "tensor/bytes_of_proto.h"
 
 namespace ferry::worker {
 namespace {
@@ -25,6 +27,8 @@ int ThreadCount(int wanted) {
 Worker::Worker(StepExchanges& exchanges, WorkerOptions options)
     : exchanges_(exchanges),
       options_(std::move(options)),
+      constants_(options_.limits.max_constant_bytes),
+      feeds_(options_.limits.max_feed_bytes),
       devices_(std::make_shared<Devices>(options_.devices, options_.allocate)),
       common_session_(std::make_shared<Session>(SessionOptions(), devices_)),
       handle_prefix_(
@@ -98,9 +102,8 @@ absl::StatusOr<Worker::SessionPtr> Worker::FindSession(const SessionHandle& hand
 }
 
 absl::StatusOr<std::shared_ptr<const RegisteredGraph>> Worker::FindGraph(
-    const SessionHandle& session, const std::string& graph) const {
-  FERRY_ASSIGN_OR_RETURN(const SessionPtr found, FindSession(session));
-  if (auto registered = found->FindGraph(graph); registered != nullptr) return registered;
+    const Session& session, const std::string& graph) const {
+  if (auto registered = session.FindGraph(graph); registered != nullptr) return registered;
   return absl::AbortedError(absl::StrCat("Graph handle is not found: ", Quoted(graph),
                                          ". Possibly, this worker just restarted."));
 }
@@ -120,10 +123,12 @@ absl::StatusOr<std::string> Worker::RegisterGraph(const SessionHandle& session,
   limits.allow_internal_names = true;
   FERRY_ASSIGN_OR_RETURN(graph::Graph graph,
                          graph::Graph::Create(std::move(def), options_.host_name, limits));
+  FERRY_ASSIGN_OR_RETURN(Budget::Share constants, ShareOfConstants(graph));
   // With the worker's life in it: what a former life has registered is not to be found here.
   std::string handle = absl::StrFormat("%s-%x", handle_prefix_, next_graph_.fetch_add(1) + 1);
   FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const RegisteredGraph> registered,
-                         RegisteredGraph::Create(handle, std::move(graph), options_.task, *found));
+                         RegisteredGraph::Create(handle, std::move(graph), options_.task, *found,
+                                                 std::move(constants)));
   for (const TaskName& source : registered->sources()) {
     FERRY_RETURN_IF_ERROR(exchanges_.Reach(source));
   }
@@ -131,10 +136,32 @@ absl::StatusOr<std::string> Worker::RegisterGraph(const SessionHandle& session,
   return handle;
 }
 
+absl::StatusOr<Budget::Share> Worker::ShareOfConstants(const graph::Graph& graph) {
+  size_t bytes = 0;
+  for (int i = 0; i < graph.node_count(); ++i) {
+    bytes = AddBytes(bytes, graph::ConstantBytes(graph.node(i).def));
+  }
+  Budget::Share share;
+  if (constants_.Take(bytes, share)) return share;
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the constants of this graph take ", bytes, " bytes, and those of other graphs here ",
+      constants_.used(), "; the limit is ", constants_.limit(),
+      " (raise --max-constant-bytes, or in programs WorkerLimits::max_constant_bytes)"));
+}
+
+absl::StatusOr<Budget::Share> Worker::ShareOfFeeds(size_t bytes) {
+  Budget::Share share;
+  if (feeds_.Take(bytes, share)) return share;
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the tensors that are fed take ", bytes, " bytes, and those of steps that are open here ",
+      feeds_.used(), "; the limit is ", feeds_.limit(),
+      " (raise --max-feed-bytes, or in programs WorkerLimits::max_feed_bytes)"));
+}
+
 absl::Status Worker::DeregisterGraph(const SessionHandle& session, const std::string& graph) {
   FERRY_ASSIGN_OR_RETURN(const SessionPtr found, FindSession(session));
   if (found->RemoveGraph(graph)) return absl::OkStatus();
-  return FindGraph(session, graph).status();
+  return FindGraph(*found, graph).status();
 }
 
 void Worker::ClearContainers(absl::Span<const std::string> containers) {

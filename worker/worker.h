@@ -19,6 +19,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 
+#include "base/budget.h"
 #include "graph/graph.h"
 #include "rendezvous/cancellation.h"
 #include "rendezvous/device_name.h"
@@ -58,6 +59,8 @@ struct RunRequest {
   int64_t request_id = 0;
   // By their keys; what is sent into the step before anything runs.
   std::vector<std::pair<std::string, Tensor>> feeds;
+  // What they take (Worker::ShareOfFeeds).
+  Budget::Share feed_share;
   // What is wanted when all has run.
   std::vector<std::string> fetches;
   // The graph is fed and fetched in pieces, of which this is one, or the last.
@@ -101,6 +104,10 @@ class Worker final {
   //   Errors: ABORTED unknown session or graph.
   absl::Status DeregisterGraph(const SessionHandle& session, const std::string& graph);
 
+  // Room for feeds of so many bytes, until their step is over.
+  //   Errors: RESOURCE_EXHAUSTED naming the limit.
+  absl::StatusOr<Budget::Share> ShareOfFeeds(size_t bytes);
+
   // `done`: once, on any thread, perhaps inside.
   //   cancellation: may be null; outlives the run.
   //   Errors, through `done`: ABORTED unknown session or graph, request id or step used before,
@@ -127,8 +134,9 @@ class Worker final {
 
   absl::StatusOr<SessionPtr> FindSession(const SessionHandle& handle) const
       ABSL_LOCKS_EXCLUDED(mu_);
-  absl::StatusOr<std::shared_ptr<const RegisteredGraph>> FindGraph(const SessionHandle& session,
+  absl::StatusOr<std::shared_ptr<const RegisteredGraph>> FindGraph(const Session& session,
                                                                    const std::string& graph) const;
+  absl::StatusOr<Budget::Share> ShareOfConstants(const graph::Graph& graph);
   std::vector<SessionPtr> Sessions() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // Looks everything up, and opens the step with its feeds in it.
@@ -145,6 +153,9 @@ class Worker final {
   // Constant after construction.
   StepExchanges& exchanges_;
   const WorkerOptions options_;
+  // Of registered graphs, and of steps that are open. Before those.
+  Budget constants_;
+  Budget feeds_;
   std::shared_ptr<Devices> devices_;
   const SessionPtr common_session_;
   Executor executor_;

@@ -66,7 +66,8 @@ absl::Status Worker::Prepare(Call& call, bool& begins) {
   const RunRequest& request = call.request;
   FERRY_RETURN_IF_ERROR(recent_.TrackUnique(
       request.request_id, request.is_partial ? "PartialRunGraph (Worker)" : "RunGraph (Worker)"));
-  FERRY_ASSIGN_OR_RETURN(call.graph, FindGraph(request.session, request.graph));
+  FERRY_ASSIGN_OR_RETURN(const SessionPtr session, FindSession(request.session));
+  FERRY_ASSIGN_OR_RETURN(call.graph, FindGraph(*session, request.graph));
   absl::flat_hash_set<absl::string_view> seen;
   for (const std::string& text : request.fetches) {
     if (!seen.insert(text).second) continue;
@@ -86,19 +87,22 @@ absl::Status Worker::Prepare(Call& call, bool& begins) {
       feeds.push_back(std::move(parsed));
     }
   }
-  if (request.is_partial) call.partial = steps_.FindPartial(request.step_id, request.graph);
-  begins = call.partial == nullptr;
-  if (begins) {
-    FERRY_ASSIGN_OR_RETURN(
-        call.exchange,
-        steps_.Begin(request.step_id, request.session.value_or(std::string()), request.graph));
-    if (request.is_partial) {
-      call.partial = std::make_shared<PartialRun>(call.exchange);
-      steps_.SetPartial(request.step_id, request.graph, call.partial);
-    }
+  const std::string name = request.session.value_or(std::string());
+  const auto is_alive = [&] {
+    const absl::StatusOr<SessionPtr> now = FindSession(request.session);
+    return now.ok() && *now == session;
+  };
+  if (request.is_partial) {
+    FERRY_ASSIGN_OR_RETURN(StepTable::Piece piece,
+                           steps_.BeginPiece(request.step_id, name, request.graph, is_alive));
+    call.exchange = std::move(piece.exchange);
+    call.partial = std::move(piece.run);
+    begins = piece.is_first;
   } else {
-    call.exchange = call.partial->exchange();
+    FERRY_ASSIGN_OR_RETURN(call.exchange,
+                           steps_.Begin(request.step_id, name, request.graph, is_alive));
   }
+  steps_.Keep(request.step_id, std::move(call.request.feed_share));
   absl::Status status;
   for (size_t i = 0; status.ok() && i < feeds.size(); ++i) {
     status = call.exchange->Send(feeds[i], std::move(call.request.feeds[i].second),

@@ -281,6 +281,78 @@ TEST_F(HostileMaster, MoreThanTheLimits) {
   EXPECT_THAT(b.Register(writer.def(), "1"), Fails(StatusCode::kResourceExhausted));
 }
 
+// Constants that say more than they bring are counted together, for as long as they are there.
+TEST_F(HostileMaster, ConstantsOfAllGraphsTogether) {
+  NodeWorkerOptions options;
+  options.limits.max_constant_bytes = 10'000;
+  WorkerEnd b(directory_, 1, {}, options);
+  GraphWriter writer;
+  for (const char* name : {"a", "b"}) {
+    tensorflow::TensorShapeProto* const shape =
+        (*writer.Const(name).mutable_attr())["value"].mutable_tensor()->mutable_tensor_shape();
+    shape->add_dim()->set_size(1000);
+  }
+  const auto handle = b.Register(writer.def());
+  ASSERT_THAT(handle, IsOk());
+  EXPECT_THAT(b.Register(writer.def()),
+              Fails(StatusCode::kResourceExhausted,
+                    AllOf(HasSubstr("WorkerLimits::max_constant_bytes"), HasSubstr("8000"))));
+  tensorflow::DeregisterGraphRequest request;
+  request.set_graph_handle(*handle);
+  EXPECT_THAT(b.Call<tensorflow::DeregisterGraphResponse>("DeregisterGraph", request), IsOk());
+  EXPECT_THAT(b.Register(writer.def()), IsOk());
+}
+
+// The same for what is fed, which is there until the step is over.
+TEST_F(HostileMaster, FeedsOfAllStepsTogether) {
+  NodeWorkerOptions options;
+  options.limits.max_feed_bytes = 10'000;
+  WorkerEnd b(directory_, 1, {}, options);
+  GraphWriter writer;
+  writer.Placeholder("x");
+  writer.AddFloat("y", "Identity", {"x"});
+  SmallMaster master({&b}, writer, graph::StepRequest{{"x"}, {"y"}, {}});
+  ASSERT_THAT(master.status, IsOk());
+  const auto request = [&](int64_t step, int64_t size) {
+    tensorflow::RunGraphRequest run = RunRequestOf(master.handle(0), step);
+    tensorflow::NamedTensorProto& feed = *run.add_send();
+    feed.set_name(master.feed_key(0));
+    feed.mutable_tensor()->set_dtype(tensorflow::DT_FLOAT);
+    feed.mutable_tensor()->mutable_tensor_shape()->add_dim()->set_size(size);
+    feed.mutable_tensor()->add_float_val(1);
+    return run;
+  };
+  const auto refused =
+      Fails(StatusCode::kResourceExhausted, HasSubstr("WorkerLimits::max_feed_bytes"));
+  EXPECT_THAT(b.Run(request(1, int64_t{1} << 32)), refused);
+  // Two that are good by themselves.
+  tensorflow::RunGraphRequest two = request(1, 2000);
+  *two.add_send() = two.send(0);
+  EXPECT_THAT(b.Run(two), refused);
+  EXPECT_THAT(b.Run(request(1, 2000)), IsOk());
+  EXPECT_THAT(b.Run(request(2, 2000)), refused);
+  EXPECT_THAT(b.Cleanup(1), IsOk());
+  EXPECT_THAT(b.Run(request(2, 2000)), IsOk());
+  EXPECT_THAT(b.Cleanup(2), IsOk());
+  b.ExpectClean();
+}
+
+// Two bytes of a message may become two hundred: it is measured before it is parsed.
+TEST_F(HostileMaster, MessagesThatGrow) {
+  NodeWorkerOptions options;
+  options.limits.max_nodes = 1000;
+  options.limits.max_request_bytes = size_t{1} << 20;
+  WorkerEnd b(directory_, 1, {}, options);
+  tensorflow::GraphDef graph;
+  for (int i = 0; i < 2000; ++i) graph.add_node();
+  EXPECT_THAT(b.Register(graph),
+              Fails(StatusCode::kResourceExhausted, HasSubstr("WorkerLimits::max_nodes is 1000")));
+  tensorflow::RunGraphRequest run = RunRequestOf("g", 1);
+  for (int i = 0; i < 50'000; ++i) run.add_send();
+  EXPECT_THAT(b.Run(run),
+              Fails(StatusCode::kResourceExhausted, HasSubstr("WorkerLimits::max_request_bytes")));
+}
+
 TEST_F(HostileMaster, ALastPieceThatComesTwiceIsAnswered) {
   tensorflow::RunGraphRequest piece = RunRequestOf(master_->handle(0), 5);
   piece.set_is_partial(true);
