@@ -37,15 +37,19 @@ function(ferry_embed_kernels variable source)
   endif()
   set(fatbin ${CMAKE_CURRENT_BINARY_DIR}/ferry_kernels.fatbin)
   set(out ${CMAKE_CURRENT_BINARY_DIR}/embedded.cc)
+  # What the source includes of ours, all of it in its folder.
+  get_filename_component(folder ${CMAKE_CURRENT_SOURCE_DIR}/${source} DIRECTORY)
+  file(GLOB headers CONFIGURE_DEPENDS ${folder}/*elements.h ${folder}/small_floats.h)
   # Binaries for Ampere, Hopper and Blackwell, and PTX from which the driver makes the others.
   add_custom_command(
     OUTPUT ${out}
     COMMAND ${FERRY_NVCC} --fatbin -O3 -std=c++17
+            -I${PROJECT_SOURCE_DIR}
             -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90
             -gencode arch=compute_100,code=sm_100 -gencode arch=compute_80,code=compute_80
             -o ${fatbin} ${CMAKE_CURRENT_SOURCE_DIR}/${source}
     COMMAND ${CMAKE_COMMAND} -DFATBIN=${fatbin} -DOUT=${out} -P ${FERRY_KERNELS_SCRIPT}
-    DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${source} ${FERRY_KERNELS_SCRIPT}
+    DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${source} ${headers} ${FERRY_KERNELS_SCRIPT}
     COMMENT "Compiling kernels" VERBATIM)
   message(STATUS "Kernels: compiled with ${FERRY_NVCC}")
   set(${variable} ${out} PARENT_SCOPE)

@@ -16,13 +16,6 @@ namespace ferry {
 using cuda::CudaApi;
 using cuda::CudaDevice;
 
-namespace {
-
-// A context takes hundreds of milliseconds, and seconds where the driver must wake its GPU.
-constexpr absl::Duration kOpenTimeout = absl::Minutes(2);
-
-}  // namespace
-
 Gpus::Gpus(std::shared_ptr<const CudaApi> api, HostAllocator host, CopyPool* copier,
            GpusOptions options)
     : api_(std::move(api)), host_(std::move(host)), copier_(copier), options_(std::move(options)) {}
@@ -105,6 +98,12 @@ absl::StatusOr<std::unique_ptr<Gpu>> Gpus::Open(int ordinal) {
   gpu->ring = cuda::StagingRing::Create(*gpu->executor, gate_, options_.staging);
   FERRY_ASSIGN_OR_RETURN(gpu->stager, cuda::HostStager::Create(*gpu->executor, gpu->events,
                                                                std::move(pinned), copier_));
+  FERRY_ASSIGN_OR_RETURN(gpu->compute, GpuCompute::Create({.device = gpu->device,
+                                                           .events = gpu->events,
+                                                           .arena = gpu->arena,
+                                                           .gate = gate_,
+                                                           .executor = gpu->executor.get()},
+                                                          options_.kernel_image));
   return gpu;
 }
 

@@ -12,6 +12,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
@@ -25,6 +26,7 @@
 #include "gpu/cuda/staging_ring.h"
 #include "gpu/cuda/sync_gate.h"
 #include "gpu/cuda/wait_streams.h"
+#include "gpu/gpu_compute.h"
 #include "tensor/copy.h"
 #include "tensor/tensor.h"
 
@@ -41,6 +43,8 @@ struct GpusOptions {
   // could be mapped: its mapping would be opened and closed for every tensor. SIZE_MAX: always, so
   // that a sender has its memory back when it is copied.
   size_t stage_below_bytes = size_t{1} << 20;
+  // Of kernels, as cuModuleLoadData takes it; stays valid.
+  absl::string_view kernel_image = cuda::EmbeddedKernels();
 };
 
 // One GPU that is in use. Constant once made; its parts are thread-safe.
@@ -62,6 +66,8 @@ struct Gpu {
   std::unique_ptr<cuda::DeviceExecutor> nccl;
   // What is back from its receivers may come when the executor has stopped.
   std::shared_ptr<cuda::StagingRing> ring;
+  // Of the nodes of graphs.
+  std::unique_ptr<GpuCompute> compute;
 };
 
 // What a tensor is to become.
@@ -80,6 +86,9 @@ struct MoveRequest {
 class Gpus final {
  public:
   using UseCallback = absl::AnyInvocable<void(absl::StatusOr<Gpu*>) &&>;
+  // A context takes hundreds of milliseconds, and seconds where the driver must wake its GPU.
+  static constexpr absl::Duration kOpenTimeout = absl::Minutes(2);
+
   using MoveCallback = absl::AnyInvocable<void(absl::StatusOr<Tensor>) &&>;
   using HostAllocator = std::function<absl::StatusOr<std::shared_ptr<Buffer>>(size_t bytes)>;
 
@@ -128,6 +137,8 @@ class Gpus final {
   //   an error nothing more is written to the destination once the devices have ended what was
   //   enqueued.
   void Move(MoveRequest request, MoveCallback done);
+  // The same, waited for: not on a thread of a device. REQUIRES: request.deadline is set.
+  absl::StatusOr<Tensor> MoveAndWait(MoveRequest request);
 
  private:
   Gpus(std::shared_ptr<const cuda::CudaApi> api, HostAllocator host, CopyPool* copier,

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "gpu/cuda/ready_tensor.h"
 #include "gpu/gpus.h"
@@ -72,6 +73,29 @@ void Gpus::Move(MoveRequest request, MoveCallback done) {
       Across(*source, **sink, std::move(request), std::move(done));
     });
   });
+}
+
+absl::StatusOr<Tensor> Gpus::MoveAndWait(MoveRequest request) {
+  struct Waiter {
+    absl::Mutex mu;
+    bool is_done ABSL_GUARDED_BY(mu) = false;
+    absl::StatusOr<Tensor> tensor ABSL_GUARDED_BY(mu);
+  };
+  auto waiter = std::make_shared<Waiter>();
+  // Opening the device has a deadline of its own.
+  const absl::Time give_up = request.deadline + kOpenTimeout;
+  const std::string what = request.what;
+  Move(std::move(request), [waiter](absl::StatusOr<Tensor> tensor) {
+    absl::MutexLock lock(&waiter->mu);
+    waiter->tensor = std::move(tensor);
+    waiter->is_done = true;
+  });
+  absl::MutexLock lock(&waiter->mu);
+  const absl::Duration patience = give_up - SteadyClock().Now();
+  if (waiter->mu.AwaitWithTimeout(absl::Condition(&waiter->is_done), patience)) {
+    return waiter->tensor;
+  }
+  return absl::DeadlineExceededError(absl::StrCat("the copy of ", what, " has not ended"));
 }
 
 absl::StatusOr<Tensor> Gpus::DestinationIn(Gpu& gpu, const MoveRequest& request) {

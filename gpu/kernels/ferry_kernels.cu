@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels of the tool's checks: a pattern that cannot be right by chance, and a sum over memory.
-// Parameters are 64-bit words. Word i of the pattern is seed + i * kStride, as cli/pattern.h has
-// it.
+// Kernels: of the tool's checks (a pattern that cannot be right by chance, and a sum over memory),
+// and of the arithmetic of graphs, whose loops are in elements.h. Word i of the pattern is
+// seed + i * kStride, as cli/pattern.h has it.
 #include <cstdint>
+
+#include "gpu/kernels/cast_elements.h"
+#include "gpu/kernels/elements.h"
 
 namespace {
 
@@ -80,6 +83,22 @@ __global__ void ferry_checksum(const unsigned char* from, uint64_t bytes, uint64
 //   to, from: f32[count].
 __global__ void ferry_scale_add(float* to, const float* from, uint64_t count, float scale) {
   for (uint64_t i = FirstIndex(); i < count; i += IndexStep()) to[i] = scale * to[i] + from[i];
+}
+
+__global__ void ferry_binary(ferry::cuda::BinaryCall call) {
+  ferry::cuda::RunBinary(call, FirstIndex(), IndexStep());
+}
+
+__global__ void ferry_unary(ferry::cuda::UnaryCall call) {
+  ferry::cuda::RunUnary(call, FirstIndex(), IndexStep());
+}
+
+__global__ void ferry_cast(ferry::cuda::CastCall call) {
+  ferry::cuda::RunCast(call, FirstIndex(), IndexStep());
+}
+
+__global__ void ferry_fill(ferry::cuda::FillCall call) {
+  ferry::cuda::RunFill(call, FirstIndex(), IndexStep());
 }
 
 }  // extern "C"

@@ -13,22 +13,16 @@
 
 #include "gpu/cuda/cuda_device.h"
 #include "gpu/kernels/embedded.h"
+#include "gpu/kernels/kernel_module.h"
 
 namespace ferry::cuda {
 
 // Loaded for one device. Launches return when enqueued; thread-safe. Memory is aligned to 8.
 class Kernels final {
  public:
-  // Loading may synchronise the device: not while NCCL work is in flight.
-  //   image: as cuModuleLoadData takes it.
-  //   Errors: UNIMPLEMENTED if this build has no kernels or the driver loads no modules; INTERNAL
-  //   with what the driver says, such as that it has no binary for the device.
+  // As KernelModule::Load.
   static absl::StatusOr<std::unique_ptr<Kernels>> Load(std::shared_ptr<CudaDevice> device,
                                                        absl::string_view image = EmbeddedKernels());
-  ~Kernels();
-
-  Kernels(const Kernels&) = delete;
-  Kernels& operator=(const Kernels&) = delete;
 
   // Word i of `to` becomes seed + i * 0x9E3779B97F4A7C15, as cli/pattern.h writes it on the host.
   //   to: u8[bytes].
@@ -46,13 +40,10 @@ class Kernels final {
                         float scale) const;
 
  private:
-  explicit Kernels(std::shared_ptr<CudaDevice> device);
+  Kernels() = default;
 
-  // One thread for each of `items`, as far as the grid goes.
-  absl::Status Launch(Function function, Stream stream, size_t items, void** parameters) const;
-
-  const std::shared_ptr<CudaDevice> device_;
-  Module module_ = nullptr;
+  // Constant after Load.
+  std::unique_ptr<KernelModule> module_;
   Function fill_ = nullptr;
   Function compare_ = nullptr;
   Function checksum_ = nullptr;

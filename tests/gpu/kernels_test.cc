@@ -7,17 +7,14 @@
 #include <vector>
 
 #include "gpu/cuda/pinned_pool.h"
+#include "gpu/kernels/element_kernels.h"
 #include "tests/gpu/cuda_fixture.h"
+#include "tests/support/kernel_image.h"
 
 namespace ferry::cuda {
 namespace {
 
 using ::testing::HasSubstr;
-
-constexpr absl::string_view kPtx =
-    ".version 7.0\n.visible .entry ferry_pattern_fill() {}\n"
-    ".visible .entry ferry_pattern_compare() {}\n.visible .entry ferry_checksum() {}\n"
-    ".visible .entry ferry_scale_add() {}\n";
 
 class KernelsTest : public CudaTest {
  protected:
@@ -30,7 +27,7 @@ class KernelsTest : public CudaTest {
 
 TEST_F(KernelsTest, PatternsAndSumsAreThoseOfTheHost) {
   NEEDS_THE_DOUBLE("knows kernels by their names");
-  const auto kernels = Kernels::Load(device_, kPtx);
+  const auto kernels = Kernels::Load(device_, KernelImage());
   ASSERT_OK(kernels.status());
   constexpr size_t kBytes = 1003;
   constexpr uint64_t kSeed = 77;
@@ -69,7 +66,7 @@ TEST_F(KernelsTest, PatternsAndSumsAreThoseOfTheHost) {
 
 TEST_F(KernelsTest, ScaleAddIsDoneToEachElement) {
   NEEDS_THE_DOUBLE("knows kernels by their names");
-  const auto kernels = Kernels::Load(device_, kPtx);
+  const auto kernels = Kernels::Load(device_, KernelImage());
   ASSERT_OK(kernels.status());
   // Neither a whole number of blocks nor of words.
   constexpr size_t kCount = 1001;
@@ -117,7 +114,9 @@ TEST_F(KernelsTest, WhatIsEmbeddedLoads) {
   if (EmbeddedKernels().empty()) GTEST_SKIP() << "this build has no kernels: there was no nvcc";
   EXPECT_EQ(EmbeddedKernels().substr(0, 4), "\x50\xed\x55\xba");
   EXPECT_NE(EmbeddedKernels().find("ferry_pattern_fill"), absl::string_view::npos);
+  EXPECT_NE(EmbeddedKernels().find("ferry_binary"), absl::string_view::npos);
   EXPECT_OK(Kernels::Load(device_).status());
+  EXPECT_OK(ElementKernels::Load(device_).status());
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Modules and kernels: a few are known by name and done by the CPU in the stream's thread. The
-// parameters are 64-bit words but for a float; docs/testing_gpu.md says what each kernel does.
+// parameters are 64-bit words but for a float, or one struct; docs/testing_gpu.md says what each
+// kernel does.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -11,12 +12,58 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/strict_cuda/kernels.h"
+
+#include "gpu/kernels/elements.h"
 #include "tests/support/strict_cuda/breach.h"
 #include "tests/support/strict_cuda/entry.h"
 #include "tests/support/strict_cuda/memory.h"
 #include "tests/support/strict_cuda/stream.h"
 
 namespace strict_cuda {
+
+std::unique_ptr<Use> Access(Context& context, uint64_t pointer, size_t bytes, bool is_write) {
+  std::unique_ptr<Use> use;
+  CUresult result = Touch(pointer, bytes, context.physical, is_write, kLaunchCall, &use);
+  if (result == CUDA_SUCCESS) {
+    for (const Piece& piece : use->pieces()) {
+      if (piece.range == nullptr) {
+        Breach(Rule::kNoAccess, kLaunchCall, "0x%llx is pageable host memory",
+               static_cast<CUdeviceptr>(pointer));
+        result = CUDA_ERROR_ILLEGAL_ADDRESS;
+      } else if (piece.range->kind == Kind::kDevice && piece.range->physical != context.physical &&
+                 !context.peer_enabled[piece.range->physical]) {
+        Breach(Rule::kNoAccess, kLaunchCall,
+               "0x%llx is of device %d, to which device %d has no peer access enabled",
+               static_cast<CUdeviceptr>(pointer), piece.range->physical, context.physical);
+        result = CUDA_ERROR_ILLEGAL_ADDRESS;
+      }
+    }
+  }
+  if (result == CUDA_SUCCESS) return use;
+  FailContext(context, result);
+  return nullptr;
+}
+
+bool IsAligned(Context& context, uint64_t pointer, uint64_t to) {
+  if (pointer % to == 0) return true;
+  FailContext(context, CUDA_ERROR_MISALIGNED_ADDRESS);
+  return false;
+}
+
+std::string Gather(const Use& use) {
+  std::string bytes;
+  for (const Piece& piece : use.pieces()) bytes.append(piece.host, piece.bytes);
+  return bytes;
+}
+
+void Scatter(const std::string& bytes, const Use& use) {
+  size_t at = 0;
+  for (const Piece& piece : use.pieces()) {
+    std::memcpy(piece.host, bytes.data() + at, piece.bytes);
+    at += piece.bytes;
+  }
+}
 
 struct ModuleHandle {
   Context* context = nullptr;
@@ -32,44 +79,6 @@ struct FunctionHandle {
 namespace {
 
 constexpr uint64_t kStride = 0x9E3779B97F4A7C15;
-constexpr const char* kCall = "cuLaunchKernel";
-
-// By the processors of the stream's device. Null after a failure.
-std::unique_ptr<Use> Access(Context& context, uint64_t pointer, size_t bytes, bool is_write) {
-  std::unique_ptr<Use> use;
-  CUresult result = Touch(pointer, bytes, context.physical, is_write, kCall, &use);
-  if (result == CUDA_SUCCESS) {
-    for (const Piece& piece : use->pieces()) {
-      if (piece.range == nullptr) {
-        Breach(Rule::kNoAccess, kCall, "0x%llx is pageable host memory",
-               static_cast<CUdeviceptr>(pointer));
-        result = CUDA_ERROR_ILLEGAL_ADDRESS;
-      } else if (piece.range->kind == Kind::kDevice && piece.range->physical != context.physical &&
-                 !context.peer_enabled[piece.range->physical]) {
-        Breach(Rule::kNoAccess, kCall,
-               "0x%llx is of device %d, to which device %d has no peer access enabled",
-               static_cast<CUdeviceptr>(pointer), piece.range->physical, context.physical);
-        result = CUDA_ERROR_ILLEGAL_ADDRESS;
-      }
-    }
-  }
-  if (result == CUDA_SUCCESS) return use;
-  FailContext(context, result);
-  return nullptr;
-}
-
-// Words of memory that is not aligned are no words: the context has failed.
-bool IsAligned(Context& context, uint64_t pointer, uint64_t to) {
-  if (pointer % to == 0) return true;
-  FailContext(context, CUDA_ERROR_MISALIGNED_ADDRESS);
-  return false;
-}
-
-std::string Gather(const Use& use) {
-  std::string bytes;
-  for (const Piece& piece : use.pieces()) bytes.append(piece.host, piece.bytes);
-  return bytes;
-}
 
 std::string Pattern(size_t bytes, uint64_t seed) {
   std::string text(RoundUp(bytes, 8), '\0');
@@ -94,12 +103,7 @@ void PatternFill(Context& context, const std::vector<uint64_t>& parameters) {
   if (!IsAligned(context, parameters[0], 8)) return;
   const std::unique_ptr<Use> use = Access(context, parameters[0], parameters[1], true);
   if (use == nullptr) return;
-  const std::string pattern = Pattern(parameters[1], parameters[2]);
-  size_t at = 0;
-  for (const Piece& piece : use->pieces()) {
-    std::memcpy(piece.host, pattern.data() + at, piece.bytes);
-    at += piece.bytes;
-  }
+  Scatter(Pattern(parameters[1], parameters[2]), *use);
 }
 
 void PatternCompare(Context& context, const std::vector<uint64_t>& parameters) {
@@ -152,11 +156,7 @@ void ScaleAdd(Context& context, const std::vector<uint64_t>& parameters) {
     a = scale * a + b;
     std::memcpy(sum.data() + at, &a, sizeof(a));
   }
-  size_t at = 0;
-  for (const Piece& piece : to->pieces()) {
-    std::memcpy(piece.host, sum.data() + at, piece.bytes);
-    at += piece.bytes;
-  }
+  Scatter(sum, *to);
 }
 
 void Spin(Context& context, const std::vector<uint64_t>& parameters) {
@@ -183,6 +183,10 @@ constexpr Kernel kKernels[] = {
     {"ferry_checksum", {8, 8, 8}, Checksum},      // from, bytes, sum
     {"ferry_scale_add", {8, 8, 8, 4}, ScaleAdd},  // to, from, count, scale
     {"spin", {8}, Spin},                          // flag
+    {"ferry_binary", {sizeof(ferry::cuda::BinaryCall)}, Binary},
+    {"ferry_unary", {sizeof(ferry::cuda::UnaryCall)}, Unary},
+    {"ferry_cast", {sizeof(ferry::cuda::CastCall)}, Cast},
+    {"ferry_fill", {sizeof(ferry::cuda::FillCall)}, Fill},
 };
 
 std::set<const void*>& Handles() {
@@ -276,8 +280,9 @@ STRICT_CUDA_EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned int gri
   std::vector<uint64_t> words;
   for (size_t i = 0; i < std::size(kernel.parameter_bytes); ++i) {
     if (kernel.parameter_bytes[i] == 0) break;
-    words.push_back(0);
-    std::memcpy(&words.back(), parameters[i], kernel.parameter_bytes[i]);
+    const size_t at = words.size();
+    words.resize(at + RoundUp(kernel.parameter_bytes[i], 8) / 8);
+    std::memcpy(&words[at], parameters[i], kernel.parameter_bytes[i]);
   }
   Enqueue(*stream, [context = stream->context, &kernel, words] {
     if (context->error == CUDA_SUCCESS) kernel.run(*context, words);

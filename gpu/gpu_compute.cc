@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// Waits, launches and events on one stream.
+#include "gpu/gpu_compute.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+#include "gpu/cuda/ready_tensor.h"
+
+namespace ferry {
+namespace {
+
+// For quiet: as long as memory may wait for it.
+constexpr absl::Duration kPatience = absl::Seconds(5);
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<GpuCompute>> GpuCompute::Create(Parts parts,
+                                                               absl::string_view image) {
+  auto compute = absl::WrapUnique(new GpuCompute(std::move(parts), image));
+  FERRY_ASSIGN_OR_RETURN(compute->stream_, cuda::CudaStream::Create(compute->parts_.device));
+  return compute;
+}
+
+absl::StatusOr<const cuda::ElementKernels*> GpuCompute::Kernels() {
+  absl::MutexLock lock(&mu_);
+  if (kernels_ != nullptr) return kernels_.get();
+  FERRY_RETURN_IF_ERROR(failed_);
+  absl::StatusOr<std::unique_ptr<cuda::ElementKernels>> loaded;
+  const auto load = [&] { loaded = cuda::ElementKernels::Load(parts_.device, image_); };
+  FERRY_RETURN_IF_ERROR(parts_.gate->RunQuietly(kPatience, "load kernels", load));
+  if (!loaded.ok()) return failed_ = loaded.status();
+  kernels_ = *std::move(loaded);
+  return kernels_.get();
+}
+
+absl::Status GpuCompute::LoadKernels() { return Kernels().status(); }
+
+absl::StatusOr<Tensor> GpuCompute::Allocate(DataType dtype, const Shape& shape) {
+  FERRY_ASSIGN_OR_RETURN(const size_t bytes, TensorBytes(dtype, shape));
+  FERRY_ASSIGN_OR_RETURN(std::shared_ptr<cuda::DeviceBuffer> buffer, parts_.arena->Allocate(bytes));
+  return Tensor::Create(dtype, shape, std::move(buffer));
+}
+
+absl::StatusOr<Tensor> GpuCompute::Run(absl::Span<const Tensor> inputs, const Tensor& output,
+                                       Launch launch) {
+  FERRY_ASSIGN_OR_RETURN(const cuda::ElementKernels* const kernels, Kernels());
+  if (output.bytes() == 0) return output;
+  for (const Tensor& input : inputs) {
+    if (input.bytes() == 0 || input.place() == output.place()) continue;
+    return absl::InvalidArgumentError(absl::StrCat("a kernel on ", ToString(output.place()),
+                                                   " cannot read ", ToString(input),
+                                                   " in memory of ", ToString(input.place())));
+  }
+  const cuda::ScopedCurrent current(*parts_.device);
+  FERRY_RETURN_IF_ERROR(current.status());
+  for (const Tensor& input : inputs) {
+    const std::shared_ptr<const cuda::ReadyEvent> ready = cuda::ReadyOf(input);
+    if (ready == nullptr) continue;
+    FERRY_RETURN_IF_ERROR(ready->MakeWait(*parts_.device, stream_->get()));
+  }
+  // A part of it may be under way although the rest failed: the memory is in use in either case.
+  const absl::Status launched = launch(*kernels, stream_->get());
+  FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const cuda::ReadyEvent> done,
+                         cuda::ReadyEvent::Record(*parts_.events, stream_->get()));
+  // Whose memory counts no uses is kept.
+  std::vector<Tensor> kept;
+  for (const Tensor& input : inputs) {
+    if (!cuda::AddUse(input, done)) kept.push_back(input);
+  }
+  if (!cuda::AddUse(output, done)) kept.push_back(output);
+  if (!kept.empty()) {
+    FERRY_RETURN_IF_ERROR(parts_.executor->Watch(
+        {.event = done,
+         .what = "a kernel",
+         .keep = std::make_shared<const std::vector<Tensor>>(std::move(kept))},
+        [](absl::Status) {}));
+  }
+  FERRY_RETURN_IF_ERROR(launched);
+  return cuda::WithReady(output, std::move(done));
+}
+
+}  // namespace ferry

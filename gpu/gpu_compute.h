@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// GpuCompute: what computes on one GPU: a stream of its own, and Ferry's kernels.
+#ifndef FERRY_GPU_GPU_COMPUTE_H_
+#define FERRY_GPU_GPU_COMPUTE_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
+
+#include "gpu/cuda/cuda_event.h"
+#include "gpu/cuda/device_executor.h"
+#include "gpu/cuda/gpu_arena.h"
+#include "gpu/cuda/sync_gate.h"
+#include "gpu/kernels/element_kernels.h"
+#include "tensor/tensor.h"
+
+namespace ferry {
+
+// One stream, on which everything runs in the order in which it was enqueued; the host waits for
+// none of it. A kernel whose inputs are not there yet (cuda::ReadyOf) holds up those behind it,
+// which is no knot: what an input waits for was enqueued before the kernel was. Thread-safe; calls
+// may wait for the driver: when its queue is full, and for memory.
+class GpuCompute final {
+ public:
+  struct Parts {
+    std::shared_ptr<cuda::CudaDevice> device;
+    std::shared_ptr<cuda::EventPool> events;
+    std::shared_ptr<cuda::GpuArena> arena;
+    std::shared_ptr<cuda::SyncGate> gate;
+    // Outlives this.
+    cuda::DeviceExecutor* executor = nullptr;
+  };
+  using Launch =
+      absl::FunctionRef<absl::Status(const cuda::ElementKernels& kernels, cuda::Stream stream)>;
+
+  //   image: of kernels; stays valid.
+  //   Errors: what making a stream says.
+  static absl::StatusOr<std::unique_ptr<GpuCompute>> Create(Parts parts, absl::string_view image);
+
+  GpuCompute(const GpuCompute&) = delete;
+  GpuCompute& operator=(const GpuCompute&) = delete;
+
+  int ordinal() const { return parts_.device->ordinal(); }
+
+  // Loads the kernels, unless they are loaded. May wait for quiet.
+  //   Errors: as ElementKernels::Load, again at every later call; DEADLINE_EXCEEDED if NCCL work
+  //   was in flight all the time, and then a later call tries again.
+  absl::Status LoadKernels() ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Elements undefined, on this GPU.
+  //   Errors: as GpuArena::Allocate; INVALID_ARGUMENT for a type that is not of fixed size.
+  absl::StatusOr<Tensor> Allocate(DataType dtype, const Shape& shape);
+
+  // Calls launch(kernels, stream), after which the stream has passed the inputs' events. Returns
+  // `output` with the event of what has been launched. What the launch uses stays until then.
+  //   inputs, output: on this GPU.
+  //   Errors: INVALID_ARGUMENT for an input that is elsewhere; as LoadKernels; and what the driver
+  //   or `launch` says.
+  absl::StatusOr<Tensor> Run(absl::Span<const Tensor> inputs, const Tensor& output, Launch launch);
+
+ private:
+  GpuCompute(Parts parts, absl::string_view image) : parts_(std::move(parts)), image_(image) {}
+
+  absl::StatusOr<const cuda::ElementKernels*> Kernels() ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Constant after Create.
+  const Parts parts_;
+  const absl::string_view image_;
+  std::unique_ptr<cuda::CudaStream> stream_;
+
+  absl::Mutex mu_;
+  // Held while they are loaded: whoever else wants them waits for that.
+  absl::Status failed_ ABSL_GUARDED_BY(mu_);
+  std::unique_ptr<cuda::ElementKernels> kernels_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_GPU_GPU_COMPUTE_H_

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// KernelModule: compiled kernels on one device.
+#ifndef FERRY_GPU_KERNELS_KERNEL_MODULE_H_
+#define FERRY_GPU_KERNELS_KERNEL_MODULE_H_
+
+#include <cstddef>
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+#include "gpu/cuda/cuda_device.h"
+
+namespace ferry::cuda {
+
+// Thread-safe.
+class KernelModule final {
+ public:
+  // Loading may synchronise the device: not while NCCL work is in flight.
+  //   image: as cuModuleLoadData takes it.
+  //   functions: where the kernel of each name goes.
+  //   Errors: UNIMPLEMENTED if the image is empty or the driver loads no modules; INTERNAL with
+  //   what the driver says, such as that it has no binary for the device, and the name of a kernel
+  //   that is missing.
+  static absl::StatusOr<std::unique_ptr<KernelModule>> Load(
+      std::shared_ptr<CudaDevice> device, absl::string_view image,
+      absl::Span<const std::pair<const char*, Function*>> functions);
+  ~KernelModule();
+
+  KernelModule(const KernelModule&) = delete;
+  KernelModule& operator=(const KernelModule&) = delete;
+
+  // Returns when it is enqueued. One thread for each of `items`, as far as the grid goes; of no
+  // items nothing is run.
+  //   parameters: as cuLaunchKernel takes them.
+  absl::Status Launch(Function function, Stream stream, size_t items, void** parameters) const;
+
+ private:
+  explicit KernelModule(std::shared_ptr<CudaDevice> device) : device_(std::move(device)) {}
+
+  const std::shared_ptr<CudaDevice> device_;
+  Module module_ = nullptr;
+};
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_GPU_KERNELS_KERNEL_MODULE_H_
