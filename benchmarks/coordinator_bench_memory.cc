@@ -95,9 +95,9 @@ double StreamFloorKib(int ranks) {
   absl::BlockingCounter answered(ranks);
   std::vector<std::unique_ptr<ControlStream>> streams;
   for (int i = 0; i < ranks; ++i) {
-    streams.push_back(std::make_unique<ControlStream>(
-        MakeChannel(server.address()), kEchoMethod,
-        [&answered](const ScannedFrame&) { answered.DecrementCount(); }));
+    streams.push_back(
+        ControlStream::OverGrpc(MakeChannel(server.address()), kEchoMethod,
+                                [&answered](const ScannedFrame&) { answered.DecrementCount(); }));
     // What it is answered with, and something to answer.
     streams.back()->Send(ToBuffer(""));
     streams.back()->Send(ToBuffer(""));

@@ -2,6 +2,7 @@
 // Set and get over ferry.v1.Control, against a stream that answers each message with a fixed one.
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -77,12 +78,14 @@ std::string FloorAnswer(Operation operation, int batch) {
 // for the floor and for the coordinator.
 class LoadStream final {
  public:
-  LoadStream(const std::string& address, const char* method, std::vector<std::string> ops)
-      : ops_(std::move(ops)),
-        stream_(MakeChannel(address), method,
-                [this](const ScannedFrame& frame) { OnFrame(frame); }) {}
+  // Makes a ControlStream.
+  using MakeStream = std::function<std::unique_ptr<ControlStream>(ControlStream::OnFrame)>;
 
-  ControlStream& stream() { return stream_; }
+  LoadStream(const MakeStream& make, std::vector<std::string> ops)
+      : ops_(std::move(ops)),
+        stream_(make([this](const ScannedFrame& frame) { OnFrame(frame); })) {}
+
+  ControlStream& stream() { return *stream_; }
 
   void Begin(int window, const std::atomic<bool>& stop, absl::BlockingCounter& running) {
     absl::MutexLock lock(&mu_);
@@ -112,7 +115,7 @@ class LoadStream final {
 
   void SendLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     started_.push_back(SteadyClock().Now());
-    stream_.SendRequest(ops_[next_++ % ops_.size()]);
+    stream_->SendRequest(ops_[next_++ % ops_.size()]);
   }
 
   const std::vector<std::string> ops_;
@@ -124,7 +127,7 @@ class LoadStream final {
   std::deque<absl::Time> started_ ABSL_GUARDED_BY(mu_);
   std::vector<double> latencies_us_ ABSL_GUARDED_BY(mu_);
   // Last: its callbacks use the rest.
-  ControlStream stream_;
+  std::unique_ptr<ControlStream> stream_;
 };
 
 using LoadStreams = std::vector<std::unique_ptr<LoadStream>>;
@@ -161,9 +164,18 @@ void BM_Stream(benchmark::State& state, Operation operation, Shape shape, const 
   LoadStreams floor_streams;
   LoadStreams streams;
   for (int i = 0; i < shape.streams; ++i) {
-    floor_streams.push_back(std::make_unique<LoadStream>(floor.address(), kEchoMethod, ops));
+    floor_streams.push_back(std::make_unique<LoadStream>(
+        [&](ControlStream::OnFrame on_frame) {
+          return ControlStream::OverGrpc(MakeChannel(floor.address()), kEchoMethod,
+                                         std::move(on_frame));
+        },
+        ops));
     floor_streams.back()->stream().Send(ToBuffer(FloorAnswer(operation, shape.batch)));
-    streams.push_back(std::make_unique<LoadStream>(coordinator.address(), kAttachMethod, ops));
+    streams.push_back(std::make_unique<LoadStream>(
+        [&](ControlStream::OnFrame on_frame) {
+          return ControlStream::OverConnection(coordinator.address(), std::move(on_frame));
+        },
+        ops));
     // No rank: a client that uses the store.
     const v1::Hello hello;
     streams.back()->stream().SendRequests(&hello, {});

@@ -12,6 +12,7 @@
 #include "base/status_macros.h"
 #include "coord/grpc_agent_impl.h"
 #include "coord/grpc_agent_status.h"
+#include "coord/grpc_callback_threads.h"
 #include "coord/grpc_error_report.h"
 #include "topology/topology_proto.h"
 
@@ -49,6 +50,7 @@ absl::Status Agent::Impl::Connect() {
   };
   std::string error_address;
   if (!options_.error_listen.empty()) {
+    KeepCallbackThreads();
     error_service_ = MakeErrorReportService([this](absl::Status error) { Fail(error); });
     grpc::ServerBuilder builder;
     int port = 0;
@@ -75,7 +77,8 @@ absl::Status Agent::Impl::Connect() {
     node.set_error_address(error_address);
   }
   const absl::Time deadline = SteadyClock().Now() + options_.connect_timeout;
-  link_ = std::make_unique<AgentLink>(std::move(link));
+  FERRY_ASSIGN_OR_RETURN(std::shared_ptr<SocketLoop> loop, SocketLoop::OfClients());
+  link_ = std::make_unique<AgentLink>(std::move(link), std::move(loop));
   FERRY_ASSIGN_OR_RETURN(welcome_, link_->WaitUntilAttached());
   if (!options_.node_id.has_value()) return absl::OkStatus();
   if (options_.num_nodes.has_value() && *options_.num_nodes != welcome_.num_nodes()) {

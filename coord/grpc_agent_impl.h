@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include <grpcpp/impl/codegen/service_type.h>
 #include <grpcpp/server.h>
 
 #include "absl/base/thread_annotations.h"

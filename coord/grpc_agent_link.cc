@@ -5,15 +5,14 @@
 #include <algorithm>
 #include <utility>
 
-#include <grpcpp/client_context.h>
-#include <grpcpp/support/client_callback.h>
+#include <grpcpp/support/slice.h>
 
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
 #include "base/text.h"
-#include "coord/grpc_channel.h"
-#include "coord/grpc_errors.h"
+#include "coord/grpc_direct_connection.h"
+#include "coord/socket_address.h"
 
 namespace ferry::coord {
 namespace {
@@ -43,55 +42,61 @@ bool IsFinal(const absl::Status& status) {
 
 }  // namespace
 
-// One call of Attach. Owned by gRPC: deletes itself when the call is over.
-class AgentLink::Stream final : public grpc::ClientBidiReactor<v1::ClientFrame, v1::ServerFrame> {
+// One connection. The loop keeps it until it has ended.
+class AgentLink::Stream final : public DirectConnection {
  public:
-  Stream(AgentLink& link, v1::Control::Stub& stub) : link_(link) {
-    stub.async()->Attach(&context_, this);
-    StartRead(&in_);
-    StartCall();
+  explicit Stream(AgentLink& link) : DirectConnection(*link.loop_), link_(link) {}
+
+  // Blocks while the coordinator's address is looked up.
+  void Open() {
+    absl::StatusOr<std::vector<SocketAddress>> addresses =
+        ResolveAddress(link_.options_.coordinator);
+    if (!addresses.ok()) return Close(addresses.status());
+    Connect(*std::move(addresses));
   }
 
-  // With the link's lock held; one at a time.
-  void Write(v1::ClientFrame frame) {
-    out_ = std::move(frame);
-    StartWrite(&out_);
+  // True: it is out; else the link's OnWritten follows.
+  bool Write(const v1::ClientFrame& frame) {
+    const size_t bytes = frame.ByteSizeLong();
+    grpc::Slice slice(bytes);
+    frame.SerializeWithCachedSizesToArray(const_cast<uint8_t*>(slice.begin()));
+    return Send({&slice, 1});
   }
-  void Cancel() { context_.TryCancel(); }
 
  private:
-  void OnReadDone(bool ok) override {
-    if (!ok) {
-      // OnDone follows. Until here there was always a read under way, which is what allows others
-      // to write; gRPC frees the call's parts before OnDone.
-      link_.OnBroken(*this);
-      return;
+  bool OnFrame(const DirectFrame& received) override {
+    const int bytes = static_cast<int>(received.bytes.size());
+    if (received.is_last) {
+      v1::Reply why;
+      // An OK would be no reason to end.
+      end_ = why.ParseFromArray(received.bytes.data(), bytes) && why.code() != 0
+                 ? absl::Status(static_cast<absl::StatusCode>(why.code()), why.message())
+                 : absl::UnavailableError("the coordinator ended the stream");
+      Close(end_);
+      return false;
     }
-    link_.OnFrame(*this, in_);
-    in_.Clear();
-    StartRead(&in_);
+    v1::ServerFrame frame;
+    if (!frame.ParseFromArray(received.bytes.data(), bytes)) {
+      Close(absl::UnavailableError("the coordinator sent what is no frame"));
+      return false;
+    }
+    link_.OnFrame(*this, frame);
+    return true;
   }
-  void OnWriteDone(bool ok) override {
-    if (ok) link_.OnWritten(*this);
-  }
-  void OnDone(const grpc::Status& status) override {
-    AgentLink& link = link_;
-    link.OnEnded(*this, FromGrpcStatus(status));
-    // Before the link may go: the context holds the channel, and the last to let go of that must
-    // not be this thread, which is gRPC's own. gRPC 1.51 would have it join itself, and abort.
-    delete this;
-    link.OnDeleted();
+  void OnDrained() override { link_.OnWritten(*this); }
+  void OnClosed(const absl::Status& why) override {
+    // Nothing of the link may be used after this.
+    link_.OnEnded(*this, end_.ok() ? why : end_);
   }
 
   AgentLink& link_;
-  grpc::ClientContext context_;
-  v1::ServerFrame in_;
-  v1::ClientFrame out_;
+  // Not OK: why the coordinator ended it.
+  absl::Status end_;
 };
 
-AgentLink::AgentLink(AgentLinkOptions options)
+AgentLink::AgentLink(AgentLinkOptions options, std::shared_ptr<SocketLoop> loop)
     : options_(std::move(options)),
-      stub_(v1::Control::NewStub(MakeAgentChannel(options_.coordinator))),
+      loop_(std::move(loop)),
       started_(SteadyClock().Now()),
       last_contact_(started_),
       next_attempt_(started_),
@@ -197,43 +202,42 @@ void AgentLink::SetProgress(uint64_t progress) {
 }
 
 void AgentLink::WriteLocked() {
-  if (stream_ == nullptr || is_broken_ || !is_attached_ || is_writing_) return;
-  const bool owes_ack = unacked_bytes_ >= kAckBytes;
-  if (written_ == outgoing_.size() && !owes_ack) return;
-  v1::ClientFrame frame;
-  frame.set_acked_sequence(received_sequence_);
-  acked_sequence_ = received_sequence_;
-  unacked_bytes_ = 0;
-  size_t bytes = 0;
-  for (size_t n = 0; n < kRequestsPerFrame && bytes < kAckBytes && written_ < outgoing_.size();
-       ++n) {
-    const v1::Request& request = outgoing_[written_++];
-    bytes += request.ByteSizeLong();
-    *frame.add_requests() = request;
+  while (stream_ != nullptr && is_attached_ && !is_writing_) {
+    const bool owes_ack = unacked_bytes_ >= kAckBytes;
+    if (written_ == outgoing_.size() && !owes_ack) return;
+    v1::ClientFrame frame;
+    frame.set_acked_sequence(received_sequence_);
+    unacked_bytes_ = 0;
+    size_t bytes = 0;
+    for (size_t n = 0; n < kRequestsPerFrame && bytes < kAckBytes && written_ < outgoing_.size();
+         ++n) {
+      const v1::Request& request = outgoing_[written_++];
+      bytes += request.ByteSizeLong();
+      *frame.add_requests() = request;
+    }
+    // It does not call back from inside.
+    is_writing_ = !stream_->Write(frame);
   }
-  is_writing_ = true;
-  // The stream is alive as long as it is stream_; it does not call back from inside.
-  stream_->Write(std::move(frame));
 }
 
 void AgentLink::OnWritten(Stream& stream) {
   absl::MutexLock lock(&mu_);
-  if (stream_ != &stream) return;
+  if (stream_.get() != &stream) return;
   is_writing_ = false;
   WriteLocked();
 }
 
-void AgentLink::AttachLocked() {
+std::shared_ptr<AgentLink::Stream> AgentLink::AttachLocked() {
   ++stream_count_;
   is_attached_ = false;
-  is_broken_ = false;
-  is_writing_ = true;  // The Hello.
-  stream_ = new Stream(*this, *stub_);
+  stream_ = std::make_shared<Stream>(*this);
   v1::ClientFrame frame;
   *frame.mutable_hello() = options_.hello;
   frame.mutable_hello()->set_session_id(welcome_.has_value() ? welcome_->session_id() : 0);
   frame.mutable_hello()->set_acked_sequence(received_sequence_);
-  stream_->Write(std::move(frame));
+  // Goes out when there is a connection.
+  is_writing_ = !stream_->Write(frame);
+  return stream_;
 }
 
 void AgentLink::ForgetArrivedLocked(uint64_t id) {
@@ -256,7 +260,7 @@ void AgentLink::OnFrame(Stream& stream, v1::ServerFrame& frame) {
   Ready ready;
   {
     absl::MutexLock lock(&mu_);
-    if (stream_ != &stream) return;
+    if (stream_.get() != &stream) return;
     last_contact_ = SteadyClock().Now();
     if (frame.has_welcome()) {
       ForgetArrivedLocked(frame.welcome().received_request_id());
@@ -296,21 +300,17 @@ void AgentLink::OnFrame(Stream& stream, v1::ServerFrame& frame) {
   for (auto& callback : ready) std::move(callback)();
 }
 
-void AgentLink::OnBroken(Stream& stream) {
-  absl::MutexLock lock(&mu_);
-  if (stream_ == &stream) is_broken_ = true;
-}
-
 void AgentLink::OnEnded(Stream& stream, const absl::Status& status) {
   absl::MutexLock lock(&mu_);
-  if (stream_ == &stream) {
+  --stream_count_;
+  if (stream_.get() == &stream) {
     stream_ = nullptr;
     is_attached_ = false;
     is_writing_ = false;
     written_ = 0;
     const absl::Time now = SteadyClock().Now();
     last_failure_ =
-        status.ok() ? absl::UnavailableError("the coordinator ended the stream") : status;
+        status.ok() ? absl::UnavailableError("the coordinator ended the connection") : status;
     if (IsFinal(last_failure_) && lost_.ok()) {
       LoseLocked(last_failure_, deferred_);
     }
@@ -321,19 +321,13 @@ void AgentLink::OnEnded(Stream& stream, const absl::Status& status) {
   changed_.SignalAll();
 }
 
-void AgentLink::OnDeleted() {
-  absl::MutexLock lock(&mu_);
-  --stream_count_;
-  changed_.SignalAll();
-}
-
 void AgentLink::LoseLocked(const absl::Status& why, Ready& ready) {
   const bool is_first = lost_.ok();
   if (is_first) lost_ = why;
   while (!pending_.empty()) EndLocked(pending_.begin(), why, ready);
   outgoing_.clear();
   written_ = 0;
-  if (stream_ != nullptr) stream_->Cancel();
+  if (stream_ != nullptr) stream_->Close(absl::CancelledError("the agent has given up"));
   if (is_first && !is_closing_ && options_.on_lost) {
     ready.push_back([this, why]() { options_.on_lost(why); });
   }
@@ -393,9 +387,13 @@ void AgentLink::Keep() {
                                         : absl::DeadlineExceededError(OutOfReachLocked(now)),
                    ready);
       } else if (stream_ == nullptr) {
-        if (next_attempt_ <= now) AttachLocked();
-        wake = std::min({wake, next_attempt_ > now ? next_attempt_ : absl::InfiniteFuture(),
-                         last_contact_ + patience});
+        if (next_attempt_ <= now) {
+          const std::shared_ptr<Stream> stream = AttachLocked();
+          mu_.Unlock();
+          stream->Open();
+          mu_.Lock();
+        }
+        wake = std::min({wake, next_attempt_, last_contact_ + patience});
       } else if (!is_attached_) {
         wake = std::min(wake, last_contact_ + patience);
       } else if (has_heartbeats_) {

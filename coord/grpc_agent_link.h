@@ -13,8 +13,6 @@
 #include <string>
 #include <vector>
 
-#include <grpcpp/channel.h>
-
 #include "absl/base/thread_annotations.h"
 #include "absl/container/btree_map.h"
 #include "absl/container/btree_set.h"
@@ -25,7 +23,7 @@
 #include "absl/time/time.h"
 
 #include "base/thread.h"
-#include "proto/ferry_control.grpc.pb.h"
+#include "coord/socket_loop.h"
 #include "proto/ferry_control.pb.h"
 
 namespace ferry::coord {
@@ -43,16 +41,18 @@ struct AgentLinkOptions {
   std::function<void(const v1::Event&)> on_event;
 };
 
-// Thread-safe. Sends requests and brings replies; attaches again when the stream breaks, sending
-// again what the coordinator has not got; keeps heartbeats and deadlines on the thread
-// "ferry-agent". Locks: mu_ is never held in a callback.
+// Thread-safe. Sends requests and brings replies, over a plain connection (direct_frames.h);
+// attaches again when it breaks, sending again what the coordinator has not got; keeps heartbeats
+// and deadlines on the thread "ferry-agent", and reads on the one that all agents of a process
+// share. Locks: mu_ is never held in a callback.
 class AgentLink final {
  public:
   // OK: the coordinator's answer, which may itself hold an error; not OK: none came.
   using ReplyCallback = absl::AnyInvocable<void(absl::StatusOr<v1::Reply>) &&>;
   using EventCallback = std::function<void(const v1::Event&)>;
 
-  explicit AgentLink(AgentLinkOptions options);
+  // `loop`: where it reads.
+  AgentLink(AgentLinkOptions options, std::shared_ptr<SocketLoop> loop);
   // Pending requests end CANCELLED. Must not be called from a callback.
   ~AgentLink();
 
@@ -90,7 +90,8 @@ class AgentLink final {
   // Every request up to `id` has arrived there.
   void ForgetArrivedLocked(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WriteLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void AttachLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Returns the stream that is to be opened, with mu_ released.
+  std::shared_ptr<Stream> AttachLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void HeartbeatLocked(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ExpireLocked(absl::Time now, Ready& ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The link is over: everything pending ends with `why`.
@@ -102,26 +103,22 @@ class AgentLink final {
   // From the stream.
   void OnFrame(Stream& stream, v1::ServerFrame& frame) ABSL_LOCKS_EXCLUDED(mu_);
   void OnWritten(Stream& stream) ABSL_LOCKS_EXCLUDED(mu_);
-  // Nothing may be written any more; OnEnded follows.
-  void OnBroken(Stream& stream) ABSL_LOCKS_EXCLUDED(mu_);
+  // The link may go once all streams have ended.
   void OnEnded(Stream& stream, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
-  // After it has ended; the link may go once all streams have.
-  void OnDeleted() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Constant after construction.
   const AgentLinkOptions options_;
-  const std::unique_ptr<v1::Control::Stub> stub_;
+  const std::shared_ptr<SocketLoop> loop_;
 
   absl::Mutex mu_;
   absl::CondVar changed_;
   bool is_closing_ ABSL_GUARDED_BY(mu_) = false;
   // Not OK: lost for good, and why.
   absl::Status lost_ ABSL_GUARDED_BY(mu_);
-  // The stream in use; gRPC owns it. Others may still be ending: stream_count_ counts all.
-  Stream* stream_ ABSL_GUARDED_BY(mu_) = nullptr;
+  // The stream in use. Others may still be ending: stream_count_ counts all.
+  std::shared_ptr<Stream> stream_ ABSL_GUARDED_BY(mu_);
   int stream_count_ ABSL_GUARDED_BY(mu_) = 0;
   bool is_attached_ ABSL_GUARDED_BY(mu_) = false;
-  bool is_broken_ ABSL_GUARDED_BY(mu_) = false;
   bool is_writing_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<v1::Welcome> welcome_ ABSL_GUARDED_BY(mu_);
   absl::Status last_failure_ ABSL_GUARDED_BY(mu_);
@@ -140,7 +137,6 @@ class AgentLink final {
   std::deque<v1::Request> outgoing_ ABSL_GUARDED_BY(mu_);
   size_t written_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t received_sequence_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t acked_sequence_ ABSL_GUARDED_BY(mu_) = 0;
   size_t unacked_bytes_ ABSL_GUARDED_BY(mu_) = 0;
 
   bool has_heartbeats_ ABSL_GUARDED_BY(mu_) = false;

@@ -46,16 +46,17 @@ using Reactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
 class ControlStream final : public Reactor, public FrameSink {
  public:
   ControlStream(ControlSessions& sessions, std::string observed_address)
-      : sessions_(sessions), observed_address_(std::move(observed_address)) {
+      : entry_(sessions, std::move(observed_address)) {
     StartRead(&in_);
   }
 
-  void Write(grpc::ByteBuffer& frame) override ABSL_LOCKS_EXCLUDED(mu_) {
+  bool Write(grpc::ByteBuffer& frame) override ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
-    if (is_finished_) return;
+    if (is_finished_) return false;
     out_.Swap(&frame);
     is_writing_ = true;
     StartWrite(&out_);
+    return false;
   }
 
   void Finish(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_) {
@@ -80,16 +81,7 @@ class ControlStream final : public Reactor, public FrameSink {
       return Finish(absl::InvalidArgumentError("the frame cannot be parsed"));
     }
     in_.Clear();
-    if (session_ == nullptr) {
-      if (!frame.has_hello()) {
-        return Finish(absl::InvalidArgumentError("the first frame holds no Hello"));
-      }
-      absl::StatusOr<OpenSession> open = sessions_.Open(frame.hello(), observed_address_);
-      if (!open.ok()) return Finish(open.status());
-      session_ = std::move(open->session);
-      session_->Attach(*this, frame.hello().acked_sequence(), std::move(open->welcome));
-    }
-    session_->OnFrame(frame);
+    if (absl::Status status = entry_.OnFrame(frame, *this); !status.ok()) return Finish(status);
     absl::MutexLock lock(&mu_);
     if (!is_finished_) StartRead(&in_);
   }
@@ -101,21 +93,18 @@ class ControlStream final : public Reactor, public FrameSink {
       if (is_finished_) return Reactor::Finish(ToGrpcStatus(why_));
     }
     // Set before the session could write anything.
-    if (ok) session_->OnWritten(*this);
+    if (ok) entry_.session()->OnWritten(*this);
   }
 
   void OnCancel() override { Finish(absl::CancelledError("the client has gone")); }
 
   void OnDone() override {
-    if (session_ != nullptr) session_->Detach(*this);
+    entry_.Detach(*this);
     delete this;
   }
 
-  ControlSessions& sessions_;
-  const std::string observed_address_;
+  ControlEntry entry_;
   grpc::ByteBuffer in_;
-  // Set once, by the first frame, before anything is written.
-  std::shared_ptr<ControlSession> session_;
 
   absl::Mutex mu_;
   grpc::ByteBuffer out_ ABSL_GUARDED_BY(mu_);
@@ -138,6 +127,22 @@ class ControlService final : public grpc::Service {
 };
 
 }  // namespace
+
+absl::Status ControlEntry::OnFrame(v1::ClientFrame& frame, FrameSink& sink) {
+  if (session_ == nullptr) {
+    if (!frame.has_hello()) return absl::InvalidArgumentError("the first frame holds no Hello");
+    absl::StatusOr<OpenSession> open = sessions_.Open(frame.hello(), observed_address_);
+    if (!open.ok()) return open.status();
+    session_ = std::move(open->session);
+    session_->Attach(sink, frame.hello().acked_sequence(), std::move(open->welcome));
+  }
+  session_->OnFrame(frame);
+  return absl::OkStatus();
+}
+
+void ControlEntry::Detach(FrameSink& sink) {
+  if (session_ != nullptr) session_->Detach(sink);
+}
 
 ControlSessions::ControlSessions(Edge& edge) : shared_{.edge = edge} {
   shared_.edge.strand().SetAfterBatch([gather = shared_.gather] { gather->Flush(); });

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include <grpcpp/alarm.h>
 #include <grpcpp/impl/codegen/service_type.h>
@@ -70,6 +71,28 @@ class ControlSessions final {
   absl::flat_hash_map<int32_t, std::shared_ptr<ControlSession>> by_node_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<std::string, std::shared_ptr<ControlSession>> by_gpu_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<grpc::Alarm> alarm_ ABSL_GUARDED_BY(mu_);
+};
+
+// What one stream says: its first frame opens a session or finds one again. Of whoever reads the
+// stream; not thread-safe.
+class ControlEntry final {
+ public:
+  // `sessions` outlives it.
+  ControlEntry(ControlSessions& sessions, std::string observed_address)
+      : sessions_(sessions), observed_address_(std::move(observed_address)) {}
+
+  // Not OK: the stream is to end with it. `sink` is the stream's other direction.
+  absl::Status OnFrame(v1::ClientFrame& frame, FrameSink& sink);
+  // The stream is over.
+  void Detach(FrameSink& sink);
+
+  // Null before the first frame. Set before the session writes anything.
+  const std::shared_ptr<ControlSession>& session() const { return session_; }
+
+ private:
+  ControlSessions& sessions_;
+  const std::string observed_address_;
+  std::shared_ptr<ControlSession> session_;
 };
 
 // The gRPC service over `sessions`, which outlives it.

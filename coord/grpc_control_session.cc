@@ -195,24 +195,24 @@ void ControlSession::Flush() {
 }
 
 void ControlSession::WriteNextLocked() {
-  if (sink_ == nullptr || is_writing_) return;
-  grpc::ByteBuffer buffer;
-  if (welcome_ != nullptr) {
-    v1::ServerFrame frame;
-    frame.set_allocated_welcome(welcome_.release());
-    buffer = SerializeMessage(frame);
-  } else if (!outbox_.Next(buffer)) {
-    if (!finish_with_.ok()) sink_->Finish(finish_with_);
-    return;
-  } else if (outbox_.retained_bytes() > kMaxRetainedBytes) {
-    sink_->Finish(absl::ResourceExhaustedError(absl::StrCat(
-        outbox_.retained_bytes(), " bytes wait for a client that does not acknowledge any")));
-    sink_ = nullptr;
-    detached_since_ = SteadyClock().Now();
-    return;
+  while (sink_ != nullptr && !is_writing_) {
+    grpc::ByteBuffer buffer;
+    if (welcome_ != nullptr) {
+      v1::ServerFrame frame;
+      frame.set_allocated_welcome(welcome_.release());
+      buffer = SerializeMessage(frame);
+    } else if (!outbox_.Next(buffer)) {
+      if (!finish_with_.ok()) sink_->Finish(finish_with_);
+      return;
+    } else if (outbox_.retained_bytes() > kMaxRetainedBytes) {
+      sink_->Finish(absl::ResourceExhaustedError(absl::StrCat(
+          outbox_.retained_bytes(), " bytes wait for a client that does not acknowledge any")));
+      sink_ = nullptr;
+      detached_since_ = SteadyClock().Now();
+      return;
+    }
+    is_writing_ = !sink_->Write(buffer);
   }
-  is_writing_ = true;
-  sink_->Write(buffer);
 }
 
 void ControlSession::FinishWhenDrained(const absl::Status& why) {

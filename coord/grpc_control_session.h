@@ -31,9 +31,9 @@ namespace ferry::coord {
 class FrameSink {
  public:
   virtual ~FrameSink() = default;
-  // Sends one frame, whose content it takes; the sink then calls ControlSession::OnWritten. One at
-  // a time.
-  virtual void Write(grpc::ByteBuffer& frame) = 0;
+  // Sends one frame, whose content it takes. True: it is out, and the next may follow; else the
+  // sink calls ControlSession::OnWritten then. One at a time.
+  virtual bool Write(grpc::ByteBuffer& frame) = 0;
   // Ends the stream once what is being written is out. No Write follows.
   virtual void Finish(const absl::Status& why) = 0;
 };

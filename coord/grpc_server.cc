@@ -57,10 +57,18 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
       new CoordinatorServer(std::move(coordinator), options.stop_grace));
 
   grpc::ServerBuilder builder;
-  // The port is ours and the connections gRPC's: see TcpListener.
+  // The port is ours and the connections gRPC's, but for the agents': see TcpListener.
   self->acceptor_ = builder.experimental().AddExternalConnectionAcceptor(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
       grpc::InsecureServerCredentials());
+  DirectControlOptions direct{.keepalive_time = options.keepalive_time,
+                              .keepalive_timeout = options.keepalive_timeout};
+  direct.others = [acceptor = self->acceptor_.get()](UniqueFd connection) {
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
+    parameters.fd = connection.Release();
+    acceptor->HandleNewConnection(&parameters);
+  };
+  FERRY_ASSIGN_OR_RETURN(self->direct_, DirectControl::Create(self->sessions_, std::move(direct)));
   builder.SetMaxReceiveMessageSize(-1);
   builder.SetMaxSendMessageSize(-1);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(options.keepalive_time));
@@ -94,11 +102,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
   self->strand_.Run([](Coordinator& c) { c.SetErrorReport(ReportErrorToTask); });
   self->listener_ = std::move(listener);
   self->listener_->Start(
-      [acceptor = self->acceptor_.get()](UniqueFd connection) {
-        grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
-        parameters.fd = connection.Release();
-        acceptor->HandleNewConnection(&parameters);
-      },
+      [direct = self->direct_.get()](UniqueFd connection) { direct->Take(std::move(connection)); },
       [](const std::string& trouble) {
         std::fprintf(stderr, "ferry coordinator: %s\n", trouble.c_str());
       });
@@ -120,7 +124,9 @@ void CoordinatorServer::Stop() {
   strand_.Run([](Coordinator& coordinator) { coordinator.Stop(); });
   sessions_.CloseAll(absl::UnavailableError("the coordinator is stopping"));
   listener_->Close();
-  server_->Shutdown(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(stop_grace_));
+  const absl::Time deadline = absl::Now() + stop_grace_;
+  direct_->Stop(stop_grace_);
+  server_->Shutdown(absl::ToChronoTime(deadline));
   server_->Wait();
   server_ = nullptr;
 }

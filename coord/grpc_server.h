@@ -19,6 +19,7 @@
 #include "coord/device_info_proto.h"
 #include "coord/grpc_call.h"
 #include "coord/grpc_control_service.h"
+#include "coord/grpc_direct_control.h"
 #include "coord/grpc_unary_service.h"
 #include "coord/options.h"
 #include "coord/strand.h"
@@ -42,7 +43,8 @@ struct ServerOptions {
 
 // Thread-safe. Serves xla.DistributedRuntimeService, tensorflow.CoordinationService,
 // xla.coordination.CoordinationService, ferry.v1.Control, gRPC health checking and reflection, all
-// over one Coordinator. Threads: gRPC's own, the strand's timer, and one that accepts.
+// over one Coordinator. Threads: gRPC's own, the strand's timer, one that accepts,
+// and one for the agents' connections.
 class CoordinatorServer final {
  public:
   // Listens when it returns.
@@ -76,7 +78,9 @@ class CoordinatorServer final {
   std::vector<std::unique_ptr<grpc::Service>> services_;
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
   std::unique_ptr<grpc::Server> server_;
-  // Gives its connections to the acceptor.
+  // Takes the agents' connections, and gives the rest to the acceptor.
+  std::unique_ptr<DirectControl> direct_;
+  // Gives its connections to those two.
   std::unique_ptr<TcpListener> listener_;
   int port_ = 0;
   std::string address_;

@@ -136,4 +136,6 @@ ScannedFrame ScanFrame(const grpc::ByteBuffer& buffer) {
   return frame;
 }
 
+ScannedFrame ScanFrame(absl::string_view bytes) { return ScanHead(bytes); }
+
 }  // namespace ferry::bench

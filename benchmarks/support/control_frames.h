@@ -37,6 +37,8 @@ struct ScannedFrame {
 std::string BlobOf(const ScannedFrame& frame);
 
 ScannedFrame ScanFrame(const grpc::ByteBuffer& buffer);
+// Of a frame in one piece, without `bytes`.
+ScannedFrame ScanFrame(absl::string_view bytes);
 
 }  // namespace ferry::bench
 

@@ -2,48 +2,163 @@
 // Streams and the ranks that use them.
 #include "benchmarks/support/control_ranks.h"
 
+#include <deque>
 #include <utility>
 
+#include <grpcpp/client_context.h>
 #include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/support/client_callback.h>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 
 #include "base/clock.h"
 #include "benchmarks/support/server_process.h"
 #include "benchmarks/support/unary_calls.h"
-#include "coord/grpc_channel.h"
+#include "coord/grpc_direct_connection.h"
+#include "coord/socket_address.h"
+#include "coord/socket_loop.h"
 
 namespace ferry::bench {
 
-ControlStream::ControlStream(std::shared_ptr<grpc::Channel> channel, const std::string& method,
-                             OnFrame on_frame)
-    : on_frame_(std::move(on_frame)) {
-  context_.set_wait_for_ready(true);
-  RawStub(std::move(channel)).PrepareBidiStreamingCall(&context_, method, {}, this);
-  StartRead(&in_);
-  StartCall();
-}
+namespace {
 
-ControlStream::~ControlStream() {
-  Cancel();
-  is_done_.WaitForNotification();
-}
-
-void ControlStream::Send(grpc::ByteBuffer frame) {
-  absl::MutexLock lock(&mu_);
-  SendLocked(std::move(frame));
-}
-
-void ControlStream::SendLocked(grpc::ByteBuffer frame) {
-  // There is always a read under way unless the stream is broken, so that writing is allowed.
-  if (is_broken_) return;
-  if (is_writing_) {
-    queue_.push_back(std::move(frame));
-    return;
+class GrpcStream final : public ControlStream,
+                         public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  GrpcStream(std::shared_ptr<grpc::Channel> channel, const std::string& method, OnFrame on_frame)
+      : ControlStream(std::move(on_frame)) {
+    context_.set_wait_for_ready(true);
+    RawStub(std::move(channel)).PrepareBidiStreamingCall(&context_, method, {}, this);
+    StartRead(&in_);
+    StartCall();
   }
-  is_writing_ = true;
-  out_ = std::move(frame);
-  StartWrite(&out_);
+  ~GrpcStream() override {
+    context_.TryCancel();
+    is_done_.WaitForNotification();
+  }
+
+  void Send(grpc::ByteBuffer frame) override ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    SendLocked(std::move(frame));
+  }
+  void Cancel() override { context_.TryCancel(); }
+
+ private:
+  void SendLocked(grpc::ByteBuffer frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    // There is always a read under way unless the stream is broken, so that writing is allowed.
+    if (is_broken_) return;
+    if (is_writing_) {
+      queue_.push_back(std::move(frame));
+      return;
+    }
+    is_writing_ = true;
+    out_ = std::move(frame);
+    StartWrite(&out_);
+  }
+
+  void OnReadDone(bool ok) override ABSL_LOCKS_EXCLUDED(mu_) {
+    if (!ok) {
+      absl::MutexLock lock(&mu_);
+      is_broken_ = true;
+      return;
+    }
+    const ScannedFrame frame = ScanFrame(in_);
+    in_.Clear();
+    Take(frame);
+    StartRead(&in_);
+  }
+
+  void OnWriteDone(bool ok) override ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    is_writing_ = false;
+    if (!ok || queue_.empty()) return;
+    grpc::ByteBuffer next = std::move(queue_.front());
+    queue_.pop_front();
+    SendLocked(std::move(next));
+  }
+
+  void OnDone(const grpc::Status&) override { is_done_.Notify(); }
+
+  grpc::ClientContext context_;
+  grpc::ByteBuffer in_;
+  absl::Notification is_done_;
+
+  absl::Mutex mu_;
+  grpc::ByteBuffer out_ ABSL_GUARDED_BY(mu_);
+  std::deque<grpc::ByteBuffer> queue_ ABSL_GUARDED_BY(mu_);
+  bool is_writing_ ABSL_GUARDED_BY(mu_) = false;
+  bool is_broken_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+class ConnectionStream final : public ControlStream {
+ public:
+  ConnectionStream(const std::string& address, OnFrame on_frame)
+      : ControlStream(std::move(on_frame)), loop_(Loop()) {
+    const auto addresses = coord::ResolveAddress(address);
+    if (!addresses.ok()) Fatal(addresses.status().ToString());
+    connection_ = std::make_shared<Connection>(*this);
+    connection_->Connect(*addresses);
+  }
+  ~ConnectionStream() override {
+    Cancel();
+    is_closed_.WaitForNotification();
+  }
+
+  void Send(grpc::ByteBuffer frame) override {
+    std::vector<grpc::Slice> slices;
+    if (frame.Dump(&slices).ok()) connection_->Send(slices);
+  }
+  void Cancel() override { connection_->Close(absl::CancelledError("done")); }
+
+ private:
+  class Connection final : public coord::DirectConnection {
+   public:
+    explicit Connection(ConnectionStream& stream)
+        : DirectConnection(*stream.loop_), stream_(stream) {}
+
+   private:
+    bool OnFrame(const coord::DirectFrame& received) override {
+      if (received.is_last) return true;
+      ScannedFrame frame = ScanFrame(received.bytes);
+      if (frame.has_blob) {
+        frame.bytes = received.whole != nullptr ? grpc::ByteBuffer(received.whole, 1)
+                                                : ToBuffer(received.bytes);
+      }
+      stream_.Take(frame);
+      return true;
+    }
+    void OnDrained() override {}
+    void OnClosed(const absl::Status& why) override {
+      if (why.code() != absl::StatusCode::kCancelled) Fatal(why.ToString());
+      stream_.is_closed_.Notify();
+    }
+
+    ConnectionStream& stream_;
+  };
+
+  static std::shared_ptr<coord::SocketLoop> Loop() {
+    auto loop = coord::SocketLoop::OfClients();
+    if (!loop.ok()) Fatal(loop.status().ToString());
+    return *loop;
+  }
+
+  const std::shared_ptr<coord::SocketLoop> loop_;
+  absl::Notification is_closed_;
+  std::shared_ptr<Connection> connection_;
+};
+
+}  // namespace
+
+std::unique_ptr<ControlStream> ControlStream::OverGrpc(std::shared_ptr<grpc::Channel> channel,
+                                                       const std::string& method,
+                                                       OnFrame on_frame) {
+  return std::make_unique<GrpcStream>(std::move(channel), method, std::move(on_frame));
+}
+
+std::unique_ptr<ControlStream> ControlStream::OverConnection(const std::string& address,
+                                                             OnFrame on_frame) {
+  return std::make_unique<ConnectionStream>(address, std::move(on_frame));
 }
 
 void ControlStream::SendRequest(absl::string_view op) {
@@ -51,7 +166,7 @@ void ControlStream::SendRequest(absl::string_view op) {
   absl::MutexLock lock(&mu_);
   AppendAck(acked_sequence_, frame);
   AppendRequest(++last_request_id_, op, frame);
-  SendLocked(ToBuffer(frame));
+  Send(ToBuffer(frame));
 }
 
 void ControlStream::SendRequests(const v1::Hello* hello, const std::vector<std::string>& ops) {
@@ -60,36 +175,17 @@ void ControlStream::SendRequests(const v1::Hello* hello, const std::vector<std::
   absl::MutexLock lock(&mu_);
   AppendAck(acked_sequence_, frame);
   for (const std::string& op : ops) AppendRequest(++last_request_id_, op, frame);
-  SendLocked(ToBuffer(frame));
+  Send(ToBuffer(frame));
 }
 
-void ControlStream::OnReadDone(bool ok) {
-  if (!ok) {
-    absl::MutexLock lock(&mu_);
-    is_broken_ = true;
-    return;
-  }
-  const ScannedFrame frame = ScanFrame(in_);
+void ControlStream::Take(const ScannedFrame& frame) {
   if (frame.code != 0) Fatal(absl::StrCat("a request was refused with code ", frame.code));
-  in_.Clear();
   if (frame.sequence != 0) {
     absl::MutexLock lock(&mu_);
     acked_sequence_ = frame.sequence;
   }
   on_frame_(frame);
-  StartRead(&in_);
 }
-
-void ControlStream::OnWriteDone(bool ok) {
-  absl::MutexLock lock(&mu_);
-  is_writing_ = false;
-  if (!ok || queue_.empty()) return;
-  grpc::ByteBuffer next = std::move(queue_.front());
-  queue_.pop_front();
-  SendLocked(std::move(next));
-}
-
-void ControlStream::OnDone(const grpc::Status&) { is_done_.Notify(); }
 
 struct ControlRanks::Pending {
   absl::Mutex mu;
@@ -102,7 +198,7 @@ struct ControlRanks::Pending {
 class ControlRanks::Rank final {
  public:
   Rank(const std::string& address, int index, Pending& pending)
-      : channel_(coord::MakeAgentChannel(address)), pending_(pending) {
+      : address_(address), pending_(pending) {
     v1::Node& node = *hello_.mutable_node();
     node.set_node_id(index);
     node.set_incarnation(static_cast<uint64_t>(index) + 1);
@@ -116,8 +212,8 @@ class ControlRanks::Rank final {
     missing_ = script[0].replies;
     const bool is_new = stream_ == nullptr;
     if (is_new) {
-      stream_ = std::make_unique<ControlStream>(
-          channel_, kAttachMethod, [this](const ScannedFrame& frame) { OnFrame(frame); });
+      stream_ = ControlStream::OverConnection(
+          address_, [this](const ScannedFrame& frame) { OnFrame(frame); });
     }
     stream_->SendRequests(is_new ? &hello_ : nullptr, script[0].ops);
   }
@@ -141,7 +237,7 @@ class ControlRanks::Rank final {
     --pending_.count;
   }
 
-  std::shared_ptr<grpc::Channel> channel_;
+  const std::string address_;
   Pending& pending_;
   v1::Hello hello_;
   const Script* script_ = nullptr;

@@ -1,26 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Simulated ranks over streams of ferry.v1.Control (or the floor's echo): no thread of their own,
+// Simulated ranks over streams of ferry.v1.Control, and the floor's echo: no thread of their own,
 // and as little work as can be, so that the server is what is measured.
 #ifndef FERRY_BENCHMARKS_SUPPORT_CONTROL_RANKS_H_
 #define FERRY_BENCHMARKS_SUPPORT_CONTROL_RANKS_H_
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <grpcpp/channel.h>
-#include <grpcpp/client_context.h>
 #include <grpcpp/support/byte_buffer.h>
-#include <grpcpp/support/client_callback.h>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 
 #include "benchmarks/support/control_frames.h"
@@ -28,43 +24,37 @@
 
 namespace ferry::bench {
 
-inline constexpr char kAttachMethod[] = "/ferry.v1.Control/Attach";
-
-// One stream. Thread-safe; `on_frame` is called by gRPC's threads, one call at a time.
-class ControlStream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+// One stream of frames. Thread-safe; `on_frame` is called one call at a time.
+class ControlStream {
  public:
   using OnFrame = std::function<void(const ScannedFrame&)>;
 
-  ControlStream(std::shared_ptr<grpc::Channel> channel, const std::string& method,
-                OnFrame on_frame);
+  // A gRPC stream, for floors.
+  static std::unique_ptr<ControlStream> OverGrpc(std::shared_ptr<grpc::Channel> channel,
+                                                 const std::string& method, OnFrame on_frame);
+  // As the agents': a connection of the same class as theirs.
+  static std::unique_ptr<ControlStream> OverConnection(const std::string& address,
+                                                       OnFrame on_frame);
   // Waits for the end of the stream.
-  ~ControlStream() override;
+  virtual ~ControlStream() = default;
 
   // Writes the frame as soon as those before it are written.
-  void Send(grpc::ByteBuffer frame) ABSL_LOCKS_EXCLUDED(mu_);
+  virtual void Send(grpc::ByteBuffer frame) = 0;
+  virtual void Cancel() = 0;
   // A frame with one request and an acknowledgement of all that has come; ids count from 1.
   void SendRequest(absl::string_view op) ABSL_LOCKS_EXCLUDED(mu_);
   // The same with all `ops` in one frame; `hello`, if not null, goes first.
   void SendRequests(const v1::Hello* hello, const std::vector<std::string>& ops)
       ABSL_LOCKS_EXCLUDED(mu_);
-  void Cancel() { context_.TryCancel(); }
+
+ protected:
+  explicit ControlStream(OnFrame on_frame) : on_frame_(std::move(on_frame)) {}
+  // Ends the process if a request was refused.
+  void Take(const ScannedFrame& frame) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  void OnReadDone(bool ok) override ABSL_LOCKS_EXCLUDED(mu_);
-  void OnWriteDone(bool ok) override ABSL_LOCKS_EXCLUDED(mu_);
-  void OnDone(const grpc::Status& status) override;
-  void SendLocked(grpc::ByteBuffer frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-
   const OnFrame on_frame_;
-  grpc::ClientContext context_;
-  grpc::ByteBuffer in_;
-  absl::Notification is_done_;
-
   absl::Mutex mu_;
-  grpc::ByteBuffer out_ ABSL_GUARDED_BY(mu_);
-  std::deque<grpc::ByteBuffer> queue_ ABSL_GUARDED_BY(mu_);
-  bool is_writing_ ABSL_GUARDED_BY(mu_) = false;
-  bool is_broken_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t last_request_id_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t acked_sequence_ ABSL_GUARDED_BY(mu_) = 0;
 };

@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reading and writing frames.
+#include "coord/grpc_direct_connection.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace ferry::coord {
+namespace {
+
+constexpr size_t kMaxPieces = 16;
+// Frames from here on are read into memory of their own, which may be kept.
+constexpr size_t kWholeBytes = 8192;
+// Of a frame that has only been announced no more memory than this is taken; then as it comes.
+constexpr size_t kFirstBytes = size_t{1} << 20;
+static_assert(kFirstBytes > SocketLoop::kScratchBytes);
+// So that one busy connection does not hold up the others.
+constexpr int kReadsInTurn = 16;
+
+absl::Status Lost(int error) {
+  return absl::UnavailableError(absl::StrCat("the connection broke: ", std::strerror(error)));
+}
+
+}  // namespace
+
+void DirectConnection::Accept(UniqueFd fd) {
+  wants_preface_ = true;
+  const int socket = fd.get();
+  {
+    absl::MutexLock lock(&mu_);
+    fd_ = std::move(fd);
+    is_connected_ = true;
+  }
+  if (absl::Status added = loop_.Add(shared_from_this(), socket, EPOLLIN); !added.ok()) {
+    Close(std::move(added));
+  }
+}
+
+void DirectConnection::Connect(std::vector<SocketAddress> addresses) {
+  loop_.Post([self = shared_from_this(), addresses = std::move(addresses)]() mutable {
+    self->addresses_ = std::move(addresses);
+    self->connect_failure_ = absl::UnavailableError("the host has no address");
+    self->TryNext();
+  });
+}
+
+void DirectConnection::TryNext() {
+  is_connecting_ = true;
+  while (next_address_ < addresses_.size()) {
+    const SocketAddress& address = addresses_[next_address_++];
+    int error = 0;
+    {
+      absl::MutexLock lock(&mu_);
+      if (is_closed_) return;
+      if (fd_.valid()) loop_.Remove(*this, fd_.get());
+      fd_ = BeginConnect(address);
+      error = errno;
+      if (fd_.valid()) {
+        const absl::Status added = loop_.Add(shared_from_this(), fd_.get(), EPOLLOUT);
+        if (added.ok()) return;
+        connect_failure_ = added;
+        fd_.Reset();
+        continue;
+      }
+    }
+    connect_failure_ = absl::UnavailableError(
+        absl::StrCat("connecting to ", ShowAddress(address), ": ", std::strerror(error)));
+  }
+  CloseNow(connect_failure_);
+}
+
+void DirectConnection::FinishConnecting() {
+  bool is_drained = false;
+  {
+    absl::MutexLock lock(&mu_);
+    int error = 0;
+    socklen_t bytes = sizeof(error);
+    if (getsockopt(fd_.get(), SOL_SOCKET, SO_ERROR, &error, &bytes) != 0) error = errno;
+    if (error != 0) {
+      connect_failure_ = absl::UnavailableError(
+          absl::StrCat("connecting to ", ShowAddress(addresses_[next_address_ - 1]), ": ",
+                       std::strerror(error)));
+    } else {
+      TuneConnection(fd_.get(), absl::Seconds(20), absl::Seconds(20));
+      is_connecting_ = false;
+      is_connected_ = true;
+      out_.insert(out_.begin(), grpc::Slice(kDirectPreface.data(), kDirectPreface.size()));
+      is_drained = FlushLocked() && std::exchange(owes_drained_, false);
+      is_watching_output_ = out_next_ < out_.size();
+      loop_.Watch(*this, fd_.get(), is_watching_output_ ? EPOLLIN | EPOLLOUT : EPOLLIN);
+    }
+  }
+  if (is_connecting_) return TryNext();
+  if (is_drained) OnDrained();
+}
+
+void DirectConnection::WatchLocked() {
+  const bool wants_output = out_next_ < out_.size();
+  if (wants_output == is_watching_output_) return;
+  is_watching_output_ = wants_output;
+  loop_.Watch(*this, fd_.get(), wants_output ? EPOLLIN | EPOLLOUT : EPOLLIN);
+}
+
+bool DirectConnection::SendFrame(absl::Span<const grpc::Slice> slices, bool is_last) {
+  DirectHeader header{.is_last = is_last};
+  for (const grpc::Slice& slice : slices) header.bytes += slice.size();
+  uint8_t head[kDirectHeaderBytes];
+  absl::MutexLock lock(&mu_);
+  if (is_closed_ || has_sent_last_) return false;
+  if (header.bytes > kMaxDirectFrameBytes) {
+    // The sender's limits should not let this come up.
+    loop_.Post([self = shared_from_this()] {
+      self->CloseNow(absl::ResourceExhaustedError("a frame of 2 GiB or more"));
+    });
+    return false;
+  }
+  WriteDirectHeader(header, head);
+  has_sent_last_ = is_last;
+  size_t sent = 0;
+  if (is_connected_ && out_.empty() && slices.size() < kMaxPieces) {
+    iovec pieces[kMaxPieces];
+    size_t count = 0;
+    pieces[count++] = {head, sizeof(head)};
+    for (const grpc::Slice& slice : slices) {
+      if (slice.size() > 0) pieces[count++] = {const_cast<uint8_t*>(slice.begin()), slice.size()};
+    }
+    msghdr message = {};
+    message.msg_iov = pieces;
+    message.msg_iovlen = count;
+    const ssize_t result = sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    // An error that is not "later" is met again by reading.
+    if (result > 0) sent = static_cast<size_t>(result);
+    if (sent == sizeof(head) + header.bytes) {
+      if (is_last) shutdown(fd_.get(), SHUT_WR);
+      return true;
+    }
+  }
+  // The rest waits.
+  const bool was_empty = out_.empty();
+  out_.push_back(grpc::Slice(head, sizeof(head)));
+  out_.insert(out_.end(), slices.begin(), slices.end());
+  if (was_empty) {
+    out_next_ = 0;
+    out_offset_ = 0;
+    while (out_next_ < out_.size() && sent >= out_[out_next_].size()) {
+      sent -= out_[out_next_++].size();
+    }
+    out_offset_ = sent;
+  }
+  owes_drained_ = true;
+  if (is_connected_) WatchLocked();
+  return false;
+}
+
+bool DirectConnection::FlushLocked() {
+  while (out_next_ < out_.size()) {
+    iovec pieces[kMaxPieces];
+    size_t count = 0;
+    size_t bytes = 0;
+    for (size_t i = out_next_; i < out_.size() && count < kMaxPieces; ++i) {
+      const size_t skipped = i == out_next_ ? out_offset_ : 0;
+      pieces[count] = {const_cast<uint8_t*>(out_[i].begin()) + skipped, out_[i].size() - skipped};
+      bytes += pieces[count++].iov_len;
+    }
+    msghdr message = {};
+    message.msg_iov = pieces;
+    message.msg_iovlen = count;
+    const ssize_t result = sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (result < 0) return false;
+    size_t sent = static_cast<size_t>(result);
+    const bool is_all = sent == bytes;
+    while (out_next_ < out_.size() && sent >= out_[out_next_].size() - out_offset_) {
+      sent -= out_[out_next_].size() - out_offset_;
+      out_[out_next_++] = grpc::Slice();
+      out_offset_ = 0;
+    }
+    out_offset_ += sent;
+    if (!is_all) return false;
+  }
+  out_ = {};
+  out_next_ = 0;
+  out_offset_ = 0;
+  if (has_sent_last_) shutdown(fd_.get(), SHUT_WR);
+  return true;
+}
+
+void DirectConnection::OnReady(uint32_t events) {
+  if (is_connecting_) return FinishConnecting();
+  bool is_drained = false;
+  if ((events & EPOLLOUT) != 0) {
+    absl::MutexLock lock(&mu_);
+    if (is_closed_) return;
+    is_drained = FlushLocked() && std::exchange(owes_drained_, false);
+    WatchLocked();
+  }
+  if (is_drained) OnDrained();
+  if ((events & ~static_cast<uint32_t>(EPOLLOUT)) != 0) Read();
+}
+
+void DirectConnection::Read() {
+  int socket = -1;
+  {
+    absl::MutexLock lock(&mu_);
+    if (is_closed_) return;
+    // Only this thread closes it.
+    socket = fd_.get();
+  }
+  for (int i = 0; i < kReadsInTurn; ++i) {
+    char* to = loop_.scratch();
+    size_t room = SocketLoop::kScratchBytes;
+    const bool is_whole = whole_bytes_ > 0;
+    if (is_whole) {
+      if (whole_have_ == whole_.size()) {
+        grpc::Slice larger(std::min(whole_bytes_, 2 * whole_have_));
+        std::memcpy(const_cast<uint8_t*>(larger.begin()), whole_.begin(), whole_have_);
+        whole_ = std::move(larger);
+      }
+      to = reinterpret_cast<char*>(const_cast<uint8_t*>(whole_.begin())) + whole_have_;
+      room = whole_.size() - whole_have_;
+    }
+    const ssize_t result = recv(socket, to, room, MSG_DONTWAIT);
+    if (result < 0) {
+      if (errno == EAGAIN || errno == EINTR) return;
+      return CloseNow(Lost(errno));
+    }
+    if (result == 0) {
+      return CloseNow(whole_bytes_ > 0 || !partial_.empty()
+                          ? absl::UnavailableError("the connection ended within a frame")
+                          : absl::OkStatus());
+    }
+    const size_t bytes = static_cast<size_t>(result);
+    if (is_whole) {
+      whole_have_ += bytes;
+      if (whole_have_ == whole_bytes_ && !TakeWhole()) return;
+    } else if (!Take(absl::string_view(to, bytes))) {
+      return;
+    }
+    // Less than there was room for: that was all.
+    if (bytes < room) return;
+  }
+}
+
+bool DirectConnection::TakeWhole() {
+  const grpc::Slice whole = std::exchange(whole_, grpc::Slice());
+  const size_t bytes = std::exchange(whole_bytes_, 0);
+  whole_have_ = 0;
+  return OnFrame({.bytes = {reinterpret_cast<const char*>(whole.begin()), bytes},
+                  .is_last = whole_is_last_,
+                  .whole = &whole});
+}
+
+bool DirectConnection::Take(absl::string_view bytes) {
+  if (wants_preface_) {
+    const size_t seen = std::min(bytes.size(), kDirectPreface.size() - preface_seen_);
+    if (bytes.substr(0, seen) != kDirectPreface.substr(preface_seen_, seen)) {
+      CloseNow(absl::InvalidArgumentError("this is no client of ours"));
+      return false;
+    }
+    preface_seen_ += seen;
+    bytes.remove_prefix(seen);
+    wants_preface_ = preface_seen_ < kDirectPreface.size();
+  }
+  while (!bytes.empty()) {
+    if (whole_bytes_ > 0) {
+      // Begun by the header that was in partial_.
+      const size_t more = std::min(bytes.size(), whole_.size() - whole_have_);
+      std::memcpy(const_cast<uint8_t*>(whole_.begin()) + whole_have_, bytes.data(), more);
+      whole_have_ += more;
+      bytes.remove_prefix(more);
+      if (whole_have_ == whole_bytes_ && !TakeWhole()) return false;
+      if (whole_bytes_ > 0) return true;
+    } else if (!partial_.empty()) {
+      if (!TakePartial(bytes)) return false;
+    } else {
+      if (bytes.size() < kDirectHeaderBytes) {
+        partial_.assign(bytes.data(), bytes.size());
+        return true;
+      }
+      const DirectHeader header = ReadDirectHeader(bytes.data());
+      const absl::string_view content = bytes.substr(kDirectHeaderBytes);
+      if (content.size() < header.bytes) {
+        if (header.bytes >= kWholeBytes) {
+          BeginWhole(header, content);
+        } else {
+          partial_.assign(bytes.data(), bytes.size());
+        }
+        return true;
+      }
+      bytes.remove_prefix(kDirectHeaderBytes + header.bytes);
+      if (!OnFrame({.bytes = content.substr(0, header.bytes), .is_last = header.is_last})) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+bool DirectConnection::TakePartial(absl::string_view& bytes) {
+  const auto append_up_to = [&](size_t wanted) {
+    const size_t taken = std::min(bytes.size(), wanted - partial_.size());
+    partial_.append(bytes.data(), taken);
+    bytes.remove_prefix(taken);
+    return partial_.size() == wanted;
+  };
+  if (partial_.size() < kDirectHeaderBytes && !append_up_to(kDirectHeaderBytes)) return true;
+  const DirectHeader header = ReadDirectHeader(partial_.data());
+  if (header.bytes >= kWholeBytes) {
+    partial_ = {};
+    BeginWhole(header, {});
+    return true;
+  }
+  if (!append_up_to(kDirectHeaderBytes + header.bytes)) return true;
+  const std::string frame = std::exchange(partial_, {});
+  return OnFrame(
+      {.bytes = absl::string_view(frame).substr(kDirectHeaderBytes), .is_last = header.is_last});
+}
+
+void DirectConnection::BeginWhole(DirectHeader header, absl::string_view content) {
+  whole_bytes_ = header.bytes;
+  whole_is_last_ = header.is_last;
+  whole_ = grpc::Slice(std::min(header.bytes, kFirstBytes));
+  std::memcpy(const_cast<uint8_t*>(whole_.begin()), content.data(), content.size());
+  whole_have_ = content.size();
+}
+
+void DirectConnection::Close(absl::Status why) {
+  loop_.Post([self = shared_from_this(), why = std::move(why)] { self->CloseNow(why); });
+}
+
+void DirectConnection::OnLoopEnd() { CloseNow(absl::UnavailableError("this end is stopping")); }
+
+void DirectConnection::CloseNow(const absl::Status& why) {
+  // The loop may have been the last to hold it.
+  const std::shared_ptr<DirectConnection> self = shared_from_this();
+  {
+    absl::MutexLock lock(&mu_);
+    if (is_closed_) return;
+    is_closed_ = true;
+    if (fd_.valid()) loop_.Remove(*this, fd_.get());
+    fd_.Reset();
+    out_ = {};
+    out_next_ = 0;
+  }
+  OnClosed(why);
+}
+
+}  // namespace ferry::coord

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// DirectConnection: frames over a TCP connection of our own, for either end.
+#ifndef FERRY_COORD_GRPC_DIRECT_CONNECTION_H_
+#define FERRY_COORD_GRPC_DIRECT_CONNECTION_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <grpcpp/support/slice.h>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
+
+#include "base/unique_fd.h"
+#include "coord/direct_frames.h"
+#include "coord/socket_address.h"
+#include "coord/socket_loop.h"
+
+namespace ferry::coord {
+
+// A frame that has arrived.
+struct DirectFrame {
+  absl::string_view bytes;
+  bool is_last = false;
+  // Holds `bytes` if they are worth keeping: what wants them longer than the call copies the slice.
+  // Else they are the loop's, and `whole` is null.
+  const grpc::Slice* whole = nullptr;
+};
+
+// The On* methods are called on the loop's thread, one at a time, with no lock held. The loop keeps
+// the connection until it is closed.
+class DirectConnection : public SocketSource,
+                         public std::enable_shared_from_this<DirectConnection> {
+ public:
+  // `loop` outlives it.
+  explicit DirectConnection(SocketLoop& loop) : loop_(loop) {}
+
+  // A connection that has come in; its preface is still to be read.
+  void Accept(UniqueFd fd);
+  // Connects to the first of the addresses that answers.
+  void Connect(std::vector<SocketAddress> addresses);
+
+  // Sends the slices as one frame, after those before it. True: the kernel has taken everything, as
+  // mostly. False: OnDrained follows, or OnClosed. May be called before there is a connection.
+  bool Send(absl::Span<const grpc::Slice> slices) ABSL_LOCKS_EXCLUDED(mu_) {
+    return SendFrame(slices, /*is_last=*/false);
+  }
+  // The last frame. The connection is closed when the other end has closed it.
+  bool SendLast(absl::Span<const grpc::Slice> slices) ABSL_LOCKS_EXCLUDED(mu_) {
+    return SendFrame(slices, /*is_last=*/true);
+  }
+  // Soon; what has not been sent is dropped. A second call does nothing.
+  void Close(absl::Status why) ABSL_LOCKS_EXCLUDED(mu_);
+
+ protected:
+  // False: nothing more is read, as the connection is about to be closed.
+  virtual bool OnFrame(const DirectFrame& frame) = 0;
+  // All that was sent is with the kernel, and a Send has said that it was not.
+  virtual void OnDrained() = 0;
+  // Once, whatever happened; not OK unless the other end closed it between frames.
+  virtual void OnClosed(const absl::Status& why) = 0;
+
+ private:
+  void OnReady(uint32_t events) final;
+  void OnLoopEnd() final;
+
+  bool SendFrame(absl::Span<const grpc::Slice> slices, bool is_last) ABSL_LOCKS_EXCLUDED(mu_);
+  // True when out_ is empty; sends on until the kernel takes no more.
+  bool FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void WatchLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TryNext() ABSL_LOCKS_EXCLUDED(mu_);
+  void FinishConnecting() ABSL_LOCKS_EXCLUDED(mu_);
+  void Read();
+  // False: stop reading.
+  bool Take(absl::string_view bytes);
+  bool TakePartial(absl::string_view& bytes);
+  bool TakeWhole();
+  void BeginWhole(DirectHeader header, absl::string_view content);
+  void CloseNow(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+
+  SocketLoop& loop_;
+
+  // Of the loop's thread.
+  std::vector<SocketAddress> addresses_;
+  size_t next_address_ = 0;
+  absl::Status connect_failure_;
+  bool is_connecting_ = false;
+  // Of the preface, what has been seen.
+  size_t preface_seen_ = 0;
+  bool wants_preface_ = false;
+  // The beginning of a frame, header included, of which the rest is still to come.
+  std::string partial_;
+  // A large frame that is coming in: its length, how much of it is there, and where.
+  size_t whole_bytes_ = 0;
+  size_t whole_have_ = 0;
+  bool whole_is_last_ = false;
+  grpc::Slice whole_;
+
+  absl::Mutex mu_;
+  // Changed on the loop's thread only.
+  UniqueFd fd_ ABSL_GUARDED_BY(mu_);
+  bool is_closed_ ABSL_GUARDED_BY(mu_) = false;
+  bool is_connected_ ABSL_GUARDED_BY(mu_) = false;
+  bool has_sent_last_ ABSL_GUARDED_BY(mu_) = false;
+  bool owes_drained_ ABSL_GUARDED_BY(mu_) = false;
+  bool is_watching_output_ ABSL_GUARDED_BY(mu_) = false;
+  // What the kernel has not taken, but for the first `out_next_` slices and `out_offset_` bytes of
+  // the next. Mostly empty.
+  std::vector<grpc::Slice> out_ ABSL_GUARDED_BY(mu_);
+  size_t out_next_ ABSL_GUARDED_BY(mu_) = 0;
+  size_t out_offset_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_GRPC_DIRECT_CONNECTION_H_

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+// Streams over plain connections, and which connections those are.
+#include "coord/grpc_direct_control.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/timerfd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <google/protobuf/arena.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/slice.h>
+
+#include "base/status_macros.h"
+#include "coord/direct_frames.h"
+#include "coord/grpc_bytes.h"
+#include "coord/grpc_direct_connection.h"
+#include "coord/socket_address.h"
+
+namespace ferry::coord {
+namespace {
+
+// Clients of either kind speak first and at once.
+constexpr int kSilenceSeconds = 1;
+
+enum class Kind { kUnknown, kOurs, kOther, kGone };
+
+Kind KindOf(int socket) {
+  char first = 0;
+  const ssize_t result = recv(socket, &first, 1, MSG_PEEK | MSG_DONTWAIT);
+  if (result == 1) return first == kDirectPreface[0] ? Kind::kOurs : Kind::kOther;
+  if (result == 0) return Kind::kGone;
+  return errno == EAGAIN || errno == EINTR ? Kind::kUnknown : Kind::kGone;
+}
+
+}  // namespace
+
+class DirectControl::Stream final : public DirectConnection, public FrameSink {
+ public:
+  Stream(DirectControl& control, std::string peer)
+      : DirectConnection(*control.loop_),
+        control_(control),
+        entry_(control.sessions_, std::move(peer)) {}
+
+  bool Write(grpc::ByteBuffer& frame) override {
+    std::vector<grpc::Slice> slices;
+    if (!frame.Dump(&slices).ok()) return false;
+    return Send(slices);
+  }
+
+  void Finish(const absl::Status& why) override {
+    is_finished_.store(true, std::memory_order_relaxed);
+    const std::string reply = MakeReply(/*request_id=*/0, why).SerializeAsString();
+    const grpc::Slice slice(reply.data(), reply.size());
+    SendLast({&slice, 1});
+  }
+
+ private:
+  bool OnFrame(const DirectFrame& received) override {
+    // What comes after the end is of no interest, but the client's end of the connection is.
+    if (is_finished_.load(std::memory_order_relaxed)) return true;
+    if (received.is_last) {
+      Close(absl::OkStatus());
+      return false;
+    }
+    // Small frames, which most are, need no other memory than this.
+    alignas(std::max_align_t) char block[2048];
+    google::protobuf::ArenaOptions arena_options;
+    arena_options.initial_block = block;
+    arena_options.initial_block_size = sizeof(block);
+    google::protobuf::Arena arena(arena_options);
+    auto& frame = *google::protobuf::Arena::CreateMessage<v1::ClientFrame>(&arena);
+    absl::Status status = absl::InvalidArgumentError("the frame cannot be parsed");
+    if (frame.ParseFromArray(received.bytes.data(), static_cast<int>(received.bytes.size()))) {
+      const bool is_first = entry_.session() == nullptr;
+      status = entry_.OnFrame(frame, *this);
+      if (is_first && entry_.session() != nullptr) control_.CountAttached(1);
+    }
+    if (!status.ok()) Finish(status);
+    return true;
+  }
+  // Something was written, so that there is a session.
+  void OnDrained() override {
+    if (entry_.session() != nullptr) entry_.session()->OnWritten(*this);
+  }
+  void OnClosed(const absl::Status&) override {
+    entry_.Detach(*this);
+    if (entry_.session() != nullptr) control_.CountAttached(-1);
+  }
+
+  DirectControl& control_;
+  ControlEntry entry_;
+  std::atomic<bool> is_finished_{false};
+};
+
+// A connection on which nobody has spoken yet.
+class DirectControl::Undecided final : public SocketSource,
+                                       public std::enable_shared_from_this<Undecided> {
+ public:
+  Undecided(DirectControl& control, UniqueFd connection)
+      : control_(control), connection_(std::move(connection)) {}
+
+  // On the loop.
+  void Watch() {
+    if (!control_.loop_->Add(shared_from_this(), connection_.get(), EPOLLIN).ok()) return;
+    timer_ = std::make_shared<Timer>(*this);
+    timer_->Start();
+  }
+
+ private:
+  class Timer final : public SocketSource, public std::enable_shared_from_this<Timer> {
+   public:
+    explicit Timer(Undecided& owner)
+        : owner_(owner.shared_from_this()),
+          fd_(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)) {}
+    void Start() {
+      itimerspec when = {};
+      when.it_value.tv_sec = kSilenceSeconds;
+      if (timerfd_settime(fd_.get(), 0, &when, nullptr) != 0 ||
+          !owner_->control_.loop_->Add(shared_from_this(), fd_.get(), EPOLLIN).ok()) {
+        owner_->Decide(/*is_patience_over=*/true);
+      }
+    }
+    void Stop() { owner_->control_.loop_->Remove(*this, fd_.get()); }
+
+   private:
+    void OnReady(uint32_t) override { owner_->Decide(/*is_patience_over=*/true); }
+    void OnLoopEnd() override {}
+
+    const std::shared_ptr<Undecided> owner_;
+    const UniqueFd fd_;
+  };
+
+  void OnReady(uint32_t) override { Decide(/*is_patience_over=*/false); }
+  void OnLoopEnd() override { timer_ = nullptr; }
+
+  void Decide(bool is_patience_over) {
+    if (!connection_.valid()) return;
+    if (KindOf(connection_.get()) == Kind::kUnknown && !is_patience_over) return;
+    control_.loop_->Remove(*this, connection_.get());
+    if (timer_ != nullptr) std::exchange(timer_, nullptr)->Stop();
+    if (!control_.Route(connection_)) control_.options_.others(std::move(connection_));
+  }
+
+  DirectControl& control_;
+  UniqueFd connection_;
+  std::shared_ptr<Timer> timer_;
+};
+
+absl::StatusOr<std::unique_ptr<DirectControl>> DirectControl::Create(ControlSessions& sessions,
+                                                                     DirectControlOptions options) {
+  auto control = std::unique_ptr<DirectControl>(new DirectControl(sessions, std::move(options)));
+  FERRY_ASSIGN_OR_RETURN(control->loop_, SocketLoop::Create("ferry-direct"));
+  return control;
+}
+
+DirectControl::~DirectControl() { Stop(absl::ZeroDuration()); }
+
+bool DirectControl::Route(UniqueFd& connection) {
+  switch (KindOf(connection.get())) {
+    case Kind::kUnknown:
+      return false;
+    case Kind::kGone:
+      connection.Reset();
+      return true;
+    case Kind::kOther:
+      options_.others(std::move(connection));
+      return true;
+    case Kind::kOurs:
+      break;
+  }
+  TuneConnection(connection.get(), options_.keepalive_time, options_.keepalive_timeout);
+  auto stream = std::make_shared<Stream>(*this, PeerName(connection.get()));
+  stream->Accept(std::move(connection));
+  return true;
+}
+
+void DirectControl::Take(UniqueFd connection) {
+  if (Route(connection)) return;
+  auto undecided = std::make_shared<Undecided>(*this, std::move(connection));
+  loop_->Post([undecided] { undecided->Watch(); });
+}
+
+void DirectControl::CountAttached(int change) {
+  absl::MutexLock lock(&mu_);
+  attached_ += change;
+  attached_changed_.Signal();
+}
+
+void DirectControl::Stop(absl::Duration grace) {
+  if (loop_ == nullptr) return;
+  {
+    const absl::Time deadline = absl::Now() + grace;
+    absl::MutexLock lock(&mu_);
+    while (attached_ > 0 && !attached_changed_.WaitWithDeadline(&mu_, deadline)) {
+    }
+  }
+  // Its end closes the rest.
+  loop_ = nullptr;
+}
+
+}  // namespace ferry::coord

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+// ferry.v1.Control over plain connections: the bytes, what is refused, and who else comes to the
+// port.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "control_stream.h"
+#include "coord/direct_frames.h"
+#include "coord/grpc_direct_connection.h"
+#include "coord/socket_address.h"
+#include "test_server.h"
+
+namespace ferry::coord {
+namespace {
+
+using absl::StatusCode;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+std::string Framed(absl::string_view bytes, bool is_last = false) {
+  uint8_t head[kDirectHeaderBytes];
+  WriteDirectHeader({bytes.size(), is_last}, head);
+  return absl::StrCat(absl::string_view(reinterpret_cast<char*>(head), sizeof(head)), bytes);
+}
+
+std::string Framed(const v1::ClientFrame& frame) { return Framed(frame.SerializeAsString()); }
+
+v1::ClientFrame HelloFrame() {
+  v1::ClientFrame frame;
+  frame.mutable_hello();
+  return frame;
+}
+
+v1::ClientFrame Frame(v1::Request request) {
+  v1::ClientFrame frame;
+  *frame.add_requests() = std::move(request);
+  return frame;
+}
+
+// A client that writes and reads bytes.
+class RawClient {
+ public:
+  explicit RawClient(TestServer& server)
+      : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(static_cast<uint16_t>(server->port()));
+    EXPECT_EQ(connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  }
+
+  void Send(absl::string_view bytes) {
+    while (!bytes.empty()) {
+      const ssize_t sent = send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      if (sent <= 0) return;
+      bytes.remove_prefix(static_cast<size_t>(sent));
+    }
+  }
+
+  // Nothing when the server has closed the connection, or says nothing for kPatience.
+  std::optional<std::string> Read(size_t bytes) {
+    std::string read(bytes, '\0');
+    for (size_t have = 0; have < bytes;) {
+      pollfd ready = {socket_.get(), POLLIN, 0};
+      if (poll(&ready, 1, static_cast<int>(absl::ToInt64Milliseconds(kPatience))) != 1) return {};
+      const ssize_t some = recv(socket_.get(), read.data() + have, bytes - have, 0);
+      if (some <= 0) return {};
+      have += static_cast<size_t>(some);
+    }
+    return read;
+  }
+
+  struct Answer {
+    bool is_last = false;
+    std::string bytes;
+  };
+  std::optional<Answer> ReadFrame() {
+    const auto head = Read(kDirectHeaderBytes);
+    if (!head.has_value()) return {};
+    const DirectHeader header = ReadDirectHeader(head->data());
+    auto bytes = Read(header.bytes);
+    if (!bytes.has_value()) return {};
+    return Answer{header.is_last, *std::move(bytes)};
+  }
+  v1::ServerFrame ReadServerFrame() {
+    v1::ServerFrame frame;
+    const auto answer = ReadFrame();
+    EXPECT_TRUE(answer.has_value());
+    if (!answer.has_value()) return frame;
+    EXPECT_FALSE(answer->is_last);
+    EXPECT_TRUE(frame.ParseFromString(answer->bytes));
+    return frame;
+  }
+  void Close() { socket_.Reset(); }
+  bool IsClosed() { return !Read(1).has_value(); }
+
+ private:
+  UniqueFd socket_;
+};
+
+void ExpectServes(TestServer& server) {
+  RawClient client(server);
+  client.Send(absl::StrCat(kDirectPreface, Framed(HelloFrame())));
+  EXPECT_NE(client.ReadServerFrame().welcome().session_id(), 0u);
+  TaskClient honest = server.Task(Dialect::kTensorflow, 0);
+  EXPECT_THAT(honest.Insert("honest", "v", true).Wait(), IsOk());
+}
+
+TEST(DirectControl, CarriesFramesHoweverTheyAreCut) {
+  TestServer server(1);
+  const std::string key(300, 'k');
+  const std::string large(20'000, 'v');
+  const std::string all =
+      absl::StrCat(kDirectPreface, Framed(HelloFrame()), Framed(Frame(PutRequest(1, {{key, "v"}}))),
+                   Framed(Frame(PutRequest(2, {{"large", large}}))),
+                   Framed(Frame(GetRequest(3, {key, "large"}, absl::ZeroDuration()))));
+  for (const size_t piece : {size_t{1}, size_t{3}, size_t{4099}, all.size()}) {
+    RawClient client(server);
+    for (size_t at = 0; at < all.size(); at += piece) {
+      client.Send(absl::string_view(all).substr(at, piece));
+      // So that the pieces arrive one by one, as far as that can be had.
+      if (piece < 10 && at < 1000) absl::SleepFor(absl::Microseconds(100));
+    }
+    const v1::Welcome welcome = client.ReadServerFrame().welcome();
+    EXPECT_THAT(welcome.observed_address(), StartsWith("ipv4:127.0.0.1:"));
+    std::vector<v1::Reply> replies;
+    while (replies.size() < 3) {
+      const v1::ServerFrame frame = client.ReadServerFrame();
+      if (frame.replies().empty()) break;
+      replies.insert(replies.end(), frame.replies().begin(), frame.replies().end());
+    }
+    ASSERT_EQ(replies.size(), 3u);
+    ASSERT_EQ(replies[2].entries_size(), 2);
+    EXPECT_EQ(replies[2].entries(0).value(), "v");
+    EXPECT_EQ(replies[2].entries(1).value(), large);
+    // For the next round.
+    client.Send(Framed(Frame([&] {
+      v1::Request request;
+      request.set_id(4);
+      request.mutable_delete_()->add_keys(key);
+      request.mutable_delete_()->add_keys("large");
+      return request;
+    }())));
+    EXPECT_EQ(client.ReadServerFrame().replies(0).code(), 0);
+  }
+}
+
+// Replies wait in the server, not in the way of others, and come in order.
+TEST(DirectControl, AClientThatDoesNotReadHoldsNobodyUp) {
+  TestServer server(1);
+  RawClient client(server);
+  const std::string value(1 << 20, 'v');
+  client.Send(absl::StrCat(kDirectPreface, Framed(HelloFrame()),
+                           Framed(Frame(PutRequest(1, {{"k", value}})))));
+  constexpr int kGets = 40;
+  for (int i = 0; i < kGets; ++i) {
+    client.Send(Framed(Frame(GetRequest(2 + i, {"k"}, absl::ZeroDuration()))));
+  }
+  ExpectServes(server);
+  EXPECT_NE(client.ReadServerFrame().welcome().session_id(), 0u);
+  uint64_t last_sequence = 0;
+  uint64_t last_id = 0;
+  while (last_id < kGets + 1) {
+    const v1::ServerFrame frame = client.ReadServerFrame();
+    ASSERT_EQ(frame.sequence(), last_sequence + 1);
+    last_sequence = frame.sequence();
+    for (const v1::Reply& reply : frame.replies()) {
+      ASSERT_EQ(reply.request_id(), ++last_id);
+      if (last_id == 1) continue;
+      ASSERT_EQ(reply.entries(0).value(), value);
+    }
+  }
+}
+
+TEST(DirectControl, SaysWhyItEnds) {
+  TestServer server(1);
+  RawClient client(server);
+  client.Send(absl::StrCat(kDirectPreface, Framed(Frame(PutRequest(1, {{"k", "v"}})))));
+  const auto answer = client.ReadFrame();
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_TRUE(answer->is_last);
+  v1::Reply why;
+  ASSERT_TRUE(why.ParseFromString(answer->bytes));
+  EXPECT_EQ(why.code(), static_cast<int>(StatusCode::kInvalidArgument));
+  EXPECT_THAT(why.message(), HasSubstr("Hello"));
+  // The server's direction is over; the connection ends with the client's.
+  EXPECT_TRUE(client.IsClosed());
+}
+
+TEST(DirectControl, ASessionOutlivesItsConnection) {
+  TestServer server(1);
+  uint64_t session = 0;
+  {
+    RawClient client(server);
+    client.Send(absl::StrCat(kDirectPreface, Framed(HelloFrame()),
+                             Framed(Frame(GetRequest(1, {"late"}, absl::Minutes(1))))));
+    session = client.ReadServerFrame().welcome().session_id();
+    ASSERT_TRUE(server.WaitUntilAwaited("late"));
+  }
+  RawClient client(server);
+  v1::ClientFrame hello = HelloFrame();
+  hello.mutable_hello()->set_session_id(session);
+  client.Send(
+      absl::StrCat(kDirectPreface, Framed(hello), Framed(Frame(PutRequest(2, {{"late", "v"}})))));
+  EXPECT_EQ(client.ReadServerFrame().welcome().received_request_id(), 1u);
+  int replies = 0;
+  while (replies < 2) replies += client.ReadServerFrame().replies_size();
+  EXPECT_EQ(replies, 2);
+}
+
+TEST(DirectControl, WhatOnlyBeginsLikeOursIsClosed) {
+  TestServer server(1);
+  RawClient client(server);
+  client.Send("FERRYv2\n and more");
+  EXPECT_TRUE(client.IsClosed());
+  ExpectServes(server);
+}
+
+TEST(DirectControl, AnAnnouncedLengthTakesNoMemory) {
+  TestServer server(1);
+  std::vector<std::unique_ptr<RawClient>> clients;
+  for (int i = 0; i < 200; ++i) {
+    clients.push_back(std::make_unique<RawClient>(server));
+    uint8_t head[kDirectHeaderBytes];
+    WriteDirectHeader({kMaxDirectFrameBytes, false}, head);
+    clients.back()->Send(absl::StrCat(
+        kDirectPreface, absl::string_view(reinterpret_cast<char*>(head), sizeof(head)), "some"));
+  }
+  ExpectServes(server);
+}
+
+TEST(DirectControl, RandomFramesHarmNothing) {
+  TestServer server(1);
+  std::mt19937 random(20261122);
+  std::vector<std::unique_ptr<RawClient>> clients;
+  for (int i = 0; i < 200; ++i) {
+    std::string bytes(random() % 300, '\0');
+    for (char& byte : bytes) byte = static_cast<char>(random());
+    clients.push_back(std::make_unique<RawClient>(server));
+    clients.back()->Send(absl::StrCat(kDirectPreface, i % 2 == 0 ? Framed(bytes) : bytes));
+    if (i % 3 == 0) clients.back() = nullptr;
+  }
+  ExpectServes(server);
+}
+
+// HTTP/2 servers speak first if nobody else does.
+TEST(DirectControl, WhoSaysNothingIsGivenToGrpc) {
+  TestServer server(1);
+  RawClient client(server);
+  EXPECT_TRUE(client.Read(9).has_value());
+}
+
+TEST(DirectControl, StopsQuicklyWithClientsOfEveryKind) {
+  ServerOptions options = TestOptions(2);
+  options.stop_grace = kPatience;
+  TestServer server(options);
+  RawClient silent(server);
+  RawClient unattached(server);
+  unattached.Send(kDirectPreface);
+  RawClient attached(server);
+  attached.Send(absl::StrCat(kDirectPreface, Framed(HelloFrame())));
+  EXPECT_NE(attached.ReadServerFrame().welcome().session_id(), 0u);
+  const absl::Time start = absl::Now();
+  std::thread stop([&] { server->Stop(); });
+  const auto last = attached.ReadFrame();
+  // As an agent does when it hears the end. The others are not waited for.
+  attached.Close();
+  stop.join();
+  EXPECT_LT(absl::Now() - start, options.stop_grace);
+  ASSERT_TRUE(last.has_value());
+  EXPECT_TRUE(last->is_last);
+  v1::Reply why;
+  ASSERT_TRUE(why.ParseFromString(last->bytes));
+  EXPECT_EQ(why.code(), static_cast<int>(StatusCode::kUnavailable));
+  EXPECT_TRUE(unattached.IsClosed());
+}
+
+// --- Addresses ---
+
+TEST(SocketAddress, ReadsWhatAgentsAreGiven) {
+  for (const char* const address : {"127.0.0.1:80", "ipv4:127.0.0.1:80", "dns:///127.0.0.1:80"}) {
+    const auto found = ResolveAddress(address);
+    ASSERT_THAT(found, IsOk()) << address;
+    EXPECT_EQ(ShowAddress(found->front()), "127.0.0.1:80");
+  }
+  const auto v6 = ResolveAddress("[::1]:80");
+  if (v6.ok()) {
+    EXPECT_EQ(ShowAddress(v6->front()), "[::1]:80");
+  }
+  for (const char* const address : {"", ":80", "host", "host:", "host:http", "host:65536"}) {
+    EXPECT_THAT(ResolveAddress(address), Fails(StatusCode::kInvalidArgument)) << address;
+  }
+  EXPECT_THAT(ResolveAddress("no such host:80"),
+              Fails(StatusCode::kUnavailable, HasSubstr("no such host")));
+}
+
+}  // namespace
+}  // namespace ferry::coord
