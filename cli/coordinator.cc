@@ -121,6 +121,11 @@ Verb AddCoordinatorVerb(CLI::App& app) {
   AddDuration(verb, "--session-idle-timeout", flags->master.session_idle_timeout,
               "a session of a TensorFlow client that is idle for longer is closed",
               kLeastSessionIdleTimeout);
+  verb.add_option("--trace-steps", flags->master.trace_steps,
+                  "steps of TensorFlow's clients that ferry trace can tell of; 0: none")
+      ->type_name("N")
+      ->check(Within(0, 100'000))
+      ->capture_default_str();
   AddDuration(verb, "--keepalive-time", flags->server.keepalive_time,
               "probe a connection that is idle for this long", kLeastKeepalive);
   AddDuration(verb, "--keepalive-timeout", flags->server.keepalive_timeout,

@@ -155,6 +155,7 @@ int Main(int argc, char** argv) {
   verbs["recv"] = AddRecvVerb(app);
   verbs["bench"] = AddBenchVerb(app);
   verbs["step"] = AddStepVerb(app);
+  verbs["trace"] = AddTraceVerb(app);
   verbs["demo"] = AddDemoVerb(app);
   verbs["help"] = AddHelpVerb(app);
   verbs["demo-worker"] = AddDemoWorkerVerb(app);

@@ -44,6 +44,7 @@ Verb AddSendVerb(CLI::App& app);
 Verb AddRecvVerb(CLI::App& app);
 Verb AddBenchVerb(CLI::App& app);
 Verb AddStepVerb(CLI::App& app);
+Verb AddTraceVerb(CLI::App& app);
 Verb AddDemoWorkerVerb(CLI::App& app);
 Verb AddBenchWorkerVerb(CLI::App& app);
 Verb AddDoctorHelperVerb(CLI::App& app);

@@ -83,6 +83,12 @@ Verb AddWorkerVerb(CLI::App& app) {
       ->check(Within(0, 1024))
       ->group(kGroup);
   worker::WorkerLimits& limits = flags->node.graph_limits;
+  verb.add_option("--trace-steps", limits.trace_runs,
+                  "steps of which is kept what each node did, for ferry trace; 0: none")
+      ->type_name("N")
+      ->check(Within(0, 100'000))
+      ->capture_default_str()
+      ->group(kGroup);
   AddLimit(verb, "--max-sessions", limits.max_sessions, "sessions of masters")->group(kGroup);
   AddLimit(verb, "--max-graphs", limits.max_graphs, "graphs that are registered in a session")
       ->group(kGroup);

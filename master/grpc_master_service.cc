@@ -194,6 +194,11 @@ std::vector<std::unique_ptr<grpc::Service>> MakeMasterServices(Master& master, R
        {"tensorflow.MasterService", "tensorflow.grpc.MasterService"}) {
     services.push_back(std::make_unique<MasterService>(name, master, run_work, rare, guard));
   }
+  rare.AddReactor(
+      "/ferry.v1.Trace/GetSteps",
+      [handler = Serve(master, run_work, &Master::GetSteps)](grpc::GenericCallbackServerContext*) {
+        return static_cast<Stream*>(new RareCall(handler));
+      });
   return services;
 }
 

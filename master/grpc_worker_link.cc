@@ -14,6 +14,7 @@
 #include "absl/synchronization/mutex.h"
 
 #include "coord/grpc_errors.h"
+#include "proto/ferry_trace.grpc.pb.h"
 #include "proto/tf_worker.grpc.pb.h"
 #include "rendezvous/grpc_tensor_channel.h"
 
@@ -63,7 +64,9 @@ class GrpcWorkerLink final : public WorkerLink {
  public:
   GrpcWorkerLink(const std::string& address, std::shared_ptr<GrpcWorkerLinks::Calls> calls)
       : calls_(std::move(calls)),
-        stub_(tensorflow::WorkerService::NewStub(MakeTensorChannel(address))) {}
+        channel_(MakeTensorChannel(address)),
+        stub_(tensorflow::WorkerService::NewStub(channel_)),
+        trace_stub_(ferry::v1::Trace::NewStub(channel_)) {}
 
   void CreateWorkerSession(const tensorflow::CreateWorkerSessionRequest& request, CallLimits limits,
                            Done<tensorflow::CreateWorkerSessionResponse> done) override {
@@ -93,6 +96,15 @@ class GrpcWorkerLink final : public WorkerLink {
                   Done<tensorflow::CleanupAllResponse> done) override {
     Call(&AsyncStub::CleanupAll, request, std::move(limits), std::move(done));
   }
+  void GetSteps(const ferry::v1::GetStepsRequest& request, CallLimits limits,
+                Done<ferry::v1::GetStepsResponse> done) override {
+    using Async = ferry::v1::Trace::StubInterface::async_interface;
+    void (Async::*const method)(grpc::ClientContext*, const ferry::v1::GetStepsRequest*,
+                                ferry::v1::GetStepsResponse*, std::function<void(grpc::Status)>) =
+        &Async::GetSteps;
+    CallOn(static_cast<Async&>(*trace_stub_->async()), method, request, std::move(limits),
+           std::move(done));
+  }
 
  private:
   template <typename Request, typename Response>
@@ -110,6 +122,13 @@ class GrpcWorkerLink final : public WorkerLink {
   template <typename Request, typename Response>
   void Call(Method<Request, Response> method, const Request& request, CallLimits limits,
             Done<Response> done) {
+    CallOn(static_cast<AsyncStub&>(*stub_->async()), method, request, std::move(limits),
+           std::move(done));
+  }
+
+  template <typename Async, typename MethodOfAsync, typename Request, typename Response>
+  void CallOn(Async& async, MethodOfAsync method, const Request& request, CallLimits limits,
+              Done<Response> done) {
     // gRPC ends the process for a message that cannot be serialised.
     if (request.ByteSizeLong() > std::numeric_limits<int>::max()) {
       return std::move(done)(absl::InvalidArgumentError(
@@ -138,11 +157,12 @@ class GrpcWorkerLink final : public WorkerLink {
         return std::move(state->done)(absl::CancelledError("Step was cancelled"));
       }
     }
-    (stub_->async()->*method)(context.get(), &request, &state->response,
-                              [context, state, calls = calls_](const grpc::Status& status) {
-                                End(*state, status);
-                                calls->End(context);
-                              });
+    const std::function<void(grpc::Status)> when_done =
+        [context, state, calls = calls_](const grpc::Status& status) {
+          End(*state, status);
+          calls->End(context);
+        };
+    (async.*method)(context.get(), &request, &state->response, when_done);
   }
 
   template <typename Response>
@@ -153,7 +173,9 @@ class GrpcWorkerLink final : public WorkerLink {
   }
 
   const std::shared_ptr<GrpcWorkerLinks::Calls> calls_;
+  const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<Stub> stub_;
+  const std::unique_ptr<ferry::v1::Trace::Stub> trace_stub_;
 };
 
 }  // namespace

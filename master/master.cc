@@ -7,8 +7,10 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "base/boot_id.h"
 #include "base/status_macros.h"
 #include "graph/names.h"
+#include "master/trace_collection.h"
 
 namespace ferry::master {
 namespace {
@@ -29,7 +31,13 @@ std::string NotFoundSinceRestart(absl::string_view handle) {
 
 Master::Master(MasterOptions options, Parts parts)
     : options_(std::move(options)),
-      context_{options_, parts.timers, std::move(parts.run_work), std::move(parts.random)},
+      log_(options_.trace_steps),
+      wall_ns_(std::move(parts.wall_ns)),
+      context_{.options = options_,
+               .timers = parts.timers,
+               .run_work = std::move(parts.run_work),
+               .random = std::move(parts.random),
+               .log = options_.trace_steps > 0 ? &log_ : nullptr},
       cluster_(parts.cluster),
       waits_(parts.timers),
       maker_context_{context_, cluster_, waits_, "/job:ferry_master/replica:0/task:0",
@@ -57,6 +65,19 @@ absl::StatusOr<std::shared_ptr<Session>> Master::Find(const std::string& handle)
 size_t Master::session_count() const {
   absl::MutexLock lock(&mu_);
   return session_count_;
+}
+
+void Master::GetSteps(Ref<ferry::v1::GetStepsRequest> request, Gone gone,
+                      Done<ferry::v1::GetStepsResponse> done) {
+  TraceCollection::Context context;
+  context.now = [&timers = context_.timers] { return timers.Now(); };
+  context.wall_ns = wall_ns_;
+  context.host = options_.host;
+  context.boot_id = BootId();
+  context.kept = log_.max_steps();
+  const auto count = static_cast<size_t>(std::max(0, request->count()));
+  std::make_shared<TraceCollection>(std::move(context), log_.Last(count), std::move(done))
+      ->Start(cluster_.Now(), gone);
 }
 
 void Master::CreateSession(Ref<tensorflow::CreateSessionRequest> request, Gone gone,

@@ -15,12 +15,14 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 
 #include "master/cluster.h"
 #include "master/master_options.h"
 #include "master/session.h"
 #include "master/session_maker.h"
 #include "master/worker_waits.h"
+#include "proto/ferry_trace.pb.h"
 #include "proto/tf_master.pb.h"
 #include "rendezvous/cancellation.h"
 #include "rendezvous/recent_request_ids.h"
@@ -45,6 +47,8 @@ class Master final {
     Timers& timers;
     RunWork run_work;
     std::function<uint64_t()> random;
+    // Nanoseconds since 1970.
+    std::function<int64_t()> wall_ns = absl::GetCurrentTimeNanos;
   };
 
   // `parts` outlive it, and what they have been given to do.
@@ -74,6 +78,9 @@ class Master final {
                     Done<tensorflow::MakeCallableResponse> done);
   void RunCallable(Ref<tensorflow::RunCallableRequest> request, Gone gone,
                    Done<tensorflow::RunCallableResponse> done);
+  // Not TensorFlow's: what the last steps did, of the master and of all workers.
+  void GetSteps(Ref<ferry::v1::GetStepsRequest> request, Gone gone,
+                Done<ferry::v1::GetStepsResponse> done);
   void ReleaseCallable(Ref<tensorflow::ReleaseCallableRequest> request, Gone gone,
                        Done<tensorflow::ReleaseCallableResponse> done);
 
@@ -101,6 +108,8 @@ class Master final {
   void LookAtCluster() ABSL_LOCKS_EXCLUDED(mu_);
 
   const MasterOptions options_;
+  StepLog log_;
+  const std::function<int64_t()> wall_ns_;
   const MasterContext context_;
   ClusterSource& cluster_;
   WorkerWaits waits_;

@@ -13,6 +13,7 @@
 
 #include "graph/graph.h"
 #include "master/session_workers.h"
+#include "master/step_log.h"
 #include "master/timers.h"
 #include "master/work_pool.h"
 
@@ -42,6 +43,9 @@ struct MasterOptions {
   // Request ids that are remembered.
   size_t request_id_window = 10'000;
 
+  // Steps of which is kept when they ran, for who asks; 0: none.
+  size_t trace_steps = 64;
+
   // In errors about ops that nobody knows.
   std::string host = "this machine";
 };
@@ -56,6 +60,8 @@ struct MasterContext {
   std::function<uint64_t()> random;
   // Under way, of all sessions.
   mutable std::atomic<size_t> steps{0};
+  // The last ones; null: they are not kept.
+  StepLog* log = nullptr;
 };
 
 }  // namespace ferry::master

@@ -38,6 +38,13 @@ void RunningStep::Run(RunSpec spec, absl::AnyInvocable<int64_t()> next_request_i
     // And one for this function, which is not to be overtaken.
     pending_ = parts.size() + 1;
     done_ = std::move(done);
+    if (log_ != nullptr) {
+      times_.step_id = step_id_;
+      times_.start = timers_.Now();
+      for (const RegisteredStep::Part& part : parts) {
+        times_.calls.push_back({workers.worker(part.worker).name, times_.start, times_.start});
+      }
+    }
   }
   const int client = workers.devices().client_worker();
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -71,6 +78,7 @@ void RunningStep::WhenAnswered(size_t part, absl::StatusOr<tensorflow::RunGraphR
   {
     absl::MutexLock lock(&mu_);
     has_answered_[part] = true;
+    if (log_ != nullptr) times_.calls[part].end = timers_.Now();
     if (status.ok()) {
       responses_[part] = *std::move(response);
     } else {
@@ -107,9 +115,11 @@ void RunningStep::EndOne() {
   Done done;
   absl::StatusOr<Result> result;
   Timers::Id timer = Timers::kNone;
+  LoggedStep times;
   {
     absl::MutexLock lock(&mu_);
     if (--pending_ > 0) return;
+    times = std::move(times_);
     timer = cause_timer_;
     done = std::move(done_);
     if (errors_.empty()) {
@@ -119,6 +129,11 @@ void RunningStep::EndOne() {
     }
   }
   timers_.Remove(timer);
+  if (log_ != nullptr) {
+    times.end = timers_.Now();
+    times.code = result.status().code();
+    log_->Add(std::move(times));
+  }
   std::move(done)(std::move(result));
 }
 

@@ -14,6 +14,7 @@
 
 #include "master/registered_step.h"
 #include "master/step_errors.h"
+#include "master/step_log.h"
 #include "master/timers.h"
 #include "proto/tf_worker.pb.h"
 
@@ -41,9 +42,11 @@ class RunningStep final : public std::enable_shared_from_this<RunningStep> {
   };
   using Done = absl::AnyInvocable<void(absl::StatusOr<Result>) &&>;
 
-  // `timers` outlive it.
-  RunningStep(std::shared_ptr<const RegisteredStep> registered, int64_t step_id, Timers& timers)
+  // `timers` outlive it, and so does `log`, which is told of it in the end; null: nobody is.
+  RunningStep(std::shared_ptr<const RegisteredStep> registered, int64_t step_id, Timers& timers,
+              StepLog* log = nullptr)
       : timers_(timers),
+        log_(log),
         registered_(std::move(registered)),
         step_id_(step_id),
         cancellation_(std::make_shared<Cancellation>()) {}
@@ -70,6 +73,7 @@ class RunningStep final : public std::enable_shared_from_this<RunningStep> {
   void AwaitCause() ABSL_LOCKS_EXCLUDED(mu_);
 
   Timers& timers_;
+  StepLog* const log_;
   const std::shared_ptr<const RegisteredStep> registered_;
   const int64_t step_id_;
   const std::shared_ptr<Cancellation> cancellation_;
@@ -79,6 +83,8 @@ class RunningStep final : public std::enable_shared_from_this<RunningStep> {
   std::vector<bool> has_answered_ ABSL_GUARDED_BY(mu_);
   Timers::Id cause_timer_ ABSL_GUARDED_BY(mu_) = Timers::kNone;
   size_t pending_ ABSL_GUARDED_BY(mu_) = 0;
+  // With a log: a call for each part.
+  LoggedStep times_ ABSL_GUARDED_BY(mu_);
   Done done_ ABSL_GUARDED_BY(mu_);
 };
 

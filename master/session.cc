@@ -184,7 +184,8 @@ void Session::Launch(std::shared_ptr<const RegisteredStep> registered, RunSpec s
                                                          context_.options.max_steps, ") steps")),
                false);
   }
-  auto step = std::make_shared<RunningStep>(registered, spec.step_id, context_.timers);
+  auto step =
+      std::make_shared<RunningStep>(registered, spec.step_id, context_.timers, context_.log);
   if (!call->SetStep(step)) return end(absl::CancelledError("the call is over already"), false);
   // Only now: a worker that is lost after this finds the step.
   for (const RegisteredStep::Part& part : registered->parts()) {

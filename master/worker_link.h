@@ -4,11 +4,13 @@
 #define FERRY_MASTER_WORKER_LINK_H_
 
 #include <memory>
+#include <utility>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
+#include "proto/ferry_trace.pb.h"
 #include "proto/tf_worker.pb.h"
 #include "rendezvous/cancellation.h"
 
@@ -49,6 +51,11 @@ class WorkerLink {
                             Done<tensorflow::CleanupGraphResponse> done) = 0;
   virtual void CleanupAll(const tensorflow::CleanupAllRequest& request, CallLimits limits,
                           Done<tensorflow::CleanupAllResponse> done) = 0;
+  // Ours: TensorFlow's workers do not have it.
+  virtual void GetSteps(const ferry::v1::GetStepsRequest&, CallLimits,
+                        Done<ferry::v1::GetStepsResponse> done) {
+    std::move(done)(absl::UnimplementedError("it keeps no steps"));
+  }
 };
 
 }  // namespace ferry::master

@@ -2,6 +2,8 @@
 // Queues of ready nodes, and when to give some of them to other threads.
 #include "worker/graph_run.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -22,6 +24,12 @@ constexpr size_t kLongBytes = size_t{256} << 10;
 constexpr int64_t kSpreadNs = 100'000;
 // A guest may keep somebody else's thread for so long.
 constexpr int64_t kGuestNs = 50'000;
+
+int ThisThread() {
+  // A system call, once.
+  thread_local const int id = static_cast<int>(gettid());
+  return id;
+}
 
 }  // namespace
 
@@ -221,6 +229,7 @@ void GraphRun::Compute(int index, Work& work) {
     NodeTimes& times = times_[static_cast<size_t>(index)];
     times.start_ns = start;
     times.end_ns = work.now_ns;
+    times.thread = ThisThread();
   }
   for (size_t i = 0; status.ok() && i < context.outputs().size(); ++i) {
     if (context.outputs()[i].is_valid()) continue;
@@ -251,6 +260,7 @@ void GraphRun::Send(int index, Work& work) {
     times.start_ns = start;
     times.end_ns = options_.now_ns();
     times.bytes = bytes;
+    times.thread = ThisThread();
   }
   if (!status.ok()) {
     Fail(AttachNode(status, node.name));
@@ -307,6 +317,7 @@ void GraphRun::FinishReceive(int index, Work& work) {
     times.end_ns = options_.now_ns();
     times.path = received.path;
     times.bytes = received.tensor.bytes();
+    times.thread = ThisThread();
   }
   if (!status.ok()) {
     Fail(AttachNode(status, node.name));

@@ -34,6 +34,8 @@ struct NodeTimes {
   // Of a receive: how the tensor came (Received::path). Of exchange nodes: its bytes.
   absl::string_view path;
   size_t bytes = 0;
+  // The system's number of the thread that it ended on.
+  int thread = 0;
 };
 
 struct GraphRunOptions {

@@ -14,9 +14,11 @@
 #include "coord/grpc_bytes.h"
 #include "coord/grpc_errors.h"
 #include "coord/grpc_raw_service.h"
+#include "proto/ferry_trace.pb.h"
 #include "proto/tf_worker.pb.h"
 #include "worker/grpc_request_check.h"
 #include "worker/grpc_run_call.h"
+#include "worker/step_trace.h"
 
 namespace ferry::worker {
 namespace {
@@ -59,6 +61,8 @@ class WorkerService final : public coord::RawService {
              [this](CallbackServerContext*, const ByteBuffer* request, ByteBuffer* response) {
                return StartRunCall(worker_, *request, response);
              });
+    Add<ferry::v1::GetStepsRequest, ferry::v1::GetStepsResponse>("/ferry.v1.Trace/GetSteps",
+                                                                 &WorkerService::GetSteps);
     AddUnimplemented("/tensorflow.WorkerService/Logging", "Logging");
     AddUnimplemented("/tensorflow.WorkerService/Tracing", "Tracing");
     AddUnimplemented("/tensorflow.WorkerService/RecvBuf", "RecvBuf: collectives are not supported");
@@ -159,6 +163,17 @@ class WorkerService final : public coord::RawService {
     const std::vector<std::string> containers(request.container().begin(),
                                               request.container().end());
     worker_.ClearContainers(containers);
+    return absl::OkStatus();
+  }
+
+  absl::Status GetSteps(ferry::v1::GetStepsRequest& request,
+                        ferry::v1::GetStepsResponse& response) {
+    const std::vector<int64_t> step_ids(request.step_ids().begin(), request.step_ids().end());
+    ferry::v1::TraceProcess& process = *response.add_processes();
+    process.set_name(ToString(worker_.options().task));
+    process.set_host(worker_.options().host_name);
+    process.set_kept(static_cast<uint32_t>(worker_.trace().max_runs()));
+    FillTrace(worker_.trace().Find(step_ids), process);
     return absl::OkStatus();
   }
 

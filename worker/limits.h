@@ -23,6 +23,10 @@ struct WorkerLimits {
   size_t max_constant_bytes = MemoryBytes() / 2;
   // Of what was fed into the steps that are open, together, as the shapes say.
   size_t max_feed_bytes = MemoryBytes() / 2;
+  // Runs of graphs of which is kept what each node did, for who asks; 0: none. Together they have
+  // at most so many nodes; a run of more is not kept.
+  size_t trace_runs = 64;
+  size_t max_trace_nodes = size_t{1} << 16;
 };
 
 }  // namespace ferry::worker

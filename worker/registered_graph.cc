@@ -13,6 +13,7 @@
 #include "graph/names.h"
 #include "graph/op_registry.h"
 #include "graph/transfer.h"
+#include "worker/step_trace.h"
 
 namespace ferry::worker {
 namespace {
@@ -146,6 +147,12 @@ absl::StatusOr<std::shared_ptr<const RegisteredGraph>> RegisteredGraph::Create(
     if (!(node.key->src().task == task)) registered->sources_.insert(node.key->src().task);
   }
   return registered;
+}
+
+const std::shared_ptr<const NodeLabels>& RegisteredGraph::labels() const {
+  absl::call_once(labels_once_,
+                  [this] { labels_ = std::make_shared<const NodeLabels>(LabelsOf(*this)); });
+  return labels_;
 }
 
 tensorflow::GraphDef RegisteredGraph::Def() const {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/base/call_once.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
@@ -17,6 +18,7 @@
 #include "rendezvous/key.h"
 #include "worker/plan.h"
 #include "worker/session.h"
+#include "worker/step_ring.h"
 
 namespace ferry::worker {
 
@@ -36,6 +38,9 @@ class RegisteredGraph final {
   const Devices& devices() const { return *devices_; }
   // As it was registered, with complete attributes.
   tensorflow::GraphDef Def() const;
+
+  // For records of its runs; made when it is first asked for.
+  const std::shared_ptr<const NodeLabels>& labels() const;
 
   // Other workers that it receives from.
   const absl::flat_hash_set<TaskName>& sources() const { return sources_; }
@@ -61,6 +66,8 @@ class RegisteredGraph final {
   Keys sends_;
   Keys recvs_;
   absl::flat_hash_set<TaskName> sources_;
+  mutable absl::once_flag labels_once_;
+  mutable std::shared_ptr<const NodeLabels> labels_;
 };
 
 }  // namespace ferry::worker

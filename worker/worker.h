@@ -29,6 +29,7 @@
 #include "worker/registered_graph.h"
 #include "worker/session.h"
 #include "worker/step_exchange.h"
+#include "worker/step_ring.h"
 #include "worker/step_table.h"
 #include "worker/thread_pool.h"
 
@@ -122,6 +123,9 @@ class Worker final {
   // Runs it on a thread for nodes: what takes longer than a service's thread should.
   void Run(absl::AnyInvocable<void() &&> function) { pool_->Run(std::move(function)); }
 
+  // What the last runs did.
+  const StepRing& trace() const { return ring_; }
+
   // For statistics and tests.
   size_t session_count() const ABSL_LOCKS_EXCLUDED(mu_);
   size_t graph_count() const ABSL_LOCKS_EXCLUDED(mu_);
@@ -162,6 +166,7 @@ class Worker final {
   const std::string handle_prefix_;
 
   StepTable steps_;
+  StepRing ring_;
   RecentRequestIds recent_;
   std::atomic<int64_t> next_graph_{0};
 

@@ -28,6 +28,8 @@ struct Worker::Call {
   std::shared_ptr<PartialRun> partial;
   // What it has begun.
   std::weak_ptr<GraphRun> run;
+  // When it was begun, if it is to be kept.
+  int64_t start_ns = 0;
   RunResult result;
 };
 
@@ -121,7 +123,8 @@ std::shared_ptr<GraphRun> Worker::MakeRun(const std::shared_ptr<Call>& call) {
   GraphRunOptions options;
   options.executor = &executor_;
   options.now_ns = absl::GetCurrentTimeNanos;
-  options.record_times = call->request.record_times;
+  if (ring_.Takes(call->graph->plan()->node_count())) call->start_ns = options.now_ns();
+  options.record_times = call->request.record_times || call->start_ns != 0;
   std::shared_ptr<GraphRun> run =
       GraphRun::Create(call->graph->plan(), call->exchange, std::move(options),
                        [this, call](absl::Status status) { EndRun(call, std::move(status)); });
@@ -134,10 +137,18 @@ void Worker::EndRun(const std::shared_ptr<Call>& call, absl::Status status) {
   // It keeps itself until this returns.
   const std::shared_ptr<GraphRun> run = call->run.lock();
   steps_.RemoveRun(call->request.step_id, run.get());
+  if (call->start_ns != 0 && run != nullptr) {
+    ring_.Add({.step_id = call->request.step_id,
+               .start_ns = call->start_ns,
+               .end_ns = absl::GetCurrentTimeNanos(),
+               .code = status.code(),
+               .labels = call->graph->labels(),
+               .times = run->times()});
+  }
   if (call->partial != nullptr) {
     call->partial->EndRun(std::move(status));
   } else {
-    if (run != nullptr) call->result.times = run->times();
+    if (run != nullptr && call->request.record_times) call->result.times = run->times();
     call->result.graph = call->graph;
     if (status.ok()) {
       Fetch(call, [this, call](absl::Status fetched) { Complete(*call, std::move(fetched)); });

@@ -218,5 +218,91 @@ class OtherCoordinators(harness.Case):
                        "--fetch=w", f"--coordinator={address}")
 
 
+class Trace(Files):
+    def trace(self, address, *arguments):
+        path = f"{self.folder}/trace.json"
+        out = self.succeed("trace", f"--coordinator={address}", "-o", path, *arguments).decode()
+        with open(path, encoding="utf-8") as file:
+            return out, json.load(file)
+
+    def job(self, *flags, worker=()):
+        address = self.coordinator(2, *flags)[1]
+        self.workers(address, 2, *worker)
+        return address
+
+    def step(self, address, count):
+        self.succeed("step", f"--graph={EXAMPLE}", "--feed=x=[1, 2]", "--fetch=z", "--warmup=0",
+                     f"--coordinator={address}", f"--count={count}")
+
+    def test_the_last_steps_are_told_node_by_node(self):
+        address = self.job()
+        self.fail_with(1, "trace: no step has been run yet", "trace", "-o", "-",
+                       f"--coordinator={address}")
+        # The session is gone by then, and its graphs with it.
+        self.step(address, 5)
+        out, trace = self.trace(address, "--last=3")
+        self.assertRegex(out, r"\Aferry trace: 3 steps, 18 nodes at 2 workers, in .*trace.json; ")
+        events = trace["traceEvents"]
+        slices = [event for event in events if event["ph"] == "X"]
+        steps = {event["args"]["step_id"] for event in slices}
+        self.assertEqual(len(steps), 3)
+        crossing = [event for event in slices if event["name"] == "receive edge_0_w"]
+        self.assertEqual([(event["args"]["from"], event["args"]["to"], event["args"]["bytes"],
+                           event["args"]["transport"]) for event in crossing],
+                         [(DEVICE.format(1), DEVICE.format(0), 8, "inline")] * 3)
+        # Arrows begin and end in slices that are there, and go forward.
+        arrows = {kind: {event["id"]: event for event in events if event["ph"] == kind}
+                  for kind in "sf"}
+        self.assertEqual(arrows["s"].keys(), arrows["f"].keys())
+        self.assertGreaterEqual(len(arrows["s"]), 3)
+        for number, begin in arrows["s"].items():
+            self.assertLessEqual(begin["ts"], arrows["f"][number]["ts"])
+        for event in [*arrows["s"].values(), *arrows["f"].values()]:
+            self.assertTrue(any(
+                (each["pid"], each["tid"]) == (event["pid"], event["tid"]) and
+                each["ts"] <= event["ts"] <= each["ts"] + each["dur"] + 0.001 for each in slices))
+        # Parts of a step lie in what the master says of it.
+        master = {event["args"]["step_id"]: event for event in slices
+                  if event["pid"] == 1 and event["cat"] == "step"}
+        for event in slices:
+            whole = master[event["args"]["step_id"]]
+            self.assertGreaterEqual(event["ts"], whole["ts"])
+            if event["cat"] in ("compute", "send", "receive"):
+                self.assertLessEqual(event["ts"] + event["dur"], whole["ts"] + whole["dur"] + 0.001)
+        clocks = trace["otherData"]["clocks"]
+        self.assertEqual([clock["offset_ns"] for clock in clocks], [0, 0, 0])
+
+    def test_only_so_many_are_kept(self):
+        address = self.job("--trace-steps=4", worker=("--trace-steps=2",))
+        self.step(address, 10)
+        trace = self.trace(address, "--last=100")[1]
+        slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+        kept = [{event["args"]["step_id"] for event in slices
+                 if event["pid"] == pid and event["cat"] == "step"} for pid in (1, 2, 3)]
+        self.assertEqual([len(each) for each in kept], [4, 2, 2])
+        self.assertLessEqual(kept[1] | kept[2], kept[0])
+
+    def test_nothing_is_kept_where_that_is_off(self):
+        address = self.job("--trace-steps=0")
+        self.step(address, 1)
+        self.fail_with(1, "trace: the coordinator keeps no steps", "trace", "-o", "-",
+                       f"--coordinator={address}")
+        address = self.job(worker=("--trace-steps=0",))
+        self.step(address, 1)
+        out, trace = self.trace(address, "--last")
+        self.assertRegex(out, r"1 step, 0 nodes at 2 workers.*\n(  /job:worker/replica:0/task:\d keeps "
+                         r"no steps.*\n){2}\Z")
+        self.assertEqual([event for event in trace["traceEvents"] if event["ph"] in "sf"], [])
+
+    def test_usage(self):
+        self.fail_with(2, "which coordinator", "trace", "-o", "-")
+        self.fail_with(2, "--output is required", "trace", "--coordinator=127.0.0.1:1")
+        self.fail_with(1, "nobody answers", "trace", "--coordinator=127.0.0.1:1", "-o", "-")
+        address = self.job()
+        self.step(address, 1)
+        self.fail_with(1, "trace: cannot write .*No such file", "trace", f"--coordinator={address}",
+                       "-o", f"{self.folder}/none/trace.json")
+
+
 if __name__ == "__main__":
     harness.main()

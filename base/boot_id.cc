@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernel's own.
+#include "base/boot_id.h"
+
+#include <fstream>
+
+namespace ferry {
+
+std::string BootId() {
+  std::string id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
+  return id;
+}
+
+}  // namespace ferry
