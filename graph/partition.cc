@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
+#include "graph/collective.h"
 #include "graph/names.h"
 #include "graph/transfer.h"
 
@@ -30,6 +31,7 @@ class Partitioner {
 
   absl::StatusOr<Partitioned> Run() {
     FERRY_RETURN_IF_ERROR(FindKernels());
+    FindCollectives();
     for (int i = 0; i < graph_.node_count(); ++i) AddNode(i);
     for (size_t i = 0; i < graphs_.size(); ++i) {
       if (graphs_[i].node_size() == 0) continue;
@@ -57,6 +59,14 @@ class Partitioner {
     return absl::OkStatus();
   }
 
+  void FindCollectives() {
+    std::vector<int> used;
+    for (int i = 0; i < graph_.node_count(); ++i) {
+      if (IsCollectiveOp(graph_.node(i).op->name)) used.push_back(DeviceOf(i));
+    }
+    if (!used.empty()) collective_devices_ = CollectiveDevicesAttr(devices_, used);
+  }
+
   void AddNode(int index) {
     const Node& node = graph_.node(index);
     NodeDef& def = *graphs_[static_cast<size_t>(DeviceOf(index))].add_node();
@@ -65,6 +75,9 @@ class Partitioner {
     def.set_op(node.def.op());
     *def.mutable_attr() = node.def.attr();
     def.set_device(devices_.device(DeviceOf(index)).name);
+    if (IsCollectiveOp(node.op->name)) {
+      (*def.mutable_attr())[std::string(kCollectiveDevices)] = collective_devices_;
+    }
     const absl::Span<const Endpoint> inputs = graph_.inputs(index);
     for (size_t i = 0; i < inputs.size(); ++i) {
       const bool is_on_host = IsInputOnHost(index, static_cast<int64_t>(i));
@@ -172,6 +185,8 @@ class Partitioner {
   const DeviceSet& devices_;
   // One for each node.
   std::vector<const KernelSchema*> kernels_;
+  // Of all collectives.
+  tensorflow::AttrValue collective_devices_;
   // One for each device.
   std::vector<tensorflow::GraphDef> graphs_;
   // The receiving nodes that are there.

@@ -115,11 +115,6 @@ absl::Status Session::CheckOptions(const tensorflow::RunOptions& options) const 
   if (options.debug_options().debug_tensor_watch_opts_size() > 0) {
     return absl::UnimplementedError("RunOptions.debug_options: there is no debugger here");
   }
-  if (options.experimental().collective_graph_key() != 0) {
-    return absl::UnimplementedError(
-        "RunOptions.experimental.collective_graph_key: steps of several sessions have no common "
-        "number here; one session may have collectives over all devices");
-  }
   return absl::OkStatus();
 }
 

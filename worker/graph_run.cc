@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
+#include "worker/collectives/step_collectives.h"
 
 namespace ferry::worker {
 namespace {
@@ -210,6 +211,8 @@ void GraphRun::RunNode(int index, Work& work) {
       return Send(index, work);
     case Kind::kRecv:
       return IssueReceive(index, work);
+    case Kind::kCollective:
+      return IssueCollective(index, work);
   }
 }
 
@@ -271,7 +274,6 @@ void GraphRun::Send(int index, Work& work) {
 
 void GraphRun::IssueReceive(int index, Work& work) {
   const Plan::Node& node = plan_->node(index);
-  Receive& receive = receives_[static_cast<size_t>(node.recv_index)];
   if (options_.record_times) times_[static_cast<size_t>(index)].start_ns = options_.now_ns();
   RecvArgs args;
   args.cancellation = &cancellation_;
@@ -280,6 +282,30 @@ void GraphRun::IssueReceive(int index, Work& work) {
                        [this, index](absl::Status status, Received received) {
                          OnReceived(index, std::move(status), std::move(received));
                        });
+  WhenIssued(index, work);
+}
+
+void GraphRun::IssueCollective(int index, Work& work) {
+  const Plan::Node& node = plan_->node(index);
+  if (IsDead(index)) {
+    Tensor dead;
+    return Propagate(index, absl::MakeSpan(&dead, 1), /*is_dead=*/true, work);
+  }
+  if (options_.record_times) times_[static_cast<size_t>(index)].start_ns = options_.now_ns();
+  std::vector<Tensor> inputs;
+  for (int i = 0; i < node.input_count; ++i) {
+    inputs.push_back(std::move(slots_[static_cast<size_t>(node.first_slot + i)]));
+  }
+  // It is outstanding, which keeps this.
+  options_.collectives->Run(*node.collective, *node.environment, inputs, &cancellation_,
+                            [this, index](absl::Status status, Received received) {
+                              OnReceived(index, std::move(status), std::move(received));
+                            });
+  WhenIssued(index, work);
+}
+
+void GraphRun::WhenIssued(int index, Work& work) {
+  Receive& receive = receives_[static_cast<size_t>(plan_->node(index).recv_index)];
   int expected = Receive::kIssuing;
   if (receive.phase.compare_exchange_strong(expected, Receive::kIssued,
                                             std::memory_order_acq_rel)) {

@@ -38,12 +38,16 @@ struct NodeTimes {
   int thread = 0;
 };
 
+class StepCollectives;
+
 struct GraphRunOptions {
   // Outlives the run.
   const Executor* executor = nullptr;
   // Since 1970.
   std::function<int64_t()> now_ns;
   bool record_times = false;
+  // Null only if no node is a collective.
+  std::shared_ptr<StepCollectives> collectives;
 };
 
 // Thread-safe. Keeps itself as long as it runs. Exchange nodes wait without a thread. What the
@@ -100,6 +104,9 @@ class GraphRun final : public std::enable_shared_from_this<GraphRun> {
   void Compute(int index, Work& work);
   void Send(int index, Work& work);
   void IssueReceive(int index, Work& work);
+  void IssueCollective(int index, Work& work);
+  // It was issued; goes on with it if it has been answered meanwhile.
+  void WhenIssued(int index, Work& work);
   void FinishReceive(int index, Work& work);
   void OnReceived(int index, absl::Status status, Received received);
   void Propagate(int index, absl::Span<Tensor> outputs, bool is_dead, Work& work);

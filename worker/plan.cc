@@ -31,12 +31,15 @@ absl::StatusOr<std::shared_ptr<const Plan>> Plan::Create(std::vector<PlanNode> n
     node.input_count = static_cast<int>(each.inputs.size());
     node.output_count = each.output_count;
     node.in_degree = static_cast<int>(each.inputs.size() + each.controls.size());
-    if (each.kind == Kind::kRecv) node.recv_index = plan->recv_count_++;
+    if (each.kind == Kind::kRecv || each.kind == Kind::kCollective) {
+      node.recv_index = plan->recv_count_++;
+    }
     node.device = each.device;
     node.dtype = each.dtype;
     node.kernel = std::move(each.kernel);
     node.environment = each.environment;
     node.key = std::move(each.key);
+    node.collective = std::move(each.collective);
     node.name = std::move(each.name);
     plan->slot_count_ += node.input_count;
     plan->nodes_.push_back(std::move(node));

@@ -15,13 +15,14 @@
 
 #include "rendezvous/key.h"
 #include "tensor/data_type.h"
+#include "worker/collectives/collective_node.h"
 #include "worker/kernel.h"
 
 namespace ferry::worker {
 
 // A node before it is part of a plan.
 struct PlanNode {
-  enum class Kind : uint8_t { kCompute, kSend, kRecv };
+  enum class Kind : uint8_t { kCompute, kSend, kRecv, kCollective };
   // Output `port` of node number `node`.
   struct Input {
     int node = 0;
@@ -34,12 +35,14 @@ struct PlanNode {
   // Nodes that must have run before; without duplicates.
   std::vector<int> controls;
   int output_count = 0;
-  // Of kCompute. The environment outlives the plan.
+  // Of kCompute.
   std::shared_ptr<const Kernel> kernel;
+  // Of kCompute and kCollective; outlives the plan.
   const KernelEnvironment* environment = nullptr;
-  // Of the others.
+  // Of kSend and kRecv.
   std::optional<RendezvousKey> key;
-  // Of kRecv: what has to come.
+  std::shared_ptr<const CollectiveNode> collective;
+  // Of kRecv and kCollective: what has to come.
   DataType dtype = DataType::kInvalid;
   // Whose row it has in statistics; the caller's.
   int device = 0;
@@ -70,13 +73,14 @@ class Plan final {
     int edge_count = 0;
     // How many edges lead here.
     int in_degree = 0;
-    // Among the receives; -1 for others.
+    // Among the receives and collectives; -1 for others.
     int recv_index = -1;
     int device = 0;
     DataType dtype = DataType::kInvalid;
     std::shared_ptr<const Kernel> kernel;
     const KernelEnvironment* environment = nullptr;
     std::optional<RendezvousKey> key;
+    std::shared_ptr<const CollectiveNode> collective;
     std::string name;
   };
 

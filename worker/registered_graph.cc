@@ -10,6 +10,7 @@
 
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "graph/collective.h"
 #include "graph/names.h"
 #include "graph/op_registry.h"
 #include "graph/transfer.h"
@@ -62,6 +63,7 @@ class Planner {
     }
     planned.output_count = static_cast<int>(node.signature.outputs.size());
     FERRY_ASSIGN_OR_RETURN(planned.device, DeviceOf(node));
+    if (graph::IsCollectiveOp(node.op->name)) return FillCollective(node, planned);
     const bool is_send = graph::IsSendOp(node.op->name);
     if (!is_send && !graph::IsRecvOp(node.op->name)) {
       planned.kind = Kind::kCompute;
@@ -104,6 +106,24 @@ class Planner {
     return absl::OkStatus();
   }
 
+  absl::Status FillCollective(const graph::Node& node, PlanNode& planned) {
+    absl::StatusOr<CollectiveNode> collective =
+        ReadCollective(node.def, session_.devices()->name(planned.device));
+    if (!collective.ok()) {
+      return absl::Status(collective.status().code(), absl::StrCat(collective.status().message(),
+                                                                   graph::AboutNode(node.name())));
+    }
+    if (session_.devices()->type(planned.device) != "CPU") {
+      return absl::UnimplementedError(
+          absl::StrCat("collectives on GPUs; place it on a CPU", graph::AboutNode(node.name())));
+    }
+    planned.kind = Kind::kCollective;
+    planned.dtype = collective->dtype;
+    planned.environment = &session_.devices()->environment(planned.device);
+    planned.collective = std::make_shared<const CollectiveNode>(*std::move(collective));
+    return absl::OkStatus();
+  }
+
   absl::StatusOr<int> DeviceOf(const graph::Node& node) {
     const std::string& name = node.def.device();
     if (name.empty()) return 0;
@@ -141,6 +161,10 @@ absl::StatusOr<std::shared_ptr<const RegisteredGraph>> RegisteredGraph::Create(
   registered->devices_ = session.devices();
   for (int i = 0; i < registered->plan_->node_count(); ++i) {
     const Plan::Node& node = registered->plan_->node(i);
+    if (node.collective != nullptr) {
+      registered->AddCollective(*node.collective, task);
+      continue;
+    }
     if (!node.key.has_value()) continue;
     Keys& keys = node.kind == Kind::kSend ? registered->sends_ : registered->recvs_;
     keys.emplace(node.key->text(), &*node.key);
@@ -153,6 +177,14 @@ const std::shared_ptr<const NodeLabels>& RegisteredGraph::labels() const {
   absl::call_once(labels_once_,
                   [this] { labels_ = std::make_shared<const NodeLabels>(LabelsOf(*this)); });
   return labels_;
+}
+
+void RegisteredGraph::AddCollective(const CollectiveNode& node, const TaskName& task) {
+  has_collectives_ = true;
+  if (node.self == 0) led_devices_ = node.devices;
+  for (const CollectiveDevice& device : *node.devices) {
+    if (!(device.device.task == task)) sources_.insert(device.device.task);
+  }
 }
 
 tensorflow::GraphDef RegisteredGraph::Def() const {

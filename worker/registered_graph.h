@@ -47,11 +47,15 @@ class RegisteredGraph final {
   // The key that one of its nodes sends or receives under; null if none does.
   const RendezvousKey* FindSend(absl::string_view key) const { return Find(sends_, key); }
   const RendezvousKey* FindRecv(absl::string_view key) const { return Find(recvs_, key); }
+  bool has_collectives() const { return has_collectives_; }
+  // Those that take part in collectives of a step, if it is here that their leader is; else null.
+  const std::shared_ptr<const CollectiveDevices>& led_devices() const { return led_devices_; }
 
  private:
   using Keys = absl::flat_hash_map<absl::string_view, const RendezvousKey*>;
 
   RegisteredGraph() = default;
+  void AddCollective(const CollectiveNode& node, const TaskName& task);
   static const RendezvousKey* Find(const Keys& keys, absl::string_view key) {
     const auto found = keys.find(key);
     return found == keys.end() ? nullptr : found->second;
@@ -68,6 +72,8 @@ class RegisteredGraph final {
   absl::flat_hash_set<TaskName> sources_;
   mutable absl::once_flag labels_once_;
   mutable std::shared_ptr<const NodeLabels> labels_;
+  bool has_collectives_ = false;
+  std::shared_ptr<const CollectiveDevices> led_devices_;
 };
 
 }  // namespace ferry::worker

@@ -8,6 +8,9 @@
 
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "worker/collectives/host_carrier.h"
+#include "worker/collectives/leader.h"
+#include "worker/collectives/step_collectives.h"
 #include "worker/fetch.h"
 #include "worker/partial_run.h"
 #include "worker/worker.h"
@@ -125,11 +128,18 @@ std::shared_ptr<GraphRun> Worker::MakeRun(const std::shared_ptr<Call>& call) {
   options.now_ns = absl::GetCurrentTimeNanos;
   if (ring_.Takes(call->graph->plan()->node_count())) call->start_ns = options.now_ns();
   options.record_times = call->request.record_times || call->start_ns != 0;
+  if (call->graph->has_collectives()) {
+    options.collectives = std::make_shared<StepCollectives>(
+        call->exchange, std::make_unique<HostCarrier>(call->exchange, &executor_), SteadyClock());
+  }
   std::shared_ptr<GraphRun> run =
       GraphRun::Create(call->graph->plan(), call->exchange, std::move(options),
                        [this, call](absl::Status status) { EndRun(call, std::move(status)); });
   call->run = run;
   steps_.AddRun(call->request.step_id, run);
+  if (const auto& devices = call->graph->led_devices(); devices != nullptr) {
+    CollectiveLeader::Start(call->exchange, devices, SteadyClock());
+  }
   return run;
 }
 

@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "graph/collective.h"
 #include "graph/transfer.h"
 #include "tests/graph/graph_fixture.h"
 
@@ -225,6 +226,35 @@ TEST_F(PartitionTest, AnyDeviceSendsToAnyOther) {
       EXPECT_EQ(NodeNamed("b").device(), devices.device(dst).name);
     }
   }
+}
+
+// Who takes part is told by the devices' own order, whoever the client is.
+TEST_F(PartitionTest, CollectivesKnowWhoMayTakePart) {
+  const DeviceSet devices = Devices(3);
+  for (const int task : {2, 0}) {
+    NodeDef& node =
+        writer_.AddFloat(absl::StrCat("c", task), "CollectiveGather", {absl::StrCat("x", task)},
+                         absl::StrCat("/job:worker/task:", task));
+    auto& attr = *node.mutable_attr();
+    attr["group_size"].set_i(2);
+    attr["group_key"].set_i(1);
+    attr["instance_key"].set_i(1);
+    attr["shape"].mutable_shape();
+    writer_.Const(absl::StrCat("x", task), "/job:worker/task:1");
+  }
+  Cut(devices);
+  std::vector<std::string> wanted;
+  for (const int task : {0, 2}) {
+    const int device =
+        devices.Find(absl::StrCat("/job:worker/replica:0/task:", task, "/device:CPU:0"));
+    wanted.push_back(absl::StrCat(devices.device(device).name, ";",
+                                  absl::Hex(devices.device(device).incarnation, absl::kZeroPad16)));
+  }
+  for (const char* const name : {"c0", "c2"}) {
+    const auto& list = NodeNamed(name).attr().at(std::string(kCollectiveDevices)).list();
+    EXPECT_EQ(std::vector<std::string>(list.s().begin(), list.s().end()), wanted);
+  }
+  EXPECT_EQ(NodeNamed("x0").attr().count(std::string(kCollectiveDevices)), 0u);
 }
 
 TEST_F(PartitionTest, KeepsAttributes) {
