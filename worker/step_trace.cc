@@ -24,6 +24,8 @@ TraceLabel::Kind KindOf(PlanNode::Kind kind) {
     case PlanNode::Kind::kRecv:
       return TraceLabel::RECV;
     case PlanNode::Kind::kCompute:
+    // Its op says what it is.
+    case PlanNode::Kind::kCollective:
       break;
   }
   return TraceLabel::COMPUTE;

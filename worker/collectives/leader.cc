@@ -18,9 +18,6 @@ std::vector<std::string> NamesOf(const CollectiveDevices& devices) {
   return names;
 }
 
-// The one that keeps the table.
-constexpr int kLeader = 0;
-
 }  // namespace
 
 Tensor ToTensor(const google::protobuf::MessageLite& message) {

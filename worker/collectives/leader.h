@@ -63,6 +63,8 @@ bool FromTensor(const Tensor& tensor, google::protobuf::MessageLite& message);
 
 // "collective/<group>:<instance>/<what>".
 std::string CollectiveEdge(int32_t group_key, int32_t instance_key, absl::string_view what);
+// The member that keeps the table.
+inline constexpr int kLeader = 0;
 inline constexpr absl::string_view kJoinEdge = "collective/join";
 inline constexpr absl::string_view kMembersEdge = "members";
 

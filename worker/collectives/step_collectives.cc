@@ -17,7 +17,6 @@ namespace {
 
 // The leader knows who is missing: it is to speak first.
 constexpr absl::Duration kLeaderPatience = absl::Seconds(2);
-constexpr int kLeader = 0;
 
 v1::CollectiveJoin JoinOf(const CollectiveNode& node, const CollectiveCall& call) {
   v1::CollectiveJoin join;
