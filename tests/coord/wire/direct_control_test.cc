@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 
 #include "control_stream.h"
 #include "coord/direct_frames.h"
@@ -286,6 +287,66 @@ TEST(DirectControl, StopsQuicklyWithClientsOfEveryKind) {
   ASSERT_TRUE(why.ParseFromString(last->bytes));
   EXPECT_EQ(why.code(), static_cast<int>(StatusCode::kUnavailable));
   EXPECT_TRUE(unattached.IsClosed());
+}
+
+// --- The client's end ---
+
+// Says Hello, and keeps what it is told.
+class Greeter final : public DirectConnection {
+ public:
+  using DirectConnection::DirectConnection;
+
+  absl::Notification welcomed;
+  absl::Notification closed;
+  // Of the loop's thread until `closed`.
+  absl::Status why;
+
+  void Greet() {
+    const std::string hello = HelloFrame().SerializeAsString();
+    const grpc::Slice slice(hello.data(), hello.size());
+    // There is no connection yet.
+    EXPECT_FALSE(Send({&slice, 1}));
+  }
+
+ private:
+  bool OnFrame(const DirectFrame&) override {
+    welcomed.Notify();
+    return true;
+  }
+  void OnDrained() override {}
+  void OnClosed(const absl::Status& status) override {
+    why = status;
+    closed.Notify();
+  }
+};
+
+std::string AddressWhereNobodyListens() {
+  TestServer gone(1);
+  return gone.address();
+}
+
+// As for a name that has an address of either family, of which the server has one.
+TEST(DirectConnection, GoesOnToTheNextAddressIfOneRefuses) {
+  TestServer server(1);
+  auto addresses = *ResolveAddress(AddressWhereNobodyListens());
+  addresses.push_back(ResolveAddress(server.address())->front());
+  const auto loop = *SocketLoop::OfClients();
+  const auto client = std::make_shared<Greeter>(*loop);
+  client->Greet();
+  client->Connect(addresses);
+  EXPECT_TRUE(client->welcomed.WaitForNotificationWithTimeout(kPatience));
+  client->Close(absl::CancelledError("enough"));
+  ASSERT_TRUE(client->closed.WaitForNotificationWithTimeout(kPatience));
+  EXPECT_THAT(client->why, Fails(StatusCode::kCancelled));
+}
+
+TEST(DirectConnection, NamesTheAddressThatRefused) {
+  const std::string address = AddressWhereNobodyListens();
+  const auto loop = *SocketLoop::OfClients();
+  const auto client = std::make_shared<Greeter>(*loop);
+  client->Connect(*ResolveAddress(address));
+  ASSERT_TRUE(client->closed.WaitForNotificationWithTimeout(kPatience));
+  EXPECT_THAT(client->why, Fails(StatusCode::kUnavailable, HasSubstr(address)));
 }
 
 // --- Addresses ---
