@@ -79,7 +79,8 @@ void SessionMaker::Place(Cluster cluster) {
     placed->graph = graph_;
     FERRY_ASSIGN_OR_RETURN(placed->placement, graph::Place(graph_, devices.set, options));
     Open(std::make_shared<SessionWorkers>(absl::StrFormat("%016x", context_.master.random()),
-                                          std::move(devices), context_.master.options.calls),
+                                          std::move(devices), context_.master.options.calls,
+                                          context_.master.timers),
          std::move(placed));
     return absl::OkStatus();
   };

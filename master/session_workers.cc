@@ -2,6 +2,7 @@
 // Calls to all workers of a session.
 #include "master/session_workers.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -10,7 +11,9 @@
 namespace ferry::master {
 namespace {
 
-constexpr int kMaxCleanupAttempts = 3;
+// Between one time that a worker is told and the next: a channel that is made again needs a moment.
+constexpr absl::Duration kFirstPause = absl::Milliseconds(100);
+constexpr absl::Duration kLongestPause = absl::Seconds(5);
 
 }  // namespace
 
@@ -60,11 +63,16 @@ void SessionWorkers::Open(tensorflow::CreateWorkerSessionRequest request, absl::
       std::move(done)(std::move(status));
     });
   });
-  for (const ClusterWorker& worker : devices_.workers) {
+  for (int i = 0; i < size(); ++i) {
     all->Begin();
-    worker.link->CreateWorkerSession(
-        request, {timeout, nullptr}, [all, name = worker.name](const auto& response) {
+    worker(i).link->CreateWorkerSession(
+        request, {timeout, nullptr},
+        [self = shared_from_this(), all, i, name = worker(i).name](const auto& response) {
           if (response.ok()) return all->End();
+          if (absl::IsUnavailable(response.status())) {
+            absl::MutexLock lock(&self->mu_);
+            self->is_unopened_[static_cast<size_t>(i)] = true;
+          }
           // Not FromWorker: what is UNAVAILABLE can be tried again, for there is no session yet.
           all->End(absl::Status(
               response.status().code(),
@@ -85,19 +93,15 @@ void SessionWorkers::Close(FanOut::Done done) {
     is_closed_ = true;
   }
   auto all = FanOut::Start(std::move(done));
-  tensorflow::DeleteWorkerSessionRequest request;
-  request.set_session_handle(handle_);
-  for (int i = 0; i < size(); ++i) {
-    if (!CheckAlive(i).ok()) {
-      // It may live, and only the coordinator did not hear of it; nobody waits for it.
-      worker(i).link->DeleteWorkerSession(request, {limits_.close_timeout, nullptr},
-                                          [self = shared_from_this()](const auto&) {});
-      continue;
-    }
-    all->Begin();
-    worker(i).link->DeleteWorkerSession(request, {limits_.close_timeout, nullptr},
-                                        [all](const auto&) { all->End(); });
-  }
+  const Tell tell = [this](WorkerLink& link, Told told) {
+    tensorflow::DeleteWorkerSessionRequest request;
+    request.set_session_handle(handle_);
+    link.DeleteWorkerSession(request, {limits_.close_timeout, nullptr},
+                             [told = std::move(told)](const auto& response) mutable {
+                               std::move(told)(response.status());
+                             });
+  };
+  for (int i = 0; i < size(); ++i) Insist(i, /*even_if_lost=*/true, tell, all);
   all->End();
 }
 
@@ -105,30 +109,55 @@ void SessionWorkers::Cleanup(int64_t step_id, std::vector<int> workers,
                              absl::AnyInvocable<void() &&> done) {
   auto all =
       FanOut::Start([done = std::move(done)](const absl::Status&) mutable { std::move(done)(); });
-  for (const int worker : workers) {
-    all->Begin();
-    CleanupAt(step_id, worker, 1, all);
-  }
+  const Tell tell = [this, step_id](WorkerLink& link, Told told) {
+    tensorflow::CleanupGraphRequest request;
+    request.set_step_id(step_id);
+    link.CleanupGraph(request, {limits_.cleanup_timeout, nullptr},
+                      [told = std::move(told)](const auto& response) mutable {
+                        std::move(told)(response.status());
+                      });
+  };
+  // What is lost forgets its steps with the session.
+  for (const int worker : workers) Insist(worker, /*even_if_lost=*/false, tell, all);
   all->End();
 }
 
-void SessionWorkers::CleanupAt(int64_t step_id, int worker_index, int attempt,
-                               std::shared_ptr<FanOut> all) {
-  tensorflow::CleanupGraphRequest request;
-  request.set_step_id(step_id);
-  if (!CheckAlive(worker_index).ok()) {
-    worker(worker_index)
-        .link->CleanupGraph(request, {limits_.cleanup_timeout, nullptr},
-                            [self = shared_from_this()](const auto&) {});
-    return all->End();
+void SessionWorkers::Insist(int index, bool even_if_lost, Tell tell, std::shared_ptr<FanOut> all) {
+  bool is_lost = false;
+  bool may_insist = true;
+  {
+    absl::MutexLock lock(&mu_);
+    is_lost = !lost_[static_cast<size_t>(index)].ok();
+    may_insist = !is_unopened_[static_cast<size_t>(index)] && (even_if_lost || !is_lost);
   }
-  worker(worker_index)
-      .link->CleanupGraph(
-          request, {limits_.cleanup_timeout, nullptr},
-          [self = shared_from_this(), step_id, worker_index, attempt, all](const auto& response) {
-            if (response.ok() || attempt == kMaxCleanupAttempts) return all->End();
-            self->CleanupAt(step_id, worker_index, attempt + 1, all);
-          });
+  // One that is lost may live, and only the coordinator did not hear of it; nobody waits for it.
+  if (is_lost) all = nullptr;
+  if (all != nullptr) all->Begin();
+  Message message = {index, even_if_lost, tell, timers_.Now() + limits_.tell_again_for,
+                     kFirstPause};
+  tell(*worker(index).link, [self = shared_from_this(), message = std::move(message), may_insist,
+                             all](const absl::Status& status) mutable {
+    // Cancelled: the master is stopping.
+    if (!status.ok() && !absl::IsCancelled(status) && may_insist) {
+      self->TellAgain(std::move(message));
+    }
+    if (all != nullptr) all->End();
+  });
+}
+
+void SessionWorkers::TellAgain(Message message) {
+  const absl::Time next = timers_.Now() + message.pause;
+  if (next > message.until) return;
+  timers_.Add(next, [self = shared_from_this(), message = std::move(message)]() mutable {
+    const bool is_last = !message.even_if_lost && !self->CheckAlive(message.worker).ok();
+    message.pause = std::min(2 * message.pause, kLongestPause);
+    WorkerLink& link = *self->worker(message.worker).link;
+    const Tell tell = message.tell;
+    tell(link, [self, message = std::move(message), is_last](const absl::Status& status) mutable {
+      if (status.ok() || absl::IsCancelled(status) || is_last) return;
+      self->TellAgain(std::move(message));
+    });
+  });
 }
 
 }  // namespace ferry::master

@@ -130,8 +130,12 @@ void FakeWorker::DeleteWorkerSession(const tensorflow::DeleteWorkerSessionReques
                                      CallLimits limits,
                                      Done<tensorflow::DeleteWorkerSessionResponse> done) {
   Queue<tensorflow::DeleteWorkerSessionResponse>(
-      std::move(done), [this, handle = request.session_handle()] {
+      std::move(done),
+      [this, handle = request.session_handle()]()
+          -> absl::StatusOr<tensorflow::DeleteWorkerSessionResponse> {
+        if (IsDeaf()) return deaf_error;
         sessions.erase(handle);
+        std::erase_if(steps, [&](int64_t id) { return session_of_step_[id] == handle; });
         for (auto graph = session_of_graph.begin(); graph != session_of_graph.end();) {
           if (graph->second != handle) {
             ++graph;
@@ -177,7 +181,7 @@ void FakeWorker::CleanupGraph(const tensorflow::CleanupGraphRequest& request, Ca
   Queue<tensorflow::CleanupGraphResponse>(
       std::move(done),
       [this, id = request.step_id()]() -> absl::StatusOr<tensorflow::CleanupGraphResponse> {
-        if (!cleanup_error.ok()) return std::exchange(cleanup_error, absl::OkStatus());
+        if (IsDeaf()) return deaf_error;
         cleaned.insert(id);
         steps.erase(id);
         fed_.erase(id);
@@ -224,6 +228,7 @@ void FakeWorker::Begin(tensorflow::RunGraphRequest request, CallLimits limits,
   }
   if (cleaned.contains(step_id)) return refuse(absl::AbortedError("the step is over"));
   steps.insert(step_id);
+  session_of_step_[step_id] = request.session_handle();
   if (on_run) {
     if (absl::Status status = on_run(request); !status.ok()) return refuse(std::move(status));
   }

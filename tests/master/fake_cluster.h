@@ -56,8 +56,16 @@ class FakeWorker final : public WorkerLink, public std::enable_shared_from_this<
   bool hangs = false;
   absl::Status register_error;
   absl::Status open_error;
-  absl::Status cleanup_error;
+  // What CleanupGraph and DeleteWorkerSession say for so many times, without doing anything.
+  int deaf_times = 0;
+  absl::Status deaf_error = absl::UnavailableError("Socket closed");
+  int told_count = 0;
 
+  // Whether such a call goes unheard.
+  bool IsDeaf() {
+    ++told_count;
+    return deaf_times > 0 && deaf_times-- > 0;
+  }
   // The process is gone: calls end UNAVAILABLE.
   void Kill();
 
@@ -107,6 +115,7 @@ class FakeWorker final : public WorkerLink, public std::enable_shared_from_this<
   // What was fed in a step, by key.
   std::map<int64_t, std::map<std::string, tensorflow::TensorProto>> fed_;
   std::set<int64_t> request_ids_;
+  std::map<int64_t, std::string> session_of_step_;
 };
 
 class FakeCluster final : public ClusterSource {

@@ -147,6 +147,13 @@ class SimulationTest : public MasterTest, public ::testing::WithParamInterface<i
           clients_.pop_back();
         }
         return;
+      case 6: {
+        FakeWorker& worker = cluster_.worker(Roll(3));
+        worker.deaf_times = Roll(5);
+        worker.deaf_error = Roll(2) == 0 ? absl::UnavailableError("Socket closed")
+                                         : absl::DeadlineExceededError("late");
+        return;
+      }
       case 5:
         clock_.Advance(absl::Milliseconds(Roll(2000)));
         timers_.RunDue();
@@ -190,6 +197,7 @@ TEST_P(SimulationTest, AnswersEverythingAndLeavesNothing) {
     cluster_.SetListed(task, true);
     cluster_.worker(task).hangs = false;
     cluster_.worker(task).on_run = nullptr;
+    cluster_.worker(task).deaf_times = 0;
   }
   master_.ClusterChanged();
   cluster_.Pump();

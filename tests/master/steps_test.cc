@@ -270,11 +270,45 @@ TEST_F(StepTest, DropsWhatCouldNotBeRegisteredEverywhere) {
   EXPECT_TRUE(Call(&Master::RunStep, RunB()).ok());
 }
 
-// A worker that does not answer is told again that a step is over.
-TEST_F(StepTest, CleansUpAgain) {
-  cluster_.worker(1).cleanup_error = absl::DeadlineExceededError("late");
+// A worker that does not answer is told again that a step is over, and not all at once: its channel
+// is being made again.
+TEST_F(StepTest, CleansUpAgainAfterPauses) {
+  FakeWorker& deaf = cluster_.worker(1);
+  deaf.deaf_times = 5;
   EXPECT_TRUE(Call(&Master::RunStep, RunB()).ok());
+  EXPECT_EQ(deaf.told_count, 1);
+  EXPECT_FALSE(HasNoSteps());
+  Pass(absl::Milliseconds(99));
+  EXPECT_EQ(deaf.told_count, 1);
+  Pass(absl::Milliseconds(1));
+  EXPECT_EQ(deaf.told_count, 2);
+  for (int i = 0; i < 4; ++i) Pass(absl::Seconds(5));
+  EXPECT_EQ(deaf.told_count, 6);
   EXPECT_TRUE(HasNoSteps());
+}
+
+// Nobody waits for that, and a session that is closed goes on with it.
+TEST_F(StepTest, EndsASessionAtAWorkerThatDoesNotAnswerAtFirst) {
+  cluster_.worker(1).deaf_times = 4;
+  EXPECT_TRUE(Close(session_).ok());
+  EXPECT_THAT(cluster_.Leftovers(), HasSubstr("task:1 has sessions"));
+  for (int i = 0; i < 5; ++i) Pass(absl::Seconds(1));
+  EXPECT_EQ(cluster_.Leftovers(), "");
+}
+
+// Not for ever, and not when the worker is lost.
+TEST_F(StepTest, GivesUpOnAWorkerThatNeverAnswers) {
+  FakeWorker& deaf = cluster_.worker(1);
+  deaf.deaf_times = 1000;
+  EXPECT_TRUE(Call(&Master::RunStep, RunB()).ok());
+  for (int i = 0; i < 200; ++i) Pass(absl::Seconds(1));
+  EXPECT_GT(deaf.told_count, 20);
+  EXPECT_LT(deaf.told_count, 60);
+  const int told = deaf.told_count;
+  for (int i = 0; i < 10; ++i) Pass(absl::Minutes(1));
+  EXPECT_EQ(deaf.told_count, told);
+  deaf.deaf_times = 0;
+  deaf.steps.clear();
 }
 
 // A worker that answers wrongly.
