@@ -8,6 +8,8 @@
 
 #include "base/status_macros.h"
 #include "runtime/endpoint_record.h"
+#include "runtime/exchange.h"
+#include "runtime/identity.h"
 
 namespace ferry::cli {
 namespace {
@@ -40,6 +42,9 @@ std::unique_ptr<master::MasterHost> AddMaster(master::MasterOptions master,
   records.prefix.resize(records.prefix.size() - (sizeof(kFirstKey) - 1));
   records.key = EndpointKey;
   records.read = ReadRecord;
+  // As its nodes find it; what is wrong with a file is theirs to say.
+  records.token = FindToken({}, ProcessEnv).value_or("");
+  records.token_key = kExchangeTokenKey;
   master.host = HostName();
   auto host = std::make_unique<master::MasterHost>(std::move(master), std::move(records));
   options.more_services = [host = host.get()](coord::Strand& strand, coord::RareMethods& rare) {

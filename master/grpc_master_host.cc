@@ -50,7 +50,9 @@ std::vector<std::unique_ptr<grpc::Service>> MasterHost::Attach(coord::Strand& st
   timer_thread_ = std::make_unique<TimerThread>(timers_);
   pool_ = std::make_unique<WorkPool>(kWorkThreads);
   workers_ = std::make_unique<JobWorkers>(
-      strand, records_, [this](const std::string& address) { return links_.Connect(address); });
+      strand, records_, [this](const std::string& address, const std::string& token) {
+        return links_.Connect(address, token);
+      });
   const RunWork run_work = [pool = pool_.get()](absl::AnyInvocable<void() &&> work) {
     pool->Add(std::move(work));
   };

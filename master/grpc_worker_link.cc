@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <limits>
+#include <random>
 #include <utility>
 
 #include <grpcpp/client_context.h>
@@ -16,6 +17,7 @@
 #include "coord/grpc_errors.h"
 #include "proto/ferry_trace.grpc.pb.h"
 #include "proto/tf_worker.grpc.pb.h"
+#include "rendezvous/grpc_call_marks.h"
 #include "rendezvous/grpc_tensor_channel.h"
 
 namespace ferry::master {
@@ -62,39 +64,48 @@ using AsyncStub = tensorflow::WorkerService::StubInterface::async_interface;
 
 class GrpcWorkerLink final : public WorkerLink {
  public:
-  GrpcWorkerLink(const std::string& address, std::shared_ptr<GrpcWorkerLinks::Calls> calls)
-      : calls_(std::move(calls)),
-        channel_(MakeTensorChannel(address)),
+  GrpcWorkerLink(const std::string& address, std::string token, const WorkerLinkOptions& options,
+                 std::shared_ptr<GrpcWorkerLinks::Calls> calls)
+      : token_(std::move(token)),
+        calls_(std::move(calls)),
+        channel_(MakeTensorChannel(address, {options.keepalive_time, options.keepalive_timeout})),
         stub_(tensorflow::WorkerService::NewStub(channel_)),
         trace_stub_(ferry::v1::Trace::NewStub(channel_)) {}
 
   void CreateWorkerSession(const tensorflow::CreateWorkerSessionRequest& request, CallLimits limits,
                            Done<tensorflow::CreateWorkerSessionResponse> done) override {
-    Call(&AsyncStub::CreateWorkerSession, request, std::move(limits), std::move(done));
+    Call("/tensorflow.WorkerService/CreateWorkerSession", &AsyncStub::CreateWorkerSession, request,
+         std::move(limits), std::move(done));
   }
   void DeleteWorkerSession(const tensorflow::DeleteWorkerSessionRequest& request, CallLimits limits,
                            Done<tensorflow::DeleteWorkerSessionResponse> done) override {
-    Call(&AsyncStub::DeleteWorkerSession, request, std::move(limits), std::move(done));
+    Call("/tensorflow.WorkerService/DeleteWorkerSession", &AsyncStub::DeleteWorkerSession, request,
+         std::move(limits), std::move(done));
   }
   void RegisterGraph(const tensorflow::RegisterGraphRequest& request, CallLimits limits,
                      Done<tensorflow::RegisterGraphResponse> done) override {
-    Call(&AsyncStub::RegisterGraph, request, std::move(limits), std::move(done));
+    Call("/tensorflow.WorkerService/RegisterGraph", &AsyncStub::RegisterGraph, request,
+         std::move(limits), std::move(done));
   }
   void DeregisterGraph(const tensorflow::DeregisterGraphRequest& request, CallLimits limits,
                        Done<tensorflow::DeregisterGraphResponse> done) override {
-    Call(&AsyncStub::DeregisterGraph, request, std::move(limits), std::move(done));
+    Call("/tensorflow.WorkerService/DeregisterGraph", &AsyncStub::DeregisterGraph, request,
+         std::move(limits), std::move(done));
   }
   void RunGraph(const tensorflow::RunGraphRequest& request, CallLimits limits,
                 Done<tensorflow::RunGraphResponse> done) override {
-    Call(&AsyncStub::RunGraph, request, std::move(limits), std::move(done));
+    Call("/tensorflow.WorkerService/RunGraph", &AsyncStub::RunGraph, request, std::move(limits),
+         std::move(done));
   }
   void CleanupGraph(const tensorflow::CleanupGraphRequest& request, CallLimits limits,
                     Done<tensorflow::CleanupGraphResponse> done) override {
-    Call(&AsyncStub::CleanupGraph, request, std::move(limits), std::move(done));
+    Call("/tensorflow.WorkerService/CleanupGraph", &AsyncStub::CleanupGraph, request,
+         std::move(limits), std::move(done));
   }
   void CleanupAll(const tensorflow::CleanupAllRequest& request, CallLimits limits,
                   Done<tensorflow::CleanupAllResponse> done) override {
-    Call(&AsyncStub::CleanupAll, request, std::move(limits), std::move(done));
+    Call("/tensorflow.WorkerService/CleanupAll", &AsyncStub::CleanupAll, request, std::move(limits),
+         std::move(done));
   }
   void GetSteps(const ferry::v1::GetStepsRequest& request, CallLimits limits,
                 Done<ferry::v1::GetStepsResponse> done) override {
@@ -102,8 +113,8 @@ class GrpcWorkerLink final : public WorkerLink {
     void (Async::*const method)(grpc::ClientContext*, const ferry::v1::GetStepsRequest*,
                                 ferry::v1::GetStepsResponse*, std::function<void(grpc::Status)>) =
         &Async::GetSteps;
-    CallOn(static_cast<Async&>(*trace_stub_->async()), method, request, std::move(limits),
-           std::move(done));
+    CallOn("/ferry.v1.Trace/GetSteps", static_cast<Async&>(*trace_stub_->async()), method, request,
+           std::move(limits), std::move(done));
   }
 
  private:
@@ -120,15 +131,15 @@ class GrpcWorkerLink final : public WorkerLink {
   };
 
   template <typename Request, typename Response>
-  void Call(Method<Request, Response> method, const Request& request, CallLimits limits,
-            Done<Response> done) {
-    CallOn(static_cast<AsyncStub&>(*stub_->async()), method, request, std::move(limits),
+  void Call(absl::string_view path, Method<Request, Response> method, const Request& request,
+            CallLimits limits, Done<Response> done) {
+    CallOn(path, static_cast<AsyncStub&>(*stub_->async()), method, request, std::move(limits),
            std::move(done));
   }
 
   template <typename Async, typename MethodOfAsync, typename Request, typename Response>
-  void CallOn(Async& async, MethodOfAsync method, const Request& request, CallLimits limits,
-              Done<Response> done) {
+  void CallOn(absl::string_view path, Async& async, MethodOfAsync method, const Request& request,
+              CallLimits limits, Done<Response> done) {
     // gRPC ends the process for a message that cannot be serialised.
     if (request.ByteSizeLong() > std::numeric_limits<int>::max()) {
       return std::move(done)(absl::InvalidArgumentError(
@@ -136,6 +147,9 @@ class GrpcWorkerLink final : public WorkerLink {
                        " bytes to a worker: gRPC and protocol buffers carry less than 2 GiB")));
     }
     const auto context = std::make_shared<grpc::ClientContext>();
+    if (!token_.empty()) {
+      context->AddMetadata(kProofMark, MethodProofMark(token_, path, NewNonce()));
+    }
     // A client's own word for never may be more than a clock holds.
     if (limits.timeout < absl::Hours(24 * 365)) {
       context->set_deadline(std::chrono::system_clock::now() +
@@ -172,6 +186,12 @@ class GrpcWorkerLink final : public WorkerLink {
     std::move(state.done)(coord::FromGrpcStatus(status));
   }
 
+  static int64_t NewNonce() {
+    thread_local std::mt19937_64 random{std::random_device{}()};
+    return static_cast<int64_t>(random() >> 1) | 1;
+  }
+
+  const std::string token_;
   const std::shared_ptr<GrpcWorkerLinks::Calls> calls_;
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<Stub> stub_;
@@ -180,12 +200,14 @@ class GrpcWorkerLink final : public WorkerLink {
 
 }  // namespace
 
-GrpcWorkerLinks::GrpcWorkerLinks() : calls_(std::make_shared<Calls>()) {}
+GrpcWorkerLinks::GrpcWorkerLinks(WorkerLinkOptions options)
+    : options_(options), calls_(std::make_shared<Calls>()) {}
 
 GrpcWorkerLinks::~GrpcWorkerLinks() { Stop(); }
 
-std::shared_ptr<WorkerLink> GrpcWorkerLinks::Connect(const std::string& address) {
-  return std::make_shared<GrpcWorkerLink>(address, calls_);
+std::shared_ptr<WorkerLink> GrpcWorkerLinks::Connect(const std::string& address,
+                                                     const std::string& token) {
+  return std::make_shared<GrpcWorkerLink>(address, token, options_, calls_);
 }
 
 void GrpcWorkerLinks::Stop() { calls_->Stop(); }

@@ -6,15 +6,24 @@
 #include <memory>
 #include <string>
 
+#include "absl/time/time.h"
+
 #include "master/worker_link.h"
 
 namespace ferry::master {
+
+struct WorkerLinkOptions {
+  // Of the connections, while calls are under way: a step may take hours, and a worker whose
+  // machine has lost its power says nothing.
+  absl::Duration keepalive_time = absl::Seconds(20);
+  absl::Duration keepalive_timeout = absl::Seconds(10);
+};
 
 // Makes links, and knows what they have under way. Thread-safe. Callbacks of links run on gRPC's
 // threads.
 class GrpcWorkerLinks final {
  public:
-  GrpcWorkerLinks();
+  explicit GrpcWorkerLinks(WorkerLinkOptions options = {});
   // As Stop.
   ~GrpcWorkerLinks();
 
@@ -22,7 +31,8 @@ class GrpcWorkerLinks final {
   GrpcWorkerLinks& operator=(const GrpcWorkerLinks&) = delete;
 
   // Connects when it is first used; a worker that does not listen is UNAVAILABLE at once.
-  std::shared_ptr<WorkerLink> Connect(const std::string& address);
+  //   token: the job's, of which every call carries a proof; empty: none does.
+  std::shared_ptr<WorkerLink> Connect(const std::string& address, const std::string& token = "");
 
   // Calls end CANCELLED, those to come as well; waits for those that are under way.
   void Stop();
@@ -30,6 +40,7 @@ class GrpcWorkerLinks final {
   class Calls;
 
  private:
+  const WorkerLinkOptions options_;
   const std::shared_ptr<Calls> calls_;
 };
 

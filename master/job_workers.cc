@@ -52,6 +52,7 @@ struct JobWorkers::Facts {
   std::vector<coord::TaskInfo> tasks;
   coord::TopologyExchange::Result topology;
   std::map<std::string, coord::StoreValue> records;
+  std::string token;
 };
 
 // Asks for the next change after each. Shared with the questions that are under way.
@@ -122,14 +123,16 @@ void JobWorkers::Stop() {
   if (watcher_ != nullptr) std::exchange(watcher_, nullptr)->Stop();
 }
 
-bool JobWorkers::Complete(ClusterWorker& worker, const WorkerRecord& record,
-                          const GlobalTopology* topology) {
+bool JobWorkers::Complete(ClusterWorker& worker, const WorkerRecord& record, const Facts& facts) {
+  const GlobalTopology* const topology =
+      facts.topology == nullptr ? nullptr : &facts.topology->topology;
   const int32_t node = worker.task.task;
   absl::MutexLock lock(&mu_);
   Known& known = known_[node];
   if (known.link == nullptr || known.incarnation != record.incarnation ||
-      known.address != record.address) {
-    known = {record.incarnation, record.address, connect_(record.address), {}};
+      known.address != record.address || known.token != facts.token) {
+    known = {
+        record.incarnation, record.address, facts.token, connect_(record.address, facts.token), {}};
   }
   const std::optional<int> index = topology == nullptr ? std::nullopt : topology->NodeIndex(node);
   if (index.has_value()) {
@@ -149,6 +152,12 @@ Cluster JobWorkers::Now() {
     result.topology = coordinator.topology();
     for (coord::StoreEntry& entry : coordinator.store().List(records_.prefix)) {
       result.records.emplace(std::move(entry.key), std::move(entry.value));
+    }
+    result.token = records_.token;
+    if (result.token.empty() && !records_.token_key.empty()) {
+      if (const auto stored = coordinator.store().Find(records_.token_key)) {
+        result.token = *stored->value;
+      }
     }
     return result;
   });
@@ -185,8 +194,7 @@ Cluster JobWorkers::Now() {
       miss("has joined, but serves no graphs; ferry worker does");
       continue;
     }
-    if (!Complete(worker, *record,
-                  facts.topology == nullptr ? nullptr : &facts.topology->topology)) {
+    if (!Complete(worker, *record, facts)) {
       miss("has joined, but the devices of all nodes are not known yet");
       continue;
     }

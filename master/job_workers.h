@@ -37,13 +37,18 @@ struct WorkerRecords {
   // Of one node.
   std::function<std::string(int32_t node)> key;
   std::function<absl::StatusOr<WorkerRecord>(absl::string_view text)> read;
+  // The job's token, of which calls to workers carry a proof; empty: what the store has under
+  // `token_key`, if anything.
+  std::string token;
+  std::string token_key;
 };
 
 // Thread-safe. A worker is a task that is connected in the life of its record, has an address, and
 // devices in the topology of the job; it is called /job:worker/replica:0/task:<node>.
 class JobWorkers final : public ClusterSource {
  public:
-  using Connect = std::function<std::shared_ptr<WorkerLink>(const std::string& address)>;
+  using Connect = std::function<std::shared_ptr<WorkerLink>(const std::string& address,
+                                                            const std::string& token)>;
 
   // `strand` outlives it.
   JobWorkers(coord::Strand& strand, WorkerRecords records, Connect connect);
@@ -62,14 +67,15 @@ class JobWorkers final : public ClusterSource {
   struct Known {
     uint64_t incarnation = 0;
     std::string address;
+    std::string token;
     std::shared_ptr<WorkerLink> link;
     std::vector<tensorflow::DeviceAttributes> devices;
   };
 
-  // Fills in its link and devices. `topology`: of the job, as far as it is known just now: when a
-  // node comes again there is none for a moment, but those that stayed have the devices they had.
+  // Fills in its link and devices. The topology of the job is what is known just now: when a node
+  // comes again there is none for a moment, but those that stayed have the devices they had.
   // False: its devices have never been known.
-  bool Complete(ClusterWorker& worker, const WorkerRecord& record, const GlobalTopology* topology)
+  bool Complete(ClusterWorker& worker, const WorkerRecord& record, const Facts& facts)
       ABSL_LOCKS_EXCLUDED(mu_);
 
   coord::Strand& strand_;

@@ -6,6 +6,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 #include "tensor/checksum.h"
@@ -26,6 +27,19 @@ absl::string_view BytesOf(const Number& number) {
 
 std::string AsText(uint64_t sum) { return absl::StrCat(absl::Hex(sum, absl::kZeroPad16)); }
 
+absl::Status NoProof() {
+  return absl::UnauthenticatedError(
+      "the call does not prove to be of this job, which this node requires (--require-proof, or "
+      "in programs ExchangeOptions::require_proof). Ferry's nodes prove it when they have the "
+      "same token (FERRY_JOB_TOKEN); TensorFlow's workers cannot");
+}
+
+absl::Status WrongProof() {
+  return absl::UnauthenticatedError(
+      "the caller does not know the job's token, or repeats what another one has said: is it of "
+      "another job (FERRY_JOB_TOKEN)?");
+}
+
 // The proof itself only if there is something to compare it with.
 absl::Status CheckProof(const CallMetadata& metadata, const ProofPolicy& policy, int64_t request_id,
                         absl::FunctionRef<std::string()> proof) {
@@ -33,19 +47,14 @@ absl::Status CheckProof(const CallMetadata& metadata, const ProofPolicy& policy,
   const std::optional<absl::string_view> sent = FindMark(metadata, kProofMark);
   if (!sent.has_value()) {
     if (!policy.is_required) return absl::OkStatus();
-    return absl::UnauthenticatedError(
-        "the call does not prove to be of this job, which this node requires (--require-proof, or "
-        "in programs ExchangeOptions::require_proof). Ferry's nodes prove it when they have the "
-        "same token (FERRY_JOB_TOKEN); TensorFlow's workers cannot");
+    return NoProof();
   }
   // Whoever has heard one could say it as often as he likes.
   if (policy.is_required && request_id == 0) {
     return absl::UnauthenticatedError("a call without a request id proves nothing");
   }
   if (IsSameProof(*sent, proof())) return absl::OkStatus();
-  return absl::UnauthenticatedError(
-      "the caller does not know the job's token, or repeats what another one has said: is it of "
-      "another job (FERRY_JOB_TOKEN)?");
+  return WrongProof();
 }
 
 }  // namespace
@@ -71,6 +80,24 @@ absl::Status CheckProof(const CallMetadata& metadata, const ProofPolicy& policy,
                         int64_t finished_request_id) {
   return CheckProof(metadata, policy, finished_request_id,
                     [&] { return ProofMark(policy.token, finished_request_id); });
+}
+
+std::string MethodProofMark(absl::string_view token, absl::string_view method, int64_t nonce) {
+  return absl::StrCat(absl::Hex(nonce, absl::kZeroPad16),
+                      absl::BytesToHexString(
+                          Authenticate(token, absl::StrCat("ferry call", BytesOf(nonce), method))));
+}
+
+absl::StatusOr<int64_t> CheckMethodProof(const CallMetadata& metadata, absl::string_view token,
+                                         absl::string_view method) {
+  const std::optional<absl::string_view> sent = FindMark(metadata, kProofMark);
+  if (!sent.has_value()) return NoProof();
+  uint64_t nonce = 0;
+  if (sent->size() > 16 && absl::SimpleHexAtoi(sent->substr(0, 16), &nonce) && nonce != 0 &&
+      IsSameProof(*sent, MethodProofMark(token, method, static_cast<int64_t>(nonce)))) {
+    return static_cast<int64_t>(nonce);
+  }
+  return WrongProof();
 }
 
 std::string ChecksumMark(const TensorCall& call) {

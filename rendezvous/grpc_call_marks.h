@@ -11,6 +11,7 @@
 #include <grpcpp/support/string_ref.h>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
 #include "rendezvous/proof_policy.h"
@@ -43,6 +44,14 @@ inline constexpr char kProofMark[] = "ferry-proof";
 std::string ProofMark(absl::string_view token, const TensorCall& call);
 // For MarkRecvFinished.
 std::string ProofMark(absl::string_view token, int64_t finished_request_id);
+
+// For a call that is not about a tensor: "/tensorflow.WorkerService/RunGraph". The mark has `nonce`
+// in it, which is to be another one each time.
+std::string MethodProofMark(absl::string_view token, absl::string_view method, int64_t nonce);
+// At the server, where a proof is required. Returns the nonce, which must not have come before.
+//   Errors: UNAUTHENTICATED for no proof, or one that was not made with this token for this method.
+absl::StatusOr<int64_t> CheckMethodProof(const CallMetadata& metadata, absl::string_view token,
+                                         absl::string_view method);
 
 // The value of a mark; nothing if there is none, or more than one.
 std::optional<absl::string_view> FindMark(const CallMetadata& metadata, absl::string_view name);

@@ -32,12 +32,21 @@ void SetBulkArguments(SetInt set) {
 
 }  // namespace
 
-std::shared_ptr<grpc::Channel> MakeTensorChannel(const std::string& address) {
+std::shared_ptr<grpc::Channel> MakeTensorChannel(const std::string& address,
+                                                 const TensorChannelOptions& options) {
   coord::KeepCallbackThreads();
   grpc::ChannelArguments arguments;
   SetBulkArguments([&arguments](const char* name, int value) { arguments.SetInt(name, value); });
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2'000);
+  if (options.keepalive_time < absl::InfiniteDuration()) {
+    const auto milliseconds = [](absl::Duration time) {
+      return static_cast<int>(absl::ToInt64Milliseconds(time));
+    };
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, milliseconds(options.keepalive_time));
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, milliseconds(options.keepalive_timeout));
+    arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  }
   // Workers are inside the cluster; a proxy in the environment is for the world outside.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);

@@ -17,6 +17,9 @@ namespace ferry {
 // "ferry/exchange/3".
 std::string EndpointKey(int32_t node_id);
 
+// Where the job's token is if no process was given one.
+inline constexpr char kExchangeTokenKey[] = "ferry/exchange-token";
+
 // One "name value" a line, readable with `ferry kv get`; names that are not known are skipped.
 std::string EncodeEndpoint(const Endpoint& endpoint);
 //   Errors: INVALID_ARGUMENT naming the line.

@@ -48,7 +48,7 @@ worker::WorkerOptions WorkerOptionsOf(Exchange& exchange, const NodeWorkerOption
 NodeWorker::NodeWorker(Exchange& exchange, NodeWorkerOptions options)
     : steps_(exchange, options.lookup),
       worker_(steps_, WorkerOptionsOf(exchange, options)),
-      service_(worker::MakeWorkerService(worker_)) {}
+      service_(worker::MakeWorkerService(worker_, options.proof)) {}
 
 NodeWorker::~NodeWorker() = default;
 

@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "rendezvous/proof_policy.h"
 #include "runtime/exchange.h"
 #include "runtime/exchange_steps.h"
 #include "worker/worker.h"
@@ -15,6 +16,8 @@ struct NodeWorkerOptions {
   // Nodes that run at the same time; 0: as many as there are processors.
   int thread_count = 0;
   worker::WorkerLimits limits;
+  // Whether masters must prove that they know the job's token.
+  ProofPolicy proof;
   // See ExchangeSteps.
   ExchangeSteps::Lookup lookup;
 };

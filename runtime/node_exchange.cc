@@ -21,7 +21,6 @@
 namespace ferry {
 namespace {
 
-constexpr char kTokenKey[] = "ferry/exchange-token";
 // Each change of the table goes to everyone who watches it, whole: in a larger job that is too
 // much, and who dies is told by lanes alone.
 constexpr int kMaxWatchedNodes = 128;
@@ -46,10 +45,20 @@ absl::StatusOr<std::string> TaskDeviceName(int node, absl::string_view device) {
 
 absl::Status Node::StartExchange(const NodeOptions& node) {
   ExchangeOptions options = node.exchange;
+  FERRY_ASSIGN_OR_RETURN(options.token, FindToken(options, ProcessEnv));
+  if (options.token.empty()) {
+    FERRY_ASSIGN_OR_RETURN(const coord::CompareAndSetResult stored,
+                           agent_->CompareAndSet(kExchangeTokenKey, std::nullopt, DrawSecret()));
+    if (!stored.value.has_value()) {
+      return absl::InternalError("the coordinator keeps no token of the job");
+    }
+    options.token = *stored.value;
+  }
   if (node.runs_graphs) {
     NodeWorkerOptions worker;
     worker.thread_count = node.graph_threads;
     worker.limits = node.graph_limits;
+    worker.proof = {options.token, options.require_proof};
     // Lanes look for themselves.
     if (options.carrier == Carrier::kGrpc) {
       worker.lookup = [this](int64_t task) {
@@ -61,15 +70,6 @@ absl::Status Node::StartExchange(const NodeOptions& node) {
       worker_ = std::make_unique<NodeWorker>(exchange, worker);
       return std::vector<grpc::Service*>{&worker_->service()};
     };
-  }
-  FERRY_ASSIGN_OR_RETURN(options.token, FindToken(options, ProcessEnv));
-  if (options.token.empty()) {
-    FERRY_ASSIGN_OR_RETURN(const coord::CompareAndSetResult stored,
-                           agent_->CompareAndSet(kTokenKey, std::nullopt, DrawSecret()));
-    if (!stored.value.has_value()) {
-      return absl::InternalError("the coordinator keeps no token of the job");
-    }
-    options.token = *stored.value;
   }
   Endpoint self;
   self.peer = {node_id(), agent_->incarnation()};

@@ -16,6 +16,7 @@
 #include "coord/grpc_raw_service.h"
 #include "proto/ferry_trace.pb.h"
 #include "proto/tf_worker.pb.h"
+#include "worker/grpc_call_guard.h"
 #include "worker/grpc_request_check.h"
 #include "worker/grpc_run_call.h"
 #include "worker/step_trace.h"
@@ -41,7 +42,7 @@ SessionHandle SessionOf(const Request& request) {
 
 class WorkerService final : public coord::RawService {
  public:
-  explicit WorkerService(Worker& worker) : worker_(worker) {
+  WorkerService(Worker& worker, ProofPolicy proof) : worker_(worker), guard_(std::move(proof)) {
     Add<tensorflow::GetStatusRequest, tensorflow::GetStatusResponse>(
         "/tensorflow.WorkerService/GetStatus", &WorkerService::GetStatus);
     Add<tensorflow::CreateWorkerSessionRequest, tensorflow::CreateWorkerSessionResponse>(
@@ -58,7 +59,11 @@ class WorkerService final : public coord::RawService {
     Add<tensorflow::CleanupAllRequest, tensorflow::CleanupAllResponse>(
         "/tensorflow.WorkerService/CleanupAll", &WorkerService::CleanupAll);
     AddUnary("/tensorflow.WorkerService/RunGraph",
-             [this](CallbackServerContext*, const ByteBuffer* request, ByteBuffer* response) {
+             [this](CallbackServerContext* context, const ByteBuffer* request,
+                    ByteBuffer* response) -> ServerUnaryReactor* {
+               if (auto* refused = Refuse(context, "/tensorflow.WorkerService/RunGraph")) {
+                 return refused;
+               }
                return StartRunCall(worker_, *request, response);
              });
     Add<ferry::v1::GetStepsRequest, ferry::v1::GetStepsResponse>("/ferry.v1.Trace/GetSteps",
@@ -80,29 +85,40 @@ class WorkerService final : public coord::RawService {
 
   template <typename Request, typename Response>
   void Add(const char* path, Method<Request, Response> method, bool takes_long = false) {
-    AddUnary(path, [this, method, takes_long](CallbackServerContext* context,
+    AddUnary(path,
+             [this, path, method, takes_long](CallbackServerContext* context,
                                               const ByteBuffer* request, ByteBuffer* response) {
-      // Both buffers stay until it has been finished.
-      ServerUnaryReactor* const reactor = context->DefaultReactor();
-      auto answer = [this, method, request, response, reactor] {
-        Request message;
-        Response answered;
-        ByteBuffer bytes = *request;
-        absl::Status status = CheckSize(worker_, *message.GetDescriptor(), bytes);
-        if (status.ok()) {
-          status = coord::ParseMessage(bytes, message) ? (this->*method)(message, answered)
-                                                       : NoSuchMessage(message);
-        }
-        if (status.ok()) *response = coord::SerializeMessage(answered);
-        reactor->Finish(coord::ToGrpcStatus(status));
-      };
-      if (takes_long) {
-        worker_.Run(std::move(answer));
-      } else {
-        answer();
-      }
-      return reactor;
-    });
+               if (auto* refused = Refuse(context, path)) return refused;
+               // Both buffers stay until it has been finished.
+               ServerUnaryReactor* const reactor = context->DefaultReactor();
+               auto answer = [this, method, request, response, reactor] {
+                 Request message;
+                 Response answered;
+                 ByteBuffer bytes = *request;
+                 absl::Status status = CheckSize(worker_, *message.GetDescriptor(), bytes);
+                 if (status.ok()) {
+                   status = coord::ParseMessage(bytes, message) ? (this->*method)(message, answered)
+                                                                : NoSuchMessage(message);
+                 }
+                 if (status.ok()) *response = coord::SerializeMessage(answered);
+                 reactor->Finish(coord::ToGrpcStatus(status));
+               };
+               if (takes_long) {
+                 worker_.Run(std::move(answer));
+               } else {
+                 answer();
+               }
+               return reactor;
+             });
+  }
+
+  // Of a call that proves nothing, what answers it; null for others.
+  ServerUnaryReactor* Refuse(CallbackServerContext* context, const char* path) {
+    const absl::Status status = guard_.Check(context->client_metadata(), path);
+    if (status.ok()) return nullptr;
+    ServerUnaryReactor* const reactor = context->DefaultReactor();
+    reactor->Finish(coord::ToGrpcStatus(status));
+    return reactor;
   }
 
   void AddUnimplemented(const char* path, const char* text) {
@@ -178,12 +194,13 @@ class WorkerService final : public coord::RawService {
   }
 
   Worker& worker_;
+  CallGuard guard_;
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeWorkerService(Worker& worker) {
-  return std::make_unique<WorkerService>(worker);
+std::unique_ptr<grpc::Service> MakeWorkerService(Worker& worker, ProofPolicy proof) {
+  return std::make_unique<WorkerService>(worker, std::move(proof));
 }
 
 }  // namespace ferry::worker

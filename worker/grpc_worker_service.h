@@ -7,6 +7,7 @@
 
 #include <grpcpp/impl/codegen/service_type.h>
 
+#include "rendezvous/proof_policy.h"
 #include "worker/worker.h"
 
 namespace ferry::worker {
@@ -16,9 +17,10 @@ namespace ferry::worker {
 // and MarkRecvFinished are rendezvous/grpc_recv_tensor_service.h, of the same name and for the same
 // port. `worker` outlives the server. A call that waits holds no thread; it ends when its client
 // goes away or its deadline comes.
-//   Errors: as Worker's; INVALID_ARGUMENT for a request that is none. In RunGraph's body if the
-//   request says so.
-std::unique_ptr<grpc::Service> MakeWorkerService(Worker& worker);
+//   proof: whether calls must prove that they come from the job's master.
+//   Errors: as Worker's; INVALID_ARGUMENT for a request that is none; UNAUTHENTICATED. In
+//   RunGraph's body if the request says so, once it has been read.
+std::unique_ptr<grpc::Service> MakeWorkerService(Worker& worker, ProofPolicy proof = {});
 
 }  // namespace ferry::worker
 

@@ -14,8 +14,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 
-#include "coord/grpc_callback_threads.h"
 #include "proto/tf_worker.grpc.pb.h"
+#include "rendezvous/grpc_call_marks.h"
+#include "rendezvous/grpc_tensor_channel.h"
 
 namespace ferry::master {
 
@@ -24,20 +25,22 @@ namespace ferry::master {
 class WireWorker final : public tensorflow::WorkerService::CallbackService {
  public:
   WireWorker() {
-    coord::KeepCallbackThreads();
     grpc::ServerBuilder builder;
-    builder.SetMaxReceiveMessageSize(-1);
+    PrepareTensorServer(builder);
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
     builder.RegisterService(this);
     server_ = builder.BuildAndStart();
   }
   ~WireWorker() override { server_->Shutdown(std::chrono::system_clock::now()); }
 
+  int port() const { return port_; }
   std::string address() const { return absl::StrCat("127.0.0.1:", port_); }
   void Stop() { server_->Shutdown(std::chrono::system_clock::now()); }
 
   std::string error = "fantasia!";
   std::atomic<int> sessions{0};
+  // Sessions that were opened with a proof of the token "secret".
+  std::atomic<int> proved{0};
   std::atomic<int> cancelled{0};
   std::atomic<int> cleaned{0};
   absl::Notification hangs;
@@ -65,6 +68,11 @@ class WireWorker final : public tensorflow::WorkerService::CallbackService {
                                                 const tensorflow::CreateWorkerSessionRequest*,
                                                 tensorflow::CreateWorkerSessionResponse*) override {
     ++sessions;
+    if (CheckMethodProof(context->client_metadata(), "secret",
+                         "/tensorflow.WorkerService/CreateWorkerSession")
+            .ok()) {
+      ++proved;
+    }
     return Ok(context);
   }
   grpc::ServerUnaryReactor* DeleteWorkerSession(grpc::CallbackServerContext* context,

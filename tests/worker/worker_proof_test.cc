@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Workers that want to know who calls.
+#include <memory>
+#include <string>
+
+#include "absl/synchronization/notification.h"
+
+#include "master/grpc_worker_link.h"
+#include "rendezvous/grpc_call_marks.h"
+#include "worker_fixture.h"
+
+namespace ferry {
+namespace {
+
+using absl::StatusCode;
+using coord::Fails;
+using coord::IsOk;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr char kCreate[] = "/tensorflow.WorkerService/CreateWorkerSession";
+
+NodeWorkerOptions Proving(bool is_required) {
+  NodeWorkerOptions options;
+  options.proof = {"secret", is_required};
+  return options;
+}
+
+// Through a master's link.
+absl::Status Open(WorkerEnd& worker, const std::string& token) {
+  master::GrpcWorkerLinks links;
+  const auto link = links.Connect(worker.exchange().self().grpc_address, token);
+  tensorflow::CreateWorkerSessionRequest request;
+  request.set_session_handle("s");
+  absl::Status status = absl::UnknownError("no answer");
+  absl::Notification done;
+  link->CreateWorkerSession(request, {absl::Seconds(30), nullptr}, [&](const auto& response) {
+    status = response.status();
+    done.Notify();
+  });
+  done.WaitForNotification();
+  return status;
+}
+
+TEST(WorkerProof, CallsWithoutOneAreRefusedWhereItIsRequired) {
+  Directory directory;
+  WorkerEnd worker(directory, 0, {}, Proving(true));
+  const tensorflow::GetStatusRequest empty;
+  for (const char* method :
+       {"GetStatus", "CreateWorkerSession", "DeleteWorkerSession", "RegisterGraph",
+        "DeregisterGraph", "RunGraph", "CleanupGraph", "CleanupAll"}) {
+    EXPECT_THAT(worker.Start(method, empty).Wait(),
+                Fails(StatusCode::kUnauthenticated,
+                      AllOf(HasSubstr("--require-proof"), HasSubstr("FERRY_JOB_TOKEN"))))
+        << method;
+  }
+  EXPECT_EQ(worker.worker().session_count(), 0u);
+}
+
+TEST(WorkerProof, IsOfOneCallAndOneToken) {
+  Directory directory;
+  WorkerEnd worker(directory, 0, {}, Proving(true));
+  tensorflow::CreateWorkerSessionRequest request;
+  request.set_session_handle("s");
+  const auto create = [&](const std::string& mark) {
+    coord::PendingCall::Options options;
+    options.metadata = {{kProofMark, mark}};
+    return worker.Start("CreateWorkerSession", request, options).Wait();
+  };
+  const auto refused = Fails(StatusCode::kUnauthenticated);
+  const std::string good = MethodProofMark("secret", kCreate, 17);
+  std::string other_nonce = good;
+  other_nonce[15] = other_nonce[15] == '1' ? '2' : '1';
+  for (const std::string& mark :
+       {std::string(), std::string("17"), good.substr(0, 16), good.substr(0, 40), other_nonce,
+        MethodProofMark("another", kCreate, 17), MethodProofMark("secret", kCreate, 0),
+        MethodProofMark("secret", "/tensorflow.WorkerService/CleanupAll", 17)}) {
+    EXPECT_THAT(create(mark), refused) << mark;
+  }
+  EXPECT_THAT(create(good), IsOk());
+  // What somebody has overheard.
+  EXPECT_THAT(create(good), Fails(StatusCode::kUnauthenticated, HasSubstr("repeats")));
+  EXPECT_THAT(create(MethodProofMark("secret", kCreate, 18)), IsOk());
+}
+
+TEST(WorkerProof, MastersGiveIt) {
+  Directory directory;
+  WorkerEnd strict(directory, 0, {}, Proving(true));
+  EXPECT_THAT(Open(strict, "secret"), IsOk());
+  EXPECT_THAT(Open(strict, "another"), Fails(StatusCode::kUnauthenticated));
+  EXPECT_THAT(Open(strict, ""), Fails(StatusCode::kUnauthenticated));
+  // Where it is not required nobody looks.
+  WorkerEnd open(directory, 1, {}, Proving(false));
+  for (const char* token : {"secret", "another", ""}) EXPECT_THAT(Open(open, token), IsOk());
+}
+
+}  // namespace
+}  // namespace ferry
