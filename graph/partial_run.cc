@@ -22,9 +22,9 @@ std::string Plain(const std::string& name) {
 
 }  // namespace
 
-PartialRun::PartialRun(StepGraph step) : step_(std::move(step)) {
-  for (const StepTensor& feed : step_.feeds) feeds_[Plain(feed.name)].node = feed.node;
-  for (const StepTensor& fetch : step_.fetches) fetches_[Plain(fetch.name)].node = fetch.node;
+PartialRun::PartialRun(std::shared_ptr<const StepGraph> step) : step_(std::move(step)) {
+  for (const StepTensor& feed : step_->feeds) feeds_[Plain(feed.name)].node = feed.node;
+  for (const StepTensor& fetch : step_->fetches) fetches_[Plain(fetch.name)].node = fetch.node;
   left_ = feeds_.size() + fetches_.size();
 }
 
@@ -57,7 +57,7 @@ absl::Status PartialRun::Take(const std::vector<std::string>& feeds,
 
 absl::Status PartialRun::CheckComputable(const std::vector<std::string>& fetches,
                                          const std::vector<std::string>& fed_now) const {
-  std::vector<bool> is_missing(static_cast<size_t>(step_.graph.node_count()), false);
+  std::vector<bool> is_missing(static_cast<size_t>(step_->graph.node_count()), false);
   for (const auto& [name, feed] : feeds_) {
     if (feed.node >= 0 && !feed.is_done) is_missing[static_cast<size_t>(feed.node)] = true;
   }
@@ -82,8 +82,8 @@ absl::Status PartialRun::CheckComputable(const std::vector<std::string>& fetches
             absl::StrCat("Fetch ", Shown(Plain(name)),
                          " can't be computed from the feeds that have been fed so far."));
       }
-      for (const Endpoint& input : step_.graph.inputs(node)) visit(input.node);
-      for (const int input : step_.graph.control_inputs(node)) visit(input);
+      for (const Endpoint& input : step_->graph.inputs(node)) visit(input.node);
+      for (const int input : step_->graph.control_inputs(node)) visit(input);
     }
   }
   return absl::OkStatus();

@@ -3,6 +3,7 @@
 #ifndef FERRY_GRAPH_PARTIAL_RUN_H_
 #define FERRY_GRAPH_PARTIAL_RUN_H_
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -16,8 +17,8 @@ namespace ferry::graph {
 // What of a step has been fed and fetched. Not thread-safe.
 class PartialRun {
  public:
-  //   step: pruned to everything that was announced; copied.
-  explicit PartialRun(StepGraph step);
+  //   step: pruned to everything that was announced.
+  explicit PartialRun(std::shared_ptr<const StepGraph> step);
 
   // Whether a piece may be run that feeds and fetches these, and remembers that it was. Names are
   // as in StepRequest.
@@ -38,7 +39,7 @@ class PartialRun {
   absl::Status CheckComputable(const std::vector<std::string>& fetches,
                                const std::vector<std::string>& fed_now) const;
 
-  const StepGraph step_;
+  const std::shared_ptr<const StepGraph> step_;
   // By "x:0".
   Tensors feeds_;
   Tensors fetches_;

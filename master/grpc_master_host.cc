@@ -41,6 +41,7 @@ MasterHost::MasterHost(MasterOptions options, WorkerRecords records)
 MasterHost::~MasterHost() {
   Stop(absl::ZeroDuration());
   // First those that still use the others.
+  if (looks_ != nullptr) looks_->Stop();
   if (pool_ != nullptr) pool_->Stop();
   timer_thread_ = nullptr;
 }
@@ -48,22 +49,23 @@ MasterHost::~MasterHost() {
 std::vector<std::unique_ptr<grpc::Service>> MasterHost::Attach(coord::Strand& strand,
                                                                coord::RareMethods& rare) {
   timer_thread_ = std::make_unique<TimerThread>(timers_);
-  pool_ = std::make_unique<WorkPool>(kWorkThreads);
+  pool_ = std::make_unique<WorkPool>("ferry-graph-", kWorkThreads);
+  looks_ = std::make_unique<WorkPool>("ferry-looks-", 1);
   workers_ = std::make_unique<JobWorkers>(
       strand, records_, [this](const std::string& address, const std::string& token) {
         return links_.Connect(address, token);
       });
-  const RunWork run_work = [pool = pool_.get()](absl::AnyInvocable<void() &&> work) {
-    pool->Add(std::move(work));
+  const auto run_on = [](WorkPool& pool) -> RunWork {
+    return [&pool](absl::AnyInvocable<void() &&> work) { pool.Add(std::move(work)); };
   };
   master_ = std::make_unique<Master>(
-      options_, Master::Parts{*workers_, timers_, run_work,
+      options_, Master::Parts{*workers_, timers_, run_on(*pool_), run_on(*looks_),
                               [random = std::make_shared<Random>()] { return random->Next(); }});
   workers_->Watch([this] { master_->ClusterChanged(); });
   // A server that could not be started takes the strand with it, and its services first.
   const std::shared_ptr<const void> guard(
       this, [](MasterHost* host) { host->Stop(absl::ZeroDuration()); });
-  return MakeMasterServices(*master_, run_work, rare, guard);
+  return MakeMasterServices(*master_, rare, guard);
 }
 
 void MasterHost::Stop(absl::Duration grace) {

@@ -20,7 +20,8 @@
 
 namespace ferry::master {
 
-// Lives longer than the server that it is in. Threads: "ferry-steps", "ferry-graph-N".
+// Lives longer than the server that it is in. Threads: "ferry-steps",
+// "ferry-graph-N", "ferry-looks-0".
 class MasterHost final {
  public:
   MasterHost(MasterOptions options, WorkerRecords records);
@@ -45,6 +46,7 @@ class MasterHost final {
   // Null until it is attached, and when it has been stopped.
   std::unique_ptr<TimerThread> timer_thread_;
   std::unique_ptr<WorkPool> pool_;
+  std::unique_ptr<WorkPool> looks_;
   GrpcWorkerLinks links_;
   std::unique_ptr<JobWorkers> workers_;
   std::unique_ptr<Master> master_;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <grpcpp/generic/async_generic_service.h>
+#include <grpcpp/impl/codegen/proto_buffer_reader.h>
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
@@ -17,6 +18,7 @@
 #include "coord/grpc_bytes.h"
 #include "coord/grpc_errors.h"
 #include "coord/grpc_raw_service.h"
+#include "graph/request_size.h"
 #include "proto/tf_master.pb.h"
 
 namespace ferry::master {
@@ -114,27 +116,41 @@ template <typename Request, typename Response>
 using Method = void (Master::*)(std::shared_ptr<Request>, std::shared_ptr<Cancellation>,
                                 Master::Done<Response>);
 
+absl::Status CheckSize(const MasterOptions& options, const google::protobuf::Descriptor& type,
+                       grpc::ByteBuffer& bytes) {
+  grpc::ProtoBufferReader reader(&bytes);
+  return graph::CheckRequestSize(type, reader, bytes.Length(),
+                                 {options.max_request_bytes, options.max_graph_nodes});
+}
+
 // How a call of `method` is served.
 template <typename Request, typename Response>
-CallHandler Serve(Master& master, const RunWork& run_work, Method<Request, Response> method) {
-  return [&master, run_work, method](MasterCall& call, grpc::ByteBuffer bytes) {
-    auto serve = [&master, run_work, method, &call](grpc::ByteBuffer bytes) {
+CallHandler Serve(Master& master, Method<Request, Response> method) {
+  return [&master, method](MasterCall& call, grpc::ByteBuffer bytes) {
+    auto serve = [&master, method, &call](grpc::ByteBuffer bytes) {
       auto request = std::make_shared<Request>();
+      if (bytes.Valid()) {
+        absl::Status status = CheckSize(master.options(), *request->GetDescriptor(), bytes);
+        if (!status.ok()) return call.Answer(coord::ToGrpcStatus(status), {});
+      }
       if (!bytes.Valid() || !coord::ParseMessage(bytes, *request)) {
         return call.Answer(grpc::Status(grpc::StatusCode::INTERNAL, "The request cannot be parsed"),
                            {});
       }
       bytes.Clear();
       (master.*method)(
-          std::move(request), call.gone(), [&call, run_work](absl::StatusOr<Response> result) {
+          std::move(request), call.gone(), [&call, &master](absl::StatusOr<Response> result) {
             if (!result.ok() || result->ByteSizeLong() <= kLargeBytes) {
               return AnswerCall(call, result);
             }
-            run_work([&call, result = std::move(result)] { AnswerCall(call, result); });
+            master.work().GoOn([&call, result = std::move(result)] { AnswerCall(call, result); });
           });
     };
-    if (bytes.Length() <= kLargeBytes) return serve(std::move(bytes));
-    run_work([serve = std::move(serve), bytes = std::move(bytes)]() mutable {
+    const size_t length = bytes.Length();
+    if (length <= kLargeBytes) return serve(std::move(bytes));
+    master.work().Add(length, [serve = std::move(serve), bytes = std::move(bytes),
+                               &call](absl::Status status) mutable {
+      if (!status.ok()) return call.Answer(coord::ToGrpcStatus(status), {});
       serve(std::move(bytes));
     });
   };
@@ -142,20 +158,20 @@ CallHandler Serve(Master& master, const RunWork& run_work, Method<Request, Respo
 
 class MasterService final : public coord::RawService {
  public:
-  MasterService(absl::string_view name, Master& master, const RunWork& run_work,
-                coord::RareMethods& rare, std::shared_ptr<const void> guard)
+  MasterService(absl::string_view name, Master& master, coord::RareMethods& rare,
+                std::shared_ptr<const void> guard)
       : prefix_(absl::StrCat("/", name, "/")), rare_(rare), guard_(std::move(guard)) {
     // Each method in the table costs every connection 160 bytes, of which there are many.
-    AddFrequent("RunStep", Serve(master, run_work, &Master::RunStep));
-    AddFrequent("RunCallable", Serve(master, run_work, &Master::RunCallable));
-    AddRare("CreateSession", Serve(master, run_work, &Master::CreateSession));
-    AddRare("ExtendSession", Serve(master, run_work, &Master::ExtendSession));
-    AddRare("PartialRunSetup", Serve(master, run_work, &Master::PartialRunSetup));
-    AddRare("CloseSession", Serve(master, run_work, &Master::CloseSession));
-    AddRare("ListDevices", Serve(master, run_work, &Master::ListDevices));
-    AddRare("Reset", Serve(master, run_work, &Master::Reset));
-    AddRare("MakeCallable", Serve(master, run_work, &Master::MakeCallable));
-    AddRare("ReleaseCallable", Serve(master, run_work, &Master::ReleaseCallable));
+    AddFrequent("RunStep", Serve(master, &Master::RunStep));
+    AddFrequent("RunCallable", Serve(master, &Master::RunCallable));
+    AddRare("CreateSession", Serve(master, &Master::CreateSession));
+    AddRare("ExtendSession", Serve(master, &Master::ExtendSession));
+    AddRare("PartialRunSetup", Serve(master, &Master::PartialRunSetup));
+    AddRare("CloseSession", Serve(master, &Master::CloseSession));
+    AddRare("ListDevices", Serve(master, &Master::ListDevices));
+    AddRare("Reset", Serve(master, &Master::Reset));
+    AddRare("MakeCallable", Serve(master, &Master::MakeCallable));
+    AddRare("ReleaseCallable", Serve(master, &Master::ReleaseCallable));
   }
 
  private:
@@ -185,20 +201,19 @@ class MasterService final : public coord::RawService {
 
 }  // namespace
 
-std::vector<std::unique_ptr<grpc::Service>> MakeMasterServices(Master& master, RunWork run_work,
+std::vector<std::unique_ptr<grpc::Service>> MakeMasterServices(Master& master,
                                                                coord::RareMethods& rare,
                                                                std::shared_ptr<const void> guard) {
   std::vector<std::unique_ptr<grpc::Service>> services;
   // What clients of TensorFlow call, and what stubs generated from its declaration do.
   for (const absl::string_view name :
        {"tensorflow.MasterService", "tensorflow.grpc.MasterService"}) {
-    services.push_back(std::make_unique<MasterService>(name, master, run_work, rare, guard));
+    services.push_back(std::make_unique<MasterService>(name, master, rare, guard));
   }
-  rare.AddReactor(
-      "/ferry.v1.Trace/GetSteps",
-      [handler = Serve(master, run_work, &Master::GetSteps)](grpc::GenericCallbackServerContext*) {
-        return static_cast<Stream*>(new RareCall(handler));
-      });
+  rare.AddReactor("/ferry.v1.Trace/GetSteps", [handler = Serve(master, &Master::GetSteps)](
+                                                  grpc::GenericCallbackServerContext*) {
+    return static_cast<Stream*>(new RareCall(handler));
+  });
   return services;
 }
 

@@ -10,14 +10,13 @@
 
 #include "coord/grpc_unary_service.h"
 #include "master/master.h"
-#include "master/work_pool.h"
 
 namespace ferry::master {
 
 // One service for each name. `master` and `rare` outlive them; what gRPC calls often is in their
-// own tables, and the rest in `rare`. Large messages are read and written by `run_work`, for gRPC's
-// threads are few. `guard` goes with them.
-std::vector<std::unique_ptr<grpc::Service>> MakeMasterServices(Master& master, RunWork run_work,
+// own tables, and the rest in `rare`. Large messages are read and written by Master::work, for
+// gRPC's threads are few. `guard` goes with them.
+std::vector<std::unique_ptr<grpc::Service>> MakeMasterServices(Master& master,
                                                                coord::RareMethods& rare,
                                                                std::shared_ptr<const void> guard);
 

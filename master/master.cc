@@ -33,9 +33,13 @@ Master::Master(MasterOptions options, Parts parts)
     : options_(std::move(options)),
       log_(options_.trace_steps),
       wall_ns_(std::move(parts.wall_ns)),
+      work_(std::move(parts.run_work), options_.waiting),
+      graphs_(options_.max_all_graph_bytes),
+      run_looks_(std::move(parts.run_looks)),
       context_{.options = options_,
                .timers = parts.timers,
-               .run_work = std::move(parts.run_work),
+               .work = work_,
+               .graphs = graphs_,
                .random = std::move(parts.random),
                .log = options_.trace_steps > 0 ? &log_ : nullptr},
       cluster_(parts.cluster),
@@ -226,7 +230,9 @@ void Master::ListDevices(Ref<tensorflow::ListDevicesRequest> request, Gone gone,
     return std::move(done)((*session)->ListDevices());
   }
   const absl::Duration timeout = options_.worker_timeout;
-  context_.run_work([this, gone = std::move(gone), timeout, done = std::move(done)]() mutable {
+  work_.Add(0, [this, gone = std::move(gone), timeout,
+                done = std::move(done)](absl::Status status) mutable {
+    if (!status.ok()) return std::move(done)(std::move(status));
     waits_.Await({{}, context_.timers.Now() + timeout, timeout, "ListDevices", std::move(gone)},
                  cluster_, [done = std::move(done)](absl::StatusOr<Cluster> cluster) mutable {
                    if (!cluster.ok()) return std::move(done)(cluster.status());
@@ -265,9 +271,11 @@ void Master::Reset(Ref<tensorflow::ResetRequest> request, Gone,
   }
   CloseAll(std::move(sessions), absl::CancelledError("Step was cancelled by `Session::Reset()`."),
            [this, request, filters = *std::move(filters), done = std::move(done)]() mutable {
-             context_.run_work([this, request, filters, done = std::move(done)]() mutable {
-               CleanupWorkers(*request, filters, std::move(done));
-             });
+             work_.Add(
+                 0, [this, request, filters, done = std::move(done)](absl::Status status) mutable {
+                   if (!status.ok()) return std::move(done)(std::move(status));
+                   CleanupWorkers(*request, filters, std::move(done));
+                 });
            });
 }
 
@@ -294,7 +302,7 @@ void Master::CleanupWorkers(const tensorflow::ResetRequest& request, const Devic
 
 void Master::ClusterChanged() {
   if (is_looking_.exchange(true)) return;
-  context_.run_work([this] {
+  run_looks_([this] {
     is_looking_ = false;
     LookAtCluster();
   });

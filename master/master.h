@@ -45,7 +45,10 @@ class Master final {
   struct Parts {
     ClusterSource& cluster;
     Timers& timers;
+    // For what takes long to compute.
     RunWork run_work;
+    // For looking at the workers: nothing that takes long goes there.
+    RunWork run_looks;
     std::function<uint64_t()> random;
     // Nanoseconds since 1970.
     std::function<int64_t()> wall_ns = absl::GetCurrentTimeNanos;
@@ -91,6 +94,9 @@ class Master final {
   void Stop(absl::AnyInvocable<void() &&> done) ABSL_LOCKS_EXCLUDED(mu_);
 
   size_t session_count() const ABSL_LOCKS_EXCLUDED(mu_);
+  const MasterOptions& options() const { return options_; }
+  // Where large messages are read and written.
+  GraphWork& work() { return work_; }
 
  private:
   using Sessions = absl::flat_hash_map<std::string, std::shared_ptr<Session>>;
@@ -110,6 +116,9 @@ class Master final {
   const MasterOptions options_;
   StepLog log_;
   const std::function<int64_t()> wall_ns_;
+  GraphWork work_;
+  Budget graphs_;
+  const RunWork run_looks_;
   const MasterContext context_;
   ClusterSource& cluster_;
   WorkerWaits waits_;

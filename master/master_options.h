@@ -11,11 +11,12 @@
 
 #include "absl/time/time.h"
 
+#include "base/budget.h"
 #include "graph/graph.h"
+#include "master/graph_work.h"
 #include "master/session_workers.h"
 #include "master/step_log.h"
 #include "master/timers.h"
-#include "master/work_pool.h"
 
 namespace ferry::master {
 
@@ -35,10 +36,20 @@ struct MasterOptions {
   size_t max_step_graphs = 1'000;
   size_t max_callables = 10'000;
   size_t max_partial_runs = 1'000;
-  // Of all parts of a session's graph together, as they came.
+  // Of one request, when it has been parsed: two bytes may become a message of hundreds.
+  size_t max_request_bytes = size_t{4} << 30;
+  // Of all parts of a session's graph together: nodes, and bytes as they came.
+  size_t max_graph_nodes = size_t{1} << 22;
   size_t max_graph_bytes = size_t{2} << 30;
-  // Of one constant, as its shape says.
+  // Of the graphs of all sessions together, those that are being opened among them: memory.
+  size_t max_all_graph_bytes = size_t{16} << 30;
+  // Requests that wait for the threads that read graphs.
+  GraphWork::Limits waiting;
+  // Of one constant, and of all constants of a session's graph, as their shapes say.
   size_t max_constant_bytes = size_t{2} << 30;
+  size_t max_all_constant_bytes = size_t{16} << 30;
+  // Of what one call feeds, as the shapes say.
+  size_t max_feed_bytes = size_t{4} << 30;
   graph::GraphLimits graph;
   // Request ids that are remembered.
   size_t request_id_window = 10'000;
@@ -54,8 +65,10 @@ struct MasterOptions {
 struct MasterContext {
   const MasterOptions& options;
   Timers& timers;
-  // Runs what takes long to compute.
-  RunWork run_work;
+  // What takes long to compute.
+  GraphWork& work;
+  // Of max_all_graph_bytes.
+  Budget& graphs;
   // 64 random bits.
   std::function<uint64_t()> random;
   // Under way, of all sessions.

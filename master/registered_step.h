@@ -46,7 +46,7 @@ class RegisteredStep final {
   // Null if there is no such feed or fetch.
   const std::string* FindFeedKey(const std::string& name) const;
   const std::string* FindFetchKey(const std::string& name) const;
-  const graph::StepGraph& step() const { return step_; }
+  const std::shared_ptr<const graph::StepGraph>& step() const { return step_; }
 
  private:
   using Keys = absl::flat_hash_map<std::string, std::string>;
@@ -59,7 +59,7 @@ class RegisteredStep final {
   std::vector<PlanTensor> fetches_;
   Keys feed_keys_;
   Keys fetch_keys_;
-  graph::StepGraph step_;
+  std::shared_ptr<const graph::StepGraph> step_;
 };
 
 }  // namespace ferry::master

@@ -16,13 +16,14 @@ namespace ferry::master {
 
 Session::Session(const MasterContext& context, std::shared_ptr<SessionWorkers> workers,
                  tensorflow::ConfigProto config, std::shared_ptr<const PlacedGraph> graph,
-                 size_t graph_bytes)
+                 size_t graph_bytes, Budget::Share graph_share)
     : context_(context),
       workers_(std::move(workers)),
       config_(std::move(config)),
       cache_(context.options.max_step_graphs),
       graph_(std::move(graph)),
       graph_bytes_(graph_bytes),
+      graph_share_(std::move(graph_share)),
       last_use_(context.timers.Now()) {}
 
 absl::StatusOr<Session::Use> Session::BeginUse() {
@@ -67,8 +68,10 @@ void Session::Extend(std::shared_ptr<tensorflow::ExtendSessionRequest> request,
                      Done<tensorflow::ExtendSessionResponse> done) {
   absl::StatusOr<Use> use = BeginUse();
   if (!use.ok()) return std::move(done)(use.status());
-  context_.run_work([this, use = *std::move(use), request = std::move(request),
-                     done = std::move(done)]() mutable {
+  const size_t memory = GraphMemory(request->graph_def());
+  context_.work.Add(memory, [this, memory, use = *std::move(use), request = std::move(request),
+                             done = std::move(done)](absl::Status status) mutable {
+    if (!status.ok()) return std::move(done)(std::move(status));
     const auto extend = [&]() -> absl::StatusOr<tensorflow::ExtendSessionResponse> {
       const auto check_version = [&request](int64_t version) {
         if (version == request->current_graph_version()) return absl::OkStatus();
@@ -79,9 +82,11 @@ void Session::Extend(std::shared_ptr<tensorflow::ExtendSessionRequest> request,
       const std::shared_ptr<const PlacedGraph> before = graph();
       FERRY_RETURN_IF_ERROR(check_version(before->version));
       const size_t bytes = request->graph_def().ByteSizeLong();
+      Budget::Share share;
+      FERRY_RETURN_IF_ERROR(TakeGraphShare(context_, memory, share));
       auto after = std::make_shared<PlacedGraph>();
-      FERRY_ASSIGN_OR_RETURN(after->graph, ReadGraph(std::move(*request->mutable_graph_def()),
-                                                     &before->graph, context_.options));
+      FERRY_ASSIGN_OR_RETURN(*after, ReadGraph(std::move(*request->mutable_graph_def()),
+                                               before.get(), context_.options));
       graph::PlaceOptions options;
       options.allow_soft_placement = config_.allow_soft_placement();
       FERRY_ASSIGN_OR_RETURN(after->placement, graph::Place(after->graph, workers_->devices().set,
@@ -96,6 +101,7 @@ void Session::Extend(std::shared_ptr<tensorflow::ExtendSessionRequest> request,
                          context_.options.max_graph_bytes, ")"));
       }
       graph_bytes_ += bytes;
+      graph_share_.Add(std::move(share));
       graph_ = std::move(after);
       tensorflow::ExtendSessionResponse response;
       response.set_new_graph_version(graph_->version);
@@ -140,7 +146,13 @@ void Session::Prepare(graph::StepRequest request, std::shared_ptr<Use> use, Step
 }
 
 void Session::Make(graph::StepRequest request, StepCache::Done done) {
-  context_.run_work([this, request = std::move(request), done = std::move(done)]() mutable {
+  size_t bytes = 0;
+  for (const auto* names : {&request.feeds, &request.fetches, &request.targets}) {
+    for (const std::string& name : *names) bytes += sizeof(name) + name.size();
+  }
+  context_.work.Add(bytes, [this, request = std::move(request),
+                            done = std::move(done)](absl::Status status) mutable {
+    if (!status.ok()) return std::move(done)(std::move(status));
     absl::StatusOr<StepPlan> plan = PlanStep(*graph(), workers_->devices(), request);
     if (!plan.ok()) return std::move(done)(plan.status());
     RegisteredStep::Register(workers_, *std::move(plan), config_, std::move(done));
@@ -220,6 +232,9 @@ void Session::RunStep(std::shared_ptr<tensorflow::RunStepRequest> request,
   if (!begun.ok()) return std::move(done)(begun.status());
   auto use = std::make_shared<Use>(*std::move(begun));
   if (absl::Status status = CheckOptions(request->options()); !status.ok()) {
+    return std::move(done)(std::move(status));
+  }
+  if (absl::Status status = CheckFeeds(*request, context_.options); !status.ok()) {
     return std::move(done)(std::move(status));
   }
   if (!request->partial_run_handle().empty()) {

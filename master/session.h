@@ -29,11 +29,15 @@
 
 namespace ferry::master {
 
-// Reads a graph that a client sent and places it.
-//   placed: what was there before; null: nothing.
-//   Errors: as graph::Graph::Create and graph::Place; RESOURCE_EXHAUSTED beyond the limits.
-absl::StatusOr<graph::Graph> ReadGraph(tensorflow::GraphDef def, const graph::Graph* before,
-                                       const MasterOptions& options);
+// Reads a graph that a client sent; it is not placed.
+//   before: what was there before; null: nothing.
+//   Errors: as graph::Graph::Create; RESOURCE_EXHAUSTED naming the limit.
+absl::StatusOr<PlacedGraph> ReadGraph(tensorflow::GraphDef def, const PlacedGraph* before,
+                                      const MasterOptions& options);
+// About as many bytes as it takes, now or as a graph.
+size_t GraphMemory(const tensorflow::GraphDef& def);
+//   Errors: RESOURCE_EXHAUSTED naming max_all_graph_bytes.
+absl::Status TakeGraphShare(const MasterContext& context, size_t bytes, Budget::Share& share);
 
 // Thread-safe. Runs until it is closed. Callbacks run exactly once, with no lock held, on whichever
 // thread ends the wait; perhaps before the method has returned.
@@ -46,7 +50,7 @@ class Session final : public std::enable_shared_from_this<Session> {
   // `workers` have been opened; `graph` is placed on their devices.
   Session(const MasterContext& context, std::shared_ptr<SessionWorkers> workers,
           tensorflow::ConfigProto config, std::shared_ptr<const PlacedGraph> graph,
-          size_t graph_bytes);
+          size_t graph_bytes, Budget::Share graph_share);
   // REQUIRES: it has been closed.
   ~Session() = default;
 
@@ -105,11 +109,13 @@ class Session final : public std::enable_shared_from_this<Session> {
 
     const std::shared_ptr<const RegisteredStep> registered;
     const int64_t step_id;
+    // Looks through the graph, which may be large: not under the session's lock.
+    absl::Mutex mu;
+    graph::PartialRun run ABSL_GUARDED_BY(mu);
     // Guarded by the session's lock, from here on.
-    graph::PartialRun run;
     bool has_begun = false;
     bool is_over = false;
-    // Pieces under way.
+    // Pieces under way, those that are looked at among them.
     int pieces = 0;
     absl::flat_hash_set<std::shared_ptr<StepCall>> calls;
   };
@@ -148,9 +154,12 @@ class Session final : public std::enable_shared_from_this<Session> {
   void RunPiece(std::shared_ptr<tensorflow::RunStepRequest> request,
                 std::shared_ptr<Cancellation> gone, std::shared_ptr<Use> use,
                 Done<tensorflow::RunStepResponse> done);
+  // A piece that was begun is over.
   void EndPiece(const std::string& handle, const std::shared_ptr<PartialStep>& partial,
                 const std::shared_ptr<StepCall>& call, bool is_last, const absl::Status& status,
                 std::shared_ptr<Use> use) ABSL_LOCKS_EXCLUDED(mu_);
+  void LeavePiece(const std::shared_ptr<PartialStep>& partial, std::shared_ptr<Use> use)
+      ABSL_LOCKS_EXCLUDED(mu_);
 
   const MasterContext& context_;
   const std::shared_ptr<SessionWorkers> workers_;
@@ -160,6 +169,7 @@ class Session final : public std::enable_shared_from_this<Session> {
   mutable absl::Mutex mu_;
   std::shared_ptr<const PlacedGraph> graph_ ABSL_GUARDED_BY(mu_);
   size_t graph_bytes_ ABSL_GUARDED_BY(mu_);
+  Budget::Share graph_share_ ABSL_GUARDED_BY(mu_);
   // OK until it is closed.
   absl::Status closed_ ABSL_GUARDED_BY(mu_);
   absl::AnyInvocable<void() &&> when_closed_ ABSL_GUARDED_BY(mu_);

@@ -113,6 +113,9 @@ void Session::RunCallable(std::shared_ptr<tensorflow::RunCallableRequest> reques
         absl::InvalidArgumentError(absl::StrCat("The callable takes ", options.feed_size(),
                                                 " tensors, and ", request->feed_size(), " came.")));
   }
+  if (absl::Status status = CheckFeeds(*request, context_.options); !status.ok()) {
+    return std::move(done)(std::move(status));
+  }
   std::shared_ptr<StepCall> call = NewCall(
       LimitsOf(options.run_options(), std::move(gone)),
       [callable, done = std::move(done)](absl::StatusOr<RunningStep::Result> result) mutable {

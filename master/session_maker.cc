@@ -29,13 +29,14 @@ SessionMaker::SessionMaker(const Context& context,
       done_(std::move(done)) {}
 
 void SessionMaker::Start() {
-  context_.master.run_work([self = shared_from_this()] {
-    if (absl::Status status = self->ReadOptions(); !status.ok()) {
-      return std::move(self->done_)(std::move(status));
-    }
+  const size_t memory = GraphMemory(request_->graph_def());
+  context_.master.work.Add(memory, [self = shared_from_this(), memory](absl::Status status) {
+    if (status.ok()) status = self->ReadOptions();
+    if (status.ok()) status = TakeGraphShare(self->context_.master, memory, self->graph_share_);
+    if (!status.ok()) return std::move(self->done_)(std::move(status));
     self->graph_bytes_ = self->request_->graph_def().ByteSizeLong();
-    absl::StatusOr<graph::Graph> graph = ReadGraph(std::move(*self->request_->mutable_graph_def()),
-                                                   nullptr, self->context_.master.options);
+    absl::StatusOr<PlacedGraph> graph = ReadGraph(std::move(*self->request_->mutable_graph_def()),
+                                                  nullptr, self->context_.master.options);
     if (!graph.ok()) return std::move(self->done_)(graph.status());
     self->graph_ = *std::move(graph);
     self->AwaitWorkers();
@@ -65,7 +66,7 @@ void SessionMaker::AwaitWorkers() {
       {filters_, deadline_, timeout_, "CreateSession", gone_}, context_.cluster,
       [self = shared_from_this()](absl::StatusOr<Cluster> cluster) {
         if (!cluster.ok()) return std::move(self->done_)(cluster.status());
-        self->context_.master.run_work(
+        self->context_.master.work.GoOn(
             [self, cluster = *std::move(cluster)]() mutable { self->Place(std::move(cluster)); });
       });
 }
@@ -75,9 +76,8 @@ void SessionMaker::Place(Cluster cluster) {
     FERRY_ASSIGN_OR_RETURN(SessionDevices devices, SelectDevices(cluster, filters_));
     graph::PlaceOptions options;
     options.allow_soft_placement = request_->config().allow_soft_placement();
-    auto placed = std::make_shared<PlacedGraph>();
-    placed->graph = graph_;
-    FERRY_ASSIGN_OR_RETURN(placed->placement, graph::Place(graph_, devices.set, options));
+    auto placed = std::make_shared<PlacedGraph>(graph_);
+    FERRY_ASSIGN_OR_RETURN(placed->placement, graph::Place(graph_.graph, devices.set, options));
     Open(std::make_shared<SessionWorkers>(absl::StrFormat("%016x", context_.master.random()),
                                           std::move(devices), context_.master.options.calls,
                                           context_.master.timers),
@@ -107,7 +107,8 @@ void SessionMaker::WhenOpened(const std::shared_ptr<SessionWorkers>& workers,
   const MasterContext& master = context_.master;
   if (status.ok()) {
     return std::move(done_)(std::make_shared<Session>(master, workers, request_->config(),
-                                                      std::move(graph), graph_bytes_));
+                                                      std::move(graph), graph_bytes_,
+                                                      std::move(graph_share_)));
   }
   if (!absl::IsUnavailable(status)) return std::move(done_)(status);
   if (gone_ != nullptr && gone_->is_cancelled()) {

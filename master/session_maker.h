@@ -62,7 +62,8 @@ class SessionMaker final : public std::enable_shared_from_this<SessionMaker> {
   absl::Duration timeout_;
   absl::Time deadline_;
   size_t graph_bytes_ = 0;
-  graph::Graph graph_;
+  Budget::Share graph_share_;
+  PlacedGraph graph_;
 };
 
 }  // namespace ferry::master

@@ -47,34 +47,51 @@ void Session::RunPiece(std::shared_ptr<tensorflow::RunStepRequest> request,
   for (const auto& feed : request->feed()) feeds.push_back(feed.name());
   const std::vector<std::string> fetches(request->fetch().begin(), request->fetch().end());
   std::shared_ptr<PartialStep> partial;
-  bool is_last = false;
-  absl::Status status;
   {
     absl::MutexLock lock(&mu_);
     const auto found = partials_.find(handle);
-    if (found == partials_.end()) {
-      status =
-          absl::InvalidArgumentError("Must run PartialRunSetup before performing partial runs");
-    } else {
+    if (found != partials_.end()) {
       partial = found->second;
-      status = partial->run.Take(feeds, fetches);
-    }
-    if (status.ok()) {
-      is_last = partial->run.is_done();
-      partial->has_begun = true;
+      // From here on the step is not cleaned up without this piece.
       ++partial->pieces;
     }
   }
-  if (!status.ok()) return std::move(done)(std::move(status));
+  if (partial == nullptr) {
+    return std::move(done)(
+        absl::InvalidArgumentError("Must run PartialRunSetup before performing partial runs"));
+  }
+  bool is_last = false;
+  absl::Status status;
+  {
+    absl::MutexLock lock(&partial->mu);
+    status = partial->run.Take(feeds, fetches);
+    is_last = partial->run.is_done();
+  }
+  if (!status.ok()) {
+    // The step stays as it was.
+    LeavePiece(partial, std::move(use));
+    return std::move(done)(std::move(status));
+  }
   std::shared_ptr<StepCall> call = NewCall(
       LimitsOf(request->options(), std::move(gone)),
       [request, done = std::move(done)](absl::StatusOr<RunningStep::Result> result) mutable {
         if (!result.ok()) return std::move(done)(result.status());
         std::move(done)(MakeRunStepResponse(*request, *result));
       });
+  bool is_over = false;
   {
     absl::MutexLock lock(&mu_);
-    partial->calls.insert(call);
+    is_over = partial->is_over;
+    if (is_over) {
+      calls_.erase(call);
+    } else {
+      partial->has_begun = true;
+      partial->calls.insert(call);
+    }
+  }
+  if (is_over) {
+    call->Finish(absl::AbortedError("Another piece of this step has failed"));
+    return LeavePiece(partial, std::move(use));
   }
   RunSpec spec;
   spec.step_id = partial->step_id;
@@ -93,21 +110,26 @@ void Session::EndPiece(const std::string& handle, const std::shared_ptr<PartialS
                        const std::shared_ptr<StepCall>& call, bool is_last,
                        const absl::Status& status, std::shared_ptr<Use> use) {
   std::vector<std::shared_ptr<StepCall>> others;
-  bool is_end = false;
   {
     absl::MutexLock lock(&mu_);
     partial->calls.erase(call);
-    --partial->pieces;
     if (!status.ok() || is_last) {
       partial->is_over = true;
       partials_.erase(handle);
     }
     if (!status.ok()) others.assign(partial->calls.begin(), partial->calls.end());
-    // The last piece cleans up.
-    is_end = partial->is_over && partial->pieces == 0;
   }
   for (const auto& other : others) other->CallOff(status);
-  if (!is_end) return;
+  LeavePiece(partial, std::move(use));
+}
+
+void Session::LeavePiece(const std::shared_ptr<PartialStep>& partial, std::shared_ptr<Use> use) {
+  {
+    absl::MutexLock lock(&mu_);
+    --partial->pieces;
+    // The last piece cleans up.
+    if (!partial->is_over || partial->pieces > 0) return;
+  }
   workers_->Cleanup(partial->step_id, partial->registered->worker_indexes(),
                     [partial, use = std::move(use)] {});
 }

@@ -45,17 +45,17 @@ std::string KeyOf(const graph::StepRequest& request) {
 absl::StatusOr<StepPlan> PlanStep(const PlacedGraph& graph, const SessionDevices& devices,
                                   const graph::StepRequest& request) {
   StepPlan plan;
-  FERRY_ASSIGN_OR_RETURN(plan.step,
-                         graph::Prune(graph.graph, graph.placement, devices.set, request));
-  for (const graph::StepTensor& feed : plan.step.feeds) {
+  auto step = std::make_shared<graph::StepGraph>();
+  FERRY_ASSIGN_OR_RETURN(*step, graph::Prune(graph.graph, graph.placement, devices.set, request));
+  for (const graph::StepTensor& feed : step->feeds) {
     plan.feeds.push_back({feed.name, feed.node < 0 ? "" : feed.key});
   }
-  for (const graph::StepTensor& fetch : plan.step.fetches) {
+  for (const graph::StepTensor& fetch : step->fetches) {
     plan.fetches.push_back({fetch.name, fetch.key});
   }
-  FERRY_ASSIGN_OR_RETURN(
-      graph::Partitioned partitioned,
-      graph::PartitionByDevice(plan.step.graph, plan.step.placement, devices.set));
+  FERRY_ASSIGN_OR_RETURN(graph::Partitioned partitioned,
+                         graph::PartitionByDevice(step->graph, step->placement, devices.set));
+  plan.step = std::move(step);
   std::vector<int> part_of_worker(devices.workers.size(), -1);
   for (graph::Partition& partition : partitioned.partitions) {
     const int worker = devices.worker_of_device[static_cast<size_t>(partition.device)];

@@ -22,6 +22,8 @@ struct PlacedGraph {
   graph::Graph graph;
   std::vector<int> placement;
   int64_t version = 0;
+  // What its constants take, as their shapes say.
+  size_t constant_bytes = 0;
 };
 
 // A tensor of the client, and its key in the rendezvous of a step.
@@ -44,8 +46,8 @@ struct StepPlan {
   // In the order of the request. All of them go through the client's worker.
   std::vector<PlanTensor> feeds;
   std::vector<PlanTensor> fetches;
-  // What was cut, for steps that are fed and fetched in pieces.
-  graph::StepGraph step;
+  // What was cut, for steps that are fed and fetched in pieces. Shared by all of those.
+  std::shared_ptr<const graph::StepGraph> step;
 };
 
 // Names in order and without duplicates: requests that ask for the same thing are equal.

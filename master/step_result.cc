@@ -10,6 +10,7 @@
 
 #include "base/status_macros.h"
 #include "graph/names.h"
+#include "tensor/bytes_of_proto.h"
 
 namespace ferry::master {
 
@@ -19,6 +20,29 @@ tensorflow::ExecutorOpts ExecutorOptsOf(const tensorflow::RunOptions& options) {
   result.set_record_partition_graphs(options.output_partition_graphs());
   result.set_report_tensor_allocations_upon_oom(options.report_tensor_allocations_upon_oom());
   return result;
+}
+
+namespace {
+
+absl::Status CheckFeedBytes(size_t bytes, const MasterOptions& options) {
+  if (bytes <= options.max_feed_bytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "What is fed takes ", bytes, " bytes, and max_feed_bytes is ", options.max_feed_bytes));
+}
+
+}  // namespace
+
+absl::Status CheckFeeds(const tensorflow::RunStepRequest& request, const MasterOptions& options) {
+  size_t bytes = 0;
+  for (const auto& feed : request.feed()) bytes = AddBytes(bytes, DecodedBytes(feed.tensor()));
+  return CheckFeedBytes(bytes, options);
+}
+
+absl::Status CheckFeeds(const tensorflow::RunCallableRequest& request,
+                        const MasterOptions& options) {
+  size_t bytes = 0;
+  for (const auto& feed : request.feed()) bytes = AddBytes(bytes, DecodedBytes(feed));
+  return CheckFeedBytes(bytes, options);
 }
 
 void FillMetadata(const tensorflow::RunOptions& options, RunningStep::Result& result,

@@ -9,6 +9,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 
+#include "master/master_options.h"
 #include "master/running_step.h"
 #include "proto/tf_config.pb.h"
 #include "proto/tf_master.pb.h"
@@ -53,6 +54,12 @@ class Fetched final {
   RunningStep::Result* result_;
   absl::flat_hash_map<std::string, Tensor> by_key_;
 };
+
+// Whether what is fed is small enough, as the shapes say.
+//   Errors: RESOURCE_EXHAUSTED naming max_feed_bytes.
+absl::Status CheckFeeds(const tensorflow::RunStepRequest& request, const MasterOptions& options);
+absl::Status CheckFeeds(const tensorflow::RunCallableRequest& request,
+                        const MasterOptions& options);
 
 // Fills in what the request feeds, which is taken out of it, and what it fetches.
 void FillSpec(const RegisteredStep& registered, tensorflow::RunStepRequest& request, RunSpec& spec);

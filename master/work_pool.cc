@@ -8,10 +8,9 @@
 
 namespace ferry::master {
 
-WorkPool::WorkPool(int threads) {
+WorkPool::WorkPool(const std::string& name, int threads) {
   for (int i = 0; i < threads; ++i) {
-    threads_.push_back(
-        std::make_unique<Thread>(absl::StrCat("ferry-graph-", i), [this] { Run(); }));
+    threads_.push_back(std::make_unique<Thread>(absl::StrCat(name, i), [this] { Run(); }));
   }
 }
 

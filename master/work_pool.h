@@ -6,6 +6,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -19,11 +20,11 @@ namespace ferry::master {
 // Where work goes that would hold up others: graphs are read, placed and cut there.
 using RunWork = std::function<void(absl::AnyInvocable<void() &&>)>;
 
-// Runs work in the order in which it comes, on threads "ferry-graph-N". It must not wait for other
-// work. Thread-safe.
+// Runs work in the order in which it comes. It must not wait for other work. Thread-safe.
 class WorkPool final {
  public:
-  explicit WorkPool(int threads);
+  //   name: of the threads, which are numbered; at most 12 characters.
+  WorkPool(const std::string& name, int threads);
   // As Stop.
   ~WorkPool() { Stop(); }
 

@@ -30,8 +30,15 @@ class PartialRunTest : public ::testing::Test {
                   {{"x:0", "y", "unused"}, {"a:0", "b:0", "c:0", "d"}, {}});
   }
 
-  PartialRun run_{Step()};
+  const std::shared_ptr<const StepGraph> step_ = std::make_shared<const StepGraph>(Step());
+  PartialRun run_{step_};
 };
+
+// Runs of one step, of which there may be many, are small.
+TEST_F(PartialRunTest, SharesTheGraph) {
+  const PartialRun other(step_);
+  EXPECT_EQ(step_.use_count(), 3);
+}
 
 TEST_F(PartialRunTest, FeedsAndFetchesInPieces) {
   EXPECT_EQ(run_.Take({"x"}, {"a:0"}), absl::OkStatus());

@@ -31,6 +31,24 @@ TEST_F(StepTest, FailsStepsOfAWorkerThatRestarts) {
   EXPECT_TRUE(Close(session_).ok());
 }
 
+// The threads that read graphs may be at one of a million nodes: whoever waits for a lost worker
+// does not wait for them.
+TEST_F(StepTest, NoticesLossesWhileGraphsAreRead) {
+  cluster_.worker(1).hangs = true;
+  const auto step = Start(&Master::RunStep, RunB());
+  cluster_.Pump();
+  HoldWork();
+  // Listed no more, while its connection stays.
+  cluster_.SetListed(1, false);
+  master_.ClusterChanged();
+  cluster_.Pump();
+  EXPECT_EQ(step->count, 1);
+  EXPECT_THAT(step->status(),
+              Fails(absl::StatusCode::kAborted, HasSubstr("/job:worker/replica:0/task:1")));
+  ReleaseWork();
+  cluster_.SetListed(1, true);
+}
+
 // The membership may not know yet: the connection does.
 TEST_F(StepTest, FailsStepsOfAWorkerThatDies) {
   cluster_.worker(1).hangs = true;

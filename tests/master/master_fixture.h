@@ -144,6 +144,16 @@ class MasterTest : public ::testing::Test {
     return Values(*response);
   }
 
+  // The threads that read graphs are at something long, or are done with it.
+  void HoldWork() { is_work_held_ = true; }
+  void ReleaseWork() {
+    is_work_held_ = false;
+    for (auto& work : std::exchange(held_work_, {})) cluster_.Post(std::move(work));
+    cluster_.Pump();
+  }
+
+  bool is_work_held_ = false;
+  std::vector<absl::AnyInvocable<void() &&>> held_work_;
   FakeClock clock_;
   FakeCluster cluster_;
   Timers timers_;
@@ -153,7 +163,11 @@ class MasterTest : public ::testing::Test {
  private:
   Master::Parts MakeParts() {
     return {cluster_, timers_,
-            [this](absl::AnyInvocable<void() &&> work) { cluster_.Post(std::move(work)); },
+            [this](absl::AnyInvocable<void() &&> work) {
+              if (is_work_held_) return held_work_.push_back(std::move(work));
+              cluster_.Post(std::move(work));
+            },
+            [this](absl::AnyInvocable<void() &&> look) { cluster_.Post(std::move(look)); },
             [this] { return random_(); }};
   }
 };

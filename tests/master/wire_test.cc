@@ -3,131 +3,19 @@
 #include <memory>
 #include <string>
 #include <thread>
-#include <vector>
 
-#include <gmock/gmock.h>
-#include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
-#include <grpcpp/security/credentials.h>
-#include <gtest/gtest.h>
 
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/synchronization/notification.h"
 
-#include "coord/grpc_server.h"
-#include "master/grpc_master_host.h"
 #include "proto/tf_grpc_master_service.grpc.pb.h"
-#include "proto/tf_master.grpc.pb.h"
-#include "tests/graph/graph_fixture.h"
-#include "tests/master/wire_worker.h"
+#include "tests/master/wire_fixture.h"
 
 namespace ferry::master {
 namespace {
 
-using ::ferry::graph::GraphWriter;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-// "INCARNATION ADDRESS GPUS".
-absl::StatusOr<WorkerRecord> ReadRecord(absl::string_view text) {
-  const std::vector<std::string> parts = absl::StrSplit(text, ' ');
-  WorkerRecord record;
-  if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &record.incarnation) ||
-      !absl::SimpleAtoi(parts[2], &record.gpu_count)) {
-    return absl::InvalidArgumentError("nonsense");
-  }
-  record.address = parts[1];
-  return record;
-}
-
-std::string RecordKey(int32_t node) { return absl::StrCat("records/", node); }
-
-class WireTest : public ::testing::Test {
- protected:
-  explicit WireTest(int nodes = 1) : nodes_(nodes) {
-    MasterOptions options;
-    options.worker_timeout = absl::Milliseconds(700);
-    host_ = std::make_unique<MasterHost>(options, WorkerRecords{"records/", RecordKey, ReadRecord});
-    coord::ServerOptions server;
-    server.listen = "127.0.0.1:0";
-    server.stop_grace = absl::Milliseconds(200);
-    server.coordinator.jobs = {{"jax_worker", nodes}};
-    server.coordinator.register_barrier = false;
-    server.more_services = [this](coord::Strand& strand, coord::RareMethods& rare) {
-      return host_->Attach(strand, rare);
-    };
-    server_ = *coord::CoordinatorServer::Create(std::move(server));
-    channel_ = grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials());
-    stub_ = tensorflow::MasterService::NewStub(channel_);
-    for (int i = 0; i < nodes; ++i) workers_.push_back(std::make_unique<WireWorker>());
-  }
-  ~WireTest() override {
-    host_->Stop(absl::Seconds(2));
-    server_->Stop();
-  }
-
-  // The node joins, with its devices.
-  void Join(int32_t node, uint64_t incarnation) {
-    server_->strand().Run([&](coord::Coordinator& coordinator) {
-      const coord::TaskId task{node};
-      coordinator.RegisterTask({task, coord::Incarnation(incarnation)}, [](absl::Status) {});
-      LocalTopology topology;
-      topology.node_id = node;
-      topology.devices.emplace_back().name = "host";
-      Device& gpu = topology.devices.emplace_back();
-      gpu.kind = DeviceKind::kGpu;
-      gpu.name = "NVIDIA H100";
-      gpu.memory_bytes = 1000;
-      gpu.compute_major = 9;
-      coordinator.EnumerateDevices(task, topology, absl::Seconds(10), [](const auto&) {});
-    });
-  }
-  void Publish(int32_t node, const std::string& record) {
-    server_->strand().Run([&](coord::Coordinator& coordinator) {
-      (void)coordinator.store().Put(RecordKey(node), record, /*overwrite=*/true);
-    });
-  }
-  void JoinAll() {
-    for (int i = 0; i < nodes_; ++i) {
-      Join(i, 50 + static_cast<uint64_t>(i));
-      Publish(i, absl::StrCat(50 + i, " ", workers_[static_cast<size_t>(i)]->address(), " 1"));
-    }
-  }
-
-  struct Result {
-    grpc::Status status;
-    std::string session;
-  };
-  Result Create(const tensorflow::GraphDef& graph) {
-    grpc::ClientContext context;
-    tensorflow::CreateSessionRequest request;
-    *request.mutable_graph_def() = graph;
-    tensorflow::CreateSessionResponse response;
-    const grpc::Status status = stub_->CreateSession(&context, request, &response);
-    return {status, response.session_handle()};
-  }
-  grpc::Status Run(const tensorflow::RunStepRequest& request,
-                   tensorflow::RunStepResponse& response) {
-    grpc::ClientContext context;
-    return stub_->RunStep(&context, request, &response);
-  }
-
-  const int nodes_;
-  std::unique_ptr<MasterHost> host_;
-  std::unique_ptr<coord::CoordinatorServer> server_;
-  std::shared_ptr<grpc::Channel> channel_;
-  std::unique_ptr<tensorflow::MasterService::Stub> stub_;
-  std::vector<std::unique_ptr<WireWorker>> workers_;
-};
-
-GraphWriter Graph(const char* name = "a") {
-  GraphWriter graph;
-  graph.Placeholder("x");
-  graph.AddFloat(name, "Identity", {"x"});
-  return graph;
-}
 
 TEST_F(WireTest, ServesSessionsFromBeginningToEnd) {
   JoinAll();
@@ -269,6 +157,34 @@ TEST_F(WireTest, RefusesWhatIsNoMessage) {
           << method << " " << status.error_message();
     }
   }
+}
+
+// Refused by its bytes, before it is made into ten thousand objects; also if it was compressed.
+TEST_F(WireTest, CountsNodesBeforeTheyAreParsed) {
+  JoinAll();
+  tensorflow::CreateSessionRequest request;
+  for (int i = 0; i < 10'001; ++i) request.mutable_graph_def()->add_node();
+  for (const auto algorithm : {GRPC_COMPRESS_NONE, GRPC_COMPRESS_GZIP}) {
+    grpc::ClientContext context;
+    context.set_compression_algorithm(algorithm);
+    tensorflow::CreateSessionResponse response;
+    const grpc::Status status = stub_->CreateSession(&context, request, &response);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+    EXPECT_THAT(status.error_message(),
+                HasSubstr("The request has 10001 nodes, and max_graph_nodes is 10000"));
+  }
+}
+
+// The job's token, which its nodes have left in the store.
+TEST_F(WireTest, ProvesToWorkersThatItKnowsTheToken) {
+  JoinAll();
+  ASSERT_TRUE(Create(Graph().def()).status.ok());
+  EXPECT_EQ(workers_[0]->proved, 0);
+  server_->strand().Run([](coord::Coordinator& coordinator) {
+    (void)coordinator.store().Put("token", "secret", /*overwrite=*/true);
+  });
+  ASSERT_TRUE(Create(Graph().def()).status.ok());
+  EXPECT_EQ(workers_[0]->proved, 1);
 }
 
 class TwoNodesTest : public WireTest {

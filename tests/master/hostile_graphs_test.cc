@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory that clients may not have: graphs that wait, those of all sessions, constants and feeds.
+#include "tests/master/master_fixture.h"
+
+namespace ferry::master {
+namespace {
+
+using ::testing::Not;
+
+constexpr auto kExhausted = absl::StatusCode::kResourceExhausted;
+
+class HostileGraphsTest : public MasterTest {
+ protected:
+  static MasterOptions Options() {
+    MasterOptions options;
+    options.max_graph_nodes = 5;
+    options.max_all_graph_bytes = 100'000;
+    options.max_constant_bytes = size_t{1} << 20;
+    options.max_all_constant_bytes = 2'500'000;
+    options.max_feed_bytes = 1'000'000;
+    options.waiting.max_waiting_graphs = 2;
+    options.waiting.max_waiting_bytes = 50'000;
+    return options;
+  }
+  HostileGraphsTest() : MasterTest(2, 0, Options()) {}
+
+  // Constants that say that they have a megabyte each.
+  static GraphWriter Constants(int count, const std::string& prefix = "c") {
+    GraphWriter graph;
+    for (int i = 0; i < count; ++i) {
+      (*graph.Const(absl::StrCat(prefix, i)).mutable_attr())["value"]
+          .mutable_tensor()
+          ->mutable_tensor_shape()
+          ->add_dim()
+          ->set_size(250'000);
+    }
+    return graph;
+  }
+  static tensorflow::GraphDef Large() {
+    GraphWriter graph;
+    graph.Const(std::string(20'000, 'n'));
+    return graph.def();
+  }
+  std::shared_ptr<Answer<tensorflow::CreateSessionResponse>> StartCreate(
+      const tensorflow::GraphDef& graph) {
+    tensorflow::CreateSessionRequest request;
+    *request.mutable_graph_def() = graph;
+    return Start(&Master::CreateSession, std::move(request));
+  }
+};
+
+TEST_F(HostileGraphsTest, CountsNodesOfASession) {
+  GraphWriter graph;
+  for (int i = 0; i < 6; ++i) graph.Const(absl::StrCat("n", i));
+  EXPECT_THAT(Create(graph.def()), Fails(kExhausted, HasSubstr("max_graph_nodes is 5")));
+  const auto session = Create(TwoWorkerGraph().def());
+  ASSERT_TRUE(session.ok());
+  GraphWriter more;
+  for (int i = 0; i < 3; ++i) more.Const(absl::StrCat("n", i));
+  EXPECT_THAT(Extend(*session, more.def(), 0),
+              Fails(kExhausted, HasSubstr("would have 6 nodes, and max_graph_nodes is 5")));
+  EXPECT_TRUE(Fetch(*session, {"a:0"}).ok());
+}
+
+TEST_F(HostileGraphsTest, AddsConstantsUp) {
+  EXPECT_THAT(Create(Constants(3).def()), Fails(kExhausted, HasSubstr("max_all_constant_bytes")));
+  const auto session = Create(Constants(2).def());
+  ASSERT_TRUE(session.ok()) << session.status();
+  EXPECT_THAT(Extend(*session, Constants(1, "d").def(), 0),
+              Fails(kExhausted, HasSubstr("max_all_constant_bytes")));
+}
+
+// By a step, a callable and a piece.
+TEST_F(HostileGraphsTest, AddsFeedsUp) {
+  GraphWriter graph;
+  graph.Placeholder("x");
+  graph.Placeholder("y");
+  graph.AddFloat("z", "AddV2", {"x", "y"});
+  const auto session = Create(graph.def());
+  ASSERT_TRUE(session.ok());
+  tensorflow::TensorProto half = Scalar(1);
+  half.mutable_tensor_shape()->add_dim()->set_size(125'001);
+  const auto refused = Fails(kExhausted, HasSubstr("max_feed_bytes is 1000000"));
+
+  tensorflow::RunStepRequest run = Run(*session, {"z:0"}, {{"x:0", 1}, {"y:0", 1}});
+  for (auto& feed : *run.mutable_feed()) *feed.mutable_tensor() = half;
+  EXPECT_THAT(Call(&Master::RunStep, run), refused);
+  *run.mutable_feed(0)->mutable_tensor() = Scalar(1);
+  EXPECT_THAT(Call(&Master::RunStep, run), Not(refused));
+
+  tensorflow::PartialRunSetupRequest setup;
+  setup.set_session_handle(*session);
+  setup.add_feed("x:0");
+  setup.add_feed("y:0");
+  setup.add_fetch("z:0");
+  const auto partial = Call(&Master::PartialRunSetup, setup);
+  ASSERT_TRUE(partial.ok());
+  run.set_partial_run_handle(partial->partial_run_handle());
+  for (auto& feed : *run.mutable_feed()) *feed.mutable_tensor() = half;
+  EXPECT_THAT(Call(&Master::RunStep, run), refused);
+
+  tensorflow::MakeCallableRequest make;
+  make.set_session_handle(*session);
+  for (const char* feed : {"x:0", "y:0"}) make.mutable_options()->add_feed(feed);
+  make.mutable_options()->add_fetch("z:0");
+  const auto made = Call(&Master::MakeCallable, make);
+  ASSERT_TRUE(made.ok());
+  tensorflow::RunCallableRequest call;
+  call.set_session_handle(*session);
+  call.set_handle(made->handle());
+  for (int i = 0; i < 2; ++i) *call.add_feed() = half;
+  EXPECT_THAT(Call(&Master::RunCallable, call), refused);
+}
+
+TEST_F(HostileGraphsTest, BoundsGraphsOfAllSessions) {
+  std::vector<std::string> sessions;
+  absl::Status status;
+  while (status.ok() && sessions.size() < 100) {
+    const auto session = Create(Large());
+    status = session.status();
+    if (session.ok()) sessions.push_back(*session);
+  }
+  EXPECT_THAT(status, Fails(kExhausted, HasSubstr("max_all_graph_bytes is 100000")));
+  EXPECT_GE(sessions.size(), 3u);
+  EXPECT_LE(sessions.size(), 5u);
+  EXPECT_THAT(Extend(sessions[0], Constants(1).def(), 0).status(), absl::OkStatus());
+  GraphWriter large;
+  large.Const(std::string(20'000, 'm'));
+  EXPECT_THAT(Extend(sessions[0], large.def(), 1),
+              Fails(kExhausted, HasSubstr("max_all_graph_bytes")));
+  // What a session had is there for others, again and again.
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_TRUE(Close(sessions.back()).ok());
+    const auto session = Create(Large());
+    ASSERT_TRUE(session.ok()) << session.status();
+    sessions.back() = *session;
+    // And what came to nothing takes nothing.
+    EXPECT_FALSE(Extend(*session, Large(), 0).ok());
+  }
+}
+
+TEST_F(HostileGraphsTest, BoundsWhatWaitsForItsGraphToBeRead) {
+  HoldWork();
+  const auto first = StartCreate({});
+  const auto second = StartCreate({});
+  const auto third = StartCreate({});
+  cluster_.Pump();
+  EXPECT_FALSE(first->is_there());
+  ASSERT_TRUE(third->is_there());
+  EXPECT_THAT(third->status(), Fails(kExhausted, HasSubstr("max_waiting_graphs (2)")));
+  ReleaseWork();
+  EXPECT_TRUE(first->result->ok());
+  EXPECT_TRUE(second->result->ok());
+  // Bytes as well, of sessions, extensions and steps.
+  HoldWork();
+  const auto large = StartCreate(Large());
+  tensorflow::ExtendSessionRequest extend;
+  extend.set_session_handle(first->value().session_handle());
+  GraphWriter wide;
+  wide.Const(std::string(30'000, 'w'));
+  *extend.mutable_graph_def() = wide.def();
+  const auto extension = Start(&Master::ExtendSession, extend);
+  const auto step =
+      Start(&Master::RunStep, Run(first->value().session_handle(), {std::string(40'000, 'f')}));
+  cluster_.Pump();
+  for (const absl::Status& status : {extension->status(), step->status()}) {
+    EXPECT_THAT(status, Fails(kExhausted, HasSubstr("max_waiting_bytes is 50000")));
+  }
+  ReleaseWork();
+  EXPECT_TRUE(large->result->ok()) << large->status();
+  EXPECT_EQ(extension->count, 1);
+  EXPECT_EQ(step->count, 1);
+}
+
+}  // namespace
+}  // namespace ferry::master
