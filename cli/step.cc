@@ -131,8 +131,8 @@ absl::Status Time(int count, Call call, std::vector<absl::Duration>& samples) {
   return absl::OkStatus();
 }
 
-// One at a time, in turns with empty calls.
-absl::Status MeasureInTurns(StepSession& session, StepReport& report) {
+// One at a time, in turns with empty calls if the server has any: TensorFlow's do not.
+absl::Status MeasureInTurns(StepSession& session, bool has_pings, StepReport& report) {
   std::vector<absl::Duration> steps;
   std::vector<absl::Duration> pings;
   absl::Duration taken;
@@ -142,12 +142,14 @@ absl::Status MeasureInTurns(StepSession& session, StepReport& report) {
     FERRY_RETURN_IF_ERROR(Time(
         turn, [&session] { return session.Run(); }, steps));
     taken += SteadyClock().Now() - start;
-    FERRY_RETURN_IF_ERROR(Time(
-        turn, [&session] { return session.Ping(); }, pings));
+    if (has_pings) {
+      FERRY_RETURN_IF_ERROR(Time(
+          turn, [&session] { return session.Ping(); }, pings));
+    }
     done += turn;
   }
   report.step = SummarizeStepTimes(std::move(steps));
-  report.ping = SummarizeStepTimes(std::move(pings));
+  if (has_pings) report.ping = SummarizeStepTimes(std::move(pings));
   report.steps_per_s = report.count / absl::ToDoubleSeconds(taken);
   return absl::OkStatus();
 }
@@ -181,11 +183,15 @@ absl::Status MeasureAtOnce(StepSession& session, StepReport& report) {
 
 absl::Status Measure(StepSession& session, int warm_ups, StepReport& report) {
   FERRY_ASSIGN_OR_RETURN(report.first, session.RunTraced());
+  const absl::Status ping = session.Ping();
+  const bool has_pings = !absl::IsUnimplemented(ping);
+  if (has_pings) FERRY_RETURN_IF_ERROR(ping);
   for (int i = 0; i < warm_ups; ++i) {
     FERRY_RETURN_IF_ERROR(session.Run());
-    FERRY_RETURN_IF_ERROR(session.Ping());
+    if (has_pings) FERRY_RETURN_IF_ERROR(session.Ping());
   }
-  return report.concurrency == 1 ? MeasureInTurns(session, report) : MeasureAtOnce(session, report);
+  return report.concurrency == 1 ? MeasureInTurns(session, has_pings, report)
+                                 : MeasureAtOnce(session, report);
 }
 
 // On a thread of its own, because a signal may come.
