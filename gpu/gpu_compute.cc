@@ -26,6 +26,13 @@ absl::StatusOr<std::unique_ptr<GpuCompute>> GpuCompute::Create(Parts parts,
   return compute;
 }
 
+GpuCompute::~GpuCompute() {
+  if (stream_ == nullptr) return;
+  // Kernels that run need their module.
+  const cuda::ScopedCurrent current(*parts_.device);
+  parts_.device->table().stream_synchronize(stream_->get());
+}
+
 absl::StatusOr<const cuda::ElementKernels*> GpuCompute::Kernels() {
   absl::MutexLock lock(&mu_);
   if (kernels_ != nullptr) return kernels_.get();

@@ -44,6 +44,9 @@ class GpuCompute final {
   //   Errors: what making a stream says.
   static absl::StatusOr<std::unique_ptr<GpuCompute>> Create(Parts parts, absl::string_view image);
 
+  // Waits for what has been launched.
+  ~GpuCompute();
+
   GpuCompute(const GpuCompute&) = delete;
   GpuCompute& operator=(const GpuCompute&) = delete;
 

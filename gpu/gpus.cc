@@ -17,14 +17,19 @@ using cuda::CudaApi;
 using cuda::CudaDevice;
 
 Gpus::Gpus(std::shared_ptr<const CudaApi> api, HostAllocator host, CopyPool* copier,
-           GpusOptions options)
-    : api_(std::move(api)), host_(std::move(host)), copier_(copier), options_(std::move(options)) {}
+           GpusOptions options, absl::string_view kernel_image)
+    : api_(std::move(api)),
+      host_(std::move(host)),
+      copier_(copier),
+      options_(std::move(options)),
+      kernel_image_(kernel_image) {}
 
 absl::StatusOr<std::unique_ptr<Gpus>> Gpus::Create(std::shared_ptr<const CudaApi> api,
                                                    HostAllocator host, CopyPool* copier,
-                                                   GpusOptions options) {
-  auto gpus =
-      std::unique_ptr<Gpus>(new Gpus(std::move(api), std::move(host), copier, std::move(options)));
+                                                   GpusOptions options,
+                                                   absl::string_view kernel_image) {
+  auto gpus = std::unique_ptr<Gpus>(
+      new Gpus(std::move(api), std::move(host), copier, std::move(options), kernel_image));
   const cuda::CudaTable& table = gpus->api_->table();
   int count = 0;
   FERRY_RETURN_IF_ERROR(gpus->api_->Check(table.device_get_count(&count), "cuDeviceGetCount"));
@@ -103,7 +108,7 @@ absl::StatusOr<std::unique_ptr<Gpu>> Gpus::Open(int ordinal) {
                                                            .arena = gpu->arena,
                                                            .gate = gate_,
                                                            .executor = gpu->executor.get()},
-                                                          options_.kernel_image));
+                                                          kernel_image_));
   return gpu;
 }
 

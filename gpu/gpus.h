@@ -43,8 +43,6 @@ struct GpusOptions {
   // could be mapped: its mapping would be opened and closed for every tensor. SIZE_MAX: always, so
   // that a sender has its memory back when it is copied.
   size_t stage_below_bytes = size_t{1} << 20;
-  // Of kernels, as cuModuleLoadData takes it; stays valid.
-  absl::string_view kernel_image = cuda::EmbeddedKernels();
 };
 
 // One GPU that is in use. Constant once made; its parts are thread-safe.
@@ -94,10 +92,11 @@ class Gpus final {
 
   //   host: where tensors that leave a GPU go.
   //   copier: may be null; outlives this.
+  //   kernel_image: of kernels, as cuModuleLoadData takes it; empty: there are none. Stays valid.
   //   Errors: INTERNAL if the driver cannot say what it has.
-  static absl::StatusOr<std::unique_ptr<Gpus>> Create(std::shared_ptr<const cuda::CudaApi> api,
-                                                      HostAllocator host, CopyPool* copier,
-                                                      GpusOptions options);
+  static absl::StatusOr<std::unique_ptr<Gpus>> Create(
+      std::shared_ptr<const cuda::CudaApi> api, HostAllocator host, CopyPool* copier,
+      GpusOptions options, absl::string_view kernel_image = cuda::EmbeddedKernels());
   // Waits for what is under way on the devices.
   ~Gpus();
 
@@ -142,7 +141,7 @@ class Gpus final {
 
  private:
   Gpus(std::shared_ptr<const cuda::CudaApi> api, HostAllocator host, CopyPool* copier,
-       GpusOptions options);
+       GpusOptions options, absl::string_view kernel_image);
 
   absl::StatusOr<std::unique_ptr<Gpu>> Open(int ordinal);
   void RunOpener();
@@ -174,6 +173,9 @@ class Gpus final {
   std::shared_ptr<cuda::PinnedPool> pinned_ ABSL_GUARDED_BY(mu_);
   // Last: it uses the rest. Null until somebody needs it.
   std::unique_ptr<Thread> opener_ ABSL_GUARDED_BY(mu_);
+
+  // Constant after construction.
+  const absl::string_view kernel_image_;
 };
 
 }  // namespace ferry

@@ -29,9 +29,8 @@ class GpuComputeTest : public cuda::CudaTest {
 
   void Open(absl::string_view image) {
     GpusOptions options;
-    options.kernel_image = image;
     options.arena.segment_bytes = size_t{2} << 20;
-    gpus_ = *Gpus::Create(cuda::StrictApi(), AllocateHeapBuffer, nullptr, options);
+    gpus_ = *Gpus::Create(cuda::StrictApi(), AllocateHeapBuffer, nullptr, options, image);
     compute_ = (*gpus_->Get(0))->compute.get();
   }
 
