@@ -14,6 +14,8 @@ constexpr absl::string_view kArithmetic =
 constexpr absl::string_view kRealArithmetic =
     "CPU T{$real $integer}; GPU T{half bfloat16 float double int64}; GPU T{int32}@*";
 constexpr absl::string_view kAnyHostTensor = "CPU T{$number bool string}";
+// What only looks at shapes.
+constexpr absl::string_view kShapeOf = "CPU; GPU T{$device}@output; GPU T{int32}@*";
 
 constexpr absl::string_view kSendAttrs =
     "T:type; tensor_name:string; send_device:string; send_device_incarnation:int; "
@@ -52,11 +54,12 @@ constexpr OpRow kRows[] = {
     {"_HostRecv", "-> tensor:tensor_type", kRecvAttrs, "CPU; GPU@tensor", true},
     // Shapes.
     {"Fill", "dims:index_type value:T -> output:T", "T:type; index_type:type{int32 int64}=int32",
-     kAnyHostTensor},
+     "CPU T{$number bool string}; GPU T{half bfloat16 float double uint8 int8 uint16 int16 int64 "
+     "bool complex64 complex128}@dims; GPU T{int32}@*"},
     {"Reshape", "tensor:T shape:Tshape -> output:T", "T:type; Tshape:type{int32 int64}=int32",
-     "CPU"},
-    {"Shape", "input:T -> output:out_type", "T:type; out_type:type{int32 int64}=int32", "CPU"},
-    {"Rank", "input:T -> output:int32", "T:type", "CPU"},
+     "CPU; GPU T{$device}@shape; GPU T{int32}@*"},
+    {"Shape", "input:T -> output:out_type", "T:type; out_type:type{int32 int64}=int32", kShapeOf},
+    {"Rank", "input:T -> output:int32", "T:type", kShapeOf},
     {"Range", "start:Tidx limit:Tidx delta:Tidx -> output:Tidx",
      "Tidx:type{bfloat16 half float double int8 int16 int32 int64 uint16 uint32}=int32",
      "CPU Tidx{float double int32 int64}"},
@@ -69,13 +72,19 @@ constexpr OpRow kRows[] = {
     {"Slice", "input:T begin:Index size:Index -> output:T", "T:type; Index:type{int32 int64}",
      kAnyHostTensor},
     {"Transpose", "x:T perm:Tperm -> y:T", "T:type; Tperm:type{int32 int64}=int32", kAnyHostTensor},
-    {"ExpandDims", "input:T dim:Tdim -> output:T", "T:type; Tdim:type{int32 int64}=int32", "CPU"},
-    {"Squeeze", "input:T -> output:T", "T:type; squeeze_dims:list(int)>=0=", "CPU"},
-    {"ZerosLike", "x:T -> y:T", "T:type", kAnyHostTensor},
-    {"OnesLike", "x:T -> y:T", "T:type{$number bool}", "CPU T{$number bool}"},
+    {"ExpandDims", "input:T dim:Tdim -> output:T", "T:type; Tdim:type{int32 int64}=int32",
+     "CPU; GPU T{$device}@dim; GPU T{int32}@*"},
+    {"Squeeze", "input:T -> output:T", "T:type; squeeze_dims:list(int)>=0=", kMove},
+    {"ZerosLike", "x:T -> y:T", "T:type",
+     "CPU T{$number bool string}; GPU T{half bfloat16 float double int64 bool complex64 "
+     "complex128}; GPU T{int32}@*"},
+    {"OnesLike", "x:T -> y:T", "T:type{$number bool}",
+     "CPU T{$number bool}; GPU T{half bfloat16 float double int64 bool complex64 complex128}; GPU "
+     "T{int32}@*"},
     // Arithmetic.
     {"Cast", "x:SrcT -> y:DstT", "SrcT:type; DstT:type; Truncate:bool=false",
-     "CPU; GPU SrcT{half bfloat16 float double int64}"},
+     "CPU; GPU SrcT{half bfloat16 float double uint8 int8 uint16 int16 uint32 int32 uint64 int64 "
+     "bool}"},
     {"Add", "x:T y:T -> z:T", "T:type{$real uint8 int8 int16 int32 int64 $complex string}",
      "CPU T{$real uint8 int8 int16 int32 int64 $complex string}; GPU T{half bfloat16 float double "
      "int64}; GPU T{int32}@*"},
@@ -109,13 +118,16 @@ constexpr OpRow kRows[] = {
     {"VarHandleOp", "-> resource:resource",
      "container:string=; shared_name:string=; debug_name:string=; dtype:type; shape:shape; "
      "allowed_devices:list(string)=",
-     "CPU", true},
+     "CPU; GPU dtype{$device}", true},
     {"AssignVariableOp", "resource:resource value:dtype ->",
-     "dtype:type; validate_shape:bool=false", "CPU dtype{$number bool string}", true},
-    {"AssignAddVariableOp", "resource:resource value:dtype ->", "dtype:type", "CPU dtype{$number}",
+     "dtype:type; validate_shape:bool=false", "CPU dtype{$number bool string}; GPU dtype{$device}",
      true},
-    {"ReadVariableOp", "resource:resource -> value:dtype", "dtype:type", "CPU", true},
-    {"VarIsInitializedOp", "resource:resource -> is_initialized:bool", "", "CPU", true},
+    {"AssignAddVariableOp", "resource:resource value:dtype ->", "dtype:type",
+     "CPU dtype{$number}; GPU dtype{half bfloat16 float double int64}", true},
+    {"ReadVariableOp", "resource:resource -> value:dtype", "dtype:type", "CPU; GPU dtype{$device}",
+     true},
+    {"VarIsInitializedOp", "resource:resource -> is_initialized:bool", "",
+     "CPU; GPU@is_initialized", true},
     // Collectives. Their group and instance are inputs since the second version.
     {"CollectiveReduceV2",
      "input:T group_size:int32 group_key:int32 instance_key:int32 "

@@ -31,6 +31,7 @@ std::string EncodeEndpoint(const Endpoint& endpoint) {
     absl::StrAppend(&text, "tcp ", address, "\n");
   if (!endpoint.grpc_address.empty()) absl::StrAppend(&text, "grpc ", endpoint.grpc_address, "\n");
   for (const std::string& gpu : endpoint.gpus) absl::StrAppend(&text, "gpu ", gpu, "\n");
+  if (endpoint.has_gpu_kernels) absl::StrAppend(&text, "gpu_kernels yes\n");
   if (endpoint.nccl_version != 0) absl::StrAppend(&text, "nccl ", endpoint.nccl_version, "\n");
   return text;
 }
@@ -60,6 +61,8 @@ absl::StatusOr<Endpoint> DecodeEndpoint(absl::string_view text) {
       endpoint.grpc_address = std::string(value);
     } else if (name == "gpu") {
       endpoint.gpus.emplace_back(value);
+    } else if (name == "gpu_kernels") {
+      endpoint.has_gpu_kernels = value == "yes";
     } else if (name == "nccl") {
       is_good = absl::SimpleAtoi(value, &endpoint.nccl_version);
     }

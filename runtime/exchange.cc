@@ -70,7 +70,7 @@ absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions option
   exchange->copier_ = std::make_unique<CopyPool>();
 
   if (options.use_gpus) {
-    exchange->FindGpus(options.gpus);
+    exchange->FindGpus(options);
   } else {
     exchange->why_no_gpus_ = "ExchangeOptions::use_gpus is off (--no-gpus)";
   }
@@ -80,7 +80,10 @@ absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions option
   LaneExchange& common = exchange->lane_exchange_;
   common.self = std::move(self);
   common.gpus = exchange->gpus();
-  if (common.gpus != nullptr) common.self.gpus = common.gpus->uuids();
+  if (common.gpus != nullptr) {
+    common.self.gpus = common.gpus->uuids();
+    common.self.has_gpu_kernels = !options.kernel_image.empty();
+  }
   if (exchange->nccl_.library != nullptr && options.transports.nccl.memory_bytes > 0) {
     common.self.nccl_version = exchange->nccl_.library->version();
   }
@@ -150,7 +153,7 @@ absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions option
   return exchange;
 }
 
-void Exchange::FindGpus(const GpusOptions& options) {
+void Exchange::FindGpus(const ExchangeOptions& options) {
   const auto find = [&]() -> absl::StatusOr<std::unique_ptr<Gpus>> {
     FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const cuda::CudaApi> api, cuda::CudaApi::Load());
     return Gpus::Create(
@@ -160,7 +163,7 @@ void Exchange::FindGpus(const GpusOptions& options) {
           // A full arena is no reason to fail: what lies elsewhere is copied once more.
           return buffer.ok() ? std::move(buffer) : AllocateHeapBuffer(bytes);
         },
-        copier_.get(), options);
+        copier_.get(), options.gpus, options.kernel_image);
   };
   absl::StatusOr<std::unique_ptr<Gpus>> found = find();
   if (found.ok()) {

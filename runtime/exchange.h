@@ -76,6 +76,8 @@ struct ExchangeOptions {
   absl::Duration connect_timeout = absl::Seconds(10);
   // What is kept of messages for a peer that does not take them.
   size_t lane_queue_bytes = size_t{64} << 20;
+  // Of kernels for its GPUs; see Gpus::Create.
+  absl::string_view kernel_image = cuda::EmbeddedKernels();
 };
 
 // Thread-safe. Threads: "ferry-lane", "ferry-data-N" (one for each TCP connection of a pair),
@@ -149,7 +151,7 @@ class Exchange final {
  private:
   Exchange() = default;
 
-  void FindGpus(const GpusOptions& options);
+  void FindGpus(const ExchangeOptions& options);
   void FindNccl();
   void ScheduleExpiry(absl::Time at);
 

@@ -8,6 +8,7 @@
 
 #include <grpcpp/impl/codegen/service_type.h>
 
+#include "topology/gpu_description.h"
 #include "worker/grpc_worker_service.h"
 
 namespace ferry {
@@ -30,6 +31,20 @@ worker::WorkerOptions WorkerOptionsOf(Exchange& exchange, const NodeWorkerOption
                             .type = "CPU",
                             .memory_bytes = HostMemoryBytes(),
                             .incarnation = incarnation});
+  result.gpus = exchange.gpus();
+  for (const Device& device : options.devices) {
+    if (device.kind != DeviceKind::kGpu || exchange.gpus() == nullptr ||
+        device.ordinal >= exchange.gpus()->count()) {
+      continue;
+    }
+    result.devices.push_back({.name = ToString(TaskDevice{result.task, "GPU", device.ordinal}),
+                              .type = "GPU",
+                              .memory_bytes = static_cast<int64_t>(device.memory_bytes),
+                              .incarnation = incarnation,
+                              .gpu_ordinal = device.ordinal,
+                              .description = GpuDescription(device),
+                              .numa_node = device.numa_node});
+  }
   result.allocate = [&exchange](size_t bytes) -> absl::StatusOr<std::shared_ptr<Buffer>> {
     if (bytes >= kArenaBytes) {
       absl::StatusOr<std::shared_ptr<Buffer>> buffer = exchange.arena().Allocate(bytes);

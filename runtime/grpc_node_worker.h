@@ -4,10 +4,12 @@
 #define FERRY_RUNTIME_GRPC_NODE_WORKER_H_
 
 #include <memory>
+#include <vector>
 
 #include "rendezvous/proof_policy.h"
 #include "runtime/exchange.h"
 #include "runtime/exchange_steps.h"
+#include "topology/device.h"
 #include "worker/worker.h"
 
 namespace ferry {
@@ -18,6 +20,8 @@ struct NodeWorkerOptions {
   worker::WorkerLimits limits;
   // Whether masters must prove that they know the job's token.
   ProofPolicy proof;
+  // Of this node, with others perhaps; its GPUs are offered if the exchange uses them.
+  std::vector<Device> devices;
   // See ExchangeSteps.
   ExchangeSteps::Lookup lookup;
 };

@@ -59,6 +59,7 @@ absl::Status Node::StartExchange(const NodeOptions& node) {
     worker.thread_count = node.graph_threads;
     worker.limits = node.graph_limits;
     worker.proof = {options.token, options.require_proof};
+    worker.devices = discovery_.topology.devices;
     // Lanes look for themselves.
     if (options.carrier == Carrier::kGrpc) {
       worker.lookup = [this](int64_t task) {

@@ -15,6 +15,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "gpu/cuda/ready_tensor.h"
+#include "rendezvous/host_memory.h"
 #include "runtime/exchange.h"
 
 namespace ferry {
@@ -43,7 +44,9 @@ void Arrive(Exchange& exchange, const RendezvousKey& key, absl::Status status, R
   }
   const Tensor wanted = received.recv_args.destination.tensor();
   Tensor& tensor = received.tensor;
-  const MemoryPlace place = wanted.is_valid() ? wanted.place() : PlaceOf(key.dst());
+  const MemoryPlace place = wanted.is_valid()                     ? wanted.place()
+                            : IsForHostMemory(received.recv_args) ? MemoryPlace()
+                                                                  : PlaceOf(key.dst());
   const bool is_there = wanted.is_valid() ? cuda::MemoryOf(tensor) == wanted.buffer() &&
                                                 tensor.data() == wanted.data()
                                           : tensor.place() == place;

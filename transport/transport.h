@@ -41,6 +41,8 @@ struct Endpoint {
   std::vector<std::string> gpus;
   // As ncclGetVersion says; 0: it does not use NCCL.
   int nccl_version = 0;
+  // Whether it has kernels for its GPUs, which nodes of graphs need.
+  bool has_gpu_kernels = false;
 };
 
 // What a transfer takes, as far as is known.

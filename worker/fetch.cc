@@ -9,6 +9,8 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
+#include "rendezvous/host_memory.h"
+
 #include "base/spin_lock.h"
 
 namespace ferry::worker {
@@ -48,6 +50,8 @@ void FetchAll(StepExchange& exchange, absl::Span<const RendezvousKey> keys,
   for (size_t i = 0; i < keys.size(); ++i) {
     RecvArgs args;
     args.cancellation = cancellation;
+    // Whoever fetches it reads it.
+    if (keys[i].dst().type != "CPU") args.device_context = HostMemoryOfDevice();
     exchange.RecvAsync(
         keys[i], std::move(args),
         [fetching, i, key = keys[i]](absl::Status status, Received received) {

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
+#include "rendezvous/host_memory.h"
 #include "worker/collectives/step_collectives.h"
 
 namespace ferry::worker {
@@ -135,7 +136,9 @@ void GraphRun::GoOn(Work& work) {
       continue;
     }
     if (work.is_guest) {
-      const bool is_quick = plan_->node(index).kind != Kind::kCompute || IsKnownToBeShort(index);
+      const Plan::Node& node = plan_->node(index);
+      const bool is_quick =
+          node.kind != Kind::kCompute || (IsKnownToBeShort(index) && !node.kernel->may_block());
       if (!is_quick || work.now_ns - work.begin_ns > kGuestNs) return Submit(work.TakeAll());
     } else if (work.size() > 1) {
       Spread(work);
@@ -277,6 +280,7 @@ void GraphRun::IssueReceive(int index, Work& work) {
   if (options_.record_times) times_[static_cast<size_t>(index)].start_ns = options_.now_ns();
   RecvArgs args;
   args.cancellation = &cancellation_;
+  if (node.is_for_host) args.device_context = HostMemoryOfDevice();
   // It is outstanding, which keeps this.
   exchange_->RecvAsync(*node.key, std::move(args),
                        [this, index](absl::Status status, Received received) {

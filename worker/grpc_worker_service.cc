@@ -136,7 +136,9 @@ class WorkerService final : public coord::RawService {
       attributes.set_device_type(device.type);
       attributes.set_memory_limit(device.memory_bytes);
       attributes.mutable_locality();
+      if (device.numa_node >= 0) attributes.mutable_locality()->set_numa_node(device.numa_node);
       attributes.set_incarnation(device.incarnation);
+      attributes.set_physical_device_desc(device.description);
     }
     return absl::OkStatus();
   }

@@ -14,6 +14,7 @@
 #include "graph/op_registry.h"
 #include "graph/signature.h"
 #include "worker/kernels/families.h"
+#include "worker/kernels/gpu_families.h"
 
 namespace ferry::worker {
 namespace {
@@ -71,13 +72,17 @@ const absl::flat_hash_map<absl::string_view, Maker>& Makers() {
 }
 
 // Whether a device's node needs nothing of the device: its tensors are in the host's memory, or are
-// only handed on.
+// only handed on, or asked for their shape.
 bool NeedsNoDevice(const graph::KernelSchema& kernel, absl::string_view op) {
   if (kernel.device_type == "CPU") return true;
-  if (op == "Placeholder" || op == "PlaceholderWithDefault" || op == "Identity" ||
-      op == "IdentityN" || op == "NoOp") {
-    return true;
-  }
+  constexpr absl::string_view kNeedNone[] = {"Placeholder",    "PlaceholderWithDefault",
+                                             "Identity",       "IdentityN",
+                                             "NoOp",           "Reshape",
+                                             "ExpandDims",     "Squeeze",
+                                             "Shape",          "Rank",
+                                             "VarHandleOp",    "AssignVariableOp",
+                                             "ReadVariableOp", "VarIsInitializedOp"};
+  if (std::find(std::begin(kNeedNone), std::end(kNeedNone), op) != std::end(kNeedNone)) return true;
   return std::find(kernel.host_args.begin(), kernel.host_args.end(), "*") != kernel.host_args.end();
 }
 
@@ -113,6 +118,10 @@ absl::StatusOr<Tensor> KernelContext::Allocate(DataType dtype, const Shape& shap
     if (buffer.ok()) return Tensor::Create(dtype, shape, *std::move(buffer));
     status = buffer.status();
   }
+  return AsOutOfMemory(status, dtype, shape);
+}
+
+absl::Status AsOutOfMemory(const absl::Status& status, DataType dtype, const Shape& shape) {
   if (status.code() != absl::StatusCode::kResourceExhausted) return status;
   return absl::ResourceExhaustedError(absl::StrCat("OOM when allocating tensor with shape",
                                                    ToString(shape), " and type ",
@@ -120,7 +129,8 @@ absl::StatusOr<Tensor> KernelContext::Allocate(DataType dtype, const Shape& shap
 }
 
 absl::StatusOr<std::unique_ptr<Kernel>> MakeKernel(const tensorflow::NodeDef& node,
-                                                   absl::string_view device_type) {
+                                                   absl::string_view device_type,
+                                                   const OpenGpu& open_gpu) {
   const graph::OpSchema* const op = graph::FindOp(node.op());
   if (op == nullptr) {
     return absl::NotFoundError(
@@ -141,12 +151,15 @@ absl::StatusOr<std::unique_ptr<Kernel>> MakeKernel(const tensorflow::NodeDef& no
     return absl::UnimplementedError(
         absl::StrCat("Op ", node.op(), " of node ", node.name(), " has no kernel of its own"));
   }
-  if (!NeedsNoDevice(*kernel, node.op())) {
+  if (NeedsNoDevice(*kernel, node.op())) return maker->second(NodeAttrs(node));
+  const GpuMaker gpu_maker = device_type == "GPU" && open_gpu ? FindGpuMaker(node.op()) : nullptr;
+  if (gpu_maker == nullptr) {
     return absl::UnimplementedError(absl::StrCat("Op ", node.op(), " of node ", node.name(),
                                                  " has no kernel for ", device_type,
                                                  " devices; place it on a CPU"));
   }
-  return maker->second(NodeAttrs(node));
+  FERRY_ASSIGN_OR_RETURN(const KernelGpu gpu, open_gpu());
+  return gpu_maker(NodeAttrs(node), gpu);
 }
 
 absl::Status AttachNode(const absl::Status& status, absl::string_view node_name) {

@@ -18,6 +18,11 @@
 #include "proto/tf_node.pb.h"
 #include "tensor/tensor.h"
 
+namespace ferry {
+class GpuCompute;
+class Gpus;
+}  // namespace ferry
+
 namespace ferry::worker {
 
 class Variables;
@@ -83,16 +88,32 @@ class Kernel {
   // Sets all outputs, or returns TensorFlow's status. Outputs may be views of inputs' buffers; what
   // an output shares is never written afterwards.
   virtual absl::Status Compute(KernelContext& context) const = 0;
+  // It may wait for a driver, and so is not for the threads of others.
+  virtual bool may_block() const { return false; }
 };
 
-// A kernel of the host for `node`, whose attributes are complete (graph::Graph makes them so).
-//   device_type: "CPU"; or "GPU" for what TensorFlow computes in the host's memory there (int32),
-//   and for what only hands tensors on.
+// The GPU that a kernel computes on; both outlive it.
+struct KernelGpu {
+  Gpus* gpus = nullptr;
+  GpuCompute* compute = nullptr;
+};
+// Opens it if need be, and may block.
+using OpenGpu = std::function<absl::StatusOr<KernelGpu>()>;
+
+// A kernel for `node`, whose attributes are complete (graph::Graph makes them so).
+//   device_type: "CPU"; or "GPU": then what TensorFlow computes in the host's memory there (int32),
+//   and what only hands tensors on, needs no GPU.
+//   open_gpu: called for nodes that do need one; empty: there is none.
 //   Errors: those of TensorFlow's kernels about attributes; NOT_FOUND, with TensorFlow's text, when
 //   the op has no kernel for these types there; UNIMPLEMENTED for ops that are not kernels
-//   (_Send, collectives), and for those of a GPU that work in its memory.
+//   (_Send, collectives), and those that need a GPU where there is none, or for which this build
+//   has no kernels; what `open_gpu` says.
 absl::StatusOr<std::unique_ptr<Kernel>> MakeKernel(const tensorflow::NodeDef& node,
-                                                   absl::string_view device_type);
+                                                   absl::string_view device_type,
+                                                   const OpenGpu& open_gpu = {});
+
+// That of Allocate, for a tensor that there is no memory for; other errors stay.
+absl::Status AsOutOfMemory(const absl::Status& status, DataType dtype, const Shape& shape);
 
 // `status` with the node's name behind its text, as TensorFlow's executor does with what kernels
 // say; OK stays OK.

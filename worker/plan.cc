@@ -36,6 +36,7 @@ absl::StatusOr<std::shared_ptr<const Plan>> Plan::Create(std::vector<PlanNode> n
     }
     node.device = each.device;
     node.dtype = each.dtype;
+    node.is_for_host = each.is_for_host;
     node.kernel = std::move(each.kernel);
     node.environment = each.environment;
     node.key = std::move(each.key);

@@ -44,6 +44,8 @@ struct PlanNode {
   std::shared_ptr<const CollectiveNode> collective;
   // Of kRecv and kCollective: what has to come.
   DataType dtype = DataType::kInvalid;
+  // Of kRecv: it has to come to the host's memory, whatever the device is.
+  bool is_for_host = false;
   // Whose row it has in statistics; the caller's.
   int device = 0;
 };
@@ -77,6 +79,7 @@ class Plan final {
     int recv_index = -1;
     int device = 0;
     DataType dtype = DataType::kInvalid;
+    bool is_for_host = false;
     std::shared_ptr<const Kernel> kernel;
     const KernelEnvironment* environment = nullptr;
     std::optional<RendezvousKey> key;

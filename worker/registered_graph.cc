@@ -13,6 +13,7 @@
 #include "graph/collective.h"
 #include "graph/names.h"
 #include "graph/op_registry.h"
+#include "graph/signature.h"
 #include "graph/transfer.h"
 #include "worker/step_trace.h"
 
@@ -23,6 +24,17 @@ using Kind = PlanNode::Kind;
 
 // Every run of a node makes room for all of its outputs.
 constexpr int64_t kMaxOutputs = int64_t{1} << 20;
+
+// Whether that input or output of a node is in the host's memory.
+//   args: of its op, those that `types` are of.
+bool IsInHostMemory(const graph::Node& node, const graph::TypeList& types,
+                    const std::vector<graph::ArgSchema>& args, int64_t index,
+                    absl::string_view device_type) {
+  const graph::KernelSchema* const kernel = graph::FindKernel(*node.op, node.def, device_type);
+  if (kernel == nullptr) return false;
+  const graph::ArgSchema& arg = args[static_cast<size_t>(types.arg(index))];
+  return graph::IsInHostMemory(*kernel, arg.name, types.type(index));
+}
 
 // Turns the nodes of a graph into those of a plan.
 class Planner {
@@ -46,6 +58,7 @@ class Planner {
       for (const PlanNode::Input& input : node.inputs) {
         FERRY_RETURN_IF_ERROR(CheckEdge(nodes[static_cast<size_t>(input.node)], node));
       }
+      FERRY_RETURN_IF_ERROR(CheckMemory(i, node.device));
       for (const int control : node.controls) {
         FERRY_RETURN_IF_ERROR(CheckEdge(nodes[static_cast<size_t>(control)], node));
       }
@@ -102,6 +115,7 @@ class Planner {
                                                      graph::AboutNode(node.name())));
       }
       planned.dtype = *dtype;
+      planned.is_for_host = node.op->name == "_HostRecv";
     }
     return absl::OkStatus();
   }
@@ -140,6 +154,27 @@ class Planner {
     return absl::InvalidArgumentError(
         absl::StrCat("an edge goes from one device to another, from node '", graph::Shown(src.name),
                      "' to node '", graph::Shown(dst.name), "': the graph has not been cut"));
+  }
+
+  // On a GPU tensors are in its memory or in the host's, and what reads one must know which:
+  // between the two there are transfers.
+  absl::Status CheckMemory(int index, int device) const {
+    const std::string& type = session_.devices()->type(device);
+    if (type == "CPU") return absl::OkStatus();
+    const absl::Span<const graph::Endpoint> inputs = graph_.inputs(index);
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const graph::Node& src = graph_.node(inputs[i].node);
+      const graph::Node& dst = graph_.node(index);
+      if (IsInHostMemory(src, src.signature.outputs, src.op->outputs, inputs[i].port, type) ==
+          IsInHostMemory(dst, dst.signature.inputs, dst.op->inputs, static_cast<int64_t>(i),
+                         type)) {
+        continue;
+      }
+      return absl::InvalidArgumentError(absl::StrCat(
+          "an edge goes from one memory to another, from node '", graph::Shown(src.name()),
+          "' to node '", graph::Shown(dst.name()), "': the graph has not been cut"));
+    }
+    return absl::OkStatus();
   }
 
   const graph::Graph& graph_;

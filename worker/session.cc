@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
+#include "gpu/gpus.h"
 #include "worker/registered_graph.h"
 
 namespace ferry::worker {
@@ -30,14 +31,21 @@ bool IsSameOp(const tensorflow::NodeDef& a, const tensorflow::NodeDef& b) {
 
 }  // namespace
 
-Devices::Devices(const std::vector<WorkerDevice>& devices, const BufferAllocator& allocate) {
+Devices::Devices(const std::vector<WorkerDevice>& devices, const BufferAllocator& allocate,
+                 Gpus* gpus) {
   // Environments point to variables, which stay where they are.
   for (const WorkerDevice& each : devices) {
     const std::optional<TaskDevice> parsed = ParseDeviceName(each.name);
     FERRY_CHECK(parsed.has_value());
-    Device device{each.name, each.type, *parsed, std::make_unique<Variables>(each.name), {}};
+    Device device{each.name, each.type, *parsed, std::make_unique<Variables>(each.name), {}, {}};
     device.environment.allocate = allocate;
     device.environment.variables = device.variables.get();
+    if (gpus != nullptr && each.type == "GPU") {
+      device.open_gpu = [gpus, ordinal = each.gpu_ordinal]() -> absl::StatusOr<KernelGpu> {
+        FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, gpus->Get(ordinal));
+        return KernelGpu{gpus, gpu->compute.get()};
+      };
+    }
     devices_.push_back(std::move(device));
   }
 }
@@ -71,7 +79,7 @@ absl::StatusOr<std::shared_ptr<const Kernel>> Session::KernelFor(const graph::No
     }
   }
   FERRY_ASSIGN_OR_RETURN(std::unique_ptr<Kernel> made,
-                         MakeKernel(node.def, devices_->type(device)));
+                         MakeKernel(node.def, devices_->type(device), devices_->open_gpu(device)));
   const std::shared_ptr<const Kernel> kernel = std::move(made);
   if (!node.op->is_stateful) return kernel;
   auto copy = std::make_shared<graph::Node>(node);

@@ -33,6 +33,11 @@ struct WorkerDevice {
   std::string type;
   int64_t memory_bytes = 0;
   uint64_t incarnation = 0;
+  // Of a GPU: its number in this process, and what TensorFlow says of it ("device: 0, name: ...").
+  int gpu_ordinal = 0;
+  std::string description;
+  // -1: not known.
+  int numa_node = -1;
 };
 
 using BufferAllocator = std::function<absl::StatusOr<std::shared_ptr<Buffer>>(size_t bytes)>;
@@ -42,12 +47,15 @@ using BufferAllocator = std::function<absl::StatusOr<std::shared_ptr<Buffer>>(si
 class Devices final {
  public:
   //   devices: their names are full ones. allocate: see KernelEnvironment; may be empty.
-  Devices(const std::vector<WorkerDevice>& devices, const BufferAllocator& allocate);
+  //   gpus: may be null, and then GPUs compute nothing; outlives this.
+  Devices(const std::vector<WorkerDevice>& devices, const BufferAllocator& allocate, Gpus* gpus);
 
   int count() const { return static_cast<int>(devices_.size()); }
   const std::string& name(int device) const { return at(device).name; }
   const std::string& type(int device) const { return at(device).type; }
   const KernelEnvironment& environment(int device) const { return at(device).environment; }
+  // Empty for a device that is no GPU, or cannot be used.
+  const OpenGpu& open_gpu(int device) const { return at(device).open_gpu; }
   // By a name in any form that TensorFlow has; -1 if there is none.
   int Find(absl::string_view name) const;
 
@@ -62,6 +70,7 @@ class Devices final {
     TaskDevice parsed;
     std::unique_ptr<Variables> variables;
     KernelEnvironment environment;
+    OpenGpu open_gpu;
   };
 
   const Device& at(int device) const { return devices_[static_cast<size_t>(device)]; }

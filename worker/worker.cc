@@ -29,7 +29,7 @@ Worker::Worker(StepExchanges& exchanges, WorkerOptions options)
       options_(std::move(options)),
       constants_(options_.limits.max_constant_bytes),
       feeds_(options_.limits.max_feed_bytes),
-      devices_(std::make_shared<Devices>(options_.devices, options_.allocate)),
+      devices_(std::make_shared<Devices>(options_.devices, options_.allocate, options_.gpus)),
       common_session_(std::make_shared<Session>(SessionOptions(), devices_)),
       handle_prefix_(
           absl::StrFormat("%016x", options_.devices.empty() ? 0 : options_.devices[0].incarnation)),
@@ -75,8 +75,9 @@ absl::Status Worker::CreateSession(SessionOptions session, bool is_isolated) {
   sessions_.emplace(
       handle,
       std::make_shared<Session>(
-          std::move(session),
-          is_isolated ? std::make_shared<Devices>(options_.devices, options_.allocate) : devices_));
+          std::move(session), is_isolated ? std::make_shared<Devices>(
+                                                options_.devices, options_.allocate, options_.gpus)
+                                          : devices_));
   return absl::OkStatus();
 }
 

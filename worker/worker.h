@@ -41,6 +41,8 @@ struct WorkerOptions {
   std::vector<WorkerDevice> devices;
   // Of memory for what kernels compute; empty: the heap.
   BufferAllocator allocate;
+  // Of this process; null: devices that are GPUs compute nothing. Outlives the worker.
+  Gpus* gpus = nullptr;
   // Stands in errors about unknown ops.
   std::string host_name = "this machine";
   // Nodes that run at the same time; 0: as many as there are processors.

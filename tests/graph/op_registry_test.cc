@@ -106,12 +106,33 @@ TEST(OpRegistry, GpusMoveTensorsAndDoElementwiseArithmetic) {
       if (kernel.device_type == "GPU") on_gpus.insert(op->name);
     }
   }
-  for (const char* op : {"Const", "Identity", "Cast", "Add", "AddV2", "AddN", "Sub", "Mul",
-                         "RealDiv", "Maximum", "Minimum", "Neg", "Sqrt", "_Send", "_Recv",
-                         "_HostSend", "_HostRecv", "NoOp", "CollectiveReduceV2"}) {
+  for (const char* op : {"Const",
+                         "Identity",
+                         "Cast",
+                         "Add",
+                         "AddV2",
+                         "AddN",
+                         "Sub",
+                         "Mul",
+                         "RealDiv",
+                         "Maximum",
+                         "Minimum",
+                         "Neg",
+                         "Sqrt",
+                         "_Send",
+                         "_Recv",
+                         "_HostSend",
+                         "_HostRecv",
+                         "NoOp",
+                         "CollectiveReduceV2",
+                         "Reshape",
+                         "Shape",
+                         "Fill",
+                         "VarHandleOp",
+                         "ReadVariableOp"}) {
     EXPECT_EQ(on_gpus.count(op), 1u) << op;
   }
-  for (const char* op : {"MatMul", "Sum", "Transpose", "VarHandleOp", "RandomUniform"}) {
+  for (const char* op : {"MatMul", "Sum", "Transpose", "ConcatV2", "RandomUniform"}) {
     EXPECT_EQ(on_gpus.count(op), 0u) << op;
   }
 }

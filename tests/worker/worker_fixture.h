@@ -33,28 +33,19 @@ inline std::vector<float> ToFloats(const Tensor& tensor) {
   return {elements.begin(), elements.end()};
 }
 
-// A node that runs graphs.
-class WorkerEnd {
+// A worker, wherever it is, as masters see it.
+class WorkerClient {
  public:
-  WorkerEnd(Directory& directory, int node, ExchangeOptions options = {},
-            NodeWorkerOptions worker = {}, uint64_t incarnation = 0) {
-    options.use_gpus = false;
-    options.grpc_services = [&](Exchange& exchange) {
-      worker_ = std::make_unique<NodeWorker>(exchange, worker);
-      return std::vector<grpc::Service*>{&worker_->service()};
-    };
-    end_ = std::make_unique<ExchangeEnd>(directory, node, options, incarnation);
-    channel_ = coord::NewChannel(exchange().self().grpc_address);
-  }
-  ~WorkerEnd() { EXPECT_TRUE(exchange().Stop().ok()); }
+  WorkerClient() = default;
+  //   devices: the full names of all of them, the CPU first.
+  WorkerClient(const std::string& address, uint64_t incarnation, std::vector<std::string> devices)
+      : incarnation_(incarnation),
+        devices_(std::move(devices)),
+        channel_(coord::NewChannel(address)) {}
 
-  Exchange& exchange() { return *end_->exchange; }
-  worker::Worker& worker() { return worker_->worker(); }
-  uint64_t incarnation() { return exchange().self().peer.incarnation; }
-  std::string device() {
-    return absl::StrCat("/job:worker/replica:0/task:", exchange().self().peer.node_id,
-                        "/device:CPU:0");
-  }
+  uint64_t incarnation() const { return incarnation_; }
+  const std::vector<std::string>& devices() const { return devices_; }
+  const std::string& device() const { return devices_[0]; }
 
   coord::PendingCall Start(const std::string& method, const google::protobuf::Message& request,
                            const coord::PendingCall::Options& options = {}) {
@@ -109,6 +100,37 @@ class WorkerEnd {
   absl::StatusOr<tensorflow::RunGraphResponse> Run(const tensorflow::RunGraphRequest& request) {
     return ToResult(Start("RunGraph", request).Wait());
   }
+
+ private:
+  uint64_t incarnation_ = 0;
+  std::vector<std::string> devices_;
+  std::shared_ptr<grpc::Channel> channel_;
+};
+
+inline std::vector<std::string> NamesOf(const std::vector<worker::WorkerDevice>& devices) {
+  std::vector<std::string> names;
+  for (const worker::WorkerDevice& device : devices) names.push_back(device.name);
+  return names;
+}
+
+// A node that runs graphs; on the GPUs among the devices as well.
+class WorkerEnd : public WorkerClient {
+ public:
+  WorkerEnd(Directory& directory, int node, ExchangeOptions options = {},
+            NodeWorkerOptions worker = {}, uint64_t incarnation = 0) {
+    options.use_gpus = !worker.devices.empty();
+    options.grpc_services = [&](Exchange& exchange) {
+      worker_ = std::make_unique<NodeWorker>(exchange, worker);
+      return std::vector<grpc::Service*>{&worker_->service()};
+    };
+    end_ = std::make_unique<ExchangeEnd>(directory, node, options, incarnation);
+    WorkerClient::operator=({exchange().self().grpc_address, exchange().self().peer.incarnation,
+                             NamesOf(this->worker().options().devices)});
+  }
+  ~WorkerEnd() { EXPECT_TRUE(exchange().Stop().ok()); }
+
+  Exchange& exchange() { return *end_->exchange; }
+  worker::Worker& worker() { return worker_->worker(); }
   // Of something that has left nothing behind.
   void ExpectClean() {
     EXPECT_EQ(worker().step_count(), 0u);
@@ -119,7 +141,6 @@ class WorkerEnd {
   std::unique_ptr<ExchangeEnd> end_;
   // Goes before the exchange.
   std::unique_ptr<NodeWorker> worker_;
-  std::shared_ptr<grpc::Channel> channel_;
 };
 
 inline tensorflow::RunGraphRequest RunRequestOf(const std::string& graph, int64_t step,
@@ -143,12 +164,14 @@ inline void AddFeed(tensorflow::RunGraphRequest& request, const std::string& key
 // What a master does for one graph with fixed feeds and fetches.
 class SmallMaster {
  public:
-  SmallMaster(std::vector<WorkerEnd*> workers, const graph::GraphWriter& writer,
+  SmallMaster(std::vector<WorkerClient*> workers, const graph::GraphWriter& writer,
               const graph::StepRequest& request, const std::string& session = "")
       : workers_(std::move(workers)), session_(session) {
     std::vector<std::pair<std::string, uint64_t>> names;
-    for (WorkerEnd* const worker : workers_) {
-      names.emplace_back(worker->device(), worker->incarnation());
+    for (WorkerClient* const worker : workers_) {
+      for (const std::string& name : worker->devices()) {
+        names.emplace_back(name, worker->incarnation());
+      }
     }
     const graph::DeviceSet devices = *graph::DeviceSet::Create(names, workers_[0]->device());
     const absl::StatusOr<graph::Graph> graph = writer.Create();
@@ -161,10 +184,11 @@ class SmallMaster {
     EXPECT_TRUE(parts.ok()) << parts.status();
     crossings = parts->crossings;
     for (const graph::Partition& part : parts->partitions) {
-      WorkerEnd& worker = WorkerOf(devices.device(part.device).name);
+      WorkerClient& worker = WorkerOf(devices.device(part.device).name);
       absl::StatusOr<std::string> handle = worker.Register(part.graph, session);
       status.Update(handle.status());
-      parts_.push_back({&worker, handle.value_or(""), part.graph});
+      parts_.push_back(
+          {&worker, handle.value_or(""), part.graph, part.device == devices.client_device()});
     }
     feeds_ = step->feeds;
     fetches_ = step->fetches;
@@ -174,7 +198,7 @@ class SmallMaster {
   class Step {
    public:
     std::vector<coord::PendingCall> calls;
-    std::vector<WorkerEnd*> workers;
+    std::vector<WorkerClient*> workers;
     int64_t id = 0;
     std::vector<std::string> keys;
     // One for each part.
@@ -185,7 +209,7 @@ class SmallMaster {
       absl::Status status;
       std::map<std::string, Tensor> found;
       for (const coord::PendingCall& call : calls) {
-        results.push_back(WorkerEnd::ToResult(call.Wait()));
+        results.push_back(WorkerClient::ToResult(call.Wait()));
         const auto& result = results.back();
         if (!result.ok()) {
           if (status.ok() || (IsDerived(status) && !IsDerived(result.status()))) {
@@ -197,7 +221,7 @@ class SmallMaster {
           found[named.name()] = *TensorFromProto(named.tensor());
         }
       }
-      for (WorkerEnd* const worker : workers) EXPECT_THAT(worker->Cleanup(id), coord::IsOk());
+      for (WorkerClient* const worker : workers) EXPECT_THAT(worker->Cleanup(id), coord::IsOk());
       if (!status.ok()) return status;
       std::vector<Tensor> tensors;
       for (const std::string& key : keys) tensors.push_back(found.at(key));
@@ -213,7 +237,7 @@ class SmallMaster {
       tensorflow::RunGraphRequest request = RunRequestOf(part.handle, id, session_);
       request.mutable_exec_opts()->set_record_timeline(record);
       request.mutable_exec_opts()->set_record_partition_graphs(record);
-      if (part.worker == workers_[0]) {
+      if (part.is_client) {
         for (size_t i = 0; i < feeds.size(); ++i) AddFeed(request, feeds_[i].key, feeds[i]);
         for (const graph::StepTensor& fetch : fetches_) request.add_recv_key(fetch.key);
       }
@@ -248,20 +272,24 @@ class SmallMaster {
 
  private:
   struct Part {
-    WorkerEnd* worker = nullptr;
+    WorkerClient* worker = nullptr;
     std::string handle;
     tensorflow::GraphDef graph;
+    // Where feeds come in and fetches go out.
+    bool is_client = false;
   };
 
-  WorkerEnd& WorkerOf(const std::string& device) {
-    for (WorkerEnd* const worker : workers_) {
-      if (worker->device() == device) return *worker;
+  WorkerClient& WorkerOf(const std::string& device) {
+    for (WorkerClient* const worker : workers_) {
+      for (const std::string& name : worker->devices()) {
+        if (name == device) return *worker;
+      }
     }
     ADD_FAILURE() << device;
     return *workers_[0];
   }
 
-  const std::vector<WorkerEnd*> workers_;
+  const std::vector<WorkerClient*> workers_;
   const std::string session_;
   std::vector<Part> parts_;
   std::vector<graph::StepTensor> feeds_;

@@ -23,7 +23,7 @@ class HostileMaster : public ::testing::Test {
     GraphWriter writer;
     writer.Placeholder("x");
     writer.AddFloat("y", "Identity", {"x"});
-    master_ = std::make_unique<SmallMaster>(std::vector<WorkerEnd*>{&a_}, writer,
+    master_ = std::make_unique<SmallMaster>(std::vector<WorkerClient*>{&a_}, writer,
                                             graph::StepRequest{{"x"}, {"y"}, {}});
     ASSERT_THAT(master_->status, IsOk());
   }

@@ -46,24 +46,9 @@ absl::Status Concatenate(KernelContext& context) {
   return absl::OkStatus();
 }
 
-// The order of additions is TensorFlow's, so that sums are rounded as there: first so many inputs
-// one after the other, then groups of eight, each summed by itself.
-constexpr int kGroup = 8;
-
-// REQUIRES: at least two inputs.
-int FirstGroup(int input_count) {
-  const int rest = input_count % kGroup;
-  return rest < 2 ? rest + kGroup : rest;
-}
-
 absl::Status AddAll(KernelContext& context, const std::string& name) {
+  FERRY_RETURN_IF_ERROR(CheckAddends(context, name));
   const Tensor& first = context.input(0);
-  for (int i = 1; i < context.input_count(); ++i) {
-    if (context.input(i).shape() == first.shape()) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "Inputs to operation ", name, " of type AddN must have the same size and shape.  Input 0: ",
-        ShapeText(first.shape()), " != input ", i, ": ", ShapeText(context.input(i).shape())));
-  }
   if (context.input_count() == 1) {
     context.set_output(0, first);
     return absl::OkStatus();
@@ -88,10 +73,10 @@ absl::Status AddAll(KernelContext& context, const std::string& name) {
       }
     };
     char* const out = static_cast<char*>(sum.mutable_data()) + at * element_bytes;
-    int added = FirstGroup(context.input_count());
+    int added = FirstAddends(context.input_count());
     add_group(0, added, out);
-    for (; added < context.input_count(); added += kGroup) {
-      add_group(added, added + kGroup, group_sum);
+    for (; added < context.input_count(); added += kAddendGroup) {
+      add_group(added, added + kAddendGroup, group_sum);
       AddArrays(dtype, out, group_sum, out, here);
     }
   }
@@ -100,6 +85,22 @@ absl::Status AddAll(KernelContext& context, const std::string& name) {
 }
 
 }  // namespace
+
+int FirstAddends(int input_count) {
+  const int rest = input_count % kAddendGroup;
+  return rest < 2 ? rest + kAddendGroup : rest;
+}
+
+absl::Status CheckAddends(const KernelContext& context, const std::string& name) {
+  const Tensor& first = context.input(0);
+  for (int i = 1; i < context.input_count(); ++i) {
+    if (context.input(i).shape() == first.shape()) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Inputs to operation ", name, " of type AddN must have the same size and shape.  Input 0: ",
+        ShapeText(first.shape()), " != input ", i, ": ", ShapeText(context.input(i).shape())));
+  }
+  return absl::OkStatus();
+}
 
 void AddArrays(DataType dtype, const void* x, const void* y, void* out, int64_t count) {
   const bool is_known = WithType(NumberTypes(), dtype, [x, y, out, count](auto tag) {

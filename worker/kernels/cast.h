@@ -12,6 +12,9 @@ namespace ferry::worker {
 // Converts `count` elements. Must not overlap.
 using CastFunction = void (*)(const void* from, void* to, int64_t count);
 
+// Quantized numbers are converted as what they are made of; other types are what they are.
+DataType PlainType(DataType dtype);
+
 // Null for types that are not converted, and for a type to itself where that is no conversion.
 //   truncates: mantissas that are too long are cut instead of rounded, between those types for
 //   which TensorFlow does so.

@@ -14,7 +14,15 @@
 namespace ferry::worker {
 namespace {
 
-// Quantized numbers are converted as what they are made of.
+CastFunction Find(DataType from, DataType to, bool truncates) {
+  CastFunction function = CastFromReal(from, to, truncates);
+  if (function == nullptr) function = CastFromInteger(from, to);
+  if (function == nullptr) function = CastFromComplex(from, to, truncates);
+  return function;
+}
+
+}  // namespace
+
 DataType PlainType(DataType dtype) {
   switch (dtype) {
     case DataType::kQint8:
@@ -31,15 +39,6 @@ DataType PlainType(DataType dtype) {
       return dtype;
   }
 }
-
-CastFunction Find(DataType from, DataType to, bool truncates) {
-  CastFunction function = CastFromReal(from, to, truncates);
-  if (function == nullptr) function = CastFromInteger(from, to);
-  if (function == nullptr) function = CastFromComplex(from, to, truncates);
-  return function;
-}
-
-}  // namespace
 
 KernelOr MakeCast(const NodeAttrs& node) {
   const graph::DataType from = node.Get("SrcT").type();

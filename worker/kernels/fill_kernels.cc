@@ -15,6 +15,7 @@
 #include "base/status_macros.h"
 #include "worker/kernels/element_types.h"
 #include "worker/kernels/families.h"
+#include "worker/kernels/fill.h"
 #include "worker/kernels/function_kernel.h"
 #include "worker/kernels/run_writer.h"
 #include "worker/kernels/shapes.h"
@@ -68,19 +69,8 @@ absl::StatusOr<Tensor> FilledWithString(const KernelContext& context, const Shap
 }
 
 absl::Status Fill(KernelContext& context) {
-  const Tensor& dims = context.input(0);
   const Tensor& value = context.input(1);
-  // A vector of one dimension may be written as a scalar, which is of an older time.
-  if (!IsVector(dims) && !IsScalar(dims)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("dims must represent a vector, got shape ", ShapeText(dims.shape())));
-  }
-  const bool is_scalar = IsScalar(value) || (IsVector(value) && value.shape().dim(0) == 1);
-  if (!is_scalar) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("value must represent a scalar, got shape ", ShapeText(value.shape())));
-  }
-  FERRY_ASSIGN_OR_RETURN(const Shape shape, ShapeOf(IntsOf(dims)));
+  FERRY_ASSIGN_OR_RETURN(const Shape shape, FillShape(context.input(0), value));
   absl::StatusOr<Tensor> filled = value.dtype() == DataType::kString
                                       ? FilledWithString(context, shape, value.strings()[0])
                                       : Filled(context, value.dtype(), shape, value.data());
@@ -200,6 +190,20 @@ absl::Status Range(KernelContext& context) {
 }
 
 }  // namespace
+
+absl::StatusOr<Shape> FillShape(const Tensor& dims, const Tensor& value) {
+  // A vector of one dimension may be written as a scalar, which is of an older time.
+  if (!IsVector(dims) && !IsScalar(dims)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("dims must represent a vector, got shape ", ShapeText(dims.shape())));
+  }
+  const bool is_scalar = IsScalar(value) || (IsVector(value) && value.shape().dim(0) == 1);
+  if (!is_scalar) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("value must represent a scalar, got shape ", ShapeText(value.shape())));
+  }
+  return ShapeOf(IntsOf(dims));
+}
 
 KernelOr MakeFill(const NodeAttrs&) { return MakeFunctionKernel(Fill); }
 

@@ -10,6 +10,7 @@
 #include "base/status_macros.h"
 #include "tensor/tensor_proto.h"
 #include "worker/kernels/families.h"
+#include "worker/kernels/fill.h"
 #include "worker/kernels/function_kernel.h"
 #include "worker/kernels/shapes.h"
 
@@ -27,7 +28,7 @@ KernelOr MakePlaceholder(const NodeAttrs& node) {
       [status = absl::InvalidArgumentError(text)](KernelContext&) { return status; });
 }
 
-KernelOr MakeConst(const NodeAttrs& node) {
+absl::StatusOr<Tensor> ConstantOf(const NodeAttrs& node) {
   const tensorflow::TensorProto& value = node.Get("value").tensor();
   FERRY_ASSIGN_OR_RETURN(
       Tensor tensor,
@@ -37,6 +38,11 @@ KernelOr MakeConst(const NodeAttrs& node) {
                                                    DataTypeName(tensor.dtype()), ") and dtype (",
                                                    DataTypeName(node.Type("dtype")), ")"));
   }
+  return tensor;
+}
+
+KernelOr MakeConst(const NodeAttrs& node) {
+  FERRY_ASSIGN_OR_RETURN(Tensor tensor, ConstantOf(node));
   return MakeFunctionKernel([tensor = std::move(tensor)](KernelContext& context) {
     context.set_output(0, tensor);
     return absl::OkStatus();

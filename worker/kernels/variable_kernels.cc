@@ -11,6 +11,7 @@
 #include "worker/kernels/add.h"
 #include "worker/kernels/families.h"
 #include "worker/kernels/function_kernel.h"
+#include "worker/kernels/gpu_families.h"
 #include "worker/kernels/shapes.h"
 #include "worker/variables.h"
 
@@ -61,26 +62,33 @@ absl::Status Assign(KernelContext& context, DataType dtype, bool validates_shape
   return absl::OkStatus();
 }
 
-absl::Status AssignAdd(KernelContext& context) {
+// Calls sum(old, value, is_own): what the variable is from now on; see Variable::Modify.
+template <typename Sum>
+absl::Status AssignAdd(KernelContext& context, Sum&& sum) {
   FERRY_ASSIGN_OR_RETURN(const std::shared_ptr<Variable> variable, FindVariable(context));
   const Tensor& value = context.input(1);
   if (variable->dtype() != value.dtype()) {
     return absl::InvalidArgumentError("DType of variable handle and value does not match.");
   }
-  return variable->Modify(
-      [&context, &value](const Tensor& old, bool is_own) -> absl::StatusOr<Tensor> {
-        if (!old.is_valid()) {
-          return absl::FailedPreconditionError("Trying to add to a variable without a value");
-        }
-        if (!(old.shape() == value.shape())) {
-          return absl::InvalidArgumentError(absl::StrCat(
-              "Cannot update variable with shape ", ShapeText(old.shape()),
-              " using a Tensor with shape ", ShapeText(value.shape()), ", shapes must be equal."));
-        }
-        Tensor sum;
-        if (is_own) {
-          sum = old;
-        } else {
+  return variable->Modify([&value, &sum](const Tensor& old, bool is_own) -> absl::StatusOr<Tensor> {
+    if (!old.is_valid()) {
+      return absl::FailedPreconditionError("Trying to add to a variable without a value");
+    }
+    if (!(old.shape() == value.shape())) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "Cannot update variable with shape ", ShapeText(old.shape()),
+          " using a Tensor with shape ", ShapeText(value.shape()), ", shapes must be equal."));
+    }
+    return sum(old, value, is_own);
+  });
+}
+
+absl::Status AssignAddOnHost(KernelContext& context) {
+  return AssignAdd(
+      context,
+      [&context](const Tensor& old, const Tensor& value, bool is_own) -> absl::StatusOr<Tensor> {
+        Tensor sum = old;
+        if (!is_own) {
           FERRY_ASSIGN_OR_RETURN(sum, context.Allocate(old.dtype(), old.shape()));
         }
         AddArrays(old.dtype(), old.data(), value.data(), sum.mutable_data(),
@@ -147,7 +155,16 @@ KernelOr MakeAssignVariable(const NodeAttrs& node) {
   });
 }
 
-KernelOr MakeAssignAddVariable(const NodeAttrs&) { return MakeFunctionKernel(AssignAdd); }
+KernelOr MakeAssignAddVariable(const NodeAttrs&) { return MakeFunctionKernel(AssignAddOnHost); }
+
+// Never in place: streams of others may be reading the value.
+KernelOr MakeGpuAssignAddVariable(const NodeAttrs& node, const KernelGpu& gpu) {
+  return MakeGpuKernel(node, gpu, [](KernelContext& context, GpuCompute& compute) {
+    return AssignAdd(context, [&compute](const Tensor& old, const Tensor& value, bool) {
+      return AddOnGpu(compute, old, value);
+    });
+  });
+}
 
 KernelOr MakeReadVariable(const NodeAttrs& node) {
   return MakeFunctionKernel(

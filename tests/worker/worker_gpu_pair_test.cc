@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// Graphs over the GPUs of two workers, each in a process of its own.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gpu/discovery.h"
+#include "tests/runtime/gpu_pair.h"
+#include "tests/support/kernel_image.h"
+#include "tests/worker/worker_fixture.h"
+
+namespace ferry {
+namespace {
+
+using coord::IsOk;
+using graph::GraphWriter;
+using ::testing::HasSubstr;
+
+// Of each process.
+std::unique_ptr<NodeWorker>& OwnWorker() {
+  static auto* const worker = new std::unique_ptr<NodeWorker>;
+  return *worker;
+}
+
+ExchangeOptions Options() {
+  ExchangeOptions options;
+  options.kernel_image = KernelImage();
+  options.grpc_services = [](Exchange& exchange) {
+    NodeWorkerOptions worker;
+    worker.devices = DiscoverLocal().topology.devices;
+    OwnWorker() = std::make_unique<NodeWorker>(exchange, worker);
+    return std::vector<grpc::Service*>{&OwnWorker()->service()};
+  };
+  return options;
+}
+
+void Leave(GpuPeer& peer) {
+  peer.Meet();
+  EXPECT_TRUE(peer.exchange().Stop().ok());
+  OwnWorker().reset();
+}
+
+WorkerClient ClientOf(const Endpoint& endpoint, size_t gpu_count) {
+  std::vector<std::string> devices;
+  const std::string task = absl::StrCat("/job:worker/replica:0/task:", endpoint.peer.node_id);
+  devices.push_back(absl::StrCat(task, "/device:CPU:0"));
+  for (size_t i = 0; i < gpu_count; ++i) {
+    devices.push_back(absl::StrCat(task, "/device:GPU:", i));
+  }
+  return {endpoint.grpc_address, endpoint.peer.incarnation, std::move(devices)};
+}
+
+// What the rows of receives say of the way that tensors came.
+std::vector<std::string> LabelsOf(const SmallMaster::Step& step) {
+  std::vector<std::string> labels;
+  for (const auto& result : step.results) {
+    if (!result.ok()) continue;
+    for (const auto& device : result->step_stats().dev_stats()) {
+      for (const auto& row : device.node_stats()) {
+        if (absl::StrContains(row.timeline_label(), " by ")) labels.push_back(row.timeline_label());
+      }
+    }
+  }
+  return labels;
+}
+
+class WorkerGpuPair : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    NEEDS_TWO_GPUS();
+    if (KernelImage().empty()) GTEST_SKIP() << "this build has no kernels: there was no nvcc";
+  }
+};
+
+// Feeds `count` numbers, and has them go over the GPUs of both and back.
+//   way: what has to stand in the label of each crossing of workers from GPU to GPU.
+void DriveBoth(GpuPeer& peer, int count, const std::string& way) {
+  const size_t gpus = static_cast<size_t>(peer.gpus().count());
+  WorkerClient a = ClientOf(peer.exchange().self(), gpus);
+  WorkerClient b = ClientOf(peer.PeerEndpoint(), gpus);
+  GraphWriter writer;
+  writer.Placeholder("x", a.devices()[0]);
+  writer.AddFloat("there", "AddV2", {"x", "x"}, a.devices()[1]);
+  writer.AddFloat("far", "Neg", {"there"}, b.devices()[2]);
+  writer.AddFloat("farther", "Mul", {"far", "there"}, b.devices()[1]);
+  writer.AddFloat("back", "Sub", {"farther", "x"}, a.devices()[2]);
+  SmallMaster master({&a, &b}, writer, {{"x"}, {"back"}, {}});
+  ASSERT_THAT(master.status, IsOk());
+  for (int id = 1; id <= 5; ++id) {
+    std::vector<float> values;
+    std::vector<float> expected;
+    for (int i = 0; i < count; ++i) {
+      const auto value = static_cast<float>(i % 1000 + id);
+      values.push_back(value);
+      expected.push_back(-4 * value * value - value);
+    }
+    SmallMaster::Step step = master.Start(id, {Floats(values)}, /*record=*/true);
+    const auto fetched = step.Wait();
+    ASSERT_THAT(fetched, IsOk());
+    EXPECT_EQ(ToFloats((*fetched)[0]), expected);
+    int crossings = 0;
+    for (const std::string& label : LabelsOf(step)) {
+      if (absl::StrContains(label, "CPU:0")) continue;
+      ++crossings;
+      EXPECT_THAT(label, HasSubstr(way));
+    }
+    // Twice there and once back.
+    EXPECT_EQ(crossings, 3);
+  }
+}
+
+TEST_F(WorkerGpuPair, TensorsGoFromGpuToGpuByMappedMemory) {
+  RunGpuPair(
+      {.exchange = Options()},
+      [](GpuPeer& peer) {
+        DriveBoth(peer, 100'000, " by cuda_ipc");
+        Leave(peer);
+      },
+      Leave);
+}
+
+TEST_F(WorkerGpuPair, TensorsGoByNcclWhereThatIsAsked) {
+  NEEDS_THE_DOUBLE("has four GPUs");
+  ExchangeOptions options = Options();
+  options.require_transport = "nccl";
+  // It takes one process of each GPU.
+  RunGpuPair(
+      {.exchange = options,
+       .environment = {{"STRICT_CUDA_DEVICES", "4"}},
+       .producer_environment = {{"CUDA_VISIBLE_DEVICES", "0,1"}},
+       .consumer_environment = {{"CUDA_VISIBLE_DEVICES", "2,3"}},
+       .is_apart = true},
+      [](GpuPeer& peer) {
+        DriveBoth(peer, 1'000'000, " by nccl");
+        Leave(peer);
+      },
+      Leave);
+}
+
+// Between machines without NCCL.
+TEST_F(WorkerGpuPair, TensorsGoByTheHostWhereNothingElseWill) {
+  ExchangeOptions options = Options();
+  options.require_transport = "tcp";
+  RunGpuPair(
+      {.exchange = options, .is_apart = true},
+      [](GpuPeer& peer) {
+        DriveBoth(peer, 100'000, " by tcp, staged");
+        Leave(peer);
+      },
+      Leave);
+}
+
+}  // namespace
+}  // namespace ferry

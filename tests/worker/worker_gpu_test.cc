@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+// Graphs on the GPUs of one worker.
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "gpu/discovery.h"
+#include "tests/support/kernel_image.h"
+#include "tests/worker/worker_fixture.h"
+
+namespace ferry {
+namespace {
+
+using absl::StatusCode;
+using coord::Fails;
+using coord::IsOk;
+using graph::GraphWriter;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr char kCpu[] = "/job:worker/task:0/device:CPU:0";
+constexpr char kGpu0[] = "/job:worker/task:0/device:GPU:0";
+constexpr char kGpu1[] = "/job:worker/task:0/device:GPU:1";
+
+// Before anything else looks for a driver.
+const std::vector<Device>& DevicesHere() {
+  static const auto* const devices = [] {
+    if (!OnRealGpu()) setenv("FERRY_CUDA_LIBRARY", STRICT_CUDA_LIBRARY, /*overwrite=*/1);
+    return new std::vector<Device>(DiscoverLocal().topology.devices);
+  }();
+  return *devices;
+}
+
+ExchangeOptions Options() {
+  ExchangeOptions options;
+  options.kernel_image = KernelImage();
+  return options;
+}
+NodeWorkerOptions WithGpus() {
+  NodeWorkerOptions options;
+  options.devices = DevicesHere();
+  return options;
+}
+
+class WorkerGpu : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (KernelImage().empty()) GTEST_SKIP() << "this build has no kernels: there was no nvcc";
+    if (a_.devices().size() < 3) GTEST_SKIP() << "this machine shows one GPU";
+  }
+  size_t UsedBytes() {
+    size_t bytes = 0;
+    for (int i = 0; i < 2; ++i) bytes += (*a_.exchange().gpus()->Get(i))->arena->stats().used_bytes;
+    return bytes;
+  }
+
+  Directory directory_;
+  WorkerEnd a_{directory_, 0, Options(), WithGpus()};
+};
+
+TEST_F(WorkerGpu, IsListedWithItsMemoryAndItsName) {
+  auto status = a_.Call<tensorflow::GetStatusResponse>("GetStatus", tensorflow::GetStatusRequest());
+  ASSERT_THAT(status, IsOk());
+  ASSERT_EQ(status->device_attributes_size(), static_cast<int>(DevicesHere().size()));
+  EXPECT_EQ(status->device_attributes(0).device_type(), "CPU");
+  for (int i = 1; i < status->device_attributes_size(); ++i) {
+    const tensorflow::DeviceAttributes& gpu = status->device_attributes(i);
+    const Device& device = DevicesHere()[static_cast<size_t>(i)];
+    EXPECT_EQ(gpu.name(), absl::StrCat("/job:worker/replica:0/task:0/device:GPU:", i - 1));
+    EXPECT_EQ(gpu.device_type(), "GPU");
+    EXPECT_EQ(gpu.memory_limit(), static_cast<int64_t>(device.memory_bytes));
+    EXPECT_EQ(gpu.incarnation(), a_.incarnation());
+    EXPECT_EQ(gpu.physical_device_desc(),
+              absl::StrCat(
+                  "device: ", i - 1, ", name: ", device.name, ", pci bus id: ", device.pci_bus_id,
+                  ", compute capability: ", device.compute_major, ".", device.compute_minor));
+  }
+}
+
+TEST_F(WorkerGpu, GraphsRunOverBothAndTheHost) {
+  GraphWriter writer;
+  writer.Placeholder("x", kCpu);
+  writer.Const("three", kGpu0, 3);
+  writer.AddFloat("product", "Mul", {"x", "three"}, kGpu0);
+  writer.AddFloat("sum", "AddV2", {"product", "x"}, kGpu1);
+  writer.AddFloat("root", "Sqrt", {"sum"}, kGpu0);
+  writer.AddFloat("host", "Identity", {"root"}, kCpu);
+  SmallMaster master({&a_}, writer, {{"x"}, {"sum", "root", "host"}, {}});
+  ASSERT_THAT(master.status, IsOk());
+  for (int step = 1; step < 20; ++step) {
+    const auto value = static_cast<float>(step * step);
+    const auto fetched = master.Run(step, {Floats({value, 0, 100})});
+    ASSERT_THAT(fetched, IsOk());
+    EXPECT_THAT(ToFloats((*fetched)[0]), ElementsAre(4 * value, 0, 400));
+    EXPECT_THAT(ToFloats((*fetched)[1]), ElementsAre(static_cast<float>(2 * step), 0, 20));
+    EXPECT_THAT(ToFloats((*fetched)[2]), ElementsAre(static_cast<float>(2 * step), 0, 20));
+  }
+  a_.ExpectClean();
+}
+
+// int32 is in the host's memory, but for what Cast takes and gives.
+TEST_F(WorkerGpu, TensorsChangeTheMemoryWithinOneDevice) {
+  GraphWriter writer;
+  writer.Placeholder("x", kCpu);
+  writer.AddFloat("on_gpu", "Neg", {"x"}, kGpu0);
+  auto& shape = writer.AddFloat("shape", "Shape", {"on_gpu"}, kGpu0);
+  (*shape.mutable_attr())["out_type"].set_type(tensorflow::DT_INT32);
+  auto& twice = writer.Add("twice", "AddV2", {"shape", "shape"}, kGpu0);
+  (*twice.mutable_attr())["T"].set_type(tensorflow::DT_INT32);
+  auto& cast = writer.Add("cast", "Cast", {"twice"}, kGpu0);
+  (*cast.mutable_attr())["SrcT"].set_type(tensorflow::DT_INT32);
+  (*cast.mutable_attr())["DstT"].set_type(tensorflow::DT_FLOAT);
+  auto& back = writer.Add("back", "Cast", {"cast"}, kGpu0);
+  (*back.mutable_attr())["SrcT"].set_type(tensorflow::DT_FLOAT);
+  (*back.mutable_attr())["DstT"].set_type(tensorflow::DT_INT32);
+  auto& again = writer.Add("again", "AddV2", {"back", "shape"}, kGpu0);
+  (*again.mutable_attr())["T"].set_type(tensorflow::DT_INT32);
+  SmallMaster master({&a_}, writer, {{"x"}, {"cast", "again"}, {}});
+  ASSERT_THAT(master.status, IsOk());
+  const auto fetched = master.Run(1, {Floats({1, 2, 3, 4, 5})});
+  ASSERT_THAT(fetched, IsOk());
+  EXPECT_THAT(ToFloats((*fetched)[0]), ElementsAre(10));
+  EXPECT_THAT((*fetched)[1].elements<int32_t>(), ElementsAre(15));
+}
+
+TEST_F(WorkerGpu, VariablesStayInItsMemoryFromStepToStep) {
+  GraphWriter writer;
+  writer.Variable("v", kGpu1);
+  writer.Placeholder("x", kCpu);
+  const auto typed = [&writer](const char* name, const char* op,
+                               const std::vector<std::string>& inputs) {
+    auto& node = writer.Add(name, op, inputs, kGpu1);
+    (*node.mutable_attr())["dtype"].set_type(tensorflow::DT_FLOAT);
+  };
+  typed("assign", "AssignVariableOp", {"v", "x"});
+  typed("add", "AssignAddVariableOp", {"v", "x"});
+  typed("read", "ReadVariableOp", {"v"});
+  SmallMaster assign({&a_}, writer, {{"x"}, {}, {"assign"}});
+  SmallMaster add({&a_}, writer, {{"x"}, {}, {"add"}});
+  SmallMaster read({&a_}, writer, {{}, {"read"}, {}});
+  ASSERT_THAT(assign.status, IsOk());
+  ASSERT_THAT(add.status, IsOk());
+  ASSERT_THAT(read.status, IsOk());
+  EXPECT_THAT(read.Run(1), Fails(StatusCode::kFailedPrecondition));
+  EXPECT_THAT(assign.Run(2, {Floats({1, 2})}), IsOk());
+  for (int step = 3; step < 8; ++step) EXPECT_THAT(add.Run(step, {Floats({10, 20})}), IsOk());
+  const auto fetched = read.Run(9);
+  ASSERT_THAT(fetched, IsOk());
+  EXPECT_THAT(ToFloats((*fetched)[0]), ElementsAre(51, 102));
+  EXPECT_EQ(a_.worker().variable_count(), 1);
+}
+
+TEST_F(WorkerGpu, StepsLeaveNothingInItsMemory) {
+  GraphWriter writer;
+  writer.Placeholder("x", kCpu);
+  writer.AddFloat("a", "Neg", {"x"}, kGpu0);
+  writer.AddFloat("b", "Mul", {"a", "x"}, kGpu1);
+  SmallMaster master({&a_}, writer, {{"x"}, {"b"}, {}});
+  ASSERT_THAT(master.status, IsOk());
+  size_t used = 0;
+  for (int step = 1; step <= 100; ++step) {
+    ASSERT_THAT(master.Run(step, {Floats(std::vector<float>(1000, 2))}), IsOk());
+    if (step != 10) continue;
+    a_.exchange().gpus()->WaitIdle(SteadyClock().Now() + absl::Seconds(10));
+    used = UsedBytes();
+  }
+  a_.exchange().gpus()->WaitIdle(SteadyClock().Now() + absl::Seconds(10));
+  EXPECT_LE(UsedBytes(), used);
+  a_.ExpectClean();
+}
+
+TEST_F(WorkerGpu, OpsWithoutAKernelThereAreRefusedInTensorFlowsWords) {
+  tensorflow::GraphDef def;
+  GraphWriter writer;
+  writer.Const("c", a_.devices()[1]);
+  writer.AddFloat("m", "MatMul", {"c", "c"}, a_.devices()[1]);
+  EXPECT_THAT(a_.Register(writer.def()),
+              Fails(StatusCode::kNotFound,
+                    HasSubstr("No registered 'MatMul' OpKernel for 'GPU' devices compatible with "
+                              "node {{node m}}")));
+}
+
+// A master that has not cut the graph would have the host read a GPU's memory, or a GPU the host's.
+TEST_F(WorkerGpu, EdgesBetweenTwoMemoriesAreRefused) {
+  for (const bool to_host : {false, true}) {
+    GraphWriter writer;
+    const std::string& gpu = a_.devices()[1];
+    auto& source = writer.Add("source", "_Recv", {}, gpu);
+    (*source.mutable_attr())["tensor_type"].set_type(tensorflow::DT_INT32);
+    if (!to_host) source.set_op("_HostRecv");
+    for (const char* attr : {"send_device", "recv_device"}) {
+      (*source.mutable_attr())[attr].set_s(gpu);
+    }
+    (*source.mutable_attr())["tensor_name"].set_s("t");
+    (*source.mutable_attr())["send_device_incarnation"].set_i(1);
+    if (to_host) {
+      auto& sum = writer.Add("sum", "AddV2", {"source", "source"}, gpu);
+      (*sum.mutable_attr())["T"].set_type(tensorflow::DT_INT32);
+    } else {
+      auto& cast = writer.Add("cast", "Cast", {"source"}, gpu);
+      (*cast.mutable_attr())["SrcT"].set_type(tensorflow::DT_INT32);
+      (*cast.mutable_attr())["DstT"].set_type(tensorflow::DT_FLOAT);
+    }
+    EXPECT_THAT(a_.Register(writer.def()),
+                Fails(StatusCode::kInvalidArgument,
+                      HasSubstr("an edge goes from one memory to another, from node 'source'")));
+  }
+}
+
+// Not all masters fetch at the host.
+TEST_F(WorkerGpu, WhatIsSentToAGpuCanBeFetched) {
+  GraphWriter writer;
+  const std::string& gpu = a_.devices()[1];
+  writer.Const("c", gpu, 7);
+  auto& send = writer.AddFloat("send", "_Send", {"c"}, gpu);
+  for (const char* attr : {"send_device", "recv_device"}) (*send.mutable_attr())[attr].set_s(gpu);
+  (*send.mutable_attr())["tensor_name"].set_s("t");
+  (*send.mutable_attr())["send_device_incarnation"].set_i(static_cast<int64_t>(a_.incarnation()));
+  const auto handle = a_.Register(writer.def());
+  ASSERT_THAT(handle, IsOk());
+  tensorflow::RunGraphRequest request = RunRequestOf(*handle, 1);
+  request.add_recv_key(RendezvousKey::Text(gpu, a_.incarnation(), gpu, "t"));
+  const auto result = a_.Run(request);
+  ASSERT_THAT(result, IsOk());
+  ASSERT_EQ(result->recv_size(), 1);
+  EXPECT_THAT(ToFloats(*TensorFromProto(result->recv(0).tensor())), ElementsAre(7));
+  EXPECT_THAT(a_.Cleanup(1), IsOk());
+}
+
+TEST(WorkerWithoutKernels, RefusesArithmeticOnGpusAndMovesTensors) {
+  Directory directory;
+  ExchangeOptions options = Options();
+  options.kernel_image = {};
+  WorkerEnd worker(directory, 0, options, WithGpus());
+  GraphWriter writer;
+  writer.Placeholder("x", kCpu);
+  writer.AddFloat("moved", "Identity", {"x"}, kGpu0);
+  writer.AddFloat("sum", "AddV2", {"moved", "moved"}, kGpu0);
+  SmallMaster refused({&worker}, writer, {{"x"}, {"sum"}, {}});
+  EXPECT_THAT(refused.status,
+              Fails(StatusCode::kUnimplemented,
+                    AllOf(HasSubstr("Op AddV2 of node sum cannot be run on GPUs here"),
+                          HasSubstr("made without nvcc"))));
+  SmallMaster moving({&worker}, writer, {{"x"}, {"moved"}, {}});
+  ASSERT_THAT(moving.status, IsOk());
+  const auto fetched = moving.Run(1, {Floats({4, 5})});
+  ASSERT_THAT(fetched, IsOk());
+  EXPECT_THAT(ToFloats((*fetched)[0]), ElementsAre(4, 5));
+}
+
+}  // namespace
+}  // namespace ferry
