@@ -21,8 +21,8 @@ absl::StatusOr<master::WorkerRecord> ReadRecord(absl::string_view text) {
   master::WorkerRecord record;
   record.incarnation = endpoint.peer.incarnation;
   record.address = endpoint.grpc_address;
-  // Workers run graphs on their CPUs only: what is offered here would be placed on.
-  record.gpu_count = 0;
+  record.gpu_count = static_cast<int>(endpoint.gpus.size());
+  record.has_gpu_kernels = endpoint.has_gpu_kernels;
   return record;
 }
 

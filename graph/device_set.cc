@@ -26,7 +26,8 @@ int TypeRank(const std::string& type) {
 }  // namespace
 
 absl::StatusOr<DeviceSet> DeviceSet::Create(
-    absl::Span<const std::pair<std::string, uint64_t>> devices, absl::string_view client_device) {
+    absl::Span<const std::pair<std::string, uint64_t>> devices, absl::string_view client_device,
+    absl::Span<const std::string> last) {
   DeviceSet set;
   for (const auto& [name, incarnation] : devices) {
     std::optional<TaskDevice> parsed = ParseDeviceName(name);
@@ -40,10 +41,17 @@ absl::StatusOr<DeviceSet> DeviceSet::Create(
   if (!client.has_value() || client->type != "CPU") {
     return absl::InvalidArgumentError(absl::StrCat("no host's device: ", Shown(client_device)));
   }
-  const auto rank = [&client](const SessionDevice& one) {
+  std::set<std::string> at_the_end;
+  for (const std::string& name : last) {
+    if (const std::optional<TaskDevice> parsed = ParseDeviceName(name); parsed.has_value()) {
+      at_the_end.insert(ferry::ToString(*parsed));
+    }
+  }
+  const auto rank = [&client, &at_the_end](const SessionDevice& one) {
     const TaskName& task = one.device.task;
-    return std::make_tuple(TypeRank(one.device.type), one.device.type, !(task == client->task),
-                           task.job, task.replica, task.task, one.device.index);
+    return std::make_tuple(at_the_end.count(one.name) > 0, TypeRank(one.device.type),
+                           one.device.type, !(task == client->task), task.job, task.replica,
+                           task.task, one.device.index);
   };
   std::sort(set.devices_.begin(), set.devices_.end(),
             [&rank](const SessionDevice& a, const SessionDevice& b) { return rank(a) < rank(b); });

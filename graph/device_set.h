@@ -35,10 +35,12 @@ class DeviceSet {
 
   //   devices: each with its full name and incarnation.
   //   client_device: where feeds come in and fetches go out; a host device among them.
+  //   last: names of devices that come after all others, whatever they are.
   //   Errors: INVALID_ARGUMENT for a name that is none or comes twice, for more than kMaxTypes
   //   types, or a client device that is not among them or is none of the host.
   static absl::StatusOr<DeviceSet> Create(
-      absl::Span<const std::pair<std::string, uint64_t>> devices, absl::string_view client_device);
+      absl::Span<const std::pair<std::string, uint64_t>> devices, absl::string_view client_device,
+      absl::Span<const std::string> last = {});
 
   int size() const { return static_cast<int>(devices_.size()); }
   const SessionDevice& device(int index) const { return devices_[static_cast<size_t>(index)]; }

@@ -23,6 +23,8 @@ struct ClusterWorker {
   uint64_t incarnation = 0;
   // The first is one of the host.
   std::vector<tensorflow::DeviceAttributes> devices;
+  // Else its GPUs only move tensors, and are for nodes that ask for them.
+  bool has_gpu_kernels = true;
   std::shared_ptr<WorkerLink> link;
 };
 

@@ -10,18 +10,13 @@
 
 #include "base/text.h"
 #include "topology/global_topology.h"
+#include "topology/gpu_description.h"
 
 namespace ferry::master {
 namespace {
 
 // What TensorFlow says of a host's memory, which it does not limit.
 constexpr int64_t kHostMemoryLimit = int64_t{256} << 20;
-
-std::string DescribeGpu(const Device& gpu) {
-  return absl::StrCat("device: ", gpu.ordinal, ", name: ", gpu.name,
-                      ", pci bus id: ", gpu.pci_bus_id, ", compute capability: ", gpu.compute_major,
-                      ".", gpu.compute_minor);
-}
 
 std::vector<tensorflow::DeviceAttributes> DescribeDevices(const std::string& task,
                                                           const WorkerRecord& record,
@@ -40,7 +35,7 @@ std::vector<tensorflow::DeviceAttributes> DescribeDevices(const std::string& tas
     gpu.set_memory_limit(static_cast<int64_t>(device.memory_bytes));
     if (device.numa_node >= 0) gpu.mutable_locality()->set_numa_node(device.numa_node);
     gpu.set_incarnation(record.incarnation);
-    gpu.set_physical_device_desc(DescribeGpu(device));
+    gpu.set_physical_device_desc(GpuDescription(device));
   }
   return devices;
 }
@@ -140,6 +135,7 @@ bool JobWorkers::Complete(ClusterWorker& worker, const WorkerRecord& record, con
         DescribeDevices(worker.name, record, topology->nodes()[static_cast<size_t>(*index)]);
   }
   worker.incarnation = record.incarnation;
+  worker.has_gpu_kernels = record.has_gpu_kernels;
   worker.devices = known.devices;
   worker.link = known.link;
   return !known.devices.empty();

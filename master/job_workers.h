@@ -28,6 +28,8 @@ struct WorkerRecord {
   std::string address;
   // As many as it can use; the first ones of its topology.
   int gpu_count = 0;
+  // Whether it has kernels for them.
+  bool has_gpu_kernels = false;
 };
 
 // How records are found and read, which is others' knowledge.

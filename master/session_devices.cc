@@ -52,6 +52,7 @@ absl::StatusOr<SessionDevices> SelectDevices(const Cluster& cluster, const Devic
   SessionDevices result;
   std::vector<std::pair<std::string, uint64_t>> names;
   std::vector<int> owners;
+  std::vector<std::string> last;
   std::string client;
   for (const ClusterWorker& worker : cluster.workers) {
     if (!filters.Matches(worker.task)) continue;
@@ -66,6 +67,7 @@ absl::StatusOr<SessionDevices> SelectDevices(const Cluster& cluster, const Devic
       if (!is_client_device && !filters.Matches(*parsed)) continue;
       if (is_client_device) client = device.name();
       names.emplace_back(device.name(), device.incarnation());
+      if (!IsHost(device) && !worker.has_gpu_kernels) last.push_back(device.name());
       kept.devices.push_back(device);
     }
     if (kept.devices.empty()) continue;
@@ -75,7 +77,7 @@ absl::StatusOr<SessionDevices> SelectDevices(const Cluster& cluster, const Devic
   if (client.empty()) {
     return absl::InvalidArgumentError("No worker of the job matches the session's device filters.");
   }
-  FERRY_ASSIGN_OR_RETURN(result.set, graph::DeviceSet::Create(names, client));
+  FERRY_ASSIGN_OR_RETURN(result.set, graph::DeviceSet::Create(names, client, last));
   result.worker_of_device.resize(names.size());
   for (size_t i = 0; i < names.size(); ++i) {
     result.worker_of_device[static_cast<size_t>(result.set.Find(names[i].first))] = owners[i];

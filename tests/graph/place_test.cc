@@ -60,6 +60,19 @@ TEST(Place, PrefersAGpuWhereThereIsAKernel) {
 }
 
 // Scenario 103.
+// GPUs of a worker that has no kernels for them.
+TEST(Place, DevicesThatAreLastAreForThoseWhoNameThem) {
+  const std::string task = "/job:worker/replica:0/task:0/device:";
+  const std::vector<std::pair<std::string, uint64_t>> names = {{task + "CPU:0", 1},
+                                                               {task + "GPU:0", 1}};
+  const DeviceSet devices = *DeviceSet::Create(names, task + "CPU:0", {task + "GPU:0"});
+  EXPECT_EQ(PlaceOfNode(OneConst(""), devices, "a"), "task:0/device:CPU:0");
+  EXPECT_EQ(PlaceOfNode(OneConst("/job:worker/task:0"), devices, "a"), "task:0/device:CPU:0");
+  EXPECT_EQ(PlaceOfNode(OneConst("/device:GPU:0"), devices, "a"), "task:0/device:GPU:0");
+  EXPECT_EQ(PlaceOfNode(OneConst(""), *DeviceSet::Create(names, task + "CPU:0"), "a"),
+            "task:0/device:GPU:0");
+}
+
 TEST(Place, ListsTheDevicesIfThatOneIsNotThere) {
   const DeviceSet devices = Devices(2);
   EXPECT_THAT(

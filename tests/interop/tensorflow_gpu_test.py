@@ -1,0 +1,261 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A real TensorFlow client that places nodes on the GPUs of two workers.
+
+  tensorflow_gpu_test.py --ferry=build/ferry --double=libstrict_cuda.so --python=VENV/bin/python
+
+The GPUs are those of the strict double of the driver, two for each worker; TensorFlow's own
+servers have none here, so what is expected is what NumPy and TensorFlow's CPU kernels give.
+Ends with 77 if this build has no kernels for GPUs.
+"""
+import argparse
+import os
+import sys
+import tempfile
+import time
+
+import tensorflow_session_test as sessions  # first: it clears the environment
+import numpy as np
+import tensorflow.compat.v1 as tf
+from harness import Failure, check
+from tensorflow_session_test import equal, errors, fails
+
+WORKERS = 2
+CPUS = [f"/job:worker/task:{task}/device:CPU:0" for task in range(WORKERS)]
+GPUS = [f"/job:worker/task:{task}/device:GPU:{gpu}" for task in range(WORKERS) for gpu in (0, 1)]
+CASES = []
+
+
+def case(function):
+    CASES.append(function)
+    return function
+
+
+class Cluster(sessions.Cluster):
+    def start_worker(self, task):
+        # Of four, each worker sees two.
+        os.environ["CUDA_VISIBLE_DEVICES"] = f"{2 * task},{2 * task + 1}"
+        super().start_worker(task)
+
+
+def rows(data):
+    """Nodes that ran: name, device and label."""
+    return [(node.node_name, device.device, node.timeline_label)
+            for device in data.step_stats.dev_stats for node in device.node_stats]
+
+
+def traced(session, fetches, feeds=None):
+    data = tf.RunMetadata()
+    options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
+    return session.run(fetches, feeds, options=options, run_metadata=data), rows(data)
+
+
+@case
+def devices(cluster):
+    with cluster.session(tf.Graph()) as session:
+        found = {device.name: device for device in session.list_devices()}
+    check(len(found) == 3 * WORKERS, sorted(found))
+    for task in range(WORKERS):
+        task_name = f"/job:worker/replica:0/task:{task}"
+        cpu = found[f"{task_name}/device:CPU:0"]
+        for gpu in (0, 1):
+            device = found[f"{task_name}/device:GPU:{gpu}"]
+            check(device.device_type == "GPU", device.device_type)
+            check(device.memory_limit_bytes == 4 << 30, device.memory_limit_bytes)
+            check(device.incarnation == cpu.incarnation, "they have two lives")
+
+
+@case
+def arithmetic(cluster):
+    random = np.random.RandomState(3)
+    with tf.Graph().as_default() as graph:
+        wanted = []
+        for number, dtype in enumerate((tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int64)):
+            x = tf.cast(tf.constant(random.randint(1, 50, [3, 1, 5])), dtype)
+            y = tf.cast(tf.constant(random.randint(1, 9, [4, 1])), dtype)
+            for op in (tf.add, tf.subtract, tf.multiply, tf.maximum, tf.minimum):
+                with tf.device(CPUS[0]):
+                    here = op(x, y)
+                with tf.device(GPUS[number % 4]):
+                    wanted.append((here, op(x, y)))
+            if dtype == tf.int64:
+                continue
+            for op in (lambda: tf.realdiv(x, y), lambda: tf.sqrt(x), lambda: -x,
+                       lambda: tf.add_n([x] * 12), lambda: tf.cast(x, tf.float64),
+                       lambda: tf.zeros_like(x), lambda: tf.ones_like(y),
+                       lambda: tf.fill([3, 2], tf.cast(2.5, dtype))):
+                with tf.device(CPUS[0]):
+                    here = op()
+                with tf.device(GPUS[number % 4]):
+                    wanted.append((here, op()))
+    with cluster.session(graph, allow_soft_placement=True) as session:
+        got, ran = traced(session, wanted)
+    for here, there in got:
+        equal(there, here)
+    on_gpus = {name for name, device, _ in ran if "GPU" in device}
+    check(len(on_gpus) >= len(wanted), f"only {len(on_gpus)} nodes ran on GPUs")
+
+
+@case
+def every_ordered_pair(cluster):
+    places = CPUS + GPUS
+    value = np.arange(50_000, dtype=np.float32)
+    with tf.Graph().as_default() as graph:
+        x = tf.placeholder(tf.float32, [None])
+        moved = {}
+        for source in places:
+            with tf.device(source):
+                there = x + 1.0
+            for destination in places:
+                with tf.device(destination):
+                    moved[source, destination] = there * 2.0
+    with cluster.session(graph) as session:
+        for _ in range(3):
+            got, ran = traced(session, moved, {x: value})
+            for result in got.values():
+                equal(result, (value + 1) * 2)
+    labels = [label for _, _, label in ran if " by " in label]
+    between = [label for label in labels if label.count("GPU") == 2]
+    check(len(between) >= 8, f"{len(between)} rows of tensors between GPUs")
+    for label in between:
+        check(" by cuda_ipc" in label, label)
+
+
+@case
+def feeds_and_fetches(cluster):
+    with tf.Graph().as_default() as graph:
+        with tf.device(GPUS[3]):
+            x = tf.placeholder(tf.float32, [None], name="x")
+            y = x * 3.0
+        with tf.device(GPUS[0]):
+            z = y - 1.0
+            rank = tf.rank(z)
+        count = tf.shape(y) + 1
+    with cluster.session(graph, allow_soft_placement=True) as session:
+        equal(session.run([y, z, x], {x: [1, 2]})[1], np.float32([2, 5]))
+        equal(session.run(z, {y: [7]}), np.float32([6]))
+        equal(session.run(rank, {x: [1, 2, 3]}), np.int32(1))
+        equal(session.run(count, {x: [1, 2, 3]}), np.int32([4]))
+        equal(session.run(z, {x: []}), np.float32([]))
+        fails(errors.InvalidArgumentError, "You must feed a value for placeholder tensor 'x'",
+              lambda: session.run(z))
+        handle = session.partial_run_setup([y, z], [x])
+        equal(session.partial_run(handle, y, {x: [5]}), np.float32([15]))
+        equal(session.partial_run(handle, z), np.float32([14]))
+
+
+@case
+def variables(cluster):
+    with tf.Graph().as_default() as graph:
+        with tf.device(GPUS[2]):
+            v = tf.get_variable("v", initializer=np.float32([1, 2]), use_resource=True)
+            more = v.assign_add([10, 20], read_value=False)
+            twice = v * 2.0
+        with tf.device(CPUS[0]):
+            seen = tf.identity(v.read_value())
+        init = tf.global_variables_initializer()
+    with cluster.session(graph) as session:
+        fails(errors.FailedPreconditionError, "Could not find variable", lambda: session.run(seen))
+        session.run(init)
+        for _ in range(20):
+            session.run(more)
+        equal(session.run(twice), np.float32([402, 804]))
+        with cluster.session(graph) as another:
+            equal(another.run(seen), np.float32([201, 402]))
+
+
+@case
+def placing(cluster):
+    with tf.Graph().as_default() as graph:
+        # Where there are GPUs, nodes that may be anywhere are on one.
+        a = tf.constant([[1.0, 2.0]]) + 1.0
+    with cluster.session(graph) as session:
+        value, ran = traced(session, a)
+        equal(value, np.float32([[2, 3]]))
+        check(any("GPU" in device and label == "" for _, device, label in ran), f"ran at {ran}")
+    with tf.Graph().as_default() as graph:
+        with tf.device(GPUS[1]):
+            tf.matmul(a_here := tf.constant([[1.0]]), a_here)
+            numbers = tf.range(5)
+    with cluster.session(graph) as session:
+        fails(errors.InvalidArgumentError,
+              "Cannot assign a device for operation MatMul.*no supported kernel for GPU devices",
+              lambda: session.run(numbers))
+    with cluster.session(graph, allow_soft_placement=True) as session:
+        value, ran = traced(session, numbers)
+        equal(value, np.int32([0, 1, 2, 3, 4]))
+        places = [device for name, device, _ in ran if name == "range"]
+        check(places == ["/job:worker/replica:0/task:0/device:CPU:0"], f"ran at {places}")
+
+
+@case
+def many_steps(cluster):
+    with tf.Graph().as_default() as graph:
+        x = tf.placeholder(tf.float32, [None])
+        value = x
+        for i in range(8):
+            with tf.device(GPUS[(3 * i) % 4]):
+                value = tf.sqrt(value * value + 1.0)
+    with cluster.session(graph) as session:
+        for step in range(100):
+            got = session.run(value, {x: np.full([1000], step, np.float32)})
+            check(np.allclose(got, np.sqrt(step * step + 8)), f"step {step}: {got[0]}")
+
+
+def has_kernels(cluster):
+    with tf.Graph().as_default() as graph, tf.device(GPUS[0]):
+        total = tf.constant(1.0) + tf.constant(2.0)
+    with cluster.session(graph) as session:
+        try:
+            equal(session.run(total), np.float32(3))
+        except errors.UnimplementedError as error:
+            check("made without nvcc" in str(error), error)
+            return False
+    return True
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ferry", required=True)
+    parser.add_argument("--double", required=True)
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--only", default="")
+    options = parser.parse_args()
+    options.real = False
+    sessions.WORKERS = WORKERS
+    for name in ("FERRY_CUDA_LIBRARY", "FERRY_NVML_LIBRARY", "FERRY_NCCL_LIBRARY"):
+        os.environ[name] = options.double
+    os.environ["STRICT_CUDA_DEVICES"] = "4"
+    failed = 0
+    chosen = [c for c in CASES if not options.only or c.__name__ in options.only.split(",")]
+    with tempfile.TemporaryDirectory() as session:
+        os.environ["STRICT_CUDA_SESSION"] = session
+        cluster = Cluster(options)
+        try:
+            if not has_kernels(cluster):
+                print("skipped: this build has no kernels for GPUs")
+                return 77
+            for function in chosen:
+                began = time.monotonic()
+                try:
+                    function(cluster)
+                    print(f"ok {function.__name__} ({time.monotonic() - began:.1f} s)", flush=True)
+                except (Failure, errors.OpError, RuntimeError, ValueError) as failure:
+                    failed += 1
+                    print(f"FAILED {function.__name__}: {type(failure).__name__} {failure!s:.2000}",
+                          flush=True)
+            for child in cluster.children():
+                check(child.poll() is None, f"a server has ended with {child.poll()}")
+        except Failure as failure:
+            failed += 1
+            print(f"FAILED: {failure}")
+        finally:
+            if failed:
+                print(cluster.tails())
+            cluster.stop()
+    print(f"{len(chosen) - failed} of {len(chosen)} cases passed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
