@@ -12,9 +12,9 @@
 
 #include "base/status_macros.h"
 #include "coord/grpc_bytes.h"
-#include "coord/grpc_channel.h"
 #include "coord/grpc_errors.h"
 #include "proto/tf_master.pb.h"
+#include "rendezvous/grpc_tensor_channel.h"
 #include "tensor/tensor_proto.h"
 
 namespace ferry::cli {
@@ -66,7 +66,7 @@ void ReadStats(const tensorflow::StepStats& stats, TracedStep& step) {
 
 StepSession::StepSession(std::string coordinator)
     : coordinator_(std::move(coordinator)),
-      channel_(coord::MakeAgentChannel(coordinator_)),
+      channel_(MakeTensorChannel(coordinator_)),
       run_step_("/tensorflow.MasterService/RunStep", Method::NORMAL_RPC, channel_),
       ping_("/grpc.health.v1.Health/Check", Method::NORMAL_RPC, channel_) {
   // An empty message: the health of the server itself.

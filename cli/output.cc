@@ -12,6 +12,8 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "base/text.h"
+
 namespace ferry::cli {
 namespace {
 
@@ -38,6 +40,18 @@ absl::Status FlushOutput() {
   const int reason = first_error;
   return absl::UnavailableError(absl::StrCat(
       "cannot write the output", reason != 0 ? absl::StrCat(": ", std::strerror(reason)) : ""));
+}
+
+absl::Status WriteFile(const std::string& path, const std::string& text) {
+  std::FILE* file = path == "-" ? stdout : std::fopen(path.c_str(), "we");
+  bool is_written = file != nullptr;
+  if (is_written) is_written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  if (is_written) is_written = std::fflush(file) == 0;
+  const int error = errno;
+  if (file != nullptr && file != stdout) std::fclose(file);
+  if (is_written) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("cannot write ", Quoted(path), ": ", std::strerror(error)));
 }
 
 }  // namespace ferry::cli

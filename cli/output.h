@@ -3,6 +3,8 @@
 #ifndef FERRY_CLI_OUTPUT_H_
 #define FERRY_CLI_OUTPUT_H_
 
+#include <string>
+
 #include "absl/status/status.h"
 
 namespace ferry::cli {
@@ -15,6 +17,9 @@ void ReserveStandardStreams();
 // Writes out what stdout holds. Errors: UNAVAILABLE with the reason, then and for ever after, once
 // any of it could not be written. Thread-safe.
 absl::Status FlushOutput();
+
+// Writes a file, or to stdout if `path` is "-". Errors: UNAVAILABLE with the reason.
+absl::Status WriteFile(const std::string& path, const std::string& text);
 
 }  // namespace ferry::cli
 

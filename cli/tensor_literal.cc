@@ -26,7 +26,7 @@
 namespace ferry::cli {
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 
 // Rows in rows in rows.
 constexpr int kMaxDepth = 64;

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // ferry topo: devices and the paths between them; of this machine, of a job, or of a file.
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -41,18 +39,6 @@ void Print(const TopoFlags& flags, const Topology& topology) {
                                        : PrintableText(FormatText(topology));
   std::fwrite(text.data(), 1, text.size(), stdout);
   if (!text.empty() && text.back() != '\n') std::fputc('\n', stdout);
-}
-
-absl::Status WriteFile(const std::string& path, const std::string& text) {
-  std::FILE* file = path == "-" ? stdout : std::fopen(path.c_str(), "we");
-  bool is_written = file != nullptr;
-  if (is_written) is_written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  if (is_written) is_written = std::fflush(file) == 0;
-  const int error = errno;
-  if (file != nullptr && file != stdout) std::fclose(file);
-  if (is_written) return absl::OkStatus();
-  return absl::UnavailableError(
-      absl::StrCat("cannot write ", Quoted(path), ": ", std::strerror(error)));
 }
 
 void PrintReason(const char* what, const std::string& reason) {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // ferry trace: the last steps of a job as a picture for a browser.
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <memory>
 #include <string>
 
@@ -13,6 +11,7 @@
 #include "base/text.h"
 #include "cli/chrome_trace_proto.h"
 #include "cli/grpc_trace.h"
+#include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/table.h"
 #include "cli/verb.h"
@@ -26,23 +25,6 @@ struct TraceFlags {
   std::string output;
   int last = 1;
 };
-
-absl::Status WriteFile(const std::string& path, const std::string& text) {
-  if (path == "-") {
-    std::fputs(text.c_str(), stdout);
-    return absl::OkStatus();
-  }
-  const auto error = [&path] {
-    return absl::UnavailableError(
-        absl::StrCat("cannot write ", Quoted(path), ": ", std::strerror(errno)));
-  };
-  std::FILE* const file = std::fopen(path.c_str(), "wb");
-  if (file == nullptr) return error();
-  const bool is_written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  const absl::Status status = is_written ? absl::OkStatus() : error();
-  if (std::fclose(file) != 0 && status.ok()) return error();
-  return status;
-}
 
 // What is in it, and what is not.
 std::string Summary(const ferry::v1::GetStepsResponse& steps, const std::string& output) {
