@@ -8,6 +8,7 @@
 #include <functional>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 
@@ -300,7 +301,11 @@ class HostWork final : public std::enable_shared_from_this<HostWork> {
   }
 
   absl::Status Explain(int from, absl::Status status) const {
-    if (!absl::IsDeadlineExceeded(status)) return status;
+    if (!absl::IsDeadlineExceeded(status) || work_.deadline == absl::InfiniteFuture()) {
+      return status;
+    }
+    // Somebody else's time was up, who says why.
+    if (absl::StrContains(status.message(), "Collective has timed out")) return status;
     return absl::DeadlineExceededError(
         absl::StrCat("Collective has timed out during execution. ", NameOf(from),
                      " has not sent its part to ", NameOf(work_.rank), " in instance ",

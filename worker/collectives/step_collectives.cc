@@ -40,6 +40,8 @@ v1::CollectiveJoin JoinOf(const CollectiveNode& node, const CollectiveCall& call
 struct StepCollectives::Joining {
   CollectiveWork work;
   RecvCallback done;
+  // Of the leader's answer.
+  absl::Time deadline = absl::InfiniteFuture();
 };
 
 void StepCollectives::Run(const CollectiveNode& node, const KernelEnvironment& environment,
@@ -73,6 +75,7 @@ absl::Status StepCollectives::Join(const std::shared_ptr<Joining>& joining) {
   args.cancellation = joining->work.cancellation;
   if (node.timeout < absl::InfiniteDuration()) {
     args.deadline = clock_.Now() + node.timeout + kLeaderPatience;
+    joining->deadline = args.deadline;
   }
   // The run, which is not over before its node is, keeps this.
   exchange_->RecvAsync(members_key, std::move(args),
@@ -86,7 +89,8 @@ void StepCollectives::OnMembers(Joining& joining, absl::Status status, const Rec
   CollectiveWork& work = joining.work;
   const CollectiveNode& node = *work.node;
   v1::CollectiveMembers members;
-  if (absl::IsDeadlineExceeded(status)) {
+  // Or somebody else's time was up, who says why.
+  if (absl::IsDeadlineExceeded(status) && clock_.Now() >= joining.deadline) {
     status = absl::DeadlineExceededError(absl::StrCat(
         "Collective has timed out waiting for other workers. ", node.devices->front().name,
         ", which leads the collectives of this step, has "
