@@ -7,24 +7,24 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
-#include "coord/grpc_channel.h"
 #include "coord/grpc_errors.h"
 #include "proto/ferry_trace.grpc.pb.h"
+#include "rendezvous/grpc_tensor_channel.h"
 
 namespace ferry::cli {
 namespace {
 
-constexpr absl::Duration kConnectPatience = absl::Seconds(10);
+constexpr absl::Duration kReachPatience = absl::Seconds(10);
 // The coordinator waits for each worker for five seconds, twice.
 constexpr absl::Duration kPatience = absl::Seconds(30);
 
 }  // namespace
 
 absl::StatusOr<ferry::v1::GetStepsResponse> FetchSteps(const std::string& coordinator, int count) {
-  const std::shared_ptr<grpc::Channel> channel = coord::MakeAgentChannel(coordinator);
-  if (!channel->WaitForConnected(absl::ToChronoTime(absl::Now() + kConnectPatience))) {
+  const std::shared_ptr<grpc::Channel> channel = MakeTensorChannel(coordinator);
+  if (!channel->WaitForConnected(absl::ToChronoTime(absl::Now() + kReachPatience))) {
     return absl::UnavailableError(absl::StrCat("nobody answers at ", coordinator, " within ",
-                                               absl::FormatDuration(kConnectPatience),
+                                               absl::FormatDuration(kReachPatience),
                                                "; is that where ferry coordinator listens?"));
   }
   grpc::ClientContext context;

@@ -9,6 +9,7 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
+#include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 
 #include "coord/grpc_bytes.h"
@@ -16,6 +17,7 @@
 #include "coord/grpc_raw_service.h"
 #include "proto/ferry_trace.pb.h"
 #include "proto/tf_worker.pb.h"
+#include "worker/collectives/group_resolver.h"
 #include "worker/grpc_call_guard.h"
 #include "worker/grpc_request_check.h"
 #include "worker/grpc_run_call.h"
@@ -39,6 +41,36 @@ SessionHandle SessionOf(const Request& request) {
   if (!request.create_worker_session_called()) return std::nullopt;
   return std::string(request.session_handle());
 }
+
+// A call that is answered when others have asked as well. Owned by gRPC.
+template <typename Response>
+class GroupCall final : public ServerUnaryReactor {
+ public:
+  GroupCall(GroupResolver& resolver, ByteBuffer* response)
+      : resolver_(resolver), response_(response) {}
+
+  template <typename Request, typename Method>
+  void Start(const ByteBuffer& bytes, Method method) {
+    Request request;
+    ByteBuffer copy = bytes;
+    if (!coord::ParseMessage(copy, request)) {
+      return Finish(coord::ToGrpcStatus(NoSuchMessage(request)));
+    }
+    ticket_ = (resolver_.*method)(request, [this](absl::StatusOr<Response> answered) {
+      if (answered.ok()) *response_ = coord::SerializeMessage(*answered);
+      Finish(coord::ToGrpcStatus(answered.status()));
+    });
+  }
+
+ private:
+  // Not before Start has returned.
+  void OnCancel() override { resolver_.Cancel(ticket_); }
+  void OnDone() override { delete this; }
+
+  GroupResolver& resolver_;
+  ByteBuffer* const response_;
+  GroupResolver::Ticket ticket_ = 0;
+};
 
 class WorkerService final : public coord::RawService {
  public:
@@ -70,13 +102,14 @@ class WorkerService final : public coord::RawService {
                                                                  &WorkerService::GetSteps);
     AddUnimplemented("/tensorflow.WorkerService/Logging", "Logging");
     AddUnimplemented("/tensorflow.WorkerService/Tracing", "Tracing");
-    AddUnimplemented("/tensorflow.WorkerService/RecvBuf", "RecvBuf: collectives are not supported");
-    AddUnimplemented("/tensorflow.WorkerService/CompleteGroup",
-                     "CompleteGroup: collectives are not supported");
-    AddUnimplemented("/tensorflow.WorkerService/CompleteInstance",
-                     "CompleteInstance: collectives are not supported");
-    AddUnimplemented("/tensorflow.WorkerService/GetStepSequence",
-                     "GetStepSequence: collectives are not supported");
+    AddUnimplemented("/tensorflow.WorkerService/RecvBuf",
+                     "RecvBuf: what collectives move goes through RecvTensor here");
+    AddGroupCall<tensorflow::CompleteGroupRequest, tensorflow::CompleteGroupResponse>(
+        "/tensorflow.WorkerService/CompleteGroup", &GroupResolver::CompleteGroup);
+    AddGroupCall<tensorflow::CompleteInstanceRequest, tensorflow::CompleteInstanceResponse>(
+        "/tensorflow.WorkerService/CompleteInstance", &GroupResolver::CompleteInstance);
+    Add<tensorflow::GetStepSequenceRequest, tensorflow::GetStepSequenceResponse>(
+        "/tensorflow.WorkerService/GetStepSequence", &WorkerService::GetStepSequence);
   }
 
  private:
@@ -119,6 +152,17 @@ class WorkerService final : public coord::RawService {
     ServerUnaryReactor* const reactor = context->DefaultReactor();
     reactor->Finish(coord::ToGrpcStatus(status));
     return reactor;
+  }
+
+  template <typename Request, typename Response, typename Method>
+  void AddGroupCall(const char* path, Method method) {
+    AddUnary(path,
+             [this, method](CallbackServerContext*, const ByteBuffer* request,
+                            ByteBuffer* response) -> ServerUnaryReactor* {
+               auto* const call = new GroupCall<Response>(groups_, response);
+               call->template Start<Request>(*request, method);
+               return call;
+             });
   }
 
   void AddUnimplemented(const char* path, const char* text) {
@@ -195,8 +239,22 @@ class WorkerService final : public coord::RawService {
     return absl::OkStatus();
   }
 
+  absl::Status GetStepSequence(tensorflow::GetStepSequenceRequest& request,
+                               tensorflow::GetStepSequenceResponse& response) {
+    // Steps leave their topmost bits free.
+    constexpr uint64_t kStepMask = (uint64_t{1} << 56) - 1;
+    const uint64_t life = worker_.options().devices.front().incarnation;
+    for (const int64_t key : request.graph_key()) {
+      tensorflow::StepSequence& sequence = *response.add_step_sequence();
+      sequence.set_graph_key(key);
+      sequence.set_next_step_id(static_cast<int64_t>(absl::HashOf(key, life) & kStepMask));
+    }
+    return absl::OkStatus();
+  }
+
   Worker& worker_;
   CallGuard guard_;
+  GroupResolver groups_;
 };
 
 }  // namespace

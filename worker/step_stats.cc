@@ -27,6 +27,14 @@ std::string TransferLabel(const Plan::Node& node, const NodeTimes& times) {
                       " to ", key.dst_device(), times.path.empty() ? "" : " by ", times.path);
 }
 
+std::string CollectiveLabel(const CollectiveNode& node, const NodeTimes& times) {
+  const absl::string_view kind = node.kind == CollectiveKind::kReduce   ? "reduce"
+                                 : node.kind == CollectiveKind::kGather ? "gather"
+                                                                        : "broadcast";
+  return absl::StrCat("[", SizeText(times.bytes), "] ", kind, times.path.empty() ? "" : " by ",
+                      times.path);
+}
+
 void Fill(const Plan::Node& node, const NodeTimes& times, tensorflow::NodeExecStats& row) {
   row.set_node_name(node.name);
   row.set_all_start_micros(times.start_ns / kNanosPerMicro);
@@ -39,6 +47,9 @@ void Fill(const Plan::Node& node, const NodeTimes& times, tensorflow::NodeExecSt
   row.set_op_end_rel_nanos(took);
   row.set_all_end_rel_micros(took / kNanosPerMicro);
   row.set_all_end_rel_nanos(took);
+  if (node.collective != nullptr) {
+    row.set_timeline_label(CollectiveLabel(*node.collective, times));
+  }
   if (!node.key.has_value()) return;
   row.set_timeline_label(TransferLabel(node, times));
   // The label rounds.

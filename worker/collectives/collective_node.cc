@@ -23,7 +23,7 @@ namespace {
 
 constexpr int32_t kMaxGroupSize = 1 << 16;
 
-absl::Status CheckGroupSize(int64_t size) {
+absl::Status CheckGroupSize(int32_t size) {
   if (size <= 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("group_size must be positive integer but got ", size));
@@ -33,6 +33,13 @@ absl::Status CheckGroupSize(int64_t size) {
         absl::StrCat("a group of ", size, " members: more than ", kMaxGroupSize));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<int32_t> Int32Of(const NodeAttrs& attrs, absl::string_view name) {
+  const int64_t value = attrs.Int(name);
+  if (value == static_cast<int32_t>(value)) return static_cast<int32_t>(value);
+  return absl::InvalidArgumentError(
+      absl::StrCat("Attr ", name, " has value ", value, " out of range for an int32"));
 }
 
 absl::StatusOr<Shape> ShapeOf(const tensorflow::TensorShapeProto& proto) {
@@ -141,11 +148,10 @@ absl::StatusOr<CollectiveNode> ReadCollective(const tensorflow::NodeDef& node,
   const float timeout_s = attrs.Get("timeout_seconds").f();
   if (timeout_s > 0) result.timeout = absl::Seconds(static_cast<double>(timeout_s));
   if (!result.has_key_inputs) {
-    const int64_t size = attrs.Int("group_size");
-    FERRY_RETURN_IF_ERROR(CheckGroupSize(size));
-    result.group_size = static_cast<int32_t>(size);
-    result.group_key = static_cast<int32_t>(attrs.Int("group_key"));
-    result.instance_key = static_cast<int32_t>(attrs.Int("instance_key"));
+    FERRY_ASSIGN_OR_RETURN(result.group_size, Int32Of(attrs, "group_size"));
+    FERRY_RETURN_IF_ERROR(CheckGroupSize(result.group_size));
+    FERRY_ASSIGN_OR_RETURN(result.group_key, Int32Of(attrs, "group_key"));
+    FERRY_ASSIGN_OR_RETURN(result.instance_key, Int32Of(attrs, "instance_key"));
     if (result.kind == CollectiveKind::kBroadcast) {
       FERRY_ASSIGN_OR_RETURN(result.shape, ShapeOf(attrs.Get("shape").shape()));
     }

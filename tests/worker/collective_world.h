@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+// Workers with collectives, on one thread: what is sent arrives when the test says so.
+#ifndef FERRY_TESTS_WORKER_COLLECTIVE_WORLD_H_
+#define FERRY_TESTS_WORKER_COLLECTIVE_WORLD_H_
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/clock.h"
+#include "worker/collectives/host_carrier.h"
+#include "worker/collectives/leader.h"
+#include "worker/collectives/step_collectives.h"
+
+namespace ferry::worker {
+
+// One step of some workers, each with one device. Not thread-safe.
+class CollectiveWorld final {
+ public:
+  // What became of a node.
+  struct Outcome {
+    int done_count = 0;
+    absl::Status status;
+    Tensor tensor;
+    std::string path;
+  };
+
+  explicit CollectiveWorld(int count, HostCarrierOptions options = {}) {
+    auto devices = std::make_shared<CollectiveDevices>();
+    for (int i = 0; i < count; ++i) {
+      const std::string name = NameOf(i);
+      devices->push_back({name, *ParseDeviceName(name), static_cast<uint64_t>(i) + 7});
+    }
+    devices_ = std::move(devices);
+    executor_ = [this](absl::AnyInvocable<void() &&> task) { tasks_.push_back(std::move(task)); };
+    for (int i = 0; i < count; ++i) {
+      auto exchange = std::make_shared<WorldExchange>(*this, i);
+      workers_.push_back(std::make_unique<WorldWorker>());
+      workers_.back()->exchange = exchange;
+      workers_.back()->collectives = std::make_unique<StepCollectives>(
+          exchange, std::make_unique<HostCarrier>(exchange, &executor_, options), clock_);
+    }
+  }
+  // The step is over: nothing may be left that waits.
+  ~CollectiveWorld() {
+    for (size_t i = 0; i < workers_.size(); ++i) {
+      Abort(static_cast<int>(i), absl::AbortedError("the step is over"));
+    }
+    EXPECT_TRUE(waiting_.empty());
+    EXPECT_TRUE(tasks_.empty());
+    for (const auto& worker : workers_) {
+      worker->collectives.reset();
+      EXPECT_EQ(worker->exchange.use_count(), 1) << "somebody still holds the step";
+    }
+  }
+
+  static std::string NameOf(int worker) {
+    return absl::StrCat("/job:worker/replica:0/task:", worker, "/device:CPU:0");
+  }
+
+  FakeClock& clock() { return clock_; }
+  // Of those that are delivered inside of the receive, instead of later; by the test's dice.
+  std::function<bool()> arrives_inside = [] { return false; };
+
+  void StartLeader() { CollectiveLeader::Start(workers_[0]->exchange, devices_, clock_); }
+
+  CollectiveNode NodeOf(int worker, CollectiveKind kind, DataType dtype = DataType::kFloat) const {
+    CollectiveNode node;
+    node.name = absl::StrCat("node", worker);
+    node.kind = kind;
+    node.dtype = dtype;
+    node.group_size = static_cast<int32_t>(workers_.size());
+    node.group_key = 1;
+    node.instance_key = 1;
+    node.devices = devices_;
+    node.self = worker;
+    return node;
+  }
+
+  // Returns a number for `outcome`. As in a run of a graph: what fails aborts its worker's step.
+  int Run(CollectiveNode node, std::optional<Tensor> input) {
+    const int worker = node.self;
+    const int number = static_cast<int>(outcomes_.size());
+    outcomes_.emplace_back();
+    nodes_.push_back(std::make_unique<CollectiveNode>(std::move(node)));
+    std::vector<Tensor> inputs;
+    if (input.has_value()) inputs.push_back(*std::move(input));
+    WorldWorker& at = *workers_[static_cast<size_t>(worker)];
+    at.collectives->Run(*nodes_.back(), environment_, inputs, &at.cancellation,
+                        [this, number, worker](absl::Status status, Received received) {
+                          Outcome& outcome = outcomes_[static_cast<size_t>(number)];
+                          ++outcome.done_count;
+                          outcome.status = status;
+                          outcome.tensor = std::move(received.tensor);
+                          outcome.path = std::string(received.path);
+                          if (!status.ok()) Fail(worker, status);
+                        });
+    return number;
+  }
+  const Outcome& outcome(int number) const { return outcomes_[static_cast<size_t>(number)]; }
+  const std::deque<Outcome>& outcomes() const { return outcomes_; }
+
+  void Cancel(int worker) { Fail(worker, absl::CancelledError("cancelled")); }
+  // Others hear of it, with its name.
+  void Kill(int worker) {
+    workers_[static_cast<size_t>(worker)]->death =
+        absl::UnavailableError(absl::StrCat("node ", worker, " has died"));
+    workers_[static_cast<size_t>(worker)]->cancellation.Cancel();
+    Abort(worker, absl::CancelledError("this process is gone"));
+  }
+  bool IsDead(int worker) const { return !workers_[static_cast<size_t>(worker)]->death.ok(); }
+
+  // What could happen next; 0: nothing.
+  size_t choices() const { return tasks_.size() + Deliverable().size(); }
+  void Choose(size_t choice) {
+    if (choice < tasks_.size()) {
+      absl::AnyInvocable<void()&&> task = std::move(tasks_[choice]);
+      tasks_.erase(tasks_.begin() + static_cast<std::ptrdiff_t>(choice));
+      return std::move(task)();
+    }
+    Deliver(Deliverable()[choice - tasks_.size()]);
+  }
+  void RunAll() {
+    while (choices() > 0) Choose(0);
+  }
+  void Advance(absl::Duration by) {
+    clock_.Advance(by);
+    std::vector<int64_t> due;
+    for (const auto& [id, waiting] : waiting_) {
+      if (waiting.args.deadline <= clock_.Now()) due.push_back(id);
+    }
+    for (const int64_t id : due) End(id, absl::DeadlineExceededError("waited too long"));
+    RunAll();
+  }
+  size_t waiting_count() const { return waiting_.size(); }
+
+ private:
+  class WorldExchange final : public StepExchange {
+   public:
+    WorldExchange(CollectiveWorld& world, int worker) : world_(world), worker_(worker) {}
+    absl::Status Send(const RendezvousKey& key, Tensor tensor, bool is_dead) override {
+      return world_.Send(worker_, key, std::move(tensor), is_dead);
+    }
+    void RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done) override {
+      world_.Receive(worker_, key, std::move(args), std::move(done));
+    }
+    void Abort(const absl::Status& why) override { world_.Abort(worker_, why); }
+
+   private:
+    CollectiveWorld& world_;
+    const int worker_;
+  };
+  struct WorldWorker {
+    std::shared_ptr<WorldExchange> exchange;
+    std::unique_ptr<StepCollectives> collectives;
+    Cancellation cancellation;
+    absl::Status abort;
+    absl::Status death;
+  };
+  struct Waiting {
+    int worker = 0;
+    RendezvousKey key;
+    RecvArgs args;
+    RecvCallback done;
+    Cancellation::Token token = Cancellation::kNoToken;
+  };
+
+  void Fail(int worker, const absl::Status& why) {
+    Abort(worker, why);
+    workers_[static_cast<size_t>(worker)]->cancellation.Cancel();
+  }
+
+  absl::Status Send(int worker, const RendezvousKey& key, Tensor tensor, bool is_dead) {
+    EXPECT_EQ(key.src().task.task, worker) << key.text();
+    EXPECT_FALSE(is_dead);
+    const WorldWorker& from = *workers_[static_cast<size_t>(worker)];
+    if (!from.abort.ok()) return from.abort;
+    // Somebody else must have another key, or wait for the former value to be taken.
+    sent_[key.text()].push_back(std::move(tensor));
+    return absl::OkStatus();
+  }
+
+  void Receive(int worker, const RendezvousKey& key, RecvArgs args, RecvCallback done) {
+    EXPECT_EQ(key.dst().task.task, worker) << key.text();
+    const WorldWorker& to = *workers_[static_cast<size_t>(worker)];
+    const WorldWorker& from = *workers_[static_cast<size_t>(key.src().task.task)];
+    if (!to.abort.ok()) return std::move(done)(to.abort, {});
+    if (!from.death.ok()) return std::move(done)(from.death, {});
+    if (!from.abort.ok()) return std::move(done)(MakeDerived(from.abort), {});
+    const int64_t id = ++last_id_;
+    Cancellation* const cancellation = args.cancellation;
+    waiting_.emplace(id, Waiting{worker, key, std::move(args), std::move(done)});
+    if (cancellation != nullptr) {
+      const auto token = cancellation->Register([this, id] {
+        End(id, MakeDerived(absl::CancelledError("RecvAsync is cancelled.")), false);
+      });
+      if (token == Cancellation::kNoToken) {
+        return End(id, MakeDerived(absl::CancelledError("RecvAsync is cancelled.")), false);
+      }
+      waiting_.at(id).token = token;
+    }
+    if (HasValue(key) && arrives_inside()) Deliver(id);
+  }
+
+  void Abort(int worker, const absl::Status& why) {
+    WorldWorker& at = *workers_[static_cast<size_t>(worker)];
+    if (!at.abort.ok()) return;
+    at.abort = why;
+    const absl::Status to_others = at.death.ok() ? MakeDerived(why) : at.death;
+    std::vector<std::pair<int64_t, absl::Status>> ended;
+    for (const auto& [id, waiting] : waiting_) {
+      if (waiting.worker == worker) {
+        ended.emplace_back(id, why);
+      } else if (waiting.key.src().task.task == worker) {
+        ended.emplace_back(id, to_others);
+      }
+    }
+    for (const auto& [id, status] : ended) End(id, status);
+  }
+
+  bool HasValue(const RendezvousKey& key) const {
+    const auto found = sent_.find(key.text());
+    return found != sent_.end() && !found->second.empty();
+  }
+  std::vector<int64_t> Deliverable() const {
+    std::vector<int64_t> ids;
+    for (const auto& [id, waiting] : waiting_) {
+      if (HasValue(waiting.key)) ids.push_back(id);
+    }
+    return ids;
+  }
+  void Deliver(int64_t id) {
+    std::deque<Tensor>& values = sent_.at(waiting_.at(id).key.text());
+    Received received;
+    received.tensor = std::move(values.front());
+    values.pop_front();
+    End(id, absl::OkStatus(), true, std::move(received));
+  }
+  void End(int64_t id, absl::Status status, bool deregister = true, Received received = {}) {
+    const auto found = waiting_.find(id);
+    if (found == waiting_.end()) return;
+    Waiting waiting = std::move(found->second);
+    waiting_.erase(found);
+    if (deregister && waiting.args.cancellation != nullptr) {
+      waiting.args.cancellation->Deregister(waiting.token);
+    }
+    std::move(waiting.done)(std::move(status), std::move(received));
+  }
+
+  FakeClock clock_;
+  std::shared_ptr<const CollectiveDevices> devices_;
+  Executor executor_;
+  const KernelEnvironment environment_;
+  std::vector<std::unique_ptr<WorldWorker>> workers_;
+  std::vector<std::unique_ptr<CollectiveNode>> nodes_;
+  // References stay good.
+  std::deque<Outcome> outcomes_;
+  std::vector<absl::AnyInvocable<void() &&>> tasks_;
+  std::map<std::string, std::deque<Tensor>> sent_;
+  std::map<int64_t, Waiting> waiting_;
+  int64_t last_id_ = 0;
+};
+
+template <typename T>
+Tensor Row(DataType dtype, const std::vector<T>& values) {
+  Tensor tensor = *Tensor::Allocate(dtype, *Shape::Create({static_cast<int64_t>(values.size())}));
+  std::copy(values.begin(), values.end(), static_cast<T*>(tensor.mutable_data()));
+  return tensor;
+}
+inline Tensor FloatRow(const std::vector<float>& values) { return Row(DataType::kFloat, values); }
+inline std::vector<float> FloatsOf(const Tensor& tensor) {
+  const auto elements = tensor.elements<float>();
+  return {elements.begin(), elements.end()};
+}
+
+}  // namespace ferry::worker
+
+#endif  // FERRY_TESTS_WORKER_COLLECTIVE_WORLD_H_

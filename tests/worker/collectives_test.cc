@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+// What members of a group get, and what becomes of them when one fails.
+#include <limits>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "collective_world.h"
+#include "worker/collectives/merge.h"
+#include "worker/kernels/element_types.h"
+
+namespace ferry::worker {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+HostCarrierOptions Ring() {
+  HostCarrierOptions options;
+  options.max_direct_bytes = 0;
+  return options;
+}
+
+// All of a group, with inputs of their own.
+std::vector<int> RunReduce(CollectiveWorld& world, int count, int64_t elements, MergeOp merge,
+                           bool divides = false) {
+  std::vector<int> runs;
+  for (int i = 0; i < count; ++i) {
+    CollectiveNode node = world.NodeOf(i, CollectiveKind::kReduce);
+    node.merge = merge;
+    node.divides = divides;
+    std::vector<float> row;
+    for (int64_t at = 0; at < elements; ++at) row.push_back(static_cast<float>((at + 3 * i) % 11));
+    runs.push_back(world.Run(std::move(node), FloatRow(row)));
+  }
+  return runs;
+}
+
+TEST(Collectives, ReduceGivesAllMembersTheSame) {
+  for (const HostCarrierOptions& options : {HostCarrierOptions(), Ring()}) {
+    for (const int count : {1, 2, 3, 5}) {
+      // Fewer elements than members, and pieces that do not come out even.
+      for (const int64_t elements : {0, 1, 2, 17, 1000}) {
+        SCOPED_TRACE(absl::StrCat(count, " members, ", elements, " elements"));
+        CollectiveWorld world(count, options);
+        world.StartLeader();
+        const std::vector<int> runs = RunReduce(world, count, elements, MergeOp::kAdd);
+        world.RunAll();
+        for (const int run : runs) {
+          ASSERT_EQ(world.outcome(run).done_count, 1);
+          ASSERT_TRUE(world.outcome(run).status.ok()) << world.outcome(run).status;
+          const std::vector<float> got = FloatsOf(world.outcome(run).tensor);
+          ASSERT_EQ(got.size(), static_cast<size_t>(elements));
+          for (int64_t at = 0; at < elements; ++at) {
+            float sum = 0;
+            for (int i = 0; i < count; ++i) sum += static_cast<float>((at + 3 * i) % 11);
+            ASSERT_EQ(got[static_cast<size_t>(at)], sum) << "element " << at;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Collectives, ReduceMergesAndDivides) {
+  for (const HostCarrierOptions& options : {HostCarrierOptions(), Ring()}) {
+    const std::vector<std::pair<MergeOp, std::vector<float>>> wanted = {
+        {MergeOp::kAdd, {3, 4, 5}},
+        {MergeOp::kMul, {0, 28 / 3.0F, 80 / 3.0F}},
+        {MergeOp::kMax, {2, 7 / 3.0F, 8 / 3.0F}},
+        {MergeOp::kMin, {0, 1 / 3.0F, 2 / 3.0F}}};
+    for (const auto& [merge, values] : wanted) {
+      CollectiveWorld world(3, options);
+      world.StartLeader();
+      // 0 1 2, 3 4 5, 6 7 8.
+      const std::vector<int> runs = RunReduce(world, 3, 3, merge, /*divides=*/true);
+      world.RunAll();
+      for (const int run : runs) EXPECT_EQ(FloatsOf(world.outcome(run).tensor), values);
+    }
+  }
+}
+
+TEST(Collectives, InputsStayAsTheyAre) {
+  CollectiveWorld world(3, Ring());
+  world.StartLeader();
+  std::vector<Tensor> inputs;
+  for (int i = 0; i < 3; ++i) {
+    inputs.push_back(FloatRow(std::vector<float>(100, static_cast<float>(i))));
+    world.Run(world.NodeOf(i, CollectiveKind::kReduce), inputs.back());
+  }
+  world.RunAll();
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(FloatsOf(inputs[static_cast<size_t>(i)]),
+              std::vector<float>(100, static_cast<float>(i)));
+    EXPECT_EQ(world.outcome(i).path, "ring");
+  }
+}
+
+TEST(Collectives, GatherIsByRank) {
+  CollectiveWorld world(3);
+  world.StartLeader();
+  for (const int worker : {2, 0, 1}) {
+    world.Run(world.NodeOf(worker, CollectiveKind::kGather),
+              FloatRow({static_cast<float>(worker), 10}));
+  }
+  world.RunAll();
+  for (const auto& outcome : world.outcomes()) {
+    ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+    EXPECT_THAT(FloatsOf(outcome.tensor), ElementsAre(0, 10, 1, 10, 2, 10));
+  }
+}
+
+TEST(Collectives, BroadcastReachesAll) {
+  for (const int count : {1, 2, 3, 5, 6, 13}) {
+    for (int source = 0; source < count; source += 2) {
+      SCOPED_TRACE(absl::StrCat(count, " members, from ", source));
+      CollectiveWorld world(count);
+      world.StartLeader();
+      for (int i = 0; i < count; ++i) {
+        CollectiveNode node = world.NodeOf(i, CollectiveKind::kBroadcast);
+        node.is_source = i == source;
+        node.shape = *Shape::Create({2});
+        world.Run(std::move(node),
+                  i == source ? std::optional<Tensor>(FloatRow({4, 5})) : std::nullopt);
+      }
+      world.RunAll();
+      for (const auto& outcome : world.outcomes()) {
+        ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+        EXPECT_THAT(FloatsOf(outcome.tensor), ElementsAre(4, 5));
+      }
+    }
+  }
+}
+
+TEST(Collectives, KeysMayBeInputs) {
+  CollectiveWorld world(2);
+  world.StartLeader();
+  const auto scalar = [](int32_t value) {
+    return *Row<int32_t>(DataType::kInt32, {value}).Reshape(Shape());
+  };
+  CollectiveNode node = world.NodeOf(0, CollectiveKind::kGather);
+  node.has_key_inputs = true;
+  const auto read = [&](const std::vector<Tensor>& inputs) { return ReadCall(node, inputs); };
+  const auto call = read({FloatRow({1}), scalar(2), scalar(8), scalar(-9)});
+  ASSERT_TRUE(call.ok()) << call.status();
+  EXPECT_EQ(call->group_size, 2);
+  EXPECT_EQ(call->group_key, 8);
+  EXPECT_EQ(call->instance_key, -9);
+  EXPECT_THAT(call->shape.dims(), ElementsAre(2));
+  EXPECT_THAT(read({FloatRow({1}), scalar(0), scalar(8), scalar(9)}).status().message(),
+              HasSubstr("group_size must be positive integer but got 0"));
+  EXPECT_THAT(read({FloatRow({1}), Row<int32_t>(DataType::kInt32, {2}), scalar(8), scalar(9)})
+                  .status()
+                  .message(),
+              HasSubstr("Unexpected dimensions on input group_size, got [1]"));
+  EXPECT_THAT(
+      read({*FloatRow({1}).Reshape(Shape()), scalar(2), scalar(8), scalar(9)}).status().message(),
+      HasSubstr("input should have rank > 0, received 0"));
+}
+
+TEST(Collectives, NotNumbersWinInMax) {
+  const float none = std::numeric_limits<float>::quiet_NaN();
+  Tensor out = FloatRow({0, 0, 0});
+  Merge(MergeOp::kMax, FloatRow({1, none, 3}), FloatRow({none, 2, 2}), out);
+  EXPECT_TRUE(FloatsOf(out)[0] != FloatsOf(out)[0]);
+  EXPECT_TRUE(FloatsOf(out)[1] != FloatsOf(out)[1]);
+  EXPECT_EQ(FloatsOf(out)[2], 3);
+}
+
+TEST(Collectives, AllTypesMerge) {
+  const auto check = [](auto tag, DataType dtype, double quotient) {
+    using T = typename decltype(tag)::Type;
+    ASSERT_TRUE(CanMerge(dtype));
+    Tensor out = Row<T>(dtype, std::vector<T>(3000, T(0)));
+    Merge(MergeOp::kAdd, Row<T>(dtype, std::vector<T>(3000, T(-3))),
+          Row<T>(dtype, std::vector<T>(3000, T(-4))), out);
+    EXPECT_EQ(static_cast<double>(out.elements<T>()[2999]), -7);
+    DivideBy(2, out);
+    EXPECT_EQ(static_cast<double>(out.elements<T>()[2999]), quotient);
+  };
+  check(TypeTag<float>(), DataType::kFloat, -3.5);
+  check(TypeTag<double>(), DataType::kDouble, -3.5);
+  check(TypeTag<Half>(), DataType::kHalf, -3.5);
+  check(TypeTag<Bfloat16>(), DataType::kBfloat16, -3.5);
+  // Towards 0.
+  check(TypeTag<int32_t>(), DataType::kInt32, -3);
+  check(TypeTag<int64_t>(), DataType::kInt64, -3);
+  EXPECT_FALSE(CanMerge(DataType::kBool));
+}
+
+TEST(Collectives, WhoIsMissingIsNamedWhenTimeIsUp) {
+  CollectiveWorld world(3);
+  world.StartLeader();
+  for (const int worker : {1, 2}) {
+    CollectiveNode node = world.NodeOf(worker, CollectiveKind::kReduce);
+    node.timeout = absl::Seconds(2);
+    world.Run(std::move(node), FloatRow({1}));
+  }
+  world.RunAll();
+  world.Advance(absl::Milliseconds(1900));
+  EXPECT_EQ(world.outcome(0).done_count, 0);
+  world.Advance(absl::Milliseconds(200));
+  for (const auto& outcome : world.outcomes()) {
+    ASSERT_EQ(outcome.done_count, 1);
+    EXPECT_EQ(outcome.status.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(std::string(outcome.status.message()),
+                AllOf(HasSubstr("2 of 3 members"),
+                      HasSubstr(absl::StrCat("; not ", CollectiveWorld::NameOf(0)))));
+  }
+}
+
+TEST(Collectives, ALeaderThatSaysNothingIsNotWaitedForForEver) {
+  CollectiveWorld world(2);
+  CollectiveNode node = world.NodeOf(1, CollectiveKind::kReduce);
+  node.timeout = absl::Seconds(2);
+  world.Run(std::move(node), FloatRow({1}));
+  world.Advance(absl::Seconds(3));
+  EXPECT_EQ(world.outcome(0).done_count, 0) << "the leader is to speak first";
+  world.Advance(absl::Seconds(2));
+  EXPECT_EQ(world.outcome(0).status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(world.outcome(0).status.message()),
+              HasSubstr(absl::StrCat(CollectiveWorld::NameOf(0), ", which leads")));
+}
+
+TEST(Collectives, DeathIsToldToAllByName) {
+  for (const int dead : {0, 1, 2}) {
+    CollectiveWorld world(3, Ring());
+    world.StartLeader();
+    for (int i = 0; i < 3; ++i) {
+      if (i != dead) world.Run(world.NodeOf(i, CollectiveKind::kReduce), FloatRow({1, 2, 3}));
+    }
+    world.RunAll();
+    world.Kill(dead);
+    world.RunAll();
+    for (const auto& outcome : world.outcomes()) {
+      ASSERT_EQ(outcome.done_count, 1);
+      EXPECT_EQ(outcome.status.code(), absl::StatusCode::kUnavailable);
+      EXPECT_THAT(std::string(outcome.status.message()),
+                  HasSubstr(absl::StrCat("node ", dead, " has died")));
+    }
+  }
+}
+
+TEST(Collectives, CancellingOneEndsAll) {
+  CollectiveWorld world(3);
+  world.StartLeader();
+  for (int i = 0; i < 2; ++i) {
+    world.Run(world.NodeOf(i, CollectiveKind::kReduce), FloatRow({1}));
+  }
+  world.RunAll();
+  world.Cancel(1);
+  world.RunAll();
+  EXPECT_EQ(world.outcome(1).status.code(), absl::StatusCode::kCancelled);
+  EXPECT_TRUE(IsDerived(world.outcome(0).status)) << world.outcome(0).status;
+}
+
+TEST(Collectives, ShapesThatDoNotFitEndAllMembers) {
+  CollectiveWorld world(3);
+  world.StartLeader();
+  world.Run(world.NodeOf(0, CollectiveKind::kReduce), FloatRow({1}));
+  world.Run(world.NodeOf(1, CollectiveKind::kReduce), FloatRow({1, 2}));
+  world.Run(world.NodeOf(2, CollectiveKind::kReduce), FloatRow({1}));
+  world.RunAll();
+  for (const auto& outcome : world.outcomes()) {
+    EXPECT_EQ(outcome.done_count, 1);
+    EXPECT_FALSE(outcome.status.ok());
+  }
+  // Each hears it itself, or that somebody else has.
+  EXPECT_EQ(world.outcome(0).status.code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace ferry::worker
