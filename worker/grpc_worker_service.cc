@@ -157,8 +157,9 @@ class WorkerService final : public coord::RawService {
   template <typename Request, typename Response, typename Method>
   void AddGroupCall(const char* path, Method method) {
     AddUnary(path,
-             [this, method](CallbackServerContext*, const ByteBuffer* request,
-                            ByteBuffer* response) -> ServerUnaryReactor* {
+             [this, path, method](CallbackServerContext* context, const ByteBuffer* request,
+                                  ByteBuffer* response) -> ServerUnaryReactor* {
+               if (auto* refused = Refuse(context, path)) return refused;
                auto* const call = new GroupCall<Response>(groups_, response);
                call->template Start<Request>(*request, method);
                return call;
