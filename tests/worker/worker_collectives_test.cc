@@ -33,7 +33,7 @@ class WorkerCollectivesTest : public ::testing::Test {
   }
   void MakeMaster() {
     master_ =
-        std::make_unique<SmallMaster>(std::vector<WorkerEnd*>{&a_, &b_, &c_}, writer_,
+        std::make_unique<SmallMaster>(std::vector<WorkerClient*>{&a_, &b_, &c_}, writer_,
                                       graph::StepRequest{{"x:0"}, {"r0:0", "r1:0", "r2:0"}, {}});
     ASSERT_TRUE(master_->status.ok()) << master_->status;
   }
