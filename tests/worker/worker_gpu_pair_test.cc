@@ -57,7 +57,10 @@ std::vector<std::string> LabelsOf(const SmallMaster::Step& step) {
     if (!result.ok()) continue;
     for (const auto& device : result->step_stats().dev_stats()) {
       for (const auto& row : device.node_stats()) {
-        if (absl::StrContains(row.timeline_label(), " by ")) labels.push_back(row.timeline_label());
+        const std::string& label = row.timeline_label();
+        // Between devices of one worker it is always "local".
+        if (!absl::StrContains(label, " by ") || absl::EndsWith(label, " by local")) continue;
+        labels.push_back(label);
       }
     }
   }
