@@ -49,6 +49,11 @@ struct AgentOptions {
   // How long the coordinator may be out of reach before the job is given up. Zero: as long as it
   // would take the coordinator to give up on this node.
   absl::Duration lost_timeout = absl::ZeroDuration();
+  // A connection over which nothing has come for this long (at least: until a heartbeat could have
+  // been answered) is given up for a new one; so is one that takes the other to be made. Kernels
+  // and proxies may keep a connection to a process that hangs.
+  absl::Duration longest_silence = absl::Seconds(30);
+  absl::Duration longest_attempt = absl::Seconds(40);
   // Also listen for tensorflow.CoordinationService/ReportErrorToTask on this HOST:PORT; empty: no.
   std::string error_listen;
   // The job has failed, or the coordinator is lost: called at most once, on a thread of the agent.
@@ -141,12 +146,13 @@ class Agent final {
                                                     absl::string_view desired);
   // Entries whose key begins with `prefix`, ordered by key.
   absl::StatusOr<std::vector<KeyValue>> List(absl::string_view prefix, bool keys_only = false);
-  // `on_change` hears of what is there and then of every change, in order, on one gRPC thread at a
-  // time; it must not block.
+  // `on_change` hears of what is there and then of every change, in order, on one thread of
+  // all agents of this process; it must not block, call an agent or destroy one.
   absl::StatusOr<std::unique_ptr<AgentWatch>> Watch(
       absl::string_view prefix, std::function<void(const KeyChange&)> on_change);
 
-  // As those without Async; `done` runs once, on a thread of the agent or of gRPC, never inside.
+  // As those without Async; `done` runs once, never inside: on the agent's thread or on the one that
+  // all agents of this process share, so it must not block, call an agent or destroy one.
   void GetAllAsync(std::vector<std::string> keys, absl::Duration timeout,
                    Callback<std::vector<std::string>> done);
   void SetAllAsync(std::vector<std::pair<std::string, std::string>> entries, bool overwrite,

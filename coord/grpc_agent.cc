@@ -44,6 +44,8 @@ absl::Status Agent::Impl::Connect() {
   link.coordinator = options_.coordinator;
   link.connect_timeout = options_.connect_timeout;
   link.lost_timeout = options_.lost_timeout;
+  link.longest_silence = options_.longest_silence;
+  link.longest_attempt = options_.longest_attempt;
   link.on_lost = [this](absl::Status why) { Fail(why); };
   link.on_event = [this](const v1::Event& event) {
     Fail(absl::Status(static_cast<absl::StatusCode>(event.code()), event.message()));

@@ -3,6 +3,8 @@
 #include "coord/grpc_agent_link.h"
 
 #include <algorithm>
+#include <atomic>
+#include <thread>
 #include <utility>
 
 #include <grpcpp/support/slice.h>
@@ -25,6 +27,7 @@ constexpr absl::Duration kAnswerMargin = absl::Seconds(5);
 // What has come and is not acknowledged by other traffic is acknowledged by itself.
 constexpr size_t kAckBytes = size_t{1} << 20;
 constexpr size_t kRequestsPerFrame = 256;
+constexpr size_t kMaxWelcomeBytes = size_t{64} << 10;
 
 // Not worth another try: the coordinator has spoken.
 bool IsFinal(const absl::Status& status) {
@@ -47,13 +50,26 @@ class AgentLink::Stream final : public DirectConnection {
  public:
   explicit Stream(AgentLink& link) : DirectConnection(*link.loop_), link_(link) {}
 
-  // Blocks while the coordinator's address is looked up.
   void Open() {
-    absl::StatusOr<std::vector<SocketAddress>> addresses =
-        ResolveAddress(link_.options_.coordinator);
-    if (!addresses.ok()) return Close(addresses.status());
-    Connect(*std::move(addresses));
+    const std::string& coordinator = link_.options_.coordinator;
+    absl::StatusOr<std::vector<SocketAddress>> numeric =
+        ResolveAddress(coordinator, /*may_ask=*/false);
+    if (numeric.ok()) return Connect(*std::move(numeric));
+    // Name servers may take half a minute to say nothing. The thread has all that it needs, and the
+    // stream may have been closed when it comes back.
+    std::thread([self = shared_from_this(), loop = link_.loop_, coordinator]() mutable {
+      absl::StatusOr<std::vector<SocketAddress>> addresses = ResolveAddress(coordinator);
+      if (addresses.ok()) {
+        self->Connect(*std::move(addresses));
+      } else {
+        self->Close(addresses.status());
+      }
+      self = nullptr;
+    }).detach();
   }
+
+  // When something came last.
+  absl::Time last_bytes() const { return absl::FromUnixNanos(last_bytes_); }
 
   // True: it is out; else the link's OnWritten follows.
   bool Write(const v1::ClientFrame& frame) {
@@ -80,8 +96,15 @@ class AgentLink::Stream final : public DirectConnection {
       Close(absl::UnavailableError("the coordinator sent what is no frame"));
       return false;
     }
+    has_welcome_ = true;
     link_.OnFrame(*this, frame);
     return true;
+  }
+  void OnBytes() override { last_bytes_ = absl::ToUnixNanos(SteadyClock().CoarseNow()); }
+  absl::Status CheckFrameSize(size_t bytes) override {
+    // The Welcome is small; another protocol's first bytes make a large number.
+    if (has_welcome_ || bytes <= kMaxWelcomeBytes) return absl::OkStatus();
+    return absl::UnavailableError("what answers there is no Ferry coordinator, or an older one");
   }
   void OnDrained() override { link_.OnWritten(*this); }
   void OnClosed(const absl::Status& why) override {
@@ -90,8 +113,12 @@ class AgentLink::Stream final : public DirectConnection {
   }
 
   AgentLink& link_;
+  // Of the loop's thread.
+  bool has_welcome_ = false;
   // Not OK: why the coordinator ended it.
   absl::Status end_;
+  // On the steady clock, in nanoseconds.
+  std::atomic<int64_t> last_bytes_{absl::ToUnixNanos(SteadyClock().Now())};
 };
 
 AgentLink::AgentLink(AgentLinkOptions options, std::shared_ptr<SocketLoop> loop)
@@ -333,9 +360,13 @@ void AgentLink::LoseLocked(const absl::Status& why, Ready& ready) {
   }
 }
 
+// Four within the time after which this node would be taken for dead.
+absl::Duration AgentLink::HeartbeatPeriodLocked() const {
+  return absl::Milliseconds(welcome_->heartbeat_timeout_ms()) / 4;
+}
+
 void AgentLink::HeartbeatLocked(absl::Time now) {
-  // Four within the time after which this node would be taken for dead.
-  next_heartbeat_ = now + absl::Milliseconds(welcome_->heartbeat_timeout_ms()) / 4;
+  next_heartbeat_ = now + HeartbeatPeriodLocked();
   v1::Request request;
   request.mutable_heartbeat()->set_progress(progress_);
   const uint64_t id = last_request_id_ + 1;
@@ -388,6 +419,7 @@ void AgentLink::Keep() {
                    ready);
       } else if (stream_ == nullptr) {
         if (next_attempt_ <= now) {
+          attempt_began_ = now;
           const std::shared_ptr<Stream> stream = AttachLocked();
           mu_.Unlock();
           stream->Open();
@@ -395,10 +427,27 @@ void AgentLink::Keep() {
         }
         wake = std::min({wake, next_attempt_, last_contact_ + patience});
       } else if (!is_attached_) {
-        wake = std::min(wake, last_contact_ + patience);
+        if (now - attempt_began_ >= options_.longest_attempt) {
+          attempt_began_ = absl::InfiniteFuture();
+          stream_->Close(absl::UnavailableError(
+              absl::StrCat("the connection was there, but no Welcome came within ",
+                           absl::FormatDuration(options_.longest_attempt))));
+        }
+        wake =
+            std::min({wake, last_contact_ + patience, attempt_began_ + options_.longest_attempt});
       } else if (has_heartbeats_) {
         if (next_heartbeat_ <= now) HeartbeatLocked(now);
-        wake = std::min(wake, next_heartbeat_);
+        // Not less than a heartbeat takes to come and be answered.
+        const absl::Duration most = std::max(
+            options_.longest_silence, HeartbeatPeriodLocked() + options_.longest_silence / 2);
+        const absl::Time silent_at = stream_->last_bytes() + most;
+        if (silent_at <= now) {
+          stream_->Close(absl::UnavailableError(absl::StrCat(
+              "the coordinator has answered no heartbeat for ", absl::FormatDuration(most))));
+          wake = std::min(wake, now + absl::Seconds(1));
+        } else {
+          wake = std::min({wake, next_heartbeat_, silent_at});
+        }
       }
     }
     if (!ready.empty()) {

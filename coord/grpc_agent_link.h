@@ -35,6 +35,9 @@ struct AgentLinkOptions {
   absl::Duration connect_timeout;
   // Zero: the heartbeat timeout that the coordinator tells.
   absl::Duration lost_timeout;
+  // See AgentOptions.
+  absl::Duration longest_silence;
+  absl::Duration longest_attempt;
   // The link is lost for good, or a heartbeat was refused. At most once; see AgentOptions.
   std::function<void(absl::Status)> on_lost;
   // An event that no request asked for.
@@ -92,6 +95,7 @@ class AgentLink final {
   void WriteLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns the stream that is to be opened, with mu_ released.
   std::shared_ptr<Stream> AttachLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Duration HeartbeatPeriodLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void HeartbeatLocked(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ExpireLocked(absl::Time now, Ready& ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The link is over: everything pending ends with `why`.
@@ -125,6 +129,8 @@ class AgentLink final {
   absl::Time started_ ABSL_GUARDED_BY(mu_);
   absl::Time last_contact_ ABSL_GUARDED_BY(mu_);
   absl::Time next_attempt_ ABSL_GUARDED_BY(mu_);
+  // Of the stream in use; InfiniteFuture once that was enough.
+  absl::Time attempt_began_ ABSL_GUARDED_BY(mu_);
   absl::Duration backoff_ ABSL_GUARDED_BY(mu_);
   std::minstd_rand random_ ABSL_GUARDED_BY(mu_);
 

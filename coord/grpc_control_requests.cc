@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "base/clock.h"
 #include "coord/errors.h"
 #include "coord/grpc_control_session.h"
 #include "topology/topology_proto.h"
@@ -321,6 +322,7 @@ void ControlSession::ExecuteTask(Coordinator& coordinator, v1::Request& request,
     case v1::Request::kRegister:
       return Register(coordinator, request, out);
     case v1::Request::kHeartbeat: {
+      last_heartbeat_ = absl::ToUnixNanos(SteadyClock().Now());
       const absl::Status status = coordinator.Heartbeat(task_, Incarnation(node_.incarnation()),
                                                         request.heartbeat().progress());
       out.replies.push_back(MakeReply(id, status));

@@ -212,8 +212,10 @@ void ControlSessions::ForgetIdentityLocked(const std::shared_ptr<ControlSession>
 
 absl::Status ControlSessions::CheckIdentityLocked(const v1::Node& node,
                                                   const std::string& observed_address) {
-  const auto in_use = [](const std::shared_ptr<ControlSession>& session) {
-    return session->detached_since() == absl::InfiniteFuture() && !session->has_left();
+  const auto in_use = [this,
+                       now = SteadyClock().Now()](const std::shared_ptr<ControlSession>& session) {
+    return session->detached_since() == absl::InfiniteFuture() && !session->has_left() &&
+           !session->IsSilent(now, rank_grace_);
   };
   const auto same_node = by_node_.find(node.node_id());
   if (same_node != by_node_.end() && in_use(same_node->second) &&

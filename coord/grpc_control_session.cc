@@ -195,6 +195,13 @@ void ControlSession::Flush() {
 }
 
 void ControlSession::WriteNextLocked() {
+  if (sink_ != nullptr && outbox_.retained_bytes() > kMaxRetainedBytes) {
+    sink_->Finish(absl::ResourceExhaustedError(absl::StrCat(
+        outbox_.retained_bytes(), " bytes wait for a client that does not acknowledge any")));
+    sink_ = nullptr;
+    detached_since_ = SteadyClock().Now();
+    return;
+  }
   while (sink_ != nullptr && !is_writing_) {
     grpc::ByteBuffer buffer;
     if (welcome_ != nullptr) {
@@ -203,12 +210,6 @@ void ControlSession::WriteNextLocked() {
       buffer = SerializeMessage(frame);
     } else if (!outbox_.Next(buffer)) {
       if (!finish_with_.ok()) sink_->Finish(finish_with_);
-      return;
-    } else if (outbox_.retained_bytes() > kMaxRetainedBytes) {
-      sink_->Finish(absl::ResourceExhaustedError(absl::StrCat(
-          outbox_.retained_bytes(), " bytes wait for a client that does not acknowledge any")));
-      sink_ = nullptr;
-      detached_since_ = SteadyClock().Now();
       return;
     }
     is_writing_ = !sink_->Write(buffer);

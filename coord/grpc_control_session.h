@@ -3,6 +3,7 @@
 #ifndef FERRY_COORD_GRPC_CONTROL_SESSION_H_
 #define FERRY_COORD_GRPC_CONTROL_SESSION_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -106,6 +107,13 @@ class ControlSession final : public std::enable_shared_from_this<ControlSession>
   // Since when no stream is attached; InfiniteFuture while one is.
   absl::Time detached_since() const ABSL_LOCKS_EXCLUDED(mu_);
   bool has_left() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Whether it sends heartbeats, and has sent none for `patience` although a stream is attached:
+  // the kernel keeps the connections of a process that is stopped, or whose children have inherited
+  // them.
+  bool IsSilent(absl::Time now, absl::Duration patience) const {
+    const int64_t last = last_heartbeat_;
+    return last != 0 && now - absl::FromUnixNanos(last) > patience;
+  }
 
  private:
   // What a frame's requests gave at once, to be told when the strand's lock is released.
@@ -153,6 +161,9 @@ class ControlSession final : public std::enable_shared_from_this<ControlSession>
   const bool has_node_;
   const std::string observed_address_;
   TaskId task_ = kNoTask;
+
+  // On the steady clock, in nanoseconds; 0: there has been none.
+  std::atomic<int64_t> last_heartbeat_{0};
 
   // Guarded by the strand's lock: a Register is under way, and what is to follow it.
   bool is_joining_ = false;

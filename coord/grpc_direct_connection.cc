@@ -66,7 +66,8 @@ void DirectConnection::TryNext() {
       if (fd_.valid()) {
         const absl::Status added = loop_.Add(shared_from_this(), fd_.get(), EPOLLOUT);
         if (added.ok()) return;
-        connect_failure_ = added;
+        // Not the coordinator's word, but a shortage of ours that may pass.
+        connect_failure_ = absl::UnavailableError(added.message());
         fd_.Reset();
         continue;
       }
@@ -207,11 +208,19 @@ void DirectConnection::OnReady(uint32_t events) {
 
 void DirectConnection::Read() {
   int socket = -1;
+  bool has_ended = false;
   {
     absl::MutexLock lock(&mu_);
-    if (is_closed_) return;
+    if (is_closed_ || is_deaf_) return;
     // Only this thread closes it.
     socket = fd_.get();
+    has_ended = has_sent_last_;
+  }
+  if (has_ended) {
+    // What comes is dropped; its end is what is waited for.
+    whole_ = grpc::Slice();
+    whole_bytes_ = 0;
+    partial_ = {};
   }
   for (int i = 0; i < kReadsInTurn; ++i) {
     char* to = loop_.scratch();
@@ -237,10 +246,16 @@ void DirectConnection::Read() {
                           : absl::OkStatus());
     }
     const size_t bytes = static_cast<size_t>(result);
+    OnBytes();
+    if (has_ended) continue;
     if (is_whole) {
       whole_have_ += bytes;
-      if (whole_have_ == whole_bytes_ && !TakeWhole()) return;
+      if (whole_have_ == whole_bytes_ && !TakeWhole()) {
+        is_deaf_ = true;
+        return;
+      }
     } else if (!Take(absl::string_view(to, bytes))) {
+      is_deaf_ = true;
       return;
     }
     // Less than there was room for: that was all.
@@ -287,11 +302,8 @@ bool DirectConnection::Take(absl::string_view bytes) {
       const DirectHeader header = ReadDirectHeader(bytes.data());
       const absl::string_view content = bytes.substr(kDirectHeaderBytes);
       if (content.size() < header.bytes) {
-        if (header.bytes >= kWholeBytes) {
-          BeginWhole(header, content);
-        } else {
-          partial_.assign(bytes.data(), bytes.size());
-        }
+        if (header.bytes >= kWholeBytes) return BeginWhole(header, content);
+        partial_.assign(bytes.data(), bytes.size());
         return true;
       }
       bytes.remove_prefix(kDirectHeaderBytes + header.bytes);
@@ -314,8 +326,7 @@ bool DirectConnection::TakePartial(absl::string_view& bytes) {
   const DirectHeader header = ReadDirectHeader(partial_.data());
   if (header.bytes >= kWholeBytes) {
     partial_ = {};
-    BeginWhole(header, {});
-    return true;
+    return BeginWhole(header, {});
   }
   if (!append_up_to(kDirectHeaderBytes + header.bytes)) return true;
   const std::string frame = std::exchange(partial_, {});
@@ -323,12 +334,18 @@ bool DirectConnection::TakePartial(absl::string_view& bytes) {
       {.bytes = absl::string_view(frame).substr(kDirectHeaderBytes), .is_last = header.is_last});
 }
 
-void DirectConnection::BeginWhole(DirectHeader header, absl::string_view content) {
+bool DirectConnection::BeginWhole(DirectHeader header, absl::string_view content) {
+  if (absl::Status status = CheckFrameSize(header.bytes); !status.ok()) {
+    CloseNow(status);
+    return false;
+  }
   whole_bytes_ = header.bytes;
   whole_is_last_ = header.is_last;
   whole_ = grpc::Slice(std::min(header.bytes, kFirstBytes));
-  std::memcpy(const_cast<uint8_t*>(whole_.begin()), content.data(), content.size());
+  std::copy(content.begin(), content.end(),
+            reinterpret_cast<char*>(const_cast<uint8_t*>(whole_.begin())));
   whole_have_ = content.size();
+  return true;
 }
 
 void DirectConnection::Close(absl::Status why) {
@@ -344,7 +361,11 @@ void DirectConnection::CloseNow(const absl::Status& why) {
     absl::MutexLock lock(&mu_);
     if (is_closed_) return;
     is_closed_ = true;
-    if (fd_.valid()) loop_.Remove(*this, fd_.get());
+    if (fd_.valid()) {
+      loop_.Remove(*this, fd_.get());
+      // The other end is to notice, even if a child of this process has inherited the socket.
+      shutdown(fd_.get(), SHUT_RDWR);
+    }
     fd_.Reset();
     out_ = {};
     out_next_ = 0;

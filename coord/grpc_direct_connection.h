@@ -61,6 +61,10 @@ class DirectConnection : public SocketSource,
  protected:
   // False: nothing more is read, as the connection is about to be closed.
   virtual bool OnFrame(const DirectFrame& frame) = 0;
+  // Something has come, though perhaps no whole frame.
+  virtual void OnBytes() {}
+  // OK if a frame of `bytes` may come now; else the connection is closed with this.
+  virtual absl::Status CheckFrameSize(size_t bytes) { return absl::OkStatus(); }
   // All that was sent is with the kernel, and a Send has said that it was not.
   virtual void OnDrained() = 0;
   // Once, whatever happened; not OK unless the other end closed it between frames.
@@ -81,7 +85,7 @@ class DirectConnection : public SocketSource,
   bool Take(absl::string_view bytes);
   bool TakePartial(absl::string_view& bytes);
   bool TakeWhole();
-  void BeginWhole(DirectHeader header, absl::string_view content);
+  bool BeginWhole(DirectHeader header, absl::string_view content);
   void CloseNow(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
   SocketLoop& loop_;
@@ -91,6 +95,8 @@ class DirectConnection : public SocketSource,
   size_t next_address_ = 0;
   absl::Status connect_failure_;
   bool is_connecting_ = false;
+  // The connection is about to be closed.
+  bool is_deaf_ = false;
   // Of the preface, what has been seen.
   size_t preface_seen_ = 0;
   bool wants_preface_ = false;

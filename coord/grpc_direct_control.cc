@@ -27,7 +27,10 @@ namespace ferry::coord {
 namespace {
 
 // Clients of either kind speak first and at once.
-constexpr int kSilenceSeconds = 1;
+constexpr int kSilenceSeconds = 10;
+
+// Of the first frame, which has a Hello and little else.
+constexpr size_t kMaxFirstBytes = size_t{1} << 20;
 
 enum class Kind { kUnknown, kOurs, kOther, kGone };
 
@@ -84,6 +87,10 @@ class DirectControl::Stream final : public DirectConnection, public FrameSink {
     }
     if (!status.ok()) Finish(status);
     return true;
+  }
+  absl::Status CheckFrameSize(size_t bytes) override {
+    if (entry_.session() != nullptr || bytes <= kMaxFirstBytes) return absl::OkStatus();
+    return absl::InvalidArgumentError("the first frame is too large for a Hello");
   }
   // Something was written, so that there is a session.
   void OnDrained() override {
@@ -194,15 +201,14 @@ void DirectControl::CountAttached(int change) {
 }
 
 void DirectControl::Stop(absl::Duration grace) {
-  if (loop_ == nullptr) return;
   {
     const absl::Time deadline = absl::Now() + grace;
     absl::MutexLock lock(&mu_);
     while (attached_ > 0 && !attached_changed_.WaitWithDeadline(&mu_, deadline)) {
     }
   }
-  // Its end closes the rest.
-  loop_ = nullptr;
+  // Closes the rest. What runs there until then still needs loop_.
+  loop_->End();
 }
 
 }  // namespace ferry::coord

@@ -36,7 +36,7 @@ class DirectControl final {
                                                                DirectControlOptions options);
   ~DirectControl();
 
-  // Never blocks. A connection that says nothing for a second is given to the others.
+  // Never blocks. A connection that says nothing for ten seconds is given to the others.
   void Take(UniqueFd connection);
 
   // Closes every stream; those that have been ended may take `grace` to be read. REQUIRES: the
@@ -61,6 +61,7 @@ class DirectControl final {
   absl::CondVar attached_changed_;
   // Streams of sessions: the others have nothing to hear.
   int attached_ ABSL_GUARDED_BY(mu_) = 0;
+  // Constant after Create.
   std::shared_ptr<SocketLoop> loop_;
 };
 

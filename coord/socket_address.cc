@@ -54,7 +54,8 @@ bool IsV6(const HostPort& parts) { return parts.host.find(':') != std::string::n
 
 }  // namespace
 
-absl::StatusOr<std::vector<SocketAddress>> ResolveAddress(const std::string& address) {
+absl::StatusOr<std::vector<SocketAddress>> ResolveAddress(const std::string& address,
+                                                          bool may_ask) {
   absl::string_view rest = address;
   for (const absl::string_view scheme : {"ipv4:", "ipv6:", "dns:///", "dns:"}) {
     if (absl::ConsumePrefix(&rest, scheme)) break;
@@ -72,6 +73,7 @@ absl::StatusOr<std::vector<SocketAddress>> ResolveAddress(const std::string& add
   addrinfo hints = {};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
+  if (!may_ask) hints.ai_flags = AI_NUMERICHOST;
   addrinfo* found = nullptr;
   const int error = getaddrinfo(host.c_str(), absl::StrCat(port).c_str(), &hints, &found);
   if (error != 0) {
@@ -123,8 +125,9 @@ void TuneConnection(int socket, absl::Duration idle, absl::Duration patience) {
   const int idle_s = static_cast<int>(std::max<int64_t>(1, absl::ToInt64Seconds(idle)));
   const int probe_s =
       static_cast<int>(std::max<int64_t>(1, absl::ToInt64Seconds(patience) / kProbes));
+  // With it the kernel no longer counts probes: it also bounds how long data may be unacknowledged.
   const unsigned patience_ms =
-      static_cast<unsigned>(std::max<int64_t>(1000, absl::ToInt64Milliseconds(patience)));
+      static_cast<unsigned>(std::max<int64_t>(1000, absl::ToInt64Milliseconds(idle + patience)));
   setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
   setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));

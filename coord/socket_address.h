@@ -21,9 +21,11 @@ struct SocketAddress {
 };
 
 // All addresses of HOST:PORT or [IPV6]:PORT, in the order in which to try them; gRPC's "ipv4:",
-// "ipv6:" and "dns:///" before it are allowed. Blocks while the host's name is looked up.
+// "ipv6:" and "dns:///" before it are allowed. Blocks while the host's name is looked up, which it
+// is not if it is a number, or `may_ask` is false.
 //   Errors: INVALID_ARGUMENT for what is no such address; UNAVAILABLE with the resolver's reason.
-absl::StatusOr<std::vector<SocketAddress>> ResolveAddress(const std::string& address);
+absl::StatusOr<std::vector<SocketAddress>> ResolveAddress(const std::string& address,
+                                                          bool may_ask = true);
 
 // "10.0.0.3:41234", "[::1]:5000".
 std::string ShowAddress(const SocketAddress& address);

@@ -53,7 +53,7 @@ absl::StatusOr<std::shared_ptr<SocketLoop>> SocketLoop::OfClients() {
   return loop;
 }
 
-SocketLoop::~SocketLoop() {
+void SocketLoop::End() {
   if (thread_ == nullptr) return;
   {
     absl::MutexLock lock(&mu_);
@@ -62,6 +62,7 @@ SocketLoop::~SocketLoop() {
   const uint64_t one = 1;
   (void)!write(wake_.get(), &one, sizeof(one));
   thread_->Join();
+  thread_ = nullptr;
 }
 
 absl::Status SocketLoop::Add(std::shared_ptr<SocketSource> source, int fd, uint32_t events) {

@@ -42,7 +42,10 @@ class SocketLoop final {
   // it.
   static absl::StatusOr<std::shared_ptr<SocketLoop>> OfClients();
   // Must not run on the loop.
-  ~SocketLoop();
+  ~SocketLoop() { End(); }
+  // Ends the thread, after OnLoopEnd of every source; what is posted from then on never runs. Must
+  // not run on the loop, nor twice at once.
+  void End() ABSL_LOCKS_EXCLUDED(mu_);
 
   SocketLoop(const SocketLoop&) = delete;
   SocketLoop& operator=(const SocketLoop&) = delete;

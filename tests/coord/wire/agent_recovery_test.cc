@@ -60,6 +60,42 @@ TEST(AgentRecovery, ConnectEndsInTimeWhenNobodyAnswers) {
   EXPECT_THAT(Await(connect), Fails(StatusCode::kDeadlineExceeded, HasSubstr(proxy.address())));
 }
 
+// A coordinator that hangs, or one behind a proxy that keeps the connection.
+TEST(AgentRecovery, LeavesAConnectionOverWhichNothingComes) {
+  ServerOptions options = BarrierOptions(1);
+  options.coordinator.heartbeat_timeout = absl::Minutes(2);
+  TestServer server(options);
+  TcpProxy proxy(server->port());
+  AgentOptions rank = RankOptions(proxy.address(), 0);
+  rank.lost_timeout = kLong;
+  rank.longest_silence = absl::Milliseconds(300);
+  auto connect = InBackground([&] { return Agent::Connect(rank); });
+  // Heartbeats go out every 30 s: until one could have been answered, silence says nothing.
+  const auto patient = Await(connect);
+  ASSERT_THAT(patient, IsOk());
+  absl::SleepFor(absl::Milliseconds(600));
+  EXPECT_EQ(proxy.accepted(), 1);
+}
+
+TEST(AgentRecovery, LeavesACoordinatorThatAnswersNoHeartbeat) {
+  ServerOptions options = BarrierOptions(1);
+  options.coordinator.heartbeat_timeout = absl::Seconds(2);
+  TestServer server(options);
+  TcpProxy proxy(server->port());
+  AgentOptions rank = RankOptions(proxy.address(), 0);
+  rank.lost_timeout = kLong;
+  rank.longest_silence = absl::Milliseconds(300);
+  rank.longest_attempt = absl::Milliseconds(300);
+  auto connect = InBackground([&] { return Agent::Connect(rank); });
+  const auto agent = Await(connect);
+  ASSERT_THAT(agent, IsOk());
+  proxy.SetStalled(true);
+  // One for the silence, and more for attempts that come to nothing.
+  EXPECT_TRUE(Eventually([&] { return proxy.accepted() >= 4; }));
+  proxy.SetStalled(false);
+  EXPECT_THAT((*agent)->Set("k", "v"), IsOk());
+}
+
 TEST(AgentRecovery, ADroppedConnectionLosesNeitherMembershipNorPendingCalls) {
   Rig rig(2);
   auto get = InBackground([&] { return rig.agents[0]->Get("late", kLong); });

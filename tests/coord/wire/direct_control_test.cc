@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <random>
@@ -184,6 +185,78 @@ TEST(DirectControl, AClientThatDoesNotReadHoldsNobodyUp) {
       ASSERT_EQ(reply.entries(0).value(), value);
     }
   }
+}
+
+// Health checks, and ranks that come back, connect whenever they like.
+TEST(DirectControl, StopsWhileOthersConnect) {
+  for (int round = 0; round < 40; ++round) {
+    auto server = std::make_unique<TestServer>(1);
+    const int port = (*server)->port();
+    std::atomic<bool> is_over{false};
+    std::thread dialling([&] {
+      std::vector<UniqueFd> silent;
+      while (!is_over) {
+        UniqueFd& fd = silent.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+        sockaddr_in address = {};
+        address.sin_family = AF_INET;
+        address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        address.sin_port = htons(static_cast<uint16_t>(port));
+        connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address);
+        if (silent.size() > 50) silent.clear();
+      }
+    });
+    absl::SleepFor(absl::Milliseconds(5));
+    server = nullptr;
+    is_over = true;
+    dialling.join();
+  }
+}
+
+v1::ClientFrame HelloOfRank(uint64_t incarnation) {
+  v1::ClientFrame frame;
+  v1::Node& node = *frame.mutable_hello()->mutable_node();
+  node.set_node_id(0);
+  node.set_incarnation(incarnation);
+  node.set_host_name("host");
+  node.set_boot_id("boot");
+  return frame;
+}
+
+// The kernel keeps the connection of a process that is stopped, or whose children have it.
+TEST(DirectControl, ARankThatSendsNoHeartbeatsHoldsItsNodeNoLonger) {
+  ServerOptions options = TestOptions(1);
+  options.coordinator.heartbeat_timeout = absl::Milliseconds(300);
+  TestServer server(options);
+  RawClient silent(server);
+  v1::Request heartbeat;
+  heartbeat.set_id(1);
+  heartbeat.mutable_heartbeat();
+  silent.Send(absl::StrCat(kDirectPreface, Framed(HelloOfRank(7)), Framed(Frame(heartbeat))));
+  EXPECT_NE(silent.ReadServerFrame().welcome().session_id(), 0u);
+  EXPECT_EQ(silent.ReadServerFrame().replies_size(), 1);
+  bool is_refused_first = false;
+  for (int i = 0;; ++i) {
+    RawClient restarted(server);
+    restarted.Send(absl::StrCat(kDirectPreface, Framed(HelloOfRank(8))));
+    const auto answer = restarted.ReadFrame();
+    ASSERT_TRUE(answer.has_value());
+    if (!answer->is_last) break;
+    is_refused_first = true;
+    ASSERT_LT(i, 1000);
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+  EXPECT_TRUE(is_refused_first);
+}
+
+TEST(DirectControl, RefusesAFirstFrameThatCannotBeAHello) {
+  TestServer server(1);
+  RawClient client(server);
+  uint8_t head[kDirectHeaderBytes];
+  WriteDirectHeader({size_t{1} << 30, false}, head);
+  client.Send(absl::StrCat(kDirectPreface,
+                           absl::string_view(reinterpret_cast<char*>(head), sizeof(head)), "x"));
+  EXPECT_TRUE(client.IsClosed());
+  ExpectServes(server);
 }
 
 TEST(DirectControl, SaysWhyItEnds) {
