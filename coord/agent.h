@@ -151,8 +151,8 @@ class Agent final {
   absl::StatusOr<std::unique_ptr<AgentWatch>> Watch(
       absl::string_view prefix, std::function<void(const KeyChange&)> on_change);
 
-  // As those without Async; `done` runs once, never inside: on the agent's thread or on the one that
-  // all agents of this process share, so it must not block, call an agent or destroy one.
+  // As those without Async; `done` runs once, never inside: on the agent's thread or on the one
+  // that all agents of this process share, so it must not block, call an agent or destroy one.
   void GetAllAsync(std::vector<std::string> keys, absl::Duration timeout,
                    Callback<std::vector<std::string>> done);
   void SetAllAsync(std::vector<std::pair<std::string, std::string>> entries, bool overwrite,
