@@ -427,14 +427,20 @@ void AgentLink::Keep() {
         }
         wake = std::min({wake, next_attempt_, last_contact_ + patience});
       } else if (!is_attached_) {
-        if (now - attempt_began_ >= options_.longest_attempt) {
+        // Not the first: a Hello without a session that came late would begin another one, and end
+        // the one of the attempt after it.
+        const absl::Time too_long = welcome_.has_value() ? attempt_began_ + options_.longest_attempt
+                                                         : absl::InfiniteFuture();
+        if (too_long <= now) {
           attempt_began_ = absl::InfiniteFuture();
           stream_->Close(absl::UnavailableError(
               absl::StrCat("the connection was there, but no Welcome came within ",
                            absl::FormatDuration(options_.longest_attempt))));
+          wake = std::min(wake, now + absl::Seconds(1));
+        } else {
+          wake = std::min(wake, too_long);
         }
-        wake =
-            std::min({wake, last_contact_ + patience, attempt_began_ + options_.longest_attempt});
+        wake = std::min(wake, last_contact_ + patience);
       } else if (has_heartbeats_) {
         if (next_heartbeat_ <= now) HeartbeatLocked(now);
         // Not less than a heartbeat takes to come and be answered.

@@ -69,7 +69,8 @@ ControlSession::ControlSession(uint64_t id, ControlShared& shared, const v1::Hel
 void ControlSession::Attach(FrameSink& sink, uint64_t acked_sequence, v1::Welcome welcome) {
   absl::MutexLock lock(&mu_);
   if (sink_ != nullptr) {
-    sink_->Finish(absl::AbortedError("the client has attached by another stream"));
+    // Not final: what came late may be an attempt that the client had given up before this one.
+    sink_->Finish(absl::UnavailableError("the client has attached by another stream"));
   }
   if (is_closed_) {
     sink.Finish(absl::AbortedError("the session is closed"));
