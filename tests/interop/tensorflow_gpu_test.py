@@ -223,7 +223,6 @@ def main():
     parser.add_argument("--only", default="")
     options = parser.parse_args()
     options.real = False
-    sessions.WORKERS = WORKERS
     for name in ("FERRY_CUDA_LIBRARY", "FERRY_NVML_LIBRARY", "FERRY_NCCL_LIBRARY"):
         os.environ[name] = options.double
     os.environ["STRICT_CUDA_DEVICES"] = "4"
@@ -231,7 +230,7 @@ def main():
     chosen = [c for c in CASES if not options.only or c.__name__ in options.only.split(",")]
     with tempfile.TemporaryDirectory() as session:
         os.environ["STRICT_CUDA_SESSION"] = session
-        cluster = Cluster(options)
+        cluster = Cluster(options, WORKERS)
         try:
             if not has_kernels(cluster):
                 print("skipped: this build has no kernels for GPUs")
