@@ -50,8 +50,8 @@ struct AgentOptions {
   // would take the coordinator to give up on this node.
   absl::Duration lost_timeout = absl::ZeroDuration();
   // A connection over which nothing has come for this long (at least: until a heartbeat could have
-  // been answered) is given up for a new one; so is one, but the first, that takes the other to be
-  // made. Kernels and proxies may keep a connection to a process that hangs.
+  // been answered) is given up for a new one; so is one that takes the other to be made. Kernels
+  // and proxies may keep a connection to a process that hangs.
   absl::Duration longest_silence = absl::Seconds(30);
   absl::Duration longest_attempt = absl::Seconds(40);
   // Also listen for tensorflow.CoordinationService/ReportErrorToTask on this HOST:PORT; empty: no.

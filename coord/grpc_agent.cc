@@ -2,13 +2,13 @@
 // Joining, leaving, and the agent's calls that concern the other nodes.
 #include <unistd.h>
 
-#include <random>
 #include <utility>
 
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
 
 #include "base/clock.h"
+#include "base/random_id.h"
 #include "base/status_macros.h"
 #include "coord/grpc_agent_impl.h"
 #include "coord/grpc_agent_status.h"
@@ -17,14 +17,6 @@
 #include "topology/topology_proto.h"
 
 namespace ferry::coord {
-namespace {
-
-uint64_t RandomIncarnation() {
-  std::random_device device;
-  return (uint64_t{device()} << 32 | device()) | 1;
-}
-
-}  // namespace
 
 void Agent::Impl::Fail(const absl::Status& why) {
   {
@@ -39,7 +31,7 @@ absl::Status Agent::Impl::Connect() {
     return absl::InvalidArgumentError(absl::StrCat(
         "the coordinator's address ", Quoted(options_.coordinator), " is not HOST:PORT"));
   }
-  if (options_.incarnation == 0) options_.incarnation = RandomIncarnation();
+  if (options_.incarnation == 0) options_.incarnation = RandomId();
   AgentLinkOptions link;
   link.coordinator = options_.coordinator;
   link.connect_timeout = options_.connect_timeout;

@@ -3,18 +3,13 @@
 #include "coord/grpc_agent_link.h"
 
 #include <algorithm>
-#include <atomic>
-#include <thread>
 #include <utility>
-
-#include <grpcpp/support/slice.h>
 
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
+#include "base/random_id.h"
 #include "base/text.h"
-#include "coord/grpc_direct_connection.h"
-#include "coord/socket_address.h"
 
 namespace ferry::coord {
 namespace {
@@ -27,7 +22,6 @@ constexpr absl::Duration kAnswerMargin = absl::Seconds(5);
 // What has come and is not acknowledged by other traffic is acknowledged by itself.
 constexpr size_t kAckBytes = size_t{1} << 20;
 constexpr size_t kRequestsPerFrame = 256;
-constexpr size_t kMaxWelcomeBytes = size_t{64} << 10;
 
 // Not worth another try: the coordinator has spoken.
 bool IsFinal(const absl::Status& status) {
@@ -45,82 +39,6 @@ bool IsFinal(const absl::Status& status) {
 
 }  // namespace
 
-// One connection. The loop keeps it until it has ended.
-class AgentLink::Stream final : public DirectConnection {
- public:
-  explicit Stream(AgentLink& link) : DirectConnection(*link.loop_), link_(link) {}
-
-  void Open() {
-    const std::string& coordinator = link_.options_.coordinator;
-    absl::StatusOr<std::vector<SocketAddress>> numeric =
-        ResolveAddress(coordinator, /*may_ask=*/false);
-    if (numeric.ok()) return Connect(*std::move(numeric));
-    // Name servers may take half a minute to say nothing. The thread has all that it needs, and the
-    // stream may have been closed when it comes back.
-    std::thread([self = shared_from_this(), loop = link_.loop_, coordinator]() mutable {
-      absl::StatusOr<std::vector<SocketAddress>> addresses = ResolveAddress(coordinator);
-      if (addresses.ok()) {
-        self->Connect(*std::move(addresses));
-      } else {
-        self->Close(addresses.status());
-      }
-      self = nullptr;
-    }).detach();
-  }
-
-  // When something came last.
-  absl::Time last_bytes() const { return absl::FromUnixNanos(last_bytes_); }
-
-  // True: it is out; else the link's OnWritten follows.
-  bool Write(const v1::ClientFrame& frame) {
-    const size_t bytes = frame.ByteSizeLong();
-    grpc::Slice slice(bytes);
-    frame.SerializeWithCachedSizesToArray(const_cast<uint8_t*>(slice.begin()));
-    return Send({&slice, 1});
-  }
-
- private:
-  bool OnFrame(const DirectFrame& received) override {
-    const int bytes = static_cast<int>(received.bytes.size());
-    if (received.is_last) {
-      v1::Reply why;
-      // An OK would be no reason to end.
-      end_ = why.ParseFromArray(received.bytes.data(), bytes) && why.code() != 0
-                 ? absl::Status(static_cast<absl::StatusCode>(why.code()), why.message())
-                 : absl::UnavailableError("the coordinator ended the stream");
-      Close(end_);
-      return false;
-    }
-    v1::ServerFrame frame;
-    if (!frame.ParseFromArray(received.bytes.data(), bytes)) {
-      Close(absl::UnavailableError("the coordinator sent what is no frame"));
-      return false;
-    }
-    has_welcome_ = true;
-    link_.OnFrame(*this, frame);
-    return true;
-  }
-  void OnBytes() override { last_bytes_ = absl::ToUnixNanos(SteadyClock().CoarseNow()); }
-  absl::Status CheckFrameSize(size_t bytes) override {
-    // The Welcome is small; another protocol's first bytes make a large number.
-    if (has_welcome_ || bytes <= kMaxWelcomeBytes) return absl::OkStatus();
-    return absl::UnavailableError("what answers there is no Ferry coordinator, or an older one");
-  }
-  void OnDrained() override { link_.OnWritten(*this); }
-  void OnClosed(const absl::Status& why) override {
-    // Nothing of the link may be used after this.
-    link_.OnEnded(*this, end_.ok() ? why : end_);
-  }
-
-  AgentLink& link_;
-  // Of the loop's thread.
-  bool has_welcome_ = false;
-  // Not OK: why the coordinator ended it.
-  absl::Status end_;
-  // On the steady clock, in nanoseconds.
-  std::atomic<int64_t> last_bytes_{absl::ToUnixNanos(SteadyClock().Now())};
-};
-
 AgentLink::AgentLink(AgentLinkOptions options, std::shared_ptr<SocketLoop> loop)
     : options_(std::move(options)),
       loop_(std::move(loop)),
@@ -129,6 +47,7 @@ AgentLink::AgentLink(AgentLinkOptions options, std::shared_ptr<SocketLoop> loop)
       next_attempt_(started_),
       backoff_(kFirstBackoff),
       random_(static_cast<uint32_t>(absl::ToUnixNanos(started_))),
+      opening_(RandomId()),
       thread_("ferry-agent", [this] { Keep(); }) {}
 
 AgentLink::~AgentLink() {
@@ -247,21 +166,25 @@ void AgentLink::WriteLocked() {
   }
 }
 
-void AgentLink::OnWritten(Stream& stream) {
+void AgentLink::OnWritten(AgentStream& stream) {
   absl::MutexLock lock(&mu_);
   if (stream_.get() != &stream) return;
   is_writing_ = false;
   WriteLocked();
 }
 
-std::shared_ptr<AgentLink::Stream> AgentLink::AttachLocked() {
+std::shared_ptr<AgentStream> AgentLink::AttachLocked() {
   ++stream_count_;
   is_attached_ = false;
-  stream_ = std::make_shared<Stream>(*this);
+  stream_ = std::make_shared<AgentStream>(*loop_, static_cast<AgentStream::Owner&>(*this));
   v1::ClientFrame frame;
   *frame.mutable_hello() = options_.hello;
   frame.mutable_hello()->set_session_id(welcome_.has_value() ? welcome_->session_id() : 0);
   frame.mutable_hello()->set_acked_sequence(received_sequence_);
+  if (options_.hello.has_node()) {
+    frame.mutable_hello()->set_opening(opening_);
+    frame.mutable_hello()->set_attempt(++attempt_);
+  }
   // Goes out when there is a connection.
   is_writing_ = !stream_->Write(frame);
   return stream_;
@@ -283,7 +206,7 @@ void AgentLink::EndLocked(std::map<uint64_t, Pending>::iterator pending,
   pending_.erase(pending);
 }
 
-void AgentLink::OnFrame(Stream& stream, v1::ServerFrame& frame) {
+void AgentLink::OnFrame(AgentStream& stream, v1::ServerFrame& frame) {
   Ready ready;
   {
     absl::MutexLock lock(&mu_);
@@ -327,7 +250,7 @@ void AgentLink::OnFrame(Stream& stream, v1::ServerFrame& frame) {
   for (auto& callback : ready) std::move(callback)();
 }
 
-void AgentLink::OnEnded(Stream& stream, const absl::Status& status) {
+void AgentLink::OnEnded(AgentStream& stream, const absl::Status& status) {
   absl::MutexLock lock(&mu_);
   --stream_count_;
   if (stream_.get() == &stream) {
@@ -420,17 +343,14 @@ void AgentLink::Keep() {
       } else if (stream_ == nullptr) {
         if (next_attempt_ <= now) {
           attempt_began_ = now;
-          const std::shared_ptr<Stream> stream = AttachLocked();
+          const std::shared_ptr<AgentStream> stream = AttachLocked();
           mu_.Unlock();
-          stream->Open();
+          stream->Open(options_.coordinator, loop_);
           mu_.Lock();
         }
         wake = std::min({wake, next_attempt_, last_contact_ + patience});
       } else if (!is_attached_) {
-        // Not the first: a Hello without a session that came late would begin another one, and end
-        // the one of the attempt after it.
-        const absl::Time too_long = welcome_.has_value() ? attempt_began_ + options_.longest_attempt
-                                                         : absl::InfiniteFuture();
+        const absl::Time too_long = attempt_began_ + options_.longest_attempt;
         if (too_long <= now) {
           attempt_began_ = absl::InfiniteFuture();
           stream_->Close(absl::UnavailableError(

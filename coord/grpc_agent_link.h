@@ -23,6 +23,7 @@
 #include "absl/time/time.h"
 
 #include "base/thread.h"
+#include "coord/grpc_agent_stream.h"
 #include "coord/socket_loop.h"
 #include "proto/ferry_control.pb.h"
 
@@ -48,7 +49,7 @@ struct AgentLinkOptions {
 // attaches again when it breaks, sending again what the coordinator has not got; keeps heartbeats
 // and deadlines on the thread "ferry-agent", and reads on the one that all agents of a process
 // share. Locks: mu_ is never held in a callback.
-class AgentLink final {
+class AgentLink final : private AgentStream::Owner {
  public:
   // OK: the coordinator's answer, which may itself hold an error; not OK: none came.
   using ReplyCallback = absl::AnyInvocable<void(absl::StatusOr<v1::Reply>) &&>;
@@ -79,7 +80,6 @@ class AgentLink final {
   void SetProgress(uint64_t progress) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  class Stream;
   struct Pending {
     absl::Time since;
     absl::Time deadline;
@@ -94,7 +94,7 @@ class AgentLink final {
   void ForgetArrivedLocked(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WriteLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns the stream that is to be opened, with mu_ released.
-  std::shared_ptr<Stream> AttachLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::shared_ptr<AgentStream> AttachLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Duration HeartbeatPeriodLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void HeartbeatLocked(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ExpireLocked(absl::Time now, Ready& ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -105,10 +105,10 @@ class AgentLink final {
   std::string OutOfReachLocked(absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // From the stream.
-  void OnFrame(Stream& stream, v1::ServerFrame& frame) ABSL_LOCKS_EXCLUDED(mu_);
-  void OnWritten(Stream& stream) ABSL_LOCKS_EXCLUDED(mu_);
+  void OnFrame(AgentStream& stream, v1::ServerFrame& frame) override ABSL_LOCKS_EXCLUDED(mu_);
+  void OnWritten(AgentStream& stream) override ABSL_LOCKS_EXCLUDED(mu_);
   // The link may go once all streams have ended.
-  void OnEnded(Stream& stream, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
+  void OnEnded(AgentStream& stream, const absl::Status& status) override ABSL_LOCKS_EXCLUDED(mu_);
 
   // Constant after construction.
   const AgentLinkOptions options_;
@@ -120,7 +120,7 @@ class AgentLink final {
   // Not OK: lost for good, and why.
   absl::Status lost_ ABSL_GUARDED_BY(mu_);
   // The stream in use. Others may still be ending: stream_count_ counts all.
-  std::shared_ptr<Stream> stream_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<AgentStream> stream_ ABSL_GUARDED_BY(mu_);
   int stream_count_ ABSL_GUARDED_BY(mu_) = 0;
   bool is_attached_ ABSL_GUARDED_BY(mu_) = false;
   bool is_writing_ ABSL_GUARDED_BY(mu_) = false;
@@ -133,6 +133,10 @@ class AgentLink final {
   absl::Time attempt_began_ ABSL_GUARDED_BY(mu_);
   absl::Duration backoff_ ABSL_GUARDED_BY(mu_);
   std::minstd_rand random_ ABSL_GUARDED_BY(mu_);
+
+  // See v1::Hello.
+  const uint64_t opening_;
+  uint32_t attempt_ ABSL_GUARDED_BY(mu_) = 0;
 
   uint64_t last_request_id_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<uint64_t, Pending> pending_ ABSL_GUARDED_BY(mu_);

@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <cstddef>
-#include <random>
 #include <utility>
 #include <vector>
 
@@ -15,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "base/random_id.h"
 #include "coord/grpc_bytes.h"
 #include "coord/grpc_errors.h"
 
@@ -24,11 +24,6 @@ namespace {
 // A tool that lost its connection starts over; its waits need not be kept for long.
 constexpr absl::Duration kToolGrace = absl::Seconds(5);
 constexpr absl::Duration kSweepPeriod = absl::Seconds(1);
-
-uint64_t RandomId() {
-  std::random_device device;
-  return (uint64_t{device()} << 32 | device()) | 1;
-}
 
 std::string HostOf(const v1::Node& node) {
   return absl::StrCat(node.host_name().empty() ? "an unnamed host" : node.host_name(),
@@ -266,7 +261,13 @@ absl::StatusOr<OpenSession> ControlSessions::Open(const v1::Hello& hello,
             "away for too long");
       }
       open.session = found->second;
-      return open;
+    } else if (const auto holder = by_node_.find(hello.node().node_id());
+               hello.has_node() && holder != by_node_.end() && holder->second->IsOpening(hello)) {
+      open.session = holder->second;
+    }
+    if (open.session != nullptr) {
+      if (open.session->NoteAttempt(hello)) return open;
+      return absl::UnavailableError("the client has tried again since");
     }
     if (hello.has_node()) {
       if (absl::Status status = CheckIdentityLocked(hello.node(), observed_address); !status.ok()) {
@@ -276,6 +277,7 @@ absl::StatusOr<OpenSession> ControlSessions::Open(const v1::Hello& hello,
     uint64_t id = RandomId();
     while (sessions_.contains(id)) id = RandomId();
     open.session = std::make_shared<ControlSession>(id, shared_, hello, observed_address);
+    open.session->NoteAttempt(hello);
     sessions_.emplace(id, open.session);
     if (hello.has_node()) {
       std::shared_ptr<ControlSession>& holder = by_node_[hello.node().node_id()];

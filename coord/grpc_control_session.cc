@@ -61,6 +61,7 @@ ControlSession::ControlSession(uint64_t id, ControlShared& shared, const v1::Hel
       shared_(shared),
       node_(hello.node()),
       has_node_(hello.has_node()),
+      opening_(hello.has_node() ? hello.opening() : 0),
       observed_address_(std::move(observed_address)),
       detached_since_(SteadyClock().Now()) {
   if (has_node_) task_ = TaskId(node_.node_id());

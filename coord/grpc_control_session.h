@@ -3,6 +3,7 @@
 #ifndef FERRY_COORD_GRPC_CONTROL_SESSION_H_
 #define FERRY_COORD_GRPC_CONTROL_SESSION_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -87,6 +88,16 @@ class ControlSession final : public std::enable_shared_from_this<ControlSession>
   const v1::Node& node() const { return node_; }
   const std::string& observed_address() const { return observed_address_; }
 
+  // See v1::Hello. Whether `hello` is of the client that opened the session.
+  bool IsOpening(const v1::Hello& hello) const {
+    return opening_ != 0 && opening_ == hello.opening();
+  }
+  // REQUIRES: one caller at a time. False: a later attempt has come before this one.
+  bool NoteAttempt(const v1::Hello& hello) {
+    if (hello.attempt() == 0) return true;
+    return std::exchange(last_attempt_, std::max(last_attempt_, hello.attempt())) < hello.attempt();
+  }
+
   // `sink` takes over from any other: it gets `welcome` first, then what is unacknowledged.
   void Attach(FrameSink& sink, uint64_t acked_sequence, v1::Welcome welcome)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -159,8 +170,12 @@ class ControlSession final : public std::enable_shared_from_this<ControlSession>
   ControlShared& shared_;
   const v1::Node node_;
   const bool has_node_;
+  const uint64_t opening_;
   const std::string observed_address_;
   TaskId task_ = kNoTask;
+
+  // Of the registry, under its lock.
+  uint32_t last_attempt_ = 0;
 
   // On the steady clock, in nanoseconds; 0: there has been none.
   std::atomic<int64_t> last_heartbeat_{0};

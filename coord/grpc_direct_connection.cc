@@ -22,8 +22,11 @@ constexpr size_t kWholeBytes = 8192;
 // Of a frame that has only been announced no more memory than this is taken; then as it comes.
 constexpr size_t kFirstBytes = size_t{1} << 20;
 static_assert(kFirstBytes > SocketLoop::kScratchBytes);
-// So that one busy connection does not hold up the others.
-constexpr int kReadsInTurn = 16;
+// So that one busy connection does not hold up the others: of a large frame, which is only copied,
+// so many pieces; of small ones, each of which is work, one piece (kScratchBytes).
+constexpr int kPiecesInTurn = 16;
+// If there is another address to go on to: a host that is there answers within this time.
+constexpr absl::Duration kLongestOfOne = absl::Seconds(5);
 
 absl::Status Lost(int error) {
   return absl::UnavailableError(absl::StrCat("the connection broke: ", std::strerror(error)));
@@ -65,7 +68,10 @@ void DirectConnection::TryNext() {
       error = errno;
       if (fd_.valid()) {
         const absl::Status added = loop_.Add(shared_from_this(), fd_.get(), EPOLLOUT);
-        if (added.ok()) return;
+        if (added.ok()) {
+          if (next_address_ < addresses_.size()) GoOnAfter(kLongestOfOne, next_address_);
+          return;
+        }
         // Not the coordinator's word, but a shortage of ours that may pass.
         connect_failure_ = absl::UnavailableError(added.message());
         fd_.Reset();
@@ -76,6 +82,17 @@ void DirectConnection::TryNext() {
         absl::StrCat("connecting to ", ShowAddress(address), ": ", std::strerror(error)));
   }
   CloseNow(connect_failure_);
+}
+
+void DirectConnection::GoOnAfter(absl::Duration patience, size_t next_address) {
+  loop_.PostAfter(patience, [weak = weak_from_this(), patience, next_address] {
+    const std::shared_ptr<DirectConnection> self = weak.lock();
+    if (self == nullptr || !self->is_connecting_ || self->next_address_ != next_address) return;
+    self->connect_failure_ = absl::UnavailableError(
+        absl::StrCat("connecting to ", ShowAddress(self->addresses_[next_address - 1]),
+                     ": no answer within ", absl::FormatDuration(patience)));
+    self->TryNext();
+  });
 }
 
 void DirectConnection::FinishConnecting() {
@@ -222,7 +239,7 @@ void DirectConnection::Read() {
     whole_bytes_ = 0;
     partial_ = {};
   }
-  for (int i = 0; i < kReadsInTurn; ++i) {
+  for (int i = 0; i < kPiecesInTurn; ++i) {
     char* to = loop_.scratch();
     size_t room = SocketLoop::kScratchBytes;
     const bool is_whole = whole_bytes_ > 0;
@@ -258,8 +275,8 @@ void DirectConnection::Read() {
       is_deaf_ = true;
       return;
     }
-    // Less than there was room for: that was all.
-    if (bytes < room) return;
+    // Less than there was room for: that was all. Else the loop comes back to it.
+    if (bytes < room || (!is_whole && whole_bytes_ == 0)) return;
   }
 }
 

@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 
 #include "base/unique_fd.h"
@@ -79,6 +80,8 @@ class DirectConnection : public SocketSource,
   bool FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WatchLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TryNext() ABSL_LOCKS_EXCLUDED(mu_);
+  // To the next address, unless this one has answered.
+  void GoOnAfter(absl::Duration patience, size_t next_address);
   void FinishConnecting() ABSL_LOCKS_EXCLUDED(mu_);
   void Read();
   // False: stop reading.

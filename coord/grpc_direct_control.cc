@@ -4,7 +4,6 @@
 
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <sys/timerfd.h>
 
 #include <atomic>
 #include <cerrno>
@@ -26,11 +25,10 @@
 namespace ferry::coord {
 namespace {
 
-// Clients of either kind speak first and at once.
-constexpr int kSilenceSeconds = 10;
-
 // Of the first frame, which has a Hello and little else.
 constexpr size_t kMaxFirstBytes = size_t{1} << 20;
+// For a client to close what has been ended.
+constexpr absl::Duration kLinger = absl::Seconds(10);
 
 enum class Kind { kUnknown, kOurs, kOther, kGone };
 
@@ -51,6 +49,12 @@ class DirectControl::Stream final : public DirectConnection, public FrameSink {
         control_(control),
         entry_(control.sessions_, std::move(peer)) {}
 
+  // Once.
+  void Begin(UniqueFd connection) {
+    Accept(std::move(connection));
+    CloseAfter(control_.options_.hello_timeout, /*only_without_session=*/true);
+  }
+
   bool Write(grpc::ByteBuffer& frame) override {
     std::vector<grpc::Slice> slices;
     if (!frame.Dump(&slices).ok()) return false;
@@ -62,9 +66,18 @@ class DirectControl::Stream final : public DirectConnection, public FrameSink {
     const std::string reply = MakeReply(/*request_id=*/0, why).SerializeAsString();
     const grpc::Slice slice(reply.data(), reply.size());
     SendLast({&slice, 1});
+    CloseAfter(kLinger, /*only_without_session=*/false);
   }
 
  private:
+  void CloseAfter(absl::Duration patience, bool only_without_session) {
+    control_.loop_->PostAfter(patience, [weak = weak_from_this(), only_without_session] {
+      const auto self = std::static_pointer_cast<Stream>(weak.lock());
+      if (self == nullptr || (only_without_session && self->entry_.session() != nullptr)) return;
+      self->Close(absl::DeadlineExceededError("the client took too long"));
+    });
+  }
+
   bool OnFrame(const DirectFrame& received) override {
     // What comes after the end is of no interest, but the client's end of the connection is.
     if (is_finished_.load(std::memory_order_relaxed)) return true;
@@ -106,7 +119,7 @@ class DirectControl::Stream final : public DirectConnection, public FrameSink {
   std::atomic<bool> is_finished_{false};
 };
 
-// A connection on which nobody has spoken yet.
+// A connection on which nobody has spoken yet. Clients of either kind speak first and at once.
 class DirectControl::Undecided final : public SocketSource,
                                        public std::enable_shared_from_this<Undecided> {
  public:
@@ -116,48 +129,24 @@ class DirectControl::Undecided final : public SocketSource,
   // On the loop.
   void Watch() {
     if (!control_.loop_->Add(shared_from_this(), connection_.get(), EPOLLIN).ok()) return;
-    timer_ = std::make_shared<Timer>(*this);
-    timer_->Start();
+    control_.loop_->PostAfter(control_.options_.hello_timeout, [weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->Decide(/*is_patience_over=*/true);
+    });
   }
 
  private:
-  class Timer final : public SocketSource, public std::enable_shared_from_this<Timer> {
-   public:
-    explicit Timer(Undecided& owner)
-        : owner_(owner.shared_from_this()),
-          fd_(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)) {}
-    void Start() {
-      itimerspec when = {};
-      when.it_value.tv_sec = kSilenceSeconds;
-      if (timerfd_settime(fd_.get(), 0, &when, nullptr) != 0 ||
-          !owner_->control_.loop_->Add(shared_from_this(), fd_.get(), EPOLLIN).ok()) {
-        owner_->Decide(/*is_patience_over=*/true);
-      }
-    }
-    void Stop() { owner_->control_.loop_->Remove(*this, fd_.get()); }
-
-   private:
-    void OnReady(uint32_t) override { owner_->Decide(/*is_patience_over=*/true); }
-    void OnLoopEnd() override {}
-
-    const std::shared_ptr<Undecided> owner_;
-    const UniqueFd fd_;
-  };
-
   void OnReady(uint32_t) override { Decide(/*is_patience_over=*/false); }
-  void OnLoopEnd() override { timer_ = nullptr; }
+  void OnLoopEnd() override {}
 
   void Decide(bool is_patience_over) {
     if (!connection_.valid()) return;
     if (KindOf(connection_.get()) == Kind::kUnknown && !is_patience_over) return;
     control_.loop_->Remove(*this, connection_.get());
-    if (timer_ != nullptr) std::exchange(timer_, nullptr)->Stop();
     if (!control_.Route(connection_)) control_.options_.others(std::move(connection_));
   }
 
   DirectControl& control_;
   UniqueFd connection_;
-  std::shared_ptr<Timer> timer_;
 };
 
 absl::StatusOr<std::unique_ptr<DirectControl>> DirectControl::Create(ControlSessions& sessions,
@@ -184,7 +173,7 @@ bool DirectControl::Route(UniqueFd& connection) {
   }
   TuneConnection(connection.get(), options_.keepalive_time, options_.keepalive_timeout);
   auto stream = std::make_shared<Stream>(*this, PeerName(connection.get()));
-  stream->Accept(std::move(connection));
+  stream->Begin(std::move(connection));
   return true;
 }
 

@@ -22,6 +22,7 @@ struct DirectControlOptions {
   // As ServerOptions.
   absl::Duration keepalive_time;
   absl::Duration keepalive_timeout;
+  absl::Duration hello_timeout;
   // Takes the connections that begin otherwise; called by several threads.
   std::function<void(UniqueFd)> others;
 };
@@ -36,7 +37,8 @@ class DirectControl final {
                                                                DirectControlOptions options);
   ~DirectControl();
 
-  // Never blocks. A connection that says nothing for ten seconds is given to the others.
+  // Never blocks. Within hello_timeout a connection that says nothing is given to the others, and
+  // one that begins like an agent's and gets no session is closed.
   void Take(UniqueFd connection);
 
   // Closes every stream; those that have been ended may take `grace` to be read. REQUIRES: the

@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <cstdio>
-#include <random>
 #include <utility>
 
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
@@ -15,6 +14,7 @@
 #include "absl/base/call_once.h"
 #include "absl/strings/str_cat.h"
 
+#include "base/random_id.h"
 #include "base/status_macros.h"
 #include "coord/grpc_callback_threads.h"
 #include "coord/grpc_channel.h"
@@ -24,11 +24,6 @@
 
 namespace ferry::coord {
 namespace {
-
-uint64_t RandomIncarnation() {
-  std::random_device device;
-  return (uint64_t{device()} << 32 | device()) | 1;
-}
 
 // These plugins apply to every server of the process, and may be asked for once.
 void EnableHealthAndReflection() {
@@ -50,7 +45,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
   FERRY_ASSIGN_OR_RETURN(std::unique_ptr<TcpListener> listener, TcpListener::Open(options.listen));
   FERRY_ASSIGN_OR_RETURN(
       std::unique_ptr<Coordinator> coordinator,
-      Coordinator::Create(std::move(options.coordinator), SteadyClock(), RandomIncarnation()));
+      Coordinator::Create(std::move(options.coordinator), SteadyClock(), RandomId()));
   KeepCallbackThreads();
   EnableHealthAndReflection();
   auto self = std::unique_ptr<CoordinatorServer>(
@@ -62,7 +57,8 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
       grpc::InsecureServerCredentials());
   DirectControlOptions direct{.keepalive_time = options.keepalive_time,
-                              .keepalive_timeout = options.keepalive_timeout};
+                              .keepalive_timeout = options.keepalive_timeout,
+                              .hello_timeout = options.hello_timeout};
   direct.others = [acceptor = self->acceptor_.get()](UniqueFd connection) {
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
     parameters.fd = connection.Release();

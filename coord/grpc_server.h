@@ -35,6 +35,8 @@ struct ServerOptions {
   // within keepalive_timeout. NATs and load balancers forget idle connections after minutes.
   absl::Duration keepalive_time = absl::Seconds(30);
   absl::Duration keepalive_timeout = absl::Seconds(20);
+  // For a connection to say what it is: see DirectControl::Take.
+  absl::Duration hello_timeout = absl::Seconds(10);
   // How long Stop lets answers that are on their way go out.
   absl::Duration stop_grace = absl::Seconds(2);
   // Makes services of others for the same port; what they need outlives the server.

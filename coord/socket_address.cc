@@ -69,6 +69,10 @@ absl::StatusOr<std::vector<SocketAddress>> ResolveAddress(const std::string& add
   std::string host(rest.substr(0, colon));
   if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
     host = host.substr(1, host.size() - 2);
+  } else if (in6_addr v6;
+             host.find(':') != std::string::npos && inet_pton(AF_INET6, host.c_str(), &v6) != 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        Quoted(address), " is not HOST:PORT; an IPv6 address stands in brackets: [::1]:8476"));
   }
   addrinfo hints = {};
   hints.ai_family = AF_UNSPEC;

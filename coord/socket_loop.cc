@@ -9,9 +9,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+
+#include "base/clock.h"
 
 namespace ferry::coord {
 namespace {
@@ -46,7 +49,10 @@ absl::StatusOr<std::shared_ptr<SocketLoop>> SocketLoop::Create(std::string name)
 absl::StatusOr<std::shared_ptr<SocketLoop>> SocketLoop::OfClients() {
   static absl::Mutex mu(absl::kConstInit);
   static std::weak_ptr<SocketLoop>& shared = *new std::weak_ptr<SocketLoop>;
+  static pid_t owner = 0;
   absl::MutexLock lock(&mu);
+  // A forked child has its parent's objects, but not its threads.
+  if (std::exchange(owner, getpid()) != getpid()) shared.reset();
   if (std::shared_ptr<SocketLoop> loop = shared.lock(); loop != nullptr) return loop;
   absl::StatusOr<std::shared_ptr<SocketLoop>> loop = Create("ferry-link");
   if (loop.ok()) shared = *loop;
@@ -115,6 +121,24 @@ void SocketLoop::RunPosted() {
   for (auto& function : posted) std::move(function)();
 }
 
+void SocketLoop::PostAfter(absl::Duration delay, absl::AnyInvocable<void() &&> function) {
+  Post([this, when = SteadyClock().Now() + delay, function = std::move(function)]() mutable {
+    due_.emplace(when, std::move(function));
+  });
+}
+
+int SocketLoop::RunDue() {
+  const absl::Time now = SteadyClock().Now();
+  while (!due_.empty() && due_.begin()->first <= now) {
+    auto next = due_.extract(due_.begin());
+    std::move(next.mapped())();
+  }
+  if (due_.empty()) return -1;
+  // The whole millisecond after it, so that it is due then.
+  const int64_t left = absl::ToInt64Milliseconds(due_.begin()->first - now) + 1;
+  return static_cast<int>(std::min<int64_t>(left, std::numeric_limits<int>::max()));
+}
+
 void SocketLoop::Run() {
   epoll_event events[kMaxEvents];
   const auto is_ending = [this] {
@@ -122,7 +146,7 @@ void SocketLoop::Run() {
     return is_ending_;
   };
   while (!is_ending()) {
-    const int count = epoll_wait(epoll_.get(), events, kMaxEvents, /*timeout=*/-1);
+    const int count = epoll_wait(epoll_.get(), events, kMaxEvents, RunDue());
     bool is_woken = false;
     for (int i = 0; i < count; ++i) {
       if (events[i].data.ptr == nullptr) {
@@ -149,6 +173,7 @@ void SocketLoop::Run() {
   }
   for (const auto& [key, source] : sources) source->OnLoopEnd();
   removed_.clear();
+  due_.clear();
 }
 
 }  // namespace ferry::coord

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 
 #include "base/thread.h"
 #include "base/unique_fd.h"
@@ -61,6 +63,9 @@ class SocketLoop final {
 
   // Runs `function` on the loop, soon; never when the loop has ended.
   void Post(absl::AnyInvocable<void() &&> function) ABSL_LOCKS_EXCLUDED(mu_);
+  // The same, `delay` later. What `function` holds is kept until then.
+  void PostAfter(absl::Duration delay, absl::AnyInvocable<void() &&> function)
+      ABSL_LOCKS_EXCLUDED(mu_);
 
   // To read into, for whoever is called on the loop, until it returns.
   static constexpr size_t kScratchBytes = size_t{64} << 10;
@@ -70,6 +75,8 @@ class SocketLoop final {
   SocketLoop() = default;
   void Run();
   void RunPosted() ABSL_LOCKS_EXCLUDED(mu_);
+  // Runs what is due; returns the milliseconds until the next is, -1 if there is none.
+  int RunDue();
 
   // Constant after Create.
   UniqueFd epoll_;
@@ -78,6 +85,7 @@ class SocketLoop final {
 
   // Of the loop's thread: removed, but perhaps among the events that are being told.
   std::vector<std::shared_ptr<SocketSource>> removed_;
+  std::multimap<absl::Time, absl::AnyInvocable<void() &&>> due_;
 
   absl::Mutex mu_;
   bool is_ending_ ABSL_GUARDED_BY(mu_) = false;

@@ -60,6 +60,23 @@ TEST(AgentRecovery, ConnectEndsInTimeWhenNobodyAnswers) {
   EXPECT_THAT(Await(connect), Fails(StatusCode::kDeadlineExceeded, HasSubstr(proxy.address())));
 }
 
+// What was held up arrives in the end, and is no second rank.
+TEST(AgentRecovery, TriesAgainWhenAFirstAttemptIsHeldUp) {
+  TestServer server(1);
+  TcpProxy proxy(server->port());
+  proxy.SetStalled(true);
+  AgentOptions rank = RankOptions(proxy.address(), 0);
+  rank.connect_timeout = kLong;
+  rank.longest_attempt = absl::Milliseconds(100);
+  auto connect = InBackground([&] { return Agent::Connect(rank); });
+  EXPECT_TRUE(Eventually([&] { return proxy.accepted() >= 3; }));
+  EXPECT_TRUE(IsPending(connect));
+  proxy.SetStalled(false);
+  const auto agent = Await(connect);
+  ASSERT_THAT(agent, IsOk());
+  EXPECT_THAT((*agent)->Set("k", "v"), IsOk());
+}
+
 // A coordinator that hangs, or one behind a proxy that keeps the connection.
 TEST(AgentRecovery, LeavesAConnectionOverWhichNothingComes) {
   ServerOptions options = BarrierOptions(1);

@@ -17,12 +17,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 
 #include "control_stream.h"
 #include "coord/direct_frames.h"
-#include "coord/grpc_direct_connection.h"
-#include "coord/socket_address.h"
 #include "test_server.h"
 
 namespace ferry::coord {
@@ -71,6 +68,10 @@ class RawClient {
       bytes.remove_prefix(static_cast<size_t>(sent));
     }
   }
+  // False when the server has closed its whole end.
+  bool TrySend(absl::string_view bytes) {
+    return send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) >= 0;
+  }
 
   // Nothing when the server has closed the connection, or says nothing for kPatience.
   std::optional<std::string> Read(size_t bytes) {
@@ -107,7 +108,13 @@ class RawClient {
     return frame;
   }
   void Close() { socket_.Reset(); }
-  bool IsClosed() { return !Read(1).has_value(); }
+  // Soon, that is, and with nothing more to read.
+  bool IsClosed() {
+    pollfd ready = {socket_.get(), POLLIN, 0};
+    char unused;
+    return poll(&ready, 1, static_cast<int>(absl::ToInt64Milliseconds(kPatience))) == 1 &&
+           recv(socket_.get(), &unused, 1, 0) <= 0;
+  }
 
  private:
   UniqueFd socket_;
@@ -259,6 +266,54 @@ TEST(DirectControl, RefusesAFirstFrameThatCannotBeAHello) {
   ExpectServes(server);
 }
 
+TEST(DirectControl, WhoGetsNoSessionInTimeIsClosed) {
+  ServerOptions options = TestOptions(1);
+  options.hello_timeout = absl::Milliseconds(100);
+  TestServer server(options);
+  RawClient preface_only(server);
+  preface_only.Send(kDirectPreface);
+  RawClient half_a_frame(server);
+  half_a_frame.Send(absl::StrCat(kDirectPreface, Framed(HelloFrame()).substr(0, 2)));
+  // Is told why, and neither closes nor falls silent.
+  RawClient refused(server);
+  refused.Send(absl::StrCat(kDirectPreface, Framed(Frame(PutRequest(1, {{"k", "v"}})))));
+  RawClient attached(server);
+  attached.Send(absl::StrCat(kDirectPreface, Framed(HelloFrame())));
+  EXPECT_NE(attached.ReadServerFrame().welcome().session_id(), 0u);
+  EXPECT_TRUE(preface_only.IsClosed());
+  EXPECT_TRUE(half_a_frame.IsClosed());
+  EXPECT_TRUE(refused.ReadFrame()->is_last);
+  EXPECT_TRUE(Eventually([&] { return !refused.TrySend("x"); }));
+  attached.Send(Framed(Frame(PutRequest(1, {{"k", "v"}}))));
+  EXPECT_EQ(attached.ReadServerFrame().replies_size(), 1);
+}
+
+// The first Welcome was lost, and what was sent before comes after what was sent later.
+TEST(DirectControl, AttemptsOfOneClientShareASession) {
+  TestServer server(1);
+  const auto hello = [](uint32_t attempt) {
+    v1::ClientFrame frame = HelloOfRank(7);
+    frame.mutable_hello()->set_opening(99);
+    frame.mutable_hello()->set_attempt(attempt);
+    return absl::StrCat(kDirectPreface, Framed(frame));
+  };
+  RawClient second(server);
+  second.Send(hello(2));
+  const uint64_t session = second.ReadServerFrame().welcome().session_id();
+  RawClient first(server);
+  first.Send(hello(1));
+  const auto refusal = first.ReadFrame();
+  ASSERT_TRUE(refusal.has_value() && refusal->is_last);
+  v1::Reply why;
+  ASSERT_TRUE(why.ParseFromString(refusal->bytes));
+  EXPECT_EQ(why.code(), static_cast<int>(StatusCode::kUnavailable));
+  second.Send(Framed(Frame(PutRequest(1, {{"k", "v"}}))));
+  EXPECT_EQ(second.ReadServerFrame().replies_size(), 1);
+  RawClient third(server);
+  third.Send(hello(3));
+  EXPECT_EQ(third.ReadServerFrame().welcome().session_id(), session);
+}
+
 TEST(DirectControl, SaysWhyItEnds) {
   TestServer server(1);
   RawClient client(server);
@@ -360,85 +415,6 @@ TEST(DirectControl, StopsQuicklyWithClientsOfEveryKind) {
   ASSERT_TRUE(why.ParseFromString(last->bytes));
   EXPECT_EQ(why.code(), static_cast<int>(StatusCode::kUnavailable));
   EXPECT_TRUE(unattached.IsClosed());
-}
-
-// --- The client's end ---
-
-// Says Hello, and keeps what it is told.
-class Greeter final : public DirectConnection {
- public:
-  using DirectConnection::DirectConnection;
-
-  absl::Notification welcomed;
-  absl::Notification closed;
-  // Of the loop's thread until `closed`.
-  absl::Status why;
-
-  void Greet() {
-    const std::string hello = HelloFrame().SerializeAsString();
-    const grpc::Slice slice(hello.data(), hello.size());
-    // There is no connection yet.
-    EXPECT_FALSE(Send({&slice, 1}));
-  }
-
- private:
-  bool OnFrame(const DirectFrame&) override {
-    welcomed.Notify();
-    return true;
-  }
-  void OnDrained() override {}
-  void OnClosed(const absl::Status& status) override {
-    why = status;
-    closed.Notify();
-  }
-};
-
-std::string AddressWhereNobodyListens() {
-  TestServer gone(1);
-  return gone.address();
-}
-
-// As for a name that has an address of either family, of which the server has one.
-TEST(DirectConnection, GoesOnToTheNextAddressIfOneRefuses) {
-  TestServer server(1);
-  auto addresses = *ResolveAddress(AddressWhereNobodyListens());
-  addresses.push_back(ResolveAddress(server.address())->front());
-  const auto loop = *SocketLoop::OfClients();
-  const auto client = std::make_shared<Greeter>(*loop);
-  client->Greet();
-  client->Connect(addresses);
-  EXPECT_TRUE(client->welcomed.WaitForNotificationWithTimeout(kPatience));
-  client->Close(absl::CancelledError("enough"));
-  ASSERT_TRUE(client->closed.WaitForNotificationWithTimeout(kPatience));
-  EXPECT_THAT(client->why, Fails(StatusCode::kCancelled));
-}
-
-TEST(DirectConnection, NamesTheAddressThatRefused) {
-  const std::string address = AddressWhereNobodyListens();
-  const auto loop = *SocketLoop::OfClients();
-  const auto client = std::make_shared<Greeter>(*loop);
-  client->Connect(*ResolveAddress(address));
-  ASSERT_TRUE(client->closed.WaitForNotificationWithTimeout(kPatience));
-  EXPECT_THAT(client->why, Fails(StatusCode::kUnavailable, HasSubstr(address)));
-}
-
-// --- Addresses ---
-
-TEST(SocketAddress, ReadsWhatAgentsAreGiven) {
-  for (const char* const address : {"127.0.0.1:80", "ipv4:127.0.0.1:80", "dns:///127.0.0.1:80"}) {
-    const auto found = ResolveAddress(address);
-    ASSERT_THAT(found, IsOk()) << address;
-    EXPECT_EQ(ShowAddress(found->front()), "127.0.0.1:80");
-  }
-  const auto v6 = ResolveAddress("[::1]:80");
-  if (v6.ok()) {
-    EXPECT_EQ(ShowAddress(v6->front()), "[::1]:80");
-  }
-  for (const char* const address : {"", ":80", "host", "host:", "host:http", "host:65536"}) {
-    EXPECT_THAT(ResolveAddress(address), Fails(StatusCode::kInvalidArgument)) << address;
-  }
-  EXPECT_THAT(ResolveAddress("no such host:80"),
-              Fails(StatusCode::kUnavailable, HasSubstr("no such host")));
 }
 
 }  // namespace
