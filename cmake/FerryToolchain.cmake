@@ -2,7 +2,13 @@
 # Compiler flags, ccache and the sanitizer build types.
 find_program(FERRY_CCACHE ccache)
 if(FERRY_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${FERRY_CCACHE})
+  # With what its manual asks for where headers are compiled ahead.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
+      CCACHE_SLOPPINESS=pch_defines,time_macros ${FERRY_CCACHE})
+endif()
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+  # GCC frees memory too eagerly for files this large: it takes a tenth of the time.
+  add_compile_options(--param=ggc-min-heapsize=400000 --param=ggc-min-expand=100)
 endif()
 
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1 -DNDEBUG")
