@@ -95,6 +95,10 @@ class Coordinator final {
   //   INTERNAL stopped.
   absl::Status Heartbeat(TaskId task, Incarnation incarnation,
                          std::optional<uint64_t> progress = std::nullopt);
+  // A sign of life that is no heartbeat; nothing for a task that is not connected in this life.
+  void NoteAlive(TaskId task, Incarnation incarnation);
+  // Nothing could be heard for so long, through no fault of the tasks: their silence counts less.
+  void ForgiveSilence(absl::Duration held_up);
   // Leaves: together with everyone (shutdown_timeout), or at once if that is zero or it is
   // recoverable.
   //   Errors: FAILED_PRECONDITION not connected; INTERNAL the others did not come.
@@ -147,6 +151,8 @@ class Coordinator final {
   const absl::Status& job_error() const { return job_error_; }
   bool everyone_has_registered() const { return barriers_.HasPassed(RegisterBarrierId()); }
   static absl::string_view RegisterBarrierId();
+  // Of the barriers that are this object's own, by which tasks join and leave.
+  bool IsOwnBarrier(absl::string_view id) const;
 
   // Something is due then (InfiniteFuture: nothing); Advance does it.
   absl::Time NextDeadline() const;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/text.h"
@@ -13,6 +14,11 @@ namespace ferry::coord {
 
 absl::string_view Coordinator::RegisterBarrierId() {
   return "[Init]Wait_for_all_tasks_to_register";
+}
+
+bool Coordinator::IsOwnBarrier(absl::string_view id) const {
+  return id == RegisterBarrierId() || id == ShutdownBarrierId() ||
+         absl::StartsWith(id, "WaitForAllTasks::");
 }
 
 std::string Coordinator::ShutdownBarrierId() const {
@@ -201,6 +207,18 @@ absl::Status Coordinator::Heartbeat(TaskId id, Incarnation incarnation,
   membership_.Touch(id, now);
   if (progress.has_value()) membership_.SetProgress(id, *progress);
   return absl::OkStatus();
+}
+
+void Coordinator::NoteAlive(TaskId id, Incarnation incarnation) {
+  if (is_stopped_ || !jobs_.Contains(id)) return;
+  const Task& task = membership_.task(id);
+  if (task.state == TaskState::kConnected && task.incarnation == incarnation) {
+    membership_.Touch(id, Now());
+  }
+}
+
+void Coordinator::ForgiveSilence(absl::Duration held_up) {
+  membership_.ForgiveSilence(held_up, Now());
 }
 
 void Coordinator::ExpireSilentTasks(absl::Time now) {

@@ -252,7 +252,8 @@ absl::Status Agent::Leave() {
   impl_->link().StopHeartbeats();
   v1::Request request;
   request.mutable_leave();
-  return impl_->Ask(std::move(request), kQuickTimeout, "leaving to be confirmed").status();
+  // Whoever leaves has often little time for it, and the coordinator finds out by itself.
+  return impl_->Ask(std::move(request), kLeaveTimeout, "leaving to be confirmed").status();
 }
 
 }  // namespace ferry::coord

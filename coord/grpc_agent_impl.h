@@ -26,6 +26,7 @@ namespace ferry::coord {
 
 // Of calls that do not wait for anybody.
 inline constexpr absl::Duration kQuickTimeout = absl::Seconds(30);
+inline constexpr absl::Duration kLeaveTimeout = absl::Seconds(3);
 // As long as the longest wait that the coordinator grants.
 inline constexpr absl::Duration kLongestWait = absl::Hours(24 * 7);
 

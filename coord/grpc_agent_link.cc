@@ -80,7 +80,8 @@ absl::StatusOr<v1::Welcome> AgentLink::WaitUntilAttached() {
 
 std::string AgentLink::OutOfReachLocked(absl::Time now) const {
   return absl::StrCat("the coordinator at ", options_.coordinator, " has been out of reach for ",
-                      ShortDuration(now - last_contact_), " (", last_failure_.message(),
+                      ShortDuration(now - last_contact_), " (",
+                      last_failure_.ok() ? "no answer from there yet" : last_failure_.message(),
                       "); is it running, and is the address right?");
 }
 
@@ -254,6 +255,13 @@ void AgentLink::OnEnded(AgentStream& stream, const absl::Status& status) {
   absl::MutexLock lock(&mu_);
   --stream_count_;
   if (stream_.get() == &stream) {
+    // It was there until now, unless heartbeats were not answered.
+    if (is_attached_) {
+      const absl::Time now = SteadyClock().Now();
+      const bool was_silent =
+          has_heartbeats_ && now - stream.last_bytes() > 2 * HeartbeatPeriodLocked();
+      last_contact_ = std::max(last_contact_, was_silent ? stream.last_bytes() : now);
+    }
     stream_ = nullptr;
     is_attached_ = false;
     is_writing_ = false;

@@ -2,11 +2,14 @@
 // One connection of the agent: names, frames, and why it ended.
 #include "coord/grpc_agent_stream.h"
 
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include <grpcpp/support/slice.h>
+
+#include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
 #include "coord/socket_address.h"
@@ -29,15 +32,20 @@ void AgentStream::Open(const std::string& coordinator, std::shared_ptr<SocketLoo
   // Name servers may take half a minute to say nothing. The thread has all that it needs, and the
   // stream may have been closed when it comes back.
   auto self = std::static_pointer_cast<AgentStream>(shared_from_this());
-  std::thread([self = std::move(self), loop = std::move(loop), coordinator]() mutable {
-    absl::StatusOr<std::vector<SocketAddress>> addresses = ResolveAddress(coordinator);
-    if (addresses.ok()) {
-      self->Connect(*std::move(addresses));
-    } else {
-      self->Close(addresses.status());
-    }
-    self = nullptr;
-  }).detach();
+  try {
+    std::thread([self, loop = std::move(loop), coordinator]() mutable {
+      absl::StatusOr<std::vector<SocketAddress>> addresses = ResolveAddress(coordinator);
+      if (addresses.ok()) {
+        self->Connect(*std::move(addresses));
+      } else {
+        self->Close(addresses.status());
+      }
+      self = nullptr;
+    }).detach();
+  } catch (const std::system_error& error) {
+    self->Close(absl::UnavailableError(
+        absl::StrCat("no thread to look the coordinator's name up: ", error.what())));
+  }
 }
 
 bool AgentStream::Write(const v1::ClientFrame& frame) {

@@ -20,6 +20,7 @@ namespace ferry::coord {
 // next one.
 class ControlOutbox final {
  public:
+  // REQUIRES: under 2 GiB, as all messages.
   void Add(const v1::Reply& reply) { Append(kRepliesTag, reply); }
   void Add(const v1::Event& event) { Append(kEventsTag, event); }
   // `reply` has has_blob set; `blob` is not copied.
@@ -33,8 +34,8 @@ class ControlOutbox final {
   // A new stream: everything that is not acknowledged is to be sent again.
   void Rewind() { sent_ = acknowledged_; }
 
-  // Of frames built and not acknowledged; shared blobs do not count.
-  size_t retained_bytes() const { return retained_bytes_; }
+  // What is not acknowledged, or not sent yet; shared blobs do not count.
+  size_t retained_bytes() const { return retained_bytes_ + pending_.size(); }
   void Clear();
 
  private:

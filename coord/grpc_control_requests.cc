@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What each request of ferry.v1.Control does.
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
+#include "base/text.h"
 #include "coord/errors.h"
 #include "coord/grpc_control_session.h"
 #include "topology/topology_proto.h"
@@ -24,10 +26,46 @@ absl::Duration Timeout(int64_t milliseconds) {
   return std::min(absl::Milliseconds(milliseconds), kLongestWait);
 }
 
+// Of one answer: a value of the largest size fits.
+constexpr size_t kMaxReplyBytes = size_t{3} << 29;
+
+// A client for which more than this waits may not ask for more: of states of the job, which take
+// time to tell, and of values.
+size_t MostBehind(const v1::Request& request) {
+  switch (request.op_case()) {
+    case v1::Request::kGetJobStatus:
+    case v1::Request::kWatchTasks:
+      return size_t{64} << 20;
+    case v1::Request::kGet:
+    case v1::Request::kList:
+    case v1::Request::kWatch:
+      return size_t{1} << 30;
+    default:
+      return std::numeric_limits<size_t>::max();
+  }
+}
+
 void FillEntry(const StoreEntry& entry, bool with_value, v1::KeyValue& out) {
   out.set_key(entry.key);
   if (with_value && entry.value != nullptr) out.set_value(*entry.value);
   out.set_revision(entry.revision);
+}
+
+void FillEntries(const std::vector<StoreEntry>& entries, bool with_values, v1::Reply& reply) {
+  size_t bytes = 0;
+  for (const StoreEntry& entry : entries) {
+    bytes += entry.key.size() + 64;
+    if (with_values && entry.value != nullptr) bytes += entry.value->size();
+  }
+  if (bytes > kMaxReplyBytes) {
+    reply =
+        MakeReply(reply.request_id(),
+                  absl::ResourceExhaustedError(absl::StrCat(
+                      entries.size(), " entries have ", bytes, " bytes; one answer has at most ",
+                      kMaxReplyBytes, ": ask for fewer keys at once, or for keys without values")));
+    return;
+  }
+  for (const StoreEntry& entry : entries) FillEntry(entry, with_values, *reply.add_entries());
 }
 
 }  // namespace
@@ -36,6 +74,14 @@ void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Exe
   if (coordinator.is_stopped()) {
     out.replies.push_back(
         MakeReply(request.id(), absl::UnavailableError("the coordinator is stopping")));
+    return;
+  }
+  if (out.behind > MostBehind(request)) {
+    out.replies.push_back(
+        MakeReply(request.id(), absl::ResourceExhaustedError(absl::StrCat(
+                                    out.behind,
+                                    " bytes of earlier answers wait for this client to read "
+                                    "and acknowledge them"))));
     return;
   }
   switch (request.op_case()) {
@@ -49,6 +95,12 @@ void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Exe
       return ExecuteStore(coordinator, request, out);
     case v1::Request::kCancel: {
       const uint64_t target = request.cancel().request_id();
+      // The session's own poll is kept under 0.
+      if (target == 0) {
+        out.replies.push_back(
+            MakeReply(request.id(), absl::InvalidArgumentError("no request has the id 0")));
+        return;
+      }
       WaitId wait = kNoWait;
       std::optional<Store::Watch> watch;
       {
@@ -158,9 +210,7 @@ void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request
       for (std::string& key : *get.mutable_keys()) keys.push_back(std::move(key));
       // Mostly they are there, and no callback is needed.
       if (const auto found = store.FindAll(keys); found.has_value()) {
-        for (const StoreEntry& entry : *found) {
-          FillEntry(entry, /*with_value=*/true, *reply.add_entries());
-        }
+        FillEntries(*found, /*with_values=*/true, reply);
         break;
       }
       const absl::Duration timeout = Timeout(get.timeout_ms());
@@ -172,11 +222,7 @@ void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request
               found = absl::NotFoundError(found.status().message());
             }
             v1::Reply reply = MakeReply(id, found.status());
-            if (found.ok()) {
-              for (const StoreEntry& entry : *found) {
-                FillEntry(entry, /*with_value=*/true, *reply.add_entries());
-              }
-            }
+            if (found.ok()) FillEntries(*found, /*with_values=*/true, reply);
             self->Tell(reply);
           });
       out.waits.emplace_back(id, wait);
@@ -185,9 +231,7 @@ void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request
     case v1::Request::kList: {
       const auto& list = request.list();
       const size_t limit = static_cast<size_t>(std::max<int64_t>(list.limit(), 0));
-      for (const StoreEntry& entry : store.List(list.prefix(), limit)) {
-        FillEntry(entry, !list.keys_only(), *reply.add_entries());
-      }
+      FillEntries(store.List(list.prefix(), limit), !list.keys_only(), reply);
       reply.set_revision(store.revision());
       break;
     }
@@ -300,6 +344,8 @@ void ControlSession::Register(Coordinator& coordinator, const v1::Request& reque
             refused = std::move(waiting);
             return;
           }
+          // Now that it has joined, heartbeats are to be expected.
+          self->last_heartbeat_ = absl::ToUnixNanos(SteadyClock().Now());
           self->PollForErrors(coordinator);
           for (Enumeration& enumeration : waiting) {
             self->Enumerate(coordinator, std::move(enumeration));
@@ -335,6 +381,12 @@ void ControlSession::ExecuteTask(Coordinator& coordinator, v1::Request& request,
                              .timeout = Timeout(barrier.timeout_ms()),
                              .caller = task_};
       for (const int32_t node : barrier.nodes()) arrival.tasks.push_back(TaskId(node));
+      if (coordinator.IsOwnBarrier(arrival.id)) {
+        out.replies.push_back(MakeReply(id, absl::InvalidArgumentError(absl::StrCat(
+                                                "barrier ", Quoted(arrival.id),
+                                                " is the coordinator's own; take another name"))));
+        return;
+      }
       const WaitId wait = coordinator.Barrier(
           std::move(arrival), [self = shared_from_this(), id](const BarrierResult& result) {
             v1::Reply reply = MakeReply(id, result.status);
@@ -346,6 +398,13 @@ void ControlSession::ExecuteTask(Coordinator& coordinator, v1::Request& request,
     }
     case v1::Request::kCancelBarrier: {
       const auto& cancel = request.cancel_barrier();
+      if (coordinator.IsOwnBarrier(cancel.id())) {
+        out.replies.push_back(
+            MakeReply(id, absl::InvalidArgumentError(
+                              absl::StrCat("barrier ", Quoted(cancel.id()),
+                                           " is the coordinator's own and cannot be cancelled"))));
+        return;
+      }
       out.replies.push_back(
           MakeReply(id, coordinator.CancelBarrier(cancel.id(), cancel.counter())));
       return;

@@ -130,9 +130,9 @@ absl::Status ControlEntry::OnFrame(v1::ClientFrame& frame, FrameSink& sink) {
     if (!open.ok()) return open.status();
     session_ = std::move(open->session);
     session_->Attach(sink, frame.hello().acked_sequence(), std::move(open->welcome));
+    session_->NoteAlive();
   }
-  session_->OnFrame(frame);
-  return absl::OkStatus();
+  return session_->OnFrame(frame);
 }
 
 void ControlEntry::Detach(FrameSink& sink) {
@@ -260,6 +260,9 @@ absl::StatusOr<OpenSession> ControlSessions::Open(const v1::Hello& hello,
             "the session is not known any more: the coordinator has restarted, or the client was "
             "away for too long");
       }
+      if (!found->second->IsOf(hello)) {
+        return absl::InvalidArgumentError("the session is another client's");
+      }
       open.session = found->second;
     } else if (const auto holder = by_node_.find(hello.node().node_id());
                hello.has_node() && holder != by_node_.end() && holder->second->IsOpening(hello)) {
@@ -282,7 +285,10 @@ absl::StatusOr<OpenSession> ControlSessions::Open(const v1::Hello& hello,
     if (hello.has_node()) {
       std::shared_ptr<ControlSession>& holder = by_node_[hello.node().node_id()];
       superseded = std::exchange(holder, open.session);
-      if (superseded != nullptr) sessions_.erase(superseded->id());
+      if (superseded != nullptr) {
+        ForgetIdentityLocked(superseded);
+        sessions_.erase(superseded->id());
+      }
       for (const std::string& uuid : hello.node().gpu_uuids()) by_gpu_[uuid] = open.session;
     }
   }

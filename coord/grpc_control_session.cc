@@ -12,8 +12,14 @@
 namespace ferry::coord {
 namespace {
 
-// A client that does not acknowledge is cut off when this much waits for it.
-constexpr size_t kMaxRetainedBytes = size_t{1} << 30;
+// A client that does not acknowledge is cut off when this much waits for it, and before that may
+// not ask for more.
+constexpr size_t kMaxRetainedBytes = size_t{3} << 30;
+// Of one frame; an agent sends 256. The strand's lock is held for so many at once.
+constexpr int kMaxRequests = 16384;
+constexpr int kRequestsAtOnce = 64;
+// The membership need not hear of every piece of a large frame.
+constexpr absl::Duration kAlivePeriod = absl::Milliseconds(200);
 
 }  // namespace
 
@@ -73,8 +79,8 @@ void ControlSession::Attach(FrameSink& sink, uint64_t acked_sequence, v1::Welcom
     // Not final: what came late may be an attempt that the client had given up before this one.
     sink_->Finish(absl::UnavailableError("the client has attached by another stream"));
   }
-  if (is_closed_) {
-    sink.Finish(absl::AbortedError("the session is closed"));
+  if (is_closed_ || !overflow_.ok()) {
+    sink.Finish(is_closed_ ? absl::AbortedError("the session is closed") : overflow_);
     sink_ = nullptr;
     return;
   }
@@ -104,12 +110,29 @@ void ControlSession::OnWritten(FrameSink& sink) {
   WriteNextLocked();
 }
 
-void ControlSession::OnFrame(v1::ClientFrame& frame) {
+void ControlSession::NoteAlive() {
+  if (!has_node_) return;
+  const int64_t now = absl::ToUnixNanos(SteadyClock().CoarseNow());
+  if (now - last_alive_ < absl::ToInt64Nanoseconds(kAlivePeriod)) return;
+  last_alive_ = now;
+  if (last_heartbeat_ != 0) last_heartbeat_ = now;
+  shared_.edge.strand().Run([&](Coordinator& coordinator) {
+    coordinator.NoteAlive(task_, Incarnation(node_.incarnation()));
+  });
+}
+
+absl::Status ControlSession::OnFrame(v1::ClientFrame& frame) {
+  if (frame.requests_size() > kMaxRequests) {
+    return absl::InvalidArgumentError(absl::StrCat("a frame has ", frame.requests_size(),
+                                                   " requests; ", kMaxRequests, " are allowed"));
+  }
+  size_t behind = 0;
   {
     absl::MutexLock lock(&mu_);
-    if (is_closed_) return;
+    if (is_closed_) return absl::OkStatus();
     outbox_.Acknowledge(frame.acked_sequence());
-    if (frame.requests().empty()) return;
+    if (frame.requests().empty()) return absl::OkStatus();
+    behind = outbox_.retained_bytes();
     // Requests that were sent again although they had arrived are not done twice.
     auto& requests = *frame.mutable_requests();
     int kept = 0;
@@ -121,16 +144,27 @@ void ControlSession::OnFrame(v1::ClientFrame& frame) {
     }
     if (kept < requests.size()) requests.DeleteSubrange(kept, requests.size() - kept);
   }
-  Executed executed;
-  shared_.edge.strand().Run([&](Coordinator& coordinator) {
-    for (v1::Request& request : *frame.mutable_requests()) {
-      Execute(coordinator, request, executed);
-    }
-    NoteParked(coordinator, executed);
-  });
-  if (executed.replies.empty()) return;
+  for (int first = 0; first < frame.requests_size(); first += kRequestsAtOnce) {
+    const int end = std::min(first + kRequestsAtOnce, frame.requests_size());
+    Executed executed;
+    executed.behind = behind;
+    shared_.edge.strand().Run([&](Coordinator& coordinator) {
+      for (int i = first; i < end; ++i) Execute(coordinator, *frame.mutable_requests(i), executed);
+      NoteParked(coordinator, executed);
+    });
+    if (executed.replies.empty()) continue;
+    absl::MutexLock lock(&mu_);
+    if (is_closed_) break;
+    AddLocked(executed);
+    behind = outbox_.retained_bytes();
+  }
   absl::MutexLock lock(&mu_);
-  if (is_closed_) return;
+  if (!is_closed_) WriteNextLocked();
+  return absl::OkStatus();
+}
+
+void ControlSession::AddLocked(const Executed& executed) {
+  if (!overflow_.ok()) return;
   auto blob = executed.blobs.begin();
   for (size_t i = 0; i < executed.replies.size(); ++i) {
     if (blob != executed.blobs.end() && blob->first == i) {
@@ -139,7 +173,19 @@ void ControlSession::OnFrame(v1::ClientFrame& frame) {
       outbox_.Add(executed.replies[i]);
     }
   }
-  WriteNextLocked();
+  BoundLocked();
+}
+
+void ControlSession::BoundLocked() {
+  if (outbox_.retained_bytes() <= kMaxRetainedBytes) return;
+  overflow_ = absl::ResourceExhaustedError(
+      absl::StrCat("over ", kMaxRetainedBytes >> 30,
+                   " GiB wait for a client that does not acknowledge them; watch fewer keys"));
+  outbox_.Clear();
+  if (sink_ == nullptr) return;
+  sink_->Finish(overflow_);
+  sink_ = nullptr;
+  detached_since_ = SteadyClock().Now();
 }
 
 void ControlSession::NoteParked(Coordinator& coordinator, const Executed& executed) {
@@ -168,19 +214,21 @@ void ControlSession::NoteParked(Coordinator& coordinator, uint64_t request_id, W
 void ControlSession::Tell(const v1::Reply& reply, const grpc::Slice* blob) {
   absl::MutexLock lock(&mu_);
   waits_.erase(reply.request_id());
-  if (is_closed_) return;
+  if (is_closed_ || !overflow_.ok()) return;
   if (blob != nullptr) {
     outbox_.Add(reply, *blob);
   } else {
     outbox_.Add(reply);
   }
+  BoundLocked();
   FlushLaterLocked();
 }
 
 void ControlSession::Tell(const v1::Event& event) {
   absl::MutexLock lock(&mu_);
-  if (is_closed_) return;
+  if (is_closed_ || !overflow_.ok()) return;
   outbox_.Add(event);
+  BoundLocked();
   FlushLaterLocked();
 }
 
@@ -197,13 +245,6 @@ void ControlSession::Flush() {
 }
 
 void ControlSession::WriteNextLocked() {
-  if (sink_ != nullptr && outbox_.retained_bytes() > kMaxRetainedBytes) {
-    sink_->Finish(absl::ResourceExhaustedError(absl::StrCat(
-        outbox_.retained_bytes(), " bytes wait for a client that does not acknowledge any")));
-    sink_ = nullptr;
-    detached_since_ = SteadyClock().Now();
-    return;
-  }
   while (sink_ != nullptr && !is_writing_) {
     grpc::ByteBuffer buffer;
     if (welcome_ != nullptr) {
@@ -233,6 +274,7 @@ size_t ControlSession::Close(const absl::Status& why) {
     is_closed_ = true;
     if (sink_ != nullptr) sink_->Finish(why);
     sink_ = nullptr;
+    detached_since_ = SteadyClock().Now();
     for (const auto& [request_id, wait] : waits_) {
       if (wait != kNoWait) waits.push_back(wait);
     }

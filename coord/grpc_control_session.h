@@ -92,10 +92,16 @@ class ControlSession final : public std::enable_shared_from_this<ControlSession>
   bool IsOpening(const v1::Hello& hello) const {
     return opening_ != 0 && opening_ == hello.opening();
   }
+  // Whether `hello` is of the client whose session this is.
+  bool IsOf(const v1::Hello& hello) const {
+    return hello.has_node() == has_node_ && hello.node().node_id() == node_.node_id() &&
+           hello.node().incarnation() == node_.incarnation() &&
+           (opening_ == 0 || opening_ == hello.opening());
+  }
   // REQUIRES: one caller at a time. False: a later attempt has come before this one.
   bool NoteAttempt(const v1::Hello& hello) {
-    if (hello.attempt() == 0) return true;
-    return std::exchange(last_attempt_, std::max(last_attempt_, hello.attempt())) < hello.attempt();
+    const uint32_t last = std::exchange(last_attempt_, std::max(last_attempt_, hello.attempt()));
+    return hello.attempt() > last || last == 0;
   }
 
   // `sink` takes over from any other: it gets `welcome` first, then what is unacknowledged.
@@ -104,7 +110,10 @@ class ControlSession final : public std::enable_shared_from_this<ControlSession>
   // `sink` is gone; nothing if it is not the one that is attached.
   void Detach(FrameSink& sink) ABSL_LOCKS_EXCLUDED(mu_);
   void OnWritten(FrameSink& sink) ABSL_LOCKS_EXCLUDED(mu_);
-  void OnFrame(v1::ClientFrame& frame) ABSL_LOCKS_EXCLUDED(mu_);
+  // Not OK: the stream is to end with it.
+  absl::Status OnFrame(v1::ClientFrame& frame) ABSL_LOCKS_EXCLUDED(mu_);
+  // Something has come from the client, of whatever kind.
+  void NoteAlive();
 
   // Writes what is pending, if the stream is free.
   void Flush() ABSL_LOCKS_EXCLUDED(mu_);
@@ -135,6 +144,8 @@ class ControlSession final : public std::enable_shared_from_this<ControlSession>
     std::vector<std::pair<size_t, grpc::Slice>> blobs;
     std::vector<std::pair<uint64_t, WaitId>> waits;
     std::vector<std::pair<uint64_t, Store::Watch>> watches;
+    // So many bytes of earlier answers wait for the client.
+    size_t behind = 0;
   };
 
   // An Enumerate request.
@@ -164,6 +175,9 @@ class ControlSession final : public std::enable_shared_from_this<ControlSession>
   void NoteParked(Coordinator& coordinator, uint64_t request_id, WaitId wait)
       ABSL_LOCKS_EXCLUDED(mu_);
   void WriteNextLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AddLocked(const Executed& executed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Ends the session if too much waits for its client.
+  void BoundLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Constant after construction.
   const uint64_t id_;
@@ -179,6 +193,8 @@ class ControlSession final : public std::enable_shared_from_this<ControlSession>
 
   // On the steady clock, in nanoseconds; 0: there has been none.
   std::atomic<int64_t> last_heartbeat_{0};
+  // When NoteAlive last told of it; in the same way.
+  std::atomic<int64_t> last_alive_{0};
 
   // Guarded by the strand's lock: a Register is under way, and what is to follow it.
   bool is_joining_ = false;
@@ -189,6 +205,8 @@ class ControlSession final : public std::enable_shared_from_this<ControlSession>
   bool is_writing_ ABSL_GUARDED_BY(mu_) = false;
   bool is_closed_ ABSL_GUARDED_BY(mu_) = false;
   bool has_left_ ABSL_GUARDED_BY(mu_) = false;
+  // Not OK: too much waited for the client, and is dropped.
+  absl::Status overflow_ ABSL_GUARDED_BY(mu_);
   // Not OK: the stream ends with it as soon as there is nothing more to send.
   absl::Status finish_with_ ABSL_GUARDED_BY(mu_);
   absl::Time detached_since_ ABSL_GUARDED_BY(mu_);

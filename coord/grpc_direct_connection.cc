@@ -11,7 +11,10 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+
+#include "base/clock.h"
 
 namespace ferry::coord {
 namespace {
@@ -23,8 +26,10 @@ constexpr size_t kWholeBytes = 8192;
 constexpr size_t kFirstBytes = size_t{1} << 20;
 static_assert(kFirstBytes > SocketLoop::kScratchBytes);
 // So that one busy connection does not hold up the others: of a large frame, which is only copied,
-// so many pieces; of small ones, each of which is work, one piece (kScratchBytes).
+// so many pieces; of small ones, each of which is work, one piece (kScratchBytes), or as many as
+// take this long.
 constexpr int kPiecesInTurn = 16;
+constexpr absl::Duration kTurn = absl::Milliseconds(1);
 // If there is another address to go on to: a host that is there answers within this time.
 constexpr absl::Duration kLongestOfOne = absl::Seconds(5);
 
@@ -228,7 +233,7 @@ void DirectConnection::Read() {
   bool has_ended = false;
   {
     absl::MutexLock lock(&mu_);
-    if (is_closed_ || is_deaf_) return;
+    if (is_closed_ || is_deaf_ || !backlog_.empty()) return;
     // Only this thread closes it.
     socket = fd_.get();
     has_ended = has_sent_last_;
@@ -267,13 +272,9 @@ void DirectConnection::Read() {
     if (has_ended) continue;
     if (is_whole) {
       whole_have_ += bytes;
-      if (whole_have_ == whole_bytes_ && !TakeWhole()) {
-        is_deaf_ = true;
-        return;
-      }
+      if (whole_have_ == whole_bytes_ && !TakeWhole()) return Ignore();
     } else if (!Take(absl::string_view(to, bytes))) {
-      is_deaf_ = true;
-      return;
+      return Ignore();
     }
     // Less than there was room for: that was all. Else the loop comes back to it.
     if (bytes < room || (!is_whole && whole_bytes_ == 0)) return;
@@ -293,14 +294,47 @@ bool DirectConnection::Take(absl::string_view bytes) {
   if (wants_preface_) {
     const size_t seen = std::min(bytes.size(), kDirectPreface.size() - preface_seen_);
     if (bytes.substr(0, seen) != kDirectPreface.substr(preface_seen_, seen)) {
-      CloseNow(absl::InvalidArgumentError("this is no client of ours"));
+      OnRefused(absl::InvalidArgumentError(
+          absl::StrCat("the connection does not begin as an agent's of this version does, with ",
+                       absl::CEscape(kDirectPreface))));
       return false;
     }
     preface_seen_ += seen;
     bytes.remove_prefix(seen);
     wants_preface_ = preface_seen_ < kDirectPreface.size();
   }
-  while (!bytes.empty()) {
+  if (!TakeFrames(bytes, SteadyClock().Now() + kTurn)) return false;
+  if (bytes.empty()) return true;
+  backlog_.assign(bytes.data(), bytes.size());
+  loop_.Post([self = shared_from_this()] { self->TakeBacklog(); });
+  return true;
+}
+
+void DirectConnection::Ignore() {
+  absl::MutexLock lock(&mu_);
+  // Of what was told its end, the other end's is waited for; else it is being closed.
+  is_deaf_ = !has_sent_last_;
+}
+
+void DirectConnection::TakeBacklog() {
+  {
+    absl::MutexLock lock(&mu_);
+    if (is_closed_ || is_deaf_) return;
+    // What comes after the end is dropped.
+    if (has_sent_last_) backlog_ = {};
+  }
+  const std::string backlog = std::exchange(backlog_, {});
+  absl::string_view bytes = backlog;
+  if (!TakeFrames(bytes, SteadyClock().Now() + kTurn)) return Ignore();
+  if (bytes.empty()) return;
+  backlog_.assign(bytes.data(), bytes.size());
+  loop_.Post([self = shared_from_this()] { self->TakeBacklog(); });
+}
+
+bool DirectConnection::TakeFrames(absl::string_view& bytes, absl::Time until) {
+  // The clock is looked at now and then: a frame may take less time than that.
+  for (int frames = 1; !bytes.empty(); ++frames) {
+    if (frames % 8 == 0 && SteadyClock().Now() >= until) return true;
     if (whole_bytes_ > 0) {
       // Begun by the header that was in partial_.
       const size_t more = std::min(bytes.size(), whole_.size() - whole_have_);
@@ -314,13 +348,18 @@ bool DirectConnection::Take(absl::string_view bytes) {
     } else {
       if (bytes.size() < kDirectHeaderBytes) {
         partial_.assign(bytes.data(), bytes.size());
+        bytes = {};
         return true;
       }
       const DirectHeader header = ReadDirectHeader(bytes.data());
       const absl::string_view content = bytes.substr(kDirectHeaderBytes);
       if (content.size() < header.bytes) {
-        if (header.bytes >= kWholeBytes) return BeginWhole(header, content);
+        if (header.bytes >= kWholeBytes) {
+          bytes = {};
+          return BeginWhole(header, content);
+        }
         partial_.assign(bytes.data(), bytes.size());
+        bytes = {};
         return true;
       }
       bytes.remove_prefix(kDirectHeaderBytes + header.bytes);
@@ -353,7 +392,7 @@ bool DirectConnection::TakePartial(absl::string_view& bytes) {
 
 bool DirectConnection::BeginWhole(DirectHeader header, absl::string_view content) {
   if (absl::Status status = CheckFrameSize(header.bytes); !status.ok()) {
-    CloseNow(status);
+    OnRefused(status);
     return false;
   }
   whole_bytes_ = header.bytes;

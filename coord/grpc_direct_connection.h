@@ -64,8 +64,10 @@ class DirectConnection : public SocketSource,
   virtual bool OnFrame(const DirectFrame& frame) = 0;
   // Something has come, though perhaps no whole frame.
   virtual void OnBytes() {}
-  // OK if a frame of `bytes` may come now; else the connection is closed with this.
+  // OK if a frame of `bytes` may come now; else it is refused with this.
   virtual absl::Status CheckFrameSize(size_t bytes) { return absl::OkStatus(); }
+  // What comes is not worth reading, for this reason; nothing more is read.
+  virtual void OnRefused(const absl::Status& why) { Close(why); }
   // All that was sent is with the kernel, and a Send has said that it was not.
   virtual void OnDrained() = 0;
   // Once, whatever happened; not OK unless the other end closed it between frames.
@@ -86,6 +88,11 @@ class DirectConnection : public SocketSource,
   void Read();
   // False: stop reading.
   bool Take(absl::string_view bytes);
+  bool TakeFrames(absl::string_view& bytes, absl::Time until);
+  // No more frames, but perhaps the end.
+  void Ignore() ABSL_LOCKS_EXCLUDED(mu_);
+  // Takes what its turn was too short for.
+  void TakeBacklog();
   bool TakePartial(absl::string_view& bytes);
   bool TakeWhole();
   bool BeginWhole(DirectHeader header, absl::string_view content);
@@ -100,6 +107,8 @@ class DirectConnection : public SocketSource,
   bool is_connecting_ = false;
   // The connection is about to be closed.
   bool is_deaf_ = false;
+  // Small frames that have come and are for the next turn, and how much of them is taken.
+  std::string backlog_;
   // Of the preface, what has been seen.
   size_t preface_seen_ = 0;
   bool wants_preface_ = false;

@@ -16,6 +16,8 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/slice.h>
 
+#include "absl/strings/str_cat.h"
+
 #include "base/status_macros.h"
 #include "coord/direct_frames.h"
 #include "coord/grpc_bytes.h"
@@ -74,7 +76,8 @@ class DirectControl::Stream final : public DirectConnection, public FrameSink {
     control_.loop_->PostAfter(patience, [weak = weak_from_this(), only_without_session] {
       const auto self = std::static_pointer_cast<Stream>(weak.lock());
       if (self == nullptr || (only_without_session && self->entry_.session() != nullptr)) return;
-      self->Close(absl::DeadlineExceededError("the client took too long"));
+      if (!only_without_session) return self->Close(absl::CancelledError("the end was told"));
+      self->Finish(absl::DeadlineExceededError("no Hello has come in time"));
     });
   }
 
@@ -103,7 +106,13 @@ class DirectControl::Stream final : public DirectConnection, public FrameSink {
   }
   absl::Status CheckFrameSize(size_t bytes) override {
     if (entry_.session() != nullptr || bytes <= kMaxFirstBytes) return absl::OkStatus();
-    return absl::InvalidArgumentError("the first frame is too large for a Hello");
+    return absl::InvalidArgumentError(
+        absl::StrCat("a first frame of ", bytes, " bytes is too large for a Hello"));
+  }
+  void OnRefused(const absl::Status& why) override { Finish(why); }
+  // Any bytes are a sign of life: of a large frame the whole may come late.
+  void OnBytes() override {
+    if (entry_.session() != nullptr) entry_.session()->NoteAlive();
   }
   // Something was written, so that there is a session.
   void OnDrained() override {
@@ -142,7 +151,8 @@ class DirectControl::Undecided final : public SocketSource,
     if (!connection_.valid()) return;
     if (KindOf(connection_.get()) == Kind::kUnknown && !is_patience_over) return;
     control_.loop_->Remove(*this, connection_.get());
-    if (!control_.Route(connection_)) control_.options_.others(std::move(connection_));
+    // Who still says nothing is closed: gRPC would keep it for minutes.
+    if (!control_.Route(connection_)) connection_.Reset();
   }
 
   DirectControl& control_;
@@ -190,6 +200,7 @@ void DirectControl::CountAttached(int change) {
 }
 
 void DirectControl::Stop(absl::Duration grace) {
+  if (loop_ == nullptr) return;  // There was none to be had.
   {
     const absl::Time deadline = absl::Now() + grace;
     absl::MutexLock lock(&mu_);

@@ -37,9 +37,12 @@ class DirectControl final {
                                                                DirectControlOptions options);
   ~DirectControl();
 
-  // Never blocks. Within hello_timeout a connection that says nothing is given to the others, and
-  // one that begins like an agent's and gets no session is closed.
+  // Never blocks. A connection that says nothing within hello_timeout, or begins like an agent's
+  // and gets no session, is closed.
   void Take(UniqueFd connection);
+
+  // How far it is behind with reading.
+  absl::Duration Lag() const { return loop_->Lag(); }
 
   // Closes every stream; those that have been ended may take `grace` to be read. REQUIRES: the
   // sessions are closed and nobody calls Take any more. A second call does nothing.

@@ -47,6 +47,15 @@ void Membership::Touch(TaskId id, absl::Time now) {
   if (task.state == TaskState::kConnected) task.last_heartbeat = now;
 }
 
+void Membership::ForgiveSilence(absl::Duration held_up, absl::Time now) {
+  for (Task& task : tasks_) {
+    // Checks that come too early are made again.
+    if (task.state != TaskState::kConnected) continue;
+    task.last_heartbeat =
+        std::max(task.last_heartbeat, std::min(task.last_heartbeat + held_up, now));
+  }
+}
+
 void Membership::SetFacts(TaskId id, TaskFacts facts, bool recoverable) {
   tasks_[id.value()].facts = std::move(facts);
   tasks_[id.value()].recoverable = recoverable;

@@ -53,6 +53,8 @@ class Membership final {
 
   // A sign of life. Silent for tasks that are not connected.
   void Touch(TaskId task, absl::Time now);
+  // As if every connected task had been heard of so much later, though not after `now`.
+  void ForgiveSilence(absl::Duration held_up, absl::Time now);
   // Somebody of the job is there, whoever.
   void NoteSignOfLife(absl::Time now) { last_sign_of_life_ = std::max(last_sign_of_life_, now); }
   void SetFacts(TaskId task, TaskFacts facts, bool recoverable);

@@ -13,9 +13,9 @@
 #include <memory>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 
 #include "base/text.h"
 
@@ -58,7 +58,11 @@ absl::StatusOr<std::vector<SocketAddress>> ResolveAddress(const std::string& add
                                                           bool may_ask) {
   absl::string_view rest = address;
   for (const absl::string_view scheme : {"ipv4:", "ipv6:", "dns:///", "dns:"}) {
-    if (absl::ConsumePrefix(&rest, scheme)) break;
+    // "dns:8476" is a host of that name.
+    if (absl::StartsWith(rest, scheme) && absl::StrContains(rest.substr(scheme.size()), ':')) {
+      rest.remove_prefix(scheme.size());
+      break;
+    }
   }
   const size_t colon = rest.rfind(':');
   int port = 0;

@@ -127,6 +127,11 @@ void SocketLoop::PostAfter(absl::Duration delay, absl::AnyInvocable<void() &&> f
   });
 }
 
+absl::Duration SocketLoop::Lag() const {
+  const int64_t since = busy_since_;
+  return since == 0 ? absl::ZeroDuration() : SteadyClock().CoarseNow() - absl::FromUnixNanos(since);
+}
+
 int SocketLoop::RunDue() {
   const absl::Time now = SteadyClock().Now();
   while (!due_.empty() && due_.begin()->first <= now) {
@@ -146,7 +151,10 @@ void SocketLoop::Run() {
     return is_ending_;
   };
   while (!is_ending()) {
-    const int count = epoll_wait(epoll_.get(), events, kMaxEvents, RunDue());
+    const int timeout = RunDue();
+    busy_since_ = 0;
+    const int count = epoll_wait(epoll_.get(), events, kMaxEvents, timeout);
+    busy_since_ = absl::ToUnixNanos(SteadyClock().CoarseNow());
     bool is_woken = false;
     for (int i = 0; i < count; ++i) {
       if (events[i].data.ptr == nullptr) {

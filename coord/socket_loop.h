@@ -3,6 +3,7 @@
 #ifndef FERRY_COORD_SOCKET_LOOP_H_
 #define FERRY_COORD_SOCKET_LOOP_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -67,6 +68,9 @@ class SocketLoop final {
   void PostAfter(absl::Duration delay, absl::AnyInvocable<void() &&> function)
       ABSL_LOCKS_EXCLUDED(mu_);
 
+  // How long it has been since it last waited for something.
+  absl::Duration Lag() const;
+
   // To read into, for whoever is called on the loop, until it returns.
   static constexpr size_t kScratchBytes = size_t{64} << 10;
   char* scratch() { return scratch_.get(); }
@@ -82,6 +86,9 @@ class SocketLoop final {
   UniqueFd epoll_;
   UniqueFd wake_;
   std::unique_ptr<char[]> scratch_;
+
+  // When it began what it is doing, on the steady clock in nanoseconds; 0 while it waits.
+  std::atomic<int64_t> busy_since_{0};
 
   // Of the loop's thread: removed, but perhaps among the events that are being told.
   std::vector<std::shared_ptr<SocketSource>> removed_;

@@ -2,6 +2,7 @@
 // The lock, the timer and the queue of completions.
 #include "coord/strand.h"
 
+#include <algorithm>
 #include <iterator>
 
 namespace ferry::coord {
@@ -9,6 +10,8 @@ namespace {
 
 // After so many batches in a row `after_batch` is called, whatever else is due.
 constexpr int kMaxBatches = 4;
+// A process that is held up for longer, stopped perhaps, has not heard what its tasks have said.
+constexpr absl::Duration kHeldUp = absl::Milliseconds(250);
 
 }  // namespace
 
@@ -67,6 +70,8 @@ void Strand::KeepTime() {
     } else if (left > absl::ZeroDuration()) {
       timer_moved_.WaitWithTimeout(&mu_, left);
     } else {
+      const absl::Duration held_up = std::max(-left, reader_lag_ ? reader_lag_() : -left);
+      if (held_up > kHeldUp) coordinator_->ForgiveSilence(held_up + kHeldUp);
       timer_ = absl::InfinitePast();
       coordinator_->Advance();
       FinishRunAndUnlock();

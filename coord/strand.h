@@ -38,6 +38,13 @@ class Strand final {
     after_batch_ = std::move(after_batch);
   }
 
+  // How long those who read from the tasks have been behind, 0 mostly: so long no task is called
+  // silent. Called with the lock held. Set before the first Run.
+  void SetReaderLag(std::function<absl::Duration()> lag) ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    reader_lag_ = std::move(lag);
+  }
+
   // Calls `body(coordinator)` alone and returns what it returns. The body must not block.
   template <typename Body>
   auto Run(Body&& body) ABSL_LOCKS_EXCLUDED(mu_) {
@@ -62,6 +69,7 @@ class Strand final {
   const std::unique_ptr<Coordinator> coordinator_ ABSL_PT_GUARDED_BY(mu_);
   // Constant once in use.
   std::function<void()> after_batch_;
+  std::function<absl::Duration()> reader_lag_;
   std::vector<Completion> due_ ABSL_GUARDED_BY(mu_);
   // Some thread is running completions; others only add theirs, so that the order is kept.
   bool is_draining_ ABSL_GUARDED_BY(mu_) = false;

@@ -216,7 +216,8 @@ void TcpListener::Accept() {
 }
 
 void TcpListener::AcceptAll(int listener) {
-  while (true) {
+  // Not for ever: stop_ is to be looked at as well.
+  for (int i = 0; i < 1024; ++i) {
     UniqueFd connection(accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (connection.valid()) {
       on_connection_(std::move(connection));
@@ -224,6 +225,7 @@ void TcpListener::AcceptAll(int listener) {
       return;  // Nobody is left, or no descriptor is.
     }
   }
+  errno = 0;
 }
 
 }  // namespace ferry::coord

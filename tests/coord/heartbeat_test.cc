@@ -18,6 +18,36 @@ TEST(Heartbeat, Scenario21OfARegisteredTaskIsWelcome) {
   EXPECT_THAT(job.Heartbeat(0), IsOk());
 }
 
+// The coordinator was stopped, or busy for long, and heartbeats wait in its sockets.
+TEST(Heartbeat, SilenceIsForgivenWhenNobodyCouldBeHeard) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  job.clock().Advance(3 * kHeartbeatTimeout);
+  job.coordinator().ForgiveSilence(3 * kHeartbeatTimeout);
+  job.coordinator().Advance();
+  EXPECT_EQ(job.state(0), TaskState::kConnected);
+  EXPECT_EQ(job.state(1), TaskState::kConnected);
+  job.AdvanceWithHeartbeats(2 * kHeartbeatTimeout, {0});
+  EXPECT_EQ(job.state(1), TaskState::kError);
+}
+
+// A value on its way over a slow line holds its sender's heartbeats up.
+TEST(Heartbeat, OtherSignsOfLifeCount) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  const Incarnation life = job.task(0).incarnation;
+  for (int i = 0; i < 8; ++i) {
+    job.AdvanceWithHeartbeats(kHeartbeatTimeout / 4, {1});
+    job.coordinator().NoteAlive(TaskId(0), life);
+  }
+  EXPECT_EQ(job.state(0), TaskState::kConnected);
+  for (int i = 0; i < 8; ++i) {
+    job.AdvanceWithHeartbeats(kHeartbeatTimeout / 4, {1});
+    job.coordinator().NoteAlive(TaskId(0), Incarnation(life.value() + 1));
+  }
+  EXPECT_EQ(job.state(0), TaskState::kError);
+}
+
 // Scenario 22. A process of another job beats at the wrong address.
 TEST(Heartbeat, Scenario22OfAnUnknownTaskIsRefused) {
   TestJob job(PlainOptions(2));

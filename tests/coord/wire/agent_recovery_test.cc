@@ -134,6 +134,22 @@ TEST(AgentRecovery, ADroppedConnectionLosesNeitherMembershipNorPendingCalls) {
   EXPECT_THAT(rig.errors[1]->errors(), SizeIs(0));
 }
 
+// Nothing came for longer than it may be out of reach, as nothing was asked for.
+TEST(AgentRecovery, AnIdleConnectionThatBreaksIsMadeAgain) {
+  ServerOptions options = BarrierOptions(1);
+  options.coordinator.heartbeat_timeout = absl::Minutes(2);
+  TestServer server(options);
+  TcpProxy proxy(server->port());
+  AgentOptions rank = RankOptions(proxy.address(), 0);
+  rank.lost_timeout = absl::Milliseconds(500);
+  auto connect = InBackground([&] { return Agent::Connect(rank); });
+  const auto agent = Await(connect);
+  ASSERT_THAT(agent, IsOk());
+  absl::SleepFor(2 * rank.lost_timeout);
+  proxy.Cut();
+  EXPECT_THAT((*agent)->Set("k", "v"), IsOk());
+}
+
 // Cut while requests and answers are under way; a request that is done twice would count twice.
 TEST(AgentRecovery, IncrementsHappenExactlyOnceUnderCuts) {
   Rig rig(1);

@@ -44,6 +44,33 @@ TEST_F(ControlRequests, PutSetsAllOrNothing) {
   EXPECT_EQ(got.entries(1).value(), "2");
 }
 
+TEST_F(ControlRequests, TheIdZeroIsNobodys) {
+  v1::Request cancel;
+  cancel.set_id(1);
+  cancel.mutable_cancel();
+  EXPECT_EQ(stream_.Call(cancel).code(), Code(StatusCode::kInvalidArgument));
+}
+
+// By which ranks join and leave.
+TEST(ControlBarriers, TheCoordinatorsOwnAreNotToBePassedByHand) {
+  TestServer server(2);
+  ControlStream rank(server.Channel());
+  const uint64_t life = rank.Attach(RankHello(0, 1, "host")).coordinator_incarnation();
+  uint64_t id = 0;
+  for (const std::string& name :
+       {std::string(Coordinator::RegisterBarrierId()), absl::StrCat("Shutdown::", life),
+        std::string("WaitForAllTasks::1")}) {
+    v1::Request arrive;
+    arrive.set_id(++id);
+    arrive.mutable_barrier()->set_id(name);
+    EXPECT_EQ(rank.Call(arrive).code(), Code(StatusCode::kInvalidArgument)) << name;
+    v1::Request cancel;
+    cancel.set_id(++id);
+    cancel.mutable_cancel_barrier()->set_id(name);
+    EXPECT_EQ(rank.Call(cancel).code(), Code(StatusCode::kInvalidArgument)) << name;
+  }
+}
+
 TEST_F(ControlRequests, GetNamesWhatIsMissing) {
   stream_.Call(PutRequest(1, {{"here", "1"}}));
   const v1::Reply now = stream_.Call(GetRequest(2, {"here", "absent/1"}, absl::ZeroDuration()));

@@ -242,6 +242,48 @@ TEST(ControlIdentity, AGpuOfAnotherHostIsRefusedNamingBoth) {
                     AllOf(HasSubstr("alpha"), HasSubstr("beta"), HasSubstr("GPU-1"))));
 }
 
+// Its first session is not to hold what the second, and last, has let go of.
+TEST(ControlIdentity, AGpuIsFreeWhenItsNodeHasGone) {
+  ServerOptions options = TestOptions(2);
+  options.coordinator.heartbeat_timeout = absl::Milliseconds(300);
+  TestServer server(options);
+  const auto hello = [](int node, absl::string_view host) {
+    v1::Hello hello = RankHello(node, 1, std::string(host));
+    hello.mutable_node()->set_boot_id(absl::StrCat("boot-", host));
+    hello.mutable_node()->add_gpu_uuids("GPU-1");
+    return hello;
+  };
+  {
+    ControlStream first(server.Channel());
+    first.Attach(hello(0, "alpha"));
+    ControlStream second(server.Channel());
+    second.Attach(hello(0, "alpha"));
+  }
+  EXPECT_TRUE(Eventually([&] {
+    ControlStream other(server.Channel());
+    other.SendHello(hello(1, "beta"));
+    return other.ReadOne();
+  }));
+}
+
+TEST(ControlIdentity, ASessionIsAttachedToByItsOwnClientOnly) {
+  TestServer server(2);
+  ControlStream rank(server.Channel());
+  const uint64_t session = rank.Attach(RankHello(1, 11, "alpha")).session_id();
+  v1::Hello nobody;
+  nobody.set_session_id(session);
+  v1::Hello other = RankHello(0, 22, "beta");
+  other.set_session_id(session);
+  v1::Hello later_life = RankHello(1, 12, "alpha");
+  later_life.set_session_id(session);
+  for (const v1::Hello& hello : {nobody, other, later_life}) {
+    ControlStream thief(server.Channel());
+    thief.SendHello(hello);
+    EXPECT_THAT(thief.End(), Fails(StatusCode::kInvalidArgument));
+  }
+  EXPECT_EQ(rank.Call(PutRequest(1, {{"k", "v"}})).code(), 0);
+}
+
 // Two processes of one host that share a GPU (MPS, MIG) are no mistake.
 TEST(ControlIdentity, AGpuMayBeSharedWithinAHost) {
   TestServer server(2);

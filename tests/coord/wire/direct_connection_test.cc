@@ -121,14 +121,16 @@ TEST(DirectConnection, GoesOnToTheNextAddressIfOneDoesNotAnswer) {
 // Notes the order in which frames come.
 class Recorder final : public DirectConnection {
  public:
-  Recorder(SocketLoop& loop, std::string& order, char name)
-      : DirectConnection(loop), order_(order), name_(name) {}
+  // Each frame takes `work`.
+  Recorder(SocketLoop& loop, std::string& order, char name, absl::Duration work)
+      : DirectConnection(loop), order_(order), name_(name), work_(work) {}
 
   absl::Notification closed;
 
  private:
   bool OnFrame(const DirectFrame&) override {
     order_.push_back(name_);
+    absl::SleepFor(work_);
     return true;
   }
   void OnDrained() override {}
@@ -137,33 +139,50 @@ class Recorder final : public DirectConnection {
   // Of the loop's thread until all are closed.
   std::string& order_;
   const char name_;
+  const absl::Duration work_;
 };
 
-TEST(DirectConnection, ABurstDoesNotHoldUpTheOthers) {
+// The order in which frames are taken of two that are there at once: the bytes of 'a', of whose
+// frames each takes `work`, and a single frame of 'b'.
+void Race(std::string frames, absl::Duration work, std::string& order) {
   const auto loop = *SocketLoop::Create("test");
   absl::Notification go;
   loop->Post([&] { go.WaitForNotification(); });
-  std::string order;
   std::vector<std::shared_ptr<Recorder>> recorders;
   const auto open = [&](char name, absl::string_view bytes) {
     int ends[2];
     ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
     UniqueFd client(ends[0]);
-    recorders.push_back(std::make_shared<Recorder>(*loop, order, name));
+    recorders.push_back(std::make_shared<Recorder>(*loop, order, name, work));
     recorders.back()->Accept(UniqueFd(ends[1]));
     ASSERT_EQ(send(client.get(), bytes.data(), bytes.size(), MSG_DONTWAIT),
               static_cast<ssize_t>(bytes.size()));
   };
-  std::string burst(kDirectPreface);
-  while (burst.size() < 3 * SocketLoop::kScratchBytes / 2) burst += Framed(std::string(60, 'x'));
-  open('a', burst);
+  open('a', absl::StrCat(kDirectPreface, frames));
   open('b', absl::StrCat(kDirectPreface, Framed("x")));
   go.Notify();
   for (const auto& recorder : recorders) {
     ASSERT_TRUE(recorder->closed.WaitForNotificationWithTimeout(kPatience));
   }
+  loop->End();
+}
+
+TEST(DirectConnection, ABurstDoesNotHoldUpTheOthers) {
+  std::string burst;
+  while (burst.size() < 3 * SocketLoop::kScratchBytes / 2) burst += Framed(std::string(60, 'x'));
+  std::string order;
+  Race(burst, absl::ZeroDuration(), order);
   EXPECT_EQ(order.front(), 'a');
   EXPECT_EQ(order.back(), 'a');
+}
+
+TEST(DirectConnection, NorDoFewFramesThatTakeLong) {
+  std::string few;
+  for (int i = 0; i < 100; ++i) few += Framed("x");
+  std::string order;
+  Race(few, absl::Milliseconds(1), order);
+  EXPECT_EQ(order.size(), 101u);
+  EXPECT_LT(order.find('b'), 50u);
 }
 
 // A child has its parent's memory, but not the thread that would read.

@@ -68,10 +68,6 @@ class RawClient {
       bytes.remove_prefix(static_cast<size_t>(sent));
     }
   }
-  // False when the server has closed its whole end.
-  bool TrySend(absl::string_view bytes) {
-    return send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) >= 0;
-  }
 
   // Nothing when the server has closed the connection, or says nothing for kPatience.
   std::optional<std::string> Read(size_t bytes) {
@@ -97,6 +93,13 @@ class RawClient {
     auto bytes = Read(header.bytes);
     if (!bytes.has_value()) return {};
     return Answer{header.is_last, *std::move(bytes)};
+  }
+  // Reads what should be the last frame, and says why it ends.
+  std::optional<StatusCode> ReadEnd() {
+    const auto answer = ReadFrame();
+    v1::Reply why;
+    if (!answer.has_value() || !answer->is_last || !why.ParseFromString(answer->bytes)) return {};
+    return static_cast<StatusCode>(why.code());
   }
   v1::ServerFrame ReadServerFrame() {
     v1::ServerFrame frame;
@@ -262,6 +265,7 @@ TEST(DirectControl, RefusesAFirstFrameThatCannotBeAHello) {
   WriteDirectHeader({size_t{1} << 30, false}, head);
   client.Send(absl::StrCat(kDirectPreface,
                            absl::string_view(reinterpret_cast<char*>(head), sizeof(head)), "x"));
+  EXPECT_EQ(client.ReadEnd(), StatusCode::kInvalidArgument);
   EXPECT_TRUE(client.IsClosed());
   ExpectServes(server);
 }
@@ -280,12 +284,30 @@ TEST(DirectControl, WhoGetsNoSessionInTimeIsClosed) {
   RawClient attached(server);
   attached.Send(absl::StrCat(kDirectPreface, Framed(HelloFrame())));
   EXPECT_NE(attached.ReadServerFrame().welcome().session_id(), 0u);
-  EXPECT_TRUE(preface_only.IsClosed());
-  EXPECT_TRUE(half_a_frame.IsClosed());
-  EXPECT_TRUE(refused.ReadFrame()->is_last);
-  EXPECT_TRUE(Eventually([&] { return !refused.TrySend("x"); }));
+  EXPECT_EQ(preface_only.ReadEnd(), StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(half_a_frame.ReadEnd(), StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(refused.ReadEnd(), StatusCode::kInvalidArgument);
   attached.Send(Framed(Frame(PutRequest(1, {{"k", "v"}}))));
   EXPECT_EQ(attached.ReadServerFrame().replies_size(), 1);
+}
+
+TEST(DirectControl, ARankThatHangsWhenItHasJoinedHoldsItsNodeNoLonger) {
+  ServerOptions options = TestOptions(1);
+  options.coordinator.heartbeat_timeout = absl::Milliseconds(300);
+  TestServer server(options);
+  RawClient silent(server);
+  v1::Request join;
+  join.set_id(1);
+  join.mutable_register_();
+  silent.Send(absl::StrCat(kDirectPreface, Framed(HelloOfRank(7)), Framed(Frame(join))));
+  EXPECT_NE(silent.ReadServerFrame().welcome().session_id(), 0u);
+  EXPECT_EQ(silent.ReadServerFrame().replies_size(), 1);
+  EXPECT_TRUE(Eventually([&] {
+    RawClient restarted(server);
+    restarted.Send(absl::StrCat(kDirectPreface, Framed(HelloOfRank(8))));
+    const auto answer = restarted.ReadFrame();
+    return answer.has_value() && !answer->is_last;
+  }));
 }
 
 // The first Welcome was lost, and what was sent before comes after what was sent later.
@@ -354,6 +376,7 @@ TEST(DirectControl, WhatOnlyBeginsLikeOursIsClosed) {
   TestServer server(1);
   RawClient client(server);
   client.Send("FERRYv2\n and more");
+  EXPECT_EQ(client.ReadEnd(), StatusCode::kInvalidArgument);
   EXPECT_TRUE(client.IsClosed());
   ExpectServes(server);
 }
@@ -385,11 +408,43 @@ TEST(DirectControl, RandomFramesHarmNothing) {
   ExpectServes(server);
 }
 
-// HTTP/2 servers speak first if nobody else does.
-TEST(DirectControl, WhoSaysNothingIsGivenToGrpc) {
+TEST(DirectControl, WhoSaysNothingIsClosed) {
+  ServerOptions options = TestOptions(1);
+  options.hello_timeout = absl::Milliseconds(100);
+  TestServer server(options);
+  RawClient client(server);
+  EXPECT_TRUE(client.IsClosed());
+}
+
+TEST(DirectControl, AFrameOfTooManyRequestsEndsTheStream) {
   TestServer server(1);
   RawClient client(server);
-  EXPECT_TRUE(client.Read(9).has_value());
+  v1::ClientFrame many;
+  for (int i = 0; i < 20'000; ++i) many.add_requests()->set_id(i + 1);
+  client.Send(absl::StrCat(kDirectPreface, Framed(HelloFrame()), Framed(many)));
+  EXPECT_NE(client.ReadServerFrame().welcome().session_id(), 0u);
+  EXPECT_EQ(client.ReadEnd(), StatusCode::kInvalidArgument);
+}
+
+// A job that asks for everything at once.
+TEST(DirectControl, AnAnswerThatIsTooLargeIsRefused) {
+  TestServer server(1);
+  RawClient client(server);
+  client.Send(absl::StrCat(
+      kDirectPreface, Framed(HelloFrame()),
+      Framed(Frame(PutRequest(1, {{"large", std::string(size_t{1} << 20, 'v')}}))),
+      Framed(Frame(GetRequest(2, std::vector<std::string>(2100, "large"), absl::ZeroDuration()))),
+      Framed(Frame(GetRequest(3, {"large"}, absl::ZeroDuration())))));
+  EXPECT_NE(client.ReadServerFrame().welcome().session_id(), 0u);
+  std::vector<v1::Reply> replies;
+  while (replies.size() < 3) {
+    const v1::ServerFrame frame = client.ReadServerFrame();
+    for (const v1::Reply& reply : frame.replies()) replies.push_back(reply);
+    ASSERT_FALSE(::testing::Test::HasFailure());
+  }
+  EXPECT_EQ(replies[1].code(), static_cast<int>(StatusCode::kResourceExhausted));
+  ASSERT_EQ(replies[2].entries_size(), 1) << replies[2].message();
+  EXPECT_EQ(replies[2].entries(0).value().size(), size_t{1} << 20);
 }
 
 TEST(DirectControl, StopsQuicklyWithClientsOfEveryKind) {
