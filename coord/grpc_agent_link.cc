@@ -56,7 +56,7 @@ AgentLink::~AgentLink() {
     absl::MutexLock lock(&mu_);
     is_closing_ = true;
     LoseLocked(absl::CancelledError("the agent is being closed"), ready);
-    changed_.SignalAll();
+    NoteChange();
   }
   for (auto& callback : ready) std::move(callback)();
   thread_.Join();
@@ -97,14 +97,14 @@ uint64_t AgentLink::Call(v1::Request request, absl::Duration timeout, std::strin
   absl::MutexLock lock(&mu_);
   if (!lost_.ok()) {
     deferred_.push_back([done = std::move(done), why = lost_]() mutable { std::move(done)(why); });
-    changed_.SignalAll();
+    NoteChange();
     return 0;
   }
   const absl::Time now = SteadyClock().Now();
   const absl::Time deadline = now + timeout + (keeps_time ? absl::ZeroDuration() : kAnswerMargin);
   const uint64_t id = last_request_id_ + 1;
   pending_.emplace(id, Pending{now, deadline, std::move(what), std::move(done)});
-  if (deadlines_.empty() || deadline < deadlines_.begin()->first) changed_.SignalAll();
+  if (deadlines_.empty() || deadline < deadlines_.begin()->first) NoteChange();
   deadlines_.emplace(deadline, id);
   return SendLocked(std::move(request));
 }
@@ -112,7 +112,7 @@ uint64_t AgentLink::Call(v1::Request request, absl::Duration timeout, std::strin
 void AgentLink::Defer(absl::AnyInvocable<void() &&> callback) {
   absl::MutexLock lock(&mu_);
   deferred_.push_back(std::move(callback));
-  changed_.SignalAll();
+  NoteChange();
 }
 
 uint64_t AgentLink::Subscribe(v1::Request request, EventCallback on_event) {
@@ -135,7 +135,7 @@ void AgentLink::StartHeartbeats() {
   absl::MutexLock lock(&mu_);
   has_heartbeats_ = true;
   next_heartbeat_ = SteadyClock().Now();
-  changed_.SignalAll();
+  NoteChange();
 }
 
 void AgentLink::StopHeartbeats() {
@@ -220,7 +220,7 @@ void AgentLink::OnFrame(AgentStream& stream, v1::ServerFrame& frame) {
       is_attached_ = true;
       backoff_ = kFirstBackoff;
       WriteLocked();
-      changed_.SignalAll();
+      NoteChange();
       return;
     }
     // Sent again although it had arrived: an acknowledgement was lost with the old stream.
@@ -276,7 +276,7 @@ void AgentLink::OnEnded(AgentStream& stream, const absl::Status& status) {
     next_attempt_ = now + backoff_ * (0.5 + 0.5 * (random_() % 1024) / 1024.0);
     backoff_ = std::min(backoff_ * 2, kLongestBackoff);
   }
-  changed_.SignalAll();
+  NoteChange();
 }
 
 void AgentLink::LoseLocked(const absl::Status& why, Ready& ready) {
@@ -334,6 +334,7 @@ void AgentLink::ExpireLocked(absl::Time now, Ready& ready) {
 void AgentLink::Keep() {
   mu_.Lock();
   while (!is_closing_) {
+    const uint32_t turn = keep_.turn();
     const absl::Time now = SteadyClock().Now();
     Ready ready = std::exchange(deferred_, {});
     ExpireLocked(now, ready);
@@ -391,11 +392,9 @@ void AgentLink::Keep() {
       continue;
     }
     if (!deferred_.empty() || is_closing_) continue;
-    if (wake == absl::InfiniteFuture()) {
-      changed_.Wait(&mu_);
-    } else {
-      changed_.WaitWithTimeout(&mu_, std::max(wake - SteadyClock().Now(), absl::ZeroDuration()));
-    }
+    mu_.Unlock();
+    keep_.WaitUntil(turn, wake);
+    mu_.Lock();
   }
   // What was deferred must still be told.
   Ready ready = std::exchange(deferred_, {});

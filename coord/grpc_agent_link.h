@@ -23,6 +23,7 @@
 #include "absl/time/time.h"
 
 #include "base/thread.h"
+#include "base/wakeup.h"
 #include "coord/grpc_agent_stream.h"
 #include "coord/socket_loop.h"
 #include "proto/ferry_control.pb.h"
@@ -89,6 +90,10 @@ class AgentLink final : private AgentStream::Owner {
   using Ready = std::vector<absl::AnyInvocable<void() &&>>;
 
   void Keep() ABSL_LOCKS_EXCLUDED(mu_);
+  void NoteChange() {
+    changed_.SignalAll();
+    keep_.Wake();
+  }
   uint64_t SendLocked(v1::Request request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Every request up to `id` has arrived there.
   void ForgetArrivedLocked(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -116,6 +121,8 @@ class AgentLink final : private AgentStream::Owner {
 
   absl::Mutex mu_;
   absl::CondVar changed_;
+  // Of the thread that keeps the time.
+  Wakeup keep_;
   bool is_closing_ ABSL_GUARDED_BY(mu_) = false;
   // Not OK: lost for good, and why.
   absl::Status lost_ ABSL_GUARDED_BY(mu_);

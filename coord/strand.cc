@@ -22,7 +22,7 @@ Strand::~Strand() {
   {
     absl::MutexLock lock(&mu_);
     is_closing_ = true;
-    timer_moved_.Signal();
+    timer_moved_.Wake();
   }
   timer_thread_.Join();
 }
@@ -35,7 +35,7 @@ void Strand::FinishRunAndUnlock() {
     due_.insert(due_.end(), std::make_move_iterator(fresh.begin()),
                 std::make_move_iterator(fresh.end()));
   }
-  if (coordinator_->NextDeadline() < timer_) timer_moved_.Signal();
+  if (coordinator_->NextDeadline() < timer_) timer_moved_.Wake();
   if (is_draining_) {
     mu_.Unlock();
     return;
@@ -65,10 +65,12 @@ void Strand::KeepTime() {
     timer_ = coordinator_->NextDeadline();
     // The coordinator's clock may be any; what counts here is how far off the deadline is.
     const absl::Duration left = timer_ - SteadyClock().Now();
-    if (timer_ == absl::InfiniteFuture()) {
-      timer_moved_.Wait(&mu_);
-    } else if (left > absl::ZeroDuration()) {
-      timer_moved_.WaitWithTimeout(&mu_, left);
+    if (left > absl::ZeroDuration()) {
+      const uint32_t turn = timer_moved_.turn();
+      const absl::Time until = timer_;
+      mu_.Unlock();
+      timer_moved_.WaitUntil(turn, until);
+      mu_.Lock();
     } else {
       const absl::Duration held_up = std::max(-left, reader_lag_ ? reader_lag_() : -left);
       if (held_up > kHeldUp) coordinator_->ForgiveSilence(held_up + kHeldUp);

@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/thread.h"
+#include "base/wakeup.h"
 #include "coord/coordinator.h"
 
 namespace ferry::coord {
@@ -65,7 +66,7 @@ class Strand final {
   void KeepTime() ABSL_LOCKS_EXCLUDED(mu_);
 
   absl::Mutex mu_;
-  absl::CondVar timer_moved_;
+  Wakeup timer_moved_;
   const std::unique_ptr<Coordinator> coordinator_ ABSL_PT_GUARDED_BY(mu_);
   // Constant once in use.
   std::function<void()> after_batch_;
