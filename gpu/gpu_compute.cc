@@ -20,7 +20,7 @@ constexpr absl::Duration kPatience = absl::Seconds(5);
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<GpuCompute>> GpuCompute::Create(Parts parts,
-                                                               absl::string_view image) {
+                                                               cuda::CompiledKernels image) {
   auto compute = absl::WrapUnique(new GpuCompute(std::move(parts), image));
   FERRY_ASSIGN_OR_RETURN(compute->stream_, cuda::CudaStream::Create(compute->parts_.device));
   return compute;

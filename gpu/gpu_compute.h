@@ -42,7 +42,8 @@ class GpuCompute final {
 
   //   image: of kernels; stays valid.
   //   Errors: what making a stream says.
-  static absl::StatusOr<std::unique_ptr<GpuCompute>> Create(Parts parts, absl::string_view image);
+  static absl::StatusOr<std::unique_ptr<GpuCompute>> Create(Parts parts,
+                                                            cuda::CompiledKernels image);
 
   // Waits for what has been launched.
   ~GpuCompute();
@@ -69,13 +70,13 @@ class GpuCompute final {
   absl::StatusOr<Tensor> Run(absl::Span<const Tensor> inputs, const Tensor& output, Launch launch);
 
  private:
-  GpuCompute(Parts parts, absl::string_view image) : parts_(std::move(parts)), image_(image) {}
+  GpuCompute(Parts parts, cuda::CompiledKernels image) : parts_(std::move(parts)), image_(image) {}
 
   absl::StatusOr<const cuda::ElementKernels*> Kernels() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Constant after Create.
   const Parts parts_;
-  const absl::string_view image_;
+  const cuda::CompiledKernels image_;
   std::unique_ptr<cuda::CudaStream> stream_;
 
   absl::Mutex mu_;

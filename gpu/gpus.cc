@@ -17,7 +17,7 @@ using cuda::CudaApi;
 using cuda::CudaDevice;
 
 Gpus::Gpus(std::shared_ptr<const CudaApi> api, HostAllocator host, CopyPool* copier,
-           GpusOptions options, absl::string_view kernel_image)
+           GpusOptions options, cuda::CompiledKernels kernel_image)
     : api_(std::move(api)),
       host_(std::move(host)),
       copier_(copier),
@@ -27,7 +27,7 @@ Gpus::Gpus(std::shared_ptr<const CudaApi> api, HostAllocator host, CopyPool* cop
 absl::StatusOr<std::unique_ptr<Gpus>> Gpus::Create(std::shared_ptr<const CudaApi> api,
                                                    HostAllocator host, CopyPool* copier,
                                                    GpusOptions options,
-                                                   absl::string_view kernel_image) {
+                                                   cuda::CompiledKernels kernel_image) {
   auto gpus = std::unique_ptr<Gpus>(
       new Gpus(std::move(api), std::move(host), copier, std::move(options), kernel_image));
   const cuda::CudaTable& table = gpus->api_->table();

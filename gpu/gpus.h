@@ -96,7 +96,7 @@ class Gpus final {
   //   Errors: INTERNAL if the driver cannot say what it has.
   static absl::StatusOr<std::unique_ptr<Gpus>> Create(
       std::shared_ptr<const cuda::CudaApi> api, HostAllocator host, CopyPool* copier,
-      GpusOptions options, absl::string_view kernel_image = cuda::EmbeddedKernels());
+      GpusOptions options, cuda::CompiledKernels kernel_image = cuda::EmbeddedKernels());
   // Waits for what is under way on the devices.
   ~Gpus();
 
@@ -141,7 +141,7 @@ class Gpus final {
 
  private:
   Gpus(std::shared_ptr<const cuda::CudaApi> api, HostAllocator host, CopyPool* copier,
-       GpusOptions options, absl::string_view kernel_image);
+       GpusOptions options, cuda::CompiledKernels kernel_image);
 
   absl::StatusOr<std::unique_ptr<Gpu>> Open(int ordinal);
   void RunOpener();
@@ -175,7 +175,7 @@ class Gpus final {
   std::unique_ptr<Thread> opener_ ABSL_GUARDED_BY(mu_);
 
   // Constant after construction.
-  const absl::string_view kernel_image_;
+  const cuda::CompiledKernels kernel_image_;
 };
 
 }  // namespace ferry

@@ -77,7 +77,7 @@ struct ExchangeOptions {
   // What is kept of messages for a peer that does not take them.
   size_t lane_queue_bytes = size_t{64} << 20;
   // Of kernels for its GPUs; see Gpus::Create.
-  absl::string_view kernel_image = cuda::EmbeddedKernels();
+  cuda::CompiledKernels kernel_image = cuda::EmbeddedKernels();
 };
 
 // Thread-safe. Threads: "ferry-lane", "ferry-data-N" (one for each TCP connection of a pair),

@@ -33,6 +33,8 @@ constexpr char kMarkOfTheDouble[] = "strict_cuda_breaches";
 
 // Of a GPU whose driver takes Ferry's kernels.
 constexpr char kKernelsLoad[] = "load";
+// Of one whose driver has compiled them: it is older than the toolkit of this build.
+constexpr char kKernelsFromPtx[] = "made by the driver from PTX";
 
 // Which of the libraries in use is the double; empty: none.
 std::string FindDouble() {
@@ -70,6 +72,9 @@ const char* ComputeModeName(int mode) {
 std::string KernelsText(const Json& gpu) {
   const std::string kernels = gpu.value("kernels", gpu.value("cannot_be_opened", ""));
   if (kernels == kKernelsLoad) return "patterns are made and compared on the GPU";
+  if (absl::StartsWith(kernels, kKernelsFromPtx)) {
+    return absl::StrCat("patterns are made and compared on the GPU, by kernels ", kernels);
+  }
   return absl::StrCat("patterns go by the host: ", kernels);
 }
 
@@ -99,7 +104,13 @@ Json DescribeGpu(const std::shared_ptr<const cuda::CudaApi>& api, const Device& 
   json["pools_export_descriptors"] = traits.pools_export_posix_fd;
   json["ipc_events"] = traits.has_ipc_events;
   const auto kernels = cuda::Kernels::Load(*device);
-  json["kernels"] = kernels.ok() ? kKernelsLoad : std::string(kernels.status().message());
+  if (!kernels.ok()) {
+    json["kernels"] = std::string(kernels.status().message());
+  } else if (const std::string& why = (*kernels)->why_ptx(); !why.empty()) {
+    json["kernels"] = absl::StrCat(kKernelsFromPtx, ", since the binaries did not load: ", why);
+  } else {
+    json["kernels"] = kKernelsLoad;
+  }
   return json;
 }
 

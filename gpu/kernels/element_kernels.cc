@@ -20,7 +20,7 @@ absl::Status LaunchCall(const KernelModule& module, Function function, Stream st
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ElementKernels>> ElementKernels::Load(
-    std::shared_ptr<CudaDevice> device, absl::string_view image) {
+    std::shared_ptr<CudaDevice> device, const CompiledKernels& compiled) {
   auto kernels = absl::WrapUnique(new ElementKernels());
   const std::pair<const char*, Function*> functions[] = {
       {"ferry_binary", &kernels->binary_},
@@ -28,7 +28,8 @@ absl::StatusOr<std::unique_ptr<ElementKernels>> ElementKernels::Load(
       {"ferry_cast", &kernels->cast_},
       {"ferry_fill", &kernels->fill_},
   };
-  FERRY_ASSIGN_OR_RETURN(kernels->module_, KernelModule::Load(std::move(device), image, functions));
+  FERRY_ASSIGN_OR_RETURN(kernels->module_,
+                         KernelModule::Load(std::move(device), compiled, functions));
   return kernels;
 }
 

@@ -7,7 +7,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 
 #include "gpu/kernels/cast_elements.h"
 #include "gpu/kernels/elements.h"
@@ -22,7 +21,7 @@ class ElementKernels final {
  public:
   // As KernelModule::Load.
   static absl::StatusOr<std::unique_ptr<ElementKernels>> Load(
-      std::shared_ptr<CudaDevice> device, absl::string_view image = EmbeddedKernels());
+      std::shared_ptr<CudaDevice> device, const CompiledKernels& compiled = EmbeddedKernels());
 
   absl::Status Binary(Stream stream, const BinaryCall& call) const;
   absl::Status Unary(Stream stream, const UnaryCall& call) const;

@@ -4,6 +4,6 @@
 
 namespace ferry::cuda {
 
-absl::string_view EmbeddedKernels() { return {}; }
+CompiledKernels EmbeddedKernels() { return {}; }
 
 }  // namespace ferry::cuda

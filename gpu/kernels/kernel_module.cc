@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
 
@@ -18,22 +19,37 @@ constexpr size_t kMaxBlocks = 2048;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<KernelModule>> KernelModule::Load(
-    std::shared_ptr<CudaDevice> device, absl::string_view image,
+    std::shared_ptr<CudaDevice> device, const CompiledKernels& compiled,
     absl::Span<const std::pair<const char*, Function*>> functions) {
-  if (image.empty()) {
+  if (compiled.empty()) {
     return absl::UnimplementedError("this build of Ferry has no kernels: it was made without nvcc");
   }
   FERRY_RETURN_IF_ERROR(device->api().Has(CudaGroup::kModules));
-  const ScopedCurrent current(*device);
-  const CudaTable& table = device->table();
-  std::unique_ptr<KernelModule> module = absl::WrapUnique(new KernelModule(device));
+  std::unique_ptr<KernelModule> module = absl::WrapUnique(new KernelModule(std::move(device)));
+  const absl::Status loaded = module->LoadOne(compiled.image, functions);
+  if (loaded.ok()) return module;
+  if (compiled.older_ptx.empty()) return loaded;
+  // A driver takes no binaries, and no PTX, of a later major version of the toolkit than its own.
+  module->why_ptx_ = std::string(loaded.message());
+  const absl::Status made = module->LoadOne(compiled.older_ptx, functions);
+  if (made.ok()) return module;
+  return absl::Status(loaded.code(), absl::StrCat(loaded.message(), "; as PTX: ", made.message()));
+}
+
+absl::Status KernelModule::LoadOne(absl::string_view code,
+                                   absl::Span<const std::pair<const char*, Function*>> functions) {
+  const ScopedCurrent current(*device_);
+  const CudaTable& table = device_->table();
   FERRY_RETURN_IF_ERROR(
-      device->Check(table.module_load_data(&module->module_, image.data()), "cuModuleLoadData"));
+      device_->Check(table.module_load_data(&module_, code.data()), "cuModuleLoadData"));
   for (const auto& [name, function] : functions) {
-    FERRY_RETURN_IF_ERROR(
-        device->Check(table.module_get_function(function, module->module_, name), name));
+    const absl::Status found =
+        device_->Check(table.module_get_function(function, module_, name), name);
+    if (found.ok()) continue;
+    table.module_unload(std::exchange(module_, nullptr));
+    return found;
   }
-  return module;
+  return absl::OkStatus();
 }
 
 KernelModule::~KernelModule() {

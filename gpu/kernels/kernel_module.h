@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -13,6 +14,7 @@
 #include "absl/types/span.h"
 
 #include "gpu/cuda/cuda_device.h"
+#include "gpu/kernels/embedded.h"
 
 namespace ferry::cuda {
 
@@ -20,13 +22,14 @@ namespace ferry::cuda {
 class KernelModule final {
  public:
   // Loading may synchronise the device: not while NCCL work is in flight.
-  //   image: as cuModuleLoadData takes it.
+  //   compiled: its image, or where the driver does not take that, its older PTX, which the driver
+  //   compiles: that may take seconds the first time.
   //   functions: where the kernel of each name goes.
-  //   Errors: UNIMPLEMENTED if the image is empty or the driver loads no modules; INTERNAL with
-  //   what the driver says, such as that it has no binary for the device, and the name of a kernel
-  //   that is missing.
+  //   Errors: UNIMPLEMENTED if there are none or the driver loads no modules; INTERNAL with
+  //   what the driver says of each, such as that it has no binary for the device, and the name of a
+  //   kernel that is missing.
   static absl::StatusOr<std::unique_ptr<KernelModule>> Load(
-      std::shared_ptr<CudaDevice> device, absl::string_view image,
+      std::shared_ptr<CudaDevice> device, const CompiledKernels& compiled,
       absl::Span<const std::pair<const char*, Function*>> functions);
   ~KernelModule();
 
@@ -38,11 +41,18 @@ class KernelModule final {
   //   parameters: as cuLaunchKernel takes them.
   absl::Status Launch(Function function, Stream stream, size_t items, void** parameters) const;
 
+  // Why the older PTX is in use; empty: the image is.
+  const std::string& why_ptx() const { return why_ptx_; }
+
  private:
   explicit KernelModule(std::shared_ptr<CudaDevice> device) : device_(std::move(device)) {}
 
+  absl::Status LoadOne(absl::string_view code,
+                       absl::Span<const std::pair<const char*, Function*>> functions);
+
   const std::shared_ptr<CudaDevice> device_;
   Module module_ = nullptr;
+  std::string why_ptx_;
 };
 
 }  // namespace ferry::cuda

@@ -16,7 +16,7 @@ size_t WordsOf(size_t bytes) { return (bytes + 7) / 8; }
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Kernels>> Kernels::Load(std::shared_ptr<CudaDevice> device,
-                                                       absl::string_view image) {
+                                                       const CompiledKernels& compiled) {
   std::unique_ptr<Kernels> kernels = absl::WrapUnique(new Kernels());
   const std::pair<const char*, Function*> functions[] = {
       {"ferry_pattern_fill", &kernels->fill_},
@@ -24,7 +24,8 @@ absl::StatusOr<std::unique_ptr<Kernels>> Kernels::Load(std::shared_ptr<CudaDevic
       {"ferry_checksum", &kernels->checksum_},
       {"ferry_scale_add", &kernels->scale_add_},
   };
-  FERRY_ASSIGN_OR_RETURN(kernels->module_, KernelModule::Load(std::move(device), image, functions));
+  FERRY_ASSIGN_OR_RETURN(kernels->module_,
+                         KernelModule::Load(std::move(device), compiled, functions));
   return kernels;
 }
 

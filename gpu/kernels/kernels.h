@@ -6,10 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 
 #include "gpu/cuda/cuda_device.h"
 #include "gpu/kernels/embedded.h"
@@ -21,8 +21,8 @@ namespace ferry::cuda {
 class Kernels final {
  public:
   // As KernelModule::Load.
-  static absl::StatusOr<std::unique_ptr<Kernels>> Load(std::shared_ptr<CudaDevice> device,
-                                                       absl::string_view image = EmbeddedKernels());
+  static absl::StatusOr<std::unique_ptr<Kernels>> Load(
+      std::shared_ptr<CudaDevice> device, const CompiledKernels& compiled = EmbeddedKernels());
 
   // Word i of `to` becomes seed + i * 0x9E3779B97F4A7C15, as cli/pattern.h writes it on the host.
   //   to: u8[bytes].
@@ -38,6 +38,9 @@ class Kernels final {
   //   to, from: f32[count].
   absl::Status ScaleAdd(Stream stream, DevicePointer to, DevicePointer from, size_t count,
                         float scale) const;
+
+  // As KernelModule::why_ptx.
+  const std::string& why_ptx() const { return module_->why_ptx(); }
 
  private:
   Kernels() = default;

@@ -27,7 +27,7 @@ class GpuComputeTest : public cuda::CudaTest {
     if (KernelImage().empty()) GTEST_SKIP() << "this build has no kernels: there was no nvcc";
   }
 
-  void Open(absl::string_view image) {
+  void Open(cuda::CompiledKernels image) {
     GpusOptions options;
     options.arena.segment_bytes = size_t{2} << 20;
     gpus_ = *Gpus::Create(cuda::StrictApi(), AllocateHeapBuffer, nullptr, options, image);

@@ -109,14 +109,68 @@ TEST_F(KernelsTest, WhatIsMissingIsNamed) {
   EXPECT_FALSE(Kernels::Load(device_, "no image").ok());
 }
 
-// In a build with nvcc: what is embedded is a fat binary, and it names the kernels.
+// A driver of CUDA 12 takes nothing that the compiler of CUDA 13 has made as its own; 222 is
+// CUDA_ERROR_UNSUPPORTED_PTX_VERSION.
+TEST_F(KernelsTest, AnOlderDriverIsGivenOlderPtx) {
+  NEEDS_THE_DOUBLE("makes calls fail");
+  const CompiledKernels compiled("\x50\xed\x55\xba", KernelImage().image);
+  FailNext("cuModuleLoadData", 222);
+  const auto kernels = Kernels::Load(device_, compiled);
+  ASSERT_OK(kernels.status());
+  EXPECT_THAT((*kernels)->why_ptx(), HasSubstr("cuModuleLoadData failed with code 222"));
+  // Or it says so when it is asked for the first kernel.
+  FailNext("cuModuleGetFunction", 209);
+  EXPECT_OK(ElementKernels::Load(device_, compiled).status());
+  const auto newer = Kernels::Load(device_, compiled);
+  ASSERT_OK(newer.status());
+  EXPECT_EQ((*newer)->why_ptx(), "");
+}
+
+TEST_F(KernelsTest, WhenNeitherLoadsBothReasonsAreGiven) {
+  NEEDS_THE_DOUBLE("makes calls fail");
+  FailNext("cuModuleLoadData", 222);
+  const absl::Status neither =
+      Kernels::Load(device_, {"\x50\xed\x55\xba", ".version 7.4\n.visible .entry other() {}"})
+          .status();
+  EXPECT_THAT(neither.message(), HasSubstr("cuModuleLoadData failed with code 222"));
+  EXPECT_THAT(neither.message(), HasSubstr("as PTX: gpu:0: ferry_pattern_fill failed"));
+}
+
+// In a build with nvcc: what is embedded is a fat binary that names the kernels, and PTX for
+// drivers that are older than the compiler.
 TEST_F(KernelsTest, WhatIsEmbeddedLoads) {
   if (EmbeddedKernels().empty()) GTEST_SKIP() << "this build has no kernels: there was no nvcc";
-  EXPECT_EQ(EmbeddedKernels().substr(0, 4), "\x50\xed\x55\xba");
-  EXPECT_NE(EmbeddedKernels().find("ferry_pattern_fill"), absl::string_view::npos);
-  EXPECT_NE(EmbeddedKernels().find("ferry_binary"), absl::string_view::npos);
+  const absl::string_view image = EmbeddedKernels().image;
+  EXPECT_EQ(image.substr(0, 4), "\x50\xed\x55\xba");
+  EXPECT_NE(image.find("ferry_pattern_fill"), absl::string_view::npos);
+  EXPECT_NE(image.find("ferry_binary"), absl::string_view::npos);
   EXPECT_OK(Kernels::Load(device_).status());
   EXPECT_OK(ElementKernels::Load(device_).status());
+}
+
+// On a GPU it is the driver that compiles it, and runs it.
+TEST_F(KernelsTest, WhatIsEmbeddedAsPtxLoads) {
+  if (EmbeddedKernels().empty()) GTEST_SKIP() << "this build has no kernels: there was no nvcc";
+  const absl::string_view ptx = EmbeddedKernels().older_ptx;
+  EXPECT_THAT(std::string(ptx), HasSubstr("\n.version 7.4\n.target sm_80\n"));
+  EXPECT_EQ(*ptx.end(), '\0');
+  const auto kernels = Kernels::Load(device_, ptx);
+  ASSERT_OK(kernels.status());
+  EXPECT_OK(ElementKernels::Load(device_, ptx).status());
+  constexpr size_t kBytes = 1003;
+  const DevicePointer memory = Alloc(kBytes);
+  const DevicePointer wrong = Alloc(8);
+  Write(wrong, std::string(8, '\0'));
+  {
+    const std::unique_ptr<CudaStream> stream = *CudaStream::Create(device_);
+    ASSERT_OK((*kernels)->FillPattern(stream->get(), memory, kBytes, 7));
+    ASSERT_OK((*kernels)->ComparePattern(stream->get(), memory, kBytes, 7, wrong));
+    const ScopedCurrent current(*device_);
+    ASSERT_EQ(table().stream_synchronize(stream->get()), kSuccess);
+  }
+  EXPECT_EQ(Word(wrong), 0u);
+  Free(memory);
+  Free(wrong);
 }
 
 }  // namespace

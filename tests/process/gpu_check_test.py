@@ -138,6 +138,16 @@ class OnTheDouble(Case):
         self.assertIn("patterns go by the host", kernels)
         self.assertIn("209" if "nvcc" not in kernels else "nvcc", kernels)
 
+    def test_a_driver_that_is_older_than_the_kernels_compiles_them(self):
+        # The first that each process loads; what the double then takes is the PTX.
+        _, result, report, out = self.check("--quick", "--parts=machine",
+                                            STRICT_CUDA_FAIL="cuModuleLoadData:222:0:1")
+        kernels = self.parts(result)["machine"]["facts"]["kernels"]
+        if "nvcc" not in kernels:
+            self.assertRegex(kernels, "on the GPU, by kernels made by the driver from PTX, since the "
+                                      "binaries did not load: .* 222")
+            self.assertIn("made by the driver from PTX", report)
+
     def test_a_way_that_is_not_the_one_that_is_meant_is_a_failure(self):
         # As a driver that opens no descriptors: all of it arrives, by way of the host.
         status, result, _, out = self.check(

@@ -11,14 +11,14 @@
 namespace ferry {
 
 // What this build has embedded, and on the double all kernels of gpu/kernels even if it has none.
-inline absl::string_view KernelImage() {
+inline cuda::CompiledKernels KernelImage() {
   constexpr absl::string_view kNames =
       ".version 7.0\n.visible .entry ferry_pattern_fill() {}\n"
       ".visible .entry ferry_pattern_compare() {}\n.visible .entry ferry_checksum() {}\n"
       ".visible .entry ferry_scale_add() {}\n.visible .entry ferry_binary() {}\n"
       ".visible .entry ferry_unary() {}\n.visible .entry ferry_cast() {}\n"
       ".visible .entry ferry_fill() {}\n";
-  return OnRealGpu() ? cuda::EmbeddedKernels() : kNames;
+  return OnRealGpu() ? cuda::EmbeddedKernels() : cuda::CompiledKernels(kNames);
 }
 
 }  // namespace ferry

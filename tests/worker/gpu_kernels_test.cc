@@ -26,7 +26,7 @@ class GpuKernels : public cuda::CudaTest {
   void SetUp() override {
     if (KernelImage().empty()) GTEST_SKIP() << "this build has no kernels: there was no nvcc";
   }
-  void Open(absl::string_view image) {
+  void Open(cuda::CompiledKernels image) {
     gpus_ = *Gpus::Create(cuda::StrictApi(), AllocateHeapBuffer, nullptr, {}, image);
     compute_ = (*gpus_->Get(0))->compute.get();
   }
