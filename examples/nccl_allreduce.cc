@@ -21,7 +21,7 @@ absl::Status AllReduce(Node& node, int me, int count) {
   std::fill_n(static_cast<float*>(numbers.mutable_data()), count, 1.0f + me);
   FERRY_RETURN_IF_ERROR(step.Send(up, numbers));
   FERRY_ASSIGN_OR_RETURN(Tensor sum, step.Recv(up, absl::Minutes(1), stream->get()));
-  FERRY_RETURN_IF_ERROR(all->Run([&](const nccl::NcclTable& nccl, ncclComm* comm) {
+  FERRY_RETURN_IF_ERROR(all->Run(stream->get(), [&](const nccl::NcclTable& nccl, ncclComm* comm) {
     return nccl.all_reduce(sum.data(), sum.mutable_data(), static_cast<size_t>(count),
                            nccl::kFloat32, nccl::kReduceSum, comm, stream->get());
   }));

@@ -40,6 +40,7 @@ absl::StatusOr<std::unique_ptr<Gpus>> Gpus::Create(std::shared_ptr<const CudaApi
     FERRY_RETURN_IF_ERROR(
         gpus->api_->Check(table.device_get_uuid(&uuid, device), "cuDeviceGetUuid_v2"));
     gpus->uuids_.push_back(cuda::UuidText(uuid));
+    gpus->turns_.push_back(std::make_shared<NcclTurns>(ordinal));
   }
   FERRY_ASSIGN_OR_RETURN(gpus->peers_, cuda::PeerMatrix::Query(*gpus->api_));
   absl::MutexLock lock(&gpus->mu_);

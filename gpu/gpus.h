@@ -27,6 +27,7 @@
 #include "gpu/cuda/sync_gate.h"
 #include "gpu/cuda/wait_streams.h"
 #include "gpu/gpu_compute.h"
+#include "gpu/nccl_turns.h"
 #include "tensor/copy.h"
 #include "tensor/tensor.h"
 
@@ -109,6 +110,10 @@ class Gpus final {
   const cuda::PeerMatrix& peers() const { return peers_; }
   const std::shared_ptr<cuda::SyncGate>& gate() const { return gate_; }
   const GpusOptions& options() const { return options_; }
+  // Of each GPU. REQUIRES: 0 <= ordinal < count().
+  const std::shared_ptr<NcclTurns>& turns(int ordinal) const {
+    return turns_[static_cast<size_t>(ordinal)];
+  }
 
   // The device, opened now if it was not: blocks.
   //   Errors: INVALID_ARGUMENT for a device that there is not; DEADLINE_EXCEEDED after two minutes;
@@ -156,6 +161,7 @@ class Gpus final {
   CopyPool* const copier_;
   const GpusOptions options_;
   std::vector<std::string> uuids_;
+  std::vector<std::shared_ptr<NcclTurns>> turns_;
   cuda::PeerMatrix peers_;
   const std::shared_ptr<cuda::SyncGate> gate_ = std::make_shared<cuda::SyncGate>();
 

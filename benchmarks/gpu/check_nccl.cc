@@ -59,7 +59,7 @@ std::map<std::string, std::string> SharedGpuEnvironment(int node) {
 
 absl::Status RunGroup(NcclCommunicator& communicator, const std::vector<NcclOperation>& operations,
                       cuda::Stream stream) {
-  return communicator.Run(
+  return communicator.RunAside(
       [&](const nccl::NcclTable& nccl, nccl::Communicator handle) {
         nccl::Result result = nccl.group_start();
         const auto note = [&result](nccl::Result next) {

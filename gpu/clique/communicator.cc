@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <deque>
 #include <utility>
 #include <vector>
 
@@ -15,8 +14,10 @@
 
 #include "base/clock.h"
 #include "base/status_macros.h"
+#include "gpu/clique/clique_mailbox.h"
 #include "gpu/cuda/cuda_event.h"
 #include "gpu/cuda/device_buffer.h"
+#include "gpu/nccl_turns.h"
 
 namespace ferry {
 namespace {
@@ -28,47 +29,6 @@ constexpr absl::Duration kLook = absl::Milliseconds(1);
 constexpr int kDistancesPerGroup = 8;
 constexpr absl::Duration kEnqueueLook = absl::Microseconds(20);
 constexpr absl::Duration kCallTimeout = absl::Seconds(30);
-
-// What the store has said, until the driving thread asks.
-class Mailbox final : public CliqueListener {
- public:
-  void Entry(std::string key, std::string value) override {
-    Push([key = std::move(key), value = std::move(value)](CliquePlan& plan) {
-      plan.OnEntry(key, value);
-    });
-  }
-  void Watching() override {
-    Push([](CliquePlan& plan) { plan.OnWatching(); });
-  }
-  void StoreFailed(absl::Status why) override {
-    Push([why = std::move(why)](CliquePlan& plan) { plan.OnStoreFailed(why); });
-  }
-
-  // Waits for `patience` if there is nothing.
-  void Deliver(CliquePlan& plan, absl::Duration patience) {
-    std::deque<std::function<void(CliquePlan&)>> letters;
-    {
-      absl::MutexLock lock(&mu_);
-      mu_.AwaitWithTimeout(absl::Condition(
-                               +[](Mailbox* self) ABSL_EXCLUSIVE_LOCKS_REQUIRED(self->mu_) {
-                                 return !self->letters_.empty();
-                               },
-                               this),
-                           patience);
-      letters.swap(letters_);
-    }
-    for (const auto& letter : letters) letter(plan);
-  }
-
- private:
-  void Push(std::function<void(CliquePlan&)> letter) {
-    absl::MutexLock lock(&mu_);
-    letters_.push_back(std::move(letter));
-  }
-
-  absl::Mutex mu_;
-  std::deque<std::function<void(CliquePlan&)>> letters_ ABSL_GUARDED_BY(mu_);
-};
 
 }  // namespace
 
@@ -83,6 +43,7 @@ class NcclCommunicator::Maker final : public CliqueSteps {
         gpu_(gpu),
         options_(options),
         rank_(rank),
+        turns_(gpus.turns(gpu.device->ordinal())),
         store_(store(mailbox_)),
         plan_(key, rank,
               {.nccl_version = api_->version(),
@@ -103,6 +64,8 @@ class NcclCommunicator::Maker final : public CliqueSteps {
     const auto bytes = static_cast<size_t>(2 * plan_.key().size());
     FERRY_ASSIGN_OR_RETURN(warmth_, gpu_.arena->Allocate(bytes));
     FERRY_ASSIGN_OR_RETURN(stream_, cuda::CudaStream::Create(gpu_.device));
+    // So is what keyed transfers need that go by the host during a program's work.
+    if (options_.warms_up) gpu_.stager->Reserve().IgnoreError();
     plan_.Start();
     while (!ended_.has_value()) {
       if (options_.keep_going) FERRY_RETURN_IF_ERROR(options_.keep_going());
@@ -161,16 +124,15 @@ class NcclCommunicator::Maker final : public CliqueSteps {
       phase_ = Phase::kNotWarming;
       return;
     }
-    phase_ = Phase::kExchanging;
-    next_distance_ = 1;
-    gpus_.gate()->BeginWork();
-    is_in_flight_ = true;
-    step_ = ExchangeNext();
+    // Keyed transfers on this device may have an order that does not fit with the exchange.
+    phase_ = Phase::kAwaitingTurn;
+    turns_->Ask();
+    has_asked_ = true;
   }
 
   void Discard(uint32_t generation, const absl::Status& why) override {
     AbortNow();
-    if (std::exchange(is_in_flight_, false)) gpus_.gate()->EndWork();
+    EndExchange();
     warm_ = nullptr;
     phase_ = Phase::kIdle;
   }
@@ -206,28 +168,26 @@ class NcclCommunicator::Maker final : public CliqueSteps {
     }
   }
 
-  // Runs `call` on the device's executor and waits for it: it does not block.
+  absl::Status Run(cuda::Stream stream, RunCalls calls, absl::Duration timeout) {
+    const absl::Time deadline = SteadyClock().Now() + timeout;
+    FERRY_ASSIGN_OR_RETURN(std::shared_ptr<NcclTurn> turn,
+                           NcclTurn::Take(turns_, gpus_.gate(), timeout));
+    const absl::Status called = OnDevice(
+        [&] { return api_->Check(calls(api_->table(), comm_), "a call of NCCL's", comm_); });
+    const absl::Status enqueued =
+        WaitEnqueued(std::max(deadline - SteadyClock().Now(), absl::ZeroDuration()));
+    const absl::Status followed = enqueued.ok() ? Follow(stream, turn) : enqueued;
+    if (!followed.ok()) {
+      // Whatever is under way ends with the communicator.
+      absl::MutexLock lock(&mu_);
+      unended_.push_back(std::move(turn));
+    }
+    return called.ok() ? followed : called;
+  }
+
+  // It does not block the executor.
   absl::Status OnDevice(std::function<absl::Status()> call) {
-    struct Job {
-      absl::Mutex mu;
-      bool is_done ABSL_GUARDED_BY(mu) = false;
-      bool is_abandoned ABSL_GUARDED_BY(mu) = false;
-      absl::Status status ABSL_GUARDED_BY(mu);
-    };
-    auto job = std::make_shared<Job>();
-    FERRY_RETURN_IF_ERROR(gpu_.nccl->Post([job, call = std::move(call)] {
-      // Holding the lock keeps what `call` refers to.
-      absl::MutexLock lock(&job->mu);
-      if (job->is_abandoned) return;
-      job->status = call();
-      job->is_done = true;
-    }));
-    absl::MutexLock lock(&job->mu);
-    if (job->mu.AwaitWithTimeout(absl::Condition(&job->is_done), kCallTimeout)) return job->status;
-    job->is_abandoned = true;
-    return absl::DeadlineExceededError(absl::StrCat(gpu_.device->name(),
-                                                    " has not got to a call of NCCL's within ",
-                                                    absl::FormatDuration(kCallTimeout)));
+    return gpu_.nccl->PostAndWait(std::move(call), kCallTimeout, "a call of NCCL's");
   }
 
   const std::shared_ptr<const nccl::NcclApi>& api() const { return api_; }
@@ -237,7 +197,22 @@ class NcclCommunicator::Maker final : public CliqueSteps {
   int rank() const { return rank_; }
 
  private:
-  enum class Phase { kIdle, kInitialising, kNotWarming, kExchanging, kFinishing };
+  enum class Phase { kIdle, kInitialising, kNotWarming, kAwaitingTurn, kExchanging, kFinishing };
+
+  // Ends the turn when the stream is through.
+  absl::Status Follow(cuda::Stream stream, std::shared_ptr<NcclTurn> turn) {
+    const cuda::ScopedCurrent current(*gpu_.device);
+    FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const cuda::ReadyEvent> over,
+                           cuda::ReadyEvent::Record(*gpu_.events, stream));
+    return gpu_.nccl->Watch(
+        {.event = std::move(over), .what = "a program's NCCL work", .keep = std::move(turn)},
+        [](absl::Status) {});
+  }
+
+  void EndExchange() {
+    if (std::exchange(is_in_flight_, false)) gpus_.gate()->EndWork();
+    if (std::exchange(has_asked_, false)) turns_->End();
+  }
 
   // On this thread: it may last until every kernel has left the device, and the executor is to get
   // to the other communicators whose kernels must leave too.
@@ -249,6 +224,11 @@ class NcclCommunicator::Maker final : public CliqueSteps {
       OnDevice([] { return absl::OkStatus(); }).IgnoreError();
     const cuda::ScopedCurrent current(*gpu_.device);
     const absl::Status ignored = api_->Check(api_->table().abort(comm), "ncclCommAbort");
+    std::vector<std::shared_ptr<NcclTurn>> ended;
+    {
+      absl::MutexLock lock(&mu_);
+      ended.swap(unended_);
+    }
   }
 
   // The next group of the warm-up: with the peers at each distance, both ways at once, since what a
@@ -291,6 +271,15 @@ class NcclCommunicator::Maker final : public CliqueSteps {
       phase_ = Phase::kIdle;
       return plan_.OnWarmedUp(begun_, absl::OkStatus());
     }
+    if (phase_ == Phase::kAwaitingTurn) {
+      if (!turns_->has_turn()) return;
+      phase_ = Phase::kExchanging;
+      next_distance_ = 1;
+      gpus_.gate()->BeginWork();
+      is_in_flight_ = true;
+      step_ = ExchangeNext();
+      return;
+    }
     bool is_over = false;
     if (step_.ok()) {
       step_ = OnDevice([&]() -> absl::Status {
@@ -310,6 +299,7 @@ class NcclCommunicator::Maker final : public CliqueSteps {
     switch (phase_) {
       case Phase::kIdle:
       case Phase::kNotWarming:
+      case Phase::kAwaitingTurn:
         return;
       case Phase::kInitialising:
         phase_ = Phase::kIdle;
@@ -330,7 +320,8 @@ class NcclCommunicator::Maker final : public CliqueSteps {
         [[fallthrough]];
       case Phase::kFinishing:
         phase_ = Phase::kIdle;
-        if (step_.ok() && std::exchange(is_in_flight_, false)) gpus_.gate()->EndWork();
+        // After a failure when it has been aborted.
+        if (step_.ok()) EndExchange();
         return plan_.OnWarmedUp(begun_, std::exchange(step_, absl::OkStatus()));
     }
   }
@@ -340,7 +331,8 @@ class NcclCommunicator::Maker final : public CliqueSteps {
   Gpu& gpu_;
   const CommunicatorOptions options_;
   const int rank_;
-  const std::shared_ptr<Mailbox> mailbox_ = std::make_shared<Mailbox>();
+  const std::shared_ptr<NcclTurns> turns_;
+  const std::shared_ptr<CliqueMailbox> mailbox_ = std::make_shared<CliqueMailbox>();
   std::unique_ptr<CliqueStore> store_;
   CliquePlan plan_;
 
@@ -350,12 +342,17 @@ class NcclCommunicator::Maker final : public CliqueSteps {
   absl::Status step_;
   uint32_t begun_ = 0;
   int next_distance_ = 1;
+  bool has_asked_ = false;
   bool is_in_flight_ = false;
   nccl::Communicator comm_ = nullptr;
   // What is sent, and received, by the warm-up: a byte for each peer.
   std::shared_ptr<cuda::DeviceBuffer> warmth_;
   std::unique_ptr<cuda::CudaStream> stream_;
   std::shared_ptr<const cuda::ReadyEvent> warm_;
+
+  absl::Mutex mu_;
+  // Turns of work of which nobody knows when it is over.
+  std::vector<std::shared_ptr<NcclTurn>> unended_ ABSL_GUARDED_BY(mu_);
 };
 
 NcclCommunicator::NcclCommunicator(std::unique_ptr<Maker> maker) : maker_(std::move(maker)) {}
@@ -384,9 +381,10 @@ int NcclCommunicator::rank() const { return maker_->rank(); }
 int NcclCommunicator::size() const { return maker_->plan().key().size(); }
 int NcclCommunicator::ordinal() const { return maker_->gpu().device->ordinal(); }
 uint32_t NcclCommunicator::generation() const { return maker_->plan().generation(); }
-absl::Status NcclCommunicator::Run(
-    absl::FunctionRef<nccl::Result(const nccl::NcclTable& nccl, nccl::Communicator comm)> calls,
-    absl::Duration timeout) {
+absl::Status NcclCommunicator::Run(cuda::Stream stream, RunCalls calls, absl::Duration timeout) {
+  return maker_->Run(stream, calls, timeout);
+}
+absl::Status NcclCommunicator::RunAside(RunCalls calls, absl::Duration timeout) {
   FERRY_RETURN_IF_ERROR(maker_->OnDevice(
       [&] { return api().Check(calls(api().table(), get()), "a call of NCCL's", get()); }));
   return WaitEnqueued(timeout);

@@ -50,9 +50,10 @@ struct CommunicatorOptions {
 
 // Shared by whoever uses it. The handle is a non-blocking communicator: calls return
 // ncclInProgress, and ncclCommGetAsyncError says when they are through. Calls on the communicators
-// of one device belong to one thread (Run), in one order on all ranks. Ferry agrees on the order of
-// keyed transfers over NCCL and knows nothing of a user's collectives: the two must not be under
-// way on the same GPUs at once (close the step before, or do without keyed transfers by NCCL:
+// of one device belong to one thread (Run), in one order on all ranks. A program's work and keyed
+// transfers over NCCL take turns on a GPU, since nobody orders one against the other: Run sees to
+// that. Ferry does not know of what is done with get() or RunAside: it must not be under way on the
+// same GPUs as keyed transfers (close the step before, or do without keyed transfers by NCCL:
 // --nccl-memory-bytes=0, in programs NcclTransportOptions::memory_bytes).
 class NcclCommunicator final {
  public:
@@ -84,14 +85,19 @@ class NcclCommunicator final {
   // go, which may need that others are aborted too: each on a thread of its own. REQUIRES: nobody
   // is in a call with get(), or makes one from now on; once.
   void Abort(const absl::Status& why);
+  using RunCalls =
+      absl::FunctionRef<nccl::Result(const nccl::NcclTable& nccl, nccl::Communicator comm)>;
   // Makes calls of NCCL's on the device's thread `ferry-ncclN`, which makes all of Ferry's, and
   // waits until what they ask for is enqueued: what the caller enqueues on the same stream from
-  // then on is behind it.
+  // then on is behind it. Before, it waits for keyed transfers by NCCL on this GPU to end; until
+  // the stream is through, new ones wait, for a second, and then go other ways; and Ferry gets no
+  // memory from the driver, which might wait for the device.
+  //   stream: what the calls use.
   //   calls: returns the first result that is not ncclSuccess or ncclInProgress, or the last.
   //   Errors: what NCCL says; DEADLINE_EXCEEDED.
-  absl::Status Run(
-      absl::FunctionRef<nccl::Result(const nccl::NcclTable& nccl, nccl::Communicator comm)> calls,
-      absl::Duration timeout = absl::Minutes(1));
+  absl::Status Run(cuda::Stream stream, RunCalls calls, absl::Duration timeout = absl::Minutes(1));
+  // The same beside keyed transfers, of which the caller knows that none is under way.
+  absl::Status RunAside(RunCalls calls, absl::Duration timeout = absl::Minutes(1));
   // Waits until NCCL has enqueued what it was asked for: only then is what is enqueued on the same
   // stream behind it. With the device's context current or not.
   //   Errors: DEADLINE_EXCEEDED; what NCCL says has become of the communicator.

@@ -57,10 +57,26 @@ std::optional<TakenBlock> BlockTable::Take(size_t bytes) {
   if (bytes > kLargestBytes) return std::nullopt;
   const auto found = with_room_.find(ClassBytes(bytes));
   if (found == with_room_.end() || found->second.empty()) return std::nullopt;
-  const uint32_t id = found->second.back();
+  return TakeLast(found->second);
+}
+
+std::optional<TakenBlock> BlockTable::TakeLarger(size_t bytes) {
+  if (bytes > kLargestBytes) return std::nullopt;
+  const size_t least = ClassBytes(bytes);
+  auto best = with_room_.end();
+  for (auto it = with_room_.begin(); it != with_room_.end(); ++it) {
+    if (it->second.empty() || it->first < least) continue;
+    if (best == with_room_.end() || it->first < best->first) best = it;
+  }
+  if (best == with_room_.end()) return std::nullopt;
+  return TakeLast(best->second);
+}
+
+TakenBlock BlockTable::TakeLast(std::vector<uint32_t>& with_room) {
+  const uint32_t id = with_room.back();
   Segment& segment = segments_.at(id);
   const TakenBlock block = TakeFrom(id, segment);
-  if (!segment.has_room()) found->second.pop_back();
+  if (!segment.has_room()) with_room.pop_back();
   return block;
 }
 

@@ -49,6 +49,8 @@ class BlockTable final {
 
   // A free block of at least `bytes`; the one that was given back last, as it may be cached still.
   std::optional<TakenBlock> Take(size_t bytes);
+  // One of a larger class, if there is none of its own: for when no segment can be made.
+  std::optional<TakenBlock> TakeLarger(size_t bytes);
   void Give(uint32_t segment, uint32_t index);
   // A segment that is held is not given back though all its blocks are: a peer has it mapped.
   void Hold(uint32_t segment) { ++segments_.at(segment).holds; }
@@ -91,6 +93,7 @@ class BlockTable final {
   };
 
   TakenBlock TakeFrom(uint32_t id, Segment& segment);
+  TakenBlock TakeLast(std::vector<uint32_t>& with_room);
   std::vector<uint32_t> DropIdle(size_t enough_bytes);
 
   const BlockTableOptions options_;

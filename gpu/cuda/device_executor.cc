@@ -75,6 +75,29 @@ absl::Status DeviceExecutor::Post(Work work) {
   return absl::OkStatus();
 }
 
+absl::Status DeviceExecutor::PostAndWait(std::function<absl::Status()> work,
+                                         absl::Duration patience, absl::string_view what) {
+  struct Job {
+    absl::Mutex mu;
+    bool is_done ABSL_GUARDED_BY(mu) = false;
+    bool is_abandoned ABSL_GUARDED_BY(mu) = false;
+    absl::Status status ABSL_GUARDED_BY(mu);
+  };
+  auto job = std::make_shared<Job>();
+  FERRY_RETURN_IF_ERROR(Post([job, work = std::move(work)] {
+    // Holding the lock keeps what `work` refers to.
+    absl::MutexLock lock(&job->mu);
+    if (job->is_abandoned) return;
+    job->status = work();
+    job->is_done = true;
+  }));
+  absl::MutexLock lock(&job->mu);
+  if (job->mu.AwaitWithTimeout(absl::Condition(&job->is_done), patience)) return job->status;
+  job->is_abandoned = true;
+  return absl::DeadlineExceededError(absl::StrCat(device_->name(), " has not got to ", what,
+                                                  " within ", absl::FormatDuration(patience)));
+}
+
 absl::Status DeviceExecutor::Watch(Watched watched, DoneCallback done) {
   absl::MutexLock lock(&mu_);
   FERRY_RETURN_IF_ERROR(Admit());

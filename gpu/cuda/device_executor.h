@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
@@ -71,6 +73,12 @@ class DeviceExecutor final {
   //   Errors, except on the thread itself: RESOURCE_EXHAUSTED naming the option;
   //   FAILED_PRECONDITION once the destructor runs. `work` is then not run.
   absl::Status Post(Work work) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // The same, and waits for what it returns. REQUIRES: not on the thread itself.
+  //   what: for the message.
+  //   Errors: also DEADLINE_EXCEEDED: it has not been run, and will not be.
+  absl::Status PostAndWait(std::function<absl::Status()> work, absl::Duration patience,
+                           absl::string_view what) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Calls `done` on the thread, with no lock held, when the event is done: OK; DEADLINE_EXCEEDED
   // naming what was waited for; or what the device says.

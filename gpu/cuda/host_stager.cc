@@ -201,6 +201,16 @@ absl::Status HostStager::Start(HostCopy copy, DoneCallback done, bool to_host) {
   return shared_->executor.Post([transfer = std::move(transfer)] { transfer->Start(); });
 }
 
+absl::Status HostStager::Reserve() {
+  // What the pool has once it does not give back.
+  std::vector<std::shared_ptr<Buffer>> slices(
+      static_cast<size_t>(shared_->options.slices_in_flight));
+  for (std::shared_ptr<Buffer>& slice : slices) {
+    FERRY_ASSIGN_OR_RETURN(slice, shared_->pinned->Allocate(shared_->options.slice_bytes));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status HostStager::CopyToHost(HostCopy copy, DoneCallback done) {
   return Start(std::move(copy), std::move(done), /*to_host=*/true);
 }

@@ -66,6 +66,9 @@ class HostStager final {
   //   not called.
   absl::Status CopyToHost(HostCopy copy, DoneCallback done);
   absl::Status CopyToDevice(HostCopy copy, DoneCallback done);
+  // Sees to it that there is pinned memory for one copy, for times at which none is to be had.
+  //   Errors: as PinnedPool::Allocate.
+  absl::Status Reserve();
 
  private:
   struct Shared;

@@ -103,6 +103,10 @@ absl::StatusOr<std::shared_ptr<Buffer>> PinnedPool::Allocate(size_t bytes) {
   {
     absl::MutexLock lock(&state.mu);
     block = state.table.Take(bytes);
+    // Rather than wait for the end of NCCL's work, which may wait for what this is wanted for.
+    if (!block.has_value() && state.gate != nullptr && state.gate->work_count() > 0) {
+      block = state.table.TakeLarger(bytes);
+    }
     if (block.has_value()) {
       data = state.segments.at(block->segment);
     } else {

@@ -52,7 +52,8 @@ class PinnedPool final : public std::enable_shared_from_this<PinnedPool> {
   // At least `bytes` of host memory, aligned to 512, content undefined. Pinning a new segment takes
   // milliseconds and may synchronise devices.
   //   Errors: RESOURCE_EXHAUSTED naming what is in use and the option, or the machine's memory;
-  //   DEADLINE_EXCEEDED if NCCL work was in flight all through `patience`.
+  //   DEADLINE_EXCEEDED if NCCL work was in flight all through `patience`, and no larger block
+  //   was idle.
   absl::StatusOr<std::shared_ptr<Buffer>> Allocate(size_t bytes);
 
   PinnedPoolStats stats() const;

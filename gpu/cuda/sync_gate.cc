@@ -23,6 +23,29 @@ void SyncGate::EndWork() {
   --work_count_;
 }
 
+bool SyncGate::is_open_for(int device) const {
+  const bool has_others =
+      program_work_.size() > 1 || (program_work_.size() == 1 && !program_work_.contains(device));
+  return !is_quiet_ && (!is_wanted_ || has_others);
+}
+
+void SyncGate::BeginProgramWork(int device) {
+  absl::MutexLock lock(&mu_);
+  const auto is_open = [this, device]()
+                           ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return is_open_for(device); };
+  mu_.Await(absl::Condition(&is_open));
+  ++work_count_;
+  ++program_work_[device];
+}
+
+void SyncGate::EndProgramWork(int device) {
+  absl::MutexLock lock(&mu_);
+  const auto found = program_work_.find(device);
+  FERRY_CHECK(found != program_work_.end() && work_count_ > 0);
+  --work_count_;
+  if (--found->second == 0) program_work_.erase(found);
+}
+
 absl::Status SyncGate::RunQuietly(absl::Duration patience, absl::string_view doing,
                                   absl::FunctionRef<void()> action) {
   bool has_to_wait = false;
@@ -43,7 +66,7 @@ absl::Status SyncGate::RunQuietly(absl::Duration patience, absl::string_view doi
     } else {
       status = absl::DeadlineExceededError(
           absl::StrCat("waited ", absl::FormatDuration(patience), " to ", doing, ", and ",
-                       work_count_, " NCCL transfers were in flight all the time"));
+                       work_count_, " pieces of NCCL's work were in flight all the time"));
     }
   }
   if (status.ok()) action();

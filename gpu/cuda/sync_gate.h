@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -26,7 +27,7 @@ class QuietListener {
 
 // The driver may synchronise a device when memory is allocated, freed, mapped, unmapped or pinned.
 // A kernel of NCCL's that waits for a peer then never ends, if the peer waits for us. So NCCL work
-// is announced here from before its grant until its completion event, and everything that may
+// is announced here from before it is enqueued until its completion event, and everything that may
 // synchronise runs when there is none. One for all GPUs of a process: with peer access, freeing
 // memory of one waits for the others. Thread-safe.
 // Source: NCCL's pull request 564 and issue 549; reference in docs/gpu.md.
@@ -40,6 +41,11 @@ class SyncGate final {
   // themselves.
   void BeginWork() ABSL_LOCKS_EXCLUDED(mu_);
   void EndWork() ABSL_LOCKS_EXCLUDED(mu_);
+  // The same for work of a program, which nobody asks to hold back: it also waits for those who
+  // want quiet, unless another device of this process has some under way already, which may be
+  // waiting for this one.
+  void BeginProgramWork(int device) ABSL_LOCKS_EXCLUDED(mu_);
+  void EndProgramWork(int device) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Runs `action` as soon as no work is in flight, and keeps new work out until it returns.
   //   doing: for the message, "unmap a peer's memory".
@@ -57,10 +63,13 @@ class SyncGate final {
  private:
   void TellListeners() ABSL_LOCKS_EXCLUDED(mu_);
   bool is_free() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return work_count_ == 0 && !is_quiet_; }
+  bool is_open_for(int device) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool is_open() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !is_quiet_; }
 
   mutable absl::Mutex mu_;
   int work_count_ ABSL_GUARDED_BY(mu_) = 0;
+  // Of work_count_, by device; none is zero.
+  absl::flat_hash_map<int, int> program_work_ ABSL_GUARDED_BY(mu_);
   int waiting_count_ ABSL_GUARDED_BY(mu_) = 0;
   bool is_quiet_ ABSL_GUARDED_BY(mu_) = false;
   // Somebody has had to wait, and not all are through since. Listeners are told of every change:

@@ -28,7 +28,7 @@ absl::StatusOr<float> Sum(Node& node, NcclCommunicator& all, float mine) {
   const cuda::DevicePointer at = cuda::AsDevicePointer(number.data());
   FERRY_RETURN_IF_ERROR(gpu->device->Check(
       table.copy_to_device_async(at, &mine, sizeof(mine), stream->get()), "cuMemcpyHtoDAsync"));
-  FERRY_RETURN_IF_ERROR(all.Run([&](const nccl::NcclTable& nccl, ncclComm* comm) {
+  FERRY_RETURN_IF_ERROR(all.Run(stream->get(), [&](const nccl::NcclTable& nccl, ncclComm* comm) {
     return nccl.all_reduce(number.data(), number.mutable_data(), 1, nccl::kFloat32,
                            nccl::kReduceSum, comm, stream->get());
   }));

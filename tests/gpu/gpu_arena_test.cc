@@ -230,5 +230,23 @@ TEST_F(GpuArenaTest, PinnedBlocksAreUsedAgainUnderABudget) {
   gate_->EndWork();
 }
 
+// A transfer that goes by the host because a program's collective keeps it from NCCL: the
+// collective may be waiting for it, so it cannot wait for the collective.
+TEST_F(GpuArenaTest, DuringNcclWorkALargerPinnedBlockWillDo) {
+  NEEDS_THE_DOUBLE("knows what is in flight");
+  const auto pool = *PinnedPool::Create(
+      device_, gate_,
+      {.budget_bytes = 64 * kMiB, .segment_bytes = 16 * kMiB, .patience = absl::Milliseconds(10)});
+  EXPECT_OK(pool->Allocate(kMiB).status());
+  gate_->BeginWork();
+  EXPECT_OK(pool->Allocate(100'000).status());
+  EXPECT_EQ(pool->stats().pinned_bytes, 16 * kMiB);
+  // None is as large.
+  EXPECT_EQ(pool->Allocate(3 * kMiB).status().code(), absl::StatusCode::kDeadlineExceeded);
+  gate_->EndWork();
+  EXPECT_OK(pool->Allocate(100'000).status());
+  EXPECT_EQ(pool->stats().pinned_bytes, 32 * kMiB);
+}
+
 }  // namespace
 }  // namespace ferry::cuda

@@ -38,7 +38,8 @@ const GrantEndpoint::Communicator* GrantEndpoint::Usable(DeviceId peer,
 
 void GrantEndpoint::Schedule(DeviceId peer) {
   CommunicatorName name;
-  if (!pending_.contains(peer) || Usable(peer, name) == nullptr) return;
+  if (!pending_.contains(peer) || holding_back_.contains(peer)) return;
+  if (Usable(peer, name) == nullptr) return;
   const bool is_waiting = std::any_of(waiting_.begin(), waiting_.end(), [peer](const Turn& turn) {
     return turn.peer == peer && !turn.grant.has_value();
   });
@@ -75,7 +76,8 @@ void GrantEndpoint::Propose(const TransferKey& key, GrantActions& actions) {
 void GrantEndpoint::GrantPending(DeviceId peer, GrantActions& actions) {
   const auto row = pending_.find(peer);
   CommunicatorName name;
-  if (row == pending_.end() || Usable(peer, name) == nullptr) return;
+  if (row == pending_.end() || holding_back_.contains(peer)) return;
+  if (Usable(peer, name) == nullptr) return;
   const size_t max_operations = std::min(options_.max_batch_operations, kMaxBatchOperations);
   std::vector<TransferKey> keys;
   uint64_t bytes = 0;
@@ -114,17 +116,23 @@ void GrantEndpoint::OnGrant(const GrantMessage& grant, GrantActions& actions) {
       parked_.end());
 
   const bool may_wait = grant.from < self_ || !options_.rules.locks_in_id_order;
+  const bool declines = is_paused_ && options_.rules.declines_while_paused;
   if (IsOpen(name)) {
     const std::vector<DeviceId>& devices = communicator.devices;
     if (std::find(devices.begin(), devices.end(), grant.from) == devices.end()) return;
     if (MayAgree() && waiting_.empty()) return Respond(grant, actions);
-    if (may_wait) return waiting_.push_back({grant.from, grant});
-  } else if (may_wait) {
+    if (may_wait && !declines) return waiting_.push_back({grant.from, grant});
+  } else if (may_wait && !declines) {
     return parked_.push_back(grant);
   }
+  Decline(grant, actions);
+}
+
+void GrantEndpoint::Decline(const GrantMessage& grant, GrantActions& actions) {
   GrantMessage decline = Message(GrantMessageKind::kDecline, grant.from, grant.communicator);
   decline.serial = grant.serial;
   actions.push_back(SendMessage{std::move(decline)});
+  if (is_paused_ && grant.from < self_) declined_.insert(grant.from);
 }
 
 void GrantEndpoint::Respond(const GrantMessage& grant, GrantActions& actions) {
@@ -219,6 +227,11 @@ void GrantEndpoint::OnDecline(const GrantMessage& message, GrantActions& actions
     // The peer has ended it already.
     if (!end_reason.ok()) Finish(operation.key, end_reason, actions);
   }
+  if (self_ < grant.peer) holding_back_.insert(grant.peer);
+}
+
+void GrantEndpoint::OnResumed(const GrantMessage& message) {
+  if (holding_back_.erase(message.from) > 0) Schedule(message.from);
 }
 
 void GrantEndpoint::Append(const BatchName& name, DeviceId peer,
@@ -261,8 +274,25 @@ void GrantEndpoint::Advance(GrantActions& actions) {
   }
 }
 
+void GrantEndpoint::Pause(GrantActions& actions) {
+  if (std::exchange(is_paused_, true) || !options_.rules.declines_while_paused) return;
+  std::vector<Turn> own;
+  for (Turn& turn : std::exchange(waiting_, {})) {
+    if (turn.grant.has_value()) {
+      Decline(*turn.grant, actions);
+    } else {
+      own.push_back(std::move(turn));
+    }
+  }
+  waiting_ = std::move(own);
+  for (const GrantMessage& grant : std::exchange(parked_, {})) Decline(grant, actions);
+}
+
 void GrantEndpoint::Resume(GrantActions& actions) {
   is_paused_ = false;
+  for (const DeviceId peer : std::exchange(declined_, {})) {
+    actions.push_back(SendMessage{Message(GrantMessageKind::kResumed, peer, {})});
+  }
   Advance(actions);
 }
 

@@ -11,6 +11,11 @@
 #include "base/text.h"
 
 namespace ferry {
+namespace {
+
+constexpr char kWhyPaused[] = "somebody there wants memory, or a program has NCCL work of its own";
+
+}  // namespace
 
 absl::Status GrantEndpoint::Insert(const GrantTransfer& transfer, GrantActions& actions) {
   const TransferKey& key = transfer.key;
@@ -160,6 +165,9 @@ absl::Status GrantEndpoint::OnMessage(const GrantMessage& message, GrantActions&
     case GrantMessageKind::kSettled:
       OnSettled(message, actions);
       break;
+    case GrantMessageKind::kResumed:
+      OnResumed(message);
+      break;
   }
   Advance(actions);
   return absl::OkStatus();
@@ -222,8 +230,11 @@ std::string GrantEndpoint::WaitsFor(const TransferKey& key, const Transfer& tran
       }
       if (peer < self_) return absl::StrCat(Describe(peer), " to grant it");
       if (is_paused_) {
-        return absl::StrCat("its turn on ", Describe(self_),
-                            ", which agrees on nothing new while somebody there wants memory");
+        return absl::StrCat("its turn on ", Describe(self_), ", which agrees on nothing new while ",
+                            kWhyPaused);
+      }
+      if (holding_back_.contains(peer)) {
+        return absl::StrCat(Describe(peer), ", which agrees on nothing new while ", kWhyPaused);
       }
       if (!IsLocked()) {
         return absl::StrCat("its turn on ", Describe(self_), ", where ", queue_.size(),

@@ -77,11 +77,14 @@ class GrantEndpoint final {
   void PeerJoined(DeviceId peer) {
     dead_.erase(peer);
     last_serials_.erase(peer);
+    holding_back_.erase(peer);
+    declined_.erase(peer);
   }
 
   // Agrees on nothing new until Resume: what is agreed comes to its end meanwhile, which needs no
-  // agreement, and then the device is quiet. Grants of peers wait, as they do for room.
-  void Pause() { is_paused_ = true; }
+  // agreement, grants of peers are declined, and those of this device are answered. Then it is
+  // quiet, and stays so; for that it needs nobody who waits for its Resume.
+  void Pause(GrantActions& actions);
   void Resume(GrantActions& actions);
 
   absl::Time NextDeadline() const;
@@ -95,6 +98,8 @@ class GrantEndpoint final {
   size_t batch_count() const { return queue_.size(); }
   // It waits for nobody: no transfer, no batch, no grant.
   bool is_idle() const { return transfers_.empty() && queue_.empty() && grants_.empty(); }
+  // Paused, and nothing is agreed or asked for.
+  bool is_quiet() const { return is_paused_ && queue_.empty() && grants_.empty(); }
   // One line for each transfer: "transfer 7 from device 1 to device 2: 3s, its turn on device 1".
   std::vector<std::string> Pending() const;
 
@@ -107,7 +112,8 @@ class GrantEndpoint final {
     }
     for (const auto& [peer, why] : e.dead_) state = H::combine(std::move(state), peer);
     return H::combine(std::move(state), e.transfers_, e.grants_, e.serial_, e.waiting_, e.parked_,
-                      e.queue_, e.unacknowledged_, e.communicators_, e.is_paused_);
+                      e.queue_, e.unacknowledged_, e.communicators_, e.is_paused_, e.declined_,
+                      e.holding_back_);
   }
 
  private:
@@ -237,9 +243,11 @@ class GrantEndpoint final {
   void GrantPending(DeviceId peer, GrantActions& actions);
   void OnGrant(const GrantMessage& grant, GrantActions& actions);
   void Respond(const GrantMessage& grant, GrantActions& actions);
+  void Decline(const GrantMessage& grant, GrantActions& actions);
   void OnAcknowledge(const GrantMessage& message, GrantActions& actions);
   void OnDecline(const GrantMessage& message, GrantActions& actions);
   void OnDone(const GrantMessage& message, GrantActions& actions);
+  void OnResumed(const GrantMessage& message);
   std::vector<Grant>::iterator FindGrant(const GrantMessage& answer);
   void Append(const BatchName& name, DeviceId peer, std::vector<GrantOperation> operations);
   void Launch(GrantActions& actions);
@@ -292,6 +300,10 @@ class GrantEndpoint final {
   // Of grants that have come from each peer; those of an honest one rise.
   absl::btree_map<DeviceId, uint64_t> last_serials_;
   bool is_paused_ = false;
+  // Those that are to hear of the end of the pause.
+  absl::btree_set<DeviceId> declined_;
+  // With larger ids: they have declined, and will say when they agree again.
+  absl::btree_set<DeviceId> holding_back_;
 };
 
 }  // namespace ferry

@@ -187,6 +187,8 @@ void GrantEndpoint::PeerFailed(DeviceId peer, const absl::Status& why, GrantActi
   const absl::Status end =
       absl::UnavailableError(absl::StrCat(Describe(peer), " has failed: ", why.message()));
   dead_.emplace(peer, end);
+  holding_back_.erase(peer);
+  declined_.erase(peer);
   std::vector<CommunicatorName> names;
   for (const auto& [id, communicator] : communicators_) {
     const std::vector<DeviceId>& devices = communicator.devices;

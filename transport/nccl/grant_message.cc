@@ -22,6 +22,11 @@ absl::Status Malformed(absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("a malformed message between devices: ", what));
 }
 
+// Whether it is about one communicator.
+bool NamesCommunicator(GrantMessageKind kind) {
+  return kind != GrantMessageKind::kCancel && kind != GrantMessageKind::kResumed;
+}
+
 // The bits of operations that `from` sends.
 uint32_t SendsOf(const GrantMessage& message) {
   uint32_t sends = 0;
@@ -115,7 +120,7 @@ std::string EncodeGrantMessage(const GrantMessage& message) {
   writer.Put(static_cast<uint16_t>(message.kind));
   writer.Put(message.from.value());
   writer.Put(message.to.value());
-  if (message.kind != GrantMessageKind::kCancel) {
+  if (NamesCommunicator(message.kind)) {
     writer.Put(message.communicator.id);
     writer.Put(message.communicator.generation);
   }
@@ -151,6 +156,7 @@ std::string EncodeGrantMessage(const GrantMessage& message) {
       PutReason(message.why, writer);
       break;
     case GrantMessageKind::kSettled:
+    case GrantMessageKind::kResumed:
       break;
   }
   FERRY_CHECK(!writer.has_overflown());
@@ -161,7 +167,7 @@ absl::StatusOr<GrantMessage> DecodeGrantMessage(absl::string_view bytes) {
   ByteReader reader(bytes);
   GrantMessage message;
   const auto kind = reader.Get<uint16_t>();
-  if (kind == 0 || kind > static_cast<uint16_t>(GrantMessageKind::kSettled)) {
+  if (kind == 0 || kind > static_cast<uint16_t>(GrantMessageKind::kResumed)) {
     return Malformed("its kind");
   }
   message.kind = static_cast<GrantMessageKind>(kind);
@@ -170,7 +176,7 @@ absl::StatusOr<GrantMessage> DecodeGrantMessage(absl::string_view bytes) {
   if (message.from.value() < 0 || message.to.value() < 0 || message.from == message.to) {
     return Malformed("its devices");
   }
-  if (message.kind != GrantMessageKind::kCancel) {
+  if (NamesCommunicator(message.kind)) {
     message.communicator.id = reader.Get<uint64_t>();
     message.communicator.generation = reader.Get<uint32_t>();
   }
@@ -203,6 +209,7 @@ absl::StatusOr<GrantMessage> DecodeGrantMessage(absl::string_view bytes) {
       FERRY_RETURN_IF_ERROR(GetReason(reader, message));
       break;
     case GrantMessageKind::kSettled:
+    case GrantMessageKind::kResumed:
       break;
   }
   if (reader.is_short() || !reader.rest().empty()) return Malformed("its length");
@@ -210,12 +217,12 @@ absl::StatusOr<GrantMessage> DecodeGrantMessage(absl::string_view bytes) {
 }
 
 std::string Describe(const GrantMessage& message) {
-  static constexpr absl::string_view kNames[] = {"?",    "GRANT",  "ACKNOWLEDGE", "DECLINE",
-                                                 "DONE", "CANCEL", "BREAK",       "SETTLED"};
+  static constexpr absl::string_view kNames[] = {
+      "?", "GRANT", "ACKNOWLEDGE", "DECLINE", "DONE", "CANCEL", "BREAK", "SETTLED", "RESUMED"};
   std::string text = absl::StrCat(kNames[static_cast<int>(message.kind)], " ",
                                   message.serial == 0 ? "" : absl::StrCat(message.serial, " "),
                                   "from ", message.from.value(), " to ", message.to.value());
-  if (message.kind != GrantMessageKind::kCancel) {
+  if (NamesCommunicator(message.kind)) {
     absl::StrAppend(&text, " generation ", message.communicator.generation);
   }
   if (message.kind == GrantMessageKind::kAcknowledge) {

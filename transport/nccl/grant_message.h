@@ -24,7 +24,8 @@ enum class GrantMessageKind : uint16_t {
   kGrant = 1,
   // "I will run those of them that I accept." Answers kGrant.
   kAcknowledge = 2,
-  // "Not now; I shall grant them." Answers kGrant of the device with the larger id.
+  // "Not now." Answers kGrant: of the device with the larger id, "I shall grant them"; of the other
+  // one, "I agree on nothing new, and shall tell you when I do again".
   kDecline = 3,
   // "I have what this batch brought me."
   kDone = 4,
@@ -34,6 +35,8 @@ enum class GrantMessageKind : uint16_t {
   kBreak = 6,
   // "Nothing runs on it any more on my side; what I have not said to have, I have not."
   kSettled = 7,
+  // "I agree on batches again; ask for what I have declined."
+  kResumed = 8,
 };
 
 // Why an operation of a grant is not accepted.
@@ -54,7 +57,7 @@ struct GrantMessage {
   GrantMessageKind kind = GrantMessageKind::kGrant;
   DeviceId from = kNoDevice;
   DeviceId to = kNoDevice;
-  // All but kCancel.
+  // All but kCancel and kResumed.
   CommunicatorName communicator;
   // kGrant, kAcknowledge, kDecline, kDone.
   uint64_t serial = 0;

@@ -112,6 +112,9 @@ struct GrantRules {
   bool checks_generation = true;
   // A sender gives a launched transfer back only when the receiver has said that it has not got it.
   bool waits_for_verdict = true;
+  // A device that agrees on nothing new declines grants, and does not keep their granters waiting
+  // until it does again.
+  bool declines_while_paused = true;
 };
 
 struct GrantOptions {

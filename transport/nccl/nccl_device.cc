@@ -14,8 +14,15 @@ NcclDevice::NcclDevice(const Common& common, int ordinal, DeviceId self)
     : common_(common),
       ordinal_(ordinal),
       self_(self),
+      turns_(common.gpus->turns(ordinal)),
       endpoint_(self, common.options.grants, SteadyClock()),
       cache_(common.options.memory_bytes) {}
+
+std::shared_ptr<NcclDevice> NcclDevice::Create(const Common& common, int ordinal, DeviceId self) {
+  std::shared_ptr<NcclDevice> device(new NcclDevice(common, ordinal, self));
+  device->turns_->SetKeyed(device);
+  return device;
+}
 
 void NcclDevice::Run(absl::FunctionRef<void(GrantActions& actions)> change) {
   absl::MutexLock lock(&mu_);
@@ -31,6 +38,7 @@ void NcclDevice::Run(absl::FunctionRef<void(GrantActions& actions)> change) {
     mu_.Lock();
   }
   is_performing_ = false;
+  if (is_turn_wanted_ && endpoint_.is_quiet()) turns_->SetQuiet();
   ScheduleExpiry();
 }
 
@@ -88,6 +96,7 @@ void NcclDevice::Send(NcclTransfer transfer,
     }));
     for (GrantAction& action : wanted) todo_.emplace_back(std::move(action));
     AddUser(peer, actions);
+    if (const absl::Status why = TurnRefusal(); !why.ok()) endpoint_.Cancel(key, why, actions);
   });
   if (!refused.ok()) std::move(transfer.done)(std::move(refused));
 }
@@ -112,7 +121,10 @@ void NcclDevice::Receive(NcclTransfer transfer, std::optional<GrantMessage> gran
     refused = grant.has_value() ? endpoint_.AddWithGrant(added, *grant, actions)
                                 : endpoint_.Add(added, actions);
     AddUser(peer, actions);
-    if (refused.ok()) return;
+    if (refused.ok()) {
+      if (const absl::Status why = TurnRefusal(); !why.ok()) endpoint_.Cancel(key, why, actions);
+      return;
+    }
     // It may be there for all that, and end in its own way.
     const auto found = transfers_.find(key);
     transfer = std::move(found->second);
@@ -137,7 +149,9 @@ absl::Status NcclDevice::OnMessage(const GrantMessage& message, const PeerDevice
       pair.clique_id = clique.ok() ? clique->id() : 0;
       pair.clique_incarnation = from.incarnation;
     }
-    if (message.kind != GrantMessageKind::kCancel && message.communicator.id != pair.clique_id) {
+    const bool names_one =
+        message.kind != GrantMessageKind::kCancel && message.kind != GrantMessageKind::kResumed;
+    if (names_one && message.communicator.id != pair.clique_id) {
       status = absl::InvalidArgumentError(
           absl::StrCat(Describe(message), " speaks of a communicator that is not theirs"));
       return;

@@ -44,7 +44,7 @@ struct NcclTransfer {
 // Does what the GPU's grant endpoint wants to be done, in order: sends messages, runs batches, and
 // makes, aborts and forgets communicators, one for each GPU that it exchanges something with.
 // Thread- safe; never blocks; callbacks run with no lock held.
-class NcclDevice final : public std::enable_shared_from_this<NcclDevice> {
+class NcclDevice final : public std::enable_shared_from_this<NcclDevice>, public NcclTurns::Keyed {
  public:
   // What several devices of a process share; outlives them.
   struct Common {
@@ -61,7 +61,7 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice> {
   };
 
   // Of the process's GPU `ordinal`, which need not be open. `common` outlives it.
-  NcclDevice(const Common& common, int ordinal, DeviceId self);
+  static std::shared_ptr<NcclDevice> Create(const Common& common, int ordinal, DeviceId self);
 
   // At the source, when its bytes are there. `tell` gets the grant that may go along to the
   // destination, and tells it of the transfer, before anything else is said to it.
@@ -85,6 +85,9 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice> {
   // This process is leaving: what is being made is given up, what there is is aborted; when it
   // returns, aborts have begun on common.threads, or `patience` is over.
   void Stop(const absl::Status& why, absl::Duration patience) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // A program has NCCL work of its own on this GPU, or has no more.
+  void OnTurn() override ABSL_LOCKS_EXCLUDED(mu_);
 
   DeviceId self() const { return self_; }
   // The one that is open with that peer; null: none. For measuring what NCCL itself does on it:
@@ -152,15 +155,24 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice> {
   absl::StatusOr<CliqueKey> CliqueWith(const PeerDevice& peer) const;
   void UpdateHold(Pair& pair) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Pair* PairOf(const CommunicatorName& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // nccl_device_turns.cc
   // While somebody wants the GPUs to be quiet.
-  void SetPaused(bool is_paused) ABSL_LOCKS_EXCLUDED(mu_);
+  void SetQuietWanted(bool is_wanted) ABSL_LOCKS_EXCLUDED(mu_);
+  void UpdatePause(GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The program's turn has lasted: what waits for its end goes another way.
+  void EndTurnPatience() ABSL_LOCKS_EXCLUDED(mu_);
+  // Why `key` is not to wait for its turn; OK: it may.
+  absl::Status TurnRefusal() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void OnBroken(const std::shared_ptr<NcclCommunicator>& communicator, const absl::Status& why)
       ABSL_LOCKS_EXCLUDED(mu_);
+
+  NcclDevice(const Common& common, int ordinal, DeviceId self);
 
   // Constant after construction.
   const Common& common_;
   const int ordinal_;
   const DeviceId self_;
+  const std::shared_ptr<NcclTurns> turns_;
 
   mutable absl::Mutex mu_;
   // Null until the first communicator is made.
@@ -173,6 +185,11 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice> {
   bool is_performing_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status stopped_ ABSL_GUARDED_BY(mu_);
   absl::Time expiry_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
+  bool is_quiet_wanted_ ABSL_GUARDED_BY(mu_) = false;
+  // Of a program: since when, and whether longer than anything waits for its end.
+  bool is_turn_wanted_ ABSL_GUARDED_BY(mu_) = false;
+  bool is_turn_long_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Time turn_since_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
 };
 
 }  // namespace ferry

@@ -134,7 +134,7 @@ void NcclDevice::Made(DeviceId peer, const CliqueKey& key, MadeCommunicator resu
             },
             common_.learn,
             [weak = weak_from_this()](bool is_wanted) {
-              if (const auto self = weak.lock()) self->SetPaused(is_wanted);
+              if (const auto self = weak.lock()) self->SetQuietWanted(is_wanted);
             });
         common_.gpus->gate()->Listen(runner_);
       }
@@ -190,6 +190,7 @@ void NcclDevice::Fail(Pair& pair, const absl::Status& why, GrantActions& actions
 
 absl::Status NcclDevice::Refusal(DeviceId peer) const {
   absl::MutexLock lock(&mu_);
+  FERRY_RETURN_IF_ERROR(TurnRefusal());
   const auto found = pairs_.find(peer);
   if (found == pairs_.end()) return absl::OkStatus();
   const Pair& pair = found->second;
@@ -220,16 +221,6 @@ void NcclDevice::OnBroken(const std::shared_ptr<NcclCommunicator>& communicator,
     for (const auto& [peer, pair] : pairs_) {
       if (pair.communicator != communicator) continue;
       return endpoint_.Break(pair.name, why, actions);
-    }
-  });
-}
-
-void NcclDevice::SetPaused(bool is_paused) {
-  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    if (is_paused) {
-      endpoint_.Pause();
-    } else {
-      endpoint_.Resume(actions);
     }
   });
 }

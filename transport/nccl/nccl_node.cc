@@ -198,7 +198,7 @@ absl::StatusOr<std::shared_ptr<NcclDevice>> NcclNode::Device(int ordinal) {
       return absl::FailedPreconditionError(
           absl::StrCat("the job's topology does not have this node's gpu:", ordinal));
     }
-    device = std::make_shared<NcclDevice>(common_, ordinal, *id);
+    device = NcclDevice::Create(common_, ordinal, *id);
   }
   return device;
 }

@@ -15,7 +15,7 @@ std::vector<GrantMessage> OneOfEach() {
   message.to = DeviceId(70000);
   message.communicator = {0xfedcba9876543210, 3};
   std::vector<GrantMessage> messages;
-  for (int kind = 1; kind <= 7; ++kind) {
+  for (int kind = 1; kind <= 8; ++kind) {
     GrantMessage one = message;
     one.kind = static_cast<GrantMessageKind>(kind);
     switch (one.kind) {
@@ -50,6 +50,9 @@ std::vector<GrantMessage> OneOfEach() {
         one.why = absl::UnavailableError("device 5 has failed");
         break;
       case GrantMessageKind::kSettled:
+        break;
+      case GrantMessageKind::kResumed:
+        one.communicator = {};
         break;
     }
     messages.push_back(one);
@@ -100,7 +103,7 @@ TEST(GrantMessage, IsRefusedWhenItSpeaksOfNoDeviceOrNoOperation) {
   };
   EXPECT_TRUE(DecodeGrantMessage(grant).ok());
   EXPECT_FALSE(DecodeGrantMessage(with(0, std::string(1, '\x00'))).ok());
-  EXPECT_FALSE(DecodeGrantMessage(with(0, "\x08")).ok());
+  EXPECT_FALSE(DecodeGrantMessage(with(0, "\x09")).ok());
   // From a device to itself; from a negative one.
   EXPECT_FALSE(DecodeGrantMessage(with(6, std::string("\x02\x00\x00\x00", 4))).ok());
   EXPECT_FALSE(DecodeGrantMessage(with(2, "\xff\xff\xff\xff")).ok());
@@ -113,7 +116,7 @@ TEST(GrantMessage, DecodesOnlyWhatItWouldEncode) {
   std::mt19937_64 dice(20261121);
   int decoded = 0;
   for (int round = 0; round < 20000; ++round) {
-    std::string bytes = EncodeGrantMessage(OneOfEach()[dice() % 7]);
+    std::string bytes = EncodeGrantMessage(OneOfEach()[dice() % 8]);
     for (uint64_t changes = dice() % 4; changes > 0; --changes) {
       bytes[dice() % bytes.size()] = static_cast<char>(dice());
     }

@@ -96,5 +96,18 @@ TEST(GrantRules, WithoutTheVerdictATransferThatArrivedIsGivenBack) {
   ExpectAllIsWellWithIt(options);
 }
 
+// Device 0 has asked device 1, which keeps it waiting until the collective is over that device 0
+// must first become quiet for.
+TEST(GrantRules, WithoutDecliningACollectiveWaitsForAGrantAndTheGrantForIt) {
+  WorldOptions options;
+  options.transfers = {Transfer(0, 1, 1)};
+  options.collective = 0b011;
+  options.endpoint.rules.declines_while_paused = false;
+  const SearchResult result = SearchAndPrint("declining while paused", options);
+  EXPECT_THAT(result.violation, HasSubstr("device 0 waits for the collective"));
+  EXPECT_THAT(result.violation, HasSubstr("device 1 to answer the grant"));
+  ExpectAllIsWellWithIt(options);
+}
+
 }  // namespace
 }  // namespace ferry::grant_test

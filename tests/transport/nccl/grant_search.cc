@@ -49,6 +49,12 @@ std::string World::Describe(const Event& event) const {
       return absl::StrCat("device ", event.index, " is to become quiet");
     case Event::Kind::kResume:
       return absl::StrCat("device ", event.index, " goes on");
+    case Event::Kind::kJoin:
+      return absl::StrCat("device ", event.index, " is to take part in the collective");
+    case Event::Kind::kMeet:
+      return "the collective runs";
+    case Event::Kind::kLeave:
+      return absl::StrCat("device ", event.index, " goes on after the collective");
   }
   return "";
 }
@@ -82,6 +88,9 @@ std::string World::CheckEnd() const {
   }
   for (size_t i = 0; i < devices_.size(); ++i) {
     if (!devices_[i]->is_alive) continue;
+    if ((options_->collective >> i & 1) != 0 && !devices_[i]->has_left) {
+      wrong.push_back(absl::StrCat("device ", i, " waits for the collective"));
+    }
     if (!devices_[i]->endpoint->is_idle()) wrong.push_back(absl::StrCat("device ", i, " waits"));
     for (const Running& running : devices_[i]->stream) {
       wrong.push_back(absl::StrCat("device ", i, " runs batch ", running.batch->name.serial, " of ",
@@ -98,8 +107,8 @@ size_t World::Hash() const {
   const auto add = [&hash](const auto&... values) { hash = absl::HashOf(hash, values...); };
   for (const Shared<Device>& shared : devices_) {
     const Device& device = *shared;
-    add(device.hash, device.is_alive, device.is_paused, device.knows_dead, device.opened,
-        device.flagged, device.aborted, device.freed);
+    add(device.hash, device.is_alive, device.is_paused, device.has_joined, device.has_left,
+        device.knows_dead, device.opened, device.flagged, device.aborted, device.freed);
     for (const Running& running : device.stream) {
       add(running.hash, running.has_data, running.is_stuck);
     }
@@ -115,7 +124,7 @@ size_t World::Hash() const {
         static_cast<int>(outcome.ended[1].value_or(absl::StatusCode{-1})));
   }
   for (const Communicator& communicator : *communicators_) add(communicator.name);
-  add(deaths_left_, errors_left_, cancels_left_, pauses_left_);
+  add(deaths_left_, errors_left_, cancels_left_, pauses_left_, has_met_);
   return hash;
 }
 

@@ -138,6 +138,46 @@ TEST(GrantSearch, TwoTransfersWhileADeviceWantsToBeQuietAndNcclFails) {
   ExpectEveryWayEndsWell(EveryChoice(2), options);
 }
 
+// Each has to be quiet before it takes part, and agrees on nothing until all have.
+TEST(GrantSearch, TwoTransfersWhileAllDevicesTakePartInACollective) {
+  WorldOptions options;
+  options.collective = 0b111;
+  ExpectEveryWayEndsWell(EveryChoice(2), options);
+}
+
+TEST(GrantSearch, TwoTransfersWhileTwoDevicesTakePartInACollective) {
+  for (const uint32_t collective : {0b011u, 0b101u, 0b110u}) {
+    WorldOptions options;
+    options.collective = collective;
+    options.has_pair_communicators = true;
+    options.endpoint.max_batch_operations = 1;
+    ExpectEveryWayEndsWell(EveryChoice(2), options);
+  }
+}
+
+TEST(GrantSearch, ATransferAndACollectiveOneDeviceDiesAtAnyMoment) {
+  WorldOptions options;
+  options.collective = 0b111;
+  options.deaths = 1;
+  ExpectEveryWayEndsWell(EveryChoice(1), options);
+}
+
+TEST(GrantSearch, TwoTransfersAndACollectiveOneCancelledAtAnyMoment) {
+  WorldOptions options;
+  options.collective = 0b111;
+  options.cancels = 1;
+  ExpectEveryWayEndsWell(EveryChoice(2), options);
+}
+
+TEST(GrantSearch, TwoTransfersAndACollectiveNcclFailsAndTheyRunAgain) {
+  WorldOptions options;
+  options.collective = 0b111;
+  options.errors = 1;
+  options.has_pair_communicators = true;
+  options.runs_again = true;
+  ExpectEveryWayEndsWell(EveryChoice(2), options);
+}
+
 TEST(GrantSearch, TwoTransfersNcclFailsAtAnyMoment) {
   WorldOptions options;
   options.errors = 1;
@@ -156,6 +196,19 @@ TEST(GrantSearch, TwoTransfersNcclFailsOnCommunicatorsOfTwoAndTheyRunAgain) {
 
 TEST(GrantSearch, DISABLED_FourTransfersInAnyDirections) {
   ExpectEveryWayEndsWell(EveryChoice(4), {});
+}
+
+TEST(GrantSearch, DISABLED_ThreeTransfersWhileAllDevicesTakePartInACollective) {
+  WorldOptions options;
+  options.collective = 0b111;
+  ExpectEveryWayEndsWell(EveryChoice(3), options);
+}
+
+TEST(GrantSearch, DISABLED_TwoTransfersAndACollectiveOneDeviceDiesAtAnyMoment) {
+  WorldOptions options;
+  options.collective = 0b111;
+  options.deaths = 1;
+  ExpectEveryWayEndsWell(EveryChoice(2), options);
 }
 
 TEST(GrantSearch, DISABLED_FourTransfersOneCancelledAtAnyMoment) {

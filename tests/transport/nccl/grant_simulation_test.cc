@@ -88,6 +88,16 @@ TEST(GrantSimulation, AllArriveAlthoughDevicesWantToBeQuiet) {
   EXPECT_EQ(totals.bad, 0);
 }
 
+TEST(GrantSimulation, AllArriveAlthoughAllTakePartInACollective) {
+  WorldOptions options;
+  options.collective = 0xff;
+  options.pauses = 10;
+  Totals totals;
+  PlayMany(options, totals);
+  EXPECT_EQ(totals.ok, 20 * 200 * 2);
+  EXPECT_EQ(totals.bad, 0);
+}
+
 TEST(GrantSimulation, PeersDieAndNcclFails) {
   for (const bool has_pair_communicators : {false, true}) {
     WorldOptions options;
@@ -95,6 +105,7 @@ TEST(GrantSimulation, PeersDieAndNcclFails) {
     options.errors = 3;
     options.cancels = 10;
     options.pauses = 10;
+    options.collective = 0x3f;
     options.runs_again = true;
     options.has_pair_communicators = has_pair_communicators;
     Totals totals;

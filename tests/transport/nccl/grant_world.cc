@@ -258,6 +258,17 @@ void World::SucceedCommunicators() {
   }
 }
 
+void World::Hold(int device) {
+  At(device, [](GrantEndpoint& endpoint, GrantActions& actions) { endpoint.Pause(actions); });
+}
+
+// Unless it has another reason to agree on nothing new.
+void World::GoOn(int device) {
+  const Device& self = *devices_[device];
+  if (self.is_paused || (self.has_joined && !self.has_left)) return;
+  At(device, [](GrantEndpoint& endpoint, GrantActions& actions) { endpoint.Resume(actions); });
+}
+
 void World::Apply(const Event& event) {
   switch (event.kind) {
     case Event::Kind::kMatch: {
@@ -368,12 +379,22 @@ void World::Apply(const Event& event) {
     case Event::Kind::kPause:
       --pauses_left_;
       devices_[event.index].Edit().is_paused = true;
-      At(event.index, [](GrantEndpoint& endpoint, GrantActions&) { endpoint.Pause(); });
+      Hold(event.index);
       break;
     case Event::Kind::kResume:
       devices_[event.index].Edit().is_paused = false;
-      At(event.index,
-         [](GrantEndpoint& endpoint, GrantActions& actions) { endpoint.Resume(actions); });
+      GoOn(event.index);
+      break;
+    case Event::Kind::kJoin:
+      devices_[event.index].Edit().has_joined = true;
+      Hold(event.index);
+      break;
+    case Event::Kind::kMeet:
+      has_met_ = true;
+      break;
+    case Event::Kind::kLeave:
+      devices_[event.index].Edit().has_left = true;
+      GoOn(event.index);
       break;
   }
   SucceedCommunicators();

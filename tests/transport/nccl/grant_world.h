@@ -46,6 +46,9 @@ struct WorldOptions {
   int cancels = 0;
   // Devices that agree on nothing new until nothing runs on them.
   int pauses = 0;
+  // These devices (a bit each) pause at some point, and go on only when all of those that live have
+  // been quiet at the same time: as for a collective of the program's, which none can end alone.
+  uint32_t collective = 0;
   // What both sides have got back ABORTED is matched once more.
   bool runs_again = false;
   GrantOptions endpoint;
@@ -65,6 +68,9 @@ struct Event {
     kCancel,        // transfer `index`; `choice`: at the destination
     kPause,         // device `index`
     kResume,        // device `index`, on which nothing runs
+    kJoin,          // device `index` pauses for the collective
+    kMeet,          // all are quiet, and the collective runs and ends
+    kLeave,         // device `index` goes on after it
   };
   Kind kind = Kind::kMatch;
   int index = 0;
@@ -115,6 +121,8 @@ class World final {
     size_t hash = 0;
     bool is_alive = true;
     bool is_paused = false;
+    bool has_joined = false;
+    bool has_left = false;
     uint32_t knows_dead = 0;
     std::vector<Running> stream;
     // Per communicator of the world.
@@ -144,11 +152,14 @@ class World final {
   void OnFinish(int device, const FinishTransfer& finish);
   void Return(int device, size_t position, bool is_ok, bool data_arrives);
   void Die(int device, bool data_arrives);
+  void Hold(int device);
+  void GoOn(int device);
   void SucceedCommunicators();
   int IndexOf(const CommunicatorName& name) const;
   std::optional<size_t> FirstAborted(int device) const;
   // The first batch of the device's stream is also the first of the peer's, or the data is here.
   bool IsRunning(int device) const;
+  bool CanMeet() const;
   std::optional<Event> IndifferentDelivery() const;
   bool IsIndifferent(const Item& item, int from, int to) const;
   void Check(int device);
@@ -171,6 +182,7 @@ class World final {
   int errors_left_;
   int cancels_left_;
   int pauses_left_;
+  bool has_met_ = false;
   // Transfers need not end well any more.
   bool has_failed_ = false;
   std::string violation_;

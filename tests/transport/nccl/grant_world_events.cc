@@ -45,11 +45,21 @@ bool World::IsIndifferent(const Item& item, int from, int to) const {
   }
 }
 
+bool World::CanMeet() const {
+  for (size_t i = 0; i < devices_.size(); ++i) {
+    const Device& device = *devices_[i];
+    if ((options_->collective >> i & 1) == 0 || !device.is_alive) continue;
+    if (!device.has_joined || !device.endpoint->is_quiet() || !device.stream.empty()) return false;
+  }
+  return options_->collective != 0 && !has_met_;
+}
+
 std::vector<Event> World::Enabled() const {
   if (const std::optional<Event> one = IndifferentDelivery(); one.has_value()) return {*one};
   std::vector<Event> events;
   using Kind = Event::Kind;
   const int count = static_cast<int>(devices_.size());
+  if (CanMeet()) events.push_back({Kind::kMeet});
   for (size_t i = 0; i < transfers_->size(); ++i) {
     const int source = (*transfers_)[i].key.source.value();
     const int destination = (*transfers_)[i].key.destination.value();
@@ -97,6 +107,10 @@ std::vector<Event> World::Enabled() const {
     }
     if (self.is_paused && self.stream.empty()) events.push_back({Kind::kResume, device});
     if (!self.is_paused && pauses_left_ > 0) events.push_back({Kind::kPause, device});
+    if ((options_->collective >> device & 1) != 0) {
+      if (!self.has_joined) events.push_back({Kind::kJoin, device});
+      if (self.has_joined && has_met_ && !self.has_left) events.push_back({Kind::kLeave, device});
+    }
     if (deaths_left_ > 0) {
       events.push_back({Kind::kDie, device, 0, false});
       if (is_running && !self.stream[0].has_data) events.push_back({Kind::kDie, device, 0, true});

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Counting those who want a turn.
+#include "gpu/nccl_turns.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+
+namespace ferry {
+
+void NcclTurns::Tell() {
+  std::shared_ptr<Keyed> keyed;
+  {
+    absl::MutexLock lock(&mu_);
+    keyed = keyed_.lock();
+    if (keyed == nullptr) is_quiet_ = true;
+  }
+  if (keyed != nullptr) keyed->OnTurn();
+}
+
+void NcclTurns::Ask() {
+  {
+    absl::MutexLock lock(&mu_);
+    ++count_;
+  }
+  Tell();
+}
+
+bool NcclTurns::has_turn() const {
+  absl::MutexLock lock(&mu_);
+  return is_quiet_;
+}
+
+absl::Status NcclTurns::Await(absl::Duration patience) {
+  absl::MutexLock lock(&mu_);
+  if (mu_.AwaitWithTimeout(absl::Condition(this, &NcclTurns::is_quiet), patience)) {
+    return absl::OkStatus();
+  }
+  return absl::DeadlineExceededError(absl::StrCat(
+      "waited ", absl::FormatDuration(patience), " for keyed transfers by NCCL on gpu:", ordinal_,
+      " to end, which a program's own NCCL work must not run beside"));
+}
+
+void NcclTurns::End() {
+  {
+    absl::MutexLock lock(&mu_);
+    FERRY_CHECK(count_ > 0);
+    --count_;
+  }
+  Tell();
+}
+
+void NcclTurns::SetKeyed(std::weak_ptr<Keyed> keyed) {
+  {
+    absl::MutexLock lock(&mu_);
+    keyed_ = std::move(keyed);
+  }
+  Tell();
+}
+
+bool NcclTurns::is_wanted() const {
+  absl::MutexLock lock(&mu_);
+  return count_ > 0;
+}
+
+void NcclTurns::SetQuiet() {
+  absl::MutexLock lock(&mu_);
+  is_quiet_ = true;
+}
+
+bool NcclTurns::TryGoOn() {
+  absl::MutexLock lock(&mu_);
+  if (count_ > 0) return false;
+  is_quiet_ = false;
+  return true;
+}
+
+absl::StatusOr<std::shared_ptr<NcclTurn>> NcclTurn::Take(std::shared_ptr<NcclTurns> turns,
+                                                         std::shared_ptr<cuda::SyncGate> gate,
+                                                         absl::Duration patience) {
+  turns->Ask();
+  if (absl::Status status = turns->Await(patience); !status.ok()) {
+    turns->End();
+    return status;
+  }
+  gate->BeginProgramWork(turns->ordinal());
+  return std::shared_ptr<NcclTurn>(new NcclTurn(std::move(turns), std::move(gate)));
+}
+
+NcclTurn::~NcclTurn() {
+  gate_->EndProgramWork(turns_->ordinal());
+  turns_->End();
+}
+
+}  // namespace ferry

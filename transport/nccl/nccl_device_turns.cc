@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// When keyed transfers of a GPU hold back: for memory, and for a program's own work with NCCL.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/clock.h"
+#include "base/text.h"
+#include "transport/nccl/nccl_device.h"
+
+namespace ferry {
+namespace {
+
+// A program's work may itself wait for what a transfer brings to another rank: then it never ends
+// unless the transfer goes another way.
+constexpr absl::Duration kTurnPatience = absl::Seconds(1);
+
+}  // namespace
+
+void NcclDevice::UpdatePause(GrantActions& actions) {
+  if (is_quiet_wanted_ || is_turn_wanted_) return endpoint_.Pause(actions);
+  endpoint_.Resume(actions);
+}
+
+void NcclDevice::SetQuietWanted(bool is_wanted) {
+  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    is_quiet_wanted_ = is_wanted;
+    UpdatePause(actions);
+  });
+}
+
+void NcclDevice::OnTurn() {
+  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (turns_->is_wanted()) {
+      if (std::exchange(is_turn_wanted_, true)) return;
+      turn_since_ = SteadyClock().Now();
+      common_.loop->PostAt(turn_since_ + kTurnPatience, [weak = weak_from_this()] {
+        if (const auto self = weak.lock()) self->EndTurnPatience();
+      });
+    } else {
+      // Before anything new is agreed on; or somebody wants it again meanwhile, and will say so.
+      if (!turns_->TryGoOn()) return;
+      is_turn_wanted_ = false;
+      is_turn_long_ = false;
+    }
+    UpdatePause(actions);
+  });
+}
+
+void NcclDevice::EndTurnPatience() {
+  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    // It may be the next one that goes on.
+    if (!is_turn_wanted_ || SteadyClock().Now() < turn_since_ + kTurnPatience) return;
+    is_turn_long_ = true;
+    std::vector<TransferKey> keys;
+    for (const auto& [key, transfer] : transfers_) keys.push_back(key);
+    const absl::Status why = TurnRefusal();
+    for (const TransferKey& key : keys) endpoint_.Cancel(key, why, actions);
+  });
+}
+
+absl::Status NcclDevice::TurnRefusal() const {
+  if (!is_turn_long_) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("a program's own NCCL work has been under way on gpu:", ordinal_, " for ",
+                   ShortDuration(SteadyClock().Now() - turn_since_)));
+}
+
+}  // namespace ferry
