@@ -30,8 +30,10 @@ struct NcclJob {
 };
 
 struct NcclTransportOptions {
-  // What the communicators of one GPU may take of its memory, as estimated from max_ctas; those
-  // that were used longest ago make room. 0: NCCL moves no keyed tensors.
+  // What the communicators of one GPU may take of its memory: each is taken for what the GPU's free
+  // memory fell by at most while one was made and first used, and at least for
+  // communicator_bytes(). Those that were used longest ago make room. 0: NCCL moves no keyed
+  // tensors.
   uint64_t memory_bytes = uint64_t{1} << 30;
   // Of each communicator: how many blocks of the GPU its kernels take.
   int max_ctas = 8;
@@ -44,8 +46,7 @@ struct NcclTransportOptions {
   absl::Duration abort_patience = absl::Seconds(30);
   GrantOptions grants;
 
-  // NCCL's buffers for both directions of a connection, for each block: as reference for a budget,
-  // not a promise.
+  // Estimated: NCCL's buffers for both directions of a connection, for each block.
   uint64_t communicator_bytes() const {
     return static_cast<uint64_t>(max_ctas > 0 ? max_ctas : 16) * (uint64_t{12} << 20);
   }

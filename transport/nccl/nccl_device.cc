@@ -16,7 +16,8 @@ NcclDevice::NcclDevice(const Common& common, int ordinal, DeviceId self)
       self_(self),
       turns_(common.gpus->turns(ordinal)),
       endpoint_(self, common.options.grants, SteadyClock()),
-      cache_(common.options.memory_bytes) {}
+      cache_(common.options.memory_bytes),
+      communicator_bytes_(common.options.communicator_bytes()) {}
 
 std::shared_ptr<NcclDevice> NcclDevice::Create(const Common& common, int ordinal, DeviceId self) {
   std::shared_ptr<NcclDevice> device(new NcclDevice(common, ordinal, self));
@@ -220,7 +221,9 @@ void NcclDevice::Launch(GrantBatch batch) {
     }
   }
   const BatchName name = batch.name;
-  runnable.done = [self = shared_from_this(), name](absl::Status status) {
+  const bool is_first = runnable.warmth != nullptr;
+  runnable.done = [self = shared_from_this(), name, is_first](absl::Status status) {
+    if (is_first && status.ok()) self->Weigh(name.communicator);
     self->Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(self->mu_) {
       self->endpoint_.Completed(name, status, actions);
     });

@@ -112,6 +112,8 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>, public
     std::shared_ptr<NcclCommunicator> communicator;
     // For its first batch.
     std::shared_ptr<Buffer> warmth;
+    // Of the GPU's memory, what NCCL and others had not taken when it was begun.
+    uint64_t free_before = 0;
     // Why the one that is being made is not wanted any more.
     std::shared_ptr<std::atomic<bool>> give_up;
     // The last one was over before it could be opened.
@@ -147,8 +149,11 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>, public
     absl::StatusOr<std::shared_ptr<NcclCommunicator>> communicator;
     Gpu* gpu = nullptr;
     std::shared_ptr<Buffer> warmth;
+    uint64_t free_before = 0;
   };
   void Made(DeviceId peer, const CliqueKey& key, MadeCommunicator made) ABSL_LOCKS_EXCLUDED(mu_);
+  // All of its connections are there: what it takes of the GPU's memory counts from now on.
+  void Weigh(const CommunicatorName& name) ABSL_LOCKS_EXCLUDED(mu_);
   // Nothing can go to or from it for a while.
   void Fail(Pair& pair, const absl::Status& why, GrantActions& actions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -181,6 +186,8 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>, public
   absl::btree_map<TransferKey, NcclTransfer> transfers_ ABSL_GUARDED_BY(mu_);
   absl::btree_map<DeviceId, Pair> pairs_ ABSL_GUARDED_BY(mu_);
   CliqueCache cache_ ABSL_GUARDED_BY(mu_);
+  // What the next one is taken for.
+  uint64_t communicator_bytes_ ABSL_GUARDED_BY(mu_);
   std::deque<Todo> todo_ ABSL_GUARDED_BY(mu_);
   bool is_performing_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status stopped_ ABSL_GUARDED_BY(mu_);

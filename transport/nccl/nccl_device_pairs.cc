@@ -18,6 +18,17 @@ constexpr char kPurpose[] = "keyed transfers";
 // After one could not be made.
 constexpr absl::Duration kFirstBackoff = absl::Seconds(1);
 constexpr absl::Duration kLongestBackoff = absl::Seconds(60);
+// Others use the GPU as well: what is more than so many times the estimate is theirs.
+constexpr uint64_t kMostOff = 4;
+
+// What the GPU has free, if Ferry's own arena had nothing of it. 0: not known.
+uint64_t FreeBytesOf(const Gpu& gpu) {
+  const cuda::ScopedCurrent current(*gpu.device);
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  if (gpu.device->table().memory_get_info(&free_bytes, &total_bytes) != cuda::kSuccess) return 0;
+  return free_bytes + gpu.arena->stats().mapped_bytes;
+}
 
 }  // namespace
 
@@ -63,7 +74,7 @@ void NcclDevice::Prepare(const PeerDevice& peer) {
 
 absl::Status NcclDevice::Reserve(Pair& pair, GrantActions& actions) {
   FERRY_ASSIGN_OR_RETURN(const std::vector<std::string> evicted,
-                         cache_.Reserve(pair.clique, common_.options.communicator_bytes()));
+                         cache_.Reserve(pair.clique, communicator_bytes_));
   for (auto& [peer, other] : pairs_) {
     if (std::find(evicted.begin(), evicted.end(), other.clique) == evicted.end()) continue;
     other.is_held = false;
@@ -98,12 +109,14 @@ void NcclDevice::Need(Pair& pair, GrantActions& actions) {
   const bool has_begun =
       common_.threads->Run("ferry-ncclopen", [self = shared_from_this(), peer = pair.peer.id,
                                               key = *key, rank, options = std::move(options)] {
-        absl::StatusOr<std::shared_ptr<NcclCommunicator>> made =
+        MadeCommunicator result;
+        const absl::StatusOr<Gpu*> gpu = self->common_.gpus->Get(self->ordinal_);
+        if (gpu.ok()) result.free_before = FreeBytesOf(**gpu);
+        result.communicator =
             NcclCommunicator::Make(self->common_.job.library, *self->common_.gpus, self->ordinal_,
                                    key, rank, self->common_.job.store, options);
-        MadeCommunicator result = {std::move(made), nullptr, nullptr};
         const auto add_rest = [&]() -> absl::Status {
-          FERRY_ASSIGN_OR_RETURN(result.gpu, self->common_.gpus->Get(self->ordinal_));
+          FERRY_ASSIGN_OR_RETURN(result.gpu, gpu);
           FERRY_ASSIGN_OR_RETURN(result.warmth, result.gpu->arena->Allocate(2));
           return absl::OkStatus();
         };
@@ -141,6 +154,7 @@ void NcclDevice::Made(DeviceId peer, const CliqueKey& key, MadeCommunicator resu
       pair.name = {key.id(), (*made)->generation()};
       pair.communicator = *made;
       pair.warmth = std::move(result.warmth);
+      pair.free_before = result.free_before;
       pair.state = Pair::State::kOpen;
       pair.give_up = nullptr;
       GrantActions opened;
@@ -170,6 +184,20 @@ void NcclDevice::Made(DeviceId peer, const CliqueKey& key, MadeCommunicator resu
       Fail(pair, status, actions);
     }
   });
+}
+
+void NcclDevice::Weigh(const CommunicatorName& name) {
+  const absl::StatusOr<Gpu*> gpu = common_.gpus->Get(ordinal_);
+  if (!gpu.ok()) return;
+  const uint64_t free_now = FreeBytesOf(**gpu);
+  const uint64_t estimate = common_.options.communicator_bytes();
+  absl::MutexLock lock(&mu_);
+  const Pair* const pair = PairOf(name);
+  if (pair == nullptr || pair->free_before == 0 || free_now == 0) return;
+  const uint64_t taken = pair->free_before - std::min(free_now, pair->free_before);
+  // Not less than before: one that makes room for this may have given its memory back meanwhile.
+  communicator_bytes_ = std::clamp(taken, communicator_bytes_, estimate * kMostOff);
+  cache_.Resize(pair->clique, communicator_bytes_);
 }
 
 void NcclDevice::Fail(Pair& pair, const absl::Status& why, GrantActions& actions) {

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <set>
 #include <thread>
+#include <utility>
 
 #include "tests/support/strict_cuda/breach.h"
 #include "tests/support/strict_cuda/memory.h"
@@ -25,6 +26,9 @@ void CloseLinks(Comm& comm) {
   for (Link& link : comm.links) {
     if (link.fd >= 0) close(link.fd);
     link.fd = -1;
+  }
+  if (const size_t bytes = std::exchange(comm.memory_bytes, 0); bytes > 0) {
+    GiveMemory(comm.context->physical, bytes);
   }
   comm.is_gone = true;
 }

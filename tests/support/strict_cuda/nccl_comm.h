@@ -81,6 +81,7 @@ struct Comm {
 
   std::vector<Link> links;               // by rank; set by the initialization
   uint64_t connected = 0;                // peers of earlier exchanges; issuing thread only
+  size_t memory_bytes = 0;               // of the device; set by the initialization
   uint64_t child_count = 0;              // splits and shrinks; issuing thread only
   std::function<bool()> before_meeting;  // of children: settles rank, count and record
   std::atomic<ncclResult_t> state = ncclInProgress;

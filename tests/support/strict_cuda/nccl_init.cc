@@ -183,6 +183,12 @@ void Initialize(Comm& comm) {
     FailComm(&comm, ncclInvalidUsage, text);
     return;
   }
+  const auto memory = static_cast<size_t>(GetConfig().nccl_memory);
+  if (memory > 0 && !TakeMemory(comm.context->physical, memory)) {
+    FailComm(&comm, ncclUnhandledCudaError, "out of memory");
+    return;
+  }
+  comm.memory_bytes = memory;
   comm.is_initialized = true;
   comm.state = ncclSuccess;
 }
