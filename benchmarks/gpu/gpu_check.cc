@@ -294,7 +294,8 @@ int Run(const Flags& flags) {
     }
     if (part.name == "machine") machine = TakeMachine(one, result);
     Stamp(result, one);
-    TellOfPart(one);
+    // Why there is no GPU is said once.
+    if (!part.needs_gpu || machine.gpu_count > 0) TellOfPart(one);
     result["parts"].push_back(std::move(one));
   }
   const int status = Conclude(machine, result);

@@ -240,6 +240,9 @@ class WhatGoesWrong(Case):
         for part in result["parts"]:
             self.assertEqual((part["status"], part["figures"]), ("skipped", []))
             self.assertIn("/nowhere/libcuda.so.1", part["reason"])
+        # Once as the first part ends, and once at the end; not with each part.
+        self.assertEqual(len(out.splitlines()), 2, out)
+        self.assertNotIn("## ipc", report)
 
     def test_without_nccl_its_parts_say_so(self):
         status, result, _, out = self.check("--quick", "--parts=nccl_self,nccl_shared_gpu",
@@ -379,6 +382,8 @@ class Script(Case):
                               timeout=PATIENCE_S, env=self.environment())
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("# gpu-check", done.stdout)
+        self.assertEqual(done.stdout.splitlines()[-1],
+                         "gpu-check: all parts passed or were skipped")
         written = sorted(os.listdir(out))
         self.assertEqual([os.path.splitext(name)[1] for name in written], [".json", ".md"])
         with open(os.path.join(out, written[0]), encoding="utf-8") as file:
