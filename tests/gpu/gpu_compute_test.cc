@@ -2,8 +2,8 @@
 // Kernels in a stream: in order, behind what writes their inputs, and with nobody waiting.
 #include "gpu/gpu_compute.h"
 
+#include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <functional>
 #include <vector>
 
@@ -37,7 +37,7 @@ class GpuComputeTest : public cuda::CudaTest {
   Tensor OnHost(const std::vector<float>& values) {
     Tensor tensor =
         *Tensor::Allocate(DataType::kFloat, *Shape::Create({static_cast<int64_t>(values.size())}));
-    std::memcpy(tensor.mutable_data(), values.data(), tensor.bytes());
+    std::copy(values.begin(), values.end(), static_cast<float*>(tensor.mutable_data()));
     return tensor;
   }
   Tensor Moved(const Tensor& tensor, MemoryPlace to) {
