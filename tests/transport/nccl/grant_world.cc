@@ -8,8 +8,6 @@
 #include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 
-#include "base/status_macros.h"
-
 namespace ferry::grant_test {
 World::World(const WorldOptions& options, const Clock& clock)
     : options_(std::make_shared<const WorldOptions>(options)),
@@ -211,50 +209,6 @@ void World::Die(int device, bool data_arrives) {
   self.hash = 0;
   for (size_t from = 0; from < devices_.size(); ++from) {
     LaneAt(static_cast<int>(from), device) = nullptr;
-  }
-}
-
-// A communicator that is over has a next one of those devices that live, made by all of them.
-void World::SucceedCommunicators() {
-  for (size_t i = 0; i < communicators_->size(); ++i) {
-    if ((*communicators_)[i].has_successor) continue;
-    const uint64_t bit = uint64_t{1} << i;
-    bool is_over = true;
-    bool has_ended = false;
-    Communicator next;
-    for (const int device : (*communicators_)[i].devices) {
-      const Device& member = *devices_[device];
-      has_ended |= !member.is_alive || (member.freed & bit) != 0;
-    }
-    for (const int device : (*communicators_)[i].devices) {
-      const Device& member = *devices_[device];
-      if (!member.is_alive) continue;
-      next.devices.push_back(device);
-      next.name.id |= uint64_t{1} << device;
-      is_over &= (member.freed & bit) != 0;
-    }
-    if (!is_over || !has_ended) continue;
-    communicators_.Edit()[i].has_successor = true;
-    if (next.devices.size() < 2) continue;
-    next.name.generation = next.name.id == (*communicators_)[i].name.id
-                               ? (*communicators_)[i].name.generation + 1
-                               : (*communicators_)[i].name.generation;
-    if (IndexOf(next.name) < 0) communicators_.Edit().push_back(std::move(next));
-  }
-  // One bit for each, at every device.
-  FERRY_CHECK(communicators_->size() <= 64);
-  if (!options_->runs_again) return;
-  for (size_t i = 0; i < outcomes_.size(); ++i) {
-    const Outcome& outcome = outcomes_[i];
-    if (outcome.is_run_again || outcome.ended[0] != absl::StatusCode::kAborted ||
-        outcome.ended[1] != absl::StatusCode::kAborted) {
-      continue;
-    }
-    outcomes_[i].is_run_again = true;
-    GrantTransfer again = (*transfers_)[i];
-    again.key.id += 1000;
-    transfers_.Edit().push_back(again);
-    outcomes_.emplace_back();
   }
 }
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What can happen next in the world.
+// What can happen next in the world, and what follows by itself.
 #include <algorithm>
+#include <utility>
 
 #include "absl/hash/hash.h"
 
+#include "base/status_macros.h"
 #include "tests/transport/nccl/grant_world.h"
 
 namespace ferry::grant_test {
@@ -124,6 +126,50 @@ std::vector<Event> World::Enabled() const {
     }
   }
   return events;
+}
+
+// A communicator that is over has a next one of those devices that live, made by all of them.
+void World::SucceedCommunicators() {
+  for (size_t i = 0; i < communicators_->size(); ++i) {
+    if ((*communicators_)[i].has_successor) continue;
+    const uint64_t bit = uint64_t{1} << i;
+    bool is_over = true;
+    bool has_ended = false;
+    Communicator next;
+    for (const int device : (*communicators_)[i].devices) {
+      const Device& member = *devices_[device];
+      has_ended |= !member.is_alive || (member.freed & bit) != 0;
+    }
+    for (const int device : (*communicators_)[i].devices) {
+      const Device& member = *devices_[device];
+      if (!member.is_alive) continue;
+      next.devices.push_back(device);
+      next.name.id |= uint64_t{1} << device;
+      is_over &= (member.freed & bit) != 0;
+    }
+    if (!is_over || !has_ended) continue;
+    communicators_.Edit()[i].has_successor = true;
+    if (next.devices.size() < 2) continue;
+    next.name.generation = next.name.id == (*communicators_)[i].name.id
+                               ? (*communicators_)[i].name.generation + 1
+                               : (*communicators_)[i].name.generation;
+    if (IndexOf(next.name) < 0) communicators_.Edit().push_back(std::move(next));
+  }
+  // One bit for each, at every device.
+  FERRY_CHECK(communicators_->size() <= 64);
+  if (!options_->runs_again) return;
+  for (size_t i = 0; i < outcomes_.size(); ++i) {
+    const Outcome& outcome = outcomes_[i];
+    if (outcome.is_run_again || outcome.ended[0] != absl::StatusCode::kAborted ||
+        outcome.ended[1] != absl::StatusCode::kAborted) {
+      continue;
+    }
+    outcomes_[i].is_run_again = true;
+    GrantTransfer again = (*transfers_)[i];
+    again.key.id += 1000;
+    transfers_.Edit().push_back(again);
+    outcomes_.emplace_back();
+  }
 }
 
 }  // namespace ferry::grant_test
