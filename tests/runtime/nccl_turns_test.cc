@@ -61,7 +61,7 @@ GpuPairOptions Apart() {
 // Sums and transfers between the same two GPUs, each begun whenever its threads come to it: without
 // turns one GPU would have the sum first and the other one the transfer.
 TEST(NcclTurns, CollectivesBesideTransfersAreNoDeadlock) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_TWO_GPUS();
   constexpr int kTransfers = 120;
   constexpr int kSums = 40;
   constexpr size_t kSize = 200'000;
@@ -120,7 +120,7 @@ TEST(NcclTurns, CollectivesBesideTransfersAreNoDeadlock) {
 // The producer is in the sum already, which waits for the consumer, which waits for a tensor of the
 // producer's.
 TEST(NcclTurns, ATransferThatACollectiveWaitsForGoesAnotherWay) {
-  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_TWO_GPUS();
   RunGpuPair(
       Apart(),
       [](GpuPeer& peer) {
