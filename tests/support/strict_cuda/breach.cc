@@ -127,6 +127,9 @@ constexpr RuleText kRules[] = {
      "abort frees memory, which waits for the device: other communicators that hang there must be "
      "aborted with it",
      "abort all communicators of a device in one group"},
+    {Rule::kNcclAbortInCall, "nccl-abort-in-call",
+     "no thread is within NCCL on a communicator that is aborted",
+     "wait for the device's executor first"},
 };
 
 const RuleText& TextOf(Rule rule) {

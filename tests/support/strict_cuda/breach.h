@@ -42,6 +42,7 @@ enum class Rule {
   kNcclDestroyBusy,
   kNcclNotReady,
   kNcclAbortOrder,
+  kNcclAbortInCall,
 };
 
 // Reports to stderr and to the report file, then aborts the process, or counts the breach when

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Programs that break one rule of NCCL each, and must be caught.
+#include <atomic>
+#include <chrono>
 #include <functional>
 #include <string>
 #include <thread>
@@ -373,6 +375,39 @@ TEST_F(NcclBreachTest, AbortOfOneWhileAnotherHangs) {
         if (read(wire.fd(), &byte, 1) != 0) std::_Exit(1);
       });
   ExpectBreach(outcomes[0], "nccl-abort-order");
+}
+
+// A blocking communicator, whose first exchange waits for a peer that does not come.
+TEST_F(NcclBreachTest, AbortWhileAnotherThreadIsInACall) {
+  const auto outcomes = RunPair(
+      [](const Wire& wire) {
+        UseDevice(0);
+        ncclComm_t comm = nullptr;
+        OK(CU(ncclCommInitRank)(&comm, 2, MintFor(wire), 0));
+        const CUdeviceptr bytes = Alloc(8);
+        const CUstream stream = NewStream();
+        std::atomic<bool> is_on_its_way = false;
+        std::thread other([&] {
+          UseDevice(0);
+          is_on_its_way = true;
+          CU(ncclGroupStart)();
+          CU(ncclSend)(Buffer(bytes), 4, ncclUint8, 1, comm, stream);
+          CU(ncclRecv)(Buffer(bytes + 4), 4, ncclUint8, 1, comm, stream);
+          CU(ncclGroupEnd)();
+        });
+        while (!is_on_its_way) std::this_thread::yield();
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));
+        CU(ncclCommAbort)(comm);
+        other.join();
+      },
+      [](const Wire& wire) {
+        UseDevice(1);
+        ncclComm_t comm = nullptr;
+        OK(CU(ncclCommInitRank)(&comm, 2, wire.Get<ncclUniqueId>(), 1));
+        char byte = 0;
+        if (read(wire.fd(), &byte, 1) != 0) std::_Exit(1);
+      });
+  ExpectBreach(outcomes[0], "nccl-abort-in-call");
 }
 
 TEST_F(NcclBreachTest, AbortOfBothInAGroupIsFine) {

@@ -163,6 +163,7 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   if (const ncclResult_t result = CheckReady(comm, __func__); result != 0) return result;
   if (const int fault = TakeFault(__func__); fault != 0) return fault;
   comm->is_finalized = true;
+  const CallOn call(*comm);
   if (comm->is_blocking) {
     while (comm->in_flight > 0) std::this_thread::sleep_for(kCommPoll);
     return comm->state;
@@ -190,6 +191,7 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     Breach(Rule::kNcclDestroyBusy, __func__, "%d groups are in flight", comm->in_flight.load());
   }
   CheckImplicitSync(__func__);
+  const CallOn call(*comm);
   while (comm->in_flight > 0 || comm->helpers > 0) std::this_thread::sleep_for(kCommPoll);
   CloseLinks(*comm);
   return ncclSuccess;
@@ -199,6 +201,10 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (comm == nullptr) return ncclSuccess;
   if (const ncclResult_t result = CheckComm(comm, __func__); result != 0) return result;
   if (const int error = TakeFault(__func__); error != 0) return error;
+  if (const int calls = comm->calls; calls > 0) {
+    Breach(Rule::kNcclAbortInCall, __func__, "%d threads are in calls on communicator %p", calls,
+           static_cast<void*>(comm));
+  }
   comm->is_aborted = true;
   return AddAbort(comm);
 }
@@ -207,6 +213,7 @@ STRICT_CUDA_EXPORT ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
   if (flags != 0) return ncclInvalidArgument;
   if (const ncclResult_t result = CheckComm(comm, __func__); result != 0) return result;
   if (comm->is_revoked.exchange(true)) return ncclInvalidUsage;
+  const CallOn call(*comm);
   while (comm->in_flight > 0 || comm->helpers > 0) std::this_thread::sleep_for(kCommPoll);
   return ncclSuccess;
 }

@@ -92,9 +92,22 @@ struct Comm {
   std::atomic<bool> is_gone = false;
   std::atomic<int> in_flight = 0;
   std::atomic<int> helpers = 0;  // threads that work for it
+  std::atomic<int> calls = 0;    // threads of the program that are in a call on it
 
   std::mutex mu;
   std::string last_error;  // guarded by mu
+};
+
+// For the length of a call on it.
+class CallOn final {
+ public:
+  explicit CallOn(Comm& comm) : comm_(comm) { ++comm_.calls; }
+  ~CallOn() { --comm_.calls; }
+  CallOn(const CallOn&) = delete;
+  CallOn& operator=(const CallOn&) = delete;
+
+ private:
+  Comm& comm_;
 };
 
 size_t TypeBytes(ncclDataType_t type);

@@ -174,6 +174,7 @@ void EnqueueOps(Comm& comm, const std::vector<Op>& ops, uint64_t ticket) {
 }
 
 ncclResult_t Launch(Comm& comm, const std::vector<Op>& ops) {
+  const CallOn call(comm);
   const IssueGuard guard(*comm.device);
   if (const ncclResult_t result = Check(comm, ops); result != 0) return result;
   uint64_t peers = 0;
