@@ -228,11 +228,6 @@ std::string LaneClient::why_no_descriptors() const {
   return why_no_descriptors_;
 }
 
-bool LaneClient::passes_descriptors() const {
-  const std::shared_ptr<Lane> open = lane();
-  return open != nullptr && open->passes_descriptors();
-}
-
 std::string LaneClient::DescribeLane() const {
   const std::shared_ptr<Lane> open = lane();
   return open == nullptr ? "not connected yet" : open->Describe();

@@ -39,10 +39,9 @@ class LaneClient final : public std::enable_shared_from_this<LaneClient> {
   // Also that everyone has been told.
   bool is_over() const { return is_over_.load(std::memory_order_acquire); }
   const Endpoint& producer() const { return producer_; }
-  // Why there is no lane that passes descriptors; empty: there is, or it is not known yet.
+  // Why its lane passes no descriptors; empty: it does, or did, or will unless there is a reason.
   void set_why_no_descriptors(std::string why) ABSL_LOCKS_EXCLUDED(mu_);
   std::string why_no_descriptors() const ABSL_LOCKS_EXCLUDED(mu_);
-  bool passes_descriptors() const ABSL_LOCKS_EXCLUDED(mu_);
   // "shm", "tcp to ...", "not connected yet": for people.
   std::string DescribeLane() const ABSL_LOCKS_EXCLUDED(mu_);
   // Ends its lane with `why`.

@@ -39,6 +39,8 @@ class LaneFetcher final : public RemoteFetcher {
   // This side of a lane that `peer` has opened.
   std::shared_ptr<LaneHandler> Serve(const LanePeer& peer) { return shared_->table->Accept(peer); }
 
+  // As LaneTable::WayTo.
+  LaneTable::Way WayTo(const Endpoint& peer) const { return shared_->table->WayTo(peer); }
   // The lane to a node in that life that is open now, or being opened; null if there is none.
   std::shared_ptr<LaneClient> ClientOf(const LanePeer& peer) const;
   // As LaneTable::Forget; a later fetch looks for the node anew.

@@ -119,8 +119,9 @@ absl::Status LaneLink::OnHello(absl::string_view body) {
   }
   if (!is_opener_) FERRY_RETURN_IF_ERROR(SayHello());
   const std::shared_ptr<Lane> lane = Sealed(sends_seals_);
-  if (!is_opener_ && !lane->passes_descriptors()) {
-    (*client)->set_why_no_descriptors(absl::StrCat(Describe(peer_), " came over TCP"));
+  if (!is_opener_) {
+    (*client)->set_why_no_descriptors(
+        lane->passes_descriptors() ? "" : absl::StrCat(Describe(peer_), " came over TCP"));
   }
   server_ = std::make_shared<LaneServer>(exchange_, std::move(endpoint), sends_seals_,
                                          (*client)->why_no_descriptors());

@@ -50,16 +50,28 @@ LaneTable::PairPtr LaneTable::MakePair(const Endpoint& peer) {
   return pair;
 }
 
-absl::StatusOr<std::shared_ptr<LaneClient>> LaneTable::Open(const Endpoint& peer) {
+std::string LaneTable::WhyNoUnixSocket(const Endpoint& peer) const {
   const Endpoint& self = exchange_.self;
-  std::string why_not;
-  if (exchange_.policy.require == "tcp") {
-    why_not = "only tcp is allowed";
-  } else if (self.boot_id.empty() || self.boot_id != peer.boot_id) {
-    why_not = "they are on two machines";
-  } else if (peer.lanes.unix_name.empty()) {
-    why_not = absl::StrCat(Describe(peer.peer), " listens on no Unix socket");
+  if (exchange_.policy.require == "tcp") return "only tcp is allowed";
+  if (self.boot_id.empty() || self.boot_id != peer.boot_id) return "they are on two machines";
+  if (!peer.lanes.unix_name.empty()) return "";
+  return absl::StrCat(Describe(peer.peer), " listens on no Unix socket");
+}
+
+LaneTable::Way LaneTable::WayTo(const Endpoint& peer) const {
+  SpinLockHolder lock(&mu_);
+  if (const auto found = pairs_.find(peer.peer); found != pairs_.end()) {
+    return {found->second->client->why_no_descriptors()};
   }
+  const auto found = past_.find(peer.peer.node_id);
+  if (found != past_.end() && found->second.incarnation == peer.peer.incarnation) {
+    return found->second.way;
+  }
+  return {WhyNoUnixSocket(peer)};
+}
+
+absl::StatusOr<std::shared_ptr<LaneClient>> LaneTable::Open(const Endpoint& peer) {
+  std::string why_not = WhyNoUnixSocket(peer);
   PairPtr pair;
   {
     SpinLockHolder lock(&mu_);
@@ -217,7 +229,9 @@ void LaneTable::OnLinkClosed(LaneLink& link, const absl::Status& why) {
 void LaneTable::Erase(const PairPtr& pair) {
   const auto found = pairs_.find(pair->peer());
   // Another one may be in its place.
-  if (found != pairs_.end() && found->second == pair) pairs_.erase(found);
+  if (found == pairs_.end() || found->second != pair) return;
+  past_[pair->peer().node_id] = {pair->peer().incarnation, {pair->client->why_no_descriptors()}};
+  pairs_.erase(found);
 }
 
 bool LaneTable::IsPeerOpening(const LanePeer& peer) const {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -35,6 +36,16 @@ class LaneTable final : public LaneChooser, public std::enable_shared_from_this<
   ~LaneTable() override;
   // Outlives all lanes. Before anything else.
   void set_connector(LaneConnector* connector) { connector_ = connector; }
+
+  // Whether a lane passes descriptors, or why not.
+  struct Way {
+    bool passes_descriptors() const { return why_no_descriptors.empty(); }
+
+    std::string why_no_descriptors;
+  };
+  // Of the lane with that life of the peer that is open or being opened; else of the last there
+  // was; else of one that would be opened now.
+  Way WayTo(const Endpoint& peer) const ABSL_LOCKS_EXCLUDED(mu_);
 
   // Who asks `peer` for values, by a lane that is open or being opened; null: there is none.
   //   Errors: as Close.
@@ -96,6 +107,14 @@ class LaneTable final : public LaneChooser, public std::enable_shared_from_this<
     std::weak_ptr<LaneServer> server;
   };
 
+  // What became of the last lane with a node, in one of its lives.
+  struct Past {
+    uint64_t incarnation = 0;
+    Way way;
+  };
+
+  // Empty: it can be reached by its Unix socket.
+  std::string WhyNoUnixSocket(const Endpoint& peer) const;
   // Whether this side decides which lane there is with `peer`.
   bool Decides(const LanePeer& peer) const;
   PairPtr MakePair(const Endpoint& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -124,6 +143,8 @@ class LaneTable final : public LaneChooser, public std::enable_shared_from_this<
   absl::Status closed_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<LanePeer, PairPtr> pairs_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<const LaneLink*, Known> links_ ABSL_GUARDED_BY(mu_);
+  // By node id.
+  absl::flat_hash_map<int32_t, Past> past_ ABSL_GUARDED_BY(mu_);
   // Of lanes that have ended.
   std::vector<std::weak_ptr<LaneServer>> ended_ ABSL_GUARDED_BY(mu_);
 };

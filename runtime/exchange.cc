@@ -281,15 +281,9 @@ absl::StatusOr<PathChoice> Exchange::PathFrom(const Endpoint& source, size_t byt
   query.is_in_arena = is_in_arena;
   query.source_place = from;
   query.destination_place = to;
-  if (const auto client = fetcher_->ClientOf(source.peer); client != nullptr) {
-    query.why_no_descriptors = client->why_no_descriptors();
-    // One that is being opened will pass them unless there is a reason.
-    query.lane_passes_descriptors =
-        client->passes_descriptors() || query.why_no_descriptors.empty();
-  } else {
-    query.lane_passes_descriptors =
-        !source.lanes.unix_name.empty() && lane_exchange_.policy.require != "tcp";
-  }
+  LaneTable::Way way = fetcher_->WayTo(source);
+  query.lane_passes_descriptors = way.passes_descriptors();
+  query.why_no_descriptors = std::move(way.why_no_descriptors);
   return ChoosePath(transports_, query, lane_exchange_.policy);
 }
 

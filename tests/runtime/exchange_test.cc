@@ -66,6 +66,46 @@ TEST(PathPolicyTest, TheCheapestWayIsExplained) {
   EXPECT_THAT(Explain(*far), HasSubstr("; tcp ("));
 }
 
+// Whoever looks at what it has received may find the sender gone.
+TEST(PathPolicyTest, AWayIsExplainedByTheLaneThatWasTaken) {
+  Directory directory;
+  ExchangeOptions by_tcp;
+  by_tcp.require_transport = "tcp";
+  auto a = std::make_unique<ExchangeEnd>(directory, 1, by_tcp);
+  ExchangeEnd b(directory, 2);
+  const Tensor value = *Tensor::Allocate(DataType::kUint8, *Shape::Create({100'000}));
+  // It opens the lane, for both directions.
+  Receipt first;
+  a->Step(1)->RecvAsync(KeyBetween(b, *a, "k"), {}, first.callback());
+  ASSERT_TRUE(b.Step(1)->Send(KeyBetween(b, *a, "k"), value).ok());
+  ASSERT_TRUE(first.Wait().ok());
+  ASSERT_TRUE(a->Step(1)->Send(KeyBetween(*a, b, "k"), value).ok());
+  Receipt second;
+  b.Step(1)->RecvAsync(KeyBetween(*a, b, "k"), {}, second.callback());
+  ASSERT_TRUE(second.Wait().ok());
+  const Endpoint sender = a->exchange->self();
+  for (const bool has_gone : {false, true}) {
+    if (has_gone) {
+      a = nullptr;
+      const absl::Time deadline = SteadyClock().Now() + absl::Seconds(20);
+      while (b.exchange->fetcher().ClientOf(sender.peer) != nullptr) {
+        ASSERT_LT(SteadyClock().Now(), deadline);
+        absl::SleepFor(absl::Milliseconds(1));
+      }
+    }
+    const auto way = b.exchange->PathFrom(sender, 1 << 20, true);
+    ASSERT_TRUE(way.ok()) << way.status();
+    EXPECT_THAT(Explain(*way), HasSubstr("not shm: descriptors cannot be passed between them: "
+                                         "node 1 came over TCP; tcp ("));
+  }
+  // Another life of it, of which no lane says anything.
+  Endpoint other = sender;
+  ++other.peer.incarnation;
+  const auto way = b.exchange->PathFrom(other, 1 << 20, true);
+  ASSERT_TRUE(way.ok()) << way.status();
+  EXPECT_THAT(Explain(*way), HasSubstr("node 1 listens on no Unix socket; tcp ("));
+}
+
 TEST(PathPolicyTest, WithinAProcessItIsLocal) {
   Directory directory;
   for (const char* required : {"", "local", "tcp"}) {
