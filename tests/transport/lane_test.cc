@@ -103,6 +103,20 @@ TEST_P(LaneTest, SendersOnManyThreadsLoseNothing) {
   for (const int count : next) EXPECT_EQ(count, 2000);
 }
 
+// While much comes a lane need not be told by the kernel; when its reader sleeps again it has to.
+TEST_P(LaneTest, WhatComesAfterMuchIsHeardOf) {
+  Connect();
+  size_t sent = 0;
+  for (int burst = 0; burst < 30; ++burst) {
+    for (int i = 0; i < 300; ++i, ++sent) ASSERT_TRUE(client_lane_->Send(1, {"one of many"}).ok());
+    ASSERT_EQ(b_.accepted->WaitForFrames(sent).size(), sent);
+    absl::SleepFor(absl::Milliseconds(3));
+    ++sent;
+    ASSERT_TRUE(client_lane_->Send(1, {"the last"}).ok());
+    ASSERT_EQ(b_.accepted->WaitForFrames(sent).size(), sent);
+  }
+}
+
 TEST_P(LaneTest, CloseTellsBothSides) {
   Connect();
   ASSERT_TRUE(client_lane_->Send(1, {"last word"}).ok());

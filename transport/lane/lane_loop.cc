@@ -3,7 +3,6 @@
 #include "transport/lane/lane_loop.h"
 
 #include <sched.h>
-#include <sys/epoll.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -24,6 +23,7 @@ thread_local const LaneLoop* driven_here = nullptr;
 constexpr int kEventsAtOnce = 32;
 // Descriptors cost a system call to look at, memory does not.
 constexpr uint32_t kPassesPerDescriptorLook = 64;
+constexpr uint32_t kPassesPerTimerLook = 16;
 // Of the timer that is nearest, as far as sleeping goes.
 constexpr absl::Duration kLongestSleep = absl::Seconds(1);
 constexpr absl::Duration kThreadSpin = absl::Microseconds(50);
@@ -39,8 +39,7 @@ void Pause() {
 }
 
 int64_t ToNanos(absl::Time time) {
-  if (time == absl::InfiniteFuture()) return INT64_MAX;
-  return absl::ToUnixNanos(time);
+  return time == absl::InfiniteFuture() ? INT64_MAX : absl::ToUnixNanos(time);
 }
 
 absl::Status CannotWatch(int error) {
@@ -67,8 +66,6 @@ absl::StatusOr<std::unique_ptr<LaneLoop>> LaneLoop::Create(LaneLoopOptions optio
   loop->thread_ = std::make_unique<Thread>(loop->options_.name, [raw = loop.get()] { raw->Run(); });
   return loop;
 }
-
-LaneLoop::~LaneLoop() { Stop(); }
 
 void LaneLoop::Stop() {
   is_stopping_.store(true);
@@ -102,9 +99,13 @@ absl::StatusOr<LaneLoop::SourceId> LaneLoop::Add(std::shared_ptr<LoopSource> sou
   return id;
 }
 
-void LaneLoop::Watch(SourceId id, int fd, uint32_t events) {
+absl::Status LaneLoop::Watch(SourceId id, int fd, uint32_t events) {
   epoll_event event = {.events = events | EPOLLET, .data = {.u64 = id}};
-  epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event);
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event) == 0 ||
+      epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0) {
+    return absl::OkStatus();
+  }
+  return CannotWatch(errno);
 }
 
 void LaneLoop::Remove(SourceId id, int fd) {
@@ -141,10 +142,9 @@ void LaneLoop::PostAt(absl::Time at, absl::AnyInvocable<void() &&> function) {
   if (is_next) doorbell_.Ring();
 }
 
-bool LaneLoop::RunPosted() {
-  const bool is_due =
-      next_timer_ns_.load(std::memory_order_relaxed) != INT64_MAX &&
-      next_timer_ns_.load(std::memory_order_relaxed) <= ToNanos(SteadyClock().CoarseNow());
+bool LaneLoop::RunPosted(bool also_timers) {
+  const int64_t next = also_timers ? next_timer_ns_.load(std::memory_order_relaxed) : INT64_MAX;
+  const bool is_due = next != INT64_MAX && next <= ToNanos(SteadyClock().CoarseNow());
   if (!is_due && !has_posted_.load(std::memory_order_acquire)) return false;
   std::vector<absl::AnyInvocable<void() &&>> due;
   {
@@ -189,7 +189,7 @@ bool LaneLoop::PollOnce() {
     did_something |= source->Poll();
   }
   if (++passes_ % kPassesPerDescriptorLook == 0) did_something |= PollDescriptors(0);
-  did_something |= RunPosted();
+  did_something |= RunPosted(/*also_timers=*/passes_ % kPassesPerTimerLook == 0);
   return did_something;
 }
 
@@ -278,7 +278,7 @@ bool LaneLoop::WaitUntil(absl::FunctionRef<bool()> is_done, absl::Time deadline)
           continue;
         }
         Pause();
-        if (turn % 32 != 0) continue;
+        if (turn % 16 != 0) continue;
         const absl::Time now = SteadyClock().Now();
         if (give_up_spinning == absl::InfinitePast()) give_up_spinning = now + options_.spin;
         if (now >= deadline) break;
@@ -388,7 +388,7 @@ void LaneLoop::DriveWhileBusy() {
       continue;
     }
     Pause();
-    if (++turn % 32 != 0) continue;
+    if (++turn % 16 != 0) continue;
     const absl::Time now = SteadyClock().Now();
     if (last_work == absl::InfinitePast()) last_work = now;
     if (now - last_work >= std::min(options_.spin, kThreadSpin)) return;

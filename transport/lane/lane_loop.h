@@ -3,6 +3,8 @@
 #ifndef FERRY_TRANSPORT_LANE_LANE_LOOP_H_
 #define FERRY_TRANSPORT_LANE_LANE_LOOP_H_
 
+#include <sys/epoll.h>
+
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -33,7 +35,8 @@ class LoopSource {
   virtual ~LoopSource() = default;
   // Does what there is to do in memory; true if there was anything. Only of sources that poll.
   virtual bool Poll() { return false; }
-  // Whether Poll would do anything: asked before the loop sleeps.
+  // Whether Poll would do anything: asked before the loop sleeps, which the kernel has to wake
+  // then.
   virtual bool HasWork() { return false; }
   // Its descriptor has become ready, as EPOLL* bits. Told once for each change: it must go on until
   // the kernel has no more, or ask to be told again (LaneLoop::Post).
@@ -57,7 +60,7 @@ class LaneLoop final {
   //   Errors: RESOURCE_EXHAUSTED with the kernel's reason.
   static absl::StatusOr<std::unique_ptr<LaneLoop>> Create(LaneLoopOptions options);
   // Sources are let go of; posted functions that have not run are dropped.
-  ~LaneLoop();
+  ~LaneLoop() { Stop(); }
 
   LaneLoop(const LaneLoop&) = delete;
   LaneLoop& operator=(const LaneLoop&) = delete;
@@ -70,8 +73,12 @@ class LaneLoop final {
   //   called, nor kept.
   absl::StatusOr<SourceId> Add(std::shared_ptr<LoopSource> source, int fd, uint32_t events,
                                bool polls);
-  // The events that it wants to hear of from now on.
-  void Watch(SourceId id, int fd, uint32_t events);
+  // The events that it wants to hear of from now on, also if it was unwatched. Those that are there
+  // already are told.
+  //   Errors: as Add.
+  absl::Status Watch(SourceId id, int fd, uint32_t events);
+  // The kernel does not tell of it any more, until Watch; it polls meanwhile. On the loop.
+  void Unwatch(int fd) { epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr); }
   // It is called no more, but for a call that is under way. An id that Add did not give is none of
   // an error.
   void Remove(SourceId id, int fd);
@@ -90,6 +97,9 @@ class LaneLoop final {
   bool IsOnLoop() const;
   // On the loop: whether this is a caller's thread, which waits for something of its own anyway.
   bool IsDrivenByCaller() const { return is_driven_by_caller_; }
+
+  // On the loop: whether no other source polls, and may wait for this one's system calls.
+  bool PollsOneSource() const { return polled_.size() == 1; }
 
   // Rung by peers that have put something where a source polls.
   Doorbell& doorbell() { return doorbell_; }
@@ -114,7 +124,7 @@ class LaneLoop final {
   void Tick();
   // Until nothing has come for a while, or a caller wants to drive.
   void DriveWhileBusy();
-  bool RunPosted();
+  bool RunPosted(bool also_timers);
   bool HasWork();
   void RefreshPolled();
   // Sleeps in the kernel until there is something to do. REQUIRES: driving.

@@ -30,7 +30,28 @@ constexpr size_t kBufferBytes = 2 * (kMaxLaneBody + sizeof(TcpFrameHead));
 // A look costs a quarter of a microsecond in the kernel; a peer that answers at all does so within
 // so many.
 constexpr int kEagerLooks = 1000;
+// Of a lane that nothing else has to wait for: the way around the loop is a third of a look.
+constexpr int kLooksInARow = 4;
+// Found by looks, without a sleep between, before the kernel need not tell of more.
+constexpr int kFoundBeforeUnwatched = 32;
 constexpr int kReadsAtOnce = 16;
+// Frames that are put together here first: one piece is cheaper for the kernel than several.
+constexpr size_t kSmallFrame = 512;
+// Of what has been looked at, before it is taken out of the socket.
+constexpr size_t kMostLookedAt = 4096;
+
+ssize_t SendPieces(int socket, absl::Span<iovec> pieces) {
+  constexpr int kFlags = MSG_NOSIGNAL | MSG_DONTWAIT;
+  msghdr message = {};
+  message.msg_iov = pieces.data();
+  message.msg_iovlen = pieces.size();
+  ssize_t done = 0;
+  do {
+    done = pieces.size() == 1 ? send(socket, pieces[0].iov_base, pieces[0].iov_len, kFlags)
+                              : sendmsg(socket, &message, kFlags);
+  } while (done < 0 && errno == EINTR);
+  return done;
+}
 
 }  // namespace
 
@@ -42,7 +63,11 @@ TcpLane::TcpLane(LaneLoop& loop, LanePeer peer, UniqueFd socket, std::string des
       description_(std::move(description)),
       max_queued_bytes_(max_queued_bytes),
       handler_(std::move(handler)),
-      buffer_(kBufferBytes) {}
+      buffer_(kBufferBytes) {
+  const int at_the_beginning = 0;
+  looks_go_on_ = setsockopt(socket_.get(), SOL_SOCKET, SO_PEEK_OFF, &at_the_beginning,
+                            sizeof(at_the_beginning)) == 0;
+}
 
 TcpLane::~TcpLane() = default;
 
@@ -54,9 +79,10 @@ std::shared_ptr<TcpLane> TcpLane::Start(LaneLoop& loop, LanePeer peer, UniqueFd 
       loop, peer, std::move(socket), std::move(description), std::move(handler), max_queued_bytes));
   loop.Post([lane, &loop] {
     const absl::StatusOr<LaneLoop::SourceId> source =
-        loop.Add(lane, lane->socket_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP, /*polls=*/true);
+        loop.Add(lane, lane->socket_.get(), EPOLLIN | EPOLLRDHUP, /*polls=*/true);
     if (!source.ok()) return lane->Refuse(source.status());
     lane->source_ = *source;
+    lane->is_watched_ = true;
     lane->handler_->OnOpen(lane);
     lane->OnReady(EPOLLIN | EPOLLOUT);
   });
@@ -68,24 +94,30 @@ absl::Status TcpLane::Send(uint16_t type, absl::Span<const absl::string_view> pa
   FERRY_CHECK(descriptors.empty());
   FERRY_RETURN_IF_ERROR(CheckLaneBody(parts));
   TcpFrameHead head = {0, type, 0};
-  absl::InlinedVector<iovec, 8> pieces = {{&head, sizeof(head)}};
-  for (const absl::string_view part : parts) {
-    head.body_bytes += static_cast<uint32_t>(part.size());
-    pieces.push_back({const_cast<char*>(part.data()), part.size()});
-  }
+  for (const absl::string_view part : parts) head.body_bytes += static_cast<uint32_t>(part.size());
   const size_t total = sizeof(head) + head.body_bytes;
+  char room[kSmallFrame];
+  absl::InlinedVector<iovec, 8> pieces;
+  if (total <= sizeof(room)) {
+    std::memcpy(room, &head, sizeof(head));
+    char* to = room + sizeof(head);
+    for (const absl::string_view part : parts) {
+      if (!part.empty()) std::memcpy(to, part.data(), part.size());
+      to += part.size();
+    }
+    pieces.push_back({room, total});
+  } else {
+    pieces.push_back({&head, sizeof(head)});
+    for (const absl::string_view part : parts) {
+      pieces.push_back({const_cast<char*>(part.data()), part.size()});
+    }
+  }
 
   absl::MutexLock lock(&send_mu_);
   if (!closed_.ok()) return closed_;
   size_t sent = 0;
   if (queue_.empty()) {
-    msghdr message = {};
-    message.msg_iov = pieces.data();
-    message.msg_iovlen = pieces.size();
-    ssize_t done = 0;
-    do {
-      done = sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    } while (done < 0 && errno == EINTR);
+    const ssize_t done = SendPieces(socket_.get(), absl::MakeSpan(pieces));
     if (done < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
       CloseLocked(absl::UnavailableError(
           absl::StrCat("to ", ferry::Describe(peer_), ": ", std::strerror(errno))));
@@ -102,6 +134,9 @@ absl::Status TcpLane::Send(uint16_t type, absl::Span<const absl::string_view> pa
     rest.append(static_cast<const char*>(piece.iov_base), piece.iov_len);
   }
   if (queue_.empty()) sent_of_front_ = sent;
+  if (!std::exchange(watches_for_room_, true)) {
+    loop_.Post([self = shared_from_this()] { self->Watch(); });
+  }
   queued_bytes_ += rest.size();
   queue_.push_back(std::move(rest));
   return absl::OkStatus();
@@ -157,14 +192,44 @@ absl::Status TcpLane::DeliverFrames() {
   return absl::OkStatus();
 }
 
+void TcpLane::TakeOut() {
+  if (looked_at_ == 0) return;
+  // Nothing is written.
+  recv(socket_.get(), buffer_.data(), std::exchange(looked_at_, 0), MSG_DONTWAIT | MSG_TRUNC);
+}
+
+void TcpLane::Watch() {
+  if (is_finished_) return;
+  found_by_looking_ = 0;
+  // What it has read is not to be told of.
+  TakeOut();
+  uint32_t events = EPOLLIN | EPOLLRDHUP;
+  {
+    absl::MutexLock lock(&send_mu_);
+    watches_for_room_ = !queue_.empty();
+    if (watches_for_room_) events |= EPOLLOUT;
+  }
+  const absl::Status status = loop_.Watch(source_, socket_.get(), events);
+  is_watched_ = true;
+  if (!status.ok()) Close(status);
+}
+
+void TcpLane::Unwatch() {
+  {
+    absl::MutexLock lock(&send_mu_);
+    if (!queue_.empty()) return;
+    watches_for_room_ = false;
+  }
+  loop_.Unwatch(socket_.get());
+  is_watched_ = false;
+}
+
 bool TcpLane::ReadOnce() {
   if (is_finished_ || is_closing_.load(std::memory_order_acquire)) return false;
   // The kernel acknowledges the second small piece in a row before it hands it out, which is half
-  // of what a message takes. What is only looked at it does not: an answer carries that.
-  if (looked_at_ > 0) {
-    // Nothing is written.
-    recv(socket_.get(), buffer_.data(), std::exchange(looked_at_, 0), MSG_DONTWAIT | MSG_TRUNC);
-  }
+  // of what a message takes. What is only looked at it does not: an answer carries that. Where
+  // looks go on from each other it is taken out now and then, else before the next look.
+  if (looked_at_ > (looks_go_on_ ? kMostLookedAt : 0)) TakeOut();
   const ssize_t got =
       recv(socket_.get(), buffer_.data() + end_, buffer_.size() - end_, MSG_DONTWAIT | MSG_PEEK);
   if (got < 0 && errno == EINTR) return true;
@@ -176,7 +241,7 @@ bool TcpLane::ReadOnce() {
   } else if (got == 0) {
     status = PeerHasGone(peer_);
   } else {
-    looked_at_ = static_cast<size_t>(got);
+    looked_at_ += static_cast<size_t>(got);
     end_ += static_cast<size_t>(got);
     eager_looks_ = kEagerLooks;
     status = DeliverFrames();
@@ -188,15 +253,22 @@ bool TcpLane::ReadOnce() {
 bool TcpLane::Poll() {
   if (is_finished_) return false;
   bool did_something = false;
-  if (eager_looks_ > 0) {
+  const int looks = std::min(eager_looks_, loop_.PollsOneSource() ? kLooksInARow : 1);
+  for (int i = 0; i < looks && !did_something; ++i) {
     --eager_looks_;
     did_something = ReadOnce();
   }
+  if (did_something && is_watched_ && ++found_by_looking_ >= kFoundBeforeUnwatched) Unwatch();
+  if (eager_looks_ == 0 && !is_watched_) Watch();
   if (is_closing_.load(std::memory_order_acquire)) Finish();
   return did_something;
 }
 
-bool TcpLane::HasWork() { return !is_finished_ && is_closing_.load(std::memory_order_acquire); }
+bool TcpLane::HasWork() {
+  found_by_looking_ = 0;
+  if (!is_watched_) Watch();
+  return !is_finished_ && is_closing_.load(std::memory_order_acquire);
+}
 
 void TcpLane::OnReady(uint32_t events) {
   if (is_finished_) return;
@@ -239,6 +311,8 @@ void TcpLane::Finish() {
     why = closed_;
     queue_.clear();
   }
+  // A socket with bytes in it would be reset, and what was sent last might never arrive.
+  TakeOut();
   shutdown(socket_.get(), SHUT_RDWR);
   std::exchange(handler_, nullptr)->OnClosed(why);
 }

@@ -46,6 +46,12 @@ class TcpLane final : public Lane, public LoopSource, public std::enable_shared_
   TcpLane(LaneLoop& loop, LanePeer peer, UniqueFd socket, std::string description,
           std::shared_ptr<LaneHandler> handler, size_t max_queued_bytes);
 
+  // Hears from the kernel of what comes, and of room for what is queued.
+  void Watch() ABSL_LOCKS_EXCLUDED(send_mu_);
+  // The looks find what comes. Before the loop sleeps it has to be watched again.
+  void Unwatch() ABSL_LOCKS_EXCLUDED(send_mu_);
+  // Takes what has been looked at out of the socket.
+  void TakeOut();
   // Reads once; false when the kernel has no more for now, or the lane has ended.
   bool ReadOnce();
   absl::Status DeliverFrames();
@@ -69,10 +75,16 @@ class TcpLane final : public Lane, public LoopSource, public std::enable_shared_
   std::vector<char> buffer_;
   size_t begin_ = 0;
   size_t end_ = 0;
-  // Of what is in the buffer: what the kernel still has, too.
+  // What the kernel still has, though it has been read.
   size_t looked_at_ = 0;
+  // A look begins where the one before has ended: Linux 6.9 and later, for TCP.
+  bool looks_go_on_ = false;
   // Looks that are worth a system call: some are left after something has come.
   int eager_looks_ = 0;
+  // While looks find what comes the kernel need not tell of it, which costs it a lock for every
+  // message, while the reader waits for it.
+  bool is_watched_ = false;
+  int found_by_looking_ = 0;
   bool is_finished_ = false;
 
   // Held over system calls that do not block.
@@ -81,6 +93,7 @@ class TcpLane final : public Lane, public LoopSource, public std::enable_shared_
   // Of the first in the queue, what has gone already.
   size_t sent_of_front_ ABSL_GUARDED_BY(send_mu_) = 0;
   size_t queued_bytes_ ABSL_GUARDED_BY(send_mu_) = 0;
+  bool watches_for_room_ ABSL_GUARDED_BY(send_mu_) = false;
   absl::Status closed_ ABSL_GUARDED_BY(send_mu_);
   std::atomic<bool> is_closing_{false};
 };
