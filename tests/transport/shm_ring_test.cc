@@ -65,6 +65,18 @@ TEST(ShmRingTest, AFullRingTakesNothingAndSaysWhenThereIsRoom) {
   EXPECT_TRUE(writer.Write(1, 0, {body}));
 }
 
+TEST(ShmRingTest, HintsAreTakenOnce) {
+  Memory memory;
+  RingWriter writer(memory.bytes, kCapacity);
+  RingReader reader(memory.bytes, kCapacity);
+  EXPECT_FALSE(reader.TakeHint());
+  writer.HintDescriptors();
+  writer.HintDescriptors();
+  EXPECT_TRUE(reader.TakeHint());
+  EXPECT_FALSE(reader.TakeHint());
+  EXPECT_FALSE(reader.HasFrame());
+}
+
 TEST(ShmRingTest, TwoThreads) {
   auto memory = std::make_unique<Memory>();
   constexpr int kFrames = 200'000;

@@ -20,6 +20,8 @@ static_assert(kRingCapacity / 4 >= kMaxLaneBody + kRingFrameHeader);
 constexpr size_t kOneRing = kRingControlBytes + kRingCapacity;
 // Frames in a row before others get their turn.
 constexpr int kFramesAtOnce = 64;
+// At a third of a microsecond each; sending them takes three.
+constexpr int kLooksForDescriptors = 16;
 
 char* RingAt(const MemorySegment& rings, bool first) {
   return static_cast<char*>(rings.base()) + (first ? 0 : kOneRing);
@@ -69,6 +71,7 @@ bool ShmLane::TryWrite(uint16_t type, absl::Span<const absl::string_view> parts,
   if (!descriptors.empty()) {
     // First the room, since descriptors that have gone cannot be taken back.
     if (!writer_.HasRoom(body)) return false;
+    writer_.HintDescriptors();
     if (!SendDescriptors(socket_.get(), descriptors).ok()) return false;
   }
   return writer_.Write(type, static_cast<uint8_t>(descriptors.size()), parts);
@@ -145,6 +148,18 @@ absl::StatusOr<std::vector<UniqueFd>> ShmLane::TakeDescriptors(size_t count) {
   return taken;
 }
 
+void ShmLane::LookForDescriptors() {
+  const size_t before = arrived_.size();
+  // As many as no frame has, and still no frame: whoever sends them means harm.
+  if (before >= kMaxDescriptors) return;
+  for (int i = 0; i < kLooksForDescriptors && !reader_.HasFrame(); ++i) {
+    const absl::StatusOr<bool> is_open = ReceiveDescriptors(socket_.get(), arrived_, before + 1);
+    if (!is_open.ok()) Close(is_open.status());
+    // Of its end the kernel tells.
+    if (!is_open.ok() || !*is_open || arrived_.size() > before) return;
+  }
+}
+
 bool ShmLane::HasWork() {
   if (is_finished_) return false;
   return reader_.HasFrame() || is_closing_.load(std::memory_order_acquire);
@@ -152,6 +167,7 @@ bool ShmLane::HasWork() {
 
 bool ShmLane::Poll() {
   if (is_finished_) return false;
+  if (reader_.TakeHint()) LookForDescriptors();
   bool did_something = false;
   for (int i = 0; i < kFramesAtOnce && reader_.HasFrame(); ++i) {
     did_something = true;

@@ -72,6 +72,8 @@ class ShmLane final : public Lane, public LoopSource, public std::enable_shared_
                 absl::Span<const int> descriptors) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_lock_);
   bool FlushQueue() ABSL_LOCKS_EXCLUDED(send_lock_);
   absl::StatusOr<std::vector<UniqueFd>> TakeDescriptors(size_t count);
+  // They are being sent just now: taken as they come, not only when their frame is there.
+  void LookForDescriptors();
   // It cannot be opened.
   void Refuse(const absl::Status& why);
   void Finish();

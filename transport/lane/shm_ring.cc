@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -29,6 +30,9 @@ static_assert(sizeof(RingFrameHead) == kRingFrameHeader);
 // Each in a cache line of its own.
 std::atomic<uint64_t>& Head(char* control) {
   return *reinterpret_cast<std::atomic<uint64_t>*>(control);
+}
+std::atomic<uint32_t>& Hints(char* control) {
+  return *reinterpret_cast<std::atomic<uint32_t>*>(control + 64);
 }
 std::atomic<uint32_t>& WantsRoom(char* control) {
   return *reinterpret_cast<std::atomic<uint32_t>*>(control + 128);
@@ -88,6 +92,8 @@ bool RingWriter::Write(uint16_t type, uint8_t descriptors,
   return true;
 }
 
+void RingWriter::HintDescriptors() { Hints(control_).store(++hints_, std::memory_order_relaxed); }
+
 void RingWriter::AskForRoom() {
   WantsRoom(control_).store(1, std::memory_order_relaxed);
   FullFence();
@@ -110,6 +116,11 @@ bool RingReader::HasFrame() {
     front_bytes_ = to_end;
     Pop();
   }
+}
+
+bool RingReader::TakeHint() {
+  const uint32_t hints = Hints(control_).load(std::memory_order_relaxed);
+  return std::exchange(seen_hints_, hints) != hints;
 }
 
 absl::StatusOr<RingFrame> RingReader::Front() {

@@ -35,6 +35,10 @@ class RingWriter final {
   // False, and nothing is written, if there is no room now. REQUIRES: at most max_body() bytes.
   bool Write(uint16_t type, uint8_t descriptors, absl::Span<const absl::string_view> parts);
 
+  // Tells the reader that descriptors are about to be sent, by that other way: it may look for them
+  // before there is a frame. No more than a hint.
+  void HintDescriptors();
+
   // Asks the reader to ring when it has made room; look again for room after this.
   void AskForRoom();
   bool HasRoom(size_t body);
@@ -48,6 +52,7 @@ class RingWriter final {
   uint64_t at_ = 0;
   // As far as the reader was when we last looked.
   uint64_t seen_head_ = 0;
+  uint32_t hints_ = 0;
 };
 
 struct RingFrame {
@@ -64,6 +69,8 @@ class RingReader final {
   RingReader(void* memory, size_t capacity);
 
   bool HasFrame();
+  // Whether the writer has called HintDescriptors since the last time.
+  bool TakeHint();
   // The next frame, which stays there until Pop. REQUIRES: HasFrame().
   //   Errors: INVALID_ARGUMENT for what no writer writes.
   absl::StatusOr<RingFrame> Front();
@@ -79,6 +86,7 @@ class RingReader final {
   uint64_t published_ = 0;
   // Of the frame at the front.
   size_t front_bytes_ = 0;
+  uint32_t seen_hints_ = 0;
 };
 
 }  // namespace ferry
