@@ -33,18 +33,21 @@ function(ferry_library name)
 endfunction()
 
 # ferry_test(NAME LABEL unit|process|gpu SOURCES a_test.cc... [DEPS coord...] [EXTERNAL ...]
-#            [TIMEOUT_S 120] [ARGS ...] [SEPARATE b_test.cc...])
+#            [TIMEOUT_S 120] [ARGS ...] [SEPARATE b_test.cc...] [OPTIMISED])
 #   One CTest entry per binary; scripts/test reads the skip reasons out of its output.
 #   SEPARATE: those of SOURCES that have names in common with others, and are compiled alone.
+#   OPTIMISED: it spends its time in its own sources, as a simulation does.
 function(ferry_test name)
-  cmake_parse_arguments(arg "" "LABEL;TIMEOUT_S" "SOURCES;DEPS;EXTERNAL;ARGS;SEPARATE" ${ARGN})
+  cmake_parse_arguments(arg "OPTIMISED" "LABEL;TIMEOUT_S" "SOURCES;DEPS;EXTERNAL;ARGS;SEPARATE" ${ARGN})
   if(NOT arg_TIMEOUT_S)
     set(arg_TIMEOUT_S 120)
   endif()
   add_executable(${name} ${arg_SOURCES})
   set_source_files_properties(${arg_SEPARATE} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   ferry_warnings(${name})
-  if(FERRY_UNITY)
+  if(arg_OPTIMISED)
+    target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O2>)
+  elseif(FERRY_UNITY)
     target_compile_options(${name} PRIVATE -pthread)
     target_precompile_headers(${name} REUSE_FROM ferry_test_headers)
   endif()
