@@ -201,19 +201,23 @@ void BM_Shm_IntoBuffer_OneCore(benchmark::State& state) {
 }
 
 // Memory of which the other process has never heard, until its answer is there; in turns with a
-// memfd that goes through a Unix socket, is mapped and answered. Whole round trips.
+// memfd that goes through a Unix socket, is mapped and answered. Whole round trips. `checked`: the
+// floor with a look at the memfd's size and seals, without which its reader can be made to crash.
 void BM_Shm_FirstHandOver_RoundTrip(benchmark::State& state) {
   constexpr size_t kBytes = size_t{1} << 20;
   constexpr int kRounds = 10;
   // Each tensor has a segment of its own.
   ExchangePeer peer({.transport = "shm", .spin = kPolling, .segment_bytes = kBytes / 2});
   Samples floors;
+  Samples checked_floors;
   Samples samples;
   Samples ratios;
+  Samples checked_ratios;
   // Given back, it would be the next one's.
   std::vector<Tensor> kept;
   for (auto _ : state) {
-    Samples raw = {peer.RawDescriptors(kRounds, kBytes)};
+    Samples raw = {peer.RawDescriptors(kRounds, kBytes, /*checks=*/false)};
+    Samples checked = {peer.RawDescriptors(kRounds, kBytes, /*checks=*/true)};
     Samples turn;
     {
       PingPong rounds(peer, {.bytes = 8}, 8);
@@ -223,12 +227,17 @@ void BM_Shm_FirstHandOver_RoundTrip(benchmark::State& state) {
       }
     }
     floors.seconds.insert(floors.seconds.end(), raw.seconds.begin(), raw.seconds.end());
+    checked_floors.seconds.insert(checked_floors.seconds.end(), checked.seconds.begin(),
+                                  checked.seconds.end());
     samples.seconds.insert(samples.seconds.end(), turn.seconds.begin(), turn.seconds.end());
     ratios.seconds.push_back(turn.At(0.5) / raw.At(0.5));
+    checked_ratios.seconds.push_back(turn.At(0.5) / checked.At(0.5));
     state.SetIterationTime(turn.At(0.5));
   }
   Report(state, samples, floors.At(0.5));
   state.counters["ratio"] = ratios.At(0.5);
+  state.counters["checked_us"] = checked_floors.At(0.5) * 1e6;
+  state.counters["ratio_checked"] = checked_ratios.At(0.5);
 }
 
 // Tensors that are made, filled, sent, read and dropped in turn: page faults of both processes, per

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the machine gives to whoever asks for nothing else.
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/eventfd.h>
@@ -199,7 +200,7 @@ double HandOverDescriptor(int socket, int fd) {
   return Now() - start;
 }
 
-void AnswerDescriptor(int socket, size_t bytes) {
+void AnswerDescriptor(int socket, size_t bytes, bool checks) {
   char byte = 0;
   iovec piece = {&byte, 1};
   alignas(cmsghdr) char room[CMSG_SPACE(sizeof(int))] = {};
@@ -218,6 +219,10 @@ void AnswerDescriptor(int socket, size_t bytes) {
   if (got == 0 || head == nullptr) std::_Exit(0);
   int fd = -1;
   std::memcpy(&fd, CMSG_DATA(head), sizeof(fd));
+  if (checks) {
+    FERRY_CHECK(lseek(fd, 0, SEEK_END) == static_cast<off_t>(bytes));
+    FERRY_CHECK((fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) != 0);
+  }
   void* const memory = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);
   FERRY_CHECK(memory != MAP_FAILED);
   FERRY_CHECK(send(socket, &byte, 1, MSG_NOSIGNAL) == 1);

@@ -168,7 +168,7 @@ struct FloorSockets {
     }
     if (command.raw_descriptor_rounds > 0) {
       for (int i = 0; i < command.raw_descriptor_rounds; ++i) {
-        AnswerDescriptor(floors.unix_socket, command.bytes);
+        AnswerDescriptor(floors.unix_socket, command.bytes, command.raw_checks);
       }
       continue;
     }
@@ -299,9 +299,10 @@ std::vector<double> ExchangePeer::RawTcp(int rounds) {
   return samples;
 }
 
-std::vector<double> ExchangePeer::RawDescriptors(int rounds, size_t bytes) {
+std::vector<double> ExchangePeer::RawDescriptors(int rounds, size_t bytes, bool checks) {
   EchoCommand command;
   command.raw_descriptor_rounds = rounds;
+  command.raw_checks = checks;
   command.bytes = bytes;
   WriteAll(socket_, &command, sizeof(command));
   std::vector<double> samples;

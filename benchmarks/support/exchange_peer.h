@@ -36,6 +36,7 @@ struct EchoCommand {
   // Not 0: so many rounds of RawTcp, or of RawDescriptors, instead.
   int raw_tcp_rounds = 0;
   int raw_descriptor_rounds = 0;
+  bool raw_checks = false;
 };
 
 // A child process with an Exchange of its own (node 1), and this process's (node 0). Each sends
@@ -69,8 +70,9 @@ class ExchangePeer {
   // connection of their own, spinning on non-blocking reads.
   std::vector<double> RawTcp(int rounds);
   // As many seconds from handing over a memfd of `bytes`, of which the other process has never
-  // heard, until it says that it has mapped it; spinning, over a Unix socket.
-  std::vector<double> RawDescriptors(int rounds, size_t bytes);
+  // heard, until it says that it has mapped it; spinning, over a Unix socket. `checks`: it looks at
+  // the memfd's size and seals first.
+  std::vector<double> RawDescriptors(int rounds, size_t bytes, bool checks);
 
   // From here to there, and back.
   const RendezvousKey& ping() const { return *ping_; }
@@ -118,7 +120,7 @@ Tensor ArenaTensor(Exchange& exchange, size_t bytes);
 // A descriptor through a Unix socket, spinning. Seconds until the other side has said that it has
 // mapped it; and that other side.
 double HandOverDescriptor(int socket, int fd);
-void AnswerDescriptor(int socket, size_t bytes);
+void AnswerDescriptor(int socket, size_t bytes, bool checks);
 
 // --- Floors, each between this process and a child of its own ---
 
