@@ -187,6 +187,9 @@ TEST(DirectConnection, NorDoFewFramesThatTakeLong) {
 
 // A child has its parent's memory, but not the thread that would read.
 TEST(SocketLoop, AForkedChildHasItsOwn) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "ThreadSanitizer allows no threads in a forked child";
+#endif
   const auto parents = *SocketLoop::OfClients();
   const pid_t child = fork();
   if (child == 0) {
