@@ -191,12 +191,16 @@ TEST(SocketLoop, AForkedChildHasItsOwn) {
   GTEST_SKIP() << "ThreadSanitizer allows no threads in a forked child";
 #endif
   const auto parents = *SocketLoop::OfClients();
+  // Its thread has begun: a child that is forked while threads are being made inherits their locks.
+  absl::Notification ran;
+  parents->Post([&ran] { ran.Notify(); });
+  ASSERT_TRUE(ran.WaitForNotificationWithTimeout(kPatience));
   const pid_t child = fork();
   if (child == 0) {
     const auto own = SocketLoop::OfClients();
-    absl::Notification ran;
-    if (own.ok()) (*own)->Post([&] { ran.Notify(); });
-    _exit(ran.WaitForNotificationWithTimeout(kPatience) ? 0 : 1);
+    absl::Notification ran_here;
+    if (own.ok()) (*own)->Post([&ran_here] { ran_here.Notify(); });
+    _exit(ran_here.WaitForNotificationWithTimeout(kPatience) ? 0 : 1);
   }
   int status = -1;
   ASSERT_EQ(waitpid(child, &status, 0), child);
