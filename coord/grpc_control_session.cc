@@ -12,8 +12,8 @@
 namespace ferry::coord {
 namespace {
 
-// A client that does not acknowledge is cut off when this much waits for it, and before that may
-// not ask for more.
+// A client that does not acknowledge is cut off when this much waits for it; what it asks for is
+// refused before that (MostBehind).
 constexpr size_t kMaxRetainedBytes = size_t{3} << 30;
 // Of one frame; an agent sends 256. The strand's lock is held for so many at once.
 constexpr int kMaxRequests = 16384;
