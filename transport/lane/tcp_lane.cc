@@ -38,7 +38,10 @@ constexpr int kReadsAtOnce = 16;
 // Frames that are put together here first: one piece is cheaper for the kernel than several.
 constexpr size_t kSmallFrame = 512;
 // Of what has been looked at, before it is taken out of the socket.
-constexpr size_t kMostLookedAt = 4096;
+constexpr size_t kMostLookedAt = 1024;
+// More than this in one look has come in large pieces. The kernel keeps a piece, and counts all of
+// it against the window, until its last byte has been taken out.
+constexpr size_t kMostOfMessages = 512;
 
 ssize_t SendPieces(int socket, absl::Span<iovec> pieces) {
   constexpr int kFlags = MSG_NOSIGNAL | MSG_DONTWAIT;
@@ -229,11 +232,14 @@ bool TcpLane::ReadOnce() {
   // The kernel acknowledges the second small piece in a row before it hands it out, which is half
   // of what a message takes. What is only looked at it does not: an answer carries that. Where
   // looks go on from each other it is taken out now and then, else before the next look.
-  if (looked_at_ > (looks_go_on_ ? kMostLookedAt : 0)) TakeOut();
+  if (looked_at_ > (looks_go_on_ && !is_bulk_ ? kMostLookedAt : 0)) TakeOut();
   const ssize_t got =
       recv(socket_.get(), buffer_.data() + end_, buffer_.size() - end_, MSG_DONTWAIT | MSG_PEEK);
   if (got < 0 && errno == EINTR) return true;
-  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
+  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+    is_bulk_ = false;
+    return false;
+  }
   absl::Status status;
   if (got < 0) {
     status = absl::UnavailableError(
@@ -242,6 +248,7 @@ bool TcpLane::ReadOnce() {
     status = PeerHasGone(peer_);
   } else {
     looked_at_ += static_cast<size_t>(got);
+    is_bulk_ |= static_cast<size_t>(got) > kMostOfMessages;
     end_ += static_cast<size_t>(got);
     eager_looks_ = kEagerLooks;
     status = DeliverFrames();
@@ -259,13 +266,18 @@ bool TcpLane::Poll() {
     did_something = ReadOnce();
   }
   if (did_something && is_watched_ && ++found_by_looking_ >= kFoundBeforeUnwatched) Unwatch();
-  if (eager_looks_ == 0 && !is_watched_) Watch();
+  if (eager_looks_ == 0) {
+    TakeOut();
+    if (!is_watched_) Watch();
+  }
   if (is_closing_.load(std::memory_order_acquire)) Finish();
   return did_something;
 }
 
 bool TcpLane::HasWork() {
   found_by_looking_ = 0;
+  // Nobody looks for a while, and the peer may be waiting for the room that this takes.
+  TakeOut();
   if (!is_watched_) Watch();
   return !is_finished_ && is_closing_.load(std::memory_order_acquire);
 }

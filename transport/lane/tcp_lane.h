@@ -50,7 +50,8 @@ class TcpLane final : public Lane, public LoopSource, public std::enable_shared_
   void Watch() ABSL_LOCKS_EXCLUDED(send_mu_);
   // The looks find what comes. Before the loop sleeps it has to be watched again.
   void Unwatch() ABSL_LOCKS_EXCLUDED(send_mu_);
-  // Takes what has been looked at out of the socket.
+  // Takes what has been looked at out of the socket. Before anything waits for the kernel to tell:
+  // what is left there takes room from the window, and a peer that has none sends nothing.
   void TakeOut();
   // Reads once; false when the kernel has no more for now, or the lane has ended.
   bool ReadOnce();
@@ -77,6 +78,8 @@ class TcpLane final : public Lane, public LoopSource, public std::enable_shared_
   size_t end_ = 0;
   // What the kernel still has, though it has been read.
   size_t looked_at_ = 0;
+  // What comes is large pieces: each is taken out before the next look.
+  bool is_bulk_ = false;
   // A look begins where the one before has ended: Linux 6.9 and later, for TCP.
   bool looks_go_on_ = false;
   // Looks that are worth a system call: some are left after something has come.
