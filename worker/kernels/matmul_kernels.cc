@@ -20,45 +20,49 @@ using Matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>
 template <typename T>
 using ConstMap = Eigen::Map<const Matrix<T>>;
 
-// z = x y, of x and y or of what they are turned round.
-template <typename X, typename Y, typename Z>
-void Multiply(const X& x, bool turns_x, const Y& y, bool turns_y, Z& z) {
-  if (turns_x && turns_y) {
-    z.noalias() = x.transpose() * y.transpose();
-  } else if (turns_x) {
-    z.noalias() = x.transpose() * y;
-  } else if (turns_y) {
-    z.noalias() = x * y.transpose();
-  } else {
-    z.noalias() = x * y;
-  }
+// z = x y, of x and y or of what they are turned round. To turn one first costs little beside the
+// product, and Eigen compiles one product in place of four.
+template <typename T>
+void Multiply(const ConstMap<T>& x, bool turns_x, const ConstMap<T>& y, bool turns_y,
+              Eigen::Map<Matrix<T>> z) {
+  Matrix<T> turned_x;
+  Matrix<T> turned_y;
+  if (turns_x) turned_x = x.transpose();
+  if (turns_y) turned_y = y.transpose();
+  const auto map = [](const Matrix<T>& turned) {
+    return ConstMap<T>(turned.data(), turned.rows(), turned.cols());
+  };
+  z.noalias() = (turns_x ? map(turned_x) : x) * (turns_y ? map(turned_y) : y);
+}
+
+// As numbers of a type that is as large as theirs.
+template <typename As>
+ConstMap<As> MapOf(const Tensor& tensor) {
+  return {static_cast<const As*>(tensor.data()), tensor.shape().dim(0), tensor.shape().dim(1)};
+}
+template <typename As>
+Eigen::Map<Matrix<As>> MapOf(Tensor& tensor) {
+  return {static_cast<As*>(tensor.mutable_data()), tensor.shape().dim(0), tensor.shape().dim(1)};
 }
 
 template <typename T>
 void MultiplyArrays(const Tensor& x, bool turns_x, const Tensor& y, bool turns_y, Tensor& z) {
-  const ConstMap<T> x_map(static_cast<const T*>(x.data()), x.shape().dim(0), x.shape().dim(1));
-  const ConstMap<T> y_map(static_cast<const T*>(y.data()), y.shape().dim(0), y.shape().dim(1));
-  Eigen::Map<Matrix<T>> z_map(static_cast<T*>(z.mutable_data()), z.shape().dim(0),
-                              z.shape().dim(1));
   if constexpr (kIsSmallFloat<T>) {
     // Sums as floats, rounded once at the end.
-    const Matrix<float> wide_x = x_map.template cast<float>();
-    const Matrix<float> wide_y = y_map.template cast<float>();
-    Matrix<float> wide_z(z_map.rows(), z_map.cols());
-    Multiply(wide_x, turns_x, wide_y, turns_y, wide_z);
-    z_map = wide_z.template cast<T>();
+    const Matrix<float> wide_x = MapOf<T>(x).template cast<float>();
+    const Matrix<float> wide_y = MapOf<T>(y).template cast<float>();
+    Matrix<float> wide_z(z.shape().dim(0), z.shape().dim(1));
+    Multiply<float>({wide_x.data(), wide_x.rows(), wide_x.cols()}, turns_x,
+                    {wide_y.data(), wide_y.rows(), wide_y.cols()}, turns_y,
+                    {wide_z.data(), wide_z.rows(), wide_z.cols()});
+    MapOf<T>(z) = wide_z.template cast<T>();
   } else if constexpr (std::is_integral_v<T>) {
     // As unsigned numbers, which may overflow.
     using Unsigned = std::make_unsigned_t<T>;
-    const ConstMap<Unsigned> plain_x(reinterpret_cast<const Unsigned*>(x_map.data()), x_map.rows(),
-                                     x_map.cols());
-    const ConstMap<Unsigned> plain_y(reinterpret_cast<const Unsigned*>(y_map.data()), y_map.rows(),
-                                     y_map.cols());
-    Eigen::Map<Matrix<Unsigned>> plain_z(reinterpret_cast<Unsigned*>(z_map.data()), z_map.rows(),
-                                         z_map.cols());
-    Multiply(plain_x, turns_x, plain_y, turns_y, plain_z);
+    Multiply<Unsigned>(MapOf<Unsigned>(x), turns_x, MapOf<Unsigned>(y), turns_y,
+                       MapOf<Unsigned>(z));
   } else {
-    Multiply(x_map, turns_x, y_map, turns_y, z_map);
+    Multiply<T>(MapOf<T>(x), turns_x, MapOf<T>(y), turns_y, MapOf<T>(z));
   }
 }
 
