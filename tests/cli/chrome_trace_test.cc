@@ -21,7 +21,7 @@ using ferry::v1::TraceEvent;
 using ferry::v1::TraceLabel;
 using ferry::v1::TraceProcess;
 using ferry::v1::TraceStep;
-using Json = nlohmann::json;
+using PlainJson = nlohmann::json;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -71,9 +71,9 @@ void AddEvent(TraceStep& step, uint32_t label, int64_t start, int64_t end, int64
   event.set_transport("shm");
 }
 
-std::vector<Json> EventsOf(const Json& trace, const std::string& phase) {
-  std::vector<Json> events;
-  for (const Json& event : trace.at("traceEvents")) {
+std::vector<PlainJson> EventsOf(const PlainJson& trace, const std::string& phase) {
+  std::vector<PlainJson> events;
+  for (const PlainJson& event : trace.at("traceEvents")) {
     if (event.at("ph") == phase) events.push_back(event);
   }
   return events;
@@ -98,14 +98,14 @@ GetStepsResponse OneCrossing() {
 }
 
 TEST(ChromeTrace, OfNothingIsADocumentWithoutEvents) {
-  const Json trace = Json::parse(ChromeTrace(GetStepsResponse()));
+  const PlainJson trace = PlainJson::parse(ChromeTrace(GetStepsResponse()));
   EXPECT_THAT(trace.at("traceEvents"), IsEmpty());
 }
 
 TEST(ChromeTrace, AnArrowGoesFromTheSendToItsReceive) {
-  const Json trace = Json::parse(ChromeTrace(OneCrossing()));
-  const std::vector<Json> begins = EventsOf(trace, "s");
-  const std::vector<Json> ends = EventsOf(trace, "f");
+  const PlainJson trace = PlainJson::parse(ChromeTrace(OneCrossing()));
+  const std::vector<PlainJson> begins = EventsOf(trace, "s");
+  const std::vector<PlainJson> ends = EventsOf(trace, "f");
   ASSERT_THAT(begins, SizeIs(1));
   ASSERT_THAT(ends, SizeIs(1));
   EXPECT_EQ(begins[0].at("id"), ends[0].at("id"));
@@ -116,13 +116,13 @@ TEST(ChromeTrace, AnArrowGoesFromTheSendToItsReceive) {
 }
 
 TEST(ChromeTrace, ANodeHasItsTimesAndAReceiveItsTransport) {
-  const Json trace = Json::parse(ChromeTrace(OneCrossing()));
-  std::map<std::string, Json> by_name;
-  for (const Json& event : EventsOf(trace, "X")) by_name[event.at("name")] = event;
+  const PlainJson trace = PlainJson::parse(ChromeTrace(OneCrossing()));
+  std::map<std::string, PlainJson> by_name;
+  for (const PlainJson& event : EventsOf(trace, "X")) by_name[event.at("name")] = event;
   ASSERT_TRUE(by_name.contains("a") && by_name.contains("receive edge_1_r"));
   EXPECT_EQ(by_name["a"].at("ts"), 11.0);
   EXPECT_EQ(by_name["a"].at("dur"), 9.001);
-  const Json& receive = by_name["receive edge_1_r"].at("args");
+  const PlainJson& receive = by_name["receive edge_1_r"].at("args");
   EXPECT_EQ(receive.at("transport"), "shm");
   EXPECT_EQ(receive.at("bytes"), 8);
   EXPECT_EQ(receive.at("waited_us"), 27.5);
@@ -134,7 +134,7 @@ TEST(ChromeTrace, WhatWasNeverReceivedHasNoArrow) {
   GetStepsResponse steps = OneCrossing();
   // The same key, in another step.
   steps.mutable_processes(2)->mutable_steps(0)->set_step_id(6);
-  const Json trace = Json::parse(ChromeTrace(steps));
+  const PlainJson trace = PlainJson::parse(ChromeTrace(steps));
   EXPECT_THAT(EventsOf(trace, "s"), IsEmpty());
   EXPECT_THAT(EventsOf(trace, "f"), IsEmpty());
 }
@@ -143,9 +143,9 @@ TEST(ChromeTrace, TimesAreThoseOfTheCoordinatorsClock) {
   GetStepsResponse steps = OneCrossing();
   steps.mutable_processes(2)->set_offset_ns(-2500);
   steps.mutable_processes(2)->set_error_ns(300);
-  const Json trace = Json::parse(ChromeTrace(steps));
+  const PlainJson trace = PlainJson::parse(ChromeTrace(steps));
   EXPECT_EQ(EventsOf(trace, "f")[0].at("ts"), 38.0);
-  const Json& clock = trace.at("otherData").at("clocks").at(2);
+  const PlainJson& clock = trace.at("otherData").at("clocks").at(2);
   EXPECT_EQ(clock.at("offset_ns"), -2500);
   EXPECT_EQ(clock.at("error_ns"), 300);
   EXPECT_EQ(trace.at("otherData").at("begins_at"), "2023-11-14T22:13:20.000000000Z");
@@ -158,7 +158,7 @@ TEST(ChromeTrace, HostileNamesStayNames) {
   steps.mutable_processes(1)->set_host(name);
   steps.mutable_processes(2)->mutable_labels(0)->set_edge(name);
   steps.mutable_processes(2)->set_missing(name);
-  const Json trace = Json::parse(ChromeTrace(steps), nullptr, /*allow_exceptions=*/false);
+  const PlainJson trace = PlainJson::parse(ChromeTrace(steps), nullptr, /*allow_exceptions=*/false);
   ASSERT_FALSE(trace.is_discarded());
   EXPECT_THAT(EventsOf(trace, "s"), SizeIs(1));
 }
@@ -170,8 +170,8 @@ TEST(ChromeTrace, NumbersThatMakeNoSenseAreNoCrash) {
   process.mutable_steps(0)->mutable_events(0)->set_label(4'000'000'000);
   // A clock that was set back.
   process.mutable_steps(0)->mutable_events(1)->set_end_ns(kBegin - 1);
-  const Json trace = Json::parse(ChromeTrace(steps));
-  for (const Json& event : EventsOf(trace, "X")) {
+  const PlainJson trace = PlainJson::parse(ChromeTrace(steps));
+  for (const PlainJson& event : EventsOf(trace, "X")) {
     EXPECT_GE(event.at("ts").get<double>(), 0);
     EXPECT_GE(event.at("dur").get<double>(), 0);
   }
@@ -188,10 +188,10 @@ TEST(ChromeTrace, ReceivesThatOverlapHaveRowsOfTheirOwn) {
   for (const auto& [start, end] : times) {
     AddEvent(step, AddLabel(sink, TraceLabel::RECV, "r", std::to_string(start)), start, end);
   }
-  const Json trace = Json::parse(ChromeTrace(steps));
+  const PlainJson trace = PlainJson::parse(ChromeTrace(steps));
   std::map<int, double> ends;
   std::set<int> rows;
-  for (const Json& event : EventsOf(trace, "X")) {
+  for (const PlainJson& event : EventsOf(trace, "X")) {
     if (event.at("cat") != "receive") continue;
     const int row = event.at("tid");
     EXPECT_GE(event.at("ts").get<double>(), ends[row]) << event;
@@ -207,9 +207,9 @@ TEST(ChromeTrace, RowsAreNamedAfterDeviceAndThread) {
   auto& thread = *steps.mutable_processes(1)->add_threads();
   thread.set_id(7);
   thread.set_name("ferry-op-0");
-  const Json trace = Json::parse(ChromeTrace(steps));
+  const PlainJson trace = PlainJson::parse(ChromeTrace(steps));
   std::vector<std::string> names;
-  for (const Json& event : EventsOf(trace, "M")) {
+  for (const PlainJson& event : EventsOf(trace, "M")) {
     if (event.at("name") == "thread_name") names.push_back(event.at("args").at("name"));
   }
   EXPECT_THAT(names, ElementsAre("steps", "calls of /job:worker/replica:0/task:0", "steps",

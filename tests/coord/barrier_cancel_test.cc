@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "tests/coord/barrier_calls.h"
 #include "tests/coord/coordinator_fixture.h"
 
 namespace ferry::coord {
@@ -13,22 +14,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-constexpr int64_t kFirst = 0;
-const std::vector<int> kEveryone = {};
-
-void ExpectPassed(const BarrierCall& call, int64_t counter) {
-  EXPECT_THAT(call.result(), IsOk());
-  EXPECT_EQ(call.result().counter, counter);
-}
-
-// A barrier that has passed twice, for the counters of scenario 94.
-void PassOnce(TestJob& job) {
-  job.RegisterAll();
-  BarrierCall first = job.Barrier(0, "b");
-  ExpectPassed(job.Barrier(1, "b"), 0);
-  ExpectPassed(first, 0);
-}
 
 // Scenario 97. Somebody gives up on behalf of all.
 TEST(Barrier, Scenario97CancellingEndsItForTheWaiters) {

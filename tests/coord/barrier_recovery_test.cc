@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "tests/coord/barrier_calls.h"
 #include "tests/coord/coordinator_fixture.h"
 
 namespace ferry::coord {
@@ -16,9 +17,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Pair;
-
-constexpr int64_t kFirst = 0;
-const std::vector<int> kEveryone = {};
 
 // Uses "b" `count` times by tasks 0 and 1.
 void UseBarrier(TestJob& job, int count) {

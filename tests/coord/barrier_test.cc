@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "tests/coord/barrier_calls.h"
 #include "tests/coord/coordinator_fixture.h"
 
 namespace ferry::coord {
@@ -13,14 +14,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-constexpr int64_t kFirst = 0;
-const std::vector<int> kEveryone = {};
-
-void ExpectPassed(const BarrierCall& call, int64_t counter) {
-  EXPECT_THAT(call.result(), IsOk());
-  EXPECT_EQ(call.result().counter, counter);
-}
 
 // Scenario 81. A rank that goes on too early reads what is not there yet.
 TEST(Barrier, Scenario81EveryonePassesWhenTheLastHasCome) {
@@ -227,14 +220,6 @@ TEST(Barrier, Scenario92OneIdServesAgainAndAgain) {
     ExpectPassed(first, counter);
     ExpectPassed(second, counter);
   }
-}
-
-// A barrier that has passed twice, for the counters of scenario 94.
-void PassOnce(TestJob& job) {
-  job.RegisterAll();
-  BarrierCall first = job.Barrier(0, "b");
-  ExpectPassed(job.Barrier(1, "b"), 0);
-  ExpectPassed(first, 0);
 }
 
 // Scenario 94. Scenario 101. The answer was lost and the client asks again.

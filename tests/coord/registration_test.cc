@@ -6,21 +6,13 @@
 #include <vector>
 
 #include "tests/coord/coordinator_fixture.h"
+#include "tests/coord/registration_options.h"
 
 namespace ferry::coord {
 namespace {
 
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
-
-constexpr absl::Duration kRegisterTimeout = absl::Minutes(3);
-
-CoordinatorOptions TogetherOptions(int tasks) {
-  CoordinatorOptions options = PlainOptions(tasks);
-  options.register_barrier = true;
-  options.register_timeout = kRegisterTimeout;
-  return options;
-}
 
 // Scenario 1. A job that does not wait for its tasks must not hold up the first of them.
 TEST(Registration, Scenario1AnswersAtOnceWithoutTheBarrier) {

@@ -14,7 +14,7 @@ using ::testing::HasSubstr;
 
 constexpr absl::Duration kShutdownTimeout = absl::Minutes(5);
 
-CoordinatorOptions TogetherOptions(int tasks) {
+CoordinatorOptions LeaveTogetherOptions(int tasks) {
   CoordinatorOptions options = PlainOptions(tasks);
   options.shutdown_timeout = kShutdownTimeout;
   return options;
@@ -31,7 +31,7 @@ TEST(Shutdown, AloneLeavesAtOnce) {
 
 // Scenario 13. Whoever leaves early takes its shards with it.
 TEST(Shutdown, Scenario13NobodyLeavesBeforeAllDo) {
-  TestJob job(TogetherOptions(3));
+  TestJob job(LeaveTogetherOptions(3));
   job.RegisterAll();
   StatusCall first = job.Shutdown(0);
   StatusCall second = job.Shutdown(1);
@@ -45,7 +45,7 @@ TEST(Shutdown, Scenario13NobodyLeavesBeforeAllDo) {
 // Scenario 115. The next run on the same coordinator.
 TEST(Shutdown, Scenario115AfterItBothMayRegisterAgain) {
   for (const bool reuse : {false, true}) {
-    CoordinatorOptions options = TogetherOptions(2);
+    CoordinatorOptions options = LeaveTogetherOptions(2);
     options.reuse = reuse;
     TestJob job(options);
     job.RegisterAll();
@@ -61,7 +61,7 @@ TEST(Shutdown, Scenario115AfterItBothMayRegisterAgain) {
 
 // The next run ends too: the shutdown barrier must not be used up.
 TEST(Shutdown, OfTheNextRunIsABarrierAgain) {
-  CoordinatorOptions options = TogetherOptions(2);
+  CoordinatorOptions options = LeaveTogetherOptions(2);
   options.register_barrier = true;  // `reuse` needs it.
   TestJob job(options);
   job.RegisterAll();
@@ -78,7 +78,7 @@ TEST(Shutdown, OfTheNextRunIsABarrierAgain) {
 
 // Scenario 116. One rank hangs at the end.
 TEST(Shutdown, Scenario116ThatTimesOutFailsTheCallerAndTheMissing) {
-  TestJob job(TogetherOptions(2));
+  TestJob job(LeaveTogetherOptions(2));
   job.RegisterAll();
   StatusCall call = job.Shutdown(0);
   job.AdvanceWithHeartbeats(kShutdownTimeout - absl::Seconds(1), {0, 1});
@@ -91,7 +91,7 @@ TEST(Shutdown, Scenario116ThatTimesOutFailsTheCallerAndTheMissing) {
 
 // Scenario 117. It must hear that the others have given it up.
 TEST(Shutdown, Scenario117TheMissingHearsByItsHeartbeatWithoutPolls) {
-  TestJob job(TogetherOptions(2));
+  TestJob job(LeaveTogetherOptions(2));
   job.RegisterAll();
   StatusCall call = job.Shutdown(0);
   job.AdvanceWithHeartbeats(kShutdownTimeout, {0, 1});
@@ -101,7 +101,7 @@ TEST(Shutdown, Scenario117TheMissingHearsByItsHeartbeatWithoutPolls) {
 
 // Scenario 117, for clients that poll.
 TEST(Shutdown, Scenario117TheMissingHearsByItsPoll) {
-  TestJob job(TogetherOptions(2));
+  TestJob job(LeaveTogetherOptions(2));
   job.RegisterAll();
   StatusCall poll = job.Poll(1);
   StatusCall call = job.Shutdown(0);
@@ -112,7 +112,7 @@ TEST(Shutdown, Scenario117TheMissingHearsByItsPoll) {
 
 // Scenario 118. One rank was killed before the end.
 TEST(Shutdown, Scenario118FailsWhenATaskVanishes) {
-  TestJob job(TogetherOptions(3));
+  TestJob job(LeaveTogetherOptions(3));
   job.RegisterAll();
   StatusCall first = job.Shutdown(0);
   StatusCall second = job.Shutdown(1);
@@ -126,7 +126,7 @@ TEST(Shutdown, Scenario118FailsWhenATaskVanishes) {
 
 // Scenario 118, when the death was noticed first.
 TEST(Shutdown, Scenario118FailsAtOnceWhenATaskHadVanishedBefore) {
-  TestJob job(TogetherOptions(3));
+  TestJob job(LeaveTogetherOptions(3));
   job.RegisterAll();
   StatusCall poll = job.Poll(0);
   job.AdvanceWithHeartbeats(2 * kHeartbeatTimeout, {0, 1});
@@ -138,7 +138,7 @@ TEST(Shutdown, Scenario118FailsAtOnceWhenATaskHadVanishedBefore) {
 
 // Scenario 119. One rank's script ends early and its client shuts down by itself.
 TEST(Shutdown, Scenario119OneThatExitsEarlyFailsBothPollers) {
-  TestJob job(TogetherOptions(2));
+  TestJob job(LeaveTogetherOptions(2));
   job.RegisterAll();
   StatusCall early = job.Poll(0);
   StatusCall other = job.Poll(1);
@@ -164,7 +164,7 @@ TEST(Shutdown, Scenario121OfADisconnectedOrUnknownTaskIsRefused) {
 
 // The answer was lost; upstream answers the retry with the error of disconnecting again.
 TEST(Shutdown, ARetryAfterItWentWellIsToldThatItHasLeft) {
-  TestJob job(TogetherOptions(2));
+  TestJob job(LeaveTogetherOptions(2));
   job.RegisterAll();
   StatusCall first = job.Shutdown(0);
   ASSERT_THAT(job.Shutdown(1).result(), IsOk());
@@ -182,7 +182,7 @@ TEST(Shutdown, OfATaskInErrorClearsIt) {
 
 // A recoverable task leaves when it likes.
 TEST(Shutdown, OfARecoverableTaskDoesNotWait) {
-  CoordinatorOptions options = TogetherOptions(2);
+  CoordinatorOptions options = LeaveTogetherOptions(2);
   options.recoverable = true;
   TestJob job(options);
   job.RegisterAll();
@@ -192,7 +192,7 @@ TEST(Shutdown, OfARecoverableTaskDoesNotWait) {
 
 // Waiting to leave is not silence: heartbeats go on meanwhile, and without them it is dead.
 TEST(Shutdown, WhoWaitsToLeaveStillHasToBeat) {
-  TestJob job(TogetherOptions(2));
+  TestJob job(LeaveTogetherOptions(2));
   job.RegisterAll();
   StatusCall call = job.Shutdown(0);
   job.AdvanceWithHeartbeats(2 * kHeartbeatTimeout, {1});
@@ -202,7 +202,7 @@ TEST(Shutdown, WhoWaitsToLeaveStillHasToBeat) {
 
 // The client's connection broke while it waited: the others can still leave.
 TEST(Shutdown, WhoWentAwayWhileLeavingStillCounts) {
-  TestJob job(TogetherOptions(2));
+  TestJob job(LeaveTogetherOptions(2));
   job.RegisterAll();
   StatusCall gone = job.Shutdown(0);
   EXPECT_TRUE(job.Cancel(gone.wait()));
@@ -214,7 +214,7 @@ TEST(Shutdown, WhoWentAwayWhileLeavingStillCounts) {
 
 // A retry while the first try waits.
 TEST(Shutdown, ASecondCallReplacesTheFirst) {
-  TestJob job(TogetherOptions(2));
+  TestJob job(LeaveTogetherOptions(2));
   job.RegisterAll();
   StatusCall first = job.Shutdown(0);
   StatusCall retry = job.Shutdown(0);
@@ -228,7 +228,7 @@ TEST(Shutdown, ASecondCallReplacesTheFirst) {
 
 // A task that is reset will not come to the shutdown.
 TEST(Shutdown, FailsWhenATaskIsResetMeanwhile) {
-  TestJob job(TogetherOptions(2));
+  TestJob job(LeaveTogetherOptions(2));
   job.RegisterAll();
   StatusCall call = job.Shutdown(0);
   ASSERT_THAT(job.Reset(1), IsOk());
@@ -236,7 +236,7 @@ TEST(Shutdown, FailsWhenATaskIsResetMeanwhile) {
 }
 
 TEST(Shutdown, WhileStoppingIsAnsweredOnce) {
-  TestJob job(TogetherOptions(2));
+  TestJob job(LeaveTogetherOptions(2));
   job.RegisterAll();
   StatusCall call = job.Shutdown(0);
   job.Stop();
@@ -255,7 +255,7 @@ TEST(Reset, OfAnUnknownOrDisconnectedTaskIsRefused) {
 
 // Everything parked at once, as in a live job: no callback may be lost or run twice.
 TEST(Stop, AnswersEveryKindOfCallOnce) {
-  CoordinatorOptions options = TogetherOptions(3);
+  CoordinatorOptions options = LeaveTogetherOptions(3);
   TestJob job(options);
   job.RegisterAll();
   const StatusCall poll = job.Poll(0);

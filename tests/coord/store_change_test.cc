@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "tests/coord/coordinator_fixture.h"
+#include "tests/coord/store_reads.h"
 
 namespace ferry::coord {
 namespace {
@@ -17,11 +18,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 using Pairs = std::vector<std::pair<std::string, std::string>>;
-
-std::string ValueOf(TestJob& job, absl::string_view key) {
-  const std::optional<StoreEntry> entry = job.store().Find(key);
-  return entry.has_value() ? *entry->value : "(absent)";
-}
 
 // Half a set of keys would be read as a whole one.
 TEST(Store, ABatchIsSetAsAWholeOrNotAtAll) {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "tests/coord/coordinator_fixture.h"
+#include "tests/coord/store_reads.h"
 
 namespace ferry::coord {
 namespace {
@@ -18,17 +19,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
-
-std::string ValueOf(TestJob& job, absl::string_view key) {
-  const std::optional<StoreEntry> entry = job.store().Find(key);
-  return entry.has_value() ? *entry->value : "(absent)";
-}
-
-std::vector<std::string> KeysOf(const std::vector<StoreEntry>& entries) {
-  std::vector<std::string> keys;
-  for (const StoreEntry& entry : entries) keys.push_back(entry.key);
-  return keys;
-}
 
 // Scenario 56. Scenario 79: nobody has registered here.
 TEST(Store, Scenario56ANewKeyCanBeFound) {

@@ -13,8 +13,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-
 std::string Reread(const std::string& text) {
   const std::optional<DeviceSpec> spec = ParseDeviceSpec(text);
   return spec.has_value() ? ToString(*spec) : "none";

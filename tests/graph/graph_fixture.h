@@ -20,6 +20,8 @@
 
 namespace ferry::graph {
 
+inline constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
 using tensorflow::GraphDef;
 using tensorflow::NodeDef;
 

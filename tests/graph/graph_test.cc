@@ -18,8 +18,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-
 TEST(Graph, IsReadWithItsEdges) {
   GraphWriter writer;
   writer.AddFloat("sum", "AddV2", {"a", "b:0", "^n", "^n", "^a"});

@@ -10,8 +10,6 @@
 namespace ferry::graph {
 namespace {
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-
 // x and y are fed; a = -x, b = a + y, c = -b, d waits for y.
 class PartialRunTest : public ::testing::Test {
  protected:

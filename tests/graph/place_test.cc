@@ -15,8 +15,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-
 absl::StatusOr<std::vector<int>> TryPlace(const GraphWriter& writer, const DeviceSet& devices,
                                           bool is_soft = false) {
   const absl::StatusOr<Graph> graph = writer.Create();

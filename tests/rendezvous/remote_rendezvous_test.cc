@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 using ::testing::UnorderedElementsAre;
 
-constexpr absl::Duration kLong = absl::Seconds(30);
+constexpr absl::Duration kLocalWait = absl::Seconds(30);
 
 TaskName Task(int task) { return {"worker", 0, task}; }
 
@@ -80,7 +80,7 @@ class Remote : public ::testing::Test {
 TEST_F(Remote, AValueSentHereIsFoundHere) {
   const auto step = Begin(123);
   ASSERT_TRUE(step->Send(KeyOf(0, 1), Value("v")).ok());
-  EXPECT_EQ(manager_.RecvLocal(123, KeyOf(0, 1), kLong)->tensor.strings()[0], "v");
+  EXPECT_EQ(manager_.RecvLocal(123, KeyOf(0, 1), kLocalWait)->tensor.strings()[0], "v");
   manager_.Cleanup(123);
   EXPECT_EQ(manager_.step_count(), 0u);
 }
@@ -137,7 +137,7 @@ TEST_F(Remote, TheSendersContextReachesALocalReceiver) {
   class Context final : public DeviceContext {};
   const auto context = std::make_shared<Context>();
   ASSERT_TRUE(Begin(1)->Send(KeyOf(0, 1), Value("v"), false, {context}).ok());
-  EXPECT_EQ(manager_.RecvLocal(1, KeyOf(0, 1), kLong)->send_args.device_context, context);
+  EXPECT_EQ(manager_.RecvLocal(1, KeyOf(0, 1), kLocalWait)->send_args.device_context, context);
 }
 
 // Scenarios 35 and 52.
@@ -363,9 +363,10 @@ TEST_F(Remote, ABlockingReceiveRunsOutOrIsCancelled) {
               StartsWith("DEADLINE_EXCEEDED: waited 10ms in step 4 for /job:worker/"));
   Cancellation cancellation;
   cancellation.Cancel();
-  EXPECT_EQ(
-      manager_.RecvLocal(4, KeyOf(0, 1), kLong, {.cancellation = &cancellation}).status().code(),
-      absl::StatusCode::kCancelled);
+  EXPECT_EQ(manager_.RecvLocal(4, KeyOf(0, 1), kLocalWait, {.cancellation = &cancellation})
+                .status()
+                .code(),
+            absl::StatusCode::kCancelled);
 }
 
 TEST_F(Remote, PendingTellsStepSideAndAge) {

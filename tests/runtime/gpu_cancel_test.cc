@@ -14,18 +14,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr absl::Duration kPatience = absl::Seconds(20);
-constexpr size_t kBytes = 3 * 1000 * 1000 + 7;
-
-Tensor OnGpu(GpuPeer& peer, int ordinal, size_t bytes = kBytes) {
-  return *peer.gpus().Allocate(ordinal, DataType::kUint8,
-                               *Shape::Create({static_cast<int64_t>(bytes)}));
-}
-
-RendezvousKey KeyOf(int index, const std::string& to = "GPU:0") {
-  return GpuPeer::Key(absl::StrCat("t", index), "GPU:0", to);
-}
-
 // In a pool that nobody can open.
 Tensor InDefaultPool(GpuPeer& peer, size_t bytes = kBytes) {
   Gpu& gpu = peer.gpu(0);

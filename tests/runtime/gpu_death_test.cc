@@ -13,19 +13,8 @@
 namespace ferry {
 namespace {
 
-constexpr absl::Duration kPatience = absl::Seconds(20);
-constexpr size_t kBytes = 3 * 1000 * 1000 + 7;
-
-RendezvousKey KeyOf(int index, const std::string& to = "GPU:0") {
-  return GpuPeer::Key(absl::StrCat("t", index), "GPU:0", to);
-}
-
-Tensor OnGpu(GpuPeer& peer, int ordinal) {
-  return *peer.gpus().Allocate(ordinal, DataType::kUint8, *Shape::Create({kBytes}));
-}
-
 // Of cudaMalloc; `freed` says that nobody uses it any more.
-Tensor Foreign(GpuPeer& peer, cuda::DevicePointer* pointer, std::function<void()> freed) {
+Tensor PlainMemory(GpuPeer& peer, cuda::DevicePointer* pointer, std::function<void()> freed) {
   Gpu& gpu = peer.gpu(0);
   const cuda::ScopedCurrent current(*gpu.device);
   FERRY_CHECK(gpu.device->table().memory_alloc(pointer, kBytes) == cuda::kSuccess);
@@ -94,7 +83,7 @@ TEST(GpuDeath, AProducerThatLeavesKeepsWhatIsLentForAWhile) {
         const Tensor pattern = GpuPeer::Pattern(kBytes, 0);
         {
           Step step = peer.Open();
-          const Tensor tensor = Foreign(peer, &pointer, [&] {
+          const Tensor tensor = PlainMemory(peer, &pointer, [&] {
             const cuda::ScopedCurrent current(*device);
             EXPECT_EQ(device->table().memory_free(pointer), cuda::kSuccess);
             is_unused = true;
@@ -202,7 +191,7 @@ TEST(GpuDeath, AConsumerIsKilledWhileItMaps) {
         const Tensor pattern = GpuPeer::Pattern(kBytes, 0);
         for (int i = 0; i < 2; ++i) {
           const Tensor tensor =
-              i == 0 ? OnGpu(peer, 0) : Foreign(peer, &pointer, [&] { is_unused = true; });
+              i == 0 ? OnGpu(peer, 0) : PlainMemory(peer, &pointer, [&] { is_unused = true; });
           peer.Write(tensor, pattern, stream->get());
           ASSERT_TRUE(step.Send(KeyOf(i), tensor, stream->get()).ok());
         }
@@ -237,9 +226,9 @@ TEST(GpuDeath, AConsumerIsKilledBetweenSlices) {
         std::atomic<bool> is_unused = false;
         cuda::DevicePointer pointer = 0;
         Step step = peer.Open();
-        ASSERT_TRUE(
-            step.Send(KeyOf(0), Foreign(peer, &pointer, [&] { is_unused = true; }), stream->get())
-                .ok());
+        ASSERT_TRUE(step.Send(KeyOf(0), PlainMemory(peer, &pointer, [&] { is_unused = true; }),
+                              stream->get())
+                        .ok());
         EXPECT_TRUE(Eventually([&] { return peer.gpu(0).ring->stats().taken > 0; }));
         peer.Meet();
         EXPECT_TRUE(Eventually([&] { return is_unused.load(); }));
@@ -272,7 +261,7 @@ TEST(GpuDeath, AViewIsNotUnmappedWhileAStreamCopiesFromIt) {
         Step step = peer.Open();
         const Tensor pattern = GpuPeer::Pattern(kBytes, 0);
         {
-          const Tensor tensor = Foreign(peer, &pointer, [&] { is_unused = true; });
+          const Tensor tensor = PlainMemory(peer, &pointer, [&] { is_unused = true; });
           peer.Write(tensor, pattern, stream->get());
           ASSERT_TRUE(step.Send(KeyOf(0), tensor, stream->get()).ok());
         }

@@ -13,7 +13,6 @@
 
 namespace ferry {
 
-inline constexpr absl::Duration kPatience = absl::Seconds(20);
 inline constexpr size_t kLarge = 5 * 1000 * 1000 + 3;
 inline constexpr size_t kGranule = size_t{2} << 20;
 
@@ -32,10 +31,6 @@ inline Tensor Wrap(const Foreign& memory, size_t offset, size_t bytes,
                                   {MemorySpace::kCuda, 0});
   return *Tensor::Create(DataType::kUint8, *Shape::Create({static_cast<int64_t>(bytes)}),
                          std::move(buffer));
-}
-
-inline RendezvousKey KeyOf(int index, const std::string& to = "GPU:0") {
-  return GpuPeer::Key(absl::StrCat("t", index), "GPU:0", to);
 }
 
 // Sends each tensor with its own pattern, and waits until all have arrived.

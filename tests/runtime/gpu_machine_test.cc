@@ -26,13 +26,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr absl::Duration kPatience = absl::Seconds(20);
-constexpr size_t kBytes = 3 * 1000 * 1000 + 7;
-
-RendezvousKey KeyOf(int index, const std::string& to) {
-  return GpuPeer::Key(absl::StrCat("t", index), "GPU:0", to);
-}
-
 void SendOne(GpuPeer& peer, int index, const std::string& to) {
   const auto stream = peer.NewStream(0);
   Step step = peer.Open(index + 1);

@@ -232,6 +232,19 @@ inline void RunGpuPair(const GpuPairOptions& options, const std::function<void(G
   std::filesystem::remove_all(session);
 }
 
+// For what a test waits for, and of what most of them send.
+inline constexpr absl::Duration kPatience = absl::Seconds(20);
+inline constexpr size_t kBytes = 3 * 1000 * 1000 + 7;
+
+inline Tensor OnGpu(GpuPeer& peer, int ordinal, size_t bytes = kBytes) {
+  return *peer.gpus().Allocate(ordinal, DataType::kUint8,
+                               *Shape::Create({static_cast<int64_t>(bytes)}));
+}
+
+inline RendezvousKey KeyOf(int index, const std::string& to = "GPU:0") {
+  return GpuPeer::Key(absl::StrCat("t", index), "GPU:0", to);
+}
+
 }  // namespace ferry
 
 #endif  // FERRY_TESTS_RUNTIME_GPU_PAIR_H_

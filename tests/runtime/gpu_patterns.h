@@ -13,14 +13,6 @@
 
 namespace ferry {
 
-inline constexpr absl::Duration kPatience = absl::Seconds(20);
-inline constexpr size_t kBytes = 3 * 1000 * 1000 + 7;
-
-inline Tensor OnGpu(GpuPeer& peer, int ordinal, size_t bytes = kBytes) {
-  return *peer.gpus().Allocate(ordinal, DataType::kUint8,
-                               *Shape::Create({static_cast<int64_t>(bytes)}));
-}
-
 // Sends a pattern of each seed from gpu:0, whose copy into the memory is late.
 inline void SendPatterns(GpuPeer& peer, const std::string& to, int count, size_t bytes = kBytes) {
   const auto stream = peer.NewStream(0);

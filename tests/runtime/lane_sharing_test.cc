@@ -19,7 +19,7 @@
 namespace ferry {
 namespace {
 
-constexpr int64_t kLarge = int64_t{64} << 20;
+constexpr int64_t kLargeValue = int64_t{64} << 20;
 
 template <typename Condition>
 bool Becomes(Condition condition) {
@@ -184,13 +184,13 @@ TEST_P(LaneSharing, ADeadPeerEndsBothDirectionsOnce) {
     Receipt never;
     Receipt large;
     step->RecvAsync(peer->From("never"), {}, never.callback());
-    EXPECT_EQ(peer->Ask(absl::StrCat("send large ", kLarge)), "OK");
+    EXPECT_EQ(peer->Ask(absl::StrCat("send large ", kLargeValue)), "OK");
     RecvArgs args;
-    args.destination = *Tensor::Allocate(DataType::kUint8, *Shape::Create({kLarge}));
-    peer->Ask(absl::StrCat("into large", round, " ", kLarge));
+    args.destination = *Tensor::Allocate(DataType::kUint8, *Shape::Create({kLargeValue}));
+    peer->Ask(absl::StrCat("into large", round, " ", kLargeValue));
     peer->Ask(absl::StrCat("recv never", round));
     ASSERT_TRUE(step->Send(peer->To(absl::StrCat("large", round)),
-                           here.Allocate(DataType::kUint8, *Shape::Create({kLarge})))
+                           here.Allocate(DataType::kUint8, *Shape::Create({kLargeValue})))
                     .ok());
     step->RecvAsync(peer->From("large"), args, large.callback());
     absl::SleepFor(absl::Milliseconds(3 * round));

@@ -13,8 +13,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-
 NodeWriter Of(const std::string& op, DataType type) { return NodeWriter(op).Type("T", type); }
 
 template <typename T>

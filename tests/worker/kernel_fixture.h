@@ -21,6 +21,8 @@
 
 namespace ferry::worker {
 
+inline constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
 inline const absl::Status& StatusOf(const absl::Status& status) { return status; }
 template <typename T>
 const absl::Status& StatusOf(const absl::StatusOr<T>& result) {

@@ -13,8 +13,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-
 Tensor Counting(const std::vector<int64_t>& dims) {
   std::vector<float> elements(static_cast<size_t>(Shape::Create(dims)->element_count()));
   std::iota(elements.begin(), elements.end(), 0.f);

@@ -12,8 +12,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-
 class VariableKernels : public ::testing::Test {
  protected:
   VariableKernels() { environment_.variables = &variables_; }

@@ -20,7 +20,7 @@ namespace {
 
 using std::string_literals::operator""s;
 
-NcclFacts Sound() {
+NcclFacts SoundNccl() {
   NcclFacts facts;
   facts.path = "/usr/lib/libnccl.so.2";
   facts.version = 22809;
@@ -61,9 +61,9 @@ TEST(AddressOfId, ReadsBothFamilies) {
 }
 
 TEST(JudgeNccl, SaysWhichLibraryAndWhy) {
-  EXPECT_THAT(JudgeNccl(Sound(), 8, 13000),
+  EXPECT_THAT(JudgeNccl(SoundNccl(), 8, 13000),
               IsOk("2.28.9 for CUDA 13.0, /usr/lib/libnccl.so.2, the first that fits"));
-  NcclFacts facts = Sound();
+  NcclFacts facts = SoundNccl();
   facts.is_named = true;
   EXPECT_THAT(JudgeNccl(facts, 8, 13000), IsOk("libnccl.so.2 (FERRY_NCCL_LIBRARY)"));
   facts.version = 23001;
@@ -71,10 +71,10 @@ TEST(JudgeNccl, SaysWhichLibraryAndWhy) {
 }
 
 TEST(JudgeNccl, ALibraryForANewerCudaThanTheDriversIsWrong) {
-  EXPECT_THAT(JudgeNccl(Sound(), 8, 12040),
+  EXPECT_THAT(JudgeNccl(SoundNccl(), 8, 12040),
               IsWrong("the driver runs CUDA 12.4 at most", "install driver 580 or newer"));
-  EXPECT_THAT(JudgeNccl(Sound(), 8, 12040), IsWrong("", "nvidia-nccl-cu12"));
-  NcclFacts facts = Sound();
+  EXPECT_THAT(JudgeNccl(SoundNccl(), 8, 12040), IsWrong("", "nvidia-nccl-cu12"));
+  NcclFacts facts = SoundNccl();
   facts.built_with_cuda = 12090;
   // A minor version may be newer.
   EXPECT_THAT(JudgeNccl(facts, 8, 12040), IsOk("2.28.9 for CUDA 12.9"));
@@ -96,7 +96,7 @@ TEST(JudgeNccl, AnAbsentLibraryIsWrongWhereAGpuNeedsIt) {
 }
 
 TEST(JudgeNccl, WhatAnOlderLibraryLacksIsNamed) {
-  NcclFacts facts = Sound();
+  NcclFacts facts = SoundNccl();
   facts.version = 22005;
   facts.lacking = {"shrinking (2.27)", "revoking (2.28.7)"};
   EXPECT_THAT(JudgeNccl(facts, 1, 13000),
