@@ -1,2 +1,2 @@
 // SPDX-License-Identifier: Apache-2.0
-// Nothing: CMake compiles the headers of tests for the sake of this file.
+// Nothing: CMake compiles common headers for the sake of this file (FerryHeaders.cmake).
