@@ -147,7 +147,8 @@ class Agent final {
   // Entries whose key begins with `prefix`, ordered by key.
   absl::StatusOr<std::vector<KeyValue>> List(absl::string_view prefix, bool keys_only = false);
   // `on_change` hears of what is there and then of every change, in order, on one thread of
-  // all agents of this process; it must not block, call an agent or destroy one.
+  // all agents of this process; it must not block, call an agent or destroy one. It returns before
+  // the coordinator has heard of it: what changes until then is there already, and told once.
   absl::StatusOr<std::unique_ptr<AgentWatch>> Watch(
       absl::string_view prefix, std::function<void(const KeyChange&)> on_change);
 

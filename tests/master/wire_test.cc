@@ -131,6 +131,11 @@ TEST_F(WireTest, CancelsWhatItsClientLeaves) {
   // It ends when the step has, and was cleaned up.
   EXPECT_TRUE(stub_->CloseSession(&close_context, close, &closed).ok());
   EXPECT_EQ(workers_[0]->cleaned, 1);
+  // gRPC tells the worker on a thread of its own, perhaps after the master has heard of the end.
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  while (workers_[0]->cancelled == 0 && absl::Now() < deadline) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
   EXPECT_EQ(workers_[0]->cancelled, 1);
 }
 

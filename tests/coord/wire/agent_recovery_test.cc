@@ -195,11 +195,17 @@ TEST(AgentRecovery, AWatchGoesOnAfterACutWithoutGapsOrRepeats) {
   });
   ASSERT_THAT(watch, IsOk());
   auto writer = *Agent::Connect(ToolOptions(rig.server.address()));
+  const auto has_begun = [&] { return !values.empty(); };
+  const auto is_complete = [&] { return values.size() >= 200; };
   for (int i = 0; i < 200; ++i) {
     ASSERT_THAT(writer->Set("w", absl::StrCat(i), true), IsOk());
+    if (i == 0) {
+      // What was there before the watch had come is told as it is then, not as it was made.
+      absl::MutexLock lock(&mu);
+      ASSERT_TRUE(mu.AwaitWithTimeout(absl::Condition(&has_begun), kPatience));
+    }
     if (i % 50 == 25) rig.proxy.Cut();
   }
-  const auto is_complete = [&] { return values.size() >= 200; };
   {
     absl::MutexLock lock(&mu);
     ASSERT_TRUE(mu.AwaitWithTimeout(absl::Condition(&is_complete), kPatience)) << values.size();
