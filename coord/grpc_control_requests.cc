@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What each request of ferry.v1.Control does.
 #include <algorithm>
-#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -12,63 +11,11 @@
 #include "base/clock.h"
 #include "base/text.h"
 #include "coord/errors.h"
+#include "coord/grpc_control_limits.h"
 #include "coord/grpc_control_session.h"
 #include "topology/topology_proto.h"
 
 namespace ferry::coord {
-namespace {
-
-// A wait that names no time still ends.
-constexpr absl::Duration kLongestWait = absl::Hours(24 * 7);
-
-absl::Duration Timeout(int64_t milliseconds) {
-  if (milliseconds < 0) return absl::ZeroDuration();
-  return std::min(absl::Milliseconds(milliseconds), kLongestWait);
-}
-
-// Of one answer: a value of the largest size fits.
-constexpr size_t kMaxReplyBytes = size_t{3} << 29;
-
-// A client for which more than this waits may not ask for more: of states of the job, which take
-// time to tell, and of values.
-size_t MostBehind(const v1::Request& request) {
-  switch (request.op_case()) {
-    case v1::Request::kGetJobStatus:
-    case v1::Request::kWatchTasks:
-      return size_t{64} << 20;
-    case v1::Request::kGet:
-    case v1::Request::kList:
-    case v1::Request::kWatch:
-      return size_t{1} << 30;
-    default:
-      return std::numeric_limits<size_t>::max();
-  }
-}
-
-void FillEntry(const StoreEntry& entry, bool with_value, v1::KeyValue& out) {
-  out.set_key(entry.key);
-  if (with_value && entry.value != nullptr) out.set_value(*entry.value);
-  out.set_revision(entry.revision);
-}
-
-void FillEntries(const std::vector<StoreEntry>& entries, bool with_values, v1::Reply& reply) {
-  size_t bytes = 0;
-  for (const StoreEntry& entry : entries) {
-    bytes += entry.key.size() + 64;
-    if (with_values && entry.value != nullptr) bytes += entry.value->size();
-  }
-  if (bytes > kMaxReplyBytes) {
-    reply =
-        MakeReply(reply.request_id(),
-                  absl::ResourceExhaustedError(absl::StrCat(
-                      entries.size(), " entries have ", bytes, " bytes; one answer has at most ",
-                      kMaxReplyBytes, ": ask for fewer keys at once, or for keys without values")));
-    return;
-  }
-  for (const StoreEntry& entry : entries) FillEntry(entry, with_values, *reply.add_entries());
-}
-
-}  // namespace
 
 void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Executed& out) {
   if (coordinator.is_stopped()) {
@@ -185,111 +132,6 @@ void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Exe
   ExecuteTask(coordinator, request, out);
 }
 
-void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request, Executed& out) {
-  Store& store = coordinator.store();
-  const uint64_t id = request.id();
-  v1::Reply reply;
-  reply.set_request_id(id);
-  switch (request.op_case()) {
-    case v1::Request::kPut: {
-      auto& put = *request.mutable_put();
-      std::vector<std::pair<std::string, std::string>> entries;
-      entries.reserve(put.entries_size());
-      for (v1::KeyValue& entry : *put.mutable_entries()) {
-        entries.emplace_back(std::move(*entry.mutable_key()), std::move(*entry.mutable_value()));
-      }
-      const absl::StatusOr<int64_t> revision = store.Put(std::move(entries), put.overwrite());
-      reply = MakeReply(id, revision.status());
-      if (revision.ok()) reply.set_revision(*revision);
-      break;
-    }
-    case v1::Request::kGet: {
-      auto& get = *request.mutable_get();
-      std::vector<std::string> keys;
-      keys.reserve(get.keys_size());
-      for (std::string& key : *get.mutable_keys()) keys.push_back(std::move(key));
-      // Mostly they are there, and no callback is needed.
-      if (const auto found = store.FindAll(keys); found.has_value()) {
-        FillEntries(*found, /*with_values=*/true, reply);
-        break;
-      }
-      const absl::Duration timeout = Timeout(get.timeout_ms());
-      const bool waits = timeout > absl::ZeroDuration();
-      const WaitId wait = coordinator.GetKeys(
-          std::move(keys), task_, timeout,
-          [self = shared_from_this(), id, waits](absl::StatusOr<std::vector<StoreEntry>> found) {
-            if (!waits && absl::IsDeadlineExceeded(found.status())) {
-              found = absl::NotFoundError(found.status().message());
-            }
-            v1::Reply reply = MakeReply(id, found.status());
-            if (found.ok()) FillEntries(*found, /*with_values=*/true, reply);
-            self->Tell(reply);
-          });
-      out.waits.emplace_back(id, wait);
-      return;
-    }
-    case v1::Request::kList: {
-      const auto& list = request.list();
-      const size_t limit = static_cast<size_t>(std::max<int64_t>(list.limit(), 0));
-      FillEntries(store.List(list.prefix(), limit), !list.keys_only(), reply);
-      reply.set_revision(store.revision());
-      break;
-    }
-    case v1::Request::kDelete:
-      for (const std::string& key : request.delete_().keys()) {
-        store.Delete(key, request.delete_().recursive());
-      }
-      reply.set_revision(store.revision());
-      break;
-    case v1::Request::kIncrement: {
-      const absl::StatusOr<StoreEntry> entry =
-          store.Increment(request.increment().key(), request.increment().increment());
-      reply = MakeReply(id, entry.status());
-      if (entry.ok()) FillEntry(*entry, /*with_value=*/true, *reply.add_entries());
-      break;
-    }
-    case v1::Request::kCompareAndSet: {
-      auto& cas = *request.mutable_compare_and_set();
-      std::optional<std::string> expected;
-      if (!cas.expect_absent()) expected = std::move(*cas.mutable_expected());
-      const auto result =
-          store.CompareAndSet(cas.key(), expected, std::move(*cas.mutable_desired()));
-      reply = MakeReply(id, result.status());
-      if (!result.ok()) break;
-      if (!result->first) {
-        reply =
-            MakeReply(id, absl::AbortedError(result->second.value == nullptr
-                                                 ? "the key does not exist"
-                                                 : "the key holds another value than expected"));
-      }
-      if (result->second.value != nullptr) {
-        FillEntry(result->second, /*with_value=*/true, *reply.add_entries());
-      }
-      break;
-    }
-    case v1::Request::kWatch: {
-      const auto& watch = request.watch();
-      out.watches.emplace_back(
-          id, store.AddWatch(watch.prefix(), watch.with_existing(),
-                             [self = weak_from_this(), id](const StoreEvent& change) {
-                               const auto session = self.lock();
-                               if (session == nullptr) return;
-                               v1::Event event;
-                               event.set_kind(change.deleted ? v1::Event::KEY_DELETED
-                                                             : v1::Event::KEY_SET);
-                               event.set_request_id(id);
-                               FillEntry(change.entry, !change.deleted, *event.mutable_entry());
-                               session->Tell(event);
-                             }));
-      // Answered when it is cancelled; until then there are events.
-      return;
-    }
-    default:
-      break;
-  }
-  out.replies.push_back(std::move(reply));
-}
-
 void ControlSession::PollForErrors(Coordinator& coordinator) {
   const WaitId wait =
       coordinator.PollForError(task_, [self = weak_from_this()](absl::Status error) {
@@ -324,7 +166,7 @@ void ControlSession::Register(Coordinator& coordinator, const v1::Request& reque
                             .incarnation = Incarnation(node_.incarnation()),
                             .recoverable = node_.recoverable()};
   if (request.register_().timeout_ms() > 0) {
-    registration.own_timeout = Timeout(request.register_().timeout_ms());
+    registration.own_timeout = WaitTime(request.register_().timeout_ms());
   }
   registration.facts = {.service = "control",
                         .observed_address = observed_address_,
@@ -378,7 +220,7 @@ void ControlSession::ExecuteTask(Coordinator& coordinator, v1::Request& request,
       const auto& barrier = request.barrier();
       BarrierArrival arrival{.id = barrier.id(),
                              .counter = barrier.counter(),
-                             .timeout = Timeout(barrier.timeout_ms()),
+                             .timeout = WaitTime(barrier.timeout_ms()),
                              .caller = task_};
       for (const int32_t node : barrier.nodes()) arrival.tasks.push_back(TaskId(node));
       if (coordinator.IsOwnBarrier(arrival.id)) {
@@ -439,7 +281,7 @@ void ControlSession::ExecuteTask(Coordinator& coordinator, v1::Request& request,
       const int64_t timeout_ms = request.enumerate().timeout_ms();
       Enumeration enumeration{
           id, *std::move(local),
-          timeout_ms > 0 ? Timeout(timeout_ms) : coordinator.options().enumerate_timeout};
+          timeout_ms > 0 ? WaitTime(timeout_ms) : coordinator.options().enumerate_timeout};
       if (is_joining_) {
         after_joining_.push_back(std::move(enumeration));
       } else {

@@ -8,6 +8,7 @@
 
 #include "coord/errors.h"
 #include "coord/grpc_bytes.h"
+#include "coord/grpc_control_limits.h"
 
 namespace ferry::coord {
 namespace {
@@ -15,8 +16,7 @@ namespace {
 // A client that does not acknowledge is cut off when this much waits for it; what it asks for is
 // refused before that (MostBehind).
 constexpr size_t kMaxRetainedBytes = size_t{3} << 30;
-// Of one frame; an agent sends 256. The strand's lock is held for so many at once.
-constexpr int kMaxRequests = 16384;
+// The strand's lock is held for so many requests at once.
 constexpr int kRequestsAtOnce = 64;
 // The membership need not hear of every piece of a large frame.
 constexpr absl::Duration kAlivePeriod = absl::Milliseconds(200);

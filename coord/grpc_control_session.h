@@ -155,7 +155,7 @@ class ControlSession final : public std::enable_shared_from_this<ControlSession>
     absl::Duration timeout;
   };
 
-  // grpc_control_requests.cc; with the strand's lock held.
+  // grpc_control_requests.cc and, of the store, grpc_control_store.cc; with the strand's lock held.
   void Execute(Coordinator& coordinator, v1::Request& request, Executed& out);
   void ExecuteStore(Coordinator& coordinator, v1::Request& request, Executed& out);
   void ExecuteTask(Coordinator& coordinator, v1::Request& request, Executed& out);

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a client of ferry.v1.Control may ask for.
+#ifndef FERRY_COORD_GRPC_CONTROL_LIMITS_H_
+#define FERRY_COORD_GRPC_CONTROL_LIMITS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/time/time.h"
+
+#include "proto/ferry_control.pb.h"
+
+namespace ferry::coord {
+
+// Requests of one frame; an agent sends 256.
+inline constexpr int kMaxRequests = 16384;
+// Bytes of one answer: a value of the largest size fits.
+inline constexpr size_t kMaxReplyBytes = size_t{3} << 29;
+
+// How long a wait that names so many milliseconds lasts: even one that names none ends.
+absl::Duration WaitTime(int64_t milliseconds);
+
+// A client for which more bytes than this wait may not ask for more: of states of the job, which
+// take time to tell, and of values.
+size_t MostBehind(const v1::Request& request);
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_GRPC_CONTROL_LIMITS_H_

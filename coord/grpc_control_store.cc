@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// Requests of ferry.v1.Control that concern the store.
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "coord/grpc_control_limits.h"
+#include "coord/grpc_control_session.h"
+
+namespace ferry::coord {
+namespace {
+
+void FillEntry(const StoreEntry& entry, bool with_value, v1::KeyValue& out) {
+  out.set_key(entry.key);
+  if (with_value && entry.value != nullptr) out.set_value(*entry.value);
+  out.set_revision(entry.revision);
+}
+
+void FillEntries(const std::vector<StoreEntry>& entries, bool with_values, v1::Reply& reply) {
+  size_t bytes = 0;
+  for (const StoreEntry& entry : entries) {
+    bytes += entry.key.size() + 64;
+    if (with_values && entry.value != nullptr) bytes += entry.value->size();
+  }
+  if (bytes > kMaxReplyBytes) {
+    reply =
+        MakeReply(reply.request_id(),
+                  absl::ResourceExhaustedError(absl::StrCat(
+                      entries.size(), " entries have ", bytes, " bytes; one answer has at most ",
+                      kMaxReplyBytes, ": ask for fewer keys at once, or for keys without values")));
+    return;
+  }
+  for (const StoreEntry& entry : entries) FillEntry(entry, with_values, *reply.add_entries());
+}
+
+}  // namespace
+
+void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request, Executed& out) {
+  Store& store = coordinator.store();
+  const uint64_t id = request.id();
+  v1::Reply reply;
+  reply.set_request_id(id);
+  switch (request.op_case()) {
+    case v1::Request::kPut: {
+      auto& put = *request.mutable_put();
+      std::vector<std::pair<std::string, std::string>> entries;
+      entries.reserve(put.entries_size());
+      for (v1::KeyValue& entry : *put.mutable_entries()) {
+        entries.emplace_back(std::move(*entry.mutable_key()), std::move(*entry.mutable_value()));
+      }
+      const absl::StatusOr<int64_t> revision = store.Put(std::move(entries), put.overwrite());
+      reply = MakeReply(id, revision.status());
+      if (revision.ok()) reply.set_revision(*revision);
+      break;
+    }
+    case v1::Request::kGet: {
+      auto& get = *request.mutable_get();
+      std::vector<std::string> keys;
+      keys.reserve(get.keys_size());
+      for (std::string& key : *get.mutable_keys()) keys.push_back(std::move(key));
+      // Mostly they are there, and no callback is needed.
+      if (const auto found = store.FindAll(keys); found.has_value()) {
+        FillEntries(*found, /*with_values=*/true, reply);
+        break;
+      }
+      const absl::Duration timeout = WaitTime(get.timeout_ms());
+      const bool waits = timeout > absl::ZeroDuration();
+      const WaitId wait = coordinator.GetKeys(
+          std::move(keys), task_, timeout,
+          [self = shared_from_this(), id, waits](absl::StatusOr<std::vector<StoreEntry>> found) {
+            if (!waits && absl::IsDeadlineExceeded(found.status())) {
+              found = absl::NotFoundError(found.status().message());
+            }
+            v1::Reply reply = MakeReply(id, found.status());
+            if (found.ok()) FillEntries(*found, /*with_values=*/true, reply);
+            self->Tell(reply);
+          });
+      out.waits.emplace_back(id, wait);
+      return;
+    }
+    case v1::Request::kList: {
+      const auto& list = request.list();
+      const size_t limit = static_cast<size_t>(std::max<int64_t>(list.limit(), 0));
+      FillEntries(store.List(list.prefix(), limit), !list.keys_only(), reply);
+      reply.set_revision(store.revision());
+      break;
+    }
+    case v1::Request::kDelete:
+      for (const std::string& key : request.delete_().keys()) {
+        store.Delete(key, request.delete_().recursive());
+      }
+      reply.set_revision(store.revision());
+      break;
+    case v1::Request::kIncrement: {
+      const absl::StatusOr<StoreEntry> entry =
+          store.Increment(request.increment().key(), request.increment().increment());
+      reply = MakeReply(id, entry.status());
+      if (entry.ok()) FillEntry(*entry, /*with_value=*/true, *reply.add_entries());
+      break;
+    }
+    case v1::Request::kCompareAndSet: {
+      auto& cas = *request.mutable_compare_and_set();
+      std::optional<std::string> expected;
+      if (!cas.expect_absent()) expected = std::move(*cas.mutable_expected());
+      const auto result =
+          store.CompareAndSet(cas.key(), expected, std::move(*cas.mutable_desired()));
+      reply = MakeReply(id, result.status());
+      if (!result.ok()) break;
+      if (!result->first) {
+        reply =
+            MakeReply(id, absl::AbortedError(result->second.value == nullptr
+                                                 ? "the key does not exist"
+                                                 : "the key holds another value than expected"));
+      }
+      if (result->second.value != nullptr) {
+        FillEntry(result->second, /*with_value=*/true, *reply.add_entries());
+      }
+      break;
+    }
+    case v1::Request::kWatch: {
+      const auto& watch = request.watch();
+      out.watches.emplace_back(
+          id, store.AddWatch(watch.prefix(), watch.with_existing(),
+                             [self = weak_from_this(), id](const StoreEvent& change) {
+                               const auto session = self.lock();
+                               if (session == nullptr) return;
+                               v1::Event event;
+                               event.set_kind(change.deleted ? v1::Event::KEY_DELETED
+                                                             : v1::Event::KEY_SET);
+                               event.set_request_id(id);
+                               FillEntry(change.entry, !change.deleted, *event.mutable_entry());
+                               session->Tell(event);
+                             }));
+      // Answered when it is cancelled; until then there are events.
+      return;
+    }
+    default:
+      break;
+  }
+  out.replies.push_back(std::move(reply));
+}
+
+}  // namespace ferry::coord
