@@ -56,26 +56,34 @@ AgentLink::~AgentLink() {
     absl::MutexLock lock(&mu_);
     is_closing_ = true;
     LoseLocked(absl::CancelledError("the agent is being closed"), ready);
-    NoteChange();
+    changed_.Wake();
   }
   for (auto& callback : ready) std::move(callback)();
   thread_.Join();
-  absl::MutexLock lock(&mu_);
-  while (stream_count_ > 0) changed_.Wait(&mu_);
+  while (true) {
+    const uint32_t turn = changed_.turn();
+    {
+      absl::MutexLock lock(&mu_);
+      if (stream_count_ == 0) return;
+    }
+    changed_.WaitUntil(turn, absl::InfiniteFuture());
+  }
 }
 
 absl::StatusOr<v1::Welcome> AgentLink::WaitUntilAttached() {
-  absl::MutexLock lock(&mu_);
-  const absl::Time deadline = started_ + options_.connect_timeout;
-  while (!welcome_.has_value() && lost_.ok()) {
-    const absl::Duration left = deadline - SteadyClock().Now();
-    if (left <= absl::ZeroDuration()) {
-      return absl::DeadlineExceededError(OutOfReachLocked(SteadyClock().Now()));
+  while (true) {
+    const uint32_t turn = changed_.turn();
+    absl::Time deadline;
+    {
+      absl::MutexLock lock(&mu_);
+      if (welcome_.has_value()) return *welcome_;
+      if (!lost_.ok()) return lost_;
+      deadline = started_ + options_.connect_timeout;
+      const absl::Time now = SteadyClock().Now();
+      if (now >= deadline) return absl::DeadlineExceededError(OutOfReachLocked(now));
     }
-    changed_.WaitWithTimeout(&mu_, left);
+    changed_.WaitUntil(turn, deadline);
   }
-  if (!welcome_.has_value()) return lost_;
-  return *welcome_;
 }
 
 std::string AgentLink::OutOfReachLocked(absl::Time now) const {
@@ -97,14 +105,14 @@ uint64_t AgentLink::Call(v1::Request request, absl::Duration timeout, std::strin
   absl::MutexLock lock(&mu_);
   if (!lost_.ok()) {
     deferred_.push_back([done = std::move(done), why = lost_]() mutable { std::move(done)(why); });
-    NoteChange();
+    changed_.Wake();
     return 0;
   }
   const absl::Time now = SteadyClock().Now();
   const absl::Time deadline = now + timeout + (keeps_time ? absl::ZeroDuration() : kAnswerMargin);
   const uint64_t id = last_request_id_ + 1;
   pending_.emplace(id, Pending{now, deadline, std::move(what), std::move(done)});
-  if (deadlines_.empty() || deadline < deadlines_.begin()->first) NoteChange();
+  if (deadlines_.empty() || deadline < deadlines_.begin()->first) changed_.Wake();
   deadlines_.emplace(deadline, id);
   return SendLocked(std::move(request));
 }
@@ -112,7 +120,7 @@ uint64_t AgentLink::Call(v1::Request request, absl::Duration timeout, std::strin
 void AgentLink::Defer(absl::AnyInvocable<void() &&> callback) {
   absl::MutexLock lock(&mu_);
   deferred_.push_back(std::move(callback));
-  NoteChange();
+  changed_.Wake();
 }
 
 uint64_t AgentLink::Subscribe(v1::Request request, EventCallback on_event) {
@@ -135,7 +143,7 @@ void AgentLink::StartHeartbeats() {
   absl::MutexLock lock(&mu_);
   has_heartbeats_ = true;
   next_heartbeat_ = SteadyClock().Now();
-  NoteChange();
+  changed_.Wake();
 }
 
 void AgentLink::StopHeartbeats() {
@@ -220,7 +228,7 @@ void AgentLink::OnFrame(AgentStream& stream, v1::ServerFrame& frame) {
       is_attached_ = true;
       backoff_ = kFirstBackoff;
       WriteLocked();
-      NoteChange();
+      changed_.Wake();
       return;
     }
     // Sent again although it had arrived: an acknowledgement was lost with the old stream.
@@ -276,7 +284,7 @@ void AgentLink::OnEnded(AgentStream& stream, const absl::Status& status) {
     next_attempt_ = now + backoff_ * (0.5 + 0.5 * (random_() % 1024) / 1024.0);
     backoff_ = std::min(backoff_ * 2, kLongestBackoff);
   }
-  NoteChange();
+  changed_.Wake();
 }
 
 void AgentLink::LoseLocked(const absl::Status& why, Ready& ready) {
@@ -334,7 +342,7 @@ void AgentLink::ExpireLocked(absl::Time now, Ready& ready) {
 void AgentLink::Keep() {
   mu_.Lock();
   while (!is_closing_) {
-    const uint32_t turn = keep_.turn();
+    const uint32_t turn = changed_.turn();
     const absl::Time now = SteadyClock().Now();
     Ready ready = std::exchange(deferred_, {});
     ExpireLocked(now, ready);
@@ -393,7 +401,7 @@ void AgentLink::Keep() {
     }
     if (!deferred_.empty() || is_closing_) continue;
     mu_.Unlock();
-    keep_.WaitUntil(turn, wake);
+    changed_.WaitUntil(turn, wake);
     mu_.Lock();
   }
   // What was deferred must still be told.

@@ -90,10 +90,6 @@ class AgentLink final : private AgentStream::Owner {
   using Ready = std::vector<absl::AnyInvocable<void() &&>>;
 
   void Keep() ABSL_LOCKS_EXCLUDED(mu_);
-  void NoteChange() {
-    changed_.SignalAll();
-    keep_.Wake();
-  }
   uint64_t SendLocked(v1::Request request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Every request up to `id` has arrived there.
   void ForgetArrivedLocked(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -120,9 +116,9 @@ class AgentLink final : private AgentStream::Owner {
   const std::shared_ptr<SocketLoop> loop_;
 
   absl::Mutex mu_;
-  absl::CondVar changed_;
-  // Of the thread that keeps the time.
-  Wakeup keep_;
+  // Of the thread that keeps the time, and of who waits for the first Welcome or the last end.
+  // Woken with mu_ held: it is gone soon after the last end.
+  Wakeup changed_;
   bool is_closing_ ABSL_GUARDED_BY(mu_) = false;
   // Not OK: lost for good, and why.
   absl::Status lost_ ABSL_GUARDED_BY(mu_);

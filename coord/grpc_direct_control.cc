@@ -18,6 +18,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "coord/direct_frames.h"
 #include "coord/grpc_bytes.h"
@@ -196,16 +197,19 @@ void DirectControl::Take(UniqueFd connection) {
 void DirectControl::CountAttached(int change) {
   absl::MutexLock lock(&mu_);
   attached_ += change;
-  attached_changed_.Signal();
+  attached_changed_.Wake();
 }
 
 void DirectControl::Stop(absl::Duration grace) {
   if (loop_ == nullptr) return;  // There was none to be had.
-  {
-    const absl::Time deadline = absl::Now() + grace;
-    absl::MutexLock lock(&mu_);
-    while (attached_ > 0 && !attached_changed_.WaitWithDeadline(&mu_, deadline)) {
+  const absl::Time deadline = SteadyClock().Now() + grace;
+  while (SteadyClock().Now() < deadline) {
+    const uint32_t turn = attached_changed_.turn();
+    {
+      absl::MutexLock lock(&mu_);
+      if (attached_ == 0) break;
     }
+    attached_changed_.WaitUntil(turn, deadline);
   }
   // Closes the rest. What runs there until then still needs loop_.
   loop_->End();

@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 
 #include "base/unique_fd.h"
+#include "base/wakeup.h"
 #include "coord/grpc_control_service.h"
 #include "coord/socket_loop.h"
 
@@ -63,7 +64,7 @@ class DirectControl final {
   const DirectControlOptions options_;
 
   absl::Mutex mu_;
-  absl::CondVar attached_changed_;
+  Wakeup attached_changed_;
   // Streams of sessions: the others have nothing to hear.
   int attached_ ABSL_GUARDED_BY(mu_) = 0;
   // Constant after Create.
