@@ -19,8 +19,8 @@
 
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "cli/output.h"
 #include "cli/progress.h"
+#include "cli/queued_output.h"
 #include "cli/signals.h"
 #include "cli/table.h"
 #include "cli/tool_agent.h"
@@ -33,6 +33,8 @@ namespace {
 
 // A value on a line of `kv watch` and `kv ls --long`.
 constexpr size_t kMaxShownBytes = 120;
+// For the reader of a watch that has ended to go on reading.
+constexpr absl::Duration kReaderPatience = absl::Seconds(1);
 
 struct KvFlags {
   std::string coordinator;
@@ -157,26 +159,33 @@ class Loss final {
 
 absl::StatusOr<int> Watch(const KvFlags& flags) {
   BlockedSignals signals({SIGINT, SIGTERM});
+  // Both outlive the agent, whose threads use them.
   Loss loss(signals);
+  QueuedOutput output(signals);
   FERRY_ASSIGN_OR_RETURN(
       const auto agent, ConnectTool(flags.coordinator,
                                     [&loss](absl::Status status) { loss.Set(std::move(status)); }));
-  const auto print = [&loss](const coord::KeyChange& change) {
-    const std::string key = Printable(change.entry.key);
-    if (change.deleted) {
-      std::printf("rm %s\n", key.c_str());
-    } else {
-      std::printf("set %s %s\n", key.c_str(), Quoted(change.entry.value, kMaxShownBytes).c_str());
-    }
-    const absl::Status written = FlushOutput();
-    if (!written.ok()) loss.Set(written);
+  const auto print = [&loss, &output](const coord::KeyChange& change) {
+    std::string line = absl::StrCat(change.deleted ? "rm " : "set ", Printable(change.entry.key));
+    if (!change.deleted) absl::StrAppend(&line, " ", Quoted(change.entry.value, kMaxShownBytes));
+    if (output.Add(absl::StrCat(line, "\n"))) return;
+    loss.Set(absl::ResourceExhaustedError(
+        absl::StrCat("the output is read more slowly than keys change: ", output.waiting_bytes(),
+                     " bytes wait; watch fewer keys")));
   };
   FERRY_ASSIGN_OR_RETURN(const auto watch, agent->Watch(flags.prefix, print));
-  while (true) {
+  while (loss.status().ok()) {
+    FERRY_ASSIGN_OR_RETURN(const bool is_interrupted, output.Step(absl::InfiniteDuration()));
     // Interrupting is how a watch is meant to end.
-    if (signals.WaitFor(absl::InfiniteDuration())) return kDone;
-    FERRY_RETURN_IF_ERROR(loss.status());
+    if (is_interrupted) return kDone;
   }
+  // What has come is still told, if somebody reads it.
+  FERRY_RETURN_IF_ERROR(output.Drain(kReaderPatience).status());
+  const absl::Status lost = loss.status();
+  if (output.waiting_bytes() == 0) return lost;
+  return absl::Status(lost.code(),
+                      absl::StrCat(lost.message(), "; the last ", output.waiting_bytes(),
+                                   " bytes of the output were not read"));
 }
 
 }  // namespace

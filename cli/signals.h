@@ -25,8 +25,9 @@ class BlockedSignals final {
 
   // Waits for one of them and returns it. A Wake does not count.
   int Wait();
-  // Waits for one of them; nothing when the time is over or somebody called Wake.
-  std::optional<int> WaitFor(absl::Duration timeout);
+  // Waits for one of them; nothing when the time is over, somebody called Wake, or `writable_fd`,
+  // if there is one, can be written to.
+  std::optional<int> WaitFor(absl::Duration timeout, int writable_fd = -1);
   // Ends a WaitFor, the present one or the next. From any thread.
   void Wake();
 

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
-#include "cli/output.h"
+#include "cli/queued_output.h"
 #include "cli/signals.h"
 #include "cli/status_pending.h"
 #include "cli/status_text.h"
@@ -45,19 +45,21 @@ std::string Format(const coord::JobStatus& status, const StatusFlags& flags) {
 absl::StatusOr<int> Watch(std::unique_ptr<coord::Agent> agent, const StatusFlags& flags,
                           BlockedSignals& signals) {
   StatusWatch watch(flags.coordinator, std::move(agent), signals);
+  QueuedOutput output(signals);
   const bool on_terminal = isatty(STDOUT_FILENO) == 1;
   for (bool is_first = true;; is_first = false) {
     FERRY_ASSIGN_OR_RETURN(const coord::JobStatus status, watch.Next());
-    const std::string text = Format(status, flags);
+    std::string text = Format(status, flags);
     if (on_terminal) {
       // Home and clear: the screen never shows half of a table.
-      std::fputs("\033[H\033[2J", stdout);
+      text.insert(0, "\033[H\033[2J");
     } else if (!is_first && !flags.json) {
-      std::fputc('\n', stdout);
+      text.insert(0, "\n");
     }
-    std::fputs(text.c_str(), stdout);
-    FERRY_RETURN_IF_ERROR(FlushOutput());
-    if (signals.WaitFor(absl::Seconds(1))) return kDone;
+    // Who does not read this one need not have the next.
+    output.Add(text);
+    FERRY_ASSIGN_OR_RETURN(const bool is_interrupted, output.Drain(absl::InfiniteDuration()));
+    if (is_interrupted || signals.WaitFor(absl::Seconds(1))) return kDone;
   }
 }
 

@@ -4,11 +4,14 @@
 
     cli_jobs_test.py FERRY [CASE...]
 """
+import array
+import fcntl
 import json
 import random
 import re
 import signal
 import subprocess
+import termios
 import time
 
 import harness
@@ -85,6 +88,52 @@ class Kv(harness.Case):
         watch.signal(signal.SIGINT)
         self.assertEqual(watch.wait(), 0)
         self.assertNotIn("elsewhere", watch.out)
+
+    def start_unread(self, *arguments):
+        """A verb that has filled its stdout, of one page, which nobody reads."""
+        process = subprocess.Popen([harness.FERRY, *arguments], stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, pipesize=4096,
+                                   env=harness.environment(FERRY_COORDINATOR=self.address))
+        self.addCleanup(process.stderr.close)
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+
+        def unread_bytes():
+            count = array.array("i", [0])
+            fcntl.ioctl(process.stdout.fileno(), termios.FIONREAD, count)
+            return count[0]
+        self.eventually(lambda: unread_bytes() == 4096)
+        return process
+
+    def test_a_watch_that_nobody_reads_can_be_stopped(self):
+        self.address = self.coordinator(200)[1]
+        for i in range(3):
+            self.kv("set", str(i) + "k" * 50_000, "v")
+        for arguments in (("kv", "watch"), ("status", "--watch", "--all")):
+            for number in (signal.SIGINT, signal.SIGTERM):
+                with self.subTest(arguments, number=number):
+                    watch = self.start_unread(*arguments)
+                    watch.send_signal(number)
+                    self.assertEqual(watch.wait(timeout=10), 0)
+
+    def test_a_watch_that_nobody_reads_ends_with_its_coordinator(self):
+        coordinator, self.address = self.coordinator(1)
+        self.kv("set", "k" * 50_000, "v")
+        watch = self.start_unread("kv", "watch")
+        coordinator.kill()
+        self.assertEqual(watch.wait(timeout=30), 1)
+        self.assertRegex(watch.stderr.read().decode(),
+                         r"(?s)out of reach.*the last 4\d{4} bytes of the output were not read")
+
+    def test_a_watch_tells_all_to_a_reader_that_is_slow(self):
+        self.kv("set", "k" * 100_000, "v")
+        watch = self.start_unread("kv", "watch")
+        self.kv("set", "last", "v")
+        line = b"set " + b"k" * 100_000 + b' "v"\nset last "v"\n'
+        self.assertEqual(watch.stdout.read(len(line)), line)
+        watch.send_signal(signal.SIGINT)
+        self.assertEqual(watch.wait(timeout=10), 0)
 
     def test_a_watch_ends_when_its_output_cannot_be_written(self):
         self.kv("set", "a", "1")
