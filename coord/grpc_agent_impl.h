@@ -4,6 +4,7 @@
 #define FERRY_COORD_GRPC_AGENT_IMPL_H_
 
 #include <algorithm>
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <utility>
@@ -26,6 +27,10 @@ namespace ferry::coord {
 
 // Of calls that do not wait for anybody.
 inline constexpr absl::Duration kQuickTimeout = absl::Seconds(30);
+// The same with so many bytes to send, on a network that carries a mebibyte a second.
+inline absl::Duration QuickTimeout(size_t bytes) {
+  return kQuickTimeout + absl::Seconds(static_cast<double>(bytes) / (1 << 20));
+}
 inline constexpr absl::Duration kLeaveTimeout = absl::Seconds(3);
 // As long as the longest wait that the coordinator grants.
 inline constexpr absl::Duration kLongestWait = absl::Hours(24 * 7);

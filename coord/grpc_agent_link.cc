@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams, sending again, heartbeats and deadlines of the agent.
+// Streams, and sending again.
 #include "coord/grpc_agent_link.h"
 
 #include <algorithm>
@@ -31,6 +31,22 @@ bool IsFinal(const absl::Status& status) {
     case absl::StatusCode::kAborted:
     case absl::StatusCode::kResourceExhausted:
     case absl::StatusCode::kUnimplemented:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// What is done there at once, so that cancelling it would come too late.
+bool HasEffect(const v1::Request& request) {
+  switch (request.op_case()) {
+    case v1::Request::kPut:
+    case v1::Request::kDelete:
+    case v1::Request::kIncrement:
+    case v1::Request::kCompareAndSet:
+    case v1::Request::kCancelBarrier:
+    case v1::Request::kReportError:
+    case v1::Request::kLeave:
       return true;
     default:
       return false;
@@ -111,7 +127,8 @@ uint64_t AgentLink::Call(v1::Request request, absl::Duration timeout, std::strin
   const absl::Time now = SteadyClock().Now();
   const absl::Time deadline = now + timeout + (keeps_time ? absl::ZeroDuration() : kAnswerMargin);
   const uint64_t id = last_request_id_ + 1;
-  pending_.emplace(id, Pending{now, deadline, std::move(what), std::move(done)});
+  pending_.emplace(id,
+                   Pending{now, deadline, std::move(what), HasEffect(request), std::move(done)});
   if (deadlines_.empty() || deadline < deadlines_.begin()->first) changed_.Wake();
   deadlines_.emplace(deadline, id);
   return SendLocked(std::move(request));
@@ -170,6 +187,7 @@ void AgentLink::WriteLocked() {
       bytes += request.ByteSizeLong();
       *frame.add_requests() = request;
     }
+    doubtful_ = std::max(doubtful_, written_);
     // It does not call back from inside.
     is_writing_ = !stream_->Write(frame);
   }
@@ -203,7 +221,17 @@ void AgentLink::ForgetArrivedLocked(uint64_t id) {
   while (!outgoing_.empty() && outgoing_.front().id() <= id) {
     outgoing_.pop_front();
     if (written_ > 0) --written_;
+    if (doubtful_ > 0) --doubtful_;
   }
+}
+
+bool AgentLink::TakeBackLocked(uint64_t id) {
+  const auto found =
+      std::lower_bound(outgoing_.begin() + static_cast<ptrdiff_t>(doubtful_), outgoing_.end(), id,
+                       [](const v1::Request& request, uint64_t id) { return request.id() < id; });
+  if (found == outgoing_.end() || found->id() != id) return false;
+  outgoing_.erase(found);
+  return true;
 }
 
 void AgentLink::EndLocked(std::map<uint64_t, Pending>::iterator pending,
@@ -224,6 +252,12 @@ void AgentLink::OnFrame(AgentStream& stream, v1::ServerFrame& frame) {
     if (frame.has_welcome()) {
       ForgetArrivedLocked(frame.welcome().received_request_id());
       written_ = 0;
+      doubtful_ = 0;
+      // The others have not arrived. Who was told that the time is over need not be surprised.
+      std::erase_if(outgoing_,
+                    [this](const v1::Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+                      return HasEffect(request) && pending_.count(request.id()) == 0;
+                    });
       welcome_ = std::move(*frame.mutable_welcome());
       is_attached_ = true;
       backoff_ = kFirstBackoff;
@@ -293,121 +327,11 @@ void AgentLink::LoseLocked(const absl::Status& why, Ready& ready) {
   while (!pending_.empty()) EndLocked(pending_.begin(), why, ready);
   outgoing_.clear();
   written_ = 0;
+  doubtful_ = 0;
   if (stream_ != nullptr) stream_->Close(absl::CancelledError("the agent has given up"));
   if (is_first && !is_closing_ && options_.on_lost) {
     ready.push_back([this, why]() { options_.on_lost(why); });
   }
-}
-
-// Four within the time after which this node would be taken for dead.
-absl::Duration AgentLink::HeartbeatPeriodLocked() const {
-  return absl::Milliseconds(welcome_->heartbeat_timeout_ms()) / 4;
-}
-
-void AgentLink::HeartbeatLocked(absl::Time now) {
-  next_heartbeat_ = now + HeartbeatPeriodLocked();
-  v1::Request request;
-  request.mutable_heartbeat()->set_progress(progress_);
-  const uint64_t id = last_request_id_ + 1;
-  const absl::Time deadline = absl::InfiniteFuture();
-  // The answer is a sign of life in itself; a refusal means that the job is over for this node.
-  pending_.emplace(id,
-                   Pending{now, deadline, "heartbeat", [this](absl::StatusOr<v1::Reply> reply) {
-                             if (!reply.ok() || reply->code() == 0) return;
-                             StopHeartbeats();
-                             if (options_.on_lost) {
-                               options_.on_lost(absl::Status(
-                                   static_cast<absl::StatusCode>(reply->code()), reply->message()));
-                             }
-                           }});
-  deadlines_.emplace(deadline, id);
-  SendLocked(std::move(request));
-}
-
-void AgentLink::ExpireLocked(absl::Time now, Ready& ready) {
-  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
-    const auto pending = pending_.find(deadlines_.begin()->second);
-    std::string why = absl::StrCat("waited ", ShortDuration(now - pending->second.since), " for ",
-                                   pending->second.what);
-    if (!is_attached_) absl::StrAppend(&why, "; ", OutOfReachLocked(now));
-    // It need not stay parked there.
-    v1::Request cancel;
-    cancel.mutable_cancel()->set_request_id(pending->first);
-    EndLocked(pending, absl::DeadlineExceededError(why), ready);
-    SendLocked(std::move(cancel));
-  }
-}
-
-// The thread "ferry-agent".
-void AgentLink::Keep() {
-  mu_.Lock();
-  while (!is_closing_) {
-    const uint32_t turn = changed_.turn();
-    const absl::Time now = SteadyClock().Now();
-    Ready ready = std::exchange(deferred_, {});
-    ExpireLocked(now, ready);
-    absl::Time wake = deadlines_.empty() ? absl::InfiniteFuture() : deadlines_.begin()->first;
-    if (lost_.ok()) {
-      const absl::Duration patience =
-          options_.lost_timeout > absl::ZeroDuration() ? options_.lost_timeout
-          : welcome_.has_value() ? absl::Milliseconds(welcome_->heartbeat_timeout_ms())
-                                 : options_.connect_timeout;
-      if (!is_attached_ && now - last_contact_ >= patience) {
-        // Never reached: it is the caller's time that is over.
-        LoseLocked(welcome_.has_value() ? absl::UnavailableError(OutOfReachLocked(now))
-                                        : absl::DeadlineExceededError(OutOfReachLocked(now)),
-                   ready);
-      } else if (stream_ == nullptr) {
-        if (next_attempt_ <= now) {
-          attempt_began_ = now;
-          const std::shared_ptr<AgentStream> stream = AttachLocked();
-          mu_.Unlock();
-          stream->Open(options_.coordinator, loop_);
-          mu_.Lock();
-        }
-        wake = std::min({wake, next_attempt_, last_contact_ + patience});
-      } else if (!is_attached_) {
-        const absl::Time too_long = attempt_began_ + options_.longest_attempt;
-        if (too_long <= now) {
-          attempt_began_ = absl::InfiniteFuture();
-          stream_->Close(absl::UnavailableError(
-              absl::StrCat("the connection was there, but no Welcome came within ",
-                           absl::FormatDuration(options_.longest_attempt))));
-          wake = std::min(wake, now + absl::Seconds(1));
-        } else {
-          wake = std::min(wake, too_long);
-        }
-        wake = std::min(wake, last_contact_ + patience);
-      } else if (has_heartbeats_) {
-        if (next_heartbeat_ <= now) HeartbeatLocked(now);
-        // Not less than a heartbeat takes to come and be answered.
-        const absl::Duration most = std::max(
-            options_.longest_silence, HeartbeatPeriodLocked() + options_.longest_silence / 2);
-        const absl::Time silent_at = stream_->last_bytes() + most;
-        if (silent_at <= now) {
-          stream_->Close(absl::UnavailableError(absl::StrCat(
-              "the coordinator has answered no heartbeat for ", absl::FormatDuration(most))));
-          wake = std::min(wake, now + absl::Seconds(1));
-        } else {
-          wake = std::min({wake, next_heartbeat_, silent_at});
-        }
-      }
-    }
-    if (!ready.empty()) {
-      mu_.Unlock();
-      for (auto& callback : ready) std::move(callback)();
-      mu_.Lock();
-      continue;
-    }
-    if (!deferred_.empty() || is_closing_) continue;
-    mu_.Unlock();
-    changed_.WaitUntil(turn, wake);
-    mu_.Lock();
-  }
-  // What was deferred must still be told.
-  Ready ready = std::exchange(deferred_, {});
-  mu_.Unlock();
-  for (auto& callback : ready) std::move(callback)();
 }
 
 }  // namespace ferry::coord

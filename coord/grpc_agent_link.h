@@ -66,6 +66,8 @@ class AgentLink final : private AgentStream::Owner {
 
   // `timeout`: for an answer to come. The coordinator keeps the time of requests that carry one,
   // and the agent only some seconds later; with `keeps_time` the agent does it to the moment.
+  // DEADLINE_EXCEEDED says whether the request may still be done: one that was not sent by then
+  // never is.
   // `what`: for messages. Returns the request's id.
   uint64_t Call(v1::Request request, absl::Duration timeout, std::string what, ReplyCallback done,
                 bool keeps_time = false) ABSL_LOCKS_EXCLUDED(mu_);
@@ -85,12 +87,16 @@ class AgentLink final : private AgentStream::Owner {
     absl::Time since;
     absl::Time deadline;
     std::string what;
+    // Done there although nobody waits for the answer any more.
+    bool has_effect = false;
     ReplyCallback done;
   };
   using Ready = std::vector<absl::AnyInvocable<void() &&>>;
 
   void Keep() ABSL_LOCKS_EXCLUDED(mu_);
   uint64_t SendLocked(v1::Request request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // False: it may have been sent. Else it is not sent any more.
+  bool TakeBackLocked(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Every request up to `id` has arrived there.
   void ForgetArrivedLocked(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WriteLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -146,9 +152,11 @@ class AgentLink final : private AgentStream::Owner {
   absl::btree_set<std::pair<absl::Time, uint64_t>> deadlines_ ABSL_GUARDED_BY(mu_);
   std::map<uint64_t, std::shared_ptr<const EventCallback>> subscriptions_ ABSL_GUARDED_BY(mu_);
   // Requests that are not known to have arrived, in order of id; the first `written_` of them are
-  // on the present stream.
+  // on the present stream, and the first `doubtful_` on it or on one before, which may have brought
+  // them: the next Welcome tells.
   std::deque<v1::Request> outgoing_ ABSL_GUARDED_BY(mu_);
   size_t written_ ABSL_GUARDED_BY(mu_) = 0;
+  size_t doubtful_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t received_sequence_ ABSL_GUARDED_BY(mu_) = 0;
   size_t unacked_bytes_ ABSL_GUARDED_BY(mu_) = 0;
 

@@ -95,7 +95,8 @@ void Agent::SetAllAsync(std::vector<std::pair<std::string, std::string>> entries
     entry.set_key(std::move(key));
     entry.set_value(std::move(value));
   }
-  impl_->link().Call(std::move(request), kQuickTimeout, "a set to be confirmed",
+  const absl::Duration timeout = QuickTimeout(request.ByteSizeLong());
+  impl_->link().Call(std::move(request), timeout, "a set to be confirmed",
                      [done = std::move(done)](absl::StatusOr<v1::Reply> reply) mutable {
                        std::move(done)(Checked(std::move(reply)).status());
                      });
@@ -142,7 +143,8 @@ void Agent::CompareAndSetAsync(absl::string_view key, const std::optional<std::s
   cas.set_expect_absent(!expected.has_value());
   if (expected.has_value()) cas.set_expected(*expected);
   cas.set_desired(std::string(desired));
-  impl_->link().Call(std::move(request), kQuickTimeout, "a compare-and-set to be confirmed",
+  const absl::Duration timeout = QuickTimeout(request.ByteSizeLong());
+  impl_->link().Call(std::move(request), timeout, "a compare-and-set to be confirmed",
                      [done = std::move(done)](absl::StatusOr<v1::Reply> reply) mutable {
                        std::move(done)(CompareAndSetResultOf(reply));
                      });
