@@ -93,7 +93,8 @@ void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Exe
             MakeReply(request.id(), absl::NotFoundError("not every node has sent its devices")));
         return;
       }
-      out.blobs.emplace_back(out.replies.size(), shared_.blobs.SliceOf(topology));
+      out.shared.emplace_back(out.replies.size(),
+                              SharedBytes{.blob = shared_.blobs.SliceOf(topology), .values = {}});
       v1::Reply& reply = out.replies.emplace_back();
       reply.set_request_id(request.id());
       reply.set_has_blob(true);
@@ -112,7 +113,7 @@ void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Exe
                 }
               });
             }
-            self->Tell(reply);
+            self->Tell(std::move(reply));
           });
       out.waits.emplace_back(request.id(), wait);
       return;
@@ -141,23 +142,23 @@ void ControlSession::PollForErrors(Coordinator& coordinator) {
         event.set_kind(v1::Event::JOB_ERROR);
         event.set_code(static_cast<int>(error.code()));
         event.set_message(std::string(error.message()));
-        session->Tell(event);
+        session->Tell(std::move(event));
       });
   // Kept like a request, under the id that none has.
   NoteParked(coordinator, /*request_id=*/0, wait);
 }
 
 void ControlSession::Enumerate(Coordinator& coordinator, Enumeration enumeration) {
-  const WaitId wait =
-      coordinator.EnumerateDevices(task_, std::move(enumeration.local), enumeration.timeout,
-                                   [self = shared_from_this(), id = enumeration.request_id](
-                                       absl::StatusOr<TopologyExchange::Result> result) {
-                                     v1::Reply reply = MakeReply(id, result.status());
-                                     if (!result.ok()) return self->Tell(reply);
-                                     reply.set_has_blob(true);
-                                     const grpc::Slice blob = self->shared_.blobs.SliceOf(*result);
-                                     self->Tell(reply, &blob);
-                                   });
+  const WaitId wait = coordinator.EnumerateDevices(
+      task_, std::move(enumeration.local), enumeration.timeout,
+      [self = shared_from_this(),
+       id = enumeration.request_id](absl::StatusOr<TopologyExchange::Result> result) {
+        v1::Reply reply = MakeReply(id, result.status());
+        if (!result.ok()) return self->Tell(std::move(reply));
+        reply.set_has_blob(true);
+        const SharedBytes shared{.blob = self->shared_.blobs.SliceOf(*result), .values = {}};
+        self->Tell(std::move(reply), &shared);
+      });
   NoteParked(coordinator, enumeration.request_id, wait);
 }
 
@@ -233,7 +234,7 @@ void ControlSession::ExecuteTask(Coordinator& coordinator, v1::Request& request,
           std::move(arrival), [self = shared_from_this(), id](const BarrierResult& result) {
             v1::Reply reply = MakeReply(id, result.status);
             reply.set_counter(result.counter);
-            self->Tell(reply);
+            self->Tell(std::move(reply));
           });
       out.waits.emplace_back(id, wait);
       return;
@@ -266,7 +267,7 @@ void ControlSession::ExecuteTask(Coordinator& coordinator, v1::Request& request,
                 out.set_incarnation(info.incarnation.value());
               }
             }
-            self->Tell(reply);
+            self->Tell(std::move(reply));
           });
       out.waits.emplace_back(id, wait);
       return;

@@ -163,12 +163,12 @@ absl::Status ControlSession::OnFrame(v1::ClientFrame& frame) {
   return absl::OkStatus();
 }
 
-void ControlSession::AddLocked(const Executed& executed) {
+void ControlSession::AddLocked(Executed& executed) {
   if (!overflow_.ok()) return;
-  auto blob = executed.blobs.begin();
+  auto shared = executed.shared.begin();
   for (size_t i = 0; i < executed.replies.size(); ++i) {
-    if (blob != executed.blobs.end() && blob->first == i) {
-      outbox_.Add(executed.replies[i], (blob++)->second);
+    if (shared != executed.shared.end() && shared->first == i) {
+      outbox_.Add(std::move(executed.replies[i]), (shared++)->second);
     } else {
       outbox_.Add(executed.replies[i]);
     }
@@ -211,12 +211,12 @@ void ControlSession::NoteParked(Coordinator& coordinator, uint64_t request_id, W
   }
 }
 
-void ControlSession::Tell(const v1::Reply& reply, const grpc::Slice* blob) {
+void ControlSession::Tell(v1::Reply reply, const SharedBytes* shared) {
   absl::MutexLock lock(&mu_);
   waits_.erase(reply.request_id());
   if (is_closed_ || !overflow_.ok()) return;
-  if (blob != nullptr) {
-    outbox_.Add(reply, *blob);
+  if (shared != nullptr) {
+    outbox_.Add(std::move(reply), *shared);
   } else {
     outbox_.Add(reply);
   }
@@ -224,10 +224,14 @@ void ControlSession::Tell(const v1::Reply& reply, const grpc::Slice* blob) {
   FlushLaterLocked();
 }
 
-void ControlSession::Tell(const v1::Event& event) {
+void ControlSession::Tell(v1::Event event, const grpc::Slice& value) {
   absl::MutexLock lock(&mu_);
   if (is_closed_ || !overflow_.ok()) return;
-  outbox_.Add(event);
+  if (value.size() > 0) {
+    outbox_.Add(std::move(event), value);
+  } else {
+    outbox_.Add(event);
+  }
   BoundLocked();
   FlushLaterLocked();
 }

@@ -140,8 +140,8 @@ class ControlSession final : public std::enable_shared_from_this<ControlSession>
   struct Executed {
     // Encoded straight into the outbox would be quicker still, but mu_ would be held meanwhile.
     std::vector<v1::Reply> replies;
-    // Of GetTopology, with the place of its reply.
-    std::vector<std::pair<size_t, grpc::Slice>> blobs;
+    // Of some of them, with the place of the reply; in order.
+    std::vector<std::pair<size_t, SharedBytes>> shared;
     std::vector<std::pair<uint64_t, WaitId>> waits;
     std::vector<std::pair<uint64_t, Store::Watch>> watches;
     // So many bytes of earlier answers wait for the client.
@@ -167,15 +167,16 @@ class ControlSession final : public std::enable_shared_from_this<ControlSession>
   void NoteLeft() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Callbacks of parked requests end here; they run as completions, so that a Flush follows.
-  void Tell(const v1::Reply& reply, const grpc::Slice* blob = nullptr) ABSL_LOCKS_EXCLUDED(mu_);
-  void Tell(const v1::Event& event) ABSL_LOCKS_EXCLUDED(mu_);
+  void Tell(v1::Reply reply, const SharedBytes* shared = nullptr) ABSL_LOCKS_EXCLUDED(mu_);
+  // `value`: as in ControlOutbox::Add.
+  void Tell(v1::Event event, const grpc::Slice& value = grpc::Slice()) ABSL_LOCKS_EXCLUDED(mu_);
   void FlushLaterLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // With the strand's lock held, so that no parked request can be answered before it is known here.
   void NoteParked(Coordinator& coordinator, const Executed& executed) ABSL_LOCKS_EXCLUDED(mu_);
   void NoteParked(Coordinator& coordinator, uint64_t request_id, WaitId wait)
       ABSL_LOCKS_EXCLUDED(mu_);
   void WriteNextLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void AddLocked(const Executed& executed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AddLocked(Executed& executed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Ends the session if too much waits for its client.
   void BoundLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

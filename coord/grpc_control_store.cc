@@ -14,13 +14,33 @@
 namespace ferry::coord {
 namespace {
 
-void FillEntry(const StoreEntry& entry, bool with_value, v1::KeyValue& out) {
+// Values from here on are not copied into answers.
+constexpr size_t kSharedValueBytes = size_t{64} << 10;
+
+// Returns the value if it is not in `out` because it is large.
+grpc::Slice FillEntry(const StoreEntry& entry, bool with_value, v1::KeyValue& out) {
   out.set_key(entry.key);
-  if (with_value && entry.value != nullptr) out.set_value(*entry.value);
   out.set_revision(entry.revision);
+  if (!with_value || entry.value == nullptr) return grpc::Slice();
+  if (entry.value->size() < kSharedValueBytes) {
+    out.set_value(*entry.value);
+    return grpc::Slice();
+  }
+  auto* keep = new StoreValue(entry.value);
+  return grpc::Slice(
+      const_cast<char*>(entry.value->data()), entry.value->size(),
+      [](void* held) { delete static_cast<StoreValue*>(held); }, keep);
 }
 
-void FillEntries(const std::vector<StoreEntry>& entries, bool with_values, v1::Reply& reply) {
+void AddEntry(const StoreEntry& entry, bool with_value, v1::Reply& reply, SharedBytes& shared) {
+  grpc::Slice value = FillEntry(entry, with_value, *reply.add_entries());
+  if (value.size() == 0) return;
+  shared.values.resize(static_cast<size_t>(reply.entries_size()));
+  shared.values.back() = std::move(value);
+}
+
+void FillEntries(const std::vector<StoreEntry>& entries, bool with_values, v1::Reply& reply,
+                 SharedBytes& shared) {
   size_t bytes = 0;
   for (const StoreEntry& entry : entries) {
     bytes += entry.key.size() + 64;
@@ -34,7 +54,7 @@ void FillEntries(const std::vector<StoreEntry>& entries, bool with_values, v1::R
                       kMaxReplyBytes, ": ask for fewer keys at once, or for keys without values")));
     return;
   }
-  for (const StoreEntry& entry : entries) FillEntry(entry, with_values, *reply.add_entries());
+  for (const StoreEntry& entry : entries) AddEntry(entry, with_values, reply, shared);
 }
 
 }  // namespace
@@ -43,6 +63,7 @@ void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request
   Store& store = coordinator.store();
   const uint64_t id = request.id();
   v1::Reply reply;
+  SharedBytes shared;
   reply.set_request_id(id);
   switch (request.op_case()) {
     case v1::Request::kPut: {
@@ -64,7 +85,7 @@ void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request
       for (std::string& key : *get.mutable_keys()) keys.push_back(std::move(key));
       // Mostly they are there, and no callback is needed.
       if (const auto found = store.FindAll(keys); found.has_value()) {
-        FillEntries(*found, /*with_values=*/true, reply);
+        FillEntries(*found, /*with_values=*/true, reply, shared);
         break;
       }
       const absl::Duration timeout = WaitTime(get.timeout_ms());
@@ -76,8 +97,9 @@ void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request
               found = absl::NotFoundError(found.status().message());
             }
             v1::Reply reply = MakeReply(id, found.status());
-            if (found.ok()) FillEntries(*found, /*with_values=*/true, reply);
-            self->Tell(reply);
+            SharedBytes shared;
+            if (found.ok()) FillEntries(*found, /*with_values=*/true, reply, shared);
+            self->Tell(std::move(reply), shared.values.empty() ? nullptr : &shared);
           });
       out.waits.emplace_back(id, wait);
       return;
@@ -85,7 +107,7 @@ void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request
     case v1::Request::kList: {
       const auto& list = request.list();
       const size_t limit = static_cast<size_t>(std::max<int64_t>(list.limit(), 0));
-      FillEntries(store.List(list.prefix(), limit), !list.keys_only(), reply);
+      FillEntries(store.List(list.prefix(), limit), !list.keys_only(), reply, shared);
       reply.set_revision(store.revision());
       break;
     }
@@ -99,7 +121,7 @@ void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request
       const absl::StatusOr<StoreEntry> entry =
           store.Increment(request.increment().key(), request.increment().increment());
       reply = MakeReply(id, entry.status());
-      if (entry.ok()) FillEntry(*entry, /*with_value=*/true, *reply.add_entries());
+      if (entry.ok()) AddEntry(*entry, /*with_value=*/true, reply, shared);
       break;
     }
     case v1::Request::kCompareAndSet: {
@@ -117,7 +139,7 @@ void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request
                                                  : "the key holds another value than expected"));
       }
       if (result->second.value != nullptr) {
-        FillEntry(result->second, /*with_value=*/true, *reply.add_entries());
+        AddEntry(result->second, /*with_value=*/true, reply, shared);
       }
       break;
     }
@@ -132,8 +154,9 @@ void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request
                                event.set_kind(change.deleted ? v1::Event::KEY_DELETED
                                                              : v1::Event::KEY_SET);
                                event.set_request_id(id);
-                               FillEntry(change.entry, !change.deleted, *event.mutable_entry());
-                               session->Tell(event);
+                               const grpc::Slice value =
+                                   FillEntry(change.entry, !change.deleted, *event.mutable_entry());
+                               session->Tell(std::move(event), value);
                              }));
       // Answered when it is cancelled; until then there are events.
       return;
@@ -141,6 +164,7 @@ void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request
     default:
       break;
   }
+  if (!shared.values.empty()) out.shared.emplace_back(out.replies.size(), std::move(shared));
   out.replies.push_back(std::move(reply));
 }
 

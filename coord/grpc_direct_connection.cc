@@ -16,6 +16,8 @@ namespace ferry::coord {
 namespace {
 
 constexpr size_t kMaxPieces = 16;
+// Of one turn, so that a client that reads as fast as is written does not hold up the others.
+constexpr size_t kBytesInTurn = size_t{4} << 20;
 // If there is another address to go on to: a host that is there answers within this time.
 constexpr absl::Duration kLongestOfOne = absl::Seconds(5);
 
@@ -166,7 +168,8 @@ bool DirectConnection::SendFrame(absl::Span<const grpc::Slice> slices, bool is_l
 }
 
 bool DirectConnection::FlushLocked() {
-  while (out_next_ < out_.size()) {
+  for (size_t total = 0; out_next_ < out_.size();) {
+    if (total >= kBytesInTurn) return false;
     iovec pieces[kMaxPieces];
     size_t count = 0;
     size_t bytes = 0;
@@ -181,6 +184,7 @@ bool DirectConnection::FlushLocked() {
     const ssize_t result = sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (result < 0) return false;
     size_t sent = static_cast<size_t>(result);
+    total += sent;
     const bool is_all = sent == bytes;
     while (out_next_ < out_.size() && sent >= out_[out_next_].size() - out_offset_) {
       sent -= out_[out_next_].size() - out_offset_;

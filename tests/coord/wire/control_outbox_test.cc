@@ -57,7 +57,7 @@ TEST(ControlOutbox, ABlobEndsItsFrame) {
   outbox.Add(ReplyTo(1));
   v1::Reply with_blob = ReplyTo(2);
   with_blob.set_has_blob(true);
-  outbox.Add(with_blob, blob);
+  outbox.Add(with_blob, SharedBytes{.blob = blob, .values = {}});
   outbox.Add(ReplyTo(3));
   const std::vector<v1::ServerFrame> frames = Drain(outbox);
   ASSERT_EQ(frames.size(), 2u);
@@ -67,6 +67,55 @@ TEST(ControlOutbox, ABlobEndsItsFrame) {
   EXPECT_TRUE(frames[1].blob().empty());
   // Shared bytes are there once, however many sessions hold them.
   EXPECT_LT(outbox.retained_bytes(), 100u);
+}
+
+// One value that hundreds get is in memory once; and nothing else is held up while it is copied.
+TEST(ControlOutbox, LargeValuesAreNotCopied) {
+  ControlOutbox outbox;
+  static const std::string large(3'000'000, 'v');
+  const grpc::Slice value(large.data(), large.size(), grpc::Slice::STATIC_SLICE);
+  outbox.Add(ReplyTo(1));
+  v1::Reply reply = ReplyTo(2);
+  reply.set_revision(17);
+  for (int i = 0; i < 4; ++i) reply.add_entries()->set_key(std::string(i + 1, 'k'));
+  reply.mutable_entries(2)->set_value("small");
+  outbox.Add(reply, SharedBytes{.blob = {}, .values = {value, {}, {}, value}});
+  EXPECT_GT(outbox.retained_bytes(), 6'000'000u);
+  v1::Event event;
+  event.set_request_id(7);
+  event.mutable_entry()->set_key("changed");
+  outbox.Add(event, value);
+  outbox.Add(ReplyTo(3));
+
+  grpc::ByteBuffer bytes;
+  ASSERT_TRUE(outbox.Next(bytes));
+  std::vector<grpc::Slice> slices;
+  ASSERT_TRUE(bytes.Dump(&slices).ok());
+  int shared = 0;
+  for (const grpc::Slice& slice : slices) {
+    if (reinterpret_cast<const char*>(slice.begin()) == large.data()) ++shared;
+  }
+  EXPECT_EQ(shared, 2);
+  outbox.Rewind();
+  const std::vector<v1::ServerFrame> frames = Drain(outbox);
+  ASSERT_EQ(frames.size(), 3u);
+  ASSERT_EQ(frames[0].replies_size(), 2);
+  const v1::Reply& read = frames[0].replies(1);
+  EXPECT_EQ(read.request_id(), 2u);
+  EXPECT_EQ(read.revision(), 17);
+  ASSERT_EQ(read.entries_size(), 4);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(read.entries(i).key(), std::string(i + 1, 'k'));
+  EXPECT_EQ(read.entries(0).value(), large);
+  EXPECT_EQ(read.entries(1).value(), "");
+  EXPECT_EQ(read.entries(2).value(), "small");
+  EXPECT_EQ(read.entries(3).value(), large);
+  ASSERT_EQ(frames[1].events_size(), 1);
+  EXPECT_EQ(frames[1].events(0).request_id(), 7u);
+  EXPECT_EQ(frames[1].events(0).entry().key(), "changed");
+  EXPECT_EQ(frames[1].events(0).entry().value(), large);
+  EXPECT_EQ(frames[2].replies(0).request_id(), 3u);
+  outbox.Acknowledge(3);
+  EXPECT_EQ(outbox.retained_bytes(), 0u);
 }
 
 TEST(ControlOutbox, LargeRepliesAreSpreadOverFrames) {
