@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <string>
 
@@ -113,6 +114,9 @@ Verb AddCoordinatorVerb(CLI::App& app) {
                 "do not let a new job begin when the old one is over");
   AddLimit(verb, "--max-key-bytes", options.max_key_bytes, "longest key");
   AddLimit(verb, "--max-value-bytes", options.max_value_bytes, "largest value");
+  AddLimit(verb, "--max-frame-bytes", options.max_frame_bytes,
+           "most that one of Ferry's own clients may send at once")
+      ->check(Within(1 << 20, std::numeric_limits<int>::max()));
   AddLimit(verb, "--max-store-bytes", options.max_store_bytes, "size of the whole store");
   AddLimit(verb, "--max-keys", options.max_keys, "keys in the store");
   AddLimit(verb, "--max-parked-waits", options.max_parked_waits, "calls that wait for keys");

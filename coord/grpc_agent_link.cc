@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/random_id.h"
 #include "base/text.h"
+#include "coord/grpc_control_limits.h"
 
 namespace ferry::coord {
 namespace {
@@ -22,6 +23,8 @@ constexpr absl::Duration kAnswerMargin = absl::Seconds(5);
 // What has come and is not acknowledged by other traffic is acknowledged by itself.
 constexpr size_t kAckBytes = size_t{1} << 20;
 constexpr size_t kRequestsPerFrame = 256;
+// What a request takes beside itself: its id, tag and length; as much as the acknowledgement.
+constexpr size_t kRequestHeadBytes = 32;
 
 // Not worth another try: the coordinator has spoken.
 bool IsFinal(const absl::Status& status) {
@@ -124,6 +127,11 @@ uint64_t AgentLink::Call(v1::Request request, absl::Duration timeout, std::strin
     changed_.Wake();
     return 0;
   }
+  if (absl::Status fits = CheckSizeLocked(request); !fits.ok()) {
+    deferred_.push_back([done = std::move(done), fits]() mutable { std::move(done)(fits); });
+    changed_.Wake();
+    return 0;
+  }
   const absl::Time now = SteadyClock().Now();
   const absl::Time deadline = now + timeout + (keeps_time ? absl::ZeroDuration() : kAnswerMargin);
   const uint64_t id = last_request_id_ + 1;
@@ -132,6 +140,25 @@ uint64_t AgentLink::Call(v1::Request request, absl::Duration timeout, std::strin
   if (deadlines_.empty() || deadline < deadlines_.begin()->first) changed_.Wake();
   deadlines_.emplace(deadline, id);
   return SendLocked(std::move(request));
+}
+
+size_t AgentLink::MaxFrameBytesLocked() const {
+  const uint64_t told = welcome_.has_value() ? welcome_->max_frame_bytes() : 0;
+  return told > 0 ? told : kMaxDirectFrameBytes;
+}
+
+absl::Status AgentLink::CheckSizeLocked(const v1::Request& request) const {
+  const int keys = std::max(
+      {request.put().entries_size(), request.get().keys_size(), request.delete_().keys_size()});
+  if (keys > kMaxKeys) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("a request has ", keys, " keys; ", kMaxKeys, " are allowed"));
+  }
+  const size_t bytes = request.ByteSizeLong() + 2 * kRequestHeadBytes;
+  if (bytes <= MaxFrameBytesLocked()) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "a request of ", bytes, " bytes is more than the coordinator at ", options_.coordinator,
+      " takes at once, ", MaxFrameBytesLocked(), " bytes (its --max-frame-bytes)"));
 }
 
 void AgentLink::Defer(absl::AnyInvocable<void() &&> callback) {
@@ -180,11 +207,14 @@ void AgentLink::WriteLocked() {
     v1::ClientFrame frame;
     frame.set_acked_sequence(received_sequence_);
     unacked_bytes_ = 0;
-    size_t bytes = 0;
+    const size_t most = MaxFrameBytesLocked();
+    size_t bytes = kRequestHeadBytes;
     for (size_t n = 0; n < kRequestsPerFrame && bytes < kAckBytes && written_ < outgoing_.size();
          ++n) {
-      const v1::Request& request = outgoing_[written_++];
-      bytes += request.ByteSizeLong();
+      const v1::Request& request = outgoing_[written_];
+      bytes += request.ByteSizeLong() + kRequestHeadBytes;
+      if (n > 0 && bytes > most) break;
+      ++written_;
       *frame.add_requests() = request;
     }
     doubtful_ = std::max(doubtful_, written_);

@@ -67,7 +67,7 @@ class AgentLink final : private AgentStream::Owner {
   // `timeout`: for an answer to come. The coordinator keeps the time of requests that carry one,
   // and the agent only some seconds later; with `keeps_time` the agent does it to the moment.
   // DEADLINE_EXCEEDED says whether the request may still be done: one that was not sent by then
-  // never is.
+  // never is. RESOURCE_EXHAUSTED without sending it: it is more than the coordinator takes at once.
   // `what`: for messages. Returns the request's id.
   uint64_t Call(v1::Request request, absl::Duration timeout, std::string what, ReplyCallback done,
                 bool keeps_time = false) ABSL_LOCKS_EXCLUDED(mu_);
@@ -95,6 +95,9 @@ class AgentLink final : private AgentStream::Owner {
 
   void Keep() ABSL_LOCKS_EXCLUDED(mu_);
   uint64_t SendLocked(v1::Request request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  size_t MaxFrameBytesLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Whether the coordinator would take it.
+  absl::Status CheckSizeLocked(const v1::Request& request) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // False: it may have been sent. Else it is not sent any more.
   bool TakeBackLocked(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Every request up to `id` has arrived there.

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
 #include "proto/ferry_control.pb.h"
@@ -14,8 +16,19 @@ namespace ferry::coord {
 
 // Requests of one frame; an agent sends 256.
 inline constexpr int kMaxRequests = 16384;
+// Keys of one request; so that it, and what shares a frame with it, has not too many fields.
+inline constexpr int kMaxKeys = 1 << 18;
 // Bytes of one answer: a value of the largest size fits.
 inline constexpr size_t kMaxReplyBytes = size_t{3} << 29;
+
+// Whether a frame of so many bytes is taken.
+//   Errors: RESOURCE_EXHAUSTED naming the option.
+absl::Status CheckFrameBytes(size_t bytes, size_t max_frame_bytes);
+
+// Reads a frame. What would take much more memory than it has bytes is refused unread: millions of
+// empty fields do not take part in anything.
+//   Errors: INVALID_ARGUMENT it is none, or has too many requests or fields; as CheckFrameBytes.
+absl::Status ParseFrame(absl::string_view bytes, size_t max_frame_bytes, v1::ClientFrame& frame);
 
 // How long a wait that names so many milliseconds lasts: even one that names none ends.
 absl::Duration WaitTime(int64_t milliseconds);

@@ -15,7 +15,9 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/random_id.h"
+#include "base/status_macros.h"
 #include "coord/grpc_bytes.h"
+#include "coord/grpc_control_limits.h"
 #include "coord/grpc_errors.h"
 
 namespace ferry::coord {
@@ -65,18 +67,13 @@ class ControlStream final : public Reactor, public FrameSink {
  private:
   void OnReadDone(bool ok) override {
     if (!ok) return Finish(absl::OkStatus());  // The client has closed its side, or is gone.
-    // Small frames, which most are, need no other memory than this.
-    alignas(std::max_align_t) char block[2048];
-    google::protobuf::ArenaOptions arena_options;
-    arena_options.initial_block = block;
-    arena_options.initial_block_size = sizeof(block);
-    google::protobuf::Arena arena(arena_options);
-    auto& frame = *google::protobuf::Arena::CreateMessage<v1::ClientFrame>(&arena);
-    if (!ParseMessage(in_, frame)) {
-      return Finish(absl::InvalidArgumentError("the frame cannot be parsed"));
+    absl::Status status = CheckFrameBytes(in_.Length(), entry_.max_frame_bytes());
+    if (status.ok()) {
+      const grpc::Slice frame = Flatten(in_);
+      in_.Clear();
+      status = entry_.OnFrame(View(frame), *this);
     }
-    in_.Clear();
-    if (absl::Status status = entry_.OnFrame(frame, *this); !status.ok()) return Finish(status);
+    if (!status.ok()) return Finish(status);
     absl::MutexLock lock(&mu_);
     if (!is_finished_) StartRead(&in_);
   }
@@ -123,7 +120,15 @@ class ControlService final : public grpc::Service {
 
 }  // namespace
 
-absl::Status ControlEntry::OnFrame(v1::ClientFrame& frame, FrameSink& sink) {
+absl::Status ControlEntry::OnFrame(absl::string_view bytes, FrameSink& sink) {
+  // Small frames, which most are, need no other memory than this.
+  alignas(std::max_align_t) char block[2048];
+  google::protobuf::ArenaOptions arena_options;
+  arena_options.initial_block = block;
+  arena_options.initial_block_size = sizeof(block);
+  google::protobuf::Arena arena(arena_options);
+  auto& frame = *google::protobuf::Arena::CreateMessage<v1::ClientFrame>(&arena);
+  FERRY_RETURN_IF_ERROR(ParseFrame(bytes, sessions_.max_frame_bytes(), frame));
   if (session_ == nullptr) {
     if (!frame.has_hello()) return absl::InvalidArgumentError("the first frame holds no Hello");
     absl::StatusOr<OpenSession> open = sessions_.Open(frame.hello(), observed_address_);
@@ -141,8 +146,10 @@ void ControlEntry::Detach(FrameSink& sink) {
 
 ControlSessions::ControlSessions(Edge& edge) : shared_{.edge = edge} {
   shared_.edge.strand().SetAfterBatch([gather = shared_.gather] { gather->Flush(); });
-  rank_grace_ = shared_.edge.strand().Run(
-      [](Coordinator& coordinator) { return coordinator.options().heartbeat_timeout; });
+  shared_.edge.strand().Run([this](Coordinator& coordinator) {
+    rank_grace_ = coordinator.options().heartbeat_timeout;
+    max_frame_bytes_ = coordinator.options().max_frame_bytes;
+  });
   absl::MutexLock lock(&mu_);
   ArmLocked();
 }
@@ -239,6 +246,7 @@ absl::StatusOr<OpenSession> ControlSessions::Open(const v1::Hello& hello,
                                                   const std::string& observed_address) {
   OpenSession open;
   open.welcome.set_observed_address(observed_address);
+  open.welcome.set_max_frame_bytes(max_frame_bytes_);
   const absl::Status known =
       shared_.edge.strand().Run([&](Coordinator& coordinator) -> absl::Status {
         open.welcome.set_coordinator_incarnation(coordinator.incarnation().value());

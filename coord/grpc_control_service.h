@@ -14,6 +14,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
@@ -47,6 +48,9 @@ class ControlSessions final {
 
   size_t session_count() const ABSL_LOCKS_EXCLUDED(mu_);
 
+  // See CoordinatorOptions.
+  size_t max_frame_bytes() const { return max_frame_bytes_; }
+
  private:
   using SessionMap = absl::flat_hash_map<uint64_t, std::shared_ptr<ControlSession>>;
 
@@ -59,8 +63,9 @@ class ControlSessions final {
   void ArmLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   ControlShared shared_;
-  // How long a rank, and any other client, may stay away.
+  // How long a rank may stay away.
   absl::Duration rank_grace_;
+  size_t max_frame_bytes_ = 0;
 
   mutable absl::Mutex mu_;
   absl::CondVar swept_;
@@ -82,9 +87,11 @@ class ControlEntry final {
       : sessions_(sessions), observed_address_(std::move(observed_address)) {}
 
   // Not OK: the stream is to end with it. `sink` is the stream's other direction.
-  absl::Status OnFrame(v1::ClientFrame& frame, FrameSink& sink);
+  absl::Status OnFrame(absl::string_view frame, FrameSink& sink);
   // The stream is over.
   void Detach(FrameSink& sink);
+
+  size_t max_frame_bytes() const { return sessions_.max_frame_bytes(); }
 
   // Null before the first frame. Set before the session writes anything.
   const std::shared_ptr<ControlSession>& session() const { return session_; }

@@ -8,7 +8,6 @@
 
 #include "coord/errors.h"
 #include "coord/grpc_bytes.h"
-#include "coord/grpc_control_limits.h"
 
 namespace ferry::coord {
 namespace {
@@ -122,10 +121,6 @@ void ControlSession::NoteAlive() {
 }
 
 absl::Status ControlSession::OnFrame(v1::ClientFrame& frame) {
-  if (frame.requests_size() > kMaxRequests) {
-    return absl::InvalidArgumentError(absl::StrCat("a frame has ", frame.requests_size(),
-                                                   " requests; ", kMaxRequests, " are allowed"));
-  }
   size_t behind = 0;
   {
     absl::MutexLock lock(&mu_);

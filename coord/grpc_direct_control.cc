@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include <google/protobuf/arena.h>
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/slice.h>
 
@@ -21,7 +20,7 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "coord/direct_frames.h"
-#include "coord/grpc_bytes.h"
+#include "coord/grpc_control_limits.h"
 #include "coord/grpc_direct_connection.h"
 #include "coord/socket_address.h"
 
@@ -89,24 +88,15 @@ class DirectControl::Stream final : public DirectConnection, public FrameSink {
       Close(absl::OkStatus());
       return false;
     }
-    // Small frames, which most are, need no other memory than this.
-    alignas(std::max_align_t) char block[2048];
-    google::protobuf::ArenaOptions arena_options;
-    arena_options.initial_block = block;
-    arena_options.initial_block_size = sizeof(block);
-    google::protobuf::Arena arena(arena_options);
-    auto& frame = *google::protobuf::Arena::CreateMessage<v1::ClientFrame>(&arena);
-    absl::Status status = absl::InvalidArgumentError("the frame cannot be parsed");
-    if (frame.ParseFromArray(received.bytes.data(), static_cast<int>(received.bytes.size()))) {
-      const bool is_first = entry_.session() == nullptr;
-      status = entry_.OnFrame(frame, *this);
-      if (is_first && entry_.session() != nullptr) control_.CountAttached(1);
-    }
+    const bool is_first = entry_.session() == nullptr;
+    const absl::Status status = entry_.OnFrame(received.bytes, *this);
+    if (is_first && entry_.session() != nullptr) control_.CountAttached(1);
     if (!status.ok()) Finish(status);
     return true;
   }
   absl::Status CheckFrameSize(size_t bytes) override {
-    if (entry_.session() != nullptr || bytes <= kMaxFirstBytes) return absl::OkStatus();
+    if (entry_.session() != nullptr) return CheckFrameBytes(bytes, entry_.max_frame_bytes());
+    if (bytes <= kMaxFirstBytes) return absl::OkStatus();
     return absl::InvalidArgumentError(
         absl::StrCat("a first frame of ", bytes, " bytes is too large for a Hello"));
   }

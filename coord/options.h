@@ -38,6 +38,9 @@ struct CoordinatorOptions {
   bool reuse = true;
 
   // Limits. Each error that one of them causes names it.
+  // Of what a client of ferry.v1.Control sends at once: a frame is one piece of work, during which
+  // nobody else is served. A value of 64 MiB fits, with its key. From 1 MiB to 2 GiB - 1.
+  size_t max_frame_bytes = size_t{65} << 20;
   size_t max_key_bytes = size_t{1} << 20;
   size_t max_value_bytes = size_t{1} << 30;
   size_t max_store_bytes = size_t{8} << 30;

@@ -6,6 +6,11 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 
 #include "agent_fixture.h"
 #include "tests/support/tcp_proxy.h"
@@ -24,7 +29,8 @@ constexpr size_t kFillsTheWay = size_t{40} << 20;
 
 class AgentLinkTest : public ::testing::Test {
  protected:
-  AgentLinkTest() : proxy_(server_->port()) {
+  explicit AgentLinkTest(ServerOptions server = TestOptions(1))
+      : server_(std::move(server)), proxy_(server_->port()) {
     AgentLinkOptions options;
     options.coordinator = proxy_.address();
     options.connect_timeout = kPatience;
@@ -63,7 +69,7 @@ class AgentLinkTest : public ::testing::Test {
     return reply.ok() && reply->code() == 0;
   }
 
-  TestServer server_{1};
+  TestServer server_;
   TcpProxy proxy_;
   std::unique_ptr<AgentLink> link_;
 };
@@ -95,6 +101,87 @@ TEST_F(AgentLinkTest, WhatWasLostWithItsConnectionIsNotSentAgainWhenItsTimeIsOve
   proxy_.SetStalled(false);
   EXPECT_THAT(Await(patient), IsOk());
   EXPECT_FALSE(IsThere("large"));
+}
+
+// As the answer to who waits for what is: it must neither wait nor stand in its own way.
+TEST_F(AgentLinkTest, ACallbackMayBeginAnotherCall) {
+  Outcome answer;
+  absl::Notification begun;
+  v1::Request watch;
+  watch.mutable_watch()->set_prefix("question");
+  link_->Subscribe(std::move(watch), [&](const v1::Event&) {
+    answer = Put("answer", "v", kForAWhile);
+    begun.Notify();
+  });
+  Outcome question = Put("question", "v", kForAWhile);
+  EXPECT_THAT(Await(question), IsOk());
+  ASSERT_TRUE(begun.WaitForNotificationWithTimeout(kPatience));
+  EXPECT_THAT(Await(answer), IsOk());
+  link_ = nullptr;
+}
+
+ServerOptions SmallFrameOptions() {
+  ServerOptions options = TestOptions(1);
+  options.coordinator.max_frame_bytes = size_t{1} << 20;
+  return options;
+}
+
+class SmallFrames : public AgentLinkTest {
+ protected:
+  SmallFrames() : AgentLinkTest(SmallFrameOptions()) {}
+};
+
+// One value that is too large is no reason to lose the session, and the job with it.
+TEST_F(SmallFrames, WhatIsTooLargeIsRefusedAndCostsNothingElse) {
+  Outcome large = Put("large", std::string(size_t{1} << 20, 'v'), kForAWhile);
+  EXPECT_THAT(Await(large),
+              Fails(StatusCode::kResourceExhausted, HasSubstr("its --max-frame-bytes")));
+  v1::Request many;
+  for (int i = 0; i < 300'000; ++i) many.mutable_get()->add_keys("k");
+  Outcome get = Call(std::move(many), kForAWhile);
+  EXPECT_THAT(Await(get), Fails(StatusCode::kResourceExhausted, HasSubstr("300000 keys")));
+  EXPECT_FALSE(IsThere("large"));
+  EXPECT_EQ(proxy_.accepted(), 1);
+}
+
+// Each fits, and so must what is sent together.
+TEST_F(SmallFrames, RequestsThatAreSentTogetherFit) {
+  proxy_.SetStalled(true);
+  std::vector<Outcome> puts;
+  for (int i = 0; i < 60; ++i) {
+    puts.push_back(Put(absl::StrCat("k", i), std::string(700'000, 'v'), kForAWhile));
+  }
+  proxy_.SetStalled(false);
+  for (Outcome& put : puts) EXPECT_THAT(Await(put), IsOk());
+  EXPECT_TRUE(IsThere("k59"));
+  EXPECT_EQ(proxy_.accepted(), 1);
+}
+
+// It came by another service, which has no such limit.
+TEST_F(SmallFrames, AnswersAndEventsMayBeLarger) {
+  const std::string value(3'000'000, 'v');
+  absl::Mutex mu;
+  std::string seen;
+  v1::Request watch;
+  watch.mutable_watch()->set_prefix("large");
+  link_->Subscribe(std::move(watch), [&](const v1::Event& event) {
+    absl::MutexLock lock(&mu);
+    seen = event.entry().value();
+  });
+  EXPECT_FALSE(IsThere("large"));
+  ASSERT_THAT(server_.Task(Dialect::kTensorflow, 0).Insert("large", value).Wait(), IsOk());
+  v1::Request get;
+  get.mutable_get()->add_keys("large");
+  Outcome outcome = Call(std::move(get), kForAWhile);
+  const absl::StatusOr<v1::Reply> reply = Await(outcome);
+  ASSERT_THAT(reply, IsOk());
+  ASSERT_EQ(reply->entries_size(), 1);
+  EXPECT_EQ(reply->entries(0).value(), value);
+  EXPECT_TRUE(Eventually([&] {
+    absl::MutexLock lock(&mu);
+    return seen == value;
+  }));
+  link_ = nullptr;
 }
 
 }  // namespace

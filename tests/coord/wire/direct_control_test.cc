@@ -426,6 +426,26 @@ TEST(DirectControl, AFrameOfTooManyRequestsEndsTheStream) {
   EXPECT_EQ(client.ReadEnd(), StatusCode::kInvalidArgument);
 }
 
+// A frame is one piece of work, during which nobody else is served.
+TEST(DirectControl, AFrameOverTheLimitIsRefusedAsSoonAsItIsAnnounced) {
+  ServerOptions options = TestOptions(1);
+  options.coordinator.max_frame_bytes = size_t{1} << 20;
+  TestServer server(options);
+  RawClient client(server);
+  uint8_t head[kDirectHeaderBytes];
+  WriteDirectHeader({(size_t{1} << 20) + 1, false}, head);
+  client.Send(absl::StrCat(kDirectPreface, Framed(HelloFrame()),
+                           absl::string_view(reinterpret_cast<char*>(head), sizeof(head)), "x"));
+  EXPECT_EQ(client.ReadServerFrame().welcome().max_frame_bytes(), size_t{1} << 20);
+  const auto last = client.ReadFrame();
+  ASSERT_TRUE(last.has_value() && last->is_last);
+  v1::Reply why;
+  ASSERT_TRUE(why.ParseFromString(last->bytes));
+  EXPECT_EQ(why.code(), static_cast<int>(StatusCode::kResourceExhausted));
+  EXPECT_THAT(why.message(), HasSubstr("1048577"));
+  EXPECT_THAT(why.message(), HasSubstr("--max-frame-bytes"));
+}
+
 // A job that asks for everything at once.
 TEST(DirectControl, AnAnswerThatIsTooLargeIsRefused) {
   TestServer server(1);

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Frames that are small as bytes and large as anything else.
+#include "coord/grpc_control_limits.h"
+
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+
+namespace ferry::coord {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr size_t kMaxFrameBytes = size_t{64} << 20;
+// Fields: number, and that bytes with a length follow.
+constexpr char kHello = 1 << 3 | 2;
+constexpr char kRequest = 3 << 3 | 2;
+constexpr char kPut = 4 << 3 | 2;
+constexpr char kGet = 5 << 3 | 2;
+constexpr char kBarrier = 11 << 3 | 2;
+
+std::string Field(char tag, const std::string& bytes) {
+  std::string length;
+  for (size_t left = bytes.size();; left >>= 7) {
+    if (left < 128) return absl::StrCat(std::string(1, tag), length, std::string(1, left), bytes);
+    length.push_back(static_cast<char>((left & 127) | 128));
+  }
+}
+
+std::string Repeated(const std::string& bytes, size_t count) {
+  std::string all;
+  all.reserve(bytes.size() * count);
+  for (size_t i = 0; i < count; ++i) all += bytes;
+  return all;
+}
+
+// That it is refused, and has not been read.
+void ExpectRefused(const std::string& bytes, const std::string& why) {
+  v1::ClientFrame frame;
+  const absl::Status status = ParseFrame(bytes, kMaxFrameBytes, frame);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr(why));
+  EXPECT_LT(frame.SpaceUsedLong(), size_t{1} << 16);
+}
+
+// Each would take half a gigabyte: some 100 bytes for two.
+TEST(ControlLimits, MillionsOfEmptyFieldsAreRefusedUnread) {
+  constexpr size_t kMany = 5'000'000;
+  ExpectRefused(Repeated(std::string{kRequest, 0}, kMany), "requests");
+  const std::string entries = Repeated(std::string{1 << 3 | 2, 0}, kMany);
+  ExpectRefused(Field(kRequest, Field(kPut, entries)), "fields");
+  ExpectRefused(Field(kRequest, Field(kGet, entries)), "fields");
+  // One entry that has them, of a number that no field has.
+  const std::string unknown = Repeated(std::string{9 << 3, 1}, kMany);
+  ExpectRefused(Field(kRequest, Field(kPut, Field(1 << 3 | 2, unknown))), "fields");
+  ExpectRefused(Field(kRequest, unknown), "fields");
+  ExpectRefused(unknown, "fields");
+  // A group of them, and lists of numbers.
+  ExpectRefused(absl::StrCat(std::string{9 << 3 | 3}, unknown, std::string{9 << 3 | 4}), "group");
+  ExpectRefused(Field(kRequest, Field(kBarrier, Field(3 << 3 | 2, std::string(kMany, 1)))),
+                "bytes");
+  ExpectRefused(Field(kHello, Field(3 << 3 | 2, Repeated(std::string{6 << 3 | 2, 0}, kMany))),
+                "bytes");
+}
+
+TEST(ControlLimits, WhatAnAgentMaySendIsRead) {
+  v1::ClientFrame sent;
+  for (int i = 0; i < kMaxRequests - 1; ++i) sent.add_requests()->mutable_heartbeat();
+  v1::Put& put = *sent.add_requests()->mutable_put();
+  for (int i = 0; i < kMaxKeys; ++i) put.add_entries()->set_key(absl::StrCat("key", i));
+  put.mutable_entries(0)->set_value(std::string(10'000'000, '\x0a'));
+  v1::ClientFrame read;
+  EXPECT_TRUE(ParseFrame(sent.SerializeAsString(), kMaxFrameBytes, read).ok());
+  EXPECT_EQ(read.requests_size(), kMaxRequests);
+  EXPECT_EQ(read.requests(kMaxRequests - 1).put().entries_size(), kMaxKeys);
+}
+
+TEST(ControlLimits, AFrameOverTheLimitIsRefusedByTheNameOfTheOption) {
+  v1::ClientFrame frame;
+  const absl::Status status = ParseFrame(std::string(1001, 'x'), 1000, frame);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("1001"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--max-frame-bytes"));
+}
+
+TEST(ControlLimits, WhatIsNoFrameIsRefused) {
+  for (const std::string& bytes : {std::string(20'000, '\xff'), std::string(20'000, '\x0a'),
+                                   Field(kRequest, std::string(20'000, '\x22'))}) {
+    v1::ClientFrame frame;
+    EXPECT_EQ(ParseFrame(bytes, kMaxFrameBytes, frame).code(), absl::StatusCode::kInvalidArgument);
+  }
+}
+
+}  // namespace
+}  // namespace ferry::coord
