@@ -147,13 +147,14 @@ class Agent final {
   // Entries whose key begins with `prefix`, ordered by key.
   absl::StatusOr<std::vector<KeyValue>> List(absl::string_view prefix, bool keys_only = false);
   // `on_change` hears of what is there and then of every change, in order, on one thread of
-  // all agents of this process; it must not block, call an agent or destroy one. It returns before
-  // the coordinator has heard of it: what changes until then is there already, and told once.
+  // all agents of this process; it must not block, destroy an agent, or call one but for what ends
+  // in Async, which never waits. It returns before the coordinator has heard of it: what changes
+  // until then is there already, and told once.
   absl::StatusOr<std::unique_ptr<AgentWatch>> Watch(
       absl::string_view prefix, std::function<void(const KeyChange&)> on_change);
 
   // As those without Async; `done` runs once, never inside: on the agent's thread or on the one
-  // that all agents of this process share, so it must not block, call an agent or destroy one.
+  // that all agents of this process share, so that the same holds for it as for `on_change`.
   void GetAllAsync(std::vector<std::string> keys, absl::Duration timeout,
                    Callback<std::vector<std::string>> done);
   void SetAllAsync(std::vector<std::pair<std::string, std::string>> entries, bool overwrite,
