@@ -220,24 +220,33 @@ TEST(GrantSearch, DISABLED_TwoTransfersAndACollectiveNcclFailsAndTheyRunAgain) {
   ExpectEveryWayEndsWell(EveryChoice(2), options);
 }
 
-TEST(GrantSearch, DISABLED_FourTransfersOneCancelledAtAnyMoment) {
+// A test for each choice, so that several can be run at once, as by GTEST_TOTAL_SHARDS.
+class GrantSearchOfFour : public ::testing::TestWithParam<size_t> {
+ protected:
+  static std::vector<std::vector<GrantTransfer>> Choice() { return {FourDirections()[GetParam()]}; }
+};
+
+TEST_P(GrantSearchOfFour, DISABLED_OneCancelledAtAnyMoment) {
   WorldOptions options;
   options.cancels = 1;
-  ExpectEveryWayEndsWell(FourDirections(), options);
+  ExpectEveryWayEndsWell(Choice(), options);
 }
 
-TEST(GrantSearch, DISABLED_FourTransfersOneDeviceDiesAtAnyMoment) {
+TEST_P(GrantSearchOfFour, DISABLED_OneDeviceDiesAtAnyMoment) {
   WorldOptions options;
   options.deaths = 1;
-  ExpectEveryWayEndsWell(FourDirections(), options);
+  ExpectEveryWayEndsWell(Choice(), options);
 }
 
-TEST(GrantSearch, DISABLED_FourTransfersNcclFailsOnCommunicatorsOfTwo) {
+TEST_P(GrantSearchOfFour, DISABLED_NcclFailsOnCommunicatorsOfTwo) {
   WorldOptions options;
   options.errors = 1;
   options.has_pair_communicators = true;
-  ExpectEveryWayEndsWell(FourDirections(), options);
+  ExpectEveryWayEndsWell(Choice(), options);
 }
+
+INSTANTIATE_TEST_SUITE_P(EveryChoice, GrantSearchOfFour,
+                         ::testing::Range(size_t{0}, FourDirections().size()));
 
 TEST(GrantSearch, DISABLED_ThreeTransfersOneCancelledAtAnyMoment) {
   WorldOptions options;
