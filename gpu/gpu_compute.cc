@@ -73,7 +73,7 @@ absl::StatusOr<Tensor> GpuCompute::Run(absl::Span<const Tensor> inputs, const Te
   // A part of it may be under way although the rest failed: the memory is in use in either case.
   const absl::Status launched = launch(*kernels, stream_->get());
   FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const cuda::ReadyEvent> done,
-                         cuda::ReadyEvent::Record(*parts_.events, stream_->get()));
+                         cuda::ReadyEvent::RecordOrWait(*parts_.events, stream_->get()));
   // Whose memory counts no uses is kept.
   std::vector<Tensor> kept;
   for (const Tensor& input : inputs) {

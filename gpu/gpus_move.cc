@@ -208,7 +208,7 @@ void Gpus::Across(Gpu& from, Gpu& to, MoveRequest request, MoveCallback done) {
             "cuMemcpyPeerAsync"));
       }
       FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const ReadyEvent> copied,
-                             ReadyEvent::Record(*from.events, stream));
+                             ReadyEvent::RecordOrWait(*from.events, stream));
       // Both memories stay until it is done.
       FERRY_RETURN_IF_ERROR(
           from.executor->Watch({.event = copied,

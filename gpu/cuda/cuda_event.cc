@@ -85,6 +85,17 @@ absl::StatusOr<std::shared_ptr<const ReadyEvent>> ReadyEvent::Record(EventPool& 
   return std::make_shared<const ReadyEvent>(std::move(event));
 }
 
+absl::StatusOr<std::shared_ptr<const ReadyEvent>> ReadyEvent::RecordOrWait(EventPool& pool,
+                                                                           Stream stream) {
+  absl::StatusOr<std::shared_ptr<const ReadyEvent>> recorded = Record(pool, stream);
+  if (!recorded.ok()) {
+    const ScopedCurrent current(pool.device());
+    // If that fails as well, the device has failed and writes no more.
+    pool.device().table().stream_synchronize(stream);
+  }
+  return recorded;
+}
+
 absl::Status ReadyEvent::MakeWait(const CudaDevice& consumer, Stream stream) const {
   const ScopedCurrent current(consumer);
   return consumer.Check(consumer.table().stream_wait_event(stream, event_.get(), /*flags=*/0),

@@ -78,6 +78,10 @@ class ReadyEvent final {
  public:
   // Behind what has been enqueued on `stream` so far, a stream of the pool's device.
   static absl::StatusOr<std::shared_ptr<const ReadyEvent>> Record(EventPool& pool, Stream stream);
+  // The same behind a copy or a kernel. When there can be no event, it waits for the stream, so
+  // that whatever it returns, what the copy uses can be let go of.
+  static absl::StatusOr<std::shared_ptr<const ReadyEvent>> RecordOrWait(EventPool& pool,
+                                                                        Stream stream);
 
   explicit ReadyEvent(CudaEvent event) : event_(std::move(event)) {}
 

@@ -101,7 +101,7 @@ class HostStager::Transfer final : public std::enable_shared_from_this<HostStage
                                                "cuMemcpyDtoHAsync")
                               : device().Check(table.copy_to_device_async(at, host, bytes, stream_),
                                                "cuMemcpyHtoDAsync"));
-    FERRY_ASSIGN_OR_RETURN(auto event, ReadyEvent::Record(*shared_->events, stream_));
+    FERRY_ASSIGN_OR_RETURN(auto event, ReadyEvent::RecordOrWait(*shared_->events, stream_));
     issued_ += bytes;
     ++in_flight_;
     DeviceExecutor::Watched watched;

@@ -211,7 +211,7 @@ void CudaIpcInlet::Deliver(const JobPtr& job) {
         if (stream == nullptr) return absl::UnavailableError("not ready");
         FERRY_RETURN_IF_ERROR(events->MakeWait(job->ticket.ready, stream));
         if (is_view) {
-          FERRY_ASSIGN_OR_RETURN(ready, ReadyEvent::Record(*job->gpu->events, stream));
+          FERRY_ASSIGN_OR_RETURN(ready, ReadyEvent::RecordOrWait(*job->gpu->events, stream));
         }
       }
     }
@@ -265,7 +265,7 @@ absl::StatusOr<Tensor> CudaIpcInlet::Copy(Job& job, cuda::Stream stream) {
                             "cuMemcpyAsync"));
       to += piece.bytes;
     }
-    FERRY_ASSIGN_OR_RETURN(copied, ReadyEvent::Record(*gpu.events, stream));
+    FERRY_ASSIGN_OR_RETURN(copied, ReadyEvent::RecordOrWait(*gpu.events, stream));
   }
   // Until the device has passed it both memories are kept, whoever wants them back.
   auto held = std::make_shared<Held>(std::exchange(job.held, {}));

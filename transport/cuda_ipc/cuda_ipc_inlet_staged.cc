@@ -99,7 +99,7 @@ absl::StatusOr<Tensor> CudaIpcInlet::TryCopySlice(const JobPtr& job, const CudaI
         gpu.device->table().copy_async(cuda::AsDevicePointer(job->into.data()) + slice.offset,
                                        memory.base() + piece.offset, piece.bytes, stream),
         "cuMemcpyAsync"));
-    FERRY_ASSIGN_OR_RETURN(copied, ReadyEvent::Record(*gpu.events, stream));
+    FERRY_ASSIGN_OR_RETURN(copied, ReadyEvent::RecordOrWait(*gpu.events, stream));
   }
   FERRY_RETURN_IF_ERROR(gpu.executor->Watch(
       {.event = copied,

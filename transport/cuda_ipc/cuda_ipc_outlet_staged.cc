@@ -72,7 +72,7 @@ absl::Status CudaIpcOutlet::CopyIntoSlot(const Staged& staged, Slice& slice) {
                                      cuda::AsDevicePointer(staged.tensor.data()) + staged.sent,
                                      slice.bytes, stream),
       "cuMemcpyAsync"));
-  FERRY_ASSIGN_OR_RETURN(slice.copied, ReadyEvent::Record(*gpu.events, stream));
+  FERRY_ASSIGN_OR_RETURN(slice.copied, ReadyEvent::RecordOrWait(*gpu.events, stream));
   // The sender has its memory back when the last of these is done.
   return gpu.executor->Watch({.event = slice.copied,
                               .what = "a copy into the staging ring",
