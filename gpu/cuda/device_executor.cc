@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -48,7 +49,7 @@ void DeviceExecutor::Stop() {
 
 bool DeviceExecutor::is_own_thread() const { return own_executor == this; }
 
-absl::Status DeviceExecutor::Admit() {
+absl::Status DeviceExecutor::Admit(size_t max_waiting) {
   // What runs on the thread may go on with what it has begun, whatever the limits: memory may hang
   // on it. It is picked up before the thread ends.
   if (is_own_thread()) {
@@ -59,9 +60,9 @@ absl::Status DeviceExecutor::Admit() {
     return absl::FailedPreconditionError(
         absl::StrCat("the executor of ", device_->name(), " has been stopped"));
   }
-  if (waiting_count_.load(std::memory_order_relaxed) >= options_.max_waiting) {
+  if (waiting_count_.load(std::memory_order_relaxed) >= max_waiting) {
     return absl::ResourceExhaustedError(
-        absl::StrCat(options_.max_waiting, " operations of ", device_->name(),
+        absl::StrCat(max_waiting, " operations of ", device_->name(),
                      " wait already (DeviceExecutorOptions::max_waiting)"));
   }
   waiting_count_.fetch_add(1, std::memory_order_relaxed);
@@ -70,7 +71,14 @@ absl::Status DeviceExecutor::Admit() {
 
 absl::Status DeviceExecutor::Post(Work work) {
   absl::MutexLock lock(&mu_);
-  FERRY_RETURN_IF_ERROR(Admit());
+  FERRY_RETURN_IF_ERROR(Admit(options_.max_waiting));
+  work_.push_back(std::move(work));
+  return absl::OkStatus();
+}
+
+absl::Status DeviceExecutor::PostAlways(Work work) {
+  absl::MutexLock lock(&mu_);
+  FERRY_RETURN_IF_ERROR(Admit(std::numeric_limits<size_t>::max()));
   work_.push_back(std::move(work));
   return absl::OkStatus();
 }
@@ -100,7 +108,7 @@ absl::Status DeviceExecutor::PostAndWait(std::function<absl::Status()> work,
 
 absl::Status DeviceExecutor::Watch(Watched watched, DoneCallback done) {
   absl::MutexLock lock(&mu_);
-  FERRY_RETURN_IF_ERROR(Admit());
+  FERRY_RETURN_IF_ERROR(Admit(options_.max_waiting));
   added_.push_back({std::move(watched), std::move(done)});
   return absl::OkStatus();
 }

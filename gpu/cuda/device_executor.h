@@ -73,6 +73,9 @@ class DeviceExecutor final {
   //   Errors, except on the thread itself: RESOURCE_EXHAUSTED naming the option;
   //   FAILED_PRECONDITION once the destructor runs. `work` is then not run.
   absl::Status Post(Work work) ABSL_LOCKS_EXCLUDED(mu_);
+  // The same for what must not be lost, such as the end of something: however many wait.
+  //   Errors: FAILED_PRECONDITION once the destructor runs.
+  absl::Status PostAlways(Work work) ABSL_LOCKS_EXCLUDED(mu_);
 
   // The same, and waits for what it returns. REQUIRES: not on the thread itself.
   //   what: for the message.
@@ -100,7 +103,7 @@ class DeviceExecutor final {
   // Asks every event once; returns whether anything happened.
   bool Poll(std::vector<Entry>& entries);
   void EndAll(std::vector<Entry>& entries);
-  absl::Status Admit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Admit(size_t max_waiting) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool has_news() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return is_stopping_ || !work_.empty() || !added_.empty();
   }

@@ -118,9 +118,11 @@ TEST_F(DeviceExecutorTest, ALimitIsNamedAndRefusedWorkIsNotRun) {
   const absl::Status status = executor.Post([&] { ++ran; });
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(status.message(), HasSubstr("DeviceExecutorOptions::max_waiting"));
+  // But for what must not be lost.
+  EXPECT_OK(executor.PostAlways([&] { ++ran; }));
   go.Notify();
   while (executor.waiting_count() > 0) std::this_thread::yield();
-  EXPECT_EQ(ran, 1);
+  EXPECT_EQ(ran, 2);
 }
 
 // At the end what was begun is finished; what never ends, ends with a reason.

@@ -41,14 +41,15 @@ BatchRunner::BatchRunner(Gpus& gpus, Gpu& gpu, LaneLoop& loop, ThreadGroup& thre
 void BatchRunner::OnQuietWanted() {
   // What is agreed meanwhile is behind this on the executor.
   gpu_.nccl
-      ->Post([self = shared_from_this()] { self->quiet_(self->gpus_.gate()->is_quiet_wanted()); })
+      ->PostAlways(
+          [self = shared_from_this()] { self->quiet_(self->gpus_.gate()->is_quiet_wanted()); })
       .IgnoreError();
 }
 
 void BatchRunner::Launch(RunnableBatch batch) {
   auto shared = std::make_shared<RunnableBatch>(std::move(batch));
   shared->is_warm = shared->warmth == nullptr;
-  const absl::Status posted = gpu_.nccl->Post([self = shared_from_this(), shared] {
+  const absl::Status posted = gpu_.nccl->PostAlways([self = shared_from_this(), shared] {
     if (self->IsAborted(*shared)) {
       return std::move(shared->done)(absl::AbortedError("its communicator was aborted"));
     }
@@ -173,7 +174,7 @@ void BatchRunner::Finish(const BatchPtr& batch, absl::Status status) {
 }
 
 void BatchRunner::Abort(std::shared_ptr<NcclCommunicator> communicator, absl::Status why) {
-  const absl::Status posted = gpu_.nccl->Post([self = shared_from_this(), communicator, why] {
+  const absl::Status posted = gpu_.nccl->PostAlways([self = shared_from_this(), communicator, why] {
     self->aborted_.insert(communicator.get());
     const auto is_of_it = [&](const BatchPtr& batch) {
       return batch->communicator == communicator;
@@ -191,7 +192,7 @@ void BatchRunner::Abort(std::shared_ptr<NcclCommunicator> communicator, absl::St
     // Nobody is in a call on it from here on.
     const bool has_begun = self->threads_.Run("ferry-ncclend", [self, communicator, why] {
       communicator->Abort(why);
-      const absl::Status ignored = self->gpu_.nccl->Post([self, communicator] {
+      const absl::Status ignored = self->gpu_.nccl->PostAlways([self, communicator] {
         self->aborted_.erase(communicator.get());
         std::vector<BatchPtr> over;
         for (auto it = self->stranded_.begin(); it != self->stranded_.end();) {
@@ -227,7 +228,7 @@ void BatchRunner::ScheduleLook() {
   loop_.PostAt(SteadyClock().Now() + kLookInterval, [weak = weak_from_this()] {
     const auto self = weak.lock();
     if (self == nullptr) return;
-    self->gpu_.nccl->Post([self] { self->Look(); }).IgnoreError();
+    self->gpu_.nccl->PostAlways([self] { self->Look(); }).IgnoreError();
   });
 }
 
