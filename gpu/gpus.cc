@@ -40,7 +40,6 @@ absl::StatusOr<std::unique_ptr<Gpus>> Gpus::Create(std::shared_ptr<const CudaApi
     FERRY_RETURN_IF_ERROR(
         gpus->api_->Check(table.device_get_uuid(&uuid, device), "cuDeviceGetUuid_v2"));
     gpus->uuids_.push_back(cuda::UuidText(uuid));
-    gpus->turns_.push_back(std::make_shared<NcclTurns>(ordinal));
   }
   FERRY_ASSIGN_OR_RETURN(gpus->peers_, cuda::PeerMatrix::Query(*gpus->api_));
   absl::MutexLock lock(&gpus->mu_);
@@ -83,7 +82,7 @@ absl::StatusOr<std::unique_ptr<Gpu>> Gpus::Open(int ordinal) {
   for (int other = 0; other < count(); ++other) {
     if (other != ordinal && peers_.CanAccess(other, ordinal)) arena.peer_ordinals.push_back(other);
   }
-  FERRY_ASSIGN_OR_RETURN(gpu->arena, cuda::GpuArena::Create(gpu->device, gate_, std::move(arena)));
+  FERRY_ASSIGN_OR_RETURN(gpu->arena, cuda::GpuArena::Create(gpu->device, gate(), std::move(arena)));
   FERRY_ASSIGN_OR_RETURN(gpu->copies, cuda::CudaStream::Create(gpu->device));
   FERRY_ASSIGN_OR_RETURN(gpu->waits, cuda::WaitStreams::Create(gpu->device));
   std::shared_ptr<cuda::PinnedPool> pinned;
@@ -91,7 +90,7 @@ absl::StatusOr<std::unique_ptr<Gpu>> Gpus::Open(int ordinal) {
     absl::MutexLock lock(&mu_);
     if (pinned_ == nullptr) {
       FERRY_ASSIGN_OR_RETURN(pinned_,
-                             cuda::PinnedPool::Create(gpu->device, gate_, options_.pinned));
+                             cuda::PinnedPool::Create(gpu->device, gate(), options_.pinned));
     }
     pinned = pinned_;
   }
@@ -101,13 +100,13 @@ absl::StatusOr<std::unique_ptr<Gpu>> Gpus::Open(int ordinal) {
       gpu->device, cuda::DeviceExecutorOptions{.thread_name = absl::StrCat("ferry-map", ordinal)});
   gpu->nccl = std::make_unique<cuda::DeviceExecutor>(
       gpu->device, cuda::DeviceExecutorOptions{.thread_name = absl::StrCat("ferry-nccl", ordinal)});
-  gpu->ring = cuda::StagingRing::Create(*gpu->executor, gate_, options_.staging);
+  gpu->ring = cuda::StagingRing::Create(*gpu->executor, gate(), options_.staging);
   FERRY_ASSIGN_OR_RETURN(gpu->stager, cuda::HostStager::Create(*gpu->executor, gpu->events,
                                                                std::move(pinned), copier_));
   FERRY_ASSIGN_OR_RETURN(gpu->compute, GpuCompute::Create({.device = gpu->device,
                                                            .events = gpu->events,
                                                            .arena = gpu->arena,
-                                                           .gate = gate_,
+                                                           .gate = gate(),
                                                            .executor = gpu->executor.get()},
                                                           kernel_image_));
   return gpu;
@@ -145,7 +144,7 @@ void Gpus::Use(int ordinal, UseCallback use) {
       gpu = absl::CancelledError("this process is leaving");
     } else if (Slot& slot = slots_[static_cast<size_t>(ordinal)]; slot.gpu != nullptr) {
       gpu = slot.gpu.get();
-    } else if (!slot.failed.ok()) {
+    } else if (!slot.failed.ok() && SteadyClock().Now() < slot.retry_at) {
       gpu = slot.failed;
     } else {
       slot.waiting.push_back(std::move(use));
@@ -184,6 +183,8 @@ void Gpus::RunOpener() {
         slot.gpu = *std::move(made);
       } else {
         slot.failed = made.status();
+        slot.retry_at = SteadyClock().Now() + options_.retry_open;
+        slot.is_opening = false;
       }
     }
     for (UseCallback& use : waiting) std::move(use)(gpu);

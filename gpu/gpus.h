@@ -44,6 +44,9 @@ struct GpusOptions {
   // could be mapped: its mapping would be opened and closed for every tensor. SIZE_MAX: always, so
   // that a sender has its memory back when it is copied.
   size_t stage_below_bytes = size_t{1} << 20;
+  // A device that could not be opened, as one whose memory others had taken, is tried again by who
+  // asks for it after so long.
+  absl::Duration retry_open = absl::Seconds(5);
 };
 
 // One GPU that is in use. Constant once made; its parts are thread-safe.
@@ -108,16 +111,15 @@ class Gpus final {
   // By ordinal, as nvidia-smi writes them.
   const std::vector<std::string>& uuids() const { return uuids_; }
   const cuda::PeerMatrix& peers() const { return peers_; }
-  const std::shared_ptr<cuda::SyncGate>& gate() const { return gate_; }
+  // Of the process: several of these have one.
+  const std::shared_ptr<cuda::SyncGate>& gate() const { return order_->gate; }
   const GpusOptions& options() const { return options_; }
-  // Of each GPU. REQUIRES: 0 <= ordinal < count().
-  const std::shared_ptr<NcclTurns>& turns(int ordinal) const {
-    return turns_[static_cast<size_t>(ordinal)];
-  }
+  // Of each GPU; several of these have the same. REQUIRES: 0 <= ordinal < count().
+  std::shared_ptr<NcclTurns> turns(int ordinal) const { return order_->Turns(ordinal); }
 
   // The device, opened now if it was not: blocks.
   //   Errors: INVALID_ARGUMENT for a device that there is not; DEADLINE_EXCEEDED after two minutes;
-  //   what CudaDevice::Open says, again at every later call.
+  //   what CudaDevice::Open says, again at every later call within retry_open.
   absl::StatusOr<Gpu*> Get(int ordinal) ABSL_LOCKS_EXCLUDED(mu_);
   // The same for callers that must not block: `use` may run inside, or on another thread.
   void Use(int ordinal, UseCallback use) ABSL_LOCKS_EXCLUDED(mu_);
@@ -161,13 +163,13 @@ class Gpus final {
   CopyPool* const copier_;
   const GpusOptions options_;
   std::vector<std::string> uuids_;
-  std::vector<std::shared_ptr<NcclTurns>> turns_;
   cuda::PeerMatrix peers_;
-  const std::shared_ptr<cuda::SyncGate> gate_ = std::make_shared<cuda::SyncGate>();
+  const std::shared_ptr<NcclOrder> order_ = NcclOrder::OfProcess();
 
   struct Slot {
     bool is_opening = false;
     absl::Status failed;
+    absl::Time retry_at = absl::InfinitePast();
     std::unique_ptr<Gpu> gpu;
     std::vector<UseCallback> waiting;
   };

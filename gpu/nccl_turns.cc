@@ -52,12 +52,26 @@ void NcclTurns::End() {
   Tell();
 }
 
-void NcclTurns::SetKeyed(std::weak_ptr<Keyed> keyed) {
+absl::Status NcclTurns::CheckKeyedLocked() const {
+  if (keyed_.expired()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("another node of this process has keyed transfers by NCCL on gpu:", ordinal_,
+                   ", and NCCL's work on a GPU has one order"));
+}
+
+absl::Status NcclTurns::CheckKeyed() const {
+  absl::MutexLock lock(&mu_);
+  return CheckKeyedLocked();
+}
+
+absl::Status NcclTurns::SetKeyed(std::weak_ptr<Keyed> keyed) {
   {
     absl::MutexLock lock(&mu_);
+    FERRY_RETURN_IF_ERROR(CheckKeyedLocked());
     keyed_ = std::move(keyed);
   }
   Tell();
+  return absl::OkStatus();
 }
 
 bool NcclTurns::is_wanted() const {
@@ -92,6 +106,22 @@ absl::StatusOr<std::shared_ptr<NcclTurn>> NcclTurn::Take(std::shared_ptr<NcclTur
 NcclTurn::~NcclTurn() {
   gate_->EndProgramWork(turns_->ordinal());
   turns_->End();
+}
+
+std::shared_ptr<NcclOrder> NcclOrder::OfProcess() {
+  static absl::Mutex mu(absl::kConstInit);
+  static auto& known = *new std::weak_ptr<NcclOrder>;
+  absl::MutexLock lock(&mu);
+  std::shared_ptr<NcclOrder> order = known.lock();
+  if (order == nullptr) known = order = std::make_shared<NcclOrder>();
+  return order;
+}
+
+std::shared_ptr<NcclTurns> NcclOrder::Turns(int ordinal) {
+  absl::MutexLock lock(&mu_);
+  std::shared_ptr<NcclTurns>& turns = turns_[ordinal];
+  if (turns == nullptr) turns = std::make_shared<NcclTurns>(ordinal);
+  return turns;
 }
 
 }  // namespace ferry

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/btree_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
@@ -47,7 +48,11 @@ class NcclTurns final {
 
   // --- For keyed transfers ---
 
-  void SetKeyed(std::weak_ptr<Keyed> keyed) ABSL_LOCKS_EXCLUDED(mu_);
+  // From now on `keyed` are the device's, as long as they live.
+  //   Errors: FAILED_PRECONDITION others are: another node of this process has them.
+  absl::Status SetKeyed(std::weak_ptr<Keyed> keyed) ABSL_LOCKS_EXCLUDED(mu_);
+  // Why SetKeyed would fail.
+  absl::Status CheckKeyed() const ABSL_LOCKS_EXCLUDED(mu_);
   bool is_wanted() const ABSL_LOCKS_EXCLUDED(mu_);
   // Nothing of theirs is under way, nor will be until TryGoOn. REQUIRES: is_wanted() was true.
   void SetQuiet() ABSL_LOCKS_EXCLUDED(mu_);
@@ -58,6 +63,7 @@ class NcclTurns final {
 
  private:
   void Tell() ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status CheckKeyedLocked() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool is_quiet() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return is_quiet_; }
 
   const int ordinal_;
@@ -87,6 +93,23 @@ class NcclTurn final {
 
   const std::shared_ptr<NcclTurns> turns_;
   const std::shared_ptr<cuda::SyncGate> gate_;
+};
+
+// What NCCL's work on the GPUs of this process goes by. A process may be several nodes, each with
+// Gpus of its own, but a driver waits for the devices of all, and a device has one order.
+// Thread-safe.
+class NcclOrder final {
+ public:
+  // The one that there is, as long as somebody has it.
+  static std::shared_ptr<NcclOrder> OfProcess();
+
+  std::shared_ptr<NcclTurns> Turns(int ordinal) ABSL_LOCKS_EXCLUDED(mu_);
+
+  const std::shared_ptr<cuda::SyncGate> gate = std::make_shared<cuda::SyncGate>();
+
+ private:
+  absl::Mutex mu_;
+  absl::btree_map<int, std::shared_ptr<NcclTurns>> turns_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ferry

@@ -39,6 +39,8 @@ absl::Status ProbeExport(const CudaDevice& device, size_t& granularity) {
       device.Check(table.memory_create(&handle, granularity, &properties, 0), "cuMemCreate"));
   absl::Status status = ExportHandle(device, handle).status();
   table.memory_release(handle);
+  // Of descriptors: other handles need none.
+  if (absl::IsResourceExhausted(status)) return absl::FailedPreconditionError(status.message());
   return status;
 }
 

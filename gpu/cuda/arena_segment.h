@@ -15,6 +15,7 @@
 namespace ferry::cuda {
 
 // Whether memory that is exported as descriptors can be made here; not every container lets it.
+// RESOURCE_EXHAUSTED: the device has none just now.
 //   granularity: what its sizes are multiples of.
 absl::Status ProbeExport(const CudaDevice& device, size_t& granularity);
 

@@ -118,6 +118,8 @@ absl::StatusOr<std::shared_ptr<GpuArena>> GpuArena::Create(std::shared_ptr<CudaD
   } else {
     FERRY_RETURN_IF_ERROR(gate->RunQuietly(options.patience, "make exportable memory", try_it));
   }
+  // How memory is made is not to depend on what others have of it just now.
+  if (absl::IsResourceExhausted(probe)) return probe;
   BlockTableOptions table;
   table.name = absl::StrCat("the arena of ", device->name());
   table.budget_option = "--gpu-arena-budget-bytes, in programs GpuArenaOptions::budget_bytes";

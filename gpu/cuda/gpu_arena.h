@@ -53,7 +53,8 @@ struct GpuArenaStats {
 class GpuArena final : public std::enable_shared_from_this<GpuArena> {
  public:
   //   gate: may be null: then nothing here ever waits for another process.
-  //   Errors: INVALID_ARGUMENT for options that make no sense; INTERNAL.
+  //   Errors: INVALID_ARGUMENT for options that make no sense; RESOURCE_EXHAUSTED if the device has
+  //   no memory at all just now; INTERNAL.
   static absl::StatusOr<std::shared_ptr<GpuArena>> Create(std::shared_ptr<CudaDevice> device,
                                                           std::shared_ptr<SyncGate> gate,
                                                           GpuArenaOptions options);

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
+#include "base/status_macros.h"
 
 namespace ferry {
 
@@ -19,9 +20,10 @@ NcclDevice::NcclDevice(const Common& common, int ordinal, DeviceId self)
       cache_(common.options.memory_bytes),
       communicator_bytes_(common.options.communicator_bytes()) {}
 
-std::shared_ptr<NcclDevice> NcclDevice::Create(const Common& common, int ordinal, DeviceId self) {
+absl::StatusOr<std::shared_ptr<NcclDevice>> NcclDevice::Create(const Common& common, int ordinal,
+                                                               DeviceId self) {
   std::shared_ptr<NcclDevice> device(new NcclDevice(common, ordinal, self));
-  device->turns_->SetKeyed(device);
+  FERRY_RETURN_IF_ERROR(device->turns_->SetKeyed(device));
   return device;
 }
 

@@ -18,6 +18,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
@@ -61,7 +62,9 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>, public
   };
 
   // Of the process's GPU `ordinal`, which need not be open. `common` outlives it.
-  static std::shared_ptr<NcclDevice> Create(const Common& common, int ordinal, DeviceId self);
+  //   Errors: as NcclTurns::SetKeyed.
+  static absl::StatusOr<std::shared_ptr<NcclDevice>> Create(const Common& common, int ordinal,
+                                                            DeviceId self);
 
   // At the source, when its bytes are there. `tell` gets the grant that may go along to the
   // destination, and tells it of the transfer, before anything else is said to it.

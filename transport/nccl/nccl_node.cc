@@ -198,7 +198,12 @@ absl::StatusOr<std::shared_ptr<NcclDevice>> NcclNode::Device(int ordinal) {
       return absl::FailedPreconditionError(
           absl::StrCat("the job's topology does not have this node's gpu:", ordinal));
     }
-    device = NcclDevice::Create(common_, ordinal, *id);
+    absl::StatusOr<std::shared_ptr<NcclDevice>> made = NcclDevice::Create(common_, ordinal, *id);
+    if (!made.ok()) {
+      devices_.erase(ordinal);
+      return made.status();
+    }
+    device = *std::move(made);
   }
   return device;
 }

@@ -77,8 +77,8 @@ absl::StatusOr<PathCost> NcclTransport::Cost(const PathQuery& query) const {
   }
   const auto& device_of = environment_.nccl.device_of;
   const bool is_source = query.source->peer.node_id == environment_.node_id;
-  const auto own = device_of(environment_.node_id, is_source ? query.source_place.ordinal
-                                                             : query.destination_place.ordinal);
+  const int ordinal = is_source ? query.source_place.ordinal : query.destination_place.ordinal;
+  const auto own = device_of(environment_.node_id, ordinal);
   const Endpoint& other = is_source ? *query.destination : *query.source;
   const auto peer = device_of(
       other.peer.node_id, is_source ? query.destination_place.ordinal : query.source_place.ordinal);
@@ -87,6 +87,8 @@ absl::StatusOr<PathCost> NcclTransport::Cost(const PathQuery& query) const {
   }
   if (const auto device = node_.Find(*own); device != nullptr) {
     FERRY_RETURN_IF_ERROR(device->Refusal(*peer));
+  } else {
+    FERRY_RETURN_IF_ERROR(environment_.gpus->turns(ordinal)->CheckKeyed());
   }
   return PathCost{kLatency, bytes_per_second_.load(std::memory_order_relaxed)};
 }

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+// The GPUs of a process when a call of the driver's fails, and when there are several Gpus.
+#include "gpu/gpus.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gpu/cuda/ready_tensor.h"
+#include "tests/gpu/cuda_fixture.h"
+
+namespace ferry {
+namespace {
+
+using cuda::FailNext;
+using cuda::GpuCount;
+using ::testing::HasSubstr;
+
+constexpr cuda::Result kOutOfMemory = 2;
+constexpr int64_t kBytes = 300'000;
+constexpr MemoryPlace kHost = {};
+
+constexpr MemoryPlace OnGpu(int ordinal) { return {MemorySpace::kCuda, ordinal}; }
+
+void SetDelay(int microseconds) {
+  reinterpret_cast<void (*)(int)>(cuda::StrictSymbol("strict_cuda_set_delay_us"))(microseconds);
+}
+
+class GpusTest : public cuda::CudaTest {
+ protected:
+  GpusTest() {
+    options_.arena.segment_bytes = size_t{2} << 20;
+    options_.retry_open = absl::ZeroDuration();
+  }
+  ~GpusTest() override {
+    if (!OnRealGpu()) SetDelay(100);
+  }
+
+  std::unique_ptr<Gpus> Make() const {
+    return *Gpus::Create(cuda::StrictApi(), AllocateHeapBuffer, nullptr, options_);
+  }
+
+  static Tensor Pattern(char seed) {
+    Tensor tensor = *Tensor::Allocate(DataType::kUint8, *Shape::Create({kBytes}));
+    auto* const bytes = static_cast<char*>(tensor.mutable_data());
+    for (int64_t i = 0; i < kBytes; ++i) bytes[i] = static_cast<char>(seed + i % 101);
+    return tensor;
+  }
+  static bool IsEqual(const Tensor& a, const Tensor& b) {
+    return a.bytes() == b.bytes() && std::equal(static_cast<const char*>(a.data()),
+                                                static_cast<const char*>(a.data()) + a.bytes(),
+                                                static_cast<const char*>(b.data()));
+  }
+  static MoveRequest Request(const Tensor& tensor, MemoryPlace to) {
+    MoveRequest move;
+    move.tensor = tensor;
+    move.to = to;
+    move.deadline = SteadyClock().Now() + absl::Seconds(30);
+    move.what = "test";
+    return move;
+  }
+
+  GpusOptions options_;
+};
+
+TEST_F(GpusTest, ADeviceThatCouldNotBeOpenedIsTriedAgain) {
+  NEEDS_THE_DOUBLE("can play what this needs");
+  options_.retry_open = absl::Milliseconds(200);
+  const std::unique_ptr<Gpus> gpus = Make();
+  FailNext("cuDevicePrimaryCtxRetain", kOutOfMemory);
+  const absl::Status first = gpus->Get(0).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(first)) << first;
+  // Not at once: it takes its time.
+  EXPECT_EQ(gpus->Get(0).status(), first);
+  absl::SleepFor(absl::Milliseconds(250));
+  EXPECT_OK(gpus->Get(0).status());
+}
+
+TEST_F(GpusTest, ADeviceThatIsFullForAMomentMakesTheSameMemoryLater) {
+  NEEDS_THE_DOUBLE("can play what this needs");
+  const std::unique_ptr<Gpus> gpus = Make();
+  FailNext("cuMemCreate", kOutOfMemory);
+  const absl::Status first = gpus->Get(0).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(first)) << first;
+  const absl::StatusOr<Gpu*> later = gpus->Get(0);
+  ASSERT_OK(later.status());
+  EXPECT_EQ((*later)->arena->fallback_reason(), "");
+}
+
+// The slice of pinned memory that the failed copy still writes to is not the next one's.
+TEST_F(GpusTest, ACopyToTheHostThatHasNoEventIsWaitedFor) {
+  NEEDS_THE_DOUBLE("can play what this needs");
+  const std::unique_ptr<Gpus> gpus = Make();
+  const Tensor one = *gpus->MoveAndWait(Request(Pattern(1), OnGpu(0)));
+  const Tensor two = Pattern(2);
+  SetDelay(20'000);
+  FailNext("cuEventRecord", kOutOfMemory);
+  EXPECT_FALSE(gpus->MoveAndWait(Request(one, kHost)).ok());
+  const absl::StatusOr<Tensor> arrived = gpus->MoveAndWait(Request(two, OnGpu(0)));
+  ASSERT_OK(arrived.status());
+  const absl::StatusOr<Tensor> back = gpus->MoveAndWait(Request(*arrived, kHost));
+  ASSERT_OK(back.status());
+  EXPECT_TRUE(IsEqual(*back, two));
+}
+
+// Nor is the memory of the GPU that it copies to.
+TEST_F(GpusTest, ACopyBetweenGpusThatHasNoEventIsWaitedFor) {
+  NEEDS_THE_DOUBLE("can play what this needs");
+  NEEDS_TWO_GPUS();
+  const std::unique_ptr<Gpus> gpus = Make();
+  const Tensor one = *gpus->MoveAndWait(Request(Pattern(1), OnGpu(0)));
+  const Tensor two = Pattern(2);
+  ASSERT_OK(gpus->Get(1).status());
+  cuda::HeldStream held(device_);
+  const auto ready = *cuda::ReadyEvent::Record(*events_, held.get());
+  FailNext("cuEventRecord", kOutOfMemory);
+  absl::Notification is_over;
+  absl::Status status;
+  gpus->Move(Request(cuda::WithReady(one, ready), OnGpu(1)), [&](absl::StatusOr<Tensor> moved) {
+    status = moved.status();
+    is_over.Notify();
+  });
+  is_over.WaitForNotificationWithTimeout(absl::Milliseconds(100));
+  const absl::StatusOr<Tensor> arrived = gpus->MoveAndWait(Request(two, OnGpu(1)));
+  held.Go();
+  held.Finish();
+  is_over.WaitForNotification();
+  EXPECT_FALSE(status.ok());
+  ASSERT_OK(arrived.status());
+  const absl::StatusOr<Tensor> back = gpus->MoveAndWait(Request(*arrived, kHost));
+  ASSERT_OK(back.status());
+  EXPECT_TRUE(IsEqual(*back, two));
+}
+
+// Whatever fails, once, while tensors move: what arrives is right, and then all goes on.
+TEST_F(GpusTest, AnyCallMayFail) {
+  NEEDS_THE_DOUBLE("can play what this needs");
+  const char* const kCalls[] = {"cuDevicePrimaryCtxRetain",
+                                "cuStreamCreateWithPriority",
+                                "cuStreamQuery",
+                                "cuStreamWaitEvent",
+                                "cuEventCreate",
+                                "cuEventRecord",
+                                "cuEventQuery",
+                                "cuMemGetInfo_v2",
+                                "cuMemAlloc_v2",
+                                "cuMemHostAlloc",
+                                "cuPointerGetAttributes",
+                                "cuMemcpyAsync",
+                                "cuMemcpyPeerAsync",
+                                "cuMemcpyHtoDAsync_v2",
+                                "cuMemcpyDtoHAsync_v2",
+                                "cuMemAddressReserve",
+                                "cuMemCreate",
+                                "cuMemMap",
+                                "cuMemSetAccess",
+                                "cuMemExportToShareableHandle",
+                                "cuMemGetAllocationGranularity"};
+  constexpr int kThreads = 3;
+  const int last = GpuCount() > 1 ? 1 : 0;
+  int failed = 0;
+  for (const char* const call : kCalls) {
+    for (const int after : {0, 1, 3, 8}) {
+      SCOPED_TRACE(absl::StrCat(call, " after ", after));
+      const std::unique_ptr<Gpus> gpus = Make();
+      const auto move_about = [&](int thread) -> absl::Status {
+        const Tensor pattern = Pattern(static_cast<char>(thread));
+        Tensor tensor = pattern;
+        for (const MemoryPlace to : {OnGpu(0), OnGpu(last), OnGpu(0), kHost}) {
+          absl::StatusOr<Tensor> moved = gpus->MoveAndWait(Request(tensor, to));
+          if (!moved.ok()) return moved.status();
+          tensor = *std::move(moved);
+        }
+        EXPECT_TRUE(IsEqual(tensor, pattern));
+        return absl::OkStatus();
+      };
+      const auto run = [&] {
+        std::atomic<int> failures = 0;
+        std::vector<std::thread> threads;
+        for (int i = 0; i < kThreads; ++i) {
+          threads.emplace_back([&, i] {
+            for (int round = 0; round < 2; ++round) failures += move_about(i).ok() ? 0 : 1;
+          });
+        }
+        for (std::thread& thread : threads) thread.join();
+        return failures.load();
+      };
+      FailNext(call, kOutOfMemory, after);
+      failed += run();
+      reinterpret_cast<void (*)()>(cuda::StrictSymbol("strict_cuda_clear_faults"))();
+      EXPECT_EQ(run(), 0);
+    }
+  }
+  EXPECT_GT(failed, 0);
+}
+
+TEST_F(GpusTest, TheCallersContextStaysWhatItWas) {
+  NEEDS_TWO_GPUS();
+  const std::unique_ptr<Gpus> gpus = Make();
+  const auto other = cuda::OpenDevice(1);
+  const cuda::ScopedCurrent current(*other);
+  const Tensor pattern = Pattern(3);
+  const absl::StatusOr<Tensor> there = gpus->MoveAndWait(Request(pattern, OnGpu(0)));
+  ASSERT_OK(there.status());
+  const auto ready =
+      cuda::ReadyEvent::Record(*(*gpus->Get(0))->events, (*gpus->Get(0))->copies->get());
+  ASSERT_OK(ready.status());
+  const absl::StatusOr<Tensor> back = gpus->MoveAndWait(Request(*there, kHost));
+  ASSERT_OK(back.status());
+  EXPECT_TRUE(IsEqual(*back, pattern));
+  cuda::Context now = nullptr;
+  ASSERT_EQ(table().context_get_current(&now), cuda::kSuccess);
+  EXPECT_EQ(now, other->context());
+}
+
+// As of two nodes in one process.
+TEST_F(GpusTest, SeveralOfAProcessHaveOneGate) {
+  const std::unique_ptr<Gpus> one = Make();
+  const std::unique_ptr<Gpus> two = Make();
+  ASSERT_OK(two->Get(0).status());
+  one->gate()->BeginWork();
+  std::atomic<bool> is_there = false;
+  std::thread other([&] {
+    // More than its arena has.
+    const auto more = two->Allocate(0, DataType::kUint8, *Shape::Create({int64_t{64} << 20}));
+    EXPECT_OK(more.status());
+    is_there = true;
+  });
+  while (!one->gate()->is_quiet_wanted() && !is_there) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_FALSE(is_there);
+  one->gate()->EndWork();
+  other.join();
+}
+
+TEST_F(GpusTest, OneNodeOfAProcessHasKeyedTransfersOnADevice) {
+  struct Played final : NcclTurns::Keyed {
+    void OnTurn() override {}
+  };
+  const std::unique_ptr<Gpus> one = Make();
+  const std::unique_ptr<Gpus> two = Make();
+  auto first = std::make_shared<Played>();
+  const auto second = std::make_shared<Played>();
+  EXPECT_OK(one->turns(0)->SetKeyed(first));
+  EXPECT_THAT(two->turns(0)->SetKeyed(second).message(), HasSubstr("another node of this process"));
+  EXPECT_FALSE(two->turns(0)->CheckKeyed().ok());
+  first.reset();
+  EXPECT_OK(two->turns(0)->CheckKeyed());
+  EXPECT_OK(two->turns(0)->SetKeyed(second));
+}
+
+}  // namespace
+}  // namespace ferry
