@@ -179,9 +179,10 @@ struct GpuPairOptions {
 };
 
 // Node 0 runs `producer` and node 1 `consumer`, each in a process of its own, whose failures are
-// this test's. REQUIRES: this process has one thread.
-inline void RunGpuPair(const GpuPairOptions& options, const std::function<void(GpuPeer&)>& producer,
-                       const std::function<void(GpuPeer&)>& consumer) {
+// this test's. Returns how many were killed, as the options allow. REQUIRES: this process has one
+// thread.
+inline int RunGpuPair(const GpuPairOptions& options, const std::function<void(GpuPeer&)>& producer,
+                      const std::function<void(GpuPeer&)>& consumer) {
   int sockets[2];
   FERRY_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) == 0);
   std::string session = absl::StrCat(testing::TempDir(), "/ferry_gpu_pair_XXXXXX");
@@ -221,15 +222,20 @@ inline void RunGpuPair(const GpuPairOptions& options, const std::function<void(G
   }
   close(sockets[0]);
   close(sockets[1]);
+  int killed = 0;
   for (int node = 0; node < 2; ++node) {
     int status = 0;
     waitpid(children[node], &status, 0);
     const bool may_die = node == 0 ? options.producer_dies : options.consumer_dies;
-    if (may_die && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) continue;
+    if (may_die && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) {
+      ++killed;
+      continue;
+    }
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0)
         << (node == 0 ? "the producer" : "the consumer") << " ended with status " << status;
   }
   std::filesystem::remove_all(session);
+  return killed;
 }
 
 // For what a test waits for, and of what most of them send.

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 #include <cstdlib>
 #include <list>
 #include <mutex>
@@ -51,6 +52,9 @@ Faults& TheFaults() {
   return *faults;
 }
 
+// Instead of an error: the process is killed at the call.
+constexpr int kDies = -2;
+
 }  // namespace
 
 int TakeFault(const char* symbol) {
@@ -68,6 +72,7 @@ int TakeFault(const char* symbol) {
       fault = --fault->times <= 0 ? faults.waiting.erase(fault) : std::next(fault);
     }
   }
+  if (error == kDies) kill(getpid(), SIGKILL);
   if (error < 0) {
     lock.unlock();
     while (true) pause();
