@@ -103,6 +103,7 @@ absl::Status RunLeaksPart(PartContext& context);
 absl::Status RunNcclSelfPart(PartContext& context);
 absl::Status RunNcclSharedGpuPart(PartContext& context);
 absl::Status RunSeveralGpusPart(PartContext& context);
+absl::Status RunNcclTurnsPart(PartContext& context);
 absl::Status RunLatencyPart(PartContext& context);
 absl::Status RunLaunchPart(PartContext& context);
 absl::Status RunCopyPart(PartContext& context);

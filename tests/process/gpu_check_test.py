@@ -173,6 +173,17 @@ class OnTheDouble(Case):
         self.assertEqual((part["status"], len(names)), ("passed", 6), part)
         self.assertEqual(sum("by a communicator of Ferry's" in name for name in names), 3, names)
 
+    def test_collectives_and_keyed_transfers_take_turns(self):
+        status, result, _, out = self.check("--quick", "--parts=nccl_turns")
+        self.assertEqual((status, self.failures(result)), (0, []), out)
+        details = {check["name"].split(": ")[1]: check.get("details", {})
+                   for check in self.parts(result)["nccl_turns"]["checks"]}
+        self.assertEqual(len(details), 7, details)
+        self.assertEqual(list(details["the transfers of node 1"]["paths"]), ["nccl"])
+        waited_for = details["a tensor that a sum waits for goes another way"]
+        self.assertEqual(waited_for["before"], "nccl")
+        self.assertNotEqual(waited_for["path"], "nccl")
+
     def test_two_gpus_without_peer_access(self):
         status, result, _, out = self.check("--quick", "--parts=several_gpus",
                                             STRICT_CUDA_PEERS="none")
