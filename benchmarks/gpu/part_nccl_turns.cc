@@ -237,6 +237,8 @@ absl::Status RunNcclTurnsPart(PartContext& context) {
   NodesOptions options;
   options.name = kName;
   options.exchange = ExchangeFor(context.machine, "nccl");
+  // Many batches, each of which could be in the way.
+  options.exchange.transports.nccl.grants.max_batch_operations = 2;
   FERRY_RETURN_IF_ERROR(RunNodes(context, options, {RunBoth, RunBoth}).status());
   // Without a Unix socket there are no descriptors, and NCCL is the cheapest way between two GPUs.
   options.name = absl::StrCat(kName, ", another way");
