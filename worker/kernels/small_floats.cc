@@ -5,6 +5,7 @@
 #include <cstring>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -22,8 +23,16 @@ void FromFloatsPlainly(const float* from, Half* to, int64_t count) {
 #if defined(__x86_64__)
 constexpr int64_t kLanes = 8;
 
+// clang 14 does not know F16C by its name. Its registers are AVX's, which the system saves or not.
 bool HasHalves() {
-  static const bool kHas = __builtin_cpu_supports("f16c") && __builtin_cpu_supports("avx");
+  static const bool kHas = [] {
+    unsigned int a = 0;
+    unsigned int b = 0;
+    unsigned int c = 0;
+    unsigned int d = 0;
+    return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0 &&
+           __builtin_cpu_supports("avx") != 0;
+  }();
   return kHas;
 }
 
