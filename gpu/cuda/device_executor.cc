@@ -21,10 +21,10 @@ constexpr absl::Duration kShortestSleep = absl::Microseconds(20);
 thread_local const DeviceExecutor* own_executor = nullptr;
 
 void KeepForEver(DeviceExecutor::Watched watched) {
-  static auto* const mu = new absl::Mutex;
-  static auto* const kept = new std::vector<DeviceExecutor::Watched>;
-  absl::MutexLock lock(mu);
-  kept->push_back(std::move(watched));
+  static auto* const kMu = new absl::Mutex;
+  static auto* const kKept = new std::vector<DeviceExecutor::Watched>;
+  absl::MutexLock lock(kMu);
+  kKept->push_back(std::move(watched));
 }
 
 }  // namespace
