@@ -17,14 +17,15 @@ namespace ferry {
 // it replaces another. One thread at a time.
 class KeyCache final {
  public:
-  // As RendezvousKey::Parse.
-  absl::StatusOr<RendezvousKey> Parse(absl::string_view text) {
+  // As RendezvousKey::Parse; valid until the next call.
+  absl::StatusOr<const RendezvousKey*> Parse(absl::string_view text) {
     if (places_.empty()) places_.resize(kPlaces);
     std::optional<RendezvousKey>& place = places_[RendezvousKey::HashOf(text) % kPlaces];
-    if (place.has_value() && place->text() == text) return *place;
+    if (place.has_value() && place->text() == text) return &*place;
     absl::StatusOr<RendezvousKey> key = RendezvousKey::Parse(text);
-    if (key.ok()) place = *key;
-    return key;
+    if (!key.ok()) return key.status();
+    place = *std::move(key);
+    return &*place;
   }
 
  private:

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
+#include "base/recycled.h"
 #include "base/status_macros.h"
 
 namespace ferry {
@@ -30,7 +31,7 @@ LaneClient::~LaneClient() = default;
 
 std::shared_ptr<RemoteFetch> LaneClient::Request(int64_t step_id, const RendezvousKey& key,
                                                  const RecvArgs& args, RecvCallback done) {
-  const auto waiting = std::make_shared<Waiting>();
+  const auto waiting = std::allocate_shared<Waiting>(RecyclingAllocator<Waiting>());
   waiting->client = weak_from_this();
   waiting->step_id = step_id;
   waiting->done = std::move(done);

@@ -84,8 +84,8 @@ class LaneClient final : public std::enable_shared_from_this<LaneClient> {
   absl::Status OnRefusal(absl::string_view body);
   // Checks and decodes what a ticket has brought; ends the lane of a peer that sends nonsense.
   // `name`: the request's, if it has one.
-  absl::StatusOr<Received> Unpack(const TicketMessage& ticket, absl::StatusOr<Tensor> tensor,
-                                  absl::string_view path, absl::string_view name);
+  absl::Status Unpack(const TicketMessage& ticket, absl::StatusOr<Tensor> tensor,
+                      absl::string_view path, absl::string_view name, Received& received);
   // Has a tensor offered once more that a transport could not bring, if it is still wanted.
   bool AskAgain(uint64_t id, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // What transports that could not bring it have kept for it, but for number `but`.

@@ -162,9 +162,10 @@ absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> d
                 }
                 // What is left of it will be told by the view itself.
                 if (!release_later) self->Done(id);
-                auto received = self->Unpack(kept, std::move(tensor), path, self->NameOf(id));
-                if (!received.ok()) return self->Complete(id, received.status(), {});
-                self->Complete(id, absl::OkStatus(), *std::move(received));
+                Received received;
+                absl::Status status =
+                    self->Unpack(kept, std::move(tensor), path, self->NameOf(id), received);
+                self->Complete(id, std::move(status), std::move(received));
               });
   if ((*exchange_.transports)[ticket.transport - 1]->may_offer_again()) {
     // Whoever called it off in between has found nothing to be called off.
@@ -225,18 +226,15 @@ absl::Status LaneClient::OnInlineTicket(const TicketMessage& ticket) {
       std::memcpy(tensor->mutable_data(), ticket.body.data(), header.bytes);
     }
   }
-  absl::StatusOr<Received> received = Unpack(ticket, std::move(tensor), "inline", waiting->name);
-  if (received.ok()) {
-    std::move(done)(absl::OkStatus(), *std::move(received));
-  } else {
-    std::move(done)(received.status(), {});
-  }
+  Received received;
+  absl::Status status = Unpack(ticket, std::move(tensor), "inline", waiting->name, received);
+  std::move(done)(std::move(status), std::move(received));
   return absl::OkStatus();
 }
 
-absl::StatusOr<Received> LaneClient::Unpack(const TicketMessage& ticket,
-                                            absl::StatusOr<Tensor> tensor, absl::string_view path,
-                                            absl::string_view name) {
+absl::Status LaneClient::Unpack(const TicketMessage& ticket, absl::StatusOr<Tensor> tensor,
+                                absl::string_view path, absl::string_view name,
+                                Received& received) {
   if (!tensor.ok()) {
     // Of a peer that does not keep to the protocol, or whose data connections are gone, nothing
     // more is to be expected.
@@ -264,10 +262,9 @@ absl::StatusOr<Received> LaneClient::Unpack(const TicketMessage& ticket,
   if (ticket.is_serialized) {
     FERRY_ASSIGN_OR_RETURN(tensor, DeserializeTensor(*tensor));
   }
-  Received received;
   received.tensor = *std::move(tensor);
   received.path = ticket.is_staged ? StagedPath(path) : path;
-  return received;
+  return absl::OkStatus();
 }
 
 }  // namespace ferry

@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 
 #include "base/clock.h"
+#include "base/recycled.h"
 #include "base/status_macros.h"
 #include "rendezvous/lane_seal.h"
 #include "rendezvous/serialized_tensor.h"
@@ -132,16 +133,18 @@ absl::Status LaneServer::OnAgain(absl::string_view body) {
 
 absl::Status LaneServer::OnRequest(absl::string_view body) {
   FERRY_ASSIGN_OR_RETURN(const RequestMessage message, DecodeRequest(body));
-  const absl::StatusOr<RendezvousKey> key = keys_.Parse(message.key);
-  if (!key.ok()) {
-    Refuse(message.id, key.status());
+  const absl::StatusOr<const RendezvousKey*> parsed = keys_.Parse(message.key);
+  if (!parsed.ok()) {
+    Refuse(message.id, parsed.status());
     return absl::OkStatus();
   }
-  if (key->src_incarnation() != exchange_.self.peer.incarnation) {
-    Refuse(message.id, WrongIncarnation(*key, exchange_.self.peer.incarnation));
+  const RendezvousKey& key = **parsed;
+  if (key.src_incarnation() != exchange_.self.peer.incarnation) {
+    Refuse(message.id, WrongIncarnation(key, exchange_.self.peer.incarnation));
     return absl::OkStatus();
   }
-  auto request = std::make_shared<Request>(message.id, message.step_id, *key);
+  RequestPtr request = std::allocate_shared<Request>(
+      RecyclingAllocator<Request>(), shared_from_this(), message.id, message.step_id, key);
   {
     SpinLockHolder lock(&mu_);
     if (is_closed_) return absl::OkStatus();
@@ -151,11 +154,12 @@ absl::Status LaneServer::OnRequest(absl::string_view body) {
   }
   RecvArgs args;
   args.cancellation = &request->cancellation;
-  exchange_.manager->RecvLocalAsync(
-      message.step_id, *key, std::move(args),
-      [self = shared_from_this(), request](absl::Status status, Received received) {
-        self->OnValue(request, status, std::move(received));
-      });
+  exchange_.manager->RecvLocalAsync(message.step_id, request->key, std::move(args),
+                                    [request](absl::Status status, Received received) {
+                                      const std::shared_ptr<LaneServer> server =
+                                          std::move(request->server);
+                                      server->OnValue(request, status, std::move(received));
+                                    });
   return absl::OkStatus();
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -56,9 +57,12 @@ class LaneServer final : public std::enable_shared_from_this<LaneServer> {
  private:
   // A request that waits for its value, or whose value is on its way.
   struct Request {
-    Request(uint64_t id, int64_t step_id, const RendezvousKey& key)
-        : id(id), step_id(step_id), key(key) {}
+    Request(std::shared_ptr<LaneServer> server, uint64_t id, int64_t step_id,
+            const RendezvousKey& key)
+        : server(std::move(server)), id(id), step_id(step_id), key(key) {}
 
+    // Until there is a value; here, so that what is called then is no more than a pointer to this.
+    std::shared_ptr<LaneServer> server;
     const uint64_t id;
     const int64_t step_id;
     const RendezvousKey key;

@@ -15,6 +15,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 
+#include "base/recycled.h"
 #include "base/spin_lock.h"
 #include "base/status_macros.h"
 #include "base/text.h"
@@ -74,6 +75,25 @@ class LocalRendezvous::Core final : public std::enable_shared_from_this<Core> {
   }
 
  private:
+  // What a cancellation does to a receive, which may be over by then, and the table gone.
+  struct CancelCall {
+    static void* operator new(size_t bytes) { return AllocateRecycled(bytes); }
+    static void operator delete(void* call, size_t bytes) { FreeRecycled(call, bytes); }
+
+    CancelCall(std::weak_ptr<Core> core, const RendezvousKey& key, uint64_t id)
+        : core(std::move(core)), key(key), id(id) {}
+
+    void operator()() const {
+      if (const std::shared_ptr<Core> table = core.lock(); table != nullptr) {
+        table->End(key, id, CancelledReceive());
+      }
+    }
+
+    const std::weak_ptr<Core> core;
+    const RendezvousKey key;
+    const uint64_t id;
+  };
+
   Shard& ShardOf(const RendezvousKey& key) { return shards_[key.hash() & (kShards - 1)]; }
 
   // As TryRecv, with the shard's lock held, which it releases.
@@ -205,11 +225,8 @@ uint64_t LocalRendezvous::Core::RecvAsync(const RendezvousKey& key, RecvArgs&& a
   Cancellation::Token token = Cancellation::kNoToken;
   if (Cancellation* const cancellation = args.cancellation; cancellation != nullptr) {
     // Lock order: a shard's, then the cancellation's; it calls with none held.
-    token = cancellation->Register([self = weak_from_this(), key, id]() {
-      if (const std::shared_ptr<Core> core = self.lock(); core != nullptr) {
-        core->End(key, id, CancelledReceive());
-      }
-    });
+    token = cancellation->Register(
+        [call = std::make_unique<CancelCall>(weak_from_this(), key, id)] { (*call)(); });
     if (token == Cancellation::kNoToken) status = CancelledReceive();
   }
   if (status.ok()) status = Admit(shard, 0);

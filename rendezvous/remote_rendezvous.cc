@@ -3,12 +3,14 @@
 #include "rendezvous/remote_rendezvous.h"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
+#include "base/recycled.h"
 #include "base/status_macros.h"
 
 namespace ferry {
@@ -23,6 +25,11 @@ absl::Status NotHere(absl::string_view side, const RendezvousKey& key, const Tas
 absl::Status AsConsequence(const absl::Status& why) {
   const bool is_consequence = absl::IsCancelled(why) || absl::IsAborted(why);
   return is_consequence ? MakeDerived(why) : why;
+}
+
+absl::Status CancelledWait(bool is_deferred) {
+  return MakeDerived(absl::CancelledError(is_deferred ? "RecvLocalAsync is cancelled."
+                                                      : "RecvFromRemoteAsync is cancelled."));
 }
 
 }  // namespace
@@ -49,29 +56,26 @@ absl::Status RemoteRendezvous::Initialize(const TaskName& worker) {
     worker_ = worker;
     known_worker_.store(&*worker_, std::memory_order_release);
   }
-  // By id: values of one key go to the first who asked. Whoever asks in the meantime, from another
-  // thread or from a callback, is deferred too, behind those.
+  // In their order: values of one key go to the first who asked. Whoever asks in the meantime, from
+  // another thread or from a callback, is deferred too, behind those.
   for (;;) {
-    std::vector<uint64_t> ids;
+    std::vector<WaitingPtr> deferred;
     {
       SpinLockHolder lock(&mu_);
-      for (const auto& [id, waiting] : waiting_) {
-        if (waiting.is_deferred) ids.push_back(id);
+      for (Waiting* each = first_; each != nullptr; each = each->after) {
+        if (each->is_deferred) deferred.push_back(each->self);
       }
-      if (ids.empty()) {
+      if (deferred.empty()) {
         serving_worker_.store(&*worker_, std::memory_order_release);
         return absl::OkStatus();
       }
     }
-    std::sort(ids.begin(), ids.end());
-    for (const uint64_t id : ids) {
-      std::optional<Waiting> each = Take(id);
-      if (!each.has_value()) continue;
+    for (const WaitingPtr& each : deferred) {
+      if (!Take(*each)) continue;
       if (each->token != Cancellation::kNoToken &&
           !each->args.cancellation->Deregister(each->token)) {
         // Cancelled in between; its callback found nothing any more.
-        std::move(each->done)(MakeDerived(absl::CancelledError("RecvLocalAsync is cancelled.")),
-                              {});
+        std::move(each->done)(CancelledWait(/*is_deferred=*/true), {});
         continue;
       }
       RecvHere(each->key, worker, std::move(each->args), std::move(each->done));
@@ -109,14 +113,12 @@ void RemoteRendezvous::RecvLocalAsync(const RendezvousKey& key, RecvArgs args, R
   if (const TaskName* const here = ServingWorker(); here != nullptr) {
     return RecvHere(key, *here, std::move(args), std::move(done));
   }
-  const uint64_t id =
-      Add({.key = key, .args = std::move(args), .done = std::move(done), .is_deferred = true});
-  if (id == 0) return;
+  const WaitingPtr missed = std::allocate_shared<Waiting>(
+      RecyclingAllocator<Waiting>(), weak_from_this(), key, std::move(args), std::move(done), true);
+  if (!Add(missed)) return;
   // Initialize may have come to its end in between, and not have seen it.
   const TaskName* const here = ServingWorker();
-  if (here == nullptr) return;
-  std::optional<Waiting> missed = Take(id);
-  if (!missed.has_value()) return;
+  if (here == nullptr || !Take(*missed)) return;
   if (missed->token != Cancellation::kNoToken) {
     missed->args.cancellation->Deregister(missed->token);
   }
@@ -126,18 +128,20 @@ void RemoteRendezvous::RecvLocalAsync(const RendezvousKey& key, RecvArgs args, R
 void RemoteRendezvous::FetchRemote(const RendezvousKey& key, RecvArgs args, RecvCallback done) {
   RecvArgs asked = args;
   asked.cancellation = nullptr;
-  const uint64_t id = Add({.key = key, .args = std::move(args), .done = std::move(done)});
-  if (id == 0) return;
-  const std::shared_ptr<RemoteFetch> fetch = fetcher_.Fetch(
-      step_id_, key, asked, [self = weak_from_this(), id](absl::Status status, Received received) {
-        if (const auto rendezvous = self.lock(); rendezvous != nullptr) {
-          rendezvous->End(id, std::move(status), std::move(received));
+  WaitingPtr waiting =
+      std::allocate_shared<Waiting>(RecyclingAllocator<Waiting>(), weak_from_this(), key,
+                                    std::move(args), std::move(done), false);
+  if (!Add(waiting)) return;
+  std::shared_ptr<RemoteFetch> fetch =
+      fetcher_.Fetch(step_id_, key, asked, [waiting](absl::Status status, Received received) {
+        if (const auto rendezvous = waiting->owner.lock(); rendezvous != nullptr) {
+          rendezvous->End(*waiting, std::move(status), std::move(received));
         }
       });
   {
     SpinLockHolder lock(&mu_);
-    if (const auto found = waiting_.find(id); found != waiting_.end()) {
-      found->second.fetch = fetch;
+    if (waiting->self != nullptr) {
+      waiting->fetch = std::move(fetch);
       return;
     }
   }
@@ -145,93 +149,96 @@ void RemoteRendezvous::FetchRemote(const RendezvousKey& key, RecvArgs args, Recv
   if (fetch != nullptr) fetch->Cancel();
 }
 
-uint64_t RemoteRendezvous::Add(Waiting&& waiting) {
-  waiting.since = clock_.CoarseNow();
+bool RemoteRendezvous::Add(const WaitingPtr& waiting) {
+  waiting->since = clock_.CoarseNow();
   absl::Status status;
   {
     SpinLockHolder lock(&mu_);
     status = abort_status_;
-    const uint64_t id = last_id_ + 1;
-    if (Cancellation* const cancellation = waiting.args.cancellation;
+    if (Cancellation* const cancellation = waiting->args.cancellation;
         status.ok() && cancellation != nullptr) {
-      const char* const why = waiting.is_deferred ? "RecvLocalAsync is cancelled."
-                                                  : "RecvFromRemoteAsync is cancelled.";
-      waiting.token = cancellation->Register([self = weak_from_this(), id, why]() {
-        if (const auto rendezvous = self.lock(); rendezvous != nullptr) {
-          rendezvous->End(id, MakeDerived(absl::CancelledError(why)), {});
+      waiting->token = cancellation->Register([waiting = waiting] {
+        if (const auto rendezvous = waiting->owner.lock(); rendezvous != nullptr) {
+          rendezvous->End(*waiting, CancelledWait(waiting->is_deferred), {});
         }
       });
-      if (waiting.token == Cancellation::kNoToken) {
-        status = MakeDerived(absl::CancelledError(why));
-      }
+      if (waiting->token == Cancellation::kNoToken) status = CancelledWait(waiting->is_deferred);
     }
-    if (status.ok() && waiting_.size() >= limits_.max_waiting) {
+    if (status.ok() && waiting_count_ >= limits_.max_waiting) {
       status = absl::ResourceExhaustedError(absl::StrCat(
           limits_.max_waiting, " receives of step ", step_id_,
-          waiting.is_deferred ? " wait for it to begin here" : " wait for other workers",
+          waiting->is_deferred ? " wait for it to begin here" : " wait for other workers",
           ", the limit (raise --max-waiting, or in programs RendezvousLimits::max_waiting in "
           "ExchangeOptions::rendezvous)"));
     }
     if (status.ok()) {
-      last_id_ = id;
-      waiting_.emplace(id, std::move(waiting));
-      return id;
+      waiting->self = waiting;
+      waiting->before = last_;
+      (last_ == nullptr ? first_ : last_->after) = waiting.get();
+      last_ = waiting.get();
+      ++waiting_count_;
+      return true;
     }
   }
-  if (waiting.token != Cancellation::kNoToken) {
-    waiting.args.cancellation->Deregister(waiting.token);
+  if (waiting->token != Cancellation::kNoToken) {
+    waiting->args.cancellation->Deregister(waiting->token);
   }
-  std::move(waiting.done)(std::move(status), {});
-  return 0;
+  std::move(waiting->done)(std::move(status), {});
+  return false;
 }
 
-std::optional<RemoteRendezvous::Waiting> RemoteRendezvous::Take(uint64_t id) {
-  std::optional<Waiting> waiting;
+RemoteRendezvous::WaitingPtr RemoteRendezvous::Unlink(Waiting& waiting) {
+  (waiting.before == nullptr ? first_ : waiting.before->after) = waiting.after;
+  (waiting.after == nullptr ? last_ : waiting.after->before) = waiting.before;
+  waiting.before = waiting.after = nullptr;
+  --waiting_count_;
+  return std::move(waiting.self);
+}
+
+bool RemoteRendezvous::Take(Waiting& waiting) {
+  // Whoever calls has it too: it does not go with this.
+  WaitingPtr self;
   SpinLockHolder lock(&mu_);
-  const auto found = waiting_.find(id);
-  if (found == waiting_.end()) return waiting;
-  waiting.emplace(std::move(found->second));
-  waiting_.erase(found);
-  return waiting;
+  if (waiting.self == nullptr) return false;
+  self = Unlink(waiting);
+  return true;
 }
 
-void RemoteRendezvous::End(uint64_t id, absl::Status&& status, Received&& received) {
-  if (std::optional<Waiting> waiting = Take(id); waiting.has_value()) {
-    Complete(*std::move(waiting), std::move(status), std::move(received));
-  }
+void RemoteRendezvous::End(Waiting& waiting, absl::Status&& status, Received&& received) {
+  if (Take(waiting)) Complete(waiting, std::move(status), std::move(received));
 }
 
-void RemoteRendezvous::Complete(Waiting&& waiting, absl::Status&& status, Received&& received) {
+void RemoteRendezvous::Complete(Waiting& waiting, absl::Status&& status, Received&& received) {
   if (waiting.token != Cancellation::kNoToken) {
     waiting.args.cancellation->Deregister(waiting.token);
   }
-  if (!status.ok() && waiting.fetch != nullptr) waiting.fetch->Cancel();
+  // What answers a fetch keeps this for as long as it likes.
+  const std::shared_ptr<RemoteFetch> fetch = std::move(waiting.fetch);
+  if (!status.ok() && fetch != nullptr) fetch->Cancel();
   received.recv_args = std::move(waiting.args);
-  std::move(waiting.done)(std::move(status), std::move(received));
+  RecvCallback done = std::move(waiting.done);
+  std::move(done)(std::move(status), std::move(received));
 }
 
 void RemoteRendezvous::EndAll(absl::FunctionRef<absl::Status(const Waiting&)> verdict,
                               size_t& count, bool with_phase) {
-  std::vector<std::pair<Waiting, absl::Status>> ended;
+  std::vector<std::pair<WaitingPtr, absl::Status>> ended;
   {
     SpinLockHolder lock(&mu_);
-    for (auto it = waiting_.begin(); it != waiting_.end();) {
-      absl::Status status = verdict(it->second);
-      if (status.ok()) {
-        ++it;
-        continue;
-      }
-      ended.emplace_back(std::move(it->second), std::move(status));
-      waiting_.erase(it++);
+    for (Waiting* each = first_; each != nullptr;) {
+      Waiting* const after = each->after;
+      absl::Status status = verdict(*each);
+      if (!status.ok()) ended.emplace_back(Unlink(*each), std::move(status));
+      each = after;
     }
   }
   count += ended.size();
   for (auto& [waiting, status] : ended) {
-    if (with_phase && waiting.fetch != nullptr) {
-      status =
-          absl::Status(status.code(), absl::StrCat(status.message(), ": ", waiting.fetch->Phase()));
+    if (with_phase && waiting->fetch != nullptr) {
+      status = absl::Status(status.code(),
+                            absl::StrCat(status.message(), ": ", waiting->fetch->Phase()));
     }
-    Complete(std::move(waiting), std::move(status), {});
+    Complete(*waiting, std::move(status), {});
   }
 }
 
@@ -298,7 +305,9 @@ void RemoteRendezvous::Expire() {
 absl::Time RemoteRendezvous::NextDeadline() const {
   absl::Time next = local_.NextDeadline();
   SpinLockHolder lock(&mu_);
-  for (const auto& [id, waiting] : waiting_) next = std::min(next, waiting.args.deadline);
+  for (const Waiting* each = first_; each != nullptr; each = each->after) {
+    next = std::min(next, each->args.deadline);
+  }
   return next;
 }
 
@@ -313,12 +322,12 @@ void RemoteRendezvous::ForEachPending(absl::Duration min_age,
   std::vector<std::shared_ptr<RemoteFetch>> fetches;
   {
     SpinLockHolder lock(&mu_);
-    for (const auto& [id, waiting] : waiting_) {
-      const absl::Duration age = now - waiting.since;
+    for (const Waiting* each = first_; each != nullptr; each = each->after) {
+      const absl::Duration age = now - each->since;
       if (age < min_age) continue;
-      pending.push_back({step_id_, waiting.key,
-                         waiting.is_deferred ? Side::kDeferred : Side::kFetch, 0, age, ""});
-      fetches.push_back(waiting.fetch);
+      pending.push_back(
+          {step_id_, each->key, each->is_deferred ? Side::kDeferred : Side::kFetch, 0, age, ""});
+      fetches.push_back(each->fetch);
     }
   }
   for (size_t i = 0; i < pending.size(); ++i) {
@@ -329,7 +338,7 @@ void RemoteRendezvous::ForEachPending(absl::Duration min_age,
 
 size_t RemoteRendezvous::fetch_count() const {
   SpinLockHolder lock(&mu_);
-  return waiting_.size();
+  return waiting_count_;
 }
 
 }  // namespace ferry

@@ -8,9 +8,9 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 
@@ -121,9 +121,21 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   size_t fetch_count() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  // A fetch, or a local receive that waits for Initialize.
+  // A fetch, or a local receive that waits for Initialize. Who answers it and who cancels it have
+  // it too; all but the first two belong to whoever took it out of the list.
+  struct Waiting;
+  using WaitingPtr = std::shared_ptr<Waiting>;
   struct Waiting {
-    RendezvousKey key;
+    Waiting(std::weak_ptr<RemoteRendezvous> owner, const RendezvousKey& key, RecvArgs args,
+            RecvCallback done, bool is_deferred)
+        : owner(std::move(owner)),
+          key(key),
+          args(std::move(args)),
+          done(std::move(done)),
+          is_deferred(is_deferred) {}
+
+    const std::weak_ptr<RemoteRendezvous> owner;
+    const RendezvousKey key;
     RecvArgs args;
     RecvCallback done;
     absl::Time since;
@@ -131,19 +143,27 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
     // Null while the fetch is being issued, and for deferred receives.
     std::shared_ptr<RemoteFetch> fetch;
     bool is_deferred = false;
+
+    // In the list, in the order in which they came: itself, and its neighbours. Null: it is not.
+    WaitingPtr self;
+    Waiting* before = nullptr;
+    Waiting* after = nullptr;
   };
 
   // Null before Initialize.
   const TaskName* worker() const { return known_worker_.load(std::memory_order_acquire); }
   // The worker, unless local receives still have to queue up behind deferred ones.
   const TaskName* ServingWorker() const { return serving_worker_.load(std::memory_order_acquire); }
-  // Keeps `waiting` and returns its id; ends it, and returns 0, if the step is aborted, it is
-  // cancelled, or too many wait.
-  uint64_t Add(Waiting&& waiting) ABSL_LOCKS_EXCLUDED(mu_);
-  std::optional<Waiting> Take(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
+  // Puts it into the list; ends it, and returns false, if the step is aborted, it is cancelled, or
+  // too many wait.
+  bool Add(const WaitingPtr& waiting) ABSL_LOCKS_EXCLUDED(mu_);
+  // Out of the list; false: it is in it no more.
+  bool Take(Waiting& waiting) ABSL_LOCKS_EXCLUDED(mu_);
+  WaitingPtr Unlink(Waiting& waiting) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Ends it if it still waits.
-  void End(uint64_t id, absl::Status&& status, Received&& received) ABSL_LOCKS_EXCLUDED(mu_);
-  void Complete(Waiting&& waiting, absl::Status&& status, Received&& received);
+  void End(Waiting& waiting, absl::Status&& status, Received&& received) ABSL_LOCKS_EXCLUDED(mu_);
+  // Of one that was taken.
+  void Complete(Waiting& waiting, absl::Status&& status, Received&& received);
   // `with_phase`: errors of fetches also say how far they were.
   void EndAll(absl::FunctionRef<absl::Status(const Waiting&)> verdict, size_t& count,
               bool with_phase = false) ABSL_LOCKS_EXCLUDED(mu_);
@@ -166,8 +186,9 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   // Initialize is handing the deferred receives over, in their order; others wait behind them.
   absl::Status abort_status_ ABSL_GUARDED_BY(mu_);
   absl::Status lost_ ABSL_GUARDED_BY(mu_);
-  uint64_t last_id_ ABSL_GUARDED_BY(mu_) = 0;
-  absl::flat_hash_map<uint64_t, Waiting> waiting_ ABSL_GUARDED_BY(mu_);
+  Waiting* first_ ABSL_GUARDED_BY(mu_) = nullptr;
+  Waiting* last_ ABSL_GUARDED_BY(mu_) = nullptr;
+  size_t waiting_count_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 }  // namespace ferry

@@ -14,6 +14,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/time/time.h"
 
+#include "base/recycled.h"
 #include "base/spin_lock.h"
 #include "rendezvous/cancellation.h"
 #include "rendezvous/key.h"
@@ -25,6 +26,9 @@ namespace ferry {
 // A send or a receive that waits. The first of a key is in a bucket's chain, and the others of the
 // key hang on it; all of one key are of one side.
 struct RendezvousItem {
+  static void* operator new(size_t bytes) { return AllocateRecycled(bytes); }
+  static void operator delete(void* item, size_t bytes) { FreeRecycled(item, bytes); }
+
   // A send.
   RendezvousItem(const RendezvousKey& key, absl::Time since, Tensor&& tensor, bool is_dead,
                  SendArgs&& args)

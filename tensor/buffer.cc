@@ -9,6 +9,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
+#include "base/recycled.h"
+
 namespace ferry {
 namespace {
 
@@ -19,6 +21,16 @@ class HeapBuffer final : public Buffer {
   HeapBuffer(void* data, size_t bytes) : Buffer(data, bytes) {}
 };
 
+// Small ones come and go with messages.
+void* AllocateBlock(size_t bytes) {
+  return bytes <= kMaxRecycledBytes ? AllocateRecycled(bytes) : std::malloc(bytes);
+}
+
+void FreeBlock(void* block, size_t bytes) {
+  if (bytes <= kMaxRecycledBytes) return FreeRecycled(block, bytes);
+  std::free(block);
+}
+
 // Of a HeapBuffer with its reference counts.
 constexpr size_t kObjectRoom = kBufferAlignment;
 
@@ -27,17 +39,19 @@ template <typename T>
 struct InFrontOf {
   using value_type = T;
 
-  explicit InFrontOf(void* block) : block(block) {}
+  InFrontOf(void* block, size_t bytes) : block(block), bytes(bytes) {}
   template <typename Other>
-  InFrontOf(const InFrontOf<Other>& other) : block(other.block) {}
+  InFrontOf(const InFrontOf<Other>& other) : block(other.block), bytes(other.bytes) {}
 
   T* allocate(size_t) {
     static_assert(sizeof(T) <= kObjectRoom);
     return static_cast<T*>(block);
   }
-  void deallocate(T* object, size_t) { std::free(object); }
+  void deallocate(T* object, size_t) { FreeBlock(object, bytes); }
 
   void* block;
+  // Of the whole block.
+  size_t bytes;
 };
 
 class ForeignBuffer final : public Buffer {
@@ -61,7 +75,7 @@ std::string ToString(const MemoryPlace& place) {
 absl::StatusOr<std::shared_ptr<Buffer>> AllocateHeapBuffer(size_t bytes) {
   if (bytes == 0) return std::make_shared<HeapBuffer>(nullptr, 0);
   constexpr size_t kBefore = kObjectRoom + kBufferAlignment;
-  void* const block = bytes > SIZE_MAX - kBefore ? nullptr : std::malloc(kBefore + bytes);
+  void* const block = bytes > SIZE_MAX - kBefore ? nullptr : AllocateBlock(kBefore + bytes);
   if (block == nullptr) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the heap has no ", bytes, " bytes in one piece for a tensor"));
@@ -69,7 +83,8 @@ absl::StatusOr<std::shared_ptr<Buffer>> AllocateHeapBuffer(size_t bytes) {
   // The heap's pieces are aligned to less than that.
   const auto first = reinterpret_cast<uintptr_t>(block) + kBefore;
   void* const data = reinterpret_cast<void*>(first / kBufferAlignment * kBufferAlignment);
-  return std::allocate_shared<HeapBuffer>(InFrontOf<HeapBuffer>(block), data, bytes);
+  return std::allocate_shared<HeapBuffer>(InFrontOf<HeapBuffer>(block, kBefore + bytes), data,
+                                          bytes);
 }
 
 std::shared_ptr<Buffer> WrapForeignBuffer(void* data, size_t bytes,

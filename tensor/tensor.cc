@@ -56,20 +56,23 @@ absl::StatusOr<Tensor> Tensor::Create(DataType dtype, Shape shape, std::shared_p
                                                    bytes, " bytes from offset ", offset_bytes,
                                                    "; the buffer has ", buffer->bytes()));
   }
-  Tensor tensor;
-  tensor.dtype_ = dtype;
-  tensor.shape_ = std::move(shape);
-  tensor.offset_bytes_ = offset_bytes;
-  tensor.bytes_ = bytes;
-  if (buffer->data() != nullptr) tensor.data_ = static_cast<char*>(buffer->data()) + offset_bytes;
-  tensor.buffer_ = std::move(buffer);
-  return tensor;
+  return Tensor(dtype, std::move(shape), bytes, std::move(buffer), offset_bytes);
 }
+
+Tensor::Tensor(DataType dtype, Shape&& shape, size_t bytes, std::shared_ptr<Buffer>&& buffer,
+               size_t offset_bytes)
+    : dtype_(dtype),
+      shape_(std::move(shape)),
+      buffer_(std::move(buffer)),
+      offset_bytes_(offset_bytes),
+      bytes_(bytes),
+      data_(buffer_->data() == nullptr ? nullptr
+                                       : static_cast<char*>(buffer_->data()) + offset_bytes) {}
 
 absl::StatusOr<Tensor> Tensor::Allocate(DataType dtype, Shape shape) {
   FERRY_ASSIGN_OR_RETURN(const size_t bytes, TensorBytes(dtype, shape));
   FERRY_ASSIGN_OR_RETURN(std::shared_ptr<Buffer> buffer, AllocateHeapBuffer(bytes));
-  return Create(dtype, std::move(shape), std::move(buffer));
+  return Tensor(dtype, std::move(shape), bytes, std::move(buffer), 0);
 }
 
 absl::StatusOr<Tensor> Tensor::OfStrings(Shape shape, std::vector<std::string> strings) {

@@ -75,6 +75,10 @@ class Tensor {
   absl::StatusOr<Tensor> Reshape(Shape shape) const;
 
  private:
+  // Of a buffer that holds so many bytes from there.
+  Tensor(DataType dtype, Shape&& shape, size_t bytes, std::shared_ptr<Buffer>&& buffer,
+         size_t offset_bytes);
+
   DataType dtype_ = DataType::kInvalid;
   Shape shape_;
   std::shared_ptr<Buffer> buffer_;

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// RecycledBlock, RecyclingAllocator: memory of small objects of which each message needs some.
+#ifndef FERRY_BASE_RECYCLED_H_
+#define FERRY_BASE_RECYCLED_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+
+namespace ferry {
+
+// Of so many bytes at most; larger ones come from the heap as ever.
+inline constexpr size_t kMaxRecycledBytes = 512;
+
+// As operator new and delete, from blocks that this thread has let go of: glibc keeps seven of a
+// size at hand and a window of messages has hundreds (benchmarks/exchange_bench, Shm_8B_Messages).
+// Any thread may let go of a block; a thread keeps 512 of each size at most, and what it has kept
+// goes back to the heap with it. In builds with sanitizers each is the heap's, so that they see
+// whoever uses a block that is gone.
+void* AllocateRecycled(size_t bytes);
+// `bytes`: as it was allocated. Null: nothing happens.
+void FreeRecycled(void* block, size_t bytes) noexcept;
+
+// For std::allocate_shared: object and counts in one such block.
+template <typename T>
+struct RecyclingAllocator {
+  using value_type = T;
+
+  RecyclingAllocator() = default;
+  template <typename Other>
+  RecyclingAllocator(const RecyclingAllocator<Other>&) {}  // NOLINT(google-explicit-constructor)
+
+  T* allocate(size_t count) {
+    static_assert(alignof(T) <= __STDCPP_DEFAULT_NEW_ALIGNMENT__);
+    return static_cast<T*>(AllocateRecycled(count * sizeof(T)));
+  }
+  void deallocate(T* block, size_t count) noexcept { FreeRecycled(block, count * sizeof(T)); }
+
+  friend bool operator==(const RecyclingAllocator&, const RecyclingAllocator&) { return true; }
+};
+
+namespace recycled_internal {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(ADDRESS_SANITIZER)
+inline constexpr bool kRecycles = false;
+#else
+inline constexpr bool kRecycles = true;
+#endif
+
+inline constexpr size_t kStep = 64;
+inline constexpr uint32_t kMostOfASize = 512;
+
+struct Free {
+  Free* next;
+};
+
+// Without constructor and destructor, so that looking costs nothing; who empties it when its thread
+// ends is registered by the first block that is kept.
+struct Lists {
+  std::array<Free*, kMaxRecycledBytes / kStep> first;
+  std::array<uint32_t, kMaxRecycledBytes / kStep> count;
+  bool is_watched;
+  bool is_over;
+};
+inline thread_local constinit Lists lists = {};
+
+// Registers what empties this thread's lists.
+void Watch();
+
+}  // namespace recycled_internal
+
+inline void* AllocateRecycled(size_t bytes) {
+  using namespace recycled_internal;  // NOLINT(google-build-using-namespace)
+  if (!kRecycles || bytes > kMaxRecycledBytes) return ::operator new(bytes);
+  const size_t size = bytes == 0 ? 0 : (bytes - 1) / kStep;
+  Free*& first = lists.first[size];
+  if (first == nullptr) return ::operator new((size + 1) * kStep);
+  Free* const block = first;
+  first = block->next;
+  --lists.count[size];
+  return block;
+}
+
+inline void FreeRecycled(void* block, size_t bytes) noexcept {
+  using namespace recycled_internal;  // NOLINT(google-build-using-namespace)
+  const size_t size = bytes == 0 ? 0 : (bytes - 1) / kStep;
+  if (!kRecycles || block == nullptr || bytes > kMaxRecycledBytes ||
+      lists.count[size] >= kMostOfASize || lists.is_over) {
+    return ::operator delete(block);
+  }
+  if (!lists.is_watched) Watch();
+  lists.first[size] = new (block) Free{lists.first[size]};
+  ++lists.count[size];
+}
+
+}  // namespace ferry
+
+#endif  // FERRY_BASE_RECYCLED_H_
