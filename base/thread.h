@@ -22,6 +22,8 @@ class Thread final {
 
   // Waits for the body to return; a second call does nothing.
   void Join();
+  // Leaves it to itself: nobody waits for the body any more.
+  void Detach();
 
  private:
   std::thread thread_;

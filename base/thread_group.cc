@@ -41,8 +41,7 @@ std::vector<std::string> ThreadGroup::StopWithin(absl::Duration patience) {
   for (Entry& entry : entries) {
     if (entry.is_over->WaitForNotificationWithTimeout(deadline - SteadyClock().Now())) continue;
     stuck.push_back(entry.name);
-    // It would be joined.
-    (void)entry.thread.release();
+    entry.thread->Detach();
   }
   return stuck;
 }

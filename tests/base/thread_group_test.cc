@@ -3,6 +3,7 @@
 #include "base/thread_group.h"
 
 #include <atomic>
+#include <memory>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -24,20 +25,21 @@ TEST(ThreadGroup, WaitsForAllThatHaveBegun) {
 }
 
 TEST(ThreadGroup, NamesThoseThatHangAndGoesOnWithoutThem) {
-  static absl::Notification& release = *new absl::Notification;
-  static absl::Notification& has_ended = *new absl::Notification;
+  // The thread may still be in the last call when this has gone.
+  const auto release = std::make_shared<absl::Notification>();
+  const auto has_ended = std::make_shared<absl::Notification>();
   {
     ThreadGroup group;
     EXPECT_TRUE(group.Run("quick", [] {}));
-    EXPECT_TRUE(group.Run("hangs", [] {
-      release.WaitForNotification();
-      has_ended.Notify();
+    EXPECT_TRUE(group.Run("hangs", [release, has_ended] {
+      release->WaitForNotification();
+      has_ended->Notify();
     }));
     EXPECT_THAT(group.StopWithin(absl::Milliseconds(50)), ElementsAre("hangs"));
   }
   // It has not been harmed.
-  release.Notify();
-  has_ended.WaitForNotification();
+  release->Notify();
+  has_ended->WaitForNotification();
 }
 
 }  // namespace
