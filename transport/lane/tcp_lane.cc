@@ -37,8 +37,9 @@ constexpr int kFoundBeforeUnwatched = 32;
 constexpr int kReadsAtOnce = 16;
 // Frames that are put together here first: one piece is cheaper for the kernel than several.
 constexpr size_t kSmallFrame = 512;
-// Of what has been looked at, before it is taken out of the socket.
-constexpr size_t kMostLookedAt = 1024;
+// Of what has been looked at, before it is taken out of the socket: about a request and a ticket,
+// since each look walks over all of it, and while nothing comes there is time to take it out.
+constexpr size_t kMostLookedAt = 100;
 // More than this in one look has come in large pieces. The kernel keeps a piece, and counts all of
 // it against the window, until its last byte has been taken out.
 constexpr size_t kMostOfMessages = 512;
