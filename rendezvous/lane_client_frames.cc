@@ -11,6 +11,7 @@
 #include "rendezvous/lane_seal.h"
 #include "rendezvous/serialized_tensor.h"
 #include "tensor/checksum.h"
+#include "transport/lane/descriptors.h"
 
 namespace ferry {
 namespace {
@@ -58,7 +59,9 @@ absl::Status LaneClient::OnFrame(uint16_t type, absl::string_view body,
         return absl::InvalidArgumentError(absl::StrCat(
             "an announcement of transport ", announcement.transport, ", which is not known here"));
       }
-      return inlets_[announcement.transport - 1]->OnAnnouncement(announcement.body, descriptors);
+      Inlet& inlet = *inlets_[announcement.transport - 1];
+      if (!inlet.does_without_descriptors()) FERRY_RETURN_IF_ERROR(CheckDescriptors(descriptors));
+      return inlet.OnAnnouncement(announcement.body, descriptors);
     }
     default:
       return absl::InvalidArgumentError(
@@ -94,6 +97,7 @@ absl::Status LaneClient::OnRefusal(absl::string_view body) {
 }
 
 absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> descriptors) {
+  FERRY_RETURN_IF_ERROR(CheckDescriptors(descriptors));
   FERRY_ASSIGN_OR_RETURN(const TicketMessage ticket, DecodeTicket(body));
   const uint64_t id = ticket.id;
   if (ticket.transport > inlets_.size()) {

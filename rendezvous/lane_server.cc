@@ -62,6 +62,15 @@ void LaneServer::OnOpen(std::shared_ptr<Lane> lane) {
       if (absl::IsResourceExhausted(status)) open->Close(status);
       return status;
     });
+    const bool is_allowed =
+        exchange_.policy.require.empty() || exchange_.policy.require == transport->name();
+    if (!lane_->passes_descriptors() || !is_allowed) continue;
+    outlets_.back()->SetHint([weak = std::weak_ptr<Lane>(lane_), number](
+                                 absl::string_view body, absl::Span<const int> descriptors) {
+      const auto open = weak.lock();
+      if (open == nullptr) return absl::UnavailableError("the lane has ended");
+      return SendAnnouncement(*open, {number, body}, descriptors);
+    });
   }
 }
 

@@ -72,7 +72,7 @@ struct HostArena::State {
   // Those with room, by class.
   std::map<size_t, std::vector<Segment*>> with_room ABSL_GUARDED_BY(mu);
   HostArenaStats stats ABSL_GUARDED_BY(mu);
-  std::vector<std::weak_ptr<RetireListener>> listeners ABSL_GUARDED_BY(mu);
+  std::vector<std::weak_ptr<Listener>> listeners ABSL_GUARDED_BY(mu);
   // Of which nobody has been told yet.
   std::vector<uint32_t> retired ABSL_GUARDED_BY(mu);
 };
@@ -164,22 +164,25 @@ absl::StatusOr<std::shared_ptr<Buffer>> HostArena::Allocate(size_t bytes) {
     return absl::ResourceExhaustedError(absl::StrCat("no arena has ", bytes, " bytes"));
   }
   absl::StatusOr<std::shared_ptr<Buffer>> buffer;
+  bool is_new = false;
   bool has_retired = false;
   {
     absl::MutexLock lock(&state_->mu);
-    buffer = AllocateLocked(bytes);
+    buffer = AllocateLocked(bytes, is_new);
     has_retired = !state_->retired.empty();
   }
   if (has_retired) TellRetired();
+  if (is_new && buffer.ok()) TellNew((*buffer)->arena_place());
   return buffer;
 }
 
-absl::StatusOr<std::shared_ptr<Buffer>> HostArena::AllocateLocked(size_t bytes) {
+absl::StatusOr<std::shared_ptr<Buffer>> HostArena::AllocateLocked(size_t bytes, bool& is_new) {
   const size_t class_bytes = ClassBytes(bytes);
   State& state = *state_;
   state.mu.AssertHeld();
   std::vector<Segment*>& with_room = state.with_room[class_bytes];
-  if (with_room.empty()) FERRY_RETURN_IF_ERROR(AddSegment(class_bytes, bytes).status());
+  is_new = with_room.empty();
+  if (is_new) FERRY_RETURN_IF_ERROR(AddSegment(class_bytes, bytes).status());
   Segment& segment = *with_room.back();
   size_t index = segment.fresh;
   if (segment.free.empty()) {
@@ -230,26 +233,39 @@ size_t HostArena::Trim() {
   return dropped;
 }
 
-std::shared_ptr<void> HostArena::ListenForRetired(RetireListener listener) {
-  auto shared = std::make_shared<RetireListener>(std::move(listener));
+std::shared_ptr<void> HostArena::Listen(Listener listener) {
+  auto shared = std::make_shared<Listener>(std::move(listener));
   absl::MutexLock lock(&state_->mu);
   std::erase_if(state_->listeners, [](const auto& each) { return each.expired(); });
   state_->listeners.push_back(shared);
   return shared;
 }
 
+std::vector<std::shared_ptr<HostArena::Listener>> HostArena::Listeners() const {
+  std::vector<std::shared_ptr<Listener>> alive;
+  absl::MutexLock lock(&state_->mu);
+  for (const auto& each : state_->listeners) {
+    if (auto listener = each.lock()) alive.push_back(std::move(listener));
+  }
+  return alive;
+}
+
+void HostArena::TellNew(const ArenaPlace& place) {
+  for (const auto& listener : Listeners()) {
+    if (listener->on_new != nullptr) listener->on_new(place);
+  }
+}
+
 void HostArena::TellRetired() {
   std::vector<uint32_t> retired;
-  std::vector<std::weak_ptr<RetireListener>> listeners;
   {
     absl::MutexLock lock(&state_->mu);
     retired.swap(state_->retired);
-    if (!retired.empty()) listeners = state_->listeners;
   }
-  for (const std::weak_ptr<RetireListener>& each : listeners) {
-    const std::shared_ptr<RetireListener> listener = each.lock();
-    if (listener == nullptr) continue;
-    for (const uint32_t segment : retired) (*listener)(segment);
+  if (retired.empty()) return;
+  for (const auto& listener : Listeners()) {
+    if (listener->on_retired == nullptr) continue;
+    for (const uint32_t segment : retired) listener->on_retired(segment);
   }
 }
 

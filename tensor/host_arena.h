@@ -56,12 +56,17 @@ class HostArena final : public std::enable_shared_from_this<HostArena> {
   // a buffer in it is. REQUIRES: there is one.
   const MemorySegment& memory(const ArenaPlace& place) const;
 
-  // Hears of each segment that has been given back to the machine, by its ArenaPlace::segment,
-  // which is not used again: whoever has mapped it may let go of it too. Called on the thread that
-  // gave it back, with no lock held, as long as what this returns lives (and once more, if that
-  // thread was faster).
-  using RetireListener = std::function<void(uint32_t segment)>;
-  [[nodiscard]] std::shared_ptr<void> ListenForRetired(RetireListener listener);
+  // Hears of segments, for as long as what Listen returns lives (and once more, if another thread
+  // was faster), with no lock held.
+  struct Listener {
+    // Of each new one, by a place in it, on the thread that allocates there, before it has its
+    // buffer.
+    std::function<void(const ArenaPlace& place)> on_new;
+    // Of each that has been given back to the machine, by its ArenaPlace::segment, which is not
+    // used again: whoever has mapped it may let go of it too. On the thread that gave it back.
+    std::function<void(uint32_t segment)> on_retired;
+  };
+  [[nodiscard]] std::shared_ptr<void> Listen(Listener listener);
 
   HostArenaStats stats() const;
 
@@ -78,10 +83,13 @@ class HostArena final : public std::enable_shared_from_this<HostArena> {
 
   explicit HostArena(HostArenaOptions options);
 
-  absl::StatusOr<std::shared_ptr<Buffer>> AllocateLocked(size_t bytes);
+  // `is_new`: in a segment that was made for it.
+  absl::StatusOr<std::shared_ptr<Buffer>> AllocateLocked(size_t bytes, bool& is_new);
   absl::StatusOr<Segment*> AddSegment(size_t class_bytes, size_t bytes);
   // Tells of what has been given back since the last time.
   void TellRetired();
+  void TellNew(const ArenaPlace& place);
+  std::vector<std::shared_ptr<Listener>> Listeners() const;
   void Release(Segment& segment, size_t index);
 
   const HostArenaOptions options_;

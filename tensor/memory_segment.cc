@@ -165,7 +165,6 @@ absl::StatusOr<MemorySegment> MemorySegment::MapPeer(UniqueFd fd, size_t bytes, 
     if (errno != EPERM) return OsError("mmap", bytes);
     return absl::PermissionDeniedError("the peer's memory may only be read");
   }
-  segment.fd_ = std::move(fd);
   segment.base_ = base;
   segment.bytes_ = bytes;
   return segment;

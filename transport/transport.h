@@ -105,6 +105,9 @@ class Outlet {
   virtual ~Outlet() = default;
   // Before the first Offer.
   virtual void SetAnnounce(Announce announce) {}
+  // The same for what the peer can do without: if it fails nothing else happens. Only of a lane
+  // that passes descriptors, to a peer that may be sent something by this transport.
+  virtual void SetHint(Announce hint) {}
   // What the peer's inlet says back; not trusted.
   //   Errors: the peer does not keep to the protocol.
   virtual absl::Status OnReply(absl::string_view body) {
@@ -132,6 +135,9 @@ class Inlet {
   virtual ~Inlet() = default;
   // Before the first announcement.
   virtual void SetReply(Announce reply) {}
+  // Whether it takes announcements whose descriptors this process had no room for; they are not
+  // valid then.
+  virtual bool does_without_descriptors() const { return false; }
   // What the peer's outlet has announced; not trusted.
   //   Errors: the peer does not keep to the protocol.
   virtual absl::Status OnAnnouncement(absl::string_view body, absl::Span<UniqueFd> descriptors) {

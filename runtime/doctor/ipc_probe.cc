@@ -239,6 +239,7 @@ absl::StatusOr<UniqueFd> AskForDescriptor(const UniqueFd& socket, absl::Time dea
   FERRY_RETURN_IF_ERROR(WaitReadable(socket, deadline));
   std::deque<UniqueFd> arrived;
   FERRY_RETURN_IF_ERROR(ReceiveDescriptors(socket.get(), arrived).status());
+  for (const UniqueFd& each : arrived) FERRY_RETURN_IF_ERROR(CheckDescriptor(each));
   if (arrived.size() == 1) return std::move(arrived.front());
   return absl::UnavailableError(
       absl::StrCat(arrived.size(), " descriptors came over the Unix socket instead of one"));

@@ -206,15 +206,23 @@ TEST(HostArena, TellsWhoeverListensWhichSegmentsHaveGone) {
   auto arena = MakeArena();
   std::vector<uint32_t> retired;
   std::vector<uint32_t> segments;
-  auto listening = arena->ListenForRetired([&](uint32_t segment) {
-    retired.push_back(segment);
-    // No lock is held.
-    arena->stats();
-  });
+  std::vector<uint32_t> made;
+  auto listening = arena->Listen({.on_new =
+                                      [&](const ArenaPlace& place) {
+                                        made.push_back(place.segment);
+                                        // No lock is held, and it is there.
+                                        EXPECT_GE(arena->memory(place).bytes(), 64u);
+                                      },
+                                  .on_retired =
+                                      [&](uint32_t segment) {
+                                        retired.push_back(segment);
+                                        arena->stats();
+                                      }});
   // Each class has a segment of its own, and the fifth needs the place of another.
   for (const size_t bytes : {64, 128, 192, 256, 320}) {
     segments.push_back((*arena->Allocate(bytes))->arena_place().segment);
   }
+  EXPECT_EQ(made, segments);
   EXPECT_EQ(retired, std::vector<uint32_t>{segments[0]});
   const auto kept = *arena->Allocate(320);
   arena->Trim();

@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "absl/strings/match.h"
 #include "absl/synchronization/notification.h"
 
 #include "tests/transport/lane_pair.h"
@@ -80,6 +81,64 @@ TEST_F(HalvesTest, ASegmentIsAnnouncedOnceAndBeforeItsTickets) {
   EXPECT_EQ(seen, "bcd");
   EXPECT_EQ(announcements, 1);
   outlet->Abort(absl::CancelledError("over"));
+  inlet->Abort(absl::CancelledError("over"));
+}
+
+// The peer maps it while it is being filled.
+TEST_F(HalvesTest, ANewSegmentIsAnnouncedBeforeItIsNeeded) {
+  ShmTransport transport(environment_);
+  const auto outlet = transport.MakeOutlet({});
+  const auto inlet = transport.MakeInlet({}, [](uint64_t) {});
+  const auto announce = [&](absl::string_view body, absl::Span<const int> descriptors) {
+    std::vector<UniqueFd> copies;
+    for (const int fd : descriptors) copies.emplace_back(dup(fd));
+    return inlet->OnAnnouncement(body, absl::MakeSpan(copies));
+  };
+  int announcements = 0;
+  int hints = 0;
+  bool fails = true;
+  outlet->SetAnnounce([&](absl::string_view body, absl::Span<const int> descriptors) {
+    ++announcements;
+    return announce(body, descriptors);
+  });
+  outlet->SetHint([&](absl::string_view body, absl::Span<const int> descriptors) {
+    ++hints;
+    return fails ? absl::ResourceExhaustedError("the lane is full") : announce(body, descriptors);
+  });
+  const auto hand_over = [&](uint64_t id, const Tensor& tensor) {
+    outlet->Offer(id, tensor, {}, [&](absl::StatusOr<TransportTicket> ticket) {
+      ASSERT_TRUE(ticket.ok()) << ticket.status();
+      inlet->Take(id, Header(kBytes), ticket->body, {}, Tensor(),
+                  [](auto tensor, bool) { ASSERT_TRUE(tensor.ok()) << tensor.status(); });
+    });
+    outlet->Release(id);
+  };
+  const Tensor first = InArena('a');
+  EXPECT_EQ(hints, 1);
+  hand_over(1, first);
+  EXPECT_EQ(announcements, 1) << "of what could not be announced before";
+  fails = false;
+  // Of another class, and so of another segment.
+  const Tensor second = *Tensor::Create(DataType::kUint8, *Shape::Create({kBytes}),
+                                        *environment_.arena->Allocate(8 * kBytes));
+  EXPECT_EQ(hints, 2);
+  hand_over(2, second);
+  EXPECT_EQ(announcements, 1);
+  outlet->Abort(absl::CancelledError("over"));
+  inlet->Abort(absl::CancelledError("over"));
+}
+
+TEST_F(HalvesTest, ASegmentThatCouldNotBeMappedIsMissedWhenItIsNeeded) {
+  auto inlet = std::make_shared<ShmInlet>(environment_, [](uint64_t) {});
+  std::vector<UniqueFd> lost(1);
+  EXPECT_TRUE(inlet->OnAnnouncement(EncodeShmSegmentNotice({1, 65536}), absl::MakeSpan(lost)).ok());
+  absl::Status status;
+  inlet->Take(1, Header(kBytes), EncodeShmTicket({.segment = 1}), {}, Tensor(),
+              [&status](auto tensor, bool) { status = tensor.status(); });
+  // Which ends the lane: on the next one it is announced again.
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "ulimit -n")) << status;
+  EXPECT_TRUE(inlet->OnAnnouncement(EncodeShmSegmentNotice({.segment = 1}), {}).ok());
   inlet->Abort(absl::CancelledError("over"));
 }
 

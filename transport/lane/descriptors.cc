@@ -18,8 +18,8 @@ namespace ferry {
 
 absl::Status SendDescriptors(int socket, absl::Span<const int> fds) {
   FERRY_CHECK(fds.size() <= kMaxDescriptors);
-  char byte = 0;
-  iovec data = {&byte, 1};
+  auto count = static_cast<unsigned char>(fds.size());
+  iovec data = {&count, 1};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMaxDescriptors)] = {};
   msghdr message = {};
   message.msg_iov = &data;
@@ -40,8 +40,8 @@ absl::Status SendDescriptors(int socket, absl::Span<const int> fds) {
 
 absl::StatusOr<bool> ReceiveDescriptors(int socket, std::deque<UniqueFd>& arrived, size_t enough) {
   while (true) {
-    char bytes[64];
-    iovec data = {bytes, sizeof(bytes)};
+    unsigned char count = 0;
+    iovec data = {&count, 1};
     alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMaxDescriptors)];
     msghdr message = {};
     message.msg_iov = &data;
@@ -53,23 +53,36 @@ absl::StatusOr<bool> ReceiveDescriptors(int socket, std::deque<UniqueFd>& arrive
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return true;
     if (got < 0 && errno == ECONNRESET) return false;
     if (got < 0) return absl::UnavailableError(absl::StrCat("recvmsg: ", std::strerror(errno)));
+    size_t missing = std::min<size_t>(count, kMaxDescriptors);
     for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
          header = CMSG_NXTHDR(&message, header)) {
       if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
-      const size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-      for (size_t i = 0; i < count; ++i) {
+      const size_t received = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+      missing -= std::min(missing, received);
+      for (size_t i = 0; i < received; ++i) {
         int fd = -1;
         std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(fd));
         arrived.emplace_back(fd);
       }
     }
+    // The kernel has dropped them. Whoever needs them will be told.
     if ((message.msg_flags & MSG_CTRUNC) != 0) {
-      return absl::ResourceExhaustedError(
-          "a descriptor from the peer was lost: this process can open no more (see `ulimit -n`)");
+      for (; missing > 0; --missing) arrived.emplace_back();
     }
     if (got == 0) return false;
     if (arrived.size() >= enough) return true;
   }
+}
+
+absl::Status CheckDescriptor(const UniqueFd& fd) {
+  if (fd.valid()) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      "a descriptor from the peer was lost: this process can open no more (see `ulimit -n`)");
+}
+
+absl::Status CheckDescriptors(absl::Span<const UniqueFd> fds) {
+  for (const UniqueFd& fd : fds) FERRY_RETURN_IF_ERROR(CheckDescriptor(fd));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<UniqueFd> DuplicateDescriptor(int fd) {

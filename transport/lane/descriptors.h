@@ -18,16 +18,19 @@ namespace ferry {
 // In one message, at most; the kernel's limit is 253.
 inline constexpr size_t kMaxDescriptors = 8;
 
-// Sends duplicates of `fds`, with a byte that means nothing.
+// Sends duplicates of `fds`, with a byte that says how many.
 //   Errors: UNAVAILABLE when the socket takes nothing just now, or is closed.
 absl::Status SendDescriptors(int socket, absl::Span<const int> fds);
 
-// Takes whatever has come, but stops when `arrived` has `enough`. False: the other side has closed
-// the socket.
-//   Errors: UNAVAILABLE with the kernel's reason; RESOURCE_EXHAUSTED when this process has no room
-//   for a descriptor.
+// Takes whatever has come, but stops when `arrived` has `enough`. Those for which this process has
+// no room come as descriptors that are not valid. False: the other side has closed the socket.
+//   Errors: UNAVAILABLE with the kernel's reason.
 absl::StatusOr<bool> ReceiveDescriptors(int socket, std::deque<UniqueFd>& arrived,
                                         size_t enough = SIZE_MAX);
+
+//   Errors: RESOURCE_EXHAUSTED, saying what to do, if one of them was lost.
+absl::Status CheckDescriptor(const UniqueFd& fd);
+absl::Status CheckDescriptors(absl::Span<const UniqueFd> fds);
 
 //   Errors: RESOURCE_EXHAUSTED.
 absl::StatusOr<UniqueFd> DuplicateDescriptor(int fd);

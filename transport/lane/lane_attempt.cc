@@ -189,6 +189,7 @@ absl::StatusOr<bool> LaneHub::Attempt::ExchangeMemory(ShmLane::Memory& memory) {
         SendDescriptors(socket_.get(), {rings_.fd(), own.page_fd(), own.event_fd()}));
   }
   FERRY_ASSIGN_OR_RETURN(const bool is_open, ReceiveDescriptors(socket_.get(), arrived_));
+  for (const UniqueFd& each : arrived_) FERRY_RETURN_IF_ERROR(CheckDescriptor(each));
   const size_t expected = is_client_ ? 2 : 3;
   if (arrived_.size() < expected) {
     if (!is_open) return absl::UnavailableError("it has closed the connection");

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
+#include "transport/lane/descriptors.h"
 #include "transport/shm/shm_ticket.h"
 
 namespace ferry {
@@ -17,17 +18,28 @@ constexpr size_t kCopyHereBytes = 256 * 1024;
 
 }  // namespace
 
-absl::Status ShmOutlet::Introduce(const ArenaPlace& place) {
+void ShmOutlet::SetHint(Announce hint) {
   absl::MutexLock lock(&announce_mu_);
+  hint_ = std::move(hint);
+}
+
+void ShmOutlet::OnNewSegment(const ArenaPlace& place) {
+  absl::MutexLock lock(&announce_mu_);
+  // Whoever lends of it will try again.
+  if (hint_ != nullptr) Introduce(place, hint_).IgnoreError();
+}
+
+absl::Status ShmOutlet::Introduce(const ArenaPlace& place, const Announce& announce) {
   {
     SpinLockHolder known_lock(&mu_);
+    if (!aborted_.ok()) return aborted_;
     if (known_.contains(place.segment)) return absl::OkStatus();
   }
   TellRetired();
   const MemorySegment& memory = environment_.arena->memory(place);
   const int fd = memory.fd();
   FERRY_RETURN_IF_ERROR(
-      announce_(EncodeShmSegmentNotice({place.segment, memory.bytes()}), {&fd, 1}));
+      announce(EncodeShmSegmentNotice({place.segment, memory.bytes()}), {&fd, 1}));
   SpinLockHolder known_lock(&mu_);
   known_.insert(place.segment);
   return absl::OkStatus();
@@ -63,7 +75,8 @@ absl::StatusOr<TransportTicket> ShmOutlet::Lend(uint64_t id, const Tensor& tenso
   }
   if (!is_known) {
     // Other threads may lend of the same segment: none of their tickets may be faster than this.
-    if (absl::Status status = Introduce(place); !status.ok()) {
+    absl::MutexLock lock(&announce_mu_);
+    if (absl::Status status = Introduce(place, announce_); !status.ok()) {
       Release(id);
       return status;
     }
@@ -135,7 +148,7 @@ class ShmInlet::View final : public Buffer {
 absl::Status ShmInlet::OnAnnouncement(absl::string_view body, absl::Span<UniqueFd> descriptors) {
   FERRY_ASSIGN_OR_RETURN(const ShmSegmentNotice notice, DecodeShmSegmentNotice(body));
   if (notice.bytes == 0) {
-    Segment retired;
+    absl::StatusOr<Segment> retired;
     SpinLockHolder lock(&mu_);
     const auto found = segments_.find(notice.segment);
     if (found == segments_.end() || !descriptors.empty()) {
@@ -150,22 +163,36 @@ absl::Status ShmInlet::OnAnnouncement(absl::string_view body, absl::Span<UniqueF
   if (descriptors.size() != 1) {
     return absl::InvalidArgumentError("a new segment without its descriptor");
   }
-  FERRY_ASSIGN_OR_RETURN(MemorySegment mapped,
-                         MemorySegment::MapPeer(std::move(descriptors[0]), notice.bytes, false));
-  auto segment = std::make_shared<const MemorySegment>(std::move(mapped));
+  if (absl::Status lost = CheckDescriptor(descriptors[0]); !lost.ok()) {
+    return Keep(notice.segment, std::move(lost));
+  }
+  absl::StatusOr<MemorySegment> mapped =
+      MemorySegment::MapPeer(std::move(descriptors[0]), notice.bytes, false);
+  if (mapped.ok()) {
+    return Keep(notice.segment, std::make_shared<const MemorySegment>(*std::move(mapped)));
+  }
+  if (!absl::IsResourceExhausted(mapped.status())) return mapped.status();
+  return Keep(notice.segment, mapped.status());
+}
+
+absl::Status ShmInlet::Keep(uint32_t id, absl::StatusOr<Segment> segment) {
   SpinLockHolder lock(&mu_);
-  if (segments_.emplace(notice.segment, std::move(segment)).second) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("segment ", notice.segment, " for a second time"));
+  if (segments_.emplace(id, std::move(segment)).second) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("segment ", id, " for a second time"));
 }
 
 absl::StatusOr<const char*> ShmInlet::Locate(const TensorHeader& header, absl::string_view body,
                                              Segment& segment) {
   FERRY_ASSIGN_OR_RETURN(const ShmTicket ticket, DecodeShmTicket(body));
+  absl::Status why_not;
   {
     SpinLockHolder lock(&mu_);
     const auto found = segments_.find(ticket.segment);
-    if (found != segments_.end()) segment = found->second;
+    if (found != segments_.end() && found->second.ok()) segment = *found->second;
+    if (found != segments_.end()) why_not = found->second.status();
   }
+  // On the next lane it is announced again.
+  if (!why_not.ok()) return absl::UnavailableError(why_not.message());
   if (segment == nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat("segment ", ticket.segment, " was never announced"));
@@ -232,7 +259,7 @@ void ShmInlet::Drop(uint64_t id, const TensorHeader& header, absl::string_view b
                     absl::Span<UniqueFd> descriptors) {}
 
 void ShmInlet::Abort(const absl::Status& why) {
-  absl::flat_hash_map<uint32_t, Segment> dropped;
+  absl::flat_hash_map<uint32_t, absl::StatusOr<Segment>> dropped;
   std::vector<std::shared_ptr<CopyControl>> controls;
   {
     SpinLockHolder lock(&mu_);

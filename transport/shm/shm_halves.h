@@ -21,11 +21,15 @@ class ShmOutlet final : public Outlet, public std::enable_shared_from_this<ShmOu
   ShmOutlet(TransportEnvironment environment) : environment_(std::move(environment)) {}
 
   void SetAnnounce(Announce announce) override { announce_ = std::move(announce); }
+  void SetHint(Announce hint) override ABSL_LOCKS_EXCLUDED(announce_mu_);
   void Offer(uint64_t id, const Tensor& tensor, const MemoryPlace& to, OfferCallback done) override
       ABSL_LOCKS_EXCLUDED(mu_);
   void Release(uint64_t id) override ABSL_LOCKS_EXCLUDED(mu_);
   void Abort(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
 
+  // The arena has a new segment, in which `place` is. The peer maps it while it is being filled:
+  // the first tensor of it is handed over as fast as any other.
+  void OnNewSegment(const ArenaPlace& place) ABSL_LOCKS_EXCLUDED(announce_mu_, mu_);
   // The arena has given a segment back: the peer, if it has mapped it, is told to let go of it.
   void Retire(uint32_t segment) ABSL_LOCKS_EXCLUDED(announce_mu_, mu_);
 
@@ -33,7 +37,8 @@ class ShmOutlet final : public Outlet, public std::enable_shared_from_this<ShmOu
   // `tensor` lies in the arena.
   absl::StatusOr<TransportTicket> Lend(uint64_t id, const Tensor& tensor) ABSL_LOCKS_EXCLUDED(mu_);
   // Tells the peer of the place's segment, unless it has been told.
-  absl::Status Introduce(const ArenaPlace& place) ABSL_LOCKS_EXCLUDED(announce_mu_, mu_);
+  absl::Status Introduce(const ArenaPlace& place, const Announce& announce)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(announce_mu_) ABSL_LOCKS_EXCLUDED(mu_);
   void TellRetired() ABSL_EXCLUSIVE_LOCKS_REQUIRED(announce_mu_);
 
   // Constant once the lane is open.
@@ -41,6 +46,7 @@ class ShmOutlet final : public Outlet, public std::enable_shared_from_this<ShmOu
   Announce announce_;
   // Held while the peer is told of a segment. Lock order: this, then mu_.
   absl::Mutex announce_mu_;
+  Announce hint_ ABSL_GUARDED_BY(announce_mu_);
   // Segments that have gone, and of which the peer could not be told yet.
   std::vector<uint32_t> retired_ ABSL_GUARDED_BY(announce_mu_);
   SpinLock mu_;
@@ -55,6 +61,8 @@ class ShmInlet final : public Inlet, public std::enable_shared_from_this<ShmInle
   ShmInlet(TransportEnvironment environment, ReleaseCallback release)
       : environment_(std::move(environment)), release_(std::move(release)) {}
 
+  // A segment that cannot be mapped now may never be needed.
+  bool does_without_descriptors() const override { return true; }
   absl::Status OnAnnouncement(absl::string_view body, absl::Span<UniqueFd> descriptors) override
       ABSL_LOCKS_EXCLUDED(mu_);
   void Take(uint64_t id, const TensorHeader& header, absl::string_view body,
@@ -69,13 +77,15 @@ class ShmInlet final : public Inlet, public std::enable_shared_from_this<ShmInle
   class View;
   using Segment = std::shared_ptr<const MemorySegment>;
 
+  absl::Status Keep(uint32_t id, absl::StatusOr<Segment> segment) ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<const char*> Locate(const TensorHeader& header, absl::string_view body,
                                      Segment& segment) ABSL_LOCKS_EXCLUDED(mu_);
 
   const TransportEnvironment environment_;
   const ReleaseCallback release_;
   SpinLock mu_;
-  absl::flat_hash_map<uint32_t, Segment> segments_ ABSL_GUARDED_BY(mu_);
+  // Or why it could not be mapped.
+  absl::flat_hash_map<uint32_t, absl::StatusOr<Segment>> segments_ ABSL_GUARDED_BY(mu_);
   // Of copies that are under way.
   absl::flat_hash_map<uint64_t, std::shared_ptr<CopyControl>> copies_ ABSL_GUARDED_BY(mu_);
 };

@@ -43,15 +43,13 @@ struct ShmTransport::Outlets {
   absl::Mutex mu;
   std::vector<std::weak_ptr<ShmOutlet>> list ABSL_GUARDED_BY(mu);
 
-  void Retire(uint32_t segment) {
-    std::vector<std::shared_ptr<ShmOutlet>> told;
-    {
-      absl::MutexLock lock(&mu);
-      for (const auto& each : list) {
-        if (auto outlet = each.lock()) told.push_back(std::move(outlet));
-      }
+  std::vector<std::shared_ptr<ShmOutlet>> Alive() {
+    std::vector<std::shared_ptr<ShmOutlet>> alive;
+    absl::MutexLock lock(&mu);
+    for (const auto& each : list) {
+      if (auto outlet = each.lock()) alive.push_back(std::move(outlet));
     }
-    for (const auto& outlet : told) outlet->Retire(segment);
+    return alive;
   }
 };
 
@@ -60,8 +58,16 @@ ShmTransport::ShmTransport(TransportEnvironment environment)
       support_(MemorySegment::CheckSupport()),
       copy_bytes_per_second_(MeasureCopy()),
       outlets_(std::make_shared<Outlets>()),
-      retired_(environment_.arena->ListenForRetired(
-          [outlets = outlets_](uint32_t segment) { outlets->Retire(segment); })) {}
+      segments_(environment_.arena->Listen({.on_new =
+                                                [outlets = outlets_](const ArenaPlace& place) {
+                                                  for (const auto& outlet : outlets->Alive())
+                                                    outlet->OnNewSegment(place);
+                                                },
+                                            .on_retired =
+                                                [outlets = outlets_](uint32_t segment) {
+                                                  for (const auto& outlet : outlets->Alive())
+                                                    outlet->Retire(segment);
+                                                }})) {}
 
 absl::StatusOr<PathCost> ShmTransport::Cost(const PathQuery& query) const {
   const Endpoint& a = *query.source;

@@ -34,7 +34,7 @@ class ShmTransport final : public Transport {
   double copy_bytes_per_second_ = 0;
   const std::shared_ptr<Outlets> outlets_;
   // The arena's listener.
-  const std::shared_ptr<void> retired_;
+  const std::shared_ptr<void> segments_;
 };
 
 }  // namespace ferry
