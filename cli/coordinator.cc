@@ -61,6 +61,29 @@ absl::StatusOr<std::vector<coord::JobSpec>> ParseJobs(const std::string& text, i
   return specs;
 }
 
+// What TensorFlow's clients may not have without end.
+void AddMasterLimits(CLI::App& verb, master::MasterOptions& options) {
+  const auto add = [&verb](const char* flag, size_t& value, const char* description) {
+    AddLimit(verb, flag, value, description)->group("Limits of TensorFlow clients");
+  };
+  add("--max-sessions", options.max_sessions, "sessions");
+  add("--max-steps", options.max_steps, "steps under way, of all sessions");
+  add("--max-step-graphs", options.max_step_graphs,
+      "different steps of a session that workers keep; the one that has not been run for longest "
+      "goes");
+  add("--max-callables", options.max_callables, "callables of a session");
+  add("--max-partial-runs", options.max_partial_runs, "partial runs of a session");
+  add("--max-request-bytes", options.max_request_bytes, "one request, when it has been parsed");
+  add("--max-graph-nodes", options.max_graph_nodes, "nodes of a session's graph");
+  add("--max-graph-bytes", options.max_graph_bytes, "a session's graph, as it came");
+  add("--max-all-graph-bytes", options.max_all_graph_bytes, "the graphs of all sessions");
+  add("--max-constant-bytes", options.max_constant_bytes, "one constant");
+  add("--max-all-constant-bytes", options.max_all_constant_bytes,
+      "all constants of a session's graph");
+  add("--max-feed-bytes", options.max_feed_bytes, "what one call feeds");
+  add("--max-all-feed-bytes", options.max_all_feed_bytes, "what all calls that are under way feed");
+}
+
 absl::StatusOr<int> Serve(CoordinatorFlags& flags) {
   FERRY_ASSIGN_OR_RETURN(flags.server.coordinator.jobs, ParseJobs(flags.job, flags.nodes));
   flags.server.coordinator.register_barrier = !flags.no_register_barrier;
@@ -125,6 +148,7 @@ Verb AddCoordinatorVerb(CLI::App& app) {
   AddDuration(verb, "--session-idle-timeout", flags->master.session_idle_timeout,
               "a session of a TensorFlow client that is idle for longer is closed",
               kLeastSessionIdleTimeout);
+  AddMasterLimits(verb, flags->master);
   verb.add_option("--trace-steps", flags->master.trace_steps,
                   "steps of TensorFlow's clients that ferry trace can tell of; 0: none")
       ->type_name("N")

@@ -119,8 +119,10 @@ using Method = void (Master::*)(std::shared_ptr<Request>, std::shared_ptr<Cancel
 absl::Status CheckSize(const MasterOptions& options, const google::protobuf::Descriptor& type,
                        grpc::ByteBuffer& bytes) {
   grpc::ProtoBufferReader reader(&bytes);
-  return graph::CheckRequestSize(type, reader, bytes.Length(),
-                                 {options.max_request_bytes, options.max_graph_nodes});
+  graph::RequestLimits limits{options.max_request_bytes, options.max_graph_nodes};
+  limits.max_bytes_name = "--max-request-bytes";
+  limits.max_nodes_name = "--max-graph-nodes";
+  return graph::CheckRequestSize(type, reader, bytes.Length(), limits);
 }
 
 // How a call of `method` is served.

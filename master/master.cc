@@ -35,11 +35,13 @@ Master::Master(MasterOptions options, Parts parts)
       wall_ns_(std::move(parts.wall_ns)),
       work_(std::move(parts.run_work), options_.waiting),
       graphs_(options_.max_all_graph_bytes),
+      feeds_(options_.max_all_feed_bytes),
       run_looks_(std::move(parts.run_looks)),
       context_{.options = options_,
                .timers = parts.timers,
                .work = work_,
                .graphs = graphs_,
+               .feeds = feeds_,
                .random = std::move(parts.random),
                .log = options_.trace_steps > 0 ? &log_ : nullptr},
       cluster_(parts.cluster),
@@ -93,7 +95,7 @@ void Master::CreateSession(Ref<tensorflow::CreateSessionRequest> request, Gone g
       status = absl::UnavailableError("The master is stopping.");
     } else if (session_count_ >= options_.max_sessions) {
       status = absl::ResourceExhaustedError(absl::StrCat(
-          "The master has max_sessions (", options_.max_sessions, ") sessions: close some"));
+          "The master has --max-sessions (", options_.max_sessions, ") sessions: close some"));
     } else {
       ++session_count_;
     }

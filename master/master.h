@@ -118,6 +118,7 @@ class Master final {
   const std::function<int64_t()> wall_ns_;
   GraphWork work_;
   Budget graphs_;
+  Budget feeds_;
   const RunWork run_looks_;
   const MasterContext context_;
   ClusterSource& cluster_;

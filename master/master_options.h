@@ -50,6 +50,8 @@ struct MasterOptions {
   size_t max_all_constant_bytes = size_t{16} << 30;
   // Of what one call feeds, as the shapes say.
   size_t max_feed_bytes = size_t{4} << 30;
+  // Of what all calls that are under way feed.
+  size_t max_all_feed_bytes = size_t{16} << 30;
   graph::GraphLimits graph;
   // Request ids that are remembered.
   size_t request_id_window = 10'000;
@@ -69,6 +71,8 @@ struct MasterContext {
   GraphWork& work;
   // Of max_all_graph_bytes.
   Budget& graphs;
+  // Of max_all_feed_bytes.
+  Budget& feeds;
   // 64 random bits.
   std::function<uint64_t()> random;
   // Under way, of all sessions.

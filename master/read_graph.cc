@@ -28,12 +28,12 @@ absl::Status AddConstants(const tensorflow::GraphDef& def, const MasterOptions& 
     const size_t own = graph::ConstantBytes(node);
     if (own > options.max_constant_bytes) {
       return TooLarge(absl::StrCat("The constant ", graph::Shown(node.name())),
-                      "max_constant_bytes", options.max_constant_bytes);
+                      "--max-constant-bytes", options.max_constant_bytes);
     }
     bytes = AddBytes(bytes, own);
   }
   if (bytes <= options.max_all_constant_bytes) return absl::OkStatus();
-  return TooLarge("The constants of the session's graph", "max_all_constant_bytes",
+  return TooLarge("The constants of the session's graph", "--max-all-constant-bytes",
                   options.max_all_constant_bytes);
 }
 
@@ -47,7 +47,7 @@ absl::Status TakeGraphShare(const MasterContext& context, size_t bytes, Budget::
   if (context.graphs.Take(bytes, share)) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("A graph that takes ", bytes, " bytes, and those of all sessions take ",
-                   context.graphs.used(), ": max_all_graph_bytes is ", context.graphs.limit(),
+                   context.graphs.used(), ": --max-all-graph-bytes is ", context.graphs.limit(),
                    "; close sessions"));
 }
 
@@ -55,13 +55,13 @@ absl::StatusOr<PlacedGraph> ReadGraph(tensorflow::GraphDef def, const PlacedGrap
                                       const MasterOptions& options) {
   if (def.ByteSizeLong() > options.max_graph_bytes) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("The graph is larger than max_graph_bytes (", options.max_graph_bytes, ")"));
+        absl::StrCat("The graph is larger than --max-graph-bytes (", options.max_graph_bytes, ")"));
   }
   const size_t nodes = static_cast<size_t>(before == nullptr ? 0 : before->graph.node_count()) +
                        static_cast<size_t>(def.node_size());
   if (nodes > options.max_graph_nodes) {
     return absl::ResourceExhaustedError(absl::StrCat("The session's graph would have ", nodes,
-                                                     " nodes, and max_graph_nodes is ",
+                                                     " nodes, and --max-graph-nodes is ",
                                                      options.max_graph_nodes));
   }
   PlacedGraph read;

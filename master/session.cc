@@ -97,7 +97,7 @@ void Session::Extend(std::shared_ptr<tensorflow::ExtendSessionRequest> request,
       FERRY_RETURN_IF_ERROR(check_version(graph_->version));
       if (bytes > context_.options.max_graph_bytes - graph_bytes_) {
         return absl::ResourceExhaustedError(
-            absl::StrCat("The session's graph would be larger than max_graph_bytes (",
+            absl::StrCat("The session's graph would be larger than --max-graph-bytes (",
                          context_.options.max_graph_bytes, ")"));
       }
       graph_bytes_ += bytes;
@@ -187,7 +187,7 @@ void Session::Launch(std::shared_ptr<const RegisteredStep> registered, RunSpec s
     std::move(after)(status, has_run);
   };
   if (is_one_too_many) {
-    return end(absl::ResourceExhaustedError(absl::StrCat("The master runs max_steps (",
+    return end(absl::ResourceExhaustedError(absl::StrCat("The master runs --max-steps (",
                                                          context_.options.max_steps, ") steps")),
                false);
   }
@@ -234,9 +234,12 @@ void Session::RunStep(std::shared_ptr<tensorflow::RunStepRequest> request,
   if (absl::Status status = CheckOptions(request->options()); !status.ok()) {
     return std::move(done)(std::move(status));
   }
-  if (absl::Status status = CheckFeeds(*request, context_.options); !status.ok()) {
-    return std::move(done)(std::move(status));
-  }
+  absl::StatusOr<Budget::Share> feeds = TakeFeeds(*request, context_);
+  if (!feeds.ok()) return std::move(done)(feeds.status());
+  done = [feeds = *std::move(feeds),
+          done = std::move(done)](absl::StatusOr<tensorflow::RunStepResponse> response) mutable {
+    std::move(done)(std::move(response));
+  };
   if (!request->partial_run_handle().empty()) {
     return RunPiece(std::move(request), std::move(gone), std::move(use), std::move(done));
   }

@@ -80,7 +80,7 @@ void Session::MakeCallable(std::shared_ptr<tensorflow::MakeCallableRequest> requ
          }
          if (is_full) {
            return std::move(done)(absl::ResourceExhaustedError(
-               absl::StrCat("The session has max_callables (", context_.options.max_callables,
+               absl::StrCat("The session has --max-callables (", context_.options.max_callables,
                             ") callables: release some")));
          }
          std::move(done)(std::move(response));
@@ -113,15 +113,15 @@ void Session::RunCallable(std::shared_ptr<tensorflow::RunCallableRequest> reques
         absl::InvalidArgumentError(absl::StrCat("The callable takes ", options.feed_size(),
                                                 " tensors, and ", request->feed_size(), " came.")));
   }
-  if (absl::Status status = CheckFeeds(*request, context_.options); !status.ok()) {
-    return std::move(done)(std::move(status));
-  }
-  std::shared_ptr<StepCall> call = NewCall(
-      LimitsOf(options.run_options(), std::move(gone)),
-      [callable, done = std::move(done)](absl::StatusOr<RunningStep::Result> result) mutable {
-        if (!result.ok()) return std::move(done)(result.status());
-        std::move(done)(MakeResponse(callable->options, *result));
-      });
+  absl::StatusOr<Budget::Share> feeds = TakeFeeds(*request, context_);
+  if (!feeds.ok()) return std::move(done)(feeds.status());
+  std::shared_ptr<StepCall> call =
+      NewCall(LimitsOf(options.run_options(), std::move(gone)),
+              [callable, feeds = *std::move(feeds),
+               done = std::move(done)](absl::StatusOr<RunningStep::Result> result) mutable {
+                if (!result.ok()) return std::move(done)(result.status());
+                std::move(done)(MakeResponse(callable->options, *result));
+              });
   RunSpec spec;
   spec.step_id = NewStepId();
   spec.options = ExecutorOptsOf(options.run_options());

@@ -32,7 +32,7 @@ void Session::PartialRunSetup(std::shared_ptr<tensorflow::PartialRunSetupRequest
             }
             if (response.partial_run_handle().empty()) {
               return std::move(done)(absl::ResourceExhaustedError(absl::StrCat(
-                  "The session has max_partial_runs (", context_.options.max_partial_runs,
+                  "The session has --max-partial-runs (", context_.options.max_partial_runs,
                   ") steps that were not run to their ends")));
             }
             std::move(done)(std::move(response));

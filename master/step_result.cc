@@ -24,25 +24,33 @@ tensorflow::ExecutorOpts ExecutorOptsOf(const tensorflow::RunOptions& options) {
 
 namespace {
 
-absl::Status CheckFeedBytes(size_t bytes, const MasterOptions& options) {
-  if (bytes <= options.max_feed_bytes) return absl::OkStatus();
+absl::StatusOr<Budget::Share> TakeBytes(size_t bytes, const MasterContext& context) {
+  const MasterOptions& options = context.options;
+  if (bytes > options.max_feed_bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "What is fed takes ", bytes, " bytes, and --max-feed-bytes is ", options.max_feed_bytes));
+  }
+  Budget::Share share;
+  if (context.feeds.Take(bytes, share)) return share;
   return absl::ResourceExhaustedError(absl::StrCat(
-      "What is fed takes ", bytes, " bytes, and max_feed_bytes is ", options.max_feed_bytes));
+      "What is fed takes ", bytes, " bytes, and what other steps feed ", context.feeds.used(),
+      ": --max-all-feed-bytes is ", context.feeds.limit(), ", of all steps that run"));
 }
 
 }  // namespace
 
-absl::Status CheckFeeds(const tensorflow::RunStepRequest& request, const MasterOptions& options) {
+absl::StatusOr<Budget::Share> TakeFeeds(const tensorflow::RunStepRequest& request,
+                                        const MasterContext& context) {
   size_t bytes = 0;
   for (const auto& feed : request.feed()) bytes = AddBytes(bytes, DecodedBytes(feed.tensor()));
-  return CheckFeedBytes(bytes, options);
+  return TakeBytes(bytes, context);
 }
 
-absl::Status CheckFeeds(const tensorflow::RunCallableRequest& request,
-                        const MasterOptions& options) {
+absl::StatusOr<Budget::Share> TakeFeeds(const tensorflow::RunCallableRequest& request,
+                                        const MasterContext& context) {
   size_t bytes = 0;
   for (const auto& feed : request.feed()) bytes = AddBytes(bytes, DecodedBytes(feed));
-  return CheckFeedBytes(bytes, options);
+  return TakeBytes(bytes, context);
 }
 
 void FillMetadata(const tensorflow::RunOptions& options, RunningStep::Result& result,

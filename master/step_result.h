@@ -55,11 +55,12 @@ class Fetched final {
   absl::flat_hash_map<std::string, Tensor> by_key_;
 };
 
-// Whether what is fed is small enough, as the shapes say.
-//   Errors: RESOURCE_EXHAUSTED naming max_feed_bytes.
-absl::Status CheckFeeds(const tensorflow::RunStepRequest& request, const MasterOptions& options);
-absl::Status CheckFeeds(const tensorflow::RunCallableRequest& request,
-                        const MasterOptions& options);
+// The bytes of what is fed, as the shapes say, for as long as the call lasts.
+//   Errors: RESOURCE_EXHAUSTED naming max_feed_bytes or max_all_feed_bytes.
+absl::StatusOr<Budget::Share> TakeFeeds(const tensorflow::RunStepRequest& request,
+                                        const MasterContext& context);
+absl::StatusOr<Budget::Share> TakeFeeds(const tensorflow::RunCallableRequest& request,
+                                        const MasterContext& context);
 
 // Fills in what the request feeds, which is taken out of it, and what it fetches.
 void FillSpec(const RegisteredStep& registered, tensorflow::RunStepRequest& request, RunSpec& spec);

@@ -18,6 +18,7 @@ class HostileGraphsTest : public MasterTest {
     options.max_constant_bytes = size_t{1} << 20;
     options.max_all_constant_bytes = 2'500'000;
     options.max_feed_bytes = 1'000'000;
+    options.max_all_feed_bytes = 2'000'000;
     options.waiting.max_waiting_graphs = 2;
     options.waiting.max_waiting_bytes = 50'000;
     return options;
@@ -52,22 +53,22 @@ class HostileGraphsTest : public MasterTest {
 TEST_F(HostileGraphsTest, CountsNodesOfASession) {
   GraphWriter graph;
   for (int i = 0; i < 6; ++i) graph.Const(absl::StrCat("n", i));
-  EXPECT_THAT(Create(graph.def()), Fails(kExhausted, HasSubstr("max_graph_nodes is 5")));
+  EXPECT_THAT(Create(graph.def()), Fails(kExhausted, HasSubstr("--max-graph-nodes is 5")));
   const auto session = Create(TwoWorkerGraph().def());
   ASSERT_TRUE(session.ok());
   GraphWriter more;
   for (int i = 0; i < 3; ++i) more.Const(absl::StrCat("n", i));
   EXPECT_THAT(Extend(*session, more.def(), 0),
-              Fails(kExhausted, HasSubstr("would have 6 nodes, and max_graph_nodes is 5")));
+              Fails(kExhausted, HasSubstr("would have 6 nodes, and --max-graph-nodes is 5")));
   EXPECT_TRUE(Fetch(*session, {"a:0"}).ok());
 }
 
 TEST_F(HostileGraphsTest, AddsConstantsUp) {
-  EXPECT_THAT(Create(Constants(3).def()), Fails(kExhausted, HasSubstr("max_all_constant_bytes")));
+  EXPECT_THAT(Create(Constants(3).def()), Fails(kExhausted, HasSubstr("--max-all-constant-bytes")));
   const auto session = Create(Constants(2).def());
   ASSERT_TRUE(session.ok()) << session.status();
   EXPECT_THAT(Extend(*session, Constants(1, "d").def(), 0),
-              Fails(kExhausted, HasSubstr("max_all_constant_bytes")));
+              Fails(kExhausted, HasSubstr("--max-all-constant-bytes")));
 }
 
 // By a step, a callable and a piece.
@@ -80,7 +81,7 @@ TEST_F(HostileGraphsTest, AddsFeedsUp) {
   ASSERT_TRUE(session.ok());
   tensorflow::TensorProto half = Scalar(1);
   half.mutable_tensor_shape()->add_dim()->set_size(125'001);
-  const auto refused = Fails(kExhausted, HasSubstr("max_feed_bytes is 1000000"));
+  const auto refused = Fails(kExhausted, HasSubstr("--max-feed-bytes is 1000000"));
 
   tensorflow::RunStepRequest run = Run(*session, {"z:0"}, {{"x:0", 1}, {"y:0", 1}});
   for (auto& feed : *run.mutable_feed()) *feed.mutable_tensor() = half;
@@ -112,6 +113,34 @@ TEST_F(HostileGraphsTest, AddsFeedsUp) {
   EXPECT_THAT(Call(&Master::RunCallable, call), refused);
 }
 
+// Steps that hang keep what they were fed.
+TEST_F(HostileGraphsTest, BoundsFeedsOfAllCalls) {
+  GraphWriter graph;
+  graph.Placeholder("x");
+  graph.AddFloat("z", "AddV2", {"x", "x"});
+  const auto session = Create(graph.def());
+  ASSERT_TRUE(session.ok());
+  tensorflow::RunStepRequest run = Run(*session, {"z:0"}, {{"x:0", 1}});
+  run.mutable_feed(0)->mutable_tensor()->mutable_tensor_shape()->add_dim()->set_size(125'000);
+  const auto refused = Fails(kExhausted, HasSubstr("--max-all-feed-bytes is 2000000"));
+  cluster_.worker(0).hangs = true;
+  std::vector<std::shared_ptr<Answer<tensorflow::RunStepResponse>>> steps;
+  for (int i = 0; i < 4; ++i) {
+    steps.push_back(Start(&Master::RunStep, run));
+    cluster_.Pump();
+    EXPECT_EQ(steps.back()->count, 0) << i;
+  }
+  EXPECT_THAT(Call(&Master::RunStep, run), refused);
+  EXPECT_TRUE(Close(*session).ok());
+  for (const auto& step : steps) EXPECT_EQ(step->count, 1);
+  cluster_.worker(0).hangs = false;
+
+  const auto next = Create(graph.def());
+  ASSERT_TRUE(next.ok());
+  run.set_session_handle(*next);
+  EXPECT_THAT(Call(&Master::RunStep, run), Not(refused));
+}
+
 TEST_F(HostileGraphsTest, BoundsGraphsOfAllSessions) {
   std::vector<std::string> sessions;
   absl::Status status;
@@ -120,14 +149,14 @@ TEST_F(HostileGraphsTest, BoundsGraphsOfAllSessions) {
     status = session.status();
     if (session.ok()) sessions.push_back(*session);
   }
-  EXPECT_THAT(status, Fails(kExhausted, HasSubstr("max_all_graph_bytes is 100000")));
+  EXPECT_THAT(status, Fails(kExhausted, HasSubstr("--max-all-graph-bytes is 100000")));
   EXPECT_GE(sessions.size(), 3u);
   EXPECT_LE(sessions.size(), 5u);
   EXPECT_THAT(Extend(sessions[0], Constants(1).def(), 0).status(), absl::OkStatus());
   GraphWriter large;
   large.Const(std::string(20'000, 'm'));
   EXPECT_THAT(Extend(sessions[0], large.def(), 1),
-              Fails(kExhausted, HasSubstr("max_all_graph_bytes")));
+              Fails(kExhausted, HasSubstr("--max-all-graph-bytes")));
   // What a session had is there for others, again and again.
   for (int i = 0; i < 20; ++i) {
     EXPECT_TRUE(Close(sessions.back()).ok());

@@ -40,13 +40,13 @@ TEST_F(FewStepsTest, HasLimits) {
   const auto session = Create(TwoWorkerGraph().def());
   ASSERT_TRUE(Create({}).ok());
   EXPECT_THAT(Create({}),
-              Fails(absl::StatusCode::kResourceExhausted, HasSubstr("max_sessions (2)")));
+              Fails(absl::StatusCode::kResourceExhausted, HasSubstr("--max-sessions (2)")));
   cluster_.worker(0).hangs = true;
   std::vector<std::shared_ptr<Answer<tensorflow::RunStepResponse>>> steps;
   for (int i = 0; i < 3; ++i) steps.push_back(Start(&Master::RunStep, Run(*session, {"a:0"})));
   cluster_.Pump();
   EXPECT_THAT(Fetch(*session, {"a:0"}),
-              Fails(absl::StatusCode::kResourceExhausted, HasSubstr("max_steps (3)")));
+              Fails(absl::StatusCode::kResourceExhausted, HasSubstr("--max-steps (3)")));
   EXPECT_TRUE(Close(*session).ok());
   for (const auto& step : steps) EXPECT_EQ(step->count, 1);
 }
@@ -60,10 +60,10 @@ TEST_F(FewStepsTest, BoundsGraphs) {
   shape->add_dim()->set_size(int64_t{1} << 40);
   EXPECT_THAT(Create(graph.def()),
               Fails(absl::StatusCode::kResourceExhausted,
-                    AllOf(HasSubstr("huge"), HasSubstr("max_constant_bytes"))));
+                    AllOf(HasSubstr("huge"), HasSubstr("--max-constant-bytes"))));
   const auto session = Create({});
   EXPECT_THAT(Extend(*session, graph.def(), 0),
-              Fails(absl::StatusCode::kResourceExhausted, HasSubstr("max_constant_bytes")));
+              Fails(absl::StatusCode::kResourceExhausted, HasSubstr("--max-constant-bytes")));
   absl::Status status;
   int64_t version = 0;
   for (int i = 0; status.ok() && i < 1000; ++i) {
@@ -72,7 +72,7 @@ TEST_F(FewStepsTest, BoundsGraphs) {
     status = Extend(*session, more.def(), version).status();
     if (status.ok()) ++version;
   }
-  EXPECT_THAT(status, Fails(absl::StatusCode::kResourceExhausted, HasSubstr("max_graph_bytes")));
+  EXPECT_THAT(status, Fails(absl::StatusCode::kResourceExhausted, HasSubstr("--max-graph-bytes")));
   EXPECT_GT(version, 2);
   // What was there before still runs.
   EXPECT_TRUE(Fetch(*session, {"n0"}).ok());

@@ -176,7 +176,7 @@ TEST_F(WireTest, CountsNodesBeforeTheyAreParsed) {
     const grpc::Status status = stub_->CreateSession(&context, request, &response);
     EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
     EXPECT_THAT(status.error_message(),
-                HasSubstr("The request has 10001 nodes, and max_graph_nodes is 10000"));
+                HasSubstr("The request has 10001 nodes, and --max-graph-nodes is 10000"));
   }
 }
 
