@@ -97,6 +97,7 @@ absl::StatusOr<int64_t> Store::Put(std::vector<std::pair<std::string, std::strin
                                                      entries.size(),
                                                      " more are over the limit (--max-keys)"));
   }
+  FERRY_RETURN_IF_ERROR(CheckEvents(entries));
   if (!entries.empty()) ++revision_;
   for (auto& [key, value] : entries) Set(key, std::move(value));
   // Only now: whoever waits for several of them sees all or none.
@@ -182,6 +183,16 @@ std::vector<StoreEntry> Store::List(absl::string_view prefix, size_t limit) cons
     found.push_back({it->first, it->second.value, it->second.revision});
   }
   return found;
+}
+
+size_t Store::ListBytes(absl::string_view prefix) const {
+  constexpr size_t kEntryBytes = 64;
+  size_t bytes = 0;
+  for (auto it = entries_.lower_bound(prefix);
+       it != entries_.end() && absl::StartsWith(it->first, prefix); ++it) {
+    bytes += it->first.size() + it->second.value->size() + kEntryBytes;
+  }
+  return bytes;
 }
 
 size_t Store::FirstAbsent(const std::vector<std::string>& keys, size_t from) const {
@@ -286,25 +297,36 @@ absl::Status Store::TimedOut(const Waiting& waiting) const {
 
 Store::Watch Store::AddWatch(std::string prefix, bool with_existing, WatchCallback callback) {
   if (with_existing) {
-    for (StoreEntry& entry : List(prefix)) {
-      completions_.Add(
-          [callback, event = StoreEvent{false, std::move(entry)}]() { callback(event); });
-    }
+    completions_.Add([callback, entries = List(prefix)]() mutable {
+      for (StoreEntry& entry : entries) callback({/*deleted=*/false, std::move(entry)});
+    });
   }
-  const Watch watch(++last_watch_);
-  watches_.emplace(watch, Watcher{std::move(prefix), std::move(callback)});
-  return watch;
+  return watches_.Add(std::move(prefix), std::move(callback));
 }
 
 void Store::Notify(bool deleted, absl::string_view key, const Stored& stored) {
-  for (const auto& [watch, watcher] : watches_) {
-    if (!absl::StartsWith(key, watcher.prefix)) continue;
-    completions_.Add(
-        [callback = watcher.callback,
-         event = StoreEvent{deleted, {std::string(key), stored.value, stored.revision}}]() {
-          callback(event);
-        });
+  std::vector<StoreWatches::List> lists = watches_.Of(key);
+  if (lists.empty()) return;
+  // One completion, however many hear of it: it is kept until earlier ones have run.
+  completions_.Add(
+      [lists = std::move(lists),
+       event = StoreEvent{deleted, {std::string(key), stored.value, stored.revision}}]() {
+        for (const StoreWatches::List& list : lists) {
+          for (const WatchCallback& callback : *list) callback(event);
+        }
+      });
+}
+
+absl::Status Store::CheckEvents(const std::vector<std::pair<std::string, std::string>>& entries) {
+  if (entries.size() <= 1 || entries.size() * watches_.count() <= kMaxEventsAtOnce) {
+    return absl::OkStatus();
   }
+  size_t events = 0;
+  for (const auto& [key, value] : entries) events += watches_.CountOf(key);
+  if (events <= kMaxEventsAtOnce) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "setting these ", entries.size(), " keys at once would tell ", events,
+      " changes to those who watch them; the most is ", kMaxEventsAtOnce, ": set fewer at once"));
 }
 
 void Store::Clear(const absl::Status& why) {

@@ -4,7 +4,6 @@
 #define FERRY_COORD_STORE_H_
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,6 +21,7 @@
 
 #include "coord/completions.h"
 #include "coord/options.h"
+#include "coord/store_watches.h"
 #include "coord/types.h"
 
 namespace ferry::coord {
@@ -50,15 +50,19 @@ std::string NormalizeKey(absl::string_view key);
 class Store final {
  public:
   using GetCallback = absl::AnyInvocable<void(absl::StatusOr<std::vector<StoreEntry>>) &&>;
-  using WatchCallback = std::function<void(const StoreEvent&)>;
-  using Watch = StrongId<struct StoreWatchTag, uint64_t>;
+  using WatchCallback = StoreWatches::Callback;
+  using Watch = StoreWatch;
+  // Changes that one Put may tell to watches: so many are told in about a second, and meanwhile
+  // nothing else is.
+  static constexpr size_t kMaxEventsAtOnce = size_t{1} << 22;
 
   Store(const CoordinatorOptions& options, Completions& completions, WaitIds& ids)
       : options_(options), completions_(completions), ids_(ids) {}
 
   // Sets every entry, or none. Returns the new revision.
   //   Errors: ALREADY_EXISTS when a key is there and not `overwrite`; INVALID_ARGUMENT for a key or
-  //   value over its limit; RESOURCE_EXHAUSTED when the store is full.
+  //   value over its limit; RESOURCE_EXHAUSTED when the store is full, or too many watches would
+  //   hear of too many keys.
   absl::StatusOr<int64_t> Put(std::vector<std::pair<std::string, std::string>> entries,
                               bool overwrite);
   absl::StatusOr<int64_t> Put(absl::string_view key, std::string value, bool overwrite);
@@ -81,6 +85,8 @@ class Store final {
 
   // Entries whose key begins with `prefix`, ordered; at most `limit` unless that is 0.
   std::vector<StoreEntry> List(absl::string_view prefix, size_t limit = 0) const;
+  // Of keys and values that such a list has, and something for each entry.
+  size_t ListBytes(absl::string_view prefix) const;
 
   // Waits until every key is there. On behalf of `task` (may be kNoTask), since `now`.
   //   Errors through `done`: DEADLINE_EXCEEDED naming the missing keys; CANCELLED when cancelled or
@@ -93,7 +99,7 @@ class Store final {
   // `callback` hears of every change under `prefix` from now on, in order; with `with_existing`,
   // first of every entry that is there.
   Watch AddWatch(std::string prefix, bool with_existing, WatchCallback callback);
-  void RemoveWatch(Watch watch) { watches_.erase(watch); }
+  void RemoveWatch(Watch watch) { watches_.Remove(watch); }
 
   // Empties the store; waiting Gets end with `why`. Revisions go on growing.
   void Clear(const absl::Status& why);
@@ -121,12 +127,9 @@ class Store final {
     absl::Time deadline;
     GetCallback done;
   };
-  struct Watcher {
-    std::string prefix;
-    WatchCallback callback;
-  };
 
   absl::Status CheckLimits(absl::string_view key, size_t value_bytes) const;
+  absl::Status CheckEvents(const std::vector<std::pair<std::string, std::string>>& entries);
   // Wakes nobody yet.
   void Set(absl::string_view key, std::string value);
   void Notify(bool deleted, absl::string_view key, const Stored& stored);
@@ -148,8 +151,7 @@ class Store final {
   absl::flat_hash_map<std::string, absl::btree_set<WaitId>> waiters_;
   // Waits with a finite deadline.
   absl::btree_set<std::pair<absl::Time, WaitId>> deadlines_;
-  absl::btree_map<Watch, Watcher> watches_;
-  uint64_t last_watch_ = 0;
+  StoreWatches watches_;
 };
 
 }  // namespace ferry::coord

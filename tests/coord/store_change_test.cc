@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The key-value store: changes of several keys, conditional ones, watches, limits.
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 #include "tests/coord/coordinator_fixture.h"
 #include "tests/coord/store_reads.h"
@@ -242,6 +244,71 @@ TEST(StoreWatch, SeveralWatchersHearTheSame) {
   ASSERT_THAT(job.Put("a", "1"), IsOk());
   EXPECT_THAT(all.lines(), ElementsAre("+b=1", "+a=1"));
   EXPECT_THAT(some.lines(), ElementsAre("+a=1"));
+}
+
+// Prefixes of prefixes, and others that lie between them in order.
+TEST(StoreWatch, EveryPrefixOfAKeyHearsOfItAndNoOther) {
+  TestJob job(PlainOptions(1));
+  const std::vector<std::string> prefixes = {"", "a", "a/b", "a/b/c", "a/bb", "a0", "ab", "b", "a"};
+  std::vector<std::unique_ptr<Heard>> heard;
+  for (const std::string& prefix : prefixes) heard.push_back(std::make_unique<Heard>(job, prefix));
+  const std::vector<std::string> keys = {"",        "a",    "a/", "a/b", "a/b/",
+                                         "a/b/c/d", "a/bc", "aa", "c"};
+  for (const std::string& key : keys) ASSERT_THAT(job.Put(key, "1"), IsOk());
+  for (size_t i = 0; i < prefixes.size(); ++i) {
+    std::vector<std::string> expected;
+    for (const std::string& key : keys) {
+      if (key.rfind(prefixes[i], 0) == 0) expected.push_back(absl::StrCat("+", key, "=1"));
+    }
+    EXPECT_EQ(heard[i]->lines(), expected) << prefixes[i];
+  }
+  heard[1] = nullptr;
+  ASSERT_THAT(job.Put("a", "2", true), IsOk());
+  EXPECT_EQ(heard[8]->lines().back(), "+a=2");
+  EXPECT_EQ(heard[0]->lines().back(), "+a=2");
+}
+
+// Thousands of ranks watch, each its own: a change must not be a walk past all of them.
+TEST(StoreWatch, AChangeCostsWhatItsWatchersCost) {
+  TestJob job(PlainOptions(1));
+  size_t heard = 0;
+  for (int i = 0; i < 100'000; ++i) {
+    job.store().AddWatch(absl::StrCat("rank/", i, "/"), false,
+                         [&heard](const StoreEvent&) { ++heard; });
+  }
+  Pairs pairs;
+  for (int i = 0; i < 20'000; ++i) pairs.emplace_back(absl::StrCat("other/", i), "1");
+  pairs.emplace_back("rank/7/state", "1");
+  const absl::Time before = absl::Now();
+  ASSERT_THAT(job.store().Put(std::move(pairs), false), IsOk());
+  job.Drain();
+  // Past all of them it would be 2,000,000,000 comparisons.
+  EXPECT_LT(absl::Now() - before, absl::Seconds(2));
+  EXPECT_EQ(heard, 1u);
+}
+
+// Each of them could be told, but not all at once.
+TEST(StoreWatch, APutThatTooManyWouldHearOfIsRefused) {
+  TestJob job(PlainOptions(1));
+  size_t heard = 0;
+  for (int i = 0; i < 3000; ++i) {
+    job.store().AddWatch("a", false, [&heard](const StoreEvent&) { ++heard; });
+  }
+  Pairs few;
+  Pairs many;
+  Pairs elsewhere;
+  for (int i = 0; i < 2000; ++i) {
+    if (i < 100) few.emplace_back(absl::StrCat("a", i), "1");
+    many.emplace_back(absl::StrCat("a", i), "2");
+    elsewhere.emplace_back(absl::StrCat("b", i), "1");
+  }
+  ASSERT_THAT(job.store().Put(std::move(few), false), IsOk());
+  EXPECT_THAT(job.store().Put(std::move(many), true),
+              Fails(absl::StatusCode::kResourceExhausted, HasSubstr("6000000 changes")));
+  ASSERT_THAT(job.store().Put(std::move(elsewhere), false), IsOk());
+  job.Drain();
+  EXPECT_EQ(heard, 300'000u);
+  EXPECT_EQ(ValueOf(job, "a7"), "1");
 }
 
 // A client that loops over growing keys must not fill the machine.
