@@ -197,25 +197,36 @@ void Barriers::Finish(const std::string& id, Barrier& barrier, absl::Status resu
   }
   barrier.arrivals.clear();
   if (barrier.one_shot) return;
-  finished_.erase(barrier.finish);
-  barrier.finish = ++last_finish_;
-  finished_.emplace(barrier.finish, id);
+  Remember(id, barrier);
   ForgetOldResults();
+}
+
+void Barriers::Remember(const std::string& id, Barrier& barrier) {
+  Unremember(barrier);
+  barrier.finish = ++last_finish_;
+  // The id is here and in both tables, at most.
+  barrier.finished_bytes = 3 * id.size() + barrier.participants.size() * sizeof(TaskId) +
+                           barrier.result.message().size();
+  finished_bytes_ += barrier.finished_bytes;
+  finished_.emplace(barrier.finish, id);
+}
+
+void Barriers::Unremember(Barrier& barrier) {
+  if (barrier.finish == 0) return;
+  finished_.erase(barrier.finish);
+  finished_bytes_ -= barrier.finished_bytes;
+  barrier.finish = 0;
 }
 
 // Keeps the table bounded. The barrier just finished is never the one forgotten, so that callers
 // may go on using their reference to it.
 void Barriers::ForgetOldResults() {
-  while (finished_.size() > std::max<size_t>(options_.max_finished_barriers, 1)) {
-    const auto oldest = finished_.begin();
-    const auto found = barriers_.find(oldest->second);
+  while (finished_.size() > 1 && (finished_.size() > options_.max_finished_barriers ||
+                                  finished_bytes_ > options_.max_finished_barrier_bytes)) {
+    const auto found = barriers_.find(finished_.begin()->second);
+    Unremember(found->second);
     // One that is open again is remembered for its present use.
-    if (found->second.is_over) {
-      barriers_.erase(found);
-    } else {
-      found->second.finish = 0;
-    }
-    finished_.erase(oldest);
+    if (found->second.is_over) barriers_.erase(found);
   }
 }
 
@@ -261,14 +272,13 @@ void Barriers::RemoveArrival(const std::string& id, TaskId task) {
   // Nobody is there any more: as if this use had not begun.
   open_by_deadline_.erase({barrier.deadline, id});
   if (barrier.counter == 0) {
-    finished_.erase(barrier.finish);
+    Unremember(barrier);
     barriers_.erase(found);
   } else {
     --barrier.counter;
     barrier.is_over = true;
     if (barrier.finish == 0 && !barrier.one_shot) {
-      barrier.finish = ++last_finish_;
-      finished_.emplace(barrier.finish, id);
+      Remember(id, barrier);
       ForgetOldResults();
     }
   }
@@ -311,6 +321,7 @@ void Barriers::Clear(const absl::Status& why) {
   }
   barriers_.clear();
   finished_.clear();
+  finished_bytes_ = 0;
 }
 
 bool Barriers::HasPassed(absl::string_view id) const {

@@ -111,8 +111,9 @@ class Barriers final {
     int64_t counter = 0;
     bool is_over = false;
     bool one_shot = false;
-    // Its key in finished_; 0: it is not there.
+    // Its key in finished_; 0: it is not there. And what it takes to remember it.
     uint64_t finish = 0;
+    size_t finished_bytes = 0;
     absl::Status result;
     // Sorted; empty means everyone.
     std::vector<TaskId> participants;
@@ -134,6 +135,9 @@ class Barriers final {
   void RemoveArrival(const std::string& id, TaskId task);
   void Answer(DoneCallback done, absl::Status status, int64_t counter);
   absl::Status TimedOut(const std::string& id, const Barrier& barrier, absl::Time now) const;
+  // Adds to, or takes from, those that ForgetOldResults may forget.
+  void Remember(const std::string& id, Barrier& barrier);
+  void Unremember(Barrier& barrier);
   void ForgetOldResults();
 
   // Constant after construction.
@@ -151,6 +155,7 @@ class Barriers final {
   // their results are never forgotten.
   absl::btree_map<uint64_t, std::string> finished_;
   uint64_t last_finish_ = 0;
+  size_t finished_bytes_ = 0;
 };
 
 }  // namespace ferry::coord

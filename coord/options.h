@@ -46,8 +46,10 @@ struct CoordinatorOptions {
   size_t max_store_bytes = size_t{8} << 30;
   size_t max_keys = 10'000'000;
   size_t max_parked_waits = 4'000'000;
-  // Results of finished barriers are kept for late callers, this many.
+  // Results of finished barriers are kept for late callers: this many, with so many bytes of ids
+  // and lists of tasks.
   size_t max_finished_barriers = 100'000;
+  size_t max_finished_barrier_bytes = size_t{512} << 20;
 };
 
 }  // namespace ferry::coord

@@ -216,6 +216,29 @@ TEST(BarrierLimits, OldResultsAreForgotten) {
   EXPECT_THAT(job.CancelBarrier("c", 0), Fails(absl::StatusCode::kFailedPrecondition));
 }
 
+// Few may be large: ids of a mebibyte, or lists of thousands of tasks.
+TEST(BarrierLimits, OldResultsAreForgottenByTheirBytesToo) {
+  CoordinatorOptions options = PlainOptions(2);
+  options.max_finished_barrier_bytes = 10'000;
+  TestJob job(options);
+  job.RegisterAll();
+  const auto name = [](char c) { return std::string(1000, c); };
+  for (const char c : {'a', 'b', 'c', 'd'}) {
+    ASSERT_THAT(job.Barrier(0, name(c), kFirst, {0}).result(), IsOk());
+    // A second use counts instead of the first.
+    ASSERT_THAT(job.Barrier(0, name(c), 1, {0}).result(), IsOk());
+  }
+  EXPECT_THAT(job.CancelBarrier(name('a'), 1), Fails(absl::StatusCode::kNotFound));
+  for (const char c : {'b', 'c', 'd'}) {
+    EXPECT_THAT(job.CancelBarrier(name(c), 1), Fails(absl::StatusCode::kFailedPrecondition)) << c;
+  }
+  // The last is kept, however large it is.
+  ASSERT_THAT(job.Barrier(0, std::string(20'000, 'x'), kFirst, {0}).result(), IsOk());
+  EXPECT_THAT(job.CancelBarrier(std::string(20'000, 'x'), 0),
+              Fails(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(job.CancelBarrier(name('d'), 1), Fails(absl::StatusCode::kNotFound));
+}
+
 // A barrier in use must not be forgotten because others have finished.
 TEST(BarrierLimits, AnOpenBarrierIsKeptHoweverManyFinish) {
   CoordinatorOptions options = PlainOptions(2);
