@@ -11,6 +11,20 @@
 #include "coord/errors.h"
 
 namespace ferry::coord {
+namespace {
+
+// An error that a task reports is told to everyone and kept: no more of its text than this.
+constexpr size_t kMaxReportBytes = size_t{32} << 10;
+
+std::string FirstOf(absl::string_view text) {
+  if (text.size() <= kMaxReportBytes) return std::string(text);
+  size_t cut = kMaxReportBytes;
+  // Not within a character of UTF-8.
+  while (cut > 0 && (static_cast<uint8_t>(text[cut]) & 0xc0) == 0x80) --cut;
+  return absl::StrCat(text.substr(0, cut), "... (", text.size() - cut, " bytes more)");
+}
+
+}  // namespace
 
 absl::string_view Coordinator::RegisterBarrierId() {
   return "[Init]Wait_for_all_tasks_to_register";
@@ -300,7 +314,8 @@ absl::Status Coordinator::ReportError(TaskId id, absl::Status error) {
   }
   if (error.ok()) error = absl::UnknownError("an error without a code");
   error = CoordinationError(
-      absl::Status(error.code(), absl::StrCat(jobs_.Name(id), " reported: ", error.message())),
+      absl::Status(error.code(),
+                   absl::StrCat(jobs_.Name(id), " reported: ", FirstOf(error.message()))),
       {.is_reported = true, .source = id});
   SetTaskError(id, error);
   Propagate(error, {id});

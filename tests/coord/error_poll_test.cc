@@ -35,6 +35,24 @@ TEST(ErrorPoll, Scenario33AReportedErrorReachesAllPollers) {
   EXPECT_THAT(second.result(), Fails(absl::StatusCode::kInternal));
 }
 
+// It is kept, and told to each of thousands: a rank that reports its whole log must not fill the
+// coordinator's machine with copies of it.
+TEST(ErrorPoll, ALongReportIsToldByItsBeginning) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  StatusCall poll = job.Poll(0);
+  std::string report = "the cause, then ";
+  while (report.size() < 5'000'000) report += "\xc3\xa9";
+  ASSERT_THAT(job.Report(1, absl::InternalError(report)), IsOk());
+  const absl::string_view told = poll.result().message();
+  EXPECT_LT(told.size(), 40'000u);
+  EXPECT_GT(told.size(), 20'000u);
+  EXPECT_THAT(std::string(told.substr(0, 200)), HasSubstr("the cause, then"));
+  EXPECT_THAT(std::string(told.substr(told.size() - 40)), HasSubstr("bytes more)"));
+  // Whole characters.
+  EXPECT_EQ(told[told.find("... (") - 1], '\xa9');
+}
+
 // Clients tell a reported error from one that the coordinator found by its payload.
 TEST(ErrorPoll, AReportedErrorSaysWhoReportedIt) {
   TestJob job(PlainOptions(3));
