@@ -27,7 +27,7 @@ class FieldCounter final {
   absl::Status Count(absl::string_view frame) { return Walk(frame, Level::kFrame); }
 
  private:
-  enum class Level { kFrame, kRequest, kPut, kKeys, kEntry, kPlain };
+  enum class Level { kFrame, kRequest, kPut, kEnumerate, kKeys, kEntry, kPlain };
 
   // Of a field that is a message, or might be; nothing else is walked through.
   static Level LevelOf(Level outer, int field) {
@@ -41,13 +41,17 @@ class FieldCounter final {
           case v1::Request::kGetFieldNumber:
           case v1::Request::kDeleteFieldNumber:
           case v1::Request::kCompareAndSetFieldNumber:
-          case v1::Request::kEnumerateFieldNumber:
             return Level::kKeys;
+          case v1::Request::kEnumerateFieldNumber:
+            return Level::kEnumerate;
           default:
             return Level::kPlain;
         }
       case Level::kPut:
         return field == v1::Put::kEntriesFieldNumber ? Level::kEntry : Level::kPlain;
+      case Level::kEnumerate:
+        // Bytes that are a message as well; its fields are counted, those within them are few.
+        return field == v1::Enumerate::kLocalTopologyFieldNumber ? Level::kKeys : Level::kPlain;
       default:
         return Level::kPlain;
     }
@@ -56,8 +60,8 @@ class FieldCounter final {
   absl::Status Walk(absl::string_view bytes, Level level) {
     CodedInputStream in(reinterpret_cast<const uint8_t*>(bytes.data()),
                         static_cast<int>(bytes.size()));
-    const bool is_of_messages =
-        level == Level::kFrame || level == Level::kRequest || level == Level::kPut;
+    const bool is_of_messages = level == Level::kFrame || level == Level::kRequest ||
+                                level == Level::kPut || level == Level::kEnumerate;
     while (const uint32_t tag = in.ReadTag()) {
       if (++fields_ > kMaxFields) {
         return absl::InvalidArgumentError(absl::StrCat("a frame has over ", kMaxFields, " fields"));
@@ -124,6 +128,7 @@ size_t MostBehind(const v1::Request& request) {
   switch (request.op_case()) {
     case v1::Request::kGetJobStatus:
     case v1::Request::kWatchTasks:
+    case v1::Request::kGetAlive:
       return size_t{64} << 20;
     case v1::Request::kGet:
     case v1::Request::kList:

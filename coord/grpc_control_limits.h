@@ -18,6 +18,10 @@ namespace ferry::coord {
 inline constexpr int kMaxRequests = 16384;
 // Keys of one request; so that it, and what shares a frame with it, has not too many fields.
 inline constexpr int kMaxKeys = 1 << 18;
+// Watches of prefixes that one client may have at a time.
+inline constexpr size_t kMaxWatches = 4096;
+// Calls of one client that wait for the table of tasks: each is answered with all of it.
+inline constexpr int kMaxTableWaits = 64;
 // Bytes of one answer: a value of the largest size fits.
 inline constexpr size_t kMaxReplyBytes = size_t{3} << 29;
 
@@ -34,7 +38,7 @@ absl::Status ParseFrame(absl::string_view bytes, size_t max_frame_bytes, v1::Cli
 absl::Duration WaitTime(int64_t milliseconds);
 
 // A client for which more bytes than this wait may not ask for more: of states of the job, which
-// take time to tell, and of values.
+// take time to tell, and of values. What a frame has asked for before counts as well.
 size_t MostBehind(const v1::Request& request);
 
 }  // namespace ferry::coord

@@ -84,6 +84,7 @@ void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Exe
       reply.set_request_id(request.id());
       FillJobStatus(coordinator, shared_.edge.dropped_waits(), SteadyClock().Now(),
                     *reply.mutable_job_status());
+      out.behind += reply.ByteSizeLong();
       return;
     }
     case v1::Request::kGetTopology: {
@@ -101,9 +102,11 @@ void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Exe
       return;
     }
     case v1::Request::kWatchTasks: {
+      if (!BeginTableWait(coordinator, request, out)) return;
       const WaitId wait = coordinator.WatchTasks(
           request.watch_tasks().version(), task_,
           [self = shared_from_this(), id = request.id()](absl::StatusOr<TaskTable> table) {
+            --self->table_waits_;
             v1::Reply reply = MakeReply(id, table.status());
             if (table.ok()) {
               reply.set_version(table->version);
@@ -131,6 +134,22 @@ void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Exe
     return;
   }
   ExecuteTask(coordinator, request, out);
+}
+
+bool ControlSession::BeginTableWait(const Coordinator& coordinator, const v1::Request& request,
+                                    Executed& out) {
+  constexpr size_t kTaskBytes = 64;
+  if (table_waits_ >= kMaxTableWaits) {
+    out.replies.push_back(
+        MakeReply(request.id(), absl::ResourceExhaustedError(absl::StrCat(
+                                    kMaxTableWaits,
+                                    " calls of this client wait for news of tasks, the most "
+                                    "that may at a time"))));
+    return false;
+  }
+  ++table_waits_;
+  out.behind += kTaskBytes * static_cast<size_t>(coordinator.jobs().size());
+  return true;
 }
 
 void ControlSession::PollForErrors(Coordinator& coordinator) {
@@ -253,11 +272,13 @@ void ControlSession::ExecuteTask(Coordinator& coordinator, v1::Request& request,
       return;
     }
     case v1::Request::kGetAlive: {
+      if (!BeginTableWait(coordinator, request, out)) return;
       std::vector<TaskId> tasks;
       for (const int32_t node : request.get_alive().nodes()) tasks.push_back(TaskId(node));
       const WaitId wait = coordinator.GetAliveTasks(
           task_, std::move(tasks),
           [self = shared_from_this(), id](absl::StatusOr<std::vector<TaskInfo>> alive) {
+            --self->table_waits_;
             v1::Reply reply = MakeReply(id, alive.status());
             if (alive.ok()) {
               for (const TaskInfo& info : *alive) {

@@ -147,11 +147,11 @@ absl::Status ControlSession::OnFrame(v1::ClientFrame& frame) {
       for (int i = first; i < end; ++i) Execute(coordinator, *frame.mutable_requests(i), executed);
       NoteParked(coordinator, executed);
     });
+    behind = executed.behind;
     if (executed.replies.empty()) continue;
     absl::MutexLock lock(&mu_);
     if (is_closed_) break;
     AddLocked(executed);
-    behind = outbox_.retained_bytes();
   }
   absl::MutexLock lock(&mu_);
   if (!is_closed_) WriteNextLocked();
@@ -286,6 +286,11 @@ size_t ControlSession::Close(const absl::Status& why) {
     for (const Store::Watch watch : watches) coordinator.store().RemoveWatch(watch);
   });
   return waits.size();
+}
+
+size_t ControlSession::CountWatches() const {
+  absl::MutexLock lock(&mu_);
+  return watches_.size();
 }
 
 absl::Time ControlSession::detached_since() const {

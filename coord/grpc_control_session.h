@@ -144,7 +144,7 @@ class ControlSession final : public std::enable_shared_from_this<ControlSession>
     std::vector<std::pair<size_t, SharedBytes>> shared;
     std::vector<std::pair<uint64_t, WaitId>> waits;
     std::vector<std::pair<uint64_t, Store::Watch>> watches;
-    // So many bytes of earlier answers wait for the client.
+    // So many bytes of earlier answers wait for the client, these included.
     size_t behind = 0;
   };
 
@@ -161,6 +161,9 @@ class ControlSession final : public std::enable_shared_from_this<ControlSession>
   void ExecuteTask(Coordinator& coordinator, v1::Request& request, Executed& out);
   void Register(Coordinator& coordinator, const v1::Request& request, Executed& out);
   void Enumerate(Coordinator& coordinator, Enumeration enumeration);
+  // Counts a request that will be answered with what is known of each task; its callback takes it
+  // off again. False, and answered, if there are too many.
+  bool BeginTableWait(const Coordinator& coordinator, const v1::Request& request, Executed& out);
   void PollForErrors(Coordinator& coordinator);
 
   // The rank has left the job in good order: its identity is free.
@@ -175,6 +178,7 @@ class ControlSession final : public std::enable_shared_from_this<ControlSession>
   void NoteParked(Coordinator& coordinator, const Executed& executed) ABSL_LOCKS_EXCLUDED(mu_);
   void NoteParked(Coordinator& coordinator, uint64_t request_id, WaitId wait)
       ABSL_LOCKS_EXCLUDED(mu_);
+  size_t CountWatches() const ABSL_LOCKS_EXCLUDED(mu_);
   void WriteNextLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AddLocked(Executed& executed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Ends the session if too much waits for its client.
@@ -196,6 +200,9 @@ class ControlSession final : public std::enable_shared_from_this<ControlSession>
   std::atomic<int64_t> last_heartbeat_{0};
   // When NoteAlive last told of it; in the same way.
   std::atomic<int64_t> last_alive_{0};
+
+  // Requests that wait for the table of tasks.
+  std::atomic<int> table_waits_{0};
 
   // Guarded by the strand's lock: a Register is under way, and what is to follow it.
   bool is_joining_ = false;

@@ -39,8 +39,9 @@ void AddEntry(const StoreEntry& entry, bool with_value, v1::Reply& reply, Shared
   shared.values.back() = std::move(value);
 }
 
-void FillEntries(const std::vector<StoreEntry>& entries, bool with_values, v1::Reply& reply,
-                 SharedBytes& shared) {
+// Returns how many bytes the answer has, about.
+size_t FillEntries(const std::vector<StoreEntry>& entries, bool with_values, v1::Reply& reply,
+                   SharedBytes& shared) {
   size_t bytes = 0;
   for (const StoreEntry& entry : entries) {
     bytes += entry.key.size() + 64;
@@ -52,9 +53,10 @@ void FillEntries(const std::vector<StoreEntry>& entries, bool with_values, v1::R
                   absl::ResourceExhaustedError(absl::StrCat(
                       entries.size(), " entries have ", bytes, " bytes; one answer has at most ",
                       kMaxReplyBytes, ": ask for fewer keys at once, or for keys without values")));
-    return;
+    return 0;
   }
   for (const StoreEntry& entry : entries) AddEntry(entry, with_values, reply, shared);
+  return bytes;
 }
 
 }  // namespace
@@ -85,7 +87,7 @@ void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request
       for (std::string& key : *get.mutable_keys()) keys.push_back(std::move(key));
       // Mostly they are there, and no callback is needed.
       if (const auto found = store.FindAll(keys); found.has_value()) {
-        FillEntries(*found, /*with_values=*/true, reply, shared);
+        out.behind += FillEntries(*found, /*with_values=*/true, reply, shared);
         break;
       }
       const absl::Duration timeout = WaitTime(get.timeout_ms());
@@ -107,7 +109,7 @@ void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request
     case v1::Request::kList: {
       const auto& list = request.list();
       const size_t limit = static_cast<size_t>(std::max<int64_t>(list.limit(), 0));
-      FillEntries(store.List(list.prefix(), limit), !list.keys_only(), reply, shared);
+      out.behind += FillEntries(store.List(list.prefix(), limit), !list.keys_only(), reply, shared);
       reply.set_revision(store.revision());
       break;
     }
@@ -145,6 +147,13 @@ void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request
     }
     case v1::Request::kWatch: {
       const auto& watch = request.watch();
+      if (CountWatches() + out.watches.size() >= kMaxWatches) {
+        reply = MakeReply(id, absl::ResourceExhaustedError(absl::StrCat(
+                                  "this client has ", kMaxWatches,
+                                  " watches, the most that it may have: watch shorter prefixes")));
+        break;
+      }
+      if (watch.with_existing()) out.behind += store.ListBytes(watch.prefix());
       out.watches.emplace_back(
           id, store.AddWatch(watch.prefix(), watch.with_existing(),
                              [self = weak_from_this(), id](const StoreEvent& change) {

@@ -21,6 +21,7 @@ constexpr char kRequest = 3 << 3 | 2;
 constexpr char kPut = 4 << 3 | 2;
 constexpr char kGet = 5 << 3 | 2;
 constexpr char kBarrier = 11 << 3 | 2;
+constexpr char kEnumerate = 14 << 3 | 2;
 
 std::string Field(char tag, const std::string& bytes) {
   std::string length;
@@ -58,6 +59,12 @@ TEST(ControlLimits, MillionsOfEmptyFieldsAreRefusedUnread) {
   ExpectRefused(Field(kRequest, Field(kPut, Field(1 << 3 | 2, unknown))), "fields");
   ExpectRefused(Field(kRequest, unknown), "fields");
   ExpectRefused(unknown, "fields");
+  // A topology, which is a message in a field of bytes: devices, and links.
+  for (const char tag : {6 << 3 | 2, 7 << 3 | 2}) {
+    ExpectRefused(
+        Field(kRequest, Field(kEnumerate, Field(1 << 3 | 2, Repeated(std::string{tag, 0}, kMany)))),
+        "fields");
+  }
   // A group of them, and lists of numbers.
   ExpectRefused(absl::StrCat(std::string{9 << 3 | 3}, unknown, std::string{9 << 3 | 4}), "group");
   ExpectRefused(Field(kRequest, Field(kBarrier, Field(3 << 3 | 2, std::string(kMany, 1)))),

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "control_stream.h"
+#include "coord/grpc_control_limits.h"
 #include "proto/ferry_topology.pb.h"
 #include "test_server.h"
 
@@ -222,6 +223,102 @@ TEST_F(ControlRequests, AValueOf64MebibytesPasses) {
   const v1::Reply reply = stream_.Call(GetRequest(2, {"big"}, kLong));
   ASSERT_EQ(reply.entries_size(), 1);
   EXPECT_TRUE(reply.entries(0).value() == value);
+}
+
+v1::Request StatusRequest(uint64_t id) {
+  v1::Request request;
+  request.set_id(id);
+  request.mutable_get_job_status();
+  return request;
+}
+
+// A kilobyte that asks for a hundred gigabytes: what a frame has asked for counts as if it waited.
+TEST_F(ControlRequests, AFrameMayNotAskForMoreThanAClientThatIsBehind) {
+  ASSERT_EQ(stream_.Call(PutRequest(1, {{"large", std::string(size_t{1} << 20, 'v')}})).code(), 0);
+  v1::Request list;
+  list.mutable_list()->set_prefix("large");
+  v1::Request watch;
+  watch.mutable_watch()->set_with_existing(true);
+  uint64_t id = 2;
+  for (v1::Request request :
+       {GetRequest(0, {"large", "large"}, absl::ZeroDuration()), list, watch}) {
+    // Each of them has a mebibyte or two, and 64 MiB are the limit for the state of the job.
+    v1::ClientFrame frame;
+    for (int i = 0; i < 70; ++i) {
+      *frame.add_requests() = request;
+      frame.mutable_requests(i)->set_id(id++);
+    }
+    *frame.add_requests() = StatusRequest(id++);
+    stream_.Send(frame);
+    EXPECT_EQ(stream_.ReplyTo(id - 1).code(), Code(StatusCode::kResourceExhausted))
+        << request.ShortDebugString();
+    stream_.Acknowledge(stream_.last_sequence());
+    // What was sent has been read.
+    EXPECT_EQ(stream_.Call(StatusRequest(id++)).code(), 0) << request.ShortDebugString();
+    stream_.Acknowledge(stream_.last_sequence());
+  }
+}
+
+TEST_F(ControlRequests, AFrameOfStatesOfTheJobIsCutShort) {
+  ControlStream rank(server_.Channel());
+  rank.Attach(RankHello(0, 1, std::string(size_t{3} << 20, 'h')));
+  rank.Send({[] {
+    v1::Request request;
+    request.set_id(1);
+    request.mutable_register_();
+    return request;
+  }()});
+  while (stream_.Call(StatusRequest(stream_.replies.size() + 1)).job_status().ByteSizeLong() <
+         size_t{3} << 20) {
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  stream_.Acknowledge(stream_.last_sequence());
+  const uint64_t first = stream_.replies.size() + 1;
+  std::vector<v1::Request> requests;
+  for (int i = 0; i < 60; ++i) requests.push_back(StatusRequest(first + i));
+  stream_.Send(std::move(requests));
+  EXPECT_EQ(stream_.ReplyTo(first + 59).code(), Code(StatusCode::kResourceExhausted));
+  EXPECT_EQ(stream_.replies[first].code(), 0);
+}
+
+TEST_F(ControlRequests, OneClientHasOnlySoManyWatches) {
+  std::vector<v1::Request> requests(kMaxWatches + 1);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    requests[i].set_id(i + 1);
+    requests[i].mutable_watch()->set_prefix(absl::StrCat("w", i, "/"));
+  }
+  stream_.Send(std::move(requests));
+  EXPECT_EQ(stream_.ReplyTo(kMaxWatches + 1).code(), Code(StatusCode::kResourceExhausted));
+  EXPECT_EQ(stream_.Call(CancelRequest(kMaxWatches + 2, 1)).code(), 0);
+  v1::Request again;
+  again.set_id(kMaxWatches + 3);
+  again.mutable_watch()->set_prefix("again/");
+  stream_.Send({again});
+  EXPECT_EQ(stream_.Call(PutRequest(kMaxWatches + 4, {{"again/a", "1"}})).code(), 0);
+  ASSERT_TRUE(stream_.ReadUntilEvents(1));
+  EXPECT_EQ(stream_.events[0].request_id(), kMaxWatches + 3);
+}
+
+// Each is answered with the whole table: of thousands of tasks, to tens of thousands of calls.
+TEST_F(ControlRequests, OnlySoManyCallsOfAClientWaitForNewsOfTasks) {
+  const auto watch = [](uint64_t id, int64_t version) {
+    v1::Request request;
+    request.set_id(id);
+    request.mutable_watch_tasks()->set_version(version);
+    return request;
+  };
+  const int64_t version = stream_.Call(watch(1, -1)).version();
+  std::vector<v1::Request> requests;
+  for (int i = 0; i <= kMaxTableWaits; ++i) requests.push_back(watch(2 + i, version));
+  stream_.Send(std::move(requests));
+  const uint64_t refused = 2 + kMaxTableWaits;
+  EXPECT_EQ(stream_.ReplyTo(refused).code(), Code(StatusCode::kResourceExhausted));
+  EXPECT_EQ(stream_.replies.count(2), 0u);
+  EXPECT_EQ(stream_.Call(CancelRequest(refused + 1, 2)).code(), 0);
+  EXPECT_EQ(stream_.ReplyTo(2).code(), Code(StatusCode::kCancelled));
+  stream_.Send({watch(refused + 2, version), watch(refused + 3, version)});
+  EXPECT_EQ(stream_.ReplyTo(refused + 3).code(), Code(StatusCode::kResourceExhausted));
+  EXPECT_EQ(stream_.replies.count(refused + 2), 0u);
 }
 
 // What needs a rank is not for tools.
