@@ -27,6 +27,7 @@
 #include "base/text.h"
 #include "runtime/child_process.h"
 #include "runtime/exit_text.h"
+#include "runtime/patient_output.h"
 #include "runtime/printable.h"
 #include "runtime/rank_output.h"
 #include "runtime/signal_relay.h"
@@ -39,6 +40,13 @@ namespace {
 constexpr absl::Duration kKillPatience = absl::Seconds(5);
 // Nothing announces the end of a group's last process when it is not our child: look this often.
 constexpr absl::Duration kGroupPollInterval = absl::Milliseconds(20);
+
+// More output is not read before this much has been taken by whoever reads ours: then processes
+// wait with theirs. While they are stopped they need not.
+constexpr size_t kMaxWaiting = size_t{256} << 10;
+constexpr size_t kMaxWaitingAtEnd = size_t{16} << 20;
+// For the reader of our output to go on reading, once a signal has told us to stop.
+constexpr absl::Duration kReaderPatience = absl::Seconds(1);
 
 std::string Processes(int count) {
   return absl::StrCat(count, count == 1 ? " process" : " processes");
@@ -74,7 +82,8 @@ absl::StatusOr<int> FreePort() {
 
 // A started process, and the group it leads.
 struct Rank {
-  Rank(const LaunchOptions& options, int rank, ChildProcess child, std::FILE* out, std::FILE* err)
+  Rank(const LaunchOptions& options, int rank, ChildProcess child, PatientOutput& out,
+       PatientOutput& err)
       : rank(rank),
         pid(child.pid),
         output(options, rank, std::move(child.stdout_fd), std::move(child.stderr_fd), out, err) {}
@@ -96,7 +105,7 @@ struct Exit {
 class Launcher final {
  public:
   Launcher(const LaunchOptions& options, std::FILE* out, std::FILE* err, SignalRelay& relay)
-      : options_(options), out_(out), err_(err), relay_(relay) {}
+      : options_(options), output_(out, err), relay_(relay) {}
   ~Launcher();
 
   Launcher(const Launcher&) = delete;
@@ -110,6 +119,9 @@ class Launcher final {
  private:
   void WaitForEvents();
   void NoteOutput(int error);
+  // Waits until everything has been taken; no longer than kReaderPatience without any progress when
+  // a signal has come.
+  void FinishOutput();
   void Say(absl::string_view text);
 
   void TakeSignals();
@@ -133,8 +145,7 @@ class Launcher final {
 
   // Constant after construction.
   const LaunchOptions& options_;
-  std::FILE* const out_;
-  std::FILE* const err_;
+  PatientOutputs output_;
   SignalRelay& relay_;
   const absl::Time start_ = SteadyClock().Now();
 
@@ -167,7 +178,8 @@ absl::Status Launcher::Start(const std::string& file, const std::vector<std::str
                            ComposeEnvironment(options_, local_rank, inherited));
     FERRY_ASSIGN_OR_RETURN(ChildProcess child, SpawnChild(file, options_.command, environment));
     const int rank = GlobalRank(options_, local_rank);
-    ranks_.push_back(std::make_unique<Rank>(options_, rank, std::move(child), out_, err_));
+    ranks_.push_back(
+        std::make_unique<Rank>(options_, rank, std::move(child), output_.out(), output_.err()));
   }
   return absl::OkStatus();
 }
@@ -182,8 +194,7 @@ int Launcher::Run() {
     CheckTime();
   }
   for (const std::unique_ptr<Rank>& rank : ranks_) NoteOutput(rank->output.Drain());
-  NoteOutput(std::fflush(out_) == 0 ? 0 : errno);
-  NoteOutput(std::fflush(err_) == 0 ? 0 : errno);
+  FinishOutput();
   if (output_error_ != 0 && !stopping_) {
     Say(absl::StrCat("cannot write the output: ", std::strerror(output_error_)));
   }
@@ -195,11 +206,15 @@ int Launcher::Run() {
 
 void Launcher::WaitForEvents() {
   std::vector<pollfd> polled = {{relay_.fd(), POLLIN, 0}};
+  output_.AddPolled(polled);
+  const size_t first = polled.size();
+  const size_t max_waiting = stopping_ ? kMaxWaitingAtEnd : kMaxWaiting;
   std::vector<std::pair<Rank*, int>> owners;
   for (const std::unique_ptr<Rank>& rank : ranks_) {
     for (int stream = 0; stream < RankOutput::kStreamCount; ++stream) {
-      if (rank->output.fd(stream) < 0) continue;
-      polled.push_back({rank->output.fd(stream), POLLIN, 0});
+      const int fd = rank->output.fd(stream, max_waiting);
+      if (fd < 0) continue;
+      polled.push_back({fd, POLLIN, 0});
       owners.emplace_back(rank.get(), stream);
     }
   }
@@ -212,10 +227,38 @@ void Launcher::WaitForEvents() {
   }
   if (poll(polled.data(), polled.size(), timeout_ms) <= 0) return;
   for (size_t i = 0; i < owners.size(); ++i) {
-    if (polled[i + 1].revents != 0) NoteOutput(owners[i].first->output.Read(owners[i].second));
+    if (polled[first + i].revents == 0) continue;
+    NoteOutput(owners[i].first->output.Read(owners[i].second));
   }
-  NoteOutput(std::fflush(out_) == 0 ? 0 : errno);
-  NoteOutput(std::fflush(err_) == 0 ? 0 : errno);
+  NoteOutput(output_.Flush());
+}
+
+void Launcher::FinishOutput() {
+  NoteOutput(output_.Flush());
+  absl::Time until = SteadyClock().Now() + kReaderPatience;
+  for (size_t before = output_.waiting(); before > 0;) {
+    // A job that has ended by itself waits for its reader as any other tool does.
+    int timeout_ms = -1;
+    if (stop_signal_ != 0) {
+      const absl::Duration left = until - SteadyClock().Now();
+      if (left <= absl::ZeroDuration()) return;
+      timeout_ms = static_cast<int>(absl::ToInt64Milliseconds(left)) + 1;
+    }
+    std::vector<pollfd> polled = {{relay_.fd(), POLLIN, 0}};
+    output_.AddPolled(polled);
+    poll(polled.data(), polled.size(), timeout_ms);
+    for (const int signal_number : relay_.Take()) {
+      if (signal_number == SIGCHLD || signal_number == SIGUSR1 || signal_number == SIGUSR2)
+        continue;
+      if (stop_signal_ != 0) return;
+      stop_signal_ = signal_number;
+      until = SteadyClock().Now() + kReaderPatience;
+    }
+    NoteOutput(output_.Flush());
+    const size_t after = output_.waiting();
+    if (after < before) until = SteadyClock().Now() + kReaderPatience;
+    before = after;
+  }
 }
 
 void Launcher::NoteOutput(int error) {
@@ -223,11 +266,10 @@ void Launcher::NoteOutput(int error) {
 }
 
 void Launcher::Say(absl::string_view text) {
-  // After what the processes wrote before.
-  std::fflush(out_);
-  const std::string line = absl::StrCat("ferry run: ", text, "\n");
-  std::fwrite(line.data(), 1, line.size(), err_);
-  std::fflush(err_);
+  // After what the processes wrote before. What cannot be written cannot be told of either.
+  (void)output_.Flush();
+  (void)output_.err().Write(absl::StrCat("ferry run: ", text, "\n"));
+  (void)output_.Flush();
 }
 
 void Launcher::TakeSignals() {

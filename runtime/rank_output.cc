@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RankOutput: pipe in, stdio out.
+// RankOutput: pipe in, the launcher's streams out.
 #include "runtime/rank_output.h"
 
 #include <errno.h>
@@ -21,14 +21,10 @@ std::string Tag(const LaunchOptions& options, int rank) {
   return options.prefix_output ? absl::StrCat("[", rank, "] ") : "";
 }
 
-int Write(std::FILE* file, absl::string_view bytes) {
-  return std::fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size() ? 0 : errno;
-}
-
 }  // namespace
 
 RankOutput::RankOutput(const LaunchOptions& options, int rank, UniqueFd stdout_fd,
-                       UniqueFd stderr_fd, std::FILE* out, std::FILE* err)
+                       UniqueFd stderr_fd, PatientOutput& out, PatientOutput& err)
     : options_(options),
       streams_{
           {std::move(stdout_fd), LineTagger(Tag(options, rank), options.max_line_bytes), out},
@@ -61,7 +57,7 @@ int RankOutput::ReadStream(Stream& stream, size_t max_bytes) {
       total += count;
       const absl::string_view bytes(buffer, count);
       // Without tags, what comes is passed on as it is; the lines are still kept for the tail.
-      if (!options_.prefix_output) failed = Write(stream.file, bytes);
+      if (!options_.prefix_output) failed = stream.to.Write(bytes);
       stream.tagger.Append(bytes, [this, &stream, &failed](absl::string_view line) {
         const int line_error = TakeLine(stream, line);
         if (failed == 0) failed = line_error;
@@ -84,7 +80,7 @@ int RankOutput::TakeLine(Stream& stream, absl::string_view line) {
     if (tail_.size() == static_cast<size_t>(options_.tail_line_count)) tail_.pop_front();
     tail_.emplace_back(stream.tagger.Untagged(line).substr(0, kMaxTailLineBytes));
   }
-  return options_.prefix_output ? Write(stream.file, line) : 0;
+  return options_.prefix_output ? stream.to.Write(line) : 0;
 }
 
 }  // namespace ferry

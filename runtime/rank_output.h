@@ -4,7 +4,6 @@
 #define FERRY_RUNTIME_RANK_OUTPUT_H_
 
 #include <cstddef>
-#include <cstdio>
 #include <deque>
 #include <string>
 
@@ -13,6 +12,7 @@
 #include "base/unique_fd.h"
 #include "runtime/launch_environment.h"
 #include "runtime/line_tagger.h"
+#include "runtime/patient_output.h"
 
 namespace ferry {
 
@@ -21,15 +21,18 @@ class RankOutput final {
  public:
   static constexpr int kStreamCount = 2;
 
-  //   options, out, err: as Launch has them; they outlive this.
+  //   options: as Launch has them; out, err: may be one and the same; they outlive this.
   RankOutput(const LaunchOptions& options, int rank, UniqueFd stdout_fd, UniqueFd stderr_fd,
-             std::FILE* out, std::FILE* err);
+             PatientOutput& out, PatientOutput& err);
 
   RankOutput(const RankOutput&) = delete;
   RankOutput& operator=(const RankOutput&) = delete;
 
-  // What to poll for `stream`; negative once it is at its end.
-  int fd(int stream) const { return streams_[stream].fd.get(); }
+  // What to poll for `stream`; negative once it is at its end, and while more than `max_waiting`
+  // bytes wait where it goes to.
+  int fd(int stream, size_t max_waiting) const {
+    return streams_[stream].to.waiting() > max_waiting ? -1 : streams_[stream].fd.get();
+  }
 
   // Passes on what is there of `stream`, or a part of it. 0, or errno of a failure to write.
   int Read(int stream);
@@ -43,7 +46,7 @@ class RankOutput final {
   struct Stream {
     UniqueFd fd;
     LineTagger tagger;
-    std::FILE* file;
+    PatientOutput& to;
   };
 
   int ReadStream(Stream& stream, size_t max_bytes);

@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -14,6 +15,7 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 
@@ -24,6 +26,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 
 #include "base/unique_fd.h"
 #include "runtime/signal_relay.h"
@@ -405,6 +408,92 @@ TEST(Launch, StopsWhenNobodyReadsItsOutput) {
   const absl::StatusOr<int> status = Launch(Shell("while echo line; do :; done", 2), out, stderr);
   std::fclose(out);
   EXPECT_EQ(*status, 128 + SIGPIPE);
+}
+
+// `ferry run` in a process of its own, whose output comes by a pipe. Whoever has it may not read.
+class ApartLaunch final {
+ public:
+  explicit ApartLaunch(const LaunchOptions& options) {
+    int ends[2];
+    EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
+    output_ = UniqueFd(ends[0]);
+    pid_ = fork();
+    if (pid_ == 0) {
+      output_.Reset();
+      std::FILE* const out = fdopen(ends[1], "w");
+      const absl::StatusOr<int> status = Launch(options, out, out);
+      _exit(status.ok() ? *status : 99);
+    }
+    close(ends[1]);
+  }
+  ~ApartLaunch() {
+    if (pid_ < 0) return;
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+
+  pid_t pid() const { return pid_; }
+  // Until the pipe has had room for nothing more for a while.
+  void WaitUntilFull() const {
+    int before = -1;
+    for (int have = 0; have == 0 || have != before;) {
+      before = have;
+      absl::SleepFor(absl::Milliseconds(200));
+      ASSERT_EQ(ioctl(output_.get(), FIONREAD, &have), 0);
+    }
+  }
+  std::string ReadAll() const {
+    std::string all;
+    char buffer[4096];
+    for (ssize_t got; (got = read(output_.get(), buffer, sizeof(buffer))) > 0;) {
+      all.append(buffer, static_cast<size_t>(got));
+    }
+    return all;
+  }
+  // The exit status; -1 if it does not end.
+  int Wait() {
+    int status = 0;
+    for (int i = 0; i < 200; ++i) {
+      if (waitpid(pid_, &status, WNOHANG) == pid_) {
+        pid_ = -1;
+        return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+      }
+      absl::SleepFor(absl::Milliseconds(50));
+    }
+    return -1;
+  }
+
+ private:
+  UniqueFd output_;
+  pid_t pid_ = -1;
+};
+
+// A pager that shows its first page, or a terminal after Ctrl-S.
+TEST(Launch, AReaderThatHasStoppedHoldsUpNoSignal) {
+  ApartLaunch launch(Shell("while echo line; do :; done", 2));
+  launch.WaitUntilFull();
+  kill(launch.pid(), SIGTERM);
+  EXPECT_EQ(launch.Wait(), 128 + SIGTERM);
+}
+
+// A failure does not wait for the reader either; what was written does, to the last line.
+TEST(Launch, AReaderThatHasStoppedHoldsUpNoFailure) {
+  const Fifo fifo;
+  const std::string pid_file = fifo.path() + ".pid";
+  const std::string writes = absl::StrCat("echo $$ > ", pid_file, "; while echo line; do :; done");
+  ApartLaunch launch(Shell(Either(absl::StrCat(fifo.Pass(), "echo the end; exit 7"), writes), 2));
+  launch.WaitUntilFull();
+  int pid = 0;
+  std::ifstream(pid_file) >> pid;
+  ASSERT_GT(pid, 0);
+  EXPECT_EQ(kill(pid, 0), 0);
+  EXPECT_EQ(system(fifo.Open().c_str()), 0);
+  for (int i = 0; i < 200 && kill(pid, 0) == 0; ++i) absl::SleepFor(absl::Milliseconds(50));
+  EXPECT_NE(kill(pid, 0), 0) << "the other rank was not stopped";
+  const std::string all = launch.ReadAll();
+  EXPECT_EQ(launch.Wait(), 7);
+  EXPECT_THAT(all, HasSubstr("[0] the end\n"));
+  EXPECT_THAT(all, HasSubstr("ferry run: rank 0"));
 }
 
 TEST(Launch, FailsWhenTheDiskIsFull) {
