@@ -175,6 +175,8 @@ void ControlSessions::ArmLocked() {
 }
 
 void ControlSessions::Sweep() {
+  // Before the next one is armed: one at a time.
+  trim_.Step();
   const absl::Time now = SteadyClock().Now();
   std::vector<std::shared_ptr<ControlSession>> expired;
   std::unique_ptr<grpc::Alarm> spent;

@@ -20,6 +20,7 @@
 
 #include "coord/grpc_call.h"
 #include "coord/grpc_control_session.h"
+#include "coord/memory_trim.h"
 
 namespace ferry::coord {
 
@@ -58,7 +59,7 @@ class ControlSessions final {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ForgetIdentityLocked(const std::shared_ptr<ControlSession>& session)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Every second: drops what has been detached for too long.
+  // Every second: drops what has been detached for too long, and gives freed memory back.
   void Sweep() ABSL_LOCKS_EXCLUDED(mu_);
   void ArmLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -66,6 +67,8 @@ class ControlSessions final {
   // How long a rank may stay away.
   absl::Duration rank_grace_;
   size_t max_frame_bytes_ = 0;
+  // Of Sweep alone.
+  MemoryTrim trim_;
 
   mutable absl::Mutex mu_;
   absl::CondVar swept_;
