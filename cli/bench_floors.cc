@@ -21,6 +21,7 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "base/thread.h"
+#include "cli/bench_times.h"
 
 namespace ferry::cli {
 namespace {
@@ -104,13 +105,6 @@ absl::StatusOr<UniqueFd> ConnectToLoopback(int port) {
 }
 
 }  // namespace
-
-BenchTimes SummarizeTimes(std::vector<absl::Duration> samples) {
-  if (samples.empty()) return {};
-  std::sort(samples.begin(), samples.end());
-  const size_t last = samples.size() - 1;
-  return {samples[samples.size() / 2], samples[std::min(last, samples.size() * 99 / 100)]};
-}
 
 absl::Duration MeasureMemcpy(void* to, const void* from, size_t bytes, int rounds) {
   std::vector<absl::Duration> samples;

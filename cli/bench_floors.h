@@ -18,13 +18,6 @@
 
 namespace ferry::cli {
 
-// The median and the 99th percentile.
-struct BenchTimes {
-  absl::Duration p50;
-  absl::Duration p99;
-};
-BenchTimes SummarizeTimes(std::vector<absl::Duration> samples);
-
 // A copy by one thread with memcpy; both are at least `bytes` long and have been touched.
 absl::Duration MeasureMemcpy(void* to, const void* from, size_t bytes, int rounds);
 

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 
 #include "cli/table.h"
 
@@ -41,12 +42,12 @@ std::string Size(size_t bytes) {
 }  // namespace
 
 double BenchRow::BytesPerSecond() const {
-  const double seconds = absl::ToDoubleSeconds(p50);
+  const double seconds = absl::ToDoubleSeconds(times.p50);
   return seconds > 0 ? static_cast<double>(bytes) / seconds : 0;
 }
 
 double BenchRow::ShareOfFloor() const {
-  const double seconds = absl::ToDoubleSeconds(p50);
+  const double seconds = absl::ToDoubleSeconds(times.p50);
   return seconds > 0 ? absl::ToDoubleSeconds(floor) / seconds : 0;
 }
 
@@ -57,13 +58,15 @@ size_t BenchReport::errors() const {
 }
 
 std::string FormatBenchText(const BenchReport& report) {
-  std::vector<std::vector<std::string>> rows = {{"MODE", "SIZE", "TYPE", "COUNT", "P50", "P99",
-                                                 "GB/S", "PATH", "FLOOR", "OF FLOOR", "ERRORS"}};
+  std::vector<std::vector<std::string>> rows = {{"MODE", "SIZE", "TYPE", "COUNT", "P50", "P90",
+                                                 "P99", "P99.9", "GB/S", "CPU S/GB", "PATH",
+                                                 "FLOOR", "OF FLOOR", "ERRORS"}};
   for (const BenchRow& row : report.rows) {
     const bool has_floor = !row.floor_name.empty();
     rows.push_back({row.inflight == 1 ? row.mode : absl::StrCat(row.mode, " x", row.inflight),
-                    Size(row.bytes), "uint8", absl::StrCat(row.count), Time(row.p50), Time(row.p99),
-                    Rate(row.BytesPerSecond() / 1e9), row.path,
+                    Size(row.bytes), "uint8", absl::StrCat(row.count), Time(row.times.p50),
+                    Time(row.times.p90), Time(row.times.p99), Time(row.times.p999),
+                    Rate(row.BytesPerSecond() / 1e9), Rate(row.cpu_s_per_gb), row.path,
                     has_floor ? absl::StrCat(Time(row.floor), " ", row.floor_name) : "-",
                     has_floor ? absl::StrFormat("%.0f%%", row.ShareOfFloor() * 100) : "-",
                     absl::StrCat(row.errors)});
@@ -87,9 +90,14 @@ std::string FormatBenchJson(const BenchReport& report) {
                     {"bytes", row.bytes},
                     {"dtype", "uint8"},
                     {"count", row.count},
-                    {"one_way_p50_s", absl::ToDoubleSeconds(row.p50)},
-                    {"one_way_p99_s", absl::ToDoubleSeconds(row.p99)},
+                    {"one_way_p50_s", absl::ToDoubleSeconds(row.times.p50)},
+                    {"one_way_p90_s", absl::ToDoubleSeconds(row.times.p90)},
+                    {"one_way_p99_s", absl::ToDoubleSeconds(row.times.p99)},
+                    {"one_way_p99_9_s", absl::ToDoubleSeconds(row.times.p999)},
+                    {"p50_low_s", absl::ToDoubleSeconds(row.times.p50_low)},
+                    {"p50_high_s", absl::ToDoubleSeconds(row.times.p50_high)},
                     {"bytes_per_s", row.BytesPerSecond()},
+                    {"cpu_s_per_gb", row.cpu_s_per_gb},
                     {"path", row.path},
                     {"floor", has_floor ? Json(row.floor_name) : Json()},
                     {"floor_s", has_floor ? Json(absl::ToDoubleSeconds(row.floor)) : Json()},
@@ -104,6 +112,71 @@ std::string FormatBenchJson(const BenchReport& report) {
                          {"rows", std::move(rows)},
                          {"wrong_bytes", report.errors()}};
   return document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+std::string FormatBenchCsv(const BenchReport& report) {
+  std::string text =
+      "mode,inflight,bytes,dtype,count,one_way_p50_s,one_way_p90_s,one_way_p99_s,one_way_p99_9_s,"
+      "p50_low_s,p50_high_s,bytes_per_s,cpu_s_per_gb,path,floor,floor_s,share_of_floor,"
+      "wrong_bytes\n";
+  const auto seconds = [](absl::Duration time) {
+    return absl::StrFormat("%.4g", absl::ToDoubleSeconds(time));
+  };
+  for (const BenchRow& row : report.rows) {
+    const bool has_floor = !row.floor_name.empty();
+    const std::vector<std::string> cells = {
+        row.mode,
+        absl::StrCat(row.inflight),
+        absl::StrCat(row.bytes),
+        "uint8",
+        absl::StrCat(row.count),
+        seconds(row.times.p50),
+        seconds(row.times.p90),
+        seconds(row.times.p99),
+        seconds(row.times.p999),
+        seconds(row.times.p50_low),
+        seconds(row.times.p50_high),
+        absl::StrFormat("%.4g", row.BytesPerSecond()),
+        absl::StrFormat("%.4g", row.cpu_s_per_gb),
+        row.path,
+        row.floor_name,
+        has_floor ? seconds(row.floor) : "",
+        has_floor ? absl::StrFormat("%.4g", row.ShareOfFloor()) : "",
+        absl::StrCat(row.errors)};
+    absl::StrAppend(&text, absl::StrJoin(cells, ","), "\n");
+  }
+  return text;
+}
+
+absl::Status CheckBenchGates(const BenchReport& report, const BenchGates& gates) {
+  std::vector<std::string> misses;
+  const auto check = [&](double gate, absl::string_view flag, const auto& is_missed,
+                         const auto& describe) {
+    if (gate <= 0) return;
+    std::vector<std::string> rows;
+    for (const BenchRow& row : report.rows) {
+      if (is_missed(row)) {
+        rows.push_back(absl::StrCat(row.mode, row.inflight == 1 ? "" : " x",
+                                    row.inflight == 1 ? "" : absl::StrCat(row.inflight), " ",
+                                    Size(row.bytes), " (", describe(row), ")"));
+      }
+    }
+    if (rows.empty()) return;
+    misses.push_back(absl::StrCat(rows.size(), " of ", report.rows.size(), " rows miss ", flag, "=",
+                                  absl::StrFormat("%g", gate), ": ", absl::StrJoin(rows, ", ")));
+  };
+  check(
+      gates.min_gbps, "--min-gbps",
+      [&gates](const BenchRow& row) { return row.BytesPerSecond() < gates.min_gbps * 1e9; },
+      [](const BenchRow& row) { return Rate(row.BytesPerSecond() / 1e9); });
+  check(
+      gates.max_us, "--max-us",
+      [&gates](const BenchRow& row) {
+        return absl::ToDoubleMicroseconds(row.times.p50) > gates.max_us;
+      },
+      [](const BenchRow& row) { return Time(row.times.p50); });
+  if (misses.empty()) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat("bench: ", absl::StrJoin(misses, "; ")));
 }
 
 }  // namespace ferry::cli

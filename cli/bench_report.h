@@ -7,7 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
+
+#include "cli/bench_times.h"
 
 namespace ferry::cli {
 
@@ -17,8 +20,10 @@ struct BenchRow {
   std::string mode;
   int inflight = 1;
   int count = 0;
-  absl::Duration p50;
-  absl::Duration p99;
+  BenchTimes times;
+  // Of both processes, between the first and the last look at the clock of each round, for what was
+  // moved in it; who waits without sleeping takes all that time.
+  double cpu_s_per_gb = 0;
   std::string path;
   // Bytes that were wrong, on both sides.
   size_t errors = 0;
@@ -26,7 +31,7 @@ struct BenchRow {
   absl::Duration floor;
   std::string floor_name;
 
-  // bytes / p50.
+  // bytes / p50, in bytes.
   double BytesPerSecond() const;
   // floor / p50: 1 is as fast as the machine; absent (0) where there is no floor.
   double ShareOfFloor() const;
@@ -44,6 +49,18 @@ struct BenchReport {
 
 std::string FormatBenchText(const BenchReport& report);
 std::string FormatBenchJson(const BenchReport& report);
+// A header and a line for each row; times in seconds.
+std::string FormatBenchCsv(const BenchReport& report);
+
+// What every row has to reach.
+struct BenchGates {
+  // GB/s; 0: anything.
+  double min_gbps = 0;
+  // P50 one way, in microseconds; 0: anything.
+  double max_us = 0;
+};
+//   Errors: ABORTED naming the flag and the rows that miss it.
+absl::Status CheckBenchGates(const BenchReport& report, const BenchGates& gates);
 
 }  // namespace ferry::cli
 

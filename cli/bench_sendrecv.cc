@@ -24,12 +24,12 @@
 #include "base/unique_fd.h"
 #include "cli/bench_plan.h"
 #include "cli/bench_report.h"
+#include "cli/bench_verbs.h"
 #include "cli/exchange_flags.h"
 #include "cli/hosted_coordinator.h"
 #include "cli/progress.h"
 #include "cli/table.h"
 #include "cli/tool_process.h"
-#include "cli/verb.h"
 #include "runtime/exchange.h"
 
 namespace ferry::cli {
@@ -46,6 +46,8 @@ struct BenchFlags {
   std::string mode = "both";
   BenchPlan plan;
   bool json = false;
+  bool csv = false;
+  BenchGates gates;
   ExchangeOptions exchange;
 };
 
@@ -119,8 +121,9 @@ BenchRow ReadRow(const Json& json) {
   row.mode = json.value("mode", "");
   row.inflight = json.value("inflight", 1);
   row.count = json.value("count", 0);
-  row.p50 = absl::Seconds(json.value("p50_s", 0.0));
-  row.p99 = absl::Seconds(json.value("p99_s", 0.0));
+  const auto seconds = [&json](const char* name) { return absl::Seconds(json.value(name, 0.0)); };
+  row.times = {seconds("p50_s"),  seconds("p90_s"),     seconds("p99_s"),
+               seconds("p999_s"), seconds("p50_low_s"), seconds("p50_high_s")};
   row.path = json.value("path", "");
   row.errors = json.value("errors", size_t{0});
   return row;
@@ -169,6 +172,9 @@ absl::StatusOr<BenchReport> Measure(const BenchFlags& flags, const BenchPlan& pl
       BenchRow row = ReadRow(here);
       if (row.path.empty()) row.path = there.value("path", "");
       row.errors += there.value("errors", size_t{0});
+      const double moved_gb = here.value("moved_bytes", 0.0) / 1e9;
+      const double cpu_s = here.value("cpu_s", 0.0) + there.value("cpu_s", 0.0);
+      row.cpu_s_per_gb = moved_gb > 0 ? cpu_s / moved_gb : 0;
       SetFloor(floors, report.spin, row);
       report.rows.push_back(std::move(row));
     }
@@ -205,18 +211,21 @@ absl::StatusOr<int> Bench(BenchFlags flags) {
   if (!report.ok()) {
     return absl::AbortedError(absl::StrCat("bench: ", report.status().message()));
   }
-  const std::string text = flags.json ? FormatBenchJson(*report) : FormatBenchText(*report);
+  const std::string text = flags.json  ? FormatBenchJson(*report)
+                           : flags.csv ? FormatBenchCsv(*report)
+                                       : FormatBenchText(*report);
   std::fputs(text.c_str(), stdout);
-  if (report->errors() == 0) return kDone;
-  return absl::DataLossError(absl::StrCat("bench: ", report->errors(), " bytes were wrong"));
+  if (report->errors() > 0) {
+    return absl::DataLossError(absl::StrCat("bench: ", report->errors(), " bytes were wrong"));
+  }
+  FERRY_RETURN_IF_ERROR(CheckBenchGates(*report, flags.gates));
+  return kDone;
 }
 
 }  // namespace
 
-Verb AddBenchVerb(CLI::App& app) {
+Verb AddSendRecvBench(CLI::App& bench) {
   auto flags = std::make_shared<BenchFlags>();
-  CLI::App& bench = *app.add_subcommand("bench", "Measure this machine, beside what it can do");
-  bench.require_subcommand(1);
   CLI::App& verb = *bench.add_subcommand(
       "sendrecv",
       "How long tensors take between two processes, and how far that is from the floor");
@@ -241,7 +250,14 @@ Verb AddBenchVerb(CLI::App& app) {
       ->type_name("N")
       ->check(Within(1, 4096))
       ->capture_default_str();
-  verb.add_flag("--json", flags->json, "for programs");
+  CLI::Option* const json = verb.add_flag("--json", flags->json, "for programs");
+  verb.add_flag("--csv", flags->csv, "for spreadsheets")->excludes(json);
+  verb.add_option("--min-gbps", flags->gates.min_gbps, "fail if a row is below so many GB/s")
+      ->type_name("GBPS")
+      ->check(CLI::PositiveNumber.description(""));
+  verb.add_option("--max-us", flags->gates.max_us, "fail if a row's P50 is above so many us")
+      ->type_name("US")
+      ->check(CLI::PositiveNumber.description(""));
   AddExchangeFlags(verb, flags->exchange);
   return [flags]() { return Bench(*flags); };
 }

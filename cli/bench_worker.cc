@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // ferry bench-worker (hidden): one of the two processes of ferry bench sendrecv.
+#include <time.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -20,6 +22,7 @@
 #include "cli/as_node.h"
 #include "cli/bench_floors.h"
 #include "cli/bench_plan.h"
+#include "cli/bench_times.h"
 #include "cli/exchange_flags.h"
 #include "cli/pattern.h"
 #include "cli/verb.h"
@@ -30,7 +33,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kStep = 1;
+constexpr int64_t kBenchStep = 1;
 constexpr absl::Duration kPatience = absl::Minutes(2);
 // From here on a buffer is only made again when its last reader has told that it is done with it.
 constexpr size_t kLargeBytes = size_t{1} << 20;
@@ -64,7 +67,16 @@ struct CaseResult {
   std::vector<absl::Duration> samples;
   size_t errors = 0;
   std::set<std::string> paths;
+  // Of this process, and what both have moved meanwhile.
+  double cpu_s = 0;
+  double moved_bytes = 0;
 };
+
+double CpuSeconds() {
+  timespec now = {};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
 
 // Node 0 sends a ping and waits for the pong; node 1 answers.
 class Peer final {
@@ -113,7 +125,7 @@ class Peer final {
 absl::StatusOr<std::unique_ptr<Peer>> Peer::Create(Node& node, const BenchPlan& plan) {
   const int self = node.node_id();
   const int other = 1 - self;
-  FERRY_ASSIGN_OR_RETURN(Step step, node.OpenStep(kStep));
+  FERRY_ASSIGN_OR_RETURN(Step step, node.OpenStep(kBenchStep));
   FERRY_ASSIGN_OR_RETURN(RendezvousKey out, node.Key("bench", self, other));
   FERRY_ASSIGN_OR_RETURN(RendezvousKey in, node.Key("bench", other, self));
   FERRY_ASSIGN_OR_RETURN(RendezvousKey control_out, node.Key("control", self, other));
@@ -178,12 +190,14 @@ absl::Status Peer::RunRound(const Case& at, int round, const Tensor& into, CaseR
   FERRY_ASSIGN_OR_RETURN(Tensor tensor, Make(at.bytes));
   WritePattern(tensor.mutable_data(), at.bytes, SeedOf(at, node_.node_id(), round));
   const PostedPtr posted = Post(into);
+  double cpu_before = 0;
   if (is_first_) {
     // Twice, so that neither side has just woken up: checking a large tensor takes longer than
     // anybody looks for more.
     FERRY_RETURN_IF_ERROR(AwaitSignal());
     FERRY_RETURN_IF_ERROR(Signal());
     FERRY_RETURN_IF_ERROR(AwaitSignal());
+    cpu_before = CpuSeconds();
     const absl::Time start = SteadyClock().Now();
     FERRY_RETURN_IF_ERROR(step_.Send(out_, std::move(tensor)));
     FERRY_RETURN_IF_ERROR(Wait(*posted));
@@ -193,8 +207,13 @@ absl::Status Peer::RunRound(const Case& at, int round, const Tensor& into, CaseR
     FERRY_RETURN_IF_ERROR(Signal());
     FERRY_RETURN_IF_ERROR(AwaitSignal());
     FERRY_RETURN_IF_ERROR(Signal());
+    cpu_before = CpuSeconds();
     FERRY_RETURN_IF_ERROR(Wait(*posted));
     FERRY_RETURN_IF_ERROR(step_.Send(out_, std::move(tensor)));
+  }
+  if (round >= at.warm_ups) {
+    result.cpu_s += CpuSeconds() - cpu_before;
+    result.moved_bytes += 2 * static_cast<double>(at.bytes);
   }
   Verify(at, round, posted->received, result);
   posted->received = Received();
@@ -214,13 +233,18 @@ absl::Status Peer::RunBatch(const Case& at, int round, CaseResult& result) {
       tensors.push_back(std::move(tensor));
     }
     FERRY_RETURN_IF_ERROR(AwaitSignal());
+    const double cpu_before = CpuSeconds();
     const absl::Time start = SteadyClock().Now();
     for (Tensor& tensor : tensors) {
       FERRY_RETURN_IF_ERROR(step_.Send(out_, std::move(tensor)));
     }
     FERRY_RETURN_IF_ERROR(AwaitSignal());
     const absl::Duration taken = SteadyClock().Now() - start;
-    if (round >= at.warm_ups) result.samples.push_back(taken / at.inflight);
+    if (round >= at.warm_ups) {
+      result.samples.push_back(taken / at.inflight);
+      result.cpu_s += CpuSeconds() - cpu_before;
+      result.moved_bytes += static_cast<double>(at.bytes) * at.inflight;
+    }
     return AwaitSignal();
   }
   std::vector<PostedPtr> all;
@@ -232,8 +256,10 @@ absl::Status Peer::RunBatch(const Case& at, int round, CaseResult& result) {
     all.push_back(Post(into));
   }
   FERRY_RETURN_IF_ERROR(Signal());
+  const double cpu_before = CpuSeconds();
   for (const PostedPtr& posted : all) FERRY_RETURN_IF_ERROR(Wait(*posted));
   FERRY_RETURN_IF_ERROR(Signal());
+  if (round >= at.warm_ups) result.cpu_s += CpuSeconds() - cpu_before;
   for (int i = 0; i < at.inflight; ++i) Verify(at, base + i, all[i]->received, result);
   all.clear();
   return Signal();
@@ -292,7 +318,13 @@ absl::Status Peer::RunSize(size_t bytes) {
             {"inflight", depth},
             {"count", at.iterations * depth},
             {"p50_s", absl::ToDoubleSeconds(times.p50)},
+            {"p90_s", absl::ToDoubleSeconds(times.p90)},
             {"p99_s", absl::ToDoubleSeconds(times.p99)},
+            {"p999_s", absl::ToDoubleSeconds(times.p999)},
+            {"p50_low_s", absl::ToDoubleSeconds(times.p50_low)},
+            {"p50_high_s", absl::ToDoubleSeconds(times.p50_high)},
+            {"cpu_s", result.cpu_s},
+            {"moved_bytes", result.moved_bytes},
             {"path", absl::StrJoin(result.paths, "+")},
             {"errors", result.errors}});
     }

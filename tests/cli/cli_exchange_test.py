@@ -4,8 +4,10 @@
 
     FERRY_EXAMPLE=.../exchange cli_exchange_test.py FERRY [CASE...]
 """
+import csv
 import json
 import os
+import pathlib
 import re
 import signal
 import tempfile
@@ -244,8 +246,40 @@ class Bench(harness.Case):
         self.assertTrue(all(line[at - 1] == " " and line[at] != " " for line in lines), out)
         self.assertIn("\nevery byte was verified\n", out)
 
+    def test_gates_decide_over_the_exit_status(self):
+        quick = ("bench", "sendrecv", "--sizes=8,64", "--iters=10", "--mode=handoff")
+        out = self.succeed(*quick, "--csv", "--max-us=1e9", "--min-gbps=1e-12").decode()
+        header, *rows = csv.reader(out.splitlines())
+        self.assertEqual([row[header.index("bytes")] for row in rows], ["8", "64"])
+        self.fail_with(1, "2 of 2 rows miss --min-gbps=1e[+]06: handoff 8 B", *quick,
+                       "--min-gbps=1e6")
+
+    def test_two_runs_are_compared(self):
+        run = self.bench("--sizes=8,64", "--iters=500", "--mode=handoff")
+        with tempfile.TemporaryDirectory() as folder:
+            paths = {}
+            for name, factor in (("now", 1), ("before", 0.1)):
+                for row in run["rows"]:
+                    for key in ("one_way_p50_s", "p50_low_s", "p50_high_s"):
+                        row[key] *= factor
+                paths[name] = pathlib.Path(folder) / f"{name}.json"
+                paths[name].write_text(json.dumps(run))
+            out = self.succeed("bench", "compare", paths["now"], paths["now"]).decode()
+            self.assertIn("0 slower, 0 faster, 2 the same", out)
+            self.succeed("bench", "compare", paths["now"], paths["before"])
+            # Ten times as slow.
+            self.fail_with(1, "of 2 rows are slower by more than 10%", "bench", "compare",
+                           paths["before"], paths["now"])
+            self.succeed("bench", "compare", "--threshold=5000", paths["before"], paths["now"])
+            run["transport"] = "tcp"
+            paths["before"].write_text(json.dumps(run))
+            self.fail_with(1, "cannot be compared.*tcp", "bench", "compare", paths["before"],
+                           paths["now"])
+            self.fail_with(1, "cannot read", "bench", "compare", folder, paths["now"])
+
     def test_wrong_usage_is_told_with_the_flag(self):
         for pattern, arguments in (("--sizes", ("--sizes=8:4:x2",)), ("--sizes", ("--sizes=8:1G",)),
+                                   ("--min-gbps", ("--min-gbps=-1",)), ("--csv", ("--csv", "--json")),
                                    ("--sizes", ("--sizes=0",)), ("--mode", ("--mode=sideways",)),
                                    ("--transport", ("--transport=smoke",))):
             with self.subTest(arguments):

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// ferry bench: which of its verbs is meant.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/bench_verbs.h"
+
+namespace ferry::cli {
+
+Verb AddBenchVerb(CLI::App& app) {
+  CLI::App& bench = *app.add_subcommand("bench", "Measure this machine, beside what it can do");
+  bench.require_subcommand(1);
+  std::vector<std::pair<std::string, Verb>> verbs = {{"sendrecv", AddSendRecvBench(bench)},
+                                                     {"compare", AddCompareBench(bench)}};
+  return [&bench, verbs = std::move(verbs)]() -> absl::StatusOr<int> {
+    for (const auto& [name, run] : verbs) {
+      if (bench.got_subcommand(name)) return run();
+    }
+    return absl::InvalidArgumentError("say which bench: sendrecv or compare");
+  };
+}
+
+}  // namespace ferry::cli

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// Documents in, verdicts out.
+#include "cli/bench_comparison.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <tuple>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+#include "base/status_macros.h"
+#include "cli/table.h"
+
+namespace ferry::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Verdict = ComparedRow::Verdict;
+
+struct Median {
+  double p50_s = 0;
+  double low_s = 0;
+  double high_s = 0;
+};
+using RowKey = std::tuple<std::string, int, uint64_t>;
+struct Run {
+  // What it was run with, of what makes two runs comparable.
+  std::string how;
+  std::vector<std::pair<RowKey, Median>> rows;
+};
+
+absl::StatusOr<Median> ReadMedian(const Json& row) {
+  for (const char* const name : {"one_way_p50_s", "p50_low_s", "p50_high_s"}) {
+    if (!row.contains(name) || !row[name].is_number()) {
+      return absl::FailedPreconditionError(absl::StrCat("a row without the number ", name));
+    }
+  }
+  const Median median{row["one_way_p50_s"].get<double>(), row["p50_low_s"].get<double>(),
+                      row["p50_high_s"].get<double>()};
+  if (!(median.low_s >= 0) || !(median.low_s <= median.p50_s) || !(median.p50_s <= median.high_s) ||
+      !(median.p50_s > 0) || !std::isfinite(median.high_s)) {
+    return absl::FailedPreconditionError("a row whose times make no sense");
+  }
+  return median;
+}
+
+absl::StatusOr<Run> ReadRun(absl::string_view text) {
+  const Json json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("bench") || json["bench"] != "sendrecv" ||
+      !json.contains("rows") || !json["rows"].is_array()) {
+    return absl::FailedPreconditionError("it is not what ferry bench sendrecv --json writes");
+  }
+  const Json transport = json.value("transport", Json());
+  const Json polling = json.value("polling", Json());
+  if (!transport.is_string() || !polling.is_boolean()) {
+    return absl::FailedPreconditionError("it does not say its transport and whether it polled");
+  }
+  Run run;
+  run.how = absl::StrCat("transport ", transport.get<std::string>(), ", ",
+                         polling.get<bool>() ? "polling" : "spin, then sleep");
+  for (const Json& row : json["rows"]) {
+    const Json mode = row.is_object() ? row.value("mode", Json()) : Json();
+    const Json inflight = row.is_object() ? row.value("inflight", Json()) : Json();
+    const Json bytes = row.is_object() ? row.value("bytes", Json()) : Json();
+    if (!mode.is_string() || !inflight.is_number_integer() || !bytes.is_number_unsigned()) {
+      return absl::FailedPreconditionError("a row without mode, inflight and bytes");
+    }
+    FERRY_ASSIGN_OR_RETURN(const Median median, ReadMedian(row));
+    run.rows.emplace_back(
+        RowKey(mode.get<std::string>(), inflight.get<int>(), bytes.get<uint64_t>()), median);
+  }
+  return run;
+}
+
+double SpreadOf(const Median& median) { return (median.high_s - median.low_s) / 2 / median.p50_s; }
+
+ComparedRow Named(const RowKey& key) {
+  ComparedRow row;
+  std::tie(row.mode, row.inflight, row.bytes) = key;
+  return row;
+}
+
+ComparedRow Compare(const RowKey& key, const Median& before, const Median& now, double threshold) {
+  ComparedRow row = Named(key);
+  row.old_p50_s = before.p50_s;
+  row.new_p50_s = now.p50_s;
+  row.old_spread = SpreadOf(before);
+  row.new_spread = SpreadOf(now);
+  row.change = now.p50_s / before.p50_s - 1;
+  if (row.change > threshold && now.low_s > before.high_s) row.verdict = Verdict::kSlower;
+  // The same share, seen from the other side.
+  if (before.p50_s / now.p50_s - 1 > threshold && now.high_s < before.low_s) {
+    row.verdict = Verdict::kFaster;
+  }
+  return row;
+}
+
+const char* VerdictText(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::kSame:
+      return "";
+    case Verdict::kFaster:
+      return "faster";
+    case Verdict::kSlower:
+      return "SLOWER";
+    case Verdict::kOnlyOld:
+      return "only in the old run";
+    case Verdict::kOnlyNew:
+      return "only in the new run";
+  }
+  return "";
+}
+
+std::string TimeText(double seconds, double spread) {
+  if (seconds == 0) return "-";
+  return absl::StrFormat("%.4g us +-%.0f%%", seconds * 1e6, spread * 100);
+}
+
+}  // namespace
+
+size_t BenchComparison::CountOf(ComparedRow::Verdict verdict) const {
+  return static_cast<size_t>(std::count_if(
+      rows.begin(), rows.end(), [verdict](const auto& row) { return row.verdict == verdict; }));
+}
+
+absl::StatusOr<BenchComparison> CompareBenches(absl::string_view old_text,
+                                               absl::string_view new_text, double threshold) {
+  const absl::StatusOr<Run> before = ReadRun(old_text);
+  if (!before.ok()) {
+    return absl::FailedPreconditionError(absl::StrCat("the old run: ", before.status().message()));
+  }
+  const absl::StatusOr<Run> now = ReadRun(new_text);
+  if (!now.ok()) {
+    return absl::FailedPreconditionError(absl::StrCat("the new run: ", now.status().message()));
+  }
+  if (before->how != now->how) {
+    return absl::FailedPreconditionError(absl::StrCat("they cannot be compared: the old run is of ",
+                                                      before->how, " and the new one of ",
+                                                      now->how));
+  }
+  BenchComparison comparison;
+  comparison.threshold = threshold;
+  std::map<RowKey, Median> left(before->rows.begin(), before->rows.end());
+  for (const auto& [key, median] : now->rows) {
+    const auto found = left.find(key);
+    if (found != left.end()) {
+      comparison.rows.push_back(Compare(key, found->second, median, threshold));
+      left.erase(found);
+      continue;
+    }
+    ComparedRow row = Named(key);
+    row.new_p50_s = median.p50_s;
+    row.new_spread = SpreadOf(median);
+    row.verdict = Verdict::kOnlyNew;
+    comparison.rows.push_back(std::move(row));
+  }
+  if (left.size() == before->rows.size()) {
+    return absl::FailedPreconditionError("they have no row in common");
+  }
+  for (const auto& [key, median] : before->rows) {
+    if (!left.contains(key)) continue;
+    ComparedRow row = Named(key);
+    row.old_p50_s = median.p50_s;
+    row.old_spread = SpreadOf(median);
+    row.verdict = Verdict::kOnlyOld;
+    comparison.rows.push_back(std::move(row));
+  }
+  return comparison;
+}
+
+std::string FormatComparison(const BenchComparison& comparison) {
+  std::vector<std::vector<std::string>> rows = {
+      {"MODE", "BYTES", "OLD P50", "NEW P50", "CHANGE", ""}};
+  for (const ComparedRow& row : comparison.rows) {
+    const bool is_in_both = row.old_p50_s > 0 && row.new_p50_s > 0;
+    rows.push_back({row.inflight == 1 ? row.mode : absl::StrCat(row.mode, " x", row.inflight),
+                    absl::StrCat(row.bytes), TimeText(row.old_p50_s, row.old_spread),
+                    TimeText(row.new_p50_s, row.new_spread),
+                    is_in_both ? absl::StrFormat("%+.1f%%", row.change * 100) : "-",
+                    VerdictText(row.verdict)});
+  }
+  return absl::StrCat(FormatTable(rows), "\n", comparison.CountOf(Verdict::kSlower), " slower, ",
+                      comparison.CountOf(Verdict::kFaster), " faster, ",
+                      comparison.CountOf(Verdict::kSame), " the same (threshold ",
+                      absl::StrFormat("%g%%", comparison.threshold * 100),
+                      "; +- is where the median lies with 95% confidence)\n");
+}
+
+}  // namespace ferry::cli

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// BenchTimes: what many samples of a time come to.
+#ifndef FERRY_CLI_BENCH_TIMES_H_
+#define FERRY_CLI_BENCH_TIMES_H_
+
+#include <vector>
+
+#include "absl/time/time.h"
+
+namespace ferry::cli {
+
+struct BenchTimes {
+  absl::Duration p50;
+  absl::Duration p90;
+  absl::Duration p99;
+  absl::Duration p999;
+  // Between these the median lies with 95 % confidence, if samples do not depend on each other: by
+  // their ranks, whatever their distribution. Of fewer than 6 samples the smallest and the largest.
+  absl::Duration p50_low;
+  absl::Duration p50_high;
+};
+
+// A percentile is the sample at that share of the sorted ones; of too few, the largest. All zero of
+// none.
+BenchTimes SummarizeTimes(std::vector<absl::Duration> samples);
+
+}  // namespace ferry::cli
+
+#endif  // FERRY_CLI_BENCH_TIMES_H_

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// What stands behind `ferry bench`.
+#ifndef FERRY_CLI_BENCH_VERBS_H_
+#define FERRY_CLI_BENCH_VERBS_H_
+
+#include "cli/verb.h"
+
+namespace ferry::cli {
+
+// Each adds its subcommand to `bench` and returns what runs it.
+Verb AddSendRecvBench(CLI::App& bench);
+Verb AddCompareBench(CLI::App& bench);
+
+}  // namespace ferry::cli
+
+#endif  // FERRY_CLI_BENCH_VERBS_H_
