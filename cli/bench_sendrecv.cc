@@ -23,10 +23,12 @@
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "cli/bench_plan.h"
+#include "cli/bench_plot.h"
 #include "cli/bench_report.h"
 #include "cli/bench_verbs.h"
 #include "cli/exchange_flags.h"
 #include "cli/hosted_coordinator.h"
+#include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/table.h"
 #include "cli/tool_process.h"
@@ -47,6 +49,7 @@ struct BenchFlags {
   BenchPlan plan;
   bool json = false;
   bool csv = false;
+  std::string plot;
   BenchGates gates;
   ExchangeOptions exchange;
 };
@@ -215,6 +218,7 @@ absl::StatusOr<int> Bench(BenchFlags flags) {
                            : flags.csv ? FormatBenchCsv(*report)
                                        : FormatBenchText(*report);
   std::fputs(text.c_str(), stdout);
+  if (!flags.plot.empty()) FERRY_RETURN_IF_ERROR(WriteFile(flags.plot, FormatBenchSvg(*report)));
   if (report->errors() > 0) {
     return absl::DataLossError(absl::StrCat("bench: ", report->errors(), " bytes were wrong"));
   }
@@ -252,6 +256,8 @@ Verb AddSendRecvBench(CLI::App& bench) {
       ->capture_default_str();
   CLI::Option* const json = verb.add_flag("--json", flags->json, "for programs");
   verb.add_flag("--csv", flags->csv, "for spreadsheets")->excludes(json);
+  verb.add_option("--plot", flags->plot, "also a picture: time and GB/s over size")
+      ->type_name("FILE.svg");
   verb.add_option("--min-gbps", flags->gates.min_gbps, "fail if a row is below so many GB/s")
       ->type_name("GBPS")
       ->check(CLI::PositiveNumber.description(""));

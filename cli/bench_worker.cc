@@ -34,7 +34,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int64_t kBenchStep = 1;
-constexpr absl::Duration kPatience = absl::Minutes(2);
+constexpr absl::Duration kPeerPatience = absl::Minutes(2);
 // From here on a buffer is only made again when its last reader has told that it is done with it.
 constexpr size_t kLargeBytes = size_t{1} << 20;
 // More of them in flight at a time than this are no matter of latency, but of memory.
@@ -151,7 +151,7 @@ PostedPtr Peer::Post(const Tensor& destination) {
 absl::Status Peer::Wait(Posted& posted) {
   const bool is_done = node_.exchange().loop().WaitUntil(
       [&posted] { return posted.is_done.load(std::memory_order_acquire); },
-      SteadyClock().Now() + kPatience);
+      SteadyClock().Now() + kPeerPatience);
   if (!is_done)
     return absl::DeadlineExceededError("the other process of the bench does not answer");
   return posted.status;
@@ -162,7 +162,7 @@ absl::Status Peer::Signal() {
   return step_.Send(control_out_, std::move(word));
 }
 
-absl::Status Peer::AwaitSignal() { return step_.Recv(control_in_, kPatience).status(); }
+absl::Status Peer::AwaitSignal() { return step_.Recv(control_in_, kPeerPatience).status(); }
 
 absl::StatusOr<Tensor> Peer::Make(size_t bytes) {
   FERRY_ASSIGN_OR_RETURN(const Shape shape, Shape::Create({static_cast<int64_t>(bytes)}));
@@ -342,7 +342,7 @@ absl::Status Peer::Run() {
   Json machine = {{"event", "spin"}, {"spin_s", absl::ToDoubleSeconds(spin)}};
   Tell(machine);
   for (const size_t bytes : plan_.sizes) FERRY_RETURN_IF_ERROR(RunSize(bytes));
-  FERRY_RETURN_IF_ERROR(step_.Close(kPatience));
+  FERRY_RETURN_IF_ERROR(step_.Close(kPeerPatience));
   return node_.Shutdown();
 }
 
