@@ -47,7 +47,8 @@ std::string Escaped(const std::string& text) {
 std::string SizeLabel(double bytes) {
   constexpr const char* kUnits[] = {"", "K", "M", "G"};
   size_t unit = 0;
-  for (; bytes >= 1024 && unit + 1 < std::size(kUnits); ++unit) bytes /= 1024;
+  // Ticks are off by a rounding.
+  for (; bytes >= 1023.5 && unit + 1 < std::size(kUnits); ++unit) bytes /= 1024;
   return absl::StrFormat("%g%s", bytes, kUnits[unit]);
 }
 
@@ -58,7 +59,10 @@ std::string TimeLabel(double seconds) {
   return absl::StrFormat("%g s", seconds);
 }
 
-std::string RateLabel(double gbps) { return absl::StrFormat("%g", gbps); }
+// Hand-overs reach what no memory does.
+std::string RateLabel(double gbps) {
+  return gbps < 9999 ? absl::StrFormat("%g", gbps) : absl::StrFormat("%.0fk", gbps / 1000);
+}
 
 // A logarithmic axis over whole steps of `base`, from the pixel `from` to `to`.
 class Axis final {

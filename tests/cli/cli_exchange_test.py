@@ -12,6 +12,7 @@ import re
 import signal
 import tempfile
 import time
+import xml.etree.ElementTree
 
 import harness
 
@@ -253,6 +254,32 @@ class Bench(harness.Case):
         self.assertEqual([row[header.index("bytes")] for row in rows], ["8", "64"])
         self.fail_with(1, "2 of 2 rows miss --min-gbps=1e[+]06: handoff 8 B", *quick,
                        "--min-gbps=1e6")
+
+    def test_a_picture_has_a_line_for_each_mode_and_its_floor(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "bench.svg"
+            self.succeed("bench", "sendrecv", "--sizes=8,64,4K", "--iters=10", "--inflight=4",
+                         f"--plot={path}")
+            picture = xml.etree.ElementTree.parse(path).getroot()
+            svg = "{http://www.w3.org/2000/svg}"
+            width, height = (float(each) for each in picture.get("viewBox").split()[2:])
+            lines = picture.findall(svg + "polyline")
+            # Of four modes and two floors, in two charts.
+            self.assertEqual(len(lines), 2 * (4 + 2))
+            self.assertEqual(len([1 for line in lines if line.get("stroke-dasharray")]), 2 * 2)
+            self.assertEqual(len(picture.findall(svg + "circle")), 2 * 4 * 3)
+            for line in lines:
+                points = [tuple(map(float, point.split(","))) for point in
+                          line.get("points").split()]
+                self.assertEqual(len(points), 3)
+                self.assertEqual(points, sorted(points))
+                for x, y in points:
+                    self.assertTrue(0 < x < width and 0 < y < height, line.get("points"))
+            labels = {text.text for text in picture.findall(svg + "text")}
+            self.assertLessEqual({"handoff", "into x4", "floor of handoff: spin", "8", "4K", "bytes",
+                                  "GB/s"}, labels)
+        self.fail_with(1, "cannot write|No such file", "bench", "sendrecv", "--sizes=8",
+                       "--iters=3", "--plot=/nowhere/bench.svg")
 
     def test_two_runs_are_compared(self):
         run = self.bench("--sizes=8,64", "--iters=500", "--mode=handoff")
