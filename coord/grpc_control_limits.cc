@@ -133,10 +133,15 @@ size_t MostBehind(const v1::Request& request) {
     case v1::Request::kGet:
     case v1::Request::kList:
     case v1::Request::kWatch:
-      return size_t{1} << 30;
+      return kMostBehindForValues;
     default:
       return std::numeric_limits<size_t>::max();
   }
+}
+
+absl::Status TooFarBehind(size_t bytes) {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      bytes, " bytes of earlier answers wait for this client to read and acknowledge them"));
 }
 
 }  // namespace ferry::coord

@@ -40,6 +40,9 @@ absl::Duration WaitTime(int64_t milliseconds);
 // A client for which more bytes than this wait may not ask for more: of states of the job, which
 // take time to tell, and of values. What a frame has asked for before counts as well.
 size_t MostBehind(const v1::Request& request);
+inline constexpr size_t kMostBehindForValues = size_t{1} << 30;
+// What a client is told for which so many bytes wait.
+absl::Status TooFarBehind(size_t bytes);
 
 }  // namespace ferry::coord
 

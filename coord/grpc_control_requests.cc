@@ -24,11 +24,7 @@ void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Exe
     return;
   }
   if (out.behind > MostBehind(request)) {
-    out.replies.push_back(
-        MakeReply(request.id(), absl::ResourceExhaustedError(absl::StrCat(
-                                    out.behind,
-                                    " bytes of earlier answers wait for this client to read "
-                                    "and acknowledge them"))));
+    out.replies.push_back(MakeReply(request.id(), TooFarBehind(out.behind)));
     return;
   }
   switch (request.op_case()) {

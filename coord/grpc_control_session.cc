@@ -293,6 +293,16 @@ size_t ControlSession::CountWatches() const {
   return watches_.size();
 }
 
+size_t ControlSession::Behind() const {
+  absl::MutexLock lock(&mu_);
+  return outbox_.retained_bytes();
+}
+
+bool ControlSession::IsOver() const {
+  absl::MutexLock lock(&mu_);
+  return is_closed_ || !overflow_.ok();
+}
+
 absl::Time ControlSession::detached_since() const {
   absl::MutexLock lock(&mu_);
   return detached_since_;

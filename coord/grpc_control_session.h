@@ -179,6 +179,10 @@ class ControlSession final : public std::enable_shared_from_this<ControlSession>
   void NoteParked(Coordinator& coordinator, uint64_t request_id, WaitId wait)
       ABSL_LOCKS_EXCLUDED(mu_);
   size_t CountWatches() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Bytes that wait for the client.
+  size_t Behind() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Nothing will be told any more.
+  bool IsOver() const ABSL_LOCKS_EXCLUDED(mu_);
   void WriteNextLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AddLocked(Executed& executed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Ends the session if too much waits for its client.

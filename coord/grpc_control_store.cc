@@ -39,7 +39,7 @@ void AddEntry(const StoreEntry& entry, bool with_value, v1::Reply& reply, Shared
   shared.values.back() = std::move(value);
 }
 
-// Returns how many bytes the answer has, about.
+// Returns how many bytes the answer takes, about, until it is encoded.
 size_t FillEntries(const std::vector<StoreEntry>& entries, bool with_values, v1::Reply& reply,
                    SharedBytes& shared) {
   size_t bytes = 0;
@@ -56,7 +56,7 @@ size_t FillEntries(const std::vector<StoreEntry>& entries, bool with_values, v1:
     return 0;
   }
   for (const StoreEntry& entry : entries) AddEntry(entry, with_values, reply, shared);
-  return bytes;
+  return bytes + entries.size() * Store::kEntryBytes;
 }
 
 }  // namespace
@@ -98,6 +98,9 @@ void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request
             if (!waits && absl::IsDeadlineExceeded(found.status())) {
               found = absl::NotFoundError(found.status().message());
             }
+            // When a key comes that thousands of calls have waited for.
+            const size_t behind = self->Behind();
+            if (found.ok() && behind > kMostBehindForValues) found = TooFarBehind(behind);
             v1::Reply reply = MakeReply(id, found.status());
             SharedBytes shared;
             if (found.ok()) FillEntries(*found, /*with_values=*/true, reply, shared);
@@ -158,7 +161,7 @@ void ControlSession::ExecuteStore(Coordinator& coordinator, v1::Request& request
           id, store.AddWatch(watch.prefix(), watch.with_existing(),
                              [self = weak_from_this(), id](const StoreEvent& change) {
                                const auto session = self.lock();
-                               if (session == nullptr) return;
+                               if (session == nullptr || session->IsOver()) return;
                                v1::Event event;
                                event.set_kind(change.deleted ? v1::Event::KEY_DELETED
                                                              : v1::Event::KEY_SET);

@@ -24,7 +24,7 @@ class TrimPolicy final {
 
  private:
   static constexpr absl::Duration kShortest = absl::Seconds(2);
-  static constexpr absl::Duration kLongest = absl::Minutes(5);
+  static constexpr absl::Duration kLongest = absl::Minutes(1);
 
   absl::Time last_ = absl::InfinitePast();
   absl::Duration took_;

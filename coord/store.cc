@@ -186,7 +186,6 @@ std::vector<StoreEntry> Store::List(absl::string_view prefix, size_t limit) cons
 }
 
 size_t Store::ListBytes(absl::string_view prefix) const {
-  constexpr size_t kEntryBytes = 64;
   size_t bytes = 0;
   for (auto it = entries_.lower_bound(prefix);
        it != entries_.end() && absl::StartsWith(it->first, prefix); ++it) {

@@ -85,7 +85,9 @@ class Store final {
 
   // Entries whose key begins with `prefix`, ordered; at most `limit` unless that is 0.
   std::vector<StoreEntry> List(absl::string_view prefix, size_t limit = 0) const;
-  // Of keys and values that such a list has, and something for each entry.
+  // Of keys and values that such a list has, and kEntryBytes for each entry: what it takes, in
+  // several forms, until it is on its way.
+  static constexpr size_t kEntryBytes = 256;
   size_t ListBytes(absl::string_view prefix) const;
 
   // Waits until every key is there. On behalf of `task` (may be kNoTask), since `now`.

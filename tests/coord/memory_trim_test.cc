@@ -40,10 +40,10 @@ TEST_F(TrimPolicyTest, WhatIsFreeGoesBackSoon) {
 
 // A store that is full of values must not be searched every other second for ever.
 TEST_F(TrimPolicyTest, WhatIsInUseIsLookedAtMoreAndMoreRarely) {
-  EXPECT_LE(Watch(absl::Hours(1), 2000 * kMiB, 1990 * kMiB), 20);
+  EXPECT_LE(Watch(absl::Hours(1), 2000 * kMiB, 1990 * kMiB), 70);
   // But when it has been freed it goes back in the end, and what comes on top of it soon.
-  EXPECT_EQ(Watch(absl::Minutes(5), 2000 * kMiB, 60 * kMiB) > 0, true);
-  EXPECT_LE(Watch(absl::Hours(1), 2000 * kMiB, 1990 * kMiB), 30);
+  EXPECT_GE(Watch(absl::Minutes(1), 2000 * kMiB, 60 * kMiB), 1);
+  EXPECT_LE(Watch(absl::Hours(1), 2000 * kMiB, 1990 * kMiB), 70);
   EXPECT_GE(Watch(absl::Seconds(3), 4000 * kMiB, 2000 * kMiB), 1);
 }
 

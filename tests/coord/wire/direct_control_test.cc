@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <optional>
@@ -108,6 +109,24 @@ class RawClient {
     if (!answer.has_value()) return frame;
     EXPECT_FALSE(answer->is_last);
     EXPECT_TRUE(frame.ParseFromString(answer->bytes));
+    return frame;
+  }
+  // The next frame if it has less than a mebibyte; of a larger one that it was there.
+  std::optional<v1::ServerFrame> ReadSmallFrame() {
+    const auto head = Read(kDirectHeaderBytes);
+    if (!head.has_value()) return {};
+    v1::ServerFrame frame;
+    size_t left = ReadDirectHeader(head->data()).bytes;
+    if (left < size_t{1} << 20) {
+      const auto bytes = Read(left);
+      if (!bytes.has_value() || !frame.ParseFromString(*bytes)) return {};
+      return frame;
+    }
+    while (left > 0) {
+      const auto some = Read(std::min(left, size_t{1} << 20));
+      if (!some.has_value()) return {};
+      left -= some->size();
+    }
     return frame;
   }
   void Close() { socket_.Reset(); }
@@ -465,6 +484,31 @@ TEST(DirectControl, AnAnswerThatIsTooLargeIsRefused) {
   EXPECT_EQ(replies[1].code(), static_cast<int>(StatusCode::kResourceExhausted));
   ASSERT_EQ(replies[2].entries_size(), 1) << replies[2].message();
   EXPECT_EQ(replies[2].entries(0).value().size(), size_t{1} << 20);
+}
+
+// Thousands of calls may wait for one key, beside others that are large.
+TEST(DirectControl, AnswersThatFallDueAtOnceAreBounded) {
+  TestServer server(1);
+  RawClient client(server);
+  std::vector<std::string> keys(400, "large");
+  keys.push_back("late");
+  client.Send(
+      absl::StrCat(kDirectPreface, Framed(HelloFrame()),
+                   Framed(Frame(PutRequest(1, {{"large", std::string(size_t{1} << 20, 'v')}})))));
+  for (uint64_t id = 2; id < 8; ++id) {
+    client.Send(Framed(Frame(GetRequest(id, keys, absl::Minutes(1)))));
+  }
+  client.Send(Framed(Frame(PutRequest(8, {{"late", ""}}))));
+  // A gibibyte may wait, and what goes over it: three of them.
+  int refused = 0;
+  while (refused < 3) {
+    const auto frame = client.ReadSmallFrame();
+    ASSERT_TRUE(frame.has_value()) << refused << " were refused";
+    for (const v1::Reply& reply : frame->replies()) {
+      if (reply.code() == static_cast<int>(StatusCode::kResourceExhausted)) ++refused;
+    }
+  }
+  ExpectServes(server);
 }
 
 TEST(DirectControl, StopsQuicklyWithClientsOfEveryKind) {
