@@ -113,6 +113,58 @@ TEST(NcclFailure, AProducerThatIsKilledInTheMiddle) {
       });
 }
 
+// Behind a socket the receiver's kernel ends when the sender lets go of the communicator, with half
+// of the tensor, and here before anything else is heard of that.
+TEST(NcclFailure, WhatEndsBecauseItsPeerIsLostHasNotArrived) {
+  NEEDS_THE_DOUBLE("can play what this needs");
+  GpuPairOptions options;
+  options.is_apart = true;
+  options.exchange.require_transport = "nccl";
+  options.environment = {{"STRICT_CUDA_NCCL_PEER_DEATH", "error"}};
+  RunGpuPair(
+      options,
+      [](GpuPeer& peer) {
+        const auto stop_after = peer.Control<void (*)(long)>("strict_cuda_nccl_stop_after");
+        stop_after(1'000'000);
+        const auto stream = peer.NewStream(0);
+        Step step = peer.Open();
+        const Tensor tensor = OnGpu(peer, 0);
+        const Tensor pattern = GpuPeer::Pattern(kBytes, 0);
+        peer.Write(tensor, pattern, stream->get());
+        ASSERT_TRUE(step.Send(GpuPeer::Key("t0", "GPU:0", "GPU:1"), tensor, stream->get()).ok());
+        peer.Meet();
+        peer.Meet();
+        peer.Control<void (*)(const char*, int, int)>("strict_cuda_fail_next")(
+            "ncclCommGetAsyncError", 3, 0);
+        absl::SleepFor(absl::Milliseconds(200));
+        stop_after(-1);
+        EXPECT_TRUE(step.Close(kPatience).ok());
+        peer.Meet();
+      },
+      [](GpuPeer& peer) {
+        const auto stream = peer.NewStream(1);
+        Step step = peer.Open();
+        Receipt receipt;
+        step.RecvAsync(GpuPeer::Key("t0", "GPU:0", "GPU:1"), {}, receipt.callback());
+        peer.Meet();
+        absl::SleepFor(absl::Milliseconds(300));
+        EXPECT_FALSE(receipt.is_done());
+        // What the other side says waits on the loop.
+        peer.exchange().loop().Post([] { absl::SleepFor(absl::Milliseconds(400)); });
+        absl::SleepFor(absl::Milliseconds(50));
+        peer.Meet();
+        const auto received = receipt.Wait(kPatience);
+        ASSERT_TRUE(received.ok()) << received.status();
+        EXPECT_EQ(received->path, "nccl");
+        const auto ready = cuda::ReadyOf(received->tensor);
+        if (ready != nullptr) {
+          EXPECT_TRUE(ready->MakeWait(*peer.gpu(1).device, stream->get()).ok());
+        }
+        EXPECT_TRUE(Holds(peer.Read(received->tensor, stream->get()), GpuPeer::Pattern(kBytes, 0)));
+        peer.Meet();
+      });
+}
+
 TEST(NcclFailure, AConsumerThatIsKilledInTheMiddle) {
   NEEDS_THE_DOUBLE("can play what this needs");
   GpuPairOptions options;

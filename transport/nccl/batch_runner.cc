@@ -26,6 +26,16 @@ constexpr size_t kTellingBytes = size_t{1} << 20;
 // More than any link between two GPUs carries.
 constexpr double kMostBytesPerSecond = 1e12;
 
+// What has become of what it has enqueued. REQUIRES: it has not been aborted.
+absl::Status Ask(const NcclCommunicator& communicator) {
+  const nccl::NcclApi& api = communicator.api();
+  nccl::Communicator const comm = communicator.get();
+  nccl::Result state = nccl::kSuccess;
+  FERRY_RETURN_IF_ERROR(
+      api.Check(api.table().get_async_error(comm, &state), "ncclCommGetAsyncError", comm));
+  return api.Check(state, "sends and receives", comm);
+}
+
 }  // namespace
 
 BatchRunner::BatchRunner(Gpus& gpus, Gpu& gpu, LaneLoop& loop, ThreadGroup& threads,
@@ -140,6 +150,11 @@ absl::Status BatchRunner::WatchUntilDone(const BatchPtr& batch) {
   FERRY_RETURN_IF_ERROR(gpu_.nccl->Watch(
       {.event = std::move(event), .what = "a batch of NCCL's"},
       [self = shared_from_this(), batch, start = SteadyClock().Now()](absl::Status status) {
+        // What waits for a peer that is lost may end like what has been moved: only NCCL knows.
+        if (status.ok()) {
+          status = self->IsAborted(*batch) ? absl::AbortedError("its communicator was aborted")
+                                           : Ask(*batch->communicator);
+        }
         // Behind the one before it, since they share a stream.
         const absl::Time began = std::max(start, self->last_end_);
         self->last_end_ = SteadyClock().Now();
@@ -153,9 +168,6 @@ absl::Status BatchRunner::WatchUntilDone(const BatchPtr& batch) {
         if (status.ok() && is_telling) self->learn_(bytes, taken);
         auto& running = self->running_;
         running.erase(std::remove(running.begin(), running.end(), batch), running.end());
-        if (status.ok() && self->IsAborted(*batch)) {
-          status = absl::AbortedError("its communicator was aborted");
-        }
         self->Finish(batch, std::move(status));
       }));
   running_.push_back(batch);
@@ -239,12 +251,7 @@ void BatchRunner::Look() {
   const std::vector<BatchPtr> running = running_;
   for (const BatchPtr& batch : running) {
     if (IsAborted(*batch) || !seen.insert(batch->communicator.get()).second) continue;
-    const nccl::NcclApi& api = batch->communicator->api();
-    nccl::Communicator const comm = batch->communicator->get();
-    nccl::Result state = nccl::kSuccess;
-    absl::Status status =
-        api.Check(api.table().get_async_error(comm, &state), "ncclCommGetAsyncError", comm);
-    if (status.ok()) status = api.Check(state, "sends and receives", comm);
+    const absl::Status status = Ask(*batch->communicator);
     if (!status.ok()) broken_(batch->communicator, status);
   }
   ScheduleLook();
