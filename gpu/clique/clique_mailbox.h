@@ -18,7 +18,7 @@
 
 namespace ferry {
 
-// What the store has said, until the driving thread asks.
+// What the store has said, until a thread asks.
 class CliqueMailbox final : public CliqueListener {
  public:
   void Entry(std::string key, std::string value) override {
@@ -31,6 +31,18 @@ class CliqueMailbox final : public CliqueListener {
   }
   void StoreFailed(absl::Status why) override {
     Push([why = std::move(why)](CliquePlan& plan) { plan.OnStoreFailed(why); });
+  }
+
+  // From now on `heard` is called, from any thread and with no lock held, when there is something;
+  // at once if there is already.
+  void Listen(std::function<void()> heard) {
+    bool has_letters = false;
+    {
+      absl::MutexLock lock(&mu_);
+      heard_ = heard;
+      has_letters = !letters_.empty();
+    }
+    if (has_letters) heard();
   }
 
   // Waits for `patience` if there is nothing.
@@ -51,12 +63,18 @@ class CliqueMailbox final : public CliqueListener {
 
  private:
   void Push(std::function<void(CliquePlan&)> letter) {
-    absl::MutexLock lock(&mu_);
-    letters_.push_back(std::move(letter));
+    std::function<void()> heard;
+    {
+      absl::MutexLock lock(&mu_);
+      letters_.push_back(std::move(letter));
+      heard = heard_;
+    }
+    if (heard) heard();
   }
 
   absl::Mutex mu_;
   std::deque<std::function<void(CliquePlan&)>> letters_ ABSL_GUARDED_BY(mu_);
+  std::function<void()> heard_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ferry

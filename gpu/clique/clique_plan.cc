@@ -74,8 +74,7 @@ void CliquePlan::OnEntry(absl::string_view key, absl::string_view value) {
         Describe(), ": another rank has given it up and moved on to generation ", generation));
     lowest_ = generation;
     if (state_ == CliqueState::kReady) {
-      state_ = CliqueState::kIdle;
-      LeaveGeneration(why);
+      if (!std::exchange(is_given_up_, true)) steps_.GivenUp(generation_, why);
     } else if (IsUnderWay()) {
       FailAttempt(why);
     }
@@ -183,6 +182,7 @@ void CliquePlan::OnWarmedUp(uint32_t generation, const absl::Status& status) {
 void CliquePlan::LeaveGeneration(const absl::Status& why) {
   const uint32_t left = std::exchange(generation_, 0);
   if (left == 0) return;
+  is_given_up_ = false;
   lowest_ = std::max(lowest_, left + 1);
   if (std::exchange(has_begun_, false)) steps_.Discard(left, why);
   if (store_generation_ < lowest_) {

@@ -46,6 +46,9 @@ class CliqueSteps {
   virtual void Initialise(uint32_t generation, const std::vector<std::string>& ids) = 0;
   // An exchange with each peer; then CliquePlan::OnWarmedUp.
   virtual void WarmUp(uint32_t generation) = 0;
+  // The plan is Ready, but another rank has given the generation up: what is under way on the
+  // communicator may wait for ever. Once; whoever has it is to retire the plan.
+  virtual void GivenUp(uint32_t generation, const absl::Status& why) = 0;
   // Aborts and frees what Initialise has begun; nothing of it is reported any more.
   virtual void Discard(uint32_t generation, const absl::Status& why) = 0;
   // The plan is Ready (OK) or Failed. Once for each Start.
@@ -71,8 +74,9 @@ absl::string_view CliqueStateName(CliqueState state);
 //   2  when all are there, the first rank mints ids and publishes them
 //   3  every rank that sees them initialises, then warms up
 // A generation whose making has begun and failed is over for all: whoever sees that moves the
-// clique to the next one. So an id is used at most once, by each rank, in one attempt. Not
-// thread-safe. The store, the steps and the clock outlive it.
+// clique to the next one. So an id is used at most once, by each rank, in one attempt. A rank may
+// be Ready when another one's attempt fails: it hears of that as of everything that the store says.
+// Not thread-safe. The store, the steps and the clock outlive it.
 class CliquePlan final {
  public:
   // REQUIRES: 0 <= rank < key.size().
@@ -142,6 +146,8 @@ class CliquePlan final {
   std::set<int> missing_;
   // Steps have something of this generation.
   bool has_begun_ = false;
+  // It is Ready, and over.
+  bool is_given_up_ = false;
   // The store's generation: its text, absent if nobody has set it.
   std::optional<std::string> generation_text_;
   uint32_t store_generation_ = 1;

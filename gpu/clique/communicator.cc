@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "gpu/clique/clique_mailbox.h"
+#include "gpu/clique/first_exchange.h"
 #include "gpu/cuda/cuda_event.h"
 #include "gpu/cuda/device_buffer.h"
 #include "gpu/nccl_turns.h"
@@ -51,13 +52,8 @@ class NcclCommunicator::Maker final : public CliqueSteps {
                .ranks_per_id = options.ranks_per_id},
               *store_, *this, SteadyClock()) {}
 
-  ~Maker() override {
-    if (plan_.state() == CliqueState::kReady) {
-      plan_.Retire(absl::CancelledError("the communicator is not used any more"));
-    } else if (comm_ != nullptr) {
-      Discard(plan_.generation(), absl::CancelledError("given up"));
-    }
-  }
+  // Others may have it already, or wait for it: they hear that it is over.
+  ~Maker() override { plan_.Retire(absl::CancelledError("the communicator is not used any more")); }
 
   absl::Status Run() {
     // Memory is got before anything is in flight: getting it may wait for the device.
@@ -130,6 +126,8 @@ class NcclCommunicator::Maker final : public CliqueSteps {
     has_asked_ = true;
   }
 
+  void GivenUp(uint32_t generation, const absl::Status& why) override { given_up_ = why; }
+
   void Discard(uint32_t generation, const absl::Status& why) override {
     AbortNow();
     EndExchange();
@@ -144,9 +142,20 @@ class NcclCommunicator::Maker final : public CliqueSteps {
   void Abort(const absl::Status& why) {
     // Nobody is in a call: what other communicators wait for must not wait for this device's turn.
     AbortNow(/*has_callers=*/false);
-    if (plan_.state() == CliqueState::kReady) plan_.Retire(why);
+    {
+      absl::MutexLock lock(&plan_mu_);
+      plan_.Retire(why);
+    }
     // Here, where it may wait for the coordinator; the plan is through with it.
     store_.reset();
+  }
+
+  void Listen(std::function<void()> heard) { mailbox_->Listen(std::move(heard)); }
+
+  absl::Status Check() {
+    absl::MutexLock lock(&plan_mu_);
+    if (plan_.state() == CliqueState::kReady) mailbox_->Deliver(plan_, absl::ZeroDuration());
+    return given_up_;
   }
 
   absl::Status WaitEnqueued(absl::Duration timeout) {
@@ -231,36 +240,16 @@ class NcclCommunicator::Maker final : public CliqueSteps {
     }
   }
 
-  // The next group of the warm-up: with the peers at each distance, both ways at once, since what a
-  // pair says to each other first travels in one message for both directions. The distances make
-  // sure that both sides have it in the same group.
+  // The next group of the warm-up.
   absl::Status ExchangeNext() {
     const int size = plan_.key().size();
     const int first = next_distance_;
     const int last = std::min(first + kDistancesPerGroup - 1, size / 2);
     next_distance_ = last + 1;
-    return OnDevice([&, first, last]() -> absl::Status {
-      const nccl::NcclTable& table = api_->table();
-      FERRY_RETURN_IF_ERROR(api_->Check(table.group_start(), "ncclGroupStart"));
-      absl::Status status;
-      for (int distance = first; distance <= last && status.ok(); ++distance) {
-        std::vector<int> peers = {(rank_ + distance) % size};
-        if (2 * distance != size) peers.push_back((rank_ - distance + size) % size);
-        for (const int peer : peers) {
-          auto* const out = static_cast<char*>(warmth_->data()) + peer;
-          auto* const in = static_cast<char*>(warmth_->data()) + size + peer;
-          if (status.ok()) {
-            status = api_->Check(table.send(out, 1, nccl::kUint8, peer, comm_, stream_->get()),
-                                 "ncclSend", comm_);
-          }
-          if (status.ok()) {
-            status = api_->Check(table.recv(in, 1, nccl::kUint8, peer, comm_, stream_->get()),
-                                 "ncclRecv", comm_);
-          }
-        }
-      }
-      const absl::Status ended = api_->Check(table.group_end(), "ncclGroupEnd", comm_);
-      return status.ok() ? ended : status;
+    return OnDevice([&, first, last] {
+      return EnqueueFirstExchange(
+          *api_, {comm_, stream_->get(), rank_, size, static_cast<char*>(warmth_->data())}, first,
+          last);
     });
   }
 
@@ -334,7 +323,10 @@ class NcclCommunicator::Maker final : public CliqueSteps {
   const std::shared_ptr<NcclTurns> turns_;
   const std::shared_ptr<CliqueMailbox> mailbox_ = std::make_shared<CliqueMailbox>();
   std::unique_ptr<CliqueStore> store_;
+  // Orders what is done with the plan once it is Ready.
+  absl::Mutex plan_mu_;
   CliquePlan plan_;
+  absl::Status given_up_;
 
   std::optional<absl::Status> ended_;
   Phase phase_ = Phase::kIdle;
@@ -389,6 +381,8 @@ absl::Status NcclCommunicator::RunAside(RunCalls calls, absl::Duration timeout) 
       [&] { return api().Check(calls(api().table(), get()), "a call of NCCL's", get()); }));
   return WaitEnqueued(timeout);
 }
+void NcclCommunicator::Listen(std::function<void()> heard) { maker_->Listen(std::move(heard)); }
+absl::Status NcclCommunicator::Check() { return maker_->Check(); }
 void NcclCommunicator::Abort(const absl::Status& why) { maker_->Abort(why); }
 absl::Status NcclCommunicator::WaitEnqueued(absl::Duration timeout) {
   return maker_->WaitEnqueued(timeout);

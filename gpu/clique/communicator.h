@@ -81,6 +81,12 @@ class NcclCommunicator final {
   // Of the device in this process.
   int ordinal() const;
   uint32_t generation() const;
+  // Calls `heard` whenever the store has said something of it: from any thread, with no lock held,
+  // also when this is gone; at once if there is something already. Then ask Check.
+  void Listen(std::function<void()> heard);
+  // Whether all ranks still want it, as far as the store has said. Does not block.
+  //   Errors: ABORTED: one has given it up, and what is under way on it may wait for ever.
+  absl::Status Check();
   // Throws out whatever runs on it, for ever, and moves the clique on. Blocks until NCCL has let
   // go, which may need that others are aborted too: each on a thread of its own. REQUIRES: nobody
   // is in a call with get(), or makes one from now on; once.

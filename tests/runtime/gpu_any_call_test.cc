@@ -15,8 +15,6 @@ namespace {
 constexpr int kDies = -2;
 constexpr int kOutOfMemory = 2;
 constexpr int kCount = 4;
-// A rank whose initialisation fails when its peer's has not: both wait for each other for 30 s.
-constexpr absl::Duration kOpenPatience = absl::Seconds(75);
 // Large enough for NCCL, and for slices.
 constexpr size_t kSize = 1'000'003;
 
@@ -58,8 +56,7 @@ void ReceiveRound(GpuPeer& peer, Step& step, int first, cuda::Stream stream, boo
     step.RecvAsync(KeyOf(first + i), {}, receipts.back()->callback());
   }
   std::vector<absl::StatusOr<Received>> all;
-  for (const std::unique_ptr<Receipt>& receipt : receipts)
-    all.push_back(receipt->Wait(kOpenPatience));
+  for (const std::unique_ptr<Receipt>& receipt : receipts) all.push_back(receipt->Wait(kPatience));
   // What this test calls itself is not to fail.
   peer.Control<void (*)()>("strict_cuda_clear_faults")();
   for (int i = 0; i < kCount; ++i) {
@@ -103,7 +100,7 @@ int RunOne(GpuPairOptions options, const Fault& fault, bool at_consumer) {
           SendRound(peer, step, kCount, tensors, /*must_be_well=*/true);
           peer.Meet();
         }
-        const absl::Status closed = step.Close(kOpenPatience);
+        const absl::Status closed = step.Close(kPatience);
         EXPECT_FALSE(absl::IsDeadlineExceeded(closed)) << closed;
         ExpectQuiet(peer);
       },

@@ -16,6 +16,9 @@ namespace {
 
 using ::testing::HasSubstr;
 
+// Far from how long a side waits for the other one to come to a communicator.
+constexpr absl::Duration kSoon = absl::Seconds(8);
+
 // Whether any clique of this job has had to begin anew.
 bool HasSecondGeneration() {
   const std::string store = absl::StrCat(std::getenv("STRICT_CUDA_SESSION"), "/store");
@@ -70,6 +73,44 @@ TEST(NcclFailure, AnErrorOfNcclCostsNoTensor) {
               EXPECT_EQ(ReceivePattern(peer, step, "GPU:1", i, stream->get()), "nccl");
             }
             // The fault was met.
+            EXPECT_TRUE(HasSecondGeneration());
+            peer.Meet();
+          });
+    }
+  }
+}
+
+// While the communicator is made, NCCL fails on one side, at some look at it, and at the last one
+// the other side has its own already: it hears of the failure, and both make the next one.
+TEST(NcclFailure, InitialisingFailsOnOneSide) {
+  NEEDS_THE_DOUBLE("can play what this needs");
+  for (int looks = 0; looks < 6; ++looks) {
+    for (const bool at_consumer : {false, true}) {
+      SCOPED_TRACE(
+          absl::StrCat("look ", looks, at_consumer ? " of the consumer" : " of the producer"));
+      GpuPairOptions options;
+      options.is_apart = true;
+      options.exchange.require_transport = "nccl";
+      const auto arm = [&](GpuPeer& peer, bool is_consumer) {
+        if (is_consumer != at_consumer) return;
+        peer.Control<void (*)(const char*, int, int, int)>("strict_cuda_fail")(
+            "ncclCommGetAsyncError", 6, looks, 1);
+      };
+      RunGpuPair(
+          options,
+          [&](GpuPeer& peer) {
+            arm(peer, false);
+            const absl::Time start = SteadyClock().Now();
+            SendPatterns(peer, "GPU:1", 4);
+            EXPECT_LT(SteadyClock().Now() - start, kSoon);
+          },
+          [&](GpuPeer& peer) {
+            arm(peer, true);
+            const auto stream = peer.NewStream(1);
+            Step step = peer.Open();
+            for (int i = 0; i < 4; ++i) {
+              EXPECT_EQ(ReceivePattern(peer, step, "GPU:1", i, stream->get()), "nccl");
+            }
             EXPECT_TRUE(HasSecondGeneration());
             peer.Meet();
           });

@@ -171,6 +171,8 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>, public
   void EndTurnPatience() ABSL_LOCKS_EXCLUDED(mu_);
   // Why `key` is not to wait for its turn; OK: it may.
   absl::Status TurnRefusal() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Lets go of it if the other side has.
+  void CheckPair(DeviceId peer) ABSL_LOCKS_EXCLUDED(mu_);
   void OnBroken(const std::shared_ptr<NcclCommunicator>& communicator, const absl::Status& why)
       ABSL_LOCKS_EXCLUDED(mu_);
 

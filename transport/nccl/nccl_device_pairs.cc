@@ -165,6 +165,12 @@ void NcclDevice::Made(DeviceId peer, const CliqueKey& key, MadeCommunicator resu
         pair.backoff = absl::ZeroDuration();
         UpdateHold(pair);
         for (GrantAction& action : opened) actions.push_back(std::move(action));
+        // Without a first exchange of its own, it may be there although it is not at the peer.
+        pair.communicator->Listen([loop = common_.loop, weak = weak_from_this(), peer] {
+          loop->Post([weak, peer] {
+            if (const auto self = weak.lock()) self->CheckPair(peer);
+          });
+        });
         return;
       }
       // The other side has ended it already; the next generation will do. It goes when `made` does,
@@ -241,6 +247,15 @@ NcclDevice::Pair* NcclDevice::PairOf(const CommunicatorName& name) {
     if (pair.name == name) return &pair;
   }
   return nullptr;
+}
+
+void NcclDevice::CheckPair(DeviceId peer) {
+  Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const Pair& pair = pairs_[peer];
+    if (pair.state != Pair::State::kOpen) return;
+    const absl::Status wanted = pair.communicator->Check();
+    if (!wanted.ok()) endpoint_.Break(pair.name, wanted, actions);
+  });
 }
 
 void NcclDevice::OnBroken(const std::shared_ptr<NcclCommunicator>& communicator,

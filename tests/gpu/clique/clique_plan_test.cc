@@ -78,6 +78,9 @@ class FakeSteps final : public CliqueSteps {
     initialised.emplace_back(generation, ids);
   }
   void WarmUp(uint32_t generation) override { warmed.push_back(generation); }
+  void GivenUp(uint32_t generation, const absl::Status& why) override {
+    given_up.push_back(generation);
+  }
   void Discard(uint32_t generation, const absl::Status& why) override {
     discarded.push_back(generation);
   }
@@ -87,6 +90,7 @@ class FakeSteps final : public CliqueSteps {
   int minted = 0;
   std::vector<std::pair<uint32_t, std::vector<std::string>>> initialised;
   std::vector<uint32_t> warmed;
+  std::vector<uint32_t> given_up;
   std::vector<uint32_t> discarded;
   std::vector<absl::Status> ended;
 };
@@ -306,17 +310,47 @@ TEST_F(CliquePlanTest, DifferentVersionsOfNcclAreBothNamed) {
   }
 }
 
-TEST_F(CliquePlanTest, WhenOneRetiresAllMoveOn) {
+// What is there belongs to whoever has it: calls on it may be under way.
+TEST_F(CliquePlanTest, WhenOneRetiresAllHearOfItAndMoveOn) {
   Start({0, 1, 2});
   FinishAll(1);
   ranks_[1]->plan->Retire(absl::AbortedError("device 12 was slow"));
+  store_.Put(key_->GenerationKey(), "2");
   Hear();
+  for (const int rank : {0, 2}) {
+    EXPECT_THAT(ranks_[rank]->steps.given_up, ElementsAre(1)) << "once";
+    EXPECT_THAT(ranks_[rank]->steps.discarded, IsEmpty());
+    EXPECT_EQ(ranks_[rank]->plan->state(), CliqueState::kReady);
+    ranks_[rank]->plan->Retire(absl::AbortedError("given up"));
+  }
+  Hear();
+  EXPECT_EQ(store_.entries[key_->GenerationKey()], "2") << "it has been moved on already";
   for (auto& rank : ranks_) {
     EXPECT_EQ(rank->plan->state(), CliqueState::kIdle);
     EXPECT_THAT(rank->steps.discarded, ElementsAre(1));
     EXPECT_THAT(rank->steps.ended, SizeIs(1));
   }
+  EXPECT_THAT(ranks_[1]->steps.given_up, IsEmpty()) << "it has done so itself";
   Start({0, 1, 2});
+  FinishAll(2);
+}
+
+// A clique that has no first exchange: some are through when another one's attempt fails.
+TEST_F(CliquePlanTest, WhoIsReadyHearsThatAnotherRankHasFailed) {
+  Start({0, 1, 2});
+  for (const int rank : {0, 1}) {
+    ranks_[rank]->plan->OnInitialised(1, absl::OkStatus());
+    ranks_[rank]->plan->OnWarmedUp(1, absl::OkStatus());
+  }
+  ranks_[2]->plan->OnInitialised(1, absl::InternalError("connection refused"));
+  Hear();
+  EXPECT_EQ(ranks_[2]->plan->state(), CliqueState::kWaiting);
+  for (const int rank : {0, 1}) {
+    EXPECT_THAT(ranks_[rank]->steps.given_up, ElementsAre(1));
+    ranks_[rank]->plan->Retire(absl::AbortedError("given up"));
+    ranks_[rank]->plan->Start();
+  }
+  Hear();
   FinishAll(2);
 }
 

@@ -109,5 +109,19 @@ TEST(GrantRules, WithoutDecliningACollectiveWaitsForAGrantAndTheGrantForIt) {
   ExpectAllIsWellWithIt(options);
 }
 
+// Device 0 has its communicator open, device 1 could not make it, and waits for it to come to the
+// next one.
+TEST(GrantRules, WithoutHearingOfAFailedOpenBothWaitForEachOther) {
+  WorldOptions options;
+  options.transfers = {Transfer(0, 1, 1)};
+  options.has_pair_communicators = true;
+  options.failed_opens = 1;
+  options.hears_of_failed_opens = false;
+  const SearchResult result = SearchAndPrint("hearing of a failed open", options);
+  EXPECT_THAT(result.violation, HasSubstr("device 0 waits"));
+  options.hears_of_failed_opens = true;
+  ExpectAllIsWellWithIt(options);
+}
+
 }  // namespace
 }  // namespace ferry::grant_test

@@ -42,6 +42,12 @@ std::string World::Describe(const Event& event) const {
     case Event::Kind::kOpen:
       return absl::StrCat("device ", event.index, " opens ",
                           ferry::Describe((*communicators_)[event.other].name));
+    case Event::Kind::kGiveUp:
+      return absl::StrCat("device ", event.index, " cannot open ",
+                          ferry::Describe((*communicators_)[event.other].name));
+    case Event::Kind::kHearGivenUp:
+      return absl::StrCat("device ", event.index, " hears that another one cannot open ",
+                          ferry::Describe((*communicators_)[event.other].name));
     case Event::Kind::kCancel:
       return absl::StrCat("cancel ", ferry::Describe((*transfers_)[event.index].key), " at the ",
                           event.choice ? "destination" : "source");
@@ -123,8 +129,10 @@ size_t World::Hash() const {
         static_cast<int>(outcome.ended[0].value_or(absl::StatusCode{-1})),
         static_cast<int>(outcome.ended[1].value_or(absl::StatusCode{-1})));
   }
-  for (const Communicator& communicator : *communicators_) add(communicator.name);
-  add(deaths_left_, errors_left_, cancels_left_, pauses_left_, has_met_);
+  for (const Communicator& communicator : *communicators_) {
+    add(communicator.name, communicator.is_given_up);
+  }
+  add(deaths_left_, errors_left_, cancels_left_, failed_opens_left_, pauses_left_, has_met_);
   return hash;
 }
 
@@ -162,9 +170,7 @@ SearchResult Search(const WorldOptions& options, int64_t max_states) {
       const std::vector<Event> events = world.Enabled();
       bool has_to_go_on = false;
       for (const Event& event : events) {
-        // Nobody may count on these.
-        has_to_go_on |= event.kind != Event::Kind::kFail && event.kind != Event::Kind::kDie &&
-                        event.kind != Event::Kind::kCancel && event.kind != Event::Kind::kPause;
+        has_to_go_on |= !IsMischief(event);
         World next = world;
         next.Apply(event);
         const size_t next_hash = next.Hash();

@@ -124,6 +124,34 @@ TEST(GrantSearch, FourTransfersInACircleNcclFailsAtAnyMoment) {
   ExpectEveryWayEndsWell(ACircleAndBack(), options);
 }
 
+// Two of the four go the same way, in one batch or in two, and the others against them.
+std::vector<std::vector<GrantTransfer>> TwoThatGoTogether() {
+  return {{{{DeviceId(0), DeviceId(1), 1}, 100},
+           {{DeviceId(0), DeviceId(1), 2}, 101},
+           {{DeviceId(1), DeviceId(2), 3}, 102},
+           {{DeviceId(2), DeviceId(0), 4}, 103}}};
+}
+
+TEST(GrantSearch, FourTransfersTwoTogetherOneCancelledAtAnyMoment) {
+  WorldOptions options;
+  options.cancels = 1;
+  ExpectEveryWayEndsWell(TwoThatGoTogether(), options);
+}
+
+TEST(GrantSearch, FourTransfersTwoTogetherOneDeviceDiesAtAnyMoment) {
+  WorldOptions options;
+  options.deaths = 1;
+  options.has_pair_communicators = true;
+  ExpectEveryWayEndsWell(TwoThatGoTogether(), options);
+}
+
+TEST(GrantSearch, FourTransfersTwoTogetherNcclFailsAtAnyMoment) {
+  WorldOptions options;
+  options.errors = 1;
+  options.has_pair_communicators = true;
+  ExpectEveryWayEndsWell(TwoThatGoTogether(), options);
+}
+
 TEST(GrantSearch, ThreeTransfersWhileADeviceWantsToBeQuiet) {
   WorldOptions options;
   options.pauses = 1;
@@ -184,6 +212,30 @@ TEST(GrantSearch, TwoTransfersNcclFailsAtAnyMoment) {
   ExpectEveryWayEndsWell(EveryChoice(2), options);
 }
 
+// One side has its communicator already, or comes later, or has something agreed on it.
+TEST(GrantSearch, ATransferADeviceCannotOpenACommunicator) {
+  WorldOptions options;
+  options.failed_opens = 1;
+  options.has_pair_communicators = true;
+  options.runs_again = true;
+  ExpectEveryWayEndsWell(EveryChoice(1), options);
+}
+
+TEST(GrantSearch, TwoTransfersOfTwoDevicesOneCannotOpenTheCommunicator) {
+  WorldOptions options;
+  options.device_count = 2;
+  options.failed_opens = 1;
+  options.has_pair_communicators = true;
+  options.runs_again = true;
+  const auto between = [](int source, int destination, uint64_t id) {
+    return GrantTransfer{{DeviceId(source), DeviceId(destination), id}, 100 + id};
+  };
+  ExpectEveryWayEndsWell({{between(0, 1, 1), between(0, 1, 2)},
+                          {between(0, 1, 1), between(1, 0, 2)},
+                          {between(1, 0, 1), between(1, 0, 2)}},
+                         options);
+}
+
 TEST(GrantSearch, TwoTransfersNcclFailsOnCommunicatorsOfTwoAndTheyRunAgain) {
   WorldOptions options;
   options.errors = 1;
@@ -223,7 +275,7 @@ TEST(GrantSearch, DISABLED_TwoTransfersAndACollectiveNcclFailsAndTheyRunAgain) {
 // A test for each choice, so that several can be run at once, as by GTEST_TOTAL_SHARDS.
 class GrantSearchOfFour : public ::testing::TestWithParam<size_t> {
  protected:
-  static std::vector<std::vector<GrantTransfer>> Choice() { return {FourDirections()[GetParam()]}; }
+  static std::vector<std::vector<GrantTransfer>> Choice() { return {EveryChoice(4)[GetParam()]}; }
 };
 
 TEST_P(GrantSearchOfFour, DISABLED_OneCancelledAtAnyMoment) {
@@ -246,7 +298,15 @@ TEST_P(GrantSearchOfFour, DISABLED_NcclFailsOnCommunicatorsOfTwo) {
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryChoice, GrantSearchOfFour,
-                         ::testing::Range(size_t{0}, FourDirections().size()));
+                         ::testing::Range(size_t{0}, EveryChoice(4).size()));
+
+TEST(GrantSearch, DISABLED_TwoTransfersADeviceCannotOpenACommunicator) {
+  WorldOptions options;
+  options.failed_opens = 1;
+  options.has_pair_communicators = true;
+  options.runs_again = true;
+  ExpectEveryWayEndsWell(EveryChoice(2), options);
+}
 
 TEST(GrantSearch, DISABLED_ThreeTransfersOneCancelledAtAnyMoment) {
   WorldOptions options;

@@ -35,16 +35,15 @@ void Play(uint64_t seed, WorldOptions options, Totals& totals) {
   World world(options, clock);
   std::vector<std::string> last;
   const double mischief =
-      options.deaths + options.errors + options.cancels + options.pauses == 0 ? 0 : 0.02;
+      options.deaths + options.errors + options.cancels + options.pauses + options.failed_opens == 0
+          ? 0
+          : 0.02;
   for (;;) {
     const std::vector<Event> events = world.Enabled();
     std::vector<const Event*> usual;
     std::vector<const Event*> unusual;
     for (const Event& event : events) {
-      const bool is_mischief =
-          event.kind == Event::Kind::kDie || event.kind == Event::Kind::kFail ||
-          event.kind == Event::Kind::kCancel || event.kind == Event::Kind::kPause;
-      (is_mischief ? unusual : usual).push_back(&event);
+      (IsMischief(event) ? unusual : usual).push_back(&event);
     }
     if (usual.empty()) break;
     const bool is_mischief =
@@ -104,6 +103,7 @@ TEST(GrantSimulation, PeersDieAndNcclFails) {
     options.deaths = 2;
     options.errors = 3;
     options.cancels = 10;
+    options.failed_opens = 5;
     options.pauses = 10;
     options.collective = 0x3f;
     options.runs_again = true;

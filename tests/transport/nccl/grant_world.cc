@@ -17,6 +17,7 @@ World::World(const WorldOptions& options, const Clock& clock)
       deaths_left_(options.deaths),
       errors_left_(options.errors),
       cancels_left_(options.cancels),
+      failed_opens_left_(options.failed_opens),
       pauses_left_(options.pauses) {
   transfers_.Edit() = options.transfers;
   for (int i = 0; i < options.device_count; ++i) {
@@ -26,7 +27,7 @@ World::World(const WorldOptions& options, const Clock& clock)
   const auto add = [this](std::vector<int> members) {
     uint64_t mask = 0;
     for (const int member : members) mask |= uint64_t{1} << member;
-    communicators_.Edit().push_back({{mask, 1}, std::move(members), false});
+    communicators_.Edit().push_back({.name = {mask, 1}, .devices = std::move(members)});
   };
   if (options.has_pair_communicators) {
     for (int a = 0; a < options.device_count; ++a) {
@@ -37,6 +38,7 @@ World::World(const WorldOptions& options, const Clock& clock)
     for (int i = 0; i < options.device_count; ++i) all.push_back(i);
     add(all);
   }
+  if (options.failed_opens > 0) return;
   for (int i = 0; i < static_cast<int>(communicators_->size()); ++i) {
     for (const int device : (*communicators_)[i].devices) Apply({Event::Kind::kOpen, device, i});
   }
@@ -317,6 +319,24 @@ void World::Apply(const Event& event) {
         if (!endpoint.Open(communicator.name, members, actions).ok()) {
           devices_[event.index].Edit().freed |= bit;
         }
+      });
+      break;
+    }
+    case Event::Kind::kGiveUp:
+      --failed_opens_left_;
+      has_failed_ = true;
+      communicators_.Edit()[event.other].is_given_up = true;
+      devices_[event.index].Edit().freed |= uint64_t{1} << event.other;
+      break;
+    case Event::Kind::kHearGivenUp: {
+      const uint64_t bit = uint64_t{1} << event.other;
+      if ((devices_[event.index]->opened & bit) == 0) {
+        devices_[event.index].Edit().freed |= bit;
+        break;
+      }
+      const CommunicatorName name = (*communicators_)[event.other].name;
+      At(event.index, [&](GrantEndpoint& endpoint, GrantActions& actions) {
+        endpoint.Break(name, absl::AbortedError("given up"), actions);
       });
       break;
     }

@@ -44,6 +44,10 @@ struct WorldOptions {
   int deaths = 0;
   int errors = 0;
   int cancels = 0;
+  // A device cannot make a communicator that another one may have open by then; who has it hears of
+  // that, if `hears_of_failed_opens`. With any, the first communicators are opened in any order.
+  int failed_opens = 0;
+  bool hears_of_failed_opens = true;
   // Devices that agree on nothing new until nothing runs on them.
   int pauses = 0;
   // These devices (a bit each) pause at some point, and go on only when all of those that live have
@@ -65,6 +69,8 @@ struct Event {
     kDie,           // device `index`; `choice` as above
     kNotice,        // device `index` hears that `other` is dead
     kOpen,          // device `index` opens communicator `other`
+    kGiveUp,        // device `index` cannot, and gives it up
+    kHearGivenUp,   // device `index` hears that communicator `other` is given up
     kCancel,        // transfer `index`; `choice`: at the destination
     kPause,         // device `index`
     kResume,        // device `index`, on which nothing runs
@@ -77,6 +83,13 @@ struct Event {
   int other = 0;
   bool choice = false;
 };
+
+// Nobody may count on these.
+inline bool IsMischief(const Event& event) {
+  return event.kind == Event::Kind::kFail || event.kind == Event::Kind::kDie ||
+         event.kind == Event::Kind::kCancel || event.kind == Event::Kind::kPause ||
+         event.kind == Event::Kind::kGiveUp;
+}
 
 // A value. Nothing in it moves but by Apply.
 class World final {
@@ -135,6 +148,7 @@ class World final {
     CommunicatorName name;
     std::vector<int> devices;
     bool has_successor = false;
+    bool is_given_up = false;
   };
   struct Outcome {
     bool is_matched = false;
@@ -181,6 +195,7 @@ class World final {
   int deaths_left_;
   int errors_left_;
   int cancels_left_;
+  int failed_opens_left_;
   int pauses_left_;
   bool has_met_ = false;
   // Transfers need not end well any more.

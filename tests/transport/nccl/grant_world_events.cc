@@ -120,8 +120,14 @@ std::vector<Event> World::Enabled() const {
     for (size_t i = 0; i < communicators_->size(); ++i) {
       const std::vector<int>& members = (*communicators_)[i].devices;
       if (std::find(members.begin(), members.end(), device) == members.end()) continue;
+      const int index = static_cast<int>(i);
       if (((self.opened | self.freed) >> i & 1) == 0) {
-        events.push_back({Kind::kOpen, device, static_cast<int>(i)});
+        events.push_back({Kind::kOpen, device, index});
+        if (failed_opens_left_ > 0) events.push_back({Kind::kGiveUp, device, index});
+      }
+      if ((*communicators_)[i].is_given_up && options_->hears_of_failed_opens &&
+          ((self.flagged | self.freed) >> i & 1) == 0) {
+        events.push_back({Kind::kHearGivenUp, device, index});
       }
     }
   }
