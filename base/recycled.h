@@ -42,7 +42,13 @@ struct RecyclingAllocator {
 
 namespace recycled_internal {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(ADDRESS_SANITIZER)
+// gcc defines something; clang is asked.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kRecycles = false;
+#elif !defined(__has_feature)
+inline constexpr bool kRecycles = true;
+#elif __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || \
+    __has_feature(memory_sanitizer)
 inline constexpr bool kRecycles = false;
 #else
 inline constexpr bool kRecycles = true;

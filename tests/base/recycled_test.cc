@@ -16,6 +16,12 @@ namespace {
 
 constexpr bool kRecycles = recycled_internal::kRecycles;
 
+#if defined(__clang__)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+static_assert(!kRecycles, "a sanitizer would not see who uses a block that is gone");
+#endif
+#endif
+
 TEST(Recycled, ABlockThatWasLetGoOfIsTheNextOfItsSize) {
   if (!kRecycles) GTEST_SKIP() << "with sanitizers each block is the heap's";
   void* const block = AllocateRecycled(100);
