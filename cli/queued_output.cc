@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <climits>
+#include <csignal>
 #include <cstring>
 #include <utility>
 
@@ -36,6 +37,17 @@ bool IsReady(int fd) {
   pollfd polled = {fd, POLLOUT, 0};
   // Errors are found by writing.
   return poll(&polled, 1, 0) == 1;
+}
+
+// Whether nothing can be written for ever: 0 or an errno.
+int OutputLoss(int fd) {
+  pollfd polled = {fd, 0, 0};
+  if (poll(&polled, 1, 0) != 1) return 0;
+  return (polled.revents & POLLNVAL) != 0 ? EBADF : EPIPE;
+}
+
+absl::Status CannotWrite(int error) {
+  return absl::UnavailableError(absl::StrCat("cannot write the output: ", std::strerror(error)));
 }
 
 }  // namespace
@@ -69,14 +81,19 @@ absl::StatusOr<bool> QueuedOutput::Step(absl::Duration timeout) {
       pieces_.pop_front();
     }
   }
-  if (signals_.WaitFor(timeout, writing_.empty() ? -1 : fd())) return true;
+  if (signals_.WaitFor(timeout, fd(), /*only_loss=*/writing_.empty())) return true;
+  if (const int lost = writing_.empty() ? OutputLoss(fd()) : 0; lost != 0) {
+    // As the next write would, which may be a long time off: `kv watch | head -1`.
+    if (lost == EPIPE) std::raise(SIGPIPE);
+    return CannotWrite(lost);
+  }
   if (writing_.empty() || !IsReady(fd())) return false;
   // So much of a pipe is free when it says that it is ready.
   const size_t bytes = std::min<size_t>(writing_.size() - written_, PIPE_BUF);
   const ssize_t result = write(fd(), writing_.data() + written_, bytes);
   if (result < 0) {
     if (errno == EAGAIN || errno == EINTR) return false;
-    return absl::UnavailableError(absl::StrCat("cannot write the output: ", std::strerror(errno)));
+    return CannotWrite(errno);
   }
   written_ += static_cast<size_t>(result);
   if (written_ == writing_.size()) {

@@ -33,7 +33,7 @@ int BlockedSignals::Wait() {
   }
 }
 
-std::optional<int> BlockedSignals::WaitFor(absl::Duration timeout, int writable_fd) {
+std::optional<int> BlockedSignals::WaitFor(absl::Duration timeout, int output_fd, bool only_loss) {
   const absl::Time deadline = SteadyClock().Now() + timeout;
   while (true) {
     signalfd_siginfo info;
@@ -46,8 +46,9 @@ std::optional<int> BlockedSignals::WaitFor(absl::Duration timeout, int writable_
     if (left <= absl::ZeroDuration()) return std::nullopt;
     const int timeout_ms =
         left > absl::Hours(1) ? 3'600'000 : static_cast<int>(absl::ToInt64Milliseconds(left)) + 1;
+    const short events = only_loss ? 0 : POLLOUT;
     pollfd polled[] = {
-        {signal_fd_.get(), POLLIN, 0}, {wake_fd_.get(), POLLIN, 0}, {writable_fd, POLLOUT, 0}};
+        {signal_fd_.get(), POLLIN, 0}, {wake_fd_.get(), POLLIN, 0}, {output_fd, events, 0}};
     poll(polled, 3, timeout_ms);
     // The other two are found by reading.
     if (polled[0].revents == 0 && polled[2].revents != 0) return std::nullopt;

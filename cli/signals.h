@@ -25,9 +25,9 @@ class BlockedSignals final {
 
   // Waits for one of them and returns it. A Wake does not count.
   int Wait();
-  // Waits for one of them; nothing when the time is over, somebody called Wake, or `writable_fd`,
-  // if there is one, can be written to.
-  std::optional<int> WaitFor(absl::Duration timeout, int writable_fd = -1);
+  // Waits for one of them; nothing when the time is over, somebody called Wake, or `output_fd`, if
+  // there is one, can be written to or has lost its reader; with `only_loss`, only the latter.
+  std::optional<int> WaitFor(absl::Duration timeout, int output_fd = -1, bool only_loss = false);
   // Ends a WaitFor, the present one or the next. From any thread.
   void Wake();
 

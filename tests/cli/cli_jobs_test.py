@@ -135,6 +135,20 @@ class Kv(harness.Case):
         watch.send_signal(signal.SIGINT)
         self.assertEqual(watch.wait(timeout=10), 0)
 
+    def test_a_watch_ends_when_its_reader_has_gone(self):
+        """kv watch | head -1: no change may ever come that could not be written."""
+        self.kv("set", "a", "1")
+        watch = subprocess.Popen([harness.FERRY, "kv", "watch"], stdin=subprocess.DEVNULL,
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                 env=harness.environment(FERRY_COORDINATOR=self.address))
+        self.addCleanup(watch.stderr.close)
+        self.addCleanup(watch.wait)
+        self.addCleanup(watch.kill)
+        self.assertEqual(watch.stdout.readline(), b'set a "1"\n')
+        watch.stdout.close()
+        self.assertEqual(watch.wait(timeout=10), -signal.SIGPIPE)
+        self.assertEqual(watch.stderr.read(), b"")
+
     def test_a_watch_ends_when_its_output_cannot_be_written(self):
         self.kv("set", "a", "1")
         for verb in ("kv watch", "status --watch", "status --watch --json"):
