@@ -60,7 +60,7 @@ absl::StatusOr<int> Get(const KvFlags& flags) {
   if (flags.is_try && absl::IsNotFound(value.status())) {
     return absl::NotFoundError(absl::StrCat("key ", Quoted(flags.key), " is not there"));
   }
-  if (!value.ok()) return value.status();
+  if (!value.ok()) return AsFailure(value.status());
   std::fwrite(value->data(), 1, value->size(), stdout);
   if (isatty(STDOUT_FILENO) == 1) std::fputc('\n', stdout);
   return kDone;

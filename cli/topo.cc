@@ -94,7 +94,7 @@ absl::StatusOr<int> ShowJob(const TopoFlags& flags) {
         "the job at ", flags.coordinator,
         " has no topology yet: not every node has told its devices; see ferry status"));
   }
-  if (!topology.ok()) return topology.status();
+  if (!topology.ok()) return AsFailure(topology.status());
   Print(flags, *topology);
   if (flags.json || flags.dot) return kDone;
   FERRY_ASSIGN_OR_RETURN(const std::string paths, FormatPaths(*agent, *topology));

@@ -71,6 +71,11 @@ class Kv(harness.Case):
         self.kv("rm", "tree", "--recursive")
         self.kv_fails('key "tree" is not there', "rm", "tree", "--recursive")
 
+    def test_what_a_coordinator_refuses_is_a_failure_and_no_wrong_usage(self):
+        self.address = self.coordinator(1, "--max-key-bytes=4")[1]
+        for arguments in (("set", "12345", "v"), ("get", "12345"), ("get", "12345", "--try")):
+            self.kv_fails("key of 5 bytes is over the limit of 4", *arguments)
+
     def test_a_key_cannot_write_to_the_terminal(self):
         for key in ("x\033[2Jy", b"y\xff\xc2\x9b", "z\u00e9"):
             self.kv("set", key, "1")
