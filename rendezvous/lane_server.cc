@@ -69,6 +69,9 @@ void LaneServer::OnOpen(std::shared_ptr<Lane> lane) {
                                  absl::string_view body, absl::Span<const int> descriptors) {
       const auto open = weak.lock();
       if (open == nullptr) return absl::UnavailableError("the lane has ended");
+      // On its way a descriptor keeps memory that has been given back to the machine: a peer that
+      // reads nothing is not sent one after the other.
+      if (!open->is_all_read()) return absl::UnavailableError("the peer has not read the last");
       return SendAnnouncement(*open, {number, body}, descriptors);
     });
   }

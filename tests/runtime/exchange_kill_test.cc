@@ -318,6 +318,27 @@ TEST_P(ExchangeArena, ThatIsFullInTheSenderIsToldToTheReceiver) {
   ExpectWorks(peer);
 }
 
+// What is on its way keeps its memory, whatever the arena counts.
+TEST_P(ExchangeArena, ThatGivesBackKeepsNothingForAPeerThatReadsNothing) {
+  Fork(1);
+  ExchangeOptions options;
+  options.arena.segment_bytes = size_t{1} << 20;
+  options.arena.budget_bytes = size_t{6} << 20;
+  StartHere(options);
+  PeerProcess& peer = Meet(0);
+  ExpectWorks(peer);
+  peer.Stop();
+  const Footprint before = Footprint::Now();
+  for (int i = 0; i < 100; ++i) {
+    // Of two classes, of which only one has room.
+    here_->Allocate(DataType::kUint8, *Shape::Create({(i % 2 == 0 ? 4 : 3) << 20}));
+  }
+  EXPECT_LE(peer.UntakenDescriptors(), 2);
+  EXPECT_LE(Footprint::Now().descriptors, before.descriptors + 1);
+  peer.Continue();
+  ExpectWorks(peer);
+}
+
 // TCP sends from where the tensor lies.
 INSTANTIATE_TEST_SUITE_P(Over, ExchangeArena, ::testing::Values("shm"),
                          [](const auto& info) { return std::string(info.param); });

@@ -11,8 +11,11 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -103,6 +106,20 @@ class PeerProcess final {
     waitpid(pid_, &status, WUNTRACED);
   }
   void Continue() const { kill(pid_, SIGCONT); }
+  // Descriptors that were sent to it by Unix sockets, and that it has not taken.
+  int UntakenDescriptors() const {
+    int count = 0;
+    std::error_code gone;
+    for (const auto& each :
+         std::filesystem::directory_iterator(absl::StrCat("/proc/", pid_, "/fdinfo"), gone)) {
+      std::ifstream about(each.path());
+      for (std::string word; about >> word;) {
+        int of_socket = 0;
+        if (word == "scm_fds:" && about >> of_socket) count += of_socket;
+      }
+    }
+    return count;
+  }
 
   // Each learns where the other is.
   void Meet(Directory& directory, const Endpoint& here) const {

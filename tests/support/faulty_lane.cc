@@ -58,6 +58,10 @@ class FaultyWire::End final : public Lane {
   }
   const LanePeer& peer() const override { return peer_; }
   bool passes_descriptors() const override { return true; }
+  bool is_all_read() const override {
+    const std::shared_ptr<End> to = other.lock();
+    return to != nullptr && to->inbox.empty();
+  }
   std::string Describe() const override { return "faulty"; }
 
   void Finish() {

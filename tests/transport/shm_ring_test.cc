@@ -43,6 +43,21 @@ TEST(ShmRingTest, FramesOfEverySizeWrapAround) {
   }
 }
 
+TEST(ShmRingTest, TheWriterSeesWhetherAllHasBeenRead) {
+  Memory memory;
+  RingWriter writer(memory.bytes, kCapacity);
+  RingReader reader(memory.bytes, kCapacity);
+  for (int i = 0; i < 100; ++i) {
+    EXPECT_TRUE(writer.IsAllRead());
+    ASSERT_TRUE(writer.Write(1, 0, {std::string(100, 'x')}));
+    EXPECT_FALSE(writer.IsAllRead());
+    ASSERT_TRUE(reader.HasFrame());
+    ASSERT_TRUE(reader.Front().ok());
+    reader.Pop();
+    reader.Publish();
+  }
+}
+
 TEST(ShmRingTest, AFullRingTakesNothingAndSaysWhenThereIsRoom) {
   Memory memory;
   RingWriter writer(memory.bytes, kCapacity);

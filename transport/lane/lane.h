@@ -69,6 +69,8 @@ class Lane {
 
   virtual const LanePeer& peer() const = 0;
   virtual bool passes_descriptors() const = 0;
+  // Whether the peer has read all that was sent. False also where nobody can tell.
+  virtual bool is_all_read() const { return false; }
   // "shm", "tcp to 10.0.0.3:41234": for people.
   virtual std::string Describe() const = 0;
 };

@@ -110,6 +110,11 @@ absl::Status ShmLane::Send(uint16_t type, absl::Span<const absl::string_view> pa
   return absl::OkStatus();
 }
 
+bool ShmLane::is_all_read() const {
+  SpinLockHolder lock(&send_lock_);
+  return queue_.empty() && writer_.IsAllRead();
+}
+
 bool ShmLane::FlushQueue() {
   bool did_something = false;
   SpinLockHolder lock(&send_lock_);

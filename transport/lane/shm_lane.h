@@ -50,6 +50,7 @@ class ShmLane final : public Lane, public LoopSource, public std::enable_shared_
   void Close(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(send_lock_);
   const LanePeer& peer() const override { return peer_; }
   bool passes_descriptors() const override { return true; }
+  bool is_all_read() const override ABSL_LOCKS_EXCLUDED(send_lock_);
   std::string Describe() const override { return "shm"; }
 
   bool Poll() override;
@@ -92,7 +93,7 @@ class ShmLane final : public Lane, public LoopSource, public std::enable_shared_
   std::deque<UniqueFd> arrived_;
   bool is_finished_ = false;
 
-  SpinLock send_lock_;
+  mutable SpinLock send_lock_;
   RingWriter writer_ ABSL_GUARDED_BY(send_lock_);
   std::deque<Queued> queue_ ABSL_GUARDED_BY(send_lock_);
   size_t queued_bytes_ ABSL_GUARDED_BY(send_lock_) = 0;

@@ -64,6 +64,8 @@ bool RingWriter::Reserve(size_t frame) {
 
 bool RingWriter::HasRoom(size_t body) { return Reserve(Align(kRingFrameHeader + body)); }
 
+bool RingWriter::IsAllRead() const { return Head(control_).load(std::memory_order_acquire) == at_; }
+
 bool RingWriter::Write(uint16_t type, uint8_t descriptors,
                        absl::Span<const absl::string_view> parts) {
   size_t bytes = kRingFrameHeader;

@@ -42,6 +42,8 @@ class RingWriter final {
   // Asks the reader to ring when it has made room; look again for room after this.
   void AskForRoom();
   bool HasRoom(size_t body);
+  // Whether the reader has read everything, and has said so (RingReader::Publish).
+  bool IsAllRead() const;
 
  private:
   bool Reserve(size_t frame);
