@@ -128,9 +128,9 @@ absl::Status LaneServer::OnAgain(absl::string_view body) {
   Outgoing outgoing = std::move(*offered.again);
   ++outgoing.failed_tries;
   if (outgoing.failed_tries >= kMaxTries) {
-    Refuse(again.id, absl::AbortedError(absl::StrCat(
-                         Describe(exchange_.self.peer), " has tried ", outgoing.failed_tries,
-                         " times to send it; at last: ", again.status.message())));
+    Lose(*outgoing.request, absl::AbortedError(absl::StrCat(
+                                Describe(exchange_.self.peer), " has tried ", outgoing.failed_tries,
+                                " times to send it; at last: ", again.status.message())));
     return absl::OkStatus();
   }
   const bool is_required =
@@ -192,7 +192,7 @@ void LaneServer::OnValue(const RequestPtr& request, const absl::Status& status, 
   Outgoing outgoing = {.request = request, .tensor = std::move(received.tensor)};
   if (!IsFixedSize(outgoing.tensor.dtype())) {
     absl::StatusOr<Tensor> serialized = SerializeTensor(outgoing.tensor);
-    if (!serialized.ok()) return Refuse(request->id, serialized.status());
+    if (!serialized.ok()) return Lose(*request, serialized.status());
     outgoing.tensor = *std::move(serialized);
     outgoing.is_serialized = true;
   }
@@ -206,10 +206,9 @@ size_t LaneServer::inline_bytes(bool is_in_arena) const {
 
 void LaneServer::Stage(Outgoing outgoing) {
   if (exchange_.gpus == nullptr) {
-    return Refuse(outgoing.request->id,
-                  absl::FailedPreconditionError(
-                      absl::StrCat(Describe(exchange_.self.peer),
-                                   " uses no GPUs, and cannot send what is in their memory")));
+    return Lose(*outgoing.request, absl::FailedPreconditionError(absl::StrCat(
+                                       Describe(exchange_.self.peer),
+                                       " uses no GPUs, and cannot send what is in their memory")));
   }
   MoveRequest move;
   move.tensor = outgoing.tensor;
@@ -225,8 +224,8 @@ void LaneServer::Stage(Outgoing outgoing) {
   exchange_.gpus->Move(std::move(move), [self = shared_from_this(), outgoing = std::move(outgoing)](
                                             absl::StatusOr<Tensor> tensor) mutable {
     if (!tensor.ok()) {
-      self->Unstage(outgoing.request->id);
-      return self->Refuse(outgoing.request->id, self->Named(tensor.status()));
+      self->Lose(*outgoing.request, self->Named(tensor.status()));
+      return self->Unstage(outgoing.request->id);
     }
     outgoing.tensor = *std::move(tensor);
     outgoing.is_staged = true;
@@ -278,8 +277,9 @@ void LaneServer::Offer(Outgoing outgoing) {
   query.destination_place = PlaceOf(outgoing.request->key.dst());
   const int chosen = PickPath(*exchange_.transports, query, exchange_.policy);
   if (chosen < 0) {
+    Lose(*outgoing.request, ChoosePath(*exchange_.transports, query, exchange_.policy).status());
     if (outgoing.is_staged) Unstage(id);
-    return Refuse(id, ChoosePath(*exchange_.transports, query, exchange_.policy).status());
+    return;
   }
   const Transport& transport = *(*exchange_.transports)[static_cast<size_t>(chosen)];
   const bool takes_it_there = transport.moves_gpu_memory();
@@ -309,18 +309,19 @@ void LaneServer::Offer(Outgoing outgoing) {
       [self = shared_from_this(), ticket = std::move(ticket),
        outgoing = std::move(outgoing)](absl::StatusOr<TransportTicket> offer) mutable {
         if (!offer.ok()) {
-          self->OnDone(ticket.id, /*was_taken=*/false);
           // Only known since it was tried; its cost says so now.
-          if (absl::IsFailedPrecondition(offer.status()) &&
-              !std::exchange(outgoing.is_second_choice, true)) {
-            return self->Offer(std::move(outgoing));
-          }
+          const bool has_another_way = absl::IsFailedPrecondition(offer.status()) &&
+                                       !std::exchange(outgoing.is_second_choice, true);
           // There is no room for it on its way: there may be by way of the host.
-          if (absl::IsResourceExhausted(offer.status()) && !outgoing.tensor.is_on_host() &&
-              self->exchange_.policy.require.empty()) {
-            return self->Stage(std::move(outgoing));
-          }
-          return self->Refuse(ticket.id, self->Named(offer.status()));
+          const bool goes_by_host = absl::IsResourceExhausted(offer.status()) &&
+                                    !outgoing.tensor.is_on_host() &&
+                                    self->exchange_.policy.require.empty();
+          const absl::Status why = self->Named(offer.status());
+          if (!has_another_way && !goes_by_host) self->Lose(*outgoing.request, why);
+          self->OnDone(ticket.id, /*was_taken=*/false);
+          if (has_another_way) return self->Offer(std::move(outgoing));
+          if (goes_by_host) self->Stage(std::move(outgoing));
+          return;
         }
         ticket.body = offer->body;
         self->Send(std::move(ticket), offer->descriptors);
@@ -336,6 +337,11 @@ void LaneServer::Send(TicketMessage ticket, absl::Span<const int> descriptors) {
 void LaneServer::Refuse(uint64_t id, absl::Status status) {
   const absl::Status sent = SendRefusal(*lane_, {id, std::move(status)});
   if (!sent.ok()) lane_->Close(sent);
+}
+
+void LaneServer::Lose(const Request& request, const absl::Status& why) {
+  exchange_.manager->NoteLost(request.step_id, request.key, why);
+  Refuse(request.id, why);
 }
 
 absl::Status LaneServer::Named(const absl::Status& why) const {

@@ -112,6 +112,8 @@ class LaneServer final : public std::enable_shared_from_this<LaneServer> {
   // It is not on its way out of a GPU's memory any more.
   void Unstage(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
   void Refuse(uint64_t id, absl::Status status);
+  // Its value is here, and cannot be sent: both sides hear why.
+  void Lose(const Request& request, const absl::Status& why);
   // What went wrong here, for people there.
   absl::Status Named(const absl::Status& why) const;
   void Send(TicketMessage ticket, absl::Span<const int> descriptors);

@@ -195,5 +195,43 @@ TEST(StepCloseOverMemory, WhatIsLentIsListedAndNotWaitedFor) {
   EXPECT_TRUE(step.Close(absl::Seconds(20)).ok());
 }
 
+// It has left the table, and nobody has it: its sender must not take it for received.
+TEST(StepCloseOverMemory, HearsOfAValueThatCouldNotBeSent) {
+  Directory directory;
+  ExchangeOptions by_shm;
+  by_shm.require_transport = "shm";
+  ExchangeEnd source(directory, 1, by_shm, 0, "machine a");
+  ExchangeEnd sink(directory, 2, by_shm, 0, "machine b");
+  Step step(*source.exchange, source.Step(1));
+  const RendezvousKey key = KeyBetween(source, sink, "t");
+  ASSERT_TRUE(step.Send(key, source.Allocate(DataType::kUint8, *Shape::Create({1 << 20}))).ok());
+  Receipt receipt;
+  sink.Step(1)->RecvAsync(key, {}, receipt.callback());
+  EXPECT_FALSE(receipt.Wait().ok());
+  const absl::Status status = step.Close(absl::Seconds(20));
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("two machines"), HasSubstr("step 1"), HasSubstr(key.text())));
+}
+
+TEST(StepCloseOverMemory, HearsOfAValueForWhichThereIsNoRoomOnItsWay) {
+  Directory directory;
+  ExchangeOptions small;
+  small.require_transport = "shm";
+  small.arena.budget_bytes = size_t{1} << 20;
+  small.arena.segment_bytes = size_t{1} << 18;
+  ExchangeEnd source(directory, 1, small);
+  ExchangeEnd sink(directory, 2, small);
+  Step step(*source.exchange, source.Step(1));
+  const RendezvousKey key = KeyBetween(source, sink, "t");
+  ASSERT_TRUE(step.Send(key, *Tensor::Allocate(DataType::kUint8, *Shape::Create({4 << 20}))).ok());
+  Receipt receipt;
+  sink.Step(1)->RecvAsync(key, {}, receipt.callback());
+  EXPECT_EQ(receipt.Wait().status().code(), absl::StatusCode::kResourceExhausted);
+  const absl::Status status = step.Close(absl::Seconds(20));
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("budget_bytes"));
+}
+
 }  // namespace
 }  // namespace ferry
