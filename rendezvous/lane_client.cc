@@ -121,18 +121,20 @@ void LaneClient::OnOpen(std::shared_ptr<Lane> lane) {
   for (const uint64_t id : cancelled) Tell(*lane, LaneMessage::kCancel, id);
 }
 
+LaneClient::WaitingPtr LaneClient::TakeOut(uint64_t id) {
+  SpinLockHolder lock(&mu_);
+  const auto found = waiting_.find(id);
+  if (found == waiting_.end()) return nullptr;
+  WaitingPtr waiting = std::move(found->second);
+  waiting_.erase(found);
+  return waiting;
+}
+
 void LaneClient::Complete(uint64_t id, absl::Status status, Received received) {
-  WaitingPtr waiting;
-  RecvCallback done;
-  {
-    SpinLockHolder lock(&mu_);
-    const auto found = waiting_.find(id);
-    if (found == waiting_.end()) return;
-    waiting = std::move(found->second);
-    waiting_.erase(found);
-    // Its asker may keep the handle.
-    done = std::move(waiting->done);
-  }
+  const WaitingPtr waiting = TakeOut(id);
+  if (waiting == nullptr) return;
+  // Its asker may keep the handle.
+  RecvCallback done = std::move(waiting->done);
   waiting->destination = {};
   std::move(done)(std::move(status), std::move(received));
 }
@@ -201,12 +203,6 @@ std::string LaneClient::Phase(uint64_t id) const {
   if (found->second->transport == 0) return absl::StrCat("receiving from ", peer);
   return absl::StrCat("receiving from ", peer, " by ",
                       (*exchange_.transports)[found->second->transport - 1]->name());
-}
-
-std::string LaneClient::NameOf(uint64_t id) const {
-  SpinLockHolder lock(&mu_);
-  const auto found = waiting_.find(id);
-  return found == waiting_.end() ? "" : found->second->name;
 }
 
 std::shared_ptr<Lane> LaneClient::lane() const {

@@ -90,6 +90,8 @@ class LaneClient final : public std::enable_shared_from_this<LaneClient> {
   bool AskAgain(uint64_t id, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // What transports that could not bring it have kept for it, but for number `but`.
   void ForgetTries(uint64_t id, size_t but);
+  // Null: nobody waits for it any more.
+  WaitingPtr TakeOut(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
   void Complete(uint64_t id, absl::Status status, Received received) ABSL_LOCKS_EXCLUDED(mu_);
   void Cancel(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
   void Done(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
@@ -98,8 +100,6 @@ class LaneClient final : public std::enable_shared_from_this<LaneClient> {
   // With the producer's name.
   absl::Status Named(const absl::Status& why) const;
   std::string Phase(uint64_t id) const ABSL_LOCKS_EXCLUDED(mu_);
-  // The waiting request's name, if it has one.
-  std::string NameOf(uint64_t id) const ABSL_LOCKS_EXCLUDED(mu_);
   std::shared_ptr<Lane> lane() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // Constant after construction.

@@ -164,12 +164,18 @@ absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> d
                 if (tensor.ok() && start != absl::InfiniteFuture()) {
                   transport.Learn(kept.header.bytes, SteadyClock().Now() - start);
                 }
+                // Before the producer hears of it, and leaves perhaps: it is here.
+                const WaitingPtr waiting = self->TakeOut(id);
                 // What is left of it will be told by the view itself.
                 if (!release_later) self->Done(id);
                 Received received;
                 absl::Status status =
-                    self->Unpack(kept, std::move(tensor), path, self->NameOf(id), received);
-                self->Complete(id, std::move(status), std::move(received));
+                    self->Unpack(kept, std::move(tensor), path,
+                                 waiting == nullptr ? "" : waiting->name, received);
+                if (waiting == nullptr) return;
+                RecvCallback asker = std::move(waiting->done);
+                waiting->destination = {};
+                std::move(asker)(std::move(status), std::move(received));
               });
   if ((*exchange_.transports)[ticket.transport - 1]->may_offer_again()) {
     // Whoever called it off in between has found nothing to be called off.

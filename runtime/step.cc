@@ -2,7 +2,9 @@
 // Waiting on the caller's own thread, and what the rendezvous leaves to its users.
 #include "runtime/step.h"
 
+#include <algorithm>
 #include <atomic>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -23,6 +25,8 @@ namespace {
 
 // How often somebody looks whether a step's values are taken, when nothing tells.
 constexpr absl::Duration kCloseLook = absl::Milliseconds(1);
+// For the loop to end what it is at, whatever the deadline.
+constexpr absl::Duration kCloseTurn = absl::Milliseconds(100);
 constexpr int kNamedKeys = 3;
 // How often somebody looks whether a device has filled a buffer.
 constexpr absl::Duration kCopyLook = absl::Microseconds(20);
@@ -82,6 +86,15 @@ void Arrive(Exchange& exchange, const RendezvousKey& key, absl::Status status, R
     received.tensor = *std::move(moved);
     std::move(done)(absl::OkStatus(), std::move(received));
   });
+}
+
+// Waits until the loop has ended what it is at. False: it has not.
+bool EndTurn(LaneLoop& loop, absl::Time deadline) {
+  if (loop.IsOnLoop()) return true;
+  const auto is_over = std::make_shared<std::atomic<bool>>(false);
+  loop.Post([is_over] { is_over->store(true); });
+  return loop.WaitUntil([&is_over] { return is_over->load(); },
+                        std::max(deadline, SteadyClock().Now() + kCloseTurn));
 }
 
 }  // namespace
@@ -236,12 +249,16 @@ absl::Status Step::Close(absl::Duration timeout) {
     left.push_back(absl::StrCat(absl::CEscape(op.key.text()),
                                 is_under_way ? absl::StrCat(" (", op.phase, ")") : ""));
   };
-  const auto look = [&] {
+  const auto find_none = [&] {
     left.clear();
     count = 0;
     rendezvous_->ForEachPending(absl::ZeroDuration(), see);
     exchange_->ForEachTransfer(absl::ZeroDuration(), see);
     return count == 0;
+  };
+  // What the loop has taken out of the table is listed as a transfer before its turn is over.
+  const auto look = [&] {
+    return find_none() && EndTurn(exchange_->loop(), deadline) && find_none();
   };
   bool is_taken = look();
   while (!is_taken && SteadyClock().Now() < deadline) {
@@ -252,6 +269,11 @@ absl::Status Step::Close(absl::Duration timeout) {
   exchange_->Cleanup(id());
   // What nobody can take any more does not wait, and has not been taken either.
   if (is_taken) return rendezvous_->lost();
+  if (count == 0) {
+    return absl::DeadlineExceededError(
+        absl::StrCat("step ", id(), " was closed after ", ShortDuration(timeout),
+                     ", and the answer to a request for its values is not on its way yet"));
+  }
   return absl::DeadlineExceededError(
       absl::StrCat("step ", id(), " was closed after ", ShortDuration(timeout), ", and ", count,
                    " tensors that were sent have not been received: ", absl::StrJoin(left, ", "),

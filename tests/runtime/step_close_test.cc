@@ -195,6 +195,40 @@ TEST(StepCloseOverMemory, WhatIsLentIsListedAndNotWaitedFor) {
   EXPECT_TRUE(step.Close(absl::Seconds(20)).ok());
 }
 
+// While the sender's loop still counts the checksum of what it has been asked for.
+TEST(StepCloseOverMemory, WaitsForWhatHasLeftTheTableJustNow) {
+  Directory directory;
+  ExchangeOptions options;
+  options.require_transport = "tcp";
+  options.checksum = true;
+  auto source = std::make_unique<ExchangeEnd>(directory, 1, options);
+  ExchangeEnd sink(directory, 2, options);
+  const RendezvousKey key = KeyBetween(*source, sink, "t");
+  Tensor tensor = *Tensor::Allocate(DataType::kUint8, *Shape::Create({2 * kBytes}));
+  FillPattern(tensor, 1);
+  Receipt receipt;
+  {
+    Step step(*source->exchange, source->Step(1));
+    ASSERT_TRUE(step.Send(key, std::move(tensor)).ok());
+    sink.Step(1)->RecvAsync(key, {}, receipt.callback());
+    const auto is_waiting = [&source] {
+      bool found = false;
+      source->exchange->rendezvous().ForEachPending(
+          absl::ZeroDuration(), [&found](const PendingStepOp&) { found = true; });
+      return found;
+    };
+    for (const absl::Time end = SteadyClock().Now() + absl::Seconds(20);
+         is_waiting() && SteadyClock().Now() < end;) {
+    }
+    const absl::Status status = step.Close(absl::Seconds(20));
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  // Nobody leaves with what others have been promised.
+  source = nullptr;
+  const absl::Status status = receipt.Wait().status();
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 // It has left the table, and nobody has it: its sender must not take it for received.
 TEST(StepCloseOverMemory, HearsOfAValueThatCouldNotBeSent) {
   Directory directory;
