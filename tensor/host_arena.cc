@@ -171,8 +171,9 @@ absl::StatusOr<std::shared_ptr<Buffer>> HostArena::Allocate(size_t bytes) {
     buffer = AllocateLocked(bytes, is_new);
     has_retired = !state_->retired.empty();
   }
-  if (has_retired) TellRetired();
+  // In this order: of the new one only peers hear that have read everything before.
   if (is_new && buffer.ok()) TellNew((*buffer)->arena_place());
+  if (has_retired) TellRetired();
   return buffer;
 }
 

@@ -216,6 +216,8 @@ TEST(HostArena, TellsWhoeverListensWhichSegmentsHaveGone) {
                                   .on_retired =
                                       [&](uint32_t segment) {
                                         retired.push_back(segment);
+                                        // What took its place was told first.
+                                        EXPECT_GE(made.size(), 5u);
                                         arena->stats();
                                       }});
   // Each class has a segment of its own, and the fifth needs the place of another.
