@@ -159,7 +159,7 @@ absl::Status LaneServer::OnRequest(absl::string_view body) {
       RecyclingAllocator<Request>(), shared_from_this(), message.id, message.step_id, key);
   {
     SpinLockHolder lock(&mu_);
-    if (is_closed_) return absl::OkStatus();
+    if (!closed_.ok()) return absl::OkStatus();
     if (offered_.contains(message.id) || !waiting_.emplace(message.id, request).second) {
       return absl::InvalidArgumentError(absl::StrCat("request ", message.id, " for a second time"));
     }
@@ -181,7 +181,11 @@ bool LaneServer::Take(uint64_t id) {
 }
 
 void LaneServer::OnValue(const RequestPtr& request, const absl::Status& status, Received received) {
-  if (!Take(request->id)) return;
+  if (!Take(request->id)) {
+    // Called off by the consumer, or by the end of the lane.
+    if (status.ok()) NoteLost(*request, closed());
+    return;
+  }
   if (!status.ok()) return Refuse(request->id, status);
   if (received.is_dead) {
     TicketMessage ticket;
@@ -213,14 +217,18 @@ void LaneServer::Stage(Outgoing outgoing) {
   MoveRequest move;
   move.tensor = outgoing.tensor;
   move.what = absl::StrCat("a tensor for ", Describe(consumer_.peer));
+  absl::Status closed;
   {
     SpinLockHolder lock(&mu_);
-    if (is_closed_) return;
-    offered_.emplace(outgoing.request->id, Offered{.transport = kStaging,
-                                                   .request = outgoing.request,
-                                                   .tensor_bytes = outgoing.tensor.bytes(),
-                                                   .since = SteadyClock().CoarseNow()});
+    closed = closed_;
+    if (closed.ok()) {
+      offered_.emplace(outgoing.request->id, Offered{.transport = kStaging,
+                                                     .request = outgoing.request,
+                                                     .tensor_bytes = outgoing.tensor.bytes(),
+                                                     .since = SteadyClock().CoarseNow()});
+    }
   }
+  if (!closed.ok()) return NoteLost(*outgoing.request, closed);
   exchange_.gpus->Move(std::move(move), [self = shared_from_this(), outgoing = std::move(outgoing)](
                                             absl::StatusOr<Tensor> tensor) mutable {
     if (!tensor.ok()) {
@@ -295,12 +303,14 @@ void LaneServer::Offer(Outgoing outgoing) {
     offered.bytes = tensor.bytes();
     offered.start = SteadyClock().Now();
   }
+  absl::Status closed;
   {
     SpinLockHolder lock(&mu_);
-    if (is_closed_) return;
+    closed = closed_;
     // In the place of its staging, if it has one: nobody sees it gone in between.
-    offered_.insert_or_assign(id, offered);
+    if (closed.ok()) offered_.insert_or_assign(id, offered);
   }
+  if (!closed.ok()) return NoteLost(*outgoing.request, closed);
   ticket.transport = static_cast<uint8_t>(chosen + 1);
   const Tensor offer_tensor = tensor;
   const MemoryPlace to = PlaceOf(outgoing.request->key.dst());
@@ -337,11 +347,6 @@ void LaneServer::Send(TicketMessage ticket, absl::Span<const int> descriptors) {
 void LaneServer::Refuse(uint64_t id, absl::Status status) {
   const absl::Status sent = SendRefusal(*lane_, {id, std::move(status)});
   if (!sent.ok()) lane_->Close(sent);
-}
-
-void LaneServer::Lose(const Request& request, const absl::Status& why) {
-  exchange_.manager->NoteLost(request.step_id, request.key, why);
-  Refuse(request.id, why);
 }
 
 absl::Status LaneServer::Named(const absl::Status& why) const {

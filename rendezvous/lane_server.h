@@ -114,6 +114,9 @@ class LaneServer final : public std::enable_shared_from_this<LaneServer> {
   void Refuse(uint64_t id, absl::Status status);
   // Its value is here, and cannot be sent: both sides hear why.
   void Lose(const Request& request, const absl::Status& why);
+  // As Lose, when the lane has ended and there is only this side.
+  void NoteLost(const Request& request, const absl::Status& why);
+  absl::Status closed() const ABSL_LOCKS_EXCLUDED(mu_);
   // What went wrong here, for people there.
   absl::Status Named(const absl::Status& why) const;
   void Send(TicketMessage ticket, absl::Span<const int> descriptors);
@@ -132,7 +135,8 @@ class LaneServer final : public std::enable_shared_from_this<LaneServer> {
   KeyCache keys_;
 
   mutable SpinLock mu_;
-  bool is_closed_ ABSL_GUARDED_BY(mu_) = false;
+  // Why it has ended, or OK.
+  absl::Status closed_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, RequestPtr> waiting_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, Offered> offered_ ABSL_GUARDED_BY(mu_);
 };

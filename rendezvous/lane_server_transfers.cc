@@ -11,22 +11,35 @@
 
 namespace ferry {
 
+void LaneServer::Lose(const Request& request, const absl::Status& why) {
+  exchange_.manager->NoteLost(request.step_id, request.key, why);
+  Refuse(request.id, why);
+}
+
+void LaneServer::NoteLost(const Request& request, const absl::Status& why) {
+  // Who leaves loses nothing.
+  if (why.ok() || absl::IsCancelled(why)) return;
+  exchange_.manager->NoteLost(request.step_id, request.key, why);
+}
+
+absl::Status LaneServer::closed() const {
+  SpinLockHolder lock(&mu_);
+  return closed_;
+}
+
 void LaneServer::OnClosed(const absl::Status& why) {
   absl::flat_hash_map<uint64_t, RequestPtr> waiting;
   absl::flat_hash_map<uint64_t, Offered> offered;
   {
     SpinLockHolder lock(&mu_);
-    is_closed_ = true;
+    closed_ = why;
     waiting.swap(waiting_);
     offered.swap(offered_);
   }
   for (const auto& [id, request] : waiting) request->cancellation.Cancel();
   for (const auto& [id, each] : offered) {
-    // Of views nobody can tell whether they were taken; and who leaves loses nothing.
-    if (absl::IsCancelled(why) || Outlives(each)) {
-      continue;
-    }
-    exchange_.manager->NoteLost(each.request->step_id, each.request->key, why);
+    // Of views nobody can tell whether they were taken.
+    if (!Outlives(each)) NoteLost(*each.request, why);
   }
   for (const auto& outlet : outlets_) outlet->Abort(why);
 }

@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 
+#include "base/thread.h"
 #include "runtime/step.h"
 #include "tests/runtime/exchange_pair.h"
 #include "tests/support/tcp_proxy.h"
@@ -227,6 +228,39 @@ TEST(StepCloseOverMemory, WaitsForWhatHasLeftTheTableJustNow) {
   source = nullptr;
   const absl::Status status = receipt.Wait().status();
   EXPECT_TRUE(status.ok()) << status;
+}
+
+// It was matched, and its receiver dies before it is listed as a transfer.
+TEST(StepCloseOverMemory, HearsOfAReceiverThatDiesWhileAValueIsMadeReady) {
+  Directory directory;
+  ExchangeOptions options;
+  options.require_transport = "tcp";
+  options.checksum = true;
+  ExchangeEnd source(directory, 1, options);
+  ExchangeEnd sink(directory, 2, options);
+  Step step(*source.exchange, source.Step(1));
+  const RendezvousKey key = KeyBetween(source, sink, "t");
+  Tensor tensor = *Tensor::Allocate(DataType::kUint8, *Shape::Create({2 * kBytes}));
+  FillPattern(tensor, 1);
+  Receipt receipt;
+  sink.Step(1)->RecvAsync(key, {}, receipt.callback());
+  const auto is_waiting = [&source] {
+    bool found = false;
+    source.exchange->rendezvous().ForEachPending(absl::ZeroDuration(),
+                                                 [&found](const PendingStepOp&) { found = true; });
+    return found;
+  };
+  for (int i = 0; i < 4000 && !is_waiting(); ++i) absl::SleepFor(absl::Milliseconds(5));
+  ASSERT_TRUE(is_waiting());
+  Thread death("death", [&] {
+    while (is_waiting()) {
+    }
+    source.exchange->fetcher().Forget(2, absl::UnavailableError("node 2 has died"));
+  });
+  ASSERT_TRUE(step.Send(key, std::move(tensor)).ok());
+  const absl::Status status = step.Close(absl::Seconds(20));
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_FALSE(receipt.Wait().ok());
 }
 
 // It has left the table, and nobody has it: its sender must not take it for received.
