@@ -16,6 +16,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -129,6 +130,8 @@ class Launcher final {
   void ReapGroup(Rank& rank, std::vector<Exit>& exits);
   // For when only processes are left that the ranks started.
   void StopLeftovers();
+  // Tells those to stop that were made while their parents were told, too late for them to be seen.
+  void StopNewcomers();
   void HandleExit(const Exit& exit);
   void ReportFailure(const Exit& exit);
 
@@ -157,6 +160,7 @@ class Launcher final {
   bool stopping_ = false;
   std::vector<pid_t> left_behind_;  // what descends from ranks once none of these runs
   bool leftovers_stopped_ = false;
+  std::set<pid_t> told_;  // of those
   bool killed_ = false;
   bool gave_up_ = false;                // on what even SIGKILL does not end
   std::optional<absl::Time> deadline_;  // of the grace period, then of the patience after SIGKILL
@@ -311,7 +315,7 @@ void Launcher::StopLeftovers() {
     SignalAll(SIGKILL);
     return;
   }
-  if (leftovers_stopped_) return;
+  if (leftovers_stopped_) return StopNewcomers();
   leftovers_stopped_ = true;
   if (stopping_) {
     std::vector<pid_t> elsewhere;
@@ -324,10 +328,19 @@ void Launcher::StopLeftovers() {
       Say(absl::StrCat("rank processes left behind: ", FormatPids(elsewhere), "; stopping them"));
     }
     SignalAll(SIGTERM);
-    return;
+  } else {
+    Say(absl::StrCat("rank processes left behind: ", FormatPids(left_behind_), "; stopping them"));
+    Stop(SIGTERM);
   }
-  Say(absl::StrCat("rank processes left behind: ", FormatPids(left_behind_), "; stopping them"));
-  Stop(SIGTERM);
+  told_.insert(left_behind_.begin(), left_behind_.end());
+}
+
+void Launcher::StopNewcomers() {
+  for (const pid_t pid : left_behind_) {
+    if (IsInLivingGroup(pid) || !told_.insert(pid).second) continue;
+    kill(pid, SIGTERM);
+    kill(pid, SIGCONT);
+  }
 }
 
 void Launcher::ReapGroup(Rank& rank, std::vector<Exit>& exits) {

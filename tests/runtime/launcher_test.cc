@@ -241,6 +241,16 @@ TEST(Launch, StopsADaemonInASessionOfItsOwn) {
   EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1);
 }
 
+// Its child is made when the request to stop has been sent to everyone there was.
+TEST(Launch, StopsWhatADaemonBeginsWhenItIsToldToStop) {
+  const Fifo fifo;
+  const Result result =
+      RunLaunch(Shell(absl::StrCat("setsid sh -c \"trap 'sleep 1000 & exit' TERM; ", fifo.Open(),
+                                   "while :; do sleep 1; done\" & ", fifo.Pass(), "exit 0")));
+  EXPECT_EQ(*result.status, 0);
+  EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1);
+}
+
 TEST(Launch, KillsADaemonThatIgnoresTheRequestToStop) {
   const Fifo fifo;
   LaunchOptions options =
