@@ -26,11 +26,7 @@
 namespace ferry::coord {
 
 // What fails a test that waits; far beyond what a loaded machine needs.
-#if defined(__SANITIZE_THREAD__)
-inline constexpr absl::Duration kPatience = absl::Minutes(5);
-#else
 inline constexpr absl::Duration kPatience = absl::Seconds(20);
-#endif
 
 // Asks again and again, for at most kPatience.
 bool Eventually(const std::function<bool()>& condition, absl::Duration patience = kPatience);
