@@ -14,9 +14,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -130,7 +130,8 @@ class Launcher final {
   void ReapGroup(Rank& rank, std::vector<Exit>& exits);
   // For when only processes are left that the ranks started.
   void StopLeftovers();
-  // Tells those to stop that were made while their parents were told, too late for them to be seen.
+  // Tells those to stop that were made while their parents were told, too late for them to be seen,
+  // or that may not have heard it.
   void StopNewcomers();
   void HandleExit(const Exit& exit);
   void ReportFailure(const Exit& exit);
@@ -160,7 +161,7 @@ class Launcher final {
   bool stopping_ = false;
   std::vector<pid_t> left_behind_;  // what descends from ranks once none of these runs
   bool leftovers_stopped_ = false;
-  std::set<pid_t> told_;  // of those
+  std::map<pid_t, std::string> told_;  // of those, and which program each was (ProgramOf)
   bool killed_ = false;
   bool gave_up_ = false;                // on what even SIGKILL does not end
   std::optional<absl::Time> deadline_;  // of the grace period, then of the patience after SIGKILL
@@ -317,6 +318,8 @@ void Launcher::StopLeftovers() {
   }
   if (leftovers_stopped_) return StopNewcomers();
   leftovers_stopped_ = true;
+  // Before they are told.
+  for (const pid_t pid : left_behind_) told_.emplace(pid, ProgramOf(pid));
   if (stopping_) {
     std::vector<pid_t> elsewhere;
     for (const pid_t pid : left_behind_) {
@@ -332,12 +335,17 @@ void Launcher::StopLeftovers() {
     Say(absl::StrCat("rank processes left behind: ", FormatPids(left_behind_), "; stopping them"));
     Stop(SIGTERM);
   }
-  told_.insert(left_behind_.begin(), left_behind_.end());
 }
 
 void Launcher::StopNewcomers() {
   for (const pid_t pid : left_behind_) {
-    if (IsInLivingGroup(pid) || !told_.insert(pid).second) continue;
+    if (IsInLivingGroup(pid)) continue;
+    std::string program = ProgramOf(pid);
+    const auto [told, is_new] = told_.try_emplace(pid, program);
+    // A fork that was told before it became what it was to be may have lost it: until then it has
+    // its parent's handlers, and a shell's put off what they hear.
+    if (!is_new && (program.empty() || told->second == program)) continue;
+    told->second = std::move(program);
     kill(pid, SIGTERM);
     kill(pid, SIGCONT);
   }

@@ -108,6 +108,15 @@ std::vector<pid_t> Strays::Find() const {
   }
 }
 
+std::string ProgramOf(pid_t pid) {
+  // Source: getauxval(3): AT_RANDOM, AT_EXECFN and others are addresses, new with each execve.
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(
+      std::fopen(absl::StrCat("/proc/", pid, "/auxv").c_str(), "re"), std::fclose);
+  char bytes[1024];
+  if (file == nullptr) return "";
+  return std::string(bytes, std::fread(bytes, 1, sizeof(bytes), file.get()));
+}
+
 std::string FormatPids(const std::vector<pid_t>& pids) {
   constexpr size_t kMaxBytes = 120;
   return absl::StrCat(pids.size() == 1 ? "pid " : "pids ", FormatRanges(pids, kMaxBytes));

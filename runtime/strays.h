@@ -41,6 +41,10 @@ class Strays final {
   std::set<pid_t> children_before_;
 };
 
+// Something that changes when that process becomes another program (execve), and stays while it is
+// that; of a fork it is the parent's. Empty if it may not be seen.
+std::string ProgramOf(pid_t pid);
+
 // "pid 17", "pids 17,19 and 3 more".
 std::string FormatPids(const std::vector<pid_t>& pids);
 
