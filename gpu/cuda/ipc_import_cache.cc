@@ -69,6 +69,8 @@ absl::Status IpcImportCache::Open(const ImportKey& key, const IpcDescriptor& des
   }
   if (const auto found = state.opening.find(key); found != state.opening.end()) {
     found->second->waiting.push_back(std::move(done));
+    // The first may not have one, and fails without it.
+    if (fd.valid()) found->second->later_fd = std::move(fd);
     // Whoever is patient longest says how long.
     found->second->deadline = std::max(found->second->deadline, deadline);
     return absl::OkStatus();

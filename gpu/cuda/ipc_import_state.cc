@@ -123,6 +123,7 @@ absl::StatusOr<std::unique_ptr<IpcMapping>> IpcImportCache::State::TryOpen(
   const size_t wanted = job.descriptor.allocation_bytes;
   {
     absl::MutexLock lock(&mu);
+    if (!job.fd.valid()) job.fd = std::move(job.later_fd);
     // A process has one allocation at an address: what overlaps is older, and freed.
     std::vector<EntryPtr> older;
     for (const auto& [key, entry] : entries) {
@@ -181,6 +182,11 @@ void IpcImportCache::State::Finish(const JobPtr& job,
   std::vector<absl::StatusOr<ImportedMemory>> results;
   {
     absl::MutexLock lock(&mu);
+    // It came while that went wrong for want of it.
+    if (!mapping.ok() && job->later_fd.valid() && side != nullptr && !job->is_peer_gone &&
+        side->Post([self = shared_from_this(), job] { self->Open(job); }).ok()) {
+      return;
+    }
     opening.erase(job->key);
     waiting.swap(job->waiting);
     absl::Status status = mapping.status();

@@ -49,6 +49,8 @@ struct IpcImportCache::Job {
   // Guarded by the state's mutex.
   std::vector<OpenCallback> waiting;
   bool is_peer_gone = false;
+  // Of somebody who has joined, should the first one have come without.
+  UniqueFd later_fd;
 };
 
 struct IpcImportCache::State : std::enable_shared_from_this<IpcImportCache::State> {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is shared, what is closed and when, and peers that go.
+#include <unistd.h>
+
 #include <csignal>
 #include <optional>
 #include <string>
@@ -97,6 +99,61 @@ TEST_F(IpcImportCacheTest, ManyWhoOpenTheSameAtOnceShareOneMapping) {
         opened.clear();
         // The last callback may still hold its own.
         while (consumer.cache->stats().used_count > 0) absl::SleepFor(absl::Milliseconds(1));
+        consumer.cache.reset();
+        wire.Put('x');
+      });
+}
+
+// One who has no descriptor, since it went to somebody whose transfer was called off, is first; who
+// brings it joins. Both, and whoever comes after, have the memory.
+TEST_F(IpcImportCacheTest, WhoeverJoinsMayBringTheDescriptor) {
+  ExpectBoth(
+      [](const Wire& wire) {
+        const Process process;
+        const auto arena = GpuArena::Create(process.device, std::make_shared<SyncGate>(), {});
+        REQUIRE_OK(arena.status());
+        const auto buffer = (*arena)->Allocate(100);
+        REQUIRE_OK(buffer.status());
+        Put(wire, ExportOne(process, AsDevicePointer((*buffer)->data()), 100));
+        wire.Get<char>();
+      },
+      [](const Wire& wire) {
+        Consumer consumer;
+        const ExportedPiece piece = Get(wire);
+        REQUIRE(piece.fd.valid());
+        for (const bool is_being_opened : {false, true}) {
+          absl::Notification go_on;
+          // Nothing is opened before the second one has joined; or the first one is at it.
+          if (!is_being_opened) {
+            REQUIRE_OK(consumer.side->Post([&] { go_on.WaitForNotification(); }));
+          }
+          absl::Mutex mu;
+          int opened = 0;
+          const auto open = [&](UniqueFd fd) {
+            REQUIRE_OK(consumer.cache->Open({kProducer, piece.descriptor.buffer_id},
+                                            piece.descriptor, std::move(fd),
+                                            SteadyClock().Now() + absl::Seconds(10),
+                                            [&](absl::StatusOr<ImportedMemory> memory) {
+                                              // Too late to be joined.
+                                              if (!memory.ok() && is_being_opened) return;
+                                              REQUIRE_OK(memory.status());
+                                              absl::MutexLock lock(&mu);
+                                              ++opened;
+                                            }));
+          };
+          open(UniqueFd());
+          open(UniqueFd(dup(piece.fd.get())));
+          if (!is_being_opened) go_on.Notify();
+          const auto are_there = [&] { return opened >= (is_being_opened ? 1 : 2); };
+          {
+            absl::MutexLock lock(&mu);
+            mu.Await(absl::Condition(&are_there));
+          }
+          // Whoever joined is told with the lock free: what it was given counts until then.
+          while (consumer.cache->stats().used_count > 0) absl::SleepFor(absl::Milliseconds(1));
+          consumer.cache->ClosePeer(kProducer);
+          consumer.WaitClosed(is_being_opened ? 2 : 1);
+        }
         consumer.cache.reset();
         wire.Put('x');
       });
