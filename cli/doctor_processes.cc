@@ -23,6 +23,9 @@ namespace {
 constexpr char kDriverTrouble[] =
     "see dmesg for lines with NVRM, Xid or oom-kill; where the driver hangs, reset the GPU "
     "(nvidia-smi -r) or reboot";
+constexpr char kNcclTrouble[] =
+    "NCCL_DEBUG=INFO says where NCCL stays; a network that does not answer is passed by with "
+    "NCCL_SOCKET_IFNAME, a library that is not whole with FERRY_NCCL_LIBRARY; see dmesg too";
 // A process whose other half has failed: how it ended tells more than that.
 constexpr absl::Duration kHalfPatience = absl::Seconds(2);
 
@@ -119,8 +122,9 @@ class Helper final {
 bool IsTrouble(const absl::Status& status) { return !absl::IsInternal(status); }
 
 // Passes findings on; other lines go to `other`.
-void Follow(absl::StatusOr<Helper> helper, const std::string& first_check, const FindingSink& sink,
-            const std::function<void(const Json&)>& other) {
+//   todo: where the process itself goes wrong.
+void Follow(absl::StatusOr<Helper> helper, const std::string& first_check, const std::string& todo,
+            const FindingSink& sink, const std::function<void(const Json&)>& other) {
   if (!helper.ok()) {
     sink(doctor::Wrong(first_check, std::string(helper.status().message()),
                        "make room for processes and descriptors (ulimit -u, ulimit -n)"));
@@ -129,11 +133,10 @@ void Follow(absl::StatusOr<Helper> helper, const std::string& first_check, const
   while (true) {
     absl::StatusOr<std::optional<Json>> line = helper->Next();
     if (!line.ok()) {
-      sink(doctor::Wrong(helper->check().empty() ? first_check : helper->check(),
-                         std::string(line.status().message()),
-                         IsTrouble(line.status())
-                             ? kDriverTrouble
-                             : doctor::AdviceForCall(line.status().message())));
+      sink(doctor::Wrong(
+          helper->check().empty() ? first_check : helper->check(),
+          std::string(line.status().message()),
+          IsTrouble(line.status()) ? todo : doctor::AdviceForCall(line.status().message())));
       return;
     }
     if (!line->has_value()) return;
@@ -218,8 +221,8 @@ absl::StatusOr<IpcReport> Probe(int gpu, absl::Duration timeout) {
 
 GpuPresence CheckGpusInProcess(absl::Duration timeout, const FindingSink& sink) {
   GpuPresence gpus;
-  Follow(Helper::Start("the process that looks at the GPUs", {"gpus"}, timeout), "driver", sink,
-         [&gpus](const Json& json) {
+  Follow(Helper::Start("the process that looks at the GPUs", {"gpus"}, timeout), "driver",
+         kDriverTrouble, sink, [&gpus](const Json& json) {
            ReadNumber(json, "gpus", gpus.count);
            ReadNumber(json, "cuda_version", gpus.cuda_version);
            gpus.is_known = true;
@@ -232,7 +235,7 @@ void CheckNcclInProcess(const GpuPresence& gpus, absl::Duration timeout, const F
                        {"nccl", absl::StrCat("--gpu-count=", gpus.count),
                         absl::StrCat("--cuda-version=", gpus.cuda_version)},
                        timeout),
-         "nccl", sink, [](const Json& json) {});
+         "nccl", kNcclTrouble, sink, [](const Json& json) {});
 }
 
 void CheckIpcInProcesses(int gpu, absl::Duration timeout, const FindingSink& sink) {

@@ -5,6 +5,8 @@
 #include <atomic>
 #include <cstring>
 
+#include "absl/strings/str_cat.h"
+
 #include "base/status_macros.h"
 #include "gpu/cuda/device_buffer.h"
 #include "gpu/cuda/ipc_export.h"
@@ -18,6 +20,19 @@ AllocationProperties ExportableMemory(const CudaDevice& device) {
   properties.requested_handle_types = kHandleTypePosixFd;
   properties.location = {kLocationTypeDevice, device.ordinal()};
   return properties;
+}
+
+// Where it is the memory that lacks: how much was asked for, and how much there is.
+absl::Status WithMemory(const CudaDevice& device, const absl::Status& status, size_t bytes) {
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  if (!absl::IsResourceExhausted(status) ||
+      device.table().memory_get_info(&free_bytes, &total_bytes) != kSuccess) {
+    return status;
+  }
+  return absl::ResourceExhaustedError(absl::StrCat(
+      status.message(), ": ", bytes >> 20, " MiB were asked for, of ", total_bytes >> 20, " MiB ",
+      free_bytes >> 20, " are free; nvidia-smi says which processes have the rest"));
 }
 
 }  // namespace
@@ -35,8 +50,10 @@ absl::Status ProbeExport(const CudaDevice& device, size_t& granularity) {
       device.Check(table.memory_granularity(&granularity, &properties, kGranularityMinimum),
                    "cuMemGetAllocationGranularity"));
   AllocationHandle handle = 0;
-  FERRY_RETURN_IF_ERROR(
-      device.Check(table.memory_create(&handle, granularity, &properties, 0), "cuMemCreate"));
+  FERRY_RETURN_IF_ERROR(WithMemory(
+      device,
+      device.Check(table.memory_create(&handle, granularity, &properties, 0), "cuMemCreate"),
+      granularity));
   absl::Status status = ExportHandle(device, handle).status();
   table.memory_release(handle);
   // Of descriptors: other handles need none.
@@ -47,8 +64,9 @@ absl::Status ProbeExport(const CudaDevice& device, size_t& granularity) {
 absl::Status ArenaSegment::MapVirtual(const CudaDevice& device, const std::vector<int>& ordinals) {
   const CudaTable& table = device.table();
   const AllocationProperties properties = ExportableMemory(device);
-  FERRY_RETURN_IF_ERROR(
-      device.Check(table.memory_create(&handle, bytes, &properties, 0), "cuMemCreate"));
+  FERRY_RETURN_IF_ERROR(WithMemory(
+      device, device.Check(table.memory_create(&handle, bytes, &properties, 0), "cuMemCreate"),
+      bytes));
   FERRY_RETURN_IF_ERROR(
       device.Check(table.address_reserve(&base, bytes, 0, 0, 0), "cuMemAddressReserve"));
   FERRY_RETURN_IF_ERROR(device.Check(table.memory_map(base, bytes, 0, handle, 0), "cuMemMap"));
@@ -62,7 +80,8 @@ absl::Status ArenaSegment::MapVirtual(const CudaDevice& device, const std::vecto
 }
 
 absl::Status ArenaSegment::AllocatePlain(const CudaDevice& device) {
-  return device.Check(device.table().memory_alloc(&base, bytes), "cuMemAlloc");
+  return WithMemory(device, device.Check(device.table().memory_alloc(&base, bytes), "cuMemAlloc"),
+                    bytes);
 }
 
 absl::Status ArenaSegment::Describe(const CudaDevice& device, ExportBy export_by) {

@@ -35,7 +35,10 @@ absl::Status CudaEvent::Record(Stream stream) {
 absl::StatusOr<bool> CudaEvent::IsDone() const {
   const CudaDevice& device = pool_->device();
   const ScopedCurrent current(device);
-  const Result result = device.table().event_query(event_);
+  Result result = device.table().event_query(event_);
+  // Whoever hears of an error takes the device for failed, which writes to nobody's memory any
+  // more: so not because of one question that has failed.
+  if (result != kSuccess && result != kErrorNotReady) result = device.table().event_query(event_);
   if (result == kErrorNotReady) return false;
   FERRY_RETURN_IF_ERROR(device.Check(result, "cuEventQuery"));
   return true;

@@ -35,7 +35,9 @@ absl::Status ResolveNeeded(const SharedLibrary& library, NcclTable& table) {
   FERRY_RETURN_IF_ERROR(library.Resolve("ncclGroupEnd", table.group_end));
   FERRY_RETURN_IF_ERROR(library.Resolve("ncclSend", table.send));
   FERRY_RETURN_IF_ERROR(library.Resolve("ncclRecv", table.recv));
-  return library.Resolve("ncclAllReduce", table.all_reduce);
+  FERRY_RETURN_IF_ERROR(library.Resolve("ncclAllReduce", table.all_reduce));
+  FERRY_RETURN_IF_ERROR(library.Resolve("ncclBroadcast", table.broadcast));
+  return library.Resolve("ncclAllGather", table.all_gather);
 }
 
 void ResolveOptional(const SharedLibrary& library, NcclTable& table) {

@@ -20,7 +20,7 @@ namespace ferry::nccl {
 // it (splitShare), and initialises without blocking in groups.
 inline constexpr int kMinVersion = 21800;
 
-// Functions of libnccl.so.2. Up to all_reduce none is null; the others came after kMinVersion and
+// Functions of libnccl.so.2. Up to all_gather none is null; the others came after kMinVersion and
 // are null in a library that is older than the version at them.
 struct NcclTable {
   Result (*get_version)(int* version) = nullptr;
@@ -43,6 +43,10 @@ struct NcclTable {
   Result (*recv)(void* buffer, size_t count, DataType type, int peer, Communicator communicator,
                  Stream stream) = nullptr;
   Result (*all_reduce)(const void* from, void* to, size_t count, DataType type, int operation,
+                       Communicator communicator, Stream stream) = nullptr;
+  Result (*broadcast)(const void* from, void* to, size_t count, DataType type, int root,
+                      Communicator communicator, Stream stream) = nullptr;
+  Result (*all_gather)(const void* from, void* to, size_t count_of_each, DataType type,
                        Communicator communicator, Stream stream) = nullptr;
 
   Result (*memory_alloc)(void** pointer, size_t bytes) = nullptr;  // 2.19, and the next three

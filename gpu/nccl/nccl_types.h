@@ -50,6 +50,9 @@ enum DataType : int {
 };
 
 inline constexpr int kReduceSum = 0;        // ncclRedOp_t
+inline constexpr int kReduceProduct = 1;    //
+inline constexpr int kReduceMax = 2;        //
+inline constexpr int kReduceMin = 3;        //
 inline constexpr int kSplitNoColor = -1;    // of ncclCommSplit
 inline constexpr int kShrinkDefault = 0;    // flags of ncclCommShrink
 inline constexpr int kShrinkAbort = 1;      //

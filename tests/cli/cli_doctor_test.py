@@ -196,6 +196,13 @@ class WithGpus(Doctor):
         found = self.diagnose(**self.variables, STRICT_CUDA_FAIL="ncclGetUniqueId:3")
         self.expect(found, "nccl id", "wrong", "ncclGetUniqueId failed with code 3", "NCCL_DEBUG")
 
+    def test_nccl_that_never_returns_is_named_and_ended(self):
+        for call, check, last in (("ncclGetUniqueId", "nccl id", "making an id"),
+                                  ("ncclGetVersion", "nccl", "loading NCCL")):
+            found = self.diagnose("--timeout=2s", **self.variables, STRICT_CUDA_FAIL=f"{call}:-1")
+            self.expect(found, check, "wrong",
+                        rf"\(pid \d+\) has said nothing for 2s, last {last}", "NCCL_DEBUG=INFO")
+
     def test_a_process_that_is_killed_is_named(self):
         doctor = self.start("doctor", **self.variables, STRICT_CUDA_DEVICES="1",
                             STRICT_CUDA_DELAY_US="1500000")

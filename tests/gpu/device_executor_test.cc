@@ -102,11 +102,32 @@ TEST_F(DeviceExecutorTest, ADeviceThatFailsEndsWhatWaitsForIt) {
   DeviceExecutor executor(device_);
   const std::unique_ptr<CudaStream> stream = *CudaStream::Create(device_);
   const auto event = Record(stream->get());
-  FailNext("cuEventQuery", 700);
+  const auto fail =
+      reinterpret_cast<void (*)(const char*, int, int, int)>(StrictSymbol("strict_cuda_fail"));
+  fail("cuEventQuery", 700, 0, 1000);
   Outcome outcome;
   ASSERT_OK(executor.Watch({.event = event, .what = "a copy"}, outcome.Callback()));
   EXPECT_EQ(outcome.Wait().code(), absl::StatusCode::kInternal);
   EXPECT_THAT(outcome.status.message(), HasSubstr("gpu:0: cuEventQuery failed with code 700"));
+  reinterpret_cast<void (*)()>(StrictSymbol("strict_cuda_clear_faults"))();
+}
+
+// Nobody knows then whether the device is through with the memory: it is asked again.
+TEST_F(DeviceExecutorTest, AQuestionThatFailsOnceIsNoAnswer) {
+  NEEDS_THE_DOUBLE("makes calls fail");
+  DeviceExecutor executor(device_);
+  HeldStream stream(device_);
+  auto memory = std::make_shared<const int>(1);
+  const std::weak_ptr<const int> watched = memory;
+  const auto event = Record(stream.get());
+  FailNext("cuEventQuery", /*kErrorOutOfMemory=*/2, /*after_n=*/3);
+  Outcome outcome;
+  ASSERT_OK(executor.Watch({.event = event, .what = "a copy", .keep = std::move(memory)},
+                           outcome.Callback()));
+  EXPECT_FALSE(outcome.ended.WaitForNotificationWithTimeout(absl::Milliseconds(50)));
+  EXPECT_FALSE(watched.expired());
+  stream.Go();
+  EXPECT_OK(outcome.Wait());
 }
 
 TEST_F(DeviceExecutorTest, ALimitIsNamedAndRefusedWorkIsNotRun) {

@@ -12,6 +12,7 @@
 namespace ferry::cuda {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 class GpuArenaTest : public CudaTest {
@@ -105,6 +106,8 @@ TEST_F(GpuArenaTest, WhenTheDeviceIsFullTheDriverIsQuotedAndTheBudgetGivenBack) 
   const absl::Status status = arena->Allocate(1000).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(status.message(), HasSubstr("gpu:0: cuMemCreate"));
+  EXPECT_THAT(std::string(status.message()),
+              ContainsRegex("32 MiB were asked for, of 4096 MiB [0-9]+ are free"));
   EXPECT_EQ(arena->stats().mapped_bytes, 0u);
   EXPECT_OK(arena->Allocate(1000).status());
 }

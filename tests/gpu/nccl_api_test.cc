@@ -99,6 +99,22 @@ TEST_F(NcclSearchTest, AnOldLibraryIsPassedOverWithItsReason) {
   EXPECT_THAT(api.status().message(), HasSubstr(FERRY_OLD_NCCL));
 }
 
+// An installation that was broken off: the loader would map what is not there, and the process die
+// of it.
+TEST_F(NcclSearchTest, AFileThatIsCutShortIsNotLoaded) {
+  const std::string file = Put("short.so");
+  fs::copy_file(FERRY_OLD_NCCL, file, fs::copy_options::overwrite_existing);
+  for (const uintmax_t left : {uintmax_t{4096}, uintmax_t{100}}) {
+    SCOPED_TRACE(left);
+    fs::resize_file(file, left);
+    ScopedEnvironment environment;
+    environment.Set("FERRY_NCCL_LIBRARY", file);
+    const auto api = NcclApi::Load();
+    ASSERT_EQ(api.status().code(), absl::StatusCode::kUnavailable);
+    EXPECT_THAT(api.status().message(), HasSubstr("it is cut short: "));
+  }
+}
+
 // Who names a file does not want another that happens to lie about.
 TEST_F(NcclSearchTest, ANamedLibraryIsTheOnlyOneTried) {
   ScopedEnvironment environment;
