@@ -55,6 +55,79 @@ TEST_F(NcclBreachTest, CountsDiffer) {
       [](PairRank& rank) { rank.Recv(Alloc(100), 99); });
 }
 
+// Each rank of a collective says to each what it is at: all of them see it.
+TEST_F(NcclBreachTest, CollectivesDiffer) {
+  using Call = void (*)(const PairRank& rank, CUdeviceptr memory);
+  const auto expect_caught = [this](Call first, Call second) {
+    const auto run = [](PairRank rank, Call call) {
+      call(rank, Alloc(100));
+      rank.Synchronize();
+    };
+    const auto outcomes = RunPair(
+        [&](const Wire& wire) {
+          UseDevice(0);
+          run(PairRank(0, MintFor(wire)), first);
+        },
+        [&](const Wire& wire) {
+          UseDevice(1);
+          run(PairRank(1, wire.Get<ncclUniqueId>()), second);
+        });
+    ExpectBreach(outcomes[0], "nccl-count-mismatch");
+    ExpectBreach(outcomes[1], "nccl-count-mismatch");
+  };
+  const Call sum = [](const PairRank& rank, CUdeviceptr memory) {
+    OK(CU(ncclAllReduce)(Buffer(memory), Buffer(memory), 4, ncclFloat32, ncclSum, rank.comm,
+                         rank.stream));
+  };
+  const Call longer = [](const PairRank& rank, CUdeviceptr memory) {
+    OK(CU(ncclAllReduce)(Buffer(memory), Buffer(memory), 5, ncclFloat32, ncclSum, rank.comm,
+                         rank.stream));
+  };
+  const Call whole = [](const PairRank& rank, CUdeviceptr memory) {
+    OK(CU(ncclAllReduce)(Buffer(memory), Buffer(memory), 4, ncclInt32, ncclSum, rank.comm,
+                         rank.stream));
+  };
+  const Call largest = [](const PairRank& rank, CUdeviceptr memory) {
+    OK(CU(ncclAllReduce)(Buffer(memory), Buffer(memory), 4, ncclFloat32, ncclMax, rank.comm,
+                         rank.stream));
+  };
+  const Call gather = [](const PairRank& rank, CUdeviceptr memory) {
+    OK(CU(ncclAllGather)(Buffer(memory), Buffer(memory + 40), 4, ncclFloat32, rank.comm,
+                         rank.stream));
+  };
+  expect_caught(sum, longer);
+  expect_caught(sum, whole);
+  expect_caught(sum, largest);
+  expect_caught(sum, gather);
+}
+
+// The same two collectives, on two communicators in two orders.
+TEST_F(NcclBreachTest, CollectivesInDifferentOrdersDeadlock) {
+  const auto run = [](const PairRank& first, const PairRank& second) {
+    const CUdeviceptr memory = Alloc(16);
+    for (const PairRank* const rank : {&first, &second}) {
+      OK(CU(ncclAllReduce)(Buffer(memory), Buffer(memory), 1, ncclFloat32, ncclSum, rank->comm,
+                           rank->stream));
+    }
+    second.Synchronize();
+  };
+  const auto outcomes = RunPair(
+      [&](const Wire& wire) {
+        UseDevice(0);
+        PairRank a(0, MintFor(wire));
+        PairRank b(0, MintFor(wire));
+        run(a, b);
+      },
+      [&](const Wire& wire) {
+        UseDevice(1);
+        PairRank a(1, wire.Get<ncclUniqueId>());
+        PairRank b(1, wire.Get<ncclUniqueId>());
+        run(b, a);
+      });
+  ExpectBreach(outcomes[0], "nccl-deadlock");
+  ExpectBreach(outcomes[1], "nccl-deadlock");
+}
+
 // The trap of lazily connected pairs: either rank only sends first.
 TEST_F(NcclBreachTest, FirstExchangeIsOnlyASend) {
   const auto outcomes = RunPair(

@@ -43,7 +43,8 @@ struct Header {
   uint64_t sequence;
   uint64_t count;
   int32_t data_type;
-  uint32_t unused;
+  // Of a reduction; the root of a broadcast.
+  int32_t how;
 };
 
 // The socket to a peer. Touched by one stream's thread at a time.

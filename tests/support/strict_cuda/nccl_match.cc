@@ -85,6 +85,8 @@ class Runner final {
     transfer.header.sequence = sequence++;
     transfer.header.count = op.count;
     transfer.header.data_type = op.type;
+    if (op.kind == OpKind::kAllReduce) transfer.header.how = op.reduction;
+    if (op.kind == OpKind::kBroadcast) transfer.header.how = op.peer;
     return transfer;
   }
 
@@ -182,16 +184,17 @@ class Runner final {
   // `send` is ours, `recv` what the peer is ready for.
   void Compare(const Header& send, const Header& recv, int peer) {
     const bool same = send.kind == recv.kind && send.count == recv.count &&
-                      send.data_type == recv.data_type && send.sequence == recv.sequence;
+                      send.data_type == recv.data_type && send.how == recv.how &&
+                      send.sequence == recv.sequence;
     if (same) return;
     Breach(Rule::kNcclCountMismatch, "ncclGroupEnd",
-           "transfer %llu from rank %d to %d: sends %llu of type %d (kind %u), receives %llu of "
-           "type %d (kind %u)",
+           "transfer %llu from rank %d to %d: sends %llu of type %d (kind %u, %d), receives %llu "
+           "of type %d (kind %u, %d)",
            static_cast<unsigned long long>(send.sequence), comm_.rank, peer,  // NOLINT
            static_cast<unsigned long long>(send.count), send.data_type,       // NOLINT
-           static_cast<unsigned>(send.kind), static_cast<unsigned long long>(recv.count),
+           static_cast<unsigned>(send.kind), send.how, static_cast<unsigned long long>(recv.count),
            recv.data_type,  // NOLINT
-           static_cast<unsigned>(recv.kind));
+           static_cast<unsigned>(recv.kind), recv.how);
     FailComm(&comm_, ncclRemoteError, "counts of matching operations differ");
   }
 

@@ -2,12 +2,34 @@
 // Element by element, in the type of the elements.
 #include "tests/support/strict_cuda/nccl_reduce.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
 namespace strict_cuda {
 namespace {
+
+// Computed as floats, and rounded after each operation, as a GPU does.
+class Bfloat16 final {
+ public:
+  Bfloat16() = default;
+  explicit Bfloat16(float value) {
+    uint32_t bits = 0;
+    std::memcpy(&bits, &value, sizeof(bits));
+    const bool is_number = value == value;
+    bits_ = static_cast<uint16_t>((is_number ? bits + 0x7fff + ((bits >> 16) & 1) : bits) >> 16);
+    if (!is_number) bits_ |= 0x40;
+  }
+  explicit Bfloat16(int value) : Bfloat16(static_cast<float>(value)) {}
+  operator float() const {  // NOLINT: it stands for one
+    const uint32_t bits = static_cast<uint32_t>(bits_) << 16;
+    float value = 0;
+    std::memcpy(&value, &bits, sizeof(value));
+    return value;
+  }
+
+ private:
+  uint16_t bits_ = 0;
+};
 
 template <typename T>
 T Apply(ncclRedOp_t op, T a, T b) {
@@ -15,9 +37,9 @@ T Apply(ncclRedOp_t op, T a, T b) {
     case ncclProd:
       return static_cast<T>(a * b);
     case ncclMax:
-      return std::max(a, b);
+      return a < b ? b : a;
     case ncclMin:
-      return std::min(a, b);
+      return b < a ? b : a;
     case ncclSum:
     case ncclAvg:
       return static_cast<T>(a + b);
@@ -55,6 +77,10 @@ bool WithType(ncclDataType_t type, const Function& function) {
       return function(float{});
     case ncclFloat64:
       return function(double{});
+    case ncclFloat16:
+      return function(_Float16{});
+    case ncclBfloat16:
+      return function(Bfloat16{});
     default:
       return false;
   }

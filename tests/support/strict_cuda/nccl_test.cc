@@ -116,6 +116,28 @@ TEST_F(NcclTest, Collectives) {
   RunRanks(body, body);
 }
 
+// 1 + 2 and 1 - 4, as halves and as bfloat16.
+TEST_F(NcclTest, SmallFloatsAreReduced) {
+  const auto body = [](const PairRank& rank, const Wire&) {
+    const CUdeviceptr data = Alloc(64);
+    const uint16_t own[2][4] = {{0x3c00, 0x3c00, 0x3f80, 0x3f80}, {0x4000, 0xc400, 0x4000, 0xc080}};
+    OK(CU(cuMemcpyHtoD_v2)(data, own[rank.rank], sizeof(own[0])));
+    OK(CU(ncclAllReduce)(Buffer(data), Buffer(data + 16), 2, ncclFloat16, ncclSum, rank.comm,
+                         rank.stream));
+    OK(CU(ncclAllReduce)(Buffer(data + 4), Buffer(data + 20), 2, ncclBfloat16, ncclSum, rank.comm,
+                         rank.stream));
+    OK(CU(ncclAllReduce)(Buffer(data), Buffer(data + 24), 2, ncclFloat16, ncclMin, rank.comm,
+                         rank.stream));
+    rank.Synchronize();
+    uint16_t sums[6] = {};
+    OK(CU(cuMemcpyDtoH_v2)(sums, data + 16, sizeof(sums)));
+    REQUIRE(sums[0] == 0x4200 && sums[1] == 0xc200);
+    REQUIRE(sums[2] == 0x4040 && sums[3] == 0xc040);
+    REQUIRE(sums[4] == 0x3c00 && sums[5] == 0xc400);
+  };
+  RunRanks(body, body);
+}
+
 // Rank 1 comes first in the child, by its key.
 TEST_F(NcclTest, ASplitReordersTheRanks) {
   const auto body = [](const PairRank& rank, const Wire&) {
