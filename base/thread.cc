@@ -24,4 +24,8 @@ void Thread::Detach() {
   if (thread_.joinable()) thread_.detach();
 }
 
+void Thread::SetCores(const cpu_set_t& cores) {
+  if (thread_.joinable()) pthread_setaffinity_np(thread_.native_handle(), sizeof(cores), &cores);
+}
+
 }  // namespace ferry

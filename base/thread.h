@@ -3,6 +3,8 @@
 #ifndef FERRY_BASE_THREAD_H_
 #define FERRY_BASE_THREAD_H_
 
+#include <sched.h>
+
 #include <string>
 #include <thread>
 
@@ -24,6 +26,8 @@ class Thread final {
   void Join();
   // Leaves it to itself: nobody waits for the body any more.
   void Detach();
+  // On which cores it may run; a set without one that it could have changes nothing.
+  void SetCores(const cpu_set_t& cores);
 
  private:
   std::thread thread_;

@@ -68,13 +68,6 @@ StreamFunction ChooseStream() {
 
 #endif
 
-// That this process may use: of a container, or of `taskset`, not of the machine.
-int UsableCores() {
-  cpu_set_t cores;
-  if (sched_getaffinity(0, sizeof(cores), &cores) == 0) return CPU_COUNT(&cores);
-  return static_cast<int>(std::thread::hardware_concurrency());
-}
-
 }  // namespace
 
 void CopyBytesStreamed(void* to, const void* from, size_t bytes) {
@@ -119,10 +112,11 @@ struct CopyPool::Job {
 };
 
 CopyPool::CopyPool(CopyPoolOptions options) {
-  int count = options.threads;
-  if (count < 0) {
-    count = std::clamp(UsableCores() - 1, 0, 3);
-  }
+  // That this process may use: of a container, or of `taskset`, not of the machine.
+  CPU_ZERO(&cores_);
+  int usable = static_cast<int>(std::thread::hardware_concurrency());
+  if (sched_getaffinity(0, sizeof(cores_), &cores_) == 0) usable = CPU_COUNT(&cores_);
+  const int count = options.threads >= 0 ? options.threads : std::clamp(usable - 1, 0, 3);
   for (int i = 0; i < count; ++i) {
     threads_.push_back(std::make_unique<Thread>("ferry-copy", [this] { Run(); }));
   }
@@ -164,8 +158,14 @@ void CopyPool::Work(Job& job) {
   }
 }
 
-void CopyPool::Announce(std::shared_ptr<Job> job, int helpers) {
+void CopyPool::Announce(std::shared_ptr<Job> job, int helpers, int kept_free) {
   absl::MutexLock lock(&mu_);
+  if (kept_free != kept_free_) {
+    kept_free_ = kept_free;
+    cpu_set_t cores = cores_;
+    if (kept_free >= 0) CPU_CLR(static_cast<size_t>(kept_free), &cores);
+    for (const auto& thread : threads_) thread->SetCores(cores);
+  }
   for (int i = 0; i < helpers; ++i) wanted_.push_back(job);
 }
 
@@ -181,7 +181,9 @@ void CopyPool::Copy(void* to, const void* from, size_t bytes,
   job->control = std::move(control);
   const size_t pieces = (bytes + kPieceBytes - 1) / kPieceBytes;
   if (bytes >= kWorthHelp) {
-    Announce(job, static_cast<int>(std::min(threads_.size(), pieces - 1)));
+    // When all cores are busy for a moment, the kernel likes to wake a helper on the caller's,
+    // where it would get its turn when everything is copied.
+    Announce(job, static_cast<int>(std::min(threads_.size(), pieces - 1)), sched_getcpu());
   }
   Work(*job);
   // At most a piece is left, in somebody's hands.
@@ -202,7 +204,7 @@ void CopyPool::CopyAsync(void* to, const void* from, size_t bytes,
   job->done = std::move(done);
   job->control = std::move(control);
   const size_t pieces = (bytes + kPieceBytes - 1) / kPieceBytes;
-  Announce(std::move(job), static_cast<int>(std::min(threads_.size(), pieces)));
+  Announce(std::move(job), static_cast<int>(std::min(threads_.size(), pieces)), kNoCore);
 }
 
 void CopyPool::Run() {

@@ -3,6 +3,8 @@
 #ifndef FERRY_TENSOR_COPY_H_
 #define FERRY_TENSOR_COPY_H_
 
+#include <sched.h>
+
 #include <atomic>
 #include <cstddef>
 #include <memory>
@@ -63,11 +65,17 @@ class CopyPool final {
  private:
   struct Job;
 
+  static constexpr int kNoCore = -1;
+
   void Run() ABSL_LOCKS_EXCLUDED(mu_);
   static void Work(Job& job);
-  void Announce(std::shared_ptr<Job> job, int helpers) ABSL_LOCKS_EXCLUDED(mu_);
+  //   kept_free: a core on which no helper may run, or kNoCore.
+  void Announce(std::shared_ptr<Job> job, int helpers, int kept_free) ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Constant once the threads run; empty if they cannot be told.
+  cpu_set_t cores_;
   absl::Mutex mu_;
+  int kept_free_ ABSL_GUARDED_BY(mu_) = kNoCore;
   bool is_stopping_ ABSL_GUARDED_BY(mu_) = false;
   // One entry for each helper that is wanted.
   std::vector<std::shared_ptr<Job>> wanted_ ABSL_GUARDED_BY(mu_);

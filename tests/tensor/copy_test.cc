@@ -72,5 +72,49 @@ TEST(CopyPoolTest, HasNoThreadsOnOneCore) {
   ASSERT_EQ(sched_setaffinity(0, sizeof(before), &before), 0);
 }
 
+// On which cores the pool's thread may run.
+cpu_set_t CoresOfCopyThread() {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream file(task.path() / "comm");
+    std::string name;
+    std::getline(file, name);
+    if (name != "ferry-copy") continue;
+    EXPECT_EQ(sched_getaffinity(std::stoi(task.path().filename().string()), sizeof(cores), &cores),
+              0);
+  }
+  return cores;
+}
+
+// Woken on the core of a caller that copies too, a helper would get its turn when all is done.
+TEST(CopyPoolTest, HelpersKeepOffTheCoreOfACallerThatCopies) {
+  cpu_set_t before;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(before), &before), 0);
+  if (CPU_COUNT(&before) < 2) GTEST_SKIP() << "one core only";
+  CopyPool pool({.threads = 1});
+  const std::vector<char> from = Pattern(size_t{9} << 20);
+  std::vector<char> to(from.size());
+  for (size_t core = 0; core < CPU_SETSIZE; ++core) {
+    if (!CPU_ISSET(core, &before)) continue;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(core, &one);
+    ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+    pool.Copy(to.data(), from.data(), from.size());
+    const cpu_set_t allowed = CoresOfCopyThread();
+    EXPECT_FALSE(CPU_ISSET(core, &allowed)) << core;
+    EXPECT_EQ(CPU_COUNT(&allowed), CPU_COUNT(&before) - 1);
+  }
+  ASSERT_EQ(sched_setaffinity(0, sizeof(before), &before), 0);
+  EXPECT_EQ(to, from);
+  // The caller of this one does something else.
+  absl::Notification done;
+  pool.CopyAsync(to.data(), from.data(), from.size(), [&done] { done.Notify(); });
+  ASSERT_TRUE(done.WaitForNotificationWithTimeout(absl::Seconds(20)));
+  const cpu_set_t allowed = CoresOfCopyThread();
+  EXPECT_TRUE(CPU_EQUAL(&allowed, &before));
+}
+
 }  // namespace
 }  // namespace ferry
