@@ -13,6 +13,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
 
 #include "base/status_macros.h"
@@ -58,6 +59,7 @@ struct HostArena::State {
       std::vector<Segment*>& list = with_room[segment.class_bytes];
       list.erase(std::remove(list.begin(), list.end(), &segment), list.end());
       dropped += segment.memory.bytes();
+      stats.page_bytes[static_cast<size_t>(segment.memory.pages())] -= segment.memory.bytes();
       --stats.segment_count;
       if (!listeners.empty()) retired.push_back(segment.id);
       it = segments.erase(it);
@@ -153,6 +155,8 @@ absl::StatusOr<HostArena::Segment*> HostArena::AddSegment(size_t class_bytes, si
   state.stats.mapped_bytes += wanted;
   ++state.stats.segment_count;
   state.stats.pages = segment->memory.pages();
+  // What DropIdle takes off again.
+  state.stats.page_bytes[static_cast<size_t>(segment->memory.pages())] += segment->memory.bytes();
   Segment* added = segment.get();
   state.with_room[class_bytes].push_back(added);
   state.segments.emplace(added->id, std::move(segment));
@@ -217,6 +221,18 @@ const MemorySegment& HostArena::memory(const ArenaPlace& place) const {
   const auto found = state_->segments.find(place.segment);
   FERRY_CHECK(found != state_->segments.end());
   return found->second->memory;
+}
+
+std::string DescribePages(const HostArenaStats& stats) {
+  std::vector<std::string> kinds;
+  const auto used = [&stats](PageKind kind) { return stats.page_bytes[static_cast<size_t>(kind)]; };
+  for (const PageKind kind : {PageKind::kPool, PageKind::kTransparent, PageKind::kOrdinary}) {
+    if (used(kind) == 0) continue;
+    const bool is_all = used(kind) == stats.mapped_bytes;
+    kinds.push_back(absl::StrCat(PageKindName(kind),
+                                 is_all ? "" : absl::StrCat(" (", used(kind) >> 20, " MiB)")));
+  }
+  return kinds.empty() ? "none yet" : absl::StrJoin(kinds, " and ");
 }
 
 HostArenaStats HostArena::stats() const {

@@ -3,10 +3,12 @@
 #ifndef FERRY_TENSOR_HOST_ARENA_H_
 #define FERRY_TENSOR_HOST_ARENA_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -33,7 +35,13 @@ struct HostArenaStats {
   int64_t made_blocks = 0;               // handed out ever
   int64_t reused_blocks = 0;             // of those, ones that were warm
   PageKind pages = PageKind::kOrdinary;  // of the latest segment
+  // Of mapped_bytes, by PageKind: a pool may have run out in between.
+  std::array<size_t, kPageKindCount> page_bytes = {};
 };
+
+// "transparent huge pages", "2 MiB pages from the machine's pool (64 MiB) and 4 KiB pages (2 MiB)",
+// "none yet": for people.
+std::string DescribePages(const HostArenaStats& stats);
 
 // Thread-safe. Shared by the buffers it made: they may outlive the caller's reference. A buffer's
 // place goes to the next user as soon as its last reference is gone; leases keep one.

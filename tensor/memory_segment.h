@@ -19,6 +19,8 @@ enum class PageKind {
   kPool,         // 2 MiB, from the machine's pool (vm.nr_hugepages)
 };
 
+inline constexpr size_t kPageKindCount = 3;
+
 // "4 KiB pages", ...: for people.
 absl::string_view PageKindName(PageKind kind);
 
