@@ -112,7 +112,7 @@ TEST(HandshakeTest, SaysWhichVersionsMeet) {
   const auto [at_client, at_server] = Carry(client, server, 1000);
   EXPECT_EQ(at_client.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(at_client.message()),
-              HasSubstr("speaks version 2 of the lane, this is 9"));
+              HasSubstr(absl::StrCat("speaks version ", kLaneVersion, " of the lane, this is 9")));
   EXPECT_THAT(std::string(at_server.message()), HasSubstr("speaks version 9"));
 }
 

@@ -24,7 +24,7 @@ class RecordingHandler : public LaneHandler {
  public:
   void OnOpen(std::shared_ptr<Lane> lane) override {
     absl::MutexLock lock(&mu_);
-    lane_ = std::move(lane);
+    lane_ = lane;
   }
   absl::Status OnFrame(uint16_t type, absl::string_view body,
                        absl::Span<UniqueFd> descriptors) override {
@@ -38,15 +38,15 @@ class RecordingHandler : public LaneHandler {
     EXPECT_TRUE(closed_.ok()) << "closed twice";
     EXPECT_FALSE(why.ok());
     closed_ = why;
-    lane_ = nullptr;
+    lane_.reset();
   }
 
   // Null when there is none in time.
   std::shared_ptr<Lane> WaitForLane() {
     absl::MutexLock lock(&mu_);
-    const auto is_there = [this] { return lane_ != nullptr || !closed_.ok(); };
+    const auto is_there = [this] { return !lane_.expired() || !closed_.ok(); };
     mu_.AwaitWithTimeout(absl::Condition(&is_there), absl::Seconds(10));
-    return lane_;
+    return lane_.lock();
   }
   std::vector<std::pair<uint16_t, std::string>> WaitForFrames(size_t count) {
     absl::MutexLock lock(&mu_);
@@ -71,7 +71,8 @@ class RecordingHandler : public LaneHandler {
 
  private:
   absl::Mutex mu_;
-  std::shared_ptr<Lane> lane_;
+  // Which keeps this, until it is closed or its loop is gone.
+  std::weak_ptr<Lane> lane_;
   std::vector<std::pair<uint16_t, std::string>> frames_;
   std::vector<UniqueFd> descriptors_;
   absl::Status closed_;

@@ -233,6 +233,60 @@ TEST(LaneHubTest, WhoeverSaysNothingIsGivenUp) {
   EXPECT_EQ(got, 0) << "the server has not closed it";
 }
 
+// In a program that goes on after its part in a job is over.
+TEST(LaneHubTest, WhoeverSaysNothingIsLetGoOfWhenTheLoopEnds) {
+  auto b = std::make_unique<LaneEnd>(LanePeer{2, 22});
+  UniqueFd silent = *BeginConnectTcp(b->addresses.tcp[0]);
+  for (int i = 0; i < 500 && b->loop->timers() == 0; ++i) absl::SleepFor(absl::Milliseconds(10));
+  ASSERT_GT(b->loop->timers(), 0u) << "nobody has taken it";
+  // The loop ends with something else to do than what Close asks of it.
+  const auto busy = std::make_shared<absl::Notification>();
+  const auto go = std::make_shared<absl::Notification>();
+  b->loop->Post([busy, go] {
+    busy->Notify();
+    go->WaitForNotification();
+  });
+  busy->WaitForNotification();
+  b->hub->Close();
+  std::thread stopper([&b] { b->loop->Stop(); });
+  absl::SleepFor(absl::Milliseconds(20));
+  go->Notify();
+  stopper.join();
+  b.reset();
+  char byte;
+  EXPECT_EQ(recv(silent.get(), &byte, 1, MSG_DONTWAIT), 0) << "its socket is open";
+}
+
+// A port scanner that never closes, or an attacker who opens connections and says nothing.
+TEST(LaneHubTest, CrowdsThatSayNothingKeepNobodyOut) {
+  LaneEnd a(LanePeer{1, 11});
+  LaneEnd b(LanePeer{2, 22});
+  std::vector<UniqueFd> crowd;
+  for (int i = 0; i < 400; ++i) crowd.push_back(*BeginConnectTcp(b.addresses.tcp[0]));
+  for (const bool is_unix : {true, false}) {
+    auto client = std::make_shared<RecordingHandler>();
+    a.hub->Connect(b.peer, b.addresses, is_unix, client);
+    EXPECT_NE(client->WaitForLane(), nullptr) << client->WaitForClosed();
+  }
+  EXPECT_GT(b.hub->stats().refused, 0);
+}
+
+// Whoever is opening many lanes itself, at the beginning of a large job, is opened lanes to as
+// well.
+TEST(LaneHubTest, OwnAttemptsKeepNobodyOut) {
+  LaneEnd a(LanePeer{1, 11});
+  LaneEnd b(LanePeer{2, 22});
+  auto silent = *ListenTcp("127.0.0.1:0");
+  for (int i = 0; i < 300; ++i) {
+    b.hub->Connect(LanePeer{100 + i, 33}, {.tcp = {absl::StrCat("127.0.0.1:", silent.port)}}, false,
+                   std::make_shared<RecordingHandler>());
+  }
+  auto client = std::make_shared<RecordingHandler>();
+  a.hub->Connect(b.peer, b.addresses, false, client);
+  EXPECT_NE(client->WaitForLane(), nullptr) << client->WaitForClosed();
+  EXPECT_EQ(b.hub->stats().refused, 0);
+}
+
 TEST(LaneHubTest, GarbageIsRefusedAtItsFirstBytes) {
   LaneEnd b(LanePeer{2, 22});
   UniqueFd socket = *BeginConnectTcp(b.addresses.tcp[0]);
@@ -244,6 +298,25 @@ TEST(LaneHubTest, GarbageIsRefusedAtItsFirstBytes) {
     absl::SleepFor(absl::Milliseconds(10));
   }
   EXPECT_EQ(b.hub->stats().refused, 1);
+}
+
+// A scanner, or somebody's health check, a hundred times a second: what it leaves behind would be
+// kept for as long as a handshake may take, and wake the loop once more each.
+TEST(LaneHubTest, WhoComesAndGoesLeavesNothingBehind) {
+  LaneEnd b(LanePeer{2, 22});
+  constexpr int kVisits = 300;
+  for (int i = 0; i < kVisits; ++i) {
+    UniqueFd socket = *BeginConnectTcp(b.addresses.tcp[0]);
+    for (int j = 0; j < 1000 && send(socket.get(), "GET", 3, MSG_NOSIGNAL) < 0; ++j) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+  }
+  for (int i = 0; i < 500 && b.hub->stats().refused < kVisits; ++i) {
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  EXPECT_EQ(b.hub->stats().refused, kVisits);
+  // Of each listener, for all of them.
+  EXPECT_LE(b.loop->timers(), 2u);
 }
 
 }  // namespace

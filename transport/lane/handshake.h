@@ -13,7 +13,7 @@
 
 namespace ferry {
 
-inline constexpr uint16_t kLaneVersion = 2;
+inline constexpr uint16_t kLaneVersion = 3;
 
 // What a connection is for.
 enum class ConnectionPurpose : uint16_t {

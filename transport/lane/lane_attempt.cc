@@ -45,6 +45,8 @@ absl::Status LaneHub::Attempt::Watch(UniqueFd socket) {
   FERRY_ASSIGN_OR_RETURN(
       source_, shared_->loop.Add(shared_from_this(), socket_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP,
                                  /*polls=*/false));
+  // Of those who come the listener looks after.
+  if (!is_client_) return absl::OkStatus();
   shared_->loop.PostAt(SteadyClock().Now() + shared_->options.handshake_timeout,
                        [weak = weak_from_this(), round] {
                          const auto self = weak.lock();
@@ -116,7 +118,9 @@ absl::Status LaneHub::Attempt::Step() {
     }
     absl::string_view view(bytes, static_cast<size_t>(got));
     if (absl::Status status = handshake_.OnBytes(view); !status.ok()) {
-      if (!is_client_) shared_->refused.fetch_add(1, std::memory_order_relaxed);
+      if (!is_client_) {
+        shared_->NoteRefusal(absl::StrCat(status.message(), " (", address_, ")"));
+      }
       // The peer is to know why.
       SendOutput().IgnoreError();
       // Another address would not be another job.

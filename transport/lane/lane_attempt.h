@@ -35,7 +35,14 @@ struct LaneHub::Shared {
   std::atomic<int64_t> accepted{0};
   std::atomic<int64_t> refused{0};
 
+  void NoteRefusal(std::string why) ABSL_LOCKS_EXCLUDED(mu) {
+    refused.fetch_add(1, std::memory_order_relaxed);
+    absl::MutexLock lock(&mu);
+    last_refusal = std::move(why);
+  }
+
   absl::Mutex mu;
+  std::string last_refusal ABSL_GUARDED_BY(mu);
   bool is_closed ABSL_GUARDED_BY(mu) = false;
   std::vector<std::shared_ptr<Listener>> listeners ABSL_GUARDED_BY(mu);
   absl::flat_hash_set<std::shared_ptr<Attempt>> attempts ABSL_GUARDED_BY(mu);
@@ -69,6 +76,8 @@ class LaneHub::Attempt final : public LoopSource, public std::enable_shared_from
   void OnReady(uint32_t) override { Advance(); }
 
   void Cancel(const absl::Status& why);
+  // Whether it has become something else, or nothing.
+  bool is_over() const { return is_over_; }
 
  private:
   absl::Status Watch(UniqueFd socket);

@@ -111,7 +111,10 @@ void LaneHub::RunAfter(absl::Duration delay, absl::AnyInvocable<void() &&> funct
 }
 
 LaneHubStats LaneHub::stats() const {
-  return {.accepted = shared_->accepted.load(), .refused = shared_->refused.load()};
+  absl::MutexLock lock(&shared_->mu);
+  return {.accepted = shared_->accepted.load(),
+          .refused = shared_->refused.load(),
+          .last_refusal = shared_->last_refusal};
 }
 
 void LaneHub::Close() {
@@ -121,7 +124,9 @@ void LaneHub::Close() {
     absl::MutexLock lock(&shared_->mu);
     shared_->is_closed = true;
     listeners.swap(shared_->listeners);
-    attempts = shared_->attempts;
+    // Not left in the list, which they keep as it keeps them: a loop that is stopped before it gets
+    // round to them lets go of them, and of their sockets, in the end.
+    attempts.swap(shared_->attempts);
   }
   for (const auto& listener : listeners) listener->Stop();
   for (const auto& attempt : attempts) {

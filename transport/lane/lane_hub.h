@@ -40,6 +40,8 @@ struct LaneHubStats {
   int64_t accepted = 0;
   // Who could not prove to be of this job, or spoke something else.
   int64_t refused = 0;
+  // Why the last of them was, and from where it came; empty: nobody was.
+  std::string last_refusal;
 };
 
 // A connection whose two ends know each other, for bytes of tensors.

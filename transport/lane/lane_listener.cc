@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "transport/lane/sockets.h"
@@ -17,8 +19,11 @@ namespace {
 
 // Strangers that connect and say nothing cost a descriptor each for as long as a handshake may
 // take.
-constexpr size_t kMaxHandshakes = 256;
-constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
+constexpr size_t kMaxStrangers = 256;
+// Of these, who has been here for so long means harm, or hangs: a handshake takes milliseconds.
+constexpr absl::Duration kEnough = absl::Seconds(1);
+constexpr absl::Duration kFullPause = absl::Milliseconds(5);
+constexpr absl::Duration kNoDescriptorsPause = absl::Milliseconds(100);
 
 }  // namespace
 
@@ -30,6 +35,7 @@ absl::Status LaneHub::Listener::Start() {
 
 void LaneHub::Listener::OnReady(uint32_t) {
   while (true) {
+    if (!HasRoom()) return ComeBackIn(kFullPause);
     UniqueFd socket(accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket.valid()) {
       Accept(std::move(socket));
@@ -38,16 +44,59 @@ void LaneHub::Listener::OnReady(uint32_t) {
     if (errno == EINTR || errno == ECONNABORTED) continue;
     if (errno == EAGAIN || errno == EWOULDBLOCK) return;
     // Out of descriptors, most likely: whoever waits in the backlog gets another chance.
-    shared_->loop.PostAt(SteadyClock().Now() + kAcceptPause, [weak = weak_from_this()] {
-      if (const auto self = weak.lock()) self->OnReady(EPOLLIN);
-    });
-    return;
+    return ComeBackIn(kNoDescriptorsPause);
   }
+}
+
+void LaneHub::Listener::ComeBackIn(absl::Duration pause) {
+  if (std::exchange(comes_back_, true)) return;
+  shared_->loop.PostAt(SteadyClock().Now() + pause, [weak = weak_from_this()] {
+    const auto self = weak.lock();
+    if (self == nullptr) return;
+    self->comes_back_ = false;
+    self->OnReady(EPOLLIN);
+  });
+}
+
+bool LaneHub::Listener::HasRoom() {
+  if (strangers_.size() < kMaxStrangers) return true;
+  std::erase_if(strangers_, [](const Stranger& each) {
+    const auto attempt = each.attempt.lock();
+    return attempt == nullptr || attempt->is_over();
+  });
+  if (strangers_.size() < kMaxStrangers) return true;
+  if (SteadyClock().Now() - strangers_.front().since < kEnough) return false;
+  const auto oldest = strangers_.front().attempt.lock();
+  strangers_.pop_front();
+  shared_->NoteRefusal(absl::StrCat(kMaxStrangers, " strangers had not said yet who they are"));
+  oldest->Cancel(absl::ResourceExhaustedError("has to make way for others"));
+  return true;
+}
+
+void LaneHub::Listener::AwaitTimeout() {
+  if (strangers_.empty() || std::exchange(awaits_timeout_, true)) return;
+  shared_->loop.PostAt(strangers_.front().since + shared_->options.handshake_timeout,
+                       [weak = weak_from_this()] {
+                         if (const auto self = weak.lock()) self->DropWhoIsLate();
+                       });
+}
+
+void LaneHub::Listener::DropWhoIsLate() {
+  awaits_timeout_ = false;
+  const absl::Time limit = SteadyClock().Now() - shared_->options.handshake_timeout;
+  while (!strangers_.empty()) {
+    const auto attempt = strangers_.front().attempt.lock();
+    const bool is_over = attempt == nullptr || attempt->is_over();
+    if (!is_over && strangers_.front().since > limit) break;
+    strangers_.pop_front();
+    if (!is_over) attempt->Cancel(absl::DeadlineExceededError("has not said who it is"));
+  }
+  AwaitTimeout();
 }
 
 void LaneHub::Listener::Accept(UniqueFd socket) {
   if (is_unix_ && !IsSameUser(socket.get())) {
-    shared_->refused.fetch_add(1, std::memory_order_relaxed);
+    shared_->NoteRefusal("a process of another user, through the Unix socket");
     return;
   }
   auto attempt = std::make_shared<Attempt>(shared_, Handshake::Server(shared_->options.handshake),
@@ -55,12 +104,10 @@ void LaneHub::Listener::Accept(UniqueFd socket) {
   {
     absl::MutexLock lock(&shared_->mu);
     if (shared_->is_closed) return;
-    if (shared_->attempts.size() >= kMaxHandshakes) {
-      shared_->refused.fetch_add(1, std::memory_order_relaxed);
-      return;
-    }
     shared_->attempts.insert(attempt);
   }
+  strangers_.push_back({SteadyClock().Now(), attempt});
+  AwaitTimeout();
   attempt->StartServer(std::move(socket));
 }
 

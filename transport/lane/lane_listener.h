@@ -4,14 +4,18 @@
 #define FERRY_TRANSPORT_LANE_LANE_LISTENER_H_
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <utility>
+
+#include "absl/time/time.h"
 
 #include "transport/lane/lane_attempt.h"
 
 namespace ferry {
 
-// Makes an attempt of each connection that comes. Called by the loop.
+// Makes an attempt of each connection that comes. So many at a time: others wait in the kernel, and
+// whoever has taken long makes way for them. Called by the loop.
 class LaneHub::Listener final : public LoopSource, public std::enable_shared_from_this<Listener> {
  public:
   Listener(std::shared_ptr<Shared> shared, UniqueFd socket, bool is_unix)
@@ -23,12 +27,27 @@ class LaneHub::Listener final : public LoopSource, public std::enable_shared_fro
   void OnReady(uint32_t) override;
 
  private:
+  // Of those that have not proved who they are yet.
+  struct Stranger {
+    absl::Time since;
+    std::weak_ptr<Attempt> attempt;
+  };
+
+  bool HasRoom();
   void Accept(UniqueFd socket);
+  void ComeBackIn(absl::Duration pause);
+  // One timer for all of them: who comes and goes a hundred thousand times leaves none behind.
+  void AwaitTimeout();
+  void DropWhoIsLate();
 
   const std::shared_ptr<Shared> shared_;
   const UniqueFd socket_;
   const bool is_unix_;
   LaneLoop::SourceId source_ = 0;
+  // The first who came is the first.
+  std::deque<Stranger> strangers_;
+  bool comes_back_ = false;
+  bool awaits_timeout_ = false;
 };
 
 }  // namespace ferry

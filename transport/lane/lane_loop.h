@@ -86,6 +86,11 @@ class LaneLoop final {
   // Runs `function` on the loop, soon or `at` a time.
   void Post(absl::AnyInvocable<void() &&> function);
   void PostAt(absl::Time at, absl::AnyInvocable<void() &&> function);
+  // How many functions wait for their time.
+  size_t timers() const ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    return timers_.size();
+  }
 
   // Until `is_done` or the deadline (of SteadyClock); returns what `is_done` says then. Drives the
   // loop if nobody else does. Whoever makes `is_done` true calls Wake, unless on the loop.
@@ -151,7 +156,7 @@ class LaneLoop final {
   std::atomic<bool> is_stopping_{false};
 
   // Sources and what is posted; never held while calling out.
-  absl::Mutex mu_;
+  mutable absl::Mutex mu_;
   uint64_t last_id_ ABSL_GUARDED_BY(mu_) = 0;
   absl::flat_hash_map<uint64_t, Entry> sources_ ABSL_GUARDED_BY(mu_);
   std::vector<absl::AnyInvocable<void() &&>> posted_ ABSL_GUARDED_BY(mu_);

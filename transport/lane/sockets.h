@@ -36,6 +36,9 @@ absl::Status ConnectError(int socket, absl::string_view address);
 
 // No delay, and a peer whose host has vanished is noticed within about ten seconds.
 void TuneTcp(int socket);
+// For a connected socket that sends tensors. To an address of this host it holds back no more than
+// what a sleeping receiver needs time for: more would leave the caches before it is read.
+void TuneTcpSender(int socket);
 
 // Whether the peer of a Unix socket is of this process's user (or root).
 bool IsSameUser(int socket);

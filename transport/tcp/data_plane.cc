@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
+#include "transport/lane/sockets.h"
 
 namespace ferry {
 namespace {
@@ -30,7 +31,9 @@ absl::Status SocketError(absl::string_view what, int error) {
 }  // namespace
 
 SliceWriter::SliceWriter(LaneLoop& loop, UniqueFd socket, std::weak_ptr<SliceSource> source)
-    : loop_(loop), socket_(std::move(socket)), source_(std::move(source)) {}
+    : loop_(loop), socket_(std::move(socket)), source_(std::move(source)) {
+  TuneTcpSender(socket_.get());
+}
 
 void SliceWriter::Start() {
   loop_.Post([self = shared_from_this()] {
