@@ -45,10 +45,24 @@ struct Endpoint {
   bool has_gpu_kernels = false;
 };
 
+// How a number of a cost is known.
+enum class CostBasis : uint8_t {
+  kAssumed,
+  // Measured by this process for itself, when it started.
+  kAtStart,
+  // Measured between the two: by what transfers took, or a lane's pings.
+  kSeen,
+};
+
 // What a transfer takes, as far as is known.
 struct PathCost {
   absl::Duration latency;
   double bytes_per_second = 0;
+  CostBasis latency_basis = CostBasis::kAssumed;
+  CostBasis bandwidth_basis = CostBasis::kAssumed;
+  // Of what was seen, since it was seen last.
+  absl::Duration latency_age;
+  absl::Duration bandwidth_age;
   // Copies between a GPU's memory and the host's, which are counted in.
   int stages = 0;
   // In which way it does it, and why; for people. Empty: there is one way only.
@@ -58,6 +72,11 @@ struct PathCost {
     return latency + absl::Seconds(static_cast<double>(bytes) / bytes_per_second);
   }
 };
+
+// Bytes per second that no copy reaches: nothing is copied.
+inline constexpr double kNoCopy = 1e12;
+
+class SeenCosts;
 
 // What is to be moved between two processes.
 struct PathQuery {
@@ -72,6 +91,9 @@ struct PathQuery {
   // Whose memory it is in there, and is wanted in here.
   MemoryPlace source_place;
   MemoryPlace destination_place;
+  // What has been seen between the two, by one of them, and the time; null: nothing.
+  const SeenCosts* seen = nullptr;
+  absl::Time now = absl::InfinitePast();
 };
 
 // What the inlet needs to take a tensor that the outlet has offered. Opaque to everyone else.
@@ -182,6 +204,8 @@ struct TransportEnvironment {
   NcclJob nccl;
   int32_t node_id = 0;
   uint64_t incarnation = 0;
+  // What an exchange within this process takes, as measured; zero: nobody has.
+  absl::Duration local_exchange;
 };
 
 class Transport {
@@ -201,8 +225,11 @@ class Transport {
   // Whether a Take that ends ABORTED says that the tensor may be offered once more: the consumer
   // asks for that, and the producer keeps the tensor until it is taken.
   virtual bool may_offer_again() const { return false; }
-  // What has been seen: costs follow.
-  virtual void Learn(size_t bytes, absl::Duration taken) {}
+  // Whether the time from an offer to its DONE is that of the transfer: costs follow.
+  virtual bool learns_from_transfers() const { return false; }
+  // Whether its first byte takes as long as a message of a lane that passes descriptors, or of one
+  // that passes none.
+  virtual bool is_as_fast_as_lane(bool lane_passes_descriptors) const { return false; }
 
   // The halves for one peer. `peer` is copied. All are aborted before the transport goes.
   virtual std::shared_ptr<Outlet> MakeOutlet(const Endpoint& peer) = 0;

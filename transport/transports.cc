@@ -2,8 +2,10 @@
 // The explicit list, and the cheapest of it.
 #include "transport/transports.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -13,20 +15,26 @@
 #include "transport/cuda_ipc/cuda_ipc_transport.h"
 #include "transport/local/local_transport.h"
 #include "transport/nccl/nccl_transport.h"
+#include "transport/seen_costs.h"
 #include "transport/shm/shm_transport.h"
 
 namespace ferry {
 namespace {
 
-// Bytes per second that no copy reaches.
-constexpr double kNoCopy = 1e12;
 // Of a copy between a GPU's memory and the host's, until something is known: PCIe's.
 constexpr absl::Duration kStageLatency = absl::Microseconds(20);
 constexpr double kStageBytesPerSecond = 10e9;
 
-// As the transport says, with the copies to and from the host's memory that it takes.
-absl::StatusOr<PathCost> CostOf(const Transport& transport, const PathQuery& query) {
+// As the transport says, and has been seen, with the copies to and from the host's memory that it
+// takes.
+absl::StatusOr<PathCost> CostOf(const TransportList& transports, size_t index,
+                                const PathQuery& query) {
+  const Transport& transport = *transports[index];
   absl::StatusOr<PathCost> cost = transport.Cost(query);
+  if (cost.ok() && query.seen != nullptr) {
+    query.seen->Apply(index, transport.is_as_fast_as_lane(query.lane_passes_descriptors), query.now,
+                      *cost);
+  }
   if (!cost.ok() || transport.moves_gpu_memory()) return cost;
   const int stages = (query.source_place.space == MemorySpace::kHost ? 0 : 1) +
                      (query.destination_place.space == MemorySpace::kHost ? 0 : 1);
@@ -35,6 +43,46 @@ absl::StatusOr<PathCost> CostOf(const Transport& transport, const PathQuery& que
   cost->latency += stages * kStageLatency;
   cost->bytes_per_second = 1 / (1 / cost->bytes_per_second + stages / kStageBytesPerSecond);
   return cost;
+}
+
+// Whether it takes no longer than its ticket. Nothing is cheaper, since everything has one: the
+// most frequent choice needs no costs.
+bool IsTicketAlone(const Transport& transport, const PathQuery& query) {
+  if (!query.is_in_arena || !transport.is_as_fast_as_lane(query.lane_passes_descriptors) ||
+      query.source_place.space != MemorySpace::kHost ||
+      query.destination_place.space != MemorySpace::kHost) {
+    return false;
+  }
+  const absl::StatusOr<PathCost> cost = transport.Cost(query);
+  return cost.ok() && cost->bytes_per_second >= kNoCopy;
+}
+
+// "0.075us": shorter than what ShortDuration is for.
+std::string LatencyText(absl::Duration latency) {
+  const double us = absl::ToDoubleMicroseconds(latency);
+  return us < 9.95 ? absl::StrFormat("%.2gus", us) : ShortDuration(latency);
+}
+
+std::string RateText(double bytes_per_second) {
+  return absl::StrFormat("%.*f GB/s", bytes_per_second < 0.95e8 ? 3 : 1, bytes_per_second / 1e9);
+}
+
+std::string RangeText(const std::string& low, const std::string& high) {
+  return low == high ? low : absl::StrCat(low, " to ", high);
+}
+
+// "1us measured 2s ago, no copy"; "50us + 1.0 GB/s, assumed".
+std::string CostText(const PathCost& low, const PathCost& high) {
+  const std::string latency = RangeText(LatencyText(low.latency), LatencyText(high.latency));
+  const std::string latency_basis = DescribeBasis(high.latency_basis, high.latency_age);
+  if (low.bytes_per_second >= kNoCopy) {
+    return absl::StrCat(latency, " ", latency_basis, ", no copy");
+  }
+  const std::string rate =
+      RangeText(RateText(low.bytes_per_second), RateText(high.bytes_per_second));
+  const std::string rate_basis = DescribeBasis(high.bandwidth_basis, high.bandwidth_age);
+  if (latency_basis == rate_basis) return absl::StrCat(latency, " + ", rate, ", ", rate_basis);
+  return absl::StrCat(latency, " ", latency_basis, " + ", rate, " ", rate_basis);
 }
 
 // Transports of GPU memory have nothing to say of tensors that are in none. They are last in the
@@ -55,7 +103,7 @@ absl::StatusOr<TransportList> MakeTransports(const TransportEnvironment& environ
   list.push_back(std::make_unique<CudaIpcTransport>(environment));
   list.push_back(std::make_unique<NcclTransport>(environment, options.nccl));
   // Its number is on no wire.
-  list.push_back(std::make_unique<LocalTransport>());
+  list.push_back(std::make_unique<LocalTransport>(environment.local_exchange));
   return list;
 }
 
@@ -83,7 +131,7 @@ absl::StatusOr<PathChoice> ChoosePath(const TransportList& transports, const Pat
                  : IsBeside(transport, query, policy)) {
       continue;
     }
-    absl::StatusOr<PathCost> cost = CostOf(transport, query);
+    absl::StatusOr<PathCost> cost = CostOf(transports, i, query);
     // What never leaves the process falls back on nothing, whatever is required.
     const bool is_allowed =
         is_within ? is_local : policy.require.empty() || transport.name() == policy.require;
@@ -115,7 +163,8 @@ int PickPath(const TransportList& transports, const PathQuery& query, const Path
     if (!policy.require.empty() && transport.name() != policy.require) continue;
     // Its refusal would be a string for every transfer.
     if (IsBeside(transport, query, policy)) continue;
-    const absl::StatusOr<PathCost> cost = CostOf(transport, query);
+    if (IsTicketAlone(transport, query)) return static_cast<int>(i);
+    const absl::StatusOr<PathCost> cost = CostOf(transports, i, query);
     if (!cost.ok() || cost->Of(query.bytes) >= least) continue;
     least = cost->Of(query.bytes);
     best = static_cast<int>(i);
@@ -123,20 +172,62 @@ int PickPath(const TransportList& transports, const PathQuery& query, const Path
   return best;
 }
 
-std::string Explain(const PathChoice& choice) {
-  std::string text;
+std::string DescribeBasis(CostBasis basis, absl::Duration age) {
+  switch (basis) {
+    case CostBasis::kAssumed:
+      break;
+    case CostBasis::kAtStart:
+      return "measured at start";
+    case CostBasis::kSeen:
+      return absl::StrCat("measured ", ShortDuration(age), " ago");
+  }
+  return "assumed";
+}
+
+std::string SortOf(const PathChoice& choice) {
+  // Names and reasons may be another process's, and hold anything.
+  std::string sort;
   for (const PathCandidate& each : choice.candidates) {
-    if (!text.empty()) text += "; ";
+    absl::StrAppend(&sort, absl::CEscape(each.name), "\t", each.transport == choice.transport,
+                    "\t");
     if (!each.cost.ok()) {
-      absl::StrAppend(&text, "not ", each.name, ": ", each.cost.status().message());
+      absl::StrAppend(&sort, "not\t", absl::CEscape(each.cost.status().message()), "\n");
       continue;
     }
-    const double rate = each.cost->bytes_per_second;
-    absl::StrAppend(&text, each.transport == choice.transport ? "" : "not ", each.name, " (",
-                    ShortDuration(each.cost->latency),
-                    rate >= kNoCopy ? ", no copy" : absl::StrFormat(" + %.1f GB/s", rate / 1e9),
-                    each.cost->stages > 0 ? ", staged through host memory" : "",
-                    each.cost->note.empty() ? "" : ": ", each.cost->note, ")");
+    absl::StrAppend(&sort, static_cast<int>(each.cost->latency_basis), "\t",
+                    static_cast<int>(each.cost->bandwidth_basis), "\t",
+                    each.cost->bytes_per_second >= kNoCopy, "\t", each.cost->stages, "\t",
+                    absl::CEscape(each.cost->note), "\n");
+  }
+  return sort;
+}
+
+std::string Explain(const PathChoice& choice) { return Explain(absl::MakeConstSpan(&choice, 1)); }
+
+std::string Explain(absl::Span<const PathChoice> choices) {
+  std::string text;
+  for (size_t i = 0; i < choices[0].candidates.size(); ++i) {
+    const PathCandidate& first = choices[0].candidates[i];
+    if (!text.empty()) text += "; ";
+    if (!first.cost.ok()) {
+      absl::StrAppend(&text, "not ", first.name, ": ", first.cost.status().message());
+      continue;
+    }
+    PathCost low = *first.cost;
+    PathCost high = *first.cost;
+    for (const PathChoice& each : choices) {
+      const PathCost& cost = *each.candidates[i].cost;
+      low.latency = std::min(low.latency, cost.latency);
+      high.latency = std::max(high.latency, cost.latency);
+      low.bytes_per_second = std::min(low.bytes_per_second, cost.bytes_per_second);
+      high.bytes_per_second = std::max(high.bytes_per_second, cost.bytes_per_second);
+      // The oldest counts.
+      high.latency_age = std::max(high.latency_age, cost.latency_age);
+      high.bandwidth_age = std::max(high.bandwidth_age, cost.bandwidth_age);
+    }
+    absl::StrAppend(&text, first.transport == choices[0].transport ? "" : "not ", first.name, " (",
+                    CostText(low, high), low.stages > 0 ? ", staged through host memory" : "",
+                    low.note.empty() ? "" : ": ", low.note, ")");
   }
   return text;
 }

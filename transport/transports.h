@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 
 #include "transport/nccl/nccl_context.h"
 #include "transport/tcp/tcp_transport.h"
@@ -60,8 +61,16 @@ absl::StatusOr<PathChoice> ChoosePath(const TransportList& transports, const Pat
 // Its index alone, for every transfer: nothing is allocated where all can. -1: none.
 int PickPath(const TransportList& transports, const PathQuery& query, const PathPolicy& policy);
 
-// "shm (1.0us + 10.2 GB/s); not tcp: ...": for people.
+// "measured at start", "measured 3s ago", "assumed".
+std::string DescribeBasis(CostBasis basis, absl::Duration age);
+
+// "shm (0.4us measured 2s ago, no copy); not tcp: ...": for people.
 std::string Explain(const PathChoice& choice);
+// The same of several at once that differ in numbers only: "shm (0.4us to 0.7us measured ...".
+// REQUIRES: at least one, and SortOf is the same.
+std::string Explain(absl::Span<const PathChoice> choices);
+// What is alike of choices that Explain can tell of at once.
+std::string SortOf(const PathChoice& choice);
 
 }  // namespace ferry
 

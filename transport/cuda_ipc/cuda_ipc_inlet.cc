@@ -202,20 +202,23 @@ void CudaIpcInlet::Deliver(const JobPtr& job) {
     if (!is_view) FERRY_RETURN_IF_ERROR(MakeRoom(*job));
     cuda::Stream stream = job->gpu->copies->get();
     std::shared_ptr<const ReadyEvent> ready;
+    std::shared_ptr<cuda::ImportedEvents> to_wait_for;
     if (job->ticket.ready.sequence != 0) {
-      FERRY_ASSIGN_OR_RETURN(const auto events, EventsOf(job->ticket.pair));
+      FERRY_ASSIGN_OR_RETURN(auto events, EventsOf(job->ticket.pair));
       FERRY_ASSIGN_OR_RETURN(const bool is_ready, events->HasPassed(job->ticket.ready));
       if (!is_ready) {
         stream = job->gpu->waits->TakeIdle();
         // All that may wait do; so the host looks again.
         if (stream == nullptr) return absl::UnavailableError("not ready");
-        FERRY_RETURN_IF_ERROR(events->MakeWait(job->ticket.ready, stream));
         if (is_view) {
+          FERRY_RETURN_IF_ERROR(events->MakeWait(job->ticket.ready, stream));
           FERRY_ASSIGN_OR_RETURN(ready, ReadyEvent::RecordOrWait(*job->gpu->events, stream));
+        } else {
+          to_wait_for = std::move(events);
         }
       }
     }
-    return is_view ? View(*job, std::move(ready)) : Copy(*job, stream);
+    return is_view ? View(*job, std::move(ready)) : Copy(*job, stream, to_wait_for.get());
   };
   absl::StatusOr<Tensor> tensor = try_it();
   if (absl::IsUnavailable(tensor.status()) && !IsOver(*job)) {
@@ -249,13 +252,19 @@ absl::StatusOr<Tensor> CudaIpcInlet::View(Job& job, std::shared_ptr<const ReadyE
   return cuda::WithReady(view, std::move(ready));
 }
 
-absl::StatusOr<Tensor> CudaIpcInlet::Copy(Job& job, cuda::Stream stream) {
+absl::StatusOr<Tensor> CudaIpcInlet::Copy(Job& job, cuda::Stream stream,
+                                          cuda::ImportedEvents* to_wait_for) {
   Gpu& gpu = *job.gpu;
   std::shared_ptr<const ReadyEvent> copied;
   {
     absl::MutexLock lock(&mu_);
     // Whoever cancels finds it enqueued, and then it runs; or it never is.
     if (job.is_over) return absl::CancelledError("cancelled");
+    // Nor does it wait then: the producer would hear DONE, and record the event again, before the
+    // device has passed that.
+    if (to_wait_for != nullptr) {
+      FERRY_RETURN_IF_ERROR(to_wait_for->MakeWait(job.ticket.ready, stream));
+    }
     cuda::DevicePointer to = cuda::AsDevicePointer(job.into.data());
     for (size_t i = 0; i < job.held.memory.size(); ++i) {
       const cuda::IpcDescriptor& piece = job.ticket.pieces[i].memory;

@@ -117,7 +117,9 @@ class CudaIpcInlet final : public Inlet, public std::enable_shared_from_this<Cud
   // On the destination device's executor, these.
   void Deliver(const JobPtr& job) ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<Tensor> View(Job& job, std::shared_ptr<const cuda::ReadyEvent> ready);
-  absl::StatusOr<Tensor> Copy(Job& job, cuda::Stream stream) ABSL_LOCKS_EXCLUDED(mu_);
+  // `to_wait_for`: of the ticket, before the copy; null: it is ready.
+  absl::StatusOr<Tensor> Copy(Job& job, cuda::Stream stream, cuda::ImportedEvents* to_wait_for)
+      ABSL_LOCKS_EXCLUDED(mu_);
   bool IsOver(const Job& job) const ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<std::shared_ptr<cuda::ImportedEvents>> EventsOf(const GpuPair& pair)
       ABSL_LOCKS_EXCLUDED(mu_);

@@ -86,15 +86,17 @@ absl::StatusOr<Tensor> CudaIpcInlet::TryCopySlice(const JobPtr& job, const CudaI
   FERRY_RETURN_IF_ERROR(MakeRoom(*job));
   const ScopedCurrent current(*gpu.device);
   const cuda::Stream stream = gpu.copies->get();
+  std::shared_ptr<cuda::ImportedEvents> events;
   if (slice.ready.sequence != 0) {
-    // It is behind a copy of the producer's that waits for nothing.
-    FERRY_ASSIGN_OR_RETURN(const auto events, EventsOf(slice.pair));
-    FERRY_RETURN_IF_ERROR(events->MakeWait(slice.ready, stream));
+    FERRY_ASSIGN_OR_RETURN(events, EventsOf(slice.pair));
   }
   std::shared_ptr<const ReadyEvent> copied;
   {
     absl::MutexLock lock(&mu_);
     if (job->is_over) return absl::CancelledError("cancelled");
+    // It is behind a copy of the producer's that waits for nothing. Not before it is sure that the
+    // producer hears of the slice only when the device has passed this.
+    if (events != nullptr) FERRY_RETURN_IF_ERROR(events->MakeWait(slice.ready, stream));
     FERRY_RETURN_IF_ERROR(gpu.device->Check(
         gpu.device->table().copy_async(cuda::AsDevicePointer(job->into.data()) + slice.offset,
                                        memory.base() + piece.offset, piece.bytes, stream),

@@ -9,9 +9,8 @@
 namespace ferry {
 namespace {
 
-// Of an entry in the table, and what is faster than any copy.
+// Of an entry in the table, until it is known.
 constexpr absl::Duration kExchange = absl::Nanoseconds(75);
-constexpr double kNoCopy = 1e12;
 
 class LocalOutlet final : public Outlet {
  public:
@@ -46,6 +45,10 @@ absl::StatusOr<PathCost> LocalTransport::Cost(const PathQuery& query) const {
         absl::StrCat("they are two processes, ", Describe(a.peer), " and ", Describe(b.peer)));
   }
   PathCost cost = {kExchange, kNoCopy};
+  if (exchange_ > absl::ZeroDuration()) {
+    cost.latency = exchange_;
+    cost.latency_basis = CostBasis::kAtStart;
+  }
   if (!(query.source_place == query.destination_place)) {
     // Gpus::Move; its bandwidth is not known here.
     cost.note = "copied from one memory to the other";

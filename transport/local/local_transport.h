@@ -13,6 +13,9 @@ namespace ferry {
 // asked. Here it has a name, a cost, and a reason why it is not for two processes.
 class LocalTransport final : public Transport {
  public:
+  // `exchange`: what a send and its receive take here, as measured; zero: nobody has.
+  explicit LocalTransport(absl::Duration exchange = absl::ZeroDuration()) : exchange_(exchange) {}
+
   absl::string_view name() const override { return "local"; }
   absl::string_view summary() const override { return "hands tensors over within a process"; }
   bool leaves_process() const override { return false; }
@@ -23,6 +26,9 @@ class LocalTransport final : public Transport {
   // does not keep to the protocol.
   std::shared_ptr<Outlet> MakeOutlet(const Endpoint& peer) override;
   std::shared_ptr<Inlet> MakeInlet(const Endpoint& peer, ReleaseCallback release) override;
+
+ private:
+  const absl::Duration exchange_;
 };
 
 }  // namespace ferry

@@ -21,15 +21,6 @@ constexpr absl::Duration kLongestBackoff = absl::Seconds(60);
 // Others use the GPU as well: what is more than so many times the estimate is theirs.
 constexpr uint64_t kMostOff = 4;
 
-// What the GPU has free, if Ferry's own arena had nothing of it. 0: not known.
-uint64_t FreeBytesOf(const Gpu& gpu) {
-  const cuda::ScopedCurrent current(*gpu.device);
-  size_t free_bytes = 0;
-  size_t total_bytes = 0;
-  if (gpu.device->table().memory_get_info(&free_bytes, &total_bytes) != cuda::kSuccess) return 0;
-  return free_bytes + gpu.arena->stats().mapped_bytes;
-}
-
 }  // namespace
 
 absl::StatusOr<CliqueKey> NcclDevice::CliqueWith(const PeerDevice& peer) const {
@@ -111,7 +102,7 @@ void NcclDevice::Need(Pair& pair, GrantActions& actions) {
                                               key = *key, rank, options = std::move(options)] {
         MadeCommunicator result;
         const absl::StatusOr<Gpu*> gpu = self->common_.gpus->Get(self->ordinal_);
-        if (gpu.ok()) result.free_before = FreeBytesOf(**gpu);
+        if (gpu.ok()) result.free_before = FreeBytesBesideArena(**gpu);
         result.communicator =
             NcclCommunicator::Make(self->common_.job.library, *self->common_.gpus, self->ordinal_,
                                    key, rank, self->common_.job.store, options);
@@ -195,7 +186,7 @@ void NcclDevice::Made(DeviceId peer, const CliqueKey& key, MadeCommunicator resu
 void NcclDevice::Weigh(const CommunicatorName& name) {
   const absl::StatusOr<Gpu*> gpu = common_.gpus->Get(ordinal_);
   if (!gpu.ok()) return;
-  const uint64_t free_now = FreeBytesOf(**gpu);
+  const uint64_t free_now = FreeBytesBesideArena(**gpu);
   const uint64_t estimate = common_.options.communicator_bytes();
   absl::MutexLock lock(&mu_);
   const Pair* const pair = PairOf(name);

@@ -17,10 +17,8 @@
 namespace ferry {
 namespace {
 
-// Of a frame through a ring to somebody who looks for it.
+// Of a frame through a ring to somebody who looks for it, until a lane has measured it.
 constexpr absl::Duration kHandOver = absl::Microseconds(1);
-// The receiver's first look at each page; of what is read at all.
-constexpr double kMappedBytesPerSecond = 1e12;
 
 // The best of some copies that no cache holds.
 double MeasureCopy() {
@@ -85,7 +83,12 @@ absl::StatusOr<PathCost> ShmTransport::Cost(const PathQuery& query) const {
         "descriptors cannot be passed between them: ",
         query.why_no_descriptors.empty() ? "they have no Unix socket" : query.why_no_descriptors));
   }
-  return PathCost{kHandOver, query.is_in_arena ? kMappedBytesPerSecond : copy_bytes_per_second_};
+  PathCost cost = {kHandOver, kNoCopy};
+  if (!query.is_in_arena) {
+    cost.bytes_per_second = copy_bytes_per_second_;
+    cost.bandwidth_basis = CostBasis::kAtStart;
+  }
+  return cost;
 }
 
 std::shared_ptr<Outlet> ShmTransport::MakeOutlet(const Endpoint& peer) {

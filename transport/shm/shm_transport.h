@@ -21,6 +21,9 @@ class ShmTransport final : public Transport {
   absl::string_view name() const override { return "shm"; }
   absl::string_view summary() const override { return "hands memory over within a host"; }
   bool outlives_producer() const override { return true; }
+  bool is_as_fast_as_lane(bool lane_passes_descriptors) const override {
+    return lane_passes_descriptors;
+  }
   absl::StatusOr<PathCost> Cost(const PathQuery& query) const override;
   std::shared_ptr<Outlet> MakeOutlet(const Endpoint& peer) override;
   std::shared_ptr<Inlet> MakeInlet(const Endpoint& peer, ReleaseCallback release) override;

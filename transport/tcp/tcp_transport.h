@@ -3,7 +3,6 @@
 #ifndef FERRY_TRANSPORT_TCP_TCP_TRANSPORT_H_
 #define FERRY_TRANSPORT_TCP_TCP_TRANSPORT_H_
 
-#include <atomic>
 #include <memory>
 #include <utility>
 
@@ -34,7 +33,10 @@ class TcpTransport final : public Transport {
   absl::string_view name() const override { return "tcp"; }
   absl::string_view summary() const override { return "slices over several connections"; }
   absl::StatusOr<PathCost> Cost(const PathQuery& query) const override;
-  void Learn(size_t bytes, absl::Duration taken) override;
+  bool learns_from_transfers() const override { return true; }
+  bool is_as_fast_as_lane(bool lane_passes_descriptors) const override {
+    return !lane_passes_descriptors;
+  }
   std::shared_ptr<Outlet> MakeOutlet(const Endpoint& peer) override ABSL_LOCKS_EXCLUDED(mu_);
   std::shared_ptr<Inlet> MakeInlet(const Endpoint& peer, ReleaseCallback release) override;
   bool OnDataConnection(DataConnection& connection) override ABSL_LOCKS_EXCLUDED(mu_);
@@ -48,7 +50,8 @@ class TcpTransport final : public Transport {
   const TransportEnvironment environment_;
   // Halves use it until they are aborted.
   const std::unique_ptr<DataPlane> plane_;
-  std::atomic<double> bytes_per_second_;
+  // Of this machine, if it could be measured.
+  const absl::StatusOr<PathCost> loopback_;
   absl::Mutex mu_;
   // By node and incarnation: for the connections that come from them.
   absl::flat_hash_map<std::pair<int32_t, uint64_t>, std::weak_ptr<TcpOutlet>> outlets_
