@@ -23,6 +23,12 @@
 namespace ferry {
 namespace {
 
+void Count(const RecvTensorServiceOptions& options, const absl::Status& status) {
+  if (options.refused != nullptr && absl::IsUnauthenticated(status)) {
+    options.refused->fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
 // What both kinds of call have in common.
 class Asked final {
  public:
@@ -38,7 +44,7 @@ class Asked final {
                                                    " has died or given up before it had all of ",
                                                    transfer_->bytes, " bytes"));
     }
-    source_.EndTransfer(transfer_, status, is_kept_);
+    source_.EndTransfer(transfer_, status);
   }
 
   // Reads a request of either form, whose fields are named alike, and asks for it.
@@ -54,6 +60,7 @@ class Asked final {
     const TensorCall call = {step_id_, message.request_id(), key_};
     absl::Status status = CheckCall(context_->client_metadata(), call);
     if (status.ok()) status = CheckProof(context_->client_metadata(), options.proof, call);
+    Count(options, status);
     if (!status.ok()) return std::move(done)(std::move(status), {});
     source_.Recv({.step_id = call.step_id, .key = call.key, .request_id = call.request_id},
                  &cancellation_, std::move(done));
@@ -65,10 +72,15 @@ class Asked final {
 
   // There is a value, and it is about to be sent.
   void Begin(const ServedValue& value) {
-    is_kept_ = value.require_ack;
     transfer_ = source_.BeginTransfer(step_id_, key_, value);
     if (!options.checksum && !FindMark(context_->client_metadata(), kChecksumMark)) return;
     context_->AddTrailingMetadata(kChecksumMark, ChecksumMark(value));
+  }
+  // There is a value, and it cannot be sent: both sides hear why.
+  void Lose(ServedValue value, const absl::Status& why) {
+    // Asked for again, it would be as large.
+    value.require_ack = false;
+    source_.EndTransfer(source_.BeginTransfer(step_id_, key_, value), why);
   }
   // What is left of it is wanted by nobody.
   bool is_step_over() const {
@@ -85,7 +97,6 @@ class Asked final {
   std::string key_;
   Cancellation cancellation_;
   std::atomic<bool> is_cancelled_{false};
-  bool is_kept_ = false;
   TensorSource::TransferPtr transfer_;
 };
 
@@ -111,6 +122,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
         response_->Swap(&*encoded);
       } else {
         status = encoded.status();
+        asked_.Lose(value, status);
       }
     }
     Finish(coord::ToGrpcStatus(status));
@@ -183,6 +195,7 @@ class RecvTensorService final : public coord::RawService {
       absl::Status status;
       if (coord::ParseMessage(bytes, message)) {
         status = CheckProof(context->client_metadata(), options_.proof, message.request_id());
+        Count(options_, status);
       } else {
         status = absl::InvalidArgumentError("the request is no MarkRecvFinishedRequest");
       }

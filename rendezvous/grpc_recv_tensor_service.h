@@ -3,7 +3,9 @@
 #ifndef FERRY_RENDEZVOUS_GRPC_RECV_TENSOR_SERVICE_H_
 #define FERRY_RENDEZVOUS_GRPC_RECV_TENSOR_SERVICE_H_
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include <grpcpp/impl/codegen/service_type.h>
@@ -30,6 +32,8 @@ struct RecvTensorServiceOptions {
   bool checksum = false;
   // By default everyone may ask.
   ProofPolicy proof;
+  // Counts calls that did not prove what they should; outlives the service. Null: nobody counts.
+  std::atomic<int64_t>* refused = nullptr;
 };
 
 // The three paths above, over `source`, which outlives the server. A call that waits for its value

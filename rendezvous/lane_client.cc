@@ -25,7 +25,10 @@ std::string LaneClient::Waiting::Phase() const {
 }
 
 LaneClient::LaneClient(const LaneExchange& exchange, Endpoint producer)
-    : exchange_(exchange), producer_(std::move(producer)) {}
+    : exchange_(exchange),
+      producer_(std::move(producer)),
+      costs_(std::make_shared<SeenCosts>(
+          exchange.transports == nullptr ? 0 : exchange.transports->size())) {}
 
 LaneClient::~LaneClient() = default;
 
@@ -40,6 +43,7 @@ std::shared_ptr<RemoteFetch> LaneClient::Request(int64_t step_id, const Rendezvo
   if (exchange_.checksum) {
     waiting->name = absl::StrCat("step ", step_id, ", ", absl::CEscape(key.text()));
   }
+  if (exchange_.checksum || args.destination.is_valid()) waiting->declined_key = key.text();
   absl::Status status;
   std::shared_ptr<Lane> lane;
   uint64_t id = 0;
@@ -180,6 +184,18 @@ bool LaneClient::AskAgain(uint64_t id, const absl::Status& why) {
 void LaneClient::Done(uint64_t id) {
   const std::shared_ptr<Lane> open = lane();
   if (open != nullptr) Tell(*open, LaneMessage::kDone, id);
+}
+
+void LaneClient::Decline(uint64_t id, const Waiting* waiting, const absl::Status& why) {
+  const std::shared_ptr<Lane> open = lane();
+  if (open == nullptr) return;
+  DeclinedMessage declined = {.id = id, .status = why};
+  if (waiting != nullptr) {
+    declined.step_id = waiting->step_id;
+    declined.key = waiting->declined_key;
+  }
+  const absl::Status status = SendDeclined(*open, declined);
+  if (!status.ok()) open->Close(status);
 }
 
 void LaneClient::Tell(Lane& lane, LaneMessage type, uint64_t id) {

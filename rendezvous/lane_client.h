@@ -44,6 +44,8 @@ class LaneClient final : public std::enable_shared_from_this<LaneClient> {
   std::string why_no_descriptors() const ABSL_LOCKS_EXCLUDED(mu_);
   // "shm", "tcp to ...", "not connected yet": for people.
   std::string DescribeLane() const ABSL_LOCKS_EXCLUDED(mu_);
+  // What has come from there, and what that took.
+  const std::shared_ptr<SeenCosts>& costs() const { return costs_; }
   // Ends its lane with `why`.
   void Close(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -71,6 +73,9 @@ class LaneClient final : public std::enable_shared_from_this<LaneClient> {
     std::string key;
     // "step 7, KEY", for errors; only if checksums are on.
     std::string name;
+    // Of one that may yet be declined when its producer has forgotten it: with checksums, or with a
+    // buffer of its own.
+    std::string declined_key;
     bool is_taking = false;
     // A transport could not bring it, and it was asked for again.
     bool is_again = false;
@@ -95,6 +100,9 @@ class LaneClient final : public std::enable_shared_from_this<LaneClient> {
   void Complete(uint64_t id, absl::Status status, Received received) ABSL_LOCKS_EXCLUDED(mu_);
   void Cancel(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
   void Done(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
+  // Instead of Done: the producer hears that its value was not taken, and why.
+  void Decline(uint64_t id, const Waiting* waiting, const absl::Status& why)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // CANCEL or DONE, without which the producer would keep something for ever.
   void Tell(Lane& lane, LaneMessage type, uint64_t id);
   // With the producer's name.
@@ -107,6 +115,7 @@ class LaneClient final : public std::enable_shared_from_this<LaneClient> {
   const Endpoint producer_;
   // Of the loop, before there is a lane.
   std::vector<std::shared_ptr<Inlet>> inlets_;
+  const std::shared_ptr<SeenCosts> costs_;
 
   std::atomic<bool> is_over_{false};
   mutable SpinLock mu_;

@@ -16,9 +16,6 @@
 namespace ferry {
 namespace {
 
-// Transfers that say something of a transport's bandwidth.
-constexpr size_t kTellingBytes = size_t{1} << 20;
-
 absl::Status WrongDestination(const TensorHeader& header, const Tensor& destination) {
   return absl::InvalidArgumentError(
       absl::StrCat("what came is ", DataTypeName(header.dtype), ToString(header.shape),
@@ -26,10 +23,10 @@ absl::Status WrongDestination(const TensorHeader& header, const Tensor& destinat
 }
 
 absl::Status NotRequired(absl::string_view taken, absl::string_view required,
-                         const LanePeer& producer) {
-  return absl::FailedPreconditionError(absl::StrCat(Describe(producer), " sends by ", taken,
-                                                    ", and ", required,
-                                                    " is the required transport here"));
+                         const LanePeer& producer, const LanePeer& self) {
+  return absl::FailedPreconditionError(
+      absl::StrCat(Describe(producer), " sends by ", taken, ", and ", required,
+                   " is the required transport here, on ", Describe(self)));
 }
 
 // As Received::path; of literals, since that is a view.
@@ -131,15 +128,20 @@ absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> d
   const bool is_allowed =
       required.empty() || (*exchange_.transports)[ticket.transport - 1]->name() == required;
   if (!is_wanted || !is_allowed || !fits) {
+    absl::Status why;
     if (is_wanted) {
-      Complete(id,
-               is_allowed ? WrongDestination(header, destination)
-                          : NotRequired((*exchange_.transports)[ticket.transport - 1]->name(),
-                                        required, producer_.peer),
-               {});
+      why = is_allowed ? WrongDestination(header, destination)
+                       : NotRequired((*exchange_.transports)[ticket.transport - 1]->name(),
+                                     required, producer_.peer, exchange_.self.peer);
     }
     inlet->Drop(id, header, ticket.body, descriptors);
-    Done(id);
+    // Before the receiver hears of it, and leaves perhaps.
+    if (is_wanted) {
+      Decline(id, nullptr, why);
+      Complete(id, std::move(why), {});
+    } else {
+      Done(id);
+    }
     return absl::OkStatus();
   }
   TicketMessage kept = ticket;
@@ -151,8 +153,9 @@ absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> d
   absl::string_view path = inlet->PathOf(header, ticket.body, destination);
   if (path.empty()) path = (*exchange_.transports)[ticket.transport - 1]->name();
   // Of large ones only: a look at the clock is a tenth of a small one's way.
-  const absl::Time start =
-      header.bytes < kTellingBytes ? absl::InfiniteFuture() : SteadyClock().Now();
+  const bool is_telling = header.bytes >= SeenCosts::kTellingBytes &&
+                          (*exchange_.transports)[ticket.transport - 1]->learns_from_transfers();
+  const absl::Time start = is_telling ? exchange_.clock->Now() : absl::InfiniteFuture();
   inlet->Take(id, header, ticket.body, descriptors, destination,
               [self = shared_from_this(), kept, id, start, path](absl::StatusOr<Tensor> tensor,
                                                                  bool release_later) {
@@ -162,16 +165,25 @@ absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> d
                   return;
                 }
                 if (tensor.ok() && start != absl::InfiniteFuture()) {
-                  transport.Learn(kept.header.bytes, SteadyClock().Now() - start);
+                  const absl::Time now = self->exchange_.clock->Now();
+                  self->costs_->SawBytes(kept.transport - 1u, kept.header.bytes, now - start, now);
                 }
                 // Before the producer hears of it, and leaves perhaps: it is here.
                 const WaitingPtr waiting = self->TakeOut(id);
                 // What is left of it will be told by the view itself.
-                if (!release_later) self->Done(id);
+                const bool was_brought = tensor.ok();
+                // A view of one that is declined is given back after that.
+                const Tensor held = was_brought && kept.may_be_declined() ? *tensor : Tensor();
+                if (was_brought && !release_later && !kept.may_be_declined()) self->Done(id);
                 Received received;
                 absl::Status status =
                     self->Unpack(kept, std::move(tensor), path,
                                  waiting == nullptr ? "" : waiting->name, received);
+                if (!status.ok() && waiting != nullptr) {
+                  self->Decline(id, nullptr, status);
+                } else if (!release_later && (!was_brought || kept.may_be_declined())) {
+                  self->Done(id);
+                }
                 if (waiting == nullptr) return;
                 RecvCallback asker = std::move(waiting->done);
                 waiting->destination = {};
@@ -219,7 +231,9 @@ absl::Status LaneClient::OnInlineTicket(const TicketMessage& ticket) {
   }
   if (waiting->is_again) ForgetTries(ticket.id, 0);
   if (!fits) {
-    std::move(done)(WrongDestination(header, destination), {});
+    absl::Status why = WrongDestination(header, destination);
+    Decline(ticket.id, waiting.get(), why);
+    std::move(done)(std::move(why), {});
     return absl::OkStatus();
   }
   if (ticket.is_dead) {
@@ -238,6 +252,7 @@ absl::Status LaneClient::OnInlineTicket(const TicketMessage& ticket) {
   }
   Received received;
   absl::Status status = Unpack(ticket, std::move(tensor), "inline", waiting->name, received);
+  if (!status.ok()) Decline(ticket.id, waiting.get(), status);
   std::move(done)(std::move(status), std::move(received));
   return absl::OkStatus();
 }

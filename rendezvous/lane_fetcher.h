@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -53,6 +54,8 @@ class LaneFetcher final : public RemoteFetcher {
   void ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const {
     shared_->table->ForEachTransfer(min_age, visit);
   }
+  // As LaneTable::Servers.
+  std::vector<std::shared_ptr<LaneServer>> Servers() const { return shared_->table->Servers(); }
   size_t lane_count() const { return shared_->table->lane_count(); }
 
  private:

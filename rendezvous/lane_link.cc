@@ -19,7 +19,9 @@ LaneLink::LaneLink(const LaneExchange& exchange, std::shared_ptr<LaneChooser> ch
       is_opener_(is_opener),
       // Who opens it knows that the answer to a sealed HELLO is sealed.
       hears_seals_(is_opener && exchange.checksum),
-      sends_seals_(exchange.checksum) {}
+      sends_seals_(exchange.checksum),
+      ping_(std::make_shared<LanePing>(
+          *exchange.clock, exchange.transports == nullptr ? 0 : exchange.transports->size())) {}
 
 LaneLink::~LaneLink() = default;
 
@@ -60,7 +62,12 @@ absl::Status LaneLink::OnFrame(uint16_t type, absl::string_view body,
     case LaneMessage::kCancel:
     case LaneMessage::kReply:
     case LaneMessage::kAgain:
+    case LaneMessage::kDeclined:
       if (server_ != nullptr) return server_->OnFrame(type, body, descriptors);
+      break;
+    case LaneMessage::kPing:
+    case LaneMessage::kPong:
+      if (server_ != nullptr) return OnPing(static_cast<LaneMessage>(type), body);
       break;
     case LaneMessage::kHello:
       return OnHello(body);
@@ -71,6 +78,18 @@ absl::Status LaneLink::OnFrame(uint16_t type, absl::string_view body,
     return OnEarlyRefusal(body);
   }
   return absl::InvalidArgumentError(absl::StrCat("a ", LaneMessageName(type), " before HELLO"));
+}
+
+absl::Status LaneLink::OnPing(LaneMessage type, absl::string_view body) {
+  FERRY_ASSIGN_OR_RETURN(const uint64_t id, DecodeId(body));
+  const std::shared_ptr<Lane> lane = Sealed(sends_seals_);
+  if (lane == nullptr) return absl::OkStatus();
+  if (type == LaneMessage::kPong) {
+    return id >= LanePing::kForeignIds ? server_->OnFlushed(id) : ping_->OnPong(*lane, id);
+  }
+  // Whose queue is full is not measured.
+  SendId(*lane, LaneMessage::kPong, id).IgnoreError();
+  return absl::OkStatus();
 }
 
 absl::Status LaneLink::OnEarlyRefusal(absl::string_view body) {
@@ -124,11 +143,15 @@ absl::Status LaneLink::OnHello(absl::string_view body) {
         lane->passes_descriptors() ? "" : absl::StrCat(Describe(peer_), " came over TCP"));
   }
   server_ = std::make_shared<LaneServer>(exchange_, std::move(endpoint), sends_seals_,
-                                         (*client)->why_no_descriptors());
+                                         (*client)->why_no_descriptors(), ping_);
   client_ = *std::move(client);
-  chooser_->OnLinkServes(*this, server_);
+  ping_->set_incoming(client_->costs());
+  // Others may ask it for its paths from then on.
   server_->OnOpen(lane);
+  chooser_->OnLinkServes(*this, server_);
   client_->OnOpen(lane);
+  // After what waits to be asked.
+  ping_->Refresh(*lane, exchange_.clock->Now());
   return absl::OkStatus();
 }
 

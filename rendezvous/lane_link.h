@@ -67,6 +67,7 @@ class LaneLink final : public LaneHandler, public std::enable_shared_from_this<L
  private:
   absl::Status OnHello(absl::string_view body);
   absl::Status OnEarlyRefusal(absl::string_view body);
+  absl::Status OnPing(LaneMessage type, absl::string_view body);
   // What is wrong with a frame that has, or should have, a seal; takes its seal off.
   absl::Status CheckSeal(uint16_t& type, absl::string_view& body);
   absl::Status SayHello();
@@ -88,6 +89,7 @@ class LaneLink final : public LaneHandler, public std::enable_shared_from_this<L
   // Both null before it was chosen.
   std::shared_ptr<LaneClient> client_;
   std::shared_ptr<LaneServer> server_;
+  const std::shared_ptr<LanePing> ping_;
 
   std::atomic<bool> is_over_{false};
   SpinLock mu_;

@@ -61,6 +61,12 @@ std::string LaneMessageName(uint16_t type) {
       return "REPLY";
     case LaneMessage::kAgain:
       return "AGAIN";
+    case LaneMessage::kDeclined:
+      return "DECLINED";
+    case LaneMessage::kPing:
+      return "PING";
+    case LaneMessage::kPong:
+      return "PONG";
   }
   return absl::StrCat("message of type ", type);
 }
@@ -202,6 +208,34 @@ absl::Status SendRefusal(Lane& lane, const RefusalMessage& refusal) {
 
 absl::Status SendAgain(Lane& lane, const RefusalMessage& again) {
   return SendStatus(lane, LaneMessage::kAgain, again);
+}
+
+absl::Status SendDeclined(Lane& lane, const DeclinedMessage& declined) {
+  char room[24];
+  ByteWriter writer(room, sizeof(room));
+  writer.Put(declined.id);
+  writer.Put(declined.step_id);
+  writer.Put(static_cast<uint32_t>(declined.status.code()));
+  writer.Put(static_cast<uint32_t>(declined.key.size()));
+  return lane.Send(
+      Type(LaneMessage::kDeclined),
+      {writer.view(), declined.key, declined.status.message().substr(0, kMaxMessageBytes)});
+}
+
+absl::StatusOr<DeclinedMessage> DecodeDeclined(absl::string_view body) {
+  ByteReader reader(body);
+  DeclinedMessage declined;
+  declined.id = reader.Get<uint64_t>();
+  declined.step_id = reader.Get<int64_t>();
+  const auto code = reader.Get<uint32_t>();
+  const auto key_bytes = reader.Get<uint32_t>();
+  if (reader.is_short() || code == 0 || code > 16 || key_bytes > reader.rest().size()) {
+    return Malformed("DECLINED");
+  }
+  declined.key = reader.rest().substr(0, key_bytes);
+  declined.status =
+      absl::Status(static_cast<absl::StatusCode>(code), reader.rest().substr(key_bytes));
+  return declined;
 }
 
 absl::StatusOr<RefusalMessage> DecodeRefusal(absl::string_view body) {

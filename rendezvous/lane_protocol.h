@@ -23,14 +23,16 @@ namespace ferry {
 // is a value, or with a REFUSAL: with exactly one of them. Ids are the consumer's, and none is used
 // twice. Whoever hears something else ends the lane. A REFUSAL of 0, which is no request, says why
 // it is ended. If a HELLO is sealed (lane_seal.h), so is everything that follows, on either side.
-//   both:      HELLO
+//   both:      HELLO; PING, which is answered at once with a PONG of the same id
 //   consumer:  REQUEST, CANCEL (no value is wanted any more: a REFUSAL says that it was in time; of
 //              an id that is not known: nothing), DONE (of a ticket whose transport is not 0: its
 //              memory may be used again)
 //   producer:  TICKET, REFUSAL; ANNOUNCEMENT, from a transport's outlet to its inlet
 //   consumer again: REPLY, from a transport's inlet to its outlet; AGAIN (the ticket's transport
 //              could not bring the tensor, for that reason: another TICKET, or a REFUSAL, please),
-//              instead of DONE
+//              instead of DONE; DECLINED (the consumer got a ticket and takes no value from it, for
+//              that reason: wrong buffer, another transport than it requires, damage), instead of
+//              DONE, or of nothing after a ticket that brought its tensor along
 enum class LaneMessage : uint16_t {
   kHello = 1,
   kRequest = 2,
@@ -41,6 +43,9 @@ enum class LaneMessage : uint16_t {
   kAnnouncement = 7,
   kReply = 8,
   kAgain = 9,
+  kDeclined = 10,
+  kPing = 11,
+  kPong = 12,
 };
 
 // "TICKET", or "message of type 17": for people.
@@ -78,6 +83,9 @@ struct TicketMessage {
   TensorHeader header;
   // In the frame.
   absl::string_view body;
+
+  // Whether it may turn out to be none when all of it is there.
+  bool may_be_declined() const { return has_checksum || is_serialized; }
 };
 
 // Or a REPLY.
@@ -94,6 +102,15 @@ struct RefusalMessage {
   absl::Status status;
 };
 
+struct DeclinedMessage {
+  uint64_t id = 0;
+  absl::Status status;
+  // Of a ticket that brought its tensor along, which the producer has forgotten by now.
+  int64_t step_id = 0;
+  // In the frame. Empty: the consumer does not remember either.
+  absl::string_view key;
+};
+
 // Longer keys are refused before they are sent.
 inline constexpr size_t kMaxKeyBytes = 32 * 1024;
 
@@ -106,7 +123,8 @@ absl::Status SendAnnouncement(Lane& lane, const AnnouncementMessage& announcemen
 absl::Status SendReply(Lane& lane, const AnnouncementMessage& reply);
 absl::Status SendRefusal(Lane& lane, const RefusalMessage& refusal);
 absl::Status SendAgain(Lane& lane, const RefusalMessage& again);
-// DONE or CANCEL.
+absl::Status SendDeclined(Lane& lane, const DeclinedMessage& declined);
+// DONE, CANCEL, PING or PONG.
 absl::Status SendId(Lane& lane, LaneMessage type, uint64_t id);
 
 //   Errors, of all: INVALID_ARGUMENT.
@@ -115,6 +133,7 @@ absl::StatusOr<RequestMessage> DecodeRequest(absl::string_view body);
 absl::StatusOr<TicketMessage> DecodeTicket(absl::string_view body);
 absl::StatusOr<AnnouncementMessage> DecodeAnnouncement(absl::string_view body);
 absl::StatusOr<RefusalMessage> DecodeRefusal(absl::string_view body);
+absl::StatusOr<DeclinedMessage> DecodeDeclined(absl::string_view body);
 absl::StatusOr<uint64_t> DecodeId(absl::string_view body);
 
 }  // namespace ferry

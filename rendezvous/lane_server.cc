@@ -24,8 +24,6 @@ constexpr size_t kInlineElsewhere = 16 * 1024;
 // Another round of system calls on other threads costs more than this many bytes.
 constexpr size_t kInlineOverTcp = 32 * 1024;
 static_assert(kInlineOverTcp + 4096 <= kMaxLaneBody);
-// Transfers that say something of a transport's bandwidth.
-constexpr size_t kTellingBytes = size_t{1} << 20;
 // Of a tensor in a GPU's memory, before it goes through the host's, and before it is given up.
 constexpr int kMaxGpuTries = 4;
 constexpr int kMaxTries = 8;
@@ -40,11 +38,12 @@ absl::Status WrongIncarnation(const RendezvousKey& key, uint64_t own) {
 }  // namespace
 
 LaneServer::LaneServer(const LaneExchange& exchange, Endpoint consumer, bool sends_seals,
-                       std::string why_no_descriptors)
+                       std::string why_no_descriptors, std::shared_ptr<LanePing> ping)
     : exchange_(exchange),
       consumer_(std::move(consumer)),
       sends_seals_(sends_seals),
-      why_no_descriptors_(std::move(why_no_descriptors)) {}
+      why_no_descriptors_(std::move(why_no_descriptors)),
+      ping_(std::move(ping)) {}
 
 LaneServer::~LaneServer() = default;
 
@@ -96,6 +95,8 @@ absl::Status LaneServer::OnFrame(uint16_t type, absl::string_view body,
       return OnReply(body);
     case LaneMessage::kAgain:
       return OnAgain(body);
+    case LaneMessage::kDeclined:
+      return OnDeclined(body);
     default:
       return absl::InvalidArgumentError(
           absl::StrCat("a consumer sends no ", LaneMessageName(type)));
@@ -175,13 +176,15 @@ absl::Status LaneServer::OnRequest(absl::string_view body) {
   return absl::OkStatus();
 }
 
-bool LaneServer::Take(uint64_t id) {
+bool LaneServer::Take(const Request& request) {
   SpinLockHolder lock(&mu_);
-  return waiting_.erase(id) > 0;
+  if (waiting_.erase(request.id) == 0) return false;
+  answers_.Count(request.step_id);
+  return true;
 }
 
 void LaneServer::OnValue(const RequestPtr& request, const absl::Status& status, Received received) {
-  if (!Take(request->id)) {
+  if (!Take(*request)) {
     // Called off by the consumer, or by the end of the lane.
     if (status.ok()) NoteLost(*request, closed());
     return;
@@ -248,7 +251,7 @@ void LaneServer::Unstage(uint64_t id) {
 }
 
 bool LaneServer::Outlives(const Offered& offered) const {
-  return offered.transport != kStaging &&
+  return offered.transport != kStaging && offered.is_told &&
          (*exchange_.transports)[offered.transport]->outlives_producer();
 }
 
@@ -274,13 +277,8 @@ void LaneServer::Offer(Outgoing outgoing) {
     if (outgoing.is_staged) Unstage(id);
     return;
   }
-  PathQuery query;
-  query.source = &exchange_.self;
-  query.destination = &consumer_;
-  query.lane_passes_descriptors = lane_->passes_descriptors();
-  if (!query.lane_passes_descriptors) query.why_no_descriptors = why_no_descriptors_;
-  query.bytes = tensor.bytes();
-  query.is_in_arena = is_in_arena;
+  const absl::Time now = exchange_.clock->CoarseNow();
+  PathQuery query = Query(tensor.bytes(), is_in_arena, now);
   query.source_place = tensor.place();
   query.destination_place = PlaceOf(outgoing.request->key.dst());
   const int chosen = PickPath(*exchange_.transports, query, exchange_.policy);
@@ -296,12 +294,19 @@ void LaneServer::Offer(Outgoing outgoing) {
                      .request = outgoing.request,
                      .tensor_bytes = tensor.bytes(),
                      .since = SteadyClock().CoarseNow()};
+  SeenCosts& costs = *ping_->costs();
+  ping_->Refresh(*lane_, now);
   if (transport.may_offer_again()) offered.again = std::make_shared<Outgoing>(outgoing);
   // A view is kept for as long as its receiver likes.
-  const bool is_telling = tensor.bytes() >= kTellingBytes && !transport.outlives_producer();
-  if (is_telling) {
-    offered.bytes = tensor.bytes();
-    offered.start = SteadyClock().Now();
+  if (transport.learns_from_transfers() &&
+      costs.WantsSample(offered.transport, tensor.bytes(), now)) {
+    offered.start = exchange_.clock->Now();
+  }
+  // But the copy that it takes before says something.
+  absl::Time copy_start = absl::InfiniteFuture();
+  if (is_on_host && !is_in_arena && transport.outlives_producer() &&
+      tensor.bytes() >= SeenCosts::kTellingBytes) {
+    copy_start = exchange_.clock->Now();
   }
   absl::Status closed;
   {
@@ -316,8 +321,13 @@ void LaneServer::Offer(Outgoing outgoing) {
   const MemoryPlace to = PlaceOf(outgoing.request->key.dst());
   outlets_[chosen]->Offer(
       id, offer_tensor, to,
-      [self = shared_from_this(), ticket = std::move(ticket),
-       outgoing = std::move(outgoing)](absl::StatusOr<TransportTicket> offer) mutable {
+      [self = shared_from_this(), ticket = std::move(ticket), outgoing = std::move(outgoing),
+       copy_start](absl::StatusOr<TransportTicket> offer) mutable {
+        if (offer.ok() && copy_start != absl::InfiniteFuture()) {
+          const absl::Time copied = self->exchange_.clock->Now();
+          self->ping_->costs()->SawBytes(ticket.transport - 1u, outgoing.tensor.bytes(),
+                                         copied - copy_start, copied);
+        }
         if (!offer.ok()) {
           // Only known since it was tried; its cost says so now.
           const bool has_another_way = absl::IsFailedPrecondition(offer.status()) &&
@@ -334,7 +344,13 @@ void LaneServer::Offer(Outgoing outgoing) {
           return;
         }
         ticket.body = offer->body;
+        const uint64_t id = ticket.id;
+        const size_t number = ticket.transport - 1u;
         self->Send(std::move(ticket), offer->descriptors);
+        if (!(*self->exchange_.transports)[number]->outlives_producer()) return;
+        SpinLockHolder lock(&self->mu_);
+        const auto found = self->offered_.find(id);
+        if (found != self->offered_.end()) found->second.is_told = true;
       });
 }
 
@@ -349,11 +365,6 @@ void LaneServer::Refuse(uint64_t id, absl::Status status) {
   if (!sent.ok()) lane_->Close(sent);
 }
 
-absl::Status LaneServer::Named(const absl::Status& why) const {
-  return absl::Status(
-      why.code(), absl::StrCat(Describe(exchange_.self.peer), " cannot send it: ", why.message()));
-}
-
 void LaneServer::OnDone(uint64_t id, bool was_taken) {
   Offered offered;
   {
@@ -365,9 +376,9 @@ void LaneServer::OnDone(uint64_t id, bool was_taken) {
     offered_.erase(found);
   }
   outlets_[offered.transport]->Release(id);
-  if (was_taken && offered.bytes > 0) {
-    (*exchange_.transports)[offered.transport]->Learn(offered.bytes,
-                                                      SteadyClock().Now() - offered.start);
+  if (was_taken && offered.start != absl::InfiniteFuture()) {
+    const absl::Time now = exchange_.clock->Now();
+    ping_->costs()->SawTransfer(offered.transport, offered.tensor_bytes, now - offered.start, now);
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,8 +13,11 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 
+#include "base/clock.h"
 #include "base/spin_lock.h"
+#include "rendezvous/heard_answers.h"
 #include "rendezvous/key_cache.h"
+#include "rendezvous/lane_ping.h"
 #include "rendezvous/lane_protocol.h"
 #include "rendezvous/rendezvous_manager.h"
 #include "transport/transports.h"
@@ -31,6 +35,8 @@ struct LaneExchange {
   bool checksum = false;
   // For tensors in their memory; null: this process uses none.
   Gpus* gpus = nullptr;
+  // Of costs.
+  const Clock* clock = &SteadyClock();
   // For a peer to say HELLO; and for what stands in the way of a lane to go.
   absl::Duration connect_timeout = absl::Seconds(10);
 };
@@ -42,7 +48,7 @@ class LaneServer final : public std::enable_shared_from_this<LaneServer> {
   // `sends_seals`: through the lane, and so there are checksums of what is sent.
   // `why_no_descriptors`: if the lane passes none.
   LaneServer(const LaneExchange& exchange, Endpoint consumer, bool sends_seals,
-             std::string why_no_descriptors);
+             std::string why_no_descriptors, std::shared_ptr<LanePing> ping);
   ~LaneServer();
 
   void OnOpen(std::shared_ptr<Lane> lane);
@@ -51,6 +57,22 @@ class LaneServer final : public std::enable_shared_from_this<LaneServer> {
 
   // Tensors that were offered, were not taken yet, and would be lost if this process went now.
   size_t unfinished() const ABSL_LOCKS_EXCLUDED(mu_);
+  const Endpoint& consumer() const { return consumer_; }
+  // Which way a tensor of `bytes` goes from here, if it lies in the host's memory, and why not
+  // another one. Has the lane's latency measured again, for the next time.
+  //   Errors: as ChoosePath.
+  absl::StatusOr<PathChoice> PathTo(size_t bytes, bool is_in_arena) const;
+  // Finds out when the consumer has heard all tickets that were sent in that step so far, some of
+  // which it may decline. Nothing: it has, or the lane has ended, or nobody is to wait for it,
+  // since the last who did has given up.
+  std::optional<uint64_t> StartFlush(int64_t step_id) ABSL_LOCKS_EXCLUDED(mu_);
+  // Whether the flush of that number is over.
+  bool IsFlushed(uint64_t flush) const ABSL_LOCKS_EXCLUDED(mu_);
+  // It was waited for long enough.
+  void GiveUpFlush(uint64_t flush) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status OnFlushed(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
+  // "shm", "tcp to ...": for people.
+  std::string DescribeLane() const { return lane_->Describe(); }
   // What was offered and has not been taken, or not been given back, for at least `min_age`.
   void ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -90,8 +112,9 @@ class LaneServer final : public std::enable_shared_from_this<LaneServer> {
     absl::Time since;
     // Of those that may be offered again.
     std::shared_ptr<Outgoing> again;
+    // The ticket is on its way.
+    bool is_told = false;
     // Of those whose duration says something.
-    size_t bytes = 0;
     absl::Time start = absl::InfiniteFuture();
   };
 
@@ -103,6 +126,8 @@ class LaneServer final : public std::enable_shared_from_this<LaneServer> {
   absl::Status OnReply(absl::string_view body);
   // The consumer could not take what it was offered.
   absl::Status OnAgain(absl::string_view body);
+  // The consumer has got a ticket, and takes no value from it.
+  absl::Status OnDeclined(absl::string_view body);
   void OnDone(uint64_t id, bool was_taken = true);
   void OnCancel(uint64_t id);
   void OnValue(const RequestPtr& request, const absl::Status& status, Received received);
@@ -121,14 +146,17 @@ class LaneServer final : public std::enable_shared_from_this<LaneServer> {
   absl::Status Named(const absl::Status& why) const;
   void Send(TicketMessage ticket, absl::Span<const int> descriptors);
   // False: nobody waits for it any more.
-  bool Take(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
+  bool Take(const Request& request) ABSL_LOCKS_EXCLUDED(mu_);
   size_t inline_bytes(bool is_in_arena) const;
+  // Of a tensor from here to the consumer; all but where it lies and is wanted.
+  PathQuery Query(size_t bytes, bool is_in_arena, absl::Time now) const;
 
   // Constant after OnOpen, before which nothing else happens.
   const LaneExchange& exchange_;
   const Endpoint consumer_;
   const bool sends_seals_;
   const std::string why_no_descriptors_;
+  const std::shared_ptr<LanePing> ping_;
   std::shared_ptr<Lane> lane_;
   std::vector<std::shared_ptr<Outlet>> outlets_;
   // Of the loop.
@@ -138,6 +166,7 @@ class LaneServer final : public std::enable_shared_from_this<LaneServer> {
   // Why it has ended, or OK.
   absl::Status closed_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, RequestPtr> waiting_ ABSL_GUARDED_BY(mu_);
+  HeardAnswers answers_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, Offered> offered_ ABSL_GUARDED_BY(mu_);
 };
 

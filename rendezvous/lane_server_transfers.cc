@@ -7,9 +7,15 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
+#include "base/status_macros.h"
 #include "rendezvous/lane_server.h"
 
 namespace ferry {
+
+absl::Status LaneServer::Named(const absl::Status& why) const {
+  return absl::Status(
+      why.code(), absl::StrCat(Describe(exchange_.self.peer), " cannot send it: ", why.message()));
+}
 
 void LaneServer::Lose(const Request& request, const absl::Status& why) {
   exchange_.manager->NoteLost(request.step_id, request.key, why);
@@ -20,6 +26,81 @@ void LaneServer::NoteLost(const Request& request, const absl::Status& why) {
   // Who leaves loses nothing.
   if (why.ok() || absl::IsCancelled(why)) return;
   exchange_.manager->NoteLost(request.step_id, request.key, why);
+}
+
+PathQuery LaneServer::Query(size_t bytes, bool is_in_arena, absl::Time now) const {
+  PathQuery query;
+  query.source = &exchange_.self;
+  query.destination = &consumer_;
+  query.lane_passes_descriptors = lane_->passes_descriptors();
+  if (!query.lane_passes_descriptors) query.why_no_descriptors = why_no_descriptors_;
+  query.bytes = bytes;
+  query.is_in_arena = is_in_arena;
+  query.seen = ping_->costs().get();
+  query.now = now;
+  return query;
+}
+
+absl::StatusOr<PathChoice> LaneServer::PathTo(size_t bytes, bool is_in_arena) const {
+  const absl::Time now = exchange_.clock->Now();
+  ping_->Refresh(*lane_, now);
+  return ChoosePath(*exchange_.transports, Query(bytes, is_in_arena, now), exchange_.policy);
+}
+
+absl::Status LaneServer::OnDeclined(absl::string_view body) {
+  FERRY_ASSIGN_OR_RETURN(const DeclinedMessage declined, DecodeDeclined(body));
+  const absl::Status why(declined.status.code(),
+                         absl::StrCat(Describe(consumer_.peer), " did not take what it was sent: ",
+                                      declined.status.message()));
+  RequestPtr request;
+  {
+    SpinLockHolder lock(&mu_);
+    const auto found = offered_.find(declined.id);
+    if (found != offered_.end()) request = found->second.request;
+  }
+  // Before it is off the list: whoever waits for that looks there next.
+  if (request != nullptr) {
+    NoteLost(*request, why);
+  } else if (!declined.key.empty()) {
+    FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, RendezvousKey::Parse(declined.key));
+    if (key.dst().task.task != consumer_.peer.node_id) {
+      return absl::InvalidArgumentError("DECLINED for a value of somebody else");
+    }
+    exchange_.manager->NoteLost(declined.step_id, key, why);
+  }
+  OnDone(declined.id, /*was_taken=*/false);
+  return absl::OkStatus();
+}
+
+std::optional<uint64_t> LaneServer::StartFlush(int64_t step_id) {
+  HeardAnswers::Flush flush;
+  {
+    SpinLockHolder lock(&mu_);
+    if (!closed_.ok()) return std::nullopt;
+    flush = answers_.Start(step_id);
+  }
+  if (flush.needs_ping &&
+      !SendId(*lane_, LaneMessage::kPing, LanePing::kForeignIds + flush.number).ok()) {
+    SpinLockHolder lock(&mu_);
+    answers_.OnLost(flush.number);
+    return std::nullopt;
+  }
+  return flush.is_awaited ? std::optional(flush.number) : std::nullopt;
+}
+
+bool LaneServer::IsFlushed(uint64_t flush) const {
+  SpinLockHolder lock(&mu_);
+  return !closed_.ok() || answers_.IsHeard(flush);
+}
+
+void LaneServer::GiveUpFlush(uint64_t flush) {
+  SpinLockHolder lock(&mu_);
+  answers_.GiveUp(flush);
+}
+
+absl::Status LaneServer::OnFlushed(uint64_t id) {
+  SpinLockHolder lock(&mu_);
+  return answers_.OnPong(id - LanePing::kForeignIds);
 }
 
 absl::Status LaneServer::closed() const {

@@ -68,6 +68,8 @@ class LaneTable final : public LaneChooser, public std::enable_shared_from_this<
   size_t unfinished_sends() const ABSL_LOCKS_EXCLUDED(mu_);
   // LaneServer::ForEachTransfer of all peers.
   void ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const ABSL_LOCKS_EXCLUDED(mu_);
+  // The producer's end of every open lane.
+  std::vector<std::shared_ptr<LaneServer>> Servers() const ABSL_LOCKS_EXCLUDED(mu_);
   // Lanes that are open or being opened, or have ended and are still held by somebody.
   size_t lane_count() const ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -134,7 +136,6 @@ class LaneTable final : public LaneChooser, public std::enable_shared_from_this<
   void GiveUp(const std::shared_ptr<LaneLink>& opening, LaneConnector::AttemptId attempt,
               const absl::Status& why);
   void Erase(const PairPtr& pair) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  std::vector<std::shared_ptr<LaneServer>> Servers() const ABSL_LOCKS_EXCLUDED(mu_);
 
   const LaneExchange& exchange_;
   LaneConnector* connector_ = nullptr;

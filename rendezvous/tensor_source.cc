@@ -78,15 +78,27 @@ TensorSource::TransferPtr TensorSource::BeginTransfer(int64_t step_id, absl::str
                                                       const ServedValue& value) {
   const absl::StatusOr<RendezvousKey> parsed = RendezvousKey::Parse(key);
   if (!parsed.ok()) return nullptr;
-  return transfers_.Add(step_id, *parsed, value.is_dead ? 0 : value.tensor.bytes());
+  return transfers_.Add(step_id, *parsed, value.is_dead ? 0 : value.tensor.bytes(),
+                        value.require_ack);
 }
 
-void TensorSource::EndTransfer(const TransferPtr& transfer, const absl::Status& status,
-                               bool is_kept) {
-  if (transfer == nullptr) return;
+void TensorSource::EndTransfer(const TransferPtr& transfer, const absl::Status& status) {
+  if (transfer == nullptr || transfer->is_given_up.exchange(true)) return;
   // Before it is off the list: whoever waits for that looks here next.
-  if (!status.ok() && !is_kept) manager_.NoteLost(transfer->step_id, transfer->key, status);
+  if (!status.ok() && !transfer->is_kept) {
+    manager_.NoteLost(transfer->step_id, transfer->key, status);
+  }
   transfers_.Remove(transfer);
+}
+
+bool TensorSource::FailTask(const TaskName& task, const absl::Status& why) {
+  const std::vector<TransferPtr> transfers = transfers_.To(task);
+  for (const TransferPtr& each : transfers) {
+    // At its next frame, if there ever is one.
+    each->is_step_over.store(true, std::memory_order_relaxed);
+    EndTransfer(each, why);
+  }
+  return !transfers.empty();
 }
 
 absl::StatusOr<RendezvousKey> TensorSource::CheckKey(absl::string_view text) const {

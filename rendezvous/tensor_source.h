@@ -80,7 +80,10 @@ class TensorSource final {
   // Null for a key that is none.
   TransferPtr BeginTransfer(int64_t step_id, absl::string_view key, const ServedValue& value);
   //   status: not OK: the value has not arrived, and is lost unless it is kept.
-  void EndTransfer(const TransferPtr& transfer, const absl::Status& status, bool is_kept);
+  void EndTransfer(const TransferPtr& transfer, const absl::Status& status);
+  // The task has died: what is on its way there is lost, for that reason, and waited for no more,
+  // though the calls that carry it may take as long as the network lets them. Whether there is any.
+  bool FailTask(const TaskName& task, const absl::Status& why);
   const TransferList& transfers() const { return transfers_; }
 
   const ResponseCache& cache() const { return *cache_; }

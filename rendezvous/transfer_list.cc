@@ -10,8 +10,8 @@
 namespace ferry {
 
 std::shared_ptr<TransferList::Transfer> TransferList::Add(int64_t step_id, const RendezvousKey& key,
-                                                          size_t bytes) {
-  auto transfer = std::make_shared<Transfer>(step_id, key, bytes, clock_.CoarseNow());
+                                                          size_t bytes, bool is_kept) {
+  auto transfer = std::make_shared<Transfer>(step_id, key, bytes, is_kept, clock_.CoarseNow());
   absl::MutexLock lock(&mu_);
   transfers_.insert(transfer);
   return transfer;
@@ -27,6 +27,15 @@ void TransferList::EndStep(int64_t step_id) {
   for (const auto& each : transfers_) {
     if (each->step_id == step_id) each->is_step_over.store(true, std::memory_order_relaxed);
   }
+}
+
+std::vector<std::shared_ptr<TransferList::Transfer>> TransferList::To(const TaskName& task) const {
+  std::vector<std::shared_ptr<Transfer>> found;
+  absl::MutexLock lock(&mu_);
+  for (const auto& each : transfers_) {
+    if (each->key.dst().task == task) found.push_back(each);
+  }
+  return found;
 }
 
 void TransferList::ForEach(absl::Duration min_age, PendingVisitor visit) const {

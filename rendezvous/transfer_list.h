@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_set.h"
@@ -24,25 +25,31 @@ namespace ferry {
 class TransferList final {
  public:
   struct Transfer {
-    Transfer(int64_t step_id, RendezvousKey key, size_t bytes, absl::Time since)
-        : step_id(step_id), key(std::move(key)), bytes(bytes), since(since) {}
+    Transfer(int64_t step_id, RendezvousKey key, size_t bytes, bool is_kept, absl::Time since)
+        : step_id(step_id), key(std::move(key)), bytes(bytes), is_kept(is_kept), since(since) {}
 
     const int64_t step_id;
     const RendezvousKey key;
     const size_t bytes;
+    // It can be asked for again.
+    const bool is_kept;
     const absl::Time since;
     // Nobody needs it any more: whoever carries it may stop.
     std::atomic<bool> is_step_over{false};
+    // It is off the list, though a call may still carry it.
+    std::atomic<bool> is_given_up{false};
   };
 
   // `clock` outlives it.
   explicit TransferList(const Clock& clock) : clock_(clock) {}
 
   // A value has left the rendezvous and is on its way, until Remove.
-  std::shared_ptr<Transfer> Add(int64_t step_id, const RendezvousKey& key, size_t bytes)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  std::shared_ptr<Transfer> Add(int64_t step_id, const RendezvousKey& key, size_t bytes,
+                                bool is_kept) ABSL_LOCKS_EXCLUDED(mu_);
   void Remove(const std::shared_ptr<Transfer>& transfer) ABSL_LOCKS_EXCLUDED(mu_);
   void EndStep(int64_t step_id) ABSL_LOCKS_EXCLUDED(mu_);
+  // Those on their way to that task.
+  std::vector<std::shared_ptr<Transfer>> To(const TaskName& task) const ABSL_LOCKS_EXCLUDED(mu_);
 
   // Those that have been on their way for at least `min_age`.
   void ForEach(absl::Duration min_age, PendingVisitor visit) const ABSL_LOCKS_EXCLUDED(mu_);

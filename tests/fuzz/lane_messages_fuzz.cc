@@ -93,6 +93,17 @@ void CheckRefusal(absl::string_view body, CapturingLane& lane) {
   FERRY_CHECK(again->status.code() == refusal->status.code());
 }
 
+void CheckDeclined(absl::string_view body, CapturingLane& lane) {
+  const absl::StatusOr<DeclinedMessage> declined = DecodeDeclined(body);
+  if (!declined.ok()) return;
+  FERRY_CHECK(!declined->status.ok());
+  FERRY_CHECK(IsWithin(declined->key, body));
+  FERRY_CHECK(SendDeclined(lane, *declined).ok());
+  const absl::StatusOr<DeclinedMessage> again = DecodeDeclined(lane.body);
+  FERRY_CHECK(again.ok() && again->id == declined->id && again->step_id == declined->step_id);
+  FERRY_CHECK(again->key == declined->key && again->status.code() == declined->status.code());
+}
+
 void CheckId(absl::string_view body, CapturingLane& lane) {
   const absl::StatusOr<uint64_t> id = DecodeId(body);
   FERRY_CHECK(id.ok() == (body.size() == 8));
@@ -122,7 +133,7 @@ void CheckSegmentNotice(absl::string_view body) {
 
 void Check(uint8_t decoder, absl::string_view body) {
   CapturingLane lane;
-  switch (decoder % 8) {
+  switch (decoder % 9) {
     case 0:
       return CheckHello(body, lane);
     case 1:
@@ -139,6 +150,8 @@ void Check(uint8_t decoder, absl::string_view body) {
       return CheckAnnouncement(body);
     case 7:
       return CheckSegmentNotice(body);
+    case 8:
+      return CheckDeclined(body, lane);
   }
 }
 

@@ -18,6 +18,11 @@ class KeepingLane final : public Lane {
 
   absl::Status Send(uint16_t type, absl::Span<const absl::string_view> parts,
                     absl::Span<const int> descriptors) override {
+    if (!refusal.ok()) return refusal;
+    // With or without a seal.
+    if (!keeps_pings && (type & 0xff) == static_cast<uint16_t>(LaneMessage::kPing)) {
+      return absl::OkStatus();
+    }
     types.push_back(static_cast<LaneMessage>(type));
     bodies.emplace_back();
     for (const absl::string_view part : parts) bodies.back().append(part.data(), part.size());
@@ -30,6 +35,9 @@ class KeepingLane final : public Lane {
   std::string Describe() const override { return "kept"; }
 
   std::function<void(LaneMessage)> on_send;
+  bool keeps_pings = true;
+  // What Send says, if it is an error.
+  absl::Status refusal;
   std::vector<LaneMessage> types;
   std::vector<std::string> bodies;
 

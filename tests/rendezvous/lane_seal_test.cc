@@ -83,6 +83,7 @@ class LaneSealTest : public ::testing::Test {
     const std::shared_ptr<LaneClient> client = *end->table->Open(endpoint);
     end->handler = end->connector.Take(1);
     end->lane = std::make_shared<KeepingLane>(kProducer);
+    end->lane->keeps_pings = false;
     end->handler->OnOpen(end->lane);
     EXPECT_TRUE(end->Hear(Hello()).ok());
     client->Request(kStep, Key(), {}, [this](const absl::Status& status, Received received) {
@@ -98,6 +99,7 @@ class LaneSealTest : public ::testing::Test {
     auto end = std::make_unique<End>(producer_);
     end->handler = end->table->Accept(kConsumer);
     end->lane = std::make_shared<KeepingLane>(kConsumer);
+    end->lane->keeps_pings = false;
     end->handler->OnOpen(end->lane);
     return end;
   }

@@ -161,6 +161,24 @@ TEST(ServiceLimits, AUnaryAnswerThatIsTooLargeNamesTheSize) {
               Fails(StatusCode::kInvalidArgument,
                     HasSubstr("1001 bytes; a RecvTensorResponse holds 1000. Larger ones go by "
                               "/ferry.v1.TensorStream/Recv")));
+  // It is gone, and its sender is not to take it for received.
+  EXPECT_THAT(std::string(worker.Begin(1)->lost().message()),
+              ::testing::AllOf(HasSubstr("1001 bytes; a RecvTensorResponse holds 1000"),
+                               HasSubstr("step 1 was sending " + EdgeText("a"))));
+}
+
+TEST(ServiceLimits, ThoseWhoProveNothingAreCounted) {
+  std::atomic<int64_t> refused{0};
+  AddressBook book;
+  TestWorker worker(book, {.service = {.proof = {"token", true}, .refused = &refused}});
+  tensorflow::RecvTensorRequest request;
+  request.set_step_id(1);
+  request.set_rendezvous_key(EdgeText("a"));
+  EXPECT_THAT(PendingCall::Start(coord::NewChannel(worker.address()), kRecvTensorPath,
+                                 request.SerializeAsString())
+                  .Wait(),
+              Fails(StatusCode::kUnauthenticated, HasSubstr("proof")));
+  EXPECT_EQ(refused.load(), 1);
 }
 
 // Scenario 59.

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tickets, announcements and replies about GPUs' memory, as any peer may write them. The first byte
+// says which decoder.
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+#include "base/status_macros.h"
+#include "transport/cuda_ipc/cuda_ipc_messages.h"
+#include "transport/nccl/grant_message.h"
+#include "transport/nccl/nccl_ticket.h"
+
+namespace ferry {
+namespace {
+
+// What is read can be written, and is the same when it is read again.
+template <typename Decode, typename Encode>
+void CheckBothWays(absl::string_view body, Decode decode, Encode encode) {
+  const auto message = decode(body);
+  if (!message.ok()) return;
+  const std::string written = encode(*message);
+  const auto again = decode(written);
+  FERRY_CHECK(again.ok());
+  FERRY_CHECK(encode(*again) == written);
+}
+
+void CheckCudaIpcTicket(absl::string_view body) {
+  const absl::StatusOr<CudaIpcTicket> ticket = DecodeCudaIpcTicket(body);
+  if (!ticket.ok()) return;
+  FERRY_CHECK(ticket->pieces.size() <= kMaxCudaIpcPieces);
+  CheckBothWays(body, DecodeCudaIpcTicket, EncodeCudaIpcTicket);
+}
+
+void CheckNcclTicket(absl::string_view body) {
+  const absl::StatusOr<NcclTicket> ticket = DecodeNcclTicket(body);
+  if (ticket.ok()) FERRY_CHECK(EncodeNcclTicket(*ticket) == body);
+}
+
+void Check(uint8_t decoder, absl::string_view body) {
+  switch (decoder % 10) {
+    case 0:
+      return CheckCudaIpcTicket(body);
+    case 1:
+      return CheckNcclTicket(body);
+    case 2:
+      return CheckBothWays(body, DecodeGrantMessage, EncodeGrantMessage);
+    case 3:
+      return CheckBothWays(body, DecodeCudaIpcProbe, EncodeCudaIpcProbe);
+    case 4:
+      return CheckBothWays(body, DecodeCudaIpcProbed, EncodeCudaIpcProbed);
+    case 5:
+      return CheckBothWays(body, DecodeCudaIpcSlice, EncodeCudaIpcSlice);
+    case 6:
+      return CheckBothWays(body, DecodeCudaIpcTaken, EncodeCudaIpcTaken);
+    case 7:
+      return CheckBothWays(body, DecodeCudaIpcFailed, EncodeCudaIpcFailed);
+    case 8:
+      return CheckBothWays(body, DecodeCudaIpcWanted, EncodeCudaIpcWanted);
+    case 9:
+      return CheckBothWays(body, DecodeCudaIpcSegment, EncodeCudaIpcSegment);
+  }
+}
+
+}  // namespace
+}  // namespace ferry
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size == 0) return 0;
+  ferry::Check(data[0], {reinterpret_cast<const char*>(data) + 1, size - 1});
+  return 0;
+}

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Of which answers a producer knows that they were heard.
+#include "rendezvous/heard_answers.h"
+
+#include <gtest/gtest.h>
+
+namespace ferry {
+namespace {
+
+// Whether somebody who closes that step has to wait.
+bool MustWait(HeardAnswers& answers, int64_t step_id) { return answers.Start(step_id).number > 0; }
+
+TEST(HeardAnswersTest, WhoSentNothingWaitsForNobody) {
+  HeardAnswers answers;
+  EXPECT_FALSE(MustWait(answers, 0));
+  EXPECT_FALSE(MustWait(answers, 1));
+  answers.Count(7);
+  EXPECT_FALSE(MustWait(answers, 0));
+  EXPECT_FALSE(MustWait(answers, 1));
+  EXPECT_TRUE(MustWait(answers, 7));
+}
+
+TEST(HeardAnswersTest, OnePingIsForAllThatWasSentBefore) {
+  HeardAnswers answers;
+  answers.Count(0);
+  answers.Count(1);
+  answers.Count(0);
+  const HeardAnswers::Flush first = answers.Start(0);
+  EXPECT_EQ(first.number, 3u);
+  EXPECT_TRUE(first.needs_ping);
+  EXPECT_TRUE(first.is_awaited);
+  const HeardAnswers::Flush second = answers.Start(1);
+  EXPECT_FALSE(second.needs_ping) << "it is under way";
+  EXPECT_FALSE(answers.IsHeard(second.number));
+  EXPECT_TRUE(answers.OnPong(3).ok());
+  EXPECT_TRUE(answers.IsHeard(first.number));
+  EXPECT_TRUE(answers.IsHeard(second.number));
+  EXPECT_FALSE(MustWait(answers, 0));
+  answers.Count(1);
+  EXPECT_FALSE(MustWait(answers, 0));
+  EXPECT_TRUE(answers.Start(1).needs_ping);
+}
+
+TEST(HeardAnswersTest, ManyStepsAtOnceAreNotMistakenForOthers) {
+  HeardAnswers answers;
+  for (int64_t round = 0; round < 2; ++round) {
+    for (int64_t step = 0; step < 100; ++step) answers.Count(step);
+  }
+  EXPECT_TRUE(answers.Start(0).needs_ping);
+  EXPECT_TRUE(answers.OnPong(200).ok());
+  for (int64_t step = 0; step < 100; ++step) EXPECT_FALSE(MustWait(answers, step));
+  for (int64_t step = 0; step < 100; ++step) answers.Count(step);
+  EXPECT_TRUE(answers.Start(99).needs_ping);
+  EXPECT_TRUE(answers.OnPong(300).ok());
+  for (int64_t step = 0; step < 100; ++step) answers.Count(step);
+  for (int64_t step = 0; step < 100; ++step) EXPECT_TRUE(MustWait(answers, step)) << step;
+}
+
+TEST(HeardAnswersTest, WhoIsSilentIsWaitedForOnce) {
+  HeardAnswers answers;
+  answers.Count(1);
+  answers.GiveUp(answers.Start(1).number);
+  EXPECT_FALSE(answers.Start(1).is_awaited);
+  answers.Count(2);
+  const HeardAnswers::Flush flush = answers.Start(2);
+  EXPECT_TRUE(flush.needs_ping);
+  EXPECT_FALSE(flush.is_awaited);
+  EXPECT_TRUE(answers.OnPong(1).ok());
+  EXPECT_TRUE(answers.Start(2).is_awaited);
+  // What is heard in the last moment has been heard.
+  EXPECT_TRUE(answers.OnPong(2).ok());
+  answers.GiveUp(2);
+  answers.Count(3);
+  EXPECT_TRUE(answers.Start(3).is_awaited);
+}
+
+TEST(HeardAnswersTest, APingThatIsLostIsSentAgain) {
+  HeardAnswers answers;
+  answers.Count(1);
+  EXPECT_EQ(answers.Start(1).number, 1u);
+  answers.Count(1);
+  EXPECT_EQ(answers.Start(1).number, 2u);
+  answers.OnLost(2);
+  // The one before it is still under way.
+  EXPECT_TRUE(answers.OnPong(1).ok());
+  const HeardAnswers::Flush again = answers.Start(1);
+  EXPECT_EQ(again.number, 2u);
+  EXPECT_TRUE(again.needs_ping);
+  EXPECT_FALSE(answers.Start(1).needs_ping);
+}
+
+TEST(HeardAnswersTest, AnswersToWhatWasNotAskedAreRefused) {
+  HeardAnswers answers;
+  answers.Count(1);
+  EXPECT_TRUE(absl::IsInvalidArgument(answers.OnPong(1)));
+  answers.Start(1);
+  EXPECT_TRUE(answers.OnPong(1).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(answers.OnPong(2)));
+}
+
+}  // namespace
+}  // namespace ferry
