@@ -215,4 +215,12 @@ absl::StatusOr<Tensor> Gpus::Allocate(int ordinal, DataType dtype, const Shape& 
   return Tensor::Create(dtype, shape, std::move(buffer));
 }
 
+uint64_t FreeBytesBesideArena(const Gpu& gpu) {
+  const cuda::ScopedCurrent current(*gpu.device);
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  if (gpu.device->table().memory_get_info(&free_bytes, &total_bytes) != cuda::kSuccess) return 0;
+  return free_bytes + gpu.arena->stats().mapped_bytes;
+}
+
 }  // namespace ferry

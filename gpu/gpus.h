@@ -186,6 +186,9 @@ class Gpus final {
   const cuda::CompiledKernels kernel_image_;
 };
 
+// What the GPU has free, if Ferry's own arena had nothing of it. 0: not known.
+uint64_t FreeBytesBesideArena(const Gpu& gpu);
+
 }  // namespace ferry
 
 #endif  // FERRY_GPU_GPUS_H_

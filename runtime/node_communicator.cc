@@ -2,29 +2,14 @@
 // Which ranks a clique of devices has, and this node's part in it.
 #include <utility>
 
-#include "absl/cleanup/cleanup.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
 #include "runtime/agent_clique_store.h"
+#include "runtime/kept_communicators.h"
 #include "runtime/node.h"
 
 namespace ferry {
-namespace {
-
-// Which generation of a clique the others make or have; those before it are over.
-absl::StatusOr<uint32_t> GenerationInStore(coord::Agent& agent, const CliqueKey& key) {
-  const absl::StatusOr<std::string> text = agent.TryGet(key.GenerationKey());
-  if (absl::IsNotFound(text.status())) return 1;
-  FERRY_RETURN_IF_ERROR(text.status());
-  uint32_t generation = 0;
-  if (absl::SimpleAtoi(*text, &generation)) return generation;
-  return absl::DataLossError(absl::StrCat(key.GenerationKey(), " is no number in the store"));
-}
-
-}  // namespace
-
 absl::StatusOr<std::shared_ptr<NcclCommunicator>> Node::Communicator(
     const std::vector<int>& devices, std::optional<int> own, CommunicatorOptions options) {
   FERRY_RETURN_IF_ERROR(CheckExchange());
@@ -61,42 +46,21 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> Node::Communicator(
     return absl::InvalidArgumentError("none of the communicator's devices is this node's");
   }
   FERRY_ASSIGN_OR_RETURN(const CliqueKey key, CliqueKey::Create(std::move(members)));
-  const std::string name = absl::StrCat(key.prefix(), rank);
   std::shared_ptr<const nccl::NcclApi> api = exchange_->nccl().library;
   if (api == nullptr) return absl::UnavailableError(exchange_->nccl().why_no_library);
-  std::shared_ptr<NcclCommunicator> known;
-  {
-    absl::MutexLock lock(&mu_);
-    // One at a time: a second presence of one rank would make both begin anew.
-    const auto is_free = [this, &name]()
-                             ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !making_.contains(name); };
-    if (!mu_.AwaitWithTimeout(absl::Condition(&is_free), options.timeout)) {
-      return absl::DeadlineExceededError(absl::StrCat("another thread has been making ",
-                                                      key.Describe(), " for over ",
-                                                      absl::FormatDuration(options.timeout)));
-    }
-    const auto found = communicators_.find(name);
-    if (found != communicators_.end()) known = found->second.lock();
-    making_.insert(name);
-  }
-  const absl::Cleanup is_made = [this, &name] {
-    absl::MutexLock lock(&mu_);
-    making_.erase(name);
+  // Nobody waits for a rank of which the job knows that it has died.
+  options.keep_going = [this, &key, asked = std::move(options.keep_going)] {
+    if (asked) FERRY_RETURN_IF_ERROR(asked());
+    return kept_->CheckAlive(key);
   };
-  if (known != nullptr) {
-    // Another rank may have let go of its own, and with it have ended all of them.
-    FERRY_ASSIGN_OR_RETURN(const uint32_t generation, GenerationInStore(*agent_, key));
-    if (generation <= known->generation()) return known;
-  }
-  absl::StatusOr<std::shared_ptr<NcclCommunicator>> communicator = NcclCommunicator::Make(
-      std::move(api), *exchange_->gpus(), ordinal, key, rank,
-      [this](std::shared_ptr<CliqueListener> listener) {
-        return std::make_unique<AgentCliqueStore>(*agent_, std::move(listener));
-      },
-      options);
-  absl::MutexLock lock(&mu_);
-  if (communicator.ok()) communicators_[name] = *communicator;
-  return communicator;
+  return kept_->Acquire(key, rank, ordinal, options.timeout, [&] {
+    return NcclCommunicator::Make(
+        std::move(api), *exchange_->gpus(), ordinal, key, rank,
+        [this](std::shared_ptr<CliqueListener> listener) {
+          return std::make_unique<AgentCliqueStore>(*agent_, std::move(listener));
+        },
+        options);
+  });
 }
 
 }  // namespace ferry

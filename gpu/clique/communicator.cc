@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "gpu/clique/clique_mailbox.h"
+#include "gpu/clique/communicator_work.h"
 #include "gpu/clique/first_exchange.h"
 #include "gpu/cuda/cuda_event.h"
 #include "gpu/cuda/device_buffer.h"
@@ -158,6 +159,15 @@ class NcclCommunicator::Maker final : public CliqueSteps {
     return given_up_;
   }
 
+  absl::Status Settled() {
+    FERRY_RETURN_IF_ERROR(Check());
+    if (comm_ == nullptr) return absl::AbortedError("it was aborted");
+    if (gpu_.nccl->is_own_thread()) return WorkUnderWay();
+    FERRY_ASSIGN_OR_RETURN(const bool is_over, work_.IsOver());
+    if (!is_over) return WorkUnderWay();
+    return WaitEnqueued(absl::ZeroDuration());
+  }
+
   absl::Status WaitEnqueued(absl::Duration timeout) {
     const absl::Time deadline = SteadyClock().Now() + timeout;
     while (true) {
@@ -188,8 +198,7 @@ class NcclCommunicator::Maker final : public CliqueSteps {
     const absl::Status followed = enqueued.ok() ? Follow(stream, turn) : enqueued;
     if (!followed.ok()) {
       // Whatever is under way ends with the communicator.
-      absl::MutexLock lock(&mu_);
-      unended_.push_back(std::move(turn));
+      work_.AddEndless(std::move(turn));
     }
     return called.ok() ? followed : called;
   }
@@ -208,11 +217,17 @@ class NcclCommunicator::Maker final : public CliqueSteps {
  private:
   enum class Phase { kIdle, kInitialising, kNotWarming, kAwaitingTurn, kExchanging, kFinishing };
 
+  absl::Status WorkUnderWay() const {
+    return absl::FailedPreconditionError(
+        absl::StrCat("work is under way on ", plan_.key().Describe()));
+  }
+
   // Ends the turn when the stream is through.
   absl::Status Follow(cuda::Stream stream, std::shared_ptr<NcclTurn> turn) {
     const cuda::ScopedCurrent current(*gpu_.device);
     FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const cuda::ReadyEvent> over,
                            cuda::ReadyEvent::Record(*gpu_.events, stream));
+    work_.Add(over);
     return gpu_.nccl->Watch(
         {.event = std::move(over), .what = "a program's NCCL work", .keep = std::move(turn)},
         [](absl::Status) {});
@@ -233,11 +248,7 @@ class NcclCommunicator::Maker final : public CliqueSteps {
       OnDevice([] { return absl::OkStatus(); }).IgnoreError();
     const cuda::ScopedCurrent current(*gpu_.device);
     const absl::Status ignored = api_->Check(api_->table().abort(comm), "ncclCommAbort");
-    std::vector<std::shared_ptr<NcclTurn>> ended;
-    {
-      absl::MutexLock lock(&mu_);
-      ended.swap(unended_);
-    }
+    work_.EndAll();
   }
 
   // The next group of the warm-up.
@@ -274,7 +285,8 @@ class NcclCommunicator::Maker final : public CliqueSteps {
       step_ = OnDevice([&]() -> absl::Status {
         if (phase_ == Phase::kFinishing) {
           FERRY_ASSIGN_OR_RETURN(is_over, warm_->IsDone());
-          return absl::OkStatus();
+          // What waits for a rank that is lost may end like what has been moved: NCCL is asked.
+          if (!is_over) return absl::OkStatus();
         }
         nccl::Result state = nccl::kSuccess;
         FERRY_RETURN_IF_ERROR(api_->Check(api_->table().get_async_error(comm_, &state),
@@ -342,9 +354,7 @@ class NcclCommunicator::Maker final : public CliqueSteps {
   std::unique_ptr<cuda::CudaStream> stream_;
   std::shared_ptr<const cuda::ReadyEvent> warm_;
 
-  absl::Mutex mu_;
-  // Turns of work of which nobody knows when it is over.
-  std::vector<std::shared_ptr<NcclTurn>> unended_ ABSL_GUARDED_BY(mu_);
+  CommunicatorWork work_;
 };
 
 NcclCommunicator::NcclCommunicator(std::unique_ptr<Maker> maker) : maker_(std::move(maker)) {}
@@ -382,6 +392,7 @@ absl::Status NcclCommunicator::RunAside(RunCalls calls, absl::Duration timeout) 
   return WaitEnqueued(timeout);
 }
 void NcclCommunicator::Listen(std::function<void()> heard) { maker_->Listen(std::move(heard)); }
+absl::Status NcclCommunicator::Settled() { return maker_->Settled(); }
 absl::Status NcclCommunicator::Check() { return maker_->Check(); }
 void NcclCommunicator::Abort(const absl::Status& why) { maker_->Abort(why); }
 absl::Status NcclCommunicator::WaitEnqueued(absl::Duration timeout) {

@@ -87,6 +87,11 @@ class NcclCommunicator final {
   // Whether all ranks still want it, as far as the store has said. Does not block.
   //   Errors: ABORTED: one has given it up, and what is under way on it may wait for ever.
   absl::Status Check();
+  // Whether it could be used by others as it is: nothing of Run's is under way, it is enqueued, and
+  // NCCL and all ranks, as far as the store has said, have nothing against it. What was done with
+  // get() is not known.
+  //   Errors: FAILED_PRECONDITION work is under way; ABORTED; what NCCL says.
+  absl::Status Settled();
   // Throws out whatever runs on it, for ever, and moves the clique on. Blocks until NCCL has let
   // go, which may need that others are aborted too: each on a thread of its own. REQUIRES: nobody
   // is in a call with get(), or makes one from now on; once.

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A node of a job that makes communicators over one GPU of each node, lets go of them, and makes
-// them again; and one of its own GPU alone.
+// A node of a job that takes communicators over one GPU of each node, lets go of them, and takes
+// them again; and one of its own GPU alone. Or, by its argument, one that loses the others.
+#include <csignal>
 #include <iostream>
+#include <string>
+#include <utility>
 
 #include "base/status_macros.h"
 #include "runtime/node.h"
@@ -40,6 +43,22 @@ absl::StatusOr<float> Sum(Node& node, NcclCommunicator& all, float mine) {
   return sum;
 }
 
+// Enqueues a sum that no other rank takes part in, and lets go of the communicator.
+absl::Status LeaveInTheMiddle(Node& node, Communicator all) {
+  FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, node.exchange().gpus()->Get(0));
+  FERRY_ASSIGN_OR_RETURN(Tensor number,
+                         node.Allocate("gpu:0", DataType::kFloat, *Shape::Create({1})));
+  FERRY_ASSIGN_OR_RETURN(const auto stream, cuda::CudaStream::Create(gpu->device));
+  FERRY_RETURN_IF_ERROR(all->Run(stream->get(), [&](const nccl::NcclTable& nccl, ncclComm* comm) {
+    return nccl.all_reduce(number.data(), number.mutable_data(), 1, nccl::kFloat32,
+                           nccl::kReduceSum, comm, stream->get());
+  }));
+  all = nullptr;
+  const cuda::ScopedCurrent current(*gpu->device);
+  return gpu->device->Check(gpu->device->table().stream_synchronize(stream->get()),
+                            "cuStreamSynchronize");
+}
+
 absl::Status ExpectSumOverAll(Node& node, NcclCommunicator& all) {
   FERRY_ASSIGN_OR_RETURN(const float sum,
                          Sum(node, all, 1.0f + static_cast<float>(node.node_id())));
@@ -48,11 +67,13 @@ absl::Status ExpectSumOverAll(Node& node, NcclCommunicator& all) {
 }
 
 absl::Status Run() {
-  FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<Node> node, Node::Join({}));
+  // Room for two: the double's take this much each (STRICT_CUDA_NCCL_MEMORY).
+  NodeOptions node_options;
+  node_options.kept_communicator_bytes = uint64_t{70} << 20;
+  FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<Node> node, Node::Join(std::move(node_options)));
   const std::vector<int> gpus = node->topology().OneGpuOfEachNode();
-  const auto meet = [&node](absl::string_view name) {
-    return node->agent().Barrier(name, kPatience);
-  };
+  int meetings = 0;
+  const auto meet = [&] { return node->agent().Barrier(absl::StrCat("m", ++meetings), kPatience); };
 
   FERRY_ASSIGN_OR_RETURN(Communicator first, node->Communicator(gpus));
   FERRY_RETURN_IF_ERROR(ExpectSumOverAll(*node, *first));
@@ -60,44 +81,169 @@ absl::Status Run() {
   FERRY_RETURN_IF_ERROR(Expect(same == first, "whoever asks again gets the same one"));
   same = nullptr;
   const uint32_t generation = first->generation();
-  FERRY_RETURN_IF_ERROR(meet("used"));
+  FERRY_RETURN_IF_ERROR(meet());
 
-  // One lets go of it: it is over for all of them.
+  // One lets go of it, then all: it is kept.
   if (node->node_id() == 0) first = nullptr;
-  FERRY_RETURN_IF_ERROR(meet("dropped"));
-  FERRY_ASSIGN_OR_RETURN(const Communicator second, node->Communicator(gpus));
-  FERRY_RETURN_IF_ERROR(Expect(second->generation() > generation, "the next generation"));
-  FERRY_RETURN_IF_ERROR(ExpectSumOverAll(*node, *second));
-  // The former one of the others goes now, and the clique stays where it is.
+  FERRY_RETURN_IF_ERROR(meet());
+  FERRY_ASSIGN_OR_RETURN(Communicator again, node->Communicator(gpus));
+  FERRY_RETURN_IF_ERROR(Expect(again->generation() == generation, "it was kept by one"));
+  FERRY_RETURN_IF_ERROR(ExpectSumOverAll(*node, *again));
   first = nullptr;
-  FERRY_RETURN_IF_ERROR(meet("all dropped"));
-  FERRY_ASSIGN_OR_RETURN(const Communicator third, node->Communicator(gpus));
+  again = nullptr;
+  FERRY_RETURN_IF_ERROR(meet());
+  FERRY_ASSIGN_OR_RETURN(again, node->Communicator(gpus));
+  FERRY_RETURN_IF_ERROR(Expect(again->generation() == generation, "it was kept by all"));
+  FERRY_RETURN_IF_ERROR(ExpectSumOverAll(*node, *again));
+  FERRY_RETURN_IF_ERROR(meet());
+
+  // One ends it: it is over for all of them.
+  if (node->node_id() == 0) again->Abort(absl::CancelledError("on purpose"));
+  if (node->node_id() == 0) again = nullptr;
+  FERRY_RETURN_IF_ERROR(meet());
+  FERRY_ASSIGN_OR_RETURN(Communicator second, node->Communicator(gpus));
+  uint32_t next = second->generation();
+  FERRY_RETURN_IF_ERROR(Expect(next > generation, "the next generation"));
+  FERRY_RETURN_IF_ERROR(ExpectSumOverAll(*node, *second));
+  FERRY_RETURN_IF_ERROR(meet());
+  // One lets go of it in the middle of its work, which nobody else joins: so it ends for all.
+  if (node->node_id() == 0) {
+    FERRY_RETURN_IF_ERROR(LeaveInTheMiddle(*node, std::exchange(second, nullptr)));
+  }
+  FERRY_RETURN_IF_ERROR(meet());
+  Communicator left = std::exchange(second, nullptr);
+  FERRY_ASSIGN_OR_RETURN(second, node->Communicator(gpus));
+  FERRY_RETURN_IF_ERROR(Expect(second->generation() > next, "the one after that"));
+  next = second->generation();
+  left = nullptr;
+  // The former one of the others goes now, and the clique stays where it is.
+  again = nullptr;
+  FERRY_RETURN_IF_ERROR(meet());
+  FERRY_ASSIGN_OR_RETURN(Communicator third, node->Communicator(gpus));
   FERRY_RETURN_IF_ERROR(Expect(third == second, "it has not been touched"));
   FERRY_RETURN_IF_ERROR(ExpectSumOverAll(*node, *third));
-
-  // Of one rank.
-  FERRY_ASSIGN_OR_RETURN(const Communicator own,
-                         node->Communicator({gpus[static_cast<size_t>(node->node_id())]}));
-  FERRY_RETURN_IF_ERROR(Expect(own->size() == 1, "a rank by itself"));
-  FERRY_ASSIGN_OR_RETURN(const float sum, Sum(*node, *own, 7));
-  FERRY_RETURN_IF_ERROR(Expect(sum == 7, "the sum over one"));
+  second = nullptr;
+  third = nullptr;
+  FERRY_RETURN_IF_ERROR(meet());
 
   // With an id for every two ranks.
   CommunicatorOptions options;
   options.ranks_per_id = 2;
   std::vector<int> reversed(gpus.rbegin(), gpus.rend());
-  FERRY_ASSIGN_OR_RETURN(const Communicator scalable,
+  FERRY_ASSIGN_OR_RETURN(Communicator scalable,
                          node->Communicator(reversed, std::nullopt, options));
+  FERRY_RETURN_IF_ERROR(ExpectSumOverAll(*node, *scalable));
+  scalable = nullptr;
+  FERRY_RETURN_IF_ERROR(meet());
+
+  // Of one rank: a third, for which the one that was used longest ago goes, on all ranks.
+  FERRY_ASSIGN_OR_RETURN(Communicator own,
+                         node->Communicator({gpus[static_cast<size_t>(node->node_id())]}));
+  FERRY_RETURN_IF_ERROR(Expect(own->size() == 1, "a rank by itself"));
+  FERRY_ASSIGN_OR_RETURN(const float sum, Sum(*node, *own, 7));
+  FERRY_RETURN_IF_ERROR(Expect(sum == 7, "the sum over one"));
+  own = nullptr;
+  FERRY_RETURN_IF_ERROR(meet());
+  FERRY_ASSIGN_OR_RETURN(scalable, node->Communicator(reversed));
+  FERRY_RETURN_IF_ERROR(Expect(scalable->generation() == 1, "the younger one has stayed"));
+  FERRY_RETURN_IF_ERROR(ExpectSumOverAll(*node, *scalable));
+  FERRY_ASSIGN_OR_RETURN(third, node->Communicator(gpus));
+  FERRY_RETURN_IF_ERROR(Expect(third->generation() > next, "the older one has made room"));
+  FERRY_RETURN_IF_ERROR(ExpectSumOverAll(*node, *third));
+  FERRY_RETURN_IF_ERROR(meet());
+
+  // What one rank uses does not make room on another.
+  if (node->node_id() != 0) scalable = nullptr;
+  FERRY_RETURN_IF_ERROR(meet());
+  if (node->node_id() != 0) {
+    FERRY_ASSIGN_OR_RETURN(own, node->Communicator({gpus[static_cast<size_t>(node->node_id())]}));
+    own = nullptr;
+  }
+  FERRY_RETURN_IF_ERROR(meet());
+  FERRY_ASSIGN_OR_RETURN(scalable, node->Communicator(reversed));
+  FERRY_RETURN_IF_ERROR(Expect(scalable->generation() == 1, "another rank has used it"));
   FERRY_RETURN_IF_ERROR(ExpectSumOverAll(*node, *scalable));
   std::cout << "made and made again\n";
   return node->Shutdown();
 }
 
+// NCCL does not let go of what this keeps when it leaves.
+absl::Status Leave() {
+  NodeOptions options;
+  options.exchange.transports.nccl.abort_patience = absl::Milliseconds(300);
+  FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<Node> node, Node::Join(std::move(options)));
+  FERRY_RETURN_IF_ERROR(node->Communicator(node->topology().OneGpuOfEachNode()).status());
+  FERRY_RETURN_IF_ERROR(node->Shutdown());
+  std::cout << "made and left\n" << std::flush;
+  return absl::OkStatus();
+}
+
+// The last node is killed while the first one waits for it.
+absl::Status Wait() {
+  NodeOptions options;
+  options.recoverable = true;
+  FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<Node> node, Node::Join(std::move(options)));
+  FERRY_RETURN_IF_ERROR(node->agent().Barrier("about to", kPatience));
+  if (node->node_id() > 0) {
+    absl::SleepFor(absl::Milliseconds(300));
+    std::raise(SIGKILL);
+  }
+  const absl::Time start = SteadyClock().Now();
+  const absl::Status told = node->Communicator(node->topology().OneGpuOfEachNode()).status();
+  std::cout << told << "\n";
+  FERRY_RETURN_IF_ERROR(Expect(absl::IsUnavailable(told), "it is told that a rank has died"));
+  FERRY_RETURN_IF_ERROR(Expect(SteadyClock().Now() - start < kPatience, "it is told soon"));
+  return node->Leave();
+}
+
+// The last node dies and comes back, twice, and the first one stays.
+absl::Status Live(const std::string& life) {
+  NodeOptions options;
+  options.recoverable = true;
+  FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<Node> node, Node::Join(std::move(options)));
+  const std::vector<int> gpus = node->topology().OneGpuOfEachNode();
+  std::vector<Communicator> former;
+  for (const std::string each : {"1", "2", "3"}) {
+    if (node->node_id() > 0 && each != life) continue;
+    const absl::Time deadline = SteadyClock().Now() + kPatience;
+    absl::StatusOr<Communicator> all = absl::UnknownError("not asked for");
+    while (true) {
+      all = node->Communicator(gpus);
+      // Until it is known that the former life is over, its communicator is there.
+      const bool is_new = all.ok() && (former.empty() || *all != former.back());
+      if (is_new) break;
+      if (SteadyClock().Now() >= deadline) {
+        return all.ok() ? absl::DeadlineExceededError("the former life goes on") : all.status();
+      }
+      absl::SleepFor(absl::Milliseconds(20));
+    }
+    FERRY_RETURN_IF_ERROR(ExpectSumOverAll(*node, **all));
+    NcclCommunicator* const kept = all->get();
+    *all = nullptr;
+    FERRY_ASSIGN_OR_RETURN(all, node->Communicator(gpus));
+    FERRY_RETURN_IF_ERROR(Expect(all->get() == kept, "that of a later life is kept"));
+    FERRY_RETURN_IF_ERROR(ExpectSumOverAll(*node, **all));
+    former.push_back(*std::move(all));
+    std::cout << "life " << each << "\n" << std::flush;
+    if (node->node_id() > 0) absl::SleepFor(absl::Minutes(1));
+  }
+  former.clear();
+  std::cout << "three lives\n";
+  return node->Leave();
+}
+
+absl::Status RunAs(const std::string& what, const std::string& argument) {
+  if (what == "leave") return Leave();
+  if (what == "wait") return Wait();
+  if (what == "live") return Live(argument);
+  return what.empty() ? Run() : absl::InvalidArgumentError(what);
+}
+
 }  // namespace
 }  // namespace ferry
 
-int main() {
-  const absl::Status status = ferry::Run();
+int main(int argc, char** argv) {
+  const absl::Status status = ferry::RunAs(argc > 1 ? argv[1] : "", argc > 2 ? argv[2] : "");
   if (!status.ok()) std::cerr << status << "\n";
   return status.ok() ? 0 : 1;
 }
