@@ -2,6 +2,7 @@
 // The lines, and the host's interfaces.
 #include "runtime/endpoint_record.h"
 
+#include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
@@ -103,6 +104,37 @@ std::vector<std::string> HostAddresses(int port) {
   std::vector<std::string> addresses;
   for (auto& [rank, address] : found) addresses.push_back(std::move(address));
   return addresses;
+}
+
+absl::StatusOr<std::string> CompleteAddress(absl::string_view address, int port) {
+  const auto refuse = [&] {
+    return absl::InvalidArgumentError(
+        absl::StrCat(address,
+                     " is not an address that peers can be told: HOST, HOST:PORT, IPV6 or "
+                     "[IPV6]:PORT (--advertise)"));
+  };
+  const auto is_ipv6 = [](absl::string_view text) {
+    in6_addr parsed;
+    // A link-local one may name its interface.
+    return inet_pton(AF_INET6, std::string(text.substr(0, text.find('%'))).c_str(), &parsed) == 1;
+  };
+  if (is_ipv6(address)) return absl::StrCat("[", address, "]:", port);
+  absl::string_view host = address;
+  absl::string_view after = "";
+  if (const size_t end = address.find(']'); !address.empty() && address.front() == '[') {
+    if (end == address.npos || !is_ipv6(address.substr(1, end - 1))) return refuse();
+    host = address.substr(0, end + 1);
+    after = address.substr(end + 1);
+  } else if (const size_t colon = address.find(':'); colon != address.npos) {
+    host = address.substr(0, colon);
+    after = address.substr(colon);
+  }
+  uint32_t own_port = static_cast<uint32_t>(port);
+  const bool is_port_good =
+      after.empty() || (after.front() == ':' && absl::SimpleAtoi(after.substr(1), &own_port) &&
+                        own_port > 0 && own_port <= 65535);
+  if (host.empty() || !is_port_good) return refuse();
+  return absl::StrCat(host, ":", own_port);
 }
 
 }  // namespace ferry

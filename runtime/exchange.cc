@@ -2,6 +2,7 @@
 // Putting the parts together, and taking them apart in order.
 #include "runtime/exchange.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -13,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/status_macros.h"
+#include "rendezvous/local_rendezvous.h"
 #include "runtime/endpoint_record.h"
 
 namespace ferry {
@@ -20,21 +22,46 @@ namespace {
 
 // For lanes to end when this process leaves; they need no answer of anybody.
 constexpr absl::Duration kCloseTimeout = absl::Seconds(5);
+// For peers to hear of what was sent to them, which takes no more than a message there and back.
+constexpr absl::Duration kHearTimeout = absl::Seconds(1);
 
-std::vector<std::string> Advertised(const ExchangeOptions& options, int port) {
-  if (port == 0) return {};
+// `is_carrier`: whether ExchangeOptions::advertise speaks of this listener's port, if of any.
+absl::StatusOr<std::vector<std::string>> Advertised(const ExchangeOptions& options, int port,
+                                                    bool is_carrier) {
+  if (port == 0) return std::vector<std::string>();
   if (options.advertise.empty()) {
     // What is listened on, unless that is everything.
     const absl::string_view host =
         absl::string_view(options.listen).substr(0, options.listen.rfind(':'));
     if (host.empty() || host == "[::]" || host == "0.0.0.0") return HostAddresses(port);
-    return {absl::StrCat(host, ":", port)};
+    return std::vector<std::string>{absl::StrCat(host, ":", port)};
   }
-  const bool has_port = options.advertise.rfind(':') != std::string::npos &&
-                        options.advertise.back() != ']' &&
-                        (options.advertise.front() == '[' ||
-                         options.advertise.find(':') == options.advertise.rfind(':'));
-  return {has_port ? options.advertise : absl::StrCat(options.advertise, ":", port)};
+  FERRY_ASSIGN_OR_RETURN(std::string address, CompleteAddress(options.advertise, port));
+  if (!is_carrier) address = absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
+  return std::vector<std::string>{std::move(address)};
+}
+
+// Of a send and its receive in one process: the best of a few batches. Some microseconds.
+absl::Duration MeasureLocalExchange() {
+  constexpr int kBatches = 4;
+  constexpr int kPairs = 64;
+  const absl::StatusOr<RendezvousKey> key = RendezvousKey::Parse(
+      RendezvousKey::Text("/job:worker/replica:0/task:0/device:CPU:0", 1,
+                          "/job:worker/replica:0/task:0/device:CPU:0", "start"));
+  FERRY_CHECK(key.ok());
+  LocalRendezvous table(SteadyClock());
+  const absl::StatusOr<Tensor> tensor = Tensor::Allocate(DataType::kUint8, Shape());
+  if (!tensor.ok()) return absl::ZeroDuration();
+  absl::Duration best = absl::InfiniteDuration();
+  for (int batch = 0; batch < kBatches; ++batch) {
+    const absl::Time start = SteadyClock().Now();
+    for (int i = 0; i < kPairs; ++i) {
+      table.Send(*key, *tensor).IgnoreError();
+      table.RecvAsync(*key, {}, [](const absl::Status&, const Received&) {});
+    }
+    best = std::min(best, (SteadyClock().Now() - start) / kPairs);
+  }
+  return best;
 }
 
 }  // namespace
@@ -66,6 +93,7 @@ absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions option
   }
   auto exchange = std::unique_ptr<Exchange>(new Exchange());
   FERRY_ASSIGN_OR_RETURN(exchange->arena_, HostArena::Create(options.arena));
+  exchange->arena_budget_bytes_ = options.arena.budget_bytes;
   FERRY_ASSIGN_OR_RETURN(exchange->loop_, LaneLoop::Create({.spin = options.spin}));
   exchange->copier_ = std::make_unique<CopyPool>();
 
@@ -133,11 +161,13 @@ absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions option
                                             .gpus = exchange->gpus(),
                                             .nccl = exchange->nccl_,
                                             .node_id = common.self.peer.node_id,
-                                            .incarnation = common.self.peer.incarnation};
+                                            .incarnation = common.self.peer.incarnation,
+                                            .local_exchange = MeasureLocalExchange()};
   FERRY_ASSIGN_OR_RETURN(exchange->transports_, MakeTransports(environment, options.transports));
   FERRY_RETURN_IF_ERROR(CheckPolicy(exchange->transports_, common.policy));
   common.self.lanes.unix_name = exchange->hub_->unix_name();
-  common.self.lanes.tcp = Advertised(options, exchange->hub_->tcp_port());
+  FERRY_ASSIGN_OR_RETURN(common.self.lanes.tcp,
+                         Advertised(options, exchange->hub_->tcp_port(), !is_grpc));
   if (exchange->grpc_ != nullptr) {
     std::vector<grpc::Service*> services;
     if (options.grpc_services) services = options.grpc_services(*exchange);
@@ -145,7 +175,8 @@ absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions option
                                                  options.grpc_listen, exchange->gpus(), services));
     ExchangeOptions as_grpc = options;
     as_grpc.listen = options.grpc_listen;
-    const std::vector<std::string> addresses = Advertised(as_grpc, exchange->grpc_->port());
+    FERRY_ASSIGN_OR_RETURN(const std::vector<std::string> addresses,
+                           Advertised(as_grpc, exchange->grpc_->port(), is_grpc));
     if (!addresses.empty()) common.self.grpc_address = addresses.front();
   }
   // Everything that peers need is there.
@@ -254,6 +285,27 @@ void Exchange::ForEachTransfer(absl::Duration min_age, PendingVisitor visit) con
   if (grpc_ != nullptr) grpc_->ForEachTransfer(min_age, visit);
 }
 
+void Exchange::AwaitHeard(int64_t step_id, absl::Time deadline) {
+  // What peers say comes by it.
+  if (loop_->IsOnLoop()) return;
+  std::vector<std::pair<std::shared_ptr<LaneServer>, uint64_t>> flushes;
+  for (auto& server : fetcher_->Servers()) {
+    if (const auto flush = server->StartFlush(step_id)) {
+      flushes.emplace_back(std::move(server), *flush);
+    }
+  }
+  if (flushes.empty()) return;
+  const absl::Time enough = SteadyClock().Now() + kHearTimeout;
+  const bool have_heard = loop_->WaitUntil(
+      [&flushes] {
+        return std::all_of(flushes.begin(), flushes.end(),
+                           [](const auto& each) { return each.first->IsFlushed(each.second); });
+      },
+      std::min(deadline, enough));
+  if (have_heard || SteadyClock().Now() < enough) return;
+  for (const auto& [server, flush] : flushes) server->GiveUpFlush(flush);
+}
+
 void Exchange::NoteDeadline(absl::Time deadline) {
   if (deadline == absl::InfiniteFuture()) return;
   const int64_t nanos = absl::ToUnixNanos(deadline);
@@ -281,6 +333,10 @@ absl::StatusOr<PathChoice> Exchange::PathFrom(const Endpoint& source, size_t byt
   query.is_in_arena = is_in_arena;
   query.source_place = from;
   query.destination_place = to;
+  // What has come from there has been seen, if there is a lane.
+  const std::shared_ptr<LaneClient> client = fetcher_->ClientOf(source.peer);
+  if (client != nullptr) query.seen = client->costs().get();
+  query.now = SteadyClock().Now();
   LaneTable::Way way = fetcher_->WayTo(source);
   query.lane_passes_descriptors = way.passes_descriptors();
   query.why_no_descriptors = std::move(way.why_no_descriptors);
@@ -292,7 +348,10 @@ void Exchange::FailNode(int32_t node_id, const absl::Status& why, uint64_t alive
   dead.task = node_id;
   manager_->FailTask(dead, why);
   fetcher_->Forget(node_id, why, alive_incarnation);
-  if (grpc_ != nullptr) grpc_->Forget(node_id);
+  if (grpc_ == nullptr) return;
+  grpc_->Forget(node_id);
+  // Of another life of it, which its calls do not tell apart, gRPC will tell.
+  if (alive_incarnation == 0) grpc_->FailTransfers(node_id, why);
 }
 
 }  // namespace ferry

@@ -27,6 +27,7 @@
 namespace ferry {
 
 class Exchange;
+struct ExchangeReport;
 
 // What carries requests and values between workers.
 enum class Carrier {
@@ -60,7 +61,8 @@ struct ExchangeOptions {
   bool checksum = false;
   // Where peers of other hosts connect to; port 0 takes a free one. Empty: nowhere.
   std::string listen = "[::]:0";
-  // HOST or HOST:PORT that peers are told; empty: all addresses of this host.
+  // HOST or HOST:PORT that peers are told, IPV6 or [IPV6]:PORT; empty: all addresses of this host.
+  // The port is that of the carrier.
   std::string advertise;
   // Whether peers of this host may come through a Unix socket.
   bool unix_socket = true;
@@ -120,6 +122,12 @@ class Exchange final {
   const NcclJob& nccl() const { return nccl_; }
   const TransportList& transports() const { return transports_; }
   LaneHubStats lane_stats() const { return hub_->stats(); }
+  // Calls over gRPC that did not prove what they should.
+  int64_t refused_calls() const { return grpc_ == nullptr ? 0 : grpc_->refused_calls(); }
+  HostArenaStats arena_stats() const { return arena_->stats(); }
+  size_t arena_budget_bytes() const { return arena_budget_bytes_; }
+  // Adds the ways from here to this process and the peers with which there are lanes.
+  void AddPaths(size_t bytes, size_t max_peers, ExchangeReport& report) const;
 
   // The step of that id, opened here.
   //   Errors: ABORTED it was closed; RESOURCE_EXHAUSTED naming the limit.
@@ -132,6 +140,11 @@ class Exchange final {
   void ForEachPending(absl::Duration min_age, PendingVisitor visit) const;
   // Only the latter.
   void ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const;
+
+  // Waits until peers have heard of everything that was sent to them in that step, and so have had
+  // the chance to decline it; for those that do not answer at all a second at most, and not again
+  // before they do. On the loop: not at all.
+  void AwaitHeard(int64_t step_id, absl::Time deadline);
 
   // A receive may have a deadline from now on; see RendezvousManager::Expire.
   void NoteDeadline(absl::Time deadline);
@@ -155,6 +168,7 @@ class Exchange final {
   void FindNccl();
   void ScheduleExpiry(absl::Time at);
 
+  size_t arena_budget_bytes_ = 0;
   std::unique_ptr<LaneLoop> loop_;
   std::shared_ptr<HostArena> arena_;
   std::unique_ptr<CopyPool> copier_;

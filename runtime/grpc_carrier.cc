@@ -2,6 +2,7 @@
 // The server, and the fetcher beside it.
 #include "runtime/grpc_carrier.h"
 
+#include <atomic>
 #include <chrono>
 #include <optional>
 #include <utility>
@@ -22,6 +23,8 @@ namespace {
 
 // For tensors that are on their way when this process leaves.
 constexpr auto kGrace = std::chrono::seconds(10);
+// Of which some will never get anywhere.
+constexpr auto kShortGrace = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -65,11 +68,13 @@ class GrpcCarrier::Impl {
   }
 
   const GrpcCarrierOptions options;
+  std::atomic<int64_t> refused{0};
   GrpcTensorFetcher fetcher;
   std::unique_ptr<TensorSource> source;
   std::unique_ptr<grpc::Service> service;
   std::unique_ptr<grpc::Server> server;
   int port = 0;
+  std::atomic<bool> has_given_up{false};
 };
 
 GrpcCarrier::GrpcCarrier(KnownEndpoint endpoints, std::shared_ptr<HostArena> arena,
@@ -90,8 +95,9 @@ absl::Status GrpcCarrier::Serve(RendezvousManager& manager, const LanePeer& self
         return self.incarnation;
       },
       TensorSourceOptions{.gpus = gpus});
-  impl_->service = MakeRecvTensorService(
-      *impl_->source, {.checksum = impl_->options.checksum, .proof = impl_->options.proof});
+  impl_->service = MakeRecvTensorService(*impl_->source, {.checksum = impl_->options.checksum,
+                                                          .proof = impl_->options.proof,
+                                                          .refused = &impl_->refused});
   grpc::ServerBuilder builder;
   PrepareTensorServer(builder);
   builder.AddListeningPort(listen, grpc::InsecureServerCredentials(), &impl_->port);
@@ -103,6 +109,10 @@ absl::Status GrpcCarrier::Serve(RendezvousManager& manager, const LanePeer& self
 }
 
 int GrpcCarrier::port() const { return impl_->port; }
+
+int64_t GrpcCarrier::refused_calls() const {
+  return impl_->refused.load(std::memory_order_relaxed);
+}
 
 void GrpcCarrier::CleanupStep(int64_t step_id) {
   if (impl_->source != nullptr) impl_->source->CleanupStep(step_id);
@@ -116,10 +126,18 @@ void GrpcCarrier::Forget(int32_t node_id) {
   impl_->fetcher.Forget({.job = "worker", .replica = 0, .task = node_id});
 }
 
+void GrpcCarrier::FailTransfers(int32_t node_id, const absl::Status& why) {
+  if (impl_->source == nullptr) return;
+  if (impl_->source->FailTask({.job = "worker", .replica = 0, .task = node_id}, why)) {
+    impl_->has_given_up = true;
+  }
+}
+
 void GrpcCarrier::Stop() {
   if (impl_->server == nullptr) return;
   // What was taken is still being written; what only waits has been told to end.
-  impl_->server->Shutdown(std::chrono::system_clock::now() + kGrace);
+  impl_->server->Shutdown(std::chrono::system_clock::now() +
+                          (impl_->has_given_up ? kShortGrace : kGrace));
   impl_->server->Wait();
   impl_->server = nullptr;
 }

@@ -49,12 +49,17 @@ class GrpcCarrier final {
                      Gpus* gpus, const std::vector<grpc::Service*>& services = {});
   // 0: does not serve.
   int port() const;
+  // Calls that did not prove what they should.
+  int64_t refused_calls() const;
   void CleanupStep(int64_t step_id);
   // Values that are on their way from here for at least `min_age`.
   void ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const;
   // The node has died or moved.
   void Forget(int32_t node_id);
-  // No call comes any more; returns when those that are under way have ended, or ten seconds later.
+  // It has died, for that reason: what is on its way there is lost.
+  void FailTransfers(int32_t node_id, const absl::Status& why);
+  // No call comes any more; returns when those that are under way have ended, or ten seconds later,
+  // or one when some are of nodes that have died.
   // Before: whatever waits in the manager has been ended.
   void Stop();
 

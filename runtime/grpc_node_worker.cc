@@ -9,6 +9,7 @@
 #include <grpcpp/impl/codegen/service_type.h>
 
 #include "topology/gpu_description.h"
+#include "worker/collectives/nccl_gpu.h"
 #include "worker/grpc_worker_service.h"
 
 namespace ferry {
@@ -32,6 +33,9 @@ worker::WorkerOptions WorkerOptionsOf(Exchange& exchange, const NodeWorkerOption
                             .memory_bytes = HostMemoryBytes(),
                             .incarnation = incarnation});
   result.gpus = exchange.gpus();
+  if (result.gpus != nullptr) {
+    result.collectives = std::make_shared<worker::NcclGpus>(*result.gpus, exchange.nccl());
+  }
   for (const Device& device : options.devices) {
     if (device.kind != DeviceKind::kGpu || exchange.gpus() == nullptr ||
         device.ordinal >= exchange.gpus()->count()) {

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "runtime/grpc_node_worker.h"
+#include "runtime/kept_communicators.h"
 
 namespace ferry {
 namespace {
@@ -116,12 +117,15 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
 // callbacks need the exchange.
 Node::~Node() {
   if (exchange_ == nullptr) return;
-  const absl::Status stopped = exchange_->Stop();
+  const absl::Status ended = kept_->Stop(abort_patience_);
+  absl::Status stopped = exchange_->Stop();
+  stopped.Update(ended);
   if (stopped.ok()) return;
   // What hangs there may come back and speak to the store.
   std::fprintf(stderr, "ferry: node %d leaves although %s\n", node_id(),
                std::string(stopped.message()).c_str());
   (void)agent_.release();
+  if (!ended.ok()) (void)exchange_.release();
 }
 
 }  // namespace ferry

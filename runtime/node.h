@@ -19,6 +19,7 @@
 #include "coord/agent.h"
 #include "gpu/clique/communicator.h"
 #include "gpu/discovery.h"
+#include "rendezvous/cancellation.h"
 #include "runtime/exchange.h"
 #include "runtime/identity.h"
 #include "runtime/step.h"
@@ -27,6 +28,8 @@
 
 namespace ferry {
 
+class KeptCommunicators;
+class CliqueLedger;
 class NodeWorker;
 
 // The port of a coordinator when nobody names one.
@@ -50,6 +53,9 @@ struct NodeOptions {
   // is a mistake mostly; where it is meant, all that share say so, and the job does not learn the
   // UUIDs of their GPUs.
   bool share_gpus = false;
+  // Of each GPU's memory: beyond it, communicators of Communicator() that nobody has make room. 0:
+  // none are kept.
+  uint64_t kept_communicator_bytes = uint64_t{1} << 30;
   // Of moving tensors; without it a node has no part in that, and no threads for it.
   bool exchanges_tensors = true;
   ExchangeOptions exchange;
@@ -59,6 +65,16 @@ struct NodeOptions {
   int graph_threads = 0;
   // Of what masters may ask.
   worker::WorkerLimits graph_limits;
+};
+
+// Every node that has joined publishes where its tensors can be had within this time.
+inline constexpr absl::Duration kAddressTimeout = absl::Seconds(30);
+
+// Of Node::Key.
+struct AddressWait {
+  absl::Duration timeout = kAddressTimeout;
+  // Outlives the call; null: nobody calls it off.
+  Cancellation* cancellation = nullptr;
 };
 
 // Who a process is in its job, and where the coordinator is. A plain value.
@@ -119,10 +135,13 @@ class Node final {
   // The key of a value called `name` from a device of node `from` to one of node `to`, in whose
   // memory it arrives. Both sides make it for themselves. Looks the sender's incarnation up, once,
   // if that is not here.
-  //   Errors: INVALID_ARGUMENT for a node that there is not or a name with ';'; DEADLINE_EXCEEDED.
+  //   wait: for a sender that has joined, and not told yet where its tensors can be had.
+  //   Errors: INVALID_ARGUMENT for a node that there is not or a name with ';'; DEADLINE_EXCEEDED
+  //   naming the sender and what is known of it; UNAVAILABLE it has died before; CANCELLED.
   absl::StatusOr<RendezvousKey> Key(absl::string_view name, int from, int to,
                                     absl::string_view from_device = "host:0",
-                                    absl::string_view to_device = "host:0");
+                                    absl::string_view to_device = "host:0",
+                                    const AddressWait& wait = {});
 
   // The step of that id, opened here. Ids are the job's to choose; one that was closed here is
   // over.
@@ -134,15 +153,19 @@ class Node final {
 
   // The communicator of these GPUs, by their global ids in the order of its ranks; every node that
   // has one of them calls this with the same list, at the same time. The ids that NCCL needs go
-  // through the store. While somebody here has it, further calls get the same one, unless another
-  // rank has let go of its own since, which ends it for all: then all make a new one. It is not
-  // counted in --nccl-memory-bytes, and lives as long as somebody has it. Blocks; the node outlives
-  // it.
+  // through the store. While somebody here has it, further calls get the same one. When nobody here
+  // has it any more, it is kept for the next call, if nothing of Run's is under way on it and NCCL
+  // has no complaint; beyond NodeOptions::kept_communicator_bytes the longest unused go, but for
+  // those that another rank uses. Otherwise it is aborted, and with that over for all ranks: then
+  // all make a new one. What was done with get() must be over before it is let go of, or
+  // Abort be called. Those that share a GPU are asked for one after the other, in one order on all
+  // nodes: their first exchanges would wait for each other. Blocks; the node outlives it.
   //   own: which of them this call is for; needed when several are this node's. Each then needs a
   //   thread of its own to call this.
   //   Errors: INVALID_ARGUMENT for a device that is no GPU of the job, or none that is this node's;
   //   FAILED_PRECONDITION this process uses no GPUs, or ranks have different versions of NCCL;
-  //   UNAVAILABLE there is no NCCL, naming where it was looked for; as NcclCommunicator::Make.
+  //   UNAVAILABLE there is no NCCL, naming where it was looked for, or a rank has died; ABORTED one
+  //   was restarted; as NcclCommunicator::Make.
   absl::StatusOr<std::shared_ptr<NcclCommunicator>> Communicator(
       const std::vector<int>& devices, std::optional<int> own = std::nullopt,
       CommunicatorOptions options = {});
@@ -167,7 +190,10 @@ class Node final {
 
   absl::Status StartExchange(const NodeOptions& node);
   absl::Status CheckExchange() const;
-  absl::StatusOr<Endpoint> EndpointOf(int node_id) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<Endpoint> EndpointOf(int node_id, const AddressWait& wait = {})
+      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<std::string> WaitForAddress(int node_id, const AddressWait& wait)
+      ABSL_LOCKS_EXCLUDED(mu_);
   void WatchNodes(int64_t version);
   void OnNodes(const coord::NodeTable& table) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -179,18 +205,22 @@ class Node final {
   absl::Mutex mu_;
   // As they were when they were looked up; looked up again when they have died.
   absl::flat_hash_map<int, Endpoint> endpoints_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_set<int> failed_ ABSL_GUARDED_BY(mu_);
-  // Those that somebody has, by the clique's place in the store and the rank.
-  absl::flat_hash_map<std::string, std::weak_ptr<NcclCommunicator>> communicators_
-      ABSL_GUARDED_BY(mu_);
-  // Those that are being made.
-  absl::flat_hash_set<std::string> making_ ABSL_GUARDED_BY(mu_);
+  // The lives that are there now, as far as the job has said.
+  absl::flat_hash_map<int, uint64_t> incarnations_ ABSL_GUARDED_BY(mu_);
+  // Those that have died, and what the job says of it.
+  absl::flat_hash_map<int, absl::Status> failed_ ABSL_GUARDED_BY(mu_);
+  // NcclTransportOptions::abort_patience, for those that are kept.
+  absl::Duration abort_patience_;
+  std::unique_ptr<CliqueLedger> ledger_;
+  // Null unless it moves tensors. Stops before the exchange.
+  std::shared_ptr<KeptCommunicators> kept_;
   std::unique_ptr<Exchange> exchange_;
   // Null unless it runs graphs. Goes when the exchange has stopped, and before it.
   std::unique_ptr<NodeWorker> worker_;
   // These last, so that they go first: their callbacks use the rest. The watch is the agent's.
   std::unique_ptr<coord::Agent> agent_;
   std::unique_ptr<coord::AgentWatch> pending_watch_;
+  std::unique_ptr<coord::AgentWatch> report_watch_;
 };
 
 }  // namespace ferry

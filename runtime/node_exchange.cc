@@ -1,19 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 // A node's part in moving tensors: where the others are, who has died, keys and steps.
+#include <algorithm>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/algorithm/container.h"
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "runtime/agent_clique_ledger.h"
 #include "runtime/agent_clique_store.h"
 #include "runtime/endpoint_record.h"
+#include "runtime/exchange_report.h"
 #include "runtime/grpc_node_worker.h"
+#include "runtime/kept_communicators.h"
 #include "runtime/node.h"
 #include "runtime/pending_report.h"
 #include "transport/lane/handshake.h"
@@ -24,8 +36,38 @@ namespace {
 // Each change of the table goes to everyone who watches it, whole: in a larger job that is too
 // much, and who dies is told by lanes alone.
 constexpr int kMaxWatchedNodes = 128;
-// Every node that has joined publishes its address within this time.
-constexpr absl::Duration kAddressTimeout = absl::Seconds(30);
+// How often somebody who waits for an address looks whether its node has died.
+constexpr absl::Duration kAddressLook = absl::Milliseconds(50);
+// Before the end of such a wait the coordinator is asked what it knows of the node.
+constexpr absl::Duration kAskBefore = absl::Seconds(1);
+
+// An address that is waited for; shared with calls that may outlive the wait.
+struct AwaitedAddress {
+  absl::Mutex mu;
+  std::optional<absl::StatusOr<std::string>> record ABSL_GUARDED_BY(mu);
+  // What the coordinator says of the node.
+  std::string situation ABSL_GUARDED_BY(mu);
+
+  bool is_there() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) { return record.has_value(); }
+};
+
+// "it has joined, and was last heard of 3s ago".
+std::string SituationOf(const coord::TaskStatus& task) {
+  if (task.is_joining) return "it is still joining";
+  const std::string heard =
+      task.heartbeat_age == absl::InfiniteDuration()
+          ? ""
+          : absl::StrCat(", and was last heard of ", ShortDuration(task.heartbeat_age), " ago");
+  switch (task.state) {
+    case coord::TaskState::kConnected:
+      return absl::StrCat("it has joined", heard);
+    case coord::TaskState::kError:
+      return absl::StrCat("it has failed: ", task.error.message());
+    case coord::TaskState::kDisconnected:
+      break;
+  }
+  return task.incarnation != 0 ? "it has left the job" : "it has not joined";
+}
 
 // "/job:worker/replica:0/task:3/device:CPU:0" of "host:0" of node 3.
 absl::StatusOr<std::string> TaskDeviceName(int node, absl::string_view device) {
@@ -45,6 +87,7 @@ absl::StatusOr<std::string> TaskDeviceName(int node, absl::string_view device) {
 
 absl::Status Node::StartExchange(const NodeOptions& node) {
   ExchangeOptions options = node.exchange;
+  abort_patience_ = options.transports.nccl.abort_patience;
   FERRY_ASSIGN_OR_RETURN(options.token, FindToken(options, ProcessEnv));
   if (options.token.empty()) {
     FERRY_ASSIGN_OR_RETURN(const coord::CompareAndSetResult stored,
@@ -85,6 +128,14 @@ absl::Status Node::StartExchange(const NodeOptions& node) {
     gpus[{node, device.ordinal}] = DeviceId(static_cast<int32_t>(id));
   }
   coord::Agent* const agent = agent_.get();
+  ledger_ = std::make_unique<AgentCliqueLedger>(*agent);
+  kept_ = std::make_shared<KeptCommunicators>(
+      *ledger_, node.kept_communicator_bytes, [this](int ordinal) -> uint64_t {
+        Gpus* const gpus_here = exchange_ == nullptr ? nullptr : exchange_->gpus();
+        if (gpus_here == nullptr) return 0;
+        const absl::StatusOr<Gpu*> gpu = gpus_here->Get(ordinal);
+        return gpu.ok() ? FreeBytesBesideArena(**gpu) : 0;
+      });
   FERRY_ASSIGN_OR_RETURN(
       exchange_,
       Exchange::Start(
@@ -128,6 +179,10 @@ absl::Status Node::StartExchange(const NodeOptions& node) {
                                                                             PendingVisitor visit) {
                                                  exchange->ForEachPending(min_age, visit);
                                                }));
+  FERRY_ASSIGN_OR_RETURN(report_watch_,
+                         AnswerReportRequests(*agent_, node_id(), [exchange = exchange_.get()] {
+                           return MakeExchangeReport(*exchange);
+                         }));
   if (num_nodes() <= kMaxWatchedNodes) WatchNodes(-1);
   return absl::OkStatus();
 }
@@ -148,6 +203,7 @@ void Node::OnNodes(const coord::NodeTable& table) {
     absl::Status why;
     // 0: nobody is in its place.
     uint64_t alive_incarnation = 0;
+    std::vector<uint64_t> gone_incarnations;
   };
   std::vector<Dead> dead;
   {
@@ -157,24 +213,40 @@ void Node::OnNodes(const coord::NodeTable& table) {
       const bool is_restarted = known != endpoints_.end() &&
                                 task.state == coord::TaskState::kConnected &&
                                 task.incarnation != known->second.peer.incarnation;
+      if (task.state == coord::TaskState::kConnected) {
+        incarnations_[task.node_id] = task.incarnation;
+      }
+      std::vector<uint64_t> gone;
+      if (known != endpoints_.end()) gone.push_back(known->second.peer.incarnation);
       if (is_restarted) endpoints_.erase(known);
       if (task.state == coord::TaskState::kError) {
-        if (!failed_.insert(task.node_id).second) continue;
+        if (!failed_.emplace(task.node_id, task.error).second) continue;
         endpoints_.erase(task.node_id);
-        dead.push_back(
-            {task.node_id, absl::UnavailableError(absl::StrCat(
-                               "node ", task.node_id, " has died: ", task.error.message()))});
+        gone.push_back(task.incarnation);
+        dead.push_back({task.node_id,
+                        absl::UnavailableError(absl::StrCat("node ", task.node_id,
+                                                            " has died: ", task.error.message())),
+                        0, std::move(gone)});
       } else {
         failed_.erase(task.node_id);
         if (is_restarted) {
           dead.push_back({task.node_id,
                           absl::AbortedError(absl::StrCat("node ", task.node_id, " was restarted")),
-                          task.incarnation});
+                          task.incarnation, std::move(gone)});
         }
       }
     }
   }
   for (const Dead& each : dead) {
+    if (const std::optional<int> index = topology_.NodeIndex(each.node); index.has_value()) {
+      kept_->Forget(
+          // A later life of the node is not meant.
+          [this, index = *index, gone = each.gone_incarnations](const CliqueMember& member) {
+            return topology_.devices()[static_cast<size_t>(member.device)].node_index == index &&
+                   absl::c_linear_search(gone, member.incarnation);
+          },
+          each.why);
+    }
     if (each.node != node_id()) exchange_->FailNode(each.node, each.why, each.alive_incarnation);
   }
 }
@@ -213,7 +285,67 @@ absl::StatusOr<Tensor> Node::Allocate(absl::string_view device, DataType dtype,
   return Tensor::Create(dtype, shape, std::move(buffer));
 }
 
-absl::StatusOr<Endpoint> Node::EndpointOf(int node) {
+absl::StatusOr<std::string> Node::WaitForAddress(int node, const AddressWait& wait) {
+  const auto awaited = std::make_shared<AwaitedAddress>();
+  const absl::Time start = SteadyClock().Now();
+  const absl::Time deadline = start + wait.timeout;
+  agent_->GetAllAsync({EndpointKey(node)}, wait.timeout,
+                      [awaited](absl::StatusOr<std::vector<std::string>> values) {
+                        absl::MutexLock lock(&awaited->mu);
+                        if (values.ok()) {
+                          awaited->record = std::move(values->front());
+                        } else {
+                          awaited->record = values.status();
+                        }
+                      });
+  bool has_asked = false;
+  while (true) {
+    const absl::Time now = SteadyClock().Now();
+    std::string situation;
+    {
+      absl::MutexLock lock(&awaited->mu);
+      awaited->mu.AwaitWithTimeout(absl::Condition(awaited.get(), &AwaitedAddress::is_there),
+                                   std::clamp(deadline - now, absl::ZeroDuration(), kAddressLook));
+      // A deadline is told below, with more than the store knows.
+      if (awaited->is_there() && absl::IsDeadlineExceeded(awaited->record->status())) {
+        awaited->record.reset();
+      }
+      if (awaited->is_there()) return *std::move(awaited->record);
+      situation = awaited->situation;
+    }
+    const std::string what = absl::StrCat("where the tensors of node ", node, " can be had");
+    {
+      absl::MutexLock lock(&mu_);
+      if (const auto dead = failed_.find(node); dead != failed_.end()) {
+        return absl::UnavailableError(
+            absl::StrCat("node ", node, " has died before it told where ",
+                         "its tensors can be had: ", dead->second.message()));
+      }
+    }
+    if (wait.cancellation != nullptr && wait.cancellation->is_cancelled()) {
+      return absl::CancelledError(absl::StrCat("waiting to hear ", what, " was called off"));
+    }
+    if (now >= deadline) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          "waited ", ShortDuration(wait.timeout), " to hear ", what, " (", EndpointKey(node),
+          " in the store), which node ", node, " has not told: ",
+          situation.empty() ? "the coordinator has not said either what became of it" : situation));
+    }
+    if (!has_asked && deadline - now <= std::max(kAskBefore, wait.timeout / 2)) {
+      has_asked = true;
+      agent_->WatchTasksAsync(-1, [awaited, node](absl::StatusOr<coord::NodeTable> table) {
+        if (!table.ok()) return;
+        for (const coord::TaskStatus& task : table->tasks) {
+          if (task.node_id != node) continue;
+          absl::MutexLock lock(&awaited->mu);
+          awaited->situation = SituationOf(task);
+        }
+      });
+    }
+  }
+}
+
+absl::StatusOr<Endpoint> Node::EndpointOf(int node, const AddressWait& wait) {
   FERRY_RETURN_IF_ERROR(CheckExchange());
   if (node == node_id()) return exchange_->self();
   if (node < 0 || node >= num_nodes()) {
@@ -224,15 +356,42 @@ absl::StatusOr<Endpoint> Node::EndpointOf(int node) {
     absl::MutexLock lock(&mu_);
     if (const auto found = endpoints_.find(node); found != endpoints_.end()) return found->second;
   }
-  FERRY_ASSIGN_OR_RETURN(const std::string record, agent_->Get(EndpointKey(node), kAddressTimeout));
-  FERRY_ASSIGN_OR_RETURN(Endpoint endpoint, DecodeEndpoint(record));
-  absl::MutexLock lock(&mu_);
-  return endpoints_.emplace(node, std::move(endpoint)).first->second;
+  const absl::Time deadline = SteadyClock().Now() + wait.timeout;
+  while (true) {
+    const absl::Time now = SteadyClock().Now();
+    FERRY_ASSIGN_OR_RETURN(
+        const std::string record,
+        WaitForAddress(node, {.timeout = std::max(deadline - now, absl::ZeroDuration()),
+                              .cancellation = wait.cancellation}));
+    FERRY_ASSIGN_OR_RETURN(Endpoint endpoint, DecodeEndpoint(record));
+    {
+      absl::MutexLock lock(&mu_);
+      if (const auto dead = failed_.find(node); dead != failed_.end()) {
+        return absl::UnavailableError(
+            absl::StrCat("node ", node, " has died: ", dead->second.message()));
+      }
+      // What a former life has told stays in the store until the next one tells.
+      const auto alive = incarnations_.find(node);
+      if (alive == incarnations_.end() || alive->second == endpoint.peer.incarnation) {
+        return endpoints_.emplace(node, std::move(endpoint)).first->second;
+      }
+    }
+    if (wait.cancellation != nullptr && wait.cancellation->is_cancelled()) {
+      return absl::CancelledError(absl::StrCat("waiting to hear where the tensors of node ", node,
+                                               " can be had was ", "called off"));
+    }
+    if (now >= deadline) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          "waited ", ShortDuration(wait.timeout), " for node ", node, ", which was restarted, to ",
+          "tell where its tensors can be had (", EndpointKey(node), " in the store)"));
+    }
+    absl::SleepFor(kAddressLook);
+  }
 }
 
 absl::StatusOr<RendezvousKey> Node::Key(absl::string_view name, int from, int to,
-                                        absl::string_view from_device,
-                                        absl::string_view to_device) {
+                                        absl::string_view from_device, absl::string_view to_device,
+                                        const AddressWait& wait) {
   if (name.empty() || absl::StrContains(name, ';')) {
     return absl::InvalidArgumentError(
         absl::StrCat("a value cannot be called ", Quoted(name), ": a name has no ';'"));
@@ -241,7 +400,7 @@ absl::StatusOr<RendezvousKey> Node::Key(absl::string_view name, int from, int to
     return absl::InvalidArgumentError(
         absl::StrCat("there is no node ", to, "; the job has ", num_nodes()));
   }
-  FERRY_ASSIGN_OR_RETURN(const Endpoint source, EndpointOf(from));
+  FERRY_ASSIGN_OR_RETURN(const Endpoint source, EndpointOf(from, wait));
   FERRY_ASSIGN_OR_RETURN(const std::string src, TaskDeviceName(from, from_device));
   FERRY_ASSIGN_OR_RETURN(const std::string dst, TaskDeviceName(to, to_device));
   return RendezvousKey::Parse(RendezvousKey::Text(src, source.peer.incarnation, dst, name));

@@ -266,6 +266,8 @@ absl::Status Step::Close(absl::Duration timeout) {
                                 std::min(deadline, SteadyClock().Now() + kCloseLook));
     is_taken = look();
   }
+  // What has been taken may yet be declined.
+  if (is_taken) exchange_->AwaitHeard(id(), deadline);
   exchange_->Cleanup(id());
   // What nobody can take any more does not wait, and has not been taken either.
   if (is_taken) return rendezvous_->lost();

@@ -68,8 +68,10 @@ class Step final {
   // Waits until everything that was sent has been taken, then ends the step here: whatever comes
   // for it later is refused.
   //   Errors: DEADLINE_EXCEEDED naming what was not taken; UNAVAILABLE or ABORTED what was sent to
-  //   a node that has died or was restarted, or gave up in the middle of a tensor; the step ends
-  //   all the same. Over gRPC a tensor has been taken when the kernel has the last of it.
+  //   a node that has died or was restarted, or gave up in the middle of a tensor; what the
+  //   receiver says of a tensor that it did not take: by another transport than it requires, not of
+  //   its buffer's type and size, damaged. The step ends all the same. Over gRPC a tensor has been
+  //   taken when the kernel has the last of it.
   absl::Status Close(absl::Duration timeout);
   // Ends it at once, with `why` for everything that waits in it here.
   void Abort(const absl::Status& why);
