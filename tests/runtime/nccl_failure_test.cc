@@ -2,6 +2,7 @@
 // What becomes of tensors that go by NCCL when something fails.
 #include <csignal>
 #include <filesystem>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,6 +15,7 @@
 namespace ferry {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // Far from how long a side waits for the other one to come to a communicator.
@@ -203,6 +205,44 @@ TEST(NcclFailure, WhatEndsBecauseItsPeerIsLostHasNotArrived) {
         }
         EXPECT_TRUE(Holds(peer.Read(received->tensor, stream->get()), GpuPeer::Pattern(kBytes, 0)));
         peer.Meet();
+      });
+}
+
+// The kernel of a program's first exchange ends like any other when a rank is lost in the middle of
+// it: the communicator is no good, and nobody gets it.
+TEST(NcclFailure, AFirstExchangeThatLosesARankIsNone) {
+  NEEDS_THE_DOUBLE("can play what this needs");
+  GpuPairOptions options;
+  options.is_apart = true;
+  options.producer_dies = true;
+  options.environment = {{"STRICT_CUDA_NCCL_PEER_DEATH", "error"}};
+  const auto make = [](GpuPeer& peer, int rank) {
+    const NcclJob& nccl = peer.exchange().nccl();
+    const auto member = [&nccl](int32_t node, uint64_t incarnation) {
+      return CliqueMember{nccl.device_of(node, static_cast<int>(node))->value(), incarnation};
+    };
+    const CliqueKey key = *CliqueKey::Create({member(0, 1000), member(1, 1001)}, "the program's");
+    return NcclCommunicator::Make(nccl.library, peer.gpus(), rank, key, rank, nccl.store,
+                                  {.timeout = absl::Seconds(3)});
+  };
+  RunGpuPair(
+      options,
+      [&](GpuPeer& peer) {
+        peer.Control<void (*)(long)>("strict_cuda_nccl_stop_after")(0);
+        std::thread dying([] {
+          absl::SleepFor(absl::Milliseconds(1500));
+          kill(getpid(), SIGKILL);
+        });
+        EXPECT_FALSE(make(peer, 0).ok());
+        dying.join();
+      },
+      [&](GpuPeer& peer) {
+        const auto made = make(peer, 1);
+        ASSERT_FALSE(made.ok());
+        // It was begun, and is waited for anew.
+        EXPECT_THAT(std::string(made.status().message()),
+                    AllOf(HasSubstr("generation 2"), HasSubstr("has not come")));
+        EXPECT_EQ(peer.gpus().gate()->work_count(), 0);
       });
 }
 

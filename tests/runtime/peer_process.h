@@ -4,15 +4,18 @@
 #define FERRY_TESTS_RUNTIME_PEER_PROCESS_H_
 
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <string>
 #include <system_error>
@@ -72,12 +75,15 @@ inline RendezvousKey KeyOf(int from, uint64_t incarnation, int to, absl::string_
 }
 
 // A node in a process of its own, which does what it is told: "send NAME BYTES", "send_heap NAME
-// BYTES", "recv NAME", "into NAME BYTES", "wait" (for all receives), "hold" (what was received).
+// BYTES", "recv NAME", "into NAME BYTES", "wait" (for all receives), "limit descriptors|files N"
+// (RLIMIT_NOFILE, RLIMIT_FSIZE), "unlimit".
 class PeerProcess final {
  public:
-  // Forks. REQUIRES: this process has one thread.
+  // Forks. `prepare` is called in the process before anything else. REQUIRES: this process has one
+  // thread.
   explicit PeerProcess(std::string transport, uint64_t incarnation = 100,
-                       size_t arena_budget = size_t{1} << 30)
+                       size_t arena_budget = size_t{1} << 30,
+                       const std::function<bool()>& prepare = {})
       : incarnation_(incarnation) {
     int sockets[2];
     FERRY_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) == 0);
@@ -86,6 +92,7 @@ class PeerProcess final {
     if (pid_ == 0) {
       close(sockets[0]);
       prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (prepare) FERRY_CHECK(prepare());
       Serve(Channel(sockets[1]), transport, incarnation, arena_budget);
     }
     close(sockets[1]);
@@ -171,9 +178,26 @@ class PeerProcess final {
           if (received.ok()) held.push_back(*received);
         }
         receipts.clear();
+      } else if (words[0] == "limit") {
+        Limit(words[1] == "files" ? RLIMIT_FSIZE : RLIMIT_NOFILE,
+              static_cast<rlim_t>(std::stoll(words[2])));
+      } else if (words[0] == "unlimit") {
+        Limit(RLIMIT_FSIZE, RLIM_INFINITY);
+        Limit(RLIMIT_NOFILE, RLIM_INFINITY);
       }
       channel.Say(answer);
     }
+  }
+
+  // As far as it may.
+  static void Limit(int what, rlim_t value) {
+    // It is an error then, and no signal.
+    std::signal(SIGXFSZ, SIG_IGN);
+    const auto resource = static_cast<__rlimit_resource_t>(what);
+    rlimit limit = {};
+    FERRY_CHECK(getrlimit(resource, &limit) == 0);
+    limit.rlim_cur = std::min(value, limit.rlim_max);
+    FERRY_CHECK(setrlimit(resource, &limit) == 0);
   }
 
   const uint64_t incarnation_;

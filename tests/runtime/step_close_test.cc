@@ -117,10 +117,42 @@ TEST_P(StepClose, WaitsForItAndNamesIt) {
 TEST_P(StepClose, WaitsForItsOwnAlone) {
   Receipt receipt = SendIntoAJam();
   Step other(*source_.exchange, source_.Step(2));
+  const absl::Time start = SteadyClock().Now();
   EXPECT_TRUE(other.Close(absl::Seconds(20)).ok());
+  EXPECT_LT(SteadyClock().Now() - start, absl::Milliseconds(700));
   proxy_->SetStalled(false);
   const absl::Status arrived = receipt.Wait(kPatience).status();
   EXPECT_TRUE(arrived.ok()) << arrived;
+}
+
+// A receiver that hears nothing, so that it cannot have declined anything either.
+TEST_P(StepClose, WaitsOnceForWhoHearsNothing) {
+  if (GetParam() == "grpc") GTEST_SKIP() << "nobody is asked what was heard";
+  constexpr int64_t kSteps = 6;
+  const Shape shape = *Shape::Create({4});
+  std::vector<Receipt> receipts(kSteps);
+  for (int64_t i = 0; i < kSteps; ++i) {
+    sink_.Step(10 + i)->RecvAsync(key_, {}, receipts[i].callback());
+  }
+  ASSERT_TRUE(Becomes([this] { return Pending() == kSteps; }));
+  proxy_->SetStalled(true);
+  const absl::Time start = SteadyClock().Now();
+  for (int64_t i = 0; i < kSteps; ++i) {
+    Step step(*source_.exchange, source_.Step(10 + i));
+    ASSERT_TRUE(step.Send(key_, *Tensor::Allocate(DataType::kUint8, shape)).ok());
+    EXPECT_TRUE(step.Close(absl::Seconds(20)).ok());
+  }
+  EXPECT_LT(SteadyClock().Now() - start, absl::Seconds(3));
+  proxy_->SetStalled(false);
+  for (Receipt& each : receipts) EXPECT_TRUE(each.Wait(kPatience).ok());
+  // Who hears again is listened to again.
+  RecvArgs args;
+  args.destination = sink_.Allocate(DataType::kDouble, shape);
+  Receipt receipt;
+  sink_.Step(30)->RecvAsync(key_, args, receipt.callback());
+  Step step(*source_.exchange, source_.Step(30));
+  ASSERT_TRUE(step.Send(key_, *Tensor::Allocate(DataType::kUint8, shape)).ok());
+  EXPECT_EQ(step.Close(absl::Seconds(20)).code(), absl::StatusCode::kInvalidArgument);
 }
 
 // It was sent, taken and asked for, and nobody has it.
@@ -133,6 +165,21 @@ TEST_P(StepClose, HearsOfAReceiverThatDiesInTheMiddle) {
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
   EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("step 1"), HasSubstr(key_.text())));
   EXPECT_FALSE(receipt.Wait().ok());
+}
+
+// It hangs, or its machine has vanished, and the coordinator says so: no connection does.
+TEST_P(StepClose, HearsOfAReceiverThatIsGivenUpInTheMiddle) {
+  Receipt receipt = SendIntoAJam();
+  ASSERT_EQ(Transfers().size(), 1u);
+  const absl::Time start = SteadyClock().Now();
+  source_.exchange->FailNode(2, absl::UnavailableError("node 2 has died: no heartbeat"));
+  const absl::Status status = step_.Close(absl::Seconds(20));
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("node 2 has died: no heartbeat"), HasSubstr(key_.text())));
+  // And nothing keeps this one from leaving.
+  source_.exchange.reset();
+  EXPECT_LT(SteadyClock().Now() - start, absl::Seconds(8));
 }
 
 INSTANTIATE_TEST_SUITE_P(Over, StepClose, ::testing::Values("tcp", "grpc"),

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// Addresses that a node is told, and those that it tells; tensors over IPv6.
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+#include "runtime/endpoint_record.h"
+#include "tests/runtime/exchange_pair.h"
+
+namespace ferry {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(Addresses, AreCompletedAsPeopleWriteThem) {
+  const std::pair<const char*, const char*> kGood[] = {
+      {"10.0.0.3", "10.0.0.3:70"},
+      {"10.0.0.3:5", "10.0.0.3:5"},
+      {"worker-3.jobs", "worker-3.jobs:70"},
+      {"worker-3:65535", "worker-3:65535"},
+      {"::1", "[::1]:70"},
+      {"[::1]", "[::1]:70"},
+      {"[::1]:5", "[::1]:5"},
+      {"2001:db8::7:41", "[2001:db8::7:41]:70"},
+      {"fe80::1%eth0", "[fe80::1%eth0]:70"},
+      {"[fe80::1%eth0]:5", "[fe80::1%eth0]:5"},
+  };
+  for (const auto& [written, expected] : kGood) {
+    const auto complete = CompleteAddress(written, 70);
+    ASSERT_TRUE(complete.ok()) << complete.status();
+    EXPECT_EQ(*complete, expected);
+  }
+  for (const char* written : {"", ":5", "host:", "host:x", "host:0", "host:65536", "host:5:6",
+                              "[::1", "[::1]5", "[::1]:", "[host]:5", "::1]:5", "1:2:3"}) {
+    const auto complete = CompleteAddress(written, 70);
+    EXPECT_EQ(complete.status().code(), absl::StatusCode::kInvalidArgument) << written;
+    EXPECT_THAT(std::string(complete.status().message()), HasSubstr("--advertise"));
+  }
+}
+
+TEST(Addresses, APortThatIsAdvertisedIsTheCarriers) {
+  Directory directory;
+  ExchangeOptions options;
+  options.advertise = "10.0.0.3:5";
+  options.carrier = Carrier::kGrpc;
+  ExchangeEnd grpc(directory, 1, options);
+  EXPECT_EQ(grpc.exchange->self().grpc_address, "10.0.0.3:5");
+  EXPECT_NE(grpc.exchange->self().lanes.tcp[0], "10.0.0.3:5");
+  EXPECT_THAT(grpc.exchange->self().lanes.tcp[0], HasSubstr("10.0.0.3:"));
+  options.carrier = Carrier::kLane;
+  ExchangeEnd lane(directory, 2, options);
+  EXPECT_EQ(lane.exchange->self().lanes.tcp[0], "10.0.0.3:5");
+  options.advertise = "host:5:6";
+  options.token = "token";
+  const auto refused = Exchange::Start(options, {}, {});
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument) << refused.status();
+}
+
+// Of an interface that is up: "fe80::1%eth0". Empty: there is none.
+std::string LinkLocalAddress() {
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return "";
+  std::string found;
+  for (const ifaddrs* each = list; each != nullptr; each = each->ifa_next) {
+    char host[NI_MAXHOST];
+    if (each->ifa_addr == nullptr || each->ifa_addr->sa_family != AF_INET6 ||
+        (each->ifa_flags & IFF_UP) == 0 ||
+        getnameinfo(each->ifa_addr, sizeof(sockaddr_in6), host, sizeof(host), nullptr, 0,
+                    NI_NUMERICHOST) != 0) {
+      continue;
+    }
+    if (absl::StrContains(host, '%')) found = host;
+  }
+  freeifaddrs(list);
+  return found;
+}
+
+// Tensors of all ways, through `address` alone.
+void ExpectTransfers(const std::string& address, Carrier carrier, const std::string& advertise) {
+  Directory directory;
+  ExchangeOptions options;
+  options.carrier = carrier;
+  options.listen = absl::StrCat("[", address, "]:0");
+  options.grpc_listen = options.listen;
+  options.unix_socket = false;
+  options.advertise = advertise;
+  if (carrier == Carrier::kLane) options.require_transport = "tcp";
+  ExchangeEnd source(directory, 1, options);
+  ExchangeEnd sink(directory, 2, options);
+  const Endpoint& self = source.exchange->self();
+  ASSERT_EQ(self.lanes.tcp.size(), 1u);
+  EXPECT_THAT(self.lanes.tcp[0], HasSubstr(absl::StrCat("[", address, "]:")));
+  if (carrier == Carrier::kGrpc) {
+    EXPECT_THAT(self.grpc_address, HasSubstr(absl::StrCat("[", address, "]:")));
+  }
+  for (const int64_t bytes : {0, 1, 40'000, 5'000'011}) {
+    Tensor sent = *Tensor::Allocate(DataType::kUint8, *Shape::Create({bytes}));
+    FillPattern(sent, static_cast<uint32_t>(bytes));
+    const RendezvousKey key = KeyBetween(source, sink, absl::StrCat("t", bytes));
+    Receipt receipt;
+    sink.Step(1)->RecvAsync(key, {}, receipt.callback());
+    ASSERT_TRUE(source.Step(1)->Send(key, sent).ok());
+    const auto received = receipt.Wait();
+    ASSERT_TRUE(received.ok()) << bytes << ": " << received.status();
+    EXPECT_TRUE(IsEqual(received->tensor, sent)) << bytes;
+  }
+}
+
+bool HasIpv6Loopback() {
+  Directory directory;
+  ExchangeOptions options;
+  options.listen = "[::1]:0";
+  options.token = "token";
+  return Exchange::Start(options, {}, directory.resolver()).ok();
+}
+
+TEST(Ipv6, TensorsGoOverTheLoopback) {
+  if (!HasIpv6Loopback()) GTEST_SKIP() << "this machine has no ::1";
+  // Advertised as it is listened on, and as people write it.
+  for (const char* advertise : {"", "::1", "[::1]"}) {
+    ExpectTransfers("::1", Carrier::kLane, advertise);
+    ExpectTransfers("::1", Carrier::kGrpc, advertise);
+  }
+}
+
+// Which gRPC does not connect to.
+TEST(Ipv6, TensorsGoOverALinkLocalAddress) {
+  const std::string address = LinkLocalAddress();
+  if (address.empty()) GTEST_SKIP() << "this machine has no link-local address";
+  ExpectTransfers(address, Carrier::kLane, "");
+  ExpectTransfers(address, Carrier::kLane, address);
+}
+
+}  // namespace
+}  // namespace ferry

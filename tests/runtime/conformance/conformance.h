@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every way from one process to another has to do: the list of ways, and what its tests share.
+//
+// values_test.cc        each type and size, either side first, many at once in random order
+// ends_test.cc          cancelling, aborts, peers that leave, what is left behind
+// tickets_test.cc       tickets that are garbage, cut off or of any size; release without take
+// gpu_values_test.cc    the same of memory of GPUs: cuda_ipc in its three ways, nccl, and staging
+// gpu_local_test.cc     from each memory of a process to each other
+// gpu_tickets_test.cc   their tickets
+// Beside them: exchange_kill_test.cc (processes that are killed, stopped and starved),
+// gpu_death_test.cc and nccl_failure_test.cc (the same with GPUs), and for the gRPC carrier, which
+// has no tickets, what a worker answers: tests/rendezvous/wire/tensor_fetcher_faults_test.cc.
+#ifndef FERRY_TESTS_RUNTIME_CONFORMANCE_CONFORMANCE_H_
+#define FERRY_TESTS_RUNTIME_CONFORMANCE_CONFORMANCE_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+
+#include "tests/runtime/exchange_pair.h"
+
+namespace ferry {
+
+// One way of getting a tensor in host memory from a sender to a receiver.
+struct Way {
+  const char* name = "";
+  // The transport that is required, and Received::path of what is not in a ticket.
+  const char* path = "";
+  // Whether what is sent lies in the sender's arena, or elsewhere and has to be copied there.
+  bool is_from_arena = false;
+  // Whether the receiver says where it wants it.
+  bool is_into_buffer = false;
+
+  bool is_grpc() const { return path == std::string("grpc"); }
+  bool is_local() const { return path == std::string("local"); }
+};
+
+inline void PrintTo(const Way& way, std::ostream* out) { *out << way.name; }
+
+// Between two processes. In one (`local`) nobody dies alone, and there are no tickets: the receiver
+// gets the sender's tensor out of the table.
+inline std::vector<Way> WaysBetweenProcesses() {
+  return {{"shm_handed_over", "shm", true, false},
+          {"shm_copied", "shm", false, true},
+          {"tcp", "tcp", false, false},
+          {"tcp_into_buffer", "tcp", true, true},
+          {"grpc", "grpc", false, false}};
+}
+
+inline std::vector<Way> AllWays() {
+  std::vector<Way> ways = WaysBetweenProcesses();
+  ways.push_back({"local", "local", false, false});
+  ways.push_back({"local_into_buffer", "local", true, true});
+  return ways;
+}
+
+inline std::string NameOfWay(const ::testing::TestParamInfo<Way>& info) { return info.param.name; }
+
+class Conformance : public ::testing::TestWithParam<Way> {
+ protected:
+  static ExchangeOptions Options() {
+    ExchangeOptions options;
+    if (GetParam().is_grpc()) {
+      options.carrier = Carrier::kGrpc;
+    } else {
+      options.require_transport = GetParam().path;
+    }
+    options.checksum = true;
+    return options;
+  }
+
+  RendezvousKey KeyTo(const std::string& name) { return KeyBetween(*source_, *sink_, name); }
+
+  // What is sent.
+  Tensor Pattern(DataType dtype, std::vector<int64_t> dims, uint32_t seed) {
+    const Shape shape = *Shape::Create(dims);
+    Tensor tensor = GetParam().is_from_arena && *TensorBytes(dtype, shape) > 0
+                        ? source_->Allocate(dtype, shape)
+                        : *Tensor::Allocate(dtype, shape);
+    FillPattern(tensor, seed);
+    return tensor;
+  }
+  // Asks for what is, or will be, sent as `like`.
+  Receipt Receive(int64_t step, const RendezvousKey& key, const Tensor& like,
+                  Cancellation* cancellation = nullptr) {
+    RecvArgs args;
+    args.cancellation = cancellation;
+    if (GetParam().is_into_buffer) args.destination = *Tensor::Allocate(like.dtype(), like.shape());
+    Receipt receipt;
+    sink_->Step(step)->RecvAsync(key, args, receipt.callback());
+    return receipt;
+  }
+  template <typename Condition>
+  static bool Becomes(Condition condition) {
+    for (int i = 0; i < 5000 && !condition(); ++i) absl::SleepFor(absl::Milliseconds(2));
+    return condition();
+  }
+  bool HasNothingLent() {
+    return Becomes([this] { return source_->exchange->arena().stats().block_count == 0; });
+  }
+
+  Directory directory_;
+  std::shared_ptr<ExchangeEnd> source_ = std::make_shared<ExchangeEnd>(directory_, 1, Options());
+  std::shared_ptr<ExchangeEnd> sink_ =
+      GetParam().is_local() ? source_ : std::make_shared<ExchangeEnd>(directory_, 2, Options());
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_TESTS_RUNTIME_CONFORMANCE_CONFORMANCE_H_

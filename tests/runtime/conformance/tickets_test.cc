@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tickets of a peer that knows the job's token and means harm, for every transport between
+// processes: what it can do to others is to end its own lane.
+#include <sys/socket.h>
+
+#include <random>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/runtime/conformance/conformance.h"
+#include "tests/runtime/rogue_peer.h"
+#include "transport/tcp/data_plane.h"
+
+namespace ferry {
+namespace {
+
+using ::testing::HasSubstr;
+
+// What `local` has is for nobody else, and gRPC has none.
+const char* const kTransportsWithTickets[] = {"shm", "tcp"};
+
+class ConformanceOfTickets : public ::testing::TestWithParam<const char*> {
+ protected:
+  using End = RoguePeer::End;
+
+  bool over_tcp() const { return GetParam() == std::string("tcp"); }
+  static Tensor InArena(RoguePeer& rogue, int64_t bytes) {
+    Tensor tensor = *Tensor::Create(DataType::kUint8, *Shape::Create({bytes}),
+                                    *rogue.arena().Allocate(static_cast<size_t>(bytes)));
+    FillPattern(tensor, 3);
+    return tensor;
+  }
+  Receipt Ask(RoguePeer& rogue, Tensor destination = Tensor()) {
+    RecvArgs args;
+    args.destination = std::move(destination);
+    Receipt receipt;
+    end_->Step(1)->RecvAsync(rogue.KeyTo(*end_, absl::StrCat("t", ++asked_)), args,
+                             receipt.callback());
+    return receipt;
+  }
+  template <typename Condition>
+  static bool Becomes(Condition condition) {
+    for (int i = 0; i < 5000 && !condition(); ++i) absl::SleepFor(absl::Milliseconds(2));
+    return condition();
+  }
+
+  Directory directory_;
+  std::unique_ptr<ExchangeEnd> end_ = std::make_unique<ExchangeEnd>(directory_, 2);
+  int asked_ = 0;
+};
+
+// Honest senders put the smallest into the ticket itself: a transport brings them all the same.
+TEST_P(ConformanceOfTickets, OfAnySizeAreGood) {
+  int64_t bytes = 0;
+  RoguePeer* self = nullptr;
+  RoguePeer rogue(directory_, 1, [&](End& end, uint64_t id) {
+    end.Ticket(id, self->NumberOf(GetParam()),
+               bytes == 0 ? *Tensor::Allocate(DataType::kUint8, *Shape::Create({0}))
+                          : InArena(*self, bytes));
+  });
+  self = &rogue;
+  for (const int64_t each : {0, 1, 2, 63, 64, 4095, 4097, 300'000, (1 << 20) + 1}) {
+    for (const bool into_buffer : {false, true}) {
+      Tensor expected = *Tensor::Allocate(DataType::kUint8, *Shape::Create({each}));
+      FillPattern(expected, 3);
+      rogue.Do([&] { bytes = each; });
+      Receipt receipt =
+          Ask(rogue,
+              into_buffer ? *Tensor::Allocate(DataType::kUint8, *Shape::Create({each})) : Tensor());
+      const auto received = receipt.Wait();
+      ASSERT_TRUE(received.ok()) << each << ": " << received.status();
+      EXPECT_TRUE(IsEqual(received->tensor, expected)) << each;
+      EXPECT_EQ(received->path, GetParam());
+    }
+  }
+  EXPECT_EQ(rogue.ended(), 0);
+  // All of it was released.
+  EXPECT_TRUE(Becomes([&] { return rogue.arena().stats().block_count == 0; }));
+}
+
+TEST_P(ConformanceOfTickets, ThatAreGarbageOrCutOffEndTheirLaneAndNothingElse) {
+  constexpr int64_t kBytes = 100'000;
+  ExchangeEnd honest(directory_, 3);
+  std::function<void(TicketMessage&, std::string&)> change;
+  RoguePeer* self = nullptr;
+  RoguePeer rogue(directory_, 1, [&](End& end, uint64_t id) {
+    end.Ticket(id, self->NumberOf(GetParam()), InArena(*self, kBytes), change);
+  });
+  self = &rogue;
+  size_t whole = 0;
+  rogue.Do([&] { change = [&whole](TicketMessage&, std::string& body) { whole = body.size(); }; });
+  ASSERT_TRUE(Ask(rogue).Wait().ok());
+
+  std::vector<std::function<void(TicketMessage&, std::string&)>> changes;
+  for (size_t size = 0; size < whole; ++size) {
+    changes.push_back([size](TicketMessage&, std::string& body) { body.resize(size); });
+  }
+  changes.push_back([](TicketMessage&, std::string& body) { body += '\0'; });
+  auto random = std::make_shared<std::mt19937>(17);
+  for (int i = 0; i < 60; ++i) {
+    changes.push_back([random, whole, i](TicketMessage&, std::string& body) {
+      body.assign(i % 2 == 0 && whole > 0 ? whole : 1 + (*random)() % 200, '\0');
+      for (char& each : body) each = static_cast<char>((*random)());
+    });
+  }
+  // Of a transport that there is not, of one that is within a process, and of more than there is.
+  changes.push_back([](TicketMessage& ticket, std::string&) { ticket.transport = 200; });
+  changes.push_back([local = rogue.NumberOf("local")](TicketMessage& ticket, std::string&) {
+    ticket.transport = static_cast<uint8_t>(local);
+  });
+  changes.push_back([](TicketMessage& ticket, std::string&) { ticket.id += 1000; });
+  if (!over_tcp()) {
+    changes.push_back([](TicketMessage& ticket, std::string&) {
+      ticket.header.shape = *Shape::Create({int64_t{1} << 40});
+      ticket.header.bytes = size_t{1} << 40;
+    });
+  }
+  for (size_t i = 0; i < changes.size(); ++i) {
+    const int ended = rogue.ended();
+    rogue.Do([&] { change = changes[i]; });
+    Receipt receipt = Ask(rogue);
+    const absl::Status status = receipt.Wait().status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status) || absl::IsUnavailable(status))
+        << "change " << i << ": " << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("node 1")) << "change " << i;
+    EXPECT_TRUE(Becomes([&] { return rogue.ended() == ended + 1; })) << "change " << i;
+  }
+  // Bits that make a ticket of something else of the same peer's, or of nothing.
+  for (size_t bit = 0; bit < 8 * whole; ++bit) {
+    rogue.Do([&] {
+      change = [bit](TicketMessage&, std::string& body) {
+        body[bit / 8] = static_cast<char>(body[bit / 8] ^ (1 << (bit % 8)));
+      };
+    });
+    const absl::Status status = Ask(rogue).Wait().status();
+    EXPECT_TRUE(status.ok() || absl::IsInvalidArgument(status)) << "bit " << bit << ": " << status;
+  }
+  // Another lane with it works, and so does everybody else's.
+  rogue.Do([&] { change = {}; });
+  const auto received = Ask(rogue).Wait();
+  ASSERT_TRUE(received.ok()) << received.status();
+  EXPECT_EQ(received->tensor.bytes(), static_cast<size_t>(kBytes));
+  const Tensor sent = *Tensor::Allocate(DataType::kUint8, *Shape::Create({kBytes}));
+  ASSERT_TRUE(honest.Step(1)->Send(KeyBetween(honest, *end_, "h"), sent).ok());
+  Receipt of_honest;
+  end_->Step(1)->RecvAsync(KeyBetween(honest, *end_, "h"), {}, of_honest.callback());
+  EXPECT_TRUE(of_honest.Wait().ok()) << of_honest.Wait().status();
+}
+
+// Frames of each type, and of none that there is, with anything in them.
+TEST_P(ConformanceOfTickets, FramesOfAnyBytesEndTheirLaneAndNothingElse) {
+  constexpr int kLanes = 150;
+  RoguePeer rogue(directory_, 1, {}, {}, over_tcp());
+  ExchangeEnd honest(directory_, 3);
+  std::mt19937 random(41);
+  for (int i = 0; i < kLanes; ++i) {
+    std::string body(random() % 100, '\0');
+    for (char& each : body) each = static_cast<char>(random());
+    // Small numbers say more.
+    if (i % 3 == 0) {
+      for (char& each : body) each = static_cast<char>(each & 1);
+    }
+    const int ended = rogue.ended();
+    absl::Notification said;
+    rogue.Open(end_->exchange->self(), over_tcp(), [&](End& end) {
+      for (int n = 0; n < 20; ++n) {
+        (void)end.lane().Send(static_cast<uint16_t>((i + n) % 12), {body});
+      }
+      said.Notify();
+    });
+    // Among them is a second HELLO.
+    EXPECT_TRUE(Becomes([&] { return rogue.ended() > ended; })) << i;
+    EXPECT_TRUE(said.HasBeenNotified()) << i << ": " << rogue.why();
+  }
+  const Tensor sent = *Tensor::Allocate(DataType::kUint8, *Shape::Create({100'000}));
+  ASSERT_TRUE(honest.Step(1)->Send(KeyBetween(honest, *end_, "h"), sent).ok());
+  Receipt of_honest;
+  end_->Step(1)->RecvAsync(KeyBetween(honest, *end_, "h"), {}, of_honest.callback());
+  EXPECT_TRUE(of_honest.Wait().ok()) << of_honest.Wait().status();
+  EXPECT_TRUE(Becomes([&] { return end_->exchange->fetcher().lane_count() == 1; }));
+}
+
+// A consumer that says that it is done with what it never took, twice, and of what nobody offered.
+TEST_P(ConformanceOfTickets, ThatAreReleasedWithoutBeingTakenGiveTheMemoryBack) {
+  constexpr int kCount = 20;
+  absl::Mutex mu;
+  std::vector<uint64_t> tickets;
+  RoguePeer rogue(
+      directory_, 1, {},
+      [&](End& end, const TicketMessage& ticket) {
+        EXPECT_EQ(ticket.transport, end.lane().passes_descriptors() ? 1 : 2);
+        for (int i = 0; i < 2; ++i) {
+          (void)SendId(end.lane(), LaneMessage::kDone, ticket.id);
+        }
+        (void)SendId(end.lane(), LaneMessage::kDone, ticket.id + 5000);
+        absl::MutexLock lock(&mu);
+        tickets.push_back(ticket.id);
+      },
+      over_tcp());
+  const auto key = [&](int i) {
+    const auto device = [](int node) {
+      return absl::StrCat("/job:worker/replica:0/task:", node, "/device:CPU:0");
+    };
+    return RendezvousKey::Text(device(2), 1002, device(1), absl::StrCat("r", i));
+  };
+  for (int i = 0; i < kCount; ++i) {
+    Tensor sent = end_->Allocate(DataType::kUint8, *Shape::Create({200'000}));
+    ASSERT_TRUE(end_->Step(1)->Send(*RendezvousKey::Parse(key(i)), std::move(sent)).ok());
+  }
+  rogue.Open(end_->exchange->self(), over_tcp(), [&](End& end) {
+    for (int i = 0; i < kCount; ++i) {
+      (void)SendRequest(end.lane(), {static_cast<uint64_t>(i) + 1, 1, key(i)});
+    }
+  });
+  EXPECT_TRUE(Becomes([&] {
+    absl::MutexLock lock(&mu);
+    return tickets.size() == kCount;
+  }));
+  EXPECT_TRUE(Becomes([&] {
+    bool is_any = false;
+    end_->exchange->ForEachTransfer(absl::ZeroDuration(),
+                                    [&](const PendingStepOp&) { is_any = true; });
+    return !is_any;
+  }));
+  EXPECT_EQ(rogue.ended(), 0) << rogue.why();
+  // What TCP has begun it sends, since receivers count on it; they are who opens connections. It is
+  // given up with the lane.
+  if (over_tcp()) end_->exchange->FailNode(1, absl::UnavailableError("given up by the test"));
+  EXPECT_TRUE(Becomes([&] { return end_->exchange->arena().stats().block_count == 0; }));
+}
+
+// The same without a word.
+TEST_P(ConformanceOfTickets, ThatNobodyTakesAreGivenUpWithTheirLane) {
+  absl::Notification got;
+  RoguePeer rogue(
+      directory_, 1, {}, [&](End&, const TicketMessage&) { got.Notify(); }, over_tcp());
+  const auto device = [](int node) {
+    return absl::StrCat("/job:worker/replica:0/task:", node, "/device:CPU:0");
+  };
+  const std::string key = RendezvousKey::Text(device(2), 1002, device(1), "never");
+  Tensor sent = end_->Allocate(DataType::kUint8, *Shape::Create({200'000}));
+  ASSERT_TRUE(end_->Step(1)->Send(*RendezvousKey::Parse(key), std::move(sent)).ok());
+  rogue.Open(end_->exchange->self(), over_tcp(), [&](End& end) {
+    (void)SendRequest(end.lane(), {1, 1, key});
+  });
+  ASSERT_TRUE(got.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  EXPECT_EQ(end_->exchange->arena().stats().block_count, 1);
+  const auto transfers = [&] {
+    int count = 0;
+    end_->exchange->ForEachTransfer(absl::ZeroDuration(), [&](const PendingStepOp&) { ++count; });
+    return count;
+  };
+  EXPECT_EQ(transfers(), 1);
+  end_->exchange->FailNode(1, absl::UnavailableError("given up by the test"));
+  EXPECT_TRUE(Becomes([&] { return end_->exchange->arena().stats().block_count == 0; }));
+  EXPECT_EQ(transfers(), 0);
+}
+
+// What comes over the connections of a good ticket: nothing of it goes anywhere but into the tensor
+// that was promised, and whoever waits hears of what is wrong, or of its deadline.
+TEST(ConformanceOfSlices, ThatAreGarbageOrCutOffEndTheirLaneAndNothingElse) {
+  constexpr int64_t kBytes = 100'000;
+  const auto slice = [](uint64_t transfer, uint64_t offset, uint32_t bytes, size_t sent) {
+    const SliceHeader header = {.transfer = transfer, .offset = offset, .bytes = bytes};
+    return std::string(reinterpret_cast<const char*>(&header), sizeof(header)) +
+           std::string(sent, 'x');
+  };
+  std::mt19937 random(31);
+  std::string noise(5000, '\0');
+  for (char& each : noise) each = static_cast<char>(random());
+  struct Attack {
+    const char* what;
+    std::string bytes;
+    bool closes = false;
+    // Which nobody can tell from one that is slow.
+    bool is_silent = false;
+  };
+  // Ids are the consumer's: the first is 1, on each lane.
+  const std::vector<Attack> attacks = {
+      {"a slice of no bytes", slice(1, 0, 0, 0)},
+      {"one that is too long", slice(1, 0, 300'000, 300'000)},
+      {"one beyond the end", slice(1, kBytes - 10, 11, 11)},
+      {"one far beyond the end", slice(1, UINT64_MAX - 5, 100, 100)},
+      {"one more than all of it", slice(1, 0, 60'000, 60'000) + slice(1, 0, 60'000, 60'000)},
+      {"half a header", slice(1, 0, kBytes, 0).substr(0, 13), true},
+      {"half a slice", slice(1, 0, kBytes, kBytes / 2), true},
+      {"nothing", "", true},
+      {"noise", noise, true},
+      {"of a transfer that nobody knows", slice(77, 0, 100, 100), false, true},
+      {"a byte now and then", slice(1, 0, kBytes, 3), false, true},
+  };
+  for (const Attack& attack : attacks) {
+    SCOPED_TRACE(attack.what);
+    Directory directory;
+    ExchangeOptions options;
+    options.require_transport = "tcp";
+    auto end = std::make_unique<ExchangeEnd>(directory, 2, options);
+    std::vector<DataConnection> connections;
+    RoguePeer rogue(
+        directory, 1,
+        [&](RoguePeer::End& lane, uint64_t id) {
+          lane.TicketOfNothing(id, 2, *Tensor::Allocate(DataType::kUint8, *Shape::Create({kBytes})),
+                               "");
+        },
+        {}, true);
+    rogue.TakeData([&](DataConnection connection) {
+      if (connection.index == 0) {
+        (void)send(connection.socket.get(), attack.bytes.data(), attack.bytes.size(), MSG_NOSIGNAL);
+      }
+      if (!attack.closes) connections.push_back(std::move(connection));
+    });
+    Receipt receipt;
+    RecvArgs args;
+    args.deadline = absl::InfiniteFuture();
+    if (attack.is_silent) args.deadline = SteadyClock().Now() + absl::Milliseconds(200);
+    end->exchange->NoteDeadline(args.deadline);
+    end->Step(1)->RecvAsync(rogue.KeyTo(*end, "t"), args, receipt.callback());
+    const absl::Status status = receipt.Wait().status();
+    EXPECT_EQ(status.code(), attack.is_silent ? absl::StatusCode::kDeadlineExceeded
+                                              : absl::StatusCode::kUnavailable)
+        << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("node 1"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("by tcp"));
+    ExchangeEnd honest(directory, 3, options);
+    const Tensor sent = *Tensor::Allocate(DataType::kUint8, *Shape::Create({kBytes}));
+    ASSERT_TRUE(honest.Step(1)->Send(KeyBetween(honest, *end, "h"), sent).ok());
+    Receipt of_honest;
+    end->Step(1)->RecvAsync(KeyBetween(honest, *end, "h"), {}, of_honest.callback());
+    EXPECT_TRUE(of_honest.Wait().ok()) << of_honest.Wait().status();
+    end.reset();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Of, ConformanceOfTickets, ::testing::ValuesIn(kTransportsWithTickets),
+                         [](const auto& info) { return std::string(info.param); });
+
+}  // namespace
+}  // namespace ferry

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a sender hears of tensors that have arrived, and that their receiver did not take.
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/synchronization/notification.h"
+
+#include "runtime/step.h"
+#include "tests/runtime/exchange_pair.h"
+
+namespace ferry {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kSoon = absl::Seconds(30);
+
+ExchangeOptions Requires(const std::string& transport) {
+  ExchangeOptions options;
+  options.require_transport = transport;
+  return options;
+}
+
+TEST(DeclinedTest, ByAnotherTransportThanTheReceiverRequires) {
+  Directory directory;
+  ExchangeEnd a(directory, 1, Requires("tcp"));
+  ExchangeEnd b(directory, 2, Requires("shm"));
+  Step step = *a.exchange->OpenStep(1);
+  ASSERT_TRUE(step.Send(KeyBetween(a, b, "k"),
+                        *Tensor::Allocate(DataType::kUint8, *Shape::Create({100'000})))
+                  .ok());
+  Receipt receipt;
+  b.Step(1)->RecvAsync(KeyBetween(a, b, "k"), {}, receipt.callback());
+  EXPECT_EQ(receipt.Wait().status().code(), absl::StatusCode::kFailedPrecondition);
+  const absl::Status status = step.Close(kSoon);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("node 2 did not take what it was sent: node 1 sends by tcp, and shm "
+                              "is the required transport here, on node 2"),
+                    HasSubstr("step 1 was sending "), HasSubstr(";k;")));
+}
+
+// Of a size that goes in the ticket, as a view, and by TCP.
+class WrongBuffer : public ::testing::TestWithParam<std::tuple<int64_t, const char*>> {};
+
+TEST_P(WrongBuffer, IsHeardOfByTheSender) {
+  const auto [elements, transport] = GetParam();
+  Directory directory;
+  ExchangeEnd a(directory, 1, Requires(transport));
+  ExchangeEnd b(directory, 2, Requires(transport));
+  Step sending = *a.exchange->OpenStep(1);
+  const Shape shape = *Shape::Create({elements});
+  ASSERT_TRUE(sending.Send(KeyBetween(a, b, "k"), a.Allocate(DataType::kInt32, shape)).ok());
+  // Nobody waits for its answer: whoever closes the step must.
+  Receipt receipt;
+  RecvArgs args;
+  args.destination = b.Allocate(DataType::kDouble, shape);
+  b.Step(1)->RecvAsync(KeyBetween(a, b, "k"), args, receipt.callback());
+  const absl::Status status = sending.Close(kSoon);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("node 2 did not take what it was sent: what came is int32["),
+                    HasSubstr("buffer is for double["), HasSubstr(";k;")));
+  EXPECT_EQ(receipt.Wait().status().code(), absl::StatusCode::kInvalidArgument);
+  // The lane is as good as before.
+  Step next = *a.exchange->OpenStep(2);
+  ASSERT_TRUE(next.Send(KeyBetween(a, b, "k"), a.Allocate(DataType::kInt32, shape)).ok());
+  Receipt later;
+  b.Step(2)->RecvAsync(KeyBetween(a, b, "k"), {}, later.callback());
+  EXPECT_TRUE(later.Wait().ok()) << later.Wait().status();
+  EXPECT_TRUE(next.Close(kSoon).ok());
+}
+
+INSTANTIATE_TEST_SUITE_P(Of, WrongBuffer,
+                         ::testing::Values(std::tuple(4, ""), std::tuple(500'000, ""),
+                                           std::tuple(4, "tcp"), std::tuple(500'000, "tcp")));
+
+// A tensor that has come from the heap is on its way while it is being copied to the arena: whoever
+// has been told that it was taken may leave.
+TEST(DeclinedTest, WhatIsStillBeingCopiedHasNotBeenTaken) {
+  for (int i = 0; i < 4; ++i) {
+    Directory directory;
+    ExchangeEnd a(directory, 1);
+    ExchangeEnd b(directory, 2);
+    Step step = *a.exchange->OpenStep(1);
+    Receipt receipt;
+    b.Step(1)->RecvAsync(KeyBetween(a, b, "k"), {}, receipt.callback());
+    ASSERT_TRUE(step.Send(KeyBetween(a, b, "k"),
+                          *Tensor::Allocate(DataType::kUint8, *Shape::Create({64 << 20})))
+                    .ok());
+    ASSERT_TRUE(step.Close(kSoon).ok());
+    a.exchange.reset();
+    EXPECT_TRUE(receipt.Wait().ok()) << receipt.Wait().status();
+  }
+}
+
+// In the middle of the loop's turn nobody can hear anything: it is closed all the same.
+TEST(DeclinedTest, AStepMayBeClosedOnTheLoop) {
+  Directory directory;
+  ExchangeEnd a(directory, 1);
+  ExchangeEnd b(directory, 2);
+  Receipt receipt;
+  b.Step(1)->RecvAsync(KeyBetween(a, b, "k"), {}, receipt.callback());
+  const auto is_asked = [&a] {
+    size_t count = 0;
+    a.exchange->ForEachPending(absl::ZeroDuration(), [&count](const PendingStepOp&) { ++count; });
+    return count > 0;
+  };
+  for (int i = 0; i < 2000 && !is_asked(); ++i) absl::SleepFor(absl::Milliseconds(5));
+  ASSERT_TRUE(is_asked());
+  absl::Notification closed;
+  absl::Status status;
+  a.exchange->loop().Post([&] {
+    Step step = *a.exchange->OpenStep(1);
+    EXPECT_TRUE(
+        step.Send(KeyBetween(a, b, "k"), a.Allocate(DataType::kInt32, *Shape::Create({4}))).ok());
+    status = step.Close(kSoon);
+    closed.Notify();
+  });
+  ASSERT_TRUE(closed.WaitForNotificationWithTimeout(absl::Seconds(20)));
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_TRUE(receipt.Wait().ok());
+}
+
+}  // namespace
+}  // namespace ferry

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a node says of its part in moving tensors, and how that is told through the store.
+#include "runtime/exchange_report.h"
+
+#include <functional>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/runtime/exchange_pair.h"
+
+namespace ferry {
+namespace {
+
+using ::testing::HasSubstr;
+
+const PathReport* PathTo(const ExchangeReport& report, int peer, bool is_in_arena = true) {
+  for (const PathReport& path : report.paths) {
+    if (path.peer == peer && path.is_in_arena == is_in_arena) return &path;
+  }
+  return nullptr;
+}
+
+const PathCost* CostOf(const PathReport& path, absl::string_view transport) {
+  if (!path.choice.ok()) return nullptr;
+  for (const PathCandidate& each : path.choice->candidates) {
+    if (each.name == transport && each.cost.ok()) return &*each.cost;
+  }
+  return nullptr;
+}
+
+// Moves `bytes` from `a` to `b`.
+void Move(ExchangeEnd& a, ExchangeEnd& b, int64_t step, int64_t bytes, bool is_in_arena = true) {
+  const Shape shape = *Shape::Create({bytes});
+  Receipt receipt;
+  b.Step(step)->RecvAsync(KeyBetween(a, b, "k"), {}, receipt.callback());
+  ASSERT_TRUE(a.Step(step)
+                  ->Send(KeyBetween(a, b, "k"), is_in_arena
+                                                    ? a.Allocate(DataType::kUint8, shape)
+                                                    : *Tensor::Allocate(DataType::kUint8, shape))
+                  .ok());
+  ASSERT_TRUE(receipt.Wait().ok()) << receipt.Wait().status();
+}
+
+// What is said survives the store, and says what there is.
+ExchangeReport ReportOf(const ExchangeEnd& end) {
+  const ExchangeReport report = MakeExchangeReport(*end.exchange);
+  const std::string text = EncodeExchangeReport(report);
+  absl::StatusOr<ExchangeReport> decoded = DecodeExchangeReport(text);
+  EXPECT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(EncodeExchangeReport(*decoded), text);
+  return *std::move(decoded);
+}
+
+bool Becomes(const std::function<bool()>& condition) {
+  for (int i = 0; i < 3000; ++i) {
+    if (condition()) return true;
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  return false;
+}
+
+TEST(ExchangeReportTest, LatencyIsMeasuredWhenALaneOpens) {
+  Directory directory;
+  ExchangeEnd a(directory, 1);
+  ExchangeEnd b(directory, 2);
+  EXPECT_EQ(PathTo(ReportOf(a), 2), nullptr) << "there is no lane yet";
+  Move(a, b, 1, 8);
+  ASSERT_TRUE(Becomes([&] {
+    const ExchangeReport report = ReportOf(a);
+    const PathReport* const path = PathTo(report, 2);
+    return path != nullptr && CostOf(*path, "shm")->latency_basis == CostBasis::kSeen;
+  }));
+  const ExchangeReport report = ReportOf(a);
+  const PathCost shm = *CostOf(*PathTo(report, 2), "shm");
+  EXPECT_LT(shm.latency, absl::Milliseconds(100));
+  EXPECT_GT(shm.latency, absl::Nanoseconds(10));
+  // In the arena there is nothing to be copied; elsewhere that was measured at the start.
+  EXPECT_EQ(shm.bytes_per_second, kNoCopy);
+  EXPECT_EQ(CostOf(*PathTo(report, 2, false), "shm")->bandwidth_basis, CostBasis::kAtStart);
+  // Measured at the start, or the lane's, where that is busy.
+  EXPECT_NE(CostOf(*PathTo(report, 2), "tcp")->latency_basis, CostBasis::kAssumed);
+  EXPECT_GE(CostOf(*PathTo(report, 2), "tcp")->latency, shm.latency);
+  EXPECT_EQ(PathTo(report, 2)->lane, "shm");
+  // The other side's, and what a receiver explains.
+  EXPECT_EQ(CostOf(*PathTo(ReportOf(b), 1), "shm")->latency_basis, CostBasis::kSeen);
+  EXPECT_THAT(Explain(*b.exchange->PathFrom(a.exchange->self(), 8, true)),
+              HasSubstr("us measured "));
+  // Within the process.
+  EXPECT_EQ(CostOf(*PathTo(report, 1), "local")->latency_basis, CostBasis::kAtStart);
+  EXPECT_LT(CostOf(*PathTo(report, 1), "local")->latency, absl::Microseconds(100));
+}
+
+TEST(ExchangeReportTest, TransfersRefreshWhatIsKnown) {
+  Directory directory;
+  ExchangeOptions by_tcp;
+  by_tcp.require_transport = "tcp";
+  ExchangeEnd a(directory, 1, by_tcp);
+  ExchangeEnd b(directory, 2, by_tcp);
+  Move(a, b, 1, 4 << 20);
+  Move(a, b, 2, 100'000);
+  ASSERT_TRUE(Becomes([&] {
+    const ExchangeReport report = ReportOf(a);
+    const PathCost* const tcp = CostOf(*PathTo(report, 2), "tcp");
+    return tcp->bandwidth_basis == CostBasis::kSeen && tcp->latency_basis == CostBasis::kSeen;
+  }));
+  const ExchangeReport report = ReportOf(a);
+  EXPECT_GT(CostOf(*PathTo(report, 2), "tcp")->bytes_per_second, 1e6);
+  // Why there is no other.
+  EXPECT_THAT(Explain(*PathTo(report, 2)->choice), HasSubstr("not shm: descriptors cannot be"));
+}
+
+TEST(ExchangeReportTest, ACopyToTheArenaIsSeen) {
+  Directory directory;
+  ExchangeEnd a(directory, 1);
+  ExchangeEnd b(directory, 2);
+  Move(a, b, 1, 8 << 20, /*is_in_arena=*/false);
+  const ExchangeReport report = ReportOf(a);
+  EXPECT_EQ(CostOf(*PathTo(report, 2, false), "shm")->bandwidth_basis, CostBasis::kSeen);
+}
+
+TEST(ExchangeReportTest, SaysWhichPagesTheArenaHas) {
+  Directory directory;
+  ExchangeEnd a(directory, 1);
+  EXPECT_EQ(ReportOf(a).pages, "none yet");
+  {
+    const Tensor tensor = a.Allocate(DataType::kUint8, *Shape::Create({4 << 20}));
+    const ExchangeReport report = ReportOf(a);
+    EXPECT_EQ(report.pages, PageKindName(a.exchange->arena_stats().pages));
+    EXPECT_EQ(report.arena_used_bytes, size_t{4} << 20);
+    EXPECT_GE(report.arena_mapped_bytes, size_t{4} << 20);
+  }
+  a.exchange->arena().Trim();
+  EXPECT_EQ(ReportOf(a).pages, "none yet");
+  ExchangeOptions small;
+  small.arena.memory.huge_pages = false;
+  ExchangeEnd b(directory, 2, small);
+  const Tensor tensor = b.Allocate(DataType::kUint8, *Shape::Create({4 << 20}));
+  EXPECT_EQ(ReportOf(b).pages, "4 KiB pages");
+}
+
+TEST(ExchangeReportTest, CountsWhoCouldNotProveToBeOfTheJob) {
+  Directory directory;
+  ExchangeOptions other;
+  other.token = "another job";
+  ExchangeEnd a(directory, 1);
+  ExchangeEnd b(directory, 2, other);
+  EXPECT_EQ(ReportOf(a).refused_connections, 0);
+  EXPECT_EQ(ReportOf(a).last_refusal, "");
+  Receipt receipt;
+  b.Step(1)->RecvAsync(KeyBetween(a, b, "k"), {}, receipt.callback());
+  EXPECT_EQ(receipt.Wait().status().code(), absl::StatusCode::kUnauthenticated);
+  const ExchangeReport report = ReportOf(a);
+  // Through the Unix socket, and over TCP.
+  EXPECT_GE(report.refused_connections, 1);
+  EXPECT_THAT(report.last_refusal, HasSubstr("token"));
+}
+
+TEST(ExchangeReportTest, WhatIsNoReportIsRefused) {
+  for (const char* text :
+       {"arena\tpages\t1\t2", "arena\tpages\t1\t2\t-3", "refused\t1\t2", "path\tx\t1\tshm",
+        "by\tshm\t1\t0\t0\t1\t0\t0\t0\t", "path\t1\t1\tshm\nby\tshm\t1\t7\t0\t1\t0\t0\t0\t",
+        "path\t1\t1\tshm\nby\tshm\tnan\t0\t0\t1\t0\t0\t0\t", "path\t1\t1\tshm\nnot\tshm",
+        "path\t1\t1\tshm\nnone\twhy\nnot\tshm\tso", "peers\tmany"}) {
+    EXPECT_EQ(DecodeExchangeReport(text).status().code(), absl::StatusCode::kInvalidArgument)
+        << text;
+  }
+  // Of a later version.
+  EXPECT_TRUE(DecodeExchangeReport("weather\tfine\n").ok());
+  std::string many;
+  for (int i = 0; i < 1000; ++i) many += "path\t1\t1\tshm\n";
+  EXPECT_FALSE(DecodeExchangeReport(many).ok());
+}
+
+}  // namespace
+}  // namespace ferry

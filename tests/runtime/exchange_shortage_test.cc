@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// Processes that run out of descriptors or memory while they exchange tensors.
+#include <sys/resource.h>
+
+#include <fstream>
+
+#include <gtest/gtest.h>
+
+#include "tests/runtime/exchange_kill.h"
+
+namespace ferry {
+namespace {
+
+using ExchangeShortage = ExchangeKill;
+
+// Of this process's address space.
+rlim_t VirtualBytes() {
+  rlim_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages * static_cast<rlim_t>(sysconf(_SC_PAGESIZE));
+}
+
+// A segment that is new comes with a descriptor, and the first large tensor over TCP needs
+// connections.
+TEST_P(ExchangeShortage, OfDescriptorsEndsReceivesAndPasses) {
+  Fork(1);
+  StartHere();
+  PeerProcess& peer = Meet(0);
+  ExpectWorks(peer, 8);
+  rlimit limit = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit none = {0, limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  EXPECT_EQ(peer.Ask(absl::StrCat("send t ", kLarge)), "OK");
+  // A segment that nobody needs here costs nobody the lane.
+  ExpectWorks(peer, 8);
+  Receipt receipt = Receive(peer.From("t"), Pattern(kLarge));
+  const absl::Status status = receipt.Wait(kDetection).status();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_TRUE(absl::IsResourceExhausted(status) || absl::IsUnavailable(status)) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "node 1")) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "ulimit -n") ||
+              absl::StrContains(status.message(), "Too many open files"))
+      << status;
+  ExpectWorks(peer, kLarge);
+}
+
+// The producer has none: neither for a segment of its arena nor for whoever connects.
+TEST_P(ExchangeShortage, OfDescriptorsAtTheProducerIsTold) {
+  Fork(1);
+  StartHere();
+  PeerProcess& peer = Meet(0);
+  ExpectWorks(peer, 8);
+  const Footprint before = Footprint::Now();
+  ASSERT_EQ(peer.Ask("limit descriptors 0"), "done");
+  EXPECT_EQ(peer.Ask(absl::StrCat("send_heap t ", kLarge)), "OK");
+  Receipt receipt;
+  RecvArgs args;
+  args.deadline = SteadyClock().Now() + absl::Seconds(3);
+  here_->exchange->NoteDeadline(args.deadline);
+  step_->RecvAsync(peer.From("t"), args, receipt.callback());
+  const auto received = receipt.Wait(absl::Seconds(3) + kDetection);
+  const absl::Status status = received.status();
+  // Of TCP's connections, which wait in its kernel until it has some again, the deadline tells.
+  EXPECT_TRUE(absl::IsResourceExhausted(status) || absl::IsDeadlineExceeded(status)) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "node 1")) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "ulimit -n") ||
+              absl::StrContains(status.message(), "receiving from node 1 by tcp"))
+      << status;
+  ASSERT_EQ(peer.Ask("unlimit"), "done");
+  ExpectWorks(peer, 8);
+  ExpectWorks(peer, kLarge);
+  peer.Kill();
+  EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().lane_count() == 0; }));
+  EXPECT_TRUE(Becomes([&] { return Footprint::Now().threads == before.threads; }));
+}
+
+// Nobody can connect to it, and it does not spin over that.
+TEST_P(ExchangeShortage, OfDescriptorsBeforeThereIsALane) {
+  Fork(1);
+  StartHere();
+  PeerProcess& peer = Meet(0);
+  ASSERT_EQ(peer.Ask("limit descriptors 0"), "done");
+  Receipt receipt;
+  RecvArgs args;
+  args.deadline = SteadyClock().Now() + absl::Milliseconds(300);
+  here_->exchange->NoteDeadline(args.deadline);
+  step_->RecvAsync(peer.From("t"), args, receipt.callback());
+  const absl::Status status = receipt.Wait(kDetection).status();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "connecting to node 1")) << status;
+  ASSERT_EQ(peer.Ask("unlimit"), "done");
+  ExpectWorks(peer);
+}
+
+// Neither its arena nor its heap has room for what comes.
+TEST_P(ExchangeShortage, OfMemoryAtTheReceiverEndsThatReceive) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "a sanitizer's own memory has no limit";
+#endif
+  Fork(1);
+  StartHere();
+  PeerProcess& peer = Meet(0);
+  ExpectWorks(peer);
+  rlimit limit = {};
+  ASSERT_EQ(getrlimit(RLIMIT_AS, &limit), 0);
+  // Without room for another segment; threads that are begun have theirs.
+  const rlimit little = {VirtualBytes() + (rlim_t{8} << 20), limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &little), 0);
+  EXPECT_EQ(peer.Ask(absl::StrCat("send t ", kLarge)), "OK");
+  Receipt receipt = Receive(peer.From("t"));
+  const absl::Status status = receipt.Wait(kDetection).status();
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+  EXPECT_TRUE(absl::IsResourceExhausted(status) || absl::IsUnavailable(status)) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "node 1")) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "Cannot allocate memory") ||
+              absl::StrContains(status.message(), "the heap has no"))
+      << status;
+  ExpectWorks(peer, kLarge);
+}
+
+INSTANTIATE_TEST_SUITE_P(Over, ExchangeShortage, ::testing::Values("shm", "tcp"),
+                         [](const auto& info) { return std::string(info.param); });
+
+using ExchangeArena = ExchangeKill;
+
+TEST_P(ExchangeArena, ThatIsFullInTheSenderIsToldToTheReceiver) {
+  peers_.push_back(std::make_unique<PeerProcess>(GetParam(), 100, size_t{64} << 20));
+  StartHere();
+  PeerProcess& peer = Meet(0);
+  // From memory that is not the arena's, and so has to be copied there.
+  EXPECT_EQ(peer.Ask(absl::StrCat("send_heap t ", 2 * kLarge)), "OK");
+  Receipt receipt = Receive(peer.From("t"));
+  const absl::Status status = receipt.Wait(kDetection).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "node 1")) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "budget_bytes")) << status;
+  ExpectWorks(peer);
+}
+
+// What the kernel refuses, as the budget does.
+TEST_P(ExchangeArena, ThatTheKernelGivesNoMemoryIsToldToTheReceiver) {
+  Fork(1);
+  StartHere();
+  PeerProcess& peer = Meet(0);
+  ExpectWorks(peer);
+  ASSERT_EQ(peer.Ask("limit files 1000000"), "done");
+  EXPECT_EQ(peer.Ask(absl::StrCat("send_heap t ", kLarge)), "OK");
+  Receipt receipt = Receive(peer.From("t"));
+  const absl::Status status = receipt.Wait(kDetection).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "node 1 cannot send it")) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "ftruncate for")) << status;
+  ExpectWorks(peer);
+  ASSERT_EQ(peer.Ask("unlimit"), "done");
+  EXPECT_EQ(peer.Ask(absl::StrCat("send_heap u ", kLarge)), "OK");
+  Receipt next = Receive(peer.From("u"));
+  EXPECT_TRUE(next.Wait().ok()) << next.Wait().status();
+}
+
+// What is on its way keeps its memory, whatever the arena counts.
+TEST_P(ExchangeArena, ThatGivesBackKeepsNothingForAPeerThatReadsNothing) {
+  Fork(1);
+  ExchangeOptions options;
+  options.arena.segment_bytes = size_t{1} << 20;
+  options.arena.budget_bytes = size_t{6} << 20;
+  StartHere(options);
+  PeerProcess& peer = Meet(0);
+  ExpectWorks(peer);
+  peer.Stop();
+  const Footprint before = Footprint::Now();
+  for (int i = 0; i < 100; ++i) {
+    // Of two classes, of which only one has room.
+    here_->Allocate(DataType::kUint8, *Shape::Create({(i % 2 == 0 ? 4 : 3) << 20}));
+  }
+  EXPECT_LE(peer.UntakenDescriptors(), 2);
+  EXPECT_LE(Footprint::Now().descriptors, before.descriptors + 1);
+  peer.Continue();
+  ExpectWorks(peer);
+}
+
+// TCP sends from where the tensor lies.
+INSTANTIATE_TEST_SUITE_P(Over, ExchangeArena, ::testing::Values("shm"),
+                         [](const auto& info) { return std::string(info.param); });
+
+}  // namespace
+}  // namespace ferry

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// Processes that do not see each other as others do: containers with their own /dev/shm, pids and
+// IPC, and without the rights of a debugger.
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <functional>
+
+#include <gtest/gtest.h>
+
+#include "tests/runtime/exchange_kill.h"
+
+namespace ferry {
+namespace {
+
+// More than the /dev/shm of such a container.
+constexpr int64_t kMoreThanDevShm = int64_t{80} << 20;
+
+// In a process of its own, prepared by `prepare`. False: the machine does not let it.
+bool RunApart(const std::function<bool()>& prepare, const std::function<void()>& body) {
+  constexpr int kNotAllowed = 77;
+  const pid_t child = fork();
+  FERRY_CHECK(child >= 0);
+  if (child == 0) {
+    if (!prepare()) std::_Exit(kNotAllowed);
+    body();
+    std::fflush(nullptr);
+    std::_Exit(testing::Test::HasFailure() ? 1 : 0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == kNotAllowed) return false;
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "it ended with status " << status;
+  return true;
+}
+
+// A mount namespace of its own, in which that is mounted.
+bool Mount(const char* where, const char* options, unsigned long flags = 0) {
+  if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
+  return mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+         mount("none", where, "tmpfs", flags, options) == 0;
+}
+
+// The rest of this process runs in a namespace of pids of its own, and this one ends as that does.
+bool EnterPidNamespace() {
+  if (unshare(CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWIPC) != 0) return false;
+  const pid_t child = fork();
+  if (child == 0) return prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && getpid() == 1;
+  int status = 0;
+  waitpid(child, &status, 0);
+  std::_Exit(WIFEXITED(status) ? WEXITSTATUS(status) : 99);
+}
+
+// Ends the process at the first call that looks into another one, as containers forbid them; and
+// nobody of the same user may look into it.
+bool ForbidDebugging() {
+  const auto jump = [](uint32_t call) {
+    return sock_filter{BPF_JMP | BPF_JEQ | BPF_K, 0, 1, call};
+  };
+  const sock_filter end = {BPF_RET | BPF_K, 0, 0, SECCOMP_RET_KILL_PROCESS};
+  sock_filter filter[] = {
+      {BPF_LD | BPF_W | BPF_ABS, 0, 0, offsetof(seccomp_data, nr)},
+      jump(SYS_ptrace),
+      end,
+      jump(SYS_process_vm_readv),
+      end,
+      jump(SYS_process_vm_writev),
+      end,
+      jump(SYS_pidfd_open),
+      end,
+      jump(SYS_pidfd_getfd),
+      end,
+      jump(SYS_kcmp),
+      end,
+      {BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW},
+  };
+  const sock_fprog program = {sizeof(filter) / sizeof(filter[0]), filter};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_DUMPABLE, 0) == 0 &&
+         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+// Why something is not tried.
+std::string NotHere(absl::string_view this_machine) {
+#if defined(__SANITIZE_THREAD__)
+  return "ThreadSanitizer has a thread of its own, and threads keep a process from other "
+         "namespaces";
+#endif
+  return absl::StrCat("this machine ", this_machine);
+}
+
+class ExchangeWalls : public ExchangeKill {
+ protected:
+  void ForkApart(const std::function<bool()>& prepare) {
+    peers_.push_back(std::make_unique<PeerProcess>(GetParam(), 100, size_t{1} << 30, prepare));
+  }
+  void ExpectAllWaysWork() {
+    StartHere();
+    PeerProcess& peer = Meet(0);
+    ExpectWorks(peer, 8);
+    ExpectWorks(peer, kMoreThanDevShm);
+    // What has to be copied into the arena.
+    EXPECT_EQ(peer.Ask(absl::StrCat("send_heap t ", kMoreThanDevShm)), "OK");
+    Receipt receipt = Receive(peer.From("t"));
+    const auto received = receipt.Wait();
+    ASSERT_TRUE(received.ok()) << received.status();
+    EXPECT_EQ(received->path, GetParam());
+    EXPECT_TRUE(IsEqual(received->tensor, Pattern(kMoreThanDevShm)));
+    peer.Kill();
+  }
+};
+
+TEST_P(ExchangeWalls, ADevShmOf64Megabytes) {
+  const bool is_allowed = RunApart([] { return Mount("/dev/shm", "size=64m"); },
+                                   [this] {
+                                     struct statvfs about;
+                                     ASSERT_EQ(statvfs("/dev/shm", &about), 0);
+                                     ASSERT_EQ(about.f_blocks * about.f_frsize, 64u << 20);
+                                     Fork(1);
+                                     ExpectAllWaysWork();
+                                   });
+  if (!is_allowed) GTEST_SKIP() << NotHere("lets nobody mount");
+}
+
+TEST_P(ExchangeWalls, NoDevShm) {
+  const bool is_allowed = RunApart([] { return Mount("/dev", "size=4k", MS_RDONLY); },
+                                   [this] {
+                                     ASSERT_NE(access("/dev/shm", F_OK), 0);
+                                     Fork(1);
+                                     ExpectAllWaysWork();
+                                   });
+  if (!is_allowed) GTEST_SKIP() << NotHere("lets nobody mount");
+}
+
+TEST_P(ExchangeWalls, ProcessesOfDifferentPidAndIpcNamespaces) {
+  const bool is_allowed = RunApart(
+      [] {
+        const pid_t probe = fork();
+        if (probe == 0) std::_Exit(EnterPidNamespace() ? 0 : 1);
+        int status = 0;
+        waitpid(probe, &status, 0);
+        return status == 0;
+      },
+      [this] {
+        ForkApart(EnterPidNamespace);
+        ExpectAllWaysWork();
+      });
+  if (!is_allowed) GTEST_SKIP() << NotHere("makes no pid namespaces for users");
+}
+
+TEST_P(ExchangeWalls, WithoutTheRightsOfADebugger) {
+  // The filter does what it says.
+  const pid_t child = fork();
+  if (child == 0) {
+    if (!ForbidDebugging()) std::_Exit(1);
+    syscall(SYS_process_vm_readv, getppid(), nullptr, 0, nullptr, 0, 0);
+    std::_Exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSYS) << status;
+  EXPECT_TRUE(RunApart(ForbidDebugging, [this] {
+    Fork(1);
+    ExpectAllWaysWork();
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Over, ExchangeWalls, ::testing::Values("shm", "tcp"),
+                         [](const auto& info) { return std::string(info.param); });
+
+}  // namespace
+}  // namespace ferry

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+// RoguePeer: a process of the job that has the token, real transports, and no manners.
+#ifndef FERRY_TESTS_RUNTIME_ROGUE_PEER_H_
+#define FERRY_TESTS_RUNTIME_ROGUE_PEER_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+#include "base/status_macros.h"
+#include "rendezvous/lane_protocol.h"
+#include "tests/runtime/exchange_pair.h"
+#include "transport/transports.h"
+
+namespace ferry {
+
+// Says HELLO as everyone does. What it answers and asks from then on is the test's.
+class RoguePeer final {
+ public:
+  // One end of a lane. All calls on the loop, but for `lane`.
+  class End;
+  // On each REQUEST: to be answered with End::Ticket or not at all.
+  using OnRequest = std::function<void(End& end, uint64_t id)>;
+  // On each TICKET: to be taken or not.
+  using OnTicket = std::function<void(End& end, const TicketMessage& ticket)>;
+
+  RoguePeer(Directory& directory, int node, OnRequest on_request, OnTicket on_ticket = {},
+            bool over_tcp = false);
+  ~RoguePeer();
+
+  const Endpoint& self() const { return self_; }
+  HostArena& arena() { return *arena_; }
+  TransportList& transports() { return transports_; }
+  // What becomes of data connections from now on, in place of what its transports do with them.
+  void TakeData(std::function<void(DataConnection)> take) {
+    absl::MutexLock lock(&mu_);
+    take_data_ = std::move(take);
+  }
+  // From 1 on.
+  int NumberOf(absl::string_view transport) const;
+  // Opens a lane, and calls `then` when both have said HELLO.
+  void Open(const Endpoint& peer, bool over_tcp, std::function<void(End& end)> then);
+  // Runs it on the loop, and waits for it.
+  void Do(absl::AnyInvocable<void() &&> function);
+  // Lanes that have ended, and the reason of the last.
+  int ended() const;
+  absl::Status why() const;
+  RendezvousKey KeyTo(const ExchangeEnd& end, const std::string& name) const;
+
+ private:
+  friend class End;
+  void OnEnded(const absl::Status& why);
+
+  const OnRequest on_request_;
+  const OnTicket on_ticket_;
+  std::shared_ptr<HostArena> arena_;
+  std::unique_ptr<LaneLoop> loop_;
+  std::unique_ptr<CopyPool> copier_ = std::make_unique<CopyPool>();
+  std::unique_ptr<LaneHub> hub_;
+  TransportList transports_;
+  Endpoint self_;
+  mutable absl::Mutex mu_;
+  int ended_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::Status why_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::shared_ptr<End>> ends_ ABSL_GUARDED_BY(mu_);
+  std::function<void(DataConnection)> take_data_ ABSL_GUARDED_BY(mu_);
+};
+
+class RoguePeer::End final : public LaneHandler, public std::enable_shared_from_this<End> {
+ public:
+  End(RoguePeer& rogue, std::function<void(End&)> then, bool is_opener)
+      : rogue_(rogue), then_(std::move(then)), is_opener_(is_opener) {}
+
+  Lane& lane() { return *lane_; }
+  Outlet& outlet(int number) { return *outlets_[static_cast<size_t>(number) - 1]; }
+  Inlet& inlet(int number) { return *inlets_[static_cast<size_t>(number) - 1]; }
+  // Offers `tensor` by the transport, and sends the ticket after `change` has seen it.
+  void Ticket(uint64_t id, int number, const Tensor& tensor,
+              std::function<void(TicketMessage&, std::string& body)> change = {}) {
+    outlet(number).Offer(id, tensor, {}, [=, this](absl::StatusOr<TransportTicket> offer) {
+      FERRY_CHECK(offer.ok());
+      TicketMessage ticket = TicketOf(id, number, tensor);
+      std::string body = offer->body;
+      if (change) change(ticket, body);
+      ticket.body = body;
+      SendTicket(*lane_, ticket, offer->descriptors).IgnoreError();
+    });
+  }
+  // Of nothing that was offered.
+  void TicketOfNothing(uint64_t id, int number, const Tensor& like, const std::string& body) {
+    TicketMessage ticket = TicketOf(id, number, like);
+    ticket.body = body;
+    SendTicket(*lane_, ticket, {}).IgnoreError();
+  }
+
+  void OnOpen(std::shared_ptr<Lane> lane) override {
+    lane_ = std::move(lane);
+    if (is_opener_) SayHello();
+  }
+  absl::Status OnFrame(uint16_t type, absl::string_view body,
+                       absl::Span<UniqueFd> descriptors) override {
+    switch (static_cast<LaneMessage>(type)) {
+      case LaneMessage::kHello:
+        return OnHello(body);
+      case LaneMessage::kRequest: {
+        FERRY_ASSIGN_OR_RETURN(const RequestMessage request, DecodeRequest(body));
+        if (rogue_.on_request_) rogue_.on_request_(*this, request.id);
+        return absl::OkStatus();
+      }
+      case LaneMessage::kTicket: {
+        FERRY_ASSIGN_OR_RETURN(const TicketMessage ticket, DecodeTicket(body));
+        if (rogue_.on_ticket_) rogue_.on_ticket_(*this, ticket);
+        return absl::OkStatus();
+      }
+      case LaneMessage::kAnnouncement: {
+        FERRY_ASSIGN_OR_RETURN(const auto announcement, DecodeAnnouncement(body));
+        return inlet(announcement.transport).OnAnnouncement(announcement.body, descriptors);
+      }
+      case LaneMessage::kDone: {
+        FERRY_ASSIGN_OR_RETURN(const uint64_t id, DecodeId(body));
+        for (const auto& each : outlets_) each->Release(id);
+        return absl::OkStatus();
+      }
+      default:
+        return absl::OkStatus();
+    }
+  }
+  void OnClosed(const absl::Status& why) override {
+    for (const auto& each : outlets_) each->Abort(why);
+    for (const auto& each : inlets_) each->Abort(why);
+    rogue_.OnEnded(why);
+  }
+
+ private:
+  static TicketMessage TicketOf(uint64_t id, int number, const Tensor& tensor) {
+    TicketMessage ticket;
+    ticket.id = id;
+    ticket.transport = static_cast<uint8_t>(number);
+    ticket.header = {tensor.dtype(), tensor.shape(), tensor.bytes(), {}};
+    return ticket;
+  }
+  void SayHello() {
+    const Endpoint& self = rogue_.self_;
+    SendHello(*lane_, {self.boot_id, self.host_name, self.lanes.tcp, {}, 0}).IgnoreError();
+  }
+  absl::Status OnHello(absl::string_view body) {
+    FERRY_ASSIGN_OR_RETURN(HelloMessage hello, DecodeHello(body));
+    Endpoint peer;
+    peer.peer = lane_->peer();
+    peer.boot_id = std::move(hello.boot_id);
+    peer.lanes.tcp = std::move(hello.tcp);
+    int number = 0;
+    for (const auto& transport : rogue_.transports_) {
+      ++number;
+      outlets_.push_back(transport->MakeOutlet(peer));
+      outlets_.back()->SetAnnounce(
+          [lane = lane_, number](absl::string_view said, absl::Span<const int> descriptors) {
+            return SendAnnouncement(*lane, {static_cast<uint8_t>(number), said}, descriptors);
+          });
+      inlets_.push_back(transport->MakeInlet(
+          peer, [lane = lane_](uint64_t id) { (void)SendId(*lane, LaneMessage::kDone, id); }));
+    }
+    if (!is_opener_) SayHello();
+    if (then_) std::exchange(then_, nullptr)(*this);
+    return absl::OkStatus();
+  }
+
+  RoguePeer& rogue_;
+  std::function<void(End&)> then_;
+  const bool is_opener_;
+  std::shared_ptr<Lane> lane_;
+  std::vector<std::shared_ptr<Outlet>> outlets_;
+  std::vector<std::shared_ptr<Inlet>> inlets_;
+};
+
+inline RoguePeer::RoguePeer(Directory& directory, int node, OnRequest on_request,
+                            OnTicket on_ticket, bool over_tcp)
+    : on_request_(std::move(on_request)), on_ticket_(std::move(on_ticket)) {
+  arena_ = *HostArena::Create({});
+  loop_ = *LaneLoop::Create({});
+  self_.peer = {node, 1000u + static_cast<uint64_t>(node)};
+  self_.boot_id = "one machine";
+  LaneHubOptions options;
+  options.handshake.self = self_.peer;
+  options.handshake.token = "token";
+  options.tcp_listen = "127.0.0.1:0";
+  options.unix_listen = !over_tcp;
+  hub_ = *LaneHub::Create(
+      *loop_, options,
+      [this](const LanePeer&) {
+        auto end = std::make_shared<End>(*this, nullptr, false);
+        absl::MutexLock lock(&mu_);
+        ends_.push_back(end);
+        return end;
+      },
+      [this](DataConnection connection) {
+        std::function<void(DataConnection)> take;
+        {
+          absl::MutexLock lock(&mu_);
+          take = take_data_;
+        }
+        if (take) return take(std::move(connection));
+        for (const auto& each : transports_) {
+          if (each->OnDataConnection(connection)) return;
+        }
+      });
+  TransportEnvironment environment;
+  environment.loop = loop_.get();
+  environment.hub = hub_.get();
+  environment.arena = arena_;
+  environment.copier = copier_.get();
+  environment.node_id = node;
+  environment.incarnation = self_.peer.incarnation;
+  transports_ = *MakeTransports(environment, {});
+  self_.lanes.unix_name = hub_->unix_name();
+  self_.lanes.tcp = {absl::StrCat("127.0.0.1:", hub_->tcp_port())};
+  FERRY_CHECK(hub_->Start().ok());
+  directory.Publish(self_);
+}
+
+inline RoguePeer::~RoguePeer() {
+  hub_->Close();
+  std::vector<std::shared_ptr<End>> ends;
+  {
+    absl::MutexLock lock(&mu_);
+    ends = ends_;
+  }
+  Do([&] {
+    for (const auto& each : ends) each->lane().Close(absl::CancelledError("the rogue leaves"));
+  });
+  for (const auto& transport : transports_) (void)transport->Stop(absl::CancelledError("leaving"));
+  loop_->Stop();
+  copier_.reset();
+  ends_.clear();
+  ends.clear();
+  transports_.clear();
+}
+
+inline int RoguePeer::NumberOf(absl::string_view transport) const {
+  for (size_t i = 0; i < transports_.size(); ++i) {
+    if (transports_[i]->name() == transport) return static_cast<int>(i) + 1;
+  }
+  return 0;
+}
+
+inline void RoguePeer::Open(const Endpoint& peer, bool over_tcp, std::function<void(End&)> then) {
+  auto end = std::make_shared<End>(*this, std::move(then), true);
+  {
+    absl::MutexLock lock(&mu_);
+    ends_.push_back(end);
+  }
+  hub_->Connect(peer.peer, peer.lanes, !over_tcp, end);
+}
+
+inline void RoguePeer::Do(absl::AnyInvocable<void() &&> function) {
+  absl::Notification done;
+  loop_->Post([&] {
+    std::move(function)();
+    done.Notify();
+  });
+  done.WaitForNotification();
+}
+
+inline void RoguePeer::OnEnded(const absl::Status& why) {
+  absl::MutexLock lock(&mu_);
+  ++ended_;
+  why_ = why;
+}
+
+inline int RoguePeer::ended() const {
+  absl::MutexLock lock(&mu_);
+  return ended_;
+}
+
+inline absl::Status RoguePeer::why() const {
+  absl::MutexLock lock(&mu_);
+  return why_;
+}
+
+inline RendezvousKey RoguePeer::KeyTo(const ExchangeEnd& end, const std::string& name) const {
+  const auto device = [](int node) {
+    return absl::StrCat("/job:worker/replica:0/task:", node, "/device:CPU:0");
+  };
+  return *RendezvousKey::Parse(
+      RendezvousKey::Text(device(self_.peer.node_id), self_.peer.incarnation,
+                          device(end.exchange->self().peer.node_id), name));
+}
+
+}  // namespace ferry
+
+#endif  // FERRY_TESTS_RUNTIME_ROGUE_PEER_H_
