@@ -71,14 +71,15 @@ std::string FormatBenchText(const BenchReport& report) {
                     has_floor ? absl::StrFormat("%.0f%%", row.ShareOfFloor() * 100) : "-",
                     absl::StrCat(row.errors)});
   }
-  return absl::StrCat("ferry bench sendrecv: two processes on this machine, ",
-                      Count(report.cores, "core"), "; transport ", report.transport, ", ",
-                      report.is_polling ? "polling" : "spin, then sleep",
-                      "\ntimes are one way; floors of the same run: spinning wake-up ",
-                      Time(report.spin), "\n\n", FormatTable(rows), "\n",
-                      report.errors() == 0 ? "every byte was verified"
-                                           : absl::StrCat(report.errors(), " BYTES WERE WRONG"),
-                      "\n");
+  return absl::StrCat(
+      "ferry bench sendrecv: two processes on this machine, ", Count(report.cores, "core"),
+      "; transport ", report.transport, ", ", report.is_polling ? "polling" : "spin, then sleep",
+      report.pages.empty() ? "" : "; tensors in ", absl::StrJoin(report.pages, "; "),
+      "\ntimes are one way; floors of the same run: spinning wake-up ", Time(report.spin), "\n\n",
+      FormatTable(rows), "\n",
+      report.errors() == 0 ? "every byte was verified"
+                           : absl::StrCat(report.errors(), " BYTES WERE WRONG"),
+      "\n");
 }
 
 std::string FormatBenchJson(const BenchReport& report) {
@@ -108,6 +109,7 @@ std::string FormatBenchJson(const BenchReport& report) {
                          {"transport", report.transport},
                          {"polling", report.is_polling},
                          {"cores", report.cores},
+                         {"arena_pages", absl::StrJoin(report.pages, "; ")},
                          {"spin_floor_s", absl::ToDoubleSeconds(report.spin)},
                          {"rows", std::move(rows)},
                          {"wrong_bytes", report.errors()}};

@@ -42,6 +42,8 @@ struct BenchReport {
   bool is_polling = false;
   int cores = 0;
   absl::Duration spin;
+  // Of the arenas in which the tensors lay, by DescribePages; several if that changed.
+  std::vector<std::string> pages;
   std::vector<BenchRow> rows;
 
   size_t errors() const;

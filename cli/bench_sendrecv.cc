@@ -175,6 +175,12 @@ absl::StatusOr<BenchReport> Measure(const BenchFlags& flags, const BenchPlan& pl
       BenchRow row = ReadRow(here);
       if (row.path.empty()) row.path = there.value("path", "");
       row.errors += there.value("errors", size_t{0});
+      for (const Json* const peer : {&here, &there}) {
+        const std::string pages = peer->value("pages", "");
+        const bool is_known =
+            std::find(report.pages.begin(), report.pages.end(), pages) != report.pages.end();
+        if (!pages.empty() && pages != "none yet" && !is_known) report.pages.push_back(pages);
+      }
       const double moved_gb = here.value("moved_bytes", 0.0) / 1e9;
       const double cpu_s = here.value("cpu_s", 0.0) + there.value("cpu_s", 0.0);
       row.cpu_s_per_gb = moved_gb > 0 ? cpu_s / moved_gb : 0;

@@ -326,6 +326,7 @@ absl::Status Peer::RunSize(size_t bytes) {
             {"cpu_s", result.cpu_s},
             {"moved_bytes", result.moved_bytes},
             {"path", absl::StrJoin(result.paths, "+")},
+            {"pages", DescribePages(node_.exchange().arena_stats())},
             {"errors", result.errors}});
     }
   }

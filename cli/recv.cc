@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // ferry recv: joins a job, receives one tensor from another node, and says by which path it came.
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -94,19 +95,28 @@ absl::StatusOr<int> RecvOne(JoinedNode& joined, const RecvFlags& flags) {
   Received received;
   const absl::Time start = SteadyClock().Now();
   absl::Duration taken;
+  Cancellation stopped;
   {
     const Progress progress(absl::StrCat("waiting for ", Quoted(flags.name), " from node ",
                                          flags.peer, " in step ", flags.step));
     FERRY_RETURN_IF_ERROR(AsFailure(RunStoppably(
         joined,
         [&]() -> absl::Status {
-          FERRY_ASSIGN_OR_RETURN(const RendezvousKey key,
-                                 node.Key(flags.name, flags.peer, node.node_id()));
-          FERRY_ASSIGN_OR_RETURN(received, step.RecvValue(key, flags.timeout, std::move(args)));
+          FERRY_ASSIGN_OR_RETURN(
+              const RendezvousKey key,
+              node.Key(flags.name, flags.peer, node.node_id(), "host:0", "host:0",
+                       {.timeout = flags.timeout, .cancellation = &stopped}));
+          // What was waited for the address is part of it.
+          const absl::Duration left =
+              std::max(flags.timeout - (SteadyClock().Now() - start), absl::ZeroDuration());
+          FERRY_ASSIGN_OR_RETURN(received, step.RecvValue(key, left, std::move(args)));
           taken = SteadyClock().Now() - start;
           return absl::OkStatus();
         },
-        [&step](const absl::Status& why) { step.Abort(why); })));
+        [&step, &stopped](const absl::Status& why) {
+          stopped.Cancel();
+          step.Abort(why);
+        })));
   }
   const std::string from = absl::StrCat(" from node ", flags.peer, " in step ", flags.step);
   if (received.is_dead) {

@@ -87,7 +87,8 @@ absl::StatusOr<int> SendOne(JoinedNode& joined, const SendFlags& flags) {
   {
     const Progress progress(absl::StrCat("waiting for node ", flags.peer, " to take ",
                                          Quoted(flags.name), " in step ", flags.step));
-    FERRY_RETURN_IF_ERROR(RunStoppably(
+    // What the receiver says of a tensor is no mistake in the flags.
+    FERRY_RETURN_IF_ERROR(AsFailure(RunStoppably(
         joined,
         [&]() -> absl::Status {
           FERRY_ASSIGN_OR_RETURN(const RendezvousKey key,
@@ -95,7 +96,7 @@ absl::StatusOr<int> SendOne(JoinedNode& joined, const SendFlags& flags) {
           FERRY_RETURN_IF_ERROR(step.Send(key, std::move(tensor)));
           return step.Close(flags.timeout);
         },
-        [&step](const absl::Status& why) { step.Abort(why); }));
+        [&step](const absl::Status& why) { step.Abort(why); })));
   }
   std::printf("ferry send: %s to node %d in step %lld: %s, %s; taken after %s\n",
               Quoted(flags.name).c_str(), flags.peer, static_cast<long long>(flags.step),

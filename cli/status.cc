@@ -24,6 +24,8 @@ namespace {
 
 // More nodes than this do not fit on a screen.
 constexpr size_t kMaxLines = 40;
+// Of nodes that hang.
+constexpr absl::Duration kAnswerPatience = absl::Seconds(1);
 
 struct StatusFlags {
   std::string coordinator;
@@ -33,23 +35,28 @@ struct StatusFlags {
   bool pending = false;
 };
 
+// Of nodes that are asked about tensors.
+size_t MaxAsked(const StatusFlags& flags) {
+  return flags.all ? std::numeric_limits<size_t>::max() : kMaxAskedNodes;
+}
+
 size_t MaxLines(const StatusFlags& flags) {
   return flags.all ? std::numeric_limits<size_t>::max() : kMaxLines;
 }
 
-std::string Format(const coord::JobStatus& status, const StatusFlags& flags) {
-  if (flags.json) return FormatStatusJson(status, flags.coordinator);
-  return FormatStatusText(status, flags.coordinator, MaxLines(flags));
+std::string Format(const JobView& view, const StatusFlags& flags) {
+  if (flags.json) return FormatStatusJson(view, flags.coordinator);
+  return FormatStatusText(view, flags.coordinator, MaxLines(flags));
 }
 
 absl::StatusOr<int> Watch(std::unique_ptr<coord::Agent> agent, const StatusFlags& flags,
                           BlockedSignals& signals) {
-  StatusWatch watch(flags.coordinator, std::move(agent), signals);
+  StatusWatch watch(flags.coordinator, std::move(agent), signals, MaxAsked(flags));
   QueuedOutput output(signals);
   const bool on_terminal = isatty(STDOUT_FILENO) == 1;
   for (bool is_first = true;; is_first = false) {
-    FERRY_ASSIGN_OR_RETURN(const coord::JobStatus status, watch.Next());
-    std::string text = Format(status, flags);
+    FERRY_ASSIGN_OR_RETURN(const JobView view, watch.Next());
+    std::string text = Format(view, flags);
     if (on_terminal) {
       // Home and clear: the screen never shows half of a table.
       text.insert(0, "\033[H\033[2J");
@@ -75,8 +82,10 @@ absl::StatusOr<int> ShowStatus(const StatusFlags& flags) {
     std::fputs(text.c_str(), stdout);
     return kDone;
   }
-  FERRY_ASSIGN_OR_RETURN(const coord::JobStatus status, agent->Status());
-  std::fputs(Format(status, flags).c_str(), stdout);
+  JobView view;
+  FERRY_ASSIGN_OR_RETURN(view.status, agent->Status());
+  view.exchange = AskExchange(*agent, kAnswerPatience, MaxAsked(flags));
+  std::fputs(Format(view, flags).c_str(), stdout);
   return kDone;
 }
 

@@ -62,7 +62,8 @@ Json Barrier(const coord::BarrierStatus& barrier) {
 
 }  // namespace
 
-std::string FormatStatusJson(const coord::JobStatus& status, const std::string& coordinator) {
+std::string FormatStatusJson(const JobView& view, const std::string& coordinator) {
+  const coord::JobStatus& status = view.status;
   Json tasks = Json::array();
   std::vector<int> missing;
   for (const coord::TaskStatus& task : status.tasks) {
@@ -86,7 +87,8 @@ std::string FormatStatusJson(const coord::JobStatus& status, const std::string& 
                        {"dropped_waits", status.dropped_waits},
                        {"anonymous_waits", Waits(status.anonymous_waits)},
                        {"barriers", std::move(barriers)},
-                       {"tasks", std::move(tasks)}};
+                       {"tasks", std::move(tasks)},
+                       {"exchange", ExchangeJson(view.exchange)}};
   // Keys and names may hold any bytes; JSON may not.
   return object.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }

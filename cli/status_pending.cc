@@ -4,65 +4,23 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
-#include <set>
-#include <utility>
 
 #include <nlohmann/json.hpp>
 
-#include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
-#include "absl/synchronization/mutex.h"
 
-#include "base/clock.h"
 #include "base/ranges.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "cli/node_answers.h"
 #include "cli/table.h"
 #include "rendezvous/key.h"
-#include "runtime/endpoint_record.h"
 #include "runtime/printable.h"
 
 namespace ferry::cli {
 namespace {
 
 constexpr absl::Duration kAnswerPatience = absl::Seconds(2);
-
-// Nodes that are connected and have told where their tensors can be had.
-absl::StatusOr<std::set<int>> NodesToAsk(coord::Agent& agent) {
-  FERRY_ASSIGN_OR_RETURN(const coord::JobStatus status, agent.Status());
-  std::string prefix = EndpointKey(0);
-  prefix.pop_back();
-  FERRY_ASSIGN_OR_RETURN(const std::vector<coord::KeyValue> entries,
-                         agent.List(prefix, /*keys_only=*/true));
-  std::set<int> connected;
-  for (const coord::TaskStatus& task : status.tasks) {
-    if (task.state == coord::TaskState::kConnected) connected.insert(task.node_id);
-  }
-  std::set<int> nodes;
-  for (const coord::KeyValue& entry : entries) {
-    int node = 0;
-    const absl::string_view digits = absl::StripPrefix(entry.key, prefix);
-    if (absl::SimpleAtoi(digits, &node) && connected.contains(node)) nodes.insert(node);
-  }
-  return nodes;
-}
-
-// What has come, on the agent's thread and on ours.
-struct Answers {
-  absl::Mutex mu;
-  int64_t asked ABSL_GUARDED_BY(mu) = INT64_MAX;
-  // Of each node the latest, with its revision.
-  std::map<int, std::pair<int64_t, std::string>> latest ABSL_GUARDED_BY(mu);
-
-  size_t count() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
-    size_t count = 0;
-    for (const auto& [node, answer] : latest) count += answer.first > asked ? 1 : 0;
-    return count;
-  }
-};
 
 // "grad/3", and the whole key if it is none of a node's making.
 std::string NameIn(const std::string& key) {
@@ -73,39 +31,12 @@ std::string NameIn(const std::string& key) {
 }  // namespace
 
 absl::StatusOr<PendingAnswers> AskPending(coord::Agent& agent) {
-  FERRY_ASSIGN_OR_RETURN(const std::set<int> nodes, NodesToAsk(agent));
+  FERRY_ASSIGN_OR_RETURN(const NodeAnswers answers,
+                         AskNodes(agent, kPendingRequestKey, kPendingPrefix, kAnswerPatience));
   PendingAnswers result;
-  if (nodes.empty()) return result;
-  // Shared, because the watch may be in the middle of a call when it ends.
-  const auto shared = std::make_shared<Answers>();
-  Answers& answers = *shared;
-  FERRY_ASSIGN_OR_RETURN(
-      const auto watch, agent.Watch(kPendingPrefix, [shared](const coord::KeyChange& change) {
-        int node = 0;
-        const absl::string_view digits = absl::StripPrefix(change.entry.key, kPendingPrefix);
-        if (change.deleted || !absl::SimpleAtoi(digits, &node)) return;
-        absl::MutexLock lock(&shared->mu);
-        shared->latest[node] = {change.entry.revision, change.entry.value};
-      }));
-  // The nonce is only there to be another one than the last.
-  FERRY_RETURN_IF_ERROR(agent.Set(kPendingRequestKey, absl::StrCat(absl::ToUnixNanos(absl::Now())),
-                                  /*overwrite=*/true));
-  FERRY_ASSIGN_OR_RETURN(const std::vector<coord::KeyValue> request,
-                         agent.List(kPendingRequestKey));
-  if (request.empty()) return absl::InternalError("the coordinator keeps no request");
-  absl::MutexLock lock(&answers.mu);
-  answers.asked = request.front().revision;
-  const auto have_all = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(answers.mu) {
-    return answers.count() >= nodes.size();
-  };
-  answers.mu.AwaitWithTimeout(absl::Condition(&have_all), kAnswerPatience);
-  for (const int node : nodes) {
-    const auto found = answers.latest.find(node);
-    if (found == answers.latest.end() || found->second.first <= answers.asked) {
-      result.silent.push_back(node);
-      continue;
-    }
-    FERRY_ASSIGN_OR_RETURN(result.reports[node], DecodePending(found->second.second));
+  result.silent = answers.silent;
+  for (const auto& [node, text] : answers.texts) {
+    FERRY_ASSIGN_OR_RETURN(result.reports[node], DecodePending(text));
   }
   return result;
 }

@@ -230,8 +230,9 @@ const char* StateWord(const TaskStatus& task) {
   return task.incarnation != 0 ? "left" : "missing";
 }
 
-std::string FormatStatusText(const JobStatus& status, const std::string& coordinator,
+std::string FormatStatusText(const JobView& view, const std::string& coordinator,
                              size_t max_lines) {
+  const JobStatus& status = view.status;
   std::string text = absl::StrCat(Overview(status), "\n");
   if (!status.error.ok()) {
     absl::StrAppend(&text, "the job has failed: ", Printable(status.error.message()), "\n");
@@ -243,6 +244,7 @@ std::string FormatStatusText(const JobStatus& status, const std::string& coordin
   if (!status.anonymous_waits.empty()) {
     absl::StrAppend(&text, "\n  others wait for: ", DescribeWaits(status.anonymous_waits), "\n");
   }
+  text += FormatExchangeText(view.exchange, max_lines);
   absl::StrAppend(&text, "\n  store        ", Count(status.key_count, "key"), ", ",
                   ShortBytes(static_cast<double>(status.stored_bytes)), "; ",
                   Count(status.parked_waits, "parked wait"), ", ", status.dropped_waits,

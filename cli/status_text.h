@@ -5,18 +5,24 @@
 
 #include <string>
 
+#include "cli/status_exchange.h"
 #include "coord/job_status.h"
 
 namespace ferry::cli {
 
-// A line on the whole, a table of nodes, open barriers, the store, and the job's error.
+// What ferry status knows.
+struct JobView {
+  coord::JobStatus status;
+  ExchangeAnswers exchange;
+};
+
+// A line on the whole, a table of nodes, open barriers, tensors, the store, and the job's error.
 //   coordinator: its address.
 //   max_lines: with more nodes than that, nodes in the same situation share a line.
-std::string FormatStatusText(const coord::JobStatus& status, const std::string& coordinator,
-                             size_t max_lines);
+std::string FormatStatusText(const JobView& view, const std::string& coordinator, size_t max_lines);
 
 // One object. Durations are seconds; what is not known is null.
-std::string FormatStatusJson(const coord::JobStatus& status, const std::string& coordinator);
+std::string FormatStatusJson(const JobView& view, const std::string& coordinator);
 
 // "joined", "joining", "missing" (not seen yet), "left" or "failed".
 const char* StateWord(const coord::TaskStatus& task);

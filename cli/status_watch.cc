@@ -20,6 +20,8 @@ namespace {
 
 // A coordinator that is there answers within a small part of this.
 constexpr absl::Duration kSilence = absl::Seconds(1);
+// For nodes that hang; the coordinator is not to be taken for silent because of them.
+constexpr absl::Duration kNodesPatience = absl::Milliseconds(400);
 // Between attempts to reach one that refuses connections.
 constexpr absl::Duration kRetryPause = absl::Milliseconds(200);
 
@@ -38,7 +40,7 @@ absl::Duration StatusWatch::PatienceLeft() const {
   return kToolPatience - (SteadyClock().Now() - answered_);
 }
 
-absl::StatusOr<coord::JobStatus> StatusWatch::Ask(absl::Duration patience) {
+absl::StatusOr<JobView> StatusWatch::Ask(absl::Duration patience) {
   if (agent_ == nullptr) {
     coord::AgentOptions options;
     options.coordinator = coordinator_;
@@ -48,8 +50,12 @@ absl::StatusOr<coord::JobStatus> StatusWatch::Ask(absl::Duration patience) {
   }
   absl::StatusOr<coord::JobStatus> status = agent_->Status();
   // An agent that has lost its coordinator stays lost.
-  if (!status.ok()) agent_ = nullptr;
-  return status;
+  if (!status.ok()) {
+    agent_ = nullptr;
+    return status.status();
+  }
+  JobView view = {*std::move(status), AskExchange(*agent_, kNodesPatience, max_asked_)};
+  return view;
 }
 
 void StatusWatch::SaySilent() {
@@ -62,9 +68,9 @@ void StatusWatch::SaySilent() {
                ShortDuration(kToolPatience).c_str());
 }
 
-absl::StatusOr<coord::JobStatus> StatusWatch::AskOnce() {
+absl::StatusOr<JobView> StatusWatch::AskOnce() {
   Thread asker("ferry-ask", [this, patience = PatienceLeft()] {
-    absl::StatusOr<coord::JobStatus> status = Ask(patience);
+    absl::StatusOr<JobView> status = Ask(patience);
     {
       absl::MutexLock lock(&mu_);
       answer_ = std::move(status);
@@ -81,10 +87,10 @@ absl::StatusOr<coord::JobStatus> StatusWatch::AskOnce() {
   }
 }
 
-absl::StatusOr<coord::JobStatus> StatusWatch::Next() {
+absl::StatusOr<JobView> StatusWatch::Next() {
   answered_ = SteadyClock().Now();
   while (true) {
-    absl::StatusOr<coord::JobStatus> status = AskOnce();
+    absl::StatusOr<JobView> status = AskOnce();
     if (status.ok()) {
       if (std::exchange(has_said_silent_, false)) {
         std::fprintf(stderr, "ferry: the coordinator at %s is there again\n", coordinator_.c_str());

@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 
 #include "cli/signals.h"
+#include "cli/status_text.h"
 #include "coord/agent.h"
 
 namespace ferry::cli {
@@ -23,8 +24,13 @@ namespace ferry::cli {
 class StatusWatch final {
  public:
   //   coordinator: where `agent` is connected.
-  StatusWatch(std::string coordinator, std::unique_ptr<coord::Agent> agent, BlockedSignals& signals)
-      : coordinator_(std::move(coordinator)), agent_(std::move(agent)), signals_(signals) {}
+  //   max_asked: see AskExchange.
+  StatusWatch(std::string coordinator, std::unique_ptr<coord::Agent> agent, BlockedSignals& signals,
+              size_t max_asked)
+      : coordinator_(std::move(coordinator)),
+        max_asked_(max_asked),
+        agent_(std::move(agent)),
+        signals_(signals) {}
 
   StatusWatch(const StatusWatch&) = delete;
   StatusWatch& operator=(const StatusWatch&) = delete;
@@ -32,17 +38,18 @@ class StatusWatch final {
   // The status as it is now; connects anew where the coordinator has restarted. Ends the process,
   // with 0, when one of the signals arrives meanwhile: nothing calls the asking thread back.
   //   Errors: as Agent::Status, once the coordinator was out of reach for kToolPatience.
-  absl::StatusOr<coord::JobStatus> Next();
+  absl::StatusOr<JobView> Next();
 
  private:
-  absl::StatusOr<coord::JobStatus> AskOnce();
+  absl::StatusOr<JobView> AskOnce();
   // On the asking thread.
-  absl::StatusOr<coord::JobStatus> Ask(absl::Duration patience);
+  absl::StatusOr<JobView> Ask(absl::Duration patience);
   void SaySilent();
   absl::Duration PatienceLeft() const;
 
   // Constant after construction.
   const std::string coordinator_;
+  const size_t max_asked_;
 
   std::unique_ptr<coord::Agent> agent_;  // the asking thread's while there is one
   BlockedSignals& signals_;
@@ -50,7 +57,7 @@ class StatusWatch final {
   bool has_said_silent_ = false;
 
   absl::Mutex mu_;
-  std::optional<absl::StatusOr<coord::JobStatus>> answer_ ABSL_GUARDED_BY(mu_);
+  std::optional<absl::StatusOr<JobView>> answer_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ferry::cli

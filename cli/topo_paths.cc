@@ -14,9 +14,11 @@
 #include "absl/strings/str_join.h"
 
 #include "base/status_macros.h"
+#include "cli/status_exchange.h"
 #include "cli/table.h"
 #include "runtime/endpoint_record.h"
 #include "runtime/exchange.h"
+#include "runtime/exchange_report.h"
 #include "runtime/printable.h"
 
 namespace ferry::cli {
@@ -32,6 +34,14 @@ constexpr size_t kBytes = size_t{1} << 20;
 
 // The names of pairs, by the path that they take.
 using PairsByPath = std::map<std::string, std::vector<std::string>>;
+// For nodes that hang.
+constexpr absl::Duration kAnswerPatience = absl::Seconds(1);
+
+// Pairs of one sort, whose costs differ in numbers only.
+struct AlikePairs {
+  std::vector<PathChoice> choices;
+  std::vector<std::string> names;
+};
 
 // An exchange that nobody can reach, for its list of transports.
 absl::StatusOr<std::unique_ptr<Exchange>> StartUnreachable() {
@@ -48,20 +58,27 @@ absl::StatusOr<std::unique_ptr<Exchange>> StartUnreachable() {
   });
 }
 
-std::string PathBetween(const Exchange& exchange, const Endpoint& source,
-                        const Endpoint& destination, const MemoryPlace& from,
-                        const MemoryPlace& to) {
+absl::StatusOr<PathChoice> ChooseBetween(const Exchange& exchange, const Endpoint& source,
+                                         const Endpoint& destination, bool is_in_arena,
+                                         const MemoryPlace& from, const MemoryPlace& to) {
   PathQuery query;
   query.source = &source;
   query.destination = &destination;
   query.lane_passes_descriptors = !source.lanes.unix_name.empty();
   query.why_no_descriptors = "the sender has no Unix socket";
   query.bytes = kBytes;
-  // What is staged is in an arena by then.
-  query.is_in_arena = true;
+  query.is_in_arena = is_in_arena;
   query.source_place = from;
   query.destination_place = to;
-  const absl::StatusOr<PathChoice> choice = ChoosePath(exchange.transports(), query, {});
+  return ChoosePath(exchange.transports(), query, {});
+}
+
+std::string PathBetween(const Exchange& exchange, const Endpoint& source,
+                        const Endpoint& destination, const MemoryPlace& from,
+                        const MemoryPlace& to) {
+  // What is staged is in an arena by then.
+  const absl::StatusOr<PathChoice> choice =
+      ChooseBetween(exchange, source, destination, /*is_in_arena=*/true, from, to);
   return choice.ok() ? Explain(*choice) : absl::StrCat("none: ", choice.status().message());
 }
 
@@ -91,14 +108,43 @@ std::string PathWithin(const GlobalTopology& topology, int32_t node_id, size_t f
   return absl::StrCat(path, " (", LinkTypeName(link.type), ")");
 }
 
-PairsByPath NodePairs(const Exchange& exchange, const std::vector<Endpoint>& nodes) {
+// What the sender says of its way to `destination`; null: it has no lane with it, or is silent.
+const PathReport* Reported(const ExchangeAnswers& answers, const Endpoint& source,
+                           const Endpoint& destination, bool is_in_arena) {
+  const auto report = answers.reports.find(source.peer.node_id);
+  if (report == answers.reports.end()) return nullptr;
+  for (const PathReport& path : report->second.paths) {
+    if (path.peer == destination.peer.node_id && path.is_in_arena == is_in_arena) return &path;
+  }
+  return nullptr;
+}
+
+PairsByPath NodePairs(const Exchange& exchange, const std::vector<Endpoint>& nodes,
+                      const ExchangeAnswers& answers, bool is_in_arena) {
   PairsByPath pairs;
+  std::map<std::string, AlikePairs> alike;
   for (const Endpoint& source : nodes) {
     for (const Endpoint& destination : nodes) {
-      if (source.peer.node_id == destination.peer.node_id) continue;
-      pairs[PathBetween(exchange, source, destination, {}, {})].push_back(
-          absl::StrCat(source.peer.node_id, ">", destination.peer.node_id));
+      const bool is_one_node = source.peer.node_id == destination.peer.node_id;
+      const PathReport* const reported = Reported(answers, source, destination, is_in_arena);
+      // Of itself only the node knows.
+      if (is_one_node && reported == nullptr) continue;
+      const std::string name = absl::StrCat(source.peer.node_id, ">", destination.peer.node_id);
+      const absl::StatusOr<PathChoice> choice =
+          reported != nullptr ? reported->choice
+                              : ChooseBetween(exchange, source, destination, is_in_arena, {}, {});
+      if (!choice.ok()) {
+        pairs[absl::StrCat("none: ", choice.status().message())].push_back(name);
+        continue;
+      }
+      AlikePairs& same = alike[SortOf(*choice)];
+      same.choices.push_back(*choice);
+      same.names.push_back(name);
     }
+  }
+  for (const auto& [sort, same] : alike) {
+    std::vector<std::string>& names = pairs[Explain(absl::MakeConstSpan(same.choices))];
+    names.insert(names.end(), same.names.begin(), same.names.end());
   }
   return pairs;
 }
@@ -123,8 +169,8 @@ PairsByPath GpuPairs(const Exchange& exchange, const std::vector<Endpoint>& node
   return pairs;
 }
 
-std::string FormatPairs(PairsByPath pairs, const char* title) {
-  std::vector<std::vector<std::string>> rows = {{title, "TENSORS OF 1 MiB"}};
+std::string FormatPairs(PairsByPath pairs, const char* title, const char* what) {
+  std::vector<std::vector<std::string>> rows = {{title, what}};
   for (auto& [path, names] : pairs) {
     const size_t more = names.size() > kMaxPairs ? names.size() - kMaxPairs : 0;
     names.resize(names.size() - more);
@@ -152,7 +198,9 @@ absl::StatusOr<std::string> FormatPaths(coord::Agent& agent, const GlobalTopolog
   const size_t count = nodes.size();
   nodes.resize(std::min(nodes.size(), kMaxNodes));
   FERRY_ASSIGN_OR_RETURN(const auto exchange, StartUnreachable());
-  const PairsByPath of_nodes = NodePairs(*exchange, nodes);
+  const ExchangeAnswers answers = AskExchange(agent, kAnswerPatience, kMaxAskedNodes);
+  const PairsByPath of_nodes = NodePairs(*exchange, nodes, answers, /*is_in_arena=*/true);
+  const PairsByPath of_others = NodePairs(*exchange, nodes, answers, /*is_in_arena=*/false);
   const PairsByPath of_gpus = GpuPairs(*exchange, nodes, topology);
   if (of_nodes.empty() && of_gpus.empty()) return std::string();
   std::string text =
@@ -161,8 +209,13 @@ absl::StatusOr<std::string> FormatPaths(coord::Agent& agent, const GlobalTopolog
                        ? absl::StrCat(" between the first ", nodes.size(), " of ", count, " nodes")
                        : "",
                    ":\n");
-  if (!of_nodes.empty()) text += FormatPairs(of_nodes, "PAIRS");
-  if (!of_gpus.empty()) text += FormatPairs(of_gpus, "GPU PAIRS");
+  if (!of_nodes.empty()) text += FormatPairs(of_nodes, "PAIRS", "TENSORS OF 1 MiB IN THE ARENA");
+  if (!of_others.empty()) {
+    absl::StrAppend(&text, "\n", FormatPairs(of_others, "PAIRS", "TENSORS OF 1 MiB ELSEWHERE"));
+  }
+  if (!of_gpus.empty()) {
+    absl::StrAppend(&text, "\n", FormatPairs(of_gpus, "GPU PAIRS", "TENSORS OF 1 MiB"));
+  }
   return text;
 }
 

@@ -6,7 +6,9 @@
 """
 import os
 import re
+import signal
 import tempfile
+import time
 
 import harness
 
@@ -86,8 +88,45 @@ class AllReduce(GpuCase):
         for nodes in (2, 5):
             out = self.succeed("run", f"--nproc={nodes}", "--gpus-per-proc=1", "--",
                                os.environ["COMMUNICATORS"], **self.variables,
-                               STRICT_CUDA_DEVICES=str(nodes))
+                               STRICT_CUDA_DEVICES=str(nodes),
+                               STRICT_CUDA_NCCL_MEMORY=str(32 << 20))
             self.assertEqual(out.count(b"made and made again"), nodes, out)
+
+    def test_a_node_leaves_although_nccl_does_not_let_go(self):
+        begun = time.monotonic()
+        status, out, error = self.run_ferry("run", "--nproc=1", "--gpus-per-proc=1", "--",
+                                            os.environ["COMMUNICATORS"], "leave", **self.variables,
+                                            STRICT_CUDA_FAIL="ncclCommAbort:-1")
+        self.assertEqual((status, out), (0, b"[0] made and left\n"), error)
+        self.assertRegex(error, "ferry: node 0 leaves although a communicator of its program's has "
+                                "not ended within 300ms")
+        self.assertLess(time.monotonic() - begun, 15)
+
+    def lost(self, address, node, *arguments):
+        """A node of two that runs the program."""
+        process = harness.Process(arguments, harness.environment(
+            **self.variables, FERRY_COORDINATOR=address, FERRY_NODE_ID=str(node),
+            FERRY_NUM_NODES="2", CUDA_VISIBLE_DEVICES=str(node)), os.environ["COMMUNICATORS"])
+        self.addCleanup(process.kill)
+        return process
+
+    def test_who_waits_for_a_rank_that_is_killed_is_told_who_died(self):
+        _, address = self.coordinator(2, "--heartbeat-timeout=2s", "--recoverable")
+        waits, dies = [self.lost(address, node, "wait") for node in (0, 1)]
+        self.assertEqual(dies.wait(), -signal.SIGKILL, dies.err)
+        self.assertEqual(waits.wait(), 0, waits.out + waits.err)
+        self.assertRegex(waits.out, r"rank 1 \(device \d+\) .* is gone: node 1 has died: ")
+
+    def test_a_node_that_comes_back_has_communicators_that_are_kept(self):
+        _, address = self.coordinator(2, "--heartbeat-timeout=2s", "--recoverable")
+        stays = self.lost(address, 0, "live")
+        for life in ("1", "2", "3"):
+            comes = self.lost(address, 1, "live", life)
+            for node in (comes, stays):
+                node.wait_for(f"life {life}\n")
+            comes.kill()
+        self.assertEqual(stays.wait(), 0, stays.out + stays.err)
+        self.assertIn("three lives", stays.out)
 
     def test_without_nccl_the_place_is_named(self):
         self.variables["FERRY_NCCL_LIBRARY"] = "/nowhere/libnccl.so.2"

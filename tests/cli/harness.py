@@ -24,10 +24,10 @@ def environment(**variables):
 
 
 class Process:
-    """A ferry process whose output is read as it comes."""
+    """A process, of ferry's mostly, whose output is read as it comes."""
 
-    def __init__(self, arguments, env):
-        self.popen = subprocess.Popen([FERRY, *arguments], stdin=subprocess.DEVNULL,
+    def __init__(self, arguments, env, program=FERRY):
+        self.popen = subprocess.Popen([program, *arguments], stdin=subprocess.DEVNULL,
                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
         self.streams = {self.popen.stdout.fileno(): "", self.popen.stderr.fileno(): ""}
         self.open = set(self.streams)
