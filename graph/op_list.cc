@@ -30,9 +30,9 @@ constexpr absl::string_view kOrderedReductionAttrs =
 constexpr absl::string_view kRandomAttrs =
     "seed:int=0; seed2:int=0; dtype:type{half bfloat16 float double}; T:type{int32 int64}";
 
-constexpr absl::string_view kGroupKernels = "CPU; GPU T{half float double int64}; GPU T{int32}@*";
+constexpr absl::string_view kGroupKernels = "CPU; GPU T{$device}; GPU T{int32}@*";
 constexpr absl::string_view kGroupInputKernels =
-    "CPU; GPU T{half float double int64}@group_size,group_key,instance_key; GPU T{int32}@*";
+    "CPU; GPU T{$device}@group_size,group_key,instance_key; GPU T{int32}@*";
 constexpr absl::string_view kGroupAttrs =
     "T:type{bool float half double int32 int64}; group_size:int; group_key:int; instance_key:int; "
     "shape:shape; communication_hint:string=auto; timeout_seconds:float=0";
@@ -151,8 +151,7 @@ constexpr OpRow kRows[] = {
      "group_size:int32 group_key:int32 instance_key:int32 shape:Tshape -> data:T",
      "T:type{bool float half double int32 int64}; Tshape:type{int32 int64}=int32; "
      "communication_hint:string=auto; timeout_seconds:float=0",
-     "CPU; GPU T{half float double int64}@group_size,group_key,instance_key,shape; GPU T{int32}@*",
-     true},
+     "CPU; GPU T{$device}@group_size,group_key,instance_key,shape; GPU T{int32}@*", true},
     {"CollectiveReduce", "input:T -> data:T",
      "T:type{bfloat16 float half double int32 int64}; group_size:int; group_key:int; "
      "instance_key:int; merge_op:string{Min Max Mul Add}; final_op:string{Id Div}; "

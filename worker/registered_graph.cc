@@ -10,11 +10,13 @@
 
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "gpu/gpu_compute.h"
 #include "graph/collective.h"
 #include "graph/names.h"
 #include "graph/op_registry.h"
 #include "graph/signature.h"
 #include "graph/transfer.h"
+#include "worker/collectives/collective_gpu.h"
 #include "worker/step_trace.h"
 
 namespace ferry::worker {
@@ -127,9 +129,19 @@ class Planner {
       return absl::Status(collective.status().code(), absl::StrCat(collective.status().message(),
                                                                    graph::AboutNode(node.name())));
     }
-    if (session_.devices()->type(planned.device) != "CPU") {
-      return absl::UnimplementedError(
-          absl::StrCat("collectives on GPUs; place it on a CPU", graph::AboutNode(node.name())));
+    const std::string& type = session_.devices()->type(planned.device);
+    if (type != "CPU" && !IsInHostMemory(node, node.signature.outputs, node.op->outputs, 0, type)) {
+      const OpenGpu& open_gpu = session_.devices()->open_gpu(planned.device);
+      if (!open_gpu) {
+        return absl::UnimplementedError(
+            absl::StrCat("this worker cannot use ", session_.devices()->name(planned.device),
+                         "; place the collective on a CPU", graph::AboutNode(node.name())));
+      }
+      FERRY_ASSIGN_OR_RETURN(const KernelGpu gpu, open_gpu());
+      collective->memory = {MemorySpace::kCuda, gpu.compute->ordinal()};
+    }
+    if (session_.devices()->collectives() != nullptr) {
+      collective->nccl = session_.devices()->collectives()->Offer(*collective);
     }
     planned.kind = Kind::kCollective;
     planned.dtype = collective->dtype;

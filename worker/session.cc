@@ -32,7 +32,8 @@ bool IsSameOp(const tensorflow::NodeDef& a, const tensorflow::NodeDef& b) {
 }  // namespace
 
 Devices::Devices(const std::vector<WorkerDevice>& devices, const BufferAllocator& allocate,
-                 Gpus* gpus) {
+                 Gpus* gpus, CollectiveGpus* collectives)
+    : collectives_(collectives) {
   // Environments point to variables, which stay where they are.
   for (const WorkerDevice& each : devices) {
     const std::optional<TaskDevice> parsed = ParseDeviceName(each.name);

@@ -23,6 +23,7 @@
 
 namespace ferry::worker {
 
+class CollectiveGpus;
 class RegisteredGraph;
 
 // A device of a worker, as GetStatus tells of it.
@@ -48,7 +49,9 @@ class Devices final {
  public:
   //   devices: their names are full ones. allocate: see KernelEnvironment; may be empty.
   //   gpus: may be null, and then GPUs compute nothing; outlives this.
-  Devices(const std::vector<WorkerDevice>& devices, const BufferAllocator& allocate, Gpus* gpus);
+  //   collectives: of those GPUs; may be null, and then collectives go by the host. Outlives this.
+  Devices(const std::vector<WorkerDevice>& devices, const BufferAllocator& allocate, Gpus* gpus,
+          CollectiveGpus* collectives = nullptr);
 
   int count() const { return static_cast<int>(devices_.size()); }
   const std::string& name(int device) const { return at(device).name; }
@@ -56,6 +59,7 @@ class Devices final {
   const KernelEnvironment& environment(int device) const { return at(device).environment; }
   // Empty for a device that is no GPU, or cannot be used.
   const OpenGpu& open_gpu(int device) const { return at(device).open_gpu; }
+  CollectiveGpus* collectives() const { return collectives_; }
   // By a name in any form that TensorFlow has; -1 if there is none.
   int Find(absl::string_view name) const;
 
@@ -76,6 +80,7 @@ class Devices final {
   const Device& at(int device) const { return devices_[static_cast<size_t>(device)]; }
 
   // Constant after construction.
+  CollectiveGpus* const collectives_;
   std::vector<Device> devices_;
 };
 

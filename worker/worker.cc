@@ -29,7 +29,8 @@ Worker::Worker(StepExchanges& exchanges, WorkerOptions options)
       options_(std::move(options)),
       constants_(options_.limits.max_constant_bytes),
       feeds_(options_.limits.max_feed_bytes),
-      devices_(std::make_shared<Devices>(options_.devices, options_.allocate, options_.gpus)),
+      devices_(std::make_shared<Devices>(options_.devices, options_.allocate, options_.gpus,
+                                         options_.collectives.get())),
       common_session_(std::make_shared<Session>(SessionOptions(), devices_)),
       handle_prefix_(
           absl::StrFormat("%016x", options_.devices.empty() ? 0 : options_.devices[0].incarnation)),
@@ -73,11 +74,11 @@ absl::Status Worker::CreateSession(SessionOptions session, bool is_isolated) {
   }
   const std::string handle = session.handle;
   sessions_.emplace(
-      handle,
-      std::make_shared<Session>(
-          std::move(session), is_isolated ? std::make_shared<Devices>(
-                                                options_.devices, options_.allocate, options_.gpus)
-                                          : devices_));
+      handle, std::make_shared<Session>(
+                  std::move(session),
+                  is_isolated ? std::make_shared<Devices>(options_.devices, options_.allocate,
+                                                          options_.gpus, options_.collectives.get())
+                              : devices_));
   return absl::OkStatus();
 }
 

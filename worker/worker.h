@@ -35,6 +35,9 @@
 
 namespace ferry::worker {
 
+class CollectiveCarrier;
+class CollectiveGpus;
+
 struct WorkerOptions {
   TaskName task;
   // At least the host's, first.
@@ -43,6 +46,8 @@ struct WorkerOptions {
   BufferAllocator allocate;
   // Of this process; null: devices that are GPUs compute nothing. Outlives the worker.
   Gpus* gpus = nullptr;
+  // Of `gpus`; null: no collective goes by NCCL.
+  std::shared_ptr<CollectiveGpus> collectives;
   // Stands in errors about unknown ops.
   std::string host_name = "this machine";
   // Nodes that run at the same time; 0: as many as there are processors.
@@ -149,6 +154,7 @@ class Worker final {
   //   begins: is set; false for a piece of a run that was begun before.
   absl::Status Prepare(Call& call, bool& begins);
   std::shared_ptr<GraphRun> MakeRun(const std::shared_ptr<Call>& call);
+  std::unique_ptr<CollectiveCarrier> MakeCarrier(const std::shared_ptr<StepExchange>& exchange);
   void EndRun(const std::shared_ptr<Call>& call, absl::Status status);
   void Fetch(const std::shared_ptr<Call>& call, absl::AnyInvocable<void(absl::Status) &&> done);
   void Complete(Call& call, absl::Status status);

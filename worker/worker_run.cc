@@ -10,6 +10,8 @@
 #include "base/text.h"
 #include "worker/collectives/host_carrier.h"
 #include "worker/collectives/leader.h"
+#include "worker/collectives/nccl_carrier.h"
+#include "worker/collectives/staged_carrier.h"
 #include "worker/collectives/step_collectives.h"
 #include "worker/fetch.h"
 #include "worker/partial_run.h"
@@ -130,7 +132,7 @@ std::shared_ptr<GraphRun> Worker::MakeRun(const std::shared_ptr<Call>& call) {
   options.record_times = call->request.record_times || call->start_ns != 0;
   if (call->graph->has_collectives()) {
     options.collectives = std::make_shared<StepCollectives>(
-        call->exchange, std::make_unique<HostCarrier>(call->exchange, &executor_), SteadyClock());
+        call->exchange, MakeCarrier(call->exchange), SteadyClock());
   }
   std::shared_ptr<GraphRun> run =
       GraphRun::Create(call->graph->plan(), call->exchange, std::move(options),
@@ -141,6 +143,22 @@ std::shared_ptr<GraphRun> Worker::MakeRun(const std::shared_ptr<Call>& call) {
     CollectiveLeader::Start(call->exchange, devices, SteadyClock());
   }
   return run;
+}
+
+std::unique_ptr<CollectiveCarrier> Worker::MakeCarrier(
+    const std::shared_ptr<StepExchange>& exchange) {
+  auto on_host = std::make_unique<HostCarrier>(exchange, &executor_);
+  Gpus* const gpus = options_.gpus;
+  if (gpus == nullptr) return on_host;
+  auto staged = std::make_unique<StagedCarrier>(
+      std::move(on_host),
+      [gpus](MoveRequest request, Gpus::MoveCallback done) {
+        gpus->Move(std::move(request), std::move(done));
+      },
+      &executor_);
+  if (options_.collectives == nullptr) return staged;
+  return std::make_unique<NcclCarrier>(exchange, *options_.collectives, std::move(staged),
+                                       &executor_);
 }
 
 void Worker::EndRun(const std::shared_ptr<Call>& call, absl::Status status) {

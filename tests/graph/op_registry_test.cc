@@ -99,6 +99,26 @@ TEST(OpRegistry, KernelsNameAttributesAndArgumentsThatAreThere) {
   }
 }
 
+TEST(OpRegistry, CollectivesOfGpusHaveTheirKeysOnTheHost) {
+  for (const char* op : {"CollectiveReduceV2", "CollectiveGatherV2", "CollectiveBcastSendV2",
+                         "CollectiveBcastRecvV2"}) {
+    for (const DataType type :
+         {tensorflow::DT_FLOAT, tensorflow::DT_BFLOAT16, tensorflow::DT_INT32}) {
+      tensorflow::NodeDef node;
+      node.set_op(op);
+      (*node.mutable_attr())["T"].set_type(type);
+      const KernelSchema* const kernel = FindKernel(*FindOp(op), node, "GPU");
+      ASSERT_NE(kernel, nullptr) << op << " of " << TypeName(type);
+      for (const char* key : {"group_size", "group_key", "instance_key"}) {
+        EXPECT_TRUE(IsInHostMemory(*kernel, key, tensorflow::DT_INT32)) << op << " " << key;
+      }
+      const bool is_count = type == tensorflow::DT_INT32;
+      EXPECT_EQ(IsInHostMemory(*kernel, "input", type), is_count) << op;
+      EXPECT_EQ(IsInHostMemory(*kernel, "data", type), is_count) << op;
+    }
+  }
+}
+
 TEST(OpRegistry, GpusMoveTensorsAndDoElementwiseArithmetic) {
   std::set<std::string> on_gpus;
   for (const OpSchema* op : AllOps()) {

@@ -165,6 +165,90 @@ def variables(cluster):
             equal(another.run(seen), np.float32([201, 402]))
 
 
+def collective(op, places, inputs, keys, **options):
+    """A node at each place; the first has what a broadcast gives."""
+    made = []
+    for number, place in enumerate(places):
+        with tf.device(place):
+            common = dict(group_size=len(places), timeout_seconds=30.0, **keys)
+            if op == "reduce":
+                made.append(tf.raw_ops.CollectiveReduceV2(
+                    input=inputs[number], ordering_token=[], **common, **options))
+            elif op == "gather":
+                made.append(tf.raw_ops.CollectiveGatherV2(
+                    input=inputs[number], ordering_token=[], **common))
+            elif number == 0:
+                made.append(tf.raw_ops.CollectiveBcastSendV2(input=inputs[0], **common))
+            else:
+                made.append(tf.raw_ops.CollectiveBcastRecvV2(
+                    T=inputs[0].dtype, shape=inputs[0].shape, **common))
+    return made
+
+
+@case
+def collectives(cluster):
+    types = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
+    groups = {"gpus": GPUS, "mixed": [CPUS[0], GPUS[1], GPUS[3]], "pair": [GPUS[1], GPUS[2]]}
+    values = np.random.RandomState(5).randint(-4, 5, [len(GPUS), 6, 5])
+    with tf.Graph().as_default() as graph:
+        fetches, wanted = {}, {}
+        for number, (group, places) in enumerate(groups.items()):
+            for dtype in types:
+                inputs = []
+                for place, value in zip(places, values):
+                    with tf.device(place):
+                        inputs.append(tf.cast(tf.constant(value), dtype))
+                own = [value.astype(dtype.as_numpy_dtype) for value in values[:len(places)]]
+                for merge, final in (("Add", "Id"), ("Add", "Div"), ("Max", "Id"), ("Min", "Id"),
+                                     ("Mul", "Div")):
+                    name = group, dtype.name, merge, final
+                    keys = dict(group_key=number, instance_key=len(fetches))
+                    fetches[name] = collective("reduce", places, inputs, keys, merge_op=merge,
+                                               final_op=final)
+                    merged = {"Add": np.add, "Mul": np.multiply, "Max": np.maximum,
+                              "Min": np.minimum}[merge].reduce(own)
+                    if final == "Div" and dtype.is_integer:
+                        merged = np.trunc(merged / len(own))
+                    elif final == "Div":
+                        merged = merged / np.array(len(own)).astype(merged.dtype)
+                    wanted[name] = merged.astype(own[0].dtype)
+                if dtype != tf.bfloat16:
+                    name = group, dtype.name, "gather"
+                    keys = dict(group_key=number, instance_key=len(fetches))
+                    fetches[name] = collective("gather", places, inputs, keys)
+                    wanted[name] = np.concatenate(own)
+                    name = group, dtype.name, "broadcast"
+                    keys = dict(group_key=number, instance_key=len(fetches))
+                    fetches[name] = collective("broadcast", places, inputs, keys)
+                    wanted[name] = own[0]
+    with cluster.session(graph) as session:
+        for _ in range(3):
+            got, ran = traced(session, fetches)
+            for name, results in got.items():
+                for each in results:
+                    equal(each, wanted[name], str(name))
+    labels = {label.split(" by ", 1)[1] for _, _, label in ran if "reduce by" in label}
+    check("nccl" in labels, f"nothing went by NCCL: {labels}")
+    check(any("staged (not by nccl: " in label for label in labels), f"nothing is staged: {labels}")
+
+
+@case
+def a_collective_without_all_members(cluster):
+    with tf.Graph().as_default() as graph:
+        with tf.device(GPUS[0]):
+            alone = tf.raw_ops.CollectiveReduceV2(
+                input=tf.constant([1.0]), group_size=2, group_key=1, instance_key=1,
+                ordering_token=[], merge_op="Add", final_op="Id", timeout_seconds=0.5)
+        with tf.device(GPUS[2]):
+            other = tf.raw_ops.CollectiveReduceV2(
+                input=tf.constant([1.0]), group_size=2, group_key=2, instance_key=1,
+                ordering_token=[], merge_op="Add", final_op="Id", timeout_seconds=0.5)
+    with cluster.session(graph) as session:
+        for _ in range(2):
+            fails(errors.DeadlineExceededError, "1 of 2 members have come",
+                  lambda: session.run([alone, other]))
+
+
 @case
 def placing(cluster):
     with tf.Graph().as_default() as graph:

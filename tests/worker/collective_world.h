@@ -3,6 +3,7 @@
 #ifndef FERRY_TESTS_WORKER_COLLECTIVE_WORLD_H_
 #define FERRY_TESTS_WORKER_COLLECTIVE_WORLD_H_
 
+#include <cstring>
 #include <deque>
 #include <functional>
 #include <map>
@@ -20,6 +21,8 @@
 #include "base/clock.h"
 #include "worker/collectives/host_carrier.h"
 #include "worker/collectives/leader.h"
+#include "worker/collectives/nccl_carrier.h"
+#include "worker/collectives/staged_carrier.h"
 #include "worker/collectives/step_collectives.h"
 
 namespace ferry::worker {
@@ -35,7 +38,16 @@ class CollectiveWorld final {
     std::string path;
   };
 
-  explicit CollectiveWorld(int count, HostCarrierOptions options = {}) {
+  // What the GPU of a worker does for NCCL.
+  using GpusOf = std::function<CollectiveGpus&(int worker)>;
+
+  //   on_gpus: of each worker, whether its device is a GPU; empty: none is.
+  //   gpus_of: if it is, they have NCCL.
+  explicit CollectiveWorld(int count, HostCarrierOptions options = {},
+                           std::vector<bool> on_gpus = {}, const GpusOf& gpus_of = {},
+                           NcclCarrierRules rules = {})
+      : has_nccl_(gpus_of != nullptr), on_gpus_(std::move(on_gpus)) {
+    on_gpus_.resize(static_cast<size_t>(count));
     auto devices = std::make_shared<CollectiveDevices>();
     for (int i = 0; i < count; ++i) {
       const std::string name = NameOf(i);
@@ -47,8 +59,18 @@ class CollectiveWorld final {
       auto exchange = std::make_shared<WorldExchange>(*this, i);
       workers_.push_back(std::make_unique<WorldWorker>());
       workers_.back()->exchange = exchange;
-      workers_.back()->collectives = std::make_unique<StepCollectives>(
-          exchange, std::make_unique<HostCarrier>(exchange, &executor_, options), clock_);
+      std::unique_ptr<CollectiveCarrier> carrier = std::make_unique<StagedCarrier>(
+          std::make_unique<HostCarrier>(exchange, &executor_, options),
+          [this](MoveRequest request, Gpus::MoveCallback done) {
+            Move(std::move(request), std::move(done));
+          },
+          &executor_);
+      if (gpus_of) {
+        carrier = std::make_unique<NcclCarrier>(exchange, gpus_of(i), std::move(carrier),
+                                                &executor_, rules);
+      }
+      workers_.back()->collectives =
+          std::make_unique<StepCollectives>(exchange, std::move(carrier), clock_);
     }
   }
   // The step is over: nothing may be left that waits.
@@ -64,8 +86,14 @@ class CollectiveWorld final {
     }
   }
 
-  static std::string NameOf(int worker) {
-    return absl::StrCat("/job:worker/replica:0/task:", worker, "/device:CPU:0");
+  std::string NameOf(int worker) const {
+    return absl::StrCat("/job:worker/replica:0/task:", worker,
+                        "/device:", on_gpus_[static_cast<size_t>(worker)] ? "GPU" : "CPU", ":0");
+  }
+  // Of what a worker has and gets.
+  MemoryPlace PlaceOf(int worker) const {
+    return on_gpus_[static_cast<size_t>(worker)] ? MemoryPlace{MemorySpace::kCuda, 0}
+                                                 : MemoryPlace();
   }
 
   FakeClock& clock() { return clock_; }
@@ -84,9 +112,15 @@ class CollectiveWorld final {
     node.instance_key = 1;
     node.devices = devices_;
     node.self = worker;
+    node.memory = PlaceOf(worker);
+    if (has_nccl_) node.nccl = {.why_not = {}, .gpu = absl::StrCat("GPU-", worker)};
     return node;
   }
 
+  // Copies of tensors between memories fail from now on.
+  void FailCopies(const absl::Status& why) { copy_status_ = why; }
+
+  //   input: on the host; moved to where the node has its tensors.
   // Returns a number for `outcome`. As in a run of a graph: what fails aborts its worker's step.
   int Run(CollectiveNode node, std::optional<Tensor> input) {
     const int worker = node.self;
@@ -94,14 +128,17 @@ class CollectiveWorld final {
     outcomes_.emplace_back();
     nodes_.push_back(std::make_unique<CollectiveNode>(std::move(node)));
     std::vector<Tensor> inputs;
-    if (input.has_value()) inputs.push_back(*std::move(input));
+    if (input.has_value()) inputs.push_back(In(PlaceOf(worker), *std::move(input)));
     WorldWorker& at = *workers_[static_cast<size_t>(worker)];
     at.collectives->Run(*nodes_.back(), environment_, inputs, &at.cancellation,
                         [this, number, worker](absl::Status status, Received received) {
                           Outcome& outcome = outcomes_[static_cast<size_t>(number)];
                           ++outcome.done_count;
                           outcome.status = status;
-                          outcome.tensor = std::move(received.tensor);
+                          if (status.ok() && received.tensor.bytes() > 0) {
+                            EXPECT_EQ(received.tensor.place(), PlaceOf(worker));
+                          }
+                          outcome.tensor = In({}, std::move(received.tensor));
                           outcome.path = std::string(received.path);
                           if (!status.ok()) Fail(worker, status);
                         });
@@ -144,6 +181,18 @@ class CollectiveWorld final {
   }
   size_t waiting_count() const { return waiting_.size(); }
 
+  // The same elements, in a place that is only said to be one.
+  static Tensor In(MemoryPlace place, Tensor tensor) {
+    if (tensor.bytes() == 0 || tensor.place() == place) return tensor;
+    void* const data = tensor.mutable_data();
+    const size_t bytes = tensor.bytes();
+    const DataType dtype = tensor.dtype();
+    const Shape shape = tensor.shape();
+    return *Tensor::Create(dtype, shape,
+                           WrapForeignBuffer(
+                               data, bytes, [kept = std::move(tensor)] {}, place));
+  }
+
  private:
   class WorldExchange final : public StepExchange {
    public:
@@ -175,6 +224,19 @@ class CollectiveWorld final {
     Cancellation::Token token = Cancellation::kNoToken;
   };
 
+  // Takes its time, as devices do.
+  void Move(MoveRequest request, Gpus::MoveCallback done) {
+    EXPECT_FALSE(request.tensor.place() == request.to && request.tensor.bytes() > 0);
+    tasks_.push_back([this, request = std::move(request), done = std::move(done)]() mutable {
+      if (!copy_status_.ok()) return std::move(done)(copy_status_);
+      // Others may have the memory that it comes from.
+      const Tensor from = In({}, std::move(request.tensor));
+      Tensor copy = *Tensor::Allocate(from.dtype(), from.shape());
+      if (from.bytes() > 0) std::memcpy(copy.mutable_data(), from.data(), from.bytes());
+      std::move(done)(In(request.to, std::move(copy)));
+    });
+  }
+
   void Fail(int worker, const absl::Status& why) {
     Abort(worker, why);
     workers_[static_cast<size_t>(worker)]->cancellation.Cancel();
@@ -182,6 +244,8 @@ class CollectiveWorld final {
 
   absl::Status Send(int worker, const RendezvousKey& key, Tensor tensor, bool is_dead) {
     EXPECT_EQ(key.src().task.task, worker) << key.text();
+    EXPECT_EQ(key.src().type, "CPU") << key.text();
+    EXPECT_TRUE(!tensor.is_valid() || tensor.is_on_host()) << key.text();
     EXPECT_FALSE(is_dead);
     const WorldWorker& from = *workers_[static_cast<size_t>(worker)];
     if (!from.abort.ok()) return from.abort;
@@ -192,6 +256,7 @@ class CollectiveWorld final {
 
   void Receive(int worker, const RendezvousKey& key, RecvArgs args, RecvCallback done) {
     EXPECT_EQ(key.dst().task.task, worker) << key.text();
+    EXPECT_EQ(key.dst().type, "CPU") << key.text();
     const WorldWorker& to = *workers_[static_cast<size_t>(worker)];
     const WorldWorker& from = *workers_[static_cast<size_t>(key.src().task.task)];
     if (!to.abort.ok()) return std::move(done)(to.abort, {});
@@ -258,6 +323,9 @@ class CollectiveWorld final {
   }
 
   FakeClock clock_;
+  const bool has_nccl_;
+  std::vector<bool> on_gpus_;
+  absl::Status copy_status_;
   std::shared_ptr<const CollectiveDevices> devices_;
   Executor executor_;
   const KernelEnvironment environment_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups of any size whose messages, threads, deaths and cancellations come in random order.
-// FERRY_SIM_SEED=<n> replays one of them.
+// Groups of any size, on hosts and GPUs, whose messages, threads, copies, deaths and cancellations
+// come in random order. FERRY_SIM_SEED=<n> replays one of them.
 #include <algorithm>
 #include <cstdlib>
 #include <random>
@@ -29,7 +29,9 @@ class Simulation final {
     if (Chance(60)) options.max_direct_bytes = 0;
     if (Chance(50)) options.max_inline_bytes = 0;
     options.max_fan_out = 1 + Below(4);
-    CollectiveWorld world(count_, options);
+    std::vector<bool> on_gpus;
+    for (int i = 0; i < count_; ++i) on_gpus.push_back(Chance(30));
+    CollectiveWorld world(count_, options, std::move(on_gpus));
     world.arrives_inside = [this] { return Chance(30); };
     for (int instance = 1 + Below(3); instance > 0; --instance) AddInstance(world, instance);
     starts_.push_back([&world] { world.StartLeader(); });

@@ -15,6 +15,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 HostCarrierOptions Ring() {
   HostCarrierOptions options;
@@ -133,6 +134,85 @@ TEST(Collectives, BroadcastReachesAll) {
   }
 }
 
+// Of five workers two have theirs in a GPU's memory, which is copied before and after.
+TEST(Collectives, MembersMayBeOnGpus) {
+  for (const HostCarrierOptions& options : {HostCarrierOptions(), Ring()}) {
+    const auto world_of = [&] {
+      auto world = std::make_unique<CollectiveWorld>(
+          5, options, std::vector<bool>{false, true, false, true, false});
+      world->StartLeader();
+      return world;
+    };
+    auto world = world_of();
+    RunReduce(*world, 5, 100, MergeOp::kAdd);
+    world->RunAll();
+    for (int i = 0; i < 5; ++i) {
+      ASSERT_TRUE(world->outcome(i).status.ok()) << world->outcome(i).status;
+      EXPECT_EQ(FloatsOf(world->outcome(i).tensor)[0], 0 + 3 + 6 + 9 + 1);
+      EXPECT_EQ(FloatsOf(world->outcome(i).tensor), FloatsOf(world->outcome(0).tensor));
+    }
+    const std::string way(world->outcome(0).path);
+    EXPECT_THAT(world->outcome(1).path, StartsWith(absl::StrCat(way, ", staged (not by nccl: ")));
+
+    world = world_of();
+    for (int i = 0; i < 5; ++i) {
+      world->Run(world->NodeOf(i, CollectiveKind::kGather), FloatRow({static_cast<float>(i)}));
+    }
+    world->RunAll();
+    for (const auto& outcome : world->outcomes()) {
+      ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+      EXPECT_THAT(FloatsOf(outcome.tensor), ElementsAre(0, 1, 2, 3, 4));
+    }
+
+    for (const int source : {0, 1}) {
+      world = world_of();
+      const Tensor input = FloatRow({4, 5});
+      for (int i = 0; i < 5; ++i) {
+        CollectiveNode node = world->NodeOf(i, CollectiveKind::kBroadcast);
+        node.is_source = i == source;
+        node.shape = *Shape::Create({2});
+        world->Run(std::move(node), i == source ? std::optional<Tensor>(input) : std::nullopt);
+      }
+      world->RunAll();
+      for (const auto& outcome : world->outcomes()) {
+        ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+        EXPECT_THAT(FloatsOf(outcome.tensor), ElementsAre(4, 5));
+      }
+      // It has it already.
+      EXPECT_EQ(world->outcome(source).tensor.data(), input.data());
+    }
+  }
+}
+
+TEST(Collectives, CopiesThatFailEndAllMembers) {
+  CollectiveWorld world(3, {}, {false, true, true});
+  world.StartLeader();
+  world.FailCopies(absl::ResourceExhaustedError("no memory"));
+  RunReduce(world, 3, 10, MergeOp::kAdd);
+  world.RunAll();
+  for (const auto& outcome : world.outcomes()) {
+    EXPECT_EQ(outcome.done_count, 1);
+    EXPECT_EQ(outcome.status.code(), absl::StatusCode::kResourceExhausted) << outcome.status;
+  }
+}
+
+TEST(Collectives, WhoIsAloneCopiesNothing) {
+  CollectiveWorld world(1, {}, {true});
+  world.StartLeader();
+  world.FailCopies(absl::InternalError("somebody copies"));
+  RunReduce(world, 1, 3, MergeOp::kAdd);
+  world.RunAll();
+  ASSERT_TRUE(world.outcome(0).status.ok()) << world.outcome(0).status;
+  EXPECT_THAT(FloatsOf(world.outcome(0).tensor), ElementsAre(0, 1, 2));
+}
+
+TEST(Collectives, InputsThatAreElsewhereAreRefused) {
+  CollectiveWorld world(1, {}, {true});
+  const CollectiveNode node = world.NodeOf(0, CollectiveKind::kReduce);
+  EXPECT_THAT(ReadCall(node, {FloatRow({1})}).status().message(),
+              HasSubstr("a collective on gpu:0 cannot take float[1] in memory of host"));
+}
+
 TEST(Collectives, KeysMayBeInputs) {
   CollectiveWorld world(2);
   world.StartLeader();
@@ -204,9 +284,9 @@ TEST(Collectives, WhoIsMissingIsNamedWhenTimeIsUp) {
   for (const auto& outcome : world.outcomes()) {
     ASSERT_EQ(outcome.done_count, 1);
     EXPECT_EQ(outcome.status.code(), absl::StatusCode::kDeadlineExceeded);
-    EXPECT_THAT(std::string(outcome.status.message()),
-                AllOf(HasSubstr("2 of 3 members"),
-                      HasSubstr(absl::StrCat("; not ", CollectiveWorld::NameOf(0)))));
+    EXPECT_THAT(
+        std::string(outcome.status.message()),
+        AllOf(HasSubstr("2 of 3 members"), HasSubstr(absl::StrCat("; not ", world.NameOf(0)))));
   }
 }
 
@@ -220,7 +300,7 @@ TEST(Collectives, ALeaderThatSaysNothingIsNotWaitedForForEver) {
   world.Advance(absl::Seconds(2));
   EXPECT_EQ(world.outcome(0).status.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(std::string(world.outcome(0).status.message()),
-              HasSubstr(absl::StrCat(CollectiveWorld::NameOf(0), ", which leads")));
+              HasSubstr(absl::StrCat(world.NameOf(0), ", which leads")));
 }
 
 TEST(Collectives, DeathIsToldToAllByName) {

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
+
 #include "gpu/discovery.h"
 #include "tests/support/kernel_image.h"
 #include "tests/worker/worker_fixture.h"
@@ -149,6 +151,152 @@ TEST_F(WorkerGpu, VariablesStayInItsMemoryFromStepToStep) {
   ASSERT_THAT(fetched, IsOk());
   EXPECT_THAT(ToFloats((*fetched)[0]), ElementsAre(51, 102));
   EXPECT_EQ(a_.worker().variable_count(), 1);
+}
+
+// "c0", "c1", ... of inputs of the same names with an "x", one on each device; in a group of their
+// own.
+void AddCollectives(GraphWriter& writer, const std::string& name, const std::string& op, int group,
+                    tensorflow::DataType type, const std::vector<std::string>& devices) {
+  const bool has_key_inputs = absl::EndsWith(op, "V2");
+  const bool is_broadcast = op.find("Bcast") != std::string::npos;
+  const auto integer = [&writer](const std::string& key, const std::string& device, int value) {
+    auto& node = writer.Const(key, device, 0, tensorflow::DT_INT32);
+    auto& tensor = *(*node.mutable_attr())["value"].mutable_tensor();
+    tensor.clear_float_val();
+    tensor.add_int_val(value);
+  };
+  for (size_t i = 0; i < devices.size(); ++i) {
+    const std::string self = absl::StrCat(name, i);
+    const bool has_input = !is_broadcast || i == 1;
+    std::vector<std::string> inputs;
+    if (has_input) inputs.push_back(absl::StrCat(name, "x", i));
+    if (has_key_inputs) {
+      const std::vector<std::pair<const char*, int>> keys = {
+          {"_size", static_cast<int>(devices.size())}, {"_group", group}, {"_instance", 5}};
+      for (const auto& [key, value] : keys) {
+        integer(absl::StrCat(self, key), devices[i], value);
+        inputs.push_back(absl::StrCat(self, key));
+      }
+      if (!has_input) inputs.push_back("shape");
+    }
+    auto& node =
+        writer.Add(self,
+                   !is_broadcast ? op
+                   : has_input   ? absl::StrCat("CollectiveBcastSend", has_key_inputs ? "V2" : "")
+                                 : absl::StrCat("CollectiveBcastRecv", has_key_inputs ? "V2" : ""),
+                   inputs, devices[i]);
+    auto& attr = *node.mutable_attr();
+    attr["T"].set_type(type);
+    if (op.find("Reduce") != std::string::npos) {
+      attr["merge_op"].set_s("Add");
+      attr["final_op"].set_s("Div");
+    }
+    if (has_key_inputs) {
+      if (!has_input) attr["Tshape"].set_type(tensorflow::DT_INT32);
+      continue;
+    }
+    attr["group_size"].set_i(static_cast<int>(devices.size()));
+    attr["group_key"].set_i(group);
+    attr["instance_key"].set_i(5);
+    if (op == "CollectiveReduce") attr["subdiv_offsets"].mutable_list()->add_i(0);
+    if (op != "CollectiveReduce") attr["shape"].mutable_shape()->add_dim()->set_size(4);
+  }
+}
+
+// Of the CPU and both GPUs, of each type that they take; and back on the host as floats.
+TEST_F(WorkerGpu, CollectivesTakeHostsAndGpus) {
+  const std::vector<std::string> devices = {kCpu, kGpu0, kGpu1};
+  GraphWriter writer;
+  writer.Placeholder("x", kCpu);
+  auto& shape = writer.AddFloat("shape", "Shape", {"x"}, kCpu);
+  (*shape.mutable_attr())["out_type"].set_type(tensorflow::DT_INT32);
+  std::vector<std::string> fetches;
+  std::vector<std::vector<float>> wanted;
+  int group = 0;
+  const auto cast = [&writer](const std::string& name, const std::string& from,
+                              const std::string& device, tensorflow::DataType src,
+                              tensorflow::DataType dst) {
+    auto& node = writer.Add(name, "Cast", {from}, device);
+    (*node.mutable_attr())["SrcT"].set_type(src);
+    (*node.mutable_attr())["DstT"].set_type(dst);
+  };
+  for (const std::string op : {"CollectiveReduceV2", "CollectiveReduce", "CollectiveGatherV2",
+                               "CollectiveGather", "CollectiveBcastV2", "CollectiveBcast"}) {
+    for (const auto type : {tensorflow::DT_FLOAT, tensorflow::DT_HALF, tensorflow::DT_DOUBLE,
+                            tensorflow::DT_INT64, tensorflow::DT_INT32}) {
+      const std::string name = absl::StrCat("c", ++group, "_");
+      for (size_t i = 0; i < devices.size(); ++i) {
+        const std::string scaled = absl::StrCat(name, "scaled", i);
+        writer.Const(absl::StrCat(name, "k", i), devices[i], static_cast<float>(2 * i + 1));
+        writer.AddFloat(scaled, "Mul", {"x", absl::StrCat(name, "k", i)}, devices[i]);
+        cast(absl::StrCat(name, "x", i), scaled, devices[i], tensorflow::DT_FLOAT, type);
+        cast(absl::StrCat(name, "y", i), absl::StrCat(name, i), devices[i], type,
+             tensorflow::DT_FLOAT);
+        fetches.push_back(absl::StrCat(name, "y", i));
+        // 1, 3 and 5 times that.
+        wanted.push_back(op.find("Gather") != std::string::npos
+                             ? std::vector<float>{2, 4, 6, 8, 6, 12, 18, 24, 10, 20, 30, 40}
+                             // (2 + 6 + 10) / 3 and so on; from GPU:0.
+                             : std::vector<float>{6, 12, 18, 24});
+      }
+      AddCollectives(writer, name, op, group, type, devices);
+    }
+  }
+  SmallMaster master({&a_}, writer, {{"x"}, fetches, {}});
+  ASSERT_THAT(master.status, IsOk());
+  for (int step = 1; step <= 3; ++step) {
+    const auto fetched = master.Run(step, {Floats({2, 4, 6, 8})});
+    ASSERT_THAT(fetched, IsOk());
+    for (size_t i = 0; i < fetches.size(); ++i) {
+      EXPECT_EQ(ToFloats((*fetched)[i]), wanted[i]) << fetches[i];
+    }
+  }
+  a_.ExpectClean();
+}
+
+TEST_F(WorkerGpu, CollectivesOfGpusLeaveNothingInItsMemory) {
+  GraphWriter writer;
+  writer.Placeholder("x", kCpu);
+  for (const int i : {0, 1}) {
+    writer.AddFloat(absl::StrCat("cx", i), "Neg", {"x"}, i == 0 ? kGpu0 : kGpu1);
+  }
+  AddCollectives(writer, "c", "CollectiveReduce", 1, tensorflow::DT_FLOAT, {kGpu0, kGpu1});
+  SmallMaster master({&a_}, writer, {{"x"}, {"c0", "c1"}, {}});
+  ASSERT_THAT(master.status, IsOk());
+  size_t used = 0;
+  for (int step = 1; step <= 60; ++step) {
+    // Small ones directly, large ones in a ring.
+    const std::vector<float> row(step % 2 == 0 ? 200'000 : 100, static_cast<float>(step));
+    const auto fetched = master.Run(step, {Floats(row)});
+    ASSERT_THAT(fetched, IsOk());
+    EXPECT_EQ(ToFloats((*fetched)[1]), std::vector<float>(row.size(), static_cast<float>(-step)));
+    if (step != 10) continue;
+    a_.exchange().gpus()->WaitIdle(SteadyClock().Now() + absl::Seconds(10));
+    used = UsedBytes();
+  }
+  a_.exchange().gpus()->WaitIdle(SteadyClock().Now() + absl::Seconds(10));
+  EXPECT_LE(UsedBytes(), used);
+  a_.ExpectClean();
+}
+
+// Nobody comes to the second one's group.
+TEST_F(WorkerGpu, CollectivesOfGpusEndWhenTimeIsUp) {
+  GraphWriter writer;
+  writer.Placeholder("x", kCpu);
+  for (const int i : {0, 1}) {
+    writer.AddFloat(absl::StrCat("cx", i), "Neg", {"x"}, i == 0 ? kGpu0 : kGpu1);
+  }
+  AddCollectives(writer, "c", "CollectiveReduce", 1, tensorflow::DT_FLOAT, {kGpu0, kGpu1});
+  for (auto& node : *writer.def().mutable_node()) {
+    if (node.op() != "CollectiveReduce") continue;
+    (*node.mutable_attr())["timeout_seconds"].set_f(0.3F);
+    if (node.name() == "c1") (*node.mutable_attr())["group_key"].set_i(2);
+  }
+  SmallMaster master({&a_}, writer, {{"x"}, {"c0", "c1"}, {}});
+  ASSERT_THAT(master.status, IsOk());
+  EXPECT_THAT(master.Run(1, {Floats({1})}),
+              Fails(StatusCode::kDeadlineExceeded, HasSubstr("1 of 2 members have come")));
+  a_.ExpectClean();
 }
 
 TEST_F(WorkerGpu, StepsLeaveNothingInItsMemory) {

@@ -30,6 +30,9 @@ struct CollectiveWork {
   int rank = 0;
   // Of a broadcast.
   int source_rank = -1;
+  // What the leader has chosen for all of them, and why it was not NCCL.
+  bool by_nccl = false;
+  std::string why_not_nccl;
   // Of the member's device; outlives the work.
   const KernelEnvironment* environment = nullptr;
   // Of the whole of it.

@@ -96,6 +96,14 @@ absl::StatusOr<int32_t> KeyOf(absl::string_view name, const Tensor& tensor) {
   return tensor.elements<int32_t>()[0];
 }
 
+absl::Status CheckInput(const CollectiveNode& node, const Tensor& input) {
+  if (node.memory.space == MemorySpace::kHost) return CheckOnHost(input, "run a collective with");
+  if (input.bytes() == 0 || input.place() == node.memory) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("a collective on ", ToString(node.memory),
+                                          " cannot take ", ToString(input), " in memory of ",
+                                          ToString(input.place())));
+}
+
 absl::StatusOr<Shape> ShapeIn(const Tensor& tensor) {
   if (tensor.shape().rank() > 1) {
     return absl::InvalidArgumentError(absl::StrCat("shape must be a vector of {int32,int64}, got ",
@@ -145,6 +153,7 @@ absl::StatusOr<CollectiveNode> ReadCollective(const tensorflow::NodeDef& node,
     result.divides = attrs.String("final_op") == "Div";
   }
   result.dtype = attrs.Type("T");
+  result.hint = attrs.String("communication_hint");
   const float timeout_s = attrs.Get("timeout_seconds").f();
   if (timeout_s > 0) result.timeout = absl::Seconds(static_cast<double>(timeout_s));
   if (!result.has_key_inputs) {
@@ -166,7 +175,7 @@ absl::StatusOr<CollectiveCall> ReadCall(const CollectiveNode& node,
   CollectiveCall call{node.group_size, node.group_key, node.instance_key, node.shape, {}};
   if (has_input) {
     call.input = inputs[0];
-    FERRY_RETURN_IF_ERROR(CheckOnHost(call.input, "run a collective with"));
+    FERRY_RETURN_IF_ERROR(CheckInput(node, call.input));
   }
   if (node.has_key_inputs) {
     const absl::Span<const Tensor> keys = inputs.subspan(has_input ? 1 : 0);
@@ -194,7 +203,15 @@ absl::StatusOr<RendezvousKey> CollectiveKey(const CollectiveDevices& devices, in
                                             absl::string_view edge) {
   const CollectiveDevice& from = devices[static_cast<size_t>(src)];
   const CollectiveDevice& to = devices[static_cast<size_t>(dst)];
-  return RendezvousKey::Parse(RendezvousKey::Text(from.name, from.incarnation, to.name, edge));
+  if (from.device.type == "CPU" && to.device.type == "CPU") {
+    return RendezvousKey::Parse(RendezvousKey::Text(from.name, from.incarnation, to.name, edge));
+  }
+  // Between hosts, which may have several of the devices: the edge says of which it is.
+  const auto host_of = [](const CollectiveDevice& device) {
+    return ToString(TaskDevice{device.device.task, "CPU", 0});
+  };
+  return RendezvousKey::Parse(RendezvousKey::Text(host_of(from), from.incarnation, host_of(to),
+                                                  absl::StrCat(edge, " ", src, ">", dst)));
 }
 
 }  // namespace ferry::worker

@@ -23,6 +23,14 @@ namespace ferry::worker {
 enum class CollectiveKind : int { kReduce = 0, kBroadcast = 1, kGather = 2 };
 enum class MergeOp : int { kAdd = 0, kMul = 1, kMax = 2, kMin = 3 };
 
+// What a node says to the leader about NCCL.
+struct NcclOffer {
+  // Empty: it can take part by it.
+  std::string why_not = "this worker has no NCCL";
+  // Then: which GPU it is, by its UUID.
+  std::string gpu;
+};
+
 // A device that has collectives in a step.
 struct CollectiveDevice {
   // "/job:worker/replica:0/task:1/device:CPU:0".
@@ -45,6 +53,11 @@ struct CollectiveNode {
   // By the size of the group, when all has been merged.
   bool divides = false;
   DataType dtype = DataType::kInvalid;
+  // Where its tensor is, and where it gives one; other inputs are in the host's memory.
+  MemoryPlace memory;
+  NcclOffer nccl;
+  // "auto", "ring", "nccl", or whatever the program says.
+  std::string hint;
   // Group and instance are inputs, as in the second versions of the ops.
   bool has_key_inputs = false;
   int32_t group_size = 0;
@@ -82,7 +95,8 @@ struct CollectiveCall {
 absl::StatusOr<CollectiveCall> ReadCall(const CollectiveNode& node,
                                         absl::Span<const Tensor> inputs);
 
-// What goes from one of the devices to another in a step.
+// What goes from one of the devices to another in a step, whatever they are from the memory of the
+// one's host to that of the other's.
 absl::StatusOr<RendezvousKey> CollectiveKey(const CollectiveDevices& devices, int src, int dst,
                                             absl::string_view edge);
 

@@ -102,12 +102,32 @@ absl::Status GroupTable::CheckInstance(int device, const v1::CollectiveJoin& joi
   return absl::OkStatus();
 }
 
+void GroupTable::NoteNccl(int device, const v1::CollectiveJoin& join, Instance& instance) const {
+  std::string& why_not = instance.why_not_nccl;
+  if (!why_not.empty()) return;
+  const bool is_empty =
+      std::any_of(join.dim().begin(), join.dim().end(), [](int64_t dim) { return dim == 0; });
+  const auto [found, is_new] = instance.gpus.emplace(join.gpu(), device);
+  if (!join.why_not_nccl().empty()) {
+    why_not = absl::StrCat(NameOf(device), ": ", join.why_not_nccl());
+  } else if (join.gpu().empty()) {
+    why_not = absl::StrCat(NameOf(device), " has not said which GPU it is");
+  } else if (join.group_size() == 1) {
+    why_not = "it is alone";
+  } else if (is_empty) {
+    why_not = "there are no elements";
+  } else if (!is_new) {
+    why_not = absl::StrCat(NameOf(found->second), " and ", NameOf(device),
+                           " are one GPU, and NCCL takes one rank of each");
+  }
+}
+
 void GroupTable::End(const Key& key, Instance& instance, const absl::Status& why,
                      std::vector<Answer>& answers) {
   instance.status.Update(why);
   instance.deadline = absl::InfiniteFuture();
   for (const int device : instance.waiting) {
-    answers.push_back({device, key.first, key.second, why, {}, -1});
+    answers.push_back({device, key.first, key.second, why, {}, -1, false, {}});
   }
   instance.waiting.clear();
 }
@@ -127,7 +147,7 @@ std::vector<GroupTable::Answer> GroupTable::Join(int device, const v1::Collectiv
   std::vector<Answer> answers;
   const Key key{join.group_key(), join.instance_key()};
   const auto refuse = [&](const absl::Status& why) {
-    answers.push_back({device, key.first, key.second, why, {}, -1});
+    answers.push_back({device, key.first, key.second, why, {}, -1, false, {}});
     return answers;
   };
   if (!status_.ok()) return refuse(status_);
@@ -146,6 +166,7 @@ std::vector<GroupTable::Answer> GroupTable::Join(int device, const v1::Collectiv
   }
   instance.waiting.insert(device);
   if (join.is_source()) instance.source = device;
+  NoteNccl(device, join, instance);
   if (join.timeout_ms() > 0) {
     instance.deadline = std::min(instance.deadline, now + absl::Milliseconds(join.timeout_ms()));
   }
@@ -163,7 +184,8 @@ std::vector<GroupTable::Answer> GroupTable::Join(int device, const v1::Collectiv
   const auto source = std::find(members.begin(), members.end(), instance.source);
   for (const int member : members) {
     answers.push_back({member, key.first, key.second, absl::OkStatus(), members,
-                       source == members.end() ? -1 : static_cast<int>(source - members.begin())});
+                       source == members.end() ? -1 : static_cast<int>(source - members.begin()),
+                       instance.why_not_nccl.empty(), instance.why_not_nccl});
   }
   instance.waiting.clear();
   instance.is_complete = true;

@@ -33,6 +33,9 @@ class GroupTable final {
     // If it is OK: devices by rank.
     std::vector<int> members;
     int source_rank = -1;
+    // By NCCL; else why not.
+    bool by_nccl = false;
+    std::string why_not_nccl;
   };
 
   // `devices`: the names of all that may come.
@@ -62,6 +65,10 @@ class GroupTable final {
     v1::CollectiveJoin first;
     absl::btree_set<int> waiting;
     int source = -1;
+    // The first reason that somebody had.
+    std::string why_not_nccl;
+    // Of those that have come, and whose they are.
+    absl::btree_map<std::string, int> gpus;
     absl::Time deadline = absl::InfiniteFuture();
     absl::Status status;
     bool is_complete = false;
@@ -70,6 +77,8 @@ class GroupTable final {
 
   const std::string& NameOf(int device) const { return devices_[static_cast<size_t>(device)]; }
   absl::Status CheckGroup(int device, const v1::CollectiveJoin& join, Group& group) const;
+  // Whether NCCL can do it, so far.
+  void NoteNccl(int device, const v1::CollectiveJoin& join, Instance& instance) const;
   absl::Status CheckInstance(int device, const v1::CollectiveJoin& join,
                              const Instance& instance) const;
   // Names of the devices that an instance waits for.

@@ -91,6 +91,8 @@ void CollectiveLeader::Send(const std::vector<GroupTable::Answer>& answers) {
     members.set_error(std::string(answer.status.message()));
     for (const int member : answer.members) members.add_member(member);
     members.set_source_rank(answer.source_rank);
+    members.set_by_nccl(answer.by_nccl);
+    members.set_why_not_nccl(answer.why_not_nccl);
     const auto key =
         CollectiveKey(*devices_, kLeader, answer.device,
                       CollectiveEdge(answer.group_key, answer.instance_key, kMembersEdge));

@@ -29,6 +29,8 @@ v1::CollectiveJoin JoinOf(const CollectiveNode& node, const CollectiveCall& call
   join.set_merge(static_cast<int>(node.merge));
   join.set_divides(node.divides);
   join.set_is_source(node.is_source);
+  join.set_why_not_nccl(node.nccl.why_not);
+  join.set_gpu(node.nccl.gpu);
   if (node.timeout < absl::InfiniteDuration()) {
     join.set_timeout_ms(std::max<int64_t>(1, absl::ToInt64Milliseconds(node.timeout)));
   }
@@ -111,7 +113,13 @@ void StepCollectives::OnMembers(Joining& joining, absl::Status status, const Rec
       work.members.push_back(member);
     }
     work.source_rank = members.source_rank();
+    work.by_nccl = members.by_nccl();
+    work.why_not_nccl = members.why_not_nccl();
     const bool has_source = work.source_rank >= 0 && work.source_rank < members.member_size();
+    if (status.ok() && work.by_nccl && !node.nccl.why_not.empty()) {
+      status =
+          absl::InternalError(absl::StrCat("the leader has chosen NCCL, but ", node.nccl.why_not));
+    }
     if (status.ok() &&
         (work.rank < 0 || (node.kind == CollectiveKind::kBroadcast && !has_source))) {
       status = absl::InternalError("the leader has told of a group that this is no member of");
