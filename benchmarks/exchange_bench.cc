@@ -158,39 +158,30 @@ void BM_Shm_HandOver_Polling(benchmark::State& state) {
   Report(state, samples, floor);
 }
 
-// Into a buffer of the receiver; answers are short.
-void BM_Shm_IntoBuffer(benchmark::State& state) {
+// Into a buffer of the receiver; answers are short. In turns with memcpy on one thread, and with
+// two threads that copy as fast as memory lets them: `of_limit`.
+void IntoBuffer(benchmark::State& state, const ExchangePeer::Options& options) {
   const auto bytes = static_cast<size_t>(state.range(0));
-  const double floor = MemcpyFloor(bytes);
-  ExchangePeer peer({.transport = "shm", .spin = kAdaptive, .pin = false});
-  Samples samples =
-      Measure(state, peer, {.bytes = bytes, .into = true, .short_answers = true}, bytes, true);
-  const double rate = static_cast<double>(bytes) / samples.At(0.5);
-  state.counters["GB/s"] = rate / 1e9;
-  state.counters["memcpy_GB/s"] = floor / 1e9;
-  state.counters["ratio"] = rate / floor;
-}
-
-// The same with one core for both processes; in turns with memcpy on that core.
-void BM_Shm_IntoBuffer_OneCore(benchmark::State& state) {
-  const auto bytes = static_cast<size_t>(state.range(0));
-  ExchangePeer peer({.transport = "shm", .spin = kAdaptive, .one_core = true});
+  ExchangePeer peer(options);
   std::vector<char> from(bytes, 1);
   std::vector<char> to(bytes, 2);
-  Samples floors;
-  Samples samples;
-  Samples ratios;
-  Samples cpu;
+  Samples floors, limits, samples, ratios, of_limit, cpu;
   PingPong rounds(peer, {.bytes = bytes, .into = true, .short_answers = true}, bytes, 2);
   for (auto _ : state) {
     const absl::Time start = SteadyClock().Now();
     std::memcpy(to.data(), from.data(), bytes);
     benchmark::ClobberMemory();
     floors.seconds.push_back(absl::ToDoubleSeconds(SteadyClock().Now() - start));
+    if (!options.one_core) {
+      limits.seconds.push_back(StreamedCopySeconds(to.data(), from.data(), bytes));
+    }
     const double before = peer.CpuSeconds();
     samples.seconds.push_back(rounds.Round());
     cpu.seconds.push_back(peer.CpuSeconds() - before);
     ratios.seconds.push_back(floors.seconds.back() / samples.seconds.back());
+    if (!options.one_core) {
+      of_limit.seconds.push_back(limits.seconds.back() / samples.seconds.back());
+    }
     state.SetIterationTime(samples.seconds.back());
   }
   const double gigabytes = static_cast<double>(bytes) / 1e9;
@@ -198,6 +189,18 @@ void BM_Shm_IntoBuffer_OneCore(benchmark::State& state) {
   state.counters["memcpy_GB/s"] = gigabytes / floors.At(0.5);
   state.counters["ratio"] = ratios.At(0.5);
   state.counters["cpu_s/GB"] = cpu.At(0.5) / gigabytes;
+  if (options.one_core) return;
+  state.counters["limit_GB/s"] = gigabytes / limits.At(0.5);
+  state.counters["of_limit"] = of_limit.At(0.5);
+}
+
+void BM_Shm_IntoBuffer(benchmark::State& state) {
+  IntoBuffer(state, {.transport = "shm", .spin = kAdaptive, .pin = false});
+}
+
+// One core for both processes, and for memcpy.
+void BM_Shm_IntoBuffer_OneCore(benchmark::State& state) {
+  IntoBuffer(state, {.transport = "shm", .spin = kAdaptive, .one_core = true});
 }
 
 // Memory of which the other process has never heard, until its answer is there; in turns with a
@@ -280,24 +283,39 @@ void BM_Tcp_8B_Polling_RoundTrip(benchmark::State& state) {
   state.counters["ratio_p75"] = ratios.At(0.75);
 }
 
-// By as many streams as raw sockets.
+// By as many streams as raw sockets, in turns with them, a few rounds each. An iteration is a turn.
 void BM_Tcp_Stream(benchmark::State& state) {
+  constexpr int kRounds = 3;
   const auto bytes = static_cast<size_t>(state.range(0));
   const int streams = static_cast<int>(state.range(1));
-  const StreamFloor floor = TcpStreamFloor(streams, bytes);
   ExchangePeer peer(
       {.transport = "tcp", .spin = kAdaptive, .tcp_connections = streams, .pin = false});
-  const double cpu = peer.CpuSeconds();
-  Samples samples =
-      Measure(state, peer, {.bytes = bytes, .into = true, .short_answers = true}, bytes, true);
-  const double total =
-      static_cast<double>(bytes) * static_cast<double>(samples.seconds.size() + 20);
-  const double rate = static_cast<double>(bytes) / samples.At(0.5);
-  state.counters["GB/s"] = rate / 1e9;
-  state.counters["raw_GB/s"] = floor.bytes_per_second / 1e9;
-  state.counters["ratio"] = rate / floor.bytes_per_second;
-  state.counters["cpu_s/GB"] = (peer.CpuSeconds() - cpu) / total * 1e9;
-  state.counters["raw_cpu_s/GB"] = floor.cpu_seconds_per_gb;
+  Samples floors, samples, ratios, raw_cpu, cpu;
+  for (auto _ : state) {
+    Samples raw, turn;
+    peer.RawStreams(bytes);
+    const double start = peer.CpuSeconds();
+    for (int i = 0; i < kRounds; ++i) raw.seconds.push_back(peer.RawStreams(bytes));
+    raw_cpu.seconds.push_back((peer.CpuSeconds() - start) / kRounds);
+    {
+      PingPong rounds(peer, {.bytes = bytes, .into = true, .short_answers = true}, bytes, 1);
+      const double middle = peer.CpuSeconds();
+      for (int i = 0; i < kRounds; ++i) turn.seconds.push_back(rounds.Round());
+      cpu.seconds.push_back((peer.CpuSeconds() - middle) / kRounds);
+    }
+    floors.seconds.insert(floors.seconds.end(), raw.seconds.begin(), raw.seconds.end());
+    samples.seconds.insert(samples.seconds.end(), turn.seconds.begin(), turn.seconds.end());
+    ratios.seconds.push_back(raw.At(0.5) / turn.At(0.5));
+    state.SetIterationTime(turn.At(0.5));
+  }
+  const double gigabytes = static_cast<double>(bytes) / 1e9;
+  state.counters["GB/s"] = gigabytes / samples.At(0.5);
+  state.counters["raw_GB/s"] = gigabytes / floors.At(0.5);
+  state.counters["ratio"] = ratios.At(0.5);
+  state.counters["ratio_p25"] = ratios.At(0.25);
+  state.counters["ratio_p75"] = ratios.At(0.75);
+  state.counters["cpu_s/GB"] = cpu.At(0.5) / gigabytes;
+  state.counters["raw_cpu_s/GB"] = raw_cpu.At(0.5) / gigabytes;
 }
 
 BENCHMARK(BM_Shm_8B_Polling)->UseManualTime()->Iterations(200'000);
@@ -322,7 +340,11 @@ BENCHMARK(BM_Shm_Recycled_PageFaults)
     ->Arg(64 << 10)
     ->Arg(8 << 20);
 BENCHMARK(BM_Tcp_8B_Polling_RoundTrip)->UseManualTime()->Iterations(50);
-BENCHMARK(BM_Tcp_Stream)->UseManualTime()->Iterations(30)->Args({64 << 20, 1})->Args({64 << 20, 2});
+BENCHMARK(BM_Tcp_Stream)
+    ->UseManualTime()
+    ->Iterations(100)
+    ->Args({64 << 20, 1})
+    ->Args({64 << 20, 2});
 
 }  // namespace
 }  // namespace ferry::bench

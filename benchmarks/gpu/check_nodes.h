@@ -93,6 +93,8 @@ struct NodesOptions {
   std::vector<std::map<std::string, std::string>> environments;
   // It ends by SIGKILL, and that is right.
   int dying_node = -1;
+  // Why a node that does not end in time has not failed; empty: it has.
+  std::string excuse;
 };
 
 // Node i of the job runs bodies[i], each in a process of its own; the coordinator is in node 0's.

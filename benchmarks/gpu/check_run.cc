@@ -17,6 +17,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 #include "base/clock.h"
 #include "base/status_macros.h"
@@ -32,6 +33,18 @@ constexpr size_t kMaxLastWords = 4000;
 // A process that is asked for free memory has this long.
 constexpr absl::Duration kProbeLimit = absl::Seconds(15);
 constexpr int kGpusInUse = 2;
+// From SIGKILL to the end.
+constexpr absl::Duration kDying = absl::Seconds(3);
+
+// Whoever hangs in a driver may not hear of a signal for ever: he is left behind.
+bool HasEndedWithin(absl::Duration patience, pid_t child, int* wait_status) {
+  const absl::Time give_up = SteadyClock().Now() + patience;
+  while (waitpid(child, wait_status, WNOHANG) != child) {
+    if (SteadyClock().Now() >= give_up) return false;
+    absl::SleepFor(absl::Milliseconds(2));
+  }
+  return true;
+}
 
 Json EmptyPart(const Part& part) {
   return {{"name", part.name},
@@ -167,7 +180,7 @@ Json RunPart(const Part& part, const Options& options, const Machine& machine, a
       is_killed = true;
       kill(-child, SIGKILL);
       kill(child, SIGKILL);
-      waitpid(child, &wait_status, 0);
+      if (!HasEndedWithin(kDying, child, &wait_status)) wait_status = SIGKILL;
       break;
     }
     pollfd polled[] = {{said.get(), POLLIN, 0}, {wrote.get(), POLLIN, 0}};
@@ -199,7 +212,6 @@ std::vector<size_t> FreeBytesOfGpus(absl::Time deadline) {
   FERRY_CHECK(child >= 0);
   if (child == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    alarm(static_cast<unsigned int>(absl::ToInt64Seconds(limit)));
     const int nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
     dup2(nowhere, STDERR_FILENO);
     absl::StatusOr<std::shared_ptr<const cuda::CudaApi>> api = cuda::CudaApi::Load();
@@ -221,10 +233,17 @@ std::vector<size_t> FreeBytesOfGpus(absl::Time deadline) {
   const UniqueFd from(pipes[0]);
   std::vector<size_t> all;
   size_t free_bytes = 0;
-  while (read(from.get(), &free_bytes, sizeof(free_bytes)) == sizeof(free_bytes)) {
+  const absl::Time give_up = SteadyClock().Now() + limit;
+  while (true) {
+    pollfd polled = {from.get(), POLLIN, 0};
+    const auto left = static_cast<int>(absl::ToInt64Milliseconds(give_up - SteadyClock().Now()));
+    if (left <= 0 || poll(&polled, 1, left) <= 0) break;
+    if (read(from.get(), &free_bytes, sizeof(free_bytes)) != sizeof(free_bytes)) break;
     all.push_back(free_bytes);
   }
-  waitpid(child, nullptr, 0);
+  kill(child, SIGKILL);
+  int ignored = 0;
+  HasEndedWithin(kDying, child, &ignored);
   return all;
 }
 

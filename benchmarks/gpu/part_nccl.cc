@@ -170,6 +170,7 @@ absl::Status RunNcclSharedGpuPart(PartContext& context) {
   options.name = "two processes on one GPU";
   options.exchange = ExchangeFor(context.machine);
   options.environments = {SharedGpuEnvironment(0), SharedGpuEnvironment(1)};
+  options.excuse = "NCCL supports no two ranks on one GPU, and may hang";
   return RunNodes(context, options, {ExchangeOnOneGpu, ExchangeOnOneGpu}).status();
 }
 
@@ -178,27 +179,27 @@ absl::Status RunSeveralGpusPart(PartContext& context) {
     context.report.SkipPart("this machine shows one GPU");
     return absl::OkStatus();
   }
+  // Before what takes its time: whether it works is said first.
+  if (const absl::Status nccl = LoadsNccl(); !nccl.ok()) {
+    context.report.SkipCheck("NCCL between two GPUs", nccl.message());
+  } else {
+    NodesOptions options;
+    options.name = "NCCL between two GPUs";
+    options.exchange = ExchangeFor(context.machine);
+    const NodeBody body = [](CheckNode& self) {
+      return ExchangeByNccl(self, {0, 1}, "NCCL between two GPUs", 0);
+    };
+    FERRY_RETURN_IF_ERROR(RunNodes(context, options, {body, body}).status());
+  }
   NodesOptions look;
   look.name = "peer access";
   look.exchange = ExchangeFor(context.machine);
   FERRY_ASSIGN_OR_RETURN(const bool are_peers, RunNodes(context, look, {LookForPeerAccess}));
-  if (are_peers) {
-    NodesOptions copies;
-    copies.name = "gpu:0 to gpu:1 by cuda_ipc";
-    copies.exchange = ExchangeFor(context.machine, "cuda_ipc");
-    FERRY_RETURN_IF_ERROR(RunNodes(context, copies, {CopyBetweenGpus, CopyBetweenGpus}).status());
-  }
-  if (const absl::Status nccl = LoadsNccl(); !nccl.ok()) {
-    context.report.SkipCheck("NCCL between two GPUs", nccl.message());
-    return absl::OkStatus();
-  }
-  NodesOptions options;
-  options.name = "NCCL between two GPUs";
-  options.exchange = ExchangeFor(context.machine);
-  const NodeBody body = [](CheckNode& self) {
-    return ExchangeByNccl(self, {0, 1}, "NCCL between two GPUs", 0);
-  };
-  return RunNodes(context, options, {body, body}).status();
+  if (!are_peers) return absl::OkStatus();
+  NodesOptions copies;
+  copies.name = "gpu:0 to gpu:1 by cuda_ipc";
+  copies.exchange = ExchangeFor(context.machine, "cuda_ipc");
+  return RunNodes(context, copies, {CopyBetweenGpus, CopyBetweenGpus}).status();
 }
 
 }  // namespace ferry::check

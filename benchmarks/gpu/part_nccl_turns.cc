@@ -219,18 +219,23 @@ absl::Status ReceiveBeforeASum(CheckNode& self) {
   FERRY_RETURN_IF_ERROR(sum->Begin(1));
   FERRY_RETURN_IF_ERROR(sum->Finish());
   FERRY_RETURN_IF_ERROR(self.Meet());
+  // Costs are measured, and may make another way the better one now and then; what must not be is
+  // that none goes as before.
   int as_before = 0;
+  std::string last;
+  status = absl::OkStatus();
   for (int i = 2; i < kPatterns; ++i) {
     const absl::StatusOr<Received> next = ReceiveOne(self, step, i);
-    status = next.status();
+    if (status.ok()) status = next.status();
+    if (next.ok()) last = std::string(next->path);
     if (next.ok() && next->path == first.path) ++as_before;
-    if (next.ok() && next->path != first.path) {
-      status = absl::InternalError(
-          absl::StrCat("it went by ", next->path, ", and by ", first.path, " before"));
-    }
     FERRY_RETURN_IF_ERROR(self.Meet());
   }
-  self.report().Check(absl::StrCat(kName, ": the next ones go as before"), status,
+  if (status.ok() && as_before == 0) {
+    status = absl::InternalError(
+        absl::StrCat("none went by ", first.path, ", as one did before, and the last by ", last));
+  }
+  self.report().Check(absl::StrCat(kName, ": later ones go as before"), status,
                       {{"transfers", kPatterns - 2}, {"as before", as_before}});
   return absl::OkStatus();
 }

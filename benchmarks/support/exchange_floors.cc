@@ -6,7 +6,6 @@
 #include <netinet/tcp.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -22,6 +21,7 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "benchmarks/support/exchange_peer.h"
+#include "tensor/copy.h"
 
 namespace ferry::bench {
 namespace {
@@ -36,31 +36,19 @@ double Median(std::vector<double> samples) {
 
 // Runs `body` in a child, and `measure` here.
 template <typename T>
-T WithChild(const std::function<void()>& body, const std::function<T()>& measure,
-            bool is_pinned = true) {
+T WithChild(const std::function<void()>& body, const std::function<T()>& measure) {
   const pid_t child = fork();
   FERRY_CHECK(child >= 0);
   if (child == 0) {
-    if (is_pinned) PinTo(1);
+    PinTo(1);
     body();
     std::_Exit(0);
   }
-  if (is_pinned) PinTo(0);
+  PinTo(0);
   const T result = measure();
   PinTo(-1);
   waitpid(child, nullptr, 0);
   return result;
-}
-
-double CpuOfSelfAndChildren() {
-  double seconds = 0;
-  for (const int who : {RUSAGE_SELF, RUSAGE_CHILDREN}) {
-    rusage usage = {};
-    getrusage(who, &usage);
-    seconds += static_cast<double>(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
-               static_cast<double>(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
-  }
-  return seconds;
 }
 
 struct TcpListener {
@@ -96,6 +84,20 @@ int Accept(const TcpListener& pair) {
   const int one = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
   return fd;
+}
+
+constexpr size_t kStreamSlice = 256 * 1024;
+
+// Each stream has an equal part and a thread; the last one this thread.
+void OnEachStream(absl::Span<const int> sockets, size_t bytes,
+                  const std::function<void(int fd, size_t begin, size_t end)>& body) {
+  const size_t share = bytes / sockets.size();
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i + 1 < sockets.size(); ++i) {
+    threads.emplace_back(body, sockets[i], i * share, (i + 1) * share);
+  }
+  body(sockets.back(), (sockets.size() - 1) * share, bytes);
+  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace
@@ -230,80 +232,51 @@ void AnswerDescriptor(int socket, size_t bytes, bool checks) {
   close(fd);
 }
 
-StreamFloor TcpStreamFloor(int streams, size_t bytes) {
-  constexpr int kRounds = 12;
-  constexpr size_t kSlice = 256 * 1024;
-  const TcpListener pair = Listen();
-  const size_t share = bytes / static_cast<size_t>(streams) / kSlice * kSlice;
-  const double cpu = CpuOfSelfAndChildren();
-  const double rate = WithChild<double>(
-      [&] {
-        std::vector<char> data(bytes, 1);
-        std::vector<std::thread> threads;
-        for (int s = 0; s < streams; ++s) {
-          threads.emplace_back([&, s] {
-            const int fd = Connect(pair);
-            for (int round = 0; round < kRounds; ++round) {
-              for (size_t at = 0; at < share; at += kSlice) {
-                size_t sent = 0;
-                while (sent < kSlice) {
-                  const ssize_t done =
-                      send(fd, data.data() + static_cast<size_t>(s) * share + at + sent,
-                           kSlice - sent, 0);
-                  if (done <= 0) return;
-                  sent += static_cast<size_t>(done);
-                }
-              }
-              char byte;
-              if (recv(fd, &byte, 1, 0) <= 0) return;
-            }
-          });
-        }
-        for (std::thread& thread : threads) thread.join();
-      },
-      [&] {
-        std::vector<char> data(bytes, 2);
-        std::vector<int> fds;
-        for (int s = 0; s < streams; ++s) fds.push_back(Accept(pair));
-        std::vector<double> samples;
-        for (int round = 0; round < kRounds; ++round) {
-          const double start = Now();
-          std::vector<std::thread> threads;
-          for (int s = 0; s < streams; ++s) {
-            threads.emplace_back([&, s] {
-              size_t got = 0;
-              while (got < share) {
-                const ssize_t done =
-                    recv(fds[static_cast<size_t>(s)],
-                         data.data() + static_cast<size_t>(s) * share + got, share - got, 0);
-                FERRY_CHECK(done > 0);
-                got += static_cast<size_t>(done);
-              }
-            });
-          }
-          for (std::thread& thread : threads) thread.join();
-          samples.push_back(Now() - start);
-          for (const int fd : fds) FERRY_CHECK(send(fd, "", 1, 0) == 1);
-        }
-        for (const int fd : fds) close(fd);
-        return static_cast<double>(share * static_cast<size_t>(streams)) / Median(samples);
-      },
-      /*is_pinned=*/false);
-  close(pair.socket);
-  const double total = static_cast<double>(share) * streams * kRounds / 1e9;
-  return {rate, (CpuOfSelfAndChildren() - cpu) / total};
+void SendStreams(absl::Span<const int> sockets, const char* from, size_t bytes) {
+  OnEachStream(sockets, bytes, [from](int fd, size_t begin, size_t end) {
+    while (begin < end) {
+      const ssize_t sent = send(fd, from + begin, std::min(kStreamSlice, end - begin), 0);
+      FERRY_CHECK(sent > 0);
+      begin += static_cast<size_t>(sent);
+    }
+    char byte;
+    FERRY_CHECK(recv(fd, &byte, 1, 0) == 1);
+  });
 }
 
-double MemcpyFloor(size_t bytes) {
-  std::vector<char> from(bytes, 1);
-  std::vector<char> to(bytes, 2);
-  std::vector<double> samples;
-  for (int i = 0; i < 9; ++i) {
+void ReceiveStreams(absl::Span<const int> sockets, char* to, size_t bytes) {
+  OnEachStream(sockets, bytes, [to](int fd, size_t begin, size_t end) {
+    while (begin < end) {
+      const ssize_t got = recv(fd, to + begin, end - begin, 0);
+      // The other process has gone, and with it the benchmark.
+      if (got <= 0) std::_Exit(0);
+      begin += static_cast<size_t>(got);
+    }
+    FERRY_CHECK(send(fd, "", 1, 0) == 1);
+  });
+}
+
+double StreamedCopySeconds(void* to, const void* from, size_t bytes) {
+  constexpr size_t kPiece = size_t{1} << 20;
+  std::atomic<size_t> next{0};
+  std::atomic<int> ready{0};
+  const auto work = [&] {
+    ready.fetch_add(1);
+    while (ready.load() < 2) {
+    }
     const double start = Now();
-    std::memcpy(to.data(), from.data(), bytes);
-    samples.push_back(Now() - start);
-  }
-  return static_cast<double>(bytes) / Median(samples);
+    while (true) {
+      const size_t begin = next.fetch_add(kPiece);
+      if (begin >= bytes) return Now() - start;
+      CopyBytesStreamed(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin,
+                        std::min(kPiece, bytes - begin));
+    }
+  };
+  double other = 0;
+  std::thread second([&] { other = work(); });
+  const double first = work();
+  second.join();
+  return std::max(first, other);
 }
 
 }  // namespace ferry::bench

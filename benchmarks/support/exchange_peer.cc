@@ -148,6 +148,7 @@ void Echo(Exchange& exchange, const EchoCommand& command) {
 struct FloorSockets {
   int tcp = -1;
   int unix_socket = -1;
+  std::vector<int> streams;
 };
 
 [[noreturn]] void RunChild(int socket, const FloorSockets& floors,
@@ -155,6 +156,7 @@ struct FloorSockets {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (options.pin) PinTo(options.one_core ? 0 : 1);
   const std::unique_ptr<Exchange> exchange = StartNode(1, socket, options);
+  std::vector<char> raw_data;
   while (true) {
     EchoCommand command;
     ReadAll(socket, &command, sizeof(command));
@@ -170,6 +172,12 @@ struct FloorSockets {
       for (int i = 0; i < command.raw_descriptor_rounds; ++i) {
         AnswerDescriptor(floors.unix_socket, command.bytes, command.raw_checks);
       }
+      continue;
+    }
+    if (command.raw_streams) {
+      raw_data.resize(command.bytes);
+      WriteAll(socket, "", 1);
+      ReceiveStreams(floors.streams, raw_data.data(), raw_data.size());
       continue;
     }
     if (command.window == -1) {
@@ -230,14 +238,22 @@ ExchangePeer::ExchangePeer(const Options& options) {
   const TcpPair raw = ConnectedTcp();
   int raw_unix[2];
   FERRY_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, raw_unix) == 0);
+  std::vector<int> streams_there;
+  for (int i = 0; i < options.tcp_connections; ++i) {
+    const TcpPair stream = ConnectedTcp();
+    raw_streams_.push_back(stream.here);
+    streams_there.push_back(stream.there);
+  }
   child_ = fork();
   FERRY_CHECK(child_ >= 0);
   if (child_ == 0) {
     close(sockets[0]);
     close(raw.here);
     close(raw_unix[0]);
-    RunChild(sockets[1], {raw.there, raw_unix[1]}, options);
+    for (const int fd : raw_streams_) close(fd);
+    RunChild(sockets[1], {raw.there, raw_unix[1], streams_there}, options);
   }
+  for (const int fd : streams_there) close(fd);
   close(raw.there);
   close(raw_unix[1]);
   raw_tcp_ = raw.here;
@@ -256,6 +272,7 @@ ExchangePeer::~ExchangePeer() {
   exchange_.reset();
   close(raw_tcp_);
   close(raw_unix_);
+  for (const int fd : raw_streams_) close(fd);
   close(socket_);
   PinTo(-1);
 }
@@ -312,6 +329,19 @@ std::vector<double> ExchangePeer::RawDescriptors(int rounds, size_t bytes, bool 
     samples.push_back(HandOverDescriptor(raw_unix_, memory->fd()));
   }
   return samples;
+}
+
+double ExchangePeer::RawStreams(size_t bytes) {
+  raw_data_.resize(bytes, 1);
+  EchoCommand command;
+  command.raw_streams = true;
+  command.bytes = bytes;
+  WriteAll(socket_, &command, sizeof(command));
+  char byte;
+  ReadAll(socket_, &byte, 1);
+  const absl::Time start = SteadyClock().Now();
+  SendStreams(raw_streams_, raw_data_.data(), bytes);
+  return absl::ToDoubleSeconds(SteadyClock().Now() - start);
 }
 
 double ExchangePeer::CpuSeconds() const {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 
 #include "runtime/exchange.h"
 
@@ -37,6 +38,8 @@ struct EchoCommand {
   int raw_tcp_rounds = 0;
   int raw_descriptor_rounds = 0;
   bool raw_checks = false;
+  // A round of RawStreams.
+  bool raw_streams = false;
 };
 
 // A child process with an Exchange of its own (node 1), and this process's (node 0). Each sends
@@ -78,6 +81,10 @@ class ExchangePeer {
   const RendezvousKey& ping() const { return *ping_; }
   const RendezvousKey& pong() const { return *pong_; }
 
+  // Seconds of `bytes` over as many TCP connections of their own as Options::tcp_connections says,
+  // to answers on all of them; blocking.
+  double RawStreams(size_t bytes);
+
   // Of both processes so far: CPU time, and page faults for which the disk was not needed.
   double CpuSeconds() const;
   int64_t PageFaults() const;
@@ -87,6 +94,8 @@ class ExchangePeer {
   int socket_ = -1;
   int raw_tcp_ = -1;
   int raw_unix_ = -1;
+  std::vector<int> raw_streams_;
+  std::vector<char> raw_data_;
   std::unique_ptr<Exchange> exchange_;
   std::unique_ptr<RendezvousKey> ping_;
   std::unique_ptr<RendezvousKey> pong_;
@@ -136,15 +145,12 @@ struct TcpPair {
 TcpPair ConnectedTcp();
 // Takes exactly so many bytes, spinning.
 void ReceiveSpinning(int fd, char* to, size_t bytes);
-// Bytes per second of blocking sockets over loopback, `streams` at a time, `bytes` in all per
-// round.
-struct StreamFloor {
-  double bytes_per_second = 0;
-  double cpu_seconds_per_gb = 0;
-};
-StreamFloor TcpStreamFloor(int streams, size_t bytes);
-// Bytes per second of memcpy on one thread, buffers used again.
-double MemcpyFloor(size_t bytes);
+// Blocking sockets, a thread for each, an equal part of the bytes on each, 256 KiB at a time; until
+// the receiver has answered on each.
+void SendStreams(absl::Span<const int> sockets, const char* from, size_t bytes);
+void ReceiveStreams(absl::Span<const int> sockets, char* to, size_t bytes);
+// Seconds of two threads that do nothing but copy, with non-temporal stores: what memory gives.
+double StreamedCopySeconds(void* to, const void* from, size_t bytes);
 
 }  // namespace ferry::bench
 

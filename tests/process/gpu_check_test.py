@@ -255,6 +255,25 @@ class WhatGoesWrong(Case):
         self.assertEqual(len(out.splitlines()), 2, out)
         self.assertNotIn("## ipc", report)
 
+    def test_two_ranks_on_one_gpu_that_hang_have_not_failed(self):
+        # The third size never arrives, and nobody tells of it.
+        status, result, report, out = self.check(
+            "--quick", "--parts=nccl_shared_gpu,nccl_self", "--limit=20",
+            STRICT_CUDA_NCCL_STOP_AFTER="1000000")
+        parts = self.parts(result)
+        self.assertEqual(status, 0, out)
+        self.assertEqual([check["status"] for check in parts["nccl_shared_gpu"]["checks"]],
+                         ["passed"] * 4 + ["skipped"] * 2, out)
+        self.assertIn("NCCL supports no two ranks on one GPU", report)
+
+    def test_measurements_that_have_no_time_are_left_out_and_have_not_failed(self):
+        status, result, _, out = self.check("--parts=staged", "--limit=20")
+        part = self.parts(result)["staged"]
+        self.assertEqual((status, part["status"]), (0, "passed"), out)
+        self.assertGreater(len(part["figures"]), 0, out)
+        self.assertTrue(all("left out, for want of time" in note for note in part["notes"]), out)
+        self.assertGreater(len(part["notes"]), 1, out)
+
     def test_without_nccl_its_parts_say_so(self):
         status, result, _, out = self.check("--quick", "--parts=nccl_self,nccl_shared_gpu",
                                             FERRY_NCCL_LIBRARY="/nowhere/libnccl.so.2")
