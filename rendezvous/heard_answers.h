@@ -10,9 +10,10 @@
 
 namespace ferry {
 
-// Counts the answers that go through a lane, which keeps their order: whoever has answered a PING
-// has heard all that went before it. Of the latest few steps it is known which answer was their
-// last; of others only that theirs are no younger than any that was forgotten. Not thread-safe.
+// Counts the answers through a lane that their asker may decline. A lane keeps its order: whoever
+// has answered a PING has heard all that went before it. Of the latest few steps it is known which
+// answer was their last; of others only that theirs are no younger than any that was forgotten. Not
+// thread-safe.
 class HeardAnswers final {
  public:
   struct Flush {
@@ -25,11 +26,12 @@ class HeardAnswers final {
     bool is_awaited = false;
   };
 
-  // An answer in that step is about to be sent.
+  // An answer in that step has been sent.
   void Count(int64_t step_id);
   // Begins to find out when all answers in that step so far have been heard.
   Flush Start(int64_t step_id);
-  bool IsHeard(uint64_t number) const { return heard_ >= number; }
+  // So many have been heard, or will not be said to be: the PING for them could not be sent.
+  bool IsOver(uint64_t number) const { return heard_ >= number || is_lost_; }
   // The PING of that number could not be sent.
   void OnLost(uint64_t number);
   // It was waited for long enough.

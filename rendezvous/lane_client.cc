@@ -62,7 +62,7 @@ std::shared_ptr<RemoteFetch> LaneClient::Request(int64_t step_id, const Rendezvo
     return nullptr;
   }
   if (lane != nullptr) {
-    status = SendRequest(*lane, {id, step_id, key.text()});
+    status = SendRequest(*lane, {id, step_id, args.destination.is_valid(), key.text()});
     if (!status.ok()) Complete(id, Named(status), {});
   }
   return waiting;
@@ -97,7 +97,7 @@ void LaneClient::OnOpen(std::shared_ptr<Lane> lane) {
       SpinLockHolder lock(&mu_);
       for (auto& [id, waiting] : waiting_) {
         if (id <= last_sent || waiting->key.empty()) continue;
-        requests.push_back({id, waiting->step_id, {}});
+        requests.push_back({id, waiting->step_id, waiting->destination.is_valid(), {}});
       }
       if (requests.empty()) {
         lane_ = lane;

@@ -17,6 +17,8 @@ constexpr uint8_t kDead = 1;
 constexpr uint8_t kSerialized = 2;
 constexpr uint8_t kChecksum = 4;
 constexpr uint8_t kStaged = 8;
+// Of a REQUEST.
+constexpr uint8_t kMayDecline = 1;
 // More GPUs than any machine has; beyond that they are not told.
 constexpr size_t kMaxGpus = 64;
 // Addresses of a host that are told.
@@ -113,10 +115,11 @@ absl::Status SendRequest(Lane& lane, const RequestMessage& request) {
     return absl::InvalidArgumentError(
         absl::StrCat("a key of ", request.key.size(), " bytes; the most is ", kMaxKeyBytes));
   }
-  char room[16];
+  char room[17];
   ByteWriter writer(room, sizeof(room));
   writer.Put(request.id);
   writer.Put(request.step_id);
+  writer.Put(static_cast<uint8_t>(request.may_decline ? kMayDecline : 0));
   return lane.Send(Type(LaneMessage::kRequest), {writer.view(), request.key});
 }
 
@@ -125,6 +128,7 @@ absl::StatusOr<RequestMessage> DecodeRequest(absl::string_view body) {
   RequestMessage request;
   request.id = reader.Get<uint64_t>();
   request.step_id = reader.Get<int64_t>();
+  request.may_decline = (reader.Get<uint8_t>() & kMayDecline) != 0;
   request.key = reader.rest();
   if (reader.is_short()) return Malformed("REQUEST");
   return request;

@@ -65,6 +65,9 @@ struct HelloMessage {
 struct RequestMessage {
   uint64_t id = 0;
   int64_t step_id = 0;
+  // It has a buffer for the value, which may not fit: a ticket may then be DECLINED though it
+  // brings its tensor along.
+  bool may_decline = false;
   // In the frame.
   absl::string_view key;
 };

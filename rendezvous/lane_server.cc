@@ -156,8 +156,8 @@ absl::Status LaneServer::OnRequest(absl::string_view body) {
     Refuse(message.id, WrongIncarnation(key, exchange_.self.peer.incarnation));
     return absl::OkStatus();
   }
-  RequestPtr request = std::allocate_shared<Request>(
-      RecyclingAllocator<Request>(), shared_from_this(), message.id, message.step_id, key);
+  RequestPtr request = std::allocate_shared<Request>(RecyclingAllocator<Request>(),
+                                                     shared_from_this(), message, key);
   {
     SpinLockHolder lock(&mu_);
     if (!closed_.ok()) return absl::OkStatus();
@@ -178,9 +178,7 @@ absl::Status LaneServer::OnRequest(absl::string_view body) {
 
 bool LaneServer::Take(const Request& request) {
   SpinLockHolder lock(&mu_);
-  if (waiting_.erase(request.id) == 0) return false;
-  answers_.Count(request.step_id);
-  return true;
+  return waiting_.erase(request.id) > 0;
 }
 
 void LaneServer::OnValue(const RequestPtr& request, const absl::Status& status, Received received) {
@@ -194,7 +192,7 @@ void LaneServer::OnValue(const RequestPtr& request, const absl::Status& status, 
     TicketMessage ticket;
     ticket.id = request->id;
     ticket.is_dead = true;
-    return Send(std::move(ticket), {});
+    return Send(*request, std::move(ticket), {});
   }
   Outgoing outgoing = {.request = request, .tensor = std::move(received.tensor)};
   if (!IsFixedSize(outgoing.tensor.dtype())) {
@@ -244,17 +242,6 @@ void LaneServer::Stage(Outgoing outgoing) {
   });
 }
 
-void LaneServer::Unstage(uint64_t id) {
-  SpinLockHolder lock(&mu_);
-  const auto found = offered_.find(id);
-  if (found != offered_.end() && found->second.transport == kStaging) offered_.erase(found);
-}
-
-bool LaneServer::Outlives(const Offered& offered) const {
-  return offered.transport != kStaging && offered.is_told &&
-         (*exchange_.transports)[offered.transport]->outlives_producer();
-}
-
 void LaneServer::Offer(Outgoing outgoing) {
   const uint64_t id = outgoing.request->id;
   const Tensor& tensor = outgoing.tensor;
@@ -273,7 +260,7 @@ void LaneServer::Offer(Outgoing outgoing) {
   const bool is_in_arena = tensor.buffer() != nullptr && tensor.buffer()->arena() != nullptr;
   if (is_on_host && tensor.bytes() <= inline_bytes(is_in_arena)) {
     ticket.body = {static_cast<const char*>(tensor.data()), tensor.bytes()};
-    Send(std::move(ticket), {});
+    Send(*outgoing.request, std::move(ticket), {});
     if (outgoing.is_staged) Unstage(id);
     return;
   }
@@ -344,20 +331,26 @@ void LaneServer::Offer(Outgoing outgoing) {
           return;
         }
         ticket.body = offer->body;
-        const uint64_t id = ticket.id;
-        const size_t number = ticket.transport - 1u;
-        self->Send(std::move(ticket), offer->descriptors);
-        if (!(*self->exchange_.transports)[number]->outlives_producer()) return;
-        SpinLockHolder lock(&self->mu_);
-        const auto found = self->offered_.find(id);
-        if (found != self->offered_.end()) found->second.is_told = true;
+        self->Send(*outgoing.request, std::move(ticket), offer->descriptors);
       });
 }
 
-void LaneServer::Send(TicketMessage ticket, absl::Span<const int> descriptors) {
+void LaneServer::Send(const Request& request, TicketMessage ticket,
+                      absl::Span<const int> descriptors) {
   const absl::Status status = SendTicket(*lane_, ticket, descriptors);
   // A consumer that would wait for what never comes is better off without the lane.
-  if (!status.ok()) lane_->Close(status);
+  if (!status.ok()) return lane_->Close(status);
+  // A view may be declined when nobody waits for its end any more.
+  const bool is_view =
+      ticket.transport > 0 && (*exchange_.transports)[ticket.transport - 1u]->outlives_producer();
+  const bool has_all = ticket.transport == 0 && !ticket.is_dead;
+  if (!is_view && !(has_all && (request.may_decline || ticket.may_be_declined()))) return;
+  // Afterwards: a PING that others send in between is none for it.
+  SpinLockHolder lock(&mu_);
+  answers_.Count(request.step_id);
+  if (!is_view) return;
+  const auto found = offered_.find(ticket.id);
+  if (found != offered_.end()) found->second.is_told = true;
 }
 
 void LaneServer::Refuse(uint64_t id, absl::Status status) {

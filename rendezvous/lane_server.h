@@ -62,9 +62,10 @@ class LaneServer final : public std::enable_shared_from_this<LaneServer> {
   // another one. Has the lane's latency measured again, for the next time.
   //   Errors: as ChoosePath.
   absl::StatusOr<PathChoice> PathTo(size_t bytes, bool is_in_arena) const;
-  // Finds out when the consumer has heard all tickets that were sent in that step so far, some of
-  // which it may decline. Nothing: it has, or the lane has ended, or nobody is to wait for it,
-  // since the last who did has given up.
+  // Finds out when the consumer has heard all tickets that were sent in that step so far and that
+  // it may decline, but for those that are told of by ForEachTransfer until it has answered them.
+  // Nothing: it has, or the lane has ended, or nobody is to wait for it, since the last who did has
+  // given up.
   std::optional<uint64_t> StartFlush(int64_t step_id) ABSL_LOCKS_EXCLUDED(mu_);
   // Whether the flush of that number is over.
   bool IsFlushed(uint64_t flush) const ABSL_LOCKS_EXCLUDED(mu_);
@@ -79,14 +80,19 @@ class LaneServer final : public std::enable_shared_from_this<LaneServer> {
  private:
   // A request that waits for its value, or whose value is on its way.
   struct Request {
-    Request(std::shared_ptr<LaneServer> server, uint64_t id, int64_t step_id,
+    Request(std::shared_ptr<LaneServer> server, const RequestMessage& message,
             const RendezvousKey& key)
-        : server(std::move(server)), id(id), step_id(step_id), key(key) {}
+        : server(std::move(server)),
+          id(message.id),
+          step_id(message.step_id),
+          may_decline(message.may_decline),
+          key(key) {}
 
     // Until there is a value; here, so that what is called then is no more than a pointer to this.
     std::shared_ptr<LaneServer> server;
     const uint64_t id;
     const int64_t step_id;
+    const bool may_decline;
     const RendezvousKey key;
     Cancellation cancellation;
   };
@@ -144,7 +150,8 @@ class LaneServer final : public std::enable_shared_from_this<LaneServer> {
   absl::Status closed() const ABSL_LOCKS_EXCLUDED(mu_);
   // What went wrong here, for people there.
   absl::Status Named(const absl::Status& why) const;
-  void Send(TicketMessage ticket, absl::Span<const int> descriptors);
+  void Send(const Request& request, TicketMessage ticket, absl::Span<const int> descriptors)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // False: nobody waits for it any more.
   bool Take(const Request& request) ABSL_LOCKS_EXCLUDED(mu_);
   size_t inline_bytes(bool is_in_arena) const;

@@ -17,6 +17,17 @@ absl::Status LaneServer::Named(const absl::Status& why) const {
       why.code(), absl::StrCat(Describe(exchange_.self.peer), " cannot send it: ", why.message()));
 }
 
+void LaneServer::Unstage(uint64_t id) {
+  SpinLockHolder lock(&mu_);
+  const auto found = offered_.find(id);
+  if (found != offered_.end() && found->second.transport == kStaging) offered_.erase(found);
+}
+
+bool LaneServer::Outlives(const Offered& offered) const {
+  return offered.transport != kStaging && offered.is_told &&
+         (*exchange_.transports)[offered.transport]->outlives_producer();
+}
+
 void LaneServer::Lose(const Request& request, const absl::Status& why) {
   exchange_.manager->NoteLost(request.step_id, request.key, why);
   Refuse(request.id, why);
@@ -90,7 +101,7 @@ std::optional<uint64_t> LaneServer::StartFlush(int64_t step_id) {
 
 bool LaneServer::IsFlushed(uint64_t flush) const {
   SpinLockHolder lock(&mu_);
-  return !closed_.ok() || answers_.IsHeard(flush);
+  return !closed_.ok() || answers_.IsOver(flush);
 }
 
 void LaneServer::GiveUpFlush(uint64_t flush) {

@@ -12,6 +12,8 @@ import unittest
 FERRY = os.path.abspath(sys.argv[1])
 # Of anything that should end by itself. Generous, for machines that do other things as well.
 PATIENCE_S = 30
+# What a slow machine makes the tool say.
+PROGRESS = r"ferry: (asking|looking|measuring|starting|trying|waiting) "
 
 # What launchers of the machine that runs the tests may have set.
 FOREIGN = re.compile(r"^(FERRY_|SLURM_|OMPI_|PMIX?_|MPI_|JOB_COMPLETION|RANK$|WORLD_SIZE$|"
@@ -106,7 +108,7 @@ class Case(unittest.TestCase):
     def fail_with(self, status, pattern, *arguments, **options):
         """Ends with this status and one line of complaint, beside progress."""
         got, _, err = self.run_ferry(*arguments, **options)
-        lines = [line for line in err.splitlines() if not re.match(r"ferry: (waiting|looking) ", line)
+        lines = [line for line in err.splitlines() if not re.match(PROGRESS, line)
                  and not line.startswith("ferry run: ")]
         self.assertEqual((got, len(lines)), (status, 1), err)
         self.assertRegex(lines[0], "^ferry: ")

@@ -31,10 +31,10 @@ TEST(HeardAnswersTest, OnePingIsForAllThatWasSentBefore) {
   EXPECT_TRUE(first.is_awaited);
   const HeardAnswers::Flush second = answers.Start(1);
   EXPECT_FALSE(second.needs_ping) << "it is under way";
-  EXPECT_FALSE(answers.IsHeard(second.number));
+  EXPECT_FALSE(answers.IsOver(second.number));
   EXPECT_TRUE(answers.OnPong(3).ok());
-  EXPECT_TRUE(answers.IsHeard(first.number));
-  EXPECT_TRUE(answers.IsHeard(second.number));
+  EXPECT_TRUE(answers.IsOver(first.number));
+  EXPECT_TRUE(answers.IsOver(second.number));
   EXPECT_FALSE(MustWait(answers, 0));
   answers.Count(1);
   EXPECT_FALSE(MustWait(answers, 0));
@@ -80,12 +80,15 @@ TEST(HeardAnswersTest, APingThatIsLostIsSentAgain) {
   EXPECT_EQ(answers.Start(1).number, 1u);
   answers.Count(1);
   EXPECT_EQ(answers.Start(1).number, 2u);
+  EXPECT_FALSE(answers.IsOver(2));
   answers.OnLost(2);
+  EXPECT_TRUE(answers.IsOver(2)) << "others wait for it too";
   // The one before it is still under way.
   EXPECT_TRUE(answers.OnPong(1).ok());
   const HeardAnswers::Flush again = answers.Start(1);
   EXPECT_EQ(again.number, 2u);
   EXPECT_TRUE(again.needs_ping);
+  EXPECT_FALSE(answers.IsOver(2));
   EXPECT_FALSE(answers.Start(1).needs_ping);
 }
 

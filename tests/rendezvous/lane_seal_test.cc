@@ -119,7 +119,7 @@ class LaneSealTest : public ::testing::Test {
   Frame Request(bool is_sealed = true) {
     return Sealed(
         [](Lane& lane) {
-          return SendRequest(lane, {1, kStep, Key().text()});
+          return SendRequest(lane, {1, kStep, false, Key().text()});
         },
         is_sealed);
   }

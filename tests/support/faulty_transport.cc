@@ -215,6 +215,7 @@ class FaultyTransport final : public Transport {
 
   absl::string_view name() const override { return name_; }
   absl::string_view summary() const override { return "breaks things"; }
+  bool outlives_producer() const override { return makes_views_; }
   // Each has its turn.
   absl::StatusOr<PathCost> Cost(const PathQuery& query) const override {
     return PathCost{absl::Microseconds(1 + state_->random() % 100), 1e9};

@@ -210,7 +210,7 @@ TEST_P(ConformanceOfTickets, ThatAreReleasedWithoutBeingTakenGiveTheMemoryBack) 
   }
   rogue.Open(end_->exchange->self(), over_tcp(), [&](End& end) {
     for (int i = 0; i < kCount; ++i) {
-      (void)SendRequest(end.lane(), {static_cast<uint64_t>(i) + 1, 1, key(i)});
+      (void)SendRequest(end.lane(), {static_cast<uint64_t>(i) + 1, 1, false, key(i)});
     }
   });
   EXPECT_TRUE(Becomes([&] {
@@ -242,7 +242,7 @@ TEST_P(ConformanceOfTickets, ThatNobodyTakesAreGivenUpWithTheirLane) {
   Tensor sent = end_->Allocate(DataType::kUint8, *Shape::Create({200'000}));
   ASSERT_TRUE(end_->Step(1)->Send(*RendezvousKey::Parse(key), std::move(sent)).ok());
   rogue.Open(end_->exchange->self(), over_tcp(), [&](End& end) {
-    (void)SendRequest(end.lane(), {1, 1, key});
+    (void)SendRequest(end.lane(), {1, 1, false, key});
   });
   ASSERT_TRUE(got.WaitForNotificationWithTimeout(absl::Seconds(10)));
   EXPECT_EQ(end_->exchange->arena().stats().block_count, 1);
