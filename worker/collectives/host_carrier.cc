@@ -8,12 +8,10 @@
 #include <functional>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 
 #include "base/status_macros.h"
-#include "worker/collectives/leader.h"
+#include "worker/collectives/carrier_run.h"
 #include "worker/collectives/merge.h"
 
 namespace ferry::worker {
@@ -35,39 +33,20 @@ void CopyInto(const Tensor& from, Tensor& to) {
   if (from.bytes() > 0) std::memcpy(to.mutable_data(), from.data(), from.bytes());
 }
 
-// One work. Keeps itself while receives wait.
-class HostWork final : public std::enable_shared_from_this<HostWork> {
+class HostWork final : public CarrierRun {
  public:
   HostWork(std::shared_ptr<StepExchange> exchange, const Executor* executor,
            const HostCarrierOptions& options, CollectiveWork work, RecvCallback done)
-      : exchange_(std::move(exchange)),
+      : CarrierRun(std::move(exchange), std::move(work), std::move(done)),
         executor_(executor),
         options_(options),
-        work_(std::move(work)),
-        count_(static_cast<int>(work_.members.size())),
-        done_(std::move(done)) {}
-
-  void Start() {
-    const auto self = shared_from_this();
-    token_ = work_.cancellation->Register([weak = weak_from_this()] {
-      if (const auto strong = weak.lock()) {
-        strong->Fail(MakeDerived(absl::CancelledError("the collective was cancelled")));
-      }
-    });
-    if (token_ == Cancellation::kNoToken) {
-      Fail(MakeDerived(absl::CancelledError("the collective was cancelled")));
-    } else if (absl::Status status = Issue(); !status.ok()) {
-      Fail(std::move(status));
-    }
-    // Ends it if nothing is waited for.
-    EndOne();
-  }
+        count_(static_cast<int>(work_.members.size())) {}
 
  private:
   // Takes what has come; runs once, on any thread.
   using OnTensor = std::function<absl::Status(Tensor)>;
 
-  absl::Status Issue() {
+  absl::Status Issue() override {
     if (count_ == 1) return Alone();
     switch (work_.node->kind) {
       case CollectiveKind::kBroadcast:
@@ -238,12 +217,6 @@ class HostWork final : public std::enable_shared_from_this<HostWork> {
     return context.Allocate(work_.node->dtype, shape);
   }
 
-  absl::StatusOr<RendezvousKey> KeyOf(int from, int to, absl::string_view what) const {
-    return CollectiveKey(*work_.node->devices, work_.members[static_cast<size_t>(from)],
-                         work_.members[static_cast<size_t>(to)],
-                         CollectiveEdge(work_.call.group_key, work_.call.instance_key, what));
-  }
-
   absl::Status Send(int to, absl::string_view what, const Tensor& tensor) {
     FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, KeyOf(work_.rank, to, what));
     return exchange_->Send(key, tensor, /*is_dead=*/false);
@@ -258,20 +231,20 @@ class HostWork final : public std::enable_shared_from_this<HostWork> {
     RecvArgs args;
     args.cancellation = &cancellation_;
     args.deadline = work_.deadline;
-    waiting_.fetch_add(1, std::memory_order_relaxed);
+    BeginOne();
     exchange_->RecvAsync(
         *key, std::move(args),
-        [self = shared_from_this(), from, elements, is_quick, on_tensor = std::move(on_tensor)](
-            absl::Status status, Received received) mutable {
+        [self = std::static_pointer_cast<HostWork>(shared_from_this()), from, elements, is_quick,
+         on_tensor = std::move(on_tensor)](absl::Status status, Received received) mutable {
           HostWork& work = *self;
           if (status.ok()) status = work.Check(from, elements, received);
           if (!status.ok()) {
-            work.Fail(work.Explain(from, std::move(status)));
+            work.Fail(work.Explain(std::move(status), work.Missing(from)));
             return work.EndOne();
           }
           auto take = [self = std::move(self), on_tensor = std::move(on_tensor),
                        tensor = std::move(received.tensor)]() mutable {
-            if (!self->has_failed_.load(std::memory_order_relaxed)) {
+            if (!self->has_failed()) {
               absl::Status taken = on_tensor(std::move(tensor));
               if (!taken.ok()) self->Fail(std::move(taken));
             }
@@ -282,11 +255,6 @@ class HostWork final : public std::enable_shared_from_this<HostWork> {
           if (is_quick || bytes <= work.options_.max_inline_bytes) return take();
           (*work.executor_)(std::move(take));
         });
-  }
-
-  const std::string& NameOf(int rank) const {
-    const int member = work_.members[static_cast<size_t>(rank)];
-    return (*work_.node->devices)[static_cast<size_t>(member)].name;
   }
 
   absl::Status Check(int from, int64_t elements, const Received& received) const {
@@ -300,63 +268,19 @@ class HostWork final : public std::enable_shared_from_this<HostWork> {
                                             DataTypeName(work_.node->dtype)));
   }
 
-  absl::Status Explain(int from, absl::Status status) const {
-    if (!absl::IsDeadlineExceeded(status) || work_.deadline == absl::InfiniteFuture()) {
-      return status;
-    }
-    // Somebody else's time was up, who says why.
-    if (absl::StrContains(status.message(), "Collective has timed out")) return status;
-    return absl::DeadlineExceededError(
-        absl::StrCat("Collective has timed out during execution. ", NameOf(from),
-                     " has not sent its part to ", NameOf(work_.rank), " in instance ",
-                     work_.call.instance_key, " of group ", work_.call.group_key));
+  std::string Missing(int from) const {
+    return absl::StrCat(NameOf(from), " has not sent its part to ", NameOf(work_.rank), " in ",
+                        Instance());
   }
 
-  void Fail(absl::Status why) {
-    {
-      absl::MutexLock lock(&mu_);
-      const bool is_first = status_.ok();
-      if (is_first || (IsDerived(status_) && !IsDerived(why))) status_ = std::move(why);
-      has_failed_.store(true);
-      if (!is_first) return;
-    }
-    // Each ends by that, if it has not ended.
-    cancellation_.Cancel();
-  }
-
-  void EndOne() {
-    if (waiting_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-    if (token_ != Cancellation::kNoToken) work_.cancellation->Deregister(token_);
-    absl::Status status;
-    {
-      absl::MutexLock lock(&mu_);
-      status = status_;
-    }
-    RecvCallback done = std::move(done_);
-    if (!status.ok()) return std::move(done)(std::move(status), {});
-    std::move(done)(absl::OkStatus(), std::move(result_));
-  }
-
-  const std::shared_ptr<StepExchange> exchange_;
   const Executor* const executor_;
   const HostCarrierOptions options_;
-  const CollectiveWork work_;
   const int count_;
-  RecvCallback done_;
-  Cancellation::Token token_ = Cancellation::kNoToken;
-  Cancellation cancellation_;
 
-  // Each receive writes its own elements.
-  Received result_;
+  // Of the result each receive writes its own elements.
   int64_t piece_elements_ = 0;
   std::vector<Tensor> parts_;
   std::atomic<int> parts_missing_{0};
-
-  // Receives, and Start.
-  std::atomic<int> waiting_{1};
-  std::atomic<bool> has_failed_{false};
-  absl::Mutex mu_;
-  absl::Status status_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace

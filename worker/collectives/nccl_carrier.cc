@@ -2,16 +2,14 @@
 // Prepare, line, turn, go, launch, over.
 #include "worker/collectives/nccl_carrier.h"
 
-#include <atomic>
 #include <string>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 
 #include "base/status_macros.h"
-#include "worker/collectives/leader.h"
+#include "worker/collectives/carrier_run.h"
 
 namespace ferry::worker {
 namespace {
@@ -33,37 +31,26 @@ absl::StatusOr<uint32_t> GenerationIn(const Received& received) {
   return static_cast<uint32_t>(tensor.elements<int64_t>()[0]);
 }
 
-// One work. Keeps itself while something is under way.
-class NcclWork final : public std::enable_shared_from_this<NcclWork> {
+class NcclWork final : public CarrierRun {
  public:
   NcclWork(std::shared_ptr<StepExchange> exchange, CollectiveGpu& gpu, const Executor* executor,
            const NcclCarrierRules& rules, CollectiveWork work, RecvCallback done)
-      : exchange_(std::move(exchange)),
+      : CarrierRun(std::move(exchange), std::move(work), std::move(done)),
         gpu_(gpu),
         executor_(executor),
         rules_(rules),
-        work_(std::move(work)),
-        last_(static_cast<int>(work_.members.size()) - 1),
-        done_(std::move(done)) {}
-
-  void Start() {
-    token_ = work_.cancellation->Register([weak = weak_from_this()] {
-      if (const auto strong = weak.lock()) {
-        strong->Fail(MakeDerived(absl::CancelledError("the collective was cancelled")));
-      }
-    });
-    if (token_ == Cancellation::kNoToken) {
-      Fail(MakeDerived(absl::CancelledError("the collective was cancelled")));
-    } else {
-      Listen();
-      Prepare();
-    }
-    EndOne();
-  }
+        last_(static_cast<int>(work_.members.size()) - 1) {}
 
  private:
-  // Whatever has begun with `BeginOne` ends with `EndOne`, once.
-  void BeginOne() { waiting_.fetch_add(1, std::memory_order_relaxed); }
+  std::shared_ptr<NcclWork> Self() {
+    return std::static_pointer_cast<NcclWork>(shared_from_this());
+  }
+
+  absl::Status Issue() override {
+    Listen();
+    Prepare();
+    return absl::OkStatus();
+  }
 
   // Hears when the one before fails, dies, or does not come in time.
   void Listen() {
@@ -74,7 +61,7 @@ class NcclWork final : public std::enable_shared_from_this<NcclWork> {
   void Prepare() {
     BeginOne();
     gpu_.Prepare(work_.call.input, work_.node->dtype, work_.call.shape, work_.deadline,
-                 [self = shared_from_this()](absl::StatusOr<Tensor> output) {
+                 [self = Self()](absl::StatusOr<Tensor> output) {
                    if (!output.ok()) {
                      self->Fail(output.status());
                    } else if (!self->has_failed()) {
@@ -97,18 +84,18 @@ class NcclWork final : public std::enable_shared_from_this<NcclWork> {
 
   void EnterLine() {
     BeginOne();
-    const DeviceLine::Ticket ticket = gpu_.line().Enter([self = shared_from_this()] {
+    const DeviceLine::Ticket ticket = gpu_.line().Enter([self = Self()] {
       self->OnHead();
       self->EndOne();
     });
-    bool has_failed = false;
+    bool has_left = false;
     {
       absl::MutexLock lock(&mu_);
       ticket_ = ticket;
-      // Whoever failed meanwhile, or has launched, did not know the ticket.
-      has_failed = !status_.ok() || has_left_;
+      has_left = has_left_;
     }
-    if (has_failed) LeaveLine();
+    // Whoever failed meanwhile, or has launched, did not know the ticket.
+    if (has_left || has_failed()) LeaveLine();
   }
 
   void OnHead() {
@@ -145,32 +132,31 @@ class NcclWork final : public std::enable_shared_from_this<NcclWork> {
     BeginOne();
     std::shared_ptr<NcclRun> run = gpu_.Launch(
         std::move(collective),
-        [self = shared_from_this()](absl::Status begun) {
+        [self = Self()](absl::Status begun) {
           if (!begun.ok()) self->Fail(std::move(begun));
           self->LeaveLine();
           self->EndOne();
         },
-        [self = shared_from_this()](absl::Status over) {
+        [self = Self()](absl::Status over) {
           // Not on a thread of the device's.
           (*self->executor_)([self, over = std::move(over)]() mutable {
             if (over.ok()) {
-              self->Finish();
+              self->TakeResult();
             } else {
               self->Fail(std::move(over));
             }
             self->EndOne();
           });
         });
-    absl::Status failed;
     {
       absl::MutexLock lock(&mu_);
       run_ = run;
-      failed = status_;
     }
-    if (!failed.ok()) run->Abort(failed);
+    // Whoever failed meanwhile did not know it.
+    if (absl::Status failed = failure(); !failed.ok()) run->Abort(std::move(failed));
   }
 
-  void Finish() {
+  void TakeResult() {
     if (has_failed()) return;
     const bool has_own = work_.node->kind == CollectiveKind::kBroadcast && work_.node->is_source;
     absl::StatusOr<Tensor> result =
@@ -178,9 +164,8 @@ class NcclWork final : public std::enable_shared_from_this<NcclWork> {
     if (!result.ok()) return Fail(result.status());
     result_.tensor = *std::move(result);
     result_.path = "nccl";
-    is_over_.store(true, std::memory_order_release);
     // Ends what listens.
-    cancellation_.Cancel();
+    Finish();
   }
 
   void LeaveLine() {
@@ -210,98 +195,52 @@ class NcclWork final : public std::enable_shared_from_this<NcclWork> {
     args.deadline = work_.deadline;
     BeginOne();
     exchange_->RecvAsync(*key, std::move(args),
-                         [self = shared_from_this(), from, then = std::move(then)](
-                             absl::Status status, Received received) mutable {
+                         [self = Self(), from, then = std::move(then)](absl::Status status,
+                                                                       Received received) mutable {
                            if (status.ok() && !self->has_failed()) {
                              status = std::move(then)(received);
                            }
-                           if (!status.ok()) self->Fail(self->Explain(from, std::move(status)));
+                           if (!status.ok()) {
+                             self->Fail(self->Explain(std::move(status), self->WaitsFor(from)));
+                           }
                            self->EndOne();
                          });
   }
 
-  absl::StatusOr<RendezvousKey> KeyOf(int from, int to, absl::string_view what) const {
-    return CollectiveKey(*work_.node->devices, work_.members[static_cast<size_t>(from)],
-                         work_.members[static_cast<size_t>(to)],
-                         CollectiveEdge(work_.call.group_key, work_.call.instance_key, what));
+  std::string About() const { return absl::StrCat(Instance(), " on ", NameOf(work_.rank)); }
+  std::string WaitsFor(int from) const {
+    return absl::StrCat("By NCCL, ", About(), " has waited for ", NameOf(from),
+                        " or one that it waits for");
   }
 
-  const std::string& NameOf(int rank) const {
-    const int member = work_.members[static_cast<size_t>(rank)];
-    return (*work_.node->devices)[static_cast<size_t>(member)].name;
-  }
-  std::string About() const {
-    return absl::StrCat("instance ", work_.call.instance_key, " of group ", work_.call.group_key,
-                        " on ", NameOf(work_.rank));
-  }
-
-  absl::Status Explain(int from, absl::Status status) const {
-    if (!absl::IsDeadlineExceeded(status) || work_.deadline == absl::InfiniteFuture()) {
-      return status;
-    }
-    if (absl::StrContains(status.message(), "Collective has timed out")) return status;
-    return absl::DeadlineExceededError(
-        absl::StrCat("Collective has timed out during execution. By NCCL, ", About(),
-                     " has waited for ", NameOf(from), " or one that it waits for"));
-  }
-
-  bool has_failed() const { return has_failed_.load(std::memory_order_acquire); }
-
-  void Fail(absl::Status why) {
-    // What listened is called off.
-    if (is_over_.load(std::memory_order_acquire)) return;
+  void OnFailed(const absl::Status& why) override {
     std::shared_ptr<NcclRun> run;
     {
       absl::MutexLock lock(&mu_);
-      const bool is_first = status_.ok();
-      if (is_first || (IsDerived(status_) && !IsDerived(why))) status_ = why;
-      has_failed_.store(true, std::memory_order_release);
-      if (!is_first) return;
       run = run_;
     }
-    cancellation_.Cancel();
     if (run != nullptr) {
       run->Abort(why);
     } else {
       LeaveLine();
     }
   }
-
-  void EndOne() {
-    if (waiting_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-    if (token_ != Cancellation::kNoToken) work_.cancellation->Deregister(token_);
-    absl::Status status;
-    {
-      absl::MutexLock lock(&mu_);
-      status = status_;
-      // It keeps this.
-      run_ = nullptr;
-    }
-    RecvCallback done = std::move(done_);
-    if (!status.ok()) return std::move(done)(std::move(status), {});
-    std::move(done)(absl::OkStatus(), std::move(result_));
+  // It keeps this.
+  void OnEnd() override {
+    absl::MutexLock lock(&mu_);
+    run_ = nullptr;
   }
 
-  const std::shared_ptr<StepExchange> exchange_;
   CollectiveGpu& gpu_;
   const Executor* const executor_;
   const NcclCarrierRules rules_;
-  const CollectiveWork work_;
   const int last_;
-  RecvCallback done_;
-  Cancellation::Token token_ = Cancellation::kNoToken;
-  Cancellation cancellation_;
 
   // Each is written by one step of the way, and read by later ones.
   Tensor output_;
   uint32_t generation_ = 0;
-  Received result_;
 
-  std::atomic<int> waiting_{1};
-  std::atomic<bool> has_failed_{false};
-  std::atomic<bool> is_over_{false};
   absl::Mutex mu_;
-  absl::Status status_ ABSL_GUARDED_BY(mu_);
   DeviceLine::Ticket ticket_ ABSL_GUARDED_BY(mu_) = 0;
   bool has_left_ ABSL_GUARDED_BY(mu_) = false;
   std::shared_ptr<NcclRun> run_ ABSL_GUARDED_BY(mu_);
