@@ -12,8 +12,9 @@ import unittest
 FERRY = os.path.abspath(sys.argv[1])
 # Of anything that should end by itself. Generous, for machines that do other things as well.
 PATIENCE_S = 30
-# What a slow machine makes the tool say.
-PROGRESS = r"ferry: (asking|looking|measuring|starting|trying|waiting) "
+# What a slow machine makes the tool say; how long it has taken so far stands at its end.
+PROGRESS = (r"ferry: (asking|looking|measuring|starting|trying|waiting) .*"
+            r" \(\d[\d.]*[a-z][\da-z.]*\)$")
 
 # What launchers of the machine that runs the tests may have set.
 FOREIGN = re.compile(r"^(FERRY_|SLURM_|OMPI_|PMIX?_|MPI_|JOB_COMPLETION|RANK$|WORLD_SIZE$|"
