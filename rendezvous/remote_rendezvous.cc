@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/recycled.h"
@@ -30,6 +32,14 @@ absl::Status AsConsequence(const absl::Status& why) {
 absl::Status CancelledWait(bool is_deferred) {
   return MakeDerived(absl::CancelledError(is_deferred ? "RecvLocalAsync is cancelled."
                                                       : "RecvFromRemoteAsync is cancelled."));
+}
+
+// Whatever carries them, errors of a fetch say what was fetched.
+absl::Status WithKey(const absl::Status& why, int64_t step_id, const RendezvousKey& key) {
+  const std::string text = absl::CEscape(key.text());
+  if (absl::StrContains(why.message(), text) || absl::IsCancelled(why)) return why;
+  return absl::Status(why.code(),
+                      absl::StrCat(why.message(), "; step ", step_id, " needed ", text));
 }
 
 }  // namespace
@@ -135,6 +145,7 @@ void RemoteRendezvous::FetchRemote(const RendezvousKey& key, RecvArgs args, Recv
   std::shared_ptr<RemoteFetch> fetch =
       fetcher_.Fetch(step_id_, key, asked, [waiting](absl::Status status, Received received) {
         if (const auto rendezvous = waiting->owner.lock(); rendezvous != nullptr) {
+          if (!status.ok()) status = WithKey(status, rendezvous->step_id_, waiting->key);
           rendezvous->End(*waiting, std::move(status), std::move(received));
         }
       });

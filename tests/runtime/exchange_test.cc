@@ -12,6 +12,7 @@
 namespace ferry {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 TEST(PathPolicyTest, ARequiredTransportThatCannotFailsWithItsReason) {
@@ -144,7 +145,9 @@ TEST(PathPolicyTest, LocalConnectsNoTwoProcesses) {
                   .ok());
   Receipt receipt;
   b.Step(1)->RecvAsync(KeyBetween(a, b, "k"), {}, receipt.callback());
-  EXPECT_EQ(receipt.Wait().status(), path.status());
+  EXPECT_EQ(receipt.Wait().status().code(), path.status().code());
+  EXPECT_THAT(std::string(receipt.Wait().status().message()),
+              AllOf(HasSubstr(path.status().message()), HasSubstr("step 1 needed")));
 }
 
 TEST(PathPolicyTest, NamesThatAreNoTransportAreRefused) {
