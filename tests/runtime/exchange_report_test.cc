@@ -111,6 +111,29 @@ TEST(ExchangeReportTest, TransfersRefreshWhatIsKnown) {
   EXPECT_THAT(Explain(*PathTo(report, 2)->choice), HasSubstr("not shm: descriptors cannot be"));
 }
 
+// What was measured a while ago is measured again, by whoever asks and by whoever sends.
+TEST(ExchangeReportTest, LatencyIsMeasuredAgainAndAgain) {
+  Directory directory;
+  ExchangeEnd a(directory, 1);
+  ExchangeEnd b(directory, 2);
+  int64_t step = 1;
+  Move(a, b, step, 100'000);
+  const auto is_measured_again = [](const std::function<absl::Duration()>& age) {
+    return Becomes([&] { return age() > absl::Seconds(1); }) &&
+           Becomes([&] { return age() < absl::Milliseconds(500); });
+  };
+  EXPECT_TRUE(is_measured_again([&] {
+    const ExchangeReport report = ReportOf(a);
+    return CostOf(*PathTo(report, 2), "shm")->latency_age;
+  }));
+  // This asks for nothing.
+  EXPECT_TRUE(is_measured_again([&] {
+    Move(a, b, ++step, 100'000);
+    const PathReport back = {.choice = a.exchange->PathFrom(b.exchange->self(), 1 << 20, true)};
+    return CostOf(back, "shm")->latency_age;
+  }));
+}
+
 TEST(ExchangeReportTest, ACopyToTheArenaIsSeen) {
   Directory directory;
   ExchangeEnd a(directory, 1);
@@ -155,6 +178,20 @@ TEST(ExchangeReportTest, CountsWhoCouldNotProveToBeOfTheJob) {
   // Through the Unix socket, and over TCP.
   EXPECT_GE(report.refused_connections, 1);
   EXPECT_THAT(report.last_refusal, HasSubstr("token"));
+}
+
+TEST(ExchangeReportTest, CountsCallsThatCouldNotProveToBeOfTheJob) {
+  Directory directory;
+  ExchangeOptions options;
+  options.carrier = Carrier::kGrpc;
+  ExchangeEnd a(directory, 1, options);
+  options.token = "another job";
+  ExchangeEnd b(directory, 2, options);
+  EXPECT_EQ(ReportOf(a).refused_calls, 0);
+  Receipt receipt;
+  b.Step(1)->RecvAsync(KeyBetween(a, b, "k"), {}, receipt.callback());
+  EXPECT_EQ(receipt.Wait().status().code(), absl::StatusCode::kUnauthenticated);
+  EXPECT_GE(ReportOf(a).refused_calls, 1);
 }
 
 TEST(ExchangeReportTest, WhatIsNoReportIsRefused) {

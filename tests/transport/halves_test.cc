@@ -259,5 +259,30 @@ TEST_F(HalvesTest, DataConnectionsThatAreNotAnsweredEndTheLane) {
   EXPECT_NE(status.message().find("node 2"), std::string::npos) << status;
 }
 
+// Beside what a copy between GPUs is assumed to cost, a number that was measured on the host would
+// make TCP look the cheapest.
+TEST_F(HalvesTest, TcpBetweenGpusIsAssumedAsEverythingElseThere) {
+  const auto transport = TcpTransport::Create(environment_, {});
+  ASSERT_TRUE(transport.ok()) << transport.status();
+  Endpoint ends[2];
+  for (Endpoint& each : ends) {
+    each.boot_id = "one machine";
+    each.lanes.tcp = {"127.0.0.1:1"};
+  }
+  PathQuery query = {.source = &ends[0], .destination = &ends[1], .bytes = kBytes};
+  absl::StatusOr<PathCost> cost = (*transport)->Cost(query);
+  ASSERT_TRUE(cost.ok()) << cost.status();
+  EXPECT_EQ(cost->latency_basis, CostBasis::kAtStart);
+  const MemoryPlace gpu = {.space = MemorySpace::kCuda, .ordinal = 0};
+  for (const bool is_source : {true, false}) {
+    query.source_place = is_source ? gpu : MemoryPlace{};
+    query.destination_place = is_source ? MemoryPlace{} : gpu;
+    cost = (*transport)->Cost(query);
+    ASSERT_TRUE(cost.ok()) << cost.status();
+    EXPECT_EQ(cost->latency_basis, CostBasis::kAssumed);
+    EXPECT_EQ(cost->bandwidth_basis, CostBasis::kAssumed);
+  }
+}
+
 }  // namespace
 }  // namespace ferry

@@ -2,7 +2,9 @@
 // Lanes of both kinds: order, size, descriptors, back-pressure, ends.
 #include "transport/lane/lane.h"
 
+#include <fcntl.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <memory>
@@ -298,6 +300,37 @@ TEST(LaneHubTest, GarbageIsRefusedAtItsFirstBytes) {
     absl::SleepFor(absl::Milliseconds(10));
   }
   EXPECT_EQ(b.hub->stats().refused, 1);
+}
+
+// Whoever may connect to a socket without a file has to be of the same user, whatever it knows.
+TEST(LaneHubTest, AnotherUsersProcessIsRefusedAndCounted) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can be another user";
+  int pipe_ends[2];
+  ASSERT_EQ(pipe2(pipe_ends, O_CLOEXEC), 0);
+  // Before there are threads here.
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    char name[200] = {};
+    const bool is_told = read(pipe_ends[0], name, sizeof(name) - 1) > 0;
+    if (!is_told || setgid(65534) != 0 || setuid(65534) != 0) _exit(2);
+    const auto socket = BeginConnectUnix(name);
+    char byte = 0;
+    // Until the other side closes it.
+    _exit(socket.ok() && fcntl(socket->get(), F_SETFL, 0) == 0 &&
+                  recv(socket->get(), &byte, 1, 0) <= 0
+              ? 0
+              : 1);
+  }
+  LaneEnd b(LanePeer{2, 22});
+  const std::string& name = b.addresses.unix_name;
+  ASSERT_EQ(write(pipe_ends[1], name.data(), name.size()), static_cast<ssize_t>(name.size()));
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(b.hub->stats().refused, 1);
+  EXPECT_THAT(b.hub->stats().last_refusal, HasSubstr("another user"));
+  for (const int each : pipe_ends) close(each);
 }
 
 // A scanner, or somebody's health check, a hundred times a second: what it leaves behind would be

@@ -179,6 +179,13 @@ TEST(ServiceLimits, ThoseWhoProveNothingAreCounted) {
                   .Wait(),
               Fails(StatusCode::kUnauthenticated, HasSubstr("proof")));
   EXPECT_EQ(refused.load(), 1);
+  tensorflow::MarkRecvFinishedRequest finished;
+  finished.set_request_id(7);
+  EXPECT_THAT(PendingCall::Start(coord::NewChannel(worker.address()), kMarkRecvFinishedPath,
+                                 finished.SerializeAsString())
+                  .Wait(),
+              Fails(StatusCode::kUnauthenticated, HasSubstr("proof")));
+  EXPECT_EQ(refused.load(), 2);
 }
 
 // Scenario 59.
