@@ -79,9 +79,11 @@ class RoguePeer::End final : public LaneHandler, public std::enable_shared_from_
   Lane& lane() { return *lane_; }
   Outlet& outlet(int number) { return *outlets_[static_cast<size_t>(number) - 1]; }
   Inlet& inlet(int number) { return *inlets_[static_cast<size_t>(number) - 1]; }
-  // Offers `tensor` by the transport, and sends the ticket after `change` has seen it.
+  // Offers `tensor` by the transport, sends the ticket after `change` has seen it, and calls
+  // `then`.
   void Ticket(uint64_t id, int number, const Tensor& tensor,
-              std::function<void(TicketMessage&, std::string& body)> change = {}) {
+              std::function<void(TicketMessage&, std::string& body)> change = {},
+              std::function<void()> then = {}) {
     outlet(number).Offer(id, tensor, {}, [=, this](absl::StatusOr<TransportTicket> offer) {
       FERRY_CHECK(offer.ok());
       TicketMessage ticket = TicketOf(id, number, tensor);
@@ -89,6 +91,7 @@ class RoguePeer::End final : public LaneHandler, public std::enable_shared_from_
       if (change) change(ticket, body);
       ticket.body = body;
       SendTicket(*lane_, ticket, offer->descriptors).IgnoreError();
+      if (then) then();
     });
   }
   // Of nothing that was offered.

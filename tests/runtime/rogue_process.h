@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// RogueProcess: a node in a process of its own that ends or hangs at a word of the protocol.
+#ifndef FERRY_TESTS_RUNTIME_ROGUE_PROCESS_H_
+#define FERRY_TESTS_RUNTIME_ROGUE_PROCESS_H_
+
+#include <csignal>
+#include <memory>
+#include <string>
+
+#include "tests/runtime/peer_process.h"
+#include "tests/runtime/rogue_peer.h"
+
+namespace ferry {
+
+// In which it asks; it may be closed.
+inline constexpr int64_t kStepOfRogue = kStepId + 1;
+
+// Where it stops, and at which signal.
+enum class Word {
+  // As the producer: it has heard a REQUEST; it has sent the TICKET of what lies in its arena.
+  kRequestHeard,
+  kTicketSent,
+  // As the consumer, of what it asks for once it is told to: it has sent the REQUEST; it has heard
+  // the TICKET; it has sent DECLINED, or DONE, without having looked at anything.
+  kRequestSent,
+  kTicketHeard,
+  kDeclinedSent,
+  kDoneSent,
+};
+
+// Takes part in one transfer, as node kPeer.
+class RogueProcess final {
+ public:
+  // Forks. REQUIRES: this process has one thread.
+  RogueProcess(std::string transport, Word at, int signal, int64_t bytes) {
+    int sockets[2];
+    FERRY_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) == 0);
+    pid_ = fork();
+    FERRY_CHECK(pid_ >= 0);
+    if (pid_ == 0) {
+      close(sockets[0]);
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      Serve(Channel(sockets[1]), transport, at, signal, bytes);
+    }
+    close(sockets[1]);
+    channel_ = std::make_unique<Channel>(sockets[0]);
+  }
+  ~RogueProcess() { Kill(); }
+  RogueProcess(const RogueProcess&) = delete;
+  RogueProcess& operator=(const RogueProcess&) = delete;
+
+  void Meet(Directory& directory, const Endpoint& here) const {
+    channel_->Say(EncodeEndpoint(here));
+    directory.Publish(*DecodeEndpoint(channel_->Hear()));
+  }
+  // Asks this process for that value.
+  void AskFor(const RendezvousKey& key) const { channel_->Say(key.text()); }
+  // Whether the signal has had its effect, for which it waits.
+  [[nodiscard]] bool HasGone() const {
+    for (const absl::Time end = SteadyClock().Now() + absl::Seconds(20);
+         SteadyClock().Now() < end;) {
+      siginfo_t info = {};
+      FERRY_CHECK(waitid(P_PID, static_cast<id_t>(pid_), &info,
+                         WEXITED | WSTOPPED | WNOWAIT | WNOHANG) == 0);
+      if (info.si_pid != 0) return true;
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    return false;
+  }
+  void Continue() const { kill(pid_, SIGCONT); }
+  void Kill() {
+    if (pid_ <= 0) return;
+    kill(pid_, SIGKILL);
+    waitpid(std::exchange(pid_, 0), nullptr, 0);
+  }
+  RendezvousKey To(absl::string_view name) const { return KeyOf(kHere, 1000, kPeer, name); }
+  RendezvousKey From(absl::string_view name) const {
+    return KeyOf(kPeer, 1000u + kPeer, kHere, name);
+  }
+
+ private:
+  [[noreturn]] static void Serve(const Channel& channel, const std::string& transport, Word at,
+                                 int signal, int64_t bytes) {
+    const auto reach = [at, signal](Word word) {
+      if (word == at) raise(signal);
+    };
+    Directory directory;
+    RoguePeer* self = nullptr;
+    RoguePeer rogue(
+        directory, kPeer,
+        [&](RoguePeer::End& end, uint64_t id) {
+          reach(Word::kRequestHeard);
+          Tensor tensor = *Tensor::Create(DataType::kUint8, *Shape::Create({bytes}),
+                                          *self->arena().Allocate(static_cast<size_t>(bytes)));
+          FillPattern(tensor, 7);
+          end.Ticket(id, self->NumberOf(transport), tensor, {},
+                     [&reach] { reach(Word::kTicketSent); });
+        },
+        [&](RoguePeer::End& end, const TicketMessage& ticket) {
+          reach(Word::kTicketHeard);
+          if (at == Word::kDeclinedSent) {
+            SendDeclined(end.lane(),
+                         {ticket.id, absl::DataLossError("it smells"), kStepOfRogue, {}})
+                .IgnoreError();
+          } else {
+            SendId(end.lane(), LaneMessage::kDone, ticket.id).IgnoreError();
+          }
+          reach(at);
+        });
+    self = &rogue;
+    const Endpoint there = *DecodeEndpoint(channel.Hear());
+    channel.Say(EncodeEndpoint(rogue.self()));
+    const std::string key = channel.Hear();
+    rogue.Open(there, there.lanes.unix_name.empty(), [&](RoguePeer::End& end) {
+      SendRequest(end.lane(), {1, kStepOfRogue, key}).IgnoreError();
+      reach(Word::kRequestSent);
+    });
+    while (true) pause();
+  }
+
+  pid_t pid_ = 0;
+  std::unique_ptr<Channel> channel_;
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_TESTS_RUNTIME_ROGUE_PROCESS_H_
