@@ -21,7 +21,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // More than goes in a ticket, and more than the sockets of a lane hold.
-constexpr int64_t kBytes = int64_t{16} << 20;
+constexpr int64_t kBytes = int64_t{64} << 20;
 
 class ExchangeWord : public ExchangeKill {
  protected:
@@ -41,7 +41,7 @@ class ExchangeWord : public ExchangeKill {
     rogue_->Kill();
     EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().unfinished_sends() == 0; }));
     ExpectNothingLeft(before_);
-    ExpectWorks(Meet(1));
+    ExpectWorks(Meet(1), kBytes);
   }
   Step Offer() {
     Step step(*here_->exchange, here_->Step(kStepOfRogue));
@@ -80,7 +80,7 @@ TEST_P(ExchangeWord, TheProducerIsKilledWhenItHasSentTheTicket) {
 TEST_P(ExchangeWord, TheProducerHangsWhenItHasHeardTheRequest) {
   Begin(Word::kRequestHeard, SIGSTOP);
   Step step(*here_->exchange, step_);
-  const absl::Status status = step.Recv(rogue_->From("t"), absl::Milliseconds(300)).status();
+  const absl::Status status = step.Recv(rogue_->From("t"), absl::Seconds(2)).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("asked node 1, which has not sent it"));
   // Its answer comes too late, and harms nobody.
@@ -94,7 +94,7 @@ TEST_P(ExchangeWord, TheProducerHangsWhenItHasSentTheTicket) {
   Tensor into = *Tensor::Allocate(DataType::kUint8, *Shape::Create({kBytes}));
   std::memset(into.mutable_data(), 0, into.bytes());
   Step step(*here_->exchange, step_);
-  const absl::Status status = step.RecvInto(rogue_->From("t"), into, absl::Milliseconds(700));
+  const absl::Status status = step.RecvInto(rogue_->From("t"), into, absl::Seconds(3));
   ASSERT_TRUE(rogue_->HasGone());
   if (GetParam() == std::string("shm")) {
     // Nothing more is needed of it.
