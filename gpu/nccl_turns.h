@@ -13,6 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
+#include "gpu/clique/exchange_line.h"
 #include "gpu/cuda/sync_gate.h"
 
 namespace ferry {
@@ -60,6 +61,8 @@ class NcclTurns final {
   bool TryGoOn() ABSL_LOCKS_EXCLUDED(mu_);
 
   int ordinal() const { return ordinal_; }
+  // Of the device's first exchanges.
+  const std::shared_ptr<ExchangeLine>& line() const { return line_; }
 
  private:
   void Tell() ABSL_LOCKS_EXCLUDED(mu_);
@@ -67,6 +70,7 @@ class NcclTurns final {
   bool is_quiet() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return is_quiet_; }
 
   const int ordinal_;
+  const std::shared_ptr<ExchangeLine> line_ = std::make_shared<ExchangeLine>();
 
   mutable absl::Mutex mu_;
   int count_ ABSL_GUARDED_BY(mu_) = 0;

@@ -158,8 +158,9 @@ class Node final {
   // has no complaint; beyond NodeOptions::kept_communicator_bytes the longest unused go, but for
   // those that another rank uses. Otherwise it is aborted, and with that over for all ranks: then
   // all make a new one. What was done with get() must be over before it is let go of, or
-  // Abort be called. Those that share a GPU are asked for one after the other, in one order on all
-  // nodes: their first exchanges would wait for each other. Blocks; the node outlives it.
+  // Abort be called. Several threads may ask for different ones of the same GPUs, in any order. But
+  // where collectives are under way on these GPUs, this has its place in their order, as they have
+  // among each other. Blocks; the node outlives it.
   //   own: which of them this call is for; needed when several are this node's. Each then needs a
   //   thread of its own to call this.
   //   Errors: INVALID_ARGUMENT for a device that is no GPU of the job, or none that is this node's;

@@ -80,6 +80,10 @@ absl::StatusOr<CliqueKey> CliqueKey::Create(std::vector<CliqueMember> members,
 
 std::string CliqueKey::GenerationKey() const { return absl::StrCat(prefix_, "generation"); }
 
+std::string CliqueKey::NumberKey(uint32_t generation, int rank) const {
+  return absl::StrCat(GenerationPrefix(generation), "number/", rank);
+}
+
 std::string CliqueKey::GenerationPrefix(uint32_t generation) const {
   return absl::StrCat(prefix_, generation, "/");
 }

@@ -41,6 +41,8 @@ class CliqueKey final {
   std::string UniqueIdKey(uint32_t generation) const;
   // That the rank takes part.
   std::string PresenceKey(uint32_t generation, int rank) const;
+  // That the rank has initialised it, and the number that its device gives its first exchange.
+  std::string NumberKey(uint32_t generation, int rank) const;
   // Everything of a generation.
   std::string GenerationPrefix(uint32_t generation) const;
 

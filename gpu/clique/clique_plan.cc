@@ -16,8 +16,8 @@
 namespace ferry {
 
 absl::string_view CliqueStateName(CliqueState state) {
-  static constexpr absl::string_view kNames[] = {"idle",       "waiting", "initialising",
-                                                 "warming up", "ready",   "failed"};
+  static constexpr absl::string_view kNames[] = {
+      "idle", "waiting", "initialising", "lining up", "warming up", "ready", "failed"};
   return kNames[static_cast<int>(state)];
 }
 
@@ -63,6 +63,7 @@ void CliquePlan::OnEntry(absl::string_view key, absl::string_view value) {
     entries_.insert_or_assign(std::string(key), std::string(value));
     NotePresence(key, value);
     Look();
+    LookForNumbers();
     return;
   }
   uint32_t generation = 0;
@@ -165,8 +166,31 @@ void CliquePlan::Look() {
 void CliquePlan::OnInitialised(uint32_t generation, const absl::Status& status) {
   if (state_ != CliqueState::kInitialising || generation != generation_) return;
   if (!status.ok()) return FailAttempt(status);
+  const std::optional<uint64_t> number = steps_.LineUp(generation_);
+  if (!number.has_value()) {
+    state_ = CliqueState::kWarmingUp;
+    return steps_.WarmUp(generation_, 0);
+  }
+  state_ = CliqueState::kLiningUp;
+  store_.Set(key_.NumberKey(generation_, rank_), absl::StrCat(*number));
+  LookForNumbers();
+}
+
+void CliquePlan::LookForNumbers() {
+  if (state_ != CliqueState::kLiningUp) return;
+  missing_.clear();
+  uint64_t largest = 0;
+  for (int rank = 0; rank < key_.size(); ++rank) {
+    const auto entry = entries_.find(key_.NumberKey(generation_, rank));
+    uint64_t number = 0;
+    if (entry == entries_.end() || !absl::SimpleAtoi(entry->second, &number)) {
+      missing_.insert(rank);
+    }
+    largest = std::max(largest, number);
+  }
+  if (!missing_.empty()) return;
   state_ = CliqueState::kWarmingUp;
-  steps_.WarmUp(generation_);
+  steps_.WarmUp(generation_, largest);
 }
 
 void CliquePlan::OnWarmedUp(uint32_t generation, const absl::Status& status) {
@@ -194,6 +218,10 @@ void CliquePlan::FailAttempt(const absl::Status& why) {
   if (attempts_ >= options_.max_attempts) {
     return Fail(absl::Status(
         why.code(), absl::StrCat(why.message(), " (the last of ", attempts_, " attempts)")));
+  }
+  // There is no time for another one, and this is why.
+  if (absl::IsDeadlineExceeded(why) && clock_.Now() >= deadline_) {
+    return Fail(absl::DeadlineExceededError(absl::StrCat(Describe(), ": ", why.message())));
   }
   state_ = CliqueState::kWaiting;
   LeaveGeneration(why);
@@ -233,6 +261,12 @@ void CliquePlan::Retire(const absl::Status& why) {
 
 absl::Time CliquePlan::NextDeadline() const { return deadline_; }
 
+std::string CliquePlan::DescribeMissing(absl::string_view done) const {
+  const std::vector<int> missing(missing_.begin(), missing_.end());
+  return absl::StrCat(missing.size(), " of ", key_.size(), ": ", key_.DescribeRanks(missing),
+                      missing.size() == 1 ? " has" : " have", " not ", done);
+}
+
 void CliquePlan::Expire() {
   if (!IsUnderWay() || clock_.Now() < deadline_) return;
   std::string what;
@@ -243,11 +277,11 @@ void CliquePlan::Expire() {
   } else if (state_ == CliqueState::kInitialising) {
     what = "NCCL to initialise";
   } else if (state_ == CliqueState::kWarmingUp) {
-    what = "the exchange that warms it up";
+    what = steps_.DescribeWarmUp();
+  } else if (state_ == CliqueState::kLiningUp) {
+    what = DescribeMissing("initialised it");
   } else if (!missing_.empty()) {
-    const std::vector<int> missing(missing_.begin(), missing_.end());
-    what = absl::StrCat(missing.size(), " of ", key_.size(), ": ", key_.DescribeRanks(missing),
-                        missing.size() == 1 ? " has" : " have", " not come");
+    what = DescribeMissing("come");
   } else {
     what = absl::StrCat(key_.DescribeRank(0), " to publish the ids");
   }

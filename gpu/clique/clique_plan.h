@@ -44,8 +44,14 @@ class CliqueSteps {
   virtual absl::StatusOr<std::vector<std::string>> Mint(int count) = 0;
   // Without blocking; then CliquePlan::OnInitialised.
   virtual void Initialise(uint32_t generation, const std::vector<std::string>& ids) = 0;
-  // An exchange with each peer; then CliquePlan::OnWarmedUp.
-  virtual void WarmUp(uint32_t generation) = 0;
+  // Its device's number for the first exchange (ExchangeLine), for the other ranks; nothing: it has
+  // none, on no rank.
+  virtual std::optional<uint64_t> LineUp(uint32_t generation) = 0;
+  // An exchange with each peer, in the order of `number`, which is the largest of all ranks'; then
+  // CliquePlan::OnWarmedUp.
+  virtual void WarmUp(uint32_t generation, uint64_t number) = 0;
+  // What that waits for, for messages.
+  virtual std::string DescribeWarmUp() const = 0;
   // The plan is Ready, but another rank has given the generation up: what is under way on the
   // communicator may wait for ever. Once; whoever has it is to retire the plan.
   virtual void GivenUp(uint32_t generation, const absl::Status& why) = 0;
@@ -66,13 +72,14 @@ struct CliquePlanOptions {
   int ranks_per_id = kRanksPerUniqueId;
 };
 
-enum class CliqueState { kIdle, kWaiting, kInitialising, kWarmingUp, kReady, kFailed };
+enum class CliqueState { kIdle, kWaiting, kInitialising, kLiningUp, kWarmingUp, kReady, kFailed };
 absl::string_view CliqueStateName(CliqueState state);
 
 // One rank's part, again and again:
 //   1  every rank learns the generation and leaves its presence under it, with its NCCL version
 //   2  when all are there, the first rank mints ids and publishes them
-//   3  every rank that sees them initialises, then warms up
+//   3  every rank that sees them initialises, and leaves a number for its first exchange
+//   4  when all have, every rank warms up, in the order of the largest of their numbers
 // A generation whose making has begun and failed is over for all: whoever sees that moves the
 // clique to the next one. So an id is used at most once, by each rank, in one attempt. A rank may
 // be Ready when another one's attempt fails: it hears of that as of everything that the store says.
@@ -109,12 +116,16 @@ class CliquePlan final {
  private:
   bool IsUnderWay() const {
     return state_ == CliqueState::kWaiting || state_ == CliqueState::kInitialising ||
-           state_ == CliqueState::kWarmingUp;
+           state_ == CliqueState::kLiningUp || state_ == CliqueState::kWarmingUp;
   }
   std::string Describe() const;
   void BeginAttempt();
   // Whether the ids can be minted or used, while Waiting.
   void Look();
+  // Whether all ranks have left their numbers, while LiningUp.
+  void LookForNumbers();
+  // "2 of 4: ranks 1,2 (devices 5,7) have not <done>".
+  std::string DescribeMissing(absl::string_view done) const;
   absl::Status CheckVersion(int rank, int version) const;
   // If it says that a rank has come to this generation.
   void NotePresence(absl::string_view key, absl::string_view value);
@@ -142,7 +153,7 @@ class CliquePlan final {
   uint32_t generation_ = 0;
   uint32_t lowest_ = 1;
   bool has_minted_ = false;
-  // Ranks that have not come to it.
+  // Ranks that have not come to it; while LiningUp: that have not left their number.
   std::set<int> missing_;
   // Steps have something of this generation.
   bool has_begun_ = false;

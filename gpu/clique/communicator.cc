@@ -18,7 +18,7 @@
 #include "gpu/clique/communicator_work.h"
 #include "gpu/clique/first_exchange.h"
 #include "gpu/cuda/cuda_event.h"
-#include "gpu/cuda/device_buffer.h"
+#include "gpu/nccl/unique_ids.h"
 #include "gpu/nccl_turns.h"
 
 namespace ferry {
@@ -26,10 +26,9 @@ namespace {
 
 // How often NCCL and the device are asked while something is under way.
 constexpr absl::Duration kLook = absl::Milliseconds(1);
-// Distances between ranks in one group of the warm-up: four operations each. A group of many
-// operations may be cut differently on different ranks.
-constexpr int kDistancesPerGroup = 8;
 constexpr absl::Duration kEnqueueLook = absl::Microseconds(20);
+// For the device to get to a call, while there is time.
+constexpr absl::Duration kShortestCallTimeout = absl::Seconds(1);
 constexpr absl::Duration kCallTimeout = absl::Seconds(30);
 
 }  // namespace
@@ -57,15 +56,17 @@ class NcclCommunicator::Maker final : public CliqueSteps {
   ~Maker() override { plan_.Retire(absl::CancelledError("the communicator is not used any more")); }
 
   absl::Status Run() {
-    // Memory is got before anything is in flight: getting it may wait for the device.
-    const auto bytes = static_cast<size_t>(2 * plan_.key().size());
-    FERRY_ASSIGN_OR_RETURN(warmth_, gpu_.arena->Allocate(bytes));
-    FERRY_ASSIGN_OR_RETURN(stream_, cuda::CudaStream::Create(gpu_.device));
-    // So is what keyed transfers need that go by the host during a program's work.
-    if (options_.warms_up) gpu_.stager->Reserve().IgnoreError();
+    if (options_.warms_up) {
+      FERRY_ASSIGN_OR_RETURN(exchange_, FirstExchange::Create(
+                                            api_, gpus_, gpu_,
+                                            [this](std::function<absl::Status()> call) {
+                                              return OnDevice(std::move(call));
+                                            },
+                                            rank_, plan_.key().size()));
+    }
     plan_.Start();
     while (!ended_.has_value()) {
-      if (options_.keep_going) FERRY_RETURN_IF_ERROR(options_.keep_going());
+      FERRY_RETURN_IF_ERROR(KeepGoing());
       mailbox_->Deliver(plan_, kLook);
       if (!ended_.has_value()) Look();
       if (!ended_.has_value()) plan_.Expire();
@@ -76,16 +77,7 @@ class NcclCommunicator::Maker final : public CliqueSteps {
   // --- CliqueSteps ---
 
   absl::StatusOr<std::vector<std::string>> Mint(int count) override {
-    std::vector<std::string> ids;
-    FERRY_RETURN_IF_ERROR(OnDevice([&]() -> absl::Status {
-      for (int i = 0; i < count; ++i) {
-        nccl::UniqueId id = {};
-        FERRY_RETURN_IF_ERROR(api_->Check(api_->table().get_unique_id(&id), "ncclGetUniqueId"));
-        ids.emplace_back(id.bytes, sizeof(id.bytes));
-      }
-      return absl::OkStatus();
-    }));
-    return ids;
+    return nccl::MintUniqueIds(api_, count, plan_.NextDeadline(), [this] { return KeepGoing(); });
   }
 
   void Initialise(uint32_t generation, const std::vector<std::string>& ids) override {
@@ -116,23 +108,25 @@ class NcclCommunicator::Maker final : public CliqueSteps {
     });
   }
 
-  void WarmUp(uint32_t generation) override {
-    if (!options_.warms_up) {
-      phase_ = Phase::kNotWarming;
-      return;
-    }
-    // Keyed transfers on this device may have an order that does not fit with the exchange.
-    phase_ = Phase::kAwaitingTurn;
-    turns_->Ask();
-    has_asked_ = true;
+  std::optional<uint64_t> LineUp(uint32_t generation) override {
+    if (exchange_ == nullptr) return std::nullopt;
+    return exchange_->LineUp(plan_.key(), generation);
+  }
+
+  void WarmUp(uint32_t generation, uint64_t number) override {
+    phase_ = Phase::kWarmingUp;
+    if (exchange_ != nullptr) exchange_->Begin(comm_, number);
+  }
+
+  std::string DescribeWarmUp() const override {
+    return exchange_ == nullptr ? "" : exchange_->Describe();
   }
 
   void GivenUp(uint32_t generation, const absl::Status& why) override { given_up_ = why; }
 
   void Discard(uint32_t generation, const absl::Status& why) override {
     AbortNow();
-    EndExchange();
-    warm_ = nullptr;
+    if (exchange_ != nullptr) exchange_->End();
     phase_ = Phase::kIdle;
   }
 
@@ -205,7 +199,9 @@ class NcclCommunicator::Maker final : public CliqueSteps {
 
   // It does not block the executor.
   absl::Status OnDevice(std::function<absl::Status()> call) {
-    return gpu_.nccl->PostAndWait(std::move(call), kCallTimeout, "a call of NCCL's");
+    const absl::Duration left = plan_.NextDeadline() - SteadyClock().Now();
+    return gpu_.nccl->PostAndWait(
+        std::move(call), std::clamp(left, kShortestCallTimeout, kCallTimeout), "a call of NCCL's");
   }
 
   const std::shared_ptr<const nccl::NcclApi>& api() const { return api_; }
@@ -215,7 +211,11 @@ class NcclCommunicator::Maker final : public CliqueSteps {
   int rank() const { return rank_; }
 
  private:
-  enum class Phase { kIdle, kInitialising, kNotWarming, kAwaitingTurn, kExchanging, kFinishing };
+  enum class Phase { kIdle, kInitialising, kWarmingUp };
+
+  absl::Status KeepGoing() const {
+    return options_.keep_going ? options_.keep_going() : absl::OkStatus();
+  }
 
   absl::Status WorkUnderWay() const {
     return absl::FailedPreconditionError(
@@ -233,11 +233,6 @@ class NcclCommunicator::Maker final : public CliqueSteps {
         [](absl::Status) {});
   }
 
-  void EndExchange() {
-    if (std::exchange(is_in_flight_, false)) gpus_.gate()->EndWork();
-    if (std::exchange(has_asked_, false)) turns_->End();
-  }
-
   // On this thread: it may last until every kernel has left the device, and the executor is to get
   // to the other communicators whose kernels must leave too.
   void AbortNow(bool has_callers = true) {
@@ -251,80 +246,29 @@ class NcclCommunicator::Maker final : public CliqueSteps {
     work_.EndAll();
   }
 
-  // The next group of the warm-up.
-  absl::Status ExchangeNext() {
-    const int size = plan_.key().size();
-    const int first = next_distance_;
-    const int last = std::min(first + kDistancesPerGroup - 1, size / 2);
-    next_distance_ = last + 1;
-    return OnDevice([&, first, last] {
-      return EnqueueFirstExchange(
-          *api_, {comm_, stream_->get(), rank_, size, static_cast<char*>(warmth_->data())}, first,
-          last);
-    });
-  }
-
   // Asks what is under way.
   void Look() {
-    if (phase_ == Phase::kIdle) return;
-    if (phase_ == Phase::kNotWarming) {
+    if (phase_ == Phase::kWarmingUp) {
+      const std::optional<absl::Status> warm =
+          exchange_ == nullptr ? absl::OkStatus() : exchange_->Look();
+      if (!warm.has_value()) return;
       phase_ = Phase::kIdle;
-      return plan_.OnWarmedUp(begun_, absl::OkStatus());
+      return plan_.OnWarmedUp(begun_, *warm);
     }
-    if (phase_ == Phase::kAwaitingTurn) {
-      if (!turns_->has_turn()) return;
-      phase_ = Phase::kExchanging;
-      next_distance_ = 1;
-      gpus_.gate()->BeginWork();
-      is_in_flight_ = true;
-      step_ = ExchangeNext();
-      return;
-    }
+    if (phase_ != Phase::kInitialising) return;
     bool is_over = false;
     if (step_.ok()) {
       step_ = OnDevice([&]() -> absl::Status {
-        if (phase_ == Phase::kFinishing) {
-          FERRY_ASSIGN_OR_RETURN(is_over, warm_->IsDone());
-          // What waits for a rank that is lost may end like what has been moved: NCCL is asked.
-          if (!is_over) return absl::OkStatus();
-        }
         nccl::Result state = nccl::kSuccess;
         FERRY_RETURN_IF_ERROR(api_->Check(api_->table().get_async_error(comm_, &state),
                                           "ncclCommGetAsyncError", comm_));
         is_over = state != nccl::kInProgress;
-        return api_->Check(
-            state, phase_ == Phase::kInitialising ? "initialising" : "the first exchange", comm_);
+        return api_->Check(state, "initialising", comm_);
       });
     }
     if (step_.ok() && !is_over) return;
-    switch (phase_) {
-      case Phase::kIdle:
-      case Phase::kNotWarming:
-      case Phase::kAwaitingTurn:
-        return;
-      case Phase::kInitialising:
-        phase_ = Phase::kIdle;
-        return plan_.OnInitialised(begun_, std::exchange(step_, absl::OkStatus()));
-      case Phase::kExchanging:
-        if (step_.ok() && next_distance_ <= plan_.key().size() / 2) {
-          step_ = ExchangeNext();
-          return;
-        }
-        if (step_.ok()) {
-          step_ = OnDevice([&]() -> absl::Status {
-            FERRY_ASSIGN_OR_RETURN(warm_, cuda::ReadyEvent::Record(*gpu_.events, stream_->get()));
-            return absl::OkStatus();
-          });
-          phase_ = Phase::kFinishing;
-          if (step_.ok()) return;
-        }
-        [[fallthrough]];
-      case Phase::kFinishing:
-        phase_ = Phase::kIdle;
-        // After a failure when it has been aborted.
-        if (step_.ok()) EndExchange();
-        return plan_.OnWarmedUp(begun_, std::exchange(step_, absl::OkStatus()));
-    }
+    phase_ = Phase::kIdle;
+    plan_.OnInitialised(begun_, std::exchange(step_, absl::OkStatus()));
   }
 
   const std::shared_ptr<const nccl::NcclApi> api_;
@@ -342,17 +286,12 @@ class NcclCommunicator::Maker final : public CliqueSteps {
 
   std::optional<absl::Status> ended_;
   Phase phase_ = Phase::kIdle;
-  // What the last call of the phase said.
+  // What initialising began with.
   absl::Status step_;
   uint32_t begun_ = 0;
-  int next_distance_ = 1;
-  bool has_asked_ = false;
-  bool is_in_flight_ = false;
   nccl::Communicator comm_ = nullptr;
-  // What is sent, and received, by the warm-up: a byte for each peer.
-  std::shared_ptr<cuda::DeviceBuffer> warmth_;
-  std::unique_ptr<cuda::CudaStream> stream_;
-  std::shared_ptr<const cuda::ReadyEvent> warm_;
+  // None where it does not warm up.
+  std::unique_ptr<FirstExchange> exchange_;
 
   CommunicatorWork work_;
 };

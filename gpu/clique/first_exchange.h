@@ -1,55 +1,85 @@
 // SPDX-License-Identifier: Apache-2.0
-// The group in which the ranks of a communicator say something to each other for the first time.
+// FirstExchange: the ranks of a communicator say something to each other for the first time.
 #ifndef FERRY_GPU_CLIQUE_FIRST_EXCHANGE_H_
 #define FERRY_GPU_CLIQUE_FIRST_EXCHANGE_H_
 
-#include <vector>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
-#include "base/status_macros.h"
+#include "gpu/clique/clique_key.h"
+#include "gpu/clique/exchange_line.h"
+#include "gpu/cuda/cuda_event.h"
+#include "gpu/cuda/device_buffer.h"
+#include "gpu/gpus.h"
 #include "gpu/nccl/nccl_api.h"
+#include "gpu/nccl_turns.h"
 
 namespace ferry {
 
-struct FirstExchange {
-  nccl::Communicator comm = nullptr;
-  nccl::Stream stream = nullptr;
-  int rank = 0;
-  int size = 0;
-  // On the device: a byte to and a byte from each rank.
-  char* bytes = nullptr;
-};
+// One rank's part. It waits for its place in the device's line, then for its turn (NcclTurns), then
+// for NCCL. Of one thread.
+class FirstExchange final {
+ public:
+  // Runs it on the device's executor, and waits for that.
+  using OnDevice = std::function<absl::Status(std::function<absl::Status()> call)>;
 
-// Enqueues a group with the peers at distances `first` to `last` (at most size / 2), both ways at
-// once, since what a pair says to each other first travels in one message for both directions. The
-// distances make sure that both sides have it in the same group. On the device's executor.
-inline absl::Status EnqueueFirstExchange(const nccl::NcclApi& api, const FirstExchange& with,
-                                         int first, int last) {
-  const nccl::NcclTable& table = api.table();
-  FERRY_RETURN_IF_ERROR(api.Check(table.group_start(), "ncclGroupStart"));
-  absl::Status status;
-  for (int distance = first; distance <= last && status.ok(); ++distance) {
-    std::vector<int> peers = {(with.rank + distance) % with.size};
-    if (2 * distance != with.size) {
-      peers.push_back((with.rank - distance + with.size) % with.size);
-    }
-    for (const int peer : peers) {
-      if (status.ok()) {
-        status =
-            api.Check(table.send(with.bytes + peer, 1, nccl::kUint8, peer, with.comm, with.stream),
-                      "ncclSend", with.comm);
-      }
-      if (status.ok()) {
-        status = api.Check(table.recv(with.bytes + with.size + peer, 1, nccl::kUint8, peer,
-                                      with.comm, with.stream),
-                           "ncclRecv", with.comm);
-      }
-    }
-  }
-  const absl::Status ended = api.Check(table.group_end(), "ncclGroupEnd", with.comm);
-  return status.ok() ? ended : status;
-}
+  // Gets the memory: that may wait for the device, so before anything of this is in flight.
+  //   gpus, gpu: outlive it.
+  static absl::StatusOr<std::unique_ptr<FirstExchange>> Create(
+      std::shared_ptr<const nccl::NcclApi> api, Gpus& gpus, Gpu& gpu, OnDevice on_device, int rank,
+      int size);
+  // REQUIRES: as End.
+  ~FirstExchange() { End(); }
+
+  FirstExchange(const FirstExchange&) = delete;
+  FirstExchange& operator=(const FirstExchange&) = delete;
+
+  // Returns the number to tell the other ranks.
+  uint64_t LineUp(const CliqueKey& key, uint32_t generation);
+  // REQUIRES: LineUp, and all ranks have told. `number` is the largest.
+  void Begin(nccl::Communicator comm, uint64_t number);
+  // Goes on with what Begin has begun. Nothing: it is not over. After an error, End is due.
+  std::optional<absl::Status> Look();
+  // Gives up place and turn. REQUIRES: nothing is under way, or the communicator has been aborted.
+  void End();
+  // What it waits for.
+  std::string Describe() const;
+
+ private:
+  enum class Phase { kIdle, kInLine, kAwaitingTurn, kEnqueueing, kFinishing };
+
+  FirstExchange(std::shared_ptr<const nccl::NcclApi> api, Gpus& gpus, Gpu& gpu, OnDevice on_device,
+                int rank, int size);
+  absl::StatusOr<bool> Advance();
+  // The next group of it.
+  absl::Status EnqueueNext();
+  absl::Status Enqueue(int first_distance, int last_distance);
+
+  const std::shared_ptr<const nccl::NcclApi> api_;
+  Gpus& gpus_;
+  Gpu& gpu_;
+  const OnDevice on_device_;
+  const int rank_;
+  const int size_;
+  const std::shared_ptr<NcclTurns> turns_;
+  // A byte to, and a byte from, each rank.
+  std::shared_ptr<cuda::DeviceBuffer> bytes_;
+  std::unique_ptr<cuda::CudaStream> stream_;
+
+  Phase phase_ = Phase::kIdle;
+  nccl::Communicator comm_ = nullptr;
+  std::unique_ptr<ExchangeLine::Place> place_;
+  bool has_asked_ = false;
+  bool is_in_flight_ = false;
+  int next_distance_ = 1;
+  std::shared_ptr<const cuda::ReadyEvent> over_;
+};
 
 }  // namespace ferry
 

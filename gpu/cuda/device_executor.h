@@ -77,7 +77,9 @@ class DeviceExecutor final {
   //   Errors: FAILED_PRECONDITION once the destructor runs.
   absl::Status PostAlways(Work work) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // The same, and waits for what it returns. REQUIRES: not on the thread itself.
+  // The same, and waits for what it returns, for as long as it takes once it runs: it may refer to
+  // the caller's frame. REQUIRES: not on the thread itself.
+  //   patience: for the thread to get to it.
   //   what: for the message.
   //   Errors: also DEADLINE_EXCEEDED: it has not been run, and will not be.
   absl::Status PostAndWait(std::function<absl::Status()> work, absl::Duration patience,

@@ -13,7 +13,7 @@
 namespace ferry::cuda {
 namespace {
 
-absl::StatusOr<int> Attribute(const CudaApi& api, DeviceAttribute attribute, Device device) {
+absl::StatusOr<int> ReadAttribute(const CudaApi& api, DeviceAttribute attribute, Device device) {
   int value = 0;
   FERRY_RETURN_IF_ERROR(
       api.Check(api.table().device_get_attribute(&value, attribute, device),
@@ -39,9 +39,9 @@ absl::StatusOr<ferry::Device> Describe(const CudaApi& api, int ordinal) {
   FERRY_RETURN_IF_ERROR(
       api.Check(table.device_get_pci_bus_id(text, sizeof(text), handle), "cuDeviceGetPCIBusId"));
   gpu.pci_bus_id = NormalizePciBusId(text).value_or("");
-  FERRY_ASSIGN_OR_RETURN(gpu.compute_major, Attribute(api, kComputeCapabilityMajor, handle));
-  FERRY_ASSIGN_OR_RETURN(gpu.compute_minor, Attribute(api, kComputeCapabilityMinor, handle));
-  FERRY_ASSIGN_OR_RETURN(gpu.core_count, Attribute(api, kMultiprocessorCount, handle));
+  FERRY_ASSIGN_OR_RETURN(gpu.compute_major, ReadAttribute(api, kComputeCapabilityMajor, handle));
+  FERRY_ASSIGN_OR_RETURN(gpu.compute_minor, ReadAttribute(api, kComputeCapabilityMinor, handle));
+  FERRY_ASSIGN_OR_RETURN(gpu.core_count, ReadAttribute(api, kMultiprocessorCount, handle));
   size_t memory_bytes = 0;
   FERRY_RETURN_IF_ERROR(
       api.Check(table.device_total_mem(&memory_bytes, handle), "cuDeviceTotalMem_v2"));

@@ -92,6 +92,13 @@ class AllReduce(GpuCase):
                                STRICT_CUDA_NCCL_MEMORY=str(32 << 20))
             self.assertEqual(out.count(b"made and made again"), nodes, out)
 
+    def test_communicators_that_overlap_are_asked_for_in_any_order(self):
+        """The double ends whoever lets devices wait for each other's first exchanges."""
+        out = self.succeed("run", "--nproc=3", "--gpus-per-proc=1", "--",
+                           os.environ["COMMUNICATORS"], "overlap", **self.variables,
+                           STRICT_CUDA_DEVICES="3")
+        self.assertEqual(out.count(b"all made, in any order"), 3, out)
+
     def test_a_node_leaves_although_nccl_does_not_let_go(self):
         begun = time.monotonic()
         status, out, error = self.run_ferry("run", "--nproc=1", "--gpus-per-proc=1", "--",

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // A node of a job that takes communicators over one GPU of each node, lets go of them, and takes
-// them again; and one of its own GPU alone. Or, by its argument, one that loses the others.
+// them again; and one of its own GPU alone. Or, by its argument, one that takes many at once, or
+// that loses the others.
+#include <algorithm>
 #include <csignal>
 #include <iostream>
 #include <string>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/status_macros.h"
 #include "runtime/node.h"
@@ -167,6 +171,41 @@ absl::Status Run() {
   return node->Shutdown();
 }
 
+// Each thread asks for one of the communicators that overlap, in another order on every other node.
+absl::Status Overlap() {
+  NodeOptions options;
+  options.kept_communicator_bytes = 0;
+  FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<Node> node, Node::Join(std::move(options)));
+  const std::vector<int> gpus = node->topology().OneGpuOfEachNode();
+  const int own = gpus[static_cast<size_t>(node->node_id())];
+  std::vector<std::vector<int>> cliques = {gpus, {gpus.rbegin(), gpus.rend()}};
+  for (const int first : gpus) {
+    for (const int second : gpus) {
+      if (first != second && (first == own || second == own)) cliques.push_back({first, second});
+    }
+  }
+  if (node->node_id() % 2 == 1) std::reverse(cliques.begin(), cliques.end());
+  for (int round = 0; round < 3; ++round) {
+    std::vector<absl::StatusOr<Communicator>> made(cliques.size(), absl::UnknownError("not asked"));
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < cliques.size(); ++i) {
+      threads.emplace_back([&, i] { made[i] = node->Communicator(cliques[i]); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (size_t i = 0; i < cliques.size(); ++i) {
+      FERRY_RETURN_IF_ERROR(made[i].status());
+      if (cliques[i] == gpus) FERRY_RETURN_IF_ERROR(ExpectSumOverAll(*node, **made[i]));
+    }
+    // The next ones are made anew.
+    for (const std::string end : {"used", "left"}) {
+      FERRY_RETURN_IF_ERROR(node->agent().Barrier(absl::StrCat(end, round), kPatience));
+      made.clear();
+    }
+  }
+  std::cout << "all made, in any order\n";
+  return node->Shutdown();
+}
+
 // NCCL does not let go of what this keeps when it leaves.
 absl::Status Leave() {
   NodeOptions options;
@@ -233,6 +272,7 @@ absl::Status Live(const std::string& life) {
 }
 
 absl::Status RunAs(const std::string& what, const std::string& argument) {
+  if (what == "overlap") return Overlap();
   if (what == "leave") return Leave();
   if (what == "wait") return Wait();
   if (what == "live") return Live(argument);

@@ -197,6 +197,58 @@ TEST(KeptCommunicators, ManyThreadsAskAtOnce) {
   RunGpuPair(OnTwoMachines(), run, run);
 }
 
+// The first exchanges of communicators that share a GPU have one order on all ranks, whatever the
+// order in which their threads ask.
+TEST(KeptCommunicators, ThreadsAskForDifferentOnesInDifferentOrders) {
+  NEEDS_THE_DOUBLE("has two GPUs for two processes");
+  const auto run = [](GpuPeer& peer, bool is_reversed) {
+    Keeper keeper(peer);
+    constexpr int kCount = 4;
+    for (int round = 0; round < 8; ++round) {
+      std::vector<std::thread> threads;
+      for (int i = 0; i < kCount; ++i) {
+        threads.emplace_back([&, which = is_reversed ? kCount - 1 - i : i] {
+          const auto all = keeper.Acquire(keeper.Both(absl::StrCat(round, " ", which)));
+          EXPECT_TRUE(all.ok()) << all.status();
+        });
+      }
+      for (std::thread& thread : threads) thread.join();
+      peer.Meet();
+    }
+  };
+  RunGpuPair(
+      OnTwoMachines(), [&](GpuPeer& peer) { run(peer, /*is_reversed=*/false); },
+      [&](GpuPeer& peer) { run(peer, /*is_reversed=*/true); });
+}
+
+// NCCL hangs where it looks for the network: neither whoever waits for it nor the device does.
+TEST(KeptCommunicators, MintingThatNeverReturns) {
+  NEEDS_THE_DOUBLE("can make NCCL hang");
+  GpuPairOptions options = OnTwoMachines();
+  options.producer_environment = {{"STRICT_CUDA_FAIL", "ncclGetUniqueId:-1"}};
+  const auto ask = [](Keeper& keeper) {
+    const absl::Time start = SteadyClock().Now();
+    const absl::Status late = keeper.Acquire(keeper.Both(), absl::Seconds(2)).status();
+    EXPECT_LT(SteadyClock().Now() - start, kMuchSooner);
+    EXPECT_TRUE(absl::IsDeadlineExceeded(late)) << late;
+    return std::string(late.message());
+  };
+  RunGpuPair(
+      options,
+      [&](GpuPeer& peer) {
+        Keeper keeper(peer);
+        EXPECT_THAT(ask(keeper), HasSubstr("ncclGetUniqueId has not returned for 2"));
+        const auto own = keeper.Acquire(keeper.Own());
+        EXPECT_TRUE(own.ok()) << own.status();
+        peer.Meet();
+      },
+      [&](GpuPeer& peer) {
+        Keeper keeper(peer);
+        EXPECT_THAT(ask(keeper), HasSubstr("for rank 0 (device 0) to publish the ids"));
+        peer.Meet();
+      });
+}
+
 // A process leaves all the same, and what the thread that hangs there may come back to stays.
 TEST(KeptCommunicators, AnAbortThatNeverReturns) {
   NEEDS_THE_DOUBLE("can make NCCL hang");

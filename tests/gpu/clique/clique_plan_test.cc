@@ -1,165 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks find together through a store, and whatever goes wrong is said with a name.
-#include "gpu/clique/clique_plan.h"
-
-#include <deque>
-#include <functional>
-#include <memory>
-
-#include <gmock/gmock.h>
-
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
+#include "tests/gpu/clique/clique_ranks.h"
 
 namespace ferry {
 namespace {
 
-using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::SizeIs;
-
-// One store for all ranks; each hears of it when the test says so.
-class FakeStore final {
- public:
-  class View final : public CliqueStore {
-   public:
-    explicit View(FakeStore& store) : store_(store) {}
-    void Watch(absl::string_view prefix) override {
-      prefix_ = std::string(prefix);
-      for (const auto& [key, value] : store_.entries) Tell(key, value);
-      news.emplace_back();
-    }
-    void Set(absl::string_view key, std::string value) override { store_.Put(key, value); }
-    void CompareAndSet(absl::string_view key, std::optional<std::string> expected,
-                       std::string desired) override {
-      const auto found = store_.entries.find(std::string(key));
-      const bool holds =
-          found == store_.entries.end() ? !expected.has_value() : expected == found->second;
-      if (holds) store_.Put(key, desired);
-    }
-    void DeletePrefix(absl::string_view prefix) override {
-      std::erase_if(store_.entries,
-                    [&](const auto& entry) { return absl::StartsWith(entry.first, prefix); });
-    }
-    void Tell(const std::string& key, const std::string& value) {
-      if (!prefix_.empty() && absl::StartsWith(key, prefix_)) news.push_back({key, value});
-    }
-
-    // Without a key: that is all that was there.
-    std::deque<std::pair<std::string, std::string>> news;
-
-   private:
-    FakeStore& store_;
-    std::string prefix_;
-  };
-
-  void Put(absl::string_view key, const std::string& value) {
-    entries[std::string(key)] = value;
-    for (View* view : views) view->Tell(std::string(key), value);
-  }
-
-  std::map<std::string, std::string> entries;
-  std::vector<View*> views;
-};
-
-class FakeSteps final : public CliqueSteps {
- public:
-  absl::StatusOr<std::vector<std::string>> Mint(int count) override {
-    if (!mint_error.ok()) return std::exchange(mint_error, absl::OkStatus());
-    std::vector<std::string> ids;
-    for (int i = 0; i < count; ++i) {
-      ids.emplace_back(kNcclUniqueIdBytes, static_cast<char>('a' + minted++));
-    }
-    return ids;
-  }
-  void Initialise(uint32_t generation, const std::vector<std::string>& ids) override {
-    initialised.emplace_back(generation, ids);
-  }
-  void WarmUp(uint32_t generation) override { warmed.push_back(generation); }
-  void GivenUp(uint32_t generation, const absl::Status& why) override {
-    given_up.push_back(generation);
-  }
-  void Discard(uint32_t generation, const absl::Status& why) override {
-    discarded.push_back(generation);
-  }
-  void Ended(const absl::Status& status) override { ended.push_back(status); }
-
-  absl::Status mint_error;
-  int minted = 0;
-  std::vector<std::pair<uint32_t, std::vector<std::string>>> initialised;
-  std::vector<uint32_t> warmed;
-  std::vector<uint32_t> given_up;
-  std::vector<uint32_t> discarded;
-  std::vector<absl::Status> ended;
-};
-
-struct Rank {
-  std::unique_ptr<FakeStore::View> view;
-  FakeSteps steps;
-  std::unique_ptr<CliquePlan> plan;
-
-  void Hear() {
-    while (!view->news.empty()) {
-      const auto [key, value] = view->news.front();
-      view->news.pop_front();
-      key.empty() ? plan->OnWatching() : plan->OnEntry(key, value);
-    }
-  }
-};
-
-class CliquePlanTest : public testing::Test {
- protected:
-  CliquePlanTest() { Make(3); }
-
-  void Make(int count, std::map<int, int> versions = {}) {
-    std::vector<CliqueMember> members;
-    for (int rank = 0; rank < count; ++rank) {
-      members.push_back({10 + rank, 0x1000 + static_cast<uint64_t>(rank)});
-    }
-    key_ = *CliqueKey::Create(members);
-    ranks_.clear();
-    store_.views.clear();
-    for (int rank = 0; rank < count; ++rank) {
-      CliquePlanOptions options;
-      options.nccl_version = versions.contains(rank) ? versions[rank] : 22809;
-      auto made = std::make_unique<Rank>();
-      made->view = std::make_unique<FakeStore::View>(store_);
-      made->plan =
-          std::make_unique<CliquePlan>(*key_, rank, options, *made->view, made->steps, clock_);
-      store_.views.push_back(made->view.get());
-      ranks_.push_back(std::move(made));
-    }
-  }
-  void Start(const std::vector<int>& which) {
-    for (const int rank : which) ranks_[rank]->plan->Start();
-    Hear();
-  }
-  void Hear() {
-    for (bool is_any = true; is_any;) {
-      is_any = false;
-      for (auto& rank : ranks_) {
-        is_any |= !rank->view->news.empty();
-        rank->Hear();
-      }
-    }
-  }
-  void FinishAll(uint32_t generation) {
-    for (auto& rank : ranks_) {
-      rank->plan->OnInitialised(generation, absl::OkStatus());
-      EXPECT_EQ(rank->plan->state(), CliqueState::kWarmingUp);
-      rank->plan->OnWarmedUp(generation, absl::OkStatus());
-      EXPECT_EQ(rank->plan->state(), CliqueState::kReady);
-    }
-    Hear();
-  }
-
-  FakeClock clock_;
-  FakeStore store_;
-  std::optional<CliqueKey> key_;
-  std::vector<std::unique_ptr<Rank>> ranks_;
-};
 
 TEST_F(CliquePlanTest, TheFirstRankMintsWhenAllAreThere) {
   EXPECT_EQ(ranks_[0]->plan->state(), CliqueState::kIdle);
@@ -354,6 +203,51 @@ TEST_F(CliquePlanTest, WhoIsReadyHearsThatAnotherRankHasFailed) {
   FinishAll(2);
 }
 
+// Their first exchanges have one order: that of the largest number, which all know.
+TEST_F(CliquePlanTest, WarmsUpWhenAllHaveLeftTheirNumbers) {
+  for (const int rank : {0, 1, 2}) ranks_[rank]->steps.number = 10 - rank;
+  Start({0, 1, 2});
+  for (const int rank : {2, 0}) ranks_[rank]->plan->OnInitialised(1, absl::OkStatus());
+  Hear();
+  for (const int rank : {2, 0}) {
+    EXPECT_EQ(ranks_[rank]->plan->state(), CliqueState::kLiningUp);
+    EXPECT_THAT(ranks_[rank]->steps.warmed, IsEmpty());
+  }
+  ranks_[1]->plan->OnInitialised(1, absl::OkStatus());
+  Hear();
+  for (auto& rank : ranks_) {
+    EXPECT_EQ(rank->plan->state(), CliqueState::kWarmingUp);
+    EXPECT_THAT(rank->steps.agreed_on, ElementsAre(10));
+    rank->plan->OnWarmedUp(1, absl::OkStatus());
+  }
+  Hear();
+  EXPECT_THAT(store_.entries, IsEmpty());
+}
+
+TEST_F(CliquePlanTest, ARankThatDoesNotInitialiseIsNamed) {
+  for (auto& rank : ranks_) rank->steps.number = 1;
+  Start({0, 1, 2});
+  for (const int rank : {0, 2}) ranks_[rank]->plan->OnInitialised(1, absl::OkStatus());
+  Hear();
+  clock_.Advance(absl::Minutes(1));
+  ranks_[2]->plan->Expire();
+  EXPECT_THAT(ranks_[2]->steps.ended,
+              ElementsAre(absl::DeadlineExceededError(
+                  "the clique of devices 10-12, generation 1, rank 2 (device 12): waited 60s for "
+                  "1 of 3: rank 1 (device 11) has not initialised it")));
+}
+
+// Nobody hears of the next attempt that there was no time for.
+TEST_F(CliquePlanTest, WhatTookAllTheTimeIsSaid) {
+  Start({0, 1, 2});
+  clock_.Advance(absl::Minutes(1));
+  ranks_[1]->plan->OnInitialised(1, absl::DeadlineExceededError("gpu:0 has not got to it"));
+  EXPECT_THAT(ranks_[1]->steps.ended,
+              ElementsAre(absl::DeadlineExceededError(
+                  "the clique of devices 10-12, generation 1, rank 1 (device 11): gpu:0 has not "
+                  "got to it")));
+}
+
 // The owner knows from its peers what the store does not say yet.
 TEST_F(CliquePlanTest, StartsNoGenerationThatTheOwnerKnowsToBeOver) {
   for (auto& rank : ranks_) rank->plan->Start(5);
@@ -372,40 +266,6 @@ TEST_F(CliquePlanTest, AStoreThatIsGoneEndsIt) {
   ranks_[0]->plan->OnStoreFailed(absl::UnavailableError("the coordinator is out of reach"));
   EXPECT_THAT(ranks_[0]->steps.ended, SizeIs(1));
   EXPECT_EQ(ranks_[0]->plan->NextDeadline(), absl::InfiniteFuture());
-}
-
-TEST(CliqueKeyTest, DependsOnOrderIncarnationAndEveryDevice) {
-  std::vector<CliqueMember> many;
-  for (int i = 0; i < 20; ++i) many.push_back({i, 1});
-  const std::string all = CliqueKey::Create(many)->prefix();
-  EXPECT_THAT(all, testing::MatchesRegex("nccl/[0-9a-f]{32}/"));
-  for (int i = 0; i < 20; ++i) {
-    std::vector<CliqueMember> other = many;
-    other[i].incarnation = 2;
-    EXPECT_NE(CliqueKey::Create(other)->prefix(), all);
-    other[i] = {100, 1};
-    EXPECT_NE(CliqueKey::Create(other)->prefix(), all);
-  }
-  std::swap(many[3], many[4]);
-  EXPECT_NE(CliqueKey::Create(many)->prefix(), all);
-  EXPECT_TRUE(CliqueKey::Create({{1, 1}}).ok());
-  EXPECT_FALSE(CliqueKey::Create({}).ok());
-  EXPECT_FALSE(CliqueKey::Create({{1, 1}, {1, 2}}).ok());
-}
-
-TEST(CliqueIdsTest, AnyChangedByteIsNoticed) {
-  const CliqueIds ids{22809, 77, {std::string(128, 'a'), std::string(128, 'b')}};
-  const std::string value = EncodeCliqueIds(ids);
-  EXPECT_EQ(*DecodeCliqueIds(value), ids);
-  for (size_t i = 0; i < value.size(); ++i) {
-    std::string other = value;
-    other[i] ^= 1;
-    EXPECT_FALSE(DecodeCliqueIds(other).ok()) << i;
-    EXPECT_FALSE(DecodeCliqueIds(value.substr(0, i)).ok()) << i;
-  }
-  EXPECT_FALSE(DecodeCliqueIds(value + "x").ok());
-  EXPECT_EQ(NcclVersionText(22809), "2.28.9");
-  EXPECT_EQ(NcclVersionText(2708), "2.7.8");
 }
 
 }  // namespace

@@ -25,6 +25,10 @@ struct WorldOptions {
   // want its communicator any more, and makes the next one.
   int failures = 0;
   int retirements = 0;
+  // NCCL never fails on ranks below.
+  int lowest_failing = 0;
+  // Whether the first exchange waits for the numbers of all.
+  bool lines_up = false;
   // Whether who is Ready lets go when another rank has given the generation up.
   bool lets_go = true;
 };
@@ -79,13 +83,23 @@ struct Life final : CliqueStore, CliqueSteps {
     begun = {generation, ids.front()};
     has_begun = true;
   }
-  void WarmUp(uint32_t generation) override {}
+  std::optional<uint64_t> LineUp(uint32_t generation) override {
+    return lines_up ? std::optional<uint64_t>(rank + 1) : std::nullopt;
+  }
+  void WarmUp(uint32_t generation, uint64_t number) override {
+    agreed = number;
+    has_warmed = true;
+  }
+  std::string DescribeWarmUp() const override { return "the exchange that warms it up"; }
   void GivenUp(uint32_t generation, const absl::Status& why) override { ++given_up; }
   void Discard(uint32_t generation, const absl::Status& why) override { discarded = true; }
   void Ended(const absl::Status& status) override { ++ended; }
 
   size_t index = 0;
   int rank = 0;
+  bool lines_up = false;
+  // What the first exchange is to be ordered by; 0: by nothing.
+  uint64_t agreed = 0;
   std::unique_ptr<CliquePlan> plan;
   std::deque<Command> commands;
   bool is_watching = false;
@@ -99,6 +113,7 @@ struct Life final : CliqueStore, CliqueSteps {
   int ended = 0;
   // What the last call has brought about.
   bool has_begun = false;
+  bool has_warmed = false;
   bool discarded = false;
   std::pair<uint32_t, std::string> begun;
 };
@@ -123,12 +138,16 @@ class World final {
       if (!life->news.empty()) events.push_back({Event::Kind::kHear, i});
       const CliqueState state = life->plan->state();
       if (state == CliqueState::kInitialising || state == CliqueState::kWarmingUp) {
-        const auto came = came_.find(life->begun);
         const auto left = left_.find(life->begun);
-        const bool all_came = came != came_.end() && came->second.size() == Count();
+        const bool is_exchange = options_.lines_up && state == CliqueState::kWarmingUp;
+        const auto& there = is_exchange ? exchanging_ : came_;
+        const auto came = there.find(life->begun);
+        const bool all_came = came != there.end() && came->second.size() == Count();
         // NCCL may or may not be through on one side when the other one leaves.
         if (all_came) events.push_back({Event::Kind::kFinish, i, left != left_.end()});
-        if (failures_ < options_.failures) events.push_back({Event::Kind::kFail, i, true});
+        const bool may_fail = life->rank >= options_.lowest_failing;
+        if (may_fail && failures_ < options_.failures)
+          events.push_back({Event::Kind::kFail, i, true});
       }
       if (state == CliqueState::kReady) {
         if (life->given_up > 0 && options_.lets_go) {
@@ -185,6 +204,8 @@ class World final {
         }
       }
     }
+    if (std::exchange(life.has_warmed, false)) exchanging_[life.begun].insert(life.rank);
+    if (life.agreed != 0 && life.agreed != Count()) violation_ = "not the largest number";
     if (life.given_up > 1) violation_ = "given up twice";
     if (life.ended > 1) violation_ = "ended twice";
     if (life.plan->state() == CliqueState::kFailed) {
@@ -223,6 +244,7 @@ class World final {
       for (const auto& [key, value] : life->news) hash = absl::HashOf(hash, key, value);
     }
     for (const auto& [begun, ranks] : came_) hash = absl::HashOf(hash, begun, ranks);
+    for (const auto& [begun, ranks] : exchanging_) hash = absl::HashOf(hash, begun, ranks);
     for (const auto& begun : left_) hash = absl::HashOf(hash, begun);
     return hash;
   }
@@ -253,6 +275,7 @@ class World final {
   void Begin(int rank) {
     auto life = std::make_unique<Life>();
     life->index = lives_.size();
+    life->lines_up = options_.lines_up;
     life->rank = rank;
     life->plan = std::make_unique<CliquePlan>(*key_, rank, CliquePlanOptions{.nccl_version = 22809},
                                               *life, *life, clock_);
@@ -296,8 +319,10 @@ class World final {
   std::optional<CliqueKey> key_;
   std::vector<std::unique_ptr<Life>> lives_;
   std::map<std::string, std::string> store_;
-  // By generation and id: ranks that have begun with it; whether one of them has left since.
+  // By generation and id: ranks that have begun with it; those that have begun the first exchange;
+  // whether one of them has left since.
   std::map<std::pair<uint32_t, std::string>, std::set<int>> came_;
+  std::map<std::pair<uint32_t, std::string>, std::set<int>> exchanging_;
   std::set<std::pair<uint32_t, std::string>> left_;
   int failures_ = 0;
   int retirements_ = 0;
@@ -344,6 +369,12 @@ TEST(CliqueSearch, TwoRanksAndNothingFails) { EXPECT_EQ(Search({}), ""); }
 TEST(CliqueSearch, TwoRanksAndNcclFailsOnOneAtAnyMoment) { EXPECT_EQ(Search({.failures = 1}), ""); }
 
 TEST(CliqueSearch, TwoRanksAndOneLetsGoAtAnyMoment) { EXPECT_EQ(Search({.retirements = 1}), ""); }
+
+TEST(CliqueSearch, TwoRanksThatAgreeOnANumber) { EXPECT_EQ(Search({.lines_up = true}), ""); }
+
+TEST(CliqueSearch, TwoRanksThatAgreeOnANumberAndNcclFailsOnOneAtAnyMoment) {
+  EXPECT_EQ(Search({.failures = 1, .lowest_failing = 1, .lines_up = true}), "");
+}
 
 // What hearing of it is for.
 TEST(CliqueSearch, WhoIsReadyAndDoesNotLetGoIsWaitedForForEver) {

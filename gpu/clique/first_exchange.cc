@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// Groups with some of the peers each, one after the other, when the device is theirs.
+#include "gpu/clique/first_exchange.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+
+namespace ferry {
+namespace {
+
+// Distances between ranks in one group: four operations each. A group of many operations may be cut
+// differently on different ranks.
+constexpr int kDistancesPerGroup = 8;
+
+}  // namespace
+
+FirstExchange::FirstExchange(std::shared_ptr<const nccl::NcclApi> api, Gpus& gpus, Gpu& gpu,
+                             OnDevice on_device, int rank, int size)
+    : api_(std::move(api)),
+      gpus_(gpus),
+      gpu_(gpu),
+      on_device_(std::move(on_device)),
+      rank_(rank),
+      size_(size),
+      turns_(gpus.turns(gpu.device->ordinal())) {}
+
+absl::StatusOr<std::unique_ptr<FirstExchange>> FirstExchange::Create(
+    std::shared_ptr<const nccl::NcclApi> api, Gpus& gpus, Gpu& gpu, OnDevice on_device, int rank,
+    int size) {
+  std::unique_ptr<FirstExchange> made(
+      new FirstExchange(std::move(api), gpus, gpu, std::move(on_device), rank, size));
+  FERRY_ASSIGN_OR_RETURN(made->bytes_, gpu.arena->Allocate(static_cast<size_t>(2 * size)));
+  FERRY_ASSIGN_OR_RETURN(made->stream_, cuda::CudaStream::Create(gpu.device));
+  // So is what keyed transfers need that go by the host during this turn.
+  gpu.stager->Reserve().IgnoreError();
+  return made;
+}
+
+uint64_t FirstExchange::LineUp(const CliqueKey& key, uint32_t generation) {
+  place_ = turns_->line()->Join(key.GenerationPrefix(generation),
+                                absl::StrCat(key.Describe(), ", generation ", generation));
+  return place_->number();
+}
+
+void FirstExchange::Begin(nccl::Communicator comm, uint64_t number) {
+  comm_ = comm;
+  place_->Agree(number);
+  next_distance_ = 1;
+  phase_ = Phase::kInLine;
+}
+
+void FirstExchange::End() {
+  if (std::exchange(is_in_flight_, false)) gpus_.gate()->EndWork();
+  if (std::exchange(has_asked_, false)) turns_->End();
+  place_ = nullptr;
+  over_ = nullptr;
+  phase_ = Phase::kIdle;
+}
+
+std::string FirstExchange::Describe() const {
+  switch (phase_) {
+    case Phase::kInLine:
+      return absl::StrCat("the first exchange, whose turn comes after ", place_->WhatIsFirst());
+    case Phase::kAwaitingTurn:
+      return "keyed transfers by NCCL on this GPU to end, which the exchange that warms it up must "
+             "not run beside";
+    default:
+      return "the exchange that warms it up";
+  }
+}
+
+std::optional<absl::Status> FirstExchange::Look() {
+  const absl::StatusOr<bool> is_over = Advance();
+  if (!is_over.ok()) return is_over.status();
+  if (!*is_over) return std::nullopt;
+  End();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> FirstExchange::Advance() {
+  if (phase_ == Phase::kInLine) {
+    if (!place_->is_first()) return false;
+    // Keyed transfers on this device may have an order that does not fit with the exchange.
+    turns_->Ask();
+    has_asked_ = true;
+    phase_ = Phase::kAwaitingTurn;
+  }
+  if (phase_ == Phase::kAwaitingTurn) {
+    if (!turns_->has_turn()) return false;
+    gpus_.gate()->BeginWork();
+    is_in_flight_ = true;
+    phase_ = Phase::kEnqueueing;
+    FERRY_RETURN_IF_ERROR(EnqueueNext());
+    return false;
+  }
+  bool is_over = false;
+  FERRY_RETURN_IF_ERROR(on_device_([&]() -> absl::Status {
+    if (phase_ == Phase::kFinishing) {
+      FERRY_ASSIGN_OR_RETURN(is_over, over_->IsDone());
+      // What waits for a rank that is lost may end like what has been moved: NCCL is asked.
+      if (!is_over) return absl::OkStatus();
+    }
+    nccl::Result state = nccl::kSuccess;
+    FERRY_RETURN_IF_ERROR(
+        api_->Check(api_->table().get_async_error(comm_, &state), "ncclCommGetAsyncError", comm_));
+    is_over = state != nccl::kInProgress;
+    return api_->Check(state, "the first exchange", comm_);
+  }));
+  if (!is_over) return false;
+  if (phase_ == Phase::kFinishing) return true;
+  if (next_distance_ <= size_ / 2) {
+    FERRY_RETURN_IF_ERROR(EnqueueNext());
+    return false;
+  }
+  phase_ = Phase::kFinishing;
+  FERRY_RETURN_IF_ERROR(on_device_([&]() -> absl::Status {
+    FERRY_ASSIGN_OR_RETURN(over_, cuda::ReadyEvent::Record(*gpu_.events, stream_->get()));
+    return absl::OkStatus();
+  }));
+  return false;
+}
+
+absl::Status FirstExchange::EnqueueNext() {
+  const int first = next_distance_;
+  const int last = std::min(first + kDistancesPerGroup - 1, size_ / 2);
+  next_distance_ = last + 1;
+  return on_device_([&, first, last] { return Enqueue(first, last); });
+}
+
+// With the peers at these distances (at most size / 2), both ways at once, since what a pair says
+// to each other first travels in one message for both directions. The distances make sure that both
+// sides have it in the same group.
+absl::Status FirstExchange::Enqueue(int first_distance, int last_distance) {
+  const nccl::NcclTable& table = api_->table();
+  char* const bytes = static_cast<char*>(bytes_->data());
+  FERRY_RETURN_IF_ERROR(api_->Check(table.group_start(), "ncclGroupStart"));
+  absl::Status status;
+  for (int distance = first_distance; distance <= last_distance && status.ok(); ++distance) {
+    std::vector<int> peers = {(rank_ + distance) % size_};
+    if (2 * distance != size_) peers.push_back((rank_ - distance + size_) % size_);
+    for (const int peer : peers) {
+      if (status.ok()) {
+        status = api_->Check(table.send(bytes + peer, 1, nccl::kUint8, peer, comm_, stream_->get()),
+                             "ncclSend", comm_);
+      }
+      if (status.ok()) {
+        status = api_->Check(
+            table.recv(bytes + size_ + peer, 1, nccl::kUint8, peer, comm_, stream_->get()),
+            "ncclRecv", comm_);
+      }
+    }
+  }
+  const absl::Status ended = api_->Check(table.group_end(), "ncclGroupEnd", comm_);
+  return status.ok() ? ended : status;
+}
+
+}  // namespace ferry
