@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// Programs that use ids and communicators of NCCL at the wrong time, and must be caught.
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "tests/support/strict_cuda/nccl_breach.h"
+
+namespace strict_cuda {
+namespace {
+
+TEST_F(NcclBreachTest, UniqueIdUsedTwice) {
+  const auto outcomes = RunPair(
+      [](const Wire& wire) {
+        UseDevice(0);
+        const ncclUniqueId id = MintFor(wire);
+        Init(2, id, 0);
+        ncclComm_t again = nullptr;
+        CU(ncclCommInitRank)(&again, 2, id, 0);
+      },
+      [](const Wire& wire) {
+        UseDevice(1);
+        Init(2, wire.Get<ncclUniqueId>(), 1);
+      });
+  ExpectBreach(outcomes[0], "nccl-id-reuse");
+  ExpectSuccess(outcomes[1]);
+}
+
+TEST_F(NcclBreachTest, CallAfterAbort) {
+  ExpectCaught("nccl-after-abort", [](PairRank& rank) {
+    OK(CU(ncclCommAbort)(rank.comm));
+    ncclResult_t state = ncclSuccess;
+    CU(ncclCommGetAsyncError)(rank.comm, &state);
+  });
+}
+
+TEST_F(NcclBreachTest, DestroyedWithOperationsOutstanding) {
+  ExpectCaught("nccl-destroy-busy", [](PairRank& rank) {
+    rank.Send(Alloc(8), 8);
+    CU(ncclCommDestroy)(rank.comm);
+  });
+}
+
+TEST_F(NcclBreachTest, UsedWhileInProgress) {
+  ExpectCaughtAlone("nccl-not-ready", [] {
+    UseDevice();
+    ncclUniqueId id = {};
+    OK(CU(ncclGetUniqueId)(&id));
+    ncclConfig_t config = NonBlocking();
+    ncclComm_t comm = nullptr;
+    EXPECT_CU(ncclInProgress, CU(ncclCommInitRankConfig)(&comm, 2, id, 0, &config));
+    int count = 0;
+    CU(ncclCommCount)(comm, &count);
+  });
+}
+
+// The group said "in progress": an event recorded now would be before the operation.
+TEST_F(NcclBreachTest, EventRecordedWhileTheLaunchIsInProgress) {
+  const auto outcomes = RunPair(
+      [](const Wire& wire) {
+        UseDevice(0);
+        const ncclComm_t comm = Init(2, MintFor(wire), 0);
+        const CUstream stream = NewStream();
+        const CUdeviceptr memory = Alloc(16);
+        CUevent event = nullptr;
+        OK(CU(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING));
+        OK(CU(ncclGroupStart)());
+        CU(ncclSend)(Buffer(memory), 8, ncclUint8, 1, comm, stream);
+        CU(ncclRecv)(Buffer(memory + 8), 8, ncclUint8, 1, comm, stream);
+        EXPECT_CU(ncclInProgress, CU(ncclGroupEnd)());
+        CU(cuEventRecord)(event, stream);
+      },
+      [](const Wire& wire) {
+        UseDevice(1);
+        Init(2, wire.Get<ncclUniqueId>(), 1);
+        AwaitEnd(wire);
+      });
+  ExpectBreach(outcomes[0], "nccl-not-ready");
+}
+
+// Communicator B hangs on the device: the abort of A alone would wait for it for ever.
+TEST_F(NcclBreachTest, AbortOfOneWhileAnotherHangs) {
+  const auto outcomes = RunTwoCommunicators(
+      [](PairRank& a, PairRank& b) {
+        b.Send(Alloc(8), 8);
+        CU(ncclCommAbort)(a.comm);
+      },
+      [](PairRank&, PairRank&) {});
+  ExpectBreach(outcomes[0], "nccl-abort-order");
+}
+
+// A blocking communicator, whose first exchange waits for a peer that does not come.
+TEST_F(NcclBreachTest, AbortWhileAnotherThreadIsInACall) {
+  const auto outcomes = RunPair(
+      [](const Wire& wire) {
+        UseDevice(0);
+        ncclComm_t comm = nullptr;
+        OK(CU(ncclCommInitRank)(&comm, 2, MintFor(wire), 0));
+        const CUdeviceptr bytes = Alloc(8);
+        const CUstream stream = NewStream();
+        std::atomic<bool> is_on_its_way = false;
+        std::thread other([&] {
+          UseDevice(0);
+          is_on_its_way = true;
+          CU(ncclGroupStart)();
+          CU(ncclSend)(Buffer(bytes), 4, ncclUint8, 1, comm, stream);
+          CU(ncclRecv)(Buffer(bytes + 4), 4, ncclUint8, 1, comm, stream);
+          CU(ncclGroupEnd)();
+        });
+        while (!is_on_its_way) std::this_thread::yield();
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));
+        CU(ncclCommAbort)(comm);
+        other.join();
+      },
+      [](const Wire& wire) {
+        UseDevice(1);
+        ncclComm_t comm = nullptr;
+        OK(CU(ncclCommInitRank)(&comm, 2, wire.Get<ncclUniqueId>(), 1));
+        AwaitEnd(wire);
+      });
+  ExpectBreach(outcomes[0], "nccl-abort-in-call");
+}
+
+TEST_F(NcclBreachTest, AbortOfBothInAGroupIsFine) {
+  const auto outcomes = RunTwoCommunicators(
+      [](PairRank& a, PairRank& b) {
+        b.Send(Alloc(8), 8);
+        OK(CU(ncclGroupStart)());
+        OK(CU(ncclCommAbort)(a.comm));
+        OK(CU(ncclCommAbort)(b.comm));
+        OK(CU(ncclGroupEnd)());
+      },
+      [](PairRank&, PairRank&) {});
+  ExpectSuccess(outcomes[0]);
+  ExpectSuccess(outcomes[1]);
+}
+
+}  // namespace
+}  // namespace strict_cuda
