@@ -226,9 +226,10 @@ TEST(KeptCommunicators, MintingThatNeverReturns) {
   NEEDS_THE_DOUBLE("can make NCCL hang");
   GpuPairOptions options = OnTwoMachines();
   options.producer_environment = {{"STRICT_CUDA_FAIL", "ncclGetUniqueId:-1"}};
-  const auto ask = [](Keeper& keeper) {
+  const auto ask = [](GpuPeer& peer, Keeper& keeper, absl::Duration timeout) {
+    peer.Meet();
     const absl::Time start = SteadyClock().Now();
-    const absl::Status late = keeper.Acquire(keeper.Both(), absl::Seconds(2)).status();
+    const absl::Status late = keeper.Acquire(keeper.Both(), timeout).status();
     EXPECT_LT(SteadyClock().Now() - start, kMuchSooner);
     EXPECT_TRUE(absl::IsDeadlineExceeded(late)) << late;
     return std::string(late.message());
@@ -237,14 +238,16 @@ TEST(KeptCommunicators, MintingThatNeverReturns) {
       options,
       [&](GpuPeer& peer) {
         Keeper keeper(peer);
-        EXPECT_THAT(ask(keeper), HasSubstr("ncclGetUniqueId has not returned for 2"));
+        EXPECT_THAT(ask(peer, keeper, absl::Seconds(4)),
+                    HasSubstr("ncclGetUniqueId has not returned for "));
         const auto own = keeper.Acquire(keeper.Own());
         EXPECT_TRUE(own.ok()) << own.status();
         peer.Meet();
       },
       [&](GpuPeer& peer) {
         Keeper keeper(peer);
-        EXPECT_THAT(ask(keeper), HasSubstr("for rank 0 (device 0) to publish the ids"));
+        EXPECT_THAT(ask(peer, keeper, absl::Seconds(2)),
+                    HasSubstr("for rank 0 (device 0) to publish the ids"));
         peer.Meet();
       });
 }

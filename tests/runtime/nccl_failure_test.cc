@@ -222,22 +222,31 @@ TEST(NcclFailure, AFirstExchangeThatLosesARankIsNone) {
       return CliqueMember{nccl.device_of(node, static_cast<int>(node))->value(), incarnation};
     };
     const CliqueKey key = *CliqueKey::Create({member(0, 1000), member(1, 1001)}, "the program's");
+    peer.gpu(rank);
+    peer.Meet();
     return NcclCommunicator::Make(nccl.library, peer.gpus(), rank, key, rank, nccl.store,
                                   {.timeout = absl::Seconds(3)});
+  };
+  // Both have begun it.
+  const auto meet_in_the_middle = [](GpuPeer& peer) {
+    while (peer.gpus().gate()->work_count() == 0) absl::SleepFor(absl::Milliseconds(1));
+    peer.Meet();
   };
   RunGpuPair(
       options,
       [&](GpuPeer& peer) {
         peer.Control<void (*)(long)>("strict_cuda_nccl_stop_after")(0);
-        std::thread dying([] {
-          absl::SleepFor(absl::Milliseconds(1500));
+        std::thread dying([&] {
+          meet_in_the_middle(peer);
           kill(getpid(), SIGKILL);
         });
         EXPECT_FALSE(make(peer, 0).ok());
         dying.join();
       },
       [&](GpuPeer& peer) {
+        std::thread meeting([&] { meet_in_the_middle(peer); });
         const auto made = make(peer, 1);
+        meeting.join();
         ASSERT_FALSE(made.ok());
         // It was begun, and is waited for anew.
         EXPECT_THAT(std::string(made.status().message()),
