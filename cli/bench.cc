@@ -12,12 +12,15 @@ Verb AddBenchVerb(CLI::App& app) {
   CLI::App& bench = *app.add_subcommand("bench", "Measure this machine, beside what it can do");
   bench.require_subcommand(1);
   std::vector<std::pair<std::string, Verb>> verbs = {{"sendrecv", AddSendRecvBench(bench)},
+                                                     {"kv", AddKvBench(bench)},
+                                                     {"barrier", AddBarrierBench(bench)},
+                                                     {"bootstrap", AddBootstrapBench(bench)},
                                                      {"compare", AddCompareBench(bench)}};
   return [&bench, verbs = std::move(verbs)]() -> absl::StatusOr<int> {
     for (const auto& [name, run] : verbs) {
       if (bench.got_subcommand(name)) return run();
     }
-    return absl::InvalidArgumentError("say which bench: sendrecv or compare");
+    return absl::InvalidArgumentError("say which bench; ferry bench --help lists them");
   };
 }
 

@@ -14,6 +14,7 @@
 #include "absl/strings/str_format.h"
 
 #include "base/status_macros.h"
+#include "cli/bench_report.h"
 #include "cli/table.h"
 
 namespace ferry::cli {
@@ -27,7 +28,8 @@ struct Median {
   double low_s = 0;
   double high_s = 0;
 };
-using RowKey = std::tuple<std::string, int, uint64_t>;
+// Its label, and its bytes.
+using RowKey = std::pair<std::string, uint64_t>;
 struct Run {
   // What it was run with, of what makes two runs comparable.
   std::string how;
@@ -35,12 +37,12 @@ struct Run {
 };
 
 absl::StatusOr<Median> ReadMedian(const Json& row) {
-  for (const char* const name : {"one_way_p50_s", "p50_low_s", "p50_high_s"}) {
+  for (const char* const name : {"p50_s", "p50_low_s", "p50_high_s"}) {
     if (!row.contains(name) || !row[name].is_number()) {
       return absl::FailedPreconditionError(absl::StrCat("a row without the number ", name));
     }
   }
-  const Median median{row["one_way_p50_s"].get<double>(), row["p50_low_s"].get<double>(),
+  const Median median{row["p50_s"].get<double>(), row["p50_low_s"].get<double>(),
                       row["p50_high_s"].get<double>()};
   if (!(median.low_s >= 0) || !(median.low_s <= median.p50_s) || !(median.p50_s <= median.high_s) ||
       !(median.p50_s > 0) || !std::isfinite(median.high_s)) {
@@ -49,11 +51,33 @@ absl::StatusOr<Median> ReadMedian(const Json& row) {
   return median;
 }
 
+// By what is one row in both runs.
+absl::StatusOr<RowKey> ReadKey(const Json& row) {
+  const Json mode = row.is_object() ? row.value("mode", Json()) : Json();
+  const Json bytes = row.is_object() ? row.value("bytes", Json()) : Json();
+  BenchRow named;
+  bool is_good = mode.is_string() && bytes.is_number_unsigned();
+  for (const auto& [name, count] : {std::pair{"inflight", &named.inflight},
+                                    {"nodes", &named.nodes},
+                                    {"threads", &named.threads}}) {
+    const Json json = row.is_object() ? row.value(name, Json()) : Json();
+    is_good = is_good && json.is_number_integer();
+    if (is_good) *count = json.get<int>();
+  }
+  if (!is_good) {
+    return absl::FailedPreconditionError("a row without mode, inflight, nodes, threads and bytes");
+  }
+  named.mode = mode.get<std::string>();
+  const Json pair = row.value("pair", Json());
+  if (pair.is_string()) named.pair = pair.get<std::string>();
+  return RowKey(named.Label(), bytes.get<uint64_t>());
+}
+
 absl::StatusOr<Run> ReadRun(absl::string_view text) {
   const Json json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object() || !json.contains("bench") || json["bench"] != "sendrecv" ||
+  if (!json.is_object() || !json.contains("bench") || !json["bench"].is_string() ||
       !json.contains("rows") || !json["rows"].is_array()) {
-    return absl::FailedPreconditionError("it is not what ferry bench sendrecv --json writes");
+    return absl::FailedPreconditionError("it is not what a ferry bench with --json writes");
   }
   const Json transport = json.value("transport", Json());
   const Json polling = json.value("polling", Json());
@@ -61,18 +85,13 @@ absl::StatusOr<Run> ReadRun(absl::string_view text) {
     return absl::FailedPreconditionError("it does not say its transport and whether it polled");
   }
   Run run;
-  run.how = absl::StrCat("transport ", transport.get<std::string>(), ", ",
-                         polling.get<bool>() ? "polling" : "spin, then sleep");
+  run.how =
+      absl::StrCat(json["bench"].get<std::string>(), ", transport ", transport.get<std::string>(),
+                   ", ", polling.get<bool>() ? "polling" : "spin, then sleep");
   for (const Json& row : json["rows"]) {
-    const Json mode = row.is_object() ? row.value("mode", Json()) : Json();
-    const Json inflight = row.is_object() ? row.value("inflight", Json()) : Json();
-    const Json bytes = row.is_object() ? row.value("bytes", Json()) : Json();
-    if (!mode.is_string() || !inflight.is_number_integer() || !bytes.is_number_unsigned()) {
-      return absl::FailedPreconditionError("a row without mode, inflight and bytes");
-    }
+    FERRY_ASSIGN_OR_RETURN(RowKey key, ReadKey(row));
     FERRY_ASSIGN_OR_RETURN(const Median median, ReadMedian(row));
-    run.rows.emplace_back(
-        RowKey(mode.get<std::string>(), inflight.get<int>(), bytes.get<uint64_t>()), median);
+    run.rows.emplace_back(std::move(key), median);
   }
   return run;
 }
@@ -81,7 +100,7 @@ double SpreadOf(const Median& median) { return (median.high_s - median.low_s) / 
 
 ComparedRow Named(const RowKey& key) {
   ComparedRow row;
-  std::tie(row.mode, row.inflight, row.bytes) = key;
+  std::tie(row.label, row.bytes) = key;
   return row;
 }
 
@@ -178,8 +197,7 @@ std::string FormatComparison(const BenchComparison& comparison) {
       {"MODE", "BYTES", "OLD P50", "NEW P50", "CHANGE", ""}};
   for (const ComparedRow& row : comparison.rows) {
     const bool is_in_both = row.old_p50_s > 0 && row.new_p50_s > 0;
-    rows.push_back({row.inflight == 1 ? row.mode : absl::StrCat(row.mode, " x", row.inflight),
-                    absl::StrCat(row.bytes), TimeText(row.old_p50_s, row.old_spread),
+    rows.push_back({row.label, absl::StrCat(row.bytes), TimeText(row.old_p50_s, row.old_spread),
                     TimeText(row.new_p50_s, row.new_spread),
                     is_in_both ? absl::StrFormat("%+.1f%%", row.change * 100) : "-",
                     VerdictText(row.verdict)});

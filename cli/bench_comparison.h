@@ -24,8 +24,8 @@ struct ComparedRow {
     kOnlyNew,
   };
 
-  std::string mode;
-  int inflight = 1;
+  // BenchRow::Label.
+  std::string label;
   uint64_t bytes = 0;
   double old_p50_s = 0;
   double new_p50_s = 0;
@@ -47,9 +47,9 @@ struct BenchComparison {
 
 // Compares medians. A row is slower or faster if its median has changed by more than `threshold`,
 // and the intervals in which the medians lie with 95 % confidence do not touch.
-//   old_text, new_text: what ferry bench sendrecv --json has written.
+//   old_text, new_text: what a ferry bench with --json has written.
 //   Errors: FAILED_PRECONDITION, saying which of the two is no such document, or that they are of
-//   different transports or ways of waiting, and no row is in both.
+//   different benches, transports or ways of waiting, or that no row is in both.
 absl::StatusOr<BenchComparison> CompareBenches(absl::string_view old_text,
                                                absl::string_view new_text, double threshold);
 

@@ -12,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 
+#include "base/status_macros.h"
 #include "base/text.h"
 
 namespace ferry::cli {
@@ -26,13 +27,24 @@ constexpr size_t kBytesOfASize = size_t{512} << 20;
 constexpr size_t kFewest = 3;
 constexpr size_t kMost = 2000;
 
-absl::Status Wrong(absl::string_view text) {
+// A flag that takes a range or a list, and what it takes.
+struct ListFlag {
+  const char* name;
+  const char* of;
+  uint64_t least;
+  uint64_t most;
+};
+constexpr ListFlag kSizesFlag = {"--sizes", "8:1G:x8, nor a list of sizes from 1 to 16G", 1,
+                                 kMaxSize};
+constexpr ListFlag kNodesFlag = {"--nodes", "2:64:x2, nor a list of numbers from 2 to 16384", 2,
+                                 16384};
+
+absl::Status Wrong(const ListFlag& flag, absl::string_view text) {
   return absl::InvalidArgumentError(absl::StrCat(
-      "--sizes: ", Quoted(text), " is neither FIRST:LAST:xFACTOR, such as 8:1G:x8, nor a list of ",
-      "sizes from 1 to 16G"));
+      flag.name, ": ", Quoted(text), " is neither FIRST:LAST:xFACTOR, such as ", flag.of));
 }
 
-bool ParseSize(absl::string_view text, size_t* size) {
+bool ParseSize(const ListFlag& flag, absl::string_view text, size_t* size) {
   size_t unit = 1;
   if (!text.empty()) {
     const char suffix = absl::ascii_toupper(static_cast<unsigned char>(text.back()));
@@ -42,9 +54,37 @@ bool ParseSize(absl::string_view text, size_t* size) {
     if (unit > 1) text.remove_suffix(1);
   }
   uint64_t number = 0;
-  if (!absl::SimpleAtoi(text, &number) || number < 1 || number > kMaxSize / unit) return false;
+  if (!absl::SimpleAtoi(text, &number) || number > flag.most / unit) return false;
   *size = number * unit;
-  return true;
+  return *size >= flag.least;
+}
+
+absl::StatusOr<std::vector<size_t>> ParseList(const ListFlag& flag, absl::string_view text) {
+  std::vector<size_t> sizes;
+  const std::vector<absl::string_view> range = absl::StrSplit(text, ':');
+  if (range.size() == 1) {
+    for (const absl::string_view part : absl::StrSplit(text, ',')) {
+      size_t size = 0;
+      if (!ParseSize(flag, part, &size)) return Wrong(flag, text);
+      sizes.push_back(size);
+    }
+  } else {
+    size_t first = 0;
+    size_t last = 0;
+    uint64_t factor = 0;
+    absl::string_view by = range.back();
+    const bool is_good = range.size() == 3 && ParseSize(flag, range[0], &first) &&
+                         ParseSize(flag, range[1], &last) && absl::ConsumePrefix(&by, "x") &&
+                         absl::SimpleAtoi(by, &factor) && factor >= 2 && factor <= 1024 &&
+                         first <= last;
+    if (!is_good) return Wrong(flag, text);
+    for (size_t size = first; size <= last; size *= factor) sizes.push_back(size);
+  }
+  if (sizes.size() > kMaxSizes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(flag.name, ": ", sizes.size(), " of them; at most ", kMaxSizes));
+  }
+  return sizes;
 }
 
 }  // namespace
@@ -92,31 +132,12 @@ absl::StatusOr<BenchPlan> DecodeBenchPlan(absl::string_view text) {
 }
 
 absl::StatusOr<std::vector<size_t>> ParseSizesFlag(absl::string_view text) {
-  std::vector<size_t> sizes;
-  const std::vector<absl::string_view> range = absl::StrSplit(text, ':');
-  if (range.size() == 1) {
-    for (const absl::string_view part : absl::StrSplit(text, ',')) {
-      size_t size = 0;
-      if (!ParseSize(part, &size)) return Wrong(text);
-      sizes.push_back(size);
-    }
-  } else {
-    size_t first = 0;
-    size_t last = 0;
-    uint64_t factor = 0;
-    absl::string_view by = range.back();
-    const bool is_good = range.size() == 3 && ParseSize(range[0], &first) &&
-                         ParseSize(range[1], &last) && absl::ConsumePrefix(&by, "x") &&
-                         absl::SimpleAtoi(by, &factor) && factor >= 2 && factor <= 1024 &&
-                         first <= last;
-    if (!is_good) return Wrong(text);
-    for (size_t size = first; size <= last; size *= factor) sizes.push_back(size);
-  }
-  if (sizes.size() > kMaxSizes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--sizes: ", sizes.size(), " sizes; at most ", kMaxSizes));
-  }
-  return sizes;
+  return ParseList(kSizesFlag, text);
+}
+
+absl::StatusOr<std::vector<int>> ParseNodesFlag(absl::string_view text) {
+  FERRY_ASSIGN_OR_RETURN(const std::vector<size_t> counts, ParseList(kNodesFlag, text));
+  return std::vector<int>(counts.begin(), counts.end());
 }
 
 }  // namespace ferry::cli

@@ -44,6 +44,9 @@ absl::StatusOr<BenchPlan> DecodeBenchPlan(absl::string_view text);
 //   Errors: INVALID_ARGUMENT, naming the flag.
 absl::StatusOr<std::vector<size_t>> ParseSizesFlag(absl::string_view text);
 
+// As ParseSizesFlag, of --nodes: how many nodes take part, from 2 on.
+absl::StatusOr<std::vector<int>> ParseNodesFlag(absl::string_view text);
+
 }  // namespace ferry::cli
 
 #endif  // FERRY_CLI_BENCH_PLAN_H_

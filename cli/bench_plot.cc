@@ -28,16 +28,18 @@ constexpr double kTop = 70;
 constexpr double kLegendLine = 20;
 
 struct Point {
+  // Bytes, or nodes.
   double x;
-  double y;
+  double seconds;
+  // GB/s.
+  double rate;
 };
 
 struct Line {
   std::string name;
   std::string colour;
   bool is_floor = false;
-  // Bytes and seconds.
-  std::vector<Point> times;
+  std::vector<Point> points;
 };
 
 std::string Escaped(const std::string& text) {
@@ -94,21 +96,44 @@ class Axis final {
   const double to_;
 };
 
+// Where nothing is moved, what grows is the number of nodes.
+bool IsOverNodes(const BenchReport& report) {
+  return std::all_of(report.rows.begin(), report.rows.end(),
+                     [](const BenchRow& row) { return row.bytes == 0; });
+}
+
+bool HasRates(const BenchReport& report) {
+  return std::any_of(report.rows.begin(), report.rows.end(),
+                     [](const BenchRow& row) { return row.BytesPerSecond() > 0; });
+}
+
+std::string NameOf(const BenchReport& report, const BenchRow& row) {
+  BenchRow named = row;
+  if (IsOverNodes(report)) named.nodes = BenchRow().nodes;
+  return named.Label();
+}
+
+double RateOf(const BenchReport& report, BenchRow row, absl::Duration time) {
+  if (!HasRates(report)) return 1;
+  row.times.p50 = time;
+  return row.BytesPerSecond() / 1e9;
+}
+
 std::vector<Line> LinesOf(const BenchReport& report) {
   std::vector<Line> lines;
   std::vector<Line> floors;
   for (const BenchRow& row : report.rows) {
     const double seconds = absl::ToDoubleSeconds(row.times.p50);
     if (!(seconds > 0)) continue;
-    std::string name = row.inflight == 1 ? row.mode : absl::StrCat(row.mode, " x", row.inflight);
+    std::string name = NameOf(report, row);
     auto line = std::find_if(lines.begin(), lines.end(),
                              [&name](const auto& each) { return each.name == name; });
     if (line == lines.end()) {
       const std::string colour = kColours[lines.size() % std::size(kColours)];
       line = lines.insert(lines.end(), Line{.name = name, .colour = colour});
     }
-    const double bytes = static_cast<double>(row.bytes);
-    line->times.push_back({bytes, seconds});
+    const double x = IsOverNodes(report) ? row.nodes : static_cast<double>(row.bytes);
+    line->points.push_back({x, seconds, RateOf(report, row, row.times.p50)});
     const double floor = absl::ToDoubleSeconds(row.floor);
     if (row.floor_name.empty() || !(floor > 0)) continue;
     name = absl::StrCat("floor of ", name, ": ", row.floor_name);
@@ -118,25 +143,31 @@ std::vector<Line> LinesOf(const BenchReport& report) {
       below =
           floors.insert(floors.end(), Line{.name = name, .colour = line->colour, .is_floor = true});
     }
-    below->times.push_back({bytes, floor});
+    below->points.push_back({x, floor, RateOf(report, row, row.floor)});
   }
   lines.insert(lines.end(), floors.begin(), floors.end());
   for (Line& line : lines) {
-    std::stable_sort(line.times.begin(), line.times.end(),
+    std::stable_sort(line.points.begin(), line.points.end(),
                      [](const Point& a, const Point& b) { return a.x < b.x; });
   }
   return lines;
 }
 
+struct ChartSpace {
+  double left;
+  const char* x_name;
+};
+
 template <typename ValueOf, typename LabelOf>
-std::string Chart(const std::vector<Line>& lines, const std::string& title, double left,
+std::string Chart(const std::vector<Line>& lines, const std::string& title, const ChartSpace& space,
                   const ValueOf& value_of, const LabelOf& label_of) {
+  const double left = space.left;
   double least_x = HUGE_VAL;
   double most_x = 0;
   double least_y = HUGE_VAL;
   double most_y = 0;
   for (const Line& line : lines) {
-    for (const Point& each : line.times) {
+    for (const Point& each : line.points) {
       least_x = std::min(least_x, each.x);
       most_x = std::max(most_x, each.x);
       least_y = std::min(least_y, value_of(each));
@@ -161,11 +192,11 @@ std::string Chart(const std::vector<Line>& lines, const std::string& title, doub
                           left, y.At(tick), left + kPlotWidth, left - 8, y.At(tick) + 4,
                           label_of(tick));
   }
-  absl::StrAppendFormat(&text, "<text x=\"%g\" y=\"%g\" text-anchor=\"middle\">bytes</text>\n",
-                        left + kPlotWidth / 2, bottom + 38);
+  absl::StrAppendFormat(&text, "<text x=\"%g\" y=\"%g\" text-anchor=\"middle\">%s</text>\n",
+                        left + kPlotWidth / 2, bottom + 38, space.x_name);
   for (const Line& line : lines) {
     std::vector<std::string> points;
-    for (const Point& each : line.times) {
+    for (const Point& each : line.points) {
       points.push_back(absl::StrFormat("%.1f,%.1f", x.At(each.x), y.At(value_of(each))));
       if (line.is_floor) continue;
       absl::StrAppendFormat(&text, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" fill=\"%s\"/>\n",
@@ -190,18 +221,17 @@ std::string FormatBenchSvg(const BenchReport& report) {
       "height=\"%g\" font-family=\"sans-serif\" font-size=\"12\" fill=\"#222\">\n"
       "<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n"
       "<text x=\"20\" y=\"28\" font-size=\"15\">%s</text>\n",
-      kWidth, height, kWidth, height,
-      Escaped(absl::StrCat("ferry bench sendrecv: two processes on this machine, ",
-                           Count(report.cores, "core"), "; transport ", report.transport, ", ",
-                           report.is_polling ? "polling" : "spin, then sleep")));
+      kWidth, height, kWidth, height, Escaped(BenchTitle(report)));
   if (lines.empty()) return absl::StrCat(text, "</svg>\n");
-  absl::StrAppend(
-      &text,
-      Chart(
-          lines, "time, P50 one way", 80, [](const Point& each) { return each.y; }, TimeLabel),
-      Chart(
-          lines, "GB/s", 80 + kPlotWidth + 110,
-          [](const Point& each) { return each.x / each.y / 1e9; }, RateLabel));
+  const ChartSpace space{80, IsOverNodes(report) ? "nodes" : "bytes"};
+  absl::StrAppend(&text, Chart(
+                             lines, absl::StrCat("time, P50 ", report.time), space,
+                             [](const Point& each) { return each.seconds; }, TimeLabel));
+  if (HasRates(report)) {
+    absl::StrAppend(&text, Chart(
+                               lines, "GB/s", {80 + kPlotWidth + 110, space.x_name},
+                               [](const Point& each) { return each.rate; }, RateLabel));
+  }
   for (size_t i = 0; i < lines.size(); ++i) {
     const Line& line = lines[i];
     const double x = i % 2 == 0 ? 80 : 80 + kPlotWidth + 110;

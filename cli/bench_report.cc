@@ -2,11 +2,18 @@
 // A table and a document.
 #include "cli/bench_report.h"
 
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <set>
+#include <utility>
+
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 
 #include "cli/table.h"
 
@@ -15,8 +22,188 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// One figure of a row: once for programs, once for people. Null is a figure that there is not.
+struct Column {
+  const char* key;
+  // Null: not in the table.
+  const char* heading;
+  std::function<Json(const BenchRow&)> value;
+  std::function<std::string(const BenchRow&)> text;
+  // Whether the row has something to say there; a table in which none has is without the column.
+  // Null: always.
+  std::function<bool(const BenchRow&)> is_filled;
+};
+
+std::string Time(absl::Duration time) { return BenchTimeText(time); }
+std::string Rate(double rate) { return BenchRateText(rate); }
+std::string Size(size_t bytes) { return BenchSizeText(bytes); }
+
+Json OrNull(double number) { return number > 0 ? Json(number) : Json(); }
+
+Column TimeColumn(const char* key, const char* heading, absl::Duration BenchTimes::*time) {
+  return {key, heading,
+          [time](const BenchRow& row) { return Json(absl::ToDoubleSeconds(row.times.*time)); },
+          [time](const BenchRow& row) { return Time(row.times.*time); }};
+}
+
+// In 10^9 by the second.
+Column RateColumn(const char* key, const char* heading, double (BenchRow::*rate)() const) {
+  return {key, heading, [rate](const BenchRow& row) { return OrNull((row.*rate)()); },
+          [rate](const BenchRow& row) { return Rate((row.*rate)() / 1e9); },
+          [rate](const BenchRow& row) { return (row.*rate)() > 0; }};
+}
+
+Column CountColumn(const char* key, const char* heading, int BenchRow::*count, int usual) {
+  return {key, heading, [count](const BenchRow& row) { return Json(row.*count); },
+          [count](const BenchRow& row) { return absl::StrCat(row.*count); },
+          [count, usual](const BenchRow& row) { return row.*count != usual; }};
+}
+
+std::vector<Column> NameColumns() {
+  const auto has_bytes = [](const BenchRow& row) { return row.bytes > 0; };
+  return {
+      {"mode", "MODE", [](const BenchRow& row) { return Json(row.mode); },
+       [](const BenchRow& row) {
+         return row.inflight == 1 ? row.mode : absl::StrCat(row.mode, " x", row.inflight);
+       }},
+      {"inflight", nullptr, [](const BenchRow& row) { return Json(row.inflight); }, nullptr},
+      CountColumn("nodes", "NODES", &BenchRow::nodes, 2),
+      CountColumn("threads", "THREADS", &BenchRow::threads, 1),
+      {"pair", "PAIR",
+       [](const BenchRow& row) { return row.pair.empty() ? Json() : Json(row.pair); },
+       [](const BenchRow& row) { return row.pair; },
+       [](const BenchRow& row) { return !row.pair.empty(); }},
+      {"bytes", "SIZE", [](const BenchRow& row) { return Json(row.bytes); },
+       [](const BenchRow& row) { return row.bytes == 0 ? "" : Size(row.bytes); }, has_bytes},
+      {"dtype", "TYPE", [](const BenchRow& row) { return row.bytes == 0 ? Json() : Json("uint8"); },
+       [](const BenchRow& row) { return row.bytes == 0 ? "" : "uint8"; }, has_bytes},
+      {"count", "COUNT", [](const BenchRow& row) { return Json(row.count); },
+       [](const BenchRow& row) { return absl::StrCat(row.count); }}};
+}
+
+std::vector<Column> FigureColumns() {
+  return {TimeColumn("p50_s", "P50", &BenchTimes::p50),
+          TimeColumn("p90_s", "P90", &BenchTimes::p90),
+          TimeColumn("p99_s", "P99", &BenchTimes::p99),
+          TimeColumn("p99_9_s", "P99.9", &BenchTimes::p999),
+          TimeColumn("p50_low_s", nullptr, &BenchTimes::p50_low),
+          TimeColumn("p50_high_s", nullptr, &BenchTimes::p50_high),
+          {"ops_per_s", "OPS/S", [](const BenchRow& row) { return OrNull(row.ops_per_s); },
+           [](const BenchRow& row) {
+             return row.ops_per_s == 0 ? "" : absl::StrFormat("%.0f", row.ops_per_s);
+           },
+           [](const BenchRow& row) { return row.ops_per_s > 0; }},
+          RateColumn("bytes_per_s", "GB/S", &BenchRow::BytesPerSecond),
+          RateColumn("algbw_bytes_per_s", "ALGBW", &BenchRow::AlgbwBytesPerSecond),
+          RateColumn("busbw_bytes_per_s", "BUSBW", &BenchRow::BusbwBytesPerSecond),
+          {"cpu_s_per_gb", "CPU S/GB", [](const BenchRow& row) { return OrNull(row.cpu_s_per_gb); },
+           [](const BenchRow& row) { return row.cpu_s_per_gb == 0 ? "" : Rate(row.cpu_s_per_gb); },
+           [](const BenchRow& row) { return row.cpu_s_per_gb > 0; }},
+          {"cpu_s_per_op", "CPU/OP", [](const BenchRow& row) { return OrNull(row.cpu_s_per_op); },
+           [](const BenchRow& row) {
+             return row.cpu_s_per_op == 0 ? "" : Time(absl::Seconds(row.cpu_s_per_op));
+           },
+           [](const BenchRow& row) { return row.cpu_s_per_op > 0; }}};
+}
+
+std::vector<Column> OriginColumns() {
+  const auto has_floor = [](const BenchRow& row) { return !row.floor_name.empty(); };
+  return {
+      {"path", "PATH", [](const BenchRow& row) { return Json(row.path); },
+       [](const BenchRow& row) { return row.path; }},
+      {"path_reason", nullptr,
+       [](const BenchRow& row) { return row.path_reason.empty() ? Json() : Json(row.path_reason); },
+       nullptr},
+      {"floor", "FLOOR",
+       [has_floor](const BenchRow& row) { return has_floor(row) ? Json(row.floor_name) : Json(); },
+       [has_floor](const BenchRow& row) {
+         return has_floor(row) ? absl::StrCat(Time(row.floor), " ", row.floor_name) : "-";
+       }},
+      {"floor_s", nullptr,
+       [has_floor](const BenchRow& row) {
+         return has_floor(row) ? Json(absl::ToDoubleSeconds(row.floor)) : Json();
+       },
+       nullptr},
+      {"share_of_floor", "OF FLOOR",
+       [has_floor](const BenchRow& row) {
+         return has_floor(row) ? Json(row.ShareOfFloor()) : Json();
+       },
+       [has_floor](const BenchRow& row) {
+         return has_floor(row) ? absl::StrFormat("%.0f%%", row.ShareOfFloor() * 100) : "-";
+       }},
+      {"wrong_bytes", "ERRORS", [](const BenchRow& row) { return Json(row.errors); },
+       [](const BenchRow& row) { return absl::StrCat(row.errors); }}};
+}
+
+std::vector<Column> Columns() {
+  std::vector<Column> columns = NameColumns();
+  for (const auto& more : {FigureColumns(), OriginColumns()}) {
+    columns.insert(columns.end(), more.begin(), more.end());
+  }
+  return columns;
+}
+
+bool IsShown(const Column& column, const BenchReport& report) {
+  if (column.heading == nullptr || column.is_filled == nullptr) return column.heading != nullptr;
+  return std::any_of(report.rows.begin(), report.rows.end(), column.is_filled);
+}
+
+// From each node (rows) to each other one (columns).
+std::string FormatMatrices(const BenchReport& report) {
+  std::map<std::pair<std::string, size_t>, std::map<std::string, double>> matrices;
+  int nodes = 0;
+  for (const BenchRow& row : report.rows) {
+    if (row.pair.empty()) continue;
+    nodes = std::max(nodes, row.nodes);
+    matrices[{row.mode, row.bytes}][row.pair] = row.BytesPerSecond() / 1e9;
+  }
+  std::string text;
+  for (const auto& [of, cells] : matrices) {
+    std::vector<std::vector<std::string>> rows = {{"FROM \\ TO"}};
+    for (int to = 0; to < nodes; ++to) rows[0].push_back(absl::StrCat(to));
+    for (int from = 0; from < nodes; ++from) {
+      std::vector<std::string> row = {absl::StrCat(from)};
+      for (int to = 0; to < nodes; ++to) {
+        const auto cell = cells.find(absl::StrCat(from, "->", to));
+        row.push_back(cell == cells.end() ? "-" : Rate(cell->second));
+      }
+      rows.push_back(std::move(row));
+    }
+    absl::StrAppend(&text, of.first, " ", Size(of.second), ", GB/s of one pair at a time\n",
+                    FormatTable(rows), "\n");
+  }
+  return text;
+}
+
+std::string FormatReasons(const BenchReport& report) {
+  std::string text;
+  std::set<std::string> told;
+  for (const BenchRow& row : report.rows) {
+    // Costs differ from size to size; once for each path is enough for people.
+    if (row.path_reason.empty() || !told.insert(row.path).second) continue;
+    absl::StrAppend(&text, "by ", row.path, ": ", row.path_reason, "\n");
+  }
+  return text;
+}
+
+std::string CsvCell(const Json& value) {
+  if (value.is_null()) return "";
+  if (value.is_number_float()) return absl::StrFormat("%.4g", value.get<double>());
+  if (!value.is_string()) return value.dump();
+  const std::string text = value.get<std::string>();
+  if (text.find_first_of(",\"\n") == std::string::npos) return text;
+  return absl::StrCat("\"", absl::StrReplaceAll(text, {{"\"", "\"\""}}), "\"");
+}
+
+double Per(double bytes, absl::Duration time) {
+  const double seconds = absl::ToDoubleSeconds(time);
+  return seconds > 0 ? bytes / seconds : 0;
+}
+
+}  // namespace
+
 // Three figures: "0.13us", "41.2us", "1.30ms".
-std::string Time(absl::Duration time) {
+std::string BenchTimeText(absl::Duration time) {
   const double us = absl::ToDoubleMicroseconds(time);
   const double value = us < 1000 ? us : us / 1000;
   const char* const unit = us < 1000 ? "us" : "ms";
@@ -24,13 +211,12 @@ std::string Time(absl::Duration time) {
   return absl::StrFormat("%.*f%s", decimals, value, unit);
 }
 
-std::string Rate(double gigabytes_per_s) {
+std::string BenchRateText(double rate) {
   // Not one call with either format: Abseil checks formats when it is compiled.
-  return gigabytes_per_s < 100 ? absl::StrFormat("%.3g", gigabytes_per_s)
-                               : absl::StrFormat("%.0f", gigabytes_per_s);
+  return rate < 100 ? absl::StrFormat("%.3g", rate) : absl::StrFormat("%.0f", rate);
 }
 
-std::string Size(size_t bytes) {
+std::string BenchSizeText(size_t bytes) {
   for (const auto& [unit, name] : {std::pair<size_t, const char*>{size_t{1} << 30, " GiB"},
                                    {size_t{1} << 20, " MiB"},
                                    {size_t{1} << 10, " KiB"}}) {
@@ -39,16 +225,26 @@ std::string Size(size_t bytes) {
   return absl::StrCat(bytes, " B");
 }
 
-}  // namespace
-
 double BenchRow::BytesPerSecond() const {
-  const double seconds = absl::ToDoubleSeconds(times.p50);
-  return seconds > 0 ? static_cast<double>(bytes) / seconds : 0;
+  return Per(static_cast<double>(bytes) * tensors, times.p50);
 }
+
+double BenchRow::AlgbwBytesPerSecond() const { return Per(algbw_bytes, times.p50); }
+
+double BenchRow::BusbwBytesPerSecond() const { return Per(busbw_bytes, times.p50); }
 
 double BenchRow::ShareOfFloor() const {
   const double seconds = absl::ToDoubleSeconds(times.p50);
   return seconds > 0 ? absl::ToDoubleSeconds(floor) / seconds : 0;
+}
+
+std::string BenchRow::Label() const {
+  std::string label = mode;
+  if (inflight != 1) absl::StrAppend(&label, " x", inflight);
+  if (threads != 1) absl::StrAppend(&label, ", ", threads, " threads");
+  if (nodes != 2) absl::StrAppend(&label, ", ", Count(nodes, "node"));
+  if (!pair.empty()) absl::StrAppend(&label, ", ", pair);
+  return label;
 }
 
 size_t BenchReport::errors() const {
@@ -57,95 +253,74 @@ size_t BenchReport::errors() const {
   return errors;
 }
 
+std::string BenchTitle(const BenchReport& report) {
+  return absl::StrCat("ferry bench ", report.bench, ": ", report.subject, ", ",
+                      Count(report.cores, "core"), "; transport ", report.transport,
+                      !report.moves_tensors ? ""
+                      : report.is_polling   ? ", polling"
+                                            : ", spin, then sleep");
+}
+
 std::string FormatBenchText(const BenchReport& report) {
-  std::vector<std::vector<std::string>> rows = {{"MODE", "SIZE", "TYPE", "COUNT", "P50", "P90",
-                                                 "P99", "P99.9", "GB/S", "CPU S/GB", "PATH",
-                                                 "FLOOR", "OF FLOOR", "ERRORS"}};
+  std::vector<Column> columns;
+  std::vector<std::vector<std::string>> rows(1);
+  for (Column& column : Columns()) {
+    if (!IsShown(column, report)) continue;
+    rows[0].push_back(column.heading);
+    columns.push_back(std::move(column));
+  }
   for (const BenchRow& row : report.rows) {
-    const bool has_floor = !row.floor_name.empty();
-    rows.push_back({row.inflight == 1 ? row.mode : absl::StrCat(row.mode, " x", row.inflight),
-                    Size(row.bytes), "uint8", absl::StrCat(row.count), Time(row.times.p50),
-                    Time(row.times.p90), Time(row.times.p99), Time(row.times.p999),
-                    Rate(row.BytesPerSecond() / 1e9), Rate(row.cpu_s_per_gb), row.path,
-                    has_floor ? absl::StrCat(Time(row.floor), " ", row.floor_name) : "-",
-                    has_floor ? absl::StrFormat("%.0f%%", row.ShareOfFloor() * 100) : "-",
-                    absl::StrCat(row.errors)});
+    std::vector<std::string> cells;
+    for (const Column& column : columns) cells.push_back(column.text(row));
+    rows.push_back(std::move(cells));
   }
   return absl::StrCat(
-      "ferry bench sendrecv: two processes on this machine, ", Count(report.cores, "core"),
-      "; transport ", report.transport, ", ", report.is_polling ? "polling" : "spin, then sleep",
-      report.pages.empty() ? "" : "; tensors in ", absl::StrJoin(report.pages, "; "),
-      "\ntimes are one way; floors of the same run: spinning wake-up ", Time(report.spin), "\n\n",
-      FormatTable(rows), "\n",
-      report.errors() == 0 ? "every byte was verified"
-                           : absl::StrCat(report.errors(), " BYTES WERE WRONG"),
+      BenchTitle(report), report.pages.empty() ? "" : "; tensors in ",
+      absl::StrJoin(report.pages, "; "), "\ntimes are ", report.time, "; floors of the same run",
+      report.spin > absl::ZeroDuration() ? absl::StrCat(": spinning wake-up ", Time(report.spin))
+                                         : "",
+      "\n\n", FormatTable(rows), "\n", FormatMatrices(report), FormatReasons(report),
+      report.errors() == 0
+          ? absl::StrCat("every ", report.errors_of, " was verified")
+          : absl::StrCat(Count(static_cast<long long>(report.errors()), report.errors_of),
+                         " WRONG"),
       "\n");
 }
 
 std::string FormatBenchJson(const BenchReport& report) {
+  const std::vector<Column> columns = Columns();
   Json rows = Json::array();
   for (const BenchRow& row : report.rows) {
-    const bool has_floor = !row.floor_name.empty();
-    rows.push_back({{"mode", row.mode},
-                    {"inflight", row.inflight},
-                    {"bytes", row.bytes},
-                    {"dtype", "uint8"},
-                    {"count", row.count},
-                    {"one_way_p50_s", absl::ToDoubleSeconds(row.times.p50)},
-                    {"one_way_p90_s", absl::ToDoubleSeconds(row.times.p90)},
-                    {"one_way_p99_s", absl::ToDoubleSeconds(row.times.p99)},
-                    {"one_way_p99_9_s", absl::ToDoubleSeconds(row.times.p999)},
-                    {"p50_low_s", absl::ToDoubleSeconds(row.times.p50_low)},
-                    {"p50_high_s", absl::ToDoubleSeconds(row.times.p50_high)},
-                    {"bytes_per_s", row.BytesPerSecond()},
-                    {"cpu_s_per_gb", row.cpu_s_per_gb},
-                    {"path", row.path},
-                    {"floor", has_floor ? Json(row.floor_name) : Json()},
-                    {"floor_s", has_floor ? Json(absl::ToDoubleSeconds(row.floor)) : Json()},
-                    {"share_of_floor", has_floor ? Json(row.ShareOfFloor()) : Json()},
-                    {"wrong_bytes", row.errors}});
+    Json json = Json::object();
+    for (const Column& column : columns) json[column.key] = column.value(row);
+    rows.push_back(std::move(json));
   }
-  const Json document = {{"bench", "sendrecv"},
+  const Json document = {{"bench", report.bench},
+                         {"subject", report.subject},
+                         {"time", report.time},
                          {"transport", report.transport},
                          {"polling", report.is_polling},
                          {"cores", report.cores},
                          {"arena_pages", absl::StrJoin(report.pages, "; ")},
-                         {"spin_floor_s", absl::ToDoubleSeconds(report.spin)},
+                         {"spin_floor_s", OrNull(absl::ToDoubleSeconds(report.spin))},
                          {"rows", std::move(rows)},
                          {"wrong_bytes", report.errors()}};
   return document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 std::string FormatBenchCsv(const BenchReport& report) {
-  std::string text =
-      "mode,inflight,bytes,dtype,count,one_way_p50_s,one_way_p90_s,one_way_p99_s,one_way_p99_9_s,"
-      "p50_low_s,p50_high_s,bytes_per_s,cpu_s_per_gb,path,floor,floor_s,share_of_floor,"
-      "wrong_bytes\n";
-  const auto seconds = [](absl::Duration time) {
-    return absl::StrFormat("%.4g", absl::ToDoubleSeconds(time));
-  };
+  const std::vector<Column> columns = Columns();
+  std::string text = absl::StrCat(
+      absl::StrJoin(columns, ",",
+                    [](std::string* out, const Column& column) { out->append(column.key); }),
+      "\n");
   for (const BenchRow& row : report.rows) {
-    const bool has_floor = !row.floor_name.empty();
-    const std::vector<std::string> cells = {
-        row.mode,
-        absl::StrCat(row.inflight),
-        absl::StrCat(row.bytes),
-        "uint8",
-        absl::StrCat(row.count),
-        seconds(row.times.p50),
-        seconds(row.times.p90),
-        seconds(row.times.p99),
-        seconds(row.times.p999),
-        seconds(row.times.p50_low),
-        seconds(row.times.p50_high),
-        absl::StrFormat("%.4g", row.BytesPerSecond()),
-        absl::StrFormat("%.4g", row.cpu_s_per_gb),
-        row.path,
-        row.floor_name,
-        has_floor ? seconds(row.floor) : "",
-        has_floor ? absl::StrFormat("%.4g", row.ShareOfFloor()) : "",
-        absl::StrCat(row.errors)};
-    absl::StrAppend(&text, absl::StrJoin(cells, ","), "\n");
+    absl::StrAppend(&text,
+                    absl::StrJoin(columns, ",",
+                                  [&row](std::string* out, const Column& column) {
+                                    out->append(CsvCell(column.value(row)));
+                                  }),
+                    "\n");
   }
   return text;
 }
@@ -158,9 +333,9 @@ absl::Status CheckBenchGates(const BenchReport& report, const BenchGates& gates)
     std::vector<std::string> rows;
     for (const BenchRow& row : report.rows) {
       if (is_missed(row)) {
-        rows.push_back(absl::StrCat(row.mode, row.inflight == 1 ? "" : " x",
-                                    row.inflight == 1 ? "" : absl::StrCat(row.inflight), " ",
-                                    Size(row.bytes), " (", describe(row), ")"));
+        rows.push_back(absl::StrCat(row.Label(),
+                                    row.bytes == 0 ? "" : absl::StrCat(" ", Size(row.bytes)), " (",
+                                    describe(row), ")"));
       }
     }
     if (rows.empty()) return;

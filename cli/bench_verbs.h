@@ -9,6 +9,9 @@ namespace ferry::cli {
 
 // Each adds its subcommand to `bench` and returns what runs it.
 Verb AddSendRecvBench(CLI::App& bench);
+Verb AddKvBench(CLI::App& bench);
+Verb AddBarrierBench(CLI::App& bench);
+Verb AddBootstrapBench(CLI::App& bench);
 Verb AddCompareBench(CLI::App& bench);
 
 }  // namespace ferry::cli

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // ferry bench-worker (hidden): one of the two processes of ferry bench sendrecv.
-#include <time.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -22,6 +20,7 @@
 #include "cli/as_node.h"
 #include "cli/bench_floors.h"
 #include "cli/bench_plan.h"
+#include "cli/bench_processes.h"
 #include "cli/bench_times.h"
 #include "cli/exchange_flags.h"
 #include "cli/pattern.h"
@@ -72,12 +71,6 @@ struct CaseResult {
   double moved_bytes = 0;
 };
 
-double CpuSeconds() {
-  timespec now = {};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
-}
-
 // Node 0 sends a ping and waits for the pong; node 1 answers.
 class Peer final {
  public:
@@ -110,6 +103,7 @@ class Peer final {
   absl::Status RunRound(const Case& at, int round, const Tensor& into, CaseResult& result);
   absl::Status RunBatch(const Case& at, int round, CaseResult& result);
   void Verify(const Case& at, int round, const Received& received, CaseResult& result) const;
+  std::string ReasonOf(size_t bytes, const CaseResult& result) const;
 
   Node& node_;
   const BenchPlan& plan_;
@@ -185,6 +179,13 @@ void Peer::Verify(const Case& at, int round, const Received& received, CaseResul
       CountPatternErrors(tensor.data(), tensor.bytes(), SeedOf(at, 1 - node_.node_id(), round));
 }
 
+// Why tensors of that size come the way they do.
+std::string Peer::ReasonOf(size_t bytes, const CaseResult& result) const {
+  if (result.paths.contains("inline")) return "it is small enough to come with the answer";
+  const absl::StatusOr<PathChoice> choice = node_.PathFrom(1 - node_.node_id(), bytes);
+  return choice.ok() ? Explain(*choice) : std::string(choice.status().message());
+}
+
 // One ping and one pong. Only what lies between the two times is measured.
 absl::Status Peer::RunRound(const Case& at, int round, const Tensor& into, CaseResult& result) {
   FERRY_ASSIGN_OR_RETURN(Tensor tensor, Make(at.bytes));
@@ -197,7 +198,7 @@ absl::Status Peer::RunRound(const Case& at, int round, const Tensor& into, CaseR
     FERRY_RETURN_IF_ERROR(AwaitSignal());
     FERRY_RETURN_IF_ERROR(Signal());
     FERRY_RETURN_IF_ERROR(AwaitSignal());
-    cpu_before = CpuSeconds();
+    cpu_before = OwnCpuSeconds();
     const absl::Time start = SteadyClock().Now();
     FERRY_RETURN_IF_ERROR(step_.Send(out_, std::move(tensor)));
     FERRY_RETURN_IF_ERROR(Wait(*posted));
@@ -207,12 +208,12 @@ absl::Status Peer::RunRound(const Case& at, int round, const Tensor& into, CaseR
     FERRY_RETURN_IF_ERROR(Signal());
     FERRY_RETURN_IF_ERROR(AwaitSignal());
     FERRY_RETURN_IF_ERROR(Signal());
-    cpu_before = CpuSeconds();
+    cpu_before = OwnCpuSeconds();
     FERRY_RETURN_IF_ERROR(Wait(*posted));
     FERRY_RETURN_IF_ERROR(step_.Send(out_, std::move(tensor)));
   }
   if (round >= at.warm_ups) {
-    result.cpu_s += CpuSeconds() - cpu_before;
+    result.cpu_s += OwnCpuSeconds() - cpu_before;
     result.moved_bytes += 2 * static_cast<double>(at.bytes);
   }
   Verify(at, round, posted->received, result);
@@ -233,7 +234,7 @@ absl::Status Peer::RunBatch(const Case& at, int round, CaseResult& result) {
       tensors.push_back(std::move(tensor));
     }
     FERRY_RETURN_IF_ERROR(AwaitSignal());
-    const double cpu_before = CpuSeconds();
+    const double cpu_before = OwnCpuSeconds();
     const absl::Time start = SteadyClock().Now();
     for (Tensor& tensor : tensors) {
       FERRY_RETURN_IF_ERROR(step_.Send(out_, std::move(tensor)));
@@ -242,7 +243,7 @@ absl::Status Peer::RunBatch(const Case& at, int round, CaseResult& result) {
     const absl::Duration taken = SteadyClock().Now() - start;
     if (round >= at.warm_ups) {
       result.samples.push_back(taken / at.inflight);
-      result.cpu_s += CpuSeconds() - cpu_before;
+      result.cpu_s += OwnCpuSeconds() - cpu_before;
       result.moved_bytes += static_cast<double>(at.bytes) * at.inflight;
     }
     return AwaitSignal();
@@ -256,10 +257,10 @@ absl::Status Peer::RunBatch(const Case& at, int round, CaseResult& result) {
     all.push_back(Post(into));
   }
   FERRY_RETURN_IF_ERROR(Signal());
-  const double cpu_before = CpuSeconds();
+  const double cpu_before = OwnCpuSeconds();
   for (const PostedPtr& posted : all) FERRY_RETURN_IF_ERROR(Wait(*posted));
   FERRY_RETURN_IF_ERROR(Signal());
-  if (round >= at.warm_ups) result.cpu_s += CpuSeconds() - cpu_before;
+  if (round >= at.warm_ups) result.cpu_s += OwnCpuSeconds() - cpu_before;
   for (int i = 0; i < at.inflight; ++i) Verify(at, base + i, all[i]->received, result);
   all.clear();
   return Signal();
@@ -326,6 +327,7 @@ absl::Status Peer::RunSize(size_t bytes) {
             {"cpu_s", result.cpu_s},
             {"moved_bytes", result.moved_bytes},
             {"path", absl::StrJoin(result.paths, "+")},
+            {"path_reason", ReasonOf(bytes, result)},
             {"pages", DescribePages(node_.exchange().arena_stats())},
             {"errors", result.errors}});
     }

@@ -160,6 +160,7 @@ int Main(int argc, char** argv) {
   verbs["help"] = AddHelpVerb(app);
   verbs["demo-worker"] = AddDemoWorkerVerb(app);
   verbs["bench-worker"] = AddBenchWorkerVerb(app);
+  verbs["bench-floor"] = AddBenchFloorVerb(app);
   verbs["doctor-helper"] = AddDoctorHelperVerb(app);
   // Last, because verbs inherit it.
   app.footer(kFooter);

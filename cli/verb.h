@@ -47,6 +47,7 @@ Verb AddStepVerb(CLI::App& app);
 Verb AddTraceVerb(CLI::App& app);
 Verb AddDemoWorkerVerb(CLI::App& app);
 Verb AddBenchWorkerVerb(CLI::App& app);
+Verb AddBenchFloorVerb(CLI::App& app);
 Verb AddDoctorHelperVerb(CLI::App& app);
 
 // A check that says what is allowed only when it is not met: CLI11 would put it in every help line.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a bench says of its samples, and of two runs.
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +12,8 @@
 #include "absl/strings/str_split.h"
 
 #include "cli/bench_comparison.h"
+#include "cli/bench_loop.h"
+#include "cli/bench_plan.h"
 #include "cli/bench_report.h"
 #include "cli/bench_times.h"
 
@@ -72,12 +75,12 @@ std::string RunOf(std::vector<BenchRow> rows) { return FormatBenchJson(Report(st
 TEST(BenchComparison, TellsWhatIsSlowerFasterAndTheSame) {
   const std::string before =
       RunOf({Row("handoff", 8, 1.0, 0.9, 1.1), Row("handoff", 64, 1.0, 0.9, 1.1),
-           Row("handoff", 512, 1.0, 0.9, 1.1), Row("into", 8, 1.0, 0.5, 1.6),
-           Row("into", 64, 2.0, 1.9, 2.1)});
+             Row("handoff", 512, 1.0, 0.9, 1.1), Row("into", 8, 1.0, 0.5, 1.6),
+             Row("into", 64, 2.0, 1.9, 2.1)});
   const std::string now =
       RunOf({Row("handoff", 8, 1.5, 1.4, 1.6), Row("handoff", 64, 1.05, 1.04, 1.06),
-           Row("handoff", 512, 0.7, 0.6, 0.8), Row("into", 8, 1.5, 1.4, 1.6),
-           Row("into", 4096, 3.0, 2.9, 3.1)});
+             Row("handoff", 512, 0.7, 0.6, 0.8), Row("into", 8, 1.5, 1.4, 1.6),
+             Row("into", 4096, 3.0, 2.9, 3.1)});
   const auto comparison = CompareBenches(before, now, 0.1);
   ASSERT_TRUE(comparison.ok()) << comparison.status();
   std::vector<Verdict> verdicts;
@@ -104,10 +107,11 @@ TEST(BenchComparison, RefusesWhatCannotBeCompared) {
   };
   EXPECT_THAT(why("", run), HasSubstr("the old run"));
   EXPECT_THAT(why(run, "{\"bench\": \"kv\"}"), HasSubstr("the new run"));
-  for (const char* rows : {"[1]", "[{}]", "{}", "null",
-                           R"([{"mode":"into","inflight":1,"bytes":-8,"one_way_p50_s":1}])",
-                           R"([{"mode":"into","inflight":1,"bytes":8,"one_way_p50_s":"1"}])",
-                           R"([{"mode":"into","inflight":1,"bytes":8,"one_way_p50_s":0,
+  for (const char* rows :
+       {"[1]", "[{}]", "{}", "null",
+        R"([{"mode":"into","inflight":1,"nodes":2,"threads":1,"bytes":-8,"p50_s":1}])",
+        R"([{"mode":"into","inflight":1,"nodes":2,"threads":1,"bytes":8,"p50_s":"1"}])",
+        R"([{"mode":"into","inflight":1,"nodes":2,"threads":1,"bytes":8,"p50_s":0,
                                "p50_low_s":0,"p50_high_s":0}])"}) {
     EXPECT_THAT(why(run, std::string(R"({"bench":"sendrecv","transport":"auto","polling":false,)") +
                              "\"rows\":" + rows + "}"),
@@ -134,6 +138,123 @@ TEST(BenchReport, HasAsManyCellsInEachLineOfItsCsv) {
   for (const std::string& name : header) EXPECT_TRUE(rows[0].contains(name)) << name;
   for (const std::string& line : lines) {
     EXPECT_EQ(std::vector<std::string>(absl::StrSplit(line, ',')).size(), header.size()) << line;
+  }
+}
+
+// A row that is named alike and is something else would be taken for slower.
+TEST(BenchComparison, TellsRowsApartByWhoTakesPart) {
+  std::vector<BenchRow> rows(3, Row("barrier", 0, 1.0, 0.9, 1.1));
+  rows[1].nodes = 8;
+  rows[2].pair = "0->1";
+  BenchReport before = Report(rows);
+  std::swap(rows[0].times, rows[1].times);
+  rows[1].times = Row("", 0, 2.0, 1.9, 2.1).times;
+  const auto comparison =
+      CompareBenches(FormatBenchJson(before), FormatBenchJson(Report(rows)), 0.1);
+  ASSERT_TRUE(comparison.ok()) << comparison.status();
+  ASSERT_EQ(comparison->rows.size(), 3u);
+  EXPECT_EQ(comparison->rows[0].verdict, Verdict::kSame);
+  EXPECT_EQ(comparison->rows[1].verdict, Verdict::kSlower);
+  EXPECT_EQ(comparison->rows[1].label, "barrier, 8 nodes");
+  EXPECT_EQ(comparison->rows[2].label, "barrier, 0->1");
+  // Another bench is another thing altogether.
+  before.bench = "barrier";
+  EXPECT_FALSE(CompareBenches(FormatBenchJson(before), FormatBenchJson(Report(rows)), 0.1).ok());
+}
+
+TEST(BenchReport, HasTheColumnsThatItsRowsFill) {
+  BenchRow row = Row("barrier", 0, 1.0, 0.9, 1.1);
+  row.tensors = 0;
+  BenchReport report = Report({row});
+  for (const char* heading : {"SIZE", "NODES", "GB/S", "ALGBW", "OPS/S", "CPU"}) {
+    EXPECT_THAT(FormatBenchText(report), Not(HasSubstr(heading)));
+  }
+  report.rows[0].nodes = 8;
+  report.rows[0].ops_per_s = 1e6;
+  report.rows.push_back(row);
+  // A column that is there is there for all.
+  EXPECT_THAT(FormatBenchText(report), HasSubstr("NODES"));
+  EXPECT_THAT(FormatBenchText(report), HasSubstr("\nbarrier  2      100"));
+  EXPECT_THAT(FormatBenchText(report), HasSubstr("1000000"));
+  // 8 tensors of 1 MiB in 1 ms; the formula of nccl-tests counts 7 of them.
+  row = Row("into", size_t{1} << 20, 1000, 900, 1100);
+  row.tensors = 8;
+  row.algbw_bytes = 8.0 * (size_t{1} << 20);
+  row.busbw_bytes = 7.0 * (size_t{1} << 20);
+  EXPECT_NEAR(row.BytesPerSecond() / 1e9, 8.39, 0.01);
+  EXPECT_NEAR(row.AlgbwBytesPerSecond() / 1e9, 8.39, 0.01);
+  EXPECT_NEAR(row.BusbwBytesPerSecond() / 1e9, 7.34, 0.01);
+  EXPECT_THAT(FormatBenchText(Report({row})), HasSubstr("BUSBW"));
+}
+
+TEST(BenchReport, HasAMatrixOfItsPairs) {
+  std::vector<BenchRow> rows;
+  for (const char* pair : {"0->1", "1->0"}) {
+    rows.push_back(Row("into", 1000, pair[0] == '0' ? 1.0 : 2.0, 0.9, 2.1));
+    rows.back().pair = pair;
+  }
+  EXPECT_THAT(FormatBenchText(Report(rows)), HasSubstr("FROM \\ TO  0    1\n"
+                                                       "0          -    1\n"
+                                                       "1          0.5  -\n"));
+}
+
+TEST(BenchLoop, KeepsSoManyUnderWayAndNoMore) {
+  int under_way = 0;
+  int most = 0;
+  std::vector<int> order;
+  std::vector<absl::AnyInvocable<void(absl::Status) &&>> waiting;
+  // Nothing is done before two are under way; then the older one is.
+  const BenchOperation operation = [&](int index, absl::AnyInvocable<void(absl::Status) &&> done) {
+    most = std::max(most, ++under_way);
+    order.push_back(index);
+    waiting.push_back(std::move(done));
+    const bool is_last = order.size() == 5;
+    while (waiting.size() > 1 || (is_last && !waiting.empty())) {
+      auto first = std::move(waiting.front());
+      waiting.erase(waiting.begin());
+      --under_way;
+      std::move(first)(absl::OkStatus());
+      if (!is_last) break;
+    }
+  };
+  const auto load = RunBenchLoop(
+      5, 2, operation, [] { return 1.0; }, absl::Seconds(20));
+  ASSERT_TRUE(load.ok()) << load.status();
+  EXPECT_EQ(load->samples.size(), 5u);
+  EXPECT_EQ(most, 2);
+  EXPECT_EQ(order, (std::vector<int>{0, 1, 2, 3, 4}));
+}
+
+TEST(BenchLoop, EndsWithTheFirstErrorAndWithItsDeadline) {
+  int begun = 0;
+  const BenchOperation fails = [&begun](int, absl::AnyInvocable<void(absl::Status) &&> done) {
+    std::move(done)(++begun == 3 ? absl::AbortedError("the third") : absl::OkStatus());
+  };
+  const auto failed = RunBenchLoop(
+      9, 1, fails, [] { return 0.0; }, absl::Seconds(20));
+  EXPECT_EQ(failed.status(), absl::AbortedError("the third"));
+  EXPECT_EQ(begun, 3);
+  std::vector<absl::AnyInvocable<void(absl::Status) &&>> kept;
+  const BenchOperation hangs = [&kept](int, absl::AnyInvocable<void(absl::Status) &&> done) {
+    kept.push_back(std::move(done));
+  };
+  const auto late = RunBenchLoop(
+      4, 2, hangs, [] { return 0.0; }, absl::Milliseconds(1));
+  EXPECT_THAT(std::string(late.status().message()), HasSubstr("0 of 4 operations"));
+  // What comes later finds the loop still there, and begins nothing.
+  std::move(kept[0])(absl::OkStatus());
+  EXPECT_EQ(kept.size(), 2u);
+}
+
+TEST(BenchPlan, ReadsNumbersOfNodes) {
+  EXPECT_THAT(ParseNodesFlag("2:64:x4"), ::testing::Truly([](const auto& nodes) {
+                return nodes.ok() && *nodes == std::vector<int>{2, 8, 32};
+              }));
+  EXPECT_THAT(ParseNodesFlag("3,5"), ::testing::Truly([](const auto& nodes) {
+                return nodes.ok() && *nodes == std::vector<int>{3, 5};
+              }));
+  for (const char* text : {"1", "0:4:x2", "2:4:x1", "", "20000", "two"}) {
+    EXPECT_THAT(std::string(ParseNodesFlag(text).status().message()), HasSubstr("--nodes")) << text;
   }
 }
 

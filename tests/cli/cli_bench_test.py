@@ -1,21 +1,36 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How long tensors take, as the tool measures it.
-
-    cli_bench_test.py FERRY [CASE...]
-"""
+"""ferry bench: what it measures is there, is verified, and decides over the exit status."""
 import csv
 import json
+import os
 import pathlib
+import signal
 import tempfile
 import xml.etree.ElementTree
 
 import harness
 
 
-class Bench(harness.Case):
+def rows_of(case, *arguments, timeout_s=100):
+    """The document of a bench, and its rows, of which everything that holds for all is checked."""
+    document = json.loads(case.succeed("bench", *arguments, "--json", timeout_s=timeout_s))
+    case.assertEqual(document["bench"], arguments[0])
+    for row in document["rows"]:
+        case.assertEqual(row["wrong_bytes"], 0)
+        case.assertGreater(row["p50_s"], 0)
+        case.assertLessEqual(row["p50_low_s"], row["p50_s"])
+        case.assertLessEqual(row["p50_s"], row["p50_high_s"])
+        case.assertLessEqual(row["p50_s"], row["p90_s"])
+        case.assertLessEqual(row["p90_s"], row["p99_s"])
+        case.assertLessEqual(row["p99_s"], row["p99_9_s"])
+        if row["floor"] is not None:
+            case.assertAlmostEqual(row["share_of_floor"] * row["p50_s"] / row["floor_s"], 1, 6)
+    return document, document["rows"]
+
+
+class SendRecv(harness.Case):
     def bench(self, *arguments):
-        return json.loads(self.succeed("bench", "sendrecv", "--json", *arguments, timeout_s=100))
+        return rows_of(self, "sendrecv", *arguments)[0]
 
     def test_each_size_in_each_mode_beside_its_floor(self):
         document = self.bench("--sizes=8,100,4K,1M", "--iters=20")
@@ -25,11 +40,13 @@ class Bench(harness.Case):
                           for size in (8, 100, 4096, 1 << 20)])
         for row in rows:
             self.assertEqual((row["wrong_bytes"], row["count"]), (0, 20))
-            self.assertGreaterEqual(row["one_way_p99_s"], row["one_way_p50_s"])
-            self.assertAlmostEqual(row["bytes_per_s"] * row["one_way_p50_s"] / row["bytes"], 1, 6)
-            self.assertAlmostEqual(row["share_of_floor"] * row["one_way_p50_s"] / row["floor_s"],
+            self.assertGreaterEqual(row["p99_s"], row["p50_s"])
+            self.assertAlmostEqual(row["bytes_per_s"] * row["p50_s"] / row["bytes"], 1, 6)
+            self.assertAlmostEqual(row["share_of_floor"] * row["p50_s"] / row["floor_s"],
                                    1, 6)
             self.assertEqual(row["path"], "inline" if row["bytes"] < 1000 else "shm")
+            self.assertRegex(row["path_reason"],
+                             "small enough" if row["bytes"] < 1000 else "shm .*not tcp")
         self.assertEqual({row["floor"] for row in rows}, {"spin", "spin + memcpy"})
         self.assertRegex(document["arena_pages"], "pages")
 
@@ -89,7 +106,7 @@ class Bench(harness.Case):
             paths = {}
             for name, factor in (("now", 1), ("before", 0.1)):
                 for row in run["rows"]:
-                    for key in ("one_way_p50_s", "p50_low_s", "p50_high_s"):
+                    for key in ("p50_s", "p50_low_s", "p50_high_s"):
                         row[key] *= factor
                 paths[name] = pathlib.Path(folder) / f"{name}.json"
                 paths[name].write_text(json.dumps(run))
@@ -106,6 +123,21 @@ class Bench(harness.Case):
                            paths["now"])
             self.fail_with(1, "cannot read", "bench", "compare", folder, paths["now"])
 
+    def test_a_process_that_is_killed_ends_it_by_name(self):
+        bench = self.start("bench", "sendrecv", "--sizes=8", "--iters=1000000", "--mode=handoff")
+        children = pathlib.Path(f"/proc/{bench.popen.pid}/task")
+
+        def workers():
+            pids = [pid for task in children.iterdir()
+                    for pid in (task / "children").read_text().split()]
+            return [pid for pid in pids
+                    if b"--node-id=1" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+        pid = int(self.eventually(workers)[0])
+        os.kill(pid, signal.SIGKILL)
+        self.assertEqual(bench.wait(), 1)
+        self.assertIn("process 1 was killed by signal 9", bench.err)
+
     def test_wrong_usage_is_told_with_the_flag(self):
         for pattern, arguments in (("--sizes", ("--sizes=8:4:x2",)), ("--sizes", ("--sizes=8:1G",)),
                                    ("--min-gbps", ("--min-gbps=-1",)), ("--csv", ("--csv", "--json")),
@@ -113,6 +145,75 @@ class Bench(harness.Case):
                                    ("--transport", ("--transport=smoke",))):
             with self.subTest(arguments):
                 self.fail_with(2, pattern, "bench", "sendrecv", *arguments)
+
+
+class Coordinator(harness.Case):
+    """The store, barriers and the start of a job, beside raw calls of gRPC."""
+
+    def test_the_store(self):
+        _, rows = rows_of(self, "kv", "--sizes=8,4K", "--iters=200", "--inflight=16")
+        self.assertEqual([(row["mode"], row["inflight"], row["bytes"]) for row in rows],
+                         [(mode, inflight, size) for mode in ("set", "get")
+                          for inflight in (1, 16) for size in (8, 4096)] + [("add", 1, 8)])
+        for row in rows:
+            self.assertEqual((row["count"], row["floor"]), (200, "grpc unary"))
+            self.assertGreater(row["cpu_s_per_op"], 0)
+            # One after the other take as long as all together, less what lies between them.
+            if row["inflight"] == 1:
+                self.assertLess(row["ops_per_s"] * row["p50_low_s"], 1.5)
+            self.assertIsNone(row["bytes_per_s"])
+
+    def test_the_store_of_a_job_that_is_there_is_left_as_it_was(self):
+        _, address = self.coordinator(1)
+        self.succeed("kv", "set", "mine", "here", f"--coordinator={address}")
+        _, rows = rows_of(self, "kv", "--sizes=8", "--iters=20", f"--coordinator={address}")
+        # What it takes cannot be seen from elsewhere.
+        self.assertEqual({row["cpu_s_per_op"] for row in rows}, {None})
+        self.assertEqual(self.succeed("kv", "ls", f"--coordinator={address}").decode().split(),
+                         ["mine"])
+
+    def test_a_coordinator_that_dies_ends_it(self):
+        coordinator, address = self.coordinator(1)
+        bench = self.start("bench", "kv", "--sizes=8", "--iters=100000",
+                           f"--coordinator={address}")
+        self.eventually(lambda: b"ferry-bench" in self.succeed(
+            "kv", "ls", f"--coordinator={address}"))
+        coordinator.kill()
+        self.assertEqual(bench.wait(timeout_s=60), 1)
+        self.assertRegex(bench.err, "ferry: bench: .*(coordinator|out of reach)")
+
+    def test_barriers_of_several_numbers_of_nodes(self):
+        _, rows = rows_of(self, "barrier", "--nodes=2,5", "--iters=20")
+        self.assertEqual([(row["mode"], row["nodes"], row["count"], row["floor"]) for row in rows],
+                         [("barrier", 2, 20, "held grpc unary"),
+                          ("barrier", 5, 20, "held grpc unary")])
+        out = self.succeed("bench", "barrier", "--nodes=3", "--iters=10").decode()
+        self.assertRegex(out, r"MODE +NODES +COUNT")
+        self.assertIn("\nevery passage was verified\n", out)
+
+    def test_starts_of_several_numbers_of_nodes(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "start.svg"
+            _, rows = rows_of(self, "bootstrap", "--nodes=2:8:x4", "--iters=3", f"--plot={path}")
+            self.assertEqual([(row["nodes"], row["count"], row["floor"]) for row in rows],
+                             [(2, 3, "grpc connect + unary"), (8, 3, "grpc connect + unary")])
+            # Over the number of nodes, and without GB/s.
+            svg = "{http://www.w3.org/2000/svg}"
+            picture = xml.etree.ElementTree.parse(path).getroot()
+            labels = {text.text for text in picture.findall(svg + "text")}
+            self.assertLessEqual({"nodes", "bootstrap", "2", "8"}, labels)
+            self.assertNotIn("GB/s", labels)
+            self.assertEqual(len(picture.findall(svg + "polyline")), 2)
+
+    def test_gates_and_usage(self):
+        self.fail_with(1, "1 of 1 rows miss --max-us=0.1: barrier [(]", "bench", "barrier",
+                       "--nodes=2", "--iters=5", "--max-us=0.1")
+        for pattern, arguments in (("--nodes", ("barrier", "--nodes=1")),
+                                   ("--nodes", ("bootstrap", "--nodes=2:8")),
+                                   ("--sizes.*at most 1 MiB", ("kv", "--sizes=2M")),
+                                   ("--min-gbps", ("kv", "--min-gbps=1"))):
+            with self.subTest(arguments):
+                self.fail_with(2, pattern, "bench", *arguments)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+// ferry bench kv: how long the coordinator's store takes, beside raw calls of gRPC.
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+#include "cli/bench_loop.h"
+#include "cli/bench_output.h"
+#include "cli/bench_plan.h"
+#include "cli/bench_processes.h"
+#include "cli/bench_verbs.h"
+#include "cli/grpc_bench_floor.h"
+#include "cli/pattern.h"
+#include "cli/progress.h"
+#include "cli/tool_agent.h"
+
+namespace ferry::cli {
+namespace {
+
+constexpr absl::Duration kKvPatience = absl::Seconds(30);
+// The floor and what stands above it are measured in turns.
+constexpr int kTurns = 5;
+// That are kept until they have been verified.
+constexpr size_t kBytesOfATurn = size_t{16} << 20;
+constexpr size_t kLargestValue = size_t{1} << 20;
+constexpr int kDefaultIterations = 2000;
+
+struct KvBenchFlags {
+  std::string sizes = "8,1K,64K";
+  int inflight = 64;
+  int iterations = kDefaultIterations;
+  std::string coordinator;
+  BenchOutput output;
+};
+
+// What one row is told of.
+struct KvCase {
+  std::string mode;
+  size_t bytes = 0;
+  int inflight = 1;
+  // Of a turn.
+  int operations = 0;
+};
+
+// Measures the store of one coordinator, under keys that nobody else has. Not thread-safe.
+class KvBench final {
+ public:
+  KvBench(std::unique_ptr<coord::Agent> agent, BenchServer coordinator, BenchServer floor)
+      : agent_(std::move(agent)),
+        coordinator_(std::move(coordinator)),
+        floor_server_(std::move(floor)),
+        prefix_(absl::StrCat("ferry-bench/", agent_->incarnation())),
+        floor_(std::make_unique<UnaryFloor>(floor_server_.address, 1)) {}
+
+  absl::StatusOr<BenchRow> Measure(const KvCase& at);
+  absl::Status CleanUp() { return agent_->Delete(prefix_, /*subtree=*/true); }
+
+ private:
+  absl::StatusOr<BenchLoad> RunTurn(const KvCase& at, int turn, size_t* errors);
+  absl::StatusOr<BenchLoad> Set(const KvCase& at, int turn, size_t* errors);
+  absl::StatusOr<BenchLoad> Get(const KvCase& at, int turn, size_t* errors);
+  absl::StatusOr<BenchLoad> Add(const KvCase& at, int turn, size_t* errors);
+  absl::StatusOr<BenchLoad> RunFloor(const KvCase& at);
+
+  std::string KeyOf(int index) const { return absl::StrCat(prefix_, "/", index); }
+  static std::string ValueOf(const KvCase& at, int turn, int index);
+  std::vector<std::string> KeysOf(const KvCase& at) const;
+  // How many of the values are not those of this turn.
+  static size_t CountWrong(const KvCase& at, int turn, const std::vector<std::string>& values);
+
+  const std::unique_ptr<coord::Agent> agent_;
+  const BenchServer coordinator_;
+  const BenchServer floor_server_;
+  const std::string prefix_;
+  const std::function<double()> cpu_s_ = [this] {
+    return OwnCpuSeconds() + coordinator_.CpuSeconds();
+  };
+  // Goes before its server.
+  const std::unique_ptr<UnaryFloor> floor_;
+};
+
+std::string KvBench::ValueOf(const KvCase& at, int turn, int index) {
+  std::string value(at.bytes, '\0');
+  WritePattern(value.data(), at.bytes,
+               PatternSeed(absl::StrCat(at.mode, at.inflight, "/", turn), at.bytes,
+                           static_cast<uint64_t>(index)));
+  return value;
+}
+
+std::vector<std::string> KvBench::KeysOf(const KvCase& at) const {
+  std::vector<std::string> keys;
+  for (int i = 0; i < at.operations; ++i) keys.push_back(KeyOf(i));
+  return keys;
+}
+
+size_t KvBench::CountWrong(const KvCase& at, int turn, const std::vector<std::string>& values) {
+  size_t wrong = 0;
+  for (int i = 0; i < at.operations; ++i) {
+    if (values[static_cast<size_t>(i)] != ValueOf(at, turn, i)) ++wrong;
+  }
+  return wrong;
+}
+
+absl::StatusOr<BenchLoad> KvBench::Set(const KvCase& at, int turn, size_t* errors) {
+  auto values = std::make_shared<std::vector<std::string>>();
+  for (int i = 0; i < at.operations; ++i) values->push_back(ValueOf(at, turn, i));
+  FERRY_ASSIGN_OR_RETURN(
+      BenchLoad load,
+      RunBenchLoop(
+          at.operations, at.inflight,
+          [this, values](int index, absl::AnyInvocable<void(absl::Status) &&> done) {
+            agent_->SetAllAsync({{KeyOf(index), std::move((*values)[static_cast<size_t>(index)])}},
+                                /*overwrite=*/true, std::move(done));
+          },
+          cpu_s_, kKvPatience));
+  FERRY_ASSIGN_OR_RETURN(const std::vector<std::string> found,
+                         agent_->GetAll(KeysOf(at), kKvPatience));
+  *errors += CountWrong(at, turn, found);
+  return load;
+}
+
+absl::StatusOr<BenchLoad> KvBench::Get(const KvCase& at, int turn, size_t* errors) {
+  std::vector<std::pair<std::string, std::string>> entries;
+  for (int i = 0; i < at.operations; ++i) entries.emplace_back(KeyOf(i), ValueOf(at, turn, i));
+  FERRY_RETURN_IF_ERROR(agent_->SetAll(std::move(entries), /*overwrite=*/true));
+  auto values = std::make_shared<std::vector<std::string>>(static_cast<size_t>(at.operations));
+  FERRY_ASSIGN_OR_RETURN(
+      BenchLoad load,
+      RunBenchLoop(
+          at.operations, at.inflight,
+          [this, values](int index, absl::AnyInvocable<void(absl::Status) &&> done) {
+            agent_->GetAllAsync({KeyOf(index)}, kKvPatience,
+                                [values, index, done = std::move(done)](
+                                    absl::StatusOr<std::vector<std::string>> found) mutable {
+                                  if (found.ok())
+                                    (*values)[static_cast<size_t>(index)] = std::move((*found)[0]);
+                                  std::move(done)(found.status());
+                                });
+          },
+          cpu_s_, kKvPatience));
+  *errors += CountWrong(at, turn, *values);
+  return load;
+}
+
+absl::StatusOr<BenchLoad> KvBench::Add(const KvCase& at, int turn, size_t* errors) {
+  const std::string key = absl::StrCat(prefix_, "/sum/", turn);
+  int64_t sum = 0;
+  FERRY_ASSIGN_OR_RETURN(
+      BenchLoad load,
+      RunBenchLoop(
+          at.operations, 1,
+          [this, &key, &sum, errors](int index, absl::AnyInvocable<void(absl::Status) &&> done) {
+            const absl::StatusOr<int64_t> now = agent_->Increment(key, index + 1);
+            sum += index + 1;
+            if (now.ok() && *now != sum) ++*errors;
+            std::move(done)(now.status());
+          },
+          cpu_s_, kKvPatience));
+  return load;
+}
+
+absl::StatusOr<BenchLoad> KvBench::RunTurn(const KvCase& at, int turn, size_t* errors) {
+  if (at.mode == "set") return Set(at, turn, errors);
+  if (at.mode == "get") return Get(at, turn, errors);
+  return Add(at, turn, errors);
+}
+
+absl::StatusOr<BenchLoad> KvBench::RunFloor(const KvCase& at) {
+  const bool is_get = at.mode == "get";
+  const size_t key_bytes = KeyOf(at.operations).size();
+  const size_t there = key_bytes + (is_get ? 0 : at.bytes);
+  const size_t back = is_get ? at.bytes : 0;
+  return RunBenchLoop(
+      at.operations, at.inflight,
+      [this, there, back](int, absl::AnyInvocable<void(absl::Status) &&> done) {
+        floor_->CallAsync(0, there, back, std::move(done), kKvPatience);
+      },
+      cpu_s_, kKvPatience);
+}
+
+absl::StatusOr<BenchRow> KvBench::Measure(const KvCase& at) {
+  BenchRow row;
+  row.mode = at.mode;
+  row.bytes = at.bytes;
+  row.inflight = at.inflight;
+  row.tensors = 0;
+  row.path = "control stream";
+  std::vector<absl::Duration> samples;
+  std::vector<absl::Duration> floors;
+  absl::Duration whole;
+  double cpu_s = 0;
+  // The first turn is to warm up: connections, keys, code.
+  for (int turn = 0; turn <= kTurns; ++turn) {
+    FERRY_ASSIGN_OR_RETURN(const BenchLoad floor, RunFloor(at));
+    FERRY_ASSIGN_OR_RETURN(const BenchLoad load, RunTurn(at, turn, &row.errors));
+    if (turn == 0) continue;
+    cpu_s += load.cpu_s;
+    samples.insert(samples.end(), load.samples.begin(), load.samples.end());
+    floors.insert(floors.end(), floor.samples.begin(), floor.samples.end());
+    whole += load.whole;
+  }
+  row.count = static_cast<int>(samples.size());
+  row.ops_per_s = row.count / absl::ToDoubleSeconds(whole);
+  // What another machine's coordinator takes is not seen from here.
+  if (coordinator_.process != nullptr) row.cpu_s_per_op = cpu_s / row.count;
+  row.times = SummarizeTimes(std::move(samples));
+  row.floor = SummarizeTimes(std::move(floors)).p50;
+  row.floor_name = "grpc unary";
+  return row;
+}
+
+absl::StatusOr<BenchReport> Measure(const KvBenchFlags& flags, const std::vector<size_t>& sizes) {
+  BenchStage stage("starting a coordinator");
+  const Progress progress([&stage] { return stage.Get(); });
+  BenchServer coordinator;
+  coordinator.address = flags.coordinator;
+  if (flags.coordinator.empty()) {
+    FERRY_ASSIGN_OR_RETURN(
+        coordinator,
+        StartBenchServer("the coordinator", {"coordinator", "--nodes=1", "--listen=127.0.0.1:0"}));
+  }
+  FERRY_ASSIGN_OR_RETURN(BenchServer floor,
+                         StartBenchServer("the floor's server", {"bench-floor"}));
+  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<coord::Agent> agent, ConnectTool(coordinator.address));
+  BenchReport report;
+  report.bench = "kv";
+  report.subject = flags.coordinator.empty()
+                       ? "the store of a coordinator on this machine"
+                       : absl::StrCat("the store of the coordinator at ", flags.coordinator);
+  report.time = "round trips";
+  report.errors_of = "value";
+  report.transport = "control stream";
+  report.moves_tensors = false;
+  report.cores = static_cast<int>(std::thread::hardware_concurrency());
+  KvBench bench(std::move(agent), std::move(coordinator), std::move(floor));
+  const auto measure = [&](const std::string& mode, size_t bytes, int inflight) -> absl::Status {
+    const int fits = static_cast<int>(std::min(kBytesOfATurn / bytes, size_t{1} << 20));
+    const int operations = std::clamp(flags.iterations / kTurns, 1, std::max(fits, 1));
+    const KvCase at{mode, bytes, std::min(inflight, operations), operations};
+    stage.Set(absl::StrCat("measuring ", mode, " of ", BenchSizeText(bytes)));
+    FERRY_ASSIGN_OR_RETURN(BenchRow row, bench.Measure(at));
+    report.rows.push_back(std::move(row));
+    return absl::OkStatus();
+  };
+  std::vector<int> depths = {1};
+  if (flags.inflight > 1) depths.push_back(flags.inflight);
+  for (const char* const mode : {"set", "get"}) {
+    for (const int inflight : depths) {
+      for (const size_t bytes : sizes) FERRY_RETURN_IF_ERROR(measure(mode, bytes, inflight));
+    }
+  }
+  FERRY_RETURN_IF_ERROR(measure("add", sizeof(int64_t), 1));
+  FERRY_RETURN_IF_ERROR(bench.CleanUp());
+  return report;
+}
+
+absl::StatusOr<int> Bench(const KvBenchFlags& flags) {
+  FERRY_ASSIGN_OR_RETURN(const std::vector<size_t> sizes, ParseSizesFlag(flags.sizes));
+  if (*std::max_element(sizes.begin(), sizes.end()) > kLargestValue) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--sizes: values of a store, at most ", BenchSizeText(kLargestValue)));
+  }
+  return FinishBench(Measure(flags, sizes), flags.output);
+}
+
+}  // namespace
+
+Verb AddKvBench(CLI::App& bench) {
+  auto flags = std::make_shared<KvBenchFlags>();
+  CLI::App& verb = *bench.add_subcommand(
+      "kv", "How long the coordinator's store takes, beside raw calls of gRPC");
+  verb.add_option("--sizes", flags->sizes, "of values: FIRST:LAST:xFACTOR, or a list")
+      ->type_name("SIZES")
+      ->capture_default_str();
+  verb.add_option("--inflight", flags->inflight, "also rows with so many under way at a time")
+      ->type_name("N")
+      ->check(Within(1, 4096))
+      ->capture_default_str();
+  verb.add_option("--iters", flags->iterations, "operations of each row; fewer of large values")
+      ->type_name("N")
+      ->check(Within(1, 100000))
+      ->capture_default_str();
+  AddCoordinatorFlag(verb, flags->coordinator);
+  AddBenchOutputFlags(verb, flags->output, BenchMoves::kNothing);
+  return [flags]() { return Bench(*flags); };
+}
+
+}  // namespace ferry::cli
