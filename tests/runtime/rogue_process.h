@@ -112,7 +112,7 @@ class RogueProcess final {
     channel.Say(EncodeEndpoint(rogue.self()));
     const std::string key = channel.Hear();
     rogue.Open(there, there.lanes.unix_name.empty(), [&](RoguePeer::End& end) {
-      SendRequest(end.lane(), {1, kStepOfRogue, key}).IgnoreError();
+      SendRequest(end.lane(), {1, kStepOfRogue, true, key}).IgnoreError();
       reach(Word::kRequestSent);
     });
     while (true) pause();
