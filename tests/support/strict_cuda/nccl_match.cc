@@ -229,7 +229,14 @@ class Runner final {
         exchange.sends.empty() && exchange.recvs.empty() && exchange.control.empty();
     if (is_idle || comm_.links[peer].is_dead) return false;
     const bool wrote = Write(peer);
-    return Read(peer) || wrote;
+    const bool read = Read(peer);
+    // What the peer has said before it died still counts: it may have died of that.
+    const std::deque<Header>& ready = comm_.links[peer].ready;
+    const bool waits = !exchange.sends.empty() && !exchange.sends.front().is_open;
+    if (comm_.links[peer].is_dead && waits && !ready.empty()) {
+      Compare(exchange.sends.front().header, ready.front(), peer);
+    }
+    return read || wrote;
   }
 
   bool Write(int peer) {
