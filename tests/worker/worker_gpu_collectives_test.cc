@@ -211,7 +211,7 @@ TEST_F(WorkerGpuPair, ACollectiveByNcclThatHangsEndsInTimeAndTheNextOneWorks) {
         FourWorkers four(peer);
         GraphWriter writer;
         writer.Placeholder("x", four.a.devices()[0]);
-        AddCollective(writer, "r", four.gpus, {.timeout_s = 1});
+        AddCollective(writer, "r", four.gpus, {.timeout_s = 2});
         SmallMaster master({&four.a, &four.b}, writer, {{"x"}, Names("r", 4), {}});
         ASSERT_THAT(master.status, IsOk());
         const std::vector<float> row(100'000, 1);
