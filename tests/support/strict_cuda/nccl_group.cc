@@ -133,15 +133,22 @@ ncclResult_t Check(const Comm& comm, const std::vector<Op>& ops) {
 }
 
 // The host waits until each new peer has come to its first exchange too. Returns when it has, or
-// the communicator is aborted.
+// the communicator is aborted, or, behind a socket, a peer is gone.
 void AwaitConnections(Comm& comm, uint64_t peers) {
-  while (!comm.is_aborted) {
+  for (int polls = 1; !comm.is_aborted; ++polls) {
+    const bool looks = polls % 50 == 0 && GetConfig().nccl_peer_death_is_error;
     bool all = true;
     {
       const MachineLock lock;
       for (int peer = 0; peer < comm.count; ++peer) {
         if ((peers >> peer & 1) == 0) continue;
-        all &= (comm.record->connecting[peer] >> comm.rank & 1) != 0;
+        const bool has_come = (comm.record->connecting[peer] >> comm.rank & 1) != 0;
+        all &= has_come;
+        if (!looks || has_come) continue;
+        if (!IsAlive(TheMachine().lanes[comm.record->lanes[peer]].process)) {
+          FailComm(&comm, ncclRemoteError, "rank " + std::to_string(peer) + " is gone");
+          return;
+        }
       }
     }
     if (all) return;
