@@ -167,6 +167,8 @@ class UnaryFloor::Impl final {
     grpc::ChannelArguments arguments;
     arguments.SetMaxReceiveMessageSize(-1);
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+    // Calls are as plain as they can be; the machinery of retries is none of a floor's.
+    arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
     // Or all would share one connection.
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     for (int i = 0; i < clients; ++i) {
@@ -179,7 +181,9 @@ class UnaryFloor::Impl final {
     absl::MutexLock lock(&mu_);
     is_over_ = true;
     for (UnaryFloorCall* const call : calls_) call->context.TryCancel();
-    const auto is_empty = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return calls_.empty(); };
+    const auto is_empty = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+      return calls_.empty() && ending_ == 0;
+    };
     // Every call has a deadline, and was cancelled.
     mu_.Await(absl::Condition(&is_empty));
   }
@@ -200,15 +204,20 @@ class UnaryFloor::Impl final {
         [this, call,
          done = std::make_shared<absl::AnyInvocable<void(absl::Status) &&>>(std::move(done))](
             const grpc::Status& status) {
+          {
+            absl::MutexLock lock(&mu_);
+            calls_.erase(call);
+            ++ending_;
+          }
           std::move (*done)(status.ok()
                                 ? absl::OkStatus()
                                 : absl::Status(static_cast<absl::StatusCode>(status.error_code()),
                                                absl::StrCat("raw gRPC: ", status.error_message())));
-          {
-            absl::MutexLock lock(&mu_);
-            calls_.erase(call);
-          }
+          // Its context holds the channel, which must not end on this thread, inside a callback of
+          // its own queue: this goes before we do.
           delete call;
+          absl::MutexLock lock(&mu_);
+          --ending_;
         });
   }
 
@@ -218,7 +227,10 @@ class UnaryFloor::Impl final {
   std::vector<std::unique_ptr<FloorStub>> stubs_;
   absl::Mutex mu_;
   bool is_over_ ABSL_GUARDED_BY(mu_) = false;
+  // Not answered yet.
   absl::flat_hash_set<UnaryFloorCall*> calls_ ABSL_GUARDED_BY(mu_);
+  // Answered, and not gone yet.
+  int ending_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 UnaryFloor::UnaryFloor(const std::string& address, int clients)
