@@ -22,6 +22,7 @@
 #include "base/status_macros.h"
 #include "base/thread.h"
 #include "cli/bench_times.h"
+#include "cli/pattern.h"
 
 namespace ferry::cli {
 namespace {
@@ -104,24 +105,36 @@ absl::StatusOr<UniqueFd> ConnectToLoopback(int port) {
   return stream;
 }
 
-}  // namespace
-
-absl::Duration MeasureMemcpy(void* to, const void* from, size_t bytes, int rounds) {
+// The median of what `pass` over so many bytes takes.
+template <typename Pass>
+absl::Duration MeasureBatches(size_t bytes, int rounds, const Pass& pass) {
   std::vector<absl::Duration> samples;
   // The clock takes tens of nanoseconds: small ones are timed by the batch.
   const int batch = static_cast<int>(std::clamp<size_t>(4096 / (bytes + 1), 1, 256));
   for (int i = 0; i <= rounds; ++i) {
     const absl::Time start = SteadyClock().Now();
-    for (int j = 0; j < batch; ++j) {
-      std::memcpy(to, from, bytes);
-      // The copy is seen by whoever looks next.
-      std::atomic_signal_fence(std::memory_order_seq_cst);
-      asm volatile("" : : "r"(to) : "memory");
-    }
+    for (int j = 0; j < batch; ++j) pass();
     // The first one is to warm up.
     if (i > 0) samples.push_back((SteadyClock().Now() - start) / batch);
   }
   return SummarizeTimes(std::move(samples)).p50;
+}
+
+}  // namespace
+
+absl::Duration MeasureMemcpy(void* to, const void* from, size_t bytes, int rounds) {
+  return MeasureBatches(bytes, rounds, [to, from, bytes] {
+    std::memcpy(to, from, bytes);
+    // The copy is seen by whoever looks next.
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    asm volatile("" : : "r"(to) : "memory");
+  });
+}
+
+absl::Duration MeasureRead(const void* from, size_t bytes, int rounds) {
+  return MeasureBatches(bytes, rounds, [from, bytes] {
+    asm volatile("" : : "r"(ReadEveryByte(from, bytes)) : "memory");
+  });
 }
 
 absl::StatusOr<absl::Duration> MeasureSpin(const std::string& file, bool is_first) {

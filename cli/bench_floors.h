@@ -21,6 +21,9 @@ namespace ferry::cli {
 // A copy by one thread with memcpy; both are at least `bytes` long and have been touched.
 absl::Duration MeasureMemcpy(void* to, const void* from, size_t bytes, int rounds);
 
+// A look at every byte by one thread; it has been touched.
+absl::Duration MeasureRead(const void* from, size_t bytes, int rounds);
+
 // A word that one process writes and the other waits for, spinning, in turns.
 //   file: both map its first page, which is zero at first. is_first: who begins.
 //   Errors: UNAVAILABLE with the kernel's reason; DEADLINE_EXCEEDED the other does not answer.

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
+#include "cli/bench_html.h"
 #include "cli/bench_plot.h"
 #include "cli/output.h"
 #include "cli/table.h"
@@ -21,6 +22,9 @@ void AddBenchOutputFlags(CLI::App& verb, BenchOutput& output, BenchMoves moves) 
                   moves == BenchMoves::kTensors ? "also a picture: time and GB/s over size"
                                                 : "also a picture: time over what grows")
       ->type_name("FILE.svg");
+  verb.add_option("--html", output.html,
+                  "also a page of its own: this machine, its topology, the rows and the picture")
+      ->type_name("FILE");
   if (moves == BenchMoves::kTensors) {
     verb.add_option("--min-gbps", output.gates.min_gbps, "fail if a row is below so many GB/s")
         ->type_name("GBPS")
@@ -42,6 +46,9 @@ absl::StatusOr<int> FinishBench(const absl::StatusOr<BenchReport>& report,
   std::fputs(text.c_str(), stdout);
   if (!output.plot.empty()) {
     FERRY_RETURN_IF_ERROR(WriteFile(output.plot, FormatBenchSvg(*report)));
+  }
+  if (!output.html.empty()) {
+    FERRY_RETURN_IF_ERROR(WriteFile(output.html, FormatBenchHtml(*report, LookAtMachine())));
   }
   if (report->errors() > 0) {
     return absl::DataLossError(absl::StrCat(

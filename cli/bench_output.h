@@ -17,13 +17,14 @@ struct BenchOutput {
   bool json = false;
   bool csv = false;
   std::string plot;
+  std::string html;
   BenchGates gates;
 };
 
 // Whether rows have GB/s, so that --min-gbps means something.
 enum class BenchMoves { kTensors, kNothing };
 
-// --json, --csv, --plot, --max-us, and --min-gbps where tensors are moved.
+// --json, --csv, --plot, --html, --max-us, and --min-gbps where tensors are moved.
 //   output: outlives `verb`.
 void AddBenchOutputFlags(CLI::App& verb, BenchOutput& output, BenchMoves moves);
 

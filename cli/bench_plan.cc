@@ -25,7 +25,6 @@ constexpr size_t kMaxSizes = 64;
 // Of each size and way are moved about so many bytes, in so many rounds.
 constexpr size_t kBytesOfASize = size_t{512} << 20;
 constexpr size_t kFewest = 3;
-constexpr size_t kMost = 2000;
 
 // A flag that takes a range or a list, and what it takes.
 struct ListFlag {
@@ -91,20 +90,32 @@ absl::StatusOr<std::vector<size_t>> ParseList(const ListFlag& flag, absl::string
 
 int BenchPlan::IterationsOf(size_t bytes) const {
   if (iterations > 0) return iterations;
-  return static_cast<int>(std::clamp(kBytesOfASize / bytes, kFewest, kMost));
+  return static_cast<int>(
+      std::clamp(kBytesOfASize / bytes, kFewest, static_cast<size_t>(most_iterations)));
+}
+
+std::vector<int> BenchPlan::DepthsOf(size_t bytes) const {
+  const bool fits = bytes <= kMostBenchBytesAtOnce / static_cast<size_t>(inflight);
+  return inflight > 1 && fits ? std::vector<int>{1, inflight} : std::vector<int>{1};
 }
 
 const char* BenchModeName(BenchMode mode) {
-  return mode == BenchMode::kHandoff ? "handoff" : "into";
+  return mode == BenchMode::kHandoff ? "handoff"
+         : mode == BenchMode::kRead  ? "handoff+read"
+                                     : "into";
 }
 
 std::string EncodeBenchPlan(const BenchPlan& plan) {
   Json modes = Json::array();
-  for (const BenchMode mode : plan.modes) modes.push_back(mode == BenchMode::kInto);
-  return Json({{"sizes", plan.sizes},
-               {"into", modes},
+  for (const BenchMode mode : plan.modes) modes.push_back(static_cast<int>(mode));
+  return Json({{"pattern", plan.pattern},
+               {"sizes", plan.sizes},
+               {"modes", modes},
                {"iterations", plan.iterations},
+               {"most_iterations", plan.most_iterations},
                {"inflight", plan.inflight},
+               {"keys", plan.keys},
+               {"threads", plan.threads},
                {"is_polling", plan.is_polling},
                {"has_tcp_floor", plan.has_tcp_floor},
                {"tcp_streams", plan.tcp_streams},
@@ -114,15 +125,19 @@ std::string EncodeBenchPlan(const BenchPlan& plan) {
 
 absl::StatusOr<BenchPlan> DecodeBenchPlan(absl::string_view text) {
   const Json json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object() || !json.contains("sizes") || !json.contains("into")) {
+  if (!json.is_object() || !json.contains("sizes") || !json.contains("modes")) {
     return absl::InvalidArgumentError("--plan is for ferry bench's own use");
   }
   BenchPlan plan;
   for (const Json& size : json["sizes"]) plan.sizes.push_back(size.get<size_t>());
-  for (const Json& into : json["into"]) {
-    plan.modes.push_back(into.get<bool>() ? BenchMode::kInto : BenchMode::kHandoff);
+  for (const Json& mode : json["modes"]) {
+    plan.modes.push_back(static_cast<BenchMode>(mode.get<int>()));
   }
+  plan.pattern = json.value("pattern", plan.pattern);
   plan.iterations = json.value("iterations", 0);
+  plan.most_iterations = json.value("most_iterations", plan.most_iterations);
+  plan.keys = json.value("keys", 1);
+  plan.threads = json.value("threads", 1);
   plan.inflight = json.value("inflight", 1);
   plan.is_polling = json.value("is_polling", false);
   plan.has_tcp_floor = json.value("has_tcp_floor", false);

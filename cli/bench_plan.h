@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ferry bench sendrecv measures; the same text for its two processes.
+// What a ferry bench that moves tensors measures; the same text for all its processes.
 #ifndef FERRY_CLI_BENCH_PLAN_H_
 #define FERRY_CLI_BENCH_PLAN_H_
 
@@ -14,16 +14,26 @@
 namespace ferry::cli {
 
 // Whether the receiver takes the tensor as it comes, which within a host is a view of the sender's
-// memory, or into a buffer that it has.
-enum class BenchMode { kHandoff, kInto };
+// memory, and then also reads every byte of it, or takes it into a buffer that it has.
+enum class BenchMode { kHandoff, kRead, kInto };
+
+// More of them on their way at a time than this are no matter of latency, but of memory.
+inline constexpr size_t kMostBenchBytesAtOnce = size_t{1} << 30;
 
 struct BenchPlan {
+  // The subcommand.
+  std::string pattern = "sendrecv";
   std::vector<size_t> sizes;
   std::vector<BenchMode> modes;
   // Of each size; 0: as many as take about as long as the others.
   int iterations = 0;
+  // So many at most, unless that says otherwise.
+  int most_iterations = 2000;
   // Sent before anybody answers, in rows of their own; 1: none.
   int inflight = 1;
+  // Of "keyed": keys of a round, and threads on either side.
+  int keys = 1;
+  int threads = 1;
   bool is_polling = false;
   bool has_tcp_floor = false;
   // Connections of the floor, as many as the transport has.
@@ -32,6 +42,8 @@ struct BenchPlan {
   std::string floor_file;
 
   int IterationsOf(size_t bytes) const;
+  // How many at a time: 1, and `inflight` where that fits.
+  std::vector<int> DepthsOf(size_t bytes) const;
   int WarmUpsOf(size_t bytes) const { return bytes > (size_t{64} << 20) ? 1 : 10; }
 };
 

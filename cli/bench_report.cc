@@ -253,6 +253,11 @@ size_t BenchReport::errors() const {
   return errors;
 }
 
+void BenchReport::AddPages(const std::string& text) {
+  if (text.empty() || text == "none yet") return;
+  if (std::find(pages.begin(), pages.end(), text) == pages.end()) pages.push_back(text);
+}
+
 std::string BenchTitle(const BenchReport& report) {
   return absl::StrCat("ferry bench ", report.bench, ": ", report.subject, ", ",
                       Count(report.cores, "core"), "; transport ", report.transport,
@@ -261,7 +266,7 @@ std::string BenchTitle(const BenchReport& report) {
                                             : ", spin, then sleep");
 }
 
-std::string FormatBenchText(const BenchReport& report) {
+std::vector<std::vector<std::string>> BenchCells(const BenchReport& report) {
   std::vector<Column> columns;
   std::vector<std::vector<std::string>> rows(1);
   for (Column& column : Columns()) {
@@ -274,12 +279,16 @@ std::string FormatBenchText(const BenchReport& report) {
     for (const Column& column : columns) cells.push_back(column.text(row));
     rows.push_back(std::move(cells));
   }
+  return rows;
+}
+
+std::string FormatBenchText(const BenchReport& report) {
   return absl::StrCat(
       BenchTitle(report), report.pages.empty() ? "" : "; tensors in ",
       absl::StrJoin(report.pages, "; "), "\ntimes are ", report.time, "; floors of the same run",
       report.spin > absl::ZeroDuration() ? absl::StrCat(": spinning wake-up ", Time(report.spin))
                                          : "",
-      "\n\n", FormatTable(rows), "\n", FormatMatrices(report), FormatReasons(report),
+      "\n\n", FormatTable(BenchCells(report)), "\n", FormatMatrices(report), FormatReasons(report),
       report.errors() == 0
           ? absl::StrCat("every ", report.errors_of, " was verified")
           : absl::StrCat(Count(static_cast<long long>(report.errors()), report.errors_of),

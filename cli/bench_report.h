@@ -80,12 +80,16 @@ struct BenchReport {
   std::vector<BenchRow> rows;
 
   size_t errors() const;
+  // Adds to `pages` what is neither there nor "none yet".
+  void AddPages(const std::string& text);
 };
 
 // "ferry bench ring: 4 processes on this machine, 2 cores; transport auto, polling".
 std::string BenchTitle(const BenchReport& report);
 // A table with the columns that its rows fill; of pairs also a matrix for each mode and size.
 std::string FormatBenchText(const BenchReport& report);
+// The cells of that table, its header first.
+std::vector<std::vector<std::string>> BenchCells(const BenchReport& report);
 std::string FormatBenchJson(const BenchReport& report);
 // A header and a line for each row; times in seconds.
 std::string FormatBenchCsv(const BenchReport& report);

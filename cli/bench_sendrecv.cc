@@ -14,10 +14,10 @@
 #include "base/status_macros.h"
 #include "cli/bench_output.h"
 #include "cli/bench_plan.h"
+#include "cli/bench_plan_flags.h"
 #include "cli/bench_processes.h"
 #include "cli/bench_report.h"
 #include "cli/bench_verbs.h"
-#include "cli/exchange_flags.h"
 #include "cli/hosted_coordinator.h"
 #include "cli/progress.h"
 #include "cli/table.h"
@@ -28,13 +28,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct BenchFlags {
-  std::string sizes = "8:1G:x8";
-  std::string transport = "auto";
-  std::string mode = "both";
-  BenchPlan plan;
+struct BenchFlags : BenchPlanFlags {
   BenchOutput output;
-  ExchangeOptions exchange;
 };
 
 void SetFloor(const Json& floors, absl::Duration spin, BenchRow& row) {
@@ -46,6 +41,9 @@ void SetFloor(const Json& floors, absl::Duration spin, BenchRow& row) {
   } else if (row.mode == BenchModeName(BenchMode::kInto)) {
     row.floor_name = "spin + memcpy";
     row.floor = spin + absl::Seconds(floors.value("memcpy_s", 0.0));
+  } else if (row.mode == BenchModeName(BenchMode::kRead)) {
+    row.floor_name = "spin + read";
+    row.floor = spin + absl::Seconds(floors.value("read_s", 0.0));
   } else {
     row.floor_name = "spin";
     row.floor = spin;
@@ -66,13 +64,6 @@ BenchRow ReadRow(const Json& json) {
   return row;
 }
 
-// How many lines of "case" both processes write for a size.
-size_t CasesOf(const BenchPlan& plan, size_t bytes) {
-  const bool has_batches =
-      plan.inflight > 1 && bytes <= (size_t{1} << 30) / static_cast<size_t>(plan.inflight);
-  return plan.modes.size() * (has_batches ? 2 : 1);
-}
-
 absl::StatusOr<BenchReport> Measure(const BenchFlags& flags, const BenchPlan& plan) {
   FERRY_ASSIGN_OR_RETURN(const auto coordinator,
                          HostedCoordinator::OnThisMachine(2, Graphs::kNone));
@@ -91,7 +82,7 @@ absl::StatusOr<BenchReport> Measure(const BenchFlags& flags, const BenchPlan& pl
   for (const size_t bytes : plan.sizes) {
     stage.Set(absl::StrCat("measuring ", ShortBytes(static_cast<double>(bytes))));
     FERRY_ASSIGN_OR_RETURN(const std::vector<Json> floors, workers->Expect("floors"));
-    for (size_t i = 0; i < CasesOf(plan, bytes); ++i) {
+    for (size_t i = 0; i < plan.modes.size() * plan.DepthsOf(bytes).size(); ++i) {
       FERRY_ASSIGN_OR_RETURN(const std::vector<Json> both, workers->Expect("case"));
       const Json& here = both[0];
       const Json& there = both[1];
@@ -99,12 +90,7 @@ absl::StatusOr<BenchReport> Measure(const BenchFlags& flags, const BenchPlan& pl
       if (row.path.empty()) row.path = there.value("path", "");
       row.path_reason = here.value("path_reason", "");
       row.errors += there.value("errors", size_t{0});
-      for (const Json* const peer : {&here, &there}) {
-        const std::string pages = peer->value("pages", "");
-        const bool is_known =
-            std::find(report.pages.begin(), report.pages.end(), pages) != report.pages.end();
-        if (!pages.empty() && pages != "none yet" && !is_known) report.pages.push_back(pages);
-      }
+      for (const Json& peer : both) report.AddPages(peer.value("pages", ""));
       const double moved_gb = here.value("moved_bytes", 0.0) / 1e9;
       const double cpu_s = here.value("cpu_s", 0.0) + there.value("cpu_s", 0.0);
       row.cpu_s_per_gb = moved_gb > 0 ? cpu_s / moved_gb : 0;
@@ -122,20 +108,7 @@ absl::StatusOr<BenchReport> Measure(const BenchFlags& flags, const BenchPlan& pl
 
 absl::StatusOr<int> Bench(BenchFlags flags) {
   BenchPlan& plan = flags.plan;
-  FERRY_ASSIGN_OR_RETURN(plan.sizes, ParseSizesFlag(flags.sizes));
-  if (flags.mode != "into") plan.modes.push_back(BenchMode::kHandoff);
-  if (flags.mode != "handoff") plan.modes.push_back(BenchMode::kInto);
-  if (flags.transport != "auto") flags.exchange.require_transport = flags.transport;
-  flags.transport =
-      flags.exchange.require_transport.empty() ? "auto" : flags.exchange.require_transport;
-  plan.has_tcp_floor = flags.transport == "tcp";
-  plan.tcp_streams = flags.exchange.transports.tcp.connections;
-  if (plan.is_polling) flags.exchange.spin = absl::InfiniteDuration();
-  // What is sent, what is received into, and what the peer has not given back yet.
-  const size_t largest = *std::max_element(plan.sizes.begin(), plan.sizes.end());
-  const size_t batch = std::min(size_t{1} << 30, largest * static_cast<size_t>(plan.inflight));
-  flags.exchange.arena.budget_bytes =
-      std::max(flags.exchange.arena.budget_bytes, 4 * std::max(largest, batch));
+  FERRY_RETURN_IF_ERROR(CompletePlan(flags, 1, static_cast<size_t>(plan.inflight)));
   FERRY_ASSIGN_OR_RETURN(const auto pages, BenchPages::Create());
   plan.floor_file = pages->path();
   return FinishBench(Measure(flags, plan), flags.output);
@@ -148,29 +121,13 @@ Verb AddSendRecvBench(CLI::App& bench) {
   CLI::App& verb = *bench.add_subcommand(
       "sendrecv",
       "How long tensors take between two processes, and how far that is from the floor");
-  verb.add_option("--sizes", flags->sizes, "FIRST:LAST:xFACTOR, or a list such as 8,4K,1M")
-      ->type_name("SIZES")
-      ->capture_default_str();
-  verb.add_option("--transport", flags->transport, "which one; auto: the cheapest of each size")
-      ->type_name("shm|tcp|auto")
-      ->check(CLI::IsMember({"shm", "tcp", "auto"}).description(""))
-      ->capture_default_str();
-  verb.add_option("--mode", flags->mode,
-                  "handoff: the receiver takes it as it comes; into: into a buffer of its own")
-      ->type_name("handoff|into|both")
-      ->check(CLI::IsMember({"handoff", "into", "both"}).description(""))
-      ->capture_default_str();
-  verb.add_flag("--poll", flags->plan.is_polling, "never sleep while waiting");
-  verb.add_option("--iters", flags->plan.iterations, "of each size; else fewer of large ones")
-      ->type_name("N")
-      ->check(Within(1, 1000000));
+  AddBenchPlanFlags(verb, *flags, BenchReads::kToo);
   verb.add_option("--inflight", flags->plan.inflight,
                   "also rows with so many tensors on their way at a time")
       ->type_name("N")
       ->check(Within(1, 4096))
       ->capture_default_str();
   AddBenchOutputFlags(verb, flags->output, BenchMoves::kTensors);
-  AddExchangeFlags(verb, flags->exchange);
   return [flags]() { return Bench(*flags); };
 }
 

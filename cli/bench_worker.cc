@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// ferry bench-worker (hidden): one of the two processes of ferry bench sendrecv.
+// ferry bench-worker (hidden): one of the processes of a ferry bench that moves tensors; here those
+// of sendrecv.
 #include <algorithm>
-#include <atomic>
-#include <cstdio>
 #include <iterator>
 #include <memory>
 #include <set>
@@ -18,9 +17,12 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "cli/as_node.h"
+#include "cli/bench_cold_worker.h"
 #include "cli/bench_floors.h"
+#include "cli/bench_pattern_worker.h"
 #include "cli/bench_plan.h"
 #include "cli/bench_processes.h"
+#include "cli/bench_rounds.h"
 #include "cli/bench_times.h"
 #include "cli/exchange_flags.h"
 #include "cli/pattern.h"
@@ -33,25 +35,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int64_t kBenchStep = 1;
-constexpr absl::Duration kPeerPatience = absl::Minutes(2);
 // From here on a buffer is only made again when its last reader has told that it is done with it.
 constexpr size_t kLargeBytes = size_t{1} << 20;
-// More of them in flight at a time than this are no matter of latency, but of memory.
-constexpr size_t kMaxInflightBytes = size_t{1} << 30;
-
-void Tell(const Json& line) {
-  std::printf("%s\n", line.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
-  std::fflush(stdout);
-}
-
-// A receive that is asked for now and waited for later, on the thread that drives the lanes
-// meanwhile. Shared with its callback.
-struct Posted {
-  std::atomic<bool> is_done{false};
-  absl::Status status;
-  Received received;
-};
-using PostedPtr = std::shared_ptr<Posted>;
 
 // What one row is told of: a size and a mode, and how many at a time.
 struct Case {
@@ -90,20 +75,18 @@ class Peer final {
         control_out_(std::move(control_out)),
         control_in_(std::move(control_in)) {}
 
-  PostedPtr Post(const Tensor& destination);
-  absl::Status Wait(Posted& posted);
   // A word to the other side, beside what is measured.
   absl::Status Signal();
   absl::Status AwaitSignal();
 
-  absl::StatusOr<Tensor> Make(size_t bytes);
   uint64_t SeedOf(const Case& at, int node, int round) const;
+  // Until it is there, and has been read if that belongs to it.
+  absl::Status Take(const Case& at, BenchPosted& posted);
   absl::Status RunSize(size_t bytes);
   absl::StatusOr<CaseResult> RunCase(const Case& at);
   absl::Status RunRound(const Case& at, int round, const Tensor& into, CaseResult& result);
   absl::Status RunBatch(const Case& at, int round, CaseResult& result);
   void Verify(const Case& at, int round, const Received& received, CaseResult& result) const;
-  std::string ReasonOf(size_t bytes, const CaseResult& result) const;
 
   Node& node_;
   const BenchPlan& plan_;
@@ -128,40 +111,12 @@ absl::StatusOr<std::unique_ptr<Peer>> Peer::Create(Node& node, const BenchPlan& 
                                         std::move(control_out), std::move(control_in)));
 }
 
-PostedPtr Peer::Post(const Tensor& destination) {
-  auto posted = std::make_shared<Posted>();
-  RecvArgs args;
-  args.destination = destination;
-  LaneLoop& loop = node_.exchange().loop();
-  step_.RecvAsync(in_, std::move(args), [posted, &loop](absl::Status status, Received received) {
-    posted->status = std::move(status);
-    posted->received = std::move(received);
-    posted->is_done.store(true, std::memory_order_release);
-    loop.Wake();
-  });
-  return posted;
-}
-
-absl::Status Peer::Wait(Posted& posted) {
-  const bool is_done = node_.exchange().loop().WaitUntil(
-      [&posted] { return posted.is_done.load(std::memory_order_acquire); },
-      SteadyClock().Now() + kPeerPatience);
-  if (!is_done)
-    return absl::DeadlineExceededError("the other process of the bench does not answer");
-  return posted.status;
-}
-
 absl::Status Peer::Signal() {
   FERRY_ASSIGN_OR_RETURN(Tensor word, Tensor::Allocate(DataType::kUint8, Shape()));
   return step_.Send(control_out_, std::move(word));
 }
 
-absl::Status Peer::AwaitSignal() { return step_.Recv(control_in_, kPeerPatience).status(); }
-
-absl::StatusOr<Tensor> Peer::Make(size_t bytes) {
-  FERRY_ASSIGN_OR_RETURN(const Shape shape, Shape::Create({static_cast<int64_t>(bytes)}));
-  return node_.Allocate("host:0", DataType::kUint8, shape);
-}
+absl::Status Peer::AwaitSignal() { return step_.Recv(control_in_, kBenchPeerPatience).status(); }
 
 uint64_t Peer::SeedOf(const Case& at, int node, int round) const {
   return PatternSeed(absl::StrCat(node, BenchModeName(at.mode), at.inflight), at.bytes,
@@ -169,28 +124,25 @@ uint64_t Peer::SeedOf(const Case& at, int node, int round) const {
 }
 
 void Peer::Verify(const Case& at, int round, const Received& received, CaseResult& result) const {
-  const Tensor& tensor = received.tensor;
   result.paths.insert(std::string(received.path));
-  if (tensor.bytes() != at.bytes) {
-    result.errors += at.bytes;
-    return;
-  }
   result.errors +=
-      CountPatternErrors(tensor.data(), tensor.bytes(), SeedOf(at, 1 - node_.node_id(), round));
+      CountTensorErrors(received.tensor, at.bytes, SeedOf(at, 1 - node_.node_id(), round));
 }
 
-// Why tensors of that size come the way they do.
-std::string Peer::ReasonOf(size_t bytes, const CaseResult& result) const {
-  if (result.paths.contains("inline")) return "it is small enough to come with the answer";
-  const absl::StatusOr<PathChoice> choice = node_.PathFrom(1 - node_.node_id(), bytes);
-  return choice.ok() ? Explain(*choice) : std::string(choice.status().message());
+absl::Status Peer::Take(const Case& at, BenchPosted& posted) {
+  FERRY_RETURN_IF_ERROR(AwaitReceive(node_, posted));
+  if (at.mode == BenchMode::kRead) {
+    const Tensor& tensor = posted.received.tensor;
+    asm volatile("" : : "r"(ReadEveryByte(tensor.data(), tensor.bytes())) : "memory");
+  }
+  return absl::OkStatus();
 }
 
 // One ping and one pong. Only what lies between the two times is measured.
 absl::Status Peer::RunRound(const Case& at, int round, const Tensor& into, CaseResult& result) {
-  FERRY_ASSIGN_OR_RETURN(Tensor tensor, Make(at.bytes));
+  FERRY_ASSIGN_OR_RETURN(Tensor tensor, MakeBenchTensor(node_, at.bytes));
   WritePattern(tensor.mutable_data(), at.bytes, SeedOf(at, node_.node_id(), round));
-  const PostedPtr posted = Post(into);
+  const BenchPostedPtr posted = PostReceive(node_, step_, in_, into);
   double cpu_before = 0;
   if (is_first_) {
     // Twice, so that neither side has just woken up: checking a large tensor takes longer than
@@ -201,7 +153,7 @@ absl::Status Peer::RunRound(const Case& at, int round, const Tensor& into, CaseR
     cpu_before = OwnCpuSeconds();
     const absl::Time start = SteadyClock().Now();
     FERRY_RETURN_IF_ERROR(step_.Send(out_, std::move(tensor)));
-    FERRY_RETURN_IF_ERROR(Wait(*posted));
+    FERRY_RETURN_IF_ERROR(Take(at, *posted));
     const absl::Duration taken = SteadyClock().Now() - start;
     if (round >= at.warm_ups) result.samples.push_back(taken / 2);
   } else {
@@ -209,7 +161,7 @@ absl::Status Peer::RunRound(const Case& at, int round, const Tensor& into, CaseR
     FERRY_RETURN_IF_ERROR(AwaitSignal());
     FERRY_RETURN_IF_ERROR(Signal());
     cpu_before = OwnCpuSeconds();
-    FERRY_RETURN_IF_ERROR(Wait(*posted));
+    FERRY_RETURN_IF_ERROR(Take(at, *posted));
     FERRY_RETURN_IF_ERROR(step_.Send(out_, std::move(tensor)));
   }
   if (round >= at.warm_ups) {
@@ -229,7 +181,7 @@ absl::Status Peer::RunBatch(const Case& at, int round, CaseResult& result) {
   if (is_first_) {
     std::vector<Tensor> tensors;
     for (int i = 0; i < at.inflight; ++i) {
-      FERRY_ASSIGN_OR_RETURN(Tensor tensor, Make(at.bytes));
+      FERRY_ASSIGN_OR_RETURN(Tensor tensor, MakeBenchTensor(node_, at.bytes));
       WritePattern(tensor.mutable_data(), at.bytes, SeedOf(at, 0, base + i));
       tensors.push_back(std::move(tensor));
     }
@@ -248,17 +200,17 @@ absl::Status Peer::RunBatch(const Case& at, int round, CaseResult& result) {
     }
     return AwaitSignal();
   }
-  std::vector<PostedPtr> all;
+  std::vector<BenchPostedPtr> all;
   for (int i = 0; i < at.inflight; ++i) {
     Tensor into;
     if (at.mode == BenchMode::kInto) {
-      FERRY_ASSIGN_OR_RETURN(into, Make(at.bytes));
+      FERRY_ASSIGN_OR_RETURN(into, MakeBenchTensor(node_, at.bytes));
     }
-    all.push_back(Post(into));
+    all.push_back(PostReceive(node_, step_, in_, into));
   }
   FERRY_RETURN_IF_ERROR(Signal());
   const double cpu_before = OwnCpuSeconds();
-  for (const PostedPtr& posted : all) FERRY_RETURN_IF_ERROR(Wait(*posted));
+  for (const BenchPostedPtr& posted : all) FERRY_RETURN_IF_ERROR(Take(at, *posted));
   FERRY_RETURN_IF_ERROR(Signal());
   if (round >= at.warm_ups) result.cpu_s += OwnCpuSeconds() - cpu_before;
   for (int i = 0; i < at.inflight; ++i) Verify(at, base + i, all[i]->received, result);
@@ -270,7 +222,7 @@ absl::StatusOr<CaseResult> Peer::RunCase(const Case& at) {
   CaseResult result;
   Tensor into;
   if (at.mode == BenchMode::kInto && at.inflight == 1) {
-    FERRY_ASSIGN_OR_RETURN(into, Make(at.bytes));
+    FERRY_ASSIGN_OR_RETURN(into, MakeBenchTensor(node_, at.bytes));
     WritePattern(into.mutable_data(), at.bytes, 0);
   }
   for (int round = 0; round < at.warm_ups + at.iterations; ++round) {
@@ -284,14 +236,15 @@ absl::Status Peer::RunSize(size_t bytes) {
   const int iterations = plan_.IterationsOf(bytes);
   Json floors = {{"event", "floors"}, {"bytes", bytes}};
   if (is_first_ || raw_tcp_ != nullptr) {
-    FERRY_ASSIGN_OR_RETURN(Tensor from, Make(bytes));
+    FERRY_ASSIGN_OR_RETURN(Tensor from, MakeBenchTensor(node_, bytes));
     WritePattern(from.mutable_data(), bytes, 1);
     const int rounds = std::clamp(iterations, 3, 30);
     if (is_first_) {
-      FERRY_ASSIGN_OR_RETURN(Tensor to, Make(bytes));
+      FERRY_ASSIGN_OR_RETURN(Tensor to, MakeBenchTensor(node_, bytes));
       WritePattern(to.mutable_data(), bytes, 2);
       floors["memcpy_s"] =
           absl::ToDoubleSeconds(MeasureMemcpy(to.mutable_data(), from.data(), bytes, rounds));
+      floors["read_s"] = absl::ToDoubleSeconds(MeasureRead(from.data(), bytes, rounds));
     }
     if (raw_tcp_ != nullptr) {
       // Whichever is faster here: who polls takes a core, which large ones need for the kernel.
@@ -303,33 +256,31 @@ absl::Status Peer::RunSize(size_t bytes) {
       floors["raw_tcp_s"] = absl::ToDoubleSeconds(raw);
     }
   }
-  Tell(floors);
-  std::vector<int> depths = {1};
-  const bool fits = bytes <= kMaxInflightBytes / static_cast<size_t>(plan_.inflight);
-  if (plan_.inflight > 1 && fits) depths.push_back(plan_.inflight);
+  TellBench(floors);
+  const std::vector<int> depths = plan_.DepthsOf(bytes);
   for (const BenchMode mode : plan_.modes) {
     for (const int depth : depths) {
       const Case at{bytes, mode, depth, depth == 1 ? plan_.WarmUpsOf(bytes) : 1,
                     std::max(iterations / depth, 3)};
       FERRY_ASSIGN_OR_RETURN(const CaseResult result, RunCase(at));
       const BenchTimes times = SummarizeTimes(result.samples);
-      Tell({{"event", "case"},
-            {"bytes", bytes},
-            {"mode", BenchModeName(mode)},
-            {"inflight", depth},
-            {"count", at.iterations * depth},
-            {"p50_s", absl::ToDoubleSeconds(times.p50)},
-            {"p90_s", absl::ToDoubleSeconds(times.p90)},
-            {"p99_s", absl::ToDoubleSeconds(times.p99)},
-            {"p999_s", absl::ToDoubleSeconds(times.p999)},
-            {"p50_low_s", absl::ToDoubleSeconds(times.p50_low)},
-            {"p50_high_s", absl::ToDoubleSeconds(times.p50_high)},
-            {"cpu_s", result.cpu_s},
-            {"moved_bytes", result.moved_bytes},
-            {"path", absl::StrJoin(result.paths, "+")},
-            {"path_reason", ReasonOf(bytes, result)},
-            {"pages", DescribePages(node_.exchange().arena_stats())},
-            {"errors", result.errors}});
+      TellBench({{"event", "case"},
+                 {"bytes", bytes},
+                 {"mode", BenchModeName(mode)},
+                 {"inflight", depth},
+                 {"count", at.iterations * depth},
+                 {"p50_s", absl::ToDoubleSeconds(times.p50)},
+                 {"p90_s", absl::ToDoubleSeconds(times.p90)},
+                 {"p99_s", absl::ToDoubleSeconds(times.p99)},
+                 {"p999_s", absl::ToDoubleSeconds(times.p999)},
+                 {"p50_low_s", absl::ToDoubleSeconds(times.p50_low)},
+                 {"p50_high_s", absl::ToDoubleSeconds(times.p50_high)},
+                 {"cpu_s", result.cpu_s},
+                 {"moved_bytes", result.moved_bytes},
+                 {"path", absl::StrJoin(result.paths, "+")},
+                 {"path_reason", PathReason(node_, 1 - node_.node_id(), bytes, result.paths)},
+                 {"pages", DescribePages(node_.exchange().arena_stats())},
+                 {"errors", result.errors}});
     }
   }
   // What this size was made of is none of the next one's.
@@ -343,15 +294,23 @@ absl::Status Peer::Run() {
   }
   FERRY_ASSIGN_OR_RETURN(const absl::Duration spin, MeasureSpin(plan_.floor_file, is_first_));
   Json machine = {{"event", "spin"}, {"spin_s", absl::ToDoubleSeconds(spin)}};
-  Tell(machine);
+  TellBench(machine);
   for (const size_t bytes : plan_.sizes) FERRY_RETURN_IF_ERROR(RunSize(bytes));
-  FERRY_RETURN_IF_ERROR(step_.Close(kPeerPatience));
+  FERRY_RETURN_IF_ERROR(step_.Close(kBenchPeerPatience));
   return node_.Shutdown();
 }
 
 absl::StatusOr<int> Work(NodeOptions& options, const std::string& plan_text) {
   FERRY_ASSIGN_OR_RETURN(const BenchPlan plan, DecodeBenchPlan(plan_text));
   FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<Node> node, Node::Join(options));
+  if (plan.pattern == "cold") {
+    FERRY_RETURN_IF_ERROR(AsFailure(RunColdWorker(*node, plan)));
+    return kDone;
+  }
+  if (plan.pattern != "sendrecv") {
+    FERRY_RETURN_IF_ERROR(AsFailure(RunPatternWorker(*node, plan)));
+    return kDone;
+  }
   FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<Peer> peer, Peer::Create(*node, plan));
   FERRY_RETURN_IF_ERROR(AsFailure(peer->Run()));
   return kDone;

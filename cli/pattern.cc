@@ -63,4 +63,23 @@ size_t CountPatternErrors(const void* from, size_t bytes, uint64_t seed, size_t*
   return errors;
 }
 
+uint64_t ReadEveryByte(const void* from, size_t bytes) {
+  const char* const in = static_cast<const char*>(from);
+  const size_t words = bytes / kWord;
+  uint64_t all = 0;
+  for (size_t begin = 0; begin < words; begin += kBlock) {
+    const size_t end = begin + kBlock < words ? begin + kBlock : words;
+    uint64_t block = 0;
+    for (size_t i = begin; i < end; ++i) {
+      uint64_t word = 0;
+      std::memcpy(&word, in + i * kWord, kWord);
+      block ^= word;
+    }
+    all ^= block;
+  }
+  uint64_t rest = 0;
+  std::memcpy(&rest, in + words * kWord, bytes % kWord);
+  return all ^ rest;
+}
+
 }  // namespace ferry::cli

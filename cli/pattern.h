@@ -21,6 +21,9 @@ void WritePattern(void* to, size_t bytes, uint64_t seed);
 size_t CountPatternErrors(const void* from, size_t bytes, uint64_t seed,
                           size_t* first_wrong = nullptr);
 
+// Looks at every byte; what that comes to depends on all of them. As fast as memory.
+uint64_t ReadEveryByte(const void* from, size_t bytes);
+
 }  // namespace ferry::cli
 
 #endif  // FERRY_CLI_PATTERN_H_

@@ -12,7 +12,9 @@
 #include "absl/strings/str_split.h"
 
 #include "cli/bench_comparison.h"
+#include "cli/bench_flows.h"
 #include "cli/bench_loop.h"
+#include "cli/bench_pattern_merge.h"
 #include "cli/bench_plan.h"
 #include "cli/bench_report.h"
 #include "cli/bench_times.h"
@@ -244,6 +246,62 @@ TEST(BenchLoop, EndsWithTheFirstErrorAndWithItsDeadline) {
   // What comes later finds the loop still there, and begins nothing.
   std::move(kept[0])(absl::OkStatus());
   EXPECT_EQ(kept.size(), 2u);
+}
+
+TEST(BenchFlows, AreThoseOfThePattern) {
+  using Flows = std::vector<BenchFlow>;
+  const auto only = [](const char* pattern, int nodes) {
+    const std::vector<BenchFlowSet> sets = FlowSetsOf(pattern, nodes);
+    EXPECT_EQ(sets.size(), 1u) << pattern;
+    return sets.at(0);
+  };
+  EXPECT_EQ(only("bidir", 2).flows, (Flows{{0, 1}, {1, 0}}));
+  EXPECT_EQ(only("ring", 3).flows, (Flows{{0, 1}, {1, 2}, {2, 0}}));
+  EXPECT_EQ(only("fan-in", 3).flows, (Flows{{1, 0}, {2, 0}}));
+  EXPECT_EQ(only("fan-out", 3).flows, (Flows{{0, 1}, {0, 2}}));
+  EXPECT_EQ(only("fan-in", 4).MostReceived(), 3u);
+  EXPECT_EQ(only("fan-out", 4).MostReceived(), 1u);
+  EXPECT_EQ(only("ring", 4).Members(), (std::vector<int>{0, 1, 2, 3}));
+  const std::vector<BenchFlowSet> pairs = FlowSetsOf("all-pairs", 3);
+  ASSERT_EQ(pairs.size(), 6u);
+  EXPECT_EQ(pairs[3].pair, "1->2");
+  EXPECT_EQ(pairs[3].flows, (Flows{{1, 2}}));
+  EXPECT_EQ(pairs[3].Members(), (std::vector<int>{1, 2}));
+}
+
+TEST(BenchFlows, AreCountedAsNcclTestsDoes) {
+  // sendrecv_perf has a factor of 1; gather_perf counts the root's part, and (n-1)/n of that.
+  EXPECT_EQ(BandwidthOf("ring", 4).bus, 1);
+  EXPECT_EQ(BandwidthOf("fan-in", 4).alg, 4);
+  EXPECT_EQ(BandwidthOf("fan-out", 4).bus, 3);
+  EXPECT_EQ(BandwidthOf("all-pairs", 4).alg, 0);
+}
+
+TEST(BenchRounds, LastFromTheFirstStartToTheLastEnd) {
+  const std::vector<nlohmann::ordered_json> lines = {{{"starts_ns", {1000, 50000}},
+                                                      {"ends_ns", {5000, 52000}},
+                                                      {"cpu_s", 0.5},
+                                                      {"errors", 1},
+                                                      {"paths", {"shm"}},
+                                                      {"path_reason", "it is near"}},
+                                                     {{"event", "case"}},
+                                                     {{"starts_ns", {2000, 49000}},
+                                                      {"ends_ns", {9000, 51000}},
+                                                      {"cpu_s", 1.5},
+                                                      {"errors", 2},
+                                                      {"paths", {"inline", "shm"}}}};
+  BenchRow row;
+  // Two operations to a round, of 4 GB.
+  ASSERT_TRUE(MergeRounds(lines, 2, 4, row).ok());
+  EXPECT_EQ(row.times.p50_low, Us(1.5));
+  EXPECT_EQ(row.times.p50_high, Us(4));
+  EXPECT_EQ(row.count, 4);
+  EXPECT_EQ(row.errors, 3u);
+  EXPECT_EQ(row.path, "inline+shm");
+  EXPECT_EQ(row.path_reason, "it is near");
+  EXPECT_DOUBLE_EQ(row.cpu_s_per_gb, 2.0 / 8);
+  EXPECT_FALSE(MergeRounds({lines[1]}, 1, 1, row).ok());
+  EXPECT_FALSE(MergeRounds({lines[0], {{"starts_ns", {1}}, {"ends_ns", {2}}}}, 1, 1, row).ok());
 }
 
 TEST(BenchPlan, ReadsNumbersOfNodes) {

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import pathlib
+import re
 import signal
 import tempfile
 import xml.etree.ElementTree
@@ -28,6 +29,19 @@ def rows_of(case, *arguments, timeout_s=100):
     return document, document["rows"]
 
 
+def kill_node(case, bench, node):
+    """Kills the process of that node of a bench, once it is there."""
+    tasks = pathlib.Path(f"/proc/{bench.popen.pid}/task")
+
+    def find():
+        pids = [pid for task in tasks.iterdir()
+                for pid in (task / "children").read_text().split()]
+        return [int(pid) for pid in pids if f"--node-id={node}".encode()
+                in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+
+    os.kill(case.eventually(find)[0], signal.SIGKILL)
+
+
 class SendRecv(harness.Case):
     def bench(self, *arguments):
         return rows_of(self, "sendrecv", *arguments)[0]
@@ -36,7 +50,7 @@ class SendRecv(harness.Case):
         document = self.bench("--sizes=8,100,4K,1M", "--iters=20")
         rows = document["rows"]
         self.assertEqual([(row["mode"], row["bytes"]) for row in rows],
-                         [(mode, size) for mode in ("handoff", "into")
+                         [(mode, size) for mode in ("handoff", "handoff+read", "into")
                           for size in (8, 100, 4096, 1 << 20)])
         for row in rows:
             self.assertEqual((row["wrong_bytes"], row["count"]), (0, 20))
@@ -47,7 +61,11 @@ class SendRecv(harness.Case):
             self.assertEqual(row["path"], "inline" if row["bytes"] < 1000 else "shm")
             self.assertRegex(row["path_reason"],
                              "small enough" if row["bytes"] < 1000 else "shm .*not tcp")
-        self.assertEqual({row["floor"] for row in rows}, {"spin", "spin + memcpy"})
+        self.assertEqual([row["floor"] for row in rows[::4]],
+                         ["spin", "spin + read", "spin + memcpy"])
+        # A view has to be read in the time, and reading takes longer the more there is.
+        read = {row["bytes"]: row["floor_s"] for row in rows if row["floor"] == "spin + read"}
+        self.assertGreater(read[1 << 20], read[8])
         self.assertRegex(document["arena_pages"], "pages")
 
     def test_over_tcp_and_with_many_in_flight(self):
@@ -78,7 +96,7 @@ class SendRecv(harness.Case):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "bench.svg"
             self.succeed("bench", "sendrecv", "--sizes=8,64,4K", "--iters=10", "--inflight=4",
-                         f"--plot={path}")
+                         "--mode=both", f"--plot={path}")
             picture = xml.etree.ElementTree.parse(path).getroot()
             svg = "{http://www.w3.org/2000/svg}"
             width, height = (float(each) for each in picture.get("viewBox").split()[2:])
@@ -125,16 +143,7 @@ class SendRecv(harness.Case):
 
     def test_a_process_that_is_killed_ends_it_by_name(self):
         bench = self.start("bench", "sendrecv", "--sizes=8", "--iters=1000000", "--mode=handoff")
-        children = pathlib.Path(f"/proc/{bench.popen.pid}/task")
-
-        def workers():
-            pids = [pid for task in children.iterdir()
-                    for pid in (task / "children").read_text().split()]
-            return [pid for pid in pids
-                    if b"--node-id=1" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-        pid = int(self.eventually(workers)[0])
-        os.kill(pid, signal.SIGKILL)
+        kill_node(self, bench, 1)
         self.assertEqual(bench.wait(), 1)
         self.assertIn("process 1 was killed by signal 9", bench.err)
 
@@ -145,6 +154,139 @@ class SendRecv(harness.Case):
                                    ("--transport", ("--transport=smoke",))):
             with self.subTest(arguments):
                 self.fail_with(2, pattern, "bench", "sendrecv", *arguments)
+
+
+class Patterns(harness.Case):
+    """Several processes at the same time."""
+
+    def test_each_pattern_moves_what_it_says(self):
+        for pattern, nodes, tensors, bus in (("bidir", 2, 2, 1), ("ring", 3, 3, 1),
+                                             ("fan-in", 3, 2, 2), ("fan-out", 3, 2, 2)):
+            with self.subTest(pattern):
+                flags = ["--sizes=8,64K", "--iters=10", "--inflight=4"]
+                if nodes != 2:
+                    flags.append(f"--nodes={nodes}")
+                document, rows = rows_of(self, pattern, *flags)
+                self.assertEqual([(row["mode"], row["inflight"], row["bytes"]) for row in rows],
+                                 [(mode, inflight, size) for mode in ("handoff", "into")
+                                  for inflight in (1, 4) for size in (8, 65536)])
+                self.assertGreater(document["spin_floor_s"], 0)
+                for row in rows:
+                    self.assertEqual((row["nodes"], row["pair"]), (nodes, None))
+                    self.assertEqual(row["path"], "inline" if row["bytes"] == 8 else "shm")
+                    self.assertEqual(row["floor"], None if row["inflight"] == 4 else
+                                     "spin" if row["mode"] == "handoff" else "spin + memcpy")
+                    by_second = row["bytes"] / row["p50_s"]
+                    self.assertAlmostEqual(row["bytes_per_s"] / by_second, tensors, 6)
+                    self.assertAlmostEqual(row["busbw_bytes_per_s"] / by_second, bus, 6)
+                    self.assertGreater(row["cpu_s_per_gb"], 0)
+
+    def test_all_pairs_are_a_matrix(self):
+        arguments = ("--nodes=3", "--sizes=64K", "--iters=5", "--mode=handoff")
+        _, rows = rows_of(self, "all-pairs", *arguments)
+        self.assertEqual([row["pair"] for row in rows],
+                         [f"{a}->{b}" for a in range(3) for b in range(3) if a != b])
+        self.assertEqual({(row["count"], row["busbw_bytes_per_s"]) for row in rows}, {(5, None)})
+        out = self.succeed("bench", "all-pairs", *arguments).decode()
+        matrix = re.search(r"handoff 64 KiB, GB/s of one pair at a time\n(.*?)\n\n", out,
+                           re.DOTALL).group(1).splitlines()
+        self.assertEqual(len(matrix), 4)
+        for node, line in enumerate(matrix[1:]):
+            cells = line.split()
+            self.assertEqual((cells[0], cells[1 + node]), (str(node), "-"))
+            self.assertEqual(len([cell for cell in cells[1:] if float(cell.replace("-", "1")) > 0]), 3)
+
+    def test_a_page_needs_nothing_but_itself(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "bench.html"
+            _, rows = rows_of(self, "all-pairs", "--nodes=3", "--sizes=64K", "--iters=5",
+                              f"--html={path}")
+            text = path.read_text()
+        # It is well-formed, but for what only HTML has at its head.
+        page = xml.etree.ElementTree.fromstring(
+            text.replace("<!DOCTYPE html>", "").replace('<meta charset="utf-8">', ""))
+        for element in page.iter():
+            self.assertNotIn(element.tag.rpartition("}")[2], ("script", "link", "img", "iframe"))
+            self.assertFalse({"src", "href"} & set(element.attrib))
+        self.assertNotIn("url(", text)
+        maps = page.findall(".//table[@class='heat']")
+        # That of the devices, and one for each mode.
+        self.assertEqual(len(maps), 1 + 2)
+        self.assertIn("LOC", [cell.text for cell in maps[0].iter("td")])
+        for heat in maps[1:]:
+            cells = list(heat.iter("td"))
+            self.assertEqual(len(cells), 9)
+            hot = [cell for cell in cells if cell.get("style")]
+            self.assertEqual(len(hot), 6)
+            # The fastest pair is the hottest; several may read alike.
+            most = max(float(cell.text) for cell in hot)
+            self.assertIn("background:#6baed6",
+                          [cell.get("style") for cell in hot if float(cell.text) == most])
+        table = [line for line in page.iter("tr")
+                 if [cell.text for cell in line][:1] in (["handoff"], ["into"])]
+        self.assertEqual(len(table), len(rows))
+        self.assertEqual(len(page.findall(".//{http://www.w3.org/2000/svg}svg")), 1)
+        self.fail_with(1, "cannot write|No such file", "bench", "barrier", "--nodes=2", "--iters=1",
+                       "--html=/nowhere/bench.html")
+
+    def test_over_tcp(self):
+        _, rows = rows_of(self, "ring", "--nodes=3", "--sizes=64K", "--iters=5", "--mode=into",
+                          "--transport=tcp")
+        self.assertEqual([(row["path"], row["floor"]) for row in rows], [("tcp", None)])
+
+    def test_many_keys_from_many_threads(self):
+        _, rows = rows_of(self, "keyed", "--keys=60", "--threads=3", "--sizes=8,4K", "--iters=5")
+        self.assertEqual([(row["mode"], row["bytes"], row["inflight"], row["threads"], row["count"])
+                          for row in rows],
+                         [(mode, size, 60, 3, 300) for mode in ("handoff", "into")
+                          for size in (8, 4096)])
+        for row in rows:
+            self.assertAlmostEqual(row["ops_per_s"] * row["p50_s"], 1, 6)
+
+    def test_whole_steps(self):
+        _, rows = rows_of(self, "steps", "--sizes=8,64K", "--iters=10", "--inflight=3",
+                          "--mode=handoff")
+        self.assertEqual([(row["inflight"], row["bytes"], row["count"], row["floor"])
+                          for row in rows],
+                         [(1, 8, 10, "spin"), (1, 65536, 10, "spin"),
+                          (3, 8, 10, "spin"), (3, 65536, 10, "spin")])
+        for row in rows:
+            self.assertAlmostEqual(row["bytes_per_s"] * row["p50_s"],
+                                   2 * row["inflight"] * row["bytes"], 3)
+
+    def test_a_process_that_is_killed_ends_it_by_name(self):
+        bench = self.start("bench", "ring", "--nodes=3", "--sizes=8", "--iters=1000000",
+                           "--mode=handoff")
+        kill_node(self, bench, 2)
+        self.assertEqual(bench.wait(), 1)
+        self.assertIn("process 2 was killed by signal 9", bench.err)
+
+    def test_wrong_usage_is_told_with_the_flag(self):
+        for pattern, arguments in (("--nodes", ("ring", "--nodes=1")),
+                                   ("--nodes", ("bidir", "--nodes=3")),
+                                   ("--keys", ("keyed", "--keys=0")),
+                                   ("--inflight", ("keyed", "--inflight=2")),
+                                   ("--sizes.*1000 keys", ("keyed", "--sizes=16M"))):
+            with self.subTest(arguments):
+                self.fail_with(2, pattern, "bench", *arguments)
+
+
+class Cold(harness.Case):
+    """The first time, which warm-ups hide."""
+
+    def test_the_first_transfer_phase_by_phase(self):
+        document, rows = rows_of(self, "cold", "--sizes=8,1M", "--iters=3")
+        self.assertEqual([(row["mode"], row["bytes"], row["count"], row["path"]) for row in rows],
+                         [(phase, size, 3, path) for size, way in ((8, "inline"), (1 << 20, "shm"))
+                          for phase, path in (("connect", "inline"), ("match", "inline"),
+                                              ("handoff", way), ("read", way), ("close", ""))])
+        self.assertRegex(document["arena_pages"], "pages")
+        # Two messages, the first of which has to find the other process.
+        first, second = (row["p50_s"] for row in rows[:2])
+        self.assertGreater(first, second)
+
+    def test_has_no_modes(self):
+        self.fail_with(2, "--mode", "bench", "cold", "--mode=into")
 
 
 class Coordinator(harness.Case):

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// One of the two processes of ferry bench cold.
+#ifndef FERRY_CLI_BENCH_COLD_WORKER_H_
+#define FERRY_CLI_BENCH_COLD_WORKER_H_
+
+#include "absl/status/status.h"
+
+#include "cli/bench_plan.h"
+#include "runtime/node.h"
+
+namespace ferry::cli {
+
+// What happens for the first time between two processes, in this order; each once, and told as a
+// case of one round.
+inline constexpr const char* kColdPhases[] = {"connect", "match", "handoff", "read", "close"};
+
+// Of the plan's only size. REQUIRES: nothing has gone between the two nodes yet.
+absl::Status RunColdWorker(Node& node, const BenchPlan& plan);
+
+}  // namespace ferry::cli
+
+#endif  // FERRY_CLI_BENCH_COLD_WORKER_H_

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// The flags of the benches that move tensors about what they move, and which way.
+#ifndef FERRY_CLI_BENCH_PLAN_FLAGS_H_
+#define FERRY_CLI_BENCH_PLAN_FLAGS_H_
+
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include "absl/status/status.h"
+
+#include "cli/bench_plan.h"
+#include "runtime/exchange.h"
+
+namespace ferry::cli {
+
+struct BenchPlanFlags {
+  std::string sizes = "8:1G:x8";
+  std::string transport = "auto";
+  std::string mode = "both";
+  BenchPlan plan;
+  ExchangeOptions exchange;
+};
+
+// Whether a bench has rows in which the receiver also reads what was handed over.
+enum class BenchReads { kNever, kToo };
+
+// --sizes, --transport, --mode, --poll, --iters, and those of AddExchangeFlags.
+//   flags: outlives `verb`.
+void AddBenchPlanFlags(CLI::App& verb, BenchPlanFlags& flags, BenchReads reads);
+
+// Fills the plan and the options of the exchange from what was read, with memory for `streams`
+// ways of `depth` tensors at a time, each sent, received, and not given back yet.
+//   Errors: INVALID_ARGUMENT naming the flag.
+absl::Status CompletePlan(BenchPlanFlags& flags, size_t streams, size_t depth);
+
+}  // namespace ferry::cli
+
+#endif  // FERRY_CLI_BENCH_PLAN_FLAGS_H_

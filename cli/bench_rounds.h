@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rounds of a pattern, as one of its processes runs them: prepare, start together, run, check.
+#ifndef FERRY_CLI_BENCH_ROUNDS_H_
+#define FERRY_CLI_BENCH_ROUNDS_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+#include "runtime/node.h"
+
+namespace ferry::cli {
+
+// How long anything of a bench may take until the other side is given up.
+inline constexpr absl::Duration kBenchPeerPatience = absl::Minutes(2);
+
+// Processes of this machine that wait for each other in a shared page: nothing but a look at a
+// word tells them to go, so that all start within a microsecond. Not thread-safe.
+class PageBarrier final {
+ public:
+  // How it is waited: looking all the time, or now and then, by whom nobody is to notice.
+  enum class Wait { kSpinning, kSleeping };
+
+  //   page: which of the file's pages, all zero at first.
+  //   Errors: UNAVAILABLE with the kernel's reason.
+  static absl::StatusOr<std::unique_ptr<PageBarrier>> Map(const std::string& file, int page);
+  ~PageBarrier();
+  PageBarrier(const PageBarrier&) = delete;
+  PageBarrier& operator=(const PageBarrier&) = delete;
+
+  // Until so many have come, this one included. Errors: DEADLINE_EXCEEDED saying how many had.
+  absl::Status Pass(int count, Wait wait);
+
+ private:
+  struct Words;
+  explicit PageBarrier(Words* words) : words_(words) {}
+  Words* const words_;
+};
+
+// A receive that is asked for now and waited for later. Shared with its callback.
+struct BenchPosted {
+  std::atomic<bool> is_done{false};
+  absl::Status status;
+  Received received;
+};
+using BenchPostedPtr = std::shared_ptr<BenchPosted>;
+
+// Into `destination`, or as it comes if that is empty.
+BenchPostedPtr PostReceive(Node& node, Step& step, const RendezvousKey& key,
+                           const Tensor& destination);
+// Drives the node's lanes meanwhile. Errors: those of the receive; DEADLINE_EXCEEDED.
+absl::Status AwaitReceive(Node& node, BenchPosted& posted);
+// Of the node's arena, uint8.
+absl::StatusOr<Tensor> MakeBenchTensor(Node& node, size_t bytes);
+// Bytes that are not those of the pattern; all of them where it has another size.
+size_t CountTensorErrors(const Tensor& tensor, size_t bytes, uint64_t seed);
+// Why tensors of that size come from node `from` the way they do; paths: that were taken.
+std::string PathReason(Node& node, int from, size_t bytes, const std::set<std::string>& paths);
+// A line for the process that reads us.
+void TellBench(const nlohmann::ordered_json& line);
+
+// What the rounds of one case came to, at one process.
+struct BenchRounds {
+  // By the machine's steady clock, in ns: the same for all its processes.
+  std::vector<int64_t> starts_ns;
+  std::vector<int64_t> ends_ns;
+  // From the start of each round until all were through.
+  double cpu_s = 0;
+  size_t errors = 0;
+  std::set<std::string> paths;
+
+  nlohmann::ordered_json ToJson() const;
+};
+
+// What one process does in a round; only Run is timed.
+class BenchRoundWork {
+ public:
+  virtual ~BenchRoundWork() = default;
+  virtual absl::Status Prepare(int round) = 0;
+  virtual absl::Status Run() = 0;
+  // Verifies what has come, and lets go of it.
+  virtual absl::Status Check(int round, BenchRounds& rounds) = 0;
+};
+
+// How many processes take part in a case, and how many rounds it has.
+struct BenchRoundCount {
+  int members = 2;
+  int warm_ups = 0;
+  int iterations = 0;
+};
+
+absl::StatusOr<BenchRounds> RunRounds(PageBarrier& barrier, const BenchRoundCount& count,
+                                      BenchRoundWork& work);
+
+}  // namespace ferry::cli
+
+#endif  // FERRY_CLI_BENCH_ROUNDS_H_
