@@ -283,12 +283,16 @@ std::vector<std::vector<std::string>> BenchCells(const BenchReport& report) {
 }
 
 std::string FormatBenchText(const BenchReport& report) {
+  const bool has_spin = report.spin > absl::ZeroDuration();
+  const bool has_floors =
+      has_spin || std::any_of(report.rows.begin(), report.rows.end(),
+                              [](const auto& row) { return !row.floor_name.empty(); });
   return absl::StrCat(
       BenchTitle(report), report.pages.empty() ? "" : "; tensors in ",
-      absl::StrJoin(report.pages, "; "), "\ntimes are ", report.time, "; floors of the same run",
-      report.spin > absl::ZeroDuration() ? absl::StrCat(": spinning wake-up ", Time(report.spin))
-                                         : "",
-      "\n\n", FormatTable(BenchCells(report)), "\n", FormatMatrices(report), FormatReasons(report),
+      absl::StrJoin(report.pages, "; "), "\ntimes are ", report.time,
+      has_floors ? "; floors of the same run" : "",
+      has_spin ? absl::StrCat(": spinning wake-up ", Time(report.spin)) : "", "\n\n",
+      FormatTable(BenchCells(report)), "\n", FormatMatrices(report), FormatReasons(report),
       report.errors() == 0
           ? absl::StrCat("every ", report.errors_of, " was verified")
           : absl::StrCat(Count(static_cast<long long>(report.errors()), report.errors_of),

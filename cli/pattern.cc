@@ -66,16 +66,21 @@ size_t CountPatternErrors(const void* from, size_t bytes, uint64_t seed, size_t*
 uint64_t ReadEveryByte(const void* from, size_t bytes) {
   const char* const in = static_cast<const char*>(from);
   const size_t words = bytes / kWord;
+  // Several that do not wait for each other: one would take a cycle for each word.
+  constexpr size_t kLanes = 8;
+  uint64_t lanes[kLanes] = {};
+  size_t at = 0;
+  for (; at + kLanes <= words; at += kLanes) {
+    uint64_t eight[kLanes];
+    std::memcpy(eight, in + at * kWord, sizeof(eight));
+    for (size_t i = 0; i < kLanes; ++i) lanes[i] ^= eight[i];
+  }
   uint64_t all = 0;
-  for (size_t begin = 0; begin < words; begin += kBlock) {
-    const size_t end = begin + kBlock < words ? begin + kBlock : words;
-    uint64_t block = 0;
-    for (size_t i = begin; i < end; ++i) {
-      uint64_t word = 0;
-      std::memcpy(&word, in + i * kWord, kWord);
-      block ^= word;
-    }
-    all ^= block;
+  for (const uint64_t lane : lanes) all ^= lane;
+  for (; at < words; ++at) {
+    uint64_t word = 0;
+    std::memcpy(&word, in + at * kWord, kWord);
+    all ^= word;
   }
   uint64_t rest = 0;
   std::memcpy(&rest, in + words * kWord, bytes % kWord);
