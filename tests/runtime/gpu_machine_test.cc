@@ -19,6 +19,7 @@
 
 #include "tests/runtime/gpu_pair.h"
 #include "tests/support/try_out.h"
+#include "transport/cuda_ipc/cuda_ipc_inlet.h"
 
 namespace ferry {
 namespace {
@@ -308,6 +309,43 @@ TEST(GpuMachine, NothingNeedsPidfd) {
   waitpid(child, &status, 0);
   EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSYS) << status;
   JudgeOnTheDouble(ExpectNoPidfd);
+}
+
+// Whoever asks for a pair of GPUs must not end the lane of one that has no descriptors left now.
+TEST(GpuMachine, AProbeWhoseDescriptorWasLostIsRefused) {
+  RunGpuPair(
+      {}, [](GpuPeer&) {},
+      [](GpuPeer& peer) {
+        TransportEnvironment environment;
+        environment.gpus = &peer.gpus();
+        const auto link = std::make_shared<GpuLink>();
+        const auto inlet = std::make_shared<CudaIpcInlet>(
+            environment, Endpoint(),
+            [](Gpu&) -> cuda::IpcImportCache& { FERRY_CHECK(false && "nothing is opened"); }, [] {},
+            link, [](uint64_t) {});
+        std::string answer;
+        inlet->SetReply([&answer](absl::string_view body, absl::Span<const int>) {
+          answer = std::string(body);
+          return absl::OkStatus();
+        });
+        ASSERT_TRUE(inlet->does_without_descriptors());
+        CudaIpcProbe probe;
+        probe.pair = {1, 0};
+        probe.seed = 7;
+        probe.memory.export_by = cuda::ExportBy::kPosixFd;
+        probe.memory.allocation_bytes = probe.memory.bytes = kCudaIpcProbeBytes;
+        UniqueFd lost[1];
+        EXPECT_TRUE(inlet->OnAnnouncement(EncodeCudaIpcProbe(probe), lost).ok());
+        const auto refused = DecodeCudaIpcProbed(answer);
+        ASSERT_TRUE(refused.ok()) << refused.status();
+        EXPECT_EQ(refused->pair, probe.pair);
+        EXPECT_EQ(refused->seed, 7u);
+        EXPECT_THAT(refused->refusal, HasSubstr("ulimit -n"));
+        // What tickets will speak of cannot be done without.
+        const absl::Status status =
+            inlet->OnAnnouncement(EncodeCudaIpcSegment(CudaIpcSegment()), lost);
+        EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+      });
 }
 
 // The limit is named, and only that tensor fails.

@@ -44,6 +44,8 @@ class CudaIpcInlet final : public Inlet, public std::enable_shared_from_this<Cud
   ~CudaIpcInlet() override;
 
   void SetReply(Announce reply) override { reply_ = std::move(reply); }
+  // Of a probe: it is refused.
+  bool does_without_descriptors() const override { return true; }
   absl::Status OnAnnouncement(absl::string_view body, absl::Span<UniqueFd> descriptors) override;
   void Take(uint64_t id, const TensorHeader& header, absl::string_view body,
             absl::Span<UniqueFd> descriptors, const Tensor& destination, TakeCallback done) override

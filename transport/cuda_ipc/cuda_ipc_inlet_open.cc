@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "transport/cuda_ipc/cuda_ipc_inlet.h"
+#include "transport/lane/descriptors.h"
 
 namespace ferry {
 namespace {
@@ -35,9 +36,10 @@ absl::Status CudaIpcInlet::OnAnnouncement(absl::string_view body,
   if (environment_.gpus == nullptr) {
     return absl::InvalidArgumentError("GPU memory is announced to a process that uses no GPUs");
   }
+  if (kind == CudaIpcMessage::kProbe) return OnProbe(body, descriptors);
+  // Of what tickets will speak of none may be missing.
+  FERRY_RETURN_IF_ERROR(CheckDescriptors(descriptors));
   switch (kind) {
-    case CudaIpcMessage::kProbe:
-      return OnProbe(body, descriptors);
     case CudaIpcMessage::kSegment:
       return OnSegment(body, descriptors);
     case CudaIpcMessage::kSlice:
@@ -51,6 +53,11 @@ absl::Status CudaIpcInlet::OnAnnouncement(absl::string_view body,
 
 absl::Status CudaIpcInlet::OnProbe(absl::string_view body, absl::Span<UniqueFd> descriptors) {
   FERRY_ASSIGN_OR_RETURN(CudaIpcProbe probe, DecodeCudaIpcProbe(body));
+  // A way that cannot be opened now is no reason to end the lane; it is tried again.
+  if (const absl::Status lost = CheckDescriptors(descriptors); !lost.ok()) {
+    Reply(probe, lost);
+    return absl::OkStatus();
+  }
   environment_.gpus->Use(
       probe.pair.destination, [self = shared_from_this(), probe = std::move(probe),
                                fd = TakeFirst(descriptors)](absl::StatusOr<Gpu*> gpu) mutable {
