@@ -133,6 +133,12 @@ class RoguePeer::End final : public LaneHandler, public std::enable_shared_from_
         return absl::OkStatus();
     }
   }
+  // The lane keeps this as long as it has not ended, which the loop may not have come to.
+  void Drop() {
+    outlets_.clear();
+    inlets_.clear();
+    lane_ = nullptr;
+  }
   void OnClosed(const absl::Status& why) override {
     for (const auto& each : outlets_) each->Abort(why);
     for (const auto& each : inlets_) each->Abort(why);
@@ -238,6 +244,7 @@ inline RoguePeer::~RoguePeer() {
   });
   for (const auto& transport : transports_) (void)transport->Stop(absl::CancelledError("leaving"));
   loop_->Stop();
+  for (const auto& each : ends) each->Drop();
   copier_.reset();
   ends_.clear();
   ends.clear();
