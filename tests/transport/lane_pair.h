@@ -82,8 +82,9 @@ class RecordingHandler : public LaneHandler {
 // A process as far as lanes go.
 struct LaneEnd {
   explicit LaneEnd(LanePeer self, std::string token = "token",
-                   absl::Duration handshake_timeout = absl::Seconds(10)) {
-    loop = *LaneLoop::Create({});
+                   absl::Duration handshake_timeout = absl::Seconds(10),
+                   LaneLoopOptions loop_options = {}) {
+    loop = *LaneLoop::Create(std::move(loop_options));
     LaneHubOptions options;
     options.handshake = {.self = self, .token = std::move(token)};
     options.tcp_listen = "127.0.0.1:0";

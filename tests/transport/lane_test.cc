@@ -119,6 +119,37 @@ TEST_P(LaneTest, WhatComesAfterMuchIsHeardOf) {
   }
 }
 
+// While its callers come and go a process is not woken for each frame; by whoever can do nothing
+// but wait for it, it is.
+TEST(LaneDozeTest, WhoSleepsWakesWhoDozes) {
+  LaneEnd asks(LanePeer{1, 11});
+  // It would not look by itself before the test is over.
+  LaneEnd dozes(LanePeer{2, 22}, "token", absl::Seconds(10), {.tick = absl::Hours(1)});
+  const auto client = std::make_shared<RecordingHandler>();
+  asks.hub->Connect(dozes.peer, dozes.addresses, /*over_unix=*/true, client);
+  const std::shared_ptr<Lane> lane = client->WaitForLane();
+  ASSERT_NE(lane, nullptr) << client->WaitForClosed();
+  ASSERT_NE(dozes.accepted->WaitForLane(), nullptr);
+  Doorbell& bell = dozes.loop->doorbell();
+  const auto in = [](absl::Duration duration) { return SteadyClock().Now() + duration; };
+  for (const absl::Time end = in(absl::Seconds(20)); !bell.is_dozing() && SteadyClock().Now() < end;
+       absl::SleepFor(absl::Milliseconds(1))) {
+    // A caller has come and gone, and then there is something that nobody waits for.
+    dozes.loop->WaitUntil([] { return false; }, in(absl::Milliseconds(1)));
+    bell.RingAnyway();
+  }
+  ASSERT_TRUE(bell.is_dozing());
+  ASSERT_TRUE(lane->Send(1, {"a question"}).ok());
+  EXPECT_TRUE(bell.is_dozing());
+  bool is_heard = false;
+  for (const absl::Time end = in(absl::Seconds(20)); !is_heard && SteadyClock().Now() < end;) {
+    is_heard = asks.loop->WaitUntil([&dozes] { return !dozes.accepted->WaitForFrames(0).empty(); },
+                                    in(absl::Milliseconds(20)));
+  }
+  EXPECT_TRUE(is_heard);
+  bell.RingAnyway();
+}
+
 TEST_P(LaneTest, CloseTellsBothSides) {
   Connect();
   ASSERT_TRUE(client_lane_->Send(1, {"last word"}).ok());

@@ -14,8 +14,10 @@
 
 namespace ferry {
 
-// Its owner says when it goes to sleep; whoever has put work before it rings. A page and an
-// eventfd, both of which can be given to other processes. Thread-safe. Move-only.
+// Its owner says when it goes to sleep; whoever has put work before it rings. In between there is
+// dozing: the owner looks now and then, and is left alone unless somebody has nothing to do but
+// wait for it. A page and an eventfd, both of which can be given to other processes. Thread-safe.
+// Move-only.
 class Doorbell final {
  public:
   //   Errors: RESOURCE_EXHAUSTED with the kernel's reason.
@@ -34,24 +36,45 @@ class Doorbell final {
 
   // The owner: I shall sleep unless there is work already, which it has to look for after this.
   void FallAsleep() {
-    asleep().store(1, std::memory_order_relaxed);
+    state().store(kAsleep, std::memory_order_relaxed);
     // Either we see the work, or whoever brought it sees that we sleep.
     FullFence();
   }
-  void WakeUp() { asleep().store(0, std::memory_order_relaxed); }
+  // The owner: I shall look soon, whether there is work or not. What was rung before is done.
+  void Doze() { state().store(kDozing, std::memory_order_relaxed); }
+  void DozeIfAwake() {
+    uint32_t is = kAwake;
+    state().compare_exchange_strong(is, kDozing, std::memory_order_relaxed);
+  }
+  bool is_dozing() { return state().load(std::memory_order_relaxed) == kDozing; }
+  void WakeUp() { state().store(kAwake, std::memory_order_relaxed); }
 
   // After the work has been put where the owner looks for it.
   void Ring() {
     FullFence();
-    if (asleep().load(std::memory_order_relaxed) != 0 &&
-        asleep().exchange(0, std::memory_order_relaxed) != 0) {
-      RingAnyway();
-    }
+    RingIf(kAsleep);
+  }
+  // The same, also if the owner dozes.
+  void Rouse() {
+    FullFence();
+    RingIf(kAsleep);
+    RingIf(kDozing);
   }
   void RingAnyway();
 
  private:
-  std::atomic<uint32_t>& asleep() { return *static_cast<std::atomic<uint32_t>*>(page_.base()); }
+  // In the page.
+  static constexpr uint32_t kAwake = 0;
+  static constexpr uint32_t kAsleep = 1;
+  static constexpr uint32_t kDozing = 2;
+
+  std::atomic<uint32_t>& state() { return *static_cast<std::atomic<uint32_t>*>(page_.base()); }
+  void RingIf(uint32_t is) {
+    if (state().load(std::memory_order_relaxed) == is &&
+        state().compare_exchange_strong(is, kAwake, std::memory_order_relaxed)) {
+      RingAnyway();
+    }
+  }
 
   MemorySegment page_;
   UniqueFd event_;

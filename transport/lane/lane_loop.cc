@@ -2,6 +2,7 @@
 // Spinning, sleeping, and who drives.
 #include "transport/lane/lane_loop.h"
 
+#include <poll.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -27,8 +28,6 @@ constexpr uint32_t kPassesPerTimerLook = 16;
 // Of the timer that is nearest, as far as sleeping goes.
 constexpr absl::Duration kLongestSleep = absl::Seconds(1);
 constexpr absl::Duration kThreadSpin = absl::Microseconds(50);
-// What nobody waits for is late by so much at most, while callers come and go.
-constexpr absl::Duration kTick = absl::Microseconds(500);
 
 void Pause() {
 #if defined(__x86_64__)
@@ -60,6 +59,11 @@ absl::StatusOr<std::unique_ptr<LaneLoop>> LaneLoop::Create(LaneLoopOptions optio
   FERRY_ASSIGN_OR_RETURN(loop->doorbell_, Doorbell::Create());
   epoll_event event = {.events = EPOLLIN | EPOLLET, .data = {.u64 = 0}};
   if (epoll_ctl(loop->epoll_.get(), EPOLL_CTL_ADD, loop->doorbell_.event_fd(), &event) != 0) {
+    return CannotWatch(errno);
+  }
+  loop->tick_epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
+  if (!loop->tick_epoll_.valid() ||
+      epoll_ctl(loop->tick_epoll_.get(), EPOLL_CTL_ADD, loop->doorbell_.event_fd(), &event) != 0) {
     return CannotWatch(errno);
   }
   loop->doorbell_.FallAsleep();
@@ -190,7 +194,12 @@ bool LaneLoop::PollOnce() {
   }
   if (++passes_ % kPassesPerDescriptorLook == 0) did_something |= PollDescriptors(0);
   did_something |= RunPosted(/*also_timers=*/passes_ % kPassesPerTimerLook == 0);
+  if (did_something) CountBusyTurn();
   return did_something;
+}
+
+void LaneLoop::CountBusyTurn() {
+  busy_turns_.store(busy_turns_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
 }
 
 bool LaneLoop::PollDescriptors(int timeout_ms) {
@@ -226,7 +235,8 @@ bool LaneLoop::TryDrive() {
   if (is_driven_.load(std::memory_order_relaxed)) return false;
   if (is_driven_.exchange(true, std::memory_order_acquire)) return false;
   driven_here = this;
-  doorbell_.WakeUp();
+  // Peers read it for every frame, and would fetch it anew.
+  if (!is_ticking_.load(std::memory_order_relaxed)) doorbell_.WakeUp();
   return true;
 }
 
@@ -256,7 +266,10 @@ void LaneLoop::Sleep(absl::FunctionRef<bool()> is_done, absl::Time until) {
     const absl::Duration left = std::min(until - SteadyClock().Now(), kLongestSleep);
     // Rounded up: too early is one turn more.
     const int64_t ms = (absl::ToInt64Microseconds(left) + 999) / 1000;
-    if (ms > 0) PollDescriptors(static_cast<int>(ms));
+    if (ms > 0) {
+      for (const std::shared_ptr<LoopSource>& source : polled_) source->BeforeSleep();
+      if (PollDescriptors(static_cast<int>(ms))) CountBusyTurn();
+    }
   }
   doorbell_.WakeUp();
 }
@@ -329,22 +342,31 @@ bool LaneLoop::IsOnLoop() const { return driven_here == this; }
 void LaneLoop::Run() {
   uint32_t seen = caller_drives_.load(std::memory_order_relaxed);
   while (!is_stopping_.load()) {
-    const bool was_ticking = is_ticking_.load(std::memory_order_relaxed);
-    if (was_ticking) {
-      Tick();
-      // A caller has looked since the last tick, and will again.
-      const uint32_t now = caller_drives_.load(std::memory_order_relaxed);
-      if (std::exchange(seen, now) != now) continue;
+    bool was_woken = true;
+    if (is_ticking_.load(std::memory_order_relaxed)) {
+      was_woken = Tick();
     } else {
       SleepInKernel();
     }
     if (is_stopping_.load()) return;
+    // A caller has looked since the last time, and will again.
+    const uint32_t now = caller_drives_.load(std::memory_order_relaxed);
+    const bool callers_come_and_go = seen != now;
+    if (callers_come_and_go && !was_woken) {
+      seen = now;
+      continue;
+    }
     // A caller that drives will say itself when it sleeps.
     if (!TryDrive()) continue;
-    const uint32_t now = caller_drives_.load(std::memory_order_relaxed);
-    const bool callers_come_and_go = !was_ticking && std::exchange(seen, now) != now;
+    seen = now;
     DriveWhileBusy();
     is_ticking_.store(callers_come_and_go, std::memory_order_relaxed);
+    if (callers_come_and_go) {
+      // Of rings so far nothing is left to do.
+      epoll_event event;
+      epoll_wait(tick_epoll_.get(), &event, 1, 0);
+      doorbell_.Doze();
+    }
     StopDriving();
   }
 }
@@ -373,9 +395,14 @@ void LaneLoop::SleepInKernel() {
   parked_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-void LaneLoop::Tick() {
-  absl::MutexLock lock(&wait_mu_);
-  if (!is_stopping_.load()) wait_changed_.WaitWithTimeout(&wait_mu_, kTick);
+bool LaneLoop::Tick() {
+  pollfd bell = {.fd = tick_epoll_.get(), .events = POLLIN};
+  const timespec timeout = absl::ToTimespec(options_.tick);
+  if (ppoll(&bell, 1, &timeout, nullptr) <= 0) return false;
+  // For the next one. Whoever drives may have fallen asleep by now, and stays so.
+  doorbell_.DozeIfAwake();
+  epoll_event event;
+  return epoll_wait(tick_epoll_.get(), &event, 1, 0) > 0;
 }
 
 void LaneLoop::DriveWhileBusy() {

@@ -38,6 +38,9 @@ class LoopSource {
   // Whether Poll would do anything: asked before the loop sleeps, which the kernel has to wake
   // then.
   virtual bool HasWork() { return false; }
+  // A caller who drives has nothing to do any more but wait, in the kernel: whoever has work from
+  // it, and is in no hurry, is to be told. Only of sources that poll.
+  virtual void BeforeSleep() {}
   // Its descriptor has become ready, as EPOLL* bits. Told once for each change: it must go on until
   // the kernel has no more, or ask to be told again (LaneLoop::Post).
   virtual void OnReady(uint32_t events) {}
@@ -47,6 +50,8 @@ struct LaneLoopOptions {
   // How long a caller looks for more before it sleeps, and the loop's own thread too, though not
   // for longer than 50 us. A wake-up takes tens of microseconds on some machines; a look takes one.
   absl::Duration spin = absl::Microseconds(20);
+  // While callers come and go, what none of them waits for is late by two of these at most.
+  absl::Duration tick = absl::Microseconds(500);
   // Of its thread.
   std::string name = "ferry-lane";
 };
@@ -98,6 +103,10 @@ class LaneLoop final {
   bool WaitUntil(absl::FunctionRef<bool()> is_done, absl::Time deadline);
   void Wake();
 
+  // Grows with every turn in which there was something to do: whoever waits for what only a longer
+  // look can tell need not look again before.
+  uint64_t busy_turns() const { return busy_turns_.load(std::memory_order_relaxed); }
+
   // Whether this thread is driving the loop just now: it must not wait for it then.
   bool IsOnLoop() const;
   // On the loop: whether this is a caller's thread, which waits for something of its own anyway.
@@ -123,10 +132,12 @@ class LaneLoop final {
   void StopDriving();
   // One look at everything. REQUIRES: driving.
   bool PollOnce();
+  void CountBusyTurn();
   bool PollDescriptors(int timeout_ms);
   bool Tell(SourceId id, uint32_t events);
   void SleepInKernel();
-  void Tick();
+  // Until the next look; true if the bell has rung.
+  bool Tick();
   // Until nothing has come for a while, or a caller wants to drive.
   void DriveWhileBusy();
   bool RunPosted(bool also_timers);
@@ -140,6 +151,8 @@ class LaneLoop final {
   const LaneLoopOptions options_;
   UniqueFd epoll_;
   Doorbell doorbell_;
+  // Of the bell alone.
+  UniqueFd tick_epoll_;
 
   // Taken by whoever drives; what is below it belongs to that thread.
   std::atomic<bool> is_driven_{false};
@@ -147,8 +160,10 @@ class LaneLoop final {
   uint64_t polled_version_ = 0;
   uint32_t passes_ = 0;
   bool is_driven_by_caller_ = false;
+  // Written by that thread alone.
+  std::atomic<uint64_t> busy_turns_{0};
   // While callers come and go nobody says that he sleeps, and peers need not ring: the loop's
-  // thread looks now and then instead.
+  // thread looks now and then instead. It dozes, and a peer that can only wait may wake it.
   std::atomic<bool> is_ticking_{false};
   std::atomic<uint32_t> caller_drives_{0};
 

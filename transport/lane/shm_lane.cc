@@ -170,6 +170,10 @@ bool ShmLane::HasWork() {
   return reader_.HasFrame() || is_closing_.load(std::memory_order_acquire);
 }
 
+void ShmLane::BeforeSleep() {
+  if (!is_finished_ && !is_all_read()) memory_.peer_bell.Rouse();
+}
+
 bool ShmLane::Poll() {
   if (is_finished_) return false;
   if (reader_.TakeHint()) LookForDescriptors();

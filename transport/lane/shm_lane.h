@@ -55,6 +55,7 @@ class ShmLane final : public Lane, public LoopSource, public std::enable_shared_
 
   bool Poll() override;
   bool HasWork() override;
+  void BeforeSleep() override;
   void OnReady(uint32_t events) override;
 
  private:
