@@ -22,8 +22,6 @@ namespace {
 
 // For lanes to end when this process leaves; they need no answer of anybody.
 constexpr absl::Duration kCloseTimeout = absl::Seconds(5);
-// For peers to hear of what was sent to them, which takes no more than a message there and back.
-constexpr absl::Duration kHearTimeout = absl::Seconds(1);
 
 // `is_carrier`: whether ExchangeOptions::advertise speaks of this listener's port, if of any.
 absl::StatusOr<std::vector<std::string>> Advertised(const ExchangeOptions& options, int port,
@@ -94,6 +92,7 @@ absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions option
   auto exchange = std::unique_ptr<Exchange>(new Exchange());
   FERRY_ASSIGN_OR_RETURN(exchange->arena_, HostArena::Create(options.arena));
   exchange->arena_budget_bytes_ = options.arena.budget_bytes;
+  exchange->hear_timeout_ = options.hear_timeout;
   FERRY_ASSIGN_OR_RETURN(exchange->loop_, LaneLoop::Create({.spin = options.spin}));
   exchange->copier_ = std::make_unique<CopyPool>();
 
@@ -295,7 +294,7 @@ void Exchange::AwaitHeard(int64_t step_id, absl::Time deadline) {
     }
   }
   if (flushes.empty()) return;
-  const absl::Time enough = SteadyClock().Now() + kHearTimeout;
+  const absl::Time enough = SteadyClock().Now() + hear_timeout_;
   const bool have_heard = loop_->WaitUntil(
       [&flushes] {
         return std::all_of(flushes.begin(), flushes.end(),

@@ -76,6 +76,9 @@ struct ExchangeOptions {
   // How long to look for more before sleeping, after something has come and while waiting for it.
   absl::Duration spin = absl::Microseconds(20);
   absl::Duration connect_timeout = absl::Seconds(10);
+  // Who closes a step waits so long for peers to hear of what was sent to them, which takes no more
+  // than a message there and back.
+  absl::Duration hear_timeout = absl::Seconds(1);
   // What is kept of messages for a peer that does not take them.
   size_t lane_queue_bytes = size_t{64} << 20;
   // Of kernels for its GPUs; see Gpus::Create.
@@ -142,8 +145,8 @@ class Exchange final {
   void ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const;
 
   // Waits until peers have heard of everything that was sent to them in that step, and so have had
-  // the chance to decline it; for those that do not answer at all a second at most, and not again
-  // before they do. On the loop: not at all.
+  // the chance to decline it; for those that do not answer at all hear_timeout at most, and not
+  // again before they do. On the loop: not at all.
   void AwaitHeard(int64_t step_id, absl::Time deadline);
 
   // A receive may have a deadline from now on; see RendezvousManager::Expire.
@@ -169,6 +172,7 @@ class Exchange final {
   void ScheduleExpiry(absl::Time at);
 
   size_t arena_budget_bytes_ = 0;
+  absl::Duration hear_timeout_;
   std::unique_ptr<LaneLoop> loop_;
   std::shared_ptr<HostArena> arena_;
   std::unique_ptr<CopyPool> copier_;

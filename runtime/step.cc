@@ -23,8 +23,11 @@
 namespace ferry {
 namespace {
 
-// How often somebody looks whether a step's values are taken, when nothing tells.
+// How often somebody looks whether a step's values are taken, when nothing tells: of values that
+// stay in this process, or go by other threads than the loop's.
 constexpr absl::Duration kCloseLook = absl::Milliseconds(1);
+// And when the loop has had something to do, not necessarily for that step: a look takes about one.
+constexpr absl::Duration kCloseRest = absl::Microseconds(5);
 // For the loop to end what it is at, whatever the deadline.
 constexpr absl::Duration kCloseTurn = absl::Milliseconds(100);
 constexpr int kNamedKeys = 3;
@@ -256,14 +259,17 @@ absl::Status Step::Close(absl::Duration timeout) {
     exchange_->ForEachTransfer(absl::ZeroDuration(), see);
     return count == 0;
   };
+  LaneLoop& loop = exchange_->loop();
   // What the loop has taken out of the table is listed as a transfer before its turn is over.
-  const auto look = [&] {
-    return find_none() && EndTurn(exchange_->loop(), deadline) && find_none();
-  };
+  const auto look = [&] { return find_none() && EndTurn(loop, deadline) && find_none(); };
+  uint64_t seen_turns = loop.busy_turns();
   bool is_taken = look();
-  while (!is_taken && SteadyClock().Now() < deadline) {
-    exchange_->loop().WaitUntil([] { return false; },
-                                std::min(deadline, SteadyClock().Now() + kCloseLook));
+  for (absl::Time now = SteadyClock().Now(); !is_taken && now < deadline;
+       now = SteadyClock().Now()) {
+    loop.WaitUntil(
+        [&] { return loop.busy_turns() != seen_turns && SteadyClock().Now() - now >= kCloseRest; },
+        std::min(deadline, now + kCloseLook));
+    seen_turns = loop.busy_turns();
     is_taken = look();
   }
   // What has been taken may yet be declined.
