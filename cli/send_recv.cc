@@ -14,11 +14,18 @@ void AddSendRecvFlags(CLI::App& app, SendRecvFlags& flags) {
   app.add_option("--step", flags.step, "the step's id: what is sent in it is received in it")
       ->type_name("ID")
       ->capture_default_str();
-  AddDuration(app, "--timeout", flags.timeout, "how long to wait for the other side");
+  AddDuration(app, "--timeout", flags.timeout,
+              "how long to wait for the other side; if it is given, for it to join too, unless "
+              "--connect-timeout is");
   app.add_option("--dtype", flags.dtype, "the elements' type")
       ->type_name("float|int8|bfloat16|...");
   app.add_option("--shape", flags.shape, "the extents, or scalar")->type_name("2x3");
   AddNodeFlags(app, flags.node);
+  app.parse_complete_callback([&app, &flags] {
+    if (app.count("--timeout") == 0) return;
+    if (app.count("--connect-timeout") == 0) flags.node.connect_timeout = flags.timeout;
+    if (app.count("--enumerate-timeout") == 0) flags.node.enumerate_timeout = flags.timeout;
+  });
 }
 
 uint64_t PatternSeedOf(const SendRecvFlags& flags) {

@@ -99,7 +99,8 @@ class SendRecv(harness.Case):
         at = ("ferry/exchange/0", f"--coordinator={self.address}")
         address = self.succeed("kv", "get", *at)
         self.succeed("kv", "rm", *at)
-        return self.recv("--recoverable", *arguments), address
+        return self.recv("--recoverable", "--connect-timeout=60s", "--enumerate-timeout=60s",
+                         *arguments), address
 
     def receiver_of_a_sender_that_hangs(self, *arguments):
         # Nobody is given up.
@@ -120,6 +121,12 @@ class SendRecv(harness.Case):
                        stdin=address)
         self.assertEqual(receiver.wait(), 1)
         self.assertRegex(receiver.err.splitlines()[-1], r"waited [1-8](\.\d+)?s in step 1 for")
+
+    def test_the_deadline_is_for_joining_too(self):
+        receiver = self.recv("--timeout=2s")
+        self.assertEqual(receiver.wait(), 1)
+        self.assertEqual(receiver.err.splitlines()[-1],
+                         "ferry: waited 2s for all tasks to connect; missing tasks: 0")
 
     def test_a_signal_ends_the_wait_for_an_address(self):
         receiver, _ = self.receiver_of_a_sender_that_hangs("--timeout=90s")
