@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // ferry bench barrier: how long nodes take to pass a barrier, beside raw calls of gRPC that wait
 // for each other.
-#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -15,24 +13,16 @@
 #include "base/status_macros.h"
 #include "cli/bench_loop.h"
 #include "cli/bench_members.h"
-#include "cli/bench_output.h"
-#include "cli/bench_plan.h"
+#include "cli/bench_nodes.h"
 #include "cli/bench_processes.h"
 #include "cli/bench_verbs.h"
 #include "cli/grpc_bench_floor.h"
-#include "cli/progress.h"
 
 namespace ferry::cli {
 namespace {
 
 constexpr absl::Duration kBarrierPatience = absl::Seconds(30);
 constexpr int kBarrierWarmUps = 3;
-
-struct BarrierFlags {
-  std::string nodes = "2,16,64";
-  int iterations = 200;
-  BenchOutput output;
-};
 
 // One barrier of all members. Nobody may be let through before the last has come.
 //   errors: grows by each that was.
@@ -73,11 +63,7 @@ absl::StatusOr<BenchRow> MeasureBarriers(int nodes, int iterations,
   const std::function<double()> cpu_s = [&coordinator] {
     return OwnCpuSeconds() + coordinator.CpuSeconds();
   };
-  BenchRow row;
-  row.mode = "barrier";
-  row.nodes = nodes;
-  row.tensors = 0;
-  row.path = "control stream";
+  BenchRow row = NodesBenchRow("barrier", nodes, iterations);
   std::vector<absl::Duration> samples;
   std::vector<absl::Duration> floors;
   double used_s = 0;
@@ -91,7 +77,6 @@ absl::StatusOr<BenchRow> MeasureBarriers(int nodes, int iterations,
     used_s += load.cpu_s;
   }
   FERRY_RETURN_IF_ERROR(members->Leave());
-  row.count = iterations;
   row.cpu_s_per_op = used_s / iterations;
   row.times = SummarizeTimes(std::move(samples));
   row.ops_per_s = 1 / absl::ToDoubleSeconds(row.times.p50);
@@ -100,49 +85,21 @@ absl::StatusOr<BenchRow> MeasureBarriers(int nodes, int iterations,
   return row;
 }
 
-absl::StatusOr<BenchReport> Measure(const BarrierFlags& flags, const std::vector<int>& nodes) {
-  BenchStage stage("starting");
-  const Progress progress([&stage] { return stage.Get(); });
-  FERRY_ASSIGN_OR_RETURN(const BenchServer floor,
-                         StartBenchServer("the floor's server", {"bench-floor"}));
-  BenchReport report;
-  report.bench = "barrier";
-  report.subject = "nodes that are simulated by one process, and a coordinator";
-  report.time = "from the first who comes until the last has passed";
-  report.errors_of = "passage";
-  report.transport = "control stream";
-  report.moves_tensors = false;
-  report.cores = static_cast<int>(std::thread::hardware_concurrency());
-  for (const int each : nodes) {
-    stage.Set(absl::StrCat("measuring barriers of ", each, " nodes"));
-    FERRY_ASSIGN_OR_RETURN(BenchRow row, MeasureBarriers(each, flags.iterations, floor));
-    report.rows.push_back(std::move(row));
-  }
-  return report;
-}
-
-absl::StatusOr<int> Bench(const BarrierFlags& flags) {
-  FERRY_ASSIGN_OR_RETURN(const std::vector<int> nodes, ParseNodesFlag(flags.nodes));
-  // A connection of each to the coordinator, and one to the floor's server.
-  FERRY_RETURN_IF_ERROR(CheckFileLimit(2 * *std::max_element(nodes.begin(), nodes.end())));
-  return FinishBench(Measure(flags, nodes), flags.output);
-}
-
 }  // namespace
 
 Verb AddBarrierBench(CLI::App& bench) {
-  auto flags = std::make_shared<BarrierFlags>();
-  CLI::App& verb = *bench.add_subcommand(
-      "barrier", "How long nodes take to pass a barrier, beside raw calls of gRPC that are held");
-  verb.add_option("--nodes", flags->nodes, "FIRST:LAST:xFACTOR, or a list such as 2,16,64")
-      ->type_name("COUNTS")
-      ->capture_default_str();
-  verb.add_option("--iters", flags->iterations, "barriers of each number of nodes")
-      ->type_name("N")
-      ->check(Within(1, 1000000))
-      ->capture_default_str();
-  AddBenchOutputFlags(verb, flags->output, BenchMoves::kNothing);
-  return [flags]() { return Bench(*flags); };
+  return AddNodesBench(
+      bench, {.name = "barrier",
+              .description =
+                  "How long nodes take to pass a barrier, beside raw calls of gRPC that are held",
+              .subject = "nodes that are simulated by one process, and a coordinator",
+              .time = "from the first who comes until the last has passed",
+              .errors_of = "passage",
+              .nodes = "2,16,64",
+              .iterations = 200,
+              .most_iterations = 1000000,
+              .iterations_of = "barriers",
+              .measure = MeasureBarriers});
 }
 
 }  // namespace ferry::cli
