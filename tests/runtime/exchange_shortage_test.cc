@@ -75,6 +75,40 @@ TEST_P(ExchangeShortage, OfDescriptorsAtTheProducerIsTold) {
   EXPECT_TRUE(Becomes([&] { return Footprint::Now().threads == before.threads; }));
 }
 
+// Who connects is told, and what needs no descriptors goes on: over the same lane, since there
+// could be no other.
+TEST_P(ExchangeShortage, OfDescriptorsAtTheProducerCostsNoLane) {
+  Fork(1);
+  ExchangeOptions options;
+  options.connect_timeout = absl::Seconds(3);
+  StartHere(options);
+  PeerProcess& peer = Meet(0);
+  ExpectWorks(peer, 8);
+  ASSERT_EQ(peer.Ask("use_up"), "done");
+  EXPECT_EQ(peer.Ask(absl::StrCat("send_heap t ", kLarge)), "OK");
+  Receipt receipt = Receive(peer.From("t"));
+  const absl::Status status = receipt.Wait(options.connect_timeout + kDetection).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "node 1")) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "ulimit -n")) << status;
+  ExpectWorks(peer, 8);
+  ASSERT_EQ(peer.Ask("give_back"), "done");
+  ExpectWorks(peer, kLarge);
+}
+
+// Who came too early is let in when there are some.
+TEST_P(ExchangeShortage, OfDescriptorsThatPassesIsWaitedFor) {
+  Fork(1);
+  StartHere();
+  PeerProcess& peer = Meet(0);
+  ASSERT_EQ(peer.Ask("use_up"), "done");
+  Receipt receipt = Receive(peer.From("t"));
+  EXPECT_FALSE(Becomes([&] { return receipt.is_done(); }, absl::Milliseconds(300)));
+  ASSERT_EQ(peer.Ask("give_back"), "done");
+  EXPECT_EQ(peer.Ask("send t 8"), "OK");
+  EXPECT_TRUE(receipt.Wait().ok()) << receipt.Wait().status();
+}
+
 // Nobody can connect to it, and it does not spin over that.
 TEST_P(ExchangeShortage, OfDescriptorsBeforeThereIsALane) {
   Fork(1);

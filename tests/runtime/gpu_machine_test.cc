@@ -7,18 +7,21 @@
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 
 #include <cstddef>
 #include <fstream>
+#include <optional>
 #include <sstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/synchronization/notification.h"
+
 #include "tests/runtime/gpu_pair.h"
 #include "tests/support/try_out.h"
+#include "tests/support/used_up_descriptors.h"
 #include "transport/cuda_ipc/cuda_ipc_inlet.h"
 
 namespace ferry {
@@ -361,15 +364,15 @@ TEST(GpuMachine, WithoutDescriptorsTheLimitIsNamed) {
         const auto stream = peer.NewStream(0);
         // Of a segment that the consumer does not know.
         const Tensor large = *peer.gpus().Allocate(0, DataType::kUint8, *Shape::Create({kLarge}));
-        rlimit limit = {};
-        getrlimit(RLIMIT_NOFILE, &limit);
-        const rlim_t before = std::exchange(limit.rlim_cur, 3);
-        setrlimit(RLIMIT_NOFILE, &limit);
+        // It may have some in its hands still.
+        absl::Notification is_idle;
+        ASSERT_TRUE(peer.gpu(0).executor->Post([&is_idle] { is_idle.Notify(); }).ok());
+        ASSERT_TRUE(is_idle.WaitForNotificationWithTimeout(kPatience));
+        std::optional<UsedUpDescriptors> none(std::in_place);
         Step step = peer.Open(10);
         ASSERT_TRUE(step.Send(KeyOf(9, "GPU:0"), large, stream->get()).ok());
         peer.Meet();
-        limit.rlim_cur = before;
-        setrlimit(RLIMIT_NOFILE, &limit);
+        none.reset();
         SendOne(peer, 1, "GPU:0");
         peer.Meet();
       },

@@ -17,6 +17,7 @@
 #include <fstream>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -28,6 +29,7 @@
 #include "base/status_macros.h"
 #include "runtime/endpoint_record.h"
 #include "tests/runtime/exchange_pair.h"
+#include "tests/support/used_up_descriptors.h"
 
 namespace ferry {
 
@@ -76,7 +78,7 @@ inline RendezvousKey KeyOf(int from, uint64_t incarnation, int to, absl::string_
 
 // A node in a process of its own, which does what it is told: "send NAME BYTES", "send_heap NAME
 // BYTES", "recv NAME", "into NAME BYTES", "wait" (for all receives), "limit descriptors|files N"
-// (RLIMIT_NOFILE, RLIMIT_FSIZE), "unlimit".
+// (RLIMIT_NOFILE, RLIMIT_FSIZE), "unlimit", "use_up" and "give_back" (descriptors).
 class PeerProcess final {
  public:
   // Forks. `prepare` is called in the process before anything else. REQUIRES: this process has one
@@ -157,6 +159,7 @@ class PeerProcess final {
     const auto step = end.Step(kStepId);
     std::vector<Receipt> receipts;
     std::vector<Received> held;
+    std::optional<UsedUpDescriptors> used_up;
     while (true) {
       const std::vector<std::string> words = absl::StrSplit(channel.Hear(), ' ');
       std::string answer = "done";
@@ -184,6 +187,10 @@ class PeerProcess final {
       } else if (words[0] == "unlimit") {
         Limit(RLIMIT_FSIZE, RLIM_INFINITY);
         Limit(RLIMIT_NOFILE, RLIM_INFINITY);
+      } else if (words[0] == "use_up") {
+        used_up.emplace();
+      } else if (words[0] == "give_back") {
+        used_up.reset();
       }
       channel.Say(answer);
     }

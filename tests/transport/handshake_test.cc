@@ -128,6 +128,16 @@ TEST(HandshakeTest, WrongNodeAndWrongLife) {
               HasSubstr("where node 5 should be, node 2 is"));
 }
 
+TEST(HandshakeTest, APeerWithoutDescriptorsSaysSo) {
+  Handshake client = Handshake::Client({.self = kA, .token = "t"}, kB, ConnectionPurpose::kLane, 0);
+  const std::string words = Handshake::OutOfDescriptors({.self = kB, .token = "t"});
+  absl::string_view view = words;
+  const absl::Status status = client.OnBytes(view);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("node 2"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("ulimit -n"));
+}
+
 TEST(HandshakeTest, StrangersAreKnownByTheirFirstByte) {
   Handshake server = Handshake::Server({.self = kB, .token = "t"});
   absl::string_view view = "G";

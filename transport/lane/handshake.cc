@@ -28,6 +28,7 @@ enum class Verdict : uint16_t {
   kOtherNode = 3,
   kWrongToken = 4,
   kWrongPurpose = 5,
+  kOutOfDescriptors = 6,
 };
 
 // magic, version, purpose, self, wanted peer, index, nonce
@@ -36,6 +37,19 @@ constexpr size_t kHelloBytes = 8 + 2 + 2 + 4 + 8 + 4 + 8 + 4 + kSecretBytes;
 constexpr size_t kChallengeBytes = 8 + 2 + 2 + 4 + 8 + kSecretBytes;
 constexpr size_t kClientProofBytes = kSecretBytes;
 constexpr size_t kServerProofBytes = 2 + kSecretBytes;
+
+// What a server answers first.
+std::string EncodeChallenge(const HandshakeOptions& options, Verdict verdict) {
+  char room[kChallengeBytes];
+  ByteWriter challenge(room, sizeof(room));
+  challenge.PutBytes(kMagic);
+  challenge.Put(options.version);
+  challenge.Put(static_cast<uint16_t>(verdict));
+  challenge.Put(options.self.node_id);
+  challenge.Put(options.self.incarnation);
+  challenge.PutBytes(DrawSecret());
+  return std::string(challenge.view());
+}
 
 absl::Status NotFerry() {
   return absl::InvalidArgumentError("whoever is at the other end does not speak Ferry's protocol");
@@ -88,6 +102,10 @@ Handshake Handshake::Client(HandshakeOptions options, LanePeer peer, ConnectionP
 }
 
 Handshake Handshake::Server(HandshakeOptions options) { return Handshake(std::move(options)); }
+
+std::string Handshake::OutOfDescriptors(const HandshakeOptions& options) {
+  return EncodeChallenge(options, Verdict::kOutOfDescriptors);
+}
 
 size_t Handshake::wanted_bytes() const {
   size_t whole = 0;
@@ -178,16 +196,9 @@ absl::Status Handshake::OnHello(absl::string_view message) {
     verdict = Verdict::kWrongPurpose;
     status = NotFerry();
   }
-  char room[kChallengeBytes];
-  ByteWriter challenge(room, sizeof(room));
-  challenge.PutBytes(kMagic);
-  challenge.Put(options_.version);
-  challenge.Put(static_cast<uint16_t>(verdict));
-  challenge.Put(options_.self.node_id);
-  challenge.Put(options_.self.incarnation);
-  challenge.PutBytes(DrawSecret());
-  absl::StrAppend(&output_, challenge.view());
-  transcript_ = absl::StrCat(message, challenge.view());
+  const std::string challenge = EncodeChallenge(options_, verdict);
+  absl::StrAppend(&output_, challenge);
+  transcript_ = absl::StrCat(message, challenge);
   stage_ = Stage::kClientProof;
   return status;
 }
@@ -211,6 +222,9 @@ absl::Status Handshake::OnChallenge(absl::string_view message) {
     case Verdict::kOtherLife:
       return absl::FailedPreconditionError(
           absl::StrCat(Describe(peer_), " was restarted: it is not the process that joined"));
+    case Verdict::kOutOfDescriptors:
+      return absl::ResourceExhaustedError(absl::StrCat(
+          Describe(peer_), " can open no more descriptors: raise its limit (`ulimit -n`)"));
     default:
       return absl::FailedPreconditionError(
           absl::StrCat(Describe(peer_), " refuses: ", static_cast<int>(verdict)));

@@ -42,12 +42,14 @@ class Handshake {
   static Handshake Client(HandshakeOptions options, LanePeer peer, ConnectionPurpose purpose,
                           uint32_t index);
   static Handshake Server(HandshakeOptions options);
+  // What a server that cannot keep the connection says instead: it is out of descriptors.
+  static std::string OutOfDescriptors(const HandshakeOptions& options);
 
   // Bytes that have come; takes what belongs to the handshake from the front of `bytes`.
   //   Errors: the handshake is over, in vain; what pending_output() holds may still be sent.
   //   UNAUTHENTICATED the peer does not know the token; FAILED_PRECONDITION another version, or
   //   another life of the peer than the one that was wanted; INVALID_ARGUMENT something else than
-  //   Ferry speaks here.
+  //   Ferry speaks here; RESOURCE_EXHAUSTED the peer is out of descriptors, for now.
   absl::Status OnBytes(absl::string_view& bytes);
   // How many bytes it waits for, so that a reader takes no more.
   size_t wanted_bytes() const;

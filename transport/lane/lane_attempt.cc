@@ -20,6 +20,12 @@
 #include "transport/lane/tcp_lane.h"
 
 namespace ferry {
+namespace {
+
+// Before a peer that had no descriptors left is asked again.
+constexpr absl::Duration kNoDescriptorsPause = absl::Milliseconds(100);
+
+}  // namespace
 
 void LaneHub::Attempt::StartServer(UniqueFd socket) {
   address_ = is_unix_ ? "a Unix socket" : PeerAddress(socket.get());
@@ -47,15 +53,14 @@ absl::Status LaneHub::Attempt::Watch(UniqueFd socket) {
                                  /*polls=*/false));
   // Of those who come the listener looks after.
   if (!is_client_) return absl::OkStatus();
-  shared_->loop.PostAt(SteadyClock().Now() + shared_->options.handshake_timeout,
-                       [weak = weak_from_this(), round] {
-                         const auto self = weak.lock();
-                         if (self == nullptr || self->is_over_ || self->round_ != round) return;
-                         self->Fail(absl::DeadlineExceededError(
-                             absl::StrCat(self->address_, " has not answered for ",
-                                          ShortDuration(self->shared_->options.handshake_timeout),
-                                          self->is_connected_ ? ", though it is connected" : "")));
-                       });
+  shared_->loop.PostAt(give_up_, [weak = weak_from_this(), round] {
+    const auto self = weak.lock();
+    if (self == nullptr || self->is_over_ || self->round_ != round) return;
+    self->Fail(absl::DeadlineExceededError(
+        absl::StrCat(self->address_, " has not answered for ",
+                     ShortDuration(self->shared_->options.handshake_timeout),
+                     self->is_connected_ ? ", though it is connected" : "")));
+  });
   return absl::OkStatus();
 }
 
@@ -66,18 +71,31 @@ void LaneHub::Attempt::Unwatch() {
 }
 
 void LaneHub::Attempt::TryNextAddress() {
-  absl::StatusOr<UniqueFd> socket = absl::UnavailableError("no address");
   if (is_unix_) {
     address_ = "its Unix socket";
-    socket = BeginConnectUnix(unix_name);
   } else {
     if (tcp_addresses.empty()) {
       return End(absl::UnavailableError("it has published no address to connect to"));
     }
     address_ = tcp_addresses.front();
     tcp_addresses.pop_front();
-    socket = BeginConnectTcp(address_);
   }
+  give_up_ = SteadyClock().Now() + shared_->options.handshake_timeout;
+  Connect();
+}
+
+void LaneHub::Attempt::ConnectAgain() {
+  Unwatch();
+  socket_.Reset();
+  shared_->loop.PostAt(SteadyClock().Now() + kNoDescriptorsPause, [weak = weak_from_this()] {
+    const auto self = weak.lock();
+    if (self != nullptr && !self->is_over_) self->Connect();
+  });
+}
+
+void LaneHub::Attempt::Connect() {
+  absl::StatusOr<UniqueFd> socket =
+      is_unix_ ? BeginConnectUnix(unix_name) : BeginConnectTcp(address_);
   if (!socket.ok()) return Fail(socket.status());
   handshake_ = fresh_handshake;
   is_connected_ = is_unix_;
@@ -101,8 +119,10 @@ absl::Status LaneHub::Attempt::Step() {
     is_connected_ = true;
   }
   while (true) {
-    FERRY_RETURN_IF_ERROR(SendOutput());
+    // Whoever turns this side away says why, and may have closed before it hears anything.
+    const absl::Status written = SendOutput();
     if (handshake_.is_done()) {
+      FERRY_RETURN_IF_ERROR(written);
       if (!handshake_.pending_output().empty()) return absl::OkStatus();
       return Finish();
     }
@@ -110,6 +130,7 @@ absl::Status LaneHub::Attempt::Step() {
     const size_t wanted = std::min(handshake_.wanted_bytes(), sizeof(bytes));
     const ssize_t got = recv(socket_.get(), bytes, wanted, MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) FERRY_RETURN_IF_ERROR(written);
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return absl::OkStatus();
     if (got <= 0) {
       return absl::UnavailableError(
@@ -118,6 +139,11 @@ absl::Status LaneHub::Attempt::Step() {
     }
     absl::string_view view(bytes, static_cast<size_t>(got));
     if (absl::Status status = handshake_.OnBytes(view); !status.ok()) {
+      if (is_client_ && absl::IsResourceExhausted(status) &&
+          SteadyClock().Now() + kNoDescriptorsPause < give_up_) {
+        ConnectAgain();
+        return absl::OkStatus();
+      }
       if (!is_client_) {
         shared_->NoteRefusal(absl::StrCat(status.message(), " (", address_, ")"));
       }

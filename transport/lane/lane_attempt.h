@@ -83,6 +83,9 @@ class LaneHub::Attempt final : public LoopSource, public std::enable_shared_from
   absl::Status Watch(UniqueFd socket);
   void Unwatch();
   void TryNextAddress();
+  void Connect();
+  // The peer has no room for a connection now.
+  void ConnectAgain();
   void Advance();
   absl::Status Step();
   absl::Status SendOutput();
@@ -103,6 +106,8 @@ class LaneHub::Attempt final : public LoopSource, public std::enable_shared_from
   LaneLoop::SourceId source_ = 0;
   // Tells timers of earlier addresses apart.
   uint64_t round_ = 0;
+  // Of this address.
+  absl::Time give_up_;
   bool is_connected_ = false;
   bool is_over_ = false;
   std::string address_;

@@ -2,6 +2,7 @@
 // Who comes, and how many at a time.
 #include "transport/lane/lane_listener.h"
 
+#include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
@@ -23,11 +24,12 @@ constexpr size_t kMaxStrangers = 256;
 // Of these, who has been here for so long means harm, or hangs: a handshake takes milliseconds.
 constexpr absl::Duration kEnough = absl::Seconds(1);
 constexpr absl::Duration kFullPause = absl::Milliseconds(5);
-constexpr absl::Duration kNoDescriptorsPause = absl::Milliseconds(100);
+constexpr absl::Duration kNoRoomPause = absl::Milliseconds(100);
 
 }  // namespace
 
 absl::Status LaneHub::Listener::Start() {
+  KeepReserve();
   FERRY_ASSIGN_OR_RETURN(
       source_, shared_->loop.Add(shared_from_this(), socket_.get(), EPOLLIN, /*polls=*/false));
   return absl::OkStatus();
@@ -38,14 +40,38 @@ void LaneHub::Listener::OnReady(uint32_t) {
     if (!HasRoom()) return ComeBackIn(kFullPause);
     UniqueFd socket(accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket.valid()) {
+      KeepReserve();
       Accept(std::move(socket));
       continue;
     }
     if (errno == EINTR || errno == ECONNABORTED) continue;
     if (errno == EAGAIN || errno == EWOULDBLOCK) return;
-    // Out of descriptors, most likely: whoever waits in the backlog gets another chance.
-    return ComeBackIn(kNoDescriptorsPause);
+    // Out of descriptors, most likely.
+    if ((errno == EMFILE || errno == ENFILE) && TurnAwayOne()) continue;
+    // Whoever waits in the backlog gets another chance.
+    return ComeBackIn(kNoRoomPause);
   }
+}
+
+bool LaneHub::Listener::TurnAwayOne() {
+  if (!reserve_.valid()) return false;
+  reserve_.Reset();
+  UniqueFd socket(accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (socket.valid()) {
+    // What is not read would become a reset, which may be faster than these words.
+    char hello[256];
+    recv(socket.get(), hello, sizeof(hello), MSG_DONTWAIT);
+    const std::string words = Handshake::OutOfDescriptors(shared_->options.handshake);
+    send(socket.get(), words.data(), words.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  }
+  const bool is_told = socket.valid();
+  socket.Reset();
+  KeepReserve();
+  return is_told;
+}
+
+void LaneHub::Listener::KeepReserve() {
+  if (!reserve_.valid()) reserve_ = UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC));
 }
 
 void LaneHub::Listener::ComeBackIn(absl::Duration pause) {

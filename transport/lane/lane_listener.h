@@ -35,6 +35,9 @@ class LaneHub::Listener final : public LoopSource, public std::enable_shared_fro
 
   bool HasRoom();
   void Accept(UniqueFd socket);
+  // Who waits is told that there are no descriptors; false: he cannot be.
+  bool TurnAwayOne();
+  void KeepReserve();
   void ComeBackIn(absl::Duration pause);
   // One timer for all of them: who comes and goes a hundred thousand times leaves none behind.
   void AwaitTimeout();
@@ -44,6 +47,8 @@ class LaneHub::Listener final : public LoopSource, public std::enable_shared_fro
   const UniqueFd socket_;
   const bool is_unix_;
   LaneLoop::SourceId source_ = 0;
+  // Open for nothing but to be closed when there are no others: who connects is to know why.
+  UniqueFd reserve_;
   // The first who came is the first.
   std::deque<Stranger> strangers_;
   bool comes_back_ = false;

@@ -64,9 +64,11 @@ absl::StatusOr<AddressList> Resolve(const std::string& address, int flags) {
 }
 
 absl::Status OsError(absl::string_view what, int error) {
-  return absl::UnavailableError(
-      absl::StrCat(what, ": ", std::strerror(error),
-                   error == EMFILE || error == ENFILE ? " (raise `ulimit -n`)" : ""));
+  std::string message = absl::StrCat(what, ": ", std::strerror(error));
+  if (error == EMFILE || error == ENFILE) {
+    return absl::ResourceExhaustedError(absl::StrCat(message, " (raise `ulimit -n`)"));
+  }
+  return absl::UnavailableError(message);
 }
 
 absl::StatusOr<sockaddr_un> UnixAddress(absl::string_view name, socklen_t& length) {

@@ -240,7 +240,8 @@ class TcpTransport::TcpInlet final : public Inlet,
       absl::MutexLock lock(&mu_);
       status = aborted_;
       if (status.ok()) {
-        is_first = !std::exchange(has_connected_, true);
+        is_first = connecting_ == 0 && readers_.empty();
+        if (is_first) connecting_ = plane_.connections();
         if (bytes > 0 && !incoming_.emplace(id, std::move(incoming)).second) {
           status = absl::InvalidArgumentError(absl::StrCat("transfer ", id, " for a second time"));
         }
@@ -262,19 +263,39 @@ class TcpTransport::TcpInlet final : public Inlet,
           [weak = weak_from_this()](absl::StatusOr<DataConnection> connection) {
             const auto self = weak.lock();
             if (self == nullptr) return;
-            if (!connection.ok()) {
-              // Whatever the reason: only another lane would try again.
-              return self->Abort(absl::UnavailableError(connection.status().message()));
-            }
+            if (!connection.ok()) return self->OnNoConnection(connection.status());
             self->AddConnection(*std::move(connection));
           });
     }
+  }
+
+  void OnNoConnection(const absl::Status& why) {
+    // Only another lane would try again.
+    if (!absl::IsResourceExhausted(why)) return Abort(absl::UnavailableError(why.message()));
+    // One of the two has no descriptors left: no reason to end what needs none. Those that there
+    // are carry all, and if there are none the next transfer tries again.
+    std::vector<TakeCallback> failed;
+    std::vector<std::shared_ptr<WriteGate>> gates;
+    {
+      absl::MutexLock lock(&mu_);
+      --connecting_;
+      if (!aborted_.ok() || connecting_ > 0 || !readers_.empty()) return;
+      for (auto& [id, incoming] : incoming_) {
+        if (incoming.done) failed.push_back(std::exchange(incoming.done, nullptr));
+        // It comes with the next connection, and is read and forgotten.
+        incoming.tensor = Tensor();
+        gates.push_back(incoming.gate);
+      }
+    }
+    for (const auto& gate : gates) gate->Close();
+    for (TakeCallback& done : failed) std::move(done)(why, false);
   }
 
   void AddConnection(DataConnection connection) {
     std::shared_ptr<SliceReader> reader;
     {
       absl::MutexLock lock(&mu_);
+      --connecting_;
       if (!aborted_.ok()) return;
       reader = std::make_shared<SliceReader>(plane_.loop(connection.index),
                                              std::move(connection.socket), weak_from_this());
@@ -288,7 +309,8 @@ class TcpTransport::TcpInlet final : public Inlet,
   const Endpoint peer_;
   absl::Mutex mu_;
   absl::Status aborted_ ABSL_GUARDED_BY(mu_);
-  bool has_connected_ ABSL_GUARDED_BY(mu_) = false;
+  // Connections that have not come yet, nor failed.
+  int connecting_ ABSL_GUARDED_BY(mu_) = 0;
   bool is_somebody_waiting_ ABSL_GUARDED_BY(mu_) = false;
   absl::flat_hash_map<uint64_t, Incoming> incoming_ ABSL_GUARDED_BY(mu_);
   std::vector<std::shared_ptr<SliceReader>> readers_ ABSL_GUARDED_BY(mu_);
