@@ -147,6 +147,30 @@ absl::Status CheckNode::Meet() {
   return absl::OkStatus();
 }
 
+absl::StatusOr<bool> CheckNode::MeetInTime() {
+  if (id() == 0 && page_->last_meeting.load() == 0 && SteadyClock().Now() > deadline() - kEnding) {
+    page_->last_meeting.store(meetings_ + 1);
+  }
+  FERRY_RETURN_IF_ERROR(Meet());
+  const uint32_t last = page_->last_meeting.load();
+  return last == 0 || meetings_ < last;
+}
+
+absl::Status CheckNode::Tell(const Figure& figure, int rounds) {
+  const auto count = static_cast<int>(figure.ferry.count());
+  if (count < rounds) {
+    report().Note(absl::StrCat(figure.name, ", ", figure.bytes, " bytes, ", figure.in_flight,
+                               " at once: ", count, " of ", rounds, " rounds, for want of time"));
+  }
+  if (count > 0) {
+    report().Figure(FigureJson(figure));
+  } else if (figure.wrong_bytes > 0) {
+    return absl::DataLossError(
+        absl::StrCat(figure.name, ": ", figure.wrong_bytes, " bytes are not what was sent"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckNode::Say(absl::string_view text) {
   if (send(wire_, text.data(), text.size(), MSG_NOSIGNAL) < 0) {
     return absl::UnavailableError("the other node has ended");

@@ -24,6 +24,8 @@ namespace ferry::check {
 struct SharedPage {
   std::atomic<uint32_t> arrived{0};
   std::atomic<uint32_t> passed{0};
+  // The number of the meeting after which there is no time; 0: nobody has said so.
+  std::atomic<uint32_t> last_meeting{0};
   alignas(64) std::atomic<uint64_t> word[2];
 };
 
@@ -58,6 +60,11 @@ class CheckNode final {
   // Both come here, or neither goes on: it spins, so that both leave at the same moment.
   //   Errors: DEADLINE_EXCEEDED the other one does not come.
   absl::Status Meet();
+  // The same; false, on both: the part's time is up, and what is being measured ends with this.
+  absl::StatusOr<bool> MeetInTime();
+  // Reports it, and says so if it has fewer than `rounds`.
+  //   Errors: DATA_LOSS nothing was measured, and some of it was wrong.
+  absl::Status Tell(const Figure& figure, int rounds);
   // Words between the two, beside what is measured.
   absl::Status Say(absl::string_view text);
   absl::StatusOr<std::string> Hear(absl::Duration patience = absl::Seconds(20));

@@ -184,15 +184,16 @@ absl::Status MeasureTransfers(CheckNode& self, int64_t step_id, const TransferCa
   figure.in_flight = at.in_flight;
   figure.goal = at.goal;
   figure.floor_name = at.floor_name;
-  for (int round = -at.warm_ups; round < at.rounds; ++round) {
+  bool is_in_time = true;
+  for (int round = -at.warm_ups; round < at.rounds && is_in_time; ++round) {
     FERRY_RETURN_IF_ERROR(self.id() == 0 ? rounds.Produce(round) : rounds.Consume(round, figure));
     FERRY_RETURN_IF_ERROR(rounds.RunFloor(round, figure));
+    FERRY_ASSIGN_OR_RETURN(is_in_time, self.MeetInTime());
   }
   FERRY_RETURN_IF_ERROR(rounds.Close());
   if (self.id() == 0) return absl::OkStatus();
   figure.path = rounds.paths();
-  self.report().Figure(FigureJson(figure));
-  return absl::OkStatus();
+  return self.Tell(figure, at.rounds);
 }
 
 Floor CopyFloor(bool peer) {

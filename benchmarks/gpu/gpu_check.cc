@@ -194,10 +194,12 @@ std::vector<size_t> CompareMemory(const std::vector<size_t>& before, absl::Time 
 int Conclude(const Machine& machine, Json& result) {
   Json counts = {{"passed", 0}, {"failed", 0}, {"skipped", 0}};
   Json goals = {{"met", 0}, {"missed", 0}, {"not_judged", 0}};
-  int bad_parts = 0;
+  std::vector<std::string> bad_parts;
   for (const Json& part : result["parts"]) {
     const std::string status = part["status"].get<std::string>();
-    if (status != "passed" && status != "skipped") ++bad_parts;
+    if (status != "passed" && status != "skipped") {
+      bad_parts.push_back(absl::StrCat(part["name"].get<std::string>(), " ", status));
+    }
     for (const Json& check : part["checks"]) {
       Json& count = counts[check["status"].get<std::string>()];
       count = count.get<int>() + 1;
@@ -211,10 +213,10 @@ int Conclude(const Machine& machine, Json& result) {
   }
   result["checks"] = counts;
   result["goals"] = goals;
-  result["verdict"] = bad_parts > 0            ? absl::StrCat(bad_parts, " parts failed")
+  result["verdict"] = !bad_parts.empty()       ? absl::StrJoin(bad_parts, ", ")
                       : machine.gpu_count == 0 ? "no GPU"
                                                : "all parts passed or were skipped";
-  if (bad_parts > 0) return kSomethingFailed;
+  if (!bad_parts.empty()) return kSomethingFailed;
   return machine.gpu_count == 0 ? kNoGpu : kAllWell;
 }
 

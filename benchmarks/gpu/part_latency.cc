@@ -53,19 +53,20 @@ class PingPong final {
     FERRY_ASSIGN_OR_RETURN(const bool has_time,
                            self_.HasTimeFor(absl::StrCat(figure.name, ", ", at.bytes, " bytes")));
     if (!has_time) return absl::OkStatus();
-    for (int round = -3; round < at.rounds; ++round) {
+    bool is_in_time = true;
+    for (int round = -3; round < at.rounds && is_in_time; ++round) {
       FERRY_RETURN_IF_ERROR(Round(at, round, figure));
       if (wire_ != nullptr) {
         FERRY_ASSIGN_OR_RETURN(const absl::Duration floor, wire_->Hop(at.waits));
         if (round >= 0) figure.floor.Add(floor);
       }
+      FERRY_ASSIGN_OR_RETURN(is_in_time, self_.MeetInTime());
     }
     // What node 1 has seen to be wrong counts too.
     if (self_.id() == 1) return self_.Say(absl::StrCat(figure.wrong_bytes));
     FERRY_ASSIGN_OR_RETURN(const std::string other, self_.Hear());
     figure.wrong_bytes += static_cast<uint64_t>(std::stoull(other));
-    self_.report().Figure(FigureJson(figure));
-    return absl::OkStatus();
+    return self_.Tell(figure, at.rounds);
   }
 
   absl::Status Close() { return step_.Close(kPatience); }

@@ -274,6 +274,16 @@ class WhatGoesWrong(Case):
         self.assertTrue(all("left out, for want of time" in note for note in part["notes"]), out)
         self.assertGreater(len(part["notes"]), 1, out)
 
+    def test_a_measurement_that_takes_too_long_ends_with_what_it_has(self):
+        # Its rounds of 16 MiB alone take longer than that.
+        status, result, report, out = self.check("--parts=latency", "--limit=16")
+        part = self.parts(result)["latency"]
+        self.assertEqual((status, part["status"]), (0, "passed"), out)
+        self.assertGreater(len(part["figures"]), 0, out)
+        self.assertTrue(any("of 200 rounds, for want of time" in note for note in part["notes"]),
+                        out)
+        self.assertIn("of 200 rounds, for want of time", report)
+
     def test_without_nccl_its_parts_say_so(self):
         status, result, _, out = self.check("--quick", "--parts=nccl_self,nccl_shared_gpu",
                                             FERRY_NCCL_LIBRARY="/nowhere/libnccl.so.2")
@@ -291,6 +301,8 @@ class WhatGoesWrong(Case):
                          {"machine": "passed", "nccl_self": "passed", "_hang": "killed",
                           "_crash": "crashed", "_fail": "failed", "_wrong": "failed"}, out)
         self.assertEqual(status, 1)
+        self.assertEqual(result["verdict"],
+                         "_hang killed, _crash crashed, _fail failed, _wrong failed")
         # What they had found stays.
         for name in ("_hang", "_crash"):
             self.assertEqual(parts[name]["checks"][0]["status"], "passed")
