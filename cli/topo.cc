@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 
 #include "base/status_macros.h"
 #include "base/text.h"
@@ -63,7 +64,9 @@ absl::StatusOr<int> ShowMachine(const TopoFlags& flags) {
   PrintReason("no GPUs", discovery.cuda_reason);
   if (discovery.cuda_reason.empty()) {
     PrintReason("no NVLinks", discovery.nvml_reason);
-    PrintReason("no NCCL", std::string(nccl::NcclApi::Load().status().message()));
+    // It begins with what is missing by itself.
+    const absl::Status nccl = nccl::NcclApi::Load().status();
+    PrintReason("no NCCL", std::string(absl::StripPrefix(nccl.message(), "no NCCL: ")));
   }
   return kDone;
 }

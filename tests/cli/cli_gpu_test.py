@@ -140,6 +140,9 @@ class AllReduce(GpuCase):
         status, _, error = self.run_ferry(*self.command(2), **self.variables)
         self.assertNotEqual(status, 0)
         self.assertRegex(error, "UNAVAILABLE: no NCCL: .*/nowhere/libnccl.so.2")
+        status, _, error = self.run_ferry("topo", **self.variables)
+        self.assertEqual(status, 0, error)
+        self.assertRegex(error, "^ferry topo: no NCCL: cannot load /nowhere/libnccl.so.2")
 
 
 class SharedGpu(harness.Case):
