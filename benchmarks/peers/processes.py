@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes of peers: each has a time limit, and none of them, nor of theirs, is left when it is over."""
+import contextlib
+import ctypes
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+
+PR_SET_CHILD_SUBREAPER = 36
+# What is kept of the last words of one that fails.
+LAST_WORDS = 300
+# For it to end its own processes before all of them are killed.
+GRACE_S = 2
+START_S = 30
+
+
+class Failed(Exception):
+    """Why a peer has no figure."""
+
+
+def adopt():
+    """Processes whose parents are gone become ours, also those that have left their group."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def parents():
+    """The parent of each process there is."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError, IndexError):
+                words = pathlib.Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+                found[int(entry)] = int(words[1])
+    return found
+
+
+def descendants(root, of):
+    found, edge = [], [root]
+    while edge:
+        parent = edge.pop()
+        children = [pid for pid, its in of.items() if its == parent]
+        found += children
+        edge += children
+    return found
+
+
+def sweep(keep=()):
+    """Ends all that descend from us but `keep` and theirs."""
+    for _ in range(100):
+        of = parents()
+        kept = {pid for each in keep for pid in [each, *descendants(each, of)]}
+        left = [pid for pid in descendants(os.getpid(), of) if pid not in kept]
+        if not left:
+            return
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in left:
+            # Only our own children can be waited for; the others become so when their parents are gone.
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def words_of(log):
+    log.seek(0)
+    return log.read().decode(errors="replace")
+
+
+def last_words(text):
+    return " ".join(text.split())[-LAST_WORDS:]
+
+
+def environment(extra):
+    # What stands between processes of one machine only hurts.
+    kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    return {**kept, **(extra or {})}
+
+
+def run(command, limit_s, extra=None, keep=()):
+    """What it prints. Failed if it fails, or is not through in time; none of its processes is left, but `keep`."""
+    command = [str(word) for word in command]
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        try:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                                       env=environment(extra), start_new_session=True)
+        except OSError as error:
+            raise Failed(f"{command[0]}: {error.strerror}") from error
+        try:
+            status = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            status = None
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            sweep(keep)
+        if status is None:
+            raise Failed(f"still ran after {limit_s:g} s: {last_words(words_of(err) or words_of(out))}")
+        if status != 0:
+            raise Failed(f"ended with {status}: {last_words(words_of(err) or words_of(out))}")
+        return words_of(out)
+
+
+def free_port(count=1):
+    """The first of `count` ports in a row that nobody has."""
+    for _ in range(100):
+        with socket.socket() as first:
+            first.bind(("127.0.0.1", 0))
+            port = first.getsockname()[1]
+        others = [socket.socket() for _ in range(count)]
+        try:
+            for index, other in enumerate(others):
+                other.bind(("127.0.0.1", port + index))
+            return port
+        except (OSError, OverflowError):
+            continue
+        finally:
+            for other in others:
+                other.close()
+    raise Failed(f"no {count} free ports in a row")
+
+
+def listens(port):
+    """Looks without connecting, which some servers would take for their only client."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in pathlib.Path(table).read_text().splitlines()[1:]:
+                words = line.split()
+                if words[3] == "0A" and int(words[1].rpartition(":")[2], 16) == port:
+                    return True
+    return False
+
+
+@contextlib.contextmanager
+def server(command, port, extra=None):
+    """A process that listens on `port`; gives its id."""
+    command = [str(word) for word in command]
+    with tempfile.TemporaryFile() as log:
+        try:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                       env=environment(extra), start_new_session=True)
+        except OSError as error:
+            raise Failed(f"{command[0]}: {error.strerror}") from error
+        try:
+            deadline = time.monotonic() + START_S
+            while not listens(port):
+                if process.poll() is not None:
+                    raise Failed(f"{command[0]} ended with {process.returncode}: {last_words(words_of(log))}")
+                if time.monotonic() > deadline:
+                    raise Failed(f"{command[0]} does not listen after {START_S} s: {last_words(words_of(log))}")
+                time.sleep(0.01)
+            yield process.pid
+        finally:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            sweep()

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of benchmarks/RESULTS.md. Pure."""
+from figures import outcome
+
+BEGIN = "<!-- peers: begin (scripts/bench-peers writes what is between these lines) -->"
+END = "<!-- peers: end -->"
+
+
+def number(value):
+    """Three digits that mean something."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def shown(value, work):
+    """A figure in the unit of its work: seconds and rates are measured."""
+    if value is None:
+        return "-"
+    unit = work["unit"]
+    if unit == "GB/s":
+        return f"{number(work['bytes'] / value / 1e9)} GB/s"
+    if unit == "us":
+        return f"{number(value * 1e6)} us"
+    if unit == "ms":
+        return f"{number(value * 1e3)} ms"
+    if value >= 1e6:
+        return f"{number(value / 1e6)} M/s"
+    return f"{number(value / 1e3)} K/s" if value >= 1e3 else f"{number(value)} /s"
+
+
+def spread(row, work):
+    ends = [row["low"], row["high"]]
+    if work["unit"] == "GB/s":
+        ends.reverse()
+    return " to ".join(shown(end, work) for end in ends)
+
+
+def cells(row, work):
+    if row["median"] is None:
+        return [row["peer"], "-", "-", "-", f"no figure: {row.get('reason', 'not run')}"]
+    ratio = row["ferry_is"]
+    told = row["differs"]
+    if row.get("reason"):
+        told += f"; {row['count']} of {len(row['rounds'])} rounds, in others: {row['reason']}"
+    name = f"**{row['peer']}**" if row["is_ferry"] else row["peer"]
+    return [name, shown(row["median"], work), spread(row, work), "-" if ratio is None else f"{number(ratio)}", told]
+
+
+def line(words):
+    return "| " + " | ".join(word.replace("|", "/").replace("\n", " ") for word in words) + " |"
+
+
+def of_work(work):
+    lines = [f"**{work['title']}** (`{work['name']}`, {work['rounds']} rounds, commit {work['commit']}, {work['date']})", "",
+             line(["peer", "median", "lowest to highest", "Ferry is ... times better", "what is and is not equal"]),
+             "|---|---|---|---|---|"]
+    order = sorted(work["rows"], key=lambda row: (row["is_floor"], not row["is_ferry"], row["median"] is None))
+    lines += [line(cells(row, work)) for row in order]
+    return lines + [""]
+
+
+def of_goals(goals, works):
+    lines = ["**Goals**", "", line(["goal", "figure", "wanted", ""]), "|---|---|---|---|"]
+    for goal in goals:
+        figure, reached = outcome(goal, works)
+        wanted = f"<= {number(goal['least'])}" if goal.get("flat") else f">= {number(goal['least'])}"
+        word = "not measured" if figure is None else "reached" if reached else "MISSED"
+        lines.append(line([goal["text"], "-" if figure is None else number(figure), wanted, word]))
+    return lines + [""]
+
+
+def of_document(document, goals):
+    machine = document["machine"]
+    lines = [f"Machine: {machine['processor']}, {machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB, "
+             f"Linux {machine['kernel']}, {machine['system']}.", ""]
+    lines += of_goals(goals, document["works"])
+    for work in document["works"].values():
+        lines += of_work(work)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def put(text, table):
+    """`text` with this between the marks. ValueError if they are not there, once each and in order."""
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise ValueError("the marks of bench-peers are not there once each")
+    head, _, rest = text.partition(BEGIN)
+    return head + BEGIN + "\n\n" + table + "\n" + END + rest.partition(END)[2]
