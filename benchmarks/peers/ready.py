@@ -37,6 +37,8 @@ PROGRAMS = {
 }
 PROTO = ROOT / "proto/xla_coordination.proto"
 VENVS = {"jax": "jax-0.10.2", "tensorflow": "tensorflow-2.15.1"}
+# Ferry's own micro-benchmarks.
+BENCHMARKS = ("coordinator_bench", "exchange_bench")
 GPUS = {"gpu": 1, "gpus": 2}
 
 
@@ -131,7 +133,7 @@ def reasons(needs, tools, may_install, say):
     for need in sorted(needs):
         if need in found:
             continue
-        if need in ("ferry", "coordinator_bench"):
+        if need in ("ferry", *BENCHMARKS):
             path = tools.ferry if need == "ferry" else tools.benchmarks / need
             if not path.exists():
                 found[need] = f"{path} is not there: scripts/build"

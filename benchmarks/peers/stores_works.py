@@ -33,7 +33,7 @@ def ferry_kv(tools):
 
 def ferry_stream(tools):
     case = "streams:64/inflight:64/batch:1"
-    text = tools.coordinator_bench(f"BM_Stream_(Set|Get)/{case}")
+    text = tools.micro("coordinator_bench", f"BM_Stream_(Set|Get)/{case}")
     return [Figure(f"kv-{name.lower()}-rate", outputs.counters(text, f"BM_Stream_{name}/{case}")["rate"])
             for name in ("Set", "Get")]
 

@@ -105,6 +105,8 @@ class Tools:
         with server([*self.on(), *command], port) as pid:
             return outputs.redis(self.run(words, keep=[pid]))
 
-    def coordinator_bench(self, benchmark):
-        words = [f"--benchmark_filter={benchmark}"] + (["--quick"] if self.is_quick else [])
-        return self.run([self.benchmarks / "coordinator_bench", *words])
+    def micro(self, program, benchmark):
+        words = [f"--benchmark_filter={benchmark}"]
+        if self.is_quick and program == "coordinator_bench":
+            words.append("--quick")
+        return self.run([self.benchmarks / program, *words])

@@ -97,6 +97,9 @@ RATE = Group("rate-8", [Work("rate-8", "messages of 8 B within a host, many at a
     Entry("Ferry, 1000 keys in random orders", ["ferry"], lambda tools: [Figure("rate-8", outputs.ferry(tools.bench(
         "keyed", "--sizes=8", "--poll", "--mode=into"), bytes=8)["ops_per_s"])],
           "polling; two threads send and two receive on two cores; verified", is_ferry=True),
+    Entry("Ferry, steadily", ["exchange_bench"], lambda tools: [Figure("rate-8", outputs.counters(
+        tools.micro("exchange_bench", "BM_Shm_8B_Messages"), "BM_Shm_8B_Messages")["items_per_second"])],
+          "of exchange_bench: polling; 256 in flight and one answer, over and over; keyed; not verified", is_ferry=True),
     one("rate-8", "Open MPI, shared memory", ["mpi_pair"], f"64 in flight and one answer; {NO_KEYS}; {OWN}",
         lambda tools: 1 / tools.mpi("fifo", *MESSAGES(tools))),
     ucx("rate-8", "UCX, posix", "posix", f"a steady stream; {TAGS}", UCX_MESSAGES, "per_s"),
@@ -150,11 +153,22 @@ def handoffs(tools):
     return [Figure(f"handoff-{name}", outputs.ferry(text, bytes=size)["p50_s"]) for name, size in SIZES.items()]
 
 
+WARM = "BM_Shm_HandOver_Polling"
+
+
+def warm_handoffs(tools):
+    text = tools.micro("exchange_bench", f"{WARM}/(65536|67108864|1073741824)")
+    return [Figure(f"handoff-{name}", outputs.counters(text, f"{WARM}/{size}/")["p50_us"] / 1e6)
+            for name, size in SIZES.items() if size > 8]
+
+
 HANDOFF = Group("handoff", [
     Work(f"handoff-{name}", f"{name.replace('M', ' Mi').replace('K', ' Ki').replace('G', ' Gi')}B handed over within a "
          "host: a view of the sender's memory", "us", size) for name, size in SIZES.items()], [
-             Entry("Ferry", ["ferry"], handoffs, "polling; no bytes are copied; keyed; verified; no peer has it",
-                   is_ferry=True)])
+             Entry("Ferry", ["ferry"], handoffs, "polling; no bytes are copied; keyed; verified, so that "
+                   "each round begins with cold caches; no peer has it", is_ferry=True),
+             Entry("Ferry, warm", ["exchange_bench"], warm_handoffs,
+                   "of exchange_bench: the same, but nobody writes or reads the bytes between rounds", is_ferry=True)])
 
 TCP_8 = Group("tcp-8", [Work("tcp-8", "8 B there and back over TCP on loopback, halved; everyone polls", "us", 8)], [
     ferry_pair("tcp-8", "Ferry", "polling; keyed; verified", ["--sizes=8", "--mode=into", "--poll", "--transport=tcp"],
@@ -218,6 +232,8 @@ GOALS = [
      "least": 1},
     {"text": "hand-off, slowest by fastest size, 8 B to 1 GiB", "works": [f"handoff-{name}" for name in SIZES],
      "peers": ["Ferry"], "least": 1.5, "flat": True},
+    {"text": "the same, warm, 64 KiB to 1 GiB", "works": [f"handoff-{name}" for name in SIZES if name != "8"],
+     "peers": ["Ferry, warm"], "least": 1.5, "flat": True},
     {"text": "TCP, 64 MiB: against Open MPI", "works": ["tcp-64M"], "peers": ["Open MPI"], "least": 1.2},
     {"text": "TCP, 64 MiB: against gRPC", "works": ["tcp-64M"], "peers": ["gRPC"], "least": 2.5},
     {"text": "TCP, 64 MiB: against UCX and Gloo", "works": ["tcp-64M"], "peers": ["UCX", "Gloo"], "least": 1},
