@@ -44,9 +44,11 @@ def added(old, new):
         mine = [next((row for row in work["rows"] if row["peer"] == name), None) for work in (old, new)]
         rounds = [value for row, work in zip(mine, (old, new))
                   for value in (row["rounds"] if row else [None] * work["rounds"])]
+        others = [value for row, work in zip(mine, (old, new))
+                  for value in (row["others"] if row else [None] * work["rounds"])]
         told = {key: value for key, value in next(row for row in mine[::-1] if row).items() if key != "reason"}
         reasons = [row["reason"] for row in mine if row and "reason" in row]
-        rows.append({**told, **of_row(rounds, reasons)})
+        rows.append({**told, "others": others, **of_row(rounds, reasons)})
     return with_ratios({**new, "rounds": old["rounds"] + new["rounds"], "rows": rows})
 
 

@@ -65,6 +65,39 @@ def sweep(keep=()):
                 os.waitpid(pid, 0)
 
 
+class Others:
+    """How much of a core others than us take on these cores, from its making until it is asked."""
+
+    def __init__(self, cores):
+        self.cores = cores
+        self.start = self.now()
+
+    def now(self):
+        names = {f"cpu{core}" for core in self.cores}
+        busy = 0
+        for line in pathlib.Path("/proc/stat").read_text().splitlines():
+            words = line.split()
+            if words and words[0] in names:
+                # Of user, nice, system, idle, iowait, irq, softirq, steal: all but idle and iowait.
+                busy += sum(int(word) for word in words[1:4] + words[6:9])
+        own = os.times()
+        return time.monotonic(), busy / os.sysconf("SC_CLK_TCK"), sum(own[:4])
+
+    def share(self):
+        wall, busy, own = (end - start for start, end in zip(self.start, self.now()))
+        return max(0.0, busy - own) / max(wall, 1e-9)
+
+
+def wait_for_quiet(cores, most, patience_s):
+    """Until others take less than `most` of a core for a moment, or patience is over."""
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        others = Others(cores)
+        time.sleep(0.3)
+        if others.share() <= most:
+            return
+
+
 def words_of(log):
     log.seek(0)
     return log.read().decode(errors="replace")

@@ -57,6 +57,10 @@ def of_work(work):
     lines = [f"**{work['title']}** (`{work['name']}`, {work['rounds']} rounds, commit {work['commit']}, {work['date']})", "",
              line(["peer", "median", "lowest to highest", "Ferry is ... times better", "what is and is not equal"]),
              "|---|---|---|---|---|"]
+    shares = sorted(share for row in work["rows"] for share in row["others"] if share is not None)
+    if shares:
+        lines[0] += (f"; other processes took {number(shares[len(shares) // 2])} of a core in the median run, "
+                     f"{number(shares[-1])} in the worst")
     order = sorted(work["rows"], key=lambda row: (row["is_floor"], not row["is_ferry"], row["median"] is None))
     lines += [line(cells(row, work)) for row in order]
     return lines + [""]

@@ -258,6 +258,21 @@ class Processes(unittest.TestCase):
         with self.assertRaisesRegex(processes.Failed, "nowhere: No such file"):
             processes.run([self.folder / "nowhere"], PATIENCE_S)
 
+    def test_what_others_take_is_told_from_what_is_ours(self):
+        core = min(os.sched_getaffinity(0))
+        spin = ["taskset", "-c", core, sys.executable, "-c",
+                "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass"]
+        meter = processes.Others([core])
+        processes.run(spin, PATIENCE_S)
+        start, (end, busy, own) = meter.start, meter.now()
+        self.assertGreaterEqual(own - start[2], 0.5)
+        # The kernel counts busy time in ticks.
+        self.assertGreaterEqual(busy - start[1], 0.4)
+        self.assertGreater(end, start[0])
+        meter.start = (end - 2, busy - 1, own - 0.5)
+        meter.now = lambda: (end, busy, own)
+        self.assertAlmostEqual(meter.share(), 0.25)
+
     def test_a_server_is_there_while_it_is_needed(self):
         listens = (f"exec {sys.executable} -c 'import socket, sys, time; s = socket.create_server((\"127.0.0.1\", "
                    "int(sys.argv[1]))); time.sleep(600)' $1\n")
@@ -284,7 +299,7 @@ class Processes(unittest.TestCase):
         rows = [{"mode": "handoff", "bytes": size, "p50_s": 2e-6} for size in works.SIZES.values()]
         ferry = self.program("ferry", f"cat <<'JSON'\n{ferry_says(rows)}\nJSON\n")
         out = self.folder / "results/out.json"
-        command = [SCRIPT, "--only=handoff", "--no-install", "--no-table", "--rounds=2", f"--out={out}",
+        command = [SCRIPT, "--only=handoff", "--no-install", "--no-table", "--quick", "--rounds=2", f"--out={out}",
                    f"--ferry={ferry}", "--benchmarks=/nowhere", f"--cores={','.join([str(min(os.sched_getaffinity(0)))] * 2)}"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
         self.assertEqual(done.returncode, 0, done.stderr)
