@@ -70,8 +70,9 @@ class Variable final {
 // Thread-safe. One for each device; variables are there from their first assignment on.
 class Variables final {
  public:
-  // Names of containers that were not given any.
-  static constexpr absl::string_view kDefaultContainer = "localhost";
+  // Where variables are that name no container. TensorFlow calls it as the device's job, which is
+  // this one on every worker (graph/device_set.h), so clients may clear it by that name.
+  static constexpr absl::string_view kDefaultContainer = "worker";
 
   //   device: its full name; handles of another device are refused.
   explicit Variables(std::string device) : device_(std::move(device)) {}

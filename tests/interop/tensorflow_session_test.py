@@ -143,6 +143,27 @@ def reset_ends_sessions(cluster):
 
 
 @case
+def reset_clears_containers(cluster):
+    """Those that it names, by default the one of variables that name none: it is called as the job."""
+    for container, cleared, is_kept in [("", [], False), ("", ["worker"], False),
+                                        ("", ["localhost", "box"], True), ("box", [], True),
+                                        ("box", ["worker"], True), ("box", ["box"], False),
+                                        ("worker", [], False)]:
+        with tf.Graph().as_default() as graph, graph.container(container), tf.device(CPUS[1]):
+            v = tf.get_variable("v", [], initializer=tf.ones_initializer(), use_resource=True)
+            read, init = v.read_value(), v.initializer
+        with cluster.session(graph) as session:
+            session.run(init)
+        cluster_reset(cluster, cleared)
+        with cluster.session(graph) as session:
+            if is_kept:
+                equal(session.run(read), np.float32(1))
+            else:
+                fails(errors.FailedPreconditionError, f"container={container or 'worker'}, ",
+                      lambda: session.run(read))
+
+
+@case
 def runs_in_pieces(cluster):
     with tf.Graph().as_default() as graph:
         with tf.device(CPUS[0]):

@@ -83,15 +83,15 @@ TEST_F(VariableKernels, FailAsTensorFlowsDo) {
       Fails(absl::StatusCode::kFailedPrecondition,
             "Could not find variable v. This could mean that the variable has been deleted. In "
             "TF1, it can also mean the variable is uninitialized. Debug info: "
-            "container=localhost, status error message=Container localhost does not exist. (Could "
-            "not find resource: localhost/v)"));
+            "container=worker, status error message=Container worker does not exist. (Could "
+            "not find resource: worker/v)"));
   EXPECT_THAT(AssignAdd(handle, Ints({1})),
               Fails(absl::StatusCode::kNotFound,
-                    "Container localhost does not exist. (Could not find resource: localhost/v)"));
+                    "Container worker does not exist. (Could not find resource: worker/v)"));
   ASSERT_TRUE(Assign(Handle("w"), Ints({1, 2})).ok());
-  EXPECT_THAT(AssignAdd(handle, Ints({1})),
-              Fails(absl::StatusCode::kNotFound,
-                    "Resource localhost/v/N10tensorflow3VarE does not exist."));
+  EXPECT_THAT(
+      AssignAdd(handle, Ints({1})),
+      Fails(absl::StatusCode::kNotFound, "Resource worker/v/N10tensorflow3VarE does not exist."));
   ASSERT_TRUE(Assign(handle, Ints({1, 2})).ok());
   EXPECT_THAT(AssignAdd(handle, Ints({1, 2, 3})),
               Fails(kInvalid,
