@@ -27,6 +27,21 @@ node {{ name: "m{i}" op: "MatMul" input: "{'m' + str(i - 1) if i else 'a'}" inpu
 """ for i in range(400))
 
 
+# Two devices reduce; one of them is busy with that minute before it comes.
+COLLECTIVE = SLOW.replace('op: "MatMul"', f'op: "MatMul" device: "{DEVICE.format(1)}"') + """
+node { name: "one" op: "Const" attr { key: "dtype" value { type: DT_FLOAT } }
+       attr { key: "value" value { tensor { dtype: DT_FLOAT tensor_shape { } float_val: 1 } } } }
+""" + "".join(f"""
+node {{ name: "key{i}" op: "Const" attr {{ key: "dtype" value {{ type: DT_INT32 }} }}
+        attr {{ key: "value" value {{ tensor {{ dtype: DT_INT32 tensor_shape {{ }} int_val: {i} }} }} }} }}
+""" for i in (1, 2)) + "".join(f"""
+node {{ name: "r{task}" op: "CollectiveReduceV2" device: "{DEVICE.format(task)}"
+        input: "one" input: "key2" input: "key1" input: "key1" {late}
+        attr {{ key: "T" value {{ type: DT_FLOAT }} }}
+        attr {{ key: "merge_op" value {{ s: "Add" }} }} attr {{ key: "final_op" value {{ s: "Id" }} }} }}
+""" for task, late in ((0, ""), (1, 'input: "^m399"')))
+
+
 def placeholder(name, dtype, dims):
     shape = " ".join(f"dim {{ size: {dim} }}" for dim in dims)
     return f"""node {{ name: "{name}" op: "Placeholder" attr {{ key: "dtype" value {{ type: {dtype} }} }}
@@ -201,6 +216,36 @@ class Steps(Files):
         process.signal(signal.SIGINT)
         self.assertEqual(process.wait(), 1)
         self.assertRegex(process.err, "ferry: step: stopped by SIGINT\n")
+
+    def pending(self):
+        return json.loads(self.succeed("status", "--pending", "--json",
+                                       f"--coordinator={self.address}"))
+
+    def test_nothing_stays_of_a_client_that_is_killed_in_a_collective(self):
+        """Neither what waits, nor the step, although its session lives on."""
+        graph = self.file("collective.pbtxt", COLLECTIVE)
+        client = self.start("step", f"--graph={graph}", f"--coordinator={self.address}",
+                            "--target=r0", "--target=r1")
+
+        def collectives():
+            return {row["step_id"] for row in self.pending()["pending"] if "collective" in row["key"]}
+
+        step, = self.eventually(collectives)
+        client.signal(signal.SIGKILL)
+        client.wait()
+        self.eventually(lambda: self.pending()["total"] == 0)
+
+        # The master and both workers keep a run when it has ended.
+        def ends():
+            trace = json.loads(self.succeed("trace", "--last=10", "-o", "-",
+                                            f"--coordinator={self.address}"))
+            found = [event["args"]["status"] for event in trace["traceEvents"]
+                     if event.get("cat") == "step" and event["args"]["step_id"] == str(step)]
+            return found if len(found) == 3 else None
+
+        self.assertLessEqual(set(self.eventually(ends)), {"ABORTED", "CANCELLED"})
+        out = self.step(EXAMPLE, "--feed=x=[1, 2]", "--fetch=z", "--count=1")
+        self.assertEqual(out["fetches"][0]["values"], [10, 40])
 
 
 class OtherCoordinators(harness.Case):
