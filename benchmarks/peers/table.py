@@ -57,7 +57,7 @@ def of_work(work):
     lines = [f"**{work['title']}** (`{work['name']}`, {work['rounds']} rounds, commit {work['commit']}, {work['date']})", "",
              line(["peer", "median", "lowest to highest", "Ferry is ... times better", "what is and is not equal"]),
              "|---|---|---|---|---|"]
-    shares = sorted(share for row in work["rows"] for share in row["others"] if share is not None)
+    shares = sorted(share for row in work["rows"] for share in row.get("others", []) if share is not None)
     if shares:
         lines[0] += (f"; other processes took {number(shares[len(shares) // 2])} of a core in the median run, "
                      f"{number(shares[-1])} in the worst")
