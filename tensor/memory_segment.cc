@@ -11,8 +11,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <string>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
@@ -74,7 +76,33 @@ absl::Status Seal(int fd, bool peers_may_write) {
   return OsError("fcntl(F_ADD_SEALS)", 0);
 }
 
+// Of the folder in which the kernel says what it does about huge pages; "" if there is no such
+// file.
+std::string HugePagePolicy(const std::string& name) {
+  const UniqueFd fd(open(absl::StrCat("/sys/kernel/mm/transparent_hugepage/", name).c_str(),
+                         O_RDONLY | O_CLOEXEC));
+  char text[128];
+  const ssize_t bytes = fd.valid() ? read(fd.get(), text, sizeof(text)) : 0;
+  return std::string(text, static_cast<size_t>(std::max<ssize_t>(bytes, 0)));
+}
+
+bool HasTransparentPages() {
+  return GivesTransparentPages(HugePagePolicy("shmem_enabled"),
+                               HugePagePolicy("hugepages-2048kB/shmem_enabled"));
+}
+
 }  // namespace
+
+bool GivesTransparentPages(absl::string_view policy, absl::string_view of_2_mib) {
+  const auto is_any = [](absl::string_view text) {
+    return absl::StrContains(text, "[always]") || absl::StrContains(text, "[within_size]") ||
+           absl::StrContains(text, "[advise]");
+  };
+  if (absl::StrContains(policy, "[deny]")) return false;
+  if (absl::StrContains(policy, "[force]")) return true;
+  if (of_2_mib.empty() || absl::StrContains(of_2_mib, "[inherit]")) return is_any(policy);
+  return is_any(of_2_mib);
+}
 
 absl::string_view PageKindName(PageKind kind) {
   switch (kind) {
@@ -134,7 +162,8 @@ absl::StatusOr<MemorySegment> MemorySegment::Create(size_t bytes,
   if (!segment.ok()) {
     segment = map(false);
     if (!segment.ok()) return segment.status();
-    if (options.huge_pages && bytes >= kHugePageBytes &&
+    // The advice is taken also where the kernel's policy is not to follow it.
+    if (options.huge_pages && bytes >= kHugePageBytes && HasTransparentPages() &&
         madvise(segment->base_, bytes, MADV_HUGEPAGE) == 0) {
       segment->pages_ = PageKind::kTransparent;
     }

@@ -24,6 +24,11 @@ inline constexpr size_t kPageKindCount = 3;
 // "4 KiB pages", ...: for people.
 absl::string_view PageKindName(PageKind kind);
 
+// Whether a kernel that says this gives transparent huge pages to memfds whose owner asks for them.
+//   policy: what it says in /sys/kernel/mm/transparent_hugepage/shmem_enabled.
+//   of_2_mib: in hugepages-2048kB/shmem_enabled there; kernels before 6.9 have none: "".
+bool GivesTransparentPages(absl::string_view policy, absl::string_view of_2_mib);
+
 struct MemorySegmentOptions {
   // Touch every page now, so that nobody pays for it later.
   bool prefault = true;

@@ -168,6 +168,23 @@ TEST(HostArena, RefusesOptionsThatMakeNoSense) {
 }
 
 // As another process would, by a descriptor of its own.
+// What a kernel says in its files, of which the one in brackets holds.
+TEST(MemorySegment, HugePagesAreThoseThatTheKernelGives) {
+  constexpr char kNever[] = "always within_size advise [never] deny force\n";
+  constexpr char kAdvise[] = "always within_size [advise] never deny force\n";
+  constexpr char kInherit[] = "always [inherit] within_size advise never\n";
+  EXPECT_FALSE(GivesTransparentPages(kNever, ""));
+  EXPECT_TRUE(GivesTransparentPages(kAdvise, ""));
+  EXPECT_FALSE(GivesTransparentPages(kNever, kInherit));
+  EXPECT_TRUE(GivesTransparentPages(kAdvise, kInherit));
+  EXPECT_TRUE(GivesTransparentPages(kNever, "always inherit within_size [advise] never\n"));
+  EXPECT_FALSE(GivesTransparentPages(kAdvise, "always inherit within_size advise [never]\n"));
+  EXPECT_FALSE(GivesTransparentPages("always within_size advise never [deny] force\n",
+                                     "[always] inherit within_size advise never\n"));
+  EXPECT_TRUE(GivesTransparentPages("always within_size advise never deny [force]\n", ""));
+  EXPECT_FALSE(GivesTransparentPages("", ""));
+}
+
 TEST(MemorySegment, APeerReadsWhatTheOwnerWrites) {
   const MemorySegment mine = *MemorySegment::Create(kMib, {.prefault = false});
   const MemorySegment peer = *MemorySegment::MapPeer(UniqueFd(dup(mine.fd())), kMib, false);
