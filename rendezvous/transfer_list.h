@@ -42,6 +42,8 @@ class TransferList final {
 
   // `clock` outlives it.
   explicit TransferList(const Clock& clock) : clock_(clock) {}
+  // After the last call on gRPC's threads, as ThreadSanitizer cannot see otherwise.
+  ~TransferList() { absl::MutexLock lock(&mu_); }
 
   // A value has left the rendezvous and is on its way, until Remove.
   std::shared_ptr<Transfer> Add(int64_t step_id, const RendezvousKey& key, size_t bytes,
