@@ -230,6 +230,26 @@ TEST(Reductions, OfNothing) {
   EXPECT_EQ(reduce("Min")[0], std::numeric_limits<float>::infinity());
 }
 
+// A row is looked at in many places at once, and what is left of it afterwards.
+TEST(Reductions, FindTheLargestAndWhatIsNoNumberAnywhere) {
+  constexpr size_t kCount = 77;
+  const auto reduce = [](const char* op, const std::vector<float>& row) {
+    return ComputeTo<float>(
+        Of(op, DataType::kFloat).Type("Tidx", DataType::kInt32),
+        {TensorOf<float>({static_cast<int64_t>(row.size())}, row), Ints({0})})[0];
+  };
+  for (size_t at = 0; at < kCount; ++at) {
+    std::vector<float> row(kCount, -1);
+    row[at] = 2;
+    EXPECT_EQ(reduce("Max", row), 2) << at;
+    row[at] = -3;
+    EXPECT_EQ(reduce("Min", row), -3) << at;
+    row[at] = std::numeric_limits<float>::quiet_NaN();
+    EXPECT_TRUE(std::isnan(reduce("Max", row))) << at;
+    EXPECT_TRUE(std::isnan(reduce("Min", row))) << at;
+  }
+}
+
 // A compiler has lost some of these.
 TEST(Reductions, MeanOfSixteenBytes) {
   EXPECT_THAT(ComputeTo<int8_t>(Of("Mean", DataType::kInt8).Type("Tidx", DataType::kInt32),

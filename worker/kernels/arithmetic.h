@@ -62,10 +62,8 @@ struct DivElements {
 struct MaxElements {
   template <typename T>
   static T Apply(T x, T y) {
-    if constexpr (kIsFloat<T>) {
-      if (x != x) return x;
-      if (y != y) return y;
-    }
+    // One choice for the compiler, which has no vectors for several.
+    if constexpr (kIsFloat<T>) return static_cast<bool>((x != x) | (x >= y)) ? x : y;
     return x < y ? y : x;
   }
 };
@@ -73,10 +71,7 @@ struct MaxElements {
 struct MinElements {
   template <typename T>
   static T Apply(T x, T y) {
-    if constexpr (kIsFloat<T>) {
-      if (x != x) return x;
-      if (y != y) return y;
-    }
+    if constexpr (kIsFloat<T>) return static_cast<bool>((x != x) | (x <= y)) ? x : y;
     return y < x ? y : x;
   }
 };

@@ -19,7 +19,8 @@ struct Choosing {
 
 template <typename T, typename Choice>
 T ChooseOf(const T* row, int64_t count, T first) {
-  constexpr int64_t kLanes = 8;
+  // So many comparisons of floats, which take their time, do not wait for each other.
+  constexpr int64_t kLanes = kIsFloat<T> ? 32 : 8;
   T lanes[kLanes];
   for (T& lane : lanes) lane = first;
   int64_t i = 0;
