@@ -115,9 +115,9 @@ def host_copies(name, title, size, own_words, ucx_words, rounds):
     wanted = dict(bytes=size, inflight=1)
     text = "64M" if size < GIB else "1G"
     entries = [
-        ferry_pair(name, "Ferry", f"polling; both processes copy, {COPIES}; keyed; verified",
+        ferry_pair(name, "Ferry", f"polling; the receiver copies with two threads, {COPIES}; keyed; verified",
                    [f"--sizes={text}", "--mode=into", "--poll"], **wanted),
-        ferry_pair(name, "Ferry, asleep", f"looks for 20 us, then sleeps; both processes copy, {COPIES}; keyed; verified",
+        ferry_pair(name, "Ferry, asleep", f"looks for 20 us, then sleeps; the receiver copies with two threads, {COPIES}; keyed; verified",
                    [f"--sizes={text}", "--mode=into"], **wanted),
         mpi(name, "Open MPI, FIFO", "fifo", f"{NO_KEYS}; two copies, {large}", own_words),
         mpi(name, "Open MPI, CMA", "cma", f"{NO_KEYS}; one copy by the kernel, {large}", own_words),
