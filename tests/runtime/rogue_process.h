@@ -3,6 +3,7 @@
 #ifndef FERRY_TESTS_RUNTIME_ROGUE_PROCESS_H_
 #define FERRY_TESTS_RUNTIME_ROGUE_PROCESS_H_
 
+#include <atomic>
 #include <csignal>
 #include <memory>
 #include <string>
@@ -85,15 +86,17 @@ class RogueProcess final {
       if (word == at) raise(signal);
     };
     Directory directory;
-    RoguePeer* self = nullptr;
+    // Read on the loop, which runs before it is set.
+    std::atomic<RoguePeer*> self = nullptr;
     RoguePeer rogue(
         directory, kPeer,
         [&](RoguePeer::End& end, uint64_t id) {
           reach(Word::kRequestHeard);
+          RoguePeer& peer = *self.load();
           Tensor tensor = *Tensor::Create(DataType::kUint8, *Shape::Create({bytes}),
-                                          *self->arena().Allocate(static_cast<size_t>(bytes)));
+                                          *peer.arena().Allocate(static_cast<size_t>(bytes)));
           FillPattern(tensor, 7);
-          end.Ticket(id, self->NumberOf(transport), tensor, {},
+          end.Ticket(id, peer.NumberOf(transport), tensor, {},
                      [&reach] { reach(Word::kTicketSent); });
         },
         [&](RoguePeer::End& end, const TicketMessage& ticket) {
