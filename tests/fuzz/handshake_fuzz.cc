@@ -30,7 +30,7 @@ bool Feed(Handshake& side, absl::string_view bytes, size_t slice) {
     FERRY_CHECK(side.pending_output().size() <= kMostOutput);
     if (!status.ok()) {
       FERRY_CHECK(absl::IsUnauthenticated(status) || absl::IsFailedPrecondition(status) ||
-                  absl::IsInvalidArgument(status));
+                  absl::IsInvalidArgument(status) || absl::IsResourceExhausted(status));
       FERRY_CHECK(status.message().size() < 500);
       FERRY_CHECK(!side.is_done() && side.wanted_bytes() == 0);
       return false;
