@@ -35,6 +35,10 @@ struct NcclTransportOptions {
   // communicator_bytes(). Those that were used longest ago make room. 0: NCCL moves no keyed
   // tensors.
   uint64_t memory_bytes = uint64_t{1} << 30;
+  // What a transfer takes besides its bytes: a grant, its answer, a launch on either side, and
+  // their ends being noticed. More than copies through the host's memory take for what is small, up
+  // to about 150 KB.
+  absl::Duration assumed_latency = absl::Microseconds(150);
   // Of each communicator: how many blocks of the GPU its kernels take.
   int max_ctas = 8;
   // For both sides to come, and for the communicator to be made.

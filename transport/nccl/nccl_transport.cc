@@ -14,9 +14,6 @@
 namespace ferry {
 namespace {
 
-// A grant, its answer, a launch on either side, and their ends being noticed: assumed, not
-// measured. More than copies through the host's memory take for what is small, up to about 150 KB.
-constexpr absl::Duration kLatency = absl::Microseconds(150);
 // Until something is known: a good network.
 constexpr double kAssumedBytesPerSecond = 20e9;
 // Of what is known, how much each batch changes.
@@ -27,6 +24,7 @@ constexpr double kWeight = 0.1;
 NcclTransport::NcclTransport(const TransportEnvironment& environment,
                              const NcclTransportOptions& options)
     : environment_(environment),
+      latency_(options.assumed_latency),
       bytes_per_second_(kAssumedBytesPerSecond),
       node_(environment, options, [this](size_t bytes, absl::Duration taken) {
         const double seen = static_cast<double>(bytes) / absl::ToDoubleSeconds(taken);
@@ -73,7 +71,7 @@ absl::StatusOr<PathCost> NcclTransport::Cost(const PathQuery& query) const {
   if (query.bytes == 0) return absl::FailedPreconditionError("it has no bytes");
   // What the endpoints say is all that an onlooker knows.
   if (!is_party) {
-    return PathCost{kLatency, bytes_per_second_.load(std::memory_order_relaxed)};
+    return PathCost{latency_, bytes_per_second_.load(std::memory_order_relaxed)};
   }
   const auto& device_of = environment_.nccl.device_of;
   const bool is_source = query.source->peer.node_id == environment_.node_id;
@@ -90,7 +88,7 @@ absl::StatusOr<PathCost> NcclTransport::Cost(const PathQuery& query) const {
   } else {
     FERRY_RETURN_IF_ERROR(environment_.gpus->turns(ordinal)->CheckKeyed());
   }
-  return PathCost{kLatency, bytes_per_second_.load(std::memory_order_relaxed)};
+  return PathCost{latency_, bytes_per_second_.load(std::memory_order_relaxed)};
 }
 
 std::shared_ptr<Outlet> NcclTransport::MakeOutlet(const Endpoint& peer) {

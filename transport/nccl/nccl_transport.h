@@ -36,6 +36,7 @@ class NcclTransport final : public Transport {
   absl::Status CheckVersions(const PathQuery& query) const;
 
   const TransportEnvironment environment_;
+  const absl::Duration latency_;
   std::atomic<double> bytes_per_second_;
   NcclNode node_;
 };
