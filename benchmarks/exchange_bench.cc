@@ -158,27 +158,38 @@ void BM_Shm_HandOver_Polling(benchmark::State& state) {
   Report(state, samples, floor);
 }
 
-// Into a buffer of the receiver; answers are short. In turns with memcpy on one thread, and with
-// two threads that copy as fast as memory lets them: `of_limit`.
+// Into a buffer of the receiver; answers are short. In turns with memcpy on one thread between a
+// program's own pieces of memory, with the same between pieces of an arena, whose pages may be
+// larger (`ratio_arena`), and with two threads that copy there as fast as memory lets them
+// (`of_limit`).
 void IntoBuffer(benchmark::State& state, const ExchangePeer::Options& options) {
   const auto bytes = static_cast<size_t>(state.range(0));
   ExchangePeer peer(options);
   std::vector<char> from(bytes, 1);
   std::vector<char> to(bytes, 2);
-  Samples floors, limits, samples, ratios, of_limit, cpu;
+  const Tensor arena_from = ArenaTensor(peer.exchange(), bytes);
+  Tensor arena_to = ArenaTensor(peer.exchange(), bytes);
+  const auto time_copy = [bytes](void* into, const void* out_of) {
+    const absl::Time start = SteadyClock().Now();
+    std::memcpy(into, out_of, bytes);
+    benchmark::ClobberMemory();
+    return absl::ToDoubleSeconds(SteadyClock().Now() - start);
+  };
+  Samples floors, arena_floors, limits, samples, ratios, arena_ratios, of_limit, cpu;
   PingPong rounds(peer, {.bytes = bytes, .into = true, .short_answers = true}, bytes, 2);
   for (auto _ : state) {
-    const absl::Time start = SteadyClock().Now();
-    std::memcpy(to.data(), from.data(), bytes);
-    benchmark::ClobberMemory();
-    floors.seconds.push_back(absl::ToDoubleSeconds(SteadyClock().Now() - start));
+    floors.seconds.push_back(time_copy(to.data(), from.data()));
+    arena_floors.seconds.push_back(time_copy(arena_to.mutable_data(), arena_from.data()));
     if (!options.one_core) {
-      limits.seconds.push_back(StreamedCopySeconds(to.data(), from.data(), bytes));
+      limits.seconds.push_back(StreamedCopySeconds(static_cast<char*>(arena_to.mutable_data()),
+                                                   static_cast<const char*>(arena_from.data()),
+                                                   bytes));
     }
     const double before = peer.CpuSeconds();
     samples.seconds.push_back(rounds.Round());
     cpu.seconds.push_back(peer.CpuSeconds() - before);
     ratios.seconds.push_back(floors.seconds.back() / samples.seconds.back());
+    arena_ratios.seconds.push_back(arena_floors.seconds.back() / samples.seconds.back());
     if (!options.one_core) {
       of_limit.seconds.push_back(limits.seconds.back() / samples.seconds.back());
     }
@@ -188,6 +199,8 @@ void IntoBuffer(benchmark::State& state, const ExchangePeer::Options& options) {
   state.counters["GB/s"] = gigabytes / samples.At(0.5);
   state.counters["memcpy_GB/s"] = gigabytes / floors.At(0.5);
   state.counters["ratio"] = ratios.At(0.5);
+  state.counters["arena_memcpy_GB/s"] = gigabytes / arena_floors.At(0.5);
+  state.counters["ratio_arena"] = arena_ratios.At(0.5);
   state.counters["cpu_s/GB"] = cpu.At(0.5) / gigabytes;
   if (options.one_core) return;
   state.counters["limit_GB/s"] = gigabytes / limits.At(0.5);

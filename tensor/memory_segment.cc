@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -35,6 +36,9 @@
 #endif
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
+#endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
 #endif
 
 namespace ferry {
@@ -64,6 +68,44 @@ absl::Status Prefault(void* base, size_t bytes) {
   auto* touch = static_cast<volatile char*>(base);
   for (size_t i = 0; i < bytes; i += 4096) touch[i] = 0;
   return absl::OkStatus();
+}
+
+// Gives whole 2 MiB of an empty mapping huge pages, whatever the kernel's policy for memfds is: a
+// page of each that is there is enough to collapse them (kernels from 6.1 on). Several times
+// quicker than touching all of the small ones. False if some of them stay ordinary pages.
+bool Collapse(void* base, size_t bytes) {
+  const size_t whole = bytes / kHugePageBytes * kHugePageBytes;
+  auto* touch = static_cast<volatile char*>(base);
+  for (size_t i = 0; i < whole; i += kHugePageBytes) touch[i] = 0;
+  return madvise(base, whole, MADV_COLLAPSE) == 0;
+}
+
+// mmap of a shared file, at a multiple of 2 MiB if it is as large: else huge pages are mapped in
+// pieces of 4 KiB.
+void* MapShared(size_t bytes, int protection, int flags, int fd) {
+  void* place = nullptr;
+  if (bytes >= kHugePageBytes) {
+    const size_t reserved = bytes + kHugePageBytes;
+    void* const room =
+        mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED) return room;
+    const auto start = reinterpret_cast<uintptr_t>(room);
+    const uintptr_t aligned = (start + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+    // The rest of it, in whole pages.
+    const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    const uintptr_t end = (aligned + bytes + page - 1) / page * page;
+    if (aligned > start) munmap(room, aligned - start);
+    if (start + reserved > end) munmap(reinterpret_cast<void*>(end), start + reserved - end);
+    place = reinterpret_cast<void*>(aligned);
+    flags |= MAP_FIXED;
+  }
+  void* const base = mmap(place, bytes, protection, MAP_SHARED | flags, fd, 0);
+  if (base == MAP_FAILED && place != nullptr) {
+    const int error = errno;
+    munmap(place, bytes);
+    errno = error;
+  }
+  return base;
 }
 
 absl::Status Seal(int fd, bool peers_may_write) {
@@ -149,7 +191,7 @@ absl::StatusOr<MemorySegment> MemorySegment::Create(size_t bytes,
       return OsError("ftruncate", bytes);
     }
     // Pages of the pool are reserved here: an error now rather than a signal at the first touch.
-    void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, segment.fd_.get(), 0);
+    void* base = MapShared(bytes, PROT_READ | PROT_WRITE, 0, segment.fd_.get());
     if (base == MAP_FAILED) return OsError("mmap", bytes);
     segment.base_ = base;
     segment.bytes_ = bytes;
@@ -163,9 +205,12 @@ absl::StatusOr<MemorySegment> MemorySegment::Create(size_t bytes,
     segment = map(false);
     if (!segment.ok()) return segment.status();
     // The advice is taken also where the kernel's policy is not to follow it.
-    if (options.huge_pages && bytes >= kHugePageBytes && HasTransparentPages() &&
-        madvise(segment->base_, bytes, MADV_HUGEPAGE) == 0) {
-      segment->pages_ = PageKind::kTransparent;
+    if (options.huge_pages && bytes >= kHugePageBytes) {
+      const bool is_given =
+          HasTransparentPages() && madvise(segment->base_, bytes, MADV_HUGEPAGE) == 0;
+      if (is_given || (options.prefault && Collapse(segment->base_, bytes))) {
+        segment->pages_ = PageKind::kTransparent;
+      }
     }
   }
   if (options.prefault) FERRY_RETURN_IF_ERROR(Prefault(segment->base_, bytes));
@@ -188,8 +233,8 @@ absl::StatusOr<MemorySegment> MemorySegment::MapPeer(UniqueFd fd, size_t bytes, 
   }
   MemorySegment segment;
   // What is written to is small and is about to be; of what is read, only some may be.
-  void* base = mmap(nullptr, bytes, PROT_READ | (writable ? PROT_WRITE : 0),
-                    MAP_SHARED | (writable ? MAP_POPULATE : 0), fd.get(), 0);
+  void* base = MapShared(bytes, PROT_READ | (writable ? PROT_WRITE : 0),
+                         writable ? MAP_POPULATE : 0, fd.get());
   if (base == MAP_FAILED) {
     if (errno != EPERM) return OsError("mmap", bytes);
     return absl::PermissionDeniedError("the peer's memory may only be read");

@@ -32,7 +32,8 @@ bool GivesTransparentPages(absl::string_view policy, absl::string_view of_2_mib)
 struct MemorySegmentOptions {
   // Touch every page now, so that nobody pays for it later.
   bool prefault = true;
-  // Take pages from the pool if there are any, else ask for transparent huge ones.
+  // Take pages from the pool if there are any, else ask for transparent huge ones; where the
+  // kernel's policy has none for memfds, pages that are touched now are made huge all the same.
   bool huge_pages = true;
   // Others may map it for writing too; else the kernel lets them map it for reading only.
   bool peers_may_write = false;

@@ -17,6 +17,7 @@
 #include "absl/strings/strip.h"
 
 #include "runtime/doctor/bytes_text.h"
+#include "tensor/memory_segment.h"
 
 namespace ferry::doctor {
 namespace {
@@ -162,28 +163,34 @@ Finding CheckCores(const HostReader& host) {
 }
 
 Finding CheckHostArena(const HostReader& host) {
-  const absl::Status memory = host.MakesSharedMemory();
-  if (!memory.ok()) {
-    return Wrong("host arena", std::string(memory.message()),
-                 "allow memfd_create (a kernel from 3.17 on; a seccomp profile without it)");
+  const absl::StatusOr<PageKind> pages = host.SharedMemoryPages();
+  if (!pages.ok()) {
+    return Wrong("host arena", std::string(pages.status().message()),
+                 "allow memfd_create (a kernel from 3.17 on; a seccomp profile without it), and "
+                 "memory of some MiB");
   }
-  int64_t free_pages = 0;
-  const auto pool = host.ReadFile("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
-  if (pool.ok() && absl::SimpleAtoi(*pool, &free_pages) && free_pages > 0) {
-    return Ok("host arena", absl::StrCat("2 MiB pages of the machine's pool, ",
-                                         BytesText(static_cast<uint64_t>(free_pages) * 2 * kMiB),
-                                         " of them free"));
+  if (*pages == PageKind::kPool) {
+    int64_t free_pages = 0;
+    const auto pool = host.ReadFile("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
+    const bool is_known = pool.ok() && absl::SimpleAtoi(*pool, &free_pages) && free_pages >= 0;
+    return Ok(
+        "host arena",
+        absl::StrCat(
+            PageKindName(*pages),
+            is_known ? absl::StrCat(", ", BytesText(static_cast<uint64_t>(free_pages) * 2 * kMiB),
+                                    " of them free")
+                     : ""));
   }
   const auto setting = host.ReadFile("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
-  const std::string chosen = setting.ok() ? Chosen(*setting) : "";
-  if (chosen == "always" || chosen == "within_size" || chosen == "advise" || chosen == "force") {
-    return Ok("host arena", absl::StrCat("transparent huge pages (shmem_enabled: ", chosen, ")"));
+  const std::string policy =
+      setting.ok() ? absl::StrCat(" (shmem_enabled: ", Chosen(*setting), ")") : "";
+  if (*pages == PageKind::kTransparent) {
+    return Ok("host arena", absl::StrCat(PageKindName(*pages), policy));
   }
   return Ok("host arena",
-            absl::StrCat("ordinary 4 KiB pages",
-                         chosen.empty() ? "" : absl::StrCat(" (shmem_enabled: ", chosen, ")"),
-                         "; large tensors that are copied gain from huge ones: sysctl "
-                         "vm.nr_hugepages, or advise in "
+            absl::StrCat("ordinary ", PageKindName(*pages), policy,
+                         "; large tensors that are copied gain from huge ones: a kernel from 6.1 "
+                         "on, sysctl vm.nr_hugepages, or advise in "
                          "/sys/kernel/mm/transparent_hugepage/shmem_enabled"));
 }
 

@@ -23,8 +23,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
+#include "base/status_macros.h"
 #include "base/unique_fd.h"
-#include "tensor/memory_segment.h"
 
 namespace ferry::doctor {
 namespace {
@@ -140,6 +140,10 @@ std::optional<std::string> ThisHost::Environment(const std::string& name) const 
   return value == nullptr ? std::nullopt : std::optional<std::string>(value);
 }
 
-absl::Status ThisHost::MakesSharedMemory() const { return MemorySegment::CheckSupport(); }
+absl::StatusOr<PageKind> ThisHost::SharedMemoryPages() const {
+  FERRY_RETURN_IF_ERROR(MemorySegment::CheckSupport());
+  FERRY_ASSIGN_OR_RETURN(const MemorySegment segment, MemorySegment::Create(size_t{2} << 20, {}));
+  return segment.pages();
+}
 
 }  // namespace ferry::doctor

@@ -11,6 +11,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "tensor/memory_segment.h"
+
 namespace ferry::doctor {
 
 struct FileSystemSpace {
@@ -57,9 +59,9 @@ class HostReader {
   //   Errors: UNAVAILABLE.
   virtual absl::StatusOr<std::vector<InterfaceAddress>> Interfaces() const = 0;
   virtual std::optional<std::string> Environment(const std::string& name) const = 0;
-  // Whether memory can be had that processes share by a descriptor.
-  //   Errors: UNAVAILABLE with the reason.
-  virtual absl::Status MakesSharedMemory() const = 0;
+  // The pages of memory that processes share by a descriptor: what a piece of 2 MiB got.
+  //   Errors: UNAVAILABLE or RESOURCE_EXHAUSTED with the reason.
+  virtual absl::StatusOr<PageKind> SharedMemoryPages() const = 0;
 };
 
 // The machine and the process that this runs in.
@@ -73,7 +75,7 @@ class ThisHost final : public HostReader {
   absl::StatusOr<ResourceLimit> Limit(int resource) const override;
   absl::StatusOr<std::vector<InterfaceAddress>> Interfaces() const override;
   std::optional<std::string> Environment(const std::string& name) const override;
-  absl::Status MakesSharedMemory() const override;
+  absl::StatusOr<PageKind> SharedMemoryPages() const override;
 };
 
 }  // namespace ferry::doctor

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recycling, the budget, and what a peer can do with a segment.
+// Recycling and the budget.
 #include "tensor/host_arena.h"
-
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
@@ -165,57 +161,6 @@ TEST(HostArena, RefusesOptionsThatMakeNoSense) {
   EXPECT_EQ(HostArena::Create(options).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(MakeArena()->Allocate(~size_t{0}).status().code(),
             absl::StatusCode::kResourceExhausted);
-}
-
-// As another process would, by a descriptor of its own.
-// What a kernel says in its files, of which the one in brackets holds.
-TEST(MemorySegment, HugePagesAreThoseThatTheKernelGives) {
-  constexpr char kNever[] = "always within_size advise [never] deny force\n";
-  constexpr char kAdvise[] = "always within_size [advise] never deny force\n";
-  constexpr char kInherit[] = "always [inherit] within_size advise never\n";
-  EXPECT_FALSE(GivesTransparentPages(kNever, ""));
-  EXPECT_TRUE(GivesTransparentPages(kAdvise, ""));
-  EXPECT_FALSE(GivesTransparentPages(kNever, kInherit));
-  EXPECT_TRUE(GivesTransparentPages(kAdvise, kInherit));
-  EXPECT_TRUE(GivesTransparentPages(kNever, "always inherit within_size [advise] never\n"));
-  EXPECT_FALSE(GivesTransparentPages(kAdvise, "always inherit within_size advise [never]\n"));
-  EXPECT_FALSE(GivesTransparentPages("always within_size advise never [deny] force\n",
-                                     "[always] inherit within_size advise never\n"));
-  EXPECT_TRUE(GivesTransparentPages("always within_size advise never deny [force]\n", ""));
-  EXPECT_FALSE(GivesTransparentPages("", ""));
-}
-
-TEST(MemorySegment, APeerReadsWhatTheOwnerWrites) {
-  const MemorySegment mine = *MemorySegment::Create(kMib, {.prefault = false});
-  const MemorySegment peer = *MemorySegment::MapPeer(UniqueFd(dup(mine.fd())), kMib, false);
-  std::memcpy(mine.base(), "hello", 6);
-  EXPECT_STREQ(static_cast<const char*>(peer.base()), "hello");
-  EXPECT_NE(peer.base(), mine.base());
-}
-
-TEST(MemorySegment, APeerCanNeitherWriteNorResizeIt) {
-  const MemorySegment mine = *MemorySegment::Create(kMib, {.prefault = false});
-  const absl::Status status = MemorySegment::MapPeer(UniqueFd(dup(mine.fd())), kMib, true).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied);
-  EXPECT_NE(ftruncate(mine.fd(), 0), 0);
-  EXPECT_NE(ftruncate(mine.fd(), 2 * kMib), 0);
-  const MemorySegment open = *MemorySegment::Create(kMib, {.peers_may_write = true});
-  EXPECT_TRUE(MemorySegment::MapPeer(UniqueFd(dup(open.fd())), kMib, true).ok());
-}
-
-// A descriptor that lies, or that could shrink under the reader.
-TEST(MemorySegment, APeersDescriptorIsChecked) {
-  const MemorySegment mine = *MemorySegment::Create(kMib, {.prefault = false});
-  constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-  EXPECT_EQ(MemorySegment::MapPeer(UniqueFd(dup(mine.fd())), 2 * kMib, false).status().code(),
-            kInvalid);
-  UniqueFd unsealed(memfd_create("unsealed", MFD_CLOEXEC));
-  ASSERT_EQ(ftruncate(unsealed.get(), kMib), 0);
-  EXPECT_EQ(MemorySegment::MapPeer(std::move(unsealed), kMib, false).status().code(), kInvalid);
-  EXPECT_EQ(MemorySegment::MapPeer(UniqueFd(), kMib, false).status().code(), kInvalid);
-  EXPECT_EQ(
-      MemorySegment::MapPeer(UniqueFd(open("/dev/null", O_RDWR)), 4096, false).status().code(),
-      kInvalid);
 }
 
 // Peers map segments: what is given back here must not stay there.

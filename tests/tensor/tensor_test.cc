@@ -15,7 +15,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+constexpr auto kRefused = absl::StatusCode::kInvalidArgument;
 
 // int32[4,2]: 0, 1, ..., 7.
 Tensor Counting() {
@@ -55,7 +55,7 @@ TEST(Tensor, ASliceEndsWithTheTensor) {
            {{-1, 1}, {0, 5}, {5, 0}, {1, std::numeric_limits<int64_t>::max()}}}) {
     EXPECT_EQ(tensor.Slice(first, count).status().code(), absl::StatusCode::kOutOfRange);
   }
-  EXPECT_EQ(Tensor::Allocate(DataType::kInt8, Shape())->Slice(0, 1).status().code(), kInvalid);
+  EXPECT_EQ(Tensor::Allocate(DataType::kInt8, Shape())->Slice(0, 1).status().code(), kRefused);
 }
 
 TEST(Tensor, ReshapesWithoutACopy) {
@@ -63,7 +63,7 @@ TEST(Tensor, ReshapesWithoutACopy) {
   const Tensor flat = *tensor.Reshape(*Shape::Create({8}));
   EXPECT_EQ(flat.data(), tensor.data());
   EXPECT_EQ(ToString(flat), "int32[8]");
-  EXPECT_EQ(tensor.Reshape(*Shape::Create({9})).status().code(), kInvalid);
+  EXPECT_EQ(tensor.Reshape(*Shape::Create({9})).status().code(), kRefused);
 }
 
 TEST(Tensor, StaysWithinItsBuffer) {
@@ -71,17 +71,17 @@ TEST(Tensor, StaysWithinItsBuffer) {
   const Shape four = *Shape::Create({4});
   EXPECT_TRUE(Tensor::Create(DataType::kFloat, four, buffer).ok());
   const absl::Status past_the_end = Tensor::Create(DataType::kFloat, four, buffer, 4).status();
-  EXPECT_EQ(past_the_end.code(), kInvalid);
+  EXPECT_EQ(past_the_end.code(), kRefused);
   EXPECT_THAT(past_the_end.message(), HasSubstr("the buffer has 16"));
-  EXPECT_EQ(Tensor::Create(DataType::kFloat, Shape(), buffer, 2).status().code(), kInvalid);
-  EXPECT_EQ(Tensor::Create(DataType::kInt8, Shape(), buffer, ~size_t{0}).status().code(), kInvalid);
-  EXPECT_EQ(Tensor::Create(DataType::kInt8, Shape(), nullptr).status().code(), kInvalid);
-  EXPECT_EQ(Tensor::Create(DataType::kString, Shape(), buffer).status().code(), kInvalid);
+  EXPECT_EQ(Tensor::Create(DataType::kFloat, Shape(), buffer, 2).status().code(), kRefused);
+  EXPECT_EQ(Tensor::Create(DataType::kInt8, Shape(), buffer, ~size_t{0}).status().code(), kRefused);
+  EXPECT_EQ(Tensor::Create(DataType::kInt8, Shape(), nullptr).status().code(), kRefused);
+  EXPECT_EQ(Tensor::Create(DataType::kString, Shape(), buffer).status().code(), kRefused);
 }
 
 TEST(Tensor, RefusesMoreThanThereCanBe) {
   const Shape huge = *Shape::Create({std::numeric_limits<int64_t>::max()});
-  EXPECT_EQ(Tensor::Allocate(DataType::kDouble, huge).status().code(), kInvalid);
+  EXPECT_EQ(Tensor::Allocate(DataType::kDouble, huge).status().code(), kRefused);
   EXPECT_EQ(Tensor::Allocate(DataType::kInt8, *Shape::Create({int64_t{1} << 60})).status().code(),
             absl::StatusCode::kResourceExhausted);
 }
@@ -98,7 +98,7 @@ TEST(Tensor, HoldsStrings) {
   EXPECT_EQ(tensor.bytes(), 3u);
   EXPECT_EQ(tensor.strings()[1].size(), 3u);
   EXPECT_TRUE(IsEqual(tensor, tensor));
-  EXPECT_EQ(Tensor::OfStrings(Shape(), {}).status().code(), kInvalid);
+  EXPECT_EQ(Tensor::OfStrings(Shape(), {}).status().code(), kRefused);
 }
 
 // Whoever lent the memory hears once when the last view is gone, and not before.

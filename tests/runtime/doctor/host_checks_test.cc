@@ -75,9 +75,14 @@ TEST(HostChecks, AQuotaOfTheContainerCountsMoreThanItsCores) {
 
 TEST(HostChecks, TheArenaSaysWhichPagesItGets) {
   MadeUpHost host;
-  EXPECT_THAT(CheckHostArena(host), IsOk("shmem_enabled: advise"));
+  EXPECT_THAT(CheckHostArena(host), IsOk("transparent huge pages (shmem_enabled: advise)"));
+  // What was seen counts, and not what the kernel says that it does.
   host.files["/sys/kernel/mm/transparent_hugepage/shmem_enabled"] = "always advise [never] deny";
+  EXPECT_THAT(CheckHostArena(host), IsOk("transparent huge pages (shmem_enabled: never)"));
+  host.shared_memory = PageKind::kOrdinary;
   EXPECT_THAT(CheckHostArena(host), IsOk("4 KiB pages (shmem_enabled: never)"));
+  host.shared_memory = PageKind::kPool;
+  EXPECT_THAT(CheckHostArena(host), IsOk("pool"));
   host.files["/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages"] = "512";
   EXPECT_THAT(CheckHostArena(host), IsOk("1 GiB of them free"));
   host.shared_memory = absl::UnavailableError("memfd_create: Function not implemented");

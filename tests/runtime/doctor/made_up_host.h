@@ -37,7 +37,7 @@ struct MadeUpHost final : public HostReader {
   std::vector<InterfaceAddress> interfaces = {At("lo", "127.0.0.1"), At("eth0", "10.0.0.7")};
   std::map<std::string, std::string> environment;
   std::map<std::string, absl::Status> access;
-  absl::Status shared_memory;
+  absl::StatusOr<PageKind> shared_memory = PageKind::kTransparent;
 
   static InterfaceAddress At(std::string name, std::string address) {
     InterfaceAddress made = {std::move(name), std::move(address), /*is_running=*/true};
@@ -95,7 +95,7 @@ struct MadeUpHost final : public HostReader {
     if (found == environment.end()) return std::nullopt;
     return found->second;
   }
-  absl::Status MakesSharedMemory() const override { return shared_memory; }
+  absl::StatusOr<PageKind> SharedMemoryPages() const override { return shared_memory; }
 };
 
 }  // namespace ferry::doctor
