@@ -67,6 +67,14 @@ void GrantEndpoint::Unqueue(const TransferKey& key, const Transfer& transfer) {
   if (row->second.empty()) pending_.erase(row);
 }
 
+size_t GrantEndpoint::PlaceOf(const TransferKey& key) const {
+  const auto row = pending_.find(PeerOf(key));
+  const auto transfer = transfers_.find(key);
+  if (row == pending_.end() || transfer == transfers_.end()) return 0;
+  return static_cast<size_t>(
+      std::distance(row->second.begin(), row->second.lower_bound(transfer->second.order)));
+}
+
 void GrantEndpoint::Requeue(const TransferKey& key, Transfer& transfer) {
   transfer.phase = Phase::kPending;
   pending_[PeerOf(key)].emplace(transfer.order, key);

@@ -103,12 +103,24 @@ class GrantEndpoint final {
   // One line for each transfer: "transfer 7 from device 1 to device 2: 3s, its turn on device 1".
   std::vector<std::string> Pending() const;
 
-  // Two endpoints with equal states do the same from now on, time aside.
+  // Of the grants that have come from `peer`; those of an honest one rise.
+  uint64_t last_serial(DeviceId peer) const {
+    const auto found = last_serials_.find(peer);
+    return found == last_serials_.end() ? 0 : found->second;
+  }
+
+  // Two endpoints with equal states do the same from now on, time and repeated grants aside.
   template <typename H>
   friend H AbslHashValue(H state, const GrantEndpoint& e) {
     for (const auto& [peer, keys] : e.pending_) {
       state = H::combine(std::move(state), peer);
       for (const auto& [order, key] : keys) state = H::combine(std::move(state), key);
+    }
+    // Where they go if the peer declines.
+    for (const Grant& grant : e.grants_) {
+      for (const GrantOperation& operation : grant.operations) {
+        state = H::combine(std::move(state), e.PlaceOf(operation.key));
+      }
     }
     for (const auto& [peer, why] : e.dead_) state = H::combine(std::move(state), peer);
     return H::combine(std::move(state), e.transfers_, e.grants_, e.serial_, e.waiting_, e.parked_,
@@ -213,6 +225,8 @@ class GrantEndpoint final {
   DeviceId PeerOf(const TransferKey& key) const {
     return key.source == self_ ? key.destination : key.source;
   }
+  // How many pending transfers with the same peer go before it.
+  size_t PlaceOf(const TransferKey& key) const;
   absl::Status Insert(const GrantTransfer& transfer, GrantActions& actions);
   // Takes a pending transfer out of its peer's row, or puts it back where it was.
   void Unqueue(const TransferKey& key, const Transfer& transfer);

@@ -21,6 +21,10 @@ SearchResult SearchAndPrint(const char* without, const WorldOptions& options) {
   std::printf("without %s, after %lld states: %s\n", without, static_cast<long long>(result.states),
               result.violation.c_str());
   for (const std::string& line : result.trace) std::printf("    %s\n", line.c_str());
+  // So does the search that leaves nothing out.
+  WorldOptions all = options;
+  all.reductions = {false, false, false};
+  EXPECT_NE(Search(all, 4'000'000).violation, "");
   return result;
 }
 

@@ -10,7 +10,7 @@
 
 namespace ferry::grant_test {
 World::World(const WorldOptions& options, const Clock& clock)
-    : options_(std::make_shared<const WorldOptions>(options)),
+    : ground_(std::make_shared<Ground>(options)),
       outcomes_(options.transfers.size()),
       devices_(options.device_count),
       lanes_(options.device_count * options.device_count),
@@ -21,8 +21,7 @@ World::World(const WorldOptions& options, const Clock& clock)
       pauses_left_(options.pauses) {
   transfers_.Edit() = options.transfers;
   for (int i = 0; i < options.device_count; ++i) {
-    devices_[i].Edit().endpoint =
-        std::make_shared<const GrantEndpoint>(DeviceId(i), options.endpoint, clock);
+    devices_[i].known = ground_->steps.Know(GrantEndpoint(DeviceId(i), options.endpoint, clock));
   }
   const auto add = [this](std::vector<int> members) {
     uint64_t mask = 0;
@@ -44,35 +43,21 @@ World::World(const WorldOptions& options, const Clock& clock)
   }
 }
 
-const World::Lane& World::lane(int from, int to) const {
-  static const Lane& empty = *new Lane;
-  const auto& items = lanes_[static_cast<size_t>(from) * devices_.size() + static_cast<size_t>(to)];
-  return items == nullptr ? empty : *items;
+template <typename Call, typename... What>
+const GrantStep& World::Take(int device, Call call, Input input, const What&... what) const {
+  return ground_->steps.Take(*devices_[device].known,
+                             absl::HashOf(static_cast<int>(input), what...), call);
 }
 
-void World::Push(int from, int to, Item item) {
-  Lane items = lane(from, to);
-  items.push_back(std::move(item));
-  LaneAt(from, to) = std::make_shared<const Lane>(std::move(items));
-}
-
-World::Item World::Pop(int from, int to) {
-  Lane items = lane(from, to);
-  Item item = items.front();
-  items.erase(items.begin());
-  LaneAt(from, to) = items.empty() ? nullptr : std::make_shared<const Lane>(std::move(items));
-  return item;
-}
-
-template <typename Call>
-void World::At(int device, Call call) {
-  auto endpoint = std::make_shared<GrantEndpoint>(*devices_[device]->endpoint);
-  GrantActions actions;
-  call(*endpoint, actions);
-  Device& self = devices_[device].Edit();
-  self.hash = absl::HashOf(*endpoint);
-  self.endpoint = std::move(endpoint);
-  Perform(device, actions);
+template <typename Call, typename... What>
+void World::Happen(int device, Call call, Input input, const What&... what) {
+  Perform(device, Take(
+                      device,
+                      [&call](GrantEndpoint& endpoint, GrantActions& actions) {
+                        call(endpoint, actions);
+                        return absl::OkStatus();
+                      },
+                      input, what...));
 }
 
 void World::Violate(std::string what) {
@@ -87,18 +72,18 @@ int World::IndexOf(const CommunicatorName& name) const {
 }
 
 std::optional<size_t> World::FirstAborted(int device) const {
-  const std::vector<Running>& stream = devices_[device]->stream;
+  const auto& stream = devices_[device].stream;
   for (size_t i = 0; i < stream.size(); ++i) {
-    if (devices_[device]->aborted >> IndexOf(stream[i].batch->name.communicator) & 1) return i;
+    if (devices_[device].aborted >> stream[i].communicator & 1) return i;
   }
   return std::nullopt;
 }
 
 bool World::IsRunning(int device) const {
-  const std::vector<Running>& stream = devices_[device]->stream;
+  const auto& stream = devices_[device].stream;
   if (stream.empty() || stream[0].is_stuck) return false;
   if (stream[0].has_data) return true;
-  const Device& peer = *devices_[stream[0].batch->peer.value()];
+  const Device& peer = devices_[stream[0].batch->peer.value()];
   return !peer.stream.empty() && !peer.stream[0].has_data && !peer.stream[0].is_stuck &&
          peer.stream[0].batch->name == stream[0].batch->name &&
          peer.stream[0].batch->peer.value() == device;
@@ -106,10 +91,10 @@ bool World::IsRunning(int device) const {
 
 // NCCL matches by position: what is first on both streams runs, whatever it is.
 void World::Check(int device) {
-  const std::vector<Running>& stream = devices_[device]->stream;
+  const auto& stream = devices_[device].stream;
   if (stream.empty() || stream[0].has_data || stream[0].is_stuck) return;
   const GrantBatch& mine = *stream[0].batch;
-  const std::vector<Running>& other = devices_[mine.peer.value()]->stream;
+  const auto& other = devices_[mine.peer.value()].stream;
   if (other.empty() || other[0].has_data || other[0].is_stuck) return;
   const GrantBatch& theirs = *other[0].batch;
   if (theirs.peer.value() != device || theirs.name.communicator != mine.name.communicator) return;
@@ -125,7 +110,7 @@ void World::Check(int device) {
 }
 
 void World::OnFinish(int device, const FinishTransfer& finish) {
-  for (const Running& running : devices_[device]->stream) {
+  for (const Running& running : devices_[device].stream) {
     for (const GrantOperation& operation : running.batch->operations) {
       if (operation.key == finish.key) {
         Violate(absl::StrCat(ferry::Describe(finish.key), " is over while it runs"));
@@ -145,15 +130,14 @@ void World::OnFinish(int device, const FinishTransfer& finish) {
   Violate(absl::StrCat(ferry::Describe(finish.key), " ends, which never was"));
 }
 
-void World::Perform(int device, const GrantActions& actions) {
-  Device& self = devices_[device].Edit();
-  for (const GrantAction& action : actions) {
+void World::Perform(int device, const GrantStep& step, size_t first_action) {
+  Device& self = devices_[device];
+  self.known = step.after;
+  for (size_t i = first_action; i < step.actions.size(); ++i) {
+    const GrantAction& action = step.actions[i];
     if (const auto* send = std::get_if<SendMessage>(&action)) {
       const int to = send->message.to.value();
-      if (!devices_[to]->is_alive) continue;
-      Push(device, to,
-           {std::nullopt, std::make_shared<const GrantMessage>(send->message),
-            absl::HashOf(send->message)});
+      if (devices_[to].is_alive) lane(device, to).push_back({-1, &send->message, step.hashes[i]});
     } else if (const auto* launch = std::get_if<LaunchBatch>(&action)) {
       const int index = IndexOf(launch->batch.name.communicator);
       if (index < 0 || (self.opened >> index & 1) == 0 || (self.flagged >> index & 1) != 0) {
@@ -163,8 +147,7 @@ void World::Perform(int device, const GrantActions& actions) {
         return;
       }
       ++launches_;
-      self.stream.push_back({std::make_shared<const GrantBatch>(launch->batch),
-                             absl::HashOf(launch->batch), false, false});
+      self.stream.push_back({&launch->batch, step.hashes[i], index});
       if (self.stream.size() == 1) Check(device);
     } else if (const auto* finish = std::get_if<FinishTransfer>(&action)) {
       OnFinish(device, *finish);
@@ -184,93 +167,105 @@ void World::Perform(int device, const GrantActions& actions) {
 }
 
 void World::Return(int device, size_t position, bool is_ok, bool data_arrives) {
-  Device& self = devices_[device].Edit();
+  Device& self = devices_[device];
   const Running running = self.stream[position];
   if (position == 0 && IsRunning(device) && !running.has_data) {
-    Running& other = devices_[running.batch->peer.value()].Edit().stream[0];
+    Running& other = devices_[running.batch->peer.value()].stream[0];
     other.has_data = is_ok || data_arrives;
     other.is_stuck = !other.has_data;
   }
   self.stream.erase(self.stream.begin() + static_cast<int64_t>(position));
-  At(device, [&](GrantEndpoint& endpoint, GrantActions& actions) {
-    endpoint.Completed(running.batch->name,
-                       is_ok ? absl::OkStatus() : absl::InternalError("unhandled error"), actions);
-  });
+  Happen(
+      device,
+      [&](GrantEndpoint& endpoint, GrantActions& actions) {
+        endpoint.Completed(running.batch->name,
+                           is_ok ? absl::OkStatus() : absl::InternalError("unhandled error"),
+                           actions);
+      },
+      Input::kCompleted, running.batch->name, is_ok);
   Check(device);
 }
 
 void World::Die(int device, bool data_arrives) {
-  Device& self = devices_[device].Edit();
+  Device& self = devices_[device];
   if (IsRunning(device) && !self.stream[0].has_data) {
-    Running& other = devices_[self.stream[0].batch->peer.value()].Edit().stream[0];
+    Running& other = devices_[self.stream[0].batch->peer.value()].stream[0];
     other.has_data = data_arrives;
     other.is_stuck = !data_arrives;
   }
   self.is_alive = false;
   self.stream.clear();
-  self.hash = 0;
-  for (size_t from = 0; from < devices_.size(); ++from) {
-    LaneAt(static_cast<int>(from), device) = nullptr;
-  }
+  for (size_t from = 0; from < devices_.size(); ++from)
+    lane(static_cast<int>(from), device).clear();
 }
 
 void World::Hold(int device) {
-  At(device, [](GrantEndpoint& endpoint, GrantActions& actions) { endpoint.Pause(actions); });
+  Happen(
+      device, [](GrantEndpoint& endpoint, GrantActions& actions) { endpoint.Pause(actions); },
+      Input::kPause);
 }
 
 // Unless it has another reason to agree on nothing new.
 void World::GoOn(int device) {
-  const Device& self = *devices_[device];
+  const Device& self = devices_[device];
   if (self.is_paused || (self.has_joined && !self.has_left)) return;
-  At(device, [](GrantEndpoint& endpoint, GrantActions& actions) { endpoint.Resume(actions); });
+  Happen(
+      device, [](GrantEndpoint& endpoint, GrantActions& actions) { endpoint.Resume(actions); },
+      Input::kResume);
+}
+
+void World::Match(int index) {
+  outcomes_[index].is_matched = true;
+  outcomes_[index].is_added[0] = true;
+  const GrantTransfer& transfer = (*transfers_)[index];
+  const int source = transfer.key.source.value();
+  const int destination = transfer.key.destination.value();
+  const GrantStep& step = Take(
+      source,
+      [&](GrantEndpoint& endpoint, GrantActions& actions) {
+        return endpoint.Add(transfer, actions);
+      },
+      Input::kAdd, transfer.key);
+  if (!step.status.ok()) Violate("Add has failed");
+  // The ticket goes first, and takes a grant along that speaks of it.
+  Item item = {index, nullptr, absl::HashOf(transfer.key)};
+  if (!step.actions.empty()) {
+    const auto* send = std::get_if<SendMessage>(&step.actions.front());
+    if (send != nullptr && send->message.kind == GrantMessageKind::kGrant &&
+        send->message.to == transfer.key.destination) {
+      item.message = &send->message;
+      item.hash = absl::HashOf(transfer.key, step.hashes.front());
+    }
+  }
+  if (devices_[destination].is_alive) lane(source, destination).push_back(item);
+  Perform(source, step, item.message == nullptr ? 0 : 1);
+}
+
+const GrantStep& World::Hear(const Item& item, int device) const {
+  return Take(
+      device,
+      [&](GrantEndpoint& endpoint, GrantActions& actions) {
+        if (item.ticket < 0) return endpoint.OnMessage(*item.message, actions);
+        const GrantTransfer& transfer = (*transfers_)[item.ticket];
+        return item.message == nullptr ? endpoint.Add(transfer, actions)
+                                       : endpoint.AddWithGrant(transfer, *item.message, actions);
+      },
+      Input::kHear, item.hash);
 }
 
 void World::Apply(const Event& event) {
   switch (event.kind) {
-    case Event::Kind::kMatch: {
-      outcomes_[event.index].is_matched = true;
-      outcomes_[event.index].is_added[0] = true;
-      const GrantTransfer& transfer = (*transfers_)[event.index];
-      const int source = transfer.key.source.value();
-      const int destination = transfer.key.destination.value();
-      // The ticket goes first, and takes a grant along that speaks of it.
-      Item item;
-      item.ticket = transfer;
-      auto endpoint = std::make_shared<GrantEndpoint>(*devices_[source]->endpoint);
-      GrantActions actions;
-      if (!endpoint->Add(transfer, actions).ok()) Violate("Add has failed");
-      devices_[source].Edit().hash = absl::HashOf(*endpoint);
-      devices_[source].Edit().endpoint = std::move(endpoint);
-      if (!actions.empty()) {
-        const auto* send = std::get_if<SendMessage>(&actions.front());
-        if (send != nullptr && send->message.kind == GrantMessageKind::kGrant &&
-            send->message.to == transfer.key.destination) {
-          item.message = std::make_shared<const GrantMessage>(send->message);
-          actions.erase(actions.begin());
-        }
-      }
-      item.hash =
-          absl::HashOf(transfer.key, item.message == nullptr ? GrantMessage() : *item.message);
-      if (devices_[destination]->is_alive) Push(source, destination, std::move(item));
-      Perform(source, actions);
+    case Event::Kind::kMatch:
+      Match(event.index);
       break;
-    }
     case Event::Kind::kDeliver: {
-      const Item item = Pop(event.index, event.other);
-      At(event.other, [&](GrantEndpoint& endpoint, GrantActions& actions) {
-        absl::Status status;
-        if (item.ticket.has_value()) {
-          for (size_t i = 0; i < transfers_->size(); ++i) {
-            if ((*transfers_)[i].key == item.ticket->key) outcomes_[i].is_added[1] = true;
-          }
-          status = item.message != nullptr
-                       ? endpoint.AddWithGrant(*item.ticket, *item.message, actions)
-                       : endpoint.Add(*item.ticket, actions);
-        } else {
-          status = endpoint.OnMessage(*item.message, actions);
-        }
-        if (!status.ok()) Violate(status.ToString());
-      });
+      Lane& from = lane(event.index, event.other);
+      const Item item = from.front();
+      from.erase(from.begin());
+      if (item.ticket >= 0) outcomes_[item.ticket].is_added[1] = true;
+      const GrantStep& step = Hear(item, event.other);
+      if (!step.status.ok()) Violate(step.status.ToString());
+      Perform(event.other, step);
       break;
     }
     case Event::Kind::kComplete:
@@ -293,12 +288,16 @@ void World::Apply(const Event& event) {
       Die(event.index, event.choice);
       break;
     case Event::Kind::kNotice:
-      devices_[event.index].Edit().knows_dead |= uint32_t{1} << event.other;
+      devices_[event.index].knows_dead |= uint32_t{1} << event.other;
       // What had not arrived by then never does.
-      LaneAt(event.other, event.index) = nullptr;
-      At(event.index, [&](GrantEndpoint& endpoint, GrantActions& actions) {
-        endpoint.PeerFailed(DeviceId(event.other), absl::UnavailableError("no heartbeat"), actions);
-      });
+      lane(event.other, event.index).clear();
+      Happen(
+          event.index,
+          [&](GrantEndpoint& endpoint, GrantActions& actions) {
+            endpoint.PeerFailed(DeviceId(event.other), absl::UnavailableError("no heartbeat"),
+                                actions);
+          },
+          Input::kPeerFailed, event.other);
       break;
     case Event::Kind::kOpen: {
       const uint64_t bit = uint64_t{1} << event.other;
@@ -307,67 +306,75 @@ void World::Apply(const Event& event) {
       bool is_whole = true;
       for (const int member : communicator.devices) {
         members.push_back(DeviceId(member));
-        is_whole &= devices_[member]->is_alive;
+        is_whole &= devices_[member].is_alive;
       }
       // With a member dead it cannot be made.
       if (!is_whole) {
-        devices_[event.index].Edit().freed |= bit;
+        devices_[event.index].freed |= bit;
         break;
       }
-      devices_[event.index].Edit().opened |= bit;
-      At(event.index, [&](GrantEndpoint& endpoint, GrantActions& actions) {
-        if (!endpoint.Open(communicator.name, members, actions).ok()) {
-          devices_[event.index].Edit().freed |= bit;
-        }
-      });
+      devices_[event.index].opened |= bit;
+      const GrantStep& step = Take(
+          event.index,
+          [&](GrantEndpoint& endpoint, GrantActions& actions) {
+            return endpoint.Open(communicator.name, members, actions);
+          },
+          Input::kOpen, communicator.name);
+      if (!step.status.ok()) devices_[event.index].freed |= bit;
+      Perform(event.index, step);
       break;
     }
     case Event::Kind::kGiveUp:
       --failed_opens_left_;
       has_failed_ = true;
       communicators_.Edit()[event.other].is_given_up = true;
-      devices_[event.index].Edit().freed |= uint64_t{1} << event.other;
+      devices_[event.index].freed |= uint64_t{1} << event.other;
       break;
     case Event::Kind::kHearGivenUp: {
       const uint64_t bit = uint64_t{1} << event.other;
-      if ((devices_[event.index]->opened & bit) == 0) {
-        devices_[event.index].Edit().freed |= bit;
+      if ((devices_[event.index].opened & bit) == 0) {
+        devices_[event.index].freed |= bit;
         break;
       }
       const CommunicatorName name = (*communicators_)[event.other].name;
-      At(event.index, [&](GrantEndpoint& endpoint, GrantActions& actions) {
-        endpoint.Break(name, absl::AbortedError("given up"), actions);
-      });
+      Happen(
+          event.index,
+          [&](GrantEndpoint& endpoint, GrantActions& actions) {
+            endpoint.Break(name, absl::AbortedError("given up"), actions);
+          },
+          Input::kBreak, name);
       break;
     }
     case Event::Kind::kCancel: {
       --cancels_left_;
       const GrantTransfer& transfer = (*transfers_)[event.index];
       outcomes_[event.index].is_cancelled = true;
-      At(event.choice ? transfer.key.destination.value() : transfer.key.source.value(),
-         [&](GrantEndpoint& endpoint, GrantActions& actions) {
-           endpoint.Cancel(transfer.key, absl::CancelledError("not wanted"), actions);
-         });
+      Happen(
+          event.choice ? transfer.key.destination.value() : transfer.key.source.value(),
+          [&](GrantEndpoint& endpoint, GrantActions& actions) {
+            endpoint.Cancel(transfer.key, absl::CancelledError("not wanted"), actions);
+          },
+          Input::kCancel, transfer.key);
       break;
     }
     case Event::Kind::kPause:
       --pauses_left_;
-      devices_[event.index].Edit().is_paused = true;
+      devices_[event.index].is_paused = true;
       Hold(event.index);
       break;
     case Event::Kind::kResume:
-      devices_[event.index].Edit().is_paused = false;
+      devices_[event.index].is_paused = false;
       GoOn(event.index);
       break;
     case Event::Kind::kJoin:
-      devices_[event.index].Edit().has_joined = true;
+      devices_[event.index].has_joined = true;
       Hold(event.index);
       break;
     case Event::Kind::kMeet:
       has_met_ = true;
       break;
     case Event::Kind::kLeave:
-      devices_[event.index].Edit().has_left = true;
+      devices_[event.index].has_left = true;
       GoOn(event.index);
       break;
   }

@@ -5,15 +5,18 @@
 #define FERRY_TESTS_TRANSPORT_NCCL_GRANT_WORLD_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/container/btree_set.h"
 #include "absl/container/inlined_vector.h"
 
 #include "base/clock.h"
+#include "tests/transport/nccl/grant_steps.h"
 #include "transport/nccl/grant_endpoint.h"
 
 namespace ferry::grant_test {
@@ -32,6 +35,13 @@ class Shared final {
 
  private:
   std::shared_ptr<T> value_;
+};
+
+// Ways that need not all be gone. Why each may be left out is said where it is done.
+struct Reductions {
+  bool indifferent_events = true;
+  bool equal_transfers = true;
+  bool forgets_ends = true;
 };
 
 struct WorldOptions {
@@ -55,6 +65,8 @@ struct WorldOptions {
   uint32_t collective = 0;
   // What both sides have got back ABORTED is matched once more.
   bool runs_again = false;
+  // What makes the search smaller; a test compares what comes out with and without it.
+  Reductions reductions;
   GrantOptions endpoint;
 };
 
@@ -105,6 +117,8 @@ class World final {
   const std::string& violation() const { return violation_; }
   // REQUIRES: nothing is enabled. What has been left undone, or has come out differently.
   std::string CheckEnd() const;
+  // How each transfer has ended, in one line.
+  std::string DescribeEnd() const;
   size_t Hash() const;
 
   // How often things happened.
@@ -112,32 +126,40 @@ class World final {
   int64_t finished_ok() const { return finished_ok_; }
   int64_t finished_badly() const { return finished_badly_; }
   const std::vector<GrantTransfer>& transfers() const { return *transfers_; }
-  const GrantEndpoint& endpoint(int device) const { return *devices_[device]->endpoint; }
-  bool is_alive(int device) const { return devices_[device]->is_alive; }
+  const GrantEndpoint& endpoint(int device) const { return devices_[device].known->endpoint; }
+  bool is_alive(int device) const { return devices_[device].is_alive; }
 
  private:
+  // What all worlds of a search have in common.
+  struct Ground {
+    explicit Ground(const WorldOptions& of) : options(of), steps(of.device_count) {}
+
+    WorldOptions options;
+    GrantSteps steps;
+  };
+  // A ticket, a message, or a ticket that takes a message along.
   struct Item {
-    std::optional<GrantTransfer> ticket;
-    std::shared_ptr<const GrantMessage> message;
+    int ticket = -1;
+    const GrantMessage* message = nullptr;
     size_t hash = 0;
   };
-  using Lane = std::vector<Item>;
+  using Lane = absl::InlinedVector<Item, 2>;
   struct Running {
-    std::shared_ptr<const GrantBatch> batch;
+    const GrantBatch* batch = nullptr;
     size_t hash = 0;
+    int communicator = 0;
     // The peer is through with it; the data is here, or never will be.
     bool has_data = false;
     bool is_stuck = false;
   };
   struct Device {
-    std::shared_ptr<const GrantEndpoint> endpoint;
-    size_t hash = 0;
+    const KnownEndpoint* known = nullptr;
     bool is_alive = true;
     bool is_paused = false;
     bool has_joined = false;
     bool has_left = false;
     uint32_t knows_dead = 0;
-    std::vector<Running> stream;
+    absl::InlinedVector<Running, 2> stream;
     // Per communicator of the world.
     uint64_t opened = 0;
     uint64_t flagged = 0;
@@ -159,10 +181,26 @@ class World final {
     std::optional<absl::StatusCode> ended[2];
   };
 
-  template <typename Call>
-  void At(int device, Call call);
-  void Perform(int device, const GrantActions& actions);
-  void PerformMatch(int transfer, GrantActions& actions);
+  enum class Input {
+    kAdd,
+    kHear,
+    kCompleted,
+    kCancel,
+    kPeerFailed,
+    kOpen,
+    kBreak,
+    kPause,
+    kResume,
+  };
+  // What the endpoint does when `call` happens to it; `what` tells it from other inputs.
+  template <typename Call, typename... What>
+  const GrantStep& Take(int device, Call call, Input input, const What&... what) const;
+  // The same, done, for a call that cannot be refused.
+  template <typename Call, typename... What>
+  void Happen(int device, Call call, Input input, const What&... what);
+  const GrantStep& Hear(const Item& item, int device) const;
+  void Match(int transfer);
+  void Perform(int device, const GrantStep& step, size_t first_action = 0);
   void OnFinish(int device, const FinishTransfer& finish);
   void Return(int device, size_t position, bool is_ok, bool data_arrives);
   void Die(int device, bool data_arrives);
@@ -174,23 +212,25 @@ class World final {
   // The first batch of the device's stream is also the first of the peer's, or the data is here.
   bool IsRunning(int device) const;
   bool CanMeet() const;
-  std::optional<Event> IndifferentDelivery() const;
+  std::optional<Event> IndifferentEvent() const;
   bool IsIndifferent(const Item& item, int from, int to) const;
+  bool IsOfNoUse(const Communicator& communicator) const;
+  bool HasEqualBefore(size_t transfer) const;
+  void AddOutcome(size_t index, size_t& hash) const;
   void Check(int device);
   void Violate(std::string what);
-  const Lane& lane(int from, int to) const;
-  void Push(int from, int to, Item item);
-  Item Pop(int from, int to);
-  std::shared_ptr<const Lane>& LaneAt(int from, int to) {
+  Lane& lane(int from, int to) {
+    return lanes_[static_cast<size_t>(from) * devices_.size() + static_cast<size_t>(to)];
+  }
+  const Lane& lane(int from, int to) const {
     return lanes_[static_cast<size_t>(from) * devices_.size() + static_cast<size_t>(to)];
   }
 
-  std::shared_ptr<const WorldOptions> options_;
+  std::shared_ptr<Ground> ground_;
   Shared<std::vector<GrantTransfer>> transfers_;
   absl::InlinedVector<Outcome, 4> outcomes_;
-  absl::InlinedVector<Shared<Device>, 4> devices_;
-  // Null: empty.
-  absl::InlinedVector<std::shared_ptr<const Lane>, 9> lanes_;
+  absl::InlinedVector<Device, 3> devices_;
+  absl::InlinedVector<Lane, 9> lanes_;
   Shared<std::vector<Communicator>> communicators_;
   int deaths_left_;
   int errors_left_;
@@ -210,11 +250,14 @@ struct SearchResult {
   // Of the shortest trace; empty: none.
   std::string violation;
   std::vector<std::string> trace;
+  // What the worlds have come to that need not go on, and how many have; if there is no violation.
+  std::map<std::string, int64_t> ends;
+  absl::btree_set<size_t> end_states;
   int64_t states = 0;
   bool is_complete = false;
 };
 
-// Visits every state that can be reached, nearest first, up to the first violation or `max_states`.
+// Visits every state that can be reached, up to the first violation or `max_states`.
 SearchResult Search(const WorldOptions& options, int64_t max_states);
 
 }  // namespace ferry::grant_test

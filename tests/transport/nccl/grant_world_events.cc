@@ -10,9 +10,10 @@
 
 namespace ferry::grant_test {
 
-// Deliveries that may as well happen now: no other event that can come before them at their device
-// cares. It is enough to go on from each of them alone, which makes the search much smaller.
-std::optional<Event> World::IndifferentDelivery() const {
+// What may as well happen now: nothing that can come before it cares, and it does not care for
+// that. It is enough to go on from it alone, which makes the search much smaller.
+std::optional<Event> World::IndifferentEvent() const {
+  if (!ground_->options.reductions.indifferent_events) return std::nullopt;
   for (int from = 0; from < static_cast<int>(devices_.size()); ++from) {
     for (int to = 0; to < static_cast<int>(devices_.size()); ++to) {
       if (lane(from, to).empty()) continue;
@@ -21,43 +22,85 @@ std::optional<Event> World::IndifferentDelivery() const {
       }
     }
   }
+  for (size_t i = 0; i < communicators_->size(); ++i) {
+    if (!IsOfNoUse((*communicators_)[i])) continue;
+    for (const int device : (*communicators_)[i].devices) {
+      if (((devices_[device].opened | devices_[device].freed) >> i & 1) == 0) {
+        return Event{Event::Kind::kOpen, device, static_cast<int>(i)};
+      }
+    }
+  }
   return std::nullopt;
 }
 
 bool World::IsIndifferent(const Item& item, int from, int to) const {
   // Whether it arrives at all matters once its sender may be dead.
-  const bool arrives = deaths_left_ == 0 && devices_[from]->is_alive;
+  const bool arrives = deaths_left_ == 0 && devices_[from].is_alive;
   // All that a device with the larger id does with a ticket is to wait for the grant, which comes
   // after it; unless the transfer may be cancelled.
   if (item.message == nullptr) return arrives && from < to && cancels_left_ == 0;
-  switch (item.message->kind) {
-    case GrantMessageKind::kDone:
-      // It ends transfers that nothing else can end any more.
-      return arrives;
-    case GrantMessageKind::kBreak:
-    case GrantMessageKind::kSettled: {
-      // What is no news now never is.
-      GrantEndpoint endpoint = *devices_[to]->endpoint;
-      GrantActions actions;
-      (void)endpoint.OnMessage(*item.message, actions);
-      return actions.empty() && absl::HashOf(endpoint) == devices_[to]->hash;
-    }
-    default:
+  if (item.ticket >= 0) return false;
+  // It ends transfers that nothing else can end any more.
+  if (item.message->kind == GrantMessageKind::kDone && arrives) return true;
+  // What is no news now never is, and then it does not matter whether it arrives: answers and DONE
+  // speak of a batch by its name, which no other one gets; CANCEL of transfers that the receiver
+  // has known, which do not come back, and of one that is agreed, which does not become pending
+  // again; BREAK and SETTLED of a communicator that does not open again under its generation; and a
+  // GRANT says nothing only if its communicator is over.
+  return Hear(item, to).changes_nothing;
+}
+
+// No transfer can go over it, nothing can fail on it, and nobody can die: whether it is open is all
+// that it changes, now or later, and late messages of earlier generations say nothing in either
+// case.
+bool World::IsOfNoUse(const Communicator& communicator) const {
+  if (deaths_left_ > 0 || failed_opens_left_ > 0 || communicator.is_given_up) return false;
+  for (size_t i = 0; i < transfers_->size(); ++i) {
+    const TransferKey& key = (*transfers_)[i].key;
+    const auto has = [&communicator](DeviceId device) {
+      return std::find(communicator.devices.begin(), communicator.devices.end(), device.value()) !=
+             communicator.devices.end();
+    };
+    if (has(key.source) && has(key.destination) &&
+        !(outcomes_[i].ended[0].has_value() && outcomes_[i].ended[1].has_value())) {
       return false;
+    }
   }
+  for (const int device : communicator.devices) {
+    if (!devices_[device].is_alive) return false;
+  }
+  return true;
+}
+
+// Transfers that nobody has heard of yet, in the same direction, can change places (their ids and
+// sizes with them) and all goes on as before: endpoints ask of ids and sizes only whether they are
+// equal, and how much fits into a batch, where these are all the same. So it is enough that the
+// first of them is matched first.
+bool World::HasEqualBefore(size_t transfer) const {
+  if (!ground_->options.reductions.equal_transfers) return false;
+  const TransferKey& key = (*transfers_)[transfer].key;
+  for (size_t i = 0; i < transfer; ++i) {
+    const TransferKey& other = (*transfers_)[i].key;
+    if (!outcomes_[i].is_matched && other.source == key.source &&
+        other.destination == key.destination) {
+      return true;
+    }
+  }
+  return false;
 }
 
 bool World::CanMeet() const {
   for (size_t i = 0; i < devices_.size(); ++i) {
-    const Device& device = *devices_[i];
-    if ((options_->collective >> i & 1) == 0 || !device.is_alive) continue;
-    if (!device.has_joined || !device.endpoint->is_quiet() || !device.stream.empty()) return false;
+    const Device& device = devices_[i];
+    if ((ground_->options.collective >> i & 1) == 0 || !device.is_alive) continue;
+    if (!device.has_joined || !device.known->endpoint.is_quiet() || !device.stream.empty())
+      return false;
   }
-  return options_->collective != 0 && !has_met_;
+  return ground_->options.collective != 0 && !has_met_;
 }
 
 std::vector<Event> World::Enabled() const {
-  if (const std::optional<Event> one = IndifferentDelivery(); one.has_value()) return {*one};
+  if (const std::optional<Event> one = IndifferentEvent(); one.has_value()) return {*one};
   std::vector<Event> events;
   using Kind = Event::Kind;
   const int count = static_cast<int>(devices_.size());
@@ -66,24 +109,24 @@ std::vector<Event> World::Enabled() const {
     const int source = (*transfers_)[i].key.source.value();
     const int destination = (*transfers_)[i].key.destination.value();
     const int index = static_cast<int>(i);
-    if (!outcomes_[i].is_matched && devices_[source]->is_alive) {
+    if (!outcomes_[i].is_matched && devices_[source].is_alive && !HasEqualBefore(i)) {
       events.push_back({Kind::kMatch, index});
     }
     for (const bool side : {false, true}) {
-      if (cancels_left_ > 0 && devices_[side ? destination : source]->is_alive &&
+      if (cancels_left_ > 0 && devices_[side ? destination : source].is_alive &&
           outcomes_[i].is_added[side] && !outcomes_[i].ended[side].has_value()) {
         events.push_back({Kind::kCancel, index, 0, side});
       }
     }
   }
   for (int device = 0; device < count; ++device) {
-    const Device& self = *devices_[device];
+    const Device& self = devices_[device];
     for (int to = 0; to < count; ++to) {
       if (!lane(device, to).empty()) events.push_back({Kind::kDeliver, device, to});
     }
     if (!self.is_alive) {
       for (int other = 0; other < count; ++other) {
-        if (devices_[other]->is_alive && (devices_[other]->knows_dead >> device & 1) == 0) {
+        if (devices_[other].is_alive && (devices_[other].knows_dead >> device & 1) == 0) {
           events.push_back({Kind::kNotice, other, device});
         }
       }
@@ -109,7 +152,7 @@ std::vector<Event> World::Enabled() const {
     }
     if (self.is_paused && self.stream.empty()) events.push_back({Kind::kResume, device});
     if (!self.is_paused && pauses_left_ > 0) events.push_back({Kind::kPause, device});
-    if ((options_->collective >> device & 1) != 0) {
+    if ((ground_->options.collective >> device & 1) != 0) {
       if (!self.has_joined) events.push_back({Kind::kJoin, device});
       if (self.has_joined && has_met_ && !self.has_left) events.push_back({Kind::kLeave, device});
     }
@@ -125,7 +168,7 @@ std::vector<Event> World::Enabled() const {
         events.push_back({Kind::kOpen, device, index});
         if (failed_opens_left_ > 0) events.push_back({Kind::kGiveUp, device, index});
       }
-      if ((*communicators_)[i].is_given_up && options_->hears_of_failed_opens &&
+      if ((*communicators_)[i].is_given_up && ground_->options.hears_of_failed_opens &&
           ((self.flagged | self.freed) >> i & 1) == 0) {
         events.push_back({Kind::kHearGivenUp, device, index});
       }
@@ -143,11 +186,11 @@ void World::SucceedCommunicators() {
     bool has_ended = false;
     Communicator next;
     for (const int device : (*communicators_)[i].devices) {
-      const Device& member = *devices_[device];
+      const Device& member = devices_[device];
       has_ended |= !member.is_alive || (member.freed & bit) != 0;
     }
     for (const int device : (*communicators_)[i].devices) {
-      const Device& member = *devices_[device];
+      const Device& member = devices_[device];
       if (!member.is_alive) continue;
       next.devices.push_back(device);
       next.name.id |= uint64_t{1} << device;
@@ -163,7 +206,7 @@ void World::SucceedCommunicators() {
   }
   // One bit for each, at every device.
   FERRY_CHECK(communicators_->size() <= 64);
-  if (!options_->runs_again) return;
+  if (!ground_->options.runs_again) return;
   for (size_t i = 0; i < outcomes_.size(); ++i) {
     const Outcome& outcome = outcomes_[i];
     if (outcome.is_run_again || outcome.ended[0] != absl::StatusCode::kAborted ||
