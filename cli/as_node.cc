@@ -108,7 +108,7 @@ absl::Status JobError::Get() const {
   return error_;
 }
 
-void AddNodeFlags(CLI::App& app, NodeOptions& options) {
+void AddPlaceFlags(CLI::App& app, NodeOptions& options) {
   // Not AddCoordinatorFlag: FindPlace reads FERRY_COORDINATOR, and says where a value came from.
   app.add_option_function<std::string>(
          "--coordinator",
@@ -136,6 +136,10 @@ void AddNodeFlags(CLI::App& app, NodeOptions& options) {
               "how long to wait for the devices of the other nodes");
   AddDuration(app, "--lost-timeout", options.lost_timeout,
               "how long the coordinator may be out of reach; 0: its heartbeat timeout");
+}
+
+void AddNodeFlags(CLI::App& app, NodeOptions& options) {
+  AddPlaceFlags(app, options);
   AddExchangeFlags(app, options.exchange);
 }
 

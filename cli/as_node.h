@@ -42,9 +42,10 @@ struct JoinedNode {
   bool hosts_coordinator = false;
 };
 
-// --coordinator, --node-id, --num-nodes, --recoverable, the timeouts, and those of
-// AddExchangeFlags.
+// --coordinator, --node-id, --num-nodes, --recoverable and the timeouts.
 //   options: outlives `app`.
+void AddPlaceFlags(CLI::App& app, NodeOptions& options);
+// Those, and those of AddExchangeFlags.
 void AddNodeFlags(CLI::App& app, NodeOptions& options);
 
 // Joins as the node that the flags or the environment say, says on stderr whom it waits for, and

@@ -15,21 +15,19 @@
 namespace ferry::cli {
 namespace {
 
-constexpr int64_t kColdStep = 1;
 // What is small enough to come with the answer.
 constexpr size_t kColdSmallBytes = 8;
-constexpr int kColdRoundsPage = 1;
 
 // Node 0 sends, node 1 receives. What is not part of a phase is done before it.
 class ColdWork final : public BenchRoundWork {
  public:
-  ColdWork(Node& node, Step step, RendezvousKey key, size_t bytes)
-      : node_(node), step_(std::move(step)), key_(std::move(key)), bytes_(bytes) {}
+  ColdWork(const BenchParty& party, Step step, RendezvousKey key, size_t bytes)
+      : party_(party), step_(std::move(step)), key_(std::move(key)), bytes_(bytes) {}
 
   void Enter(const std::string& phase) { phase_ = phase; }
 
  private:
-  bool is_sender() const { return node_.node_id() == 0; }
+  bool is_sender() const { return party_.is_first(); }
   bool is_transfer() const {
     return phase_ == "connect" || phase_ == "match" || phase_ == "handoff";
   }
@@ -38,17 +36,17 @@ class ColdWork final : public BenchRoundWork {
 
   absl::Status Prepare(int) override {
     if (!is_sender() || !is_transfer()) return absl::OkStatus();
-    FERRY_ASSIGN_OR_RETURN(sent_, MakeBenchTensor(node_, size()));
+    FERRY_ASSIGN_OR_RETURN(sent_, MakeBenchTensor(party_.node, size()));
     WritePattern(sent_.mutable_data(), size(), seed());
     return absl::OkStatus();
   }
 
   absl::Status Run() override {
-    if (phase_ == "close") return step_.Close(kBenchPeerPatience);
+    if (phase_ == "close") return step_.Close(party_.patience);
     if (is_transfer() && is_sender()) return step_.Send(key_, std::move(sent_));
     if (is_transfer()) {
-      posted_ = PostReceive(node_, step_, key_, Tensor());
-      return AwaitReceive(node_, *posted_);
+      posted_ = PostReceive(party_.node, step_, key_, Tensor());
+      return AwaitReceive(party_, *posted_);
     }
     if (!is_sender()) {
       const Tensor& tensor = posted_->received.tensor;
@@ -73,7 +71,7 @@ class ColdWork final : public BenchRoundWork {
     return absl::OkStatus();
   }
 
-  Node& node_;
+  const BenchParty& party_;
   Step step_;
   const RendezvousKey key_;
   const size_t bytes_;
@@ -85,22 +83,21 @@ class ColdWork final : public BenchRoundWork {
 
 }  // namespace
 
-absl::Status RunColdWorker(Node& node, const BenchPlan& plan) {
+absl::Status RunColdWorker(const BenchParty& party, BenchMeeting& meeting, const BenchPlan& plan) {
   const size_t bytes = plan.sizes.at(0);
-  FERRY_ASSIGN_OR_RETURN(const auto barrier, PageBarrier::Map(plan.floor_file, kColdRoundsPage));
-  FERRY_ASSIGN_OR_RETURN(Step step, node.OpenStep(kColdStep));
-  FERRY_ASSIGN_OR_RETURN(RendezvousKey key, node.Key("bench", 0, 1));
-  ColdWork work(node, std::move(step), std::move(key), bytes);
+  FERRY_ASSIGN_OR_RETURN(Step step, party.node.OpenStep(party.first_step));
+  FERRY_ASSIGN_OR_RETURN(RendezvousKey key, party.Key("bench", 0, 1));
+  ColdWork work(party, std::move(step), std::move(key), bytes);
   for (const char* const phase : kColdPhases) {
     work.Enter(phase);
-    FERRY_ASSIGN_OR_RETURN(const BenchRounds rounds, RunRounds(*barrier, {2, 0, 1}, work));
+    FERRY_ASSIGN_OR_RETURN(const BenchRounds rounds, RunRounds(meeting, {{{0, 1}}, 0, 1}, work));
     nlohmann::ordered_json line = rounds.ToJson();
     line["event"] = "case";
-    line["pages"] = DescribePages(node.exchange().arena_stats());
-    if (!rounds.paths.empty()) line["path_reason"] = PathReason(node, 0, bytes, rounds.paths);
-    TellBench(line);
+    line["pages"] = DescribePages(party.node.exchange().arena_stats());
+    if (!rounds.paths.empty()) line["path_reason"] = PathReason(party.node, 0, bytes, rounds.paths);
+    FERRY_RETURN_IF_ERROR(meeting.Tell(line));
   }
-  return node.Shutdown();
+  return absl::OkStatus();
 }
 
 }  // namespace ferry::cli

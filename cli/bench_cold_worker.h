@@ -5,8 +5,8 @@
 
 #include "absl/status/status.h"
 
+#include "cli/bench_meeting.h"
 #include "cli/bench_plan.h"
-#include "runtime/node.h"
 
 namespace ferry::cli {
 
@@ -15,7 +15,7 @@ namespace ferry::cli {
 inline constexpr const char* kColdPhases[] = {"connect", "match", "handoff", "read", "close"};
 
 // Of the plan's only size. REQUIRES: nothing has gone between the two nodes yet.
-absl::Status RunColdWorker(Node& node, const BenchPlan& plan);
+absl::Status RunColdWorker(const BenchParty& party, BenchMeeting& meeting, const BenchPlan& plan);
 
 }  // namespace ferry::cli
 

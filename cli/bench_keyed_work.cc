@@ -65,12 +65,12 @@ class WaitingThreads final {
 
 class KeyedWork final : public BenchRoundWork {
  public:
-  KeyedWork(Node& node, Step& step, std::vector<RendezvousKey> keys, int threads,
+  KeyedWork(const BenchParty& party, Step& step, std::vector<RendezvousKey> keys, int threads,
             const BenchWorkCase& at)
-      : node_(node), step_(step), keys_(std::move(keys)), thread_count_(threads), at_(at) {}
+      : party_(party), step_(step), keys_(std::move(keys)), thread_count_(threads), at_(at) {}
 
  private:
-  bool is_sender() const { return node_.node_id() == 0; }
+  bool is_sender() const { return party_.is_first(); }
   uint64_t SeedOf(size_t key, int round) const {
     return PatternSeed(absl::StrCat("key ", key, BenchModeName(at_.mode)), at_.bytes,
                        static_cast<uint64_t>(round));
@@ -84,14 +84,14 @@ class KeyedWork final : public BenchRoundWork {
     std::shuffle(order_.begin(), order_.end(), random);
     if (is_sender()) {
       for (size_t key = 0; key < keys_.size(); ++key) {
-        FERRY_ASSIGN_OR_RETURN(Tensor tensor, MakeBenchTensor(node_, at_.bytes));
+        FERRY_ASSIGN_OR_RETURN(Tensor tensor, MakeBenchTensor(party_.node, at_.bytes));
         WritePattern(tensor.mutable_data(), at_.bytes, SeedOf(key, round));
         tensors_.push_back(std::move(tensor));
       }
     } else {
       posted_.resize(keys_.size());
       while (at_.mode == BenchMode::kInto && into_.size() < keys_.size()) {
-        FERRY_ASSIGN_OR_RETURN(Tensor into, MakeBenchTensor(node_, at_.bytes));
+        FERRY_ASSIGN_OR_RETURN(Tensor into, MakeBenchTensor(party_.node, at_.bytes));
         WritePattern(into.mutable_data(), at_.bytes, 0);
         into_.push_back(std::move(into));
       }
@@ -121,10 +121,11 @@ class KeyedWork final : public BenchRoundWork {
     const auto [begin, end] = ShareOf(thread);
     for (size_t i = begin; i < end; ++i) {
       const size_t key = order_[i];
-      posted_[key] = PostReceive(node_, step_, keys_[key], into_.empty() ? Tensor() : into_[key]);
+      posted_[key] =
+          PostReceive(party_.node, step_, keys_[key], into_.empty() ? Tensor() : into_[key]);
     }
     for (size_t i = begin; i < end; ++i) {
-      FERRY_RETURN_IF_ERROR(AwaitReceive(node_, *posted_[order_[i]]));
+      FERRY_RETURN_IF_ERROR(AwaitReceive(party_, *posted_[order_[i]]));
     }
     return absl::OkStatus();
   }
@@ -143,7 +144,7 @@ class KeyedWork final : public BenchRoundWork {
     return absl::OkStatus();
   }
 
-  Node& node_;
+  const BenchParty& party_;
   Step& step_;
   const std::vector<RendezvousKey> keys_;
   const int thread_count_;
@@ -158,15 +159,15 @@ class KeyedWork final : public BenchRoundWork {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<BenchRoundWork>> MakeKeyedWork(Node& node, Step& step, int keys,
-                                                              int threads,
+absl::StatusOr<std::unique_ptr<BenchRoundWork>> MakeKeyedWork(const BenchParty& party, Step& step,
+                                                              int keys, int threads,
                                                               const BenchWorkCase& at) {
   std::vector<RendezvousKey> all;
   for (int i = 0; i < keys; ++i) {
-    FERRY_ASSIGN_OR_RETURN(RendezvousKey key, node.Key(absl::StrCat("bench-", i), 0, 1));
+    FERRY_ASSIGN_OR_RETURN(RendezvousKey key, party.Key(absl::StrCat("bench-", i), 0, 1));
     all.push_back(std::move(key));
   }
-  return std::make_unique<KeyedWork>(node, step, std::move(all), threads, at);
+  return std::make_unique<KeyedWork>(party, step, std::move(all), threads, at);
 }
 
 }  // namespace ferry::cli

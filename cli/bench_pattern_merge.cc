@@ -20,6 +20,10 @@ absl::Status MergeRounds(const std::vector<nlohmann::ordered_json>& lines, int d
   for (const nlohmann::ordered_json& line : lines) {
     const auto own_starts = line.value("starts_ns", std::vector<int64_t>());
     const auto own_ends = line.value("ends_ns", std::vector<int64_t>());
+    cpu_s += line.value("cpu_s", 0.0);
+    row.errors += line.value("errors", size_t{0});
+    for (const auto& path : line.value("paths", std::vector<std::string>())) paths.insert(path);
+    if (row.path_reason.empty()) row.path_reason = line.value("path_reason", "");
     if (own_starts.empty() && own_ends.empty()) continue;
     if (starts.empty()) {
       starts = own_starts;
@@ -33,10 +37,6 @@ absl::Status MergeRounds(const std::vector<nlohmann::ordered_json>& lines, int d
       starts[i] = std::min(starts[i], own_starts[i]);
       ends[i] = std::max(ends[i], own_ends[i]);
     }
-    cpu_s += line.value("cpu_s", 0.0);
-    row.errors += line.value("errors", size_t{0});
-    for (const auto& path : line.value("paths", std::vector<std::string>())) paths.insert(path);
-    if (row.path_reason.empty()) row.path_reason = line.value("path_reason", "");
   }
   if (starts.empty()) return absl::InternalError("no process of the bench tells of a round");
   std::vector<absl::Duration> samples;

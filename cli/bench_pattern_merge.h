@@ -17,8 +17,8 @@ namespace ferry::cli {
 // clock that all of them share.
 //   divisor: how many operations a round has, of one of which the row tells.
 //   gigabytes: that all processes move in a round, in 10^9 bytes.
-//   lines: BenchRounds::ToJson of each, which is without rounds where it took no part.
-//   Errors: INTERNAL when they do not have as many rounds as each other, or none at all.
+//   lines: BenchRounds::ToJson of each, which is without rounds where it took no part, or kept no
+//   time. Errors: INTERNAL when they do not have as many rounds as each other, or none at all.
 absl::Status MergeRounds(const std::vector<nlohmann::ordered_json>& lines, int divisor,
                          double gigabytes, BenchRow& row);
 

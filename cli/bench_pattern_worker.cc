@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "cli/bench_floors.h"
 #include "cli/bench_flows.h"
 #include "cli/bench_rounds.h"
+#include "cli/bench_times.h"
 #include "cli/bench_works.h"
 #include "cli/pattern.h"
 
@@ -22,22 +24,27 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kPatternsStep = 1;
-// From here on steps of their own.
+// Beyond the first, which all but "steps" take: steps of their own.
 constexpr int64_t kFirstOwnStep = 1000;
 constexpr int kMostKeysOfACase = 200'000;
-// Of the file that all processes map; the first one is the floor's.
-constexpr int kRoundsPage = 1;
-constexpr int kCasesPage = 2;
+
+constexpr int kEmptyWarmUps = 10;
+constexpr int kEmptyRounds = 200;
+
+// What a round takes in which nothing is done.
+class EmptyWork final : public BenchRoundWork {
+  absl::Status Prepare(int) override { return absl::OkStatus(); }
+  absl::Status Run() override { return absl::OkStatus(); }
+  absl::Status Check(int, BenchRounds&) override { return absl::OkStatus(); }
+};
 
 class PatternWorker final {
  public:
-  static absl::StatusOr<std::unique_ptr<PatternWorker>> Create(Node& node, const BenchPlan& plan) {
-    FERRY_ASSIGN_OR_RETURN(auto rounds, PageBarrier::Map(plan.floor_file, kRoundsPage));
-    FERRY_ASSIGN_OR_RETURN(auto cases, PageBarrier::Map(plan.floor_file, kCasesPage));
-    FERRY_ASSIGN_OR_RETURN(Step step, node.OpenStep(kPatternsStep));
-    return std::unique_ptr<PatternWorker>(
-        new PatternWorker(node, plan, std::move(rounds), std::move(cases), std::move(step)));
+  static absl::StatusOr<std::unique_ptr<PatternWorker>> Create(const BenchParty& party,
+                                                               BenchMeeting& meeting,
+                                                               const BenchPlan& plan) {
+    FERRY_ASSIGN_OR_RETURN(Step step, party.node.OpenStep(party.first_step));
+    return std::unique_ptr<PatternWorker>(new PatternWorker(party, meeting, plan, std::move(step)));
   }
 
   absl::Status Run() {
@@ -50,54 +57,69 @@ class PatternWorker final {
         }
       }
       // What this size was made of is none of the next one's.
-      node_.exchange().arena().Trim();
+      party_.node.exchange().arena().Trim();
     }
-    FERRY_RETURN_IF_ERROR(step_.Close(kBenchPeerPatience));
-    return node_.Shutdown();
+    return step_.Close(party_.patience);
   }
 
  private:
-  PatternWorker(Node& node, const BenchPlan& plan, std::unique_ptr<PageBarrier> rounds,
-                std::unique_ptr<PageBarrier> cases, Step step)
-      : node_(node),
+  PatternWorker(const BenchParty& party, BenchMeeting& meeting, const BenchPlan& plan, Step step)
+      : party_(party),
+        meeting_(meeting),
         plan_(plan),
-        sets_(FlowSetsOf(plan.pattern, node.num_nodes())),
-        rounds_(std::move(rounds)),
-        cases_(std::move(cases)),
-        step_(std::move(step)) {}
+        sets_(FlowSetsOf(plan.pattern, party.size())),
+        step_(std::move(step)),
+        next_step_(party.first_step + kFirstOwnStep) {}
 
   bool is_keyed() const { return plan_.pattern == "keyed"; }
   bool is_steps() const { return plan_.pattern == "steps"; }
 
-  // Between nodes 0 and 1; the others have none.
+  // What is spent on telling each other: spinning, between the first two, or an empty round.
   absl::Status TellSpin() {
-    absl::Duration spin;
-    if (node_.node_id() < 2) {
-      FERRY_ASSIGN_OR_RETURN(spin, MeasureSpin(plan_.floor_file, node_.node_id() == 0));
+    Json line = {{"event", "spin"}};
+    if (!meeting_.is_on_one_machine()) {
+      FERRY_ASSIGN_OR_RETURN(line["empty_round_s"], MeasureEmptyRound());
+    } else if (party_.rank < 2) {
+      FERRY_ASSIGN_OR_RETURN(const absl::Duration spin,
+                             MeasureSpin(plan_.floor_file, party_.is_first()));
+      line["spin_s"] = absl::ToDoubleSeconds(spin);
     }
-    TellBench({{"event", "spin"}, {"spin_s", absl::ToDoubleSeconds(spin)}});
-    return AwaitAll();
+    FERRY_RETURN_IF_ERROR(meeting_.Tell(line));
+    return meeting_.AwaitAll();
+  }
+
+  // In seconds; 0 where no time is kept.
+  absl::StatusOr<double> MeasureEmptyRound() {
+    std::vector<int> all(party_.nodes.size());
+    std::iota(all.begin(), all.end(), 0);
+    if (sets_.empty()) all = {0, 1};
+    EmptyWork work;
+    FERRY_ASSIGN_OR_RETURN(const BenchRounds rounds,
+                           RunRounds(meeting_, {{all}, kEmptyWarmUps, kEmptyRounds}, work));
+    std::vector<absl::Duration> samples;
+    for (size_t i = 0; i < rounds.starts_ns.size(); ++i) {
+      samples.push_back(absl::Nanoseconds(rounds.ends_ns[i] - rounds.starts_ns[i]));
+    }
+    return absl::ToDoubleSeconds(SummarizeTimes(std::move(samples)).p50);
   }
 
   // Of what the node that receives most receives in one round.
   absl::Status TellFloors(size_t bytes) {
     Json floors = {{"event", "floors"}};
-    if (node_.node_id() == 0) {
+    if (party_.is_first()) {
       size_t most = 1;
       for (const BenchFlowSet& set : sets_) most = std::max(most, set.MostReceived());
-      FERRY_ASSIGN_OR_RETURN(Tensor from, MakeBenchTensor(node_, most * bytes));
-      FERRY_ASSIGN_OR_RETURN(Tensor to, MakeBenchTensor(node_, most * bytes));
+      FERRY_ASSIGN_OR_RETURN(Tensor from, MakeBenchTensor(party_.node, most * bytes));
+      FERRY_ASSIGN_OR_RETURN(Tensor to, MakeBenchTensor(party_.node, most * bytes));
       WritePattern(from.mutable_data(), most * bytes, 1);
       WritePattern(to.mutable_data(), most * bytes, 2);
       const int rounds = std::clamp(plan_.IterationsOf(most * bytes), 3, 30);
       floors["memcpy_s"] = absl::ToDoubleSeconds(
           MeasureMemcpy(to.mutable_data(), from.data(), most * bytes, rounds));
     }
-    TellBench(floors);
-    return AwaitAll();
+    FERRY_RETURN_IF_ERROR(meeting_.Tell(floors));
+    return meeting_.AwaitAll();
   }
-
-  absl::Status AwaitAll() { return cases_->Pass(node_.num_nodes(), PageBarrier::Wait::kSleeping); }
 
   int RoundsOf(const BenchWorkCase& at) const {
     // A round of them has all keys.
@@ -114,26 +136,31 @@ class PatternWorker final {
     const int warm_ups = at.inflight == 1 ? plan_.WarmUpsOf(at.bytes) : 1;
     if (is_keyed() || is_steps()) {
       absl::StatusOr<std::unique_ptr<BenchRoundWork>> work =
-          is_keyed() ? MakeKeyedWork(node_, step_, plan_.keys, plan_.threads, at)
-                     : MakeStepsWork(node_, next_step_, at);
+          is_keyed() ? MakeKeyedWork(party_, step_, plan_.keys, plan_.threads, at)
+                     : MakeStepsWork(party_, next_step_, at);
       FERRY_RETURN_IF_ERROR(work.status());
       next_step_ += warm_ups + iterations;
-      return RunWork({2, warm_ups, iterations}, **work, at, 1 - node_.node_id());
+      return RunWork({{{0, 1}}, warm_ups, iterations}, **work, at, 1 - party_.rank);
     }
     for (const BenchFlowSet& set : sets_) {
       const std::vector<int> members = set.Members();
-      if (std::find(members.begin(), members.end(), node_.node_id()) == members.end()) {
-        TellBench({{"event", "case"}});
-        FERRY_RETURN_IF_ERROR(AwaitAll());
+      if (std::find(members.begin(), members.end(), party_.rank) == members.end()) {
+        FERRY_RETURN_IF_ERROR(meeting_.Tell({{"event", "case"}}));
+        FERRY_RETURN_IF_ERROR(meeting_.AwaitAll());
         continue;
       }
-      FERRY_ASSIGN_OR_RETURN(const auto work, MakeFlowWork(node_, step_, set, at));
-      int from = -1;
+      // One way by itself has no clock to be timed by: whoever sends has another than who receives.
+      const bool is_ping = !set.pair.empty() && !meeting_.is_on_one_machine();
+      FERRY_ASSIGN_OR_RETURN(const auto work, is_ping
+                                                  ? MakePingWork(party_, step_, set.flows[0], at)
+                                                  : MakeFlowWork(party_, step_, set, at));
+      int from = is_ping && set.flows[0].src == party_.rank ? set.flows[0].dst : -1;
       for (const BenchFlow& flow : set.flows) {
-        if (flow.dst == node_.node_id() && from < 0) from = flow.src;
+        if (flow.dst == party_.rank && from < 0) from = flow.src;
       }
-      FERRY_RETURN_IF_ERROR(
-          RunWork({static_cast<int>(members.size()), warm_ups, iterations}, *work, at, from));
+      const BenchRoundMembers who = {
+          is_ping ? std::vector<int>{set.flows[0].src, set.flows[0].dst} : members, is_ping};
+      FERRY_RETURN_IF_ERROR(RunWork({who, warm_ups, iterations}, *work, at, from));
     }
     return absl::OkStatus();
   }
@@ -141,31 +168,31 @@ class PatternWorker final {
   // from: a node that sends to this one; -1: none does.
   absl::Status RunWork(const BenchRoundCount& count, BenchRoundWork& work, const BenchWorkCase& at,
                        int from) {
-    FERRY_ASSIGN_OR_RETURN(const BenchRounds rounds, RunRounds(*rounds_, count, work));
+    FERRY_ASSIGN_OR_RETURN(const BenchRounds rounds, RunRounds(meeting_, count, work));
     Json line = rounds.ToJson();
     line["event"] = "case";
-    line["pages"] = DescribePages(node_.exchange().arena_stats());
+    line["pages"] = DescribePages(party_.node.exchange().arena_stats());
     if (from >= 0 && !rounds.paths.empty()) {
-      line["path_reason"] = PathReason(node_, from, at.bytes, rounds.paths);
+      line["path_reason"] = PathReason(party_.node, party_.NodeOf(from), at.bytes, rounds.paths);
     }
-    TellBench(line);
+    FERRY_RETURN_IF_ERROR(meeting_.Tell(line));
     // Nobody begins the next case, or makes a noise, before this one is over everywhere.
-    return AwaitAll();
+    return meeting_.AwaitAll();
   }
 
-  Node& node_;
+  const BenchParty& party_;
+  BenchMeeting& meeting_;
   const BenchPlan& plan_;
   const std::vector<BenchFlowSet> sets_;
-  const std::unique_ptr<PageBarrier> rounds_;
-  const std::unique_ptr<PageBarrier> cases_;
   Step step_;
-  int64_t next_step_ = kFirstOwnStep;
+  int64_t next_step_;
 };
 
 }  // namespace
 
-absl::Status RunPatternWorker(Node& node, const BenchPlan& plan) {
-  FERRY_ASSIGN_OR_RETURN(const auto worker, PatternWorker::Create(node, plan));
+absl::Status RunPatternWorker(const BenchParty& party, BenchMeeting& meeting,
+                              const BenchPlan& plan) {
+  FERRY_ASSIGN_OR_RETURN(const auto worker, PatternWorker::Create(party, meeting, plan));
   return worker->Run();
 }
 

@@ -5,14 +5,15 @@
 
 #include "absl/status/status.h"
 
+#include "cli/bench_meeting.h"
 #include "cli/bench_plan.h"
-#include "runtime/node.h"
 
 namespace ferry::cli {
 
-// Measures `plan` together with the other nodes of the job, and tells each case in a line.
+// Measures `plan` together with the others of the party, and tells each case in a line.
 //   REQUIRES: plan.pattern is not "sendrecv".
-absl::Status RunPatternWorker(Node& node, const BenchPlan& plan);
+absl::Status RunPatternWorker(const BenchParty& party, BenchMeeting& meeting,
+                              const BenchPlan& plan);
 
 }  // namespace ferry::cli
 

@@ -15,6 +15,7 @@
 
 #include "base/status_macros.h"
 #include "cli/bench_flows.h"
+#include "cli/bench_joined.h"
 #include "cli/bench_output.h"
 #include "cli/bench_pattern_merge.h"
 #include "cli/bench_plan_flags.h"
@@ -35,6 +36,16 @@ constexpr int kMostRoundsOfAPair = 200;
 struct PatternFlags : BenchPlanFlags {
   int nodes = 2;
   BenchOutput output;
+  BenchJoinFlags join;
+};
+
+// What telling each other takes, which lies in every round: one of them is zero.
+struct RoundCosts {
+  absl::Duration spin;
+  // Of nodes that share no clock.
+  absl::Duration empty_round;
+
+  bool is_joined() const { return empty_round > absl::ZeroDuration(); }
 };
 
 // What a pattern's rows have in common.
@@ -48,23 +59,29 @@ BenchRow BlankRow(const BenchPlan& plan, int nodes, size_t bytes, BenchMode mode
   return row;
 }
 
-void SetPatternFloor(const BenchPlan& plan, double memcpy_s, absl::Duration spin, BenchRow& row) {
+void SetPatternFloor(const BenchPlan& plan, double memcpy_s, const RoundCosts& costs,
+                     BenchRow& row) {
   // Of many at a time there is none: what bounds them is what they are asking. Nor is there one of
   // memory for what goes through the kernel.
   if ((row.inflight > 1 && plan.pattern != "steps") || plan.has_tcp_floor) return;
   const bool is_copied = row.mode == BenchModeName(BenchMode::kInto);
   // All of a step's tensors have to be copied, one after the other.
   const int copies = plan.pattern == "steps" ? row.inflight : 1;
-  row.floor_name = !is_copied ? "spin" : copies > 1 ? "spin + memcpys" : "spin + memcpy";
-  row.floor = spin + (is_copied ? copies * absl::Seconds(memcpy_s) : absl::ZeroDuration());
+  // Copies are no measure of a network, and a ping's time has no words in it.
+  if (costs.is_joined() && (!row.pair.empty() || (is_copied && row.path != "shm"))) return;
+  const std::string words = costs.is_joined() ? "empty round" : "spin";
+  row.floor_name = !is_copied ? words : words + (copies > 1 ? " + memcpys" : " + memcpy");
+  row.floor = costs.spin + costs.empty_round +
+              (is_copied ? copies * absl::Seconds(memcpy_s) : absl::ZeroDuration());
 }
 
-absl::Status ReadCase(const PatternFlags& flags, const BenchFlowSet& set,
+// is_ping: it goes there and back.
+absl::Status ReadCase(const BenchPlan& plan, const BenchFlowSet& set, bool is_ping,
                       const std::vector<Json>& lines, BenchRow& row) {
-  const std::string& pattern = flags.plan.pattern;
+  const std::string& pattern = plan.pattern;
   const double tensor_gb = static_cast<double>(row.bytes) / 1e9;
   if (pattern == "keyed") {
-    FERRY_RETURN_IF_ERROR(MergeRounds(lines, flags.plan.keys, tensor_gb * flags.plan.keys, row));
+    FERRY_RETURN_IF_ERROR(MergeRounds(lines, plan.keys, tensor_gb * plan.keys, row));
     row.ops_per_s = 1 / absl::ToDoubleSeconds(row.times.p50);
     return absl::OkStatus();
   }
@@ -76,10 +93,51 @@ absl::Status ReadCase(const PatternFlags& flags, const BenchFlowSet& set,
   }
   row.pair = set.pair;
   row.tensors = static_cast<int>(set.flows.size());
-  const BenchBandwidth bandwidth = BandwidthOf(pattern, flags.nodes);
+  const BenchBandwidth bandwidth = BandwidthOf(pattern, row.nodes);
   row.algbw_bytes = bandwidth.alg * static_cast<double>(row.bytes);
   row.busbw_bytes = bandwidth.bus * static_cast<double>(row.bytes);
-  return MergeRounds(lines, row.inflight, tensor_gb * row.tensors * row.inflight, row);
+  const int there_and_back = row.inflight * (is_ping ? 2 : 1);
+  FERRY_RETURN_IF_ERROR(
+      MergeRounds(lines, there_and_back, tensor_gb * row.tensors * there_and_back, row));
+  if (is_ping) row.count /= 2;
+  return absl::OkStatus();
+}
+
+// Rows from what all have told, as it comes.
+absl::Status ReadLines(const BenchPlan& plan, int nodes, BenchStage& stage, BenchLines& lines,
+                       BenchReport& report) {
+  FERRY_ASSIGN_OR_RETURN(const std::vector<Json> spin, lines.Expect("spin"));
+  const RoundCosts costs = {absl::Seconds(spin[0].value("spin_s", 0.0)),
+                            absl::Seconds(spin[0].value("empty_round_s", 0.0))};
+  report.spin = costs.spin;
+  if (costs.is_joined() && plan.pattern != "all-pairs") {
+    absl::StrAppend(&report.time, "; an empty round takes ", BenchTimeText(costs.empty_round));
+  }
+  // One of nothing where the pattern has no flows: a case all the same.
+  std::vector<BenchFlowSet> sets = FlowSetsOf(plan.pattern, nodes);
+  if (sets.empty()) sets.emplace_back();
+  for (const size_t bytes : plan.sizes) {
+    stage.Set(absl::StrCat("measuring ", BenchSizeText(bytes)));
+    FERRY_ASSIGN_OR_RETURN(const std::vector<Json> floors, lines.Expect("floors"));
+    for (const BenchMode mode : plan.modes) {
+      for (const int inflight : plan.DepthsOf(bytes)) {
+        for (const BenchFlowSet& set : sets) {
+          FERRY_ASSIGN_OR_RETURN(const std::vector<Json> told, lines.Expect("case"));
+          BenchRow row = BlankRow(plan, nodes, bytes, mode, inflight);
+          const bool is_ping = costs.is_joined() && !set.pair.empty();
+          FERRY_RETURN_IF_ERROR(ReadCase(plan, set, is_ping, told, row));
+          SetPatternFloor(plan, floors[0].value("memcpy_s", 0.0), costs, row);
+          report.rows.push_back(std::move(row));
+          for (const Json& line : told) report.AddPages(line.value("pages", ""));
+        }
+      }
+    }
+  }
+  // By mode, so that a column reads from small to large.
+  std::stable_sort(report.rows.begin(), report.rows.end(), [](const auto& a, const auto& b) {
+    return std::tie(a.mode, a.inflight, a.pair) < std::tie(b.mode, b.inflight, b.pair);
+  });
+  return absl::OkStatus();
 }
 
 absl::StatusOr<BenchReport> MeasurePattern(const PatternFlags& flags) {
@@ -102,45 +160,49 @@ absl::StatusOr<BenchReport> MeasurePattern(const PatternFlags& flags) {
   report.transport = flags.transport;
   report.is_polling = plan.is_polling;
   report.cores = static_cast<int>(std::thread::hardware_concurrency());
-  FERRY_ASSIGN_OR_RETURN(const std::vector<Json> spin, workers->Expect("spin"));
-  report.spin = absl::Seconds(spin[0].value("spin_s", 0.0));
-  // One of nothing where the pattern has no flows: a case all the same.
-  std::vector<BenchFlowSet> sets = FlowSetsOf(plan.pattern, flags.nodes);
-  if (sets.empty()) sets.emplace_back();
-  for (const size_t bytes : plan.sizes) {
-    stage.Set(absl::StrCat("measuring ", BenchSizeText(bytes)));
-    FERRY_ASSIGN_OR_RETURN(const std::vector<Json> floors, workers->Expect("floors"));
-    for (const BenchMode mode : plan.modes) {
-      for (const int inflight : plan.DepthsOf(bytes)) {
-        for (const BenchFlowSet& set : sets) {
-          FERRY_ASSIGN_OR_RETURN(const std::vector<Json> lines, workers->Expect("case"));
-          BenchRow row = BlankRow(plan, flags.nodes, bytes, mode, inflight);
-          FERRY_RETURN_IF_ERROR(ReadCase(flags, set, lines, row));
-          SetPatternFloor(plan, floors[0].value("memcpy_s", 0.0), report.spin, row);
-          report.rows.push_back(std::move(row));
-          for (const Json& line : lines) report.AddPages(line.value("pages", ""));
-        }
-      }
-    }
-  }
+  FERRY_RETURN_IF_ERROR(ReadLines(plan, flags.nodes, stage, *workers, report));
   FERRY_RETURN_IF_ERROR(workers->WaitForExit());
-  // By mode, so that a column reads from small to large.
-  std::stable_sort(report.rows.begin(), report.rows.end(), [](const auto& a, const auto& b) {
-    return std::tie(a.mode, a.inflight, a.pair) < std::tie(b.mode, b.inflight, b.pair);
-  });
   return report;
+}
+
+bool IsOfTwo(const std::string& pattern) {
+  return pattern == "bidir" || pattern == "keyed" || pattern == "steps";
+}
+
+std::string JoinedTime(const std::string& pattern) {
+  if (pattern == "all-pairs") return "one way, by the sender's clock: half of a round trip";
+  const std::string by =
+      ", by the first node's clock: from its word to begin until all have told "
+      "it that they are through";
+  return pattern == "keyed"   ? "a round's by its keys" + by
+         : pattern == "steps" ? "a whole step's" + by
+                              : "a round's" + by;
+}
+
+absl::StatusOr<int> JoinPattern(PatternFlags& flags) {
+  const auto depth = static_cast<size_t>(std::max(flags.plan.inflight, flags.plan.keys));
+  return RunJoinedBench(flags, flags.join, flags.output,
+                        {.nodes = IsOfTwo(flags.plan.pattern) ? 2 : 0,
+                         .depth = depth,
+                         .time = JoinedTime(flags.plan.pattern),
+                         .read = [&flags](int nodes, BenchLines& lines, BenchReport& report) {
+                           BenchStage stage("reading");
+                           return ReadLines(flags.plan, nodes, stage, lines, report);
+                         }});
 }
 
 absl::StatusOr<int> BenchPattern(PatternFlags flags) {
   BenchPlan& plan = flags.plan;
-  const auto depth = static_cast<size_t>(std::max(plan.inflight, plan.keys));
-  FERRY_RETURN_IF_ERROR(CompletePlan(flags, static_cast<size_t>(flags.nodes), depth));
-  const size_t largest = *std::max_element(plan.sizes.begin(), plan.sizes.end());
+  FERRY_ASSIGN_OR_RETURN(const std::vector<size_t> sizes, ParseSizesFlag(flags.sizes));
+  const size_t largest = *std::max_element(sizes.begin(), sizes.end());
   if (largest > kMostBenchBytesAtOnce / static_cast<size_t>(plan.keys)) {
     return absl::InvalidArgumentError(
         absl::StrCat("--sizes: ", plan.keys, " keys of ", BenchSizeText(largest),
                      " at a time are more than ", BenchSizeText(kMostBenchBytesAtOnce)));
   }
+  if (flags.join.joins()) return JoinPattern(flags);
+  const auto depth = static_cast<size_t>(std::max(plan.inflight, plan.keys));
+  FERRY_RETURN_IF_ERROR(CompletePlan(flags, static_cast<size_t>(flags.nodes), depth));
   FERRY_ASSIGN_OR_RETURN(const auto pages, BenchPages::Create());
   plan.floor_file = pages->path();
   return FinishBench(MeasurePattern(flags), flags.output);
@@ -175,7 +237,8 @@ Verb AddPattern(CLI::App& bench, const std::string& pattern, const std::string& 
       flags->sizes = "8,64K,16M";
       flags->plan.most_iterations = kMostRoundsOfAPair;
     }
-    verb.add_option("--nodes", flags->nodes, "processes, each of which is a node")
+    verb.add_option("--nodes", flags->nodes,
+                    "processes to start, each of which is a node; those of a job with --among")
         ->type_name("N")
         ->check(Within(2, 64))
         ->capture_default_str();
@@ -190,6 +253,7 @@ Verb AddPattern(CLI::App& bench, const std::string& pattern, const std::string& 
         ->capture_default_str();
   }
   AddBenchOutputFlags(verb, flags->output, BenchMoves::kTensors);
+  AddBenchJoinFlags(verb, flags->join);
   return [flags]() { return BenchPattern(*flags); };
 }
 

@@ -16,6 +16,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
+#include "cli/bench_lines.h"
 #include "cli/tool_process.h"
 #include "runtime/exchange.h"
 
@@ -72,10 +73,8 @@ struct BenchServer {
 absl::StatusOr<BenchServer> StartBenchServer(std::string name, std::vector<std::string> arguments);
 
 // `bench-worker`s, the nodes of one job. Not thread-safe; kills them in the end.
-class BenchWorkers final {
+class BenchWorkers final : public BenchLines {
  public:
-  using Json = nlohmann::ordered_json;
-
   // They take part in no GPU: one that two nodes use is refused.
   static absl::StatusOr<std::unique_ptr<BenchWorkers>> Start(int count,
                                                              const std::string& coordinator,
@@ -85,7 +84,7 @@ class BenchWorkers final {
   // The next line of each, in the order of nodes, all of them {"event": `event`, ...}.
   //   Errors: ABORTED how one has ended, with its last words; whoever was killed comes before those
   //   who only missed it. DEADLINE_EXCEEDED naming one that says nothing; INTERNAL what it said.
-  absl::StatusOr<std::vector<Json>> Expect(const std::string& event);
+  absl::StatusOr<std::vector<Json>> Expect(const std::string& event) override;
   // As ToolProcess::WaitForExit.
   absl::Status WaitForExit();
 

@@ -1,78 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// The barrier in a page, and the loop around what is timed.
+// Receives, and the loop around what is timed.
 #include "cli/bench_rounds.h"
 
-#include <fcntl.h>
-#include <sched.h>
-#include <sys/mman.h>
-
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 
 #include "base/clock.h"
 #include "base/status_macros.h"
-#include "base/unique_fd.h"
 #include "cli/bench_processes.h"
 #include "cli/pattern.h"
 
 namespace ferry::cli {
 namespace {
 
-constexpr size_t kPageBytes = 4096;
-// Looks before somebody else may need the core, which may be whom we wait for.
-constexpr int kLooksBeforeYield = 1000;
-constexpr absl::Duration kSleep = absl::Microseconds(100);
-
 int64_t Nanoseconds(absl::Time time) { return absl::ToInt64Nanoseconds(time - absl::UnixEpoch()); }
 
 }  // namespace
-
-struct PageBarrier::Words {
-  alignas(128) std::atomic<int> came;
-  alignas(128) std::atomic<int> round;
-};
-
-absl::StatusOr<std::unique_ptr<PageBarrier>> PageBarrier::Map(const std::string& file, int page) {
-  const UniqueFd fd(open(file.c_str(), O_RDWR | O_CLOEXEC));
-  void* map = MAP_FAILED;
-  if (fd.get() >= 0) {
-    map = mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(),
-               static_cast<off_t>(kPageBytes) * page);
-  }
-  if (map == MAP_FAILED) {
-    return absl::UnavailableError(absl::StrCat("cannot map ", file, ": ", std::strerror(errno)));
-  }
-  return std::unique_ptr<PageBarrier>(new PageBarrier(static_cast<Words*>(map)));
-}
-
-PageBarrier::~PageBarrier() { munmap(words_, kPageBytes); }
-
-absl::Status PageBarrier::Pass(int count, Wait wait) {
-  const int round = words_->round.load(std::memory_order_acquire);
-  if (words_->came.fetch_add(1, std::memory_order_acq_rel) + 1 == count) {
-    // Before the round: whoever sees that may come again at once.
-    words_->came.store(0, std::memory_order_relaxed);
-    words_->round.store(round + 1, std::memory_order_release);
-    return absl::OkStatus();
-  }
-  const absl::Time deadline = SteadyClock().Now() + kBenchPeerPatience;
-  for (int looks = 1; words_->round.load(std::memory_order_acquire) == round; ++looks) {
-    if (wait == Wait::kSleeping) absl::SleepFor(kSleep);
-    if (wait == Wait::kSpinning && looks % kLooksBeforeYield != 0) continue;
-    sched_yield();
-    if (SteadyClock().Now() < deadline) continue;
-    return absl::DeadlineExceededError(
-        absl::StrCat("only ", words_->came.load(std::memory_order_relaxed), " of ", count,
-                     " processes of the bench came to the start of a round within ",
-                     absl::FormatDuration(kBenchPeerPatience)));
-  }
-  return absl::OkStatus();
-}
 
 BenchPostedPtr PostReceive(Node& node, Step& step, const RendezvousKey& key,
                            const Tensor& destination) {
@@ -89,14 +33,29 @@ BenchPostedPtr PostReceive(Node& node, Step& step, const RendezvousKey& key,
   return posted;
 }
 
-absl::Status AwaitReceive(Node& node, BenchPosted& posted) {
-  const bool is_done = node.exchange().loop().WaitUntil(
-      [&posted] { return posted.is_done.load(std::memory_order_acquire); },
-      SteadyClock().Now() + kBenchPeerPatience);
+absl::Status AwaitReceive(const BenchParty& party, BenchPosted& posted) {
+  const bool is_done = party.node.exchange().loop().WaitUntil(
+      [&party, &posted] {
+        return posted.is_done.load(std::memory_order_acquire) ||
+               (party.stop != nullptr && party.stop->is_set());
+      },
+      SteadyClock().Now() + party.patience);
+  if (party.stop != nullptr && party.stop->is_set()) return party.stop->Get();
   if (!is_done) {
-    return absl::DeadlineExceededError("another process of the bench does not answer");
+    return absl::DeadlineExceededError(
+        absl::StrCat("another process of the bench has not answered for ",
+                     absl::FormatDuration(party.patience)));
   }
   return posted.status;
+}
+
+absl::Status SendWord(Step& step, const RendezvousKey& key) {
+  FERRY_ASSIGN_OR_RETURN(Tensor word, Tensor::Allocate(DataType::kUint8, Shape()));
+  return step.Send(key, std::move(word));
+}
+
+absl::Status AwaitWord(const BenchParty& party, Step& step, const RendezvousKey& key) {
+  return AwaitReceive(party, *PostReceive(party.node, step, key, Tensor()));
 }
 
 absl::StatusOr<Tensor> MakeBenchTensor(Node& node, size_t bytes) {
@@ -115,12 +74,6 @@ std::string PathReason(Node& node, int from, size_t bytes, const std::set<std::s
   return choice.ok() ? Explain(*choice) : std::string(choice.status().message());
 }
 
-void TellBench(const nlohmann::ordered_json& line) {
-  std::printf("%s\n",
-              line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());
-  std::fflush(stdout);
-}
-
 nlohmann::ordered_json BenchRounds::ToJson() const {
   return {{"starts_ns", starts_ns},
           {"ends_ns", ends_ns},
@@ -129,24 +82,21 @@ nlohmann::ordered_json BenchRounds::ToJson() const {
           {"paths", paths}};
 }
 
-absl::StatusOr<BenchRounds> RunRounds(PageBarrier& barrier, const BenchRoundCount& count,
+absl::StatusOr<BenchRounds> RunRounds(BenchMeeting& meeting, const BenchRoundCount& count,
                                       BenchRoundWork& work) {
   BenchRounds rounds;
   for (int round = 0; round < count.warm_ups + count.iterations; ++round) {
     FERRY_RETURN_IF_ERROR(work.Prepare(round));
-    // Twice: whoever has come last has perhaps just been woken, and all have by then.
-    FERRY_RETURN_IF_ERROR(barrier.Pass(count.members, PageBarrier::Wait::kSpinning));
-    FERRY_RETURN_IF_ERROR(barrier.Pass(count.members, PageBarrier::Wait::kSpinning));
-    const double cpu_before = OwnCpuSeconds();
-    const absl::Time start = SteadyClock().Now();
+    FERRY_ASSIGN_OR_RETURN(const BenchStart start, meeting.Begin(count.members));
     FERRY_RETURN_IF_ERROR(work.Run());
-    const absl::Time end = SteadyClock().Now();
     // Who has sent is still read from.
-    FERRY_RETURN_IF_ERROR(barrier.Pass(count.members, PageBarrier::Wait::kSleeping));
+    FERRY_ASSIGN_OR_RETURN(const absl::Time end, meeting.End(count.members));
     if (round >= count.warm_ups) {
-      rounds.cpu_s += OwnCpuSeconds() - cpu_before;
-      rounds.starts_ns.push_back(Nanoseconds(start));
-      rounds.ends_ns.push_back(Nanoseconds(end));
+      rounds.cpu_s += OwnCpuSeconds() - start.cpu_s;
+      if (meeting.KeepsTime(count.members)) {
+        rounds.starts_ns.push_back(Nanoseconds(start.time));
+        rounds.ends_ns.push_back(Nanoseconds(end));
+      }
     }
     FERRY_RETURN_IF_ERROR(work.Check(round, rounds));
   }

@@ -15,37 +15,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 
+#include "cli/bench_meeting.h"
 #include "runtime/node.h"
 
 namespace ferry::cli {
-
-// How long anything of a bench may take until the other side is given up.
-inline constexpr absl::Duration kBenchPeerPatience = absl::Minutes(2);
-
-// Processes of this machine that wait for each other in a shared page: nothing but a look at a
-// word tells them to go, so that all start within a microsecond. Not thread-safe.
-class PageBarrier final {
- public:
-  // How it is waited: looking all the time, or now and then, by whom nobody is to notice.
-  enum class Wait { kSpinning, kSleeping };
-
-  //   page: which of the file's pages, all zero at first.
-  //   Errors: UNAVAILABLE with the kernel's reason.
-  static absl::StatusOr<std::unique_ptr<PageBarrier>> Map(const std::string& file, int page);
-  ~PageBarrier();
-  PageBarrier(const PageBarrier&) = delete;
-  PageBarrier& operator=(const PageBarrier&) = delete;
-
-  // Until so many have come, this one included. Errors: DEADLINE_EXCEEDED saying how many had.
-  absl::Status Pass(int count, Wait wait);
-
- private:
-  struct Words;
-  explicit PageBarrier(Words* words) : words_(words) {}
-  Words* const words_;
-};
 
 // A receive that is asked for now and waited for later. Shared with its callback.
 struct BenchPosted {
@@ -58,20 +32,22 @@ using BenchPostedPtr = std::shared_ptr<BenchPosted>;
 // Into `destination`, or as it comes if that is empty.
 BenchPostedPtr PostReceive(Node& node, Step& step, const RendezvousKey& key,
                            const Tensor& destination);
-// Drives the node's lanes meanwhile. Errors: those of the receive; DEADLINE_EXCEEDED.
-absl::Status AwaitReceive(Node& node, BenchPosted& posted);
+// Drives the node's lanes meanwhile.
+//   Errors: those of the receive; why the bench was stopped; DEADLINE_EXCEEDED.
+absl::Status AwaitReceive(const BenchParty& party, BenchPosted& posted);
+// A tensor that says nothing but that it is there, and waiting for one. Errors: as AwaitReceive.
+absl::Status SendWord(Step& step, const RendezvousKey& key);
+absl::Status AwaitWord(const BenchParty& party, Step& step, const RendezvousKey& key);
 // Of the node's arena, uint8.
 absl::StatusOr<Tensor> MakeBenchTensor(Node& node, size_t bytes);
 // Bytes that are not those of the pattern; all of them where it has another size.
 size_t CountTensorErrors(const Tensor& tensor, size_t bytes, uint64_t seed);
 // Why tensors of that size come from node `from` the way they do; paths: that were taken.
 std::string PathReason(Node& node, int from, size_t bytes, const std::set<std::string>& paths);
-// A line for the process that reads us.
-void TellBench(const nlohmann::ordered_json& line);
 
 // What the rounds of one case came to, at one process.
 struct BenchRounds {
-  // By the machine's steady clock, in ns: the same for all its processes.
+  // By this process's steady clock, in ns.
   std::vector<int64_t> starts_ns;
   std::vector<int64_t> ends_ns;
   // From the start of each round until all were through.
@@ -92,14 +68,14 @@ class BenchRoundWork {
   virtual absl::Status Check(int round, BenchRounds& rounds) = 0;
 };
 
-// How many processes take part in a case, and how many rounds it has.
+// Who takes part in a case, and how many rounds it has.
 struct BenchRoundCount {
-  int members = 2;
+  BenchRoundMembers members;
   int warm_ups = 0;
   int iterations = 0;
 };
 
-absl::StatusOr<BenchRounds> RunRounds(PageBarrier& barrier, const BenchRoundCount& count,
+absl::StatusOr<BenchRounds> RunRounds(BenchMeeting& meeting, const BenchRoundCount& count,
                                       BenchRoundWork& work);
 
 }  // namespace ferry::cli

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
+#include "cli/bench_joined.h"
 #include "cli/bench_output.h"
 #include "cli/bench_plan.h"
 #include "cli/bench_plan_flags.h"
@@ -30,21 +31,26 @@ using Json = nlohmann::ordered_json;
 
 struct BenchFlags : BenchPlanFlags {
   BenchOutput output;
+  BenchJoinFlags join;
 };
 
+// spin: how long a word takes between the two; zero where they share no memory.
 void SetFloor(const Json& floors, absl::Duration spin, BenchRow& row) {
   // Of many at a time there is none: what bounds them is what they are asking.
   if (row.inflight > 1) return;
+  const std::string before = spin > absl::ZeroDuration() ? "spin + " : "";
   if (floors.contains("raw_tcp_s")) {
     row.floor_name = "raw tcp";
     row.floor = absl::Seconds(floors.value("raw_tcp_s", 0.0));
+  } else if (before.empty() && row.path != "shm") {
+    // Nothing was measured of what lies between the two.
   } else if (row.mode == BenchModeName(BenchMode::kInto)) {
-    row.floor_name = "spin + memcpy";
+    row.floor_name = before + "memcpy";
     row.floor = spin + absl::Seconds(floors.value("memcpy_s", 0.0));
   } else if (row.mode == BenchModeName(BenchMode::kRead)) {
-    row.floor_name = "spin + read";
+    row.floor_name = before + "read";
     row.floor = spin + absl::Seconds(floors.value("read_s", 0.0));
-  } else {
+  } else if (!before.empty()) {
     row.floor_name = "spin";
     row.floor = spin;
   }
@@ -64,26 +70,16 @@ BenchRow ReadRow(const Json& json) {
   return row;
 }
 
-absl::StatusOr<BenchReport> Measure(const BenchFlags& flags, const BenchPlan& plan) {
-  FERRY_ASSIGN_OR_RETURN(const auto coordinator,
-                         HostedCoordinator::OnThisMachine(2, Graphs::kNone));
-  BenchStage stage("starting two processes");
-  const Progress progress([&stage] { return stage.Get(); });
-  FERRY_ASSIGN_OR_RETURN(
-      const auto workers,
-      BenchWorkers::Start(2, coordinator->address(), EncodeBenchPlan(plan), flags.exchange));
-  BenchReport report;
-  report.subject = "two processes on this machine";
-  report.transport = flags.transport;
-  report.is_polling = plan.is_polling;
-  report.cores = static_cast<int>(std::thread::hardware_concurrency());
-  FERRY_ASSIGN_OR_RETURN(const std::vector<Json> spin, workers->Expect("spin"));
+// Rows from what both have told, as it comes.
+absl::Status ReadLines(const BenchPlan& plan, BenchStage& stage, BenchLines& lines,
+                       BenchReport& report) {
+  FERRY_ASSIGN_OR_RETURN(const std::vector<Json> spin, lines.Expect("spin"));
   report.spin = absl::Seconds(spin[0].value("spin_s", 0.0));
   for (const size_t bytes : plan.sizes) {
     stage.Set(absl::StrCat("measuring ", ShortBytes(static_cast<double>(bytes))));
-    FERRY_ASSIGN_OR_RETURN(const std::vector<Json> floors, workers->Expect("floors"));
+    FERRY_ASSIGN_OR_RETURN(const std::vector<Json> floors, lines.Expect("floors"));
     for (size_t i = 0; i < plan.modes.size() * plan.DepthsOf(bytes).size(); ++i) {
-      FERRY_ASSIGN_OR_RETURN(const std::vector<Json> both, workers->Expect("case"));
+      FERRY_ASSIGN_OR_RETURN(const std::vector<Json> both, lines.Expect("case"));
       const Json& here = both[0];
       const Json& there = both[1];
       BenchRow row = ReadRow(here);
@@ -98,15 +94,47 @@ absl::StatusOr<BenchReport> Measure(const BenchFlags& flags, const BenchPlan& pl
       report.rows.push_back(std::move(row));
     }
   }
-  FERRY_RETURN_IF_ERROR(workers->WaitForExit());
   // By mode, so that a column reads from small to large.
   std::stable_sort(report.rows.begin(), report.rows.end(), [](const auto& a, const auto& b) {
     return std::pair(a.mode, a.inflight) < std::pair(b.mode, b.inflight);
   });
+  return absl::OkStatus();
+}
+
+absl::StatusOr<BenchReport> Measure(const BenchFlags& flags, const BenchPlan& plan) {
+  FERRY_ASSIGN_OR_RETURN(const auto coordinator,
+                         HostedCoordinator::OnThisMachine(2, Graphs::kNone));
+  BenchStage stage("starting two processes");
+  const Progress progress([&stage] { return stage.Get(); });
+  FERRY_ASSIGN_OR_RETURN(
+      const auto workers,
+      BenchWorkers::Start(2, coordinator->address(), EncodeBenchPlan(plan), flags.exchange));
+  BenchReport report;
+  report.subject = "two processes on this machine";
+  report.transport = flags.transport;
+  report.is_polling = plan.is_polling;
+  report.cores = static_cast<int>(std::thread::hardware_concurrency());
+  FERRY_RETURN_IF_ERROR(ReadLines(plan, stage, *workers, report));
+  FERRY_RETURN_IF_ERROR(workers->WaitForExit());
   return report;
 }
 
+absl::StatusOr<int> Join(BenchFlags& flags) {
+  return RunJoinedBench(
+      flags, flags.join, flags.output,
+      {.nodes = 2,
+       .depth = static_cast<size_t>(flags.plan.inflight),
+       .time =
+           "one way, by the first node's clock: half of a round trip; of several at a time until "
+           "they were answered",
+       .read = [&flags](int, BenchLines& lines, BenchReport& report) {
+         BenchStage stage("reading");
+         return ReadLines(flags.plan, stage, lines, report);
+       }});
+}
+
 absl::StatusOr<int> Bench(BenchFlags flags) {
+  if (flags.join.joins()) return Join(flags);
   BenchPlan& plan = flags.plan;
   FERRY_RETURN_IF_ERROR(CompletePlan(flags, 1, static_cast<size_t>(plan.inflight)));
   FERRY_ASSIGN_OR_RETURN(const auto pages, BenchPages::Create());
@@ -128,6 +156,7 @@ Verb AddSendRecvBench(CLI::App& bench) {
       ->check(Within(1, 4096))
       ->capture_default_str();
   AddBenchOutputFlags(verb, flags->output, BenchMoves::kTensors);
+  AddBenchJoinFlags(verb, flags->join);
   return [flags]() { return Bench(*flags); };
 }
 

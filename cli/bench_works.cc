@@ -32,32 +32,34 @@ uint64_t StreamSeed(const Stream& stream, const BenchWorkCase& at, int round, in
                          static_cast<uint64_t>(index));
 }
 
-absl::StatusOr<Stream> MakeStream(Node& node, const BenchFlow& flow, const BenchWorkCase& at) {
-  FERRY_ASSIGN_OR_RETURN(RendezvousKey key, node.Key("bench", flow.src, flow.dst));
+absl::StatusOr<Stream> MakeStream(const BenchParty& party, const BenchFlow& flow,
+                                  const BenchWorkCase& at) {
+  FERRY_ASSIGN_OR_RETURN(RendezvousKey key, party.Key("bench", flow.src, flow.dst));
   Stream stream{.src = flow.src, .dst = flow.dst, .key = std::move(key)};
-  const bool is_into = flow.dst == node.node_id() && at.mode == BenchMode::kInto;
+  const bool is_into = flow.dst == party.rank && at.mode == BenchMode::kInto;
   for (int i = 0; is_into && i < at.inflight; ++i) {
-    FERRY_ASSIGN_OR_RETURN(Tensor into, MakeBenchTensor(node, at.bytes));
+    FERRY_ASSIGN_OR_RETURN(Tensor into, MakeBenchTensor(party.node, at.bytes));
     WritePattern(into.mutable_data(), at.bytes, 0);
     stream.destinations.push_back(std::move(into));
   }
   return stream;
 }
 
-absl::Status FillStream(Node& node, const BenchWorkCase& at, int round, Stream& stream) {
+absl::Status FillStream(const BenchParty& party, const BenchWorkCase& at, int round,
+                        Stream& stream) {
   for (int i = 0; i < at.inflight; ++i) {
-    FERRY_ASSIGN_OR_RETURN(Tensor tensor, MakeBenchTensor(node, at.bytes));
+    FERRY_ASSIGN_OR_RETURN(Tensor tensor, MakeBenchTensor(party.node, at.bytes));
     WritePattern(tensor.mutable_data(), at.bytes, StreamSeed(stream, at, round, i));
     stream.tensors.push_back(std::move(tensor));
   }
   return absl::OkStatus();
 }
 
-void PostStream(Node& node, Step& step, const BenchWorkCase& at, Stream& stream) {
+void PostStream(const BenchParty& party, Step& step, const BenchWorkCase& at, Stream& stream) {
   for (int i = 0; i < at.inflight; ++i) {
     const auto index = static_cast<size_t>(i);
     stream.posted.push_back(
-        PostReceive(node, step, stream.key,
+        PostReceive(party.node, step, stream.key,
                     index < stream.destinations.size() ? stream.destinations[index] : Tensor()));
   }
 }
@@ -70,9 +72,9 @@ absl::Status SendStream(Step& step, Stream& stream) {
   return absl::OkStatus();
 }
 
-absl::Status AwaitStream(Node& node, Stream& stream) {
+absl::Status AwaitStream(const BenchParty& party, Stream& stream) {
   for (const BenchPostedPtr& posted : stream.posted) {
-    FERRY_RETURN_IF_ERROR(AwaitReceive(node, *posted));
+    FERRY_RETURN_IF_ERROR(AwaitReceive(party, *posted));
   }
   return absl::OkStatus();
 }
@@ -88,24 +90,25 @@ void CheckStream(const BenchWorkCase& at, int round, Stream& stream, BenchRounds
 
 class FlowWork final : public BenchRoundWork {
  public:
-  FlowWork(Node& node, Step& step, const BenchWorkCase& at) : node_(node), step_(step), at_(at) {}
+  FlowWork(const BenchParty& party, Step& step, const BenchWorkCase& at)
+      : party_(party), step_(step), at_(at) {}
 
   absl::Status Add(const BenchFlow& flow) {
-    FERRY_ASSIGN_OR_RETURN(Stream stream, MakeStream(node_, flow, at_));
-    (flow.src == node_.node_id() ? out_ : in_).push_back(std::move(stream));
+    FERRY_ASSIGN_OR_RETURN(Stream stream, MakeStream(party_, flow, at_));
+    (flow.src == party_.rank ? out_ : in_).push_back(std::move(stream));
     return absl::OkStatus();
   }
 
  private:
   absl::Status Prepare(int round) override {
-    for (Stream& stream : out_) FERRY_RETURN_IF_ERROR(FillStream(node_, at_, round, stream));
-    for (Stream& stream : in_) PostStream(node_, step_, at_, stream);
+    for (Stream& stream : out_) FERRY_RETURN_IF_ERROR(FillStream(party_, at_, round, stream));
+    for (Stream& stream : in_) PostStream(party_, step_, at_, stream);
     return absl::OkStatus();
   }
 
   absl::Status Run() override {
     for (Stream& stream : out_) FERRY_RETURN_IF_ERROR(SendStream(step_, stream));
-    for (Stream& stream : in_) FERRY_RETURN_IF_ERROR(AwaitStream(node_, stream));
+    for (Stream& stream : in_) FERRY_RETURN_IF_ERROR(AwaitStream(party_, stream));
     return absl::OkStatus();
   }
 
@@ -114,30 +117,34 @@ class FlowWork final : public BenchRoundWork {
     return absl::OkStatus();
   }
 
-  Node& node_;
+  const BenchParty& party_;
   Step& step_;
   const BenchWorkCase at_;
   std::vector<Stream> out_;
   std::vector<Stream> in_;
 };
 
-class StepsWork final : public BenchRoundWork {
+class PingWork final : public BenchRoundWork {
  public:
-  StepsWork(Node& node, int64_t first_step, const BenchWorkCase& at, Stream out, Stream in)
-      : node_(node), first_step_(first_step), at_(at), out_(std::move(out)), in_(std::move(in)) {}
+  PingWork(const BenchParty& party, Step& step, const BenchWorkCase& at, Stream out, Stream in,
+           bool is_first)
+      : party_(party),
+        step_(step),
+        at_(at),
+        out_(std::move(out)),
+        in_(std::move(in)),
+        is_first_(is_first) {}
 
  private:
   absl::Status Prepare(int round) override {
-    step_id_ = first_step_ + round;
-    return FillStream(node_, at_, round, out_);
+    PostStream(party_, step_, at_, in_);
+    return FillStream(party_, at_, round, out_);
   }
 
   absl::Status Run() override {
-    FERRY_ASSIGN_OR_RETURN(Step step, node_.OpenStep(step_id_));
-    PostStream(node_, step, at_, in_);
-    FERRY_RETURN_IF_ERROR(SendStream(step, out_));
-    FERRY_RETURN_IF_ERROR(AwaitStream(node_, in_));
-    return step.Close(kBenchPeerPatience);
+    if (is_first_) FERRY_RETURN_IF_ERROR(SendStream(step_, out_));
+    FERRY_RETURN_IF_ERROR(AwaitStream(party_, in_));
+    return is_first_ ? absl::OkStatus() : SendStream(step_, out_);
   }
 
   absl::Status Check(int round, BenchRounds& rounds) override {
@@ -145,7 +152,40 @@ class StepsWork final : public BenchRoundWork {
     return absl::OkStatus();
   }
 
-  Node& node_;
+  const BenchParty& party_;
+  Step& step_;
+  const BenchWorkCase at_;
+  Stream out_;
+  Stream in_;
+  const bool is_first_;
+};
+
+class StepsWork final : public BenchRoundWork {
+ public:
+  StepsWork(const BenchParty& party, int64_t first_step, const BenchWorkCase& at, Stream out,
+            Stream in)
+      : party_(party), first_step_(first_step), at_(at), out_(std::move(out)), in_(std::move(in)) {}
+
+ private:
+  absl::Status Prepare(int round) override {
+    step_id_ = first_step_ + round;
+    return FillStream(party_, at_, round, out_);
+  }
+
+  absl::Status Run() override {
+    FERRY_ASSIGN_OR_RETURN(Step step, party_.node.OpenStep(step_id_));
+    PostStream(party_, step, at_, in_);
+    FERRY_RETURN_IF_ERROR(SendStream(step, out_));
+    FERRY_RETURN_IF_ERROR(AwaitStream(party_, in_));
+    return step.Close(party_.patience);
+  }
+
+  absl::Status Check(int round, BenchRounds& rounds) override {
+    CheckStream(at_, round, in_, rounds);
+    return absl::OkStatus();
+  }
+
+  const BenchParty& party_;
   const int64_t first_step_;
   const BenchWorkCase at_;
   Stream out_;
@@ -155,23 +195,34 @@ class StepsWork final : public BenchRoundWork {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<BenchRoundWork>> MakeFlowWork(Node& node, Step& step,
+absl::StatusOr<std::unique_ptr<BenchRoundWork>> MakeFlowWork(const BenchParty& party, Step& step,
                                                              const BenchFlowSet& set,
                                                              const BenchWorkCase& at) {
-  auto work = std::make_unique<FlowWork>(node, step, at);
+  auto work = std::make_unique<FlowWork>(party, step, at);
   for (const BenchFlow& flow : set.flows) {
-    if (flow.src != node.node_id() && flow.dst != node.node_id()) continue;
+    if (flow.src != party.rank && flow.dst != party.rank) continue;
     FERRY_RETURN_IF_ERROR(work->Add(flow));
   }
   return work;
 }
 
-absl::StatusOr<std::unique_ptr<BenchRoundWork>> MakeStepsWork(Node& node, int64_t first_step,
+absl::StatusOr<std::unique_ptr<BenchRoundWork>> MakePingWork(const BenchParty& party, Step& step,
+                                                             const BenchFlow& flow,
+                                                             const BenchWorkCase& at) {
+  const bool is_first = flow.src == party.rank;
+  const int other = is_first ? flow.dst : flow.src;
+  FERRY_ASSIGN_OR_RETURN(Stream out, MakeStream(party, {party.rank, other}, at));
+  FERRY_ASSIGN_OR_RETURN(Stream in, MakeStream(party, {other, party.rank}, at));
+  return std::make_unique<PingWork>(party, step, at, std::move(out), std::move(in), is_first);
+}
+
+absl::StatusOr<std::unique_ptr<BenchRoundWork>> MakeStepsWork(const BenchParty& party,
+                                                              int64_t first_step,
                                                               const BenchWorkCase& at) {
-  const int self = node.node_id();
-  FERRY_ASSIGN_OR_RETURN(Stream out, MakeStream(node, {self, 1 - self}, at));
-  FERRY_ASSIGN_OR_RETURN(Stream in, MakeStream(node, {1 - self, self}, at));
-  return std::make_unique<StepsWork>(node, first_step, at, std::move(out), std::move(in));
+  const int self = party.rank;
+  FERRY_ASSIGN_OR_RETURN(Stream out, MakeStream(party, {self, 1 - self}, at));
+  FERRY_ASSIGN_OR_RETURN(Stream in, MakeStream(party, {1 - self, self}, at));
+  return std::make_unique<StepsWork>(party, first_step, at, std::move(out), std::move(in));
 }
 
 }  // namespace ferry::cli

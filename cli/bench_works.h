@@ -13,7 +13,6 @@
 #include "cli/bench_flows.h"
 #include "cli/bench_plan.h"
 #include "cli/bench_rounds.h"
-#include "runtime/node.h"
 
 namespace ferry::cli {
 
@@ -25,20 +24,28 @@ struct BenchWorkCase {
 };
 
 // Sends `inflight` tensors along each flow that begins here, and waits for as many of each that
-// ends here. `node` and `step` outlive it.
-absl::StatusOr<std::unique_ptr<BenchRoundWork>> MakeFlowWork(Node& node, Step& step,
+// ends here. `party` and `step` outlive it.
+absl::StatusOr<std::unique_ptr<BenchRoundWork>> MakeFlowWork(const BenchParty& party, Step& step,
                                                              const BenchFlowSet& set,
+                                                             const BenchWorkCase& at);
+
+// For the one flow of `set`: its sender sends `inflight` tensors, and its receiver, when it has all
+// of them, as many of the same size back, for which the sender waits.
+absl::StatusOr<std::unique_ptr<BenchRoundWork>> MakePingWork(const BenchParty& party, Step& step,
+                                                             const BenchFlow& flow,
                                                              const BenchWorkCase& at);
 
 // Node 0 sends `keys` tensors, each under a key of its own, from `threads` threads; node 1 receives
 // them on as many. Each thread takes its share in an order of its own, another one each round.
-absl::StatusOr<std::unique_ptr<BenchRoundWork>> MakeKeyedWork(Node& node, Step& step, int keys,
-                                                              int threads, const BenchWorkCase& at);
+absl::StatusOr<std::unique_ptr<BenchRoundWork>> MakeKeyedWork(const BenchParty& party, Step& step,
+                                                              int keys, int threads,
+                                                              const BenchWorkCase& at);
 
 // A whole step each round: both nodes open it, send each other `inflight` tensors, receive those,
 // and close it.
 //   first_step: of as many ids that nobody else uses as there are rounds.
-absl::StatusOr<std::unique_ptr<BenchRoundWork>> MakeStepsWork(Node& node, int64_t first_step,
+absl::StatusOr<std::unique_ptr<BenchRoundWork>> MakeStepsWork(const BenchParty& party,
+                                                              int64_t first_step,
                                                               const BenchWorkCase& at);
 
 }  // namespace ferry::cli

@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+// Offers, words, and lines by way of the store.
+#include "cli/bench_job_meeting.h"
+
+#include <algorithm>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+#include "base/clock.h"
+#include "base/ranges.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "cli/bench_rounds.h"
+
+namespace ferry::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr char kOffers[] = "ferry-bench/offers/";
+// Who calls the agent waits so much longer than the coordinator, which knows who is missing.
+constexpr absl::Duration kCoordinatorGrace = absl::Seconds(10);
+// An offer of an earlier life of a node is looked at again.
+constexpr absl::Duration kStaleLook = absl::Milliseconds(50);
+// Whoever has died is found within this time of the first who missed it.
+constexpr absl::Duration kTellingPatience = absl::Milliseconds(300);
+constexpr size_t kNodesTextBytes = 200;
+
+// Ids of steps are 63 bits; programs mostly count from 0 on. Each run has 2^28 of its own.
+int64_t FirstStepOf(uint64_t incarnation) {
+  constexpr uint64_t kRuns = uint64_t{1} << 33;
+  return static_cast<int64_t>((uint64_t{1} << 62) | ((incarnation % kRuns) << 28));
+}
+
+std::string NodesText(const std::vector<int>& nodes) {
+  return absl::StrCat(nodes.size() == 1 ? "node " : "nodes ", FormatRanges(nodes, kNodesTextBytes));
+}
+
+}  // namespace
+
+struct JobMeeting::Shared {
+  absl::Mutex mu;
+  // By node; the last that each has made.
+  std::map<int, absl::StatusOr<BenchOffer>> offers ABSL_GUARDED_BY(mu);
+  bool is_stopped ABSL_GUARDED_BY(mu) = false;
+};
+
+JobMeeting::JobMeeting(Node& node, BenchOffer own, std::vector<int> nodes, absl::Duration patience,
+                       BenchStage& stage)
+    : own_(std::move(own)),
+      stage_(stage),
+      party_{.node = node, .nodes = std::move(nodes), .patience = patience, .stop = &stop_},
+      shared_(std::make_shared<Shared>()) {
+  const auto self = std::find(party_.nodes.begin(), party_.nodes.end(), node.node_id());
+  party_.rank = static_cast<int>(self - party_.nodes.begin());
+}
+
+JobMeeting::~JobMeeting() = default;
+
+void JobMeeting::Stop(const absl::Status& why) {
+  if (!stop_.Set(why)) return;
+  {
+    absl::MutexLock lock(&shared_->mu);
+    shared_->is_stopped = true;
+  }
+  // What waits for tensors, in whichever step.
+  for (const int node : party_.nodes) {
+    if (node != party_.node.node_id()) party_.node.exchange().FailNode(node, why);
+  }
+  party_.node.exchange().loop().Wake();
+}
+
+absl::Status JobMeeting::Await(const std::function<void(coord::Agent::StatusCallback)>& call) {
+  auto result = std::make_shared<std::optional<absl::Status>>();
+  call([shared = shared_, result](absl::Status status) {
+    absl::MutexLock lock(&shared->mu);
+    *result = std::move(status);
+  });
+  absl::MutexLock lock(&shared_->mu);
+  const auto is_over = [this, &result]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(shared_->mu) {
+    return result->has_value() || shared_->is_stopped;
+  };
+  if (!shared_->mu.AwaitWithTimeout(absl::Condition(&is_over),
+                                    party_.patience + kCoordinatorGrace)) {
+    return absl::DeadlineExceededError("the coordinator does not answer");
+  }
+  return shared_->is_stopped ? stop_.Get() : **result;
+}
+
+absl::Status JobMeeting::Missing(const std::vector<int>& nodes) const {
+  return absl::DeadlineExceededError(absl::StrCat(
+      NodesText(nodes), " did not come to the bench of nodes ",
+      FormatRanges(party_.nodes, kNodesTextBytes), " within ",
+      absl::FormatDuration(party_.patience),
+      ": start ferry bench there with the same flags, or say who takes part with --among"));
+}
+
+// Offers that differ, of those who are there; then who is missing.
+absl::Status JobMeeting::CheckOffers() {
+  std::vector<int> missing;
+  for (const int node : party_.nodes) {
+    if (node == own_.node) continue;
+    const auto found = shared_->offers.find(node);
+    if (found == shared_->offers.end()) {
+      missing.push_back(node);
+      continue;
+    }
+    FERRY_RETURN_IF_ERROR(found->second.status());
+    FERRY_RETURN_IF_ERROR(own_.node < node ? CheckSameOffer(own_, *found->second)
+                                           : CheckSameOffer(*found->second, own_));
+  }
+  return missing.empty() ? absl::OkStatus() : Missing(missing);
+}
+
+absl::Status JobMeeting::AwaitOffers() {
+  const absl::Time deadline = SteadyClock().Now() + party_.patience;
+  while (true) {
+    absl::Status status;
+    {
+      absl::MutexLock lock(&shared_->mu);
+      const auto is_over = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(shared_->mu) {
+        return shared_->is_stopped || !absl::IsDeadlineExceeded(CheckOffers());
+      };
+      shared_->mu.AwaitWithTimeout(absl::Condition(&is_over), deadline - SteadyClock().Now());
+      if (shared_->is_stopped) return stop_.Get();
+      status = CheckOffers();
+      if (absl::IsDeadlineExceeded(status)) return status;
+    }
+    // What an earlier life of a node has left behind says nothing.
+    FERRY_ASSIGN_OR_RETURN(const coord::JobStatus job, party_.node.agent().Status());
+    absl::MutexLock lock(&shared_->mu);
+    bool is_stale = false;
+    for (const coord::TaskStatus& task : job.tasks) {
+      const auto found = shared_->offers.find(task.node_id);
+      if (found == shared_->offers.end() || !found->second.ok()) continue;
+      if (found->second->incarnation == task.incarnation) continue;
+      shared_->offers.erase(found);
+      is_stale = true;
+    }
+    if (!is_stale) return status;
+    // Perhaps it is newer than what is known of the node.
+    shared_->mu.AwaitWithTimeout(absl::Condition(&shared_->is_stopped), kStaleLook);
+  }
+}
+
+absl::Status JobMeeting::Gather() {
+  stage_.Set(absl::StrCat("waiting for nodes ", FormatRanges(party_.nodes, kNodesTextBytes),
+                          " to come to the bench"));
+  coord::Agent& agent = party_.node.agent();
+  const std::string own_key = absl::StrCat(kOffers, own_.node);
+  // Before our own offer: whoever sees that may take its own back, and that is heard of first.
+  FERRY_ASSIGN_OR_RETURN(
+      offers_watch_, agent.Watch(kOffers, [shared = shared_](const coord::KeyChange& change) {
+        int node = 0;
+        const absl::string_view key = change.entry.key;
+        if (change.deleted || !absl::SimpleAtoi(key.substr(sizeof(kOffers) - 1), &node)) return;
+        absl::MutexLock lock(&shared->mu);
+        shared->offers.insert_or_assign(node, DecodeBenchOffer(change.entry.value));
+      }));
+  FERRY_RETURN_IF_ERROR(Await([&](coord::Agent::StatusCallback done) {
+    agent.SetAllAsync({{own_key, EncodeBenchOffer(own_)}}, /*overwrite=*/true, std::move(done));
+  }));
+  const absl::Status agreed = AwaitOffers();
+  const absl::Status deleted = agent.Delete(own_key);
+  FERRY_RETURN_IF_ERROR(agreed);
+  FERRY_RETURN_IF_ERROR(deleted);
+  uint64_t run = own_.incarnation;
+  if (!party_.is_first()) {
+    absl::MutexLock lock(&shared_->mu);
+    run = shared_->offers.at(party_.NodeOf(0))->incarnation;
+  }
+  prefix_ = absl::StrCat("ferry-bench/", run);
+  WatchFailures();
+  const int64_t first_step = FirstStepOf(run);
+  FERRY_ASSIGN_OR_RETURN(words_, party_.node.OpenStep(first_step));
+  party_.first_step = first_step + 1;
+  stage_.Set("starting");
+  return AwaitAll();
+}
+
+void JobMeeting::WatchFailures() {
+  const std::string failures = absl::StrCat(prefix_, "/failed/");
+  absl::StatusOr<std::unique_ptr<coord::AgentWatch>> watch =
+      party_.node.agent().Watch(failures, [this](const coord::KeyChange& change) {
+        if (change.deleted) return;
+        Stop(absl::UnavailableError(change.entry.value));
+      });
+  // Without it they are missed.
+  if (watch.ok()) failures_watch_ = *std::move(watch);
+}
+
+absl::Status JobMeeting::Finish(absl::Status result) {
+  coord::Agent& agent = party_.node.agent();
+  if (result.ok()) {
+    stage_.Set("waiting for all nodes to be through");
+    result = AwaitAll();
+  }
+  if (result.ok()) {
+    failures_watch_ = nullptr;
+    offers_watch_ = nullptr;
+    return party_.is_first() ? agent.Delete(prefix_, /*subtree=*/true) : absl::OkStatus();
+  }
+  if (!prefix_.empty()) {
+    // Whoever has died is missed by everyone, and somebody knows more of it than others.
+    {
+      absl::MutexLock lock(&shared_->mu);
+      shared_->mu.AwaitWithTimeout(absl::Condition(&shared_->is_stopped), kTellingPatience);
+    }
+    if (stop_.is_set()) result = stop_.Get();
+    agent
+        .Set(absl::StrCat(prefix_, "/failed/", party_.rank),
+             absl::StrCat("node ", own_.node, " has ended the bench: ", result.message()))
+        .IgnoreError();
+    agent.Delete(prefix_, /*subtree=*/true).IgnoreError();
+  }
+  failures_watch_ = nullptr;
+  offers_watch_ = nullptr;
+  return result;
+}
+
+absl::StatusOr<const RendezvousKey*> JobMeeting::WordKey(int from, int to) {
+  const auto found = word_keys_.find({from, to});
+  if (found != word_keys_.end()) return &found->second;
+  FERRY_ASSIGN_OR_RETURN(RendezvousKey key, party_.Key("bench-word", from, to));
+  return &word_keys_.emplace(std::pair(from, to), std::move(key)).first->second;
+}
+
+absl::Status JobMeeting::Signal(int rank) {
+  FERRY_ASSIGN_OR_RETURN(const RendezvousKey* const key, WordKey(party_.rank, rank));
+  return SendWord(*words_, *key);
+}
+
+absl::Status JobMeeting::AwaitSignal(int rank) {
+  FERRY_ASSIGN_OR_RETURN(const RendezvousKey* const key, WordKey(rank, party_.rank));
+  const absl::Status status = AwaitWord(party_, *words_, *key);
+  if (!absl::IsDeadlineExceeded(status)) return status;
+  return absl::DeadlineExceededError(
+      absl::StrCat("node ", party_.NodeOf(rank), " did not come to a round of the bench within ",
+                   absl::FormatDuration(party_.patience), ": look what it does (ferry status)"));
+}
+
+absl::Status JobMeeting::SignalAll(const BenchRoundMembers& members) {
+  for (const int rank : members.ranks) {
+    if (rank != party_.rank) FERRY_RETURN_IF_ERROR(Signal(rank));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status JobMeeting::AwaitAllSignals(const BenchRoundMembers& members) {
+  for (const int rank : members.ranks) {
+    if (rank != party_.rank) FERRY_RETURN_IF_ERROR(AwaitSignal(rank));
+  }
+  return absl::OkStatus();
+}
+
+// Twice, as PageMeeting: nobody has just woken up. A round that is one by itself needs no word to
+// begin: it is one.
+absl::StatusOr<BenchStart> JobMeeting::Begin(const BenchRoundMembers& members) {
+  const int first = members.ranks[0];
+  if (first == party_.rank) {
+    FERRY_RETURN_IF_ERROR(AwaitAllSignals(members));
+    FERRY_RETURN_IF_ERROR(SignalAll(members));
+    FERRY_RETURN_IF_ERROR(AwaitAllSignals(members));
+    const double cpu_s = OwnCpuSeconds();
+    const absl::Time start = SteadyClock().Now();
+    if (!members.is_round_trip) FERRY_RETURN_IF_ERROR(SignalAll(members));
+    return BenchStart{cpu_s, start};
+  }
+  FERRY_RETURN_IF_ERROR(Signal(first));
+  FERRY_RETURN_IF_ERROR(AwaitSignal(first));
+  FERRY_RETURN_IF_ERROR(Signal(first));
+  if (!members.is_round_trip) FERRY_RETURN_IF_ERROR(AwaitSignal(first));
+  const double cpu_s = OwnCpuSeconds();
+  return BenchStart{cpu_s, SteadyClock().Now()};
+}
+
+absl::StatusOr<absl::Time> JobMeeting::End(const BenchRoundMembers& members) {
+  const int first = members.ranks[0];
+  absl::Time end = SteadyClock().Now();
+  if (first == party_.rank) {
+    FERRY_RETURN_IF_ERROR(AwaitAllSignals(members));
+    if (!members.is_round_trip) end = SteadyClock().Now();
+    FERRY_RETURN_IF_ERROR(SignalAll(members));
+    return end;
+  }
+  FERRY_RETURN_IF_ERROR(Signal(first));
+  FERRY_RETURN_IF_ERROR(AwaitSignal(first));
+  return end;
+}
+
+absl::Status JobMeeting::AwaitAll() {
+  return Await([this](coord::Agent::StatusCallback done) {
+    party_.node.agent().BarrierAsync(absl::StrCat(prefix_, "/cases"), party_.patience, party_.nodes,
+                                     std::move(done));
+  });
+}
+
+std::string JobMeeting::LineKey(int rank) const {
+  return absl::StrCat(prefix_, "/told/", told_, "/", rank);
+}
+
+absl::Status JobMeeting::Tell(const Json& line) {
+  coord::Agent& agent = party_.node.agent();
+  ++told_;
+  if (!party_.is_first()) {
+    return Await([&](coord::Agent::StatusCallback done) {
+      agent.SetAllAsync(
+          {{LineKey(party_.rank), line.dump(-1, ' ', false, Json::error_handler_t::replace)}},
+          /*overwrite=*/false, std::move(done));
+    });
+  }
+  std::vector<std::string> keys;
+  for (int rank = 1; rank < party_.size(); ++rank) keys.push_back(LineKey(rank));
+  auto texts = std::make_shared<std::vector<std::string>>();
+  FERRY_RETURN_IF_ERROR(Await([&](coord::Agent::StatusCallback done) {
+    agent.GetAllAsync(
+        keys, party_.patience,
+        [texts, done = std::move(done)](absl::StatusOr<std::vector<std::string>> found) mutable {
+          if (found.ok()) *texts = *std::move(found);
+          std::move(done)(found.status());
+        });
+  }));
+  std::vector<Json> all = {line};
+  for (const std::string& text : *texts) {
+    all.push_back(Json::parse(text, nullptr, /*allow_exceptions=*/false));
+  }
+  lines_.push_back(std::move(all));
+  stage_.Set(absl::StrCat("measuring: ", lines_.size(), " parts done"));
+  return agent.Delete(absl::StrCat(prefix_, "/told/", told_), /*subtree=*/true);
+}
+
+}  // namespace ferry::cli
