@@ -99,6 +99,8 @@ Verb AddBarrierBench(CLI::App& bench) {
               .iterations = 200,
               .most_iterations = 1000000,
               .iterations_of = "barriers",
+              .why_own_job = "the first to come and the last to pass are told by one clock: its "
+                             "nodes are of one process, with a coordinator of their own",
               .measure = MeasureBarriers});
 }
 

@@ -73,6 +73,7 @@ Verb AddBootstrapBench(CLI::App& bench) {
        .iterations = 7,
        .most_iterations = 10000,
        .iterations_of = "starts",
+       .why_own_job = "a job that is there has started: each sample is of a job of its own",
        .measure = MeasureStarts});
 }
 

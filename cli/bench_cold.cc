@@ -16,6 +16,7 @@
 
 #include "base/status_macros.h"
 #include "cli/bench_cold_worker.h"
+#include "cli/bench_joined.h"
 #include "cli/bench_output.h"
 #include "cli/bench_pattern_merge.h"
 #include "cli/bench_plan_flags.h"
@@ -121,6 +122,8 @@ Verb AddColdBench(CLI::App& bench) {
   // It is handed over, and read.
   verb.remove_option(verb.get_option("--mode"));
   AddBenchOutputFlags(verb, flags->output, BenchMoves::kNothing);
+  RefuseBenchJoin(verb,
+                  "each sample is of two processes that have never met, which it starts itself");
   return [flags]() { return BenchCold(*flags); };
 }
 

@@ -45,6 +45,9 @@ struct JobMeeting::Shared {
   // By node; the last that each has made.
   std::map<int, absl::StatusOr<BenchOffer>> offers ABSL_GUARDED_BY(mu);
   bool is_stopped ABSL_GUARDED_BY(mu) = false;
+  // Goes before `mu`. Null when the meeting has gone: a watch may call once more then.
+  absl::Mutex meeting_mu;
+  JobMeeting* meeting ABSL_GUARDED_BY(meeting_mu) = nullptr;
 };
 
 JobMeeting::JobMeeting(Node& node, BenchOffer own, std::vector<int> nodes, absl::Duration patience,
@@ -55,9 +58,14 @@ JobMeeting::JobMeeting(Node& node, BenchOffer own, std::vector<int> nodes, absl:
       shared_(std::make_shared<Shared>()) {
   const auto self = std::find(party_.nodes.begin(), party_.nodes.end(), node.node_id());
   party_.rank = static_cast<int>(self - party_.nodes.begin());
+  absl::MutexLock lock(&shared_->meeting_mu);
+  shared_->meeting = this;
 }
 
-JobMeeting::~JobMeeting() = default;
+JobMeeting::~JobMeeting() {
+  absl::MutexLock lock(&shared_->meeting_mu);
+  shared_->meeting = nullptr;
+}
 
 void JobMeeting::Stop(const absl::Status& why) {
   if (!stop_.Set(why)) return;
@@ -176,16 +184,18 @@ absl::Status JobMeeting::Gather() {
   const int64_t first_step = FirstStepOf(run);
   FERRY_ASSIGN_OR_RETURN(words_, party_.node.OpenStep(first_step));
   party_.first_step = first_step + 1;
-  stage_.Set("starting");
+  stage_.Set("starting the bench");
   return AwaitAll();
 }
 
 void JobMeeting::WatchFailures() {
   const std::string failures = absl::StrCat(prefix_, "/failed/");
   absl::StatusOr<std::unique_ptr<coord::AgentWatch>> watch =
-      party_.node.agent().Watch(failures, [this](const coord::KeyChange& change) {
+      party_.node.agent().Watch(failures, [shared = shared_](const coord::KeyChange& change) {
         if (change.deleted) return;
-        Stop(absl::UnavailableError(change.entry.value));
+        absl::MutexLock lock(&shared->meeting_mu);
+        if (shared->meeting == nullptr) return;
+        shared->meeting->Stop(absl::UnavailableError(change.entry.value));
       });
   // Without it they are missed.
   if (watch.ok()) failures_watch_ = *std::move(watch);
@@ -305,6 +315,7 @@ absl::Status JobMeeting::Tell(const Json& line) {
   coord::Agent& agent = party_.node.agent();
   ++told_;
   if (!party_.is_first()) {
+    stage_.Set(absl::StrCat("measuring part ", told_ + 1));
     return Await([&](coord::Agent::StatusCallback done) {
       agent.SetAllAsync(
           {{LineKey(party_.rank), line.dump(-1, ' ', false, Json::error_handler_t::replace)}},
@@ -327,7 +338,7 @@ absl::Status JobMeeting::Tell(const Json& line) {
     all.push_back(Json::parse(text, nullptr, /*allow_exceptions=*/false));
   }
   lines_.push_back(std::move(all));
-  stage_.Set(absl::StrCat("measuring: ", lines_.size(), " parts done"));
+  stage_.Set(absl::StrCat("measuring part ", lines_.size() + 1));
   return agent.Delete(absl::StrCat(prefix_, "/told/", told_), /*subtree=*/true);
 }
 

@@ -58,7 +58,7 @@ absl::StatusOr<int> TakePart(JoinedNode& joined, const BenchPlanFlags& flags,
     node.Leave().IgnoreError();
     return nodes.status();
   }
-  BenchStage stage("starting");
+  BenchStage stage("starting the bench");
   JobMeeting meeting(node,
                      {.node = node.node_id(),
                       .incarnation = node.agent().incarnation(),
@@ -110,6 +110,13 @@ void AddBenchJoinFlags(CLI::App& verb, BenchJoinFlags& flags) {
       "how long to wait for another node of the bench; if it is given, for all nodes of the "
       "job to join too, unless --connect-timeout is");
   AddPlaceFlags(verb, flags.node);
+  verb.footer(
+      "Without --coordinator, --node-id and --join it starts its processes itself. Between "
+      "machines, "
+      "I from 0 on:\n"
+      "  ferry coordinator --nodes=N --listen=0.0.0.0:9470\n"
+      "  ferry bench " +
+      verb.get_name() + " --coordinator=HOST:9470 --num-nodes=N --node-id=I");
   verb.parse_complete_callback([&verb, &flags] {
     if (verb.count("--timeout") == 0) return;
     if (verb.count("--connect-timeout") == 0) flags.node.connect_timeout = flags.timeout;

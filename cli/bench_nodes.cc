@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
+#include "cli/bench_joined.h"
 #include "cli/bench_members.h"
 #include "cli/bench_output.h"
 #include "cli/bench_plan.h"
@@ -80,6 +81,7 @@ Verb AddNodesBench(CLI::App& bench, NodesBench what) {
       ->check(Within(1, what.most_iterations))
       ->capture_default_str();
   AddBenchOutputFlags(verb, flags->output, BenchMoves::kNothing);
+  RefuseBenchJoin(verb, what.why_own_job);
   return [flags, what = std::move(what)]() { return RunNodesBench(what, *flags); };
 }
 

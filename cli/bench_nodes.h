@@ -28,6 +28,8 @@ struct NodesBench {
   int iterations = 1;
   int most_iterations = 1;
   std::string iterations_of;
+  // Why it is of no job that is there already.
+  std::string why_own_job;
   // Fills in the times of one number of nodes, and of the floor measured beside them.
   //   floor_server: answers raw calls of gRPC.
   std::function<absl::StatusOr<BenchRow>(int nodes, int iterations,

@@ -2,6 +2,7 @@
 // ferry bench bidir, ring, fan-in, fan-out, all-pairs, keyed and steps: a coordinator and several
 // processes of its own, and how long they take together.
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -35,6 +36,8 @@ constexpr int kMostRoundsOfAPair = 200;
 
 struct PatternFlags : BenchPlanFlags {
   int nodes = 2;
+  // Whether --nodes says so.
+  std::function<bool()> names_nodes = [] { return false; };
   BenchOutput output;
   BenchJoinFlags join;
 };
@@ -181,8 +184,9 @@ std::string JoinedTime(const std::string& pattern) {
 
 absl::StatusOr<int> JoinPattern(PatternFlags& flags) {
   const auto depth = static_cast<size_t>(std::max(flags.plan.inflight, flags.plan.keys));
+  const int nodes = IsOfTwo(flags.plan.pattern) ? 2 : flags.names_nodes() ? flags.nodes : 0;
   return RunJoinedBench(flags, flags.join, flags.output,
-                        {.nodes = IsOfTwo(flags.plan.pattern) ? 2 : 0,
+                        {.nodes = nodes,
                          .depth = depth,
                          .time = JoinedTime(flags.plan.pattern),
                          .read = [&flags](int nodes, BenchLines& lines, BenchReport& report) {
@@ -237,8 +241,8 @@ Verb AddPattern(CLI::App& bench, const std::string& pattern, const std::string& 
       flags->sizes = "8,64K,16M";
       flags->plan.most_iterations = kMostRoundsOfAPair;
     }
-    verb.add_option("--nodes", flags->nodes,
-                    "processes to start, each of which is a node; those of a job with --among")
+    flags->names_nodes = [&verb] { return verb.count("--nodes") > 0; };
+    verb.add_option("--nodes", flags->nodes, "processes, each of which is a node")
         ->type_name("N")
         ->check(Within(2, 64))
         ->capture_default_str();

@@ -301,6 +301,15 @@ TEST(BenchRounds, LastFromTheFirstStartToTheLastEnd) {
   EXPECT_EQ(row.path_reason, "it is near");
   EXPECT_DOUBLE_EQ(row.cpu_s_per_gb, 2.0 / 8);
   EXPECT_FALSE(MergeRounds({lines[1]}, 1, 1, row).ok());
+  // Who keeps no time has done its part all the same.
+  BenchRow kept;
+  ASSERT_TRUE(
+      MergeRounds({lines[0], {{"cpu_s", 1.5}, {"errors", 2}, {"paths", {"tcp"}}}}, 1, 1, kept)
+          .ok());
+  EXPECT_EQ(kept.times.p50_low, Us(2));
+  EXPECT_EQ(kept.errors, 3u);
+  EXPECT_EQ(kept.path, "shm+tcp");
+  EXPECT_DOUBLE_EQ(kept.cpu_s_per_gb, 2.0 / 2);
   EXPECT_FALSE(MergeRounds({lines[0], {{"starts_ns", {1}}, {"ends_ns", {2}}}}, 1, 1, row).ok());
 }
 

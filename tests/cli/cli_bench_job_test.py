@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ferry bench as nodes of a job that is there already: rows, verification, and whoever is missing."""
+import json
+import pathlib
+import re
+import signal
+import tempfile
+
+import harness
+
+QUICK = ("--sizes=8,64K", "--iters=5", "--mode=into")
+
+
+class JobBench(harness.Case):
+    def bench(self, address, node, nodes, *arguments, **variables):
+        return self.start("bench", *arguments, f"--coordinator={address}", f"--node-id={node}",
+                          f"--num-nodes={nodes}", **variables)
+
+    def all(self, address, nodes, *arguments):
+        return [self.bench(address, node, nodes, *arguments) for node in range(nodes)]
+
+    def document_of(self, processes):
+        """What the first one has printed, when all have ended well; the others print nothing."""
+        for process in processes:
+            self.assertEqual(process.wait(timeout_s=60), 0, process.err)
+        for process in processes[1:]:
+            self.assertEqual(process.out, "")
+        document = json.loads(processes[0].out)
+        for row in document["rows"]:
+            self.assertEqual(row["wrong_bytes"], 0)
+            self.assertGreater(row["p50_s"], 0)
+            self.assertTrue(row["path_reason"], row)
+            if row["floor"] is not None:
+                self.assertAlmostEqual(row["share_of_floor"] * row["p50_s"] / row["floor_s"], 1, 6)
+        return document
+
+    def keys(self, address):
+        """What benches have left in the store."""
+        listed = self.succeed("kv", "ls", f"--coordinator={address}").decode().split()
+        return [key for key in listed if "bench" in key]
+
+    def error_of(self, process, timeout_s=harness.PATIENCE_S):
+        """The line with which it ends."""
+        self.assertEqual(process.wait(timeout_s), 1, process.out)
+        lines = [line for line in process.err.splitlines()
+                 if not re.match(harness.PROGRESS, line)]
+        self.assertEqual(len(lines), 1, process.err)
+        return lines[0]
+
+
+class Rows(JobBench):
+    def test_sendrecv(self):
+        _, address = self.coordinator(2)
+        document = self.document_of(self.all(
+            address, 2, "sendrecv", "--json", "--sizes=8,64K", "--iters=10", "--inflight=4"))
+        rows = document["rows"]
+        self.assertEqual([(row["mode"], row["inflight"], row["bytes"]) for row in rows],
+                         [(mode, inflight, size) for mode in ("handoff", "handoff+read", "into")
+                          for inflight in (1, 4) for size in (8, 65536)])
+        self.assertEqual({(row["bytes"], row["path"]) for row in rows},
+                         {(8, "inline"), (65536, "shm")})
+        self.assertEqual(document["subject"],
+                         f"nodes 0,1 of the job at {address} on 1 host")
+        # They share no page to spin in.
+        self.assertIsNone(document["spin_floor_s"])
+        self.assertEqual({row["floor"] for row in rows}, {None, "memcpy", "read"})
+        self.assertEqual(self.keys(address), [])
+
+    def test_patterns_of_three(self):
+        _, address = self.coordinator(3)
+        for pattern, tensors, bus in (("ring", 3, 1), ("fan-in", 2, 2), ("fan-out", 2, 2)):
+            with self.subTest(pattern):
+                document = self.document_of(self.all(address, 3, pattern, "--json",
+                                                     "--inflight=2", *QUICK))
+                rows = document["rows"]
+                self.assertEqual([(row["inflight"], row["bytes"], row["nodes"]) for row in rows],
+                                 [(1, 8, 3), (1, 65536, 3), (2, 8, 3), (2, 65536, 3)])
+                self.assertRegex(document["time"], "first node's clock.*an empty round takes ")
+                self.assertEqual([row["floor"] for row in rows],
+                                 [None, "empty round + memcpy", None, None])
+                for row in rows:
+                    by_second = row["bytes"] / row["p50_s"]
+                    self.assertAlmostEqual(row["bytes_per_s"] / by_second, tensors, 6)
+                    self.assertAlmostEqual(row["busbw_bytes_per_s"] / by_second, bus, 6)
+                    self.assertGreater(row["cpu_s_per_gb"], 0)
+        self.assertEqual(self.keys(address), [])
+
+    def test_pairs_are_pings(self):
+        _, address = self.coordinator(3)
+        document = self.document_of(self.all(address, 3, "all-pairs", "--json", *QUICK))
+        self.assertIn("half of a round trip", document["time"])
+        self.assertEqual([(row["pair"], row["count"]) for row in document["rows"]],
+                         [(f"{a}->{b}", 5) for a in range(3) for b in range(3) if a != b
+                          for _ in range(2)])
+
+    def test_patterns_of_two(self):
+        _, address = self.coordinator(2)
+        for pattern, flags, count in (("bidir", (), 5), ("keyed", ("--keys=40", "--threads=2"), 200),
+                                      ("steps", ("--inflight=1",), 5)):
+            with self.subTest(pattern):
+                document = self.document_of(self.all(address, 2, pattern, "--json", *flags, *QUICK))
+                self.assertEqual([(row["bytes"], row["count"]) for row in document["rows"]],
+                                 [(8, count), (65536, count)])
+        self.assertEqual(self.keys(address), [])
+
+    def test_without_a_shared_host(self):
+        """Nothing but TCP between them, and folders of their own for whatever is shared."""
+        _, address = self.coordinator(2)
+        with tempfile.TemporaryDirectory() as folder:
+            processes = []
+            for node in range(2):
+                own = pathlib.Path(folder) / str(node)
+                own.mkdir()
+                processes.append(self.bench(
+                    address, node, 2, "ring", "--json", "--transport=tcp",
+                    *QUICK, TMPDIR=str(own)))
+            rows = self.document_of(processes)["rows"]
+        self.assertEqual([row["path"] for row in rows], ["inline", "tcp"])
+
+    def test_by_the_environment(self):
+        """The launcher says who is who, and the first node hosts the coordinator."""
+        out = self.succeed("run", "--nproc=3", "--no-prefix", "--", harness.FERRY, "bench", "ring",
+                           "--join", "--json", *QUICK, timeout_s=60).decode()
+        self.assertEqual([row["nodes"] for row in json.loads(out)["rows"]], [3, 3])
+
+    def test_a_table_and_files_at_the_first(self):
+        _, address = self.coordinator(2)
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "bench.html"
+            first = self.bench(address, 0, 2, "bidir", *QUICK, f"--html={path}", "--min-gbps=1e6")
+            second = self.bench(address, 1, 2, "bidir", *QUICK)
+            self.assertEqual(second.wait(), 0, second.err)
+            self.assertEqual(second.out, "ferry bench bidir: node 1 is through; node 0 has the rows\n")
+            # Its gate counts.
+            self.assertEqual(first.wait(), 1)
+            self.assertIn("2 of 2 rows miss --min-gbps", first.err)
+            self.assertIn("\nevery byte was verified\n", first.out)
+            self.assertIn("nodes 0,1 of the job at", path.read_text())
+
+
+class Others(JobBench):
+    """The job belongs to others, too."""
+
+    def test_two_benches_in_one_job(self):
+        _, address = self.coordinator(4)
+        self.succeed("kv", "set", "mine", "here", f"--coordinator={address}")
+        quick = ("ring", "--json", *QUICK)
+        left = [self.bench(address, node, 4, *quick, "--among=0,2") for node in (0, 2)]
+        right = [self.bench(address, node, 4, *quick, "--among=1,3") for node in (1, 3)]
+        for processes, nodes in ((left, "0,2"), (right, "1,3")):
+            document = self.document_of(processes)
+            self.assertIn(f"nodes {nodes} of the job", document["subject"])
+            self.assertEqual([row["nodes"] for row in document["rows"]], [2, 2])
+        self.assertEqual(self.keys(address), [])
+        self.assertIn("mine", self.succeed("kv", "ls", f"--coordinator={address}").decode())
+
+    def test_a_node_that_has_another_use(self):
+        _, address = self.coordinator(3)
+        self.worker(address, 1, 3)
+        processes = [self.bench(address, node, 3, "ring", "--timeout=2s", *QUICK,
+                                "--connect-timeout=30s") for node in (0, 2)]
+        for process in processes:
+            self.assertRegex(self.error_of(process),
+                             "bench: node 1 did not come to the bench of nodes 0-2 within 2s: .*--among")
+        # It was told of nothing.
+        status = self.succeed("status", f"--coordinator={address}").decode()
+        self.assertRegex(status, r"(?m)^ *1 +joined ")
+        self.assertEqual(self.keys(address), [])
+
+    def test_a_node_that_never_joins(self):
+        _, address = self.coordinator(3)
+        processes = [self.bench(address, node, 3, "ring", "--timeout=2s", *QUICK)
+                     for node in (0, 1)]
+        for process in processes:
+            self.assertRegex(self.error_of(process), "missing tasks?: .*2")
+
+    def kill_one(self, *flags):
+        """Of three, in the middle; the errors of the others."""
+        _, address = self.coordinator(3, "--heartbeat-timeout=2s")
+        processes = self.all(address, 3, "ring", "--sizes=8", "--iters=1000000", "--timeout=20s",
+                             "--mode=handoff", *flags)
+        # The rounds have begun when all have told of an empty one.
+        self.eventually(lambda: re.search("measuring part [2-9]", processes[0].err)
+                        or processes[0].pump(0.1))
+        processes[2].signal(signal.SIGKILL)
+        return address, [self.error_of(process, 60) for process in processes[:2]]
+
+    def test_a_node_that_is_killed(self):
+        for error in self.kill_one()[1]:
+            self.assertRegex(error, "node 2 |task 2 |task:2|tasks? 2|2$")
+
+    def test_a_recoverable_node_that_is_killed_leaves_the_job_alone(self):
+        address, errors = self.kill_one("--recoverable")
+        for error in errors:
+            self.assertRegex(error, "node 2")
+        self.assertEqual(self.keys(address), [])
+
+    def test_a_node_that_hangs(self):
+        """Nobody hears that it does, but that it does not answer."""
+        _, address = self.coordinator(2)
+        processes = self.all(address, 2, "ring", "--sizes=8", "--iters=1000000", "--mode=handoff",
+                             "--timeout=3s", "--connect-timeout=30s")
+        self.eventually(lambda: re.search("measuring part [2-9]", processes[0].err)
+                        or processes[0].pump(0.1))
+        processes[1].signal(signal.SIGSTOP)
+        self.addCleanup(processes[1].signal, signal.SIGCONT)
+        self.assertRegex(self.error_of(processes[0]), "bench: (node 1|another process)")
+
+    def test_a_signal_ends_it_everywhere(self):
+        _, address = self.coordinator(2)
+        processes = self.all(address, 2, "sendrecv", "--sizes=8", "--iters=1000000")
+        self.eventually(lambda: re.search("measuring part [2-9]", processes[0].err)
+                        or processes[0].pump(0.1))
+        processes[1].signal(signal.SIGTERM)
+        self.assertRegex(self.error_of(processes[1]), "stopped by SIGTERM")
+        self.assertRegex(self.error_of(processes[0]),
+                         "bench: node 1 has ended the bench: stopped by SIGTERM")
+        self.assertEqual(self.keys(address), [])
+
+
+class Mistakes(JobBench):
+    def test_flags_that_differ(self):
+        for one, other, pattern in (
+                (("ring", "--sizes=8,64"), ("ring", "--sizes=8,4K"),
+                 "node 0 has --sizes=8,64 and node 1 has --sizes=8,4096"),
+                (("ring",), ("bidir",), "node 0 has bench=ring and node 1 has bench=bidir"),
+                (("ring", "--transport=tcp"), ("ring",),
+                 "node 0 has --transport=tcp and node 1 has --transport=auto")):
+            with self.subTest(one):
+                _, address = self.coordinator(2)
+                processes = [self.bench(address, 0, 2, *one), self.bench(address, 1, 2, *other)]
+                for process in processes:
+                    self.assertIn(pattern, self.error_of(process))
+                self.assertEqual(self.keys(address), [])
+
+    def test_who_takes_part(self):
+        for nodes, flags, pattern in ((1, ("ring",), "2 to 64 nodes, and not of 1"),
+                                      (1, ("ring", "--among=0,1"), "--among: .0,1. is no list"),
+                                      (1, ("ring", "--nodes=3"), "of 3 nodes, and not of the 1"),
+                                      (1, ("sendrecv",), "of 2 nodes, and not of the 1 of the job")):
+            with self.subTest(flags):
+                _, address = self.coordinator(nodes)
+                self.fail_with(2, pattern, "bench", *flags, f"--coordinator={address}",
+                               "--node-id=0", f"--num-nodes={nodes}")
+
+    def test_benches_that_have_a_job_of_their_own(self):
+        for bench, why in (("bootstrap", "a job of its own"), ("cold", "never met"),
+                           ("barrier", "one clock")):
+            self.fail_with(2, f"--coordinator: .*{why}", "bench", bench,
+                           "--coordinator=127.0.0.1:1")
+
+
+if __name__ == "__main__":
+    harness.main()
