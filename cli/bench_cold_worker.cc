@@ -46,7 +46,7 @@ class ColdWork final : public BenchRoundWork {
     if (is_transfer() && is_sender()) return step_.Send(key_, std::move(sent_));
     if (is_transfer()) {
       posted_ = PostReceive(party_.node, step_, key_, Tensor());
-      return AwaitReceive(party_, *posted_);
+      return AwaitReceive(party_, 0, *posted_);
     }
     if (!is_sender()) {
       const Tensor& tensor = posted_->received.tensor;

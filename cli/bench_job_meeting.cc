@@ -244,11 +244,7 @@ absl::Status JobMeeting::Signal(int rank) {
 
 absl::Status JobMeeting::AwaitSignal(int rank) {
   FERRY_ASSIGN_OR_RETURN(const RendezvousKey* const key, WordKey(rank, party_.rank));
-  const absl::Status status = AwaitWord(party_, *words_, *key);
-  if (!absl::IsDeadlineExceeded(status)) return status;
-  return absl::DeadlineExceededError(
-      absl::StrCat("node ", party_.NodeOf(rank), " did not come to a round of the bench within ",
-                   absl::FormatDuration(party_.patience), ": look what it does (ferry status)"));
+  return AwaitWord(party_, rank, *words_, *key);
 }
 
 absl::Status JobMeeting::SignalAll(const BenchRoundMembers& members) {
@@ -301,10 +297,14 @@ absl::StatusOr<absl::Time> JobMeeting::End(const BenchRoundMembers& members) {
 }
 
 absl::Status JobMeeting::AwaitAll() {
-  return Await([this](coord::Agent::StatusCallback done) {
+  const absl::Status status = Await([this](coord::Agent::StatusCallback done) {
     party_.node.agent().BarrierAsync(absl::StrCat(prefix_, "/cases"), party_.patience, party_.nodes,
                                      std::move(done));
   });
+  if (status.ok() || stop_.is_set()) return status;
+  return absl::Status(
+      status.code(),
+      absl::StrCat("not all nodes came to the next part of the bench: ", status.message()));
 }
 
 std::string JobMeeting::LineKey(int rank) const {

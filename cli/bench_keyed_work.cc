@@ -125,7 +125,7 @@ class KeyedWork final : public BenchRoundWork {
           PostReceive(party_.node, step_, keys_[key], into_.empty() ? Tensor() : into_[key]);
     }
     for (size_t i = begin; i < end; ++i) {
-      FERRY_RETURN_IF_ERROR(AwaitReceive(party_, *posted_[order_[i]]));
+      FERRY_RETURN_IF_ERROR(AwaitReceive(party_, 0, *posted_[order_[i]]));
     }
     return absl::OkStatus();
   }

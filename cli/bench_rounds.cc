@@ -33,7 +33,7 @@ BenchPostedPtr PostReceive(Node& node, Step& step, const RendezvousKey& key,
   return posted;
 }
 
-absl::Status AwaitReceive(const BenchParty& party, BenchPosted& posted) {
+absl::Status AwaitReceive(const BenchParty& party, int from, BenchPosted& posted) {
   const bool is_done = party.node.exchange().loop().WaitUntil(
       [&party, &posted] {
         return posted.is_done.load(std::memory_order_acquire) ||
@@ -42,9 +42,9 @@ absl::Status AwaitReceive(const BenchParty& party, BenchPosted& posted) {
       SteadyClock().Now() + party.patience);
   if (party.stop != nullptr && party.stop->is_set()) return party.stop->Get();
   if (!is_done) {
-    return absl::DeadlineExceededError(
-        absl::StrCat("another process of the bench has not answered for ",
-                     absl::FormatDuration(party.patience)));
+    return absl::DeadlineExceededError(absl::StrCat(
+        "node ", party.NodeOf(from), " has sent nothing of what the bench waits for within ",
+        absl::FormatDuration(party.patience), ": look what it does there, or wait longer"));
   }
   return posted.status;
 }
@@ -54,8 +54,8 @@ absl::Status SendWord(Step& step, const RendezvousKey& key) {
   return step.Send(key, std::move(word));
 }
 
-absl::Status AwaitWord(const BenchParty& party, Step& step, const RendezvousKey& key) {
-  return AwaitReceive(party, *PostReceive(party.node, step, key, Tensor()));
+absl::Status AwaitWord(const BenchParty& party, int from, Step& step, const RendezvousKey& key) {
+  return AwaitReceive(party, from, *PostReceive(party.node, step, key, Tensor()));
 }
 
 absl::StatusOr<Tensor> MakeBenchTensor(Node& node, size_t bytes) {

@@ -33,11 +33,13 @@ using BenchPostedPtr = std::shared_ptr<BenchPosted>;
 BenchPostedPtr PostReceive(Node& node, Step& step, const RendezvousKey& key,
                            const Tensor& destination);
 // Drives the node's lanes meanwhile.
-//   Errors: those of the receive; why the bench was stopped; DEADLINE_EXCEEDED.
-absl::Status AwaitReceive(const BenchParty& party, BenchPosted& posted);
+//   from: the rank that sends it.
+//   Errors: those of the receive; why the bench was stopped; DEADLINE_EXCEEDED naming who did not
+//   send.
+absl::Status AwaitReceive(const BenchParty& party, int from, BenchPosted& posted);
 // A tensor that says nothing but that it is there, and waiting for one. Errors: as AwaitReceive.
 absl::Status SendWord(Step& step, const RendezvousKey& key);
-absl::Status AwaitWord(const BenchParty& party, Step& step, const RendezvousKey& key);
+absl::Status AwaitWord(const BenchParty& party, int from, Step& step, const RendezvousKey& key);
 // Of the node's arena, uint8.
 absl::StatusOr<Tensor> MakeBenchTensor(Node& node, size_t bytes);
 // Bytes that are not those of the pattern; all of them where it has another size.

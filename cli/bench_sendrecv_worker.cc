@@ -110,7 +110,7 @@ absl::StatusOr<std::unique_ptr<Peer>> Peer::Create(const BenchParty& party, Benc
 
 absl::Status Peer::Signal() { return SendWord(step_, control_out_); }
 
-absl::Status Peer::AwaitSignal() { return AwaitWord(party_, step_, control_in_); }
+absl::Status Peer::AwaitSignal() { return AwaitWord(party_, 1 - party_.rank, step_, control_in_); }
 
 uint64_t Peer::SeedOf(const Case& at, int node, int round) const {
   return PatternSeed(absl::StrCat(node, BenchModeName(at.mode), at.inflight), at.bytes,
@@ -123,7 +123,7 @@ void Peer::Verify(const Case& at, int round, const Received& received, CaseResul
 }
 
 absl::Status Peer::Take(const Case& at, BenchPosted& posted) {
-  FERRY_RETURN_IF_ERROR(AwaitReceive(party_, posted));
+  FERRY_RETURN_IF_ERROR(AwaitReceive(party_, 1 - party_.rank, posted));
   if (at.mode == BenchMode::kRead) {
     const Tensor& tensor = posted.received.tensor;
     asm volatile("" : : "r"(ReadEveryByte(tensor.data(), tensor.bytes())) : "memory");

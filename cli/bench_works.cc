@@ -74,7 +74,7 @@ absl::Status SendStream(Step& step, Stream& stream) {
 
 absl::Status AwaitStream(const BenchParty& party, Stream& stream) {
   for (const BenchPostedPtr& posted : stream.posted) {
-    FERRY_RETURN_IF_ERROR(AwaitReceive(party, *posted));
+    FERRY_RETURN_IF_ERROR(AwaitReceive(party, stream.src, *posted));
   }
   return absl::OkStatus();
 }
