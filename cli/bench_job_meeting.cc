@@ -28,12 +28,6 @@ constexpr absl::Duration kStaleLook = absl::Milliseconds(50);
 constexpr absl::Duration kTellingPatience = absl::Milliseconds(300);
 constexpr size_t kNodesTextBytes = 200;
 
-// Ids of steps are 63 bits; programs mostly count from 0 on. Each run has 2^28 of its own.
-int64_t FirstStepOf(uint64_t incarnation) {
-  constexpr uint64_t kRuns = uint64_t{1} << 33;
-  return static_cast<int64_t>((uint64_t{1} << 62) | ((incarnation % kRuns) << 28));
-}
-
 std::string NodesText(const std::vector<int>& nodes) {
   return absl::StrCat(nodes.size() == 1 ? "node " : "nodes ", FormatRanges(nodes, kNodesTextBytes));
 }
@@ -73,10 +67,7 @@ void JobMeeting::Stop(const absl::Status& why) {
     absl::MutexLock lock(&shared_->mu);
     shared_->is_stopped = true;
   }
-  // What waits for tensors, in whichever step.
-  for (const int node : party_.nodes) {
-    if (node != party_.node.node_id()) party_.node.exchange().FailNode(node, why);
-  }
+  // Whoever waits for tensors looks again.
   party_.node.exchange().loop().Wake();
 }
 
@@ -181,7 +172,7 @@ absl::Status JobMeeting::Gather() {
   }
   prefix_ = absl::StrCat("ferry-bench/", run);
   WatchFailures();
-  const int64_t first_step = FirstStepOf(run);
+  const int64_t first_step = FirstStepOfBench(run);
   FERRY_ASSIGN_OR_RETURN(words_, party_.node.OpenStep(first_step));
   party_.first_step = first_step + 1;
   stage_.Set("starting the bench");
@@ -210,7 +201,7 @@ absl::Status JobMeeting::Finish(absl::Status result) {
   if (result.ok()) {
     failures_watch_ = nullptr;
     offers_watch_ = nullptr;
-    return party_.is_first() ? agent.Delete(prefix_, /*subtree=*/true) : absl::OkStatus();
+    return result;
   }
   if (!prefix_.empty()) {
     // Whoever has died is missed by everyone, and somebody knows more of it than others.

@@ -99,6 +99,12 @@ absl::Status CheckSameOffer(const BenchOffer& one, const BenchOffer& other) {
   return absl::OkStatus();
 }
 
+int64_t FirstStepOfBench(uint64_t run) {
+  // Ids are 63 bits, the highest of which is set here.
+  constexpr uint64_t kRuns = uint64_t{1} << 33;
+  return static_cast<int64_t>((uint64_t{1} << 62) | ((run % kRuns) << 28));
+}
+
 absl::StatusOr<std::vector<int>> NodesOfBench(absl::string_view bench, absl::string_view among,
                                               int job_nodes, int own_node, int needed) {
   std::vector<int> nodes;

@@ -41,6 +41,10 @@ absl::StatusOr<BenchOffer> DecodeBenchOffer(absl::string_view text);
 // Errors: FAILED_PRECONDITION naming both nodes, and the first thing in which they differ.
 absl::Status CheckSameOffer(const BenchOffer& one, const BenchOffer& other);
 
+// Of the steps of one run, which has 2^28 of its own; programs mostly count from 0 on.
+//   run: the incarnation of its first node.
+int64_t FirstStepOfBench(uint64_t run);
+
 // Which nodes take part: those of --among, or all.
 //   among: as the flag has it, "0-3,7"; empty: all.
 //   needed: how many the bench is of; 0: any number from 2 on.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who takes part in a bench of a job, whether they agree, and what they have told.
+#include <cstdlib>
 #include <deque>
 #include <string>
 #include <vector>
@@ -98,6 +99,15 @@ TEST(BenchOffer, OfAllNodesOrSome) {
   EXPECT_THAT(error("0,4", 4, 0, 0), HasSubstr("a job of 4"));
   EXPECT_THAT(error("one", 4, 0, 0), HasSubstr("--among: \"one\""));
   EXPECT_THAT(error("0-2", 4, 3, 0), HasSubstr("node 3 is not one of the nodes 0-2"));
+}
+
+TEST(BenchOffer, HasStepsOfItsOwn) {
+  constexpr int64_t kSteps = int64_t{1} << 28;
+  for (const uint64_t run : {uint64_t{0}, uint64_t{1}, uint64_t{0xffffffffffffffff}}) {
+    EXPECT_GE(FirstStepOfBench(run), int64_t{1} << 62);
+    EXPECT_GT(FirstStepOfBench(run) + kSteps - 1, 0);
+    EXPECT_GE(std::abs(FirstStepOfBench(run) - FirstStepOfBench(run + 1)), kSteps);
+  }
 }
 
 TEST(BenchLines, ComeAsTheyWereTold) {
