@@ -37,6 +37,9 @@
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000
+#endif
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
 #endif
@@ -74,6 +77,7 @@ absl::Status Prefault(void* base, size_t bytes) {
 // page of each that is there is enough to collapse them (kernels from 6.1 on). Several times
 // quicker than touching all of the small ones. False if some of them stay ordinary pages.
 bool Collapse(void* base, size_t bytes) {
+  if (reinterpret_cast<uintptr_t>(base) % kHugePageBytes != 0) return false;
   const size_t whole = bytes / kHugePageBytes * kHugePageBytes;
   auto* touch = static_cast<volatile char*>(base);
   for (size_t i = 0; i < whole; i += kHugePageBytes) touch[i] = 0;
@@ -81,31 +85,24 @@ bool Collapse(void* base, size_t bytes) {
 }
 
 // mmap of a shared file, at a multiple of 2 MiB if it is as large: else huge pages are mapped in
-// pieces of 4 KiB.
+// pieces of 4 KiB. Never over another mapping, not even one of its own that keeps the place: one
+// that fails there, as of a pool without pages, leaves a hole, and other threads map into holes.
 void* MapShared(size_t bytes, int protection, int flags, int fd) {
-  void* place = nullptr;
-  if (bytes >= kHugePageBytes) {
-    const size_t reserved = bytes + kHugePageBytes;
+  // Another thread may be faster at the place that was found.
+  constexpr int kAttempts = 8;
+  for (int i = 0; bytes >= kHugePageBytes && i < kAttempts; ++i) {
+    const size_t room_bytes = bytes + kHugePageBytes;
     void* const room =
-        mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (room == MAP_FAILED) return room;
+        mmap(nullptr, room_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED) break;
+    munmap(room, room_bytes);
     const auto start = reinterpret_cast<uintptr_t>(room);
     const uintptr_t aligned = (start + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
-    // The rest of it, in whole pages.
-    const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-    const uintptr_t end = (aligned + bytes + page - 1) / page * page;
-    if (aligned > start) munmap(room, aligned - start);
-    if (start + reserved > end) munmap(reinterpret_cast<void*>(end), start + reserved - end);
-    place = reinterpret_cast<void*>(aligned);
-    flags |= MAP_FIXED;
+    void* const base = mmap(reinterpret_cast<void*>(aligned), bytes, protection,
+                            MAP_SHARED | MAP_FIXED_NOREPLACE | flags, fd, 0);
+    if (base != MAP_FAILED || errno != EEXIST) return base;
   }
-  void* const base = mmap(place, bytes, protection, MAP_SHARED | flags, fd, 0);
-  if (base == MAP_FAILED && place != nullptr) {
-    const int error = errno;
-    munmap(place, bytes);
-    errno = error;
-  }
-  return base;
+  return mmap(nullptr, bytes, protection, MAP_SHARED | flags, fd, 0);
 }
 
 absl::Status Seal(int fd, bool peers_may_write) {

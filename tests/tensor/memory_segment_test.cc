@@ -10,6 +10,8 @@
 #include <cstring>
 #include <fstream>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -140,6 +142,27 @@ TEST(MemorySegment, NothingElseStaysMapped) {
     EXPECT_FALSE(MemorySegment::MapPeer(UniqueFd(dup(mine.fd())), mine.bytes(), true).ok());
   }
   EXPECT_LT(address_space(), before + 50 * kSegmentMib);
+}
+
+// Where a mapping fails, as that of a pool without pages does each time, others map at once.
+TEST(MemorySegment, ThreadsDoNotTakeEachOthersPlaces) {
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([t] {
+      for (int i = 0; i < 500; ++i) {
+        const MemorySegment mine = *MemorySegment::Create(2 * kSegmentMib, {.prefault = false});
+        auto* const word = static_cast<volatile int*>(mine.base());
+        *word = t + 1;
+        auto refused = MemorySegment::MapPeer(UniqueFd(dup(mine.fd())), mine.bytes(), true);
+        ASSERT_FALSE(refused.ok());
+        const MemorySegment peer =
+            *MemorySegment::MapPeer(UniqueFd(dup(mine.fd())), mine.bytes(), false);
+        ASSERT_EQ(*static_cast<const volatile int*>(peer.base()), t + 1);
+        ASSERT_EQ(*word, t + 1);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace
