@@ -3,16 +3,44 @@
 #include "base/thread.h"
 
 #include <pthread.h>
+#include <sys/resource.h>
 
+#include <system_error>
 #include <utility>
+
+#include "absl/strings/str_cat.h"
 
 namespace ferry {
 
+namespace {
+
+// "unlimited", or the number.
+std::string LimitText(int resource) {
+  rlimit limit{};
+  if (getrlimit(static_cast<__rlimit_resource>(resource), &limit) != 0) return "unknown";
+  return limit.rlim_cur == RLIM_INFINITY ? "unlimited" : absl::StrCat(limit.rlim_cur);
+}
+
+std::thread Start(const std::string& name, absl::AnyInvocable<void() &&> body) {
+  try {
+    return std::thread([name, body = std::move(body)]() mutable {
+      pthread_setname_np(pthread_self(), name.c_str());
+      std::move(body)();
+    });
+  } catch (const std::system_error& error) {
+    throw std::system_error(
+        error.code(),
+        absl::StrCat("cannot start the thread \"", name, "\": processes and threads (ulimit -u) ",
+                     LimitText(RLIMIT_NPROC), ", address space (ulimit -v) ", LimitText(RLIMIT_AS),
+                     " bytes, stack (ulimit -s) ", LimitText(RLIMIT_STACK),
+                     " bytes, and the cgroup's pids.max"));
+  }
+}
+
+}  // namespace
+
 Thread::Thread(std::string name, absl::AnyInvocable<void() &&> body)
-    : thread_([name = name.substr(0, 15), body = std::move(body)]() mutable {
-        pthread_setname_np(pthread_self(), name.c_str());
-        std::move(body)();
-      }) {}
+    : thread_(Start(name.substr(0, 15), std::move(body))) {}
 
 Thread::~Thread() { Join(); }
 

@@ -16,6 +16,8 @@ namespace ferry {
 // The destructor waits for the body to return: tell it to stop first.
 class Thread final {
  public:
+  // Throws std::system_error, naming the thread and the limits that there are, when the system has
+  // no room for one more.
   Thread(std::string name, absl::AnyInvocable<void() &&> body);
   ~Thread();
 

@@ -6,8 +6,10 @@
 
 #include <memory>
 #include <string>
+#include <system_error>
 #include <utility>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 namespace ferry {
@@ -47,6 +49,24 @@ TEST(Thread, TakesABodyThatCannotBeCopied) {
   Thread thread("ferry-test", [&seen, box = std::move(box)] { seen = *box; });
   thread.Join();
   EXPECT_EQ(seen, 7);
+}
+
+TEST(Thread, OneThatThereIsNoRoomForIsNamedWithTheLimits) {
+  pthread_attr_t usual;
+  ASSERT_EQ(pthread_getattr_default_np(&usual), 0);
+  pthread_attr_t huge = usual;
+  ASSERT_EQ(pthread_attr_setstacksize(&huge, size_t{1} << 46), 0);
+  ASSERT_EQ(pthread_setattr_default_np(&huge), 0);
+  std::string why;
+  try {
+    Thread thread("ferry-large", [] {});
+  } catch (const std::system_error& error) {
+    why = error.what();
+  }
+  ASSERT_EQ(pthread_setattr_default_np(&usual), 0);
+  pthread_attr_destroy(&usual);
+  EXPECT_THAT(why, ::testing::HasSubstr("cannot start the thread \"ferry-large\""));
+  EXPECT_THAT(why, ::testing::ContainsRegex("ulimit -u. [0-9u].*ulimit -v. [0-9u]"));
 }
 
 }  // namespace
