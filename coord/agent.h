@@ -11,10 +11,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
 #include "coord/job_status.h"
@@ -23,6 +25,26 @@
 #include "topology/local_topology.h"
 
 namespace ferry::coord {
+
+// Calls an Agent::Connect off that is under way, or that will be. Thread-safe; copies are the same.
+class ConnectStop final {
+ public:
+  ConnectStop() : state_(std::make_shared<State>()) {}
+  // Connect ends with `why`, which must not be OK, and tells the coordinator: the others wait for
+  // this node again, or hear why it does not come if they have counted it in. Blocks for seconds at
+  // most. Does nothing once Connect has returned.
+  void Stop(const absl::Status& why);
+
+ private:
+  friend class Agent;
+  struct State {
+    absl::Mutex mu;
+    absl::Status why ABSL_GUARDED_BY(mu);
+    // While a call is under way. Called with mu held, so that the call stays until it returns.
+    std::function<void(const absl::Status&)> give_up ABSL_GUARDED_BY(mu);
+  };
+  std::shared_ptr<State> state_;
+};
 
 struct AgentOptions {
   // HOST:PORT of the coordinator.
@@ -46,6 +68,9 @@ struct AgentOptions {
   bool recoverable = false;
   // How long Connect waits for the coordinator, and then for the other nodes.
   absl::Duration connect_timeout = absl::Minutes(5);
+  // How long the answer to a call that waits for nobody may take: of the store but for Get, of the
+  // job's status. Long enough for a busy network; what is written gets a second more for each MiB.
+  absl::Duration answer_timeout = absl::Seconds(30);
   // How long the coordinator may be out of reach before the job is given up. Zero: as long as it
   // would take the coordinator to give up on this node.
   absl::Duration lost_timeout = absl::ZeroDuration();
@@ -54,6 +79,8 @@ struct AgentOptions {
   // and proxies may keep a connection to a process that hangs.
   absl::Duration longest_silence = absl::Seconds(30);
   absl::Duration longest_attempt = absl::Seconds(40);
+  // Keep a copy to call Connect off.
+  ConnectStop connect_stop;
   // Also listen for tensorflow.CoordinationService/ReportErrorToTask on this HOST:PORT; empty: no.
   std::string error_listen;
   // The job has failed, or the coordinator is lost: called at most once, on a thread of the agent.
@@ -78,7 +105,7 @@ struct CompareAndSetResult {
   std::optional<std::string> value;
 };
 
-// The nodes of the job at one time.
+// Nodes of the job at one time.
 struct NodeTable {
   int64_t version = 0;
   // Without their waits.
@@ -96,7 +123,7 @@ class AgentWatch {
 // timeouts are enforced by the coordinator, which knows who is missing, and some seconds later by
 // the agent. Common errors: DEADLINE_EXCEEDED; UNAVAILABLE the coordinator is out of reach or
 // stopping; ABORTED it has restarted or given up on this node; CANCELLED the agent is being
-// destroyed.
+// destroyed. DEADLINE_EXCEEDED also when the coordinator hangs, and then says since when.
 class Agent final {
  public:
   template <typename T>
@@ -108,7 +135,7 @@ class Agent final {
   //   Errors: INVALID_ARGUMENT bad address or unknown node; DEADLINE_EXCEEDED naming the nodes that
   //   did not come, or the address that did not answer; ALREADY_EXISTS the node id is taken;
   //   FAILED_PRECONDITION the coordinator serves another number of nodes; ABORTED the job has
-  //   failed.
+  //   failed; that of AgentOptions::connect_stop.
   static absl::StatusOr<std::unique_ptr<Agent>> Connect(AgentOptions options);
   // Leaves nothing behind: pending calls end CANCELLED. A node that has not called Shutdown or
   // Leave is missed by the others after the heartbeat timeout.
@@ -179,7 +206,8 @@ class Agent final {
   // each that is alive has asked.
   absl::StatusOr<std::vector<std::pair<int, uint64_t>>> AliveNodes(std::vector<int> nodes,
                                                                    absl::Duration timeout);
-  // Waits until the table has moved past `version`; -1 answers now. `done` as for GetAllAsync.
+  // Waits until the table has moved past `version`; -1 answers now, with every node, else with
+  // those that have changed since (and maybe others). `done` as for GetAllAsync.
   void WatchTasksAsync(int64_t version, Callback<NodeTable> done);
   // Sends this node's devices and waits for everyone's.
   absl::StatusOr<GlobalTopology> Enumerate(const LocalTopology& local, absl::Duration timeout);

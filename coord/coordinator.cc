@@ -79,8 +79,12 @@ WaitId Coordinator::PollForError(TaskId id, StatusCallback done) {
   return poll.wait;
 }
 
+Coordinator::TablePtr Coordinator::Table() const {
+  return std::make_shared<TaskTable>(TaskTable{membership_.Snapshot(), membership_.version()});
+}
+
 WaitId Coordinator::WatchTasks(int64_t version, TaskId caller, TableCallback done) {
-  absl::StatusOr<TaskTable> answer = TaskTable{membership_.Snapshot(), membership_.version()};
+  absl::StatusOr<TablePtr> answer;
   if (is_stopped_) {
     answer = CheckRunning();
   } else if (version > membership_.version()) {
@@ -91,6 +95,8 @@ WaitId Coordinator::WatchTasks(int64_t version, TaskId caller, TableCallback don
     const WaitId wait = ids_.Next(WaitKind::kWatchTasks);
     watches_.emplace(wait, Watch{caller, Now(), std::move(done)});
     return wait;
+  } else {
+    answer = Table();
   }
   completions_.Post(std::move(done), std::move(answer));
   return kNoWait;
@@ -188,8 +194,9 @@ void Coordinator::Stop() {
   store_.Clear(cancelled);
   alive_.Clear(cancelled);
   topology_.Clear(cancelled);
+  const TablePtr nothing = std::make_shared<TaskTable>(TaskTable{{}, -1});
   for (auto& [wait, watch] : watches_) {
-    completions_.Post(std::move(watch.done), TaskTable{{}, -1});
+    completions_.Post(std::move(watch.done), nothing);
   }
   watches_.clear();
 }
@@ -221,7 +228,7 @@ void Coordinator::Settle() {
   settled_version_ = membership_.version();
   alive_.Reconsider();
   if (watches_.empty()) return;
-  const TaskTable table{membership_.Snapshot(), membership_.version()};
+  const TablePtr table = Table();
   for (auto& [wait, watch] : watches_) {
     completions_.Post(std::move(watch.done), table);
   }

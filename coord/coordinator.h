@@ -62,7 +62,9 @@ struct TaskTable {
 class Coordinator final {
  public:
   using StatusCallback = absl::AnyInvocable<void(absl::Status) &&>;
-  using TableCallback = absl::AnyInvocable<void(absl::StatusOr<TaskTable>) &&>;
+  // One table for all who wait for it.
+  using TablePtr = std::shared_ptr<const TaskTable>;
+  using TableCallback = absl::AnyInvocable<void(absl::StatusOr<TablePtr>) &&>;
   // What each task gave to WaitForAllTasks, by task id.
   using DeviceInfos = std::shared_ptr<const std::vector<std::string>>;
   using DeviceInfosCallback = absl::AnyInvocable<void(absl::StatusOr<DeviceInfos>) &&>;
@@ -105,6 +107,8 @@ class Coordinator final {
   WaitId ShutdownTask(TaskId task, StatusCallback done);
   // Leaves at once; also clears an error.
   absl::Status ResetTask(TaskId task);
+  // As ResetTask; in this life's registration it ends that, and the others go on waiting for it.
+  absl::Status LeaveTask(TaskId task, Incarnation incarnation);
   // The task has failed: everyone hears of it.
   absl::Status ReportError(TaskId task, absl::Status error);
   // Waits for the job's first error. Never ends well: CANCELLED when it is over in peace.
@@ -220,6 +224,7 @@ class Coordinator final {
   std::string ShutdownBarrierId() const;
 
   // Draws the consequences of what has just changed; the last step of every public change.
+  TablePtr Table() const;
   void Settle();
   void SettleRegisterBarrier();
   void SettleShutdownBarrier();

@@ -73,7 +73,9 @@ WaitId Coordinator::RegisterTask(Registration registration, StatusCallback done)
     const absl::Status aborted = CoordinationError(
         absl::AbortedError(absl::StrCat(
             jobs_.Name(id), " registers while already in error: ", task.status.message(),
-            "; ResetTask or a new job clears it")),
+            "; ResetTask clears it, and so does a new job, which begins when the others have left "
+            "this one and nothing was heard of those in error for ",
+            ShortDuration(options_.heartbeat_timeout))),
         {.is_reported = false, .source = id});
     Propagate(aborted, {id});
     Settle();
@@ -313,9 +315,11 @@ absl::Status Coordinator::ReportError(TaskId id, absl::Status error) {
         absl::StrCat(jobs_.Name(id), " reports an error but is not connected")));
   }
   if (error.ok()) error = absl::UnknownError("an error without a code");
+  // CANCELLED ends a poll for errors without one: the others would not hear of it.
+  const absl::StatusCode code =
+      absl::IsCancelled(error) ? absl::StatusCode::kAborted : error.code();
   error = CoordinationError(
-      absl::Status(error.code(),
-                   absl::StrCat(jobs_.Name(id), " reported: ", FirstOf(error.message()))),
+      absl::Status(code, absl::StrCat(jobs_.Name(id), " reported: ", FirstOf(error.message()))),
       {.is_reported = true, .source = id});
   SetTaskError(id, error);
   Propagate(error, {id});
@@ -342,6 +346,21 @@ absl::Status Coordinator::ResetTask(TaskId id) {
   const absl::Status status = Disconnect(id, absl::CancelledError("the task was reset"));
   Settle();
   return status;
+}
+
+absl::Status Coordinator::LeaveTask(TaskId id, Incarnation incarnation) {
+  if (absl::Status status = CheckTask(id); !status.ok()) return status;
+  const auto joining = joining_.find(id);
+  if (joining == joining_.end() || joining->second.registration.incarnation != incarnation) {
+    return ResetTask(id);
+  }
+  // The others go on waiting for it.
+  barriers_.Cancel(joining->second.wait,
+                   absl::CancelledError(absl::StrCat(jobs_.Name(id), " left while it was joining")),
+                   /*withdraw=*/true);
+  StopJoining(id);
+  Settle();
+  return absl::OkStatus();
 }
 
 WaitId Coordinator::ShutdownTask(TaskId id, StatusCallback done) {
@@ -416,8 +435,9 @@ void Coordinator::BeginNewJobIfOver(const Registration& newcomer) {
   // Somebody of the old job that comes once more does not begin a new one.
   if (membership_.task(newcomer.task).incarnation == newcomer.incarnation) return;
   const bool ended_well = membership_.error_count() == 0 && everyone_has_registered();
+  // Whoever tries again in vain is no sign that something of the old job is there.
   const bool is_abandoned = membership_.error_count() > 0 &&
-                            Now() - membership_.last_sign_of_life() > options_.heartbeat_timeout;
+                            Now() - membership_.LastHeardOfErrors() > options_.heartbeat_timeout;
   if (!ended_well && !is_abandoned) return;
   const absl::Status why = absl::CancelledError("the job is over; a new one begins");
   for (auto& [task, poll] : polls_) Answer(std::move(poll.done), CoordinationError(why));

@@ -26,7 +26,7 @@ void Agent::Impl::Fail(const absl::Status& why) {
   if (options_.on_error) options_.on_error(why);
 }
 
-absl::Status Agent::Impl::Connect() {
+absl::Status Agent::Impl::Open() {
   if (options_.coordinator.find(':') == std::string::npos) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the coordinator's address ", Quoted(options_.coordinator), " is not HOST:PORT"));
@@ -70,9 +70,30 @@ absl::Status Agent::Impl::Connect() {
     node.set_recoverable(options_.recoverable);
     node.set_error_address(error_address);
   }
-  const absl::Time deadline = SteadyClock().Now() + options_.connect_timeout;
+  join_deadline_ = SteadyClock().Now() + options_.connect_timeout;
   FERRY_ASSIGN_OR_RETURN(std::shared_ptr<SocketLoop> loop, SocketLoop::OfClients());
   link_ = std::make_unique<AgentLink>(std::move(link), std::move(loop));
+  return absl::OkStatus();
+}
+
+void Agent::Impl::GiveUp(const absl::Status& why) {
+  if (options_.node_id.has_value() && link_->is_attached()) {
+    // Refused if it has not been counted in, and of no use then.
+    Report(why).IgnoreError();
+    Part().IgnoreError();
+  }
+  link_->GiveUp(why);
+}
+
+absl::Status Agent::Impl::Part() {
+  link_->StopHeartbeats();
+  v1::Request request;
+  request.mutable_leave();
+  return Ask(std::move(request), kPartingTimeout, "leaving to be confirmed", /*keeps_time=*/true)
+      .status();
+}
+
+absl::Status Agent::Impl::Join() {
   FERRY_ASSIGN_OR_RETURN(welcome_, link_->WaitUntilAttached());
   if (!options_.node_id.has_value()) return absl::OkStatus();
   if (options_.num_nodes.has_value() && *options_.num_nodes != welcome_.num_nodes()) {
@@ -81,7 +102,7 @@ absl::Status Agent::Impl::Connect() {
                      welcome_.num_nodes(), " nodes, but this is node ", *options_.node_id, " of ",
                      *options_.num_nodes, ": it belongs to another job"));
   }
-  const absl::Duration left = std::max(deadline - SteadyClock().Now(), absl::Milliseconds(1));
+  const absl::Duration left = std::max(join_deadline_ - SteadyClock().Now(), absl::Milliseconds(1));
   v1::Request request;
   request.mutable_register_()->set_timeout_ms(Milliseconds(left));
   const auto joined = Begin(std::move(request), left, "all nodes to join");
@@ -106,12 +127,7 @@ absl::Status Agent::Impl::Connect() {
   if (!topology.ok()) {
     // The others cannot begin without this node; they hear why at once, not after a timeout.
     if (!absl::IsUnavailable(topology.status()) && !absl::IsAborted(topology.status())) {
-      v1::Request report;
-      report.mutable_report_error()->set_code(static_cast<int>(topology.status().code()));
-      report.mutable_report_error()->set_message(std::string(topology.status().message()));
-      Ask(std::move(report), kQuickTimeout, "an error report to be confirmed")
-          .status()
-          .IgnoreError();
+      Report(topology.status()).IgnoreError();
     }
     return topology.status();
   }
@@ -123,9 +139,27 @@ Agent::Agent(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Agent::~Agent() = default;
 
 absl::StatusOr<std::unique_ptr<Agent>> Agent::Connect(AgentOptions options) {
+  const std::shared_ptr<ConnectStop::State> stop = options.connect_stop.state_;
   auto agent = std::unique_ptr<Agent>(new Agent(std::make_unique<Impl>(std::move(options))));
-  FERRY_RETURN_IF_ERROR(agent->impl_->Connect());
+  FERRY_RETURN_IF_ERROR(agent->impl_->Open());
+  {
+    absl::MutexLock lock(&stop->mu);
+    if (!stop->why.ok()) return stop->why;
+    stop->give_up = [impl = agent->impl_.get()](const absl::Status& why) { impl->GiveUp(why); };
+  }
+  const absl::Status status = agent->impl_->Join();
+  absl::MutexLock lock(&stop->mu);
+  stop->give_up = nullptr;
+  if (!stop->why.ok()) return stop->why;
+  if (!status.ok()) return status;
   return agent;
+}
+
+void ConnectStop::Stop(const absl::Status& why) {
+  absl::MutexLock lock(&state_->mu);
+  if (!state_->why.ok()) return;
+  state_->why = why;
+  if (state_->give_up) state_->give_up(why);
 }
 
 int Agent::num_nodes() const { return impl_->welcome().num_nodes(); }
@@ -170,7 +204,7 @@ absl::Status Agent::CancelBarrier(absl::string_view id) {
   v1::Request request;
   request.mutable_cancel_barrier()->set_id(std::string(id));
   request.mutable_cancel_barrier()->set_counter(counter);
-  return impl_->Ask(std::move(request), kQuickTimeout, "a cancellation to be confirmed").status();
+  return impl_->AskQuickly(std::move(request), "a cancellation to be confirmed").status();
 }
 
 absl::StatusOr<std::vector<std::pair<int, uint64_t>>> Agent::AliveNodes(std::vector<int> nodes,
@@ -202,7 +236,7 @@ absl::StatusOr<GlobalTopology> Agent::Topology() {
   v1::Request request;
   request.mutable_get_topology();
   FERRY_ASSIGN_OR_RETURN(const v1::Reply reply,
-                         impl_->Ask(std::move(request), kQuickTimeout, "the topology"));
+                         impl_->AskQuickly(std::move(request), "the topology"));
   return ParseGlobalTopology(reply.message());
 }
 
@@ -210,13 +244,14 @@ absl::StatusOr<JobStatus> Agent::Status() {
   v1::Request request;
   request.mutable_get_job_status();
   FERRY_ASSIGN_OR_RETURN(const v1::Reply reply,
-                         impl_->Ask(std::move(request), kQuickTimeout, "the job's status"));
+                         impl_->AskQuickly(std::move(request), "the job's status"));
   return ReadJobStatus(reply.job_status());
 }
 
 void Agent::WatchTasksAsync(int64_t version, Callback<NodeTable> done) {
   v1::Request request;
   request.mutable_watch_tasks()->set_version(version);
+  request.mutable_watch_tasks()->set_only_changed(true);
   impl_->link().Call(std::move(request), kLongestWait, "a change of the job's nodes",
                      [done = std::move(done)](absl::StatusOr<v1::Reply> reply) mutable {
                        reply = Checked(std::move(reply));
@@ -232,12 +267,7 @@ void Agent::WatchTasksAsync(int64_t version, Callback<NodeTable> done) {
 
 void Agent::SetProgress(uint64_t progress) { impl_->link().SetProgress(progress); }
 
-absl::Status Agent::ReportError(const absl::Status& error) {
-  v1::Request request;
-  request.mutable_report_error()->set_code(static_cast<int>(error.code()));
-  request.mutable_report_error()->set_message(std::string(error.message()));
-  return impl_->Ask(std::move(request), kQuickTimeout, "an error report to be confirmed").status();
-}
+absl::Status Agent::ReportError(const absl::Status& error) { return impl_->Report(error); }
 
 absl::Status Agent::Shutdown() {
   v1::Request request;
@@ -248,12 +278,6 @@ absl::Status Agent::Shutdown() {
   return status;
 }
 
-absl::Status Agent::Leave() {
-  impl_->link().StopHeartbeats();
-  v1::Request request;
-  request.mutable_leave();
-  // Whoever leaves has often little time for it, and the coordinator finds out by itself.
-  return impl_->Ask(std::move(request), kLeaveTimeout, "leaving to be confirmed").status();
-}
+absl::Status Agent::Leave() { return impl_->Part(); }
 
 }  // namespace ferry::coord

@@ -25,13 +25,9 @@
 
 namespace ferry::coord {
 
-// Of calls that do not wait for anybody.
-inline constexpr absl::Duration kQuickTimeout = absl::Seconds(30);
-// The same with so many bytes to send, on a network that carries a mebibyte a second.
-inline absl::Duration QuickTimeout(size_t bytes) {
-  return kQuickTimeout + absl::Seconds(static_cast<double>(bytes) / (1 << 20));
-}
-inline constexpr absl::Duration kLeaveTimeout = absl::Seconds(3);
+// Of what a node says when it goes or has failed: it has little time for it, and the coordinator
+// finds out by itself.
+inline constexpr absl::Duration kPartingTimeout = absl::Seconds(3);
 // As long as the longest wait that the coordinator grants.
 inline constexpr absl::Duration kLongestWait = absl::Hours(24 * 7);
 
@@ -59,7 +55,14 @@ class Agent::Impl final {
  public:
   explicit Impl(AgentOptions options) : options_(std::move(options)) {}
 
-  absl::Status Connect() ABSL_LOCKS_EXCLUDED(mu_);
+  // Begins to look for the coordinator.
+  absl::Status Open() ABSL_LOCKS_EXCLUDED(mu_);
+  // Waits for it, and for the other nodes.
+  absl::Status Join() ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends Join, on another thread, with an error; the coordinator is told.
+  void GiveUp(const absl::Status& why);
+  // Leaves the job.
+  absl::Status Part();
   void Fail(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
   // The answer to a request that is under way.
@@ -95,6 +98,25 @@ class Agent::Impl final {
   absl::StatusOr<v1::Reply> Ask(v1::Request request, absl::Duration timeout, std::string what,
                                 bool keeps_time = false) {
     return Begin(std::move(request), timeout, std::move(what), keeps_time)->Wait();
+  }
+
+  // Asks what waits for nobody.
+  absl::StatusOr<v1::Reply> AskQuickly(v1::Request request, std::string what) {
+    return Ask(std::move(request), options_.answer_timeout, std::move(what), /*keeps_time=*/true);
+  }
+  // Of a request of so many bytes that waits for nobody, on a network that carries a mebibyte a
+  // second.
+  absl::Duration AnswerTimeout(size_t bytes) const {
+    return options_.answer_timeout + absl::Seconds(static_cast<double>(bytes) / (1 << 20));
+  }
+  // Tells the coordinator of an error that ends this node's part.
+  absl::Status Report(const absl::Status& error) {
+    v1::Request request;
+    request.mutable_report_error()->set_code(static_cast<int>(error.code()));
+    request.mutable_report_error()->set_message(std::string(error.message()));
+    return Ask(std::move(request), kPartingTimeout, "an error report to be confirmed",
+               /*keeps_time=*/true)
+        .status();
   }
 
   // What Connect learnt; nullptr if it did not send devices.
@@ -139,6 +161,7 @@ class Agent::Impl final {
   };
 
   AgentOptions options_;
+  absl::Time join_deadline_;
   v1::Welcome welcome_;
   std::shared_ptr<const GlobalTopology> topology_;
   absl::Mutex mu_;

@@ -18,8 +18,9 @@ namespace {
 constexpr absl::Duration kFirstBackoff = absl::Milliseconds(20);
 constexpr absl::Duration kLongestBackoff = absl::Seconds(2);
 // The coordinator keeps the deadline and knows who is missing; only if it is gone does the agent
-// answer in its place, this much later.
-constexpr absl::Duration kAnswerMargin = absl::Seconds(5);
+// answer in its place, so much later: as long as the wait itself, within these.
+constexpr absl::Duration kLeastAnswerMargin = absl::Seconds(2);
+constexpr absl::Duration kMostAnswerMargin = absl::Seconds(5);
 // What has come and is not acknowledged by other traffic is acknowledged by itself.
 constexpr size_t kAckBytes = size_t{1} << 20;
 constexpr size_t kRequestsPerFrame = 256;
@@ -105,6 +106,19 @@ absl::StatusOr<v1::Welcome> AgentLink::WaitUntilAttached() {
   }
 }
 
+bool AgentLink::is_attached() {
+  absl::MutexLock lock(&mu_);
+  return is_attached_;
+}
+
+void AgentLink::GiveUp(const absl::Status& why) {
+  absl::MutexLock lock(&mu_);
+  if (!lost_.ok()) return;
+  lost_ = why;
+  LoseLocked(why, deferred_);
+  changed_.Wake();
+}
+
 std::string AgentLink::OutOfReachLocked(absl::Time now) const {
   return absl::StrCat("the coordinator at ", options_.coordinator, " has been out of reach for ",
                       ShortDuration(now - last_contact_), " (",
@@ -133,7 +147,10 @@ uint64_t AgentLink::Call(v1::Request request, absl::Duration timeout, std::strin
     return 0;
   }
   const absl::Time now = SteadyClock().Now();
-  const absl::Time deadline = now + timeout + (keeps_time ? absl::ZeroDuration() : kAnswerMargin);
+  const absl::Duration margin = keeps_time
+                                    ? absl::ZeroDuration()
+                                    : std::clamp(timeout, kLeastAnswerMargin, kMostAnswerMargin);
+  const absl::Time deadline = now + timeout + margin;
   const uint64_t id = last_request_id_ + 1;
   pending_.emplace(id,
                    Pending{now, deadline, std::move(what), HasEffect(request), std::move(done)});

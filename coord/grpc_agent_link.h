@@ -64,6 +64,11 @@ class AgentLink final : private AgentStream::Owner {
   // Waits for the first Welcome.
   absl::StatusOr<v1::Welcome> WaitUntilAttached() ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Whether there is a connection over which the coordinator has spoken.
+  bool is_attached() ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends everything that waits, here and from now on, with `why`; on_lost is not called.
+  void GiveUp(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+
   // `timeout`: for an answer to come. The coordinator keeps the time of requests that carry one,
   // and the agent only some seconds later; with `keeps_time` the agent does it to the moment.
   // DEADLINE_EXCEEDED says whether the request may still be done: one that was not sent by then

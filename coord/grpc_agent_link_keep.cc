@@ -42,7 +42,13 @@ void AgentLink::ExpireLocked(absl::Time now, Ready& ready) {
     const auto pending = pending_.find(deadlines_.begin()->second);
     std::string why = absl::StrCat("waited ", ShortDuration(now - pending->second.since), " for ",
                                    pending->second.what);
-    if (!is_attached_) absl::StrAppend(&why, "; ", OutOfReachLocked(now));
+    if (!is_attached_) {
+      absl::StrAppend(&why, "; ", OutOfReachLocked(now));
+    } else if (stream_->last_bytes() < pending->second.since) {
+      absl::StrAppend(&why, "; the coordinator at ", options_.coordinator, " has said nothing for ",
+                      ShortDuration(now - stream_->last_bytes()),
+                      ", although the connection is there: it hangs, or the network does");
+    }
     const uint64_t id = pending->first;
     const bool is_taken_back = TakeBackLocked(id);
     if (is_taken_back) {

@@ -95,26 +95,28 @@ void Agent::SetAllAsync(std::vector<std::pair<std::string, std::string>> entries
     entry.set_key(std::move(key));
     entry.set_value(std::move(value));
   }
-  const absl::Duration timeout = QuickTimeout(request.ByteSizeLong());
-  impl_->link().Call(std::move(request), timeout, "a set to be confirmed",
-                     [done = std::move(done)](absl::StatusOr<v1::Reply> reply) mutable {
-                       std::move(done)(Checked(std::move(reply)).status());
-                     });
+  const absl::Duration timeout = impl_->AnswerTimeout(request.ByteSizeLong());
+  impl_->link().Call(
+      std::move(request), timeout, "a set to be confirmed",
+      [done = std::move(done)](absl::StatusOr<v1::Reply> reply) mutable {
+        std::move(done)(Checked(std::move(reply)).status());
+      },
+      /*keeps_time=*/true);
 }
 
 absl::Status Agent::Delete(absl::string_view key, bool subtree) {
   v1::Request request;
   request.mutable_delete_()->add_keys(std::string(key));
   request.mutable_delete_()->set_recursive(subtree);
-  return impl_->Ask(std::move(request), kQuickTimeout, "a delete to be confirmed").status();
+  return impl_->AskQuickly(std::move(request), "a delete to be confirmed").status();
 }
 
 absl::StatusOr<int64_t> Agent::Increment(absl::string_view key, int64_t increment) {
   v1::Request request;
   request.mutable_increment()->set_key(std::string(key));
   request.mutable_increment()->set_increment(increment);
-  FERRY_ASSIGN_OR_RETURN(const v1::Reply reply, impl_->Ask(std::move(request), kQuickTimeout,
-                                                           "an increment to be confirmed"));
+  FERRY_ASSIGN_OR_RETURN(const v1::Reply reply,
+                         impl_->AskQuickly(std::move(request), "an increment to be confirmed"));
   int64_t number = 0;
   if (reply.entries_size() != 1 || !absl::SimpleAtoi(reply.entries(0).value(), &number)) {
     return absl::InternalError("the coordinator answered an increment without a number");
@@ -143,19 +145,20 @@ void Agent::CompareAndSetAsync(absl::string_view key, const std::optional<std::s
   cas.set_expect_absent(!expected.has_value());
   if (expected.has_value()) cas.set_expected(*expected);
   cas.set_desired(std::string(desired));
-  const absl::Duration timeout = QuickTimeout(request.ByteSizeLong());
-  impl_->link().Call(std::move(request), timeout, "a compare-and-set to be confirmed",
-                     [done = std::move(done)](absl::StatusOr<v1::Reply> reply) mutable {
-                       std::move(done)(CompareAndSetResultOf(reply));
-                     });
+  const absl::Duration timeout = impl_->AnswerTimeout(request.ByteSizeLong());
+  impl_->link().Call(
+      std::move(request), timeout, "a compare-and-set to be confirmed",
+      [done = std::move(done)](absl::StatusOr<v1::Reply> reply) mutable {
+        std::move(done)(CompareAndSetResultOf(reply));
+      },
+      /*keeps_time=*/true);
 }
 
 absl::StatusOr<std::vector<KeyValue>> Agent::List(absl::string_view prefix, bool keys_only) {
   v1::Request request;
   request.mutable_list()->set_prefix(std::string(prefix));
   request.mutable_list()->set_keys_only(keys_only);
-  FERRY_ASSIGN_OR_RETURN(v1::Reply reply,
-                         impl_->Ask(std::move(request), kQuickTimeout, "a listing"));
+  FERRY_ASSIGN_OR_RETURN(v1::Reply reply, impl_->AskQuickly(std::move(request), "a listing"));
   std::vector<KeyValue> entries;
   for (v1::KeyValue& entry : *reply.mutable_entries()) {
     entries.push_back(

@@ -101,14 +101,20 @@ void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Exe
       if (!BeginTableWait(coordinator, request, out)) return;
       const WaitId wait = coordinator.WatchTasks(
           request.watch_tasks().version(), task_,
-          [self = shared_from_this(), id = request.id()](absl::StatusOr<TaskTable> table) {
+          [self = shared_from_this(), id = request.id(),
+           since = request.watch_tasks().only_changed() ? request.watch_tasks().version() : -1](
+              absl::StatusOr<Coordinator::TablePtr> table) {
             --self->table_waits_;
             v1::Reply reply = MakeReply(id, table.status());
             if (table.ok()) {
-              reply.set_version(table->version);
+              reply.set_version((*table)->version);
+              std::vector<const TaskInfo*> changed;
+              for (const TaskInfo& info : (*table)->tasks) {
+                if (info.version > since) changed.push_back(&info);
+              }
               self->shared_.edge.strand().Run([&](Coordinator& coordinator) {
-                for (const TaskInfo& info : table->tasks) {
-                  FillTaskInfo(coordinator, info, *reply.add_tasks());
+                for (const TaskInfo* info : changed) {
+                  FillTaskInfo(coordinator, *info, *reply.add_tasks());
                 }
               });
             }
@@ -322,7 +328,7 @@ void ControlSession::ExecuteTask(Coordinator& coordinator, v1::Request& request,
       return;
     }
     case v1::Request::kLeave: {
-      const absl::Status status = coordinator.ResetTask(task_);
+      const absl::Status status = coordinator.LeaveTask(task_, Incarnation(node_.incarnation()));
       if (status.ok()) NoteLeft();
       out.replies.push_back(MakeReply(id, status));
       return;

@@ -140,14 +140,14 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
       const Jobs& jobs = coordinator.jobs();
       return coordinator.WatchTasks(
           request.version_number(), caller,
-          [call, &edge = edge_, &jobs, job](absl::StatusOr<TaskTable> table) {
+          [call, &edge = edge_, &jobs, job](absl::StatusOr<Coordinator::TablePtr> table) {
             if (!table.ok()) return call->Finish(ToWire(edge, table.status()));
             typename Gen::WatchResponse response;
-            for (const TaskInfo& info : table->tasks) {
+            for (const TaskInfo& info : (*table)->tasks) {
               if (!job.empty() && jobs.Locate(info.task).first != job) continue;
               FillInfo(jobs, info, *response.add_task_state());
             }
-            response.set_version_number(table->version);
+            response.set_version_number((*table)->version);
             call->Reply(response);
           });
     });

@@ -13,7 +13,7 @@ void Membership::SetState(Task& task, TaskState state) {
   task.state = state;
   connected_count_ += state == TaskState::kConnected;
   error_count_ += state == TaskState::kError;
-  ++version_;
+  task.version = ++version_;
 }
 
 void Membership::Connect(TaskId id, Incarnation incarnation, absl::Time now) {
@@ -44,11 +44,23 @@ void Membership::Touch(TaskId id, absl::Time now) {
   // Also from a task in error: somebody of this job is still there.
   NoteSignOfLife(now);
   Task& task = tasks_[id.value()];
+  task.last_heard = now;
   if (task.state == TaskState::kConnected) task.last_heartbeat = now;
+}
+
+absl::Time Membership::LastHeardOfErrors() const {
+  absl::Time last = absl::InfinitePast();
+  for (const Task& task : tasks_) {
+    if (task.state != TaskState::kError) continue;
+    const bool was_heard = task.last_heard != absl::InfinitePast();
+    last = std::max(last, was_heard ? task.last_heard : last_sign_of_life_);
+  }
+  return last;
 }
 
 void Membership::ForgiveSilence(absl::Duration held_up, absl::Time now) {
   for (Task& task : tasks_) {
+    task.last_heard = std::max(task.last_heard, std::min(task.last_heard + held_up, now));
     // Checks that come too early are made again.
     if (task.state != TaskState::kConnected) continue;
     task.last_heartbeat =
@@ -91,7 +103,7 @@ std::vector<TaskInfo> Membership::Snapshot() const {
   infos.reserve(tasks_.size());
   for (int i = 0; i < size(); ++i) {
     const Task& task = tasks_[i];
-    infos.push_back({TaskId(i), task.state, task.incarnation, task.status});
+    infos.push_back({TaskId(i), task.state, task.incarnation, task.status, task.version});
   }
   return infos;
 }
@@ -99,7 +111,9 @@ std::vector<TaskInfo> Membership::Snapshot() const {
 void Membership::Reset() {
   for (Task& task : tasks_) {
     SetState(task, TaskState::kDisconnected);
+    const int64_t version = task.version;
     task = Task{};
+    task.version = version;
   }
   checks_.clear();
 }

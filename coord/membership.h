@@ -27,8 +27,12 @@ struct Task {
   uint64_t progress = 0;
   // InfinitePast before the first registration.
   absl::Time last_heartbeat = absl::InfinitePast();
+  // As last_heartbeat, also of a task in error.
+  absl::Time last_heard = absl::InfinitePast();
   // While disconnected: until then its heartbeats and polls are still welcome.
   absl::Time grace_end = absl::InfinitePast();
+  // Of the table, when its state last changed.
+  int64_t version = 0;
 };
 
 // Not thread-safe: part of a Coordinator. Only records: what a change means for the others is the
@@ -64,8 +68,9 @@ class Membership final {
   // when it could next have run out.
   std::vector<TaskId> TakeSilent(absl::Time now);
   absl::Time NextDeadline() const;
-  // The last sign of life of anyone.
-  absl::Time last_sign_of_life() const { return last_sign_of_life_; }
+  // The last sign of life of any task in error; of anyone at all for those that were never heard
+  // of. InfinitePast if there are none.
+  absl::Time LastHeardOfErrors() const;
 
   std::vector<TaskInfo> Snapshot() const;
   // Everyone disconnected and unknown again, as a new job finds it.

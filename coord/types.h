@@ -46,6 +46,8 @@ struct TaskInfo {
   Incarnation incarnation;
   // Why the task is in kError; OK otherwise.
   absl::Status status;
+  // Of the table, when the task last changed; 0: never.
+  int64_t version = 0;
 };
 
 // One line of "what is it waiting for".

@@ -222,7 +222,12 @@ class TestJob final {
   }
   TableCall WatchTasks(int64_t version, int caller = 0) {
     return Start<absl::StatusOr<TaskTable>>([&](auto done) {
-      return coordinator_->WatchTasks(version, TaskId(caller), std::move(done));
+      return coordinator_->WatchTasks(
+          version, TaskId(caller),
+          [done = std::move(done)](absl::StatusOr<Coordinator::TablePtr> table) mutable {
+            if (!table.ok()) return std::move(done)(table.status());
+            std::move(done)(**table);
+          });
     });
   }
   AliveCall Alive(int caller, std::vector<int> tasks) {

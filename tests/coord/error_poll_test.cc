@@ -35,6 +35,15 @@ TEST(ErrorPoll, Scenario33AReportedErrorReachesAllPollers) {
   EXPECT_THAT(second.result(), Fails(absl::StatusCode::kInternal));
 }
 
+// CANCELLED is how a poll ends when there is nothing to tell.
+TEST(ErrorPoll, AReportThatSomethingWasCancelledIsAnErrorToo) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  StatusCall poll = job.Poll(0);
+  ASSERT_THAT(job.Report(1, absl::CancelledError("stopped by SIGTERM")), IsOk());
+  EXPECT_THAT(poll.result(), Fails(absl::StatusCode::kAborted, HasSubstr("stopped by SIGTERM")));
+}
+
 // It is kept, and told to each of thousands: a rank that reports its whole log must not fill the
 // coordinator's machine with copies of it.
 TEST(ErrorPoll, ALongReportIsToldByItsBeginning) {

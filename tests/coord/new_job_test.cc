@@ -107,6 +107,28 @@ TEST(NewJob, DoesNotFollowAFailedOneThatStillBeats) {
   EXPECT_EQ(job.coordinator().epoch(), 1);
 }
 
+// Restart loops try more often than that: each attempt must not make the dead job last longer.
+TEST(NewJob, FollowsAFailedOneAlthoughSomebodyKeepsTrying) {
+  TestJob job(TogetherOptions(2));
+  job.RegisterAll();
+  ASSERT_THAT(job.Report(0, absl::InternalError("broken")), IsOk());
+  ASSERT_THAT(job.coordinator().ResetTask(TaskId(1)), IsOk());
+  uint64_t life = 500;
+  for (absl::Duration passed; passed < kHeartbeatTimeout; passed += kHeartbeatTimeout / 4) {
+    EXPECT_THAT(job.Register(0, ++life).result(), Fails(absl::StatusCode::kAborted));
+    EXPECT_EQ(job.coordinator().epoch(), 1);
+    // The other one is let in, hears of the error and leaves again.
+    EXPECT_TRUE(job.Register(1, ++life).done());
+    ASSERT_THAT(job.coordinator().ResetTask(TaskId(1)), IsOk());
+    job.Advance(kHeartbeatTimeout / 4);
+  }
+  job.Advance(absl::Seconds(1));
+  StatusCall next = job.Register(0, 998);
+  EXPECT_EQ(job.coordinator().epoch(), 2);
+  EXPECT_THAT(job.Register(1, 999).result(), IsOk());
+  EXPECT_THAT(next.result(), IsOk());
+}
+
 // Scenario 11, later: a job whose first connect failed can be started again.
 TEST(NewJob, FollowsAFailedConnectOnceItIsSilent) {
   TestJob job(TogetherOptions(2));

@@ -103,12 +103,12 @@ Simulation::Message Simulation::Watch(TaskId task) {
     CallPtr call = NewCall(CallKind::kWatch, task);
     call->number = std::max<int64_t>(-1, coordinator_->membership().version() - back / 2);
     Log(absl::StrCat("watch of ", task.value(), " from ", call->number));
-    model_->Opened(call, coordinator_->WatchTasks(call->number, task,
-                                                  [this, call](absl::StatusOr<TaskTable> table) {
-                                                    if (table.ok())
-                                                      call->number_answered = table->version;
-                                                    model_->Answered(call, table.status());
-                                                  }));
+    model_->Opened(
+        call, coordinator_->WatchTasks(call->number, task,
+                                       [this, call](absl::StatusOr<Coordinator::TablePtr> table) {
+                                         if (table.ok()) call->number_answered = (*table)->version;
+                                         model_->Answered(call, table.status());
+                                       }));
   };
 }
 

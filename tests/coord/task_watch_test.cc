@@ -131,6 +131,22 @@ TEST(TaskWatch, EndsWithAnEmptyTableWhenTheServiceStops) {
   EXPECT_THAT(job.WatchTasks(-1).result(), Fails(absl::StatusCode::kInternal));
 }
 
+// Who has the table wants only what is new.
+TEST(TaskWatch, SaysWhenEachTaskChanged) {
+  TestJob job(PlainOptions(3));
+  const TableCall before = job.WatchTasks(-1);
+  for (const TaskInfo& info : before.result()->tasks) EXPECT_EQ(info.version, 0);
+  job.RegisterAll();
+  const int64_t version = job.WatchTasks(-1).result()->version;
+  const TableCall call = job.WatchTasks(version);
+  ASSERT_THAT(job.Reset(1), IsOk());
+  ASSERT_THAT(call.result(), IsOk());
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(call.result()->tasks[i].version > version, i == 1) << i;
+    EXPECT_LE(call.result()->tasks[i].version, call.result()->version);
+  }
+}
+
 // Each GPU client watches: one answer must not use up the others'.
 TEST(TaskWatch, ManyWatchersAreAllAnswered) {
   TestJob job(PlainOptions(2));

@@ -332,6 +332,42 @@ TEST_F(ControlRequests, OnlySoManyCallsOfAClientWaitForNewsOfTasks) {
   EXPECT_EQ(stream_.replies.count(refused + 2), 0u);
 }
 
+// Of thousands of tasks one goes, and each of the others hears of it.
+TEST_F(ControlRequests, WhoAsksForChangesIsToldNothingElse) {
+  ControlStream ranks[2] = {ControlStream(server_.Channel()), ControlStream(server_.Channel())};
+  v1::Request join;
+  join.set_id(1);
+  join.mutable_register_();
+  for (int i = 0; i < 2; ++i) {
+    ranks[i].Attach(RankHello(i, 7 + static_cast<uint64_t>(i), "host"));
+    ranks[i].Send({join});
+  }
+  for (ControlStream& rank : ranks) ASSERT_EQ(rank.ReplyTo(1).code(), 0);
+  v1::Request watch;
+  watch.set_id(1);
+  watch.mutable_watch_tasks()->set_version(-1);
+  watch.mutable_watch_tasks()->set_only_changed(true);
+  const v1::Reply all = stream_.Call(watch);
+  EXPECT_EQ(all.tasks_size(), 2);
+  watch.set_id(2);
+  watch.mutable_watch_tasks()->set_version(all.version());
+  v1::Request watch_all = watch;
+  watch_all.set_id(3);
+  watch_all.mutable_watch_tasks()->clear_only_changed();
+  stream_.Send({watch, watch_all});
+  // With what the server asks for each rank: the job's errors.
+  ASSERT_TRUE(server_.WaitUntilParked(4));
+  v1::Request leave;
+  leave.set_id(2);
+  leave.mutable_leave();
+  EXPECT_EQ(ranks[1].Call(leave).code(), 0);
+  EXPECT_EQ(stream_.ReplyTo(3).tasks_size(), 2);
+  const v1::Reply changed = stream_.ReplyTo(2);
+  ASSERT_EQ(changed.tasks_size(), 1);
+  EXPECT_EQ(changed.tasks(0).node_id(), 1);
+  EXPECT_GT(changed.version(), all.version());
+}
+
 // What needs a rank is not for tools.
 TEST_F(ControlRequests, AToolIsNoNode) {
   std::vector<v1::Request> requests(7);

@@ -146,8 +146,14 @@ class Recorder final : public DirectConnection {
 // frames each takes `work`, and a single frame of 'b'.
 void Race(std::string frames, absl::Duration work, std::string& order) {
   const auto loop = *SocketLoop::Create("test");
+  absl::Notification waits;
   absl::Notification go;
-  loop->Post([&] { go.WaitForNotification(); });
+  loop->Post([&] {
+    waits.Notify();
+    go.WaitForNotification();
+  });
+  // Else it may find 'a' before there is a 'b'.
+  waits.WaitForNotification();
   std::vector<std::shared_ptr<Recorder>> recorders;
   const auto open = [&](char name, absl::string_view bytes) {
     int ends[2];

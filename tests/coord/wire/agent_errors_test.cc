@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// Agent, when something ends badly: a coordinator that hangs, nodes that give up, errors they
+// report.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "absl/time/clock.h"
+
+#include "agent_fixture.h"
+#include "tests/support/tcp_proxy.h"
+
+namespace ferry::coord {
+namespace {
+
+using absl::StatusCode;
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+
+// Whether a node waits for the others to join.
+bool HasJoining(TestServer& server, int node) {
+  return server->strand().Run([node](Coordinator& coordinator) {
+    const std::vector<TaskId> joining = coordinator.JoiningTasks();
+    return std::find(joining.begin(), joining.end(), TaskId(node)) != joining.end();
+  });
+}
+
+// --- A coordinator that hangs ---
+
+TEST(AgentErrors, ACoordinatorThatHangsIsNamedWithSinceWhen) {
+  TestServer server(1);
+  TcpProxy proxy(server->port());
+  AgentOptions options = RankOptions(proxy.address(), 0);
+  options.answer_timeout = absl::Milliseconds(300);
+  const auto agent = Agent::Connect(options);
+  ASSERT_THAT(agent, IsOk());
+  ASSERT_THAT((*agent)->Set("a", "1"), IsOk());
+  proxy.SetStalled(true);
+  // The last heartbeat may just have been answered.
+  absl::SleepFor(absl::Milliseconds(50));
+  for (const absl::Status& status :
+       {(*agent)->Set("b", "2"), (*agent)->TryGet("a").status(), (*agent)->Delete("a"),
+        (*agent)->Increment("n").status(), (*agent)->List("").status(), (*agent)->Status().status(),
+        (*agent)->CompareAndSet("a", std::nullopt, "x").status()}) {
+    EXPECT_THAT(status, Fails(StatusCode::kDeadlineExceeded,
+                              AllOf(HasSubstr(proxy.address()),
+                                    ContainsRegex("has said nothing for [0-9.]+m?s"))));
+  }
+  proxy.SetStalled(false);
+}
+
+// As the others, it waits for nobody: who waits for others has a deadline of its own.
+TEST(AgentErrors, AWaitForOthersMayTakeLongerThanAnAnswer) {
+  TestServer server(1);
+  AgentOptions options = RankOptions(server.address(), 0);
+  options.answer_timeout = absl::Milliseconds(200);
+  const auto agent = Agent::Connect(options);
+  ASSERT_THAT(agent, IsOk());
+  auto get = InBackground([&] { return (*agent)->Get("late", kPatience); });
+  absl::SleepFor(absl::Milliseconds(500));
+  EXPECT_THAT((*agent)->Set("late", "v"), IsOk());
+  EXPECT_THAT(Await(get), IsOk());
+}
+
+TEST(AgentErrors, WhoLeavesDoesNotWaitLongForACoordinatorThatHangs) {
+  TestServer server(1);
+  TcpProxy proxy(server->port());
+  AgentOptions options = RankOptions(proxy.address(), 0);
+  options.answer_timeout = absl::Hours(1);
+  const auto agent = Agent::Connect(options);
+  ASSERT_THAT(agent, IsOk());
+  proxy.SetStalled(true);
+  EXPECT_THAT((*agent)->ReportError(absl::InternalError("x")),
+              Fails(StatusCode::kDeadlineExceeded));
+  EXPECT_THAT((*agent)->Leave(), Fails(StatusCode::kDeadlineExceeded));
+  proxy.SetStalled(false);
+}
+
+// --- Reported errors ---
+
+// CANCELLED is how the coordinator ends polls for errors when there is none.
+TEST(AgentErrors, ThatItWasCancelledReachesTheOthersToo) {
+  TestServer server(2);
+  ErrorLog log;
+  AgentOptions other = RankOptions(server.address(), 1);
+  other.on_error = log.Writer();
+  const Agents agents = ConnectAll({RankOptions(server.address(), 0), other});
+  ASSERT_THAT(agents[0]->ReportError(absl::CancelledError("stopped by SIGTERM")), IsOk());
+  EXPECT_THAT(log.WaitForFirst(), Fails(StatusCode::kAborted, HasSubstr("stopped by SIGTERM")));
+}
+
+TEST(AgentErrors, OnceAllHaveLeftAFailedJobTheNextOneBegins) {
+  TestServer server(2);
+  {
+    const Agents agents = ConnectAll(server, 2);
+    ASSERT_THAT(agents[0]->ReportError(absl::InternalError("out of luck")), IsOk());
+    EXPECT_THAT(agents[0]->Leave(), IsOk());
+    EXPECT_THAT(agents[1]->Leave(), IsOk());
+  }
+  const Agents agents = ConnectAll(server, 2);
+  EXPECT_THAT(agents[1]->Set("k", "v"), IsOk());
+}
+
+// --- Connects that are called off ---
+
+TEST(AgentConnectStop, TheOthersGoOnWaitingForWhoGivesUp) {
+  TestServer server(BarrierOptions(3));
+  AgentOptions impatient = RankOptions(server.address(), 0);
+  ConnectStop stop = impatient.connect_stop;
+  auto first = InBackground([impatient] { return Agent::Connect(impatient); });
+  auto second = InBackground([&] { return Agent::Connect(RankOptions(server.address(), 1)); });
+  ASSERT_TRUE(Eventually([&] { return HasJoining(server, 0) && HasJoining(server, 1); }));
+  stop.Stop(absl::CancelledError("stopped by SIGTERM"));
+  EXPECT_THAT(Await(first), Fails(StatusCode::kCancelled, HasSubstr("stopped by SIGTERM")));
+  EXPECT_FALSE(HasJoining(server, 0));
+  EXPECT_TRUE(HasJoining(server, 1));
+  // Neither counts the one that gave up.
+  auto third = InBackground([&] { return Agent::Connect(RankOptions(server.address(), 2)); });
+  ASSERT_TRUE(Eventually([&] { return HasJoining(server, 2); }));
+  EXPECT_TRUE(IsPending(second));
+  EXPECT_THAT(Agent::Connect(RankOptions(server.address(), 0)), IsOk());
+  EXPECT_THAT(Await(second), IsOk());
+  EXPECT_THAT(Await(third), IsOk());
+}
+
+TEST(AgentConnectStop, WhoHasBeenCountedInTellsTheOthersWhyItDoesNotCome) {
+  TestServer server(BarrierOptions(2));
+  const auto with_devices = [&](int node) {
+    AgentOptions options = RankOptions(server.address(), node);
+    options.devices = LocalTopology{};
+    options.devices->node_id = node;
+    return options;
+  };
+  AgentOptions impatient = with_devices(0);
+  // It sends its devices, and the other one never does.
+  ConnectStop stop = impatient.connect_stop;
+  ErrorLog log;
+  AgentOptions other = RankOptions(server.address(), 1);
+  other.on_error = log.Writer();
+  auto first = InBackground([impatient] { return Agent::Connect(impatient); });
+  const auto second = Agent::Connect(other);
+  ASSERT_THAT(second, IsOk());
+  ASSERT_TRUE(server.WaitUntilAwaited("devices"));
+  stop.Stop(absl::CancelledError("stopped by SIGTERM"));
+  EXPECT_THAT(Await(first), Fails(StatusCode::kCancelled, HasSubstr("stopped by SIGTERM")));
+  EXPECT_THAT(log.WaitForFirst(), Fails(StatusCode::kAborted, HasSubstr("stopped by SIGTERM")));
+}
+
+TEST(AgentConnectStop, WithoutACoordinatorItEndsAtOnce) {
+  std::string address;
+  {
+    TestServer gone(1);
+    address = gone.address();
+  }
+  AgentOptions options = RankOptions(address, 0);
+  options.connect_timeout = absl::Hours(1);
+  ConnectStop stop = options.connect_stop;
+  auto connect = InBackground([options] { return Agent::Connect(options); });
+  absl::SleepFor(absl::Milliseconds(50));
+  EXPECT_TRUE(IsPending(connect));
+  stop.Stop(absl::CancelledError("enough"));
+  EXPECT_THAT(Await(connect), Fails(StatusCode::kCancelled, HasSubstr("enough")));
+}
+
+TEST(AgentConnectStop, BeforeItNothingIsBegunAndAfterItNothingEnds) {
+  TestServer server(1);
+  AgentOptions options = RankOptions(server.address(), 0);
+  ConnectStop late = options.connect_stop;
+  const auto agent = Agent::Connect(options);
+  ASSERT_THAT(agent, IsOk());
+  late.Stop(absl::CancelledError("too late"));
+  EXPECT_THAT((*agent)->Set("k", "v"), IsOk());
+  EXPECT_THAT((*agent)->Leave(), IsOk());
+
+  AgentOptions next = RankOptions(server.address(), 0);
+  next.connect_stop.Stop(absl::CancelledError("too early"));
+  EXPECT_THAT(Agent::Connect(next), Fails(StatusCode::kCancelled, HasSubstr("too early")));
+}
+
+}  // namespace
+}  // namespace ferry::coord
