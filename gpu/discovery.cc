@@ -29,8 +29,10 @@ int NumaNodeOf(const std::string& sysfs_root, const std::string& pci_bus_id) {
 }
 
 absl::StatusOr<std::vector<Device>> FromCuda() {
-  FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<cuda::CudaApi> api, cuda::CudaApi::Load());
-  return cuda::EnumerateGpus(*api);
+  const absl::StatusOr<std::unique_ptr<cuda::CudaApi>> api = cuda::CudaApi::Load();
+  if (!api.ok()) return cuda::WithVisibility(api.status());
+  absl::StatusOr<std::vector<Device>> gpus = cuda::EnumerateGpus(**api);
+  return gpus.ok() ? std::move(gpus) : cuda::WithVisibility(gpus.status());
 }
 
 absl::Status AddFromNvml(GpuDiscovery& discovery) {

@@ -44,6 +44,9 @@ struct GpusOptions {
   // could be mapped: its mapping would be opened and closed for every tensor. SIZE_MAX: always, so
   // that a sender has its memory back when it is copied.
   size_t stage_below_bytes = size_t{1} << 20;
+  // Memory of other processes that each device keeps mapped; 0: none is mapped, and what they have
+  // is staged through the host's memory.
+  size_t import_cap_bytes = size_t{64} << 30;
   // A device that could not be opened, as one whose memory others had taken, is tried again by who
   // asks for it after so long.
   absl::Duration retry_open = absl::Seconds(5);

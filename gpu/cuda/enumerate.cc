@@ -2,12 +2,14 @@
 // Asking the CUDA driver about each GPU.
 #include "gpu/cuda/enumerate.h"
 
+#include <cstdlib>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "topology/pci_bus_id.h"
 
 namespace ferry::cuda {
@@ -65,6 +67,14 @@ absl::StatusOr<std::vector<ferry::Device>> EnumerateGpus(const CudaApi& api) {
     gpus.push_back(*std::move(gpu));
   }
   return gpus;
+}
+
+absl::Status WithVisibility(const absl::Status& why) {
+  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (visible == nullptr || !absl::IsNotFound(why)) return why;
+  return absl::NotFoundError(absl::StrCat(
+      why.message(), ": CUDA_VISIBLE_DEVICES is ",
+      *visible == '\0' ? std::string("set and empty, which hides every GPU") : Quoted(visible)));
 }
 
 }  // namespace ferry::cuda

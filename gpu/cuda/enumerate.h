@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 #include "gpu/cuda/cuda_api.h"
@@ -15,6 +16,10 @@ namespace ferry::cuda {
 // In the driver's order. Creates no context. NUMA nodes and fabrics are not the driver's to tell.
 // Errors: NOT_FOUND if there is no GPU; INTERNAL if a call fails.
 absl::StatusOr<std::vector<ferry::Device>> EnumerateGpus(const CudaApi& api);
+
+// `why` there is no GPU to use, and what this process's environment has to do with it: a list of
+// visible devices that is set, and empty above all. OK and other errors are as they were.
+absl::Status WithVisibility(const absl::Status& why);
 
 }  // namespace ferry::cuda
 

@@ -104,10 +104,14 @@ GpuArena::GpuArena(std::unique_ptr<State> state) : state_(std::move(state)) {}
 absl::StatusOr<std::shared_ptr<GpuArena>> GpuArena::Create(std::shared_ptr<CudaDevice> device,
                                                            std::shared_ptr<SyncGate> gate,
                                                            GpuArenaOptions options) {
-  if (options.segment_bytes == 0 || options.budget_bytes < options.segment_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("an arena of ", options.budget_bytes,
-                                                   " bytes in segments of ", options.segment_bytes,
-                                                   " can have none"));
+  if (options.segment_bytes == 0) {
+    return absl::InvalidArgumentError("an arena's segments have no bytes");
+  }
+  options.segment_bytes = std::min(options.segment_bytes, options.budget_bytes);
+  if (options.budget_bytes == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("memory of ", device->name(), " for tensors may not be 0 bytes: raise ",
+                     options.budget_option, ", or do without GPUs (--no-gpus)"));
   }
   const ScopedCurrent current(*device);
   size_t granularity = kPlainGranularity;
@@ -122,7 +126,7 @@ absl::StatusOr<std::shared_ptr<GpuArena>> GpuArena::Create(std::shared_ptr<CudaD
   if (absl::IsResourceExhausted(probe)) return probe;
   BlockTableOptions table;
   table.name = absl::StrCat("the arena of ", device->name());
-  table.budget_option = "--gpu-arena-budget-bytes, in programs GpuArenaOptions::budget_bytes";
+  table.budget_option = options.budget_option;
   table.budget_bytes = options.budget_bytes;
   table.segment_bytes = options.segment_bytes;
   table.granularity_bytes = granularity;

@@ -30,6 +30,8 @@ struct GpuArenaOptions {
   size_t budget_bytes = size_t{2} << 30;
   // Blocks of small size classes share a segment of this size; a larger block has its own.
   size_t segment_bytes = size_t{32} << 20;
+  // What raises the budget, for messages.
+  std::string budget_option = "--gpu-arena-budget-bytes, in programs GpuArenaOptions::budget_bytes";
   // How long getting more memory from the driver may wait for NCCL work to end.
   absl::Duration patience = absl::Seconds(5);
   // Devices of this process, besides its own, whose kernels and copies may use the memory.

@@ -3,7 +3,6 @@
 #include "gpu/cuda/ipc_export.h"
 
 #include <fcntl.h>
-#include <sys/resource.h>
 
 #include <cstring>
 #include <string>
@@ -11,23 +10,11 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "base/file_limit.h"
 #include "base/status_macros.h"
 
 namespace ferry::cuda {
 namespace {
-
-// The driver's code for "no descriptors" is the one for everything that the kernel refuses.
-absl::Status FdError(const CudaDevice& device, Result result, const char* call) {
-  const UniqueFd probe(fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0));
-  if (!probe.valid() && errno == EMFILE) {
-    rlimit limit = {};
-    getrlimit(RLIMIT_NOFILE, &limit);
-    return absl::ResourceExhaustedError(
-        absl::StrCat(device.name(), ": ", call, ": all ", limit.rlim_cur,
-                     " descriptors of this process are in use (ulimit -n)"));
-  }
-  return device.Check(result, call);
-}
 
 // The driver does not promise it, and a child would keep the memory.
 UniqueFd CloseOnExec(int fd) {
@@ -49,7 +36,8 @@ absl::StatusOr<UniqueFd> ExportVirtual(const CudaDevice& device, const MemoryPie
 absl::StatusOr<UniqueFd> ExportPool(const CudaDevice& device, MemoryPool pool) {
   int fd = -1;
   const Result result = device.table().pool_export(&fd, pool, kHandleTypePosixFd, /*flags=*/0);
-  if (result != kSuccess) return FdError(device, result, "cuMemPoolExportToShareableHandle");
+  if (result != kSuccess)
+    return CheckWithDescriptors(device, result, "cuMemPoolExportToShareableHandle");
   return CloseOnExec(fd);
 }
 
@@ -102,8 +90,16 @@ absl::StatusOr<UniqueFd> ExportHandle(const CudaDevice& device, AllocationHandle
   const ScopedCurrent current(device);
   int fd = -1;
   const Result result = device.table().memory_export(&fd, handle, kHandleTypePosixFd, /*flags=*/0);
-  if (result != kSuccess) return FdError(device, result, "cuMemExportToShareableHandle");
+  if (result != kSuccess)
+    return CheckWithDescriptors(device, result, "cuMemExportToShareableHandle");
   return CloseOnExec(fd);
+}
+
+absl::Status CheckWithDescriptors(const CudaDevice& device, Result result, const char* call) {
+  if (result == kSuccess) return absl::OkStatus();
+  const std::string why = WhyNoDescriptor();
+  const absl::Status status = device.Check(result, call);
+  return why.empty() ? status : absl::ResourceExhaustedError(absl::StrCat(status.message(), why));
 }
 
 absl::StatusOr<std::vector<ExportedPiece>> ExportMemory(const CudaDevice& device,

@@ -36,6 +36,12 @@ absl::StatusOr<std::vector<ExportedPiece>> ExportMemory(const CudaDevice& device
 // The same for physical memory whose handle the caller has.
 absl::StatusOr<UniqueFd> ExportHandle(const CudaDevice& device, AllocationHandle handle);
 
+// What a call has returned that passes or takes a descriptor: the driver's code for having none is
+// the one for everything that the kernel refuses.
+//   Errors: RESOURCE_EXHAUSTED if this process has no descriptors left, naming the limit; as
+//   CudaDevice::Check.
+absl::Status CheckWithDescriptors(const CudaDevice& device, Result result, const char* call);
+
 }  // namespace ferry::cuda
 
 #endif  // FERRY_GPU_CUDA_IPC_EXPORT_H_

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
+#include "gpu/cuda/ipc_export.h"
 
 namespace ferry::cuda {
 namespace {
@@ -80,9 +81,9 @@ absl::Status IpcMapping::OpenPool(const IpcDescriptor& descriptor, const UniqueF
         absl::StrCat(device_->name(), " has no memory pools to import into"));
   }
   const CudaTable& table = device_->table();
-  FERRY_RETURN_IF_ERROR(
-      device_->Check(table.pool_import(&pool_, AsShareable(fd), kHandleTypePosixFd, /*flags=*/0),
-                     "cuMemPoolImportFromShareableHandle"));
+  FERRY_RETURN_IF_ERROR(CheckWithDescriptors(
+      *device_, table.pool_import(&pool_, AsShareable(fd), kHandleTypePosixFd, 0),
+      "cuMemPoolImportFromShareableHandle"));
   const AccessDescription access = ReadWriteBy(*device_);
   FERRY_RETURN_IF_ERROR(
       device_->Check(table.pool_set_access(pool_, &access, 1), "cuMemPoolSetAccess"));
@@ -101,9 +102,9 @@ absl::Status IpcMapping::OpenVirtual(const IpcDescriptor& descriptor, const Uniq
   }
   const CudaTable& table = device_->table();
   AllocationHandle handle = 0;
-  FERRY_RETURN_IF_ERROR(
-      device_->Check(table.memory_import(&handle, AsShareable(fd), kHandleTypePosixFd),
-                     "cuMemImportFromShareableHandle"));
+  FERRY_RETURN_IF_ERROR(CheckWithDescriptors(
+      *device_, table.memory_import(&handle, AsShareable(fd), kHandleTypePosixFd),
+      "cuMemImportFromShareableHandle"));
   const auto map = [&]() -> absl::Status {
     FERRY_RETURN_IF_ERROR(device_->Check(
         table.address_reserve(&base_, bytes_, /*alignment=*/0, /*wanted=*/0, /*flags=*/0),

@@ -66,10 +66,15 @@ PinnedPool::PinnedPool(std::unique_ptr<State> state) : state_(std::move(state)) 
 absl::StatusOr<std::shared_ptr<PinnedPool>> PinnedPool::Create(std::shared_ptr<CudaDevice> device,
                                                                std::shared_ptr<SyncGate> gate,
                                                                PinnedPoolOptions options) {
-  if (options.segment_bytes == 0 || options.budget_bytes < options.segment_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("a pool of ", options.budget_bytes,
-                                                   " pinned bytes in segments of ",
-                                                   options.segment_bytes, " can have none"));
+  if (options.segment_bytes == 0) {
+    return absl::InvalidArgumentError("a pool's segments have no bytes");
+  }
+  options.segment_bytes = std::min(options.segment_bytes, options.budget_bytes);
+  if (options.budget_bytes == 0) {
+    return absl::InvalidArgumentError(
+        "pinned memory for copies to and from GPUs may not be 0 bytes: raise "
+        "--pinned-budget-bytes, in programs PinnedPoolOptions::budget_bytes, or do without GPUs "
+        "(--no-gpus)");
   }
   BlockTableOptions table;
   table.name = "the pool of pinned memory";

@@ -31,6 +31,8 @@ absl::StatusOr<StagingRing::Slot> StagingRing::MakeSlot() {
   if (arena == nullptr) {
     GpuArenaOptions options;
     options.budget_bytes = options_.budget_bytes;
+    options.budget_option =
+        "--gpu-staging-budget-bytes, in programs StagingRingOptions::budget_bytes";
     options.segment_bytes = std::min(options_.budget_bytes, kSlotsOfSegment * options_.slot_bytes);
     FERRY_ASSIGN_OR_RETURN(arena, GpuArena::Create(executor_.device(), gate_, options));
     absl::MutexLock lock(&mu_);

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
+#include "base/file_limit.h"
 #include "base/status_macros.h"
 #include "gpu/shared_library.h"
 
@@ -102,7 +103,8 @@ absl::Status NcclApi::Check(Result result, absl::string_view call,
   const char* const last = table_.get_last_error(communicator);
   const std::string message = absl::StrCat(
       call, " failed with code ", result, text == nullptr ? "" : absl::StrCat(" (", text, ")"),
-      last == nullptr || *last == '\0' ? "" : absl::StrCat(": ", last));
+      last == nullptr || *last == '\0' ? "" : absl::StrCat(": ", last),
+      result == kSystemError ? WhyNoDescriptor() : "");
   switch (result) {
     case kRemoteError:
       return absl::UnavailableError(message);

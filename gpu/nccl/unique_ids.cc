@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread that may not come back.
+// A thread that may not come back, and those who come after it.
 #include "gpu/nccl/unique_ids.h"
 
 #include <utility>
@@ -17,10 +17,45 @@ namespace ferry::nccl {
 namespace {
 
 constexpr absl::Duration kLook = absl::Milliseconds(5);
+constexpr char kWhatToDo[] =
+    ": NCCL looks for the network that ranks meet on (NCCL_DEBUG=INFO shows which, "
+    "NCCL_SOCKET_IFNAME chooses)";
 
-absl::StatusOr<std::vector<std::string>> Mint(const NcclApi& api, int count) {
+// Of the process, since NCCL's way to the network is: where one call hangs, so would the next, and
+// each would keep a thread for ever. Lives as long as the process.
+struct Desk {
+  absl::Mutex mu;
+  bool is_taken ABSL_GUARDED_BY(mu) = false;
+  // Whoever has asked has given up, and the call has not returned.
+  bool is_left_behind ABSL_GUARDED_BY(mu) = false;
+  // The call that is under way.
+  absl::Time since ABSL_GUARDED_BY(mu) = absl::InfinitePast();
+
+  bool can_tell() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) { return !is_taken || is_left_behind; }
+};
+
+Desk& TheDesk() {
+  static Desk& desk = *new Desk;
+  return desk;
+}
+
+// Of a thread and of whoever waits for it; guarded by the desk's lock.
+struct Minting {
+  bool is_over = false;
+  bool is_given_up = false;
+  absl::StatusOr<std::vector<std::string>> ids = absl::UnknownError("not yet");
+};
+
+absl::StatusOr<std::vector<std::string>> Mint(const NcclApi& api, int count,
+                                              const Minting& minting) {
+  Desk& desk = TheDesk();
   std::vector<std::string> ids;
   for (int i = 0; i < count; ++i) {
+    {
+      absl::MutexLock lock(&desk.mu);
+      if (minting.is_given_up) return absl::CancelledError("nobody wants them any more");
+      desk.since = SteadyClock().Now();
+    }
     UniqueId id = {};
     FERRY_RETURN_IF_ERROR(api.Check(api.table().get_unique_id(&id), "ncclGetUniqueId"));
     ids.emplace_back(id.bytes, sizeof(id.bytes));
@@ -28,45 +63,72 @@ absl::StatusOr<std::vector<std::string>> Mint(const NcclApi& api, int count) {
   return ids;
 }
 
-// Of the thread and of whoever waits for it.
-struct Minting {
-  absl::Mutex mu;
-  bool is_over ABSL_GUARDED_BY(mu) = false;
-  absl::StatusOr<std::vector<std::string>> ids ABSL_GUARDED_BY(mu) = absl::UnknownError("not yet");
-};
+// Waits until nobody else is there.
+absl::Status TakeDesk(absl::Time deadline, absl::FunctionRef<absl::Status()> keep_going) {
+  Desk& desk = TheDesk();
+  while (true) {
+    absl::Duration taken;
+    {
+      absl::MutexLock lock(&desk.mu);
+      desk.mu.AwaitWithTimeout(absl::Condition(&desk, &Desk::can_tell), kLook);
+      const absl::Time now = SteadyClock().Now();
+      if (!desk.is_taken) {
+        desk.is_taken = true;
+        desk.since = now;
+        return absl::OkStatus();
+      }
+      taken = now - desk.since;
+      if (desk.is_left_behind) {
+        return absl::UnavailableError(absl::StrCat(
+            "NCCL does not answer in this process: an earlier ncclGetUniqueId, which was given up, "
+            "has not returned for ",
+            ShortDuration(taken), kWhatToDo, "; if it never does, start the process again"));
+      }
+    }
+    FERRY_RETURN_IF_ERROR(keep_going());
+    if (SteadyClock().Now() < deadline) continue;
+    return absl::DeadlineExceededError(
+        absl::StrCat("waited for another ncclGetUniqueId of this process, which has not returned "
+                     "for ",
+                     ShortDuration(taken), kWhatToDo));
+  }
+}
 
 }  // namespace
 
 absl::StatusOr<std::vector<std::string>> MintUniqueIds(
     std::shared_ptr<const NcclApi> api, int count, absl::Time deadline,
     absl::FunctionRef<absl::Status()> keep_going) {
-  const absl::Time start = SteadyClock().Now();
+  Desk& desk = TheDesk();
+  FERRY_RETURN_IF_ERROR(TakeDesk(deadline, keep_going));
   auto minting = std::make_shared<Minting>();
-  Thread thread("ferry-ncclid", [minting, api = std::move(api), count] {
-    auto ids = Mint(*api, count);
-    absl::MutexLock lock(&minting->mu);
+  Thread thread("ferry-ncclid", [&desk, minting, api = std::move(api), count] {
+    auto ids = Mint(*api, count, *minting);
+    absl::MutexLock lock(&desk.mu);
     minting->ids = std::move(ids);
     minting->is_over = true;
+    desk.is_taken = false;
+    desk.is_left_behind = false;
   });
-  absl::Status gave_up;
-  while (gave_up.ok()) {
+  while (true) {
     {
-      absl::MutexLock lock(&minting->mu);
-      if (minting->mu.AwaitWithTimeout(absl::Condition(&minting->is_over), kLook)) {
+      absl::MutexLock lock(&desk.mu);
+      if (desk.mu.AwaitWithTimeout(absl::Condition(&minting->is_over), kLook)) {
         return std::move(minting->ids);
       }
     }
-    gave_up = keep_going();
+    absl::Status gave_up = keep_going();
     const absl::Time now = SteadyClock().Now();
-    if (gave_up.ok() && now >= deadline) {
-      gave_up = absl::DeadlineExceededError(absl::StrCat(
-          "ncclGetUniqueId has not returned for ", ShortDuration(now - start),
-          ": NCCL looks for the network that ranks meet on (NCCL_DEBUG=INFO shows which, "
-          "NCCL_SOCKET_IFNAME chooses)"));
-    }
+    if (gave_up.ok() && now < deadline) continue;
+    absl::MutexLock lock(&desk.mu);
+    if (minting->is_over) return std::move(minting->ids);
+    minting->is_given_up = true;
+    desk.is_left_behind = true;
+    thread.Detach();
+    if (!gave_up.ok()) return gave_up;
+    return absl::DeadlineExceededError(absl::StrCat("ncclGetUniqueId has not returned for ",
+                                                    ShortDuration(now - desk.since), kWhatToDo));
   }
-  thread.Detach();
-  return gave_up;
 }
 
 }  // namespace ferry::nccl

@@ -17,10 +17,13 @@
 namespace ferry::nccl {
 
 // Asks NCCL for `count` ids, on a thread of its own: it looks for the network, loads plug-ins for
-// it, and may hang there. No device is concerned. Blocks.
+// it, and may hang there. No device is concerned. One call of a process at a time, whatever thread
+// asks: others wait for their turn, and while one that was given up hangs all are refused at once,
+// so that there is one such thread at most. Blocks.
 //   deadline: by SteadyClock. Later the thread is left behind, and what it gets is thrown away.
 //   keep_going: asked every few milliseconds; an error gives it up in the same way.
-//   Errors: DEADLINE_EXCEEDED; as keep_going; what NCCL says.
+//   Errors: DEADLINE_EXCEEDED; UNAVAILABLE an earlier call hangs, and since when; as keep_going;
+//   what NCCL says.
 absl::StatusOr<std::vector<std::string>> MintUniqueIds(
     std::shared_ptr<const NcclApi> api, int count, absl::Time deadline,
     absl::FunctionRef<absl::Status()> keep_going);

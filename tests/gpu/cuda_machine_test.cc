@@ -5,7 +5,9 @@
 #include <string>
 #include <utility>
 
+#include "gpu/cuda/ipc_mapping.h"
 #include "tests/gpu/ipc_fixture.h"
+#include "tests/support/used_up_descriptors.h"
 
 namespace ferry::cuda {
 namespace {
@@ -28,6 +30,26 @@ TEST_F(CudaMachineTest, WithoutDescriptorsTheLimitIsNamed) {
     limit.rlim_cur = before;
     setrlimit(RLIMIT_NOFILE, &limit);
     REQUIRE(status.code() == absl::StatusCode::kResourceExhausted);
+    REQUIRE(status.message().find("ulimit -n") != absl::string_view::npos);
+  }));
+}
+
+// The driver's code says nothing of them.
+TEST_F(CudaMachineTest, WithoutDescriptorsToImportByTheLimitIsNamed) {
+  NEEDS_THE_DOUBLE("makes calls fail");
+  setenv("STRICT_CUDA_FAIL", "cuMemImportFromShareableHandle:304", 1);
+  ExpectSuccess(RunAlone([] {
+    const Process process;
+    const auto arena = *GpuArena::Create(process.device, nullptr, {});
+    const auto buffer = *arena->Allocate(100);
+    UniqueFd fd = *arena->ExportSegment(*buffer);
+    absl::Status status;
+    {
+      const UsedUpDescriptors none;
+      status = IpcMapping::Open(process.device, arena->Describe(*buffer), std::move(fd)).status();
+    }
+    REQUIRE(status.code() == absl::StatusCode::kResourceExhausted);
+    REQUIRE(status.message().find("failed with code 304") != absl::string_view::npos);
     REQUIRE(status.message().find("ulimit -n") != absl::string_view::npos);
   }));
 }

@@ -203,10 +203,30 @@ TEST_F(GpuArenaTest, ManyThreadsGetDifferentMemory) {
 }
 
 TEST_F(GpuArenaTest, OptionsThatMakeNoSenseAreRefused) {
-  EXPECT_EQ(GpuArena::Create(device_, nullptr, {.budget_bytes = 1}).status().code(),
+  const absl::Status none = GpuArena::Create(device_, nullptr, {.budget_bytes = 0}).status();
+  EXPECT_EQ(none.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(none.message(), HasSubstr("memory of gpu:0 for tensors may not be 0 bytes: raise "
+                                        "--gpu-arena-budget-bytes"));
+  const absl::Status no_pins = PinnedPool::Create(device_, nullptr, {.budget_bytes = 0}).status();
+  EXPECT_EQ(no_pins.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(no_pins.message(), HasSubstr("--pinned-budget-bytes"));
+  EXPECT_EQ(GpuArena::Create(device_, nullptr, {.segment_bytes = 0}).status().code(),
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(PinnedPool::Create(device_, nullptr, {.segment_bytes = 0}).status().code(),
             absl::StatusCode::kInvalidArgument);
+}
+
+// Less than a segment usually has is no reason to do without.
+TEST_F(GpuArenaTest, ASmallBudgetIsOneSegment) {
+  const auto arena = Make({.budget_bytes = 4 * kMiB});
+  const auto all = *arena->Allocate(4 * kMiB);
+  EXPECT_THAT(arena->Allocate(1).status().message(), HasSubstr("--gpu-arena-budget-bytes"));
+  // Less than the driver gives out at a time is none.
+  EXPECT_THAT(Make({.budget_bytes = kMiB})->Allocate(1).status().message(),
+              HasSubstr("--gpu-arena-budget-bytes"));
+  const auto pool = *PinnedPool::Create(device_, nullptr, {.budget_bytes = kMiB});
+  const auto pinned = *pool->Allocate(kMiB);
+  EXPECT_THAT(pool->Allocate(1).status().message(), HasSubstr("--pinned-budget-bytes"));
 }
 
 TEST_F(GpuArenaTest, PinnedBlocksAreUsedAgainUnderABudget) {

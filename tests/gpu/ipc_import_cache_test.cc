@@ -39,8 +39,8 @@ TEST_F(IpcImportCacheTest, TheLongestUnusedGoesFirstAndWhatIsUsedStays) {
         std::optional<ImportedMemory> b = *open(1);
         const absl::Status refused = open(2).status();
         REQUIRE(refused.code() == absl::StatusCode::kResourceExhausted);
-        REQUIRE(refused.message().find("IpcImportCacheOptions::cap_bytes") !=
-                absl::string_view::npos);
+        REQUIRE(refused.message().find("--gpu-import-cap-bytes, in programs "
+                                       "GpusOptions::import_cap_bytes") != absl::string_view::npos);
         // Out of order; a is the longer unused one, but was used again.
         b.reset();
         a.reset();

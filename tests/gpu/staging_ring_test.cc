@@ -102,6 +102,18 @@ TEST_F(StagingRingTest, WithoutMemoryForOneSlotThatIsSaid) {
   EXPECT_THAT(status.message(), ::testing::HasSubstr("--gpu-staging-budget-bytes"));
 }
 
+// Less than the driver gives out at a time.
+TEST_F(StagingRingTest, ABudgetForNoSlotIsNamed) {
+  const auto ring = StagingRing::Create(executor_, nullptr, {.budget_bytes = kMiB});
+  std::string message;
+  OnExecutor([&] {
+    ring->Take([&](absl::StatusOr<StagingRing::Slot> slot) {
+      message = std::string(slot.status().message());
+    });
+  });
+  EXPECT_THAT(message, ::testing::HasSubstr("--gpu-staging-budget-bytes"));
+}
+
 class WaitStreamsTest : public CudaTest {};
 
 TEST_F(WaitStreamsTest, OneThatWaitsIsNotGivenAgain) {

@@ -45,5 +45,16 @@ TEST_F(DiscoveryTest, SaysWhyThereIsNoDevice) {
   }));
 }
 
+// As CUDA does: a list that is set and empty shows none.
+TEST_F(DiscoveryTest, AnEmptyListOfVisibleDevicesShowsNone) {
+  setenv("CUDA_VISIBLE_DEVICES", "", 1);
+  ExpectSuccess(RunAlone([] {
+    const ferry::GpuDiscovery found = ferry::DiscoverGpus();
+    REQUIRE(found.devices.empty());
+    REQUIRE(found.cuda_reason.find("CUDA_ERROR_NO_DEVICE") != std::string::npos);
+    REQUIRE(found.cuda_reason.find("CUDA_VISIBLE_DEVICES is set and empty") != std::string::npos);
+  }));
+}
+
 }  // namespace
 }  // namespace strict_cuda

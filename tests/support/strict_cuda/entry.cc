@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <csignal>
 #include <cstdlib>
 #include <list>
@@ -31,9 +32,15 @@ struct Fault {
 struct Faults {
   std::mutex mu;
   std::list<Fault> waiting;
+  std::condition_variable cleared;
+  // How often they were cleared.
+  int round = 0;
+  // Calls that wait for that.
+  int hanging = 0;
 };
 
-// STRICT_CUDA_FAIL="symbol:error[:after_n[:times]],..."; error -1: the call never returns
+// STRICT_CUDA_FAIL="symbol:error[:after_n[:times]],..."; error -1: the call returns when they are
+// cleared
 Faults& TheFaults() {
   static Faults* const faults = [] {
     auto* const made = new Faults;
@@ -74,8 +81,10 @@ int TakeFault(const char* symbol) {
   }
   if (error == kDies) kill(getpid(), SIGKILL);
   if (error < 0) {
-    lock.unlock();
-    while (true) pause();
+    ++faults.hanging;
+    faults.cleared.wait(lock, [&faults, round = faults.round] { return faults.round != round; });
+    --faults.hanging;
+    return 0;
   }
   return error;
 }
@@ -112,6 +121,13 @@ STRICT_CUDA_EXPORT void strict_cuda_fail_next(const char* symbol, int error, int
 STRICT_CUDA_EXPORT void strict_cuda_clear_faults() {
   const std::lock_guard<std::mutex> lock(TheFaults().mu);
   TheFaults().waiting.clear();
+  ++TheFaults().round;
+  TheFaults().cleared.notify_all();
+}
+
+STRICT_CUDA_EXPORT int strict_cuda_hanging() {
+  const std::lock_guard<std::mutex> lock(TheFaults().mu);
+  return TheFaults().hanging;
 }
 
 }  // extern "C"
