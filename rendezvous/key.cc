@@ -11,15 +11,20 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+
+#include "base/text.h"
 
 namespace ferry {
 namespace {
 
 // Device names and edges of real graphs are hundreds of bytes; this is far beyond.
 constexpr size_t kMaxTextBytes = 64 << 10;
+// Of a name that is refused.
+constexpr size_t kNamedBytes = 100;
 
 absl::Status Invalid(absl::string_view text, absl::string_view why) {
   // Two spaces, as TensorFlow writes it.
@@ -34,6 +39,21 @@ std::string RendezvousKey::Text(absl::string_view src_device, uint64_t src_incar
                                 uint64_t frame, uint64_t iteration) {
   return absl::StrCat(src_device, ";", absl::Hex(src_incarnation, absl::kZeroPad16), ";",
                       dst_device, ";", edge, ";", frame, ":", iteration);
+}
+
+absl::Status RendezvousKey::CheckEdge(absl::string_view edge) {
+  std::string why;
+  if (edge.empty()) {
+    why = "a name is not empty";
+  } else if (absl::StrContains(edge, ';')) {
+    why = "a name has no ';'";
+  } else if (edge.size() > kMaxEdgeBytes) {
+    why = absl::StrCat("a name has at most ", kMaxEdgeBytes, " bytes, and this one ", edge.size());
+  } else {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("a value cannot be called ", Quoted(edge.substr(0, kNamedBytes)), ": ", why));
 }
 
 uint64_t RendezvousKey::HashOf(absl::string_view text) {

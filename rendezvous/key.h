@@ -3,10 +3,12 @@
 #ifndef FERRY_RENDEZVOUS_KEY_H_
 #define FERRY_RENDEZVOUS_KEY_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
@@ -26,6 +28,12 @@ class RendezvousKey {
   //   Errors: INVALID_ARGUMENT unless it is five parts of that form, both devices with job, task,
   //   type and index.
   static absl::StatusOr<RendezvousKey> Parse(absl::string_view text);
+
+  // Whether a value may have that name.
+  //   Errors: INVALID_ARGUMENT unless it is 1 to kMaxEdgeBytes bytes without ';'.
+  static absl::Status CheckEdge(absl::string_view edge);
+  // What requests have room for beside the rest of a key.
+  static constexpr size_t kMaxEdgeBytes = 31 * 1024;
 
   // As hash() would be.
   static uint64_t HashOf(absl::string_view text);

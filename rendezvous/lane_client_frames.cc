@@ -176,14 +176,17 @@ absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> d
                 const Tensor held = was_brought && kept.may_be_declined() ? *tensor : Tensor();
                 if (was_brought && !release_later && !kept.may_be_declined()) self->Done(id);
                 Received received;
+                bool ends_lane = false;
                 absl::Status status =
                     self->Unpack(kept, std::move(tensor), path,
-                                 waiting == nullptr ? "" : waiting->name, received);
+                                 waiting == nullptr ? "" : waiting->name, received, ends_lane);
+                // Also as the lane's last word: the sender would take a view for taken.
                 if (!status.ok() && waiting != nullptr) {
                   self->Decline(id, nullptr, status);
                 } else if (!release_later && (!was_brought || kept.may_be_declined())) {
                   self->Done(id);
                 }
+                if (ends_lane) self->Close(status);
                 if (waiting == nullptr) return;
                 RecvCallback asker = std::move(waiting->done);
                 waiting->destination = {};
@@ -251,28 +254,30 @@ absl::Status LaneClient::OnInlineTicket(const TicketMessage& ticket) {
     }
   }
   Received received;
-  absl::Status status = Unpack(ticket, std::move(tensor), "inline", waiting->name, received);
+  bool ends_lane = false;
+  absl::Status status =
+      Unpack(ticket, std::move(tensor), "inline", waiting->name, received, ends_lane);
   if (!status.ok()) Decline(ticket.id, waiting.get(), status);
+  if (ends_lane) Close(status);
   std::move(done)(std::move(status), std::move(received));
   return absl::OkStatus();
 }
 
 absl::Status LaneClient::Unpack(const TicketMessage& ticket, absl::StatusOr<Tensor> tensor,
-                                absl::string_view path, absl::string_view name,
-                                Received& received) {
+                                absl::string_view path, absl::string_view name, Received& received,
+                                bool& ends_lane) {
   if (!tensor.ok()) {
     // Of a peer that does not keep to the protocol, or whose data connections are gone, nothing
     // more is to be expected.
     absl::Status why = Named(tensor.status());
-    if (absl::IsInvalidArgument(why) || absl::IsUnavailable(why)) Close(why);
+    ends_lane = absl::IsInvalidArgument(why) || absl::IsUnavailable(why);
     return why;
   }
   if (!tensor->is_on_host() && (ticket.has_checksum || ticket.is_serialized)) {
     // Honest producers send what the host is to read by way of the host.
-    absl::Status why = Named(absl::InvalidArgumentError(
+    ends_lane = true;
+    return Named(absl::InvalidArgumentError(
         "a checksum, or a serialised tensor, of elements in a GPU's memory"));
-    Close(why);
-    return why;
   }
   if (ticket.has_checksum) {
     const uint64_t sum = Checksum(tensor->data(), tensor->bytes());

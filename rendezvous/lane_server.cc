@@ -268,11 +268,17 @@ void LaneServer::Offer(Outgoing outgoing) {
   PathQuery query = Query(tensor.bytes(), is_in_arena, now);
   query.source_place = tensor.place();
   query.destination_place = PlaceOf(outgoing.request->key.dst());
-  const int chosen = PickPath(*exchange_.transports, query, exchange_.policy);
+  int chosen = PickPath(*exchange_.transports, query, exchange_.policy);
   if (chosen < 0) {
-    Lose(*outgoing.request, ChoosePath(*exchange_.transports, query, exchange_.policy).status());
-    if (outgoing.is_staged) Unstage(id);
-    return;
+    const absl::StatusOr<PathChoice> choice =
+        ChoosePath(*exchange_.transports, query, exchange_.policy);
+    if (!choice.ok()) {
+      Lose(*outgoing.request, choice.status());
+      if (outgoing.is_staged) Unstage(id);
+      return;
+    }
+    // What stood in its way has gone in between.
+    chosen = static_cast<int>(choice->transport);
   }
   const Transport& transport = *(*exchange_.transports)[static_cast<size_t>(chosen)];
   const bool takes_it_there = transport.moves_gpu_memory();

@@ -128,19 +128,41 @@ absl::Status LaneTable::OnLinkOpen(const std::shared_ptr<LaneLink>& link) {
       }
     }
   }
-  const absl::Duration patience = exchange_.connect_timeout;
-  connector_->RunAfter(patience, [weak = std::weak_ptr<LaneLink>(link), patience] {
-    const auto self = weak.lock();
-    if (self == nullptr || self->has_heard_hello()) return;
-    self->Close(absl::DeadlineExceededError(absl::StrCat(Describe(self->peer()),
-                                                         " is connected, and has not answered for ",
-                                                         ShortDuration(patience))));
-  });
+  silent_.push_back({connector_->Now() + exchange_.connect_timeout, link});
+  AwaitHello();
   return absl::OkStatus();
+}
+
+void LaneTable::AwaitHello() {
+  if (silent_.empty() || std::exchange(awaits_hello_, true)) return;
+  connector_->RunAfter(silent_.front().until - connector_->Now(), [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->EndWhoIsSilent();
+  });
+}
+
+void LaneTable::EndWhoIsSilent() {
+  awaits_hello_ = false;
+  const absl::Time now = connector_->Now();
+  std::vector<std::shared_ptr<LaneLink>> late;
+  while (!silent_.empty() && silent_.front().until <= now) {
+    if (auto link = silent_.front().link.lock()) late.push_back(std::move(link));
+    silent_.pop_front();
+  }
+  for (const auto& link : late) {
+    link->Close(absl::DeadlineExceededError(
+        absl::StrCat(Describe(link->peer()), " is connected, and has not answered for ",
+                     ShortDuration(exchange_.connect_timeout))));
+  }
+  AwaitHello();
+}
+
+void LaneTable::RemoveSilent(const LaneLink& link) {
+  std::erase_if(silent_, [&link](const Silent& each) { return each.link.lock().get() == &link; });
 }
 
 absl::StatusOr<std::shared_ptr<LaneClient>> LaneTable::OnLinkHello(
     const std::shared_ptr<LaneLink>& link, const Endpoint& peer) {
+  RemoveSilent(*link);
   if (!link->is_opener()) {
     std::shared_ptr<LaneLink> replaced;
     FERRY_ASSIGN_OR_RETURN(const PairPtr pair, TakePeersLink(link, peer, replaced));
@@ -201,6 +223,7 @@ void LaneTable::OnLinkServes(LaneLink& link, const std::shared_ptr<LaneServer>& 
 }
 
 void LaneTable::OnLinkClosed(LaneLink& link, const absl::Status& why) {
+  RemoveSilent(link);
   PairPtr pair;
   bool was_taken = false;
   bool has_failed = false;

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -109,6 +110,12 @@ class LaneTable final : public LaneChooser, public std::enable_shared_from_this<
     std::weak_ptr<LaneServer> server;
   };
 
+  // There is a lane, and its peer is to say HELLO.
+  struct Silent {
+    absl::Time until;
+    std::weak_ptr<LaneLink> link;
+  };
+
   // What became of the last lane with a node, in one of its lives.
   struct Past {
     uint64_t incarnation = 0;
@@ -127,6 +134,11 @@ class LaneTable final : public LaneChooser, public std::enable_shared_from_this<
   absl::StatusOr<PairPtr> TakePeersLink(const std::shared_ptr<LaneLink>& link, const Endpoint& peer,
                                         std::shared_ptr<LaneLink>& replaced)
       ABSL_LOCKS_EXCLUDED(mu_);
+  // One timer for all that are silent: who is tried again and again leaves none behind. On the
+  // loop.
+  void AwaitHello();
+  void EndWhoIsSilent();
+  void RemoveSilent(const LaneLink& link);
   bool IsPeerOpening(const LanePeer& peer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Any thread; its end comes on the loop.
   void Drop(const PairPtr& pair, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
@@ -139,6 +151,10 @@ class LaneTable final : public LaneChooser, public std::enable_shared_from_this<
 
   const LaneExchange& exchange_;
   LaneConnector* connector_ = nullptr;
+
+  // Of the loop. Whoever has been silent for longest is the first.
+  std::deque<Silent> silent_;
+  bool awaits_hello_ = false;
 
   mutable SpinLock mu_;
   absl::Status closed_ ABSL_GUARDED_BY(mu_);

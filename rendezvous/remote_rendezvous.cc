@@ -256,10 +256,14 @@ void RemoteRendezvous::EndAll(absl::FunctionRef<absl::Status(const Waiting&)> ve
 void RemoteRendezvous::StartAbort(const absl::Status& why) {
   FERRY_CHECK(!why.ok());
   const absl::Status status = AsConsequence(why);
+  bool has_untaken = false;
+  local_.ForEachPending(absl::ZeroDuration(),
+                        [&has_untaken](const PendingOp& op) { has_untaken |= op.is_send; });
   {
     SpinLockHolder lock(&mu_);
     if (!abort_status_.ok()) return;
     abort_status_ = status;
+    if (has_untaken && lost_.ok()) lost_ = why;
   }
   local_.StartAbort(status);
   size_t count = 0;

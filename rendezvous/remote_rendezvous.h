@@ -106,8 +106,9 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
 
   // Ends what needs `task`, with `why` and the key; the rest of the step goes on. Returns how many.
   size_t FailTask(const TaskName& task, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
-  // Why a value that was sent here has been dropped, since its consumer had died or it could not be
-  // brought there; the first one. OK: none was. A send cannot tell: it has returned by then.
+  // Why a value that was sent here has been dropped, since its consumer had died, it could not be
+  // brought there or the step was aborted; the first one. OK: none was. A send cannot tell: it has
+  // returned by then.
   absl::Status lost() const ABSL_LOCKS_EXCLUDED(mu_);
   // A value that was sent here was on its way when `why` happened.
   void NoteLost(const RendezvousKey& key, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);

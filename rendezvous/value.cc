@@ -4,6 +4,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 
 namespace ferry {
 namespace {
@@ -19,5 +20,10 @@ absl::Status MakeDerived(const absl::Status& status) {
 }
 
 bool IsDerived(const absl::Status& status) { return absl::StartsWith(status.message(), kPrefix); }
+
+absl::Status WithoutDerivedMark(const absl::Status& status) {
+  if (!IsDerived(status)) return status;
+  return absl::Status(status.code(), absl::StripPrefix(status.message(), kPrefix));
+}
 
 }  // namespace ferry

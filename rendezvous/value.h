@@ -78,6 +78,8 @@ using RecvCallback = absl::AnyInvocable<void(absl::Status, Received) &&>;
 //   "[_Derived_]RecvAsync is cancelled."
 absl::Status MakeDerived(const absl::Status& status);
 bool IsDerived(const absl::Status& status);
+// For people, who need no mark.
+absl::Status WithoutDerivedMark(const absl::Status& status);
 
 }  // namespace ferry
 

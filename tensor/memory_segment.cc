@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <linux/memfd.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -62,6 +63,15 @@ int CreateMemfd(unsigned flags) {
   const long fd = syscall(SYS_memfd_create, "ferry", flags | MFD_NOEXEC_SEAL);
   if (fd >= 0 || errno != EINVAL) return static_cast<int>(fd);
   return static_cast<int>(syscall(SYS_memfd_create, "ferry", flags));
+}
+
+// A file, even one of memory, that is made larger than that ends the process by SIGXFSZ.
+absl::Status CheckFileSizeLimit(size_t bytes) {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || bytes <= limit.rlim_cur) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat(bytes, " bytes of shared memory are more than the ", limit.rlim_cur,
+                   " that this process may have in one file (raise `ulimit -f`)"));
 }
 
 absl::Status Prefault(void* base, size_t bytes) {
@@ -180,6 +190,7 @@ MemorySegment::~MemorySegment() {
 
 absl::StatusOr<MemorySegment> MemorySegment::Create(size_t bytes,
                                                     const MemorySegmentOptions& options) {
+  FERRY_RETURN_IF_ERROR(CheckFileSizeLimit(bytes));
   const auto map = [bytes](bool from_pool) -> absl::StatusOr<MemorySegment> {
     MemorySegment segment;
     segment.fd_ = UniqueFd(CreateMemfd(from_pool ? MFD_HUGETLB | MFD_HUGE_2MB : 0));

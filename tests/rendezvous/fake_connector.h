@@ -34,6 +34,8 @@ class FakeConnector final : public LaneConnector {
     timers_.emplace(now_ + delay, std::move(function));
   }
 
+  absl::Time Now() const override { return now_; }
+
   // It is done with; the caller has its handler now.
   std::shared_ptr<LaneHandler> Take(AttemptId attempt) {
     auto node = attempts.extract(attempt);
@@ -52,6 +54,7 @@ class FakeConnector final : public LaneConnector {
   }
   void Advance(absl::Duration by) { now_ += by; }
   bool has_timers() const { return !timers_.empty(); }
+  size_t timers() const { return timers_.size(); }
 
   std::map<AttemptId, Attempt> attempts;
 

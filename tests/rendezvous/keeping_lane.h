@@ -29,7 +29,9 @@ class KeepingLane final : public Lane {
     if (on_send) on_send(types.back());
     return absl::OkStatus();
   }
-  void Close(const absl::Status& why) override {}
+  void Close(const absl::Status& why) override {
+    if (refusal.ok()) refusal = why;
+  }
   const LanePeer& peer() const override { return peer_; }
   bool passes_descriptors() const override { return true; }
   std::string Describe() const override { return "kept"; }

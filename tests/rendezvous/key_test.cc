@@ -3,6 +3,7 @@
 #include "rendezvous/key.h"
 
 #include <string>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -96,6 +97,20 @@ TEST(TaskDevice, MustBeWhole) {
     EXPECT_EQ(ParseDeviceName(name), std::nullopt) << name;
   }
   EXPECT_EQ(ParseTaskName("/job:w/task:0/cpu:0"), std::nullopt);
+}
+
+TEST(Key, ANameIsNotEmptyNotLongAndHasNoSemicolon) {
+  EXPECT_TRUE(RendezvousKey::CheckEdge("var0").ok());
+  EXPECT_TRUE(RendezvousKey::CheckEdge(std::string(RendezvousKey::kMaxEdgeBytes, 'x')).ok());
+  for (const auto& [edge, why] :
+       {std::pair<std::string, const char*>("", "not empty"),
+        {"a;b", "no ';'"},
+        {std::string(RendezvousKey::kMaxEdgeBytes + 1, 'x'), "at most 31744 bytes"}}) {
+    const absl::Status status = RendezvousKey::CheckEdge(edge);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << why;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(why));
+    EXPECT_LT(status.message().size(), 300u);
+  }
 }
 
 }  // namespace

@@ -118,5 +118,16 @@ TEST_F(LaneClientTest, ACancelledRequestIsAnsweredOnceAndNotHeardOf) {
   EXPECT_EQ(Ticket(2).code(), absl::StatusCode::kInvalidArgument);
 }
 
+// Where it ends the lane, too: the sender of a view would take that for taken.
+TEST_F(LaneClientTest, ThatItWasNotTakenIsTheLastWord) {
+  client_->OnOpen(lane_);
+  Request();
+  EXPECT_TRUE(Ticket(1, 1, "nonsense").ok());
+  EXPECT_EQ(ended_, 1);
+  EXPECT_EQ(status_.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(lane_->types.back(), LaneMessage::kDeclined);
+  EXPECT_EQ(lane_->refusal.code(), absl::StatusCode::kInvalidArgument);
+}
+
 }  // namespace
 }  // namespace ferry

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// For which answers whoever closes a step asks whether they were heard.
+// For which answers whoever closes a step asks whether they were heard; and by which way they go.
 #include <memory>
 #include <optional>
 #include <string>
@@ -118,6 +118,24 @@ TEST_F(LaneFlushTest, WhoeverWaitsForAPingThatCannotBeSentWaitsNoMore) {
   EXPECT_TRUE(server_->IsFlushed(*flush));
   lane_->refusal = absl::OkStatus();
   EXPECT_TRUE(MustAsk());
+}
+
+using LaneOfferTest = LaneFlushTest;
+
+// Which way a value takes is asked first, and why none only then: it may be another answer.
+TEST_F(LaneOfferTest, AWayThatOpensInBetweenIsTaken) {
+  lane_->keeps_pings = false;
+  state_->refused_costs = 1;
+  Exchange("late", DataType::kInt32, 100'000, /*may_decline=*/false);
+  ASSERT_EQ(lane_->types.size(), 1u);
+  EXPECT_EQ(lane_->types[0], LaneMessage::kTicket);
+  state_->refused_costs = 2;
+  Exchange("never", DataType::kInt32, 100'000, /*may_decline=*/false);
+  ASSERT_EQ(lane_->types.size(), 2u);
+  ASSERT_EQ(lane_->types[1], LaneMessage::kRefusal);
+  const absl::StatusOr<RefusalMessage> refusal = DecodeRefusal(lane_->bodies[1]);
+  ASSERT_TRUE(refusal.ok()) << refusal.status();
+  EXPECT_EQ(refusal->status.code(), absl::StatusCode::kFailedPrecondition);
 }
 
 }  // namespace

@@ -218,6 +218,10 @@ class FaultyTransport final : public Transport {
   bool outlives_producer() const override { return makes_views_; }
   // Each has its turn.
   absl::StatusOr<PathCost> Cost(const PathQuery& query) const override {
+    if (state_->refused_costs > 0) {
+      --state_->refused_costs;
+      return absl::FailedPreconditionError("not now");
+    }
     return PathCost{absl::Microseconds(1 + state_->random() % 100), 1e9};
   }
   std::shared_ptr<Outlet> MakeOutlet(const Endpoint& peer) override {

@@ -42,6 +42,8 @@ struct FaultyTransportState {
   // Those of which there is a view.
   std::map<uint64_t, int> viewed;
   uint64_t last_ticket = 0;
+  // So many questions of the cost from now on are answered with a refusal.
+  int refused_costs = 0;
   // Halves that were made, and those of them that have been aborted.
   int halves = 0;
   int aborted_halves = 0;

@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -38,6 +39,21 @@ TEST(MemorySegment, HugePagesAreThoseThatTheKernelGives) {
                                      "[always] inherit within_size advise never\n"));
   EXPECT_TRUE(GivesTransparentPages("always within_size advise never deny [force]\n", ""));
   EXPECT_FALSE(GivesTransparentPages("", ""));
+}
+
+// A shell's `ulimit -f` is inherited by what has nothing to do with files.
+TEST(MemorySegment, ALimitOfFilesIsNamed) {
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  rlimit low = before;
+  low.rlim_cur = 3 * kSegmentMib;
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &low), 0);
+  const auto small = MemorySegment::Create(3 * kSegmentMib, {});
+  const auto large = MemorySegment::Create(4 * kSegmentMib, {});
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_TRUE(small.ok()) << small.status();
+  EXPECT_TRUE(absl::IsResourceExhausted(large.status())) << large.status();
+  EXPECT_TRUE(absl::StrContains(large.status().message(), "ulimit -f")) << large.status();
 }
 
 TEST(MemorySegment, APeerReadsWhatTheOwnerWrites) {

@@ -129,7 +129,8 @@ cuda::IpcImportCache& CudaIpcTransport::CacheOf(Gpu& gpu) {
           absl::ReaderMutexLock lock(&link->mu);
           if (link->gpus != nullptr) OnClosed(key);
         },
-        cuda::IpcImportCacheOptions{.own_incarnation = environment_.incarnation});
+        cuda::IpcImportCacheOptions{.own_incarnation = environment_.incarnation,
+                                    .cap_bytes = environment_.gpus->options().import_cap_bytes});
   }
   return *cache;
 }

@@ -5,7 +5,6 @@
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
-#include <openssl/rand.h>
 
 #include <algorithm>
 #include <utility>
@@ -59,8 +58,9 @@ absl::Status NotFerry() {
 
 std::string DrawSecret() {
   std::string secret(kSecretBytes, '\0');
-  FERRY_CHECK(RAND_bytes(reinterpret_cast<unsigned char*>(secret.data()),
-                         static_cast<int>(secret.size())) == 1);
+  // Of the kernel: a library's generator needs a descriptor on its first use, or memory.
+  static_assert(kSecretBytes <= 256, "more may be cut short");
+  FERRY_CHECK(getentropy(secret.data(), secret.size()) == 0);
   return secret;
 }
 

@@ -47,27 +47,15 @@ void LaneHub::Attempt::Cancel(const absl::Status& why) {
 
 absl::Status LaneHub::Attempt::Watch(UniqueFd socket) {
   socket_ = std::move(socket);
-  const uint64_t round = ++round_;
   FERRY_ASSIGN_OR_RETURN(
       source_, shared_->loop.Add(shared_from_this(), socket_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP,
                                  /*polls=*/false));
-  // Of those who come the listener looks after.
-  if (!is_client_) return absl::OkStatus();
-  shared_->loop.PostAt(give_up_, [weak = weak_from_this(), round] {
-    const auto self = weak.lock();
-    if (self == nullptr || self->is_over_ || self->round_ != round) return;
-    self->Fail(absl::DeadlineExceededError(
-        absl::StrCat(self->address_, " has not answered for ",
-                     ShortDuration(self->shared_->options.handshake_timeout),
-                     self->is_connected_ ? ", though it is connected" : "")));
-  });
   return absl::OkStatus();
 }
 
 void LaneHub::Attempt::Unwatch() {
   if (!socket_.valid()) return;
   shared_->loop.Remove(source_, socket_.get());
-  ++round_;
 }
 
 void LaneHub::Attempt::TryNextAddress() {
@@ -81,7 +69,44 @@ void LaneHub::Attempt::TryNextAddress() {
     tcp_addresses.pop_front();
   }
   give_up_ = SteadyClock().Now() + shared_->options.handshake_timeout;
+  // Of those who come the listener looks after.
+  EndTrying();
+  shared_->trying.push_back({give_up_, weak_from_this()});
+  shared_->AwaitAnswers();
   Connect();
+}
+
+void LaneHub::Attempt::EndTrying() {
+  if (!is_client_) return;
+  std::erase_if(shared_->trying,
+                [this](const auto& each) { return each.attempt.lock().get() == this; });
+}
+
+void LaneHub::Attempt::FailLate() {
+  Fail(absl::DeadlineExceededError(absl::StrCat(address_, " has not answered for ",
+                                                ShortDuration(shared_->options.handshake_timeout),
+                                                is_connected_ ? ", though it is connected" : "")));
+}
+
+void LaneHub::Shared::AwaitAnswers() {
+  if (trying.empty() || std::exchange(awaits_answers, true)) return;
+  loop.PostAt(trying.front().until, [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->FailWhoIsLate();
+  });
+}
+
+void LaneHub::Shared::FailWhoIsLate() {
+  awaits_answers = false;
+  const absl::Time now = SteadyClock().Now();
+  std::vector<std::shared_ptr<Attempt>> late;
+  while (!trying.empty() && trying.front().until <= now) {
+    if (auto attempt = trying.front().attempt.lock()) late.push_back(std::move(attempt));
+    trying.pop_front();
+  }
+  for (const auto& attempt : late) {
+    if (!attempt->is_over()) attempt->FailLate();
+  }
+  AwaitAnswers();
 }
 
 void LaneHub::Attempt::ConnectAgain() {
@@ -239,6 +264,7 @@ absl::StatusOr<bool> LaneHub::Attempt::ExchangeMemory(ShmLane::Memory& memory) {
 
 std::shared_ptr<LaneHub::Attempt> LaneHub::Attempt::Leave() {
   is_over_ = true;
+  EndTrying();
   auto self = shared_from_this();
   absl::MutexLock lock(&shared_->mu);
   shared_->attempts.erase(self);

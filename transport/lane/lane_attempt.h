@@ -21,7 +21,7 @@
 
 namespace ferry {
 
-struct LaneHub::Shared {
+struct LaneHub::Shared : public std::enable_shared_from_this<Shared> {
   Shared(LaneLoop& loop, LaneHubOptions options, AcceptLane accept_lane, AcceptData accept_data)
       : loop(loop),
         options(std::move(options)),
@@ -40,6 +40,20 @@ struct LaneHub::Shared {
     absl::MutexLock lock(&mu);
     last_refusal = std::move(why);
   }
+
+  // Fails attempts of this side at the addresses that have not answered in time. One timer for all
+  // of them: who is tried again and again leaves none behind. On the loop.
+  void AwaitAnswers();
+  void FailWhoIsLate();
+
+  // An address that is being tried.
+  struct Trying {
+    absl::Time until;
+    std::weak_ptr<Attempt> attempt;
+  };
+  // Of the loop. Whoever has been tried for longest is the first.
+  std::deque<Trying> trying;
+  bool awaits_answers = false;
 
   absl::Mutex mu;
   std::string last_refusal ABSL_GUARDED_BY(mu);
@@ -76,6 +90,8 @@ class LaneHub::Attempt final : public LoopSource, public std::enable_shared_from
   void OnReady(uint32_t) override { Advance(); }
 
   void Cancel(const absl::Status& why);
+  // Its address has not answered.
+  void FailLate();
   // Whether it has become something else, or nothing.
   bool is_over() const { return is_over_; }
 
@@ -83,6 +99,8 @@ class LaneHub::Attempt final : public LoopSource, public std::enable_shared_from
   absl::Status Watch(UniqueFd socket);
   void Unwatch();
   void TryNextAddress();
+  // Nothing is tried any more.
+  void EndTrying();
   void Connect();
   // The peer has no room for a connection now.
   void ConnectAgain();
@@ -104,8 +122,6 @@ class LaneHub::Attempt final : public LoopSource, public std::enable_shared_from
   const bool is_unix_;
   UniqueFd socket_;
   LaneLoop::SourceId source_ = 0;
-  // Tells timers of earlier addresses apart.
-  uint64_t round_ = 0;
   // Of this address.
   absl::Time give_up_;
   bool is_connected_ = false;

@@ -39,6 +39,8 @@ class LaneConnector {
   virtual void CancelConnect(AttemptId attempt, const absl::Status& why) = 0;
   // Runs `function` on the loop, `delay` from now.
   virtual void RunAfter(absl::Duration delay, absl::AnyInvocable<void() &&> function) = 0;
+  // The time by which delays are counted.
+  virtual absl::Time Now() const = 0;
 };
 
 }  // namespace ferry

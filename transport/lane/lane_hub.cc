@@ -107,8 +107,10 @@ void LaneHub::CancelConnect(AttemptId id, const absl::Status& why) {
 
 void LaneHub::RunAfter(absl::Duration delay, absl::AnyInvocable<void() &&> function) {
   if (delay <= absl::ZeroDuration()) return loop_.Post(std::move(function));
-  loop_.PostAt(SteadyClock().Now() + delay, std::move(function));
+  loop_.PostAt(Now() + delay, std::move(function));
 }
+
+absl::Time LaneHub::Now() const { return SteadyClock().Now(); }
 
 LaneHubStats LaneHub::stats() const {
   absl::MutexLock lock(&shared_->mu);

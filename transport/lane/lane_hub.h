@@ -84,6 +84,7 @@ class LaneHub final : public LaneConnector {
                     std::shared_ptr<LaneHandler> handler) override;
   void CancelConnect(AttemptId attempt, const absl::Status& why) override;
   void RunAfter(absl::Duration delay, absl::AnyInvocable<void() &&> function) override;
+  absl::Time Now() const override;
   // A TCP connection for data; `done` is called on the loop.
   void ConnectData(const LanePeer& peer, const LaneAddresses& addresses, uint32_t index,
                    DataCallback done);

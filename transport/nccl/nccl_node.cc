@@ -218,12 +218,27 @@ std::shared_ptr<NcclDevice> NcclNode::DeviceById(DeviceId device) {
   return nullptr;
 }
 
-std::shared_ptr<NcclDevice> NcclNode::Find(DeviceId device) const {
-  absl::MutexLock lock(&mu_);
+std::shared_ptr<NcclDevice> NcclNode::FindLocked(DeviceId device) const {
   for (const auto& [ordinal, each] : devices_) {
     if (each->self() == device) return each;
   }
   return nullptr;
+}
+
+std::shared_ptr<NcclDevice> NcclNode::Find(DeviceId device) const {
+  absl::MutexLock lock(&mu_);
+  return FindLocked(device);
+}
+
+absl::Status NcclNode::Refusal(DeviceId own, int ordinal, DeviceId peer) const {
+  std::shared_ptr<NcclDevice> device;
+  {
+    absl::MutexLock lock(&mu_);
+    device = FindLocked(own);
+    // With the lock held: whoever makes it holds it too.
+    if (device == nullptr) return common_.gpus->turns(ordinal)->CheckKeyed();
+  }
+  return device->Refusal(peer);
 }
 
 std::shared_ptr<NcclDevice> NcclNode::FindOrdinal(int ordinal) const {

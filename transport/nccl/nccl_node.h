@@ -76,6 +76,10 @@ class NcclNode final {
   // If it has been asked for.
   std::shared_ptr<NcclDevice> Find(DeviceId device) const ABSL_LOCKS_EXCLUDED(mu_);
   std::shared_ptr<NcclDevice> FindOrdinal(int ordinal) const ABSL_LOCKS_EXCLUDED(mu_);
+  // Why nothing can go between `own`, which is this process's GPU `ordinal`, and `peer` just now;
+  // OK: it can, as far as is known. One that is being made by another thread is never taken for
+  // another node's.
+  absl::Status Refusal(DeviceId own, int ordinal, DeviceId peer) const ABSL_LOCKS_EXCLUDED(mu_);
 
   // For transfers from here.
   uint64_t NewTransferId() { return last_transfer_id_.fetch_add(1, std::memory_order_relaxed) + 1; }
@@ -85,6 +89,7 @@ class NcclNode final {
 
  private:
   friend class NcclPeer;
+  std::shared_ptr<NcclDevice> FindLocked(DeviceId device) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void OnPeerFailed(const NcclPeer& peer, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   void Send(const GrantMessage& message) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -94,6 +99,7 @@ class NcclNode final {
   std::atomic<uint64_t> last_transfer_id_{0};
   ThreadGroup threads_;
 
+  // Taken before that of a GPU's turns: whose they are and the list below change at once.
   mutable absl::Mutex mu_;
   absl::Status stopped_ ABSL_GUARDED_BY(mu_);
   absl::btree_map<int, std::shared_ptr<NcclDevice>> devices_ ABSL_GUARDED_BY(mu_);

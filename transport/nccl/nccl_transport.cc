@@ -83,11 +83,7 @@ absl::StatusOr<PathCost> NcclTransport::Cost(const PathQuery& query) const {
   if (!own.has_value() || !peer.has_value()) {
     return absl::FailedPreconditionError("the job's topology does not have both GPUs");
   }
-  if (const auto device = node_.Find(*own); device != nullptr) {
-    FERRY_RETURN_IF_ERROR(device->Refusal(*peer));
-  } else {
-    FERRY_RETURN_IF_ERROR(environment_.gpus->turns(ordinal)->CheckKeyed());
-  }
+  FERRY_RETURN_IF_ERROR(node_.Refusal(*own, ordinal, *peer));
   return PathCost{latency_, bytes_per_second_.load(std::memory_order_relaxed)};
 }
 

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// A lane that is tried again and again: what each attempt leaves behind until its time is over.
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <gtest/gtest.h>
+
+#include "base/clock.h"
+#include "rendezvous/lane_table.h"
+#include "tests/rendezvous/keeping_lane.h"
+#include "tests/rendezvous/lane_world.h"
+
+namespace ferry {
+namespace {
+
+constexpr absl::Duration kPatience = absl::Seconds(10);
+
+class LaneRetry : public ::testing::Test {
+ protected:
+  LaneRetry() {
+    exchange_.self.peer = kConsumer;
+    exchange_.manager = &manager_;
+    exchange_.transports = &transports_;
+    exchange_.connect_timeout = kPatience;
+    table_ = std::make_shared<LaneTable>(exchange_);
+    table_->set_connector(&connector_);
+  }
+  ~LaneRetry() override {
+    table_->Close(absl::CancelledError("this process is leaving"));
+    while (connector_.Step()) continue;
+    while (!connector_.attempts.empty()) {
+      connector_.Fail(connector_.attempts.begin()->first,
+                      absl::CancelledError("this process is leaving"));
+    }
+  }
+
+  void Pass(absl::Duration by) {
+    connector_.Advance(by);
+    while (connector_.Step()) continue;
+  }
+  // The attempt that is under way has a connection now.
+  std::pair<std::shared_ptr<LaneHandler>, std::shared_ptr<KeepingLane>> Connect() {
+    auto handler = connector_.Take(connector_.attempts.begin()->first);
+    auto lane = std::make_shared<KeepingLane>(kProducer);
+    handler->OnOpen(lane);
+    return {std::move(handler), std::move(lane)};
+  }
+
+  // What the peer says.
+  static std::string TurnedAway() {
+    KeepingLane lane(kConsumer);
+    EXPECT_TRUE(
+        SendRefusal(lane, {0, absl::AlreadyExistsError("there is another lane with node 2")}).ok());
+    return lane.bodies.back();
+  }
+
+  FakeClock clock_;
+  NoFetcher no_fetcher_;
+  RendezvousManager manager_{clock_, no_fetcher_};
+  TransportList transports_;
+  LaneExchange exchange_;
+  FakeConnector connector_;
+  std::shared_ptr<LaneTable> table_;
+};
+
+// The peer has another lane with this process, for longer than usual, and turns this one away.
+TEST_F(LaneRetry, ATimerForAllThatAreTurnedAway) {
+  Endpoint producer;
+  producer.peer = kProducer;
+  producer.lanes.tcp = {"somewhere:1"};
+  ASSERT_TRUE(table_->Open(producer).ok());
+  size_t most = 0;
+  for (int i = 0; i < 15; ++i) {
+    ASSERT_EQ(connector_.attempts.size(), 1u) << "after " << i << " attempts";
+    const auto [handler, lane] = Connect();
+    handler->OnClosed(
+        handler->OnFrame(static_cast<uint16_t>(LaneMessage::kRefusal), TurnedAway(), {}));
+    most = std::max(most, connector_.timers());
+    Pass(absl::Milliseconds(500));
+  }
+  // The pause before the next one, and the wait for HELLO.
+  EXPECT_LE(most, 2u);
+}
+
+TEST_F(LaneRetry, EachPeerHasItsFullTime) {
+  Endpoint producer;
+  producer.peer = kProducer;
+  producer.lanes.tcp = {"somewhere:1"};
+  Endpoint other = producer;
+  other.peer = {3, 1003};
+  ASSERT_TRUE(table_->Open(producer).ok());
+  const auto [first, first_lane] = Connect();
+  Pass(kPatience / 2);
+  ASSERT_TRUE(table_->Open(other).ok());
+  const auto [second, second_lane] = Connect();
+  Pass(kPatience / 2 - absl::Milliseconds(1));
+  EXPECT_TRUE(first_lane->refusal.ok()) << first_lane->refusal;
+  Pass(absl::Milliseconds(1));
+  EXPECT_EQ(first_lane->refusal.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_TRUE(second_lane->refusal.ok()) << second_lane->refusal;
+  first->OnClosed(first_lane->refusal);
+  Pass(kPatience / 2);
+  EXPECT_EQ(second_lane->refusal.code(), absl::StatusCode::kDeadlineExceeded);
+  second->OnClosed(second_lane->refusal);
+  EXPECT_EQ(connector_.timers(), 0u);
+}
+
+}  // namespace
+}  // namespace ferry
