@@ -109,7 +109,7 @@ std::vector<std::string> HostAddresses(int port) {
 absl::StatusOr<std::string> CompleteAddress(absl::string_view address, int port) {
   const auto refuse = [&] {
     return absl::InvalidArgumentError(
-        absl::StrCat(address,
+        absl::StrCat(Quoted(address),
                      " is not an address that peers can be told: HOST, HOST:PORT, IPV6 or "
                      "[IPV6]:PORT (--advertise)"));
   };
@@ -130,6 +130,7 @@ absl::StatusOr<std::string> CompleteAddress(absl::string_view address, int port)
     after = address.substr(colon);
   }
   uint32_t own_port = static_cast<uint32_t>(port);
+  if (host.find_first_of(" \t\r\n") != host.npos) return refuse();
   const bool is_port_good =
       after.empty() || (after.front() == ':' && absl::SimpleAtoi(after.substr(1), &own_port) &&
                         own_port > 0 && own_port <= 65535);

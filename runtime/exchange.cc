@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <sstream>
+#include <string>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/status_macros.h"
+#include "gpu/cuda/enumerate.h"
 #include "rendezvous/local_rendezvous.h"
 #include "runtime/endpoint_record.h"
 
@@ -21,6 +22,8 @@ namespace ferry {
 namespace {
 
 // For lanes to end when this process leaves; they need no answer of anybody.
+// Of the contents of a file of the job's token.
+constexpr size_t kMaxTokenBytes = 4096;
 constexpr absl::Duration kCloseTimeout = absl::Seconds(5);
 
 // `is_carrier`: whether ExchangeOptions::advertise speaks of this listener's port, if of any.
@@ -72,15 +75,20 @@ absl::StatusOr<std::string> FindToken(const ExchangeOptions& options, GetEnv get
   const std::string path = get_env("FERRY_JOB_TOKEN_FILE").value_or("");
   if (path.empty()) return std::string();
   std::ifstream file(path);
-  std::stringstream content;
-  content << file.rdbuf();
-  std::string token(absl::StripAsciiWhitespace(content.str()));
-  if (!file || token.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "FERRY_JOB_TOKEN_FILE=", path, ": ",
-        file ? "it holds no token" : absl::StrCat("cannot be read: ", std::strerror(errno))));
+  std::string content(kMaxTokenBytes + 1, '\0');
+  file.read(content.data(), static_cast<std::streamsize>(content.size()));
+  content.resize(static_cast<size_t>(file.gcount()));
+  const std::string token(absl::StripAsciiWhitespace(content));
+  std::string why;
+  if (!file.is_open() || file.bad()) {
+    why = absl::StrCat("cannot be read: ", std::strerror(errno));
+  } else if (content.size() > kMaxTokenBytes) {
+    why = absl::StrCat("it has more than ", kMaxTokenBytes, " bytes, and is no token");
+  } else if (token.empty()) {
+    why = "it holds no token";
   }
-  return token;
+  if (why.empty()) return token;
+  return absl::InvalidArgumentError(absl::StrCat("FERRY_JOB_TOKEN_FILE=", path, ": ", why));
 }
 
 absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions options, Endpoint self,
@@ -196,10 +204,13 @@ void Exchange::FindGpus(const ExchangeOptions& options) {
         copier_.get(), options.gpus, options.kernel_image);
   };
   absl::StatusOr<std::unique_ptr<Gpus>> found = find();
+  if (found.ok() && (*found)->count() == 0) {
+    found = absl::NotFoundError("the CUDA driver shows no GPU");
+  }
   if (found.ok()) {
     gpus_ = *std::move(found);
   } else {
-    why_no_gpus_ = std::string(found.status().message());
+    why_no_gpus_ = std::string(cuda::WithVisibility(found.status()).message());
   }
 }
 

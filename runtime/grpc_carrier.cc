@@ -10,6 +10,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 #include "base/clock.h"
 #include "coord/grpc_callback_threads.h"
@@ -21,10 +22,11 @@
 namespace ferry {
 namespace {
 
-// For tensors that are on their way when this process leaves.
-constexpr auto kGrace = std::chrono::seconds(10);
-// Of which some will never get anywhere.
+// For the rest, once all tensors are out: calls that have been told to end, and connections of
+// strangers, who may hold them for as long as they like.
 constexpr auto kShortGrace = std::chrono::seconds(1);
+// How often somebody looks whether they are.
+constexpr absl::Duration kTransferLook = absl::Milliseconds(1);
 
 }  // namespace
 
@@ -135,9 +137,16 @@ void GrpcCarrier::FailTransfers(int32_t node_id, const absl::Status& why) {
 
 void GrpcCarrier::Stop() {
   if (impl_->server == nullptr) return;
-  // What was taken is still being written; what only waits has been told to end.
-  impl_->server->Shutdown(std::chrono::system_clock::now() +
-                          (impl_->has_given_up ? kShortGrace : kGrace));
+  // What was taken is still being written.
+  const absl::Time end = SteadyClock().Now() + impl_->options.grace;
+  while (!impl_->has_given_up && SteadyClock().Now() < end) {
+    bool is_under_way = false;
+    ForEachTransfer(absl::ZeroDuration(),
+                    [&is_under_way](const PendingStepOp&) { is_under_way = true; });
+    if (!is_under_way) break;
+    absl::SleepFor(kTransferLook);
+  }
+  impl_->server->Shutdown(std::chrono::system_clock::now() + kShortGrace);
   impl_->server->Wait();
   impl_->server = nullptr;
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 
 #include "rendezvous/proof_policy.h"
 #include "rendezvous/rendezvous_manager.h"
@@ -30,6 +31,8 @@ struct GrpcCarrierOptions {
   bool checksum = false;
   // What this node proves, and what it wants proved.
   ProofPolicy proof;
+  // Of Stop: how long tensors that are on their way may take.
+  absl::Duration grace = absl::Seconds(10);
 };
 
 // Where only one port is open, or the other side is TensorFlow. Thread-safe. Threads: gRPC's.
@@ -58,8 +61,9 @@ class GrpcCarrier final {
   void Forget(int32_t node_id);
   // It has died, for that reason: what is on its way there is lost.
   void FailTransfers(int32_t node_id, const absl::Status& why);
-  // No call comes any more; returns when those that are under way have ended, or ten seconds later,
-  // or one when some are of nodes that have died.
+  // No call comes any more; returns when the tensors that are on their way have arrived, or after
+  // GrpcCarrierOptions::grace, or at once when some are of nodes that have died; and a second later
+  // at most when other calls or connections are there.
   // Before: whatever waits in the manager has been ended.
   void Stop();
 

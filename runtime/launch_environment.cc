@@ -2,6 +2,7 @@
 // The environment of a launched process, as a pure function of the options.
 #include "runtime/launch_environment.h"
 
+#include <optional>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -52,11 +53,16 @@ absl::Status CheckRange(absl::string_view name, int value, int low, int high) {
       absl::StrCat(name, " is ", value, ", not a number from ", low, " to ", high));
 }
 
-absl::string_view Lookup(absl::Span<const std::string> environment, absl::string_view name) {
+std::optional<absl::string_view> Find(absl::Span<const std::string> environment,
+                                      absl::string_view name) {
   for (absl::string_view entry : environment) {
     if (absl::ConsumePrefix(&entry, name) && absl::ConsumePrefix(&entry, "=")) return entry;
   }
-  return "";
+  return std::nullopt;
+}
+
+absl::string_view Lookup(absl::Span<const std::string> environment, absl::string_view name) {
+  return Find(environment, name).value_or("");
 }
 
 // The address that programs of the PyTorch convention bind in rank 0. It cannot be the
@@ -79,13 +85,14 @@ absl::StatusOr<std::string> VisibleGpus(const LaunchOptions& options, int local_
                                         absl::Span<const std::string> inherited) {
   const int first = local_rank * options.gpus_per_process;
   const int needed = options.local_count * options.gpus_per_process;
-  const absl::string_view list = Lookup(inherited, "CUDA_VISIBLE_DEVICES");
+  const std::optional<absl::string_view> list = Find(inherited, "CUDA_VISIBLE_DEVICES");
   std::vector<std::string> gpus;
-  if (!list.empty()) {
-    gpus = absl::StrSplit(list, ',', absl::SkipWhitespace());
+  // Set and empty, it shows none.
+  if (list.has_value()) {
+    gpus = absl::StrSplit(*list, ',', absl::SkipWhitespace());
     if (static_cast<int>(gpus.size()) < needed) {
       return absl::InvalidArgumentError(
-          absl::StrCat("CUDA_VISIBLE_DEVICES=", list, " has ", gpus.size(),
+          absl::StrCat("CUDA_VISIBLE_DEVICES=", *list, " has ", gpus.size(),
                        gpus.size() == 1 ? " device; " : " devices; ", options.local_count,
                        options.local_count == 1 ? " process with " : " processes with ",
                        options.gpus_per_process, " each need ", needed));

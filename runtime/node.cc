@@ -3,6 +3,7 @@
 #include "runtime/node.h"
 
 #include <cstdio>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -12,6 +13,7 @@
 #include "base/status_macros.h"
 #include "runtime/grpc_node_worker.h"
 #include "runtime/kept_communicators.h"
+#include "runtime/node_watch.h"
 
 namespace ferry {
 namespace {
@@ -99,18 +101,32 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
   }
   agent.recoverable = options.recoverable;
   agent.connect_timeout = options.connect_timeout;
+  agent.answer_timeout = options.answer_timeout;
   agent.lost_timeout = options.lost_timeout;
   agent.on_error = std::move(options.on_error);
+  agent.connect_stop = options.connect_stop;
   agent.num_nodes = place.num_nodes;
   agent.enumerate_timeout = options.enumerate_timeout;
   const absl::Time start = SteadyClock().Now();
   FERRY_ASSIGN_OR_RETURN(node->agent_, coord::Agent::Connect(std::move(agent)));
   node->join_time_ = SteadyClock().Now() - start;
   FERRY_ASSIGN_OR_RETURN(node->topology_, node->agent_->Topology());
-  if (options.exchanges_tensors) {
-    FERRY_RETURN_IF_ERROR(node->StartExchange(options));
+  if (!options.exchanges_tensors) return node;
+  absl::Status status;
+  try {
+    status = node->StartExchange(options);
+  } catch (const std::system_error& error) {
+    // A thread that there is no room for.
+    status = absl::ResourceExhaustedError(error.what());
   }
-  return node;
+  if (status.ok()) return node;
+  node->FailJob(status);
+  return status;
+}
+
+void Node::FailJob(const absl::Status& why) {
+  // Without an answer to the first there will be none to the second.
+  if (agent_->ReportError(why).ok()) agent_->Leave().IgnoreError();
 }
 
 // NCCL's communicators end with a word to the store, for which the agent is needed; the agent's
@@ -120,12 +136,16 @@ Node::~Node() {
   const absl::Status ended = kept_->Stop(abort_patience_);
   absl::Status stopped = exchange_->Stop();
   stopped.Update(ended);
+  // An agent that is left behind goes on telling of nodes.
+  if (node_watch_ != nullptr) node_watch_->Stop();
   if (stopped.ok()) return;
   // What hangs there may come back and speak to the store.
   std::fprintf(stderr, "ferry: node %d leaves although %s\n", node_id(),
                std::string(stopped.message()).c_str());
   (void)agent_.release();
-  if (!ended.ok()) (void)exchange_.release();
+  if (ended.ok()) return;
+  (void)ledger_.release();
+  (void)exchange_.release();
 }
 
 }  // namespace ferry

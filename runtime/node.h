@@ -30,6 +30,7 @@ namespace ferry {
 
 class KeptCommunicators;
 class CliqueLedger;
+class NodeWatch;
 class NodeWorker;
 
 // The port of a coordinator when nobody names one.
@@ -46,9 +47,12 @@ struct NodeOptions {
   // How long Join waits for the devices of the other nodes, who have all joined by then.
   absl::Duration enumerate_timeout = absl::Minutes(5);
   // See coord::AgentOptions, here and below.
+  absl::Duration answer_timeout = absl::Seconds(30);
   absl::Duration lost_timeout = absl::ZeroDuration();
   bool recoverable = false;
   std::function<void(absl::Status)> on_error;
+  // Keep a copy to call Join off while it waits.
+  coord::ConnectStop connect_stop;
   // Whether other nodes may use the GPUs of this one. A job refuses two nodes with one GPU, which
   // is a mistake mostly; where it is meant, all that share say so, and the job does not learn the
   // UUIDs of their GPUs.
@@ -105,7 +109,8 @@ class Node final {
  public:
   // Finds this process's place and devices, joins, and waits until every node has done so and all
   // hold the same topology. Blocks. Starts no coordinator.
-  //   Errors: INVALID_ARGUMENT as FindPlace; the rest as coord::Agent::Connect and Enumerate.
+  //   Errors: INVALID_ARGUMENT as FindPlace; the rest as coord::Agent::Connect and Enumerate. A
+  //   node that fails after it was counted in tells the others, as FailJob.
   static absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options);
 
   ~Node();
@@ -136,8 +141,9 @@ class Node final {
   // memory it arrives. Both sides make it for themselves. Looks the sender's incarnation up, once,
   // if that is not here.
   //   wait: for a sender that has joined, and not told yet where its tensors can be had.
-  //   Errors: INVALID_ARGUMENT for a node that there is not or a name with ';'; DEADLINE_EXCEEDED
-  //   naming the sender and what is known of it; UNAVAILABLE it has died before; CANCELLED.
+  //   Errors: INVALID_ARGUMENT for a node that there is not, or as RendezvousKey::CheckEdge;
+  //   DEADLINE_EXCEEDED naming the sender and what is known of it; UNAVAILABLE it has died before;
+  //   CANCELLED.
   absl::StatusOr<RendezvousKey> Key(absl::string_view name, int from, int to,
                                     absl::string_view from_device = "host:0",
                                     absl::string_view to_device = "host:0",
@@ -149,7 +155,10 @@ class Node final {
   absl::StatusOr<Step> OpenStep(int64_t step_id);
 
   // Which way a tensor of `bytes` takes from node `from` to here, and why not another one.
-  absl::StatusOr<PathChoice> PathFrom(int from, size_t bytes, bool is_in_arena = true);
+  // from_place: whose memory it is in there; to: is wanted in here.
+  absl::StatusOr<PathChoice> PathFrom(int from, size_t bytes, bool is_in_arena = true,
+                                      const MemoryPlace& from_place = {},
+                                      const MemoryPlace& to = {});
 
   // The communicator of these GPUs, by their global ids in the order of its ranks; every node that
   // has one of them calls this with the same list, at the same time. The ids that NCCL needs go
@@ -185,6 +194,11 @@ class Node final {
   absl::Status Shutdown() { return agent_->Shutdown(); }
   // Leaves at once; the others go on.
   absl::Status Leave() { return agent_->Leave(); }
+  // Leaves because of `why`, which must not be OK: whoever waits for this node hears it at once,
+  // and not only that the node is gone when its heartbeats are missed. The job has failed with it,
+  // unless the node is recoverable. Blocks for seconds at most, and returns whether or not the
+  // coordinator could be told.
+  void FailJob(const absl::Status& why);
 
  private:
   Node() = default;
@@ -195,7 +209,7 @@ class Node final {
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<std::string> WaitForAddress(int node_id, const AddressWait& wait)
       ABSL_LOCKS_EXCLUDED(mu_);
-  void WatchNodes(int64_t version);
+  void WatchNodes();
   void OnNodes(const coord::NodeTable& table) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Constant once joined.
@@ -218,8 +232,10 @@ class Node final {
   std::unique_ptr<Exchange> exchange_;
   // Null unless it runs graphs. Goes when the exchange has stopped, and before it.
   std::unique_ptr<NodeWorker> worker_;
-  // These last, so that they go first: their callbacks use the rest. The watch is the agent's.
+  // These last, so that they go first: their callbacks use the rest.
   std::unique_ptr<coord::Agent> agent_;
+  // Null before it watches.
+  std::unique_ptr<NodeWatch> node_watch_;
   std::unique_ptr<coord::AgentWatch> pending_watch_;
   std::unique_ptr<coord::AgentWatch> report_watch_;
 };

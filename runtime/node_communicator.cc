@@ -17,6 +17,11 @@ absl::StatusOr<std::shared_ptr<NcclCommunicator>> Node::Communicator(
     return absl::FailedPreconditionError(
         absl::StrCat("this process uses no GPUs: ", exchange_->why_no_gpus()));
   }
+  // The driver has some, and could not say of one what it is.
+  if (!discovery_.cuda_reason.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("this node has no GPU in the job: ", discovery_.cuda_reason));
+  }
   std::vector<CliqueMember> members;
   int rank = -1;
   int ordinal = -1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A node's part in moving tensors: where the others are, who has died, keys and steps.
+// A node's part in moving tensors: where the others are, keys and steps.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/algorithm/container.h"
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -33,9 +32,6 @@
 namespace ferry {
 namespace {
 
-// Each change of the table goes to everyone who watches it, whole: in a larger job that is too
-// much, and who dies is told by lanes alone.
-constexpr int kMaxWatchedNodes = 128;
 // How often somebody who waits for an address looks whether its node has died.
 constexpr absl::Duration kAddressLook = absl::Milliseconds(50);
 // Before the end of such a wait the coordinator is asked what it knows of the node.
@@ -183,72 +179,8 @@ absl::Status Node::StartExchange(const NodeOptions& node) {
                          AnswerReportRequests(*agent_, node_id(), [exchange = exchange_.get()] {
                            return MakeExchangeReport(*exchange);
                          }));
-  if (num_nodes() <= kMaxWatchedNodes) WatchNodes(-1);
+  WatchNodes();
   return absl::OkStatus();
-}
-
-void Node::WatchNodes(int64_t version) {
-  // The agent ends it when it goes, which is before this node does.
-  agent_->WatchTasksAsync(version, [this](absl::StatusOr<coord::NodeTable> table) {
-    // Lost or leaving: lanes still tell who dies.
-    if (!table.ok()) return;
-    OnNodes(*table);
-    WatchNodes(table->version);
-  });
-}
-
-void Node::OnNodes(const coord::NodeTable& table) {
-  struct Dead {
-    int node = 0;
-    absl::Status why;
-    // 0: nobody is in its place.
-    uint64_t alive_incarnation = 0;
-    std::vector<uint64_t> gone_incarnations;
-  };
-  std::vector<Dead> dead;
-  {
-    absl::MutexLock lock(&mu_);
-    for (const coord::TaskStatus& task : table.tasks) {
-      const auto known = endpoints_.find(task.node_id);
-      const bool is_restarted = known != endpoints_.end() &&
-                                task.state == coord::TaskState::kConnected &&
-                                task.incarnation != known->second.peer.incarnation;
-      if (task.state == coord::TaskState::kConnected) {
-        incarnations_[task.node_id] = task.incarnation;
-      }
-      std::vector<uint64_t> gone;
-      if (known != endpoints_.end()) gone.push_back(known->second.peer.incarnation);
-      if (is_restarted) endpoints_.erase(known);
-      if (task.state == coord::TaskState::kError) {
-        if (!failed_.emplace(task.node_id, task.error).second) continue;
-        endpoints_.erase(task.node_id);
-        gone.push_back(task.incarnation);
-        dead.push_back({task.node_id,
-                        absl::UnavailableError(absl::StrCat("node ", task.node_id,
-                                                            " has died: ", task.error.message())),
-                        0, std::move(gone)});
-      } else {
-        failed_.erase(task.node_id);
-        if (is_restarted) {
-          dead.push_back({task.node_id,
-                          absl::AbortedError(absl::StrCat("node ", task.node_id, " was restarted")),
-                          task.incarnation, std::move(gone)});
-        }
-      }
-    }
-  }
-  for (const Dead& each : dead) {
-    if (const std::optional<int> index = topology_.NodeIndex(each.node); index.has_value()) {
-      kept_->Forget(
-          // A later life of the node is not meant.
-          [this, index = *index, gone = each.gone_incarnations](const CliqueMember& member) {
-            return topology_.devices()[static_cast<size_t>(member.device)].node_index == index &&
-                   absl::c_linear_search(gone, member.incarnation);
-          },
-          each.why);
-    }
-    if (each.node != node_id()) exchange_->FailNode(each.node, each.why, each.alive_incarnation);
-  }
 }
 
 std::string Node::graph_address() const {
@@ -269,9 +201,11 @@ absl::StatusOr<Tensor> Node::Allocate(absl::string_view device, DataType dtype,
   if (!is_there) {
     std::vector<std::string> names;
     for (const Device& each : discovery_.topology.devices) names.push_back(DeviceName(each));
-    return absl::InvalidArgumentError(absl::StrCat("node ", node_id(), " has no device ",
-                                                   Quoted(device), "; it has ",
-                                                   absl::StrJoin(names, ", ")));
+    const std::string& why_no_gpus = discovery_.cuda_reason;
+    const bool explains = absl::StartsWith(device, "gpu:") && !why_no_gpus.empty();
+    return absl::InvalidArgumentError(absl::StrCat(
+        "node ", node_id(), " has no device ", Quoted(device), "; it has ",
+        absl::StrJoin(names, ", "), explains ? ": " : "", explains ? why_no_gpus : ""));
   }
   int ordinal = 0;
   if (absl::string_view number = device;
@@ -392,10 +326,7 @@ absl::StatusOr<Endpoint> Node::EndpointOf(int node, const AddressWait& wait) {
 absl::StatusOr<RendezvousKey> Node::Key(absl::string_view name, int from, int to,
                                         absl::string_view from_device, absl::string_view to_device,
                                         const AddressWait& wait) {
-  if (name.empty() || absl::StrContains(name, ';')) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a value cannot be called ", Quoted(name), ": a name has no ';'"));
-  }
+  FERRY_RETURN_IF_ERROR(RendezvousKey::CheckEdge(name));
   if (to < 0 || to >= num_nodes()) {
     return absl::InvalidArgumentError(
         absl::StrCat("there is no node ", to, "; the job has ", num_nodes()));
@@ -411,9 +342,10 @@ absl::StatusOr<Step> Node::OpenStep(int64_t step_id) {
   return exchange_->OpenStep(step_id);
 }
 
-absl::StatusOr<PathChoice> Node::PathFrom(int from, size_t bytes, bool is_in_arena) {
+absl::StatusOr<PathChoice> Node::PathFrom(int from, size_t bytes, bool is_in_arena,
+                                          const MemoryPlace& from_place, const MemoryPlace& to) {
   FERRY_ASSIGN_OR_RETURN(const Endpoint source, EndpointOf(from));
-  return exchange_->PathFrom(source, bytes, is_in_arena);
+  return exchange_->PathFrom(source, bytes, is_in_arena, from_place, to);
 }
 
 }  // namespace ferry

@@ -249,8 +249,11 @@ absl::Status Step::Close(absl::Duration timeout) {
       return;
     }
     if (count++ >= kNamedKeys) return;
-    left.push_back(absl::StrCat(absl::CEscape(op.key.text()),
-                                is_under_way ? absl::StrCat(" (", op.phase, ")") : ""));
+    left.push_back(absl::StrCat(
+        absl::CEscape(op.key.text()), " (",
+        is_under_way ? op.phase
+                     : absl::StrCat("node ", op.key.dst().task.task, " has not asked for it"),
+        ")"));
   };
   const auto find_none = [&] {
     left.clear();
@@ -282,10 +285,15 @@ absl::Status Step::Close(absl::Duration timeout) {
         absl::StrCat("step ", id(), " was closed after ", ShortDuration(timeout),
                      ", and the answer to a request for its values is not on its way yet"));
   }
-  return absl::DeadlineExceededError(
-      absl::StrCat("step ", id(), " was closed after ", ShortDuration(timeout), ", and ", count,
-                   " tensors that were sent have not been received: ", absl::StrJoin(left, ", "),
-                   count > left.size() ? ", ..." : ""));
+  const LaneHubStats lanes = exchange_->lane_stats();
+  return absl::DeadlineExceededError(absl::StrCat(
+      "step ", id(), " was closed after ", ShortDuration(timeout), ", and ", count,
+      count == 1 ? " tensor that was sent has" : " tensors that were sent have",
+      " not been received: ", absl::StrJoin(left, ", "), count > left.size() ? ", ..." : "",
+      // Whoever should have asked may be among them.
+      lanes.refused == 0 ? ""
+                         : absl::StrCat("; connections refused here: ", lanes.refused,
+                                        ", the last: ", lanes.last_refusal)));
 }
 
 void Step::Abort(const absl::Status& why) {

@@ -68,7 +68,8 @@ class Step final {
   // Waits until everything that was sent has been taken, then ends the step here: whatever comes
   // for it later is refused.
   //   Errors: DEADLINE_EXCEEDED naming what was not taken; UNAVAILABLE or ABORTED what was sent to
-  //   a node that has died or was restarted, or gave up in the middle of a tensor; what the
+  //   a node that has died or was restarted, or gave up in the middle of a tensor; that of Abort if
+  //   it came before everything had been taken; what the
   //   receiver says of a tensor that it did not take: by another transport than it requires, not of
   //   its buffer's type and size, damaged. The step ends all the same. Over gRPC a tensor has been
   //   taken when the kernel has the last of it.

@@ -184,7 +184,7 @@ TEST_P(ExchangeArena, ThatTheKernelGivesNoMemoryIsToldToTheReceiver) {
   const absl::Status status = receipt.Wait(kDetection).status();
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
   EXPECT_TRUE(absl::StrContains(status.message(), "node 1 cannot send it")) << status;
-  EXPECT_TRUE(absl::StrContains(status.message(), "ftruncate for")) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "raise `ulimit -f`")) << status;
   ExpectWorks(peer);
   ASSERT_EQ(peer.Ask("unlimit"), "done");
   EXPECT_EQ(peer.Ask(absl::StrCat("send_heap u ", kLarge)), "OK");

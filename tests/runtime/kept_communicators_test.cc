@@ -240,7 +240,17 @@ TEST(KeptCommunicators, MintingThatNeverReturns) {
         Keeper keeper(peer);
         EXPECT_THAT(ask(peer, keeper, absl::Seconds(4)),
                     HasSubstr("ncclGetUniqueId has not returned for "));
-        const auto own = keeper.Acquire(keeper.Own());
+        // Whoever asks while that hangs is told so, and leaves no second thread behind.
+        const absl::Status refused = keeper.Acquire(keeper.Own()).status();
+        EXPECT_TRUE(absl::IsUnavailable(refused)) << refused;
+        EXPECT_THAT(std::string(refused.message()),
+                    HasSubstr("an earlier ncclGetUniqueId, which was given up, has not returned "));
+        peer.Control<void (*)()>("strict_cuda_clear_faults")();
+        auto own = keeper.Acquire(keeper.Own());
+        for (int i = 0; i < 1000 && absl::IsUnavailable(own.status()); ++i) {
+          absl::SleepFor(absl::Milliseconds(10));
+          own = keeper.Acquire(keeper.Own());
+        }
         EXPECT_TRUE(own.ok()) << own.status();
         peer.Meet();
       },

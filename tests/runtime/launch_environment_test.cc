@@ -119,6 +119,16 @@ TEST(ComposeEnvironment, RefusesTooFewInheritedGpus) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("CUDA_VISIBLE_DEVICES=0,1,2 has 3 devices"));
 }
 
+// Set and empty: whoever set it wants no GPU to be used.
+TEST(ComposeEnvironment, AnEmptyListIsNoGpu) {
+  LaunchOptions options = Options();
+  options.gpus_per_process = 1;
+  const absl::Status status =
+      ComposeEnvironment(options, 0, std::vector<std::string>{"CUDA_VISIBLE_DEVICES="}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("CUDA_VISIBLE_DEVICES= has 0 devices"));
+}
+
 TEST(CheckLaunchOptions, AcceptsSensibleOnes) {
   EXPECT_TRUE(CheckLaunchOptions(Options()).ok());
   LaunchOptions options = Options();

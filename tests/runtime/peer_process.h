@@ -198,8 +198,6 @@ class PeerProcess final {
 
   // As far as it may.
   static void Limit(int what, rlim_t value) {
-    // It is an error then, and no signal.
-    std::signal(SIGXFSZ, SIG_IGN);
     const auto resource = static_cast<__rlimit_resource_t>(what);
     rlimit limit = {};
     FERRY_CHECK(getrlimit(resource, &limit) == 0);

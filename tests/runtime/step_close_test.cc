@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/match.h"
+#include "absl/time/clock.h"
 
 #include "base/thread.h"
 #include "runtime/step.h"
@@ -357,6 +358,21 @@ TEST(StepCloseOverMemory, HearsOfAValueForWhichThereIsNoRoomOnItsWay) {
   const absl::Status status = step.Close(absl::Seconds(20));
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("budget_bytes"));
+}
+
+// Nothing waits any more once the step was aborted, and yet nothing was taken.
+TEST(StepAbortTest, WhoWaitsInCloseHearsWhyNothingWasTaken) {
+  Directory directory;
+  ExchangeEnd source(directory, 1);
+  ExchangeEnd sink(directory, 2);
+  Step step = *source.exchange->OpenStep(1);
+  const Tensor tensor = source.Allocate(DataType::kUint8, *Shape::Create({100}));
+  ASSERT_TRUE(step.Send(KeyBetween(source, sink, "k"), tensor).ok());
+  Thread aborting("aborting", [step]() mutable {
+    absl::SleepFor(absl::Milliseconds(50));
+    step.Abort(absl::AbortedError("enough"));
+  });
+  EXPECT_EQ(step.Close(kPatience), absl::AbortedError("enough"));
 }
 
 }  // namespace

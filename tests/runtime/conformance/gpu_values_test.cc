@@ -78,6 +78,17 @@ class GpuConformance : public ::testing::TestWithParam<GpuWay> {
     if (bytes > 0) peer.Write(tensor, pattern, stream);
     return tensor;
   }
+  struct Sent {
+    Tensor pattern;
+    Tensor tensor;
+  };
+  // "t", of 50 000 bytes.
+  static Sent SendT(GpuPeer& peer, Step& step, cuda::Stream stream) {
+    Sent sent;
+    sent.tensor = Make(peer, DataType::kUint8, *Shape::Create({50'000}), sent.pattern, 1, stream);
+    EXPECT_TRUE(step.Send(Key("t"), sent.tensor, stream).ok());
+    return sent;
+  }
   static void ExpectArrived(GpuPeer& peer, const absl::StatusOr<Received>& received,
                             const Tensor& pattern, cuda::Stream stream) {
     ASSERT_TRUE(received.ok()) << received.status();
@@ -308,10 +319,7 @@ TEST_P(GpuConformance, TheProducerIsKilled) {
       [&](GpuPeer& peer) {
         const auto stream = peer.NewStream(0);
         Step step = peer.Open();
-        Tensor pattern;
-        const Tensor tensor =
-            Make(peer, DataType::kUint8, *Shape::Create({50'000}), pattern, 1, stream->get());
-        ASSERT_TRUE(step.Send(Key("t"), tensor, stream->get()).ok());
+        const Sent sent = SendT(peer, step, stream->get());
         peer.Meet();
         kill(getpid(), SIGKILL);
       },
@@ -341,13 +349,10 @@ TEST_P(GpuConformance, TheConsumerIsKilled) {
       [&](GpuPeer& peer) {
         const auto stream = peer.NewStream(0);
         Step step = peer.Open();
-        Tensor pattern;
-        Tensor tensor =
-            Make(peer, DataType::kUint8, *Shape::Create({50'000}), pattern, 1, stream->get());
-        ASSERT_TRUE(step.Send(Key("t"), tensor, stream->get()).ok());
+        Sent sent = SendT(peer, step, stream->get());
         peer.Meet();
-        const std::weak_ptr<Buffer> memory = cuda::MemoryOf(tensor);
-        tensor = Tensor();
+        const std::weak_ptr<Buffer> memory = cuda::MemoryOf(sent.tensor);
+        sent.tensor = Tensor();
         const absl::Time give_up = absl::Now() + kPatience;
         while (!memory.expired() && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(5));
         EXPECT_TRUE(memory.expired()) << "kept for a consumer that is dead";

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Answers that come when whoever asked is still there, and when not.
+#include "runtime/node_watch.h"
+
+#include <atomic>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+
+namespace ferry {
+namespace {
+
+using ::testing::ElementsAre;
+
+coord::NodeTable TableOf(int64_t version) {
+  coord::NodeTable table;
+  table.version = version;
+  return table;
+}
+
+// Stands for an agent: keeps questions until the test answers them.
+struct Agent {
+  NodeWatch::Ask ask() {
+    return [this](int64_t version, NodeWatch::Answer answer) {
+      asked.push_back(version);
+      answers.push_back(std::move(answer));
+    };
+  }
+  void Answer(absl::StatusOr<coord::NodeTable> table) {
+    NodeWatch::Answer answer = std::move(answers.back());
+    answers.pop_back();
+    std::move(answer)(std::move(table));
+  }
+
+  std::vector<int64_t> asked;
+  std::vector<NodeWatch::Answer> answers;
+};
+
+TEST(NodeWatch, AsksForWhatComesAfterWhatItHasHeard) {
+  Agent agent;
+  std::vector<int64_t> heard;
+  NodeWatch watch(agent.ask(), nullptr,
+                  [&](const coord::NodeTable& table) { heard.push_back(table.version); });
+  agent.Answer(TableOf(4));
+  agent.Answer(TableOf(9));
+  agent.Answer(absl::UnavailableError("the coordinator is lost"));
+  EXPECT_THAT(heard, ElementsAre(4, 9));
+  EXPECT_THAT(agent.asked, ElementsAre(-1, 4, 9));
+}
+
+TEST(NodeWatch, PausesBetweenTwoQuestions) {
+  Agent agent;
+  std::vector<absl::AnyInvocable<void() &&>> paused;
+  NodeWatch watch(
+      agent.ask(), [&](absl::AnyInvocable<void() &&> again) { paused.push_back(std::move(again)); },
+      [](const coord::NodeTable&) {});
+  agent.Answer(TableOf(4));
+  EXPECT_THAT(agent.asked, ElementsAre(-1));
+  std::move(paused.back())();
+  EXPECT_THAT(agent.asked, ElementsAre(-1, 4));
+}
+
+// An agent that is left behind, since something hangs that may still speak to the store, tells of a
+// node's death when the node that wanted to know is gone.
+TEST(NodeWatch, AnAnswerThatComesTooLateIsLetGoOf) {
+  Agent agent;
+  std::vector<absl::AnyInvocable<void() &&>> paused;
+  int heard = 0;
+  const auto pause = [&](absl::AnyInvocable<void() &&> again) {
+    paused.push_back(std::move(again));
+  };
+  {
+    NodeWatch watch(agent.ask(), pause, [&](const coord::NodeTable&) { ++heard; });
+    agent.Answer(TableOf(1));
+    std::move(paused.back())();
+  }
+  EXPECT_EQ(heard, 1);
+  agent.Answer(TableOf(2));
+  EXPECT_EQ(heard, 1);
+  EXPECT_EQ(paused.size(), 1u);
+  {
+    NodeWatch watch(agent.ask(), pause, [&](const coord::NodeTable&) { ++heard; });
+    agent.Answer(TableOf(3));
+  }
+  // So does the end of a pause.
+  std::move(paused.back())();
+  EXPECT_THAT(agent.asked, ElementsAre(-1, 1, -1));
+}
+
+TEST(NodeWatch, ItsEndWaitsForWhoIsBeingTold) {
+  Agent agent;
+  absl::Notification is_inside;
+  absl::Notification go;
+  std::atomic<bool> is_over = false;
+  NodeWatch watch(agent.ask(), nullptr, [&](const coord::NodeTable&) {
+    is_inside.Notify();
+    go.WaitForNotification();
+    is_over = true;
+  });
+  std::thread teller([&] { agent.Answer(TableOf(1)); });
+  is_inside.WaitForNotification();
+  std::thread stopper([&] {
+    watch.Stop();
+    EXPECT_TRUE(is_over);
+  });
+  // Whoever does not wait has time enough to be seen.
+  absl::SleepFor(absl::Milliseconds(30));
+  go.Notify();
+  stopper.join();
+  teller.join();
+}
+
+}  // namespace
+}  // namespace ferry
