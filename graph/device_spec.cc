@@ -3,11 +3,13 @@
 #include "graph/device_spec.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <limits>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
@@ -23,18 +25,17 @@ bool IsWord(absl::string_view text) {
                      [](char c) { return absl::ascii_isalnum(c) || c == '_' || c == '-'; });
 }
 
-// A number or "*", which is none.
+// A number of 64 bits or "*", which is none. What is too large for a device is one that is not
+// there.
 bool ReadNumber(absl::string_view text, std::optional<int64_t>& number) {
   number.reset();
   if (text == "*") return true;
-  if (text.empty()) return false;
-  int64_t value = 0;
-  for (const char digit : text) {
-    if (!absl::ascii_isdigit(digit)) return false;
-    value = value * 10 + (digit - '0');
-    if (value > std::numeric_limits<int32_t>::max()) return false;
+  uint64_t value = 0;
+  if (!std::all_of(text.begin(), text.end(), absl::ascii_isdigit) ||
+      !absl::SimpleAtoi(text, &value)) {
+    return false;
   }
-  number = value;
+  number = static_cast<int64_t>(std::min<uint64_t>(value, std::numeric_limits<int64_t>::max()));
   return true;
 }
 

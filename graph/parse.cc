@@ -23,6 +23,11 @@ using tensorflow::NodeDef;
 constexpr int kGraphVersion = 1645;
 
 absl::Status CheckVersions(const tensorflow::VersionDef& versions) {
+  if (versions.producer() < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("GraphDef producer version ", versions.producer(),
+                     " below min producer 0 supported by Ferry.  Please regenerate your graph."));
+  }
   if (versions.min_consumer() > kGraphVersion) {
     return absl::InvalidArgumentError(
         absl::StrCat("GraphDef min consumer version ", versions.min_consumer(),

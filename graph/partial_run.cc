@@ -22,53 +22,68 @@ std::string Plain(const std::string& name) {
 
 }  // namespace
 
+void PartialRun::Tensors::Announce(const StepTensor& announced) {
+  const size_t index = by_plain_name.emplace(Plain(announced.name), all.size()).first->second;
+  if (index == all.size()) all.push_back({announced.node, false});
+  by_name.emplace(announced.name, index);
+}
+
 PartialRun::PartialRun(std::shared_ptr<const StepGraph> step) : step_(std::move(step)) {
-  for (const StepTensor& feed : step_->feeds) feeds_[Plain(feed.name)].node = feed.node;
-  for (const StepTensor& fetch : step_->fetches) fetches_[Plain(fetch.name)].node = fetch.node;
-  left_ = feeds_.size() + fetches_.size();
+  for (const StepTensor& feed : step_->feeds) feeds_.Announce(feed);
+  for (const StepTensor& fetch : step_->fetches) fetches_.Announce(fetch);
+  left_ = feeds_.all.size() + fetches_.all.size();
 }
 
 absl::Status PartialRun::Take(const std::vector<std::string>& feeds,
                               const std::vector<std::string>& fetches) {
-  const auto check = [](const Tensors& tensors, const std::vector<std::string>& names,
-                        absl::string_view what, absl::string_view done) {
-    absl::flat_hash_set<std::string> seen;
-    for (const std::string& name : names) {
-      const auto found = tensors.find(Plain(name));
-      if (found == tensors.end()) {
-        return absl::InvalidArgumentError(absl::StrCat("The ", what, " ", Shown(name),
-                                                       " was not specified in partial_run_setup."));
-      }
-      if (found->second.is_done || !seen.insert(found->first).second) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("The ", what, " ", Shown(name), " has already been ", done, "."));
-      }
+  const auto check = [](const Tensors& tensors, const std::string& name, absl::string_view what,
+                        absl::string_view done) {
+    if (!tensors.by_name.contains(name)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("The ", what, " ", Shown(name), " was not specified in partial_run_setup."));
+    }
+    if (tensors.at(name).is_done) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("The ", what, " ", Shown(name), " has already been ", done, "."));
     }
     return absl::OkStatus();
   };
-  FERRY_RETURN_IF_ERROR(check(feeds_, feeds, "feed", "fed"));
-  FERRY_RETURN_IF_ERROR(check(fetches_, fetches, "fetch", "fetched"));
+  absl::flat_hash_set<const Tensor*> fed_now;
+  for (const std::string& name : feeds) {
+    FERRY_RETURN_IF_ERROR(check(feeds_, name, "feed", "fed"));
+    if (!fed_now.insert(&feeds_.at(name)).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("The feed ", Shown(name), " has already been fed."));
+    }
+  }
+  for (const std::string& name : fetches) {
+    FERRY_RETURN_IF_ERROR(check(fetches_, name, "fetch", "fetched"));
+  }
   FERRY_RETURN_IF_ERROR(CheckComputable(fetches, feeds));
-  for (const std::string& name : feeds) feeds_[Plain(name)].is_done = true;
-  for (const std::string& name : fetches) fetches_[Plain(name)].is_done = true;
-  left_ -= feeds.size() + fetches.size();
+  for (const std::string& name : feeds) Finish(feeds_.at(name));
+  for (const std::string& name : fetches) Finish(fetches_.at(name));
   return absl::OkStatus();
+}
+
+void PartialRun::Finish(Tensor& tensor) {
+  if (!tensor.is_done) --left_;
+  tensor.is_done = true;
 }
 
 absl::Status PartialRun::CheckComputable(const std::vector<std::string>& fetches,
                                          const std::vector<std::string>& fed_now) const {
   std::vector<bool> is_missing(static_cast<size_t>(step_->graph.node_count()), false);
-  for (const auto& [name, feed] : feeds_) {
+  for (const Tensor& feed : feeds_.all) {
     if (feed.node >= 0 && !feed.is_done) is_missing[static_cast<size_t>(feed.node)] = true;
   }
   for (const std::string& name : fed_now) {
-    const int node = feeds_.at(Plain(name)).node;
+    const int node = feeds_.at(name).node;
     if (node >= 0) is_missing[static_cast<size_t>(node)] = false;
   }
   // Of all fetches together: what one of them can be computed from need not be looked at again.
   std::vector<bool> is_seen(is_missing.size(), false);
   for (const std::string& name : fetches) {
-    std::vector<int> pending = {fetches_.at(Plain(name)).node};
+    std::vector<int> pending = {fetches_.at(name).node};
     const auto visit = [&is_seen, &pending](int node) {
       if (is_seen[static_cast<size_t>(node)]) return;
       is_seen[static_cast<size_t>(node)] = true;

@@ -3,6 +3,7 @@
 #ifndef FERRY_GRAPH_PARTIAL_RUN_H_
 #define FERRY_GRAPH_PARTIAL_RUN_H_
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,7 +22,7 @@ class PartialRun {
   explicit PartialRun(std::shared_ptr<const StepGraph> step);
 
   // Whether a piece may be run that feeds and fetches these, and remembers that it was. Names are
-  // as in StepRequest.
+  // spelled as they were in the StepRequest; a piece may fetch a tensor twice.
   //   Errors, all of them INVALID_ARGUMENT and without effect: what was not announced, what was fed
   //   or fetched before, and a fetch that needs more than has been fed, this piece included.
   absl::Status Take(const std::vector<std::string>& feeds, const std::vector<std::string>& fetches);
@@ -34,13 +35,24 @@ class PartialRun {
     int node = -1;
     bool is_done = false;
   };
-  using Tensors = absl::flat_hash_map<std::string, Tensor>;
+  // What was announced; two names may be of one tensor, which is fed or fetched once.
+  struct Tensors {
+    void Announce(const StepTensor& announced);
+    // What none has is not in `by_name`.
+    Tensor& at(const std::string& name) { return all[by_name.at(name)]; }
+    const Tensor& at(const std::string& name) const { return all[by_name.at(name)]; }
 
+    std::vector<Tensor> all;
+    absl::flat_hash_map<std::string, size_t> by_name;
+    // By "x:0".
+    absl::flat_hash_map<std::string, size_t> by_plain_name;
+  };
+
+  void Finish(Tensor& tensor);
   absl::Status CheckComputable(const std::vector<std::string>& fetches,
                                const std::vector<std::string>& fed_now) const;
 
   const std::shared_ptr<const StepGraph> step_;
-  // By "x:0".
   Tensors feeds_;
   Tensors fetches_;
   size_t left_ = 0;

@@ -82,16 +82,16 @@ class JobWorkers::Watcher final : public std::enable_shared_from_this<Watcher> {
   }
   // On the strand.
   void AwaitTasks(coord::Coordinator& coordinator, int64_t version) {
-    task_wait_ =
-        coordinator.WatchTasks(version, coord::kCoordinatorItself,
-                               [self = shared_from_this()](absl::StatusOr<coord::TaskTable> table) {
-                                 if (!table.ok()) return;
-                                 self->Tell();
-                                 self->strand_.Run([&](coord::Coordinator& again) {
-                                   if (!self->is_stopped_ && !again.is_stopped())
-                                     self->AwaitTasks(again, table->version);
-                                 });
-                               });
+    task_wait_ = coordinator.WatchTasks(
+        version, coord::kCoordinatorItself,
+        [self = shared_from_this()](absl::StatusOr<coord::Coordinator::TablePtr> table) {
+          if (!table.ok()) return;
+          self->Tell();
+          self->strand_.Run([&](coord::Coordinator& again) {
+            if (!self->is_stopped_ && !again.is_stopped())
+              self->AwaitTasks(again, (*table)->version);
+          });
+        });
   }
 
   coord::Strand& strand_;

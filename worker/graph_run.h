@@ -38,6 +38,7 @@ struct NodeTimes {
   int thread = 0;
 };
 
+class ReadyNodes;
 class StepCollectives;
 
 struct GraphRunOptions {
@@ -78,7 +79,7 @@ class GraphRun final : public std::enable_shared_from_this<GraphRun> {
   const std::vector<NodeTimes>& times() const { return times_; }
 
  private:
-  class Work;
+  using Work = ReadyNodes;
 
   // A receive that was begun. It may be answered while it is being issued, on this or another
   // thread, and then whoever issues it goes on with it.

@@ -2,6 +2,7 @@
 // Messages in, messages out.
 #include "worker/grpc_worker_service.h"
 
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -100,7 +101,9 @@ class WorkerService final : public coord::RawService {
              });
     Add<ferry::v1::GetStepsRequest, ferry::v1::GetStepsResponse>("/ferry.v1.Trace/GetSteps",
                                                                  &WorkerService::GetSteps);
-    AddUnimplemented("/tensorflow.WorkerService/Logging", "Logging");
+    Add<tensorflow::LoggingRequest, tensorflow::LoggingResponse>(
+        "/tensorflow.WorkerService/Logging", &WorkerService::Logging);
+    // So are TensorFlow's own: tensorflow/core/distributed_runtime/worker.cc.
     AddUnimplemented("/tensorflow.WorkerService/Tracing", "Tracing");
     AddUnimplemented("/tensorflow.WorkerService/RecvBuf",
                      "RecvBuf: what collectives move goes through RecvTensor here");
@@ -237,6 +240,25 @@ class WorkerService final : public coord::RawService {
     process.set_host(worker_.options().host_name);
     process.set_kept(static_cast<uint32_t>(worker_.trace().max_runs()));
     FillTrace(worker_.trace().Find(step_ids), process);
+    return absl::OkStatus();
+  }
+
+  absl::Status Logging(tensorflow::LoggingRequest& request, tensorflow::LoggingResponse& response) {
+    TransferLog& log = worker_.transfer_log();
+    if (request.enable_rpc_logging()) log.Switch(true);
+    // Old masters switch it off by not switching it on.
+    if (request.disable_rpc_logging() ||
+        (!request.enable_rpc_logging() && request.fetch_step_id().empty())) {
+      log.Switch(false);
+    }
+    for (const int64_t step : request.fetch_step_id()) {
+      std::optional<tensorflow::StepStats> rows = log.Take(step);
+      if (!rows.has_value()) continue;
+      tensorflow::LabeledStepStats& labeled = *response.add_step();
+      labeled.set_step_id(step);
+      *labeled.mutable_step_stats() = *std::move(rows);
+    }
+    if (request.clear()) log.Clear();
     return absl::OkStatus();
   }
 

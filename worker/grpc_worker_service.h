@@ -13,10 +13,11 @@
 namespace ferry::worker {
 
 // GetStatus, CreateWorkerSession, DeleteWorkerSession, RegisterGraph, DeregisterGraph, RunGraph,
-// CleanupGraph, CleanupAll; Logging, Tracing and what collectives ask are UNIMPLEMENTED. RecvTensor
-// and MarkRecvFinished are rendezvous/grpc_recv_tensor_service.h, of the same name and for the same
-// port. `worker` outlives the server. A call that waits holds no thread; it ends when its client
-// goes away or its deadline comes.
+// CleanupGraph, CleanupAll, Logging, CompleteGroup, CompleteInstance and GetStepSequence; Tracing
+// and RecvBuf are UNIMPLEMENTED. RecvTensor and MarkRecvFinished are
+// rendezvous/grpc_recv_tensor_service.h, of the same name and for the same port. `worker` outlives
+// the server. A call that waits holds no thread; it ends when its client goes away or its deadline
+// comes.
 //   proof: whether calls must prove that they come from the job's master.
 //   Errors: as Worker's; INVALID_ARGUMENT for a request that is none; UNAUTHENTICATED. In
 //   RunGraph's body if the request says so, once it has been read.

@@ -27,6 +27,10 @@ struct WorkerLimits {
   // at most so many nodes; a run of more is not kept.
   size_t trace_runs = 64;
   size_t max_trace_nodes = size_t{1} << 16;
+  // What came from other workers, kept for masters that ask with Logging: of so many steps, and so
+  // many tensors.
+  size_t max_log_steps = 1024;
+  size_t max_log_rows = size_t{1} << 16;
 };
 
 }  // namespace ferry::worker

@@ -59,22 +59,45 @@ void Fill(const Plan::Node& node, const NodeTimes& times, tensorflow::NodeExecSt
       ->set_requested_bytes(static_cast<int64_t>(times.bytes));
 }
 
-}  // namespace
+bool CameFromElsewhere(const Plan::Node& node) {
+  return node.kind == PlanNode::Kind::kRecv && node.key->src().task != node.key->dst().task;
+}
 
-void FillStepStats(const RegisteredGraph& graph, const std::vector<NodeTimes>& times,
-                   tensorflow::StepStats& stats) {
+// Of the nodes that ran and that `is_wanted` takes.
+template <typename Predicate>
+void FillRows(const RegisteredGraph& graph, const std::vector<NodeTimes>& times,
+              Predicate is_wanted, tensorflow::StepStats& stats) {
   const Plan& plan = *graph.plan();
   std::vector<tensorflow::DeviceStepStats*> rows(static_cast<size_t>(graph.devices().count()));
   for (int i = 0; i < plan.node_count() && static_cast<size_t>(i) < times.size(); ++i) {
     const NodeTimes& each = times[static_cast<size_t>(i)];
     if (each.end_ns == 0) continue;
     const Plan::Node& node = plan.node(i);
+    if (!is_wanted(node)) continue;
     tensorflow::DeviceStepStats*& device = rows[static_cast<size_t>(node.device)];
     if (device == nullptr) {
       device = stats.add_dev_stats();
       device->set_device(graph.devices().name(node.device));
     }
     Fill(node, each, *device->add_node_stats());
+  }
+}
+
+}  // namespace
+
+void FillStepStats(const RegisteredGraph& graph, const std::vector<NodeTimes>& times,
+                   tensorflow::StepStats& stats) {
+  FillRows(
+      graph, times, [](const Plan::Node&) { return true; }, stats);
+}
+
+void FillTransfers(const RegisteredGraph& graph, const std::vector<NodeTimes>& times,
+                   tensorflow::StepStats& stats) {
+  FillRows(graph, times, CameFromElsewhere, stats);
+  for (tensorflow::DeviceStepStats& device : *stats.mutable_dev_stats()) {
+    for (tensorflow::NodeExecStats& row : *device.mutable_node_stats()) {
+      row.set_node_name("RecvTensor");
+    }
   }
 }
 

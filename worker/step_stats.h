@@ -17,6 +17,11 @@ namespace ferry::worker {
 void FillStepStats(const RegisteredGraph& graph, const std::vector<NodeTimes>& times,
                    tensorflow::StepStats& stats);
 
+// A row for each tensor that came from another worker, under the device it came to: what Logging
+// answers.
+void FillTransfers(const RegisteredGraph& graph, const std::vector<NodeTimes>& times,
+                   tensorflow::StepStats& stats);
+
 }  // namespace ferry::worker
 
 #endif  // FERRY_WORKER_STEP_STATS_H_

@@ -36,6 +36,7 @@ Worker::Worker(StepExchanges& exchanges, WorkerOptions options)
           absl::StrFormat("%016x", options_.devices.empty() ? 0 : options_.devices[0].incarnation)),
       steps_(exchanges, options_.limits.max_steps),
       ring_(options_.limits.trace_runs, options_.limits.max_trace_nodes),
+      transfer_log_(options_.limits.max_log_steps, options_.limits.max_log_rows),
       pool_(std::make_unique<ThreadPool>("ferry-op-", ThreadCount(options_.thread_count))) {
   FERRY_CHECK(devices_->count() > 0);
   executor_ = [pool = pool_.get()](absl::AnyInvocable<void() &&> function) {

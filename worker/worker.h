@@ -32,6 +32,7 @@
 #include "worker/step_ring.h"
 #include "worker/step_table.h"
 #include "worker/thread_pool.h"
+#include "worker/transfer_log.h"
 
 namespace ferry::worker {
 
@@ -132,6 +133,8 @@ class Worker final {
 
   // What the last runs did.
   const StepRing& trace() const { return ring_; }
+  // What came from other workers while a master wanted to know.
+  TransferLog& transfer_log() { return transfer_log_; }
 
   // For statistics and tests.
   size_t session_count() const ABSL_LOCKS_EXCLUDED(mu_);
@@ -175,6 +178,7 @@ class Worker final {
 
   StepTable steps_;
   StepRing ring_;
+  TransferLog transfer_log_;
   RecentRequestIds recent_;
   std::atomic<int64_t> next_graph_{0};
 

@@ -15,6 +15,7 @@
 #include "worker/collectives/step_collectives.h"
 #include "worker/fetch.h"
 #include "worker/partial_run.h"
+#include "worker/step_stats.h"
 #include "worker/worker.h"
 
 namespace ferry::worker {
@@ -35,6 +36,8 @@ struct Worker::Call {
   std::weak_ptr<GraphRun> run;
   // When it was begun, if it is to be kept.
   int64_t start_ns = 0;
+  // What comes from other workers is wanted.
+  bool is_logged = false;
   RunResult result;
 };
 
@@ -129,7 +132,8 @@ std::shared_ptr<GraphRun> Worker::MakeRun(const std::shared_ptr<Call>& call) {
   options.executor = &executor_;
   options.now_ns = absl::GetCurrentTimeNanos;
   if (ring_.Takes(call->graph->plan()->node_count())) call->start_ns = options.now_ns();
-  options.record_times = call->request.record_times || call->start_ns != 0;
+  call->is_logged = transfer_log_.is_on();
+  options.record_times = call->request.record_times || call->start_ns != 0 || call->is_logged;
   if (call->graph->has_collectives()) {
     options.collectives = std::make_shared<StepCollectives>(
         call->exchange, MakeCarrier(call->exchange), SteadyClock());
@@ -172,6 +176,11 @@ void Worker::EndRun(const std::shared_ptr<Call>& call, absl::Status status) {
                .code = status.code(),
                .labels = call->graph->labels(),
                .times = run->times()});
+  }
+  if (call->is_logged && run != nullptr) {
+    tensorflow::StepStats rows;
+    FillTransfers(*call->graph, run->times(), rows);
+    transfer_log_.Add(call->request.step_id, std::move(rows));
   }
   if (call->partial != nullptr) {
     call->partial->EndRun(std::move(status));

@@ -32,12 +32,18 @@ TEST(DeviceSpec, IsReadInAllItsForms) {
   EXPECT_EQ(Reread("/job:*/replica:*/task:1/device:*:*"), "/task:1");
   EXPECT_EQ(Reread("/device:XPU:0"), "/device:XPU:0");
   EXPECT_EQ(Reread("/task:1/task:2"), "/task:2");
+  // A device that is not there, which soft placement may replace.
+  EXPECT_EQ(Reread("/cpu:99999999999"), "/device:CPU:99999999999");
+  EXPECT_EQ(Reread("/cpu:18446744073709551615"), "/device:CPU:9223372036854775807");
 }
 
 TEST(DeviceSpec, RefusesWhatIsNone) {
   for (const char* text : {"gpu", "cpu:0", "job:worker/task:1", "/gpu:x", "//", "/job:worker/",
-                           "/job:worker/foo", "/job:", "/task:", "/task:-1", "/task:99999999999",
+                           "/job:worker/foo", "/job:", "/task:", "/task:-1", "/task:+1",
                            "/device:", "/device:CPU:0:0", "/tpu:0", "/cpu", "/job:1a", " /cpu:0"}) {
+    EXPECT_FALSE(ParseDeviceSpec(text).has_value()) << text;
+  }
+  for (const char* text : {"/task:18446744073709551616", "/cpu:0x1", "/task: 1"}) {
     EXPECT_FALSE(ParseDeviceSpec(text).has_value()) << text;
   }
 }

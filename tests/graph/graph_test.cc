@@ -270,6 +270,10 @@ TEST(Graph, RefusesGraphsForOthers) {
   GraphWriter bad;
   bad.def().mutable_versions()->add_bad_consumers(1645);
   EXPECT_THAT(bad.Create(), Fails(kInvalid, HasSubstr("disallows consumer version 1645")));
+  GraphWriter older;
+  older.def().mutable_versions()->set_producer(-1);
+  EXPECT_THAT(older.Create(),
+              Fails(kInvalid, HasSubstr("GraphDef producer version -1 below min producer 0")));
 }
 
 TEST(Graph, HasLimits) {

@@ -25,7 +25,7 @@ class PartialRunTest : public ::testing::Test {
     const Graph graph = *writer.Create();
     const DeviceSet devices = Devices(1);
     return *Prune(graph, *Place(graph, devices, {}), devices,
-                  {{"x:0", "y", "unused"}, {"a:0", "b:0", "c:0", "d"}, {}});
+                  {{"x:0", "y", "unused"}, {"a:0", "b:0", "b", "c:0", "d"}, {}});
   }
 
   const std::shared_ptr<const StepGraph> step_ = std::make_shared<const StepGraph>(Step());
@@ -39,12 +39,12 @@ TEST_F(PartialRunTest, SharesTheGraph) {
 }
 
 TEST_F(PartialRunTest, FeedsAndFetchesInPieces) {
-  EXPECT_EQ(run_.Take({"x"}, {"a:0"}), absl::OkStatus());
+  EXPECT_EQ(run_.Take({"x:0"}, {"a:0"}), absl::OkStatus());
   EXPECT_FALSE(run_.is_done());
-  EXPECT_EQ(run_.Take({"y:0"}, {"c:0", "d:0"}), absl::OkStatus());
+  EXPECT_EQ(run_.Take({"y"}, {"c:0", "d"}), absl::OkStatus());
   EXPECT_EQ(run_.Take({}, {"b"}), absl::OkStatus());
   EXPECT_FALSE(run_.is_done());
-  EXPECT_EQ(run_.Take({"unused:0"}, {}), absl::OkStatus());
+  EXPECT_EQ(run_.Take({"unused"}, {}), absl::OkStatus());
   EXPECT_TRUE(run_.is_done());
 }
 
@@ -56,7 +56,16 @@ TEST_F(PartialRunTest, RefusesWhatCannotBeComputedYet) {
   EXPECT_EQ(run_.Take({"x:0"}, {"a:0"}), absl::OkStatus());
   // Waiting is as good as taking.
   EXPECT_THAT(run_.Take({}, {"d"}), Fails(kInvalid, ::testing::HasSubstr("Fetch d:0 can't be")));
-  EXPECT_EQ(run_.Take({"y:0"}, {"c:0"}), absl::OkStatus());
+  EXPECT_EQ(run_.Take({"y"}, {"c:0"}), absl::OkStatus());
+}
+
+// As TensorFlow has it. Over the wire such a piece is answered, too.
+TEST_F(PartialRunTest, APieceMayFetchATensorTwice) {
+  EXPECT_EQ(run_.Take({"x:0"}, {"a:0", "a:0"}), absl::OkStatus());
+  EXPECT_EQ(run_.Take({"y"}, {"b", "b:0", "c:0", "d"}), absl::OkStatus());
+  EXPECT_FALSE(run_.is_done());
+  EXPECT_EQ(run_.Take({"unused"}, {}), absl::OkStatus());
+  EXPECT_TRUE(run_.is_done());
 }
 
 TEST_F(PartialRunTest, RefusesWhatWasNotAnnounced) {
@@ -64,13 +73,21 @@ TEST_F(PartialRunTest, RefusesWhatWasNotAnnounced) {
               Fails(kInvalid, "The feed a:0 was not specified in partial_run_setup."));
   EXPECT_THAT(run_.Take({}, {"x:0"}),
               Fails(kInvalid, "The fetch x:0 was not specified in partial_run_setup."));
+  // Another spelling was not, either: nobody would find what it is fed with.
+  EXPECT_THAT(run_.Take({"x"}, {"a:0"}),
+              Fails(kInvalid, "The feed x was not specified in partial_run_setup."));
+  EXPECT_THAT(run_.Take({"x:0"}, {"a"}),
+              Fails(kInvalid, "The fetch a was not specified in partial_run_setup."));
 }
 
 TEST_F(PartialRunTest, RefusesWhatHasBeen) {
-  EXPECT_THAT(run_.Take({"x:0", "x"}, {}), Fails(kInvalid, "The feed x has already been fed."));
-  EXPECT_EQ(run_.Take({"x:0"}, {"a"}), absl::OkStatus());
+  EXPECT_THAT(run_.Take({"x:0", "x:0"}, {}), Fails(kInvalid, "The feed x:0 has already been fed."));
+  EXPECT_EQ(run_.Take({"x:0"}, {"a:0"}), absl::OkStatus());
   EXPECT_THAT(run_.Take({"x:0"}, {}), Fails(kInvalid, "The feed x:0 has already been fed."));
   EXPECT_THAT(run_.Take({}, {"a:0"}), Fails(kInvalid, "The fetch a:0 has already been fetched."));
+  // Under whichever of its names.
+  EXPECT_EQ(run_.Take({"y"}, {"b:0"}), absl::OkStatus());
+  EXPECT_THAT(run_.Take({}, {"b"}), Fails(kInvalid, "The fetch b has already been fetched."));
 }
 
 }  // namespace

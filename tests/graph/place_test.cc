@@ -103,7 +103,16 @@ TEST(Place, SoftlyReplacesDevicesOfATaskButNotTasks) {
   EXPECT_EQ(PlaceOfNode(OneConst("/job:worker/task:1/device:CPU:5"), devices, "a", true),
             "task:1/device:CPU:0");
   EXPECT_EQ(PlaceOfNode(OneConst("/device:GPU:0"), devices, "a", true), "task:0/device:CPU:0");
-  for (const char* spec : {"/job:ps/task:0", "/job:worker/task:7/device:CPU:0"}) {
+  EXPECT_EQ(PlaceOfNode(OneConst("/task:1/cpu:99999999999"), devices, "a", true),
+            "task:1/device:CPU:0");
+  // 2^32: not cpu:0.
+  for (const char* spec : {"/cpu:99999999999", "/cpu:4294967296"}) {
+    EXPECT_THAT(TryPlace(OneConst(spec), devices),
+                Fails(kInvalid, HasSubstr(absl::StrCat("was explicitly assigned to ", spec,
+                                                       " but available devices are"))));
+  }
+  for (const char* spec :
+       {"/job:ps/task:0", "/job:worker/task:7/device:CPU:0", "/job:worker/task:4294967297"}) {
     EXPECT_THAT(TryPlace(OneConst(spec), devices, true),
                 Fails(kInvalid, HasSubstr("available devices are")));
   }

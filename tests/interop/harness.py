@@ -6,6 +6,7 @@ failed case can neither hang the run nor leave anything behind."""
 import atexit
 import json
 import os
+import random
 import re
 import select
 import socket
@@ -59,9 +60,21 @@ def spawn(command, log, **keywords):
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """One that nobody is given by chance before a server of another project has come to it, which
+    takes seconds: from below the range from which the kernel takes ports by itself."""
+    with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as kernels:
+        first = int(kernels.read().split()[0])
+    # Some machines leave nothing below it.
+    ports = range(max(1024, first // 2), first) if first > 4000 else range(first, 61000)
+    for port in random.sample(ports, 100):
+        with socket.socket() as probe:
+            try:
+                # All addresses, as TensorFlow's servers take.
+                probe.bind(("", port))
+                return port
+            except OSError:
+                pass
+    raise Failure(f"of 100 ports from {ports.start} to {ports.stop} none is free")
 
 
 class Log:

@@ -12,75 +12,16 @@ those get new servers after each case that has one.
 import argparse
 import itertools
 import os
-import re
 import signal
 import sys
-import threading
 import time
 
-from tensorflow_session_test import (CPUS, WORKERS, Cluster, check, equal, errors, fails, grpc, np,
-                                     tf, Failure)
+import tensorflow_collectives_errors  # noqa: F401, its cases
+from collectives_ops import (CASES, KEYS, MERGES, broadcasts, case, on_each, raw, reduced, reduces,
+                             session_of)
+from session_cluster import Cluster, WORKERS, equal, errors, grpc, np, tf
 
-CASES = []
-raw = tf.raw_ops
-# What every worker of TensorFlow's has to be told; here it means nothing.
-LEADER = "/job:worker/replica:0/task:0"
-_keys = itertools.count(100)
-
-
-def case(breaks=False):
-    def register(function):
-        CASES.append((function, breaks))
-        return function
-    return register
-
-
-def session_of(cluster, graph):
-    config = tf.ConfigProto()
-    config.experimental.collective_group_leader = LEADER
-    return tf.Session(cluster.target, graph=graph, config=config)
-
-
-def on_each(make, tasks=range(WORKERS)):
-    """make(place) on the device of each task."""
-    made = []
-    for place, task in enumerate(tasks):
-        with tf.device(CPUS[task]):
-            made.append(make(place))
-    return made
-
-
-def nth(value, place):
-    return value[place] if isinstance(value, list) else value
-
-
-def reduces(inputs, tasks=range(WORKERS), first_version=False, **options):
-    wanted = dict(group_size=len(inputs), group_key=next(_keys), instance_key=next(_keys),
-                  merge_op="Add", final_op="Id", timeout_seconds=20.0)
-    wanted.update(options)
-    wanted.update(dict(subdiv_offsets=[0]) if first_version else dict(ordering_token=[]))
-    op = raw.CollectiveReduce if first_version else raw.CollectiveReduceV2
-
-    def make(place):
-        return op(input=inputs[place], **{name: nth(value, place) if name != "ordering_token"
-                                          and name != "subdiv_offsets" else value
-                                          for name, value in wanted.items()})
-    return on_each(make, tasks)
-
-
-MERGES = {"Add": np.add, "Mul": np.multiply, "Max": np.maximum, "Min": np.minimum}
-
-
-def reduced(values, merge, final):
-    result = values[0]
-    for value in values[1:]:
-        result = MERGES[merge](result, value)
-    if final == "Div":
-        if np.issubdtype(result.dtype, np.integer):
-            result = np.trunc(result / len(values))
-        else:
-            result = result / result.dtype.type(len(values))
-    return result.astype(values[0].dtype)
+from harness import Failure, check
 
 
 @case()
@@ -126,14 +67,14 @@ def reduces_every_size(cluster):
 def gathers(cluster):
     with tf.Graph().as_default() as graph:
         def gather(inputs, **options):
-            keys = dict(group_size=WORKERS, group_key=next(_keys), instance_key=next(_keys),
+            keys = dict(group_size=WORKERS, group_key=next(KEYS), instance_key=next(KEYS),
                         timeout_seconds=20.0)
             return on_each(lambda place: raw.CollectiveGatherV2(
                 input=inputs[place], ordering_token=[], **keys, **options))
         rows = gather(on_each(lambda place: tf.constant([float(place), 10.0])))
         tables = gather(on_each(lambda place: tf.fill([2, 3], place)))
         large = gather(on_each(lambda place: tf.range(100000, dtype=tf.int64) * (place + 1)))
-        keys = dict(group_size=WORKERS, group_key=next(_keys), instance_key=next(_keys))
+        keys = dict(group_size=WORKERS, group_key=next(KEYS), instance_key=next(KEYS))
         # The shape that it says is not looked at.
         first = on_each(lambda place: raw.CollectiveGather(
             input=tf.constant([place / 2.0]), shape=[WORKERS], **keys))
@@ -147,25 +88,6 @@ def gathers(cluster):
                 equal(got[2][task],
                       np.concatenate([np.arange(100000) * (i + 1) for i in range(WORKERS)]))
                 equal(got[3][task], np.float32([0, 0.5, 1]))
-
-
-def broadcasts(value, source, first_version=False, **options):
-    value = np.asarray(value)
-    keys = dict(group_size=WORKERS, group_key=next(_keys), instance_key=next(_keys),
-                timeout_seconds=20.0)
-    keys.update(options)
-    sources = source if isinstance(source, list) else [source]
-
-    def make(task):
-        if first_version:
-            keys["shape"] = list(value.shape)
-        send, recv = ((raw.CollectiveBcastSend, raw.CollectiveBcastRecv) if first_version else
-                      (raw.CollectiveBcastSendV2, raw.CollectiveBcastRecvV2))
-        if task in sources:
-            return send(input=tf.constant(value), **keys)
-        shape = {} if first_version else dict(shape=np.int32(value.shape))
-        return recv(T=tf.as_dtype(value.dtype), **shape, **keys)
-    return on_each(make)
 
 
 @case()
@@ -186,7 +108,7 @@ def broadcasts_from_everybody(cluster):
 @case()
 def instances_do_not_mix(cluster):
     """Two of one group at once, others of a part of it, with new values in every step."""
-    group = next(_keys)
+    group = next(KEYS)
     with tf.Graph().as_default() as graph:
         x = tf.placeholder(tf.float32, [4])
         parts = on_each(lambda place: x * float(place + 1))
@@ -248,155 +170,6 @@ def variables_stay_together(cluster):
                 equal(each, got[0], "workers have drifted apart")
 
 
-def fails_then_goes_on(cluster, make, kinds, pattern, deadline_s=15):
-    """The step fails in time; with Ferry the same session goes on."""
-    with tf.Graph().as_default() as graph:
-        wrong = make()
-        right = reduces(on_each(lambda place: tf.constant([1.0])))
-    began = time.monotonic()
-    # Not closed with TensorFlow's, which may wait for what will not come.
-    session = session_of(cluster, graph)
-    text = fails(kinds, pattern, lambda: session.run(
-        wrong, options=tf.RunOptions(timeout_in_ms=deadline_s * 1000)))
-    check(time.monotonic() - began < deadline_s + 10, "the error came late")
-    if not cluster.options.real:
-        for each in session.run(right):
-            equal(each, np.float32([3]))
-        session.close()
-    return text
-
-
-def ones():
-    return on_each(lambda place: tf.constant([1.0, 1.0]))
-
-
-@case(breaks=True)
-def group_sizes_differ(cluster):
-    fails_then_goes_on(cluster, lambda: reduces(ones(), group_size=[3, 3, 2]),
-                       errors.InternalError, r"is joining a group with size ?\d, but that group has "
-                       r"size \d")
-
-
-@case(breaks=True)
-def group_is_full(cluster):
-    fails_then_goes_on(cluster, lambda: reduces(ones(), group_size=2), errors.InternalError,
-                       "is joining a group that is already full")
-
-
-@case(breaks=True)
-def shapes_differ(cluster):
-    fails_then_goes_on(
-        cluster, lambda: reduces(on_each(lambda place: tf.ones([2 + place // 2]))),
-        errors.InvalidArgumentError, r"Shape mismatch in the collective instance \d+\. Op at device "
-        r"\S+ expected shape \[\d\] but another member in the group expected shape \[\d\]")
-
-
-@case(breaks=True)
-def types_differ(cluster):
-    fails_then_goes_on(
-        cluster, lambda: reduces([x if i < 2 else tf.cast(x, tf.int32)
-                                  for i, x in enumerate(ones())]),
-        errors.InternalError, r"Collective instance \d+ expected type 0 and data_type \d but got "
-        r"type 0 and data_type \d")
-
-
-@case(breaks=True)
-def sizes_are_checked(cluster):
-    fails_then_goes_on(cluster, lambda: reduces(ones(), group_size=0), errors.InvalidArgumentError,
-                       "group_size must be positive integer but got 0")
-
-
-@case(breaks=True)
-def keys_are_scalars(cluster):
-    fails_then_goes_on(cluster, lambda: reduces(ones(), group_size=[[3], 3, 3]),
-                       errors.InvalidArgumentError,
-                       r"Unexpected dimensions on input group_size, got \[1\]")
-
-
-@case(breaks=True)
-def broadcast_without_source(cluster):
-    fails_then_goes_on(cluster, lambda: broadcasts(np.float32([1]), []), errors.InternalError,
-                       "found no source for broadcast")
-
-
-@case(breaks=True)
-def broadcast_with_two_sources(cluster):
-    fails_then_goes_on(cluster, lambda: broadcasts(np.float32([1]), [0, 1], timeout_seconds=4.0),
-                       errors.InternalError, "already has source .*, received second claim from")
-
-
-@case(breaks=True)
-def broadcast_of_another_shape(cluster):
-    def make():
-        keys = dict(group_size=WORKERS, group_key=next(_keys), instance_key=next(_keys),
-                    timeout_seconds=4.0)
-        return on_each(lambda task: raw.CollectiveBcastSendV2(input=tf.constant([1.0, 2.0]), **keys)
-                       if task == 0 else
-                       raw.CollectiveBcastRecvV2(T=tf.float32, shape=[task + 1], **keys))
-    fails_then_goes_on(cluster, make, errors.InvalidArgumentError, "Shape mismatch")
-
-
-@case(breaks=True)
-def somebody_does_not_come(cluster):
-    """Before the time that the node says, and the others are told who it is."""
-    group = next(_keys)
-    text = fails_then_goes_on(
-        cluster, lambda: reduces(ones(), group_key=[group, group, next(_keys)],
-                                 timeout_seconds=2.0),
-        errors.DeadlineExceededError, "Collective has timed out waiting for other workers")
-    if not cluster.options.real:
-        check(re.search(r"not (1 of )?/job:worker/replica:0/task:[012]/device:CPU:0", text),
-              f"names nobody: {text}")
-
-
-@case(breaks=True)
-def a_step_has_a_deadline_of_its_own(cluster):
-    fails_then_goes_on(
-        cluster, lambda: reduces(ones(), group_key=[next(_keys) for _ in ones()],
-                                 timeout_seconds=0.0),
-        errors.DeadlineExceededError, "", deadline_s=3)
-
-
-@case(breaks=True)
-def merges_differ(cluster):
-    """TensorFlow computes something."""
-    if cluster.options.real:
-        return
-    fails_then_goes_on(cluster, lambda: reduces(ones(), merge_op=["Add", "Add", "Mul"]),
-                       errors.InvalidArgumentError, "is to merge by .*, but another member by")
-
-
-@case(breaks=True)
-def a_member_dies(cluster):
-    """The last case.  TensorFlow's step may never end then, nor the session's closing."""
-    if cluster.options.real:
-        return
-    with tf.Graph().as_default() as graph:
-        with tf.device(CPUS[2]):
-            value = tf.random.uniform([1200, 1200])
-            for _ in range(100):
-                value = tf.matmul(value, value) / 600.0
-            late = tf.reshape(tf.reduce_sum(value), [1])
-        parts = on_each(lambda place: tf.constant([1.0]))
-        wrong = reduces(parts[:2] + [late], timeout_seconds=0.0)
-        right = reduces(parts)
-    session = session_of(cluster, graph)
-    equal(session.run(right)[0], np.float32([3]))
-    killer = threading.Timer(0.7, lambda: cluster.kill_worker(2))
-    killer.start()
-    began = time.monotonic()
-    text = fails((errors.AbortedError, errors.UnavailableError), "", lambda: session.run(
-        wrong, options=tf.RunOptions(timeout_in_ms=60000)))
-    killer.join()
-    check(time.monotonic() - began < 30, "the step's end came late")
-    check("/job:worker/replica:0/task:2" in text, f"does not name the worker: {text}")
-    session.close()
-    cluster.start_worker(2)
-    cluster.wait_worker(2)
-    with session_of(cluster, graph) as again:
-        equal(again.run(right)[0], np.float32([3]))
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--ferry")
@@ -407,7 +180,8 @@ def main():
     if not options.real and not options.ferry:
         parser.error("--ferry or --real")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    chosen = [(function, breaks) for function, breaks in CASES
+    # Those last that break TensorFlow's servers.
+    chosen = [(function, breaks) for function, breaks in sorted(CASES, key=lambda case: case[1])
               if not options.only or function.__name__ in options.only.split(",")]
     failed = []
     cluster = Cluster(options)

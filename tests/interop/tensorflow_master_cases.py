@@ -52,11 +52,15 @@ def add_node(graph, name, op="NoOp", inputs=()):
     graph.node.add(name=name.encode(), op=op.encode(), input=[i.encode() for i in inputs])
 
 
+def new_session(cluster, graph, **config):
+    request = pb.CreateSessionRequest(graph_def=graph, config=pb.ConfigProto(**config))
+    return cluster.call("CreateSession", request, pb.CreateSessionResponse).session_handle
+
+
 @case
 def versions(cluster):
     """Of many extensions of one version one succeeds."""
-    handle = cluster.call("CreateSession", pb.CreateSessionRequest(graph_def=node("a")),
-                          pb.CreateSessionResponse).session_handle
+    handle = new_session(cluster, node("a"))
     outcomes = []
 
     def extend(index):
@@ -124,6 +128,87 @@ def bad_graphs(cluster):
     circle = node("a", "NoOp", ["^b"])
     add_node(circle, "b", "NoOp", ["^a"])
     refused(circle, invalid, "cycle")
+    older = node("a")
+    older.versions.producer = -1
+    refused(older, invalid, "producer version -1 below min producer 0")
+    far = node("a")
+    far.node[0].device = b"/cpu:99999999999"
+    refused(far, invalid, "available devices are")
+    far.node[0].device = b"/cpu:18446744073709551616"
+    refused(far, invalid, "Malformed device specification")
+    # An index that is not there is replaced, however large.
+    far.node[0].device = b"/job:worker/task:1/cpu:99999999999"
+    handle = new_session(cluster, far, allow_soft_placement=True)
+    response = cluster.call("RunStep", pb.RunStepRequest(session_handle=handle, target=[b"a"]),
+                            pb.RunStepResponse)
+    check(response.status_code == 0, str(response))
+
+
+@case
+def workers_log_and_do_not_trace(cluster):
+    """What masters of TensorFlow's may ask of a worker beside steps."""
+    if cluster.options.real:
+        address = f"127.0.0.1:{cluster.ports[1]}"
+    else:
+        record = cluster.tool("kv", "get", "ferry/exchange/1")
+        address = re.search(r'grpc"?[=: ]+"?([0-9.]+:\d+)', record).group(1)
+
+    def call(method, request):
+        with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+            return channel.unary_unary(f"/tensorflow.WorkerService/{method}")(request, timeout=10)
+
+    # LoggingRequest: on; fetch step 5, of which there is nothing; off and clear.
+    for request in (b"\x08\x01", b"\x1a\x01\x05", b"\x10\x01\x20\x01"):
+        check(call("Logging", request) == b"", "nothing has come yet")
+    try:
+        call("Tracing", b"")
+        raise Failure("Tracing succeeded")
+    except grpc.RpcError as error:
+        check(error.code() == grpc.StatusCode.UNIMPLEMENTED and error.details() == "Tracing",
+              f"{error.code()} {error.details()}")
+
+
+@case
+def pieces_name_tensors(cluster):
+    """A piece may fetch a tensor twice; it spells names as the set-up does."""
+    with tf.Graph().as_default() as graph:
+        x = tf.placeholder(tf.float32, [], name="x")
+        with tf.device(CPUS[1]):
+            y = tf.add(x, 1.0, name="y")
+            tf.add(y, 1.0, name="z")
+    handle = new_session(cluster, pb.GraphDef.FromString(graph.as_graph_def().SerializeToString()))
+    fed = tf.make_tensor_proto(1.0).SerializeToString()
+
+    def piece(partial, feeds, fetches):
+        request = pb.RunStepRequest(session_handle=handle, partial_run_handle=partial,
+                                    fetch=fetches, store_errors_in_response_body=True)
+        for name in feeds:
+            request.feed.add(name=name).tensor.ParseFromString(fed)
+        return cluster.call("RunStep", request, pb.RunStepResponse, timeout=10)
+
+    def fetched(response, wanted):
+        check(response.status_code == 0, response.status_error_message)
+        check({tensor.name for tensor in response.tensor} == wanted, str(response.tensor))
+
+    def refused(response, pattern):
+        check(response.status_code == 3 and re.search(pattern, response.status_error_message),
+              str(response))
+
+    def set_up():
+        return cluster.call("PartialRunSetup", pb.PartialRunSetupRequest(
+            session_handle=handle, feed=[b"x:0"], fetch=[b"y:0", b"z:0"]),
+            pb.PartialRunSetupResponse).partial_run_handle
+
+    partial = set_up()
+    fetched(piece(partial, [b"x:0"], [b"y:0", b"y:0"]), {b"y:0"})
+    refused(piece(partial, [], [b"y:0"]), b"The fetch y:0 has already been fetched.")
+    fetched(piece(partial, [], [b"z:0", b"z:0"]), {b"z:0"})
+    partial = set_up()
+    refused(piece(partial, [b"x"], [b"y:0"]), b"The feed x was not specified")
+    refused(piece(partial, [b"x:0"], [b"y"]), b"The fetch y was not specified")
+    fetched(piece(partial, [b"x:0"], [b"y:0", b"z:0"]), {b"y:0", b"z:0"})
+    cluster.call("CloseSession", pb.CloseSessionRequest(session_handle=handle),
+                 pb.CloseSessionResponse)
 
 
 @case

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # TensorFlow's own master and worker drive a Ferry worker: worker_of_tensorflow.py WORKER_PROGRAM
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -14,15 +13,11 @@ except ImportError as error:
     print(f"skipped: {error}")
     sys.exit(77)
 
+from harness import free_port  # noqa: E402
+
 v1 = tf.compat.v1
 FERRY = "/job:worker/task:1/cpu:0"
 THEIRS = "/job:worker/task:0/cpu:0"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def expect_error(kind, text, call):

@@ -194,6 +194,26 @@ TEST_F(PartialTest, IsFedInPieces) {
                     "Must run PartialRunSetup before performing partial runs"));
 }
 
+TEST_F(PartialTest, APieceMayNameAFetchTwice) {
+  const auto handle = Setup({"x:0", "y:0"}, {"c:0", "c", "d:0"});
+  EXPECT_THAT(*RunPiece(*handle, {"c:0", "c:0", "c"}, {{"x:0", 1}}), ElementsAre(3, 3, 3));
+  EXPECT_THAT(RunPiece(*handle, {"c:0"}, {}),
+              Fails(absl::StatusCode::kInvalidArgument, HasSubstr("already been fetched")));
+  EXPECT_THAT(*RunPiece(*handle, {"d:0", "d:0"}, {{"y:0", 10}}), ElementsAre(13, 13));
+  EXPECT_THAT(cluster_.worker(0).steps, IsEmpty());
+}
+
+// Else the worker would wait for what is fed under a name that means nothing to the step.
+TEST_F(PartialTest, APieceSpellsNamesAsTheSetupDoes) {
+  const auto handle = Setup({"x:0", "y:0"}, {"c:0", "d:0"});
+  EXPECT_THAT(RunPiece(*handle, {"c:0"}, {{"x", 1}}),
+              Fails(absl::StatusCode::kInvalidArgument, HasSubstr("The feed x was not specified")));
+  EXPECT_THAT(
+      RunPiece(*handle, {"c"}, {{"x:0", 1}}),
+      Fails(absl::StatusCode::kInvalidArgument, HasSubstr("The fetch c was not specified")));
+  EXPECT_THAT(*RunPiece(*handle, {"c:0"}, {{"x:0", 1}}), ElementsAre(3));
+}
+
 // 95: an error of a worker ends the whole step.
 TEST_F(PartialTest, EndsWithAnError) {
   const auto handle = Setup({"x:0", "y:0"}, {"c:0", "d:0"});

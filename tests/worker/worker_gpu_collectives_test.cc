@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Graphs over the GPUs of two workers: collectives.
 #include <algorithm>
+#include <functional>
 
 #include "tests/worker/worker_gpu_pair.h"
 
@@ -125,81 +126,80 @@ struct FourWorkers {
                                          b.devices()[2]};
 };
 
-TEST_F(WorkerGpuPair, CollectivesOfGpusGoByNccl) {
-  NEEDS_THE_DOUBLE("has four GPUs");
+// `run` is given a graph with "x" in it.
+void RunFourGpus(const std::function<void(FourWorkers& four, GraphWriter& writer)>& run) {
   RunGpuPair(
       FourGpus(),
-      [](GpuPeer& peer) {
+      [&run](GpuPeer& peer) {
         FourWorkers four(peer);
         GraphWriter writer;
         writer.Placeholder("x", four.a.devices()[0]);
-        AddCollective(writer, "sum", four.gpus, {.group = 1});
-        AddCollective(writer, "mean", four.gpus, {.group = 2, .final_op = "Div"});
-        AddCollective(writer, "least", four.gpus, {.group = 3, .merge = "Min"});
-        AddCollective(writer, "most", four.gpus, {.group = 4, .merge = "Max"});
-        AddCollective(writer, "all", four.gpus,
-                      {.op = "CollectiveGather", .group = 5, .length = 12});
-        std::vector<std::string> fetches;
-        for (const char* name : {"sum", "mean", "least", "most", "all"}) {
-          for (const std::string& each : Names(name, 4)) fetches.push_back(each);
-        }
-        SmallMaster master({&four.a, &four.b}, writer, {{"x"}, fetches, {}});
-        ASSERT_THAT(master.status, IsOk());
-        for (int id = 1; id <= 10; ++id) {
-          const auto one = static_cast<float>(id);
-          SmallMaster::Step step = master.Start(id, {Floats({one, 0, -one})}, /*record=*/true);
-          const auto fetched = step.Wait();
-          ASSERT_THAT(fetched, IsOk());
-          for (size_t i = 0; i < 4; ++i) {
-            EXPECT_THAT(ToFloats((*fetched)[i]), ElementsAre(10 * one, 0, -10 * one));
-            EXPECT_THAT(ToFloats((*fetched)[4 + i]), ElementsAre(2.5F * one, 0, -2.5F * one));
-            EXPECT_THAT(ToFloats((*fetched)[8 + i]), ElementsAre(one, 0, -4 * one));
-            EXPECT_THAT(ToFloats((*fetched)[12 + i]), ElementsAre(4 * one, 0, -one));
-            EXPECT_THAT(ToFloats((*fetched)[16 + i]),
-                        ElementsAre(one, 0, -one, 2 * one, 0, -2 * one, 3 * one, 0, -3 * one,
-                                    4 * one, 0, -4 * one));
-          }
-          EXPECT_EQ(WaysOf(step), std::vector<std::string>(16, "nccl"));
-          EXPECT_EQ(WaysOf(step, "gather by "), std::vector<std::string>(4, "nccl"));
-        }
+        run(four, writer);
         Leave(peer);
       },
       Leave);
 }
 
+TEST_F(WorkerGpuPair, CollectivesOfGpusGoByNccl) {
+  NEEDS_THE_DOUBLE("has four GPUs");
+  RunFourGpus([](FourWorkers& four, GraphWriter& writer) {
+    AddCollective(writer, "sum", four.gpus, {.group = 1});
+    AddCollective(writer, "mean", four.gpus, {.group = 2, .final_op = "Div"});
+    AddCollective(writer, "least", four.gpus, {.group = 3, .merge = "Min"});
+    AddCollective(writer, "most", four.gpus, {.group = 4, .merge = "Max"});
+    AddCollective(writer, "all", four.gpus, {.op = "CollectiveGather", .group = 5, .length = 12});
+    std::vector<std::string> fetches;
+    for (const char* name : {"sum", "mean", "least", "most", "all"}) {
+      for (const std::string& each : Names(name, 4)) fetches.push_back(each);
+    }
+    SmallMaster master({&four.a, &four.b}, writer, {{"x"}, fetches, {}});
+    ASSERT_THAT(master.status, IsOk());
+    for (int id = 1; id <= 10; ++id) {
+      const auto one = static_cast<float>(id);
+      SmallMaster::Step step = master.Start(id, {Floats({one, 0, -one})}, /*record=*/true);
+      const auto fetched = step.Wait();
+      ASSERT_THAT(fetched, IsOk());
+      for (size_t i = 0; i < 4; ++i) {
+        EXPECT_THAT(ToFloats((*fetched)[i]), ElementsAre(10 * one, 0, -10 * one));
+        EXPECT_THAT(ToFloats((*fetched)[4 + i]), ElementsAre(2.5F * one, 0, -2.5F * one));
+        EXPECT_THAT(ToFloats((*fetched)[8 + i]), ElementsAre(one, 0, -4 * one));
+        EXPECT_THAT(ToFloats((*fetched)[12 + i]), ElementsAre(4 * one, 0, -one));
+        EXPECT_THAT(ToFloats((*fetched)[16 + i]),
+                    ElementsAre(one, 0, -one, 2 * one, 0, -2 * one, 3 * one, 0, -3 * one, 4 * one,
+                                0, -4 * one));
+      }
+      EXPECT_EQ(WaysOf(step), std::vector<std::string>(16, "nccl"));
+      EXPECT_EQ(WaysOf(step, "gather by "), std::vector<std::string>(4, "nccl"));
+    }
+  });
+}
+
 // Groups that overlap, in many steps at once, which come to each GPU in any order.
 TEST_F(WorkerGpuPair, CollectivesOfManyStepsAtOnceDoNotWaitForEachOther) {
   NEEDS_THE_DOUBLE("has four GPUs");
-  RunGpuPair(
-      FourGpus(),
-      [](GpuPeer& peer) {
-        FourWorkers four(peer);
-        GraphWriter writer;
-        writer.Placeholder("x", four.a.devices()[0]);
-        const auto& gpus = four.gpus;
-        AddCollective(writer, "p", {gpus[0], gpus[2]}, {.group = 1});
-        AddCollective(writer, "q", {gpus[0], gpus[1], gpus[3]}, {.group = 2});
-        AddCollective(writer, "r", {gpus[1], gpus[2], gpus[3]}, {.group = 3});
-        SmallMaster master({&four.a, &four.b}, writer,
-                           {{"x"}, {"p0", "p1", "q0", "q1", "q2", "r0", "r1", "r2"}, {}});
-        ASSERT_THAT(master.status, IsOk());
-        for (int round = 0; round < 5; ++round) {
-          std::vector<SmallMaster::Step> steps;
-          for (int i = 1; i <= 8; ++i) {
-            steps.push_back(master.Start(100 * round + i, {Floats({static_cast<float>(i)})}));
-          }
-          for (int i = 1; i <= 8; ++i) {
-            const auto fetched = steps[static_cast<size_t>(i - 1)].Wait();
-            ASSERT_THAT(fetched, IsOk());
-            for (size_t at = 0; at < fetched->size(); ++at) {
-              EXPECT_THAT(ToFloats((*fetched)[at]),
-                          ElementsAre(static_cast<float>((at < 2 ? 3 : 6) * i)));
-            }
-          }
+  RunFourGpus([](FourWorkers& four, GraphWriter& writer) {
+    const auto& gpus = four.gpus;
+    AddCollective(writer, "p", {gpus[0], gpus[2]}, {.group = 1});
+    AddCollective(writer, "q", {gpus[0], gpus[1], gpus[3]}, {.group = 2});
+    AddCollective(writer, "r", {gpus[1], gpus[2], gpus[3]}, {.group = 3});
+    SmallMaster master({&four.a, &four.b}, writer,
+                       {{"x"}, {"p0", "p1", "q0", "q1", "q2", "r0", "r1", "r2"}, {}});
+    ASSERT_THAT(master.status, IsOk());
+    for (int round = 0; round < 5; ++round) {
+      std::vector<SmallMaster::Step> steps;
+      for (int i = 1; i <= 8; ++i) {
+        steps.push_back(master.Start(100 * round + i, {Floats({static_cast<float>(i)})}));
+      }
+      for (int i = 1; i <= 8; ++i) {
+        const auto fetched = steps[static_cast<size_t>(i - 1)].Wait();
+        ASSERT_THAT(fetched, IsOk());
+        for (size_t at = 0; at < fetched->size(); ++at) {
+          EXPECT_THAT(ToFloats((*fetched)[at]),
+                      ElementsAre(static_cast<float>((at < 2 ? 3 : 6) * i)));
         }
-        Leave(peer);
-      },
-      Leave);
+      }
+    }
+  });
 }
 
 // The other one's sends stop half way, then go on.
@@ -265,7 +265,8 @@ TEST_F(WorkerGpuPair, AWorkerThatDiesInACollectiveByNcclEndsItAndTheOthersGoOn) 
         // The other one ends when it is at it.
         step.workers = {&four.a};
         const auto fetched = step.Wait();
-        EXPECT_FALSE(fetched.ok());
+        // Who is gone; the master makes ABORTED of it.
+        EXPECT_THAT(fetched, Fails(absl::StatusCode::kUnavailable, HasSubstr("node 1 ")));
         // Those parts that are here have heard of it.
         EXPECT_EQ(step.results.size(), step.calls.size());
         GraphWriter own;

@@ -51,10 +51,23 @@ class WorkerGpu : public ::testing::Test {
     if (KernelImage().empty()) GTEST_SKIP() << "this build has no kernels: there was no nvcc";
     if (a_.devices().size() < 3) GTEST_SKIP() << "this machine shows one GPU";
   }
+  // When nothing runs on them.
   size_t UsedBytes() {
+    a_.exchange().gpus()->WaitIdle(SteadyClock().Now() + absl::Seconds(10));
     size_t bytes = 0;
     for (int i = 0; i < 2; ++i) bytes += (*a_.exchange().gpus()->Get(i))->arena->stats().used_bytes;
     return bytes;
+  }
+  // Calls it for each step from 1 on; after the tenth one no more memory is in use.
+  template <typename Run>
+  void ExpectNoGrowth(int steps, Run run) {
+    size_t used = 0;
+    for (int step = 1; step <= steps && !HasFatalFailure(); ++step) {
+      run(step);
+      if (step == 10) used = UsedBytes();
+    }
+    EXPECT_LE(UsedBytes(), used);
+    a_.ExpectClean();
   }
 
   Directory directory_;
@@ -254,39 +267,32 @@ TEST_F(WorkerGpu, CollectivesTakeHostsAndGpus) {
   a_.ExpectClean();
 }
 
-TEST_F(WorkerGpu, CollectivesOfGpusLeaveNothingInItsMemory) {
+// c0 and c1 on a GPU each: the mean of what both have, which is -x.
+GraphWriter MeanOfTwoGpus() {
   GraphWriter writer;
   writer.Placeholder("x", kCpu);
   for (const int i : {0, 1}) {
     writer.AddFloat(absl::StrCat("cx", i), "Neg", {"x"}, i == 0 ? kGpu0 : kGpu1);
   }
   AddCollectives(writer, "c", "CollectiveReduce", 1, tensorflow::DT_FLOAT, {kGpu0, kGpu1});
-  SmallMaster master({&a_}, writer, {{"x"}, {"c0", "c1"}, {}});
+  return writer;
+}
+
+TEST_F(WorkerGpu, CollectivesOfGpusLeaveNothingInItsMemory) {
+  SmallMaster master({&a_}, MeanOfTwoGpus(), {{"x"}, {"c0", "c1"}, {}});
   ASSERT_THAT(master.status, IsOk());
-  size_t used = 0;
-  for (int step = 1; step <= 60; ++step) {
+  ExpectNoGrowth(60, [&master](int step) {
     // Small ones directly, large ones in a ring.
     const std::vector<float> row(step % 2 == 0 ? 200'000 : 100, static_cast<float>(step));
     const auto fetched = master.Run(step, {Floats(row)});
     ASSERT_THAT(fetched, IsOk());
     EXPECT_EQ(ToFloats((*fetched)[1]), std::vector<float>(row.size(), static_cast<float>(-step)));
-    if (step != 10) continue;
-    a_.exchange().gpus()->WaitIdle(SteadyClock().Now() + absl::Seconds(10));
-    used = UsedBytes();
-  }
-  a_.exchange().gpus()->WaitIdle(SteadyClock().Now() + absl::Seconds(10));
-  EXPECT_LE(UsedBytes(), used);
-  a_.ExpectClean();
+  });
 }
 
 // Nobody comes to the second one's group.
 TEST_F(WorkerGpu, CollectivesOfGpusEndWhenTimeIsUp) {
-  GraphWriter writer;
-  writer.Placeholder("x", kCpu);
-  for (const int i : {0, 1}) {
-    writer.AddFloat(absl::StrCat("cx", i), "Neg", {"x"}, i == 0 ? kGpu0 : kGpu1);
-  }
-  AddCollectives(writer, "c", "CollectiveReduce", 1, tensorflow::DT_FLOAT, {kGpu0, kGpu1});
+  GraphWriter writer = MeanOfTwoGpus();
   for (auto& node : *writer.def().mutable_node()) {
     if (node.op() != "CollectiveReduce") continue;
     (*node.mutable_attr())["timeout_seconds"].set_f(0.3F);
@@ -306,20 +312,12 @@ TEST_F(WorkerGpu, StepsLeaveNothingInItsMemory) {
   writer.AddFloat("b", "Mul", {"a", "x"}, kGpu1);
   SmallMaster master({&a_}, writer, {{"x"}, {"b"}, {}});
   ASSERT_THAT(master.status, IsOk());
-  size_t used = 0;
-  for (int step = 1; step <= 100; ++step) {
+  ExpectNoGrowth(100, [&master](int step) {
     ASSERT_THAT(master.Run(step, {Floats(std::vector<float>(1000, 2))}), IsOk());
-    if (step != 10) continue;
-    a_.exchange().gpus()->WaitIdle(SteadyClock().Now() + absl::Seconds(10));
-    used = UsedBytes();
-  }
-  a_.exchange().gpus()->WaitIdle(SteadyClock().Now() + absl::Seconds(10));
-  EXPECT_LE(UsedBytes(), used);
-  a_.ExpectClean();
+  });
 }
 
 TEST_F(WorkerGpu, OpsWithoutAKernelThereAreRefusedInTensorFlowsWords) {
-  tensorflow::GraphDef def;
   GraphWriter writer;
   writer.Const("c", a_.devices()[1]);
   writer.AddFloat("m", "MatMul", {"c", "c"}, a_.devices()[1]);

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives that cannot be: each ends in time, and with Ferry the next one works."""
+import re
+import threading
+import time
+
+from collectives_ops import KEYS, broadcasts, case, on_each, raw, reduces, session_of
+from session_cluster import CPUS, WORKERS, equal, errors, fails, np, tf
+
+from harness import check
+
+
+def fails_then_goes_on(cluster, make, kinds, pattern, deadline_s=15):
+    """The step fails in time; with Ferry the same session goes on."""
+    with tf.Graph().as_default() as graph:
+        wrong = make()
+        right = reduces(on_each(lambda place: tf.constant([1.0])))
+    began = time.monotonic()
+    # Not closed with TensorFlow's, which may wait for what will not come.
+    session = session_of(cluster, graph)
+    text = fails(kinds, pattern, lambda: session.run(
+        wrong, options=tf.RunOptions(timeout_in_ms=deadline_s * 1000)))
+    check(time.monotonic() - began < deadline_s + 10, "the error came late")
+    if not cluster.options.real:
+        for each in session.run(right):
+            equal(each, np.float32([3]))
+        session.close()
+    return text
+
+
+def ones():
+    return on_each(lambda place: tf.constant([1.0, 1.0]))
+
+
+@case(breaks=True)
+def group_sizes_differ(cluster):
+    fails_then_goes_on(cluster, lambda: reduces(ones(), group_size=[3, 3, 2]),
+                       errors.InternalError, r"is joining a group with size ?\d, but that group has "
+                       r"size \d")
+
+
+@case(breaks=True)
+def group_is_full(cluster):
+    fails_then_goes_on(cluster, lambda: reduces(ones(), group_size=2), errors.InternalError,
+                       "is joining a group that is already full")
+
+
+@case(breaks=True)
+def shapes_differ(cluster):
+    fails_then_goes_on(
+        cluster, lambda: reduces(on_each(lambda place: tf.ones([2 + place // 2]))),
+        errors.InvalidArgumentError, r"Shape mismatch in the collective instance \d+\. Op at device "
+        r"\S+ expected shape \[\d\] but another member in the group expected shape \[\d\]")
+
+
+@case(breaks=True)
+def types_differ(cluster):
+    fails_then_goes_on(
+        cluster, lambda: reduces([x if i < 2 else tf.cast(x, tf.int32)
+                                  for i, x in enumerate(ones())]),
+        errors.InternalError, r"Collective instance \d+ expected type 0 and data_type \d but got "
+        r"type 0 and data_type \d")
+
+
+@case(breaks=True)
+def sizes_are_checked(cluster):
+    fails_then_goes_on(cluster, lambda: reduces(ones(), group_size=0), errors.InvalidArgumentError,
+                       "group_size must be positive integer but got 0")
+
+
+@case(breaks=True)
+def keys_are_scalars(cluster):
+    fails_then_goes_on(cluster, lambda: reduces(ones(), group_size=[[3], 3, 3]),
+                       errors.InvalidArgumentError,
+                       r"Unexpected dimensions on input group_size, got \[1\]")
+
+
+@case(breaks=True)
+def broadcast_without_source(cluster):
+    fails_then_goes_on(cluster, lambda: broadcasts(np.float32([1]), []), errors.InternalError,
+                       "found no source for broadcast")
+
+
+@case(breaks=True)
+def broadcast_with_two_sources(cluster):
+    fails_then_goes_on(cluster, lambda: broadcasts(np.float32([1]), [0, 1], timeout_seconds=4.0),
+                       errors.InternalError, "already has source .*, received second claim from")
+
+
+@case(breaks=True)
+def broadcast_of_another_shape(cluster):
+    def make():
+        keys = dict(group_size=WORKERS, group_key=next(KEYS), instance_key=next(KEYS),
+                    timeout_seconds=4.0)
+        return on_each(lambda task: raw.CollectiveBcastSendV2(input=tf.constant([1.0, 2.0]), **keys)
+                       if task == 0 else
+                       raw.CollectiveBcastRecvV2(T=tf.float32, shape=[task + 1], **keys))
+    fails_then_goes_on(cluster, make, errors.InvalidArgumentError, "Shape mismatch")
+
+
+@case(breaks=True)
+def somebody_does_not_come(cluster):
+    """Before the time that the node says, and the others are told who it is."""
+    group = next(KEYS)
+    text = fails_then_goes_on(
+        cluster, lambda: reduces(ones(), group_key=[group, group, next(KEYS)],
+                                 timeout_seconds=2.0),
+        errors.DeadlineExceededError, "Collective has timed out waiting for other workers")
+    if not cluster.options.real:
+        check(re.search(r"not (1 of )?/job:worker/replica:0/task:[012]/device:CPU:0", text),
+              f"names nobody: {text}")
+
+
+@case(breaks=True)
+def a_step_has_a_deadline_of_its_own(cluster):
+    fails_then_goes_on(
+        cluster, lambda: reduces(ones(), group_key=[next(KEYS) for _ in ones()],
+                                 timeout_seconds=0.0),
+        errors.DeadlineExceededError, "", deadline_s=3)
+
+
+@case(breaks=True)
+def merges_differ(cluster):
+    """TensorFlow computes something."""
+    if cluster.options.real:
+        return
+    fails_then_goes_on(cluster, lambda: reduces(ones(), merge_op=["Add", "Add", "Mul"]),
+                       errors.InvalidArgumentError, "is to merge by .*, but another member by")
+
+
+@case(breaks=True)
+def a_member_dies(cluster):
+    """The last case.  TensorFlow's step may never end then, nor the session's closing."""
+    if cluster.options.real:
+        return
+    with tf.Graph().as_default() as graph:
+        with tf.device(CPUS[2]):
+            value = tf.random.uniform([1200, 1200])
+            for _ in range(100):
+                value = tf.matmul(value, value) / 600.0
+            late = tf.reshape(tf.reduce_sum(value), [1])
+        parts = on_each(lambda place: tf.constant([1.0]))
+        wrong = reduces(parts[:2] + [late], timeout_seconds=0.0)
+        right = reduces(parts)
+    session = session_of(cluster, graph)
+    equal(session.run(right)[0], np.float32([3]))
+    killer = threading.Timer(0.7, lambda: cluster.kill_worker(2))
+    killer.start()
+    began = time.monotonic()
+    text = fails((errors.AbortedError, errors.UnavailableError), "", lambda: session.run(
+        wrong, options=tf.RunOptions(timeout_in_ms=60000)))
+    killer.join()
+    check(time.monotonic() - began < 30, "the step's end came late")
+    check("/job:worker/replica:0/task:2" in text, f"does not name the worker: {text}")
+    session.close()
+    cluster.start_worker(2)
+    cluster.wait_worker(2)
+    with session_of(cluster, graph) as again:
+        equal(again.run(right)[0], np.float32([3]))
