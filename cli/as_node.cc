@@ -72,6 +72,8 @@ absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options, const NodePlace&
                                            BlockedSignals& signals) {
   JoinReport report(place);
   const Progress progress([&report] { return report.Text(); });
+  coord::ConnectStop stop = options.connect_stop;
+  absl::Status stopped;
   std::atomic<bool> is_over = false;
   absl::StatusOr<std::unique_ptr<Node>> joined;
   {
@@ -80,33 +82,31 @@ absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options, const NodePlace&
       is_over = true;
       signals.Wake();
     });
+    std::unique_ptr<Thread> stopper;
     while (!is_over) {
       const std::optional<int> signal = signals.WaitFor(absl::InfiniteDuration());
       if (!signal || is_over) continue;
-      // There is nothing to leave yet, and no way to call the joining thread back.
-      std::fprintf(stderr, "ferry: stopped by %s while %s was joining\n", SignalName(*signal),
-                   place.description.c_str());
+      const std::string why = absl::StrCat("stopped by ", SignalName(*signal), " while ",
+                                           place.description, " was joining");
+      if (stopper == nullptr) {
+        // The coordinator is told, which may take seconds.
+        stopped = absl::CancelledError(why);
+        stopper = std::make_unique<Thread>("ferry-stop", [&stop, &stopped] { stop.Stop(stopped); });
+        continue;
+      }
+      // Whoever asks again does not want to wait for that.
+      std::fprintf(stderr, "ferry: %s\n", why.c_str());
       std::fflush(nullptr);
       _exit(kFailed);
     }
   }
-  return joined;
+  if (stopped.ok() || !joined.ok()) return joined;
+  // The signal came too late for that.
+  (*joined)->FailJob(stopped);
+  return stopped;
 }
 
 }  // namespace
-
-void JobError::Set(absl::Status error) {
-  {
-    absl::MutexLock lock(&mu_);
-    if (error_.ok()) error_ = std::move(error);
-  }
-  signals_.Wake();
-}
-
-absl::Status JobError::Get() const {
-  absl::MutexLock lock(&mu_);
-  return error_;
-}
 
 void AddPlaceFlags(CLI::App& app, NodeOptions& options) {
   // Not AddCoordinatorFlag: FindPlace reads FERRY_COORDINATOR, and says where a value came from.
@@ -166,29 +166,25 @@ absl::StatusOr<int> RunAsNode(NodeOptions& options,
   return status;
 }
 
-absl::Status RunStoppably(JoinedNode& joined, const std::function<absl::Status()>& work,
-                          const std::function<void(const absl::Status&)>& stop) {
-  std::atomic<bool> is_over = false;
-  absl::Status result;
-  absl::Status reason;
-  {
-    Thread worker("ferry-work", [&] {
-      result = work();
-      is_over = true;
-      joined.signals.Wake();
-    });
-    while (!is_over) {
-      const std::optional<int> signal = joined.signals.WaitFor(absl::InfiniteDuration());
-      if (!reason.ok() || is_over) continue;
-      if (signal) reason = absl::CancelledError(absl::StrCat("stopped by ", SignalName(*signal)));
-      if (reason.ok()) reason = joined.error.Get();
-      if (!reason.ok()) stop(reason);
+void EndService(JoinedNode& joined) {
+  joined.is_served = true;
+  // No matter whether the coordinator is there to hear it.
+  joined.node.Leave().IgnoreError();
+  joined.signals.LetThrough();
+}
+
+absl::StatusOr<int> RunAsPeer(NodeOptions& options,
+                              const std::function<absl::StatusOr<int>(JoinedNode&)>& body) {
+  return RunAsNode(options, [&body](JoinedNode& joined) {
+    absl::StatusOr<int> done = body(joined);
+    if (joined.is_served) return done;
+    if (done.ok() || !joined.error.Get().ok()) {
+      EndService(joined);
+    } else {
+      joined.node.FailJob(done.status());
     }
-  }
-  // What was stopped ends because of that, in whichever words.
-  const bool is_stopped =
-      !reason.ok() && (result.ok() || absl::IsCancelled(result) || absl::IsAborted(result));
-  return is_stopped ? reason : result;
+    return done;
+  });
 }
 
 }  // namespace ferry::cli

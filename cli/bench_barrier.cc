@@ -11,9 +11,13 @@
 
 #include "base/clock.h"
 #include "base/status_macros.h"
+#include "cli/bench_barrier_worker.h"
+#include "cli/bench_joined.h"
+#include "cli/bench_lines.h"
 #include "cli/bench_loop.h"
 #include "cli/bench_members.h"
 #include "cli/bench_nodes.h"
+#include "cli/bench_pattern_merge.h"
 #include "cli/bench_processes.h"
 #include "cli/bench_verbs.h"
 #include "cli/grpc_bench_floor.h"
@@ -23,6 +27,7 @@ namespace {
 
 constexpr absl::Duration kBarrierPatience = absl::Seconds(30);
 constexpr int kBarrierWarmUps = 3;
+constexpr char kBarrierErrorsOf[] = "passage";
 
 // One barrier of all members. Nobody may be let through before the last has come.
 //   errors: grows by each that was.
@@ -52,12 +57,13 @@ absl::StatusOr<BenchLoad> Pass(BenchMembers& members, const std::function<double
   return load;
 }
 
-absl::StatusOr<BenchRow> MeasureBarriers(int nodes, int iterations,
-                                         const BenchServer& floor_server) {
+absl::StatusOr<BenchRow> MeasureBarriers(int nodes, int iterations, const BenchServer& floor_server,
+                                         BenchStage& stage) {
   FERRY_ASSIGN_OR_RETURN(
       const BenchServer coordinator,
       StartBenchServer("the coordinator",
-                       {"coordinator", absl::StrCat("--nodes=", nodes), "--listen=127.0.0.1:0"}));
+                       {"coordinator", absl::StrCat("--nodes=", nodes), "--listen=127.0.0.1:0"},
+                       stage));
   FERRY_ASSIGN_OR_RETURN(const auto members, BenchMembers::Join(coordinator.address, nodes));
   UnaryFloor floor(floor_server.address, nodes);
   const std::function<double()> cpu_s = [&coordinator] {
@@ -85,6 +91,38 @@ absl::StatusOr<BenchRow> MeasureBarriers(int nodes, int iterations,
   return row;
 }
 
+// Rows from what all have told.
+absl::Status ReadLines(int nodes, BenchLines& lines, BenchReport& report) {
+  using Json = BenchLines::Json;
+  FERRY_ASSIGN_OR_RETURN(const std::vector<Json> empty, lines.Expect("spin"));
+  FERRY_ASSIGN_OR_RETURN(const std::vector<Json> told, lines.Expect("case"));
+  report.errors_of = kBarrierErrorsOf;
+  report.transport = "control stream";
+  report.moves_tensors = false;
+  BenchRow row = NodesBenchRow("barrier", nodes, 0);
+  FERRY_RETURN_IF_ERROR(MergeRounds(told, 1, 0, row));
+  double used_s = 0;
+  for (const Json& line : told) used_s += line.value("cpu_s", 0.0);
+  row.cpu_s_per_op = used_s / row.count;
+  row.ops_per_s = 1 / absl::ToDoubleSeconds(row.times.p50);
+  // It is a barrier too, over the connections that tensors take.
+  row.floor = absl::Seconds(empty[0].value("empty_round_s", 0.0));
+  row.floor_name = "empty round";
+  report.rows.push_back(std::move(row));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int> JoinBarrier(BenchPlanFlags& flags, BenchJoinFlags& join,
+                                const BenchOutput& output) {
+  // It moves nothing.
+  flags.sizes = "1";
+  return RunJoinedBench(flags, join, output,
+                        {.time = "by the first node's clock: from its word to begin until all have "
+                                 "told it that they have passed",
+                         .work = RunBarrierWorker,
+                         .read = ReadLines});
+}
+
 }  // namespace
 
 Verb AddBarrierBench(CLI::App& bench) {
@@ -94,13 +132,12 @@ Verb AddBarrierBench(CLI::App& bench) {
                   "How long nodes take to pass a barrier, beside raw calls of gRPC that are held",
               .subject = "nodes that are simulated by one process, and a coordinator",
               .time = "from the first who comes until the last has passed",
-              .errors_of = "passage",
+              .errors_of = kBarrierErrorsOf,
               .nodes = "2,16,64",
               .iterations = 200,
               .most_iterations = 1000000,
               .iterations_of = "barriers",
-              .why_own_job = "the first to come and the last to pass are told by one clock: its "
-                             "nodes are of one process, with a coordinator of their own",
+              .join = JoinBarrier,
               .measure = MeasureBarriers});
 }
 

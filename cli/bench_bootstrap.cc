@@ -29,7 +29,8 @@ absl::StatusOr<absl::Duration> ConnectChannels(const std::string& address, int c
   return SteadyClock().Now() - start;
 }
 
-absl::StatusOr<BenchRow> MeasureStarts(int nodes, int iterations, const BenchServer& floor_server) {
+absl::StatusOr<BenchRow> MeasureStarts(int nodes, int iterations, const BenchServer& floor_server,
+                                       BenchStage& stage) {
   BenchRow row = NodesBenchRow("bootstrap", nodes, iterations);
   std::vector<absl::Duration> samples;
   std::vector<absl::Duration> floors;
@@ -41,7 +42,8 @@ absl::StatusOr<BenchRow> MeasureStarts(int nodes, int iterations, const BenchSer
     FERRY_ASSIGN_OR_RETURN(
         const BenchServer coordinator,
         StartBenchServer("the coordinator",
-                         {"coordinator", absl::StrCat("--nodes=", nodes), "--listen=127.0.0.1:0"}));
+                         {"coordinator", absl::StrCat("--nodes=", nodes), "--listen=127.0.0.1:0"},
+                         stage));
     const double cpu_before = OwnCpuSeconds() + coordinator.CpuSeconds();
     FERRY_ASSIGN_OR_RETURN(const auto members, BenchMembers::Join(coordinator.address, nodes));
     const double cpu_s = OwnCpuSeconds() + coordinator.CpuSeconds() - cpu_before;

@@ -53,7 +53,7 @@ void AddSample(const Json& line, Json& all) {
 }
 
 // Two processes that have never met, once through all phases.
-absl::Status MeasureOnce(const ColdFlags& flags, size_t bytes, ColdLines& all,
+absl::Status MeasureOnce(const ColdFlags& flags, size_t bytes, BenchStage& stage, ColdLines& all,
                          BenchReport& report) {
   BenchPlan plan = flags.plan;
   plan.sizes = {bytes};
@@ -63,7 +63,7 @@ absl::Status MeasureOnce(const ColdFlags& flags, size_t bytes, ColdLines& all,
                          HostedCoordinator::OnThisMachine(2, Graphs::kNone));
   FERRY_ASSIGN_OR_RETURN(
       const auto workers,
-      BenchWorkers::Start(2, coordinator->address(), EncodeBenchPlan(plan), flags.exchange));
+      BenchWorkers::Start(2, coordinator->address(), EncodeBenchPlan(plan), flags.exchange, stage));
   for (const char* const phase : kColdPhases) {
     FERRY_ASSIGN_OR_RETURN(const std::vector<Json> lines, workers->Expect("case"));
     std::vector<Json>& pooled = all[phase];
@@ -91,7 +91,7 @@ absl::StatusOr<BenchReport> MeasureCold(const ColdFlags& flags) {
     stage.Set(absl::StrCat("measuring the first ", BenchSizeText(bytes)));
     ColdLines lines;
     for (int i = 0; i < samples; ++i) {
-      FERRY_RETURN_IF_ERROR(MeasureOnce(flags, bytes, lines, report));
+      FERRY_RETURN_IF_ERROR(MeasureOnce(flags, bytes, stage, lines, report));
     }
     for (const char* const phase : kColdPhases) {
       BenchRow row;

@@ -5,16 +5,10 @@
 #define FERRY_CLI_BENCH_FLOORS_H_
 
 #include <cstddef>
-#include <memory>
 #include <string>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-
-#include "base/unique_fd.h"
-#include "coord/agent.h"
 
 namespace ferry::cli {
 
@@ -28,25 +22,6 @@ absl::Duration MeasureRead(const void* from, size_t bytes, int rounds);
 //   file: both map its first page, which is zero at first. is_first: who begins.
 //   Errors: UNAVAILABLE with the kernel's reason; DEADLINE_EXCEEDED the other does not answer.
 absl::StatusOr<absl::Duration> MeasureSpin(const std::string& file, bool is_first);
-
-// Plain TCP sockets over loopback, between the bench's two processes. Not thread-safe.
-class RawTcp final {
- public:
-  // The first one listens and leaves its port in the store.
-  //   Errors: UNAVAILABLE with the kernel's reason; DEADLINE_EXCEEDED.
-  static absl::StatusOr<std::unique_ptr<RawTcp>> Create(coord::Agent& agent, bool is_first,
-                                                        int streams);
-
-  // `rounds` times there and back; large ones over all streams, each with a thread at either end.
-  //   is_polling: whoever receives spins. buffer: of `bytes`, sent and overwritten.
-  absl::StatusOr<absl::Duration> Measure(void* buffer, size_t bytes, int rounds, bool is_polling);
-
- private:
-  explicit RawTcp(bool is_first) : is_first_(is_first) {}
-
-  const bool is_first_;
-  std::vector<UniqueFd> streams_;
-};
 
 }  // namespace ferry::cli
 

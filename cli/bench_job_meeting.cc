@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -12,6 +13,8 @@
 #include "base/ranges.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "cli/bench_gone_node.h"
+#include "cli/bench_processes.h"
 #include "cli/bench_rounds.h"
 
 namespace ferry::cli {
@@ -22,6 +25,8 @@ using Json = nlohmann::ordered_json;
 constexpr char kOffers[] = "ferry-bench/offers/";
 // Who calls the agent waits so much longer than the coordinator, which knows who is missing.
 constexpr absl::Duration kCoordinatorGrace = absl::Seconds(10);
+// Who waits for offers looks this often whether those who have made theirs are still there.
+constexpr absl::Duration kOffersLook = absl::Seconds(1);
 // An offer of an earlier life of a node is looked at again.
 constexpr absl::Duration kStaleLook = absl::Milliseconds(50);
 // Whoever has died is found within this time of the first who missed it.
@@ -39,6 +44,8 @@ struct JobMeeting::Shared {
   // By node; the last that each has made.
   std::map<int, absl::StatusOr<BenchOffer>> offers ABSL_GUARDED_BY(mu);
   bool is_stopped ABSL_GUARDED_BY(mu) = false;
+  // Who has passed the last wait of all may leave, and come back for something else.
+  bool is_ending ABSL_GUARDED_BY(mu) = false;
   // Goes before `mu`. Null when the meeting has gone: a watch may call once more then.
   absl::Mutex meeting_mu;
   JobMeeting* meeting ABSL_GUARDED_BY(meeting_mu) = nullptr;
@@ -85,6 +92,8 @@ absl::Status JobMeeting::Await(const std::function<void(coord::Agent::StatusCall
                                     party_.patience + kCoordinatorGrace)) {
     return absl::DeadlineExceededError("the coordinator does not answer");
   }
+  // What has come about counts, also if the bench was stopped meanwhile.
+  if (result->has_value() && (*result)->ok()) return absl::OkStatus();
   return shared_->is_stopped ? stop_.Get() : **result;
 }
 
@@ -98,6 +107,7 @@ absl::Status JobMeeting::Missing(const std::vector<int>& nodes) const {
 
 // Offers that differ, of those who are there; then who is missing.
 absl::Status JobMeeting::CheckOffers() {
+  shared_->mu.AssertHeld();
   std::vector<int> missing;
   for (const int node : party_.nodes) {
     if (node == own_.node) continue;
@@ -113,6 +123,28 @@ absl::Status JobMeeting::CheckOffers() {
   return missing.empty() ? absl::OkStatus() : Missing(missing);
 }
 
+// What a life of a node has left behind says nothing when another has followed, or when it was over
+// before we came; but whoever differs may be seen to leave because of that.
+bool JobMeeting::DropStaleOffers(const std::vector<coord::TaskStatus>& tasks, bool differ) {
+  shared_->mu.AssertHeld();
+  bool is_stale = false;
+  for (const coord::TaskStatus& task : tasks) {
+    const auto found = shared_->offers.find(task.node_id);
+    const bool takes_part =
+        task.node_id != own_.node && absl::c_linear_search(party_.nodes, task.node_id);
+    if (!takes_part || found == shared_->offers.end() || !found->second.ok()) continue;
+    const uint64_t life = found->second->incarnation;
+    if (task.incarnation == life && task.state == coord::TaskState::kConnected) {
+      lives_[task.node_id] = life;
+    } else if (task.incarnation != life || (!differ && !lives_.contains(task.node_id))) {
+      lives_.erase(task.node_id);
+      shared_->offers.erase(found);
+      is_stale = true;
+    }
+  }
+  return is_stale;
+}
+
 absl::Status JobMeeting::AwaitOffers() {
   const absl::Time deadline = SteadyClock().Now() + party_.patience;
   while (true) {
@@ -122,25 +154,26 @@ absl::Status JobMeeting::AwaitOffers() {
       const auto is_over = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(shared_->mu) {
         return shared_->is_stopped || !absl::IsDeadlineExceeded(CheckOffers());
       };
-      shared_->mu.AwaitWithTimeout(absl::Condition(&is_over), deadline - SteadyClock().Now());
+      shared_->mu.AwaitWithTimeout(absl::Condition(&is_over),
+                                   std::min(deadline - SteadyClock().Now(), kOffersLook));
       if (shared_->is_stopped) return stop_.Get();
       status = CheckOffers();
-      if (absl::IsDeadlineExceeded(status)) return status;
     }
-    // What an earlier life of a node has left behind says nothing.
     FERRY_ASSIGN_OR_RETURN(const coord::JobStatus job, party_.node.agent().Status());
     absl::MutexLock lock(&shared_->mu);
-    bool is_stale = false;
-    for (const coord::TaskStatus& task : job.tasks) {
-      const auto found = shared_->offers.find(task.node_id);
-      if (found == shared_->offers.end() || !found->second.ok()) continue;
-      if (found->second->incarnation == task.incarnation) continue;
-      shared_->offers.erase(found);
-      is_stale = true;
+    const bool differ = !status.ok() && !absl::IsDeadlineExceeded(status);
+    const bool is_stale = DropStaleOffers(job.tasks, differ);
+    if (differ && !is_stale) return status;
+    status = CheckOffers();
+    if (absl::IsDeadlineExceeded(status) && SteadyClock().Now() >= deadline) {
+      return absl::Status(status.code(), absl::StrCat(status.message(), ThoseAway(job.tasks)));
     }
-    if (!is_stale) return status;
-    // Perhaps it is newer than what is known of the node.
-    shared_->mu.AwaitWithTimeout(absl::Condition(&shared_->is_stopped), kStaleLook);
+    FERRY_RETURN_IF_ERROR(CheckNobodyIsGone(lives_, job.tasks, stage_.Get()));
+    if (status.ok() && !is_stale) return status;
+    // Perhaps a stale one is newer than what is known of the node.
+    if (is_stale) {
+      shared_->mu.AwaitWithTimeout(absl::Condition(&shared_->is_stopped), kStaleLook);
+    }
   }
 }
 
@@ -171,7 +204,9 @@ absl::Status JobMeeting::Gather() {
     run = shared_->offers.at(party_.NodeOf(0))->incarnation;
   }
   prefix_ = absl::StrCat("ferry-bench/", run);
+  party_.store_prefix = prefix_;
   WatchFailures();
+  WatchMembers(-1);
   const int64_t first_step = FirstStepOfBench(run);
   FERRY_ASSIGN_OR_RETURN(words_, party_.node.OpenStep(first_step));
   party_.first_step = first_step + 1;
@@ -192,9 +227,38 @@ void JobMeeting::WatchFailures() {
   if (watch.ok()) failures_watch_ = *std::move(watch);
 }
 
+// The agent ends it when it goes.
+void JobMeeting::WatchMembers(int64_t version) {
+  party_.node.agent().WatchTasksAsync(
+      version, [shared = shared_](const absl::StatusOr<coord::NodeTable>& table) {
+        if (!table.ok()) return;
+        absl::MutexLock lock(&shared->meeting_mu);
+        if (shared->meeting != nullptr) shared->meeting->OnMembers(*table);
+      });
+}
+
+void JobMeeting::OnMembers(const coord::NodeTable& table) {
+  std::vector<coord::TaskStatus> tasks = table.tasks;
+  {
+    absl::MutexLock lock(&shared_->mu);
+    if (shared_->is_ending) {
+      std::erase_if(tasks, [](const coord::TaskStatus& task) {
+        return task.state != coord::TaskState::kError;
+      });
+    }
+  }
+  const absl::Status gone = CheckNobodyIsGone(lives_, tasks, stage_.Get());
+  if (!gone.ok()) return Stop(gone);
+  WatchMembers(table.version);
+}
+
 absl::Status JobMeeting::Finish(absl::Status result) {
   coord::Agent& agent = party_.node.agent();
   if (result.ok()) {
+    {
+      absl::MutexLock lock(&shared_->mu);
+      shared_->is_ending = true;
+    }
     stage_.Set("waiting for all nodes to be through");
     result = AwaitAll();
   }

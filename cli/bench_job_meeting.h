@@ -4,6 +4,7 @@
 #ifndef FERRY_CLI_BENCH_JOB_MEETING_H_
 #define FERRY_CLI_BENCH_JOB_MEETING_H_
 
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
@@ -15,7 +16,7 @@
 
 #include "cli/bench_meeting.h"
 #include "cli/bench_offer.h"
-#include "cli/bench_processes.h"
+#include "cli/bench_stage.h"
 #include "coord/agent.h"
 
 namespace ferry::cli {
@@ -35,8 +36,12 @@ class JobMeeting final : public BenchMeeting {
   // Waits until all nodes have said what they are to measure, and that is the same.
   //   Errors: FAILED_PRECONDITION naming two that differ; DEADLINE_EXCEEDED naming who is missing.
   absl::Status Gather();
-  // After Gather.
+  // After Gather, which is also when whoever is gone begins to end every wait, here and below.
   const BenchParty& party() const { return party_; }
+
+  // Waits for a call of the agent, or until it was stopped.
+  //   Errors: those of the call; why it was stopped; DEADLINE_EXCEEDED.
+  absl::Status Await(const std::function<void(coord::Agent::StatusCallback)>& call);
 
   // Ends what waits, here and below, with `why`. From any thread.
   void Stop(const absl::Status& why);
@@ -59,12 +64,13 @@ class JobMeeting final : public BenchMeeting {
  private:
   struct Shared;
 
-  // Waits for a call of the agent, or until it was stopped.
-  absl::Status Await(const std::function<void(coord::Agent::StatusCallback)>& call);
   absl::Status AwaitOffers();
   absl::Status CheckOffers();
   absl::Status Missing(const std::vector<int>& nodes) const;
+  bool DropStaleOffers(const std::vector<coord::TaskStatus>& tasks, bool differ);
   void WatchFailures();
+  void WatchMembers(int64_t version);
+  void OnMembers(const coord::NodeTable& table);
   absl::Status Signal(int rank);
   absl::Status AwaitSignal(int rank);
   absl::Status SignalAll(const BenchRoundMembers& members);
@@ -80,6 +86,8 @@ class JobMeeting final : public BenchMeeting {
   const std::shared_ptr<Shared> shared_;
   // Of this run, in the store; empty before Gather.
   std::string prefix_;
+  // Of the others, by node; constant after Gather.
+  std::map<int, uint64_t> lives_;
   std::optional<Step> words_;
   std::map<std::pair<int, int>, RendezvousKey> word_keys_;
   int told_ = 0;

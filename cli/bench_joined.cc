@@ -13,7 +13,6 @@
 #include "base/ranges.h"
 #include "base/status_macros.h"
 #include "cli/as_node.h"
-#include "cli/bench_job_meeting.h"
 #include "cli/bench_offer.h"
 #include "cli/bench_worker.h"
 #include "cli/progress.h"
@@ -72,7 +71,10 @@ absl::StatusOr<int> TakePart(JoinedNode& joined, const BenchPlanFlags& flags,
         joined,
         [&]() -> absl::Status {
           absl::Status status = meeting.Gather();
-          if (status.ok()) status = RunBenchWork(meeting.party(), meeting, flags.plan);
+          if (status.ok()) {
+            status = what.work ? what.work(meeting, flags.plan)
+                               : RunBenchWork(meeting.party(), meeting, flags.plan);
+          }
           return meeting.Finish(std::move(status));
         },
         [&meeting](const absl::Status& why) { meeting.Stop(why); });
@@ -136,8 +138,8 @@ absl::StatusOr<int> RunJoinedBench(BenchPlanFlags& flags, BenchJoinFlags& join,
   FERRY_ASSIGN_OR_RETURN(const NodePlace place, FindPlace(join.node, ProcessEnv));
   const int nodes = what.nodes > 0 ? what.nodes : place.num_nodes.value_or(kMostJobNodes);
   FERRY_RETURN_IF_ERROR(CompletePlan(flags, static_cast<size_t>(nodes), what.depth));
-  // That one is of loopback.
-  flags.plan.has_tcp_floor = false;
+  // That one is of two processes.
+  if (flags.plan.pattern != "sendrecv") flags.plan.has_tcp_floor = false;
   join.node.exchange = flags.exchange;
   // Only memory of hosts is moved.
   join.node.share_gpus = true;

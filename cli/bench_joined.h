@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
+#include "cli/bench_job_meeting.h"
 #include "cli/bench_lines.h"
 #include "cli/bench_meeting.h"
 #include "cli/bench_output.h"
@@ -48,6 +49,8 @@ struct JoinedBench {
   size_t depth = 1;
   // What a time is, see BenchReport.
   std::string time;
+  // What each node does after the meeting; without it RunBenchWork.
+  std::function<absl::Status(JobMeeting& meeting, const BenchPlan& plan)> work;
   // Fills in the rows of a report from what all have told.
   std::function<absl::Status(int nodes, BenchLines& lines, BenchReport& report)> read;
 };

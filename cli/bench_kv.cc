@@ -223,11 +223,11 @@ absl::StatusOr<BenchReport> Measure(const KvBenchFlags& flags, const std::vector
   coordinator.address = flags.coordinator;
   if (flags.coordinator.empty()) {
     FERRY_ASSIGN_OR_RETURN(
-        coordinator,
-        StartBenchServer("the coordinator", {"coordinator", "--nodes=1", "--listen=127.0.0.1:0"}));
+        coordinator, StartBenchServer("the coordinator",
+                                      {"coordinator", "--nodes=1", "--listen=127.0.0.1:0"}, stage));
   }
   FERRY_ASSIGN_OR_RETURN(BenchServer floor,
-                         StartBenchServer("the floor's server", {"bench-floor"}));
+                         StartBenchServer("the floor's server", {"bench-floor"}, stage));
   FERRY_ASSIGN_OR_RETURN(std::unique_ptr<coord::Agent> agent, ConnectTool(coordinator.address));
   BenchReport report;
   report.bench = "kv";

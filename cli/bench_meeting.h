@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -57,6 +58,8 @@ struct BenchParty {
   // Of steps that nobody else uses: this one and those that follow.
   int64_t first_step = 1;
   absl::Duration patience = kBenchPeerPatience;
+  // Of keys in the store that nobody else uses; empty where the job is the bench's own.
+  std::string store_prefix;
   // Null: nobody stops it. Whoever sets it wakes the node's lanes.
   const BenchStop* stop = nullptr;
 

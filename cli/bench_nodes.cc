@@ -3,6 +3,7 @@
 #include "cli/bench_nodes.h"
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -11,10 +12,9 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
-#include "cli/bench_joined.h"
 #include "cli/bench_members.h"
-#include "cli/bench_output.h"
 #include "cli/bench_plan.h"
+#include "cli/exchange_flags.h"
 #include "cli/progress.h"
 
 namespace ferry::cli {
@@ -24,6 +24,11 @@ struct NodesFlags {
   std::string nodes;
   int iterations = 1;
   BenchOutput output;
+  // Of a job that is there.
+  BenchJoinFlags join;
+  BenchPlanFlags plan;
+  // Whether --nodes says how many.
+  std::function<bool()> names_nodes;
 };
 
 absl::StatusOr<BenchReport> MeasureAllNodes(const NodesBench& what, int iterations,
@@ -31,7 +36,7 @@ absl::StatusOr<BenchReport> MeasureAllNodes(const NodesBench& what, int iteratio
   BenchStage stage("starting");
   const Progress progress([&stage] { return stage.Get(); });
   FERRY_ASSIGN_OR_RETURN(const BenchServer floor,
-                         StartBenchServer("the floor's server", {"bench-floor"}));
+                         StartBenchServer("the floor's server", {"bench-floor"}, stage));
   BenchReport report;
   report.bench = what.name;
   report.subject = what.subject;
@@ -42,13 +47,22 @@ absl::StatusOr<BenchReport> MeasureAllNodes(const NodesBench& what, int iteratio
   report.cores = static_cast<int>(std::thread::hardware_concurrency());
   for (const int each : nodes) {
     stage.Set(absl::StrCat("measuring ", what.iterations_of, " of ", each, " nodes"));
-    FERRY_ASSIGN_OR_RETURN(BenchRow row, what.measure(each, iterations, floor));
+    FERRY_ASSIGN_OR_RETURN(BenchRow row, what.measure(each, iterations, floor, stage));
     report.rows.push_back(std::move(row));
   }
   return report;
 }
 
-absl::StatusOr<int> RunNodesBench(const NodesBench& what, const NodesFlags& flags) {
+absl::StatusOr<int> RunNodesBench(const NodesBench& what, NodesFlags flags) {
+  if (flags.join.joins()) {
+    if (flags.names_nodes()) {
+      return absl::InvalidArgumentError(
+          "--nodes: they are those of the job; say which take part with --among");
+    }
+    flags.plan.plan.pattern = what.name;
+    flags.plan.plan.iterations = flags.iterations;
+    return what.join(flags.plan, flags.join, flags.output);
+  }
   FERRY_ASSIGN_OR_RETURN(const std::vector<int> nodes, ParseNodesFlag(flags.nodes));
   // A connection of each to the coordinator, and one to the floor's server.
   FERRY_RETURN_IF_ERROR(CheckFileLimit(2 * *std::max_element(nodes.begin(), nodes.end())));
@@ -81,7 +95,13 @@ Verb AddNodesBench(CLI::App& bench, NodesBench what) {
       ->check(Within(1, what.most_iterations))
       ->capture_default_str();
   AddBenchOutputFlags(verb, flags->output, BenchMoves::kNothing);
-  RefuseBenchJoin(verb, what.why_own_job);
+  flags->names_nodes = [&verb] { return verb.count("--nodes") > 0; };
+  if (what.join == nullptr) {
+    RefuseBenchJoin(verb, what.why_own_job);
+  } else {
+    AddBenchJoinFlags(verb, flags->join);
+    AddExchangeFlags(verb, flags->plan.exchange);
+  }
   return [flags, what = std::move(what)]() { return RunNodesBench(what, *flags); };
 }
 

@@ -8,6 +8,9 @@
 
 #include "absl/status/statusor.h"
 
+#include "cli/bench_joined.h"
+#include "cli/bench_output.h"
+#include "cli/bench_plan_flags.h"
 #include "cli/bench_processes.h"
 #include "cli/bench_report.h"
 #include "cli/verb.h"
@@ -28,12 +31,16 @@ struct NodesBench {
   int iterations = 1;
   int most_iterations = 1;
   std::string iterations_of;
-  // Why it is of no job that is there already.
+  // As part of a job that is there already, with the iterations in the plan. Without it: why it is
+  // of none.
+  std::function<absl::StatusOr<int>(BenchPlanFlags& flags, BenchJoinFlags& join,
+                                    const BenchOutput& output)>
+      join;
   std::string why_own_job;
   // Fills in the times of one number of nodes, and of the floor measured beside them.
-  //   floor_server: answers raw calls of gRPC.
-  std::function<absl::StatusOr<BenchRow>(int nodes, int iterations,
-                                         const BenchServer& floor_server)>
+  //   floor_server: answers raw calls of gRPC. stage: watches what else is started.
+  std::function<absl::StatusOr<BenchRow>(int nodes, int iterations, const BenchServer& floor_server,
+                                         BenchStage& stage)>
       measure;
 };
 

@@ -43,6 +43,7 @@ std::vector<std::pair<std::string, std::string>> FlagsOfPlan(const BenchPlan& pl
           {"--inflight", absl::StrCat(plan.inflight)},
           {"--keys", absl::StrCat(plan.keys)},
           {"--threads", absl::StrCat(plan.threads)},
+          {"--devices", absl::StrJoin(plan.devices, ",")},
           {"--poll", plan.is_polling ? "true" : "false"},
           {"--tcp-connections", absl::StrCat(plan.tcp_streams)}};
 }

@@ -15,7 +15,6 @@
 #include "cli/bench_floors.h"
 #include "cli/bench_flows.h"
 #include "cli/bench_rounds.h"
-#include "cli/bench_times.h"
 #include "cli/bench_works.h"
 #include "cli/pattern.h"
 
@@ -27,16 +26,6 @@ using Json = nlohmann::ordered_json;
 // Beyond the first, which all but "steps" take: steps of their own.
 constexpr int64_t kFirstOwnStep = 1000;
 constexpr int kMostKeysOfACase = 200'000;
-
-constexpr int kEmptyWarmUps = 10;
-constexpr int kEmptyRounds = 200;
-
-// What a round takes in which nothing is done.
-class EmptyWork final : public BenchRoundWork {
-  absl::Status Prepare(int) override { return absl::OkStatus(); }
-  absl::Status Run() override { return absl::OkStatus(); }
-  absl::Status Check(int, BenchRounds&) override { return absl::OkStatus(); }
-};
 
 class PatternWorker final {
  public:
@@ -78,7 +67,10 @@ class PatternWorker final {
   absl::Status TellSpin() {
     Json line = {{"event", "spin"}};
     if (!meeting_.is_on_one_machine()) {
-      FERRY_ASSIGN_OR_RETURN(line["empty_round_s"], MeasureEmptyRound());
+      BenchRoundMembers all;
+      all.ranks.resize(sets_.empty() ? 2 : party_.nodes.size());
+      std::iota(all.ranks.begin(), all.ranks.end(), 0);
+      FERRY_ASSIGN_OR_RETURN(line["empty_round_s"], MeasureEmptyRound(meeting_, all));
     } else if (party_.rank < 2) {
       FERRY_ASSIGN_OR_RETURN(const absl::Duration spin,
                              MeasureSpin(plan_.floor_file, party_.is_first()));
@@ -86,21 +78,6 @@ class PatternWorker final {
     }
     FERRY_RETURN_IF_ERROR(meeting_.Tell(line));
     return meeting_.AwaitAll();
-  }
-
-  // In seconds; 0 where no time is kept.
-  absl::StatusOr<double> MeasureEmptyRound() {
-    std::vector<int> all(party_.nodes.size());
-    std::iota(all.begin(), all.end(), 0);
-    if (sets_.empty()) all = {0, 1};
-    EmptyWork work;
-    FERRY_ASSIGN_OR_RETURN(const BenchRounds rounds,
-                           RunRounds(meeting_, {{all}, kEmptyWarmUps, kEmptyRounds}, work));
-    std::vector<absl::Duration> samples;
-    for (size_t i = 0; i < rounds.starts_ns.size(); ++i) {
-      samples.push_back(absl::Nanoseconds(rounds.ends_ns[i] - rounds.starts_ns[i]));
-    }
-    return absl::ToDoubleSeconds(SummarizeTimes(std::move(samples)).p50);
   }
 
   // Of what the node that receives most receives in one round.

@@ -151,7 +151,7 @@ absl::StatusOr<BenchReport> MeasurePattern(const PatternFlags& flags) {
   const Progress progress([&stage] { return stage.Get(); });
   FERRY_ASSIGN_OR_RETURN(const auto workers,
                          BenchWorkers::Start(flags.nodes, coordinator->address(),
-                                             EncodeBenchPlan(plan), flags.exchange));
+                                             EncodeBenchPlan(plan), flags.exchange, stage));
   BenchReport report;
   report.bench = plan.pattern;
   report.subject = absl::StrCat(flags.nodes, " processes on this machine");

@@ -116,6 +116,7 @@ std::string EncodeBenchPlan(const BenchPlan& plan) {
                {"inflight", plan.inflight},
                {"keys", plan.keys},
                {"threads", plan.threads},
+               {"devices", plan.devices},
                {"is_polling", plan.is_polling},
                {"has_tcp_floor", plan.has_tcp_floor},
                {"tcp_streams", plan.tcp_streams},
@@ -139,6 +140,7 @@ absl::StatusOr<BenchPlan> DecodeBenchPlan(absl::string_view text) {
   plan.keys = json.value("keys", 1);
   plan.threads = json.value("threads", 1);
   plan.inflight = json.value("inflight", 1);
+  plan.devices = json.value("devices", plan.devices);
   plan.is_polling = json.value("is_polling", false);
   plan.has_tcp_floor = json.value("has_tcp_floor", false);
   plan.tcp_streams = json.value("tcp_streams", 1);

@@ -3,6 +3,7 @@
 #ifndef FERRY_CLI_BENCH_PLAN_H_
 #define FERRY_CLI_BENCH_PLAN_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -20,6 +21,11 @@ enum class BenchMode { kHandoff, kRead, kInto };
 // More of them on their way at a time than this are no matter of latency, but of memory.
 inline constexpr size_t kMostBenchBytesAtOnce = size_t{1} << 30;
 
+inline constexpr char kHostDevice[] = "host:0";
+
+// Of either process: where it sends from and receives into, "host:0" or "gpu:1".
+using BenchDevices = std::array<std::string, 2>;
+
 struct BenchPlan {
   // The subcommand.
   std::string pattern = "sendrecv";
@@ -34,16 +40,19 @@ struct BenchPlan {
   // Of "keyed": keys of a round, and threads on either side.
   int keys = 1;
   int threads = 1;
+  // Of "sendrecv".
+  BenchDevices devices = {kHostDevice, kHostDevice};
   bool is_polling = false;
   bool has_tcp_floor = false;
   // Connections of the floor, as many as the transport has.
   int tcp_streams = 2;
-  // A page that both processes map.
+  // Of pages that all processes map, see BenchPages.
   std::string floor_file;
 
   int IterationsOf(size_t bytes) const;
   // How many at a time: 1, and `inflight` where that fits.
   std::vector<int> DepthsOf(size_t bytes) const;
+  bool uses_gpus() const { return devices != BenchPlan().devices; }
   int WarmUpsOf(size_t bytes) const { return bytes > (size_t{64} << 20) ? 1 : 10; }
 };
 

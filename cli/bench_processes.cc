@@ -2,11 +2,14 @@
 // Starting them, reading them, and telling who was the first to fall.
 #include "cli/bench_processes.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
+#include <cerrno>
+#include <cstring>
 #include <optional>
 
 #include "absl/strings/match.h"
@@ -25,8 +28,21 @@ constexpr absl::Duration kServerPatience = absl::Seconds(30);
 constexpr absl::Duration kListenTurn = absl::Milliseconds(20);
 // Whoever was killed is found within this time of the first who missed it.
 constexpr absl::Duration kCausePatience = absl::Milliseconds(200);
+// Whoever only suffers from another one's failure says so; that one says more, a little later.
+constexpr absl::Duration kRootPatience = absl::Seconds(5);
+constexpr absl::string_view kFollowUps[] = {"[_Derived_]", " has died", "process is leaving"};
 constexpr char kServerListening[] = "listening on ";
 constexpr off_t kPagesBytes = 4 * 4096;
+
+bool WasKilled(const absl::Status& exit) {
+  return absl::StrContains(exit.message(), "killed by signal");
+}
+
+bool IsFollowUp(const absl::Status& exit) {
+  return std::any_of(std::begin(kFollowUps), std::end(kFollowUps), [&exit](absl::string_view each) {
+    return absl::StrContains(exit.message(), each);
+  });
+}
 
 double SecondsOf(clockid_t clock) {
   timespec time = {};
@@ -37,16 +53,20 @@ double SecondsOf(clockid_t clock) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<BenchPages>> BenchPages::Create() {
-  const char* const folder = std::getenv("TMPDIR");
-  std::string path = absl::StrCat(folder != nullptr ? folder : "/tmp", "/ferry-bench-XXXXXX");
-  const UniqueFd fd(mkstemp(path.data()));
-  if (fd.get() < 0) return absl::UnavailableError(absl::StrCat("cannot make ", path));
-  std::unique_ptr<BenchPages> pages(new BenchPages(path));
-  if (ftruncate(fd.get(), kPagesBytes) == 0) return pages;
-  return absl::UnavailableError(absl::StrCat("cannot make ", path, " of ", kPagesBytes, " bytes"));
+  UniqueFd fd(memfd_create("ferry-bench", MFD_CLOEXEC));
+  // Room for it, too: without it the first touch would be the end of a process.
+  const int error = fd.get() < 0 ? errno : posix_fallocate(fd.get(), 0, kPagesBytes);
+  if (error != 0) {
+    return absl::UnavailableError(absl::StrCat("cannot make ", kPagesBytes,
+                                               " bytes of memory for the bench's processes to "
+                                               "share (memfd_create): ",
+                                               std::strerror(error)));
+  }
+  return std::unique_ptr<BenchPages>(new BenchPages(std::move(fd)));
 }
 
-BenchPages::~BenchPages() { unlink(path_.c_str()); }
+// Its processes are of the same user, and this one outlives them.
+std::string BenchPages::path() const { return absl::StrCat("/proc/", getpid(), "/fd/", fd_.get()); }
 
 double OwnCpuSeconds() { return SecondsOf(CLOCK_PROCESS_CPUTIME_ID); }
 
@@ -56,10 +76,12 @@ double BenchServer::CpuSeconds() const {
   return SecondsOf(clock);
 }
 
-absl::StatusOr<BenchServer> StartBenchServer(std::string name, std::vector<std::string> arguments) {
+absl::StatusOr<BenchServer> StartBenchServer(std::string name, std::vector<std::string> arguments,
+                                             BenchStage& stage) {
   BenchServer server;
   FERRY_ASSIGN_OR_RETURN(server.process,
                          ToolProcess::Start(std::move(name), std::move(arguments), std::string()));
+  server.watched = stage.Watch(server.process->name(), server.process->pid());
   FERRY_ASSIGN_OR_RETURN(const std::string line,
                          server.process->ReadLine(SteadyClock().Now() + kServerPatience, false));
   const size_t at = line.find(kServerListening);
@@ -70,33 +92,43 @@ absl::StatusOr<BenchServer> StartBenchServer(std::string name, std::vector<std::
   return server;
 }
 
-absl::StatusOr<std::unique_ptr<BenchWorkers>> BenchWorkers::Start(int count,
-                                                                  const std::string& coordinator,
-                                                                  const std::string& plan,
-                                                                  const ExchangeOptions& exchange) {
+absl::StatusOr<std::unique_ptr<BenchWorkers>> BenchWorkers::Start(
+    int count, const std::string& coordinator, const std::string& plan,
+    const ExchangeOptions& exchange, BenchStage& stage, BenchGpus gpus) {
   std::unique_ptr<BenchWorkers> workers(new BenchWorkers());
   for (int node = 0; node < count; ++node) {
     std::vector<std::string> arguments = {
         "bench-worker", absl::StrCat("--coordinator=", coordinator),
         absl::StrCat("--node-id=", node), absl::StrCat("--num-nodes=", count),
         absl::StrCat("--plan=", plan)};
+    if (gpus == BenchGpus::kShared) arguments.push_back("--share-gpus");
     for (std::string& each : ExchangeArguments(exchange)) arguments.push_back(std::move(each));
-    FERRY_ASSIGN_OR_RETURN(auto worker, ToolProcess::Start(absl::StrCat("process ", node),
-                                                           std::move(arguments), std::string()));
+    // Where the driver's libraries are is said by variables of ours; who they are, by flags.
+    const bool are_hidden = gpus == BenchGpus::kHidden;
+    FERRY_ASSIGN_OR_RETURN(
+        auto worker,
+        ToolProcess::Start(absl::StrCat("process ", node), std::move(arguments),
+                           are_hidden ? std::optional(std::string()) : std::nullopt,
+                           are_hidden ? FerryVariables::kLeaveOut : FerryVariables::kPassOn));
+    workers->watched_.push_back(stage.Watch(worker->name(), worker->pid()));
     workers->processes_.push_back(std::move(worker));
   }
   return workers;
 }
 
 absl::Status BenchWorkers::FirstCause(size_t noticed, absl::Status status) {
-  if (absl::StrContains(status.message(), "killed by signal")) return status;
-  const absl::Time deadline = SteadyClock().Now() + kCausePatience;
+  if (WasKilled(status)) return status;
+  const bool follows = IsFollowUp(status);
+  const absl::Time deadline = SteadyClock().Now() + (follows ? kRootPatience : kCausePatience);
+  absl::Status root;
   for (size_t i = 0; i < processes_.size(); ++i) {
     if (i == noticed) continue;
     const absl::Status other = processes_[i]->WaitForExit(deadline);
-    if (absl::StrContains(other.message(), "killed by signal")) return other;
+    if (WasKilled(other)) return other;
+    const bool has_exited = !other.ok() && !absl::IsDeadlineExceeded(other);
+    if (root.ok() && follows && has_exited && !IsFollowUp(other)) root = other;
   }
-  return status;
+  return root.ok() ? status : root;
 }
 
 absl::StatusOr<std::vector<BenchWorkers::Json>> BenchWorkers::Expect(const std::string& event) {

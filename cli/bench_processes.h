@@ -10,13 +10,13 @@
 
 #include <nlohmann/json.hpp>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
+#include "base/unique_fd.h"
 #include "cli/bench_lines.h"
+#include "cli/bench_stage.h"
 #include "cli/tool_process.h"
 #include "runtime/exchange.h"
 
@@ -25,61 +25,48 @@ namespace ferry::cli {
 // Of one line of a process: the largest size in one mode takes seconds.
 inline constexpr absl::Duration kBenchLinePatience = absl::Minutes(3);
 
-// What is being measured, for the line that says so. Thread-safe.
-class BenchStage final {
- public:
-  explicit BenchStage(std::string text) : text_(std::move(text)) {}
-  void Set(std::string text) ABSL_LOCKS_EXCLUDED(mu_) {
-    absl::MutexLock lock(&mu_);
-    text_ = std::move(text);
-  }
-  std::string Get() const ABSL_LOCKS_EXCLUDED(mu_) {
-    absl::MutexLock lock(&mu_);
-    return text_;
-  }
-
- private:
-  mutable absl::Mutex mu_;
-  std::string text_ ABSL_GUARDED_BY(mu_);
-};
-
-// Some pages of zeros that other processes can map while this lives.
+// Some pages of zeros that other processes can map while this lives. They lie in no folder.
 class BenchPages final {
  public:
-  //   Errors: UNAVAILABLE naming the file.
+  //   Errors: UNAVAILABLE with the kernel's reason.
   static absl::StatusOr<std::unique_ptr<BenchPages>> Create();
-  ~BenchPages();
   BenchPages(const BenchPages&) = delete;
   BenchPages& operator=(const BenchPages&) = delete;
 
-  const std::string& path() const { return path_; }
+  // That a process of the same user can open.
+  std::string path() const;
 
  private:
-  explicit BenchPages(std::string path) : path_(std::move(path)) {}
-  const std::string path_;
+  explicit BenchPages(UniqueFd fd) : fd_(std::move(fd)) {}
+  const UniqueFd fd_;
 };
 
 // A process that serves, and where.
 struct BenchServer {
   std::unique_ptr<ToolProcess> process;
   std::string address;
+  std::shared_ptr<const BenchWatched> watched;
 
   // That it has taken so far.
   double CpuSeconds() const;
 };
 
-// A process of this program that says "... listening on HOST:PORT" when it is ready.
+// A process of this program, watched by `stage`, that says "... listening on HOST:PORT" when it is
+// ready.
 //   Errors: ABORTED how it ended instead; DEADLINE_EXCEEDED.
-absl::StatusOr<BenchServer> StartBenchServer(std::string name, std::vector<std::string> arguments);
+absl::StatusOr<BenchServer> StartBenchServer(std::string name, std::vector<std::string> arguments,
+                                             BenchStage& stage);
 
-// `bench-worker`s, the nodes of one job. Not thread-safe; kills them in the end.
+// Whether processes see this machine's GPUs, all of them the same.
+enum class BenchGpus { kHidden, kShared };
+
+// `bench-worker`s, the nodes of one job, watched by a stage. Not thread-safe; kills them in the
+// end.
 class BenchWorkers final : public BenchLines {
  public:
-  // They take part in no GPU: one that two nodes use is refused.
-  static absl::StatusOr<std::unique_ptr<BenchWorkers>> Start(int count,
-                                                             const std::string& coordinator,
-                                                             const std::string& plan,
-                                                             const ExchangeOptions& exchange);
+  static absl::StatusOr<std::unique_ptr<BenchWorkers>> Start(
+      int count, const std::string& coordinator, const std::string& plan,
+      const ExchangeOptions& exchange, BenchStage& stage, BenchGpus gpus = BenchGpus::kHidden);
 
   // The next line of each, in the order of nodes, all of them {"event": `event`, ...}.
   //   Errors: ABORTED how one has ended, with its last words; whoever was killed comes before those
@@ -94,6 +81,7 @@ class BenchWorkers final : public BenchLines {
   absl::Status FirstCause(size_t noticed, absl::Status status);
 
   std::vector<std::unique_ptr<ToolProcess>> processes_;
+  std::vector<std::shared_ptr<const BenchWatched>> watched_;
 };
 
 // CPU time of this process, of all its threads.

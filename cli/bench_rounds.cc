@@ -9,12 +9,22 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "cli/bench_processes.h"
+#include "cli/bench_times.h"
 #include "cli/pattern.h"
 
 namespace ferry::cli {
 namespace {
 
+constexpr int kEmptyWarmUps = 10;
+constexpr int kEmptyRounds = 200;
+
 int64_t Nanoseconds(absl::Time time) { return absl::ToInt64Nanoseconds(time - absl::UnixEpoch()); }
+
+class EmptyWork final : public BenchRoundWork {
+  absl::Status Prepare(int) override { return absl::OkStatus(); }
+  absl::Status Run() override { return absl::OkStatus(); }
+  absl::Status Check(int, BenchRounds&) override { return absl::OkStatus(); }
+};
 
 }  // namespace
 
@@ -101,6 +111,17 @@ absl::StatusOr<BenchRounds> RunRounds(BenchMeeting& meeting, const BenchRoundCou
     FERRY_RETURN_IF_ERROR(work.Check(round, rounds));
   }
   return rounds;
+}
+
+absl::StatusOr<double> MeasureEmptyRound(BenchMeeting& meeting, const BenchRoundMembers& members) {
+  EmptyWork work;
+  FERRY_ASSIGN_OR_RETURN(const BenchRounds rounds,
+                         RunRounds(meeting, {members, kEmptyWarmUps, kEmptyRounds}, work));
+  std::vector<absl::Duration> samples;
+  for (size_t i = 0; i < rounds.starts_ns.size(); ++i) {
+    samples.push_back(absl::Nanoseconds(rounds.ends_ns[i] - rounds.starts_ns[i]));
+  }
+  return absl::ToDoubleSeconds(SummarizeTimes(std::move(samples)).p50);
 }
 
 }  // namespace ferry::cli

@@ -79,6 +79,8 @@ struct BenchRoundCount {
 
 absl::StatusOr<BenchRounds> RunRounds(BenchMeeting& meeting, const BenchRoundCount& count,
                                       BenchRoundWork& work);
+// What a round takes in which nothing is done, in seconds; 0 where no time is kept.
+absl::StatusOr<double> MeasureEmptyRound(BenchMeeting& meeting, const BenchRoundMembers& members);
 
 }  // namespace ferry::cli
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // ferry bench sendrecv: a coordinator and two processes of its own, and how long tensors take.
 #include <algorithm>
+#include <cstdio>
 #include <memory>
 #include <string>
 #include <thread>
@@ -12,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
+#include "cli/bench_device.h"
 #include "cli/bench_joined.h"
 #include "cli/bench_output.h"
 #include "cli/bench_plan.h"
@@ -30,16 +32,33 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 struct BenchFlags : BenchPlanFlags {
+  std::string devices = absl::StrCat(kHostDevice, ",", kHostDevice);
   BenchOutput output;
   BenchJoinFlags join;
 };
 
 // spin: how long a word takes between the two; zero where they share no memory.
 void SetFloor(const Json& floors, absl::Duration spin, BenchRow& row) {
-  // Of many at a time there is none: what bounds them is what they are asking.
-  if (row.inflight > 1) return;
+  // What bounds many at a time is what they are asking, but where they share a network.
+  if (row.inflight > 1) {
+    if (!floors.contains("raw_tcp_stream_s")) return;
+    row.floor_name = "raw tcp stream";
+    row.floor = absl::Seconds(floors.value("raw_tcp_stream_s", 0.0));
+    return;
+  }
   const std::string before = spin > absl::ZeroDuration() ? "spin + " : "";
-  if (floors.contains("raw_tcp_s")) {
+  if (floors.contains("uses_gpus")) {
+    // A view is no copy; by other ways than the GPU's own there are others' figures.
+    const bool is_copy =
+        row.mode == BenchModeName(BenchMode::kInto) || row.path != "cuda_ipc, view";
+    if (is_copy && floors.contains("gpu_copy_s")) {
+      row.floor_name = floors.value("gpu_copy", "");
+      row.floor = absl::Seconds(floors.value("gpu_copy_s", 0.0));
+    } else if (!is_copy && !before.empty()) {
+      row.floor_name = "spin";
+      row.floor = spin;
+    }
+  } else if (floors.contains("raw_tcp_s")) {
     row.floor_name = "raw tcp";
     row.floor = absl::Seconds(floors.value("raw_tcp_s", 0.0));
   } else if (before.empty() && row.path != "shm") {
@@ -75,9 +94,19 @@ absl::Status ReadLines(const BenchPlan& plan, BenchStage& stage, BenchLines& lin
                        BenchReport& report) {
   FERRY_ASSIGN_OR_RETURN(const std::vector<Json> spin, lines.Expect("spin"));
   report.spin = absl::Seconds(spin[0].value("spin_s", 0.0));
+  if (spin[0].contains("no_raw_tcp")) {
+    std::fprintf(stderr, "ferry: no floor of raw TCP: %s\n",
+                 spin[0].value("no_raw_tcp", "").c_str());
+  }
+  if (plan.uses_gpus()) {
+    absl::StrAppend(&report.subject, " (", plan.devices[0], ", ", plan.devices[1], ")");
+  }
   for (const size_t bytes : plan.sizes) {
     stage.Set(absl::StrCat("measuring ", ShortBytes(static_cast<double>(bytes))));
     FERRY_ASSIGN_OR_RETURN(const std::vector<Json> floors, lines.Expect("floors"));
+    // Each has measured what it has.
+    Json all_floors = floors[1];
+    all_floors.update(floors[0]);
     for (size_t i = 0; i < plan.modes.size() * plan.DepthsOf(bytes).size(); ++i) {
       FERRY_ASSIGN_OR_RETURN(const std::vector<Json> both, lines.Expect("case"));
       const Json& here = both[0];
@@ -90,7 +119,7 @@ absl::Status ReadLines(const BenchPlan& plan, BenchStage& stage, BenchLines& lin
       const double moved_gb = here.value("moved_bytes", 0.0) / 1e9;
       const double cpu_s = here.value("cpu_s", 0.0) + there.value("cpu_s", 0.0);
       row.cpu_s_per_gb = moved_gb > 0 ? cpu_s / moved_gb : 0;
-      SetFloor(floors[0], report.spin, row);
+      SetFloor(all_floors, report.spin, row);
       report.rows.push_back(std::move(row));
     }
   }
@@ -108,7 +137,8 @@ absl::StatusOr<BenchReport> Measure(const BenchFlags& flags, const BenchPlan& pl
   const Progress progress([&stage] { return stage.Get(); });
   FERRY_ASSIGN_OR_RETURN(
       const auto workers,
-      BenchWorkers::Start(2, coordinator->address(), EncodeBenchPlan(plan), flags.exchange));
+      BenchWorkers::Start(2, coordinator->address(), EncodeBenchPlan(plan), flags.exchange, stage,
+                          plan.uses_gpus() ? BenchGpus::kShared : BenchGpus::kHidden));
   BenchReport report;
   report.subject = "two processes on this machine";
   report.transport = flags.transport;
@@ -134,6 +164,7 @@ absl::StatusOr<int> Join(BenchFlags& flags) {
 }
 
 absl::StatusOr<int> Bench(BenchFlags flags) {
+  FERRY_ASSIGN_OR_RETURN(flags.plan.devices, ParseDevicesFlag(flags.devices));
   if (flags.join.joins()) return Join(flags);
   BenchPlan& plan = flags.plan;
   FERRY_RETURN_IF_ERROR(CompletePlan(flags, 1, static_cast<size_t>(plan.inflight)));
@@ -150,6 +181,10 @@ Verb AddSendRecvBench(CLI::App& bench) {
       "sendrecv",
       "How long tensors take between two processes, and how far that is from the floor");
   AddBenchPlanFlags(verb, *flags, BenchReads::kToo);
+  verb.add_option("--devices", flags->devices,
+                  "where the first process and the second send from and receive into")
+      ->type_name("host:0|gpu:N,host:0|gpu:N")
+      ->capture_default_str();
   verb.add_option("--inflight", flags->plan.inflight,
                   "also rows with so many tensors on their way at a time")
       ->type_name("N")

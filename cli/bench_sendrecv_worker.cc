@@ -16,8 +16,10 @@
 
 #include "base/clock.h"
 #include "base/status_macros.h"
+#include "cli/bench_device.h"
 #include "cli/bench_floors.h"
 #include "cli/bench_processes.h"
+#include "cli/bench_raw_tcp.h"
 #include "cli/bench_rounds.h"
 #include "cli/bench_times.h"
 #include "cli/pattern.h"
@@ -80,7 +82,10 @@ class Peer final {
   absl::StatusOr<CaseResult> RunCase(const Case& at);
   absl::Status RunRound(const Case& at, int round, const Tensor& into, CaseResult& result);
   absl::Status RunBatch(const Case& at, int round, CaseResult& result);
-  void Verify(const Case& at, int round, const Received& received, CaseResult& result) const;
+  absl::Status Verify(const Case& at, int round, const Received& received, CaseResult& result);
+  bool GoesOverTcp() const;
+  absl::Status MeasureFloors(size_t bytes, Json& floors);
+  std::string ReasonOf(size_t bytes, const CaseResult& result) const;
 
   const BenchParty& party_;
   BenchMeeting& meeting_;
@@ -91,6 +96,7 @@ class Peer final {
   const RendezvousKey in_;
   const RendezvousKey control_out_;
   const RendezvousKey control_in_;
+  std::unique_ptr<BenchDevice> device_;
   std::unique_ptr<RawTcp> raw_tcp_;
 };
 
@@ -99,13 +105,34 @@ absl::StatusOr<std::unique_ptr<Peer>> Peer::Create(const BenchParty& party, Benc
   const int self = party.rank;
   const int other = 1 - self;
   FERRY_ASSIGN_OR_RETURN(Step step, party.node.OpenStep(party.first_step));
-  FERRY_ASSIGN_OR_RETURN(RendezvousKey out, party.Key("bench", self, other));
-  FERRY_ASSIGN_OR_RETURN(RendezvousKey in, party.Key("bench", other, self));
+  const auto key = [&](int from, int to) {
+    return party.node.Key("bench", party.NodeOf(from), party.NodeOf(to),
+                          plan.devices[static_cast<size_t>(from)],
+                          plan.devices[static_cast<size_t>(to)]);
+  };
+  FERRY_ASSIGN_OR_RETURN(RendezvousKey out, key(self, other));
+  FERRY_ASSIGN_OR_RETURN(RendezvousKey in, key(other, self));
   FERRY_ASSIGN_OR_RETURN(RendezvousKey control_out, party.Key("control", self, other));
   FERRY_ASSIGN_OR_RETURN(RendezvousKey control_in, party.Key("control", other, self));
-  return std::unique_ptr<Peer>(new Peer(party, meeting, plan, std::move(step), std::move(out),
-                                        std::move(in), std::move(control_out),
-                                        std::move(control_in)));
+  std::unique_ptr<Peer> peer(new Peer(party, meeting, plan, std::move(step), std::move(out),
+                                      std::move(in), std::move(control_out),
+                                      std::move(control_in)));
+  FERRY_ASSIGN_OR_RETURN(
+      peer->device_,
+      BenchDevice::Open(party.node, plan.devices[static_cast<size_t>(self)], party.patience));
+  return peer;
+}
+
+// Between two machines there is nothing else, but for GPUs.
+bool Peer::GoesOverTcp() const {
+  if (plan_.uses_gpus()) return false;
+  if (plan_.has_tcp_floor) return true;
+  std::set<std::string> machines;
+  for (const LocalTopology& node : party_.node.topology().nodes()) {
+    const bool takes_part = node.node_id == party_.nodes[0] || node.node_id == party_.nodes[1];
+    if (takes_part) machines.insert(node.boot_id);
+  }
+  return machines.size() > 1;
 }
 
 absl::Status Peer::Signal() { return SendWord(step_, control_out_); }
@@ -117,13 +144,18 @@ uint64_t Peer::SeedOf(const Case& at, int node, int round) const {
                      static_cast<uint64_t>(round));
 }
 
-void Peer::Verify(const Case& at, int round, const Received& received, CaseResult& result) const {
+absl::Status Peer::Verify(const Case& at, int round, const Received& received, CaseResult& result) {
   result.paths.insert(std::string(received.path));
-  result.errors += CountTensorErrors(received.tensor, at.bytes, SeedOf(at, 1 - party_.rank, round));
+  FERRY_ASSIGN_OR_RETURN(
+      const size_t errors,
+      device_->CountErrors(received.tensor, at.bytes, SeedOf(at, 1 - party_.rank, round)));
+  result.errors += errors;
+  return absl::OkStatus();
 }
 
 absl::Status Peer::Take(const Case& at, BenchPosted& posted) {
   FERRY_RETURN_IF_ERROR(AwaitReceive(party_, 1 - party_.rank, posted));
+  FERRY_RETURN_IF_ERROR(device_->AwaitBytes(posted.received.tensor));
   if (at.mode == BenchMode::kRead) {
     const Tensor& tensor = posted.received.tensor;
     asm volatile("" : : "r"(ReadEveryByte(tensor.data(), tensor.bytes())) : "memory");
@@ -133,8 +165,8 @@ absl::Status Peer::Take(const Case& at, BenchPosted& posted) {
 
 // One ping and one pong. Only what lies between the two times is measured.
 absl::Status Peer::RunRound(const Case& at, int round, const Tensor& into, CaseResult& result) {
-  FERRY_ASSIGN_OR_RETURN(Tensor tensor, MakeBenchTensor(party_.node, at.bytes));
-  WritePattern(tensor.mutable_data(), at.bytes, SeedOf(at, party_.rank, round));
+  FERRY_ASSIGN_OR_RETURN(Tensor tensor,
+                         device_->MakePattern(at.bytes, SeedOf(at, party_.rank, round)));
   const BenchPostedPtr posted = PostReceive(party_.node, step_, in_, into);
   double cpu_before = 0;
   if (is_first_) {
@@ -161,7 +193,7 @@ absl::Status Peer::RunRound(const Case& at, int round, const Tensor& into, CaseR
     result.cpu_s += OwnCpuSeconds() - cpu_before;
     result.moved_bytes += 2 * static_cast<double>(at.bytes);
   }
-  Verify(at, round, posted->received, result);
+  FERRY_RETURN_IF_ERROR(Verify(at, round, posted->received, result));
   posted->received = Received();
   if (at.bytes < kLargeBytes) return absl::OkStatus();
   FERRY_RETURN_IF_ERROR(Signal());
@@ -174,8 +206,8 @@ absl::Status Peer::RunBatch(const Case& at, int round, CaseResult& result) {
   if (is_first_) {
     std::vector<Tensor> tensors;
     for (int i = 0; i < at.inflight; ++i) {
-      FERRY_ASSIGN_OR_RETURN(Tensor tensor, MakeBenchTensor(party_.node, at.bytes));
-      WritePattern(tensor.mutable_data(), at.bytes, SeedOf(at, 0, base + i));
+      FERRY_ASSIGN_OR_RETURN(Tensor tensor,
+                             device_->MakePattern(at.bytes, SeedOf(at, 0, base + i)));
       tensors.push_back(std::move(tensor));
     }
     FERRY_RETURN_IF_ERROR(AwaitSignal());
@@ -197,7 +229,7 @@ absl::Status Peer::RunBatch(const Case& at, int round, CaseResult& result) {
   for (int i = 0; i < at.inflight; ++i) {
     Tensor into;
     if (at.mode == BenchMode::kInto) {
-      FERRY_ASSIGN_OR_RETURN(into, MakeBenchTensor(party_.node, at.bytes));
+      FERRY_ASSIGN_OR_RETURN(into, device_->Make(at.bytes));
     }
     all.push_back(PostReceive(party_.node, step_, in_, into));
   }
@@ -206,7 +238,9 @@ absl::Status Peer::RunBatch(const Case& at, int round, CaseResult& result) {
   for (const BenchPostedPtr& posted : all) FERRY_RETURN_IF_ERROR(Take(at, *posted));
   FERRY_RETURN_IF_ERROR(Signal());
   if (round >= at.warm_ups) result.cpu_s += OwnCpuSeconds() - cpu_before;
-  for (int i = 0; i < at.inflight; ++i) Verify(at, base + i, all[i]->received, result);
+  for (int i = 0; i < at.inflight; ++i) {
+    FERRY_RETURN_IF_ERROR(Verify(at, base + i, all[i]->received, result));
+  }
   all.clear();
   return Signal();
 }
@@ -215,8 +249,7 @@ absl::StatusOr<CaseResult> Peer::RunCase(const Case& at) {
   CaseResult result;
   Tensor into;
   if (at.mode == BenchMode::kInto && at.inflight == 1) {
-    FERRY_ASSIGN_OR_RETURN(into, MakeBenchTensor(party_.node, at.bytes));
-    WritePattern(into.mutable_data(), at.bytes, 0);
+    FERRY_ASSIGN_OR_RETURN(into, device_->MakePattern(at.bytes, 0));
   }
   for (int round = 0; round < at.warm_ups + at.iterations; ++round) {
     FERRY_RETURN_IF_ERROR(at.inflight == 1 ? RunRound(at, round, into, result)
@@ -225,30 +258,49 @@ absl::StatusOr<CaseResult> Peer::RunCase(const Case& at) {
   return result;
 }
 
+// Of GPUs by whichever has one, of hosts by the first: the other waits meanwhile.
+absl::Status Peer::MeasureFloors(size_t bytes, Json& floors) {
+  const int rounds = std::clamp(plan_.IterationsOf(bytes), 3, 30);
+  if (plan_.uses_gpus()) {
+    floors["uses_gpus"] = true;
+    const bool is_mixed = plan_.devices[0] == kHostDevice || plan_.devices[1] == kHostDevice;
+    if (!device_->is_gpu() || (!is_mixed && !is_first_)) return absl::OkStatus();
+    // What lies between two GPUs is not known to a copy within one.
+    if (!is_mixed && plan_.devices[0] != plan_.devices[1]) return absl::OkStatus();
+    FERRY_ASSIGN_OR_RETURN(const absl::Duration copy,
+                           device_->MeasureCopy(bytes, rounds, is_mixed));
+    floors["gpu_copy"] = is_mixed ? "cuMemcpy, pinned" : "cuMemcpyDtoD";
+    floors["gpu_copy_s"] = absl::ToDoubleSeconds(copy);
+    return absl::OkStatus();
+  }
+  if (!is_first_ && raw_tcp_ == nullptr) return absl::OkStatus();
+  FERRY_ASSIGN_OR_RETURN(Tensor from, device_->MakePattern(bytes, 1));
+  if (is_first_) {
+    FERRY_ASSIGN_OR_RETURN(Tensor to, device_->MakePattern(bytes, 2));
+    floors["memcpy_s"] =
+        absl::ToDoubleSeconds(MeasureMemcpy(to.mutable_data(), from.data(), bytes, rounds));
+    floors["read_s"] = absl::ToDoubleSeconds(MeasureRead(from.data(), bytes, rounds));
+  }
+  if (raw_tcp_ == nullptr) return absl::OkStatus();
+  // Whichever is faster here: who polls takes a core, which large ones need for the kernel.
+  FERRY_ASSIGN_OR_RETURN(const absl::Duration blocking,
+                         raw_tcp_->MeasurePingPong(from.mutable_data(), bytes, rounds, false));
+  FERRY_ASSIGN_OR_RETURN(const absl::Duration polling,
+                         raw_tcp_->MeasurePingPong(from.mutable_data(), bytes, rounds, true));
+  floors["raw_tcp_s"] = absl::ToDoubleSeconds(std::min(blocking, polling));
+  const int depth = plan_.DepthsOf(bytes).back();
+  if (depth == 1) return absl::OkStatus();
+  const int batches = bytes < kLargeBytes ? rounds : std::max(rounds / depth, 3);
+  FERRY_ASSIGN_OR_RETURN(const absl::Duration stream,
+                         raw_tcp_->MeasureStream(from.mutable_data(), bytes, depth, batches));
+  floors["raw_tcp_stream_s"] = absl::ToDoubleSeconds(stream);
+  return absl::OkStatus();
+}
+
 absl::Status Peer::RunSize(size_t bytes) {
   const int iterations = plan_.IterationsOf(bytes);
   Json floors = {{"event", "floors"}, {"bytes", bytes}};
-  if (is_first_ || raw_tcp_ != nullptr) {
-    FERRY_ASSIGN_OR_RETURN(Tensor from, MakeBenchTensor(party_.node, bytes));
-    WritePattern(from.mutable_data(), bytes, 1);
-    const int rounds = std::clamp(iterations, 3, 30);
-    if (is_first_) {
-      FERRY_ASSIGN_OR_RETURN(Tensor to, MakeBenchTensor(party_.node, bytes));
-      WritePattern(to.mutable_data(), bytes, 2);
-      floors["memcpy_s"] =
-          absl::ToDoubleSeconds(MeasureMemcpy(to.mutable_data(), from.data(), bytes, rounds));
-      floors["read_s"] = absl::ToDoubleSeconds(MeasureRead(from.data(), bytes, rounds));
-    }
-    if (raw_tcp_ != nullptr) {
-      // Whichever is faster here: who polls takes a core, which large ones need for the kernel.
-      FERRY_ASSIGN_OR_RETURN(const absl::Duration blocking,
-                             raw_tcp_->Measure(from.mutable_data(), bytes, rounds, false));
-      FERRY_ASSIGN_OR_RETURN(const absl::Duration polling,
-                             raw_tcp_->Measure(from.mutable_data(), bytes, rounds, true));
-      const absl::Duration raw = std::min(blocking, polling);
-      floors["raw_tcp_s"] = absl::ToDoubleSeconds(raw);
-    }
-  }
+  FERRY_RETURN_IF_ERROR(MeasureFloors(bytes, floors));
   FERRY_RETURN_IF_ERROR(meeting_.Tell(floors));
   const std::vector<int> depths = plan_.DepthsOf(bytes);
   for (const BenchMode mode : plan_.modes) {
@@ -272,8 +324,7 @@ absl::Status Peer::RunSize(size_t bytes) {
                          {"cpu_s", result.cpu_s},
                          {"moved_bytes", result.moved_bytes},
                          {"path", absl::StrJoin(result.paths, "+")},
-                         {"path_reason", PathReason(party_.node, party_.NodeOf(1 - party_.rank),
-                                                    bytes, result.paths)},
+                         {"path_reason", ReasonOf(bytes, result)},
                          {"pages", DescribePages(party_.node.exchange().arena_stats())},
                          {"errors", result.errors}}));
     }
@@ -283,18 +334,28 @@ absl::Status Peer::RunSize(size_t bytes) {
   return absl::OkStatus();
 }
 
+std::string Peer::ReasonOf(size_t bytes, const CaseResult& result) const {
+  const int from = party_.NodeOf(1 - party_.rank);
+  return plan_.uses_gpus() ? DevicePathReason(party_.node, from, bytes, plan_.devices, party_.rank)
+                           : PathReason(party_.node, from, bytes, result.paths);
+}
+
 absl::Status Peer::Run() {
-  if (plan_.has_tcp_floor) {
-    FERRY_ASSIGN_OR_RETURN(raw_tcp_,
-                           RawTcp::Create(party_.node.agent(), is_first_, plan_.tcp_streams));
-  }
   Json machine = {{"event", "spin"}};
+  if (GoesOverTcp()) {
+    absl::StatusOr<std::unique_ptr<RawTcp>> raw_tcp = RawTcp::Create(party_, plan_.tcp_streams);
+    // There may be something between two machines that lets only tensors through.
+    if (!raw_tcp.ok() && !absl::IsUnavailable(raw_tcp.status())) return raw_tcp.status();
+    if (raw_tcp.ok()) raw_tcp_ = *std::move(raw_tcp);
+    if (!raw_tcp.ok()) machine["no_raw_tcp"] = raw_tcp.status().message();
+  }
   if (meeting_.is_on_one_machine()) {
     FERRY_ASSIGN_OR_RETURN(const absl::Duration spin, MeasureSpin(plan_.floor_file, is_first_));
     machine["spin_s"] = absl::ToDoubleSeconds(spin);
   }
   FERRY_RETURN_IF_ERROR(meeting_.Tell(machine));
   for (const size_t bytes : plan_.sizes) FERRY_RETURN_IF_ERROR(RunSize(bytes));
+  if (raw_tcp_ != nullptr && is_first_) FERRY_RETURN_IF_ERROR(raw_tcp_->CleanUp());
   return step_.Close(party_.patience);
 }
 

@@ -14,6 +14,8 @@ struct Limit {
   const char* flag;
   size_t& value;
   const char* description;
+  // Where 0 means none of it.
+  uint64_t least = 1;
 };
 
 std::vector<Limit> Limits(ExchangeOptions& options) {
@@ -24,13 +26,15 @@ std::vector<Limit> Limits(ExchangeOptions& options) {
       {"--gpu-arena-budget-bytes", options.gpus.arena.budget_bytes,
        "memory of each GPU for tensors that other processes map"},
       {"--gpu-staging-budget-bytes", options.gpus.staging.budget_bytes,
-       "memory of each GPU for tensors in memory that other processes cannot map"},
+       "memory of each GPU for tensors in memory that other processes cannot map; 0: none", 0},
       {"--gpu-stage-below-bytes", options.gpus.stage_below_bytes,
-       "size below which foreign GPU memory is copied there and not mapped"},
+       "size below which foreign GPU memory is copied there and not mapped", 0},
+      {"--gpu-import-cap-bytes", options.gpus.import_cap_bytes,
+       "memory of other processes that each GPU keeps mapped; 0: none", 0},
       {"--pinned-budget-bytes", options.gpus.pinned.budget_bytes,
        "pinned host memory for copies to and from GPUs"},
       {"--nccl-memory-bytes", options.transports.nccl.memory_bytes,
-       "memory of each GPU for NCCL's communicators of keyed transfers; 0: none"},
+       "memory of each GPU for NCCL's communicators of keyed transfers; 0: none", 0},
       {"--max-queued-bytes", rendezvous.limits.max_queued_bytes,
        "bytes of a step that were sent and wait for a receiver"},
       {"--max-waiting", rendezvous.limits.max_waiting, "sends and receives of a step that wait"},
@@ -86,7 +90,7 @@ void AddExchangeFlags(CLI::App& app, ExchangeOptions& options) {
       ->capture_default_str()
       ->group(kGroup);
   for (const Limit& limit : Limits(options)) {
-    AddLimit(app, limit.flag, limit.value, limit.description)->group(kGroup);
+    AddLimit(app, limit.flag, limit.value, limit.description, limit.least)->group(kGroup);
   }
 }
 

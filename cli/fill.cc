@@ -5,12 +5,16 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
+#include "base/status_macros.h"
 #include "base/text.h"
 #include "cli/pattern.h"
 
@@ -36,6 +40,46 @@ uint16_t ToHalf(double value) {
   const auto steps = static_cast<uint16_t>(std::nearbyint(size / unit));
   // What rounds up to the next power of two carries into the exponent by itself.
   return sign | static_cast<uint16_t>(((exponent < -14 ? 0 : exponent + 14) << 10) + steps);
+}
+
+// What a whole type holds. As doubles, which the largest whole numbers are not: below 2^63 and
+// 2^64.
+struct WholeRange {
+  double least = 0;
+  double most = 0;
+  std::string text;
+};
+
+// Nothing for a type that is not whole.
+std::optional<WholeRange> WholeRangeOf(DataType dtype) {
+  const auto of = [](auto type) {
+    using Limits = std::numeric_limits<decltype(type)>;
+    const double end = std::ldexp(1.0, Limits::digits);
+    const double most =
+        Limits::digits <= std::numeric_limits<double>::digits ? end - 1 : std::nextafter(end, 0.0);
+    return WholeRange{static_cast<double>(Limits::min()), most,
+                      absl::StrCat(int64_t{Limits::min()}, " to ", uint64_t{Limits::max()})};
+  };
+  switch (dtype) {
+    case DataType::kInt8:
+      return of(int8_t{});
+    case DataType::kUint8:
+      return of(uint8_t{});
+    case DataType::kInt16:
+      return of(int16_t{});
+    case DataType::kUint16:
+      return of(uint16_t{});
+    case DataType::kInt32:
+      return of(int32_t{});
+    case DataType::kUint32:
+      return of(uint32_t{});
+    case DataType::kInt64:
+      return of(int64_t{});
+    case DataType::kUint64:
+      return of(uint64_t{});
+    default:
+      return std::nullopt;
+  }
 }
 
 template <typename T>
@@ -70,7 +114,8 @@ bool StoreNumber(DataType dtype, void* to, double value) {
     case DataType::kUint32:
     case DataType::kInt64:
     case DataType::kUint64: {
-      const auto whole = static_cast<uint64_t>(static_cast<int64_t>(value));
+      const auto whole = value < 9.2e18 ? static_cast<uint64_t>(static_cast<int64_t>(value))
+                                        : static_cast<uint64_t>(value);
       // The lowest bytes come first on every machine that this runs on.
       std::memcpy(to, &whole, ElementBytes(dtype));
       return true;
@@ -105,7 +150,31 @@ absl::StatusOr<Shape> ParseShapeFlag(absl::string_view text) {
   return absl::InvalidArgumentError(absl::StrCat("--shape: ", shape.status().message()));
 }
 
+absl::Status CheckFill(DataType dtype, absl::string_view fill) {
+  if (fill == "pattern" || fill == "zeros") return absl::OkStatus();
+  double value = 0;
+  if (fill != "seq" && fill != "ones" && !absl::SimpleAtod(fill, &value)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--fill: ", Quoted(fill), " is neither pattern, zeros, ones, seq nor a number"));
+  }
+  double room[2] = {};
+  if (!StoreNumber(dtype, room, 1)) {
+    return absl::InvalidArgumentError(absl::StrCat("--fill: elements of ", DataTypeName(dtype),
+                                                   " can be filled with pattern and zeros only"));
+  }
+  const std::optional<WholeRange> range = WholeRangeOf(dtype);
+  if (!range) return absl::OkStatus();
+  if (value != std::trunc(value)) {
+    return absl::InvalidArgumentError(absl::StrCat("--fill: ", fill, " is no whole number, and ",
+                                                   DataTypeName(dtype), " has no others"));
+  }
+  if (value >= range->least && value <= range->most) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--fill: ", fill, " is not within ", DataTypeName(dtype), ", ", range->text));
+}
+
 absl::Status Fill(Tensor& tensor, absl::string_view fill, uint64_t pattern_seed) {
+  FERRY_RETURN_IF_ERROR(CheckFill(tensor.dtype(), fill));
   char* const first = static_cast<char*>(tensor.mutable_data());
   if (fill == "pattern") {
     WritePattern(first, tensor.bytes(), pattern_seed);
@@ -115,21 +184,12 @@ absl::Status Fill(Tensor& tensor, absl::string_view fill, uint64_t pattern_seed)
     if (tensor.bytes() > 0) std::memset(first, 0, tensor.bytes());
     return absl::OkStatus();
   }
-  double value = 0;
   const bool is_seq = fill == "seq";
-  if (fill == "ones") {
-    value = 1;
-  } else if (!is_seq && (!absl::SimpleAtod(fill, &value) || !(std::fabs(value) < 9.2e18))) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--fill: ", Quoted(fill), " is neither pattern, zeros, ones, seq nor a number below 2^63"));
-  }
+  double value = 1;
+  if (!is_seq && fill != "ones") (void)absl::SimpleAtod(fill, &value);
   const size_t step = ElementBytes(tensor.dtype());
   for (int64_t i = 0; i < tensor.shape().element_count(); ++i) {
-    if (!StoreNumber(tensor.dtype(), first + i * step, is_seq ? static_cast<double>(i) : value)) {
-      return absl::InvalidArgumentError(absl::StrCat("--fill: elements of ",
-                                                     DataTypeName(tensor.dtype()),
-                                                     " can be filled with pattern and zeros only"));
-    }
+    StoreNumber(tensor.dtype(), first + i * step, is_seq ? static_cast<double>(i) : value);
   }
   return absl::OkStatus();
 }

@@ -23,9 +23,14 @@ absl::StatusOr<DataType> ParseDtypeFlag(absl::string_view text);
 //   Errors: INVALID_ARGUMENT, naming the flag.
 absl::StatusOr<Shape> ParseShapeFlag(absl::string_view text);
 
+// Whether elements of that type can be filled so: see Fill.
+//   Errors: INVALID_ARGUMENT for something else, for a type whose elements are no such numbers, and
+//   for a number that the type has not.
+absl::Status CheckFill(DataType dtype, absl::string_view fill);
+
 // Sets every element: "pattern" (see WritePattern), "zeros", "ones", "seq" (0, 1, 2, ..., as far
 // as the type can count), or a number.
-//   Errors: INVALID_ARGUMENT for something else, or for a type whose elements are no such numbers.
+//   Errors: those of CheckFill.
 absl::Status Fill(Tensor& tensor, absl::string_view fill, uint64_t pattern_seed);
 
 // Whether the type has such numbers. Whole ones wrap around.

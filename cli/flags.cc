@@ -42,14 +42,15 @@ CLI::Option* AddDuration(CLI::App& app, const std::string& flag, absl::Duration&
 }
 
 CLI::Option* AddLimit(CLI::App& app, const std::string& flag, size_t& value,
-                      const std::string& description) {
+                      const std::string& description, uint64_t least) {
   // Not CLI11's own conversion, which takes -1 for the largest number.
   CLI::Option* option = app.add_option_function<std::string>(
       flag,
-      [&value, flag](const std::string& text) {
+      [&value, flag, least](const std::string& text) {
         uint64_t number = 0;
-        if (!absl::SimpleAtoi(text, &number) || number == 0) {
-          throw CLI::ValidationError(flag, "\"" + text + "\" is no number from 1 to 2^64-1");
+        if (!absl::SimpleAtoi(text, &number) || number < least) {
+          throw CLI::ValidationError(
+              flag, "\"" + text + "\" is no number from " + std::to_string(least) + " to 2^64-1");
         }
         value = number;
       },

@@ -6,6 +6,8 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <exception>
 #include <map>
 #include <memory>
 #include <new>
@@ -111,6 +113,22 @@ Verb AddHelpVerb(CLI::App& app) {
   _exit(kFailed);
 }
 
+// What nobody has caught, such as a thread that there is no room for: as one line, without a core
+// file.
+[[noreturn]] void EndWithReason() {
+  char line[512] = "ferry: ended by an error that nobody caught\n";
+  if (const std::exception_ptr thrown = std::current_exception()) {
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const std::exception& error) {
+      std::snprintf(line, sizeof(line), "ferry: %s\n", error.what());
+    } catch (...) {
+    }
+  }
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line, std::strlen(line));
+  _exit(kFailed);
+}
+
 // Verbs that others rely on must outlive whoever reads their output. The rest end silently with
 // their reader, as other tools do; so do the programs that ferry run starts.
 bool OutlivesItsReader(const std::string& name) {
@@ -138,6 +156,7 @@ int EndOutput() {
 int Main(int argc, char** argv) {
   ReserveStandardStreams();
   std::set_new_handler(EndOutOfMemory);
+  std::set_terminate(EndWithReason);
   SilenceGrpcLog();
   CLI::App app{"Bootstraps GPU jobs over many machines and moves tensors between their devices.",
                "ferry"};
@@ -183,6 +202,9 @@ int Main(int argc, char** argv) {
   }
   const std::string name = app.get_subcommands().front()->get_name();
   if (OutlivesItsReader(name)) std::signal(SIGPIPE, SIG_IGN);
+  // A file that may not grow (ulimit -f) is an error of the write then. Not for `ferry run`, whose
+  // processes would inherit it.
+  if (name != "run") std::signal(SIGXFSZ, SIG_IGN);
   const absl::StatusOr<int> status = verbs[name]();
   if (!status.ok()) {
     Complain(Printable(status.status().message()));

@@ -2,6 +2,7 @@
 // The thread that says what is being waited for.
 #include "cli/progress.h"
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -50,6 +51,9 @@ void Progress::Run() {
     if (text.empty()) continue;
     const std::string line =
         absl::StrCat("ferry: ", text, " (", ShortDuration(SteadyClock().Now() - start_), ")");
+    // Somebody who does not read it must not hold this up.
+    pollfd output = {STDERR_FILENO, POLLOUT, 0};
+    if (poll(&output, 1, 0) != 1 || (output.revents & POLLOUT) == 0) continue;
     std::fprintf(stderr, on_terminal_ ? "\r\033[K%s" : "%s\n", line.c_str());
     has_shown = true;
   }

@@ -4,9 +4,13 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <utility>
+
+#include <unistd.h>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -78,6 +82,21 @@ absl::Status WriteElements(const std::string& path, const Tensor& tensor) {
       absl::StrCat("cannot write ", Quoted(path), ": ", std::strerror(error)));
 }
 
+// Whether a file can be written there, as far as that can be told without making one.
+absl::Status CheckOutput(const std::string& path) {
+  std::error_code ignored;
+  const std::filesystem::path file(path);
+  const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
+  const bool is_there = access(path.c_str(), F_OK) == 0;
+  const char* const why =
+      std::filesystem::is_directory(file, ignored) ? std::strerror(EISDIR)
+      : access(is_there ? path.c_str() : folder.c_str(), is_there ? W_OK : W_OK | X_OK) == 0
+          ? nullptr
+          : std::strerror(errno);
+  if (why == nullptr) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("--output: cannot write ", Quoted(path), ": ", why));
+}
+
 // Its buffer, if the tensor is to come into one that is there before.
 absl::StatusOr<RecvArgs> ArgsFor(Node& node, const RecvFlags& flags) {
   RecvArgs args;
@@ -99,7 +118,7 @@ absl::StatusOr<int> RecvOne(JoinedNode& joined, const RecvFlags& flags) {
   {
     const Progress progress(absl::StrCat("waiting for ", Quoted(flags.name), " from node ",
                                          flags.peer, " in step ", flags.step));
-    FERRY_RETURN_IF_ERROR(AsFailure(RunStoppably(
+    FERRY_RETURN_IF_ERROR(AsExchangeFailure(RunStoppably(
         joined,
         [&]() -> absl::Status {
           FERRY_ASSIGN_OR_RETURN(
@@ -113,11 +132,15 @@ absl::StatusOr<int> RecvOne(JoinedNode& joined, const RecvFlags& flags) {
           taken = SteadyClock().Now() - start;
           return absl::OkStatus();
         },
-        [&step, &stopped](const absl::Status& why) {
+        [&](const absl::Status& why) {
           stopped.Cancel();
-          step.Abort(why);
+          step.Abort(AsOf(node, why));
         })));
   }
+  // The sender's part is done: what is wrong with the tensor is told here only.
+  const std::string way = Printable(WhichWay(node, flags.peer, received));
+  FERRY_RETURN_IF_ERROR(step.Close(flags.timeout));
+  EndService(joined);
   const std::string from = absl::StrCat(" from node ", flags.peer, " in step ", flags.step);
   if (received.is_dead) {
     return absl::FailedPreconditionError(
@@ -130,12 +153,8 @@ absl::StatusOr<int> RecvOne(JoinedNode& joined, const RecvFlags& flags) {
   std::printf("ferry recv: %s%s: %s, %s%s, after %s, %s\n", Quoted(flags.name).c_str(),
               from.c_str(), ToString(tensor).c_str(),
               ShortBytes(static_cast<double>(tensor.bytes())).c_str(),
-              flags.verify ? ", verified" : "", ShortDuration(taken).c_str(),
-              Printable(WhichWay(node, flags.peer, received)).c_str());
+              flags.verify ? ", verified" : "", ShortDuration(taken).c_str(), way.c_str());
   FERRY_RETURN_IF_ERROR(FlushOutput());
-  received = Received();
-  FERRY_RETURN_IF_ERROR(step.Close(flags.timeout));
-  FERRY_RETURN_IF_ERROR(node.Leave());
   return kDone;
 }
 
@@ -153,12 +172,18 @@ Verb AddRecvVerb(CLI::App& app) {
                 "receive into a buffer that is there before; says so with --dtype and --shape");
   AddSendRecvFlags(verb, *flags);
   return [flags]() -> absl::StatusOr<int> {
-    if (!flags->dtype.empty()) FERRY_RETURN_IF_ERROR(ParseDtypeFlag(flags->dtype).status());
-    if (!flags->shape.empty()) FERRY_RETURN_IF_ERROR(ParseShapeFlag(flags->shape).status());
     if (flags->into && (flags->dtype.empty() || flags->shape.empty())) {
       return absl::InvalidArgumentError("--into needs --dtype and --shape");
     }
-    return RunAsNode(flags->node, [&flags](JoinedNode& joined) { return RecvOne(joined, *flags); });
+    FERRY_RETURN_IF_ERROR(CheckSendRecvFlags(*flags, "--from"));
+    if (flags->into) {
+      FERRY_ASSIGN_OR_RETURN(const DataType dtype, ParseDtypeFlag(flags->dtype));
+      FERRY_ASSIGN_OR_RETURN(const Shape shape, ParseShapeFlag(flags->shape));
+      FERRY_ASSIGN_OR_RETURN(const size_t bytes, TensorBytes(dtype, shape));
+      FERRY_RETURN_IF_ERROR(CheckBudget(*flags, bytes));
+    }
+    if (!flags->output.empty()) FERRY_RETURN_IF_ERROR(CheckOutput(flags->output));
+    return RunAsPeer(flags->node, [&flags](JoinedNode& joined) { return RecvOne(joined, *flags); });
   };
 }
 

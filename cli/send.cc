@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include "absl/strings/str_cat.h"
@@ -35,51 +36,78 @@ struct CloseFile {
 };
 using File = std::unique_ptr<std::FILE, CloseFile>;
 
-absl::Status FileError(const std::string& path) {
-  return absl::UnavailableError(
-      absl::StrCat("cannot read ", Quoted(path), ": ", std::strerror(errno)));
+// As fopen for reading, but that it does not wait for the writer of a pipe.
+std::FILE* OpenAtOnce(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  return fd < 0 ? nullptr : fdopen(fd, "r");
 }
+
+absl::Status FileError(const std::string& path, int error) {
+  return absl::UnavailableError(
+      absl::StrCat("cannot read ", Quoted(path), ": ", std::strerror(error)));
+}
+
+// What is sent, found out before anything is joined.
+struct Plan {
+  // Null: it is filled.
+  File file;
+  DataType dtype = DataType::kFloat;
+  Shape shape;
+};
 
 // The file's bytes as elements; of any number of bytes if no shape is asked for.
-absl::StatusOr<Tensor> ReadTensor(Node& node, const SendFlags& flags) {
-  const File file(std::fopen(flags.file.c_str(), "re"));
+absl::StatusOr<Plan> PlanFile(const SendFlags& flags) {
+  Plan plan;
+  FERRY_ASSIGN_OR_RETURN(plan.dtype, ParseDtypeFlag(flags.dtype.empty() ? "uint8" : flags.dtype));
+  // A pipe without a writer would be waited for.
+  plan.file = File(OpenAtOnce(flags.file));
   struct stat about {};
-  if (file == nullptr || fstat(fileno(file.get()), &about) != 0) return FileError(flags.file);
-  FERRY_ASSIGN_OR_RETURN(const DataType dtype,
-                         ParseDtypeFlag(flags.dtype.empty() ? "uint8" : flags.dtype));
-  const int64_t element_bytes = static_cast<int64_t>(ElementBytes(dtype));
-  Shape shape;
+  if (plan.file == nullptr || fstat(fileno(plan.file.get()), &about) != 0) {
+    return FileError(flags.file, errno);
+  }
+  if (!S_ISREG(about.st_mode)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(Quoted(flags.file), " is no regular file; its size has to be known"));
+  }
   if (flags.shape.empty()) {
-    FERRY_ASSIGN_OR_RETURN(shape, Shape::Create({about.st_size / element_bytes}));
+    const int64_t element_bytes = static_cast<int64_t>(ElementBytes(plan.dtype));
+    FERRY_ASSIGN_OR_RETURN(plan.shape, Shape::Create({about.st_size / element_bytes}));
   } else {
-    FERRY_ASSIGN_OR_RETURN(shape, ParseShapeFlag(flags.shape));
+    FERRY_ASSIGN_OR_RETURN(plan.shape, ParseShapeFlag(flags.shape));
   }
-  FERRY_ASSIGN_OR_RETURN(Tensor tensor, node.Allocate("host:0", dtype, shape));
-  if (static_cast<int64_t>(tensor.bytes()) != about.st_size) {
+  FERRY_ASSIGN_OR_RETURN(const size_t bytes, TensorBytes(plan.dtype, plan.shape));
+  if (static_cast<int64_t>(bytes) != about.st_size) {
     return absl::FailedPreconditionError(absl::StrCat(Quoted(flags.file), " has ", about.st_size,
-                                                      " bytes, and ", ToString(tensor), " has ",
-                                                      tensor.bytes()));
+                                                      " bytes, and ", DataTypeName(plan.dtype),
+                                                      ToString(plan.shape), " has ", bytes));
   }
-  if (std::fread(tensor.mutable_data(), 1, tensor.bytes(), file.get()) != tensor.bytes()) {
-    return FileError(flags.file);
+  return plan;
+}
+
+absl::StatusOr<Plan> MakePlan(const SendFlags& flags) {
+  if (!flags.file.empty()) return PlanFile(flags);
+  Plan plan;
+  FERRY_ASSIGN_OR_RETURN(plan.dtype, ParseDtypeFlag(flags.dtype.empty() ? "float" : flags.dtype));
+  FERRY_ASSIGN_OR_RETURN(plan.shape, ParseShapeFlag(flags.shape.empty() ? "scalar" : flags.shape));
+  FERRY_RETURN_IF_ERROR(CheckFill(plan.dtype, flags.fill));
+  return plan;
+}
+
+absl::StatusOr<Tensor> MakeTensor(Node& node, const SendFlags& flags, const Plan& plan) {
+  FERRY_ASSIGN_OR_RETURN(Tensor tensor, node.Allocate("host:0", plan.dtype, plan.shape));
+  if (plan.file == nullptr) {
+    FERRY_RETURN_IF_ERROR(Fill(tensor, flags.fill, PatternSeedOf(flags)));
+  } else if (std::fread(tensor.mutable_data(), 1, tensor.bytes(), plan.file.get()) !=
+             tensor.bytes()) {
+    if (std::ferror(plan.file.get())) return FileError(flags.file, errno);
+    return absl::DataLossError(absl::StrCat(Quoted(flags.file), " has become shorter"));
   }
   return tensor;
 }
 
-absl::StatusOr<Tensor> MakeTensor(Node& node, const SendFlags& flags) {
-  if (!flags.file.empty()) return ReadTensor(node, flags);
-  FERRY_ASSIGN_OR_RETURN(const DataType dtype,
-                         ParseDtypeFlag(flags.dtype.empty() ? "float" : flags.dtype));
-  FERRY_ASSIGN_OR_RETURN(const Shape shape,
-                         ParseShapeFlag(flags.shape.empty() ? "scalar" : flags.shape));
-  FERRY_ASSIGN_OR_RETURN(Tensor tensor, node.Allocate("host:0", dtype, shape));
-  FERRY_RETURN_IF_ERROR(Fill(tensor, flags.fill, PatternSeedOf(flags)));
-  return tensor;
-}
-
-absl::StatusOr<int> SendOne(JoinedNode& joined, const SendFlags& flags) {
+absl::StatusOr<int> SendOne(JoinedNode& joined, const SendFlags& flags, const Plan& plan) {
   Node& node = joined.node;
-  FERRY_ASSIGN_OR_RETURN(Tensor tensor, MakeTensor(node, flags));
+  FERRY_ASSIGN_OR_RETURN(Tensor tensor, MakeTensor(node, flags, plan));
   const std::string what = ToString(tensor);
   const size_t bytes = tensor.bytes();
   FERRY_ASSIGN_OR_RETURN(Step step, node.OpenStep(flags.step));
@@ -88,7 +116,7 @@ absl::StatusOr<int> SendOne(JoinedNode& joined, const SendFlags& flags) {
     const Progress progress(absl::StrCat("waiting for node ", flags.peer, " to take ",
                                          Quoted(flags.name), " in step ", flags.step));
     // What the receiver says of a tensor is no mistake in the flags.
-    FERRY_RETURN_IF_ERROR(AsFailure(RunStoppably(
+    FERRY_RETURN_IF_ERROR(AsExchangeFailure(RunStoppably(
         joined,
         [&]() -> absl::Status {
           FERRY_ASSIGN_OR_RETURN(const RendezvousKey key,
@@ -96,13 +124,14 @@ absl::StatusOr<int> SendOne(JoinedNode& joined, const SendFlags& flags) {
           FERRY_RETURN_IF_ERROR(step.Send(key, std::move(tensor)));
           return step.Close(flags.timeout);
         },
-        [&step](const absl::Status& why) { step.Abort(why); })));
+        [&](const absl::Status& why) { step.Abort(AsOf(node, why)); })));
   }
+  const absl::Duration taken = SteadyClock().Now() - start;
+  EndService(joined);
   std::printf("ferry send: %s to node %d in step %lld: %s, %s; taken after %s\n",
               Quoted(flags.name).c_str(), flags.peer, static_cast<long long>(flags.step),
               what.c_str(), ShortBytes(static_cast<double>(bytes)).c_str(),
-              ShortDuration(SteadyClock().Now() - start).c_str());
-  FERRY_RETURN_IF_ERROR(node.Leave());
+              ShortDuration(taken).c_str());
   return kDone;
 }
 
@@ -126,9 +155,12 @@ Verb AddSendVerb(CLI::App& app) {
   AddSendRecvFlags(verb, *flags);
   return [flags]() -> absl::StatusOr<int> {
     // Before anything is joined.
-    if (!flags->dtype.empty()) FERRY_RETURN_IF_ERROR(ParseDtypeFlag(flags->dtype).status());
-    if (!flags->shape.empty()) FERRY_RETURN_IF_ERROR(ParseShapeFlag(flags->shape).status());
-    return RunAsNode(flags->node, [&flags](JoinedNode& joined) { return SendOne(joined, *flags); });
+    FERRY_RETURN_IF_ERROR(CheckSendRecvFlags(*flags, "--to"));
+    FERRY_ASSIGN_OR_RETURN(const Plan plan, MakePlan(*flags));
+    FERRY_ASSIGN_OR_RETURN(const size_t bytes, TensorBytes(plan.dtype, plan.shape));
+    FERRY_RETURN_IF_ERROR(CheckBudget(*flags, bytes));
+    return RunAsPeer(flags->node,
+                     [&flags, &plan](JoinedNode& joined) { return SendOne(joined, *flags, plan); });
   };
 }
 

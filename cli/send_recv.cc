@@ -2,18 +2,30 @@
 // Flags, and what there is to say about a path.
 #include "cli/send_recv.h"
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "cli/fill.h"
 #include "cli/pattern.h"
 #include "cli/verb.h"
+#include "runtime/endpoint_record.h"
 
 namespace ferry::cli {
 
 void AddSendRecvFlags(CLI::App& app, SendRecvFlags& flags) {
   app.add_option("name", flags.name, "what both sides call it")->type_name("NAME")->required();
-  app.add_option("--step", flags.step, "the step's id: what is sent in it is received in it")
+  // Not as a number of CLI11's, which takes the nearest one for what is beyond its range.
+  app.add_option_function<std::string>(
+         "--step",
+         [&flags](const std::string& text) {
+           if (absl::SimpleAtoi(text, &flags.step)) return;
+           throw CLI::ValidationError("--step", "\"" + text + "\" is no whole number of 64 bits");
+         },
+         "the step's id: what is sent in it is received in it")
       ->type_name("ID")
-      ->capture_default_str();
+      ->default_str(absl::StrCat(flags.step));
   AddDuration(app, "--timeout", flags.timeout,
               "how long to wait for the other side; if it is given, for it to join too, unless "
               "--connect-timeout is");
@@ -23,9 +35,47 @@ void AddSendRecvFlags(CLI::App& app, SendRecvFlags& flags) {
   AddNodeFlags(app, flags.node);
   app.parse_complete_callback([&app, &flags] {
     if (app.count("--timeout") == 0) return;
+    flags.node.answer_timeout = flags.timeout;
     if (app.count("--connect-timeout") == 0) flags.node.connect_timeout = flags.timeout;
     if (app.count("--enumerate-timeout") == 0) flags.node.enumerate_timeout = flags.timeout;
   });
+}
+
+absl::Status CheckSendRecvFlags(const SendRecvFlags& flags, absl::string_view peer_flag) {
+  FERRY_RETURN_IF_ERROR(RendezvousKey::CheckEdge(flags.name));
+  if (!flags.dtype.empty()) FERRY_RETURN_IF_ERROR(ParseDtypeFlag(flags.dtype).status());
+  if (!flags.shape.empty()) FERRY_RETURN_IF_ERROR(ParseShapeFlag(flags.shape).status());
+  FERRY_ASSIGN_OR_RETURN(const NodePlace place, FindPlace(flags.node, ProcessEnv));
+  if (flags.peer < 0 || (place.num_nodes && flags.peer >= *place.num_nodes)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        peer_flag, "=", flags.peer, ": there is no such node",
+        place.num_nodes ? absl::StrCat("; the job has ", *place.num_nodes, ", from 0") : ""));
+  }
+  if (flags.peer == place.node_id) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        peer_flag, "=", flags.peer, " is this node itself; the other side is another process"));
+  }
+  const ExchangeOptions& exchange = flags.node.exchange;
+  if (!exchange.advertise.empty()) {
+    FERRY_RETURN_IF_ERROR(CompleteAddress(exchange.advertise, /*port=*/1).status());
+  }
+  return FindToken(exchange, ProcessEnv).status();
+}
+
+absl::Status CheckBudget(const SendRecvFlags& flags, size_t bytes) {
+  const size_t budget = flags.node.exchange.arena.budget_bytes;
+  if (bytes <= budget) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat(Quoted(flags.name), " has ", bytes, " bytes, and the arena may have ", budget,
+                   " (--arena-budget-bytes, HostArenaOptions::budget_bytes)"));
+}
+
+absl::Status AsExchangeFailure(const absl::Status& status) {
+  return AsFailure(WithoutDerivedMark(status));
+}
+
+absl::Status AsOf(Node& node, const absl::Status& why) {
+  return absl::AbortedError(absl::StrCat("node ", node.node_id(), ": ", why.message()));
 }
 
 uint64_t PatternSeedOf(const SendRecvFlags& flags) {

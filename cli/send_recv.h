@@ -3,11 +3,13 @@
 #ifndef FERRY_CLI_SEND_RECV_H_
 #define FERRY_CLI_SEND_RECV_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
 #include <CLI/CLI.hpp>
 
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
@@ -31,6 +33,22 @@ struct SendRecvFlags {
 
 // NAME, --step, --timeout, --dtype, --shape, and those of AddNodeFlags.
 void AddSendRecvFlags(CLI::App& app, SendRecvFlags& flags);
+
+// Whether it can be done, as far as this process can tell before it joins: the name, the node on
+// the other side, the type and the shape, and the job's token.
+//   peer_flag: "--to".
+//   Errors: INVALID_ARGUMENT naming the flag; those of FindPlace and FindToken.
+absl::Status CheckSendRecvFlags(const SendRecvFlags& flags, absl::string_view peer_flag);
+
+// Whether the arena has room for a tensor of `bytes`.
+//   Errors: RESOURCE_EXHAUSTED naming the flag.
+absl::Status CheckBudget(const SendRecvFlags& flags, size_t bytes);
+
+// `status` as people read it: without TensorFlow's mark, and no matter of usage.
+absl::Status AsExchangeFailure(const absl::Status& status);
+
+// `why` as the other side reads it: "node 0: stopped by SIGTERM".
+absl::Status AsOf(Node& node, const absl::Status& why);
 
 // Of what NAME holds in that step when it is filled with the pattern.
 uint64_t PatternSeedOf(const SendRecvFlags& flags);

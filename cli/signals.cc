@@ -8,10 +8,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <csignal>
 #include <cstdint>
+#include <system_error>
 
 #include "base/clock.h"
-#include "base/status_macros.h"
 
 namespace ferry::cli {
 
@@ -21,11 +23,22 @@ BlockedSignals::BlockedSignals(std::initializer_list<int> signals) {
   pthread_sigmask(SIG_BLOCK, &set_, &before_);
   signal_fd_ = UniqueFd(signalfd(-1, &set_, SFD_CLOEXEC | SFD_NONBLOCK));
   wake_fd_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (signal_fd_.valid() && wake_fd_.valid()) return;
   // At the very beginning of a process; there is nothing to fall back on.
-  FERRY_CHECK(signal_fd_.valid() && wake_fd_.valid());
+  const int error = errno;
+  pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  throw std::system_error(error, std::generic_category(),
+                          "cannot listen for signals (signalfd, eventfd; see ulimit -n)");
 }
 
-BlockedSignals::~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+BlockedSignals::~BlockedSignals() {
+  constexpr timespec kNoWait = {};
+  while (sigtimedwait(&set_, nullptr, &kNoWait) > 0) {
+  }
+  LetThrough();
+}
+
+void BlockedSignals::LetThrough() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
 
 int BlockedSignals::Wait() {
   while (true) {

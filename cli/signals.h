@@ -17,7 +17,9 @@ namespace ferry::cli {
 // Thread-safe.
 class BlockedSignals final {
  public:
+  // Throws std::system_error when there are no descriptors left.
   explicit BlockedSignals(std::initializer_list<int> signals);
+  // Signals that came meanwhile are over with it: whoever stops listening is about to end.
   ~BlockedSignals();
 
   BlockedSignals(const BlockedSignals&) = delete;
@@ -30,6 +32,9 @@ class BlockedSignals final {
   std::optional<int> WaitFor(absl::Duration timeout, int output_fd = -1, bool only_loss = false);
   // Ends a WaitFor, the present one or the next. From any thread.
   void Wake();
+  // They end the process again, from now on and where the caller's thread is: for what may block
+  // for ever, once there is nothing left to be undone.
+  void LetThrough();
 
  private:
   sigset_t set_;

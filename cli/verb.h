@@ -4,6 +4,7 @@
 #define FERRY_CLI_VERB_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -59,9 +60,9 @@ CLI::Option* AddDuration(CLI::App& app, const std::string& flag, absl::Duration&
                          const std::string& description,
                          absl::Duration least = absl::ZeroDuration());
 
-// A flag that takes a number from 1 on.
+// A flag that takes a number from `least` on.
 CLI::Option* AddLimit(CLI::App& app, const std::string& flag, size_t& value,
-                      const std::string& description);
+                      const std::string& description, uint64_t least = 1);
 
 // Whether `text` can be HOST:PORT of somebody to connect to. No CLI::Validator, because those run
 // for the flags of all verbs when the environment sets them.

@@ -31,6 +31,8 @@ absl::StatusOr<int> Stay(JoinedNode& joined) {
     FERRY_RETURN_IF_ERROR(joined.node.Leave());
     return kDone;
   }
+  // The job has failed; without those that have left the next one can begin.
+  joined.node.Leave().IgnoreError();
   return absl::AbortedError(
       absl::StrCat("node ", joined.node.node_id(), ": ", joined.error.Get().message()));
 }
@@ -48,8 +50,10 @@ absl::StatusOr<int> Work(JoinedNode& joined, bool exit_after_join) {
   std::fflush(stdout);
   if (!exit_after_join) return Stay(joined);
   const Progress progress("waiting for the other nodes to leave as well");
-  FERRY_RETURN_IF_ERROR(node.Shutdown());
-  return kDone;
+  const absl::Status together = node.Shutdown();
+  if (together.ok()) return kDone;
+  node.Leave().IgnoreError();
+  return together;
 }
 
 }  // namespace

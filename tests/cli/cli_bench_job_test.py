@@ -67,6 +67,47 @@ class Rows(JobBench):
         self.assertEqual({row["floor"] for row in rows}, {None, "memcpy", "read"})
         self.assertEqual(self.keys(address), [])
 
+    def test_sendrecv_over_tcp_beside_bare_sockets(self):
+        """Which share nothing with the tensors but the way."""
+        _, address = self.coordinator(2)
+        processes = self.all(address, 2, "sendrecv", "--json", "--sizes=8,64K,2M", "--iters=10",
+                             "--inflight=4", "--transport=tcp", "--mode=into")
+        rows = self.document_of(processes)["rows"]
+        self.assertEqual([(row["inflight"], row["bytes"], row["floor"]) for row in rows],
+                         [(inflight, size, floor)
+                          for inflight, floor in ((1, "raw tcp"), (4, "raw tcp stream"))
+                          for size in (8, 65536, 2 << 20)])
+        self.assertNotIn("no floor", processes[0].err)
+        self.assertEqual(self.keys(address), [])
+
+    def test_sendrecv_of_two_machines_needs_no_flag_for_that(self):
+        """The second one has a boot of its own, as far as it can see."""
+        with tempfile.TemporaryDirectory() as folder:
+            boot = pathlib.Path(folder) / "boot_id"
+            boot.write_text("00000000-0000-4000-8000-000000000001\n")
+            elsewhere = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c",
+                         f"mount --bind {boot} /proc/sys/kernel/random/boot_id && exec \"$@\"", "sh")
+            try:
+                can = subprocess.run([*elsewhere, "true"], capture_output=True).returncode == 0
+            except FileNotFoundError:
+                can = False
+            if not can:
+                self.skipTest("this machine lets nobody mount anything")
+            _, address = self.coordinator(2)
+            flags = ("bench", "sendrecv", "--json", "--inflight=2", *QUICK,
+                     f"--coordinator={address}")
+            first = self.start(*flags, "--node-id=0")
+            second = harness.Process([*elsewhere[1:], harness.FERRY, *flags, "--node-id=1"],
+                                     harness.environment(), program=elsewhere[0])
+            self.addCleanup(second.kill)
+            document = self.document_of([first, second])
+            self.assertIn("on 2 hosts", document["subject"])
+            self.assertEqual([(row["path"], row["inflight"], row["floor"])
+                              for row in document["rows"]],
+                             [("inline", 1, "raw tcp"), ("tcp", 1, "raw tcp"),
+                              ("inline", 2, "raw tcp stream"), ("tcp", 2, "raw tcp stream")])
+            self.assertEqual(self.keys(address), [])
+
     def test_patterns_of_three(self):
         _, address = self.coordinator(3)
         for pattern, tensors, bus in (("ring", 3, 1), ("fan-in", 2, 2), ("fan-out", 2, 2)):
@@ -102,6 +143,23 @@ class Rows(JobBench):
                 document = self.document_of(self.all(address, 2, pattern, "--json", *flags, *QUICK))
                 self.assertEqual([(row["bytes"], row["count"]) for row in document["rows"]],
                                  [(8, count), (65536, count)])
+        self.assertEqual(self.keys(address), [])
+
+    def test_barriers_of_some_nodes(self):
+        _, address = self.coordinator(4)
+        self.worker(address, 2, 4)
+        processes = [self.bench(address, node, 4, "barrier", "--json", "--iters=20", "--among=0,1,3")
+                     for node in (0, 1, 3)]
+        for process in processes:
+            self.assertEqual(process.wait(timeout_s=60), 0, process.err)
+        self.assertEqual([process.out for process in processes[1:]], ["", ""])
+        document = json.loads(processes[0].out)
+        self.assertRegex(document["time"], "first node's clock.*have passed")
+        [row] = document["rows"]
+        self.assertEqual([row["mode"], row["nodes"], row["count"], row["wrong_bytes"], row["path"],
+                          row["floor"]],
+                         ["barrier", 3, 20, 0, "control stream", "empty round"])
+        self.assertGreater(row["cpu_s_per_op"], 0)
         self.assertEqual(self.keys(address), [])
 
     def test_without_a_shared_host(self):
@@ -220,6 +278,46 @@ class Others(JobBench):
         self.addCleanup(processes[1].signal, signal.SIGCONT)
         self.assertRegex(self.error_of(processes[0]), "bench: node 1 has sent nothing .* within 3s")
 
+    def test_a_node_that_is_killed_while_others_wait_for_its_keys(self):
+        """No call of theirs fails because of that: the store says only that a key is not there. They
+        hear of it long before they would have waited for long enough."""
+        _, address = self.coordinator(3, "--heartbeat-timeout=2s")
+        processes = self.all(address, 3, "barrier", "--iters=1000000", "--timeout=10m",
+                             "--recoverable")
+        self.eventually(lambda: re.search("measuring part [2-9]", processes[0].err)
+                        or processes[0].pump(0.1))
+
+        def has_stopped_where_they_wait():
+            processes[2].signal(signal.SIGSTOP)
+            came = {tuple(map(int, key.split("/")[-2:]))
+                    for key in self.keys(address) if "/came/" in key}
+            for step, node in came:
+                # In turns one waits for the keys of the two others.
+                if node != 2 and step % 3 == 1 - node and (step, 2) not in came:
+                    return True
+            processes[2].signal(signal.SIGCONT)
+            return False
+
+        self.eventually(has_stopped_where_they_wait)
+        processes[2].signal(signal.SIGKILL)
+        for process in processes[:2]:
+            self.assertRegex(self.error_of(process),
+                             "node 2 has died while this one was measuring part [2-9]: .*"
+                             "start the bench again")
+        self.assertEqual(self.keys(address), [])
+
+    def test_a_node_that_is_killed_while_others_have_not_come(self):
+        _, address = self.coordinator(3, "--heartbeat-timeout=2s")
+        self.worker(address, 2, 3)
+        first, second = [self.bench(address, node, 3, "ring", "--timeout=10m", "--recoverable")
+                         for node in (0, 1)]
+        # It has looked who is there when that takes longer than it should.
+        self.eventually(lambda: len(self.keys(address)) == 2)
+        first.wait_for("waiting for nodes 0-2 to come to the bench")
+        second.signal(signal.SIGKILL)
+        self.assertRegex(self.error_of(first),
+                         "node 1 has died while this one was waiting for nodes 0-2 .*: ")
+
     def test_a_signal_ends_it_everywhere(self):
         _, address = self.coordinator(2)
         processes = self.all(address, 2, "sendrecv", "--sizes=8", "--iters=1000000")
@@ -261,15 +359,15 @@ class Mistakes(JobBench):
         for nodes, flags, pattern in ((1, ("ring",), "2 to 64 nodes, and not of 1"),
                                       (1, ("ring", "--among=0,1"), "--among: .0,1. is no list"),
                                       (1, ("ring", "--nodes=3"), "of 3 nodes, and not of the 1"),
-                                      (1, ("sendrecv",), "of 2 nodes, and not of the 1 of the job")):
+                                      (1, ("sendrecv",), "of 2 nodes, and not of the 1 of the job"),
+                                      (1, ("barrier", "--nodes=2"), "--nodes: .*--among")):
             with self.subTest(flags):
                 _, address = self.coordinator(nodes)
                 self.fail_with(2, pattern, "bench", *flags, f"--coordinator={address}",
                                "--node-id=0", f"--num-nodes={nodes}")
 
     def test_benches_that_have_a_job_of_their_own(self):
-        for bench, why in (("bootstrap", "a job of its own"), ("cold", "never met"),
-                           ("barrier", "one clock")):
+        for bench, why in (("bootstrap", "a job of its own"), ("cold", "never met")):
             self.fail_with(2, f"--coordinator: .*{why}", "bench", bench,
                            "--coordinator=127.0.0.1:1")
 

@@ -29,8 +29,8 @@ def rows_of(case, *arguments, timeout_s=100):
     return document, document["rows"]
 
 
-def kill_node(case, bench, node):
-    """Kills the process of that node of a bench, once it is there."""
+def pid_of_node(case, bench, node):
+    """Of the process of that node of a bench, once it is there."""
     tasks = pathlib.Path(f"/proc/{bench.popen.pid}/task")
 
     def find():
@@ -39,7 +39,11 @@ def kill_node(case, bench, node):
         return [int(pid) for pid in pids if f"--node-id={node}".encode()
                 in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
 
-    os.kill(case.eventually(find)[0], signal.SIGKILL)
+    return case.eventually(find)[0]
+
+
+def kill_node(case, bench, node):
+    os.kill(pid_of_node(case, bench, node), signal.SIGKILL)
 
 
 class SendRecv(harness.Case):
@@ -68,12 +72,18 @@ class SendRecv(harness.Case):
         self.assertGreater(read[1 << 20], read[8])
         self.assertRegex(document["arena_pages"], "pages")
 
+    def test_needs_no_folder(self):
+        """What its processes share lies in none."""
+        for bench in ("sendrecv", "ring", "cold"):
+            with self.subTest(bench):
+                self.succeed("bench", bench, "--sizes=64K", "--iters=5", TMPDIR="/nonexistent")
+
     def test_over_tcp_and_with_many_in_flight(self):
         document = self.bench("--sizes=64K", "--iters=64", "--transport=tcp", "--inflight=16",
                               "--mode=into")
         self.assertEqual([(row["inflight"], row["path"], row["floor"], row["wrong_bytes"])
                           for row in document["rows"]],
-                         [(1, "tcp", "raw tcp", 0), (16, "tcp", None, 0)])
+                         [(1, "tcp", "raw tcp", 0), (16, "tcp", "raw tcp stream", 0)])
 
     def test_the_table_stands_in_columns(self):
         out = self.succeed("bench", "sendrecv", "--sizes=8:512:x8", "--iters=10", "--poll",
@@ -260,6 +270,13 @@ class Patterns(harness.Case):
         kill_node(self, bench, 2)
         self.assertEqual(bench.wait(), 1)
         self.assertIn("process 2 was killed by signal 9", bench.err)
+
+    def test_a_process_that_is_stopped_is_named_while_others_wait(self):
+        for bench, node in (("ring", 1), ("sendrecv", 0)):
+            process = self.start("bench", bench, "--sizes=8", "--iters=1000000", "--mode=handoff")
+            pid = pid_of_node(self, process, node)
+            os.kill(pid, signal.SIGSTOP)
+            process.wait_for(rf"ferry: .*; process {node} \(pid {pid}\) is stopped: kill -CONT {pid} ")
 
     def test_wrong_usage_is_told_with_the_flag(self):
         for pattern, arguments in (("--nodes", ("ring", "--nodes=1")),

@@ -15,7 +15,6 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+[a-z]")
 WITHOUT_FLAG = {
     "DeviceExecutorOptions::max_waiting": "a node has no such option",
     "GrpcTensorFetcherOptions::max_tensor_bytes": "a node has no such option",
-    "IpcImportCacheOptions::cap_bytes": "a node has no such option",
     "NodeOptions::exchanges_tensors": "the tool sets it where it is needed",
     "ResponseCacheLimits::max_entries": "nodes keep no responses",
 }

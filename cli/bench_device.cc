@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// Patterns that are made and compared on the host, and copies that the driver makes.
+#include "cli/bench_device.h"
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+
+#include "base/clock.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "cli/pattern.h"
+#include "gpu/cuda/ready_tensor.h"
+#include "gpu/gpus.h"
+#include "transport/transports.h"
+
+namespace ferry::cli {
+namespace {
+
+// The ordinal; -1: the host.
+std::optional<int> OrdinalOf(absl::string_view name) {
+  if (name == kHostDevice) return -1;
+  int ordinal = 0;
+  if (!absl::ConsumePrefix(&name, "gpu:") || !absl::SimpleAtoi(name, &ordinal) || ordinal < 0) {
+    return std::nullopt;
+  }
+  return ordinal;
+}
+
+MemoryPlace PlaceOfName(absl::string_view name) {
+  const int ordinal = OrdinalOf(name).value_or(-1);
+  if (ordinal < 0) return {};
+  return {.space = MemorySpace::kCuda, .ordinal = ordinal};
+}
+
+// Pinned memory of a copy.
+class Pinned final {
+ public:
+  static absl::StatusOr<std::unique_ptr<Pinned>> Create(Gpu& gpu, size_t bytes) {
+    std::unique_ptr<Pinned> pinned(new Pinned(gpu));
+    const cuda::ScopedCurrent current(*gpu.device);
+    FERRY_RETURN_IF_ERROR(gpu.device->Check(
+        gpu.device->table().host_alloc(&pinned->memory_, bytes, cuda::kHostAllocPortable),
+        "cuMemHostAlloc"));
+    return pinned;
+  }
+  ~Pinned() {
+    if (memory_ == nullptr) return;
+    const cuda::ScopedCurrent current(*gpu_.device);
+    gpu_.device->table().host_free(memory_);
+  }
+  void* memory() { return memory_; }
+
+ private:
+  explicit Pinned(Gpu& gpu) : gpu_(gpu) {}
+
+  Gpu& gpu_;
+  void* memory_ = nullptr;
+};
+
+}  // namespace
+
+absl::StatusOr<BenchDevices> ParseDevicesFlag(absl::string_view text) {
+  const std::vector<std::string> names = absl::StrSplit(text, ',');
+  if (names.size() == 2 && OrdinalOf(names[0]) && OrdinalOf(names[1])) {
+    return BenchDevices{names[0], names[1]};
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--devices: ", Quoted(text),
+                   " is no pair of devices, of the first process and of the second, such as "
+                   "gpu:0,gpu:1 or host:0,gpu:0"));
+}
+
+absl::StatusOr<std::unique_ptr<BenchDevice>> BenchDevice::Open(Node& node, std::string name,
+                                                               absl::Duration patience) {
+  std::unique_ptr<BenchDevice> device(new BenchDevice(node, std::move(name), patience));
+  // Whether there is such a device, it says.
+  FERRY_RETURN_IF_ERROR(device->Make(1).status());
+  if (device->name_ == kHostDevice) return device;
+  FERRY_ASSIGN_OR_RETURN(device->gpu_,
+                         node.exchange().gpus()->Get(PlaceOfName(device->name_).ordinal));
+  return device;
+}
+
+BenchDevice::~BenchDevice() = default;
+
+MemoryPlace BenchDevice::place() const { return PlaceOfName(name_); }
+
+absl::StatusOr<Tensor> BenchDevice::Make(size_t bytes) {
+  FERRY_ASSIGN_OR_RETURN(const Shape shape, Shape::Create({static_cast<int64_t>(bytes)}));
+  return node_.Allocate(name_, DataType::kUint8, shape);
+}
+
+absl::StatusOr<Tensor> BenchDevice::Move(const Tensor& tensor, const MemoryPlace& to,
+                                         const char* what) {
+  MoveRequest move;
+  move.tensor = tensor;
+  move.to = to;
+  move.deadline = SteadyClock().Now() + patience_;
+  move.what = what;
+  return node_.exchange().gpus()->MoveAndWait(std::move(move));
+}
+
+absl::StatusOr<Tensor> BenchDevice::MakePattern(size_t bytes, uint64_t seed) {
+  FERRY_ASSIGN_OR_RETURN(const Shape shape, Shape::Create({static_cast<int64_t>(bytes)}));
+  FERRY_ASSIGN_OR_RETURN(Tensor pattern, node_.Allocate(kHostDevice, DataType::kUint8, shape));
+  WritePattern(pattern.mutable_data(), bytes, seed);
+  if (!is_gpu()) return pattern;
+  FERRY_ASSIGN_OR_RETURN(Tensor there, Move(pattern, place(), "the bench's pattern"));
+  FERRY_RETURN_IF_ERROR(AwaitBytes(there));
+  return there;
+}
+
+absl::Status BenchDevice::AwaitBytes(const Tensor& tensor) {
+  if (tensor.is_on_host()) return absl::OkStatus();
+  const std::shared_ptr<const cuda::ReadyEvent> ready = cuda::ReadyOf(tensor);
+  if (ready == nullptr) return absl::OkStatus();
+  const absl::Time deadline = SteadyClock().Now() + patience_;
+  while (true) {
+    FERRY_ASSIGN_OR_RETURN(const bool is_done, ready->IsDone());
+    if (is_done) return absl::OkStatus();
+    if (SteadyClock().Now() > deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("waited ", absl::FormatDuration(patience_), " for ", tensor.bytes(),
+                       " bytes that ", name_,
+                       " has been told of; see what else runs there with "
+                       "nvidia-smi"));
+    }
+  }
+}
+
+absl::StatusOr<size_t> BenchDevice::CountErrors(const Tensor& tensor, size_t bytes, uint64_t seed) {
+  if (tensor.bytes() != bytes) return bytes;
+  Tensor here = tensor;
+  if (!tensor.is_on_host()) {
+    FERRY_ASSIGN_OR_RETURN(here, Move(tensor, MemoryPlace(), "the bench's comparison"));
+  }
+  return CountPatternErrors(here.data(), bytes, seed);
+}
+
+absl::StatusOr<absl::Duration> BenchDevice::MeasureCopy(size_t bytes, int rounds,
+                                                        bool is_from_host) {
+  FERRY_ASSIGN_OR_RETURN(const Tensor to, Make(bytes));
+  Tensor from;
+  std::unique_ptr<Pinned> pinned;
+  if (is_from_host) {
+    FERRY_ASSIGN_OR_RETURN(pinned, Pinned::Create(*gpu_, bytes));
+  } else {
+    FERRY_ASSIGN_OR_RETURN(from, Make(bytes));
+  }
+  FERRY_ASSIGN_OR_RETURN(const auto stream, cuda::CudaStream::Create(gpu_->device));
+  const cuda::CudaTable& table = gpu_->device->table();
+  const cuda::DevicePointer there = cuda::AsDevicePointer(to.data());
+  const cuda::ScopedCurrent current(*gpu_->device);
+  const auto wait = [&]() {
+    return gpu_->device->Check(table.stream_synchronize(stream->get()), "cuStreamSynchronize");
+  };
+  std::vector<absl::Duration> times;
+  // The first is warm-up.
+  for (int round = 0; round <= rounds; ++round) {
+    const absl::Time start = SteadyClock().Now();
+    if (is_from_host) {
+      FERRY_RETURN_IF_ERROR(gpu_->device->Check(
+          table.copy_to_device_async(there, pinned->memory(), bytes, stream->get()),
+          "cuMemcpyHtoDAsync"));
+      FERRY_RETURN_IF_ERROR(wait());
+      FERRY_RETURN_IF_ERROR(gpu_->device->Check(
+          table.copy_to_host_async(pinned->memory(), there, bytes, stream->get()),
+          "cuMemcpyDtoHAsync"));
+    } else {
+      FERRY_RETURN_IF_ERROR(gpu_->device->Check(
+          table.copy_async(there, cuda::AsDevicePointer(from.data()), bytes, stream->get()),
+          "cuMemcpyDtoDAsync"));
+    }
+    FERRY_RETURN_IF_ERROR(wait());
+    const absl::Duration taken = SteadyClock().Now() - start;
+    if (round > 0) times.push_back(is_from_host ? taken / 2 : taken);
+  }
+  std::nth_element(times.begin(), times.begin() + static_cast<ptrdiff_t>(times.size() / 2),
+                   times.end());
+  return times[times.size() / 2];
+}
+
+std::string DevicePathReason(Node& node, int from, size_t bytes, const BenchDevices& devices,
+                             int rank) {
+  const auto to_rank = static_cast<size_t>(rank);
+  const absl::StatusOr<PathChoice> choice = node.PathFrom(
+      from, bytes, true, PlaceOfName(devices[1 - to_rank]), PlaceOfName(devices[to_rank]));
+  return choice.ok() ? Explain(*choice) : std::string(choice.status().message());
+}
+
+}  // namespace ferry::cli

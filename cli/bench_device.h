@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// BenchDevice: the memory that a bench's process sends from and receives into, a host's or a GPU's.
+#ifndef FERRY_CLI_BENCH_DEVICE_H_
+#define FERRY_CLI_BENCH_DEVICE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+#include "cli/bench_plan.h"
+#include "runtime/node.h"
+#include "tensor/tensor.h"
+
+namespace ferry::cli {
+
+// "host:0,gpu:1": what each of two processes uses.
+//   Errors: INVALID_ARGUMENT, naming the flag.
+absl::StatusOr<BenchDevices> ParseDevicesFlag(absl::string_view text);
+
+// Tensors are rows of bytes, with a pattern of cli/pattern.h. Not thread-safe.
+class BenchDevice final {
+ public:
+  // `name`: as of ParseDevicesFlag. The node outlives it. patience: of each wait for a GPU.
+  //   Errors: as Node::Allocate, Gpus::Get.
+  static absl::StatusOr<std::unique_ptr<BenchDevice>> Open(Node& node, std::string name,
+                                                           absl::Duration patience);
+  ~BenchDevice();
+
+  bool is_gpu() const { return gpu_ != nullptr; }
+  MemoryPlace place() const;
+
+  // Elements undefined.
+  absl::StatusOr<Tensor> Make(size_t bytes);
+  // The pattern is there when this returns.
+  absl::StatusOr<Tensor> MakePattern(size_t bytes, uint64_t seed);
+  // Waits until the bytes of what has arrived are there: a GPU's may come after the word of them.
+  absl::Status AwaitBytes(const Tensor& tensor);
+  // How many bytes of what has arrived are wrong; all of them if there are more or less.
+  absl::StatusOr<size_t> CountErrors(const Tensor& tensor, size_t bytes, uint64_t seed);
+
+  // P50 of the driver's own copy to this GPU, waited for: from another piece of its memory, or
+  // from, and to, pinned memory of the host, half of both ways. REQUIRES: is_gpu().
+  absl::StatusOr<absl::Duration> MeasureCopy(size_t bytes, int rounds, bool is_from_host);
+
+ private:
+  BenchDevice(Node& node, std::string name, absl::Duration patience)
+      : node_(node), name_(std::move(name)), patience_(patience) {}
+
+  absl::StatusOr<Tensor> Move(const Tensor& tensor, const MemoryPlace& to, const char* what);
+
+  Node& node_;
+  const std::string name_;
+  const absl::Duration patience_;
+  // Of the node; null on a host.
+  Gpu* gpu_ = nullptr;
+};
+
+// Why tensors of `bytes` come from `from` by the ways that they came by.
+std::string DevicePathReason(Node& node, int from, size_t bytes, const BenchDevices& devices,
+                             int rank);
+
+}  // namespace ferry::cli
+
+#endif  // FERRY_CLI_BENCH_DEVICE_H_

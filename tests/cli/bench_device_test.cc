@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a bench sends from a GPU, and how it sees that something else has come.
+#include "cli/bench_device.h"
+
+#include <cstdlib>
+#include <memory>
+
+#include <gmock/gmock.h>
+
+#include "tests/coord/wire/test_server.h"
+
+namespace ferry::cli {
+namespace {
+
+// A node on the double of the driver.
+class BenchDeviceTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    for (const char* name : {"FERRY_CUDA_LIBRARY", "FERRY_NVML_LIBRARY", "FERRY_NCCL_LIBRARY"}) {
+      setenv(name, STRICT_CUDA_LIBRARY, 1);
+    }
+    NodeOptions options;
+    options.coordinator = server_.address();
+    options.node_id = 0;
+    options.num_nodes = 1;
+    absl::StatusOr<std::unique_ptr<Node>> node = Node::Join(options);
+    ASSERT_TRUE(node.ok()) << node.status();
+    node_ = *std::move(node);
+  }
+  std::unique_ptr<BenchDevice> Open(const std::string& name) {
+    auto device = BenchDevice::Open(*node_, name, coord::kPatience);
+    EXPECT_TRUE(device.ok()) << device.status();
+    return *std::move(device);
+  }
+
+  coord::TestServer server_{1};
+  std::unique_ptr<Node> node_;
+};
+
+TEST_F(BenchDeviceTest, WrongBytesAreCounted) {
+  constexpr size_t kBytes = 100'000;
+  for (const char* name : {"host:0", "gpu:0"}) {
+    SCOPED_TRACE(name);
+    const std::unique_ptr<BenchDevice> device = Open(name);
+    const auto tensor = device->MakePattern(kBytes, 7);
+    ASSERT_TRUE(tensor.ok()) << tensor.status();
+    EXPECT_EQ(tensor->place(), device->place());
+    EXPECT_EQ(tensor->is_on_host(), !device->is_gpu());
+    EXPECT_EQ(device->CountErrors(*tensor, kBytes, 7).value(), 0u);
+    // At least a byte of each word.
+    EXPECT_GE(device->CountErrors(*tensor, kBytes, 8).value(), kBytes / 8);
+    EXPECT_EQ(device->CountErrors(*tensor, kBytes + 1, 7).value(), kBytes + 1);
+  }
+}
+
+TEST_F(BenchDeviceTest, CopiesTakeTime) {
+  const std::unique_ptr<BenchDevice> device = Open("gpu:0");
+  for (const bool is_from_host : {false, true}) {
+    const auto copy = device->MeasureCopy(1 << 20, 3, is_from_host);
+    ASSERT_TRUE(copy.ok()) << copy.status();
+    EXPECT_GT(*copy, absl::ZeroDuration());
+  }
+}
+
+}  // namespace
+}  // namespace ferry::cli

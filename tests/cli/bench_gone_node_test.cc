@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who is missing from a bench for good, and what is said of it.
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "cli/bench_gone_node.h"
+
+namespace ferry::cli {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+coord::TaskStatus TaskOf(int node, coord::TaskState state, uint64_t incarnation) {
+  coord::TaskStatus task;
+  task.node_id = node;
+  task.state = state;
+  task.incarnation = incarnation;
+  if (state == coord::TaskState::kError) task.error = absl::UnavailableError("no heartbeat");
+  return task;
+}
+
+absl::Status Check(const coord::TaskStatus& task) {
+  return CheckNobodyIsGone({{1, 11}, {2, 22}}, {TaskOf(1, coord::TaskState::kConnected, 11), task},
+                           "measuring part 3");
+}
+
+TEST(BenchGoneNode, NamesWhoHasDiedLeftOrComeBack) {
+  EXPECT_TRUE(Check(TaskOf(2, coord::TaskState::kConnected, 22)).ok());
+  const absl::Status died = Check(TaskOf(2, coord::TaskState::kError, 22));
+  EXPECT_EQ(died.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(
+      std::string(died.message()),
+      AllOf(HasSubstr("node 2 has died while this one was measuring part 3: no heartbeat; "),
+            HasSubstr("start the bench again")));
+  EXPECT_THAT(std::string(Check(TaskOf(2, coord::TaskState::kDisconnected, 22)).message()),
+              HasSubstr("node 2 has left the job"));
+  // The bench does not wait for the next life: that knows nothing of it.
+  EXPECT_THAT(std::string(Check(TaskOf(2, coord::TaskState::kConnected, 23)).message()),
+              HasSubstr("node 2 was restarted"));
+}
+
+TEST(BenchGoneNode, CaresForNobodyElse) {
+  EXPECT_TRUE(Check(TaskOf(3, coord::TaskState::kError, 33)).ok());
+}
+
+TEST(BenchGoneNode, ListsThoseAway) {
+  EXPECT_EQ(ThoseAway({TaskOf(0, coord::TaskState::kConnected, 1),
+                       TaskOf(2, coord::TaskState::kDisconnected, 2),
+                       TaskOf(5, coord::TaskState::kError, 3)}),
+            "; node 2 has left the job; node 5 has died: no heartbeat");
+}
+
+}  // namespace
+}  // namespace ferry::cli

@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""ferry bench between GPUs, on the strict double of the driver and of NCCL: its figures mean
+nothing there, its paths, its floors and its verification do.
+
+    STRICT_CUDA=.../libstrict_cuda.so cli_bench_gpu_test.py FERRY [CASE...]
+"""
+import json
+import os
+import tempfile
+
+import harness
+
+LIBRARIES = ("FERRY_CUDA_LIBRARY", "FERRY_NVML_LIBRARY", "FERRY_NCCL_LIBRARY")
+SIZES = [8, 64 << 10, 1 << 20]
+
+
+class BenchOfGpus(harness.Case):
+    def setUp(self):
+        session = tempfile.TemporaryDirectory()
+        self.addCleanup(session.cleanup)
+        self.variables = {name: os.environ["STRICT_CUDA"] for name in LIBRARIES}
+        self.variables |= {"STRICT_CUDA_SESSION": session.name, "STRICT_CUDA_DEVICES": "2"}
+
+    def bench(self, *arguments, **variables):
+        document = json.loads(self.succeed(
+            "bench", "sendrecv", "--sizes=8,64K,1M", "--iters=4", *arguments, "--json",
+            timeout_s=100, **self.variables, **variables))
+        for row in document["rows"]:
+            self.assertEqual((row["count"], row["wrong_bytes"]), (4, 0))
+        return document
+
+    def rows(self, *arguments):
+        rows = self.bench(*arguments)["rows"]
+        return [(row["mode"], row["bytes"], row["path"], row["floor"]) for row in rows]
+
+    def test_of_one_gpu_it_is_a_view_or_a_copy(self):
+        self.assertEqual(
+            self.rows("--devices=gpu:0,gpu:0"),
+            [("handoff", size, "cuda_ipc, view", "spin") for size in SIZES] +
+            [("into", size, "cuda_ipc, copy", "cuMemcpyDtoD") for size in SIZES])
+
+    def test_between_two_gpus_there_is_no_floor(self):
+        document = self.bench("--devices=gpu:0,gpu:1", "--mode=into")
+        self.assertEqual([(row["path"], row["floor"]) for row in document["rows"]],
+                         [("cuda_ipc, copy", None)] * len(SIZES))
+        self.assertIn("(gpu:0, gpu:1)", document["subject"])
+        self.assertRegex(document["rows"][-1]["path_reason"], r"; cuda_ipc \(.*: a copy, since it is another GPU")
+
+    def test_by_nccl(self):
+        for row in self.bench("--devices=gpu:0,gpu:1", "--transport=nccl",
+                              "--mode=handoff")["rows"]:
+            self.assertEqual((row["path"], row["floor"]), ("nccl", None))
+
+    def test_between_a_host_and_a_gpu(self):
+        """There and back, either of which may be first."""
+        for devices in ("host:0,gpu:1", "gpu:1,host:0"):
+            rows = self.rows(f"--devices={devices}", "--mode=into")
+            self.assertEqual([(size, floor) for _, size, _, floor in rows],
+                             [(size, "cuMemcpy, pinned") for size in SIZES])
+
+    def test_a_call_that_fails_is_named(self):
+        self.fail_with(1, "process . exited .*: gpu:0: cuMemcpyHtoDAsync failed with code 719",
+                       "bench", "sendrecv", "--devices=gpu:0,gpu:0", "--sizes=64K", "--iters=2",
+                       **self.variables, STRICT_CUDA_FAIL="cuMemcpyHtoDAsync_v2:719")
+
+    def test_the_first_cause_is_named_and_not_what_follows_from_it(self):
+        """The other process only hears that the step is over."""
+        self.fail_with(1, "process 0 exited .*: gpu:0: cuEventRecord failed with code 719",
+                       "bench", "sendrecv", "--devices=gpu:0,host:0", "--sizes=1M", "--iters=2",
+                       **self.variables, STRICT_CUDA_FAIL="cuEventRecord:719:3")
+
+    def test_why_there_is_no_gpu_is_said(self):
+        self.fail_with(1, r'node 1 has no device "gpu:0"; it has host:0: cuInit failed with code '
+                          r'100 .*: CUDA_VISIBLE_DEVICES is set and empty', "bench", "sendrecv",
+                       "--devices=host:0,gpu:0", **self.variables, CUDA_VISIBLE_DEVICES="")
+
+    def test_what_is_there_is_named(self):
+        self.fail_with(1, r'node 1 has no device "gpu:7"; it has host:0, gpu:0, gpu:1', "bench",
+                       "sendrecv", "--devices=gpu:0,gpu:7", **self.variables)
+
+    def test_what_is_switched_off_is_said_to_be(self):
+        """Limits whose 0 means none."""
+        def last(*flags):
+            return self.bench("--devices=gpu:0,gpu:1", "--mode=into", *flags)["rows"][-1]
+        self.assertIn("not nccl: it is switched off (--nccl-memory-bytes=0",
+                      last("--nccl-memory-bytes=0")["path_reason"])
+        self.assertNotIn("cuda_ipc", last("--gpu-import-cap-bytes=0")["path"])
+        self.assertEqual("cuda_ipc, copy", last("--gpu-stage-below-bytes=0",
+                                                "--gpu-staging-budget-bytes=0")["path"])
+        for flag in ("--gpu-arena-budget-bytes", "--pinned-budget-bytes"):
+            self.fail_with(2, f'{flag}: "0" is no number from 1', "bench", "sendrecv", f"{flag}=0")
+
+    def test_flags_that_make_no_sense(self):
+        for devices in ("gpu:0", "gpu:0,tpu:1", "gpu:-1,gpu:0", "gpu:0,gpu:1,gpu:2"):
+            self.fail_with(2, "--devices: .* is no pair of devices", "bench", "sendrecv",
+                           f"--devices={devices}")
+        self.fail_with(2, "--mode=read is of hosts", "bench", "sendrecv",
+                       "--devices=gpu:0,gpu:0", "--mode=read")
+
+
+if __name__ == "__main__":
+    harness.main()

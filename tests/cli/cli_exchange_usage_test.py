@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What ferry send and ferry recv refuse before they join, and how they end without room.
+
+    cli_exchange_usage_test.py FERRY [CASE...]
+"""
+import os
+import resource
+import subprocess
+import tempfile
+
+import harness
+
+# Where nobody listens: who gets as far as joining fails in another way.
+HERE = ("--node-id=0", "--num-nodes=2", "--coordinator=127.0.0.1:1", "--timeout=1s")
+
+
+class BeforeAnyoneJoins(harness.Case):
+    def refused(self, status, cases, **variables):
+        for pattern, arguments in cases:
+            with self.subTest(arguments):
+                self.fail_with(status, pattern, *arguments, *HERE, **variables)
+
+    def test_values_that_make_no_sense(self):
+        self.refused(2, (
+            ("--dtype.*floaty", ("send", "x", "--to=1", "--dtype=floaty")),
+            ("--dtype.*string", ("send", "x", "--to=1", "--dtype=string")),
+            ("--shape.*2y3", ("send", "x", "--to=1", "--shape=2y3")),
+            ("--shape", ("send", "x", "--to=1", "--shape=-2")),
+            ("--into needs", ("recv", "x", "--from=0", "--into")),
+            ("--require", ("recv", "x", "--from=0", "--require=smoke")),
+            ("--to is required", ("send", "x")),
+            ("no ';'", ("send", "a;b", "--to=1")),
+            ("not empty", ("recv", "", "--from=1")),
+            ("at most 31744 bytes", ("send", "x" * 40_000, "--to=1")),
+            ("--step: .99999999999999999999. is no whole number",
+             ("send", "x", "--to=1", "--step=99999999999999999999")),
+            ("x:y:z.* is not an address that peers can be told",
+             ("recv", "x", "--from=1", "--advertise=x:y:z")),
+            ("is not an address that peers can be told",
+             ("recv", "x", "--from=1", "--advertise=a\nb"))))
+        self.fail_with(2, "--coordinator", "recv", "x", "--from=0", "--coordinator", "nowhere")
+
+    def test_a_node_that_there_is_not(self):
+        self.refused(2, (
+            ("--to=2: there is no such node; the job has 2", ("send", "x", "--to=2")),
+            ("--from=-1: there is no such node", ("recv", "x", "--from=-1")),
+            ("--to=0 is this node itself", ("send", "x", "--to=0")),
+            ("--from=0 is this node itself", ("recv", "x", "--from=0"))))
+
+    def test_a_fill_that_the_type_has_not(self):
+        self.refused(2, (
+            ("--fill: 300 is not within uint8, 0 to 255",
+             ("send", "x", "--to=1", "--fill=300", "--dtype=uint8")),
+            ("--fill: -1 is not within uint64, 0 to 18446744073709551615",
+             ("send", "x", "--to=1", "--fill=-1", "--dtype=uint64")),
+            ("--fill: 9223372036854775808 is not within int64",
+             ("send", "x", "--to=1", "--fill=9223372036854775808", "--dtype=int64")),
+            ("--fill: 1.5 is no whole number", ("send", "x", "--to=1", "--fill=1.5",
+                                                "--dtype=int8")),
+            ("--fill: nan is no whole number", ("send", "x", "--to=1", "--fill=nan",
+                                                "--dtype=int8")),
+            ("--fill: .blue. is neither", ("send", "x", "--to=1", "--fill=blue")),
+            ("--fill: elements of complex64", ("send", "x", "--to=1", "--fill=1",
+                                               "--dtype=complex64"))))
+
+    def test_files(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with open(f"{folder}/three", "wb") as file:
+                file.write(b"abc")
+            os.mkfifo(f"{folder}/pipe")
+            self.refused(1, (
+                ("cannot read .*nothing.*: No such file", ("send", "x", "--to=1",
+                                                           f"--file={folder}/nothing")),
+                ("is no regular file", ("send", "x", "--to=1", f"--file={folder}")),
+                ("is no regular file", ("send", "x", "--to=1", f"--file={folder}/pipe")),
+                ("three. has 3 bytes, and .*2.* has 4", ("send", "x", "--to=1", "--dtype=int16",
+                                                         "--shape=2", f"--file={folder}/three")),
+                ("--output: cannot write .*nowhere/out.: No such file",
+                 ("recv", "x", "--from=1", f"--output={folder}/nowhere/out")),
+                ("--output: cannot write .*: Is a directory",
+                 ("recv", "x", "--from=1", f"--output={folder}"))))
+            self.assertEqual(sorted(os.listdir(folder)), ["pipe", "three"])
+
+    def test_a_tensor_over_the_budget(self):
+        self.refused(1, (
+            ("has 4194304 bytes, and the arena may have 1000000 .--arena-budget-bytes",
+             ("send", "x", "--to=1", "--shape=1024x1024", "--arena-budget-bytes=1000000")),
+            ("has 4194304 bytes, and the arena may have 1000000 .--arena-budget-bytes",
+             ("recv", "x", "--from=1", "--into", "--dtype=float", "--shape=1024x1024",
+              "--arena-budget-bytes=1000000"))))
+
+    def test_a_token_that_cannot_be_read(self):
+        self.refused(2, (("FERRY_JOB_TOKEN_FILE=/nowhere/token: cannot be read",
+                          ("send", "x", "--to=1")),), FERRY_JOB_TOKEN_FILE="/nowhere/token")
+        self.refused(2, (("FERRY_JOB_TOKEN_FILE=/dev/zero: it has more than 4096 bytes",
+                          ("send", "x", "--to=1")),), FERRY_JOB_TOKEN_FILE="/dev/zero")
+
+
+class WithoutRoom(harness.Case):
+    """Ends with a line and a status, not with a core file."""
+
+    def limited(self, limits, *arguments):
+        def limit():
+            for which, value in limits:
+                resource.setrlimit(which, (value, value))
+        done = subprocess.run([harness.FERRY, *arguments], capture_output=True, preexec_fn=limit,
+                              env=harness.environment(), timeout=harness.PATIENCE_S, check=False)
+        return done.returncode, done.stderr.decode()
+
+    def test_no_descriptors(self):
+        status, err = self.limited([(resource.RLIMIT_NOFILE, 4)], "recv", "x", "--from=1", *HERE)
+        self.assertEqual(status, 1, err)
+        self.assertRegex(err, r"\Aferry: [^\n]*Too many open files[^\n]*\n\Z")
+
+    def test_no_stack_for_a_thread(self):
+        # Each thread has a stack as large as this limit; there is no room for any.
+        status, err = self.limited([(resource.RLIMIT_STACK, 1 << 30),
+                                    (resource.RLIMIT_AS, 1 << 30)],
+                                   "recv", "x", "--from=1", *HERE)
+        self.assertEqual(status, 1, err)
+        self.assertRegex(err, r"\Aferry: cannot start the thread \"ferry-[a-z]+\": .*ulimit -v. "
+                         r"1073741824 bytes.*\n\Z")
+
+    def test_a_file_that_may_not_grow(self):
+        address = self.coordinator(2)[1]
+        with tempfile.TemporaryDirectory() as folder:
+            at = (f"--coordinator={address}", "--num-nodes=2")
+            sender = self.start("send", "x", "--to=1", "--node-id=0", "--shape=100000", *at)
+            status, err = self.limited([(resource.RLIMIT_FSIZE, 100_000)], "recv", "x", "--from=0",
+                                       "--node-id=1", f"--output={folder}/out", *at)
+            self.assertEqual(status, 1, err)
+            self.assertRegex(err.splitlines()[-1], "^ferry: cannot write .*: File too large")
+            self.assertEqual(sender.wait(), 0, sender.err)
+
+
+if __name__ == "__main__":
+    harness.main()
