@@ -20,6 +20,9 @@ namespace {
 // A message of the socket; what is longer is cut by its writer.
 constexpr size_t kMaxText = 8000;
 
+// What the part that hangs leaves behind ends by itself then.
+constexpr unsigned kOrphanSeconds = 300;
+
 std::string Cut(absl::string_view text) {
   if (text.size() <= kMaxText) return std::string(text);
   return std::string(text.substr(0, kMaxText)) + " ...";
@@ -31,6 +34,9 @@ absl::Status Hang(PartContext& context) {
   if (child > 0) {
     context.report.Fact("child", child);
     context.report.Check("before it hangs", absl::OkStatus());
+  } else {
+    // Where nobody is left to kill it with its part.
+    alarm(kOrphanSeconds);
   }
   while (true) absl::SleepFor(absl::Hours(1));
 }
