@@ -10,6 +10,7 @@
 
 #include <gtest/gtest.h>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 #include "tests/transport/lane_pair.h"
@@ -55,6 +56,29 @@ TEST(LaneAttemptTest, OneTimerForAnAddressThatIsTriedAgain) {
     while (recv(socket.get(), &byte, 1, 0) > 0) continue;
   }
   EXPECT_LE(most, 1u);
+}
+
+// The peer said why it could keep no connection, and was too slow to say it again.
+TEST(LaneAttemptTest, WhatThePeerSaidIsTheErrorWhenTheTimeIsOver) {
+  LaneEnd a(LanePeer{1, 11}, "token", absl::Milliseconds(500));
+  auto listening = *ListenTcp("127.0.0.1:0");
+  const std::string words =
+      Handshake::OutOfDescriptors({.self = LanePeer{2, 22}, .token = "token"});
+  auto client = std::make_shared<RecordingHandler>();
+  a.hub->Connect(LanePeer{2, 22},
+                 {.tcp = {absl::StrCat("127.0.0.1:", listening.port), "127.0.0.1:1"}}, false,
+                 client);
+  UniqueFd socket;
+  while (!socket.valid()) {
+    socket = UniqueFd(accept4(listening.fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!socket.valid()) absl::SleepFor(absl::Milliseconds(1));
+  }
+  ASSERT_GT(send(socket.get(), words.data(), words.size(), MSG_NOSIGNAL), 0);
+  socket.Reset();
+  // The next connection is the kernel's, and nobody takes it.
+  const absl::Status why = client->WaitForClosed();
+  EXPECT_EQ(why.code(), absl::StatusCode::kResourceExhausted) << why;
+  EXPECT_TRUE(absl::StrContains(why.message(), "ulimit -n")) << why;
 }
 
 }  // namespace

@@ -40,10 +40,7 @@ void LaneHub::Attempt::StartClient() {
   TryNextAddress();
 }
 
-void LaneHub::Attempt::Cancel(const absl::Status& why) {
-  tcp_addresses.clear();
-  Fail(why);
-}
+void LaneHub::Attempt::Cancel(const absl::Status& why) { FailForGood(why); }
 
 absl::Status LaneHub::Attempt::Watch(UniqueFd socket) {
   socket_ = std::move(socket);
@@ -69,6 +66,7 @@ void LaneHub::Attempt::TryNextAddress() {
     tcp_addresses.pop_front();
   }
   give_up_ = SteadyClock().Now() + shared_->options.handshake_timeout;
+  refusal_ = absl::OkStatus();
   // Of those who come the listener looks after.
   EndTrying();
   shared_->trying.push_back({give_up_, weak_from_this()});
@@ -83,6 +81,8 @@ void LaneHub::Attempt::EndTrying() {
 }
 
 void LaneHub::Attempt::FailLate() {
+  // What it said when it was asked before tells more than that it had no time to say so again.
+  if (!refusal_.ok()) return FailForGood(refusal_);
   Fail(absl::DeadlineExceededError(absl::StrCat(address_, " has not answered for ",
                                                 ShortDuration(shared_->options.handshake_timeout),
                                                 is_connected_ ? ", though it is connected" : "")));
@@ -164,19 +164,20 @@ absl::Status LaneHub::Attempt::Step() {
     }
     absl::string_view view(bytes, static_cast<size_t>(got));
     if (absl::Status status = handshake_.OnBytes(view); !status.ok()) {
+      absl::Status why(status.code(), absl::StrCat(status.message(), " (", address_, ")"));
       if (is_client_ && absl::IsResourceExhausted(status) &&
           SteadyClock().Now() + kNoDescriptorsPause < give_up_) {
+        refusal_ = std::move(why);
         ConnectAgain();
         return absl::OkStatus();
       }
       if (!is_client_) {
-        shared_->NoteRefusal(absl::StrCat(status.message(), " (", address_, ")"));
+        shared_->NoteRefusal(std::string(why.message()));
       }
       // The peer is to know why.
       SendOutput().IgnoreError();
-      // Another address would not be another job.
-      tcp_addresses.clear();
-      return absl::Status(status.code(), absl::StrCat(status.message(), " (", address_, ")"));
+      FailForGood(why);
+      return absl::OkStatus();
     }
   }
 }
@@ -279,6 +280,11 @@ void LaneHub::Attempt::Fail(const absl::Status& why) {
   last_code_ = why.code();
   if (is_client_ && !is_unix_ && !tcp_addresses.empty()) return TryNextAddress();
   End(absl::Status(last_code_, failures_));
+}
+
+void LaneHub::Attempt::FailForGood(const absl::Status& why) {
+  tcp_addresses.clear();
+  Fail(why);
 }
 
 void LaneHub::Attempt::End(absl::Status why) {

@@ -114,6 +114,8 @@ class LaneHub::Attempt final : public LoopSource, public std::enable_shared_from
   // Of the list of attempts; returns what keeps it alive.
   std::shared_ptr<Attempt> Leave();
   void Fail(const absl::Status& why);
+  // Another address would not be another job, or has no more room.
+  void FailForGood(const absl::Status& why);
   void End(absl::Status why);
 
   const std::shared_ptr<Shared> shared_;
@@ -124,6 +126,8 @@ class LaneHub::Attempt final : public LoopSource, public std::enable_shared_from
   LaneLoop::SourceId source_ = 0;
   // Of this address.
   absl::Time give_up_;
+  // What its peer said when it had no room for a connection.
+  absl::Status refusal_;
   bool is_connected_ = false;
   bool is_over_ = false;
   std::string address_;
