@@ -154,7 +154,9 @@ class LaneServer final : public std::enable_shared_from_this<LaneServer> {
       ABSL_LOCKS_EXCLUDED(mu_);
   // False: nobody waits for it any more.
   bool Take(const Request& request) ABSL_LOCKS_EXCLUDED(mu_);
-  size_t inline_bytes(bool is_in_arena) const;
+  // Whether it is small enough.
+  bool GoesInTicket(const Tensor& tensor, bool is_in_arena) const;
+  void SendInTicket(const Outgoing& outgoing, TicketMessage ticket);
   // Of a tensor from here to the consumer; all but where it lies and is wanted.
   PathQuery Query(size_t bytes, bool is_in_arena, absl::Time now) const;
 

@@ -77,8 +77,9 @@ inline RendezvousKey KeyOf(int from, uint64_t incarnation, int to, absl::string_
 }
 
 // A node in a process of its own, which does what it is told: "send NAME BYTES", "send_heap NAME
-// BYTES", "recv NAME", "into NAME BYTES", "wait" (for all receives), "limit descriptors|files N"
-// (RLIMIT_NOFILE, RLIMIT_FSIZE), "unlimit", "use_up" and "give_back" (descriptors).
+// BYTES", "recv NAME", "into NAME BYTES", "wait" (for all receives; the first error), "limit
+// descriptors|files N" (RLIMIT_NOFILE, RLIMIT_FSIZE), "unlimit", "use_up" and "give_back"
+// (descriptors).
 class PeerProcess final {
  public:
   // Forks. `prepare` is called in the process before anything else. REQUIRES: this process has one
@@ -177,7 +178,7 @@ class PeerProcess final {
       } else if (words[0] == "wait") {
         for (Receipt& each : receipts) {
           const auto received = each.Wait();
-          answer = received.status().ToString();
+          if (answer == "done" || answer == "OK") answer = received.status().ToString();
           if (received.ok()) held.push_back(*received);
         }
         receipts.clear();

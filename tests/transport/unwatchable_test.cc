@@ -91,7 +91,7 @@ TEST_F(UnwatchableTest, ALaneOverTcpEnds) {
 // Its pair of halves ends, and its lane with them, instead of waiting for slices for ever.
 TEST_F(UnwatchableTest, ADataConnectionSaysThatItIsBroken) {
   struct Both final : public SliceSource, public SliceSink {
-    bool NextSlice(Slice&) override { return false; }
+    bool NextSlice(SliceWriter&, Slice&) override { return false; }
     Verdict Place(const SliceHeader&, SlicePlace*) override { return Verdict::kError; }
     void OnSlice(const SliceHeader&) override {}
     void OnBroken(const absl::Status& why) override {

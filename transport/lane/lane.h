@@ -31,7 +31,7 @@ struct LanePeer {
 };
 
 // The largest body of a frame; what is larger travels by a transport.
-inline constexpr size_t kMaxLaneBody = 64 * 1024;
+inline constexpr size_t kMaxLaneBody = 72 * 1024;
 
 class Lane;
 
@@ -69,6 +69,8 @@ class Lane {
 
   virtual const LanePeer& peer() const = 0;
   virtual bool passes_descriptors() const = 0;
+  // Of what was sent, the bytes that the peer has no room for yet, and that are kept here.
+  virtual size_t queued_bytes() const { return 0; }
   // Whether the peer has read all that was sent. False also where nobody can tell.
   virtual bool is_all_read() const { return false; }
   // "shm", "tcp to 10.0.0.3:41234": for people.

@@ -3,6 +3,7 @@
 #ifndef FERRY_TRANSPORT_LANE_SHM_LANE_H_
 #define FERRY_TRANSPORT_LANE_SHM_LANE_H_
 
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <string>
@@ -49,6 +50,7 @@ class ShmLane final : public Lane, public LoopSource, public std::enable_shared_
                     absl::Span<const int> descriptors) override ABSL_LOCKS_EXCLUDED(send_lock_);
   void Close(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(send_lock_);
   const LanePeer& peer() const override { return peer_; }
+  size_t queued_bytes() const override { return queued_bytes_.load(std::memory_order_relaxed); }
   bool passes_descriptors() const override { return true; }
   bool is_all_read() const override ABSL_LOCKS_EXCLUDED(send_lock_);
   std::string Describe() const override { return "shm"; }
@@ -97,7 +99,8 @@ class ShmLane final : public Lane, public LoopSource, public std::enable_shared_
   mutable SpinLock send_lock_;
   RingWriter writer_ ABSL_GUARDED_BY(send_lock_);
   std::deque<Queued> queue_ ABSL_GUARDED_BY(send_lock_);
-  size_t queued_bytes_ ABSL_GUARDED_BY(send_lock_) = 0;
+  // Written under send_lock_.
+  std::atomic<size_t> queued_bytes_{0};
   absl::Status closed_ ABSL_GUARDED_BY(send_lock_);
   // Copies that are read without the lock.
   std::atomic<bool> has_queue_{false};

@@ -35,6 +35,7 @@ class TcpLane final : public Lane, public LoopSource, public std::enable_shared_
                     absl::Span<const int> descriptors) override ABSL_LOCKS_EXCLUDED(send_mu_);
   void Close(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(send_mu_);
   const LanePeer& peer() const override { return peer_; }
+  size_t queued_bytes() const override { return queued_bytes_.load(std::memory_order_relaxed); }
   bool passes_descriptors() const override { return false; }
   std::string Describe() const override { return description_; }
 
@@ -95,7 +96,8 @@ class TcpLane final : public Lane, public LoopSource, public std::enable_shared_
   std::deque<std::string> queue_ ABSL_GUARDED_BY(send_mu_);
   // Of the first in the queue, what has gone already.
   size_t sent_of_front_ ABSL_GUARDED_BY(send_mu_) = 0;
-  size_t queued_bytes_ ABSL_GUARDED_BY(send_mu_) = 0;
+  // Written under send_mu_.
+  std::atomic<size_t> queued_bytes_{0};
   bool watches_for_room_ ABSL_GUARDED_BY(send_mu_) = false;
   absl::Status closed_ ABSL_GUARDED_BY(send_mu_);
   std::atomic<bool> is_closing_{false};

@@ -91,7 +91,7 @@ void SliceWriter::Advance() {
     if (sent_ == total_) {
       slice_ = {};
       const auto source = source_.lock();
-      if (source == nullptr || !source->NextSlice(slice_)) {
+      if (source == nullptr || !source->NextSlice(*this, slice_)) {
         sent_ = total_ = 0;
         return;
       }

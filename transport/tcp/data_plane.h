@@ -36,6 +36,8 @@ struct OutgoingTransfer {
   std::atomic<size_t> next{0};
 };
 
+class SliceWriter;
+
 // Hands out the slices of what is queued for one peer. Thread-safe.
 class SliceSource {
  public:
@@ -45,8 +47,8 @@ class SliceSource {
     size_t bytes = 0;
   };
   virtual ~SliceSource() = default;
-  // False: there is nothing to send.
-  virtual bool NextSlice(Slice& slice) = 0;
+  // False: there is nothing to send, and `writer` waits until it is kicked.
+  virtual bool NextSlice(SliceWriter& writer, Slice& slice) = 0;
   virtual void OnBroken(const absl::Status& why) = 0;
 };
 

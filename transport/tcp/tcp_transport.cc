@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
@@ -34,17 +35,22 @@ class TcpTransport::TcpOutlet final : public Outlet,
     transfer->id = id;
     transfer->tensor = tensor;
     absl::Status status;
-    std::vector<std::shared_ptr<SliceWriter>> writers;
+    std::vector<std::shared_ptr<SliceWriter>> kicked;
     {
       absl::MutexLock lock(&mu_);
       status = aborted_;
       if (status.ok()) {
         queue_.push_back(std::move(transfer));
-        writers = writers_;
+        // No more threads than there are slices. Those that are busy look for more by themselves.
+        size_t slices = std::max<size_t>(1, (tensor.bytes() + kSliceBytes - 1) / kSliceBytes);
+        for (; slices > 0 && !idle_.empty(); --slices) {
+          kicked.push_back(std::move(idle_.back()));
+          idle_.pop_back();
+        }
       }
     }
     if (!status.ok()) return std::move(done)(std::move(status));
-    for (const auto& writer : writers) writer->Kick();
+    for (const auto& writer : kicked) writer->Kick();
     std::move(done)(TransportTicket{});
   }
 
@@ -59,6 +65,7 @@ class TcpTransport::TcpOutlet final : public Outlet,
       absl::MutexLock lock(&mu_);
       if (aborted_.ok()) aborted_ = why;
       writers.swap(writers_);
+      idle_.clear();
       dropped.swap(queue_);
     }
     for (const auto& writer : writers) writer->Stop();
@@ -76,8 +83,10 @@ class TcpTransport::TcpOutlet final : public Outlet,
     writer->Start();
   }
 
-  bool NextSlice(Slice& slice) override {
+  bool NextSlice(SliceWriter& writer, Slice& slice) override {
     absl::MutexLock lock(&mu_);
+    const auto idle =
+        absl::c_find_if(idle_, [&writer](const auto& each) { return each.get() == &writer; });
     while (!queue_.empty()) {
       const std::shared_ptr<OutgoingTransfer>& front = queue_.front();
       const size_t total = front->tensor.bytes();
@@ -87,8 +96,12 @@ class TcpTransport::TcpOutlet final : public Outlet,
         continue;
       }
       slice = {front, offset, std::min(kSliceBytes, total - offset)};
+      // It has come by itself.
+      if (idle != idle_.end()) idle_.erase(idle);
       return true;
     }
+    // Whoever was the last to be busy is the next: its thread is warm.
+    if (idle == idle_.end() && aborted_.ok()) idle_.push_back(writer.shared_from_this());
     return false;
   }
 
@@ -101,6 +114,8 @@ class TcpTransport::TcpOutlet final : public Outlet,
   absl::Status aborted_ ABSL_GUARDED_BY(mu_);
   std::deque<std::shared_ptr<OutgoingTransfer>> queue_ ABSL_GUARDED_BY(mu_);
   std::vector<std::shared_ptr<SliceWriter>> writers_ ABSL_GUARDED_BY(mu_);
+  // Those that wait to be kicked.
+  std::vector<std::shared_ptr<SliceWriter>> idle_ ABSL_GUARDED_BY(mu_);
 };
 
 // Opens the connections, and puts slices where they belong.
