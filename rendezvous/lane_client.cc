@@ -53,6 +53,9 @@ std::shared_ptr<RemoteFetch> LaneClient::Request(int64_t step_id, const Rendezvo
     id = waiting->id = ++last_id_;
     lane = lane_;
     if (status.ok()) {
+      if (exchange_.policy.forbids_tcp() && (lane == nullptr || !lane->passes_descriptors())) {
+        waiting->declined_key = key.text();
+      }
       if (lane == nullptr) waiting->key = key.text();
       waiting_.emplace(id, waiting);
     }
@@ -62,7 +65,7 @@ std::shared_ptr<RemoteFetch> LaneClient::Request(int64_t step_id, const Rendezvo
     return nullptr;
   }
   if (lane != nullptr) {
-    status = SendRequest(*lane, {id, step_id, args.destination.is_valid(), key.text()});
+    status = SendRequest(*lane, {id, step_id, waiting->may_decline(), key.text()});
     if (!status.ok()) Complete(id, Named(status), {});
   }
   return waiting;
@@ -97,7 +100,7 @@ void LaneClient::OnOpen(std::shared_ptr<Lane> lane) {
       SpinLockHolder lock(&mu_);
       for (auto& [id, waiting] : waiting_) {
         if (id <= last_sent || waiting->key.empty()) continue;
-        requests.push_back({id, waiting->step_id, waiting->destination.is_valid(), {}});
+        requests.push_back({id, waiting->step_id, waiting->may_decline(), {}});
       }
       if (requests.empty()) {
         lane_ = lane;

@@ -73,9 +73,10 @@ class LaneClient final : public std::enable_shared_from_this<LaneClient> {
     std::string key;
     // "step 7, KEY", for errors; only if checksums are on.
     std::string name;
-    // Of one that may yet be declined when its producer has forgotten it: with checksums, or with a
-    // buffer of its own.
+    // Of one that may yet be declined when its producer has forgotten it: with checksums, with a
+    // buffer of its own, or where it may come in a way that is forbidden here.
     std::string declined_key;
+    bool may_decline() const { return !declined_key.empty(); }
     bool is_taking = false;
     // A transport could not bring it, and it was asked for again.
     bool is_again = false;

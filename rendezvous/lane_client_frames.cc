@@ -206,6 +206,8 @@ absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> d
 
 absl::Status LaneClient::OnInlineTicket(const TicketMessage& ticket) {
   const TensorHeader& header = ticket.header;
+  // Over a lane within a host nothing of that size comes in tickets.
+  const bool is_allowed = !exchange_.policy.forbids_tcp() || ticket.body.size() <= kInlineUnasked;
   WaitingPtr waiting;
   RecvCallback done;
   Destination wanted;
@@ -227,14 +229,16 @@ absl::Status LaneClient::OnInlineTicket(const TicketMessage& ticket) {
       fits = destination.dtype() == header.dtype && destination.bytes() == header.bytes;
       if (fits && !destination.is_on_host()) destination = Tensor();
       // Under the lock: whoever cancels may use its buffer again when it has the lock.
-      if (fits && destination.is_valid() && header.bytes > 0) {
+      if (is_allowed && fits && destination.is_valid() && header.bytes > 0) {
         std::memcpy(destination.mutable_data(), ticket.body.data(), header.bytes);
       }
     }
   }
   if (waiting->is_again) ForgetTries(ticket.id, 0);
-  if (!fits) {
-    absl::Status why = WrongDestination(header, destination);
+  if (!fits || !is_allowed) {
+    absl::Status why = is_allowed ? WrongDestination(header, destination)
+                                  : NotRequired("tcp", exchange_.policy.require, producer_.peer,
+                                                exchange_.self.peer);
     Decline(ticket.id, waiting.get(), why);
     std::move(done)(std::move(why), {});
     return absl::OkStatus();

@@ -65,8 +65,8 @@ struct HelloMessage {
 struct RequestMessage {
   uint64_t id = 0;
   int64_t step_id = 0;
-  // It has a buffer for the value, which may not fit: a ticket may then be DECLINED though it
-  // brings its tensor along.
+  // It has a buffer for the value, which may not fit, or a policy that forbids some ways: a ticket
+  // may then be DECLINED though it brings its tensor along.
   bool may_decline = false;
   // In the frame.
   absl::string_view key;
@@ -114,6 +114,8 @@ struct DeclinedMessage {
   absl::string_view key;
 };
 
+// Up to here a tensor may come with its ticket over TCP even where another transport is required.
+inline constexpr size_t kInlineUnasked = 32 * 1024;
 // Longer keys are refused before they are sent.
 inline constexpr size_t kMaxKeyBytes = 32 * 1024;
 

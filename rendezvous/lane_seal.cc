@@ -32,6 +32,7 @@ class SealingLane final : public Lane {
   void Close(const absl::Status& why) override { lane_->Close(why); }
   const LanePeer& peer() const override { return lane_->peer(); }
   bool passes_descriptors() const override { return lane_->passes_descriptors(); }
+  size_t max_body() const override { return lane_->max_body() - kSealBytes; }
   size_t queued_bytes() const override { return lane_->queued_bytes(); }
   bool is_all_read() const override { return lane_->is_all_read(); }
   std::string Describe() const override { return lane_->Describe(); }

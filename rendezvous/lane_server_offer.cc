@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a tensor that is here goes to the consumer: in the ticket, or by which transport.
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,9 +16,11 @@ namespace {
 // shared memory a copy of this size costs what the release does.
 constexpr size_t kInlineInArena = 2 * 1024;
 constexpr size_t kInlineElsewhere = 16 * 1024;
-// Another round of system calls on other threads costs more than this many bytes.
-constexpr size_t kInlineOverTcp = 64 * 1024;
-static_assert(kInlineOverTcp + 4096 <= kMaxLaneBody);
+// Over TCP, where data connections have threads of their own: waking one at each side, with
+// another round of system calls, costs more than to copy this many bytes once more.
+constexpr size_t kInlineOverTcp = 128 * 1024;
+// What a ticket says beside its tensor, with a shape of many dimensions.
+constexpr size_t kRestOfTicket = 4096;
 // As much as a ticket that says where else the bytes are.
 constexpr size_t kInlineAlways = 512;
 // What a lane may have kept back before the bytes go where they need not be copied to wait.
@@ -27,7 +30,11 @@ constexpr size_t kInlineBacklog = 256 * 1024;
 
 bool LaneServer::GoesInTicket(const Tensor& tensor, bool is_in_arena) const {
   if (!tensor.is_on_host()) return false;
-  if (!lane_->passes_descriptors()) return tensor.bytes() <= kInlineOverTcp;
+  if (!lane_->passes_descriptors()) {
+    return tensor.bytes() <=
+           std::min(exchange_.policy.forbids_tcp() ? kInlineUnasked : kInlineOverTcp,
+                    lane_->max_body() - kRestOfTicket);
+  }
   return tensor.bytes() <= (is_in_arena ? kInlineInArena : kInlineElsewhere);
 }
 

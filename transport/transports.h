@@ -32,6 +32,8 @@ absl::StatusOr<TransportList> MakeTransports(const TransportEnvironment& environ
 struct PathPolicy {
   // The name of the only transport that will do; empty: the cheapest.
   std::string require;
+
+  bool forbids_tcp() const { return !require.empty() && require != "tcp"; }
 };
 
 //   Errors: INVALID_ARGUMENT, naming those that there are.

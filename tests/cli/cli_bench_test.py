@@ -79,7 +79,7 @@ class SendRecv(harness.Case):
                 self.succeed("bench", bench, "--sizes=64K", "--iters=5", TMPDIR="/nonexistent")
 
     def test_over_tcp_and_with_many_in_flight(self):
-        document = self.bench("--sizes=64K", "--iters=64", "--transport=tcp", "--inflight=16",
+        document = self.bench("--sizes=512K", "--iters=64", "--transport=tcp", "--inflight=16",
                               "--mode=into")
         self.assertEqual([(row["inflight"], row["path"], row["floor"], row["wrong_bytes"])
                           for row in document["rows"]],
@@ -240,7 +240,7 @@ class Patterns(harness.Case):
                        "--html=/nowhere/bench.html")
 
     def test_over_tcp(self):
-        _, rows = rows_of(self, "ring", "--nodes=3", "--sizes=64K", "--iters=5", "--mode=into",
+        _, rows = rows_of(self, "ring", "--nodes=3", "--sizes=512K", "--iters=5", "--mode=into",
                           "--transport=tcp")
         self.assertEqual([(row["path"], row["floor"]) for row in rows], [("tcp", None)])
 

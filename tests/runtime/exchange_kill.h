@@ -90,7 +90,7 @@ class ExchangeKill : public ::testing::TestWithParam<const char*> {
         << " threads, were " << before.threads;
   }
   // A tensor each way, with a peer that nothing has happened to.
-  void ExpectWorks(PeerProcess& peer, int64_t bytes = 100'000) {
+  void ExpectWorks(PeerProcess& peer, int64_t bytes = 300'000) {
     Receipt receipt = Receive(peer.From("works"));
     EXPECT_EQ(peer.Ask(absl::StrCat("send works ", bytes)), "OK");
     const auto received = receipt.Wait();

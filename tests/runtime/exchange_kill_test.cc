@@ -149,7 +149,7 @@ TEST_P(ExchangeKill, APeerThatIsStoppedIsWaitedForInVain) {
   StartHere();
   PeerProcess& peer = Meet(0);
   Warm(peer);
-  EXPECT_EQ(peer.Ask("send t 100000"), "OK");
+  EXPECT_EQ(peer.Ask("send t 300000"), "OK");
   peer.Stop();
   Receipt receipt;
   RecvArgs args;

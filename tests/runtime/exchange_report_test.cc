@@ -99,7 +99,7 @@ TEST(ExchangeReportTest, TransfersRefreshWhatIsKnown) {
   ExchangeEnd a(directory, 1, by_tcp);
   ExchangeEnd b(directory, 2, by_tcp);
   Move(a, b, 1, 4 << 20);
-  Move(a, b, 2, 100'000);
+  Move(a, b, 2, 300'000);
   ASSERT_TRUE(Becomes([&] {
     const ExchangeReport report = ReportOf(a);
     const PathCost* const tcp = CostOf(*PathTo(report, 2), "tcp");
@@ -117,7 +117,7 @@ TEST(ExchangeReportTest, LatencyIsMeasuredAgainAndAgain) {
   ExchangeEnd a(directory, 1);
   ExchangeEnd b(directory, 2);
   int64_t step = 1;
-  Move(a, b, step, 100'000);
+  Move(a, b, step, 300'000);
   const auto is_measured_again = [](const std::function<absl::Duration()>& age) {
     return Becomes([&] { return age() > absl::Seconds(1); }) &&
            Becomes([&] { return age() < absl::Milliseconds(500); });
@@ -128,7 +128,7 @@ TEST(ExchangeReportTest, LatencyIsMeasuredAgainAndAgain) {
   }));
   // This asks for nothing.
   EXPECT_TRUE(is_measured_again([&] {
-    Move(a, b, ++step, 100'000);
+    Move(a, b, ++step, 300'000);
     const PathReport back = {.choice = a.exchange->PathFrom(b.exchange->self(), 1 << 20, true)};
     return CostOf(back, "shm")->latency_age;
   }));

@@ -74,7 +74,7 @@ TEST(PathPolicyTest, AWayIsExplainedByTheLaneThatWasTaken) {
   by_tcp.require_transport = "tcp";
   auto a = std::make_unique<ExchangeEnd>(directory, 1, by_tcp);
   ExchangeEnd b(directory, 2);
-  const Tensor value = *Tensor::Allocate(DataType::kUint8, *Shape::Create({100'000}));
+  const Tensor value = *Tensor::Allocate(DataType::kUint8, *Shape::Create({300'000}));
   // It opens the lane, for both directions.
   Receipt first;
   a->Step(1)->RecvAsync(KeyBetween(b, *a, "k"), {}, first.callback());
@@ -118,7 +118,7 @@ TEST(PathPolicyTest, WithinAProcessItIsLocal) {
     EXPECT_THAT(Explain(*path), HasSubstr("local ("));
     EXPECT_THAT(Explain(*path), ::testing::Not(HasSubstr("not local")));
     const RendezvousKey key = KeyBetween(a, a, "k");
-    const Tensor sent = a.Allocate(DataType::kUint8, *Shape::Create({100'000}));
+    const Tensor sent = a.Allocate(DataType::kUint8, *Shape::Create({300'000}));
     ASSERT_TRUE(a.Step(1)->Send(key, sent).ok());
     Receipt receipt;
     a.Step(1)->RecvAsync(key, {}, receipt.callback());
@@ -141,7 +141,7 @@ TEST(PathPolicyTest, LocalConnectsNoTwoProcesses) {
               HasSubstr("local: they are two processes, node 1 and node 2"));
   ASSERT_TRUE(a.Step(1)
                   ->Send(KeyBetween(a, b, "k"),
-                         *Tensor::Allocate(DataType::kUint8, *Shape::Create({100'000})))
+                         *Tensor::Allocate(DataType::kUint8, *Shape::Create({300'000})))
                   .ok());
   Receipt receipt;
   b.Step(1)->RecvAsync(KeyBetween(a, b, "k"), {}, receipt.callback());

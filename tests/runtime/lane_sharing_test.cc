@@ -31,7 +31,7 @@ bool Becomes(Condition condition) {
 }
 
 Tensor Small() {
-  Tensor tensor = *Tensor::Allocate(DataType::kUint8, *Shape::Create({100'000}));
+  Tensor tensor = *Tensor::Allocate(DataType::kUint8, *Shape::Create({300'000}));
   FillPattern(tensor, 7);
   return tensor;
 }
@@ -175,7 +175,7 @@ TEST_P(LaneSharing, ADeadPeerEndsBothDirectionsOnce) {
     ASSERT_TRUE(step->Send(peer->To(absl::StrCat("first", round)), Small()).ok());
     peer->Ask(absl::StrCat("recv first", round));
     if (round % 2 == 1) receive_first();
-    EXPECT_EQ(peer->Ask("send first 100000"), "OK");
+    EXPECT_EQ(peer->Ask("send first 300000"), "OK");
     ASSERT_TRUE(first.Wait().ok()) << first.Wait().status();
     EXPECT_EQ(peer->Ask("wait"), "OK");
     EXPECT_TRUE(Becomes([&] { return here.exchange->fetcher().lane_count() == 1; }));

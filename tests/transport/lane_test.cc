@@ -75,15 +75,23 @@ TEST_P(LaneTest, TakesBodiesOfAllSizesAndMoreThanFits) {
     ASSERT_TRUE(client_lane_->Send(1, {std::string(size, static_cast<char>('a' + i % 26))}).ok());
     bytes += size;
   }
-  ASSERT_TRUE(client_lane_->Send(2, {std::string(kMaxLaneBody, 'z')}).ok());
-  const auto frames = b_.accepted->WaitForFrames(401);
-  ASSERT_EQ(frames.size(), 401u);
+  // The largest one, in between others, and by itself.
+  const size_t most = client_lane_->max_body();
+  const size_t large[] = {most, 1, most - 1, most, 50'000, most};
+  for (const size_t size : large) {
+    ASSERT_TRUE(client_lane_->Send(2, {std::string(size, 'z')}).ok());
+  }
+  const auto frames = b_.accepted->WaitForFrames(406);
+  ASSERT_EQ(frames.size(), 406u);
   for (int i = 0; i < 400; ++i) {
     ASSERT_EQ(frames[i].second.size(), i * 977 % (kMaxLaneBody + 1));
     EXPECT_EQ(frames[i].second.find_first_not_of(static_cast<char>('a' + i % 26)),
               std::string::npos);
   }
-  EXPECT_EQ(client_lane_->Send(1, {std::string(kMaxLaneBody + 1, 'x')}).code(),
+  for (size_t i = 0; i < 6; ++i) {
+    EXPECT_EQ(frames[400 + i].second, std::string(large[i], 'z'));
+  }
+  EXPECT_EQ(client_lane_->Send(1, {std::string(most + 1, 'x')}).code(),
             absl::StatusCode::kInvalidArgument);
 }
 

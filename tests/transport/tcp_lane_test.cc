@@ -53,7 +53,7 @@ class TcpLaneTest : public ::testing::Test {
 // nothing more, and the kernel has nothing to tell of.
 TEST_F(TcpLaneTest, WhatHasBeenReadLeavesTheSocket) {
   size_t frames = 0;
-  for (const size_t bytes : {1, 100, 700, 3000, 20'000, 60'000}) {
+  for (const size_t bytes : {1, 100, 700, 3000, 20'000, 60'000, 130'000}) {
     for (const int count : {1, 2, 37}) {
       for (int i = 0; i < count; ++i, ++frames) {
         ASSERT_TRUE(near_->Send(1, {std::string(bytes, 'x')}).ok());

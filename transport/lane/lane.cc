@@ -8,12 +8,12 @@ namespace ferry {
 
 std::string Describe(const LanePeer& peer) { return absl::StrCat("node ", peer.node_id); }
 
-absl::Status CheckLaneBody(absl::Span<const absl::string_view> parts) {
+absl::Status CheckLaneBody(absl::Span<const absl::string_view> parts, size_t max_body) {
   size_t bytes = 0;
   for (const absl::string_view part : parts) bytes += part.size();
-  if (bytes <= kMaxLaneBody) return absl::OkStatus();
+  if (bytes <= max_body) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("a message of ", bytes, " bytes; a lane takes ", kMaxLaneBody));
+      absl::StrCat("a message of ", bytes, " bytes; this lane takes ", max_body));
 }
 
 absl::Status LaneQueueIsFull(const LanePeer& peer, size_t bytes, size_t frames, size_t limit) {

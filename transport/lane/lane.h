@@ -30,8 +30,8 @@ struct LanePeer {
   }
 };
 
-// The largest body of a frame; what is larger travels by a transport.
-inline constexpr size_t kMaxLaneBody = 72 * 1024;
+// A body of a frame that every lane takes; what is larger travels by a transport.
+inline constexpr size_t kMaxLaneBody = 64 * 1024;
 
 class Lane;
 
@@ -60,7 +60,7 @@ class Lane {
   // does not take yet is kept, within a limit.
   //   descriptors: duplicates of them arrive with the frame; only if passes_descriptors().
   //   Errors: UNAVAILABLE with the reason when the lane has ended; RESOURCE_EXHAUSTED naming the
-  //   limit when the peer takes nothing; INVALID_ARGUMENT above kMaxLaneBody.
+  //   limit when the peer takes nothing; INVALID_ARGUMENT above max_body().
   virtual absl::Status Send(uint16_t type, absl::Span<const absl::string_view> parts,
                             absl::Span<const int> descriptors = {}) = 0;
 
@@ -69,6 +69,8 @@ class Lane {
 
   virtual const LanePeer& peer() const = 0;
   virtual bool passes_descriptors() const = 0;
+  // The largest body of a frame, in bytes: kMaxLaneBody at least.
+  virtual size_t max_body() const { return kMaxLaneBody; }
   // Of what was sent, the bytes that the peer has no room for yet, and that are kept here.
   virtual size_t queued_bytes() const { return 0; }
   // Whether the peer has read all that was sent. False also where nobody can tell.
@@ -80,8 +82,9 @@ class Lane {
 // "node 3".
 std::string Describe(const LanePeer& peer);
 
-// For implementations. The first: INVALID_ARGUMENT above kMaxLaneBody.
-absl::Status CheckLaneBody(absl::Span<const absl::string_view> parts);
+// For implementations. The first: INVALID_ARGUMENT above `max_body`.
+absl::Status CheckLaneBody(absl::Span<const absl::string_view> parts,
+                           size_t max_body = kMaxLaneBody);
 absl::Status LaneQueueIsFull(const LanePeer& peer, size_t bytes, size_t frames, size_t limit);
 absl::Status PeerHasGone(const LanePeer& peer);
 

@@ -26,7 +26,8 @@ struct TcpFrameHead {
 };
 static_assert(sizeof(TcpFrameHead) == 8);
 
-constexpr size_t kBufferBytes = 2 * (kMaxLaneBody + sizeof(TcpFrameHead));
+// The largest frame, and more of what follows it.
+constexpr size_t kBufferBytes = sizeof(TcpFrameHead) + kMaxTcpLaneBody + kMaxLaneBody;
 // A look costs a quarter of a microsecond in the kernel; a peer that answers at all does so within
 // so many.
 constexpr int kEagerLooks = 1000;
@@ -96,7 +97,7 @@ std::shared_ptr<TcpLane> TcpLane::Start(LaneLoop& loop, LanePeer peer, UniqueFd 
 absl::Status TcpLane::Send(uint16_t type, absl::Span<const absl::string_view> parts,
                            absl::Span<const int> descriptors) {
   FERRY_CHECK(descriptors.empty());
-  FERRY_RETURN_IF_ERROR(CheckLaneBody(parts));
+  FERRY_RETURN_IF_ERROR(CheckLaneBody(parts, kMaxTcpLaneBody));
   TcpFrameHead head = {0, type, 0};
   for (const absl::string_view part : parts) head.body_bytes += static_cast<uint32_t>(part.size());
   const size_t total = sizeof(head) + head.body_bytes;
@@ -176,7 +177,7 @@ absl::Status TcpLane::DeliverFrames() {
   while (end_ - begin_ >= sizeof(TcpFrameHead)) {
     TcpFrameHead head;
     std::memcpy(&head, buffer_.data() + begin_, sizeof(head));
-    if (head.body_bytes > kMaxLaneBody) {
+    if (head.body_bytes > kMaxTcpLaneBody) {
       return absl::InvalidArgumentError(
           absl::StrCat(ferry::Describe(peer_), " sends a message of ", head.body_bytes, " bytes"));
     }
@@ -186,14 +187,25 @@ absl::Status TcpLane::DeliverFrames() {
     FERRY_RETURN_IF_ERROR(handler_->OnFrame(head.type, body, {}));
     if (is_closing_.load(std::memory_order_acquire)) return absl::OkStatus();
   }
+  MakeRoom();
+  return absl::OkStatus();
+}
+
+void TcpLane::MakeRoom() {
   if (begin_ == end_) {
     begin_ = end_ = 0;
-  } else if (buffer_.size() - end_ < kMaxLaneBody) {
-    std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
-    end_ -= begin_;
-    begin_ = 0;
+    return;
   }
-  return absl::OkStatus();
+  size_t frame = sizeof(TcpFrameHead);
+  if (end_ - begin_ >= frame) {
+    TcpFrameHead head;
+    std::memcpy(&head, buffer_.data() + begin_, sizeof(head));
+    frame += head.body_bytes;
+  }
+  if (buffer_.size() - begin_ >= frame && buffer_.size() - end_ >= kMaxLaneBody) return;
+  std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
+  end_ -= begin_;
+  begin_ = 0;
 }
 
 void TcpLane::TakeOut() {

@@ -19,6 +19,9 @@
 
 namespace ferry {
 
+// Room for what comes with a ticket over TCP.
+inline constexpr size_t kMaxTcpLaneBody = 132 * 1024;
+
 // Each frame has its length before it. The kernel finds peers that have vanished (keepalive and
 // TCP_USER_TIMEOUT, set by whoever made the socket).
 class TcpLane final : public Lane, public LoopSource, public std::enable_shared_from_this<TcpLane> {
@@ -37,6 +40,7 @@ class TcpLane final : public Lane, public LoopSource, public std::enable_shared_
   const LanePeer& peer() const override { return peer_; }
   size_t queued_bytes() const override { return queued_bytes_.load(std::memory_order_relaxed); }
   bool passes_descriptors() const override { return false; }
+  size_t max_body() const override { return kMaxTcpLaneBody; }
   std::string Describe() const override { return description_; }
 
   bool Poll() override;
@@ -57,6 +61,8 @@ class TcpLane final : public Lane, public LoopSource, public std::enable_shared_
   // Reads once; false when the kernel has no more for now, or the lane has ended.
   bool ReadOnce();
   absl::Status DeliverFrames();
+  // For the rest of the frame that has begun.
+  void MakeRoom();
   void Flush() ABSL_LOCKS_EXCLUDED(send_mu_);
   void FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu_);
   void CloseLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu_);

@@ -84,7 +84,7 @@ TEST_P(ConformanceOfEnds, AbortOfTheStepEndsItOnBothSides) {
 TEST_P(ConformanceOfPeers, TheProducerGoesAway) {
   Receipt pending;
   sink_->Step(1)->RecvAsync(KeyTo("never"), {}, pending.callback());
-  const Tensor sent = Pattern(DataType::kUint8, {100'000}, 1);
+  const Tensor sent = Pattern(DataType::kUint8, {300'000}, 1);
   ASSERT_TRUE(source_->Step(1)->Send(KeyTo("t"), sent).ok());
   Receipt taken = Receive(1, KeyTo("t"), sent);
   const auto received = taken.Wait();
@@ -117,7 +117,7 @@ TEST_P(ConformanceOfPeers, TheConsumerGoesAwayAndItsMemoryComesBack) {
 
 TEST_P(ConformanceOfEnds, ReleasedViewsGiveTheMemoryBack) {
   for (int i = 0; i < 20; ++i) {
-    Tensor sent = source_->Allocate(DataType::kUint8, *Shape::Create({100'000}));
+    Tensor sent = source_->Allocate(DataType::kUint8, *Shape::Create({300'000}));
     FillPattern(sent, static_cast<uint32_t>(i));
     const Tensor like = *Tensor::Allocate(DataType::kUint8, sent.shape());
     ASSERT_TRUE(source_->Step(1)->Send(KeyTo(absl::StrCat(i)), std::move(sent)).ok());
@@ -129,7 +129,7 @@ TEST_P(ConformanceOfEnds, ReleasedViewsGiveTheMemoryBack) {
 TEST_P(ConformanceOfPeers, NothingLeaksOverManyLives) {
   const auto live = [this] {
     sink_ = std::make_shared<ExchangeEnd>(directory_, 2, Options());
-    const Tensor sent = Pattern(DataType::kUint8, {100'000}, 1);
+    const Tensor sent = Pattern(DataType::kUint8, {300'000}, 1);
     Receipt receipt = Receive(1, KeyTo("k"), sent);
     ASSERT_TRUE(source_->Step(1)->Send(KeyTo("k"), sent).ok());
     ASSERT_TRUE(receipt.Wait().ok()) << receipt.Wait().status();

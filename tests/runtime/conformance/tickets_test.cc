@@ -173,7 +173,7 @@ TEST_P(ConformanceOfTickets, FramesOfAnyBytesEndTheirLaneAndNothingElse) {
     EXPECT_TRUE(Becomes([&] { return rogue.ended() > ended; })) << i;
     EXPECT_TRUE(said.HasBeenNotified()) << i << ": " << rogue.why();
   }
-  const Tensor sent = *Tensor::Allocate(DataType::kUint8, *Shape::Create({100'000}));
+  const Tensor sent = *Tensor::Allocate(DataType::kUint8, *Shape::Create({300'000}));
   ASSERT_TRUE(honest.Step(1)->Send(KeyBetween(honest, *end_, "h"), sent).ok());
   Receipt of_honest;
   end_->Step(1)->RecvAsync(KeyBetween(honest, *end_, "h"), {}, of_honest.callback());
