@@ -206,19 +206,17 @@ void Master::CloseSession(Ref<tensorflow::CloseSessionRequest> request, Gone,
     absl::MutexLock lock(&mu_);
     const auto found = sessions_.find(request->session_handle());
     if (found != sessions_.end()) {
-      session = std::move(found->second);
-      sessions_.erase(found);
-      --session_count_;
+      session = found->second;
+      TakeOut(found);
     }
   }
   if (session == nullptr) {
     return std::move(done)(absl::AbortedError(NotFoundSinceRestart(request->session_handle())));
   }
-  session->Close(
+  Close(
+      session,
       absl::CancelledError("Step was cancelled by an explicit call to `Session::Close()`."),
-      [session, done = std::move(done)]() mutable {
-        std::move(done)(tensorflow::CloseSessionResponse());
-      });
+      [done = std::move(done)]() mutable { std::move(done)(tensorflow::CloseSessionResponse()); });
 }
 
 void Master::ListDevices(Ref<tensorflow::ListDevicesRequest> request, Gone gone,
@@ -250,14 +248,43 @@ void Master::ListDevices(Ref<tensorflow::ListDevicesRequest> request, Gone gone,
   });
 }
 
-void Master::CloseAll(Sessions sessions, const absl::Status& why,
+void Master::TakeOut(Sessions::iterator entry) {
+  closing_[entry->first];
+  sessions_.erase(entry);
+  --session_count_;
+}
+
+Master::Sessions Master::TakeAll() {
+  for (const auto& [handle, session] : sessions_) closing_[handle];
+  session_count_ -= sessions_.size();
+  return std::exchange(sessions_, {});
+}
+
+void Master::Close(const std::shared_ptr<Session>& session, const absl::Status& why,
+                   absl::AnyInvocable<void() &&> done) {
+  session->Close(why, [this, session, done = std::move(done)]() mutable {
+    std::vector<std::shared_ptr<FanOut>> waiting;
+    {
+      absl::MutexLock lock(&mu_);
+      waiting = std::move(closing_.extract(session->handle()).mapped());
+    }
+    std::move(done)();
+    for (const auto& all : waiting) all->End();
+  });
+}
+
+void Master::CloseAll(const Sessions& sessions, const absl::Status& why,
                       absl::AnyInvocable<void() &&> done) {
   auto all =
       FanOut::Start([done = std::move(done)](const absl::Status&) mutable { std::move(done)(); });
-  for (auto& [handle, session] : sessions) {
-    all->Begin();
-    session->Close(why, [all, session = session] { all->End(); });
+  {
+    absl::MutexLock lock(&mu_);
+    for (auto& [handle, waiting] : closing_) {
+      all->Begin();
+      waiting.push_back(all);
+    }
   }
+  for (const auto& [handle, session] : sessions) Close(session, why, [] {});
   all->End();
 }
 
@@ -268,10 +295,9 @@ void Master::Reset(Ref<tensorflow::ResetRequest> request, Gone,
   Sessions sessions;
   {
     absl::MutexLock lock(&mu_);
-    sessions = std::exchange(sessions_, {});
-    session_count_ -= sessions.size();
+    sessions = TakeAll();
   }
-  CloseAll(std::move(sessions), absl::CancelledError("Step was cancelled by `Session::Reset()`."),
+  CloseAll(sessions, absl::CancelledError("Step was cancelled by `Session::Reset()`."),
            [this, request, filters = *std::move(filters), done = std::move(done)]() mutable {
              work_.Add(
                  0, [this, request, filters, done = std::move(done)](absl::Status status) mutable {
@@ -339,16 +365,15 @@ void Master::CollectIdle() {
     const absl::Time limit = context_.timers.Now() - options_.session_idle_timeout;
     for (auto entry = sessions_.begin(); entry != sessions_.end();) {
       const std::optional<absl::Time> since = entry->second->idle_since();
-      if (!since || *since > limit) {
-        ++entry;
-        continue;
+      const auto next = std::next(entry);
+      if (since && *since <= limit) {
+        idle.insert(*entry);
+        TakeOut(entry);
       }
-      idle.insert(*entry);
-      sessions_.erase(entry++);
-      --session_count_;
+      entry = next;
     }
   }
-  CloseAll(std::move(idle),
+  CloseAll(idle,
            absl::CancelledError("Step was cancelled because the session was garbage collected due "
                                 "to inactivity."),
            [] {});
@@ -360,11 +385,10 @@ void Master::Stop(absl::AnyInvocable<void() &&> done) {
   {
     absl::MutexLock lock(&mu_);
     is_stopped_ = true;
-    sessions = std::exchange(sessions_, {});
-    session_count_ -= sessions.size();
+    sessions = TakeAll();
   }
   waits_.Fail(absl::UnavailableError("The master is stopping."));
-  CloseAll(std::move(sessions), absl::CancelledError("The master is stopping."), std::move(done));
+  CloseAll(sessions, absl::CancelledError("The master is stopping."), std::move(done));
 }
 
 }  // namespace ferry::master

@@ -18,6 +18,7 @@
 #include "absl/time/clock.h"
 
 #include "master/cluster.h"
+#include "master/fan_out.h"
 #include "master/master_options.h"
 #include "master/session.h"
 #include "master/session_maker.h"
@@ -106,7 +107,15 @@ class Master final {
       ABSL_LOCKS_EXCLUDED(mu_);
   void FinishCreate(absl::StatusOr<std::shared_ptr<Session>> session, const Gone& gone,
                     Done<tensorflow::CreateSessionResponse> done) ABSL_LOCKS_EXCLUDED(mu_);
-  void CloseAll(Sessions sessions, const absl::Status& why, absl::AnyInvocable<void() &&> done);
+  // Takes a session out of the table; it is to be closed.
+  void TakeOut(Sessions::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Sessions TakeAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Closes what has been taken out.
+  void Close(const std::shared_ptr<Session>& session, const absl::Status& why,
+             absl::AnyInvocable<void() &&> done) ABSL_LOCKS_EXCLUDED(mu_);
+  // `done` when they are closed, and so is what others were closing by then.
+  void CloseAll(const Sessions& sessions, const absl::Status& why,
+                absl::AnyInvocable<void() &&> done) ABSL_LOCKS_EXCLUDED(mu_);
   void CleanupWorkers(const tensorflow::ResetRequest& request, const DeviceFilters& filters,
                       Done<tensorflow::ResetResponse> done);
   void ScheduleCollection();
@@ -134,6 +143,9 @@ class Master final {
   // Including those that are being made.
   size_t session_count_ ABSL_GUARDED_BY(mu_) = 0;
   Sessions sessions_ ABSL_GUARDED_BY(mu_);
+  // Those that were taken out and are not closed yet, by handle, with who waits for that.
+  absl::flat_hash_map<std::string, std::vector<std::shared_ptr<FanOut>>> closing_
+      ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ferry::master

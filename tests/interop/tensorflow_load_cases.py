@@ -26,6 +26,25 @@ def every_ordered_pair(cluster):
             equal(received, sent)
 
 
+def together(clients):
+    """All at once; fails with what any of them fails with."""
+    failures = []
+
+    def guarded(index):
+        try:
+            clients[index]()
+        except Exception as error:  # noqa: BLE001: told by the main thread
+            failures.append(f"client {index}: {error}")
+
+    threads = [threading.Thread(target=guarded, args=(i,)) for i in range(len(clients))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    check(not failures, "; ".join(failures))
+    check(not any(thread.is_alive() for thread in threads), "a client hangs")
+
+
 @case
 def two_clients(cluster):
     def client(index):
@@ -37,21 +56,44 @@ def two_clients(cluster):
             for i in range(100):
                 equal(session.run(y, {x: i}), np.float32(i * index))
 
-    failures = []
+    together([lambda index=index: client(index) for index in range(4)])
 
-    def guarded(index):
-        try:
-            client(index)
-        except Exception as error:  # noqa: BLE001: told by the main thread
-            failures.append(f"client {index}: {error}")
 
-    threads = [threading.Thread(target=guarded, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    check(not failures, "; ".join(failures))
-    check(not any(thread.is_alive() for thread in threads), "a client hangs")
+@case
+def two_clients_reset_at_once(cluster):
+    """Each a container of its own, twenty times. A reset ends the other's sessions as well, so each
+    begins again until it has come through; a container that nobody names is kept."""
+    ends = (errors.AbortedError, errors.CancelledError, errors.FailedPreconditionError)
+
+    def graph_of(container):
+        with tf.Graph().as_default() as graph, graph.container(container), tf.device(CPUS[1]):
+            v = tf.get_variable("v", [], initializer=tf.ones_initializer(), use_resource=True)
+            return graph, v.initializer, v.read_value(), v.is_initialized()
+
+    def run(graph, fetch):
+        end = time.monotonic() + 60
+        while True:
+            session = cluster.session(graph)
+            try:
+                value = session.run(fetch)
+                session.close()
+                return value
+            except ends:
+                check(time.monotonic() < end, "sessions are ended without end")
+
+    def client(container):
+        graph, init, read, is_there = graph_of(container)
+        for _ in range(20):
+            run(graph, init)
+            equal(run(graph, read), np.float32(1))
+            tf.Session.reset(cluster.target, [container])
+            equal(run(graph, is_there), np.bool_(False))
+
+    graph, init, read, _ = graph_of("kept")
+    run(graph, init)
+    together([lambda: client("one"), lambda: client("other")])
+    equal(run(graph, read), np.float32(1))
+    tf.Session.reset(cluster.target, ["kept"])
 
 
 @case
