@@ -9,8 +9,9 @@ Each case is one op run by the TensorFlow that is installed: attributes and inpu
 are drawn at random, what the host allows and what it does not, and the outputs or
 the error are what TensorFlow says.  The file is a row of GraphDefs, each behind
 its length in four bytes, little-endian.  The first node of a GraphDef is the op;
-the nodes in0, in1, ... and out0, out1, ... are Consts of its inputs and outputs;
-if it failed there is a node `error` with the attributes `code` and `text`.
+the nodes in0, in1, ... and out0, out1, ... are Consts of its inputs and outputs, or
+of an input that is a variable its VarHandleOp; if it failed there is a node `error`
+with the attributes `code` and `text`.  Variables are there from case to case.
 """
 import argparse
 import re
@@ -19,7 +20,7 @@ import subprocess
 import sys
 
 # Before TensorFlow: it sets the environment.
-from kernel_draw import Draw
+from kernel_draw import Draw, Variable
 from kernel_makers import MAKERS
 
 import numpy as np
@@ -65,6 +66,17 @@ def add_const(graph, name, array, dtype):
     node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(array, dtype=dtype, shape=array.shape))
 
 
+def add_variable(graph, name, variable):
+    """Its handle in this process."""
+    node = graph.node.add(name=name, op="VarHandleOp")
+    node.attr["container"].s = variable.container.encode()
+    node.attr["shared_name"].s = variable.name.encode()
+    node.attr["dtype"].type = tf.float32.as_datatype_enum
+    node.attr["shape"].shape.unknown_rank = True
+    return tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=tf.TensorShape(None), container=variable.container,
+                                  shared_name=variable.name)
+
+
 def plain_text(message):
     """What the kernel said, without what eager execution writes around it."""
     message = re.sub(r"^\{\{function_node [^}]*\}\} ?", "", message)
@@ -77,9 +89,13 @@ def answer(case):
     for name, value in case.attrs.items():
         set_attr(value, node.attr[name])
     inputs = []
-    for index, (array, dtype) in enumerate(case.inputs):
-        add_const(graph, f"in{index}", array, dtype)
+    for index, given in enumerate(case.inputs):
         node.input.append(f"in{index}")
+        if isinstance(given, Variable):
+            inputs.append(add_variable(graph, f"in{index}", given))
+            continue
+        array, dtype = given
+        add_const(graph, f"in{index}", array, dtype)
         inputs.append(tf.constant(array, dtype=dtype, shape=array.shape))
     try:
         outputs = execute.execute(case.op.encode(), case.outputs, inputs, flat_attrs(case), context.context())
@@ -88,7 +104,7 @@ def answer(case):
         said.attr["code"].i = error.error_code
         said.attr["text"].s = plain_text(error.message).encode()
         return graph
-    for index, output in enumerate(outputs):
+    for index, output in enumerate(outputs or []):
         add_const(graph, f"out{index}", np.asarray(output.numpy(), dtype=object if output.dtype == tf.string else None),
                   output.dtype)
     return graph
@@ -114,7 +130,8 @@ def main():
             with np.errstate(all="ignore"):
                 graph = answer(MAKERS[ops[number % len(ops)]](draw))
             data = graph.SerializeToString(deterministic=True)
-            if len(data) > arguments.max_bytes:
+            # What others read later stays.
+            if len(data) > arguments.max_bytes and not graph.node[0].op.startswith("Assign"):
                 continue
             file.write(struct.pack("<I", len(data)) + data)
             written += 1

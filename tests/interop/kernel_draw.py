@@ -26,11 +26,28 @@ class Case:
         self.op, self.attrs, self.inputs, self.outputs = op, attrs, inputs, outputs
 
 
+class Variable:
+    """An input that is the handle of a variable, which later cases may use as well."""
+
+    def __init__(self, name, container):
+        self.name, self.container = name, container
+        # Of what was assigned to it last; as far as cases know, which may have failed.
+        self.dtype, self.shape = None, []
+
+
 class Draw:
     """Random types, shapes and values."""
 
     def __init__(self, seed):
         self.rng = np.random.default_rng(seed)
+        self.variables = []
+
+    def variable(self):
+        """One of the last, or a new one that nothing was assigned to."""
+        if not self.variables or self.chance(0.15):
+            # The default container is called as the job, which is another one in TensorFlow's own process.
+            self.variables.append(Variable(f"v{len(self.variables)}", self.pick(["here", "there"])))
+        return self.pick(self.variables[-4:])
 
     def chance(self, probability):
         return self.rng.random() < probability

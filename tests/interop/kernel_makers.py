@@ -287,6 +287,41 @@ def random(op):
     return make
 
 
+def make_placeholder(draw):
+    dtype = draw.pick(ANY)
+    shape = None if draw.chance(0.3) else draw.shape()
+    return Case("Placeholder", {"dtype": dtype, "shape": tf.TensorShape(shape).as_proto()}, [])
+
+
+def variable_value(draw, variable, types, fits):
+    """A value that fits what the variable has, or one that may not."""
+    if variable.dtype not in types or not draw.chance(fits):
+        return draw.pick(types), draw.shape(max_rank=2)
+    return variable.dtype, variable.shape if draw.chance(fits) else draw.shape(max_rank=2)
+
+
+def make_assign_variable(draw):
+    variable = draw.variable()
+    dtype, shape = variable_value(draw, variable, ANY, fits=0.7)
+    # Another type is refused, and leaves it as it was.
+    if variable.dtype in (None, dtype):
+        variable.dtype, variable.shape = dtype, shape
+    return Case("AssignVariableOp", {"dtype": dtype, "validate_shape": draw.chance(0.3)},
+                [variable, (draw.values(dtype, shape), dtype)], outputs=0)
+
+
+def make_assign_add_variable(draw):
+    variable = draw.variable()
+    dtype, shape = variable_value(draw, variable, NUMBERS, fits=0.9)
+    return Case("AssignAddVariableOp", {"dtype": dtype}, [variable, (draw.values(dtype, shape), dtype)], outputs=0)
+
+
+def make_read_variable(draw):
+    variable = draw.variable()
+    dtype = variable.dtype if variable.dtype and draw.chance(0.9) else draw.pick(ANY)
+    return Case("ReadVariableOp", {"dtype": dtype}, [variable])
+
+
 MAKERS = {
     "Identity": make_identity,
     "IdentityN": make_identity_n,
@@ -325,4 +360,9 @@ MAKERS = {
     "Min": reduction("Min", FLOATS + UNSIGNED + SIGNED),
     "RandomUniform": random("RandomUniform"),
     "RandomStandardNormal": random("RandomStandardNormal"),
+    "Placeholder": make_placeholder,
+    "AssignVariableOp": make_assign_variable,
+    "AssignAddVariableOp": make_assign_add_variable,
+    "ReadVariableOp": make_read_variable,
+    "VarIsInitializedOp": lambda draw: Case("VarIsInitializedOp", {}, [draw.variable()]),
 }

@@ -36,6 +36,11 @@ absl::StatusOr<KernelCase> CaseOf(const tensorflow::GraphDef& graph) {
                                    node.attr().at("text").s());
       continue;
     }
+    if (node.op() == "VarHandleOp") {
+      result.variable = node;
+      graph::FillDefaults(*graph::FindOp(node.op()), *result.variable);
+      continue;
+    }
     FERRY_ASSIGN_OR_RETURN(Tensor tensor, TensorFromProto(node.attr().at("value").tensor()));
     (node.name()[0] == 'i' ? result.inputs : result.outputs).push_back(std::move(tensor));
   }
@@ -165,6 +170,17 @@ absl::Status CheckTensor(const KernelCase& one, const Tensor& ours, const Tensor
   return is_exact && !may_differ ? Differ("its integers are others") : absl::OkStatus();
 }
 
+absl::StatusOr<std::vector<Tensor>> Compute(const tensorflow::NodeDef& node,
+                                            const KernelEnvironment& environment,
+                                            const std::vector<Tensor>& inputs) {
+  const graph::OpSchema& op = *graph::FindOp(node.op());
+  FERRY_ASSIGN_OR_RETURN(const graph::Signature signature, graph::SignatureOf(op, node));
+  FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<Kernel> kernel, MakeKernel(node, "CPU"));
+  KernelContext context(environment, inputs, static_cast<int>(signature.outputs.size()));
+  FERRY_RETURN_IF_ERROR(kernel->Compute(context));
+  return std::move(context.outputs());
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<KernelCase>> ReadKernelCases(const std::string& path) {
@@ -189,20 +205,25 @@ absl::StatusOr<std::vector<KernelCase>> ReadKernelCases(const std::string& path)
   return cases;
 }
 
-absl::Status CheckKernelCase(const KernelCase& one) {
-  const graph::OpSchema& op = *graph::FindOp(one.node.op());
-  FERRY_ASSIGN_OR_RETURN(const graph::Signature signature, graph::SignatureOf(op, one.node));
-  const absl::StatusOr<std::unique_ptr<Kernel>> kernel = MakeKernel(one.node, "CPU");
-  const KernelEnvironment environment;
-  KernelContext context(environment, one.inputs, static_cast<int>(signature.outputs.size()));
-  const absl::Status status = kernel.ok() ? (*kernel)->Compute(context) : kernel.status();
+absl::Status CheckKernelCase(const KernelCase& one, Variables& variables) {
+  KernelEnvironment environment;
+  environment.variables = &variables;
+  std::vector<Tensor> inputs;
+  if (one.variable.has_value()) {
+    FERRY_ASSIGN_OR_RETURN(const std::vector<Tensor> handle,
+                           Compute(*one.variable, environment, {}));
+    inputs.push_back(handle[0]);
+  }
+  inputs.insert(inputs.end(), one.inputs.begin(), one.inputs.end());
+  const absl::StatusOr<std::vector<Tensor>> outputs = Compute(one.node, environment, inputs);
+  const absl::Status& status = outputs.status();
   if (status.code() != one.status.code() || status.message() != one.status.message()) {
     return Differ(absl::StrCat("says ", status.ToString(), ", TensorFlow ", one.status.ToString()));
   }
   if (!status.ok()) return absl::OkStatus();
-  if (context.outputs().size() != one.outputs.size()) return Differ("another number of outputs");
+  if (outputs->size() != one.outputs.size()) return Differ("another number of outputs");
   for (size_t i = 0; i < one.outputs.size(); ++i) {
-    const absl::Status same = CheckTensor(one, context.outputs()[i], one.outputs[i]);
+    const absl::Status same = CheckTensor(one, (*outputs)[i], one.outputs[i]);
     if (!same.ok()) return Differ(absl::StrCat("output ", i, " ", same.message()));
   }
   return absl::OkStatus();
@@ -210,6 +231,10 @@ absl::Status CheckKernelCase(const KernelCase& one) {
 
 std::string ToString(const KernelCase& one) {
   std::string text = absl::StrCat(one.node.op(), "(");
+  if (one.variable.has_value()) {
+    absl::StrAppend(&text, one.variable->attr().at("shared_name").s(),
+                    one.inputs.empty() ? "" : ", ");
+  }
   for (size_t i = 0; i < one.inputs.size(); ++i) {
     absl::StrAppend(&text, i > 0 ? ", " : "", ToString(one.inputs[i]));
     const std::vector<double> numbers = NumbersOf(one.inputs[i]);

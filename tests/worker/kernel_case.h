@@ -3,6 +3,7 @@
 #ifndef FERRY_TESTS_WORKER_KERNEL_CASE_H_
 #define FERRY_TESTS_WORKER_KERNEL_CASE_H_
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,12 +12,15 @@
 
 #include "proto/tf_node.pb.h"
 #include "tensor/tensor.h"
+#include "worker/variables.h"
 
 namespace ferry::worker {
 
 struct KernelCase {
   // Its attributes are complete.
   tensorflow::NodeDef node;
+  // A VarHandleOp, whose output is the first input; then come the others.
+  std::optional<tensorflow::NodeDef> variable;
   std::vector<Tensor> inputs;
   // What TensorFlow says.
   std::vector<Tensor> outputs;
@@ -28,7 +32,8 @@ absl::StatusOr<std::vector<KernelCase>> ReadKernelCases(const std::string& path)
 
 // Runs our kernel. OK if it does as TensorFlow; else FAILED_PRECONDITION with what differs. Sums
 // and products of many may differ in their last bits.
-absl::Status CheckKernelCase(const KernelCase& one);
+//   variables: what the cases of a file have left there, in their order.
+absl::Status CheckKernelCase(const KernelCase& one, Variables& variables);
 
 // "Slice(float[2,3], int32[2], int32[2])", with the elements of small inputs.
 std::string ToString(const KernelCase& one);

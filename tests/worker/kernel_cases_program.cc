@@ -27,11 +27,12 @@ int main(int argc, char** argv) {
   };
   std::map<std::string, Count> counts;
   int differ = 0;
+  Variables variables("/job:worker/replica:0/task:0/device:CPU:0");
   for (const KernelCase& one : *cases) {
     Count& count = counts[one.node.op()];
     ++count.all;
     if (!one.status.ok()) ++count.errors;
-    const absl::Status status = CheckKernelCase(one);
+    const absl::Status status = CheckKernelCase(one, variables);
     if (status.ok()) continue;
     ++differ;
     if (++count.differ > shown) continue;

@@ -97,6 +97,8 @@ TEST_F(VariableKernels, FailAsTensorFlowsDo) {
               Fails(kInvalid,
                     "Cannot update variable with shape [2] using a Tensor with shape [3], shapes "
                     "must be equal."));
+  EXPECT_THAT(AssignAdd(handle, TensorOf<float>({3}, {1, 2, 3})),
+              Fails(kInvalid, HasSubstr("Cannot update variable with shape [2]")));
   EXPECT_THAT(AssignAdd(handle, TensorOf<float>({2}, {1, 2})),
               Fails(kInvalid, "DType of variable handle and value does not match."));
   EXPECT_THAT(

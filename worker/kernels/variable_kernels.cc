@@ -67,9 +67,6 @@ template <typename Sum>
 absl::Status AssignAdd(KernelContext& context, Sum&& sum) {
   FERRY_ASSIGN_OR_RETURN(const std::shared_ptr<Variable> variable, FindVariable(context));
   const Tensor& value = context.input(1);
-  if (variable->dtype() != value.dtype()) {
-    return absl::InvalidArgumentError("DType of variable handle and value does not match.");
-  }
   return variable->Modify([&value, &sum](const Tensor& old, bool is_own) -> absl::StatusOr<Tensor> {
     if (!old.is_valid()) {
       return absl::FailedPreconditionError("Trying to add to a variable without a value");
@@ -78,6 +75,9 @@ absl::Status AssignAdd(KernelContext& context, Sum&& sum) {
       return absl::InvalidArgumentError(absl::StrCat(
           "Cannot update variable with shape ", ShapeText(old.shape()),
           " using a Tensor with shape ", ShapeText(value.shape()), ", shapes must be equal."));
+    }
+    if (old.dtype() != value.dtype()) {
+      return absl::InvalidArgumentError("DType of variable handle and value does not match.");
     }
     return sum(old, value, is_own);
   });
