@@ -11,7 +11,9 @@
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 
 #include "proto/tf_worker.grpc.pb.h"
@@ -44,6 +46,11 @@ class WireWorker final : public tensorflow::WorkerService::CallbackService {
   std::atomic<int> cancelled{0};
   std::atomic<int> cleaned{0};
   absl::Notification hangs;
+  // The names of containers that were cleared, one behind the other.
+  std::string cleared() {
+    absl::MutexLock lock(&mu_);
+    return cleared_;
+  }
 
  private:
   class Hanging final : public grpc::ServerUnaryReactor {
@@ -121,11 +128,17 @@ class WireWorker final : public tensorflow::WorkerService::CallbackService {
     return Ok(context);
   }
   grpc::ServerUnaryReactor* CleanupAll(grpc::CallbackServerContext* context,
-                                       const tensorflow::CleanupAllRequest*,
+                                       const tensorflow::CleanupAllRequest* request,
                                        tensorflow::CleanupAllResponse*) override {
+    {
+      absl::MutexLock lock(&mu_);
+      for (const std::string& container : request->container()) cleared_ += container;
+    }
     return Ok(context);
   }
 
+  absl::Mutex mu_;
+  std::string cleared_ ABSL_GUARDED_BY(mu_);
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
 };

@@ -144,6 +144,72 @@ TEST_F(WorkerCalls, LoggingIsClearedAndSwitchedOffByOldMastersToo) {
   EXPECT_TRUE(Fetch(b_, {2}).empty());
 }
 
+tensorflow::CompleteGroupRequest GroupRequest(const WorkerEnd& worker) {
+  tensorflow::CompleteGroupRequest request;
+  request.set_group_key(1);
+  request.set_group_size(2);
+  request.set_device_type("CPU");
+  request.mutable_device_attributes()->set_name(worker.device());
+  request.mutable_device_attributes()->set_incarnation(worker.incarnation());
+  return request;
+}
+
+// As the leader of their groups; its answers wait for all members.
+TEST_F(WorkerCalls, GroupsOfTensorFlowsWorkersAreCompleted) {
+  const coord::PendingCall first = a_.Start("CompleteGroup", GroupRequest(b_));
+  const auto second = a_.Call<tensorflow::CompleteGroupResponse>("CompleteGroup", GroupRequest(a_));
+  ASSERT_THAT(second, IsOk());
+  tensorflow::CompleteGroupResponse response;
+  ASSERT_TRUE(response.ParseFromString(first.Wait().body));
+  for (const tensorflow::CompleteGroupResponse& each : {response, *second}) {
+    ASSERT_EQ(each.device_attributes_size(), 2);
+    EXPECT_EQ(each.device_attributes(0).name(), a_.device());
+    EXPECT_EQ(each.device_attributes(1).name(), b_.device());
+    EXPECT_EQ(each.num_tasks(), 2);
+  }
+  tensorflow::CompleteInstanceRequest instance;
+  instance.set_group_key(1);
+  instance.set_group_size(2);
+  instance.set_instance_key(3);
+  instance.set_type(1);
+  instance.set_data_type(tensorflow::DT_FLOAT);
+  instance.set_device(a_.device());
+  const coord::PendingCall receiver = a_.Start("CompleteInstance", instance);
+  instance.set_device(b_.device());
+  instance.set_is_source(true);
+  const auto source = a_.Call<tensorflow::CompleteInstanceResponse>("CompleteInstance", instance);
+  ASSERT_THAT(source, IsOk());
+  EXPECT_EQ(source->source_rank(), 1);
+  EXPECT_EQ(receiver.Wait().code, absl::StatusCode::kOk);
+}
+
+TEST_F(WorkerCalls, StepSequencesHaveANumberForEachKey) {
+  tensorflow::GetStepSequenceRequest request;
+  for (const int64_t key : {7, 8, 7}) request.add_graph_key(key);
+  const auto one = a_.Call<tensorflow::GetStepSequenceResponse>("GetStepSequence", request);
+  const auto again = a_.Call<tensorflow::GetStepSequenceResponse>("GetStepSequence", request);
+  ASSERT_THAT(one, IsOk());
+  ASSERT_EQ(one->step_sequence_size(), 3);
+  EXPECT_EQ(one->step_sequence(1).graph_key(), 8);
+  EXPECT_EQ(one->step_sequence(0).next_step_id(), one->step_sequence(2).next_step_id());
+  EXPECT_NE(one->step_sequence(0).next_step_id(), one->step_sequence(1).next_step_id());
+  EXPECT_EQ(one->SerializeAsString(), again->SerializeAsString());
+  // The topmost bits are free.
+  for (const auto& each : one->step_sequence()) EXPECT_EQ(each.next_step_id() >> 56, 0);
+}
+
+// What is declared is served: an empty request is refused for what it says, not for its name.
+TEST_F(WorkerCalls, NoCallIsMissing) {
+  const auto* const service = tensorflow::GetStatusRequest::descriptor()->file()->service(0);
+  ASSERT_EQ(service->method_count(), 16);
+  for (int i = 0; i < service->method_count(); ++i) {
+    const std::string& method = service->method(i)->name();
+    const bool is_refused = method == "Tracing" || method == "RecvBuf";
+    const coord::Answer answer = a_.Start(method, tensorflow::GetStatusRequest()).Wait();
+    EXPECT_EQ(answer.code == absl::StatusCode::kUnimplemented, is_refused) << method;
+  }
+}
+
 // TensorFlow's own worker answers so as well.
 TEST_F(WorkerCalls, TracingIsUnimplemented) {
   EXPECT_THAT(a_.Start("Tracing", tensorflow::TracingRequest()).Wait(),
