@@ -6,6 +6,7 @@
 """
 import json
 import os
+import re
 import signal
 import struct
 import tempfile
@@ -316,6 +317,44 @@ class Trace(Files):
                 self.assertLessEqual(event["ts"] + event["dur"], whole["ts"] + whole["dur"] + 0.001)
         clocks = trace["otherData"]["clocks"]
         self.assertEqual([clock["offset_ns"] for clock in clocks], [0, 0, 0])
+
+    def test_workers_of_other_machines_have_other_clocks(self):
+        """Everything is told in the coordinator's time, wrong by no more than it says."""
+        preload = os.environ.get("OTHER_HOST")
+        if not preload:
+            self.skipTest("the library of another machine cannot be preloaded into this build")
+        ahead_ns = [-90 * 10**9, 3600 * 10**9]
+        address = self.coordinator(2)[1]
+        workers = [self.worker(address, node, 2, LD_PRELOAD=preload,
+                               FERRY_TEST_CLOCK_AHEAD_NS=str(ahead),
+                               FERRY_TEST_BOOT_ID=self.file(f"boot{node}", f"machine-{node}\n"))
+                   for node, ahead in enumerate(ahead_ns)]
+        for worker in workers:
+            worker.wait_for("joined at")
+        self.step(address, 5)
+        out, trace = self.trace(address, "--last=3")
+        errors_us = [0, 0]
+        for node, ahead in enumerate(ahead_ns):
+            told = re.search(rf"task:{node}: its clock is (-?\d+)us ahead, known to (\d+)us", out)
+            self.assertTrue(told, out)
+            errors_us.append(int(told[2]))
+            self.assertAlmostEqual(int(told[1]), ahead / 1000, delta=errors_us[-1] + 1)
+            clock = trace["otherData"]["clocks"][node + 1]
+            self.assertAlmostEqual(clock["offset_ns"], -ahead, delta=clock["error_ns"])
+        slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+        master = {event["args"]["step_id"]: event for event in slices
+                  if event["pid"] == 1 and event["cat"] == "step"}
+        self.assertEqual(len(master), 3)
+        for event in slices:
+            whole, error = master[event["args"]["step_id"]], errors_us[event["pid"]]
+            self.assertGreaterEqual(event["ts"], whole["ts"] - error)
+            if event["cat"] in ("compute", "send", "receive"):
+                self.assertLessEqual(event["ts"] + event["dur"], whole["ts"] + whole["dur"] + error)
+        arrows = {kind: {event["id"]: event["ts"] for event in trace["traceEvents"]
+                         if event["ph"] == kind} for kind in "sf"}
+        self.assertGreaterEqual(len(arrows["s"]), 3)
+        for number, begin in arrows["s"].items():
+            self.assertLessEqual(begin, arrows["f"][number] + sum(errors_us))
 
     def test_only_so_many_are_kept(self):
         address = self.job("--trace-steps=4", worker=("--trace-steps=2",))
