@@ -128,6 +128,70 @@ def merges_differ(cluster):
                        errors.InvalidArgumentError, "is to merge by .*, but another member by")
 
 
+def at_once(runs):
+    """What each of them gives, or the error that ends it."""
+    results = [None] * len(runs)
+
+    def run(index):
+        try:
+            results[index] = runs[index]()
+        except errors.OpError as error:
+            results[index] = error
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(runs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return results
+
+
+@case(breaks=True)
+def sessions_use_the_same_keys(cluster):
+    """At once, groups of other sizes and with other devices among them.  Groups and instances of
+    TensorFlow's servers are those of all sessions, and end with INTERNAL, for good."""
+    tasks = [[0, 1, 2], [0, 1, 2], [1, 2], [0, 2]]
+    sessions, fetches = [], []
+    for index, places in enumerate(tasks):
+        with tf.Graph().as_default() as graph:
+            inputs = on_each(lambda place, index=index: tf.constant([10.0 ** index]), places)
+            fetches.append(reduces(inputs, places, group_key=1, instance_key=1))
+        sessions.append(session_of(cluster, graph))
+
+    def steps(index):
+        for _ in range(50):
+            got = sessions[index].run(fetches[index], options=tf.RunOptions(timeout_in_ms=15000))
+        return got
+
+    results = at_once([lambda index=index: steps(index) for index in range(len(tasks))])
+    if cluster.options.real:
+        check(any(isinstance(result, errors.InternalError) for result in results), f"{results}")
+        return
+    for index, result in enumerate(results):
+        for each in result:
+            equal(each, np.float32([len(tasks[index]) * 10.0 ** index]))
+        sessions[index].close()
+
+
+@case(breaks=True)
+def a_group_is_of_one_session(cluster):
+    """Two sessions of one master, with a member each: the group is too large for either, which each
+    is told at once.  With TensorFlow both steps have one number, and the first that is over ends the
+    other one as well, mostly; nothing can be said of that."""
+    if cluster.options.real:
+        return
+    sessions, fetches = [], []
+    for task in range(2):
+        with tf.Graph().as_default() as graph:
+            fetches.append(reduces([tf.constant([task + 1.0])], [task], group_size=2, group_key=1,
+                                   instance_key=1))
+        sessions.append(session_of(cluster, graph))
+    results = at_once([lambda task=task: sessions[task].run(fetches[task]) for task in range(2)])
+    for result in results:
+        check(isinstance(result, errors.InvalidArgumentError), f"{result}")
+        check("a step of one session has to have all of them" in result.message, result.message)
+
+
 @case(breaks=True)
 def a_member_dies(cluster):
     """The last case.  TensorFlow's step may never end then, nor the session's closing."""

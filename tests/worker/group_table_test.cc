@@ -84,7 +84,8 @@ TEST_F(GroupTableTest, AFullGroupTakesNobodyElse) {
 
 TEST_F(GroupTableTest, AGroupThatCannotBecomeFullIsRefusedAtOnce) {
   ExpectAll(Join(0, JoinOf(1, 5, 5)), 1, absl::StatusCode::kInvalidArgument,
-            "only 4 devices have collectives in this step");
+            "only 4 devices have collectives in this step, and a step of one session has to "
+            "have all of them");
 }
 
 TEST_F(GroupTableTest, ShapesMustBeTheSame) {

@@ -53,7 +53,9 @@ absl::Status GroupTable::CheckGroup(int device, const v1::CollectiveJoin& join,
   if (static_cast<size_t>(join.group_size()) > devices_.size()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "Device ", NameOf(device), " is joining a group of ", join.group_size(),
-        " members, but only ", devices_.size(), " devices have collectives in this step", about));
+        " members, but only ", devices_.size(),
+        " devices have collectives in this step, and a step of one session has to have all of them",
+        about));
   }
   if (!group.members.contains(device)) {
     if (group.members.size() == static_cast<size_t>(group.size)) {
