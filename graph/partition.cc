@@ -21,6 +21,16 @@ using tensorflow::NodeDef;
 
 constexpr int kControl = -1;
 
+// What a node says beside its name, op, inputs, device and attributes, be it of a later release.
+void CopyRest(const NodeDef& from, NodeDef& to) {
+  if (from.has_experimental_debug_info()) {
+    *to.mutable_experimental_debug_info() = from.experimental_debug_info();
+  }
+  if (from.has_experimental_type()) *to.mutable_experimental_type() = from.experimental_type();
+  const auto& unknown = from.GetReflection()->GetUnknownFields(from);
+  if (!unknown.empty()) to.GetReflection()->MutableUnknownFields(&to)->MergeFrom(unknown);
+}
+
 class Partitioner {
  public:
   Partitioner(const Graph& graph, absl::Span<const int> placement, const DeviceSet& devices)
@@ -74,6 +84,7 @@ class Partitioner {
     def.set_name(node.name());
     def.set_op(node.def.op());
     *def.mutable_attr() = node.def.attr();
+    CopyRest(node.def, def);
     def.set_device(devices_.device(DeviceOf(index)).name);
     if (IsCollectiveOp(node.op->name)) {
       (*def.mutable_attr())[std::string(kCollectiveDevices)] = collective_devices_;

@@ -290,6 +290,31 @@ TEST_F(MasterTest, SaysWhetherStateIsShared) {
   EXPECT_FALSE(cluster_.worker(1).isolated.contains(*shared));
 }
 
+// Clients of later releases say more of a node than is known here, for whoever knows it.
+TEST_F(MasterTest, WhatElseANodeSaysReachesItsWorker) {
+  GraphWriter graph;
+  graph.Placeholder("x", kCpu0);
+  tensorflow::NodeDef& node = graph.AddFloat("a", "Identity", {"x"}, kCpu1);
+  node.GetReflection()->MutableUnknownFields(&node)->AddVarint(77, 5);
+  node.mutable_experimental_debug_info()->add_original_node_names("original");
+  node.mutable_experimental_type()->set_type_id(tensorflow::TFT_TENSOR);
+  const auto session = Create(graph.def());
+  ASSERT_TRUE(session.ok()) << session.status();
+  ASSERT_TRUE(Fetch(*session, {"a:0"}, {{"x:0", 3}}).ok());
+  for (const auto& [handle, registered] : cluster_.worker(1).graphs) {
+    for (const tensorflow::NodeDef& each : registered.node()) {
+      if (each.name() != "a") continue;
+      const auto& unknown = each.GetReflection()->GetUnknownFields(each);
+      ASSERT_EQ(unknown.field_count(), 1);
+      EXPECT_EQ(unknown.field(0).number(), 77);
+      EXPECT_EQ(each.experimental_debug_info().original_node_names(0), "original");
+      EXPECT_EQ(each.experimental_type().type_id(), tensorflow::TFT_TENSOR);
+      return;
+    }
+  }
+  FAIL() << "the node was not registered";
+}
+
 TEST_F(MasterTest, RefusesOptionsThatItDoesNotKnow) {
   tensorflow::ConfigProto config;
   config.set_use_per_session_threads(true);
