@@ -35,7 +35,18 @@ std::string CollectiveLabel(const CollectiveNode& node, const NodeTimes& times) 
                       times.path);
 }
 
-void Fill(const Plan::Node& node, const NodeTimes& times, tensorflow::NodeExecStats& row) {
+// "z = AddV2(x, y)", which TensorFlow's timeline takes apart.
+std::string ComputeLabel(const tensorflow::NodeDef& node) {
+  constexpr int kMaxInputs = 100;
+  std::string text = absl::StrCat(node.name(), " = ", node.op(), "(");
+  for (int i = 0; i < node.input_size() && i < kMaxInputs; ++i) {
+    absl::StrAppend(&text, i == 0 ? "" : ", ", node.input(i));
+  }
+  return absl::StrCat(text, node.input_size() > kMaxInputs ? ", ..." : "", ")");
+}
+
+void Fill(const Plan::Node& node, const tensorflow::NodeDef& def, const NodeTimes& times,
+          tensorflow::NodeExecStats& row) {
   row.set_node_name(node.name);
   row.set_all_start_micros(times.start_ns / kNanosPerMicro);
   row.set_all_start_nanos(times.start_ns);
@@ -49,6 +60,11 @@ void Fill(const Plan::Node& node, const NodeTimes& times, tensorflow::NodeExecSt
   row.set_all_end_rel_nanos(took);
   if (node.collective != nullptr) {
     row.set_timeline_label(CollectiveLabel(*node.collective, times));
+  }
+  if (node.kind == PlanNode::Kind::kCompute) {
+    row.set_timeline_label(ComputeLabel(def));
+    // The timeline draws what goes from one to another by these; how large they are is not known.
+    for (int i = 0; i < node.output_count; ++i) row.add_output()->set_slot(i);
   }
   if (!node.key.has_value()) return;
   row.set_timeline_label(TransferLabel(node, times));
@@ -79,7 +95,8 @@ void FillRows(const RegisteredGraph& graph, const std::vector<NodeTimes>& times,
       device = stats.add_dev_stats();
       device->set_device(graph.devices().name(node.device));
     }
-    Fill(node, each, *device->add_node_stats());
+    // Nodes have the same numbers in both.
+    Fill(node, graph.graph().node(i).def, each, *device->add_node_stats());
   }
 }
 

@@ -10,7 +10,6 @@ expectation.  Prints `ok NAME`, `skipped NAME: why` or `FAILED NAME: why` per ca
 non-zero if any failed.  --only=a,b picks cases.
 """
 import argparse
-import re
 import signal
 import sys
 import time
@@ -18,6 +17,7 @@ import time
 import grpc
 import numpy as np
 from session_cluster import CASES, CPUS, WORKERS, Cluster, Skipped, case, equal, errors, fails, pb, tf
+from step_stats import check_crossings, check_timeline
 from tensorflow.core.protobuf import config_pb2
 
 from harness import Failure, check
@@ -275,33 +275,6 @@ def timeouts(cluster):
         session.run(graph.get_operations()[0].outputs[0])
 
 
-def check_crossings(cluster, partitions, labels):
-    """Each tensor that goes from a worker to another one has a row at both of them; where it comes
-    to it says how. TensorFlow's servers have such rows only once they log what comes, and do not
-    say how."""
-    found = []
-    for part in partitions:
-        for node in part.node:
-            if node.op not in ("_Send", "_Recv") or node.attr["client_terminated"].b:
-                continue
-            source, target, tensor = (node.attr[name].s.decode() for name in (
-                "send_device", "recv_device", "tensor_name"))
-            found.append((node.op, source, target))
-            if cluster.options.real:
-                continue
-            size, by = (r"4B", "inline") if tensor.endswith("_b") else (r"1\.0MB", "(shm|tcp).*")
-            pattern = rf"\[{size}\] {tensor} from {source} to {target}"
-            if node.op == "_Recv":
-                pattern += f" by {by}"
-            rows = [label for label in labels[source if node.op == "_Send" else target]
-                    if re.fullmatch(pattern, label)]
-            check(len(rows) == 1, f"{len(rows)} rows are {pattern!r}: {labels}")
-    cpus = [f"/job:worker/replica:0/task:{task}/device:CPU:0" for task in range(3)]
-    wanted = [(cpus[1], cpus[2]), (cpus[1], cpus[0]), (cpus[2], cpus[0])]
-    check(sorted(found) == sorted((op, *ends) for op in ("_Send", "_Recv") for ends in wanted),
-          f"{found}")
-
-
 @case
 def metadata(cluster):
     with tf.Graph().as_default() as graph:
@@ -325,6 +298,7 @@ def metadata(cluster):
         check(len(data.partition_graphs) >= 2, f"{len(data.partition_graphs)} partition graphs")
         ops = [node.op for part in data.partition_graphs for node in part.node]
         check("_Send" in ops and "_Recv" in ops, f"{ops}")
+        check_timeline(cluster, data.step_stats)
         check_crossings(cluster, data.partition_graphs, {
             device.device: [node.timeline_label for node in device.node_stats]
             for device in data.step_stats.dev_stats})

@@ -181,6 +181,10 @@ TEST_P(WorkerService, StatisticsAndGraphsComeWhenTheyAreAskedFor) {
   EXPECT_EQ(rows.size(), 3u);
   EXPECT_GT(rows.at("y").all_start_micros(), 1'600'000'000'000'000);
   ASSERT_EQ(master.crossings.size(), 2u);
+  // As TensorFlow's timeline takes it apart: the op, and what it took.
+  EXPECT_EQ(rows.at("y").timeline_label(),
+            absl::StrCat("y = Identity(", master.crossings[0].recv_node, ")"));
+  EXPECT_EQ(rows.at("y").output_size(), 1);
   const std::string& label = rows.at(master.crossings[0].recv_node).timeline_label();
   EXPECT_THAT(label, AllOf(HasSubstr("[4B] edge_"),
                            HasSubstr(absl::StrCat(" from ", a_.device(), " to ", b_.device())),
