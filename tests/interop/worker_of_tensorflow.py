@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-# TensorFlow's own master and worker drive a Ferry worker: worker_of_tensorflow.py WORKER_PROGRAM
+"""TensorFlow's own master and worker drive a worker of ours, which then has nothing left.
+
+  worker_of_tensorflow.py --program=build/release/tests/worker/worker_program
+"""
+import argparse
 import os
 import subprocess
 import sys
 import time
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
-try:
-    import numpy as np
-    import tensorflow as tf
-except ImportError as error:
-    print(f"skipped: {error}")
-    sys.exit(77)
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
 
 from harness import free_port  # noqa: E402
 
@@ -99,9 +99,13 @@ def drive(target):
 
 
 def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--program", required=True)
+    parser.add_argument("--python", help="of no account")
+    options = parser.parse_args()
     v1.disable_eager_execution()
     port = free_port()
-    ferry = subprocess.Popen([sys.argv[1], f"127.0.0.1:{port}"], stdin=subprocess.PIPE,
+    ferry = subprocess.Popen([options.program, f"127.0.0.1:{port}"], stdin=subprocess.PIPE,
                              stdout=subprocess.PIPE, text=True)
     address = ferry.stdout.readline().strip()
     server = tf.distribute.Server({"worker": [f"127.0.0.1:{port}", address]}, job_name="worker",
