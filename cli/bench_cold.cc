@@ -96,6 +96,8 @@ absl::StatusOr<BenchReport> MeasureCold(const ColdFlags& flags) {
     for (const char* const phase : kColdPhases) {
       BenchRow row;
       row.mode = phase;
+      row.dtype = flags.plan.dtype;
+      row.element_bytes = flags.plan.element_bytes;
       row.bytes = bytes;
       row.tensors = 0;
       FERRY_RETURN_IF_ERROR(MergeRounds(lines[phase], 1, 0, row));
@@ -118,9 +120,11 @@ Verb AddColdBench(CLI::App& bench) {
   flags->plan.pattern = "cold";
   CLI::App& verb = *bench.add_subcommand(
       "cold", "What the first transfer between two processes takes, phase by phase");
-  AddBenchPlanFlags(verb, *flags, BenchReads::kNever);
-  // It is handed over, and read.
-  verb.remove_option(verb.get_option("--mode"));
+  AddBenchPlanFlags(verb, *flags);
+  // Bytes of a host, which are handed over, and read.
+  for (const char* const flag : {"--mode", "--devices", "--dtype"}) {
+    verb.remove_option(verb.get_option(flag));
+  }
   AddBenchOutputFlags(verb, flags->output, BenchMoves::kNothing);
   RefuseBenchJoin(verb,
                   "each sample is of two processes that have never met, which it starts itself");

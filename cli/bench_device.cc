@@ -65,22 +65,32 @@ class Pinned final {
 
 }  // namespace
 
-absl::StatusOr<BenchDevices> ParseDevicesFlag(absl::string_view text) {
-  const std::vector<std::string> names = absl::StrSplit(text, ',');
-  if (names.size() == 2 && OrdinalOf(names[0]) && OrdinalOf(names[1])) {
-    return BenchDevices{names[0], names[1]};
+absl::StatusOr<BenchDevices> ParseDevicesFlag(absl::string_view text, int most) {
+  BenchDevices names = absl::StrSplit(text, ',');
+  for (const std::string& name : names) {
+    if (OrdinalOf(name)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--devices: ", Quoted(text),
+                     " is no list of devices, of the first process, the second and so on, such as "
+                     "gpu:0,gpu:1 or host:0,gpu:0"));
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("--devices: ", Quoted(text),
-                   " is no pair of devices, of the first process and of the second, such as "
-                   "gpu:0,gpu:1 or host:0,gpu:0"));
+  if (names.size() > static_cast<size_t>(most)) {
+    return absl::InvalidArgumentError(absl::StrCat("--devices: ", names.size(), " devices of ",
+                                                   most, " processes; say one for each at most"));
+  }
+  return names;
 }
 
 absl::StatusOr<std::unique_ptr<BenchDevice>> BenchDevice::Open(Node& node, std::string name,
+                                                               absl::string_view dtype,
                                                                absl::Duration patience) {
-  std::unique_ptr<BenchDevice> device(new BenchDevice(node, std::move(name), patience));
+  const std::optional<DataType> type = ParseDataType(dtype);
+  if (!type || !IsFixedSize(*type)) {
+    return absl::InvalidArgumentError(absl::StrCat("no elements of one size: ", Quoted(dtype)));
+  }
+  std::unique_ptr<BenchDevice> device(new BenchDevice(node, std::move(name), *type, patience));
   // Whether there is such a device, it says.
-  FERRY_RETURN_IF_ERROR(device->Make(1).status());
+  FERRY_RETURN_IF_ERROR(device->Make(ElementBytes(*type)).status());
   if (device->name_ == kHostDevice) return device;
   FERRY_ASSIGN_OR_RETURN(device->gpu_,
                          node.exchange().gpus()->Get(PlaceOfName(device->name_).ordinal));
@@ -91,10 +101,13 @@ BenchDevice::~BenchDevice() = default;
 
 MemoryPlace BenchDevice::place() const { return PlaceOfName(name_); }
 
-absl::StatusOr<Tensor> BenchDevice::Make(size_t bytes) {
-  FERRY_ASSIGN_OR_RETURN(const Shape shape, Shape::Create({static_cast<int64_t>(bytes)}));
-  return node_.Allocate(name_, DataType::kUint8, shape);
+absl::StatusOr<Tensor> BenchDevice::Allocate(const std::string& device, size_t bytes) {
+  const size_t count = bytes / ElementBytes(dtype_);
+  FERRY_ASSIGN_OR_RETURN(const Shape shape, Shape::Create({static_cast<int64_t>(count)}));
+  return node_.Allocate(device, dtype_, shape);
 }
+
+absl::StatusOr<Tensor> BenchDevice::Make(size_t bytes) { return Allocate(name_, bytes); }
 
 absl::StatusOr<Tensor> BenchDevice::Move(const Tensor& tensor, const MemoryPlace& to,
                                          const char* what) {
@@ -107,8 +120,7 @@ absl::StatusOr<Tensor> BenchDevice::Move(const Tensor& tensor, const MemoryPlace
 }
 
 absl::StatusOr<Tensor> BenchDevice::MakePattern(size_t bytes, uint64_t seed) {
-  FERRY_ASSIGN_OR_RETURN(const Shape shape, Shape::Create({static_cast<int64_t>(bytes)}));
-  FERRY_ASSIGN_OR_RETURN(Tensor pattern, node_.Allocate(kHostDevice, DataType::kUint8, shape));
+  FERRY_ASSIGN_OR_RETURN(Tensor pattern, Allocate(kHostDevice, bytes));
   WritePattern(pattern.mutable_data(), bytes, seed);
   if (!is_gpu()) return pattern;
   FERRY_ASSIGN_OR_RETURN(Tensor there, Move(pattern, place(), "the bench's pattern"));
@@ -135,7 +147,7 @@ absl::Status BenchDevice::AwaitBytes(const Tensor& tensor) {
 }
 
 absl::StatusOr<size_t> BenchDevice::CountErrors(const Tensor& tensor, size_t bytes, uint64_t seed) {
-  if (tensor.bytes() != bytes) return bytes;
+  if (tensor.bytes() != bytes || tensor.dtype() != dtype_) return bytes;
   Tensor here = tensor;
   if (!tensor.is_on_host()) {
     FERRY_ASSIGN_OR_RETURN(here, Move(tensor, MemoryPlace(), "the bench's comparison"));
@@ -186,11 +198,10 @@ absl::StatusOr<absl::Duration> BenchDevice::MeasureCopy(size_t bytes, int rounds
   return times[times.size() / 2];
 }
 
-std::string DevicePathReason(Node& node, int from, size_t bytes, const BenchDevices& devices,
-                             int rank) {
-  const auto to_rank = static_cast<size_t>(rank);
-  const absl::StatusOr<PathChoice> choice = node.PathFrom(
-      from, bytes, true, PlaceOfName(devices[1 - to_rank]), PlaceOfName(devices[to_rank]));
+std::string DevicePathReason(Node& node, int from, size_t bytes, absl::string_view from_device,
+                             absl::string_view to_device) {
+  const absl::StatusOr<PathChoice> choice =
+      node.PathFrom(from, bytes, true, PlaceOfName(from_device), PlaceOfName(to_device));
   return choice.ok() ? Explain(*choice) : std::string(choice.status().message());
 }
 

@@ -20,29 +20,32 @@
 
 namespace ferry::cli {
 
-// "host:0,gpu:1": what each of two processes uses.
+// "host:0,gpu:1": what the processes use, at most `most` of them.
 //   Errors: INVALID_ARGUMENT, naming the flag.
-absl::StatusOr<BenchDevices> ParseDevicesFlag(absl::string_view text);
+absl::StatusOr<BenchDevices> ParseDevicesFlag(absl::string_view text, int most);
 
-// Tensors are rows of bytes, with a pattern of cli/pattern.h. Not thread-safe.
+// Tensors have one dimension, and a pattern of cli/pattern.h. Not thread-safe but for AwaitBytes.
 class BenchDevice final {
  public:
-  // `name`: as of ParseDevicesFlag. The node outlives it. patience: of each wait for a GPU.
-  //   Errors: as Node::Allocate, Gpus::Get.
+  // `name`: as of ParseDevicesFlag. dtype: of all its tensors, a name. The node outlives it.
+  // patience: of each wait for a GPU.
+  //   Errors: INVALID_ARGUMENT no such type; as Node::Allocate, Gpus::Get.
   static absl::StatusOr<std::unique_ptr<BenchDevice>> Open(Node& node, std::string name,
+                                                           absl::string_view dtype,
                                                            absl::Duration patience);
   ~BenchDevice();
 
   bool is_gpu() const { return gpu_ != nullptr; }
   MemoryPlace place() const;
 
-  // Elements undefined.
+  // `bytes`, here and below: of whole elements. Elements undefined.
   absl::StatusOr<Tensor> Make(size_t bytes);
   // The pattern is there when this returns.
   absl::StatusOr<Tensor> MakePattern(size_t bytes, uint64_t seed);
   // Waits until the bytes of what has arrived are there: a GPU's may come after the word of them.
   absl::Status AwaitBytes(const Tensor& tensor);
-  // How many bytes of what has arrived are wrong; all of them if there are more or less.
+  // How many bytes of what has arrived are wrong; all of them if there are more or less, or they
+  // are of another type.
   absl::StatusOr<size_t> CountErrors(const Tensor& tensor, size_t bytes, uint64_t seed);
 
   // P50 of the driver's own copy to this GPU, waited for: from another piece of its memory, or
@@ -50,21 +53,23 @@ class BenchDevice final {
   absl::StatusOr<absl::Duration> MeasureCopy(size_t bytes, int rounds, bool is_from_host);
 
  private:
-  BenchDevice(Node& node, std::string name, absl::Duration patience)
-      : node_(node), name_(std::move(name)), patience_(patience) {}
+  BenchDevice(Node& node, std::string name, DataType dtype, absl::Duration patience)
+      : node_(node), name_(std::move(name)), dtype_(dtype), patience_(patience) {}
 
+  absl::StatusOr<Tensor> Allocate(const std::string& device, size_t bytes);
   absl::StatusOr<Tensor> Move(const Tensor& tensor, const MemoryPlace& to, const char* what);
 
   Node& node_;
   const std::string name_;
+  const DataType dtype_;
   const absl::Duration patience_;
   // Of the node; null on a host.
   Gpu* gpu_ = nullptr;
 };
 
-// Why tensors of `bytes` come from `from` by the ways that they came by.
-std::string DevicePathReason(Node& node, int from, size_t bytes, const BenchDevices& devices,
-                             int rank);
+// Why tensors of `bytes` come from that device of node `from` to this one the way they do.
+std::string DevicePathReason(Node& node, int from, size_t bytes, absl::string_view from_device,
+                             absl::string_view to_device);
 
 }  // namespace ferry::cli
 

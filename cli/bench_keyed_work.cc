@@ -65,12 +65,16 @@ class WaitingThreads final {
 
 class KeyedWork final : public BenchRoundWork {
  public:
-  KeyedWork(const BenchParty& party, Step& step, std::vector<RendezvousKey> keys, int threads,
+  KeyedWork(const BenchSide& side, Step& step, std::vector<RendezvousKey> keys,
             const BenchWorkCase& at)
-      : party_(party), step_(step), keys_(std::move(keys)), thread_count_(threads), at_(at) {}
+      : side_(side),
+        step_(step),
+        keys_(std::move(keys)),
+        thread_count_(side.plan.threads),
+        at_(at) {}
 
  private:
-  bool is_sender() const { return party_.is_first(); }
+  bool is_sender() const { return side_.party.is_first(); }
   uint64_t SeedOf(size_t key, int round) const {
     return PatternSeed(absl::StrCat("key ", key, BenchModeName(at_.mode)), at_.bytes,
                        static_cast<uint64_t>(round));
@@ -84,15 +88,14 @@ class KeyedWork final : public BenchRoundWork {
     std::shuffle(order_.begin(), order_.end(), random);
     if (is_sender()) {
       for (size_t key = 0; key < keys_.size(); ++key) {
-        FERRY_ASSIGN_OR_RETURN(Tensor tensor, MakeBenchTensor(party_.node, at_.bytes));
-        WritePattern(tensor.mutable_data(), at_.bytes, SeedOf(key, round));
+        FERRY_ASSIGN_OR_RETURN(Tensor tensor,
+                               side_.device.MakePattern(at_.bytes, SeedOf(key, round)));
         tensors_.push_back(std::move(tensor));
       }
     } else {
       posted_.resize(keys_.size());
       while (at_.mode == BenchMode::kInto && into_.size() < keys_.size()) {
-        FERRY_ASSIGN_OR_RETURN(Tensor into, MakeBenchTensor(party_.node, at_.bytes));
-        WritePattern(into.mutable_data(), at_.bytes, 0);
+        FERRY_ASSIGN_OR_RETURN(Tensor into, side_.device.MakePattern(at_.bytes, 0));
         into_.push_back(std::move(into));
       }
     }
@@ -122,10 +125,10 @@ class KeyedWork final : public BenchRoundWork {
     for (size_t i = begin; i < end; ++i) {
       const size_t key = order_[i];
       posted_[key] =
-          PostReceive(party_.node, step_, keys_[key], into_.empty() ? Tensor() : into_[key]);
+          PostReceive(side_.party.node, step_, keys_[key], into_.empty() ? Tensor() : into_[key]);
     }
     for (size_t i = begin; i < end; ++i) {
-      FERRY_RETURN_IF_ERROR(AwaitReceive(party_, 0, *posted_[order_[i]]));
+      FERRY_RETURN_IF_ERROR(side_.Take(at_.mode, 0, *posted_[order_[i]]));
     }
     return absl::OkStatus();
   }
@@ -138,13 +141,16 @@ class KeyedWork final : public BenchRoundWork {
     for (size_t key = 0; key < posted_.size(); ++key) {
       const Received& received = posted_[key]->received;
       rounds.paths.insert(std::string(received.path));
-      rounds.errors += CountTensorErrors(received.tensor, at_.bytes, SeedOf(key, round));
+      FERRY_ASSIGN_OR_RETURN(
+          const size_t errors,
+          side_.device.CountErrors(received.tensor, at_.bytes, SeedOf(key, round)));
+      rounds.errors += errors;
     }
     posted_.clear();
     return absl::OkStatus();
   }
 
-  const BenchParty& party_;
+  const BenchSide& side_;
   Step& step_;
   const std::vector<RendezvousKey> keys_;
   const int thread_count_;
@@ -159,15 +165,14 @@ class KeyedWork final : public BenchRoundWork {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<BenchRoundWork>> MakeKeyedWork(const BenchParty& party, Step& step,
-                                                              int keys, int threads,
+absl::StatusOr<std::unique_ptr<BenchRoundWork>> MakeKeyedWork(const BenchSide& side, Step& step,
                                                               const BenchWorkCase& at) {
   std::vector<RendezvousKey> all;
-  for (int i = 0; i < keys; ++i) {
-    FERRY_ASSIGN_OR_RETURN(RendezvousKey key, party.Key(absl::StrCat("bench-", i), 0, 1));
+  for (int i = 0; i < side.plan.keys; ++i) {
+    FERRY_ASSIGN_OR_RETURN(RendezvousKey key, side.Key(absl::StrCat("bench-", i), 0, 1));
     all.push_back(std::move(key));
   }
-  return std::make_unique<KeyedWork>(party, step, std::move(all), threads, at);
+  return std::make_unique<KeyedWork>(side, step, std::move(all), at);
 }
 
 }  // namespace ferry::cli

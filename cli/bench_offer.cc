@@ -44,6 +44,7 @@ std::vector<std::pair<std::string, std::string>> FlagsOfPlan(const BenchPlan& pl
           {"--keys", absl::StrCat(plan.keys)},
           {"--threads", absl::StrCat(plan.threads)},
           {"--devices", absl::StrJoin(plan.devices, ",")},
+          {"--dtype", plan.dtype},
           {"--poll", plan.is_polling ? "true" : "false"},
           {"--tcp-connections", absl::StrCat(plan.tcp_streams)}};
 }

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/status_macros.h"
+#include "cli/bench_device.h"
 #include "cli/bench_floors.h"
 #include "cli/bench_flows.h"
 #include "cli/bench_rounds.h"
@@ -33,7 +34,10 @@ class PatternWorker final {
                                                                BenchMeeting& meeting,
                                                                const BenchPlan& plan) {
     FERRY_ASSIGN_OR_RETURN(Step step, party.node.OpenStep(party.first_step));
-    return std::unique_ptr<PatternWorker>(new PatternWorker(party, meeting, plan, std::move(step)));
+    FERRY_ASSIGN_OR_RETURN(auto device, BenchDevice::Open(party.node, plan.DeviceOf(party.rank),
+                                                          plan.dtype, party.patience));
+    return std::unique_ptr<PatternWorker>(
+        new PatternWorker(party, meeting, plan, std::move(step), std::move(device)));
   }
 
   absl::Status Run() {
@@ -52,10 +56,13 @@ class PatternWorker final {
   }
 
  private:
-  PatternWorker(const BenchParty& party, BenchMeeting& meeting, const BenchPlan& plan, Step step)
+  PatternWorker(const BenchParty& party, BenchMeeting& meeting, const BenchPlan& plan, Step step,
+                std::unique_ptr<BenchDevice> device)
       : party_(party),
         meeting_(meeting),
         plan_(plan),
+        device_(std::move(device)),
+        side_{party, plan, *device_},
         sets_(FlowSetsOf(plan.pattern, party.size())),
         step_(std::move(step)),
         next_step_(party.first_step + kFirstOwnStep) {}
@@ -83,19 +90,45 @@ class PatternWorker final {
   // Of what the node that receives most receives in one round.
   absl::Status TellFloors(size_t bytes) {
     Json floors = {{"event", "floors"}};
+    size_t most = 1;
+    for (const BenchFlowSet& set : sets_) most = std::max(most, set.MostReceived());
+    const int rounds = std::clamp(plan_.IterationsOf(most * bytes), 3, 30);
     if (party_.is_first()) {
-      size_t most = 1;
-      for (const BenchFlowSet& set : sets_) most = std::max(most, set.MostReceived());
       FERRY_ASSIGN_OR_RETURN(Tensor from, MakeBenchTensor(party_.node, most * bytes));
       FERRY_ASSIGN_OR_RETURN(Tensor to, MakeBenchTensor(party_.node, most * bytes));
       WritePattern(from.mutable_data(), most * bytes, 1);
       WritePattern(to.mutable_data(), most * bytes, 2);
-      const int rounds = std::clamp(plan_.IterationsOf(most * bytes), 3, 30);
       floors["memcpy_s"] = absl::ToDoubleSeconds(
           MeasureMemcpy(to.mutable_data(), from.data(), most * bytes, rounds));
+      floors["read_s"] = absl::ToDoubleSeconds(MeasureRead(from.data(), most * bytes, rounds));
+    }
+    if (party_.rank == FirstWithGpu()) {
+      floors["gpu"] = plan_.DeviceOf(party_.rank);
+      for (const bool is_from_host : {false, true}) {
+        FERRY_ASSIGN_OR_RETURN(const absl::Duration copy,
+                               device_->MeasureCopy(most * bytes, rounds, is_from_host));
+        floors[is_from_host ? "gpu_pinned_s" : "gpu_copy_s"] = absl::ToDoubleSeconds(copy);
+      }
     }
     FERRY_RETURN_IF_ERROR(meeting_.Tell(floors));
     return meeting_.AwaitAll();
+  }
+
+  // -1: nobody has one.
+  int FirstWithGpu() const {
+    for (int rank = 0; rank < party_.size(); ++rank) {
+      if (plan_.DeviceOf(rank) != kHostDevice) return rank;
+    }
+    return -1;
+  }
+
+  // Of tensors of node `from`, its rank.
+  std::string ReasonOf(int from, size_t bytes, const BenchRounds& rounds) const {
+    const std::string& there = plan_.DeviceOf(from);
+    const std::string& here = plan_.DeviceOf(party_.rank);
+    return there == kHostDevice && here == kHostDevice
+               ? PathReason(party_.node, party_.NodeOf(from), bytes, rounds.paths)
+               : DevicePathReason(party_.node, party_.NodeOf(from), bytes, there, here);
   }
 
   int RoundsOf(const BenchWorkCase& at) const {
@@ -113,8 +146,7 @@ class PatternWorker final {
     const int warm_ups = at.inflight == 1 ? plan_.WarmUpsOf(at.bytes) : 1;
     if (is_keyed() || is_steps()) {
       absl::StatusOr<std::unique_ptr<BenchRoundWork>> work =
-          is_keyed() ? MakeKeyedWork(party_, step_, plan_.keys, plan_.threads, at)
-                     : MakeStepsWork(party_, next_step_, at);
+          is_keyed() ? MakeKeyedWork(side_, step_, at) : MakeStepsWork(side_, next_step_, at);
       FERRY_RETURN_IF_ERROR(work.status());
       next_step_ += warm_ups + iterations;
       return RunWork({{{0, 1}}, warm_ups, iterations}, **work, at, 1 - party_.rank);
@@ -128,9 +160,8 @@ class PatternWorker final {
       }
       // One way by itself has no clock to be timed by: whoever sends has another than who receives.
       const bool is_ping = !set.pair.empty() && !meeting_.is_on_one_machine();
-      FERRY_ASSIGN_OR_RETURN(const auto work, is_ping
-                                                  ? MakePingWork(party_, step_, set.flows[0], at)
-                                                  : MakeFlowWork(party_, step_, set, at));
+      FERRY_ASSIGN_OR_RETURN(const auto work, is_ping ? MakePingWork(side_, step_, set.flows[0], at)
+                                                      : MakeFlowWork(side_, step_, set, at));
       int from = is_ping && set.flows[0].src == party_.rank ? set.flows[0].dst : -1;
       for (const BenchFlow& flow : set.flows) {
         if (flow.dst == party_.rank && from < 0) from = flow.src;
@@ -150,7 +181,7 @@ class PatternWorker final {
     line["event"] = "case";
     line["pages"] = DescribePages(party_.node.exchange().arena_stats());
     if (from >= 0 && !rounds.paths.empty()) {
-      line["path_reason"] = PathReason(party_.node, party_.NodeOf(from), at.bytes, rounds.paths);
+      line["path_reason"] = ReasonOf(from, at.bytes, rounds);
     }
     FERRY_RETURN_IF_ERROR(meeting_.Tell(line));
     // Nobody begins the next case, or makes a noise, before this one is over everywhere.
@@ -160,6 +191,8 @@ class PatternWorker final {
   const BenchParty& party_;
   BenchMeeting& meeting_;
   const BenchPlan& plan_;
+  const std::unique_ptr<BenchDevice> device_;
+  const BenchSide side_;
   const std::vector<BenchFlowSet> sets_;
   Step step_;
   int64_t next_step_;

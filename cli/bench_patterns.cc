@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -12,7 +14,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 #include "base/status_macros.h"
 #include "cli/bench_flows.h"
@@ -55,6 +59,8 @@ struct RoundCosts {
 BenchRow BlankRow(const BenchPlan& plan, int nodes, size_t bytes, BenchMode mode, int inflight) {
   BenchRow row;
   row.bytes = bytes;
+  row.dtype = plan.dtype;
+  row.element_bytes = plan.element_bytes;
   row.mode = BenchModeName(mode);
   row.nodes = nodes;
   row.inflight = plan.pattern == "keyed" ? plan.keys : inflight;
@@ -62,20 +68,78 @@ BenchRow BlankRow(const BenchPlan& plan, int nodes, size_t bytes, BenchMode mode
   return row;
 }
 
-void SetPatternFloor(const BenchPlan& plan, double memcpy_s, const RoundCosts& costs,
-                     BenchRow& row) {
+// What the machine does by itself with as many bytes as one round brings to a node.
+struct PatternFloors {
+  double memcpy_s = 0;
+  double read_s = 0;
+  // The first that the plan names, and the driver's copies within it, and from and to it.
+  std::string gpu;
+  double gpu_copy_s = 0;
+  double gpu_pinned_s = 0;
+};
+
+PatternFloors ReadFloors(const std::vector<Json>& lines) {
+  PatternFloors floors;
+  floors.memcpy_s = lines[0].value("memcpy_s", 0.0);
+  floors.read_s = lines[0].value("read_s", 0.0);
+  for (const Json& line : lines) {
+    if (!line.contains("gpu")) continue;
+    floors.gpu = line.value("gpu", "");
+    floors.gpu_copy_s = line.value("gpu_copy_s", 0.0);
+    floors.gpu_pinned_s = line.value("gpu_pinned_s", 0.0);
+  }
+  return floors;
+}
+
+// A look at what has come or a copy of it, and what that is called.
+struct CopyFloor {
+  std::string name;
+  double seconds = 0;
+};
+
+// No name: it is neither copied nor read. Nothing: of that nothing was measured, such as copies
+// between GPUs, or flows differ.
+std::optional<CopyFloor> CopyFloorOf(const BenchPlan& plan, const PatternFloors& floors,
+                                     const BenchFlowSet& set, const BenchRow& row) {
+  // "keyed" and "steps" have no flows.
+  const std::vector<BenchFlow> flows =
+      set.flows.empty() ? std::vector<BenchFlow>{{0, 1}} : set.flows;
+  std::set<std::set<std::string>> pairs;
+  for (const BenchFlow& flow : flows) {
+    pairs.insert({plan.DeviceOf(flow.src), plan.DeviceOf(flow.dst)});
+  }
+  if (pairs.size() > 1) return std::nullopt;
+  const std::set<std::string>& pair = *pairs.begin();
+  if (pair == std::set<std::string>{kHostDevice}) {
+    if (row.mode == BenchModeName(BenchMode::kRead)) return CopyFloor{"read", floors.read_s};
+    if (row.mode == BenchModeName(BenchMode::kInto)) return CopyFloor{"memcpy", floors.memcpy_s};
+    return CopyFloor{};
+  }
+  if (row.path == "cuda_ipc, view") return CopyFloor{};
+  if (!pair.contains(floors.gpu)) return std::nullopt;
+  if (pair.size() == 1) return CopyFloor{"cuMemcpyDtoD", floors.gpu_copy_s};
+  if (!pair.contains(kHostDevice)) return std::nullopt;
+  return CopyFloor{"cuMemcpy, pinned", floors.gpu_pinned_s};
+}
+
+void SetPatternFloor(const BenchPlan& plan, const PatternFloors& floors, const RoundCosts& costs,
+                     const BenchFlowSet& set, BenchRow& row) {
   // Of many at a time there is none: what bounds them is what they are asking. Nor is there one of
   // memory for what goes through the kernel.
   if ((row.inflight > 1 && plan.pattern != "steps") || plan.has_tcp_floor) return;
-  const bool is_copied = row.mode == BenchModeName(BenchMode::kInto);
+  const std::optional<CopyFloor> copy = CopyFloorOf(plan, floors, set, row);
+  if (!copy) return;
+  // Copies are no measure of a network, and a ping's time has no words in it.
+  const bool is_near = row.path == "shm" || absl::StartsWith(row.path, "cuda_ipc");
+  if (costs.is_joined() && (!row.pair.empty() || (!copy->name.empty() && !is_near))) return;
   // All of a step's tensors have to be copied, one after the other.
   const int copies = plan.pattern == "steps" ? row.inflight : 1;
-  // Copies are no measure of a network, and a ping's time has no words in it.
-  if (costs.is_joined() && (!row.pair.empty() || (is_copied && row.path != "shm"))) return;
-  const std::string words = costs.is_joined() ? "empty round" : "spin";
-  row.floor_name = !is_copied ? words : words + (copies > 1 ? " + memcpys" : " + memcpy");
-  row.floor = costs.spin + costs.empty_round +
-              (is_copied ? copies * absl::Seconds(memcpy_s) : absl::ZeroDuration());
+  row.floor_name = costs.is_joined() ? "empty round" : "spin";
+  if (!copy->name.empty()) {
+    absl::StrAppend(&row.floor_name, " + ", copy->name);
+    if (copies > 1) absl::StrAppend(&row.floor_name, " x", copies);
+  }
+  row.floor = costs.spin + costs.empty_round + copies * absl::Seconds(copy->seconds);
 }
 
 // is_ping: it goes there and back.
@@ -113,6 +177,11 @@ absl::Status ReadLines(const BenchPlan& plan, int nodes, BenchStage& stage, Benc
   const RoundCosts costs = {absl::Seconds(spin[0].value("spin_s", 0.0)),
                             absl::Seconds(spin[0].value("empty_round_s", 0.0))};
   report.spin = costs.spin;
+  if (plan.uses_gpus()) {
+    BenchDevices devices;
+    for (int rank = 0; rank < nodes; ++rank) devices.push_back(plan.DeviceOf(rank));
+    absl::StrAppend(&report.subject, " (", absl::StrJoin(devices, ", "), ")");
+  }
   if (costs.is_joined() && plan.pattern != "all-pairs") {
     absl::StrAppend(&report.time, "; an empty round takes ", BenchTimeText(costs.empty_round));
   }
@@ -129,7 +198,7 @@ absl::Status ReadLines(const BenchPlan& plan, int nodes, BenchStage& stage, Benc
           BenchRow row = BlankRow(plan, nodes, bytes, mode, inflight);
           const bool is_ping = costs.is_joined() && !set.pair.empty();
           FERRY_RETURN_IF_ERROR(ReadCase(plan, set, is_ping, told, row));
-          SetPatternFloor(plan, floors[0].value("memcpy_s", 0.0), costs, row);
+          SetPatternFloor(plan, ReadFloors(floors), costs, set, row);
           report.rows.push_back(std::move(row));
           for (const Json& line : told) report.AddPages(line.value("pages", ""));
         }
@@ -149,9 +218,11 @@ absl::StatusOr<BenchReport> MeasurePattern(const PatternFlags& flags) {
                          HostedCoordinator::OnThisMachine(flags.nodes, Graphs::kNone));
   BenchStage stage(absl::StrCat("starting ", flags.nodes, " processes"));
   const Progress progress([&stage] { return stage.Get(); });
-  FERRY_ASSIGN_OR_RETURN(const auto workers,
-                         BenchWorkers::Start(flags.nodes, coordinator->address(),
-                                             EncodeBenchPlan(plan), flags.exchange, stage));
+  FERRY_ASSIGN_OR_RETURN(
+      const auto workers,
+      BenchWorkers::Start(flags.nodes, coordinator->address(), EncodeBenchPlan(plan),
+                          flags.exchange, stage,
+                          plan.uses_gpus() ? BenchGpus::kShared : BenchGpus::kHidden));
   BenchReport report;
   report.bench = plan.pattern;
   report.subject = absl::StrCat(flags.nodes, " processes on this machine");
@@ -197,6 +268,9 @@ absl::StatusOr<int> JoinPattern(PatternFlags& flags) {
 
 absl::StatusOr<int> BenchPattern(PatternFlags flags) {
   BenchPlan& plan = flags.plan;
+  // Nodes of a job are as many as there are.
+  if (IsOfTwo(plan.pattern)) flags.most_devices = 2;
+  if (!IsOfTwo(plan.pattern) && !flags.join.joins()) flags.most_devices = flags.nodes;
   FERRY_ASSIGN_OR_RETURN(const std::vector<size_t> sizes, ParseSizesFlag(flags.sizes));
   const size_t largest = *std::max_element(sizes.begin(), sizes.end());
   if (largest > kMostBenchBytesAtOnce / static_cast<size_t>(plan.keys)) {
@@ -247,7 +321,7 @@ Verb AddPattern(CLI::App& bench, const std::string& pattern, const std::string& 
         ->check(Within(2, 64))
         ->capture_default_str();
   }
-  AddBenchPlanFlags(verb, *flags, BenchReads::kNever);
+  AddBenchPlanFlags(verb, *flags);
   if (!is_keyed) {
     verb.add_option("--inflight", flags->plan.inflight,
                     is_steps ? "also steps with so many sends and receives of each node"

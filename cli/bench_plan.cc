@@ -99,6 +99,11 @@ std::vector<int> BenchPlan::DepthsOf(size_t bytes) const {
   return inflight > 1 && fits ? std::vector<int>{1, inflight} : std::vector<int>{1};
 }
 
+bool BenchPlan::uses_gpus() const {
+  return std::any_of(devices.begin(), devices.end(),
+                     [](const std::string& device) { return device != kHostDevice; });
+}
+
 const char* BenchModeName(BenchMode mode) {
   return mode == BenchMode::kHandoff ? "handoff"
          : mode == BenchMode::kRead  ? "handoff+read"
@@ -117,6 +122,7 @@ std::string EncodeBenchPlan(const BenchPlan& plan) {
                {"keys", plan.keys},
                {"threads", plan.threads},
                {"devices", plan.devices},
+               {"dtype", plan.dtype},
                {"is_polling", plan.is_polling},
                {"has_tcp_floor", plan.has_tcp_floor},
                {"tcp_streams", plan.tcp_streams},
@@ -141,6 +147,8 @@ absl::StatusOr<BenchPlan> DecodeBenchPlan(absl::string_view text) {
   plan.threads = json.value("threads", 1);
   plan.inflight = json.value("inflight", 1);
   plan.devices = json.value("devices", plan.devices);
+  if (plan.devices.empty()) return absl::InvalidArgumentError("--plan: no devices");
+  plan.dtype = json.value("dtype", plan.dtype);
   plan.is_polling = json.value("is_polling", false);
   plan.has_tcp_floor = json.value("has_tcp_floor", false);
   plan.tcp_streams = json.value("tcp_streams", 1);

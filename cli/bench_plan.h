@@ -3,7 +3,6 @@
 #ifndef FERRY_CLI_BENCH_PLAN_H_
 #define FERRY_CLI_BENCH_PLAN_H_
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -23,8 +22,9 @@ inline constexpr size_t kMostBenchBytesAtOnce = size_t{1} << 30;
 
 inline constexpr char kHostDevice[] = "host:0";
 
-// Of either process: where it sends from and receives into, "host:0" or "gpu:1".
-using BenchDevices = std::array<std::string, 2>;
+// Of each process, where it sends from and receives into, "host:0" or "gpu:1"; where there are more
+// processes than devices, they take turns.
+using BenchDevices = std::vector<std::string>;
 
 struct BenchPlan {
   // The subcommand.
@@ -40,8 +40,10 @@ struct BenchPlan {
   // Of "keyed": keys of a round, and threads on either side.
   int keys = 1;
   int threads = 1;
-  // Of "sendrecv".
-  BenchDevices devices = {kHostDevice, kHostDevice};
+  BenchDevices devices = {kHostDevice};
+  // Of the elements, whose bytes are the pattern's all the same: the name of a DataType.
+  std::string dtype = "uint8";
+  size_t element_bytes = 1;
   bool is_polling = false;
   bool has_tcp_floor = false;
   // Connections of the floor, as many as the transport has.
@@ -52,7 +54,10 @@ struct BenchPlan {
   int IterationsOf(size_t bytes) const;
   // How many at a time: 1, and `inflight` where that fits.
   std::vector<int> DepthsOf(size_t bytes) const;
-  bool uses_gpus() const { return devices != BenchPlan().devices; }
+  const std::string& DeviceOf(int rank) const {
+    return devices[static_cast<size_t>(rank) % devices.size()];
+  }
+  bool uses_gpus() const;
   int WarmUpsOf(size_t bytes) const { return bytes > (size_t{64} << 20) ? 1 : 10; }
 };
 

@@ -17,17 +17,17 @@ namespace ferry::cli {
 struct BenchPlanFlags {
   std::string sizes = "8:1G:x8";
   std::string transport = "auto";
-  std::string mode = "both";
+  std::string mode = "all";
+  std::string devices = kHostDevice;
+  // As many as there are processes at most.
+  int most_devices = 64;
   BenchPlan plan;
   ExchangeOptions exchange;
 };
 
-// Whether a bench has rows in which the receiver also reads what was handed over.
-enum class BenchReads { kNever, kToo };
-
-// --sizes, --transport, --mode, --poll, --iters, and those of AddExchangeFlags.
+// --sizes, --transport, --mode, --devices, --dtype, --poll, --iters, and those of AddExchangeFlags.
 //   flags: outlives `verb`.
-void AddBenchPlanFlags(CLI::App& verb, BenchPlanFlags& flags, BenchReads reads);
+void AddBenchPlanFlags(CLI::App& verb, BenchPlanFlags& flags);
 
 // Fills the plan and the options of the exchange from what was read, with memory for `streams`
 // ways of `depth` tensors at a time, each sent, received, and not given back yet.

@@ -61,24 +61,32 @@ Column CountColumn(const char* key, const char* heading, int BenchRow::*count, i
 
 std::vector<Column> NameColumns() {
   const auto has_bytes = [](const BenchRow& row) { return row.bytes > 0; };
-  return {
-      {"mode", "MODE", [](const BenchRow& row) { return Json(row.mode); },
-       [](const BenchRow& row) {
-         return row.inflight == 1 ? row.mode : absl::StrCat(row.mode, " x", row.inflight);
-       }},
-      {"inflight", nullptr, [](const BenchRow& row) { return Json(row.inflight); }, nullptr},
-      CountColumn("nodes", "NODES", &BenchRow::nodes, 2),
-      CountColumn("threads", "THREADS", &BenchRow::threads, 1),
-      {"pair", "PAIR",
-       [](const BenchRow& row) { return row.pair.empty() ? Json() : Json(row.pair); },
-       [](const BenchRow& row) { return row.pair; },
-       [](const BenchRow& row) { return !row.pair.empty(); }},
-      {"bytes", "SIZE", [](const BenchRow& row) { return Json(row.bytes); },
-       [](const BenchRow& row) { return row.bytes == 0 ? "" : Size(row.bytes); }, has_bytes},
-      {"dtype", "TYPE", [](const BenchRow& row) { return row.bytes == 0 ? Json() : Json("uint8"); },
-       [](const BenchRow& row) { return row.bytes == 0 ? "" : "uint8"; }, has_bytes},
-      {"count", "COUNT", [](const BenchRow& row) { return Json(row.count); },
-       [](const BenchRow& row) { return absl::StrCat(row.count); }}};
+  return {{"mode", "MODE", [](const BenchRow& row) { return Json(row.mode); },
+           [](const BenchRow& row) {
+             return row.inflight == 1 ? row.mode : absl::StrCat(row.mode, " x", row.inflight);
+           }},
+          {"inflight", nullptr, [](const BenchRow& row) { return Json(row.inflight); }, nullptr},
+          CountColumn("nodes", "NODES", &BenchRow::nodes, 2),
+          CountColumn("threads", "THREADS", &BenchRow::threads, 1),
+          {"pair", "PAIR",
+           [](const BenchRow& row) { return row.pair.empty() ? Json() : Json(row.pair); },
+           [](const BenchRow& row) { return row.pair; },
+           [](const BenchRow& row) { return !row.pair.empty(); }},
+          {"bytes", "SIZE", [](const BenchRow& row) { return Json(row.bytes); },
+           [](const BenchRow& row) { return row.bytes == 0 ? "" : Size(row.bytes); }, has_bytes},
+          {"elements", "ELEMENTS",
+           [](const BenchRow& row) {
+             return row.bytes == 0 ? Json() : Json(row.bytes / row.element_bytes);
+           },
+           [](const BenchRow& row) {
+             return row.bytes == 0 ? "" : absl::StrCat(row.bytes / row.element_bytes);
+           },
+           [](const BenchRow& row) { return row.element_bytes > 1; }},
+          {"dtype", "TYPE",
+           [](const BenchRow& row) { return row.bytes == 0 ? Json() : Json(row.dtype); },
+           [](const BenchRow& row) { return row.bytes == 0 ? "" : row.dtype; }, has_bytes},
+          {"count", "COUNT", [](const BenchRow& row) { return Json(row.count); },
+           [](const BenchRow& row) { return absl::StrCat(row.count); }}};
 }
 
 std::vector<Column> FigureColumns() {

@@ -18,6 +18,9 @@ namespace ferry::cli {
 struct BenchRow {
   // Of one tensor, or of one value; 0: nothing is moved.
   size_t bytes = 0;
+  // Of its elements, as of ferry::DataTypeName.
+  std::string dtype = "uint8";
+  size_t element_bytes = 1;
   // "handoff", "into", "set", "barrier".
   std::string mode;
   int inflight = 1;

@@ -13,7 +13,6 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
-#include "cli/bench_device.h"
 #include "cli/bench_joined.h"
 #include "cli/bench_output.h"
 #include "cli/bench_plan.h"
@@ -32,7 +31,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 struct BenchFlags : BenchPlanFlags {
-  std::string devices = absl::StrCat(kHostDevice, ",", kHostDevice);
   BenchOutput output;
   BenchJoinFlags join;
 };
@@ -75,10 +73,12 @@ void SetFloor(const Json& floors, absl::Duration spin, BenchRow& row) {
   }
 }
 
-BenchRow ReadRow(const Json& json) {
+BenchRow ReadRow(const Json& json, const BenchPlan& plan) {
   BenchRow row;
   row.bytes = json.value("bytes", size_t{0});
   row.mode = json.value("mode", "");
+  row.dtype = plan.dtype;
+  row.element_bytes = plan.element_bytes;
   row.inflight = json.value("inflight", 1);
   row.count = json.value("count", 0);
   const auto seconds = [&json](const char* name) { return absl::Seconds(json.value(name, 0.0)); };
@@ -99,7 +99,7 @@ absl::Status ReadLines(const BenchPlan& plan, BenchStage& stage, BenchLines& lin
                  spin[0].value("no_raw_tcp", "").c_str());
   }
   if (plan.uses_gpus()) {
-    absl::StrAppend(&report.subject, " (", plan.devices[0], ", ", plan.devices[1], ")");
+    absl::StrAppend(&report.subject, " (", plan.DeviceOf(0), ", ", plan.DeviceOf(1), ")");
   }
   for (const size_t bytes : plan.sizes) {
     stage.Set(absl::StrCat("measuring ", ShortBytes(static_cast<double>(bytes))));
@@ -111,7 +111,7 @@ absl::Status ReadLines(const BenchPlan& plan, BenchStage& stage, BenchLines& lin
       FERRY_ASSIGN_OR_RETURN(const std::vector<Json> both, lines.Expect("case"));
       const Json& here = both[0];
       const Json& there = both[1];
-      BenchRow row = ReadRow(here);
+      BenchRow row = ReadRow(here, plan);
       if (row.path.empty()) row.path = there.value("path", "");
       row.path_reason = here.value("path_reason", "");
       row.errors += there.value("errors", size_t{0});
@@ -164,7 +164,7 @@ absl::StatusOr<int> Join(BenchFlags& flags) {
 }
 
 absl::StatusOr<int> Bench(BenchFlags flags) {
-  FERRY_ASSIGN_OR_RETURN(flags.plan.devices, ParseDevicesFlag(flags.devices));
+  flags.most_devices = 2;
   if (flags.join.joins()) return Join(flags);
   BenchPlan& plan = flags.plan;
   FERRY_RETURN_IF_ERROR(CompletePlan(flags, 1, static_cast<size_t>(plan.inflight)));
@@ -180,11 +180,7 @@ Verb AddSendRecvBench(CLI::App& bench) {
   CLI::App& verb = *bench.add_subcommand(
       "sendrecv",
       "How long tensors take between two processes, and how far that is from the floor");
-  AddBenchPlanFlags(verb, *flags, BenchReads::kToo);
-  verb.add_option("--devices", flags->devices,
-                  "where the first process and the second send from and receive into")
-      ->type_name("host:0|gpu:N,host:0|gpu:N")
-      ->capture_default_str();
+  AddBenchPlanFlags(verb, *flags);
   verb.add_option("--inflight", flags->plan.inflight,
                   "also rows with so many tensors on their way at a time")
       ->type_name("N")

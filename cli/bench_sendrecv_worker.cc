@@ -106,9 +106,8 @@ absl::StatusOr<std::unique_ptr<Peer>> Peer::Create(const BenchParty& party, Benc
   const int other = 1 - self;
   FERRY_ASSIGN_OR_RETURN(Step step, party.node.OpenStep(party.first_step));
   const auto key = [&](int from, int to) {
-    return party.node.Key("bench", party.NodeOf(from), party.NodeOf(to),
-                          plan.devices[static_cast<size_t>(from)],
-                          plan.devices[static_cast<size_t>(to)]);
+    return party.node.Key("bench", party.NodeOf(from), party.NodeOf(to), plan.DeviceOf(from),
+                          plan.DeviceOf(to));
   };
   FERRY_ASSIGN_OR_RETURN(RendezvousKey out, key(self, other));
   FERRY_ASSIGN_OR_RETURN(RendezvousKey in, key(other, self));
@@ -117,9 +116,8 @@ absl::StatusOr<std::unique_ptr<Peer>> Peer::Create(const BenchParty& party, Benc
   std::unique_ptr<Peer> peer(new Peer(party, meeting, plan, std::move(step), std::move(out),
                                       std::move(in), std::move(control_out),
                                       std::move(control_in)));
-  FERRY_ASSIGN_OR_RETURN(
-      peer->device_,
-      BenchDevice::Open(party.node, plan.devices[static_cast<size_t>(self)], party.patience));
+  FERRY_ASSIGN_OR_RETURN(peer->device_, BenchDevice::Open(party.node, plan.DeviceOf(self),
+                                                          plan.dtype, party.patience));
   return peer;
 }
 
@@ -263,10 +261,10 @@ absl::Status Peer::MeasureFloors(size_t bytes, Json& floors) {
   const int rounds = std::clamp(plan_.IterationsOf(bytes), 3, 30);
   if (plan_.uses_gpus()) {
     floors["uses_gpus"] = true;
-    const bool is_mixed = plan_.devices[0] == kHostDevice || plan_.devices[1] == kHostDevice;
+    const bool is_mixed = plan_.DeviceOf(0) == kHostDevice || plan_.DeviceOf(1) == kHostDevice;
     if (!device_->is_gpu() || (!is_mixed && !is_first_)) return absl::OkStatus();
     // What lies between two GPUs is not known to a copy within one.
-    if (!is_mixed && plan_.devices[0] != plan_.devices[1]) return absl::OkStatus();
+    if (!is_mixed && plan_.DeviceOf(0) != plan_.DeviceOf(1)) return absl::OkStatus();
     FERRY_ASSIGN_OR_RETURN(const absl::Duration copy,
                            device_->MeasureCopy(bytes, rounds, is_mixed));
     floors["gpu_copy"] = is_mixed ? "cuMemcpy, pinned" : "cuMemcpyDtoD";
@@ -336,8 +334,10 @@ absl::Status Peer::RunSize(size_t bytes) {
 
 std::string Peer::ReasonOf(size_t bytes, const CaseResult& result) const {
   const int from = party_.NodeOf(1 - party_.rank);
-  return plan_.uses_gpus() ? DevicePathReason(party_.node, from, bytes, plan_.devices, party_.rank)
-                           : PathReason(party_.node, from, bytes, result.paths);
+  return plan_.uses_gpus()
+             ? DevicePathReason(party_.node, from, bytes, plan_.DeviceOf(1 - party_.rank),
+                                plan_.DeviceOf(party_.rank))
+             : PathReason(party_.node, from, bytes, result.paths);
 }
 
 absl::Status Peer::Run() {

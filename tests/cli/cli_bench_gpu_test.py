@@ -59,6 +59,53 @@ class BenchOfGpus(harness.Case):
             self.assertEqual([(size, floor) for _, size, _, floor in rows],
                              [(size, "cuMemcpy, pinned") for size in SIZES])
 
+    def pattern(self, bench, *arguments):
+        """Its rows: mode, tensors at a time, pair, path, floor."""
+        document = json.loads(self.succeed("bench", bench, "--sizes=64K", "--iters=3", *arguments,
+                                           "--json", timeout_s=100, **self.variables))
+        for row in document["rows"]:
+            self.assertEqual(row["wrong_bytes"], 0)
+            self.assertTrue(row["path_reason"], row)
+        return document["subject"], [(row["mode"], row["inflight"], row["pair"], row["path"], row["floor"])
+                                     for row in document["rows"]]
+
+    def test_patterns_of_one_gpu(self):
+        """All processes share it."""
+        for bench, *flags in (("bidir",), ("ring", "--nodes=3"), ("fan-in", "--nodes=3"),
+                              ("fan-out", "--nodes=3")):
+            with self.subTest(bench):
+                subject, rows = self.pattern(bench, "--devices=gpu:0", *flags)
+                self.assertIn("(gpu:0, gpu:0", subject)
+                self.assertEqual(rows, [("handoff", 1, None, "cuda_ipc, view", "spin"),
+                                        ("into", 1, None, "cuda_ipc, copy", "spin + cuMemcpyDtoD")])
+        _, rows = self.pattern("keyed", "--keys=20", "--threads=3", "--devices=gpu:0")
+        self.assertEqual(rows, [("handoff", 20, None, "cuda_ipc, view", None),
+                                ("into", 20, None, "cuda_ipc, copy", None)])
+
+    def test_a_step_of_one_gpu_has_no_views(self):
+        """It would not end while they are looked at."""
+        _, rows = self.pattern("steps", "--inflight=3", "--devices=gpu:0")
+        self.assertEqual(rows, [("into", 1, None, "cuda_ipc, copy", "spin + cuMemcpyDtoD"),
+                                ("into", 3, None, "cuda_ipc, copy", "spin + cuMemcpyDtoD x3")])
+        self.fail_with(2, "--mode=handoff: .* one GPU", "bench", "steps", "--devices=gpu:1",
+                       "--mode=handoff")
+        _, rows = self.pattern("steps", "--inflight=1", "--devices=gpu:0,gpu:1", "--mode=handoff")
+        self.assertEqual(rows, [("handoff", 1, None, "cuda_ipc, copy", None)])
+
+    def test_patterns_of_gpus_and_hosts(self):
+        subject, rows = self.pattern("all-pairs", "--nodes=3", "--devices=host:0,gpu:0,gpu:1")
+        self.assertIn("(host:0, gpu:0, gpu:1)", subject)
+        # Copies are measured of the first GPU.
+        self.assertEqual({pair: floor for mode, _, pair, _, floor in rows if mode == "into"},
+                         {"0->1": "spin + cuMemcpy, pinned", "1->0": "spin + cuMemcpy, pinned",
+                          "0->2": None, "2->0": None, "1->2": None, "2->1": None})
+        self.assertEqual({path for *_, pair, path, _ in rows if pair in ("1->2", "2->1")},
+                         {"cuda_ipc, copy"})
+        self.assertEqual(len(rows), 2 * 6)
+        _, rows = self.pattern("ring", "--nodes=4", "--devices=gpu:0,gpu:1", "--transport=nccl",
+                               "--mode=into", "--inflight=2")
+        self.assertEqual([row[3:] for row in rows], [("nccl", None)] * 2)
+
     def test_a_call_that_fails_is_named(self):
         self.fail_with(1, "process . exited .*: gpu:0: cuMemcpyHtoDAsync failed with code 719",
                        "bench", "sendrecv", "--devices=gpu:0,gpu:0", "--sizes=64K", "--iters=2",
@@ -92,9 +139,9 @@ class BenchOfGpus(harness.Case):
             self.fail_with(2, f'{flag}: "0" is no number from 1', "bench", "sendrecv", f"{flag}=0")
 
     def test_flags_that_make_no_sense(self):
-        for devices in ("gpu:0", "gpu:0,tpu:1", "gpu:-1,gpu:0", "gpu:0,gpu:1,gpu:2"):
-            self.fail_with(2, "--devices: .* is no pair of devices", "bench", "sendrecv",
-                           f"--devices={devices}")
+        for devices in ("gpu:", "gpu:0,tpu:1", "gpu:-1,gpu:0", "gpu:0,gpu:1,gpu:2"):
+            self.fail_with(2, "--devices: (.* is no list of devices|3 devices of 2 processes)", "bench",
+                           "sendrecv", f"--devices={devices}")
         self.fail_with(2, "--mode=read is of hosts", "bench", "sendrecv",
                        "--devices=gpu:0,gpu:0", "--mode=read")
 

@@ -178,14 +178,16 @@ class Patterns(harness.Case):
                     flags.append(f"--nodes={nodes}")
                 document, rows = rows_of(self, pattern, *flags)
                 self.assertEqual([(row["mode"], row["inflight"], row["bytes"]) for row in rows],
-                                 [(mode, inflight, size) for mode in ("handoff", "into")
+                                 [(mode, inflight, size)
+                                  for mode in ("handoff", "handoff+read", "into")
                                   for inflight in (1, 4) for size in (8, 65536)])
                 self.assertGreater(document["spin_floor_s"], 0)
                 for row in rows:
                     self.assertEqual((row["nodes"], row["pair"]), (nodes, None))
                     self.assertEqual(row["path"], "inline" if row["bytes"] == 8 else "shm")
                     self.assertEqual(row["floor"], None if row["inflight"] == 4 else
-                                     "spin" if row["mode"] == "handoff" else "spin + memcpy")
+                                     {"handoff": "spin", "handoff+read": "spin + read",
+                                      "into": "spin + memcpy"}[row["mode"]])
                     by_second = row["bytes"] / row["p50_s"]
                     self.assertAlmostEqual(row["bytes_per_s"] / by_second, tensors, 6)
                     self.assertAlmostEqual(row["busbw_bytes_per_s"] / by_second, bus, 6)
@@ -221,7 +223,7 @@ class Patterns(harness.Case):
         self.assertNotIn("url(", text)
         maps = page.findall(".//table[@class='heat']")
         # That of the devices, and one for each mode.
-        self.assertEqual(len(maps), 1 + 2)
+        self.assertEqual(len(maps), 1 + 3)
         self.assertIn("LOC", [cell.text for cell in maps[0].iter("td")])
         for heat in maps[1:]:
             cells = list(heat.iter("td"))
@@ -233,7 +235,7 @@ class Patterns(harness.Case):
             self.assertIn("background:#6baed6",
                           [cell.get("style") for cell in hot if float(cell.text) == most])
         table = [line for line in page.iter("tr")
-                 if [cell.text for cell in line][:1] in (["handoff"], ["into"])]
+                 if [cell.text for cell in line][:1] in (["handoff"], ["handoff+read"], ["into"])]
         self.assertEqual(len(table), len(rows))
         self.assertEqual(len(page.findall(".//{http://www.w3.org/2000/svg}svg")), 1)
         self.fail_with(1, "cannot write|No such file", "bench", "barrier", "--nodes=2", "--iters=1",
@@ -248,7 +250,7 @@ class Patterns(harness.Case):
         _, rows = rows_of(self, "keyed", "--keys=60", "--threads=3", "--sizes=8,4K", "--iters=5")
         self.assertEqual([(row["mode"], row["bytes"], row["inflight"], row["threads"], row["count"])
                           for row in rows],
-                         [(mode, size, 60, 3, 300) for mode in ("handoff", "into")
+                         [(mode, size, 60, 3, 300) for mode in ("handoff", "handoff+read", "into")
                           for size in (8, 4096)])
         for row in rows:
             self.assertAlmostEqual(row["ops_per_s"] * row["p50_s"], 1, 6)
@@ -263,6 +265,24 @@ class Patterns(harness.Case):
         for row in rows:
             self.assertAlmostEqual(row["bytes_per_s"] * row["p50_s"],
                                    2 * row["inflight"] * row["bytes"], 3)
+        _, rows = rows_of(self, "steps", "--sizes=64K", "--iters=5", "--inflight=3", "--mode=read")
+        self.assertEqual([row["floor"] for row in rows], ["spin + read", "spin + read x3"])
+
+    def test_elements_of_another_type(self):
+        """The same bytes, and so many elements as that makes."""
+        for bench in ("sendrecv", "bidir", "keyed"):
+            with self.subTest(bench):
+                _, rows = rows_of(self, bench, "--sizes=8,4K", "--iters=3", "--dtype=bfloat16")
+                self.assertEqual({(row["bytes"], row["dtype"], row["elements"]) for row in rows},
+                                 {(8, "bfloat16", 4), (4096, "bfloat16", 2048)})
+        out = self.succeed("bench", "bidir", "--sizes=8", "--iters=3", "--dtype=double").decode()
+        self.assertRegex(out, r"SIZE +ELEMENTS +TYPE")
+        self.assertRegex(out, r"8 B +1 +double")
+        for pattern, flag in (("--sizes: 12 B are no whole number of double", "--dtype=double"),
+                              ('--dtype: "string" is no type of elements of one size',
+                               "--dtype=string"),
+                              ('--dtype: "byte" is no type', "--dtype=byte")):
+            self.fail_with(2, pattern, "bench", "bidir", "--sizes=12", flag)
 
     def test_a_process_that_is_killed_ends_it_by_name(self):
         bench = self.start("bench", "ring", "--nodes=3", "--sizes=8", "--iters=1000000",
