@@ -63,8 +63,9 @@ absl::Status MeasureOnce(const ColdFlags& flags, size_t bytes, BenchStage& stage
                          HostedCoordinator::OnThisMachine(2, Graphs::kNone));
   FERRY_ASSIGN_OR_RETURN(
       const auto workers,
-      BenchWorkers::Start(2, coordinator->address(), EncodeBenchPlan(plan), flags.exchange, stage));
-  for (const char* const phase : kColdPhases) {
+      BenchWorkers::Start(2, coordinator->address(), EncodeBenchPlan(plan), flags.exchange, stage,
+                          plan.uses_gpus() ? BenchGpus::kShared : BenchGpus::kHidden));
+  for (const std::string& phase : ColdPhasesOf(plan)) {
     FERRY_ASSIGN_OR_RETURN(const std::vector<Json> lines, workers->Expect("case"));
     std::vector<Json>& pooled = all[phase];
     pooled.resize(lines.size());
@@ -83,6 +84,10 @@ absl::StatusOr<BenchReport> MeasureCold(const ColdFlags& flags) {
   report.bench = "cold";
   report.subject = "two processes on this machine that have never met";
   report.time = "from when both begin a phase until both are through it";
+  if (flags.plan.uses_gpus()) {
+    absl::StrAppend(&report.subject, " (", flags.plan.DeviceOf(0), ", ", flags.plan.DeviceOf(1),
+                    ")");
+  }
   report.transport = flags.transport;
   report.is_polling = flags.plan.is_polling;
   report.cores = static_cast<int>(std::thread::hardware_concurrency());
@@ -93,7 +98,7 @@ absl::StatusOr<BenchReport> MeasureCold(const ColdFlags& flags) {
     for (int i = 0; i < samples; ++i) {
       FERRY_RETURN_IF_ERROR(MeasureOnce(flags, bytes, stage, lines, report));
     }
-    for (const char* const phase : kColdPhases) {
+    for (const std::string& phase : ColdPhasesOf(flags.plan)) {
       BenchRow row;
       row.mode = phase;
       row.dtype = flags.plan.dtype;
@@ -121,10 +126,9 @@ Verb AddColdBench(CLI::App& bench) {
   CLI::App& verb = *bench.add_subcommand(
       "cold", "What the first transfer between two processes takes, phase by phase");
   AddBenchPlanFlags(verb, *flags);
-  // Bytes of a host, which are handed over, and read.
-  for (const char* const flag : {"--mode", "--devices", "--dtype"}) {
-    verb.remove_option(verb.get_option(flag));
-  }
+  // It is handed over, read, and copied.
+  verb.remove_option(verb.get_option("--mode"));
+  flags->most_devices = 2;
   AddBenchOutputFlags(verb, flags->output, BenchMoves::kNothing);
   RefuseBenchJoin(verb,
                   "each sample is of two processes that have never met, which it starts itself");

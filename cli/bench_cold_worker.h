@@ -3,6 +3,9 @@
 #ifndef FERRY_CLI_BENCH_COLD_WORKER_H_
 #define FERRY_CLI_BENCH_COLD_WORKER_H_
 
+#include <string>
+#include <vector>
+
 #include "absl/status/status.h"
 
 #include "cli/bench_meeting.h"
@@ -12,7 +15,7 @@ namespace ferry::cli {
 
 // What happens for the first time between two processes, in this order; each once, and told as a
 // case of one round.
-inline constexpr const char* kColdPhases[] = {"connect", "match", "handoff", "read", "close"};
+std::vector<std::string> ColdPhasesOf(const BenchPlan& plan);
 
 // Of the plan's only size. REQUIRES: nothing has gone between the two nodes yet.
 absl::Status RunColdWorker(const BenchParty& party, BenchMeeting& meeting, const BenchPlan& plan);

@@ -123,6 +123,7 @@ std::string EncodeBenchPlan(const BenchPlan& plan) {
                {"threads", plan.threads},
                {"devices", plan.devices},
                {"dtype", plan.dtype},
+               {"element_bytes", plan.element_bytes},
                {"is_polling", plan.is_polling},
                {"has_tcp_floor", plan.has_tcp_floor},
                {"tcp_streams", plan.tcp_streams},
@@ -149,6 +150,7 @@ absl::StatusOr<BenchPlan> DecodeBenchPlan(absl::string_view text) {
   plan.devices = json.value("devices", plan.devices);
   if (plan.devices.empty()) return absl::InvalidArgumentError("--plan: no devices");
   plan.dtype = json.value("dtype", plan.dtype);
+  plan.element_bytes = json.value("element_bytes", plan.element_bytes);
   plan.is_polling = json.value("is_polling", false);
   plan.has_tcp_floor = json.value("has_tcp_floor", false);
   plan.tcp_streams = json.value("tcp_streams", 1);

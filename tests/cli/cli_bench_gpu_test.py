@@ -106,6 +106,17 @@ class BenchOfGpus(harness.Case):
                                "--mode=into", "--inflight=2")
         self.assertEqual([row[3:] for row in rows], [("nccl", None)] * 2)
 
+    def test_the_first_time(self):
+        """What is lent is given back before the step ends; the first words are of hosts."""
+        for devices, way, copy in (("gpu:0", "cuda_ipc, view", "cuda_ipc, copy"),
+                                   ("gpu:0,gpu:1", "cuda_ipc, copy", "cuda_ipc, copy")):
+            document = json.loads(self.succeed("bench", "cold", "--sizes=1M", "--iters=2", "--dtype=half",
+                                               f"--devices={devices}", "--json", **self.variables))
+            self.assertEqual([(row["mode"], row["path"], row["wrong_bytes"]) for row in document["rows"]],
+                             [("handshake", "inline", 0), ("match", "inline", 0),
+                              ("registration", way, 0), ("handoff", way, 0), ("copy", copy, 0),
+                              ("notify", "", 0)])
+
     def test_a_call_that_fails_is_named(self):
         self.fail_with(1, "process . exited .*: gpu:0: cuMemcpyHtoDAsync failed with code 719",
                        "bench", "sendrecv", "--devices=gpu:0,gpu:0", "--sizes=64K", "--iters=2",

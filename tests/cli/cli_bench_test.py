@@ -10,23 +10,7 @@ import tempfile
 import xml.etree.ElementTree
 
 import harness
-
-
-def rows_of(case, *arguments, timeout_s=100):
-    """The document of a bench, and its rows, of which everything that holds for all is checked."""
-    document = json.loads(case.succeed("bench", *arguments, "--json", timeout_s=timeout_s))
-    case.assertEqual(document["bench"], arguments[0])
-    for row in document["rows"]:
-        case.assertEqual(row["wrong_bytes"], 0)
-        case.assertGreater(row["p50_s"], 0)
-        case.assertLessEqual(row["p50_low_s"], row["p50_s"])
-        case.assertLessEqual(row["p50_s"], row["p50_high_s"])
-        case.assertLessEqual(row["p50_s"], row["p90_s"])
-        case.assertLessEqual(row["p90_s"], row["p99_s"])
-        case.assertLessEqual(row["p99_s"], row["p99_9_s"])
-        if row["floor"] is not None:
-            case.assertAlmostEqual(row["share_of_floor"] * row["p50_s"] / row["floor_s"], 1, 6)
-    return document, document["rows"]
+from bench_rows import rows_of
 
 
 def pid_of_node(case, bench, node):
@@ -270,7 +254,7 @@ class Patterns(harness.Case):
 
     def test_elements_of_another_type(self):
         """The same bytes, and so many elements as that makes."""
-        for bench in ("sendrecv", "bidir", "keyed"):
+        for bench in ("sendrecv", "bidir", "keyed", "cold"):
             with self.subTest(bench):
                 _, rows = rows_of(self, bench, "--sizes=8,4K", "--iters=3", "--dtype=bfloat16")
                 self.assertEqual({(row["bytes"], row["dtype"], row["elements"]) for row in rows},
@@ -315,84 +299,20 @@ class Cold(harness.Case):
         document, rows = rows_of(self, "cold", "--sizes=8,1M", "--iters=3")
         self.assertEqual([(row["mode"], row["bytes"], row["count"], row["path"]) for row in rows],
                          [(phase, size, 3, path) for size, way in ((8, "inline"), (1 << 20, "shm"))
-                          for phase, path in (("connect", "inline"), ("match", "inline"),
-                                              ("handoff", way), ("read", way), ("close", ""))])
+                          for phase, path in (("handshake", "inline"), ("match", "inline"),
+                                              ("registration", way), ("handoff", way), ("read", way),
+                                              ("copy", way), ("notify", ""))])
         self.assertRegex(document["arena_pages"], "pages")
         # Two messages, the first of which has to find the other process.
         first, second = (row["p50_s"] for row in rows[:2])
         self.assertGreater(first, second)
 
+    def test_over_tcp_connections_are_made_before_the_hand_off(self):
+        _, rows = rows_of(self, "cold", "--sizes=256K", "--iters=3", "--transport=tcp")
+        self.assertEqual([row["path"] for row in rows], ["inline"] * 2 + ["tcp"] * 4 + [""])
+
     def test_has_no_modes(self):
         self.fail_with(2, "--mode", "bench", "cold", "--mode=into")
-
-
-class Coordinator(harness.Case):
-    """The store, barriers and the start of a job, beside raw calls of gRPC."""
-
-    def test_the_store(self):
-        _, rows = rows_of(self, "kv", "--sizes=8,4K", "--iters=200", "--inflight=16")
-        self.assertEqual([(row["mode"], row["inflight"], row["bytes"]) for row in rows],
-                         [(mode, inflight, size) for mode in ("set", "get")
-                          for inflight in (1, 16) for size in (8, 4096)] + [("add", 1, 8)])
-        for row in rows:
-            self.assertEqual((row["count"], row["floor"]), (200, "grpc unary"))
-            self.assertGreater(row["cpu_s_per_op"], 0)
-            # One after the other take as long as all together, less what lies between them.
-            if row["inflight"] == 1:
-                self.assertLess(row["ops_per_s"] * row["p50_low_s"], 1.5)
-            self.assertIsNone(row["bytes_per_s"])
-
-    def test_the_store_of_a_job_that_is_there_is_left_as_it_was(self):
-        _, address = self.coordinator(1)
-        self.succeed("kv", "set", "mine", "here", f"--coordinator={address}")
-        _, rows = rows_of(self, "kv", "--sizes=8", "--iters=20", f"--coordinator={address}")
-        # What it takes cannot be seen from elsewhere.
-        self.assertEqual({row["cpu_s_per_op"] for row in rows}, {None})
-        self.assertEqual(self.succeed("kv", "ls", f"--coordinator={address}").decode().split(),
-                         ["mine"])
-
-    def test_a_coordinator_that_dies_ends_it(self):
-        coordinator, address = self.coordinator(1)
-        bench = self.start("bench", "kv", "--sizes=8", "--iters=100000",
-                           f"--coordinator={address}")
-        self.eventually(lambda: b"ferry-bench" in self.succeed(
-            "kv", "ls", f"--coordinator={address}"))
-        coordinator.kill()
-        self.assertEqual(bench.wait(timeout_s=60), 1)
-        self.assertRegex(bench.err, "ferry: bench: .*(coordinator|out of reach)")
-
-    def test_barriers_of_several_numbers_of_nodes(self):
-        _, rows = rows_of(self, "barrier", "--nodes=2,5", "--iters=20")
-        self.assertEqual([(row["mode"], row["nodes"], row["count"], row["floor"]) for row in rows],
-                         [("barrier", 2, 20, "held grpc unary"),
-                          ("barrier", 5, 20, "held grpc unary")])
-        out = self.succeed("bench", "barrier", "--nodes=3", "--iters=10").decode()
-        self.assertRegex(out, r"MODE +NODES +COUNT")
-        self.assertIn("\nevery passage was verified\n", out)
-
-    def test_starts_of_several_numbers_of_nodes(self):
-        with tempfile.TemporaryDirectory() as folder:
-            path = pathlib.Path(folder) / "start.svg"
-            _, rows = rows_of(self, "bootstrap", "--nodes=2:8:x4", "--iters=3", f"--plot={path}")
-            self.assertEqual([(row["nodes"], row["count"], row["floor"]) for row in rows],
-                             [(2, 3, "grpc connect + unary"), (8, 3, "grpc connect + unary")])
-            # Over the number of nodes, and without GB/s.
-            svg = "{http://www.w3.org/2000/svg}"
-            picture = xml.etree.ElementTree.parse(path).getroot()
-            labels = {text.text for text in picture.findall(svg + "text")}
-            self.assertLessEqual({"nodes", "bootstrap", "2", "8"}, labels)
-            self.assertNotIn("GB/s", labels)
-            self.assertEqual(len(picture.findall(svg + "polyline")), 2)
-
-    def test_gates_and_usage(self):
-        self.fail_with(1, "1 of 1 rows miss --max-us=0.1: barrier [(]", "bench", "barrier",
-                       "--nodes=2", "--iters=5", "--max-us=0.1")
-        for pattern, arguments in (("--nodes", ("barrier", "--nodes=1")),
-                                   ("--nodes", ("bootstrap", "--nodes=2:8")),
-                                   ("--sizes.*at most 1 MiB", ("kv", "--sizes=2M")),
-                                   ("--min-gbps", ("kv", "--min-gbps=1"))):
-            with self.subTest(arguments):
-                self.fail_with(2, pattern, "bench", *arguments)
 
 
 if __name__ == "__main__":
