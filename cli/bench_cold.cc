@@ -22,6 +22,7 @@
 #include "cli/bench_plan_flags.h"
 #include "cli/bench_processes.h"
 #include "cli/bench_verbs.h"
+#include "cli/bench_ways.h"
 #include "cli/hosted_coordinator.h"
 #include "cli/progress.h"
 
@@ -113,6 +114,9 @@ absl::StatusOr<BenchReport> MeasureCold(const ColdFlags& flags) {
 }
 
 absl::StatusOr<int> BenchCold(ColdFlags flags) {
+  if (flags.transport == kAllTransports) {
+    return absl::InvalidArgumentError("--transport=all: say one of them, and start again for each");
+  }
   FERRY_RETURN_IF_ERROR(CompletePlan(flags, 1, 1));
   return FinishBench(MeasureCold(flags), flags.output);
 }

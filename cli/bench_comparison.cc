@@ -68,6 +68,8 @@ absl::StatusOr<RowKey> ReadKey(const Json& row) {
     return absl::FailedPreconditionError("a row without mode, inflight, nodes, threads and bytes");
   }
   named.mode = mode.get<std::string>();
+  const Json transport = row.value("transport", Json());
+  if (transport.is_string()) named.transport = transport.get<std::string>();
   const Json pair = row.value("pair", Json());
   if (pair.is_string()) named.pair = pair.get<std::string>();
   return RowKey(named.Label(), bytes.get<uint64_t>());

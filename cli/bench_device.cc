@@ -198,6 +198,18 @@ absl::StatusOr<absl::Duration> BenchDevice::MeasureCopy(size_t bytes, int rounds
   return times[times.size() / 2];
 }
 
+std::set<std::string> DeviceWays(Node& node, int from, size_t bytes, absl::string_view from_device,
+                                 absl::string_view to_device) {
+  std::set<std::string> ways;
+  const absl::StatusOr<PathChoice> choice =
+      node.PathFrom(from, bytes, true, PlaceOfName(from_device), PlaceOfName(to_device));
+  if (!choice.ok()) return ways;
+  for (const PathCandidate& candidate : choice->candidates) {
+    if (candidate.cost.ok()) ways.insert(candidate.name);
+  }
+  return ways;
+}
+
 std::string DevicePathReason(Node& node, int from, size_t bytes, absl::string_view from_device,
                              absl::string_view to_device) {
   const absl::StatusOr<PathChoice> choice =

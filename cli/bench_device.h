@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -66,6 +67,10 @@ class BenchDevice final {
   // Of the node; null on a host.
   Gpu* gpu_ = nullptr;
 };
+
+// The transports that can bring tensors of `bytes` from that device of node `from` to this one.
+std::set<std::string> DeviceWays(Node& node, int from, size_t bytes, absl::string_view from_device,
+                                 absl::string_view to_device);
 
 // Why tensors of `bytes` come from that device of node `from` to this one the way they do.
 std::string DevicePathReason(Node& node, int from, size_t bytes, absl::string_view from_device,

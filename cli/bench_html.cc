@@ -97,7 +97,7 @@ std::string PairMaps(const BenchReport& report) {
   for (const BenchRow& row : report.rows) {
     if (row.pair.empty()) continue;
     nodes = std::max(nodes, row.nodes);
-    maps[{row.mode, row.bytes}][row.pair] = row.BytesPerSecond() / 1e9;
+    maps[{row.ModeText(), row.bytes}][row.pair] = row.BytesPerSecond() / 1e9;
   }
   std::vector<std::string> names;
   for (int node = 0; node < nodes; ++node) names.push_back(absl::StrCat("node ", node));

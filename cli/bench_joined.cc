@@ -14,6 +14,7 @@
 #include "base/status_macros.h"
 #include "cli/as_node.h"
 #include "cli/bench_offer.h"
+#include "cli/bench_ways.h"
 #include "cli/bench_worker.h"
 #include "cli/progress.h"
 #include "cli/table.h"
@@ -135,6 +136,14 @@ void RefuseBenchJoin(CLI::App& verb, const std::string& why) {
 
 absl::StatusOr<int> RunJoinedBench(BenchPlanFlags& flags, BenchJoinFlags& join,
                                    const BenchOutput& output, const JoinedBench& what) {
+  if (flags.transport == kAllTransports) {
+    if (flags.names_transport()) {
+      return absl::InvalidArgumentError(
+          "--transport=all: a node of a job has joined it with the transports that it has; say one "
+          "of them, and start again for each");
+    }
+    flags.transport = "auto";
+  }
   FERRY_ASSIGN_OR_RETURN(const NodePlace place, FindPlace(join.node, ProcessEnv));
   const int nodes = what.nodes > 0 ? what.nodes : place.num_nodes.value_or(kMostJobNodes);
   FERRY_RETURN_IF_ERROR(CompletePlan(flags, static_cast<size_t>(nodes), what.depth));

@@ -16,6 +16,7 @@
 #include "cli/bench_floors.h"
 #include "cli/bench_flows.h"
 #include "cli/bench_rounds.h"
+#include "cli/bench_ways.h"
 #include "cli/bench_works.h"
 #include "cli/pattern.h"
 
@@ -83,6 +84,13 @@ class PatternWorker final {
                              MeasureSpin(plan_.floor_file, party_.is_first()));
       line["spin_s"] = absl::ToDoubleSeconds(spin);
     }
+    std::vector<std::pair<int, int>> flows;
+    for (const BenchFlowSet& set : sets_) {
+      for (const BenchFlow& flow : set.flows) flows.emplace_back(flow.src, flow.dst);
+    }
+    if (sets_.empty()) flows.emplace_back(0, 1);
+    if (is_steps()) flows.emplace_back(1, 0);
+    line["ways"] = WaysOfFlows(party_, plan_, flows);
     FERRY_RETURN_IF_ERROR(meeting_.Tell(line));
     return meeting_.AwaitAll();
   }

@@ -26,6 +26,7 @@
 #include "cli/bench_plan_flags.h"
 #include "cli/bench_processes.h"
 #include "cli/bench_verbs.h"
+#include "cli/bench_ways.h"
 #include "cli/hosted_coordinator.h"
 #include "cli/progress.h"
 
@@ -177,6 +178,7 @@ absl::Status ReadLines(const BenchPlan& plan, int nodes, BenchStage& stage, Benc
   const RoundCosts costs = {absl::Seconds(spin[0].value("spin_s", 0.0)),
                             absl::Seconds(spin[0].value("empty_round_s", 0.0))};
   report.spin = costs.spin;
+  report.ways = CommonWays(spin);
   if (plan.uses_gpus()) {
     BenchDevices devices;
     for (int rank = 0; rank < nodes; ++rank) devices.push_back(plan.DeviceOf(rank));
@@ -212,17 +214,18 @@ absl::Status ReadLines(const BenchPlan& plan, int nodes, BenchStage& stage, Benc
   return absl::OkStatus();
 }
 
-absl::StatusOr<BenchReport> MeasurePattern(const PatternFlags& flags) {
-  const BenchPlan& plan = flags.plan;
+absl::StatusOr<BenchReport> MeasurePattern(const PatternFlags& flags, BenchPlan plan,
+                                           const ExchangeOptions& exchange) {
+  FERRY_ASSIGN_OR_RETURN(const auto pages, BenchPages::Create());
+  plan.floor_file = pages->path();
   FERRY_ASSIGN_OR_RETURN(const auto coordinator,
                          HostedCoordinator::OnThisMachine(flags.nodes, Graphs::kNone));
   BenchStage stage(absl::StrCat("starting ", flags.nodes, " processes"));
   const Progress progress([&stage] { return stage.Get(); });
   FERRY_ASSIGN_OR_RETURN(
       const auto workers,
-      BenchWorkers::Start(flags.nodes, coordinator->address(), EncodeBenchPlan(plan),
-                          flags.exchange, stage,
-                          plan.uses_gpus() ? BenchGpus::kShared : BenchGpus::kHidden));
+      BenchWorkers::Start(flags.nodes, coordinator->address(), EncodeBenchPlan(plan), exchange,
+                          stage, plan.uses_gpus() ? BenchGpus::kShared : BenchGpus::kHidden));
   BenchReport report;
   report.bench = plan.pattern;
   report.subject = absl::StrCat(flags.nodes, " processes on this machine");
@@ -281,9 +284,12 @@ absl::StatusOr<int> BenchPattern(PatternFlags flags) {
   if (flags.join.joins()) return JoinPattern(flags);
   const auto depth = static_cast<size_t>(std::max(plan.inflight, plan.keys));
   FERRY_RETURN_IF_ERROR(CompletePlan(flags, static_cast<size_t>(flags.nodes), depth));
-  FERRY_ASSIGN_OR_RETURN(const auto pages, BenchPages::Create());
-  plan.floor_file = pages->path();
-  return FinishBench(MeasurePattern(flags), flags.output);
+  return FinishBench(
+      MeasureWays(flags,
+                  [&flags](const BenchPlan& of_way, const ExchangeOptions& exchange) {
+                    return MeasurePattern(flags, of_way, exchange);
+                  }),
+      flags.output);
 }
 
 Verb AddPattern(CLI::App& bench, const std::string& pattern, const std::string& what) {

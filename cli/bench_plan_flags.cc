@@ -13,6 +13,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "cli/bench_device.h"
+#include "cli/bench_ways.h"
 #include "cli/exchange_flags.h"
 #include "cli/verb.h"
 #include "tensor/data_type.h"
@@ -45,8 +46,11 @@ void AddBenchPlanFlags(CLI::App& verb, BenchPlanFlags& flags) {
   verb.add_option("--sizes", flags.sizes, "FIRST:LAST:xFACTOR, or a list such as 8,4K,1M")
       ->type_name("SIZES")
       ->capture_default_str();
-  const std::vector<std::string> transports = {"shm", "tcp", "cuda_ipc", "nccl", "auto"};
-  verb.add_option("--transport", flags.transport, "which one; auto: the cheapest of each size")
+  const std::vector<std::string> transports = {"shm", "tcp", "cuda_ipc", "nccl", "auto", "all"};
+  flags.names_transport = [&verb] { return verb.count("--transport") > 0; };
+  verb.add_option("--transport", flags.transport,
+                  "which one; auto: the cheapest of each size; all: that, and each other one that "
+                  "all have")
       ->type_name(absl::StrJoin(transports, "|"))
       ->check(CLI::IsMember(transports).description(""))
       ->capture_default_str();
@@ -99,9 +103,11 @@ absl::Status CompletePlan(BenchPlanFlags& flags, size_t streams, size_t depth) {
   }
   if ((is_all && !uses_gpus) || flags.mode == "read") plan.modes.push_back(BenchMode::kRead);
   if (is_both || flags.mode == "into") plan.modes.push_back(BenchMode::kInto);
-  if (flags.transport != "auto") flags.exchange.require_transport = flags.transport;
-  flags.transport =
-      flags.exchange.require_transport.empty() ? "auto" : flags.exchange.require_transport;
+  const bool is_open = flags.transport == "auto" || flags.transport == kAllTransports;
+  if (!is_open) flags.exchange.require_transport = flags.transport;
+  if (!flags.exchange.require_transport.empty()) {
+    flags.transport = flags.exchange.require_transport;
+  }
   plan.has_tcp_floor = flags.transport == "tcp" && !uses_gpus;
   plan.tcp_streams = flags.exchange.transports.tcp.connections;
   if (plan.is_polling) flags.exchange.spin = absl::InfiniteDuration();

@@ -3,6 +3,7 @@
 #ifndef FERRY_CLI_BENCH_PLAN_FLAGS_H_
 #define FERRY_CLI_BENCH_PLAN_FLAGS_H_
 
+#include <functional>
 #include <string>
 
 #include <CLI/CLI.hpp>
@@ -17,6 +18,8 @@ namespace ferry::cli {
 struct BenchPlanFlags {
   std::string sizes = "8:1G:x8";
   std::string transport = "auto";
+  // Whether --transport says so.
+  std::function<bool()> names_transport = [] { return false; };
   std::string mode = "all";
   std::string devices = kHostDevice;
   // As many as there are processes at most.

@@ -19,8 +19,8 @@ namespace ferry::cli {
 namespace {
 
 // Told apart by people who do not see all colours (Okabe and Ito).
-constexpr const char* kColours[] = {"#0072b2", "#d55e00", "#009e73",
-                                    "#cc79a7", "#e69f00", "#56b4e9"};
+constexpr const char* kColours[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
+                                    "#e69f00", "#56b4e9", "#882255", "#777777"};
 constexpr double kWidth = 1120;
 constexpr double kPlotWidth = 450;
 constexpr double kPlotHeight = 320;
@@ -38,6 +38,10 @@ struct Point {
 struct Line {
   std::string name;
   std::string colour;
+  // What its colour says: the name, but for how many are under way.
+  std::string kind;
+  // Several under way: points are hollow.
+  bool is_stream = false;
   bool is_floor = false;
   std::vector<Point> points;
 };
@@ -122,6 +126,7 @@ double RateOf(const BenchReport& report, BenchRow row, absl::Duration time) {
 std::vector<Line> LinesOf(const BenchReport& report) {
   std::vector<Line> lines;
   std::vector<Line> floors;
+  size_t kinds = 0;
   for (const BenchRow& row : report.rows) {
     const double seconds = absl::ToDoubleSeconds(row.times.p50);
     if (!(seconds > 0)) continue;
@@ -129,8 +134,17 @@ std::vector<Line> LinesOf(const BenchReport& report) {
     auto line = std::find_if(lines.begin(), lines.end(),
                              [&name](const auto& each) { return each.name == name; });
     if (line == lines.end()) {
-      const std::string colour = kColours[lines.size() % std::size(kColours)];
-      line = lines.insert(lines.end(), Line{.name = name, .colour = colour});
+      BenchRow alone = row;
+      alone.inflight = BenchRow().inflight;
+      const std::string kind = NameOf(report, alone);
+      const auto same = std::find_if(lines.begin(), lines.end(),
+                                     [&kind](const auto& each) { return each.kind == kind; });
+      const std::string colour =
+          same != lines.end() ? same->colour : kColours[kinds++ % std::size(kColours)];
+      line = lines.insert(lines.end(), Line{.name = name,
+                                            .colour = colour,
+                                            .kind = kind,
+                                            .is_stream = row.inflight != alone.inflight});
     }
     const double x = IsOverNodes(report) ? row.nodes : static_cast<double>(row.bytes);
     line->points.push_back({x, seconds, RateOf(report, row, row.times.p50)});
@@ -151,6 +165,13 @@ std::vector<Line> LinesOf(const BenchReport& report) {
                      [](const Point& a, const Point& b) { return a.x < b.x; });
   }
   return lines;
+}
+
+std::string Marker(const Line& line, double x, double y) {
+  return absl::StrFormat(
+      "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" fill=\"%s\" stroke=\"%s\" "
+      "stroke-width=\"1.5\"/>",
+      x, y, line.is_stream ? "#fff" : line.colour.c_str(), line.colour);
 }
 
 struct ChartSpace {
@@ -196,16 +217,18 @@ std::string Chart(const std::vector<Line>& lines, const std::string& title, cons
                         left + kPlotWidth / 2, bottom + 38, space.x_name);
   for (const Line& line : lines) {
     std::vector<std::string> points;
+    std::string markers;
     for (const Point& each : line.points) {
       points.push_back(absl::StrFormat("%.1f,%.1f", x.At(each.x), y.At(value_of(each))));
       if (line.is_floor) continue;
-      absl::StrAppendFormat(&text, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" fill=\"%s\"/>\n",
-                            x.At(each.x), y.At(value_of(each)), line.colour);
+      absl::StrAppend(&markers, Marker(line, x.At(each.x), y.At(value_of(each))), "\n");
     }
     absl::StrAppendFormat(
         &text, "<polyline points=\"%s\" fill=\"none\" stroke=\"%s\" stroke-width=\"%s\"%s/>\n",
         absl::StrJoin(points, " "), line.colour, line.is_floor ? "1.5" : "2",
         line.is_floor ? " stroke-dasharray=\"6 4\"" : "");
+    // Above the line that they are on.
+    absl::StrAppend(&text, markers);
   }
   return text;
 }
@@ -238,9 +261,10 @@ std::string FormatBenchSvg(const BenchReport& report) {
     const double y = legend + kLegendLine * static_cast<double>(i / 2);
     absl::StrAppendFormat(&text,
                           "<path d=\"M%g %g h36\" stroke=\"%s\" stroke-width=\"2\"%s/>"
-                          "<text x=\"%g\" y=\"%g\">%s</text>\n",
+                          "%s<text x=\"%g\" y=\"%g\">%s</text>\n",
                           x, y, line.colour, line.is_floor ? " stroke-dasharray=\"6 4\"" : "",
-                          x + 44, y + 4, Escaped(line.name));
+                          line.is_floor ? "" : Marker(line, x + 18, y), x + 44, y + 4,
+                          Escaped(line.name));
   }
   return absl::StrCat(text, "</svg>\n");
 }

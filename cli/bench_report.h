@@ -31,6 +31,8 @@ struct BenchRow {
   std::string pair;
   int count = 0;
   BenchTimes times;
+  // The one that was required; empty: the cheapest, or that of the report.
+  std::string transport;
   // That are moved in one sample's time, all together.
   int tensors = 1;
   // Bytes of nccl-tests' formulas for this pattern, by one sample's time; 0: it has none for it.
@@ -57,6 +59,8 @@ struct BenchRow {
   double BusbwBytesPerSecond() const;
   // floor / p50: 1 is as fast as the machine; absent (0) where there is no floor.
   double ShareOfFloor() const;
+  // What was done: "into x64 by tcp".
+  std::string ModeText() const;
   // Its name among the others of the same size: "into x64, 4 nodes, 0->1".
   std::string Label() const;
 };
@@ -73,6 +77,8 @@ struct BenchReport {
   // How it was taken: two runs of another kind cannot be compared.
   std::string transport;
   bool is_polling = false;
+  // Transports that could have carried all of it.
+  std::vector<std::string> ways;
   // False: it is the coordinator's, whose clients wait as they do.
   bool moves_tensors = true;
   int cores = 0;

@@ -20,6 +20,7 @@
 #include "cli/bench_processes.h"
 #include "cli/bench_report.h"
 #include "cli/bench_verbs.h"
+#include "cli/bench_ways.h"
 #include "cli/hosted_coordinator.h"
 #include "cli/progress.h"
 #include "cli/table.h"
@@ -29,6 +30,9 @@ namespace ferry::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+// As others have it who measure streams of messages.
+constexpr int kUsualStream = 64;
 
 struct BenchFlags : BenchPlanFlags {
   BenchOutput output;
@@ -94,6 +98,7 @@ absl::Status ReadLines(const BenchPlan& plan, BenchStage& stage, BenchLines& lin
                        BenchReport& report) {
   FERRY_ASSIGN_OR_RETURN(const std::vector<Json> spin, lines.Expect("spin"));
   report.spin = absl::Seconds(spin[0].value("spin_s", 0.0));
+  report.ways = CommonWays(spin);
   if (spin[0].contains("no_raw_tcp")) {
     std::fprintf(stderr, "ferry: no floor of raw TCP: %s\n",
                  spin[0].value("no_raw_tcp", "").c_str());
@@ -130,14 +135,17 @@ absl::Status ReadLines(const BenchPlan& plan, BenchStage& stage, BenchLines& lin
   return absl::OkStatus();
 }
 
-absl::StatusOr<BenchReport> Measure(const BenchFlags& flags, const BenchPlan& plan) {
+absl::StatusOr<BenchReport> Measure(const BenchFlags& flags, BenchPlan plan,
+                                    const ExchangeOptions& exchange) {
+  FERRY_ASSIGN_OR_RETURN(const auto pages, BenchPages::Create());
+  plan.floor_file = pages->path();
   FERRY_ASSIGN_OR_RETURN(const auto coordinator,
                          HostedCoordinator::OnThisMachine(2, Graphs::kNone));
   BenchStage stage("starting two processes");
   const Progress progress([&stage] { return stage.Get(); });
   FERRY_ASSIGN_OR_RETURN(
       const auto workers,
-      BenchWorkers::Start(2, coordinator->address(), EncodeBenchPlan(plan), flags.exchange, stage,
+      BenchWorkers::Start(2, coordinator->address(), EncodeBenchPlan(plan), exchange, stage,
                           plan.uses_gpus() ? BenchGpus::kShared : BenchGpus::kHidden));
   BenchReport report;
   report.subject = "two processes on this machine";
@@ -168,9 +176,12 @@ absl::StatusOr<int> Bench(BenchFlags flags) {
   if (flags.join.joins()) return Join(flags);
   BenchPlan& plan = flags.plan;
   FERRY_RETURN_IF_ERROR(CompletePlan(flags, 1, static_cast<size_t>(plan.inflight)));
-  FERRY_ASSIGN_OR_RETURN(const auto pages, BenchPages::Create());
-  plan.floor_file = pages->path();
-  return FinishBench(Measure(flags, plan), flags.output);
+  return FinishBench(
+      MeasureWays(flags,
+                  [&flags](const BenchPlan& of_way, const ExchangeOptions& exchange) {
+                    return Measure(flags, of_way, exchange);
+                  }),
+      flags.output);
 }
 
 }  // namespace
@@ -180,9 +191,11 @@ Verb AddSendRecvBench(CLI::App& bench) {
   CLI::App& verb = *bench.add_subcommand(
       "sendrecv",
       "How long tensors take between two processes, and how far that is from the floor");
+  flags->transport = kAllTransports;
+  flags->plan.inflight = kUsualStream;
   AddBenchPlanFlags(verb, *flags);
   verb.add_option("--inflight", flags->plan.inflight,
-                  "also rows with so many tensors on their way at a time")
+                  "also rows with so many tensors on their way at a time, one way; 1: none")
       ->type_name("N")
       ->check(Within(1, 4096))
       ->capture_default_str();

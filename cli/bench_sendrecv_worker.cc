@@ -22,6 +22,7 @@
 #include "cli/bench_raw_tcp.h"
 #include "cli/bench_rounds.h"
 #include "cli/bench_times.h"
+#include "cli/bench_ways.h"
 #include "cli/pattern.h"
 
 namespace ferry::cli {
@@ -353,6 +354,7 @@ absl::Status Peer::Run() {
     FERRY_ASSIGN_OR_RETURN(const absl::Duration spin, MeasureSpin(plan_.floor_file, is_first_));
     machine["spin_s"] = absl::ToDoubleSeconds(spin);
   }
+  machine["ways"] = WaysOfFlows(party_, plan_, {{0, 1}, {1, 0}});
   FERRY_RETURN_IF_ERROR(meeting_.Tell(machine));
   for (const size_t bytes : plan_.sizes) FERRY_RETURN_IF_ERROR(RunSize(bytes));
   if (raw_tcp_ != nullptr && is_first_) FERRY_RETURN_IF_ERROR(raw_tcp_->CleanUp());

@@ -24,8 +24,9 @@ class BenchOfGpus(harness.Case):
 
     def bench(self, *arguments, **variables):
         document = json.loads(self.succeed(
-            "bench", "sendrecv", "--sizes=8,64K,1M", "--iters=4", *arguments, "--json",
-            timeout_s=100, **self.variables, **variables))
+            "bench", "sendrecv", "--sizes=8,64K,1M", "--iters=4", "--inflight=1",
+            *([] if any("--transport" in each for each in arguments) else ["--transport=auto"]),
+            *arguments, "--json", timeout_s=100, **self.variables, **variables))
         for row in document["rows"]:
             self.assertEqual((row["count"], row["wrong_bytes"]), (4, 0))
         return document
@@ -51,6 +52,13 @@ class BenchOfGpus(harness.Case):
         for row in self.bench("--devices=gpu:0,gpu:1", "--transport=nccl",
                               "--mode=handoff")["rows"]:
             self.assertEqual((row["path"], row["floor"]), ("nccl", None))
+
+    def test_all_ways_between_two_gpus(self):
+        rows = self.bench("--devices=gpu:0,gpu:1", "--transport=all")["rows"]
+        self.assertEqual([(row["mode"], row["transport"], row["path"]) for row in rows[2::3]],
+                         [("handoff", None, "cuda_ipc, copy"), ("into", None, "cuda_ipc, copy")] +
+                         [("into", way, path) for way, path in
+                          (("nccl", "nccl"), ("shm", "shm, staged"), ("tcp", "tcp, staged"))])
 
     def test_between_a_host_and_a_gpu(self):
         """There and back, either of which may be first."""

@@ -50,6 +50,11 @@ class JobBench(harness.Case):
 
 
 class Rows(JobBench):
+    def test_a_node_of_a_job_has_its_transports_already(self):
+        _, address = self.coordinator(2)
+        self.fail_with(2, "--transport=all: a node of a job", "bench", "sendrecv", "--transport=all",
+                       f"--coordinator={address}", "--node-id=0")
+
     def test_sendrecv(self):
         _, address = self.coordinator(2)
         document = self.document_of(self.all(

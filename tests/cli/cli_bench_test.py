@@ -30,12 +30,16 @@ def kill_node(case, bench, node):
     os.kill(pid_of_node(case, bench, node), signal.SIGKILL)
 
 
+# The cheapest way, one at a time.
+ALONE = ("--transport=auto", "--inflight=1")
+
+
 class SendRecv(harness.Case):
     def bench(self, *arguments):
         return rows_of(self, "sendrecv", *arguments)[0]
 
     def test_each_size_in_each_mode_beside_its_floor(self):
-        document = self.bench("--sizes=8,100,4K,1M", "--iters=20")
+        document = self.bench("--sizes=8,100,4K,1M", "--iters=20", *ALONE)
         rows = document["rows"]
         self.assertEqual([(row["mode"], row["bytes"]) for row in rows],
                          [(mode, size) for mode in ("handoff", "handoff+read", "into")
@@ -69,9 +73,37 @@ class SendRecv(harness.Case):
                           for row in document["rows"]],
                          [(1, "tcp", "raw tcp", 0), (16, "tcp", "raw tcp stream", 0)])
 
+    def test_all_ways_that_the_pair_has(self):
+        """The cheapest in all modes, one by one and as a stream; then the others, in the last mode."""
+        document = self.bench("--sizes=8,64K", "--iters=5")
+        self.assertEqual(document["transport"], "all")
+        self.assertEqual([(row["mode"], row["inflight"], row["transport"], row["bytes"], row["path"],
+                           row["floor"]) for row in document["rows"]],
+                         [(mode, inflight, None, size, path, floor if inflight == 1 else None)
+                          for mode, floor in (("handoff", "spin"), ("handoff+read", "spin + read"),
+                                              ("into", "spin + memcpy"))
+                          for inflight in (1, 64) for size, path in ((8, "inline"), (65536, "shm"))] +
+                         [("into", inflight, "tcp", size, path, floor)
+                          for inflight, floor in ((1, "raw tcp"), (64, "raw tcp stream"))
+                          for size, path in ((8, "inline"), (65536, "tcp"))])
+        # Of two runs each row finds its own.
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "all.json"
+            path.write_text(json.dumps(document))
+            out = self.succeed("bench", "compare", path, path).decode()
+            self.assertIn("into x64 by tcp", out)
+            self.assertIn("0 slower, 0 faster, 16 the same", out)
+        _, rows = rows_of(self, "ring", "--nodes=3", "--sizes=64K", "--iters=5", "--mode=handoff",
+                          "--transport=all")
+        self.assertEqual([(row["transport"], row["path"]) for row in rows], [(None, "shm"), ("tcp", "tcp")])
+        # Gates ask for what is chosen: sockets are not as fast as looking at a page.
+        self.succeed("bench", "sendrecv", "--sizes=64M", "--iters=3", "--mode=handoff",
+                     "--inflight=1", "--min-gbps=50")
+        self.fail_with(2, "--transport=all: say one", "bench", "cold", "--transport=all")
+
     def test_the_table_stands_in_columns(self):
         out = self.succeed("bench", "sendrecv", "--sizes=8:512:x8", "--iters=10", "--poll",
-                           "--mode=handoff").decode()
+                           "--mode=handoff", *ALONE).decode()
         lines = out.split("\n\n")[1].splitlines()
         self.assertEqual(len(lines), 4)
         at = lines[0].index("P50")
@@ -79,7 +111,7 @@ class SendRecv(harness.Case):
         self.assertIn("\nevery byte was verified\n", out)
 
     def test_gates_decide_over_the_exit_status(self):
-        quick = ("bench", "sendrecv", "--sizes=8,64", "--iters=10", "--mode=handoff")
+        quick = ("bench", "sendrecv", "--sizes=8,64", "--iters=10", "--mode=handoff", *ALONE)
         out = self.succeed(*quick, "--csv", "--max-us=1e9", "--min-gbps=1e-12").decode()
         header, *rows = csv.reader(out.splitlines())
         self.assertEqual([row[header.index("bytes")] for row in rows], ["8", "64"])
@@ -90,7 +122,7 @@ class SendRecv(harness.Case):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "bench.svg"
             self.succeed("bench", "sendrecv", "--sizes=8,64,4K", "--iters=10", "--inflight=4",
-                         "--mode=both", f"--plot={path}")
+                         "--mode=both", "--transport=auto", f"--plot={path}")
             picture = xml.etree.ElementTree.parse(path).getroot()
             svg = "{http://www.w3.org/2000/svg}"
             width, height = (float(each) for each in picture.get("viewBox").split()[2:])
@@ -98,7 +130,12 @@ class SendRecv(harness.Case):
             # Of four modes and two floors, in two charts.
             self.assertEqual(len(lines), 2 * (4 + 2))
             self.assertEqual(len([1 for line in lines if line.get("stroke-dasharray")]), 2 * 2)
-            self.assertEqual(len(picture.findall(svg + "circle")), 2 * 4 * 3)
+            # Of each point, and of each line in the legend; those of streams are hollow.
+            circles = picture.findall(svg + "circle")
+            self.assertEqual(len(circles), 2 * 4 * 3 + 4)
+            self.assertEqual(len([1 for circle in circles if circle.get("fill") == "#fff"]),
+                             len(circles) / 2)
+            self.assertEqual(len({circle.get("stroke") for circle in circles}), 2)
             for line in lines:
                 points = [tuple(map(float, point.split(","))) for point in
                           line.get("points").split()]
@@ -113,7 +150,7 @@ class SendRecv(harness.Case):
                        "--iters=3", "--plot=/nowhere/bench.svg")
 
     def test_two_runs_are_compared(self):
-        run = self.bench("--sizes=8,64", "--iters=500", "--mode=handoff")
+        run = self.bench("--sizes=8,64", "--iters=500", "--mode=handoff", *ALONE)
         with tempfile.TemporaryDirectory() as folder:
             paths = {}
             for name, factor in (("now", 1), ("before", 0.1)):
