@@ -91,6 +91,7 @@ absl::StatusOr<BenchReport> MeasureCold(const ColdFlags& flags) {
   }
   report.transport = flags.transport;
   report.is_polling = flags.plan.is_polling;
+  report.is_sleeping = flags.plan.is_sleeping;
   report.cores = static_cast<int>(std::thread::hardware_concurrency());
   const int samples = flags.plan.iterations > 0 ? flags.plan.iterations : kColdSamples;
   for (const size_t bytes : flags.plan.sizes) {

@@ -86,10 +86,13 @@ absl::StatusOr<Run> ReadRun(absl::string_view text) {
   if (!transport.is_string() || !polling.is_boolean()) {
     return absl::FailedPreconditionError("it does not say its transport and whether it polled");
   }
+  const Json waiting = json.value("waiting", Json());
   Run run;
-  run.how =
-      absl::StrCat(json["bench"].get<std::string>(), ", transport ", transport.get<std::string>(),
-                   ", ", polling.get<bool>() ? "polling" : "spin, then sleep");
+  run.how = absl::StrCat(json["bench"].get<std::string>(), ", transport ",
+                         transport.get<std::string>(), ", ",
+                         waiting.is_string()   ? waiting.get<std::string>()
+                         : polling.get<bool>() ? "polling"
+                                               : "spin, then sleep");
   for (const Json& row : json["rows"]) {
     FERRY_ASSIGN_OR_RETURN(RowKey key, ReadKey(row));
     FERRY_ASSIGN_OR_RETURN(const Median median, ReadMedian(row));

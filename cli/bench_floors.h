@@ -19,9 +19,13 @@ absl::Duration MeasureMemcpy(void* to, const void* from, size_t bytes, int round
 absl::Duration MeasureRead(const void* from, size_t bytes, int rounds);
 
 // A word that one process writes and the other waits for, spinning, in turns.
-//   file: both map its first page, which is zero at first. is_first: who begins.
+//   file: both map its first page, which is zero at first, once for each floor. is_first: who
+//   begins.
 //   Errors: UNAVAILABLE with the kernel's reason; DEADLINE_EXCEEDED the other does not answer.
 absl::StatusOr<absl::Duration> MeasureSpin(const std::string& file, bool is_first);
+
+// The same with futexes: each sleeps until the other wakes it.
+absl::StatusOr<absl::Duration> MeasureFutex(const std::string& file, bool is_first);
 
 }  // namespace ferry::cli
 

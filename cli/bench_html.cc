@@ -128,6 +128,7 @@ std::string FormatBenchHtml(const BenchReport& report, const BenchMachine& machi
   for (const auto& [name, fact] : machine.facts) facts.push_back({name, fact});
   if (report.spin > absl::ZeroDuration()) {
     facts.push_back({"spinning wake-up, measured in this run", BenchTimeText(report.spin)});
+    facts.push_back({"futex wake-up, measured in this run", BenchTimeText(report.futex)});
   }
   for (const std::string& pages : report.pages) facts.push_back({"tensors in", pages});
   const size_t errors = report.errors();

@@ -44,6 +44,7 @@ BenchReport BlankReport(const BenchPlanFlags& flags, const JoinedBench& what,
   report.time = what.time;
   report.transport = flags.transport;
   report.is_polling = flags.plan.is_polling;
+  report.is_sleeping = flags.plan.is_sleeping;
   report.cores = static_cast<int>(std::thread::hardware_concurrency());
   return report;
 }

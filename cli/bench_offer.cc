@@ -46,6 +46,7 @@ std::vector<std::pair<std::string, std::string>> FlagsOfPlan(const BenchPlan& pl
           {"--devices", absl::StrJoin(plan.devices, ",")},
           {"--dtype", plan.dtype},
           {"--poll", plan.is_polling ? "true" : "false"},
+          {"--spin=0", plan.is_sleeping ? "true" : "false"},
           {"--tcp-connections", absl::StrCat(plan.tcp_streams)}};
 }
 

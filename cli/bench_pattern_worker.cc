@@ -83,6 +83,9 @@ class PatternWorker final {
       FERRY_ASSIGN_OR_RETURN(const absl::Duration spin,
                              MeasureSpin(plan_.floor_file, party_.is_first()));
       line["spin_s"] = absl::ToDoubleSeconds(spin);
+      FERRY_ASSIGN_OR_RETURN(const absl::Duration futex,
+                             MeasureFutex(plan_.floor_file, party_.is_first()));
+      line["futex_s"] = absl::ToDoubleSeconds(futex);
     }
     std::vector<std::pair<int, int>> flows;
     for (const BenchFlowSet& set : sets_) {

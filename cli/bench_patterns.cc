@@ -49,7 +49,8 @@ struct PatternFlags : BenchPlanFlags {
 
 // What telling each other takes, which lies in every round: one of them is zero.
 struct RoundCosts {
-  absl::Duration spin;
+  absl::Duration wake;
+  std::string wake_name;
   // Of nodes that share no clock.
   absl::Duration empty_round;
 
@@ -135,12 +136,12 @@ void SetPatternFloor(const BenchPlan& plan, const PatternFloors& floors, const R
   if (costs.is_joined() && (!row.pair.empty() || (!copy->name.empty() && !is_near))) return;
   // All of a step's tensors have to be copied, one after the other.
   const int copies = plan.pattern == "steps" ? row.inflight : 1;
-  row.floor_name = costs.is_joined() ? "empty round" : "spin";
+  row.floor_name = costs.is_joined() ? "empty round" : costs.wake_name;
   if (!copy->name.empty()) {
     absl::StrAppend(&row.floor_name, " + ", copy->name);
     if (copies > 1) absl::StrAppend(&row.floor_name, " x", copies);
   }
-  row.floor = costs.spin + costs.empty_round + copies * absl::Seconds(copy->seconds);
+  row.floor = costs.wake + costs.empty_round + copies * absl::Seconds(copy->seconds);
 }
 
 // is_ping: it goes there and back.
@@ -175,9 +176,10 @@ absl::Status ReadCase(const BenchPlan& plan, const BenchFlowSet& set, bool is_pi
 absl::Status ReadLines(const BenchPlan& plan, int nodes, BenchStage& stage, BenchLines& lines,
                        BenchReport& report) {
   FERRY_ASSIGN_OR_RETURN(const std::vector<Json> spin, lines.Expect("spin"));
-  const RoundCosts costs = {absl::Seconds(spin[0].value("spin_s", 0.0)),
+  report.spin = absl::Seconds(spin[0].value("spin_s", 0.0));
+  report.futex = absl::Seconds(spin[0].value("futex_s", 0.0));
+  const RoundCosts costs = {report.wake(), report.wake_name(),
                             absl::Seconds(spin[0].value("empty_round_s", 0.0))};
-  report.spin = costs.spin;
   report.ways = CommonWays(spin);
   if (plan.uses_gpus()) {
     BenchDevices devices;
@@ -236,6 +238,7 @@ absl::StatusOr<BenchReport> MeasurePattern(const PatternFlags& flags, BenchPlan 
                     : "from the first send until all have come";
   report.transport = flags.transport;
   report.is_polling = plan.is_polling;
+  report.is_sleeping = plan.is_sleeping;
   report.cores = static_cast<int>(std::thread::hardware_concurrency());
   FERRY_RETURN_IF_ERROR(ReadLines(plan, flags.nodes, stage, *workers, report));
   FERRY_RETURN_IF_ERROR(workers->WaitForExit());

@@ -125,6 +125,7 @@ std::string EncodeBenchPlan(const BenchPlan& plan) {
                {"dtype", plan.dtype},
                {"element_bytes", plan.element_bytes},
                {"is_polling", plan.is_polling},
+               {"is_sleeping", plan.is_sleeping},
                {"has_tcp_floor", plan.has_tcp_floor},
                {"tcp_streams", plan.tcp_streams},
                {"floor_file", plan.floor_file}})
@@ -152,6 +153,7 @@ absl::StatusOr<BenchPlan> DecodeBenchPlan(absl::string_view text) {
   plan.dtype = json.value("dtype", plan.dtype);
   plan.element_bytes = json.value("element_bytes", plan.element_bytes);
   plan.is_polling = json.value("is_polling", false);
+  plan.is_sleeping = json.value("is_sleeping", false);
   plan.has_tcp_floor = json.value("has_tcp_floor", false);
   plan.tcp_streams = json.value("tcp_streams", 1);
   plan.floor_file = json.value("floor_file", "");

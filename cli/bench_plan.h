@@ -45,6 +45,8 @@ struct BenchPlan {
   std::string dtype = "uint8";
   size_t element_bytes = 1;
   bool is_polling = false;
+  // Who waits does not look for more before it sleeps.
+  bool is_sleeping = false;
   bool has_tcp_floor = false;
   // Connections of the floor, as many as the transport has.
   int tcp_streams = 2;

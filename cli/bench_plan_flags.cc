@@ -110,6 +110,7 @@ absl::Status CompletePlan(BenchPlanFlags& flags, size_t streams, size_t depth) {
   }
   plan.has_tcp_floor = flags.transport == "tcp" && !uses_gpus;
   plan.tcp_streams = flags.exchange.transports.tcp.connections;
+  plan.is_sleeping = !plan.is_polling && flags.exchange.spin == absl::ZeroDuration();
   if (plan.is_polling) flags.exchange.spin = absl::InfiniteDuration();
   const size_t largest = *std::max_element(plan.sizes.begin(), plan.sizes.end());
   const size_t batch = std::max(largest, std::min(kMostBenchBytesAtOnce, largest * depth));

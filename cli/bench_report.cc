@@ -260,6 +260,10 @@ std::string BenchRow::Label() const {
   return label;
 }
 
+const char* BenchReport::Waiting() const {
+  return is_polling ? "polling" : is_sleeping ? "sleeping" : "spin, then sleep";
+}
+
 size_t BenchReport::errors() const {
   size_t errors = 0;
   for (const BenchRow& row : rows) errors += row.errors;
@@ -274,9 +278,8 @@ void BenchReport::AddPages(const std::string& text) {
 std::string BenchTitle(const BenchReport& report) {
   return absl::StrCat("ferry bench ", report.bench, ": ", report.subject, ", ",
                       Count(report.cores, "core"), "; transport ", report.transport,
-                      !report.moves_tensors ? ""
-                      : report.is_polling   ? ", polling"
-                                            : ", spin, then sleep");
+                      report.moves_tensors ? ", " : "",
+                      report.moves_tensors ? report.Waiting() : "");
 }
 
 std::vector<std::vector<std::string>> BenchCells(const BenchReport& report) {
@@ -304,8 +307,10 @@ std::string FormatBenchText(const BenchReport& report) {
       BenchTitle(report), report.pages.empty() ? "" : "; tensors in ",
       absl::StrJoin(report.pages, "; "), "\ntimes are ", report.time,
       has_floors ? "; floors of the same run" : "",
-      has_spin ? absl::StrCat(": spinning wake-up ", Time(report.spin)) : "", "\n\n",
-      FormatTable(BenchCells(report)), "\n", FormatMatrices(report), FormatReasons(report),
+      has_spin ? absl::StrCat(": spinning wake-up ", Time(report.spin), ", futex wake-up ",
+                              Time(report.futex))
+               : "",
+      "\n\n", FormatTable(BenchCells(report)), "\n", FormatMatrices(report), FormatReasons(report),
       report.errors() == 0
           ? absl::StrCat("every ", report.errors_of, " was verified")
           : absl::StrCat(Count(static_cast<long long>(report.errors()), report.errors_of),
@@ -326,9 +331,11 @@ std::string FormatBenchJson(const BenchReport& report) {
                          {"time", report.time},
                          {"transport", report.transport},
                          {"polling", report.is_polling},
+                         {"waiting", report.moves_tensors ? Json(report.Waiting()) : Json()},
                          {"cores", report.cores},
                          {"arena_pages", absl::StrJoin(report.pages, "; ")},
                          {"spin_floor_s", OrNull(absl::ToDoubleSeconds(report.spin))},
+                         {"futex_floor_s", OrNull(absl::ToDoubleSeconds(report.futex))},
                          {"rows", std::move(rows)},
                          {"wrong_bytes", report.errors()}};
   return document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";

@@ -77,6 +77,7 @@ struct BenchReport {
   // How it was taken: two runs of another kind cannot be compared.
   std::string transport;
   bool is_polling = false;
+  bool is_sleeping = false;
   // Transports that could have carried all of it.
   std::vector<std::string> ways;
   // False: it is the coordinator's, whose clients wait as they do.
@@ -84,10 +85,16 @@ struct BenchReport {
   int cores = 0;
   // Zero: it was not measured.
   absl::Duration spin;
+  absl::Duration futex;
   // Of the arenas in which the tensors lay, by DescribePages; several if that changed.
   std::vector<std::string> pages;
   std::vector<BenchRow> rows;
 
+  // Of those two, how this bench's processes are woken; "spin" and zero where it was not measured.
+  const char* wake_name() const { return is_sleeping ? "futex" : "spin"; }
+  absl::Duration wake() const { return is_sleeping ? futex : spin; }
+  // "polling", "spin, then sleep", "sleeping".
+  const char* Waiting() const;
   size_t errors() const;
   // Adds to `pages` what is neither there nor "none yet".
   void AddPages(const std::string& text);

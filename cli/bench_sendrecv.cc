@@ -39,8 +39,9 @@ struct BenchFlags : BenchPlanFlags {
   BenchJoinFlags join;
 };
 
-// spin: how long a word takes between the two; zero where they share no memory.
-void SetFloor(const Json& floors, absl::Duration spin, BenchRow& row) {
+// Of `report`, how long a word takes between the two; zero where they share no memory.
+void SetFloor(const Json& floors, const BenchReport& report, BenchRow& row) {
+  const absl::Duration wake = report.wake();
   // What bounds many at a time is what they are asking, but where they share a network.
   if (row.inflight > 1) {
     if (!floors.contains("raw_tcp_stream_s")) return;
@@ -48,7 +49,8 @@ void SetFloor(const Json& floors, absl::Duration spin, BenchRow& row) {
     row.floor = absl::Seconds(floors.value("raw_tcp_stream_s", 0.0));
     return;
   }
-  const std::string before = spin > absl::ZeroDuration() ? "spin + " : "";
+  const std::string before =
+      wake > absl::ZeroDuration() ? absl::StrCat(report.wake_name(), " + ") : "";
   if (floors.contains("uses_gpus")) {
     // A view is no copy; by other ways than the GPU's own there are others' figures.
     const bool is_copy =
@@ -57,8 +59,8 @@ void SetFloor(const Json& floors, absl::Duration spin, BenchRow& row) {
       row.floor_name = floors.value("gpu_copy", "");
       row.floor = absl::Seconds(floors.value("gpu_copy_s", 0.0));
     } else if (!is_copy && !before.empty()) {
-      row.floor_name = "spin";
-      row.floor = spin;
+      row.floor_name = report.wake_name();
+      row.floor = wake;
     }
   } else if (floors.contains("raw_tcp_s")) {
     row.floor_name = "raw tcp";
@@ -67,13 +69,13 @@ void SetFloor(const Json& floors, absl::Duration spin, BenchRow& row) {
     // Nothing was measured of what lies between the two.
   } else if (row.mode == BenchModeName(BenchMode::kInto)) {
     row.floor_name = before + "memcpy";
-    row.floor = spin + absl::Seconds(floors.value("memcpy_s", 0.0));
+    row.floor = wake + absl::Seconds(floors.value("memcpy_s", 0.0));
   } else if (row.mode == BenchModeName(BenchMode::kRead)) {
     row.floor_name = before + "read";
-    row.floor = spin + absl::Seconds(floors.value("read_s", 0.0));
+    row.floor = wake + absl::Seconds(floors.value("read_s", 0.0));
   } else if (!before.empty()) {
-    row.floor_name = "spin";
-    row.floor = spin;
+    row.floor_name = report.wake_name();
+    row.floor = wake;
   }
 }
 
@@ -98,6 +100,7 @@ absl::Status ReadLines(const BenchPlan& plan, BenchStage& stage, BenchLines& lin
                        BenchReport& report) {
   FERRY_ASSIGN_OR_RETURN(const std::vector<Json> spin, lines.Expect("spin"));
   report.spin = absl::Seconds(spin[0].value("spin_s", 0.0));
+  report.futex = absl::Seconds(spin[0].value("futex_s", 0.0));
   report.ways = CommonWays(spin);
   if (spin[0].contains("no_raw_tcp")) {
     std::fprintf(stderr, "ferry: no floor of raw TCP: %s\n",
@@ -124,7 +127,7 @@ absl::Status ReadLines(const BenchPlan& plan, BenchStage& stage, BenchLines& lin
       const double moved_gb = here.value("moved_bytes", 0.0) / 1e9;
       const double cpu_s = here.value("cpu_s", 0.0) + there.value("cpu_s", 0.0);
       row.cpu_s_per_gb = moved_gb > 0 ? cpu_s / moved_gb : 0;
-      SetFloor(all_floors, report.spin, row);
+      SetFloor(all_floors, report, row);
       report.rows.push_back(std::move(row));
     }
   }
@@ -151,6 +154,7 @@ absl::StatusOr<BenchReport> Measure(const BenchFlags& flags, BenchPlan plan,
   report.subject = "two processes on this machine";
   report.transport = flags.transport;
   report.is_polling = plan.is_polling;
+  report.is_sleeping = plan.is_sleeping;
   report.cores = static_cast<int>(std::thread::hardware_concurrency());
   FERRY_RETURN_IF_ERROR(ReadLines(plan, stage, *workers, report));
   FERRY_RETURN_IF_ERROR(workers->WaitForExit());

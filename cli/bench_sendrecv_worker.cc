@@ -284,8 +284,11 @@ absl::Status Peer::MeasureFloors(size_t bytes, Json& floors) {
   // Whichever is faster here: who polls takes a core, which large ones need for the kernel.
   FERRY_ASSIGN_OR_RETURN(const absl::Duration blocking,
                          raw_tcp_->MeasurePingPong(from.mutable_data(), bytes, rounds, false));
-  FERRY_ASSIGN_OR_RETURN(const absl::Duration polling,
-                         raw_tcp_->MeasurePingPong(from.mutable_data(), bytes, rounds, true));
+  absl::Duration polling = absl::InfiniteDuration();
+  if (!plan_.is_sleeping) {
+    FERRY_ASSIGN_OR_RETURN(polling,
+                           raw_tcp_->MeasurePingPong(from.mutable_data(), bytes, rounds, true));
+  }
   floors["raw_tcp_s"] = absl::ToDoubleSeconds(std::min(blocking, polling));
   const int depth = plan_.DepthsOf(bytes).back();
   if (depth == 1) return absl::OkStatus();
@@ -353,6 +356,8 @@ absl::Status Peer::Run() {
   if (meeting_.is_on_one_machine()) {
     FERRY_ASSIGN_OR_RETURN(const absl::Duration spin, MeasureSpin(plan_.floor_file, is_first_));
     machine["spin_s"] = absl::ToDoubleSeconds(spin);
+    FERRY_ASSIGN_OR_RETURN(const absl::Duration futex, MeasureFutex(plan_.floor_file, is_first_));
+    machine["futex_s"] = absl::ToDoubleSeconds(futex);
   }
   machine["ways"] = WaysOfFlows(party_, plan_, {{0, 1}, {1, 0}});
   FERRY_RETURN_IF_ERROR(meeting_.Tell(machine));

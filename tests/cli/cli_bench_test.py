@@ -66,6 +66,19 @@ class SendRecv(harness.Case):
             with self.subTest(bench):
                 self.succeed("bench", bench, "--sizes=64K", "--iters=5", TMPDIR="/nonexistent")
 
+    def test_who_sleeps_is_held_against_futexes(self):
+        """Both ways of waking up are measured in each run; which one counts is said."""
+        for bench, floors in (("sendrecv", ["futex", "futex + read", "futex + memcpy"]),
+                              ("ring", ["futex", "futex + read", "futex + memcpy"])):
+            document, rows = rows_of(self, bench, "--sizes=64K", "--iters=5", "--spin=0",
+                                     "--transport=auto", "--inflight=1")
+            self.assertEqual([row["floor"] for row in rows], floors)
+            self.assertEqual(document["waiting"], "sleeping")
+            self.assertGreater(document["spin_floor_s"], 0)
+            self.assertEqual(rows[0]["floor_s"], document["futex_floor_s"])
+        out = self.succeed("bench", "bidir", "--sizes=8", "--iters=3").decode()
+        self.assertRegex(out, "; floors of the same run: spinning wake-up [^,]+, futex wake-up [^,]+\n")
+
     def test_over_tcp_and_with_many_in_flight(self):
         document = self.bench("--sizes=512K", "--iters=64", "--transport=tcp", "--inflight=16",
                               "--mode=into")
