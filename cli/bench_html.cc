@@ -17,10 +17,11 @@ namespace ferry::cli {
 namespace {
 
 constexpr char kStyle[] =
-    "body{font-family:sans-serif;font-size:14px;margin:24px;color:#222;max-width:1200px}"
+    "body{font-family:sans-serif;font-size:14px;margin:24px;color:#222;max-width:1400px}"
     "table{border-collapse:collapse;margin:8px 0 20px}"
     "td,th{border:1px solid #ddd;padding:3px 8px;text-align:right;white-space:nowrap}"
-    "th{background:#f4f4f4}td:first-child,th:first-child{text-align:left}"
+    "th{background:#f4f4f4}td:first-child,th:first-child,.facts td{text-align:left}"
+    ".facts td{white-space:normal}"
     ".wide{overflow-x:auto}svg{max-width:100%;height:auto}";
 
 // One value of a heat map: what stands there, and how hot it is, from 0 to 1; below 0: not at all.
@@ -34,8 +35,9 @@ std::string EscapedHtml(const std::string& text) {
                              {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"\"", "&quot;"}});
 }
 
-std::string HtmlTable(const std::vector<std::vector<std::string>>& rows) {
-  std::string text = "<div class=\"wide\"><table>\n";
+// name: of its class of styles.
+std::string HtmlTable(const std::vector<std::vector<std::string>>& rows, const char* name) {
+  std::string text = absl::StrCat("<div class=\"wide\"><table class=\"", name, "\">\n");
   for (size_t i = 0; i < rows.size(); ++i) {
     absl::StrAppend(&text, "<tr>");
     for (const std::string& cell : rows[i]) {
@@ -132,6 +134,10 @@ std::string FormatBenchHtml(const BenchReport& report, const BenchMachine& machi
   }
   for (const std::string& pages : report.pages) facts.push_back({"tensors in", pages});
   const size_t errors = report.errors();
+  std::string reasons;
+  for (const std::string& reason : BenchReasons(report)) {
+    absl::StrAppend(&reasons, "<p>", EscapedHtml(reason), "</p>\n");
+  }
   return absl::StrCat(
       "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>ferry bench ",
       EscapedHtml(report.bench), "</title><style>", kStyle, "</style></head><body>\n<h1>",
@@ -139,8 +145,9 @@ std::string FormatBenchHtml(const BenchReport& report, const BenchMachine& machi
       "; floors are of the same run. ",
       errors == 0 ? absl::StrCat("Every ", report.errors_of, " was verified.")
                   : absl::StrCat("<b>", errors, " times a ", report.errors_of, " was WRONG.</b>"),
-      "</p>\n", HtmlTable(facts), TopologyMap(machine.topology), PairMaps(report),
-      "<h3>Rows</h3>\n", HtmlTable(BenchCells(report)), FormatBenchSvg(report), "</body></html>\n");
+      "</p>\n", HtmlTable(facts, "facts"), TopologyMap(machine.topology), PairMaps(report),
+      "<h3>Rows</h3>\n<p>+- is where P50 lies with 95% confidence.</p>\n",
+      HtmlTable(BenchCells(report), "rows"), reasons, FormatBenchSvg(report), "</body></html>\n");
 }
 
 }  // namespace ferry::cli

@@ -19,6 +19,9 @@ struct BenchMachine {
   LocalTopology topology;
 };
 
+// Of this process: host, kernel, processors, version, date and command line.
+std::vector<std::pair<std::string, std::string>> LookAtRun();
+
 // This machine, now. Asks the GPU driver for its devices; why there are none is a fact too.
 BenchMachine LookAtMachine();
 

@@ -35,11 +35,11 @@ void AddBenchOutputFlags(CLI::App& verb, BenchOutput& output, BenchMoves moves) 
       ->check(CLI::PositiveNumber.description(""));
 }
 
-absl::StatusOr<int> FinishBench(const absl::StatusOr<BenchReport>& report,
-                                const BenchOutput& output) {
+absl::StatusOr<int> FinishBench(absl::StatusOr<BenchReport> report, const BenchOutput& output) {
   if (!report.ok()) {
     return absl::AbortedError(absl::StrCat("bench: ", report.status().message()));
   }
+  report->facts = LookAtRun();
   const std::string text = output.json  ? FormatBenchJson(*report)
                            : output.csv ? FormatBenchCsv(*report)
                                         : FormatBenchText(*report);

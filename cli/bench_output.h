@@ -31,8 +31,7 @@ void AddBenchOutputFlags(CLI::App& verb, BenchOutput& output, BenchMoves moves);
 // Prints the report, or what it failed with, draws it, and holds it against the gates.
 //   Errors: ABORTED with the reason why there is no report, or the rows that miss a gate; DATA_LOSS
 //   when anything was wrong; UNAVAILABLE when a file cannot be written.
-absl::StatusOr<int> FinishBench(const absl::StatusOr<BenchReport>& report,
-                                const BenchOutput& output);
+absl::StatusOr<int> FinishBench(absl::StatusOr<BenchReport> report, const BenchOutput& output);
 
 }  // namespace ferry::cli
 

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -86,6 +87,8 @@ struct BenchReport {
   // Zero: it was not measured.
   absl::Duration spin;
   absl::Duration futex;
+  // Where, when and how it was taken: "kernel", "Linux 6.1.0 x86_64".
+  std::vector<std::pair<std::string, std::string>> facts;
   // Of the arenas in which the tensors lay, by DescribePages; several if that changed.
   std::vector<std::string> pages;
   std::vector<BenchRow> rows;
@@ -104,6 +107,8 @@ struct BenchReport {
 std::string BenchTitle(const BenchReport& report);
 // A table with the columns that its rows fill; of pairs also a matrix for each mode and size.
 std::string FormatBenchText(const BenchReport& report);
+// Why its paths were taken, a line for each of them.
+std::vector<std::string> BenchReasons(const BenchReport& report);
 // The cells of that table, its header first.
 std::vector<std::vector<std::string>> BenchCells(const BenchReport& report);
 std::string FormatBenchJson(const BenchReport& report);

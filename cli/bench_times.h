@@ -18,6 +18,12 @@ struct BenchTimes {
   // their ranks, whatever their distribution. Of fewer than 6 samples the smallest and the largest.
   absl::Duration p50_low;
   absl::Duration p50_high;
+
+  // Half of what lies between those two, as a share of the median.
+  double Spread() const {
+    const double seconds = absl::ToDoubleSeconds(p50);
+    return seconds > 0 ? absl::ToDoubleSeconds(p50_high - p50_low) / 2 / seconds : 0;
+  }
 };
 
 // A percentile is the sample at that share of the sorted ones; of too few, the largest. All zero of

@@ -122,6 +122,20 @@ class SendRecv(harness.Case):
         at = lines[0].index("P50")
         self.assertTrue(all(line[at - 1] == " " and line[at] != " " for line in lines), out)
         self.assertIn("\nevery byte was verified\n", out)
+        # In one unit, and with where the median lies.
+        self.assertRegex(lines[0], r"P50 US +[+]- +P90 US +P99 US +P99.9 US")
+        self.assertRegex(lines[1], r" 10 +\d+[.]?\d* +\d+% +\d+[.]?\d* ")
+
+    def test_a_document_says_where_when_and_how_it_was_taken(self):
+        run = self.bench("--sizes=8", "--iters=6", "--mode=handoff", *ALONE)
+        kernel = os.uname()
+        self.assertEqual(run["run"]["kernel"], f"Linux {kernel.release} {kernel.machine}")
+        self.assertRegex(run["run"]["command"], "ferry bench sendrecv --sizes=8 --iters=6 --mode=handoff ")
+        self.assertRegex(run["run"]["date"], r"^\d{4}-\d\d-\d\d \d\d:\d\d UTC$")
+        self.assertEqual(set(run["run"]), {"host", "kernel", "processors", "ferry", "date", "command"})
+        for row in run["rows"]:
+            self.assertAlmostEqual(row["p50_spread"] * 2 * row["p50_s"],
+                                   row["p50_high_s"] - row["p50_low_s"], 12)
 
     def test_gates_decide_over_the_exit_status(self):
         quick = ("bench", "sendrecv", "--sizes=8,64", "--iters=10", "--mode=handoff", *ALONE)
@@ -272,6 +286,8 @@ class Patterns(harness.Case):
                  if [cell.text for cell in line][:1] in (["handoff"], ["handoff+read"], ["into"])]
         self.assertEqual(len(table), len(rows))
         self.assertEqual(len(page.findall(".//{http://www.w3.org/2000/svg}svg")), 1)
+        self.assertIn("by shm: shm (", text)
+        self.assertIn("ferry bench all-pairs --nodes=3 --sizes=64K", text)
         self.fail_with(1, "cannot write|No such file", "bench", "barrier", "--nodes=2", "--iters=1",
                        "--html=/nowhere/bench.html")
 
