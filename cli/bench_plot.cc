@@ -37,8 +37,10 @@ struct Point {
 
 struct Line {
   std::string name;
+  // In the legend, once: pairs are one kind of lines.
+  std::string legend;
   std::string colour;
-  // What its colour says: the name, but for how many are under way.
+  // What its colour says: the name, but for the pair, and how many are under way.
   std::string kind;
   // Several under way: points are hollow.
   bool is_stream = false;
@@ -136,26 +138,38 @@ std::vector<Line> LinesOf(const BenchReport& report) {
     if (line == lines.end()) {
       BenchRow alone = row;
       alone.inflight = BenchRow().inflight;
+      alone.pair = "";
       const std::string kind = NameOf(report, alone);
       const auto same = std::find_if(lines.begin(), lines.end(),
                                      [&kind](const auto& each) { return each.kind == kind; });
       const std::string colour =
           same != lines.end() ? same->colour : kColours[kinds++ % std::size(kColours)];
-      line = lines.insert(lines.end(), Line{.name = name,
-                                            .colour = colour,
-                                            .kind = kind,
-                                            .is_stream = row.inflight != alone.inflight});
+      BenchRow any_pair = row;
+      any_pair.pair = "";
+      line = lines.insert(lines.end(),
+                          Line{.name = name,
+                               .legend = absl::StrCat(NameOf(report, any_pair),
+                                                      row.pair.empty() ? "" : ", each pair"),
+                               .colour = colour,
+                               .kind = kind,
+                               .is_stream = row.inflight != alone.inflight});
     }
     const double x = IsOverNodes(report) ? row.nodes : static_cast<double>(row.bytes);
     line->points.push_back({x, seconds, RateOf(report, row, row.times.p50)});
     const double floor = absl::ToDoubleSeconds(row.floor);
     if (row.floor_name.empty() || !(floor > 0)) continue;
-    name = absl::StrCat("floor of ", name, ": ", row.floor_name);
+    name = absl::StrCat("floor of ", line->legend, ": ", row.floor_name);
     auto below = std::find_if(floors.begin(), floors.end(),
                               [&name](const auto& each) { return each.name == name; });
     if (below == floors.end()) {
-      below =
-          floors.insert(floors.end(), Line{.name = name, .colour = line->colour, .is_floor = true});
+      below = floors.insert(
+          floors.end(),
+          Line{.name = name, .legend = name, .colour = line->colour, .is_floor = true});
+    }
+    // What bounds one pair bounds the others.
+    if (!row.pair.empty() && std::any_of(below->points.begin(), below->points.end(),
+                                         [x](const Point& each) { return each.x == x; })) {
+      continue;
     }
     below->points.push_back({x, floor, RateOf(report, row, row.floor)});
   }
@@ -172,6 +186,18 @@ std::string Marker(const Line& line, double x, double y) {
       "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" fill=\"%s\" stroke=\"%s\" "
       "stroke-width=\"1.5\"/>",
       x, y, line.is_stream ? "#fff" : line.colour.c_str(), line.colour);
+}
+
+// Of several lines that are told of alike, the first.
+std::vector<Line> LegendOf(const std::vector<Line>& lines) {
+  std::vector<Line> legend;
+  for (const Line& line : lines) {
+    const bool is_told = std::any_of(legend.begin(), legend.end(), [&line](const Line& each) {
+      return each.legend == line.legend;
+    });
+    if (!is_told) legend.push_back(line);
+  }
+  return legend;
 }
 
 struct ChartSpace {
@@ -238,7 +264,8 @@ std::string Chart(const std::vector<Line>& lines, const std::string& title, cons
 std::string FormatBenchSvg(const BenchReport& report) {
   const std::vector<Line> lines = LinesOf(report);
   const double legend = kTop + kPlotHeight + 62;
-  const double height = legend + kLegendLine * static_cast<double>((lines.size() + 1) / 2) + 10;
+  const std::vector<Line> told = LegendOf(lines);
+  const double height = legend + kLegendLine * static_cast<double>((told.size() + 1) / 2) + 10;
   std::string text = absl::StrFormat(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %g %g\" width=\"%g\" "
       "height=\"%g\" font-family=\"sans-serif\" font-size=\"12\" fill=\"#222\">\n"
@@ -255,8 +282,8 @@ std::string FormatBenchSvg(const BenchReport& report) {
                                lines, "GB/s", {80 + kPlotWidth + 110, space.x_name},
                                [](const Point& each) { return each.rate; }, RateLabel));
   }
-  for (size_t i = 0; i < lines.size(); ++i) {
-    const Line& line = lines[i];
+  for (size_t i = 0; i < told.size(); ++i) {
+    const Line& line = told[i];
     const double x = i % 2 == 0 ? 80 : 80 + kPlotWidth + 110;
     const double y = legend + kLegendLine * static_cast<double>(i / 2);
     absl::StrAppendFormat(&text,
@@ -264,7 +291,7 @@ std::string FormatBenchSvg(const BenchReport& report) {
                           "%s<text x=\"%g\" y=\"%g\">%s</text>\n",
                           x, y, line.colour, line.is_floor ? " stroke-dasharray=\"6 4\"" : "",
                           line.is_floor ? "" : Marker(line, x + 18, y), x + 44, y + 4,
-                          Escaped(line.name));
+                          Escaped(line.legend));
   }
   return absl::StrCat(text, "</svg>\n");
 }

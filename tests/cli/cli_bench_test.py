@@ -285,7 +285,15 @@ class Patterns(harness.Case):
         table = [line for line in page.iter("tr")
                  if [cell.text for cell in line][:1] in (["handoff"], ["handoff+read"], ["into"])]
         self.assertEqual(len(table), len(rows))
-        self.assertEqual(len(page.findall(".//{http://www.w3.org/2000/svg}svg")), 1)
+        svg = "{http://www.w3.org/2000/svg}"
+        self.assertEqual(len(page.findall(f".//{svg}svg")), 1)
+        # Lines of all pairs and of one floor, in two charts; pairs are told of together.
+        self.assertEqual(len(page.findall(f".//{svg}polyline")), 2 * 3 * (6 + 1))
+        legend = [text.text for text in page.iter(f"{svg}text") if "each pair" in (text.text or "")]
+        self.assertEqual(legend, ["handoff, 3 nodes, each pair", "handoff+read, 3 nodes, each pair",
+                                  "into, 3 nodes, each pair", "floor of handoff, 3 nodes, each pair: spin",
+                                  "floor of handoff+read, 3 nodes, each pair: spin + read",
+                                  "floor of into, 3 nodes, each pair: spin + memcpy"])
         self.assertIn("by shm: shm (", text)
         self.assertIn("ferry bench all-pairs --nodes=3 --sizes=64K", text)
         self.fail_with(1, "cannot write|No such file", "bench", "barrier", "--nodes=2", "--iters=1",
