@@ -9,14 +9,8 @@ namespace {
 
 // Empty: it is there, in that life.
 std::string WhatBecameOf(const coord::TaskStatus& task, uint64_t life) {
-  switch (task.state) {
-    case coord::TaskState::kError:
-      return "has died";
-    case coord::TaskState::kDisconnected:
-      return "has left the job";
-    case coord::TaskState::kConnected:
-      break;
-  }
+  if (task.state == coord::TaskState::kError) return "has died";
+  if (task.state == coord::TaskState::kDisconnected) return "has left the job";
   return task.incarnation == life ? "" : "was restarted";
 }
 

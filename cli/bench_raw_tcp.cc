@@ -232,16 +232,19 @@ absl::StatusOr<absl::Duration> RawTcp::Measure(
   return SummarizeTimes(std::move(samples)).p50;
 }
 
+RawTcp::Share RawTcp::ShareOf(size_t stream, size_t streams, void* buffer, size_t bytes) const {
+  const size_t begin = bytes * stream / streams;
+  return {streams_[stream].get(), static_cast<char*>(buffer) + begin,
+          bytes * (stream + 1) / streams - begin};
+}
+
 absl::StatusOr<absl::Duration> RawTcp::MeasurePingPong(void* buffer, size_t bytes, int rounds,
                                                        bool is_polling) {
   const size_t streams = StreamsOf(bytes);
   FERRY_ASSIGN_OR_RETURN(
       const absl::Duration both_ways,
       Measure(streams, rounds, [this, buffer, bytes, streams, is_polling](size_t stream) {
-        const size_t begin = bytes * stream / streams;
-        char* const data = static_cast<char*>(buffer) + begin;
-        const size_t share = bytes * (stream + 1) / streams - begin;
-        const int fd = streams_[stream].get();
+        const auto [fd, data, share] = ShareOf(stream, streams, buffer, bytes);
         return party_.is_first() ? Send(fd, data, share) && Receive(fd, data, share, is_polling)
                                  : Receive(fd, data, share, is_polling) && Send(fd, data, share);
       }));
@@ -254,10 +257,7 @@ absl::StatusOr<absl::Duration> RawTcp::MeasureStream(void* buffer, size_t bytes,
   FERRY_ASSIGN_OR_RETURN(
       const absl::Duration all,
       Measure(streams, rounds, [this, buffer, bytes, streams, count](size_t stream) {
-        const size_t begin = bytes * stream / streams;
-        char* const data = static_cast<char*>(buffer) + begin;
-        const size_t share = bytes * (stream + 1) / streams - begin;
-        const int fd = streams_[stream].get();
+        const auto [fd, data, share] = ShareOf(stream, streams, buffer, bytes);
         for (int i = 0; i < count; ++i) {
           const bool done = party_.is_first() ? Send(fd, data, share)
                                               : Receive(fd, data, share, /*is_polling=*/false);

@@ -61,6 +61,14 @@ class RawTcp final {
   bool Receive(int fd, void* to, size_t bytes, bool is_polling) const;
   size_t StreamsOf(size_t bytes) const;
 
+  // What one of several streams carries of a buffer.
+  struct Share {
+    int fd;
+    char* data;
+    size_t bytes;
+  };
+  Share ShareOf(size_t stream, size_t streams, void* buffer, size_t bytes) const;
+
   const BenchParty& party_;
   const std::string place_;
   std::vector<UniqueFd> streams_;

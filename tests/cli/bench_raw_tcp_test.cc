@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// The floor of bare sockets: it is there, or it is said at both ends why it is not.
+#include "cli/bench_raw_tcp.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/thread.h"
+#include "tests/coord/wire/test_server.h"
+#include "transport/lane/sockets.h"
+
+namespace ferry::cli {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kAt[] = "bench/raw-tcp/at";
+constexpr char kIs[] = "bench/raw-tcp/is";
+
+// One node, which is either end; the other one is played by hand, through the store.
+class RawTcpTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    NodeOptions options;
+    options.coordinator = server_.address();
+    options.node_id = 0;
+    options.num_nodes = 1;
+    absl::StatusOr<std::unique_ptr<Node>> node = Node::Join(options);
+    ASSERT_TRUE(node.ok()) << node.status();
+    node_ = *std::move(node);
+  }
+  BenchParty Party(int rank) {
+    return {.node = *node_, .rank = rank, .nodes = {0, 0}, .patience = coord::kPatience};
+  }
+
+  coord::TestServer server_{1};
+  std::unique_ptr<Node> node_;
+};
+
+TEST_F(RawTcpTest, BothHaveTheSockets) {
+  const BenchParty first = Party(0);
+  const BenchParty second = Party(1);
+  constexpr size_t kBytes = size_t{2} << 20;
+  std::vector<char> there(kBytes, 1);
+  std::vector<char> here(kBytes, 2);
+  absl::Status answered = absl::UnknownError("not run");
+  absl::Duration once;
+  absl::Duration stream;
+  {
+    const Thread other("other", [&second, &there, &answered] {
+      auto raw = RawTcp::Create(second, 2);
+      answered = raw.status();
+      if (!raw.ok()) return;
+      answered = (*raw)->MeasurePingPong(there.data(), kBytes, 3, false).status();
+      answered.Update((*raw)->MeasureStream(there.data(), kBytes, 4, 3).status());
+    });
+    auto raw = RawTcp::Create(first, 2);
+    ASSERT_TRUE(raw.ok()) << raw.status();
+    const auto ping = (*raw)->MeasurePingPong(here.data(), kBytes, 3, false);
+    const auto all = (*raw)->MeasureStream(here.data(), kBytes, 4, 3);
+    ASSERT_TRUE(ping.ok() && all.ok()) << ping.status() << all.status();
+    once = *ping;
+    stream = *all;
+    EXPECT_TRUE((*raw)->CleanUp().ok());
+  }
+  EXPECT_TRUE(answered.ok()) << answered;
+  EXPECT_GT(once, absl::ZeroDuration());
+  EXPECT_GT(stream, absl::ZeroDuration());
+  // What went there is what came back.
+  EXPECT_EQ(here, there);
+  EXPECT_TRUE(absl::IsNotFound(node_->agent().TryGet(kAt).status()));
+}
+
+// A firewall, or an address of something between the two: the bench goes on without the floor.
+TEST_F(RawTcpTest, WhoIsRefusedSaysByWhichAddress) {
+  std::string closed;
+  {
+    const absl::StatusOr<ListeningSocket> listener = ListenTcp("127.0.0.1:0");
+    ASSERT_TRUE(listener.ok()) << listener.status();
+    closed = absl::StrCat("127.0.0.1:", listener->port);
+  }
+  ASSERT_TRUE(node_->agent().Set(kAt, absl::StrCat("7 ", closed)).ok());
+  const BenchParty second = Party(1);
+  const absl::Status refused = RawTcp::Create(second, 2).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr(closed));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("refused"));
+  // So that the first one does not wait for sockets.
+  EXPECT_EQ(node_->agent().TryGet(kIs).value_or("nothing"), refused.message());
+}
+
+TEST_F(RawTcpTest, WhoListensHearsThatTheOtherWasRefused) {
+  ASSERT_TRUE(node_->agent().Set(kIs, "10.0.0.7:1234: Connection refused").ok());
+  const BenchParty first = Party(0);
+  const absl::Status status = RawTcp::Create(first, 2).status();
+  EXPECT_EQ(status, absl::UnavailableError("10.0.0.7:1234: Connection refused"));
+}
+
+TEST_F(RawTcpTest, WhoListensNowhereIsTold) {
+  ASSERT_TRUE(node_->agent().Set(kAt, "7").ok());
+  const BenchParty second = Party(1);
+  const absl::Status status = RawTcp::Create(second, 2).status();
+  EXPECT_EQ(status, absl::UnavailableError("the other process listens nowhere"));
+}
+
+// Whoever else listens there is no floor, and the next address is tried.
+TEST_F(RawTcpTest, SomebodyElseIsNotMeasured) {
+  absl::StatusOr<ListeningSocket> stranger = ListenTcp("127.0.0.1:0");
+  ASSERT_TRUE(stranger.ok()) << stranger.status();
+  const std::string address = absl::StrCat("127.0.0.1:", stranger->port);
+  ASSERT_TRUE(node_->agent().Set(kAt, absl::StrCat("7 ", address)).ok());
+  absl::Status status;
+  {
+    const BenchParty second = Party(1);
+    const Thread other("other",
+                       [&second, &status] { status = RawTcp::Create(second, 1).status(); });
+    // It hangs up when it is greeted.
+    pollfd readable = {stranger->fd.get(), POLLIN, 0};
+    ASSERT_EQ(poll(&readable, 1, static_cast<int>(absl::ToInt64Milliseconds(coord::kPatience))), 1);
+    const UniqueFd greeted(accept4(stranger->fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    ASSERT_TRUE(greeted.valid());
+  }
+  EXPECT_EQ(status, absl::UnavailableError(absl::StrCat(address, " is somebody else")));
+}
+
+}  // namespace
+}  // namespace ferry::cli
