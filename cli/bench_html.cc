@@ -135,6 +135,8 @@ std::string FormatBenchHtml(const BenchReport& report, const BenchMachine& machi
   for (const std::string& pages : report.pages) facts.push_back({"tensors in", pages});
   const size_t errors = report.errors();
   std::string reasons;
+  const std::string others = BenchOtherLoadText(report);
+  if (!others.empty()) reasons = absl::StrCat("<p><b>", EscapedHtml(others), "</b></p>\n");
   for (const std::string& reason : BenchReasons(report)) {
     absl::StrAppend(&reasons, "<p>", EscapedHtml(reason), "</p>\n");
   }

@@ -22,6 +22,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// Of a core: less is what every machine does beside.
+constexpr double kOthersAtWork = 0.1;
+
 Json NumberOrNull(double number) { return number > 0 ? Json(number) : Json(); }
 
 bool IsShown(const BenchColumn& column, const BenchReport& report) {
@@ -149,6 +152,13 @@ std::string BenchTitle(const BenchReport& report) {
                       report.moves_tensors ? report.Waiting() : "");
 }
 
+std::string BenchOtherLoadText(const BenchReport& report) {
+  if (report.other_cores.value_or(0) < kOthersAtWork) return "";
+  return absl::StrFormat(
+      "others took %.2f of this machine's %s meanwhile: times have theirs in them\n",
+      *report.other_cores, Count(report.cores, "core"));
+}
+
 std::vector<std::string> BenchReasons(const BenchReport& report) {
   std::vector<std::string> reasons;
   std::set<std::string> told;
@@ -189,6 +199,7 @@ std::string FormatBenchText(const BenchReport& report) {
                               BenchTimeText(report.futex))
                : "",
       "\n\n", FormatTable(BenchCells(report)), "\n", FormatMatrices(report), FormatReasons(report),
+      BenchOtherLoadText(report),
       report.errors() == 0
           ? absl::StrCat("every ", report.errors_of, " was verified")
           : absl::StrCat(Count(static_cast<long long>(report.errors()), report.errors_of),
@@ -214,6 +225,7 @@ std::string FormatBenchJson(const BenchReport& report) {
                          {"polling", report.is_polling},
                          {"waiting", report.moves_tensors ? Json(report.Waiting()) : Json()},
                          {"cores", report.cores},
+                         {"other_cores", report.other_cores ? Json(*report.other_cores) : Json()},
                          {"arena_pages", absl::StrJoin(report.pages, "; ")},
                          {"spin_floor_s", NumberOrNull(absl::ToDoubleSeconds(report.spin))},
                          {"futex_floor_s", NumberOrNull(absl::ToDoubleSeconds(report.futex))},

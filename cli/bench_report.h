@@ -4,6 +4,7 @@
 #define FERRY_CLI_BENCH_REPORT_H_
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -87,6 +88,8 @@ struct BenchReport {
   // Zero: it was not measured.
   absl::Duration spin;
   absl::Duration futex;
+  // Processors of this machine that others took meanwhile, on an average; nothing: not known.
+  std::optional<double> other_cores;
   // Where, when and how it was taken: "kernel", "Linux 6.1.0 x86_64".
   std::vector<std::pair<std::string, std::string>> facts;
   // Of the arenas in which the tensors lay, by DescribePages; several if that changed.
@@ -109,6 +112,8 @@ std::string BenchTitle(const BenchReport& report);
 std::string FormatBenchText(const BenchReport& report);
 // Why its paths were taken, a line for each of them.
 std::vector<std::string> BenchReasons(const BenchReport& report);
+// That others were at work, if they took a tenth of a core; empty: they were not.
+std::string BenchOtherLoadText(const BenchReport& report);
 // The cells of that table, its header first.
 std::vector<std::vector<std::string>> BenchCells(const BenchReport& report);
 std::string FormatBenchJson(const BenchReport& report);

@@ -10,6 +10,7 @@
 
 #include "base/status_macros.h"
 #include "cli/bench_device.h"
+#include "cli/bench_other_load.h"
 #include "transport/transports.h"
 
 namespace ferry::cli {
@@ -64,9 +65,10 @@ std::vector<std::string> OtherWays(const BenchReport& report) {
 }
 
 absl::StatusOr<BenchReport> MeasureWays(const BenchPlanFlags& flags, const MeasureBench& measure) {
+  const OtherLoad others;
   FERRY_ASSIGN_OR_RETURN(BenchReport report, measure(flags.plan, flags.exchange));
-  if (flags.transport != kAllTransports) return report;
-  for (const std::string& way : OtherWays(report)) {
+  const bool is_all = flags.transport == kAllTransports;
+  for (const std::string& way : is_all ? OtherWays(report) : std::vector<std::string>()) {
     BenchPlan plan = flags.plan;
     plan.modes = {flags.plan.modes.back()};
     plan.has_tcp_floor = way == "tcp" && !plan.uses_gpus();
@@ -84,6 +86,7 @@ absl::StatusOr<BenchReport> MeasureWays(const BenchPlanFlags& flags, const Measu
     }
     for (const std::string& pages : other->pages) report.AddPages(pages);
   }
+  report.other_cores = others.Cores();
   return report;
 }
 

@@ -1,11 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ferry bench kv, barrier and bootstrap: what they measure of a coordinator, beside raw calls."""
+"""ferry bench cold, kv, barrier and bootstrap: those that measure a beginning, or a coordinator."""
 import pathlib
 import tempfile
 import xml.etree.ElementTree
 
 import harness
 from bench_rows import rows_of
+
+
+class Cold(harness.Case):
+    """The first time, which warm-ups hide."""
+
+    def test_the_first_transfer_phase_by_phase(self):
+        document, rows = rows_of(self, "cold", "--sizes=8,1M", "--iters=3")
+        self.assertEqual([(row["mode"], row["bytes"], row["count"], row["path"]) for row in rows],
+                         [(phase, size, 3, path) for size, way in ((8, "inline"), (1 << 20, "shm"))
+                          for phase, path in (("handshake", "inline"), ("match", "inline"),
+                                              ("registration", way), ("handoff", way), ("read", way),
+                                              ("copy", way), ("notify", ""))])
+        self.assertRegex(document["arena_pages"], "pages")
+        # Two messages, the first of which has to find the other process.
+        first, second = (row["p50_s"] for row in rows[:2])
+        self.assertGreater(first, second)
+
+    def test_over_tcp_connections_are_made_before_the_hand_off(self):
+        _, rows = rows_of(self, "cold", "--sizes=256K", "--iters=3", "--transport=tcp")
+        self.assertEqual([row["path"] for row in rows], ["inline"] * 2 + ["tcp"] * 4 + [""])
+
+    def test_has_no_modes(self):
+        self.fail_with(2, "--mode", "bench", "cold", "--mode=into")
 
 
 class Coordinator(harness.Case):

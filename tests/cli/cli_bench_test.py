@@ -6,6 +6,8 @@ import os
 import pathlib
 import re
 import signal
+import subprocess
+import sys
 import tempfile
 import xml.etree.ElementTree
 
@@ -199,6 +201,14 @@ class SendRecv(harness.Case):
                            paths["now"])
             self.fail_with(1, "cannot read", "bench", "compare", folder, paths["now"])
 
+    def test_others_at_work_are_told_of(self):
+        other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        self.addCleanup(other.wait)
+        self.addCleanup(other.kill)
+        out = self.succeed("bench", "sendrecv", "--sizes=64K", "--iters=20000", "--mode=handoff", *ALONE)
+        took = re.search(rb"others took (\d[.]\d+) of this machine's \d+ cores? meanwhile", out)
+        self.assertGreater(float(took.group(1)), 0.1, out)
+
     def test_a_process_that_is_killed_ends_it_by_name(self):
         bench = self.start("bench", "sendrecv", "--sizes=8", "--iters=1000000", "--mode=handoff")
         kill_node(self, bench, 1)
@@ -364,29 +374,6 @@ class Patterns(harness.Case):
                                    ("--sizes.*1000 keys", ("keyed", "--sizes=16M"))):
             with self.subTest(arguments):
                 self.fail_with(2, pattern, "bench", *arguments)
-
-
-class Cold(harness.Case):
-    """The first time, which warm-ups hide."""
-
-    def test_the_first_transfer_phase_by_phase(self):
-        document, rows = rows_of(self, "cold", "--sizes=8,1M", "--iters=3")
-        self.assertEqual([(row["mode"], row["bytes"], row["count"], row["path"]) for row in rows],
-                         [(phase, size, 3, path) for size, way in ((8, "inline"), (1 << 20, "shm"))
-                          for phase, path in (("handshake", "inline"), ("match", "inline"),
-                                              ("registration", way), ("handoff", way), ("read", way),
-                                              ("copy", way), ("notify", ""))])
-        self.assertRegex(document["arena_pages"], "pages")
-        # Two messages, the first of which has to find the other process.
-        first, second = (row["p50_s"] for row in rows[:2])
-        self.assertGreater(first, second)
-
-    def test_over_tcp_connections_are_made_before_the_hand_off(self):
-        _, rows = rows_of(self, "cold", "--sizes=256K", "--iters=3", "--transport=tcp")
-        self.assertEqual([row["path"] for row in rows], ["inline"] * 2 + ["tcp"] * 4 + [""])
-
-    def test_has_no_modes(self):
-        self.fail_with(2, "--mode", "bench", "cold", "--mode=into")
 
 
 if __name__ == "__main__":
