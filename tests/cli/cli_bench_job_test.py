@@ -9,7 +9,7 @@ import tempfile
 
 import harness
 
-QUICK = ("--sizes=8,64K", "--iters=5", "--mode=into")
+QUICK = ("--sizes=8,512K", "--iters=5", "--mode=into")
 
 
 class JobBench(harness.Case):
@@ -58,13 +58,13 @@ class Rows(JobBench):
     def test_sendrecv(self):
         _, address = self.coordinator(2)
         document = self.document_of(self.all(
-            address, 2, "sendrecv", "--json", "--sizes=8,64K", "--iters=10", "--inflight=4"))
+            address, 2, "sendrecv", "--json", "--sizes=8,512K", "--iters=10", "--inflight=4"))
         rows = document["rows"]
         self.assertEqual([(row["mode"], row["inflight"], row["bytes"]) for row in rows],
                          [(mode, inflight, size) for mode in ("handoff", "handoff+read", "into")
-                          for inflight in (1, 4) for size in (8, 65536)])
+                          for inflight in (1, 4) for size in (8, 524288)])
         self.assertEqual({(row["bytes"], row["path"]) for row in rows},
-                         {(8, "inline"), (65536, "shm")})
+                         {(8, "inline"), (524288, "shm")})
         self.assertEqual(document["subject"],
                          f"nodes 0,1 of the job at {address} on 1 host")
         # They share no page to spin in.
@@ -75,13 +75,13 @@ class Rows(JobBench):
     def test_sendrecv_over_tcp_beside_bare_sockets(self):
         """Which share nothing with the tensors but the way."""
         _, address = self.coordinator(2)
-        processes = self.all(address, 2, "sendrecv", "--json", "--sizes=8,64K,2M", "--iters=10",
+        processes = self.all(address, 2, "sendrecv", "--json", "--sizes=8,512K,2M", "--iters=10",
                              "--inflight=4", "--transport=tcp", "--mode=into")
         rows = self.document_of(processes)["rows"]
         self.assertEqual([(row["inflight"], row["bytes"], row["floor"]) for row in rows],
                          [(inflight, size, floor)
                           for inflight, floor in ((1, "raw tcp"), (4, "raw tcp stream"))
-                          for size in (8, 65536, 2 << 20)])
+                          for size in (8, 524288, 2 << 20)])
         self.assertNotIn("no floor", processes[0].err)
         self.assertEqual(self.keys(address), [])
 
@@ -121,7 +121,7 @@ class Rows(JobBench):
                                                      "--inflight=2", *QUICK))
                 rows = document["rows"]
                 self.assertEqual([(row["inflight"], row["bytes"], row["nodes"]) for row in rows],
-                                 [(1, 8, 3), (1, 65536, 3), (2, 8, 3), (2, 65536, 3)])
+                                 [(1, 8, 3), (1, 524288, 3), (2, 8, 3), (2, 524288, 3)])
                 self.assertRegex(document["time"], "first node's clock.*an empty round takes ")
                 self.assertEqual([row["floor"] for row in rows],
                                  [None, "empty round + memcpy", None, None])
@@ -147,7 +147,7 @@ class Rows(JobBench):
             with self.subTest(pattern):
                 document = self.document_of(self.all(address, 2, pattern, "--json", *flags, *QUICK))
                 self.assertEqual([(row["bytes"], row["count"]) for row in document["rows"]],
-                                 [(8, count), (65536, count)])
+                                 [(8, count), (524288, count)])
         self.assertEqual(self.keys(address), [])
 
     def test_barriers_of_some_nodes(self):

@@ -90,17 +90,17 @@ class SendRecv(harness.Case):
 
     def test_all_ways_that_the_pair_has(self):
         """The cheapest in all modes, one by one and as a stream; then the others, in the last mode."""
-        document = self.bench("--sizes=8,64K", "--iters=5")
+        document = self.bench("--sizes=8,512K", "--iters=5")
         self.assertEqual(document["transport"], "all")
         self.assertEqual([(row["mode"], row["inflight"], row["transport"], row["bytes"], row["path"],
                            row["floor"]) for row in document["rows"]],
                          [(mode, inflight, None, size, path, floor if inflight == 1 else None)
                           for mode, floor in (("handoff", "spin"), ("handoff+read", "spin + read"),
                                               ("into", "spin + memcpy"))
-                          for inflight in (1, 64) for size, path in ((8, "inline"), (65536, "shm"))] +
+                          for inflight in (1, 64) for size, path in ((8, "inline"), (524288, "shm"))] +
                          [("into", inflight, "tcp", size, path, floor)
                           for inflight, floor in ((1, "raw tcp"), (64, "raw tcp stream"))
-                          for size, path in ((8, "inline"), (65536, "tcp"))])
+                          for size, path in ((8, "inline"), (524288, "tcp"))])
         # Of two runs each row finds its own.
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "all.json"
@@ -108,7 +108,7 @@ class SendRecv(harness.Case):
             out = self.succeed("bench", "compare", path, path).decode()
             self.assertIn("into x64 by tcp", out)
             self.assertIn("0 slower, 0 faster, 16 the same", out)
-        _, rows = rows_of(self, "ring", "--nodes=3", "--sizes=64K", "--iters=5", "--mode=handoff",
+        _, rows = rows_of(self, "ring", "--nodes=3", "--sizes=512K", "--iters=5", "--mode=handoff",
                           "--transport=all")
         self.assertEqual([(row["transport"], row["path"]) for row in rows], [(None, "shm"), ("tcp", "tcp")])
         # Gates ask for what is chosen: sockets are not as fast as looking at a page.
