@@ -12,7 +12,7 @@ VERIFIED = "verified"
 OWN = "own program; verified"
 
 
-def ferry_pair(work, label, differs, words, **row):
+def ferry_pair(work, label, differs, words, needs=("ferry",), **row):
     """Ferry's row of this work, and the floor of its run."""
     def measure(tools):
         found = tools.sendrecv(*words, **row)
@@ -21,7 +21,7 @@ def ferry_pair(work, label, differs, words, **row):
             figures.append(Figure(work, found["floor_s"], peer=f"floor: {found['floor']}", is_floor=True,
                                   differs="of Ferry's runs, between the same two processes"))
         return figures
-    return Entry(label, ["ferry"], measure, differs, is_ferry=True)
+    return Entry(label, list(needs), measure, differs, is_ferry=True)
 
 
 def one(work, label, needs, differs, call):
@@ -212,8 +212,16 @@ def gpu(work, label, way):
                  lambda tools: [Figure(work, tools.gpu(way, 64 * MIB, tools.count(20))["seconds"])], OWN)
 
 
-# Of Ferry, scripts/gpu-check takes the figures.
+def ferry_gpu(label, need, devices, transport, differs):
+    return ferry_pair("gpu-64M", label, f"keyed; a match and an answer for each; {differs}; verified",
+                      ["--sizes=64M", "--mode=into", f"--devices={devices}", f"--transport={transport}"],
+                      needs=("ferry", need), bytes=64 * MIB)
+
+
 GPU = Group("gpu-64M", [Work("gpu-64M", "64 MiB between GPUs of a host, there and back, halved", "GB/s", 64 * MIB)], [
+    ferry_gpu("Ferry, NCCL", "gpus", "gpu:0,gpu:1", "nccl", "a batch that both agree on before it is launched"),
+    ferry_gpu("Ferry, CUDA IPC", "gpus", "gpu:0,gpu:1", "cuda_ipc", "copied from the other GPU's memory"),
+    ferry_gpu("Ferry, CUDA IPC, one GPU", "gpu", "gpu:0,gpu:0", "cuda_ipc", "both processes on the first GPU"),
     gpu("gpu-64M", "raw NCCL, ncclSend and ncclRecv", "nccl"),
     gpu("gpu-64M", "PyTorch, NCCL send and recv", "torch"),
     gpu("gpu-64M", "CUDA IPC (PyTorch), copy from the other's memory", "ipc")])

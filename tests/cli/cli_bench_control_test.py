@@ -38,7 +38,8 @@ class Coordinator(harness.Case):
         _, rows = rows_of(self, "kv", "--sizes=8,4K", "--iters=200", "--inflight=16")
         self.assertEqual([(row["mode"], row["inflight"], row["bytes"]) for row in rows],
                          [(mode, inflight, size) for mode in ("set", "get")
-                          for inflight in (1, 16) for size in (8, 4096)] + [("add", 1, 8)])
+                          for inflight in (1, 16) for size in (8, 4096)] +
+                         [("add", 1, 8), ("add", 16, 8)])
         for row in rows:
             self.assertEqual((row["count"], row["floor"]), (200, "grpc unary"))
             self.assertGreater(row["cpu_s_per_op"], 0)
