@@ -2,6 +2,7 @@
 // What a bench says of its samples, and of two runs.
 #include <algorithm>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -98,6 +99,37 @@ TEST(BenchComparison, TellsWhatIsSlowerFasterAndTheSame) {
   EXPECT_THAT(text, HasSubstr("1 slower, 1 faster, 2 the same (threshold 10%"));
   // A change that is within the threshold is none, however sure it is.
   EXPECT_EQ(CompareBenches(before, now, 0.6)->CountOf(Verdict::kSlower), 0u);
+}
+
+TEST(BenchReport, PairsOfEachWayHaveAMatrixOfTheirOwn) {
+  std::vector<BenchRow> rows;
+  for (const auto& [inflight, transport, us] :
+       {std::tuple{1, "", 1.0}, {4, "", 2.0}, {1, "tcp", 4.0}}) {
+    BenchRow row = Row("handoff", 8000, us, us, us);
+    row.pair = "0->1";
+    row.inflight = inflight;
+    row.transport = transport;
+    rows.push_back(row);
+  }
+  const std::string text = FormatBenchText(Report(std::move(rows)));
+  // 8000 B in 1, 2 and 4 us.
+  for (const auto& [of, rate] : {std::pair{"handoff 8000 B", "8"},
+                                 {"handoff x4 8000 B", "4"},
+                                 {"handoff by tcp 8000 B", "2"}}) {
+    const size_t at = text.find(std::string(of) + ", GB/s of one pair at a time");
+    ASSERT_NE(at, std::string::npos) << of << " in " << text;
+    EXPECT_EQ(text.find(std::string("\n0          -  ") + rate, at), text.find("\n0 ", at)) << text;
+  }
+}
+
+// Who asks for all ways does not ask of sockets that they be as fast as memory.
+TEST(BenchReport, GatesAskOnlyOfWhatWasChosen) {
+  BenchRow other = Row("into", 8, 50, 50, 50);
+  other.transport = "tcp";
+  const BenchReport report = Report({Row("into", 8, 1, 1, 1), other});
+  EXPECT_TRUE(CheckBenchGates(report, {.max_us = 2}).ok());
+  const absl::Status missed = CheckBenchGates(report, {.max_us = 0.5});
+  EXPECT_THAT(std::string(missed.message()), HasSubstr("1 of 1 rows miss --max-us=0.5: into 8 B"));
 }
 
 TEST(BenchComparison, RefusesWhatCannotBeCompared) {
