@@ -123,11 +123,16 @@ TEST_F(RawTcpTest, SomebodyElseIsNotMeasured) {
     const BenchParty second = Party(1);
     const Thread other("other",
                        [&second, &status] { status = RawTcp::Create(second, 1).status(); });
-    // It hangs up when it is greeted.
+    // It answers, but not as one who knows the number.
     pollfd readable = {stranger->fd.get(), POLLIN, 0};
     ASSERT_EQ(poll(&readable, 1, static_cast<int>(absl::ToInt64Milliseconds(coord::kPatience))), 1);
     const UniqueFd greeted(accept4(stranger->fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
     ASSERT_TRUE(greeted.valid());
+    constexpr char kWrong[16] = {};
+    ASSERT_EQ(send(greeted.get(), kWrong, sizeof(kWrong), MSG_NOSIGNAL), 16);
+    // Until it is read.
+    char greeting[16];
+    ASSERT_EQ(recv(greeted.get(), greeting, sizeof(greeting), MSG_WAITALL), 16);
   }
   EXPECT_EQ(status, absl::UnavailableError(absl::StrCat(address, " is somebody else")));
 }
