@@ -126,12 +126,18 @@ void LaneServer::OnClosed(const absl::Status& why) {
     SpinLockHolder lock(&mu_);
     closed_ = why;
     waiting.swap(waiting_);
-    offered.swap(offered_);
+    offered = offered_;
   }
   for (const auto& [id, request] : waiting) request->cancellation.Cancel();
   for (const auto& [id, each] : offered) {
     // Of views nobody can tell whether they were taken.
     if (!Outlives(each)) NoteLost(*each.request, why);
+  }
+  // Off the list when it is known what has become of them: whoever closes the step looks there
+  // first, and nothing is added any more.
+  {
+    SpinLockHolder lock(&mu_);
+    offered_.clear();
   }
   for (const auto& outlet : outlets_) outlet->Abort(why);
 }

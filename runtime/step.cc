@@ -298,6 +298,12 @@ absl::Status Step::Close(absl::Duration timeout) {
 
 void Step::Abort(const absl::Status& why) {
   rendezvous_->StartAbort(why);
+  // Of what is on its way nobody hears any more once the step is forgotten. What the loop has taken
+  // out of the table is listed when its turn is over.
+  EndTurn(exchange_->loop(), SteadyClock().Now());
+  exchange_->ForEachTransfer(absl::ZeroDuration(), [&](const PendingStepOp& op) {
+    if (op.step_id == id() && !op.outlives_sender) rendezvous_->NoteLost(op.key, why);
+  });
   exchange_->Cleanup(id());
 }
 

@@ -75,8 +75,10 @@ class SendRecv(harness.Case):
         self.assertRegex(receiver.err, "sends by tcp, and shm is the required transport here")
         # Nor does the sender take it for received.
         self.assertEqual((sender.wait(), sender.out), (1, ""))
-        self.assertRegex(sender.err.splitlines()[-1], "^ferry: node 1 did not take what it was "
-                         "sent: node 0 sends by tcp, and shm is the required transport here")
+        # By the lane, or by the coordinator if that was faster.
+        self.assertRegex(sender.err.splitlines()[-1],
+                         "^ferry: (node 1 (did not take what it was sent|has died): .*node 0 sends by "
+                         "tcp, and shm is the required transport here|to node 1: Broken pipe)")
 
     def test_a_sender_hears_of_a_buffer_that_does_not_fit(self):
         for shape in ("3", "1024x1024"):

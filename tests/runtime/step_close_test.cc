@@ -187,6 +187,17 @@ TEST_P(StepClose, HearsOfAReceiverThatIsGivenUpInTheMiddle) {
   EXPECT_LT(SteadyClock().Now() - start, absl::Seconds(8));
 }
 
+// The job has failed, say: what was on its way may never arrive, and nobody would tell.
+TEST_P(StepClose, OfAnAbortedStepHasNotSentWhatIsOnItsWay) {
+  Receipt receipt = SendIntoAJam();
+  ASSERT_EQ(Transfers().size(), 1u);
+  step_.Abort(absl::AbortedError("enough"));
+  source_.exchange->FailNode(2, absl::UnavailableError("node 2 has died: no heartbeat"));
+  const absl::Status status = step_.Close(absl::Seconds(20));
+  EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("enough"), HasSubstr(key_.text())));
+}
+
 INSTANTIATE_TEST_SUITE_P(Over, StepClose, ::testing::Values("tcp", "grpc"),
                          [](const auto& info) { return info.param; });
 
