@@ -27,7 +27,7 @@ constexpr char kNotify[] = "notify";
 // What is small enough to come with the answer.
 constexpr size_t kSmallBytes = 8;
 // What is not, by any transport; whole elements of any type.
-constexpr size_t kRegisteredBytes = size_t{64} << 10;
+constexpr size_t kRegisteredBytes = size_t{256} << 10;
 
 // Node 0 sends, node 1 receives. What is not part of a phase is done before it.
 class ColdWork final : public BenchRoundWork {
