@@ -84,7 +84,7 @@ void AddExchangeFlags(CLI::App& app, ExchangeOptions& options) {
   AddDuration(app, "--spin", options.spin, "how long to look for more before sleeping")
       ->group(kGroup);
   app.add_option("--tcp-connections", options.transports.tcp.connections,
-                 "connections of a pair of nodes, each way")
+                 "connections of a pair of nodes, each way, and one more for what comes alone")
       ->type_name("N")
       ->check(Within(1, 64))
       ->capture_default_str()

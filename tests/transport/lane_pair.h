@@ -92,7 +92,10 @@ struct LaneEnd {
     auto made = LaneHub::Create(
         *loop, std::move(options),
         [this](const LanePeer&) -> std::shared_ptr<LaneHandler> { return accepted; },
-        [this](DataConnection connection) { data.push_back(std::move(connection)); });
+        [this](DataConnection connection) {
+          if (on_data) return on_data(std::move(connection));
+          data.push_back(std::move(connection));
+        });
     EXPECT_TRUE(made.ok()) << made.status();
     hub = *std::move(made);
     EXPECT_TRUE(hub->Start().ok());
@@ -105,6 +108,8 @@ struct LaneEnd {
   LanePeer peer;
   std::shared_ptr<RecordingHandler> accepted = std::make_shared<RecordingHandler>();
   std::vector<DataConnection> data;
+  // In the place of keeping them there; on the loop. Set before anybody connects.
+  std::function<void(DataConnection)> on_data;
   LaneAddresses addresses;
   std::unique_ptr<LaneLoop> loop;
   std::unique_ptr<LaneHub> hub;

@@ -22,6 +22,8 @@ namespace {
 // System calls in a row before other connections of the thread get their turn.
 constexpr int kCallsAtOnce = 32;
 constexpr size_t kWasteBytes = 64 * 1024;
+// Each with a turn of the loop: some tens of microseconds, less than it takes to be woken.
+constexpr int kLooksInVain = 32;
 
 absl::Status SocketError(absl::string_view what, int error) {
   return absl::UnavailableError(
@@ -56,19 +58,19 @@ void SliceWriter::Kick() {
 
 void SliceWriter::Stop() {
   loop_.Post([self = shared_from_this()] {
-    if (self->is_stopped_) return;
-    self->is_stopped_ = true;
+    if (self->is_stopped_.exchange(true)) return;
     self->loop_.Remove(self->id_, self->socket_.get());
     shutdown(self->socket_.get(), SHUT_RDWR);
-    self->slice_ = {};
+    // Lets go of the slice.
+    self->Advance();
   });
 }
 
 void SliceWriter::Break(const absl::Status& why) {
-  is_stopped_ = true;
+  if (is_stopped_.exchange(true)) return;
   loop_.Remove(id_, socket_.get());
   shutdown(socket_.get(), SHUT_RDWR);
-  slice_ = {};
+  Advance();
   if (const auto source = source_.lock()) source->OnBroken(why);
 }
 
@@ -87,6 +89,14 @@ void SliceWriter::OnReady(uint32_t events) {
 }
 
 void SliceWriter::Advance() {
+  if (advances_.fetch_add(1, std::memory_order_acq_rel) > 0) return;
+  uint32_t seen = 1;
+  do {
+    Write();
+  } while (!advances_.compare_exchange_strong(seen, 0, std::memory_order_acq_rel));
+}
+
+void SliceWriter::Write() {
   for (int i = 0; i < kCallsAtOnce && !is_stopped_; ++i) {
     if (sent_ == total_) {
       slice_ = {};
@@ -123,7 +133,8 @@ void SliceWriter::Advance() {
     }
     sent_ += static_cast<size_t>(sent);
   }
-  if (!is_stopped_) Kick();
+  if (!is_stopped_) return Kick();
+  slice_ = {};
 }
 
 SliceReader::SliceReader(LaneLoop& loop, UniqueFd socket, std::weak_ptr<SliceSink> sink)
@@ -142,6 +153,15 @@ void SliceReader::Start() {
 
 void SliceReader::Resume() {
   loop_.Post([self = shared_from_this()] { self->Advance(); });
+}
+
+void SliceReader::LookOut(size_t bytes) {
+  if (!loop_.IsOnLoop()) {
+    return loop_.Post([self = shared_from_this(), bytes] { self->LookOut(bytes); });
+  }
+  looked_for_ += bytes;
+  looks_left_ = kLooksInVain;
+  Advance();
 }
 
 void SliceReader::Stop() {
@@ -165,6 +185,13 @@ void SliceReader::Break(const absl::Status& why) {
 void SliceReader::OnReady(uint32_t) { Advance(); }
 
 void SliceReader::Advance() {
+  // Somebody who was told of a slice looks; this goes on anyway.
+  if (std::exchange(is_advancing_, true)) return;
+  Read();
+  is_advancing_ = false;
+}
+
+void SliceReader::Read() {
   for (int i = 0; i < kCallsAtOnce && !is_stopped_; ++i) {
     if (header_bytes_ == sizeof(header_) && !is_placed_) {
       const auto sink = sink_.lock();
@@ -216,11 +243,15 @@ void SliceReader::Advance() {
     }
     if (got < 0) {
       if (errno == EINTR) continue;
-      if (errno == EAGAIN || errno == EWOULDBLOCK) return;
-      return Break(SocketError("while receiving", errno));
+      if (errno != EAGAIN && errno != EWOULDBLOCK) {
+        return Break(SocketError("while receiving", errno));
+      }
+      if (looked_for_ > 0 && looks_left_-- > 0) Resume();
+      return;
     }
     if (got == 0) return Break(SocketError("closed by the sender", ECONNRESET));
     const auto bytes = static_cast<size_t>(got);
+    looks_left_ = kLooksInVain;
     if (!is_placed_) {
       header_bytes_ += bytes;
       continue;
@@ -233,6 +264,7 @@ void SliceReader::Advance() {
     place_ = {};
     header_bytes_ = bytes - of_slice;
     if (header_bytes_ > 0) header_ = next;
+    looked_for_ -= std::min<size_t>(looked_for_, done.bytes);
     const auto sink = sink_.lock();
     if (sink == nullptr) return;
     sink->OnSlice(done);

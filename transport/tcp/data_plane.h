@@ -3,6 +3,7 @@
 #ifndef FERRY_TRANSPORT_TCP_DATA_PLANE_H_
 #define FERRY_TRANSPORT_TCP_DATA_PLANE_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -10,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 
 #include "base/unique_fd.h"
 #include "tensor/tensor.h"
@@ -28,6 +30,13 @@ struct SliceHeader {
 static_assert(sizeof(SliceHeader) == 24);
 
 inline constexpr size_t kSliceBytes = 256 * 1024;
+// The index of the connection that lives on the lanes' loop: it wakes no thread but the one that
+// waits for the tensor.
+inline constexpr uint32_t kNearConnection = UINT32_MAX;
+// What it takes at most, of which copying holds lanes up for a tenth of a millisecond or two.
+inline constexpr size_t kNearBytes = 1024 * 1024;
+// In the ticket of what it brings; others say nothing.
+inline constexpr absl::string_view kComesNear = "near";
 
 // A tensor that is being sent. Connections take its slices as they become free.
 struct OutgoingTransfer {
@@ -81,13 +90,17 @@ class SliceWriter final : public LoopSource, public std::enable_shared_from_this
  public:
   SliceWriter(LaneLoop& loop, UniqueFd socket, std::weak_ptr<SliceSource> source);
   void Start();
-  // There is something to send. Any thread.
+  // There is something to send: on the loop. Any thread.
   void Kick();
+  // The same, on this thread, as far as it goes without waiting; unless another one is at it, which
+  // will look again.
+  void Advance();
   void Stop();
   void OnReady(uint32_t events) override;
 
  private:
-  void Advance();
+  // By one thread at a time.
+  void Write();
   void Break(const absl::Status& why);
 
   LaneLoop& loop_;
@@ -95,7 +108,10 @@ class SliceWriter final : public LoopSource, public std::enable_shared_from_this
   const std::weak_ptr<SliceSource> source_;
   LaneLoop::SourceId id_ = 0;
   std::atomic<bool> is_kicked_{false};
-  bool is_stopped_ = false;
+  std::atomic<bool> is_stopped_{false};
+  // Calls of Advance since the one that is at it has looked.
+  std::atomic<uint32_t> advances_{0};
+  // What is below is of the thread that writes.
   SliceSource::Slice slice_;
   SliceHeader header_;
   // Of header and slice together; equal when the slice has gone.
@@ -110,11 +126,15 @@ class SliceReader final : public LoopSource, public std::enable_shared_from_this
   void Start();
   // A transfer that was not known may be by now. Any thread.
   void Resume();
+  // So many bytes are coming, and will be here soon: looks at once, and again with each turn of the
+  // loop until they are, or nothing has come for a while. Any thread.
+  void LookOut(size_t bytes);
   void Stop();
   void OnReady(uint32_t events) override;
 
  private:
   void Advance();
+  void Read();
   void Break(const absl::Status& why);
 
   LaneLoop& loop_;
@@ -122,6 +142,11 @@ class SliceReader final : public LoopSource, public std::enable_shared_from_this
   const std::weak_ptr<SliceSink> sink_;
   LaneLoop::SourceId id_ = 0;
   bool is_stopped_ = false;
+  bool is_advancing_ = false;
+  // Of slices that it looks out for, and how often it may still look in vain before it waits for
+  // the kernel to tell.
+  size_t looked_for_ = 0;
+  int looks_left_ = 0;
   SliceHeader header_;
   size_t header_bytes_ = 0;
   bool is_placed_ = false;

@@ -11,18 +11,21 @@
 #include "absl/synchronization/mutex.h"
 
 #include "transport/tcp/data_plane.h"
+#include "transport/tcp/tcp_outlet.h"
 #include "transport/transport.h"
 
 namespace ferry {
 
 struct TcpTransportOptions {
-  // Of each pair and direction. One connection is one core's worth.
+  // Of each pair and direction, beside the near one. One connection is one core's worth.
   int connections = 2;
 };
 
 // The receiver opens some connections to the sender, when the first tensor comes this way; the
 // sender cuts tensors into slices, and each connection takes the next one when it is free. Slices
-// go straight to where they belong. Whoever reads slowly slows its own sender only.
+// go straight to where they belong. Whoever reads slowly slows its own sender only. One connection
+// more, of the lanes' loop, is for tensors of up to 1 MiB that come one at a time: no other thread
+// has to be woken for those.
 class TcpTransport final : public Transport {
  public:
   //   Errors: RESOURCE_EXHAUSTED.
@@ -42,9 +45,6 @@ class TcpTransport final : public Transport {
   bool OnDataConnection(DataConnection& connection) override ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  class TcpOutlet;
-  class TcpInlet;
-
   TcpTransport(TransportEnvironment environment, std::unique_ptr<DataPlane> plane);
 
   const TransportEnvironment environment_;

@@ -259,7 +259,10 @@ TEST_P(ConformanceOfTickets, ThatNobodyTakesAreGivenUpWithTheirLane) {
 
 // What comes over the connections of a good ticket: nothing of it goes anywhere but into the tensor
 // that was promised, and whoever waits hears of what is wrong, or of its deadline.
-TEST(ConformanceOfSlices, ThatAreGarbageOrCutOffEndTheirLaneAndNothingElse) {
+class ConformanceOfSlices : public ::testing::TestWithParam<uint32_t> {};
+
+TEST_P(ConformanceOfSlices, ThatAreGarbageOrCutOffEndTheirLaneAndNothingElse) {
+  const uint32_t index = GetParam();
   constexpr int64_t kBytes = 100'000;
   const auto slice = [](uint64_t transfer, uint64_t offset, uint32_t bytes, size_t sent) {
     const SliceHeader header = {.transfer = transfer, .offset = offset, .bytes = bytes};
@@ -301,11 +304,11 @@ TEST(ConformanceOfSlices, ThatAreGarbageOrCutOffEndTheirLaneAndNothingElse) {
         directory, 1,
         [&](RoguePeer::End& lane, uint64_t id) {
           lane.TicketOfNothing(id, 2, *Tensor::Allocate(DataType::kUint8, *Shape::Create({kBytes})),
-                               "");
+                               index == kNearConnection ? std::string(kComesNear) : "");
         },
         {}, true);
     rogue.TakeData([&](DataConnection connection) {
-      if (connection.index == 0) {
+      if (connection.index == index) {
         (void)send(connection.socket.get(), attack.bytes.data(), attack.bytes.size(), MSG_NOSIGNAL);
       }
       if (!attack.closes) connections.push_back(std::move(connection));
@@ -331,6 +334,11 @@ TEST(ConformanceOfSlices, ThatAreGarbageOrCutOffEndTheirLaneAndNothingElse) {
     end.reset();
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Over, ConformanceOfSlices, ::testing::Values(0, kNearConnection),
+                         [](const auto& info) {
+                           return info.param == kNearConnection ? "TheNearConnection" : "AnyOther";
+                         });
 
 INSTANTIATE_TEST_SUITE_P(Of, ConformanceOfTickets, ::testing::ValuesIn(kTransportsWithTickets),
                          [](const auto& info) { return std::string(info.param); });

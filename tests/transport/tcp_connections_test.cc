@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which of a pair's connections brings a tensor, and on whose thread it arrives.
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+
+#include "tests/transport/lane_pair.h"
+#include "transport/tcp/tcp_transport.h"
+
+namespace ferry {
+namespace {
+
+constexpr size_t kConnections = 2;
+
+class TcpConnectionsTest : public ::testing::Test {
+ protected:
+  TcpConnectionsTest() {
+    for (Side* side : {&sender_, &receiver_}) {
+      side->environment.loop = side->end.loop.get();
+      side->environment.hub = side->end.hub.get();
+      side->environment.arena = *HostArena::Create({});
+      side->environment.copier = &copier_;
+      side->transport =
+          *TcpTransport::Create(side->environment, {.connections = static_cast<int>(kConnections)});
+    }
+    sender_.end.on_data = [this](DataConnection connection) {
+      absl::MutexLock lock(&mu_);
+      accepted_.push_back(std::move(connection));
+    };
+    Endpoint to_receiver;
+    to_receiver.peer = receiver_.end.peer;
+    outlet_ = sender_.transport->MakeOutlet(to_receiver);
+    Endpoint to_sender;
+    to_sender.peer = sender_.end.peer;
+    to_sender.lanes = sender_.end.addresses;
+    inlet_ = receiver_.transport->MakeInlet(to_sender, [](uint64_t) {});
+  }
+  ~TcpConnectionsTest() override {
+    outlet_->Abort(absl::CancelledError("over"));
+    inlet_->Abort(absl::CancelledError("over"));
+  }
+
+  struct Side {
+    explicit Side(LanePeer self) : end(self) {}
+
+    LaneEnd end;
+    TransportEnvironment environment;
+    std::unique_ptr<TcpTransport> transport;
+  };
+  struct Arrival {
+    std::string ticket;
+    absl::StatusOr<Tensor> tensor = absl::UnknownError("nothing has come");
+    bool came_on_lane_loop = false;
+  };
+
+  // Begins a transfer, which gives the ticket, and the connections if it is the first.
+  std::string Begin(uint64_t id, size_t bytes) {
+    Tensor tensor =
+        *Tensor::Allocate(DataType::kUint8, *Shape::Create({static_cast<int64_t>(bytes)}));
+    for (size_t i = 0; i < bytes; ++i) {
+      static_cast<uint8_t*>(tensor.mutable_data())[i] = ByteOf(id, i);
+    }
+    const TensorHeader header = {tensor.dtype(), tensor.shape(), bytes};
+    auto arrived = std::make_unique<Waiting>();
+    Waiting* const waiting = arrived.get();
+    waiting_.emplace(id, std::move(arrived));
+    std::string body;
+    outlet_->Offer(id, tensor, {}, [&](absl::StatusOr<TransportTicket> ticket) {
+      ASSERT_TRUE(ticket.ok()) << ticket.status();
+      body = ticket->body;
+      // As a lane would: on the receiver's loop.
+      receiver_.end.loop->Post([this, id, header, body, waiting] {
+        inlet_->Take(id, header, body, {}, Tensor(), [this, waiting](auto result, bool) {
+          waiting->arrival.tensor = std::move(result);
+          waiting->arrival.came_on_lane_loop = receiver_.end.loop->IsOnLoop();
+          waiting->done.Notify();
+        });
+      });
+    });
+    return body;
+  }
+  // Until it is there, and is what was sent.
+  Arrival Finish(uint64_t id) {
+    Waiting& waiting = *waiting_.at(id);
+    EXPECT_TRUE(waiting.done.WaitForNotificationWithTimeout(absl::Seconds(20)));
+    const absl::StatusOr<Tensor>& tensor = waiting.arrival.tensor;
+    EXPECT_TRUE(tensor.ok()) << tensor.status();
+    for (size_t i = 0; tensor.ok() && i < tensor->bytes(); ++i) {
+      if (static_cast<const uint8_t*>(tensor->data())[i] == ByteOf(id, i)) continue;
+      ADD_FAILURE() << "byte " << i << " of transfer " << id;
+      break;
+    }
+    return std::move(waiting.arrival);
+  }
+  // Those that the receiver has opened; the sender uses the ones that `is_used` says, and keeps the
+  // others open.
+  void Connect(absl::FunctionRef<bool(uint32_t index)> is_used) {
+    absl::MutexLock lock(&mu_);
+    const auto all = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+      return accepted_.size() == kConnections + 1;
+    };
+    ASSERT_TRUE(mu_.AwaitWithTimeout(absl::Condition(&all), absl::Seconds(20)));
+    for (DataConnection& each : accepted_) {
+      if (!is_used(each.index)) continue;
+      ASSERT_TRUE(sender_.transport->OnDataConnection(each));
+    }
+    // Its own connections are in use when what was posted after them has run.
+    absl::Notification are_there;
+    sender_.end.loop->Post([&are_there] { are_there.Notify(); });
+    are_there.WaitForNotification();
+  }
+  static uint8_t ByteOf(uint64_t id, size_t i) {
+    return static_cast<uint8_t>(id * 31 + i * 7 + i / 251);
+  }
+
+  struct Waiting {
+    Arrival arrival;
+    absl::Notification done;
+  };
+
+  CopyPool copier_;
+  absl::Mutex mu_;
+  std::vector<DataConnection> accepted_ ABSL_GUARDED_BY(mu_);
+  Side sender_{{1, 10}};
+  Side receiver_{{2, 20}};
+  std::map<uint64_t, std::unique_ptr<Waiting>> waiting_;
+  std::shared_ptr<Outlet> outlet_;
+  std::shared_ptr<Inlet> inlet_;
+};
+
+TEST_F(TcpConnectionsTest, WhatComesAloneArrivesOnTheLanesLoop) {
+  EXPECT_EQ(Begin(1, 1000), "") << "there are no connections yet";
+  Connect([](uint32_t) { return true; });
+  EXPECT_FALSE(Finish(1).came_on_lane_loop);
+  outlet_->Release(1);
+  for (uint64_t id = 2; id < 10; ++id) {
+    EXPECT_EQ(Begin(id, id % 2 == 0 ? kNearBytes : 300'000), kComesNear);
+    EXPECT_TRUE(Finish(id).came_on_lane_loop);
+    outlet_->Release(id);
+  }
+}
+
+TEST_F(TcpConnectionsTest, StreamsAndWhatIsLargeHaveThreadsOfTheirOwn) {
+  Begin(1, 1000);
+  Connect([](uint32_t) { return true; });
+  Finish(1);
+  outlet_->Release(1);
+  EXPECT_EQ(Begin(2, kNearBytes + 1), "");
+  EXPECT_FALSE(Finish(2).came_on_lane_loop);
+  outlet_->Release(2);
+  EXPECT_EQ(Begin(3, 200'000), kComesNear);
+  // Until the first is over.
+  for (uint64_t id = 4; id < 8; ++id) EXPECT_EQ(Begin(id, 200'000), "");
+  for (uint64_t id = 3; id < 8; ++id) {
+    EXPECT_EQ(Finish(id).came_on_lane_loop, id == 3);
+    outlet_->Release(id);
+  }
+  EXPECT_EQ(Begin(8, 200'000), kComesNear);
+  Finish(8);
+}
+
+// The others may fail for want of descriptors.
+TEST_F(TcpConnectionsTest, TheNearConnectionAloneCarriesEverything) {
+  Begin(1, 5 * kNearBytes);
+  Connect([](uint32_t index) { return index == kNearConnection; });
+  EXPECT_TRUE(Finish(1).came_on_lane_loop);
+  outlet_->Release(1);
+  EXPECT_EQ(Begin(2, 3 * kNearBytes), "");
+  EXPECT_EQ(Begin(3, 200'000), "");
+  EXPECT_TRUE(Finish(2).came_on_lane_loop);
+  EXPECT_TRUE(Finish(3).came_on_lane_loop);
+}
+
+TEST_F(TcpConnectionsTest, TheOthersDoWithoutTheNearOne) {
+  Begin(1, 1000);
+  Connect([](uint32_t index) { return index != kNearConnection; });
+  Finish(1);
+  outlet_->Release(1);
+  EXPECT_EQ(Begin(2, 200'000), "");
+  EXPECT_FALSE(Finish(2).came_on_lane_loop);
+}
+
+// A sender's thread that writes while the loop finds the connection broken.
+TEST_F(TcpConnectionsTest, ABrokenNearConnectionEndsBothHalves) {
+  Begin(1, 1000);
+  Connect([](uint32_t) { return true; });
+  Finish(1);
+  outlet_->Release(1);
+  inlet_->Abort(absl::UnavailableError("gone"));
+  // It notices by the connections, which the receiver has closed, sooner or later.
+  absl::Status status;
+  for (uint64_t id = 2; status.ok(); ++id) {
+    ASSERT_LT(id, 100'000u);
+    outlet_->Offer(id, *Tensor::Allocate(DataType::kUint8, *Shape::Create({300'000})), {},
+                   [&](absl::StatusOr<TransportTicket> ticket) { status = ticket.status(); });
+    outlet_->Release(id);
+  }
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+}
+
+}  // namespace
+}  // namespace ferry
