@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plain loops, which the compiler turns into vectors.
+// Which expression of Eigen's merges.
 #include "worker/collectives/merge.h"
 
 #include "base/status_macros.h"
@@ -12,46 +12,24 @@ namespace {
 
 using MergedTypes = TypeSet<Bfloat16, Half, float, double, int32_t, int64_t>;
 
-template <typename Operation, typename T>
-void MergeLoop(const T* a, const T* b, T* out, int64_t count) {
-  if constexpr (kIsSmallFloat<T>) {
-    float a_floats[kFloatPiece];
-    float b_floats[kFloatPiece];
-    ForEachPiece(count, [&](int64_t at, int64_t here) {
-      ToFloats(a + at, a_floats, here);
-      ToFloats(b + at, b_floats, here);
-      MergeLoop<Operation>(a_floats, b_floats, a_floats, here);
-      FromFloats(a_floats, out + at, here);
-    });
-  } else {
-    for (int64_t i = 0; i < count; ++i) out[i] = Operation::Apply(a[i], b[i]);
-  }
-}
-
 template <typename T>
 void MergeElements(MergeOp op, const T* a, const T* b, T* out, int64_t count) {
   switch (op) {
     case MergeOp::kAdd:
-      return MergeLoop<AddElements>(a, b, out, count);
+      return BinaryRow<AddElements>(a, 1, b, 1, out, count);
     case MergeOp::kMul:
-      return MergeLoop<MulElements>(a, b, out, count);
+      return BinaryRow<MulElements>(a, 1, b, 1, out, count);
     case MergeOp::kMax:
-      return MergeLoop<MaxElements>(a, b, out, count);
+      return BinaryRow<MaxElements>(a, 1, b, 1, out, count);
     case MergeOp::kMin:
-      return MergeLoop<MinElements>(a, b, out, count);
+      return BinaryRow<MinElements>(a, 1, b, 1, out, count);
   }
 }
 
 template <typename T>
 void DivideElements(int32_t divisor, T* elements, int64_t count) {
-  if constexpr (kIsSmallFloat<T>) {
-    for (int64_t i = 0; i < count; ++i) {
-      elements[i] = static_cast<T>(static_cast<float>(elements[i]) /
-                                   static_cast<float>(static_cast<T>(static_cast<float>(divisor))));
-    }
-  } else {
-    for (int64_t i = 0; i < count; ++i) elements[i] /= static_cast<T>(divisor);
-  }
+  const T by = static_cast<T>(divisor);
+  BinaryRow<DivElements>(elements, 1, &by, 0, elements, count);
 }
 
 }  // namespace

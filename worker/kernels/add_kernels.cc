@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 
 #include "worker/kernels/add.h"
-#include "worker/kernels/arithmetic.h"
 #include "worker/kernels/binary.h"
 #include "worker/kernels/run_writer.h"
 #include "worker/kernels/shapes.h"

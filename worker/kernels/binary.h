@@ -9,45 +9,13 @@
 #include "absl/status/status.h"
 
 #include "base/status_macros.h"
+#include "worker/kernels/arithmetic.h"
 #include "worker/kernels/broadcast.h"
 #include "worker/kernels/element_types.h"
 #include "worker/kernels/families.h"
 #include "worker/kernels/function_kernel.h"
-#include "worker/kernels/small_floats.h"
 
 namespace ferry::worker {
-
-// Strides are 0 or 1.
-template <typename Operation, typename T>
-void BinaryLoop(const T* x, int64_t x_stride, const T* y, int64_t y_stride, T* out, int64_t count) {
-  if (x_stride == 0) {
-    const T value = *x;
-    for (int64_t i = 0; i < count; ++i) out[i] = Operation::Apply(value, y[i]);
-  } else if (y_stride == 0) {
-    const T value = *y;
-    for (int64_t i = 0; i < count; ++i) out[i] = Operation::Apply(x[i], value);
-  } else {
-    for (int64_t i = 0; i < count; ++i) out[i] = Operation::Apply(x[i], y[i]);
-  }
-}
-
-// Small floats become floats, piece by piece.
-template <typename Operation, typename T>
-void BinaryRow(const T* x, int64_t x_stride, const T* y, int64_t y_stride, T* out, int64_t count) {
-  if constexpr (kIsSmallFloat<T>) {
-    float x_floats[kFloatPiece];
-    float y_floats[kFloatPiece];
-    ForEachPiece(count, [&](int64_t at, int64_t here) {
-      ToFloats(x + at * x_stride, x_floats, x_stride == 0 ? 1 : here);
-      ToFloats(y + at * y_stride, y_floats, y_stride == 0 ? 1 : here);
-      float* const out_floats = x_stride == 0 ? y_floats : x_floats;
-      BinaryLoop<Operation>(x_floats, x_stride, y_floats, y_stride, out_floats, here);
-      FromFloats(out_floats, out + at, here);
-    });
-  } else {
-    BinaryLoop<Operation>(x, x_stride, y, y_stride, out, count);
-  }
-}
 
 template <typename Operation, typename T>
 absl::Status ComputeBinary(KernelContext& context) {

@@ -120,11 +120,13 @@ void CastArray(const void* from, void* to, int64_t count) {
   } else if constexpr (kIsSmallFloat<To>) {
     float floats[kFloatPiece];
     ForEachPiece(count, [&floats, source, target](int64_t at, int64_t here) {
-      for (int64_t i = 0; i < here; ++i) floats[i] = Converted<float>(source[at + i]);
+      CastArray<float, From>(source + at, floats, here);
       FromFloats(floats, target + at, here);
     });
   } else {
-    for (int64_t i = 0; i < count; ++i) target[i] = Converted<To>(source[i]);
+    Elements<To>(target, count) = ConstElements<From>(source, count).unaryExpr([](const From& x) {
+      return Converted<To>(x);
+    });
   }
 }
 
@@ -135,13 +137,16 @@ void TruncateArray(const void* from, void* to, int64_t count) {
   if constexpr (kIsSmallFloat<To>) {
     float floats[kFloatPiece];
     ForEachPiece(count, [&floats, source, target](int64_t at, int64_t here) {
-      for (int64_t i = 0; i < here; ++i) {
-        floats[i] = Converted<float>(Shortened<To>(RealPart(source[at + i])));
-      }
+      Elements<float>(floats, here) =
+          ConstElements<From>(source + at, here).unaryExpr([](const From& x) {
+            return Converted<float>(Shortened<To>(RealPart(x)));
+          });
       FromFloats(floats, target + at, here);
     });
   } else {
-    for (int64_t i = 0; i < count; ++i) target[i] = Truncated<To>(source[i]);
+    Elements<To>(target, count) = ConstElements<From>(source, count).unaryExpr([](const From& x) {
+      return Truncated<To>(x);
+    });
   }
 }
 

@@ -26,6 +26,17 @@ inline constexpr bool kIsComplex = std::is_same_v<T, Complex64> || std::is_same_
 template <typename T>
 inline constexpr bool kIsFloat = kIsSmallFloat<T> || std::is_floating_point_v<T>;
 
+// Elements in a row, for Eigen's expressions.
+template <typename T>
+using Elements = Eigen::Map<Eigen::Array<T, Eigen::Dynamic, 1>>;
+template <typename T>
+using ConstElements = Eigen::Map<const Eigen::Array<T, Eigen::Dynamic, 1>>;
+// One element, again and again.
+template <typename T>
+auto Repeated(T value, int64_t count) {
+  return Eigen::Array<T, Eigen::Dynamic, 1>::Constant(count, value);
+}
+
 // A type as a value.
 template <typename T>
 struct TypeTag {

@@ -8,49 +8,66 @@
 namespace ferry::worker {
 namespace {
 
+// What is no number wins.
+struct Largest {
+  using OfTwo = MaxElements;
+  template <typename Row>
+  static auto Of(const Row& row) {
+    return row.template maxCoeff<Eigen::PropagateNaN>();
+  }
+};
+
+struct Smallest {
+  using OfTwo = MinElements;
+  template <typename Row>
+  static auto Of(const Row& row) {
+    return row.template minCoeff<Eigen::PropagateNaN>();
+  }
+};
+
 template <typename T, typename Choice>
 struct Choosing {
   using Total = T;
 
-  static void Add(Total& total, T element) { total = Choice::Apply(total, element); }
-  static void Merge(Total& total, Total other) { total = Choice::Apply(total, other); }
+  static void Add(Total* totals, const T* row, int64_t count) {
+    BinaryRow<typename Choice::OfTwo>(totals, 1, row, 1, totals, count);
+  }
+  static Total Merge(Total total, Total other) {
+    BinaryRow<typename Choice::OfTwo>(&total, 1, &other, 1, &total, 1);
+    return total;
+  }
+  static Total Of(const T* row, int64_t count) {
+    if constexpr (kIsSmallFloat<T>) {
+      float floats[kFloatPiece];
+      T total = row[0];
+      ForEachPiece(count, [&floats, &total, row](int64_t at, int64_t here) {
+        ToFloats(row + at, floats, here);
+        // One of them, so that nothing is rounded.
+        total = Merge(total, static_cast<T>(Choice::Of(ConstElements<float>(floats, here))));
+      });
+      return total;
+    } else {
+      return Choice::Of(ConstElements<T>(row, count));
+    }
+  }
   static T Result(Total total, int64_t) { return total; }
 };
 
-template <typename T, typename Choice>
-T ChooseOf(const T* row, int64_t count, T first) {
-  // So many comparisons of floats, which take their time, do not wait for each other.
-  constexpr int64_t kLanes = kIsFloat<T> ? 32 : 8;
-  T lanes[kLanes];
-  for (T& lane : lanes) lane = first;
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
-      lanes[lane] = Choice::Apply(lanes[lane], row[i + lane]);
-    }
-  }
-  for (; i < count; ++i) lanes[0] = Choice::Apply(lanes[0], row[i]);
-  for (const T& lane : lanes) first = Choice::Apply(first, lane);
-  return first;
-}
-
 template <typename T>
-struct Max : Choosing<T, MaxElements> {
+struct Max : Choosing<T, Largest> {
   static T First() {
     if constexpr (kIsFloat<T>) return -std::numeric_limits<T>::infinity();
     return std::numeric_limits<T>::lowest();
   }
-  static T Of(const T* row, int64_t count) { return ChooseOf<T, MaxElements>(row, count, First()); }
   static T OfNone() { return First(); }
 };
 
 template <typename T>
-struct Min : Choosing<T, MinElements> {
+struct Min : Choosing<T, Smallest> {
   static T First() {
     if constexpr (kIsFloat<T>) return std::numeric_limits<T>::infinity();
     return std::numeric_limits<T>::max();
   }
-  static T Of(const T* row, int64_t count) { return ChooseOf<T, MinElements>(row, count, First()); }
   static T OfNone() { return First(); }
 };
 

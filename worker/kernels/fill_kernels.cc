@@ -182,9 +182,10 @@ absl::Status Range(KernelContext& context) {
   using Wide = typename RangeArithmetic<T>::Type;
   const Wide start = static_cast<Wide>(values[0]);
   const Wide delta = static_cast<Wide>(values[2]);
-  for (int64_t i = 0; i < count; ++i) {
-    elements[i] = static_cast<T>(start + static_cast<Wide>(i) * delta);
-  }
+  Elements<T>(elements, count) =
+      Eigen::Array<T, Eigen::Dynamic, 1>::NullaryExpr(count, [start, delta](Eigen::Index i) {
+        return static_cast<T>(start + static_cast<Wide>(i) * delta);
+      });
   context.set_output(0, std::move(tensor));
   return absl::OkStatus();
 }

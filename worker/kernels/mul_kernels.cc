@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Mul and RealDiv.
-#include "worker/kernels/arithmetic.h"
 #include "worker/kernels/binary.h"
 
 namespace ferry::worker {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Maximum and Minimum of two tensors.
-#include "worker/kernels/arithmetic.h"
 #include "worker/kernels/binary.h"
 
 namespace ferry::worker {

@@ -18,12 +18,13 @@
 namespace ferry::worker {
 
 // An Operation for elements of type T has
-//   Total                        what it collects in
-//   Total First()                that of no elements
-//   void Add(Total&, T)          one more
-//   Total Of(const T*, int64_t)  a row of elements, which Merge(Total&, Total) adds
-//   T Result(Total, int64_t)     of so many elements, at least one
-//   T OfNone()                   the result where there are none
+//   Total                                  what it collects in
+//   Total First()                          that of no elements
+//   void Add(Total*, const T*, int64_t)    a row of elements, each to another total
+//   Total Of(const T*, int64_t)            a row of at least one element
+//   Total Merge(Total, Total)              of two
+//   T Result(Total, int64_t)               of so many elements, at least one
+//   T OfNone()                             the result where there are none
 template <typename Operation, typename T>
 absl::Status ComputeReduction(KernelContext& context, bool keeps_dims) {
   using Total = typename Operation::Total;
@@ -49,9 +50,9 @@ absl::Status ComputeReduction(KernelContext& context, bool keeps_dims) {
                [from, all = totals.get()](int64_t out, int64_t in, int64_t count, bool is_reduced) {
                  const T* const row = from + in;
                  if (is_reduced) {
-                   Operation::Merge(all[out], Operation::Of(row, count));
+                   all[out] = Operation::Merge(all[out], Operation::Of(row, count));
                  } else {
-                   for (int64_t i = 0; i < count; ++i) Operation::Add(all[out + i], row[i]);
+                   Operation::Add(all + out, row, count);
                  }
                });
     for (int64_t i = 0; i < out_count; ++i) {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sum and Mean.
+#include <algorithm>
 #include <limits>
 
-#include "worker/kernels/arithmetic.h"
 #include "worker/kernels/reduce.h"
+#include "worker/kernels/small_floats.h"
 
 namespace ferry::worker {
 namespace {
@@ -12,7 +13,7 @@ namespace {
 // integers wrap round.
 template <typename T>
 struct TotalOf {
-  using Type = std::make_unsigned_t<std::conditional_t<kIsFloat<T> || kIsComplex<T>, int, T>>;
+  using Type = std::make_unsigned_t<std::conditional_t<(sizeof(T) < sizeof(int)), int, T>>;
 };
 template <>
 struct TotalOf<Half> {
@@ -44,35 +45,41 @@ struct Adding {
   using Total = TotalType;
 
   static Total First() { return Total(0); }
-  static void Add(Total& total, T element) { Merge(total, Wide(element)); }
-  static void Merge(Total& total, Total other) { total = AddElements::Apply(total, other); }
-  // Several sums side by side: they need not wait for each other, and are more exact.
+  static Total Merge(Total total, Total other) { return total + other; }
+
+  static void Add(Total* totals, const T* row, int64_t count) {
+    if constexpr (kIsSmallFloat<T>) {
+      ForEachWidePiece(row, count, [totals](int64_t at, auto piece) {
+        Elements<Total>(totals + at, piece.size()) += piece;
+      });
+    } else {
+      Elements<Total>(totals, count) += ConstElements<T>(row, count).template cast<Total>();
+    }
+  }
+
   static Total Of(const T* row, int64_t count) {
-    if constexpr (std::is_integral_v<T>) {
-      // One after the other: of the lanes below GCC 12 loses some at -O3, where T is of 8 bits.
-      Total total = First();
-      for (int64_t i = 0; i < count; ++i) Add(total, row[i]);
-      return total;
-    }
-    constexpr int64_t kLanes = 8;
-    Total lanes[kLanes];
-    for (Total& lane : lanes) lane = First();
-    int64_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) {
-      for (int64_t lane = 0; lane < kLanes; ++lane) Add(lanes[lane], row[i + lane]);
-    }
-    for (; i < count; ++i) Add(lanes[i % kLanes], row[i]);
     Total total = First();
-    for (const Total& lane : lanes) Merge(total, lane);
+    ForEachWidePiece(row, count, [&total](int64_t, auto piece) { total += piece.sum(); });
     return total;
   }
 
  private:
-  static Total Wide(T element) {
-    if constexpr (kIsSmallFloat<T>) {
-      return static_cast<Total>(static_cast<float>(element));
+  // Calls function(at, piece) with what Eigen can add with the processor's vectors, which it does
+  // not while it converts.
+  template <typename Function>
+  static void ForEachWidePiece(const T* row, int64_t count, Function&& function) {
+    if constexpr (std::is_same_v<T, Total>) {
+      function(0, ConstElements<T>(row, count));
     } else {
-      return static_cast<Total>(element);
+      Total wide[kFloatPiece];
+      ForEachPiece(count, [&wide, row, &function](int64_t at, int64_t here) {
+        if constexpr (kIsSmallFloat<T>) {
+          ToFloats(row + at, wide, here);
+        } else {
+          Elements<Total>(wide, here) = ConstElements<T>(row + at, here).template cast<Total>();
+        }
+        function(at, ConstElements<Total>(wide, here));
+      });
     }
   }
 };
@@ -87,9 +94,7 @@ struct Sum : Adding<T, typename TotalOf<T>::Type> {
 
 // Integers are added as wide ones.
 template <typename T>
-using MeanTotal = std::conditional_t<std::is_integral_v<T>,
-                                     std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>,
-                                     typename TotalOf<T>::Type>;
+using MeanTotal = std::conditional_t<std::is_integral_v<T>, uint64_t, typename TotalOf<T>::Type>;
 
 template <typename T>
 struct Mean : Adding<T, MeanTotal<T>> {
@@ -98,6 +103,8 @@ struct Mean : Adding<T, MeanTotal<T>> {
   static T Result(Total total, int64_t count) {
     if constexpr (kIsComplex<T>) {
       return static_cast<T>(total / static_cast<double>(count));
+    } else if constexpr (std::is_integral_v<T> && std::is_signed_v<T>) {
+      return static_cast<T>(static_cast<int64_t>(total) / count);
     } else {
       return static_cast<T>(total / static_cast<Total>(count));
     }

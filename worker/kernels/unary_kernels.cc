@@ -15,22 +15,31 @@ namespace {
 
 struct Negate {
   template <typename T>
-  static T Apply(T x) {
+  static void Apply(const T* from, T* to, int64_t count) {
     if constexpr (std::is_integral_v<T>) {
-      return SubElements::Apply(T(0), x);
+      // The smallest one has no opposite.
+      const T zero = 0;
+      BinaryRow<SubElements>(&zero, 0, from, 1, to, count);
     } else {
-      return -x;
+      Elements<T>(to, count) = -ConstElements<T>(from, count);
     }
   }
 };
 
 struct SquareRoot {
   template <typename T>
-  static T Apply(T x) {
+  static void Apply(const T* from, T* to, int64_t count) {
     if constexpr (kIsSmallFloat<T>) {
-      return static_cast<T>(std::sqrt(static_cast<float>(x)));
+      float floats[kFloatPiece];
+      ForEachPiece(count, [&floats, from, to](int64_t at, int64_t here) {
+        ToFloats(from + at, floats, here);
+        Apply(floats, floats, here);
+        FromFloats(floats, to + at, here);
+      });
     } else {
-      return std::sqrt(x);
+      // Eigen's own is not exact: of floats an approximation, of complex numbers another rounding.
+      Elements<T>(to, count) =
+          ConstElements<T>(from, count).unaryExpr([](const T& x) { return std::sqrt(x); });
     }
   }
 };
@@ -39,10 +48,8 @@ template <typename Operation, typename T>
 absl::Status ComputeUnary(KernelContext& context) {
   const Tensor& x = context.input(0);
   FERRY_ASSIGN_OR_RETURN(Tensor y, context.Allocate(x.dtype(), x.shape()));
-  const T* const from = static_cast<const T*>(x.data());
-  T* const to = static_cast<T*>(y.mutable_data());
-  const int64_t count = x.shape().element_count();
-  for (int64_t i = 0; i < count; ++i) to[i] = Operation::Apply(from[i]);
+  Operation::Apply(static_cast<const T*>(x.data()), static_cast<T*>(y.mutable_data()),
+                   x.shape().element_count());
   context.set_output(0, std::move(y));
   return absl::OkStatus();
 }
