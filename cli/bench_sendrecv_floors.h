@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// SendRecvFloors: what the machine does by itself with the bytes of ferry bench sendrecv.
+#ifndef FERRY_CLI_BENCH_SENDRECV_FLOORS_H_
+#define FERRY_CLI_BENCH_SENDRECV_FLOORS_H_
+
+#include <cstddef>
+#include <memory>
+
+#include <nlohmann/json.hpp>
+
+#include "absl/status/status.h"
+
+#include "cli/bench_device.h"
+#include "cli/bench_meeting.h"
+#include "cli/bench_plan.h"
+#include "cli/bench_raw_tcp.h"
+
+namespace ferry::cli {
+
+// Both processes call the same in the same order. What one of them finds it adds to an object that
+// it tells. Not thread-safe.
+class SendRecvFloors final {
+ public:
+  // All outlive it.
+  SendRecvFloors(const BenchParty& party, BenchMeeting& meeting, const BenchPlan& plan,
+                 BenchDevice& device)
+      : party_(party),
+        meeting_(meeting),
+        plan_(plan),
+        device_(device),
+        is_first_(party.is_first()) {}
+
+  // Once, before the others.
+  absl::Status MeasureMachine(nlohmann::ordered_json& machine);
+  // Of tensors of that size.
+  absl::Status Measure(size_t bytes, nlohmann::ordered_json& floors);
+  absl::Status CleanUp();
+
+ private:
+  bool GoesOverTcp() const;
+
+  const BenchParty& party_;
+  BenchMeeting& meeting_;
+  const BenchPlan& plan_;
+  BenchDevice& device_;
+  const bool is_first_;
+  std::unique_ptr<RawTcp> raw_tcp_;
+};
+
+}  // namespace ferry::cli
+
+#endif  // FERRY_CLI_BENCH_SENDRECV_FLOORS_H_
