@@ -32,10 +32,10 @@ std::optional<int> OrdinalOf(absl::string_view name) {
   return ordinal;
 }
 
-MemoryPlace PlaceOfName(absl::string_view name) {
-  const int ordinal = OrdinalOf(name).value_or(-1);
-  if (ordinal < 0) return {};
-  return {.space = MemorySpace::kCuda, .ordinal = ordinal};
+absl::Duration MedianOf(std::vector<absl::Duration> times) {
+  const auto middle = times.begin() + static_cast<ptrdiff_t>(times.size() / 2);
+  std::nth_element(times.begin(), middle, times.end());
+  return *middle;
 }
 
 // Pinned memory of a copy.
@@ -81,6 +81,12 @@ absl::StatusOr<BenchDevices> ParseDevicesFlag(absl::string_view text, int most) 
   return names;
 }
 
+MemoryPlace PlaceOfDevice(absl::string_view name) {
+  const int ordinal = OrdinalOf(name).value_or(-1);
+  if (ordinal < 0) return {};
+  return {.space = MemorySpace::kCuda, .ordinal = ordinal};
+}
+
 absl::StatusOr<std::unique_ptr<BenchDevice>> BenchDevice::Open(Node& node, std::string name,
                                                                absl::string_view dtype,
                                                                absl::Duration patience) {
@@ -93,13 +99,13 @@ absl::StatusOr<std::unique_ptr<BenchDevice>> BenchDevice::Open(Node& node, std::
   FERRY_RETURN_IF_ERROR(device->Make(ElementBytes(*type)).status());
   if (device->name_ == kHostDevice) return device;
   FERRY_ASSIGN_OR_RETURN(device->gpu_,
-                         node.exchange().gpus()->Get(PlaceOfName(device->name_).ordinal));
+                         node.exchange().gpus()->Get(PlaceOfDevice(device->name_).ordinal));
   return device;
 }
 
 BenchDevice::~BenchDevice() = default;
 
-MemoryPlace BenchDevice::place() const { return PlaceOfName(name_); }
+MemoryPlace BenchDevice::place() const { return PlaceOfDevice(name_); }
 
 absl::StatusOr<Tensor> BenchDevice::Allocate(const std::string& device, size_t bytes) {
   const size_t count = bytes / ElementBytes(dtype_);
@@ -193,16 +199,50 @@ absl::StatusOr<absl::Duration> BenchDevice::MeasureCopy(size_t bytes, int rounds
     const absl::Duration taken = SteadyClock().Now() - start;
     if (round > 0) times.push_back(is_from_host ? taken / 2 : taken);
   }
-  std::nth_element(times.begin(), times.begin() + static_cast<ptrdiff_t>(times.size() / 2),
-                   times.end());
-  return times[times.size() / 2];
+  return MedianOf(std::move(times));
+}
+
+absl::StatusOr<absl::Duration> BenchDevice::MeasurePeerCopy(size_t bytes, int rounds,
+                                                            const std::string& other) {
+  Gpus& gpus = *node_.exchange().gpus();
+  const int ordinal = PlaceOfDevice(other).ordinal;
+  const absl::StatusOr<Gpu*> peer = gpus.Get(ordinal);
+  if (!peer.ok()) return absl::UnavailableError(peer.status().message());
+  const int own = gpu_->device->ordinal();
+  if (!gpus.peers().CanAccess(own, ordinal) || !gpus.peers().CanAccess(ordinal, own)) {
+    return absl::UnavailableError(
+        absl::StrCat("the machine has no peer access between ", name_, " and ", other));
+  }
+  FERRY_ASSIGN_OR_RETURN(const Tensor here, Make(bytes));
+  FERRY_ASSIGN_OR_RETURN(const Tensor there, Allocate(other, bytes));
+  FERRY_ASSIGN_OR_RETURN(const auto stream, cuda::CudaStream::Create(gpu_->device));
+  const cuda::CudaTable& table = gpu_->device->table();
+  const cuda::ScopedCurrent current(*gpu_->device);
+  const auto copy = [&](const Tensor& to, const Gpu& in, const Tensor& from, const Gpu& of) {
+    absl::Status status = gpu_->device->Check(
+        table.copy_peer_async(cuda::AsDevicePointer(to.data()), in.device->context(),
+                              cuda::AsDevicePointer(from.data()), of.device->context(), bytes,
+                              stream->get()),
+        "cuMemcpyPeerAsync");
+    if (!status.ok()) return status;
+    return gpu_->device->Check(table.stream_synchronize(stream->get()), "cuStreamSynchronize");
+  };
+  std::vector<absl::Duration> times;
+  // The first is warm-up.
+  for (int round = 0; round <= rounds; ++round) {
+    const absl::Time start = SteadyClock().Now();
+    FERRY_RETURN_IF_ERROR(copy(there, **peer, here, *gpu_));
+    FERRY_RETURN_IF_ERROR(copy(here, *gpu_, there, **peer));
+    if (round > 0) times.push_back((SteadyClock().Now() - start) / 2);
+  }
+  return MedianOf(std::move(times));
 }
 
 std::set<std::string> DeviceWays(Node& node, int from, size_t bytes, absl::string_view from_device,
                                  absl::string_view to_device) {
   std::set<std::string> ways;
   const absl::StatusOr<PathChoice> choice =
-      node.PathFrom(from, bytes, true, PlaceOfName(from_device), PlaceOfName(to_device));
+      node.PathFrom(from, bytes, true, PlaceOfDevice(from_device), PlaceOfDevice(to_device));
   if (!choice.ok()) return ways;
   for (const PathCandidate& candidate : choice->candidates) {
     if (candidate.cost.ok()) ways.insert(candidate.name);
@@ -213,7 +253,7 @@ std::set<std::string> DeviceWays(Node& node, int from, size_t bytes, absl::strin
 std::string DevicePathReason(Node& node, int from, size_t bytes, absl::string_view from_device,
                              absl::string_view to_device) {
   const absl::StatusOr<PathChoice> choice =
-      node.PathFrom(from, bytes, true, PlaceOfName(from_device), PlaceOfName(to_device));
+      node.PathFrom(from, bytes, true, PlaceOfDevice(from_device), PlaceOfDevice(to_device));
   return choice.ok() ? Explain(*choice) : std::string(choice.status().message());
 }
 

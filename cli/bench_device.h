@@ -25,6 +25,9 @@ namespace ferry::cli {
 //   Errors: INVALID_ARGUMENT, naming the flag.
 absl::StatusOr<BenchDevices> ParseDevicesFlag(absl::string_view text, int most);
 
+// Of one of these names.
+MemoryPlace PlaceOfDevice(absl::string_view name);
+
 // Tensors have one dimension, and a pattern of cli/pattern.h. Not thread-safe but for AwaitBytes.
 class BenchDevice final {
  public:
@@ -37,6 +40,8 @@ class BenchDevice final {
   ~BenchDevice();
 
   bool is_gpu() const { return gpu_ != nullptr; }
+  // Null on a host.
+  Gpu* gpu() const { return gpu_; }
   MemoryPlace place() const;
 
   // `bytes`, here and below: of whole elements. Elements undefined.
@@ -52,6 +57,12 @@ class BenchDevice final {
   // P50 of the driver's own copy to this GPU, waited for: from another piece of its memory, or
   // from, and to, pinned memory of the host, half of both ways. REQUIRES: is_gpu().
   absl::StatusOr<absl::Duration> MeasureCopy(size_t bytes, int rounds, bool is_from_host);
+  // P50 of the driver's own copy to GPU `other` of this process, and back, waited for: half of both
+  // ways. That GPU is in use from then on.
+  //   Errors: UNAVAILABLE why it cannot be used here, or that neither reaches the other's memory.
+  //   REQUIRES: is_gpu(); another GPU.
+  absl::StatusOr<absl::Duration> MeasurePeerCopy(size_t bytes, int rounds,
+                                                 const std::string& other);
 
  private:
   BenchDevice(Node& node, std::string name, DataType dtype, absl::Duration patience)

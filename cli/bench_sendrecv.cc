@@ -44,9 +44,18 @@ void SetFloor(const Json& floors, const BenchReport& report, BenchRow& row) {
   const absl::Duration wake = report.wake();
   // What bounds many at a time is what they are asking, but where they share a network.
   if (row.inflight > 1) {
-    if (!floors.contains("raw_tcp_stream_s")) return;
-    row.floor_name = "raw tcp stream";
-    row.floor = absl::Seconds(floors.value("raw_tcp_stream_s", 0.0));
+    if (row.path == "nccl" && floors.contains("raw_nccl_stream_s")) {
+      row.floor_name = "raw nccl stream";
+      row.floor = absl::Seconds(floors.value("raw_nccl_stream_s", 0.0));
+    } else if (floors.contains("raw_tcp_stream_s")) {
+      row.floor_name = "raw tcp stream";
+      row.floor = absl::Seconds(floors.value("raw_tcp_stream_s", 0.0));
+    }
+    return;
+  }
+  if (row.path == "nccl" && floors.contains("raw_nccl_s")) {
+    row.floor_name = "raw nccl";
+    row.floor = absl::Seconds(floors.value("raw_nccl_s", 0.0));
     return;
   }
   const std::string before =
@@ -115,6 +124,11 @@ absl::Status ReadLines(const BenchPlan& plan, BenchStage& stage, BenchLines& lin
     // Each has measured what it has.
     Json all_floors = floors[1];
     all_floors.update(floors[0]);
+    if (all_floors.contains("no_gpu_copy") && bytes == plan.sizes.front()) {
+      std::fprintf(stderr, "ferry: no floor of copies between the GPUs: %s\n",
+                   all_floors.value("no_gpu_copy", "").c_str());
+    }
+    const size_t first_row = report.rows.size();
     for (size_t i = 0; i < plan.modes.size() * plan.DepthsOf(bytes).size(); ++i) {
       FERRY_ASSIGN_OR_RETURN(const std::vector<Json> both, lines.Expect("case"));
       const Json& here = both[0];
@@ -127,8 +141,14 @@ absl::Status ReadLines(const BenchPlan& plan, BenchStage& stage, BenchLines& lin
       const double moved_gb = here.value("moved_bytes", 0.0) / 1e9;
       const double cpu_s = here.value("cpu_s", 0.0) + there.value("cpu_s", 0.0);
       row.cpu_s_per_gb = moved_gb > 0 ? cpu_s / moved_gb : 0;
-      SetFloor(all_floors, report, row);
       report.rows.push_back(std::move(row));
+    }
+    if (plan.uses_gpus()) {
+      FERRY_ASSIGN_OR_RETURN(const std::vector<Json> later, lines.Expect("later floors"));
+      all_floors.update(later[0]);
+    }
+    for (size_t i = first_row; i < report.rows.size(); ++i) {
+      SetFloor(all_floors, report, report.rows[i]);
     }
   }
   // By mode, so that a column reads from small to large.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies and raw sockets, of one size after the other.
+// Copies, raw sockets and raw NCCL, of one size after the other.
 #include "cli/bench_sendrecv_floors.h"
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 
 #include "base/status_macros.h"
 #include "cli/bench_floors.h"
+#include "cli/bench_raw_nccl.h"
 
 namespace ferry::cli {
 namespace {
@@ -49,20 +50,56 @@ absl::Status SendRecvFloors::MeasureMachine(Json& machine) {
   return absl::OkStatus();
 }
 
-// Of GPUs by whichever has one, of hosts by the first: the other waits meanwhile.
-absl::Status SendRecvFloors::Measure(size_t bytes, Json& floors) {
-  const int rounds = std::clamp(plan_.IterationsOf(bytes), 3, 30);
-  if (plan_.uses_gpus()) {
-    floors["uses_gpus"] = true;
-    const bool is_mixed = plan_.DeviceOf(0) == kHostDevice || plan_.DeviceOf(1) == kHostDevice;
-    if (!device_.is_gpu() || (!is_mixed && !is_first_)) return absl::OkStatus();
-    // What lies between two GPUs is not known to a copy within one.
-    if (!is_mixed && plan_.DeviceOf(0) != plan_.DeviceOf(1)) return absl::OkStatus();
-    FERRY_ASSIGN_OR_RETURN(const absl::Duration copy, device_.MeasureCopy(bytes, rounds, is_mixed));
-    floors["gpu_copy"] = is_mixed ? "cuMemcpy, pinned" : "cuMemcpyDtoD";
-    floors["gpu_copy_s"] = absl::ToDoubleSeconds(copy);
+int SendRecvFloors::RoundsOf(size_t bytes) const {
+  return std::clamp(plan_.IterationsOf(bytes), 3, 30);
+}
+
+int SendRecvFloors::BatchesOf(size_t bytes, int depth) const {
+  const int rounds = RoundsOf(bytes);
+  return bytes < kLargeStreamBytes ? rounds : std::max(rounds / depth, 3);
+}
+
+// By whichever has one, or by the first: the other waits meanwhile.
+absl::Status SendRecvFloors::MeasureGpus(size_t bytes, Json& floors) {
+  floors["uses_gpus"] = true;
+  const bool is_mixed = plan_.DeviceOf(0) == kHostDevice || plan_.DeviceOf(1) == kHostDevice;
+  if (!device_.is_gpu() || (!is_mixed && !is_first_)) return absl::OkStatus();
+  const bool is_between = !is_mixed && plan_.DeviceOf(0) != plan_.DeviceOf(1);
+  // What lies between two machines is not known to a copy within one.
+  if (is_between && !meeting_.is_on_one_machine()) return absl::OkStatus();
+  const absl::StatusOr<absl::Duration> copy =
+      is_between ? device_.MeasurePeerCopy(bytes, RoundsOf(bytes), plan_.DeviceOf(1))
+                 : device_.MeasureCopy(bytes, RoundsOf(bytes), is_mixed);
+  if (is_between && absl::IsUnavailable(copy.status())) {
+    floors["no_gpu_copy"] = copy.status().message();
     return absl::OkStatus();
   }
+  FERRY_RETURN_IF_ERROR(copy.status());
+  floors["gpu_copy"] = is_mixed ? "cuMemcpy, pinned" : is_between ? "cuMemcpyPeer" : "cuMemcpyDtoD";
+  floors["gpu_copy_s"] = absl::ToDoubleSeconds(*copy);
+  return absl::OkStatus();
+}
+
+absl::Status SendRecvFloors::MeasureNccl(size_t bytes,
+                                         absl::FunctionRef<absl::StatusOr<bool>(bool own)> agree,
+                                         Json& floors) {
+  const std::unique_ptr<RawNccl> raw = RawNccl::Find(party_, plan_, device_);
+  FERRY_ASSIGN_OR_RETURN(const bool is_there, agree(raw != nullptr));
+  if (!is_there) return absl::OkStatus();
+  FERRY_ASSIGN_OR_RETURN(const absl::Duration ping, raw->MeasurePingPong(bytes, RoundsOf(bytes)));
+  floors["raw_nccl_s"] = absl::ToDoubleSeconds(ping);
+  const int depth = plan_.DepthsOf(bytes).back();
+  if (depth == 1) return absl::OkStatus();
+  FERRY_ASSIGN_OR_RETURN(const absl::Duration stream,
+                         raw->MeasureStream(bytes, depth, BatchesOf(bytes, depth)));
+  floors["raw_nccl_stream_s"] = absl::ToDoubleSeconds(stream);
+  return absl::OkStatus();
+}
+
+// Of hosts by the first: the other waits meanwhile.
+absl::Status SendRecvFloors::Measure(size_t bytes, Json& floors) {
+  const int rounds = RoundsOf(bytes);
+  if (plan_.uses_gpus()) return MeasureGpus(bytes, floors);
   if (!is_first_ && raw_tcp_ == nullptr) return absl::OkStatus();
   FERRY_ASSIGN_OR_RETURN(Tensor from, device_.MakePattern(bytes, 1));
   if (is_first_) {
@@ -83,9 +120,9 @@ absl::Status SendRecvFloors::Measure(size_t bytes, Json& floors) {
   floors["raw_tcp_s"] = absl::ToDoubleSeconds(std::min(blocking, polling));
   const int depth = plan_.DepthsOf(bytes).back();
   if (depth == 1) return absl::OkStatus();
-  const int batches = bytes < kLargeStreamBytes ? rounds : std::max(rounds / depth, 3);
-  FERRY_ASSIGN_OR_RETURN(const absl::Duration stream,
-                         raw_tcp_->MeasureStream(from.mutable_data(), bytes, depth, batches));
+  FERRY_ASSIGN_OR_RETURN(
+      const absl::Duration stream,
+      raw_tcp_->MeasureStream(from.mutable_data(), bytes, depth, BatchesOf(bytes, depth)));
   floors["raw_tcp_stream_s"] = absl::ToDoubleSeconds(stream);
   return absl::OkStatus();
 }

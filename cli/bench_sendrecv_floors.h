@@ -8,7 +8,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 #include "cli/bench_device.h"
 #include "cli/bench_meeting.h"
@@ -32,12 +34,20 @@ class SendRecvFloors final {
 
   // Once, before the others.
   absl::Status MeasureMachine(nlohmann::ordered_json& machine);
-  // Of tensors of that size.
+  // Of tensors of that size, before they are sent.
   absl::Status Measure(size_t bytes, nlohmann::ordered_json& floors);
+  // What it takes tensors of that size to have been sent for: the communicator of keyed transfers
+  // by NCCL. None of them is under way.
+  //   agree: whether both say yes.
+  absl::Status MeasureNccl(size_t bytes, absl::FunctionRef<absl::StatusOr<bool>(bool own)> agree,
+                           nlohmann::ordered_json& floors);
   absl::Status CleanUp();
 
  private:
   bool GoesOverTcp() const;
+  int RoundsOf(size_t bytes) const;
+  int BatchesOf(size_t bytes, int depth) const;
+  absl::Status MeasureGpus(size_t bytes, nlohmann::ordered_json& floors);
 
   const BenchParty& party_;
   BenchMeeting& meeting_;

@@ -74,6 +74,8 @@ class Peer final {
   // A word to the other side, beside what is measured.
   absl::Status Signal();
   absl::Status AwaitSignal();
+  // Whether both say yes.
+  absl::StatusOr<bool> Agree(bool own);
 
   uint64_t SeedOf(const Case& at, int node, int round) const;
   // Until it is there, and has been read if that belongs to it.
@@ -122,6 +124,15 @@ absl::StatusOr<std::unique_ptr<Peer>> Peer::Create(const BenchParty& party, Benc
 absl::Status Peer::Signal() { return SendWord(step_, control_out_); }
 
 absl::Status Peer::AwaitSignal() { return AwaitWord(party_, 1 - party_.rank, step_, control_in_); }
+
+absl::StatusOr<bool> Peer::Agree(bool own) {
+  FERRY_ASSIGN_OR_RETURN(Tensor word, Tensor::Allocate(DataType::kUint8, Shape()));
+  *static_cast<uint8_t*>(word.mutable_data()) = own ? 1 : 0;
+  const BenchPostedPtr answer = PostReceive(party_.node, step_, control_in_, Tensor());
+  FERRY_RETURN_IF_ERROR(step_.Send(control_out_, std::move(word)));
+  FERRY_RETURN_IF_ERROR(AwaitReceive(party_, 1 - party_.rank, *answer));
+  return own && *static_cast<const uint8_t*>(answer->received.tensor.data()) != 0;
+}
 
 uint64_t Peer::SeedOf(const Case& at, int node, int round) const {
   return PatternSeed(absl::StrCat(node, BenchModeName(at.mode), at.inflight), at.bytes,
@@ -248,11 +259,13 @@ absl::Status Peer::RunSize(size_t bytes) {
   FERRY_RETURN_IF_ERROR(floors_->Measure(bytes, floors));
   FERRY_RETURN_IF_ERROR(meeting_.Tell(floors));
   const std::vector<int> depths = plan_.DepthsOf(bytes);
+  bool goes_by_nccl = false;
   for (const BenchMode mode : plan_.modes) {
     for (const int depth : depths) {
       const Case at{bytes, mode, depth, depth == 1 ? plan_.WarmUpsOf(bytes) : 1,
                     std::max(iterations / depth, 3)};
       FERRY_ASSIGN_OR_RETURN(const CaseResult result, RunCase(at));
+      goes_by_nccl |= result.paths.contains("nccl");
       const BenchTimes times = SummarizeTimes(result.samples);
       FERRY_RETURN_IF_ERROR(
           meeting_.Tell({{"event", "case"},
@@ -273,6 +286,12 @@ absl::Status Peer::RunSize(size_t bytes) {
                          {"pages", DescribePages(party_.node.exchange().arena_stats())},
                          {"errors", result.errors}}));
     }
+  }
+  if (plan_.uses_gpus()) {
+    Json later = {{"event", "later floors"}, {"bytes", bytes}};
+    FERRY_RETURN_IF_ERROR(floors_->MeasureNccl(
+        bytes, [this, goes_by_nccl](bool own) { return Agree(own && goes_by_nccl); }, later));
+    FERRY_RETURN_IF_ERROR(meeting_.Tell(later));
   }
   // What this size was made of is none of the next one's.
   party_.node.exchange().arena().Trim();

@@ -62,5 +62,14 @@ TEST_F(BenchDeviceTest, CopiesTakeTime) {
   }
 }
 
+TEST_F(BenchDeviceTest, CopiesBetweenTwoGpusTakeTime) {
+  const std::unique_ptr<BenchDevice> device = Open("gpu:0");
+  const auto copy = device->MeasurePeerCopy(1 << 20, 3, "gpu:1");
+  ASSERT_TRUE(copy.ok()) << copy.status();
+  EXPECT_GT(*copy, absl::ZeroDuration());
+  // A floor that there is not is no end of a bench.
+  EXPECT_TRUE(absl::IsUnavailable(device->MeasurePeerCopy(1 << 20, 3, "gpu:7").status()));
+}
+
 }  // namespace
 }  // namespace ferry::cli

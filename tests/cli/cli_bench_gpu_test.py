@@ -7,6 +7,7 @@ nothing there, its paths, its floors and its verification do.
 """
 import json
 import os
+import re
 import tempfile
 
 import harness
@@ -41,17 +42,59 @@ class BenchOfGpus(harness.Case):
             [("handoff", size, "cuda_ipc, view", "spin") for size in SIZES] +
             [("into", size, "cuda_ipc, copy", "cuMemcpyDtoD") for size in SIZES])
 
-    def test_between_two_gpus_there_is_no_floor(self):
+    def test_between_two_gpus_the_floor_is_a_copy(self):
         document = self.bench("--devices=gpu:0,gpu:1", "--mode=into")
         self.assertEqual([(row["path"], row["floor"]) for row in document["rows"]],
-                         [("cuda_ipc, copy", None)] * len(SIZES))
+                         [("cuda_ipc, copy", "cuMemcpyPeer")] * len(SIZES))
+        self.assertTrue(all(row["floor_s"] > 0 for row in document["rows"]), document["rows"])
         self.assertIn("(gpu:0, gpu:1)", document["subject"])
         self.assertRegex(document["rows"][-1]["path_reason"], r"; cuda_ipc \(.*: a copy, since it is another GPU")
 
+    def test_gpus_that_no_copy_connects_have_no_such_floor(self):
+        """Nor is a process let into a GPU that is another's: the bench goes on, and says so."""
+        for variables, why in (({"STRICT_CUDA_PEERS": "none"}, "the machine has no peer access between gpu:0 and gpu:1"),
+                               ({"STRICT_CUDA_ATTRIBUTES": "20=3"}, "gpu:1: .*")):
+            with self.subTest(**variables):
+                status, out, err = self.run_ferry("bench", "sendrecv", "--devices=gpu:0,gpu:1", "--sizes=64K",
+                                 "--iters=3", "--mode=into", "--inflight=1", "--transport=shm",
+                                 "--json",
+                                 **self.variables, **variables)
+                self.assertEqual(status, 0, err)
+                rows = json.loads(out)["rows"]
+                self.assertEqual([(row["path"], row["floor"]) for row in rows], [("shm, staged", None)])
+                self.assertEqual(len(re.findall(f"no floor of copies between the GPUs: {why}\n",
+                                                err)), 1, err)
+
     def test_by_nccl(self):
-        for row in self.bench("--devices=gpu:0,gpu:1", "--transport=nccl",
-                              "--mode=handoff")["rows"]:
-            self.assertEqual((row["path"], row["floor"]), ("nccl", None))
+        """Beside the same sends and receives without Ferry, on the communicator of the keyed ones."""
+        rows = self.bench("--devices=gpu:0,gpu:1", "--transport=nccl")["rows"]
+        self.assertEqual([(row["mode"], row["path"], row["floor"]) for row in rows],
+                         [(mode, "nccl", "raw nccl") for mode in ("handoff", "into") for _ in SIZES])
+        self.assertTrue(all(row["floor_s"] > 0 for row in rows), rows)
+
+    def test_many_by_nccl(self):
+        """More than one group of NCCL's has."""
+        document = json.loads(self.succeed(
+            "bench", "sendrecv", "--iters=3", "--inflight=70", "--mode=into",
+            "--devices=gpu:0,gpu:1", "--transport=nccl", "--dtype=complex128", "--sizes=16,64K", "--json",
+            timeout_s=100, **self.variables))
+        self.assertEqual([(row["inflight"], row["path"], row["floor"], row["wrong_bytes"]) for row in document["rows"]],
+                         [(1, "nccl", "raw nccl", 0)] * 2 + [(70, "nccl", "raw nccl stream", 0)] * 2)
+
+    def test_raw_nccl_is_made_on_no_other_communicator(self):
+        """Each process initialises one, that of keyed transfers; where that is not used there is none."""
+        flags = ("bench", "sendrecv", "--devices=gpu:0,gpu:1", "--sizes=64K", "--iters=3",
+                 "--inflight=1", "--mode=into")
+        self.succeed(*flags, "--transport=nccl", **self.variables,
+                     STRICT_CUDA_FAIL="ncclCommInitRankConfig:3:1")
+        self.succeed(*flags, "--transport=cuda_ipc", **self.variables,
+                     STRICT_CUDA_FAIL="ncclCommInitRankConfig:3")
+
+    def test_raw_nccl_that_fails_is_named(self):
+        # One of each round's: what is keyed has 13, before it a byte.
+        self.fail_with(1, "process . exited .*: ncclSend failed", "bench", "sendrecv", "--devices=gpu:0,gpu:1",
+                       "--sizes=64K", "--iters=3", "--inflight=1", "--mode=into", "--transport=nccl",
+                       **self.variables, STRICT_CUDA_FAIL="ncclSend:5:14")
 
     def test_all_ways_between_two_gpus(self):
         rows = self.bench("--devices=gpu:0,gpu:1", "--transport=all")["rows"]
