@@ -64,13 +64,19 @@ std::vector<std::string> OtherWays(const BenchReport& report) {
   return others;
 }
 
+std::vector<BenchMode> ModesOfWay(const std::vector<BenchMode>& modes, const std::string& way) {
+  std::vector<BenchMode> of_way = modes;
+  if (way != "shm") std::erase(of_way, BenchMode::kRead);
+  return of_way.empty() ? modes : of_way;
+}
+
 absl::StatusOr<BenchReport> MeasureWays(const BenchPlanFlags& flags, const MeasureBench& measure) {
   const OtherLoad others;
   FERRY_ASSIGN_OR_RETURN(BenchReport report, measure(flags.plan, flags.exchange));
   const bool is_all = flags.transport == kAllTransports;
   for (const std::string& way : is_all ? OtherWays(report) : std::vector<std::string>()) {
     BenchPlan plan = flags.plan;
-    plan.modes = {flags.plan.modes.back()};
+    plan.modes = ModesOfWay(flags.plan.modes, way);
     plan.has_tcp_floor = way == "tcp" && !plan.uses_gpus();
     ExchangeOptions exchange = flags.exchange;
     exchange.require_transport = way;

@@ -38,8 +38,13 @@ std::vector<std::string> OtherWays(const BenchReport& report);
 using MeasureBench = std::function<absl::StatusOr<BenchReport>(const BenchPlan& plan,
                                                                const ExchangeOptions& exchange)>;
 
-// What `measure` gives; with --transport=all also what it gives of each other way, in the last
-// of the modes, as rows that name it.
+// Those of `modes` that are asked of transport `way` beside the chosen one: what it hands over is
+// read where that is the first look at it, as of a view of the sender's memory. What has come over
+// a network the receiver has just written. If reading is all that is asked for, it is asked for.
+std::vector<BenchMode> ModesOfWay(const std::vector<BenchMode>& modes, const std::string& way);
+
+// What `measure` gives; with --transport=all also what it gives of each other way, in its modes,
+// as rows that name it.
 //   flags: completed. Errors: those of `measure`, with the way.
 absl::StatusOr<BenchReport> MeasureWays(const BenchPlanFlags& flags, const MeasureBench& measure);
 

@@ -100,8 +100,10 @@ class BenchOfGpus(harness.Case):
         rows = self.bench("--devices=gpu:0,gpu:1", "--transport=all")["rows"]
         self.assertEqual([(row["mode"], row["transport"], row["path"]) for row in rows[2::3]],
                          [("handoff", None, "cuda_ipc, copy"), ("into", None, "cuda_ipc, copy")] +
-                         [("into", way, path) for way, path in
-                          (("nccl", "nccl"), ("shm", "shm, staged"), ("tcp", "tcp, staged"))])
+                         [(mode, way, path) for way, path in
+                          (("nccl", "nccl"), ("shm", "shm, staged"), ("tcp", "tcp, staged"))
+                          for mode in ("handoff", "into")])
+        self.assertEqual([row["floor"] for row in rows if row["transport"] == "nccl"], ["raw nccl"] * 6)
 
     def test_between_a_host_and_a_gpu(self):
         """There and back, either of which may be first."""
