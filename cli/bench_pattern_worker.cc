@@ -15,6 +15,7 @@
 #include "cli/bench_device.h"
 #include "cli/bench_floors.h"
 #include "cli/bench_flows.h"
+#include "cli/bench_raw_nccl.h"
 #include "cli/bench_rounds.h"
 #include "cli/bench_ways.h"
 #include "cli/bench_works.h"
@@ -50,6 +51,7 @@ class PatternWorker final {
           FERRY_RETURN_IF_ERROR(RunCase({bytes, mode, inflight}));
         }
       }
+      if (plan_.has_later_floors()) FERRY_RETURN_IF_ERROR(TellLaterFloors(bytes));
       // What this size was made of is none of the next one's.
       party_.node.exchange().arena().Trim();
     }
@@ -125,6 +127,29 @@ class PatternWorker final {
     return meeting_.AwaitAll();
   }
 
+  // As many each way as a row has, on the communicator of those that have gone by NCCL; by how many
+  // there are. REQUIRES: two processes.
+  absl::Status TellLaterFloors(size_t bytes) {
+    Json exchanges = Json::object();
+    const std::unique_ptr<RawNccl> raw =
+        std::exchange(goes_by_nccl_, false) ? RawNccl::Find(party_, plan_, *device_) : nullptr;
+    const int other = 1 - party_.rank;
+    FERRY_ASSIGN_OR_RETURN(const RendezvousKey out, party_.Key("agree", party_.rank, other));
+    FERRY_ASSIGN_OR_RETURN(const RendezvousKey in, party_.Key("agree", other, party_.rank));
+    FERRY_ASSIGN_OR_RETURN(const bool is_there, AgreeOn(party_, step_, out, in, raw != nullptr));
+    for (const int count : is_there ? plan_.DepthsOf(bytes) : std::vector<int>()) {
+      // Several at a time have a floor where they are a step's.
+      if (count > 1 && !is_steps()) continue;
+      const int rounds = std::clamp(plan_.IterationsOf(static_cast<size_t>(count) * bytes), 3, 30);
+      FERRY_ASSIGN_OR_RETURN(const absl::Duration taken,
+                             raw->MeasureExchange(bytes, count, rounds));
+      exchanges[std::to_string(count)] = absl::ToDoubleSeconds(taken);
+    }
+    FERRY_RETURN_IF_ERROR(
+        meeting_.Tell({{"event", "later floors"}, {"raw_nccl_s", std::move(exchanges)}}));
+    return meeting_.AwaitAll();
+  }
+
   // -1: nobody has one.
   int FirstWithGpu() const {
     for (int rank = 0; rank < party_.size(); ++rank) {
@@ -188,6 +213,7 @@ class PatternWorker final {
   absl::Status RunWork(const BenchRoundCount& count, BenchRoundWork& work, const BenchWorkCase& at,
                        int from) {
     FERRY_ASSIGN_OR_RETURN(const BenchRounds rounds, RunRounds(meeting_, count, work));
+    goes_by_nccl_ |= rounds.paths.contains("nccl");
     Json line = rounds.ToJson();
     line["event"] = "case";
     line["pages"] = DescribePages(party_.node.exchange().arena_stats());
@@ -207,6 +233,8 @@ class PatternWorker final {
   const std::vector<BenchFlowSet> sets_;
   Step step_;
   int64_t next_step_;
+  // Something of this size.
+  bool goes_by_nccl_ = false;
 };
 
 }  // namespace

@@ -144,6 +144,15 @@ void SetPatternFloor(const BenchPlan& plan, const PatternFloors& floors, const R
   row.floor = costs.wake + costs.empty_round + copies * absl::Seconds(copy->seconds);
 }
 
+// later: by how many go each way at once, what NCCL itself takes for them.
+void SetNcclFloor(const Json& later, const RoundCosts& costs, BenchRow& row) {
+  const std::string count = std::to_string(row.inflight);
+  if (row.path != "nccl" || !later.contains(count)) return;
+  row.floor_name = absl::StrCat(costs.is_joined() ? "empty round" : costs.wake_name, " + raw nccl",
+                                row.inflight > 1 ? " x" + count : "");
+  row.floor = costs.wake + costs.empty_round + absl::Seconds(later[count].get<double>());
+}
+
 // is_ping: it goes there and back.
 absl::Status ReadCase(const BenchPlan& plan, const BenchFlowSet& set, bool is_ping,
                       const std::vector<Json>& lines, BenchRow& row) {
@@ -195,6 +204,7 @@ absl::Status ReadLines(const BenchPlan& plan, int nodes, BenchStage& stage, Benc
   for (const size_t bytes : plan.sizes) {
     stage.Set(absl::StrCat("measuring ", BenchSizeText(bytes)));
     FERRY_ASSIGN_OR_RETURN(const std::vector<Json> floors, lines.Expect("floors"));
+    const size_t first_row = report.rows.size();
     for (const BenchMode mode : plan.modes) {
       for (const int inflight : plan.DepthsOf(bytes)) {
         for (const BenchFlowSet& set : sets) {
@@ -207,6 +217,11 @@ absl::Status ReadLines(const BenchPlan& plan, int nodes, BenchStage& stage, Benc
           for (const Json& line : told) report.AddPages(line.value("pages", ""));
         }
       }
+    }
+    if (!plan.has_later_floors()) continue;
+    FERRY_ASSIGN_OR_RETURN(const std::vector<Json> later, lines.Expect("later floors"));
+    for (size_t i = first_row; i < report.rows.size(); ++i) {
+      SetNcclFloor(later[0].value("raw_nccl_s", Json::object()), costs, report.rows[i]);
     }
   }
   // By mode, so that a column reads from small to large.

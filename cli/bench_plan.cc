@@ -104,6 +104,11 @@ bool BenchPlan::uses_gpus() const {
                      [](const std::string& device) { return device != kHostDevice; });
 }
 
+bool BenchPlan::has_later_floors() const {
+  return DeviceOf(0) != kHostDevice && DeviceOf(1) != kHostDevice &&
+         (pattern == "sendrecv" || pattern == "bidir" || pattern == "steps");
+}
+
 const char* BenchModeName(BenchMode mode) {
   return mode == BenchMode::kHandoff ? "handoff"
          : mode == BenchMode::kRead  ? "handoff+read"

@@ -60,6 +60,9 @@ struct BenchPlan {
     return devices[static_cast<size_t>(rank) % devices.size()];
   }
   bool uses_gpus() const;
+  // Whether there are floors that are measured behind a size's cases: those of NCCL need what these
+  // have made. Of two processes, each of which sends and receives.
+  bool has_later_floors() const;
   int WarmUpsOf(size_t bytes) const { return bytes > (size_t{64} << 20) ? 1 : 10; }
 };
 

@@ -38,8 +38,9 @@ std::optional<DeviceId> GpuOf(const GlobalTopology& topology, int node_id, int o
   return std::nullopt;
 }
 
-uint64_t RawSeed(int rank, size_t bytes) {
-  return PatternSeed(absl::StrCat("raw nccl ", rank), bytes, 0);
+// Of the tensors that a rank sends.
+uint64_t RawSeed(int rank, size_t bytes, int index) {
+  return PatternSeed(absl::StrCat("raw nccl ", rank), bytes, static_cast<uint64_t>(index));
 }
 
 }  // namespace
@@ -165,22 +166,26 @@ absl::Status RawNccl::AwaitEndOfTurn() const {
                                           "the end of a turn");
 }
 
-absl::StatusOr<absl::Duration> RawNccl::MeasurePingPong(size_t bytes, int rounds) {
+absl::Status RawNccl::Verify(const Tensor& tensor, size_t bytes, int index) {
   const int other = 1 - party_.rank;
-  FERRY_ASSIGN_OR_RETURN(const Tensor out, device_.MakePattern(bytes, RawSeed(party_.rank, bytes)));
+  FERRY_ASSIGN_OR_RETURN(const size_t errors,
+                         device_.CountErrors(tensor, bytes, RawSeed(other, bytes, index)));
+  if (errors == 0) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(errors, " of ", bytes,
+                                          " bytes that came by ncclRecv are not those of node ",
+                                          party_.NodeOf(other)));
+}
+
+absl::StatusOr<absl::Duration> RawNccl::MeasurePingPong(size_t bytes, int rounds) {
+  FERRY_ASSIGN_OR_RETURN(const Tensor out,
+                         device_.MakePattern(bytes, RawSeed(party_.rank, bytes, 0)));
   FERRY_ASSIGN_OR_RETURN(const Tensor in, device_.MakePattern(bytes, 0));
   const Group send = {{true, out}};
   const Group recv = {{false, in}};
   FERRY_ASSIGN_OR_RETURN(
       std::vector<absl::Duration> times,
       Measure(party_.is_first() ? std::vector{send, recv} : std::vector{recv, send}, rounds));
-  FERRY_ASSIGN_OR_RETURN(const size_t errors,
-                         device_.CountErrors(in, bytes, RawSeed(other, bytes)));
-  if (errors > 0) {
-    return absl::InternalError(absl::StrCat(errors, " of ", bytes,
-                                            " bytes that came by ncclRecv are not those of node ",
-                                            party_.NodeOf(other)));
-  }
+  FERRY_RETURN_IF_ERROR(Verify(in, bytes, 0));
   return SummarizeTimes(std::move(times)).p50 / 2;
 }
 
@@ -197,6 +202,24 @@ absl::StatusOr<absl::Duration> RawNccl::MeasureStream(size_t bytes, int count, i
   groups.push_back({{!is_sender, std::move(answer)}});
   FERRY_ASSIGN_OR_RETURN(std::vector<absl::Duration> times, Measure(groups, rounds));
   return SummarizeTimes(std::move(times)).p50 / count;
+}
+
+absl::StatusOr<absl::Duration> RawNccl::MeasureExchange(size_t bytes, int count, int rounds) {
+  std::vector<Group> groups(1);
+  std::vector<Tensor> received;
+  for (int i = 0; i < count; ++i) {
+    FERRY_ASSIGN_OR_RETURN(Tensor out, device_.MakePattern(bytes, RawSeed(party_.rank, bytes, i)));
+    FERRY_ASSIGN_OR_RETURN(Tensor in, device_.MakePattern(bytes, 0));
+    received.push_back(in);
+    if (groups.back().size() >= kMostInGroup) groups.emplace_back();
+    groups.back().push_back({true, std::move(out)});
+    groups.back().push_back({false, std::move(in)});
+  }
+  FERRY_ASSIGN_OR_RETURN(std::vector<absl::Duration> times, Measure(groups, rounds));
+  for (int i = 0; i < count; ++i) {
+    FERRY_RETURN_IF_ERROR(Verify(received[static_cast<size_t>(i)], bytes, i));
+  }
+  return SummarizeTimes(std::move(times)).p50;
 }
 
 }  // namespace ferry::cli

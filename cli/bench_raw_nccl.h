@@ -41,6 +41,8 @@ class RawNccl final {
   // `rounds` times so many from the first one to the second, in groups of at most 64, until that
   // has answered, by how many: P50. Errors: as above.
   absl::StatusOr<absl::Duration> MeasureStream(size_t bytes, int count, int rounds);
+  // `rounds` times so many each way at once, in groups as large: P50 of a round. Errors: as above.
+  absl::StatusOr<absl::Duration> MeasureExchange(size_t bytes, int count, int rounds);
 
  private:
   struct Operation {
@@ -61,6 +63,8 @@ class RawNccl final {
                         nccl::Communicator comm, cuda::Stream stream) const;
   // Asks until `is_over` says so, or it is time to give up.
   absl::Status Await(absl::FunctionRef<absl::StatusOr<bool>()> is_over) const;
+  // Whether that is what the other one has sent.
+  absl::Status Verify(const Tensor& tensor, size_t bytes, int index);
   // Until keyed transfers may go on.
   absl::Status AwaitEndOfTurn() const;
 

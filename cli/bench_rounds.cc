@@ -68,6 +68,16 @@ absl::Status AwaitWord(const BenchParty& party, int from, Step& step, const Rend
   return AwaitReceive(party, from, *PostReceive(party.node, step, key, Tensor()));
 }
 
+absl::StatusOr<bool> AgreeOn(const BenchParty& party, Step& step, const RendezvousKey& out,
+                             const RendezvousKey& in, bool own) {
+  FERRY_ASSIGN_OR_RETURN(Tensor word, Tensor::Allocate(DataType::kUint8, Shape()));
+  *static_cast<uint8_t*>(word.mutable_data()) = own ? 1 : 0;
+  const BenchPostedPtr answer = PostReceive(party.node, step, in, Tensor());
+  FERRY_RETURN_IF_ERROR(step.Send(out, std::move(word)));
+  FERRY_RETURN_IF_ERROR(AwaitReceive(party, 1 - party.rank, *answer));
+  return own && *static_cast<const uint8_t*>(answer->received.tensor.data()) != 0;
+}
+
 absl::StatusOr<Tensor> MakeBenchTensor(Node& node, size_t bytes) {
   FERRY_ASSIGN_OR_RETURN(const Shape shape, Shape::Create({static_cast<int64_t>(bytes)}));
   return node.Allocate("host:0", DataType::kUint8, shape);

@@ -40,6 +40,10 @@ absl::Status AwaitReceive(const BenchParty& party, int from, BenchPosted& posted
 // A tensor that says nothing but that it is there, and waiting for one. Errors: as AwaitReceive.
 absl::Status SendWord(Step& step, const RendezvousKey& key);
 absl::Status AwaitWord(const BenchParty& party, int from, Step& step, const RendezvousKey& key);
+// Whether both of two say yes: a word each way that says so.
+//   out, in: keys of nothing else that is under way. Errors: as AwaitReceive.
+absl::StatusOr<bool> AgreeOn(const BenchParty& party, Step& step, const RendezvousKey& out,
+                             const RendezvousKey& in, bool own);
 // Of the node's arena, uint8.
 absl::StatusOr<Tensor> MakeBenchTensor(Node& node, size_t bytes);
 // Bytes that are not those of the pattern; all of them where it has another size.

@@ -143,7 +143,7 @@ absl::Status ReadLines(const BenchPlan& plan, BenchStage& stage, BenchLines& lin
       row.cpu_s_per_gb = moved_gb > 0 ? cpu_s / moved_gb : 0;
       report.rows.push_back(std::move(row));
     }
-    if (plan.uses_gpus()) {
+    if (plan.has_later_floors()) {
       FERRY_ASSIGN_OR_RETURN(const std::vector<Json> later, lines.Expect("later floors"));
       all_floors.update(later[0]);
     }

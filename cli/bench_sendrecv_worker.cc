@@ -74,8 +74,6 @@ class Peer final {
   // A word to the other side, beside what is measured.
   absl::Status Signal();
   absl::Status AwaitSignal();
-  // Whether both say yes.
-  absl::StatusOr<bool> Agree(bool own);
 
   uint64_t SeedOf(const Case& at, int node, int round) const;
   // Until it is there, and has been read if that belongs to it.
@@ -124,15 +122,6 @@ absl::StatusOr<std::unique_ptr<Peer>> Peer::Create(const BenchParty& party, Benc
 absl::Status Peer::Signal() { return SendWord(step_, control_out_); }
 
 absl::Status Peer::AwaitSignal() { return AwaitWord(party_, 1 - party_.rank, step_, control_in_); }
-
-absl::StatusOr<bool> Peer::Agree(bool own) {
-  FERRY_ASSIGN_OR_RETURN(Tensor word, Tensor::Allocate(DataType::kUint8, Shape()));
-  *static_cast<uint8_t*>(word.mutable_data()) = own ? 1 : 0;
-  const BenchPostedPtr answer = PostReceive(party_.node, step_, control_in_, Tensor());
-  FERRY_RETURN_IF_ERROR(step_.Send(control_out_, std::move(word)));
-  FERRY_RETURN_IF_ERROR(AwaitReceive(party_, 1 - party_.rank, *answer));
-  return own && *static_cast<const uint8_t*>(answer->received.tensor.data()) != 0;
-}
 
 uint64_t Peer::SeedOf(const Case& at, int node, int round) const {
   return PatternSeed(absl::StrCat(node, BenchModeName(at.mode), at.inflight), at.bytes,
@@ -287,10 +276,12 @@ absl::Status Peer::RunSize(size_t bytes) {
                          {"errors", result.errors}}));
     }
   }
-  if (plan_.uses_gpus()) {
+  if (plan_.has_later_floors()) {
     Json later = {{"event", "later floors"}, {"bytes", bytes}};
-    FERRY_RETURN_IF_ERROR(floors_->MeasureNccl(
-        bytes, [this, goes_by_nccl](bool own) { return Agree(own && goes_by_nccl); }, later));
+    const auto agree = [this, goes_by_nccl](bool own) {
+      return AgreeOn(party_, step_, control_out_, control_in_, own && goes_by_nccl);
+    };
+    FERRY_RETURN_IF_ERROR(floors_->MeasureNccl(bytes, agree, later));
     FERRY_RETURN_IF_ERROR(meeting_.Tell(later));
   }
   // What this size was made of is none of the next one's.

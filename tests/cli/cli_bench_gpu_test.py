@@ -145,6 +145,17 @@ class BenchOfGpus(harness.Case):
         _, rows = self.pattern("steps", "--inflight=1", "--devices=gpu:0,gpu:1", "--mode=handoff")
         self.assertEqual(rows, [("handoff", 1, None, "cuda_ipc, copy", None)])
 
+    def test_patterns_of_two_by_nccl(self):
+        """Beside as many raw sends and receives at once."""
+        two = ("--devices=gpu:0,gpu:1", "--transport=nccl")
+        _, rows = self.pattern("bidir", *two, "--inflight=2")
+        self.assertEqual(rows, [(mode, inflight, None, "nccl", floor) for mode in ("handoff", "into")
+                                for inflight, floor in ((1, "spin + raw nccl"), (2, None))])
+        # More than a group of NCCL's has.
+        _, rows = self.pattern("steps", *two, "--inflight=40", "--mode=into")
+        self.assertEqual(rows, [("into", 1, None, "nccl", "spin + raw nccl"),
+                                ("into", 40, None, "nccl", "spin + raw nccl x40")])
+
     def test_patterns_of_gpus_and_hosts(self):
         subject, rows = self.pattern("all-pairs", "--nodes=3", "--devices=host:0,gpu:0,gpu:1")
         self.assertIn("(host:0, gpu:0, gpu:1)", subject)
