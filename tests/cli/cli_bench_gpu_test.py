@@ -96,6 +96,26 @@ class BenchOfGpus(harness.Case):
                        "--sizes=64K", "--iters=3", "--inflight=1", "--mode=into", "--transport=nccl",
                        **self.variables, STRICT_CUDA_FAIL="ncclSend:5:14")
 
+    def test_a_node_of_a_job_has_raw_nccl_too(self):
+        rows, _ = self.two_nodes([{}, {}])
+        self.assertEqual([(row["path"], row["floor"], row["wrong_bytes"]) for row in rows], [("nccl", "raw nccl", 0)])
+
+    def test_a_node_that_dies_in_raw_nccl_is_named(self):
+        """The other one waits on its GPU's thread for what never comes, until it hears of it."""
+        _, error = self.two_nodes([{}, {"STRICT_CUDA_FAIL": "ncclSend:-2:14"}])
+        self.assertRegex(error, "node 1 (has died|left|was)")
+
+    def two_nodes(self, variables):
+        """Of a job that is there: the rows of the first one, and what it says."""
+        _, address = self.coordinator(2, "--recoverable", "--heartbeat-timeout=2s")
+        processes = [self.start("bench", "sendrecv", f"--coordinator={address}", "--num-nodes=2", f"--node-id={node}",
+                                "--devices=gpu:0,gpu:1", "--transport=nccl", "--sizes=64K", "--iters=3", "--inflight=1",
+                                "--mode=into", "--json", **self.variables, **variables[node])
+                     for node in (0, 1)]
+        status = processes[0].wait(100)
+        rows = json.loads(processes[0].out)["rows"] if status == 0 else []
+        return rows, processes[0].err
+
     def test_all_ways_between_two_gpus(self):
         rows = self.bench("--devices=gpu:0,gpu:1", "--transport=all")["rows"]
         self.assertEqual([(row["mode"], row["transport"], row["path"]) for row in rows[2::3]],
