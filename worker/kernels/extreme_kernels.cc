@@ -25,6 +25,24 @@ struct Smallest {
   }
 };
 
+// Of all of a row.
+template <typename Choice, typename T>
+T ChosenOf(const T* row, int64_t count) {
+  // Many at a time, so that comparisons, which take their time, do not wait for each other.
+  constexpr int64_t kLanes = 32;
+  using Lanes = Eigen::Array<T, kLanes, 1>;
+  using LanesOf = Eigen::Map<const Lanes>;
+  if (count < kLanes) return Choice::Of(ConstElements<T>(row, count));
+  Lanes lanes = LanesOf(row);
+  const T* const last = row + count - kLanes;
+  for (const T* at = row + kLanes; at < last; at += kLanes) {
+    lanes = Choice::OfTwo::Of(lanes, LanesOf(at));
+  }
+  // Some of these for a second time.
+  lanes = Choice::OfTwo::Of(lanes, LanesOf(last));
+  return Choice::Of(lanes);
+}
+
 template <typename T, typename Choice>
 struct Choosing {
   using Total = T;
@@ -43,11 +61,11 @@ struct Choosing {
       ForEachPiece(count, [&floats, &total, row](int64_t at, int64_t here) {
         ToFloats(row + at, floats, here);
         // One of them, so that nothing is rounded.
-        total = Merge(total, static_cast<T>(Choice::Of(ConstElements<float>(floats, here))));
+        total = Merge(total, static_cast<T>(ChosenOf<Choice>(floats, here)));
       });
       return total;
     } else {
-      return Choice::Of(ConstElements<T>(row, count));
+      return ChosenOf<Choice>(row, count);
     }
   }
   static T Result(Total total, int64_t) { return total; }
