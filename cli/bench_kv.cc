@@ -12,7 +12,6 @@
 
 #include "base/clock.h"
 #include "base/status_macros.h"
-#include "base/thread.h"
 #include "cli/bench_loop.h"
 #include "cli/bench_output.h"
 #include "cli/bench_plan.h"
@@ -43,9 +42,6 @@ struct KvBenchFlags {
 };
 
 // What one row is told of.
-// Who adds waits, so that each under way is a thread.
-constexpr int kMostAddThreads = 256;
-
 struct KvCase {
   std::string mode;
   size_t bytes = 0;
@@ -72,7 +68,6 @@ class KvBench final {
   absl::StatusOr<BenchLoad> Set(const KvCase& at, int turn, size_t* errors);
   absl::StatusOr<BenchLoad> Get(const KvCase& at, int turn, size_t* errors);
   absl::StatusOr<BenchLoad> Add(const KvCase& at, int turn, size_t* errors);
-  absl::StatusOr<BenchLoad> AddFromThreads(const KvCase& at, int turn, size_t* errors);
   absl::StatusOr<BenchLoad> RunFloor(const KvCase& at);
 
   std::string KeyOf(int index) const { return absl::StrCat(prefix_, "/", index); }
@@ -155,55 +150,26 @@ absl::StatusOr<BenchLoad> KvBench::Get(const KvCase& at, int turn, size_t* error
   return load;
 }
 
+// To one sum.
 absl::StatusOr<BenchLoad> KvBench::Add(const KvCase& at, int turn, size_t* errors) {
-  const std::string key = absl::StrCat(prefix_, "/sum/", turn);
-  int64_t sum = 0;
+  const std::string key = absl::StrCat(prefix_, "/sum/", at.inflight, "/", turn);
+  auto sums = std::make_shared<std::vector<int64_t>>(static_cast<size_t>(at.operations));
   FERRY_ASSIGN_OR_RETURN(
       BenchLoad load,
       RunBenchLoop(
-          at.operations, 1,
-          [this, &key, &sum, errors](int index, absl::AnyInvocable<void(absl::Status) &&> done) {
-            const absl::StatusOr<int64_t> now = agent_->Increment(key, index + 1);
-            sum += index + 1;
-            if (now.ok() && *now != sum) ++*errors;
-            std::move(done)(now.status());
+          at.operations, at.inflight,
+          [this, &key, sums](int index, absl::AnyInvocable<void(absl::Status) &&> done) {
+            agent_->IncrementAsync(
+                key, 1, [sums, index, done = std::move(done)](absl::StatusOr<int64_t> now) mutable {
+                  if (now.ok()) (*sums)[static_cast<size_t>(index)] = *now;
+                  std::move(done)(now.status());
+                });
           },
           cpu_s_, kKvPatience));
-  return load;
-}
-
-// Of one sum, by as many threads as are under way: Increment waits for its answer.
-absl::StatusOr<BenchLoad> KvBench::AddFromThreads(const KvCase& at, int turn, size_t* errors) {
-  const std::string key = absl::StrCat(prefix_, "/sum/", at.inflight, "/", turn);
-  BenchLoad load;
-  load.samples.resize(static_cast<size_t>(at.operations));
-  std::vector<int64_t> sums(load.samples.size());
-  std::vector<absl::Status> results(static_cast<size_t>(at.inflight));
-  const double cpu_before = cpu_s_();
-  const absl::Time start = SteadyClock().Now();
-  {
-    std::vector<std::unique_ptr<Thread>> threads;
-    for (size_t thread = 0; thread < results.size(); ++thread) {
-      threads.push_back(std::make_unique<Thread>("ferry-add", [&, thread] {
-        const size_t end = sums.size() * (thread + 1) / results.size();
-        for (size_t i = sums.size() * thread / results.size(); i < end; ++i) {
-          const absl::Time before = SteadyClock().Now();
-          const absl::StatusOr<int64_t> now = agent_->Increment(key, 1);
-          load.samples[i] = SteadyClock().Now() - before;
-          results[thread] = now.status();
-          if (!now.ok()) return;
-          sums[i] = *now;
-        }
-      }));
-    }
-  }
-  load.whole = SteadyClock().Now() - start;
-  load.cpu_s = cpu_s_() - cpu_before;
-  for (const absl::Status& result : results) FERRY_RETURN_IF_ERROR(result);
   // Each sum has been somebody's answer, once.
-  std::sort(sums.begin(), sums.end());
-  for (size_t i = 0; i < sums.size(); ++i) {
-    if (sums[i] != static_cast<int64_t>(i) + 1) ++*errors;
+  std::sort(sums->begin(), sums->end());
+  for (size_t i = 0; i < sums->size(); ++i) {
+    if ((*sums)[i] != static_cast<int64_t>(i) + 1) ++*errors;
   }
   return load;
 }
@@ -211,7 +177,7 @@ absl::StatusOr<BenchLoad> KvBench::AddFromThreads(const KvCase& at, int turn, si
 absl::StatusOr<BenchLoad> KvBench::RunTurn(const KvCase& at, int turn, size_t* errors) {
   if (at.mode == "set") return Set(at, turn, errors);
   if (at.mode == "get") return Get(at, turn, errors);
-  return at.inflight == 1 ? Add(at, turn, errors) : AddFromThreads(at, turn, errors);
+  return Add(at, turn, errors);
 }
 
 absl::StatusOr<BenchLoad> KvBench::RunFloor(const KvCase& at) {
@@ -299,7 +265,6 @@ absl::StatusOr<BenchReport> Measure(const KvBenchFlags& flags, const std::vector
     }
   }
   for (const int inflight : depths) {
-    if (inflight > kMostAddThreads) continue;
     FERRY_RETURN_IF_ERROR(measure("add", sizeof(int64_t), inflight));
   }
   FERRY_RETURN_IF_ERROR(bench.CleanUp());

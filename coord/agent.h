@@ -186,6 +186,7 @@ class Agent final {
                    Callback<std::vector<std::string>> done);
   void SetAllAsync(std::vector<std::pair<std::string, std::string>> entries, bool overwrite,
                    StatusCallback done);
+  void IncrementAsync(absl::string_view key, int64_t increment, Callback<int64_t> done);
   void CompareAndSetAsync(absl::string_view key, const std::optional<std::string>& expected,
                           absl::string_view desired, Callback<CompareAndSetResult> done);
 

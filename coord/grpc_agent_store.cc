@@ -29,6 +29,15 @@ absl::StatusOr<CompareAndSetResult> CompareAndSetResultOf(const absl::StatusOr<v
   return result;
 }
 
+absl::StatusOr<int64_t> NumberOf(const absl::StatusOr<v1::Reply>& reply) {
+  if (!reply.ok()) return reply.status();
+  int64_t number = 0;
+  if (reply->entries_size() != 1 || !absl::SimpleAtoi(reply->entries(0).value(), &number)) {
+    return absl::InternalError("the coordinator answered an increment without a number");
+  }
+  return number;
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> Agent::Get(absl::string_view key, absl::Duration timeout) {
@@ -112,16 +121,27 @@ absl::Status Agent::Delete(absl::string_view key, bool subtree) {
 }
 
 absl::StatusOr<int64_t> Agent::Increment(absl::string_view key, int64_t increment) {
+  absl::Notification answered;
+  absl::StatusOr<int64_t> number = absl::UnknownError("no answer");
+  IncrementAsync(key, increment, [&](absl::StatusOr<int64_t> answer) {
+    number = std::move(answer);
+    answered.Notify();
+  });
+  answered.WaitForNotification();
+  return number;
+}
+
+void Agent::IncrementAsync(absl::string_view key, int64_t increment, Callback<int64_t> done) {
   v1::Request request;
   request.mutable_increment()->set_key(std::string(key));
   request.mutable_increment()->set_increment(increment);
-  FERRY_ASSIGN_OR_RETURN(const v1::Reply reply,
-                         impl_->AskQuickly(std::move(request), "an increment to be confirmed"));
-  int64_t number = 0;
-  if (reply.entries_size() != 1 || !absl::SimpleAtoi(reply.entries(0).value(), &number)) {
-    return absl::InternalError("the coordinator answered an increment without a number");
-  }
-  return number;
+  const absl::Duration timeout = impl_->AnswerTimeout(request.ByteSizeLong());
+  impl_->link().Call(
+      std::move(request), timeout, "an increment to be confirmed",
+      [done = std::move(done)](absl::StatusOr<v1::Reply> reply) mutable {
+        std::move(done)(NumberOf(Checked(std::move(reply))));
+      },
+      /*keeps_time=*/true);
 }
 
 absl::StatusOr<CompareAndSetResult> Agent::CompareAndSet(absl::string_view key,

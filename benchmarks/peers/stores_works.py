@@ -4,7 +4,7 @@ import outputs
 from groups import Entry, Figure, Group, Work
 
 OPERATIONS = ("set", "get", "add")
-FERRY_ADD = "acknowledged, in memory; 64: over one connection, from as many threads; verified"
+FERRY_ADD = "acknowledged, in memory; 64: over one connection, all to one sum; verified"
 JAX_DIFFERS = "jaxlib's service, unary gRPC; our client in C++, without Python, asks it"
 
 

@@ -222,10 +222,20 @@ TEST(AgentStore, AsyncCallsAnswerOnceAndNotInside) {
                            EXPECT_THAT(values, IsOk());
                            ++done;
                          });
+      agent->IncrementAsync("sum", 2, [&, i](absl::StatusOr<int64_t> sum) {
+        absl::MutexLock inner(&mu);
+        EXPECT_EQ(*sum, 2 * (i + 1));
+        ++done;
+      });
+      agent->IncrementAsync("k0", 1, [&](absl::StatusOr<int64_t> sum) {
+        absl::MutexLock inner(&mu);
+        EXPECT_THAT(sum, Fails(StatusCode::kFailedPrecondition));
+        ++done;
+      });
     }
     inside = false;
   }
-  const auto is_complete = [&] { return done == 200; };
+  const auto is_complete = [&] { return done == 400; };
   absl::MutexLock lock(&mu);
   EXPECT_TRUE(mu.AwaitWithTimeout(absl::Condition(&is_complete), kPatience)) << done;
 }
