@@ -27,6 +27,7 @@ set(CMAKE_CXX_FLAGS_ASAN
 set(CMAKE_EXE_LINKER_FLAGS_ASAN "-fsanitize=address,undefined")
 set(CMAKE_CXX_FLAGS_TSAN "-O1 -g1 -fno-omit-frame-pointer -fsanitize=thread")
 set(CMAKE_EXE_LINKER_FLAGS_TSAN "-fsanitize=thread")
+include_directories(BEFORE SYSTEM $<$<CONFIG:Tsan>:${PROJECT_SOURCE_DIR}/cmake/tsan>)
 
 if(FERRY_FUZZ)
   if(NOT CMAKE_CXX_COMPILER_ID MATCHES Clang)
