@@ -49,38 +49,49 @@ struct Adding {
 
   static void Add(Total* totals, const T* row, int64_t count) {
     if constexpr (kIsSmallFloat<T>) {
-      ForEachWidePiece(row, count, [totals](int64_t at, auto piece) {
+      ForEachFloatPiece(row, count, [totals](int64_t at, auto piece) {
         Elements<Total>(totals + at, piece.size()) += piece;
       });
     } else {
-      Elements<Total>(totals, count) += ConstElements<T>(row, count).template cast<Total>();
+      Elements<Total>(totals, count) += Wide(row, count);
     }
   }
 
   static Total Of(const T* row, int64_t count) {
-    Total total = First();
-    ForEachWidePiece(row, count, [&total](int64_t, auto piece) { total += piece.sum(); });
-    return total;
+    if constexpr (kIsSmallFloat<T>) {
+      Total total = First();
+      ForEachFloatPiece(row, count, [&total](int64_t, auto piece) { total += piece.sum(); });
+      return total;
+    } else if constexpr (std::is_integral_v<T>) {
+      return Wide(row, count).sum();
+    } else {
+      // Many at a time, since Eigen has no vectors for what it converts on the way.
+      constexpr int64_t kLanes = 8;
+      using Lanes = Eigen::Array<T, kLanes, 1>;
+      const int64_t end = count - count % kLanes;
+      Total total = Wide(row + end, count - end).sum();
+      if (end == 0) return total;
+      Eigen::Array<Total, kLanes, 1> totals = Eigen::Array<Total, kLanes, 1>::Zero();
+      for (int64_t at = 0; at < end; at += kLanes) {
+        totals += Eigen::Map<const Lanes>(row + at).template cast<Total>();
+      }
+      return total + totals.sum();
+    }
   }
 
  private:
-  // Calls function(at, piece) with what Eigen can add with the processor's vectors, which it does
-  // not while it converts.
+  static auto Wide(const T* row, int64_t count) {
+    return ConstElements<T>(row, count).template cast<Total>();
+  }
+
+  // Calls function(at, piece).
   template <typename Function>
-  static void ForEachWidePiece(const T* row, int64_t count, Function&& function) {
-    if constexpr (std::is_same_v<T, Total>) {
-      function(0, ConstElements<T>(row, count));
-    } else {
-      Total wide[kFloatPiece];
-      ForEachPiece(count, [&wide, row, &function](int64_t at, int64_t here) {
-        if constexpr (kIsSmallFloat<T>) {
-          ToFloats(row + at, wide, here);
-        } else {
-          Elements<Total>(wide, here) = ConstElements<T>(row + at, here).template cast<Total>();
-        }
-        function(at, ConstElements<Total>(wide, here));
-      });
-    }
+  static void ForEachFloatPiece(const T* row, int64_t count, Function&& function) {
+    float floats[kFloatPiece];
+    ForEachPiece(count, [&floats, row, &function](int64_t at, int64_t here) {
+      ToFloats(row + at, floats, here);
+      function(at, ConstElements<float>(floats, here));
+    });
   }
 };
 
