@@ -166,15 +166,30 @@ int Agent::num_nodes() const { return impl_->welcome().num_nodes(); }
 const std::string& Agent::observed_address() const { return impl_->welcome().observed_address(); }
 uint64_t Agent::incarnation() const { return impl_->incarnation(); }
 
+namespace {
+
+v1::Request BarrierRequest(const std::string& name, int64_t counter, absl::Duration timeout,
+                           const std::vector<int>& nodes) {
+  v1::Request request;
+  v1::Barrier& barrier = *request.mutable_barrier();
+  barrier.set_id(name);
+  barrier.set_timeout_ms(Milliseconds(timeout));
+  barrier.set_counter(counter);
+  for (const int node : nodes) barrier.add_nodes(node);
+  return request;
+}
+
+}  // namespace
+
 absl::Status Agent::Barrier(absl::string_view id, absl::Duration timeout, std::vector<int> nodes) {
-  absl::Notification answered;
-  absl::Status status;
-  BarrierAsync(id, timeout, std::move(nodes), [&](absl::Status result) {
-    status = std::move(result);
-    answered.Notify();
-  });
-  answered.WaitForNotification();
-  return status;
+  const std::string name(id);
+  FERRY_ASSIGN_OR_RETURN(const int64_t counter, impl_->BeginBarrier(name));
+  absl::StatusOr<v1::Reply> reply = impl_
+                                        ->Begin(BarrierRequest(name, counter, timeout, nodes),
+                                                timeout, absl::StrCat("barrier ", Quoted(name)))
+                                        ->WaitForAny();
+  impl_->EndBarrier(name, reply);
+  return Checked(std::move(reply)).status();
 }
 
 void Agent::BarrierAsync(absl::string_view id, absl::Duration timeout, std::vector<int> nodes,
@@ -185,14 +200,9 @@ void Agent::BarrierAsync(absl::string_view id, absl::Duration timeout, std::vect
     return impl_->link().Defer([done = std::move(done), why = counter.status()]() mutable {
       std::move(done)(std::move(why));
     });
-  v1::Request request;
-  v1::Barrier& barrier = *request.mutable_barrier();
-  barrier.set_id(name);
-  barrier.set_timeout_ms(Milliseconds(timeout));
-  barrier.set_counter(*counter);
-  for (const int node : nodes) barrier.add_nodes(node);
-  impl_->link().Call(
-      std::move(request), std::min(timeout, kLongestWait), absl::StrCat("barrier ", Quoted(name)),
+  impl_->link().CallAsync(
+      BarrierRequest(name, *counter, timeout, nodes), std::min(timeout, kLongestWait),
+      absl::StrCat("barrier ", Quoted(name)),
       [impl = impl_.get(), name, done = std::move(done)](absl::StatusOr<v1::Reply> reply) mutable {
         impl->EndBarrier(name, reply);
         std::move(done)(Checked(std::move(reply)).status());
@@ -252,17 +262,17 @@ void Agent::WatchTasksAsync(int64_t version, Callback<NodeTable> done) {
   v1::Request request;
   request.mutable_watch_tasks()->set_version(version);
   request.mutable_watch_tasks()->set_only_changed(true);
-  impl_->link().Call(std::move(request), kLongestWait, "a change of the job's nodes",
-                     [done = std::move(done)](absl::StatusOr<v1::Reply> reply) mutable {
-                       reply = Checked(std::move(reply));
-                       if (!reply.ok()) return std::move(done)(reply.status());
-                       NodeTable table;
-                       table.version = reply->version();
-                       for (const v1::TaskInfo& task : reply->tasks()) {
-                         table.tasks.push_back(ReadTaskStatus(task));
-                       }
-                       std::move(done)(std::move(table));
-                     });
+  impl_->link().CallAsync(std::move(request), kLongestWait, "a change of the job's nodes",
+                          [done = std::move(done)](absl::StatusOr<v1::Reply> reply) mutable {
+                            reply = Checked(std::move(reply));
+                            if (!reply.ok()) return std::move(done)(reply.status());
+                            NodeTable table;
+                            table.version = reply->version();
+                            for (const v1::TaskInfo& task : reply->tasks()) {
+                              table.tasks.push_back(ReadTaskStatus(task));
+                            }
+                            std::move(done)(std::move(table));
+                          });
 }
 
 void Agent::SetProgress(uint64_t progress) { impl_->link().SetProgress(progress); }

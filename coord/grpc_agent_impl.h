@@ -16,7 +16,6 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
 
 #include "base/text.h"
 #include "coord/agent.h"
@@ -68,27 +67,31 @@ class Agent::Impl final {
   // The answer to a request that is under way.
   class Answer final {
    public:
-    // The good reply, when it has come.
-    absl::StatusOr<v1::Reply> Wait() {
-      answered_.WaitForNotification();
-      return Checked(std::move(reply_));
+    explicit Answer(SocketLoop& loop) : awaited_(loop) {}
+
+    // The reply, when it has come, which may itself hold an error.
+    absl::StatusOr<v1::Reply> WaitForAny() {
+      awaited_.Wait();
+      return std::move(reply_);
     }
+    // The good reply, when it has come.
+    absl::StatusOr<v1::Reply> Wait() { return Checked(WaitForAny()); }
 
    private:
     friend class Impl;
-    absl::Notification answered_;
+    SocketLoop::Awaited awaited_;
     absl::StatusOr<v1::Reply> reply_ = absl::UnknownError("no answer");
   };
 
   // Sends `request`.
   std::shared_ptr<Answer> Begin(v1::Request request, absl::Duration timeout, std::string what,
                                 bool keeps_time = false) {
-    auto answer = std::make_shared<Answer>();
+    auto answer = std::make_shared<Answer>(link_->loop());
     link_->Call(
         std::move(request), std::min(timeout, kLongestWait), std::move(what),
         [answer](absl::StatusOr<v1::Reply> reply) {
           answer->reply_ = std::move(reply);
-          answer->answered_.Notify();
+          answer->awaited_.Notify();
         },
         keeps_time);
     return answer;
@@ -102,7 +105,14 @@ class Agent::Impl final {
 
   // Asks what waits for nobody.
   absl::StatusOr<v1::Reply> AskQuickly(v1::Request request, std::string what) {
-    return Ask(std::move(request), options_.answer_timeout, std::move(what), /*keeps_time=*/true);
+    const absl::Duration timeout = AnswerTimeout(request.ByteSizeLong());
+    return Ask(std::move(request), timeout, std::move(what), /*keeps_time=*/true);
+  }
+  // The same, without waiting.
+  void AskQuicklyAsync(v1::Request request, std::string what, AgentLink::ReplyCallback done) {
+    const absl::Duration timeout = AnswerTimeout(request.ByteSizeLong());
+    link_->CallAsync(std::move(request), timeout, std::move(what), std::move(done),
+                     /*keeps_time=*/true);
   }
   // Of a request of so many bytes that waits for nobody, on a network that carries a mebibyte a
   // second.

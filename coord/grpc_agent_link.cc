@@ -154,8 +154,11 @@ uint64_t AgentLink::Call(v1::Request request, absl::Duration timeout, std::strin
   const uint64_t id = last_request_id_ + 1;
   pending_.emplace(id,
                    Pending{now, deadline, std::move(what), HasEffect(request), std::move(done)});
-  if (deadlines_.empty() || deadline < deadlines_.begin()->first) changed_.Wake();
   deadlines_.emplace(deadline, id);
+  if (deadline < next_look_) {
+    next_look_ = deadline;
+    changed_.Wake();
+  }
   return SendLocked(std::move(request));
 }
 
@@ -185,6 +188,7 @@ void AgentLink::Defer(absl::AnyInvocable<void() &&> callback) {
 }
 
 uint64_t AgentLink::Subscribe(v1::Request request, EventCallback on_event) {
+  loop_->WantThread();
   absl::MutexLock lock(&mu_);
   subscriptions_.emplace(last_request_id_ + 1,
                          std::make_shared<const EventCallback>(std::move(on_event)));

@@ -73,9 +73,17 @@ class AgentLink final : private AgentStream::Owner {
   // and the agent only some seconds later; with `keeps_time` the agent does it to the moment.
   // DEADLINE_EXCEEDED says whether the request may still be done: one that was not sent by then
   // never is. RESOURCE_EXHAUSTED without sending it: it is more than the coordinator takes at once.
-  // `what`: for messages. Returns the request's id.
+  // `what`: for messages. Returns the request's id. Who does not wait for the answer as something
+  // that is Awaited of the loop calls CallAsync.
   uint64_t Call(v1::Request request, absl::Duration timeout, std::string what, ReplyCallback done,
                 bool keeps_time = false) ABSL_LOCKS_EXCLUDED(mu_);
+  uint64_t CallAsync(v1::Request request, absl::Duration timeout, std::string what,
+                     ReplyCallback done, bool keeps_time = false) ABSL_LOCKS_EXCLUDED(mu_) {
+    loop_->WantThread();
+    return Call(std::move(request), timeout, std::move(what), std::move(done), keeps_time);
+  }
+  // Where it reads.
+  SocketLoop& loop() { return *loop_; }
   // Runs `callback` on the agent's thread.
   void Defer(absl::AnyInvocable<void() &&> callback) ABSL_LOCKS_EXCLUDED(mu_);
   // A request that is answered by events until it is cancelled.
@@ -158,6 +166,8 @@ class AgentLink final : private AgentStream::Owner {
   uint64_t last_request_id_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<uint64_t, Pending> pending_ ABSL_GUARDED_BY(mu_);
   absl::btree_set<std::pair<absl::Time, uint64_t>> deadlines_ ABSL_GUARDED_BY(mu_);
+  // When the thread that keeps the time looks at the latest.
+  absl::Time next_look_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
   std::map<uint64_t, std::shared_ptr<const EventCallback>> subscriptions_ ABSL_GUARDED_BY(mu_);
   // Requests that are not known to have arrived, in order of id; the first `written_` of them are
   // on the present stream, and the first `doubtful_` on it or on one before, which may have brought

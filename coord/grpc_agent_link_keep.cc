@@ -69,6 +69,8 @@ void AgentLink::Keep() {
   mu_.Lock();
   while (!is_closing_) {
     const uint32_t turn = changed_.turn();
+    // Until it sleeps, whoever comes wakes it.
+    next_look_ = absl::InfiniteFuture();
     const absl::Time now = SteadyClock().Now();
     Ready ready = std::exchange(deferred_, {});
     ExpireLocked(now, ready);
@@ -126,6 +128,7 @@ void AgentLink::Keep() {
       continue;
     }
     if (!deferred_.empty() || is_closing_) continue;
+    next_look_ = wake;
     mu_.Unlock();
     changed_.WaitUntil(turn, wake);
     mu_.Lock();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The agent's calls of the store, each a request and the reading of its reply.
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -17,6 +18,60 @@ std::string DescribeKeys(const std::vector<std::string>& keys) {
   return absl::StrCat(keys.size(), " keys, first ", Quoted(keys[0]));
 }
 
+v1::Request GetRequest(std::vector<std::string> keys, absl::Duration timeout) {
+  v1::Request request;
+  request.mutable_get()->set_timeout_ms(Milliseconds(timeout));
+  for (std::string& key : keys) request.mutable_get()->add_keys(std::move(key));
+  return request;
+}
+
+absl::StatusOr<std::vector<std::string>> ValuesOf(absl::StatusOr<v1::Reply> reply) {
+  FERRY_ASSIGN_OR_RETURN(v1::Reply good, Checked(std::move(reply)));
+  std::vector<std::string> values;
+  for (v1::KeyValue& entry : *good.mutable_entries()) {
+    values.push_back(std::move(*entry.mutable_value()));
+  }
+  return values;
+}
+
+v1::Request PutRequest(std::vector<std::pair<std::string, std::string>> entries, bool overwrite) {
+  v1::Request request;
+  request.mutable_put()->set_overwrite(overwrite);
+  for (auto& [key, value] : entries) {
+    v1::KeyValue& entry = *request.mutable_put()->add_entries();
+    entry.set_key(std::move(key));
+    entry.set_value(std::move(value));
+  }
+  return request;
+}
+
+v1::Request IncrementRequest(absl::string_view key, int64_t increment) {
+  v1::Request request;
+  request.mutable_increment()->set_key(std::string(key));
+  request.mutable_increment()->set_increment(increment);
+  return request;
+}
+
+absl::StatusOr<int64_t> NumberOf(absl::StatusOr<v1::Reply> reply) {
+  FERRY_ASSIGN_OR_RETURN(const v1::Reply good, Checked(std::move(reply)));
+  int64_t number = 0;
+  if (good.entries_size() != 1 || !absl::SimpleAtoi(good.entries(0).value(), &number)) {
+    return absl::InternalError("the coordinator answered an increment without a number");
+  }
+  return number;
+}
+
+v1::Request CompareAndSetRequest(absl::string_view key, const std::optional<std::string>& expected,
+                                 absl::string_view desired) {
+  v1::Request request;
+  v1::CompareAndSet& cas = *request.mutable_compare_and_set();
+  cas.set_key(std::string(key));
+  cas.set_expect_absent(!expected.has_value());
+  if (expected.has_value()) cas.set_expected(*expected);
+  cas.set_desired(std::string(desired));
+  return request;
+}
+
 // ABORTED with the present entry is an answer here, not an error.
 absl::StatusOr<CompareAndSetResult> CompareAndSetResultOf(const absl::StatusOr<v1::Reply>& reply) {
   if (!reply.ok()) return reply.status();
@@ -29,14 +84,9 @@ absl::StatusOr<CompareAndSetResult> CompareAndSetResultOf(const absl::StatusOr<v
   return result;
 }
 
-absl::StatusOr<int64_t> NumberOf(const absl::StatusOr<v1::Reply>& reply) {
-  if (!reply.ok()) return reply.status();
-  int64_t number = 0;
-  if (reply->entries_size() != 1 || !absl::SimpleAtoi(reply->entries(0).value(), &number)) {
-    return absl::InternalError("the coordinator answered an increment without a number");
-  }
-  return number;
-}
+constexpr char kASet[] = "a set to be confirmed";
+constexpr char kAnIncrement[] = "an increment to be confirmed";
+constexpr char kACompareAndSet[] = "a compare-and-set to be confirmed";
 
 }  // namespace
 
@@ -47,32 +97,18 @@ absl::StatusOr<std::string> Agent::Get(absl::string_view key, absl::Duration tim
 
 absl::StatusOr<std::vector<std::string>> Agent::GetAll(std::vector<std::string> keys,
                                                        absl::Duration timeout) {
-  absl::Notification answered;
-  absl::StatusOr<std::vector<std::string>> values;
-  GetAllAsync(std::move(keys), timeout, [&](absl::StatusOr<std::vector<std::string>> result) {
-    values = std::move(result);
-    answered.Notify();
-  });
-  answered.WaitForNotification();
-  return values;
+  std::string what = DescribeKeys(keys);
+  return ValuesOf(impl_->Ask(GetRequest(std::move(keys), timeout), timeout, std::move(what)));
 }
 
 void Agent::GetAllAsync(std::vector<std::string> keys, absl::Duration timeout,
                         Callback<std::vector<std::string>> done) {
   std::string what = DescribeKeys(keys);
-  v1::Request request;
-  request.mutable_get()->set_timeout_ms(Milliseconds(timeout));
-  for (std::string& key : keys) request.mutable_get()->add_keys(std::move(key));
-  impl_->link().Call(std::move(request), std::min(timeout, kLongestWait), std::move(what),
-                     [done = std::move(done)](absl::StatusOr<v1::Reply> reply) mutable {
-                       reply = Checked(std::move(reply));
-                       if (!reply.ok()) return std::move(done)(reply.status());
-                       std::vector<std::string> values;
-                       for (v1::KeyValue& entry : *reply->mutable_entries()) {
-                         values.push_back(std::move(*entry.mutable_value()));
-                       }
-                       std::move(done)(std::move(values));
-                     });
+  impl_->link().CallAsync(GetRequest(std::move(keys), timeout), std::min(timeout, kLongestWait),
+                          std::move(what),
+                          [done = std::move(done)](absl::StatusOr<v1::Reply> reply) mutable {
+                            std::move(done)(ValuesOf(std::move(reply)));
+                          });
 }
 
 absl::StatusOr<std::string> Agent::TryGet(absl::string_view key) {
@@ -85,32 +121,15 @@ absl::Status Agent::Set(absl::string_view key, absl::string_view value, bool ove
 
 absl::Status Agent::SetAll(std::vector<std::pair<std::string, std::string>> entries,
                            bool overwrite) {
-  absl::Notification answered;
-  absl::Status status;
-  SetAllAsync(std::move(entries), overwrite, [&](absl::Status result) {
-    status = std::move(result);
-    answered.Notify();
-  });
-  answered.WaitForNotification();
-  return status;
+  return impl_->AskQuickly(PutRequest(std::move(entries), overwrite), kASet).status();
 }
 
 void Agent::SetAllAsync(std::vector<std::pair<std::string, std::string>> entries, bool overwrite,
                         StatusCallback done) {
-  v1::Request request;
-  request.mutable_put()->set_overwrite(overwrite);
-  for (auto& [key, value] : entries) {
-    v1::KeyValue& entry = *request.mutable_put()->add_entries();
-    entry.set_key(std::move(key));
-    entry.set_value(std::move(value));
-  }
-  const absl::Duration timeout = impl_->AnswerTimeout(request.ByteSizeLong());
-  impl_->link().Call(
-      std::move(request), timeout, "a set to be confirmed",
-      [done = std::move(done)](absl::StatusOr<v1::Reply> reply) mutable {
-        std::move(done)(Checked(std::move(reply)).status());
-      },
-      /*keeps_time=*/true);
+  impl_->AskQuicklyAsync(PutRequest(std::move(entries), overwrite), kASet,
+                         [done = std::move(done)](absl::StatusOr<v1::Reply> reply) mutable {
+                           std::move(done)(Checked(std::move(reply)).status());
+                         });
 }
 
 absl::Status Agent::Delete(absl::string_view key, bool subtree) {
@@ -121,57 +140,32 @@ absl::Status Agent::Delete(absl::string_view key, bool subtree) {
 }
 
 absl::StatusOr<int64_t> Agent::Increment(absl::string_view key, int64_t increment) {
-  absl::Notification answered;
-  absl::StatusOr<int64_t> number = absl::UnknownError("no answer");
-  IncrementAsync(key, increment, [&](absl::StatusOr<int64_t> answer) {
-    number = std::move(answer);
-    answered.Notify();
-  });
-  answered.WaitForNotification();
-  return number;
+  return NumberOf(impl_->AskQuickly(IncrementRequest(key, increment), kAnIncrement));
 }
 
 void Agent::IncrementAsync(absl::string_view key, int64_t increment, Callback<int64_t> done) {
-  v1::Request request;
-  request.mutable_increment()->set_key(std::string(key));
-  request.mutable_increment()->set_increment(increment);
-  const absl::Duration timeout = impl_->AnswerTimeout(request.ByteSizeLong());
-  impl_->link().Call(
-      std::move(request), timeout, "an increment to be confirmed",
-      [done = std::move(done)](absl::StatusOr<v1::Reply> reply) mutable {
-        std::move(done)(NumberOf(Checked(std::move(reply))));
-      },
-      /*keeps_time=*/true);
+  impl_->AskQuicklyAsync(IncrementRequest(key, increment), kAnIncrement,
+                         [done = std::move(done)](absl::StatusOr<v1::Reply> reply) mutable {
+                           std::move(done)(NumberOf(std::move(reply)));
+                         });
 }
 
 absl::StatusOr<CompareAndSetResult> Agent::CompareAndSet(absl::string_view key,
                                                          const std::optional<std::string>& expected,
                                                          absl::string_view desired) {
-  absl::Notification answered;
-  absl::StatusOr<CompareAndSetResult> result = absl::UnknownError("no answer");
-  CompareAndSetAsync(key, expected, desired, [&](absl::StatusOr<CompareAndSetResult> answer) {
-    result = std::move(answer);
-    answered.Notify();
-  });
-  answered.WaitForNotification();
-  return result;
+  v1::Request request = CompareAndSetRequest(key, expected, desired);
+  const absl::Duration timeout = impl_->AnswerTimeout(request.ByteSizeLong());
+  return CompareAndSetResultOf(
+      impl_->Begin(std::move(request), timeout, kACompareAndSet, /*keeps_time=*/true)
+          ->WaitForAny());
 }
 
 void Agent::CompareAndSetAsync(absl::string_view key, const std::optional<std::string>& expected,
                                absl::string_view desired, Callback<CompareAndSetResult> done) {
-  v1::Request request;
-  v1::CompareAndSet& cas = *request.mutable_compare_and_set();
-  cas.set_key(std::string(key));
-  cas.set_expect_absent(!expected.has_value());
-  if (expected.has_value()) cas.set_expected(*expected);
-  cas.set_desired(std::string(desired));
-  const absl::Duration timeout = impl_->AnswerTimeout(request.ByteSizeLong());
-  impl_->link().Call(
-      std::move(request), timeout, "a compare-and-set to be confirmed",
-      [done = std::move(done)](absl::StatusOr<v1::Reply> reply) mutable {
-        std::move(done)(CompareAndSetResultOf(reply));
-      },
-      /*keeps_time=*/true);
+  impl_->AskQuicklyAsync(CompareAndSetRequest(key, expected, desired), kACompareAndSet,
+                         [done = std::move(done)](absl::StatusOr<v1::Reply> reply) mutable {
+                           std::move(done)(CompareAndSetResultOf(reply));
+                         });
 }
 
 absl::StatusOr<std::vector<KeyValue>> Agent::List(absl::string_view prefix, bool keys_only) {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// SocketLoop: one thread that waits for many sockets.
+// SocketLoop: waits for many sockets, on a thread of its own or on that of a caller.
 #ifndef FERRY_COORD_SOCKET_LOOP_H_
 #define FERRY_COORD_SOCKET_LOOP_H_
+
+#include <sys/epoll.h>
 
 #include <atomic>
 #include <cstddef>
@@ -17,15 +19,17 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 
 #include "base/thread.h"
 #include "base/unique_fd.h"
+#include "base/wakeup.h"
 
 namespace ferry::coord {
 
-// Something with a descriptor that the loop looks after. Called on the loop's thread only, with no
-// lock held.
+// Something with a descriptor that the loop looks after. Called on the loop, that is by one thread
+// at a time, with no lock held.
 class SocketSource {
  public:
   virtual ~SocketSource() = default;
@@ -35,9 +39,34 @@ class SocketSource {
   virtual void OnLoopEnd() = 0;
 };
 
-// Thread-safe.
+// Thread-safe. Mostly its own thread waits; while threads come one after the other that have
+// nothing to do but wait for an answer, they wait in its place, and nobody has to be woken between
+// the kernel and them. What none of them waits for may then be late by two of kTick. While things
+// come within kLook of each other it looks for the next one for as long before it sleeps, and lets
+// others have the core between looks: to be woken takes tens of microseconds on some machines.
 class SocketLoop final {
  public:
+  static constexpr absl::Duration kTick = absl::Microseconds(500);
+  static constexpr absl::Duration kLook = absl::Microseconds(100);
+
+  // What a thread waits for. Made before it can come.
+  class Awaited final {
+   public:
+    // `loop` outlives it, and the call of Notify.
+    explicit Awaited(SocketLoop& loop) : loop_(loop) { loop_.awaited_.fetch_add(1); }
+    Awaited(const Awaited&) = delete;
+    Awaited& operator=(const Awaited&) = delete;
+
+    // It has come. Once, on any thread.
+    void Notify() { loop_.OnCome(come_); }
+    // Until it has; whoever promised it sees to it that it comes in time. Not on the loop.
+    void Wait() { loop_.WaitFor(come_); }
+
+   private:
+    SocketLoop& loop_;
+    absl::Notification come_;
+  };
+
   // `name`: of its thread.
   //   Errors: RESOURCE_EXHAUSTED with the kernel's reason.
   static absl::StatusOr<std::shared_ptr<SocketLoop>> Create(std::string name);
@@ -68,6 +97,9 @@ class SocketLoop final {
   void PostAfter(absl::Duration delay, absl::AnyInvocable<void() &&> function)
       ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Something will come soon for which nobody waits: its thread is to look out for it.
+  void WantThread();
+
   // How long it has been since it last waited for something.
   absl::Duration Lag() const;
 
@@ -78,7 +110,21 @@ class SocketLoop final {
  private:
   SocketLoop() = default;
   void Run();
+  bool IsEnding() ABSL_LOCKS_EXCLUDED(mu_);
+  bool TryDrive();
+  void StopDriving();
+  // Waits for what is ready, and runs it. REQUIRES: driving.
+  void RunOnce() ABSL_LOCKS_EXCLUDED(mu_);
+  // Whether its thread should leave the next turns to callers.
+  bool ShouldStandBack();
+  // Until nobody has driven for a while, or the thread is wanted.
+  void StandBack() ABSL_LOCKS_EXCLUDED(mu_);
+  void WaitFor(absl::Notification& come);
+  void OnCome(absl::Notification& come);
+  void WakeDriver();
   void RunPosted() ABSL_LOCKS_EXCLUDED(mu_);
+  // As epoll_wait; looks first if that is worth it.
+  int Wait(epoll_event* events, int timeout_ms);
   // Runs what is due; returns the milliseconds until the next is, -1 if there is none.
   int RunDue();
 
@@ -90,9 +136,25 @@ class SocketLoop final {
   // When it began what it is doing, on the steady clock in nanoseconds; 0 while it waits.
   std::atomic<int64_t> busy_since_{0};
 
-  // Of the loop's thread: removed, but perhaps among the events that are being told.
+  // Taken by the thread that is on the loop, its own or a caller's.
+  std::atomic<bool> is_driven_{false};
+  std::atomic<bool> is_driven_by_caller_{false};
+  // How often callers have driven.
+  std::atomic<uint32_t> caller_drives_{0};
+  // A caller waited alone, and would have driven if the thread had not.
+  std::atomic<bool> caller_came_{false};
+  // Answers that threads wait for, or are about to.
+  std::atomic<int> awaited_{0};
+  std::atomic<bool> is_thread_wanted_{false};
+  std::atomic<bool> stands_back_{false};
+  // It sleeps for longer than a tick, since a caller waits for long; who leaves is to wake it.
+  std::atomic<bool> sleeps_long_{false};
+  Wakeup thread_wakeup_;
+
+  // Of whoever drives: removed, but perhaps among the events that are being told.
   std::vector<std::shared_ptr<SocketSource>> removed_;
   std::multimap<absl::Time, absl::AnyInvocable<void() &&>> due_;
+  bool is_worth_a_look_ = false;
 
   absl::Mutex mu_;
   bool is_ending_ ABSL_GUARDED_BY(mu_) = false;

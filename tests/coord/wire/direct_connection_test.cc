@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The client's end of plain connections, the loop that reads them, and addresses.
+// The client's end of plain connections, and addresses.
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <memory>
@@ -189,28 +188,6 @@ TEST(DirectConnection, NorDoFewFramesThatTakeLong) {
   Race(few, absl::Milliseconds(1), order);
   EXPECT_EQ(order.size(), 101u);
   EXPECT_LT(order.find('b'), 50u);
-}
-
-// A child has its parent's memory, but not the thread that would read.
-TEST(SocketLoop, AForkedChildHasItsOwn) {
-#if defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "ThreadSanitizer allows no threads in a forked child";
-#endif
-  const auto parents = *SocketLoop::OfClients();
-  // Its thread has begun: a child that is forked while threads are being made inherits their locks.
-  absl::Notification ran;
-  parents->Post([&ran] { ran.Notify(); });
-  ASSERT_TRUE(ran.WaitForNotificationWithTimeout(kPatience));
-  const pid_t child = fork();
-  if (child == 0) {
-    const auto own = SocketLoop::OfClients();
-    absl::Notification ran_here;
-    if (own.ok()) (*own)->Post([&ran_here] { ran_here.Notify(); });
-    _exit(ran_here.WaitForNotificationWithTimeout(kPatience) ? 0 : 1);
-  }
-  int status = -1;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
 }
 
 // --- Addresses ---

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who waits in the kernel: the loop's thread, or a caller who has nothing else to do.
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+
+#include "base/unique_fd.h"
+#include "coord/socket_loop.h"
+#include "test_server.h"
+
+namespace ferry::coord {
+namespace {
+
+// One end of a pair of sockets, of which the other sends every byte back, on a thread of its own.
+// The first of those who ask has the first byte that comes back.
+class Echo final : public SocketSource {
+ public:
+  static std::shared_ptr<Echo> Make(SocketLoop& loop) {
+    int ends[2] = {-1, -1};
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+    auto echo = std::make_shared<Echo>(loop, UniqueFd(ends[0]), UniqueFd(ends[1]));
+    EXPECT_THAT(loop.Add(echo, echo->near_.get(), EPOLLIN), IsOk());
+    return echo;
+  }
+  Echo(SocketLoop& loop, UniqueFd near, UniqueFd far)
+      : loop_(loop),
+        near_(std::move(near)),
+        far_(std::move(far)),
+        thread_([this] { SendBack(); }) {}
+  ~Echo() override {
+    shutdown(near_.get(), SHUT_RDWR);
+    thread_.join();
+  }
+
+  // Asks, and waits for it; the thread that it came on.
+  std::thread::id Ask() {
+    SocketLoop::Awaited awaited(loop_);
+    std::thread::id where;
+    Send([&] {
+      where = std::this_thread::get_id();
+      awaited.Notify();
+    });
+    awaited.Wait();
+    return where;
+  }
+  void AskAsync(std::function<void()> done) { Send(std::move(done)); }
+
+  void Leave() {
+    absl::Notification left;
+    loop_.Post([&] {
+      loop_.Remove(*this, near_.get());
+      left.Notify();
+    });
+    ASSERT_TRUE(left.WaitForNotificationWithTimeout(kPatience));
+  }
+
+ private:
+  void Send(std::function<void()> done) {
+    absl::MutexLock lock(&mu_);
+    waiting_.push_back(std::move(done));
+    EXPECT_EQ(write(near_.get(), "x", 1), 1);
+  }
+  void SendBack() {
+    char bytes[64];
+    ssize_t count = 0;
+    while ((count = read(far_.get(), bytes, sizeof(bytes))) > 0) {
+      if (write(far_.get(), bytes, static_cast<size_t>(count)) != count) return;
+    }
+  }
+  void OnReady(uint32_t) override {
+    char bytes[64];
+    const ssize_t count = recv(near_.get(), bytes, sizeof(bytes), MSG_DONTWAIT);
+    for (ssize_t i = 0; i < count; ++i) {
+      std::function<void()> done;
+      {
+        absl::MutexLock lock(&mu_);
+        done = std::move(waiting_.front());
+        waiting_.pop_front();
+      }
+      done();
+    }
+  }
+  void OnLoopEnd() override {}
+
+  SocketLoop& loop_;
+  const UniqueFd near_;
+  const UniqueFd far_;
+  absl::Mutex mu_;
+  std::deque<std::function<void()>> waiting_ ABSL_GUARDED_BY(mu_);
+  std::thread thread_;
+};
+
+class SocketLoopTest : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    echo_->Leave();
+    loop_->End();
+  }
+  // Until the loop's thread has left a caller's answers to the caller.
+  bool DrivesHere() {
+    for (int i = 0; i < 20'000; ++i) {
+      if (echo_->Ask() == std::this_thread::get_id()) return true;
+    }
+    return false;
+  }
+
+  const std::shared_ptr<SocketLoop> loop_ = *SocketLoop::Create("test");
+  const std::shared_ptr<Echo> echo_ = Echo::Make(*loop_);
+};
+
+TEST_F(SocketLoopTest, WhoComesAgainAndAgainReadsHisAnswersHimself) {
+  EXPECT_TRUE(DrivesHere());
+  // And goes on doing so, but for the turns that its thread takes on a busy machine.
+  int here = 0;
+  for (int i = 0; i < 100; ++i) here += echo_->Ask() == std::this_thread::get_id() ? 1 : 0;
+  EXPECT_GT(here, 0);
+}
+
+TEST_F(SocketLoopTest, WhatNobodyWaitsForComesWhenNobodyDrives) {
+  ASSERT_TRUE(DrivesHere());
+  for (int i = 0; i < 50; ++i) {
+    absl::Notification came;
+    echo_->AskAsync([&] { came.Notify(); });
+    ASSERT_TRUE(came.WaitForNotificationWithTimeout(kPatience));
+    echo_->Ask();
+  }
+}
+
+TEST_F(SocketLoopTest, WhatIsPostedRunsWhenNobodyDrives) {
+  ASSERT_TRUE(DrivesHere());
+  absl::Notification ran;
+  loop_->Post([&] { ran.Notify(); });
+  EXPECT_TRUE(ran.WaitForNotificationWithTimeout(kPatience));
+  absl::Notification ran_later;
+  ASSERT_TRUE(DrivesHere());
+  loop_->PostAfter(absl::Milliseconds(1), [&] { ran_later.Notify(); });
+  EXPECT_TRUE(ran_later.WaitForNotificationWithTimeout(kPatience));
+}
+
+// As by the thread that keeps the time, when no answer comes.
+TEST_F(SocketLoopTest, WhoDrivesHearsFromOtherThreads) {
+  std::atomic<SocketLoop::Awaited*> next{nullptr};
+  std::atomic<bool> is_over{false};
+  std::thread other([&] {
+    while (!is_over) {
+      SocketLoop::Awaited* const awaited = next.exchange(nullptr);
+      if (awaited == nullptr) {
+        std::this_thread::yield();
+      } else {
+        awaited->Notify();
+      }
+    }
+  });
+  for (int i = 0; i < 2000; ++i) {
+    // So that the thread stands back, mostly.
+    if (i % 4 != 0) echo_->Ask();
+    SocketLoop::Awaited awaited(*loop_);
+    next = &awaited;
+    awaited.Wait();
+  }
+  is_over = true;
+  other.join();
+}
+
+// One drives, others wait beside it, and what nobody waits for comes all the while.
+TEST_F(SocketLoopTest, CallersOfManyThreads) {
+  constexpr int kThreads = 6;
+  constexpr int kRounds = 400;
+  std::vector<std::shared_ptr<Echo>> echoes;
+  for (int i = 0; i < kThreads; ++i) echoes.push_back(Echo::Make(*loop_));
+  std::atomic<int> came{0};
+  std::atomic<int> asked_alone{0};
+  std::atomic<int> came_alone{0};
+  std::vector<std::thread> callers;
+  for (int i = 0; i < kThreads; ++i) {
+    callers.emplace_back([&, i] {
+      for (int round = 0; round < kRounds; ++round) {
+        if (round % 7 == i) {
+          asked_alone.fetch_add(1);
+          loop_->WantThread();
+          echoes[static_cast<size_t>(i)]->AskAsync([&] { came_alone.fetch_add(1); });
+        }
+        echoes[static_cast<size_t>(i)]->Ask();
+        came.fetch_add(1);
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(came, kThreads * kRounds);
+  // Each came before the answer that its caller asked for after it.
+  EXPECT_EQ(came_alone, asked_alone);
+  for (const auto& echo : echoes) echo->Leave();
+}
+
+TEST_F(SocketLoopTest, WaitsForWhatHasComeAlready) {
+  SocketLoop::Awaited awaited(*loop_);
+  awaited.Notify();
+  awaited.Wait();
+}
+
+// A child has its parent's memory, but not the thread that would read.
+TEST(SocketLoopOfClients, AForkedChildHasItsOwn) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "ThreadSanitizer allows no threads in a forked child";
+#endif
+  const auto parents = *SocketLoop::OfClients();
+  // Its thread has begun: a child that is forked while threads are being made inherits their locks.
+  absl::Notification ran;
+  parents->Post([&ran] { ran.Notify(); });
+  ASSERT_TRUE(ran.WaitForNotificationWithTimeout(kPatience));
+  const pid_t child = fork();
+  if (child == 0) {
+    const auto own = SocketLoop::OfClients();
+    absl::Notification ran_here;
+    if (own.ok()) (*own)->Post([&ran_here] { ran_here.Notify(); });
+    _exit(ran_here.WaitForNotificationWithTimeout(kPatience) ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+}  // namespace
+}  // namespace ferry::coord
