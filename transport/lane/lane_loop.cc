@@ -28,6 +28,8 @@ constexpr uint32_t kPassesPerTimerLook = 16;
 // Of the timer that is nearest, as far as sleeping goes.
 constexpr absl::Duration kLongestSleep = absl::Seconds(1);
 constexpr absl::Duration kThreadSpin = absl::Microseconds(50);
+// A caller that looks on and on keeps its core for so long after something came.
+constexpr absl::Duration kGreedy = absl::Microseconds(50);
 
 void Pause() {
 #if defined(__x86_64__)
@@ -279,6 +281,7 @@ bool LaneLoop::WaitUntil(absl::FunctionRef<bool()> is_done, absl::Time deadline)
   if (is_done()) return true;
   callers_waiting_.fetch_add(1, std::memory_order_relaxed);
   absl::Time give_up_spinning = SteadyClock().Now() + options_.spin;
+  absl::Time yield_from = SteadyClock().Now() + kGreedy;
   bool done = false;
   int looks = 0;
   while (!(done = is_done())) {
@@ -293,8 +296,13 @@ bool LaneLoop::WaitUntil(absl::FunctionRef<bool()> is_done, absl::Time deadline)
         Pause();
         if (turn % 16 != 0) continue;
         const absl::Time now = SteadyClock().Now();
-        if (give_up_spinning == absl::InfinitePast()) give_up_spinning = now + options_.spin;
+        if (give_up_spinning == absl::InfinitePast()) {
+          give_up_spinning = now + options_.spin;
+          yield_from = now + kGreedy;
+        }
         if (now >= deadline) break;
+        // Whoever copies for it may want this core.
+        if (now >= yield_from) sched_yield();
         if (now >= give_up_spinning) Sleep(is_done, deadline);
       }
       StopDriving();
