@@ -19,6 +19,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 
 #include "cli/grpc_quiet.h"
@@ -47,6 +49,11 @@ void Complain(const std::string& message) {
                Printable(absl::StrReplaceAll(message, {{"\n", "; "}})).c_str());
 }
 
+// The verb that the command line got to: of "ferry kv get", get.
+const CLI::App& Last(const CLI::App& app) {
+  return app.get_subcommands().empty() ? app : Last(*app.get_subcommands().front());
+}
+
 // "ferry kv get", as far as the command line got.
 std::string Path(const CLI::App& app) {
   std::string path = "ferry";
@@ -57,8 +64,26 @@ std::string Path(const CLI::App& app) {
   return path;
 }
 
+// "--json" of --json=out.json, a flag that was given a value and takes none; or nothing.
+std::string ValuedFlag(const CLI::App& app, const CLI::ParseError& error) {
+  if (error.get_name() != "ConversionError") return "";
+  const std::vector<absl::string_view> words = absl::StrSplit(error.what(), ' ');
+  for (const absl::string_view word : words) {
+    if (!absl::StartsWith(word, "--")) continue;
+    const std::string flag(word);
+    const CLI::Option* option = Last(app).get_option_no_throw(flag);
+    if (option != nullptr && option->get_items_expected_max() == 0) return flag;
+  }
+  return "";
+}
+
 // What is wrong with the command line.
 std::string What(const CLI::App& app, const CLI::ParseError& error) {
+  const std::string valued = ValuedFlag(app, error);
+  if (valued == "--json" || valued == "--csv") {
+    return valued + " takes no value: it prints, so say " + valued + " >FILE";
+  }
+  if (!valued.empty()) return valued + " takes no value";
   std::string what = error.what();
   if (what != "A subcommand is required" && !app.get_subcommands().empty()) return what;
   const std::vector<std::string> unknown = app.remaining(/*recurse=*/true);

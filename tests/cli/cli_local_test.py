@@ -91,6 +91,13 @@ class Usage(harness.Case):
         self.fail_with(2, "no verb or flag bogus", "kv", "bogus")
         self.fail_with(2, "say what to do", "kv")
 
+    def test_a_value_for_a_flag_that_takes_none_is_refused(self):
+        self.fail_with(2, "--json takes no value: it prints, so say --json >FILE",
+                       "bench", "kv", "--json=out.json")
+        self.fail_with(2, "--csv takes no value: .*--csv >FILE", "bench", "kv", "--csv=out.csv")
+        self.fail_with(2, "--checksum takes no value;", "send", "--checksum=maybe")
+        self.fail_with(2, "--iters.*many", "bench", "keyed", "--iters=many")
+
     def test_output_that_cannot_be_written_is_a_failure(self):
         for arguments in ("topo", "--help", "help", "--version", "demo --nproc=2"):
             for target, reason in (("/dev/full", "No space left on device"),
