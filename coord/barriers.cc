@@ -19,7 +19,22 @@ std::string Describe(absl::string_view id, int64_t counter) {
                       counter == 0 ? "" : absl::StrCat(" use ", counter));
 }
 
+// The form in which upstream's messages name a use.
+std::string UseName(absl::string_view id, int64_t counter) {
+  return absl::StrCat(absl::CEscape(id.substr(0, 200)), "::", counter);
+}
+
 }  // namespace
+
+std::vector<TaskId> Barriers::Normalized(std::vector<TaskId> tasks) const {
+  std::sort(tasks.begin(), tasks.end());
+  tasks.erase(std::unique(tasks.begin(), tasks.end()), tasks.end());
+  const int size = membership_.size();
+  const bool names_everyone = static_cast<int>(tasks.size()) == size &&
+                              tasks.front() == TaskId(0) && tasks.back() == TaskId(size - 1);
+  if (names_everyone) tasks.clear();
+  return tasks;
+}
 
 int Barriers::ParticipantCount(const Barrier& barrier) const {
   return barrier.participants.empty() ? membership_.size()
@@ -44,12 +59,13 @@ std::vector<TaskId> Barriers::Missing(const Barrier& barrier) const {
   return missing;
 }
 
-absl::Status Barriers::CheckParticipants(const Barrier& barrier) const {
+absl::Status Barriers::CheckParticipants(const std::string& id, const Barrier& barrier) const {
   const Jobs& jobs = membership_.jobs();
+  const std::string intro = absl::StrCat("Barrier failed. ", Describe(id, barrier.counter), ": ");
   for (const TaskId task : barrier.participants) {
     if (!jobs.Contains(task)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("Unexpected task ", task.value(),
+          absl::StrCat(intro, "Unexpected task ", task.value(),
                        " in the barrier's list: the cluster has tasks 0 to ", jobs.size() - 1));
     }
   }
@@ -63,8 +79,38 @@ absl::Status Barriers::CheckParticipants(const Barrier& barrier) const {
     }
   }
   if (failed.empty()) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("task ", jobs.Ranges(failed), " of it already in error: ",
-                                          membership_.task(failed[0]).status.message()));
+  return absl::InternalError(
+      absl::StrCat(intro, "task ", jobs.Ranges(failed),
+                   " of it already in error: ", membership_.task(failed[0]).status.message()));
+}
+
+absl::Status Barriers::CheckList(const BarrierArrival& arrival, bool names_tasks,
+                                 const Barrier& barrier) const {
+  const Jobs& jobs = membership_.jobs();
+  const std::string use = UseName(arrival.id, barrier.counter);
+  // The texts begin as those of upstream's service do: people search for them.
+  if (arrival.tasks != barrier.participants) {
+    const std::string first =
+        barrier.participants.empty() ? "all" : jobs.Ranges(barrier.participants);
+    if (!names_tasks) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          use,
+          ": No tasks were specified by the client, which implies that the entire cluster is "
+          "participating in the barrier. However, the first caller said [",
+          first, "]. Check that the callers are invoking the barrier with the same arguments."));
+    }
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Conflicting tasks specified by different processes for the same barrier: ", use, ". ",
+        jobs.Name(arrival.caller), " says [",
+        arrival.tasks.empty() ? "all" : jobs.Ranges(arrival.tasks), "], the first caller said [",
+        first, "]. Check that the callers are invoking the barrier with the same arguments."));
+  }
+  if (!IsParticipant(barrier, arrival.caller)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "A non-participating task (", jobs.Name(arrival.caller), ") called the barrier: ", use,
+        ", which is for [", jobs.Ranges(barrier.participants), "]"));
+  }
+  return absl::OkStatus();
 }
 
 void Barriers::Answer(DoneCallback done, absl::Status status, int64_t counter) {
@@ -81,13 +127,29 @@ void Barriers::Open(Barrier& barrier, const BarrierArrival& arrival, absl::Time 
   open_by_deadline_.emplace(barrier.deadline, arrival.id);
 }
 
+void Barriers::Supersede(const std::string& id, Barrier& barrier, TaskId task) {
+  const auto found = barrier.arrivals.find(task);
+  if (found == barrier.arrivals.end() || found->second.wait == kNoWait) return;
+  Slot& slot = found->second;
+  waits_.erase(slot.wait);
+  slot.wait = kNoWait;
+  Answer(
+      std::move(slot.done),
+      absl::CancelledError(absl::StrCat("a newer call of ", membership_.jobs().Name(task), " to ",
+                                        Describe(id, barrier.counter), " takes its place")),
+      barrier.counter);
+}
+
+// The order of the checks is upstream's: what is wrong with a new use, the counter, the lists, the
+// caller; only then whether the use is over.
 WaitId Barriers::Arrive(BarrierArrival arrival, absl::Time now, DoneCallback done) {
-  std::sort(arrival.tasks.begin(), arrival.tasks.end());
-  arrival.tasks.erase(std::unique(arrival.tasks.begin(), arrival.tasks.end()), arrival.tasks.end());
+  const bool names_tasks = !arrival.tasks.empty();
+  arrival.tasks = Normalized(std::move(arrival.tasks));
 
   auto found = barriers_.find(arrival.id);
   // A restarted task has lost its count; it takes part in whatever use is next.
   const bool restarted = options_.recoverable && arrival.counter == 0 && !arrival.one_shot;
+  absl::Status refusal;
   if (found == barriers_.end()) {
     if (arrival.counter != 0) {
       Answer(std::move(done),
@@ -101,15 +163,11 @@ WaitId Barriers::Arrive(BarrierArrival arrival, absl::Time now, DoneCallback don
     found->second.participants = arrival.tasks;
     found->second.one_shot = arrival.one_shot;
     Open(found->second, arrival, now);
+    refusal = CheckParticipants(found->first, found->second);
   } else if (Barrier& barrier = found->second; barrier.is_over) {
     if (restarted) arrival.counter = barrier.counter + 1;
     if (arrival.counter == barrier.counter) {
-      if (barrier.result.ok() && !IsParticipant(barrier, arrival.caller)) {
-        barrier.result = absl::InvalidArgumentError(
-            absl::StrCat("A non-participating task ", membership_.jobs().Name(arrival.caller),
-                         " called ", Describe(arrival.id, arrival.counter)));
-      }
-      Answer(std::move(done), barrier.result, barrier.counter);
+      AnswerLate(found->first, barrier, CheckList(arrival, names_tasks, barrier), std::move(done));
       return kNoWait;
     }
     if (arrival.counter != barrier.counter + 1) {
@@ -122,41 +180,20 @@ WaitId Barriers::Arrive(BarrierArrival arrival, absl::Time now, DoneCallback don
     }
     barrier.counter = arrival.counter;
     Open(barrier, arrival, now);
-  } else if (arrival.counter != barrier.counter && !restarted) {
-    const int64_t counter = barrier.counter;
-    const absl::Status mismatch = absl::InternalError(
-        absl::StrCat(Describe(arrival.id, arrival.counter), " called by ",
-                     membership_.jobs().Name(arrival.caller), " while the others are at use ",
-                     counter, ": it was too quick / slow or restarted"));
-    Finish(found->first, barrier, mismatch);
-    Answer(std::move(done), mismatch, counter);
-    return kNoWait;
+    refusal = CheckParticipants(found->first, barrier);
+  } else {
+    Supersede(found->first, barrier, arrival.caller);
+    if (arrival.counter != barrier.counter && !restarted) {
+      refusal = absl::InternalError(
+          absl::StrCat(Describe(arrival.id, arrival.counter), " called by ",
+                       membership_.jobs().Name(arrival.caller), " while the others are at use ",
+                       barrier.counter, ": it was too quick / slow or restarted"));
+    }
   }
 
   Barrier& barrier = found->second;
   const std::string& id = found->first;
-  absl::Status refusal;
-  if (arrival.tasks != barrier.participants) {
-    refusal = absl::InvalidArgumentError(absl::StrCat(
-        "Conflicting tasks specified for ", Describe(id, barrier.counter), ": ",
-        membership_.jobs().Name(arrival.caller), " says [",
-        arrival.tasks.empty() ? "all" : membership_.jobs().Ranges(arrival.tasks),
-        "], the first caller said [",
-        barrier.participants.empty() ? "all" : membership_.jobs().Ranges(barrier.participants),
-        "]"));
-  } else if (!IsParticipant(barrier, arrival.caller)) {
-    refusal = absl::InvalidArgumentError(
-        absl::StrCat("A non-participating task ", membership_.jobs().Name(arrival.caller),
-                     " called ", Describe(id, barrier.counter), ", which is for [",
-                     membership_.jobs().Ranges(barrier.participants), "]"));
-  } else if (barrier.arrivals.empty()) {
-    refusal = CheckParticipants(barrier);
-    if (!refusal.ok()) {
-      refusal = absl::Status(
-          refusal.code(),
-          absl::StrCat("Barrier failed. ", Describe(id, barrier.counter), ": ", refusal.message()));
-    }
-  }
+  if (refusal.ok()) refusal = CheckList(arrival, names_tasks, barrier);
   if (!refusal.ok()) {
     const int64_t counter = barrier.counter;
     Finish(id, barrier, refusal);
@@ -164,17 +201,9 @@ WaitId Barriers::Arrive(BarrierArrival arrival, absl::Time now, DoneCallback don
     return kNoWait;
   }
 
-  Slot& slot = barrier.arrivals[arrival.caller];
-  if (slot.wait != kNoWait) {
-    waits_.erase(slot.wait);
-    Answer(std::move(slot.done),
-           absl::CancelledError(absl::StrCat("a newer call of ",
-                                             membership_.jobs().Name(arrival.caller), " to ",
-                                             Describe(id, barrier.counter), " takes its place")),
-           barrier.counter);
-  } else {
-    slot.arrived = now;
-  }
+  const auto [place, is_new] = barrier.arrivals.try_emplace(arrival.caller);
+  Slot& slot = place->second;
+  if (is_new) slot.arrived = now;
   slot.wait = ids_.Next(WaitKind::kBarrier);
   slot.done = std::move(done);
   const WaitId wait = slot.wait;
@@ -184,6 +213,18 @@ WaitId Barriers::Arrive(BarrierArrival arrival, absl::Time now, DoneCallback don
     return kNoWait;
   }
   return wait;
+}
+
+void Barriers::AnswerLate(const std::string& id, Barrier& barrier, absl::Status refusal,
+                          DoneCallback done) {
+  if (refusal.ok()) return Answer(std::move(done), barrier.result, barrier.counter);
+  Answer(std::move(done), refusal, barrier.counter);
+  // Tasks cannot undo the coordinator's own barriers, by which they have joined.
+  if (barrier.one_shot) return;
+  // Upstream's service keeps the refusal: those who ask again learn that the callers disagree.
+  barrier.result = std::move(refusal);
+  Remember(id, barrier);
+  ForgetOldResults();
 }
 
 void Barriers::Finish(const std::string& id, Barrier& barrier, absl::Status result) {
@@ -358,12 +399,11 @@ absl::Status Barriers::TimedOut(const std::string& id, const Barrier& barrier,
   const std::vector<TaskId> missing = Missing(barrier);
   const Jobs& jobs = membership_.jobs();
   return WithMissingTasks(
-      absl::DeadlineExceededError(absl::StrCat(
-          "Barrier timed out. Id: ", absl::CEscape(absl::string_view(id).substr(0, 200)),
-          "::", barrier.counter, ". After ", ShortDuration(now - barrier.first_arrival), " ",
-          barrier.arrivals.size(), "/", ParticipantCount(barrier),
-          " tasks had reached it, the first ", jobs.Name(barrier.first),
-          ". Missing tasks: ", jobs.Ranges(missing))),
+      absl::DeadlineExceededError(
+          absl::StrCat("Barrier timed out. Id: ", UseName(id, barrier.counter), ". After ",
+                       ShortDuration(now - barrier.first_arrival), " ", barrier.arrivals.size(),
+                       "/", ParticipantCount(barrier), " tasks had reached it, the first ",
+                       jobs.Name(barrier.first), ". Missing tasks: ", jobs.Ranges(missing))),
       jobs.Ranges(missing));
 }
 

@@ -36,7 +36,8 @@ struct BarrierArrival {
   int64_t counter = 0;
   // Of the first to arrive; the others' are ignored.
   absl::Duration timeout = absl::InfiniteDuration();
-  // Empty: everyone.
+  // The participants, in any order, with or without repeats; empty means everyone, and so does a
+  // list of every task.
   std::vector<TaskId> tasks;
   TaskId caller = kNoTask;
   // Serves once: whoever comes later gets the result of that time.
@@ -115,7 +116,7 @@ class Barriers final {
     uint64_t finish = 0;
     size_t finished_bytes = 0;
     absl::Status result;
-    // Sorted; empty means everyone.
+    // As Normalized returns them. The first arrival decides them, for all uses of the id.
     std::vector<TaskId> participants;
     absl::btree_map<TaskId, Slot> arrivals;
     TaskId first = kNoTask;
@@ -123,14 +124,25 @@ class Barriers final {
     absl::Time deadline;
   };
 
+  // One form for every list of the same tasks: sorted, without repeats, empty if it names everyone.
+  std::vector<TaskId> Normalized(std::vector<TaskId> tasks) const;
   int ParticipantCount(const Barrier& barrier) const;
   bool IsParticipant(const Barrier& barrier, TaskId task) const;
   std::vector<TaskId> Missing(const Barrier& barrier) const;
-  // What stands in the way of opening a barrier for `arrival`.
-  absl::Status CheckParticipants(const Barrier& barrier) const;
+  // Fails if a use of the barrier cannot be opened: a participant is unknown or in error.
+  absl::Status CheckParticipants(const std::string& id, const Barrier& barrier) const;
+  // Fails if the arrival's list is another than the first caller's, or its caller is not on it.
+  //   names_tasks: the caller has sent a list, rather than none.
+  absl::Status CheckList(const BarrierArrival& arrival, bool names_tasks,
+                         const Barrier& barrier) const;
   void Open(Barrier& barrier, const BarrierArrival& arrival, absl::Time now);
+  // A newer call of `task` is there: the one that waits, if any, ends with CANCELLED.
+  void Supersede(const std::string& id, Barrier& barrier, TaskId task);
   // Ends the open use: everyone there hears `result`.
   void Finish(const std::string& id, Barrier& barrier, absl::Status result);
+  // Answers an arrival at a use that is over: with its result, or with `refusal`, which then is the
+  // result from now on.
+  void AnswerLate(const std::string& id, Barrier& barrier, absl::Status refusal, DoneCallback done);
   // Takes an arrival back whose caller has been answered; closes the barrier if it was the last.
   void RemoveArrival(const std::string& id, TaskId task);
   void Answer(DoneCallback done, absl::Status status, int64_t counter);

@@ -37,6 +37,16 @@ TEST(AliveTasks, Scenario123AllWhoAskTogetherGetOneList) {
   }
 }
 
+// A list with repeats or in another order is the same set.
+TEST(AliveTasks, ListsOfOneSetInAnySpelling_ShareARound) {
+  TestJob job(PlainOptions(3));
+  job.RegisterAll();
+  const AliveCall first = job.Alive(0, {0, 2});
+  const AliveCall second = job.Alive(2, {2, 0, 2, 0});
+  EXPECT_THAT(NumbersOf(first), ElementsAre(0, 2));
+  EXPECT_THAT(NumbersOf(second), ElementsAre(0, 2));
+}
+
 // Scenario 124. Nobody may wait for the dead.
 TEST(AliveTasks, Scenario124ATaskInErrorIsNotWaitedForNorListed) {
   TestJob job(PlainOptions(3));

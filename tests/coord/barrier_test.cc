@@ -59,6 +59,155 @@ TEST(Barrier, EveryoneConflictsWithASubset) {
   EXPECT_THAT(second.result(), Fails(absl::StatusCode::kInvalidArgument));
 }
 
+// One program lists all its processes, the other lists none: both mean the barrier of all.
+TEST(Barrier, OneListsAllTasksTheOtherNone_AreOneBarrier) {
+  const std::vector<std::vector<int>> spellings = {{}, {0, 1, 2}, {2, 0, 1}, {1, 2, 0, 0, 2}};
+  for (const std::vector<int>& first : spellings) {
+    for (const std::vector<int>& second : spellings) {
+      TestJob job(PlainOptions(3));
+      job.RegisterAll();
+      // The uses that follow are held to the same tasks as the first.
+      for (const int64_t counter : {0, 1}) {
+        BarrierCall one = job.Barrier(0, "b", counter, counter == 0 ? first : second);
+        BarrierCall two = job.Barrier(1, "b", counter, counter == 0 ? second : first);
+        EXPECT_FALSE(one.done());
+        BarrierCall three = job.Barrier(2, "b", counter, second);
+        for (const BarrierCall& call : {one, two, three}) ExpectPassed(call, counter);
+      }
+    }
+  }
+}
+
+TEST(Barrier, ASubsetInAnotherOrderAndWithRepeats_IsTheSameSubset) {
+  TestJob job(PlainOptions(3));
+  job.RegisterAll();
+  BarrierCall first = job.Barrier(2, "b", kFirst, {2, 0});
+  BarrierCall second = job.Barrier(0, "b", kFirst, {0, 2, 0});
+  ExpectPassed(first, 0);
+  ExpectPassed(second, 0);
+}
+
+// With several named parts, the list of all is that of all parts.
+TEST(Barrier, TheTasksOfOnePartAreNotTheBarrierOfAll) {
+  CoordinatorOptions options = PlainOptions(2);
+  options.jobs = {{"worker", 2}, {"ps", 1}};
+  TestJob job(options);
+  job.RegisterAll();
+  BarrierCall worker = job.Barrier(0, "all", kFirst, kEveryone);
+  BarrierCall other_worker = job.Barrier(1, "all", kFirst, {0, 1, 2});
+  ExpectPassed(job.Barrier(2, "all", kFirst, {2, 1, 0}), 0);
+  ExpectPassed(worker, 0);
+  ExpectPassed(other_worker, 0);
+  BarrierCall of_part = job.Barrier(0, "part", kFirst, {0, 1});
+  EXPECT_THAT(job.Barrier(1, "part", kFirst, kEveryone).result(),
+              Fails(absl::StatusCode::kInvalidArgument,
+                    HasSubstr("No tasks were specified by the client")));
+  EXPECT_THAT(of_part.result(), Fails(absl::StatusCode::kInvalidArgument));
+}
+
+// The list is compared first: the caller is told of the disagreement, not that it is a stranger.
+TEST(Barrier, CallerWithAnotherListWhoIsOnNeither_IsToldOfTheConflict) {
+  TestJob job(PlainOptions(4));
+  job.RegisterAll();
+  BarrierCall first = job.Barrier(0, "b", kFirst, {0, 1});
+  EXPECT_THAT(job.Barrier(2, "b", kFirst, {0, 3}).result(),
+              Fails(absl::StatusCode::kInvalidArgument,
+                    HasSubstr("Conflicting tasks specified by different processes")));
+  EXPECT_THAT(first.result(), Fails(absl::StatusCode::kInvalidArgument));
+}
+
+// A use that cannot be opened says so before it looks at the caller, as upstream's service does.
+TEST(Barrier, OpenedByAStrangerWithAParticipantInError_SaysTheError) {
+  TestJob job(PlainOptions(3));
+  job.RegisterAll();
+  StatusCall poll = job.Poll(1);
+  ASSERT_THAT(job.Report(0, absl::InternalError("broken")), IsOk());
+  EXPECT_THAT(job.Barrier(2, "b", kFirst, {0, 1}).result(),
+              Fails(absl::StatusCode::kInternal, HasSubstr("already in error")));
+}
+
+// The earlier call of the offender is superseded, as by any other call; the others hear the
+// verdict.
+TEST(Barrier, SecondCallOfAWaitingTaskWithAnotherList_CancelsTheFirstAndFailsTheOthers) {
+  for (const int64_t counter : {0, 1}) {
+    TestJob job(PlainOptions(3));
+    job.RegisterAll();
+    BarrierCall first = job.Barrier(0, "b");
+    BarrierCall other = job.Barrier(1, "b");
+    BarrierCall second = job.Barrier(0, "b", counter, {0, 1});
+    const absl::StatusCode verdict =
+        counter == 0 ? absl::StatusCode::kInvalidArgument : absl::StatusCode::kInternal;
+    EXPECT_THAT(first.result(), Fails(absl::StatusCode::kCancelled));
+    EXPECT_THAT(other.result(), Fails(verdict));
+    EXPECT_THAT(second.result(), Fails(verdict));
+  }
+}
+
+// It would go on although those that it means to meet have not come.
+TEST(Barrier, CallWithAnotherListAfterItPassed_IsAConflict) {
+  const struct {
+    int caller;
+    std::vector<int> tasks;
+    const char* text;
+  } calls[] = {{0, {0, 2}, "Conflicting tasks specified"},
+               {0, {0}, "Conflicting tasks specified"},
+               {0, {0, 1, 2}, "Conflicting tasks specified"},
+               {2, {0, 2}, "Conflicting tasks specified"},
+               {0, {}, "No tasks were specified by the client"},
+               {2, {}, "No tasks were specified by the client"},
+               {2, {0, 1}, "A non-participating task"}};
+  for (const auto& call : calls) {
+    TestJob job(PlainOptions(3));
+    job.RegisterAll();
+    BarrierCall first = job.Barrier(0, "b", kFirst, {0, 1});
+    ExpectPassed(job.Barrier(1, "b", kFirst, {0, 1}), 0);
+    ExpectPassed(first, 0);
+    // Another spelling is no other list.
+    ExpectPassed(job.Barrier(0, "b", kFirst, {1, 0, 1}), 0);
+    BarrierCall late = job.Barrier(call.caller, "b", kFirst, call.tasks);
+    EXPECT_EQ(late.wait(), kNoWait);
+    EXPECT_THAT(late.result(), Fails(absl::StatusCode::kInvalidArgument, HasSubstr(call.text)));
+    EXPECT_EQ(late.result().counter, 0);
+    // From now on that is the result of this use, as it is upstream; the next one is not touched.
+    EXPECT_EQ(job.Barrier(1, "b", kFirst, {0, 1}).result().status, late.result().status);
+    BarrierCall next = job.Barrier(0, "b", 1, {0, 1});
+    ExpectPassed(job.Barrier(1, "b", 1, {0, 1}), 1);
+    ExpectPassed(next, 1);
+  }
+}
+
+TEST(Barrier, CallWithAnotherListAfterABarrierOfAllPassed_IsAConflict) {
+  TestJob job(PlainOptions(2));
+  PassOnce(job);
+  ExpectPassed(job.Barrier(0, "b", kFirst, {1, 0}), 0);
+  EXPECT_THAT(job.Barrier(0, "b", kFirst, {0}).result(),
+              Fails(absl::StatusCode::kInvalidArgument, HasSubstr("Conflicting tasks specified")));
+}
+
+// The conflict is the news, not how the use ended for those that agreed.
+TEST(Barrier, CallWithAnotherListAfterItFailed_IsAConflict) {
+  TestJob job(PlainOptions(3));
+  job.RegisterAll();
+  BarrierCall first = job.Barrier(0, "b", kFirst, {0, 1}, absl::Seconds(1));
+  job.Advance(absl::Seconds(1));
+  EXPECT_THAT(first.result(), Fails(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(job.Barrier(1, "b", kFirst, {1, 0}).result(),
+              Fails(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(job.Barrier(2, "b", kFirst, {1, 2}).result(),
+              Fails(absl::StatusCode::kInvalidArgument, HasSubstr("Conflicting tasks specified")));
+}
+
+// The coordinator's own barriers decide who has joined: no call of a client takes that back.
+TEST(Barrier, ConflictingCallToTheRegisterBarrier_DoesNotUndoTheRegistration) {
+  CoordinatorOptions options = PlainOptions(2);
+  options.register_barrier = true;
+  TestJob job(options);
+  job.RegisterAll();
+  const std::string id(Coordinator::RegisterBarrierId());
+  EXPECT_THAT(job.Barrier(0, id, kFirst, {0}).result(), Fails(absl::StatusCode::kInvalidArgument));
+  EXPECT_TRUE(job.coordinator().everyone_has_registered());
+}
+
 // Scenario 84. A stranger at the meeting: somebody computed the groups wrongly.
 TEST(Barrier, Scenario84ANonParticipantFailsEveryone) {
   TestJob job(PlainOptions(3));

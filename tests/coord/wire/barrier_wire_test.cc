@@ -57,6 +57,34 @@ TEST_P(BarrierWire, OfASubsetNeedsOnlyThose) {
   EXPECT_THAT(first.Wait(), IsOk());
 }
 
+// One process lists all, the other none; the list also in another order and with repeats.
+TEST_P(BarrierWire, TheListOfAllTasksIsTheBarrierOfAll) {
+  TestServer server(2);
+  auto tasks = server.Registered(GetParam(), 2);
+  const std::vector<std::vector<int>> lists[] = {
+      {{0, 1}, {}}, {{}, {1, 0}}, {{1, 0, 1}, {0, 1}}, {{}, {}}};
+  for (int64_t counter = 0; counter < 4; ++counter) {
+    const PendingCall first = tasks[0].Barrier("b", kLong, counter, lists[counter][0]);
+    ASSERT_TRUE(server.WaitUntilParked(1));
+    EXPECT_THAT(tasks[1].Barrier("b", kLong, counter, lists[counter][1]).Wait(), IsOk());
+    EXPECT_THAT(first.Wait(), IsOk());
+  }
+}
+
+// It would go on without those that it means to meet.
+TEST_P(BarrierWire, AnotherListAfterItPassedIsAConflict) {
+  TestServer server(3);
+  auto tasks = server.Registered(GetParam(), 3);
+  const PendingCall first = tasks[0].Barrier("b", kLong, 0, {0, 1});
+  EXPECT_THAT(tasks[1].Barrier("b", kLong, 0, {0, 1}).Wait(), IsOk());
+  EXPECT_THAT(first.Wait(), IsOk());
+  const Answer late = tasks[0].Barrier("b", kLong, 0, {0, 2}).Wait();
+  EXPECT_THAT(late, Fails(StatusCode::kInvalidArgument, HasSubstr("Conflicting tasks specified")));
+  ExpectBarrierError(late, "b", 0);
+  EXPECT_THAT(tasks[2].Barrier("b", kLong, 0).Wait(),
+              Fails(StatusCode::kInvalidArgument, HasSubstr("No tasks were specified")));
+}
+
 // 83
 TEST_P(BarrierWire, TwoListsUnderOneIdFailBoth) {
   TestServer server(3);

@@ -94,6 +94,31 @@ TEST_F(MixedJob, OneBarrierForThoseThatShareAnId) {
   EXPECT_THAT(Await(wait), IsOk());
 }
 
+// The oldest clients cannot list the tasks; the others may, each in its own order.
+TEST_F(MixedJob, BarrierOfAll_IsOneHoweverEachKindOfClientSpellsIt) {
+  auto wait = InBackground([this] { return agent_->Barrier("all", kLong, {3, 1, 0, 2, 2}); });
+  const PendingCall named = named_.Barrier("all", kLong, 0, {0, 1, 2, 3});
+  const PendingCall numbered = numbered_.Barrier("all", kLong, 0, {3, 2, 1, 0});
+  ::xla::WaitAtBarrierRequest request;
+  request.set_session_id(session_);
+  request.set_barrier_id("all");
+  request.set_node_id(0);
+  request.set_timeout_milliseconds(20'000);
+  EXPECT_THAT(Runtime("WaitAtBarrier", request).Wait(), IsOk());
+  EXPECT_THAT(named.Wait(), IsOk());
+  EXPECT_THAT(numbered.Wait(), IsOk());
+  EXPECT_THAT(Await(wait), IsOk());
+}
+
+// The agent would go on without those that it means to meet.
+TEST_F(MixedJob, AgentWithAnotherListAfterABarrierPassed_IsToldOfTheConflict) {
+  const PendingCall named = named_.Barrier("b", kLong, 0, {1, 2});
+  EXPECT_THAT(numbered_.Barrier("b", kLong, 0, {1, 2}).Wait(), IsOk());
+  EXPECT_THAT(named.Wait(), IsOk());
+  EXPECT_THAT(agent_->Barrier("b", kLong, {2, 3}),
+              Fails(StatusCode::kInvalidArgument, HasSubstr("Conflicting tasks specified")));
+}
+
 TEST_F(MixedJob, TheAliveAreAnsweredEachInItsOwnLayout) {
   auto asked = InBackground([this] { return agent_->AliveNodes({1, 2, 3}, kLong); });
   const PendingCall named = named_.Alive({1, 2, 3});
