@@ -28,6 +28,10 @@ void SimulationModel::BarrierAnswered(SimulatedCall& call) {
   const std::string& id = call.keys[0];
   if (absl::IsCancelled(call.status)) return;
   if (call.wait == kNoWait) {
+    // Every caller here is on its own list.
+    Expect(!absl::IsInvalidArgument(call.status) || call.use == nullptr ||
+               call.use->participants != call.tasks,
+           "an open barrier refused a call that names its participants");
     if (!call.status.ok()) return;
     const bool is_open = call.use != nullptr && !call.use->result.has_value();
     if (is_open) {
@@ -36,11 +40,14 @@ void SimulationModel::BarrierAnswered(SimulatedCall& call) {
       ++barriers_passed_;
     } else if (call.use == nullptr) {
       const bool is_alone = call.tasks == std::vector<TaskId>{call.task};
-      Expect(is_alone || passed_.contains(id), "a barrier passed at which nobody had waited");
+      const auto passed = passed_.find(id);
+      Expect(is_alone || passed != passed_.end(), "a barrier passed at which nobody had waited");
+      Expect(is_alone || passed == passed_.end() || passed->second == call.tasks,
+             "a barrier that is over let a call through that names other participants");
     } else {
       Expect(call.use->result->ok(), "the last to arrive passed a barrier that failed");
     }
-    passed_[id] = true;
+    passed_[id] = call.tasks;
     return;
   }
   BarrierUse& use = *call.use;
@@ -48,7 +55,7 @@ void SimulationModel::BarrierAnswered(SimulatedCall& call) {
     use.result = call.status;
     if (call.status.ok()) {
       ++barriers_passed_;
-      passed_[id] = true;
+      passed_[id] = use.participants;
       // The last to arrive did not park, but it is among the calls of this very event.
       for (const CallPtr& other : open_) {
         if (other->kind == CallKind::kBarrier && other->wait == kNoWait && other->keys[0] == id) {

@@ -156,8 +156,8 @@ class SimulationModel final {
   std::vector<Seen> seen_;
   std::vector<Heard> heard_;
   std::map<std::string, std::shared_ptr<BarrierUse>> open_uses_;
-  // Ids of which some use went well.
-  std::map<std::string, bool> passed_;
+  // Ids of which some use went well, with the participants of the last such use.
+  std::map<std::string, std::vector<TaskId>> passed_;
   int64_t barriers_passed_ = 0;
   int64_t deaths_ = 0;
 };

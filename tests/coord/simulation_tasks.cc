@@ -3,6 +3,8 @@
 #include "tests/coord/simulation_world.h"
 
 #include <algorithm>
+#include <set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -173,11 +175,29 @@ Simulation::Message Simulation::Barrier(TaskId task) {
       if (id != "b0" || i % 2 == 0) arrival.tasks.push_back(TaskId(static_cast<int32_t>(i)));
     }
   }
+  arrival.tasks = Spelled(std::move(arrival.tasks));
   arrival.counter = agents_[task.value()].next_use[id];
   if (dice_.Chance(1)) arrival.counter += dice_.Roll(4) - 2;
   arrival.timeout = dice_.Chance(30) ? absl::InfiniteDuration() : absl::Seconds(1 + dice_.Roll(20));
   const Incarnation life = agents_[task.value()].life;
   return [this, arrival, life] { DoBarrier(arrival, life); };
+}
+
+std::vector<TaskId> Simulation::Spelled(std::vector<TaskId> tasks) {
+  if (tasks.size() == agents_.size() && dice_.Chance(50)) return {};
+  if (dice_.Chance(20)) tasks.push_back(tasks[dice_.Roll(static_cast<int>(tasks.size()))]);
+  for (size_t i = tasks.size(); i > 1 && dice_.Chance(70); --i) {
+    std::swap(tasks[i - 1], tasks[dice_.Roll(static_cast<int>(i))]);
+  }
+  return tasks;
+}
+
+std::vector<TaskId> Simulation::Meant(const std::vector<TaskId>& tasks) const {
+  std::set<TaskId> meant(tasks.begin(), tasks.end());
+  for (size_t i = 0; tasks.empty() && i < agents_.size(); ++i) {
+    meant.insert(TaskId(static_cast<int32_t>(i)));
+  }
+  return {meant.begin(), meant.end()};
 }
 
 bool Simulation::WaitsAt(const std::string& id, TaskId task) const {
@@ -193,7 +213,7 @@ void Simulation::DoBarrier(const BarrierArrival& arrival, Incarnation life) {
                    arrival.tasks.size()));
   CallPtr call = NewCall(CallKind::kBarrier, task);
   call->keys = {arrival.id};
-  call->tasks = arrival.tasks;
+  call->tasks = Meant(arrival.tasks);
   call->number = arrival.counter;
   const auto done = [this, call, life](const BarrierResult& result) {
     Agent& agent = agents_[call->task.value()];

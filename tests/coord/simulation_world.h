@@ -92,6 +92,11 @@ class Simulation final {
   Message Alive(TaskId task);
   Message Enumerate(TaskId task);
   Message Barrier(TaskId task);
+  // The list of `tasks` as some program may write it: in any order, with repeats, and none at all
+  // if it is of all.
+  std::vector<TaskId> Spelled(std::vector<TaskId> tasks);
+  // The tasks that such a list means, sorted.
+  std::vector<TaskId> Meant(const std::vector<TaskId>& tasks) const;
   // Agents do not wait twice at one barrier.
   bool WaitsAt(const std::string& id, TaskId task) const;
   void DoBarrier(const BarrierArrival& arrival, Incarnation life);
