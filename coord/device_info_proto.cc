@@ -2,8 +2,11 @@
 // Merging device information of all tasks.
 #include "coord/device_info_proto.h"
 
+#include <utility>
+
 #include "absl/strings/match.h"
 
+#include "base/status_macros.h"
 #include "coord/xla_topology_proto.h"
 #include "proto/xla_topology.pb.h"
 
@@ -30,6 +33,41 @@ void AppendNodes(const std::string& global, bool& legacy, std::vector<std::strin
   }
 }
 
+absl::StatusOr<tensorflow::WaitForAllTasksResponse> MergeAll(
+    const std::vector<std::string>& packed) {
+  tensorflow::WaitForAllTasksResponse merged;
+  std::vector<std::string> any_locals;
+  std::vector<std::string> locals;
+  bool legacy = false;
+  for (const std::string& one : packed) {
+    const tensorflow::WaitForAllTasksRequest request = Unpack(one);
+    for (const std::string& device : request.device_info().device()) {
+      xla::Any any;
+      if (any.ParseFromString(device) && absl::EndsWith(any.type_url(), kLocalTopologyType)) {
+        any_locals.push_back(any.value());
+      } else {
+        merged.mutable_device_info()->add_device(device);
+      }
+    }
+    for (const std::string& device : request.local_device_info().tf().devices()) {
+      merged.mutable_cluster_device_info()->mutable_tf()->add_devices(device);
+    }
+    AppendNodes(request.local_device_info().xla().devices(), legacy, locals);
+  }
+  if (!any_locals.empty()) {
+    FERRY_ASSIGN_OR_RETURN(std::string global, MergeXlaTopologies(any_locals, /*legacy=*/false));
+    xla::Any any;
+    any.set_type_url(kGlobalTopologyUrl);
+    any.set_value(std::move(global));
+    merged.mutable_device_info()->add_device(any.SerializeAsString());
+  }
+  if (!locals.empty()) {
+    FERRY_ASSIGN_OR_RETURN(std::string global, MergeXlaTopologies(locals, legacy));
+    merged.mutable_cluster_device_info()->mutable_xla()->set_devices(std::move(global));
+  }
+  return merged;
+}
+
 }  // namespace
 
 std::string DeviceInfoMerger::Pack(const tensorflow::WaitForAllTasksRequest& request) {
@@ -44,59 +82,33 @@ std::string DeviceInfoMerger::Pack(const numbered::WaitForAllTasksRequest& reque
   return packed.SerializeAsString();
 }
 
-const tensorflow::WaitForAllTasksResponse& DeviceInfoMerger::MergedLocked(
-    const std::vector<std::string>& packed) {
-  if (packed == merged_from_) return merged_;
-  merged_from_ = packed;
-  merged_.Clear();
-  std::vector<std::string> any_locals;
-  std::vector<std::string> locals;
-  bool legacy = false;
-  for (const std::string& one : packed) {
-    const tensorflow::WaitForAllTasksRequest request = Unpack(one);
-    for (const std::string& device : request.device_info().device()) {
-      xla::Any any;
-      if (any.ParseFromString(device) && absl::EndsWith(any.type_url(), kLocalTopologyType)) {
-        any_locals.push_back(any.value());
-      } else {
-        merged_.mutable_device_info()->add_device(device);
-      }
-    }
-    for (const std::string& device : request.local_device_info().tf().devices()) {
-      merged_.mutable_cluster_device_info()->mutable_tf()->add_devices(device);
-    }
-    AppendNodes(request.local_device_info().xla().devices(), legacy, locals);
+absl::Status DeviceInfoMerger::MergeLocked(const std::vector<std::string>& packed) {
+  if (packed != merged_from_) {
+    merged_from_ = packed;
+    merged_ = MergeAll(packed);
   }
-  if (!any_locals.empty()) {
-    const absl::StatusOr<std::string> global = MergeXlaTopologies(any_locals, /*legacy=*/false);
-    xla::Any any;
-    any.set_type_url(kGlobalTopologyUrl);
-    if (global.ok()) any.set_value(*global);
-    merged_.mutable_device_info()->add_device(any.SerializeAsString());
-  }
-  if (!locals.empty()) {
-    const absl::StatusOr<std::string> global = MergeXlaTopologies(locals, legacy);
-    if (global.ok()) merged_.mutable_cluster_device_info()->mutable_xla()->set_devices(*global);
-  }
-  return merged_;
+  return merged_.status();
 }
 
-void DeviceInfoMerger::Merge(const std::vector<std::string>& packed,
-                             tensorflow::WaitForAllTasksResponse& response) {
+absl::Status DeviceInfoMerger::Merge(const std::vector<std::string>& packed,
+                                     tensorflow::WaitForAllTasksResponse& response) {
   absl::MutexLock lock(&mu_);
-  const tensorflow::WaitForAllTasksResponse& merged = MergedLocked(packed);
-  if (merged.has_device_info()) *response.mutable_device_info() = merged.device_info();
-  if (merged.has_cluster_device_info()) {
-    *response.mutable_cluster_device_info() = merged.cluster_device_info();
+  FERRY_RETURN_IF_ERROR(MergeLocked(packed));
+  if (merged_->has_device_info()) *response.mutable_device_info() = merged_->device_info();
+  if (merged_->has_cluster_device_info()) {
+    *response.mutable_cluster_device_info() = merged_->cluster_device_info();
   }
+  return absl::OkStatus();
 }
 
-void DeviceInfoMerger::Merge(const std::vector<std::string>& packed,
-                             numbered::WaitForAllTasksResponse& response) {
+absl::Status DeviceInfoMerger::Merge(const std::vector<std::string>& packed,
+                                     numbered::WaitForAllTasksResponse& response) {
   absl::MutexLock lock(&mu_);
-  for (const std::string& device : MergedLocked(packed).device_info().device()) {
+  FERRY_RETURN_IF_ERROR(MergeLocked(packed));
+  for (const std::string& device : merged_->device_info().device()) {
     response.mutable_device_info()->add_device(device);
   }
+  return absl::OkStatus();
 }
 
 }  // namespace ferry::coord

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 
 #include "proto/tsl_coordination.pb.h"
@@ -23,18 +25,23 @@ class DeviceInfoMerger final {
   static std::string Pack(const numbered::WaitForAllTasksRequest& request);
 
   // `packed`: one per task, empty for those that said nothing. Made once and kept: every task of a
-  // job gets the same bytes.
-  void Merge(const std::vector<std::string>& packed, tensorflow::WaitForAllTasksResponse& response);
-  void Merge(const std::vector<std::string>& packed, numbered::WaitForAllTasksResponse& response);
+  // job gets the same bytes, or the same error.
+  //   Errors: as MergeXlaTopologies.
+  absl::Status Merge(const std::vector<std::string>& packed,
+                     tensorflow::WaitForAllTasksResponse& response);
+  absl::Status Merge(const std::vector<std::string>& packed,
+                     numbered::WaitForAllTasksResponse& response);
 
  private:
-  const tensorflow::WaitForAllTasksResponse& MergedLocked(const std::vector<std::string>& packed)
+  // Brings merged_ up to date.
+  absl::Status MergeLocked(const std::vector<std::string>& packed)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   absl::Mutex mu_;
   // The last job's, and what it was made from.
   std::vector<std::string> merged_from_ ABSL_GUARDED_BY(mu_);
-  tensorflow::WaitForAllTasksResponse merged_ ABSL_GUARDED_BY(mu_);
+  absl::StatusOr<tensorflow::WaitForAllTasksResponse> merged_ ABSL_GUARDED_BY(mu_) =
+      tensorflow::WaitForAllTasksResponse();
 };
 
 }  // namespace ferry::coord

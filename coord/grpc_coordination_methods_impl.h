@@ -162,12 +162,13 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
     return Park([&](Coordinator& coordinator, ParkedCall* call) {
       return coordinator.WaitForAllTasks(
           *task, DeviceInfoMerger::Pack(request),
-          [call, &edge = edge_,
-           &devices = devices_](absl::StatusOr<Coordinator::DeviceInfos> infos) {
+          [call, &edge = edge_, &devices = devices_, leader = coordinator.incarnation().value()](
+              absl::StatusOr<Coordinator::DeviceInfos> infos) {
             if (!infos.ok()) return call->Finish(ToWire(edge, infos.status()));
             typename Gen::WaitForAllTasksResponse response;
-            response.set_leader_incarnation(Base::ServiceIncarnation(edge));
-            devices.Merge(**infos, response);
+            response.set_leader_incarnation(leader);
+            const absl::Status merged = devices.Merge(**infos, response);
+            if (!merged.ok()) return call->Finish(ToWire(edge, CoordinationError(merged)));
             call->Reply(response);
           });
     });

@@ -7,6 +7,7 @@
 #include <map>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -15,6 +16,7 @@
 
 #include "base/status_macros.h"
 #include "proto/xla_topology.pb.h"
+#include "topology/device.h"
 
 namespace ferry::coord {
 namespace {
@@ -42,6 +44,68 @@ absl::StatusOr<xla::LocalTopology> Read(absl::string_view bytes) {
 bool IsGpu(const xla::DeviceProto& device) {
   return !device.compute_capability().empty() ||
          absl::StrContains(absl::AsciiStrToLower(device.vendor()), "nvidia");
+}
+
+// The partition index of every device of the job, as upstream's services have set it: the index
+// that the nodes name, if they do; else those of one NVLink fabric are together, if every GPU is in
+// one; else those of one machine. Partitions are numbered by first appearance. Machines without a
+// boot id count as one.
+absl::Status AssignPartitions(xla::GlobalTopology& global) {
+  auto& nodes = *global.mutable_processes();
+  const auto with = std::find_if(nodes.begin(), nodes.end(), [](const xla::LocalTopology& node) {
+    return node.has_partition_index();
+  });
+  const auto without = std::find_if(nodes.begin(), nodes.end(), [](const xla::LocalTopology& node) {
+    return !node.has_partition_index();
+  });
+  if (with != nodes.end() && without != nodes.end()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "node ", with->process_id(), " names partition ", with->partition_index(), " but node ",
+        without->process_id(), " names none: either every node names its partition or none does"));
+  }
+  if (with != nodes.end()) {
+    for (xla::LocalTopology& node : nodes) {
+      for (xla::DeviceProto& device : *node.mutable_devices()) {
+        device.set_partition_index(node.partition_index());
+      }
+    }
+    return absl::OkStatus();
+  }
+  bool any_gpu = false;
+  bool all_in_fabrics = true;
+  // By boot id. Host devices, which clients of ours have beside their GPUs, go with these.
+  absl::flat_hash_map<std::string, std::string> fabric_of_machine;
+  for (const xla::LocalTopology& node : nodes) {
+    for (const xla::DeviceProto& device : node.devices()) {
+      if (!IsGpu(device) && device.fabric_uuid().empty()) continue;
+      any_gpu = true;
+      all_in_fabrics &= IsFabric(device.fabric_uuid());
+      fabric_of_machine.try_emplace(node.boot_id(), device.fabric_uuid());
+    }
+  }
+  const bool by_fabric = any_gpu && all_in_fabrics;
+  absl::flat_hash_map<std::string, int> numbers;
+  const auto number_of = [&numbers](std::string key) {
+    return numbers.try_emplace(std::move(key), static_cast<int>(numbers.size())).first->second;
+  };
+  for (xla::LocalTopology& node : nodes) {
+    // Under machines, a node without devices takes a number as well.
+    const std::string machine = absl::StrCat("machine ", node.boot_id());
+    if (!by_fabric) (void)number_of(machine);
+    for (xla::DeviceProto& device : *node.mutable_devices()) {
+      std::string key = machine;
+      if (by_fabric) {
+        const auto beside = fabric_of_machine.find(node.boot_id());
+        if (!device.fabric_uuid().empty()) {
+          key = absl::StrCat("fabric ", device.fabric_uuid());
+        } else if (beside != fabric_of_machine.end()) {
+          key = absl::StrCat("fabric ", beside->second);
+        }
+      }
+      device.set_partition_index(number_of(std::move(key)));
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -116,11 +180,16 @@ absl::StatusOr<std::string> MergeXlaTopologies(const std::vector<std::string>& l
   for (size_t node = 0; node < locals.size(); ++node) {
     FERRY_ASSIGN_OR_RETURN(xla::LocalTopology local, Read(locals[node]));
     local.set_process_id(static_cast<int32_t>(node));
-    for (xla::DeviceProto& device : *local.mutable_devices())
+    for (xla::DeviceProto& device : *local.mutable_devices()) {
       device.set_global_device_id(next_id++);
+    }
     *global.add_processes() = std::move(local);
   }
-  if (!legacy) return global.SerializeAsString();
+  if (!legacy) {
+    FERRY_RETURN_IF_ERROR(AssignPartitions(global));
+    return global.SerializeAsString();
+  }
+  // The older numbering has no field for partitions.
   xla::LegacyGlobalTopology old;
   for (xla::LocalTopology& local : *global.mutable_processes()) {
     xla::LegacyLocalTopology& node = *old.add_nodes();

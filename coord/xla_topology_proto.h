@@ -25,8 +25,12 @@ absl::StatusOr<LocalTopology> FromXlaTopology(absl::string_view local);
 std::string ToXlaTopology(const LocalTopology& local);
 
 // The xla.GlobalTopologyProto of `locals`, which are in the order of their nodes: devices get dense
-// global ids in that order. `legacy`: write the older numbering. Fields not known here stay.
-//   Errors: INVALID_ARGUMENT when one of them is no local topology.
+// global ids in that order, and the index of their partition, which older clients call their slice:
+// that which their nodes name, else one for each NVLink fabric if every GPU is in one, else one for
+// each boot id. `legacy`: write the older numbering, which has no partitions. Fields not known here
+// stay.
+//   Errors: INVALID_ARGUMENT when one of them is no local topology, or some name their partition
+//   and others do not.
 absl::StatusOr<std::string> MergeXlaTopologies(const std::vector<std::string>& locals, bool legacy);
 
 }  // namespace ferry::coord

@@ -316,6 +316,8 @@ TEST(RuntimeDevices, AreNumberedDenselyInTheOrderOfNodesInTheNewerLayout) {
     ASSERT_EQ(global.processes(node).devices_size(), 2 + node);
     for (const auto& device : global.processes(node).devices()) {
       EXPECT_EQ(device.global_device_id(), next_id++);
+      // Each is a machine of its own.
+      EXPECT_EQ(device.partition_index(), node);
     }
   }
 }

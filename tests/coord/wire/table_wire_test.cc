@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "proto/tsl_coordination.pb.h"
+#include "proto/xla_topology.pb.h"
 #include "test_server.h"
 
 namespace ferry::coord {
@@ -181,6 +182,95 @@ TEST(WaitForAllTasks, GivesEveryoneTheDevicesOfAllInTheOrderOfTasks) {
                             std::string("\x0a\x01t\x12\x02") + "d1"));
     EXPECT_EQ(second.Wait().body, first.body);
   }
+}
+
+// Any{type_url, value} of XLA's local topology of a node with one device.
+std::string LocalAny(int node, const std::string& boot_id, int partition_index = -1) {
+  ferry::xla::LocalTopology local;
+  local.set_process_id(node);
+  local.set_boot_id(boot_id);
+  if (partition_index >= 0) local.set_partition_index(partition_index);
+  local.add_devices()->set_name("gpu");
+  ferry::xla::Any any;
+  any.set_type_url("type.googleapis.com/xla.LocalTopologyProto");
+  any.set_value(local.SerializeAsString());
+  return any.SerializeAsString();
+}
+
+// jax takes the slices of all devices from this answer.
+TEST(WaitForAllTasks, TopologiesOfTwoMachines_AreMergedWithTheirPartitions) {
+  for (const Dialect dialect : {Dialect::kTensorflow, Dialect::kNamed, Dialect::kNumbered}) {
+    TestServer server(3);
+    auto tasks = server.Registered(dialect, 3);
+    const PendingCall last = tasks[2].WaitForAll({LocalAny(2, "x")});
+    const PendingCall second = tasks[1].WaitForAll({LocalAny(1, "y")});
+    ASSERT_TRUE(server.WaitUntilParked(2));
+    const Answer first = tasks[0].WaitForAll({LocalAny(0, "x")}).Wait();
+    ASSERT_THAT(first, IsOk());
+    tensorflow::WaitForAllTasksResponse response;
+    ASSERT_TRUE(response.ParseFromString(first.body));
+    ASSERT_EQ(response.device_info().device_size(), 1);
+    ferry::xla::Any any;
+    ASSERT_TRUE(any.ParseFromString(response.device_info().device(0)));
+    EXPECT_EQ(any.type_url(), "type.googleapis.com/xla.GlobalTopologyProto");
+    ferry::xla::GlobalTopology global;
+    ASSERT_TRUE(global.ParseFromString(any.value()));
+    ASSERT_EQ(global.processes_size(), 3);
+    std::vector<int> partitions;
+    std::vector<int> ids;
+    for (const auto& node : global.processes()) {
+      for (const auto& device : node.devices()) {
+        partitions.push_back(device.partition_index());
+        ids.push_back(device.global_device_id());
+      }
+    }
+    EXPECT_THAT(partitions, ElementsAre(0, 1, 0));
+    EXPECT_THAT(ids, ElementsAre(0, 1, 2));
+    EXPECT_EQ(second.Wait().body, first.body);
+    EXPECT_EQ(last.Wait().body, first.body);
+  }
+}
+
+// The first clients of this service sent a topology of one node in another place.
+TEST(WaitForAllTasks, TopologiesInTheFieldsOf2022_AreMergedWithTheirPartitions) {
+  TestServer server(2);
+  auto tasks = server.Registered(Dialect::kTensorflow, 2);
+  std::vector<PendingCall> calls;
+  for (int task = 1; task >= 0; --task) {
+    ferry::xla::GlobalTopology own;
+    own.add_processes()->set_boot_id(task == 0 ? "x" : "y");
+    own.mutable_processes(0)->add_devices()->set_name("gpu");
+    tensorflow::WaitForAllTasksRequest request;
+    request.mutable_source_task()->set_job_name("jax_worker");
+    request.mutable_source_task()->set_task_id(task);
+    request.mutable_local_device_info()->mutable_xla()->set_devices(own.SerializeAsString());
+    calls.push_back(PendingCall::Start(tasks[task].channel(),
+                                       "/tensorflow.CoordinationService/WaitForAllTasks",
+                                       request.SerializeAsString()));
+  }
+  for (const PendingCall& call : calls) {
+    const Answer answer = call.Wait();
+    ASSERT_THAT(answer, IsOk());
+    tensorflow::WaitForAllTasksResponse response;
+    ASSERT_TRUE(response.ParseFromString(answer.body));
+    ferry::xla::GlobalTopology global;
+    ASSERT_TRUE(global.ParseFromString(response.cluster_device_info().xla().devices()));
+    ASSERT_EQ(global.processes_size(), 2);
+    for (int node = 0; node < 2; ++node) {
+      EXPECT_EQ(global.processes(node).devices(0).partition_index(), node);
+    }
+  }
+}
+
+// Any numbering of these would be wrong; an answer without one would be taken for an empty job.
+TEST(WaitForAllTasks, SomeNodesNameTheirPartitionAndOthersNone_IsRefusedToAll) {
+  TestServer server(2);
+  auto tasks = server.Registered(Dialect::kTensorflow, 2);
+  const PendingCall second = tasks[1].WaitForAll({LocalAny(1, "y", 3)});
+  ASSERT_TRUE(server.WaitUntilParked(1));
+  EXPECT_THAT(tasks[0].WaitForAll({LocalAny(0, "x")}).Wait(),
+              Fails(StatusCode::kInvalidArgument, ::testing::HasSubstr("partition")));
+  EXPECT_THAT(second.Wait(), Fails(StatusCode::kInvalidArgument));
 }
 
 }  // namespace

@@ -169,6 +169,128 @@ TEST(XlaTopologyMerge, NumbersDevicesDenselyInOrder) {
   }
 }
 
+// A node of a job, for the tests of partitions.
+struct PartitionNode {
+  std::string boot_id;
+  // One device each, a GPU.
+  std::vector<std::string> fabrics;
+  int partition_index = -1;
+};
+
+// The partition of each device, in the order of nodes; {-1} if the merge fails.
+std::vector<int> PartitionsOf(const std::vector<PartitionNode>& nodes, bool legacy = false) {
+  std::vector<std::string> locals;
+  for (const PartitionNode& node : nodes) {
+    ferry::xla::LocalTopology local;
+    local.set_process_id(static_cast<int>(locals.size()));
+    local.set_boot_id(node.boot_id);
+    if (node.partition_index >= 0) local.set_partition_index(node.partition_index);
+    for (const std::string& fabric : node.fabrics) {
+      ferry::xla::DeviceProto& device = *local.add_devices();
+      device.set_vendor("NVIDIA Corporation");
+      device.set_fabric_uuid(fabric);
+    }
+    locals.push_back(local.SerializeAsString());
+  }
+  const auto merged = MergeXlaTopologies(locals, legacy);
+  if (!merged.ok()) {
+    EXPECT_EQ(merged.status().code(), absl::StatusCode::kInvalidArgument);
+    return {-1};
+  }
+  std::vector<int> partitions;
+  if (legacy) {
+    ferry::xla::LegacyGlobalTopology global;
+    EXPECT_TRUE(global.ParseFromString(*merged));
+    for (const auto& node : global.nodes()) {
+      for (const auto& device : node.devices()) partitions.push_back(device.partition_index());
+    }
+  } else {
+    ferry::xla::GlobalTopology global;
+    EXPECT_TRUE(global.ParseFromString(*merged));
+    for (const auto& node : global.processes()) {
+      for (const auto& device : node.devices()) partitions.push_back(device.partition_index());
+    }
+  }
+  return partitions;
+}
+
+constexpr char kFabricOne[] = "00000000-0000-0000-0000-000000000001/0";
+constexpr char kFabricTwo[] = "00000000-0000-0000-0000-000000000002/0";
+constexpr char kNoFabric[] = "00000000-0000-0000-0000-000000000000/0";
+
+// jax takes the slices of its devices from here: with 0 everywhere, hosts look like one machine.
+TEST(XlaTopologyMerge, NodesOfSeveralMachines_GetAPartitionForEachBootId) {
+  EXPECT_THAT(PartitionsOf({{"x", {"", ""}}, {"y", {""}}, {"x", {""}}, {"z", {"", ""}}}),
+              ::testing::ElementsAre(0, 0, 1, 0, 2, 2));
+  // A machine whose node has no devices is counted like the others.
+  EXPECT_THAT(PartitionsOf({{"x", {}}, {"y", {""}}}), ::testing::ElementsAre(1));
+  // As upstream has it, nodes that do not say their machine are on one.
+  EXPECT_THAT(PartitionsOf({{"", {""}}, {"x", {""}}, {"", {""}}}), ::testing::ElementsAre(0, 1, 0));
+}
+
+// The cases of upstream's tests: BuildGlobalTopologyWithFabricUuid and ...MultipleFabricUuid.
+TEST(XlaTopologyMerge, DevicesOfFabrics_GetAPartitionForEachFabric) {
+  EXPECT_THAT(PartitionsOf({{"", {kFabricOne, kFabricOne}}, {"", {kFabricOne, kFabricOne}}}),
+              ::testing::ElementsAre(0, 0, 0, 0));
+  EXPECT_THAT(PartitionsOf({{"", {kFabricOne, kFabricOne}},
+                            {"", {kFabricOne, kFabricOne}},
+                            {"", {kFabricTwo, kFabricTwo}},
+                            {"", {kFabricTwo, kFabricTwo}}}),
+              ::testing::ElementsAre(0, 0, 0, 0, 1, 1, 1, 1));
+  // One machine in two fabrics.
+  EXPECT_THAT(PartitionsOf({{"x", {kFabricTwo, kFabricOne}}, {"y", {kFabricOne}}}),
+              ::testing::ElementsAre(0, 1, 1));
+}
+
+TEST(XlaTopologyMerge, OneDeviceInNoFabric_MakesItThePartitionsOfMachines) {
+  for (const char* const none : {"", kNoFabric}) {
+    EXPECT_THAT(PartitionsOf({{"x", {kFabricOne}}, {"y", {kFabricOne, none}}}),
+                ::testing::ElementsAre(0, 1, 1));
+  }
+}
+
+// A node of ours has its host among its devices.
+TEST(XlaTopologyMerge, HostDeviceBesideGpusOfAFabric_GoesWithThem) {
+  std::vector<std::string> locals;
+  for (const char* const fabric : {kFabricTwo, kFabricOne}) {
+    LocalTopology node;
+    node.node_id = static_cast<int>(locals.size());
+    node.boot_id = fabric;
+    node.devices.resize(2);
+    node.devices[0].name = "host";
+    node.devices[1].kind = DeviceKind::kGpu;
+    node.devices[1].vendor = "NVIDIA";
+    node.devices[1].fabric_uuid = fabric;
+    locals.push_back(ToXlaTopology(node));
+  }
+  const auto merged = MergeXlaTopologies(locals, false);
+  ASSERT_TRUE(merged.ok()) << merged.status();
+  ferry::xla::GlobalTopology global;
+  ASSERT_TRUE(global.ParseFromString(*merged));
+  for (int node = 0; node < 2; ++node) {
+    for (const auto& device : global.processes(node).devices()) {
+      EXPECT_EQ(device.partition_index(), node);
+    }
+  }
+}
+
+// Upstream: BuildGlobalTopologyWithExplicitSliceIndices.
+TEST(XlaTopologyMerge, NodesThatNameTheirPartition_KeepIt) {
+  EXPECT_THAT(PartitionsOf({{"foo", {kFabricOne, kFabricOne}, 1}, {"foo", {"", ""}, 0}}),
+              ::testing::ElementsAre(1, 1, 0, 0));
+}
+
+TEST(XlaTopologyMerge, SomeNodesNameTheirPartitionAndOthersNone_IsRefused) {
+  EXPECT_THAT(PartitionsOf({{"x", {""}, 0}, {"y", {""}}}), ::testing::ElementsAre(-1));
+  EXPECT_THAT(PartitionsOf({{"x", {""}}, {"y", {""}, 3}}), ::testing::ElementsAre(-1));
+}
+
+// Its devices have no such field.
+TEST(XlaTopologyMerge, TheOlderNumberingHasNoPartitions) {
+  EXPECT_THAT(PartitionsOf({{"x", {""}}, {"y", {""}}}, /*legacy=*/true),
+              ::testing::ElementsAre(0, 0));
+}
+
 // 0.10.x sends network_nodes (5), attributes (11), debug strings (10): they reach the others.
 TEST(XlaTopologyMerge, KeepsFieldsThatAreNotKnownHere) {
   // LocalTopology{1: 0, 5: "net", 3: {2: "A", 10: "debug", 11: {1: "k", 2: {3: 7}}}, 99: 42}.
