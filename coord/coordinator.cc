@@ -135,13 +135,14 @@ absl::Status Coordinator::CancelBarrier(absl::string_view id, int64_t counter) {
 }
 
 WaitId Coordinator::EnumerateDevices(TaskId task, LocalTopology local, absl::Duration timeout,
-                                     TopologyExchange::DoneCallback done) {
+                                     TopologyExchange::DoneCallback done, std::string as_told) {
   if (absl::Status status = CheckTask(task); !status.ok()) {
     completions_.Post(std::move(done), std::move(status));
     return kNoWait;
   }
   const absl::Time now = Now();
-  return topology_.Enumerate(task, std::move(local), now, now + timeout, std::move(done));
+  return topology_.Enumerate(task, std::move(local), now, now + timeout, std::move(done),
+                             std::move(as_told));
 }
 
 bool Coordinator::Cancel(WaitId wait) {

@@ -135,8 +135,9 @@ class Coordinator final {
   absl::Status CancelBarrier(absl::string_view id, int64_t counter);
   const Barriers& barriers() const { return barriers_; }
 
+  // As TopologyExchange::Enumerate, at the present time; INTERNAL once stopped.
   WaitId EnumerateDevices(TaskId task, LocalTopology local, absl::Duration timeout,
-                          TopologyExchange::DoneCallback done);
+                          TopologyExchange::DoneCallback done, std::string as_told = "");
   TopologyExchange::Result topology() const { return topology_.result(); }
 
   // --- Everything else ---

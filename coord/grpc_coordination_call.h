@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "coord/errors.h"
 #include "coord/grpc_call.h"
@@ -13,11 +14,17 @@
 
 namespace ferry::coord {
 
-// One call on its way; the base of CoordinationMethods and StoreMethods.
+// One call on its way; the base of CoordinationMethods and StoreMethods. A request may name the
+// life of the service that it is meant for. Whether that is still the present one is looked at in
+// the critical section that acts: between two of them the job may end and the next one begin.
+// Bodies therefore reach the coordinator by Run and Park alone.
 template <typename Gen>
 class CoordinationCall {
  protected:
-  CoordinationCall(Edge& edge, UnaryCall& call) : edge_(edge), call_(call) {}
+  // `meant_for`: the life of the service that the request names, if it names one; known when a
+  // method is called.
+  CoordinationCall(Edge& edge, UnaryCall& call, const std::optional<uint64_t>& meant_for)
+      : edge_(edge), call_(call), meant_for_(meant_for) {}
 
   void Fail(const absl::Status& status,
             const std::optional<BarrierErrorInfo>& barrier = std::nullopt) {
@@ -31,11 +38,6 @@ class CoordinationCall {
   static const Jobs& JobsOf(Edge& edge) {
     // The jobs never change; only reaching them needs the lock.
     return *edge.strand().Run([](Coordinator& coordinator) { return &coordinator.jobs(); });
-  }
-
-  static uint64_t ServiceIncarnation(Edge& edge) {
-    return edge.strand().Run(
-        [](Coordinator& coordinator) { return coordinator.incarnation().value(); });
   }
 
   static grpc::Status ToWire(Edge& edge, const absl::Status& status,
@@ -59,13 +61,42 @@ class CoordinationCall {
     };
   }
 
+  // Returns what `body(coordinator)` does, called on the strand; nothing if the request is meant
+  // for another life of the service, which has then been the call's answer.
+  template <typename Body>
+  auto Run(Body&& body) {
+    using Result = decltype(body(std::declval<Coordinator&>()));
+    uint64_t current = 0;
+    std::optional<Result> result =
+        edge_.strand().Run([&](Coordinator& coordinator) -> std::optional<Result> {
+          current = coordinator.incarnation().value();
+          if (meant_for_.value_or(current) != current) return std::nullopt;
+          return body(coordinator);
+        });
+    if (!result.has_value()) call_.Finish(ServiceMismatch(*meant_for_, current));
+    return result;
+  }
+
+  // As UnaryCall::Park, with the same check.
   template <typename Body>
   void Park(Body&& body) {
-    call_.Park(edge_.strand(), std::forward<Body>(body));
+    uint64_t current = 0;
+    ParkedCall* refused = nullptr;
+    call_.Park(edge_.strand(),
+               [&](Coordinator& coordinator, ParkedCall* parked) -> absl::StatusOr<WaitId> {
+                 current = coordinator.incarnation().value();
+                 if (meant_for_.value_or(current) == current) return body(coordinator, parked);
+                 refused = parked;
+                 return kNoWait;
+               });
+    if (refused != nullptr) refused->Finish(ServiceMismatch(*meant_for_, current));
   }
 
   Edge& edge_;
   UnaryCall& call_;
+
+ private:
+  const std::optional<uint64_t>& meant_for_;
 };
 
 }  // namespace ferry::coord

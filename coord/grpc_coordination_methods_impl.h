@@ -3,6 +3,8 @@
 #ifndef FERRY_COORD_GRPC_COORDINATION_METHODS_IMPL_H_
 #define FERRY_COORD_GRPC_COORDINATION_METHODS_IMPL_H_
 
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,8 +21,9 @@ namespace ferry::coord {
 template <typename Gen>
 class CoordinationMethods final : private CoordinationCall<Gen> {
  public:
-  CoordinationMethods(Edge& edge, DeviceInfoMerger& devices, UnaryCall& call)
-      : CoordinationCall<Gen>(edge, call), devices_(devices) {}
+  CoordinationMethods(Edge& edge, DeviceInfoMerger& devices, UnaryCall& call,
+                      const std::optional<uint64_t>& meant_for)
+      : CoordinationCall<Gen>(edge, call, meant_for), devices_(devices) {}
 
   void RegisterTask(const typename Gen::RegisterTaskRequest& request) {
     const absl::StatusOr<TaskId> task = Resolve(request.source_task());
@@ -33,13 +36,18 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
     registration.facts.observed_address = call_.peer();
     edge_.NoteCaller(registration.facts.observed_address, *task);
     return Park([&](Coordinator& coordinator, ParkedCall* call) {
-      return coordinator.RegisterTask(
-          std::move(registration), [call, &edge = edge_](absl::Status status) {
+      // The life of the service in the job that is joined here, whatever job is on when the answer
+      // is made.
+      const auto leader = std::make_shared<uint64_t>(0);
+      const WaitId wait = coordinator.RegisterTask(
+          std::move(registration), [call, leader, &edge = edge_](absl::Status status) {
             if (!status.ok()) return call->Finish(ToWire(edge, status));
             typename Gen::RegisterTaskResponse response;
-            response.set_leader_incarnation(Base::ServiceIncarnation(edge));
+            response.set_leader_incarnation(*leader);
             call->Reply(response);
           });
+      *leader = coordinator.incarnation().value();
+      return wait;
     });
   }
 
@@ -47,11 +55,12 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
     const absl::StatusOr<TaskId> task = Resolve(request.source_task());
     if (!task.ok()) return Fail(task.status());
     typename Gen::HeartbeatResponse response;
-    const absl::Status status = edge_.strand().Run([&](Coordinator& coordinator) {
+    const auto status = Run([&](Coordinator& coordinator) {
       response.set_leader_incarnation(coordinator.incarnation().value());
       return coordinator.Heartbeat(*task, Incarnation(request.incarnation()));
     });
-    return status.ok() ? call_.Reply(response) : Fail(status);
+    if (!status.has_value()) return;
+    return status->ok() ? call_.Reply(response) : Fail(*status);
   }
 
   void ShutdownTask(const typename Gen::ShutdownTaskRequest& request) {
@@ -101,10 +110,11 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
   }
 
   void CancelBarrier(const typename Gen::CancelBarrierRequest& request) {
-    const absl::Status status = edge_.strand().Run([&](Coordinator& coordinator) {
+    const auto status = Run([&](Coordinator& coordinator) {
       return coordinator.CancelBarrier(request.barrier_id(), request.counter());
     });
-    return status.ok() ? call_.Reply(typename Gen::CancelBarrierResponse()) : Fail(status);
+    if (!status.has_value()) return;
+    return status->ok() ? call_.Reply(typename Gen::CancelBarrierResponse()) : Fail(*status);
   }
 
   void GetAliveTasks(const typename Gen::GetAliveTasksRequest& request) {
@@ -178,9 +188,9 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
   void ResetTask(const Request& request) {
     const absl::StatusOr<TaskId> task = Resolve(request.source_task());
     if (!task.ok()) return Fail(task.status());
-    const absl::Status status =
-        edge_.strand().Run([&](Coordinator& coordinator) { return coordinator.ResetTask(*task); });
-    return status.ok() ? call_.Reply(typename Gen::ResetTaskResponse()) : Fail(status);
+    const auto status = Run([&](Coordinator& coordinator) { return coordinator.ResetTask(*task); });
+    if (!status.has_value()) return;
+    return status->ok() ? call_.Reply(typename Gen::ResetTaskResponse()) : Fail(*status);
   }
 
   template <typename Request>
@@ -191,9 +201,10 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
     const absl::Status error(
         is_code ? static_cast<absl::StatusCode>(request.error_code()) : absl::StatusCode::kUnknown,
         request.error_message());
-    const absl::Status status = edge_.strand().Run(
-        [&](Coordinator& coordinator) { return coordinator.ReportError(*task, error); });
-    return status.ok() ? call_.Reply(typename Gen::ReportErrorToServiceResponse()) : Fail(status);
+    const auto status =
+        Run([&](Coordinator& coordinator) { return coordinator.ReportError(*task, error); });
+    if (!status.has_value()) return;
+    return status->ok() ? call_.Reply(typename Gen::ReportErrorToServiceResponse()) : Fail(*status);
   }
 
   template <typename Request>
@@ -205,19 +216,21 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
       tasks.push_back(*resolved);
     }
     typename Gen::GetTaskStateResponse response;
-    edge_.strand().Run([&](Coordinator& coordinator) {
+    const auto filled = Run([&](Coordinator& coordinator) {
       const std::vector<TaskInfo> infos = coordinator.membership().Snapshot();
       for (const TaskId task : tasks) {
         FillInfo(coordinator.jobs(), infos[task.value()], *response.add_task_state());
       }
+      return true;
     });
+    if (!filled.has_value()) return;
     return call_.Reply(response);
   }
 
   template <typename Request>
   void GetJobState(const Request& request) {
     tensorflow::GetJobStateResponse response;
-    const bool is_known = edge_.strand().Run([&](Coordinator& coordinator) {
+    const auto is_known = Run([&](Coordinator& coordinator) {
       const Jobs& jobs = coordinator.jobs();
       for (const TaskInfo& info : coordinator.membership().Snapshot()) {
         if (jobs.Locate(info.task).first != request.job_name()) continue;
@@ -225,7 +238,8 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
       }
       return jobs.HasJob(request.job_name());
     });
-    if (is_known) return call_.Reply(response);
+    if (!is_known.has_value()) return;
+    if (*is_known) return call_.Reply(response);
     return Fail(CoordinationError(absl::InvalidArgumentError(
         absl::StrCat("job \"", request.job_name(), "\" is not in the cluster"))));
   }
@@ -237,6 +251,7 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
   using Base::Fail;
   using Base::Park;
   using Base::Resolve;
+  using Base::Run;
   using Base::ToWire;
 
   template <typename Info>
@@ -261,25 +276,21 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
 template <typename Gen>
 void ServeCoordination(CoordinationMethod method, Edge& edge, DeviceInfoMerger& devices,
                        UnaryCall& call, grpc::ByteBuffer& bytes) {
-  CoordinationMethods<Gen> methods(edge, devices, call);
+  std::optional<uint64_t> meant_for;
+  CoordinationMethods<Gen> methods(edge, devices, call, meant_for);
   const auto unimplemented = [&] {
     return call.Finish(grpc::Status(grpc::StatusCode::UNIMPLEMENTED,
                                     "this generation of the protocol has no such method"));
   };
-  // Parses the request, refuses it if it is meant for another life of the service, and hands it to
-  // `body`.
+  // Parses the request and hands it to `body`, which refuses it if it is meant for another life of
+  // the service.
   const auto parsed = [&]<typename Request>(Request request, auto body) {
     if (!ParseMessage(bytes, request)) {
       return call.Finish(
           grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "the request cannot be parsed"));
     }
     if constexpr (requires { request.incarnations(); }) {
-      const uint64_t meant = request.incarnations().service_incarnation();
-      if (request.has_incarnations()) {
-        const uint64_t current = edge.strand().Run(
-            [](Coordinator& coordinator) { return coordinator.incarnation().value(); });
-        if (meant != current) return call.Finish(ServiceMismatch(meant, current));
-      }
+      if (request.has_incarnations()) meant_for = request.incarnations().service_incarnation();
     }
     return body(request);
   };
@@ -320,7 +331,7 @@ void ServeCoordination(CoordinationMethod method, Edge& edge, DeviceInfoMerger& 
     }
   }
   if constexpr (Gen::kHasStore) {
-    StoreMethods<Gen> store(edge, call);
+    StoreMethods<Gen> store(edge, call, meant_for);
     switch (method) {
       case CoordinationMethod::kInsertKeyValue:
         FERRY_SERVE(store, InsertKeyValue, InsertKeyValueRequest);

@@ -89,9 +89,9 @@ class CoordinationService final : public UnaryService {
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeCoordinationService(CoordinationPath path, Edge& edge,
-                                                       DeviceInfoMerger& devices,
-                                                       RareMethods& rare) {
+std::unique_ptr<UnaryService> MakeCoordinationService(CoordinationPath path, Edge& edge,
+                                                      DeviceInfoMerger& devices,
+                                                      RareMethods& rare) {
   return std::make_unique<CoordinationService>(path, edge, devices, rare);
 }
 

@@ -5,8 +5,6 @@
 
 #include <memory>
 
-#include <grpcpp/impl/codegen/service_type.h>
-
 #include "coord/device_info_proto.h"
 #include "coord/grpc_unary_service.h"
 
@@ -16,9 +14,8 @@ enum class CoordinationPath { kTensorflow, kXla };
 
 // A gRPC service for one of the two names. `edge`, `devices` and `rare` outlive it. Requests come
 // in as bytes, because under one name there are several generations of messages.
-std::unique_ptr<grpc::Service> MakeCoordinationService(CoordinationPath path, Edge& edge,
-                                                       DeviceInfoMerger& devices,
-                                                       RareMethods& rare);
+std::unique_ptr<UnaryService> MakeCoordinationService(CoordinationPath path, Edge& edge,
+                                                      DeviceInfoMerger& devices, RareMethods& rare);
 
 }  // namespace ferry::coord
 

@@ -18,28 +18,32 @@ namespace ferry::coord {
 template <typename Gen>
 class StoreMethods final : private CoordinationCall<Gen> {
  public:
-  StoreMethods(Edge& edge, UnaryCall& call) : CoordinationCall<Gen>(edge, call) {}
+  StoreMethods(Edge& edge, UnaryCall& call, const std::optional<uint64_t>& meant_for)
+      : CoordinationCall<Gen>(edge, call, meant_for) {}
 
   template <typename Request>
   void InsertKeyValue(Request& request) {
     const std::string key = NormalizeKey(request.kv().key());
     std::string value = std::move(*request.mutable_kv()->mutable_value());
-    const absl::Status status = edge_.strand().Run([&](Coordinator& coordinator) -> absl::Status {
+    const auto status = Run([&](Coordinator& coordinator) -> absl::Status {
       if (coordinator.is_stopped()) return Stopped();
       return coordinator.store().Put(key, std::move(value), request.allow_overwrite()).status();
     });
-    return status.ok() ? call_.Reply(typename Gen::InsertKeyValueResponse()) : Fail(status);
+    if (!status.has_value()) return;
+    return status->ok() ? call_.Reply(typename Gen::InsertKeyValueResponse()) : Fail(*status);
   }
 
   template <typename Request>
   void GetKeyValue(Request& request) {
-    typename Gen::GetKeyValueResponse response;
     const std::string key = NormalizeKey(request.key());
-    const std::optional<StoreEntry> present =
-        edge_.strand().Run([&](Coordinator& coordinator) { return coordinator.store().Find(key); });
-    if (present.has_value()) {
+    const auto present =
+        Run([&](Coordinator& coordinator) { return coordinator.store().Find(key); });
+    if (!present.has_value()) return;
+    // Mostly it is there: then the call need not outlive its handler.
+    if (present->has_value()) {
+      typename Gen::GetKeyValueResponse response;
       response.mutable_kv()->set_key(std::move(*request.mutable_key()));
-      response.mutable_kv()->set_value(*present->value);
+      response.mutable_kv()->set_value(*(*present)->value);
       return call_.Reply(response);
     }
     const TaskId caller = edge_.CallerAt(call_.peer());
@@ -60,30 +64,30 @@ class StoreMethods final : private CoordinationCall<Gen> {
   template <typename Request>
   void TryGetKeyValue(Request& request) {
     const std::string key = NormalizeKey(request.key());
-    const std::optional<StoreEntry> found =
-        edge_.strand().Run([&](Coordinator& coordinator) { return coordinator.store().Find(key); });
-    if (!found.has_value()) {
+    const auto found = Run([&](Coordinator& coordinator) { return coordinator.store().Find(key); });
+    if (!found.has_value()) return;
+    if (!found->has_value()) {
       return Fail(CoordinationError(
           absl::NotFoundError(absl::StrCat("Config key ", request.key(), " not found."))));
     }
     typename Gen::TryGetKeyValueResponse response;
     response.mutable_kv()->set_key(std::move(*request.mutable_key()));
-    response.mutable_kv()->set_value(*found->value);
+    response.mutable_kv()->set_value(*(*found)->value);
     return call_.Reply(response);
   }
 
   template <typename Request>
   void IncrementKeyValue(Request& request) {
     const std::string key = NormalizeKey(request.key());
-    const absl::StatusOr<StoreEntry> entry =
-        edge_.strand().Run([&](Coordinator& coordinator) -> absl::StatusOr<StoreEntry> {
-          if (coordinator.is_stopped()) return Stopped();
-          return coordinator.store().Increment(key, request.increment());
-        });
-    if (!entry.ok()) return Fail(CoordinationError(entry.status()));
+    const auto entry = Run([&](Coordinator& coordinator) -> absl::StatusOr<StoreEntry> {
+      if (coordinator.is_stopped()) return Stopped();
+      return coordinator.store().Increment(key, request.increment());
+    });
+    if (!entry.has_value()) return;
+    if (!entry->ok()) return Fail(CoordinationError(entry->status()));
     typename Gen::IncrementKeyValueResponse response;
     response.mutable_kv()->set_key(std::move(*request.mutable_key()));
-    response.mutable_kv()->set_value(*entry->value);
+    response.mutable_kv()->set_value(*(*entry)->value);
     return call_.Reply(response);
   }
 
@@ -91,10 +95,11 @@ class StoreMethods final : private CoordinationCall<Gen> {
   void GetKeyValueDir(Request& request) {
     const std::string directory = NormalizeKey(request.directory_key());
     const std::string prefix = directory.empty() ? "" : absl::StrCat(directory, "/");
-    const std::vector<StoreEntry> entries = edge_.strand().Run(
-        [&](Coordinator& coordinator) { return coordinator.store().List(prefix); });
+    const auto entries =
+        Run([&](Coordinator& coordinator) { return coordinator.store().List(prefix); });
+    if (!entries.has_value()) return;
     typename Gen::GetKeyValueDirResponse response;
-    for (const StoreEntry& entry : entries) {
+    for (const StoreEntry& entry : *entries) {
       auto& kv = *response.add_kv();
       kv.set_key(entry.key);
       kv.set_value(*entry.value);
@@ -105,8 +110,11 @@ class StoreMethods final : private CoordinationCall<Gen> {
   template <typename Request>
   void DeleteKeyValue(Request& request) {
     const std::string key = NormalizeKey(request.key());
-    edge_.strand().Run(
-        [&](Coordinator& coordinator) { coordinator.store().Delete(key, /*subtree=*/true); });
+    const auto deleted = Run([&](Coordinator& coordinator) {
+      coordinator.store().Delete(key, /*subtree=*/true);
+      return true;
+    });
+    if (!deleted.has_value()) return;
     return call_.Reply(typename Gen::DeleteKeyValueResponse());
   }
 
@@ -116,6 +124,7 @@ class StoreMethods final : private CoordinationCall<Gen> {
   using Base::edge_;
   using Base::Fail;
   using Base::Park;
+  using Base::Run;
   using Base::Stopped;
   using Base::ToWire;
 };

@@ -3,6 +3,7 @@
 #include "coord/grpc_runtime_service.h"
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -22,11 +23,13 @@ namespace {
 
 constexpr int kProtocolVersion = 3;
 
-// Every client of a job has one session id, made from the coordinator's incarnation.
-uint64_t SessionId(const Coordinator& coordinator) {
-  return coordinator.incarnation().value() ^ 0x9e3779b97f4a7c15u;
+// Every client of a job has one session id, made from the coordinator's incarnation in that job.
+uint64_t SessionId(Incarnation of_coordinator) {
+  return of_coordinator.value() ^ 0x9e3779b97f4a7c15u;
 }
 
+// A session is checked in the critical section that acts on it: between two of them the job may end
+// and the next one begin, in which a call of the former has no business.
 class RuntimeService final : public UnaryService {
  public:
   RuntimeService(Edge& edge, RareMethods& rare) : UnaryService(edge, rare), edge_(edge) {
@@ -59,7 +62,7 @@ class RuntimeService final : public UnaryService {
   // of the job, ABORTED.
   static absl::Status CheckSession(const Coordinator& coordinator, uint64_t session_id) {
     if (coordinator.is_stopped()) return absl::AbortedError("the coordinator has stopped");
-    if (session_id != SessionId(coordinator)) {
+    if (session_id != SessionId(coordinator.incarnation())) {
       return absl::FailedPreconditionError(absl::StrCat(
           "session ", session_id, " is not the one of this coordinator; connect again"));
     }
@@ -71,11 +74,6 @@ class RuntimeService final : public UnaryService {
       return absl::FailedPreconditionError("not every node has connected");
     }
     return absl::OkStatus();
-  }
-
-  absl::Status CheckSession(uint64_t session_id) {
-    return edge_.strand().Run(
-        [&](Coordinator& coordinator) { return CheckSession(coordinator, session_id); });
   }
 
   // A failure inside the job is ABORTED to these clients, whatever it is elsewhere.
@@ -117,62 +115,56 @@ class RuntimeService final : public UnaryService {
                 task.state == TaskState::kConnected ? " is connected already" : " has failed"));
           }
           edge_.NoteCaller(registration.facts.observed_address, registration.task);
-          return coordinator.RegisterTask(std::move(registration), [parked, &edge = edge_](
-                                                                       absl::Status status) {
-            if (absl::IsAlreadyExists(status)) {
-              status = absl::AbortedError(absl::StrCat("Duplicate node ID: ", status.message()));
-            }
-            if (!status.ok()) return parked->Finish(ToGrpcStatus(AsRuntimeError(status)));
-            ::xla::ConnectResponse response;
-            response.set_session_id(edge.strand().Run([](Coordinator& c) { return SessionId(c); }));
-            parked->Reply(response);
-          });
+          // The session is that of the job which is joined here, whatever job is on when the answer
+          // is made.
+          const auto session = std::make_shared<uint64_t>(0);
+          const WaitId wait = coordinator.RegisterTask(
+              std::move(registration), [parked, session](absl::Status status) {
+                if (absl::IsAlreadyExists(status)) {
+                  status =
+                      absl::AbortedError(absl::StrCat("Duplicate node ID: ", status.message()));
+                }
+                if (!status.ok()) return parked->Finish(ToGrpcStatus(AsRuntimeError(status)));
+                ::xla::ConnectResponse response;
+                response.set_session_id(*session);
+                parked->Reply(response);
+              });
+          *session = SessionId(coordinator.incarnation());
+          return wait;
         });
   }
 
   void EnumerateDevices(UnaryCall& call, const ::xla::EnumerateDevicesRequest& request) {
     absl::StatusOr<LocalTopology> local = FromXlaTopology(request.local_topology());
-    if (absl::Status status = CheckSession(request.session_id()); !status.ok()) {
-      return call.Finish(ToGrpcStatus(status));
-    }
-    if (!local.ok()) return call.Finish(ToGrpcStatus(local.status()));
-    const int32_t node = local->node_id;
     const bool legacy = IsLegacyXlaTopology(request.local_topology());
-    const auto [is_member, epoch] = edge_.strand().Run([&](Coordinator& coordinator) {
-      return std::make_pair(coordinator.jobs().Contains(TaskId(node)), coordinator.epoch());
-    });
-    const std::vector<TaskId> callers = edge_.CallersAt(call.peer());
-    if (std::find(callers.begin(), callers.end(), TaskId(node)) == callers.end()) {
-      return call.Finish(ToGrpcStatus(absl::InvalidArgumentError(absl::StrCat(
-          "the topology says node ", node, ", which is not the node of this connection"))));
-    }
-    // One that will be refused is not kept.
-    if (is_member && Validate(*local).ok()) RememberLocal(node, epoch, request.local_topology());
-    call.Park(edge_.strand(), [&](Coordinator& coordinator, ParkedCall* parked) {
-      return coordinator.EnumerateDevices(
-          TaskId(node), *std::move(local), coordinator.options().enumerate_timeout,
-          [this, parked, legacy](absl::StatusOr<TopologyExchange::Result> result) {
-            if (!result.ok()) return parked->Finish(ToGrpcStatus(result.status()));
-            ::xla::EnumerateDevicesResponse response;
-            const absl::StatusOr<std::string> global = Globalize(*result, legacy);
-            if (!global.ok()) return parked->Finish(ToGrpcStatus(global.status()));
-            response.set_global_topology(*global);
-            parked->Reply(response);
-          });
-    });
+    call.Park(edge_.strand(),
+              [&](Coordinator& coordinator, ParkedCall* parked) -> absl::StatusOr<WaitId> {
+                absl::Status status = CheckSession(coordinator, request.session_id());
+                if (!status.ok()) return status;
+                if (!local.ok()) return local.status();
+                const TaskId node(local->node_id);
+                const std::vector<TaskId> callers = edge_.CallersAt(parked->peer());
+                if (std::find(callers.begin(), callers.end(), node) == callers.end()) {
+                  return absl::InvalidArgumentError(
+                      absl::StrCat("the topology says node ", node.value(),
+                                   ", which is not the node of this connection"));
+                }
+                return coordinator.EnumerateDevices(
+                    node, *std::move(local), coordinator.options().enumerate_timeout,
+                    [this, parked, legacy](absl::StatusOr<TopologyExchange::Result> result) {
+                      if (!result.ok()) return parked->Finish(ToGrpcStatus(result.status()));
+                      ::xla::EnumerateDevicesResponse response;
+                      const absl::StatusOr<std::string> global = Globalize(*result, legacy);
+                      if (!global.ok()) return parked->Finish(ToGrpcStatus(global.status()));
+                      response.set_global_topology(*global);
+                      parked->Reply(response);
+                    },
+                    request.local_topology());
+              });
   }
 
-  // What a node said in XLA's own words, so that nothing it said is lost in translation.
-  // The first counts: another one is refused by the coordinator.
-  void RememberLocal(int32_t node, int64_t epoch, const std::string& bytes)
-      ABSL_LOCKS_EXCLUDED(mu_) {
-    absl::MutexLock lock(&mu_);
-    if (epoch != locals_epoch_) locals_.clear();
-    locals_epoch_ = epoch;
-    locals_.try_emplace(node, bytes);
-  }
-
-  // The answer to everyone, made once for each numbering.
+  // The answer to everyone, made once for each numbering. Of a node that came by this service it
+  // holds the node's own message, so that nothing in it is lost in translation.
   absl::StatusOr<std::string> Globalize(const TopologyExchange::Result& result, bool legacy)
       ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
@@ -183,8 +175,8 @@ class RuntimeService final : public UnaryService {
     if (const auto made = merged_.find(legacy); made != merged_.end()) return made->second;
     std::vector<std::string> locals;
     for (const LocalTopology& node : result->topology.nodes()) {
-      const auto told = locals_.find(node.node_id);
-      locals.push_back(told != locals_.end() ? told->second : ToXlaTopology(node));
+      const std::string& told = result->as_told[static_cast<size_t>(node.node_id)];
+      locals.push_back(told.empty() ? ToXlaTopology(node) : told);
     }
     absl::StatusOr<std::string> merged = MergeXlaTopologies(locals, legacy);
     if (merged.ok()) merged_.emplace(legacy, *merged);
@@ -208,25 +200,25 @@ class RuntimeService final : public UnaryService {
   }
 
   // These clients do not say who they are when they shut down: the connection tells. Of several
-  // nodes on one connection each call shuts down the next; all of them have to call anyway.
-  TaskId TakeTurn(const std::string& address) ABSL_LOCKS_EXCLUDED(mu_) {
+  // nodes on one connection each call shuts down the next; all of them have to call anyway. Only
+  // for a call of this session: another one must not take the turn of a node. On the strand.
+  TaskId TakeTurn(const std::string& address) {
     const std::vector<TaskId> callers = edge_.CallersAt(address);
     if (callers.empty()) return kNoTask;
     if (callers.size() == 1) return callers[0];
-    absl::MutexLock lock(&mu_);
     return callers[turns_[address]++ % callers.size()];
   }
 
   void Shutdown(UnaryCall& call, const ::xla::ShutdownRequest& request) {
-    const TaskId caller = TakeTurn(call.peer());
     call.Park(edge_.strand(),
               [&](Coordinator& coordinator, ParkedCall* parked) -> absl::StatusOr<WaitId> {
-                absl::Status status = CheckSession(coordinator, request.session_id());
-                if (status.ok() && caller == kNoTask) {
-                  status = absl::FailedPreconditionError(
+                const absl::Status status = CheckSession(coordinator, request.session_id());
+                if (!status.ok()) return status;
+                const TaskId caller = TakeTurn(parked->peer());
+                if (caller == kNoTask) {
+                  return absl::FailedPreconditionError(
                       "this connection has not connected a node, so there is none to shut down");
                 }
-                if (!status.ok()) return status;
                 return coordinator.ShutdownTask(caller, [parked](absl::Status status) {
                   if (status.ok()) return parked->Reply(::xla::ShutdownResponse());
                   // A barrier that ran out is DEADLINE_EXCEEDED here, any other failure ABORTED.
@@ -239,12 +231,11 @@ class RuntimeService final : public UnaryService {
   }
 
   void KeyValueGet(UnaryCall& call, const ::xla::KeyValueGetRequest& request) {
+    // Mostly it is there: then the call need not outlive its handler.
     std::optional<StoreEntry> present;
     const absl::Status session = edge_.strand().Run([&](Coordinator& coordinator) -> absl::Status {
       absl::Status status = CheckSession(coordinator, request.session_id());
-      if (status.ok() && !coordinator.is_stopped()) {
-        present = coordinator.store().Find(request.key());
-      }
+      if (status.ok()) present = coordinator.store().Find(request.key());
       return status;
     });
     if (!session.ok()) return call.Finish(ToGrpcStatus(session));
@@ -254,18 +245,22 @@ class RuntimeService final : public UnaryService {
       return call.Reply(response);
     }
     const TaskId caller = edge_.CallerAt(call.peer());
-    call.Park(edge_.strand(), [&](Coordinator& coordinator, ParkedCall* parked) {
-      return coordinator.GetKeys(
-          {request.key()}, caller, absl::Milliseconds(request.timeout_milliseconds()),
-          [parked, key = request.key()](absl::StatusOr<std::vector<StoreEntry>> found) {
-            if (absl::IsDeadlineExceeded(found.status())) found = absl::NotFoundError(key);
-            if (!found.ok()) return parked->Finish(ToGrpcStatus(found.status()));
-            // `found` stays false, here and above, as these clients have always seen it.
-            ::xla::KeyValueGetResponse response;
-            response.set_value(*found->front().value);
-            parked->Reply(response);
-          });
-    });
+    call.Park(edge_.strand(),
+              [&](Coordinator& coordinator, ParkedCall* parked) -> absl::StatusOr<WaitId> {
+                const absl::Status status = CheckSession(coordinator, request.session_id());
+                if (!status.ok()) return status;
+                return coordinator.GetKeys(
+                    {request.key()}, caller, absl::Milliseconds(request.timeout_milliseconds()),
+                    [parked, key = request.key()](absl::StatusOr<std::vector<StoreEntry>> found) {
+                      if (absl::IsDeadlineExceeded(found.status()))
+                        found = absl::NotFoundError(key);
+                      if (!found.ok()) return parked->Finish(ToGrpcStatus(found.status()));
+                      // `found` stays false, here and above, as these clients have always seen it.
+                      ::xla::KeyValueGetResponse response;
+                      response.set_value(*found->front().value);
+                      parked->Reply(response);
+                    });
+              });
   }
 
   void KeyValueSet(UnaryCall& call, const ::xla::KeyValueSetRequest& request) {
@@ -305,12 +300,10 @@ class RuntimeService final : public UnaryService {
   }
 
   Edge& edge_;
+  // Only on the strand. Calls of Shutdown by connection, where several nodes share one.
+  absl::flat_hash_map<std::string, size_t> turns_;
+
   absl::Mutex mu_;
-  absl::flat_hash_map<int32_t, std::string> locals_ ABSL_GUARDED_BY(mu_);
-  // The job that they are from.
-  int64_t locals_epoch_ ABSL_GUARDED_BY(mu_) = 0;
-  // Calls of Shutdown by connection, where several nodes share one.
-  absl::flat_hash_map<std::string, size_t> turns_ ABSL_GUARDED_BY(mu_);
   // What Globalize made, by legacy, and from what.
   TopologyExchange::Result merged_from_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<bool, std::string> merged_ ABSL_GUARDED_BY(mu_);
@@ -318,7 +311,7 @@ class RuntimeService final : public UnaryService {
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeRuntimeService(Edge& edge, RareMethods& rare) {
+std::unique_ptr<UnaryService> MakeRuntimeService(Edge& edge, RareMethods& rare) {
   return std::make_unique<RuntimeService>(edge, rare);
 }
 

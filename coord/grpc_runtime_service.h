@@ -6,8 +6,6 @@
 
 #include <memory>
 
-#include <grpcpp/impl/codegen/service_type.h>
-
 #include "coord/grpc_unary_service.h"
 
 namespace ferry::coord {
@@ -15,7 +13,7 @@ namespace ferry::coord {
 // `edge` and `rare` outlive the service. Its nodes are the job's tasks, by number, and take part in
 // the same barriers and the same store as those of the other services; keys are used as they are,
 // without normalising.
-std::unique_ptr<grpc::Service> MakeRuntimeService(Edge& edge, RareMethods& rare);
+std::unique_ptr<UnaryService> MakeRuntimeService(Edge& edge, RareMethods& rare);
 
 }  // namespace ferry::coord
 

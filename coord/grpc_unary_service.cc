@@ -152,18 +152,26 @@ grpc::ServerGenericBidiReactor* RareMethods::CreateReactor(
   return new RareCall(edge_, context, found->second);
 }
 
+const UnaryHandler* UnaryService::Find(absl::string_view path) const {
+  for (const auto& method : frequent_) {
+    if (method->path == path) return &method->handler;
+  }
+  return rare_.Find(path);
+}
+
 void UnaryService::AddHandler(std::string path, bool is_frequent, UnaryHandler handler) {
   if (!is_frequent) return rare_.Add(std::move(path), std::move(handler));
-  paths_.push_back(std::make_unique<std::string>(std::move(path)));
-  AddUnary(paths_.back()->c_str(),
-           [&edge = edge_, handler = std::move(handler)](grpc::CallbackServerContext* context,
-                                                         const grpc::ByteBuffer* request,
-                                                         grpc::ByteBuffer* response) {
-             FrequentCall call(edge, context, response);
-             grpc::ByteBuffer bytes = *request;
-             handler(call, bytes);
-             return call.reactor();
-           });
+  frequent_.push_back(
+      std::make_unique<const Frequent>(Frequent{std::move(path), std::move(handler)}));
+  const Frequent& method = *frequent_.back();
+  AddUnary(method.path.c_str(), [&edge = edge_, &handler = method.handler](
+                                    grpc::CallbackServerContext* context,
+                                    const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
+    FrequentCall call(edge, context, response);
+    grpc::ByteBuffer bytes = *request;
+    handler(call, bytes);
+    return call.reactor();
+  });
 }
 
 }  // namespace ferry::coord

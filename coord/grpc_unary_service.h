@@ -12,6 +12,7 @@
 #include <grpcpp/support/byte_buffer.h>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/string_view.h"
 
 #include "coord/grpc_call.h"
 #include "coord/grpc_raw_service.h"
@@ -34,6 +35,11 @@ class RareMethods final : public grpc::CallbackGenericService {
   //   path: "/package.Service/Method".
   void Add(std::string path, UnaryHandler handler) {
     handlers_.emplace(std::move(path), std::move(handler));
+  }
+  // Null if no unary method has the path.
+  const UnaryHandler* Find(absl::string_view path) const {
+    const auto found = handlers_.find(path);
+    return found != handlers_.end() ? &found->second : nullptr;
   }
   // The same for a method that is none of the coordinator's: `make` returns what serves a call.
   using MakeReactor =
@@ -59,14 +65,22 @@ class UnaryService : public RawService {
   // `edge` and `rare` outlive it.
   UnaryService(Edge& edge, RareMethods& rare) : edge_(edge), rare_(rare) {}
 
+  // What serves a method, as gRPC finds it; null if there is no such method. Calls that do not come
+  // by gRPC can be handed to it.
+  const UnaryHandler* Find(absl::string_view path) const;
+
  protected:
   void AddHandler(std::string path, bool is_frequent, UnaryHandler handler);
 
  private:
   Edge& edge_;
   RareMethods& rare_;
+  struct Frequent {
+    std::string path;
+    UnaryHandler handler;
+  };
   // gRPC keeps pointers to the paths of frequent methods.
-  std::vector<std::unique_ptr<std::string>> paths_;
+  std::vector<std::unique_ptr<const Frequent>> frequent_;
 };
 
 }  // namespace ferry::coord

@@ -19,13 +19,15 @@ void TopologyExchange::Answer(DoneCallback done, absl::StatusOr<Result> result) 
 }
 
 WaitId TopologyExchange::Enumerate(TaskId task, LocalTopology local, absl::Time now,
-                                   absl::Time deadline, DoneCallback done) {
+                                   absl::Time deadline, DoneCallback done, std::string as_told) {
   // Who it is was established by the call; what the message says of it does not count.
   local.node_id = task.value();
   if (const absl::Status added = nodes_.Add(local); !added.ok()) {
     Answer(std::move(done), added);
     return kNoWait;
   }
+  std::string& told = as_told_[static_cast<size_t>(task.value())];
+  if (told.empty()) told = std::move(as_told);
   if (result_ == nullptr && nodes_.complete()) {
     absl::StatusOr<GlobalTopology> built = nodes_.Build();
     if (!built.ok()) {
@@ -33,13 +35,13 @@ WaitId TopologyExchange::Enumerate(TaskId task, LocalTopology local, absl::Time 
       for (auto& [wait, waiting] : waits_) Answer(std::move(waiting.done), built.status());
       waits_.clear();
       deadlines_.clear();
-      nodes_.Remove(task.value());
+      Remove(task);
       Answer(std::move(done), built.status());
       return kNoWait;
     }
     std::string bytes = SerializeTopology(*built);
-    result_ =
-        std::make_shared<const SharedTopology>(SharedTopology{*std::move(built), std::move(bytes)});
+    result_ = std::make_shared<const SharedTopology>(
+        SharedTopology{*std::move(built), std::move(bytes), as_told_});
     for (auto& [wait, waiting] : waits_) Answer(std::move(waiting.done), result_);
     waits_.clear();
     deadlines_.clear();
@@ -63,14 +65,19 @@ bool TopologyExchange::Cancel(WaitId wait, const absl::Status& why) {
   return true;
 }
 
-void TopologyExchange::Forget(TaskId task) {
+void TopologyExchange::Remove(TaskId task) {
   nodes_.Remove(task.value());
+  as_told_[static_cast<size_t>(task.value())].clear();
+}
+
+void TopologyExchange::Forget(TaskId task) {
+  Remove(task);
   result_ = nullptr;
 }
 
 void TopologyExchange::Clear(const absl::Status& why) {
   while (!waits_.empty()) Cancel(waits_.begin()->first, why);
-  for (int node = 0; node < jobs_.size(); ++node) nodes_.Remove(node);
+  for (int node = 0; node < jobs_.size(); ++node) Remove(TaskId(node));
   result_ = nullptr;
 }
 

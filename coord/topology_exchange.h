@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/container/btree_map.h"
 #include "absl/container/btree_set.h"
@@ -27,6 +28,8 @@ namespace ferry::coord {
 struct SharedTopology {
   GlobalTopology topology;
   std::string bytes;
+  // By node: the message by which it told its devices, if its service has another form than ours.
+  std::vector<std::string> as_told;
 };
 
 // Not thread-safe: part of a Coordinator. Devices get dense ids in the order of the nodes' numbers,
@@ -37,13 +40,18 @@ class TopologyExchange final {
   using DoneCallback = absl::AnyInvocable<void(absl::StatusOr<Result>) &&>;
 
   TopologyExchange(const Jobs& jobs, Completions& completions, WaitIds& ids)
-      : jobs_(jobs), completions_(completions), ids_(ids), nodes_(jobs.size()) {}
+      : jobs_(jobs),
+        completions_(completions),
+        ids_(ids),
+        nodes_(jobs.size()),
+        as_told_(jobs.size()) {}
 
-  // The same topology may be sent again, also after all have come.
+  // The same topology may be sent again, also after all have come. The first `as_told` of a task is
+  // kept (SharedTopology).
   //   Errors: INVALID_ARGUMENT for a malformed one; INTERNAL when `task` has sent a different one;
   //   DEADLINE_EXCEEDED naming who did not come.
   WaitId Enumerate(TaskId task, LocalTopology local, absl::Time now, absl::Time deadline,
-                   DoneCallback done);
+                   DoneCallback done, std::string as_told = "");
   bool Cancel(WaitId wait, const absl::Status& why);
   // A restarted task may send another topology; the finished one is made anew when it does.
   void Forget(TaskId task);
@@ -65,6 +73,7 @@ class TopologyExchange final {
     DoneCallback done;
   };
 
+  void Remove(TaskId task);
   void Answer(DoneCallback done, absl::StatusOr<Result> result);
   absl::Status TimedOut(const Waiting& waiting) const;
 
@@ -74,6 +83,7 @@ class TopologyExchange final {
   WaitIds& ids_;
 
   Enumeration nodes_;
+  std::vector<std::string> as_told_;
   Result result_;
   absl::btree_map<WaitId, Waiting> waits_;
   absl::btree_set<std::pair<absl::Time, WaitId>> deadlines_;

@@ -354,6 +354,17 @@ TEST(RuntimeDevices, MayBeSentAgainIfTheyAreTheSame) {
   (void)early.Wait();
 }
 
+// What a node says of itself in words that are not known here reaches the others.
+TEST(RuntimeDevices, FieldsThatAreNotKnownHere_ReachTheOthers) {
+  TestServer server(BarrierOptions(2));
+  auto nodes = ConnectedNodes(server, 2);
+  const PendingCall last = nodes[1].Enumerate(Newer(1, 1));
+  // LocalTopology{99: 42}.
+  const std::string unknown = "\x98\x06\x2a";
+  EXPECT_THAT(GlobalOf(nodes[0].Enumerate(Newer(0, 1) + unknown).Wait()), HasSubstr(unknown));
+  (void)last.Wait();
+}
+
 TEST(RuntimeDevices, RunOutOfTimeNamingWhoIsMissing) {
   ServerOptions options = BarrierOptions(2);
   options.coordinator.enumerate_timeout = absl::Milliseconds(100);
