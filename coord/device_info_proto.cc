@@ -23,28 +23,40 @@ tensorflow::WaitForAllTasksRequest Unpack(const std::string& packed) {
   return request;
 }
 
+// Local topologies and the tasks that sent them: not every task has devices.
+struct ToldTopologies {
+  std::vector<std::string> locals;
+  std::vector<int32_t> tasks;
+
+  void Add(std::string local, int32_t task) {
+    locals.push_back(std::move(local));
+    tasks.push_back(task);
+  }
+};
+
 // The local topologies inside a 2022 device list: each task sends a global one with one node.
-void AppendNodes(const std::string& global, bool& legacy, std::vector<std::string>& locals) {
+void AppendNodes(const std::string& global, int32_t task, bool& legacy, ToldTopologies& told) {
   xla::GlobalTopology topology;
   if (!topology.ParseFromString(global)) return;
   for (const xla::LocalTopology& local : topology.processes()) {
-    locals.push_back(local.SerializeAsString());
-    legacy |= IsLegacyXlaTopology(locals.back());
+    told.Add(local.SerializeAsString(), task);
+    legacy |= IsLegacyXlaTopology(told.locals.back());
   }
 }
 
 absl::StatusOr<tensorflow::WaitForAllTasksResponse> MergeAll(
     const std::vector<std::string>& packed) {
   tensorflow::WaitForAllTasksResponse merged;
-  std::vector<std::string> any_locals;
-  std::vector<std::string> locals;
+  ToldTopologies as_any;
+  ToldTopologies of_2022;
   bool legacy = false;
-  for (const std::string& one : packed) {
-    const tensorflow::WaitForAllTasksRequest request = Unpack(one);
+  for (size_t i = 0; i < packed.size(); ++i) {
+    const auto task = static_cast<int32_t>(i);
+    const tensorflow::WaitForAllTasksRequest request = Unpack(packed[i]);
     for (const std::string& device : request.device_info().device()) {
       xla::Any any;
       if (any.ParseFromString(device) && absl::EndsWith(any.type_url(), kLocalTopologyType)) {
-        any_locals.push_back(any.value());
+        as_any.Add(std::move(*any.mutable_value()), task);
       } else {
         merged.mutable_device_info()->add_device(device);
       }
@@ -52,17 +64,19 @@ absl::StatusOr<tensorflow::WaitForAllTasksResponse> MergeAll(
     for (const std::string& device : request.local_device_info().tf().devices()) {
       merged.mutable_cluster_device_info()->mutable_tf()->add_devices(device);
     }
-    AppendNodes(request.local_device_info().xla().devices(), legacy, locals);
+    AppendNodes(request.local_device_info().xla().devices(), task, legacy, of_2022);
   }
-  if (!any_locals.empty()) {
-    FERRY_ASSIGN_OR_RETURN(std::string global, MergeXlaTopologies(any_locals, /*legacy=*/false));
+  if (!as_any.locals.empty()) {
+    FERRY_ASSIGN_OR_RETURN(std::string global,
+                           MergeXlaTopologies(as_any.locals, /*legacy=*/false, as_any.tasks));
     xla::Any any;
     any.set_type_url(kGlobalTopologyUrl);
     any.set_value(std::move(global));
     merged.mutable_device_info()->add_device(any.SerializeAsString());
   }
-  if (!locals.empty()) {
-    FERRY_ASSIGN_OR_RETURN(std::string global, MergeXlaTopologies(locals, legacy));
+  if (!of_2022.locals.empty()) {
+    FERRY_ASSIGN_OR_RETURN(std::string global,
+                           MergeXlaTopologies(of_2022.locals, legacy, of_2022.tasks));
     merged.mutable_cluster_device_info()->mutable_xla()->set_devices(std::move(global));
   }
   return merged;

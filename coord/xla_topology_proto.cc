@@ -173,13 +173,13 @@ std::string ToXlaTopology(const LocalTopology& local) {
   return out.SerializeAsString();
 }
 
-absl::StatusOr<std::string> MergeXlaTopologies(const std::vector<std::string>& locals,
-                                               bool legacy) {
+absl::StatusOr<std::string> MergeXlaTopologies(const std::vector<std::string>& locals, bool legacy,
+                                               const std::vector<int32_t>& nodes) {
   xla::GlobalTopology global;
   int32_t next_id = 0;
-  for (size_t node = 0; node < locals.size(); ++node) {
-    FERRY_ASSIGN_OR_RETURN(xla::LocalTopology local, Read(locals[node]));
-    local.set_process_id(static_cast<int32_t>(node));
+  for (size_t i = 0; i < locals.size(); ++i) {
+    FERRY_ASSIGN_OR_RETURN(xla::LocalTopology local, Read(locals[i]));
+    local.set_process_id(nodes.empty() ? static_cast<int32_t>(i) : nodes[i]);
     for (xla::DeviceProto& device : *local.mutable_devices()) {
       device.set_global_device_id(next_id++);
     }

@@ -3,6 +3,7 @@
 #ifndef FERRY_COORD_XLA_TOPOLOGY_PROTO_H_
 #define FERRY_COORD_XLA_TOPOLOGY_PROTO_H_
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -27,11 +28,13 @@ std::string ToXlaTopology(const LocalTopology& local);
 // The xla.GlobalTopologyProto of `locals`, which are in the order of their nodes: devices get dense
 // global ids in that order, and the index of their partition, which older clients call their slice:
 // that which their nodes name, else one for each NVLink fabric if every GPU is in one, else one for
-// each boot id. `legacy`: write the older numbering, which has no partitions. Fields not known here
-// stay.
+// each boot id. Fields not known here stay.
+//   legacy: write the older numbering, which has no partitions.
+//   nodes: the number of each one's node; empty if they are 0, 1, ...
 //   Errors: INVALID_ARGUMENT when one of them is no local topology, or some name their partition
 //   and others do not.
-absl::StatusOr<std::string> MergeXlaTopologies(const std::vector<std::string>& locals, bool legacy);
+absl::StatusOr<std::string> MergeXlaTopologies(const std::vector<std::string>& locals, bool legacy,
+                                               const std::vector<int32_t>& nodes = {});
 
 }  // namespace ferry::coord
 

@@ -231,6 +231,31 @@ TEST(WaitForAllTasks, TopologiesOfTwoMachines_AreMergedWithTheirPartitions) {
   }
 }
 
+// A task that computes on nothing has no topology; the others keep their numbers.
+TEST(WaitForAllTasks, ATaskWithoutDevices_LeavesTheNumbersOfTheOthers) {
+  TestServer server(3);
+  auto tasks = server.Registered(Dialect::kTensorflow, 3);
+  const PendingCall first = tasks[0].WaitForAll({});
+  const PendingCall second = tasks[1].WaitForAll({LocalAny(1, "x")});
+  ASSERT_TRUE(server.WaitUntilParked(2));
+  const Answer last = tasks[2].WaitForAll({LocalAny(2, "y")}).Wait();
+  ASSERT_THAT(last, IsOk());
+  tensorflow::WaitForAllTasksResponse response;
+  ASSERT_TRUE(response.ParseFromString(last.body));
+  ASSERT_EQ(response.device_info().device_size(), 1);
+  ferry::xla::Any any;
+  ASSERT_TRUE(any.ParseFromString(response.device_info().device(0)));
+  ferry::xla::GlobalTopology global;
+  ASSERT_TRUE(global.ParseFromString(any.value()));
+  ASSERT_EQ(global.processes_size(), 2);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(global.processes(i).process_id(), i + 1);
+    EXPECT_EQ(global.processes(i).devices(0).partition_index(), i);
+  }
+  EXPECT_EQ(first.Wait().body, last.body);
+  EXPECT_EQ(second.Wait().body, last.body);
+}
+
 // The first clients of this service sent a topology of one node in another place.
 TEST(WaitForAllTasks, TopologiesInTheFieldsOf2022_AreMergedWithTheirPartitions) {
   TestServer server(2);
