@@ -7,7 +7,7 @@
   run_interop.py ... --jaxlib=0.4.13 --service=drs      (or coordination)
 
 With --real the server is jaxlib's own; a case that fails there has a wrong
-expectation.  Prints `ok NAME` or `FAILED NAME: why` per case and ends non-zero
+expectation.  Some cases drive both servers, and compare their answers.  Prints `ok NAME` or `FAILED NAME: why` per case and ends non-zero
 if any failed.  --only=a,b picks cases.
 
 The three dialects covered, and what their clients can do:
@@ -19,6 +19,7 @@ The three dialects covered, and what their clients can do:
 """
 import argparse
 import os
+import re
 import subprocess
 import sys
 import time
@@ -197,6 +198,112 @@ def barrier_of_some(options):
         cluster.every("wait_at_barrier", "others go on", 20000)
 
 
+# What the answers to barrier calls begin with, as far as clients and people look at it. The ids and
+# the tasks that follow are each service's own words.
+BARRIER_TEXTS = (
+    r"INVALID_ARGUMENT: Conflicting tasks specified by different processes for the same barrier: ",
+    r"INVALID_ARGUMENT: A non-participating task \(",
+    r"INVALID_ARGUMENT: .{1,80}: No tasks were specified by the client, which implies that the entire "
+    r"cluster is participating in the barrier\. However, ",
+    r"DEADLINE_EXCEEDED: Barrier timed out\. Id: ",
+)
+
+
+def barrier_text(call):
+    """"ok", or which of BARRIER_TEXTS the answer is, or all of it."""
+    reply = call.result()
+    if reply["ok"]:
+        return "ok"
+    known = [text for text in BARRIER_TEXTS if re.match(text, reply["error"])]
+    return known[0] if known else reply["error"]
+
+
+def barrier_lists_answers(options):
+    """Calls of barriers with lists of tasks, and what they were answered."""
+    answers = {}
+    with Cluster(options, 3) as cluster:
+        a, b, c = cluster.clients
+
+        def meet(name, *calls):
+            """Calls at one barrier, each waiting before the next one comes."""
+            pending = []
+            for client, tasks in calls:
+                lists = [] if tasks is None else [tasks]
+                pending.append(client.call("wait_at_barrier", name.split("#")[0], 3000, *lists))
+                pending[-1].done.wait(0.4)
+            answers[name] = [barrier_text(call) for call in pending]
+
+        # The list of all is the barrier of all, in every order, and so are its later uses.
+        meet("all", (a, [0, 1, 2]), (b, None), (c, [2, 0, 1]))
+        meet("all#again", (a, None), (b, [1, 2, 0]), (c, None))
+        meet("order", (a, [0, 2]), (c, [2, 0]))
+        meet("repeats", (a, [0, 1, 0]), (b, [1, 0]))
+        # Real disagreements, at a barrier that is open.
+        meet("conflict", (a, [0, 1]), (b, [1, 2]))
+        meet("all of a subset", (a, [0, 1]), (b, None))
+        meet("listed all of a subset", (a, [0, 1]), (b, [0, 1, 2]))
+        meet("subset of all", (a, None), (b, [0, 1]))
+        meet("stranger, same list", (a, [0, 1]), (c, [0, 1]))
+        meet("stranger, other list", (a, [0, 1]), (c, [0, 2]))
+        meet("stranger, on no list", (a, [0, 1]), (c, [1]))
+        meet("stranger first", (c, [0, 1]))
+        # At one that has passed, where the stranger still counts from its first use.
+        for name, tasks in (("other list", [0, 2]), ("same list", [1, 0]), ("no list", None),
+                            ("listed all", [0, 1, 2])):
+            meet(f"passed, {name}", (a, [0, 1]), (b, [0, 1]), (c, tasks))
+        # At one that ran out.
+        call = a.call("wait_at_barrier", "late", 1200, [0, 1])
+        answers["late"] = [barrier_text(call)]
+        meet("late#other list", (c, [1, 2]))
+        meet("late#same list", (c, [0, 1]))
+        cluster.every("wait_at_barrier", "the cluster goes on", 20000)
+        # One set, however it is spelled, is one round.
+        pair = [a.call("get_live_nodes", [0, 1]), b.call("get_live_nodes", [1, 0, 1])]
+        answers["live"] = [[node for node, _ in call.value()["pairs"]] for call in pair]
+    return answers
+
+
+@case("new")
+def barrier_lists(options):
+    """The same calls to jaxlib's own service and to this one have the same answers."""
+    own = barrier_lists_answers(argparse.Namespace(**{**vars(options), "real": True}))
+    check(own["all"] == own["all#again"] == ["ok"] * 3 and own["order"] == ["ok"] * 2,
+          f"jaxlib's own service: {own}")
+    check(own["passed, other list"][:2] == ["ok"] * 2
+          and own["passed, other list"][2] == BARRIER_TEXTS[0], f"jaxlib's own service: {own}")
+    ours = own if options.real else barrier_lists_answers(options)
+    # The one difference: there, a list with repeats is not even equal to itself.
+    check(own.pop("repeats") == [BARRIER_TEXTS[0]] * 2, "jaxlib's own service takes repeats")
+    check(options.real or ours.pop("repeats") == ["ok"] * 2, "a list with repeats is refused")
+    different = [f"{name}: {own[name]} there, {ours[name]} here"
+                 for name in own if own[name] != ours[name]]
+    check(not different, "\n".join(different))
+
+
+@case("drs", "old")
+def device_partitions(options):
+    """Devices are numbered, and put into partitions, as jaxlib's own service does that."""
+    check(options.merge_devices, "--merge-devices is missing")
+    job = ["x:2", "y:1", "x:1", ":1", "z:0", "y:2", ":2"]
+
+    def merged(of):
+        server = Server(of, len(job))
+        try:
+            done = subprocess.run([options.merge_devices, server.address, options.service, *job],
+                                  capture_output=True, text=True, timeout=60)
+            check(done.returncode == 0 and done.stdout, f"merging failed: {done.stderr}")
+            return done.stdout
+        except Failure as failure:
+            raise Failure(f"{failure}\n{server.log.tail()}") from None
+        finally:
+            server.stop()
+
+    own = merged(argparse.Namespace(**{**vars(options), "real": True}))
+    check("partition 2" in own, f"jaxlib's own service has no partitions:\n{own}")
+    ours = own if options.real else merged(options)
+    check(ours == own, f"there:\n{own}here:\n{ours}")
+
+
 @case()
 def barrier_timeout(options):
     with Cluster(options, 3) as cluster:
@@ -327,6 +434,8 @@ def main():
     parser.add_argument("--python", required=True, help="a virtual environment's python")
     parser.add_argument("--jaxlib", required=True, help="the version that must be in there")
     parser.add_argument("--service", choices=["drs", "coordination"], default="coordination")
+    parser.add_argument("--merge-devices", default="",
+                        help="the binary of tests/coord/wire/merge_devices_program.cc")
     parser.add_argument("--only", default="", help="comma-separated case names")
     options = parser.parse_args()
 
