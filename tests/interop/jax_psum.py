@@ -59,13 +59,17 @@ def initialize(options):
 def psum(options):
     import numpy
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
+    try:
+        from jax import shard_map
+    except ImportError:  # until 0.6
+        from jax.experimental.shard_map import shard_map
     assert jax.process_count() == options.num_nodes, jax.process_count()
     assert jax.device_count() == options.num_nodes, jax.devices()
     mesh = Mesh(numpy.array(jax.devices()), ("ranks",))
     rows = NamedSharding(mesh, PartitionSpec("ranks"))
     mine = numpy.array([options.node_id + 1.0], dtype=numpy.float32)
     spread = jax.make_array_from_process_local_data(rows, mine)
-    total = jax.jit(jax.shard_map(
+    total = jax.jit(shard_map(
         lambda value: jax.lax.psum(value, "ranks"), mesh=mesh,
         in_specs=PartitionSpec("ranks"), out_specs=PartitionSpec()))(spread)
     return float(numpy.asarray(total.addressable_data(0))[0])
@@ -91,7 +95,7 @@ def main():
     options = parser.parse_args()
 
     jax.config.update("jax_platforms", "cpu")
-    if VERSION >= (0, 5, 0):
+    if VERSION >= (0, 4, 30):
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     initialize(options)
     total = exchange(options) if VERSION < (0, 4, 15) else psum(options)

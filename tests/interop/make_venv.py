@@ -5,12 +5,17 @@
   make_venv.py DESTINATION RELEASE
 
 installs requirements/RELEASE.txt into DESTINATION and leaves a stamp with
-that file's hash, so the next call returns at once.  Where that cannot work, for
-want of Python 3.11 or of a reachable package index, it prints `SKIP: reason`
-within about 20 s and ends with 77, which test runners count as skipped.
+that file's hash, so the next call returns at once.  A line `# Python: 3.12 3.13`
+in there names the interpreters for which it has wheels, the best first; 3.11 is
+Debian 12's, and stands for a file without that line.  Where it cannot work, for
+want of such an interpreter or of a reachable package index, it prints
+`SKIP: reason` within about 20 s and ends with 77, which test runners count as
+skipped.
 """
+import glob
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,17 +30,35 @@ def skip(reason):
     sys.exit(77)
 
 
-def find_python():
-    # All releases covered share one Python: 3.11.
-    for candidate in (sys.executable, "python3.11", "python3"):
-        path = shutil.which(candidate) if candidate else None
-        if not path:
-            continue
-        code = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"
-        probe = subprocess.run([path, "-c", code], capture_output=True, text=True, timeout=PROBE_S)
-        if probe.stdout.strip() == "3.11":
-            return path
-    skip("no python3.11 with the venv module")
+def versions_of(requirements):
+    """The interpreters that a requirements file is for: ["3.12", "3.13"]."""
+    found = re.search(r"^# Python: (.+)$", requirements, re.MULTILINE)
+    return found.group(1).split() if found else ["3.11"]
+
+
+def candidates_of(version):
+    """Where an interpreter of that version may be, whether it runs or not."""
+    yield sys.executable
+    yield shutil.which(f"python{version}")
+    # On the path pyenv has only a shim, which fails for a version that is
+    # installed and not selected: the interpreters themselves are in here.
+    root = os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv"))
+    yield from sorted(glob.glob(os.path.join(root, "versions", "*", "bin", f"python{version}")))
+    yield shutil.which("python3")
+
+
+def find_python(versions):
+    code = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"
+    for version in versions:
+        for path in filter(None, candidates_of(version)):
+            try:
+                probe = subprocess.run([path, "-c", code], capture_output=True, text=True,
+                                       timeout=PROBE_S)
+            except (OSError, subprocess.TimeoutExpired):
+                continue
+            if probe.stdout.strip() == version:
+                return path
+    skip(f"no python{' or python'.join(versions)} with the venv module")
 
 
 def main():
@@ -45,15 +68,16 @@ def main():
     requirements = os.path.join(HERE, "requirements", f"{release}.txt")
     if not os.path.exists(requirements):
         sys.exit(f"no requirements/{release}.txt")
-    with open(requirements, "rb") as file:
-        wanted = hashlib.sha256(file.read()).hexdigest()
+    with open(requirements, encoding="ascii") as file:
+        content = file.read()
+    wanted = hashlib.sha256(content.encode()).hexdigest()
     stamp = os.path.join(destination, "ferry-requirements.sha256")
     if os.path.exists(stamp):
         with open(stamp, encoding="ascii") as file:
             if file.read().strip() == wanted:
                 return
 
-    python = find_python()
+    python = find_python(versions_of(content))
     # A half-made or outdated one is ours to replace only if it is a venv.
     if os.path.exists(destination):
         if not os.path.exists(os.path.join(destination, "pyvenv.cfg")):
