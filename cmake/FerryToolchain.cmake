@@ -10,6 +10,10 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
   # GCC frees memory too eagerly for files this large: it takes a tenth of the time.
   add_compile_options(--param=ggc-min-heapsize=400000 --param=ggc-min-expand=100)
 endif()
+if(CMAKE_CXX_COMPILER_ID MATCHES Clang)
+  # ccache cannot reuse what was compiled with a precompiled header that holds a time.
+  add_compile_options("SHELL:-Xclang -fno-pch-timestamp")
+endif()
 
 if(NOT FERRY_STATIC AND NOT FERRY_FUZZ)
   # Half of the usual linker's time, a hundred times over. It comes with Debian's compiler.
@@ -22,6 +26,8 @@ endif()
 
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1 -DNDEBUG")
 set(CMAKE_CXX_FLAGS_DEBUG "-O0 -g")
+# Objects that are made for their warnings alone (scripts/check).
+set(CMAKE_CXX_FLAGS_CHECK "-O0 -g0")
 set(CMAKE_CXX_FLAGS_ASAN
     "-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined")
 set(CMAKE_EXE_LINKER_FLAGS_ASAN "-fsanitize=address,undefined")

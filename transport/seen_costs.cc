@@ -55,17 +55,18 @@ absl::Duration SmoothedMeasure::Age(absl::Time now) const {
 }
 
 void SeenCosts::Apply(size_t index, bool is_as_fast_as_lane, absl::Time now, PathCost& cost) const {
-  if (index >= paths_.size()) return;
   SpinLockHolder lock(&mu_);
+  if (index >= paths_.size()) return;
   Path& path = paths_[index];
   const bool is_lane_known = lane_.Weight(now) > 0;
   const absl::Duration lane =
       is_lane_known ? absl::Seconds(lane_.Value(absl::ToDoubleSeconds(cost.latency), now))
                     : absl::ZeroDuration();
-  const auto be_the_lanes = [&] {
+  const absl::Duration lane_age = lane_.Age(now);
+  const auto be_the_lanes = [&cost, lane, lane_age] {
     cost.latency = lane;
     cost.latency_basis = CostBasis::kSeen;
-    cost.latency_age = lane_.Age(now);
+    cost.latency_age = lane_age;
   };
   // A ticket comes by the lane, whatever brings its tensor.
   if (is_lane_known && (is_as_fast_as_lane || lane > cost.latency)) be_the_lanes();

@@ -104,8 +104,7 @@ class NcclGpu final : public CollectiveGpu {
  public:
   NcclGpu(Gpus& gpus, Gpu& gpu, const NcclJob& job, std::shared_ptr<void> claim,
           std::unique_ptr<cuda::CudaStream> stream)
-      : gpus_(gpus),
-        gpu_(gpu),
+      : gpu_(gpu),
         cliques_(gpus, gpu.device->ordinal(), job),
         claim_(std::move(claim)),
         stream_(std::move(stream)),
@@ -318,7 +317,6 @@ class NcclGpu final : public CollectiveGpu {
     std::move(run.over)(std::move(status));
   }
 
-  Gpus& gpus_;
   Gpu& gpu_;
   NcclCliques cliques_;
   const std::shared_ptr<void> claim_;
