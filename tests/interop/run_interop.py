@@ -39,9 +39,10 @@ NOTICE_S = 2 * HEARTBEAT_S + 6
 
 # The oldest tested release whose client has what a case is about.
 SINCE = {"key_value_increment": (0, 8, 1)}
+# The services of later releases hand out the topologies of the nodes as they came, one by one.
+UNTIL = {"device_partitions": (0, 4, 13)}
 # Of --brief. A release that has two ways to run a psum needs one.
-NOT_BRIEF = {"drs": set(), "old": {"device_partitions", "key_value_large_directory",
-                                   "new_incarnation_refused"},
+NOT_BRIEF = {"drs": set(), "old": {"key_value_large_directory", "new_incarnation_refused"},
              "new": {"barrier_lists", "key_value_large_directory", "new_incarnation_refused",
                      "psum_patch"}}
 
@@ -271,7 +272,10 @@ def barrier_lists_answers(options):
         cluster.every("wait_at_barrier", "the cluster goes on", 20000)
         # One set, however it is spelled, is one round.
         pair = [a.call("get_live_nodes", [0, 1]), b.call("get_live_nodes", [1, 0, 1])]
-        answers["live"] = [[node for node, _ in call.value()["pairs"]] for call in pair]
+        lives = [call.value() for call in pair]
+        if options.version >= (0, 7):
+            lives = [[node for node, _ in life["pairs"]] for life in lives]
+        answers["live"] = [sorted(life) for life in lives]
     return answers
 
 
@@ -472,7 +476,7 @@ def main():
     for name, dialects, function in CASES:
         if options.dialect not in dialects or (wanted and name not in wanted):
             continue
-        if version < SINCE.get(name, ()):
+        if version < SINCE.get(name, ()) or version > UNTIL.get(name, version):
             continue
         if options.brief and name in NOT_BRIEF[options.dialect]:
             continue
