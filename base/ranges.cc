@@ -3,12 +3,21 @@
 #include "base/ranges.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <optional>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
+#include "base/numbers.h"
+
 namespace ferry {
+namespace {
+
+constexpr int64_t kMost = std::numeric_limits<int>::max();
+
+}  // namespace
 
 std::string FormatRanges(absl::Span<const int> numbers, size_t max_bytes) {
   std::vector<int> sorted(numbers.begin(), numbers.end());
@@ -37,20 +46,20 @@ absl::StatusOr<std::vector<int>> ParseRanges(absl::string_view text, size_t max_
   for (absl::string_view part : absl::StrSplit(text, ',')) {
     const std::pair<absl::string_view, absl::string_view> ends =
         absl::StrSplit(part, absl::MaxSplits('-', 1));
-    int first = 0;
-    if (!absl::SimpleAtoi(ends.first, &first) || first < 0) {
+    const std::optional<int64_t> first = ParseWhole(ends.first, 0, kMost);
+    if (!first) {
       return absl::InvalidArgumentError(absl::StrCat("\"", part, "\" is not a number or a range"));
     }
-    int last = first;
     const bool is_range = ends.first.size() != part.size();
-    if (is_range && (!absl::SimpleAtoi(ends.second, &last) || last < first)) {
+    const std::optional<int64_t> last = is_range ? ParseWhole(ends.second, *first, kMost) : first;
+    if (!last) {
       return absl::InvalidArgumentError(absl::StrCat("\"", part, "\" is not a range first-last"));
     }
-    if (static_cast<size_t>(last) - first + 1 > max_count - numbers.size()) {
+    if (static_cast<size_t>(*last - *first) + 1 > max_count - numbers.size()) {
       return absl::InvalidArgumentError(
           absl::StrCat("\"", text, "\" names more than ", max_count, " numbers"));
     }
-    for (int64_t n = first; n <= last; ++n) numbers.push_back(static_cast<int>(n));
+    for (int64_t n = *first; n <= *last; ++n) numbers.push_back(static_cast<int>(n));
   }
   std::sort(numbers.begin(), numbers.end());
   numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Numbers as people write them on command lines and in lists, and nothing that only looks like one.
+#ifndef FERRY_BASE_NUMBERS_H_
+#define FERRY_BASE_NUMBERS_H_
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+namespace ferry {
+
+// Each parses all of `text`, or gives nothing. None accepts blanks, a plus sign, hexadecimal
+// digits, an empty text or anything behind the number, which Abseil's and CLI11's own conversions
+// partly do: a gate of "nan" would never close, and one of "0x10" would be 0 to one and 16 to the
+// other.
+
+// "-12": decimal digits. Nothing outside of [least, most].
+std::optional<int64_t> ParseWhole(absl::string_view text,
+                                  int64_t least = std::numeric_limits<int64_t>::min(),
+                                  int64_t most = std::numeric_limits<int64_t>::max());
+
+// As ParseWhole, up to 2^64-1, without a sign.
+std::optional<uint64_t> ParseCount(absl::string_view text, uint64_t least = 0,
+                                   uint64_t most = std::numeric_limits<uint64_t>::max());
+
+// "12", "0.5", "1e-3": finite, as a double holds it. Neither "nan" nor "inf", nor what is as large
+// as that, such as "1e999".
+std::optional<double> ParseReal(absl::string_view text);
+
+// "30s", "1h30m", "250ms", "0": as absl::ParseDuration, finite and not negative.
+std::optional<absl::Duration> ParseFiniteDuration(absl::string_view text);
+
+}  // namespace ferry
+
+#endif  // FERRY_BASE_NUMBERS_H_
