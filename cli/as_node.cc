@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -122,10 +123,10 @@ void AddPlaceFlags(CLI::App& app, NodeOptions& options) {
          },
          "where the coordinator listens")
       ->type_name("HOST:PORT");
-  app.add_option("--node-id", options.node_id, "which node this is, from 0")->type_name("I");
-  app.add_option("--num-nodes", options.num_nodes, "how many there are")
-      ->type_name("N")
-      ->check(Within(1, 1000000));
+  AddNumber(app, "--node-id", options.node_id, "which node this is, from 0", 0,
+            std::numeric_limits<int>::max())
+      ->type_name("I");
+  AddNumber(app, "--num-nodes", options.num_nodes, "how many there are", 1, 1000000);
   app.add_flag("--recoverable", options.recoverable,
                "this node may die and come back without failing the job");
   app.add_flag("--share-gpus", options.share_gpus,

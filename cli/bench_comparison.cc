@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -23,7 +24,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Verdict = ComparedRow::Verdict;
 
-struct Median {
+struct Figures {
+  uint64_t errors = 0;
   double p50_s = 0;
   double low_s = 0;
   double high_s = 0;
@@ -33,17 +35,20 @@ using RowKey = std::pair<std::string, uint64_t>;
 struct Run {
   // What it was run with, of what makes two runs comparable.
   std::string how;
-  std::vector<std::pair<RowKey, Median>> rows;
+  std::vector<std::pair<RowKey, Figures>> rows;
 };
 
-absl::StatusOr<Median> ReadMedian(const Json& row) {
+absl::StatusOr<Figures> ReadFigures(const Json& row) {
+  if (!row.contains("wrong_bytes") || !row["wrong_bytes"].is_number_unsigned()) {
+    return absl::FailedPreconditionError("a row without the number wrong_bytes");
+  }
   for (const char* const name : {"p50_s", "p50_low_s", "p50_high_s"}) {
     if (!row.contains(name) || !row[name].is_number()) {
       return absl::FailedPreconditionError(absl::StrCat("a row without the number ", name));
     }
   }
-  const Median median{row["p50_s"].get<double>(), row["p50_low_s"].get<double>(),
-                      row["p50_high_s"].get<double>()};
+  const Figures median{row["wrong_bytes"].get<uint64_t>(), row["p50_s"].get<double>(),
+                       row["p50_low_s"].get<double>(), row["p50_high_s"].get<double>()};
   if (!(median.low_s >= 0) || !(median.low_s <= median.p50_s) || !(median.p50_s <= median.high_s) ||
       !(median.p50_s > 0) || !std::isfinite(median.high_s)) {
     return absl::FailedPreconditionError("a row whose times make no sense");
@@ -93,15 +98,20 @@ absl::StatusOr<Run> ReadRun(absl::string_view text) {
                          waiting.is_string()   ? waiting.get<std::string>()
                          : polling.get<bool>() ? "polling"
                                                : "spin, then sleep");
+  std::set<RowKey> names;
   for (const Json& row : json["rows"]) {
     FERRY_ASSIGN_OR_RETURN(RowKey key, ReadKey(row));
-    FERRY_ASSIGN_OR_RETURN(const Median median, ReadMedian(row));
-    run.rows.emplace_back(std::move(key), median);
+    FERRY_ASSIGN_OR_RETURN(const Figures figures, ReadFigures(row));
+    if (!names.insert(key).second) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("two rows ", key.first, " of ", key.second, " bytes"));
+    }
+    run.rows.emplace_back(std::move(key), figures);
   }
   return run;
 }
 
-double SpreadOf(const Median& median) { return (median.high_s - median.low_s) / 2 / median.p50_s; }
+double SpreadOf(const Figures& median) { return (median.high_s - median.low_s) / 2 / median.p50_s; }
 
 ComparedRow Named(const RowKey& key) {
   ComparedRow row;
@@ -109,13 +119,20 @@ ComparedRow Named(const RowKey& key) {
   return row;
 }
 
-ComparedRow Compare(const RowKey& key, const Median& before, const Median& now, double threshold) {
+ComparedRow Compare(const RowKey& key, const Figures& before, const Figures& now,
+                    double threshold) {
   ComparedRow row = Named(key);
   row.old_p50_s = before.p50_s;
   row.new_p50_s = now.p50_s;
   row.old_spread = SpreadOf(before);
   row.new_spread = SpreadOf(now);
   row.change = now.p50_s / before.p50_s - 1;
+  row.old_errors = before.errors;
+  row.new_errors = now.errors;
+  if (before.errors > 0 || now.errors > 0) {
+    row.verdict = Verdict::kWrong;
+    return row;
+  }
   if (row.change > threshold && now.low_s > before.high_s) row.verdict = Verdict::kSlower;
   // The same share, seen from the other side.
   if (before.p50_s / now.p50_s - 1 > threshold && now.high_s < before.low_s) {
@@ -132,6 +149,8 @@ const char* VerdictText(Verdict verdict) {
       return "faster";
     case Verdict::kSlower:
       return "SLOWER";
+    case Verdict::kWrong:
+      return "WRONG";
     case Verdict::kOnlyOld:
       return "only in the old run";
     case Verdict::kOnlyNew:
@@ -169,7 +188,7 @@ absl::StatusOr<BenchComparison> CompareBenches(absl::string_view old_text,
   }
   BenchComparison comparison;
   comparison.threshold = threshold;
-  std::map<RowKey, Median> left(before->rows.begin(), before->rows.end());
+  std::map<RowKey, Figures> left(before->rows.begin(), before->rows.end());
   for (const auto& [key, median] : now->rows) {
     const auto found = left.find(key);
     if (found != left.end()) {
@@ -180,7 +199,8 @@ absl::StatusOr<BenchComparison> CompareBenches(absl::string_view old_text,
     ComparedRow row = Named(key);
     row.new_p50_s = median.p50_s;
     row.new_spread = SpreadOf(median);
-    row.verdict = Verdict::kOnlyNew;
+    row.new_errors = median.errors;
+    row.verdict = median.errors > 0 ? Verdict::kWrong : Verdict::kOnlyNew;
     comparison.rows.push_back(std::move(row));
   }
   if (left.size() == before->rows.size()) {
@@ -191,7 +211,8 @@ absl::StatusOr<BenchComparison> CompareBenches(absl::string_view old_text,
     ComparedRow row = Named(key);
     row.old_p50_s = median.p50_s;
     row.old_spread = SpreadOf(median);
-    row.verdict = Verdict::kOnlyOld;
+    row.old_errors = median.errors;
+    row.verdict = median.errors > 0 ? Verdict::kWrong : Verdict::kOnlyOld;
     comparison.rows.push_back(std::move(row));
   }
   return comparison;
@@ -205,9 +226,14 @@ std::string FormatComparison(const BenchComparison& comparison) {
     rows.push_back({row.label, absl::StrCat(row.bytes), TimeText(row.old_p50_s, row.old_spread),
                     TimeText(row.new_p50_s, row.new_spread),
                     is_in_both ? absl::StrFormat("%+.1f%%", row.change * 100) : "-",
-                    VerdictText(row.verdict)});
+                    row.verdict == Verdict::kWrong
+                        ? absl::StrCat("WRONG: ", row.old_errors, " in the old run, ",
+                                       row.new_errors, " in the new one")
+                        : VerdictText(row.verdict)});
   }
-  return absl::StrCat(FormatTable(rows), "\n", comparison.CountOf(Verdict::kSlower), " slower, ",
+  const size_t wrong = comparison.CountOf(Verdict::kWrong);
+  return absl::StrCat(FormatTable(rows), "\n", wrong > 0 ? absl::StrCat(wrong, " wrong, ") : "",
+                      comparison.CountOf(Verdict::kSlower), " slower, ",
                       comparison.CountOf(Verdict::kFaster), " faster, ",
                       comparison.CountOf(Verdict::kSame), " the same (threshold ",
                       absl::StrFormat("%g%%", comparison.threshold * 100),

@@ -20,6 +20,8 @@ struct ComparedRow {
     kSame,
     kFaster,
     kSlower,
+    // In one of the runs something of it was wrong: its times say nothing.
+    kWrong,
     kOnlyOld,
     kOnlyNew,
   };
@@ -34,6 +36,9 @@ struct ComparedRow {
   double new_spread = 0;
   // new / old - 1: above 0 is slower.
   double change = 0;
+  // wrong_bytes of both runs.
+  uint64_t old_errors = 0;
+  uint64_t new_errors = 0;
   Verdict verdict = Verdict::kSame;
 };
 
@@ -45,11 +50,13 @@ struct BenchComparison {
   size_t CountOf(ComparedRow::Verdict verdict) const;
 };
 
-// Compares medians. A row is slower or faster if its median has changed by more than `threshold`,
-// and the intervals in which the medians lie with 95 % confidence do not touch.
+// Compares medians. A row with wrong bytes in either run is wrong. A row is slower or faster if its
+// median has changed by more than `threshold`, and the intervals in which the medians lie with 95 %
+// confidence do not touch.
 //   old_text, new_text: what a ferry bench with --json has written.
 //   Errors: FAILED_PRECONDITION, saying which of the two is no such document, or that they are of
-//   different benches, transports or ways of waiting, or that no row is in both.
+//   different benches, transports or ways of waiting, or that no row is in both; that a row is
+//   there twice, or lacks one of the figures that are compared, or the count of what was wrong.
 absl::StatusOr<BenchComparison> CompareBenches(absl::string_view old_text,
                                                absl::string_view new_text, double threshold);
 

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -36,7 +38,8 @@ constexpr int kDefaultIterations = 2000;
 struct KvBenchFlags {
   std::string sizes = "8,1K,64K";
   int inflight = 64;
-  int iterations = kDefaultIterations;
+  // Of each row; 0: kDefaultIterations, or fewer of large values.
+  int iterations = 0;
   std::string coordinator;
   BenchOutput output;
 };
@@ -46,9 +49,23 @@ struct KvCase {
   std::string mode;
   size_t bytes = 0;
   int inflight = 1;
-  // Of a turn.
-  int operations = 0;
+  // Operations of each turn that counts.
+  std::vector<int> turns;
 };
+
+// Turns of one row, as even as they can be.
+//   operations: of all turns together.
+//   inflight: that a turn has at least, where there are so many operations.
+//   most: that a turn may have.
+std::vector<int> TurnsOf(int operations, int inflight, int most) {
+  const int wanted = std::clamp(operations / inflight, 1, kTurns);
+  const int count = std::max(wanted, (operations + most - 1) / most);
+  std::vector<int> turns;
+  for (int turn = 0; turn < count; ++turn) {
+    turns.push_back(operations / count + (turn < operations % count ? 1 : 0));
+  }
+  return turns;
+}
 
 // Measures the store of one coordinator, under keys that nobody else has. Not thread-safe.
 class KvBench final {
@@ -64,15 +81,16 @@ class KvBench final {
   absl::Status CleanUp() { return agent_->Delete(prefix_, /*subtree=*/true); }
 
  private:
-  absl::StatusOr<BenchLoad> RunTurn(const KvCase& at, int turn, size_t* errors);
-  absl::StatusOr<BenchLoad> Set(const KvCase& at, int turn, size_t* errors);
-  absl::StatusOr<BenchLoad> Get(const KvCase& at, int turn, size_t* errors);
-  absl::StatusOr<BenchLoad> Add(const KvCase& at, int turn, size_t* errors);
-  absl::StatusOr<BenchLoad> RunFloor(const KvCase& at);
+  // turn, operations: which one, and how many operations it has.
+  absl::StatusOr<BenchLoad> RunTurn(const KvCase& at, int turn, int operations, size_t* errors);
+  absl::StatusOr<BenchLoad> Set(const KvCase& at, int turn, int operations, size_t* errors);
+  absl::StatusOr<BenchLoad> Get(const KvCase& at, int turn, int operations, size_t* errors);
+  absl::StatusOr<BenchLoad> Add(const KvCase& at, int turn, int operations, size_t* errors);
+  absl::StatusOr<BenchLoad> RunFloor(const KvCase& at, int operations);
 
   std::string KeyOf(int index) const { return absl::StrCat(prefix_, "/", index); }
   static std::string ValueOf(const KvCase& at, int turn, int index);
-  std::vector<std::string> KeysOf(const KvCase& at) const;
+  std::vector<std::string> KeysOf(int operations) const;
   // How many of the values are not those of this turn.
   static size_t CountWrong(const KvCase& at, int turn, const std::vector<std::string>& values);
 
@@ -95,47 +113,47 @@ std::string KvBench::ValueOf(const KvCase& at, int turn, int index) {
   return value;
 }
 
-std::vector<std::string> KvBench::KeysOf(const KvCase& at) const {
+std::vector<std::string> KvBench::KeysOf(int operations) const {
   std::vector<std::string> keys;
-  for (int i = 0; i < at.operations; ++i) keys.push_back(KeyOf(i));
+  for (int i = 0; i < operations; ++i) keys.push_back(KeyOf(i));
   return keys;
 }
 
 size_t KvBench::CountWrong(const KvCase& at, int turn, const std::vector<std::string>& values) {
   size_t wrong = 0;
-  for (int i = 0; i < at.operations; ++i) {
-    if (values[static_cast<size_t>(i)] != ValueOf(at, turn, i)) ++wrong;
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (values[i] != ValueOf(at, turn, static_cast<int>(i))) ++wrong;
   }
   return wrong;
 }
 
-absl::StatusOr<BenchLoad> KvBench::Set(const KvCase& at, int turn, size_t* errors) {
+absl::StatusOr<BenchLoad> KvBench::Set(const KvCase& at, int turn, int operations, size_t* errors) {
   auto values = std::make_shared<std::vector<std::string>>();
-  for (int i = 0; i < at.operations; ++i) values->push_back(ValueOf(at, turn, i));
+  for (int i = 0; i < operations; ++i) values->push_back(ValueOf(at, turn, i));
   FERRY_ASSIGN_OR_RETURN(
       BenchLoad load,
       RunBenchLoop(
-          at.operations, at.inflight,
+          operations, at.inflight,
           [this, values](int index, absl::AnyInvocable<void(absl::Status) &&> done) {
             agent_->SetAllAsync({{KeyOf(index), std::move((*values)[static_cast<size_t>(index)])}},
                                 /*overwrite=*/true, std::move(done));
           },
           cpu_s_, kKvPatience));
   FERRY_ASSIGN_OR_RETURN(const std::vector<std::string> found,
-                         agent_->GetAll(KeysOf(at), kKvPatience));
+                         agent_->GetAll(KeysOf(operations), kKvPatience));
   *errors += CountWrong(at, turn, found);
   return load;
 }
 
-absl::StatusOr<BenchLoad> KvBench::Get(const KvCase& at, int turn, size_t* errors) {
+absl::StatusOr<BenchLoad> KvBench::Get(const KvCase& at, int turn, int operations, size_t* errors) {
   std::vector<std::pair<std::string, std::string>> entries;
-  for (int i = 0; i < at.operations; ++i) entries.emplace_back(KeyOf(i), ValueOf(at, turn, i));
+  for (int i = 0; i < operations; ++i) entries.emplace_back(KeyOf(i), ValueOf(at, turn, i));
   FERRY_RETURN_IF_ERROR(agent_->SetAll(std::move(entries), /*overwrite=*/true));
-  auto values = std::make_shared<std::vector<std::string>>(static_cast<size_t>(at.operations));
+  auto values = std::make_shared<std::vector<std::string>>(static_cast<size_t>(operations));
   FERRY_ASSIGN_OR_RETURN(
       BenchLoad load,
       RunBenchLoop(
-          at.operations, at.inflight,
+          operations, at.inflight,
           [this, values](int index, absl::AnyInvocable<void(absl::Status) &&> done) {
             agent_->GetAllAsync({KeyOf(index)}, kKvPatience,
                                 [values, index, done = std::move(done)](
@@ -151,13 +169,13 @@ absl::StatusOr<BenchLoad> KvBench::Get(const KvCase& at, int turn, size_t* error
 }
 
 // To one sum.
-absl::StatusOr<BenchLoad> KvBench::Add(const KvCase& at, int turn, size_t* errors) {
+absl::StatusOr<BenchLoad> KvBench::Add(const KvCase& at, int turn, int operations, size_t* errors) {
   const std::string key = absl::StrCat(prefix_, "/sum/", at.inflight, "/", turn);
-  auto sums = std::make_shared<std::vector<int64_t>>(static_cast<size_t>(at.operations));
+  auto sums = std::make_shared<std::vector<int64_t>>(static_cast<size_t>(operations));
   FERRY_ASSIGN_OR_RETURN(
       BenchLoad load,
       RunBenchLoop(
-          at.operations, at.inflight,
+          operations, at.inflight,
           [this, &key, sums](int index, absl::AnyInvocable<void(absl::Status) &&> done) {
             agent_->IncrementAsync(
                 key, 1, [sums, index, done = std::move(done)](absl::StatusOr<int64_t> now) mutable {
@@ -174,19 +192,20 @@ absl::StatusOr<BenchLoad> KvBench::Add(const KvCase& at, int turn, size_t* error
   return load;
 }
 
-absl::StatusOr<BenchLoad> KvBench::RunTurn(const KvCase& at, int turn, size_t* errors) {
-  if (at.mode == "set") return Set(at, turn, errors);
-  if (at.mode == "get") return Get(at, turn, errors);
-  return Add(at, turn, errors);
+absl::StatusOr<BenchLoad> KvBench::RunTurn(const KvCase& at, int turn, int operations,
+                                           size_t* errors) {
+  if (at.mode == "set") return Set(at, turn, operations, errors);
+  if (at.mode == "get") return Get(at, turn, operations, errors);
+  return Add(at, turn, operations, errors);
 }
 
-absl::StatusOr<BenchLoad> KvBench::RunFloor(const KvCase& at) {
+absl::StatusOr<BenchLoad> KvBench::RunFloor(const KvCase& at, int operations) {
   const bool is_get = at.mode == "get";
-  const size_t key_bytes = KeyOf(at.operations).size();
+  const size_t key_bytes = KeyOf(operations).size();
   const size_t there = key_bytes + (is_get ? 0 : at.bytes);
   const size_t back = is_get ? at.bytes : 0;
   return RunBenchLoop(
-      at.operations, at.inflight,
+      operations, at.inflight,
       [this, there, back](int, absl::AnyInvocable<void(absl::Status) &&> done) {
         floor_->CallAsync(0, there, back, std::move(done), kKvPatience);
       },
@@ -204,10 +223,12 @@ absl::StatusOr<BenchRow> KvBench::Measure(const KvCase& at) {
   std::vector<absl::Duration> floors;
   absl::Duration whole;
   double cpu_s = 0;
-  // The first turn is to warm up: connections, keys, code.
-  for (int turn = 0; turn <= kTurns; ++turn) {
-    FERRY_ASSIGN_OR_RETURN(const BenchLoad floor, RunFloor(at));
-    FERRY_ASSIGN_OR_RETURN(const BenchLoad load, RunTurn(at, turn, &row.errors));
+  // One turn more, which comes first, is to warm up: connections, keys, code.
+  for (size_t turn = 0; turn <= at.turns.size(); ++turn) {
+    const int operations = at.turns[turn == 0 ? 0 : turn - 1];
+    FERRY_ASSIGN_OR_RETURN(const BenchLoad floor, RunFloor(at, operations));
+    FERRY_ASSIGN_OR_RETURN(const BenchLoad load,
+                           RunTurn(at, static_cast<int>(turn), operations, &row.errors));
     if (turn == 0) continue;
     cpu_s += load.cpu_s;
     samples.insert(samples.end(), load.samples.begin(), load.samples.end());
@@ -248,10 +269,16 @@ absl::StatusOr<BenchReport> Measure(const KvBenchFlags& flags, const std::vector
   report.moves_tensors = false;
   report.cores = static_cast<int>(std::thread::hardware_concurrency());
   KvBench bench(std::move(agent), std::move(coordinator), std::move(floor));
+  std::set<std::tuple<std::string, size_t, int>> measured;
   const auto measure = [&](const std::string& mode, size_t bytes, int inflight) -> absl::Status {
-    const int fits = static_cast<int>(std::min(kBytesOfATurn / bytes, size_t{1} << 20));
-    const int operations = std::clamp(flags.iterations / kTurns, 1, std::max(fits, 1));
-    const KvCase at{mode, bytes, std::min(inflight, operations), operations};
+    const int fits =
+        std::max(static_cast<int>(std::min(kBytesOfATurn / bytes, size_t{1} << 20)), 1);
+    const int operations =
+        flags.iterations > 0 ? flags.iterations : std::min(kDefaultIterations, kTurns * fits);
+    KvCase at{mode, bytes, inflight, TurnsOf(operations, inflight, fits)};
+    // No more can be under way than a turn has, and then it may be a row that is there.
+    at.inflight = std::min(inflight, *std::min_element(at.turns.begin(), at.turns.end()));
+    if (!measured.emplace(mode, bytes, at.inflight).second) return absl::OkStatus();
     stage.Set(absl::StrCat("measuring ", mode, " of ", BenchSizeText(bytes)));
     FERRY_ASSIGN_OR_RETURN(BenchRow row, bench.Measure(at));
     report.rows.push_back(std::move(row));
@@ -289,14 +316,13 @@ Verb AddKvBench(CLI::App& bench) {
   verb.add_option("--sizes", flags->sizes, "of values: FIRST:LAST:xFACTOR, or a list")
       ->type_name("SIZES")
       ->capture_default_str();
-  verb.add_option("--inflight", flags->inflight, "also rows with so many under way at a time")
-      ->type_name("N")
-      ->check(Within(1, 4096))
-      ->capture_default_str();
-  verb.add_option("--iters", flags->iterations, "operations of each row; fewer of large values")
-      ->type_name("N")
-      ->check(Within(1, 100000))
-      ->capture_default_str();
+  AddNumber(verb, "--inflight", flags->inflight, "also rows with so many under way at a time", 1,
+            4096);
+  AddNumber(verb, "--iters", flags->iterations,
+            absl::StrCat("operations of each row; else ", kDefaultIterations,
+                         ", or fewer of large values"),
+            1, 100000)
+      ->default_str("");
   AddCoordinatorFlag(verb, flags->coordinator);
   AddBenchOutputFlags(verb, flags->output, BenchMoves::kNothing);
   return [flags]() { return Bench(*flags); };

@@ -89,11 +89,8 @@ Verb AddNodesBench(CLI::App& bench, NodesBench what) {
   verb.add_option("--nodes", flags->nodes, "FIRST:LAST:xFACTOR, or a list such as 2,16,64")
       ->type_name("COUNTS")
       ->capture_default_str();
-  verb.add_option("--iters", flags->iterations,
-                  absl::StrCat(what.iterations_of, " of each number of nodes"))
-      ->type_name("N")
-      ->check(Within(1, what.most_iterations))
-      ->capture_default_str();
+  AddNumber(verb, "--iters", flags->iterations,
+            absl::StrCat(what.iterations_of, " of each number of nodes"), 1, what.most_iterations);
   AddBenchOutputFlags(verb, flags->output, BenchMoves::kNothing);
   flags->names_nodes = [&verb] { return verb.count("--nodes") > 0; };
   if (what.join == nullptr) {

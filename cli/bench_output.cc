@@ -14,36 +14,62 @@
 #include "cli/verb.h"
 
 namespace ferry::cli {
+namespace {
+
+// Of a gate, in GB/s or microseconds: no machine and no bench comes near.
+constexpr double kMostGate = 1e15;
+
+}  // namespace
 
 void AddBenchOutputFlags(CLI::App& verb, BenchOutput& output, BenchMoves moves) {
   CLI::Option* const json = verb.add_flag("--json", output.json, "for programs");
   verb.add_flag("--csv", output.csv, "for spreadsheets")->excludes(json);
-  verb.add_option("--plot", output.plot,
-                  moves == BenchMoves::kTensors ? "also a picture: time and GB/s over size"
-                                                : "also a picture: time over what grows")
+  const auto add_file = [&verb, &output](const char* flag, std::string& path, const char* what) {
+    return verb.add_option_function<std::string>(
+        flag,
+        [&output, &path, flag](const std::string& text) {
+          // Flags are read in the order in which they are added: those before are known.
+          const char* const other = output.json          ? "--json"
+                                    : output.csv         ? "--csv"
+                                    : output.plot == "-" ? "--plot"
+                                                         : nullptr;
+          if (text == "-" && other != nullptr) {
+            throw CLI::ValidationError(
+                flag, absl::StrCat("- is stdout, where ", other, " writes; name a file"));
+          }
+          path = text;
+        },
+        what);
+  };
+  add_file("--plot", output.plot,
+           moves == BenchMoves::kTensors ? "also a picture: time and GB/s over size; - for stdout"
+                                         : "also a picture: time over what grows; - for stdout")
       ->type_name("FILE.svg");
-  verb.add_option("--html", output.html,
-                  "also a page of its own: this machine, its topology, the rows and the picture")
+  add_file("--html", output.html,
+           "also a page of its own: this machine, its topology, the rows and the picture; - for "
+           "stdout")
       ->type_name("FILE");
   if (moves == BenchMoves::kTensors) {
-    verb.add_option("--min-gbps", output.gates.min_gbps, "fail if a row is below so many GB/s")
-        ->type_name("GBPS")
-        ->check(CLI::PositiveNumber.description(""));
+    AddReal(verb, "--min-gbps", output.gates.min_gbps, "fail if a row is below so many GB/s",
+            RealLeast::kAbove, 0, kMostGate)
+        ->type_name("GBPS");
   }
-  verb.add_option("--max-us", output.gates.max_us, "fail if a row's P50 is above so many us")
-      ->type_name("US")
-      ->check(CLI::PositiveNumber.description(""));
+  AddReal(verb, "--max-us", output.gates.max_us, "fail if a row's P50 is above so many us",
+          RealLeast::kAbove, 0, kMostGate)
+      ->type_name("US");
 }
 
 absl::StatusOr<int> FinishBench(absl::StatusOr<BenchReport> report, const BenchOutput& output) {
   if (!report.ok()) {
     return absl::AbortedError(absl::StrCat("bench: ", report.status().message()));
   }
+  FERRY_RETURN_IF_ERROR(CheckBenchRows(*report));
   report->facts = LookAtRun();
   const std::string text = output.json  ? FormatBenchJson(*report)
                            : output.csv ? FormatBenchCsv(*report)
                                         : FormatBenchText(*report);
-  std::fputs(text.c_str(), stdout);
+  // Beside a document it is for people.
+  std::fputs(text.c_str(), output.plot == "-" || output.html == "-" ? stderr : stdout);
   if (!output.plot.empty()) {
     FERRY_RETURN_IF_ERROR(WriteFile(output.plot, FormatBenchSvg(*report)));
   }

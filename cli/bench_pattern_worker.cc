@@ -174,7 +174,7 @@ class PatternWorker final {
       return plan_.iterations > 0 ? fits : std::clamp(kMostKeysOfACase / plan_.keys, 3, fits);
     }
     return is_steps() ? plan_.IterationsOf(at.bytes * static_cast<size_t>(at.inflight))
-                      : std::max(plan_.IterationsOf(at.bytes) / at.inflight, 3);
+                      : plan_.RoundsOf(at.bytes, at.inflight);
   }
 
   absl::Status RunCase(const BenchWorkCase& at) {

@@ -321,15 +321,11 @@ Verb AddPattern(CLI::App& bench, const std::string& pattern, const std::string& 
   if (is_keyed) {
     flags->sizes = "8,4K,64K";
     flags->plan.keys = 1000;
-    verb.add_option("--keys", flags->plan.keys, "of each round, each sent once")
-        ->type_name("K")
-        ->check(Within(1, 100000))
-        ->capture_default_str();
+    AddNumber(verb, "--keys", flags->plan.keys, "of each round, each sent once", 1, 100000)
+        ->type_name("K");
     flags->plan.threads = 2;
-    verb.add_option("--threads", flags->plan.threads, "that send, and as many that receive")
-        ->type_name("T")
-        ->check(Within(1, 256))
-        ->capture_default_str();
+    AddNumber(verb, "--threads", flags->plan.threads, "that send, and as many that receive", 1, 256)
+        ->type_name("T");
   } else if (is_steps) {
     flags->sizes = "8,64K,1M";
     flags->plan.inflight = 8;
@@ -340,19 +336,14 @@ Verb AddPattern(CLI::App& bench, const std::string& pattern, const std::string& 
       flags->plan.most_iterations = kMostRoundsOfAPair;
     }
     flags->names_nodes = [&verb] { return verb.count("--nodes") > 0; };
-    verb.add_option("--nodes", flags->nodes, "processes, each of which is a node")
-        ->type_name("N")
-        ->check(Within(2, 64))
-        ->capture_default_str();
+    AddNumber(verb, "--nodes", flags->nodes, "processes, each of which is a node", 2, 64);
   }
   AddBenchPlanFlags(verb, *flags);
   if (!is_keyed) {
-    verb.add_option("--inflight", flags->plan.inflight,
-                    is_steps ? "also steps with so many sends and receives of each node"
-                             : "also rows with so many tensors on each way at a time")
-        ->type_name("N")
-        ->check(Within(1, 4096))
-        ->capture_default_str();
+    AddNumber(verb, "--inflight", flags->plan.inflight,
+              is_steps ? "also steps with so many sends and receives of each node"
+                       : "also rows with so many tensors on each way at a time",
+              1, 4096);
   }
   AddBenchOutputFlags(verb, flags->output, BenchMoves::kTensors);
   AddBenchJoinFlags(verb, flags->join);

@@ -3,15 +3,17 @@
 #include "cli/bench_plan.h"
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 
+#include "base/numbers.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 
@@ -52,9 +54,9 @@ bool ParseSize(const ListFlag& flag, absl::string_view text, size_t* size) {
     if (suffix == 'G') unit = size_t{1} << 30;
     if (unit > 1) text.remove_suffix(1);
   }
-  uint64_t number = 0;
-  if (!absl::SimpleAtoi(text, &number) || number > flag.most / unit) return false;
-  *size = number * unit;
+  const std::optional<uint64_t> number = ParseCount(text, 0, flag.most / unit);
+  if (!number) return false;
+  *size = *number * unit;
   return *size >= flag.least;
 }
 
@@ -70,15 +72,23 @@ absl::StatusOr<std::vector<size_t>> ParseList(const ListFlag& flag, absl::string
   } else {
     size_t first = 0;
     size_t last = 0;
-    uint64_t factor = 0;
     absl::string_view by = range.back();
     const bool is_good = range.size() == 3 && ParseSize(flag, range[0], &first) &&
-                         ParseSize(flag, range[1], &last) && absl::ConsumePrefix(&by, "x") &&
-                         absl::SimpleAtoi(by, &factor) && factor >= 2 && factor <= 1024 &&
-                         first <= last;
-    if (!is_good) return Wrong(flag, text);
-    for (size_t size = first; size <= last; size *= factor) sizes.push_back(size);
+                         ParseSize(flag, range[1], &last) && first <= last &&
+                         absl::ConsumePrefix(&by, "x");
+    const std::optional<uint64_t> factor =
+        is_good ? ParseCount(by, 2, 1024) : std::optional<uint64_t>();
+    if (!factor) return Wrong(flag, text);
+    for (size_t size = first; size <= last; size *= *factor) sizes.push_back(size);
   }
+  // One that is named twice has one row.
+  std::vector<size_t> different;
+  for (const size_t size : sizes) {
+    if (std::find(different.begin(), different.end(), size) == different.end()) {
+      different.push_back(size);
+    }
+  }
+  sizes = std::move(different);
   if (sizes.size() > kMaxSizes) {
     return absl::InvalidArgumentError(
         absl::StrCat(flag.name, ": ", sizes.size(), " of them; at most ", kMaxSizes));
@@ -92,6 +102,13 @@ int BenchPlan::IterationsOf(size_t bytes) const {
   if (iterations > 0) return iterations;
   return static_cast<int>(
       std::clamp(kBytesOfASize / bytes, kFewest, static_cast<size_t>(most_iterations)));
+}
+
+int BenchPlan::RoundsOf(size_t bytes, int at_a_time) const {
+  const int all = IterationsOf(bytes);
+  // So many as were asked for, the last round filled up: one where they are fewer than a round has.
+  if (iterations > 0) return (all + at_a_time - 1) / at_a_time;
+  return std::max(all / at_a_time, static_cast<int>(kFewest));
 }
 
 std::vector<int> BenchPlan::DepthsOf(size_t bytes) const {

@@ -54,6 +54,8 @@ struct BenchPlan {
   std::string floor_file;
 
   int IterationsOf(size_t bytes) const;
+  // How many rounds of `at_a_time` tensors that are.
+  int RoundsOf(size_t bytes, int at_a_time) const;
   // How many at a time: 1, and `inflight` where that fits.
   std::vector<int> DepthsOf(size_t bytes) const;
   const std::string& DeviceOf(int rank) const {

@@ -70,9 +70,12 @@ void AddBenchPlanFlags(CLI::App& verb, BenchPlanFlags& flags) {
       ->type_name("TYPE")
       ->capture_default_str();
   verb.add_flag("--poll", flags.plan.is_polling, "never sleep while waiting");
-  verb.add_option("--iters", flags.plan.iterations, "of each size; else fewer of large ones")
-      ->type_name("N")
-      ->check(Within(1, 1000000));
+  AddNumber(
+      verb, "--iters", flags.plan.iterations,
+      "of each row, after its warm-up; of several at a time whole rounds; else fewer of large "
+      "ones",
+      1, 1000000)
+      ->default_str("");
   AddExchangeFlags(verb, flags.exchange);
 }
 

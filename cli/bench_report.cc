@@ -251,6 +251,27 @@ std::string FormatBenchCsv(const BenchReport& report) {
   return text;
 }
 
+absl::Status CheckBenchRows(const BenchReport& report) {
+  std::set<std::pair<std::string, size_t>> names;
+  for (const BenchRow& row : report.rows) {
+    const std::string name =
+        row.bytes == 0 ? row.Label() : absl::StrCat(row.Label(), " ", BenchSizeText(row.bytes));
+    if (!names.emplace(row.Label(), row.bytes).second) {
+      return absl::InternalError(absl::StrCat("bench: there are two rows ", name));
+    }
+    const BenchTimes& times = row.times;
+    const bool is_ordered = absl::ZeroDuration() <= times.p50_low && times.p50_low <= times.p50 &&
+                            times.p50 <= times.p50_high && times.p50 <= times.p90 &&
+                            times.p90 <= times.p99 && times.p99 <= times.p999 &&
+                            times.p999 < absl::InfiniteDuration();
+    if (row.count < 1 || times.p50 <= absl::ZeroDuration() || !is_ordered) {
+      return absl::InternalError(
+          absl::StrCat("bench: the row ", name, " has no times of its ", row.count, " samples"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckBenchGates(const BenchReport& report, const BenchGates& gates) {
   std::vector<std::string> misses;
   // Who asks for all ways does not ask of each that it be good.

@@ -125,6 +125,12 @@ std::string BenchTimeText(absl::Duration time);
 std::string BenchRateText(double rate);
 std::string BenchSizeText(size_t bytes);
 
+// Whether its rows can be told apart and say something: no two of one Label and size, and of each
+// at least one sample whose times are there and in order. A row that is there twice has been
+// measured twice under one name, and of two runs nobody could say which of them has become slower.
+//   Errors: INTERNAL naming the row.
+absl::Status CheckBenchRows(const BenchReport& report);
+
 // What every row has to reach.
 struct BenchGates {
   // GB/s; 0: anything.

@@ -218,11 +218,8 @@ Verb AddSendRecvBench(CLI::App& bench) {
   flags->transport = kAllTransports;
   flags->plan.inflight = kUsualStream;
   AddBenchPlanFlags(verb, *flags);
-  verb.add_option("--inflight", flags->plan.inflight,
-                  "also rows with so many tensors on their way at a time, one way; 1: none")
-      ->type_name("N")
-      ->check(Within(1, 4096))
-      ->capture_default_str();
+  AddNumber(verb, "--inflight", flags->plan.inflight,
+            "also rows with so many tensors on their way at a time, one way; 1: none", 1, 4096);
   AddBenchOutputFlags(verb, flags->output, BenchMoves::kTensors);
   AddBenchJoinFlags(verb, flags->join);
   return [flags]() { return Bench(*flags); };

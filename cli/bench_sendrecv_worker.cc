@@ -243,7 +243,6 @@ absl::StatusOr<CaseResult> Peer::RunCase(const Case& at) {
 }
 
 absl::Status Peer::RunSize(size_t bytes) {
-  const int iterations = plan_.IterationsOf(bytes);
   Json floors = {{"event", "floors"}, {"bytes", bytes}};
   FERRY_RETURN_IF_ERROR(floors_->Measure(bytes, floors));
   FERRY_RETURN_IF_ERROR(meeting_.Tell(floors));
@@ -252,7 +251,7 @@ absl::Status Peer::RunSize(size_t bytes) {
   for (const BenchMode mode : plan_.modes) {
     for (const int depth : depths) {
       const Case at{bytes, mode, depth, depth == 1 ? plan_.WarmUpsOf(bytes) : 1,
-                    std::max(iterations / depth, 3)};
+                    plan_.RoundsOf(bytes, depth)};
       FERRY_ASSIGN_OR_RETURN(const CaseResult result, RunCase(at));
       goes_by_nccl |= result.paths.contains("nccl");
       const BenchTimes times = SummarizeTimes(result.samples);

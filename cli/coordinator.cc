@@ -8,11 +8,11 @@
 #include <string>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
 #include "base/file_limit.h"
+#include "base/numbers.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "cli/hosted_master.h"
@@ -53,8 +53,13 @@ absl::StatusOr<std::vector<coord::JobSpec>> ParseJobs(const std::string& text, i
           "--job: ", Quoted(fields.first), " is no name: a letter, then letters, digits, _ and -"));
     }
     coord::JobSpec spec{fields.first, nodes};
-    if (!fields.second.empty() && !absl::SimpleAtoi(fields.second, &spec.tasks)) {
-      return absl::InvalidArgumentError(absl::StrCat("--job: \"", part, "\" is not NAME:COUNT"));
+    if (!fields.second.empty()) {
+      const std::optional<int64_t> count = ParseWhole(
+          fields.second, std::numeric_limits<int>::min(), std::numeric_limits<int>::max());
+      if (!count) {
+        return absl::InvalidArgumentError(absl::StrCat("--job: \"", part, "\" is not NAME:COUNT"));
+      }
+      spec.tasks = static_cast<int>(*count);
     }
     specs.push_back(std::move(spec));
   }
@@ -114,7 +119,7 @@ Verb AddCoordinatorVerb(CLI::App& app) {
   coord::CoordinatorOptions& options = flags->server.coordinator;
   flags->job = "jax_worker";
   flags->server.listen = "0.0.0.0:9470";
-  verb.add_option("--nodes", flags->nodes, "processes of the job")->check(CLI::Range(1, 1000000));
+  AddNumber(verb, "--nodes", flags->nodes, "processes of the job", 1, 1000000)->default_str("");
   verb.add_option("--listen", flags->server.listen, "where to listen; port 0 takes a free one")
       ->type_name("HOST:PORT")
       ->capture_default_str();
@@ -138,8 +143,8 @@ Verb AddCoordinatorVerb(CLI::App& app) {
   AddLimit(verb, "--max-key-bytes", options.max_key_bytes, "longest key");
   AddLimit(verb, "--max-value-bytes", options.max_value_bytes, "largest value");
   AddLimit(verb, "--max-frame-bytes", options.max_frame_bytes,
-           "most that one of Ferry's own clients may send at once")
-      ->check(Within(1 << 20, std::numeric_limits<int>::max()));
+           "most that one of Ferry's own clients may send at once", 1 << 20,
+           std::numeric_limits<int>::max());
   AddLimit(verb, "--max-store-bytes", options.max_store_bytes, "size of the whole store");
   AddLimit(verb, "--max-keys", options.max_keys, "keys in the store");
   AddLimit(verb, "--max-parked-waits", options.max_parked_waits, "calls that wait for keys");
@@ -149,11 +154,8 @@ Verb AddCoordinatorVerb(CLI::App& app) {
               "a session of a TensorFlow client that is idle for longer is closed",
               kLeastSessionIdleTimeout);
   AddMasterLimits(verb, flags->master);
-  verb.add_option("--trace-steps", flags->master.trace_steps,
-                  "steps of TensorFlow's clients that ferry trace can tell of; 0: none")
-      ->type_name("N")
-      ->check(Within(0, 100'000))
-      ->capture_default_str();
+  AddLimit(verb, "--trace-steps", flags->master.trace_steps,
+           "steps of TensorFlow's clients that ferry trace can tell of; 0: none", 0, 100'000);
   AddDuration(verb, "--keepalive-time", flags->server.keepalive_time,
               "probe a connection that is idle for this long", kLeastKeepalive);
   AddDuration(verb, "--keepalive-timeout", flags->server.keepalive_timeout,

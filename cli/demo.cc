@@ -335,10 +335,7 @@ Verb AddDemoVerb(CLI::App& app) {
   auto flags = std::make_shared<DemoFlags>();
   CLI::App& verb = *app.add_subcommand(
       "demo", "Run a whole job on this machine in a few seconds, and say what happens");
-  verb.add_option("--nproc", flags->nproc, "worker processes")
-      ->type_name("N")
-      ->check(Within(2, 64))
-      ->capture_default_str();
+  AddNumber(verb, "--nproc", flags->nproc, "worker processes", 2, 64);
   verb.add_flag("--verbose", flags->verbose, "also everything that the processes write");
   return [flags]() -> absl::StatusOr<int> {
     const absl::Status status = Demo(*flags).Run();

@@ -3,6 +3,7 @@
 #include "cli/demo_worker.h"
 
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -129,8 +130,9 @@ Verb AddDemoWorkerVerb(CLI::App& app) {
   CLI::App& verb = *app.add_subcommand("demo-worker", "One of the workers of ferry demo");
   verb.group("");  // Hidden.
   verb.add_option("--coordinator", options->coordinator)->required();
-  verb.add_option("--node-id", options->node_id)->required();
-  verb.add_option("--num-nodes", options->num_nodes)->required();
+  constexpr int kMost = std::numeric_limits<int>::max();
+  AddNumber(verb, "--node-id", options->node_id, "", 0, kMost)->required();
+  AddNumber(verb, "--num-nodes", options->num_nodes, "", 1, kMost)->required();
   return [options]() { return Work(*options); };
 }
 

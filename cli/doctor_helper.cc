@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // ferry doctor-helper: the parts of ferry doctor that call into drivers, which may crash or hang.
+#include <limits>
 #include <memory>
 #include <string>
 
@@ -116,10 +117,11 @@ Verb AddDoctorHelperVerb(CLI::App& app) {
   CLI::App& verb = *app.add_subcommand("doctor-helper", "One of the processes of ferry doctor");
   verb.group("");  // Hidden.
   verb.add_option("role", flags->role)->required();
-  verb.add_option("--gpu", flags->gpu);
+  constexpr int kMost = std::numeric_limits<int>::max();
+  AddNumber(verb, "--gpu", flags->gpu, "", 0, kMost);
   verb.add_option("--socket", flags->socket);
-  verb.add_option("--gpu-count", flags->gpu_count);
-  verb.add_option("--cuda-version", flags->cuda_version);
+  AddNumber(verb, "--gpu-count", flags->gpu_count, "", 0, kMost);
+  AddNumber(verb, "--cuda-version", flags->cuda_version, "", 0, kMost);
   AddDuration(verb, "--timeout", flags->timeout, "of waits for the other process");
   return [flags]() { return Help(*flags); };
 }

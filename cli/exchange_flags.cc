@@ -83,11 +83,8 @@ void AddExchangeFlags(CLI::App& app, ExchangeOptions& options) {
       ->group(kGroup);
   AddDuration(app, "--spin", options.spin, "how long to look for more before sleeping")
       ->group(kGroup);
-  app.add_option("--tcp-connections", options.transports.tcp.connections,
-                 "connections of a pair of nodes, each way, and one more for what comes alone")
-      ->type_name("N")
-      ->check(Within(1, 64))
-      ->capture_default_str()
+  AddNumber(app, "--tcp-connections", options.transports.tcp.connections,
+            "connections of a pair of nodes, each way, and one more for what comes alone", 1, 64)
       ->group(kGroup);
   for (const Limit& limit : Limits(options)) {
     AddLimit(app, limit.flag, limit.value, limit.description, limit.least)->group(kGroup);
@@ -98,8 +95,11 @@ std::vector<std::string> ExchangeArguments(const ExchangeOptions& options) {
   std::vector<std::string> arguments = {
       absl::StrCat("--carrier=", options.carrier == Carrier::kGrpc ? "grpc" : "lane"),
       absl::StrCat("--exchange-listen=", options.listen),
-      absl::StrCat("--spin=", absl::FormatDuration(options.spin)),
       absl::StrCat("--tcp-connections=", options.transports.tcp.connections)};
+  // Without end it is no flag's: who polls is told so in another way, as bench's plan does.
+  if (options.spin != absl::InfiniteDuration()) {
+    arguments.push_back(absl::StrCat("--spin=", absl::FormatDuration(options.spin)));
+  }
   if (!options.require_transport.empty()) {
     arguments.push_back(absl::StrCat("--require=", options.require_transport));
   }

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
+#include "base/numbers.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "cli/pattern.h"
@@ -138,12 +139,12 @@ absl::StatusOr<Shape> ParseShapeFlag(absl::string_view text) {
   if (text == "scalar") return Shape();
   std::vector<int64_t> dims;
   for (const absl::string_view part : absl::StrSplit(text, 'x')) {
-    int64_t dim = 0;
-    if (!absl::SimpleAtoi(part, &dim) || dim < 0) {
+    const std::optional<int64_t> dim = ParseWhole(part, 0, std::numeric_limits<int64_t>::max());
+    if (!dim) {
       return absl::InvalidArgumentError(
           absl::StrCat("--shape: ", Quoted(text), " is no shape such as 2x3 or scalar"));
     }
-    dims.push_back(dim);
+    dims.push_back(*dim);
   }
   absl::StatusOr<Shape> shape = Shape::Create(dims);
   if (shape.ok()) return shape;

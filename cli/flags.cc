@@ -2,25 +2,95 @@
 // Flags that several verbs share.
 #include <algorithm>
 #include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <type_traits>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
+#include "base/numbers.h"
 #include "base/text.h"
 #include "cli/verb.h"
 
 namespace ferry::cli {
+namespace {
+
+[[noreturn]] void Refuse(const std::string& flag, const std::string& text,
+                         const std::string& what) {
+  throw CLI::ValidationError(flag, absl::StrCat(Quoted(text), " is ", what));
+}
+
+// The widest bounds are those of the type, which tell a person nothing as digits.
+template <typename Number>
+std::string NoWholeNumber(Number least, Number most) {
+  using Limits = std::numeric_limits<Number>;
+  if (least == Limits::min() && most == Limits::max()) {
+    return absl::StrCat("no whole number of ", 8 * sizeof(Number), " bits");
+  }
+  const bool is_open = std::is_same_v<Number, uint64_t> && most == Limits::max();
+  return absl::StrCat("no whole number from ", least, " to ",
+                      is_open ? "2^64-1" : absl::StrCat(most));
+}
+
+// Number: int or int64_t. set: takes what has been read.
+template <typename Number, typename Set>
+CLI::Option* AddWhole(CLI::App& app, const std::string& flag, const std::string& description,
+                      Number least, Number most, Set set) {
+  CLI::Option* option = app.add_option_function<std::string>(
+      flag,
+      [flag, least, most, set](const std::string& text) {
+        const std::optional<int64_t> number = ParseWhole(text, least, most);
+        if (!number) Refuse(flag, text, NoWholeNumber(least, most));
+        set(static_cast<Number>(*number));
+      },
+      description);
+  return option->type_name("N");
+}
+
+}  // namespace
 
 absl::Status AsFailure(const absl::Status& status) {
   if (!absl::IsInvalidArgument(status)) return status;
   return absl::FailedPreconditionError(status.message());
 }
 
-CLI::Validator Within(int least, int most) {
-  CLI::Validator range = CLI::Range(least, most);
-  range.description("");
-  return range;
+CLI::Option* AddNumber(CLI::App& app, const std::string& flag, int& value,
+                       const std::string& description, int least, int most) {
+  return AddWhole(app, flag, description, least, most, [&value](int number) { value = number; })
+      ->default_str(absl::StrCat(value));
+}
+
+CLI::Option* AddNumber(CLI::App& app, const std::string& flag, std::optional<int>& value,
+                       const std::string& description, int least, int most) {
+  return AddWhole(app, flag, description, least, most, [&value](int number) { value = number; });
+}
+
+CLI::Option* AddNumber(CLI::App& app, const std::string& flag, int64_t& value,
+                       const std::string& description, int64_t least, int64_t most) {
+  return AddWhole(app, flag, description, least, most, [&value](int64_t number) { value = number; })
+      ->default_str(absl::StrCat(value));
+}
+
+CLI::Option* AddReal(CLI::App& app, const std::string& flag, double& value,
+                     const std::string& description, RealLeast from, double least, double most) {
+  CLI::Option* option = app.add_option_function<std::string>(
+      flag,
+      [&value, flag, from, least, most](const std::string& text) {
+        const std::optional<double> number = ParseReal(text);
+        const bool is_above =
+            number && (from == RealLeast::kAbove ? *number > least : *number >= least);
+        if (!is_above || *number > most) {
+          Refuse(flag, text,
+                 absl::StrCat("no number ", from == RealLeast::kAbove ? "above " : "from ", least,
+                              " to ", most));
+        }
+        value = *number;
+      },
+      description);
+  return option->type_name("NUMBER");
 }
 
 CLI::Option* AddDuration(CLI::App& app, const std::string& flag, absl::Duration& value,
@@ -28,13 +98,13 @@ CLI::Option* AddDuration(CLI::App& app, const std::string& flag, absl::Duration&
   CLI::Option* option = app.add_option_function<std::string>(
       flag,
       [&value, flag, least](const std::string& text) {
-        if (!absl::ParseDuration(text, &value) || value < absl::ZeroDuration()) {
-          throw CLI::ValidationError(flag, "\"" + text + "\" is no duration such as 30s or 2m");
-        }
-        if (value < least) {
+        const std::optional<absl::Duration> duration = ParseFiniteDuration(text);
+        if (!duration) Refuse(flag, text, "no duration such as 30s or 2m");
+        if (*duration < least) {
           throw CLI::ValidationError(
               flag, text + " is too short; at least " + absl::FormatDuration(least));
         }
+        value = *duration;
       },
       description);
   option->type_name("DURATION")->default_str(absl::FormatDuration(value));
@@ -42,17 +112,13 @@ CLI::Option* AddDuration(CLI::App& app, const std::string& flag, absl::Duration&
 }
 
 CLI::Option* AddLimit(CLI::App& app, const std::string& flag, size_t& value,
-                      const std::string& description, uint64_t least) {
-  // Not CLI11's own conversion, which takes -1 for the largest number.
+                      const std::string& description, uint64_t least, uint64_t most) {
   CLI::Option* option = app.add_option_function<std::string>(
       flag,
-      [&value, flag, least](const std::string& text) {
-        uint64_t number = 0;
-        if (!absl::SimpleAtoi(text, &number) || number < least) {
-          throw CLI::ValidationError(
-              flag, "\"" + text + "\" is no number from " + std::to_string(least) + " to 2^64-1");
-        }
-        value = number;
+      [&value, flag, least, most](const std::string& text) {
+        const std::optional<uint64_t> number = ParseCount(text, least, most);
+        if (!number) Refuse(flag, text, NoWholeNumber(least, most));
+        value = *number;
       },
       description);
   option->type_name("N")->default_str(std::to_string(value));

@@ -42,7 +42,7 @@ absl::Status FlushOutput() {
       "cannot write the output", reason != 0 ? absl::StrCat(": ", std::strerror(reason)) : ""));
 }
 
-absl::Status WriteFile(const std::string& path, const std::string& text) {
+absl::Status WriteFile(const std::string& path, absl::string_view text) {
   std::FILE* file = path == "-" ? stdout : std::fopen(path.c_str(), "we");
   bool is_written = file != nullptr;
   if (is_written) is_written = std::fwrite(text.data(), 1, text.size(), file) == text.size();

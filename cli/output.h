@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 
 namespace ferry::cli {
 
@@ -19,7 +20,7 @@ void ReserveStandardStreams();
 absl::Status FlushOutput();
 
 // Writes a file, or to stdout if `path` is "-". Errors: UNAVAILABLE with the reason.
-absl::Status WriteFile(const std::string& path, const std::string& text);
+absl::Status WriteFile(const std::string& path, absl::string_view text);
 
 }  // namespace ferry::cli
 

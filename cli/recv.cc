@@ -69,21 +69,13 @@ absl::Status WriteElements(const std::string& path, const Tensor& tensor) {
   if (!IsFixedSize(tensor.dtype())) {
     return absl::FailedPreconditionError("--output: strings are no bytes in a row");
   }
-  std::FILE* file = std::fopen(path.c_str(), "we");
-  bool is_written = file != nullptr;
-  if (is_written) {
-    is_written = std::fwrite(tensor.data(), 1, tensor.bytes(), file) == tensor.bytes();
-  }
-  if (is_written) is_written = std::fflush(file) == 0;
-  const int error = errno;
-  if (file != nullptr) std::fclose(file);
-  if (is_written) return absl::OkStatus();
-  return absl::UnavailableError(
-      absl::StrCat("cannot write ", Quoted(path), ": ", std::strerror(error)));
+  return WriteFile(path,
+                   absl::string_view(static_cast<const char*>(tensor.data()), tensor.bytes()));
 }
 
 // Whether a file can be written there, as far as that can be told without making one.
 absl::Status CheckOutput(const std::string& path) {
+  if (path == "-") return absl::OkStatus();
   std::error_code ignored;
   const std::filesystem::path file(path);
   const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
@@ -150,10 +142,12 @@ absl::StatusOr<int> RecvOne(JoinedNode& joined, const RecvFlags& flags) {
   FERRY_RETURN_IF_ERROR(CheckType(flags, tensor));
   if (flags.verify) FERRY_RETURN_IF_ERROR(Verify(flags, tensor));
   if (!flags.output.empty()) FERRY_RETURN_IF_ERROR(WriteElements(flags.output, tensor));
-  std::printf("ferry recv: %s%s: %s, %s%s, after %s, %s\n", Quoted(flags.name).c_str(),
-              from.c_str(), ToString(tensor).c_str(),
-              ShortBytes(static_cast<double>(tensor.bytes())).c_str(),
-              flags.verify ? ", verified" : "", ShortDuration(taken).c_str(), way.c_str());
+  // Where the bytes go to stdout, nothing else does.
+  std::FILE* const told = flags.output == "-" ? stderr : stdout;
+  std::fprintf(told, "ferry recv: %s%s: %s, %s%s, after %s, %s\n", Quoted(flags.name).c_str(),
+               from.c_str(), ToString(tensor).c_str(),
+               ShortBytes(static_cast<double>(tensor.bytes())).c_str(),
+               flags.verify ? ", verified" : "", ShortDuration(taken).c_str(), way.c_str());
   FERRY_RETURN_IF_ERROR(FlushOutput());
   return kDone;
 }
@@ -164,10 +158,11 @@ Verb AddRecvVerb(CLI::App& app) {
   auto flags = std::make_shared<RecvFlags>();
   CLI::App& verb = *app.add_subcommand(
       "recv", "Join a job, receive a tensor from another node, and say by which path it came");
-  verb.add_option("--from", flags->peer, "the node that sends it")->type_name("NODE")->required();
+  AddPeerFlag(verb, "--from", *flags, "the node that sends it");
   verb.add_flag("--verify", flags->verify,
                 "fail unless it holds the pattern that ferry send fills it with");
-  verb.add_option("--output", flags->output, "write its bytes there")->type_name("FILE");
+  verb.add_option("--output", flags->output, "write its bytes there; - for stdout")
+      ->type_name("FILE");
   verb.add_flag("--into", flags->into,
                 "receive into a buffer that is there before; says so with --dtype and --shape");
   AddSendRecvFlags(verb, *flags);

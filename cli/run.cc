@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // ferry run: starts the processes of a job on this machine, with a coordinator when it needs one.
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -109,21 +110,22 @@ Verb AddRunVerb(CLI::App& app, std::vector<std::string> after_dashes) {
       "split.\n"
       "When all have ended, whatever they left running is stopped, daemons included. kill -9 of\n"
       "ferry run kills the processes that it started, but not those that they started.");
-  verb.add_option("--nproc", launch.local_count, "processes on this machine")
-      ->type_name("N")
-      ->capture_default_str();
-  verb.add_option("--nodes", launch.machine_count, "machines; ferry run is started on each")
-      ->type_name("M")
-      ->capture_default_str();
-  verb.add_option("--node-id", flags->machine_index, "which machine this is, from 0")
+  // CheckLaunchCounts knows their bounds, and the launcher's other users need it too.
+  constexpr int kLeast = std::numeric_limits<int>::min();
+  constexpr int kMost = std::numeric_limits<int>::max();
+  AddNumber(verb, "--nproc", launch.local_count, "processes on this machine", kLeast, kMost);
+  AddNumber(verb, "--nodes", launch.machine_count, "machines; ferry run is started on each", kLeast,
+            kMost)
+      ->type_name("M");
+  AddNumber(verb, "--node-id", flags->machine_index, "which machine this is, from 0", 0, kMost)
       ->type_name("I");
   CLI::Option* coordinator =
       AddCoordinatorFlag(verb, flags->coordinator)
           ->description("where the coordinator listens; one machine starts its own");
-  verb.add_option("--gpus-per-proc", launch.gpus_per_process,
-                  "GPUs for each process, through CUDA_VISIBLE_DEVICES; 0 shows all to all")
-      ->type_name("K")
-      ->capture_default_str();
+  AddNumber(verb, "--gpus-per-proc", launch.gpus_per_process,
+            "GPUs for each process, through CUDA_VISIBLE_DEVICES; 0 shows all to all", kLeast,
+            kMost)
+      ->type_name("K");
   AddDuration(verb, "--grace", launch.grace, "from the polite signal to SIGKILL");
   verb.add_flag("--no-prefix", flags->no_prefix,
                 "pass output on byte for byte, without rank; lines of ranks may mix");

@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // ferry send: joins a job, gives one tensor to another node, and leaves when it has been taken.
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
-
-#include <fcntl.h>
-#include <sys/stat.h>
 
 #include "absl/strings/str_cat.h"
 
@@ -19,6 +14,7 @@
 #include "cli/fill.h"
 #include "cli/progress.h"
 #include "cli/send_recv.h"
+#include "cli/send_source.h"
 #include "cli/table.h"
 #include "cli/verb.h"
 #include "runtime/printable.h"
@@ -31,26 +27,10 @@ struct SendFlags : SendRecvFlags {
   std::string file;
 };
 
-struct CloseFile {
-  void operator()(std::FILE* file) const { std::fclose(file); }
-};
-using File = std::unique_ptr<std::FILE, CloseFile>;
-
-// As fopen for reading, but that it does not wait for the writer of a pipe.
-std::FILE* OpenAtOnce(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  return fd < 0 ? nullptr : fdopen(fd, "r");
-}
-
-absl::Status FileError(const std::string& path, int error) {
-  return absl::UnavailableError(
-      absl::StrCat("cannot read ", Quoted(path), ": ", std::strerror(error)));
-}
-
 // What is sent, found out before anything is joined.
 struct Plan {
   // Null: it is filled.
-  File file;
+  std::unique_ptr<SendSource> source;
   DataType dtype = DataType::kFloat;
   Shape shape;
 };
@@ -59,25 +39,20 @@ struct Plan {
 absl::StatusOr<Plan> PlanFile(const SendFlags& flags) {
   Plan plan;
   FERRY_ASSIGN_OR_RETURN(plan.dtype, ParseDtypeFlag(flags.dtype.empty() ? "uint8" : flags.dtype));
-  // A pipe without a writer would be waited for.
-  plan.file = File(OpenAtOnce(flags.file));
-  struct stat about {};
-  if (plan.file == nullptr || fstat(fileno(plan.file.get()), &about) != 0) {
-    return FileError(flags.file, errno);
-  }
-  if (!S_ISREG(about.st_mode)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(Quoted(flags.file), " is no regular file; its size has to be known"));
-  }
+  FERRY_ASSIGN_OR_RETURN(
+      plan.source,
+      SendSource::Open(flags.file, {.timeout = flags.timeout,
+                                    .most_bytes = flags.node.exchange.arena.budget_bytes}));
+  const size_t has = plan.source->bytes();
   if (flags.shape.empty()) {
     const int64_t element_bytes = static_cast<int64_t>(ElementBytes(plan.dtype));
-    FERRY_ASSIGN_OR_RETURN(plan.shape, Shape::Create({about.st_size / element_bytes}));
+    FERRY_ASSIGN_OR_RETURN(plan.shape, Shape::Create({static_cast<int64_t>(has) / element_bytes}));
   } else {
     FERRY_ASSIGN_OR_RETURN(plan.shape, ParseShapeFlag(flags.shape));
   }
   FERRY_ASSIGN_OR_RETURN(const size_t bytes, TensorBytes(plan.dtype, plan.shape));
-  if (static_cast<int64_t>(bytes) != about.st_size) {
-    return absl::FailedPreconditionError(absl::StrCat(Quoted(flags.file), " has ", about.st_size,
+  if (bytes != has) {
+    return absl::FailedPreconditionError(absl::StrCat(plan.source->name(), " has ", has,
                                                       " bytes, and ", DataTypeName(plan.dtype),
                                                       ToString(plan.shape), " has ", bytes));
   }
@@ -95,12 +70,10 @@ absl::StatusOr<Plan> MakePlan(const SendFlags& flags) {
 
 absl::StatusOr<Tensor> MakeTensor(Node& node, const SendFlags& flags, const Plan& plan) {
   FERRY_ASSIGN_OR_RETURN(Tensor tensor, node.Allocate("host:0", plan.dtype, plan.shape));
-  if (plan.file == nullptr) {
+  if (plan.source == nullptr) {
     FERRY_RETURN_IF_ERROR(Fill(tensor, flags.fill, PatternSeedOf(flags)));
-  } else if (std::fread(tensor.mutable_data(), 1, tensor.bytes(), plan.file.get()) !=
-             tensor.bytes()) {
-    if (std::ferror(plan.file.get())) return FileError(flags.file, errno);
-    return absl::DataLossError(absl::StrCat(Quoted(flags.file), " has become shorter"));
+  } else {
+    FERRY_RETURN_IF_ERROR(plan.source->Read(static_cast<char*>(tensor.mutable_data())));
   }
   return tensor;
 }
@@ -144,12 +117,12 @@ Verb AddSendVerb(CLI::App& app) {
       "Try, in two terminals of one machine, with a coordinator for two nodes:\n"
       "  ferry send weights --to=1 --shape=1024x1024 --node-id=0 --coordinator=HOST:PORT\n"
       "  ferry recv weights --from=0 --verify --node-id=1 --coordinator=HOST:PORT");
-  verb.add_option("--to", flags->peer, "the node that receives it")->type_name("NODE")->required();
+  AddPeerFlag(verb, "--to", *flags, "the node that receives it");
   CLI::Option* fill =
       verb.add_option("--fill", flags->fill, "what is in it: pattern, zeros, ones, seq or a number")
           ->type_name("WHAT")
           ->capture_default_str();
-  verb.add_option("--file", flags->file, "the bytes of this file are in it")
+  verb.add_option("--file", flags->file, "the bytes of this file are in it; - for stdin")
       ->type_name("FILE")
       ->excludes(fill);
   AddSendRecvFlags(verb, *flags);

@@ -2,7 +2,9 @@
 // Flags, and what there is to say about a path.
 #include "cli/send_recv.h"
 
-#include "absl/strings/numbers.h"
+#include <limits>
+#include <string>
+
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
@@ -14,18 +16,19 @@
 
 namespace ferry::cli {
 
+void AddPeerFlag(CLI::App& app, const std::string& flag, SendRecvFlags& flags,
+                 const std::string& description) {
+  AddNumber(app, flag, flags.peer, description, std::numeric_limits<int>::min(),
+            std::numeric_limits<int>::max())
+      ->type_name("NODE")
+      ->default_str("")
+      ->required();
+}
+
 void AddSendRecvFlags(CLI::App& app, SendRecvFlags& flags) {
   app.add_option("name", flags.name, "what both sides call it")->type_name("NAME")->required();
-  // Not as a number of CLI11's, which takes the nearest one for what is beyond its range.
-  app.add_option_function<std::string>(
-         "--step",
-         [&flags](const std::string& text) {
-           if (absl::SimpleAtoi(text, &flags.step)) return;
-           throw CLI::ValidationError("--step", "\"" + text + "\" is no whole number of 64 bits");
-         },
-         "the step's id: what is sent in it is received in it")
-      ->type_name("ID")
-      ->default_str(absl::StrCat(flags.step));
+  AddNumber(app, "--step", flags.step, "the step's id: what is sent in it is received in it")
+      ->type_name("ID");
   AddDuration(app, "--timeout", flags.timeout,
               "how long to wait for the other side; if it is given, for it to join too, unless "
               "--connect-timeout is");

@@ -31,6 +31,10 @@ struct SendRecvFlags {
   NodeOptions node;
 };
 
+// --to or --from, which has to be there; CheckSendRecvFlags knows which nodes there are.
+void AddPeerFlag(CLI::App& app, const std::string& flag, SendRecvFlags& flags,
+                 const std::string& description);
+
 // NAME, --step, --timeout, --dtype, --shape, and those of AddNodeFlags.
 void AddSendRecvFlags(CLI::App& app, SendRecvFlags& flags);
 

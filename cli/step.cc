@@ -220,6 +220,11 @@ absl::Status MeasureStoppably(StepSession& session, BlockedSignals& signals, int
 }
 
 absl::StatusOr<int> RunSteps(StepFlags& flags) {
+  int readers = flags.graph == "-" ? 1 : 0;
+  for (const std::string& feed : flags.feeds) readers += absl::EndsWith(feed, "=@-") ? 1 : 0;
+  if (readers > 1) {
+    return absl::InvalidArgumentError("--graph, --feed: - is stdin, which can be only one of them");
+  }
   absl::StatusOr<StepGraph> graph = StepGraph::Read(flags.graph);
   if (!graph.ok()) return AsFailure(graph.status());
   FERRY_ASSIGN_OR_RETURN(StepRequest request, ReadRequest(flags, *graph));
@@ -270,25 +275,14 @@ Verb AddStepVerb(CLI::App& app) {
   verb.add_option("--target", flags->targets, "a node to be run, of which nothing is wanted")
       ->type_name("NAME")
       ->allow_extra_args(false);
-  verb.add_option("--count", flags->count, "steps that are timed")
-      ->type_name("N")
-      ->check(Within(1, 100'000'000))
-      ->capture_default_str();
-  verb.add_option("--warmup", flags->warm_ups, "steps before them, after the first")
-      ->type_name("N")
-      ->check(Within(0, 1'000'000))
-      ->capture_default_str();
-  verb.add_option("--concurrency", flags->concurrency, "steps under way at a time")
-      ->type_name("K")
-      ->check(Within(1, 1024))
-      ->capture_default_str();
+  AddNumber(verb, "--count", flags->count, "steps that are timed", 1, 100'000'000);
+  AddNumber(verb, "--warmup", flags->warm_ups, "steps before them, after the first", 0, 1'000'000);
+  AddNumber(verb, "--concurrency", flags->concurrency, "steps under way at a time", 1, 1024)
+      ->type_name("K");
   CLI::Option* const coordinator =
       AddCoordinatorFlag(verb, flags->coordinator)
           ->description("where the coordinator listens; starts a job of its own if there is none");
-  verb.add_option("--workers", flags->workers, "of a job of its own")
-      ->type_name("N")
-      ->check(Within(1, 64))
-      ->capture_default_str()
+  AddNumber(verb, "--workers", flags->workers, "of a job of its own", 1, 64)
       ->excludes("--coordinator");
   verb.add_flag("--soft-placement", flags->soft_placement,
                 "nodes run elsewhere if they cannot where they are pinned");

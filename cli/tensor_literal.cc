@@ -304,6 +304,8 @@ absl::StatusOr<Tensor> ReadTensorFile(const std::string& path, const WantedTenso
   return tensor;
 }
 
+constexpr size_t kMostFileBytes = size_t{4} << 30;
+
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path) {
   struct Close {
     void operator()(std::FILE* file) const {
@@ -322,6 +324,11 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path) {
   std::vector<char> piece(size_t{1} << 20);
   while (const size_t count = std::fread(piece.data(), 1, piece.size(), file.get())) {
     content.append(piece.data(), count);
+    // A device or a pipe may have no end.
+    if (content.size() > kMostFileBytes) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat(Quoted(path), " has more than ", kMostFileBytes, " bytes"));
+    }
   }
   if (std::ferror(file.get()) != 0) return error(errno);
   return content;

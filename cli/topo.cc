@@ -72,7 +72,9 @@ absl::StatusOr<int> ShowMachine(const TopoFlags& flags) {
 }
 
 absl::StatusOr<int> ShowFile(const TopoFlags& flags) {
-  const absl::StatusOr<NcclTopology> nccl = ReadNcclXmlFile(flags.nccl_xml);
+  // As a path it is stdin's too, and what is wrong with it is told of this name.
+  const absl::StatusOr<NcclTopology> nccl =
+      ReadNcclXmlFile(flags.nccl_xml == "-" ? "/dev/stdin" : flags.nccl_xml);
   if (!nccl.ok()) return AsFailure(nccl.status());
   const absl::StatusOr<LocalTopology> topology = ToLocalTopology(*nccl);
   if (!topology.ok()) return AsFailure(topology.status());
@@ -116,7 +118,7 @@ Verb AddTopoVerb(CLI::App& app) {
       verb.add_option("--coordinator", flags->coordinator, "show the running job there")
           ->type_name("HOST:PORT");
   verb.add_option("--nccl-xml", flags->nccl_xml,
-                  "show this file, such as NCCL_TOPO_DUMP_FILE writes")
+                  "show this file, such as NCCL_TOPO_DUMP_FILE writes; - is stdin")
       ->type_name("FILE")
       ->excludes(coordinator);
   CLI::Option* json = verb.add_flag("--json", flags->json, "for programs");
@@ -125,6 +127,11 @@ Verb AddTopoVerb(CLI::App& app) {
                   "also write it for NCCL_TOPO_FILE; - for stdout")
       ->type_name("FILE");
   return [flags, coordinator]() -> absl::StatusOr<int> {
+    if (flags->write_nccl_xml == "-" && (flags->json || flags->dot)) {
+      return absl::InvalidArgumentError(absl::StrCat("--write-nccl-xml: - is stdout, where ",
+                                                     flags->json ? "--json" : "--dot",
+                                                     " writes; name a file"));
+    }
     // Given, but empty, is a mistake too: it does not mean this machine.
     if (coordinator->count() > 0) return ShowJob(*flags);
     if (!flags->nccl_xml.empty()) return ShowFile(*flags);

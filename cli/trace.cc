@@ -82,11 +82,9 @@ Verb AddTraceVerb(CLI::App& app) {
       "Nodes, sends and receives of each worker by device and thread, with bytes, transports and\n"
       "waits, and arrows from sends to receives; times are the coordinator's. It shows in\n"
       "ui.perfetto.dev and chrome://tracing.");
-  verb.add_option("--last", flags->last, "how many steps")
+  AddNumber(verb, "--last", flags->last, "how many steps", 1, 100'000)
       ->type_name("K")
-      ->expected(0, 1)
-      ->check(Within(1, 100'000))
-      ->capture_default_str();
+      ->expected(0, 1);
   verb.add_option("-o,--output", flags->output, "where to; - is stdout")
       ->type_name("FILE")
       ->required();

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,18 +53,35 @@ Verb AddBenchWorkerVerb(CLI::App& app);
 Verb AddBenchFloorVerb(CLI::App& app);
 Verb AddDoctorHelperVerb(CLI::App& app);
 
-// A check that says what is allowed only when it is not met: CLI11 would put it in every help line.
-CLI::Validator Within(int least, int most);
+// Flags that take numbers. All of them read with base/numbers.h: CLI11's own conversions take "nan"
+// for a number, "0x10" for 16, "010" for 8 and the nearest one for what is beyond the range. Each
+// shows its default in the help, unless that is no value (an empty std::optional).
+//   Values outside of [least, most], and what is no number, are refused naming the flag.
+
+CLI::Option* AddNumber(CLI::App& app, const std::string& flag, int& value,
+                       const std::string& description, int least, int most);
+CLI::Option* AddNumber(CLI::App& app, const std::string& flag, std::optional<int>& value,
+                       const std::string& description, int least, int most);
+CLI::Option* AddNumber(CLI::App& app, const std::string& flag, int64_t& value,
+                       const std::string& description,
+                       int64_t least = std::numeric_limits<int64_t>::min(),
+                       int64_t most = std::numeric_limits<int64_t>::max());
+
+// A flag for a limit or another count, from `least` on.
+CLI::Option* AddLimit(CLI::App& app, const std::string& flag, size_t& value,
+                      const std::string& description, uint64_t least = 1,
+                      uint64_t most = std::numeric_limits<uint64_t>::max());
+
+// A flag that takes a finite number. kAbove: `least` itself is refused too.
+enum class RealLeast { kFrom, kAbove };
+CLI::Option* AddReal(CLI::App& app, const std::string& flag, double& value,
+                     const std::string& description, RealLeast from, double least, double most);
 
 // A flag that takes a duration as absl::ParseDuration reads it: "30s", "2m", "1h30m", "250ms".
 //   least: shorter ones are refused.
 CLI::Option* AddDuration(CLI::App& app, const std::string& flag, absl::Duration& value,
                          const std::string& description,
                          absl::Duration least = absl::ZeroDuration());
-
-// A flag that takes a number from `least` on.
-CLI::Option* AddLimit(CLI::App& app, const std::string& flag, size_t& value,
-                      const std::string& description, uint64_t least = 1);
 
 // Whether `text` can be HOST:PORT of somebody to connect to. No CLI::Validator, because those run
 // for the flags of all verbs when the environment sets them.

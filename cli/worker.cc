@@ -81,17 +81,13 @@ Verb AddWorkerVerb(CLI::App& app) {
       ->type_name("HOST:PORT")
       ->default_str(flags->node.exchange.grpc_listen)
       ->group(kGroup);
-  verb.add_option("--graph-threads", flags->node.graph_threads,
-                  "nodes of graphs that run at the same time; 0: as many as there are processors")
-      ->type_name("N")
-      ->check(Within(0, 1024))
+  AddNumber(verb, "--graph-threads", flags->node.graph_threads,
+            "nodes of graphs that run at the same time; 0: as many as there are processors", 0,
+            1024)
       ->group(kGroup);
   worker::WorkerLimits& limits = flags->node.graph_limits;
-  verb.add_option("--trace-steps", limits.trace_runs,
-                  "steps of which is kept what each node did, for ferry trace; 0: none")
-      ->type_name("N")
-      ->check(Within(0, 100'000))
-      ->capture_default_str()
+  AddLimit(verb, "--trace-steps", limits.trace_runs,
+           "steps of which is kept what each node did, for ferry trace; 0: none", 0, 100'000)
       ->group(kGroup);
   AddLimit(verb, "--max-sessions", limits.max_sessions, "sessions of masters")->group(kGroup);
   AddLimit(verb, "--max-graphs", limits.max_graphs, "graphs that are registered in a session")

@@ -7,6 +7,10 @@ def rows_of(case, *arguments, timeout_s=100):
     """The document of a bench, and its rows, of which everything that holds for all is checked."""
     document = json.loads(case.succeed("bench", *arguments, "--json", timeout_s=timeout_s))
     case.assertEqual(document["bench"], arguments[0])
+    case.assertEqual(document["wrong_bytes"], 0)
+    names = [tuple(row[key] for key in ("mode", "transport", "inflight", "nodes", "threads", "pair",
+                                        "bytes")) for row in document["rows"]]
+    case.assertEqual(len(names), len(set(names)), "a row is there twice")
     for row in document["rows"]:
         case.assertEqual(row["wrong_bytes"], 0)
         case.assertGreater(row["p50_s"], 0)

@@ -10,6 +10,8 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 
 #include "cli/bench_comparison.h"
@@ -173,6 +175,94 @@ TEST(BenchReport, HasAsManyCellsInEachLineOfItsCsv) {
   for (const std::string& line : lines) {
     EXPECT_EQ(std::vector<std::string>(absl::StrSplit(line, ',')).size(), header.size()) << line;
   }
+}
+
+// Times of wrong data are no times: a run that moved nothing would be the fastest.
+TEST(BenchComparison, RowsWithWrongBytes_AreWrongInEitherRun) {
+  const std::vector<BenchRow> rows = {Row("handoff", 8, 1.0, 0.9, 1.1),
+                                      Row("into", 8, 1.0, 0.9, 1.1), Row("into", 64, 1, 1, 1)};
+  const std::string good = RunOf(rows);
+  std::vector<BenchRow> bad_rows = rows;
+  bad_rows[0].errors = 3;
+  bad_rows[2].mode = "read";
+  bad_rows[2].errors = 1;
+  const std::string bad = RunOf(bad_rows);
+  for (const bool is_new : {false, true}) {
+    const auto comparison = CompareBenches(is_new ? good : bad, is_new ? bad : good, 0.1);
+    ASSERT_TRUE(comparison.ok()) << comparison.status();
+    EXPECT_EQ(comparison->CountOf(Verdict::kWrong), 2u);
+    EXPECT_EQ(comparison->CountOf(Verdict::kSame), 1u);
+    EXPECT_THAT(FormatComparison(*comparison),
+                HasSubstr(is_new ? "WRONG: 0 in the old run, 3 in the new one"
+                                 : "WRONG: 3 in the old run, 0 in the new one"));
+  }
+  EXPECT_EQ(CompareBenches(good, good, 0.1)->CountOf(Verdict::kWrong), 0u);
+}
+
+TEST(BenchComparison, RowsThatDoNotSayWhetherTheyAreRight_AreRefused) {
+  const std::string run = RunOf({Row("handoff", 8, 1.0, 0.9, 1.1)});
+  for (const char* const wrong : {"null", "-1", "\"0\"", "0.5"}) {
+    const std::string other = absl::StrReplaceAll(
+        run, {{"\"wrong_bytes\": 0", absl::StrCat("\"wrong_bytes\": ", wrong)}});
+    ASSERT_NE(other, run);
+    EXPECT_EQ(CompareBenches(run, other, 0.1).status().code(),
+              absl::StatusCode::kFailedPrecondition)
+        << wrong;
+  }
+  // What is no number is written as null.
+  std::string other = absl::StrReplaceAll(run, {{"\"p50_s\": 1e-06", "\"p50_s\": null"}});
+  ASSERT_NE(other, run);
+  EXPECT_THAT(std::string(CompareBenches(run, other, 0.1).status().message()),
+              HasSubstr("without the number p50_s"));
+}
+
+TEST(BenchComparison, ARowThatIsThereTwice_IsRefused) {
+  const BenchRow row = Row("add", 8, 1.0, 0.9, 1.1);
+  EXPECT_THAT(std::string(CompareBenches(RunOf({row}), RunOf({row, row}), 0.1).status().message()),
+              HasSubstr("the new run: two rows add of 8 bytes"));
+}
+
+TEST(BenchReport, RowsThatAreTwiceOrSayNothing_AreFaults) {
+  const BenchRow row = Row("add", 8, 1.0, 0.9, 1.1);
+  EXPECT_TRUE(CheckBenchRows(Report({})).ok());
+  BenchRow deeper = row;
+  deeper.inflight = 64;
+  EXPECT_TRUE(CheckBenchRows(Report({row, deeper})).ok());
+  deeper.inflight = 1;
+  EXPECT_EQ(CheckBenchRows(Report({row, deeper})),
+            absl::InternalError("bench: there are two rows add 8 B"));
+  BenchRow empty = row;
+  empty.times = {};
+  EXPECT_FALSE(CheckBenchRows(Report({empty})).ok());
+  empty = row;
+  empty.count = 0;
+  EXPECT_FALSE(CheckBenchRows(Report({empty})).ok());
+  empty = row;
+  empty.times.p99 = absl::InfiniteDuration();
+  EXPECT_FALSE(CheckBenchRows(Report({empty})).ok());
+}
+
+TEST(BenchPlan, SizesThatAreNamedTwice_AreOne) {
+  EXPECT_EQ(*ParseSizesFlag("8,4K,8,4096"), (std::vector<size_t>{8, 4096}));
+  EXPECT_EQ(*ParseNodesFlag("2,3,2"), (std::vector<int>{2, 3}));
+  for (const char* const text : {"", " 8", "8 ", "+8", "0x8", "nan", "8,", "8:64:x", "8:64:x1",
+                                 "8:64:x+2", "64:8:x2", "8:64", "99999999999999999999G"}) {
+    EXPECT_FALSE(ParseSizesFlag(text).ok()) << text;
+  }
+}
+
+TEST(BenchPlan, RoundsOfSeveralAtATime_AreAsManyAsAskedFor) {
+  BenchPlan plan;
+  plan.iterations = 1;
+  EXPECT_EQ(plan.RoundsOf(8, 1), 1);
+  EXPECT_EQ(plan.RoundsOf(8, 64), 1);
+  plan.iterations = 65;
+  EXPECT_EQ(plan.RoundsOf(8, 1), 65);
+  EXPECT_EQ(plan.RoundsOf(8, 64), 2);
+  // Unless it is said, as many as say something.
+  plan.iterations = 0;
+  EXPECT_EQ(plan.RoundsOf(8, 64), 2000 / 64);
+  EXPECT_EQ(plan.RoundsOf(size_t{1} << 30, 64), 3);
 }
 
 // A row that is named alike and is something else would be taken for slower.

@@ -169,6 +169,36 @@ class SendRecv(harness.Case):
             with open(f"{folder}/out", "rb") as file:
                 self.assertEqual(file.read(), data)
 
+    def test_what_tells_no_size_is_read_to_its_end(self):
+        """Files of /proc say 0 bytes, those of /sys a page, pipes and streams nothing."""
+        with tempfile.TemporaryDirectory() as folder:
+            os.mkfifo(f"{folder}/pipe")
+            for path in ("/proc/version", "/sys/kernel/notes", "/proc/sys/kernel/hostname"):
+                if not os.access(path, os.R_OK):
+                    continue
+                with self.subTest(path):
+                    self.both([f"--file={path}"], [f"--output={folder}/out"])
+                    with open(f"{folder}/out", "rb") as got, open(path, "rb") as sent:
+                        self.assertEqual(got.read(), sent.read())
+            sender = self.send(f"--file={folder}/pipe")
+            receiver = self.recv(f"--output={folder}/out")
+            with open(f"{folder}/pipe", "wb") as pipe:
+                for _ in range(3):
+                    pipe.write(b"x" * 70_000)
+                    pipe.flush()
+            self.assertEqual((sender.wait(), receiver.wait()), (0, 0), sender.err + receiver.err)
+            self.assertEqual(os.path.getsize(f"{folder}/out"), 210_000)
+
+    def test_a_dash_is_standard_input_and_output(self):
+        receiver = self.recv("--output=-")
+        err = self.run_ferry("send", "weights", "--to=1", "--file=-", "--node-id=0",
+                             f"--coordinator={self.address}", "--num-nodes=2",
+                             stdin=b"from a pipe\n")[2]
+        self.assertEqual(receiver.wait(), 0, err + receiver.err)
+        self.assertEqual(receiver.out, "from a pipe\n")
+        self.assertRegex(receiver.err, 'ferry recv: "weights" from node 0 in step 1: uint8.12., 12 B')
+        self.assertFalse(os.path.exists("-"))
+
     def test_numbers_are_encoded_as_their_type_says(self):
         for fill, dtype, expected in (("1.5", "half", "003e"), ("1e-7", "half", "0200"),
                                       ("-2", "bfloat16", "00c0"), ("ones", "int16", "0100"),

@@ -19,7 +19,7 @@ class BeforeAnyoneJoins(harness.Case):
     def refused(self, status, cases, **variables):
         for pattern, arguments in cases:
             with self.subTest(arguments):
-                self.fail_with(status, pattern, *arguments, *HERE, **variables)
+                self.fail_with(status, pattern, *arguments, *HERE, stdin=b"abc", **variables)
 
     def test_values_that_make_no_sense(self):
         self.refused(2, (
@@ -72,8 +72,14 @@ class BeforeAnyoneJoins(harness.Case):
             self.refused(1, (
                 ("cannot read .*nothing.*: No such file", ("send", "x", "--to=1",
                                                            f"--file={folder}/nothing")),
-                ("is no regular file", ("send", "x", "--to=1", f"--file={folder}")),
-                ("is no regular file", ("send", "x", "--to=1", f"--file={folder}/pipe")),
+                ("cannot read .*: Is a directory", ("send", "x", "--to=1", f"--file={folder}")),
+                ("pipe. has not ended within 1s; it has given 0 bytes so far",
+                 ("send", "x", "--to=1", f"--file={folder}/pipe")),
+                ("/dev/zero. has more than the 1000000 bytes that the arena may have "
+                 "[(]--arena-budget-bytes[)]",
+                 ("send", "x", "--to=1", "--file=/dev/zero", "--arena-budget-bytes=1000000")),
+                ("stdin has 3 bytes, and .*2.* has 4",
+                 ("send", "x", "--to=1", "--file=-", "--dtype=int16", "--shape=2")),
                 ("three. has 3 bytes, and .*2.* has 4", ("send", "x", "--to=1", "--dtype=int16",
                                                          "--shape=2", f"--file={folder}/three")),
                 ("--output: cannot write .*nowhere/out.: No such file",
@@ -81,6 +87,26 @@ class BeforeAnyoneJoins(harness.Case):
                 ("--output: cannot write .*: Is a directory",
                  ("recv", "x", "--from=1", f"--output={folder}"))))
             self.assertEqual(sorted(os.listdir(folder)), ["pipe", "three"])
+
+    def test_a_dash_is_a_standard_stream_of_one_flag(self):
+        """And nobody's file by that name."""
+        for pattern, arguments in (
+                ("--plot: - is stdout, where --json writes",
+                 ("bench", "kv", "--json", "--plot=-")),
+                ("--html: - is stdout, where --plot writes",
+                 ("bench", "ring", "--html=-", "--plot=-")),
+                ("--html: - is stdout, where --csv writes", ("bench", "cold", "--html=-", "--csv")),
+                ("--write-nccl-xml: - is stdout, where --dot writes",
+                 ("topo", "--write-nccl-xml=-", "--dot")),
+                ("both runs are -, and there is one stdin", ("bench", "compare", "-", "-")),
+                ("- is stdin, which can be only one of them",
+                 ("step", "--graph=-", "--feed=x=@-", "--fetch=x"))):
+            with self.subTest(arguments):
+                self.fail_with(2, pattern, *arguments)
+        self.assertFalse(os.path.exists("-"))
+        page = self.succeed("bench", "barrier", "--nodes=2", "--iters=2", "--html=-")
+        self.assertRegex(page, rb"\A<!DOCTYPE html>")
+        self.assertNotIn(b"times are", page)
 
     def test_a_tensor_over_the_budget(self):
         self.refused(1, (
