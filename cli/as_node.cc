@@ -35,7 +35,9 @@ constexpr int kMaxCuriousNodes = 64;
 // "waiting for nodes 2-3 to join". Used on one thread.
 class JoinReport final {
  public:
-  explicit JoinReport(NodePlace place) : place_(std::move(place)) {}
+  // `hosted`: see WhereHosted.
+  JoinReport(NodePlace place, std::string hosted)
+      : place_(std::move(place)), hosted_(std::move(hosted)) {}
 
   std::string Text() {
     if (agent_ == nullptr) {
@@ -44,7 +46,7 @@ class JoinReport final {
       options.connect_timeout = absl::Milliseconds(500);
       absl::StatusOr<std::unique_ptr<coord::Agent>> agent = coord::Agent::Connect(options);
       if (!agent.ok()) {
-        return absl::StrCat("waiting for the coordinator at ", place_.coordinator);
+        return absl::StrCat("waiting for the coordinator at ", place_.coordinator, hosted_);
       }
       agent_ = *std::move(agent);
     }
@@ -65,13 +67,23 @@ class JoinReport final {
 
  private:
   const NodePlace place_;
+  const std::string hosted_;
   std::unique_ptr<coord::Agent> agent_;
 };
 
+// What a wait for a coordinator that nobody named says of it: node 0 is to run it, and where it
+// listens if this is node 0. Empty: it was named, and it is not known whose it is.
+std::string WhereHosted(const NodePlace& place, const HostedCoordinator* hosted) {
+  if (hosted != nullptr) {
+    return absl::StrCat(", which is this process itself, listening on ", hosted->address());
+  }
+  return place.is_derived ? ", which node 0 runs" : "";
+}
+
 // Joins, on a thread of its own because it may take minutes and a signal may come.
 absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options, const NodePlace& place,
-                                           BlockedSignals& signals) {
-  JoinReport report(place);
+                                           const std::string& hosted, BlockedSignals& signals) {
+  JoinReport report(place, hosted);
   const Progress progress([&report] { return report.Text(); });
   coord::ConnectStop stop = options.connect_stop;
   absl::Status stopped;
@@ -156,10 +168,15 @@ absl::StatusOr<int> RunAsNode(NodeOptions& options,
   }
   JobError error(signals);
   options.on_error = [&error](absl::Status status) { error.Set(std::move(status)); };
-  absl::StatusOr<std::unique_ptr<Node>> node = Join(options, place, signals);
+  const std::string where = WhereHosted(place, hosted.get());
+  absl::StatusOr<std::unique_ptr<Node>> node = Join(options, place, where, signals);
   if (!node.ok()) {
     // The job's error says more than that of the call that it ended.
-    return error.Get().ok() ? node.status() : error.Get();
+    if (!error.Get().ok()) return error.Get();
+    const absl::Status& status = node.status();
+    if (where.empty() || !absl::IsDeadlineExceeded(status)) return status;
+    return absl::DeadlineExceededError(
+        absl::StrCat(status.message(), "; the coordinator is at ", place.coordinator, where));
   }
   JoinedNode joined{**node, signals, error, hosted != nullptr};
   absl::StatusOr<int> status = body(joined);

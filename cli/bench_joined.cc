@@ -118,7 +118,7 @@ void AddBenchJoinFlags(CLI::App& verb, BenchJoinFlags& flags) {
       "Without --coordinator, --node-id and --join it starts its processes itself. Between "
       "machines, "
       "I from 0 on:\n"
-      "  ferry coordinator --nodes=N --listen=0.0.0.0:9470\n"
+      "  ferry coordinator --nodes=N\n"
       "  ferry bench " +
       verb.get_name() + " --coordinator=HOST:9470 --num-nodes=N --node-id=I");
   verb.parse_complete_callback([&verb, &flags] {

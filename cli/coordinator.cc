@@ -118,10 +118,13 @@ Verb AddCoordinatorVerb(CLI::App& app) {
       "coordinator", "Serve one job: membership, barriers, key-value store, topology");
   coord::CoordinatorOptions& options = flags->server.coordinator;
   flags->job = "jax_worker";
-  flags->server.listen = "0.0.0.0:9470";
+  flags->server.listen = ":9470";
   AddNumber(verb, "--nodes", flags->nodes, "processes of the job", 1, 1000000)->default_str("");
-  verb.add_option("--listen", flags->server.listen, "where to listen; port 0 takes a free one")
-      ->type_name("HOST:PORT")
+  verb.add_option(
+          "--listen", flags->server.listen,
+          "where to listen; without HOST on every address, of IPv4 and IPv6; port 0 takes a free "
+          "one")
+      ->type_name("[HOST]:PORT")
       ->capture_default_str();
   verb.add_option("--job", flags->job,
                   "name of the job, or its named parts: worker:4,ps:2 (instead of --nodes)")

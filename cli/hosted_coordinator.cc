@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
@@ -14,6 +13,7 @@
 #include "cli/hosted_master.h"
 #include "cli/progress.h"
 #include "coord/coordinator.h"
+#include "coord/tcp_listener.h"
 
 namespace ferry::cli {
 
@@ -24,10 +24,7 @@ absl::StatusOr<std::unique_ptr<HostedCoordinator>> HostedCoordinator::OnThisMach
 
 absl::StatusOr<std::unique_ptr<HostedCoordinator>> HostedCoordinator::At(const std::string& address,
                                                                          int nodes, Graphs graphs) {
-  const bool is_local =
-      absl::StartsWith(address, "localhost:") || absl::StartsWith(address, "127.0.0.1:");
-  const std::string port = address.substr(address.rfind(':') + 1);
-  return Listen(absl::StrCat(is_local ? "127.0.0.1:" : "0.0.0.0:", port), nodes, graphs);
+  return Listen(coord::TcpListener::AddressFor(address), nodes, graphs);
 }
 
 absl::StatusOr<std::unique_ptr<HostedCoordinator>> HostedCoordinator::Listen(std::string listen,

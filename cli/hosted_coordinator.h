@@ -23,7 +23,8 @@ class HostedCoordinator final {
   // For this machine only, on a free port.
   static absl::StatusOr<std::unique_ptr<HostedCoordinator>> OnThisMachine(int nodes, Graphs graphs);
   // Where the nodes of the job look for it, see NodePlace::is_derived. Listens on every address of
-  // the machine, unless `address` is one that only this machine can reach.
+  // the machine, of both families, unless `address` is one that only this machine can reach: see
+  // TcpListener::AddressFor.
   static absl::StatusOr<std::unique_ptr<HostedCoordinator>> At(const std::string& address,
                                                                int nodes, Graphs graphs);
   ~HostedCoordinator();

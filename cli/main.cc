@@ -35,7 +35,7 @@ namespace {
 constexpr char kFooter[] =
     "\nTry:\n"
     "  ferry demo                                     see it all on this machine\n"
-    "  ferry coordinator --nodes=2 --listen=0.0.0.0:9470\n"
+    "  ferry coordinator --nodes=2\n"
     "  ferry worker --coordinator=HOST:9470 --node-id=0 --num-nodes=2\n"
     "  ferry doctor                                   what this machine lacks for GPU jobs\n"
     "  ferry status --coordinator=HOST:9470           who is there, who waits for what\n"

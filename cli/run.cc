@@ -98,7 +98,7 @@ Verb AddRunVerb(CLI::App& app, std::vector<std::string> after_dashes) {
   verb.prefix_command();
   verb.footer(
       "Two machines of four processes each; I is 0 on one and 1 on the other:\n"
-      "  ferry coordinator --nodes=8 --listen=0.0.0.0:9470\n"
+      "  ferry coordinator --nodes=8\n"
       "  ferry run --nodes=2 --node-id=I --coordinator=HOST:9470 --nproc=4 -- CMD\n"
       "Each process finds its place in FERRY_*, RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,\n"
       "MASTER_PORT and JAX_*. The first one that fails is named, the others are stopped, and its\n"

@@ -94,8 +94,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
     return absl::InternalError("gRPC does not start a server; GRPC_VERBOSITY=info tells more");
   }
   self->port_ = listener->port();
-  self->address_ =
-      absl::StrCat(options.listen.substr(0, options.listen.rfind(':')), ":", self->port_);
+  self->address_ = listener->address();
   self->strand_.Run([](Coordinator& c) { c.SetErrorReport(ReportErrorToTask); });
   self->listener_ = std::move(listener);
   self->listener_->Start(

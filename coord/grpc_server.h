@@ -28,8 +28,9 @@
 namespace ferry::coord {
 
 struct ServerOptions {
-  // HOST:PORT; port 0 takes a free one. "[::]:PORT" listens on every address of both families.
-  std::string listen = "[::]:0";
+  // HOST:PORT; port 0 takes a free one. ":PORT" listens on every address of the families that the
+  // kernel has, "[::]:PORT" on those of both.
+  std::string listen = ":0";
   CoordinatorOptions coordinator;
   // A connection that is idle for this long is probed, and dropped when the probe is not answered
   // within keepalive_timeout. NATs and load balancers forget idle connections after minutes.

@@ -3,6 +3,7 @@
 #include "coord/socket_address.h"
 
 #include <arpa/inet.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -50,6 +51,16 @@ HostPort Parts(const SocketAddress& address) {
   return {text, ntohs(v6.sin6_port)};
 }
 
+// "%eth0", "%3" of an interface that has no name here, or nothing.
+std::string ScopeText(const SocketAddress& address) {
+  if (address.storage.ss_family != AF_INET6) return "";
+  const uint32_t scope = reinterpret_cast<const sockaddr_in6&>(address.storage).sin6_scope_id;
+  if (scope == 0) return "";
+  char name[IF_NAMESIZE] = "";
+  return if_indextoname(scope, name) != nullptr ? absl::StrCat("%", name)
+                                                : absl::StrCat("%", scope);
+}
+
 bool IsV6(const HostPort& parts) { return parts.host.find(':') != std::string::npos; }
 
 }  // namespace
@@ -73,8 +84,8 @@ absl::StatusOr<std::vector<SocketAddress>> ResolveAddress(const std::string& add
   std::string host(rest.substr(0, colon));
   if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
     host = host.substr(1, host.size() - 2);
-  } else if (in6_addr v6;
-             host.find(':') != std::string::npos && inet_pton(AF_INET6, host.c_str(), &v6) != 1) {
+  } else if (in6_addr v6; host.find(':') != std::string::npos &&
+                          inet_pton(AF_INET6, host.substr(0, host.find('%')).c_str(), &v6) != 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         Quoted(address), " is not HOST:PORT; an IPv6 address stands in brackets: [::1]:8476"));
   }
@@ -100,7 +111,7 @@ absl::StatusOr<std::vector<SocketAddress>> ResolveAddress(const std::string& add
 
 std::string ShowAddress(const SocketAddress& address) {
   const HostPort parts = Parts(address);
-  return IsV6(parts) ? absl::StrCat("[", parts.host, "]:", parts.port)
+  return IsV6(parts) ? absl::StrCat("[", parts.host, ScopeText(address), "]:", parts.port)
                      : absl::StrCat(parts.host, ":", parts.port);
 }
 

@@ -27,7 +27,7 @@ struct SocketAddress {
 absl::StatusOr<std::vector<SocketAddress>> ResolveAddress(const std::string& address,
                                                           bool may_ask = true);
 
-// "10.0.0.3:41234", "[::1]:5000".
+// "10.0.0.3:41234", "[::1]:5000", "[fe80::1%eth0]:5000".
 std::string ShowAddress(const SocketAddress& address);
 // The other end as gRPC calls it: "ipv4:10.0.0.3:41234", "ipv6:%5B::1%5D:5000".
 std::string PeerName(int socket);

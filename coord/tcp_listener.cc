@@ -2,6 +2,7 @@
 // Sockets that listen.
 #include "coord/tcp_listener.h"
 
+#include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -17,10 +18,13 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 
+#include "base/address_family.h"
 #include "base/clock.h"
 #include "base/text.h"
 
@@ -34,6 +38,9 @@ constexpr absl::Duration kTroublePeriod = absl::Seconds(10);
 // Bytes that a peer does not acknowledge for so long end the connection. As gRPC's own default.
 constexpr unsigned kUserTimeoutMs = 20'000;
 
+// The kernel needs a free port that is free in both families; another process may have half of it.
+constexpr int kFreePortTries = 16;
+
 struct HostPort {
   std::string host;
   int port = 0;
@@ -43,7 +50,7 @@ absl::StatusOr<HostPort> Split(const std::string& address) {
   HostPort split;
   const size_t colon = address.rfind(':');
   // A port beyond the range would be taken modulo 65536 somewhere further down.
-  const bool is_address = colon != std::string::npos && colon > 0 &&
+  const bool is_address = colon != std::string::npos &&
                           absl::SimpleAtoi(address.substr(colon + 1), &split.port) &&
                           split.port >= 0 && split.port <= 65535;
   if (!is_address) {
@@ -53,6 +60,7 @@ absl::StatusOr<HostPort> Split(const std::string& address) {
                      "one)"));
   }
   split.host = address.substr(0, colon);
+  if (split.host.empty()) return split;
   if (split.host.front() == '[' && split.host.back() == ']') {
     split.host = split.host.substr(1, split.host.size() - 2);
   } else if (split.host.find(':') != std::string::npos) {
@@ -72,6 +80,9 @@ absl::Status BindError(const std::string& address, int port, int error) {
       return absl::UnavailableError(absl::StrCat(where, "it is no address of this host"));
     case EACCES:
       return absl::UnavailableError(absl::StrCat(where, "this user may not listen on port ", port));
+    case EAFNOSUPPORT:
+      return absl::UnavailableError(
+          absl::StrCat(where, std::strerror(error), "; ", NoIpv6Hint(port)));
     default:
       return absl::UnavailableError(absl::StrCat(where, std::strerror(error)));
   }
@@ -126,39 +137,87 @@ bool IsOutOfResources(int error) {
 absl::StatusOr<std::unique_ptr<TcpListener>> TcpListener::Open(const std::string& address) {
   const absl::StatusOr<HostPort> split = Split(address);
   if (!split.ok()) return split.status();
+  // Every address that there is, of the families that there are: one socket of both, or of IPv4
+  // where the kernel has no IPv6.
+  const bool is_any = split->host.empty();
+  const std::string host = !is_any ? split->host : HasAddressFamily(AF_INET6) ? "::" : "0.0.0.0";
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE;
   addrinfo* found = nullptr;
-  if (const int error = getaddrinfo(split->host.c_str(), nullptr, &hints, &found); error != 0) {
+  if (const int error = getaddrinfo(host.c_str(), nullptr, &hints, &found); error != 0) {
     return absl::UnavailableError(absl::StrCat("cannot listen on ", address, ": host ",
-                                               Quoted(split->host), " cannot be resolved (",
+                                               Quoted(host), " cannot be resolved (",
                                                gai_strerror(error), ")"));
   }
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> addresses(found, freeaddrinfo);
   auto listener = std::unique_ptr<TcpListener>(new TcpListener());
-  listener->port_ = split->port;
+  const int tries = split->port == 0 ? kFreePortTries : 1;
   int error = EADDRNOTAVAIL;
-  for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
-    if (each->ai_family != AF_INET && each->ai_family != AF_INET6) continue;
-    // All of them on the port that the first one got.
-    SetPort(each->ai_addr, listener->port_);
-    UniqueFd fd = Listen(each->ai_addr, each->ai_addrlen, /*is_v6_only=*/split->host != "::");
-    if (!fd.valid()) {
-      error = errno;
-      // A host without IPv6 may still have a name for it.
-      if (error == EADDRINUSE) return BindError(address, listener->port_, error);
-      continue;
-    }
-    listener->port_ = PortOf(fd.get());
-    listener->listeners_.push_back(std::move(fd));
+  for (int i = 0; i < tries && listener->listeners_.empty(); ++i) {
+    listener->port_ = split->port;
+    error = listener->BindAll(*found, /*is_v6_only=*/host != "::");
   }
-  if (listener->listeners_.empty()) return BindError(address, split->port, error);
+  if (listener->listeners_.empty()) return BindError(address, listener->port_, error);
+  listener->address_ =
+      absl::StrCat(is_any ? (host == "::" ? "[::]" : host) : address.substr(0, address.rfind(':')),
+                   ":", listener->port_);
   listener->stop_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!listener->stop_.valid()) {
     return absl::UnavailableError(absl::StrCat("eventfd: ", std::strerror(errno)));
   }
   return listener;
+}
+
+int TcpListener::BindAll(const addrinfo& first, bool is_v6_only) {
+  int error = EADDRNOTAVAIL;
+  for (const addrinfo* each = &first; each != nullptr; each = each->ai_next) {
+    if (each->ai_family != AF_INET && each->ai_family != AF_INET6) continue;
+    // All of them on the port that the first one got.
+    SetPort(each->ai_addr, port_);
+    UniqueFd fd = Listen(each->ai_addr, each->ai_addrlen, is_v6_only);
+    if (!fd.valid()) {
+      // A host without IPv6 may still have a name for it.
+      error = errno;
+      if (error != EADDRINUSE) continue;
+      listeners_.clear();
+      return error;
+    }
+    port_ = PortOf(fd.get());
+    listeners_.push_back(std::move(fd));
+  }
+  return error;
+}
+
+std::string TcpListener::AddressFor(const std::string& coordinator) {
+  const size_t colon = coordinator.rfind(':');
+  const std::string port = coordinator.substr(colon + 1);
+  std::string host = coordinator.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);
+  }
+  host = absl::AsciiStrToLower(host);
+  in_addr v4 = {};
+  in6_addr v6 = {};
+  if (inet_pton(AF_INET, host.c_str(), &v4) == 1) {
+    const bool is_loopback = ntohl(v4.s_addr) >> 24 == IN_LOOPBACKNET;
+    return is_loopback ? absl::StrCat(host, ":", port) : absl::StrCat(":", port);
+  }
+  if (inet_pton(AF_INET6, host.substr(0, host.find('%')).c_str(), &v6) == 1) {
+    const bool is_mapped_loopback =
+        IN6_IS_ADDR_V4MAPPED(&v6) != 0 && v6.s6_addr[12] == IN_LOOPBACKNET;
+    if (is_mapped_loopback) return absl::StrCat("127.0.0.1:", port);
+    if (IN6_IS_ADDR_V4MAPPED(&v6) != 0) return absl::StrCat(":", port);
+    return absl::StrCat(IN6_IS_ADDR_LOOPBACK(&v6) ? "[::1]:" : "[::]:", port);
+  }
+  // Names that mean the loopback on every host. Another name may lead there on its own host only:
+  // Debian gives a machine's own name 127.0.1.1.
+  for (const absl::string_view name : {"localhost", "localhost.localdomain", "localhost4",
+                                       "localhost6", "ip6-localhost", "ip6-loopback"}) {
+    if (host == name) return absl::StrCat(host, ":", port);
+  }
+  if (absl::EndsWith(host, ".localhost")) return absl::StrCat(host, ":", port);
+  return absl::StrCat(":", port);
 }
 
 TcpListener::~TcpListener() { Close(); }

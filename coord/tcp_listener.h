@@ -3,6 +3,8 @@
 #ifndef FERRY_COORD_TCP_LISTENER_H_
 #define FERRY_COORD_TCP_LISTENER_H_
 
+#include <netdb.h>
+
 #include <functional>
 #include <memory>
 #include <string>
@@ -25,7 +27,8 @@ class TcpListener final {
   using TroubleCallback = std::function<void(const std::string& trouble)>;
 
   // Listens on every address of the host part of `address`, HOST:PORT or [IPV6]:PORT; of "[::]" on
-  // those of both families. Port 0 takes a free one. Accepts nothing before Start.
+  // those of both families. ":PORT" is every address of the families that the kernel has, while
+  // "[::]" fails where there is no IPv6. Port 0 takes a free one. Accepts nothing before Start.
   //   Errors: INVALID_ARGUMENT for what is no such address; UNAVAILABLE, with the reason, if the
   //   host cannot be resolved, the port is in use, or the address is not one of this host.
   static absl::StatusOr<std::unique_ptr<TcpListener>> Open(const std::string& address);
@@ -34,7 +37,14 @@ class TcpListener final {
   TcpListener(const TcpListener&) = delete;
   TcpListener& operator=(const TcpListener&) = delete;
 
+  // Where a coordinator has to listen that its nodes look for at `coordinator`, HOST:PORT: at a
+  // loopback address or "localhost" there and nowhere else; otherwise on every address, since the
+  // host may be a name or an address of which only the network knows that it leads here.
+  static std::string AddressFor(const std::string& coordinator);
+
   int port() const { return port_; }
+  // What was asked for, with the port that it got; "[::]:PORT" or "0.0.0.0:PORT" of ":PORT".
+  const std::string& address() const { return address_; }
 
   // REQUIRES: not started yet.
   void Start(ConnectionCallback on_connection, TroubleCallback on_trouble);
@@ -44,6 +54,8 @@ class TcpListener final {
  private:
   TcpListener() = default;
 
+  // On the port `port_`, unless that is 0; the last error if there is none in listeners_ then.
+  int BindAll(const addrinfo& first, bool is_v6_only);
   void Accept();
   // False when it is time to stop.
   bool WaitForConnection(std::vector<bool>& is_ready);
@@ -52,6 +64,7 @@ class TcpListener final {
   // Constant after Start.
   std::vector<UniqueFd> listeners_;
   int port_ = 0;
+  std::string address_;
   UniqueFd stop_;
   ConnectionCallback on_connection_;
   TroubleCallback on_trouble_;

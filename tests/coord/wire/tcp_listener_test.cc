@@ -145,7 +145,8 @@ void ExpectRefused(const std::string& address, absl::StatusCode code, const char
 TEST(TcpListener, SaysWhatIsWrongWithAnAddress) {
   constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
   constexpr auto kUnavailable = absl::StatusCode::kUnavailable;
-  for (const char* address : {"", "host", ":80", "host:", "host:65536", "host:-1", "host:80x"}) {
+  for (const char* address :
+       {"", "host", ":", ":65536", "host:", "host:65536", "host:-1", "host:80x"}) {
     ExpectRefused(address, kInvalid, "is not HOST:PORT");
   }
   ExpectRefused("::1:0", kInvalid, "[::1]:0");

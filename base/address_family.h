@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which families of internet addresses the kernel has.
+#ifndef FERRY_BASE_ADDRESS_FAMILY_H_
+#define FERRY_BASE_ADDRESS_FAMILY_H_
+
+#include <string>
+
+namespace ferry {
+
+// Whether the kernel makes sockets of this family, AF_INET or AF_INET6. Asks it each time.
+bool HasAddressFamily(int family);
+
+// What an error adds that is about an IPv6 address to listen on where the kernel has no IPv6.
+std::string NoIpv6Hint(int port);
+
+}  // namespace ferry
+
+#endif  // FERRY_BASE_ADDRESS_FAMILY_H_
