@@ -125,7 +125,7 @@ absl::Status RawTcp::Listen(size_t streams) {
   absl::StatusOr<ListeningSocket> listener = absl::UnavailableError("");
   // What peers are told may be the address of something between them and this host.
   if (lanes.size() == 1) listener = ListenTcp(absl::StrCat(HostOf(lanes[0]), ":0"));
-  if (!listener.ok()) listener = ListenTcp("[::]:0");
+  if (!listener.ok()) listener = ListenTcp(":0");
   std::vector<std::string> words = {absl::StrCat(RandomId())};
   for (const std::string& lane : lanes) {
     if (listener.ok()) words.push_back(absl::StrCat(HostOf(lane), ":", listener->port));

@@ -35,7 +35,7 @@ struct Endpoint {
   std::string boot_id;
   std::string host_name;
   LaneAddresses lanes;
-  // HOST:PORT of its tensorflow.WorkerService; empty: none.
+  // HOST:PORT of its tensorflow.WorkerService, or several with commas, to try in turn; empty: none.
   std::string grpc_address;
   // UUIDs of its GPUs, by ordinal.
   std::vector<std::string> gpus;

@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -64,6 +66,12 @@ void LaneHub::Attempt::TryNextAddress() {
     }
     address_ = tcp_addresses.front();
     tcp_addresses.pop_front();
+    // A name stands for all of its addresses; what is wrong with it, connecting says.
+    const absl::StatusOr<std::vector<std::string>> each = ResolveTcp(address_);
+    if (each.ok() && each->size() > 1) {
+      address_ = each->front();
+      tcp_addresses.insert(tcp_addresses.begin(), each->begin() + 1, each->end());
+    }
   }
   give_up_ = SteadyClock().Now() + shared_->options.handshake_timeout;
   refusal_ = absl::OkStatus();
@@ -122,6 +130,10 @@ void LaneHub::Attempt::Connect() {
   absl::StatusOr<UniqueFd> socket =
       is_unix_ ? BeginConnectUnix(unix_name) : BeginConnectTcp(address_);
   if (!socket.ok()) return Fail(socket.status());
+  if (is_unix_) {
+    const absl::Status same = CheckSameUser(socket->get(), SocketEnd::kClient);
+    if (!same.ok()) return Fail(same);
+  }
   handshake_ = fresh_handshake;
   is_connected_ = is_unix_;
   if (absl::Status status = Watch(*std::move(socket)); !status.ok()) return Fail(status);

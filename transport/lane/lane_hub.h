@@ -27,7 +27,7 @@ namespace ferry {
 struct LaneHubOptions {
   HandshakeOptions handshake;
   // HOST:PORT for peers of other hosts; port 0 takes a free one. Empty: none.
-  std::string tcp_listen = "[::]:0";
+  std::string tcp_listen = ":0";
   // Whether peers of this host may come through a Unix socket.
   bool unix_listen = true;
   // Of a connection attempt and of a handshake, each address for itself.

@@ -121,9 +121,12 @@ void LaneHub::Listener::DropWhoIsLate() {
 }
 
 void LaneHub::Listener::Accept(UniqueFd socket) {
-  if (is_unix_ && !IsSameUser(socket.get())) {
-    shared_->NoteRefusal("a process of another user, through the Unix socket");
-    return;
+  if (is_unix_) {
+    // The client finds the same, and goes another way.
+    if (const absl::Status same = CheckSameUser(socket.get(), SocketEnd::kServer); !same.ok()) {
+      shared_->NoteRefusal(std::string(same.message()));
+      return;
+    }
   }
   auto attempt = std::make_shared<Attempt>(shared_, Handshake::Server(shared_->options.handshake),
                                            false, is_unix_);

@@ -12,12 +12,14 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
-#include <optional>
+#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
+#include "base/address_family.h"
 #include "base/status_macros.h"
 
 namespace ferry {
@@ -71,6 +73,17 @@ absl::Status OsError(absl::string_view what, int error) {
   return absl::UnavailableError(message);
 }
 
+std::string Numeric(const sockaddr* address, socklen_t length) {
+  char host[NI_MAXHOST];
+  char port[NI_MAXSERV];
+  if (getnameinfo(address, length, host, sizeof(host), port, sizeof(port),
+                  NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+    return "?";
+  }
+  return address->sa_family == AF_INET6 ? absl::StrCat("[", host, "]:", port)
+                                        : absl::StrCat(host, ":", port);
+}
+
 absl::StatusOr<sockaddr_un> UnixAddress(absl::string_view name, socklen_t& length) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
@@ -109,7 +122,12 @@ absl::StatusOr<ListeningSocket> ListenTcp(const std::string& address) {
       if (each->ai_family != family) continue;
       UniqueFd fd(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
       if (!fd.valid()) {
-        status = OsError(address, errno);
+        status = OsError(absl::StrCat("cannot listen on ", address), errno);
+        if (absl::IsUnavailable(status) && !HasAddressFamily(family)) {
+          const auto& asked = reinterpret_cast<const sockaddr_in6&>(*each->ai_addr);
+          status = absl::UnavailableError(
+              absl::StrCat(status.message(), "; ", NoIpv6Hint(ntohs(asked.sin6_port))));
+        }
         continue;
       }
       SetOption(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
@@ -146,12 +164,25 @@ absl::StatusOr<UniqueFd> BeginConnectTcp(const std::string& address) {
   absl::Status status = absl::UnavailableError(absl::StrCat(address, ": no such address"));
   for (const addrinfo* each = list.get(); each != nullptr; each = each->ai_next) {
     UniqueFd fd(socket(each->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (!fd.valid()) return OsError(address, errno);
+    if (!fd.valid()) {
+      // A kernel without IPv6 may still hear of such addresses.
+      status = OsError(absl::StrCat("cannot connect to ", address), errno);
+      continue;
+    }
     TuneTcp(fd.get());
     if (connect(fd.get(), each->ai_addr, each->ai_addrlen) == 0 || errno == EINPROGRESS) return fd;
     status = OsError(absl::StrCat("cannot connect to ", address), errno);
   }
   return status;
+}
+
+absl::StatusOr<std::vector<std::string>> ResolveTcp(const std::string& address) {
+  FERRY_ASSIGN_OR_RETURN(const AddressList list, Resolve(address, 0));
+  std::vector<std::string> addresses;
+  for (const addrinfo* each = list.get(); each != nullptr; each = each->ai_next) {
+    addresses.push_back(Numeric(each->ai_addr, each->ai_addrlen));
+  }
+  return addresses;
 }
 
 absl::StatusOr<UniqueFd> BeginConnectUnix(absl::string_view name) {
@@ -193,25 +224,26 @@ void TuneTcpSender(int socket) {
   }
 }
 
-bool IsSameUser(int socket) {
+absl::Status CheckSameUser(int socket, SocketEnd end) {
   ucred peer = {};
   socklen_t length = sizeof(peer);
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return false;
-  return peer.uid == 0 || peer.uid == geteuid();
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) {
+    return absl::UnavailableError(
+        absl::StrCat("the kernel does not say whose Unix socket it is: ", std::strerror(errno)));
+  }
+  const uid_t own = geteuid();
+  const uid_t client = end == SocketEnd::kClient ? own : peer.uid;
+  if (peer.uid == own || client == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("two users share no memory: this process runs as uid ", own,
+                   " and the one at the other end of the Unix socket as uid ", peer.uid));
 }
 
 std::string PeerAddress(int socket) {
   sockaddr_storage address = {};
   socklen_t length = sizeof(address);
-  char host[NI_MAXHOST];
-  char port[NI_MAXSERV];
-  if (getpeername(socket, reinterpret_cast<sockaddr*>(&address), &length) != 0 ||
-      getnameinfo(reinterpret_cast<sockaddr*>(&address), length, host, sizeof(host), port,
-                  sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
-    return "?";
-  }
-  return address.ss_family == AF_INET6 ? absl::StrCat("[", host, "]:", port)
-                                       : absl::StrCat(host, ":", port);
+  if (getpeername(socket, reinterpret_cast<sockaddr*>(&address), &length) != 0) return "?";
+  return Numeric(reinterpret_cast<sockaddr*>(&address), length);
 }
 
 }  // namespace ferry

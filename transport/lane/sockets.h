@@ -4,6 +4,7 @@
 #define FERRY_TRANSPORT_LANE_SOCKETS_H_
 
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -20,8 +21,8 @@ struct ListeningSocket {
   int port = 0;
 };
 
-// On HOST:PORT or [IPV6]:PORT; ":PORT" and "[::]:PORT" are all addresses, of both families where
-// the host has IPv6. Port 0: a free one.
+// On HOST:PORT or [IPV6]:PORT. ":PORT" is every address of the families that the kernel has;
+// "[::]:PORT" those of both, and an error where there is no IPv6. Port 0: a free one.
 //   Errors: INVALID_ARGUMENT for what is no such address; UNAVAILABLE with the kernel's reason.
 absl::StatusOr<ListeningSocket> ListenTcp(const std::string& address);
 // In the abstract namespace: no file, gone with its owner, visible in the network namespace.
@@ -30,6 +31,10 @@ absl::StatusOr<ListeningSocket> ListenUnix(absl::string_view name);
 // Begins to connect; the socket is writable when it is connected or has failed (ConnectError).
 //   Errors: INVALID_ARGUMENT; UNAVAILABLE naming the address and the reason.
 absl::StatusOr<UniqueFd> BeginConnectTcp(const std::string& address);
+// All addresses of HOST:PORT as numbers, in the order in which to try them. Blocks while the host's
+// name is looked up, which it is not if it is a number.
+//   Errors: INVALID_ARGUMENT for what is no such address; UNAVAILABLE with the resolver's reason.
+absl::StatusOr<std::vector<std::string>> ResolveTcp(const std::string& address);
 absl::StatusOr<UniqueFd> BeginConnectUnix(absl::string_view name);
 // OK if it has connected.
 absl::Status ConnectError(int socket, absl::string_view address);
@@ -40,8 +45,14 @@ void TuneTcp(int socket);
 // what a sleeping receiver needs time for: more would leave the caches before it is read.
 void TuneTcpSender(int socket);
 
-// Whether the peer of a Unix socket is of this process's user (or root).
-bool IsSameUser(int socket);
+// Of a connection: the end that has connected, or the one that has accepted.
+enum class SocketEnd { kClient, kServer };
+
+// Whether the process at the other end of a connected Unix socket may share memory with this one:
+// that of one user, or a client that is root.
+//   end: which one `socket` is.
+//   Errors: FAILED_PRECONDITION naming both users.
+absl::Status CheckSameUser(int socket, SocketEnd end);
 
 // "10.0.0.3:41234", "[::1]:5000"; "?" when there is none.
 std::string PeerAddress(int socket);
