@@ -66,7 +66,8 @@ class GrpcWorkerLink final : public WorkerLink {
  public:
   GrpcWorkerLink(const std::string& address, std::string token, const WorkerLinkOptions& options,
                  std::shared_ptr<GrpcWorkerLinks::Calls> calls)
-      : token_(std::move(token)),
+      : address_(address),
+        token_(std::move(token)),
         calls_(std::move(calls)),
         channel_(MakeTensorChannel(address, {options.keepalive_time, options.keepalive_timeout})),
         stub_(tensorflow::WorkerService::NewStub(channel_)),
@@ -172,18 +173,18 @@ class GrpcWorkerLink final : public WorkerLink {
       }
     }
     const std::function<void(grpc::Status)> when_done =
-        [context, state, calls = calls_](const grpc::Status& status) {
-          End(*state, status);
+        [context, state, calls = calls_, address = address_](const grpc::Status& status) {
+          End(*state, status, address);
           calls->End(context);
         };
     (async.*method)(context.get(), &request, &state->response, when_done);
   }
 
   template <typename Response>
-  static void End(State<Response>& state, const grpc::Status& status) {
+  static void End(State<Response>& state, const grpc::Status& status, const std::string& address) {
     if (state.token != Cancellation::kNoToken) state.limits.cancellation->Deregister(state.token);
     if (status.ok()) return std::move(state.done)(std::move(state.response));
-    std::move(state.done)(coord::FromGrpcStatus(status));
+    std::move(state.done)(ExplainUnreachable(coord::FromGrpcStatus(status), address));
   }
 
   static int64_t NewNonce() {
@@ -191,6 +192,7 @@ class GrpcWorkerLink final : public WorkerLink {
     return static_cast<int64_t>(random() >> 1) | 1;
   }
 
+  const std::string address_;
   const std::string token_;
   const std::shared_ptr<GrpcWorkerLinks::Calls> calls_;
   const std::shared_ptr<grpc::Channel> channel_;

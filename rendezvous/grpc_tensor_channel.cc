@@ -2,9 +2,18 @@
 // Arguments for bulk.
 #include "rendezvous/grpc_tensor_channel.h"
 
+#include <vector>
+
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/support/channel_arguments.h>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 
 #include "coord/grpc_callback_threads.h"
 
@@ -19,6 +28,10 @@ constexpr int kHttp2FrameBytes = 64 << 10;
 constexpr int kMaxReadBytes = 1 << 20;
 constexpr int kWriteBufferBytes = 4 << 20;
 
+// Of several addresses: what does not answer within this time is not waited for longer. As a lane
+// has it; gRPC's own 20 s would be more than others wait.
+constexpr int kConnectTimeoutMs = 10'000;
+
 template <typename SetInt>
 void SetBulkArguments(SetInt set) {
   set(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, -1);
@@ -31,6 +44,36 @@ void SetBulkArguments(SetInt set) {
 }
 
 }  // namespace
+
+std::string TensorTarget(const std::string& address) {
+  if (!absl::StrContains(address, ',')) return address;
+  std::vector<std::string> targets;
+  for (const absl::string_view each : absl::StrSplit(address, ',')) {
+    const size_t colon = each.rfind(':');
+    absl::string_view host = each.substr(0, colon);
+    const absl::string_view port = colon == each.npos ? "" : each.substr(colon);
+    const bool is_ipv6 = absl::ConsumePrefix(&host, "[") && absl::ConsumeSuffix(&host, "]");
+    // One list is of one scheme. gRPC connects to such an address by IPv4, also where the kernel
+    // has nothing else.
+    targets.push_back(absl::StrCat("%5B", is_ipv6 ? "" : "::ffff:", host, "%5D", port));
+  }
+  return absl::StrCat("ipv6:", absl::StrJoin(targets, ","));
+}
+
+absl::Status ExplainUnreachable(const absl::Status& status, absl::string_view address) {
+  // Source: gRPC 1.51, pick_first.cc.
+  if (!absl::IsUnavailable(status) ||
+      !absl::StrContains(status.message(), "failed to connect to all addresses")) {
+    return status;
+  }
+  return absl::Status(
+      status.code(),
+      absl::StrCat(
+          "cannot be reached at ", absl::StrReplaceAll(address, {{",", ", "}}), " (",
+          status.message(),
+          "); if it runs, start it with --advertise=ADDRESS, one at which the others reach "
+          "it, or open its port to them"));
+}
 
 std::shared_ptr<grpc::Channel> MakeTensorChannel(const std::string& address,
                                                  const TensorChannelOptions& options) {
@@ -50,7 +93,9 @@ std::shared_ptr<grpc::Channel> MakeTensorChannel(const std::string& address,
   // Workers are inside the cluster; a proxy in the environment is for the world outside.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  const std::string target = TensorTarget(address);
+  if (target != address) arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
+  return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
 }
 
 void PrepareTensorServer(grpc::ServerBuilder& builder) {

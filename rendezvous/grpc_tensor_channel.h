@@ -9,14 +9,17 @@
 #include <grpcpp/channel.h>
 #include <grpcpp/server_builder.h>
 
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
 namespace ferry {
 
-// To a worker at HOST:PORT, over a connection of its own; connects when it is first used. Messages
-// of any size. Tries again at once and then every 2 s at most when the worker is not there.
-// Does not probe the connection unless it is told to: TensorFlow's workers hang up on clients that
-// do, and a worker that is gone is the coordinator's to notice.
+// To a worker at HOST:PORT, or at several with commas between them, numbers then, of which the next
+// is tried when one does not answer. Over a connection of its own; connects when it is first used.
+// Messages of any size. Tries again at once and then every 2 s at most when the worker is not
+// there. Does not probe the connection unless it is told to: TensorFlow's workers hang up on
+// clients that do, and a worker that is gone is the coordinator's to notice.
 struct TensorChannelOptions {
   // While calls are under way the connection is probed when it has been idle for this long, and
   // given up when no answer comes within the other.
@@ -25,6 +28,14 @@ struct TensorChannelOptions {
 };
 std::shared_ptr<grpc::Channel> MakeTensorChannel(const std::string& address,
                                                  const TensorChannelOptions& options = {});
+
+// gRPC's own name of such a target: "ipv6:..." of several, of both families perhaps; else
+// `address`.
+std::string TensorTarget(const std::string& address);
+
+// An error of a call to a worker at `address`, which says what to do if it could not be reached
+// there; others are as they were.
+absl::Status ExplainUnreachable(const absl::Status& status, absl::string_view address);
 
 // Messages of any size, large pieces, and probes by clients allowed.
 void PrepareTensorServer(grpc::ServerBuilder& builder);

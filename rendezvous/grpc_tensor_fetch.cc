@@ -19,6 +19,7 @@
 #include "proto/ferry_tensor_stream.pb.h"
 #include "proto/tf_worker.pb.h"
 #include "rendezvous/grpc_call_marks.h"
+#include "rendezvous/grpc_tensor_channel.h"
 
 namespace ferry {
 namespace {
@@ -304,10 +305,14 @@ absl::Status TensorFetch::Explain(const absl::Status& status, const std::string&
       !absl::IsInternal(status) && !absl::IsDataLoss(status) && !absl::IsUnauthenticated(status)) {
     return status;
   }
+  const absl::Status explained = ExplainUnreachable(status, address);
+  const std::string text =
+      explained == status ? std::string(status.message())
+                          : absl::StrCat("node ", key_.src().task.task, " ", explained.message());
   return absl::Status(
       status.code(),
-      absl::StrCat(status.message(), "; step ", step_id_, " asked ", ToString(key_.src().task),
-                   " at ", address, " for ", absl::CEscape(key_.text()),
+      absl::StrCat(text, "; step ", step_id_, " asked ", ToString(key_.src().task), " at ", address,
+                   " for ", absl::CEscape(key_.text()),
                    retries_ == 0 ? "" : absl::StrCat(", ", retries_, " times again")));
 }
 
