@@ -4,12 +4,14 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "runtime/node_failure.h"
+
 namespace ferry::cli {
 namespace {
 
 // Empty: it is there, in that life.
-std::string WhatBecameOf(const coord::TaskStatus& task, uint64_t life) {
-  if (task.state == coord::TaskState::kError) return "has died";
+absl::string_view WhatBecameOf(const coord::TaskStatus& task, uint64_t life) {
+  if (task.state == coord::TaskState::kError) return FailedOrDied(task.error);
   if (task.state == coord::TaskState::kDisconnected) return "has left the job";
   return task.incarnation == life ? "" : "was restarted";
 }
@@ -27,7 +29,7 @@ absl::Status CheckNobodyIsGone(const std::map<int, uint64_t>& lives,
   for (const coord::TaskStatus& task : tasks) {
     const auto life = lives.find(task.node_id);
     if (life == lives.end()) continue;
-    const std::string what = WhatBecameOf(task, life->second);
+    const absl::string_view what = WhatBecameOf(task, life->second);
     if (what.empty()) continue;
     return absl::UnavailableError(
         absl::StrCat("node ", task.node_id, " ", what, " while this one was ", stage, WhyOf(task),
@@ -39,7 +41,7 @@ absl::Status CheckNobodyIsGone(const std::map<int, uint64_t>& lives,
 std::string ThoseAway(const std::vector<coord::TaskStatus>& tasks) {
   std::string away;
   for (const coord::TaskStatus& task : tasks) {
-    const std::string what = WhatBecameOf(task, task.incarnation);
+    const absl::string_view what = WhatBecameOf(task, task.incarnation);
     if (!what.empty()) absl::StrAppend(&away, "; node ", task.node_id, " ", what, WhyOf(task));
   }
   return away;

@@ -30,7 +30,8 @@ constexpr absl::Duration kListenTurn = absl::Milliseconds(20);
 constexpr absl::Duration kCausePatience = absl::Milliseconds(200);
 // Whoever only suffers from another one's failure says so; that one says more, a little later.
 constexpr absl::Duration kRootPatience = absl::Seconds(5);
-constexpr absl::string_view kFollowUps[] = {"[_Derived_]", " has died", "process is leaving"};
+constexpr absl::string_view kFollowUps[] = {"[_Derived_]", " has died",
+                                            " has failed: ", "process is leaving"};
 constexpr char kServerListening[] = "listening on ";
 constexpr off_t kPagesBytes = 4 * 4096;
 

@@ -73,9 +73,11 @@ void AddExchangeFlags(CLI::App& app, ExchangeOptions& options) {
   app.add_flag("--require-proof", options.require_proof,
                "of grpc: refuse calls that do not prove to know the job's token, as TensorFlow's")
       ->group(kGroup);
-  app.add_option("--exchange-listen", options.listen,
-                 "where nodes of other machines connect to; port 0: a free one")
-      ->type_name("HOST:PORT")
+  app.add_option(
+         "--exchange-listen", options.listen,
+         "where nodes of other machines connect to; port 0: a free one; without HOST on every "
+         "address")
+      ->type_name("[HOST]:PORT")
       ->default_str(options.listen)
       ->group(kGroup);
   app.add_option("--advertise", options.advertise, "what they are told instead of all addresses")

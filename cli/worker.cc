@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 
 #include "base/status_macros.h"
 #include "cli/as_node.h"
@@ -45,7 +46,8 @@ absl::StatusOr<int> Work(JoinedNode& joined, bool exit_after_join) {
               joined.hosts_coordinator ? " (run by this process)" : "",
               Printable(Summarize(node.topology())).c_str(), TopologyHash(node.topology()).c_str());
   if (const std::string address = node.graph_address(); !address.empty()) {
-    std::printf("ferry worker: tensorflow.WorkerService at %s\n", Printable(address).c_str());
+    std::printf("ferry worker: tensorflow.WorkerService at %s\n",
+                Printable(absl::StrReplaceAll(address, {{",", ", "}})).c_str());
   }
   std::fflush(stdout);
   if (!exit_after_join) return Stay(joined);
@@ -76,9 +78,10 @@ Verb AddWorkerVerb(CLI::App& app) {
           "--no-graphs", [flags] { flags->node.runs_graphs = false; },
           "run no graphs of TensorFlow's clients, and listen on no port for them")
       ->group(kGroup);
-  verb.add_option("--graph-listen", flags->node.exchange.grpc_listen,
-                  "where tensorflow.WorkerService is; port 0: a free one")
-      ->type_name("HOST:PORT")
+  verb.add_option(
+          "--graph-listen", flags->node.exchange.grpc_listen,
+          "where tensorflow.WorkerService is; port 0: a free one; without HOST on every address")
+      ->type_name("[HOST]:PORT")
       ->default_str(flags->node.exchange.grpc_listen)
       ->group(kGroup);
   AddNumber(verb, "--graph-threads", flags->node.graph_threads,

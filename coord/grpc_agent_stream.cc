@@ -81,7 +81,8 @@ void AgentStream::OnBytes() { last_bytes_ = absl::ToUnixNanos(SteadyClock().Coar
 absl::Status AgentStream::CheckFrameSize(size_t bytes) {
   // The Welcome is small; another protocol's first bytes make a large number.
   if (has_welcome_ || bytes <= kMaxWelcomeBytes) return absl::OkStatus();
-  return absl::UnavailableError("what answers there is no Ferry coordinator, or an older one");
+  return absl::UnavailableError(
+      "what answers there is no Ferry coordinator, or an older one (a worker's port is none)");
 }
 
 void AgentStream::OnDrained() { owner_.OnWritten(*this); }

@@ -8,6 +8,12 @@
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/server_callback.h>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+#include "base/text.h"
+
 namespace ferry::coord {
 namespace {
 
@@ -139,6 +145,29 @@ class RareCall final : public Stream, public ParkedCall {
   CallState state_;
 };
 
+// A call of a method that this port does not have. Deletes itself when it is over.
+class UnknownCall final : public Stream {
+ public:
+  explicit UnknownCall(std::string why) {
+    Finish(grpc::Status(grpc::StatusCode::UNIMPLEMENTED, std::move(why)));
+  }
+
+ private:
+  void OnDone() override { delete this; }
+};
+
+std::string UnknownMethodText(const std::string& method) {
+  for (const absl::string_view service :
+       {"/tensorflow.WorkerService/", "/tensorflow.grpc.WorkerService/", "/ferry.v1.TensorStream/",
+        "/ferry.v1.Trace/"}) {
+    if (!absl::StartsWith(method, service)) continue;
+    return absl::StrCat("this is the coordinator's port; ", method,
+                        " is served by workers, each at a port of its own: `ferry kv get "
+                        "ferry/exchange/0` tells that of node 0, in its line \"grpc\"");
+  }
+  return absl::StrCat("this is the coordinator's port, which has no method ", Quoted(method));
+}
+
 }  // namespace
 
 grpc::ServerGenericBidiReactor* RareMethods::CreateReactor(
@@ -147,7 +176,7 @@ grpc::ServerGenericBidiReactor* RareMethods::CreateReactor(
   if (found == handlers_.end()) {
     const auto other = others_.find(context->method());
     if (other != others_.end()) return other->second(context);
-    return CallbackGenericService::CreateReactor(context);
+    return new UnknownCall(UnknownMethodText(context->method()));
   }
   return new RareCall(edge_, context, found->second);
 }

@@ -49,7 +49,8 @@ class RareMethods final : public grpc::CallbackGenericService {
   }
 
  private:
-  // Unknown methods are UNIMPLEMENTED, as they are without this service.
+  // Unknown methods are UNIMPLEMENTED, as they are without this service; the message says where
+  // those of workers are.
   grpc::ServerGenericBidiReactor* CreateReactor(
       grpc::GenericCallbackServerContext* context) override;
 

@@ -1,15 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The lines, and the host's interfaces.
+// The lines, and addresses as people write them.
 #include "runtime/endpoint_record.h"
 
 #include <arpa/inet.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netdb.h>
 #include <netinet/in.h>
-#include <sys/socket.h>
-
-#include <algorithm>
 
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
@@ -76,34 +70,6 @@ absl::StatusOr<Endpoint> DecodeEndpoint(absl::string_view text) {
     return absl::InvalidArgumentError("a node's address record does not say whose it is");
   }
   return endpoint;
-}
-
-std::vector<std::string> HostAddresses(int port) {
-  std::vector<std::pair<int, std::string>> found;
-  ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) return {};
-  for (const ifaddrs* each = list; each != nullptr; each = each->ifa_next) {
-    if (each->ifa_addr == nullptr || (each->ifa_flags & IFF_UP) == 0) continue;
-    const int family = each->ifa_addr->sa_family;
-    if (family != AF_INET && family != AF_INET6) continue;
-    char host[NI_MAXHOST];
-    const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-    if (getnameinfo(each->ifa_addr, length, host, sizeof(host), nullptr, 0, NI_NUMERICHOST) != 0) {
-      continue;
-    }
-    const bool is_loopback = (each->ifa_flags & IFF_LOOPBACK) != 0;
-    // Link-local addresses mean something else on every host.
-    if (family == AF_INET6 && absl::StrContains(host, '%')) continue;
-    found.emplace_back(
-        (is_loopback ? 2 : 0) + (family == AF_INET6 ? 1 : 0),
-        family == AF_INET6 ? absl::StrCat("[", host, "]:", port) : absl::StrCat(host, ":", port));
-  }
-  freeifaddrs(list);
-  std::stable_sort(found.begin(), found.end(),
-                   [](const auto& a, const auto& b) { return a.first < b.first; });
-  std::vector<std::string> addresses;
-  for (auto& [rank, address] : found) addresses.push_back(std::move(address));
-  return addresses;
 }
 
 absl::StatusOr<std::string> CompleteAddress(absl::string_view address, int port) {

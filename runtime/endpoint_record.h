@@ -25,9 +25,6 @@ std::string EncodeEndpoint(const Endpoint& endpoint);
 //   Errors: INVALID_ARGUMENT naming the line.
 absl::StatusOr<Endpoint> DecodeEndpoint(absl::string_view text);
 
-// HOST:PORT for each address of this host that others may reach, IPv4 first; loopback last.
-std::vector<std::string> HostAddresses(int port);
-
 // HOST:PORT or [IPV6]:PORT of an address that people write: HOST, HOST:PORT, IPV6, [IPV6] or
 // [IPV6]:PORT. `port`: where it has none.
 //   Errors: INVALID_ARGUMENT.

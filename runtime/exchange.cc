@@ -8,15 +8,19 @@
 #include <fstream>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "gpu/cuda/enumerate.h"
 #include "rendezvous/local_rendezvous.h"
 #include "runtime/endpoint_record.h"
+#include "runtime/host_addresses.h"
 
 namespace ferry {
 namespace {
@@ -26,20 +30,33 @@ namespace {
 constexpr size_t kMaxTokenBytes = 4096;
 constexpr absl::Duration kCloseTimeout = absl::Seconds(5);
 
-// `is_carrier`: whether ExchangeOptions::advertise speaks of this listener's port, if of any.
-absl::StatusOr<std::vector<std::string>> Advertised(const ExchangeOptions& options, int port,
-                                                    bool is_carrier) {
+// Where peers are told that they find the listener on `listen`, which has that port.
+//   is_carrier: whether ExchangeOptions::advertise speaks of this listener's port, if of any.
+//   knows_peer: whether who connects finds out that it is another process that answers.
+absl::StatusOr<std::vector<std::string>> Advertised(const ExchangeOptions& options,
+                                                    const std::string& listen, int port,
+                                                    bool is_carrier, bool knows_peer) {
   if (port == 0) return std::vector<std::string>();
-  if (options.advertise.empty()) {
-    // What is listened on, unless that is everything.
-    const absl::string_view host =
-        absl::string_view(options.listen).substr(0, options.listen.rfind(':'));
-    if (host.empty() || host == "[::]" || host == "0.0.0.0") return HostAddresses(port);
+  if (!options.advertise.empty()) {
+    FERRY_ASSIGN_OR_RETURN(std::string address, CompleteAddress(options.advertise, port));
+    if (!is_carrier) address = absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
+    return std::vector<std::string>{std::move(address)};
+  }
+  // What is listened on, unless that is everything.
+  const std::string host = listen.substr(0, listen.rfind(':'));
+  if (!host.empty() && host != "[::]" && host != "0.0.0.0") {
     return std::vector<std::string>{absl::StrCat(host, ":", port)};
   }
-  FERRY_ASSIGN_OR_RETURN(std::string address, CompleteAddress(options.advertise, port));
-  if (!is_carrier) address = absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
-  return std::vector<std::string>{std::move(address)};
+  // A container may be kept from looking at its interfaces, and still has its connections.
+  std::vector<InterfaceAddress> all = ReadInterfaces().value_or(std::vector<InterfaceAddress>());
+  if (host == "0.0.0.0") std::erase_if(all, [](const auto& each) { return each.is_ipv6; });
+  std::vector<OfferedAddress> offered = OrderAddresses(all, options.local_end);
+  if (offered.empty() && !options.local_end.empty()) {
+    offered.push_back({.address = options.local_end,
+                       .rank = AddressRank::kToCoordinator,
+                       .is_ipv6 = absl::StrContains(options.local_end, ':')});
+  }
+  return WithPort(knows_peer ? offered : OnlyLikely(offered), port);
 }
 
 // Of a send and its receive in one process: the best of a few batches. Some microseconds.
@@ -133,7 +150,8 @@ absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions option
     exchange->grpc_ = std::make_unique<GrpcCarrier>(
         std::move(known), exchange->arena_,
         GrpcCarrierOptions{.checksum = options.checksum,
-                           .proof = {options.token, options.require_proof}});
+                           .proof = {options.token, options.require_proof},
+                           .coordinator = options.coordinator});
     if (is_grpc) fetcher = &exchange->grpc_->fetcher();
   }
   exchange->manager_ =
@@ -174,17 +192,17 @@ absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions option
   FERRY_RETURN_IF_ERROR(CheckPolicy(exchange->transports_, common.policy));
   common.self.lanes.unix_name = exchange->hub_->unix_name();
   FERRY_ASSIGN_OR_RETURN(common.self.lanes.tcp,
-                         Advertised(options, exchange->hub_->tcp_port(), !is_grpc));
+                         Advertised(options, options.listen, exchange->hub_->tcp_port(),
+                                    /*is_carrier=*/!is_grpc, /*knows_peer=*/true));
   if (exchange->grpc_ != nullptr) {
     std::vector<grpc::Service*> services;
     if (options.grpc_services) services = options.grpc_services(*exchange);
     FERRY_RETURN_IF_ERROR(exchange->grpc_->Serve(*exchange->manager_, common.self.peer,
                                                  options.grpc_listen, exchange->gpus(), services));
-    ExchangeOptions as_grpc = options;
-    as_grpc.listen = options.grpc_listen;
     FERRY_ASSIGN_OR_RETURN(const std::vector<std::string> addresses,
-                           Advertised(as_grpc, exchange->grpc_->port(), is_grpc));
-    if (!addresses.empty()) common.self.grpc_address = addresses.front();
+                           Advertised(options, options.grpc_listen, exchange->grpc_->port(),
+                                      /*is_carrier=*/is_grpc, /*knows_peer=*/false));
+    common.self.grpc_address = absl::StrJoin(addresses, ",");
   }
   // Everything that peers need is there.
   FERRY_RETURN_IF_ERROR(exchange->hub_->Start());

@@ -40,7 +40,7 @@ enum class Carrier {
 struct ExchangeOptions {
   Carrier carrier = Carrier::kLane;
   // Of the gRPC server that Carrier::kGrpc, or what has services, needs; port 0 takes a free one.
-  std::string grpc_listen = "[::]:0";
+  std::string grpc_listen = ":0";
   // What else that server has; with it there is one whatever the carrier. Called once, when
   // everything but the server is there; the services outlive Stop.
   std::function<std::vector<grpc::Service*>(Exchange&)> grpc_services;
@@ -59,11 +59,17 @@ struct ExchangeOptions {
   // A checksum (XXH3) of every tensor goes along, and is compared; and so does one of every message
   // about it. Best on all nodes: requests are covered only where the receiver's node asks for it.
   bool checksum = false;
-  // Where peers of other hosts connect to; port 0 takes a free one. Empty: nowhere.
-  std::string listen = "[::]:0";
+  // Where peers of other hosts connect to; port 0 takes a free one. ":PORT": on every address of
+  // the families that the kernel has; "[::]:PORT" needs both. Empty: nowhere.
+  std::string listen = ":0";
   // HOST or HOST:PORT that peers are told, IPV6 or [IPV6]:PORT; empty: all addresses of this host.
   // The port is that of the carrier.
   std::string advertise;
+  // This host's address in its connection to the coordinator, which peers try first of all that
+  // they are told; empty: not known. See FindLocalEnd.
+  std::string local_end;
+  // HOST:PORT, for clients that take this node's gRPC port for the coordinator's.
+  std::string coordinator;
   // Whether peers of this host may come through a Unix socket.
   bool unix_socket = true;
   // The job's secret, which every connection between nodes has to prove. Empty: $FERRY_JOB_TOKEN,

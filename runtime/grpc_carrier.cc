@@ -2,6 +2,8 @@
 // The server, and the fetcher beside it.
 #include "runtime/grpc_carrier.h"
 
+#include <sys/socket.h>
+
 #include <atomic>
 #include <chrono>
 #include <optional>
@@ -9,15 +11,20 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
+#include "base/address_family.h"
 #include "base/clock.h"
+#include "base/status_macros.h"
 #include "coord/grpc_callback_threads.h"
 #include "rendezvous/grpc_recv_tensor_service.h"
 #include "rendezvous/grpc_tensor_channel.h"
 #include "rendezvous/grpc_tensor_fetcher.h"
 #include "rendezvous/tensor_source.h"
+#include "runtime/grpc_wrong_door.h"
 
 namespace ferry {
 namespace {
@@ -27,6 +34,20 @@ namespace {
 constexpr auto kShortGrace = std::chrono::seconds(1);
 // How often somebody looks whether they are.
 constexpr absl::Duration kTransferLook = absl::Milliseconds(1);
+
+// gRPC takes IPv4 alone in the place of "[::]" where there is no IPv6, which is right for a default
+// and not for an address that was asked for.
+absl::StatusOr<std::string> GrpcListenAddress(const std::string& listen) {
+  if (absl::StartsWith(listen, ":")) return absl::StrCat("[::]", listen);
+  int port = 0;
+  const size_t colon = listen.rfind(':');
+  if (absl::StartsWith(listen, "[") && !HasAddressFamily(AF_INET6) &&
+      absl::SimpleAtoi(listen.substr(colon + 1), &port)) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot serve gRPC on ", listen, ": ", NoIpv6Hint(port)));
+  }
+  return listen;
+}
 
 }  // namespace
 
@@ -74,6 +95,7 @@ class GrpcCarrier::Impl {
   GrpcTensorFetcher fetcher;
   std::unique_ptr<TensorSource> source;
   std::unique_ptr<grpc::Service> service;
+  std::unique_ptr<WrongDoor> wrong_door;
   std::unique_ptr<grpc::Server> server;
   int port = 0;
   std::atomic<bool> has_given_up{false};
@@ -100,9 +122,12 @@ absl::Status GrpcCarrier::Serve(RendezvousManager& manager, const LanePeer& self
   impl_->service = MakeRecvTensorService(*impl_->source, {.checksum = impl_->options.checksum,
                                                           .proof = impl_->options.proof,
                                                           .refused = &impl_->refused});
+  FERRY_ASSIGN_OR_RETURN(const std::string address, GrpcListenAddress(listen));
+  impl_->wrong_door = std::make_unique<WrongDoor>(self.node_id, impl_->options.coordinator);
   grpc::ServerBuilder builder;
   PrepareTensorServer(builder);
-  builder.AddListeningPort(listen, grpc::InsecureServerCredentials(), &impl_->port);
+  builder.RegisterCallbackGenericService(impl_->wrong_door.get());
+  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &impl_->port);
   builder.RegisterService(impl_->service.get());
   for (grpc::Service* const service : services) builder.RegisterService(service);
   impl_->server = builder.BuildAndStart();

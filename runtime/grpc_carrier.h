@@ -31,6 +31,8 @@ struct GrpcCarrierOptions {
   bool checksum = false;
   // What this node proves, and what it wants proved.
   ProofPolicy proof;
+  // HOST:PORT, for clients that take a node's port for the coordinator's; empty: not known.
+  std::string coordinator;
   // Of Stop: how long tensors that are on their way may take.
   absl::Duration grace = absl::Seconds(10);
 };
@@ -44,7 +46,8 @@ class GrpcCarrier final {
 
   RemoteFetcher& fetcher();
 
-  // Serves what is sent here on HOST:PORT; port 0 takes a free one. `manager` outlives it.
+  // Serves what is sent here on HOST:PORT; port 0 takes a free one, and ":PORT" is every address of
+  // the families that the kernel has. `manager` outlives it.
   //   Errors: UNAVAILABLE when it cannot listen there.
   // `gpus`: of this process; may be null; outlives it.
   // `services`: more of them, on the same port; outlive Stop.

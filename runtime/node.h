@@ -183,7 +183,8 @@ class Node final {
   // REQUIRES: options.exchanges_tensors.
   Exchange& exchange() { return *exchange_; }
 
-  // HOST:PORT of this node's tensorflow.WorkerService; empty if it runs no graphs.
+  // HOST:PORT of this node's tensorflow.WorkerService, or several with commas between them, in the
+  // order in which to try them; empty if it runs no graphs.
   std::string graph_address() const;
 
   // How long Join waited for the coordinator, the other nodes and their devices.

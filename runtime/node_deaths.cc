@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "runtime/kept_communicators.h"
 #include "runtime/node.h"
+#include "runtime/node_failure.h"
 #include "runtime/node_watch.h"
 
 namespace ferry {
@@ -67,10 +68,11 @@ void Node::OnNodes(const coord::NodeTable& table) {
         if (!failed_.emplace(task.node_id, task.error).second) continue;
         endpoints_.erase(task.node_id);
         gone.push_back(task.incarnation);
-        dead.push_back({task.node_id,
-                        absl::UnavailableError(absl::StrCat("node ", task.node_id,
-                                                            " has died: ", task.error.message())),
-                        0, std::move(gone)});
+        dead.push_back(
+            {task.node_id,
+             absl::UnavailableError(absl::StrCat(
+                 "node ", task.node_id, " ", FailedOrDied(task.error), ": ", task.error.message())),
+             0, std::move(gone)});
       } else {
         failed_.erase(task.node_id);
         if (is_restarted) {

@@ -24,8 +24,10 @@
 #include "runtime/endpoint_record.h"
 #include "runtime/exchange_report.h"
 #include "runtime/grpc_node_worker.h"
+#include "runtime/host_addresses.h"
 #include "runtime/kept_communicators.h"
 #include "runtime/node.h"
+#include "runtime/node_failure.h"
 #include "runtime/pending_report.h"
 #include "transport/lane/handshake.h"
 
@@ -92,6 +94,12 @@ absl::Status Node::StartExchange(const NodeOptions& node) {
       return absl::InternalError("the coordinator keeps no token of the job");
     }
     options.token = *stored.value;
+  }
+  options.coordinator = place_.coordinator;
+  if (options.advertise.empty()) {
+    const std::vector<InterfaceAddress> interfaces =
+        ReadInterfaces().value_or(std::vector<InterfaceAddress>());
+    options.local_end = FindLocalEnd(interfaces, agent_->observed_address(), place_.coordinator);
   }
   if (node.runs_graphs) {
     NodeWorkerOptions worker;
@@ -252,8 +260,8 @@ absl::StatusOr<std::string> Node::WaitForAddress(int node, const AddressWait& wa
       absl::MutexLock lock(&mu_);
       if (const auto dead = failed_.find(node); dead != failed_.end()) {
         return absl::UnavailableError(
-            absl::StrCat("node ", node, " has died before it told where ",
-                         "its tensors can be had: ", dead->second.message()));
+            absl::StrCat("node ", node, " ", FailedOrDied(dead->second),
+                         " before it told where its tensors can be had: ", dead->second.message()));
       }
     }
     if (wait.cancellation != nullptr && wait.cancellation->is_cancelled()) {
@@ -301,8 +309,8 @@ absl::StatusOr<Endpoint> Node::EndpointOf(int node, const AddressWait& wait) {
     {
       absl::MutexLock lock(&mu_);
       if (const auto dead = failed_.find(node); dead != failed_.end()) {
-        return absl::UnavailableError(
-            absl::StrCat("node ", node, " has died: ", dead->second.message()));
+        return absl::UnavailableError(absl::StrCat("node ", node, " ", FailedOrDied(dead->second),
+                                                   ": ", dead->second.message()));
       }
       // What a former life has told stays in the store until the next one tells.
       const auto alive = incarnations_.find(node);

@@ -2,11 +2,7 @@
 // The real machine: /proc, /sys, and a handful of system calls.
 #include "runtime/doctor/host_reader.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netinet/in.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -17,12 +13,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <memory>
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
+#include "base/address_family.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 
@@ -36,28 +32,6 @@ absl::Status OsError(absl::string_view path, int error) {
   if (error == ENOENT || error == ENOTDIR) return absl::NotFoundError(message);
   if (error == EACCES || error == EPERM) return absl::PermissionDeniedError(message);
   return absl::UnavailableError(message);
-}
-
-InterfaceAddress Describe(const ifaddrs& entry) {
-  InterfaceAddress out;
-  out.name = entry.ifa_name;
-  out.is_running = (entry.ifa_flags & IFF_RUNNING) != 0;
-  out.is_ipv6 = entry.ifa_addr->sa_family == AF_INET6;
-  char text[INET6_ADDRSTRLEN] = "";
-  if (out.is_ipv6) {
-    const auto& address = reinterpret_cast<const sockaddr_in6*>(entry.ifa_addr)->sin6_addr;
-    inet_ntop(AF_INET6, &address, text, sizeof(text));
-    out.is_loopback = IN6_IS_ADDR_LOOPBACK(&address);
-    out.is_link_local = IN6_IS_ADDR_LINKLOCAL(&address);
-  } else {
-    const auto& address = reinterpret_cast<const sockaddr_in*>(entry.ifa_addr)->sin_addr;
-    inet_ntop(AF_INET, &address, text, sizeof(text));
-    const uint32_t number = ntohl(address.s_addr);
-    out.is_loopback = number >> 24 == 127;
-    out.is_link_local = number >> 16 == 0xa9fe;
-  }
-  out.address = text;
-  return out;
 }
 
 }  // namespace
@@ -123,17 +97,10 @@ absl::StatusOr<ResourceLimit> ThisHost::Limit(int resource) const {
 }
 
 absl::StatusOr<std::vector<InterfaceAddress>> ThisHost::Interfaces() const {
-  ifaddrs* found = nullptr;
-  if (getifaddrs(&found) != 0) return OsError("getifaddrs", errno);
-  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(found, freeifaddrs);
-  std::vector<InterfaceAddress> out;
-  for (const ifaddrs* at = found; at != nullptr; at = at->ifa_next) {
-    if (at->ifa_addr == nullptr) continue;
-    const int family = at->ifa_addr->sa_family;
-    if (family == AF_INET || family == AF_INET6) out.push_back(Describe(*at));
-  }
-  return out;
+  return ReadInterfaces();
 }
+
+bool ThisHost::HasFamily(int family) const { return HasAddressFamily(family); }
 
 std::optional<std::string> ThisHost::Environment(const std::string& name) const {
   const char* const value = std::getenv(name.c_str());

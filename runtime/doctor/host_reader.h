@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "runtime/host_addresses.h"
 #include "tensor/memory_segment.h"
 
 namespace ferry::doctor {
@@ -25,17 +26,6 @@ inline constexpr uint64_t kUnlimited = ~uint64_t{0};
 struct ResourceLimit {
   uint64_t soft = 0;  // or kUnlimited
   uint64_t hard = 0;
-};
-
-// One address of one network interface; an interface with several comes several times, in the
-// kernel's order.
-struct InterfaceAddress {
-  std::string name;     // "eth0"
-  std::string address;  // "10.0.0.7", "fe80::1"
-  bool is_running = false;
-  bool is_ipv6 = false;
-  bool is_loopback = false;    // the address, not the interface
-  bool is_link_local = false;  // fe80::/10, 169.254.0.0/16
 };
 
 // Each call asks anew. Thread-safe.
@@ -58,6 +48,8 @@ class HostReader {
   virtual absl::StatusOr<ResourceLimit> Limit(int resource) const = 0;
   //   Errors: UNAVAILABLE.
   virtual absl::StatusOr<std::vector<InterfaceAddress>> Interfaces() const = 0;
+  // Whether the kernel makes sockets of this family, AF_INET or AF_INET6.
+  virtual bool HasFamily(int family) const = 0;
   virtual std::optional<std::string> Environment(const std::string& name) const = 0;
   // The pages of memory that processes share by a descriptor: what a piece of 2 MiB got.
   //   Errors: UNAVAILABLE or RESOURCE_EXHAUSTED with the reason.
@@ -74,6 +66,7 @@ class ThisHost final : public HostReader {
   absl::StatusOr<FileSystemSpace> Space(const std::string& path) const override;
   absl::StatusOr<ResourceLimit> Limit(int resource) const override;
   absl::StatusOr<std::vector<InterfaceAddress>> Interfaces() const override;
+  bool HasFamily(int family) const override;
   std::optional<std::string> Environment(const std::string& name) const override;
   absl::StatusOr<PageKind> SharedMemoryPages() const override;
 };

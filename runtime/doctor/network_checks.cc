@@ -2,8 +2,11 @@
 // Interfaces in NCCL's order, and RDMA devices as the kernel shows them.
 #include "runtime/doctor/network_checks.h"
 
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <string>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -11,6 +14,7 @@
 
 #include "base/text.h"
 #include "runtime/doctor/nccl_interfaces.h"
+#include "runtime/host_addresses.h"
 
 namespace ferry::doctor {
 namespace {
@@ -41,7 +45,61 @@ std::string ActivePort(const HostReader& host, const std::string& device) {
   return "";
 }
 
+// "10.0.0.7 (eth0), fd00::7 (eth0)"
+std::string Addresses(absl::Span<const OfferedAddress> offered) {
+  return absl::StrJoin(offered, ", ", [](std::string* out, const OfferedAddress& each) {
+    absl::StrAppend(out, each.address, " (", each.interface, ")");
+  });
+}
+
 }  // namespace
+
+Finding CheckFamilies(const HostReader& host) {
+  const bool has_ipv4 = host.HasFamily(AF_INET);
+  const bool has_ipv6 = host.HasFamily(AF_INET6);
+  if (!has_ipv4 && !has_ipv6) {
+    return Wrong("ip families", "the kernel makes neither IPv4 nor IPv6 sockets",
+                 "allow them: see the seccomp profile of the container");
+  }
+  if (!has_ipv6) {
+    return Ok("ip families",
+              "IPv4; the kernel has no IPv6, so what listens by default listens on 0.0.0.0");
+  }
+  if (!has_ipv4) return Ok("ip families", "IPv6; the kernel has no IPv4");
+  const auto is_set = [&host](const char* path) {
+    return host.ReadFile(path).value_or("0") == "1";
+  };
+  std::string seen = "IPv4 and IPv6";
+  if (is_set("/proc/sys/net/ipv6/conf/all/disable_ipv6")) {
+    absl::StrAppend(&seen, ", of which addresses are switched off (disable_ipv6 is 1)");
+  }
+  if (is_set("/proc/sys/net/ipv6/bindv6only")) {
+    absl::StrAppend(&seen, "; bindv6only is 1, which Ferry's sockets do not need to be 0");
+  }
+  return Ok("ip families", seen);
+}
+
+Finding CheckAddresses(const HostReader& host) {
+  const auto all = host.Interfaces();
+  if (!all.ok()) return Skipped("addresses", std::string(all.status().message()));
+  // Where the coordinator is, which would tell more, is not known here.
+  const std::vector<OfferedAddress> offered = OrderAddresses(*all, /*local_end=*/"");
+  if (offered.empty()) {
+    return Wrong("addresses", "no interface that is up has an address",
+                 "bring an interface up, lo at least");
+  }
+  const AddressRank best = offered.front().rank;
+  const std::string seen = absl::StrCat("other nodes try, in this order: ", Addresses(offered));
+  if (best == AddressRank::kLoopback) {
+    return Warning("addresses", absl::StrCat(seen, ", which no other machine reaches"),
+                   "for jobs of several machines give an interface an address");
+  }
+  if (best > AddressRank::kOrdinary) {
+    return Warning("addresses", absl::StrCat(seen, ": none that looks like a network's"),
+                   "say --advertise=ADDRESS of one at which the others reach this machine");
+  }
+  return Ok("addresses", seen);
+}
 
 Finding CheckInterfaces(const HostReader& host) {
   const auto all = host.Interfaces();
@@ -69,8 +127,7 @@ Finding CheckInterfaces(const HostReader& host) {
                    "for jobs of several machines set NCCL_SOCKET_IFNAME to the interface between "
                    "them");
   }
-  if (absl::StartsWith(first.name, "docker") || absl::StartsWith(first.name, "virbr") ||
-      absl::StartsWith(first.name, "veth") || absl::StartsWith(first.name, "br-")) {
+  if (IsMachineInternal(first.name)) {
     return Warning("interfaces", absl::StrCat(seen, ": ranks meet on a bridge of this machine"),
                    "set NCCL_SOCKET_IFNAME to the interface between the machines");
   }
@@ -122,7 +179,7 @@ Finding CheckRdma(const HostReader& host) {
 }
 
 std::vector<Finding> CheckNetwork(const HostReader& host) {
-  return {CheckInterfaces(host), CheckRdma(host)};
+  return {CheckFamilies(host), CheckAddresses(host), CheckInterfaces(host), CheckRdma(host)};
 }
 
 }  // namespace ferry::doctor

@@ -103,7 +103,7 @@ class BenchOfGpus(harness.Case):
     def test_a_node_that_dies_in_raw_nccl_is_named(self):
         """The other one waits on its GPU's thread for what never comes, until it hears of it."""
         _, error = self.two_nodes([{}, {"STRICT_CUDA_FAIL": "ncclSend:-2:14"}])
-        self.assertRegex(error, "node 1 (has died|left|was)")
+        self.assertRegex(error, "node 1 (has died|has failed|left|was)")
 
     def two_nodes(self, variables):
         """Of a job that is there: the rows of the first one, and what it says."""

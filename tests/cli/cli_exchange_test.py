@@ -77,7 +77,7 @@ class SendRecv(harness.Case):
         self.assertEqual((sender.wait(), sender.out), (1, ""))
         # By the lane, or by the coordinator if that was faster.
         self.assertRegex(sender.err.splitlines()[-1],
-                         "^ferry: (node 1 (did not take what it was sent|has died): .*node 0 sends by "
+                         "^ferry: (node 1 (did not take what it was sent|has failed): .*node 0 sends by "
                          "tcp, and shm is the required transport here|to node 1: Broken pipe)")
 
     def test_a_sender_hears_of_a_buffer_that_does_not_fit(self):

@@ -57,12 +57,12 @@ struct ExchangeEnd {
   ExchangeEnd(Directory& directory, int node, ExchangeOptions options = {},
               uint64_t incarnation = 0, std::string boot_id = "one machine", NcclJob nccl = {}) {
     options.token = options.token.empty() ? "token" : options.token;
-    if (options.listen == "[::]:0") options.listen = "127.0.0.1:0";
+    if (options.listen == ":0") options.listen = "127.0.0.1:0";
     Endpoint self;
     self.peer = {node, incarnation == 0 ? 1000u + static_cast<uint64_t>(node) : incarnation};
     self.boot_id = std::move(boot_id);
     self.host_name = absl::StrCat("host", node);
-    if (options.grpc_listen == "[::]:0") options.grpc_listen = "127.0.0.1:0";
+    if (options.grpc_listen == ":0") options.grpc_listen = "127.0.0.1:0";
     auto started = Exchange::Start(std::move(options), std::move(self), directory.resolver(),
                                    directory.known(), std::move(nccl));
     EXPECT_TRUE(started.ok()) << started.status();

@@ -4,9 +4,11 @@
 #define FERRY_TESTS_RUNTIME_DOCTOR_MADE_UP_HOST_H_
 
 #include <sys/resource.h>
+#include <sys/socket.h>
 
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,6 +37,7 @@ struct MadeUpHost final : public HostReader {
   std::map<int, ResourceLimit> limits = {{RLIMIT_MEMLOCK, {kUnlimited, kUnlimited}},
                                          {RLIMIT_NOFILE, {65536, 65536}}};
   std::vector<InterfaceAddress> interfaces = {At("lo", "127.0.0.1"), At("eth0", "10.0.0.7")};
+  std::set<int> families = {AF_INET, AF_INET6};
   std::map<std::string, std::string> environment;
   std::map<std::string, absl::Status> access;
   absl::StatusOr<PageKind> shared_memory = PageKind::kTransparent;
@@ -90,6 +93,7 @@ struct MadeUpHost final : public HostReader {
     return found->second;
   }
   absl::StatusOr<std::vector<InterfaceAddress>> Interfaces() const override { return interfaces; }
+  bool HasFamily(int family) const override { return families.count(family) > 0; }
   std::optional<std::string> Environment(const std::string& name) const override {
     const auto found = environment.find(name);
     if (found == environment.end()) return std::nullopt;

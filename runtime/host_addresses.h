@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which addresses of this host the other nodes are told, and in which order they try them.
+#ifndef FERRY_RUNTIME_HOST_ADDRESSES_H_
+#define FERRY_RUNTIME_HOST_ADDRESSES_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace ferry {
+
+// One address of one network interface; an interface with several comes several times, in the
+// kernel's order.
+struct InterfaceAddress {
+  std::string name;         // "eth0"
+  std::string address;      // "10.0.0.7", "fe80::1"
+  bool is_running = false;  // the link has a carrier
+  bool is_ipv6 = false;
+  bool is_loopback = false;    // the address, not the interface
+  bool is_link_local = false;  // fe80::/10, 169.254.0.0/16
+  bool is_up = true;           // an administrator has not switched the interface off
+};
+
+// How likely an address is one at which other hosts reach this one, the likeliest first.
+enum class AddressRank : uint8_t {
+  // This host's end of its connection to the coordinator, which every node reaches.
+  kToCoordinator,
+  // On the interface of that connection.
+  kSameInterface,
+  kOrdinary,
+  // fe80::/10, offered only if the coordinator is reached through such an address, and with the
+  // name that the interface has here, which is right where hosts name their interfaces alike.
+  kIpv6LinkLocal,
+  // Bridges and virtual links of this machine, by their names: docker0, virbr0, br-..., veth...
+  kMachineInternal,
+  // No carrier, or 169.254.0.0/16, which hosts give themselves when nobody gives them an address.
+  kUnlikely,
+  kLoopback,
+};
+
+struct OfferedAddress {
+  std::string address;  // "10.0.0.7", "fd00::7", "fe80::1%eth0"; no brackets
+  std::string interface;
+  AddressRank rank = AddressRank::kOrdinary;
+  bool is_ipv6 = false;
+};
+
+// What is offered to peers, the likeliest first; among equals the family of the coordinator's
+// connection (IPv4 if that is not known), then the kernel's order. Addresses of interfaces that are
+// down, and of fe80::/10 in most cases, are left out.
+//   local_end: this host's address in its connection to the coordinator, without a port; empty if
+//   it is not known. A loopback address says nothing.
+std::vector<OfferedAddress> OrderAddresses(absl::Span<const InterfaceAddress> all,
+                                           absl::string_view local_end);
+
+// Whether NCCL would pass over an interface of this name unless it finds no other, or it is a
+// virtual link of the same kind.
+bool IsMachineInternal(absl::string_view interface);
+
+// Those of this host; of IPv6 only where the kernel makes IPv6 sockets.
+//   Errors: UNAVAILABLE.
+absl::StatusOr<std::vector<InterfaceAddress>> ReadInterfaces();
+
+// This host's address in its connection to the coordinator, for OrderAddresses.
+//   observed: as the coordinator sees this process, "ipv4:10.0.0.3:41234" or
+//   "ipv6:%5Bfd00::3%5D:41234". Behind a translation of addresses that is none of `all`; then the
+//   kernel is asked which address it would use on the way to `coordinator`, without sending
+//   anything. Blocks for as long as the coordinator's name takes to resolve.
+// Empty: it is not known.
+std::string FindLocalEnd(absl::Span<const InterfaceAddress> all, const std::string& observed,
+                         const std::string& coordinator);
+
+// HOST:PORT and [IPV6]:PORT of each.
+std::vector<std::string> WithPort(absl::Span<const OfferedAddress> offered, int port);
+
+// What a gRPC client is told, which cannot tell one process from another: only those of the
+// likeliest ranks. At an address such as 172.17.0.1 every host answers to itself.
+std::vector<OfferedAddress> OnlyLikely(absl::Span<const OfferedAddress> offered);
+
+}  // namespace ferry
+
+#endif  // FERRY_RUNTIME_HOST_ADDRESSES_H_
