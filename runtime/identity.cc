@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -55,6 +57,15 @@ class Reader final {
     std::optional<std::string> value = get_env_(name);
     if (!value || value->empty()) return std::nullopt;
     return Sourced<std::string>{*std::move(value), name};
+  }
+
+  // A host's name or address, without the blanks around it.
+  std::optional<Sourced<std::string>> Host(const char* name) const {
+    std::optional<Sourced<std::string>> host = Text(name);
+    if (!host) return std::nullopt;
+    host->value = std::string(absl::StripAsciiWhitespace(host->value));
+    if (host->value.empty()) return std::nullopt;
+    return host;
   }
 
   bool Has(const char* name) const { return Text(name).has_value(); }
@@ -156,22 +167,43 @@ absl::StatusOr<std::optional<Sourced<std::string>>> SlurmHost(const Reader& read
   return std::nullopt;
 }
 
+// An address at which other machines reach another one than mpirun's: their own loopback, their own
+// link, or the bridge that Docker makes on each.
+bool IsOfEachMachine(absl::string_view address) {
+  return absl::StartsWith(address, "127.") || address == "::1" ||
+         absl::StartsWith(address, "169.254.") || absl::StartsWith(address, "fe80:") ||
+         address == "172.17.0.1";
+}
+
 // Open MPI 4 names the machine of mpirun, which is also the first of the job unless the user says
-// otherwise: "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911".
+// otherwise, by all of its addresses: "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911", also
+// "...;tcp6://[fd00::1]:34911" or both. Source: oob_tcp_component.c of Open MPI 4 and PRRTE.
 std::optional<Sourced<std::string>> MpirunHost(const Reader& reader) {
   const std::optional<Sourced<std::string>> uri = reader.Text("OMPI_MCA_orte_hnp_uri");
   if (!uri) return std::nullopt;
-  const std::pair<std::string, std::string> parts =
-      absl::StrSplit(uri->value, absl::MaxSplits("tcp://", 1));
-  const std::string host = parts.second.substr(0, parts.second.find_first_of(",:"));
-  if (host.empty()) return std::nullopt;
-  return Sourced<std::string>{host, uri->source};
+  std::vector<std::string> hosts;
+  for (absl::string_view part : absl::StrSplit(uri->value, ';')) {
+    part = absl::StripAsciiWhitespace(part);
+    if (absl::ConsumePrefix(&part, "tcp6://[")) {
+      part = part.substr(0, part.find(']'));
+    } else if (absl::ConsumePrefix(&part, "tcp://")) {
+      part = part.substr(0, part.find(':'));
+    } else {
+      continue;
+    }
+    for (const absl::string_view host : absl::StrSplit(part, ',', absl::SkipWhitespace())) {
+      hosts.emplace_back(absl::StripAsciiWhitespace(host));
+    }
+  }
+  if (hosts.empty()) return std::nullopt;
+  const auto best = std::find_if_not(hosts.begin(), hosts.end(), IsOfEachMachine);
+  return Sourced<std::string>{best == hosts.end() ? hosts.front() : *best, uri->source};
 }
 
 // A pod of an indexed job is called "<job>-<index>", and its name resolves when the job has a
 // headless service: "<job>-0" is process 0, with the rest of the domain when the pod knows it.
 std::optional<Sourced<std::string>> PodHost(const Reader& reader, int index) {
-  const std::optional<Sourced<std::string>> name = reader.Text("HOSTNAME");
+  const std::optional<Sourced<std::string>> name = reader.Host("HOSTNAME");
   if (!name) return std::nullopt;
   const size_t dot = std::min(name->value.find('.'), name->value.size());
   absl::string_view job = absl::string_view(name->value).substr(0, dot);
@@ -190,7 +222,7 @@ bool AllOnOneMachine(const Reader& reader, const Claim& claim) {
 absl::StatusOr<std::optional<Sourced<std::string>>> FirstHost(const Reader& reader,
                                                               const Claim& claim) {
   const absl::string_view launcher = claim.launcher->rank;
-  if (launcher == "RANK") return reader.Text("MASTER_ADDR");
+  if (launcher == "RANK") return reader.Host("MASTER_ADDR");
   if (launcher == "JOB_COMPLETION_INDEX") return PodHost(reader, claim.rank.value);
   if (launcher != "SLURM_PROCID" && AllOnOneMachine(reader, claim)) {
     return Sourced<std::string>{"localhost", claim.size->source};
@@ -247,8 +279,10 @@ std::optional<std::string> ProcessEnv(const char* name) {
 absl::StatusOr<std::string> FirstSlurmHost(absl::string_view nodelist) {
   std::string host;
   size_t at = 0;
+  // People write such lists by hand, with blanks around what they name.
+  nodelist = absl::StripAsciiWhitespace(nodelist);
   // Several brackets may follow each other: "rack[1-2]node[01-04]".
-  while (at < nodelist.size() && nodelist[at] != ',') {
+  while (at < nodelist.size() && nodelist[at] != ',' && !absl::ascii_isspace(nodelist[at])) {
     if (nodelist[at] == ']') return absl::InvalidArgumentError("a ] without its [");
     if (nodelist[at] != '[') {
       host += nodelist[at++];
@@ -257,7 +291,8 @@ absl::StatusOr<std::string> FirstSlurmHost(absl::string_view nodelist) {
     const size_t close = nodelist.find(']', at);
     if (close == absl::string_view::npos) return absl::InvalidArgumentError("a [ without its ]");
     const absl::string_view ranges = nodelist.substr(at + 1, close - at - 1);
-    const absl::string_view first = ranges.substr(0, ranges.find_first_of("-,"));
+    const absl::string_view first =
+        absl::StripAsciiWhitespace(ranges.substr(0, ranges.find_first_of("-,")));
     if (first.empty() || first.find_first_not_of("0123456789") != absl::string_view::npos) {
       return absl::InvalidArgumentError("brackets without a number");
     }

@@ -58,7 +58,8 @@ absl::StatusOr<Identity> ReadIdentity(GetEnv get_env);
 // For people: "node 3 of 8 (SLURM_PROCID, SLURM_NTASKS), coordinator a:1 (FERRY_COORDINATOR)".
 std::string Describe(const Identity& identity);
 
-// The first host of a Slurm node list: "gpu003" for "gpu[003-010,12],login1".
+// The first host of a Slurm node list: "gpu003" for "gpu[003-010,12],login1". Blanks around hosts
+// and numbers are skipped.
 //   Errors: INVALID_ARGUMENT when `nodelist` is empty or its brackets do not match.
 absl::StatusOr<std::string> FirstSlurmHost(absl::string_view nodelist);
 
