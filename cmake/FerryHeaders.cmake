@@ -2,10 +2,8 @@
 # ferry_headers: the third-party headers that most files begin with, compiled once.
 
 if(FERRY_UNITY)
-  # GCC takes them only where code is made in the same way: for programs as for libraries.
-  if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
-    set(CMAKE_CXX_COMPILE_OPTIONS_PIE -fPIC)
-  endif()
+  # They are taken only where code is made in the same way: for programs as for libraries.
+  set(CMAKE_CXX_COMPILE_OPTIONS_PIE -fPIC)
   add_library(ferry_headers OBJECT ${PROJECT_SOURCE_DIR}/cmake/no_code.cc)
   target_link_libraries(ferry_headers PRIVATE absl::strings protobuf::libprotobuf gRPC::grpc++
                                               Threads::Threads)
