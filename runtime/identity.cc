@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -18,6 +19,7 @@
 
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "runtime/tf_config.h"
 
 namespace ferry {
 namespace {
@@ -25,24 +27,77 @@ namespace {
 // More processes than any job has; beyond it a value is a mistake.
 constexpr int kMaxNodes = 1 << 20;
 
+enum class LauncherKind { kTorch, kOpenMpi, kMvapich, kPmi, kPmix, kSlurm, kTfConfig, kKubernetes };
+
 struct LauncherVariables {
+  LauncherKind kind;
   const char* rank;
   std::vector<const char*> sizes;  // the first that is set counts
   const char* local_rank;          // may be null
   bool needs_size;
 };
 
-// Closest to the process first: mpirun inside a Slurm allocation, torchrun under srun, and so on.
+// Nearest to the process first: mpirun inside a Slurm allocation, torchrun under srun, and so on.
+// Sources: torch/distributed/elastic/agent (torchrun), ompi/orte and prrte "schizo/ompi" (Open
+// MPI), MVAPICH's mpirun_rsh, hydra's pmiserv (MPICH, Intel MPI), slurm/src/common/env.c.
 const std::vector<LauncherVariables>& Launchers() {
   static const auto* const launchers = new std::vector<LauncherVariables>{
-      {"RANK", {"WORLD_SIZE"}, "LOCAL_RANK", true},
-      {"OMPI_COMM_WORLD_RANK", {"OMPI_COMM_WORLD_SIZE"}, "OMPI_COMM_WORLD_LOCAL_RANK", true},
-      {"PMI_RANK", {"PMI_SIZE"}, "MPI_LOCALRANKID", true},
-      {"SLURM_PROCID", {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}, "SLURM_LOCALID", true},
-      {"JOB_COMPLETION_INDEX", {"JOB_COMPLETIONS", "NUM_PROCESSES", "WORLD_SIZE"}, nullptr, false},
+      {LauncherKind::kTorch, "RANK", {"WORLD_SIZE"}, "LOCAL_RANK", true},
+      {LauncherKind::kOpenMpi,
+       "OMPI_COMM_WORLD_RANK",
+       {"OMPI_COMM_WORLD_SIZE"},
+       "OMPI_COMM_WORLD_LOCAL_RANK",
+       true},
+      {LauncherKind::kMvapich,
+       "MV2_COMM_WORLD_RANK",
+       {"MV2_COMM_WORLD_SIZE"},
+       "MV2_COMM_WORLD_LOCAL_RANK",
+       true},
+      {LauncherKind::kMvapich,
+       "MVP_COMM_WORLD_RANK",
+       {"MVP_COMM_WORLD_SIZE"},
+       "MVP_COMM_WORLD_LOCAL_RANK",
+       true},
+      {LauncherKind::kPmi, "PMI_RANK", {"PMI_SIZE"}, "MPI_LOCALRANKID", true},
+      {LauncherKind::kPmix, "PMIX_RANK", {}, nullptr, false},
+      {LauncherKind::kSlurm,
+       "SLURM_PROCID",
+       {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"},
+       "SLURM_LOCALID",
+       true},
+      {LauncherKind::kTfConfig, "TF_CONFIG", {}, nullptr, true},
+      {LauncherKind::kKubernetes,
+       "JOB_COMPLETION_INDEX",
+       {"JOB_COMPLETIONS", "NUM_PROCESSES", "WORLD_SIZE"},
+       nullptr,
+       false},
   };
   return *launchers;
 }
+
+// A step has these and a batch script has not (slurm/src/common/env.c, env_array_for_step and
+// env_array_for_batch_job).
+constexpr const char* kSlurmStepVariables[] = {"SLURM_STEP_ID", "SLURM_STEPID",
+                                               "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"};
+
+// These differ where another launcher was started; RANK is set by `ferry run` itself.
+constexpr const char* kLaunchVariables[] = {"TORCHELASTIC_RUN_ID",
+                                            "OMPI_COMM_WORLD_RANK",
+                                            "OMPI_COMM_WORLD_SIZE",
+                                            "OMPI_MCA_ess_base_jobid",
+                                            "PMIX_NAMESPACE",
+                                            "PMIX_RANK",
+                                            "MV2_COMM_WORLD_RANK",
+                                            "MVP_COMM_WORLD_RANK",
+                                            "PMI_RANK",
+                                            "PMI_SIZE",
+                                            "PMI_FD",
+                                            "PMI_PORT",
+                                            "SLURM_JOB_ID",
+                                            "SLURM_STEP_ID",
+                                            "SLURM_PROCID"};
+
+constexpr char kFerryRun[] = "FERRY_RUN";
 
 absl::Status Garbled(absl::string_view name, absl::string_view value, absl::string_view wanted) {
   return absl::InvalidArgumentError(
@@ -89,9 +144,15 @@ class Reader final {
 
 // What one launcher says about this process.
 struct Claim {
-  const LauncherVariables* launcher = nullptr;
+  const LauncherVariables* variables = nullptr;
   Sourced<int> rank;
   std::optional<Sourced<int>> size;
+  // Not by a launcher that started this very process.
+  bool is_by_hand = false;
+  // The machine of process 0, where the claim itself says it.
+  std::optional<Sourced<std::string>> first_host;
+
+  LauncherKind kind() const { return variables->kind; }
 };
 
 std::string Shown(const Sourced<int>& number) {
@@ -105,42 +166,95 @@ absl::Status CheckBelow(const std::optional<Sourced<int>>& index,
       absl::StrCat("environment variable ", Shown(*index), " must be below ", Shown(*count)));
 }
 
+bool IsSlurmStep(const Reader& reader) {
+  return std::any_of(std::begin(kSlurmStepVariables), std::end(kSlurmStepVariables),
+                     [&reader](const char* name) { return reader.Has(name); });
+}
+
+// Whether the variables are there by the launcher's own doing, for this process.
+bool MayCount(const Reader& reader, LauncherKind kind, const std::optional<Sourced<int>>& size) {
+  if (kind == LauncherKind::kPmix) {
+    const std::optional<Sourced<std::string>> space = reader.Text("PMIX_NAMESPACE");
+    return !space || !absl::StartsWith(space->value, "slurm.");
+  }
+  // srun --mpi=pmi2 sets PMI_RANK too, beside the better SLURM_PROCID; Hydra sets its own local
+  // rank.
+  if (kind == LauncherKind::kPmi) {
+    return !IsSlurmStep(reader) || reader.Has("MPI_LOCALRANKID") || reader.Has("MPI_LOCALNRANKS");
+  }
+  // In a batch script SLURM_NTASKS is what its steps may have; alone in its job, it is the job.
+  if (kind == LauncherKind::kSlurm) return IsSlurmStep(reader) || (size && size->value == 1);
+  return true;
+}
+
+absl::StatusOr<std::optional<Claim>> ReadTfClaim(const Reader& reader,
+                                                 const LauncherVariables& variables) {
+  const std::optional<Sourced<std::string>> text = reader.Text(variables.rank);
+  if (!text) return std::nullopt;
+  absl::StatusOr<std::optional<TfConfig>> config = ParseTfConfig(text->value);
+  if (!config.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("environment variable TF_CONFIG: ", config.status().message()));
+  }
+  if (!*config) return std::nullopt;
+  Claim claim{.variables = &variables,
+              .rank = {(*config)->rank, text->source},
+              .size = Sourced<int>{(*config)->size, text->source},
+              .is_by_hand = true};
+  claim.first_host = Sourced<std::string>{(*config)->first_host, text->source};
+  return claim;
+}
+
 absl::StatusOr<std::optional<Claim>> ReadClaim(const Reader& reader,
-                                               const LauncherVariables& launcher) {
+                                               const LauncherVariables& variables) {
+  if (variables.kind == LauncherKind::kTfConfig) return ReadTfClaim(reader, variables);
   std::optional<Sourced<int>> size;
-  if (!reader.Has(launcher.rank)) return std::nullopt;
-  for (const char* name : launcher.sizes) {
+  if (!reader.Has(variables.rank)) return std::nullopt;
+  for (const char* name : variables.sizes) {
     if (size) break;
     FERRY_ASSIGN_OR_RETURN(size, reader.Number(name, 1, kMaxNodes));
   }
-  if (!size && launcher.needs_size) return std::nullopt;
+  if (!size && variables.needs_size) return std::nullopt;
+  if (!MayCount(reader, variables.kind, size)) return std::nullopt;
   FERRY_ASSIGN_OR_RETURN(const std::optional<Sourced<int>> rank,
-                         reader.Number(launcher.rank, 0, kMaxNodes - 1));
+                         reader.Number(variables.rank, 0, kMaxNodes - 1));
   FERRY_RETURN_IF_ERROR(CheckBelow(rank, size));
-  return Claim{&launcher, *rank, size};
+  Claim claim{.variables = &variables, .rank = *rank, .size = size};
+  claim.is_by_hand = variables.kind == LauncherKind::kTorch && !reader.Has("TORCHELASTIC_RUN_ID");
+  return claim;
 }
 
-// The claim of the closest launcher, unless one further out contradicts it.
-absl::StatusOr<std::optional<Claim>> ClosestClaim(const Reader& reader) {
-  std::optional<Claim> closest;
-  for (const LauncherVariables& launcher : Launchers()) {
-    absl::StatusOr<std::optional<Claim>> claim = ReadClaim(reader, launcher);
-    if (!closest) {
+// Jobs of other sizes are the normal case of one launcher inside another.
+bool Contradict(const Claim& one, const Claim& other) {
+  return one.size && other.size && one.size->value == other.size->value &&
+         one.rank.value != other.rank.value;
+}
+
+// The claim of the nearest launcher, unless what was set by hand contradicts it. Launchers further
+// out are not asked: ranks of mpirun in a batch script all inherit SLURM_PROCID=0.
+absl::StatusOr<std::optional<Claim>> NearestClaim(const Reader& reader) {
+  std::optional<Claim> nearest;
+  for (const LauncherVariables& variables : Launchers()) {
+    // What is further out does not count, and need not be right.
+    if (nearest && !nearest->is_by_hand && variables.kind != LauncherKind::kTfConfig) continue;
+    absl::StatusOr<std::optional<Claim>> claim = ReadClaim(reader, variables);
+    if (!nearest) {
       if (!claim.ok()) return claim.status();
-      closest = *std::move(claim);
+      nearest = *std::move(claim);
       continue;
     }
-    // Other sizes are the normal case of one launcher inside another.
-    if (!claim.ok() || !*claim || !(*claim)->size || !closest->size) continue;
-    if ((*claim)->size->value == closest->size->value &&
-        (*claim)->rank.value != closest->rank.value) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("environment variables ", Shown(closest->rank), " and ",
-                       Shown((*claim)->rank), " disagree about which of ", closest->size->value,
-                       " processes this is; set FERRY_NODE_ID to settle it"));
+    if (!claim.ok() || !*claim) continue;
+    if (Contradict(*nearest, **claim)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "environment variables ", Shown(nearest->rank), " and ", Shown((*claim)->rank),
+          " disagree about which of ", nearest->size->value,
+          " processes this is; set FERRY_NODE_ID (or say --node-id and --coordinator) to settle "
+          "it"));
     }
+    // One launcher is enough to compare with.
+    if (!(*claim)->is_by_hand && nearest->is_by_hand) break;
   }
-  return closest;
+  return nearest;
 }
 
 absl::Status CheckAddress(const Sourced<std::string>& address) {
@@ -156,8 +270,12 @@ absl::Status CheckAddress(const Sourced<std::string>& address) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::optional<Sourced<std::string>>> SlurmHost(const Reader& reader) {
-  for (const char* name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"}) {
+// Of another launcher inside the allocation the steps are those of its daemons, which need not be
+// on all of its machines, and its processes on the first one belong to no step.
+absl::StatusOr<std::optional<Sourced<std::string>>> SlurmHost(const Reader& reader, bool is_step) {
+  constexpr char kStep[] = "SLURM_STEP_NODELIST";
+  constexpr char kJob[] = "SLURM_JOB_NODELIST";
+  for (const char* name : {is_step ? kStep : kJob, is_step ? kJob : kStep}) {
     const std::optional<Sourced<std::string>> nodelist = reader.Text(name);
     if (!nodelist) continue;
     absl::StatusOr<std::string> host = FirstSlurmHost(nodelist->value);
@@ -212,7 +330,8 @@ std::optional<Sourced<std::string>> PodHost(const Reader& reader, int index) {
 }
 
 bool AllOnOneMachine(const Reader& reader, const Claim& claim) {
-  for (const char* name : {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"}) {
+  for (const char* name : {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE",
+                           "MV2_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"}) {
     const std::optional<Sourced<std::string>> text = reader.Text(name);
     if (text && claim.size && text->value == absl::StrCat(claim.size->value)) return true;
   }
@@ -221,14 +340,25 @@ bool AllOnOneMachine(const Reader& reader, const Claim& claim) {
 
 absl::StatusOr<std::optional<Sourced<std::string>>> FirstHost(const Reader& reader,
                                                               const Claim& claim) {
-  const absl::string_view launcher = claim.launcher->rank;
-  if (launcher == "RANK") return reader.Host("MASTER_ADDR");
-  if (launcher == "JOB_COMPLETION_INDEX") return PodHost(reader, claim.rank.value);
-  if (launcher != "SLURM_PROCID" && AllOnOneMachine(reader, claim)) {
-    return Sourced<std::string>{"localhost", claim.size->source};
+  switch (claim.kind()) {
+    case LauncherKind::kTorch:
+      return reader.Host("MASTER_ADDR");
+    case LauncherKind::kTfConfig:
+      return claim.first_host;
+    case LauncherKind::kKubernetes:
+      return PodHost(reader, claim.rank.value);
+    case LauncherKind::kSlurm:
+      return SlurmHost(reader, /*is_step=*/true);
+    case LauncherKind::kOpenMpi:
+    case LauncherKind::kMvapich:
+    case LauncherKind::kPmi:
+    case LauncherKind::kPmix:
+      break;
   }
-  FERRY_ASSIGN_OR_RETURN(std::optional<Sourced<std::string>> host, SlurmHost(reader));
-  if (!host && launcher == "OMPI_COMM_WORLD_RANK") host = MpirunHost(reader);
+  if (AllOnOneMachine(reader, claim)) return Sourced<std::string>{"localhost", claim.size->source};
+  FERRY_ASSIGN_OR_RETURN(std::optional<Sourced<std::string>> host,
+                         SlurmHost(reader, /*is_step=*/false));
+  if (!host && claim.kind() == LauncherKind::kOpenMpi) host = MpirunHost(reader);
   return host;
 }
 
@@ -239,27 +369,77 @@ uint64_t HashText(absl::string_view text) {
   return hash;
 }
 
+Sourced<int> HashedPort(const Sourced<std::string>& launch) {
+  return {static_cast<int>(61440 + HashText(launch.value) % 4096), launch.source};
+}
+
 // All processes of a Slurm step, or of one mpirun, derive one port, above the ephemeral range. JAX
 // derives its own from the Slurm job id as 61440 + id % 4096 (jax/_src/clusters/slurm_cluster.py):
 // stay off that one, because a JAX program may run in the same job.
-std::optional<Sourced<int>> PortHint(const Reader& reader) {
+std::optional<Sourced<int>> PortHint(const Reader& reader, LauncherKind kind) {
+  const bool is_mpi = kind == LauncherKind::kOpenMpi || kind == LauncherKind::kPmix;
+  // Of one mpirun, the same on all its machines. Source: Open MPI 4 (orte ess) and 5 (PRRTE, PMIx).
+  constexpr const char* kLaunches[] = {"OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"};
+  for (const char* name : kLaunches) {
+    if (!is_mpi) break;
+    if (const auto launch = reader.Text(name)) return HashedPort(*launch);
+  }
   const std::optional<Sourced<std::string>> job = reader.Text("SLURM_JOB_ID");
   uint64_t job_id = 0;
   if (job && absl::SimpleAtoi(job->value, &job_id)) {
     uint64_t step_id = 0;
-    const std::optional<Sourced<std::string>> step = reader.Text("SLURM_STEP_ID");
-    if (step && !absl::SimpleAtoi(step->value, &step_id)) step_id = 0;
+    // Processes of mpirun belong to the step of its daemons on some machines and to none on others.
+    const bool has_step = kind == LauncherKind::kSlurm || kind == LauncherKind::kTorch;
+    for (const char* name : {"SLURM_STEP_ID", "SLURM_STEPID"}) {
+      const std::optional<Sourced<std::string>> step = reader.Text(name);
+      if (has_step && step && absl::SimpleAtoi(step->value, &step_id)) break;
+      step_id = 0;
+    }
     return Sourced<int>{static_cast<int>(61440 + (job_id + 2048 + 97 * step_id) % 4096),
                         job->source};
   }
-  // Of one mpirun, the same on all its machines. Source: Open MPI 4 (orte ess) and 5 (PRRTE, PMIx).
-  for (const char* name : {"OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"}) {
-    const std::optional<Sourced<std::string>> launch = reader.Text(name);
-    if (!launch) continue;
-    return Sourced<int>{static_cast<int>(61440 + HashText(launch->value) % 4096), launch->source};
+  for (const char* name : kLaunches) {
+    if (const auto launch = reader.Text(name)) return HashedPort(*launch);
   }
   return std::nullopt;
 }
+
+// Tells one set of launchers around a process from another.
+std::string LaunchesAround(const Reader& reader) {
+  std::string all;
+  for (const char* name : kLaunchVariables) {
+    if (const auto text = reader.Text(name)) absl::StrAppend(&all, name, "=", text->value, "\n");
+  }
+  return absl::StrCat(absl::Hex(HashText(all)));
+}
+
+// The environment without what `ferry run` gave to the rank that another launcher was started in.
+class WithoutOuterRun final {
+ public:
+  explicit WithoutOuterRun(GetEnv get_env) : get_env_(get_env) {
+    const Reader reader(get_env);
+    const std::optional<Sourced<std::string>> mark = reader.Text(kFerryRun);
+    if (!mark || !IsRankOfFerryRun(get_env)) return;
+    is_outer_ = !absl::EndsWith(mark->value, absl::StrCat(" ", LaunchesAround(reader)));
+    // torchrun sets them anew.
+    keeps_rank_ = reader.Has("TORCHELASTIC_RUN_ID");
+  }
+
+  std::optional<std::string> operator()(const char* name) const {
+    const absl::string_view text = name;
+    const bool is_rank = text == "RANK" || text == "WORLD_SIZE" || text == "LOCAL_RANK" ||
+                         text == "LOCAL_WORLD_SIZE" || text == "MASTER_ADDR";
+    if (is_outer_ && (absl::StartsWith(text, "FERRY_") || (is_rank && !keeps_rank_))) {
+      return std::nullopt;
+    }
+    return get_env_(name);
+  }
+
+ private:
+  GetEnv get_env_;
+  bool is_outer_ = false;
+  bool keeps_rank_ = false;
+};
 
 std::string DescribeSources(const Identity& identity) {
   std::vector<std::string> sources;
@@ -303,17 +483,37 @@ absl::StatusOr<std::string> FirstSlurmHost(absl::string_view nodelist) {
   return host;
 }
 
-absl::StatusOr<Identity> ReadIdentity(GetEnv get_env) {
+std::string FerryRunMark(GetEnv get_env, absl::string_view coordinator, int node_id) {
+  return absl::StrCat(coordinator, " ", node_id, " ", LaunchesAround(Reader(get_env)));
+}
+
+bool IsRankOfFerryRun(GetEnv get_env) {
+  const Reader reader(get_env);
+  const std::optional<Sourced<std::string>> mark = reader.Text(kFerryRun);
+  const std::optional<Sourced<std::string>> coordinator = reader.Text("FERRY_COORDINATOR");
+  const std::optional<Sourced<std::string>> node_id = reader.Text("FERRY_NODE_ID");
+  return mark && coordinator && node_id &&
+         absl::StartsWith(mark->value, absl::StrCat(coordinator->value, " ", node_id->value, " "));
+}
+
+absl::StatusOr<Identity> ReadCoordinatorVariables(GetEnv get_env) {
   const Reader reader(get_env);
   Identity identity;
-  FERRY_ASSIGN_OR_RETURN(identity.node_id, reader.Number("FERRY_NODE_ID", 0, kMaxNodes - 1));
   FERRY_ASSIGN_OR_RETURN(identity.num_nodes, reader.Number("FERRY_NUM_NODES", 1, kMaxNodes));
-  FERRY_ASSIGN_OR_RETURN(identity.local_rank, reader.Number("FERRY_LOCAL_RANK", 0, kMaxNodes - 1));
   identity.coordinator = reader.Text("FERRY_COORDINATOR");
   if (identity.coordinator) FERRY_RETURN_IF_ERROR(CheckAddress(*identity.coordinator));
+  return identity;
+}
+
+absl::StatusOr<Identity> ReadIdentity(GetEnv given_env) {
+  const WithoutOuterRun get_env(given_env);
+  const Reader reader(get_env);
+  FERRY_ASSIGN_OR_RETURN(Identity identity, ReadCoordinatorVariables(get_env));
+  FERRY_ASSIGN_OR_RETURN(identity.node_id, reader.Number("FERRY_NODE_ID", 0, kMaxNodes - 1));
+  FERRY_ASSIGN_OR_RETURN(identity.local_rank, reader.Number("FERRY_LOCAL_RANK", 0, kMaxNodes - 1));
 
   if (!identity.node_id) {
-    FERRY_ASSIGN_OR_RETURN(const std::optional<Claim> claim, ClosestClaim(reader));
+    FERRY_ASSIGN_OR_RETURN(const std::optional<Claim> claim, NearestClaim(reader));
     if (claim) {
       identity.node_id = claim->rank;
       if (identity.num_nodes && claim->size && identity.num_nodes->value != claim->size->value) {
@@ -322,17 +522,39 @@ absl::StatusOr<Identity> ReadIdentity(GetEnv get_env) {
                          Shown(*claim->size), " disagree about the count of processes"));
       }
       if (!identity.num_nodes) identity.num_nodes = claim->size;
-      if (!identity.local_rank && claim->launcher->local_rank != nullptr) {
+      if (!identity.local_rank && claim->variables->local_rank != nullptr) {
         FERRY_ASSIGN_OR_RETURN(identity.local_rank,
-                               reader.Number(claim->launcher->local_rank, 0, kMaxNodes - 1));
+                               reader.Number(claim->variables->local_rank, 0, kMaxNodes - 1));
       }
       FERRY_ASSIGN_OR_RETURN(identity.first_host, FirstHost(reader, *claim));
-      identity.port_hint = PortHint(reader);
+      identity.port_hint = PortHint(reader, claim->kind());
     }
   }
   FERRY_RETURN_IF_ERROR(CheckBelow(identity.node_id, identity.num_nodes));
   FERRY_RETURN_IF_ERROR(CheckBelow(identity.local_rank, identity.num_nodes));
   return identity;
+}
+
+std::optional<Identity> ReadRefusedIdentity(GetEnv given_env) {
+  const WithoutOuterRun get_env(given_env);
+  const Reader reader(get_env);
+  Identity identity;
+  if (const auto own = ReadCoordinatorVariables(get_env); own.ok()) identity = *own;
+  for (const LauncherVariables& variables : Launchers()) {
+    const absl::StatusOr<std::optional<Claim>> claim = ReadClaim(reader, variables);
+    if (!claim.ok() || !*claim) continue;
+    // The coordinator is where those look for it whose variables agree: where the first claim says.
+    if (!identity.first_host) {
+      if (auto host = FirstHost(reader, **claim); host.ok()) identity.first_host = *std::move(host);
+      identity.port_hint = PortHint(reader, variables.kind);
+    }
+    if ((*claim)->is_by_hand) continue;
+    // A launcher gives each process a number of its own.
+    identity.node_id = (*claim)->rank;
+    if ((*claim)->size) identity.num_nodes = (*claim)->size;
+    return identity;
+  }
+  return std::nullopt;
 }
 
 std::string Describe(const Identity& identity) {

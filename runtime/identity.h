@@ -39,21 +39,44 @@ using GetEnv = absl::FunctionRef<std::optional<std::string>(const char* name)>;
 // The environment of this process.
 std::optional<std::string> ProcessEnv(const char* name);
 
-// Reads who this process is. The launcher closest to the process decides, in this order:
+// Reads who this process is. The launcher nearest to the process decides, in this order:
 //   1. FERRY_NODE_ID FERRY_NUM_NODES FERRY_LOCAL_RANK FERRY_COORDINATOR  (`ferry run`, or by hand)
-//   2. RANK WORLD_SIZE LOCAL_RANK                                        (torchrun, by hand)
+//   2. RANK WORLD_SIZE LOCAL_RANK                                        (torchrun, or by hand)
 //   3. OMPI_COMM_WORLD_RANK _SIZE _LOCAL_RANK                            (Open MPI)
-//   4. PMI_RANK PMI_SIZE MPI_LOCALRANKID                                 (MPICH, Intel MPI)
-//   5. SLURM_PROCID, SLURM_STEP_NUM_TASKS or SLURM_NTASKS, SLURM_LOCALID (srun)
-//   6. JOB_COMPLETION_INDEX with a count in JOB_COMPLETIONS, NUM_PROCESSES or WORLD_SIZE
+//   4. MV2_COMM_WORLD_RANK _SIZE _LOCAL_RANK, MVP_...                    (MVAPICH)
+//   5. PMI_RANK PMI_SIZE MPI_LOCALRANKID                                 (MPICH, Intel MPI)
+//   6. PMIX_RANK, unless it is Slurm's                                   (PRRTE)
+//   7. SLURM_PROCID, SLURM_STEP_NUM_TASKS or SLURM_NTASKS, SLURM_LOCALID (srun)
+//   8. TF_CONFIG, when it has no tasks but chief and workers             (TensorFlow, by hand)
+//   9. JOB_COMPLETION_INDEX with a count in JOB_COMPLETIONS, NUM_PROCESSES or WORLD_SIZE
 //                                                                        (Kubernetes indexed job)
-// A launcher counts only when both its rank and its size are there; Kubernetes, which sets no size
-// by itself, also without. Each FERRY_ variable overrides its own value only. An empty variable
-// counts as not set.
+// A launcher counts only when both its rank and its size are there; Kubernetes and PRRTE, which set
+// no size by themselves, also without. Slurm counts within a step only: in a batch script, which
+// has SLURM_PROCID=0 and the count of tasks that its steps may have, only if that count is 1. What
+// `ferry run` gave to a rank does not count where another launcher was started inside that rank.
+// Each FERRY_ variable overrides its own value only. An empty variable counts as not set.
 //   Errors: INVALID_ARGUMENT, naming variable and value, for what is not a number or not an
-//   address, for a rank beyond its size, and when two launchers of jobs of equal size disagree on
-//   the rank, because then it is a guess who is right; FERRY_NODE_ID settles it.
+//   address, for a rank beyond its size, and when RANK or TF_CONFIG was set by hand and contradicts
+//   the nearest launcher of a job of equal size, because then it is a guess which one is right;
+//   FERRY_NODE_ID settles it.
 absl::StatusOr<Identity> ReadIdentity(GetEnv get_env);
+
+// FERRY_COORDINATOR and FERRY_NUM_NODES alone, for a process whose node id is known otherwise.
+//   Errors: INVALID_ARGUMENT as ReadIdentity.
+absl::StatusOr<Identity> ReadCoordinatorVariables(GetEnv get_env);
+
+// What the nearest launcher says where ReadIdentity refuses the whole: enough to tell the job of
+// the refusal. Absent: no launcher says which process this is.
+std::optional<Identity> ReadRefusedIdentity(GetEnv get_env);
+
+// What `ferry run` leaves in the environment of a rank as FERRY_RUN, so that a launcher which is
+// started inside the rank is told from those around the job.
+//   get_env: the environment that `ferry run` was started in.
+std::string FerryRunMark(GetEnv get_env, absl::string_view coordinator, int node_id);
+
+// Whether FERRY_COORDINATOR and FERRY_NODE_ID are those that `ferry run` gave to this rank, and not
+// set by hand.
+bool IsRankOfFerryRun(GetEnv get_env);
 
 // For people: "node 3 of 8 (SLURM_PROCID, SLURM_NTASKS), coordinator a:1 (FERRY_COORDINATOR)".
 std::string Describe(const Identity& identity);

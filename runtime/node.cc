@@ -2,6 +2,8 @@
 // Joining a job, step by step.
 #include "runtime/node.h"
 
+#include <unistd.h>
+
 #include <cstdio>
 #include <system_error>
 #include <utility>
@@ -31,20 +33,34 @@ std::string DescribePlace(const NodePlace& place, const NodeOptions& options,
   return text;
 }
 
+bool IsSet(GetEnv get_env, const char* name) {
+  const std::optional<std::string> value = get_env(name);
+  return value && !value->empty();
+}
+
 // IPv6 addresses need brackets before a port.
 std::string HostPort(const std::string& host, int port) {
   const bool is_bare_ipv6 = absl::StrContains(host, ':') && !absl::StartsWith(host, "[");
   return is_bare_ipv6 ? absl::StrCat("[", host, "]:", port) : absl::StrCat(host, ":", port);
 }
 
+// REQUIRES: identity.first_host.
+std::string DerivedCoordinator(const Identity& identity) {
+  return HostPort(identity.first_host->value,
+                  identity.port_hint ? identity.port_hint->value : kDefaultCoordinatorPort);
+}
+
 }  // namespace
 
 absl::StatusOr<NodePlace> FindPlace(const NodeOptions& options, GetEnv get_env) {
-  // Options that say everything are not troubled by an environment that contradicts itself.
-  const bool is_complete = options.node_id && options.num_nodes && !options.coordinator.empty();
+  // A node id that is said, and a coordinator that is named, leave no question to launchers, whose
+  // variables may contradict each other or belong to another job. The count of nodes goes with the
+  // coordinator.
   Identity identity;
-  if (!is_complete) {
+  if (!options.node_id || (options.coordinator.empty() && !IsSet(get_env, "FERRY_COORDINATOR"))) {
     FERRY_ASSIGN_OR_RETURN(identity, ReadIdentity(get_env));
+  } else if (options.coordinator.empty()) {
+    FERRY_ASSIGN_OR_RETURN(identity, ReadCoordinatorVariables(get_env));
   }
   NodePlace place;
   place.num_nodes = options.num_nodes;
@@ -54,9 +70,11 @@ absl::StatusOr<NodePlace> FindPlace(const NodeOptions& options, GetEnv get_env) 
   } else if (identity.node_id) {
     place.node_id = identity.node_id->value;
   } else {
-    return absl::InvalidArgumentError(
+    return absl::InvalidArgumentError(absl::StrCat(
         "which node is this? Say --node-id=I, set FERRY_NODE_ID, or start it with ferry run, srun "
-        "or mpirun");
+        "or mpirun",
+        IsSet(get_env, "SLURM_JOB_ID") ? " (this is inside a Slurm job, but not a task of srun)"
+                                       : ""));
   }
   if (place.node_id < 0 || (place.num_nodes && place.node_id >= *place.num_nodes)) {
     return absl::InvalidArgumentError(absl::StrCat("node id ", place.node_id, " is not below ",
@@ -68,9 +86,7 @@ absl::StatusOr<NodePlace> FindPlace(const NodeOptions& options, GetEnv get_env) 
   } else if (identity.coordinator) {
     place.coordinator = identity.coordinator->value;
   } else if (identity.first_host && place.num_nodes) {
-    place.coordinator =
-        HostPort(identity.first_host->value,
-                 identity.port_hint ? identity.port_hint->value : kDefaultCoordinatorPort);
+    place.coordinator = DerivedCoordinator(identity);
     place.is_derived = true;
   } else {
     return absl::InvalidArgumentError(
@@ -81,9 +97,47 @@ absl::StatusOr<NodePlace> FindPlace(const NodeOptions& options, GetEnv get_env) 
   return place;
 }
 
+absl::StatusOr<NodePlace> FindPlaceOrTell(const NodeOptions& options, GetEnv get_env,
+                                          absl::Duration patience) {
+  absl::StatusOr<NodePlace> place = FindPlace(options, get_env);
+  if (place.ok()) return place;
+  const std::optional<Identity> refused = ReadRefusedIdentity(get_env);
+  if (!refused || !refused->node_id) return place;
+  // The launcher's number, which no other process has.
+  NodeOptions taken = options;
+  taken.node_id = refused->node_id->value;
+  if (!taken.num_nodes && refused->num_nodes) taken.num_nodes = refused->num_nodes->value;
+  if (taken.coordinator.empty()) {
+    if (refused->coordinator) {
+      taken.coordinator = refused->coordinator->value;
+    } else if (refused->first_host) {
+      taken.coordinator = DerivedCoordinator(*refused);
+    } else {
+      return place;
+    }
+  }
+  coord::AgentOptions agent;
+  agent.coordinator = taken.coordinator;
+  agent.node_id = taken.node_id;
+  agent.num_nodes = taken.num_nodes;
+  char host[256] = {};
+  gethostname(host, sizeof(host) - 1);
+  agent.host_name = host;
+  agent.connect_timeout = patience;
+  agent.connect_stop = options.connect_stop;
+  const absl::StatusOr<std::unique_ptr<coord::Agent>> told =
+      coord::Agent::Connect(std::move(agent));
+  if (!told.ok()) return place;
+  // It is no mistake in the arguments of those that hear it.
+  const absl::Status why = absl::FailedPreconditionError(
+      absl::StrCat("the process on ", host, " cannot take part: ", place.status().message()));
+  if ((*told)->ReportError(why).ok()) (*told)->Leave().IgnoreError();
+  return place;
+}
+
 absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
   auto node = std::unique_ptr<Node>(new Node());
-  FERRY_ASSIGN_OR_RETURN(node->place_, FindPlace(options, ProcessEnv));
+  FERRY_ASSIGN_OR_RETURN(node->place_, FindPlaceOrTell(options, ProcessEnv));
   const NodePlace& place = node->place_;
   node->discovery_ = DiscoverLocal();
   LocalTopology& local = node->discovery_.topology;

@@ -387,7 +387,8 @@ class Worker(harness.Case):
         # Any two concurrent runs of this test get different ports, most likely.
         job = str(random.randrange(1 << 30))
         workers = [self.start("worker", SLURM_JOB_ID=job, SLURM_PROCID=str(node), SLURM_NTASKS="3",
-                              SLURM_LOCALID=str(node), SLURM_JOB_NODELIST="localhost")
+                              SLURM_STEP_ID="0", SLURM_LOCALID=str(node),
+                              SLURM_JOB_NODELIST="localhost")
                    for node in range(3)]
         for node, worker in enumerate(workers):
             worker.wait_for(rf"node {node} of 3 \(SLURM_PROCID, SLURM_NTASKS\) joined at localhost:")

@@ -17,8 +17,9 @@ PROGRESS = (r"ferry: (asking|looking|measuring|starting|trying|waiting) .*"
             r" \(\d[\d.]*[a-z][\da-z.]*\)$")
 
 # What launchers of the machine that runs the tests may have set.
-FOREIGN = re.compile(r"^(FERRY_|SLURM_|OMPI_|PMIX?_|MPI_|JOB_COMPLETION|RANK$|WORLD_SIZE$|"
-                     r"LOCAL_RANK$|MASTER_|JAX_|CUDA_VISIBLE_DEVICES$)")
+FOREIGN = re.compile(r"^(FERRY_|SLURM_|OMPI_|PMIX?_|MPI_|MV[2P]_|TORCHELASTIC_|TF_CONFIG$|"
+                     r"JOB_COMPLETION|RANK$|WORLD_SIZE$|LOCAL_RANK$|MASTER_|JAX_|"
+                     r"CUDA_VISIBLE_DEVICES$)")
 
 
 def environment(**variables):

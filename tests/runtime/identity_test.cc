@@ -50,6 +50,14 @@ const Environment kSlurm = {
     {"SLURM_STEP_ID", "0"},
     {"SLURM_STEP_NUM_TASKS", "8"},
     {"SLURM_STEP_NODELIST", "gpu[003-004,9],login1"},
+    {"SLURM_JOB_NODELIST", "gpu[001-009],login1"},
+};
+
+// A batch script of `sbatch --ntasks=4`, which is no task itself.
+const Environment kBatch = {
+    {"SLURM_PROCID", "0"},        {"SLURM_NTASKS", "4"}, {"SLURM_LOCALID", "0"},
+    {"SLURM_JOB_ID", "1000"},     {"SLURM_NODEID", "0"}, {"SLURM_JOB_NODELIST", "gpu[001-002]"},
+    {"SLURM_JOB_NUM_NODES", "2"},
 };
 
 Environment With(Environment environment, const Environment& more) {
@@ -95,9 +103,11 @@ TEST(Identity, DerivesOnePortForAllProcessesOfASlurmStep) {
   EXPECT_NE(one.port_hint, Good(With(kSlurm, {{"SLURM_STEP_ID", "1"}})).port_hint);
 }
 
-TEST(Identity, ReadsOlderSlurmWithoutStepVariables) {
-  const Identity identity =
-      Good({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_JOB_NODELIST", "a,b"}});
+TEST(Identity, OlderSlurmWithOnlyAStepId_IsRead) {
+  const Identity identity = Good({{"SLURM_PROCID", "0"},
+                                  {"SLURM_NTASKS", "2"},
+                                  {"SLURM_STEPID", "0"},
+                                  {"SLURM_JOB_NODELIST", "a,b"}});
   EXPECT_EQ(identity.num_nodes, Number(2, "SLURM_NTASKS"));
   EXPECT_EQ(identity.first_host, Text("a", "SLURM_JOB_NODELIST"));
 }
@@ -200,7 +210,8 @@ TEST(Identity, PrefersTheInnerLauncher) {
   const Identity identity =
       Good(With(kSlurm, {{"OMPI_COMM_WORLD_RANK", "30"}, {"OMPI_COMM_WORLD_SIZE", "64"}}));
   EXPECT_EQ(identity.node_id, Number(30, "OMPI_COMM_WORLD_RANK"));
-  EXPECT_EQ(identity.first_host->value, "gpu003");
+  // The step is that of mpirun's daemons, which need not run on the first machine.
+  EXPECT_EQ(identity.first_host, Text("gpu001", "SLURM_JOB_NODELIST"));
 }
 
 TEST(Identity, IgnoresAHalfLauncher) {
@@ -224,6 +235,227 @@ TEST(Identity, LetsItsOwnVariableSettleAContradiction) {
   EXPECT_EQ(Good(With(kSlurm, {{"RANK", "0"}, {"WORLD_SIZE", "8"}, {"FERRY_NODE_ID", "5"}}))
                 .node_id->value,
             5);
+}
+
+// A launcher that is started in a batch script or a step, what it sets for rank 2 of 4, and what it
+// inherits there. The numbers of the tasks around it are equal in count and differ in rank, which
+// is the case in which a comparison of the two would refuse the job.
+struct NestedCase {
+  const char* name;
+  Environment variables;
+  const char* source;
+};
+
+class NestedLauncher : public ::testing::TestWithParam<NestedCase> {};
+
+TEST_P(NestedLauncher, InABatchScript_Decides) {
+  const Identity identity = Good(With(kBatch, GetParam().variables));
+  EXPECT_EQ(identity.node_id, Number(2, GetParam().source));
+  EXPECT_TRUE(!identity.num_nodes || identity.num_nodes->value == 4);
+}
+
+TEST_P(NestedLauncher, InAStepOfEqualSize_Decides) {
+  const Environment step =
+      With(kSlurm, {{"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_NTASKS", "4"}});
+  EXPECT_EQ(Good(With(step, GetParam().variables)).node_id, Number(2, GetParam().source));
+}
+
+TEST_P(NestedLauncher, InAnInteractiveStep_Decides) {
+  // salloc with LaunchParameters=use_interactive_step: one task, and a step id near 2^32.
+  const Environment step =
+      With(kSlurm,
+           {{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "4294967290"}, {"SLURM_STEP_NUM_TASKS", "1"}});
+  EXPECT_EQ(Good(With(step, GetParam().variables)).node_id, Number(2, GetParam().source));
+}
+
+TEST_P(NestedLauncher, AllRanks_DeriveOneCoordinator) {
+  // Ranks on the first machine are children of mpirun and in no step; those on the others descend
+  // from a daemon that mpirun starts with srun.
+  const Environment daemon = With(
+      kBatch,
+      {{"SLURM_STEP_ID", "3"}, {"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_STEP_NODELIST", "gpu002"}});
+  if (std::string(GetParam().name) == "Torchrun") GTEST_SKIP() << "it starts nothing elsewhere";
+  const Identity first = Good(With(kBatch, GetParam().variables));
+  const Identity other = Good(With(daemon, GetParam().variables));
+  EXPECT_EQ(first.first_host, other.first_host);
+  EXPECT_EQ(first.port_hint, other.port_hint);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Each, NestedLauncher,
+    ::testing::Values(
+        NestedCase{
+            "FerryRun",
+            {{"FERRY_NODE_ID", "2"}, {"FERRY_NUM_NODES", "4"}, {"RANK", "2"}, {"WORLD_SIZE", "4"}},
+            "FERRY_NODE_ID"},
+        NestedCase{"Torchrun",
+                   {{"RANK", "2"},
+                    {"WORLD_SIZE", "4"},
+                    {"TORCHELASTIC_RUN_ID", "none"},
+                    {"MASTER_ADDR", "gpu001"}},
+                   "RANK"},
+        NestedCase{"OpenMpi",
+                   {{"OMPI_COMM_WORLD_RANK", "2"},
+                    {"OMPI_COMM_WORLD_SIZE", "4"},
+                    {"PMIX_NAMESPACE", "prterun-gpu001-17@1"},
+                    {"PMIX_RANK", "2"}},
+                   "OMPI_COMM_WORLD_RANK"},
+        NestedCase{"Mvapich",
+                   {{"MV2_COMM_WORLD_RANK", "2"}, {"MV2_COMM_WORLD_SIZE", "4"}},
+                   "MV2_COMM_WORLD_RANK"},
+        NestedCase{"Mvapich3",
+                   {{"MVP_COMM_WORLD_RANK", "2"}, {"MVP_COMM_WORLD_SIZE", "4"}},
+                   "MVP_COMM_WORLD_RANK"},
+        NestedCase{"Hydra",
+                   {{"PMI_RANK", "2"},
+                    {"PMI_SIZE", "4"},
+                    {"MPI_LOCALRANKID", "0"},
+                    {"MPI_LOCALNRANKS", "2"}},
+                   "PMI_RANK"},
+        NestedCase{
+            "Prrte", {{"PMIX_RANK", "2"}, {"PMIX_NAMESPACE", "prterun-gpu001-17@1"}}, "PMIX_RANK"}),
+    [](const ::testing::TestParamInfo<NestedCase>& info) { return std::string(info.param.name); });
+
+TEST(Identity, TorchrunUnderMpirunInABatchScript_Decides) {
+  const Identity identity = Good(With(kBatch, {{"OMPI_COMM_WORLD_RANK", "1"},
+                                               {"OMPI_COMM_WORLD_SIZE", "4"},
+                                               {"RANK", "3"},
+                                               {"WORLD_SIZE", "4"},
+                                               {"TORCHELASTIC_RUN_ID", "x"}}));
+  EXPECT_EQ(identity.node_id, Number(3, "RANK"));
+}
+
+TEST(Identity, BatchScriptOfSeveralTasks_IsNoTask) {
+  EXPECT_FALSE(Good(kBatch).node_id.has_value());
+  // The only task of its job may be run without srun.
+  EXPECT_EQ(Good(With(kBatch, {{"SLURM_NTASKS", "1"}})).num_nodes, Number(1, "SLURM_NTASKS"));
+}
+
+TEST(Identity, SrunWithItsOwnPmi_IsReadAsSlurm) {
+  // --mpi=pmi2 and --mpi=pmix.
+  const Identity pmi = Good(With(kSlurm, {{"PMI_RANK", "5"}, {"PMI_SIZE", "8"}}));
+  EXPECT_EQ(pmi.node_id, Number(5, "SLURM_PROCID"));
+  EXPECT_EQ(pmi.first_host, Text("gpu003", "SLURM_STEP_NODELIST"));
+  const Identity pmix =
+      Good(With(kSlurm, {{"PMIX_RANK", "5"}, {"PMIX_NAMESPACE", "slurm.pmix.1000.0"}}));
+  EXPECT_EQ(pmix.num_nodes, Number(8, "SLURM_STEP_NUM_TASKS"));
+}
+
+TEST(Identity, MpiRankWithRankByHand_AgreesOrIsRefused) {
+  const Environment mpi =
+      With(kBatch, {{"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "4"}});
+  EXPECT_EQ(Good(With(mpi, {{"RANK", "2"}, {"WORLD_SIZE", "4"}})).node_id, Number(2, "RANK"));
+  ExpectRefused(With(mpi, {{"RANK", "0"}, {"WORLD_SIZE", "4"}}),
+                "RANK=0 and OMPI_COMM_WORLD_RANK=2 disagree");
+}
+
+constexpr char kTfConfig[] =
+    R"({"cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"]}, "task": {"type": "worker", "index": 1}})";
+
+TEST(Identity, TfConfigAlone_CountsTheChiefFirst) {
+  const Identity identity = Good({{"TF_CONFIG", kTfConfig}});
+  EXPECT_EQ(identity.node_id, Number(2, "TF_CONFIG"));
+  EXPECT_EQ(identity.num_nodes, Number(3, "TF_CONFIG"));
+  EXPECT_EQ(identity.first_host, Text("a", "TF_CONFIG"));
+}
+
+TEST(Identity, TfConfigInABatchScript_Decides) {
+  EXPECT_EQ(Good(With(kBatch, {{"TF_CONFIG", kTfConfig}})).node_id, Number(2, "TF_CONFIG"));
+}
+
+TEST(Identity, TfConfigThatContradictsTheLauncher_IsRefused) {
+  const Environment three = {
+      {"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "3"}, {"TF_CONFIG", kTfConfig}};
+  ExpectRefused(three, "SLURM_PROCID=0 and TF_CONFIG=2 disagree");
+  EXPECT_EQ(Good(With(three, {{"SLURM_PROCID", "2"}})).node_id, Number(2, "SLURM_PROCID"));
+  EXPECT_EQ(Good(With(three, {{"FERRY_NODE_ID", "1"}})).node_id->value, 1);
+}
+
+TEST(Identity, TfConfigWithOtherTasks_DoesNotCount) {
+  for (
+      const char* config :
+      {R"({"cluster": {"worker": ["b:1"], "ps": ["c:1"]}, "task": {"type": "worker", "index": 0}})",
+       R"({"cluster": {"worker": ["b:1"]}, "task": {"type": "evaluator", "index": 0}})",
+       R"({"task": {"type": "worker", "index": 0}})", R"({"cluster": {}})"}) {
+    EXPECT_FALSE(Good({{"TF_CONFIG", config}}).node_id.has_value()) << config;
+  }
+}
+
+TEST(Identity, TfConfigThatIsGarbled_IsRefused) {
+  for (const char* config :
+       {"{", "3", R"({"cluster": 1, "task": {}})", R"({"cluster": {"worker": 5}, "task": {}})",
+        R"({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}})",
+        R"({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": -1}})",
+        R"({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker"}})",
+        R"({"cluster": {"worker": [7]}, "task": {"type": "worker", "index": 0}})"}) {
+    ExpectRefused({{"TF_CONFIG", config}}, "TF_CONFIG: ");
+  }
+}
+
+// The environment of a rank of `ferry run` in `around`.
+Environment RankOfFerryRun(const Environment& around) {
+  return With(around, {{"FERRY_NODE_ID", "0"},
+                       {"FERRY_NUM_NODES", "2"},
+                       {"FERRY_COORDINATOR", "head:1"},
+                       {"RANK", "0"},
+                       {"WORLD_SIZE", "2"},
+                       {"FERRY_RUN", FerryRunMark(
+                                         [&around](const char* name) -> std::optional<std::string> {
+                                           const auto found = around.find(name);
+                                           if (found == around.end()) return std::nullopt;
+                                           return found->second;
+                                         },
+                                         "head:1", 0)}});
+}
+
+TEST(Identity, RankOfFerryRun_IsWhatFerryRunSays) {
+  for (const Environment& around : {Environment(), kBatch, kSlurm}) {
+    const Identity identity = Good(RankOfFerryRun(around));
+    EXPECT_EQ(identity.node_id, Number(0, "FERRY_NODE_ID"));
+    EXPECT_EQ(identity.coordinator, Text("head:1", "FERRY_COORDINATOR"));
+  }
+}
+
+TEST(Identity, LauncherInsideARankOfFerryRun_Decides) {
+  const Environment mpirun = {{"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "4"}};
+  for (const Environment& around : {Environment(), kBatch}) {
+    const Identity identity = Good(With(RankOfFerryRun(around), mpirun));
+    EXPECT_EQ(identity.node_id, Number(2, "OMPI_COMM_WORLD_RANK"));
+    EXPECT_EQ(identity.num_nodes, Number(4, "OMPI_COMM_WORLD_SIZE"));
+    // That coordinator counts the ranks of ferry run.
+    EXPECT_FALSE(identity.coordinator.has_value());
+  }
+  const Identity torchrun = Good(With(
+      RankOfFerryRun({}), {{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"TORCHELASTIC_RUN_ID", "none"}}));
+  EXPECT_EQ(torchrun.node_id, Number(1, "RANK"));
+}
+
+TEST(Identity, VariablesByHandInsideARankOfFerryRun_Decide) {
+  const Identity identity = Good(With(RankOfFerryRun({}), {{"FERRY_COORDINATOR", "other:1"},
+                                                           {"FERRY_NODE_ID", "3"},
+                                                           {"FERRY_NUM_NODES", "4"},
+                                                           {"OMPI_COMM_WORLD_RANK", "0"},
+                                                           {"OMPI_COMM_WORLD_SIZE", "1"}}));
+  EXPECT_EQ(identity.node_id, Number(3, "FERRY_NODE_ID"));
+}
+
+TEST(RefusedIdentity, RankByHandThatContradicts_KnowsTheLaunchersNumberAndTheCoordinator) {
+  const Environment environment =
+      With(kSlurm, {{"RANK", "0"}, {"WORLD_SIZE", "8"}, {"MASTER_ADDR", "head"}});
+  ASSERT_FALSE(Read(environment).ok());
+  const std::optional<Identity> refused =
+      ReadRefusedIdentity([&environment](const char* name) -> std::optional<std::string> {
+        const auto found = environment.find(name);
+        if (found == environment.end()) return std::nullopt;
+        return found->second;
+      });
+  ASSERT_TRUE(refused.has_value());
+  EXPECT_EQ(refused->node_id, Number(5, "SLURM_PROCID"));
+  EXPECT_EQ(refused->num_nodes, Number(8, "SLURM_STEP_NUM_TASKS"));
+  // Where rank 0, which is not refused, runs the coordinator.
+  const Identity accepted = Good(With(environment, {{"SLURM_PROCID", "0"}}));
+  EXPECT_EQ(refused->first_host, accepted.first_host);
+  EXPECT_EQ(refused->port_hint, accepted.port_hint);
 }
 
 TEST(Identity, RefusesACountThatContradictsTheLauncher) {

@@ -64,6 +64,7 @@ TEST(FindPlace, SaysWhereTheIdentityCameFrom) {
 TEST(FindPlace, PutsAnUnnamedCoordinatorOnTheFirstMachine) {
   const auto place = Find({}, {{"SLURM_PROCID", "3"},
                                {"SLURM_NTASKS", "4"},
+                               {"SLURM_STEP_ID", "0"},
                                {"SLURM_JOB_ID", "1000"},
                                {"SLURM_JOB_NODELIST", "gpu[007-008]"}});
   ASSERT_TRUE(place.ok()) << place.status();
@@ -76,6 +77,36 @@ TEST(FindPlace, FallsBackToTheDefaultPortWhereNothingTellsJobsApart) {
   const auto place = Find({}, {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "fe80::1"}});
   ASSERT_TRUE(place.ok()) << place.status();
   EXPECT_EQ(place->coordinator, "[fe80::1]:9470");
+}
+
+TEST(FindPlace, NodeIdAndCoordinatorOfTheFlags_SettleEveryContradiction) {
+  const Environment kContradictions[] = {
+      {{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"SLURM_PROCID", "2"}, {"SLURM_STEP_NUM_TASKS", "4"}},
+      {{"FERRY_NUM_NODES", "3"}, {"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "4"}},
+      {{"OMPI_COMM_WORLD_RANK", "x"}, {"OMPI_COMM_WORLD_SIZE", "4"}},
+      {{"TF_CONFIG", "{"}}};
+  NodeOptions options;
+  options.node_id = 1;
+  for (Environment environment : kContradictions) {
+    EXPECT_FALSE(Find({}, environment).ok());
+    options.coordinator = "a:1";
+    auto place = Find(options, environment);
+    ASSERT_TRUE(place.ok()) << place.status();
+    EXPECT_EQ(place->node_id, 1);
+    EXPECT_EQ(place->num_nodes, std::nullopt);
+    // So does a coordinator in the environment; the count of nodes there is that coordinator's.
+    options.coordinator = "";
+    environment["FERRY_COORDINATOR"] = "b:2";
+    place = Find(options, environment);
+    ASSERT_TRUE(place.ok()) << place.status();
+    EXPECT_EQ(place->coordinator, "b:2");
+    EXPECT_FALSE(place->is_derived);
+  }
+}
+
+TEST(FindPlace, BatchScript_IsToldThatItIsNoTask) {
+  ExpectRefused({}, {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "7"}},
+                "not a task of srun");
 }
 
 TEST(FindPlace, RefusesWhatIsMissingOrOutOfRange) {
