@@ -28,6 +28,7 @@ namespace {
 
 // Node 0 with the coordinator inside waits this long for the others to leave before it goes.
 constexpr absl::Duration kOthersPatience = absl::Seconds(10);
+constexpr absl::Duration kOthersAfterSignal = absl::Milliseconds(400);
 // In a larger job only node 0 asks who is missing: everyone asking about everyone is a burden on
 // the coordinator at the very time when all join.
 constexpr int kMaxCuriousNodes = 64;
@@ -82,7 +83,8 @@ std::string WhereHosted(const NodePlace& place, const HostedCoordinator* hosted)
 
 // Joins, on a thread of its own because it may take minutes and a signal may come.
 absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options, const NodePlace& place,
-                                           const std::string& hosted, BlockedSignals& signals) {
+                                           const std::string& hosted, BlockedSignals& signals,
+                                           const JobError& error) {
   JoinReport report(place, hosted);
   const Progress progress([&report] { return report.Text(); });
   coord::ConnectStop stop = options.connect_stop;
@@ -97,6 +99,11 @@ absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options, const NodePlace&
     });
     std::unique_ptr<Thread> stopper;
     while (!is_over) {
+      // A job that has failed while the devices of others are waited for does not get them.
+      if (const absl::Status failed = error.Get(); !failed.ok() && stopper == nullptr) {
+        stopped = failed;
+        stopper = std::make_unique<Thread>("ferry-stop", [&stop, &stopped] { stop.Stop(stopped); });
+      }
       const std::optional<int> signal = signals.WaitFor(absl::InfiniteDuration());
       if (!signal || is_over) continue;
       const std::string why = absl::StrCat("stopped by ", SignalName(*signal), " while ",
@@ -158,8 +165,8 @@ void AddNodeFlags(CLI::App& app, NodeOptions& options) {
 
 absl::StatusOr<int> RunAsNode(NodeOptions& options,
                               const std::function<absl::StatusOr<int>(JoinedNode&)>& body) {
-  BlockedSignals signals({SIGINT, SIGTERM, SIGHUP});
-  FERRY_ASSIGN_OR_RETURN(const NodePlace place, FindPlace(options, ProcessEnv));
+  BlockedSignals signals({SIGINT, SIGTERM, SIGHUP}, EndAfterSignal());
+  FERRY_ASSIGN_OR_RETURN(const NodePlace place, FindOwnPlace(options));
   std::unique_ptr<HostedCoordinator> hosted;
   if (place.is_derived && place.node_id == 0) {
     const Graphs graphs = options.runs_graphs ? Graphs::kServed : Graphs::kNone;
@@ -169,7 +176,7 @@ absl::StatusOr<int> RunAsNode(NodeOptions& options,
   JobError error(signals);
   options.on_error = [&error](absl::Status status) { error.Set(std::move(status)); };
   const std::string where = WhereHosted(place, hosted.get());
-  absl::StatusOr<std::unique_ptr<Node>> node = Join(options, place, where, signals);
+  absl::StatusOr<std::unique_ptr<Node>> node = Join(options, place, where, signals, error);
   if (!node.ok()) {
     // The job's error says more than that of the call that it ended.
     if (!error.Get().ok()) return error.Get();
@@ -180,8 +187,16 @@ absl::StatusOr<int> RunAsNode(NodeOptions& options,
   }
   JoinedNode joined{**node, signals, error, hosted != nullptr};
   absl::StatusOr<int> status = body(joined);
-  if (hosted != nullptr) hosted->WaitUntilAllLeft(kOthersPatience);
+  if (hosted != nullptr) {
+    // Where it was a signal, the launcher has most likely sent it to all of them.
+    hosted->WaitUntilAllLeft(signals.have_come() ? kOthersAfterSignal : kOthersPatience, &signals);
+  }
   return status;
+}
+
+absl::StatusOr<NodePlace> FindOwnPlace(const NodeOptions& options) {
+  const Progress progress("telling the other nodes why this one cannot join");
+  return FindPlaceOrTell(options, ProcessEnv);
 }
 
 void EndService(JoinedNode& joined) {

@@ -35,6 +35,9 @@ void AddPlaceFlags(CLI::App& app, NodeOptions& options);
 // Those, and those of AddExchangeFlags.
 void AddNodeFlags(CLI::App& app, NodeOptions& options);
 
+// FindPlaceOrTell in this process's environment.
+absl::StatusOr<NodePlace> FindOwnPlace(const NodeOptions& options);
+
 // Joins as the node that the flags or the environment say, says on stderr whom it waits for, and
 // runs `body`. A signal while it joins ends that, and the coordinator is told; a second one ends
 // the process. Node 0 of a job without a coordinator runs one, which ends when all others have

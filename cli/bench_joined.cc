@@ -145,7 +145,7 @@ absl::StatusOr<int> RunJoinedBench(BenchPlanFlags& flags, BenchJoinFlags& join,
     }
     flags.transport = "auto";
   }
-  FERRY_ASSIGN_OR_RETURN(const NodePlace place, FindPlace(join.node, ProcessEnv));
+  FERRY_ASSIGN_OR_RETURN(const NodePlace place, FindOwnPlace(join.node));
   const int nodes = what.nodes > 0 ? what.nodes : place.num_nodes.value_or(kMostJobNodes);
   FERRY_RETURN_IF_ERROR(CompletePlan(flags, static_cast<size_t>(nodes), what.depth));
   // That one is of two processes.

@@ -93,6 +93,7 @@ absl::StatusOr<int> Serve(CoordinatorFlags& flags) {
   FERRY_ASSIGN_OR_RETURN(flags.server.coordinator.jobs, ParseJobs(flags.job, flags.nodes));
   flags.server.coordinator.register_barrier = !flags.no_register_barrier;
   flags.server.coordinator.reuse = !flags.no_reuse;
+  flags.server.stop_grace = kCoordinatorGrace;
   // Before any thread exists, so that all of them inherit the mask.
   BlockedSignals signals({SIGINT, SIGTERM});
   // A connection for each rank.

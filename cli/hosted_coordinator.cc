@@ -33,6 +33,7 @@ absl::StatusOr<std::unique_ptr<HostedCoordinator>> HostedCoordinator::Listen(std
   std::unique_ptr<HostedCoordinator> hosted(new HostedCoordinator());
   coord::ServerOptions options;
   options.listen = std::move(listen);
+  options.stop_grace = kCoordinatorGrace;
   options.coordinator.jobs = {{"jax_worker", nodes}};
   if (graphs == Graphs::kServed) hosted->master_ = AddMaster(master::MasterOptions(), options);
   FERRY_ASSIGN_OR_RETURN(hosted->server_, coord::CoordinatorServer::Create(std::move(options)));
@@ -53,13 +54,18 @@ std::string HostedCoordinator::ConnectedNodes() {
   });
 }
 
-void HostedCoordinator::WaitUntilAllLeft(absl::Duration patience) {
+void HostedCoordinator::WaitUntilAllLeft(absl::Duration patience, BlockedSignals* signals) {
+  constexpr absl::Duration kLook = absl::Milliseconds(20);
   const absl::Time deadline = SteadyClock().Now() + patience;
   const Progress progress(
       [this] { return absl::StrCat("waiting for nodes ", ConnectedNodes(), " to leave"); });
   // Nothing announces it, and a short pause at the end of a job harms nobody.
   while (!ConnectedNodes().empty() && SteadyClock().Now() < deadline) {
-    absl::SleepFor(absl::Milliseconds(20));
+    if (signals == nullptr) {
+      absl::SleepFor(kLook);
+    } else if (signals->WaitFor(kLook)) {
+      return;
+    }
   }
 }
 

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
+#include "cli/signals.h"
 #include "coord/grpc_server.h"
 #include "master/grpc_master_host.h"
 
@@ -36,7 +37,8 @@ class HostedCoordinator final {
   const std::string& address() const { return server_->address(); }
 
   // Waits until no node is left, for at most `patience`; says on stderr whom it waits for.
-  void WaitUntilAllLeft(absl::Duration patience);
+  //   signals: one of them ends the wait; null where nothing blocks them.
+  void WaitUntilAllLeft(absl::Duration patience, BlockedSignals* signals = nullptr);
 
  private:
   HostedCoordinator() = default;

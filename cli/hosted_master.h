@@ -13,7 +13,10 @@
 namespace ferry::cli {
 
 // How long workers are told that their sessions are over: for MasterHost::Stop.
-inline constexpr absl::Duration kMasterGrace = absl::Seconds(2);
+inline constexpr absl::Duration kMasterGrace = absl::Milliseconds(400);
+// The same for answers of the coordinator. Both together are less than the second within which a
+// process ends after a signal, also where clients that were stopped do not take their answers.
+inline constexpr absl::Duration kCoordinatorGrace = absl::Milliseconds(400);
 
 // Makes a master whose services are those of the server that `options` are for; it outlives that
 // server, and is stopped before it.

@@ -158,7 +158,8 @@ class Loss final {
 };
 
 absl::StatusOr<int> Watch(const KvFlags& flags) {
-  BlockedSignals signals({SIGINT, SIGTERM});
+  // Interrupting is how a watch is meant to end, also one that has not begun.
+  BlockedSignals signals({SIGINT, SIGTERM}, EndAfterSignal{.exit_status = kDone});
   // Both outlive the agent, whose threads use them.
   Loss loss(signals);
   QueuedOutput output(signals);
@@ -176,7 +177,6 @@ absl::StatusOr<int> Watch(const KvFlags& flags) {
   FERRY_ASSIGN_OR_RETURN(const auto watch, agent->Watch(flags.prefix, print));
   while (loss.status().ok()) {
     FERRY_ASSIGN_OR_RETURN(const bool is_interrupted, output.Step(absl::InfiniteDuration()));
-    // Interrupting is how a watch is meant to end.
     if (is_interrupted) return kDone;
   }
   // What has come is still told, if somebody reads it.

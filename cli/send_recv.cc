@@ -9,6 +9,7 @@
 
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "cli/as_node.h"
 #include "cli/fill.h"
 #include "cli/pattern.h"
 #include "cli/verb.h"
@@ -48,7 +49,7 @@ absl::Status CheckSendRecvFlags(const SendRecvFlags& flags, absl::string_view pe
   FERRY_RETURN_IF_ERROR(RendezvousKey::CheckEdge(flags.name));
   if (!flags.dtype.empty()) FERRY_RETURN_IF_ERROR(ParseDtypeFlag(flags.dtype).status());
   if (!flags.shape.empty()) FERRY_RETURN_IF_ERROR(ParseShapeFlag(flags.shape).status());
-  FERRY_ASSIGN_OR_RETURN(const NodePlace place, FindPlace(flags.node, ProcessEnv));
+  FERRY_ASSIGN_OR_RETURN(const NodePlace place, FindOwnPlace(flags.node));
   if (flags.peer < 0 || (place.num_nodes && flags.peer >= *place.num_nodes)) {
     return absl::InvalidArgumentError(absl::StrCat(
         peer_flag, "=", flags.peer, ": there is no such node",

@@ -3,22 +3,37 @@
 #ifndef FERRY_CLI_SIGNALS_H_
 #define FERRY_CLI_SIGNALS_H_
 
+#include <atomic>
 #include <csignal>
 #include <initializer_list>
+#include <memory>
 #include <optional>
 
 #include "absl/time/time.h"
 
+#include "base/thread.h"
 #include "base/unique_fd.h"
 
 namespace ferry::cli {
+
+// For a process that must end soon after a signal, whatever it waits for then.
+struct EndAfterSignal {
+  // Within a second of the signal, with some time to spare for a busy machine.
+  absl::Duration patience = absl::Milliseconds(800);
+  // With which the process ends if it has not by then.
+  int exit_status = 1;
+};
 
 // Blocks the signals for the calling thread and for all that it starts. Make it first of all.
 // Thread-safe.
 class BlockedSignals final {
  public:
+  // With `end`, the process ends that long after the first signal, with a line on stderr, unless
+  // this is gone or LetThrough was called by then: a coordinator that hangs, to which a node says
+  // that it leaves, holds nobody up. A thread ("ferry-signals") sees to it.
   // Throws std::system_error when there are no descriptors left.
-  explicit BlockedSignals(std::initializer_list<int> signals);
+  explicit BlockedSignals(std::initializer_list<int> signals,
+                          std::optional<EndAfterSignal> end = std::nullopt);
   // Signals that came meanwhile are over with it: whoever stops listening is about to end.
   ~BlockedSignals();
 
@@ -32,15 +47,27 @@ class BlockedSignals final {
   std::optional<int> WaitFor(absl::Duration timeout, int output_fd = -1, bool only_loss = false);
   // Ends a WaitFor, the present one or the next. From any thread.
   void Wake();
+  // Whether one of them has come since.
+  bool have_come() const { return have_come_.load(); }
   // They end the process again, from now on and where the caller's thread is: for what may block
   // for ever, once there is nothing left to be undone.
   void LetThrough();
 
  private:
+  // Passes signals on, and ends the process when it is time. On the thread.
+  void Keep(EndAfterSignal end);
+
   sigset_t set_;
   sigset_t before_;
   UniqueFd signal_fd_;
   UniqueFd wake_fd_;
+  std::atomic<bool> have_come_ = false;
+  std::atomic<bool> is_over_ = false;
+  // With the thread only: it reads signal_fd_, and WaitFor what it writes, a byte for each.
+  UniqueFd passed_on_;
+  UniqueFd pass_on_;
+  UniqueFd over_fd_;
+  std::unique_ptr<Thread> thread_;
 };
 
 // "SIGTERM"

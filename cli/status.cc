@@ -72,7 +72,10 @@ absl::StatusOr<int> Watch(std::unique_ptr<coord::Agent> agent, const StatusFlags
 
 absl::StatusOr<int> ShowStatus(const StatusFlags& flags) {
   std::optional<BlockedSignals> signals;
-  if (flags.watch) signals.emplace(std::initializer_list<int>{SIGINT, SIGTERM});
+  if (flags.watch) {
+    signals.emplace(std::initializer_list<int>{SIGINT, SIGTERM},
+                    EndAfterSignal{.exit_status = kDone});
+  }
   FERRY_ASSIGN_OR_RETURN(std::unique_ptr<coord::Agent> agent, ConnectTool(flags.coordinator));
   if (signals) return Watch(std::move(agent), flags, *signals);
   if (flags.pending) {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -194,15 +195,28 @@ absl::Status Measure(StepSession& session, int warm_ups, StepReport& report) {
                                  : MeasureAtOnce(session, report);
 }
 
-// On a thread of its own, because a signal may come.
-absl::Status MeasureStoppably(StepSession& session, BlockedSignals& signals, int warm_ups,
-                              StepReport& report) {
+// On a thread of its own, because a signal may come. One that comes while the session is being
+// opened, which cannot be called off, ends the process: see EndAfterSignal.
+absl::Status MeasureStoppably(
+    const std::function<absl::StatusOr<std::unique_ptr<StepSession>>()>& open,
+    BlockedSignals& signals, int warm_ups, StepReport& report) {
   std::atomic<bool> is_over = false;
+  // Owned by the thread, which makes it; told to stop from this one.
+  absl::Mutex mu;
+  std::unique_ptr<StepSession> session;
   absl::Status result;
   std::optional<int> stopped_by;
   {
     Thread thread("ferry-work", [&] {
-      result = Measure(session, warm_ups, report);
+      absl::StatusOr<std::unique_ptr<StepSession>> opened = open();
+      result = opened.status();
+      if (opened.ok()) {
+        {
+          absl::MutexLock lock(&mu);
+          session = *std::move(opened);
+        }
+        result = Measure(*session, warm_ups, report);
+      }
       is_over = true;
       signals.Wake();
     });
@@ -210,7 +224,8 @@ absl::Status MeasureStoppably(StepSession& session, BlockedSignals& signals, int
       const std::optional<int> signal = signals.WaitFor(absl::InfiniteDuration());
       if (!signal.has_value()) continue;
       stopped_by = signal;
-      session.Cancel();
+      absl::MutexLock lock(&mu);
+      if (session != nullptr) session->Cancel();
     }
   }
   if (stopped_by.has_value() && !result.ok()) {
@@ -228,12 +243,13 @@ absl::StatusOr<int> RunSteps(StepFlags& flags) {
   absl::StatusOr<StepGraph> graph = StepGraph::Read(flags.graph);
   if (!graph.ok()) return AsFailure(graph.status());
   FERRY_ASSIGN_OR_RETURN(StepRequest request, ReadRequest(flags, *graph));
-  BlockedSignals signals({SIGINT, SIGTERM, SIGHUP});
   std::unique_ptr<OwnJob> job;
+  // A signal that comes meanwhile ends this process, and with it those that it has started.
   if (flags.coordinator.empty()) {
     FERRY_ASSIGN_OR_RETURN(job, OwnJob::Start(flags.workers));
     flags.coordinator = job->coordinator();
   }
+  BlockedSignals signals({SIGINT, SIGTERM, SIGHUP}, EndAfterSignal());
   StepReport report;
   report.coordinator = job == nullptr ? flags.coordinator : "";
   report.nodes_in_graph = graph->node_count();
@@ -241,10 +257,12 @@ absl::StatusOr<int> RunSteps(StepFlags& flags) {
   report.concurrency = flags.concurrency;
   {
     const Progress progress(absl::StrCat("waiting for steps at ", flags.coordinator));
-    absl::StatusOr<std::unique_ptr<StepSession>> session = StepSession::Open(
-        flags.coordinator, *graph, std::move(request), flags.soft_placement, flags.timeout);
-    if (!session.ok()) return AsFailure(session.status());
-    FERRY_RETURN_IF_ERROR(AsFailure(MeasureStoppably(**session, signals, flags.warm_ups, report)));
+    FERRY_RETURN_IF_ERROR(AsFailure(MeasureStoppably(
+        [&] {
+          return StepSession::Open(flags.coordinator, *graph, std::move(request),
+                                   flags.soft_placement, flags.timeout);
+        },
+        signals, flags.warm_ups, report)));
   }
   const std::string text = flags.json ? FormatStepJson(report) : FormatStepText(report);
   std::fputs(text.c_str(), stdout);

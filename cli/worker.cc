@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // ferry worker: joins a job and stays until it is told to go, or the job fails.
+#include <atomic>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -52,7 +53,19 @@ absl::StatusOr<int> Work(JoinedNode& joined, bool exit_after_join) {
   std::fflush(stdout);
   if (!exit_after_join) return Stay(joined);
   const Progress progress("waiting for the other nodes to leave as well");
-  const absl::Status together = node.Shutdown();
+  std::atomic<bool> is_stopped = false;
+  const absl::Status together = RunStoppably(
+      joined,
+      [&node, &is_stopped] {
+        const absl::Status status = node.Shutdown();
+        // That the nodes do not leave together then follows from why it was stopped.
+        return status.ok() || !is_stopped ? status : absl::CancelledError(status.message());
+      },
+      // The others hear that this one will not leave together with them.
+      [&node, &is_stopped](const absl::Status& why) {
+        is_stopped = true;
+        node.FailJob(why);
+      });
   if (together.ok()) return kDone;
   node.Leave().IgnoreError();
   return together;
@@ -65,10 +78,10 @@ Verb AddWorkerVerb(CLI::App& app) {
   CLI::App& verb = *app.add_subcommand(
       "worker", "Join a job with this machine's devices, and stay until told to go");
   verb.footer(
-      "Without flags, who this is comes from the environment: FERRY_*, torchrun, Open MPI, MPICH,\n"
-      "Slurm, Kubernetes indexed jobs. `srun ferry worker` needs nothing else: node 0 then runs "
-      "the\n"
-      "coordinator as well.");
+      "Without flags, who this is comes from the environment, of the launcher that is nearest to\n"
+      "the process: FERRY_*, torchrun, Open MPI, MVAPICH, MPICH and Intel MPI, PRRTE, Slurm,\n"
+      "TF_CONFIG, Kubernetes indexed jobs. --node-id and --coordinator settle what contradicts.\n"
+      "`srun ferry worker` needs nothing else: node 0 then runs the coordinator as well.");
   verb.add_flag("--exit-after-join", flags->exit_after_join,
                 "leave, together with all others, once everyone has joined");
   AddNodeFlags(verb, flags->node);
