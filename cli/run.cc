@@ -9,23 +9,32 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "cli/hosted_coordinator.h"
+#include "cli/master_meeting.h"
 #include "cli/verb.h"
+#include "runtime/identity.h"
 #include "runtime/launcher.h"
+#include "runtime/master_address.h"
 #include "runtime/node.h"
+#include "runtime/printable.h"
 
 namespace ferry::cli {
 namespace {
 
 // The machine that runs the coordinator waits this long for the processes of the others.
 constexpr absl::Duration kOthersPatience = absl::Seconds(10);
+// As long as processes wait for a coordinator and for the other nodes, see NodeOptions.
+constexpr absl::Duration kMeetingPatience = absl::Minutes(5);
 
 struct RunFlags {
   std::string coordinator;
   std::optional<int> machine_index;
+  std::string stdin_rank = "none";
   bool no_prefix = false;
   bool no_graphs = false;
   std::vector<std::string> after_dashes;
@@ -47,11 +56,62 @@ absl::Status TakeCommand(const CLI::App& verb, const std::vector<std::string>& a
   return absl::InvalidArgumentError("run: say what to run: ferry run --nproc=2 -- CMD...");
 }
 
+// "none", or a rank.
+absl::Status TakeStdin(const std::string& text, LaunchOptions& launch) {
+  if (text == "none") return absl::OkStatus();
+  const int rank_count = launch.local_count * launch.machine_count;
+  int rank = 0;
+  if (!absl::SimpleAtoi(text, &rank) || rank < 0 || rank >= rank_count) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--stdin: ", Quoted(text), " is not \"none\" or a rank below ", rank_count));
+  }
+  launch.stdin_rank = rank;
+  return absl::OkStatus();
+}
+
+// The environment that says which machine of a job this is. That of a rank of another `ferry run`
+// speaks of the other job.
+class RunEnvironment final {
+ public:
+  RunEnvironment() : is_nested_(IsRankOfFerryRun(ProcessEnv)) {}
+
+  bool is_nested() const { return is_nested_; }
+  std::optional<std::string> operator()(const char* name) const {
+    if (is_nested_ && absl::StartsWith(name, "FERRY_")) return std::nullopt;
+    return ProcessEnv(name);
+  }
+
+ private:
+  const bool is_nested_;
+};
+
+// Where the job meets, as long as it runs.
+struct Meeting {
+  // Null: another process runs the coordinator.
+  std::unique_ptr<HostedCoordinator> hosted;
+  // Null: there is one machine.
+  std::unique_ptr<MasterMeeting> master;
+};
+
 // Fills in the coordinator, and starts one where this is the machine for it.
-absl::StatusOr<std::unique_ptr<HostedCoordinator>> PrepareCoordinator(RunFlags& flags) {
+absl::StatusOr<std::unique_ptr<HostedCoordinator>> PrepareCoordinator(
+    RunFlags& flags, const RunEnvironment& environment) {
   LaunchOptions& launch = flags.launch;
   const Graphs graphs = flags.no_graphs ? Graphs::kNone : Graphs::kServed;
   launch.coordinator = flags.coordinator;
+  if (launch.coordinator.empty()) {
+    launch.coordinator = environment("FERRY_COORDINATOR").value_or("");
+    if (!launch.coordinator.empty()) {
+      FERRY_RETURN_IF_ERROR(CheckAddress("FERRY_COORDINATOR", launch.coordinator));
+    } else if (environment.is_nested()) {
+      std::fprintf(stderr,
+                   "ferry run: this is rank %s of the job at %s; --coordinator=%s would join that "
+                   "one, and this is a job of its own\n",
+                   Printable(ProcessEnv("FERRY_NODE_ID").value_or("?")).c_str(),
+                   Printable(ProcessEnv("FERRY_COORDINATOR").value_or("?")).c_str(),
+                   Printable(ProcessEnv("FERRY_COORDINATOR").value_or("?")).c_str());
+    }
+  }
   if (launch.machine_count == 1) {
     if (!launch.coordinator.empty()) return nullptr;
     FERRY_ASSIGN_OR_RETURN(std::unique_ptr<HostedCoordinator> hosted,
@@ -64,12 +124,37 @@ absl::StatusOr<std::unique_ptr<HostedCoordinator>> PrepareCoordinator(RunFlags& 
   machine.node_id = flags.machine_index;
   machine.num_nodes = launch.machine_count;
   machine.coordinator = launch.coordinator;
-  FERRY_ASSIGN_OR_RETURN(const NodePlace place, FindPlace(machine, ProcessEnv));
+  FERRY_ASSIGN_OR_RETURN(const NodePlace place, FindPlace(machine, environment));
   launch.machine_index = place.node_id;
   launch.coordinator = place.coordinator;
   if (!place.is_derived || place.node_id != 0) return nullptr;
   return HostedCoordinator::At(place.coordinator, launch.machine_count * launch.local_count,
                                graphs);
+}
+
+// Fills in MASTER_ADDR and MASTER_PORT, which are the first machine's to choose.
+absl::StatusOr<std::unique_ptr<MasterMeeting>> PrepareMaster(LaunchOptions& launch) {
+  if (launch.machine_count == 1) {
+    FERRY_ASSIGN_OR_RETURN(const MasterAddress master,
+                           ChooseMaster(ReadMasterWish(ProcessEnv), "127.0.0.1", 1,
+                                        {.free_port = FreePort, .is_own = IsOwnAddress}));
+    for (const std::string& note : master.notes) {
+      std::fprintf(stderr, "ferry run: %s\n", Printable(note).c_str());
+    }
+    launch.master = JoinHostPort(master.host, master.port);
+    return nullptr;
+  }
+  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<MasterMeeting> meeting,
+                         MasterMeeting::Join(launch.coordinator, kMeetingPatience));
+  if (launch.machine_index == 0) {
+    FERRY_ASSIGN_OR_RETURN(launch.master, meeting->Answer(ProcessEnv, launch.machine_count));
+  } else {
+    FERRY_ASSIGN_OR_RETURN(launch.master,
+                           meeting->Ask(ProcessEnv, launch.machine_index, kMeetingPatience));
+    // It has nothing to say to others.
+    meeting.reset();
+  }
+  return meeting;
 }
 
 absl::StatusOr<int> Run(const CLI::App& verb, RunFlags& flags) {
@@ -78,11 +163,17 @@ absl::StatusOr<int> Run(const CLI::App& verb, RunFlags& flags) {
   flags.launch.machine_index = flags.machine_index.value_or(0);
   // Before anything is started for a command line that is wrong.
   FERRY_RETURN_IF_ERROR(CheckLaunchCounts(flags.launch));
-  FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<HostedCoordinator> hosted,
-                         PrepareCoordinator(flags));
+  FERRY_RETURN_IF_ERROR(TakeStdin(flags.stdin_rank, flags.launch));
+  Meeting meeting;
+  FERRY_ASSIGN_OR_RETURN(meeting.hosted, PrepareCoordinator(flags, RunEnvironment()));
+  FERRY_ASSIGN_OR_RETURN(meeting.master, PrepareMaster(flags.launch));
   FERRY_ASSIGN_OR_RETURN(const int status, Launch(flags.launch, stdout, stderr));
-  if (hosted != nullptr && flags.launch.machine_count > 1) {
-    hosted->WaitUntilAllLeft(kOthersPatience);
+  if (meeting.master != nullptr && status == kDone) {
+    // Their processes may have nothing to say to those of this machine, which are done.
+    FERRY_RETURN_IF_ERROR(meeting.master->WaitUntilAllAnswered(kMeetingPatience));
+  }
+  if (meeting.hosted != nullptr && flags.launch.machine_count > 1) {
+    meeting.hosted->WaitUntilAllLeft(kOthersPatience);
   }
   return status;
 }
@@ -101,10 +192,21 @@ Verb AddRunVerb(CLI::App& app, std::vector<std::string> after_dashes) {
       "  ferry coordinator --nodes=8\n"
       "  ferry run --nodes=2 --node-id=I --coordinator=HOST:9470 --nproc=4 -- CMD\n"
       "Each process finds its place in FERRY_*, RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,\n"
-      "MASTER_PORT and JAX_*. The first one that fails is named, the others are stopped, and its\n"
-      "exit status is passed on (128 + the number for a signal). A signal that stops ferry run "
-      "itself\n"
-      "is passed on to them, and the status is 128 + its number even where all of them end well.\n"
+      "MASTER_PORT and JAX_*. MASTER_ADDR is the machine of rank 0, which listens there itself; "
+      "the\n"
+      "first machine chooses it and tells the others through the coordinator. One in its own\n"
+      "environment is kept where it can be, and why not is said.\n"
+      "The first process that fails is named, the others are stopped, and its exit status is "
+      "passed\n"
+      "on (128 + the number for a signal). A signal that stops ferry run itself is passed on to "
+      "them,\n"
+      "and the status is 128 + its number however they end. Ctrl-Z stops them too, and fg or bg\n"
+      "lets them go on.\n"
+      "Processes read /dev/null unless --stdin names one, which then has this standard input: a "
+      "file\n"
+      "or a pipe itself, or what is typed at the terminal while ferry run is in the foreground;\n"
+      "Ctrl-D ends it.\n"
+      "In a rank of another ferry run it starts a job of its own unless --coordinator names one.\n"
       "Lines of output begin with [rank]; a carriage return ends a line, and one of over 64 KiB "
       "is\n"
       "split.\n"
@@ -119,14 +221,22 @@ Verb AddRunVerb(CLI::App& app, std::vector<std::string> after_dashes) {
       ->type_name("M");
   AddNumber(verb, "--node-id", flags->machine_index, "which machine this is, from 0", 0, kMost)
       ->type_name("I");
+  // Not AddCoordinatorFlag: in a rank of another `ferry run`, FERRY_COORDINATOR is that job's.
   CLI::Option* coordinator =
-      AddCoordinatorFlag(verb, flags->coordinator)
-          ->description("where the coordinator listens; one machine starts its own");
+      verb.add_option("--coordinator", flags->coordinator,
+                      "where the coordinator listens, else FERRY_COORDINATOR of the environment; "
+                      "one machine starts its own")
+          ->type_name("HOST:PORT");
   AddNumber(verb, "--gpus-per-proc", launch.gpus_per_process,
             "GPUs for each process, through CUDA_VISIBLE_DEVICES; 0 shows all to all", kLeast,
             kMost)
       ->type_name("K");
   AddDuration(verb, "--grace", launch.grace, "from the polite signal to SIGKILL");
+  verb.add_option("--stdin", flags->stdin_rank,
+                  "the rank that reads this standard input; the others, and with none all of them, "
+                  "read /dev/null")
+      ->type_name("RANK|none")
+      ->capture_default_str();
   verb.add_flag("--no-prefix", flags->no_prefix,
                 "pass output on byte for byte, without rank; lines of ranks may mix");
   verb.add_flag("--no-graphs", flags->no_graphs,

@@ -58,7 +58,7 @@ struct Prepared {
   const char* file;
   char** arguments;
   char** environment;
-  int null_fd;
+  int stdin_fd;
   int stdout_fd;
   int stderr_fd;
   int error_fd;
@@ -71,7 +71,7 @@ struct Prepared {
   // The launcher may have gone before the line above took effect.
   if (getppid() != prepared.launcher) _exit(1);
   SignalRelay::ResetInChild();
-  if (dup2(prepared.null_fd, STDIN_FILENO) >= 0 && dup2(prepared.stdout_fd, STDOUT_FILENO) >= 0 &&
+  if (dup2(prepared.stdin_fd, STDIN_FILENO) >= 0 && dup2(prepared.stdout_fd, STDOUT_FILENO) >= 0 &&
       dup2(prepared.stderr_fd, STDERR_FILENO) >= 0) {
     execve(prepared.file, prepared.arguments, prepared.environment);
   }
@@ -109,16 +109,21 @@ absl::StatusOr<std::string> FindProgram(const std::string& program, absl::string
 
 absl::StatusOr<ChildProcess> SpawnChild(const std::string& file,
                                         const std::vector<std::string>& arguments,
-                                        const std::vector<std::string>& environment) {
+                                        const std::vector<std::string>& environment, int stdin_fd) {
   FERRY_ASSIGN_OR_RETURN(Pipe out, OpenPipe());
   FERRY_ASSIGN_OR_RETURN(Pipe err, OpenPipe());
   FERRY_ASSIGN_OR_RETURN(Pipe exec_error, OpenPipe());
   const UniqueFd null_fd = AboveStandard(UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)));
   std::vector<char*> argument_pointers = Pointers(arguments);
   std::vector<char*> environment_pointers = Pointers(environment);
-  const Prepared prepared = {
-      file.c_str(),        argument_pointers.data(), environment_pointers.data(), null_fd.get(),
-      out.write_end.get(), err.write_end.get(),      exec_error.write_end.get(),  getpid()};
+  const Prepared prepared = {file.c_str(),
+                             argument_pointers.data(),
+                             environment_pointers.data(),
+                             stdin_fd < 0 ? null_fd.get() : stdin_fd,
+                             out.write_end.get(),
+                             err.write_end.get(),
+                             exec_error.write_end.get(),
+                             getpid()};
 
   // No handler of ours may run in the child before it has reset them.
   sigset_t all;

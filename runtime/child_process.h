@@ -28,14 +28,16 @@ struct ChildProcess {
 absl::StatusOr<std::string> FindProgram(const std::string& program, absl::string_view path);
 
 // Starts `file` with `arguments` (the program's name first) and exactly `environment`. The child
-// leads a new process group, reads /dev/null, has default signal handling, and is killed when the
-// calling thread ends, however that comes about: call it on the thread that waits for the child.
-// Returns once the program runs. Safe in a process with other threads.
+// leads a new process group, reads `stdin_fd` (/dev/null if that is negative), has default signal
+// handling, and is killed when the calling thread ends, however that comes about: call it on the
+// thread that waits for the child. Returns once the program runs. Safe in a process with other
+// threads.
 //   Errors: RESOURCE_EXHAUSTED when there are no processes or descriptors left; FAILED_PRECONDITION
 //   when the kernel refuses the file, with its reason.
 absl::StatusOr<ChildProcess> SpawnChild(const std::string& file,
                                         const std::vector<std::string>& arguments,
-                                        const std::vector<std::string>& environment);
+                                        const std::vector<std::string>& environment,
+                                        int stdin_fd = -1);
 
 }  // namespace ferry
 

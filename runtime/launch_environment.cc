@@ -2,6 +2,8 @@
 // The environment of a launched process, as a pure function of the options.
 #include "runtime/launch_environment.h"
 
+#include <algorithm>
+#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -14,6 +16,7 @@
 
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "runtime/identity.h"
 
 namespace ferry {
 namespace {
@@ -61,24 +64,14 @@ std::optional<absl::string_view> Find(absl::Span<const std::string> environment,
   return std::nullopt;
 }
 
-absl::string_view Lookup(absl::Span<const std::string> environment, absl::string_view name) {
-  return Find(environment, name).value_or("");
-}
-
-// The address that programs of the PyTorch convention bind in rank 0. It cannot be the
-// coordinator's.
-absl::StatusOr<HostPort> Master(const LaunchOptions& options,
-                                absl::Span<const std::string> inherited) {
-  if (!options.master.empty()) return ParseHostPort("master", options.master);
-  HostPort master;
-  master.host = std::string(Lookup(inherited, "MASTER_ADDR"));
-  if (options.machine_count > 1 && !master.host.empty() &&
-      absl::SimpleAtoi(Lookup(inherited, "MASTER_PORT"), &master.port)) {
-    return master;
-  }
-  FERRY_ASSIGN_OR_RETURN(master, ParseHostPort("coordinator", options.coordinator));
-  master.port = master.port == 65535 ? 65534 : master.port + 1;
-  return master;
+// torchrun's, for the processes that it starts itself. With TORCHELASTIC_USE_AGENT_STORE PyTorch's
+// rank 0 would not even listen. Source: torch/distributed/elastic/agent/server/local_elastic_agent.
+bool IsOfOuterTorchrun(absl::string_view entry) {
+  constexpr absl::string_view kNames[] = {
+      "GROUP_RANK=", "GROUP_WORLD_SIZE=", "ROLE_RANK=", "ROLE_NAME=", "ROLE_WORLD_SIZE="};
+  return absl::StartsWith(entry, "TORCHELASTIC_") ||
+         std::any_of(std::begin(kNames), std::end(kNames),
+                     [entry](absl::string_view name) { return absl::StartsWith(entry, name); });
 }
 
 absl::StatusOr<std::string> VisibleGpus(const LaunchOptions& options, int local_rank,
@@ -126,6 +119,10 @@ absl::Status CheckLaunchOptions(const LaunchOptions& options) {
   if (!options.master.empty()) {
     FERRY_RETURN_IF_ERROR(ParseHostPort("master", options.master).status());
   }
+  if (options.stdin_rank) {
+    FERRY_RETURN_IF_ERROR(CheckRange("--stdin", *options.stdin_rank, 0,
+                                     options.machine_count * options.local_count - 1));
+  }
   if (options.grace < absl::ZeroDuration() || options.grace == absl::InfiniteDuration()) {
     return absl::InvalidArgumentError("the grace period must be finite and not negative");
   }
@@ -141,7 +138,6 @@ absl::StatusOr<std::vector<std::string>> ComposeEnvironment(
   const std::string world_size = absl::StrCat(options.machine_count * options.local_count);
   const std::string local_size = absl::StrCat(options.local_count);
   const std::string local = absl::StrCat(local_rank);
-  FERRY_ASSIGN_OR_RETURN(const HostPort master, Master(options, inherited));
 
   std::vector<std::pair<std::string, std::string>> ours = {
       {"FERRY_COORDINATOR", options.coordinator},
@@ -153,8 +149,6 @@ absl::StatusOr<std::vector<std::string>> ComposeEnvironment(
       {"WORLD_SIZE", world_size},
       {"LOCAL_RANK", local},
       {"LOCAL_WORLD_SIZE", local_size},
-      {"MASTER_ADDR", master.host},
-      {"MASTER_PORT", absl::StrCat(master.port)},
       {"JAX_COORDINATOR_ADDRESS", options.coordinator},
       // jax.distributed.initialize() starts a coordinator of its own in process 0, whatever it is
       // told. Here it takes a free port that nobody asks, instead of failing to bind ours.
@@ -162,6 +156,11 @@ absl::StatusOr<std::vector<std::string>> ComposeEnvironment(
       {"JAX_NUM_PROCESSES", world_size},
       {"JAX_PROCESS_ID", rank},
   };
+  if (!options.master.empty()) {
+    FERRY_ASSIGN_OR_RETURN(const HostPort master, ParseHostPort("master", options.master));
+    ours.emplace_back("MASTER_ADDR", master.host);
+    ours.emplace_back("MASTER_PORT", absl::StrCat(master.port));
+  }
   if (options.gpus_per_process > 0) {
     FERRY_ASSIGN_OR_RETURN(std::string gpus, VisibleGpus(options, local_rank, inherited));
     ours.emplace_back("CUDA_VISIBLE_DEVICES", std::move(gpus));
@@ -169,13 +168,21 @@ absl::StatusOr<std::vector<std::string>> ComposeEnvironment(
 
   std::vector<std::string> environment;
   for (const std::string& entry : inherited) {
-    bool replaced = false;
+    bool replaced = IsOfOuterTorchrun(entry) || absl::StartsWith(entry, "FERRY_RUN=");
     for (const auto& [name, value] : ours) {
       replaced = replaced || absl::StartsWith(entry, absl::StrCat(name, "="));
     }
     if (!replaced) environment.push_back(entry);
   }
   for (const auto& [name, value] : ours) environment.push_back(absl::StrCat(name, "=", value));
+  const std::string mark = FerryRunMark(
+      [&environment](const char* name) -> std::optional<std::string> {
+        const std::optional<absl::string_view> value = Find(environment, name);
+        if (!value) return std::nullopt;
+        return std::string(*value);
+      },
+      options.coordinator, GlobalRank(options, local_rank));
+  environment.push_back(absl::StrCat("FERRY_RUN=", mark));
   return environment;
 }
 

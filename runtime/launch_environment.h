@@ -4,6 +4,7 @@
 #define FERRY_RUNTIME_LAUNCH_ENVIRONMENT_H_
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,10 +27,13 @@ struct LaunchOptions {
   int machine_index = 0;
   // HOST:PORT of the running coordinator.
   std::string coordinator;
-  // HOST:PORT for MASTER_ADDR and MASTER_PORT, which programs bind themselves in rank 0. Empty: one
-  // machine takes a free port; several keep an inherited pair, else take the coordinator's host and
-  // the port after its port.
+  // HOST:PORT for MASTER_ADDR and MASTER_PORT: where programs of the PyTorch convention listen
+  // themselves, in rank 0 and thus on the first machine; see ChooseMaster. Empty: one machine takes
+  // a free port on loopback; several leave both variables as they are.
   std::string master;
+  // The rank, of all of the job, that reads the launcher's standard input; the others, and all of
+  // them if there is none, read /dev/null.
+  std::optional<int> stdin_rank;
   // GPUs for each process through CUDA_VISIBLE_DEVICES, cut from the inherited list if there is
   // one; 0 leaves the variable alone.
   int gpus_per_process = 0;
@@ -56,12 +60,14 @@ absl::Status CheckLaunchCounts(const LaunchOptions& options);
 absl::Status CheckLaunchOptions(const LaunchOptions& options);
 
 // The environment of process `local_rank`: `inherited` ("NAME=VALUE" each) with these set:
-//   FERRY_COORDINATOR FERRY_NODE_ID FERRY_NUM_NODES FERRY_LOCAL_RANK FERRY_LOCAL_SIZE
+//   FERRY_COORDINATOR FERRY_NODE_ID FERRY_NUM_NODES FERRY_LOCAL_RANK FERRY_LOCAL_SIZE FERRY_RUN
 //   RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
 //   JAX_COORDINATOR_ADDRESS JAX_COORDINATOR_BIND_ADDRESS JAX_NUM_PROCESSES JAX_PROCESS_ID
 //   CUDA_VISIBLE_DEVICES, when asked
-// Pure. Errors: INVALID_ARGUMENT when the inherited CUDA_VISIBLE_DEVICES has too few devices.
-// REQUIRES: CheckLaunchOptions(options) is OK and 0 <= local_rank < options.local_count.
+// and without those of an outer torchrun: TORCHELASTIC_*, GROUP_* and ROLE_*, by which PyTorch
+// would look for that one's store. Pure. Errors: INVALID_ARGUMENT when the inherited
+// CUDA_VISIBLE_DEVICES has too few devices. REQUIRES: CheckLaunchOptions(options) is OK and 0 <=
+// local_rank < options.local_count.
 absl::StatusOr<std::vector<std::string>> ComposeEnvironment(
     const LaunchOptions& options, int local_rank, absl::Span<const std::string> inherited);
 

@@ -3,10 +3,9 @@
 #include "runtime/launcher.h"
 
 #include <errno.h>
-#include <netinet/in.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -28,11 +27,13 @@
 #include "base/text.h"
 #include "runtime/child_process.h"
 #include "runtime/exit_text.h"
+#include "runtime/master_address.h"
 #include "runtime/patient_output.h"
 #include "runtime/printable.h"
 #include "runtime/rank_output.h"
 #include "runtime/signal_relay.h"
 #include "runtime/strays.h"
+#include "runtime/terminal_input.h"
 
 namespace ferry {
 namespace {
@@ -61,24 +62,20 @@ std::string KillingIn(absl::Duration grace) {
 // A reader that went away is told of as by any other tool; the rest is a failure of ours.
 int OutputStatus(int error) { return error == EPIPE ? 128 + SIGPIPE : 1; }
 
+// Of the signals that a relay takes.
+bool IsJobControl(int signal_number) {
+  return signal_number == SIGTSTP || signal_number == SIGTTIN || signal_number == SIGTTOU;
+}
+
+bool StopsTheJob(int signal_number) {
+  return signal_number == SIGINT || signal_number == SIGTERM || signal_number == SIGHUP ||
+         signal_number == SIGQUIT;
+}
+
 std::vector<std::string> InheritedEnvironment() {
   std::vector<std::string> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) environment.emplace_back(*entry);
   return environment;
-}
-
-// A port that was free a moment ago. Rank 0 binds it itself, so it cannot be held for it.
-absl::StatusOr<int> FreePort() {
-  const UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_ANY);
-  socklen_t size = sizeof(address);
-  if (!fd.valid() || bind(fd.get(), reinterpret_cast<sockaddr*>(&address), size) != 0 ||
-      getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) {
-    return absl::InternalError(absl::StrCat("no free TCP port: ", std::strerror(errno)));
-  }
-  return ntohs(address.sin_port);
 }
 
 // A started process, and the group it leads.
@@ -126,6 +123,10 @@ class Launcher final {
   void Say(absl::string_view text);
 
   void TakeSignals();
+  // Stops the processes, then this one; when it is told to go on, they are too.
+  void Suspend();
+  // The standard input of the process that is to have ours; fills in input_ for a terminal.
+  absl::StatusOr<UniqueFd> OpenInput();
   void ReapExited();
   void ReapGroup(Rank& rank, std::vector<Exit>& exits);
   // For when only processes are left that the ranks started.
@@ -159,6 +160,8 @@ class Launcher final {
   int output_error_ = 0;  // errno of the first failure to write
   int stop_signal_ = 0;   // the one that was passed on, when that is why we stop
   bool stopping_ = false;
+  // Null unless a process reads our terminal.
+  std::unique_ptr<TerminalInput> input_;
   std::vector<pid_t> left_behind_;  // what descends from ranks once none of these runs
   bool leftovers_stopped_ = false;
   std::map<pid_t, std::string> told_;  // of those, and which program each was (ProgramOf)
@@ -181,12 +184,36 @@ absl::Status Launcher::Start(const std::string& file, const std::vector<std::str
   for (int local_rank = 0; local_rank < options_.local_count; ++local_rank) {
     FERRY_ASSIGN_OR_RETURN(const std::vector<std::string> environment,
                            ComposeEnvironment(options_, local_rank, inherited));
-    FERRY_ASSIGN_OR_RETURN(ChildProcess child, SpawnChild(file, options_.command, environment));
     const int rank = GlobalRank(options_, local_rank);
+    UniqueFd input;
+    if (rank == options_.stdin_rank) {
+      FERRY_ASSIGN_OR_RETURN(input, OpenInput());
+    }
+    FERRY_ASSIGN_OR_RETURN(ChildProcess child,
+                           SpawnChild(file, options_.command, environment, input.get()));
     ranks_.push_back(
         std::make_unique<Rank>(options_, rank, std::move(child), output_.out(), output_.err()));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<UniqueFd> Launcher::OpenInput() {
+  if (isatty(STDIN_FILENO) != 1) {
+    // Above the standard streams, which the child replaces one after the other.
+    UniqueFd input(fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
+    if (!input.valid()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "rank ", *options_.stdin_rank, " cannot have standard input: ", std::strerror(errno)));
+    }
+    return input;
+  }
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) {
+    return absl::ResourceExhaustedError(absl::StrCat("pipe2: ", std::strerror(errno)));
+  }
+  UniqueFd read_end(ends[0]);
+  input_ = std::make_unique<TerminalInput>(STDIN_FILENO, UniqueFd(ends[1]));
+  return read_end;
 }
 
 int Launcher::Run() {
@@ -203,15 +230,16 @@ int Launcher::Run() {
   if (output_error_ != 0 && !stopping_) {
     Say(absl::StrCat("cannot write the output: ", std::strerror(output_error_)));
   }
-  if (exit_status_ == 0 && output_error_ != 0) exit_status_ = OutputStatus(output_error_);
-  // Whoever interrupted it must not take the job for done, however well its processes ended.
+  // A job that was interrupted must not be taken for done, however well its processes ended.
   if (exit_status_ == 0 && stop_signal_ != 0) exit_status_ = 128 + stop_signal_;
+  if (exit_status_ == 0 && output_error_ != 0) exit_status_ = OutputStatus(output_error_);
   return exit_status_;
 }
 
 void Launcher::WaitForEvents() {
   std::vector<pollfd> polled = {{relay_.fd(), POLLIN, 0}};
   output_.AddPolled(polled);
+  if (input_ != nullptr) input_->AddPolled(polled);
   const size_t first = polled.size();
   const size_t max_waiting = stopping_ ? kMaxWaitingAtEnd : kMaxWaiting;
   std::vector<std::pair<Rank*, int>> owners;
@@ -225,12 +253,14 @@ void Launcher::WaitForEvents() {
   }
   absl::Duration timeout = deadline_ ? *deadline_ - SteadyClock().Now() : absl::InfiniteDuration();
   if (CountRunning() == 0) timeout = std::min(timeout, kGroupPollInterval);
+  if (input_ != nullptr) timeout = std::min(timeout, input_->NextLook());
   int timeout_ms = -1;
   if (timeout != absl::InfiniteDuration()) {
     timeout = std::clamp(timeout, absl::ZeroDuration(), absl::Hours(1));
     timeout_ms = static_cast<int>(absl::ToInt64Milliseconds(timeout)) + 1;
   }
   if (poll(polled.data(), polled.size(), timeout_ms) <= 0) return;
+  if (input_ != nullptr) input_->Move();
   for (size_t i = 0; i < owners.size(); ++i) {
     if (polled[first + i].revents == 0) continue;
     NoteOutput(owners[i].first->output.Read(owners[i].second));
@@ -253,8 +283,8 @@ void Launcher::FinishOutput() {
     output_.AddPolled(polled);
     poll(polled.data(), polled.size(), timeout_ms);
     for (const int signal_number : relay_.Take()) {
-      if (signal_number == SIGCHLD || signal_number == SIGUSR1 || signal_number == SIGUSR2)
-        continue;
+      if (IsJobControl(signal_number)) Suspend();
+      if (!StopsTheJob(signal_number)) continue;
       if (stop_signal_ != 0) return;
       stop_signal_ = signal_number;
       until = SteadyClock().Now() + kReaderPatience;
@@ -280,7 +310,9 @@ void Launcher::Say(absl::string_view text) {
 void Launcher::TakeSignals() {
   for (const int signal_number : relay_.Take()) {
     if (signal_number == SIGCHLD) continue;
-    if (signal_number == SIGUSR1 || signal_number == SIGUSR2) {
+    if (IsJobControl(signal_number)) {
+      Suspend();
+    } else if (!StopsTheJob(signal_number)) {
       SignalAll(signal_number);
     } else if (stopping_) {
       Say(absl::StrCat(SignalName(signal_number), " while stopping: killing what is left"));
@@ -292,6 +324,16 @@ void Launcher::TakeSignals() {
       Stop(signal_number);
     }
   }
+}
+
+void Launcher::Suspend() {
+  const absl::Time stopped = SteadyClock().Now();
+  SignalAll(SIGTSTP);
+  // Not SIGTSTP, which the kernel drops where no shell controls the process group: the ranks would
+  // stay stopped. raise() directs it to this thread, which thus does not get past this line first.
+  raise(SIGSTOP);
+  SignalAll(SIGCONT);
+  if (deadline_) *deadline_ += SteadyClock().Now() - stopped;
 }
 
 void Launcher::ReapExited() {
@@ -372,10 +414,11 @@ void Launcher::ReapGroup(Rank& rank, std::vector<Exit>& exits) {
 
 void Launcher::HandleExit(const Exit& exit) {
   NoteOutput(exit.rank->output.Drain());
+  if (input_ != nullptr && exit.rank->rank == options_.stdin_rank) input_->Close();
   const int status = ExitStatus(exit.wait_status);
   if (status == 0) return;
-  const bool is_first = exit_status_ == 0;
-  if (is_first) exit_status_ = status;
+  // How a process ends when it was told to stop is no failure of the job.
+  if (exit_status_ == 0 && stop_signal_ == 0) exit_status_ = status;
   if (!stopping_) {
     ReportFailure(exit);
     const int others = CountRunning();
@@ -459,7 +502,7 @@ void Launcher::CheckTime() {
     if (!rank->group_alive) continue;
     Say(absl::StrCat("rank ", rank->rank, " (process group ", rank->pid, ") is still there ",
                      ShortDuration(kKillPatience), " after SIGKILL; leaving it behind"));
-    if (exit_status_ == 0) exit_status_ = 128 + SIGKILL;
+    if (exit_status_ == 0 && stop_signal_ == 0) exit_status_ = 128 + SIGKILL;
     rank->running = false;
     rank->group_alive = false;
   }
@@ -502,7 +545,7 @@ absl::StatusOr<int> Launch(const LaunchOptions& given, std::FILE* out, std::FILE
   LaunchOptions options = given;
   if (options.machine_count == 1 && options.master.empty()) {
     FERRY_ASSIGN_OR_RETURN(const int port, FreePort());
-    options.master = absl::StrCat("127.0.0.1:", port);
+    options.master = JoinHostPort("127.0.0.1", port);
   }
   const std::vector<std::string> inherited = InheritedEnvironment();
   const char* path = std::getenv("PATH");

@@ -66,9 +66,10 @@ int PatientOutput::Flush() {
     const ssize_t result = WriteSome();
     if (result >= 0) {
       written_ += static_cast<size_t>(result);
-    } else if (errno == EAGAIN) {
+    } else if (errno == EAGAIN || errno == EINTR) {
+      // A terminal interrupts a job in the background that may not write (stty tostop).
       break;
-    } else if (errno != EINTR) {
+    } else {
       const int error = errno;
       waiting_.clear();
       written_ = 0;

@@ -14,7 +14,8 @@
 namespace ferry {
 namespace {
 
-constexpr int kRelayed[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD};
+constexpr int kRelayed[] = {SIGINT,  SIGTERM, SIGHUP,  SIGQUIT, SIGUSR1, SIGUSR2,
+                            SIGCHLD, SIGTSTP, SIGTTIN, SIGTTOU, SIGCONT};
 
 // A handler has no other way to find its relay.
 std::atomic<int> relay_fd{-1};
@@ -55,7 +56,9 @@ SignalRelay::SignalRelay(UniqueFd read_end, UniqueFd write_end)
     if (old.sa_handler == SIG_IGN && signal_number != SIGCHLD) continue;
     struct sigaction action = {};
     action.sa_handler = Relay;
-    action.sa_flags = SA_RESTART;
+    // A terminal's refusal to be read or written would be met again and again.
+    const bool is_refusal = signal_number == SIGTTIN || signal_number == SIGTTOU;
+    action.sa_flags = is_refusal ? 0 : SA_RESTART;
     sigaction(signal_number, &action, nullptr);
     saved_actions_.emplace_back(signal_number, old);
     sigaddset(&relayed, signal_number);

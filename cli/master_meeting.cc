@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// Questions and answers through the coordinator's store.
+#include "cli/master_meeting.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+
+#include "base/clock.h"
+#include "base/random_id.h"
+#include "base/ranges.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "cli/progress.h"
+#include "runtime/master_address.h"
+#include "runtime/printable.h"
+
+namespace ferry::cli {
+namespace {
+
+constexpr char kAsks[] = "ferry/run/asks/";
+constexpr char kAnswers[] = "ferry/run/master/";
+// How long one question may wait before it is asked again.
+constexpr absl::Duration kAskAgain = absl::Seconds(2);
+
+void Note(const std::string& text) {
+  std::fprintf(stderr, "ferry run: %s\n", Printable(text).c_str());
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<MasterMeeting>> MasterMeeting::Join(const std::string& coordinator,
+                                                                   absl::Duration patience) {
+  const Progress progress(absl::StrCat("looking for the coordinator at ", coordinator));
+  std::unique_ptr<MasterMeeting> meeting(new MasterMeeting(coordinator));
+  coord::AgentOptions options;
+  options.coordinator = coordinator;
+  options.connect_timeout = patience;
+  FERRY_ASSIGN_OR_RETURN(meeting->agent_, coord::Agent::Connect(std::move(options)));
+  return meeting;
+}
+
+absl::StatusOr<std::string> MasterMeeting::Answer(GetEnv get_env, int machine_count) {
+  // Where the coordinator sees this machine, other machines of its network do too. Loopback is the
+  // coordinator's own machine; Ask knows how it is called elsewhere.
+  const std::string own_host = HostOfPeer(agent_->observed_address());
+  if (own_host.empty()) {
+    return absl::InternalError(absl::StrCat("the coordinator at ", coordinator_,
+                                            " does not say where it sees this machine"));
+  }
+  FERRY_ASSIGN_OR_RETURN(const MasterAddress master,
+                         ChooseMaster(ReadMasterWish(get_env), own_host, machine_count,
+                                      {.free_port = FreePort, .is_own = IsOwnAddress}));
+  for (const std::string& note : master.notes) Note(note);
+  std::string address = JoinHostPort(master.host, master.port);
+  {
+    absl::MutexLock lock(&answered_->mu);
+    answered_->is_done.assign(static_cast<size_t>(machine_count), false);
+    answered_->is_done[0] = true;
+  }
+  FERRY_ASSIGN_OR_RETURN(watch_, agent_->Watch(kAsks, [agent = agent_.get(), answered = answered_,
+                                                       address](const coord::KeyChange& change) {
+    absl::string_view number = change.entry.key;
+    if (change.deleted || !absl::ConsumePrefix(&number, kAsks)) return;
+    int machine = 0;
+    const bool is_number = absl::SimpleAtoi(change.entry.value, &machine);
+    agent->SetAllAsync({{absl::StrCat(kAnswers, number), address}}, /*overwrite=*/true,
+                       [answered, machine, is_number](const absl::Status& status) {
+                         absl::MutexLock lock(&answered->mu);
+                         const auto count = static_cast<int>(answered->is_done.size());
+                         if (!status.ok() || !is_number || machine < 0 || machine >= count) {
+                           return;
+                         }
+                         answered->is_done[static_cast<size_t>(machine)] = true;
+                       });
+  }));
+  return address;
+}
+
+std::string MasterMeeting::Unanswered() const {
+  std::vector<int> machines;
+  absl::MutexLock lock(&answered_->mu);
+  for (size_t i = 0; i < answered_->is_done.size(); ++i) {
+    if (!answered_->is_done[i]) machines.push_back(static_cast<int>(i));
+  }
+  return absl::StrCat("ferry run of machine", machines.size() == 1 ? " " : "s ",
+                      FormatRanges(machines, 200), " to begin");
+}
+
+absl::Status MasterMeeting::WaitUntilAllAnswered(absl::Duration patience) {
+  const Progress progress([this] { return absl::StrCat("waiting for ", Unanswered()); });
+  bool are_all = false;
+  {
+    absl::MutexLock lock(&answered_->mu);
+    are_all = answered_->mu.AwaitWithTimeout(
+        absl::Condition(
+            +[](Answered* answered) ABSL_NO_THREAD_SAFETY_ANALYSIS { return answered->all(); },
+            answered_.get()),
+        patience);
+  }
+  if (are_all) return absl::OkStatus();
+  return absl::DeadlineExceededError(
+      absl::StrCat("waited ", ShortDuration(patience), " for ", Unanswered()));
+}
+
+absl::StatusOr<std::string> MasterMeeting::Ask(GetEnv get_env, int machine_index,
+                                               absl::Duration patience) {
+  const Progress progress("waiting for ferry run of the first machine (--node-id=0)");
+  const absl::Time deadline = SteadyClock().Now() + patience;
+  const std::string number = absl::StrCat(absl::Hex(RandomId()));
+  const std::string ask = absl::StrCat(kAsks, number);
+  const std::string answer = absl::StrCat(kAnswers, number);
+  absl::StatusOr<std::string> address;
+  do {
+    FERRY_RETURN_IF_ERROR(agent_->Set(ask, absl::StrCat(machine_index), /*overwrite=*/true));
+    address = agent_->Get(answer, kAskAgain);
+    // CANCELLED: a new job has begun, with an empty store.
+    const bool is_late = absl::IsDeadlineExceeded(address.status());
+    if (!address.ok() && !is_late && !absl::IsCancelled(address.status())) return address.status();
+  } while (!address.ok() && SteadyClock().Now() < deadline);
+  agent_->Delete(ask).IgnoreError();
+  agent_->Delete(answer).IgnoreError();
+  if (!address.ok()) {
+    return absl::DeadlineExceededError(
+        absl::StrCat("waited ", ShortDuration(patience),
+                     " for ferry run of the first machine to say where rank "
+                     "0 listens: start it there, with --node-id=0 and --coordinator=",
+                     coordinator_));
+  }
+  const size_t colon = address->rfind(':');
+  int port = 0;
+  if (colon == std::string::npos || !absl::SimpleAtoi(address->substr(colon + 1), &port)) {
+    return absl::InternalError(
+        absl::StrCat(Quoted(*address), ", the address of rank 0, has no port"));
+  }
+  std::string host = HostOfPeer(*address);
+  // The machine of rank 0 is the coordinator's.
+  if (IsLoopbackHost(host)) host = HostOfPeer(coordinator_);
+  const MasterWish wish = ReadMasterWish(get_env);
+  const bool is_other = (wish.host && *wish.host != host) || (wish.port && *wish.port != port);
+  if (is_other) {
+    Note(
+        absl::StrCat("MASTER_ADDR and MASTER_PORT of this machine's environment are not used: the "
+                     "first machine says ",
+                     JoinHostPort(host, port)));
+  }
+  return JoinHostPort(host, port);
+}
+
+}  // namespace ferry::cli

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the machines of a `ferry run` learn MASTER_ADDR and MASTER_PORT from the machine of rank 0.
+#ifndef FERRY_CLI_MASTER_MEETING_H_
+#define FERRY_CLI_MASTER_MEETING_H_
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+#include "coord/agent.h"
+#include "runtime/identity.h"
+
+namespace ferry::cli {
+
+// The first machine chooses the address and answers questions for it:
+//   1. Another machine draws a number and sets "ferry/run/asks/NUMBER" to which machine it is.
+//   2. The first one, which watches that prefix, sets "ferry/run/master/NUMBER" to HOST:PORT.
+//   3. The other one reads it and removes both.
+// An answer therefore never is one of an earlier job on the same coordinator. A store that is
+// cleared in between, because a new job begins, loses a question or an answer: it is asked again.
+class MasterMeeting final {
+ public:
+  //   coordinator: HOST:PORT of it, as this machine calls it.
+  //   Errors: as coord::Agent::Connect, after `patience`.
+  static absl::StatusOr<std::unique_ptr<MasterMeeting>> Join(const std::string& coordinator,
+                                                             absl::Duration patience);
+
+  // On the first machine: chooses the address, and answers the others while this lives. Says on
+  // stderr which values of the environment are not used.
+  //   Errors: as ChooseMaster.
+  absl::StatusOr<std::string> Answer(GetEnv get_env, int machine_count);
+  // Whose processes need not wait for each other: the first machine may be done before another one
+  // has begun. Waits until all have been answered, and says on stderr for which.
+  //   Errors: DEADLINE_EXCEEDED naming those that did not ask within `patience`.
+  absl::Status WaitUntilAllAnswered(absl::Duration patience);
+  // On another one.
+  //   Errors: DEADLINE_EXCEEDED when the first machine does not answer within `patience`.
+  absl::StatusOr<std::string> Ask(GetEnv get_env, int machine_index, absl::Duration patience);
+
+ private:
+  // Shared with callbacks of the agent.
+  struct Answered {
+    absl::Mutex mu;
+    // By machine; the first one needs none.
+    std::vector<bool> is_done ABSL_GUARDED_BY(mu);
+
+    bool all() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+      return std::find(is_done.begin(), is_done.end(), false) == is_done.end();
+    }
+  };
+
+  explicit MasterMeeting(std::string coordinator)
+      : coordinator_(std::move(coordinator)), answered_(std::make_shared<Answered>()) {}
+
+  std::string Unanswered() const;
+
+  const std::string coordinator_;
+  const std::shared_ptr<Answered> answered_;
+  std::unique_ptr<coord::Agent> agent_;
+  // Goes before the agent that its callback uses.
+  std::unique_ptr<coord::AgentWatch> watch_;
+};
+
+}  // namespace ferry::cli
+
+#endif  // FERRY_CLI_MASTER_MEETING_H_

@@ -1,0 +1,560 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""ferry run: its status after signals, job control, standard input, nested jobs, and where ranks of
+the PyTorch convention meet.
+
+    cli_run_test.py FERRY [CASE...]
+"""
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import harness
+
+# Stands for PyTorch's store: rank 0 listens on all addresses at MASTER_PORT, and each of the others
+# connects to MASTER_ADDR and is told how many have come.
+STORE = """
+import os, socket, sys, time
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+if rank == 0:
+    with socket.create_server(("0.0.0.0", port)) as server:
+        server.settimeout(30)
+        peers = [server.accept()[0] for _ in range(world - 1)]
+        for peer in peers:
+            peer.sendall(b"all met")
+else:
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            peer = socket.create_connection((host, port), timeout=5)
+            break
+        except OSError as error:
+            if time.monotonic() > deadline:
+                sys.exit(f"rank {rank}: {host}:{port}: {error}")
+            time.sleep(0.1)
+    assert peer.makefile().read() == "all met"
+print(f"rank {rank} met the others at {host}:{port}", flush=True)
+"""
+
+
+class Status(harness.Case):
+    """128 + the number of the signal that stopped the job, however its processes end."""
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+    def test_child_that_handles_the_signal_and_fails_does_not_change_it(self):
+        for number in self.SIGNALS:
+            for end in ("exit 1", "exit 0", "kill -KILL $$", "kill -SEGV $$"):
+                with self.subTest(signal=number, end=end):
+                    run = self.start("run", "--nproc=2", "--", "sh", "-c", "ulimit -c 0; trap '"
+                                     + end + "' INT TERM HUP QUIT; echo ready; "
+                                     "while :; do sleep 0.05; done")
+                    run.wait_for(r"(?s)ready.*ready")
+                    run.signal(number)
+                    self.assertEqual(run.wait(), 128 + number, run.err)
+
+    def test_child_that_is_killed_after_the_grace_period_does_not_change_it(self):
+        run = self.start("run", "--grace=200ms", "--", "sh", "-c",
+                         "trap '' TERM; echo ready; while :; do sleep 0.05; done")
+        run.wait_for("ready")
+        run.signal(signal.SIGTERM)
+        self.assertEqual(run.wait(), 128 + signal.SIGTERM)
+        self.assertIn("did not stop and was killed", run.err)
+
+    def test_failure_before_the_signal_keeps_its_status(self):
+        run = self.start("run", "--nproc=2", "--", "sh", "-c",
+                         "if test $RANK = 0; then " + harness.FERRY + " kv get ready; exit 7; fi; "
+                         "trap 'echo deaf' TERM; " + harness.FERRY + " kv set ready 1; "
+                         "while :; do sleep 0.05; done")
+        run.wait_for("deaf")
+        run.signal(signal.SIGINT)
+        self.assertEqual(run.wait(), 7)
+
+    def test_signals_that_stop_nothing_leave_the_childs_status(self):
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            with self.subTest(number):
+                run = self.start("run", "--", "sh", "-c", "trap 'exit 5' USR1 USR2; echo ready; "
+                                 "while :; do sleep 0.05; done")
+                run.wait_for("ready")
+                run.signal(number)
+                self.assertEqual(run.wait(), 5)
+
+
+def state(pid):
+    """The letter of /proc: T is stopped."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return "-"
+
+
+class JobControl(harness.Case):
+    def test_stop_signals_stop_the_ranks_and_ferry_run_until_sigcont(self):
+        for number in (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU):
+            with self.subTest(number):
+                run = self.start("run", "--nproc=2", "--", "sh", "-c",
+                                 'trap "exit 0" USR1; echo "pid $$"; while :; do sleep 0.05; done')
+                run.wait_for(r"(?s)pid.*pid \d+")
+                pids = [int(pid) for pid in re.findall(r"pid (\d+)", run.out)]
+                run.signal(number)
+                # A shell sees a job as stopped by this.
+                pid, status = os.waitpid(run.popen.pid, os.WUNTRACED)
+                self.assertTrue(os.WIFSTOPPED(status))
+                self.eventually(lambda: [state(pid) for pid in pids] == ["T", "T"])
+                self.assertEqual(state(run.popen.pid), "T")
+                run.signal(signal.SIGCONT)
+                self.eventually(lambda: "T" not in [state(pid) for pid in pids])
+                self.assertNotEqual(state(run.popen.pid), "T")
+                run.signal(signal.SIGUSR1)
+                self.assertEqual(run.wait(), 0, run.err)
+
+    def test_sigcont_alone_lets_a_stopped_rank_go_on(self):
+        run = self.start("run", "--", "sh", "-c", 'echo "pid $$"; exec sleep 1000')
+        pid = int(run.wait_for(r"pid (\d+)").group(1))
+        os.kill(pid, signal.SIGSTOP)
+        self.eventually(lambda: state(pid) == "T")
+        run.signal(signal.SIGCONT)
+        self.eventually(lambda: state(pid) != "T")
+        run.signal(signal.SIGTERM)
+        self.assertEqual(run.wait(), 128 + signal.SIGTERM)
+
+    def test_job_that_was_stopped_for_longer_than_the_heartbeat_timeout_goes_on(self):
+        """The coordinator was stopped as well: it has not heard what nobody could say."""
+        coordinator, address = self.coordinator(2, "--heartbeat-timeout=2s")
+        run = self.start("run", "--nproc=2", f"--coordinator={address}", "--", harness.FERRY,
+                         "worker")
+        run.wait_for(r"(?s)joined at.*joined at")
+        run.signal(signal.SIGTSTP)
+        os.waitpid(run.popen.pid, os.WUNTRACED)
+        coordinator.signal(signal.SIGSTOP)
+        time.sleep(5)
+        # The coordinator first: the others say nothing yet.
+        coordinator.signal(signal.SIGCONT)
+        run.signal(signal.SIGCONT)
+        time.sleep(3)
+        status = self.succeed("status", "--json", f"--coordinator={address}")
+        self.assertNotIn(b"heartbeat timeout", status)
+        run.signal(signal.SIGTERM)
+        self.assertEqual(run.wait(), 128 + signal.SIGTERM)
+        self.assertNotIn("silent", run.err)
+
+    def test_job_with_its_own_coordinator_survives_a_stop(self):
+        run = self.start("run", "--nproc=2", "--", harness.FERRY, "worker", "--lost-timeout=1s")
+        run.wait_for(r"(?s)joined at.*joined at")
+        run.signal(signal.SIGTSTP)
+        os.waitpid(run.popen.pid, os.WUNTRACED)
+        time.sleep(3)
+        run.signal(signal.SIGCONT)
+        time.sleep(2)
+        self.assertIsNone(run.popen.poll(), run.err)
+        run.signal(signal.SIGINT)
+        self.assertEqual(run.wait(), 128 + signal.SIGINT)
+        self.assertNotIn("out of reach", run.err)
+
+
+class Terminal:
+    """A process that leads a session whose terminal is ours."""
+
+    def __init__(self, *command):
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.execve(command[0], list(command), harness.environment(PS1="$ ", ENV="", HISTFILE=""))
+        self.text = ""
+
+    def write(self, text):
+        os.write(self.fd, text.encode())
+
+    def wait_for(self, pattern, timeout_s=harness.PATIENCE_S):
+        deadline = time.monotonic() + timeout_s
+        while not re.search(pattern, self.text):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"no {pattern!r} in {self.text!r}")
+            if select.select([self.fd], [], [], 0.1)[0]:
+                try:
+                    self.text += os.read(self.fd, 4096).decode(errors="replace")
+                except OSError:
+                    deadline = 0
+        return re.search(pattern, self.text)
+
+    def close(self):
+        try:
+            os.kill(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        os.close(self.fd)
+        try:
+            os.waitpid(self.pid, 0)
+        except ChildProcessError:
+            pass
+
+
+class Stdin(harness.Case):
+    SAY = ("sh", "-c", 'if read line; then echo "read $line"; else echo nothing; fi')
+
+    def run_with(self, *arguments, stdin=b"a line\n"):
+        status, out, err = self.run_ferry("run", *arguments, "--", *self.SAY, stdin=stdin)
+        self.assertEqual(status, 0, err)
+        return sorted(out.decode().splitlines())
+
+    def terminal(self, *command):
+        terminal = Terminal(*command)
+        self.addCleanup(terminal.close)
+        return terminal
+
+    def test_by_default_and_with_none_nothing_is_read(self):
+        for flags in ((), ("--stdin=none",)):
+            self.assertEqual(self.run_with("--nproc=2", *flags), ["[0] nothing", "[1] nothing"])
+
+    def test_the_rank_that_is_named_reads_it(self):
+        self.assertEqual(self.run_with("--nproc=2", "--stdin=0"), ["[0] read a line", "[1] nothing"])
+        self.assertEqual(self.run_with("--nproc=2", "--stdin=1"), ["[0] nothing", "[1] read a line"])
+        self.assertEqual(self.run_with("--stdin=0", stdin=b""), ["[0] nothing"])
+
+    def test_all_of_a_large_input_arrives_and_ends(self):
+        data = os.urandom(3 << 20)
+        out = self.succeed("run", "--no-prefix", "--stdin=0", "--", "cat", stdin=data)
+        self.assertEqual(out, data)
+
+    def test_machine_that_begins_when_the_first_is_done_is_answered(self):
+        _, address = self.coordinator(2)
+        flags = ("run", "--nodes=2", f"--coordinator={address}")
+        first = self.start(*flags, "--node-id=0", "--", "echo", "one")
+        first.wait_for("waiting for ferry run of machine 1 to begin")
+        self.assertIn(b"two", self.succeed(*flags, "--node-id=1", "--", "echo", "two"))
+        self.assertEqual(first.wait(), 0)
+
+    def test_other_machines_of_the_job_read_nothing(self):
+        _, address = self.coordinator(2)
+        machines = [self.start("run", "--nodes=2", f"--node-id={machine}", "--stdin=0",
+                               f"--coordinator={address}", "--", *self.SAY)
+                    for machine in range(2)]
+        self.assertEqual([machine.wait() for machine in machines], [0, 0])
+        self.assertIn("[1] nothing", machines[1].out)
+
+    def test_what_is_no_rank_is_wrong_usage(self):
+        for value in ("2", "-1", "all", "x"):
+            self.fail_with(2, "--stdin", "run", "--nproc=2", f"--stdin={value}", "--", "true")
+
+    def test_terminal_in_the_foreground_is_read_until_ctrl_d(self):
+        terminal = self.terminal(harness.FERRY, "run", "--stdin=0", "--", "sh", "-c",
+                                 'echo ready; while read line; do echo "got $line"; done; echo end')
+        terminal.wait_for(r"\[0\] ready")
+        terminal.write("hello\n")
+        terminal.wait_for(r"\[0\] got hello")
+        terminal.write("\x04")
+        terminal.wait_for(r"\[0\] end")
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(terminal.pid, 0)[1]), 0)
+
+    def test_terminal_is_left_alone_by_default(self):
+        terminal = self.terminal("/bin/sh", "-c", f"{harness.FERRY} run -- sh -c "
+                                 "'echo ready; read line; echo over'; read mine; echo shell $mine")
+        terminal.wait_for(r"\[0\] over")
+        terminal.write("hello\n")
+        terminal.wait_for("shell hello")
+
+    def test_ctrl_c_and_ctrl_z_work_at_a_terminal(self):
+        terminal = self.terminal("/bin/bash", "--norc", "-i")
+        terminal.wait_for(r"\$ ")
+        terminal.write(f"{harness.FERRY} run --stdin=0 -- sh -c "
+                       "'echo rea\"\"dy; while read x; do echo g\"\"ot $x; done'\n")
+        terminal.wait_for(r"\[0\] ready")
+        terminal.write("\x1a")
+        terminal.wait_for(r"(?i)stopped")
+        # In the background it neither reads the terminal nor is stopped for it.
+        terminal.write("bg; echo in the back''ground\n")
+        terminal.wait_for("in the background")
+        terminal.write("echo mine is not re''ad by it\n")
+        terminal.wait_for("mine is not read by it")
+        terminal.write("fg\n")
+        time.sleep(0.5)
+        terminal.write("hello\n")
+        terminal.wait_for(r"\[0\] got hello")
+        self.assertNotIn("[0] got echo", terminal.text)
+        terminal.write("\x03")
+        terminal.wait_for("passing SIGINT on")
+        terminal.write("echo status''=$?\n")
+        terminal.wait_for("status=130")
+
+
+class Nested(harness.Case):
+    def test_run_in_a_rank_starts_a_job_of_its_own_and_says_so(self):
+        status, out, err = self.run_ferry(
+            "run", "--nproc=2", "--", harness.FERRY, "run", "--nproc=2", "--no-prefix", "--",
+            harness.FERRY, "worker", "--exit-after-join")
+        self.assertEqual(status, 0, err)
+        self.assertEqual(len(re.findall(rb"node [01] of 2 .* joined at", out)), 4)
+        addresses = set(re.findall(rb"joined at (\S+);", out))
+        self.assertEqual(len(addresses), 2)
+        for rank in range(2):
+            self.assertRegex(err, rf"ferry run: this is rank {rank} of the job at \S+; "
+                             r"--coordinator=\S+ would join that one, and this is a job of its own")
+
+    def test_run_in_a_rank_joins_the_job_that_is_named(self):
+        _, address = self.coordinator(2)
+        out = self.succeed("run", "--", harness.FERRY, "run", "--nproc=2",
+                           f"--coordinator={address}", "--no-prefix", "--", harness.FERRY,
+                           "worker", "--exit-after-join")
+        self.assertEqual(set(re.findall(rb"joined at (\S+);", out)), {address.encode()})
+
+    def test_coordinator_that_is_set_by_hand_in_a_rank_is_taken(self):
+        _, address = self.coordinator(1)
+        out = self.succeed("run", "--", "sh", "-c", f"FERRY_COORDINATOR={address} exec "
+                           f"{harness.FERRY} run --no-prefix -- {harness.FERRY} worker "
+                           "--exit-after-join")
+        self.assertIn(f"joined at {address};".encode(), out)
+
+    def test_nothing_of_the_outer_job_is_left_for_the_inner_ranks(self):
+        script = f"{harness.FERRY} run --nproc=3 --no-prefix -- env | sort"
+        out = self.succeed("run", "--no-prefix", "--", "sh", "-c",
+                           f"echo outer $FERRY_COORDINATOR; {script}",
+                           TORCHELASTIC_RUN_ID="x", TORCHELASTIC_USE_AGENT_STORE="True",
+                           GROUP_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1").decode()
+        outer = re.search(r"outer (\S+)", out).group(1)
+        inner = out.split("\n", 1)[1]
+        self.assertNotIn(outer, inner)
+        self.assertNotRegex(inner, r"(?m)^(TORCHELASTIC_|GROUP_RANK|MASTER_PORT=1$)")
+        self.assertEqual(sorted(re.findall(r"(?m)^(?:FERRY_NODE_ID|RANK)=(\d)", inner)),
+                         list("001122"))
+        self.assertEqual(set(re.findall(r"(?m)^(?:FERRY_NUM_NODES|WORLD_SIZE)=(\d)", inner)), {"3"})
+
+    def test_launcher_in_a_rank_is_asked_who_its_processes_are(self):
+        """As mpirun in a rank: its processes inherit FERRY_NODE_ID=0 and FERRY_COORDINATOR."""
+        start = " ".join(
+            f"OMPI_COMM_WORLD_RANK={rank} OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2 "
+            f"PMIX_NAMESPACE=inner-$$@1 {harness.FERRY} worker --exit-after-join &"
+            for rank in range(2))
+        out = self.succeed("run", "--no-prefix", "--", "sh", "-c", f"{start} wait; wait")
+        self.assertEqual(sorted(re.findall(rb"node (\d) of 2 \(OMPI", out)), [b"0", b"1"])
+
+
+class BatchScript(harness.Case):
+    """Launchers inside `sbatch --ntasks=4`, whose variables all of their processes inherit."""
+
+    BATCH = {"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0",
+             "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "localhost"}
+
+    def join_all(self, address, rank_variables):
+        workers = [self.start("worker", "--exit-after-join", FERRY_COORDINATOR=address,
+                              **{**self.BATCH, **rank_variables(rank)}) for rank in range(4)]
+        for rank, worker in enumerate(workers):
+            self.assertEqual(worker.wait(), 0, worker.err)
+            self.assertIn(f"node {rank} of 4", worker.out)
+
+    def test_mpirun_torchrun_and_srun_decide(self):
+        launchers = {
+            "mpirun": lambda rank: {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "4"},
+            "hydra": lambda rank: {"PMI_RANK": str(rank), "PMI_SIZE": "4", "MPI_LOCALRANKID": "0"},
+            "mvapich": lambda rank: {"MV2_COMM_WORLD_RANK": str(rank), "MV2_COMM_WORLD_SIZE": "4"},
+            "torchrun": lambda rank: {"RANK": str(rank), "WORLD_SIZE": "4",
+                                      "TORCHELASTIC_RUN_ID": "x"},
+            "srun": lambda rank: {"SLURM_PROCID": str(rank), "SLURM_STEP_ID": "0",
+                                  "SLURM_STEP_NUM_TASKS": "4"}}
+        _, address = self.coordinator(4)
+        for name, variables in launchers.items():
+            with self.subTest(name):
+                self.join_all(address, variables)
+
+    def test_ranks_that_are_refused_end_the_wait_of_the_others(self):
+        """RANK=$SLURM_PROCID in the batch script is 0 everywhere: ranks 1 to 3 cannot tell who is
+        right, and rank 0, whose variables agree, would wait for them."""
+        job = str(int.from_bytes(os.urandom(3), "big"))
+        start = time.monotonic()
+        workers = [self.start("worker", SLURM_JOB_ID=job, SLURM_STEP_ID="0", RANK="0",
+                              WORLD_SIZE="4", MASTER_ADDR="localhost", SLURM_PROCID=str(rank),
+                              SLURM_STEP_NUM_TASKS="4") for rank in range(4)]
+        for rank in range(1, 4):
+            self.assertEqual(workers[rank].wait(), 2, workers[rank].err)
+            self.assertIn(f"RANK=0 and SLURM_PROCID={rank} disagree", workers[rank].err)
+        self.assertEqual(workers[0].wait(), 1)
+        self.assertRegex(workers[0].err, r"cannot take part: .*RANK=0 and SLURM_PROCID=\d disagree")
+        self.assertLess(time.monotonic() - start, 20)
+
+    def test_ranks_that_are_refused_tell_a_coordinator_of_its_own(self):
+        _, address = self.coordinator(3)
+        good = [self.start("worker", FERRY_COORDINATOR=address, OMPI_COMM_WORLD_RANK=str(rank),
+                           OMPI_COMM_WORLD_SIZE="3") for rank in range(2)]
+        bad = self.start("worker", FERRY_COORDINATOR=address, OMPI_COMM_WORLD_RANK="2",
+                         OMPI_COMM_WORLD_SIZE="3", OMPI_COMM_WORLD_LOCAL_RANK="x")
+        self.assertEqual(bad.wait(), 2)
+        for worker in good:
+            self.assertEqual(worker.wait(), 1)
+            self.assertIn('OMPI_COMM_WORLD_LOCAL_RANK="x" is not a number', worker.err)
+
+    def test_ferry_run_in_a_batch_script_decides(self):
+        out = self.succeed("run", "--nproc=4", "--", harness.FERRY, "worker", "--exit-after-join",
+                           **self.BATCH)
+        self.assertEqual(len(re.findall(rb"node \d of 4 .* joined at", out)), 4)
+
+    def test_batch_script_itself_is_told_that_it_is_no_task(self):
+        self.fail_with(2, "which node is this.*not a task of srun", "worker", **self.BATCH)
+
+
+def can_unshare():
+    """Whether this machine lets us make network namespaces."""
+    return os.geteuid() == 0 and subprocess.run(
+        ["unshare", "--net", "true"], capture_output=True).returncode == 0
+
+
+class Machines:
+    """Network namespaces on one bridge, each like a machine of its own."""
+
+    def __init__(self, count):
+        self.names = [f"ferry-{os.getpid()}-{i}" for i in range(count)]
+        self.hub = f"ferry-{os.getpid()}-hub"
+        self.ip("netns", "add", self.hub)
+        self.inside(self.hub, "link", "add", "bridge", "type", "bridge")
+        self.inside(self.hub, "link", "set", "bridge", "up")
+        for i, name in enumerate(self.names):
+            self.ip("netns", "add", name)
+            self.inside(self.hub, "link", "add", f"port{i}", "type", "veth", "peer", "name", "eth0",
+                        "netns", name)
+            self.inside(self.hub, "link", "set", f"port{i}", "master", "bridge", "up")
+            self.inside(name, "addr", "add", f"10.77.0.{i + 1}/24", "dev", "eth0")
+            self.inside(name, "link", "set", "eth0", "up")
+            self.inside(name, "link", "set", "lo", "up")
+
+    def ip(self, *arguments):
+        subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+    def inside(self, name, *arguments):
+        self.ip("-n", name, *arguments)
+
+    def close(self):
+        for name in [*self.names, self.hub]:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+class Master(harness.Case):
+    def machines(self, count):
+        if not can_unshare():
+            self.skipTest("this machine lets nobody make network namespaces")
+        try:
+            machines = Machines(count)
+        except (OSError, subprocess.CalledProcessError) as error:
+            self.skipTest(f"no network namespaces joined by veth: {error}")
+        self.addCleanup(machines.close)
+        return machines
+
+    def start_on(self, machines, machine, *arguments, **variables):
+        process = harness.Process(
+            ["netns", "exec", machines.names[machine], harness.FERRY, *arguments],
+            harness.environment(**variables), program="ip")
+        self.addCleanup(process.kill)
+        return process
+
+    def store(self, machines, coordinator, places=None, nproc=2, variables=None):
+        """ferry run on machines 0 and 1 with STORE, and what they said."""
+        places = places or [coordinator, coordinator]
+        runs = [self.start_on(machines, machine, "run", "--nodes=2", f"--node-id={machine}",
+                              f"--nproc={nproc}", f"--coordinator={places[machine]}", "--",
+                              sys.executable, "-c", STORE, **(variables or {}))
+                for machine in (1, 0)]
+        for run in runs:
+            self.assertEqual(run.wait(60), 0, run.err)
+        return runs[1], runs[0]
+
+    def test_coordinator_on_a_third_machine_ranks_meet_at_rank_0(self):
+        machines = self.machines(3)
+        coordinator = self.start_on(machines, 2, "coordinator", "--nodes=4",
+                                    "--listen=0.0.0.0:9470")
+        coordinator.wait_for("listening on")
+        first, second = self.store(machines, "10.77.0.3:9470")
+        self.assertRegex(second.out, r"rank 3 met the others at 10\.77\.0\.1:\d+")
+        self.assertEqual(first.err + second.err, "")
+        # Nothing is left in the store, and the next job on this coordinator meets as well.
+        keys = subprocess.run(["ip", "netns", "exec", machines.names[2], harness.FERRY, "kv", "ls",
+                               "--coordinator=127.0.0.1:9470"], capture_output=True)
+        self.assertEqual(keys.stdout, b"")
+        self.store(machines, "10.77.0.3:9470")
+
+    def test_coordinator_on_rank_0s_machine_by_loopback_ranks_meet_there(self):
+        machines = self.machines(2)
+        coordinator = self.start_on(machines, 0, "coordinator", "--nodes=4",
+                                    "--listen=0.0.0.0:9470")
+        coordinator.wait_for("listening on")
+        _, second = self.store(machines, None, ["127.0.0.1:9470", "10.77.0.1:9470"])
+        self.assertRegex(second.out, r"rank 3 met the others at 10\.77\.0\.1:\d+")
+
+    def test_coordinator_on_the_other_machine_by_loopback_ranks_meet_at_rank_0(self):
+        machines = self.machines(2)
+        coordinator = self.start_on(machines, 1, "coordinator", "--nodes=4",
+                                    "--listen=0.0.0.0:9470")
+        coordinator.wait_for("listening on")
+        _, second = self.store(machines, None, ["10.77.0.2:9470", "127.0.0.1:9470"])
+        self.assertRegex(second.out, r"rank 3 met the others at 10\.77\.0\.1:\d+")
+
+    def test_master_of_the_environment_is_kept_or_the_reason_is_said(self):
+        machines = self.machines(3)
+        coordinator = self.start_on(machines, 2, "coordinator", "--nodes=2",
+                                    "--listen=0.0.0.0:9470")
+        coordinator.wait_for("listening on")
+        kept = {"MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29500"}
+        first, second = self.store(machines, "10.77.0.3:9470", nproc=1, variables=kept)
+        self.assertIn("rank 1 met the others at 10.77.0.1:29500", second.out)
+        self.assertEqual(first.err + second.err, "")
+        for variables, reason in (
+                ({"MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "tcp://10.96.0.7:443"},
+                 r'MASTER_PORT="tcp://10\.96\.0\.7:443" is no port number \(Kubernetes'),
+                ({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
+                 r"MASTER_ADDR=127\.0\.0\.1 is another machine on each")):
+            with self.subTest(variables):
+                first, second = self.store(machines, "10.77.0.3:9470", nproc=1, variables=variables)
+                self.assertEqual(len(re.findall(reason, first.err)), 1, first.err)
+                self.assertRegex(first.err, r"; ranks get 10\.77\.0\.1:\d+\n")
+                self.assertRegex(second.out, r"rank 1 met the others at 10\.77\.0\.1:\d+")
+
+    def test_missing_port_of_the_environment_is_found(self):
+        machines = self.machines(3)
+        coordinator = self.start_on(machines, 2, "coordinator", "--nodes=2",
+                                    "--listen=0.0.0.0:9470")
+        coordinator.wait_for("listening on")
+        _, second = self.store(machines, "10.77.0.3:9470", nproc=1,
+                               variables={"MASTER_ADDR": "10.77.0.1"})
+        self.assertRegex(second.out, r"rank 1 met the others at 10\.77\.0\.1:\d+")
+
+    def test_two_runs_of_one_machine_meet_on_loopback(self):
+        _, address = self.coordinator(4)
+        runs = [self.start("run", "--nodes=2", f"--node-id={machine}", "--nproc=2",
+                           f"--coordinator={address}", "--", sys.executable, "-c", STORE)
+                for machine in (1, 0)]
+        self.assertEqual([run.wait() for run in runs], [0, 0], runs[0].err + runs[1].err)
+        self.assertRegex(runs[0].out, r"rank 3 met the others at 127\.0\.0\.1:\d+")
+
+    def test_one_machine_keeps_a_usable_pair_and_says_why_not_another(self):
+        command = ("sh", "-c", "echo $MASTER_ADDR $MASTER_PORT")
+        status, out, err = self.run_ferry("run", "--", *command, MASTER_ADDR="127.0.0.2",
+                                          MASTER_PORT="29511")
+        self.assertEqual((status, out), (0, b"[0] 127.0.0.2 29511\n"), err)
+        self.assertNotIn("MASTER", err)
+        _, out, err = self.run_ferry("run", "--nproc=2", "--", *command, MASTER_ADDR="192.0.2.7",
+                                     MASTER_PORT="tcp://1.2.3.4:5")
+        self.assertRegex(out, rb"127\.0\.0\.1 \d+\n")
+        self.assertEqual(err.count("MASTER_ADDR=192.0.2.7 is no address of this machine"), 1)
+        self.assertEqual(err.count('MASTER_PORT="tcp://1.2.3.4:5" is no port number'), 1)
+
+    def test_port_that_is_taken_is_not_used(self):
+        import socket
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            _, out, err = self.run_ferry("run", "--", "sh", "-c", "echo $MASTER_PORT",
+                                         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        self.assertNotEqual(out, f"[0] {port}\n".encode())
+        self.assertIn(f"MASTER_PORT={port} cannot be listened on by rank 0", err)
+
+    def test_first_machine_that_does_not_come_is_waited_for_and_named(self):
+        _, address = self.coordinator(2)
+        run = self.start("run", "--nodes=2", "--node-id=1", f"--coordinator={address}", "--", "true")
+        run.wait_for(r"waiting for ferry run of the first machine \(--node-id=0\)")
+        run.signal(signal.SIGINT)
+        self.assertEqual(run.wait(2), -signal.SIGINT)
+
+
+if __name__ == "__main__":
+    harness.main()
