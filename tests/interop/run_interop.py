@@ -23,6 +23,7 @@ The dialects covered, and what their clients can do:
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -408,6 +409,28 @@ def new_incarnation_refused(options):
         check(survivor.noticed.wait(NOTICE_S), "the survivor never noticed")
         for client in (back, survivor) if options.dialect == "new" else ():
             check("ABORTED" in client.log.text(), f"{client.log.name} was not told ABORTED")
+
+
+@case()
+def whole_job_is_stopped_and_continued(options):
+    """As Ctrl-Z does to ferry run: what nobody could say is not held against anybody."""
+    with Cluster(options, 2) as cluster:
+        server = cluster.server.child
+        clients = [client.child for client in cluster.clients]
+        for child in (*clients, server):
+            child.send_signal(signal.SIGSTOP)
+        time.sleep(HEARTBEAT_S + 3)
+        for child in (server, *clients):
+            child.send_signal(signal.SIGCONT)
+        a, b = cluster.clients
+        if options.real:
+            # That service counts the time in which it was stopped itself.
+            check(a.noticed.wait(NOTICE_S), "the real service forgives it as well")
+            return
+        for client in cluster.clients:
+            check(not client.noticed.wait(HEARTBEAT_S + 1), f"client {client.node} gave up")
+        a.call("key_value_set", "after", "v").value()
+        check(b.call("blocking_key_value_get", "after", 5000).value() == "v", "wrong value")
 
 
 def psum_job(options, how):
