@@ -114,4 +114,17 @@ void AliveRounds::ForEachWait(absl::FunctionRef<void(const WaitInfo&)> visit) co
   }
 }
 
+void AliveRounds::AddTableSizes(TableSizes& sizes) const {
+  size_t asked = 0;
+  size_t empty = 0;
+  for (const auto& [tasks, round] : rounds_) {
+    asked += round.asked.size();
+    empty += round.calls.empty() ? 1 : 0;
+  }
+  sizes["alive.rounds"] = rounds_.size();
+  sizes["alive.rounds_without_calls"] = empty;
+  sizes["alive.calls"] = wait_count();
+  sizes["alive.askers"] = asked;
+}
+
 }  // namespace ferry::coord

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
+#include "base/table_sizes.h"
 #include "coord/completions.h"
 #include "coord/membership.h"
 #include "coord/types.h"
@@ -41,6 +42,8 @@ class AliveRounds final {
 
   size_t wait_count() const;
   void ForEachWait(absl::FunctionRef<void(const WaitInfo&)> visit) const;
+  // "alive...."
+  void AddTableSizes(TableSizes& sizes) const;
 
  private:
   struct Call {

@@ -426,4 +426,28 @@ std::vector<BarrierInfo> Barriers::OpenBarriers() const {
   return infos;
 }
 
+void Barriers::AddTableSizes(TableSizes& sizes) const {
+  size_t parked = 0;
+  size_t open = 0;
+  size_t forgettable = 0;
+  size_t finished_bytes = 0;
+  for (const auto& [id, barrier] : barriers_) {
+    for (const auto& [task, slot] : barrier.arrivals) parked += slot.wait != kNoWait ? 1 : 0;
+    open += barrier.is_over ? 0 : 1;
+    // One that is open may be on the list for its former use.
+    const bool is_listed = barrier.finish != 0;
+    forgettable += is_listed || (barrier.is_over && !barrier.one_shot) ? 1 : 0;
+    finished_bytes += is_listed ? barrier.finished_bytes : 0;
+  }
+  sizes["barriers.known"] = barriers_.size();
+  sizes["barriers.known_open"] = open;
+  sizes["barriers.open"] = open_by_deadline_.size();
+  sizes["barriers.parked"] = parked;
+  sizes["barriers.waits"] = waits_.size();
+  sizes["barriers.forgettable"] = forgettable;
+  sizes["barriers.finished"] = finished_.size();
+  sizes["barriers.bytes_of_finished"] = finished_bytes;
+  sizes["barriers.finished_bytes"] = finished_bytes_;
+}
+
 }  // namespace ferry::coord

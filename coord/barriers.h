@@ -17,6 +17,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
+#include "base/table_sizes.h"
 #include "coord/completions.h"
 #include "coord/membership.h"
 #include "coord/options.h"
@@ -100,6 +101,8 @@ class Barriers final {
   size_t open_count() const { return open_by_deadline_.size(); }
   void ForEachWait(absl::FunctionRef<void(const WaitInfo&)> visit) const;
   std::vector<BarrierInfo> OpenBarriers() const;
+  // "barriers...."
+  void AddTableSizes(TableSizes& sizes) const;
 
  private:
   struct Slot {

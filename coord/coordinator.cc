@@ -268,4 +268,18 @@ size_t Coordinator::wait_count() const {
          topology_.wait_count() + polls_.size() + watches_.size();
 }
 
+TableSizes Coordinator::InnerTableSizes() const {
+  TableSizes sizes;
+  membership_.AddTableSizes(sizes);
+  store_.AddTableSizes(sizes);
+  barriers_.AddTableSizes(sizes);
+  alive_.AddTableSizes(sizes);
+  topology_.AddTableSizes(sizes);
+  sizes["joining"] = joining_.size();
+  sizes["joining.deadlines"] = joining_deadlines_.size();
+  sizes["polls"] = polls_.size();
+  sizes["watches"] = watches_.size();
+  return sizes;
+}
+
 }  // namespace ferry::coord

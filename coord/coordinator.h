@@ -19,6 +19,7 @@
 #include "absl/types/span.h"
 
 #include "base/clock.h"
+#include "base/table_sizes.h"
 #include "coord/alive_rounds.h"
 #include "coord/barriers.h"
 #include "coord/completions.h"
@@ -173,6 +174,8 @@ class Coordinator final {
   // Everything that waits now, for status reports.
   std::vector<WaitInfo> Waits() const;
   size_t wait_count() const;
+  // Of every inner table; for tests and debugging.
+  TableSizes InnerTableSizes() const;
 
  private:
   struct Poll {

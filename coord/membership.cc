@@ -118,4 +118,24 @@ void Membership::Reset() {
   checks_.clear();
 }
 
+void Membership::AddTableSizes(TableSizes& sizes) const {
+  std::vector<bool> is_checked(tasks_.size(), false);
+  for (const auto& [when, id] : checks_) is_checked[static_cast<size_t>(id.value())] = true;
+  size_t unchecked = 0;
+  size_t connected = 0;
+  size_t failed = 0;
+  for (int i = 0; i < size(); ++i) {
+    failed += tasks_[i].state == TaskState::kError ? 1 : 0;
+    if (tasks_[i].state != TaskState::kConnected) continue;
+    ++connected;
+    unchecked += is_checked[static_cast<size_t>(i)] ? 0 : 1;
+  }
+  sizes["membership.checks"] = checks_.size();
+  sizes["membership.connected_without_check"] = unchecked;
+  sizes["membership.connected"] = connected;
+  sizes["membership.connected_count"] = static_cast<size_t>(connected_count_);
+  sizes["membership.failed"] = failed;
+  sizes["membership.error_count"] = static_cast<size_t>(error_count_);
+}
+
 }  // namespace ferry::coord

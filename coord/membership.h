@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 
+#include "base/table_sizes.h"
 #include "coord/jobs.h"
 #include "coord/types.h"
 
@@ -73,6 +74,8 @@ class Membership final {
   absl::Time LastHeardOfErrors() const;
 
   std::vector<TaskInfo> Snapshot() const;
+  // "membership...."
+  void AddTableSizes(TableSizes& sizes) const;
   // Everyone disconnected and unknown again, as a new job finds it.
   void Reset();
 

@@ -355,4 +355,21 @@ void Store::ForEachWait(absl::FunctionRef<void(const WaitInfo&)> visit) const {
   }
 }
 
+void Store::AddTableSizes(TableSizes& sizes) const {
+  size_t filed = 0;
+  size_t filed_under_none = 0;
+  for (const auto& [key, waits] : waiters_) {
+    filed += waits.size();
+    filed_under_none += waits.empty() ? 1 : 0;
+  }
+  sizes["store.keys"] = entries_.size();
+  sizes["store.bytes"] = stored_bytes_;
+  sizes["store.waits"] = waits_.size();
+  sizes["store.filed_waits"] = filed;
+  sizes["store.keys_without_waits"] = filed_under_none;
+  sizes["store.deadlines"] = deadlines_.size();
+  sizes["store.watches"] = watches_.count();
+  sizes["store.watched_prefixes"] = watches_.prefix_count();
+}
+
 }  // namespace ferry::coord

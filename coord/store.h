@@ -19,6 +19,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
+#include "base/table_sizes.h"
 #include "coord/completions.h"
 #include "coord/options.h"
 #include "coord/store_watches.h"
@@ -114,6 +115,10 @@ class Store final {
   size_t stored_bytes() const { return stored_bytes_; }
   size_t wait_count() const { return waits_.size(); }
   void ForEachWait(absl::FunctionRef<void(const WaitInfo&)> visit) const;
+  // As StoreWatches::lookups.
+  uint64_t watch_lookups() const { return watches_.lookups(); }
+  // "store...."
+  void AddTableSizes(TableSizes& sizes) const;
 
  private:
   struct Stored {

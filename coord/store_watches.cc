@@ -32,6 +32,7 @@ void StoreWatches::Visit(absl::string_view key, absl::FunctionRef<void(Group&)> 
   // The last prefix in order up to `rest` begins with all that are beginnings of `rest`: it is the
   // longest of them itself, or they are in what it has in common with `rest`.
   for (absl::string_view rest = key;;) {
+    ++lookups_;
     auto group = groups_.upper_bound(rest);
     if (group == groups_.begin()) return;
     --group;

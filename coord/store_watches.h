@@ -40,6 +40,10 @@ class StoreWatches final {
   // How many watches those are.
   size_t CountOf(absl::string_view key);
   size_t count() const { return prefixes_.size(); }
+  // How often a prefix has been looked at for a change: what all changes have cost so far.
+  uint64_t lookups() const { return lookups_; }
+  // Prefixes that are watched.
+  size_t prefix_count() const { return groups_.size(); }
 
  private:
   struct Group {
@@ -54,6 +58,7 @@ class StoreWatches final {
   Groups groups_;
   absl::flat_hash_map<StoreWatch, Groups::iterator> prefixes_;
   uint64_t last_ = 0;
+  uint64_t lookups_ = 0;
 };
 
 }  // namespace ferry::coord

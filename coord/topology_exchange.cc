@@ -108,4 +108,10 @@ void TopologyExchange::ForEachWait(absl::FunctionRef<void(const WaitInfo&)> visi
   for (const auto& [wait, waiting] : waits_) visit({waiting.task, what, waiting.since});
 }
 
+void TopologyExchange::AddTableSizes(TableSizes& sizes) const {
+  sizes["topology.waits"] = waits_.size();
+  sizes["topology.deadlines"] = deadlines_.size();
+  sizes["topology.nodes"] = static_cast<size_t>(jobs_.size()) - nodes_.Missing().size();
+}
+
 }  // namespace ferry::coord

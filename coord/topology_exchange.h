@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
+#include "base/table_sizes.h"
 #include "coord/completions.h"
 #include "coord/jobs.h"
 #include "coord/types.h"
@@ -64,6 +65,8 @@ class TopologyExchange final {
   void Expire(absl::Time now);
   size_t wait_count() const { return waits_.size(); }
   void ForEachWait(absl::FunctionRef<void(const WaitInfo&)> visit) const;
+  // "topology...."
+  void AddTableSizes(TableSizes& sizes) const;
 
  private:
   struct Waiting {

@@ -53,4 +53,9 @@ bool Cancellation::Deregister(Token token) {
   return true;
 }
 
+size_t Cancellation::registered_count() const {
+  SpinLockHolder lock(&mu_);
+  return others_.size() + (only_token_ == kNoToken ? 0 : 1);
+}
+
 }  // namespace ferry

@@ -3,6 +3,7 @@
 #ifndef FERRY_RENDEZVOUS_CANCELLATION_H_
 #define FERRY_RENDEZVOUS_CANCELLATION_H_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/base/thread_annotations.h"
@@ -28,6 +29,8 @@ class Cancellation final {
   Token Register(absl::AnyInvocable<void() &&> on_cancel) ABSL_LOCKS_EXCLUDED(mu_);
   // True: it will not be called. False: it has been, or is being called.
   bool Deregister(Token token) ABSL_LOCKS_EXCLUDED(mu_);
+  // Operations that watch it now; for tests that none stays registered.
+  size_t registered_count() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   mutable SpinLock mu_;

@@ -287,4 +287,9 @@ void LaneClient::Close(const absl::Status& why) {
   if (open != nullptr) open->Close(why);
 }
 
+TableSizes LaneClient::InnerTableSizes() const {
+  SpinLockHolder lock(&mu_);
+  return {{"client.waiting", waiting_.size()}, {"client.cancelled", cancelled_.size()}};
+}
+
 }  // namespace ferry

@@ -14,6 +14,7 @@
 #include "absl/container/flat_hash_set.h"
 
 #include "base/spin_lock.h"
+#include "base/table_sizes.h"
 #include "rendezvous/lane_server.h"
 #include "rendezvous/remote_rendezvous.h"
 
@@ -46,6 +47,8 @@ class LaneClient final : public std::enable_shared_from_this<LaneClient> {
   std::string DescribeLane() const ABSL_LOCKS_EXCLUDED(mu_);
   // What has come from there, and what that took.
   const std::shared_ptr<SeenCosts>& costs() const { return costs_; }
+  // Of every inner table; for tests and debugging.
+  TableSizes InnerTableSizes() const ABSL_LOCKS_EXCLUDED(mu_);
   // Ends its lane with `why`.
   void Close(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 

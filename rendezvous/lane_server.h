@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "base/spin_lock.h"
+#include "base/table_sizes.h"
 #include "rendezvous/heard_answers.h"
 #include "rendezvous/key_cache.h"
 #include "rendezvous/lane_ping.h"
@@ -76,6 +77,8 @@ class LaneServer final : public std::enable_shared_from_this<LaneServer> {
   std::string DescribeLane() const { return lane_->Describe(); }
   // What was offered and has not been taken, or not been given back, for at least `min_age`.
   void ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const ABSL_LOCKS_EXCLUDED(mu_);
+  // Of every inner table; for tests and debugging.
+  TableSizes InnerTableSizes() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   // A request that waits for its value, or whose value is on its way.

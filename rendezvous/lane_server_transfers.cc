@@ -177,4 +177,18 @@ void LaneServer::ForEachTransfer(absl::Duration min_age, PendingVisitor visit) c
   }
 }
 
+TableSizes LaneServer::InnerTableSizes() const {
+  SpinLockHolder lock(&mu_);
+  size_t staging = 0;
+  size_t views = 0;
+  for (const auto& [id, offered] : offered_) {
+    staging += offered.transport == kStaging ? 1 : 0;
+    views += Outlives(offered) ? 1 : 0;
+  }
+  return {{"server.waiting", waiting_.size()},
+          {"server.offered", offered_.size()},
+          {"server.staging", staging},
+          {"server.views", views}};
+}
+
 }  // namespace ferry

@@ -400,4 +400,25 @@ size_t LaneTable::lane_count() const {
   return count;
 }
 
+TableSizes LaneTable::InnerTableSizes() const {
+  std::vector<std::shared_ptr<LaneClient>> clients;
+  TableSizes sizes;
+  {
+    SpinLockHolder lock(&mu_);
+    for (const auto& [peer, pair] : pairs_) clients.push_back(pair->client);
+    sizes["lanes.pairs"] = pairs_.size();
+    sizes["lanes.links"] = links_.size();
+    sizes["lanes.past"] = past_.size();
+    sizes["lanes.ended"] = ended_.size();
+  }
+  sizes["lanes.silent"] = silent_.size();
+  for (const auto& client : clients) {
+    for (const auto& [name, size] : client->InnerTableSizes()) sizes[name] += size;
+  }
+  for (const auto& server : Servers()) {
+    for (const auto& [name, size] : server->InnerTableSizes()) sizes[name] += size;
+  }
+  return sizes;
+}
+
 }  // namespace ferry

@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 
 #include "base/spin_lock.h"
+#include "base/table_sizes.h"
 #include "rendezvous/lane_link.h"
 #include "transport/lane/lane_connector.h"
 
@@ -73,6 +74,8 @@ class LaneTable final : public LaneChooser, public std::enable_shared_from_this<
   std::vector<std::shared_ptr<LaneServer>> Servers() const ABSL_LOCKS_EXCLUDED(mu_);
   // Lanes that are open or being opened, or have ended and are still held by somebody.
   size_t lane_count() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Of every inner table, summed over the lanes; for tests and debugging. On the loop.
+  TableSizes InnerTableSizes() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // Called by links.
   absl::Status OnLinkOpen(const std::shared_ptr<LaneLink>& link) override ABSL_LOCKS_EXCLUDED(mu_);

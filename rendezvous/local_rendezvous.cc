@@ -62,6 +62,7 @@ class LocalRendezvous::Core final : public std::enable_shared_from_this<Core> {
   absl::Time NextDeadline() const;
   void ForEachPending(absl::Duration min_age,
                       absl::FunctionRef<void(const PendingOp&)> visit) const;
+  TableSizes InnerTableSizes() const;
 
   size_t waiting_count() const {
     size_t sum = 0;
@@ -335,6 +336,26 @@ void LocalRendezvous::Core::ForEachPending(absl::Duration min_age,
   for (const PendingOp& op : pending) visit(op);
 }
 
+TableSizes LocalRendezvous::Core::InnerTableSizes() const {
+  TableSizes sizes;
+  for (const Shard& shard : shards_) {
+    SpinLockHolder lock(&shard.mu);
+    size_t chained = 0;
+    size_t chained_bytes = 0;
+    shard.ForEach([&](const Item& item) {
+      ++chained;
+      if (item.is_send) chained_bytes += item.tensor.bytes();
+    });
+    sizes["table.chained"] += chained;
+    sizes["table.chained_bytes"] += chained_bytes;
+    sizes["table.items"] += shard.item_count.load(std::memory_order_relaxed);
+    sizes["table.queued_bytes"] += shard.queued_bytes.load(std::memory_order_relaxed);
+    sizes["table.deadlines"] += shard.deadlines.size();
+  }
+  sizes["table.shards_over_share"] = static_cast<size_t>(over_share_.load());
+  return sizes;
+}
+
 LocalRendezvous::LocalRendezvous(const Clock& clock, RendezvousLimits limits)
     : core_(std::make_shared<Core>(clock, limits)) {}
 
@@ -401,5 +422,6 @@ void LocalRendezvous::ForEachPending(absl::Duration min_age,
 }
 size_t LocalRendezvous::waiting_count() const { return core_->waiting_count(); }
 size_t LocalRendezvous::queued_bytes() const { return core_->queued_bytes(); }
+TableSizes LocalRendezvous::InnerTableSizes() const { return core_->InnerTableSizes(); }
 
 }  // namespace ferry

@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 
 #include "base/clock.h"
+#include "base/table_sizes.h"
 #include "rendezvous/key.h"
 #include "rendezvous/value.h"
 #include "tensor/tensor.h"
@@ -87,6 +88,8 @@ class LocalRendezvous final {
                       absl::FunctionRef<void(const PendingOp&)> visit) const;
   size_t waiting_count() const;
   size_t queued_bytes() const;
+  // Of every inner table, summed over the shards; for tests and debugging.
+  TableSizes InnerTableSizes() const;
 
  private:
   class Core;

@@ -356,4 +356,14 @@ size_t RemoteRendezvous::fetch_count() const {
   return waiting_count_;
 }
 
+TableSizes RemoteRendezvous::InnerTableSizes() const {
+  TableSizes sizes = local_.InnerTableSizes();
+  SpinLockHolder lock(&mu_);
+  size_t listed = 0;
+  for (const Waiting* each = first_; each != nullptr; each = each->after) ++listed;
+  sizes["fetches.listed"] = listed;
+  sizes["fetches.waiting"] = waiting_count_;
+  return sizes;
+}
+
 }  // namespace ferry

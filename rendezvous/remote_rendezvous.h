@@ -16,6 +16,7 @@
 
 #include "base/clock.h"
 #include "base/spin_lock.h"
+#include "base/table_sizes.h"
 #include "rendezvous/device_name.h"
 #include "rendezvous/key.h"
 #include "rendezvous/local_rendezvous.h"
@@ -120,6 +121,8 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
                       absl::FunctionRef<void(const PendingStepOp&)> visit) const
       ABSL_LOCKS_EXCLUDED(mu_);
   size_t fetch_count() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Of every inner table, those of the local one among them; for tests and debugging.
+  TableSizes InnerTableSizes() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   // A fetch, or a local receive that waits for Initialize. Who answers it and who cancels it have

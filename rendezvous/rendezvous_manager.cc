@@ -167,4 +167,16 @@ size_t RendezvousManager::step_count() const {
   return steps_.size();
 }
 
+TableSizes RendezvousManager::InnerTableSizes() const {
+  TableSizes sizes;
+  for (const StepPtr& step : Steps()) {
+    for (const auto& [name, size] : step->InnerTableSizes()) sizes[name] += size;
+  }
+  SpinLockHolder lock(&mu_);
+  sizes["manager.steps"] = steps_.size();
+  sizes["manager.finished"] = finished_.size();
+  sizes["manager.finished_order"] = finished_order_.size();
+  return sizes;
+}
+
 }  // namespace ferry

@@ -17,6 +17,7 @@
 
 #include "base/clock.h"
 #include "base/spin_lock.h"
+#include "base/table_sizes.h"
 #include "rendezvous/remote_rendezvous.h"
 
 namespace ferry {
@@ -74,6 +75,8 @@ class RendezvousManager final {
                       absl::FunctionRef<void(const PendingStepOp&)> visit) const
       ABSL_LOCKS_EXCLUDED(mu_);
   size_t step_count() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Of every inner table, summed over the steps that are open; for tests and debugging.
+  TableSizes InnerTableSizes() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   using StepPtr = std::shared_ptr<RemoteRendezvous>;

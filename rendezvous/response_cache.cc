@@ -128,6 +128,23 @@ class ResponseCache::Core final : public std::enable_shared_from_this<ResponseCa
     absl::MutexLock lock(&mu_);
     return bytes_;
   }
+  TableSizes InnerTableSizes() const ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    size_t ready = 0;
+    size_t ready_bytes = 0;
+    size_t waiters = 0;
+    for (const auto& [request_id, entry] : entries_) {
+      ready += entry.is_ready ? 1 : 0;
+      ready_bytes += entry.is_ready ? entry.bytes : 0;
+      waiters += entry.waiters.size();
+    }
+    return {{"cache.entries", entries_.size()},
+            {"cache.kept", kept_.size()},
+            {"cache.ready", ready},
+            {"cache.ready_bytes", ready_bytes},
+            {"cache.bytes", bytes_},
+            {"cache.waiters", waiters}};
+  }
 
  private:
   struct Waiter {
@@ -234,5 +251,6 @@ void ResponseCache::MarkFinished(int64_t request_id) { core_->MarkFinished(reque
 void ResponseCache::CleanupStep(int64_t step_id) { core_->CleanupStep(step_id); }
 size_t ResponseCache::entry_count() const { return core_->entry_count(); }
 size_t ResponseCache::bytes() const { return core_->bytes(); }
+TableSizes ResponseCache::InnerTableSizes() const { return core_->InnerTableSizes(); }
 
 }  // namespace ferry

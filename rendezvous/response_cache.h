@@ -10,6 +10,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 
+#include "base/table_sizes.h"
 #include "rendezvous/cancellation.h"
 #include "tensor/tensor.h"
 
@@ -75,6 +76,8 @@ class ResponseCache final {
   // Requests that wait or are kept, and the bytes of the latter.
   size_t entry_count() const;
   size_t bytes() const;
+  // Of every inner table; for tests and debugging.
+  TableSizes InnerTableSizes() const;
 
  private:
   class Core;

@@ -240,6 +240,21 @@ HostArenaStats HostArena::stats() const {
   return state_->stats;
 }
 
+TableSizes HostArena::InnerTableSizes() const {
+  absl::MutexLock lock(&state_->mu);
+  size_t with_room = 0;
+  size_t listed_with_room = 0;
+  size_t out = 0;
+  for (const auto& [id, segment] : state_->segments) {
+    with_room += segment->has_room() ? 1 : 0;
+    out += segment->out;
+  }
+  for (const auto& [class_bytes, list] : state_->with_room) listed_with_room += list.size();
+  return {{"arena.segments", state_->segments.size()},   {"arena.segments_with_room", with_room},
+          {"arena.listed_with_room", listed_with_room},  {"arena.blocks", out},
+          {"arena.listeners", state_->listeners.size()}, {"arena.retired", state_->retired.size()}};
+}
+
 size_t HostArena::Trim() {
   size_t dropped = 0;
   {

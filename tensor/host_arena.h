@@ -13,6 +13,7 @@
 
 #include "absl/status/statusor.h"
 
+#include "base/table_sizes.h"
 #include "tensor/buffer.h"
 #include "tensor/memory_segment.h"
 
@@ -77,6 +78,8 @@ class HostArena final : public std::enable_shared_from_this<HostArena> {
   [[nodiscard]] std::shared_ptr<void> Listen(Listener listener);
 
   HostArenaStats stats() const;
+  // Of every inner table; for tests and debugging.
+  TableSizes InnerTableSizes() const;
 
   // Gives segments without a buffer back to the machine. Returns how many bytes.
   size_t Trim();

@@ -23,6 +23,7 @@
 #include "base/clock.h"
 #include "coord/coordinator.h"
 #include "coord/errors.h"
+#include "tests/coord/table_checks.h"
 
 namespace ferry::coord {
 
@@ -135,6 +136,16 @@ class TestJob final {
  public:
   explicit TestJob(CoordinatorOptions options, uint64_t incarnation = 77)
       : coordinator_(*Coordinator::Create(std::move(options), clock_, incarnation)) {}
+  // Whatever the test was about, nothing may be left behind.
+  ~TestJob() {
+    EXPECT_EQ(TablesThatDisagree(*coordinator_), "");
+    coordinator_->Stop();
+    // Not run: what they refer to may be gone with the test's body.
+    coordinator_->TakeCompletions();
+    EXPECT_EQ(TablesLeftByStop(*coordinator_), "");
+  }
+  TestJob(const TestJob&) = delete;
+  TestJob& operator=(const TestJob&) = delete;
 
   Coordinator& coordinator() { return *coordinator_; }
   Store& store() { return coordinator_->store(); }
@@ -149,6 +160,10 @@ class TestJob final {
       *may_answer_ = true;
       for (Completion& completion : due) std::move(completion)();
       *may_answer_ = false;
+    }
+    // Between any two calls; of many, of some.
+    if (++drains_ < 200 || drains_ % 256 == 0) {
+      EXPECT_EQ(TablesThatDisagree(*coordinator_), "");
     }
   }
 
@@ -304,6 +319,7 @@ class TestJob final {
   }
 
   FakeClock clock_;
+  int64_t drains_ = 0;
   std::shared_ptr<bool> may_answer_ = std::make_shared<bool>(false);
   std::unique_ptr<Coordinator> coordinator_;
 };

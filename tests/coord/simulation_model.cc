@@ -8,6 +8,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
+#include "tests/coord/table_checks.h"
+
 namespace ferry::coord {
 namespace {
 
@@ -289,6 +291,10 @@ void SimulationModel::Check(bool advanced) {
   Expect(coordinator_.wait_count() == open_.size(),
          absl::StrCat("wait_count() is ", coordinator_.wait_count(), " with ", open_.size(),
                       " calls unanswered"));
+  if (checks_ % 16 == 0) {
+    const std::string wrong = TablesThatDisagree(coordinator_);
+    Expect(wrong.empty(), wrong);
+  }
   if (checks_ % 64 == 0) {
     Expect(coordinator_.Waits().size() == open_.size(), "Waits() does not list every call");
   }
@@ -305,6 +311,8 @@ void SimulationModel::CheckStopped() {
   }
   Expect(coordinator_.wait_count() == 0, "something waits after Stop()");
   Expect(coordinator_.NextDeadline() == absl::InfiniteFuture(), "something is due after Stop()");
+  const std::string left = TablesLeftByStop(coordinator_);
+  Expect(left.empty(), absl::StrCat("left behind by Stop(): ", left));
 }
 
 }  // namespace ferry::coord

@@ -79,6 +79,8 @@ TEST(Simulation, IsAFunctionOfItsSeed) {
   EXPECT_EQ(first.violation, second.violation);
   EXPECT_EQ(first.calls, second.calls);
   EXPECT_EQ(first.barriers_passed, second.barriers_passed);
+  EXPECT_EQ(first.events, second.events);
+  EXPECT_EQ(first.jobs, second.jobs);
   EXPECT_EQ(first.deaths, second.deaths);
 }
 

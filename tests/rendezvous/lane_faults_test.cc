@@ -77,6 +77,12 @@ TEST(LaneFaults, TransportsThatFail) {
   RunSeeds({.transport = {.later = 300, .never = 20, .fail = 50}, .checksum = true});
 }
 
+// The producer keeps such a tensor until it is taken, and offers it anew under the same id: what
+// the first try has lent must be given back before.
+TEST(LaneFaults, TakesThatAskForTheTensorAgain_LeaveNothingOfTheFirstTry) {
+  RunSeeds({.transport = {.later = 300, .again = 300}});
+}
+
 TEST(LaneFaults, PeersThatTakeNoMoreFrames) {
   RunSeeds({.wire = {.refuse = 15}, .transport = {.later = 200}});
 }

@@ -20,6 +20,7 @@
 #include "absl/strings/str_format.h"
 
 #include "base/clock.h"
+#include "base/table_sizes.h"
 #include "rendezvous/lane_table.h"
 #include "tests/rendezvous/fake_connector.h"
 #include "tests/support/faulty_lane.h"
@@ -275,6 +276,7 @@ class World final {
     if (is_clean_ || random_() % 2 == 0) Settle();
     if (is_clean_) {
       for (const auto& each : open_) EXPECT_TRUE(each->is_done) << "a receive waits for nothing";
+      CheckQuiet();
     }
     switch (random_() % 3) {
       case 0:
@@ -309,6 +311,22 @@ class World final {
     ADD_FAILURE() << "it never ends";
   }
 
+  // The lane is open, and everything that was asked for has been answered: what is left are the
+  // views that receivers still have.
+  void CheckQuiet() {
+    EXPECT_EQ(state_->lent.size(), state_->viewed.size()) << "a producer keeps what was received";
+    size_t views = 0;
+    for (Process& process : processes_) {
+      TableSizes sizes = process.table->InnerTableSizes();
+      views += sizes["server.views"];
+      EXPECT_EQ(sizes["server.views"], sizes["server.offered"]);
+      EXPECT_EQ(NonEmptyTables(sizes, {"lanes.", "server.views", "server.offered"}), "");
+      EXPECT_EQ(sizes["lanes.pairs"], 1u);
+      EXPECT_EQ(sizes["lanes.silent"], 0u);
+    }
+    EXPECT_EQ(views, state_->viewed.size());
+  }
+
   void CheckEnded() {
     EXPECT_TRUE(wire_->is_over());
     for (const auto& each : open_) EXPECT_TRUE(each->is_done) << "a receive never ends";
@@ -320,6 +338,9 @@ class World final {
       EXPECT_TRUE(process.client->is_over());
       EXPECT_EQ(process.table->unfinished_sends(), 0u);
       EXPECT_EQ(process.table->lane_count(), 0u);
+      // Of the lane that has ended last, until the next one does.
+      EXPECT_EQ(NonEmptyTables(process.table->InnerTableSizes(), {"lanes.past", "lanes.ended"}),
+                "");
       // Other requests than those whose values nobody has asked for.
       process.manager.ForEachPending(absl::ZeroDuration(), [](const PendingStepOp& op) {
         EXPECT_EQ(op.side, PendingStepOp::Side::kSend) << "a request outlives its lane";

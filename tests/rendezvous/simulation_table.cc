@@ -98,6 +98,9 @@ void TableSimulation::Stop() {
   ledger_.CheckSettled();
   ledger_.Expect(ledger_.open_receives() == 0, "receives outlived their table");
   ledger_.Expect(ledger_.live_buffers() == 0, "tensors outlived their table");
+  for (const auto& each : cancellations_) {
+    ledger_.Expect(each->registered_count() == 0, "a cancellation is still watched");
+  }
 }
 
 void TableSimulation::DoEvent() {
@@ -121,6 +124,16 @@ void TableSimulation::Check() {
   ledger_.Expect(table_->waiting_count() == model_->waiting_count(), "the count of items is wrong");
   ledger_.Expect(table_->queued_bytes() == model_->queued_bytes(), "the count of bytes is wrong");
   ledger_.Expect(ledger_.live_buffers() == model_->queued_tensors(), "a tensor leaked, or died");
+  if (ledger_.report().events % 16 != 0) return;
+  TableSizes sizes = table_->InnerTableSizes();
+  ledger_.Expect(sizes["table.chained"] == sizes["table.items"], "an item is lost, or not counted");
+  ledger_.Expect(sizes["table.chained_bytes"] == sizes["table.queued_bytes"],
+                 "bytes of a send are lost, or not counted");
+  ledger_.Expect(sizes["table.items"] > 0 || sizes["table.shards_over_share"] == 0,
+                 "an empty shard is over its share");
+  if (!model_->aborted().has_value()) return;
+  const std::string left = NonEmptyTables(sizes);
+  ledger_.Expect(left.empty(), absl::StrCat("an aborted table has ", left));
 }
 
 void TableSimulation::CheckPending() {

@@ -90,6 +90,15 @@ void WorkersSimulation::Stop() {
   ledger_.Expect(ledger_.open_receives() == 0, "receives outlived their workers");
   ledger_.Expect(ledger_.live_buffers() == 0, "tensors outlived their workers");
   for (const auto& step : steps) ledger_.Expect(step.expired(), "a step outlived its users");
+  for (const auto& each : cancellations_) {
+    ledger_.Expect(each->registered_count() == 0, "a cancellation is still watched");
+  }
+  for (const Worker& worker : workers_) {
+    if (worker.manager == nullptr) continue;
+    const std::string left =
+        NonEmptyTables(worker.manager->InnerTableSizes(), {"manager.finished"});
+    ledger_.Expect(left.empty(), absl::StrCat("a worker without steps has ", left));
+  }
 }
 
 void WorkersSimulation::DoEvent() {
@@ -130,6 +139,20 @@ void WorkersSimulation::Check() {
     for (const Step& step : worker.old_steps) {
       ledger_.Expect(step.real->fetch_count() == step.model->fetch_count(),
                      "the count of fetches of an old step is wrong");
+    }
+    if (ledger_.report().events % 16 != 0) continue;
+    TableSizes sizes = worker.manager->InnerTableSizes();
+    ledger_.Expect(sizes["fetches.listed"] == sizes["fetches.waiting"],
+                   "a fetch is lost, or not counted");
+    ledger_.Expect(sizes["table.chained"] == sizes["table.items"],
+                   "an item is lost, or not counted");
+    ledger_.Expect(sizes["manager.finished"] == sizes["manager.finished_order"],
+                   "the finished steps and their order differ");
+    ledger_.Expect(sizes["manager.finished"] <= options_.max_finished_steps,
+                   "too many finished steps are remembered");
+    for (const Step& step : worker.old_steps) {
+      const std::string left = NonEmptyTables(step.real->InnerTableSizes());
+      ledger_.Expect(left.empty(), absl::StrCat("a step that is over has ", left));
     }
   }
   ledger_.Expect(ledger_.live_buffers() == tensors, "a tensor leaked, or died");

@@ -131,6 +131,10 @@ class FaultyInlet final : public Inlet, public std::enable_shared_from_this<Faul
       }
       return std::move(done)(absl::UnavailableError("a data connection has broken"), false);
     }
+    if (!makes_views_ && state_->Chance(state_->faults.again)) {
+      ++state_->asked_again;
+      return std::move(done)(absl::AbortedError("the other side was not ready"), false);
+    }
     FERRY_CHECK(!pending_.contains(id));
     Pending pending = {header, ticket, found->second, destination, std::move(done)};
     if (!state_->Chance(state_->faults.later + state_->faults.never)) {
@@ -216,6 +220,7 @@ class FaultyTransport final : public Transport {
   absl::string_view name() const override { return name_; }
   absl::string_view summary() const override { return "breaks things"; }
   bool outlives_producer() const override { return makes_views_; }
+  bool may_offer_again() const override { return !makes_views_; }
   // Each has its turn.
   absl::StatusOr<PathCost> Cost(const PathQuery& query) const override {
     if (state_->refused_costs > 0) {

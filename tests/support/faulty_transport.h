@@ -24,6 +24,8 @@ struct TransportFaults {
   int fail = 0;
   // A bit of the tensor is another one on its way.
   int corrupt = 0;
+  // ABORTED of a Take of copies, which then asks for the tensor once more.
+  int again = 0;
 };
 
 // What all halves of a test have in common, and what it counts. A plain object: one thread.
@@ -51,6 +53,7 @@ struct FaultyTransportState {
   int early_releases = 0;
   int corrupted = 0;
   int failed = 0;
+  int asked_again = 0;
 };
 
 // With views like shm's if `makes_views`, else with copies like tcp's. For all sizes the cheapest.

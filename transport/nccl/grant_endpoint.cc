@@ -290,4 +290,24 @@ std::vector<std::string> GrantEndpoint::Pending() const {
   return lines;
 }
 
+TableSizes GrantEndpoint::InnerTableSizes() const {
+  size_t pending = 0;
+  size_t in_phase_pending = 0;
+  for (const auto& [peer, keys] : pending_) pending += keys.size();
+  for (const auto& [key, transfer] : transfers_) {
+    in_phase_pending += transfer.phase == Phase::kPending ? 1 : 0;
+  }
+  return {{"grants.transfers", transfers_.size()},
+          {"grants.deadlines", by_deadline_.size()},
+          {"grants.pending", pending},
+          {"grants.pending_transfers", in_phase_pending},
+          {"grants.unanswered", grants_.size()},
+          {"grants.turns", waiting_.size()},
+          {"grants.parked", parked_.size()},
+          {"grants.queue", queue_.size()},
+          {"grants.unacknowledged", unacknowledged_.size()},
+          {"grants.declined", declined_.size()},
+          {"grants.holding_back", holding_back_.size()}};
+}
+
 }  // namespace ferry

@@ -17,6 +17,7 @@
 #include "absl/types/span.h"
 
 #include "base/clock.h"
+#include "base/table_sizes.h"
 #include "transport/nccl/grant_action.h"
 #include "transport/nccl/grant_message.h"
 #include "transport/nccl/grant_types.h"
@@ -100,6 +101,8 @@ class GrantEndpoint final {
   bool is_idle() const { return transfers_.empty() && queue_.empty() && grants_.empty(); }
   // Paused, and nothing is agreed or asked for.
   bool is_quiet() const { return is_paused_ && queue_.empty() && grants_.empty(); }
+  // Of every inner table; for tests and debugging.
+  TableSizes InnerTableSizes() const;
   // One line for each transfer: "transfer 7 from device 1 to device 2: 3s, its turn on device 1".
   std::vector<std::string> Pending() const;
 

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
+#include "base/table_sizes.h"
 #include "tests/transport/nccl/grant_world.h"
 
 namespace ferry::grant_test {
@@ -101,6 +102,10 @@ std::string World::CheckEnd() const {
     }
     if (!devices_[i].known->endpoint.is_idle())
       wrong.push_back(absl::StrCat("device ", i, " waits"));
+    if (const std::string left = NonEmptyTables(devices_[i].known->endpoint.InnerTableSizes());
+        !left.empty()) {
+      wrong.push_back(absl::StrCat("device ", i, " still has ", left));
+    }
     for (const Running& running : devices_[i].stream) {
       wrong.push_back(absl::StrCat("device ", i, " runs batch ", running.batch->name.serial, " of ",
                                    ferry::Describe(running.batch->name.granter), " with ",

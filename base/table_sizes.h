@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// TableSizes: how much an object keeps in its inner tables, for tests that nothing is left behind.
+#ifndef FERRY_BASE_TABLE_SIZES_H_
+#define FERRY_BASE_TABLE_SIZES_H_
+
+#include <cstddef>
+#include <initializer_list>
+#include <map>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+namespace ferry {
+
+// Entries by the table's name, such as "store.waits". Objects of which much depends on what is
+// taken out of their tables again give one; it is meant for tests and debugging, and not stable.
+using TableSizes = std::map<std::string, size_t>;
+
+// "barriers.open 2, store.waits 1": the tables that are not empty, but for those whose name begins
+// with one of `but`. Empty if all are.
+inline std::string NonEmptyTables(const TableSizes& sizes,
+                                  std::initializer_list<absl::string_view> but = {}) {
+  std::string text;
+  for (const auto& [name, size] : sizes) {
+    bool is_excepted = size == 0;
+    for (const absl::string_view prefix : but) is_excepted |= absl::StartsWith(name, prefix);
+    if (is_excepted) continue;
+    absl::StrAppend(&text, text.empty() ? "" : ", ", name, " ", size);
+  }
+  return text;
+}
+
+}  // namespace ferry
+
+#endif  // FERRY_BASE_TABLE_SIZES_H_

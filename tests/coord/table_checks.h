@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// What must hold of a coordinator's inner tables: at any time, and when nothing is under way.
+#ifndef FERRY_TESTS_COORD_TABLE_CHECKS_H_
+#define FERRY_TESTS_COORD_TABLE_CHECKS_H_
+
+#include <cstddef>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+#include "base/table_sizes.h"
+#include "coord/coordinator.h"
+
+namespace ferry::coord {
+
+// The first two tables that do not agree, or one that has outgrown its limit; empty if all is well.
+// Holds between any two calls.
+inline std::string TablesThatDisagree(const Coordinator& coordinator) {
+  TableSizes sizes = coordinator.InnerTableSizes();
+  std::string wrong;
+  const auto expect = [&](bool holds, absl::string_view a, absl::string_view b) {
+    if (holds || !wrong.empty()) return;
+    wrong = absl::StrCat(a, " has ", sizes[std::string(a)], " entries, ", b, " has ",
+                         sizes[std::string(b)]);
+  };
+  const auto same = [&](const char* a, const char* b) { expect(sizes[a] == sizes[b], a, b); };
+  const auto at_most = [&](const char* a, const char* b) { expect(sizes[a] <= sizes[b], a, b); };
+  const auto empty = [&](const char* a) { expect(sizes[a] == 0, a, "what it is to have"); };
+  const auto bounded = [&](const char* a, size_t limit) {
+    if (sizes[a] <= limit || !wrong.empty()) return;
+    wrong = absl::StrCat(a, " has ", sizes[a], " entries, over the limit of ", limit);
+  };
+  same("store.waits", "store.filed_waits");
+  empty("store.keys_without_waits");
+  at_most("store.deadlines", "store.waits");
+  at_most("store.watched_prefixes", "store.watches");
+  same("barriers.known_open", "barriers.open");
+  same("barriers.parked", "barriers.waits");
+  same("barriers.forgettable", "barriers.finished");
+  same("barriers.bytes_of_finished", "barriers.finished_bytes");
+  at_most("alive.askers", "alive.calls");
+  empty("alive.rounds_without_calls");
+  same("topology.waits", "topology.deadlines");
+  at_most("joining.deadlines", "joining");
+  at_most("joining", "barriers.waits");
+  empty("membership.connected_without_check");
+  same("membership.connected", "membership.connected_count");
+  same("membership.failed", "membership.error_count");
+  const CoordinatorOptions& options = coordinator.options();
+  bounded("store.keys", options.max_keys);
+  bounded("store.bytes", options.max_store_bytes);
+  bounded("store.waits", options.max_parked_waits);
+  // The one that has finished last is kept whatever the limit.
+  bounded("barriers.finished",
+          options.max_finished_barriers > 0 ? options.max_finished_barriers : 1);
+  return wrong;
+}
+
+// What a coordinator that was stopped still has of calls, their deadlines and their results; empty
+// if nothing. Tasks stay as they are, and watches of the store until their owner removes them.
+inline std::string TablesLeftByStop(const Coordinator& coordinator) {
+  return NonEmptyTables(coordinator.InnerTableSizes(),
+                        {"membership.", "store.watches", "store.watched_prefixes"});
+}
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_TESTS_COORD_TABLE_CHECKS_H_
