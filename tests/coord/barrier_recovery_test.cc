@@ -311,5 +311,21 @@ TEST(BarrierListing, ShowsWhoHasComeAndWhoIsMissing) {
   EXPECT_EQ(job.coordinator().wait_count(), 0u);
 }
 
+// A use that is taken back makes room for its former result, which was forgotten meanwhile: it must
+// be forgettable again, or the table grows past its limit.
+TEST(BarrierLimits, WithdrawnUseOfForgottenBarrier_IsForgottenAgain) {
+  CoordinatorOptions options = RecoverableOptions(2);
+  options.max_finished_barriers = 1;
+  TestJob job(options);
+  job.RegisterAll();
+  UseBarrier(job, 1);
+  BarrierCall open = job.Barrier(0, "b", 1);
+  for (const char* id : {"x", "y"}) ASSERT_THAT(job.Barrier(1, id, kFirst, {1}).result(), IsOk());
+  ASSERT_THAT(job.Report(0, absl::InternalError("broken")), IsOk());
+  EXPECT_TRUE(open.done());
+  for (const char* id : {"v", "w"}) ASSERT_THAT(job.Barrier(1, id, kFirst, {1}).result(), IsOk());
+  EXPECT_THAT(job.CancelBarrier("b", 0), Fails(absl::StatusCode::kNotFound));
+}
+
 }  // namespace
 }  // namespace ferry::coord

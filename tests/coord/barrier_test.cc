@@ -307,7 +307,10 @@ TEST(Barrier, Scenario90AParticipantInErrorFailsItAtOnce) {
   job.RegisterAll();
   StatusCall poll = job.Poll(1);
   ASSERT_THAT(job.Report(0, absl::InternalError("broken")), IsOk());
-  EXPECT_THAT(job.Barrier(1, "b").result(), Fails(absl::StatusCode::kInternal));
+  EXPECT_THAT(poll.result(), Fails(absl::StatusCode::kInternal, HasSubstr("broken")));
+  EXPECT_THAT(job.Barrier(1, "b").result(),
+              Fails(absl::StatusCode::kInternal,
+                    AllOf(HasSubstr("already in error"), HasSubstr("broken"))));
 }
 
 // Survivors may still meet among themselves.

@@ -250,5 +250,25 @@ TEST(Heartbeat, TheNextDeadlineIsWhenATaskCouldRunOut) {
   EXPECT_EQ(job.coordinator().NextDeadline(), absl::InfiniteFuture());
 }
 
+// A task that has left is welcome for one heartbeat timeout, and from its end on is not.
+TEST(Heartbeat, AtTheEndOfTheGracePeriod_IsInvalidArgument) {
+  TestJob job(PlainOptions(1));
+  job.RegisterAll();
+  ASSERT_THAT(job.Shutdown(0).result(), IsOk());
+  job.Advance(kHeartbeatTimeout - absl::Nanoseconds(1));
+  EXPECT_THAT(job.Heartbeat(0), IsOk());
+  job.Advance(absl::Nanoseconds(1));
+  EXPECT_THAT(job.Heartbeat(0), Fails(absl::StatusCode::kInvalidArgument));
+}
+
+// A coordinator that was held up again and again would move deaths further and further away.
+TEST(Heartbeat, ForgivenMoreThanTheSilence_TaskStillDiesAfterOneTimeout) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  job.coordinator().ForgiveSilence(10 * kHeartbeatTimeout);
+  job.AdvanceWithHeartbeats(2 * kHeartbeatTimeout, {0});
+  EXPECT_EQ(job.state(1), TaskState::kError);
+}
+
 }  // namespace
 }  // namespace ferry::coord

@@ -196,5 +196,44 @@ TEST(NewJob, DoesNotFollowAFailedOneWithoutReuse) {
   EXPECT_THAT(job.Register(1, 999).result(), Fails(absl::StatusCode::kAborted));
 }
 
+// Whether anyone polls is a fact of one job: the clients of the next may only send heartbeats.
+TEST(NewJob, NextJobDoesNotPoll_ErrorFailsItsHeartbeats) {
+  TestJob job(TogetherOptions(2));
+  job.RegisterAll();
+  StatusCall poll = job.Poll(0);
+  ASSERT_THAT(job.Shutdown(0).result(), IsOk());
+  ASSERT_THAT(job.Shutdown(1).result(), IsOk());
+  StatusCall next = job.Register(0, 1000 + 500);
+  ASSERT_THAT(job.Register(1, 1001 + 500).result(), IsOk());
+  ASSERT_THAT(job.Report(0, absl::InternalError("broken")), IsOk());
+  EXPECT_THAT(job.Heartbeat(1, 1001 + 500), Fails(absl::StatusCode::kAborted));
+}
+
+// What a task has said of its devices is kept for its job only; who says nothing has none.
+TEST(NewJob, DeviceInfosOfTheFormerJob_AreGone) {
+  TestJob job(TogetherOptions(2));
+  job.RegisterAll();
+  InfosCall first = job.WaitForAll(0, "old 0");
+  ASSERT_THAT(job.WaitForAll(1, "old 1").result(), IsOk());
+  ASSERT_THAT(first.result(), IsOk());
+  StatusCall leaving = job.Shutdown(0);
+  ASSERT_THAT(job.Shutdown(1).result(), IsOk());
+  StatusCall next = job.Register(0, 1000 + 500);
+  ASSERT_THAT(job.Register(1, 1001 + 500).result(), IsOk());
+  InfosCall second = job.WaitForAll(0, "");
+  const InfosCall last = job.WaitForAll(1, "new 1");
+  ASSERT_THAT(last.result(), IsOk());
+  EXPECT_THAT(**last.result(), ::testing::ElementsAre("", "new 1"));
+}
+
+// The former process's last message may be slower than its successor's first.
+TEST(NewJob, LateLeaveOfFormerIncarnation_DoesNotEndRegistration) {
+  TestJob job(TogetherOptions(2));
+  StatusCall joining = job.Register(0, 1000);
+  EXPECT_FALSE(job.coordinator().LeaveTask(TaskId(0), Incarnation(999)).ok());
+  job.Drain();
+  EXPECT_FALSE(joining.done());
+}
+
 }  // namespace
 }  // namespace ferry::coord

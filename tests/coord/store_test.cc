@@ -259,5 +259,30 @@ TEST(Store, IncrementCountsIn64BitsAndRefusesToOverflow) {
   EXPECT_THAT(job.store().Increment("min", -1), Fails(absl::StatusCode::kOutOfRange));
 }
 
+TEST(StoreLimits, BytesThatFillTheStore_AreAccepted) {
+  CoordinatorOptions options = PlainOptions(1);
+  options.max_store_bytes = 10;
+  TestJob job(options);
+  // Keys count too.
+  EXPECT_THAT(job.Put("key", "1234567"), IsOk());
+  EXPECT_EQ(job.store().stored_bytes(), 10u);
+  EXPECT_THAT(job.Put("key", "12345678", true), Fails(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(job.store().Put({{"key", "7654321"}}, true), IsOk());
+  EXPECT_THAT(job.store().Put({{"key", "87654321"}}, true),
+              Fails(absl::StatusCode::kResourceExhausted));
+  EXPECT_EQ(job.Delete("key", false), 1);
+  EXPECT_EQ(job.store().stored_bytes(), 0u);
+}
+
+// The limit itself is allowed, in a batch as one by one.
+TEST(StoreLimits, BatchThatFillsTheStore_IsAccepted) {
+  CoordinatorOptions options = PlainOptions(1);
+  options.max_keys = 2;
+  TestJob job(options);
+  EXPECT_THAT(job.store().Put({{"a", "1"}, {"b", "2"}}, false), IsOk());
+  EXPECT_THAT(job.store().Put({{"c", "3"}, {"a", "2"}}, true),
+              Fails(absl::StatusCode::kResourceExhausted));
+}
+
 }  // namespace
 }  // namespace ferry::coord

@@ -306,5 +306,73 @@ TEST_F(IpcImportCacheTest, ErrorsSayWhatIsWrongWithTheImport) {
   unsetenv("STRICT_CUDA_PEERS");
 }
 
+// The open is under way when the peer is reported dead: its memory must not stay mapped.
+TEST_F(IpcImportCacheTest, PeerClosedDuringOpen_MappingIsClosed) {
+  ExpectBoth(
+      [](const Wire& wire) {
+        const Process process;
+        const DevicePointer memory = process.Alloc(100);
+        Put(wire, ExportOne(process, memory, 100));
+        wire.Get<char>();
+        process.Free(memory);
+      },
+      [](const Wire& wire) {
+        Consumer consumer(0, {.patience = absl::Seconds(10)});
+        const IpcDescriptor descriptor = Get(wire).descriptor;
+        consumer.gate->BeginWork();
+        absl::Notification ended;
+        absl::Status status;
+        REQUIRE_OK(consumer.cache->Open({kProducer, descriptor.buffer_id}, descriptor, UniqueFd(),
+                                        SteadyClock().Now() + absl::Seconds(10),
+                                        [&](absl::StatusOr<ImportedMemory> opened) {
+                                          status = opened.status();
+                                          ended.Notify();
+                                        }));
+        consumer.cache->ClosePeer(kProducer);
+        consumer.gate->EndWork();
+        ended.WaitForNotification();
+        REQUIRE(status.code() == absl::StatusCode::kUnavailable);
+        consumer.WaitClosed(1);
+        wire.Put('x');
+      });
+}
+
+// The second caller joins an open whose own deadline is shorter; the gate is held past that one.
+TEST_F(IpcImportCacheTest, TwoOpensOfOneBuffer_LongerDeadlineHolds) {
+  ExpectBoth(
+      [](const Wire& wire) {
+        const Process process;
+        const DevicePointer memory = process.Alloc(100);
+        Put(wire, ExportOne(process, memory, 100));
+        wire.Get<char>();
+        process.Free(memory);
+      },
+      [](const Wire& wire) {
+        Consumer consumer(0, {.patience = absl::Milliseconds(5)});
+        const IpcDescriptor descriptor = Get(wire).descriptor;
+        consumer.gate->BeginWork();
+        absl::Notification ended[2];
+        absl::Status status[2];
+        for (int i = 0; i < 2; ++i) {
+          REQUIRE_OK(consumer.cache->Open(
+              {kProducer, descriptor.buffer_id}, descriptor, UniqueFd(),
+              SteadyClock().Now() + (i == 0 ? absl::Milliseconds(50) : absl::Seconds(10)),
+              [&, i](absl::StatusOr<ImportedMemory> opened) {
+                status[i] = opened.status();
+                ended[i].Notify();
+              }));
+        }
+        absl::SleepFor(absl::Milliseconds(200));
+        consumer.gate->EndWork();
+        for (int i = 0; i < 2; ++i) {
+          ended[i].WaitForNotification();
+          REQUIRE_OK(status[i]);
+        }
+        consumer.cache->Close({kProducer, descriptor.buffer_id});
+        consumer.WaitClosed(1);
+        wire.Put('x');
+      });
+}
+
 }  // namespace
 }  // namespace ferry::cuda

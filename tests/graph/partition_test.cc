@@ -281,5 +281,19 @@ TEST(Transfer, KeysNeedAllAttributes) {
               Fails(absl::StatusCode::kInvalidArgument, HasSubstr("No attr named 'tensor_name'")));
 }
 
+// One node of the GPU reads it on the host, the other in device memory: one receive cannot serve
+// both.
+TEST_F(PartitionTest, TensorNeededInHostAndDeviceMemory_HasTwoReceives) {
+  const std::string gpu = "/job:worker/task:0/device:GPU:0";
+  writer_.Const("i", "/job:worker/task:1/device:CPU:0", 1, tensorflow::DT_INT32);
+  (*writer_.Add("h", "Identity", {"i"}, gpu).mutable_attr())["T"].set_type(tensorflow::DT_INT32);
+  NodeDef& both = writer_.Add("n", "IdentityN", {"i"}, gpu);
+  (*both.mutable_attr())["T"].mutable_list()->add_type(tensorflow::DT_INT32);
+  Cut(Devices(2, 1));
+  std::multiset<std::string> ops;
+  for (const Crossing& crossing : result_.crossings) ops.insert(NodeNamed(crossing.recv_node).op());
+  EXPECT_THAT(ops, ElementsAre("_HostRecv", "_Recv"));
+}
+
 }  // namespace
 }  // namespace ferry::graph

@@ -270,5 +270,16 @@ TEST(Place, DoesNotPutANodeWithAGroupThatIsWhereItHasNoKernel) {
               Fails(kInvalid, HasSubstr("no supported kernel")));
 }
 
+// A node that only generates follows its consumer, but a colocation constraint is stronger.
+TEST(Place, GeneratorInColocationGroup_StaysWithItsGroup) {
+  GraphWriter writer;
+  writer.Const("a");
+  SetClass(writer.AddFloat("b", "Identity", {"c"}), {"loc:@a"});
+  writer.Const("c", kTask0);
+  writer.AddFloat("d", "Identity", {"a"}, kTask1);
+  EXPECT_EQ(PlaceOfNode(writer, Devices(2), "b"), "task:0/device:CPU:0");
+  EXPECT_EQ(PlaceOfNode(writer, Devices(2), "a"), "task:0/device:CPU:0");
+}
+
 }  // namespace
 }  // namespace ferry::graph

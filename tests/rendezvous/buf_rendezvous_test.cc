@@ -118,5 +118,23 @@ TEST(RecentRequestIds, NoticesTheSameIdWithinItsWindow) {
   EXPECT_TRUE(ids.TrackUnique(10, "RecvTensor").ok());
 }
 
+// Keys of collectives come again in every step.
+TEST_F(Buf, KeyThatWasUsed_IsAsGoodAsNew) {
+  for (int round = 0; round < 2; ++round) {
+    Consume("k");
+    Provide("k", Bytes(8));
+    lent_.Release();
+    Provide("q", Bytes(8));
+    Consume("q");
+    lent_.Release();
+  }
+  std::vector<std::string> expected;
+  for (int i = 0; i < 4; ++i) {
+    expected.emplace_back("consumer OK");
+    expected.emplace_back("producer OK");
+  }
+  EXPECT_EQ(log_, expected);
+}
+
 }  // namespace
 }  // namespace ferry

@@ -129,5 +129,24 @@ TEST_F(LaneClientTest, ThatItWasNotTakenIsTheLastWord) {
   EXPECT_EQ(lane_->refusal.code(), absl::StatusCode::kInvalidArgument);
 }
 
+// A receiver may leave the job as soon as it hears of the error; its producer would take the value
+// for received.
+TEST_F(LaneClientTest, TicketDoesNotFit_DeclinedIsSentBeforeTheReceiverIsTold) {
+  client_->OnOpen(lane_);
+  const RendezvousKey key = *RendezvousKey::Parse(
+      RendezvousKey::Text("/job:worker/replica:0/task:1/device:CPU:0", kProducer.incarnation,
+                          "/job:worker/replica:0/task:2/device:CPU:0", "edge"));
+  RecvArgs args;
+  args.destination = *Tensor::Allocate(DataType::kDouble, *Shape::Create({8}));
+  LaneMessage last = LaneMessage::kRequest;
+  client_->Request(kStep, key, args, [&](const absl::Status& status, const Received&) {
+    status_ = status;
+    last = lane_->types.back();
+  });
+  EXPECT_TRUE(Ticket(1, 1, std::string(16, '\0')).ok());
+  EXPECT_EQ(status_.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(last, LaneMessage::kDeclined);
+}
+
 }  // namespace
 }  // namespace ferry

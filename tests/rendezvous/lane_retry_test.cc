@@ -78,6 +78,7 @@ TEST_F(LaneRetry, ATimerForAllThatAreTurnedAway) {
     handler->OnClosed(
         handler->OnFrame(static_cast<uint16_t>(LaneMessage::kRefusal), TurnedAway(), {}));
     most = std::max(most, connector_.timers());
+    EXPECT_EQ(table_->InnerTableSizes()["lanes.silent"], 0u) << "after " << i << " attempts";
     Pass(absl::Milliseconds(500));
   }
   // The pause before the next one, and the wait for HELLO.
@@ -105,6 +106,26 @@ TEST_F(LaneRetry, EachPeerHasItsFullTime) {
   EXPECT_EQ(second_lane->refusal.code(), absl::StatusCode::kDeadlineExceeded);
   second->OnClosed(second_lane->refusal);
   EXPECT_EQ(connector_.timers(), 0u);
+}
+
+// Peers come and go for as long as this process lives.
+TEST_F(LaneRetry, LanesThatHaveEnded_AreNotKept) {
+  for (int i = 0; i < 10; ++i) {
+    const std::shared_ptr<LaneHandler> handler = table_->Accept(kProducer);
+    const auto lane = std::make_shared<KeepingLane>(kProducer);
+    handler->OnOpen(lane);
+    KeepingLane peer(kConsumer);
+    ASSERT_TRUE(SendHello(peer, {}).ok());
+    const absl::Status heard =
+        handler->OnFrame(static_cast<uint16_t>(LaneMessage::kHello), peer.bodies[0], {});
+    ASSERT_TRUE(heard.ok()) << heard;
+    EXPECT_EQ(table_->Servers().size(), 1u);
+    handler->OnClosed(absl::UnavailableError("the peer is gone"));
+  }
+  TableSizes sizes = table_->InnerTableSizes();
+  // The last one, until the next ends.
+  EXPECT_LE(sizes["lanes.ended"], 1u);
+  EXPECT_EQ(NonEmptyTables(sizes, {"lanes.past", "lanes.ended"}), "");
 }
 
 }  // namespace

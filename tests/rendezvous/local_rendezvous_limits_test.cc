@@ -41,7 +41,7 @@ TEST(LocalLimits, WaitingIsBoundedOnBothSides) {
   rendezvous.RecvAsync(Key("d"), {.cancellation = &cancellation}, results.Writer());
   ASSERT_EQ(results.size(), 1u);
   EXPECT_THAT(results.all()[0], HasSubstr("raise --max-waiting"));
-  // Nothing of it is left behind.
+  EXPECT_EQ(cancellation.registered_count(), 0u) << "the refused receive stays registered";
   cancellation.Cancel();
   EXPECT_EQ(results.size(), 1u);
   ASSERT_TRUE(rendezvous.Send(Key("a"), Value("v")).ok());
@@ -124,6 +124,49 @@ TEST(LocalLimits, GrowsWithItsKeys) {
     ASSERT_EQ(received->tensor.strings()[0], absl::StrCat(i));
   }
   EXPECT_EQ(rendezvous.waiting_count(), 0u);
+}
+
+// A cancellation is one for a whole step, with thousands of receives: each that is over, however it
+// ended, must have been taken off.
+TEST(LocalLimits, ReceiveIsOver_ItsCancellationIsWatchedNoMore) {
+  FakeClock clock;
+  LocalRendezvous rendezvous(clock);
+  Cancellation cancellation;
+  Results results;
+  const absl::Time deadline = clock.Now() + absl::Seconds(1);
+  for (const char* key : {"value", "late", "failed", "aborted"}) {
+    rendezvous.RecvAsync(Key(key),
+                         {.cancellation = &cancellation,
+                          .deadline = key[0] == 'l' ? deadline : absl::InfiniteFuture()},
+                         results.Writer());
+  }
+  EXPECT_EQ(cancellation.registered_count(), 4u);
+  ASSERT_TRUE(rendezvous.Send(Key("value"), Value("v")).ok());
+  EXPECT_EQ(cancellation.registered_count(), 3u);
+  clock.Advance(absl::Seconds(1));
+  rendezvous.Expire();
+  EXPECT_EQ(cancellation.registered_count(), 2u);
+  rendezvous.Fail([](const RendezvousKey& key) {
+    return key.edge() == "failed" ? absl::UnavailableError("gone") : absl::OkStatus();
+  });
+  EXPECT_EQ(cancellation.registered_count(), 1u);
+  rendezvous.StartAbort(absl::AbortedError("enough"));
+  EXPECT_EQ(cancellation.registered_count(), 0u);
+  EXPECT_EQ(results.size(), 4u);
+}
+
+// An aborted step may be held by a slow kernel for long.
+TEST(LocalLimits, Aborted_NothingIsLeftInTheTable) {
+  FakeClock clock;
+  LocalRendezvous rendezvous(clock, {.max_queued_bytes = 3200, .max_waiting = 64});
+  for (int i = 0; i < 30; ++i) {
+    rendezvous.RecvAsync(Key(absl::StrCat("r", i)), {.deadline = clock.Now() + absl::Hours(1)},
+                         [](absl::Status, Received) {});
+    ASSERT_TRUE(rendezvous.Send(Key("s"), Bytes(100)).ok());
+  }
+  EXPECT_NE(NonEmptyTables(rendezvous.InnerTableSizes()), "");
+  rendezvous.StartAbort(absl::AbortedError("enough"));
+  EXPECT_EQ(NonEmptyTables(rendezvous.InnerTableSizes()), "");
 }
 
 }  // namespace

@@ -101,5 +101,47 @@ TEST_F(Bounds, NobodyOvertakesDeferredReceives) {
   EXPECT_THAT(results_.all(), ElementsAre("a", "again", "again"));
 }
 
+// Whoever may cancel outlives many receives: each that is over must not stay registered with it.
+TEST(RendezvousManagerRecvLocal, IsOver_ItsCancellationIsWatchedNoMore) {
+  FakeClock clock;
+  SilentFetcher fetcher;
+  RendezvousManager manager(clock, fetcher);
+  const auto step = *manager.Find(1);
+  ASSERT_TRUE(step->Initialize(*ParseTaskName("/job:worker/replica:0/task:0")).ok());
+  Cancellation cancellation;
+  ASSERT_TRUE(step->Send(Key("a"), Value("v")).ok());
+  EXPECT_TRUE(
+      manager.RecvLocal(1, Key("a"), absl::Seconds(10), {.cancellation = &cancellation}).ok());
+  EXPECT_EQ(cancellation.registered_count(), 0u);
+  EXPECT_EQ(manager.RecvLocal(1, Key("b"), absl::ZeroDuration(), {.cancellation = &cancellation})
+                .status()
+                .code(),
+            absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(cancellation.registered_count(), 0u);
+  EXPECT_EQ(step->InnerTableSizes()["table.items"], 0u);
+}
+
+TEST_F(Bounds, FetchIsOver_ItsCancellationIsWatchedNoMore) {
+  FakeClock clock;
+  SilentFetcher fetcher;
+  RendezvousManager manager(clock, fetcher);
+  const auto step = *manager.Find(1);
+  ASSERT_TRUE(step->Initialize(here_).ok());
+  Cancellation cancellation;
+  Results results;
+  for (const char* edge : {"failed", "aborted"}) {
+    step->RecvAsync(From(edge[0] == 'f' ? 1 : 2, edge), {.cancellation = &cancellation},
+                    results.Writer());
+  }
+  EXPECT_EQ(cancellation.registered_count(), 2u);
+  EXPECT_EQ(step->InnerTableSizes()["fetches.listed"], 2u);
+  step->FailTask({"worker", 0, 1}, absl::UnavailableError("task 1 has died"));
+  EXPECT_EQ(cancellation.registered_count(), 1u);
+  step->StartAbort(absl::AbortedError("enough"));
+  EXPECT_EQ(cancellation.registered_count(), 0u);
+  EXPECT_EQ(NonEmptyTables(step->InnerTableSizes()), "");
+  EXPECT_EQ(results.size(), 2u);
+}
+
 }  // namespace
 }  // namespace ferry

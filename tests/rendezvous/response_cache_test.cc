@@ -2,6 +2,8 @@
 // Answers that are kept: scenario 59 of the rendezvous reference, and what bounds them.
 #include "rendezvous/response_cache.h"
 
+#include <memory>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -129,6 +131,72 @@ TEST(ResponseCache, WhoeverWaitsHearsOfItsEnd) {
     cache.Attach(1, kStep, nullptr, Into(out));
   }
   EXPECT_THAT(out, ElementsAre("CANCELLED: the worker's response cache is deleted"));
+}
+
+// One eviction is enough only where all values have one size.
+TEST(ResponseCache, LargeValue_EvictsSeveralSmallOnes) {
+  std::vector<std::string> out;
+  ResponseCache cache({.max_bytes = 100});
+  for (int64_t id = 1; id <= 10; ++id) {
+    cache.Attach(id, kStep, nullptr, Into(out));
+    cache.Complete(id, absl::OkStatus(), ServedBytes(10));
+  }
+  cache.Attach(11, kStep, nullptr, Into(out));
+  cache.Complete(11, absl::OkStatus(), ServedBytes(95));
+  EXPECT_EQ(cache.bytes(), 95u);
+}
+
+// Every call in any order, from a fixed seed: the tables agree, the limits hold, and every waiter
+// is called once.
+TEST(ResponseCache, RandomCalls_TablesAgreeAndStayBounded) {
+  constexpr size_t kMaxEntries = 6;
+  constexpr size_t kMaxBytes = 200;
+  std::mt19937 random(20261125);
+  int attached = 0;
+  int answered = 0;
+  std::vector<std::unique_ptr<Cancellation>> cancellations;
+  {
+    ResponseCache cache({.max_entries = kMaxEntries, .max_bytes = kMaxBytes, .max_forgotten = 5});
+    for (int i = 0; i < 20'000; ++i) {
+      const int64_t id = 1 + random() % 12;
+      const int64_t step = 1 + id % 3;
+      switch (random() % 8) {
+        case 0:
+        case 1:
+        case 2: {
+          Cancellation* gone = nullptr;
+          if (random() % 2 == 0) {
+            cancellations.push_back(std::make_unique<Cancellation>());
+            gone = cancellations.back().get();
+          }
+          ++attached;
+          cache.Attach(id, step, gone, [&answered](absl::Status, ServedValue) { ++answered; });
+          break;
+        }
+        case 3:
+          cache.Complete(id, absl::InternalError("no"), {});
+          break;
+        case 4:
+          cache.MarkFinished(id);
+          break;
+        case 5:
+          if (random() % 4 == 0) cache.CleanupStep(step);
+          if (!cancellations.empty()) cancellations[random() % cancellations.size()]->Cancel();
+          break;
+        default:
+          cache.Complete(id, absl::OkStatus(), ServedBytes(static_cast<int64_t>(random() % 250)));
+      }
+      TableSizes sizes = cache.InnerTableSizes();
+      ASSERT_EQ(sizes["cache.kept"], sizes["cache.ready"]) << "after call " << i;
+      ASSERT_EQ(sizes["cache.bytes"], sizes["cache.ready_bytes"]) << "after call " << i;
+      ASSERT_LE(sizes["cache.bytes"], kMaxBytes) << "after call " << i;
+      ASSERT_LE(sizes["cache.entries"], kMaxEntries) << "after call " << i;
+      ASSERT_EQ(static_cast<size_t>(attached - answered), sizes["cache.waiters"])
+          << "after call " << i;
+    }
+  }
+  EXPECT_EQ(answered, attached);
+  for (const auto& each : cancellations) EXPECT_EQ(each->registered_count(), 0u);
 }
 
 }  // namespace

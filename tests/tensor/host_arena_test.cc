@@ -4,6 +4,8 @@
 
 #include <cstring>
 #include <filesystem>
+#include <numeric>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -197,6 +199,88 @@ TEST(HostArena, TellsWhoeverListensWhichSegmentsHaveGone) {
   other.reset();
   arena->Trim();
   EXPECT_EQ(retired.size(), 4u);
+}
+
+// Every lane listens while it lives: an arena that outlives many lanes would call and keep an entry
+// for each.
+TEST(HostArena, ListenersThatAreGone_AreDropped) {
+  const auto arena = MakeArena();
+  int told = 0;
+  for (int i = 0; i < 100; ++i) {
+    const auto listener = arena->Listen({.on_new = [&told](const ArenaPlace&) { ++told; }});
+  }
+  const auto kept = arena->Listen({.on_new = [&told](const ArenaPlace&) { ++told; }});
+  EXPECT_LE(arena->InnerTableSizes()["arena.listeners"], 2u);
+  ASSERT_TRUE(arena->Allocate(1).ok());
+  EXPECT_EQ(told, 1);
+}
+
+// Segments with room are found by a list: one that is on it too often, or not at all, is used by
+// two or never again.
+TEST(HostArena, RandomAllocations_SegmentsWithRoomAreListedOnce) {
+  const auto arena = MakeArena();
+  std::mt19937 random(20261125);
+  std::vector<std::shared_ptr<Buffer>> held;
+  for (int i = 0; i < 5'000; ++i) {
+    if (held.empty() || random() % 2 == 0) {
+      if (auto buffer = arena->Allocate(1 + random() % (1 << (8 + random() % 14))); buffer.ok()) {
+        held.push_back(*std::move(buffer));
+      }
+    } else {
+      std::swap(held[random() % held.size()], held.back());
+      held.pop_back();
+    }
+    if (random() % 100 == 0) arena->Trim();
+    TableSizes sizes = arena->InnerTableSizes();
+    ASSERT_EQ(sizes["arena.listed_with_room"], sizes["arena.segments_with_room"]) << "call " << i;
+    ASSERT_EQ(sizes["arena.blocks"], held.size()) << "call " << i;
+    const HostArenaStats stats = arena->stats();
+    ASSERT_EQ(stats.block_count, static_cast<int>(held.size())) << "call " << i;
+    ASSERT_EQ(stats.segment_count, static_cast<int>(sizes["arena.segments"])) << "call " << i;
+    ASSERT_EQ(std::accumulate(stats.page_bytes.begin(), stats.page_bytes.end(), size_t{0}),
+              stats.mapped_bytes)
+        << "call " << i;
+    ASSERT_LE(stats.mapped_bytes, Small().budget_bytes) << "call " << i;
+  }
+  held.clear();
+  arena->Trim();
+  EXPECT_EQ(NonEmptyTables(arena->InnerTableSizes()), "");
+  EXPECT_EQ(arena->stats().mapped_bytes, 0u);
+  EXPECT_EQ(arena->stats().used_bytes, 0u);
+}
+
+// A receiver of a place knows by its generation whether it is still the tensor that was meant.
+TEST(HostArena, PlaceUsedAgain_HasAnotherGeneration) {
+  const auto arena = MakeArena();
+  auto buffer = *arena->Allocate(1000);
+  const ArenaPlace first = buffer->arena_place();
+  buffer = nullptr;
+  buffer = *arena->Allocate(1000);
+  const ArenaPlace second = buffer->arena_place();
+  ASSERT_EQ(second.segment, first.segment);
+  ASSERT_EQ(second.offset, first.offset);
+  EXPECT_NE(second.generation, first.generation);
+}
+
+TEST(HostArena, SegmentsThatFillTheBudget_AreMapped) {
+  const auto arena = MakeArena();
+  std::vector<std::shared_ptr<Buffer>> held;
+  for (int i = 0; i < 4; ++i) {
+    auto buffer = arena->Allocate(kMib);
+    ASSERT_TRUE(buffer.ok()) << buffer.status();
+    held.push_back(*std::move(buffer));
+  }
+  EXPECT_EQ(arena->stats().mapped_bytes, 4 * kMib);
+  EXPECT_FALSE(arena->Allocate(1).ok());
+}
+
+// A block as large as its segment leaves no room there. When it is freed the segment must be found
+// again, or every such tensor maps another one.
+TEST(HostArena, FullSegmentFreed_IsReused) {
+  const auto arena = MakeArena();
+  arena->Allocate(3 * kMib).IgnoreError();
+  EXPECT_TRUE(arena->Allocate(3 * kMib).ok());
+  EXPECT_EQ(arena->stats().reused_blocks, 1);
 }
 
 }  // namespace

@@ -202,5 +202,16 @@ TEST(NcclLinks, AzureNdv4HasOneSwitchPerNumaNode) {
                                         "PIX"));                                          // GPU 6
 }
 
+// Two levels are the halves of one switch, and count as one; a third level is another switch.
+TEST(NcclLinks, ThreeSwitchLevels_ArePxb) {
+  const std::string ids =
+      "vendor=\"0x1000\" subsystem_vendor=\"0x1000\" device=\"0xc010\" "
+      "subsystem_device=\"0xa096\"";
+  EXPECT_THAT(
+      Upper(ReadSystem(
+          Cpu(0, Bridge("10", Bridge("20", Gpu("21") + Bridge("30", Gpu("31"), ids), ids), ids)))),
+      ElementsAre("PXB"));
+}
+
 }  // namespace
 }  // namespace ferry

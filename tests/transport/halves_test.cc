@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Outlets and inlets without lanes: what becomes of tickets that meet, or make no sense.
+#include <algorithm>
+#include <cstring>
 #include <fstream>
 #include <string>
 #include <utility>
@@ -282,6 +284,103 @@ TEST_F(HalvesTest, TcpBetweenGpusIsAssumedAsEverythingElseThere) {
     EXPECT_EQ(cost->latency_basis, CostBasis::kAssumed);
     EXPECT_EQ(cost->bandwidth_basis, CostBasis::kAssumed);
   }
+}
+
+// Added to the mapping's address it would reach outside of it, or wrap round to anywhere.
+TEST_F(HalvesTest, OffsetBeyondTheSegment_IsInvalidArgument) {
+  auto inlet = std::make_shared<ShmInlet>(environment_, [](uint64_t) {});
+  const Tensor tensor = InArena('a');
+  const MemorySegment& memory = environment_.arena->memory(tensor.buffer()->arena_place());
+  std::vector<UniqueFd> fds;
+  fds.emplace_back(dup(memory.fd()));
+  ASSERT_TRUE(
+      inlet->OnAnnouncement(EncodeShmSegmentNotice({1, memory.bytes()}), absl::MakeSpan(fds)).ok());
+  absl::Status status;
+  inlet->Take(1, Header(kBytes),
+              EncodeShmTicket({.segment = 1, .offset = memory.bytes() + (size_t{1} << 40)}), {},
+              Tensor(), [&status](auto got, bool) { status = got.status(); });
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  inlet->Abort(absl::CancelledError("over"));
+}
+
+// A receiver that was told of the peer's death may use its buffer for something else at once.
+TEST_F(HalvesTest, AbortWhileACopyIsQueued_TheBufferIsNotWrittenAnyMore) {
+  constexpr size_t kLarge = size_t{1} << 20;
+  CopyPool held({.threads = 1});
+  environment_.copier = &held;
+  absl::Notification is_held;
+  absl::Notification release;
+  char from = 'x';
+  char to = ' ';
+  held.CopyAsync(&to, &from, 1, [&] {
+    is_held.Notify();
+    release.WaitForNotification();
+  });
+  is_held.WaitForNotification();
+  auto inlet = std::make_shared<ShmInlet>(environment_, [](uint64_t) {});
+  const std::shared_ptr<Buffer> source = *environment_.arena->Allocate(kLarge);
+  std::memset(source->data(), 's', kLarge);
+  const MemorySegment& memory = environment_.arena->memory(source->arena_place());
+  std::vector<UniqueFd> fds;
+  fds.emplace_back(dup(memory.fd()));
+  ASSERT_TRUE(
+      inlet->OnAnnouncement(EncodeShmSegmentNotice({1, memory.bytes()}), absl::MakeSpan(fds)).ok());
+  Tensor destination = *Tensor::Allocate(DataType::kUint8, *Shape::Create({kLarge}));
+  std::memset(destination.mutable_data(), 'd', kLarge);
+  absl::Notification is_taking;
+  absl::Notification is_over;
+  // On the loop, as a lane takes it: there a copy goes to the pool.
+  end_.loop->Post([&] {
+    inlet->Take(1, Header(kLarge),
+                EncodeShmTicket({.segment = 1, .offset = source->arena_place().offset}), {},
+                destination, [&is_over](auto, bool) { is_over.Notify(); });
+    is_taking.Notify();
+  });
+  is_taking.WaitForNotification();
+  ASSERT_FALSE(is_over.HasBeenNotified());
+  inlet->Abort(absl::UnavailableError("the peer is gone"));
+  release.Notify();
+  is_over.WaitForNotification();
+  const auto* const bytes = static_cast<const char*>(destination.data());
+  EXPECT_EQ(std::count(bytes, bytes + kLarge, 'd'), static_cast<ptrdiff_t>(kLarge));
+}
+
+// A lane that ends gives back what it has mapped, whether the inlet is still held or not; the views
+// that there are stay good.
+TEST_F(HalvesTest, InletAborted_SegmentsAreUnmapped) {
+  const int before = ArenaMappings();
+  auto inlet = std::make_shared<ShmInlet>(environment_, [](uint64_t) {});
+  Tensor tensor = InArena('a');
+  const MemorySegment& memory = environment_.arena->memory(tensor.buffer()->arena_place());
+  std::vector<UniqueFd> fds;
+  fds.emplace_back(dup(memory.fd()));
+  ASSERT_TRUE(
+      inlet->OnAnnouncement(EncodeShmSegmentNotice({1, memory.bytes()}), absl::MakeSpan(fds)).ok());
+  EXPECT_EQ(ArenaMappings(), before + 2);
+  inlet->Abort(absl::UnavailableError("the peer is gone"));
+  EXPECT_EQ(ArenaMappings(), before + 1);
+}
+
+// A peer that hears of an end for a second time ends its lane.
+TEST_F(HalvesTest, SegmentRetiredTwice_IsToldOnce) {
+  auto outlet = std::make_shared<ShmOutlet>(environment_);
+  int announcements = 0;
+  outlet->SetAnnounce([&announcements](absl::string_view, absl::Span<const int>) {
+    ++announcements;
+    return absl::OkStatus();
+  });
+  const Tensor tensor = InArena('a');
+  outlet->Offer(1, tensor, {}, [](absl::StatusOr<TransportTicket> ticket) {
+    ASSERT_TRUE(ticket.ok()) << ticket.status();
+  });
+  EXPECT_EQ(announcements, 1);
+  const uint32_t segment = tensor.buffer()->arena_place().segment;
+  for (int i = 0; i < 2; ++i) outlet->Retire(segment);
+  EXPECT_EQ(announcements, 2);
+  // Of one that the peer never had: nothing.
+  outlet->Retire(segment + 1);
+  EXPECT_EQ(announcements, 2);
+  outlet->Abort(absl::CancelledError("over"));
 }
 
 }  // namespace

@@ -247,6 +247,36 @@ TEST(PathChoiceTest, ASlowLaneMakesNoOtherPathTheCheapest) {
   EXPECT_EQ(again->candidates[1].cost->latency, absl::Milliseconds(2));
 }
 
+// Each end in a GPU's memory takes a copy of its own, in latency as in rate.
+TEST(PathChoiceTest, TensorsInGpuMemory_EachEndAddsOneCopy) {
+  TransportList transports;
+  transports.push_back(
+      std::make_unique<SayingTransport>("host only", PathCost{absl::Microseconds(50), 1e9}));
+  Endpoint ends[2];
+  ends[0].peer = {0, 1};
+  ends[1].peer = {1, 2};
+  const MemoryPlace gpu = {.space = MemorySpace::kCuda, .ordinal = 0};
+  const auto cost = [&](MemoryPlace from, MemoryPlace to) {
+    PathQuery query = {.source = &ends[0], .destination = &ends[1], .bytes = kMiB};
+    query.source_place = from;
+    query.destination_place = to;
+    return ChoosePath(transports, query, {})->cost;
+  };
+  const PathCost host = cost({}, {});
+  const PathCost one = cost(gpu, {});
+  const PathCost both = cost(gpu, gpu);
+  EXPECT_EQ(host.stages, 0);
+  EXPECT_EQ(one.stages, 1);
+  EXPECT_EQ(both.stages, 2);
+  EXPECT_GT(one.latency, host.latency);
+  EXPECT_EQ(both.latency - host.latency, 2 * (one.latency - host.latency));
+  const auto seconds_per_gb = [](const PathCost& c) { return 1e9 / c.bytes_per_second; };
+  EXPECT_GT(seconds_per_gb(one), seconds_per_gb(host));
+  EXPECT_NEAR(seconds_per_gb(both) - seconds_per_gb(host),
+              2 * (seconds_per_gb(one) - seconds_per_gb(host)), 1e-6);
+  EXPECT_EQ(cost({}, gpu).latency, one.latency);
+}
+
 TEST(PathChoiceTest, SaysHowEachNumberIsKnown) {
   TransportList transports;
   PathCost by_start = {absl::Nanoseconds(75), kNoCopy};

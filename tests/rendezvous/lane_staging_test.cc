@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// A producer whose tensors lie in a GPU's memory, of the strict double: what it keeps of those that
+// went by way of the host.
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <gtest/gtest.h>
+
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+
+#include "gpu/gpus.h"
+#include "tests/rendezvous/lane_server_fixture.h"
+
+namespace ferry {
+namespace {
+
+// Far longer than a copy of the double's takes: only what never comes takes so long.
+constexpr absl::Duration kNever = absl::Seconds(10);
+
+class LaneStagingTest : public LaneServerTest {
+ protected:
+  LaneStagingTest() {
+    setenv("FERRY_CUDA_LIBRARY", FERRY_STRICT_CUDA, /*overwrite=*/1);
+    gpus_ = *Gpus::Create(*cuda::CudaApi::Load(), AllocateHeapBuffer, nullptr, {});
+    exchange_.gpus = gpus_.get();
+    Open(/*sends_seals=*/false);
+    lane_->keeps_pings = false;
+    // On a thread of the device.
+    lane_->on_send = [this](LaneMessage type) {
+      if (type == LaneMessage::kTicket) is_told_.Notify();
+    };
+  }
+  ~LaneStagingTest() override {
+    server_->OnClosed(absl::UnavailableError("over"));
+    gpus_->Stop();
+  }
+
+  std::unique_ptr<Gpus> gpus_;
+  absl::Notification is_told_;
+};
+
+// A step is closed when nothing of it is on the list any more: one that stays there keeps its
+// memory, and Close waits for ever.
+TEST_F(LaneStagingTest, SmallTensorOfAGpu_IsOffTheListWhenItsTicketIsSent) {
+  const RendezvousKey key = *RendezvousKey::Parse(
+      RendezvousKey::Text("/job:worker/replica:0/task:1/device:GPU:0", kProducer.incarnation,
+                          "/job:worker/replica:0/task:2/device:CPU:0", "edge"));
+  ASSERT_TRUE(Hear([&](Lane& lane) {
+                return SendRequest(lane, {1, kStep, /*may_decline=*/false, key.text()});
+              }).ok());
+  absl::StatusOr<Tensor> tensor = gpus_->Allocate(0, DataType::kUint8, *Shape::Create({100}));
+  ASSERT_TRUE(tensor.ok()) << tensor.status();
+  ASSERT_TRUE(step_->Send(key, *std::move(tensor)).ok());
+  ASSERT_TRUE(is_told_.WaitForNotificationWithTimeout(kNever));
+  // The thread that has sent it takes it off next.
+  const absl::Time give_up = SteadyClock().Now() + kNever;
+  while (NonEmptyTables(server_->InnerTableSizes()) != "" && SteadyClock().Now() < give_up) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  EXPECT_EQ(NonEmptyTables(server_->InnerTableSizes()), "");
+  EXPECT_EQ(server_->unfinished(), 0u);
+}
+
+}  // namespace
+}  // namespace ferry

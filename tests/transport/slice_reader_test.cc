@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// Slices over a socketpair: nothing that is there to be read or written waits for another event.
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+
+#include "base/unique_fd.h"
+#include "tests/transport/lane_pair.h"
+#include "transport/tcp/data_plane.h"
+#include "transport/tcp/tcp_outlet.h"
+
+namespace ferry {
+namespace {
+
+// Far longer than reading takes: only a reader that has stopped runs into it.
+constexpr absl::Duration kStalled = absl::Seconds(5);
+
+class CountingSink final : public SliceSink {
+ public:
+  Verdict Place(const SliceHeader&, SlicePlace*) override { return Verdict::kSkip; }
+  void OnSlice(const SliceHeader&) override {
+    absl::MutexLock lock(&mu_);
+    ++count_;
+  }
+  void OnBroken(const absl::Status&) override {}
+
+  // Blocks until there were that many slices, or nothing more comes. Returns how many there were.
+  int Await(int count) {
+    absl::MutexLock lock(&mu_);
+    const auto are_there = [this, count]()
+                               ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return count_ >= count; };
+    mu_.AwaitWithTimeout(absl::Condition(&are_there), kStalled);
+    return count_;
+  }
+
+ private:
+  absl::Mutex mu_;
+  int count_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+// A turn on the loop reads a bounded number of slices. Sockets are edge-triggered, so no event
+// comes for the rest: the reader has to ask for its next turn itself.
+TEST(SliceReader, HundredSlicesAlreadyReceived_AllAreRead) {
+  LaneEnd end({1, 10}, "token", absl::Milliseconds(100));
+  int fds[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+  UniqueFd here(fds[0]);
+  UniqueFd there(fds[1]);
+  std::string bytes;
+  for (uint64_t id = 1; id <= 100; ++id) {
+    const SliceHeader header = {.transfer = id, .offset = 0, .bytes = 8};
+    bytes.append(reinterpret_cast<const char*>(&header), sizeof(header));
+    bytes.append(8, 'x');
+  }
+  ASSERT_EQ(write(there.get(), bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
+  const auto sink = std::make_shared<CountingSink>();
+  const auto reader = std::make_shared<SliceReader>(*end.loop, std::move(here), sink);
+  reader->Start();
+  EXPECT_EQ(sink->Await(100), 100);
+  reader->Stop();
+}
+
+// The other connections may have failed for want of descriptors: a transfer that is too large for
+// the near one alone must wake it all the same, as it has found nothing to do before.
+TEST(TcpOutlet, OnlyTheNearConnectionIsThere_LargeTransfersWakeIt) {
+  LaneEnd end({1, 10}, "token", absl::Milliseconds(100));
+  const auto plane = *DataPlane::Create(1);
+  int fds[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+  UniqueFd there(fds[1]);
+  const auto outlet = std::make_shared<TcpOutlet>(*plane, *end.loop);
+  DataConnection connection;
+  connection.index = kNearConnection;
+  connection.socket = UniqueFd(fds[0]);
+  outlet->AddConnection(std::move(connection));
+  // It has looked, and been told once that its socket can be written, some turns of the loop later:
+  // from then on it is idle.
+  for (int turn = 0; turn < 10; ++turn) {
+    absl::Notification has_turned;
+    end.loop->Post([&has_turned] { has_turned.Notify(); });
+    has_turned.WaitForNotification();
+  }
+  const int64_t bytes = 2 * static_cast<int64_t>(kNearBytes);
+  outlet->Offer(1, *Tensor::Allocate(DataType::kUint8, *Shape::Create({bytes})), {},
+                [](absl::StatusOr<TransportTicket> ticket) {
+                  ASSERT_TRUE(ticket.ok()) << ticket.status();
+                  EXPECT_EQ(ticket->body, "") << "it is too large for that";
+                });
+  pollfd waits = {.fd = there.get(), .events = POLLIN, .revents = 0};
+  EXPECT_EQ(poll(&waits, 1, static_cast<int>(absl::ToInt64Milliseconds(kStalled))), 1);
+  outlet->Abort(absl::CancelledError("over"));
+}
+
+// The peer has gone: nothing reads what is still queued, and the sender's memory is wanted back.
+TEST(TcpOutlet, Aborted_LetsGoOfWhatItWasToSend) {
+  LaneEnd end({1, 10}, "token", absl::Milliseconds(100));
+  const auto plane = *DataPlane::Create(1);
+  const auto outlet = std::make_shared<TcpOutlet>(*plane, *end.loop);
+  Tensor tensor = *Tensor::Allocate(DataType::kUint8, *Shape::Create({1000}));
+  const std::weak_ptr<Buffer> memory = tensor.buffer();
+  // There is no connection yet.
+  outlet->Offer(1, tensor, {}, [](absl::StatusOr<TransportTicket> ticket) {
+    ASSERT_TRUE(ticket.ok()) << ticket.status();
+  });
+  tensor = Tensor();
+  EXPECT_FALSE(memory.expired());
+  outlet->Abort(absl::UnavailableError("the peer is gone"));
+  EXPECT_TRUE(memory.expired());
+}
+
+}  // namespace
+}  // namespace ferry
