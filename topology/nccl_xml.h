@@ -64,7 +64,8 @@ struct NcclElement {
 
 struct NcclTopology {
   NcclElement system;
-  // Elements NCCL would skip, as "line 12: <foo>"; they are not kept and not compared.
+  // Elements and attributes NCCL would skip, as "line 12: <foo>"; they are not kept and not
+  // compared.
   std::vector<std::string> ignored;
 
   friend bool operator==(const NcclTopology& a, const NcclTopology& b) {

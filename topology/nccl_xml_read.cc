@@ -25,6 +25,7 @@ namespace ferry {
 namespace {
 
 constexpr size_t kShownBytes = 60;  // of foreign text in a message
+constexpr size_t kMaxIgnored = kMaxNcclXmlElements;
 
 std::string Shown(absl::string_view text) { return absl::CEscape(text.substr(0, kShownBytes)); }
 
@@ -74,7 +75,7 @@ class Reader final {
     for (const pugi::xml_node& child : node.children()) {
       const NcclElementSpec* child_spec = FindNcclElement(child.name());
       if (child_spec == nullptr) {
-        topology_.ignored.push_back(absl::StrCat("line ", Line(child), ": ", Tag(child)));
+        Ignore(child, "");
         continue;
       }
       if (!IsNcclChild(spec.kind, child_spec->kind)) {
@@ -87,20 +88,25 @@ class Reader final {
   }
 
   absl::Status Attributes(const pugi::xml_node& node, const NcclElementSpec& spec,
-                          NcclElement& element) const {
+                          NcclElement& element) {
+    // Those that come again have a place too.
+    size_t count = 0;
     for (const pugi::xml_attribute& attribute : node.attributes()) {
       const absl::string_view name = attribute.name();
       const absl::string_view value = attribute.value();
-      if (element.Attribute(name).has_value()) {
-        return Error(node, absl::StrCat("attribute ", Shown(name), " appears twice"));
-      }
       if (std::max(name.size(), value.size()) > kMaxNcclXmlTextBytes) {
         return TooMuch(node, absl::StrCat("attribute ", Shown(name), " is longer than the ",
                                           kMaxNcclXmlTextBytes, " bytes that NCCL reads"));
       }
-      if (element.attributes.size() == kMaxNcclXmlAttributes) {
-        return TooMuch(node, absl::StrCat("more than the ", kMaxNcclXmlAttributes,
-                                          " attributes that NCCL reads"));
+      // NCCL reads over what has no place, and takes the first of a name.
+      if (++count > kMaxNcclXmlAttributes) {
+        Ignore(node, absl::StrCat("attribute ", Shown(name), ", behind the first ",
+                                  kMaxNcclXmlAttributes));
+        continue;
+      }
+      if (element.Attribute(name).has_value()) {
+        Ignore(node, absl::StrCat("attribute ", Shown(name), " for a second time"));
+        continue;
       }
       element.attributes.push_back({std::string(name), std::string(value)});
     }
@@ -155,6 +161,13 @@ class Reader final {
                           "\">");
     }
     return absl::StrCat("<", Shown(node.name()), ">");
+  }
+
+  // As the limits on files allow, there may be a million.
+  void Ignore(const pugi::xml_node& node, absl::string_view what) {
+    if (topology_.ignored.size() >= kMaxIgnored) return;
+    topology_.ignored.push_back(
+        absl::StrCat("line ", Line(node), ": ", Tag(node), what.empty() ? "" : ": ", what));
   }
 
   absl::Status Error(const pugi::xml_node& node, absl::string_view what) const {

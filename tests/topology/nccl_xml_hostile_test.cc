@@ -127,8 +127,6 @@ TEST(HostileXml, MalformedAttributesAreRefused) {
   ExpectInvalid(InCpu("<pci busid=0000:10:00.0/>"), "line 3: <pci>");
   ExpectInvalid(InCpu("<pci busid=\"0000:10:00.0\" class/>"), "line 3: <pci>");
   ExpectInvalid(InCpu("<pci busid=\"<\"/>"), "line 3: <pci> of line 3: '<' before the tag ends");
-  ExpectInvalid(InCpu("<pci busid=\"0000:10:00.0\" busid=\"0000:11:00.0\"/>"),
-                "line 3: <pci busid=\"0000:10:00.0\">: attribute busid appears twice");
 }
 
 TEST(HostileXml, MissingAttributesAreRefused) {
@@ -208,10 +206,47 @@ TEST(HostileXml, SizesAreLimited) {
   EXPECT_THAT(
       ReadNcclXml(absl::StrCat("<system version=\"1\" name=\"", std::string(255, 'a'), "\"/>")),
       FailsWith(kExhausted, HasSubstr("line 1: <system>: attribute name is longer than")));
-  std::string wide = "<system version=\"1\"";
-  for (int i = 0; i < 16; ++i) absl::StrAppend(&wide, " a", i, "=\"\"");
-  EXPECT_THAT(ReadNcclXml(wide + "/>"),
-              FailsWith(kExhausted, HasSubstr("more than the 16 attributes")));
+}
+
+// NCCL has room for 16 attributes of an element, and reads over the rest.
+TEST(HostileXml, AttributesBehindThe16th_AreIgnoredAsByNccl) {
+  const auto with = [](int others, const std::string& last) {
+    std::string text = "<system version=\"1\">\n<cpu numaid=\"0\"";
+    for (int i = 0; i < others; ++i) absl::StrAppend(&text, " a", i, "=\"", i, "\"");
+    return text + last + "/></system>";
+  };
+  for (const int others : {14, 15, 16, 40}) {
+    const auto topology = ReadNcclXml(with(others, " familyid=\"6\""));
+    ASSERT_TRUE(topology.ok()) << topology.status();
+    const NcclElement& cpu = topology->system.children[0];
+    // With 14 others it is the sixteenth.
+    EXPECT_EQ(cpu.NumberOr("familyid", 0), others == 14 ? 6 : 0) << others;
+    EXPECT_EQ(cpu.attributes.size(), 16u);
+    ASSERT_EQ(topology->ignored.size(), static_cast<size_t>(others) - 14);
+    if (others == 14) continue;
+    EXPECT_EQ(topology->ignored.back(),
+              "line 2: <cpu numaid=\"0\">: attribute familyid, behind the first 16");
+  }
+  // Not looked at, so its value may be anything; but NCCL fails on what is too long for its buffer.
+  EXPECT_TRUE(ReadNcclXml(with(15, " familyid=\"no number\"")).ok());
+  EXPECT_THAT(ReadNcclXml(with(20, " x=\"" + std::string(255, 'a') + "\"")),
+              FailsWith(kExhausted, HasSubstr("attribute x is longer than")));
+  // What an element cannot do without is missing there, as it is for NCCL.
+  std::string late = "<system version=\"1\">\n<cpu";
+  for (int i = 0; i < 16; ++i) absl::StrAppend(&late, " a", i, "=\"\"");
+  ExpectInvalid(late + " numaid=\"0\"/></system>", "attribute numaid is missing");
+}
+
+TEST(HostileXml, AnAttributeForASecondTime_IsIgnoredAsByNccl) {
+  const auto topology =
+      ReadNcclXml(InCpu("<pci busid=\"0000:10:00.0\" busid=\"0000:11:00.0\" class=\"0x06\"/>"));
+  ASSERT_TRUE(topology.ok()) << topology.status();
+  const NcclElement& pci = topology->system.children[0].children[0];
+  EXPECT_EQ(pci.Attribute("busid"), "0000:10:00.0");
+  EXPECT_EQ(pci.Attribute("class"), "0x06");
+  ASSERT_EQ(topology->ignored.size(), 1u);
+  EXPECT_EQ(topology->ignored[0],
+            "line 3: <pci busid=\"0000:10:00.0\">: attribute busid for a second time");
 }
 
 // A name of sixteen megabytes must not fill a log.
