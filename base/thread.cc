@@ -3,23 +3,17 @@
 #include "base/thread.h"
 
 #include <pthread.h>
-#include <sys/resource.h>
 
 #include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
+#include "base/thread_room.h"
+
 namespace ferry {
 
 namespace {
-
-// "unlimited", or the number.
-std::string LimitText(int resource) {
-  rlimit limit{};
-  if (getrlimit(static_cast<__rlimit_resource>(resource), &limit) != 0) return "unknown";
-  return limit.rlim_cur == RLIM_INFINITY ? "unlimited" : absl::StrCat(limit.rlim_cur);
-}
 
 std::thread Start(const std::string& name, absl::AnyInvocable<void() &&> body) {
   try {
@@ -29,11 +23,7 @@ std::thread Start(const std::string& name, absl::AnyInvocable<void() &&> body) {
     });
   } catch (const std::system_error& error) {
     throw std::system_error(
-        error.code(),
-        absl::StrCat("cannot start the thread \"", name, "\": processes and threads (ulimit -u) ",
-                     LimitText(RLIMIT_NPROC), ", address space (ulimit -v) ", LimitText(RLIMIT_AS),
-                     " bytes, stack (ulimit -s) ", LimitText(RLIMIT_STACK),
-                     " bytes, and the cgroup's pids.max"));
+        error.code(), absl::StrCat("cannot start the thread \"", name, "\": ", ThreadLimits()));
   }
 }
 

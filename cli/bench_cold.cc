@@ -6,7 +6,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -15,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
+#include "base/usable_resources.h"
 #include "cli/bench_cold_worker.h"
 #include "cli/bench_joined.h"
 #include "cli/bench_output.h"
@@ -92,7 +92,7 @@ absl::StatusOr<BenchReport> MeasureCold(const ColdFlags& flags) {
   report.transport = flags.transport;
   report.is_polling = flags.plan.is_polling;
   report.is_sleeping = flags.plan.is_sleeping;
-  report.cores = static_cast<int>(std::thread::hardware_concurrency());
+  report.cores = Usable().processors;
   const int samples = flags.plan.iterations > 0 ? flags.plan.iterations : kColdSamples;
   for (const size_t bytes : flags.plan.sizes) {
     stage.Set(absl::StrCat("measuring the first ", BenchSizeText(bytes)));

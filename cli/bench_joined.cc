@@ -4,7 +4,6 @@
 
 #include <cstdio>
 #include <set>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -12,6 +11,7 @@
 
 #include "base/ranges.h"
 #include "base/status_macros.h"
+#include "base/usable_resources.h"
 #include "cli/as_node.h"
 #include "cli/bench_offer.h"
 #include "cli/bench_ways.h"
@@ -45,7 +45,7 @@ BenchReport BlankReport(const BenchPlanFlags& flags, const JoinedBench& what,
   report.transport = flags.transport;
   report.is_polling = flags.plan.is_polling;
   report.is_sleeping = flags.plan.is_sleeping;
-  report.cores = static_cast<int>(std::thread::hardware_concurrency());
+  report.cores = Usable().processors;
   return report;
 }
 

@@ -5,7 +5,6 @@
 #include <memory>
 #include <set>
 #include <string>
-#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -14,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/status_macros.h"
+#include "base/usable_resources.h"
 #include "cli/bench_loop.h"
 #include "cli/bench_output.h"
 #include "cli/bench_plan.h"
@@ -267,7 +267,7 @@ absl::StatusOr<BenchReport> Measure(const KvBenchFlags& flags, const std::vector
   report.errors_of = "value";
   report.transport = "control stream";
   report.moves_tensors = false;
-  report.cores = static_cast<int>(std::thread::hardware_concurrency());
+  report.cores = Usable().processors;
   KvBench bench(std::move(agent), std::move(coordinator), std::move(floor));
   std::set<std::tuple<std::string, size_t, int>> measured;
   const auto measure = [&](const std::string& mode, size_t bytes, int inflight) -> absl::Status {

@@ -5,13 +5,13 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
+#include "base/usable_resources.h"
 #include "cli/bench_members.h"
 #include "cli/bench_plan.h"
 #include "cli/exchange_flags.h"
@@ -44,7 +44,7 @@ absl::StatusOr<BenchReport> MeasureAllNodes(const NodesBench& what, int iteratio
   report.errors_of = what.errors_of;
   report.transport = "control stream";
   report.moves_tensors = false;
-  report.cores = static_cast<int>(std::thread::hardware_concurrency());
+  report.cores = Usable().processors;
   for (const int each : nodes) {
     stage.Set(absl::StrCat("measuring ", what.iterations_of, " of ", each, " nodes"));
     FERRY_ASSIGN_OR_RETURN(BenchRow row, what.measure(each, iterations, floor, stage));

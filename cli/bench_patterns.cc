@@ -7,7 +7,6 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -19,6 +18,7 @@
 #include "absl/strings/str_join.h"
 
 #include "base/status_macros.h"
+#include "base/usable_resources.h"
 #include "cli/bench_flows.h"
 #include "cli/bench_joined.h"
 #include "cli/bench_output.h"
@@ -254,7 +254,7 @@ absl::StatusOr<BenchReport> MeasurePattern(const PatternFlags& flags, BenchPlan 
   report.transport = flags.transport;
   report.is_polling = plan.is_polling;
   report.is_sleeping = plan.is_sleeping;
-  report.cores = static_cast<int>(std::thread::hardware_concurrency());
+  report.cores = Usable().processors;
   FERRY_RETURN_IF_ERROR(ReadLines(plan, flags.nodes, stage, *workers, report));
   FERRY_RETURN_IF_ERROR(workers->WaitForExit());
   return report;

@@ -55,6 +55,10 @@ double SecondsOf(clockid_t clock) {
 
 absl::StatusOr<std::unique_ptr<BenchPages>> BenchPages::Create() {
   UniqueFd fd(memfd_create("ferry-bench", MFD_CLOEXEC));
+  // A seccomp profile may refuse that; a file without a name does as well.
+  for (const char* const folder : {"/dev/shm", "/tmp"}) {
+    if (!fd.valid()) fd = UniqueFd(open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  }
   // Room for it, too: without it the first touch would be the end of a process.
   const int error = fd.get() < 0 ? errno : posix_fallocate(fd.get(), 0, kPagesBytes);
   if (error != 0) {

@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -13,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
+#include "base/usable_resources.h"
 #include "cli/bench_joined.h"
 #include "cli/bench_output.h"
 #include "cli/bench_plan.h"
@@ -175,7 +175,7 @@ absl::StatusOr<BenchReport> Measure(const BenchFlags& flags, BenchPlan plan,
   report.transport = flags.transport;
   report.is_polling = plan.is_polling;
   report.is_sleeping = plan.is_sleeping;
-  report.cores = static_cast<int>(std::thread::hardware_concurrency());
+  report.cores = Usable().processors;
   FERRY_RETURN_IF_ERROR(ReadLines(plan, stage, *workers, report));
   FERRY_RETURN_IF_ERROR(workers->WaitForExit());
   return report;

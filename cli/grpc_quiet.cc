@@ -2,11 +2,18 @@
 // A log function that says next to nothing.
 #include "cli/grpc_quiet.h"
 
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
 #include <grpc/support/log.h>
+
+#include "absl/status/status.h"
+
+#include "base/thread_room.h"
+#include "cli/verb.h"
 
 namespace ferry::cli {
 
@@ -15,6 +22,12 @@ void SilenceGrpcLog() {
   gpr_set_log_function([](gpr_log_func_args* entry) {
     // The last words before gRPC aborts are not to be lost.
     if (std::strstr(entry->message, "assertion failed") == nullptr) return;
+    // It has counted on a thread for which there was no room.
+    if (const absl::Status room = CheckThreadRoom(1);
+        !room.ok() || std::strstr(entry->message, "created()") != nullptr) {
+      std::fprintf(stderr, "ferry: gRPC cannot start a thread: %s\n", ThreadLimits().c_str());
+      _exit(kFailed);
+    }
     std::fprintf(stderr, "ferry: gRPC: %s:%d: %s\n", entry->file, entry->line, entry->message);
   });
 }

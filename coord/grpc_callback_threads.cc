@@ -2,6 +2,9 @@
 // A channel that goes nowhere and is never given up.
 #include "coord/grpc_callback_threads.h"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <chrono>
 #include <memory>
 
@@ -11,6 +14,8 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/slice.h>
+
+#include "base/thread_room.h"
 
 namespace ferry::coord {
 namespace {
@@ -40,6 +45,13 @@ void KeepCallbackThreads() {
   // Volatile, so that the pointer is really kept and leak checkers see it.
   static EternalUser* volatile user = new EternalUser;
   (void)user;
+}
+
+absl::Status CheckServerThreadRoom() {
+  // As counted: timers, executors, its event engine and a synchronous server for reflection, and
+  // threads that wait for calls, half as many as the machine has cores, from 2 to 16.
+  const int cores = static_cast<int>(sysconf(_SC_NPROCESSORS_CONF));
+  return CheckThreadRoom(8 + std::clamp(cores / 2, 2, 16));
 }
 
 }  // namespace ferry::coord

@@ -3,6 +3,8 @@
 #ifndef FERRY_COORD_GRPC_CALLBACK_THREADS_H_
 #define FERRY_COORD_GRPC_CALLBACK_THREADS_H_
 
+#include "absl/status/status.h"
+
 namespace ferry::coord {
 
 // gRPC 1.51 shares one completion queue among all users of its callback API and takes it down, with
@@ -11,6 +13,11 @@ namespace ferry::coord {
 // load. Whoever makes a channel or a server for callbacks calls this first: it adds a user that
 // stays. Thread-safe; only the first call does something.
 void KeepCallbackThreads();
+
+// Whether there is room for the threads that gRPC starts for a server. Without it gRPC ends the
+// process, or goes on and hangs later. Thread-safe; asked before a server is made.
+//   Errors: RESOURCE_EXHAUSTED with what limits them.
+absl::Status CheckServerThreadRoom();
 
 }  // namespace ferry::coord
 

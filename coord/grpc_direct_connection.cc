@@ -8,9 +8,12 @@
 
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+
+#include "base/clock.h"
 
 namespace ferry::coord {
 namespace {
@@ -23,12 +26,13 @@ constexpr absl::Duration kLongestOfOne = absl::Seconds(5);
 
 }  // namespace
 
-void DirectConnection::Accept(UniqueFd fd) {
+void DirectConnection::Accept(UniqueFd fd, absl::Duration idle, absl::Duration patience) {
   wants_preface_ = true;
   const int socket = fd.get();
   {
     absl::MutexLock lock(&mu_);
     fd_ = std::move(fd);
+    Tune(idle, patience);
     is_connected_ = true;
   }
   if (absl::Status added = loop_.Add(shared_from_this(), socket, EPOLLIN); !added.ok()) {
@@ -96,7 +100,7 @@ void DirectConnection::FinishConnecting() {
           absl::StrCat("connecting to ", ShowAddress(addresses_[next_address_ - 1]), ": ",
                        std::strerror(error)));
     } else {
-      TuneConnection(fd_.get(), absl::Seconds(20), absl::Seconds(20));
+      Tune(kDirectIdle, kDirectPatience);
       is_connecting_ = false;
       is_connected_ = true;
       out_.insert(out_.begin(), grpc::Slice(kDirectPreface.data(), kDirectPreface.size()));
@@ -107,6 +111,34 @@ void DirectConnection::FinishConnecting() {
   }
   if (is_connecting_) return TryNext();
   if (is_drained) OnDrained();
+}
+
+void DirectConnection::Tune(absl::Duration idle, absl::Duration patience) {
+  TuneConnection(fd_.get(), idle, patience);
+  host_watch_ = HostWatch(idle + patience);
+}
+
+void DirectConnection::LookLater() {
+  if (std::exchange(will_look_, true)) return;
+  loop_.PostAfter(host_watch_.period(), [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->LookAtHost();
+  });
+}
+
+void DirectConnection::LookAtHost() {
+  absl::Status status;
+  {
+    absl::MutexLock lock(&mu_);
+    will_look_ = false;
+    if (is_closed_) return;
+    const std::optional<TcpState> state = ReadTcpState(fd_.get());
+    if (!state.has_value()) return;
+    status = host_watch_.Look(*state, SteadyClock().Now());
+    if (status.ok() && host_watch_.is_waiting()) LookLater();
+  }
+  if (!status.ok()) {
+    CloseNow(absl::UnavailableError(absl::StrCat("the connection broke: ", status.message())));
+  }
 }
 
 void DirectConnection::WatchLocked() {
@@ -143,6 +175,7 @@ bool DirectConnection::SendFrame(absl::Span<const grpc::Slice> slices, bool is_l
     message.msg_iov = pieces;
     message.msg_iovlen = count;
     const ssize_t result = sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    LookLater();
     // An error that is not "later" is met again by reading.
     if (result > 0) sent = static_cast<size_t>(result);
     if (sent == sizeof(head) + header.bytes) {
@@ -183,6 +216,7 @@ bool DirectConnection::FlushLocked() {
     message.msg_iovlen = count;
     const ssize_t result = sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (result < 0) return false;
+    LookLater();
     size_t sent = static_cast<size_t>(result);
     total += sent;
     const bool is_all = sent == bytes;

@@ -18,12 +18,17 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 
+#include "base/host_watch.h"
 #include "base/unique_fd.h"
 #include "coord/direct_frames.h"
 #include "coord/socket_address.h"
 #include "coord/socket_loop.h"
 
 namespace ferry::coord {
+
+// After so long without a word a peer's host is probed, and gone so much later.
+inline constexpr absl::Duration kDirectIdle = absl::Seconds(20);
+inline constexpr absl::Duration kDirectPatience = absl::Seconds(20);
 
 // A frame that has arrived.
 struct DirectFrame {
@@ -42,8 +47,10 @@ class DirectConnection : public SocketSource,
   // `loop` outlives it.
   explicit DirectConnection(SocketLoop& loop) : loop_(loop) {}
 
-  // A connection that has come in; its preface is still to be read.
-  void Accept(UniqueFd fd);
+  // A connection that has come in; its preface is still to be read. Its peer's host is probed after
+  // `idle`, and gone when it answers nothing for `patience` more.
+  void Accept(UniqueFd fd, absl::Duration idle = kDirectIdle,
+              absl::Duration patience = kDirectPatience);
   // Connects to the first of the addresses that answers.
   void Connect(std::vector<SocketAddress> addresses);
 
@@ -97,6 +104,12 @@ class DirectConnection : public SocketSource,
   bool TakeWhole();
   bool BeginWhole(DirectHeader header, absl::string_view content);
   void CloseNow(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  // For a connection that there is now.
+  void Tune(absl::Duration idle, absl::Duration patience) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Sees to it that there will be a look at the peer's host.
+  void LookLater() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Closes if the host has vanished; else comes back while something is outstanding.
+  void LookAtHost() ABSL_LOCKS_EXCLUDED(mu_);
 
   SocketLoop& loop_;
 
@@ -128,6 +141,9 @@ class DirectConnection : public SocketSource,
   bool has_sent_last_ ABSL_GUARDED_BY(mu_) = false;
   bool owes_drained_ ABSL_GUARDED_BY(mu_) = false;
   bool is_watching_output_ ABSL_GUARDED_BY(mu_) = false;
+  HostWatch host_watch_ ABSL_GUARDED_BY(mu_){kDirectIdle + kDirectPatience};
+  // A look at the host is due.
+  bool will_look_ ABSL_GUARDED_BY(mu_) = false;
   // What the kernel has not taken, but for the first `out_next_` slices and `out_offset_` bytes of
   // the next. Mostly empty.
   std::vector<grpc::Slice> out_ ABSL_GUARDED_BY(mu_);

@@ -53,7 +53,8 @@ class DirectControl::Stream final : public DirectConnection, public FrameSink {
 
   // Once.
   void Begin(UniqueFd connection) {
-    Accept(std::move(connection));
+    Accept(std::move(connection), control_.options_.keepalive_time,
+           control_.options_.keepalive_timeout);
     CloseAfter(control_.options_.hello_timeout, /*only_without_session=*/true);
   }
 
@@ -172,7 +173,6 @@ bool DirectControl::Route(UniqueFd& connection) {
     case Kind::kOurs:
       break;
   }
-  TuneConnection(connection.get(), options_.keepalive_time, options_.keepalive_timeout);
   auto stream = std::make_shared<Stream>(*this, PeerName(connection.get()));
   stream->Begin(std::move(connection));
   return true;

@@ -2,6 +2,10 @@
 // Setting up the gRPC server.
 #include "coord/grpc_server.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
 #include <chrono>
 #include <cstdio>
 #include <utility>
@@ -43,6 +47,7 @@ int Milliseconds(absl::Duration duration) {
 absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
     ServerOptions options) {
   FERRY_ASSIGN_OR_RETURN(std::unique_ptr<TcpListener> listener, TcpListener::Open(options.listen));
+  FERRY_RETURN_IF_ERROR(CheckServerThreadRoom());
   FERRY_ASSIGN_OR_RETURN(
       std::unique_ptr<Coordinator> coordinator,
       Coordinator::Create(std::move(options.coordinator), SteadyClock(), RandomId()));
@@ -59,7 +64,13 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
   DirectControlOptions direct{.keepalive_time = options.keepalive_time,
                               .keepalive_timeout = options.keepalive_timeout,
                               .hello_timeout = options.hello_timeout};
-  direct.others = [acceptor = self->acceptor_.get()](UniqueFd connection) {
+  // A client that is stopped is gone for gRPC when a probe of HTTP/2 has had no answer. One that
+  // takes nothing of what is being written to it is waited for as long, not for the 20 s that are
+  // gRPC's default: probes queue up behind that, and only the kernel can tell.
+  const unsigned patience_ms =
+      static_cast<unsigned>(Milliseconds(options.keepalive_time + options.keepalive_timeout));
+  direct.others = [acceptor = self->acceptor_.get(), patience_ms](UniqueFd connection) {
+    setsockopt(connection.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &patience_ms, sizeof(patience_ms));
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
     parameters.fd = connection.Release();
     acceptor->HandleNewConnection(&parameters);

@@ -10,6 +10,8 @@
 
 #include "absl/time/time.h"
 
+#include "base/usable_resources.h"
+
 namespace ferry::coord {
 
 struct JobSpec {
@@ -43,7 +45,7 @@ struct CoordinatorOptions {
   size_t max_frame_bytes = size_t{65} << 20;
   size_t max_key_bytes = size_t{1} << 20;
   size_t max_value_bytes = size_t{1} << 30;
-  size_t max_store_bytes = size_t{8} << 30;
+  size_t max_store_bytes = ShareOfMemory(size_t{8} << 30, 2);
   size_t max_keys = 10'000'000;
   size_t max_parked_waits = 4'000'000;
   // Results of finished barriers are kept for late callers: this many, with so many bytes of ids

@@ -18,6 +18,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
+#include "base/host_watch.h"
 #include "base/text.h"
 
 namespace ferry::coord {
@@ -26,7 +27,6 @@ namespace {
 // The kernel asks again after 1, 2, 4 and 8 seconds, and gives up after 31: thousands of ranks that
 // connect at once and gave up early would only keep each other waiting.
 constexpr int kConnectRetries = 4;
-constexpr int kProbes = 3;
 
 struct HostPort {
   std::string host;
@@ -141,18 +141,8 @@ UniqueFd BeginConnect(const SocketAddress& address) {
 
 void TuneConnection(int socket, absl::Duration idle, absl::Duration patience) {
   const int on = 1;
-  const int idle_s = static_cast<int>(std::max<int64_t>(1, absl::ToInt64Seconds(idle)));
-  const int probe_s =
-      static_cast<int>(std::max<int64_t>(1, absl::ToInt64Seconds(patience) / kProbes));
-  // With it the kernel no longer counts probes: it also bounds how long data may be unacknowledged.
-  const unsigned patience_ms =
-      static_cast<unsigned>(std::max<int64_t>(1000, absl::ToInt64Milliseconds(idle + patience)));
   setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
-  setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
-  setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &probe_s, sizeof(probe_s));
-  setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &kProbes, sizeof(kProbes));
-  setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &patience_ms, sizeof(patience_ms));
+  PrepareHostWatch(socket, idle, patience);
 }
 
 }  // namespace ferry::coord

@@ -35,8 +35,8 @@ std::string PeerName(int socket);
 // A socket that is on its way there; it is writable when it is connected or has failed. -1, with
 // errno set, if there is none.
 UniqueFd BeginConnect(const SocketAddress& address);
-// No delay; a peer that is silent for `idle` is probed, and gone when it does not answer within
-// `patience`.
+// No delay; a peer that is silent for `idle` is probed, and gone when its host does not answer
+// within `patience`. While something is being sent to it a HostWatch of both together tells.
 void TuneConnection(int socket, absl::Duration idle, absl::Duration patience);
 
 }  // namespace ferry::coord

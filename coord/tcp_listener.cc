@@ -35,8 +35,6 @@ constexpr int kBacklog = 4096;  // a whole job may come at one instant; the kern
 // How long to wait for a descriptor to become free before another try.
 constexpr int kRetryMs = 100;
 constexpr absl::Duration kTroublePeriod = absl::Seconds(10);
-// Bytes that a peer does not acknowledge for so long end the connection. As gRPC's own default.
-constexpr unsigned kUserTimeoutMs = 20'000;
 
 // The kernel needs a free port that is free in both families; another process may have half of it.
 constexpr int kFreePortTries = 16;
@@ -116,7 +114,6 @@ UniqueFd Listen(const sockaddr* address, socklen_t bytes, bool is_v6_only) {
   // is set here the connections inherit.
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  setsockopt(fd.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &kUserTimeoutMs, sizeof(kUserTimeoutMs));
   if (address->sa_family == AF_INET6) {
     setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &v6_only, sizeof(v6_only));
   }

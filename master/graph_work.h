@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 
+#include "base/usable_resources.h"
 #include "master/work_pool.h"
 
 namespace ferry::master {
@@ -21,7 +22,7 @@ class GraphWork final {
   struct Limits {
     // Of what waits: as many, and the memory that they hold.
     size_t max_waiting_graphs = 10'000;
-    size_t max_waiting_bytes = size_t{8} << 30;
+    size_t max_waiting_bytes = ShareOfMemory(size_t{8} << 30, 4);
   };
   using Work = absl::AnyInvocable<void(absl::Status) &&>;
 

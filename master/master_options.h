@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 
 #include "base/budget.h"
+#include "base/usable_resources.h"
 #include "graph/graph.h"
 #include "master/graph_work.h"
 #include "master/session_workers.h"
@@ -42,16 +43,16 @@ struct MasterOptions {
   size_t max_graph_nodes = size_t{1} << 22;
   size_t max_graph_bytes = size_t{2} << 30;
   // Of the graphs of all sessions together, those that are being opened among them: memory.
-  size_t max_all_graph_bytes = size_t{16} << 30;
+  size_t max_all_graph_bytes = ShareOfMemory(size_t{16} << 30, 2);
   // Requests that wait for the threads that read graphs.
   GraphWork::Limits waiting;
   // Of one constant, and of all constants of a session's graph, as their shapes say.
   size_t max_constant_bytes = size_t{2} << 30;
-  size_t max_all_constant_bytes = size_t{16} << 30;
+  size_t max_all_constant_bytes = ShareOfMemory(size_t{16} << 30, 2);
   // Of what one call feeds, as the shapes say.
   size_t max_feed_bytes = size_t{4} << 30;
   // Of what all calls that are under way feed.
-  size_t max_all_feed_bytes = size_t{16} << 30;
+  size_t max_all_feed_bytes = ShareOfMemory(size_t{16} << 30, 2);
   graph::GraphLimits graph;
   // Request ids that are remembered.
   size_t request_id_window = 10'000;

@@ -2,6 +2,7 @@
 // Arguments for bulk.
 #include "rendezvous/grpc_tensor_channel.h"
 
+#include <limits>
 #include <vector>
 
 #include <grpcpp/create_channel.h>
@@ -106,6 +107,11 @@ void PrepareTensorServer(grpc::ServerBuilder& builder) {
   builder.SetMaxSendMessageSize(-1);
   // Clients may probe as often as they like; the default answer to that is to hang up.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
+  // Never probes, which turns gRPC's TCP_USER_TIMEOUT of 20 s for servers off as well: it ends the
+  // connection of a receiver that is only stopped, since its window stays closed. Hosts that have
+  // vanished are found by the coordinator. Source: gRPC, socket_utils_common_posix.cc,
+  // grpc_set_socket_tcp_user_timeout; gRFC A18.
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, std::numeric_limits<int>::max());
 }
 
 }  // namespace ferry

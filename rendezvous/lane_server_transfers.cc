@@ -167,6 +167,10 @@ void LaneServer::ForEachTransfer(absl::Duration min_age, PendingVisitor visit) c
         : Outlives(each)
             ? absl::StrCat("lent to ", peer, " by ", name(), "; not given back yet")
             : absl::StrCat("being sent to ", peer, " by ", name(), "; not all there yet");
+    if (each.transport != kStaging) {
+      const std::string obstacle = outlets_[each.transport]->Obstacle();
+      if (!obstacle.empty()) absl::StrAppend(&phase, ", since ", obstacle);
+    }
     visit({.step_id = each.request->step_id,
            .key = each.request->key,
            .side = PendingStepOp::Side::kTransfer,

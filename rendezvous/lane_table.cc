@@ -54,6 +54,7 @@ std::string LaneTable::WhyNoUnixSocket(const Endpoint& peer) const {
   const Endpoint& self = exchange_.self;
   if (exchange_.policy.require == "tcp") return "only tcp is allowed";
   if (self.boot_id.empty() || self.boot_id != peer.boot_id) return "they are on two machines";
+  if (!exchange_.why_no_shared_memory.empty()) return exchange_.why_no_shared_memory;
   if (!peer.lanes.unix_name.empty()) return "";
   return absl::StrCat(Describe(peer.peer), " listens on no Unix socket");
 }

@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/table_sizes.h"
+#include "base/usable_resources.h"
 #include "rendezvous/key.h"
 #include "rendezvous/value.h"
 #include "tensor/tensor.h"
@@ -21,7 +22,7 @@ namespace ferry {
 
 struct RendezvousLimits {
   // Of tensors that were sent and wait for a receiver, per step.
-  size_t max_queued_bytes = size_t{64} << 30;
+  size_t max_queued_bytes = ShareOfMemory(size_t{64} << 30, 1);
   // Of sends and receives that wait, per step; and, apart from those, of receives that wait for
   // other workers or for the step to begin.
   size_t max_waiting = size_t{1} << 20;

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 
 #include "base/table_sizes.h"
+#include "base/usable_resources.h"
 #include "rendezvous/cancellation.h"
 #include "tensor/tensor.h"
 
@@ -34,7 +35,7 @@ struct ResponseCacheLimits {
   // Requests that wait or are kept.
   size_t max_entries = 100'000;
   // Of values that are kept. They are shared with whoever else holds the tensor, not copied.
-  size_t max_bytes = size_t{4} << 30;
+  size_t max_bytes = ShareOfMemory(size_t{4} << 30, 4);
   // Requests whose value is not kept any more, which are remembered to be refused.
   size_t max_forgotten = 100'000;
 };

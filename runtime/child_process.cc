@@ -18,6 +18,7 @@
 
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "base/thread_room.h"
 #include "runtime/signal_relay.h"
 
 namespace ferry {
@@ -135,7 +136,9 @@ absl::StatusOr<ChildProcess> SpawnChild(const std::string& file,
   const int fork_error = errno;
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (pid < 0) {
-    return absl::ResourceExhaustedError(absl::StrCat("fork: ", std::strerror(fork_error)));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cannot start a process: fork: ", std::strerror(fork_error),
+                     fork_error == EAGAIN ? absl::StrCat(": ", ThreadLimits()) : ""));
   }
   // Here too, so that the group exists whoever comes first. Fails when the child was first.
   setpgid(pid, pid);

@@ -163,7 +163,10 @@ absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions option
   hub.handshake.self = common.self.peer;
   hub.handshake.token = options.token;
   hub.tcp_listen = options.listen;
-  hub.unix_listen = options.unix_socket && options.require_transport != "tcp";
+  // Rings of a lane are memory that both sides have.
+  const absl::Status shares_memory = MemorySegment::CheckSupport();
+  common.why_no_shared_memory = std::string(shares_memory.message());
+  hub.unix_listen = options.unix_socket && options.require_transport != "tcp" && shares_memory.ok();
   hub.handshake_timeout = options.connect_timeout;
   hub.lane_queue_bytes = options.lane_queue_bytes;
   // It listens, and accepts when the transports are there.

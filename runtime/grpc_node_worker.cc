@@ -2,12 +2,11 @@
 // The node's devices by TensorFlow's names, and memory that other processes can map.
 #include "runtime/grpc_node_worker.h"
 
-#include <unistd.h>
-
 #include <utility>
 
 #include <grpcpp/impl/codegen/service_type.h>
 
+#include "base/usable_resources.h"
 #include "topology/gpu_description.h"
 #include "worker/collectives/nccl_gpu.h"
 #include "worker/grpc_worker_service.h"
@@ -18,19 +17,13 @@ namespace {
 // Less than that goes along with the message that says that it is there.
 constexpr size_t kArenaBytes = size_t{16} << 10;
 
-int64_t HostMemoryBytes() {
-  const int64_t pages = sysconf(_SC_PHYS_PAGES);
-  const int64_t page_bytes = sysconf(_SC_PAGESIZE);
-  return pages <= 0 || page_bytes <= 0 ? 0 : pages * page_bytes;
-}
-
 worker::WorkerOptions WorkerOptionsOf(Exchange& exchange, const NodeWorkerOptions& options) {
   worker::WorkerOptions result;
   result.task = exchange.task();
   const uint64_t incarnation = exchange.self().peer.incarnation;
   result.devices.push_back({.name = ToString(TaskDevice{result.task, "CPU", 0}),
                             .type = "CPU",
-                            .memory_bytes = HostMemoryBytes(),
+                            .memory_bytes = static_cast<int64_t>(Usable().memory_bytes),
                             .incarnation = incarnation});
   result.gpus = exchange.gpus();
   if (result.gpus != nullptr) {

@@ -15,6 +15,8 @@
 #include <immintrin.h>
 #endif
 
+#include "base/usable_resources.h"
+
 namespace ferry {
 namespace {
 
@@ -118,8 +120,10 @@ struct CopyPool::Job {
 CopyPool::CopyPool(CopyPoolOptions options) {
   // That this process may use: of a container, or of `taskset`, not of the machine.
   CPU_ZERO(&cores_);
-  int usable = static_cast<int>(std::thread::hardware_concurrency());
-  if (sched_getaffinity(0, sizeof(cores_), &cores_) == 0) usable = CPU_COUNT(&cores_);
+  int usable = Usable().processors;
+  if (sched_getaffinity(0, sizeof(cores_), &cores_) == 0) {
+    usable = Usable().WithinQuota(CPU_COUNT(&cores_));
+  }
   const int count = options.threads >= 0 ? options.threads : std::clamp(usable - 1, 0, 3);
   for (int i = 0; i < count; ++i) {
     threads_.push_back(std::make_unique<Thread>("ferry-copy", [this] { Run(); }));

@@ -117,7 +117,8 @@ absl::StatusOr<std::shared_ptr<HostArena>> HostArena::Create(HostArenaOptions op
                                                    "; it must be from ", kSmallestClass, " to ",
                                                    kLargestClass));
   }
-  FERRY_RETURN_IF_ERROR(MemorySegment::CheckSupport());
+  // Tensors that cannot be handed over are sent: no reason to have no memory for them.
+  options.memory.may_be_private = true;
   return std::shared_ptr<HostArena>(new HostArena(options));
 }
 

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 
 #include "base/table_sizes.h"
+#include "base/usable_resources.h"
 #include "tensor/buffer.h"
 #include "tensor/memory_segment.h"
 
@@ -21,7 +22,7 @@ namespace ferry {
 
 struct HostArenaOptions {
   // Of all segments together; what tensors take of it is rounded up to their size class.
-  size_t budget_bytes = size_t{4} << 30;
+  size_t budget_bytes = ShareOfMemory(size_t{4} << 30, 2);
   // Small size classes share a segment of this size among blocks of one class. A larger block has a
   // segment of its own.
   size_t segment_bytes = size_t{32} << 20;
@@ -48,8 +49,9 @@ std::string DescribePages(const HostArenaStats& stats);
 // place goes to the next user as soon as its last reference is gone; leases keep one.
 class HostArena final : public std::enable_shared_from_this<HostArena> {
  public:
-  //   Errors: INVALID_ARGUMENT for options that make no sense; UNAVAILABLE, naming the call, when
-  //   the kernel has no memfd.
+  // Where MemorySegment::CheckSupport fails its memory is this process's alone, and has a place all
+  // the same.
+  //   Errors: INVALID_ARGUMENT for options that make no sense.
   static absl::StatusOr<std::shared_ptr<HostArena>> Create(HostArenaOptions options);
   ~HostArena();
 
@@ -61,8 +63,8 @@ class HostArena final : public std::enable_shared_from_this<HostArena> {
   //   Errors: RESOURCE_EXHAUSTED naming what is in use and the option, or the kernel's reason.
   absl::StatusOr<std::shared_ptr<Buffer>> Allocate(size_t bytes);
 
-  // The memory that `place` lies in; its descriptor is what another process needs. Valid as long as
-  // a buffer in it is. REQUIRES: there is one.
+  // The memory that `place` lies in; its descriptor, if it has one, is what another process needs.
+  // Valid as long as a buffer in it is. REQUIRES: there is one.
   const MemorySegment& memory(const ArenaPlace& place) const;
 
   // Hears of segments, for as long as what Listen returns lives (and once more, if another thread

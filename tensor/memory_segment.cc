@@ -74,10 +74,14 @@ absl::Status CheckFileSizeLimit(size_t bytes) {
                    " that this process may have in one file (raise `ulimit -f`)"));
 }
 
+// Whether the call itself is not to be had, whatever its arguments: the kernel does not know it, or
+// a seccomp profile refuses it.
+bool IsRefused(int error) { return error == ENOSYS || error == EPERM || error == EACCES; }
+
 absl::Status Prefault(void* base, size_t bytes) {
   if (madvise(base, bytes, MADV_POPULATE_WRITE) == 0) return absl::OkStatus();
-  if (errno != EINVAL) return OsError("madvise(MADV_POPULATE_WRITE)", bytes);
-  // A kernel before 5.14.
+  if (errno != EINVAL && !IsRefused(errno)) return OsError("madvise(MADV_POPULATE_WRITE)", bytes);
+  // A kernel before 5.14, or one that takes no advice from here.
   auto* touch = static_cast<volatile char*>(base);
   for (size_t i = 0; i < bytes; i += 4096) touch[i] = 0;
   return absl::OkStatus();
@@ -94,10 +98,12 @@ bool Collapse(void* base, size_t bytes) {
   return madvise(base, whole, MADV_COLLAPSE) == 0;
 }
 
-// mmap of a shared file, at a multiple of 2 MiB if it is as large: else huge pages are mapped in
-// pieces of 4 KiB. Never over another mapping, not even one of its own that keeps the place: one
-// that fails there, as of a pool without pages, leaves a hole, and other threads map into holes.
-void* MapShared(size_t bytes, int protection, int flags, int fd) {
+// mmap of a shared file, or of memory of this process if `fd` is -1, at a multiple of 2 MiB if it
+// is as large: else huge pages are mapped in pieces of 4 KiB. Never over another mapping, not even
+// one of its own that keeps the place: one that fails there, as of a pool without pages, leaves a
+// hole, and other threads map into holes.
+void* Map(size_t bytes, int protection, int flags, int fd) {
+  flags |= fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
   // Another thread may be faster at the place that was found.
   constexpr int kAttempts = 8;
   for (int i = 0; bytes >= kHugePageBytes && i < kAttempts; ++i) {
@@ -109,10 +115,10 @@ void* MapShared(size_t bytes, int protection, int flags, int fd) {
     const auto start = reinterpret_cast<uintptr_t>(room);
     const uintptr_t aligned = (start + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
     void* const base = mmap(reinterpret_cast<void*>(aligned), bytes, protection,
-                            MAP_SHARED | MAP_FIXED_NOREPLACE | flags, fd, 0);
+                            MAP_FIXED_NOREPLACE | flags, fd, 0);
     if (base != MAP_FAILED || errno != EEXIST) return base;
   }
-  return mmap(nullptr, bytes, protection, MAP_SHARED | flags, fd, 0);
+  return mmap(nullptr, bytes, protection, flags, fd, 0);
 }
 
 absl::Status Seal(int fd, bool peers_may_write) {
@@ -123,6 +129,13 @@ absl::Status Seal(int fd, bool peers_may_write) {
   }
   if (fcntl(fd, F_ADD_SEALS, seals | F_SEAL_SEAL) == 0) return absl::OkStatus();
   return OsError("fcntl(F_ADD_SEALS)", 0);
+}
+
+// Whether Create fails since CheckSupport does, and not for want of something.
+bool IsForbidden() {
+  const UniqueFd probe(CreateMemfd(0));
+  if (!probe.valid()) return IsRefused(errno);
+  return !Seal(probe.get(), /*peers_may_write=*/false).ok() && IsRefused(errno);
 }
 
 // Of the folder in which the kernel says what it does about huge pages; "" if there is no such
@@ -167,10 +180,17 @@ absl::string_view PageKindName(PageKind kind) {
 
 absl::Status MemorySegment::CheckSupport() {
   const UniqueFd probe(CreateMemfd(0));
-  if (probe.valid()) return absl::OkStatus();
+  const char* call = "memfd_create";
+  int error = errno;
+  if (probe.valid()) {
+    if (Seal(probe.get(), /*peers_may_write=*/false).ok()) return absl::OkStatus();
+    call = "fcntl(F_ADD_SEALS)";
+    error = errno;
+  }
   return absl::UnavailableError(
-      absl::StrCat("memfd_create: ", std::strerror(errno),
-                   "; without it tensors cannot be handed over to other processes of this host"));
+      absl::StrCat(call, IsRefused(error) ? " is refused here (" : " fails (", std::strerror(error),
+                   IsRefused(error) ? ", by a seccomp profile or an old kernel" : "",
+                   "); without it tensors cannot be handed over to other processes of this host"));
 }
 
 MemorySegment& MemorySegment::operator=(MemorySegment&& other) noexcept {
@@ -199,7 +219,7 @@ absl::StatusOr<MemorySegment> MemorySegment::Create(size_t bytes,
       return OsError("ftruncate", bytes);
     }
     // Pages of the pool are reserved here: an error now rather than a signal at the first touch.
-    void* base = MapShared(bytes, PROT_READ | PROT_WRITE, 0, segment.fd_.get());
+    void* base = Map(bytes, PROT_READ | PROT_WRITE, 0, segment.fd_.get());
     if (base == MAP_FAILED) return OsError("mmap", bytes);
     segment.base_ = base;
     segment.bytes_ = bytes;
@@ -207,6 +227,7 @@ absl::StatusOr<MemorySegment> MemorySegment::Create(size_t bytes,
     return segment;
   };
 
+  if (options.may_be_private && IsForbidden()) return CreatePrivate(bytes, options);
   absl::StatusOr<MemorySegment> segment = absl::UnavailableError("not tried");
   if (options.huge_pages && bytes > 0 && bytes % kHugePageBytes == 0) segment = map(true);
   if (!segment.ok()) {
@@ -226,6 +247,26 @@ absl::StatusOr<MemorySegment> MemorySegment::Create(size_t bytes,
   return segment;
 }
 
+absl::StatusOr<MemorySegment> MemorySegment::CreatePrivate(size_t bytes,
+                                                           const MemorySegmentOptions& options) {
+  MemorySegment segment;
+  void* const base = Map(bytes, PROT_READ | PROT_WRITE, 0, -1);
+  if (base == MAP_FAILED) {
+    const int error = errno;
+    return absl::ResourceExhaustedError(
+        absl::StrCat("mmap for ", bytes, " bytes of memory: ", std::strerror(error)));
+  }
+  segment.base_ = base;
+  segment.bytes_ = bytes;
+  // Only advice: without it pages are small.
+  if (options.huge_pages && bytes >= kHugePageBytes && madvise(base, bytes, MADV_HUGEPAGE) == 0 &&
+      !absl::StrContains(HugePagePolicy("enabled"), "[never]")) {
+    segment.pages_ = PageKind::kTransparent;
+  }
+  if (options.prefault) FERRY_RETURN_IF_ERROR(Prefault(base, bytes));
+  return segment;
+}
+
 absl::StatusOr<MemorySegment> MemorySegment::MapPeer(UniqueFd fd, size_t bytes, bool writable) {
   // Cheaper than fstat, which receivers of new segments wait for. Nobody uses the position.
   const off_t size = lseek(fd.get(), 0, SEEK_END);
@@ -241,8 +282,8 @@ absl::StatusOr<MemorySegment> MemorySegment::MapPeer(UniqueFd fd, size_t bytes, 
   }
   MemorySegment segment;
   // What is written to is small and is about to be; of what is read, only some may be.
-  void* base = MapShared(bytes, PROT_READ | (writable ? PROT_WRITE : 0),
-                         writable ? MAP_POPULATE : 0, fd.get());
+  void* base =
+      Map(bytes, PROT_READ | (writable ? PROT_WRITE : 0), writable ? MAP_POPULATE : 0, fd.get());
   if (base == MAP_FAILED) {
     if (errno != EPERM) return OsError("mmap", bytes);
     return absl::PermissionDeniedError("the peer's memory may only be read");

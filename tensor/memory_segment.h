@@ -37,6 +37,9 @@ struct MemorySegmentOptions {
   bool huge_pages = true;
   // Others may map it for writing too; else the kernel lets them map it for reading only.
   bool peers_may_write = false;
+  // Where this process may make no memory that others can map (CheckSupport), take memory of its
+  // own: fd() is -1 then.
+  bool may_be_private = false;
 };
 
 // A memfd and its mapping; unmapped and closed when it goes, which does not disturb the mappings of
@@ -53,7 +56,8 @@ class MemorySegment final {
   //   owner does not allow.
   static absl::StatusOr<MemorySegment> MapPeer(UniqueFd fd, size_t bytes, bool writable);
 
-  // UNAVAILABLE, with the reason, where the kernel has no such memory.
+  // UNAVAILABLE, with the reason, where this process may make none that others can map: the kernel
+  // has no such memory, or a seccomp profile refuses the calls.
   static absl::Status CheckSupport();
 
   MemorySegment() = default;
@@ -67,6 +71,9 @@ class MemorySegment final {
   PageKind pages() const { return pages_; }
 
  private:
+  static absl::StatusOr<MemorySegment> CreatePrivate(size_t bytes,
+                                                     const MemorySegmentOptions& options);
+
   UniqueFd fd_;
   void* base_ = nullptr;
   size_t bytes_ = 0;

@@ -3,13 +3,17 @@
 #include "topology/host_discovery.h"
 
 #include <hwloc.h>
+#include <sched.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <fstream>
 #include <memory>
 #include <type_traits>
 
 #include "absl/strings/ascii.h"
+
+#include "base/usable_resources.h"
 
 namespace ferry {
 namespace {
@@ -23,6 +27,11 @@ struct TopologyDestroyer {
 using HwlocTopology = std::unique_ptr<std::remove_pointer_t<hwloc_topology_t>, TopologyDestroyer>;
 
 HwlocTopology LoadHwloc() {
+  // It asks with larger and larger sets until the kernel answers: where a seccomp profile refuses
+  // the call, for ever.
+  cpu_set_t cores;
+  const bool is_refused = sched_getaffinity(0, sizeof(cores), &cores) != 0 && errno != EINVAL;
+  if (is_refused) return nullptr;
   hwloc_topology_t raw = nullptr;
   if (hwloc_topology_init(&raw) != 0) return nullptr;
   HwlocTopology topology(raw);
@@ -50,12 +59,8 @@ HostDiscovery DiscoverHost() {
   host.device.kind = DeviceKind::kHost;
   // The kernel's total, not hwloc's, which adds up NUMA nodes: a virtual machine whose memory grew
   // after boot (virtio-mem) was seen to report 6 of its 24 GiB there.
-  const int64_t page_count = sysconf(_SC_PHYS_PAGES);
-  const int64_t page_bytes = sysconf(_SC_PAGESIZE);
-  if (page_count > 0 && page_bytes > 0) {
-    host.device.memory_bytes =
-        static_cast<uint64_t>(page_count) * static_cast<uint64_t>(page_bytes);
-  }
+  // Less where a control group gives less: what is placed here has to fit.
+  host.device.memory_bytes = Usable().memory_bytes;
 
   const HwlocTopology topology = LoadHwloc();
   if (topology == nullptr) {
@@ -67,6 +72,7 @@ HostDiscovery DiscoverHost() {
   if (host.device.core_count == 0) {
     host.device.core_count = CountOf(topology.get(), HWLOC_OBJ_PU);
   }
+  host.device.core_count = Usable().WithinQuota(host.device.core_count);
   host.device.numa_node = host.numa_node_count == 1 ? 0 : -1;
   const hwloc_obj_t package = hwloc_get_obj_by_type(topology.get(), HWLOC_OBJ_PACKAGE, 0);
   host.device.name = Info(package, "CPUModel");

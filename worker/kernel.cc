@@ -2,8 +2,6 @@
 // Finds a node's kernel by its op.
 #include "worker/kernel.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 
 #include "absl/container/flat_hash_map.h"
@@ -11,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
+#include "base/usable_resources.h"
 #include "graph/op_registry.h"
 #include "graph/signature.h"
 #include "worker/kernels/families.h"
@@ -89,12 +88,9 @@ bool NeedsNoDevice(const graph::KernelSchema& kernel, absl::string_view op) {
 }  // namespace
 
 size_t MemoryBytes() {
-  const int64_t pages = sysconf(_SC_PHYS_PAGES);
-  const int64_t page_bytes = sysconf(_SC_PAGESIZE);
   constexpr size_t kUnknown = size_t{16} << 30;
-  return pages <= 0 || page_bytes <= 0
-             ? kUnknown
-             : static_cast<size_t>(pages) * static_cast<size_t>(page_bytes);
+  const size_t bytes = Usable().memory_bytes;
+  return bytes == 0 ? kUnknown : bytes;
 }
 
 absl::Status KernelContext::CheckBytes(size_t bytes) const {

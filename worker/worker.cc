@@ -3,13 +3,13 @@
 #include "worker/worker.h"
 
 #include <algorithm>
-#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "base/usable_resources.h"
 #include "graph/constants.h"
 #include "tensor/bytes_of_proto.h"
 
@@ -19,7 +19,7 @@ namespace {
 int ThreadCount(int wanted) {
   if (wanted > 0) return wanted;
   // Two at least: one may be at something long.
-  return std::max(2, static_cast<int>(std::thread::hardware_concurrency()));
+  return std::max(2, Usable().processors);
 }
 
 }  // namespace

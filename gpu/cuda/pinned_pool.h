@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
+#include "base/usable_resources.h"
 #include "gpu/cuda/cuda_device.h"
 #include "gpu/cuda/sync_gate.h"
 #include "tensor/buffer.h"
@@ -18,7 +19,7 @@ namespace ferry::cuda {
 
 struct PinnedPoolOptions {
   // Of all segments together. Pinned memory is taken from the machine for good.
-  size_t budget_bytes = size_t{1} << 30;
+  size_t budget_bytes = ShareOfMemory(size_t{1} << 30, 8);
   // Pinned at a time; smaller blocks share it.
   size_t segment_bytes = size_t{16} << 20;
   // How long pinning more may wait for NCCL work to end.

@@ -16,6 +16,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 
+#include "base/usable_resources.h"
 #include "runtime/doctor/bytes_text.h"
 #include "tensor/memory_segment.h"
 
@@ -32,6 +33,9 @@ constexpr uint64_t kFullDevShm = 16 * kMiB;
 constexpr uint64_t kLittleMemlock = 512 * kMiB;
 // NCCL opens dozens for each peer, and Ferry some for each.
 constexpr uint64_t kFewFiles = 4096;
+constexpr uint64_t kLittleMemory = 512 * kMiB;
+// A process of Ferry has about twenty, gRPC's among them, and jobs have several on a machine.
+constexpr uint64_t kFewThreads = 512;
 // The inode of the first pid namespace. Source: Linux, include/linux/proc_ns.h.
 constexpr char kHostPidNamespace[] = "pid:[4026531836]";
 
@@ -60,32 +64,9 @@ bool HasRdma(const HostReader& host) {
   return devices.ok() && !devices->empty() && host.Environment("NCCL_IB_DISABLE") != "1";
 }
 
-// How many numbers "0-3,8" names; 0 if that is no such list.
-int CountCores(const std::string& list) {
-  int count = 0;
-  for (const absl::string_view range : absl::StrSplit(list, ',', absl::SkipEmpty())) {
-    const std::pair<absl::string_view, absl::string_view> ends =
-        absl::StrSplit(range, absl::MaxSplits('-', 1));
-    int first = 0;
-    int last = 0;
-    if (!absl::SimpleAtoi(ends.first, &first)) return 0;
-    if (!absl::SimpleAtoi(ends.second.empty() ? ends.first : ends.second, &last)) return 0;
-    if (last < first) return 0;
-    count += last - first + 1;
-  }
-  return count;
-}
-
-// Cores' worth of time that the container gets, or 0 for no limit.
-double CoreQuota(const HostReader& host) {
-  const auto text = host.ReadFile("/sys/fs/cgroup/cpu.max");
-  if (!text.ok()) return 0;
-  const std::vector<std::string> words = absl::StrSplit(*text, ' ');
-  double quota = 0;
-  double period = 0;
-  const bool is_limited = words.size() == 2 && absl::SimpleAtod(words[0], &quota) &&
-                          absl::SimpleAtod(words[1], &period) && quota > 0 && period > 0;
-  return is_limited ? quota / period : 0;
+UsableResources UsableOf(const HostReader& host) {
+  return ReadUsableResources(
+      [&host](const std::string& path) { return host.ReadFile(path).value_or(""); });
 }
 
 // The word in brackets of "always [never] advise".
@@ -146,12 +127,14 @@ Finding CheckCores(const HostReader& host) {
   const auto status = host.ReadFile("/proc/self/status");
   if (!status.ok()) return Skipped("cores", std::string(status.status().message()));
   const std::string list = FieldOf(*status, "Cpus_allowed_list");
-  const int count = CountCores(list);
+  const UsableResources usable_resources = UsableOf(host);
+  const int count = usable_resources.allowed_processors;
   if (count == 0) return Skipped("cores", "the kernel does not tell which may be used");
   std::string seen = absl::StrCat(count, count == 1 ? " core" : " cores", " (", list, ")");
-  const double quota = CoreQuota(host);
+  const double quota = usable_resources.processor_quota;
   if (quota > 0 && quota < count) {
-    absl::StrAppend(&seen, ", and time for ", absl::StrFormat("%.1f", quota), " of them");
+    absl::StrAppend(&seen, ", and time for ", absl::StrFormat("%.1f", quota), " of them (",
+                    usable_resources.processor_limit, ")");
   }
   const double usable = quota > 0 ? std::min<double>(quota, count) : count;
   if (usable < 2) {
@@ -162,12 +145,50 @@ Finding CheckCores(const HostReader& host) {
   return Ok("cores", std::move(seen));
 }
 
+Finding CheckMemory(const HostReader& host) {
+  const UsableResources usable = UsableOf(host);
+  if (usable.memory_bytes == 0) return Skipped("memory", "the kernel does not tell how much it is");
+  std::string seen = BytesText(usable.memory_bytes);
+  if (!usable.memory_limit.empty()) {
+    absl::StrAppend(&seen, " of the machine's ", BytesText(usable.machine_memory_bytes), " (",
+                    usable.memory_limit, ")");
+  }
+  absl::StrAppend(&seen, "; by default half of it at most is for tensors that are handed over");
+  if (usable.memory_bytes < kLittleMemory) {
+    return Warning("memory", std::move(seen),
+                   "give the container more (--memory, resources.limits.memory, --mem): what goes "
+                   "beyond the limit is killed");
+  }
+  return Ok("memory", std::move(seen));
+}
+
+Finding CheckThreads(const HostReader& host) {
+  const UsableResources usable = UsableOf(host);
+  const auto limit = host.Limit(RLIMIT_NPROC);
+  const bool is_limited = limit.ok() && limit->soft != kUnlimited;
+  std::string seen =
+      absl::StrCat("ulimit -u ", is_limited ? absl::StrCat(limit->soft) : "unlimited");
+  uint64_t least = is_limited ? limit->soft : kUnlimited;
+  if (usable.threads > 0) {
+    absl::StrAppend(&seen, ", and ", usable.threads, " in the control group (", usable.thread_limit,
+                    ")");
+    least = std::min(least, static_cast<uint64_t>(usable.threads));
+  }
+  if (least >= kFewThreads) return Ok("threads", std::move(seen));
+  return Warning("threads", absl::StrCat(seen, ": few for processes of some dozen threads each"),
+                 "ulimit -u 65536 before it; docker --pids-limit, in Kubernetes the kubelet's "
+                 "podPidsLimit, TasksMax in a systemd unit");
+}
+
 Finding CheckHostArena(const HostReader& host) {
   const absl::StatusOr<PageKind> pages = host.SharedMemoryPages();
   if (!pages.ok()) {
-    return Wrong("host arena", std::string(pages.status().message()),
-                 "allow memfd_create (a kernel from 3.17 on; a seccomp profile without it), and "
-                 "memory of some MiB");
+    // Everything else goes on.
+    return Warning("host arena",
+                   absl::StrCat("shm: not possible: ", pages.status().message(),
+                                "; within this machine tensors go over tcp"),
+                   "allow memfd_create (a kernel from 3.17 on; a seccomp profile without it), and "
+                   "memory of some MiB");
   }
   if (*pages == PageKind::kPool) {
     int64_t free_pages = 0;
@@ -263,8 +284,9 @@ Finding CheckOpenFiles(const HostReader& host) {
 }
 
 std::vector<Finding> CheckHost(const HostReader& host) {
-  return {CheckKernel(host),    CheckBootId(host), CheckPidNamespace(host), CheckCores(host),
-          CheckHostArena(host), CheckDevShm(host), CheckMemlock(host),      CheckOpenFiles(host)};
+  return {CheckKernel(host),  CheckBootId(host),   CheckPidNamespace(host), CheckCores(host),
+          CheckMemory(host),  CheckThreads(host),  CheckHostArena(host),    CheckDevShm(host),
+          CheckMemlock(host), CheckOpenFiles(host)};
 }
 
 }  // namespace ferry::doctor

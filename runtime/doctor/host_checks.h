@@ -18,6 +18,10 @@ Finding CheckBootId(const HostReader& host);
 Finding CheckPidNamespace(const HostReader& host);
 // Cores that this process may use, and the share of them that its container gives.
 Finding CheckCores(const HostReader& host);
+// What of the machine's memory a control group leaves.
+Finding CheckMemory(const HostReader& host);
+// How many processes and threads there may be.
+Finding CheckThreads(const HostReader& host);
 // The memory that Ferry's processes hand each other tensors in, and its pages.
 Finding CheckHostArena(const HostReader& host);
 // What NCCL and PyTorch's loaders share memory through.

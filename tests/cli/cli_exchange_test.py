@@ -461,7 +461,7 @@ class Status(harness.Case):
             lambda: [each for each in self.exchange()[0]["paths"] if each["peer"] == 1][0]
             ["costs"]["tcp"]["latency_s"])["basis"], "seen")
         text = self.status()
-        self.assertRegex(text, r"\n  0 +4.0 MiB of 4.0 GiB +\S.* pages.* +1 by tcp +0\n")
+        self.assertRegex(text, r"\n  0 +4.0 MiB of \d+\.\d [GM]iB +\S.* pages.* +1 by tcp +0\n")
         self.assertRegex(text, r"\n  0>1 .*not shm +descriptors cannot be passed between them")
         self.assertRegex(self.succeed("topo", f"--coordinator={self.address}").decode(),
                          r"\n  0>1 +not shm: .*; tcp \(\S+ measured \S+ ago \+ ")

@@ -21,7 +21,9 @@ TEST(DiscoverHost, FindsCoresMemoryAndNames) {
   uint64_t memory_kib = 0;
   std::ifstream("/proc/meminfo") >> label >> memory_kib;
   ASSERT_EQ(label, "MemTotal:");
-  EXPECT_EQ(host.device.memory_bytes, memory_kib * 1024);
+  // Less in a container with a limit.
+  EXPECT_GT(host.device.memory_bytes, 0u);
+  EXPECT_LE(host.device.memory_bytes, memory_kib * 1024);
   EXPECT_FALSE(host.host_name.empty());
   EXPECT_EQ(host.boot_id.size(), 36u);
   EXPECT_GE(host.numa_node_count, 1);

@@ -25,7 +25,8 @@ static_assert(std::atomic<uint32_t>::is_always_lock_free);
 absl::StatusOr<Doorbell> Doorbell::Create() {
   Doorbell bell;
   FERRY_ASSIGN_OR_RETURN(bell.page_, MemorySegment::Create(kPageBytes, {.huge_pages = false,
-                                                                        .peers_may_write = true}));
+                                                                        .peers_may_write = true,
+                                                                        .may_be_private = true}));
   bell.event_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!bell.event_.valid()) {
     return absl::ResourceExhaustedError(

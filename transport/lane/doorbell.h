@@ -30,6 +30,7 @@ class Doorbell final {
   Doorbell(Doorbell&&) = default;
   Doorbell& operator=(Doorbell&&) = default;
 
+  // -1 where MemorySegment::CheckSupport fails: then only threads of this process ring.
   int page_fd() const { return page_.fd(); }
   // Readable, edge by edge, when it has been rung.
   int event_fd() const { return event_.get(); }

@@ -20,12 +20,14 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/address_family.h"
+#include "base/host_watch.h"
 #include "base/status_macros.h"
 
 namespace ferry {
 namespace {
 
 constexpr int kBacklog = 512;
+constexpr absl::Duration kSilenceBeforeProbes = absl::Seconds(4);
 // A fifth of a millisecond at 5 GB/s. The kernel doubles it, for its own bookkeeping.
 constexpr int kSendBufferWithinHost = 512 * 1024;
 
@@ -205,11 +207,14 @@ absl::Status ConnectError(int socket, absl::string_view address) {
 
 void TuneTcp(int socket) {
   SetOption(socket, IPPROTO_TCP, TCP_NODELAY, 1);
-  SetOption(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
-  SetOption(socket, IPPROTO_TCP, TCP_KEEPIDLE, 4);
-  SetOption(socket, IPPROTO_TCP, TCP_KEEPINTVL, 2);
-  SetOption(socket, IPPROTO_TCP, TCP_KEEPCNT, 3);
-  SetOption(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, 10'000);
+  PrepareHostWatch(socket, kSilenceBeforeProbes, kVanishLimit - kSilenceBeforeProbes);
+}
+
+std::string ConnectionErrorText(int error) {
+  if (error != ETIMEDOUT) return std::strerror(error);
+  return absl::StrCat(std::strerror(error),
+                      ": its host does not answer; it has gone down, or the network between does "
+                      "not carry packets any more");
 }
 
 void TuneTcpSender(int socket) {

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 
 #include "base/unique_fd.h"
 
@@ -39,8 +40,15 @@ absl::StatusOr<UniqueFd> BeginConnectUnix(absl::string_view name);
 // OK if it has connected.
 absl::Status ConnectError(int socket, absl::string_view address);
 
-// No delay, and a peer whose host has vanished is noticed within about ten seconds.
+// A peer whose host has acknowledged nothing for so long counts as vanished. One that is stopped or
+// busy does not: its kernel answers.
+inline constexpr absl::Duration kVanishLimit = absl::Seconds(10);
+
+// No delay. The kernel notices within kVanishLimit that the peer's host has vanished while nothing
+// is being sent; a HostWatch of the socket's owner does while something is.
 void TuneTcp(int socket);
+// The kernel's text, and its meaning where that is more than it says.
+std::string ConnectionErrorText(int error);
 // For a connected socket that sends tensors. To an address of this host it holds back no more than
 // what a sleeping receiver needs time for: more would leave the caches before it is read.
 void TuneTcpSender(int socket);

@@ -9,11 +9,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 
+#include "base/clock.h"
 #include "base/status_macros.h"
 
 namespace ferry {
@@ -118,6 +120,7 @@ absl::Status TcpLane::Send(uint16_t type, absl::Span<const absl::string_view> pa
     }
   }
 
+  LookLater();
   absl::MutexLock lock(&send_mu_);
   if (!closed_.ok()) return closed_;
   size_t sent = 0;
@@ -125,7 +128,7 @@ absl::Status TcpLane::Send(uint16_t type, absl::Span<const absl::string_view> pa
     const ssize_t done = SendPieces(socket_.get(), absl::MakeSpan(pieces));
     if (done < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
       CloseLocked(absl::UnavailableError(
-          absl::StrCat("to ", ferry::Describe(peer_), ": ", std::strerror(errno))));
+          absl::StrCat("to ", ferry::Describe(peer_), ": ", ConnectionErrorText(errno))));
       return closed_;
     }
     sent = done < 0 ? 0 : static_cast<size_t>(done);
@@ -156,7 +159,7 @@ void TcpLane::FlushLocked() {
     if (done < 0) {
       if (errno != EAGAIN && errno != EWOULDBLOCK) {
         CloseLocked(absl::UnavailableError(
-            absl::StrCat("to ", ferry::Describe(peer_), ": ", std::strerror(errno))));
+            absl::StrCat("to ", ferry::Describe(peer_), ": ", ConnectionErrorText(errno))));
       }
       return;
     }
@@ -166,6 +169,27 @@ void TcpLane::FlushLocked() {
     sent_of_front_ = 0;
     queue_.pop_front();
   }
+}
+
+void TcpLane::LookLater() {
+  if (will_look_.load(std::memory_order_relaxed) || will_look_.exchange(true)) return;
+  loop_.PostAt(SteadyClock().Now() + host_watch_.period(), [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->LookAtHost();
+  });
+}
+
+void TcpLane::LookAtHost() {
+  if (is_finished_) return;
+  // Before the look: who sends after it asks for another.
+  will_look_ = false;
+  const std::optional<TcpState> state = ReadTcpState(socket_.get());
+  if (!state.has_value()) return;
+  const absl::Status status = host_watch_.Look(*state, SteadyClock().Now());
+  if (!status.ok()) {
+    return Close(absl::UnavailableError(
+        absl::StrCat("to ", ferry::Describe(peer_), ": ", status.message())));
+  }
+  if (host_watch_.is_waiting()) LookLater();
 }
 
 void TcpLane::Flush() {
@@ -261,7 +285,7 @@ bool TcpLane::ReadOnce() {
   absl::Status status;
   if (got < 0) {
     status = absl::UnavailableError(
-        absl::StrCat("from ", ferry::Describe(peer_), ": ", std::strerror(errno)));
+        absl::StrCat("from ", ferry::Describe(peer_), ": ", ConnectionErrorText(errno)));
   } else if (got == 0) {
     status = PeerHasGone(peer_);
   } else {

@@ -13,17 +13,20 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 
+#include "base/host_watch.h"
 #include "base/unique_fd.h"
 #include "transport/lane/lane.h"
 #include "transport/lane/lane_loop.h"
+#include "transport/lane/sockets.h"
 
 namespace ferry {
 
 // Room for what comes with a ticket over TCP.
 inline constexpr size_t kMaxTcpLaneBody = 132 * 1024;
 
-// Each frame has its length before it. The kernel finds peers that have vanished (keepalive and
-// TCP_USER_TIMEOUT, set by whoever made the socket).
+// Each frame has its length before it. A host that has vanished is found by the kernel's keepalive
+// (TuneTcp) while nothing is being sent, and by the lane's own looks while something is. A peer
+// that is only stopped is waited for, and what it has no room for is queued.
 class TcpLane final : public Lane, public LoopSource, public std::enable_shared_from_this<TcpLane> {
  public:
   // `socket`: connected, non-blocking, with a peer that is who it says. Begins to call `handler` at
@@ -66,6 +69,10 @@ class TcpLane final : public Lane, public LoopSource, public std::enable_shared_
   void Flush() ABSL_LOCKS_EXCLUDED(send_mu_);
   void FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu_);
   void CloseLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu_);
+  // Sees to it that there will be a look at the peer's host.
+  void LookLater();
+  // Ends the lane if the host has vanished; else comes back while something is outstanding.
+  void LookAtHost() ABSL_LOCKS_EXCLUDED(send_mu_);
   // It cannot be opened.
   void Refuse(const absl::Status& why);
   void Finish();
@@ -95,6 +102,7 @@ class TcpLane final : public Lane, public LoopSource, public std::enable_shared_
   // message, while the reader waits for it.
   bool is_watched_ = false;
   int found_by_looking_ = 0;
+  HostWatch host_watch_{kVanishLimit};
   bool is_finished_ = false;
 
   // Held over system calls that do not block.
@@ -107,6 +115,8 @@ class TcpLane final : public Lane, public LoopSource, public std::enable_shared_
   bool watches_for_room_ ABSL_GUARDED_BY(send_mu_) = false;
   absl::Status closed_ ABSL_GUARDED_BY(send_mu_);
   std::atomic<bool> is_closing_{false};
+  // A look at the host is due. Set by whoever sends.
+  std::atomic<bool> will_look_{false};
 };
 
 }  // namespace ferry

@@ -9,12 +9,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
+#include "base/clock.h"
 #include "base/status_macros.h"
-#include "transport/lane/sockets.h"
 
 namespace ferry {
 namespace {
@@ -27,7 +28,7 @@ constexpr int kLooksInVain = 32;
 
 absl::Status SocketError(absl::string_view what, int error) {
   return absl::UnavailableError(
-      absl::StrCat("data connection: ", what, ": ", std::strerror(error)));
+      absl::StrCat("data connection: ", what, ": ", ConnectionErrorText(error)));
 }
 
 }  // namespace
@@ -72,6 +73,31 @@ void SliceWriter::Break(const absl::Status& why) {
   shutdown(socket_.get(), SHUT_RDWR);
   Advance();
   if (const auto source = source_.lock()) source->OnBroken(why);
+}
+
+void SliceWriter::LookLater() {
+  if (will_look_.load(std::memory_order_relaxed) || will_look_.exchange(true)) return;
+  loop_.PostAt(SteadyClock().Now() + host_watch_.period(), [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->LookAtHost();
+  });
+}
+
+void SliceWriter::LookAtHost() {
+  if (is_stopped_) return;
+  // Before the look: who sends after it asks for another.
+  will_look_ = false;
+  const std::optional<TcpState> state = ReadTcpState(socket_.get());
+  if (!state.has_value()) return;
+  const absl::Status status = host_watch_.Look(*state, SteadyClock().Now());
+  if (!status.ok()) {
+    return Break(absl::UnavailableError(absl::StrCat("data connection: ", status.message())));
+  }
+  if (host_watch_.is_waiting()) LookLater();
+}
+
+std::string SliceWriter::Obstacle() const {
+  const std::optional<TcpState> state = ReadTcpState(socket_.get());
+  return state.has_value() ? DescribeObstacle(*state) : "";
 }
 
 void SliceWriter::OnReady(uint32_t events) {
@@ -131,6 +157,7 @@ void SliceWriter::Write() {
       if (errno == EAGAIN || errno == EWOULDBLOCK) return;
       return Break(SocketError("while sending", errno));
     }
+    LookLater();
     sent_ += static_cast<size_t>(sent);
   }
   if (!is_stopped_) return Kick();

@@ -7,16 +7,19 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
+#include "base/host_watch.h"
 #include "base/unique_fd.h"
 #include "tensor/tensor.h"
 #include "tensor/write_gate.h"
 #include "transport/lane/lane_loop.h"
+#include "transport/lane/sockets.h"
 
 namespace ferry {
 
@@ -97,16 +100,27 @@ class SliceWriter final : public LoopSource, public std::enable_shared_from_this
   void Advance();
   void Stop();
   void OnReady(uint32_t events) override;
+  // DescribeObstacle of its connection. Any thread.
+  std::string Obstacle() const;
 
  private:
   // By one thread at a time.
   void Write();
   void Break(const absl::Status& why);
+  // Sees to it that there will be a look at the receiver's host. Any thread.
+  void LookLater();
+  // Breaks if the host has vanished; else comes back while something is outstanding. A receiver
+  // that is stopped, or that takes nothing for a while, is waited for: transfers have deadlines.
+  void LookAtHost();
 
   LaneLoop& loop_;
   const UniqueFd socket_;
   const std::weak_ptr<SliceSource> source_;
   LaneLoop::SourceId id_ = 0;
+  // Of the loop.
+  HostWatch host_watch_{kVanishLimit};
+  // A look at the host is due.
+  std::atomic<bool> will_look_{false};
   std::atomic<bool> is_kicked_{false};
   std::atomic<bool> is_stopped_{false};
   // Calls of Advance since the one that is at it has looked.

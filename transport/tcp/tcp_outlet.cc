@@ -49,6 +49,19 @@ void TcpOutlet::Release(uint64_t id) {
   under_way_.erase(id);
 }
 
+std::string TcpOutlet::Obstacle() const {
+  std::vector<std::shared_ptr<SliceWriter>> writers;
+  {
+    absl::MutexLock lock(&mu_);
+    writers = writers_;
+    if (near_ != nullptr) writers.push_back(near_);
+  }
+  for (const auto& writer : writers) {
+    if (std::string obstacle = writer->Obstacle(); !obstacle.empty()) return obstacle;
+  }
+  return "";
+}
+
 void TcpOutlet::Abort(const absl::Status& why) {
   std::vector<std::shared_ptr<SliceWriter>> writers;
   std::shared_ptr<SliceWriter> near;

@@ -31,6 +31,8 @@ class TcpOutlet final : public Outlet,
   // The connections hold what they are sending; what nobody wants is sent all the same, since the
   // receiver counts on it.
   void Release(uint64_t id) override ABSL_LOCKS_EXCLUDED(mu_);
+  // Of the first connection that has one.
+  std::string Obstacle() const override ABSL_LOCKS_EXCLUDED(mu_);
   void Abort(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
 
   void AddConnection(DataConnection connection) ABSL_LOCKS_EXCLUDED(mu_);
@@ -46,7 +48,7 @@ class TcpOutlet final : public Outlet,
 
   DataPlane& plane_;
   LaneLoop& lane_loop_;
-  absl::Mutex mu_;
+  mutable absl::Mutex mu_;
   absl::Status aborted_ ABSL_GUARDED_BY(mu_);
   Transfers queue_ ABSL_GUARDED_BY(mu_);
   // At most one transfer, which the near connection sends alone.

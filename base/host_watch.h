@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// HostWatch: tells a host that has vanished from a peer that takes nothing for a while.
+#ifndef FERRY_BASE_HOST_WATCH_H_
+#define FERRY_BASE_HOST_WATCH_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace ferry {
+
+// The kernel's view of one TCP connection (TCP_INFO).
+struct TcpState {
+  // Some of what was sent is not acknowledged, or waits for room in the peer's window.
+  bool is_outstanding = false;
+  // The peer's host takes what is sent and its process does not: the window is closed.
+  bool is_window_closed = false;
+  // Since the peer's host last acknowledged anything, an empty probe of a closed window included.
+  absl::Duration since_answer;
+  // Segments that were sent again, since the connection was made.
+  uint32_t resent = 0;
+  // Timeouts and probes in a row that had no answer.
+  uint32_t unanswered = 0;
+};
+
+// What keeps the peer from taking what is sent: its process, which its host answers for, or its
+// host. Empty: nothing that is to be seen from here.
+std::string DescribeObstacle(const TcpState& state);
+
+// Nothing if `socket` is no TCP connection.
+std::optional<TcpState> ReadTcpState(int socket);
+
+// Prepares a connection for HostWatch: the kernel probes the peer's host while nothing is sent,
+// after `idle`, and ends the connection when three probes within `patience` have no answer. What is
+// sent again, and probes of a closed window, come at least five times within both.
+//
+// TCP_USER_TIMEOUT is off. With it the kernel ends a connection whose window stays closed for that
+// long although the peer's host answers every probe, that is when its process is only stopped or
+// busy. Source: tcp(7); Linux, net/ipv4/tcp_timer.c, tcp_probe_timer.
+void PrepareHostWatch(int socket, absl::Duration idle, absl::Duration patience);
+
+// Decides from what TCP_INFO says now and then. Keepalive is silent while anything is outstanding,
+// which is what this is for. Not thread-safe.
+class HostWatch final {
+ public:
+  // A look is due so many times within the limit.
+  static constexpr int kLooks = 10;
+
+  // `limit`: how long a host that is there may leave everything unacknowledged.
+  explicit HostWatch(absl::Duration limit) : limit_(limit) {}
+
+  // UNAVAILABLE, saying so, once the peer's host counts as vanished: for `limit` nothing was
+  // acknowledged that was outstanding all the while, and three attempts in a row had no answer.
+  absl::Status Look(const TcpState& state, absl::Time now);
+
+  absl::Duration period() const { return limit_ / kLooks; }
+  // Whether anything was outstanding at the last look: there is a reason for another.
+  bool is_waiting() const { return waits_since_ != absl::InfiniteFuture(); }
+
+ private:
+  absl::Duration limit_;
+  // Of the looks since which something has been outstanding, the first.
+  absl::Time waits_since_ = absl::InfiniteFuture();
+  absl::Time answered_ = absl::InfinitePast();
+  // TcpState::resent at the first look after the last answer.
+  uint32_t resent_before_ = 0;
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_BASE_HOST_WATCH_H_

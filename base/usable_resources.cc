@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+// Control groups of both versions.
+#include "base/usable_resources.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <optional>
+#include <sstream>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+
+namespace ferry {
+namespace {
+
+using Reader = absl::FunctionRef<std::string(const std::string& path)>;
+
+std::string ReadWhole(const std::string& path) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+std::optional<int64_t> ReadNumber(Reader read, const std::string& path) {
+  const std::string text = read(path);
+  int64_t number = 0;
+  if (!absl::SimpleAtoi(absl::StripAsciiWhitespace(text), &number)) return std::nullopt;
+  return number;
+}
+
+// A hierarchy of control groups that is mounted.
+struct Hierarchy {
+  bool is_v2 = false;
+  // Of version 1.
+  std::vector<std::string> controllers;
+  // The group that its mount point shows, and the mount point.
+  std::string shown;
+  std::string mount_point;
+};
+
+// Source: proc(5), /proc/[pid]/mountinfo; cgroups(7).
+std::vector<Hierarchy> ReadHierarchies(Reader read) {
+  std::vector<Hierarchy> found;
+  const std::string text = read("/proc/self/mountinfo");
+  // Hidden: where all distributions have it by now.
+  if (text.empty()) return {{.is_v2 = true, .shown = "/", .mount_point = "/sys/fs/cgroup"}};
+  for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    const std::vector<absl::string_view> halves = absl::StrSplit(line, absl::MaxSplits(" - ", 1));
+    if (halves.size() != 2) continue;
+    const std::vector<absl::string_view> mount = absl::StrSplit(halves[0], ' ');
+    const std::vector<absl::string_view> type = absl::StrSplit(halves[1], ' ');
+    if (mount.size() < 5 || type.size() < 3) continue;
+    if (type[0] != "cgroup" && type[0] != "cgroup2") continue;
+    found.push_back({.is_v2 = type[0] == "cgroup2",
+                     .controllers = absl::StrSplit(type[2], ','),
+                     .shown = std::string(mount[3]),
+                     .mount_point = std::string(mount[4])});
+  }
+  return found;
+}
+
+// The folder of the process's own group in the hierarchy of `controller`, and of all above it that
+// are to be seen, from the inside out.
+std::vector<std::string> GroupsOf(Reader read, const Hierarchy& hierarchy,
+                                  absl::string_view controller) {
+  const std::string text = read("/proc/self/cgroup");
+  std::string group;
+  for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    // "4:memory:/a/b", "0::/a/b"
+    const std::vector<absl::string_view> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
+    if (parts.size() != 3) continue;
+    const std::vector<absl::string_view> controllers = absl::StrSplit(parts[1], ',');
+    const bool is_it = hierarchy.is_v2 ? parts[0] == "0" && parts[1].empty()
+                                       : std::find(controllers.begin(), controllers.end(),
+                                                   controller) != controllers.end();
+    if (is_it) group = std::string(parts[2]);
+  }
+  // A container sees its own group at the mount point, and perhaps its path from outside.
+  absl::string_view below = group;
+  if (hierarchy.shown != "/" && !absl::ConsumePrefix(&below, hierarchy.shown)) below = "";
+  // Outside of what a namespace of control groups shows.
+  if (absl::StrContains(below, "..")) below = "";
+  std::vector<std::string> names = absl::StrSplit(below, '/', absl::SkipEmpty());
+  std::vector<std::string> groups;
+  for (size_t left = names.size() + 1; left-- > 0;) {
+    std::string folder = hierarchy.mount_point;
+    for (size_t i = 0; i < left; ++i) absl::StrAppend(&folder, "/", names[i]);
+    groups.push_back(std::move(folder));
+  }
+  return groups;
+}
+
+bool Has(const Hierarchy& hierarchy, absl::string_view controller) {
+  return hierarchy.is_v2 || std::find(hierarchy.controllers.begin(), hierarchy.controllers.end(),
+                                      controller) != hierarchy.controllers.end();
+}
+
+// Calls `visit` with the folder of each group that may limit `controller`.
+template <typename Visit>
+void ForEachGroup(Reader read, const std::vector<Hierarchy>& hierarchies,
+                  absl::string_view controller, Visit visit) {
+  for (const Hierarchy& hierarchy : hierarchies) {
+    if (!Has(hierarchy, controller)) continue;
+    for (const std::string& group : GroupsOf(read, hierarchy, controller)) {
+      visit(group, hierarchy.is_v2);
+    }
+  }
+}
+
+void LimitMemory(Reader read, const std::vector<Hierarchy>& hierarchies, UsableResources& usable) {
+  ForEachGroup(read, hierarchies, "memory", [&](const std::string& group, bool is_v2) {
+    const std::vector<const char*> names =
+        is_v2 ? std::vector<const char*>{"memory.max", "memory.high"}
+              : std::vector<const char*>{"memory.limit_in_bytes"};
+    for (const char* const name : names) {
+      const std::string path = absl::StrCat(group, "/", name);
+      // "max" is no number; version 1 says nearly 2^63 for no limit, more than any machine has.
+      const std::optional<int64_t> limit = ReadNumber(read, path);
+      if (!limit || *limit <= 0) continue;
+      const uint64_t bytes = static_cast<uint64_t>(*limit);
+      if (usable.memory_bytes != 0 && bytes >= usable.memory_bytes) continue;
+      if (usable.memory_bytes == 0 && bytes > uint64_t{1} << 60) continue;
+      usable.memory_bytes = bytes;
+      usable.memory_limit = path;
+    }
+  });
+}
+
+void LimitProcessors(Reader read, const std::vector<Hierarchy>& hierarchies,
+                     UsableResources& usable) {
+  ForEachGroup(read, hierarchies, "cpu", [&](const std::string& group, bool is_v2) {
+    const std::string path = absl::StrCat(group, is_v2 ? "/cpu.max" : "/cpu.cfs_quota_us");
+    double quota = 0;
+    double period = 0;
+    if (is_v2) {
+      const std::string text = read(path);
+      const std::vector<absl::string_view> words =
+          absl::StrSplit(absl::StripAsciiWhitespace(text), ' ');
+      if (words.size() != 2 || !absl::SimpleAtod(words[0], &quota) ||
+          !absl::SimpleAtod(words[1], &period)) {
+        return;
+      }
+    } else {
+      quota = static_cast<double>(ReadNumber(read, path).value_or(-1));
+      period = static_cast<double>(
+          ReadNumber(read, absl::StrCat(group, "/cpu.cfs_period_us")).value_or(0));
+    }
+    if (!(quota > 0) || !(period > 0)) return;
+    if (usable.processor_quota > 0 && quota / period >= usable.processor_quota) return;
+    usable.processor_quota = quota / period;
+    usable.processor_limit = path;
+  });
+}
+
+void LimitThreads(Reader read, const std::vector<Hierarchy>& hierarchies, UsableResources& usable) {
+  ForEachGroup(read, hierarchies, "pids", [&](const std::string& group, bool) {
+    const std::string path = absl::StrCat(group, "/pids.max");
+    const std::optional<int64_t> limit = ReadNumber(read, path);
+    if (!limit || *limit <= 0 || (usable.threads > 0 && *limit >= usable.threads)) return;
+    usable.threads = *limit;
+    usable.thread_limit = path;
+  });
+}
+
+// How many numbers "0-3,8" names; 0 if that is no such list.
+int CountList(absl::string_view list) {
+  int count = 0;
+  for (const absl::string_view range : absl::StrSplit(list, ',', absl::SkipEmpty())) {
+    const std::pair<absl::string_view, absl::string_view> ends =
+        absl::StrSplit(range, absl::MaxSplits('-', 1));
+    int first = 0;
+    int last = 0;
+    if (!absl::SimpleAtoi(ends.first, &first)) return 0;
+    if (!absl::SimpleAtoi(ends.second.empty() ? ends.first : ends.second, &last)) return 0;
+    if (first < 0 || last < first || last > 1 << 20) return 0;
+    count += last - first + 1;
+  }
+  return count;
+}
+
+// The value of a line "Name:  value"; empty: there is none.
+std::string FieldOf(const std::string& text, absl::string_view name) {
+  for (absl::string_view line : absl::StrSplit(text, '\n')) {
+    if (!absl::ConsumePrefix(&line, name) || !absl::ConsumePrefix(&line, ":")) continue;
+    return std::string(absl::StripAsciiWhitespace(line));
+  }
+  return "";
+}
+
+}  // namespace
+
+int UsableResources::WithinQuota(int allowed) const {
+  if (processor_quota <= 0 || processor_quota >= allowed) return allowed;
+  return std::max(1, static_cast<int>(std::ceil(processor_quota)));
+}
+
+UsableResources ReadUsableResources(Reader read) {
+  UsableResources usable;
+  const std::string memory = FieldOf(read("/proc/meminfo"), "MemTotal");
+  uint64_t kib = 0;
+  if (absl::SimpleAtoi(absl::StripSuffix(memory, " kB"), &kib)) usable.memory_bytes = kib << 10;
+  usable.machine_memory_bytes = usable.memory_bytes;
+  const std::string status = read("/proc/self/status");
+  usable.allowed_processors = CountList(FieldOf(status, "Cpus_allowed_list"));
+  const std::vector<Hierarchy> hierarchies = ReadHierarchies(read);
+  LimitMemory(read, hierarchies, usable);
+  LimitProcessors(read, hierarchies, usable);
+  LimitThreads(read, hierarchies, usable);
+  usable.processors = usable.WithinQuota(std::max(1, usable.allowed_processors));
+  return usable;
+}
+
+const UsableResources& Usable() {
+  static const UsableResources* const usable = [] {
+    auto* read = new UsableResources(ReadUsableResources(ReadWhole));
+    // Where /proc is hidden the calls still tell of the machine.
+    if (read->memory_bytes == 0) {
+      const int64_t pages = sysconf(_SC_PHYS_PAGES);
+      const int64_t page_bytes = sysconf(_SC_PAGESIZE);
+      if (pages > 0 && page_bytes > 0) {
+        read->memory_bytes = static_cast<uint64_t>(pages) * static_cast<uint64_t>(page_bytes);
+      }
+    }
+    if (read->allowed_processors == 0) {
+      cpu_set_t cores;
+      const bool is_known = sched_getaffinity(0, sizeof(cores), &cores) == 0;
+      read->allowed_processors = std::max(
+          1, is_known ? CPU_COUNT(&cores) : static_cast<int>(std::thread::hardware_concurrency()));
+      read->processors = read->WithinQuota(read->allowed_processors);
+    }
+    return read;
+  }();
+  return *usable;
+}
+
+size_t ShareOfMemory(size_t most, int parts) {
+  const uint64_t memory = Usable().memory_bytes;
+  if (memory == 0) return most;
+  return static_cast<size_t>(std::min<uint64_t>(most, memory / static_cast<uint64_t>(parts)));
+}
+
+}  // namespace ferry

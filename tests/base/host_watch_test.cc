@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+// When a host counts as vanished, and when its process only takes nothing.
+#include "base/host_watch.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/unique_fd.h"
+
+namespace ferry {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kLimit = absl::Seconds(10);
+
+// A peer as the kernel reports of it, second by second.
+class Watched {
+ public:
+  // Looks as often as a connection does for `span`; the state of each look is `make(now)`.
+  template <typename Make>
+  absl::Status Pass(absl::Duration span, Make make) {
+    for (const absl::Time until = now_ + span; now_ < until;) {
+      now_ += watch_.period();
+      absl::Status status = watch_.Look(make(now_), now_);
+      if (!status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+  absl::Time now() const { return now_; }
+  bool is_waiting() const { return watch_.is_waiting(); }
+
+ private:
+  HostWatch watch_{kLimit};
+  absl::Time now_ = absl::UnixEpoch() + absl::Hours(1);
+};
+
+TEST(HostWatch, AcknowledgesAsItIsSent_StaysForever) {
+  Watched peer;
+  uint32_t resent = 0;
+  EXPECT_TRUE(peer.Pass(absl::Hours(1),
+                        [&](absl::Time) {
+                          // A poor network: something is lost all the time.
+                          return TcpState{.is_outstanding = true,
+                                          .since_answer = absl::Milliseconds(300),
+                                          .resent = resent += 10,
+                                          .unanswered = 1};
+                        })
+                  .ok());
+  EXPECT_TRUE(peer.is_waiting());
+}
+
+TEST(HostWatch, HostVanishesWhileDataIsInFlight_IsFoundWithinTheLimit) {
+  Watched peer;
+  ASSERT_TRUE(peer.Pass(absl::Minutes(1),
+                        [](absl::Time) {
+                          return TcpState{.is_outstanding = true,
+                                          .since_answer = absl::ZeroDuration()};
+                        })
+                  .ok());
+  const absl::Time vanished = peer.now();
+  const absl::Status found = peer.Pass(absl::Minutes(1), [&](absl::Time now) {
+    const auto seconds = static_cast<uint32_t>(absl::ToInt64Seconds(now - vanished));
+    return TcpState{.is_outstanding = true,
+                    .since_answer = now - vanished,
+                    .resent = seconds,
+                    .unanswered = seconds};
+  });
+  EXPECT_EQ(found.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(found.message()), HasSubstr("its host has acknowledged nothing for 10"));
+  EXPECT_LE(peer.now() - vanished, kLimit + absl::Seconds(2));
+}
+
+// The process is stopped, its kernel is not: each probe of the window is answered. Probes are two
+// minutes apart on kernels that know no bound for them.
+TEST(HostWatch, WindowStaysClosedForAnHour_HostIsThere) {
+  for (const absl::Duration apart : {absl::Seconds(2), absl::Seconds(120)}) {
+    Watched peer;
+    const absl::Time start = peer.now();
+    EXPECT_TRUE(peer.Pass(absl::Hours(1),
+                          [&](absl::Time now) {
+                            const absl::Duration since = now - start;
+                            return TcpState{.is_outstanding = true,
+                                            .is_window_closed = true,
+                                            .since_answer = since - absl::Floor(since, apart)};
+                          })
+                    .ok())
+        << apart;
+  }
+}
+
+TEST(HostWatch, HostVanishesWhileItsWindowIsClosed_IsFoundWithinTheLimit) {
+  Watched peer;
+  const auto answers = [](absl::Time) {
+    return TcpState{.is_outstanding = true, .is_window_closed = true};
+  };
+  ASSERT_TRUE(peer.Pass(absl::Minutes(5), answers).ok());
+  const absl::Time vanished = peer.now();
+  const absl::Status found = peer.Pass(absl::Minutes(1), [&](absl::Time now) {
+    return TcpState{.is_outstanding = true,
+                    .is_window_closed = true,
+                    .since_answer = now - vanished,
+                    .unanswered = static_cast<uint32_t>((now - vanished) / absl::Seconds(2))};
+  });
+  EXPECT_EQ(found.code(), absl::StatusCode::kUnavailable);
+  EXPECT_LE(peer.now() - vanished, kLimit + absl::Seconds(2));
+}
+
+// A single probe without an answer, two minutes before the next one.
+TEST(HostWatch, OneProbeIsLost_IsNoSign) {
+  Watched peer;
+  const absl::Time start = peer.now();
+  EXPECT_TRUE(peer.Pass(absl::Minutes(2),
+                        [&](absl::Time now) {
+                          return TcpState{.is_outstanding = true,
+                                          .is_window_closed = true,
+                                          .since_answer = now - start,
+                                          .unanswered = 1};
+                        })
+                  .ok());
+}
+
+// What was acknowledged last may be hours old when something is sent again.
+TEST(HostWatch, SendsAfterALongSilence_GivesTheHostItsTime) {
+  Watched peer;
+  ASSERT_TRUE(peer.Pass(absl::Hours(2), [](absl::Time) { return TcpState{}; }).ok());
+  EXPECT_FALSE(peer.is_waiting());
+  const absl::Time sent = peer.now();
+  const auto silent = [&](absl::Time now) {
+    return TcpState{.is_outstanding = true,
+                    .since_answer = absl::Hours(2) + (now - sent),
+                    .resent = 5,
+                    .unanswered = 5};
+  };
+  EXPECT_TRUE(peer.Pass(absl::Seconds(9), silent).ok());
+  EXPECT_FALSE(peer.Pass(absl::Seconds(4), silent).ok());
+}
+
+// Some kernels count what is sent again into a window that has shrunk, and no timeouts.
+TEST(HostWatch, OnlyResendsAreCounted_AreAttemptsToo) {
+  Watched peer;
+  ASSERT_TRUE(peer.Pass(absl::Minutes(1),
+                        [](absl::Time) { return TcpState{.is_outstanding = true, .resent = 70}; })
+                  .ok());
+  const absl::Time vanished = peer.now();
+  const auto silent = [&](absl::Time now) {
+    return TcpState{.is_outstanding = true,
+                    .since_answer = now - vanished,
+                    .resent = 70 + static_cast<uint32_t>((now - vanished) / absl::Seconds(2))};
+  };
+  EXPECT_TRUE(peer.Pass(absl::Seconds(9), silent).ok());
+  EXPECT_FALSE(peer.Pass(absl::Seconds(4), silent).ok());
+}
+
+TEST(DescribeObstacle, SaysWhetherItIsTheProcessOrTheHost) {
+  EXPECT_EQ(DescribeObstacle({}), "");
+  EXPECT_EQ(DescribeObstacle({.is_outstanding = true, .unanswered = 1}), "");
+  EXPECT_THAT(DescribeObstacle({.is_outstanding = true, .is_window_closed = true, .unanswered = 1}),
+              HasSubstr("its host answers, but its process takes nothing"));
+  EXPECT_THAT(DescribeObstacle({.is_outstanding = true,
+                                .is_window_closed = true,
+                                .since_answer = absl::Seconds(4),
+                                .unanswered = 2}),
+              HasSubstr("its host has acknowledged nothing for 4s"));
+}
+
+// Two ends of a connection over loopback.
+struct Pair {
+  Pair() {
+    const UniqueFd listener(socket(AF_INET, SOCK_STREAM, 0));
+    // As of a listener that thinks otherwise: it is inherited.
+    const unsigned inherited_ms = 20'000;
+    setsockopt(listener.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &inherited_ms, sizeof(inherited_ms));
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t bytes = sizeof(address);
+    EXPECT_EQ(bind(listener.get(), reinterpret_cast<sockaddr*>(&address), bytes), 0);
+    EXPECT_EQ(listen(listener.get(), 1), 0);
+    getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &bytes);
+    client = UniqueFd(socket(AF_INET, SOCK_STREAM, 0));
+    EXPECT_EQ(connect(client.get(), reinterpret_cast<sockaddr*>(&address), bytes), 0);
+    server = UniqueFd(accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK));
+  }
+  UniqueFd client;
+  UniqueFd server;
+};
+
+int Option(int socket, int name) {
+  int value = -1;
+  socklen_t bytes = sizeof(value);
+  EXPECT_EQ(getsockopt(socket, IPPROTO_TCP, name, &value, &bytes), 0);
+  return value;
+}
+
+TEST(TcpState, PeerReadsNothing_WindowIsClosedAndItsHostAnswers) {
+  Pair pair;
+  PrepareHostWatch(pair.server.get(), absl::Seconds(4), absl::Seconds(6));
+  ASSERT_FALSE(ReadTcpState(pair.server.get())->is_outstanding);
+  const std::vector<char> much(size_t{1} << 20);
+  while (send(pair.server.get(), much.data(), much.size(), MSG_DONTWAIT | MSG_NOSIGNAL) > 0) {
+  }
+  ASSERT_EQ(errno, EAGAIN);
+  TcpState state = *ReadTcpState(pair.server.get());
+  // What is in flight on loopback is acknowledged at once, or by a delayed acknowledgement.
+  for (int i = 0; i < 500 && !state.is_window_closed; ++i) {
+    poll(nullptr, 0, 10);
+    state = *ReadTcpState(pair.server.get());
+  }
+  EXPECT_TRUE(state.is_outstanding);
+  EXPECT_TRUE(state.is_window_closed);
+  EXPECT_LT(state.unanswered, 3u);
+}
+
+TEST(TcpState, AllIsAcknowledged_NothingIsOutstanding) {
+  Pair pair;
+  ASSERT_EQ(send(pair.server.get(), "x", 1, 0), 1);
+  TcpState state = *ReadTcpState(pair.server.get());
+  for (int i = 0; i < 500 && state.is_outstanding; ++i) {
+    poll(nullptr, 0, 10);
+    state = *ReadTcpState(pair.server.get());
+  }
+  EXPECT_FALSE(state.is_outstanding);
+  EXPECT_FALSE(state.is_window_closed);
+}
+
+TEST(TcpState, NoTcpConnection_HasNone) {
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+  const UniqueFd one(ends[0]);
+  const UniqueFd other(ends[1]);
+  EXPECT_FALSE(ReadTcpState(one.get()).has_value());
+}
+
+// With TCP_USER_TIMEOUT a closed window ends the connection, whoever answers the probes.
+TEST(PrepareHostWatch, ListenerHadAUserTimeout_IsOffAndKeepaliveIsOn) {
+  Pair pair;
+  ASSERT_EQ(Option(pair.server.get(), TCP_USER_TIMEOUT), 20'000);
+  PrepareHostWatch(pair.server.get(), absl::Seconds(4), absl::Seconds(6));
+  EXPECT_EQ(Option(pair.server.get(), TCP_USER_TIMEOUT), 0);
+  EXPECT_EQ(Option(pair.server.get(), TCP_KEEPIDLE), 4);
+  EXPECT_EQ(Option(pair.server.get(), TCP_KEEPINTVL), 2);
+  EXPECT_EQ(Option(pair.server.get(), TCP_KEEPCNT), 3);
+}
+
+}  // namespace
+}  // namespace ferry
