@@ -75,7 +75,8 @@ void FillJobStatus(const Coordinator& coordinator, int64_t dropped_waits, absl::
   for (const TaskId task : coordinator.JoiningTasks()) {
     status.mutable_tasks(task.value())->set_joining(true);
   }
-  for (const WaitInfo& wait : coordinator.Waits()) {
+  const std::vector<WaitInfo> waits = coordinator.Waits();
+  for (const WaitInfo& wait : waits) {
     const bool is_known = coordinator.jobs().Contains(wait.task);
     v1::Wait& line = is_known ? *status.mutable_tasks(wait.task.value())->add_waits()
                               : *status.add_anonymous_waits();
@@ -91,7 +92,8 @@ void FillJobStatus(const Coordinator& coordinator, int64_t dropped_waits, absl::
   status.set_stored_bytes(static_cast<int64_t>(coordinator.store().stored_bytes()));
   status.set_store_revision(coordinator.store().revision());
   status.set_dropped_waits(dropped_waits);
-  status.set_parked_waits(static_cast<int64_t>(coordinator.wait_count()));
+  // Those that are listed: what the coordinator watches for itself is nobody's wait.
+  status.set_parked_waits(static_cast<int64_t>(waits.size()));
   status.set_epoch(coordinator.epoch());
   if (!coordinator.job_error().ok()) {
     status.set_error_code(static_cast<int>(coordinator.job_error().code()));

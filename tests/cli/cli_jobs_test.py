@@ -230,6 +230,20 @@ class Status(harness.Case):
         text = self.succeed("status", f"--coordinator={address}").decode()
         self.assertRegex(text, 'others wait for: key "nobody-sets-it" for ')
 
+    def test_neither_the_call_nor_what_the_coordinator_watches_is_a_wait(self):
+        address = self.coordinator(2)[1]
+        for _ in range(3):
+            self.assertIn("; 0 parked waits, ", self.succeed("status", f"--coordinator={address}").decode())
+        self.assertEqual(self.status(address)["parked_waits"], 0)
+        self.start("kv", "get", "nobody-sets-it", "--timeout=60s", f"--coordinator={address}")
+        self.eventually(lambda: self.status(address)["anonymous_waits"])
+        self.assertEqual(self.status(address)["parked_waits"], 1)
+        self.assertIn("; 1 parked wait, ", self.succeed("status", f"--coordinator={address}").decode())
+        self.workers(address, 2)
+        status = self.status(address)
+        listed = len(status["anonymous_waits"]) + sum(len(t["waits"]) for t in status["tasks"])
+        self.assertEqual(status["parked_waits"], listed)
+
     def test_the_store_is_counted(self):
         address = self.coordinator(1)[1]
         self.succeed("kv", "set", "k", "12345", f"--coordinator={address}")

@@ -531,6 +531,31 @@ TEST_F(ControlRanks, StatusShowsWhoWaitsForWhat) {
   EXPECT_EQ(status.barriers(0).arrived(), "0");
   EXPECT_EQ(status.barriers(0).missing(), "1");
   EXPECT_THAT(status.tasks(0).ShortDebugString(), HasSubstr("ncclid"));
+  int listed = status.anonymous_waits_size();
+  for (const v1::TaskInfo& task : status.tasks()) listed += task.waits_size();
+  EXPECT_EQ(status.parked_waits(), listed);
+}
+
+// Neither the call itself nor what the coordinator watches for its own sake is a wait of anyone's.
+TEST(ControlStatus, NobodyWaits_CountsNoWaits) {
+  TestServer server(BarrierOptions(2));
+  bool has_ended = false;
+  const WaitId own = server->strand().Run([&has_ended](Coordinator& coordinator) {
+    return coordinator.WatchTasks(coordinator.membership().version(), kCoordinatorItself,
+                                  [&has_ended](const auto&) { has_ended = true; });
+  });
+  ASSERT_NE(own, kNoWait);
+  ControlStream tool(server.Channel());
+  tool.Attach();
+  for (int round = 0; round < 3; ++round) {
+    v1::Request request;
+    request.set_id(static_cast<uint64_t>(round) + 1);
+    request.mutable_get_job_status();
+    EXPECT_EQ(tool.Call(request).job_status().parked_waits(), 0) << round;
+  }
+  EXPECT_FALSE(has_ended);
+  server->strand().Run([own](Coordinator& coordinator) { coordinator.Cancel(own); });
+  EXPECT_TRUE(has_ended);
 }
 
 }  // namespace
