@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// A ring and a set over it.
+// A ring and an index of it.
 #include "rendezvous/recent_request_ids.h"
 
 #include "absl/strings/str_cat.h"
 
 namespace ferry {
 
-absl::Status RecentRequestIds::TrackUnique(int64_t request_id, absl::string_view method) {
+absl::Status RecentRequestIds::TrackUnique(int64_t request_id, absl::string_view method,
+                                           uint64_t* turn) {
   if (request_id == 0) return absl::OkStatus();
   absl::MutexLock lock(&mu_);
-  if (!seen_.insert(request_id).second) {
+  if (!seen_.emplace(request_id, next_turn_).second) {
     return absl::AbortedError(
         absl::StrCat("The same ", method, " request was received twice. The request id is ",
                      request_id, "; a client that retries needs the response cache"));
   }
-  int64_t& slot = ring_[next_];
-  next_ = (next_ + 1) % ring_.size();
+  if (turn != nullptr) *turn = next_turn_;
+  int64_t& slot = ring_[next_turn_++ % ring_.size()];
   if (slot != 0) seen_.erase(slot);
   slot = request_id;
   return absl::OkStatus();
@@ -26,10 +27,14 @@ bool RecentRequestIds::Contains(int64_t request_id) const {
   return seen_.contains(request_id);
 }
 
-void RecentRequestIds::Forget(int64_t request_id) {
-  // Its slot stays: should the id come again, it is dropped when the older slot's turn comes.
+void RecentRequestIds::Forget(int64_t request_id, uint64_t turn) {
   absl::MutexLock lock(&mu_);
-  seen_.erase(request_id);
+  const auto found = seen_.find(request_id);
+  if (found == seen_.end() || found->second != turn) return;
+  // Its slot is emptied: when the ring comes round to it, it would take away the id that came
+  // again.
+  ring_[turn % ring_.size()] = 0;
+  seen_.erase(found);
 }
 
 }  // namespace ferry

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_set.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
@@ -22,20 +22,25 @@ class RecentRequestIds final {
  public:
   explicit RecentRequestIds(size_t window = 100'000) : ring_(window, 0) {}
 
+  //   turn: receives what Forget wants; may be null.
   //   Errors: ABORTED if the id was seen before; never for 0, which clients without ids send.
-  absl::Status TrackUnique(int64_t request_id, absl::string_view method) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status TrackUnique(int64_t request_id, absl::string_view method, uint64_t* turn = nullptr)
+      ABSL_LOCKS_EXCLUDED(mu_);
 
   // Whether TrackUnique would refuse it.
   bool Contains(int64_t request_id) const ABSL_LOCKS_EXCLUDED(mu_);
-  // The request came to nothing and may come again.
-  void Forget(int64_t request_id) ABSL_LOCKS_EXCLUDED(mu_);
+  // The request that came in that turn came to nothing. It may come again, and is then remembered
+  // for its whole time; one that has come again since is remembered as it was.
+  void Forget(int64_t request_id, uint64_t turn) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   mutable absl::Mutex mu_;
-  size_t next_ ABSL_GUARDED_BY(mu_) = 0;
-  // 0 where there is none yet.
+  // Turns are counted from 0, and have their places in the ring one after the other.
+  uint64_t next_turn_ ABSL_GUARDED_BY(mu_) = 0;
+  // 0 where there is none, or none any more.
   std::vector<int64_t> ring_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_set<int64_t> seen_ ABSL_GUARDED_BY(mu_);
+  // Each id of the ring, with its turn.
+  absl::flat_hash_map<int64_t, uint64_t> seen_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ferry

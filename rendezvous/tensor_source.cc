@@ -45,12 +45,13 @@ void TensorSource::Recv(const Request& request, Cancellation* cancellation, Serv
                         cache->Complete(request_id, status, std::move(value));
                       });
   }
-  absl::Status status = recent_->TrackUnique(request_id, "RecvTensor (GrpcWorker)");
+  uint64_t turn = 0;
+  absl::Status status = recent_->TrackUnique(request_id, "RecvTensor (GrpcWorker)", &turn);
   if (!status.ok()) return std::move(done)(std::move(status), {});
   RecvUnkept(request, cancellation,
-             [recent = recent_, request_id, done = std::move(done)](absl::Status status,
-                                                                    ServedValue value) mutable {
-               if (absl::IsCancelled(status)) recent->Forget(request_id);
+             [recent = recent_, request_id, turn, done = std::move(done)](
+                 absl::Status status, ServedValue value) mutable {
+               if (absl::IsCancelled(status)) recent->Forget(request_id, turn);
                std::move(done)(std::move(status), std::move(value));
              });
 }

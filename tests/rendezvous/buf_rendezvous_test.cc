@@ -2,6 +2,7 @@
 // Lending buffers in place: scenarios 107 to 111; and requests that come twice: 56 and 57.
 #include "rendezvous/buf_rendezvous.h"
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -134,6 +135,76 @@ TEST_F(Buf, KeyThatWasUsed_IsAsGoodAsNew) {
     expected.emplace_back("producer OK");
   }
   EXPECT_EQ(log_, expected);
+}
+
+// A request that was called off, and its client asks again with the same id.
+TEST(RecentRequestIds, AForgottenIdThatComesAgain_IsRememberedForItsWholeTime) {
+  for (const int before : {0, 1, 2}) {
+    RecentRequestIds ids(4);
+    uint64_t turn = 0;
+    ASSERT_TRUE(ids.TrackUnique(7, "RecvTensor", &turn).ok());
+    ids.Forget(7, turn);
+    EXPECT_FALSE(ids.Contains(7));
+    int64_t next = 100;
+    for (int i = 0; i < before; ++i) ASSERT_TRUE(ids.TrackUnique(++next, "RecvTensor").ok());
+    ASSERT_TRUE(ids.TrackUnique(7, "RecvTensor").ok());
+    // The window is of four: with three after it, it is still there, whatever its first place was.
+    for (int i = 0; i < 3; ++i) {
+      ASSERT_TRUE(ids.TrackUnique(++next, "RecvTensor").ok());
+      EXPECT_TRUE(ids.Contains(7)) << before << ", " << i;
+    }
+    ASSERT_TRUE(ids.TrackUnique(++next, "RecvTensor").ok());
+    EXPECT_FALSE(ids.Contains(7)) << before;
+  }
+}
+
+// The end of a request that was pushed out of the window says nothing of one that came later.
+TEST(RecentRequestIds, AForgottenFirstGeneration_LeavesTheSecond) {
+  RecentRequestIds ids(2);
+  uint64_t first = 0;
+  uint64_t second = 0;
+  ASSERT_TRUE(ids.TrackUnique(7, "RecvTensor", &first).ok());
+  ASSERT_TRUE(ids.TrackUnique(8, "RecvTensor").ok());
+  ASSERT_TRUE(ids.TrackUnique(9, "RecvTensor").ok());
+  ASSERT_TRUE(ids.TrackUnique(7, "RecvTensor", &second).ok());
+  ids.Forget(7, first);
+  EXPECT_TRUE(ids.Contains(7));
+  ids.Forget(7, second);
+  EXPECT_FALSE(ids.Contains(7));
+  // And once more: there is nothing to be forgotten.
+  ids.Forget(7, second);
+  ASSERT_TRUE(ids.TrackUnique(7, "RecvTensor").ok());
+  ids.Forget(7, second);
+  EXPECT_TRUE(ids.Contains(7));
+}
+
+// Against a plain list of what was asked.
+TEST(RecentRequestIds, AnyOrderOfCalls_AgreesWithAPlainWindow) {
+  constexpr size_t kWindow = 5;
+  RecentRequestIds ids(kWindow);
+  // Ids by turn; 0 once they are forgotten.
+  std::vector<int64_t> turns;
+  uint64_t state = 3;
+  for (int i = 0; i < 20'000; ++i) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    const auto id = static_cast<int64_t>(1 + (state >> 33) % 8);
+    const size_t oldest = turns.size() > kWindow ? turns.size() - kWindow : 0;
+    if ((state >> 60) < 5 && !turns.empty()) {
+      const size_t turn = (state >> 40) % turns.size();
+      const int64_t forgotten = turns[turn];
+      if (forgotten == 0) continue;
+      ids.Forget(forgotten, turn);
+      if (turn >= oldest) turns[turn] = 0;
+    } else {
+      const bool is_known =
+          std::find(turns.begin() + static_cast<long>(oldest), turns.end(), id) != turns.end();
+      uint64_t turn = 0;
+      ASSERT_EQ(ids.TrackUnique(id, "RecvTensor", &turn).ok(), !is_known) << i;
+      if (is_known) continue;
+      ASSERT_EQ(turn, turns.size());
+      turns.push_back(id);
+    }
+  }
 }
 
 }  // namespace
