@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "rendezvous/key.h"
+#include "tensor/check_values.h"
 #include "tensor/host_arena.h"
 #include "tensor/tensor_proto.h"
 #include "transport/lane/shm_ring.h"
@@ -156,6 +157,36 @@ void BM_TensorProto_Floor(benchmark::State& state) {
   state.SetBytesProcessed(state.iterations() * 2 * state.range(0));
 }
 
+// What comes in: booleans, which are looked at, and bytes, which are not.
+void BM_TensorProto_From(benchmark::State& state) {
+  const bool is_boolean = state.range(0) != 0;
+  const int64_t bytes = state.range(1);
+  Tensor tensor =
+      *Tensor::Allocate(is_boolean ? DataType::kBool : DataType::kUint8, *Shape::Create({bytes}));
+  for (int64_t i = 0; i < bytes; ++i) static_cast<uint8_t*>(tensor.mutable_data())[i] = i % 3 == 0;
+  const auto proto = TensorToProto(tensor);
+  if (!proto.ok()) return state.SkipWithError("it becomes no message");
+  Tensor last;
+  for (auto _ : state) {
+    absl::StatusOr<Tensor> back = TensorFromProto(*proto);
+    if (!back.ok()) return state.SkipWithError("it comes back as none");
+    last = *std::move(back);
+  }
+  if (!IsEqual(last, tensor)) state.SkipWithError("it comes back as another tensor");
+  state.SetBytesProcessed(state.iterations() * bytes);
+}
+
+// The look alone, at memory that is there.
+void BM_CheckValues_Booleans(benchmark::State& state) {
+  Tensor tensor = *Tensor::Allocate(DataType::kBool, *Shape::Create({state.range(0)}));
+  std::memset(tensor.mutable_data(), 1, tensor.bytes());
+  for (auto _ : state) {
+    if (!CheckValues(tensor).ok()) return state.SkipWithError("it is none");
+    benchmark::ClobberMemory();
+  }
+  state.SetBytesProcessed(state.iterations() * state.range(0));
+}
+
 // Says what it is told to.
 class SayingTransport final : public Transport {
  public:
@@ -226,6 +257,15 @@ BENCHMARK(BM_Arena_Floor)->ArgName("bytes")->Arg(4096)->Arg(1 << 20);
 BENCHMARK(BM_Arena_AllocateThenRelease)->ArgName("bytes")->Arg(4096)->Arg(1 << 20);
 BENCHMARK(BM_TensorProto_Floor)->ArgName("bytes")->Arg(4096)->Arg(1 << 20);
 BENCHMARK(BM_TensorProto_ToAndFrom)->ArgName("bytes")->Arg(4096)->Arg(1 << 20);
+BENCHMARK(BM_TensorProto_From)
+    ->ArgNames({"boolean", "bytes"})
+    ->ArgsProduct({{0, 1}, {8, 4096, 1 << 20, 64 << 20}});
+BENCHMARK(BM_CheckValues_Booleans)
+    ->ArgName("bytes")
+    ->Arg(8)
+    ->Arg(4096)
+    ->Arg(1 << 20)
+    ->Arg(64 << 20);
 BENCHMARK(BM_Selection_Floor);
 BENCHMARK(BM_Selection_Pick)->ArgName("in_arena")->Arg(1)->Arg(0);
 

@@ -178,7 +178,7 @@ absl::Status Fill(Tensor& tensor, absl::string_view fill, uint64_t pattern_seed)
   FERRY_RETURN_IF_ERROR(CheckFill(tensor.dtype(), fill));
   char* const first = static_cast<char*>(tensor.mutable_data());
   if (fill == "pattern") {
-    WritePattern(first, tensor.bytes(), pattern_seed);
+    WritePattern(first, tensor.bytes(), pattern_seed, PatternMask(tensor.dtype()));
     return absl::OkStatus();
   }
   if (fill == "zeros") {

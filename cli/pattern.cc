@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "tensor/check_values.h"
 #include "tensor/checksum.h"
 
 namespace ferry::cli {
@@ -25,23 +26,28 @@ uint64_t PatternSeed(absl::string_view name, uint64_t step, uint64_t round) {
   return Checksum(text.data(), text.size());
 }
 
-void WritePattern(void* to, size_t bytes, uint64_t seed) {
+uint64_t PatternMask(DataType dtype) {
+  return HasIllegalBits(dtype) ? 0x0101010101010101 : ~uint64_t{0};
+}
+
+void WritePattern(void* to, size_t bytes, uint64_t seed, uint64_t mask) {
   char* const out = static_cast<char*>(to);
   const size_t words = bytes / kWord;
   for (size_t i = 0; i < words; ++i) {
-    const uint64_t word = seed + i * kStride;
+    const uint64_t word = (seed + i * kStride) & mask;
     std::memcpy(out + i * kWord, &word, kWord);
   }
-  const uint64_t last = seed + words * kStride;
+  const uint64_t last = (seed + words * kStride) & mask;
   if (bytes % kWord != 0) std::memcpy(out + words * kWord, &last, bytes % kWord);
 }
 
-size_t CountPatternErrors(const void* from, size_t bytes, uint64_t seed, size_t* first_wrong) {
+size_t CountPatternErrors(const void* from, size_t bytes, uint64_t seed, size_t* first_wrong,
+                          uint64_t mask) {
   const char* const in = static_cast<const char*>(from);
   size_t errors = 0;
   const auto look_closely = [&](size_t begin, size_t end) {
     for (size_t at = begin; at < end; ++at) {
-      const uint64_t word = seed + at / kWord * kStride;
+      const uint64_t word = (seed + at / kWord * kStride) & mask;
       char expected[kWord];
       std::memcpy(expected, &word, kWord);
       if (in[at] == expected[at % kWord]) continue;
@@ -55,7 +61,7 @@ size_t CountPatternErrors(const void* from, size_t bytes, uint64_t seed, size_t*
     for (size_t i = begin; i < end; ++i) {
       uint64_t word = 0;
       std::memcpy(&word, in + i * kWord, kWord);
-      difference |= word ^ (seed + i * kStride);
+      difference |= word ^ ((seed + i * kStride) & mask);
     }
     if (difference != 0) look_closely(begin * kWord, end * kWord);
   }

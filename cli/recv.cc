@@ -57,8 +57,8 @@ absl::Status CheckType(const RecvFlags& flags, const Tensor& tensor) {
 
 absl::Status Verify(const RecvFlags& flags, const Tensor& tensor) {
   size_t first = 0;
-  const size_t errors =
-      CountPatternErrors(tensor.data(), tensor.bytes(), PatternSeedOf(flags), &first);
+  const size_t errors = CountPatternErrors(tensor.data(), tensor.bytes(), PatternSeedOf(flags),
+                                           &first, PatternMask(tensor.dtype()));
   if (errors == 0) return absl::OkStatus();
   return absl::DataLossError(
       absl::StrCat(Quoted(flags.name), " is not the pattern of this name and step: ", errors,

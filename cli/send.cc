@@ -18,6 +18,7 @@
 #include "cli/table.h"
 #include "cli/verb.h"
 #include "runtime/printable.h"
+#include "tensor/check_values.h"
 
 namespace ferry::cli {
 namespace {
@@ -74,6 +75,10 @@ absl::StatusOr<Tensor> MakeTensor(Node& node, const SendFlags& flags, const Plan
     FERRY_RETURN_IF_ERROR(Fill(tensor, flags.fill, PatternSeedOf(flags)));
   } else {
     FERRY_RETURN_IF_ERROR(plan.source->Read(static_cast<char*>(tensor.mutable_data())));
+    if (const absl::Status values = CheckValues(tensor); !values.ok()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(Quoted(flags.file), ": ", values.message()));
+    }
   }
   return tensor;
 }

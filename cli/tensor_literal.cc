@@ -22,6 +22,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "cli/fill.h"
+#include "tensor/check_values.h"
 
 namespace ferry::cli {
 namespace {
@@ -301,6 +302,7 @@ absl::StatusOr<Tensor> ReadTensorFile(const std::string& path, const WantedTenso
   }
   FERRY_ASSIGN_OR_RETURN(Tensor tensor, Tensor::Allocate(wanted.dtype, std::move(shape)));
   if (bytes > 0) std::memcpy(tensor.mutable_data(), content.data(), bytes);
+  FERRY_RETURN_IF_ERROR(CheckValues(tensor));
   return tensor;
 }
 

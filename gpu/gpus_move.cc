@@ -8,6 +8,7 @@
 #include "base/status_macros.h"
 #include "gpu/cuda/ready_tensor.h"
 #include "gpu/gpus.h"
+#include "tensor/check_values.h"
 
 namespace ferry {
 namespace {
@@ -147,11 +148,17 @@ void Gpus::ToHost(Gpu& gpu, MoveRequest request, MoveCallback done) {
   copy.bytes = into->bytes();
   copy.after = cuda::ReadyOf(request.tensor);
   copy.deadline = request.deadline;
-  copy.what = std::move(request.what);
+  copy.what = request.what;
   copy.keep = std::make_shared<std::pair<Tensor, Tensor>>(request.tensor, *into);
   auto shared = std::make_shared<MoveCallback>(std::move(done));
-  const absl::Status started =
-      gpu.stager->CopyToHost(std::move(copy), [shared, into = *into](absl::Status status) {
+  const absl::Status started = gpu.stager->CopyToHost(
+      std::move(copy), [shared, into = *into, what = std::move(request.what)](absl::Status status) {
+        // Nobody could look at them before: they may have come from another process.
+        if (status.ok()) status = CheckValues(into);
+        if (absl::IsInvalidArgument(status)) {
+          status = absl::InvalidArgumentError(absl::StrCat(
+              what, " has been copied out of a GPU's memory and is no tensor: ", status.message()));
+        }
         if (!status.ok()) return std::move(*shared)(std::move(status));
         std::move (*shared)(into);
       });

@@ -264,7 +264,13 @@ void Session::RunStep(std::shared_ptr<tensorflow::RunStepRequest> request,
             RunSpec spec;
             spec.step_id = NewStepId();
             spec.options = ExecutorOptsOf(request->options());
-            if (registered.ok()) FillSpec(**registered, *request, spec);
+            absl::Status feeds = registered.status();
+            if (feeds.ok()) feeds = CheckFeeds(**registered, *request);
+            if (feeds.ok()) {
+              FillSpec(**registered, *request, spec);
+            } else {
+              registered = std::move(feeds);
+            }
             RunWhole(std::move(registered), std::move(spec), std::move(call), std::move(use));
           });
 }

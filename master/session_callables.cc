@@ -35,8 +35,8 @@ absl::StatusOr<tensorflow::RunCallableResponse> MakeResponse(
 }
 
 // Feeds by position, fetches by name.
-void FillSpec(const RegisteredStep& registered, const tensorflow::CallableOptions& options,
-              tensorflow::RunCallableRequest& request, RunSpec& spec) {
+absl::Status FillSpec(const RegisteredStep& registered, const tensorflow::CallableOptions& options,
+                      tensorflow::RunCallableRequest& request, RunSpec& spec) {
   tensorflow::RunStepRequest named;
   for (int i = 0; i < options.feed_size(); ++i) {
     tensorflow::NamedTensorProto& feed = *named.add_feed();
@@ -44,7 +44,9 @@ void FillSpec(const RegisteredStep& registered, const tensorflow::CallableOption
     *feed.mutable_tensor() = std::move(*request.mutable_feed(i));
   }
   *named.mutable_fetch() = options.fetch();
+  FERRY_RETURN_IF_ERROR(CheckFeeds(registered, named));
   FillSpec(registered, named, spec);
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -125,8 +127,12 @@ void Session::RunCallable(std::shared_ptr<tensorflow::RunCallableRequest> reques
   RunSpec spec;
   spec.step_id = NewStepId();
   spec.options = ExecutorOptsOf(options.run_options());
-  FillSpec(*callable->registered, options, *request, spec);
-  RunWhole(callable->registered, std::move(spec), std::move(call), std::move(use));
+  StepCache::Result registered = callable->registered;
+  if (absl::Status status = FillSpec(*callable->registered, options, *request, spec);
+      !status.ok()) {
+    registered = std::move(status);
+  }
+  RunWhole(std::move(registered), std::move(spec), std::move(call), std::move(use));
 }
 
 void Session::ReleaseCallable(int64_t handle) {

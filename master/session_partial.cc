@@ -61,8 +61,9 @@ void Session::RunPiece(std::shared_ptr<tensorflow::RunStepRequest> request,
         absl::InvalidArgumentError("Must run PartialRunSetup before performing partial runs"));
   }
   bool is_last = false;
-  absl::Status status;
-  {
+  // Before the piece counts: it may come again with tensors.
+  absl::Status status = CheckFeeds(*partial->registered, *request);
+  if (status.ok()) {
     absl::MutexLock lock(&partial->mu);
     status = partial->run.Take(feeds, fetches);
     is_last = partial->run.is_done();

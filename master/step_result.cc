@@ -11,6 +11,7 @@
 #include "base/status_macros.h"
 #include "graph/names.h"
 #include "tensor/bytes_of_proto.h"
+#include "tensor/tensor_proto.h"
 
 namespace ferry::master {
 
@@ -98,6 +99,21 @@ absl::Status Fetched::Take(const std::string& name, tensorflow::TensorProto& ten
     tensor = std::move(*found->second.tensor);
   } else {
     tensor = *found->second.tensor;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckFeeds(const RegisteredStep& registered,
+                        const tensorflow::RunStepRequest& request) {
+  for (int i = 0; i < request.feed_size(); ++i) {
+    const tensorflow::NamedTensorProto& feed = request.feed(i);
+    const std::string* key = registered.FindFeedKey(feed.name());
+    if (key == nullptr || key->empty()) continue;
+    if (absl::Status status = CheckTensorProto(feed.tensor()); !status.ok()) {
+      return absl::Status(status.code(),
+                          absl::StrCat("Invalid TensorProto for feed value ", i, ", ",
+                                       graph::Shown(feed.name()), ": ", status.message()));
+    }
   }
   return absl::OkStatus();
 }

@@ -62,7 +62,14 @@ absl::StatusOr<Budget::Share> TakeFeeds(const tensorflow::RunStepRequest& reques
 absl::StatusOr<Budget::Share> TakeFeeds(const tensorflow::RunCallableRequest& request,
                                         const MasterContext& context);
 
+// Whether what the request feeds are tensors, of those that anything takes.
+//   Errors: INVALID_ARGUMENT naming the feed, in TensorFlow's words.
+// Source: tensorflow/core/distributed_runtime/message_wrappers.cc, FeedValue.
+absl::Status CheckFeeds(const RegisteredStep& registered,
+                        const tensorflow::RunStepRequest& request);
+
 // Fills in what the request feeds, which is taken out of it, and what it fetches.
+//   REQUIRES: CheckFeeds is OK.
 void FillSpec(const RegisteredStep& registered, tensorflow::RunStepRequest& request, RunSpec& spec);
 
 absl::StatusOr<tensorflow::RunStepResponse> MakeRunStepResponse(

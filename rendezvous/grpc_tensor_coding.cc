@@ -83,7 +83,7 @@ Fast ReadTensor(CodedInputStream& in, const DecodeTarget& target, std::optional<
         tensorflow::TensorShapeProto proto;
         if (shape.has_value() || !in.ReadVarint32(&length)) return Fast::kNotPossible;
         const CodedInputStream::Limit limit = in.PushLimit(static_cast<int>(length));
-        if (!proto.MergeFromCodedStream(&in) || in.BytesUntilLimit() != 0 || proto.unknown_rank()) {
+        if (!proto.MergeFromCodedStream(&in) || in.BytesUntilLimit() != 0) {
           return Fast::kNotPossible;
         }
         in.PopLimit(limit);

@@ -20,6 +20,7 @@
 #include "proto/tf_worker.pb.h"
 #include "rendezvous/grpc_call_marks.h"
 #include "rendezvous/grpc_tensor_channel.h"
+#include "tensor/check_values.h"
 
 namespace ferry {
 namespace {
@@ -66,7 +67,7 @@ class StreamAttempt final : public grpc::ClientReadReactor<grpc::ByteBuffer> {
         outcome_.status = fetch_->CheckAnswer(*context_, /*is_stream=*/true, *value);
         outcome_.value = *std::move(value);
       } else {
-        outcome_.status = value.status();
+        outcome_.status = fetch_->OfSender(value.status());
       }
     }
     fetch_->OnAttemptDone(peer_, /*is_stream=*/true, std::move(outcome_));
@@ -109,7 +110,7 @@ class UnaryAttempt final {
         outcome.status = fetch_->CheckAnswer(*context_, /*is_stream=*/false, *value);
         outcome.value = *std::move(value);
       } else {
-        outcome.status = value.status();
+        outcome.status = fetch_->OfSender(value.status());
       }
     }
     fetch_->OnAttemptDone(peer_, /*is_stream=*/false, std::move(outcome));
@@ -195,8 +196,17 @@ grpc::ByteBuffer TensorFetch::UnaryRequest() const {
 absl::Status TensorFetch::CheckAnswer(const grpc::ClientContext& context, bool is_stream,
                                       const ServedValue& value) const {
   // Whoever has streams knows of checksums.
-  return CheckValue(context.GetServerTrailingMetadata(), value,
-                    /*must_have=*/is_stream && core_->options().checksum);
+  absl::Status status = CheckValue(context.GetServerTrailingMetadata(), value,
+                                   /*must_have=*/is_stream && core_->options().checksum);
+  if (!status.ok()) return status;
+  return OfSender(CheckValues(value.tensor));
+}
+
+absl::Status TensorFetch::OfSender(const absl::Status& status) const {
+  // The others are of the way there, and Explain names it.
+  if (!absl::IsInvalidArgument(status)) return status;
+  return absl::InvalidArgumentError(absl::StrCat("what ", ToString(key_.src().task),
+                                                 " sent cannot be taken: ", status.message()));
 }
 
 void TensorFetch::Attempt() {

@@ -10,6 +10,7 @@
 #include "rendezvous/lane_client.h"
 #include "rendezvous/lane_seal.h"
 #include "rendezvous/serialized_tensor.h"
+#include "tensor/check_values.h"
 #include "tensor/checksum.h"
 #include "transport/lane/descriptors.h"
 
@@ -295,6 +296,10 @@ absl::Status LaneClient::Unpack(const TicketMessage& ticket, absl::StatusOr<Tens
   }
   if (ticket.is_serialized) {
     FERRY_ASSIGN_OR_RETURN(tensor, DeserializeTensor(*tensor));
+  } else if (absl::Status values = CheckValues(*tensor); !values.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the tensor that ", Describe(producer_.peer), " sent by ", path,
+        " is none: ", values.message(), name.empty() ? "" : absl::StrCat(" (", name, ")")));
   }
   received.tensor = *std::move(tensor);
   received.path = ticket.is_staged ? StagedPath(path) : path;

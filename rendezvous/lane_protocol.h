@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
+#include "tensor/check_values.h"
 #include "transport/lane/lane.h"
 #include "transport/transport.h"
 
@@ -87,8 +88,11 @@ struct TicketMessage {
   // In the frame.
   absl::string_view body;
 
-  // Whether it may turn out to be none when all of it is there.
-  bool may_be_declined() const { return has_checksum || is_serialized; }
+  // Whether it may turn out to be none when all of it is there. Booleans that come along are looked
+  // at by the producer as well, so that the consumer does not have to tell it.
+  bool may_be_declined() const {
+    return has_checksum || is_serialized || (transport != 0 && HasIllegalBits(header.dtype));
+  }
 };
 
 // Or a REPLY.

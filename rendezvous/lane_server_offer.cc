@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "rendezvous/lane_server.h"
+#include "tensor/check_values.h"
 #include "tensor/checksum.h"
 
 namespace ferry {
@@ -39,6 +40,11 @@ bool LaneServer::GoesInTicket(const Tensor& tensor, bool is_in_arena) const {
 }
 
 void LaneServer::SendInTicket(const Outgoing& outgoing, TicketMessage ticket) {
+  if (absl::Status status = CheckValues(outgoing.tensor); !status.ok()) {
+    Lose(*outgoing.request, Named(status));
+    if (outgoing.is_staged) Unstage(outgoing.request->id);
+    return;
+  }
   ticket.body = {static_cast<const char*>(outgoing.tensor.data()), outgoing.tensor.bytes()};
   Send(*outgoing.request, std::move(ticket), {});
   if (outgoing.is_staged) Unstage(outgoing.request->id);

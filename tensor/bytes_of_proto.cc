@@ -23,7 +23,7 @@ size_t MultiplyBytes(size_t a, size_t b) {
 
 size_t DecodedBytes(const tensorflow::TensorProto& proto) {
   const std::optional<DataType> type = DataTypeOfNumber(proto.dtype());
-  if (!type.has_value() || proto.tensor_shape().unknown_rank()) return 0;
+  if (!type.has_value()) return 0;
   size_t count = 1;
   bool is_empty = false;
   for (const auto& dim : proto.tensor_shape().dim()) {

@@ -12,6 +12,7 @@
 #include "absl/types/span.h"
 
 #include "base/status_macros.h"
+#include "tensor/check_values.h"
 
 namespace ferry::dlpack {
 namespace {
@@ -136,6 +137,12 @@ absl::StatusOr<Tensor> Import(ManagedTensor* managed) {
                                                    " on are more than any memory has"));
   }
   void* data = plain.data == nullptr ? nullptr : static_cast<char*>(plain.data) + plain.byte_offset;
+  // Before it is taken: on an error the caller keeps it.
+  if (*place == MemoryPlace() && HasIllegalBits(type->type)) {
+    FERRY_RETURN_IF_ERROR(
+        CheckValues(type->type, data, bytes,
+                    absl::StrCat("the DLPack tensor ", DataTypeName(type->type), ToString(shape))));
+  }
   const auto release = [managed] {
     if (managed->deleter != nullptr) managed->deleter(managed);
   };

@@ -69,7 +69,8 @@ struct ManagedTensor {
 // too) becomes a tensor there; that its bytes are written by the time they are used is the caller's
 // to see to: the streams of DLPack's protocol are not part of these structs.
 //   Errors: INVALID_ARGUMENT for null, another major version, memory of other devices, elements
-//   that are not dense and row-major, a shape that is not one, or an offset that no memory has;
+//   that are not dense and row-major, a shape that is not one, an offset that no memory has, or
+//   booleans in the host's memory that are neither 0 nor 1;
 //   UNIMPLEMENTED for types that Ferry does not know.
 absl::StatusOr<Tensor> Import(ManagedTensor* managed);
 

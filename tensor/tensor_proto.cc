@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
+#include "tensor/check_values.h"
 
 namespace ferry {
 namespace {
@@ -26,9 +27,6 @@ size_t FieldBytes(size_t bytes) {
 }
 
 absl::StatusOr<Shape> ShapeFromProto(const tensorflow::TensorShapeProto& proto) {
-  if (proto.unknown_rank()) {
-    return absl::InvalidArgumentError("a tensor's shape must be known; this one's rank is not");
-  }
   absl::InlinedVector<int64_t, 8> dims;
   for (const auto& dim : proto.dim()) dims.push_back(dim.size());
   return Shape::Create(dims);
@@ -116,6 +114,37 @@ absl::Status BadContent(const TensorProto& proto, const Shape& shape) {
                                                  " bytes is not that of string", ToString(shape)));
 }
 
+// The lengths of the strings in tensor_content, behind which `in` is then. They are checked to add
+// up to what is left, so that nothing is made of those that do not.
+absl::StatusOr<std::vector<uint32_t>> ReadLengths(const TensorProto& proto, const Shape& shape,
+                                                  google::protobuf::io::CodedInputStream& in) {
+  const std::string& content = proto.tensor_content();
+  // Each takes a byte at least.
+  if (static_cast<uint64_t>(shape.element_count()) > content.size()) {
+    return BadContent(proto, shape);
+  }
+  std::vector<uint32_t> lengths(static_cast<size_t>(shape.element_count()));
+  uint64_t sum = 0;
+  for (uint32_t& length : lengths) {
+    uint64_t read = 0;
+    // Of more than 32 bits: none that could be there.
+    if (!in.ReadVarint64(&read) || read > content.size()) return BadContent(proto, shape);
+    length = static_cast<uint32_t>(read);
+    sum += length;
+  }
+  if (sum != content.size() - static_cast<size_t>(in.CurrentPosition())) {
+    return BadContent(proto, shape);
+  }
+  return lengths;
+}
+
+absl::Status CheckContentSize(const TensorProto& proto, const Shape& shape) {
+  if (proto.tensor_content().size() <= kMaxTensorProtoBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("tensor_content of ", proto.tensor_content().size(), " bytes, for string",
+                   ToString(shape), "; a message has ", kMaxTensorProtoBytes, " at most"));
+}
+
 absl::StatusOr<Tensor> StringsFromProto(const TensorProto& proto, Shape shape, size_t max_bytes) {
   const int64_t count = shape.element_count();
   if (static_cast<uint64_t>(count) > max_bytes / sizeof(std::string)) {
@@ -123,27 +152,17 @@ absl::StatusOr<Tensor> StringsFromProto(const TensorProto& proto, Shape shape, s
         absl::StrCat("string", ToString(shape), " is over the limit of ", max_bytes, " bytes"));
   }
   std::vector<std::string> strings(static_cast<size_t>(count));
-  if (!proto.tensor_content().empty()) {
+  if (count > 0 && !proto.tensor_content().empty()) {
     const std::string& content = proto.tensor_content();
-    if (content.size() > kMaxTensorProtoBytes) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("tensor_content of ", content.size(), " bytes, for string", ToString(shape),
-                       "; a message has ", kMaxTensorProtoBytes, " at most"));
-    }
+    FERRY_RETURN_IF_ERROR(CheckContentSize(proto, shape));
     google::protobuf::io::CodedInputStream in(reinterpret_cast<const uint8_t*>(content.data()),
                                               static_cast<int>(content.size()));
-    std::vector<uint32_t> lengths(strings.size());
-    for (uint32_t& length : lengths) {
-      if (!in.ReadVarint32(&length)) return BadContent(proto, shape);
-    }
+    FERRY_ASSIGN_OR_RETURN(const std::vector<uint32_t> lengths, ReadLengths(proto, shape, in));
     for (size_t i = 0; i < strings.size(); ++i) {
-      // ReadString takes a length that is more than there is for an error, without making room.
-      if (lengths[i] > content.size() ||
-          !in.ReadString(&strings[i], static_cast<int>(lengths[i]))) {
+      if (!in.ReadString(&strings[i], static_cast<int>(lengths[i]))) {
         return BadContent(proto, shape);
       }
     }
-    if (in.CurrentPosition() != static_cast<int>(content.size())) return BadContent(proto, shape);
   } else {
     const int given = proto.string_val_size();
     if (given > 0 && count > given) {
@@ -163,33 +182,63 @@ absl::StatusOr<Tensor> StringsFromProto(const TensorProto& proto, Shape shape, s
   return Tensor::OfStrings(std::move(shape), std::move(strings));
 }
 
-}  // namespace
-
-absl::StatusOr<Tensor> TensorFromProto(const TensorProto& proto, size_t max_bytes) {
+absl::StatusOr<DataType> TypeFromProto(const TensorProto& proto) {
   const std::optional<DataType> type = DataTypeOfNumber(proto.dtype());
-  if (!type.has_value()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a tensor of type ", proto.dtype(), " cannot be sent"));
-  }
-  FERRY_ASSIGN_OR_RETURN(Shape shape, ShapeFromProto(proto.tensor_shape()));
-  if (*type == DataType::kString) return StringsFromProto(proto, std::move(shape), max_bytes);
-  FERRY_ASSIGN_OR_RETURN(const size_t bytes, TensorBytes(*type, shape));
+  if (type.has_value()) return *type;
+  return absl::InvalidArgumentError(
+      absl::StrCat("a tensor of type ", proto.dtype(), " cannot be sent"));
+}
+
+// Of a type of fixed size: whether tensor_content, if there is any, is elements of it.
+//   bytes: of all elements.
+absl::Status CheckContent(const TensorProto& proto, DataType type, const Shape& shape,
+                          size_t bytes) {
   const std::string& content = proto.tensor_content();
-  if (!content.empty() && content.size() != bytes) {
+  if (bytes == 0 || content.empty()) return absl::OkStatus();
+  if (content.size() != bytes) {
     return absl::InvalidArgumentError(absl::StrCat("tensor_content of ", content.size(), " bytes; ",
-                                                   DataTypeName(*type), ToString(shape), " has ",
+                                                   DataTypeName(type), ToString(shape), " has ",
                                                    bytes));
   }
+  if (!HasIllegalBits(type)) return absl::OkStatus();
+  return CheckValues(type, content.data(), bytes,
+                     absl::StrCat(DataTypeName(type), ToString(shape)));
+}
+
+}  // namespace
+
+absl::Status CheckTensorProto(const TensorProto& proto) {
+  FERRY_ASSIGN_OR_RETURN(const DataType type, TypeFromProto(proto));
+  FERRY_ASSIGN_OR_RETURN(const Shape shape, ShapeFromProto(proto.tensor_shape()));
+  if (type != DataType::kString) {
+    FERRY_ASSIGN_OR_RETURN(const size_t bytes, TensorBytes(type, shape));
+    return CheckContent(proto, type, shape, bytes);
+  }
+  const std::string& content = proto.tensor_content();
+  if (shape.element_count() == 0 || content.empty()) return absl::OkStatus();
+  FERRY_RETURN_IF_ERROR(CheckContentSize(proto, shape));
+  google::protobuf::io::CodedInputStream in(reinterpret_cast<const uint8_t*>(content.data()),
+                                            static_cast<int>(content.size()));
+  return ReadLengths(proto, shape, in).status();
+}
+
+absl::StatusOr<Tensor> TensorFromProto(const TensorProto& proto, size_t max_bytes) {
+  FERRY_ASSIGN_OR_RETURN(const DataType type, TypeFromProto(proto));
+  FERRY_ASSIGN_OR_RETURN(Shape shape, ShapeFromProto(proto.tensor_shape()));
+  if (type == DataType::kString) return StringsFromProto(proto, std::move(shape), max_bytes);
+  FERRY_ASSIGN_OR_RETURN(const size_t bytes, TensorBytes(type, shape));
+  const std::string& content = proto.tensor_content();
+  FERRY_RETURN_IF_ERROR(CheckContent(proto, type, shape, bytes));
   if (bytes > max_bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat(DataTypeName(*type), ToString(shape), " has ",
+    return absl::ResourceExhaustedError(absl::StrCat(DataTypeName(type), ToString(shape), " has ",
                                                      bytes, " bytes, over the limit of ",
                                                      max_bytes));
   }
   const int64_t count = shape.element_count();
-  FERRY_ASSIGN_OR_RETURN(Tensor tensor, Tensor::Allocate(*type, std::move(shape)));
+  FERRY_ASSIGN_OR_RETURN(Tensor tensor, Tensor::Allocate(type, std::move(shape)));
   if (bytes == 0) return tensor;
   if (content.empty()) {
-    FillValues(proto, *type, tensor.mutable_data(), count);
+    FillValues(proto, type, tensor.mutable_data(), count);
   } else {
     std::memcpy(tensor.mutable_data(), content.data(), bytes);
   }

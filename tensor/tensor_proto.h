@@ -20,12 +20,19 @@ inline constexpr size_t kMaxTensorProtoBytes = (size_t{1} << 31) - 4096;
 
 // A copy on the heap, by TensorFlow's rules: tensor_content if there is any, else the values of the
 // type's own field, where the last stands for those that are missing, none for zeros, and what is
-// too many does not count.
-//   Errors: INVALID_ARGUMENT for a type that cannot be sent, a shape that is none or unknown, or
-//   content of another length than the shape's; RESOURCE_EXHAUSTED above `max_bytes`.
-// Source: tensorflow/core/framework/tensor.cc, FromProto.
+// too many does not count. Of a tensor without elements neither is looked at. That the rank is
+// said to be unknown means nothing: the dimensions that are listed count.
+//   Errors: INVALID_ARGUMENT for a type that cannot be sent, a shape that no tensor has, content of
+//   another length than the shape's, or bytes that are no elements (CheckValues);
+//   RESOURCE_EXHAUSTED above `max_bytes`.
+// Source: tensorflow/core/framework/tensor.cc, FromProto; tensor_shape.cc, IsValid.
 absl::StatusOr<Tensor> TensorFromProto(const tensorflow::TensorProto& proto,
                                        size_t max_bytes = kMaxDecodedBytes);
+
+// What TensorFromProto would say of it but for its size, without making the tensor: the elements
+// are looked at where they are, and only those of types that HasIllegalBits.
+//   Errors: INVALID_ARGUMENT as above.
+absl::Status CheckTensorProto(const tensorflow::TensorProto& proto);
 
 // The elements as tensor_content, strings as string_val: what every reader takes.
 //   Errors: INVALID_ARGUMENT for no tensor, or for a message above `max_bytes`, naming the size;

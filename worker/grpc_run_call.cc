@@ -33,12 +33,13 @@ absl::StatusOr<RunRequest> ReadRequest(Worker& worker, tensorflow::RunGraphReque
   request.graph = message.graph_handle();
   request.step_id = message.step_id();
   request.request_id = message.request_id();
-  for (tensorflow::NamedTensorProto& named : *message.mutable_send()) {
+  for (int i = 0; i < message.send_size(); ++i) {
+    tensorflow::NamedTensorProto& named = *message.mutable_send(i);
     absl::StatusOr<Tensor> tensor = TensorFromProto(named.tensor());
     if (!tensor.ok()) {
       return absl::Status(tensor.status().code(),
-                          absl::StrCat("Invalid TensorProto for ", Quoted(named.name()), ": ",
-                                       tensor.status().message()));
+                          absl::StrCat("Invalid TensorProto for feed value ", i, ", ",
+                                       Quoted(named.name()), ": ", tensor.status().message()));
     }
     request.feeds.emplace_back(named.name(), *std::move(tensor));
     // Its bytes are held once.

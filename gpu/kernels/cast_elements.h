@@ -80,6 +80,16 @@ inline constexpr bool kCanTruncate = (std::is_same_v<From, float> && kIsSmall<To
                                      (std::is_same_v<From, double> &&
                                       (std::is_same_v<To, Float16> || std::is_same_v<To, float>));
 
+// Nobody has looked at the booleans in a GPU's memory: whatever is not 0 is true.
+template <typename T>
+FERRY_BOTH T ElementAt(const T* elements, uint64_t i) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return reinterpret_cast<const uint8_t*>(elements)[i] != 0;
+  } else {
+    return elements[i];
+  }
+}
+
 template <typename To, typename From>
 FERRY_BOTH void CastLoop(const CastCall& call, uint64_t first, uint64_t step) {
   const From* const x = static_cast<const From*>(call.x);
@@ -94,7 +104,7 @@ FERRY_BOTH void CastLoop(const CastCall& call, uint64_t first, uint64_t step) {
     }
   }
   FERRY_ROLLED
-  for (uint64_t i = first; i < call.count; i += step) out[i] = Converted<To>(x[i]);
+  for (uint64_t i = first; i < call.count; i += step) out[i] = Converted<To>(ElementAt(x, i));
 }
 
 template <typename From>

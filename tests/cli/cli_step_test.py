@@ -173,6 +173,19 @@ class Steps(Files):
             self.fail_with(2, pattern, "step", f"--graph={graph}", f"--feed=x=@{path}",
                            "--fetch=x_out")
 
+    def test_files_of_booleans_hold_booleans(self):
+        graph = self.file("graph.pbtxt", placeholder("x", "DT_BOOL", [4]))
+        good = self.file("good", b"\0\1\1\0")
+        told = self.step(graph, f"--feed=x=@{good}", "--fetch=x_out")["fetches"][0]
+        self.assertEqual(told["values"], [False, True, True, False])
+        header = b"{'descr': '|b1', 'fortran_order': False, 'shape': (4,), }"
+        header += b" " * (117 - len(header)) + b"\n"
+        numpy = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
+        for start in (b"", numpy):
+            path = self.file("bad", start + b"\0\1\xff\2")
+            self.fail_with(2, r"element 2 of bool\[4\] is 255, and a boolean is 0 or 1", "step",
+                           f"--graph={graph}", f"--feed=x=@{path}", "--fetch=x_out")
+
     def test_bytes_that_crossed_are_counted_exactly(self):
         graph = self.file("graph.pbtxt", f"""
             node {{ name: "dims" op: "Const" attr {{ key: "dtype" value {{ type: DT_INT32 }} }}

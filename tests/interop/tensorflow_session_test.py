@@ -325,6 +325,7 @@ def compression(cluster):
 # After those above, and the last of them leaves a worker in its second life.
 import tensorflow_kernel_steps  # noqa: E402,F401
 import tensorflow_master_cases  # noqa: E402,F401
+import tensorflow_value_cases  # noqa: E402,F401
 import tensorflow_load_cases  # noqa: E402,F401
 
 

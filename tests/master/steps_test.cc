@@ -135,6 +135,33 @@ TEST_F(StepTest, TellsTheRootThoughOthersCameFirst) {
                     AllOf(HasSubstr("fantasia!"), Not(HasSubstr("RecvAsync")))));
 }
 
+// TensorFlow's words, from the master, before any worker is asked.
+TEST_F(StepTest, FeedsThatAreNoTensors_AreRefusedByTheirPlace) {
+  const auto with = [&](auto change) {
+    tensorflow::RunStepRequest request = RunB();
+    change(*request.mutable_feed(0)->mutable_tensor());
+    return Call(&Master::RunStep, request).status();
+  };
+  const auto refused =
+      Fails(absl::StatusCode::kInvalidArgument, StartsWith("Invalid TensorProto for feed value 0"));
+  EXPECT_THAT(with([](auto& tensor) {
+                tensor.Clear();
+                tensor.set_dtype(tensorflow::DT_BOOL);
+                tensor.mutable_tensor_shape()->add_dim()->set_size(2);
+                tensor.set_tensor_content(std::string("\1\7", 2));
+              }),
+              refused);
+  EXPECT_THAT(with([](auto& tensor) { tensor.set_tensor_content("abc"); }), refused);
+  EXPECT_THAT(with([](auto& tensor) { tensor.mutable_tensor_shape()->add_dim()->set_size(-1); }),
+              refused);
+  EXPECT_THAT(with([](auto& tensor) { tensor.clear_dtype(); }), refused);
+  EXPECT_THAT(cluster_.worker(0).runs, SizeIs(0));
+  // That nobody knows its rank does not matter.
+  EXPECT_TRUE(
+      with([](auto& tensor) { tensor.mutable_tensor_shape()->set_unknown_rank(true); }).ok());
+  EXPECT_THAT(cluster_.worker(0).runs, SizeIs(1));
+}
+
 TEST_F(StepTest, TellsWhatFollowsIfThatIsAllThereIs) {
   for (int i = 0; i < 2; ++i) {
     cluster_.worker(i).on_run = [](const auto&) {

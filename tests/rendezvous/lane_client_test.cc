@@ -89,6 +89,31 @@ TEST_F(LaneClientTest, ASecondTicketIsTheEndOfTheLane) {
   EXPECT_EQ(Ticket(2).code(), absl::StatusCode::kInvalidArgument);
 }
 
+// A peer that does not look at what it sends: the tensor is refused, and the lane goes on.
+TEST_F(LaneClientTest, BooleansThatAreNeither0Nor1_AreRefusedAndTheLaneStays) {
+  client_->OnOpen(lane_);
+  for (const char* const body : {"\0\1\2\1", "\0\1\0\1"}) {
+    const uint64_t id = static_cast<uint64_t>(ended_ + 1);
+    Request();
+    KeepingLane lane(kProducer);
+    TicketMessage ticket;
+    ticket.id = id;
+    ticket.header = {DataType::kBool, *Shape::Create({4}), 4};
+    ticket.body = {body, 4};
+    ASSERT_TRUE(SendTicket(lane, ticket, {}).ok());
+    EXPECT_TRUE(
+        client_->OnFrame(static_cast<uint16_t>(LaneMessage::kTicket), lane.bodies[0], {}).ok());
+    EXPECT_EQ(ended_, static_cast<int>(id));
+    if (id == 2) break;
+    EXPECT_EQ(status_.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_NE(status_.message().find("sent by inline is none: element 2 of bool[4] is 2"),
+              std::string::npos)
+        << status_;
+  }
+  EXPECT_TRUE(status_.ok()) << status_;
+  EXPECT_FALSE(client_->has_ended());
+}
+
 // The receiver would be told while its buffer is written to.
 TEST_F(LaneClientTest, NothingIsSaidOfATensorThatIsOnItsWay) {
   client_->OnOpen(lane_);

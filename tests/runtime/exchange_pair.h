@@ -138,7 +138,9 @@ inline void FillPattern(Tensor& tensor, uint32_t seed) {
     state ^= state << 13;
     state ^= state >> 7;
     state ^= state << 17;
-    bytes[i] = static_cast<unsigned char>(state >> 32);
+    // Any bits are an element, but of booleans.
+    const uint64_t kept = tensor.dtype() == DataType::kBool ? 1 : 0xff;
+    bytes[i] = static_cast<unsigned char>((state >> 32) & kept);
   }
 }
 

@@ -108,11 +108,13 @@ class GpuPeer final {
     return *std::move(step);
   }
 
-  // A tensor of bytes that no other has, in host memory.
-  static Tensor Pattern(size_t bytes, uint32_t seed) {
+  // A tensor of bytes that no other has, in host memory; that are elements of `dtype`.
+  static Tensor Pattern(size_t bytes, uint32_t seed, DataType dtype = DataType::kUint8) {
     Tensor tensor =
         *Tensor::Allocate(DataType::kUint8, *Shape::Create({static_cast<int64_t>(bytes)}));
     FillPattern(tensor, seed);
+    auto* const first = static_cast<uint8_t*>(tensor.mutable_data());
+    for (size_t i = 0; dtype == DataType::kBool && i < bytes; ++i) first[i] &= 1;
     return tensor;
   }
   // Enqueues the pattern's copy into `to`, a tensor in a GPU's memory.

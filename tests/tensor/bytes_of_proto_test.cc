@@ -60,9 +60,13 @@ TEST(DecodedBytes, DoNotWrapRound) {
 TEST(DecodedBytes, WhatIsRefusedTakesNothing) {
   EXPECT_EQ(DecodedBytes(Proto(tensorflow::DT_VARIANT, {9})), 0u);
   EXPECT_EQ(DecodedBytes(Proto(tensorflow::DT_FLOAT, {-1})), 0u);
+}
+
+// It is made with the dimensions that are there, so it takes what they say.
+TEST(DecodedBytes, UnknownRank_CountsTheDimensions) {
   TensorProto unknown = Proto(tensorflow::DT_FLOAT, {9});
   unknown.mutable_tensor_shape()->set_unknown_rank(true);
-  EXPECT_EQ(DecodedBytes(unknown), 0u);
+  EXPECT_EQ(DecodedBytes(unknown), 36u);
 }
 
 }  // namespace

@@ -52,6 +52,28 @@ TEST(DLPack, HeedsOffsetsAndStrides) {
   EXPECT_THAT(Import(&foreign.managed)->elements<float>(), ElementsAre(1, 2, 3, 4, 5, 6));
 }
 
+// A mask of another framework that was made by a cast of bytes.
+TEST(DLPack, BooleansThatAreNeither0Nor1_AreRefusedAndStayTheCallers) {
+  Foreign foreign;
+  auto* const bytes = reinterpret_cast<uint8_t*>(foreign.data.data());
+  for (int i = 0; i < 6; ++i) bytes[i] = i % 2;
+  foreign.managed.dl_tensor.dtype = {6, 8, 1};
+  EXPECT_TRUE(Import(&foreign.managed).ok());
+  EXPECT_EQ(foreign.deleted, 1);
+  bytes[4] = 128;
+  const absl::Status status = Import(&foreign.managed).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("element 4 of the DLPack tensor bool[2,3] is 128"));
+  EXPECT_EQ(foreign.deleted, 1);
+  // Before the offset nobody looks, and the memory of a GPU cannot be looked at.
+  foreign.managed.dl_tensor.byte_offset = 5;
+  bytes[5] = bytes[6] = bytes[7] = bytes[8] = bytes[9] = bytes[10] = 1;
+  EXPECT_TRUE(Import(&foreign.managed).ok());
+  foreign.managed.dl_tensor.byte_offset = 0;
+  foreign.managed.dl_tensor.device = {kDeviceCuda, 0};
+  EXPECT_TRUE(Import(&foreign.managed).ok());
+}
+
 TEST(DLPack, AStrideOfAnExtentOfOneDoesNotMatter) {
   Foreign foreign;
   foreign.shape = {1, 3};

@@ -111,9 +111,105 @@ TEST(TensorProto, RefusesTypesAndShapesThatAreNone) {
   }
   EXPECT_EQ(TensorFromProto(Proto(DataType::kFloat, {-1})).status().code(), kInvalid);
   EXPECT_EQ(TensorFromProto(Proto(DataType::kFloat, {INT64_MAX, 2})).status().code(), kInvalid);
-  TensorProto unknown = Proto(DataType::kFloat, {});
-  unknown.mutable_tensor_shape()->set_unknown_rank(true);
-  EXPECT_EQ(TensorFromProto(unknown).status().code(), kInvalid);
+}
+
+// What TensorFlow 2.15.1 makes of each was read off its server (tests/interop).
+TEST(TensorProto, OddShapes_AreTakenAndRefusedAsTensorFlowDoes) {
+  const auto float_of = [](std::initializer_list<int64_t> dims, bool is_unknown) {
+    TensorProto proto = Proto(DataType::kFloat, dims);
+    proto.mutable_tensor_shape()->set_unknown_rank(is_unknown);
+    proto.add_float_val(3);
+    return proto;
+  };
+  // The dimensions count, whatever is said of the rank.
+  for (const auto& [dims, text] :
+       {std::pair<std::initializer_list<int64_t>, const char*>{{}, "float[]"},
+        {{2}, "float[2]"},
+        {{0, 3}, "float[0,3]"}}) {
+    const TensorProto proto = float_of(dims, true);
+    EXPECT_TRUE(CheckTensorProto(proto).ok()) << text;
+    const auto tensor = TensorFromProto(proto);
+    ASSERT_TRUE(tensor.ok()) << tensor.status();
+    EXPECT_EQ(ToString(*tensor), text);
+    for (const float value : tensor->elements<float>()) EXPECT_EQ(value, 3);
+  }
+  for (const bool is_unknown : {false, true}) {
+    for (const auto dims : {std::initializer_list<int64_t>{-1},
+                            {-2},
+                            {0, -1},
+                            {-1, 0},
+                            {int64_t{1} << 32, int64_t{1} << 32}}) {
+      const TensorProto proto = float_of(dims, is_unknown);
+      EXPECT_EQ(CheckTensorProto(proto).code(), kInvalid);
+      EXPECT_EQ(TensorFromProto(proto).status().code(), kInvalid);
+    }
+  }
+  TensorProto deep = float_of({}, false);
+  for (int i = 0; i < 254; ++i) deep.mutable_tensor_shape()->add_dim()->set_size(1);
+  EXPECT_TRUE(TensorFromProto(deep).ok());
+  deep.mutable_tensor_shape()->add_dim()->set_size(1);
+  EXPECT_EQ(TensorFromProto(deep).status().code(), kInvalid);
+}
+
+// Content that is there for no elements is not looked at, as in TensorFlow.
+TEST(TensorProto, ContentOfAnEmptyTensor_IsIgnored) {
+  for (const DataType dtype : {DataType::kFloat, DataType::kBool, DataType::kString}) {
+    TensorProto proto = Proto(dtype, {0});
+    proto.set_tensor_content("\x7f?");
+    EXPECT_TRUE(CheckTensorProto(proto).ok()) << dtype;
+    EXPECT_TRUE(TensorFromProto(proto).ok()) << dtype;
+  }
+}
+
+// A check that says yes where the tensor cannot be made, or no where it can, would be worse than
+// none: of any bytes of strings both say the same.
+TEST(TensorProto, TheCheckOfStrings_AgreesWithWhatIsMade) {
+  uint64_t state = 7;
+  int made = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    TensorProto proto = Proto(DataType::kString, {static_cast<int64_t>(i % 4)});
+    std::string content;
+    for (int k = 0; k < i % 9; ++k) {
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      const auto random = static_cast<uint8_t>(state >> 56);
+      content.push_back(static_cast<char>(random % 3 == 0 ? 0x80 | random : random % 5));
+    }
+    proto.set_tensor_content(content);
+    const bool can = TensorFromProto(proto).ok();
+    EXPECT_EQ(CheckTensorProto(proto).ok(), can) << i;
+    made += can ? 1 : 0;
+  }
+  EXPECT_GT(made, 100);
+}
+
+// Lengths that wrap around when they are added up, or when they are cut to 32 bits.
+TEST(TensorProto, LengthsOfStringsThatOverflow_AreRefused) {
+  const std::string most(9, '\xff');
+  for (const std::string& length :
+       {most + "\x01", std::string("\x80\x80\x80\x80\x10"), std::string("\xff\xff\xff\xff\x0f")}) {
+    TensorProto proto = Proto(DataType::kString, {2});
+    proto.set_tensor_content(length + std::string(1, '\x01') + "a");
+    EXPECT_EQ(TensorFromProto(proto).status().code(), kInvalid);
+    EXPECT_EQ(CheckTensorProto(proto).code(), kInvalid);
+  }
+}
+
+// Quantised types, the small floats and complex numbers have no illegal bits, but lengths.
+TEST(TensorProto, ContentThatIsNotOfWholeElements_IsRefused) {
+  for (int number = 1; number < 64; ++number) {
+    const std::optional<DataType> dtype = DataTypeOfNumber(number);
+    if (!dtype.has_value() || !IsFixedSize(*dtype)) continue;
+    TensorProto proto = Proto(*dtype, {3});
+    const size_t bytes = 3 * ElementBytes(*dtype);
+    for (const size_t wrong : {bytes - 1, bytes + 1, bytes / 3, bytes * 2}) {
+      proto.set_tensor_content(std::string(wrong, '\1'));
+      EXPECT_EQ(TensorFromProto(proto).status().code(), kInvalid) << *dtype << " " << wrong;
+      EXPECT_EQ(CheckTensorProto(proto).code(), kInvalid) << *dtype << " " << wrong;
+    }
+    proto.set_tensor_content(std::string(bytes, '\1'));
+    EXPECT_TRUE(TensorFromProto(proto).ok()) << *dtype;
+    EXPECT_TRUE(CheckTensorProto(proto).ok()) << *dtype;
+  }
 }
 
 // A few bytes on the wire must not take the machine's memory.

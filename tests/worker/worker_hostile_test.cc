@@ -175,7 +175,11 @@ TEST_F(HostileMaster, FeedsOfAnotherTypeOrThatAreNone) {
             StatusCode::kInvalidArgument);
   EXPECT_EQ(with([](auto& tensor) { tensor.mutable_tensor_shape()->mutable_dim(0)->set_size(-1); }),
             StatusCode::kInvalidArgument);
-  EXPECT_EQ(with([](auto& tensor) { tensor.mutable_tensor_shape()->set_unknown_rank(true); }),
+  // Nor a known one: it has three elements instead of two.
+  EXPECT_EQ(with([](auto& tensor) {
+              tensor.mutable_tensor_shape()->set_unknown_rank(true);
+              tensor.mutable_tensor_shape()->mutable_dim(0)->set_size(1 << 20);
+            }),
             StatusCode::kInvalidArgument);
   EXPECT_EQ(with([](auto& tensor) { tensor.set_dtype(tensorflow::DT_VARIANT); }),
             StatusCode::kInvalidArgument);

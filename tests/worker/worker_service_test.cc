@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Graphs over two workers, as a master has them run.
+#include <cstring>
 #include <string>
 #include <thread>
 #include <vector>
@@ -120,6 +121,22 @@ TEST_P(WorkerService, AnErrorAtOneWorkerReachesTheOther) {
   }
   a_.ExpectClean();
   b_.ExpectClean();
+}
+
+TEST_P(WorkerService, FeedsThatAreNoTensors_AreNamedByTheirPlace) {
+  GraphWriter writer;
+  (*writer.Placeholder("x", kTask0).mutable_attr())["dtype"].set_type(tensorflow::DT_BOOL);
+  (*writer.Add("y", "Identity", {"x"}, kTask1).mutable_attr())["T"].set_type(tensorflow::DT_BOOL);
+  SmallMaster master({&a_, &b_}, writer, {{"x"}, {"y"}, {}});
+  ASSERT_THAT(master.status, IsOk());
+  tensorflow::RunGraphRequest request = RunRequestOf(master.handle(0), 1);
+  Tensor sent = *Tensor::Allocate(DataType::kBool, *Shape::Create({4}));
+  std::memcpy(sent.mutable_data(), "\0\1\2\377", 4);
+  AddFeed(request, master.feed_key(0), sent);
+  EXPECT_THAT(a_.Run(request), Fails(StatusCode::kInvalidArgument,
+                                     AllOf(HasSubstr("Invalid TensorProto for feed value 0"),
+                                           HasSubstr("element 2 of bool[4] is 2"))));
+  a_.ExpectClean();
 }
 
 TEST_P(WorkerService, AStepThatIsCleanedUpEndsAndStaysOver) {

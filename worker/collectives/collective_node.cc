@@ -43,7 +43,6 @@ absl::StatusOr<int32_t> Int32Of(const NodeAttrs& attrs, absl::string_view name) 
 }
 
 absl::StatusOr<Shape> ShapeOf(const tensorflow::TensorShapeProto& proto) {
-  if (proto.unknown_rank()) return absl::InvalidArgumentError("the shape is not known");
   std::vector<int64_t> dims;
   for (const auto& dim : proto.dim()) dims.push_back(dim.size());
   return Shape::Create(dims);

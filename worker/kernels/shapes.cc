@@ -15,13 +15,40 @@ std::string PartialShapeText(const tensorflow::TensorShapeProto& shape) {
   std::string text = "[";
   for (int i = 0; i < shape.dim_size(); ++i) {
     if (i > 0) text += ",";
-    if (shape.dim(i).size() < 0) {
+    if (shape.dim(i).size() == -1) {
       text += "?";
     } else {
       absl::StrAppend(&text, shape.dim(i).size());
     }
   }
   return text + "]";
+}
+
+absl::Status CheckPartialShape(const tensorflow::TensorShapeProto& shape) {
+  if (shape.unknown_rank()) {
+    if (shape.dim().empty()) return absl::OkStatus();
+    return absl::InvalidArgumentError("An unknown shape must not have any dimensions set.");
+  }
+  if (shape.dim_size() > static_cast<int>(Shape::kMaxRank)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Shape ", PartialShapeText(shape), " has too many dimensions"));
+  }
+  // -1 once a dimension is unknown.
+  int64_t count = 1;
+  for (const auto& dim : shape.dim()) {
+    if (dim.size() < -1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("Shape ", PartialShapeText(shape),
+                       " has dimensions with values below -1 (where -1 means unknown)"));
+    }
+    if (dim.size() == -1) {
+      count = -1;
+    } else if (count >= 0 && __builtin_mul_overflow(count, dim.size(), &count)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "Shape ", PartialShapeText(shape), " is too large (more than 2**63 - 1 entries)"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 std::string ShapeText(const Shape& shape) {

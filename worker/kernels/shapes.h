@@ -19,6 +19,11 @@ namespace ferry::worker {
 // "[2,?]"; "<unknown>" for an unknown rank.
 std::string PartialShapeText(const tensorflow::TensorShapeProto& shape);
 
+// OK for a shape that attributes may have, whose dimensions of -1 are unknown.
+//   Errors: INVALID_ARGUMENT with TensorFlow's texts.
+// Source: tensorflow/core/framework/tensor_shape.cc, IsValidShape.
+absl::Status CheckPartialShape(const tensorflow::TensorShapeProto& shape);
+
 // "[2,3]", however many dimensions it has.
 std::string ShapeText(const Shape& shape);
 

@@ -18,6 +18,7 @@ namespace ferry::worker {
 
 KernelOr MakePlaceholder(const NodeAttrs& node) {
   const tensorflow::TensorShapeProto& shape = node.Get("shape").shape();
+  FERRY_RETURN_IF_ERROR(CheckPartialShape(shape));
   std::string text = absl::StrCat("You must feed a value for placeholder tensor '", node.name(),
                                   "' with dtype ", DataTypeName(node.Type("dtype")));
   // A shape of no dimensions was once how an unknown one was written.
@@ -30,9 +31,13 @@ KernelOr MakePlaceholder(const NodeAttrs& node) {
 
 absl::StatusOr<Tensor> ConstantOf(const NodeAttrs& node) {
   const tensorflow::TensorProto& value = node.Get("value").tensor();
-  FERRY_ASSIGN_OR_RETURN(
-      Tensor tensor,
-      TensorFromProto(value, std::min(kMaxDecodedBytes, KernelEnvironment().max_tensor_bytes)));
+  absl::StatusOr<Tensor> made =
+      TensorFromProto(value, std::min(kMaxDecodedBytes, KernelEnvironment().max_tensor_bytes));
+  if (absl::IsInvalidArgument(made.status())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Cannot parse tensor from proto: ", made.status().message()));
+  }
+  FERRY_ASSIGN_OR_RETURN(Tensor tensor, std::move(made));
   if (tensor.dtype() != node.Type("dtype")) {
     return absl::InvalidArgumentError(absl::StrCat("Type mismatch between value (",
                                                    DataTypeName(tensor.dtype()), ") and dtype (",

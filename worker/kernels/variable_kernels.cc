@@ -131,6 +131,7 @@ absl::Status IsInitialized(KernelContext& context) {
 }  // namespace
 
 KernelOr MakeVarHandle(const NodeAttrs& node) {
+  FERRY_RETURN_IF_ERROR(CheckPartialShape(node.Get("shape").shape()));
   ResourceHandle handle;
   handle.container = node.String("container");
   if (handle.container.empty()) handle.container = std::string(Variables::kDefaultContainer);

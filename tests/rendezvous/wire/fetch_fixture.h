@@ -49,6 +49,8 @@ inline Tensor Counted(DataType dtype, int64_t count) {
   Tensor tensor = *Tensor::Allocate(dtype, *Shape::Create({count}));
   auto* bytes = static_cast<uint8_t*>(tensor.mutable_data());
   for (size_t i = 0; i < tensor.bytes(); ++i) bytes[i] = static_cast<uint8_t>(i * 7 / 5);
+  // Any bits are an element, but of booleans.
+  for (size_t i = 0; dtype == DataType::kBool && i < tensor.bytes(); ++i) bytes[i] &= 1;
   return tensor;
 }
 

@@ -47,6 +47,29 @@ TEST_P(Forms, EveryTypeArrives) {
   }
 }
 
+// A worker whose memory holds other bytes than 0 and 1 where booleans are.
+TEST_P(Forms, BooleansThatAreNeither0Nor1_AreRefusedAndNameTheirSender) {
+  for (const int64_t count : {4, 2500, 100'000}) {
+    Tensor tensor = Counted(DataType::kBool, count);
+    static_cast<uint8_t*>(tensor.mutable_data())[count - 2] = 255;
+    const std::string edge = absl::StrCat("e", count);
+    const std::string element = absl::StrCat("element ", count - 2, " of bool[", count, "] is 255");
+    for (const bool is_into_buffer : {false, true}) {
+      RecvArgs args;
+      if (is_into_buffer) args.destination = *Tensor::Allocate(tensor.dtype(), tensor.shape());
+      pair_.Send(edge, tensor);
+      EXPECT_THAT(pair_.Recv(edge, args).Wait(),
+                  Fails(StatusCode::kInvalidArgument,
+                        AllOf(HasSubstr(element), HasSubstr("/job:worker/replica:0/task:0 sent"),
+                              HasSubstr(absl::StrCat(";", edge, ";")))));
+    }
+    // The next value of the key is another one.
+    static_cast<uint8_t*>(tensor.mutable_data())[count - 2] = 1;
+    pair_.Send(edge, tensor);
+    EXPECT_THAT(pair_.Recv(edge).Wait(), IsOk());
+  }
+}
+
 // Scenario 61.
 TEST_P(Forms, StringsAndTheDeadArrive) {
   const Tensor strings =

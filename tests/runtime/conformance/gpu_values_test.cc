@@ -57,7 +57,7 @@ class GpuConformance : public ::testing::TestWithParam<GpuWay> {
   static Tensor Make(GpuPeer& peer, DataType dtype, const Shape& shape, Tensor& pattern,
                      uint32_t seed, cuda::Stream stream) {
     const size_t bytes = *TensorBytes(dtype, shape);
-    pattern = GpuPeer::Pattern(bytes, seed);
+    pattern = GpuPeer::Pattern(bytes, seed, dtype);
     Tensor tensor;
     if (GetParam().is_foreign && bytes > 0) {
       Gpu& gpu = peer.gpu(0);
@@ -158,7 +158,8 @@ TEST_P(GpuConformance, EachTypeAndSizeEitherSideFirst) {
           EXPECT_EQ(received->tensor.shape(), samples[i].shape);
           if (received->tensor.bytes() == 0) continue;
           ExpectArrived(peer, received,
-                        GpuPeer::Pattern(received->tensor.bytes(), static_cast<uint32_t>(i)),
+                        GpuPeer::Pattern(received->tensor.bytes(), static_cast<uint32_t>(i),
+                                         samples[i].dtype),
                         stream->get());
         }
         receipts.clear();

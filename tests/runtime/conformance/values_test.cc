@@ -36,6 +36,32 @@ TEST_P(ConformanceOfValues, EachTypeAndSizeEitherSideFirst) {
   }
 }
 
+// A sender whose buffer holds other bytes than 0 and 1 where booleans are, by every way: in the
+// ticket, looked at where it lies, copied, streamed.
+TEST_P(ConformanceOfValues, BooleansThatAreNeither0Nor1_AreRefused) {
+  int number = 0;
+  for (const int64_t count : {1, 64, 5000, 300'007}) {
+    Tensor sent = Pattern(DataType::kBool, {count}, static_cast<uint32_t>(count));
+    auto* const bytes = static_cast<uint8_t*>(sent.mutable_data());
+    const uint8_t was = std::exchange(bytes[count - 1], uint8_t{2});
+    const RendezvousKey key = KeyTo(absl::StrCat("b", ++number));
+    ASSERT_TRUE(source_->Step(1)->Send(key, sent).ok());
+    const absl::Status status = Receive(1, key, sent).Wait().status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    const std::string text(status.message());
+    EXPECT_NE(text.find(absl::StrCat("element ", count - 1, " of bool[", count, "] is 2")),
+              std::string::npos)
+        << text;
+    EXPECT_NE(text.find(key.text()), std::string::npos) << text;
+    // Neither side is the worse for it.
+    bytes[count - 1] = was;
+    ASSERT_TRUE(source_->Step(1)->Send(key, sent).ok());
+    const absl::StatusOr<Received> received = Receive(1, key, sent).Wait();
+    ASSERT_TRUE(received.ok()) << received.status();
+    EXPECT_TRUE(IsEqual(received->tensor, sent));
+  }
+}
+
 TEST_P(ConformanceOfValues, StringsDeadValuesAndOneByte) {
   const Tensor strings =
       *Tensor::OfStrings(*Shape::Create({3}), {"", "short", std::string(200'000, 's') + "end"});

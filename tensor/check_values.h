@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whether the bytes of a tensor are elements of its type.
+#ifndef FERRY_TENSOR_CHECK_VALUES_H_
+#define FERRY_TENSOR_CHECK_VALUES_H_
+
+#include <cstddef>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+
+#include "tensor/tensor.h"
+
+namespace ferry {
+
+// The index of the first of `count` bytes that is neither 0 nor 1. One pass, at the speed of
+// memory.
+//   first: may be null if `count` is 0.
+std::optional<size_t> FindNonBoolean(const void* first, size_t count);
+
+// Whether any pattern of bits is an element of the type: all types of fixed size but booleans.
+// Numbers that take less than a byte have one each, whose upper bits do not count.
+inline bool HasIllegalBits(DataType dtype) { return dtype == DataType::kBool; }
+
+// OK, or INVALID_ARGUMENT with the index of the first element that is none of the tensor's type:
+// "element 2 of bool[4] is 255, and a boolean is 0 or 1". To be asked of whatever was made from
+// bytes that come from outside of the process, before anyone else sees it: a C++ bool of another
+// value is undefined behaviour, and becomes a number when it is cast.
+// What is in a device's memory cannot be looked at from here, and is OK.
+absl::Status CheckValues(const Tensor& tensor);
+
+// The same of bytes that are not a tensor yet.
+//   what: "bool[4]".
+absl::Status CheckValues(DataType dtype, const void* first, size_t bytes, const std::string& what);
+
+}  // namespace ferry
+
+#endif  // FERRY_TENSOR_CHECK_VALUES_H_
