@@ -5,42 +5,37 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
+
+#include "rendezvous/value.h"
 
 namespace ferry::master {
 namespace {
 
-constexpr absl::string_view kDerivedMark = "[_Derived_]";
 // Of several errors in one text, each is cut to this; one alone may be as long as it likes.
 constexpr size_t kMaxBytesOfEach = 8192;
 
 absl::Status WithoutMark(const absl::Status& status) {
   const absl::StatusCode code =
       absl::IsUnavailable(status) ? absl::StatusCode::kAborted : status.code();
-  return absl::Status(code, absl::StrReplaceAll(status.message(), {{kDerivedMark, ""}}));
+  return absl::Status(code, WithoutDerivedMark(status).message());
 }
 
 }  // namespace
 
-bool IsDerived(const absl::Status& status) {
-  return absl::StrContains(status.message(), kDerivedMark);
-}
-
 void StepErrors::Add(absl::string_view worker, const absl::Status& error) {
   absl::Status named(error.code(), absl::StrCat("From ", worker, ":\n", error.message()));
-  const bool is_derived =
-      IsDerived(error) || absl::IsUnavailable(error) || (has_root() && absl::IsCancelled(error));
+  const bool is_derived = IsDerived(error) || absl::IsUnavailable(error) ||
+                          ((has_root() || has_given_up_) && absl::IsCancelled(error));
   (is_derived ? derived_ : roots_).push_back(std::move(named));
 }
 
 void StepErrors::Cause(absl::Status cause) {
-  if (!has_root()) roots_.push_back(std::move(cause));
+  if (!has_root() && !has_given_up_) roots_.push_back(std::move(cause));
 }
 
 void StepErrors::GiveUpOnCause() {
-  if (!has_root() && !derived_.empty()) roots_.push_back(WithoutMark(derived_.front()));
+  if (!has_root() && !derived_.empty()) has_given_up_ = true;
 }
 
 absl::Status StepErrors::Summary() const {

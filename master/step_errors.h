@@ -10,9 +10,6 @@
 
 namespace ferry::master {
 
-// Whether the error only follows from another one: "[_Derived_]RecvAsync is cancelled.".
-bool IsDerived(const absl::Status& status);
-
 // Not thread-safe. The cause comes before what follows from it, whichever arrived first.
 // Source: tsl/platform/status.cc, StatusGroup.
 class StepErrors final {
@@ -24,7 +21,8 @@ class StepErrors final {
   // Why the step was called off, if nothing went wrong before.
   void Cause(absl::Status cause);
 
-  // The cause of what there is will not be told of: the first error is taken for it.
+  // The cause of what there is has not been told of in time: the first error is taken for it,
+  // unless a worker tells of it after all. What ends with CANCELLED from now on follows from this.
   void GiveUpOnCause();
 
   bool has_root() const { return !roots_.empty(); }
@@ -35,6 +33,7 @@ class StepErrors final {
   absl::Status Summary() const;
 
  private:
+  bool has_given_up_ = false;
   std::vector<absl::Status> roots_;
   std::vector<absl::Status> derived_;
 };

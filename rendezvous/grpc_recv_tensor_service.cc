@@ -14,11 +14,11 @@
 #include "absl/strings/str_cat.h"
 
 #include "coord/grpc_bytes.h"
-#include "coord/grpc_errors.h"
 #include "coord/grpc_raw_service.h"
 #include "proto/ferry_tensor_stream.pb.h"
 #include "proto/tf_worker.pb.h"
 #include "rendezvous/grpc_call_marks.h"
+#include "rendezvous/grpc_derived.h"
 
 namespace ferry {
 namespace {
@@ -125,7 +125,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
         asked_.Lose(value, status);
       }
     }
-    Finish(coord::ToGrpcStatus(status));
+    Finish(ToGrpcAnswer(status));
   }
   void OnCancel() override { asked_.OnCancel(); }
   void OnDone() override { delete this; }
@@ -143,7 +143,7 @@ class StreamCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
 
   void Start(const grpc::ByteBuffer& request) {
     asked_.Ask<v1::TensorStreamRequest>(request, [this](absl::Status status, ServedValue value) {
-      if (!status.ok()) return Finish(coord::ToGrpcStatus(status));
+      if (!status.ok()) return Finish(ToGrpcAnswer(status));
       asked_.Begin(value);
       writer_.emplace(value, asked_.options.frame_bytes);
       WriteNext();
@@ -162,7 +162,7 @@ class StreamCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   // Not called for the last one.
   void OnWriteDone(bool ok) override {
     if (ok && asked_.is_step_over()) {
-      return Finish(coord::ToGrpcStatus(absl::AbortedError(
+      return Finish(ToGrpcAnswer(absl::AbortedError(
           absl::StrCat("step ", asked_.step_id(), " is over, in the middle of a tensor"))));
     }
     if (ok) return WriteNext();
@@ -204,7 +204,7 @@ class RecvTensorService final : public coord::RawService {
         *response = coord::SerializeMessage(tensorflow::MarkRecvFinishedResponse());
       }
       grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-      reactor->Finish(coord::ToGrpcStatus(status));
+      reactor->Finish(ToGrpcAnswer(status));
       return reactor;
     });
     if (!options_.has_streams) return;

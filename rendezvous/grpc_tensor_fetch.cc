@@ -15,10 +15,10 @@
 #include "absl/time/clock.h"
 
 #include "coord/grpc_bytes.h"
-#include "coord/grpc_errors.h"
 #include "proto/ferry_tensor_stream.pb.h"
 #include "proto/tf_worker.pb.h"
 #include "rendezvous/grpc_call_marks.h"
+#include "rendezvous/grpc_derived.h"
 #include "rendezvous/grpc_tensor_channel.h"
 #include "tensor/check_values.h"
 
@@ -60,7 +60,7 @@ class StreamAttempt final : public grpc::ClientReadReactor<grpc::ByteBuffer> {
   }
   void OnDone(const grpc::Status& status) override {
     outcome_.is_kept = reader_.has_header() && reader_.require_ack();
-    if (outcome_.status.ok()) outcome_.status = coord::FromGrpcStatus(status);
+    if (outcome_.status.ok()) outcome_.status = FromGrpcAnswer(status);
     if (outcome_.status.ok()) {
       absl::StatusOr<ServedValue> value = reader_.Finish();
       if (value.ok()) {
@@ -101,7 +101,7 @@ class UnaryAttempt final {
 
   void OnDone(const grpc::Status& status) {
     FetchOutcome outcome;
-    outcome.status = coord::FromGrpcStatus(status);
+    outcome.status = FromGrpcAnswer(status);
     if (outcome.status.ok()) {
       outcome.has_begun = true;
       absl::StatusOr<ServedValue> value = DecodeRecvTensorResponse(response_, fetch_->target());

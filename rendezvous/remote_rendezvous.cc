@@ -23,12 +23,6 @@ absl::Status NotHere(absl::string_view side, const RendezvousKey& key, const Tas
       "Invalid rendezvous key (", side, "): ", absl::CEscape(key.text()), " @ ", ToString(worker)));
 }
 
-// The cause is somewhere else: whoever sees several errors of a step is to report that one.
-absl::Status AsConsequence(const absl::Status& why) {
-  const bool is_consequence = absl::IsCancelled(why) || absl::IsAborted(why);
-  return is_consequence ? MakeDerived(why) : why;
-}
-
 absl::Status CancelledWait(bool is_deferred) {
   return MakeDerived(absl::CancelledError(is_deferred ? "RecvLocalAsync is cancelled."
                                                       : "RecvFromRemoteAsync is cancelled."));
@@ -255,7 +249,8 @@ void RemoteRendezvous::EndAll(absl::FunctionRef<absl::Status(const Waiting&)> ve
 
 void RemoteRendezvous::StartAbort(const absl::Status& why) {
   FERRY_CHECK(!why.ok());
-  const absl::Status status = AsConsequence(why);
+  // Whoever hears it from here hears a copy, whatever its code: the cause is told by who aborts.
+  const absl::Status status = MakeDerived(why);
   bool has_untaken = false;
   local_.ForEachPending(absl::ZeroDuration(),
                         [&has_untaken](const PendingOp& op) { has_untaken |= op.is_send; });

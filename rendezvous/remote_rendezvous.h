@@ -99,8 +99,8 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   //   Errors: as LocalRendezvous; INVALID_ARGUMENT unless the source is here.
   void RecvLocalAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done);
 
-  // Ends everything with `why`, for good; CANCELLED and ABORTED are marked as derived, because
-  // something else was the cause. REQUIRES: not OK.
+  // Ends everything with `why`, for good, marked as derived: whoever waits here, in this process or
+  // another, hears a copy of what the caller tells by itself. REQUIRES: not OK.
   void StartAbort(const absl::Status& why);
   // As it was marked.
   absl::Status abort_status() const { return local_.abort_status(); }

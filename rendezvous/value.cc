@@ -4,26 +4,27 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
+#include "absl/strings/str_replace.h"
 
 namespace ferry {
 namespace {
 
-// TensorFlow's mark, which its masters look for. Source: tensorflow/core/platform/status.cc.
-constexpr absl::string_view kPrefix = "[_Derived_]";
+// TensorFlow's mark, which its masters looked for anywhere in the text until they had payloads
+// (grpc_derived.h). Source: tensorflow/core/platform/status.cc of 2.0.
+constexpr absl::string_view kMark = "[_Derived_]";
 
 }  // namespace
 
+bool IsDerived(const absl::Status& status) { return absl::StrContains(status.message(), kMark); }
+
 absl::Status MakeDerived(const absl::Status& status) {
   if (status.ok() || IsDerived(status)) return status;
-  return absl::Status(status.code(), absl::StrCat(kPrefix, status.message()));
+  return absl::Status(status.code(), absl::StrCat(kMark, status.message()));
 }
-
-bool IsDerived(const absl::Status& status) { return absl::StartsWith(status.message(), kPrefix); }
 
 absl::Status WithoutDerivedMark(const absl::Status& status) {
   if (!IsDerived(status)) return status;
-  return absl::Status(status.code(), absl::StripPrefix(status.message(), kPrefix));
+  return absl::Status(status.code(), absl::StrReplaceAll(status.message(), {{kMark, ""}}));
 }
 
 }  // namespace ferry

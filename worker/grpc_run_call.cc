@@ -12,6 +12,7 @@
 #include "coord/grpc_bytes.h"
 #include "coord/grpc_errors.h"
 #include "proto/tf_worker.pb.h"
+#include "rendezvous/grpc_derived.h"
 #include "tensor/bytes_of_proto.h"
 #include "tensor/tensor_proto.h"
 #include "worker/grpc_request_check.h"
@@ -97,7 +98,7 @@ class RunCall final : public grpc::ServerUnaryReactor {
     }
     // They may be what was too large.
     message.clear_partition_graph();
-    if (!errors_in_body_) return Finish(coord::ToGrpcStatus(status));
+    if (!errors_in_body_) return Finish(ToGrpcAnswer(status));
     message.set_status_code(static_cast<tensorflow::error::Code>(status.code()));
     message.set_status_error_message(std::string(status.message()));
     *response_ = coord::SerializeMessage(message);

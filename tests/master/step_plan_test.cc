@@ -2,11 +2,17 @@
 // Plans, errors and timers by themselves.
 #include "master/step_plan.h"
 
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "master/step_errors.h"
 #include "master/timers.h"
+#include "rendezvous/value.h"
 #include "tests/graph/graph_fixture.h"
 
 namespace ferry::master {
@@ -43,6 +49,52 @@ TEST(StepErrors, PutTheCauseBeforeWhatFollows) {
   // Too late to be the cause.
   errors.Cause(absl::DeadlineExceededError("late"));
   EXPECT_EQ(errors.Summary().code(), absl::StatusCode::kInternal);
+}
+
+// The answers of four workers, one of which is at fault, in every order.
+TEST(StepErrors, InWhateverOrderTheyArrive_TheRootIsNamed) {
+  std::vector<std::pair<std::string, absl::Status>> answers = {
+      {"w0", MakeDerived(absl::InvalidArgumentError("bad shape; step 1 needed a"))},
+      {"w1", absl::InvalidArgumentError("bad shape")},
+      {"w2", MakeDerived(absl::InvalidArgumentError("bad shape; step 1 needed b"))},
+      // A copy that went through the words of another layer.
+      {"w3", absl::UnknownError("lane: [_Derived_]bad shape")}};
+  std::vector<size_t> order = {0, 1, 2, 3};
+  int orders = 0;
+  do {
+    // The master gives up waiting for the cause after that many of them.
+    for (size_t patience = 0; patience <= order.size(); ++patience) {
+      StepErrors errors;
+      bool has_ended = false;
+      for (size_t i = 0; i < order.size(); ++i) {
+        if (i == patience) {
+          errors.GiveUpOnCause();
+          has_ended = i > 0;
+        }
+        const auto& [worker, status] = answers[order[i]];
+        errors.Add(worker, status);
+        // Those that were called off after that.
+        if (has_ended && order[i] != 1) errors.Add("late", absl::CancelledError("RPC cancelled"));
+      }
+      EXPECT_TRUE(errors.has_root());
+      EXPECT_THAT(errors.Summary(),
+                  Fails(absl::StatusCode::kInvalidArgument, "From w1:\nbad shape"));
+    }
+    ++orders;
+  } while (std::next_permutation(order.begin(), order.end()));
+  EXPECT_EQ(orders, 24);
+}
+
+// A cause that nobody tells of: the first copy stands for it, not what was called off because of
+// it.
+TEST(StepErrors, WithoutACause_TheFirstCopyIsTold) {
+  StepErrors errors;
+  errors.Add("w0", MakeDerived(absl::InternalError("one")));
+  errors.Add("w1", MakeDerived(absl::InternalError("two")));
+  errors.GiveUpOnCause();
+  errors.Add("w2", absl::CancelledError("RPC cancelled"));
+  errors.Cause(absl::DeadlineExceededError("late"));
+  EXPECT_THAT(errors.Summary(), Fails(absl::StatusCode::kInternal, "From w0:\none"));
 }
 
 TEST(StepErrors, KeepTheReasonWhyAStepWasCalledOff) {

@@ -93,11 +93,44 @@ TEST_F(Remote, AbortEndsALocalReceive) {
   EXPECT_THAT(results_.all(), ElementsAre("ABORTED: [_Derived_]gone"));
 }
 
-// An error that is the cause itself is not marked.
-TEST_F(Remote, OnlyConsequencesAreDerived) {
-  const auto step = Begin(1);
-  step->StartAbort(absl::InternalError("the cause"));
-  EXPECT_EQ(step->abort_status().ToString(), "INTERNAL: the cause");
+// Whoever aborts tells the cause; what others hear of it is a copy, whatever its code: else the
+// worker that was only waiting may be named for it.
+TEST_F(Remote, WhateverEndsAStep_IsHeardAsACopy) {
+  const absl::StatusCode codes[] = {
+      absl::StatusCode::kInvalidArgument,  absl::StatusCode::kInternal,
+      absl::StatusCode::kNotFound,         absl::StatusCode::kAborted,
+      absl::StatusCode::kCancelled,        absl::StatusCode::kUnavailable,
+      absl::StatusCode::kResourceExhausted};
+  int64_t step_id = 0;
+  for (const absl::StatusCode code : codes) {
+    Results results;
+    const auto step = Begin(++step_id);
+    // Of a local node, of a peer that waits, of one that has sent already, of a fetch.
+    step->RecvAsync(KeyOf(0, 0), {}, results.Writer());
+    manager_.RecvLocalAsync(step_id, KeyOf(0, 1), {}, results.Writer());
+    step->RecvAsync(KeyOf(1, 0), {}, results.Writer());
+    step->StartAbort(absl::Status(code, "the cause"));
+    // And of those that come later.
+    manager_.RecvLocalAsync(step_id, KeyOf(0, 1, "later"), {}, results.Writer());
+    step->RecvAsync(KeyOf(1, 0, "later"), {}, results.Writer());
+    const std::string copy = absl::StrCat(absl::StatusCodeToString(code), ": [_Derived_]the cause");
+    EXPECT_EQ(results.all(), std::vector<std::string>(5, copy));
+    EXPECT_EQ(step->Send(KeyOf(0, 1), Value("v")).ToString(), copy);
+    EXPECT_TRUE(IsDerived(step->abort_status()));
+  }
+}
+
+// A copy of a copy has one mark, and the mark is found behind the words of others.
+TEST(Derived, CopiesOfCopies_AreMarkedOnce) {
+  const absl::Status once = MakeDerived(absl::InternalError("x"));
+  EXPECT_EQ(MakeDerived(once), once);
+  const absl::Status wrapped =
+      absl::InternalError(absl::StrCat("lane to node 1: ", once.message()));
+  EXPECT_TRUE(IsDerived(wrapped));
+  EXPECT_EQ(MakeDerived(wrapped), wrapped);
+  EXPECT_EQ(WithoutDerivedMark(wrapped).message(), "lane to node 1: x");
+  EXPECT_EQ(WithoutDerivedMark(absl::InternalError("x")).message(), "x");
+  EXPECT_TRUE(MakeDerived(absl::OkStatus()).ok());
 }
 
 // Scenario 30.

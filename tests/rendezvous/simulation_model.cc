@@ -15,9 +15,7 @@ using absl::StatusCode;
 Outcome Error(StatusCode code, std::string text) { return {code, std::move(text), {}}; }
 
 Outcome AsConsequence(Outcome why) {
-  const bool is_consequence =
-      why.code == StatusCode::kCancelled || why.code == StatusCode::kAborted;
-  if (is_consequence) why.text = absl::StrCat("[_Derived_]", why.text);
+  why.text = absl::StrCat("[_Derived_]", why.text);
   return why;
 }
 

@@ -116,11 +116,33 @@ TEST_P(WorkerService, AnErrorAtOneWorkerReachesTheOther) {
                                  AllOf(HasSubstr("You must feed a value for placeholder tensor "
                                                  "'never_fed'"),
                                        HasSubstr("{{node never_fed}}"))));
-  for (const auto& result : step.results) {
-    EXPECT_THAT(result, Fails(StatusCode::kInvalidArgument));
+  // The one that it happened at says so, and the other says that it has heard of it.
+  ASSERT_EQ(step.results.size(), 2u);
+  for (size_t i = 0; i < step.results.size(); ++i) {
+    EXPECT_THAT(step.results[i], Fails(StatusCode::kInvalidArgument));
+    EXPECT_EQ(IsDerived(step.results[i].status()), step.workers[i] == &a_)
+        << step.results[i].status();
   }
   a_.ExpectClean();
   b_.ExpectClean();
+}
+
+// Whichever of them is sooner done with it: a master takes the first error that is no copy.
+TEST_P(WorkerService, AnErrorAtOneWorker_IsNoOthersInAnyStep) {
+  GraphWriter writer;
+  writer.Placeholder("never_fed", kTask1);
+  writer.AddFloat("y", "Identity", {"never_fed"}, kTask0);
+  writer.AddFloat("z", "Identity", {"y"}, kTask1);
+  writer.AddFloat("w", "Identity", {"z"}, kTask0);
+  SmallMaster master({&a_, &b_}, writer, {{}, {"w"}, {}});
+  for (int64_t id = 1; id <= 100; ++id) {
+    SmallMaster::Step step = master.Start(id);
+    EXPECT_THAT(step.Wait(), Fails(StatusCode::kInvalidArgument));
+    for (size_t i = 0; i < step.results.size(); ++i) {
+      ASSERT_EQ(IsDerived(step.results[i].status()), step.workers[i] == &a_)
+          << step.results[i].status();
+    }
+  }
 }
 
 TEST_P(WorkerService, FeedsThatAreNoTensors_AreNamedByTheirPlace) {

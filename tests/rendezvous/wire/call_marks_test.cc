@@ -9,6 +9,7 @@
 #include "coord/grpc_raw_service.h"
 #include "fetch_fixture.h"
 #include "proto/tf_worker.pb.h"
+#include "rendezvous/grpc_derived.h"
 
 namespace ferry {
 namespace {
@@ -250,6 +251,32 @@ TEST_P(MarkedForms, FetchesProveTheirToken) {
     EXPECT_THAT(strangers.Recv("e").Wait(),
                 Fails(StatusCode::kUnauthenticated, HasSubstr("/job:worker/replica:0/task:0")));
   }
+}
+
+// Workers of TensorFlow 2.15 tell a copied error by its payload, whose bytes are these: a map's
+// entry (field 1) with the key (field 1) and no value.
+TEST(Derived, GoesOverTheWireAsTensorFlowsPayload) {
+  const absl::Status copy = MakeDerived(absl::InvalidArgumentError("bad shape"));
+  const grpc::Status answer = ToGrpcAnswer(copy);
+  EXPECT_EQ(answer.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  const std::string url = "type.googleapis.com/tensorflow.DerivedStatus";
+  EXPECT_NE(answer.error_details().find(url), std::string::npos);
+  EXPECT_EQ(FromGrpcAnswer(answer), copy);
+  // TensorFlow's own has no mark in its text.
+  const std::string entry =
+      absl::StrCat("\x0a", std::string(1, static_cast<char>(url.size())), url);
+  const std::string details =
+      absl::StrCat("\x0a", std::string(1, static_cast<char>(entry.size())), entry);
+  const absl::Status theirs =
+      FromGrpcAnswer(grpc::Status(grpc::StatusCode::ABORTED, "gone", details));
+  EXPECT_EQ(theirs.ToString(), "ABORTED: [_Derived_]gone");
+  // A root, another payload, and what is none.
+  EXPECT_TRUE(ToGrpcAnswer(absl::InternalError("root")).error_details().empty());
+  for (const std::string& other :
+       {std::string(), std::string("\x0a\x03\x0a\x01x", 5), std::string("garbage")}) {
+    EXPECT_FALSE(IsDerived(FromGrpcAnswer(grpc::Status(grpc::StatusCode::ABORTED, "gone", other))));
+  }
+  EXPECT_TRUE(FromGrpcAnswer(ToGrpcAnswer(absl::OkStatus())).ok());
 }
 
 }  // namespace
