@@ -43,6 +43,13 @@ TEST(BenchGoneNode, NamesWhoHasDiedLeftOrComeBack) {
               HasSubstr("node 2 was restarted"));
 }
 
+// It may be alive: a worker that could not be reached, say.
+TEST(BenchGoneNode, ANodeThatReportedAnError_HasNotDied) {
+  coord::TaskStatus task = TaskOf(2, coord::TaskState::kError, 22);
+  task.error = absl::UnavailableError("/job:w/replica:0/task:2 reported: cannot be reached");
+  EXPECT_THAT(std::string(Check(task).message()), HasSubstr("node 2 has failed while"));
+}
+
 TEST(BenchGoneNode, CaresForNobodyElse) {
   EXPECT_TRUE(Check(TaskOf(3, coord::TaskState::kError, 33)).ok());
 }

@@ -5,21 +5,27 @@
 #include <netdb.h>
 #include <netinet/in.h>
 
+#include <chrono>
 #include <string>
 
 #include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/impl/client_unary_call.h>
 #include <gtest/gtest.h>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
+#include "rendezvous/grpc_tensor_channel.h"
 #include "runtime/endpoint_record.h"
 #include "tests/runtime/exchange_pair.h"
 
 namespace ferry {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST(Addresses, AreCompletedAsPeopleWriteThem) {
   const std::pair<const char*, const char*> kGood[] = {
@@ -63,6 +69,80 @@ TEST(Addresses, APortThatIsAdvertisedIsTheCarriers) {
   options.token = "token";
   const auto refused = Exchange::Start(options, {}, {});
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument) << refused.status();
+}
+
+// What a node is told of another may be a list, of which some are no use.
+TEST(Addresses, GrpcTriesEachOfSeveralAddresses) {
+  for (const char* const before : {"127.0.0.1:1", "[::1]:1", "127.0.0.1:1,127.0.0.2:1,[::1]:1"}) {
+    Directory directory;
+    ExchangeOptions options;
+    options.carrier = Carrier::kGrpc;
+    ExchangeEnd source(directory, 1, options);
+    ExchangeEnd sink(directory, 2, options);
+    Endpoint told = source.exchange->self();
+    told.grpc_address = absl::StrCat(before, ",", told.grpc_address);
+    directory.Publish(told);
+    const Tensor sent = *Tensor::Allocate(DataType::kUint8, *Shape::Create({100'000}));
+    const RendezvousKey key = KeyBetween(source, sink, "t");
+    Receipt receipt;
+    sink.Step(1)->RecvAsync(key, {}, receipt.callback());
+    ASSERT_TRUE(source.Step(1)->Send(key, sent).ok());
+    EXPECT_TRUE(receipt.Wait().ok()) << before << ": " << receipt.Wait().status();
+  }
+}
+
+TEST(Addresses, SeveralAreOneTargetOfGrpc) {
+  EXPECT_EQ(TensorTarget("10.0.0.3:5"), "10.0.0.3:5");
+  EXPECT_EQ(TensorTarget("[fd00::3]:5"), "[fd00::3]:5");
+  EXPECT_EQ(TensorTarget("10.0.0.3:5,[fd00::3]:6"), "ipv6:%5B::ffff:10.0.0.3%5D:5,%5Bfd00::3%5D:6");
+}
+
+TEST(Addresses, AWorkerThatCannotBeReached_IsNotSaidToHaveDied) {
+  Directory directory;
+  ExchangeOptions options;
+  options.carrier = Carrier::kGrpc;
+  ExchangeEnd source(directory, 1, options);
+  ExchangeEnd sink(directory, 2, options);
+  Endpoint told = source.exchange->self();
+  told.grpc_address = "127.0.0.1:1,[::1]:1";
+  directory.Publish(told);
+  Receipt receipt;
+  sink.Step(1)->RecvAsync(KeyBetween(source, sink, "t"), {}, receipt.callback());
+  const absl::Status status = receipt.Wait().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("node 1 cannot be reached at 127.0.0.1:1, [::1]:1"),
+                    HasSubstr("--advertise=ADDRESS"), Not(HasSubstr("died"))));
+}
+
+// A session that is opened at a worker, as TensorFlow's own servers have both at one port.
+TEST(Addresses, AServiceOfTheCoordinatorAtANodesPort_IsToldWhereThatIs) {
+  Directory directory;
+  ExchangeOptions options;
+  options.carrier = Carrier::kGrpc;
+  options.coordinator = "head:9470";
+  ExchangeEnd node(directory, 1, options);
+  const auto channel = MakeTensorChannel(node.exchange->self().grpc_address);
+  for (const char* const path :
+       {"/tensorflow.MasterService/CreateSession", "/tensorflow.grpc.MasterService/ListDevices",
+        "/tensorflow.CoordinationService/RegisterTask",
+        "/xla.coordination.CoordinationService/RegisterTask",
+        "/xla.DistributedRuntimeService/Connect", "/ferry.v1.Control/Attach"}) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
+    const grpc::Slice empty;
+    const grpc::ByteBuffer request(&empty, 1);
+    grpc::ByteBuffer response;
+    const grpc::Status status =
+        grpc::internal::BlockingUnaryCall<grpc::ByteBuffer, grpc::ByteBuffer>(
+            channel.get(),
+            grpc::internal::RpcMethod(path, grpc::internal::RpcMethod::NORMAL_RPC, channel),
+            &context, request, &response);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED) << path;
+    EXPECT_THAT(status.error_message(), AllOf(HasSubstr("this is node 1's worker port"),
+                                              HasSubstr("at the coordinator, head:9470")))
+        << path;
+  }
 }
 
 // Of an interface that is up: "fe80::1%eth0". Empty: there is none.

@@ -12,9 +12,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstddef>
 #include <functional>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/runtime/exchange_kill.h"
@@ -171,6 +173,40 @@ TEST_P(ExchangeWalls, WithoutTheRightsOfADebugger) {
     Fork(1);
     ExpectAllWaysWork();
   }));
+}
+
+constexpr uid_t kOtherUser = 65534;
+
+bool BecomeOtherUser() {
+  // Which forgets that the parent's death ends the process, and hides it from itself.
+  return setresuid(kOtherUser, kOtherUser, kOtherUser) == 0 &&
+         prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && prctl(PR_SET_DUMPABLE, 1) == 0;
+}
+
+// Without a word of it the one that connects saw a connection that was reset.
+TEST_P(ExchangeWalls, TwoUsers_GoOverTcpOrAreToldThatTheyAreTwo) {
+  if (geteuid() != 0) GTEST_SKIP() << NotHere("does not let this user become another one");
+  const bool needs_shm = std::string(GetParam()) == "shm";
+  peers_.push_back(
+      std::make_unique<PeerProcess>(needs_shm ? "shm" : "", 100, size_t{1} << 30, BecomeOtherUser));
+  here_ = std::make_unique<ExchangeEnd>(directory_, kHere);
+  step_ = here_->Step(kStepId);
+  PeerProcess& peer = Meet(0);
+  // The one that receives connects.
+  ASSERT_TRUE(step_->Send(peer.To("t"), Pattern(300'000)).ok());
+  peer.Ask("recv t");
+  const std::string answer = peer.Ask("wait");
+  if (needs_shm) {
+    EXPECT_THAT(answer, testing::HasSubstr("two users share no memory: this process runs as uid "
+                                           "65534 and the one at the other end of the Unix socket "
+                                           "as uid 0"));
+  } else {
+    EXPECT_EQ(answer, "OK");
+  }
+  EXPECT_TRUE(Becomes([this] { return here_->exchange->lane_stats().refused > 0; }));
+  EXPECT_THAT(here_->exchange->lane_stats().last_refusal,
+              testing::HasSubstr("runs as uid 0 and the one at the other end of the Unix socket "
+                                 "as uid 65534"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Over, ExchangeWalls, ::testing::Values("shm", "tcp"),

@@ -486,6 +486,27 @@ TEST(Identity, RefusesWhatIsNoAddress) {
   EXPECT_EQ(Good({{"FERRY_COORDINATOR", "[::1]:80"}}).coordinator->value, "[::1]:80");
 }
 
+// mpirun lists all addresses of its machine, in the kernel's order.
+TEST(Identity, OpenMpi_OfMpirunsAddressesOneThatOthersReachIsTaken) {
+  const std::pair<const char*, const char*> kCases[] = {
+      {"7.0;tcp://10.96.0.1,10.148.0.1:34911", "10.96.0.1"},
+      {"7.0;tcp://172.17.0.1,10.148.0.1:34911", "10.148.0.1"},
+      {"7.0;tcp://169.254.1.1,172.17.0.1,10.148.0.1:34911", "10.148.0.1"},
+      {"7.0;tcp6://[fd00::1]:34911", "fd00::1"},
+      {"7.0;tcp6://[fe80::1,fd00::1]:34911", "fd00::1"},
+      {"7.0;tcp://172.17.0.1:34911;tcp6://[fd00::1]:34912", "fd00::1"},
+      {"7.0;tcp://172.17.0.1:34911", "172.17.0.1"},
+      {"7.0; tcp://10.96.0.1, 10.148.0.1:34911", "10.96.0.1"},
+  };
+  for (const auto& [uri, host] : kCases) {
+    const Identity identity = Good({{"OMPI_COMM_WORLD_RANK", "1"},
+                                    {"OMPI_COMM_WORLD_SIZE", "2"},
+                                    {"OMPI_MCA_orte_hnp_uri", uri}});
+    ASSERT_TRUE(identity.first_host.has_value()) << uri;
+    EXPECT_EQ(identity.first_host->value, host) << uri;
+  }
+}
+
 TEST(Identity, RefusesAGarbledNodeList) {
   ExpectRefused(With(kSlurm, {{"SLURM_STEP_NODELIST", "gpu[1-"}}),
                 "SLURM_STEP_NODELIST=\"gpu[1-\" is not a Slurm node list");
@@ -505,6 +526,29 @@ TEST(FirstSlurmHost, ExpandsTheFirstBracket) {
   EXPECT_EQ(*FirstSlurmHost("gpu[12,14]"), "gpu12");
   EXPECT_EQ(*FirstSlurmHost("rack[1-2]node[01-04]"), "rack1node01");
   EXPECT_EQ(*FirstSlurmHost("gpu[1-2].cluster.example"), "gpu1.cluster.example");
+}
+
+// Lists that people write, or that scripts put together.
+TEST(FirstSlurmHost, BlanksAroundHostsAndNumbers_AreSkipped) {
+  EXPECT_EQ(*FirstSlurmHost(" n1,n2"), "n1");
+  EXPECT_EQ(*FirstSlurmHost("\t n1 , n2 "), "n1");
+  EXPECT_EQ(*FirstSlurmHost("n1 n2"), "n1");
+  EXPECT_EQ(*FirstSlurmHost("n1\n"), "n1");
+  EXPECT_EQ(*FirstSlurmHost("gpu[ 003 - 010 , 12 ], login1"), "gpu003");
+  EXPECT_EQ(*FirstSlurmHost("  gpu[\t12,14]"), "gpu12");
+  for (const char* nodelist : {" ", "\t", " ,a", "a[ ]", "a[ x]", "a[1 2]"}) {
+    EXPECT_FALSE(FirstSlurmHost(nodelist).ok()) << nodelist;
+  }
+}
+
+TEST(Identity, BlanksAroundAHost_AreNoPartOfItsName) {
+  EXPECT_EQ(Good(With(kSlurm, {{"SLURM_STEP_NODELIST", " gpu003, gpu004"}})).first_host->value,
+            "gpu003");
+  EXPECT_EQ(
+      Good({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", " head\t"}}).first_host->value,
+      "head");
+  EXPECT_FALSE(
+      Good({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", " "}}).first_host.has_value());
 }
 
 TEST(FirstSlurmHost, RefusesBracketsThatDoNotMatch) {

@@ -5,15 +5,27 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <cstdlib>
+#include <functional>
 #include <string>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace ferry {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 int SendBuffer(int socket) {
   int bytes = 0;
@@ -67,6 +79,78 @@ TEST(SocketsTest, TheKernelChoosesForOthers) {
     TuneTcpSender(each);
     EXPECT_EQ(SendBuffer(each), before);
   }
+}
+
+TEST(SocketsTest, WithoutAHost_ListensOnBothFamilies) {
+  const absl::StatusOr<ListeningSocket> listener = ListenTcp(":0");
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  Connected(absl::StrCat("127.0.0.1:", listener->port));
+  const auto v6 = BeginConnectTcp(absl::StrCat("[::1]:", listener->port));
+  // A machine without IPv6.
+  if (v6.ok()) Connected(absl::StrCat("[::1]:", listener->port));
+}
+
+TEST(SocketsTest, ResolveTcp_GivesNumbers) {
+  const auto numeric = ResolveTcp("127.0.0.1:5");
+  ASSERT_TRUE(numeric.ok()) << numeric.status();
+  EXPECT_THAT(*numeric, ElementsAre("127.0.0.1:5"));
+  const auto name = ResolveTcp("localhost:5");
+  ASSERT_TRUE(name.ok()) << name.status();
+  EXPECT_THAT(*name, Each(AnyOf("127.0.0.1:5", "[::1]:5")));
+  EXPECT_EQ(ResolveTcp("localhost").status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+// Runs as another user in a process of its own; false: this one may not become another user.
+bool RunAs(uid_t user, const std::function<bool()>& body, bool& result) {
+  const pid_t child = fork();
+  if (child == 0) {
+    if (setresuid(user, user, user) != 0) std::_Exit(77);
+    std::_Exit(body() ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  result = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  return !(WIFEXITED(status) && WEXITSTATUS(status) == 77);
+}
+
+TEST(SocketsTest, CheckSameUser_BothEndsNameBothUsers) {
+  constexpr uid_t kOther = 65534;
+  if (geteuid() == kOther) GTEST_SKIP() << "this is that user already";
+  const std::string name = absl::StrCat("ferry-sockets-test-", getpid());
+  const absl::StatusOr<ListeningSocket> listener = ListenUnix(name);
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  const std::string own = absl::StrCat("uid ", geteuid());
+  const std::string other = absl::StrCat("uid ", kOther);
+  bool is_told = false;
+  const bool is_allowed = RunAs(
+      kOther,
+      [&] {
+        const absl::StatusOr<UniqueFd> socket = BeginConnectUnix(name);
+        if (!socket.ok()) return false;
+        const absl::Status status = CheckSameUser(socket->get(), SocketEnd::kClient);
+        return status.code() == absl::StatusCode::kFailedPrecondition &&
+               absl::StrContains(status.message(), own) &&
+               absl::StrContains(status.message(), other);
+      },
+      is_told);
+  if (!is_allowed) GTEST_SKIP() << "this process may not become another user";
+  EXPECT_TRUE(is_told);
+  const UniqueFd accepted(accept(listener->fd.get(), nullptr, nullptr));
+  ASSERT_TRUE(accepted.valid());
+  const absl::Status status = CheckSameUser(accepted.get(), SocketEnd::kServer);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(own), HasSubstr(other)));
+}
+
+TEST(SocketsTest, CheckSameUser_OneUser_IsFine) {
+  const std::string name = absl::StrCat("ferry-sockets-test-own-", getpid());
+  const absl::StatusOr<ListeningSocket> listener = ListenUnix(name);
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  const absl::StatusOr<UniqueFd> client = BeginConnectUnix(name);
+  ASSERT_TRUE(client.ok()) << client.status();
+  const UniqueFd accepted(accept(listener->fd.get(), nullptr, nullptr));
+  EXPECT_TRUE(CheckSameUser(client->get(), SocketEnd::kClient).ok());
+  EXPECT_TRUE(CheckSameUser(accepted.get(), SocketEnd::kServer).ok());
 }
 
 }  // namespace

@@ -202,6 +202,11 @@ TEST(SocketAddress, ReadsWhatAgentsAreGiven) {
   if (v6.ok()) {
     EXPECT_EQ(ShowAddress(v6->front()), "[::1]:80");
   }
+  // A link-local address means nothing without its interface.
+  const auto scoped = ResolveAddress("[fe80::1%lo]:80");
+  if (scoped.ok()) {
+    EXPECT_EQ(ShowAddress(scoped->front()), "[fe80::1%lo]:80");
+  }
   for (const char* const address :
        {"", ":80", "host", "host:", "host:http", "host:65536", "::1", "fe80::1%eth0:80x"}) {
     EXPECT_THAT(ResolveAddress(address), Fails(StatusCode::kInvalidArgument)) << address;

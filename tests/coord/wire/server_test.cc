@@ -18,6 +18,7 @@ namespace ferry::coord {
 namespace {
 
 using absl::StatusCode;
+using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
@@ -107,6 +108,23 @@ TEST(Server, UnknownMethodsAreUnimplemented) {
     EXPECT_THAT(PendingCall::Start(channel, path, "").Wait(), Fails(StatusCode::kUnimplemented))
         << path;
   }
+}
+
+// A client that takes the coordinator's port for a worker's, as TensorFlow's servers have one for
+// both.
+TEST(Server, MethodsOfWorkers_AreUnimplementedAndSayWhoHasThem) {
+  TestServer server(1);
+  auto channel = server.Channel();
+  for (const char* path :
+       {"/tensorflow.WorkerService/GetStatus", "/tensorflow.WorkerService/RecvTensor",
+        "/ferry.v1.TensorStream/Recv", "/ferry.v1.Trace/GetSteps"}) {
+    EXPECT_THAT(PendingCall::Start(channel, path, "").Wait(),
+                Fails(StatusCode::kUnimplemented, AllOf(HasSubstr("this is the coordinator's port"),
+                                                        HasSubstr(path), HasSubstr("by workers"))))
+        << path;
+  }
+  EXPECT_THAT(PendingCall::Start(channel, "/nowhere.Service/Get", "").Wait(),
+              Fails(StatusCode::kUnimplemented, HasSubstr("no method \"/nowhere.Service/Get\"")));
 }
 
 // What a call is answered whose client closes it before it has sent a request.

@@ -24,6 +24,7 @@
 namespace ferry::coord {
 namespace {
 
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 // What a listener was given. Thread-safe.
@@ -134,6 +135,51 @@ TEST(TcpListener, ListensOnBothFamilies) {
   const UniqueFd client = NewSocket();
   EXPECT_TRUE(Connect(client, (*listener)->port()));
   EXPECT_TRUE(Eventually([&] { return guests.count() == 1; }));
+}
+
+// What a default asks for: IPv4 where there is no IPv6, see cli_network_test.
+TEST(TcpListener, WithoutAHost_ListensOnBothFamilies) {
+  Guests guests;
+  const auto listener = *TcpListener::Open(":0");
+  listener->Start(guests.Welcome(), guests.Listen());
+  const std::string port = std::to_string(listener->port());
+  EXPECT_THAT(listener->address(), AnyOf("[::]:" + port, "0.0.0.0:" + port));
+  const UniqueFd client = NewSocket();
+  EXPECT_TRUE(Connect(client, listener->port()));
+  EXPECT_TRUE(Eventually([&] { return guests.count() == 1; }));
+}
+
+TEST(TcpListener, AddressKeepsTheHostThatWasAskedFor) {
+  const auto listener = *TcpListener::Open("localhost:0");
+  EXPECT_EQ(listener->address(), "localhost:" + std::to_string(listener->port()));
+}
+
+// A coordinator that node 0 starts is looked for at what all nodes derive.
+TEST(TcpListener, AddressFor_IsTheLoopbackOnlyWhereThatWasAskedFor) {
+  const std::pair<const char*, const char*> kCases[] = {
+      {"127.0.0.1:80", "127.0.0.1:80"},
+      {"127.0.1.1:80", "127.0.1.1:80"},
+      {"[::1]:80", "[::1]:80"},
+      {"[0:0:0:0:0:0:0:1]:80", "[::1]:80"},
+      {"[::ffff:127.0.0.1]:80", "127.0.0.1:80"},
+      {"localhost:80", "localhost:80"},
+      {"LocalHost:80", "localhost:80"},
+      {"ip6-localhost:80", "ip6-localhost:80"},
+      {"job.localhost:80", "job.localhost:80"},
+      // Others look for these from elsewhere.
+      {"10.0.0.7:80", ":80"},
+      {"0.0.0.0:80", ":80"},
+      {"[::ffff:10.0.0.7]:80", ":80"},
+      {"head:80", ":80"},
+      {"localhost.example.com:80", ":80"},
+      // By IPv6 alone.
+      {"[fd00::7]:80", "[::]:80"},
+      {"[fe80::7%eth0]:80", "[::]:80"},
+      {"[::]:80", "[::]:80"},
+  };
+  for (const auto& [coordinator, expected] : kCases) {
+    EXPECT_EQ(TcpListener::AddressFor(coordinator), expected) << coordinator;
+  }
 }
 
 void ExpectRefused(const std::string& address, absl::StatusCode code, const char* why) {

@@ -2,6 +2,8 @@
 // NCCL's choice of interfaces, by its own rules, and RDMA devices.
 #include "runtime/doctor/network_checks.h"
 
+#include <sys/socket.h>
+
 #include <string>
 #include <vector>
 
@@ -108,6 +110,40 @@ TEST(CheckInterfaces, LoAndBridgesOfThisMachineAreSaid) {
   EXPECT_THAT(CheckInterfaces(host), IsWarning("one link only", "give the interface an address"));
   host.interfaces.clear();
   EXPECT_THAT(CheckInterfaces(host), IsWrong("find none; running: none", "lo at least"));
+}
+
+TEST(CheckFamilies, TellsWhatTheKernelHas) {
+  MadeUpHost host;
+  EXPECT_THAT(CheckFamilies(host), IsOk("IPv4 and IPv6"));
+  host.files["/proc/sys/net/ipv6/bindv6only"] = "1";
+  EXPECT_THAT(CheckFamilies(host), IsOk("bindv6only is 1"));
+  host.files["/proc/sys/net/ipv6/conf/all/disable_ipv6"] = "1";
+  EXPECT_THAT(CheckFamilies(host), IsOk("disable_ipv6 is 1"));
+  host.families = {AF_INET};
+  EXPECT_THAT(CheckFamilies(host), IsOk("listens on 0.0.0.0"));
+  host.families = {AF_INET6};
+  EXPECT_THAT(CheckFamilies(host), IsOk("the kernel has no IPv4"));
+  host.families = {};
+  EXPECT_THAT(CheckFamilies(host), IsWrong("neither", "seccomp"));
+}
+
+TEST(CheckAddresses, TellsWhatOthersTryInTheirOrder) {
+  MadeUpHost host;
+  host.interfaces = {MadeUpHost::At("lo", "127.0.0.1"), MadeUpHost::At("docker0", "172.17.0.1"),
+                     MadeUpHost::At("eth0", "10.0.0.7"), MadeUpHost::At("eth0", "fd00::7")};
+  EXPECT_THAT(CheckAddresses(host),
+              IsOk("in this order: 10.0.0.7 (eth0), fd00::7 (eth0), 172.17.0.1 (docker0), "
+                   "127.0.0.1 (lo)"));
+}
+
+TEST(CheckAddresses, WhatNoOtherMachineReachesIsSaid) {
+  MadeUpHost host;
+  host.interfaces = {MadeUpHost::At("lo", "127.0.0.1")};
+  EXPECT_THAT(CheckAddresses(host), IsWarning("no other machine reaches", "give an interface"));
+  host.interfaces.push_back(MadeUpHost::At("docker0", "172.17.0.1"));
+  EXPECT_THAT(CheckAddresses(host), IsWarning("none that looks like a network's", "--advertise"));
+  host.interfaces.clear();
+  EXPECT_THAT(CheckAddresses(host), IsWrong("no interface", "lo at least"));
 }
 
 TEST(CheckRdma, TellsDevicesTheirRateAndTheirUse) {
