@@ -75,13 +75,17 @@ TEST(HostChecks, AQuotaOfTheContainerCountsMoreThanItsCores) {
 
 TEST(HostChecks, AContainersMemoryLimit_IsWhatIsToldOf) {
   MadeUpHost host;
-  EXPECT_THAT(CheckMemory(host), WasSkipped("does not tell"));
-  host.files["/proc/meminfo"] = "MemTotal:       33554432 kB\nMemFree: 1 kB";
   EXPECT_THAT(CheckMemory(host), IsOk("32 GiB; by default half"));
   host.files["/sys/fs/cgroup/memory.max"] = "2147483648";
   EXPECT_THAT(CheckMemory(host), IsOk("2 GiB of the machine's 32 GiB (/sys/fs/cgroup/memory.max)"));
   host.files["/sys/fs/cgroup/memory.high"] = "104857600";
   EXPECT_THAT(CheckMemory(host), IsWarning("100 MiB of the machine's", "resources.limits.memory"));
+}
+
+TEST(HostChecks, NoMemoryIsToldOf_IsSkipped) {
+  MadeUpHost host;
+  host.files.erase("/proc/meminfo");
+  EXPECT_THAT(CheckMemory(host), WasSkipped("does not tell"));
 }
 
 TEST(HostChecks, FewThreads_AreToldOf) {

@@ -27,6 +27,7 @@ inline constexpr uint64_t kGiB = uint64_t{1} << 30;
 // At first a sound machine without RDMA and GPUs.
 struct MadeUpHost final : public HostReader {
   std::map<std::string, std::string> files = {
+      {"/proc/meminfo", "MemTotal:       33554432 kB\nMemFree:               1 kB\n"},
       {"/proc/sys/kernel/osrelease", "6.1.0-13-amd64"},
       {"/proc/sys/kernel/random/boot_id", "0b1e"},
       {"/proc/self/status", "Name:\tferry\nCpus_allowed:\tff\nCpus_allowed_list:\t0-7\n"},
