@@ -58,6 +58,10 @@ std::optional<double> WorkedSeconds(absl::string_view proc_stat, double ticks_pe
   return ticks / ticks_per_s;
 }
 
+double OthersCores(double worked_s, double own_s, double elapsed_s) {
+  return std::max(0.0, worked_s - own_s) / elapsed_s;
+}
+
 OtherLoad::OtherLoad()
     : start_(SteadyClock().Now()), worked_s_(WorkedSoFar()), own_s_(OwnSoFar()) {}
 
@@ -65,8 +69,7 @@ std::optional<double> OtherLoad::Cores() const {
   const std::optional<double> worked_s = WorkedSoFar();
   const double elapsed_s = absl::ToDoubleSeconds(SteadyClock().Now() - start_);
   if (!worked_s || !worked_s_ || !(elapsed_s > 0)) return std::nullopt;
-  // The kernel counts in ticks.
-  return std::max(0.0, (*worked_s - *worked_s_) - (OwnSoFar() - own_s_)) / elapsed_s;
+  return OthersCores(*worked_s - *worked_s_, OwnSoFar() - own_s_, elapsed_s);
 }
 
 }  // namespace ferry::cli

@@ -14,6 +14,11 @@ namespace ferry::cli {
 // /proc/stat; nothing if it says something else.
 std::optional<double> WorkedSeconds(absl::string_view proc_stat, double ticks_per_s);
 
+// Processors that others took, on an average, of `elapsed_s` in which all of the machine's have
+// worked for `worked_s` and this process and its children for `own_s`. The kernel counts in ticks,
+// so that the own share may come out as the larger one: none, then.
+double OthersCores(double worked_s, double own_s, double elapsed_s);
+
 // From when it is made on. Not thread-safe.
 class OtherLoad final {
  public:

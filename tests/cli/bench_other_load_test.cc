@@ -2,6 +2,9 @@
 // Who else was at work while a bench measured.
 #include "cli/bench_other_load.h"
 
+#include <fstream>
+#include <optional>
+
 #include <gtest/gtest.h>
 
 namespace ferry::cli {
@@ -21,9 +24,20 @@ TEST(BenchOtherLoad, SaysNothingOfWhatItDoesNotKnow) {
   EXPECT_FALSE(WorkedSeconds("cpu  1 2 3 4 5 6 7 8", 0).has_value());
 }
 
-TEST(BenchOtherLoad, IsNeverLessThanNobody) {
+TEST(BenchOtherLoad, OwnWorkIsTakenOff_NeverBelowNone) {
+  EXPECT_DOUBLE_EQ(OthersCores(/*worked_s=*/5, /*own_s=*/1, /*elapsed_s=*/2), 2);
+  EXPECT_DOUBLE_EQ(OthersCores(1, 1, 2), 0);
+  // By a tick too many of its own.
+  EXPECT_DOUBLE_EQ(OthersCores(1, 1.01, 2), 0);
+}
+
+TEST(BenchOtherLoad, KernelWithProcStat_IsMeasured) {
+  std::ifstream stat("/proc/stat");
+  if (!stat.good()) GTEST_SKIP() << "this machine has no /proc/stat";
   const OtherLoad load;
-  EXPECT_GE(load.Cores().value_or(0), 0);
+  const std::optional<double> cores = load.Cores();
+  ASSERT_TRUE(cores.has_value());
+  EXPECT_GE(*cores, 0);
 }
 
 }  // namespace

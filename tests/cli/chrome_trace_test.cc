@@ -25,6 +25,7 @@ using PlainJson = nlohmann::json;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::SizeIs;
 
 constexpr char kSource[] = "/job:worker/replica:0/task:0/device:CPU:0";
@@ -132,6 +133,8 @@ TEST(ChromeTrace, ANodeHasItsTimesAndAReceiveItsTransport) {
 
 TEST(ChromeTrace, WhatWasNeverReceivedHasNoArrow) {
   GetStepsResponse steps = OneCrossing();
+  // As it is, there is one.
+  ASSERT_THAT(EventsOf(PlainJson::parse(ChromeTrace(steps)), "s"), SizeIs(1));
   // The same key, in another step.
   steps.mutable_processes(2)->mutable_steps(0)->set_step_id(6);
   const PlainJson trace = PlainJson::parse(ChromeTrace(steps));
@@ -171,6 +174,8 @@ TEST(ChromeTrace, NumbersThatMakeNoSenseAreNoCrash) {
   // A clock that was set back.
   process.mutable_steps(0)->mutable_events(1)->set_end_ns(kBegin - 1);
   const PlainJson trace = PlainJson::parse(ChromeTrace(steps));
+  // What makes sense of it is still drawn.
+  ASSERT_THAT(EventsOf(trace, "X"), Not(IsEmpty()));
   for (const PlainJson& event : EventsOf(trace, "X")) {
     EXPECT_GE(event.at("ts").get<double>(), 0);
     EXPECT_GE(event.at("dur").get<double>(), 0);

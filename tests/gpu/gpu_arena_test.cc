@@ -151,9 +151,13 @@ TEST_F(GpuArenaTest, TrimGivesBackWhatIsIdle) {
 TEST_F(GpuArenaTest, ASegmentThatAPeerHasMappedStays) {
   const auto arena = Make();
   auto buffer = *arena->Allocate(1000);
-  const std::shared_ptr<const void> hold = arena->HoldSegment(*buffer);
+  std::shared_ptr<const void> hold = arena->HoldSegment(*buffer);
   buffer.reset();
   EXPECT_EQ(arena->Trim(), 0u);
+  // It was the hold alone that kept it.
+  hold.reset();
+  EXPECT_EQ(arena->Trim(), 32 * kMiB);
+  EXPECT_EQ(arena->stats().mapped_bytes, 0u);
 }
 
 TEST_F(GpuArenaTest, MemoryIsNotMappedWhileNcclWorkIsInFlight) {

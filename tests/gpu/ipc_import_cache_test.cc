@@ -248,7 +248,9 @@ TEST_F(IpcImportCacheTest, APeerThatDiesLeavesOnlyWhatIsUsed) {
         const IpcDescriptor descriptor = Get(wire).descriptor;
         std::optional<ImportedMemory> memory = *consumer.Open(descriptor, UniqueFd());
         wire.Put('x');
-        absl::SleepFor(absl::Milliseconds(20));
+        // The end of the wire: the producer is dead.
+        char byte = 0;
+        REQUIRE(read(wire.fd(), &byte, 1) <= 0);
         consumer.cache->ClosePeer(kProducer);
         REQUIRE(!consumer.cache->Find({kProducer, descriptor.buffer_id}).has_value());
         REQUIRE(consumer.cache->stats().mapping_count == 1);
@@ -362,7 +364,9 @@ TEST_F(IpcImportCacheTest, TwoOpensOfOneBuffer_LongerDeadlineHolds) {
                 ended[i].Notify();
               }));
         }
-        absl::SleepFor(absl::Milliseconds(200));
+        // The first one's deadline passes with the gate held.
+        const absl::Time passed = SteadyClock().Now() + absl::Milliseconds(200);
+        while (SteadyClock().Now() < passed) absl::SleepFor(absl::Milliseconds(5));
         consumer.gate->EndWork();
         for (int i = 0; i < 2; ++i) {
           ended[i].WaitForNotification();
