@@ -2,6 +2,7 @@
 // Blocks that a thread lets go of, and what it and others get after that.
 #include "base/recycled.h"
 
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <set>
@@ -58,30 +59,78 @@ TEST(Recycled, NoBlockIsGivenOutTwice) {
   }
 }
 
-TEST(Recycled, OtherThreadsLetGoOfBlocksAndEnd) {
+// What a thread keeps, of all sizes.
+size_t KeptHere() {
+  size_t kept = 0;
+  for (const uint32_t count : recycled_internal::lists.count) kept += count;
+  return kept;
+}
+
+TEST(Recycled, BlocksOfAnotherThread_AreKeptByTheThreadThatFreesThem) {
   std::vector<void*> blocks;
   for (int i = 0; i < 100; ++i) blocks.push_back(AllocateRecycled(200));
+  const std::set<void*> before(blocks.begin(), blocks.end());
+  const size_t kept_here = KeptHere();
+  size_t kept_there = 0;
   {
-    // What it keeps goes with it: leak checkers see whether it does.
-    Thread other("recycled", [&blocks] {
+    Thread other("recycled", [&] {
       for (void* const block : blocks) FreeRecycled(block, 200);
+      kept_there = KeptHere();
       for (void*& block : blocks) block = AllocateRecycled(200);
     });
   }
+  if (kRecycles) {
+    EXPECT_EQ(kept_there, 100u);
+    EXPECT_EQ(std::set<void*>(blocks.begin(), blocks.end()), before);
+  }
   for (void* const block : blocks) FreeRecycled(block, 200);
+  if (kRecycles) {
+    EXPECT_EQ(KeptHere(), kept_here + 100);
+  }
 }
 
-TEST(Recycled, ThreadsEndWithObjectsThatLetGoOfBlocksLater) {
-  struct LetsGoLate {
-    ~LetsGoLate() { FreeRecycled(block, 64); }
+// Leaks of threads that have ended are seen by no one else: the sanitizers' builds keep nothing.
+TEST(Recycled, ThreadEnds_WhatItKeptGoesBackToTheHeap) {
+  struct Late {
+    // After the lists were emptied.
+    ~Late() {
+      *is_over = recycled_internal::lists.is_over;
+      *kept = KeptHere();
+      for (const auto* first : recycled_internal::lists.first) *kept += first != nullptr ? 1 : 0;
+      // Nothing empties them once more: this must not be kept.
+      FreeRecycled(block, 64);
+      *kept_late = KeptHere();
+    }
     void* block = nullptr;
+    bool* is_over = nullptr;
+    size_t* kept = nullptr;
+    size_t* kept_late = nullptr;
   };
-  Thread other("recycled", [] {
-    // Made before the lists are watched, and so gone after they were emptied.
-    thread_local LetsGoLate late;
-    late.block = AllocateRecycled(64);
-    FreeRecycled(AllocateRecycled(64), 64);
-  });
+  bool is_over = false;
+  size_t kept_before = 0;
+  size_t kept = 99;
+  size_t kept_late = 99;
+  {
+    Thread other("recycled", [&] {
+      // Made before the lists are watched, and so gone after they were emptied.
+      thread_local Late late;
+      late.block = AllocateRecycled(64);
+      late.is_over = &is_over;
+      late.kept = &kept;
+      late.kept_late = &kept_late;
+      for (int i = 0; i < 10; ++i) {
+        void* const blocks[] = {AllocateRecycled(64), AllocateRecycled(64)};
+        for (void* const block : blocks) FreeRecycled(block, 64);
+      }
+      kept_before = KeptHere();
+    });
+  }
+  if (kRecycles) {
+    EXPECT_EQ(kept_before, 2u);
+    EXPECT_TRUE(is_over);
+  }
+  EXPECT_EQ(kept, 0u);
+  EXPECT_EQ(kept_late, 0u);
 }
 
 TEST(RecyclingAllocator, MakesSharedObjects) {
