@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 
+#include "base/table_sizes.h"
 #include "base/usable_resources.h"
 #include "master/work_pool.h"
 
@@ -38,6 +39,12 @@ class GraphWork final {
   void Add(size_t bytes, Work work) ABSL_LOCKS_EXCLUDED(mu_);
   // More of what was let in.
   void GoOn(absl::AnyInvocable<void() &&> work) { run_(std::move(work)); }
+  // "work...."
+  void AddTableSizes(TableSizes& sizes) const ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    sizes["work.waiting"] = count_;
+    sizes["work.waiting_bytes"] = bytes_;
+  }
 
  private:
   absl::Status Enter(size_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
@@ -45,7 +52,7 @@ class GraphWork final {
 
   const RunWork run_;
   const Limits limits_;
-  absl::Mutex mu_;
+  mutable absl::Mutex mu_;
   size_t count_ ABSL_GUARDED_BY(mu_) = 0;
   size_t bytes_ ABSL_GUARDED_BY(mu_) = 0;
 };

@@ -73,6 +73,26 @@ size_t Master::session_count() const {
   return session_count_;
 }
 
+TableSizes Master::InnerTableSizes() const {
+  std::vector<std::shared_ptr<Session>> sessions;
+  TableSizes sizes;
+  {
+    absl::MutexLock lock(&mu_);
+    for (const auto& [handle, session] : sessions_) sessions.push_back(session);
+    sizes["master.sessions"] = sessions_.size();
+    sizes["master.session_count"] = session_count_;
+    sizes["master.closing"] = closing_.size();
+  }
+  work_.AddTableSizes(sizes);
+  sizes["master.steps"] = context_.steps.load();
+  sizes["master.graph_bytes"] = graphs_.used();
+  sizes["master.feed_bytes"] = feeds_.used();
+  for (const auto& session : sessions) {
+    for (const auto& [name, size] : session->InnerTableSizes()) sizes[name] += size;
+  }
+  return sizes;
+}
+
 void Master::GetSteps(Ref<ferry::v1::GetStepsRequest> request, Gone gone,
                       Done<ferry::v1::GetStepsResponse> done) {
   TraceCollection::Context context;

@@ -17,6 +17,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 
+#include "base/table_sizes.h"
 #include "master/cluster.h"
 #include "master/fan_out.h"
 #include "master/master_options.h"
@@ -95,6 +96,8 @@ class Master final {
   void Stop(absl::AnyInvocable<void() &&> done) ABSL_LOCKS_EXCLUDED(mu_);
 
   size_t session_count() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Of every inner table, summed over the open sessions; for tests and debugging.
+  TableSizes InnerTableSizes() const ABSL_LOCKS_EXCLUDED(mu_);
   const MasterOptions& options() const { return options_; }
   // Where large messages are read and written.
   GraphWork& work() { return work_; }

@@ -48,6 +48,22 @@ std::shared_ptr<const PlacedGraph> Session::graph() const {
   return graph_;
 }
 
+TableSizes Session::InnerTableSizes() const {
+  absl::MutexLock lock(&mu_);
+  size_t pieces = 0;
+  size_t piece_calls = 0;
+  for (const auto& [handle, partial] : partials_) {
+    pieces += static_cast<size_t>(partial->pieces);
+    piece_calls += partial->calls.size();
+  }
+  return {{"session.calls", calls_.size()},
+          {"session.uses", static_cast<size_t>(uses_)},
+          {"session.callables", callables_.size()},
+          {"session.partials", partials_.size()},
+          {"session.pieces", pieces},
+          {"session.piece_calls", piece_calls}};
+}
+
 std::optional<absl::Time> Session::idle_since() const {
   absl::MutexLock lock(&mu_);
   if (uses_ > 0) return std::nullopt;

@@ -17,6 +17,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
+#include "base/table_sizes.h"
 #include "graph/partial_run.h"
 #include "master/master_options.h"
 #include "master/registered_step.h"
@@ -86,6 +87,8 @@ class Session final : public std::enable_shared_from_this<Session> {
   // When it was last asked for something; nothing while it is at work.
   std::optional<absl::Time> idle_since() const ABSL_LOCKS_EXCLUDED(mu_);
   size_t step_graph_count() const { return cache_.size(); }
+  // Of every inner table; for tests and debugging.
+  TableSizes InnerTableSizes() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   // A call is under way, or what it leaves to do: the session is not closed before.

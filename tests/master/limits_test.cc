@@ -127,5 +127,17 @@ TEST_F(MasterTest, RefusesGraphsThatCannotRun) {
   EXPECT_EQ(cluster_.Leftovers(), "");
 }
 
+// The limit itself is allowed.
+TEST_F(FewStepsTest, OnePartialRunTooMany_IsResourceExhausted) {
+  const auto session = Create(TwoWorkerGraph().def());
+  tensorflow::PartialRunSetupRequest request;
+  request.set_session_handle(*session);
+  request.add_feed("x:0");
+  request.add_fetch("b:0");
+  ASSERT_TRUE(Call(&Master::PartialRunSetup, request).ok());
+  EXPECT_THAT(Call(&Master::PartialRunSetup, request),
+              Fails(absl::StatusCode::kResourceExhausted, HasSubstr("--max-partial-runs")));
+}
+
 }  // namespace
 }  // namespace ferry::master

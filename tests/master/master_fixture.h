@@ -3,6 +3,7 @@
 #ifndef FERRY_TESTS_MASTER_MASTER_FIXTURE_H_
 #define FERRY_TESTS_MASTER_MASTER_FIXTURE_H_
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <random>
@@ -14,6 +15,7 @@
 #include <gtest/gtest.h>
 
 #include "base/clock.h"
+#include "base/table_sizes.h"
 #include "master/master.h"
 #include "tests/graph/graph_fixture.h"
 #include "tests/master/fake_cluster.h"
@@ -47,9 +49,14 @@ class MasterTest : public ::testing::Test {
   ~MasterTest() override {
     bool is_told = false;
     for (int i = 0; i < cluster_.size(); ++i) cluster_.worker(i).hangs = false;
+    CheckTables();
     master_.Stop([&is_told] { is_told = true; });
     cluster_.Pump();
     EXPECT_TRUE(is_told);
+    EXPECT_EQ(NonEmptyTables(master_.InnerTableSizes()), "");
+    for (const auto& gone : gone_) {
+      EXPECT_EQ(gone->registered_count(), 0u) << "a client that may go is still watched";
+    }
     EXPECT_EQ(cluster_.Leftovers(), "");
   }
 
@@ -62,8 +69,11 @@ class MasterTest : public ::testing::Test {
   std::shared_ptr<Answer<Response>> Start(Method<Request, Response> method, Request request,
                                           std::shared_ptr<Cancellation> gone = nullptr) {
     auto answer = std::make_shared<Answer<Response>>();
+    ++*unanswered_;
+    if (gone != nullptr) gone_.push_back(gone);
     (master_.*method)(std::make_shared<Request>(std::move(request)), std::move(gone),
-                      [answer](absl::StatusOr<Response> result) {
+                      [answer, unanswered = unanswered_](absl::StatusOr<Response> result) {
+                        if (answer->count == 0) --*unanswered;
                         ++answer->count;
                         answer->result = std::move(result);
                       });
@@ -152,6 +162,19 @@ class MasterTest : public ::testing::Test {
     cluster_.Pump();
   }
 
+  // When every call has been answered, and everything has run that can, sessions have nothing under
+  // way.
+  void CheckTables() const {
+    if (*unanswered_ > 0 || is_work_held_ || cluster_.event_count() > 0) return;
+    EXPECT_EQ(NonEmptyTables(master_.InnerTableSizes(),
+                             {"master.sessions", "master.session_count", "master.graph_bytes",
+                              "session.callables", "session.partials"}),
+              "");
+  }
+
+  // Calls of Start without an answer so far.
+  const std::shared_ptr<std::atomic<int>> unanswered_ = std::make_shared<std::atomic<int>>(0);
+  std::vector<std::shared_ptr<Cancellation>> gone_;
   bool is_work_held_ = false;
   std::vector<absl::AnyInvocable<void() &&>> held_work_;
   FakeClock clock_;

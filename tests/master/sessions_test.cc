@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sessions: opening, extending, closing, resetting. Numbers are those of the scenarios of
 // TensorFlow's own tests of masters and sessions.
+#include <barrier>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+
 #include "tests/master/master_fixture.h"
 
 namespace ferry::master {
@@ -133,6 +138,49 @@ TEST_F(MasterTest, OfTwoExtensionsOneSucceeds) {
     }
   }
   EXPECT_EQ(successes, 1);
+}
+
+// Both have checked the version, each on a thread of its own, before either has changed it: the one
+// that is second must be told, or its nodes are lost.
+TEST_F(MasterTest, TwoExtensionsAtTheSameTime_OneIsAborted) {
+  const auto session = Create({});
+  GraphWriter graph;
+  // So many nodes that reading them takes longer than a thread does to start.
+  for (int i = 0; i < 300; ++i) graph.Const(absl::StrCat("n", i));
+  tensorflow::ExtendSessionRequest request;
+  request.set_session_handle(*session);
+  for (int round = 0; round < 20; ++round) {
+    request.set_current_graph_version(round);
+    *request.mutable_graph_def() = graph.def();
+    for (auto& node : *request.mutable_graph_def()->mutable_node()) {
+      node.set_name(absl::StrCat(node.name(), "_", round));
+    }
+    HoldWork();
+    std::vector<std::shared_ptr<Answer<tensorflow::ExtendSessionResponse>>> answers;
+    for (int i = 0; i < 2; ++i) answers.push_back(Start(&Master::ExtendSession, request));
+    cluster_.Pump();
+    ASSERT_EQ(held_work_.size(), 2u);
+    std::barrier start(2);
+    std::vector<std::thread> threads;
+    for (auto& work : std::exchange(held_work_, {})) {
+      threads.emplace_back([&start, work = std::move(work)]() mutable {
+        start.arrive_and_wait();
+        std::move(work)();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    ReleaseWork();
+    int successes = 0;
+    for (const auto& answer : answers) {
+      ASSERT_EQ(answer->count, 1);
+      successes += answer->result->ok() ? 1 : 0;
+      if (!answer->result->ok()) {
+        EXPECT_THAT(answer->status(),
+                    Fails(absl::StatusCode::kAborted, HasSubstr("but caller expected")));
+      }
+    }
+    ASSERT_EQ(successes, 1) << "in round " << round;
+  }
 }
 
 // 72: a step that is on its way while nodes are added.

@@ -3,6 +3,7 @@
 #include "master/worker_waits.h"
 
 #include <functional>
+#include <memory>
 #include <utility>
 
 #include <gtest/gtest.h>
@@ -65,6 +66,39 @@ TEST(WorkerWaits, HearsOfAWorkerThatComesJustThen) {
   clock.Advance(absl::Seconds(10));
   timers.RunDue();
   EXPECT_EQ(count, 1);
+}
+
+// A client that may go, and a deadline, are watched for as long as the wait lasts.
+TEST(WorkerWaits, WaitIsOver_ItsTimerAndItsClientAreLetGo) {
+  FakeClock clock;
+  Timers timers(clock);
+  WorkerWaits waits(timers);
+  ChangingSource source;
+  source.now = Missing();
+  const auto gone = std::make_shared<Cancellation>();
+  int count = 0;
+  const auto await = [&] {
+    waits.Await({{}, clock.Now() + absl::Seconds(5), absl::Seconds(5), "CreateSession", gone},
+                source, [&count](const absl::StatusOr<Cluster>&) { ++count; });
+  };
+  await();
+  EXPECT_EQ(gone->registered_count(), 1u);
+  EXPECT_EQ(timers.NextDeadline(), clock.Now() + absl::Seconds(5));
+  waits.Look(Complete());
+  EXPECT_EQ(count, 1);
+  EXPECT_EQ(gone->registered_count(), 0u);
+  EXPECT_EQ(timers.NextDeadline(), absl::InfiniteFuture());
+  // By its deadline, and by the client.
+  await();
+  clock.Advance(absl::Seconds(5));
+  timers.RunDue();
+  EXPECT_EQ(count, 2);
+  EXPECT_EQ(gone->registered_count(), 0u);
+  await();
+  gone->Cancel();
+  EXPECT_EQ(count, 3);
+  EXPECT_EQ(timers.NextDeadline(), absl::InfiniteFuture());
+  EXPECT_TRUE(waits.empty());
 }
 
 }  // namespace

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// Timers: in which order they are called, and when their thread has to be woken.
+#include "master/timers.h"
+
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/clock.h"
+
+namespace ferry::master {
+namespace {
+
+using ::testing::ElementsAre;
+
+class TimersTest : public ::testing::Test {
+ protected:
+  TimersTest() {
+    timers_.SetWake([this] { ++wakes_; });
+  }
+  Timers::Id Add(int seconds) {
+    return timers_.AddAfter(absl::Seconds(seconds), [this, seconds] { run_.push_back(seconds); });
+  }
+
+  FakeClock clock_;
+  Timers timers_{clock_};
+  int wakes_ = 0;
+  std::vector<int> run_;
+};
+
+// The thread sleeps until the deadline that it knows of: an earlier one that does not wake it is
+// late by as much.
+TEST_F(TimersTest, EarlierDeadline_WakesTheThread) {
+  Add(10);
+  EXPECT_EQ(wakes_, 1);
+  Add(20);
+  EXPECT_EQ(wakes_, 1) << "it is up in time for that";
+  Add(5);
+  EXPECT_EQ(wakes_, 2);
+  EXPECT_EQ(timers_.NextDeadline(), clock_.Now() + absl::Seconds(5));
+}
+
+TEST_F(TimersTest, DueTimers_RunOnceInTheirOrder) {
+  Add(3);
+  Add(1);
+  Add(2);
+  Add(9);
+  clock_.Advance(absl::Seconds(3));
+  timers_.RunDue();
+  EXPECT_THAT(run_, ElementsAre(1, 2, 3));
+  timers_.RunDue();
+  EXPECT_EQ(run_.size(), 3u);
+  EXPECT_EQ(timers_.NextDeadline(), clock_.Now() + absl::Seconds(6));
+}
+
+TEST_F(TimersTest, RemovedTimer_IsNotRun) {
+  const Timers::Id first = Add(1);
+  const Timers::Id second = Add(1);
+  EXPECT_TRUE(timers_.Remove(first));
+  EXPECT_FALSE(timers_.Remove(first));
+  clock_.Advance(absl::Seconds(1));
+  timers_.RunDue();
+  EXPECT_EQ(run_.size(), 1u);
+  EXPECT_FALSE(timers_.Remove(second)) << "it has been called";
+  EXPECT_EQ(timers_.NextDeadline(), absl::InfiniteFuture());
+}
+
+TEST_F(TimersTest, DeadlineThatNeverComes_IsNotKept) {
+  bool is_dropped = false;
+  struct Tells {
+    explicit Tells(bool& flag) : flag(&flag) {}
+    Tells(Tells&& other) noexcept : flag(std::exchange(other.flag, nullptr)) {}
+    ~Tells() {
+      if (flag != nullptr) *flag = true;
+    }
+    bool* flag;
+  };
+  EXPECT_EQ(timers_.Add(absl::InfiniteFuture(), [tells = Tells(is_dropped)] {}), Timers::kNone);
+  EXPECT_TRUE(is_dropped);
+  EXPECT_EQ(wakes_, 0);
+}
+
+}  // namespace
+}  // namespace ferry::master
