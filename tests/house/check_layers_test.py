@@ -10,7 +10,7 @@ SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts/check_layers"
 HEAD = "// SPDX-License-Identifier: Apache-2.0\n// A file of the test.\n"
 LAYERS = """# Comments and line breaks as in the real one.
 set(FERRY_LAYERS base proto topology coord gpu
-                 rendezvous graph cli)
+                 rendezvous graph runtime cli)
 """
 
 
@@ -145,9 +145,11 @@ class CheckLayers(unittest.TestCase):
 
     def test_confines_json(self):
         self.refuses("topology/a.cc", "<nlohmann/json.hpp>",
-                     "nlohmann/json.hpp may only be included by topology/format_json.* and cli/")
+                     "nlohmann/json.hpp may only be included by topology/format_json.*, "
+                     "runtime/tf_config.cc and cli/")
         (self.root / "topology/a.cc").unlink()
         self.allows("topology/format_json.cc", "<nlohmann/json.hpp>")
+        self.allows("runtime/tf_config.cc", "<nlohmann/json.hpp>")
         self.allows("cli/status.cc", "<nlohmann/json.hpp>")
 
     # Form.
