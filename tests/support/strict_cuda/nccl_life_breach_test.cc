@@ -1,13 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 // Programs that use ids and communicators of NCCL at the wrong time, and must be caught.
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
+#include <fstream>
+#include <iterator>
+#include <string>
 #include <thread>
 
 #include "tests/support/strict_cuda/nccl_breach.h"
 
 namespace strict_cuda {
 namespace {
+
+// Until the kernel says that the thread sleeps, each time for a while: it waits inside a call.
+void AwaitBlocked(pid_t thread) {
+  const std::string path = "/proc/self/task/" + std::to_string(thread) + "/stat";
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  for (int asleep = 0; asleep < 20 && std::chrono::steady_clock::now() < give_up;) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    std::ifstream file(path);
+    const std::string text((std::istreambuf_iterator<char>(file)),
+                           std::istreambuf_iterator<char>());
+    // "17 (name) S ...": the name may hold anything.
+    const size_t end = text.rfind(") ");
+    asleep = end != std::string::npos && text[end + 2] == 'S' ? asleep + 1 : 0;
+  }
+}
 
 TEST_F(NcclBreachTest, UniqueIdUsedTwice) {
   const auto outcomes = RunPair(
@@ -98,17 +119,18 @@ TEST_F(NcclBreachTest, AbortWhileAnotherThreadIsInACall) {
         OK(CU(ncclCommInitRank)(&comm, 2, MintFor(wire), 0));
         const CUdeviceptr bytes = Alloc(8);
         const CUstream stream = NewStream();
-        std::atomic<bool> is_on_its_way = false;
+        std::atomic<pid_t> in_call = 0;
         std::thread other([&] {
           UseDevice(0);
-          is_on_its_way = true;
+          in_call = static_cast<pid_t>(syscall(SYS_gettid));
           CU(ncclGroupStart)();
           CU(ncclSend)(Buffer(bytes), 4, ncclUint8, 1, comm, stream);
           CU(ncclRecv)(Buffer(bytes + 4), 4, ncclUint8, 1, comm, stream);
           CU(ncclGroupEnd)();
         });
-        while (!is_on_its_way) std::this_thread::yield();
-        std::this_thread::sleep_for(std::chrono::milliseconds(200));
+        while (in_call == 0) std::this_thread::yield();
+        // The other rank never comes to its exchange.
+        AwaitBlocked(in_call);
         CU(ncclCommAbort)(comm);
         other.join();
       },
