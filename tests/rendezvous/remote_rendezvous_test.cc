@@ -201,7 +201,7 @@ TEST_F(Remote, ReceivesThatComeBeforeTheStepEndToo) {
   ASSERT_EQ(results_.size(), 3u);
   EXPECT_EQ(results_.all()[0], "CANCELLED: [_Derived_]RecvLocalAsync is cancelled.");
   EXPECT_THAT(results_.all()[1], StartsWith("DEADLINE_EXCEEDED: the step has not begun here"));
-  EXPECT_EQ(results_.all()[2], "UNAVAILABLE: no such job");
+  EXPECT_EQ(results_.all()[2], "UNAVAILABLE: [_Derived_]no such job");
 }
 
 // Scenarios 36 and 37.
