@@ -5,14 +5,13 @@
 #include <algorithm>
 #include <iterator>
 
+#include "coord/hold_up.h"
+
 namespace ferry::coord {
 namespace {
 
 // After so many batches in a row `after_batch` is called, whatever else is due.
 constexpr int kMaxBatches = 4;
-// A process that is held up for longer, stopped perhaps, has not heard what its tasks have said.
-constexpr absl::Duration kHeldUp = absl::Milliseconds(250);
-
 }  // namespace
 
 Strand::Strand(std::unique_ptr<Coordinator> coordinator)
@@ -60,20 +59,31 @@ void Strand::FinishRunAndUnlock() {
 }
 
 void Strand::KeepTime() {
+  // While the process is held up, stopped perhaps, it does not hear what its tasks say, and that
+  // silence is not theirs.
+  HoldUp hold_up;
+  absl::Duration unheard;
   mu_.Lock();
   while (!is_closing_) {
     timer_ = coordinator_->NextDeadline();
     // The coordinator's clock may be any; what counts here is how far off the deadline is.
-    const absl::Duration left = timer_ - SteadyClock().Now();
-    if (left > absl::ZeroDuration()) {
+    const absl::Time now = SteadyClock().Now();
+    if (timer_ > now) {
       const uint32_t turn = timer_moved_.turn();
-      const absl::Time until = timer_;
+      const absl::Time until = hold_up.BeginWait(now, timer_);
       mu_.Unlock();
       timer_moved_.WaitUntil(turn, until);
       mu_.Lock();
+      unheard = hold_up.EndWait(SteadyClock().Now());
+      if (unheard > absl::ZeroDuration()) coordinator_->ForgiveSilence(unheard);
     } else {
-      const absl::Duration held_up = std::max(-left, reader_lag_ ? reader_lag_() : -left);
-      if (held_up > kHeldUp) coordinator_->ForgiveSilence(held_up + kHeldUp);
+      // Also late: because of the lock, or of what this thread ran meanwhile.
+      absl::Duration behind = reader_lag_ ? reader_lag_() : absl::ZeroDuration();
+      if (unheard == absl::ZeroDuration()) behind = std::max(behind, now - timer_);
+      if (behind > HoldUp::kTolerance) {
+        coordinator_->ForgiveSilence(behind + HoldUp::kTolerance);
+      }
+      unheard = absl::ZeroDuration();
       timer_ = absl::InfinitePast();
       coordinator_->Advance();
       FinishRunAndUnlock();
