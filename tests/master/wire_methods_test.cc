@@ -67,7 +67,7 @@ TYPED_TEST(MethodsTest, ServesEachMethodOfASession) {
 
   tensorflow::RunStepRequest run;
   run.set_session_handle(session);
-  run.add_feed()->set_name("x:0");
+  AddFeed(run);
   run.add_fetch("b:0");
   const auto ran = this->CallOk(&Stub::RunStep, run);
   ASSERT_EQ(ran.tensor_size(), 1);
@@ -91,7 +91,7 @@ TYPED_TEST(MethodsTest, ServesEachMethodOfASession) {
   tensorflow::RunCallableRequest call;
   call.set_session_handle(session);
   call.set_handle(this->CallOk(&Stub::MakeCallable, make).handle());
-  call.add_feed()->set_tensor_content("1234");
+  *call.add_feed() = FloatFeed(4);
   ASSERT_EQ(this->CallOk(&Stub::RunCallable, call).fetch_size(), 1);
   tensorflow::ReleaseCallableRequest release;
   release.set_session_handle(session);

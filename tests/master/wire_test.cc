@@ -27,8 +27,7 @@ TEST_F(WireTest, ServesSessionsFromBeginningToEnd) {
     tensorflow::RunStepRequest request;
     request.set_session_handle(created.session);
     request.add_fetch("a:0");
-    request.add_feed()->set_name("x:0");
-    request.mutable_feed(0)->mutable_tensor()->set_tensor_content(std::string(bytes, 'y'));
+    AddFeed(request, bytes);
     tensorflow::RunStepResponse response;
     // The client takes 4 MiB unless it is told.
     grpc::ChannelArguments arguments;
@@ -96,7 +95,7 @@ TEST_F(WireTest, CarriesLongErrors) {
   tensorflow::RunStepRequest request;
   request.set_session_handle(created.session);
   request.add_fetch("fail:0");
-  request.add_feed()->set_name("x:0");
+  AddFeed(request);
   tensorflow::RunStepResponse response;
   const grpc::Status status = Run(request, response);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INTERNAL);
@@ -115,7 +114,7 @@ TEST_F(WireTest, CancelsWhatItsClientLeaves) {
   tensorflow::RunStepRequest request;
   request.set_session_handle(created.session);
   request.add_fetch("hang:0");
-  request.add_feed()->set_name("x:0");
+  AddFeed(request);
   grpc::ClientContext context;
   std::thread canceller([&] {
     workers_[0]->hangs.WaitForNotification();
@@ -251,7 +250,7 @@ TEST_F(TwoNodesTest, NoticesANodeThatRestarts) {
   tensorflow::RunStepRequest request;
   request.set_session_handle(created.session);
   request.add_target("hang");
-  request.add_feed()->set_name("x:0");
+  AddFeed(request);
   tensorflow::RunStepResponse response;
   grpc::Status status;
   std::thread client([&] { status = Run(request, response); });

@@ -16,11 +16,27 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 
+#include "proto/tf_master.pb.h"
 #include "proto/tf_worker.grpc.pb.h"
 #include "rendezvous/grpc_call_marks.h"
 #include "rendezvous/grpc_tensor_channel.h"
 
 namespace ferry::master {
+
+// A float tensor of `bytes`, a multiple of 4, to feed.
+inline tensorflow::TensorProto FloatFeed(size_t bytes) {
+  tensorflow::TensorProto tensor;
+  tensor.set_dtype(tensorflow::DT_FLOAT);
+  tensor.mutable_tensor_shape()->add_dim()->set_size(static_cast<int64_t>(bytes / 4));
+  tensor.set_tensor_content(std::string(bytes, 'y'));
+  return tensor;
+}
+
+inline void AddFeed(tensorflow::RunStepRequest& request, size_t bytes = 4) {
+  tensorflow::NamedTensorProto& feed = *request.add_feed();
+  feed.set_name("x:0");
+  *feed.mutable_tensor() = FloatFeed(bytes);
+}
 
 // Answers every wanted tensor with the number of bytes that were fed; a graph with a node "hang"
 // waits to be cancelled, one with a node "fail" has an error as long as `error`.

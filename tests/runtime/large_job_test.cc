@@ -60,7 +60,7 @@ TEST_F(LargeJob, DeathsAreHeardOf) {
     const auto key = node_->Key("x", dead, 0, "host:0", "host:0", {.timeout = coord::kPatience});
     EXPECT_EQ(key.status().code(), absl::StatusCode::kUnavailable) << key.status();
     EXPECT_THAT(std::string(key.status().message()),
-                HasSubstr(absl::StrCat("node ", dead, " has died before")));
+                HasSubstr(absl::StrCat("node ", dead, " has failed before")));
     EXPECT_THAT(std::string(key.status().message()), HasSubstr(failure.message()));
   }
 }

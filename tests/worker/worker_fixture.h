@@ -212,7 +212,11 @@ class SmallMaster {
         results.push_back(WorkerClient::ToResult(call.Wait()));
         const auto& result = results.back();
         if (!result.ok()) {
-          if (status.ok() || (IsDerived(status) && !IsDerived(result.status()))) {
+          // As the master has it: a worker that is gone is the cause of nothing that it could tell.
+          const auto is_copy = [](const absl::Status& error) {
+            return IsDerived(error) || absl::IsUnavailable(error);
+          };
+          if (status.ok() || (is_copy(status) && !is_copy(result.status()))) {
             status = result.status();
           }
           continue;
