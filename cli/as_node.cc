@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 
@@ -179,11 +180,12 @@ absl::StatusOr<int> RunAsNode(NodeOptions& options,
   absl::StatusOr<std::unique_ptr<Node>> node = Join(options, place, where, signals, error);
   if (!node.ok()) {
     // The job's error says more than that of the call that it ended.
-    if (!error.Get().ok()) return error.Get();
-    const absl::Status& status = node.status();
-    if (where.empty() || !absl::IsDeadlineExceeded(status)) return status;
-    return absl::DeadlineExceededError(
-        absl::StrCat(status.message(), "; the coordinator is at ", place.coordinator, where));
+    const absl::Status status = error.Get().ok() ? node.status() : error.Get();
+    const bool is_out_of_reach =
+        absl::IsDeadlineExceeded(status) || absl::StrContains(status.message(), place.coordinator);
+    if (where.empty() || !is_out_of_reach) return status;
+    return absl::Status(status.code(), absl::StrCat(status.message(), "; the coordinator is at ",
+                                                    place.coordinator, where));
   }
   JoinedNode joined{**node, signals, error, hosted != nullptr};
   absl::StatusOr<int> status = body(joined);

@@ -15,7 +15,7 @@ import harness
 NUMERIC = {"N", "K", "M", "T", "I", "ID", "NODE", "GBPS", "US", "PERCENT", "NUMBER", "DURATION",
            "SIZES", "COUNTS", "2x3"}
 # Everything else that a flag may take.
-OTHERS = {"HOST:PORT", "HOST[:PORT]", "FILE", "FILE.svg", "NAME", "WHAT", "TYPE", "VERB", "KEY",
+OTHERS = {"HOST:PORT", "[HOST]:PORT", "HOST[:PORT]", "RANK|none", "FILE", "FILE.svg", "NAME", "WHAT", "TYPE", "VERB", "KEY",
           "VALUE", "PREFIX", "NAME=VALUE|NAME=@FILE", "TEXT", "local|shm|tcp|cuda_ipc|nccl",
           "lane|grpc", "shm|tcp|cuda_ipc|nccl|auto|all", "handoff|read|into|both|all",
           "host:0|gpu:N,...", "float|int8|bfloat16|...", "PATH",

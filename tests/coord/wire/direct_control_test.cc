@@ -233,7 +233,12 @@ TEST(DirectControl, StopsWhileOthersConnect) {
         address.sin_family = AF_INET;
         address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
         address.sin_port = htons(static_cast<uint16_t>(port));
-        if (connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) {
+        sockaddr_in own = {};
+        socklen_t own_bytes = sizeof own;
+        // Without a listener, a socket whose own port is the one it asks for connects to itself.
+        if (connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 &&
+            getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &own_bytes) == 0 &&
+            own.sin_port != address.sin_port) {
           ++connected;
         } else {
           silent.pop_back();
