@@ -8,6 +8,7 @@
 #include <grpcpp/impl/client_unary_call.h>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
@@ -122,7 +123,10 @@ absl::StatusOr<std::unique_ptr<StepSession>> StepSession::Open(const std::string
   if (absl::Status status =
           session->Ask("/tensorflow.MasterService/CreateSession", wait + kMargin, create, created);
       !status.ok()) {
-    if (!absl::IsUnimplemented(status) || !status.message().empty()) return status;
+    // A worker's port names the coordinator; one of another kind says that it has no such method.
+    const bool has_no_method =
+        status.message().empty() || absl::StrContains(status.message(), "which has no method");
+    if (!absl::IsUnimplemented(status) || !has_no_method) return status;
     return absl::UnimplementedError(
         absl::StrCat("what answers at ", coordinator,
                      " serves no graphs: a ferry run with --no-graphs, or no coordinator"));

@@ -198,13 +198,15 @@ class SendRecv(harness.Case):
         self.assertEqual(receiver.out, "from a pipe\n")
         self.assertRegex(receiver.err, 'ferry recv: "weights" from node 0 in step 1: uint8.12., 12 B')
         self.assertFalse(os.path.exists("-"))
+
     def test_booleans_are_0_or_1(self):
         self.both(["--shape=100003", "--dtype=bool"], ["--verify", "--dtype=bool"])
         with tempfile.TemporaryDirectory() as folder:
             with open(f"{folder}/in", "wb") as file:
                 file.write(b"\0\1\2\1")
             sender = self.send(f"--file={folder}/in", "--dtype=bool")
-            self.assertEqual(sender.wait(), 1)
+            receiver = self.recv("--dtype=bool")
+            self.assertEqual((receiver.wait(), sender.wait()), (1, 1))
             self.assertRegex(sender.err,
                              r'/in": element 2 of bool\[4\] is 2, and a boolean is 0 or 1\n')
 

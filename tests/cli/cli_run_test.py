@@ -99,8 +99,11 @@ class JobControl(harness.Case):
     def test_stop_signals_stop_the_ranks_and_ferry_run_until_sigcont(self):
         for number in (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU):
             with self.subTest(number):
+                # It starts nothing more: a shell whose child is stopped before its exec waits in
+                # state D, and not in T.
                 run = self.start("run", "--nproc=2", "--", "sh", "-c",
-                                 'trap "exit 0" USR1; echo "pid $$"; while :; do sleep 0.05; done')
+                                 'trap "kill $!; exit 0" USR1; sleep 1000 & echo "pid $$"; '
+                                 'while :; do wait; done')
                 run.wait_for(r"(?s)pid.*pid \d+")
                 pids = [int(pid) for pid in re.findall(r"pid (\d+)", run.out)]
                 run.signal(number)
@@ -278,7 +281,8 @@ class Stdin(harness.Case):
         terminal.wait_for(r"\[0\] got hello")
         self.assertNotIn("[0] got echo", terminal.text)
         terminal.write("\x03")
-        terminal.wait_for("passing SIGINT on")
+        # What is typed before the prompt is read by the job.
+        terminal.wait_for(r"(?s)passing SIGINT on.*\$ $")
         terminal.write("echo status''=$?\n")
         terminal.wait_for("status=130")
 
