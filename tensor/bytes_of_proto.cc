@@ -34,7 +34,9 @@ size_t DecodedBytes(const tensorflow::TensorProto& proto) {
       count = MultiplyBytes(count, static_cast<size_t>(dim.size()));
     }
   }
-  if (is_empty) return 0;
+  // Elements that cannot be counted are none, as with a negative dimension: no tensor has that
+  // shape, and whatever decodes it refuses it for its shape.
+  if (is_empty || count == kTooMany) return 0;
   if (*type != DataType::kString) return MultiplyBytes(count, ElementBytes(*type));
   size_t bytes = AddBytes(MultiplyBytes(count, sizeof(std::string)), proto.tensor_content().size());
   const int given = proto.string_val_size();

@@ -48,8 +48,7 @@ TEST(DecodedBytes, StringsCountAsOftenAsTheyAreRepeated) {
 }
 
 TEST(DecodedBytes, DoNotWrapRound) {
-  EXPECT_EQ(DecodedBytes(Proto(tensorflow::DT_DOUBLE, {int64_t{1} << 40, int64_t{1} << 40})),
-            SIZE_MAX);
+  EXPECT_EQ(DecodedBytes(Proto(tensorflow::DT_DOUBLE, {int64_t{1} << 62})), SIZE_MAX);
   // Nothing, in whichever order.
   EXPECT_EQ(DecodedBytes(Proto(tensorflow::DT_DOUBLE, {int64_t{1} << 62, int64_t{1} << 62, 0})),
             0u);
@@ -60,6 +59,9 @@ TEST(DecodedBytes, DoNotWrapRound) {
 TEST(DecodedBytes, WhatIsRefusedTakesNothing) {
   EXPECT_EQ(DecodedBytes(Proto(tensorflow::DT_VARIANT, {9})), 0u);
   EXPECT_EQ(DecodedBytes(Proto(tensorflow::DT_FLOAT, {-1})), 0u);
+  const TensorProto uncountable = Proto(tensorflow::DT_FLOAT, {int64_t{1} << 32, int64_t{1} << 32});
+  EXPECT_EQ(DecodedBytes(uncountable), 0u);
+  EXPECT_EQ(TensorFromProto(uncountable).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 // It is made with the dimensions that are there, so it takes what they say.
