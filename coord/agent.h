@@ -224,6 +224,11 @@ class Agent final {
   absl::Status Shutdown();
   // Leaves at once.
   absl::Status Leave();
+  // Ends the job for everyone, so that the next registration begins another.
+  //   force: also if the job is well.
+  //   proof: that this process knows the job's token, where the coordinator asks for that.
+  //   Errors: FAILED_PRECONDITION the job is well, and not `force`; PERMISSION_DENIED.
+  absl::Status EndJob(absl::string_view why, bool force, absl::string_view proof);
 
  private:
   class Impl;

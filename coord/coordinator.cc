@@ -27,7 +27,8 @@ Coordinator::Coordinator(CoordinatorOptions options, const Clock& clock, Jobs jo
       clock_(clock),
       started_(clock.Now()),
       jobs_(std::move(jobs)),
-      membership_(jobs_, options_.heartbeat_timeout),
+      membership_(jobs_, options_),
+      former_incarnations_(static_cast<size_t>(jobs_.size())),
       store_(options_, completions_, ids_),
       barriers_(options_, membership_, completions_, ids_),
       alive_(membership_, completions_, ids_),
@@ -53,7 +54,7 @@ WaitId Coordinator::Answer(StatusCallback done, absl::Status status) {
   return kNoWait;
 }
 
-WaitId Coordinator::PollForError(TaskId id, StatusCallback done) {
+WaitId Coordinator::PollForError(TaskId id, StatusCallback done, bool is_watched) {
   if (absl::Status status = CheckTask(id); !status.ok()) return Answer(std::move(done), status);
   has_poller_ = true;
   const Task& task = membership_.task(id);
@@ -76,6 +77,8 @@ WaitId Coordinator::PollForError(TaskId id, StatusCallback done) {
                                      "a newer poll of ", jobs_.Name(id), " takes its place"))));
   }
   poll = Poll{ids_.Next(WaitKind::kPoll), Now(), std::move(done)};
+  membership_.NoteCall(id);
+  membership_.SetHasLivePoll(id, is_watched, poll.since);
   return poll.wait;
 }
 
@@ -163,6 +166,7 @@ bool Coordinator::Cancel(WaitId wait) {
         return entry.second.wait == wait;
       });
       if (poll == polls_.end()) return false;
+      membership_.SetHasLivePoll(poll->first, false, Now());
       Answer(std::move(poll->second.done), why);
       polls_.erase(poll);
       return true;
@@ -271,6 +275,7 @@ size_t Coordinator::wait_count() const {
 TableSizes Coordinator::InnerTableSizes() const {
   TableSizes sizes;
   membership_.AddTableSizes(sizes);
+  former_incarnations_.AddTableSizes(sizes);
   store_.AddTableSizes(sizes);
   barriers_.AddTableSizes(sizes);
   alive_.AddTableSizes(sizes);

@@ -23,6 +23,7 @@
 #include "coord/alive_rounds.h"
 #include "coord/barriers.h"
 #include "coord/completions.h"
+#include "coord/former_incarnations.h"
 #include "coord/jobs.h"
 #include "coord/membership.h"
 #include "coord/options.h"
@@ -44,6 +45,9 @@ struct Registration {
   bool waits_for_all = false;
   // Gives up waiting after this, without failing the others.
   absl::Duration own_timeout = absl::InfiniteDuration();
+  // How often its client beats within the heartbeat timeout that the client was given, which the
+  // coordinator learns from that. 0: the client is told the coordinator's.
+  int beats_per_timeout = 0;
   TaskFacts facts;
 };
 
@@ -90,16 +94,23 @@ class Coordinator final {
 
   // Joins. With the register barrier, answered when every task has; otherwise at once.
   //   Errors: INVALID_ARGUMENT unknown task; ALREADY_EXISTS superseded by a newer call of this
-  //   task; ABORTED connected in another life, or in error; DEADLINE_EXCEEDED naming who did not
-  //   come; INTERNAL stopped.
+  //   task; ABORTED connected in another life, in error, or a process of an earlier job;
+  //   DEADLINE_EXCEEDED naming who did not come; INTERNAL stopped.
   WaitId RegisterTask(Registration registration, StatusCallback done);
   // A sign of life.
-  //   Errors: INVALID_ARGUMENT unknown or not registered; ABORTED in error or another life;
-  //   INTERNAL stopped.
+  //   Errors: INVALID_ARGUMENT unknown or not registered; ABORTED in error, another life, or a
+  //   process of an earlier job, which changes nothing; INTERNAL stopped.
   absl::Status Heartbeat(TaskId task, Incarnation incarnation,
                          std::optional<uint64_t> progress = std::nullopt);
   // A sign of life that is no heartbeat; nothing for a task that is not connected in this life.
   void NoteAlive(TaskId task, Incarnation incarnation);
+  // The connection ended by which `task` waited for errors. A task that does not call again within
+  // seconds is taken for dead, unless it waits for the others to shut down.
+  void NoteConnectionEnd(TaskId task);
+  // ABORTED for a process that belonged to an earlier job of this coordinator, whose calls must not
+  // count for the present one. For calls that say which life of a task they are of; Register and
+  // Heartbeat look by themselves.
+  absl::Status CheckIncarnation(TaskId task, Incarnation life) const;
   // Nothing could be heard for so long, through no fault of the tasks: their silence counts less.
   void ForgiveSilence(absl::Duration held_up);
   // Leaves: together with everyone (shutdown_timeout), or at once if that is zero or it is
@@ -113,7 +124,15 @@ class Coordinator final {
   // The task has failed: everyone hears of it.
   absl::Status ReportError(TaskId task, absl::Status error);
   // Waits for the job's first error. Never ends well: CANCELLED when it is over in peace.
-  WaitId PollForError(TaskId task, StatusCallback done);
+  //   is_watched: the caller probes the connection of the call, cancels the wait when that breaks,
+  //   and then also calls NoteConnectionEnd. While it waits, it is a sign of life of a task whose
+  //   heartbeats are not known to come more often.
+  WaitId PollForError(TaskId task, StatusCallback done, bool is_watched = false);
+  // Ends the job, failed or not, so that the next registration begins another: what waits ends
+  // ABORTED with `why`, and so does what its processes call later.
+  //   force: also if the job is well.
+  //   Errors: FAILED_PRECONDITION it is well, and not `force`; INTERNAL stopped.
+  absl::Status EndJob(absl::string_view why, bool force);
   // Barrier over everyone that also collects what each says of its devices (opaque here).
   WaitId WaitForAllTasks(TaskId task, std::string device_info, DeviceInfosCallback done);
 
@@ -164,6 +183,8 @@ class Coordinator final {
   absl::Time NextDeadline() const;
   void Advance();
   std::vector<Completion> TakeCompletions() { return completions_.Take(); }
+  // Answers a call that is not for this object, in turn with those that are.
+  void Refuse(Completion answer) { completions_.Add(std::move(answer)); }
 
   // When it was made.
   absl::Time started() const { return started_; }
@@ -234,6 +255,13 @@ class Coordinator final {
   void SettleShutdownBarrier();
   // See CoordinatorOptions::reuse.
   void BeginNewJobIfOver(const Registration& newcomer);
+  void BeginNewJob(const absl::Status& why);
+  // Of a task that is silent: the reason, for people.
+  std::string WhyDead(TaskId task, absl::Time now) const;
+  // What the interval of its heartbeats tells; begins with "; " unless it is empty.
+  std::string PaceText(const Task& task) const;
+  // That a task beats too seldom for this coordinator's heartbeat timeout, and what to do about it.
+  std::string TooSeldomText(const Task& task, absl::Duration interval) const;
 
   // Constant after construction.
   const CoordinatorOptions options_;
@@ -244,6 +272,7 @@ class Coordinator final {
   Completions completions_;
   WaitIds ids_;
   Membership membership_;
+  FormerIncarnations former_incarnations_;
   Store store_;
   Barriers barriers_;
   AliveRounds alive_;

@@ -46,6 +46,9 @@ bool Coordinator::IsRecoverable(TaskId task) const {
 WaitId Coordinator::RegisterTask(Registration registration, StatusCallback done) {
   const TaskId id = registration.task;
   if (absl::Status status = CheckTask(id); !status.ok()) return Answer(std::move(done), status);
+  if (absl::Status status = CheckIncarnation(id, registration.incarnation); !status.ok()) {
+    return Answer(std::move(done), std::move(status));
+  }
   BeginNewJobIfOver(registration);
   const Task& task = membership_.task(id);
   if (task.state == TaskState::kConnected) {
@@ -160,6 +163,7 @@ void Coordinator::Connect(const Registration& registration) {
   const bool is_another_life =
       task.last_heartbeat != absl::InfinitePast() && task.incarnation != registration.incarnation;
   if (is_another_life) {
+    former_incarnations_.Add(registration.task, task.incarnation, epoch_);
     // What the former one did at barriers, even late messages of it, does not count for this one.
     barriers_.WithdrawArrivalsOf(
         registration.task,
@@ -167,7 +171,9 @@ void Coordinator::Connect(const Registration& registration) {
                                           " has restarted; its earlier call is void")));
   }
   membership_.SetFacts(registration.task, registration.facts, registration.recoverable);
-  membership_.Connect(registration.task, registration.incarnation, Now());
+  const absl::Time now = Now();
+  membership_.Connect(registration.task, registration.incarnation,
+                      HeartbeatInterval(registration.beats_per_timeout, now), now);
 }
 
 void Coordinator::ExpireJoining(absl::Time now) {
@@ -193,12 +199,19 @@ void Coordinator::ExpireJoining(absl::Time now) {
 absl::Status Coordinator::Heartbeat(TaskId id, Incarnation incarnation,
                                     std::optional<uint64_t> progress) {
   if (absl::Status status = CheckTask(id); !status.ok()) return status;
+  if (absl::Status status = CheckIncarnation(id, incarnation); !status.ok()) return status;
   const Task& task = membership_.task(id);
   const absl::Time now = Now();
   if (task.state == TaskState::kError) {
+    const absl::Duration gap = now - task.last_heard;
     membership_.Touch(id, now);
-    return CoordinationError(absl::AbortedError(absl::StrCat(
-        "Heartbeat from already-in-error task ", jobs_.Name(id), ": ", task.status.message())));
+    // It was taken for dead, but may only beat seldom.
+    const bool is_too_seldom = absl::IsUnavailable(task.status) &&
+                               task.incarnation == incarnation &&
+                               task.heartbeat_interval.TimeoutFor(gap) > options_.heartbeat_timeout;
+    return CoordinationError(absl::AbortedError(
+        absl::StrCat("Heartbeat from already-in-error task ", jobs_.Name(id), ": ",
+                     task.status.message(), is_too_seldom ? TooSeldomText(task, gap) : "")));
   }
   if (task.state == TaskState::kDisconnected && now >= task.grace_end) {
     return CoordinationError(absl::InvalidArgumentError(
@@ -220,7 +233,7 @@ absl::Status Coordinator::Heartbeat(TaskId id, Incarnation incarnation,
     }
     return aborted;
   }
-  membership_.Touch(id, now);
+  membership_.Beat(id, now);
   if (progress.has_value()) membership_.SetProgress(id, *progress);
   return absl::OkStatus();
 }
@@ -233,31 +246,89 @@ void Coordinator::NoteAlive(TaskId id, Incarnation incarnation) {
   }
 }
 
+void Coordinator::NoteConnectionEnd(TaskId id) {
+  if (is_stopped_ || !jobs_.Contains(id)) return;
+  membership_.NoteConnectionEnd(id, Now());
+}
+
+absl::Status Coordinator::CheckIncarnation(TaskId id, Incarnation life) const {
+  const int64_t epoch = former_incarnations_.EpochOf(id, life);
+  if (epoch == 0 || epoch == epoch_) return absl::OkStatus();
+  return CoordinationError(absl::AbortedError(
+      absl::StrCat(jobs_.Name(id), " with incarnation ", life.value(), " was part of job ", epoch,
+                   " of this coordinator, which is over; this is job ", epoch_,
+                   ", and goes on without that process, which has to end")));
+}
+
 void Coordinator::ForgiveSilence(absl::Duration held_up) {
   membership_.ForgiveSilence(held_up, Now());
+}
+
+std::string Coordinator::PaceText(const Task& task) const {
+  if (!task.heartbeat_interval.is_learned()) return "";
+  const absl::Duration timeout = task.heartbeat_interval.timeout();
+  if (timeout > options_.heartbeat_timeout)
+    return TooSeldomText(task, task.heartbeat_interval.interval());
+  return absl::StrCat("; it beat every ", ShortDuration(task.heartbeat_interval.interval()),
+                      ", as a client does whose heartbeat timeout is ", ShortDuration(timeout));
+}
+
+std::string Coordinator::TooSeldomText(const Task& task, absl::Duration interval) const {
+  const absl::Duration timeout = task.heartbeat_interval.TimeoutFor(interval);
+  // What is seen is longer than the interval by the time that a call takes.
+  const absl::Duration needed = absl::Ceil(timeout - absl::Milliseconds(500), absl::Seconds(1));
+  return absl::StrCat("; it beats every ", ShortDuration(interval),
+                      ", but this coordinator's heartbeat timeout is ",
+                      ShortDuration(options_.heartbeat_timeout),
+                      ": start it with --heartbeat-timeout=", absl::FormatDuration(needed));
+}
+
+std::string Coordinator::WhyDead(TaskId id, absl::Time now) const {
+  const Task& task = membership_.task(id);
+  const absl::Duration disconnected = now - task.connection_ended;
+  if (!task.is_leaving && disconnected >= membership_.ReconnectGrace(task)) {
+    return absl::StrCat(jobs_.Name(id), " heartbeat timeout: its connection ended ",
+                        ShortDuration(disconnected),
+                        " ago, and it has not called since; it has died, or cannot reach the "
+                        "coordinator");
+  }
+  return absl::StrCat(jobs_.Name(id), " heartbeat timeout: nothing heard for ",
+                      ShortDuration(now - task.last_heartbeat), PaceText(task),
+                      "; it has died, hangs, or cannot reach the coordinator");
 }
 
 void Coordinator::ExpireSilentTasks(absl::Time now) {
   const std::vector<TaskId> silent = membership_.TakeSilent(now);
   if (silent.empty()) return;
+  absl::Duration least_limit = absl::InfiniteDuration();
+  bool has_hung = false;
   for (const TaskId id : silent) {
-    const absl::Duration age = now - membership_.task(id).last_heartbeat;
-    SetTaskError(
-        id, CoordinationError(
-                absl::UnavailableError(absl::StrCat(
-                    jobs_.Name(id), " heartbeat timeout: nothing heard for ", ShortDuration(age),
-                    "; it has died, hangs, or cannot reach the coordinator")),
-                {.is_reported = false, .source = id}));
+    const Task& task = membership_.task(id);
+    absl::Duration limit = membership_.SilenceLimit(task);
+    const absl::Duration grace = membership_.ReconnectGrace(task);
+    const bool is_gone = !task.is_leaving && now - task.connection_ended >= grace;
+    if (is_gone) limit = std::min(limit, grace);
+    has_hung = has_hung || !is_gone;
+    least_limit = std::min(least_limit, limit);
+    SetTaskError(id, CoordinationError(absl::UnavailableError(WhyDead(id, now)),
+                                       {.is_reported = false, .source = id}));
   }
   const bool is_one = silent.size() == 1;
+  std::string text =
+      absl::StrCat("heartbeat timeout: task", is_one ? " " : "s ", jobs_.Ranges(silent),
+                   is_one ? " has" : " have", " been silent for over ", ShortDuration(least_limit));
+  if (!has_hung) {
+    absl::StrAppend(&text, is_one ? " after its connection ended; it has died, or cannot reach the "
+                                    "coordinator"
+                                  : " after their connections ended; they have died, or cannot "
+                                    "reach the coordinator");
+  } else {
+    if (is_one) absl::StrAppend(&text, PaceText(membership_.task(silent[0])));
+    absl::StrAppend(&text, is_one ? "; it has died, hangs, or cannot reach the coordinator"
+                                  : "; they have died, hang, or cannot reach the coordinator");
+  }
   Propagate(
-      CoordinationError(absl::UnavailableError(absl::StrCat(
-                            "heartbeat timeout: task", is_one ? " " : "s ", jobs_.Ranges(silent),
-                            is_one ? " has" : " have", " been silent for over ",
-                            ShortDuration(options_.heartbeat_timeout),
-                            is_one ? "; it has died, hangs, or cannot reach the coordinator"
-                                   : "; they have died, hang, or cannot reach the coordinator")),
-                        {.is_reported = false, .source = silent[0]}),
+      CoordinationError(absl::UnavailableError(text), {.is_reported = false, .source = silent[0]}),
       silent);
 }
 
@@ -299,7 +370,11 @@ void Coordinator::Propagate(const absl::Status& error, absl::Span<const TaskId> 
     }
   }
   if (has_poller_) {
-    for (auto& [task, poll] : polls_) Answer(std::move(poll.done), error);
+    const absl::Time now = Now();
+    for (auto& [task, poll] : polls_) {
+      membership_.SetHasLivePoll(task, false, now);
+      Answer(std::move(poll.done), error);
+    }
     polls_.clear();
     return;
   }
@@ -390,6 +465,7 @@ WaitId Coordinator::ShutdownTask(TaskId id, StatusCallback done) {
                                  "Shutdown barrier has failed. ", result.status.message()))),
                              GetMissingTasks(result.status)));
       });
+  membership_.SetLeaving(id);
   Settle();
   return wait;
 }
@@ -432,20 +508,29 @@ WaitId Coordinator::WaitForAllTasks(TaskId id, std::string device_info, DeviceIn
 void Coordinator::BeginNewJobIfOver(const Registration& newcomer) {
   if (!options_.reuse || !options_.register_barrier || !joining_.empty()) return;
   if (membership_.connected_count() > 0) return;
-  // Somebody of the old job that comes once more does not begin a new one.
+  // A process of the old job that comes once more does not begin a new one.
   if (membership_.task(newcomer.task).incarnation == newcomer.incarnation) return;
+  if (former_incarnations_.EpochOf(newcomer.task, newcomer.incarnation) != 0) return;
   const bool ended_well = membership_.error_count() == 0 && everyone_has_registered();
-  // Whoever tries again in vain is no sign that something of the old job is there.
+  // A process that tries again in vain is no sign that something of the old job is there.
   const bool is_abandoned = membership_.error_count() > 0 &&
                             Now() - membership_.LastHeardOfErrors() > options_.heartbeat_timeout;
   if (!ended_well && !is_abandoned) return;
-  const absl::Status why = absl::CancelledError("the job is over; a new one begins");
+  BeginNewJob(absl::CancelledError("the job is over; a new one begins"));
+}
+
+void Coordinator::BeginNewJob(const absl::Status& why) {
   for (auto& [task, poll] : polls_) Answer(std::move(poll.done), CoordinationError(why));
   polls_.clear();
+  joining_.clear();
+  joining_deadlines_.clear();
   barriers_.Clear(why);
   alive_.Clear(why);
   topology_.Clear(why);
   store_.Clear(CoordinationError(why));
+  for (int i = 0; i < jobs_.size(); ++i) {
+    former_incarnations_.Add(TaskId(i), membership_.task(TaskId(i)).incarnation, epoch_);
+  }
   membership_.Reset();
   device_infos_ = std::make_shared<std::vector<std::string>>(jobs_.size());
   job_error_ = absl::OkStatus();
@@ -455,6 +540,23 @@ void Coordinator::BeginNewJobIfOver(const Registration& newcomer) {
   // Another value for another job, so that stragglers of the old one are told apart.
   incarnation_ = Incarnation(incarnation_.value() * 6364136223846793005u + 1442695040888963407u);
   Settle();
+}
+
+absl::Status Coordinator::EndJob(absl::string_view why, bool force) {
+  if (absl::Status status = CheckRunning(); !status.ok()) return status;
+  const bool has_failed = !job_error_.ok() || membership_.error_count() > 0;
+  const int connected = membership_.connected_count();
+  if (!has_failed && connected > 0 && !force) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the job is well: ", connected, " of ", jobs_.size(),
+                     " tasks are connected and none has failed; only by force does it end"));
+  }
+  const absl::Status ended =
+      CoordinationError(absl::AbortedError(absl::StrCat("the job was ended: ", FirstOf(why))));
+  // Those that listen at an address of their own hear of it; polls and all else end below.
+  if (connected > 0) Propagate(ended, {});
+  BeginNewJob(ended);
+  return absl::OkStatus();
 }
 
 }  // namespace ferry::coord

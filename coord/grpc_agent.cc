@@ -290,4 +290,12 @@ absl::Status Agent::Shutdown() {
 
 absl::Status Agent::Leave() { return impl_->Part(); }
 
+absl::Status Agent::EndJob(absl::string_view why, bool force, absl::string_view proof) {
+  v1::Request request;
+  request.mutable_end_job()->set_reason(std::string(why));
+  request.mutable_end_job()->set_force(force);
+  request.mutable_end_job()->set_proof(std::string(proof));
+  return impl_->AskQuickly(std::move(request), "the job to be ended").status();
+}
+
 }  // namespace ferry::coord

@@ -51,6 +51,7 @@ bool HasEffect(const v1::Request& request) {
     case v1::Request::kCancelBarrier:
     case v1::Request::kReportError:
     case v1::Request::kLeave:
+    case v1::Request::kEndJob:
       return true;
     default:
       return false;

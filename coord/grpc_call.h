@@ -27,6 +27,8 @@
 
 namespace ferry::coord {
 
+class UnaryCall;
+
 // What the adapters share. Thread-safe.
 class Edge final {
  public:
@@ -34,13 +36,39 @@ class Edge final {
 
   Strand& strand() { return strand_; }
 
-  // Which tasks call from an address: those that registered from it. Mostly one; processes that
-  // share a connection are several.
-  void NoteCaller(const std::string& address, TaskId task) ABSL_LOCKS_EXCLUDED(mu_);
+  // A new connection has come from `address`: nothing is known of it, whatever was of a former one.
+  void NoteConnection(const std::string& address) ABSL_LOCKS_EXCLUDED(mu_);
+  // Which tasks call from an address, and in which life: those that registered from it or beat.
+  // Mostly one; processes that share a connection are several.
+  void NoteCaller(const std::string& address, TaskId task, Incarnation life)
+      ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<TaskId> CallersAt(const std::string& address) const ABSL_LOCKS_EXCLUDED(mu_);
   // The only one, or kNoTask. Calls that do not name their task, such as a get, are put down to it
   // in status reports.
   TaskId CallerAt(const std::string& address) const ABSL_LOCKS_EXCLUDED(mu_);
+  // For calls that name a task but not the life it is in: ABORTED if the process at the other end
+  // of the connection is one of an earlier job. OK if that is not known. With the strand's lock
+  // held.
+  absl::Status CheckCaller(const Coordinator& coordinator, const UnaryCall& call, TaskId task) const
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // The same for a call that names no task: every task that is known to call from there is.
+  absl::Status CheckCallers(const UnaryCall& call) ABSL_LOCKS_EXCLUDED(mu_);
+  // Jobs begin and end; until the second, no call can be of an earlier one.
+  void NoteEpoch(int64_t epoch) { epoch_.store(epoch, std::memory_order_relaxed); }
+
+  // `task` waits for errors by a call from `address`.
+  void NotePoll(const std::string& address, TaskId task) ABSL_LOCKS_EXCLUDED(mu_);
+  // `task` registers: where it waited before says nothing of it any more.
+  void ForgetPoll(TaskId task) ABSL_LOCKS_EXCLUDED(mu_);
+  // A task whose latest call for errors came by a connection that has ended.
+  struct LostPoll {
+    TaskId task = kNoTask;
+    uint64_t number = 0;
+  };
+  // The connection from `address` has ended.
+  std::vector<LostPoll> TakeLostPolls(const std::string& address) ABSL_LOCKS_EXCLUDED(mu_);
+  // Tells the coordinator of those that have not polled again since.
+  void TellLost(const std::vector<LostPoll>& polls) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Parked calls that were dropped because their client vanished or gave up.
   int64_t dropped_waits() const { return dropped_waits_.load(std::memory_order_relaxed); }
@@ -49,8 +77,18 @@ class Edge final {
  private:
   Strand& strand_;
   std::atomic<int64_t> dropped_waits_{0};
+  // Taken after the strand's lock, if with it.
   mutable absl::Mutex mu_;
-  absl::flat_hash_map<std::string, std::vector<TaskId>> callers_ ABSL_GUARDED_BY(mu_);
+  struct Caller {
+    TaskId task = kNoTask;
+    Incarnation life;
+  };
+  absl::flat_hash_map<std::string, std::vector<Caller>> callers_ ABSL_GUARDED_BY(mu_);
+  // The latest call of each task that waits for errors, and those that came from an address.
+  uint64_t last_poll_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::flat_hash_map<TaskId, uint64_t> polls_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<std::string, std::vector<LostPoll>> polls_at_ ABSL_GUARDED_BY(mu_);
+  std::atomic<int64_t> epoch_{1};
 };
 
 class ParkedCall;

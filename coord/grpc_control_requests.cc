@@ -23,6 +23,15 @@ void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Exe
         MakeReply(request.id(), absl::UnavailableError("the coordinator is stopping")));
     return;
   }
+  if (task_ != kNoTask && request.op_case() != v1::Request::kCancel) {
+    // A rank that was stopped wakes up in the middle of a later job.
+    const absl::Status former =
+        coordinator.CheckIncarnation(task_, Incarnation(node_.incarnation()));
+    if (!former.ok()) {
+      out.replies.push_back(MakeReply(request.id(), former));
+      return;
+    }
+  }
   if (out.behind > MostBehind(request)) {
     out.replies.push_back(MakeReply(request.id(), TooFarBehind(out.behind)));
     return;
@@ -123,6 +132,15 @@ void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Exe
       out.waits.emplace_back(request.id(), wait);
       return;
     }
+    case v1::Request::kEndJob: {
+      const auto& end = request.end_job();
+      absl::Status status;
+      if (shared_.check_end_job) status = shared_.check_end_job(coordinator, end.proof());
+      if (status.ok()) status = coordinator.EndJob(end.reason(), end.force());
+      shared_.edge.NoteEpoch(coordinator.epoch());
+      out.replies.push_back(MakeReply(request.id(), status));
+      return;
+    }
     case v1::Request::OP_NOT_SET:
       out.replies.push_back(MakeReply(
           request.id(), absl::UnimplementedError("this coordinator does not know the request")));
@@ -196,6 +214,7 @@ void ControlSession::Register(Coordinator& coordinator, const v1::Request& reque
                         .boot_id = node_.boot_id(),
                         .process_id = node_.process_id(),
                         .error_address = node_.error_address()};
+  shared_.edge.ForgetPoll(task_);
   is_joining_ = true;
   const WaitId wait = coordinator.RegisterTask(
       std::move(registration), [self = shared_from_this(), id = request.id()](absl::Status status) {
@@ -218,6 +237,7 @@ void ControlSession::Register(Coordinator& coordinator, const v1::Request& reque
           }
           // Now that it has joined, heartbeats are to be expected.
           self->last_heartbeat_ = absl::ToUnixNanos(SteadyClock().Now());
+          self->epoch_ = coordinator.epoch();
           self->PollForErrors(coordinator);
           for (Enumeration& enumeration : waiting) {
             self->Enumerate(coordinator, std::move(enumeration));
@@ -227,6 +247,7 @@ void ControlSession::Register(Coordinator& coordinator, const v1::Request& reque
           self->Tell(MakeReply(enumeration.request_id, status));
         }
       });
+  shared_.edge.NoteEpoch(coordinator.epoch());
   out.waits.emplace_back(request.id(), wait);
 }
 

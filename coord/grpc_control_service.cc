@@ -144,7 +144,10 @@ void ControlEntry::Detach(FrameSink& sink) {
   if (session_ != nullptr) session_->Detach(sink);
 }
 
-ControlSessions::ControlSessions(Edge& edge) : shared_{.edge = edge} {
+ControlSessions::ControlSessions(
+    Edge& edge,
+    std::function<absl::Status(const Coordinator&, absl::string_view proof)> check_end_job)
+    : shared_{.edge = edge, .check_end_job = std::move(check_end_job)} {
   shared_.edge.strand().SetAfterBatch([gather = shared_.gather] { gather->Flush(); });
   shared_.edge.strand().Run([this](Coordinator& coordinator) {
     rank_grace_ = coordinator.options().heartbeat_timeout;
@@ -215,11 +218,12 @@ void ControlSessions::ForgetIdentityLocked(const std::shared_ptr<ControlSession>
 }
 
 absl::Status ControlSessions::CheckIdentityLocked(const v1::Node& node,
-                                                  const std::string& observed_address) {
-  const auto in_use = [this,
+                                                  const std::string& observed_address,
+                                                  int64_t epoch) {
+  const auto in_use = [this, epoch,
                        now = SteadyClock().Now()](const std::shared_ptr<ControlSession>& session) {
     return session->detached_since() == absl::InfiniteFuture() && !session->has_left() &&
-           !session->IsSilent(now, rank_grace_);
+           !session->IsOfJobBefore(epoch) && !session->IsSilent(now, rank_grace_);
   };
   const auto same_node = by_node_.find(node.node_id());
   if (same_node != by_node_.end() && in_use(same_node->second) &&
@@ -249,14 +253,18 @@ absl::StatusOr<OpenSession> ControlSessions::Open(const v1::Hello& hello,
   OpenSession open;
   open.welcome.set_observed_address(observed_address);
   open.welcome.set_max_frame_bytes(max_frame_bytes_);
+  int64_t epoch = 0;
   const absl::Status known =
       shared_.edge.strand().Run([&](Coordinator& coordinator) -> absl::Status {
+        epoch = coordinator.epoch();
         open.welcome.set_coordinator_incarnation(coordinator.incarnation().value());
         open.welcome.set_num_nodes(coordinator.jobs().size());
         open.welcome.set_heartbeat_timeout_ms(
             absl::ToInt64Milliseconds(coordinator.options().heartbeat_timeout));
         if (!hello.has_node()) return absl::OkStatus();
-        return coordinator.jobs().Resolve(hello.node().node_id()).status();
+        const absl::StatusOr<TaskId> task = coordinator.jobs().Resolve(hello.node().node_id());
+        if (!task.ok()) return task.status();
+        return coordinator.CheckIncarnation(*task, Incarnation(hello.node().incarnation()));
       });
   if (!known.ok()) return known;
   std::shared_ptr<ControlSession> superseded;
@@ -283,7 +291,8 @@ absl::StatusOr<OpenSession> ControlSessions::Open(const v1::Hello& hello,
       return absl::UnavailableError("the client has tried again since");
     }
     if (hello.has_node()) {
-      if (absl::Status status = CheckIdentityLocked(hello.node(), observed_address); !status.ok()) {
+      if (absl::Status status = CheckIdentityLocked(hello.node(), observed_address, epoch);
+          !status.ok()) {
         return status;
       }
     }

@@ -4,6 +4,7 @@
 #define FERRY_COORD_GRPC_CONTROL_SERVICE_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -34,7 +35,10 @@ struct OpenSession {
 // identity that is in use, and drops sessions whose client does not come back.
 class ControlSessions final {
  public:
-  explicit ControlSessions(Edge& edge);
+  // `check_end_job`: as ServerOptions.
+  explicit ControlSessions(Edge& edge,
+                           std::function<absl::Status(const Coordinator&, absl::string_view proof)>
+                               check_end_job = nullptr);
   ~ControlSessions();
 
   // The session that `hello` asks for, new or known, to attach a stream to.
@@ -55,8 +59,8 @@ class ControlSessions final {
  private:
   using SessionMap = absl::flat_hash_map<uint64_t, std::shared_ptr<ControlSession>>;
 
-  absl::Status CheckIdentityLocked(const v1::Node& node, const std::string& observed_address)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckIdentityLocked(const v1::Node& node, const std::string& observed_address,
+                                   int64_t epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ForgetIdentityLocked(const std::shared_ptr<ControlSession>& session)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Every second: drops what has been detached for too long, and gives freed memory back.

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -68,6 +69,8 @@ class ControlGather final {
 // What all sessions of a server share; it outlives them.
 struct ControlShared {
   Edge& edge;
+  // As ServerOptions.
+  std::function<absl::Status(const Coordinator&, absl::string_view proof)> check_end_job;
   SharedBlobs blobs;
   // Shared with the strand, which may run completions when the rest is gone.
   std::shared_ptr<ControlGather> gather = std::make_shared<ControlGather>();
@@ -126,6 +129,8 @@ class ControlSession final : public std::enable_shared_from_this<ControlSession>
 
   // Since when no stream is attached; InfiniteFuture while one is.
   absl::Time detached_since() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Whether its rank has joined a job before `epoch`, so that it is not part of that one.
+  bool IsOfJobBefore(int64_t epoch) const { return epoch_ != 0 && epoch_ < epoch; }
   bool has_left() const ABSL_LOCKS_EXCLUDED(mu_);
   // Whether it sends heartbeats, and has sent none for `patience` although a stream is attached:
   // the kernel keeps the connections of a process that is stopped, or whose children have inherited
@@ -204,6 +209,9 @@ class ControlSession final : public std::enable_shared_from_this<ControlSession>
   std::atomic<int64_t> last_heartbeat_{0};
   // When NoteAlive last told of it; in the same way.
   std::atomic<int64_t> last_alive_{0};
+
+  // Of the job that its rank has joined; 0: none.
+  std::atomic<int64_t> epoch_{0};
 
   // Requests that wait for the table of tasks.
   std::atomic<int> table_waits_{0};

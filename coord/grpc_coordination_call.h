@@ -92,6 +92,19 @@ class CoordinationCall {
     if (refused != nullptr) refused->Finish(ServiceMismatch(*meant_for_, current));
   }
 
+  // The same for a call that names `task`: refused if it comes from a process of an earlier job.
+  template <typename Body>
+  void ParkOf(TaskId task, Body&& body,
+              const std::optional<BarrierErrorInfo>& barrier = std::nullopt) {
+    Park([&](Coordinator& coordinator, ParkedCall* call) -> absl::StatusOr<WaitId> {
+      const absl::Status former = edge_.CheckCaller(coordinator, call_, task);
+      if (former.ok()) return body(coordinator, call);
+      coordinator.Refuse([call, refusal = ToGrpcStatus(former, coordinator.jobs(), Gen::kGeneration,
+                                                       barrier)] { call->Finish(refusal); });
+      return kNoWait;
+    });
+  }
+
   Edge& edge_;
   UnaryCall& call_;
 

@@ -34,7 +34,9 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
     registration.recoverable = SaysRecoverable(request.source_task());
     registration.facts.service = "coordination";
     registration.facts.observed_address = call_.peer();
-    edge_.NoteCaller(registration.facts.observed_address, *task);
+    registration.beats_per_timeout = kBeatsPerTimeout;
+    edge_.NoteCaller(registration.facts.observed_address, *task, registration.incarnation);
+    edge_.ForgetPoll(*task);
     return Park([&](Coordinator& coordinator, ParkedCall* call) {
       // The life of the service in the job that is joined here, whatever job is on when the answer
       // is made.
@@ -47,6 +49,7 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
             call->Reply(response);
           });
       *leader = coordinator.incarnation().value();
+      edge_.NoteEpoch(coordinator.epoch());
       return wait;
     });
   }
@@ -55,6 +58,7 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
     const absl::StatusOr<TaskId> task = Resolve(request.source_task());
     if (!task.ok()) return Fail(task.status());
     typename Gen::HeartbeatResponse response;
+    edge_.NoteCaller(call_.peer(), *task, Incarnation(request.incarnation()));
     const auto status = Run([&](Coordinator& coordinator) {
       response.set_leader_incarnation(coordinator.incarnation().value());
       return coordinator.Heartbeat(*task, Incarnation(request.incarnation()));
@@ -66,7 +70,7 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
   void ShutdownTask(const typename Gen::ShutdownTaskRequest& request) {
     const absl::StatusOr<TaskId> task = Resolve(request.source_task());
     if (!task.ok()) return Fail(task.status());
-    return Park([&](Coordinator& coordinator, ParkedCall* call) {
+    return ParkOf(*task, [&](Coordinator& coordinator, ParkedCall* call) {
       return coordinator.ShutdownTask(
           *task, this->template Replies<typename Gen::ShutdownTaskResponse>(call));
     });
@@ -75,9 +79,12 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
   void PollForError(const typename Gen::PollForErrorRequest& request) {
     const absl::StatusOr<TaskId> task = Resolve(request.source_task());
     if (!task.ok()) return Fail(task.status());
-    return Park([&](Coordinator& coordinator, ParkedCall* call) {
-      return coordinator.PollForError(
-          *task, this->template Replies<typename Gen::PollForErrorResponse>(call));
+    return ParkOf(*task, [&](Coordinator& coordinator, ParkedCall* call) {
+      const WaitId wait = coordinator.PollForError(
+          *task, this->template Replies<typename Gen::PollForErrorResponse>(call),
+          /*is_watched=*/true);
+      if (wait != kNoWait) edge_.NotePoll(call_.peer(), *task);
+      return wait;
     });
   }
 
@@ -95,7 +102,7 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
       // Unknown ones are the barrier's concern: it fails for everyone.
       arrival.tasks.push_back(resolved.ok() ? *resolved : UnknownTask(Base::JobsOf(edge_), task));
     }
-    return Park([&](Coordinator& coordinator, ParkedCall* call) {
+    const auto body = [&](Coordinator& coordinator, ParkedCall* call) {
       return coordinator.Barrier(std::move(arrival), [call, &edge = edge_,
                                                       id = request.barrier_id()](
                                                          const BarrierResult& result) {
@@ -106,10 +113,12 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
         response.set_counter(result.counter);
         call->Reply(response);
       });
-    });
+    };
+    return ParkOf(*caller, body, info);
   }
 
   void CancelBarrier(const typename Gen::CancelBarrierRequest& request) {
+    if (absl::Status former = edge_.CheckCallers(call_); !former.ok()) return Fail(former);
     const auto status = Run([&](Coordinator& coordinator) {
       return coordinator.CancelBarrier(request.barrier_id(), request.counter());
     });
@@ -126,7 +135,7 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
       if (!resolved.ok()) return Fail(resolved.status());
       tasks.push_back(*resolved);
     }
-    return Park([&](Coordinator& coordinator, ParkedCall* call) {
+    return ParkOf(*caller, [&](Coordinator& coordinator, ParkedCall* call) {
       const Jobs& jobs = coordinator.jobs();
       return coordinator.GetAliveTasks(
           *caller, std::move(tasks),
@@ -163,13 +172,16 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
     });
   }
 
+  // An error that another than these methods has found, in the form of this generation.
+  grpc::Status Refusal(const absl::Status& status) { return ToWire(edge_, status); }
+
   // --- Only in the older layouts ---
 
   template <typename Request>
   void WaitForAllTasks(const Request& request) {
     const absl::StatusOr<TaskId> task = Resolve(request.source_task());
     if (!task.ok()) return Fail(task.status());
-    return Park([&](Coordinator& coordinator, ParkedCall* call) {
+    return ParkOf(*task, [&](Coordinator& coordinator, ParkedCall* call) {
       return coordinator.WaitForAllTasks(
           *task, DeviceInfoMerger::Pack(request),
           [call, &edge = edge_, &devices = devices_, leader = coordinator.incarnation().value()](
@@ -188,7 +200,12 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
   void ResetTask(const Request& request) {
     const absl::StatusOr<TaskId> task = Resolve(request.source_task());
     if (!task.ok()) return Fail(task.status());
-    const auto status = Run([&](Coordinator& coordinator) { return coordinator.ResetTask(*task); });
+    const auto status = Run([&](Coordinator& coordinator) -> absl::Status {
+      if (absl::Status former = edge_.CheckCaller(coordinator, call_, *task); !former.ok()) {
+        return former;
+      }
+      return coordinator.ResetTask(*task);
+    });
     if (!status.has_value()) return;
     return status->ok() ? call_.Reply(typename Gen::ResetTaskResponse()) : Fail(*status);
   }
@@ -201,8 +218,12 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
     const absl::Status error(
         is_code ? static_cast<absl::StatusCode>(request.error_code()) : absl::StatusCode::kUnknown,
         request.error_message());
-    const auto status =
-        Run([&](Coordinator& coordinator) { return coordinator.ReportError(*task, error); });
+    const auto status = Run([&](Coordinator& coordinator) -> absl::Status {
+      if (absl::Status former = edge_.CheckCaller(coordinator, call_, *task); !former.ok()) {
+        return former;
+      }
+      return coordinator.ReportError(*task, error);
+    });
     if (!status.has_value()) return;
     return status->ok() ? call_.Reply(typename Gen::ReportErrorToServiceResponse()) : Fail(*status);
   }
@@ -245,11 +266,15 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
   }
 
  private:
+  // Source: heartbeat_interval in XLA's coordination_service_agent.cc, of every age.
+  static constexpr int kBeatsPerTimeout = 2;
+
   using Base = CoordinationCall<Gen>;
   using Base::call_;
   using Base::edge_;
   using Base::Fail;
   using Base::Park;
+  using Base::ParkOf;
   using Base::Resolve;
   using Base::Run;
   using Base::ToWire;
@@ -294,6 +319,21 @@ void ServeCoordination(CoordinationMethod method, Edge& edge, DeviceInfoMerger& 
     }
     return body(request);
   };
+  // Of the store: requests that name no task.
+  [[maybe_unused]] const auto anonymous = [&](const auto& request) {
+    // Their own field has told already.
+    if constexpr (!requires { request.incarnations(); }) {
+      if (absl::Status former = edge.CheckCallers(call); !former.ok()) {
+        call.Finish(methods.Refusal(former));
+        return false;
+      }
+    }
+    return true;
+  };
+#define FERRY_SERVE_STORE(Name, Request)                      \
+  return parsed(typename Gen::Request(), [&](auto& request) { \
+    if (anonymous(request)) store.Name(request);              \
+  })
 #define FERRY_SERVE(table, Name, Request) \
   return parsed(typename Gen::Request(), [&](auto& request) { return table.Name(request); })
   switch (method) {
@@ -334,17 +374,17 @@ void ServeCoordination(CoordinationMethod method, Edge& edge, DeviceInfoMerger& 
     StoreMethods<Gen> store(edge, call, meant_for);
     switch (method) {
       case CoordinationMethod::kInsertKeyValue:
-        FERRY_SERVE(store, InsertKeyValue, InsertKeyValueRequest);
+        FERRY_SERVE_STORE(InsertKeyValue, InsertKeyValueRequest);
       case CoordinationMethod::kGetKeyValue:
-        FERRY_SERVE(store, GetKeyValue, GetKeyValueRequest);
+        FERRY_SERVE_STORE(GetKeyValue, GetKeyValueRequest);
       case CoordinationMethod::kTryGetKeyValue:
-        FERRY_SERVE(store, TryGetKeyValue, TryGetKeyValueRequest);
+        FERRY_SERVE_STORE(TryGetKeyValue, TryGetKeyValueRequest);
       case CoordinationMethod::kIncrementKeyValue:
-        FERRY_SERVE(store, IncrementKeyValue, IncrementKeyValueRequest);
+        FERRY_SERVE_STORE(IncrementKeyValue, IncrementKeyValueRequest);
       case CoordinationMethod::kGetKeyValueDir:
-        FERRY_SERVE(store, GetKeyValueDir, GetKeyValueDirRequest);
+        FERRY_SERVE_STORE(GetKeyValueDir, GetKeyValueDirRequest);
       case CoordinationMethod::kDeleteKeyValue:
-        FERRY_SERVE(store, DeleteKeyValue, DeleteKeyValueRequest);
+        FERRY_SERVE_STORE(DeleteKeyValue, DeleteKeyValueRequest);
       default:
         break;
     }
@@ -356,6 +396,7 @@ void ServeCoordination(CoordinationMethod method, Edge& edge, DeviceInfoMerger& 
     }
   }
 #undef FERRY_SERVE
+#undef FERRY_SERVE_STORE
   return unimplemented();
 }
 

@@ -42,6 +42,8 @@ class DirectControl final {
   // and gets no session, is closed.
   void Take(UniqueFd connection);
 
+  // On which it runs.
+  const std::shared_ptr<SocketLoop>& loop() const { return loop_; }
   // How far it is behind with reading.
   absl::Duration Lag() const { return loop_->Lag(); }
 

@@ -22,6 +22,9 @@ namespace ferry::coord {
 namespace {
 
 constexpr int kProtocolVersion = 3;
+// max_missing_heartbeats, unless a client was given another number: nothing tells it.
+// Source: DistributedRuntimeClient::Options in XLA's pjrt/distributed/client.h.
+constexpr int kBeatsPerTimeout = 10;
 
 // Every client of a job has one session id, made from the coordinator's incarnation in that job.
 uint64_t SessionId(Incarnation of_coordinator) {
@@ -98,6 +101,7 @@ class RuntimeService final : public UnaryService {
     registration.waits_for_all = true;
     registration.own_timeout = absl::Milliseconds(request.timeout_milliseconds());
     registration.facts.service = "drs";
+    registration.beats_per_timeout = kBeatsPerTimeout;
     registration.facts.observed_address = call.peer();
     call.Park(
         edge_.strand(),
@@ -114,7 +118,9 @@ class RuntimeService final : public UnaryService {
                 "the cluster is not initializing: node ", request.node_id(),
                 task.state == TaskState::kConnected ? " is connected already" : " has failed"));
           }
-          edge_.NoteCaller(registration.facts.observed_address, registration.task);
+          edge_.NoteCaller(registration.facts.observed_address, registration.task,
+                           registration.incarnation);
+          edge_.ForgetPoll(registration.task);
           // The session is that of the job which is joined here, whatever job is on when the answer
           // is made.
           const auto session = std::make_shared<uint64_t>(0);
@@ -130,6 +136,7 @@ class RuntimeService final : public UnaryService {
                 parked->Reply(response);
               });
           *session = SessionId(coordinator.incarnation());
+          edge_.NoteEpoch(coordinator.epoch());
           return wait;
         });
   }

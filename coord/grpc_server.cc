@@ -6,6 +6,7 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <utility>
@@ -25,6 +26,7 @@
 #include "coord/grpc_coordination_service.h"
 #include "coord/grpc_error_report.h"
 #include "coord/grpc_runtime_service.h"
+#include "coord/socket_address.h"
 
 namespace ferry::coord {
 namespace {
@@ -42,6 +44,26 @@ int Milliseconds(absl::Duration duration) {
   return static_cast<int>(absl::ToInt64Milliseconds(duration));
 }
 
+// What was sent before a connection ended may still be on its way through gRPC.
+constexpr absl::Duration kSettleTime = absl::Milliseconds(200);
+
+struct Keepalive {
+  absl::Duration time;
+  absl::Duration timeout;
+};
+
+// A process that is stopped, or on a machine that has vanished, keeps its connection until a probe
+// is not answered. That has to happen well within the heartbeat timeout; but a busy process may
+// take a second to answer.
+Keepalive KeepaliveOf(const ServerOptions& options) {
+  const absl::Duration heartbeat = options.coordinator.heartbeat_timeout;
+  Keepalive keepalive{options.keepalive_time, options.keepalive_timeout};
+  if (keepalive.time + keepalive.timeout <= heartbeat / 2) return keepalive;
+  keepalive.time = std::min(keepalive.time, std::max(heartbeat / 6, absl::Milliseconds(100)));
+  keepalive.timeout = std::min(keepalive.timeout, std::max(heartbeat / 3, absl::Seconds(1)));
+  return keepalive;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
@@ -53,8 +75,8 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
       Coordinator::Create(std::move(options.coordinator), SteadyClock(), RandomId()));
   KeepCallbackThreads();
   EnableHealthAndReflection();
-  auto self = std::unique_ptr<CoordinatorServer>(
-      new CoordinatorServer(std::move(coordinator), options.stop_grace));
+  auto self =
+      std::unique_ptr<CoordinatorServer>(new CoordinatorServer(std::move(coordinator), options));
 
   grpc::ServerBuilder builder;
   // The port is ours and the connections gRPC's, but for the agents': see TcpListener.
@@ -67,21 +89,34 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
   // A client that is stopped is gone for gRPC when a probe of HTTP/2 has had no answer. One that
   // takes nothing of what is being written to it is waited for as long, not for the 20 s that are
   // gRPC's default: probes queue up behind that, and only the kernel can tell.
+  const Keepalive keepalive = KeepaliveOf(options);
   const unsigned patience_ms =
-      static_cast<unsigned>(Milliseconds(options.keepalive_time + options.keepalive_timeout));
-  direct.others = [acceptor = self->acceptor_.get(), patience_ms](UniqueFd connection) {
+      static_cast<unsigned>(Milliseconds(keepalive.time + keepalive.timeout));
+  direct.others = [server = self.get(), acceptor = self->acceptor_.get(),
+                   patience_ms](UniqueFd connection) {
+    const std::string peer = PeerName(connection.get());
+    server->edge_.NoteConnection(peer);
+    server->watch_->Add(connection.get(), peer);
     setsockopt(connection.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &patience_ms, sizeof(patience_ms));
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
     parameters.fd = connection.Release();
     acceptor->HandleNewConnection(&parameters);
   };
   FERRY_ASSIGN_OR_RETURN(self->direct_, DirectControl::Create(self->sessions_, std::move(direct)));
+  self->watch_ = std::make_unique<ConnectionWatch>(
+      self->direct_->loop(),
+      [edge = &self->edge_,
+       loop = std::weak_ptr<SocketLoop>(self->direct_->loop())](const std::string& peer) {
+        std::vector<Edge::LostPoll> lost = edge->TakeLostPolls(peer);
+        const std::shared_ptr<SocketLoop> alive = loop.lock();
+        if (lost.empty() || alive == nullptr) return;
+        alive->PostAfter(kSettleTime, [edge, lost = std::move(lost)] { edge->TellLost(lost); });
+      });
   self->strand_.SetReaderLag([direct = self->direct_.get()] { return direct->Lag(); });
   builder.SetMaxReceiveMessageSize(-1);
   builder.SetMaxSendMessageSize(-1);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(options.keepalive_time));
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
-                             Milliseconds(options.keepalive_timeout));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(keepalive.time));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(keepalive.timeout));
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   // Clients may probe as often as they like; the default answer to that is to hang up.
@@ -117,12 +152,12 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
 }
 
 CoordinatorServer::CoordinatorServer(std::unique_ptr<Coordinator> coordinator,
-                                     absl::Duration stop_grace)
-    : stop_grace_(stop_grace),
+                                     const ServerOptions& options)
+    : stop_grace_(options.stop_grace),
       strand_(std::move(coordinator)),
       edge_(strand_),
       rare_methods_(edge_),
-      sessions_(edge_) {}
+      sessions_(edge_, options.check_end_job) {}
 
 CoordinatorServer::~CoordinatorServer() { Stop(); }
 

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
+#include "coord/connection_watch.h"
 #include "coord/device_info_proto.h"
 #include "coord/grpc_call.h"
 #include "coord/grpc_control_service.h"
@@ -33,11 +34,17 @@ struct ServerOptions {
   std::string listen = ":0";
   CoordinatorOptions coordinator;
   // A connection that is idle for this long is probed, and dropped when the probe is not answered
-  // within keepalive_timeout. NATs and load balancers forget idle connections after minutes.
+  // within keepalive_timeout. NATs and load balancers forget idle connections after minutes. Where
+  // both together are more than half of the heartbeat timeout, gRPC's connections are probed as
+  // much sooner, since a call that waits on one is a sign of life.
   absl::Duration keepalive_time = absl::Seconds(30);
   absl::Duration keepalive_timeout = absl::Seconds(20);
   // For a connection to say what it is: see DirectControl::Take.
   absl::Duration hello_timeout = absl::Seconds(10);
+  // Whether a client of ferry.v1.Control may end the job, given the proof that it sends; null:
+  // everybody may. With the strand's lock held.
+  //   Errors: PERMISSION_DENIED.
+  std::function<absl::Status(const Coordinator&, absl::string_view proof)> check_end_job;
   // How long Stop lets answers that are on their way go out.
   absl::Duration stop_grace = absl::Seconds(2);
   // Makes services of others for the same port; what they need outlives the server.
@@ -70,7 +77,7 @@ class CoordinatorServer final {
   void Stop();
 
  private:
-  CoordinatorServer(std::unique_ptr<Coordinator> coordinator, absl::Duration stop_grace);
+  CoordinatorServer(std::unique_ptr<Coordinator> coordinator, const ServerOptions& options);
 
   const absl::Duration stop_grace_;
   Strand strand_;
@@ -83,6 +90,8 @@ class CoordinatorServer final {
   std::unique_ptr<grpc::Server> server_;
   // Takes the agents' connections, and gives the rest to the acceptor.
   std::unique_ptr<DirectControl> direct_;
+  // Of gRPC's connections.
+  std::unique_ptr<ConnectionWatch> watch_;
   // Gives its connections to those two.
   std::unique_ptr<TcpListener> listener_;
   int port_ = 0;

@@ -16,14 +16,16 @@ void Membership::SetState(Task& task, TaskState state) {
   task.version = ++version_;
 }
 
-void Membership::Connect(TaskId id, Incarnation incarnation, absl::Time now) {
+void Membership::Connect(TaskId id, Incarnation incarnation, HeartbeatInterval heartbeat_interval,
+                         absl::Time now) {
   Task& task = tasks_[id.value()];
   task.incarnation = incarnation;
   task.status = absl::OkStatus();
+  task.heartbeat_interval = heartbeat_interval;
+  task.has_live_poll = false;
+  task.is_leaving = false;
   SetState(task, TaskState::kConnected);
   Touch(id, now);
-  // A check left from an earlier life finds that it came too early and moves itself.
-  checks_.emplace(now + heartbeat_timeout_, id);
 }
 
 void Membership::SetError(TaskId id, absl::Status why) {
@@ -35,7 +37,7 @@ void Membership::SetError(TaskId id, absl::Status why) {
 void Membership::Disconnect(TaskId id, absl::Time now) {
   Task& task = tasks_[id.value()];
   task.status = absl::OkStatus();
-  task.grace_end = now + heartbeat_timeout_;
+  task.grace_end = now + options_.heartbeat_timeout;
   NoteSignOfLife(now);
   SetState(task, TaskState::kDisconnected);
 }
@@ -45,7 +47,72 @@ void Membership::Touch(TaskId id, absl::Time now) {
   NoteSignOfLife(now);
   Task& task = tasks_[id.value()];
   task.last_heard = now;
-  if (task.state == TaskState::kConnected) task.last_heartbeat = now;
+  if (task.state != TaskState::kConnected) return;
+  task.last_heartbeat = now;
+  NoteCall(id);
+  ScheduleCheck(id, now);
+}
+
+void Membership::Beat(TaskId id, absl::Time now) {
+  tasks_[id.value()].heartbeat_interval.Beat(now);
+  Touch(id, now);
+}
+
+void Membership::SetHasLivePoll(TaskId id, bool has_live_poll, absl::Time now) {
+  Task& task = tasks_[id.value()];
+  if (task.has_live_poll == has_live_poll) return;
+  const bool lived_by_it = LivesByItsCall(task);
+  task.has_live_poll = has_live_poll;
+  if (task.state != TaskState::kConnected) return;
+  // It was there until now.
+  if (lived_by_it) task.last_heartbeat = std::max(task.last_heartbeat, now);
+  ScheduleCheck(id, now);
+}
+
+void Membership::NoteConnectionEnd(TaskId id, absl::Time now) {
+  Task& task = tasks_[id.value()];
+  if (task.state != TaskState::kConnected) return;
+  task.connection_ended = now;
+  ScheduleCheck(id, now);
+}
+
+absl::Duration Membership::SilenceLimit(const Task& task) const {
+  const absl::Duration told = options_.heartbeat_timeout;
+  if (!task.heartbeat_interval.is_learned()) return told;
+  const absl::Duration learned = task.heartbeat_interval.timeout();
+  if (learned > told) return options_.heartbeat_timeout_is_limit ? told : learned;
+  return task.heartbeat_interval.is_certain() ? learned : told;
+}
+
+absl::Duration Membership::ReconnectGrace(const Task& task) const {
+  // A client that lives calls at once to hear of errors again; a busy machine may take a while.
+  constexpr absl::Duration kMostGrace = absl::Seconds(3);
+  return std::min(SilenceLimit(task) / 2, kMostGrace);
+}
+
+bool Membership::LivesByItsCall(const Task& task) const {
+  if (!task.has_live_poll) return false;
+  if (!task.heartbeat_interval.is_learned()) return true;
+  const bool is_seldom = task.heartbeat_interval.timeout() > options_.heartbeat_timeout;
+  // What beats often enough is judged by that alone, as its client expects.
+  return is_seldom ? options_.heartbeat_timeout_is_limit : !task.heartbeat_interval.is_certain();
+}
+
+absl::Time Membership::RunsOut(const Task& task, absl::Time now) const {
+  const absl::Duration limit = SilenceLimit(task);
+  absl::Time at = task.last_heartbeat + limit;
+  if (LivesByItsCall(task)) at = std::max(at, now + limit);
+  if (!task.is_leaving) at = std::min(at, task.connection_ended + ReconnectGrace(task));
+  return at;
+}
+
+void Membership::ScheduleCheck(TaskId id, absl::Time now) {
+  Task& task = tasks_[id.value()];
+  const absl::Time at = RunsOut(task, now);
+  // A check that comes too early moves itself.
+  if (task.next_check <= at) return;
+  task.next_check = at;
+  checks_.emplace(at, id);
 }
 
 absl::Time Membership::LastHeardOfErrors() const {
@@ -65,6 +132,10 @@ void Membership::ForgiveSilence(absl::Duration held_up, absl::Time now) {
     if (task.state != TaskState::kConnected) continue;
     task.last_heartbeat =
         std::max(task.last_heartbeat, std::min(task.last_heartbeat + held_up, now));
+    if (task.connection_ended != absl::InfiniteFuture()) {
+      task.connection_ended =
+          std::max(task.connection_ended, std::min(task.connection_ended + held_up, now));
+    }
   }
 }
 
@@ -75,20 +146,16 @@ void Membership::SetFacts(TaskId id, TaskFacts facts, bool recoverable) {
 
 std::vector<TaskId> Membership::TakeSilent(absl::Time now) {
   std::vector<TaskId> silent;
-  std::vector<std::pair<absl::Time, TaskId>> again;
+  std::vector<TaskId> again;
   while (!checks_.empty() && checks_.begin()->first <= now) {
-    const TaskId id = checks_.begin()->second;
+    const auto [at, id] = *checks_.begin();
     checks_.erase(checks_.begin());
-    const Task& task = tasks_[id.value()];
+    Task& task = tasks_[id.value()];
+    if (task.next_check == at) task.next_check = absl::InfiniteFuture();
     if (task.state != TaskState::kConnected) continue;
-    const absl::Time runs_out = task.last_heartbeat + heartbeat_timeout_;
-    if (runs_out <= now) {
-      silent.push_back(id);
-    } else {
-      again.emplace_back(runs_out, id);
-    }
+    (RunsOut(task, now) <= now ? silent : again).push_back(id);
   }
-  checks_.insert(again.begin(), again.end());
+  for (const TaskId id : again) ScheduleCheck(id, now);
   std::sort(silent.begin(), silent.end());
   silent.erase(std::unique(silent.begin(), silent.end()), silent.end());
   return silent;

@@ -13,7 +13,9 @@
 #include "absl/time/time.h"
 
 #include "base/table_sizes.h"
+#include "coord/heartbeat_interval.h"
 #include "coord/jobs.h"
+#include "coord/options.h"
 #include "coord/types.h"
 
 namespace ferry::coord {
@@ -30,6 +32,15 @@ struct Task {
   absl::Time last_heartbeat = absl::InfinitePast();
   // As last_heartbeat, also of a task in error.
   absl::Time last_heard = absl::InfinitePast();
+  HeartbeatInterval heartbeat_interval;
+  // A call of it waits on a connection that is known to be alive.
+  bool has_live_poll = false;
+  // When the connection ended by which it waited for errors, unless it has called since.
+  absl::Time connection_ended = absl::InfiniteFuture();
+  // It waits for the others to shut down, and may go.
+  bool is_leaving = false;
+  // When it is looked at next.
+  absl::Time next_check = absl::InfiniteFuture();
   // While disconnected: until then its heartbeats and polls are still welcome.
   absl::Time grace_end = absl::InfinitePast();
   // Of the table, when its state last changed.
@@ -38,10 +49,12 @@ struct Task {
 
 // Not thread-safe: part of a Coordinator. Only records: what a change means for the others is the
 // Coordinator's concern. Every change of a state makes the version grow.
+// How long a task may be silent: docs/protocols.md, "Signs of life".
 class Membership final {
  public:
-  Membership(const Jobs& jobs, absl::Duration heartbeat_timeout)
-      : jobs_(jobs), heartbeat_timeout_(heartbeat_timeout), tasks_(jobs.size()) {}
+  // `options` outlives it.
+  Membership(const Jobs& jobs, const CoordinatorOptions& options)
+      : jobs_(jobs), options_(options), tasks_(jobs.size()) {}
 
   const Jobs& jobs() const { return jobs_; }
   int size() const { return static_cast<int>(tasks_.size()); }
@@ -51,13 +64,25 @@ class Membership final {
   int connected_count() const { return connected_count_; }
   int error_count() const { return error_count_; }
 
-  void Connect(TaskId task, Incarnation incarnation, absl::Time now);
+  void Connect(TaskId task, Incarnation incarnation, HeartbeatInterval heartbeat_interval,
+               absl::Time now);
   void SetError(TaskId task, absl::Status why);
   // Leaves it welcome for another heartbeat timeout.
   void Disconnect(TaskId task, absl::Time now);
 
   // A sign of life. Silent for tasks that are not connected.
   void Touch(TaskId task, absl::Time now);
+  // The same, by a heartbeat.
+  void Beat(TaskId task, absl::Time now);
+  // Whether a call of a connected task waits on a connection that the caller of this watches: its
+  // end will be told.
+  void SetHasLivePoll(TaskId task, bool has_live_poll, absl::Time now);
+  // The connection of a connected task has ended; it is gone unless it calls again within
+  // ReconnectGrace.
+  void NoteConnectionEnd(TaskId task, absl::Time now);
+  // It has called again.
+  void NoteCall(TaskId task) { tasks_[task.value()].connection_ended = absl::InfiniteFuture(); }
+  void SetLeaving(TaskId task) { tasks_[task.value()].is_leaving = true; }
   // As if every connected task had been heard of so much later, though not after `now`.
   void ForgiveSilence(absl::Duration held_up, absl::Time now);
   // Somebody of the job is there, whoever.
@@ -65,8 +90,13 @@ class Membership final {
   void SetFacts(TaskId task, TaskFacts facts, bool recoverable);
   void SetProgress(TaskId task, uint64_t progress) { tasks_[task.value()].progress = progress; }
 
-  // Connected tasks that have been silent for over the heartbeat timeout; each is looked at again
-  // when it could next have run out.
+  // How long a task may be silent, given how it has beaten.
+  absl::Duration SilenceLimit(const Task& task) const;
+  // How long it may take to come back when its connection has ended.
+  absl::Duration ReconnectGrace(const Task& task) const;
+
+  // Connected tasks that have been silent for too long; each is looked at again when it could next
+  // have run out.
   std::vector<TaskId> TakeSilent(absl::Time now);
   absl::Time NextDeadline() const;
   // The last sign of life of any task in error; of anyone at all for those that were never heard
@@ -81,10 +111,15 @@ class Membership final {
 
  private:
   void SetState(Task& task, TaskState state);
+  // Its waiting call is all that can be heard of the task for now.
+  bool LivesByItsCall(const Task& task) const;
+  // When a connected task is to be taken for dead if nothing more is heard of it.
+  absl::Time RunsOut(const Task& task, absl::Time now) const;
+  void ScheduleCheck(TaskId task, absl::Time now);
 
   // Constant after construction.
   const Jobs& jobs_;
-  const absl::Duration heartbeat_timeout_;
+  const CoordinatorOptions& options_;
 
   std::vector<Task> tasks_;
   // When to look at a connected task again: at or before its heartbeat runs out.

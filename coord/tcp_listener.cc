@@ -39,13 +39,13 @@ constexpr absl::Duration kTroublePeriod = absl::Seconds(10);
 // The kernel needs a free port that is free in both families; another process may have half of it.
 constexpr int kFreePortTries = 16;
 
-struct HostPort {
+struct ListenAddress {
   std::string host;
   int port = 0;
 };
 
-absl::StatusOr<HostPort> Split(const std::string& address) {
-  HostPort split;
+absl::StatusOr<ListenAddress> Split(const std::string& address) {
+  ListenAddress split;
   const size_t colon = address.rfind(':');
   // A port beyond the range would be taken modulo 65536 somewhere further down.
   const bool is_address = colon != std::string::npos &&
@@ -132,7 +132,7 @@ bool IsOutOfResources(int error) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<TcpListener>> TcpListener::Open(const std::string& address) {
-  const absl::StatusOr<HostPort> split = Split(address);
+  const absl::StatusOr<ListenAddress> split = Split(address);
   if (!split.ok()) return split.status();
   // Every address that there is, of the families that there are: one socket of both, or of IPv4
   // where the kernel has no IPv6.

@@ -226,9 +226,10 @@ class TestJob final {
     Drain();
     return status;
   }
-  StatusCall Poll(int task) {
-    return Start<absl::Status>(
-        [&](auto done) { return coordinator_->PollForError(TaskId(task), std::move(done)); });
+  StatusCall Poll(int task, bool is_watched = false) {
+    return Start<absl::Status>([&](auto done) {
+      return coordinator_->PollForError(TaskId(task), std::move(done), is_watched);
+    });
   }
   InfosCall WaitForAll(int task, std::string info) {
     return Start<absl::StatusOr<Coordinator::DeviceInfos>>([&](auto done) {

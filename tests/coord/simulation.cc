@@ -41,6 +41,7 @@ void Simulation::Start() {
   options.shutdown_timeout = dice_.Chance(50) ? absl::ZeroDuration() : absl::Seconds(5);
   options.recoverable = dice_.Chance(40);
   options.reuse = dice_.Chance(70);
+  options.heartbeat_timeout_is_limit = dice_.Chance(50);
   if (dice_.Chance(20)) options.max_keys = 8;
   if (dice_.Chance(20)) options.max_store_bytes = 80;
   if (dice_.Chance(10)) options.max_parked_waits = 5;
@@ -48,7 +49,7 @@ void Simulation::Start() {
   coordinator_ = *Coordinator::Create(std::move(options), clock_, dice_.Word());
   model_ = std::make_unique<SimulationModel>(*coordinator_, clock_);
   agents_.resize(tasks);
-  for (Agent& agent : agents_) agent = {NewLife(), {}};
+  for (int i = 0; i < tasks; ++i) StartAgent(TaskId(i));
   Log(absl::StrCat("start with ", tasks, " tasks"));
 }
 
@@ -73,7 +74,10 @@ void Simulation::DoEvent() {
   if (roll < 264) return MoveClock(absl::Seconds(dice_.Roll(25)));
   if (roll < 267) return MoveClock(absl::Seconds(-dice_.Roll(8)));
   if (roll < 275) return Restart();
-  if (roll < 315) return CancelSomething();
+  if (roll < 307) return CancelSomething();
+  if (roll < 311) return EndConnection();
+  if (roll < 314) return CallLate();
+  if (roll < 315) return EndJob();
   if (roll < 355) return DeliverLate();
   if (roll < 356) return StopAndStart();
   Send(MakeMessage(roll));
@@ -143,12 +147,62 @@ void Simulation::MoveClock(absl::Duration by) {
 void Simulation::Restart() {
   const TaskId task(dice_.Roll(static_cast<int>(agents_.size())));
   Log(absl::StrCat("task ", task.value(), " restarts"));
-  agents_[task.value()] = {NewLife(), {}};
+  StartAgent(task);
   if (dice_.Chance(30)) return;
   const std::vector<CallPtr> calls = model_->open_calls();
   for (const CallPtr& call : calls) {
     if (call->task == task && !call->answered) CancelCall(call);
   }
+}
+
+void Simulation::StartAgent(TaskId task) {
+  Agent& agent = agents_[task.value()];
+  agent = {NewLife(), {}, dice_.Chance(40)};
+  if (agent.is_untold) model_->NoteUntold(agent.life);
+}
+
+void Simulation::EndConnection() {
+  std::vector<CallPtr> polls;
+  for (const CallPtr& call : model_->open_calls()) {
+    if (call->is_watched) polls.push_back(call);
+  }
+  if (polls.empty()) return;
+  const CallPtr poll = dice_.Pick(polls);
+  // The process may be gone, or connect again.
+  if (dice_.Chance(50)) StartAgent(poll->task);
+  CancelCall(poll);
+  Log(absl::StrCat("the connection of ", poll->task.value(), " ends"));
+  model_->Enter();
+  coordinator_->NoteConnectionEnd(poll->task);
+  model_->Leave();
+  model_->ConnectionEnded(poll->task);
+  model_->Check(/*advanced=*/false);
+}
+
+void Simulation::CallLate() {
+  if (model_->former_incarnations().empty()) return;
+  const auto [task, life] = dice_.Pick(model_->former_incarnations());
+  const bool beats = dice_.Chance(50);
+  Deliver([this, beats, task = task, life = life] {
+    if (beats) return DoHeartbeat(task, life);
+    DoRegister(task, {.task = task, .incarnation = life});
+  });
+}
+
+void Simulation::EndJob() {
+  const bool force = dice_.Chance(30);
+  Log(absl::StrCat("end the job", force ? " by force" : ""));
+  const bool is_well = coordinator_->job_error().ok() &&
+                       coordinator_->membership().error_count() == 0 &&
+                       coordinator_->membership().connected_count() > 0;
+  const int64_t epoch = coordinator_->epoch();
+  model_->Enter();
+  const absl::Status status = coordinator_->EndJob("by hand", force);
+  model_->Leave();
+  model_->Expect(status.ok() == (force || !is_well), "a job ended otherwise than it should");
+  model_->Expect(coordinator_->epoch() == epoch + (status.ok() ? 1 : 0),
+                 "the epoch does not follow the end of a job");
+  model_->Check(/*advanced=*/false);
 }
 
 void Simulation::CancelSomething() {

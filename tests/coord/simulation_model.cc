@@ -57,6 +57,11 @@ void SimulationModel::Answered(const CallPtr& call, absl::Status status) {
   call->status = std::move(status);
   just_answered_.push_back(call);
   if (call->kind == CallKind::kBarrier) BarrierAnswered(*call);
+  // Until now it was a sign of life.
+  if (call->is_watched && call->wait != kNoWait) {
+    Heard& heard = heard_[call->task.value()];
+    heard.greatest = std::max(heard.greatest, clock_.Now());
+  }
 }
 
 bool SimulationModel::IsRecoverable(TaskId task) const {
@@ -125,11 +130,50 @@ void SimulationModel::HeartbeatCounted(TaskId task) {
   Heard& heard = heard_[task.value()];
   heard.latest = clock_.Now();
   heard.greatest = std::max(heard.greatest, heard.latest);
+  heard.ended = absl::InfiniteFuture();
+}
+
+void SimulationModel::Beaten(TaskId task) {
+  Heard& heard = heard_[task.value()];
+  if (untold_.contains(membership().task(task).incarnation)) {
+    const absl::Duration gap = clock_.Now() - heard.beat;
+    heard.beat = clock_.Now();
+    if (gap >= absl::Milliseconds(100)) heard.gaps.push_back(gap);
+  }
+  HeartbeatCounted(task);
+}
+
+void SimulationModel::ConnectionEnded(TaskId task) {
+  if (membership().task(task).state != TaskState::kConnected) return;
+  heard_[task.value()].ended = clock_.Now();
+}
+
+bool SimulationModel::IsFormer(TaskId task, Incarnation life) const {
+  return std::find(former_.begin(), former_.end(), std::make_pair(task, life)) != former_.end();
+}
+
+bool SimulationModel::IsVouchedFor(TaskId task) const {
+  return std::any_of(open_.begin(), open_.end(), [task](const CallPtr& call) {
+    return call->is_watched && call->task == task && !call->answered;
+  });
+}
+
+// docs/protocols.md, "Signs of life".
+absl::Duration SimulationModel::LimitOf(const Heard& heard) const {
+  const absl::Duration told = coordinator_.options().heartbeat_timeout;
+  if (heard.gaps.empty()) return told;
+  const size_t first = heard.gaps.size() < 3 ? 0 : heard.gaps.size() - 3;
+  const absl::Duration shown =
+      2 * *std::max_element(heard.gaps.begin() + static_cast<ptrdiff_t>(first), heard.gaps.end());
+  if (shown > told) return coordinator_.options().heartbeat_timeout_is_limit ? told : shown;
+  return heard.gaps.size() > 1 ? shown : told;
 }
 
 void SimulationModel::CheckNewJob() {
   job_began_ = coordinator_.epoch() != epoch_;
   if (!job_began_) return;
+  former_.insert(former_.end(), lives_.begin(), lives_.end());
+  lives_.clear();
   Expect(coordinator_.epoch() > epoch_, "the epoch went back");
   epoch_ = coordinator_.epoch();
   keys_.clear();
@@ -151,22 +195,31 @@ void SimulationModel::ForgetDevicesOf(TaskId task) {
 }
 
 void SimulationModel::CheckTasks(bool advanced) {
-  const absl::Duration timeout = coordinator_.options().heartbeat_timeout;
   bool changed = false;
   for (size_t i = 0; i < seen_.size(); ++i) {
     const Task& task = membership().task(TaskId(i));
     Seen& seen = seen_[i];
     const bool differs = task.state != seen.state || (task.state == TaskState::kConnected &&
                                                       task.incarnation != seen.incarnation);
-    if (differs && task.state == TaskState::kConnected) HeartbeatCounted(TaskId(i));
+    Heard& heard = heard_[i];
+    if (differs && task.state == TaskState::kConnected) {
+      heard = Heard{};
+      heard.beat = clock_.Now();
+      HeartbeatCounted(TaskId(i));
+      lives_.emplace_back(TaskId(i), task.incarnation);
+    }
+    const absl::Duration limit = LimitOf(heard);
+    const absl::Duration grace = std::min(limit / 2, absl::Seconds(3));
     if (differs && task.state == TaskState::kError && absl::IsUnavailable(task.status)) {
       ++deaths_;
-      Expect(clock_.Now() - heard_[i].latest >= timeout,
+      Expect(clock_.Now() - heard.latest >= limit || clock_.Now() - heard.ended >= grace,
              absl::StrCat("task ", i, " was given up though it had beaten in time"));
     }
     if (advanced && task.state == TaskState::kConnected) {
-      Expect(clock_.Now() - heard_[i].greatest <= timeout,
+      Expect(clock_.Now() - heard.greatest <= limit || IsVouchedFor(TaskId(i)),
              absl::StrCat("task ", i, " is silent but alive"));
+      Expect(clock_.Now() - heard.ended < grace || task.is_leaving,
+             absl::StrCat("task ", i, " is gone but alive"));
     }
     Expect(task.state != TaskState::kError || !task.status.ok(), "an error without a status");
     changed = changed || differs;

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -53,6 +54,8 @@ struct SimulatedCall {
   std::vector<std::string> keys;
   // kAlive, kBarrier; sorted.
   std::vector<TaskId> tasks;
+  // kPoll: its connection is watched.
+  bool is_watched = false;
   // kWatch: the version; kBarrier: the counter.
   int64_t number = 0;
   std::shared_ptr<BarrierUse> use;
@@ -101,6 +104,16 @@ class SimulationModel final {
 
   // --- Tasks and barriers
   void HeartbeatCounted(TaskId task);
+  // A heartbeat of a connected task, which may tell how often it beats.
+  void Beaten(TaskId task);
+  // A process in this life does not tell its heartbeat timeout.
+  void NoteUntold(Incarnation life) { untold_.insert(life); }
+  // The connection of a task has ended; it has called again.
+  void ConnectionEnded(TaskId task);
+  void Called(TaskId task) { heard_[task.value()].ended = absl::InfiniteFuture(); }
+  // Lives that were connected in earlier jobs.
+  const std::vector<std::pair<TaskId, Incarnation>>& former_incarnations() const { return former_; }
+  bool IsFormer(TaskId task, Incarnation life) const;
   void BarrierCancelled(const std::string& id) { open_uses_.erase(id); }
 
   // Everything that must hold between two events; `advanced`: right after Advance().
@@ -114,6 +127,11 @@ class SimulationModel final {
   struct Heard {
     absl::Time latest = absl::InfinitePast();
     absl::Time greatest = absl::InfinitePast();
+    // Of a task that does not tell its heartbeat timeout: its last heartbeat or registration, and
+    // the gaps between them.
+    absl::Time beat = absl::InfinitePast();
+    std::vector<absl::Duration> gaps;
+    absl::Time ended = absl::InfiniteFuture();
   };
   struct Seen {
     TaskState state = TaskState::kDisconnected;
@@ -122,6 +140,10 @@ class SimulationModel final {
 
   const Membership& membership() const { return coordinator_.membership(); }
   bool IsRecoverable(TaskId task) const;
+  // How long a task may be silent.
+  absl::Duration LimitOf(const Heard& heard) const;
+  // A call of the task waits on a connection that is watched.
+  bool IsVouchedFor(TaskId task) const;
   void FileBarrierCall(const CallPtr& call);
   void BarrierAnswered(SimulatedCall& call);
   void CheckArrived(const BarrierUse& use, TaskId last);
@@ -155,6 +177,10 @@ class SimulationModel final {
   int64_t version_ = 0;
   std::vector<Seen> seen_;
   std::vector<Heard> heard_;
+  std::set<Incarnation> untold_;
+  // Of the present job, and of those before.
+  std::vector<std::pair<TaskId, Incarnation>> lives_;
+  std::vector<std::pair<TaskId, Incarnation>> former_;
   std::map<std::string, std::shared_ptr<BarrierUse>> open_uses_;
   // Ids of which some use went well, with the participants of the last such use.
   std::map<std::string, std::vector<TaskId>> passed_;

@@ -13,9 +13,15 @@ namespace ferry::coord {
 void Simulation::DoHeartbeat(TaskId task, Incarnation life) {
   const Task& known = coordinator_->membership().task(task);
   const bool counts = known.state == TaskState::kConnected && known.incarnation == life;
+  const int64_t version = coordinator_->membership().version();
   const absl::Status status = coordinator_->Heartbeat(task, life);
   model_->Expect(!counts || status.ok(), "the heartbeat of a connected task was refused");
-  if (counts) model_->HeartbeatCounted(task);
+  if (model_->IsFormer(task, life)) {
+    model_->Expect(absl::IsAborted(status), "a heartbeat of an earlier job was not refused");
+    model_->Expect(coordinator_->membership().version() == version,
+                   "a heartbeat of an earlier job changed a task");
+  }
+  if (counts) model_->Beaten(task);
 }
 
 CallPtr Simulation::NewCall(CallKind kind, TaskId task) {
@@ -32,19 +38,32 @@ Simulation::Message Simulation::Register(TaskId task) {
   const bool recoverable = dice_.Chance(5);
   const absl::Duration own =
       dice_.Chance(20) ? absl::Seconds(1 + dice_.Roll(10)) : absl::InfiniteDuration();
-  return [this, task, waits, recoverable, own, life = agents_[task.value()].life] {
-    Log(absl::StrCat("register ", task.value(), " in life ", life.value()));
-    CallPtr call = NewCall(CallKind::kRegister, task);
-    call->life = life;
-    call->deadline = clock_.Now() + own;
-    Registration registration;
-    registration.task = task;
-    registration.incarnation = life;
-    registration.waits_for_all = waits;
-    registration.recoverable = recoverable;
-    registration.own_timeout = own;
-    model_->Opened(call, coordinator_->RegisterTask(registration, StatusDone(call)));
-  };
+  // A process that was part of an earlier job mostly ends when it hears that.
+  if (model_->IsFormer(task, agents_[task.value()].life) && dice_.Chance(80)) StartAgent(task);
+  const Agent& agent = agents_[task.value()];
+  Registration registration;
+  registration.task = task;
+  registration.incarnation = agent.life;
+  registration.waits_for_all = waits;
+  registration.recoverable = recoverable;
+  registration.own_timeout = own;
+  registration.beats_per_timeout = agent.is_untold ? 2 : 0;
+  return [this, task, registration] { DoRegister(task, registration); };
+}
+
+void Simulation::DoRegister(TaskId task, const Registration& registration) {
+  const Incarnation life = registration.incarnation;
+  Log(absl::StrCat("register ", task.value(), " in life ", life.value()));
+  CallPtr call = NewCall(CallKind::kRegister, task);
+  call->life = life;
+  call->deadline = clock_.Now() + registration.own_timeout;
+  const bool is_former = model_->IsFormer(task, life);
+  const int64_t version = coordinator_->membership().version();
+  model_->Opened(call, coordinator_->RegisterTask(registration, StatusDone(call)));
+  if (!is_former) return;
+  model_->Expect(call->wait == kNoWait, "a registration of an earlier job waits");
+  model_->Expect(coordinator_->membership().version() == version,
+                 "a registration of an earlier job changed a task");
 }
 
 Simulation::Message Simulation::Shutdown(TaskId task) {
@@ -77,10 +96,13 @@ Simulation::Message Simulation::Report(TaskId task) {
 }
 
 Simulation::Message Simulation::Poll(TaskId task) {
-  return [this, task] {
-    Log(absl::StrCat("poll of ", task.value()));
+  const bool is_watched = agents_[task.value()].is_untold;
+  return [this, task, is_watched] {
+    Log(absl::StrCat(is_watched ? "watched poll of " : "poll of ", task.value()));
     CallPtr call = NewCall(CallKind::kPoll, task);
-    model_->Opened(call, coordinator_->PollForError(task, StatusDone(call)));
+    call->is_watched = is_watched;
+    model_->Opened(call, coordinator_->PollForError(task, StatusDone(call), is_watched));
+    if (call->wait != kNoWait) model_->Called(task);
   };
 }
 

@@ -44,6 +44,8 @@ struct Agent {
   Incarnation life;
   // The next use of each barrier, as agents count.
   std::map<std::string, int64_t> next_use;
+  // Its client does not tell its heartbeat timeout, which has to be learned.
+  bool is_untold = false;
 };
 
 // Not thread-safe. Every choice follows from the seed.
@@ -73,9 +75,15 @@ class Simulation final {
   void CancelCall(CallPtr call);
   void StopAndStart();
   void Beat();
+  // The connection breaks by which some task waits for errors.
+  void EndConnection();
+  // A process of an earlier job wakes up.
+  void CallLate();
+  void EndJob();
 
   // --- Calls
   void DoHeartbeat(TaskId task, Incarnation life);
+  void DoRegister(TaskId task, const Registration& registration);
   CallPtr NewCall(CallKind kind, TaskId task);
   auto StatusDone(CallPtr call) {
     return [this, call](absl::Status status) { model_->Answered(call, std::move(status)); };
@@ -114,6 +122,8 @@ class Simulation final {
 
   // --- Odds and ends
   Incarnation NewLife() { return Incarnation(++last_life_); }
+  // A new process of `task`.
+  void StartAgent(TaskId task);
   void Log(std::string line);
   Dice dice_;
   const int64_t events_;

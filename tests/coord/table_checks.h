@@ -45,6 +45,7 @@ inline std::string TablesThatDisagree(const Coordinator& coordinator) {
   at_most("joining.deadlines", "joining");
   at_most("joining", "barriers.waits");
   empty("membership.connected_without_check");
+  same("former_incarnations", "former_incarnations.oldest_first");
   same("membership.connected", "membership.connected_count");
   same("membership.failed", "membership.error_count");
   const CoordinatorOptions& options = coordinator.options();
@@ -58,10 +59,11 @@ inline std::string TablesThatDisagree(const Coordinator& coordinator) {
 }
 
 // What a coordinator that was stopped still has of calls, their deadlines and their results; empty
-// if nothing. Tasks stay as they are, and watches of the store until their owner removes them.
+// if nothing. Tasks and the incarnations of former jobs stay as they are, and watches of the store
+// until their owner removes them.
 inline std::string TablesLeftByStop(const Coordinator& coordinator) {
-  return NonEmptyTables(coordinator.InnerTableSizes(),
-                        {"membership.", "store.watches", "store.watched_prefixes"});
+  return NonEmptyTables(coordinator.InnerTableSizes(), {"membership.", "former_incarnations",
+                                                        "store.watches", "store.watched_prefixes"});
 }
 
 }  // namespace ferry::coord

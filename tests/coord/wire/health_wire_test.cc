@@ -40,14 +40,14 @@ TEST_P(HeartbeatWire, AfterSilenceEveryoneIsAborted) {
   EXPECT_THAT(tasks[0].Heartbeat(100).Wait(), Fails(StatusCode::kAborted));
 }
 
-// 26
+// 26. A poll that waits is itself a sign of life, so that it is a third that falls silent.
 TEST_P(HeartbeatWire, SilenceReachesThePollersAsUnavailableNamingTheSilent) {
-  TestServer server(Impatient(2));
-  auto tasks = server.Registered(GetParam(), 2);
+  TestServer server(Impatient(3));
+  auto tasks = server.Registered(GetParam(), 3);
   const PendingCall poll0 = tasks[0].Poll();
   const PendingCall poll1 = tasks[1].Poll();
   const Answer answer = poll0.Wait();
-  EXPECT_THAT(answer, Fails(StatusCode::kUnavailable, HasSubstr("0")));
+  EXPECT_THAT(answer, Fails(StatusCode::kUnavailable, HasSubstr("2")));
   EXPECT_THAT(PayloadsOf(answer), Contains(Key(kCoordinationPayload)));
   EXPECT_THAT(poll1.Wait(), Fails(StatusCode::kUnavailable));
 }
