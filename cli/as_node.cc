@@ -165,14 +165,16 @@ void AddNodeFlags(CLI::App& app, NodeOptions& options) {
 }
 
 absl::StatusOr<int> RunAsNode(NodeOptions& options,
-                              const std::function<absl::StatusOr<int>(JoinedNode&)>& body) {
+                              const std::function<absl::StatusOr<int>(JoinedNode&)>& body,
+                              std::optional<absl::Duration> heartbeat_timeout) {
   BlockedSignals signals({SIGINT, SIGTERM, SIGHUP}, EndAfterSignal());
   FERRY_ASSIGN_OR_RETURN(const NodePlace place, FindOwnPlace(options));
   std::unique_ptr<HostedCoordinator> hosted;
   if (place.is_derived && place.node_id == 0) {
     const Graphs graphs = options.runs_graphs ? Graphs::kServed : Graphs::kNone;
-    FERRY_ASSIGN_OR_RETURN(hosted,
-                           HostedCoordinator::At(place.coordinator, *place.num_nodes, graphs));
+    FERRY_ASSIGN_OR_RETURN(heartbeat_timeout, FindHeartbeatTimeout(heartbeat_timeout));
+    FERRY_ASSIGN_OR_RETURN(hosted, HostedCoordinator::At(place.coordinator, *place.num_nodes,
+                                                         graphs, heartbeat_timeout));
   }
   JobError error(signals);
   options.on_error = [&error](absl::Status status) { error.Set(std::move(status)); };

@@ -42,9 +42,11 @@ absl::StatusOr<NodePlace> FindOwnPlace(const NodeOptions& options);
 // runs `body`. A signal while it joins ends that, and the coordinator is told; a second one ends
 // the process. Node 0 of a job without a coordinator runs one, which ends when all others have
 // left; TensorFlow's clients can use it if the node runs graphs.
+//   heartbeat_timeout: of the coordinator that it runs; none: as FindHeartbeatTimeout says.
 //   Errors: those of FindPlace, of Join and of `body`; the job's error where that says more.
 absl::StatusOr<int> RunAsNode(NodeOptions& options,
-                              const std::function<absl::StatusOr<int>(JoinedNode&)>& body);
+                              const std::function<absl::StatusOr<int>(JoinedNode&)>& body,
+                              std::optional<absl::Duration> heartbeat_timeout = std::nullopt);
 
 // As RunAsNode, for a node that others wait for, and leaves in the end. If `body` fails before it
 // has served them they hear why at once, and the job is over; otherwise they go on.

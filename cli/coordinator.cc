@@ -15,6 +15,7 @@
 #include "base/numbers.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "cli/end_job_proof.h"
 #include "cli/hosted_master.h"
 #include "cli/signals.h"
 #include "cli/verb.h"
@@ -23,8 +24,6 @@
 namespace ferry::cli {
 namespace {
 
-// Shorter ones take a process for dead that was merely not scheduled for a moment.
-constexpr absl::Duration kLeastHeartbeatTimeout = absl::Milliseconds(100);
 // gRPC counts in milliseconds, and 0 would be for ever at work.
 constexpr absl::Duration kLeastKeepalive = absl::Milliseconds(10);
 constexpr absl::Duration kLeastSessionIdleTimeout = absl::Seconds(1);
@@ -98,6 +97,7 @@ absl::StatusOr<int> Serve(CoordinatorFlags& flags) {
   BlockedSignals signals({SIGINT, SIGTERM});
   // A connection for each rank.
   RaiseFileLimit();
+  RequireEndJobProof(flags.server);
   const std::unique_ptr<master::MasterHost> master = AddMaster(flags.master, flags.server);
   FERRY_ASSIGN_OR_RETURN(std::unique_ptr<coord::CoordinatorServer> server,
                          coord::CoordinatorServer::Create(flags.server));
@@ -130,8 +130,11 @@ Verb AddCoordinatorVerb(CLI::App& app) {
   verb.add_option("--job", flags->job,
                   "name of the job, or its named parts: worker:4,ps:2 (instead of --nodes)")
       ->capture_default_str();
-  AddDuration(verb, "--heartbeat-timeout", options.heartbeat_timeout,
-              "a process that is silent for longer is taken for dead", kLeastHeartbeatTimeout);
+  CLI::Option* heartbeat_timeout = AddDuration(
+      verb, "--heartbeat-timeout", options.heartbeat_timeout,
+      "a process that is silent for longer is taken for dead; sooner if its client beats "
+      "as if it had been given less, and later only without this flag",
+      kLeastHeartbeatTimeout);
   AddDuration(verb, "--connect-timeout", options.register_timeout,
               "how long the first process waits for the others to join");
   AddDuration(verb, "--shutdown-timeout", options.shutdown_timeout,
@@ -164,7 +167,8 @@ Verb AddCoordinatorVerb(CLI::App& app) {
               "probe a connection that is idle for this long", kLeastKeepalive);
   AddDuration(verb, "--keepalive-timeout", flags->server.keepalive_timeout,
               "drop it when the probe is not answered within this", kLeastKeepalive);
-  return [flags]() -> absl::StatusOr<int> {
+  return [flags, heartbeat_timeout]() -> absl::StatusOr<int> {
+    flags->server.coordinator.heartbeat_timeout_is_limit = heartbeat_timeout->count() > 0;
     if (flags->nodes == 0 && flags->job.find(':') == std::string::npos) {
       return absl::InvalidArgumentError("say --nodes=N or --job=NAME:COUNT");
     }

@@ -12,8 +12,11 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/numbers.h"
+#include "base/status_macros.h"
 #include "base/text.h"
 #include "cli/verb.h"
+#include "runtime/identity.h"
+#include "runtime/launch_environment.h"
 
 namespace ferry::cli {
 namespace {
@@ -93,22 +96,62 @@ CLI::Option* AddReal(CLI::App& app, const std::string& flag, double& value,
   return option->type_name("NUMBER");
 }
 
+absl::StatusOr<absl::Duration> ParseDurationOf(const std::string& source, const std::string& text,
+                                               absl::Duration least) {
+  const std::optional<absl::Duration> value = ParseFiniteDuration(text);
+  if (!value.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(source, ": ", Quoted(text), " is no duration such as 30s or 2m"));
+  }
+  if (*value < least) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(source, ": ", text, " is too short; at least ", absl::FormatDuration(least)));
+  }
+  return *value;
+}
+
 CLI::Option* AddDuration(CLI::App& app, const std::string& flag, absl::Duration& value,
                          const std::string& description, absl::Duration least) {
   CLI::Option* option = app.add_option_function<std::string>(
       flag,
       [&value, flag, least](const std::string& text) {
-        const std::optional<absl::Duration> duration = ParseFiniteDuration(text);
-        if (!duration) Refuse(flag, text, "no duration such as 30s or 2m");
-        if (*duration < least) {
-          throw CLI::ValidationError(
-              flag, text + " is too short; at least " + absl::FormatDuration(least));
+        const absl::StatusOr<absl::Duration> parsed = ParseDurationOf(flag, text, least);
+        if (!parsed.ok()) {
+          throw CLI::ValidationError(std::string(parsed.status().message()));
         }
-        value = *duration;
+        value = *parsed;
       },
       description);
   option->type_name("DURATION")->default_str(absl::FormatDuration(value));
   return option;
+}
+
+CLI::Option* AddHeartbeatTimeout(CLI::App& app, std::optional<absl::Duration>& value) {
+  static constexpr char kFlag[] = "--heartbeat-timeout";
+  return app
+      .add_option_function<std::string>(
+          kFlag,
+          [&value](const std::string& text) {
+            const absl::StatusOr<absl::Duration> parsed =
+                ParseDurationOf(kFlag, text, kLeastHeartbeatTimeout);
+            if (!parsed.ok()) {
+              throw CLI::ValidationError(std::string(parsed.status().message()));
+            }
+            value = *parsed;
+          },
+          "of the coordinator that is started: a process that is silent for longer is taken for "
+          "dead (default: 100s, or what JAX's clients are seen to have)")
+      ->type_name("DURATION");
+}
+
+absl::StatusOr<std::optional<absl::Duration>> FindHeartbeatTimeout(
+    const std::optional<absl::Duration>& flag) {
+  if (flag.has_value()) return flag;
+  const std::optional<std::string> text = ProcessEnv(kHeartbeatTimeoutVariable);
+  if (!text.has_value() || text->empty()) return std::optional<absl::Duration>();
+  FERRY_ASSIGN_OR_RETURN(const absl::Duration value,
+                         ParseDurationOf(kHeartbeatTimeoutVariable, *text, kLeastHeartbeatTimeout));
+  return std::optional<absl::Duration>(value);
 }
 
 CLI::Option* AddLimit(CLI::App& app, const std::string& flag, size_t& value,

@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/ranges.h"
 #include "base/status_macros.h"
+#include "cli/end_job_proof.h"
 #include "cli/hosted_master.h"
 #include "cli/progress.h"
 #include "coord/coordinator.h"
@@ -17,24 +18,29 @@
 
 namespace ferry::cli {
 
-absl::StatusOr<std::unique_ptr<HostedCoordinator>> HostedCoordinator::OnThisMachine(int nodes,
-                                                                                    Graphs graphs) {
-  return Listen("127.0.0.1:0", nodes, graphs);
+absl::StatusOr<std::unique_ptr<HostedCoordinator>> HostedCoordinator::OnThisMachine(
+    int nodes, Graphs graphs, std::optional<absl::Duration> heartbeat_timeout) {
+  return Listen("127.0.0.1:0", nodes, graphs, heartbeat_timeout);
 }
 
-absl::StatusOr<std::unique_ptr<HostedCoordinator>> HostedCoordinator::At(const std::string& address,
-                                                                         int nodes, Graphs graphs) {
-  return Listen(coord::TcpListener::AddressFor(address), nodes, graphs);
+absl::StatusOr<std::unique_ptr<HostedCoordinator>> HostedCoordinator::At(
+    const std::string& address, int nodes, Graphs graphs,
+    std::optional<absl::Duration> heartbeat_timeout) {
+  return Listen(coord::TcpListener::AddressFor(address), nodes, graphs, heartbeat_timeout);
 }
 
-absl::StatusOr<std::unique_ptr<HostedCoordinator>> HostedCoordinator::Listen(std::string listen,
-                                                                             int nodes,
-                                                                             Graphs graphs) {
+absl::StatusOr<std::unique_ptr<HostedCoordinator>> HostedCoordinator::Listen(
+    std::string listen, int nodes, Graphs graphs, std::optional<absl::Duration> heartbeat_timeout) {
   std::unique_ptr<HostedCoordinator> hosted(new HostedCoordinator());
   coord::ServerOptions options;
   options.listen = std::move(listen);
   options.stop_grace = kCoordinatorGrace;
   options.coordinator.jobs = {{"jax_worker", nodes}};
+  if (heartbeat_timeout.has_value()) {
+    options.coordinator.heartbeat_timeout = *heartbeat_timeout;
+    options.coordinator.heartbeat_timeout_is_limit = true;
+  }
+  RequireEndJobProof(options);
   if (graphs == Graphs::kServed) hosted->master_ = AddMaster(master::MasterOptions(), options);
   FERRY_ASSIGN_OR_RETURN(hosted->server_, coord::CoordinatorServer::Create(std::move(options)));
   return hosted;

@@ -4,6 +4,7 @@
 #define FERRY_CLI_HOSTED_COORDINATOR_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -22,12 +23,15 @@ enum class Graphs { kNone, kServed };
 class HostedCoordinator final {
  public:
   // For this machine only, on a free port.
-  static absl::StatusOr<std::unique_ptr<HostedCoordinator>> OnThisMachine(int nodes, Graphs graphs);
+  //   heartbeat_timeout: as the user has named it; none: the default.
+  static absl::StatusOr<std::unique_ptr<HostedCoordinator>> OnThisMachine(
+      int nodes, Graphs graphs, std::optional<absl::Duration> heartbeat_timeout = std::nullopt);
   // Where the nodes of the job look for it, see NodePlace::is_derived. Listens on every address of
   // the machine, of both families, unless `address` is one that only this machine can reach: see
   // TcpListener::AddressFor.
-  static absl::StatusOr<std::unique_ptr<HostedCoordinator>> At(const std::string& address,
-                                                               int nodes, Graphs graphs);
+  static absl::StatusOr<std::unique_ptr<HostedCoordinator>> At(
+      const std::string& address, int nodes, Graphs graphs,
+      std::optional<absl::Duration> heartbeat_timeout = std::nullopt);
   ~HostedCoordinator();
 
   HostedCoordinator(const HostedCoordinator&) = delete;
@@ -42,8 +46,9 @@ class HostedCoordinator final {
 
  private:
   HostedCoordinator() = default;
-  static absl::StatusOr<std::unique_ptr<HostedCoordinator>> Listen(std::string listen, int nodes,
-                                                                   Graphs graphs);
+  static absl::StatusOr<std::unique_ptr<HostedCoordinator>> Listen(
+      std::string listen, int nodes, Graphs graphs,
+      std::optional<absl::Duration> heartbeat_timeout);
   std::string ConnectedNodes();
 
   // Constant after construction. Null: there is none. Outlives the server, whose services it has.

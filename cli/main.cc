@@ -192,6 +192,7 @@ int Main(int argc, char** argv) {
   verbs["worker"] = AddWorkerVerb(app);
   verbs["run"] = AddRunVerb(app, TakeAfterDashes(argc, argv));
   verbs["status"] = AddStatusVerb(app);
+  verbs["reset"] = AddResetVerb(app);
   verbs["kv"] = AddKvVerb(app);
   verbs["topo"] = AddTopoVerb(app);
   verbs["doctor"] = AddDoctorVerb(app);

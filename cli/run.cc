@@ -35,6 +35,7 @@ struct RunFlags {
   std::string coordinator;
   std::optional<int> machine_index;
   std::string stdin_rank = "none";
+  std::optional<absl::Duration> heartbeat_timeout;
   bool no_prefix = false;
   bool no_graphs = false;
   std::vector<std::string> after_dashes;
@@ -112,10 +113,20 @@ absl::StatusOr<std::unique_ptr<HostedCoordinator>> PrepareCoordinator(
                    Printable(ProcessEnv("FERRY_COORDINATOR").value_or("?")).c_str());
     }
   }
+  if (!launch.coordinator.empty() && flags.heartbeat_timeout.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("run: --heartbeat-timeout is for a coordinator that ferry run starts; the one "
+                     "at ",
+                     launch.coordinator, " has its own (ferry coordinator --heartbeat-timeout)"));
+  }
+  FERRY_ASSIGN_OR_RETURN(const std::optional<absl::Duration> heartbeat_timeout,
+                         FindHeartbeatTimeout(flags.heartbeat_timeout));
+  launch.heartbeat_timeout = heartbeat_timeout;
   if (launch.machine_count == 1) {
     if (!launch.coordinator.empty()) return nullptr;
-    FERRY_ASSIGN_OR_RETURN(std::unique_ptr<HostedCoordinator> hosted,
-                           HostedCoordinator::OnThisMachine(launch.local_count, graphs));
+    FERRY_ASSIGN_OR_RETURN(
+        std::unique_ptr<HostedCoordinator> hosted,
+        HostedCoordinator::OnThisMachine(launch.local_count, graphs, heartbeat_timeout));
     launch.coordinator = hosted->address();
     std::fprintf(stderr, "ferry run: the coordinator is at %s\n", launch.coordinator.c_str());
     return hosted;
@@ -128,8 +139,8 @@ absl::StatusOr<std::unique_ptr<HostedCoordinator>> PrepareCoordinator(
   launch.machine_index = place.node_id;
   launch.coordinator = place.coordinator;
   if (!place.is_derived || place.node_id != 0) return nullptr;
-  return HostedCoordinator::At(place.coordinator, launch.machine_count * launch.local_count,
-                               graphs);
+  return HostedCoordinator::At(place.coordinator, launch.machine_count * launch.local_count, graphs,
+                               heartbeat_timeout);
 }
 
 // Fills in MASTER_ADDR and MASTER_PORT, which are the first machine's to choose.
@@ -192,8 +203,8 @@ Verb AddRunVerb(CLI::App& app, std::vector<std::string> after_dashes) {
       "  ferry coordinator --nodes=8\n"
       "  ferry run --nodes=2 --node-id=I --coordinator=HOST:9470 --nproc=4 -- CMD\n"
       "Each process finds its place in FERRY_*, RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,\n"
-      "MASTER_PORT and JAX_*. MASTER_ADDR is the machine of rank 0, which listens there itself; "
-      "the\n"
+      "MASTER_PORT and JAX_*, and a heartbeat timeout in FERRY_HEARTBEAT_TIMEOUT.\n"
+      "MASTER_ADDR is the machine of rank 0, which listens there itself; the\n"
       "first machine chooses it and tells the others through the coordinator. One in its own\n"
       "environment is kept where it can be, and why not is said.\n"
       "The first process that fails is named, the others are stopped, and its exit status is "
@@ -231,6 +242,7 @@ Verb AddRunVerb(CLI::App& app, std::vector<std::string> after_dashes) {
             "GPUs for each process, through CUDA_VISIBLE_DEVICES; 0 shows all to all", kLeast,
             kMost)
       ->type_name("K");
+  AddHeartbeatTimeout(verb, flags->heartbeat_timeout);
   AddDuration(verb, "--grace", launch.grace, "from the polite signal to SIGKILL");
   verb.add_option("--stdin", flags->stdin_rank,
                   "the rank that reads this standard input; the others, and with none all of them, "

@@ -40,6 +40,7 @@ Verb AddWorkerVerb(CLI::App& app);
 Verb AddRunVerb(CLI::App& app, std::vector<std::string> after_dashes);
 Verb AddDemoVerb(CLI::App& app);
 Verb AddStatusVerb(CLI::App& app);
+Verb AddResetVerb(CLI::App& app);
 Verb AddKvVerb(CLI::App& app);
 Verb AddTopoVerb(CLI::App& app);
 Verb AddDoctorVerb(CLI::App& app);
@@ -82,6 +83,20 @@ CLI::Option* AddReal(CLI::App& app, const std::string& flag, double& value,
 CLI::Option* AddDuration(CLI::App& app, const std::string& flag, absl::Duration& value,
                          const std::string& description,
                          absl::Duration least = absl::ZeroDuration());
+
+// A duration as AddDuration reads it, from an environment variable or a flag.
+//   Errors: INVALID_ARGUMENT naming `source`.
+absl::StatusOr<absl::Duration> ParseDurationOf(const std::string& source, const std::string& text,
+                                               absl::Duration least = absl::ZeroDuration());
+
+// Shorter ones take a process for dead that was merely not scheduled for a moment.
+inline constexpr absl::Duration kLeastHeartbeatTimeout = absl::Milliseconds(100);
+// The flag --heartbeat-timeout of verbs that may start a coordinator.
+CLI::Option* AddHeartbeatTimeout(CLI::App& app, std::optional<absl::Duration>& value);
+// Its value, else that of the environment variable FERRY_HEARTBEAT_TIMEOUT, if there is one.
+//   Errors: INVALID_ARGUMENT.
+absl::StatusOr<std::optional<absl::Duration>> FindHeartbeatTimeout(
+    const std::optional<absl::Duration>& flag);
 
 // Whether `text` can be HOST:PORT of somebody to connect to. No CLI::Validator, because those run
 // for the flags of all verbs when the environment sets them.

@@ -21,6 +21,7 @@ namespace {
 
 struct WorkerFlags {
   bool exit_after_join = false;
+  std::optional<absl::Duration> heartbeat_timeout;
   NodeOptions node;
 };
 
@@ -84,6 +85,7 @@ Verb AddWorkerVerb(CLI::App& app) {
       "`srun ferry worker` needs nothing else: node 0 then runs the coordinator as well.");
   verb.add_flag("--exit-after-join", flags->exit_after_join,
                 "leave, together with all others, once everyone has joined");
+  AddHeartbeatTimeout(verb, flags->heartbeat_timeout);
   AddNodeFlags(verb, flags->node);
   flags->node.runs_graphs = true;
   constexpr char kGroup[] = "Graphs";
@@ -117,8 +119,9 @@ Verb AddWorkerVerb(CLI::App& app) {
            "of what clients feed into the steps that are open, together")
       ->group(kGroup);
   return [flags]() {
-    return RunAsNode(flags->node,
-                     [&flags](JoinedNode& joined) { return Work(joined, flags->exit_after_join); });
+    return RunAsNode(
+        flags->node, [&flags](JoinedNode& joined) { return Work(joined, flags->exit_after_join); },
+        flags->heartbeat_timeout);
   };
 }
 

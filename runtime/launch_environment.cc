@@ -3,6 +3,7 @@
 #include "runtime/launch_environment.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <iterator>
 #include <optional>
 #include <utility>
@@ -164,6 +165,15 @@ absl::StatusOr<std::vector<std::string>> ComposeEnvironment(
   if (options.gpus_per_process > 0) {
     FERRY_ASSIGN_OR_RETURN(std::string gpus, VisibleGpus(options, local_rank, inherited));
     ours.emplace_back("CUDA_VISIBLE_DEVICES", std::move(gpus));
+  }
+
+  if (options.heartbeat_timeout.has_value()) {
+    // Whole seconds as such, for programs that take a number of them.
+    const absl::Duration timeout = *options.heartbeat_timeout;
+    const int64_t seconds = absl::ToInt64Seconds(timeout);
+    ours.emplace_back(kHeartbeatTimeoutVariable, absl::Seconds(seconds) == timeout
+                                                     ? absl::StrCat(seconds, "s")
+                                                     : absl::FormatDuration(timeout));
   }
 
   std::vector<std::string> environment;

@@ -37,6 +37,8 @@ struct LaunchOptions {
   // GPUs for each process through CUDA_VISIBLE_DEVICES, cut from the inherited list if there is
   // one; 0 leaves the variable alone.
   int gpus_per_process = 0;
+  // The coordinator's, if the user has named one.
+  std::optional<absl::Duration> heartbeat_timeout;
   // From the polite signal to SIGKILL.
   absl::Duration grace = absl::Seconds(10);
   // Longer output lines are broken at this length where each gets a prefix.
@@ -47,6 +49,9 @@ struct LaunchOptions {
   // passed on byte for byte, and lines of several processes may mix.
   bool prefix_output = true;
 };
+
+// A duration such as "300s", for programs that are to have the coordinator's heartbeat timeout.
+inline constexpr char kHeartbeatTimeoutVariable[] = "FERRY_HEARTBEAT_TIMEOUT";
 
 // The rank of the process `local_rank` of this machine among all processes of the job.
 int GlobalRank(const LaunchOptions& options, int local_rank);
@@ -63,7 +68,7 @@ absl::Status CheckLaunchOptions(const LaunchOptions& options);
 //   FERRY_COORDINATOR FERRY_NODE_ID FERRY_NUM_NODES FERRY_LOCAL_RANK FERRY_LOCAL_SIZE FERRY_RUN
 //   RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
 //   JAX_COORDINATOR_ADDRESS JAX_COORDINATOR_BIND_ADDRESS JAX_NUM_PROCESSES JAX_PROCESS_ID
-//   CUDA_VISIBLE_DEVICES, when asked
+//   CUDA_VISIBLE_DEVICES and FERRY_HEARTBEAT_TIMEOUT, when asked
 // and without those of an outer torchrun: TORCHELASTIC_*, GROUP_* and ROLE_*, by which PyTorch
 // would look for that one's store. Pure. Errors: INVALID_ARGUMENT when the inherited
 // CUDA_VISIBLE_DEVICES has too few devices. REQUIRES: CheckLaunchOptions(options) is OK and 0 <=

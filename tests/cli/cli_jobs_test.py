@@ -425,6 +425,43 @@ class Worker(harness.Case):
         self.fail_with(2, "node id 5 is not below 2", "worker", "--node-id=5", "--num-nodes=2")
 
 
+class Reset(harness.Case):
+    def test_a_job_is_ended_by_hand_and_the_next_one_joins_beside_a_straggler(self):
+        address = self.coordinator(2)[1]
+        workers = self.workers(address, 2)
+        # It neither leaves nor dies, and the heartbeat timeout is far away.
+        workers[1].signal(signal.SIGSTOP)
+        self.fail_with(1, "the job is well: 2 of 2 .*--force", "reset", f"--coordinator={address}")
+        out = self.succeed("reset", f"--coordinator={address}", "--force", "--reason=new nodes")
+        self.assertRegex(out.decode(), r"\Aferry reset: job 1 has ended; nodes 0-1 were connected; "
+                                       r"the next process that joins begins job 2\n\Z")
+        self.assertEqual(workers[0].wait(), 1)
+        self.assertRegex(workers[0].err, "new nodes")
+        following = self.workers(address, 2)
+        workers[1].signal(signal.SIGCONT)
+        self.assertEqual(workers[1].wait(), 1)
+        self.assertEqual([worker.popen.poll() for worker in following], [None, None])
+        text = self.succeed("status", f"--coordinator={address}").decode()
+        self.assertNotIn("failed", text)
+
+    def test_a_job_with_a_token_is_ended_by_those_who_know_it(self):
+        token = {"FERRY_JOB_TOKEN": "of this job"}
+        coordinator = self.start("coordinator", "--nodes=1", "--listen=127.0.0.1:0", **token)
+        address = coordinator.wait_for(r"listening on (\S+)\n").group(1)
+        worker = self.worker(address, 0, 1, **token)
+        worker.wait_for("joined at")
+        for variables in ({}, {"FERRY_JOB_TOKEN": "guessed"}):
+            self.fail_with(1, "FERRY_JOB_TOKEN", "reset", f"--coordinator={address}", "--force",
+                           **variables)
+        self.assertIsNone(worker.popen.poll())
+        self.succeed("reset", f"--coordinator={address}", "--force", **token)
+        self.assertEqual(worker.wait(), 1)
+
+    def test_a_coordinator_without_a_job_has_nothing_to_end(self):
+        address = self.coordinator(1)[1]
+        self.assertIn(b"no node was connected", self.succeed("reset", f"--coordinator={address}"))
+
+
 class Topo(harness.Case):
     def test_a_job_that_is_not_complete_has_no_topology(self):
         address = self.coordinator(2)[1]

@@ -86,6 +86,17 @@ class Usage(harness.Case):
             self.assertEqual((status, out, len(err.splitlines())), (2, b"", 1), err)
             self.assertRegex(err, pattern)
 
+    def test_a_heartbeat_timeout_is_for_a_coordinator_that_is_started(self):
+        run = ("run", "--", "echo", "started")
+        self.fail_with(2, "the one at 127.0.0.1:1 has its own", "run", "--coordinator=127.0.0.1:1",
+                       "--heartbeat-timeout=5s", "--", "echo", "started")
+        self.fail_with(2, "--heartbeat-timeout: 5ms is too short", "run",
+                       "--heartbeat-timeout=5ms", "--", "echo", "started")
+        self.fail_with(2, "FERRY_HEARTBEAT_TIMEOUT: \"soon\" is no duration", *run,
+                       FERRY_HEARTBEAT_TIMEOUT="soon")
+        # It matters only where it is used.
+        self.succeed("topo", FERRY_HEARTBEAT_TIMEOUT="soon")
+
     def test_a_verb_that_is_not_there_is_named(self):
         self.fail_with(2, "no verb or flag bogus", "bogus", "x")
         self.fail_with(2, "no verb or flag bogus", "kv", "bogus")
@@ -120,6 +131,27 @@ class Coordinator(harness.Case):
 
 
 class Run(harness.Case):
+    def test_its_processes_find_the_heartbeat_timeout(self):
+        show = ("--", "sh", "-c", "echo ${FERRY_HEARTBEAT_TIMEOUT-none}")
+        self.assertEqual(self.succeed("run", *show), b"[0] none\n")
+        self.assertEqual(self.succeed("run", "--heartbeat-timeout=5m", *show), b"[0] 300s\n")
+        self.assertEqual(self.succeed("run", *show, FERRY_HEARTBEAT_TIMEOUT="1.5s"),
+                         b"[0] 1.5s\n")
+
+    def test_its_coordinator_has_the_heartbeat_timeout(self):
+        script = """
+            "$0" worker >out.$RANK & worker=$!
+            if [ $RANK = 1 ]; then
+                until grep -q joined out.$RANK; do sleep 0.05; done
+                kill -STOP $worker
+            fi
+            wait $worker"""
+        with tempfile.TemporaryDirectory() as folder:
+            status, _, err = self.run_ferry("run", "--nproc=2", "--heartbeat-timeout=1s", "--",
+                                            "sh", "-c", f"cd {folder};{script}", harness.FERRY)
+        self.assertEqual(status, 1)
+        self.assertRegex(err, "task 1 has been silent for over 1s")
+
     def test_each_line_names_its_rank(self):
         out = self.succeed("run", "--nproc=3", "--", "sh", "-c", "echo $RANK of $WORLD_SIZE")
         self.assertEqual(sorted(out.splitlines()), [b"[0] 0 of 3", b"[1] 1 of 3", b"[2] 2 of 3"])

@@ -51,6 +51,19 @@ TEST(ComposeEnvironment, CountsRanksOverAllMachines) {
   }
 }
 
+// A program passes it on to a client that has to be told.
+TEST(ComposeEnvironment, HeartbeatTimeout_IsSetOnlyIfThereIsOne) {
+  LaunchOptions options = Options();
+  for (const std::string& entry : Compose(options, 0)) {
+    EXPECT_THAT(entry, ::testing::Not(::testing::StartsWith("FERRY_HEARTBEAT_TIMEOUT")));
+  }
+  options.heartbeat_timeout = absl::Minutes(5);
+  EXPECT_THAT(Compose(options, 0, {"FERRY_HEARTBEAT_TIMEOUT=1s"}),
+              Contains("FERRY_HEARTBEAT_TIMEOUT=300s"));
+  options.heartbeat_timeout = absl::Milliseconds(1500);
+  EXPECT_THAT(Compose(options, 0), Contains("FERRY_HEARTBEAT_TIMEOUT=1.5s"));
+}
+
 TEST(ComposeEnvironment, KeepsWhatItDoesNotSet) {
   EXPECT_THAT(Compose(Options(), 0, {"HOME=/root", "RANKING=1", "odd"}),
               ::testing::IsSupersetOf({"HOME=/root", "RANKING=1", "odd"}));
