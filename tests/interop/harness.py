@@ -98,17 +98,17 @@ class Log:
 class Server:
     """`ferry coordinator`, or with --real jaxlib's own service."""
 
-    def __init__(self, options, nodes, deadline_s=30):
+    def __init__(self, options, nodes, deadline_s=30, heartbeat_s=HEARTBEAT_S):
         self.log = Log("coordinator")
         limits = [f"--nodes={nodes}"]
         if options.real:
-            limits += [f"--heartbeat-timeout={HEARTBEAT_S}", "--connect-timeout=20",
+            limits += [f"--heartbeat-timeout={heartbeat_s}", "--connect-timeout=20",
                        "--shutdown-timeout=20"]
             command = [options.python, os.path.join(HERE, "real_service.py"),
                        f"--address=127.0.0.1:{free_port()}", f"--service={options.service}"]
         else:
             # Every case is one job: what comes after a failure is not the next one.
-            limits += ["--no-reuse", f"--heartbeat-timeout={HEARTBEAT_S}s", "--connect-timeout=20s",
+            limits += ["--no-reuse", f"--heartbeat-timeout={heartbeat_s}s", "--connect-timeout=20s",
                        "--shutdown-timeout=20s"]
             command = [options.ferry, "coordinator", "--listen=127.0.0.1:0"]
         self.child = spawn(command + limits, self.log.file)
@@ -208,10 +208,10 @@ class Client:
 class Cluster:
     """A coordinator and all of its clients, started together."""
 
-    def __init__(self, options, nodes, *extra, connect=True):
+    def __init__(self, options, nodes, *extra, connect=True, heartbeat_s=HEARTBEAT_S):
         self.options, self.nodes, self.extra = options, nodes, extra
         self.clients = []
-        self.server = Server(options, nodes)
+        self.server = Server(options, nodes, heartbeat_s=heartbeat_s)
         try:
             self.clients = [self.client(node) for node in range(nodes)]
             for client in self.clients:

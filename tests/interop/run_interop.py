@@ -376,6 +376,42 @@ def client_killed(options):
         barrier.error(r"INTERNAL|ABORTED|UNAVAILABLE|CANCELLED|PROCESS ENDED", NOTICE_S)
 
 
+# The heartbeat timeout of a client is in no message. jaxlib's own server does not learn it, so that
+# these three are no expectations of it.
+
+@case("new")
+def idle_client_with_a_longer_timeout_lives(options):
+    if options.real:
+        return
+    with Cluster(options, 2, "--heartbeat-timeout=12", heartbeat_s=4) as cluster:
+        time.sleep(15)
+        check(not any(client.noticed.is_set() for client in cluster.clients), "a client ended")
+        cluster.every("wait_at_barrier", "still here", 20000)
+
+
+@case("new")
+def killed_client_with_a_shorter_timeout_is_noticed(options):
+    if options.real:
+        return
+    with Cluster(options, 2, "--heartbeat-timeout=2", heartbeat_s=60) as cluster:
+        time.sleep(3)
+        cluster.clients[1].kill()
+        check(cluster.clients[0].noticed.wait(6), "the survivor never noticed")
+        check("connection ended" in cluster.clients[0].log.text(), "the reason was not told")
+
+
+@case("new")
+def stopped_client_with_a_shorter_timeout_is_noticed(options):
+    if options.real:
+        return
+    with Cluster(options, 2, "--heartbeat-timeout=4", heartbeat_s=60) as cluster:
+        # Until it has beaten often enough for its timeout to be known.
+        time.sleep(7)
+        os.kill(cluster.clients[1].child.pid, signal.SIGSTOP)
+        check(cluster.clients[0].noticed.wait(9), "the survivor never noticed")
+        check("it beat every" in cluster.clients[0].log.text(), "the reason was not told")
+
+
 @case()
 def clean_shutdown(options):
     """A barrier, too; afterwards every client process can end normally."""
@@ -396,10 +432,11 @@ def clean_shutdown(options):
 def new_incarnation_refused(options):
     """A rank that comes back while its cluster runs is turned away."""
     with Cluster(options, 2) as cluster:
-        cluster.clients[1].kill()
         back = cluster.client(1, "--init-timeout=4")
         cluster.clients.append(back)
         back.ready.value(60)
+        # It is back before its end has been noticed by the connection's.
+        cluster.clients[1].kill()
         # All dialects answer ABORTED, which clients retry until --init-timeout.
         # 0.4.13 then reports that or its own deadline; newer ones log it and
         # end the process, and their survivors are sent it as well.
