@@ -20,7 +20,7 @@ WITHOUT_FLAG = {
 }
 # Of container engines and of Slurm, which errors name as well.
 OF_OTHERS = {"--cpus", "--cpus-per-task", "--gpus", "--gres", "--shm-size", "--ulimit", "--device", "--ipc",
-             "--pid", "--network"}
+             "--pid", "--network", "--memory", "--mem", "--pids-limit"}
 
 
 def texts(path):
