@@ -549,7 +549,7 @@ absl::Status Coordinator::EndJob(absl::string_view why, bool force) {
   if (!has_failed && connected > 0 && !force) {
     return absl::FailedPreconditionError(
         absl::StrCat("the job is well: ", connected, " of ", jobs_.size(),
-                     " tasks are connected and none has failed; only by force does it end"));
+                     " tasks are connected and none has failed; --force ends it all the same"));
   }
   const absl::Status ended =
       CoordinationError(absl::AbortedError(absl::StrCat("the job was ended: ", FirstOf(why))));

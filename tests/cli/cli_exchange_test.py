@@ -252,7 +252,10 @@ class SendRecv(harness.Case):
         receiver.wait_for("waiting for \"weights\" from node 0")
         for process in (receiver, sender):
             process.signal(signal.SIGINT)
-            self.assertEqual(process.wait(), 1)
+        for process in (receiver, sender):
+            # One that has heard of the other's end meanwhile is ending itself, and no longer
+            # catches the signal.
+            self.assertIn(process.wait(), (1, -signal.SIGINT))
             self.assertRegex(process.err.splitlines()[-1], "^ferry: .*stopped by SIGINT")
 
     def test_who_fails_tells_the_other_side_at_once(self):
