@@ -433,7 +433,7 @@ class Reset(harness.Case):
         workers[1].signal(signal.SIGSTOP)
         self.fail_with(1, "the job is well: 2 of 2 .*--force", "reset", f"--coordinator={address}")
         out = self.succeed("reset", f"--coordinator={address}", "--force", "--reason=new nodes")
-        self.assertRegex(out.decode(), r"\Aferry reset: job 1 has ended; nodes 0-1 were connected; "
+        self.assertRegex(out.decode(), r"\Aferry reset: job 1 has ended; nodes 0,1 were connected; "
                                        r"the next process that joins begins job 2\n\Z")
         self.assertEqual(workers[0].wait(), 1)
         self.assertRegex(workers[0].err, "new nodes")
