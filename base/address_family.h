@@ -7,7 +7,7 @@
 
 namespace ferry {
 
-// Whether the kernel makes sockets of this family, AF_INET or AF_INET6. Asks it each time.
+// Returns true if the kernel supports sockets of this family, AF_INET or AF_INET6. Not cached.
 bool HasAddressFamily(int family);
 
 // What an error adds that is about an IPv6 address to listen on where the kernel has no IPv6.

@@ -62,7 +62,7 @@ class HostWatch final {
 
  private:
   absl::Duration limit_;
-  // Of the looks since which something has been outstanding, the first.
+  // The first look since which something has been outstanding all the time.
   absl::Time waits_since_ = absl::InfiniteFuture();
   absl::Time answered_ = absl::InfinitePast();
   // TcpState::resent at the first look after the last answer.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What may stand in a number, before Abseil reads it.
+// Checks the characters of a number before Abseil parses it.
 #include "base/numbers.h"
 
 #include <algorithm>

@@ -44,7 +44,7 @@ std::optional<int64_t> ReadNumber(Reader read, const std::string& path) {
 // A hierarchy of control groups that is mounted.
 struct Hierarchy {
   bool is_v2 = false;
-  // Of version 1.
+  // Control groups version 1.
   std::vector<std::string> controllers;
   // The group that its mount point shows, and the mount point.
   std::string shown;

@@ -11,7 +11,7 @@
 
 namespace ferry {
 
-// Of the machine, or less where a control group, a cpuset or taskset gives less.
+// The machine's resources, or less where a control group, a cpuset or taskset allows less.
 struct UsableResources {
   // 0: not known.
   uint64_t memory_bytes = 0;
@@ -25,7 +25,7 @@ struct UsableResources {
   // Processors' worth of time that a control group gives, and the file that says so; 0: no limit.
   double processor_quota = 0;
   std::string processor_limit;
-  // Of `allowed` processors those for which there is time, rounded up.
+  // The processors of `allowed` that the time quota pays for, rounded up.
   int WithinQuota(int allowed) const;
 
   // Processes and threads that a control group allows, and the file that says so; 0: no limit.
@@ -40,7 +40,7 @@ struct UsableResources {
 //   read: the contents of a file; empty if there is none.
 UsableResources ReadUsableResources(absl::FunctionRef<std::string(const std::string& path)> read);
 
-// Of this process, read once, when it is first asked for. Thread-safe.
+// The resources of this process, read once on first use. Thread-safe.
 const UsableResources& Usable();
 
 // A default: `most`, or one part of `parts` of the usable memory if that is less.

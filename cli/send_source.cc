@@ -37,7 +37,7 @@ absl::StatusOr<std::unique_ptr<SendSource>> SendSource::Open(const std::string& 
   struct stat about {};
   if (fd < 0 || fstat(fd, &about) != 0) return source->Failure(errno);
   if (S_ISREG(about.st_mode) && about.st_size > kSmallFile) {
-    // What stdin has read before counts as not there.
+    // Bytes that were read from stdin before count as absent.
     const off_t at = lseek(fd, 0, SEEK_CUR);
     source->bytes_ = static_cast<size_t>(about.st_size - std::clamp<off_t>(at, 0, about.st_size));
     return source;

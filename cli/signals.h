@@ -47,7 +47,7 @@ class BlockedSignals final {
   std::optional<int> WaitFor(absl::Duration timeout, int output_fd = -1, bool only_loss = false);
   // Ends a WaitFor, the present one or the next. From any thread.
   void Wake();
-  // Whether one of them has come since.
+  // Returns true once one of the signals was received.
   bool have_come() const { return have_come_.load(); }
   // They end the process again, from now on and where the caller's thread is: for what may block
   // for ever, once there is nothing left to be undone.

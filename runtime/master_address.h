@@ -15,7 +15,7 @@
 
 namespace ferry {
 
-// What a user's environment asks for.
+// The MASTER_ADDR and MASTER_PORT that a user's environment asks for.
 struct MasterWish {
   std::optional<std::string> host;  // without brackets
   std::optional<int> port;

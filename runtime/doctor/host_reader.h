@@ -48,7 +48,7 @@ class HostReader {
   virtual absl::StatusOr<ResourceLimit> Limit(int resource) const = 0;
   //   Errors: UNAVAILABLE.
   virtual absl::StatusOr<std::vector<InterfaceAddress>> Interfaces() const = 0;
-  // Whether the kernel makes sockets of this family, AF_INET or AF_INET6.
+  // Returns true if the kernel supports sockets of this family, AF_INET or AF_INET6.
   virtual bool HasFamily(int family) const = 0;
   virtual std::optional<std::string> Environment(const std::string& name) const = 0;
   // The pages of memory that processes share by a descriptor: what a piece of 2 MiB got.
