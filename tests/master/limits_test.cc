@@ -51,18 +51,34 @@ TEST_F(FewStepsTest, HasLimits) {
   for (const auto& step : steps) EXPECT_EQ(step->count, 1);
 }
 
-// 2 GB constants, in a few bytes, and graphs that grow without end.
-TEST_F(FewStepsTest, BoundsGraphs) {
+tensorflow::GraphDef GraphOfConstant(absl::Span<const int64_t> dims) {
   GraphWriter graph;
   tensorflow::TensorShapeProto* shape =
       (*graph.Const("huge").mutable_attr())["value"].mutable_tensor()->mutable_tensor_shape();
-  shape->add_dim()->set_size(int64_t{1} << 40);
-  shape->add_dim()->set_size(int64_t{1} << 40);
-  EXPECT_THAT(Create(graph.def()),
+  for (const int64_t dim : dims) shape->add_dim()->set_size(dim);
+  return graph.def();
+}
+
+// Source: tensorflow/core/framework/tensor_shape.cc; TensorFlow refuses these sessions as well.
+TEST_F(FewStepsTest, ConstantOfImpossibleShape_IsInvalid) {
+  const auto session = Create({});
+  for (const std::vector<int64_t>& dims :
+       {std::vector<int64_t>{int64_t{1} << 40, int64_t{1} << 40}, std::vector<int64_t>{-1},
+        std::vector<int64_t>(255, 1)}) {
+    const auto refused = Fails(absl::StatusCode::kInvalidArgument, HasSubstr("huge"));
+    EXPECT_THAT(Create(GraphOfConstant(dims)), refused);
+    EXPECT_THAT(Extend(*session, GraphOfConstant(dims), 0), refused);
+  }
+}
+
+// 2 TiB constants, in a few bytes, and graphs that grow without end.
+TEST_F(FewStepsTest, BoundsGraphs) {
+  const tensorflow::GraphDef graph = GraphOfConstant({int64_t{1} << 20, int64_t{1} << 19});
+  EXPECT_THAT(Create(graph),
               Fails(absl::StatusCode::kResourceExhausted,
                     AllOf(HasSubstr("huge"), HasSubstr("--max-constant-bytes"))));
   const auto session = Create({});
-  EXPECT_THAT(Extend(*session, graph.def(), 0),
+  EXPECT_THAT(Extend(*session, graph, 0),
               Fails(absl::StatusCode::kResourceExhausted, HasSubstr("--max-constant-bytes")));
   absl::Status status;
   int64_t version = 0;
