@@ -223,7 +223,7 @@ TEST(EndJob, OfAJobThatIsWell_NeedsForce) {
   StatusCall poll = job.Poll(0);
   EXPECT_THAT(job.coordinator().EndJob("by hand", /*force=*/false),
               Fails(absl::StatusCode::kFailedPrecondition,
-                    AllOf(HasSubstr("2 of 2"), HasSubstr("by force"))));
+                    AllOf(HasSubstr("2 of 2"), HasSubstr("--force"))));
   job.Drain();
   EXPECT_FALSE(poll.done());
   ExpectWell(job, 1);

@@ -214,7 +214,7 @@ TEST(EndJobOfAgents, RanksHearWhyAndTheNextJobJoinsAtOnce) {
   auto tool = Agent::Connect(ToolOptions(server.address()));
   ASSERT_THAT(tool, IsOk());
   EXPECT_THAT((*tool)->EndJob("maintenance", /*force=*/false, ""),
-              Fails(StatusCode::kFailedPrecondition, HasSubstr("by force")));
+              Fails(StatusCode::kFailedPrecondition, HasSubstr("--force")));
   EXPECT_TRUE(log.errors().empty());
   ASSERT_THAT((*tool)->EndJob("maintenance", /*force=*/true, ""), IsOk());
   EXPECT_THAT(log.WaitForFirst(), Fails(StatusCode::kAborted, HasSubstr("maintenance")));
