@@ -13,10 +13,12 @@
 namespace ferry::master {
 
 struct WorkerLinkOptions {
-  // Of the connections, while calls are under way: a step may take hours, and a worker whose
-  // machine has lost its power says nothing.
+  // Connections are probed while calls are under way: a step may take hours, and a worker whose
+  // machine has lost its power says nothing. The timeout is gRPC's TCP_USER_TIMEOUT as well, which
+  // also ends the connection of a worker that is only stopped while a feed is being sent to it.
+  // It is therefore long; the job's coordinator finds a lost host sooner.
   absl::Duration keepalive_time = absl::Seconds(20);
-  absl::Duration keepalive_timeout = absl::Seconds(10);
+  absl::Duration keepalive_timeout = absl::Seconds(60);
 };
 
 // Makes links, and knows what they have under way. Thread-safe. Callbacks of links run on gRPC's

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 
 import harness
@@ -112,6 +113,52 @@ class StoppedReceiver(Pair):
         self.assertRegex(sender.err.splitlines()[-1],
                          "being sent to node 1 by tcp; not all there yet, since its host answers, "
                          "but its process takes nothing just now: is it stopped, or busy")
+
+
+class StoppedWorker(Pair):
+    GRAPH = """
+node { name: "x" op: "Placeholder" attr { key: "dtype" value { type: DT_FLOAT } }
+       attr { key: "shape" value { shape { dim { size: 4194304 } } } } }
+node { name: "y" op: "Shape" input: "x" attr { key: "T" value { type: DT_FLOAT } } }
+"""
+
+    def test_a_step_goes_on_when_its_worker_does(self):
+        """The master's connection outlives a window that stays closed while a feed is sent."""
+        with tempfile.TemporaryDirectory() as folder:
+            graph, feed = f"{folder}/graph", f"{folder}/feed"
+            with open(graph, "w", encoding="ascii") as file:
+                file.write(self.GRAPH)
+            with open(feed, "wb") as file:
+                file.truncate(16 << 20)
+            coordinator, address = self.coordinator(1, "--heartbeat-timeout=120s")
+            worker = self.start_in((), "worker", "--node-id=0", f"--coordinator={address}",
+                                   "--num-nodes=1")
+            worker.wait_for("joined")
+            step = self.stop_in_a_feed(coordinator, worker, (
+                "step", f"--coordinator={address}", f"--graph={graph}", f"--feed=x=@{feed}",
+                "--fetch=y", "--count=200", "--timeout=100s"))
+            # The kernel's clock, not ours, is what is waited for.
+            time.sleep(VANISH_S + 4)
+            self.assertIsNone(step.popen.poll(), step.err)
+            worker.signal(signal.SIGCONT)
+            self.assertEqual(step.wait(timeout_s=100), 0, step.err)
+            self.assertRegex(step.out, "y = int32.*4194304")
+
+    def stop_in_a_feed(self, coordinator, worker, arguments):
+        for _ in range(10):
+            step = self.start_in((), *arguments)
+            deadline = time.monotonic() + harness.PATIENCE_S
+            while step.popen.poll() is None and time.monotonic() < deadline:
+                if unsent(coordinator.popen.pid) > MUCH:
+                    break
+            worker.signal(signal.SIGSTOP)
+            # What the worker's kernel still has room for it takes meanwhile.
+            time.sleep(0.5)
+            if step.popen.poll() is None and unsent(coordinator.popen.pid) > MUCH:
+                return step
+            worker.signal(signal.SIGCONT)
+            step.kill()
+        raise self.failureException("it was never stopped while it was being fed")
 
 
 def ip(*arguments):
