@@ -10,7 +10,7 @@ namespace ferry {
 // Returns true if the kernel supports sockets of this family, AF_INET or AF_INET6. Not cached.
 bool HasAddressFamily(int family);
 
-// What an error adds that is about an IPv6 address to listen on where the kernel has no IPv6.
+// A hint to append to the error of listening on an IPv6 address where the kernel has no IPv6.
 std::string NoIpv6Hint(int port);
 
 }  // namespace ferry

@@ -26,8 +26,8 @@ struct TcpState {
   uint32_t unanswered = 0;
 };
 
-// What keeps the peer from taking what is sent: its process, which its host answers for, or its
-// host. Empty: nothing that is to be seen from here.
+// Describes why the peer is not receiving: its process does not read although its host answers, or
+// its host does not answer. Empty if nothing of the kind is visible from here.
 std::string DescribeObstacle(const TcpState& state);
 
 // Nothing if `socket` is no TCP connection.
@@ -57,7 +57,7 @@ class HostWatch final {
   absl::Status Look(const TcpState& state, absl::Time now);
 
   absl::Duration period() const { return limit_ / kLooks; }
-  // Whether anything was outstanding at the last look: there is a reason for another.
+  // True if anything was outstanding at the last Look, so that another one is needed.
   bool is_waiting() const { return waits_since_ != absl::InfiniteFuture(); }
 
  private:

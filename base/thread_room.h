@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether there is room for more threads, and what limits them.
+// Checks whether more threads can be started, and names what limits them.
 #ifndef FERRY_BASE_THREAD_ROOM_H_
 #define FERRY_BASE_THREAD_ROOM_H_
 

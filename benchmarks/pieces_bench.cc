@@ -157,7 +157,7 @@ void BM_TensorProto_Floor(benchmark::State& state) {
   state.SetBytesProcessed(state.iterations() * 2 * state.range(0));
 }
 
-// What comes in: booleans, which are looked at, and bytes, which are not.
+// Decoding of received tensors: the values of booleans are checked, those of bytes are not.
 void BM_TensorProto_From(benchmark::State& state) {
   const bool is_boolean = state.range(0) != 0;
   const int64_t bytes = state.range(1);

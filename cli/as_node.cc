@@ -73,8 +73,9 @@ class JoinReport final {
   std::unique_ptr<coord::Agent> agent_;
 };
 
-// What a wait for a coordinator that nobody named says of it: node 0 is to run it, and where it
-// listens if this is node 0. Empty: it was named, and it is not known whose it is.
+// Describes a coordinator whose address was derived, for messages about waiting for it: that node 0
+// runs it, and where it listens if this is node 0. Empty if the address was given explicitly, since
+// it is not known then who runs it.
 std::string WhereHosted(const NodePlace& place, const HostedCoordinator* hosted) {
   if (hosted != nullptr) {
     return absl::StrCat(", which is this process itself, listening on ", hosted->address());

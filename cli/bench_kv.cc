@@ -38,7 +38,7 @@ constexpr int kDefaultIterations = 2000;
 struct KvBenchFlags {
   std::string sizes = "8,1K,64K";
   int inflight = 64;
-  // Of each row; 0: kDefaultIterations, or fewer of large values.
+  // Iterations per row. 0 selects kDefaultIterations, or fewer for large values.
   int iterations = 0;
   std::string coordinator;
   BenchOutput output;

@@ -16,7 +16,7 @@
 namespace ferry::cli {
 namespace {
 
-// Of a gate, in GB/s or microseconds: no machine and no bench comes near.
+// The largest value accepted for a gate, in GB/s or microseconds, beyond any machine's results.
 constexpr double kMostGate = 1e15;
 
 }  // namespace

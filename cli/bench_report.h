@@ -125,9 +125,9 @@ std::string BenchTimeText(absl::Duration time);
 std::string BenchRateText(double rate);
 std::string BenchSizeText(size_t bytes);
 
-// Whether its rows can be told apart and say something: no two of one Label and size, and of each
-// at least one sample whose times are there and in order. A row that is there twice has been
-// measured twice under one name, and of two runs nobody could say which of them has become slower.
+// Checks that no two rows have the same Label and size, and that each row has at least one sample,
+// whose times are present and in order. With duplicate rows a comparison of two runs could not tell
+// which of them has become slower.
 //   Errors: INTERNAL naming the row.
 absl::Status CheckBenchRows(const BenchReport& report);
 

@@ -18,7 +18,7 @@ std::string EndJobProof(absl::string_view token, uint64_t coordinator_incarnatio
 }
 
 void RequireEndJobProof(coord::ServerOptions& options) {
-  // What is wrong with a file is for the nodes to say.
+  // Errors of reading a token file are left to the nodes to report.
   options.check_end_job = [own = FindToken({}, ProcessEnv).value_or("")](
                               const coord::Coordinator& coordinator, absl::string_view proof) {
     std::string token = own;

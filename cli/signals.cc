@@ -104,7 +104,8 @@ void BlockedSignals::Keep(EndAfterSignal end) {
       continue;
     }
     if (!deadline || SteadyClock().Now() < *deadline) continue;
-    // What is done by then only has to be told; that a signal ends by itself.
+    // The operation is complete by then and only its result has to be printed, which a signal
+    // interrupts by itself.
     if (is_over_) return;
     EndProcess(first, end);
   }

@@ -195,7 +195,7 @@ class Coordinator final {
   // Everything that waits now, for status reports.
   std::vector<WaitInfo> Waits() const;
   size_t wait_count() const;
-  // Of every inner table; for tests and debugging.
+  // The size of every internal table; for tests and debugging.
   TableSizes InnerTableSizes() const;
 
  private:
@@ -256,11 +256,12 @@ class Coordinator final {
   // See CoordinatorOptions::reuse.
   void BeginNewJobIfOver(const Registration& newcomer);
   void BeginNewJob(const absl::Status& why);
-  // Of a task that is silent: the reason, for people.
+  // A human-readable reason why a silent task is considered dead.
   std::string WhyDead(TaskId task, absl::Time now) const;
-  // What the interval of its heartbeats tells; begins with "; " unless it is empty.
+  // Describes the learned heartbeat interval of the task. Begins with "; " unless it is empty.
   std::string PaceText(const Task& task) const;
-  // That a task beats too seldom for this coordinator's heartbeat timeout, and what to do about it.
+  // States that the task's heartbeats are too infrequent for this coordinator's heartbeat timeout,
+  // and what to do about it.
   std::string TooSeldomText(const Task& task, absl::Duration interval) const;
 
   // Constant after construction.

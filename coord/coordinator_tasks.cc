@@ -275,7 +275,7 @@ std::string Coordinator::PaceText(const Task& task) const {
 
 std::string Coordinator::TooSeldomText(const Task& task, absl::Duration interval) const {
   const absl::Duration timeout = task.heartbeat_interval.TimeoutFor(interval);
-  // What is seen is longer than the interval by the time that a call takes.
+  // The observed gap exceeds the client's interval by the time that a call takes.
   const absl::Duration needed = absl::Ceil(timeout - absl::Milliseconds(500), absl::Seconds(1));
   return absl::StrCat("; it beats every ", ShortDuration(interval),
                       ", but this coordinator's heartbeat timeout is ",

@@ -14,8 +14,8 @@ namespace ferry::coord {
 // stays. Thread-safe; only the first call does something.
 void KeepCallbackThreads();
 
-// Whether there is room for the threads that gRPC starts for a server. Without it gRPC ends the
-// process, or goes on and hangs later. Thread-safe; asked before a server is made.
+// Checks that the threads that gRPC starts for a server can be created. If they cannot, gRPC aborts
+// the process, or continues and hangs later. Thread-safe; to be called before a server is created.
 //   Errors: RESOURCE_EXHAUSTED with what limits them.
 absl::Status CheckServerThreadRoom();
 

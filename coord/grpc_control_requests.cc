@@ -223,11 +223,11 @@ void ControlSession::Register(Coordinator& coordinator, const v1::Request& reque
         self->shared_.edge.strand().Run([&](Coordinator& coordinator) {
           self->is_joining_ = false;
           std::vector<Enumeration> waiting = std::exchange(self->after_joining_, {});
-          // What goes on here belongs to the life that has joined. It may be over by now, as may
-          // the job: another life of the task has its own poll and its own devices.
-          const bool is_same_life = coordinator.membership().task(self->task_).incarnation ==
-                                    Incarnation(self->node_.incarnation());
-          if (status.ok() && !is_same_life) {
+          // The rest of this callback is for the incarnation that has joined, which may have ended
+          // by now, as may the job. Another incarnation of the task has its own poll and devices.
+          const bool is_same_incarnation = coordinator.membership().task(self->task_).incarnation ==
+                                           Incarnation(self->node_.incarnation());
+          if (status.ok() && !is_same_incarnation) {
             status = CoordinationError(absl::AbortedError(
                 "the node had joined, and its place was taken before its next request"));
           }

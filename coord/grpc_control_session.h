@@ -129,7 +129,7 @@ class ControlSession final : public std::enable_shared_from_this<ControlSession>
 
   // Since when no stream is attached; InfiniteFuture while one is.
   absl::Time detached_since() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Whether its rank has joined a job before `epoch`, so that it is not part of that one.
+  // True if its rank joined an earlier job than that of `epoch`, and so is not part of that one.
   bool IsOfJobBefore(int64_t epoch) const { return epoch_ != 0 && epoch_ < epoch; }
   bool has_left() const ABSL_LOCKS_EXCLUDED(mu_);
   // Whether it sends heartbeats, and has sent none for `patience` although a stream is attached:
@@ -210,7 +210,7 @@ class ControlSession final : public std::enable_shared_from_this<ControlSession>
   // When NoteAlive last told of it; in the same way.
   std::atomic<int64_t> last_alive_{0};
 
-  // Of the job that its rank has joined; 0: none.
+  // The epoch of the job that its rank has joined; 0 if it has joined none.
   std::atomic<int64_t> epoch_{0};
 
   // Requests that wait for the table of tasks.

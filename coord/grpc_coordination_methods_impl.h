@@ -319,9 +319,9 @@ void ServeCoordination(CoordinationMethod method, Edge& edge, DeviceInfoMerger& 
     }
     return body(request);
   };
-  // Of the store: requests that name no task.
+  // Store requests name no task, so the caller's incarnation is checked by its connection.
   [[maybe_unused]] const auto anonymous = [&](const auto& request) {
-    // Their own field has told already.
+    // Requests with an `incarnations` field have been checked by it already.
     if constexpr (!requires { request.incarnations(); }) {
       if (absl::Status former = edge.CheckCallers(call); !former.ok()) {
         call.Finish(methods.Refusal(former));

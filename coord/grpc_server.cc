@@ -44,7 +44,7 @@ int Milliseconds(absl::Duration duration) {
   return static_cast<int>(absl::ToInt64Milliseconds(duration));
 }
 
-// What was sent before a connection ended may still be on its way through gRPC.
+// Requests that were sent before a connection ended may still be in flight within gRPC.
 constexpr absl::Duration kSettleTime = absl::Milliseconds(200);
 
 struct Keepalive {

@@ -41,8 +41,8 @@ struct ServerOptions {
   absl::Duration keepalive_timeout = absl::Seconds(20);
   // For a connection to say what it is: see DirectControl::Take.
   absl::Duration hello_timeout = absl::Seconds(10);
-  // Whether a client of ferry.v1.Control may end the job, given the proof that it sends; null:
-  // everybody may. With the strand's lock held.
+  // Decides from the proof that a client of ferry.v1.Control sends whether it may end the job. Null
+  // allows every client. Called with the strand's lock held.
   //   Errors: PERMISSION_DENIED.
   std::function<absl::Status(const Coordinator&, absl::string_view proof)> check_end_job;
   // How long Stop lets answers that are on their way go out.
@@ -90,7 +90,7 @@ class CoordinatorServer final {
   std::unique_ptr<grpc::Server> server_;
   // Takes the agents' connections, and gives the rest to the acceptor.
   std::unique_ptr<DirectControl> direct_;
-  // Of gRPC's connections.
+  // Watches gRPC's connections for their end.
   std::unique_ptr<ConnectionWatch> watch_;
   // Gives its connections to those two.
   std::unique_ptr<TcpListener> listener_;

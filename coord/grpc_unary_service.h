@@ -66,8 +66,8 @@ class UnaryService : public RawService {
   // `edge` and `rare` outlive it.
   UnaryService(Edge& edge, RareMethods& rare) : edge_(edge), rare_(rare) {}
 
-  // What serves a method, as gRPC finds it; null if there is no such method. Calls that do not come
-  // by gRPC can be handed to it.
+  // Returns the handler of a method, as gRPC looks it up; null if there is no such method. Calls
+  // that do not arrive through gRPC can be passed to it.
   const UnaryHandler* Find(absl::string_view path) const;
 
  protected:

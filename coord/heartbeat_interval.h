@@ -23,9 +23,9 @@ class HeartbeatInterval final {
   // Shorter gaps are repeated calls.
   static constexpr absl::Duration kShortestGap = absl::Milliseconds(100);
 
-  // Of a client that is told the coordinator's timeout: nothing is to be learned.
+  // For a client that is told the coordinator's timeout: there is nothing to learn.
   HeartbeatInterval() = default;
-  // Of one that registers now, and beats so many times in its timeout.
+  // For a client that registers now and sends `beats_per_timeout` heartbeats per timeout.
   HeartbeatInterval(int beats_per_timeout, absl::Time now)
       : beats_per_timeout_(beats_per_timeout), last_(now) {}
 

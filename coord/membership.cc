@@ -94,7 +94,7 @@ bool Membership::LivesByItsCall(const Task& task) const {
   if (!task.has_live_poll) return false;
   if (!task.heartbeat_interval.is_learned()) return true;
   const bool is_seldom = task.heartbeat_interval.timeout() > options_.heartbeat_timeout;
-  // What beats often enough is judged by that alone, as its client expects.
+  // A task with frequent enough heartbeats is judged by these alone, as its client expects.
   return is_seldom ? options_.heartbeat_timeout_is_limit : !task.heartbeat_interval.is_certain();
 }
 

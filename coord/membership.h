@@ -74,8 +74,8 @@ class Membership final {
   void Touch(TaskId task, absl::Time now);
   // The same, by a heartbeat.
   void Beat(TaskId task, absl::Time now);
-  // Whether a call of a connected task waits on a connection that the caller of this watches: its
-  // end will be told.
+  // Records whether a call of a connected task is parked on a connection whose end the caller will
+  // report with NoteConnectionEnd.
   void SetHasLivePoll(TaskId task, bool has_live_poll, absl::Time now);
   // The connection of a connected task has ended; it is gone unless it calls again within
   // ReconnectGrace.

@@ -43,7 +43,7 @@ class TcpListener final {
   static std::string AddressFor(const std::string& coordinator);
 
   int port() const { return port_; }
-  // What was asked for, with the port that it got; "[::]:PORT" or "0.0.0.0:PORT" of ":PORT".
+  // The requested address with the port that was bound; "[::]:PORT" or "0.0.0.0:PORT" for ":PORT".
   const std::string& address() const { return address_; }
 
   // REQUIRES: not started yet.

@@ -96,7 +96,7 @@ class Master final {
   void Stop(absl::AnyInvocable<void() &&> done) ABSL_LOCKS_EXCLUDED(mu_);
 
   size_t session_count() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Of every inner table, summed over the open sessions; for tests and debugging.
+  // The size of every internal table, summed over the open sessions; for tests and debugging.
   TableSizes InnerTableSizes() const ABSL_LOCKS_EXCLUDED(mu_);
   const MasterOptions& options() const { return options_; }
   // Where large messages are read and written.

@@ -87,7 +87,7 @@ class Session final : public std::enable_shared_from_this<Session> {
   // When it was last asked for something; nothing while it is at work.
   std::optional<absl::Time> idle_since() const ABSL_LOCKS_EXCLUDED(mu_);
   size_t step_graph_count() const { return cache_.size(); }
-  // Of every inner table; for tests and debugging.
+  // The size of every internal table; for tests and debugging.
   TableSizes InnerTableSizes() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

@@ -62,7 +62,7 @@ absl::StatusOr<Budget::Share> TakeFeeds(const tensorflow::RunStepRequest& reques
 absl::StatusOr<Budget::Share> TakeFeeds(const tensorflow::RunCallableRequest& request,
                                         const MasterContext& context);
 
-// Whether what the request feeds are tensors, of those that anything takes.
+// Checks that the values that the request feeds are valid tensors, if anything consumes them.
 //   Errors: INVALID_ARGUMENT naming the feed, in TensorFlow's words.
 // Source: tensorflow/core/distributed_runtime/message_wrappers.cc, FeedValue.
 absl::Status CheckFeeds(const RegisteredStep& registered,

@@ -47,7 +47,7 @@ class LaneClient final : public std::enable_shared_from_this<LaneClient> {
   std::string DescribeLane() const ABSL_LOCKS_EXCLUDED(mu_);
   // What has come from there, and what that took.
   const std::shared_ptr<SeenCosts>& costs() const { return costs_; }
-  // Of every inner table; for tests and debugging.
+  // The size of every internal table; for tests and debugging.
   TableSizes InnerTableSizes() const ABSL_LOCKS_EXCLUDED(mu_);
   // Ends its lane with `why`.
   void Close(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);

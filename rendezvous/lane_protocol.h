@@ -88,8 +88,8 @@ struct TicketMessage {
   // In the frame.
   absl::string_view body;
 
-  // Whether it may turn out to be none when all of it is there. Booleans that come along are looked
-  // at by the producer as well, so that the consumer does not have to tell it.
+  // True if the complete value may still turn out to be invalid. Booleans in the frame are checked
+  // by the producer as well, so that the consumer need not report them.
   bool may_be_declined() const {
     return has_checksum || is_serialized || (transport != 0 && HasIllegalBits(header.dtype));
   }

@@ -79,7 +79,7 @@ class LaneServer final : public std::enable_shared_from_this<LaneServer> {
   std::string DescribeLane() const { return lane_->Describe(); }
   // What was offered and has not been taken, or not been given back, for at least `min_age`.
   void ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const ABSL_LOCKS_EXCLUDED(mu_);
-  // Of every inner table; for tests and debugging.
+  // The size of every internal table; for tests and debugging.
   TableSizes InnerTableSizes() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

@@ -74,7 +74,7 @@ class LaneTable final : public LaneChooser, public std::enable_shared_from_this<
   std::vector<std::shared_ptr<LaneServer>> Servers() const ABSL_LOCKS_EXCLUDED(mu_);
   // Lanes that are open or being opened, or have ended and are still held by somebody.
   size_t lane_count() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Of every inner table, summed over the lanes; for tests and debugging. On the loop.
+  // The size of every internal table, summed over the lanes; for tests and debugging. On the loop.
   TableSizes InnerTableSizes() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // Called by links.

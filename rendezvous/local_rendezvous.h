@@ -89,7 +89,7 @@ class LocalRendezvous final {
                       absl::FunctionRef<void(const PendingOp&)> visit) const;
   size_t waiting_count() const;
   size_t queued_bytes() const;
-  // Of every inner table, summed over the shards; for tests and debugging.
+  // The size of every internal table, summed over the shards; for tests and debugging.
   TableSizes InnerTableSizes() const;
 
  private:

@@ -121,7 +121,7 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
                       absl::FunctionRef<void(const PendingStepOp&)> visit) const
       ABSL_LOCKS_EXCLUDED(mu_);
   size_t fetch_count() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Of every inner table, those of the local one among them; for tests and debugging.
+  // The size of every internal table, those of the local one among them; for tests and debugging.
   TableSizes InnerTableSizes() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

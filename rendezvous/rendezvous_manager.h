@@ -75,7 +75,7 @@ class RendezvousManager final {
                       absl::FunctionRef<void(const PendingStepOp&)> visit) const
       ABSL_LOCKS_EXCLUDED(mu_);
   size_t step_count() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Of every inner table, summed over the steps that are open; for tests and debugging.
+  // The size of every internal table, summed over the steps that are open; for tests and debugging.
   TableSizes InnerTableSizes() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

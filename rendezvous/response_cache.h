@@ -77,7 +77,7 @@ class ResponseCache final {
   // Requests that wait or are kept, and the bytes of the latter.
   size_t entry_count() const;
   size_t bytes() const;
-  // Of every inner table; for tests and debugging.
+  // The size of every internal table; for tests and debugging.
   TableSizes InnerTableSizes() const;
 
  private:

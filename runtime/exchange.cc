@@ -42,7 +42,7 @@ absl::StatusOr<std::vector<std::string>> Advertised(const ExchangeOptions& optio
     if (!is_carrier) address = absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
     return std::vector<std::string>{std::move(address)};
   }
-  // What is listened on, unless that is everything.
+  // The address that is listened on, unless it is the wildcard address.
   const std::string host = listen.substr(0, listen.rfind(':'));
   if (!host.empty() && host != "[::]" && host != "0.0.0.0") {
     return std::vector<std::string>{absl::StrCat(host, ":", port)};

@@ -17,7 +17,7 @@ struct Elsewhere {
   const char* what;
 };
 
-// What clients of TensorFlow, JAX and Ferry look for at a coordinator.
+// The services that clients of TensorFlow, JAX and Ferry call at a coordinator.
 constexpr Elsewhere kAtTheCoordinator[] = {
     {"/tensorflow.MasterService/", "sessions are opened"},
     {"/tensorflow.grpc.MasterService/", "sessions are opened"},

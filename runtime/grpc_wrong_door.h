@@ -12,8 +12,8 @@
 
 namespace ferry {
 
-// What is said of `method`, "/package.Service/Method", at the port of node `node_id`.
-//   coordinator: HOST:PORT; empty: not known.
+// The error text for a call of `method`, "/package.Service/Method", at the port of node `node_id`.
+//   coordinator: HOST:PORT; empty if it is not known.
 std::string WrongDoorText(absl::string_view method, int32_t node_id, absl::string_view coordinator);
 
 // For grpc::ServerBuilder::RegisterCallbackGenericService. Every call of a method that no other

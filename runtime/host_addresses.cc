@@ -115,7 +115,7 @@ std::vector<OfferedAddress> OrderAddresses(absl::Span<const InterfaceAddress> al
                                            absl::string_view local_end) {
   if (IsLoopback(local_end)) local_end = "";
   const absl::string_view plain_end = WithoutScope(local_end);
-  // Of a link-local address the interface is part of the name, and two may have the same.
+  // Two interfaces may have the same link-local address, which is told apart by its scope.
   absl::string_view local_interface =
       plain_end.size() < local_end.size() ? local_end.substr(plain_end.size() + 1) : "";
   for (const InterfaceAddress& each : all) {

@@ -49,19 +49,19 @@ struct OfferedAddress {
   bool is_ipv6 = false;
 };
 
-// What is offered to peers, the likeliest first; among equals the family of the coordinator's
-// connection (IPv4 if that is not known), then the kernel's order. Addresses of interfaces that are
-// down, and of fe80::/10 in most cases, are left out.
+// Returns the addresses to offer to peers, the likeliest first. Among equals the family of the
+// coordinator's connection (IPv4 if that is not known) comes first, then the kernel's order
+// applies. Addresses of interfaces that are down, and of fe80::/10 in most cases, are left out.
 //   local_end: this host's address in its connection to the coordinator, without a port; empty if
-//   it is not known. A loopback address says nothing.
+//   it is not known. A loopback address is ignored.
 std::vector<OfferedAddress> OrderAddresses(absl::Span<const InterfaceAddress> all,
                                            absl::string_view local_end);
 
-// Whether NCCL would pass over an interface of this name unless it finds no other, or it is a
+// True if NCCL would use an interface of this name only for want of another one, or if it is a
 // virtual link of the same kind.
 bool IsMachineInternal(absl::string_view interface);
 
-// Those of this host; of IPv6 only where the kernel makes IPv6 sockets.
+// The addresses of this host's interfaces; IPv6 ones only if the kernel can create IPv6 sockets.
 //   Errors: UNAVAILABLE.
 absl::StatusOr<std::vector<InterfaceAddress>> ReadInterfaces();
 
@@ -77,8 +77,8 @@ std::string FindLocalEnd(absl::Span<const InterfaceAddress> all, const std::stri
 // HOST:PORT and [IPV6]:PORT of each.
 std::vector<std::string> WithPort(absl::Span<const OfferedAddress> offered, int port);
 
-// What a gRPC client is told, which cannot tell one process from another: only those of the
-// likeliest ranks. At an address such as 172.17.0.1 every host answers to itself.
+// The addresses for gRPC clients, which cannot tell one process from another: only those of the
+// likeliest ranks, since an address such as 172.17.0.1 leads each host to itself.
 std::vector<OfferedAddress> OnlyLikely(absl::Span<const OfferedAddress> offered);
 
 }  // namespace ferry

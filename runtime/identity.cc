@@ -171,7 +171,7 @@ bool IsSlurmStep(const Reader& reader) {
                      [&reader](const char* name) { return reader.Has(name); });
 }
 
-// Whether the variables are there by the launcher's own doing, for this process.
+// True if the launcher itself has set the variables for this process.
 bool MayCount(const Reader& reader, LauncherKind kind, const std::optional<Sourced<int>>& size) {
   if (kind == LauncherKind::kPmix) {
     const std::optional<Sourced<std::string>> space = reader.Text("PMIX_NAMESPACE");
@@ -235,7 +235,7 @@ bool Contradict(const Claim& one, const Claim& other) {
 absl::StatusOr<std::optional<Claim>> NearestClaim(const Reader& reader) {
   std::optional<Claim> nearest;
   for (const LauncherVariables& variables : Launchers()) {
-    // What is further out does not count, and need not be right.
+    // Variables of launchers further out are ignored, so they need not be valid.
     if (nearest && !nearest->is_by_hand && variables.kind != LauncherKind::kTfConfig) continue;
     absl::StatusOr<std::optional<Claim>> claim = ReadClaim(reader, variables);
     if (!nearest) {
@@ -270,8 +270,8 @@ absl::Status CheckAddress(const Sourced<std::string>& address) {
   return absl::OkStatus();
 }
 
-// Of another launcher inside the allocation the steps are those of its daemons, which need not be
-// on all of its machines, and its processes on the first one belong to no step.
+// The steps of another launcher inside the allocation are those of its daemons, which need not run
+// on all of its machines, and its processes on the first machine belong to no step.
 absl::StatusOr<std::optional<Sourced<std::string>>> SlurmHost(const Reader& reader, bool is_step) {
   constexpr char kStep[] = "SLURM_STEP_NODELIST";
   constexpr char kJob[] = "SLURM_JOB_NODELIST";
@@ -378,7 +378,8 @@ Sourced<int> HashedPort(const Sourced<std::string>& launch) {
 // stay off that one, because a JAX program may run in the same job.
 std::optional<Sourced<int>> PortHint(const Reader& reader, LauncherKind kind) {
   const bool is_mpi = kind == LauncherKind::kOpenMpi || kind == LauncherKind::kPmix;
-  // Of one mpirun, the same on all its machines. Source: Open MPI 4 (orte ess) and 5 (PRRTE, PMIx).
+  // These are the same on all machines of one mpirun. Source: Open MPI 4 (orte ess) and 5 (PRRTE,
+  // PMIx).
   constexpr const char* kLaunches[] = {"OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"};
   for (const char* name : kLaunches) {
     if (!is_mpi) break;

@@ -65,16 +65,16 @@ absl::StatusOr<Identity> ReadIdentity(GetEnv get_env);
 //   Errors: INVALID_ARGUMENT as ReadIdentity.
 absl::StatusOr<Identity> ReadCoordinatorVariables(GetEnv get_env);
 
-// What the nearest launcher says where ReadIdentity refuses the whole: enough to tell the job of
-// the refusal. Absent: no launcher says which process this is.
+// The identity that the nearest launcher gives where ReadIdentity fails: enough to report the
+// failure to the job. Absent if no launcher identifies this process.
 std::optional<Identity> ReadRefusedIdentity(GetEnv get_env);
 
-// What `ferry run` leaves in the environment of a rank as FERRY_RUN, so that a launcher which is
-// started inside the rank is told from those around the job.
+// The value that `ferry run` sets as FERRY_RUN in the environment of a rank, so that a launcher
+// which is started inside the rank can be told from those around the job.
 //   get_env: the environment that `ferry run` was started in.
 std::string FerryRunMark(GetEnv get_env, absl::string_view coordinator, int node_id);
 
-// Whether FERRY_COORDINATOR and FERRY_NODE_ID are those that `ferry run` gave to this rank, and not
+// True if FERRY_COORDINATOR and FERRY_NODE_ID are those that `ferry run` gave to this rank, and not
 // set by hand.
 bool IsRankOfFerryRun(GetEnv get_env);
 

@@ -62,7 +62,7 @@ std::string KillingIn(absl::Duration grace) {
 // A reader that went away is told of as by any other tool; the rest is a failure of ours.
 int OutputStatus(int error) { return error == EPIPE ? 128 + SIGPIPE : 1; }
 
-// Of the signals that a relay takes.
+// True for those signals of the relay that stop the foreground job.
 bool IsJobControl(int signal_number) {
   return signal_number == SIGTSTP || signal_number == SIGTTIN || signal_number == SIGTTOU;
 }

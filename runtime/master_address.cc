@@ -144,7 +144,8 @@ absl::StatusOr<MasterAddress> ChooseMaster(const MasterWish& wish, const std::st
       master.notes.push_back(
           absl::StrCat(shown, " is no address of this machine, where all ranks run"));
     } else {
-      // Of several machines the first may be behind a service or a router with that address.
+      // In a job of several machines the first may be behind a service or a router with that
+      // address.
       master.host = *wish.host;
     }
   }

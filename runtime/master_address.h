@@ -33,11 +33,11 @@ struct MasterAddress {
   std::vector<std::string> notes;
 };
 
-// What the choice needs to know of the machine of rank 0; MachinePorts() asks the kernel.
+// Probes of the machine of rank 0 that ChooseMaster needs. Tests replace them.
 struct PortProbe {
-  // Whether a server could listen on that port of all addresses; 0: any port. The port.
+  // Returns the port if a server could listen on it at all addresses, or any free port for 0.
   absl::FunctionRef<absl::StatusOr<int>(int port)> free_port;
-  // Whether that name or number is an address of this machine.
+  // Returns whether that host name or numeric address belongs to this machine.
   absl::FunctionRef<bool(const std::string& host)> is_own;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is said of a node that the job has lost.
+// The error text for a node that the job has lost.
 #ifndef FERRY_RUNTIME_NODE_FAILURE_H_
 #define FERRY_RUNTIME_NODE_FAILURE_H_
 

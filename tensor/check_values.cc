@@ -16,7 +16,7 @@ constexpr size_t kBlock = 256;
 // Sixteen bytes, which every x86-64 processor handles at once, at any address.
 using Lane = uint64_t __attribute__((vector_size(16), aligned(1), may_alias));
 
-// Whether a byte of the block is neither 0 nor 1. Four sums do not wait for each other.
+// True if a byte of the block is neither 0 nor 1. Four accumulators avoid a dependency chain.
 bool HasNonBoolean(const uint8_t* block) {
   const auto* lanes = reinterpret_cast<const Lane*>(block);
   Lane sums[4] = {lanes[0], lanes[1], lanes[2], lanes[3]};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether the bytes of a tensor are elements of its type.
+// Checks that the bytes of a tensor are valid elements of its type.
 #ifndef FERRY_TENSOR_CHECK_VALUES_H_
 #define FERRY_TENSOR_CHECK_VALUES_H_
 
@@ -18,15 +18,15 @@ namespace ferry {
 //   first: may be null if `count` is 0.
 std::optional<size_t> FindNonBoolean(const void* first, size_t count);
 
-// Whether any pattern of bits is an element of the type: all types of fixed size but booleans.
-// Numbers that take less than a byte have one each, whose upper bits do not count.
+// True if some bit patterns are not elements of the type: among types of fixed size, only booleans.
+// Numbers of less than a byte are stored in one byte each, whose upper bits are ignored.
 inline bool HasIllegalBits(DataType dtype) { return dtype == DataType::kBool; }
 
 // OK, or INVALID_ARGUMENT with the index of the first element that is none of the tensor's type:
-// "element 2 of bool[4] is 255, and a boolean is 0 or 1". To be asked of whatever was made from
-// bytes that come from outside of the process, before anyone else sees it: a C++ bool of another
-// value is undefined behaviour, and becomes a number when it is cast.
-// What is in a device's memory cannot be looked at from here, and is OK.
+// "element 2 of bool[4] is 255, and a boolean is 0 or 1". To be called on every tensor that was
+// made from bytes from outside of the process, before anything else uses it: a C++ bool of another
+// value is undefined behaviour, and becomes a number when it is cast. Tensors in device memory
+// cannot be checked here, and are OK.
 absl::Status CheckValues(const Tensor& tensor);
 
 // The same of bytes that are not a tensor yet.

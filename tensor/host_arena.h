@@ -80,7 +80,7 @@ class HostArena final : public std::enable_shared_from_this<HostArena> {
   [[nodiscard]] std::shared_ptr<void> Listen(Listener listener);
 
   HostArenaStats stats() const;
-  // Of every inner table; for tests and debugging.
+  // The size of every internal table; for tests and debugging.
   TableSizes InnerTableSizes() const;
 
   // Gives segments without a buffer back to the machine. Returns how many bytes.

@@ -74,8 +74,8 @@ absl::Status CheckFileSizeLimit(size_t bytes) {
                    " that this process may have in one file (raise `ulimit -f`)"));
 }
 
-// Whether the call itself is not to be had, whatever its arguments: the kernel does not know it, or
-// a seccomp profile refuses it.
+// True if the system call itself is not available, whatever its arguments: the kernel does not
+// implement it, or a seccomp profile denies it.
 bool IsRefused(int error) { return error == ENOSYS || error == EPERM || error == EACCES; }
 
 absl::Status Prefault(void* base, size_t bytes) {
@@ -131,7 +131,7 @@ absl::Status Seal(int fd, bool peers_may_write) {
   return OsError("fcntl(F_ADD_SEALS)", 0);
 }
 
-// Whether Create fails since CheckSupport does, and not for want of something.
+// True if Create fails because of what CheckSupport reports, and not for lack of a resource.
 bool IsForbidden() {
   const UniqueFd probe(CreateMemfd(0));
   if (!probe.valid()) return IsRefused(errno);

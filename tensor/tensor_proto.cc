@@ -121,7 +121,7 @@ absl::StatusOr<std::vector<uint32_t>> ReadLengths(const TensorProto& proto, cons
   uint64_t sum = 0;
   for (uint32_t& length : lengths) {
     uint64_t read = 0;
-    // Of more than 32 bits: none that could be there.
+    // A length of more than 32 bits exceeds any content.
     if (!in.ReadVarint64(&read) || read > content.size()) return BadContent(proto, shape);
     length = static_cast<uint32_t>(read);
     sum += length;
@@ -183,8 +183,8 @@ absl::StatusOr<DataType> TypeFromProto(const TensorProto& proto) {
       absl::StrCat("a tensor of type ", proto.dtype(), " cannot be sent"));
 }
 
-// Of a type of fixed size: whether tensor_content, if there is any, is elements of it.
-//   bytes: of all elements.
+// Checks that tensor_content, if there is any, holds valid elements of a type of fixed size.
+//   bytes: the size of all elements.
 absl::Status CheckContent(const TensorProto& proto, DataType type, const Shape& shape,
                           size_t bytes) {
   const std::string& content = proto.tensor_content();

@@ -33,8 +33,9 @@ absl::StatusOr<Shape> ShapeFromProto(const tensorflow::TensorShapeProto& proto);
 absl::StatusOr<Tensor> TensorFromProto(const tensorflow::TensorProto& proto,
                                        size_t max_bytes = kMaxDecodedBytes);
 
-// What TensorFromProto would say of it but for its size, without making the tensor: the elements
-// are looked at where they are, and only those of types that HasIllegalBits.
+// Returns the error that TensorFromProto would return, except for its limit of size, without
+// creating the tensor: the elements are checked in place, and only those of types that
+// HasIllegalBits.
 //   Errors: INVALID_ARGUMENT as above.
 absl::Status CheckTensorProto(const tensorflow::TensorProto& proto);
 

@@ -141,8 +141,8 @@ class Outlet {
   //   with the reason when it has turned out that this pair cannot: Cost says so from then on.
   virtual void Offer(uint64_t id, const Tensor& tensor, const MemoryPlace& to,
                      OfferCallback done) = 0;
-  // What keeps the peer from taking what is being sent, as far as can be seen from here; for
-  // people. Empty: nothing.
+  // Describes why the peer is not receiving what is being sent, as far as it is visible from here,
+  // for error texts. Empty if nothing of the kind is known.
   virtual std::string Obstacle() const { return ""; }
   // The peer has what it wanted, or wants it no more. An id that is not known is none of an error.
   virtual void Release(uint64_t id) = 0;

@@ -129,7 +129,7 @@ TEST(HostWatch, OneProbeIsLost_IsNoSign) {
                   .ok());
 }
 
-// What was acknowledged last may be hours old when something is sent again.
+// The last acknowledgement may be hours old when something is sent again.
 TEST(HostWatch, SendsAfterALongSilence_GivesTheHostItsTime) {
   Watched peer;
   ASSERT_TRUE(peer.Pass(absl::Hours(2), [](absl::Time) { return TcpState{}; }).ok());
@@ -211,7 +211,7 @@ TEST(TcpState, PeerReadsNothing_WindowIsClosedAndItsHostAnswers) {
   }
   ASSERT_EQ(errno, EAGAIN);
   TcpState state = *ReadTcpState(pair.server.get());
-  // What is in flight on loopback is acknowledged at once, or by a delayed acknowledgement.
+  // Data in flight on loopback is acknowledged at once, or by a delayed acknowledgement.
   for (int i = 0; i < 500 && !state.is_window_closed; ++i) {
     poll(nullptr, 0, 10);
     state = *ReadTcpState(pair.server.get());

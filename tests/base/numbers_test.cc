@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is a number and what only looks like one.
+// Parsing of numbers: which texts are accepted, and which only look like numbers.
 #include "base/numbers.h"
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 namespace ferry {
 namespace {
 
-// What no parser takes for a number; each has been accepted by strtod, SimpleAtod, SimpleAtoi,
-// ParseDuration or CLI11 in one place or another.
+// Texts that every parser has to refuse. Each is accepted by one of strtod, SimpleAtod, SimpleAtoi,
+// ParseDuration and CLI11.
 constexpr const char* kNoNumbers[] = {
     "",     " ",     "nan", "NaN", "-nan", "nan(1)", "inf", "-inf", "Infinity", "1e999", "-1e999",
     "0x10", "0X1p3", "1x",  "1 ",  " 1",   "\t1",    "1\n", "+1",   "--1",      "1,5",   "1_000",

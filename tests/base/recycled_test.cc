@@ -59,7 +59,7 @@ TEST(Recycled, NoBlockIsGivenOutTwice) {
   }
 }
 
-// What a thread keeps, of all sizes.
+// The number of blocks of all sizes that this thread keeps.
 size_t KeptHere() {
   size_t kept = 0;
   for (const uint32_t count : recycled_internal::lists.count) kept += count;

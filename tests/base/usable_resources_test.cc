@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What control groups of either version leave of a machine.
+// Resources that control groups of versions 1 and 2 leave to a process.
 #include "base/usable_resources.h"
 
 #include <map>
@@ -55,7 +55,7 @@ TEST(UsableResources, V2AtTheRoot_IsTheLimit) {
   EXPECT_EQ(usable.thread_limit, "/sys/fs/cgroup/pids.max");
 }
 
-// Of systemd's slices: each level may limit those below it.
+// In systemd's hierarchy of slices each level may limit those below it.
 TEST(UsableResources, V2Nested_TheLeastOfAllLevelsCounts) {
   const std::string group = "/sys/fs/cgroup/system.slice/job.scope/step";
   const UsableResources usable =

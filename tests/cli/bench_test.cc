@@ -209,7 +209,7 @@ TEST(BenchComparison, RowsThatDoNotSayWhetherTheyAreRight_AreRefused) {
               absl::StatusCode::kFailedPrecondition)
         << wrong;
   }
-  // What is no number is written as null.
+  // Values that are not finite are written as null.
   std::string other = absl::StrReplaceAll(run, {{"\"p50_s\": 1e-06", "\"p50_s\": null"}});
   ASSERT_NE(other, run);
   EXPECT_THAT(std::string(CompareBenches(run, other, 0.1).status().message()),

@@ -174,7 +174,7 @@ TEST(ChromeTrace, NumbersThatMakeNoSenseAreNoCrash) {
   // A clock that was set back.
   process.mutable_steps(0)->mutable_events(1)->set_end_ns(kBegin - 1);
   const PlainJson trace = PlainJson::parse(ChromeTrace(steps));
-  // What makes sense of it is still drawn.
+  // The valid events are still drawn.
   ASSERT_THAT(EventsOf(trace, "X"), Not(IsEmpty()));
   for (const PlainJson& event : EventsOf(trace, "X")) {
     EXPECT_GE(event.at("ts").get<double>(), 0);

@@ -196,7 +196,7 @@ TEST(NewJob, DoesNotFollowAFailedOneWithoutReuse) {
   EXPECT_THAT(job.Register(1, 999).result(), Fails(absl::StatusCode::kAborted));
 }
 
-// Whether anyone polls is a fact of one job: the clients of the next may only send heartbeats.
+// Whether tasks poll is known for one job only: the clients of the next may only send heartbeats.
 TEST(NewJob, NextJobDoesNotPoll_ErrorFailsItsHeartbeats) {
   TestJob job(TogetherOptions(2));
   job.RegisterAll();
@@ -209,7 +209,7 @@ TEST(NewJob, NextJobDoesNotPoll_ErrorFailsItsHeartbeats) {
   EXPECT_THAT(job.Heartbeat(1, 1001 + 500), Fails(absl::StatusCode::kAborted));
 }
 
-// What a task has said of its devices is kept for its job only; who says nothing has none.
+// The device infos of a task are kept for its job only; a task that sends none has none.
 TEST(NewJob, DeviceInfosOfTheFormerJob_AreGone) {
   TestJob job(TogetherOptions(2));
   job.RegisterAll();

@@ -127,8 +127,8 @@ class SimulationModel final {
   struct Heard {
     absl::Time latest = absl::InfinitePast();
     absl::Time greatest = absl::InfinitePast();
-    // Of a task that does not tell its heartbeat timeout: its last heartbeat or registration, and
-    // the gaps between them.
+    // The last heartbeat or registration of a task that does not send its heartbeat timeout, and
+    // the gaps between its heartbeats.
     absl::Time beat = absl::InfinitePast();
     std::vector<absl::Duration> gaps;
     absl::Time ended = absl::InfiniteFuture();
@@ -178,7 +178,7 @@ class SimulationModel final {
   std::vector<Seen> seen_;
   std::vector<Heard> heard_;
   std::set<Incarnation> untold_;
-  // Of the present job, and of those before.
+  // The incarnations of the present job, and those of earlier jobs.
   std::vector<std::pair<TaskId, Incarnation>> lives_;
   std::vector<std::pair<TaskId, Incarnation>> former_;
   std::map<std::string, std::shared_ptr<BarrierUse>> open_uses_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What must hold of a coordinator's inner tables: at any time, and when nothing is under way.
+// Invariants of a coordinator's internal tables: at any time, and when no call is pending.
 #ifndef FERRY_TESTS_COORD_TABLE_CHECKS_H_
 #define FERRY_TESTS_COORD_TABLE_CHECKS_H_
 
@@ -58,9 +58,9 @@ inline std::string TablesThatDisagree(const Coordinator& coordinator) {
   return wrong;
 }
 
-// What a coordinator that was stopped still has of calls, their deadlines and their results; empty
-// if nothing. Tasks and the incarnations of former jobs stay as they are, and watches of the store
-// until their owner removes them.
+// The tables of calls, deadlines and results that a stopped coordinator has not cleared; empty if
+// it has cleared all. Tasks and the incarnations of former jobs remain, and watches of the store
+// remain until their owner removes them.
 inline std::string TablesLeftByStop(const Coordinator& coordinator) {
   return NonEmptyTables(coordinator.InnerTableSizes(), {"membership.", "former_incarnations",
                                                         "store.watches", "store.watched_prefixes"});

@@ -13,7 +13,7 @@ class LaneServerFrames : public LaneServerTest {
  protected:
   LaneServerFrames() {
     lane_->keeps_pings = false;
-    // Of copies, which may be asked for again.
+    // A transport of copies, which may be requested again.
     transports_.clear();
     transports_.push_back(MakeFaultyTransport(state_, "copies", false));
     Open(/*sends_seals=*/false);
@@ -116,7 +116,7 @@ TEST_F(LaneServerFrames, Cancelled_IsRefusedAndTheValueStays) {
   ASSERT_TRUE(Request(KeyOf("edge")).ok());
   ASSERT_EQ(lane_->types.size(), frames + 1);
   EXPECT_EQ(lane_->types.back(), LaneMessage::kTicket);
-  // Of what is not known: nothing.
+  // Cancelling an unknown id has no effect.
   EXPECT_TRUE(Hear([](Lane& lane) { return SendId(lane, LaneMessage::kCancel, 999); }).ok());
   EXPECT_EQ(lane_->types.size(), frames + 1);
 }

@@ -338,7 +338,7 @@ class World final {
       EXPECT_TRUE(process.client->is_over());
       EXPECT_EQ(process.table->unfinished_sends(), 0u);
       EXPECT_EQ(process.table->lane_count(), 0u);
-      // Of the lane that has ended last, until the next one does.
+      // These two keep the entries of the lane that ended last, until the next one ends.
       EXPECT_EQ(NonEmptyTables(process.table->InnerTableSizes(), {"lanes.past", "lanes.ended"}),
                 "");
       // Other requests than those whose values nobody has asked for.

@@ -105,7 +105,7 @@ TEST_F(Remote, WhateverEndsAStep_IsHeardAsACopy) {
   for (const absl::StatusCode code : codes) {
     Results results;
     const auto step = Begin(++step_id);
-    // Of a local node, of a peer that waits, of one that has sent already, of a fetch.
+    // A receive from a local node, one of a waiting peer, and a fetch.
     step->RecvAsync(KeyOf(0, 0), {}, results.Writer());
     manager_.RecvLocalAsync(step_id, KeyOf(0, 1), {}, results.Writer());
     step->RecvAsync(KeyOf(1, 0), {}, results.Writer());

@@ -71,7 +71,7 @@ TEST(Addresses, APortThatIsAdvertisedIsTheCarriers) {
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument) << refused.status();
 }
 
-// What a node is told of another may be a list, of which some are no use.
+// A node's endpoint may be a list of addresses, some of which are not reachable.
 TEST(Addresses, GrpcTriesEachOfSeveralAddresses) {
   for (const char* const before : {"127.0.0.1:1", "[::1]:1", "127.0.0.1:1,127.0.0.2:1,[::1]:1"}) {
     Directory directory;

@@ -145,7 +145,7 @@ TEST_P(ExchangeWord, TheConsumerHangsWhenItHasHeardTheTicket) {
   ASSERT_TRUE(rogue_->HasGone());
   const absl::Time start = SteadyClock().Now();
   const absl::Status status = step.Close(absl::Seconds(2));
-  // Of two seconds: only a Close that does not keep its deadline takes so much longer.
+  // The deadline is two seconds; only a Close that ignores it takes so much longer.
   EXPECT_LT(SteadyClock().Now() - start, absl::Seconds(30));
   if (GetParam() == std::string("tcp")) {
     EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a client is told that takes a worker's port for the coordinator's.
+// Errors for clients that call a worker's port in the place of the coordinator's.
 #include "runtime/grpc_wrong_door.h"
 
 #include <gmock/gmock.h>

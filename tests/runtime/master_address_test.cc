@@ -102,7 +102,7 @@ TEST(MasterAddress, AddressOfAnotherMachine_IsNotUsedWhereThereIsOne) {
   const MasterAddress alone = Choose({{"MASTER_ADDR", "10.0.0.8"}}, "127.0.0.1", 1);
   EXPECT_EQ(alone.host, "127.0.0.1");
   EXPECT_THAT(alone.notes, ElementsAre(HasSubstr("no address of this machine")));
-  // Of several, the first may be reached through a service with an address of its own.
+  // The first of several machines may be reached through a service with an address of its own.
   EXPECT_EQ(Choose({{"MASTER_ADDR", "10.0.0.8"}}, "10.0.0.1", 2).host, "10.0.0.8");
 }
 

@@ -113,7 +113,7 @@ TEST(TensorProto, RefusesTypesAndShapesThatAreNone) {
   EXPECT_EQ(TensorFromProto(Proto(DataType::kFloat, {INT64_MAX, 2})).status().code(), kInvalid);
 }
 
-// What TensorFlow 2.15.1 makes of each was read off its server (tests/interop).
+// The expected results were observed on a server of TensorFlow 2.15.1 (tests/interop).
 TEST(TensorProto, OddShapes_AreTakenAndRefusedAsTensorFlowDoes) {
   const auto float_of = [](std::initializer_list<int64_t> dims, bool is_unknown) {
     TensorProto proto = Proto(DataType::kFloat, dims);

@@ -231,7 +231,7 @@ TEST(HostileXml, AttributesBehindThe16th_AreIgnoredAsByNccl) {
   EXPECT_TRUE(ReadNcclXml(with(15, " familyid=\"no number\"")).ok());
   EXPECT_THAT(ReadNcclXml(with(20, " x=\"" + std::string(255, 'a') + "\"")),
               FailsWith(kExhausted, HasSubstr("attribute x is longer than")));
-  // What an element cannot do without is missing there, as it is for NCCL.
+  // A required attribute beyond the limit counts as missing, as it does for NCCL.
   std::string late = "<system version=\"1\">\n<cpu";
   for (int i = 0; i < 16; ++i) absl::StrAppend(&late, " a", i, "=\"\"");
   ExpectInvalid(late + " numaid=\"0\"/></system>", "attribute numaid is missing");

@@ -377,7 +377,7 @@ TEST_F(HalvesTest, SegmentRetiredTwice_IsToldOnce) {
   const uint32_t segment = tensor.buffer()->arena_place().segment;
   for (int i = 0; i < 2; ++i) outlet->Retire(segment);
   EXPECT_EQ(announcements, 2);
-  // Of one that the peer never had: nothing.
+  // A segment that the peer never had is not announced.
   outlet->Retire(segment + 1);
   EXPECT_EQ(announcements, 2);
   outlet->Abort(absl::CancelledError("over"));

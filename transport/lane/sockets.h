@@ -53,12 +53,12 @@ std::string ConnectionErrorText(int error);
 // what a sleeping receiver needs time for: more would leave the caches before it is read.
 void TuneTcpSender(int socket);
 
-// Of a connection: the end that has connected, or the one that has accepted.
+// The end of a connection that has connected, or the one that has accepted.
 enum class SocketEnd { kClient, kServer };
 
-// Whether the process at the other end of a connected Unix socket may share memory with this one:
-// that of one user, or a client that is root.
-//   end: which one `socket` is.
+// Checks that the process at the other end of a connected Unix socket may share memory with this
+// one: it is of the same user, or it is a client that is root.
+//   end: which end `socket` is.
 //   Errors: FAILED_PRECONDITION naming both users.
 absl::Status CheckSameUser(int socket, SocketEnd end);
 

@@ -101,7 +101,7 @@ class GrantEndpoint final {
   bool is_idle() const { return transfers_.empty() && queue_.empty() && grants_.empty(); }
   // Paused, and nothing is agreed or asked for.
   bool is_quiet() const { return is_paused_ && queue_.empty() && grants_.empty(); }
-  // Of every inner table; for tests and debugging.
+  // The size of every internal table; for tests and debugging.
   TableSizes InnerTableSizes() const;
   // One line for each transfer: "transfer 7 from device 1 to device 2: 3s, its turn on device 1".
   std::vector<std::string> Pending() const;

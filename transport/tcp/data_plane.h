@@ -117,7 +117,7 @@ class SliceWriter final : public LoopSource, public std::enable_shared_from_this
   const UniqueFd socket_;
   const std::weak_ptr<SliceSource> source_;
   LaneLoop::SourceId id_ = 0;
-  // Of the loop.
+  // Used on the loop only.
   HostWatch host_watch_{kVanishLimit};
   // A look at the host is due.
   std::atomic<bool> will_look_{false};

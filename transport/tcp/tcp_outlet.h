@@ -31,7 +31,7 @@ class TcpOutlet final : public Outlet,
   // The connections hold what they are sending; what nobody wants is sent all the same, since the
   // receiver counts on it.
   void Release(uint64_t id) override ABSL_LOCKS_EXCLUDED(mu_);
-  // Of the first connection that has one.
+  // The obstacle of the first connection that has one.
   std::string Obstacle() const override ABSL_LOCKS_EXCLUDED(mu_);
   void Abort(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -61,7 +61,7 @@ class FakeCall final : public ParkedCall {
     response_ = std::move(response);
   }
 
-  // Whether there was a moment for `between`.
+  // True once `between` has run.
   bool has_run() const { return between_ == nullptr; }
   bool is_answered() const { return is_answered_; }
   absl::Status status() const {
@@ -172,7 +172,7 @@ class JobChange : public ::testing::Test {
       Register(coordinator, 1);
     });
   }
-  // Of all that is due after this critical section, the next job comes first.
+  // The next job begins before any other callback that is due after this critical section.
   void BeginNextJobFirst(Coordinator& coordinator) {
     coordinator.WatchTasks(
         -1, kCoordinatorItself,

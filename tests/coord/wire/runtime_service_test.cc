@@ -354,7 +354,7 @@ TEST(RuntimeDevices, MayBeSentAgainIfTheyAreTheSame) {
   (void)early.Wait();
 }
 
-// What a node says of itself in words that are not known here reaches the others.
+// Unknown fields in a node's topology are passed on to the others.
 TEST(RuntimeDevices, FieldsThatAreNotKnownHere_ReachTheOthers) {
   TestServer server(BarrierOptions(2));
   auto nodes = ConnectedNodes(server, 2);

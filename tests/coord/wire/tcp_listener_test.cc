@@ -137,7 +137,7 @@ TEST(TcpListener, ListensOnBothFamilies) {
   EXPECT_TRUE(Eventually([&] { return guests.count() == 1; }));
 }
 
-// What a default asks for: IPv4 where there is no IPv6, see cli_network_test.
+// The default. cli_network_test covers the fallback to IPv4 where there is no IPv6.
 TEST(TcpListener, WithoutAHost_ListensOnBothFamilies) {
   Guests guests;
   const auto listener = *TcpListener::Open(":0");
