@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Asking for a socket.
+// Probes a family by creating a socket of it.
 #include "base/address_family.h"
 
 #include <sys/socket.h>

@@ -24,7 +24,7 @@ namespace ferry {
 namespace {
 
 constexpr int kProbes = 3;
-// One packet that is lost is no sign of anything.
+// A single lost packet is not significant.
 constexpr uint32_t kMostUnanswered = 3;
 constexpr int kAttempts = 5;
 // The kernel's clock for acknowledgements has ticks of up to 10 ms.
@@ -42,7 +42,7 @@ int WholeSeconds(absl::Duration duration) {
 
 std::string DescribeObstacle(const TcpState& state) {
   if (!state.is_outstanding) return "";
-  // Less is a packet that was lost, or a moment between two.
+  // A shorter silence may be a lost packet, or the time between two packets.
   if (state.unanswered >= 2) {
     return absl::StrCat("its host has acknowledged nothing for ",
                         ShortDuration(state.since_answer));

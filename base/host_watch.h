@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// HostWatch: tells a host that has vanished from a peer that takes nothing for a while.
+// HostWatch: distinguishes an unreachable host from a peer that does not read for a while.
 #ifndef FERRY_BASE_HOST_WATCH_H_
 #define FERRY_BASE_HOST_WATCH_H_
 
@@ -16,7 +16,7 @@ namespace ferry {
 struct TcpState {
   // Some of what was sent is not acknowledged, or waits for room in the peer's window.
   bool is_outstanding = false;
-  // The peer's host takes what is sent and its process does not: the window is closed.
+  // The peer's receive window is closed: its host acknowledges, but its process does not read.
   bool is_window_closed = false;
   // Since the peer's host last acknowledged anything, an empty probe of a closed window included.
   absl::Duration since_answer;
@@ -30,7 +30,7 @@ struct TcpState {
 // its host does not answer. Empty if nothing of the kind is visible from here.
 std::string DescribeObstacle(const TcpState& state);
 
-// Nothing if `socket` is no TCP connection.
+// nullopt if `socket` is not a TCP connection.
 std::optional<TcpState> ReadTcpState(int socket);
 
 // Prepares a connection for HostWatch: the kernel probes the peer's host while nothing is sent,
@@ -42,14 +42,14 @@ std::optional<TcpState> ReadTcpState(int socket);
 // busy. Source: tcp(7); Linux, net/ipv4/tcp_timer.c, tcp_probe_timer.
 void PrepareHostWatch(int socket, absl::Duration idle, absl::Duration patience);
 
-// Decides from what TCP_INFO says now and then. Keepalive is silent while anything is outstanding,
-// which is what this is for. Not thread-safe.
+// Decides from periodic samples of TCP_INFO. This covers the time while data is outstanding, during
+// which the kernel sends no keepalive probes. Not thread-safe.
 class HostWatch final {
  public:
-  // A look is due so many times within the limit.
+  // The number of samples within the limit.
   static constexpr int kLooks = 10;
 
-  // `limit`: how long a host that is there may leave everything unacknowledged.
+  // `limit`: how long a reachable host may leave everything unacknowledged.
   explicit HostWatch(absl::Duration limit) : limit_(limit) {}
 
   // UNAVAILABLE, saying so, once the peer's host counts as vanished: for `limit` nothing was

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers as people write them on command lines and in lists, and nothing that only looks like one.
+// Strict parsing of the numbers on command lines and in lists.
 #ifndef FERRY_BASE_NUMBERS_H_
 #define FERRY_BASE_NUMBERS_H_
 
@@ -12,12 +12,12 @@
 
 namespace ferry {
 
-// Each parses all of `text`, or gives nothing. None accepts blanks, a plus sign, hexadecimal
+// Each parses all of `text`, or returns nullopt. None accepts blanks, a plus sign, hexadecimal
 // digits, an empty text or anything behind the number, which Abseil's and CLI11's own conversions
-// partly do: a gate of "nan" would never close, and one of "0x10" would be 0 to one and 16 to the
-// other.
+// partly do: a limit of "nan" would never be exceeded, and "0x10" would be 0 to one of them and 16
+// to the other.
 
-// "-12": decimal digits. Nothing outside of [least, most].
+// "-12": decimal digits. nullopt outside of [least, most].
 std::optional<int64_t> ParseWhole(absl::string_view text,
                                   int64_t least = std::numeric_limits<int64_t>::min(),
                                   int64_t most = std::numeric_limits<int64_t>::max());
@@ -26,8 +26,8 @@ std::optional<int64_t> ParseWhole(absl::string_view text,
 std::optional<uint64_t> ParseCount(absl::string_view text, uint64_t least = 0,
                                    uint64_t most = std::numeric_limits<uint64_t>::max());
 
-// "12", "0.5", "1e-3": finite, as a double holds it. Neither "nan" nor "inf", nor what is as large
-// as that, such as "1e999".
+// "12", "0.5", "1e-3": a finite double. Neither "nan" nor "inf", nor a value that overflows, such
+// as "1e999".
 std::optional<double> ParseReal(absl::string_view text);
 
 // "30s", "1h30m", "250ms", "0": as absl::ParseDuration, finite and not negative.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TableSizes: how much an object keeps in its inner tables, for tests that nothing is left behind.
+// TableSizes: the number of entries in an object's internal tables, for tests that check for leaks.
 #ifndef FERRY_BASE_TABLE_SIZES_H_
 #define FERRY_BASE_TABLE_SIZES_H_
 
@@ -14,8 +14,8 @@
 
 namespace ferry {
 
-// Entries by the table's name, such as "store.waits". Objects of which much depends on what is
-// taken out of their tables again give one; it is meant for tests and debugging, and not stable.
+// Entries by the table's name, such as "store.waits". Objects that must remove what they have
+// inserted provide one, for tests and debugging; the names are not stable.
 using TableSizes = std::map<std::string, size_t>;
 
 // "barriers.open 2, store.waits 1": the tables that are not empty, but for those whose name begins

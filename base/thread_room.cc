@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Limits of threads, and trying them out.
+// Reads the limits of threads, and probes them by starting some.
 #include "base/thread_room.h"
 
 #include <sys/resource.h>

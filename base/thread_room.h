@@ -13,9 +13,9 @@ namespace ferry {
 // (/sys/fs/cgroup/pids.max)": for the end of an error.
 std::string ThreadLimits();
 
-// Starts `count` threads and ends them again. For libraries that end the process when they find no
-// room for a thread: ask before they are used.
-//   Errors: RESOURCE_EXHAUSTED with how many there was room for, and ThreadLimits.
+// Starts `count` threads and ends them again. To be called before the use of a library that aborts
+// the process when it cannot create a thread.
+//   Errors: RESOURCE_EXHAUSTED with the number of threads that could be started, and ThreadLimits.
 absl::Status CheckThreadRoom(int count);
 
 }  // namespace ferry

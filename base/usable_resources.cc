@@ -55,7 +55,7 @@ struct Hierarchy {
 std::vector<Hierarchy> ReadHierarchies(Reader read) {
   std::vector<Hierarchy> found;
   const std::string text = read("/proc/self/mountinfo");
-  // Hidden: where all distributions have it by now.
+  // /proc is hidden: assume the mount point that all distributions use.
   if (text.empty()) return {{.is_v2 = true, .shown = "/", .mount_point = "/sys/fs/cgroup"}};
   for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
     const std::vector<absl::string_view> halves = absl::StrSplit(line, absl::MaxSplits(" - ", 1));
@@ -72,8 +72,8 @@ std::vector<Hierarchy> ReadHierarchies(Reader read) {
   return found;
 }
 
-// The folder of the process's own group in the hierarchy of `controller`, and of all above it that
-// are to be seen, from the inside out.
+// The directories of the process's own group in the hierarchy of `controller` and of all its
+// visible ancestors, innermost first.
 std::vector<std::string> GroupsOf(Reader read, const Hierarchy& hierarchy,
                                   absl::string_view controller) {
   const std::string text = read("/proc/self/cgroup");
@@ -88,7 +88,7 @@ std::vector<std::string> GroupsOf(Reader read, const Hierarchy& hierarchy,
                                                    controller) != controllers.end();
     if (is_it) group = std::string(parts[2]);
   }
-  // A container sees its own group at the mount point, and perhaps its path from outside.
+  // In a container its own group is at the mount point, and the path may be the one outside.
   absl::string_view below = group;
   if (hierarchy.shown != "/" && !absl::ConsumePrefix(&below, hierarchy.shown)) below = "";
   // Outside of what a namespace of control groups shows.
@@ -127,7 +127,8 @@ void LimitMemory(Reader read, const std::vector<Hierarchy>& hierarchies, UsableR
               : std::vector<const char*>{"memory.limit_in_bytes"};
     for (const char* const name : names) {
       const std::string path = absl::StrCat(group, "/", name);
-      // "max" is no number; version 1 says nearly 2^63 for no limit, more than any machine has.
+      // "max" is not a number; version 1 reports nearly 2^63 for no limit, more than any machine
+      // has.
       const std::optional<int64_t> limit = ReadNumber(read, path);
       if (!limit || *limit <= 0) continue;
       const uint64_t bytes = static_cast<uint64_t>(*limit);
@@ -175,7 +176,7 @@ void LimitThreads(Reader read, const std::vector<Hierarchy>& hierarchies, Usable
   });
 }
 
-// How many numbers "0-3,8" names; 0 if that is no such list.
+// The count of numbers in a list such as "0-3,8"; 0 if it is malformed.
 int CountList(absl::string_view list) {
   int count = 0;
   for (const absl::string_view range : absl::StrSplit(list, ',', absl::SkipEmpty())) {
@@ -226,7 +227,7 @@ UsableResources ReadUsableResources(Reader read) {
 const UsableResources& Usable() {
   static const UsableResources* const usable = [] {
     auto* read = new UsableResources(ReadUsableResources(ReadWhole));
-    // Where /proc is hidden the calls still tell of the machine.
+    // Where /proc is hidden, system calls still report the machine's resources.
     if (read->memory_bytes == 0) {
       const int64_t pages = sysconf(_SC_PHYS_PAGES);
       const int64_t page_bytes = sysconf(_SC_PAGESIZE);

@@ -22,21 +22,21 @@ struct UsableResources {
   int processors = 1;
   // Processors that the process may run on; 0: not known.
   int allowed_processors = 0;
-  // Processors' worth of time that a control group gives, and the file that says so; 0: no limit.
+  // The CPU quota of a control group in processors, and the file that sets it; 0: no limit.
   double processor_quota = 0;
   std::string processor_limit;
   // The processors of `allowed` that the time quota pays for, rounded up.
   int WithinQuota(int allowed) const;
 
-  // Processes and threads that a control group allows, and the file that says so; 0: no limit.
+  // Processes and threads that a control group allows, and the file that sets it; 0: no limit.
   int64_t threads = 0;
   std::string thread_limit;
 };
 
 // From files of /proc/ and /sys/fs/cgroup/, or where else that is mounted: control groups of
 // version 2 (memory.max, memory.high, cpu.max, pids.max), of version 1 (memory.limit_in_bytes,
-// cpu.cfs_quota_us, pids.max), or of both, from the process's own group up to the mount point. What
-// is missing or makes no sense is no limit.
+// cpu.cfs_quota_us, pids.max), or of both, from the process's own group up to the mount point.
+// Files that are missing or malformed set no limit.
 //   read: the contents of a file; empty if there is none.
 UsableResources ReadUsableResources(absl::FunctionRef<std::string(const std::string& path)> read);
 

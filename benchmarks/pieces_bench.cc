@@ -176,7 +176,7 @@ void BM_TensorProto_From(benchmark::State& state) {
   state.SetBytesProcessed(state.iterations() * bytes);
 }
 
-// The look alone, at memory that is there.
+// The check alone, of memory that is resident.
 void BM_CheckValues_Booleans(benchmark::State& state) {
   Tensor tensor = *Tensor::Allocate(DataType::kBool, *Shape::Create({state.range(0)}));
   std::memset(tensor.mutable_data(), 1, tensor.bytes());

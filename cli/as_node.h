@@ -42,7 +42,7 @@ absl::StatusOr<NodePlace> FindOwnPlace(const NodeOptions& options);
 // runs `body`. A signal while it joins ends that, and the coordinator is told; a second one ends
 // the process. Node 0 of a job without a coordinator runs one, which ends when all others have
 // left; TensorFlow's clients can use it if the node runs graphs.
-//   heartbeat_timeout: of the coordinator that it runs; none: as FindHeartbeatTimeout says.
+//   heartbeat_timeout: that of the coordinator that it runs; nullopt uses FindHeartbeatTimeout.
 //   Errors: those of FindPlace, of Join and of `body`; the job's error where that says more.
 absl::StatusOr<int> RunAsNode(NodeOptions& options,
                               const std::function<absl::StatusOr<int>(JoinedNode&)>& body,

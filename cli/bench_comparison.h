@@ -20,7 +20,7 @@ struct ComparedRow {
     kSame,
     kFaster,
     kSlower,
-    // In one of the runs something of it was wrong: its times say nothing.
+    // Data was wrong in one of the runs, so its times are meaningless.
     kWrong,
     kOnlyOld,
     kOnlyNew,

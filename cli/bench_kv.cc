@@ -49,7 +49,7 @@ struct KvCase {
   std::string mode;
   size_t bytes = 0;
   int inflight = 1;
-  // Operations of each turn that counts.
+  // Operations of each measured turn.
   std::vector<int> turns;
 };
 
@@ -276,7 +276,7 @@ absl::StatusOr<BenchReport> Measure(const KvBenchFlags& flags, const std::vector
     const int operations =
         flags.iterations > 0 ? flags.iterations : std::min(kDefaultIterations, kTurns * fits);
     KvCase at{mode, bytes, inflight, TurnsOf(operations, inflight, fits)};
-    // No more can be under way than a turn has, and then it may be a row that is there.
+    // The depth is limited by the operations of a turn; a row of that depth may exist already.
     at.inflight = std::min(inflight, *std::min_element(at.turns.begin(), at.turns.end()));
     if (!measured.emplace(mode, bytes, at.inflight).second) return absl::OkStatus();
     stage.Set(absl::StrCat("measuring ", mode, " of ", BenchSizeText(bytes)));

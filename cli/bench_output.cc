@@ -28,7 +28,7 @@ void AddBenchOutputFlags(CLI::App& verb, BenchOutput& output, BenchMoves moves) 
     return verb.add_option_function<std::string>(
         flag,
         [&output, &path, flag](const std::string& text) {
-          // Flags are read in the order in which they are added: those before are known.
+          // Flags are parsed in the order in which they are added, so earlier ones are set.
           const char* const other = output.json          ? "--json"
                                     : output.csv         ? "--csv"
                                     : output.plot == "-" ? "--plot"
@@ -68,7 +68,7 @@ absl::StatusOr<int> FinishBench(absl::StatusOr<BenchReport> report, const BenchO
   const std::string text = output.json  ? FormatBenchJson(*report)
                            : output.csv ? FormatBenchCsv(*report)
                                         : FormatBenchText(*report);
-  // Beside a document it is for people.
+  // The text goes to stderr if a document goes to stdout.
   std::fputs(text.c_str(), output.plot == "-" || output.html == "-" ? stderr : stdout);
   if (!output.plot.empty()) {
     FERRY_RETURN_IF_ERROR(WriteFile(output.plot, FormatBenchSvg(*report)));

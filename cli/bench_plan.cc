@@ -81,7 +81,7 @@ absl::StatusOr<std::vector<size_t>> ParseList(const ListFlag& flag, absl::string
     if (!factor) return Wrong(flag, text);
     for (size_t size = first; size <= last; size *= *factor) sizes.push_back(size);
   }
-  // One that is named twice has one row.
+  // A size that is named twice has one row.
   std::vector<size_t> different;
   for (const size_t size : sizes) {
     if (std::find(different.begin(), different.end(), size) == different.end()) {

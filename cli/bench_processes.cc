@@ -55,7 +55,7 @@ double SecondsOf(clockid_t clock) {
 
 absl::StatusOr<std::unique_ptr<BenchPages>> BenchPages::Create() {
   UniqueFd fd(memfd_create("ferry-bench", MFD_CLOEXEC));
-  // A seccomp profile may refuse that; a file without a name does as well.
+  // A seccomp profile may deny memfd_create; an unnamed file is an alternative.
   for (const char* const folder : {"/dev/shm", "/tmp"}) {
     if (!fd.valid()) fd = UniqueFd(open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
   }

@@ -19,7 +19,7 @@ namespace {
 
 absl::StatusOr<int> Work(NodeOptions& options, const std::string& plan_text) {
   FERRY_ASSIGN_OR_RETURN(const BenchPlan plan, DecodeBenchPlan(plan_text));
-  // Which no --spin says.
+  // No value of --spin expresses this.
   if (plan.is_polling) options.exchange.spin = absl::InfiniteDuration();
   FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<Node> node, Node::Join(options));
   FERRY_ASSIGN_OR_RETURN(const auto meeting, PageMeeting::Map(node->num_nodes(), plan.floor_file));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The proof by which `ferry reset` shows that it knows the job's token.
+// The proof of `ferry reset` that it knows the job's token.
 #ifndef FERRY_CLI_END_JOB_PROOF_H_
 #define FERRY_CLI_END_JOB_PROOF_H_
 
@@ -12,11 +12,11 @@
 
 namespace ferry::cli {
 
-// Good for this job alone: `coordinator_incarnation` is another in the next.
+// Valid for this job only: `coordinator_incarnation` differs in the next one.
 std::string EndJobProof(absl::string_view token, uint64_t coordinator_incarnation);
 
-// Lets those end the job that know its token: that of this process's environment, else the one that
-// its nodes have left in the store. A job without either can be ended by everybody.
+// Allows only clients that know the job's token to end it: the token of this process's environment,
+// else the one that its nodes have put into the store. Any client can end a job without either.
 void RequireEndJobProof(coord::ServerOptions& options);
 
 }  // namespace ferry::cli

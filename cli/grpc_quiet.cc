@@ -22,7 +22,7 @@ void SilenceGrpcLog() {
   gpr_set_log_function([](gpr_log_func_args* entry) {
     // The last words before gRPC aborts are not to be lost.
     if (std::strstr(entry->message, "assertion failed") == nullptr) return;
-    // It has counted on a thread for which there was no room.
+    // gRPC aborts when it cannot create a thread.
     if (const absl::Status room = CheckThreadRoom(1);
         !room.ok() || std::strstr(entry->message, "created()") != nullptr) {
       std::fprintf(stderr, "ferry: gRPC cannot start a thread: %s\n", ThreadLimits().c_str());

@@ -23,7 +23,7 @@ enum class Graphs { kNone, kServed };
 class HostedCoordinator final {
  public:
   // For this machine only, on a free port.
-  //   heartbeat_timeout: as the user has named it; none: the default.
+  //   heartbeat_timeout: the value that the user has set; nullopt uses the default.
   static absl::StatusOr<std::unique_ptr<HostedCoordinator>> OnThisMachine(
       int nodes, Graphs graphs, std::optional<absl::Duration> heartbeat_timeout = std::nullopt);
   // Where the nodes of the job look for it, see NodePlace::is_derived. Listens on every address of

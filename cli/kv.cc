@@ -158,7 +158,7 @@ class Loss final {
 };
 
 absl::StatusOr<int> Watch(const KvFlags& flags) {
-  // Interrupting is how a watch is meant to end, also one that has not begun.
+  // An interrupt is the normal end of a watch, even of one that has not begun.
   BlockedSignals signals({SIGINT, SIGTERM}, EndAfterSignal{.exit_status = kDone});
   // Both outlive the agent, whose threads use them.
   Loss loss(signals);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Questions and answers through the coordinator's store.
+// Requests and responses through the coordinator's store.
 #include "cli/master_meeting.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ namespace {
 
 constexpr char kAsks[] = "ferry/run/asks/";
 constexpr char kAnswers[] = "ferry/run/master/";
-// How long one question may wait before it is asked again.
+// How long to wait for a response before the request is repeated.
 constexpr absl::Duration kAskAgain = absl::Seconds(2);
 
 void Note(const std::string& text) {

@@ -20,12 +20,13 @@
 
 namespace ferry::cli {
 
-// The first machine chooses the address and answers questions for it:
+// The first machine chooses the address and responds to requests for it:
 //   1. Another machine draws a number and sets "ferry/run/asks/NUMBER" to which machine it is.
 //   2. The first one, which watches that prefix, sets "ferry/run/master/NUMBER" to HOST:PORT.
 //   3. The other one reads it and removes both.
-// An answer therefore never is one of an earlier job on the same coordinator. A store that is
-// cleared in between, because a new job begins, loses a question or an answer: it is asked again.
+// A response therefore never comes from an earlier job on the same coordinator. If the store is
+// cleared in between because a new job begins, a request or response is lost, and the request is
+// repeated.
 class MasterMeeting final {
  public:
   //   coordinator: HOST:PORT of it, as this machine calls it.
@@ -33,12 +34,12 @@ class MasterMeeting final {
   static absl::StatusOr<std::unique_ptr<MasterMeeting>> Join(const std::string& coordinator,
                                                              absl::Duration patience);
 
-  // On the first machine: chooses the address, and answers the others while this lives. Says on
-  // stderr which values of the environment are not used.
+  // On the first machine: chooses the address, and responds to the others until this is destroyed.
+  // Reports on stderr which values of the environment are not used.
   //   Errors: as ChooseMaster.
   absl::StatusOr<std::string> Answer(GetEnv get_env, int machine_count);
-  // Whose processes need not wait for each other: the first machine may be done before another one
-  // has begun. Waits until all have been answered, and says on stderr for which.
+  // Waits until all other machines have been answered, and reports on stderr which are missing. The
+  // first machine may be finished before another one has started.
   //   Errors: DEADLINE_EXCEEDED naming those that did not ask within `patience`.
   absl::Status WaitUntilAllAnswered(absl::Duration patience);
   // On another one.

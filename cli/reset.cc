@@ -48,7 +48,8 @@ absl::StatusOr<int> Reset(const ResetFlags& flags) {
   FERRY_ASSIGN_OR_RETURN(const auto agent, ConnectTool(flags.coordinator));
   FERRY_ASSIGN_OR_RETURN(const coord::JobStatus status, agent->Status());
   FERRY_ASSIGN_OR_RETURN(std::string token, FindToken({}, ProcessEnv));
-  // One that the nodes drew is where every client of the coordinator may look.
+  // A token that the nodes generated is in the store, which every client of the coordinator can
+  // read.
   if (token.empty()) token = agent->TryGet(kExchangeTokenKey).value_or("");
   const std::string proof =
       token.empty() ? std::string() : EndJobProof(token, status.coordinator_incarnation);

@@ -70,8 +70,8 @@ absl::Status TakeStdin(const std::string& text, LaunchOptions& launch) {
   return absl::OkStatus();
 }
 
-// The environment that says which machine of a job this is. That of a rank of another `ferry run`
-// speaks of the other job.
+// The environment that identifies this machine within a job. In a rank of another `ferry run` it
+// describes the other job.
 class RunEnvironment final {
  public:
   RunEnvironment() : is_nested_(IsRankOfFerryRun(ProcessEnv)) {}
@@ -86,7 +86,7 @@ class RunEnvironment final {
   const bool is_nested_;
 };
 
-// Where the job meets, as long as it runs.
+// The rendezvous of the job, as long as it runs.
 struct Meeting {
   // Null: another process runs the coordinator.
   std::unique_ptr<HostedCoordinator> hosted;
@@ -162,7 +162,7 @@ absl::StatusOr<std::unique_ptr<MasterMeeting>> PrepareMaster(LaunchOptions& laun
   } else {
     FERRY_ASSIGN_OR_RETURN(launch.master,
                            meeting->Ask(ProcessEnv, launch.machine_index, kMeetingPatience));
-    // It has nothing to say to others.
+    // Only the first machine answers requests.
     meeting.reset();
   }
   return meeting;
@@ -180,7 +180,7 @@ absl::StatusOr<int> Run(const CLI::App& verb, RunFlags& flags) {
   FERRY_ASSIGN_OR_RETURN(meeting.master, PrepareMaster(flags.launch));
   FERRY_ASSIGN_OR_RETURN(const int status, Launch(flags.launch, stdout, stderr));
   if (meeting.master != nullptr && status == kDone) {
-    // Their processes may have nothing to say to those of this machine, which are done.
+    // Other machines' processes may not need those of this machine, which have ended.
     FERRY_RETURN_IF_ERROR(meeting.master->WaitUntilAllAnswered(kMeetingPatience));
   }
   if (meeting.hosted != nullptr && flags.launch.machine_count > 1) {

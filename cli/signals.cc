@@ -20,7 +20,7 @@
 namespace ferry::cli {
 namespace {
 
-// Without stdio, whose locks what hangs may hold.
+// This avoids stdio, whose locks a blocked thread may hold.
 [[noreturn]] void EndProcess(int signal, const EndAfterSignal& end) {
   char line[160];
   const int bytes = std::snprintf(line, sizeof(line),

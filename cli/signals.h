@@ -16,11 +16,11 @@
 
 namespace ferry::cli {
 
-// For a process that must end soon after a signal, whatever it waits for then.
+// For a process that must exit soon after a signal, even if it is blocked.
 struct EndAfterSignal {
   // Within a second of the signal, with some time to spare for a busy machine.
   absl::Duration patience = absl::Milliseconds(800);
-  // With which the process ends if it has not by then.
+  // The exit status if the process has not ended by then.
   int exit_status = 1;
 };
 
@@ -28,10 +28,10 @@ struct EndAfterSignal {
 // Thread-safe.
 class BlockedSignals final {
  public:
-  // With `end`, the process ends that long after the first signal, with a line on stderr, unless
-  // this is gone or LetThrough was called by then: a coordinator that hangs, to which a node says
-  // that it leaves, holds nobody up. A thread ("ferry-signals") sees to it.
-  // Throws std::system_error when there are no descriptors left.
+  // With `end`, the process exits that long after the first signal, with a line on stderr, unless
+  // this was destroyed or LetThrough was called by then, so that a node that leaves is not blocked
+  // by a coordinator that hangs. A thread ("ferry-signals") does so. Throws std::system_error when
+  // there are no descriptors left.
   explicit BlockedSignals(std::initializer_list<int> signals,
                           std::optional<EndAfterSignal> end = std::nullopt);
   // Signals that came meanwhile are over with it: whoever stops listening is about to end.
@@ -54,7 +54,7 @@ class BlockedSignals final {
   void LetThrough();
 
  private:
-  // Passes signals on, and ends the process when it is time. On the thread.
+  // Forwards signals, and ends the process when the deadline has passed. Runs on the thread.
   void Keep(EndAfterSignal end);
 
   sigset_t set_;

@@ -195,13 +195,13 @@ absl::Status Measure(StepSession& session, int warm_ups, StepReport& report) {
                                  : MeasureAtOnce(session, report);
 }
 
-// On a thread of its own, because a signal may come. One that comes while the session is being
-// opened, which cannot be called off, ends the process: see EndAfterSignal.
+// Runs on a thread of its own so that signals can be handled. A signal while the session is being
+// opened, which cannot be cancelled, ends the process: see EndAfterSignal.
 absl::Status MeasureStoppably(
     const std::function<absl::StatusOr<std::unique_ptr<StepSession>>()>& open,
     BlockedSignals& signals, int warm_ups, StepReport& report) {
   std::atomic<bool> is_over = false;
-  // Owned by the thread, which makes it; told to stop from this one.
+  // Created and owned by the thread; this one can stop it.
   absl::Mutex mu;
   std::unique_ptr<StepSession> session;
   absl::Status result;

@@ -72,7 +72,7 @@ absl::StatusOr<int> ShowMachine(const TopoFlags& flags) {
 }
 
 absl::StatusOr<int> ShowFile(const TopoFlags& flags) {
-  // As a path it is stdin's too, and what is wrong with it is told of this name.
+  // Reading it by path works for stdin too, and errors show this name.
   const absl::StatusOr<NcclTopology> nccl =
       ReadNcclXmlFile(flags.nccl_xml == "-" ? "/dev/stdin" : flags.nccl_xml);
   if (!nccl.ok()) return AsFailure(nccl.status());

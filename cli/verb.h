@@ -89,7 +89,7 @@ CLI::Option* AddDuration(CLI::App& app, const std::string& flag, absl::Duration&
 absl::StatusOr<absl::Duration> ParseDurationOf(const std::string& source, const std::string& text,
                                                absl::Duration least = absl::ZeroDuration());
 
-// Shorter ones take a process for dead that was merely not scheduled for a moment.
+// With shorter timeouts a process that was merely not scheduled for a moment counts as dead.
 inline constexpr absl::Duration kLeastHeartbeatTimeout = absl::Milliseconds(100);
 // The flag --heartbeat-timeout of verbs that may start a coordinator.
 CLI::Option* AddHeartbeatTimeout(CLI::App& app, std::optional<absl::Duration>& value);

@@ -59,10 +59,10 @@ absl::StatusOr<int> Work(JoinedNode& joined, bool exit_after_join) {
       joined,
       [&node, &is_stopped] {
         const absl::Status status = node.Shutdown();
-        // That the nodes do not leave together then follows from why it was stopped.
+        // That the nodes do not leave together is then a consequence of the signal.
         return status.ok() || !is_stopped ? status : absl::CancelledError(status.message());
       },
-      // The others hear that this one will not leave together with them.
+      // The others are told that this node will not leave together with them.
       [&node, &is_stopped](const absl::Status& why) {
         is_stopped = true;
         node.FailJob(why);

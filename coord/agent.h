@@ -225,9 +225,9 @@ class Agent final {
   // Leaves at once.
   absl::Status Leave();
   // Ends the job for everyone, so that the next registration begins another.
-  //   force: also if the job is well.
+  //   force: even if the job is healthy.
   //   proof: that this process knows the job's token, where the coordinator asks for that.
-  //   Errors: FAILED_PRECONDITION the job is well, and not `force`; PERMISSION_DENIED.
+  //   Errors: FAILED_PRECONDITION the job is healthy, and not `force`; PERMISSION_DENIED.
   absl::Status EndJob(absl::string_view why, bool force, absl::string_view proof);
 
  private:

@@ -19,7 +19,7 @@ std::string Describe(absl::string_view id, int64_t counter) {
                       counter == 0 ? "" : absl::StrCat(" use ", counter));
 }
 
-// The form in which upstream's messages name a use.
+// Upstream's format for a use in its messages.
 std::string UseName(absl::string_view id, int64_t counter) {
   return absl::StrCat(absl::CEscape(id.substr(0, 200)), "::", counter);
 }
@@ -219,9 +219,9 @@ void Barriers::AnswerLate(const std::string& id, Barrier& barrier, absl::Status 
                           DoneCallback done) {
   if (refusal.ok()) return Answer(std::move(done), barrier.result, barrier.counter);
   Answer(std::move(done), refusal, barrier.counter);
-  // Tasks cannot undo the coordinator's own barriers, by which they have joined.
+  // Tasks cannot fail the coordinator's own barriers after they have joined through them.
   if (barrier.one_shot) return;
-  // Upstream's service keeps the refusal: those who ask again learn that the callers disagree.
+  // Upstream's service stores the refusal: later callers learn that the callers disagree.
   barrier.result = std::move(refusal);
   Remember(id, barrier);
   ForgetOldResults();

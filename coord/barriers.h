@@ -139,7 +139,7 @@ class Barriers final {
   absl::Status CheckList(const BarrierArrival& arrival, bool names_tasks,
                          const Barrier& barrier) const;
   void Open(Barrier& barrier, const BarrierArrival& arrival, absl::Time now);
-  // A newer call of `task` is there: the one that waits, if any, ends with CANCELLED.
+  // A newer call of `task` has arrived: a parked call, if any, ends with CANCELLED.
   void Supersede(const std::string& id, Barrier& barrier, TaskId task);
   // Ends the open use: everyone there hears `result`.
   void Finish(const std::string& id, Barrier& barrier, absl::Status result);

@@ -38,13 +38,14 @@ class ConnectionWatch::Watched final : public SocketSource {
 
 void ConnectionWatch::Add(int connection, std::string peer) {
   UniqueFd duplicate(fcntl(connection, F_DUPFD_CLOEXEC, 0));
-  // Connections come before what is known of their end: half of the descriptors are for them.
+  // Accepting connections takes precedence over watching them: half of the descriptors are
+  // reserved.
   rlimit limit = {};
   getrlimit(RLIMIT_NOFILE, &limit);
   if (!duplicate.valid() || static_cast<rlim_t>(duplicate.get()) >= limit.rlim_cur / 2) return;
   const auto watched =
       std::make_shared<Watched>(loop_, on_end_, std::move(duplicate), std::move(peer));
-  // Bytes that come are gRPC's concern. Hang-ups are always told.
+  // gRPC handles the received bytes. Hang-ups are always reported.
   loop_->Add(watched, watched->fd(), EPOLLRDHUP).IgnoreError();
 }
 

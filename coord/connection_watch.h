@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ConnectionWatch: hears of the end of connections that are gRPC's, which does not tell.
+// ConnectionWatch: detects the end of gRPC's connections, which gRPC does not report.
 #ifndef FERRY_COORD_CONNECTION_WATCH_H_
 #define FERRY_COORD_CONNECTION_WATCH_H_
 
@@ -12,10 +12,10 @@
 
 namespace ferry::coord {
 
-// Thread-safe. A unary call of gRPC only hears that it was cancelled, not whether its client gave
-// it up or is gone. So a second descriptor of the same connection waits for its end: the peer's FIN
-// or RST, or gRPC's own shutdown of a connection that does not answer probes. That costs a
-// descriptor per connection, and nothing while the connection lives.
+// Thread-safe. A unary call of gRPC only learns that it was cancelled, not whether its client
+// cancelled it or is gone. So a second descriptor of the same connection waits for its end: the
+// peer's FIN or RST, or gRPC's own shutdown of a connection that does not answer probes. That costs
+// a descriptor per connection, and nothing else while the connection is open.
 class ConnectionWatch final {
  public:
   // `peer`: as PeerName. Called on the loop.
@@ -24,8 +24,8 @@ class ConnectionWatch final {
   ConnectionWatch(std::shared_ptr<SocketLoop> loop, EndCallback on_end)
       : loop_(std::move(loop)), on_end_(std::make_shared<EndCallback>(std::move(on_end))) {}
 
-  // Watches `connection`, which stays the caller's, until it ends. A connection for which there is
-  // no descriptor is not watched: its client is then judged by its heartbeats alone.
+  // Watches `connection`, which stays the caller's, until it ends. If no descriptor is available,
+  // the connection is not watched, and its client is judged by its heartbeats alone.
   void Add(int connection, std::string peer);
 
  private:

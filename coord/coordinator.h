@@ -45,8 +45,8 @@ struct Registration {
   bool waits_for_all = false;
   // Gives up waiting after this, without failing the others.
   absl::Duration own_timeout = absl::InfiniteDuration();
-  // How often its client beats within the heartbeat timeout that the client was given, which the
-  // coordinator learns from that. 0: the client is told the coordinator's.
+  // The number of heartbeats that its client sends per heartbeat timeout, from which the
+  // coordinator learns that timeout. 0: the client is told the coordinator's timeout.
   int beats_per_timeout = 0;
   TaskFacts facts;
 };
@@ -94,22 +94,22 @@ class Coordinator final {
 
   // Joins. With the register barrier, answered when every task has; otherwise at once.
   //   Errors: INVALID_ARGUMENT unknown task; ALREADY_EXISTS superseded by a newer call of this
-  //   task; ABORTED connected in another life, in error, or a process of an earlier job;
+  //   task; ABORTED connected in another incarnation, in error, or a process of an earlier job;
   //   DEADLINE_EXCEEDED naming who did not come; INTERNAL stopped.
   WaitId RegisterTask(Registration registration, StatusCallback done);
   // A sign of life.
-  //   Errors: INVALID_ARGUMENT unknown or not registered; ABORTED in error, another life, or a
-  //   process of an earlier job, which changes nothing; INTERNAL stopped.
+  //   Errors: INVALID_ARGUMENT unknown or not registered; ABORTED in error, another incarnation, or
+  //   a process of an earlier job, which changes nothing; INTERNAL stopped.
   absl::Status Heartbeat(TaskId task, Incarnation incarnation,
                          std::optional<uint64_t> progress = std::nullopt);
   // A sign of life that is no heartbeat; nothing for a task that is not connected in this life.
   void NoteAlive(TaskId task, Incarnation incarnation);
-  // The connection ended by which `task` waited for errors. A task that does not call again within
-  // seconds is taken for dead, unless it waits for the others to shut down.
+  // The connection on which `task` polled for errors has ended. A task that does not call again
+  // within seconds is considered dead, unless it waits for the others to shut down.
   void NoteConnectionEnd(TaskId task);
   // ABORTED for a process that belonged to an earlier job of this coordinator, whose calls must not
-  // count for the present one. For calls that say which life of a task they are of; Register and
-  // Heartbeat look by themselves.
+  // count for the present one. For calls that name the incarnation of their task; Register and
+  // Heartbeat check by themselves.
   absl::Status CheckIncarnation(TaskId task, Incarnation life) const;
   // Nothing could be heard for so long, through no fault of the tasks: their silence counts less.
   void ForgiveSilence(absl::Duration held_up);
@@ -128,10 +128,10 @@ class Coordinator final {
   //   and then also calls NoteConnectionEnd. While it waits, it is a sign of life of a task whose
   //   heartbeats are not known to come more often.
   WaitId PollForError(TaskId task, StatusCallback done, bool is_watched = false);
-  // Ends the job, failed or not, so that the next registration begins another: what waits ends
-  // ABORTED with `why`, and so does what its processes call later.
-  //   force: also if the job is well.
-  //   Errors: FAILED_PRECONDITION it is well, and not `force`; INTERNAL stopped.
+  // Ends the job, failed or not, so that the next registration begins another: parked calls end
+  // ABORTED with `why`, and so do later calls of its processes.
+  //   force: even if the job is healthy.
+  //   Errors: FAILED_PRECONDITION it is healthy, and not `force`; INTERNAL stopped.
   absl::Status EndJob(absl::string_view why, bool force);
   // Barrier over everyone that also collects what each says of its devices (opaque here).
   WaitId WaitForAllTasks(TaskId task, std::string device_info, DeviceInfosCallback done);
@@ -183,7 +183,7 @@ class Coordinator final {
   absl::Time NextDeadline() const;
   void Advance();
   std::vector<Completion> TakeCompletions() { return completions_.Take(); }
-  // Answers a call that is not for this object, in turn with those that are.
+  // Answers a call that is not for this object, in order with those that are.
   void Refuse(Completion answer) { completions_.Add(std::move(answer)); }
 
   // When it was made.

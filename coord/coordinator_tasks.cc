@@ -205,7 +205,7 @@ absl::Status Coordinator::Heartbeat(TaskId id, Incarnation incarnation,
   if (task.state == TaskState::kError) {
     const absl::Duration gap = now - task.last_heard;
     membership_.Touch(id, now);
-    // It was taken for dead, but may only beat seldom.
+    // It was considered dead, but its heartbeats may only be infrequent.
     const bool is_too_seldom = absl::IsUnavailable(task.status) &&
                                task.incarnation == incarnation &&
                                task.heartbeat_interval.TimeoutFor(gap) > options_.heartbeat_timeout;
@@ -512,7 +512,7 @@ void Coordinator::BeginNewJobIfOver(const Registration& newcomer) {
   if (membership_.task(newcomer.task).incarnation == newcomer.incarnation) return;
   if (former_incarnations_.EpochOf(newcomer.task, newcomer.incarnation) != 0) return;
   const bool ended_well = membership_.error_count() == 0 && everyone_has_registered();
-  // A process that tries again in vain is no sign that something of the old job is there.
+  // Repeated calls of a refused process do not keep the old job alive.
   const bool is_abandoned = membership_.error_count() > 0 &&
                             Now() - membership_.LastHeardOfErrors() > options_.heartbeat_timeout;
   if (!ended_well && !is_abandoned) return;
@@ -553,7 +553,7 @@ absl::Status Coordinator::EndJob(absl::string_view why, bool force) {
   }
   const absl::Status ended =
       CoordinationError(absl::AbortedError(absl::StrCat("the job was ended: ", FirstOf(why))));
-  // Those that listen at an address of their own hear of it; polls and all else end below.
+  // Clients with a listening address are notified; polls and all other calls end below.
   if (connected > 0) Propagate(ended, {});
   BeginNewJob(ended);
   return absl::OkStatus();

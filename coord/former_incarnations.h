@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// FormerIncarnations: the processes that belonged to a coordinator's jobs, so that a late call is
-// known.
+// FormerIncarnations: the processes that belonged to a coordinator's jobs, so that late calls are
+// recognized.
 #ifndef FERRY_COORD_FORMER_INCARNATIONS_H_
 #define FERRY_COORD_FORMER_INCARNATIONS_H_
 
@@ -17,9 +17,9 @@
 
 namespace ferry::coord {
 
-// Not thread-safe: part of a Coordinator. A process that was stopped can wake up in the middle of a
-// later job and go on as if its own were still there; its incarnation tells it from the present
-// one. Incarnation 0 is that of a client which does not say any, and is not remembered.
+// Not thread-safe: part of a Coordinator. A process that was stopped can resume during a later job
+// and continue as if its own job still existed; its incarnation tells it from the present one.
+// Incarnation 0 is that of a client which does not send one, and is not remembered.
 class FormerIncarnations final {
  public:
   // The table keeps this many of the latest: 64 jobs of 4096 tasks, in at most 16 MiB or so. Of a

@@ -75,7 +75,7 @@ absl::Status Edge::CheckCallers(const UnaryCall& call) {
 }
 
 void Edge::NotePoll(const std::string& address, TaskId task) {
-  // As in NoteCaller: what is forgotten is noticed by its heartbeats.
+  // As in NoteCaller: a task that is forgotten here is detected by its heartbeats.
   constexpr size_t kMaxAddresses = 100'000;
   absl::MutexLock lock(&mu_);
   if (polls_at_.size() >= kMaxAddresses && !polls_at_.contains(address)) polls_at_.clear();

@@ -36,29 +36,28 @@ class Edge final {
 
   Strand& strand() { return strand_; }
 
-  // A new connection has come from `address`: nothing is known of it, whatever was of a former one.
+  // A new connection has come from `address`: forgets what was known of an earlier connection.
   void NoteConnection(const std::string& address) ABSL_LOCKS_EXCLUDED(mu_);
-  // Which tasks call from an address, and in which life: those that registered from it or beat.
-  // Mostly one; processes that share a connection are several.
+  // Records which tasks call from an address, and in which incarnation: those that registered or
+  // sent heartbeats from it. Usually one; several if processes share a connection.
   void NoteCaller(const std::string& address, TaskId task, Incarnation life)
       ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<TaskId> CallersAt(const std::string& address) const ABSL_LOCKS_EXCLUDED(mu_);
   // The only one, or kNoTask. Calls that do not name their task, such as a get, are put down to it
   // in status reports.
   TaskId CallerAt(const std::string& address) const ABSL_LOCKS_EXCLUDED(mu_);
-  // For calls that name a task but not the life it is in: ABORTED if the process at the other end
-  // of the connection is one of an earlier job. OK if that is not known. With the strand's lock
-  // held.
+  // For calls that name a task but not its incarnation: ABORTED if the process at the other end of
+  // the connection is one of an earlier job. OK if that is not known. With the strand's lock held.
   absl::Status CheckCaller(const Coordinator& coordinator, const UnaryCall& call, TaskId task) const
       ABSL_LOCKS_EXCLUDED(mu_);
   // The same for a call that names no task: every task that is known to call from there is.
   absl::Status CheckCallers(const UnaryCall& call) ABSL_LOCKS_EXCLUDED(mu_);
-  // Jobs begin and end; until the second, no call can be of an earlier one.
+  // Until the second job begins, no call can be of an earlier one.
   void NoteEpoch(int64_t epoch) { epoch_.store(epoch, std::memory_order_relaxed); }
 
   // `task` waits for errors by a call from `address`.
   void NotePoll(const std::string& address, TaskId task) ABSL_LOCKS_EXCLUDED(mu_);
-  // `task` registers: where it waited before says nothing of it any more.
+  // `task` registers: the connection of its earlier poll is no longer relevant.
   void ForgetPoll(TaskId task) ABSL_LOCKS_EXCLUDED(mu_);
   // A task whose latest call for errors came by a connection that has ended.
   struct LostPoll {
@@ -67,7 +66,7 @@ class Edge final {
   };
   // The connection from `address` has ended.
   std::vector<LostPoll> TakeLostPolls(const std::string& address) ABSL_LOCKS_EXCLUDED(mu_);
-  // Tells the coordinator of those that have not polled again since.
+  // Reports those tasks to the coordinator that have not polled again since.
   void TellLost(const std::vector<LostPoll>& polls) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Parked calls that were dropped because their client vanished or gave up.

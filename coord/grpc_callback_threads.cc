@@ -48,8 +48,8 @@ void KeepCallbackThreads() {
 }
 
 absl::Status CheckServerThreadRoom() {
-  // As counted: timers, executors, its event engine and a synchronous server for reflection, and
-  // threads that wait for calls, half as many as the machine has cores, from 2 to 16.
+  // Observed counts: timers, executors, its event engine and a synchronous server for reflection,
+  // and threads that wait for calls, half as many as the machine has cores, from 2 to 16.
   const int cores = static_cast<int>(sysconf(_SC_NPROCESSORS_CONF));
   return CheckThreadRoom(8 + std::clamp(cores / 2, 2, 16));
 }

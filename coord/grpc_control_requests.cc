@@ -24,7 +24,7 @@ void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Exe
     return;
   }
   if (task_ != kNoTask && request.op_case() != v1::Request::kCancel) {
-    // A rank that was stopped wakes up in the middle of a later job.
+    // A rank that was stopped may resume during a later job.
     const absl::Status former =
         coordinator.CheckIncarnation(task_, Incarnation(node_.incarnation()));
     if (!former.ok()) {

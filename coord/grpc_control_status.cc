@@ -92,7 +92,7 @@ void FillJobStatus(const Coordinator& coordinator, int64_t dropped_waits, absl::
   status.set_stored_bytes(static_cast<int64_t>(coordinator.store().stored_bytes()));
   status.set_store_revision(coordinator.store().revision());
   status.set_dropped_waits(dropped_waits);
-  // Those that are listed: what the coordinator watches for itself is nobody's wait.
+  // Only the listed ones: the coordinator's own watches are not waits of a client.
   status.set_parked_waits(static_cast<int64_t>(waits.size()));
   status.set_epoch(coordinator.epoch());
   if (!coordinator.job_error().ok()) {

@@ -14,15 +14,15 @@
 
 namespace ferry::coord {
 
-// One call on its way; the base of CoordinationMethods and StoreMethods. A request may name the
-// life of the service that it is meant for. Whether that is still the present one is looked at in
-// the critical section that acts: between two of them the job may end and the next one begin.
+// One pending call; the base of CoordinationMethods and StoreMethods. A request may name the
+// incarnation of the service that it is meant for. Whether that is still the present one is checked
+// in the critical section that acts: between two of them the job may end and the next one begin.
 // Bodies therefore reach the coordinator by Run and Park alone.
 template <typename Gen>
 class CoordinationCall {
  protected:
-  // `meant_for`: the life of the service that the request names, if it names one; known when a
-  // method is called.
+  // `meant_for`: the incarnation of the service that the request names, if it names one; known when
+  // a method is called.
   CoordinationCall(Edge& edge, UnaryCall& call, const std::optional<uint64_t>& meant_for)
       : edge_(edge), call_(call), meant_for_(meant_for) {}
 
@@ -61,8 +61,8 @@ class CoordinationCall {
     };
   }
 
-  // Returns what `body(coordinator)` does, called on the strand; nothing if the request is meant
-  // for another life of the service, which has then been the call's answer.
+  // Returns what `body(coordinator)` does, called on the strand; nullopt if the request is meant
+  // for another incarnation of the service; the call has then been answered with that error.
   template <typename Body>
   auto Run(Body&& body) {
     using Result = decltype(body(std::declval<Coordinator&>()));

@@ -38,8 +38,8 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
     edge_.NoteCaller(registration.facts.observed_address, *task, registration.incarnation);
     edge_.ForgetPoll(*task);
     return Park([&](Coordinator& coordinator, ParkedCall* call) {
-      // The life of the service in the job that is joined here, whatever job is on when the answer
-      // is made.
+      // The incarnation of the service in the job that is joined here, even if another job has
+      // begun when the response is built.
       const auto leader = std::make_shared<uint64_t>(0);
       const WaitId wait = coordinator.RegisterTask(
           std::move(registration), [call, leader, &edge = edge_](absl::Status status) {
@@ -172,7 +172,7 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
     });
   }
 
-  // An error that another than these methods has found, in the form of this generation.
+  // An error that was detected outside of these methods, in this generation's format.
   grpc::Status Refusal(const absl::Status& status) { return ToWire(edge_, status); }
 
   // --- Only in the older layouts ---
@@ -266,7 +266,7 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
   }
 
  private:
-  // Source: heartbeat_interval in XLA's coordination_service_agent.cc, of every age.
+  // Source: heartbeat_interval in every version of XLA's coordination_service_agent.cc.
   static constexpr int kBeatsPerTimeout = 2;
 
   using Base = CoordinationCall<Gen>;
@@ -307,8 +307,8 @@ void ServeCoordination(CoordinationMethod method, Edge& edge, DeviceInfoMerger& 
     return call.Finish(grpc::Status(grpc::StatusCode::UNIMPLEMENTED,
                                     "this generation of the protocol has no such method"));
   };
-  // Parses the request and hands it to `body`, which refuses it if it is meant for another life of
-  // the service.
+  // Parses the request and hands it to `body`, which refuses it if it is meant for another
+  // incarnation of the service.
   const auto parsed = [&]<typename Request>(Request request, auto body) {
     if (!ParseMessage(bytes, request)) {
       return call.Finish(

@@ -39,7 +39,7 @@ class StoreMethods final : private CoordinationCall<Gen> {
     const auto present =
         Run([&](Coordinator& coordinator) { return coordinator.store().Find(key); });
     if (!present.has_value()) return;
-    // Mostly it is there: then the call need not outlive its handler.
+    // Usually the key is present: then the call need not outlive its handler.
     if (present->has_value()) {
       typename Gen::GetKeyValueResponse response;
       response.mutable_kv()->set_key(std::move(*request.mutable_key()));

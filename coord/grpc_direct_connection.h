@@ -26,7 +26,7 @@
 
 namespace ferry::coord {
 
-// After so long without a word a peer's host is probed, and gone so much later.
+// The idle time after which a peer's host is probed, and the time until it counts as gone.
 inline constexpr absl::Duration kDirectIdle = absl::Seconds(20);
 inline constexpr absl::Duration kDirectPatience = absl::Seconds(20);
 
@@ -104,11 +104,11 @@ class DirectConnection : public SocketSource,
   bool TakeWhole();
   bool BeginWhole(DirectHeader header, absl::string_view content);
   void CloseNow(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
-  // For a connection that there is now.
+  // For a connection that is already established.
   void Tune(absl::Duration idle, absl::Duration patience) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Sees to it that there will be a look at the peer's host.
+  // Schedules a check of the peer's host.
   void LookLater() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Closes if the host has vanished; else comes back while something is outstanding.
+  // Closes if the host has vanished; otherwise reschedules itself while something is outstanding.
   void LookAtHost() ABSL_LOCKS_EXCLUDED(mu_);
 
   SocketLoop& loop_;
@@ -142,7 +142,7 @@ class DirectConnection : public SocketSource,
   bool owes_drained_ ABSL_GUARDED_BY(mu_) = false;
   bool is_watching_output_ ABSL_GUARDED_BY(mu_) = false;
   HostWatch host_watch_ ABSL_GUARDED_BY(mu_){kDirectIdle + kDirectPatience};
-  // A look at the host is due.
+  // A check of the host is scheduled.
   bool will_look_ ABSL_GUARDED_BY(mu_) = false;
   // What the kernel has not taken, but for the first `out_next_` slices and `out_offset_` bytes of
   // the next. Mostly empty.

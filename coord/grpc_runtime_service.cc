@@ -22,7 +22,7 @@ namespace ferry::coord {
 namespace {
 
 constexpr int kProtocolVersion = 3;
-// max_missing_heartbeats, unless a client was given another number: nothing tells it.
+// The default of max_missing_heartbeats; a client's own value is not transmitted.
 // Source: DistributedRuntimeClient::Options in XLA's pjrt/distributed/client.h.
 constexpr int kBeatsPerTimeout = 10;
 
@@ -32,7 +32,7 @@ uint64_t SessionId(Incarnation of_coordinator) {
 }
 
 // A session is checked in the critical section that acts on it: between two of them the job may end
-// and the next one begin, in which a call of the former has no business.
+// and the next one begin, in which calls of the earlier job must not act.
 class RuntimeService final : public UnaryService {
  public:
   RuntimeService(Edge& edge, RareMethods& rare) : UnaryService(edge, rare), edge_(edge) {
@@ -121,8 +121,8 @@ class RuntimeService final : public UnaryService {
           edge_.NoteCaller(registration.facts.observed_address, registration.task,
                            registration.incarnation);
           edge_.ForgetPoll(registration.task);
-          // The session is that of the job which is joined here, whatever job is on when the answer
-          // is made.
+          // The session is that of the job which is joined here, even if another job has begun when
+          // the response is built.
           const auto session = std::make_shared<uint64_t>(0);
           const WaitId wait = coordinator.RegisterTask(
               std::move(registration), [parked, session](absl::Status status) {
@@ -238,7 +238,7 @@ class RuntimeService final : public UnaryService {
   }
 
   void KeyValueGet(UnaryCall& call, const ::xla::KeyValueGetRequest& request) {
-    // Mostly it is there: then the call need not outlive its handler.
+    // Usually the key is present: then the call need not outlive its handler.
     std::optional<StoreEntry> present;
     const absl::Status session = edge_.strand().Run([&](Coordinator& coordinator) -> absl::Status {
       absl::Status status = CheckSession(coordinator, request.session_id());

@@ -86,9 +86,9 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
   DirectControlOptions direct{.keepalive_time = options.keepalive_time,
                               .keepalive_timeout = options.keepalive_timeout,
                               .hello_timeout = options.hello_timeout};
-  // A client that is stopped is gone for gRPC when a probe of HTTP/2 has had no answer. One that
-  // takes nothing of what is being written to it is waited for as long, not for the 20 s that are
-  // gRPC's default: probes queue up behind that, and only the kernel can tell.
+  // A client that is stopped is gone for gRPC when a probe of HTTP/2 has had no answer. A client
+  // that does not read what is being written to it gets the same time, instead of gRPC's default of
+  // 20 s: the probes queue up behind that data, and only the kernel can detect it.
   const Keepalive keepalive = KeepaliveOf(options);
   const unsigned patience_ms =
       static_cast<unsigned>(Milliseconds(keepalive.time + keepalive.timeout));

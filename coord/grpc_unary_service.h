@@ -50,7 +50,7 @@ class RareMethods final : public grpc::CallbackGenericService {
 
  private:
   // Unknown methods are UNIMPLEMENTED, as they are without this service; the message says where
-  // those of workers are.
+  // workers' methods are served.
   grpc::ServerGenericBidiReactor* CreateReactor(
       grpc::GenericCallbackServerContext* context) override;
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// HeartbeatInterval: how often a task beats, and which heartbeat timeout of its client that shows.
+// HeartbeatInterval: the interval of a task's heartbeats, and the heartbeat timeout of its client
+// that it implies.
 #ifndef FERRY_COORD_HEARTBEAT_INTERVAL_H_
 #define FERRY_COORD_HEARTBEAT_INTERVAL_H_
 
@@ -10,14 +11,14 @@
 
 namespace ferry::coord {
 
-// Clients of JAX and TensorFlow are given a heartbeat timeout that they do not tell, but they beat
-// at a fixed fraction of it. A client sends a heartbeat an interval after the last one was
-// answered, so what is seen between two is never shorter than the interval, unless the call was
+// Clients of JAX and TensorFlow have a heartbeat timeout that they do not transmit, but they send
+// heartbeats at a fixed fraction of it. A client sends a heartbeat an interval after the last one
+// was answered, so the gap between two is never shorter than the interval, unless the call was
 // repeated, which takes milliseconds; it may be longer when the network or the coordinator was
 // slow. The longest of the last few is taken, so that one delay only makes the coordinator patient
 // for as many beats.
-// Source: StartSendingHeartbeats in XLA's coordination_service_agent.cc, of which those of 2024
-// beat at once when they have registered and those of 2026 an interval later.
+// Source: StartSendingHeartbeats in XLA's coordination_service_agent.cc, of which versions of 2024
+// send the first heartbeat at once after registering and those of 2026 an interval later.
 class HeartbeatInterval final {
  public:
   // Shorter gaps are repeated calls.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares the planned end of a wait with the real one.
+// Compares the planned end of a wait with the actual one.
 #include "coord/hold_up.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// HoldUp: tells how long a process was not running, from how late its waits end.
+// HoldUp: measures how long a process was not running, from how late its waits end.
 #ifndef FERRY_COORD_HOLD_UP_H_
 #define FERRY_COORD_HOLD_UP_H_
 

@@ -85,7 +85,7 @@ absl::Duration Membership::SilenceLimit(const Task& task) const {
 }
 
 absl::Duration Membership::ReconnectGrace(const Task& task) const {
-  // A client that lives calls at once to hear of errors again; a busy machine may take a while.
+  // A live client polls for errors again at once; a busy machine may delay it.
   constexpr absl::Duration kMostGrace = absl::Seconds(3);
   return std::min(SilenceLimit(task) / 2, kMostGrace);
 }

@@ -33,13 +33,13 @@ struct Task {
   // As last_heartbeat, also of a task in error.
   absl::Time last_heard = absl::InfinitePast();
   HeartbeatInterval heartbeat_interval;
-  // A call of it waits on a connection that is known to be alive.
+  // One of its calls is parked on a connection that is known to be alive.
   bool has_live_poll = false;
   // When the connection ended by which it waited for errors, unless it has called since.
   absl::Time connection_ended = absl::InfiniteFuture();
-  // It waits for the others to shut down, and may go.
+  // It waits for the others to shut down, and may disconnect.
   bool is_leaving = false;
-  // When it is looked at next.
+  // When it is checked next.
   absl::Time next_check = absl::InfiniteFuture();
   // While disconnected: until then its heartbeats and polls are still welcome.
   absl::Time grace_end = absl::InfinitePast();
@@ -90,13 +90,13 @@ class Membership final {
   void SetFacts(TaskId task, TaskFacts facts, bool recoverable);
   void SetProgress(TaskId task, uint64_t progress) { tasks_[task.value()].progress = progress; }
 
-  // How long a task may be silent, given how it has beaten.
+  // How long a task may be silent, given its heartbeats so far.
   absl::Duration SilenceLimit(const Task& task) const;
-  // How long it may take to come back when its connection has ended.
+  // How long it may take to reconnect when its connection has ended.
   absl::Duration ReconnectGrace(const Task& task) const;
 
-  // Connected tasks that have been silent for too long; each is looked at again when it could next
-  // have run out.
+  // Connected tasks that have been silent for too long; each is checked again when its time could
+  // next run out.
   std::vector<TaskId> TakeSilent(absl::Time now);
   absl::Time NextDeadline() const;
   // The last sign of life of any task in error; of anyone at all for those that were never heard
@@ -111,9 +111,9 @@ class Membership final {
 
  private:
   void SetState(Task& task, TaskState state);
-  // Its waiting call is all that can be heard of the task for now.
+  // Its parked call is the only sign of life of the task at present.
   bool LivesByItsCall(const Task& task) const;
-  // When a connected task is to be taken for dead if nothing more is heard of it.
+  // When a connected task is considered dead unless it gives another sign of life.
   absl::Time RunsOut(const Task& task, absl::Time now) const;
   void ScheduleCheck(TaskId task, absl::Time now);
 

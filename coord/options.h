@@ -26,8 +26,9 @@ struct CoordinatorOptions {
   bool register_barrier = true;
   // How long the first task to register waits for the others.
   absl::Duration register_timeout = absl::Minutes(60);
-  // A task that is silent for longer is taken for dead. Clients that do not tell theirs are taken
-  // at the timeout that their heartbeats show, as soon as it is known; this one is for before that.
+  // A task that is silent for longer is considered dead. For clients that do not transmit their own
+  // timeout, the one that their heartbeats imply applies as soon as it is known, and this one
+  // before that.
   absl::Duration heartbeat_timeout = absl::Seconds(100);
   // The heartbeat timeout is also the most that is granted to a client whose own is longer.
   bool heartbeat_timeout_is_limit = false;

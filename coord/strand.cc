@@ -59,8 +59,8 @@ void Strand::FinishRunAndUnlock() {
 }
 
 void Strand::KeepTime() {
-  // While the process is held up, stopped perhaps, it does not hear what its tasks say, and that
-  // silence is not theirs.
+  // While the process is not running, for example because it is stopped, it receives nothing from
+  // its tasks, which must not count as their silence.
   HoldUp hold_up;
   absl::Duration unheard;
   mu_.Lock();

@@ -36,7 +36,7 @@ constexpr int kBacklog = 4096;  // a whole job may come at one instant; the kern
 constexpr int kRetryMs = 100;
 constexpr absl::Duration kTroublePeriod = absl::Seconds(10);
 
-// The kernel needs a free port that is free in both families; another process may have half of it.
+// The port has to be free in both families; another process may have it in one of them.
 constexpr int kFreePortTries = 16;
 
 struct ListenAddress {

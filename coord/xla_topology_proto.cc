@@ -73,7 +73,8 @@ absl::Status AssignPartitions(xla::GlobalTopology& global) {
   }
   bool any_gpu = false;
   bool all_in_fabrics = true;
-  // By boot id. Host devices, which clients of ours have beside their GPUs, go with these.
+  // By boot id. Host devices, which Ferry's clients have in addition to their GPUs, are grouped
+  // with these.
   absl::flat_hash_map<std::string, std::string> fabric_of_machine;
   for (const xla::LocalTopology& node : nodes) {
     for (const xla::DeviceProto& device : node.devices()) {

@@ -153,7 +153,7 @@ void Gpus::ToHost(Gpu& gpu, MoveRequest request, MoveCallback done) {
   auto shared = std::make_shared<MoveCallback>(std::move(done));
   const absl::Status started = gpu.stager->CopyToHost(
       std::move(copy), [shared, into = *into, what = std::move(request.what)](absl::Status status) {
-        // Nobody could look at them before: they may have come from another process.
+        // They could not be checked before, and may have come from another process.
         if (status.ok()) status = CheckValues(into);
         if (absl::IsInvalidArgument(status)) {
           status = absl::InvalidArgumentError(absl::StrCat(

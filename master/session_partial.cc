@@ -61,7 +61,7 @@ void Session::RunPiece(std::shared_ptr<tensorflow::RunStepRequest> request,
         absl::InvalidArgumentError("Must run PartialRunSetup before performing partial runs"));
   }
   bool is_last = false;
-  // Before the piece counts: it may come again with tensors.
+  // Checked before the call is recorded, so that it may be repeated with valid tensors.
   absl::Status status = CheckFeeds(*partial->registered, *request);
   if (status.ok()) {
     absl::MutexLock lock(&partial->mu);

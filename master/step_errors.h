@@ -21,8 +21,8 @@ class StepErrors final {
   // Why the step was called off, if nothing went wrong before.
   void Cause(absl::Status cause);
 
-  // The cause of what there is has not been told of in time: the first error is taken for it,
-  // unless a worker tells of it after all. What ends with CANCELLED from now on follows from this.
+  // The root cause has not been reported in time: the first error stands in for it, unless a worker
+  // still reports it. Calls that end with CANCELLED from now on are consequences.
   void GiveUpOnCause();
 
   bool has_root() const { return !roots_.empty(); }

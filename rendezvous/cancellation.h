@@ -29,7 +29,7 @@ class Cancellation final {
   Token Register(absl::AnyInvocable<void() &&> on_cancel) ABSL_LOCKS_EXCLUDED(mu_);
   // True: it will not be called. False: it has been, or is being called.
   bool Deregister(Token token) ABSL_LOCKS_EXCLUDED(mu_);
-  // Operations that watch it now; for tests that none stays registered.
+  // The number of registered operations; for tests that none stays registered.
   size_t registered_count() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

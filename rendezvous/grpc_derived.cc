@@ -19,7 +19,7 @@ grpc::Status ToGrpcAnswer(const absl::Status& status) {
   grpc::Status answer = coord::ToGrpcStatus(status);
   if (!IsDerived(status)) return answer;
   GrpcPayloadContainer container;
-  // That it is there says it.
+  // Its presence marks the error.
   (*container.mutable_payloads())[kDerivedUrl] = "";
   return grpc::Status(answer.error_code(), answer.error_message(), container.SerializeAsString());
 }

@@ -9,8 +9,8 @@
 
 namespace ferry {
 
-// As coord::ToGrpcStatus; a derived error also has the payload by which workers of TensorFlow tell
-// one, since they look for no mark in the text any more.
+// As coord::ToGrpcStatus; a derived error also has the payload by which workers of TensorFlow
+// recognize it, since they no longer look for a mark in the text.
 // Source: tsl/platform/status.cc (kDerivedStatusProtoUrl) and
 // tsl/distributed_runtime/rpc/grpc_util.h (SerializePayloads) of TensorFlow 2.15.
 grpc::Status ToGrpcAnswer(const absl::Status& status);

@@ -18,8 +18,8 @@ namespace ferry {
 // To a worker at HOST:PORT, or at several with commas between them, numbers then, of which the next
 // is tried when one does not answer. Over a connection of its own; connects when it is first used.
 // Messages of any size. Tries again at once and then every 2 s at most when the worker is not
-// there. Does not probe the connection unless it is told to: TensorFlow's workers hang up on
-// clients that do, and a worker that is gone is the coordinator's to notice.
+// there. Does not probe the connection unless configured to: TensorFlow's workers disconnect
+// clients that do, and the coordinator detects workers that are gone.
 struct TensorChannelOptions {
   // While calls are under way the connection is probed when it has been idle for this long, and
   // given up when no answer comes within the other.

@@ -203,7 +203,7 @@ absl::Status TensorFetch::CheckAnswer(const grpc::ClientContext& context, bool i
 }
 
 absl::Status TensorFetch::OfSender(const absl::Status& status) const {
-  // The others are of the way there, and Explain names it.
+  // The other errors concern the path, which Explain names.
   if (!absl::IsInvalidArgument(status)) return status;
   return absl::InvalidArgumentError(absl::StrCat("what ", ToString(key_.src().task),
                                                  " sent cannot be taken: ", status.message()));

@@ -92,7 +92,7 @@ class TensorFetch final : public RemoteFetch, public std::enable_shared_from_thi
   //   Errors: DATA_LOSS; INVALID_ARGUMENT if its bytes are no elements of its type (CheckValues).
   absl::Status CheckAnswer(const grpc::ClientContext& context, bool is_stream,
                            const ServedValue& value) const;
-  // An error that says that what has come is no tensor, with the name of who sent it.
+  // An error for a received value that is not a valid tensor, naming its sender.
   absl::Status OfSender(const absl::Status& status) const;
   void OnAttemptDone(const std::shared_ptr<TensorPeer>& peer, bool is_stream, FetchOutcome outcome)
       ABSL_LOCKS_EXCLUDED(mu_);

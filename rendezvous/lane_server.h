@@ -31,7 +31,7 @@ struct LaneExchange {
   RendezvousManager* manager = nullptr;
   TransportList* transports = nullptr;
   PathPolicy policy;
-  // Why this process can share no memory with others of its host; empty: it can.
+  // Why this process cannot share memory with others of its host; empty if it can.
   std::string why_no_shared_memory;
   // Every transfer carries a checksum of its bytes, and so does every frame of a lane. Either side
   // can ask for it, for the tickets of a lane; the consumer for all of it.

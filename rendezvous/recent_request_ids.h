@@ -29,8 +29,8 @@ class RecentRequestIds final {
 
   // Whether TrackUnique would refuse it.
   bool Contains(int64_t request_id) const ABSL_LOCKS_EXCLUDED(mu_);
-  // The request that came in that turn came to nothing. It may come again, and is then remembered
-  // for its whole time; one that has come again since is remembered as it was.
+  // The request of that turn has failed. The same id may be used again, and is then remembered for
+  // the full window; an id that has been used again since keeps its newer entry.
   void Forget(int64_t request_id, uint64_t turn) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

@@ -249,7 +249,7 @@ void RemoteRendezvous::EndAll(absl::FunctionRef<absl::Status(const Waiting&)> ve
 
 void RemoteRendezvous::StartAbort(const absl::Status& why) {
   FERRY_CHECK(!why.ok());
-  // Whoever hears it from here hears a copy, whatever its code: the cause is told by who aborts.
+  // Callers receive a derived error, whatever its code: the caller of StartAbort reports the cause.
   const absl::Status status = MakeDerived(why);
   bool has_untaken = false;
   local_.ForEachPending(absl::ZeroDuration(),

@@ -99,8 +99,8 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   //   Errors: as LocalRendezvous; INVALID_ARGUMENT unless the source is here.
   void RecvLocalAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done);
 
-  // Ends everything with `why`, for good, marked as derived: whoever waits here, in this process or
-  // another, hears a copy of what the caller tells by itself. REQUIRES: not OK.
+  // Ends everything permanently with `why`, marked as derived: waiting callers, in this process or
+  // another, receive a copy of the error that the caller reports itself. REQUIRES: not OK.
   void StartAbort(const absl::Status& why);
   // As it was marked.
   absl::Status abort_status() const { return local_.abort_status(); }

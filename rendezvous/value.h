@@ -74,8 +74,8 @@ struct Received {
 // Called exactly once, with no lock held; `received` only means something if the status is OK.
 using RecvCallback = absl::AnyInvocable<void(absl::Status, Received) &&>;
 
-// An error that another one caused, such as a copy of another worker's: reported only if nobody
-// knows the other. The mark stays where others put their words before it.
+// An error that another one caused, such as a copy of another worker's: reported only if the
+// original error is not known. The mark is found behind text that others prepend.
 //   "[_Derived_]RecvAsync is cancelled."
 absl::Status MakeDerived(const absl::Status& status);
 bool IsDerived(const absl::Status& status);

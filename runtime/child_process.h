@@ -29,9 +29,8 @@ absl::StatusOr<std::string> FindProgram(const std::string& program, absl::string
 
 // Starts `file` with `arguments` (the program's name first) and exactly `environment`. The child
 // leads a new process group, reads `stdin_fd` (/dev/null if that is negative), has default signal
-// handling, and is killed when the calling thread ends, however that comes about: call it on the
-// thread that waits for the child. Returns once the program runs. Safe in a process with other
-// threads.
+// handling, and is killed when the calling thread ends, for any reason: call it on the thread that
+// waits for the child. Returns once the program runs. Safe in a process with other threads.
 //   Errors: RESOURCE_EXHAUSTED when there are no processes or descriptors left; FAILED_PRECONDITION
 //   when the kernel refuses the file, with its reason.
 absl::StatusOr<ChildProcess> SpawnChild(const std::string& file,

@@ -30,9 +30,9 @@ namespace {
 constexpr size_t kMaxTokenBytes = 4096;
 constexpr absl::Duration kCloseTimeout = absl::Seconds(5);
 
-// Where peers are told that they find the listener on `listen`, which has that port.
-//   is_carrier: whether ExchangeOptions::advertise speaks of this listener's port, if of any.
-//   knows_peer: whether who connects finds out that it is another process that answers.
+// The addresses that peers are given for the listener on `listen`, which has that port.
+//   is_carrier: whether the port of ExchangeOptions::advertise, if it has one, is this listener's.
+//   knows_peer: whether a connecting peer notices when another process answers.
 absl::StatusOr<std::vector<std::string>> Advertised(const ExchangeOptions& options,
                                                     const std::string& listen, int port,
                                                     bool is_carrier, bool knows_peer) {
@@ -47,7 +47,7 @@ absl::StatusOr<std::vector<std::string>> Advertised(const ExchangeOptions& optio
   if (!host.empty() && host != "[::]" && host != "0.0.0.0") {
     return std::vector<std::string>{absl::StrCat(host, ":", port)};
   }
-  // A container may be kept from looking at its interfaces, and still has its connections.
+  // A container may not be allowed to list its interfaces, and still has its connections.
   std::vector<InterfaceAddress> all = ReadInterfaces().value_or(std::vector<InterfaceAddress>());
   if (host == "0.0.0.0") std::erase_if(all, [](const auto& each) { return each.is_ipv6; });
   std::vector<OfferedAddress> offered = OrderAddresses(all, options.local_end);

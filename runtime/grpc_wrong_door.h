@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// WrongDoor: answers calls that a worker's port does not serve, and says who serves them.
+// WrongDoor: refuses calls that a worker's port does not serve, and names the server that does.
 #ifndef FERRY_RUNTIME_GRPC_WRONG_DOOR_H_
 #define FERRY_RUNTIME_GRPC_WRONG_DOOR_H_
 

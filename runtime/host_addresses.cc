@@ -82,7 +82,7 @@ bool Has(absl::Span<const InterfaceAddress> all, absl::string_view address) {
   });
 }
 
-// The address from which this host would send to `to`; empty: it cannot.
+// The source address that this host would use to send to `to`; empty if there is no route.
 std::string SourceAddress(const coord::SocketAddress& to) {
   const UniqueFd fd(socket(to.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   // Connecting a datagram socket looks the route up and sends nothing.
@@ -101,8 +101,8 @@ std::string SourceAddress(const coord::SocketAddress& to) {
 }  // namespace
 
 bool IsMachineInternal(absl::string_view interface) {
-  // The first three are those of NCCL ("^docker,lo,virbr"); the others belong to the same programs
-  // under other names, and to their like.
+  // The first three are those of NCCL ("^docker,lo,virbr"); the others are other names that the
+  // same and similar programs use.
   for (const absl::string_view prefix : {"docker", "virbr", "lo", "br-", "veth", "cni", "podman",
                                          "lxcbr", "lxdbr", "vmnet", "vboxnet", "cali", "flannel"}) {
     if (!absl::StartsWith(interface, prefix)) continue;

@@ -37,7 +37,7 @@ enum class AddressRank : uint8_t {
   kIpv6LinkLocal,
   // Bridges and virtual links of this machine, by their names: docker0, virbr0, br-..., veth...
   kMachineInternal,
-  // No carrier, or 169.254.0.0/16, which hosts give themselves when nobody gives them an address.
+  // No carrier, or 169.254.0.0/16, which hosts assign themselves when they receive no address.
   kUnlikely,
   kLoopback,
 };

@@ -147,7 +147,7 @@ struct Claim {
   const LauncherVariables* variables = nullptr;
   Sourced<int> rank;
   std::optional<Sourced<int>> size;
-  // Not by a launcher that started this very process.
+  // Not set by a launcher that started this very process.
   bool is_by_hand = false;
   // The machine of process 0, where the claim itself says it.
   std::optional<Sourced<std::string>> first_host;
@@ -285,8 +285,8 @@ absl::StatusOr<std::optional<Sourced<std::string>>> SlurmHost(const Reader& read
   return std::nullopt;
 }
 
-// An address at which other machines reach another one than mpirun's: their own loopback, their own
-// link, or the bridge that Docker makes on each.
+// An address that does not lead other machines to that of mpirun: a loopback or link-local address,
+// or that of the bridge that Docker creates on each machine.
 bool IsOfEachMachine(absl::string_view address) {
   return absl::StartsWith(address, "127.") || address == "::1" ||
          absl::StartsWith(address, "169.254.") || absl::StartsWith(address, "fe80:") ||
@@ -544,7 +544,7 @@ std::optional<Identity> ReadRefusedIdentity(GetEnv given_env) {
   for (const LauncherVariables& variables : Launchers()) {
     const absl::StatusOr<std::optional<Claim>> claim = ReadClaim(reader, variables);
     if (!claim.ok() || !*claim) continue;
-    // The coordinator is where those look for it whose variables agree: where the first claim says.
+    // Processes whose variables agree look for the coordinator where the first claim says.
     if (!identity.first_host) {
       if (auto host = FirstHost(reader, **claim); host.ok()) identity.first_host = *std::move(host);
       identity.port_hint = PortHint(reader, variables.kind);

@@ -39,7 +39,7 @@ using GetEnv = absl::FunctionRef<std::optional<std::string>(const char* name)>;
 // The environment of this process.
 std::optional<std::string> ProcessEnv(const char* name);
 
-// Reads who this process is. The launcher nearest to the process decides, in this order:
+// Reads the identity of this process. The launcher nearest to the process decides, in this order:
 //   1. FERRY_NODE_ID FERRY_NUM_NODES FERRY_LOCAL_RANK FERRY_COORDINATOR  (`ferry run`, or by hand)
 //   2. RANK WORLD_SIZE LOCAL_RANK                                        (torchrun, or by hand)
 //   3. OMPI_COMM_WORLD_RANK _SIZE _LOCAL_RANK                            (Open MPI)
@@ -57,8 +57,8 @@ std::optional<std::string> ProcessEnv(const char* name);
 // Each FERRY_ variable overrides its own value only. An empty variable counts as not set.
 //   Errors: INVALID_ARGUMENT, naming variable and value, for what is not a number or not an
 //   address, for a rank beyond its size, and when RANK or TF_CONFIG was set by hand and contradicts
-//   the nearest launcher of a job of equal size, because then it is a guess which one is right;
-//   FERRY_NODE_ID settles it.
+//   the nearest launcher of a job of equal size, because then it is not known which one is right;
+//   FERRY_NODE_ID resolves it.
 absl::StatusOr<Identity> ReadIdentity(GetEnv get_env);
 
 // FERRY_COORDINATOR and FERRY_NUM_NODES alone, for a process whose node id is known otherwise.

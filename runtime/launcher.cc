@@ -230,7 +230,7 @@ int Launcher::Run() {
   if (output_error_ != 0 && !stopping_) {
     Say(absl::StrCat("cannot write the output: ", std::strerror(output_error_)));
   }
-  // A job that was interrupted must not be taken for done, however well its processes ended.
+  // A job that was interrupted must not be reported as successful, whatever its processes returned.
   if (exit_status_ == 0 && stop_signal_ != 0) exit_status_ = 128 + stop_signal_;
   if (exit_status_ == 0 && output_error_ != 0) exit_status_ = OutputStatus(output_error_);
   return exit_status_;
@@ -417,7 +417,7 @@ void Launcher::HandleExit(const Exit& exit) {
   if (input_ != nullptr && exit.rank->rank == options_.stdin_rank) input_->Close();
   const int status = ExitStatus(exit.wait_status);
   if (status == 0) return;
-  // How a process ends when it was told to stop is no failure of the job.
+  // A process's status after it was told to stop is not a failure of the job.
   if (exit_status_ == 0 && stop_signal_ == 0) exit_status_ = status;
   if (!stopping_) {
     ReportFailure(exit);

@@ -38,7 +38,7 @@ int BindAll(int family, int port) {
   if (!fd.valid()) return -1;
   const int yes = 1;
   const int no = 0;
-  // As servers do: a connection of the last run that is winding down is no obstacle.
+  // As servers do, so that connections of the last run in TIME_WAIT do not block the port.
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
   sockaddr_storage storage = {};
   socklen_t size = 0;

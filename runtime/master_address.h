@@ -19,11 +19,11 @@ namespace ferry {
 struct MasterWish {
   std::optional<std::string> host;  // without brackets
   std::optional<int> port;
-  // Why a value that is there is of no use, a sentence each.
+  // Why a value that is set cannot be used, one sentence each.
   std::vector<std::string> notes;
 };
 
-// Values of a job around this one, that of torchrun or of `ferry run`, are no wish.
+// Values of an enclosing job, that of torchrun or of `ferry run`, are ignored.
 MasterWish ReadMasterWish(GetEnv get_env);
 
 struct MasterAddress {

@@ -128,7 +128,7 @@ absl::StatusOr<NodePlace> FindPlaceOrTell(const NodeOptions& options, GetEnv get
   const absl::StatusOr<std::unique_ptr<coord::Agent>> told =
       coord::Agent::Connect(std::move(agent));
   if (!told.ok()) return place;
-  // It is no mistake in the arguments of those that hear it.
+  // The arguments of the processes that receive this error are not at fault.
   const absl::Status why = absl::FailedPreconditionError(
       absl::StrCat("the process on ", host, " cannot take part: ", place.status().message()));
   if ((*told)->ReportError(why).ok()) (*told)->Leave().IgnoreError();

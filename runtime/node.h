@@ -99,10 +99,10 @@ struct NodePlace {
 //   Errors: INVALID_ARGUMENT saying what is missing, out of range or contradictory.
 absl::StatusOr<NodePlace> FindPlace(const NodeOptions& options, GetEnv get_env);
 
-// As FindPlace, for a process that is about to join. One that is refused although a launcher has
-// given it a number tells the others of its job why, so that they do not wait for it in vain: it
-// joins in that place only to fail the job. That takes until all have come, and no longer than
-// `patience`.
+// As FindPlace, for a process that is about to join. If the identity is refused although a launcher
+// has assigned a rank, the other processes of the job are told why, so that they do not wait for
+// this one: it joins with that rank only to fail the job. That takes until all have come, and no
+// longer than `patience`.
 absl::StatusOr<NodePlace> FindPlaceOrTell(const NodeOptions& options, GetEnv get_env,
                                           absl::Duration patience = absl::Seconds(20));
 

@@ -9,10 +9,10 @@
 
 namespace ferry {
 
-// "has failed" of a node that reported `error` itself, and may be alive; "has died" of one that the
-// coordinator misses.
+// "has failed" for a node that reported `error` itself and may be alive; "has died" for one that
+// the coordinator considers dead.
 inline absl::string_view FailedOrDied(const absl::Status& error) {
-  // The coordinator's words, in Coordinator::ReportError.
+  // Coordinator::ReportError produces this text.
   return absl::StrContains(error.message(), " reported: ") ? "has failed" : "has died";
 }
 

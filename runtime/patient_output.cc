@@ -67,7 +67,7 @@ int PatientOutput::Flush() {
     if (result >= 0) {
       written_ += static_cast<size_t>(result);
     } else if (errno == EAGAIN || errno == EINTR) {
-      // A terminal interrupts a job in the background that may not write (stty tostop).
+      // A terminal signals a background job that may not write to it (stty tostop).
       break;
     } else {
       const int error = errno;

@@ -56,7 +56,7 @@ SignalRelay::SignalRelay(UniqueFd read_end, UniqueFd write_end)
     if (old.sa_handler == SIG_IGN && signal_number != SIGCHLD) continue;
     struct sigaction action = {};
     action.sa_handler = Relay;
-    // A terminal's refusal to be read or written would be met again and again.
+    // SIGTTIN and SIGTTOU would be raised again by each restarted read or write.
     const bool is_refusal = signal_number == SIGTTIN || signal_number == SIGTTOU;
     action.sa_flags = is_refusal ? 0 : SA_RESTART;
     sigaction(signal_number, &action, nullptr);

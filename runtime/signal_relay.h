@@ -20,7 +20,7 @@ namespace ferry {
 // thread they are delivered to, and SIGPIPE is ignored. A signal that was ignored before, as under
 // nohup, stays so. Handlers instead of signalfd, because the other threads of the process (a
 // coordinator's, say) do not block these signals. Signals belong to the process: there can be one
-// relay at a time. Used on the thread that made it, whose signal mask it opens and restores.
+// relay at a time. Used on the thread that created it, whose signal mask it unblocks and restores.
 class SignalRelay final {
  public:
   // Errors: FAILED_PRECONDITION when there is a relay already; INTERNAL when there are no pipes.

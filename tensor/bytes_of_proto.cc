@@ -34,8 +34,8 @@ size_t DecodedBytes(const tensorflow::TensorProto& proto) {
       count = MultiplyBytes(count, static_cast<size_t>(dim.size()));
     }
   }
-  // Elements that cannot be counted are none, as with a negative dimension: no tensor has that
-  // shape, and whatever decodes it refuses it for its shape.
+  // A shape whose element count overflows counts as zero elements, as one with a negative dimension
+  // does: it is invalid, and every decoder refuses it.
   if (is_empty || count == kTooMany) return 0;
   if (*type != DataType::kString) return MultiplyBytes(count, ElementBytes(*type));
   size_t bytes = AddBytes(MultiplyBytes(count, sizeof(std::string)), proto.tensor_content().size());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes are looked at in blocks, and one by one only where a block has a wrong one.
+// Bytes are checked in blocks, and one by one only in a block with an illegal one.
 #include "tensor/check_values.h"
 
 #include <cstdint>
@@ -55,7 +55,7 @@ absl::Status CheckValues(DataType dtype, const void* first, size_t bytes, const 
 
 absl::Status CheckValues(const Tensor& tensor) {
   if (!HasIllegalBits(tensor.dtype()) || !tensor.is_on_host()) return absl::OkStatus();
-  // The text is made when it is needed.
+  // The text is built only when it is needed.
   if (!FindNonBoolean(tensor.data(), tensor.bytes()).has_value()) return absl::OkStatus();
   return CheckValues(tensor.dtype(), tensor.data(), tensor.bytes(), ToString(tensor));
 }

@@ -137,7 +137,7 @@ absl::StatusOr<Tensor> Import(ManagedTensor* managed) {
                                                    " on are more than any memory has"));
   }
   void* data = plain.data == nullptr ? nullptr : static_cast<char*>(plain.data) + plain.byte_offset;
-  // Before it is taken: on an error the caller keeps it.
+  // Checked before ownership is taken: on an error the caller keeps it.
   if (*place == MemoryPlace() && HasIllegalBits(type->type)) {
     FERRY_RETURN_IF_ERROR(
         CheckValues(type->type, data, bytes,

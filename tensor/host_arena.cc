@@ -117,7 +117,7 @@ absl::StatusOr<std::shared_ptr<HostArena>> HostArena::Create(HostArenaOptions op
                                                    "; it must be from ", kSmallestClass, " to ",
                                                    kLargestClass));
   }
-  // Tensors that cannot be handed over are sent: no reason to have no memory for them.
+  // Without shared memory tensors are sent instead, so this is not an error.
   options.memory.may_be_private = true;
   return std::shared_ptr<HostArena>(new HostArena(options));
 }

@@ -49,8 +49,8 @@ std::string DescribePages(const HostArenaStats& stats);
 // place goes to the next user as soon as its last reference is gone; leases keep one.
 class HostArena final : public std::enable_shared_from_this<HostArena> {
  public:
-  // Where MemorySegment::CheckSupport fails its memory is this process's alone, and has a place all
-  // the same.
+  // Where MemorySegment::CheckSupport fails, its memory is private to this process, but still has a
+  // place.
   //   Errors: INVALID_ARGUMENT for options that make no sense.
   static absl::StatusOr<std::shared_ptr<HostArena>> Create(HostArenaOptions options);
   ~HostArena();

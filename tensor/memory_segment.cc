@@ -81,7 +81,7 @@ bool IsRefused(int error) { return error == ENOSYS || error == EPERM || error ==
 absl::Status Prefault(void* base, size_t bytes) {
   if (madvise(base, bytes, MADV_POPULATE_WRITE) == 0) return absl::OkStatus();
   if (errno != EINVAL && !IsRefused(errno)) return OsError("madvise(MADV_POPULATE_WRITE)", bytes);
-  // A kernel before 5.14, or one that takes no advice from here.
+  // A kernel before 5.14, or a seccomp profile that denies madvise.
   auto* touch = static_cast<volatile char*>(base);
   for (size_t i = 0; i < bytes; i += 4096) touch[i] = 0;
   return absl::OkStatus();

@@ -27,8 +27,8 @@ struct TopologyDestroyer {
 using HwlocTopology = std::unique_ptr<std::remove_pointer_t<hwloc_topology_t>, TopologyDestroyer>;
 
 HwlocTopology LoadHwloc() {
-  // It asks with larger and larger sets until the kernel answers: where a seccomp profile refuses
-  // the call, for ever.
+  // The library retries with ever larger sets until the kernel accepts one; if a seccomp profile
+  // denies the call, it never returns.
   cpu_set_t cores;
   const bool is_refused = sched_getaffinity(0, sizeof(cores), &cores) != 0 && errno != EINVAL;
   if (is_refused) return nullptr;
@@ -59,7 +59,7 @@ HostDiscovery DiscoverHost() {
   host.device.kind = DeviceKind::kHost;
   // The kernel's total, not hwloc's, which adds up NUMA nodes: a virtual machine whose memory grew
   // after boot (virtio-mem) was seen to report 6 of its 24 GiB there.
-  // Less where a control group gives less: what is placed here has to fit.
+  // A control group's limit applies if it is smaller, since placement has to respect it.
   host.device.memory_bytes = Usable().memory_bytes;
 
   const HwlocTopology topology = LoadHwloc();

@@ -98,7 +98,8 @@ class Reader final {
         return TooMuch(node, absl::StrCat("attribute ", Shown(name), " is longer than the ",
                                           kMaxNcclXmlTextBytes, " bytes that NCCL reads"));
       }
-      // NCCL reads over what has no place, and takes the first of a name.
+      // NCCL ignores attributes beyond its capacity, and uses the first of several with the same
+      // name.
       if (++count > kMaxNcclXmlAttributes) {
         Ignore(node, absl::StrCat("attribute ", Shown(name), ", behind the first ",
                                   kMaxNcclXmlAttributes));
@@ -163,7 +164,7 @@ class Reader final {
     return absl::StrCat("<", Shown(node.name()), ">");
   }
 
-  // As the limits on files allow, there may be a million.
+  // The limits on files allow a million of them.
   void Ignore(const pugi::xml_node& node, absl::string_view what) {
     if (topology_.ignored.size() >= kMaxIgnored) return;
     topology_.ignored.push_back(

@@ -80,7 +80,7 @@ inline constexpr bool kCanTruncate = (std::is_same_v<From, float> && kIsSmall<To
                                      (std::is_same_v<From, double> &&
                                       (std::is_same_v<To, Float16> || std::is_same_v<To, float>));
 
-// Nobody has looked at the booleans in a GPU's memory: whatever is not 0 is true.
+// Booleans in a GPU's memory have not been checked: any value other than 0 is true.
 template <typename T>
 FERRY_BOTH T ElementAt(const T* elements, uint64_t i) {
   if constexpr (std::is_same_v<T, bool>) {

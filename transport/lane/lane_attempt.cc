@@ -66,7 +66,7 @@ void LaneHub::Attempt::TryNextAddress() {
     }
     address_ = tcp_addresses.front();
     tcp_addresses.pop_front();
-    // A name stands for all of its addresses; what is wrong with it, connecting says.
+    // A name is expanded to all of its addresses; connecting reports errors of resolving it.
     const absl::StatusOr<std::vector<std::string>> each = ResolveTcp(address_);
     if (each.ok() && each->size() > 1) {
       address_ = each->front();

@@ -122,7 +122,7 @@ void LaneHub::Listener::DropWhoIsLate() {
 
 void LaneHub::Listener::Accept(UniqueFd socket) {
   if (is_unix_) {
-    // The client finds the same, and goes another way.
+    // The client fails the same check, and uses another transport.
     if (const absl::Status same = CheckSameUser(socket.get(), SocketEnd::kServer); !same.ok()) {
       shared_->NoteRefusal(std::string(same.message()));
       return;

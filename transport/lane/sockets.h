@@ -40,8 +40,8 @@ absl::StatusOr<UniqueFd> BeginConnectUnix(absl::string_view name);
 // OK if it has connected.
 absl::Status ConnectError(int socket, absl::string_view address);
 
-// A peer whose host has acknowledged nothing for so long counts as vanished. One that is stopped or
-// busy does not: its kernel answers.
+// A peer whose host has acknowledged nothing for this long counts as vanished. A stopped or busy
+// process does not, since its kernel acknowledges.
 inline constexpr absl::Duration kVanishLimit = absl::Seconds(10);
 
 // No delay. The kernel notices within kVanishLimit that the peer's host has vanished while nothing

@@ -180,7 +180,7 @@ void TcpLane::LookLater() {
 
 void TcpLane::LookAtHost() {
   if (is_finished_) return;
-  // Before the look: who sends after it asks for another.
+  // Cleared before the check, so that a send after it schedules another one.
   will_look_ = false;
   const std::optional<TcpState> state = ReadTcpState(socket_.get());
   if (!state.has_value()) return;

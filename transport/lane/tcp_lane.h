@@ -25,8 +25,8 @@ namespace ferry {
 inline constexpr size_t kMaxTcpLaneBody = 132 * 1024;
 
 // Each frame has its length before it. A host that has vanished is found by the kernel's keepalive
-// (TuneTcp) while nothing is being sent, and by the lane's own looks while something is. A peer
-// that is only stopped is waited for, and what it has no room for is queued.
+// (TuneTcp) while nothing is being sent, and by the lane's own checks while something is. A peer
+// that is only stopped is waited for, and frames that do not fit its window are queued.
 class TcpLane final : public Lane, public LoopSource, public std::enable_shared_from_this<TcpLane> {
  public:
   // `socket`: connected, non-blocking, with a peer that is who it says. Begins to call `handler` at
@@ -69,9 +69,10 @@ class TcpLane final : public Lane, public LoopSource, public std::enable_shared_
   void Flush() ABSL_LOCKS_EXCLUDED(send_mu_);
   void FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu_);
   void CloseLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu_);
-  // Sees to it that there will be a look at the peer's host.
+  // Schedules a check of the peer's host.
   void LookLater();
-  // Ends the lane if the host has vanished; else comes back while something is outstanding.
+  // Ends the lane if the host has vanished; otherwise reschedules itself while something is
+  // outstanding.
   void LookAtHost() ABSL_LOCKS_EXCLUDED(send_mu_);
   // It cannot be opened.
   void Refuse(const absl::Status& why);
@@ -115,7 +116,7 @@ class TcpLane final : public Lane, public LoopSource, public std::enable_shared_
   bool watches_for_room_ ABSL_GUARDED_BY(send_mu_) = false;
   absl::Status closed_ ABSL_GUARDED_BY(send_mu_);
   std::atomic<bool> is_closing_{false};
-  // A look at the host is due. Set by whoever sends.
+  // A check of the host is scheduled. Set by senders.
   std::atomic<bool> will_look_{false};
 };
 

@@ -107,10 +107,11 @@ class SliceWriter final : public LoopSource, public std::enable_shared_from_this
   // By one thread at a time.
   void Write();
   void Break(const absl::Status& why);
-  // Sees to it that there will be a look at the receiver's host. Any thread.
+  // Schedules a check of the receiver's host. Any thread.
   void LookLater();
-  // Breaks if the host has vanished; else comes back while something is outstanding. A receiver
-  // that is stopped, or that takes nothing for a while, is waited for: transfers have deadlines.
+  // Breaks if the host has vanished; otherwise reschedules itself while something is outstanding. A
+  // receiver that is stopped, or does not read for a while, is waited for: transfers have
+  // deadlines.
   void LookAtHost();
 
   LaneLoop& loop_;
@@ -119,7 +120,7 @@ class SliceWriter final : public LoopSource, public std::enable_shared_from_this
   LaneLoop::SourceId id_ = 0;
   // Used on the loop only.
   HostWatch host_watch_{kVanishLimit};
-  // A look at the host is due.
+  // A check of the host is scheduled.
   std::atomic<bool> will_look_{false};
   std::atomic<bool> is_kicked_{false};
   std::atomic<bool> is_stopped_{false};

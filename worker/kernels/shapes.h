@@ -19,7 +19,7 @@ namespace ferry::worker {
 // "[2,?]"; "<unknown>" for an unknown rank.
 std::string PartialShapeText(const tensorflow::TensorShapeProto& shape);
 
-// OK for a shape that attributes may have, whose dimensions of -1 are unknown.
+// OK for a valid shape in an attribute, in which -1 stands for an unknown dimension.
 //   Errors: INVALID_ARGUMENT with TensorFlow's texts.
 // Source: tensorflow/core/framework/tensor_shape.cc, IsValidShape.
 absl::Status CheckPartialShape(const tensorflow::TensorShapeProto& shape);
