@@ -48,7 +48,7 @@ std::string DescribeObstacle(const TcpState& state) {
                         ShortDuration(state.since_answer));
   }
   if (!state.is_window_closed) return "";
-  return "its host answers, but its process takes nothing just now: is it stopped, or busy?";
+  return "its host answers, but its process is not reading; it may be stopped or busy";
 }
 
 std::optional<TcpState> ReadTcpState(int socket) {

@@ -49,9 +49,9 @@ absl::Status CheckThreadRoom(int count) {
   over.Notify();
   for (std::thread& thread : threads) thread.join();
   if (why.empty()) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat("there is room for ", threads.size(),
-                                                   " more threads, and this process needs about ",
-                                                   count, ": ", ThreadLimits(), ": ", why));
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "only ", threads.size(), " more threads can be created, but this process needs about ", count,
+      ": ", ThreadLimits(), ": ", why));
 }
 
 }  // namespace ferry

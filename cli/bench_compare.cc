@@ -23,7 +23,7 @@ struct CompareFlags {
 
 absl::StatusOr<int> Compare(const CompareFlags& flags) {
   if (flags.before == "-" && flags.now == "-") {
-    return absl::InvalidArgumentError("bench compare: both runs are -, and there is one stdin");
+    return absl::InvalidArgumentError("bench compare: only one of OLD and NEW can be -, for stdin");
   }
   FERRY_ASSIGN_OR_RETURN(const std::string before, ReadWholeFile(flags.before));
   FERRY_ASSIGN_OR_RETURN(const std::string now, ReadWholeFile(flags.now));
@@ -50,8 +50,8 @@ Verb AddCompareBench(CLI::App& bench) {
       "compare", "What has changed between two runs of --json; fails if something is slower");
   verb.add_option("OLD", flags->before, "file of the old run; - for stdin")->required();
   verb.add_option("NEW", flags->now, "file of the new run; - for stdin")->required();
-  AddReal(verb, "--threshold", flags->threshold_percent, "changes up to so many percent are none",
-          RealLeast::kFrom, 0, 1e6)
+  AddReal(verb, "--threshold", flags->threshold_percent,
+          "ignore changes of up to this many percent", RealLeast::kFrom, 0, 1e6)
       ->type_name("PERCENT")
       ->default_str(absl::StrCat(flags->threshold_percent));
   return [flags]() { return Compare(*flags); };

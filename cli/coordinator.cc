@@ -132,8 +132,8 @@ Verb AddCoordinatorVerb(CLI::App& app) {
       ->capture_default_str();
   CLI::Option* heartbeat_timeout = AddDuration(
       verb, "--heartbeat-timeout", options.heartbeat_timeout,
-      "a process that is silent for longer is taken for dead; sooner if its client beats "
-      "as if it had been given less, and later only without this flag",
+      "a process that is silent for longer is considered dead; earlier if its client's heartbeats "
+      "imply a shorter timeout, and later only without this flag",
       kLeastHeartbeatTimeout);
   AddDuration(verb, "--connect-timeout", options.register_timeout,
               "how long the first process waits for the others to join");

@@ -166,7 +166,7 @@ absl::Status CheckFill(DataType dtype, absl::string_view fill) {
   const std::optional<WholeRange> range = WholeRangeOf(dtype);
   if (!range) return absl::OkStatus();
   if (value != std::trunc(value)) {
-    return absl::InvalidArgumentError(absl::StrCat("--fill: ", fill, " is no whole number, and ",
+    return absl::InvalidArgumentError(absl::StrCat("--fill: ", fill, " is not a whole number, and ",
                                                    DataTypeName(dtype), " has no others"));
   }
   if (value >= range->least && value <= range->most) return absl::OkStatus();

@@ -31,10 +31,10 @@ template <typename Number>
 std::string NoWholeNumber(Number least, Number most) {
   using Limits = std::numeric_limits<Number>;
   if (least == Limits::min() && most == Limits::max()) {
-    return absl::StrCat("no whole number of ", 8 * sizeof(Number), " bits");
+    return absl::StrCat("not a whole number of ", 8 * sizeof(Number), " bits");
   }
   const bool is_open = std::is_same_v<Number, uint64_t> && most == Limits::max();
-  return absl::StrCat("no whole number from ", least, " to ",
+  return absl::StrCat("not a whole number from ", least, " to ",
                       is_open ? "2^64-1" : absl::StrCat(most));
 }
 
@@ -87,8 +87,8 @@ CLI::Option* AddReal(CLI::App& app, const std::string& flag, double& value,
             number && (from == RealLeast::kAbove ? *number > least : *number >= least);
         if (!is_above || *number > most) {
           Refuse(flag, text,
-                 absl::StrCat("no number ", from == RealLeast::kAbove ? "above " : "from ", least,
-                              " to ", most));
+                 absl::StrCat("not a number ", from == RealLeast::kAbove ? "above " : "from ",
+                              least, " to ", most));
         }
         value = *number;
       },
@@ -101,7 +101,7 @@ absl::StatusOr<absl::Duration> ParseDurationOf(const std::string& source, const 
   const std::optional<absl::Duration> value = ParseFiniteDuration(text);
   if (!value.has_value()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(source, ": ", Quoted(text), " is no duration such as 30s or 2m"));
+        absl::StrCat(source, ": ", Quoted(text), " is not a duration such as 30s or 2m"));
   }
   if (*value < least) {
     return absl::InvalidArgumentError(
@@ -139,8 +139,8 @@ CLI::Option* AddHeartbeatTimeout(CLI::App& app, std::optional<absl::Duration>& v
             }
             value = *parsed;
           },
-          "of the coordinator that is started: a process that is silent for longer is taken for "
-          "dead (default: 100s, or what JAX's clients are seen to have)")
+          "of the coordinator that is started: a process that is silent for longer is considered "
+          "dead (default: 100s, or what is learned from JAX's clients)")
       ->type_name("DURATION");
 }
 

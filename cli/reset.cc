@@ -76,7 +76,7 @@ Verb AddResetVerb(CLI::App& app) {
   verb.add_option("--reason", flags->reason, "what the job's processes are told")
       ->type_name("TEXT")
       ->capture_default_str();
-  verb.add_flag("--force", flags->force, "also end a job that is well");
+  verb.add_flag("--force", flags->force, "also end a job that is healthy");
   return [flags]() { return Reset(*flags); };
 }
 

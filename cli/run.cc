@@ -106,8 +106,8 @@ absl::StatusOr<std::unique_ptr<HostedCoordinator>> PrepareCoordinator(
       FERRY_RETURN_IF_ERROR(CheckAddress("FERRY_COORDINATOR", launch.coordinator));
     } else if (environment.is_nested()) {
       std::fprintf(stderr,
-                   "ferry run: this is rank %s of the job at %s; --coordinator=%s would join that "
-                   "one, and this is a job of its own\n",
+                   "ferry run: this is rank %s of the job at %s; starting a separate job "
+                   "(--coordinator=%s would join that one)\n",
                    Printable(ProcessEnv("FERRY_NODE_ID").value_or("?")).c_str(),
                    Printable(ProcessEnv("FERRY_COORDINATOR").value_or("?")).c_str(),
                    Printable(ProcessEnv("FERRY_COORDINATOR").value_or("?")).c_str());
@@ -205,8 +205,8 @@ Verb AddRunVerb(CLI::App& app, std::vector<std::string> after_dashes) {
       "Each process finds its place in FERRY_*, RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,\n"
       "MASTER_PORT and JAX_*, and a heartbeat timeout in FERRY_HEARTBEAT_TIMEOUT.\n"
       "MASTER_ADDR is the machine of rank 0, which listens there itself; the\n"
-      "first machine chooses it and tells the others through the coordinator. One in its own\n"
-      "environment is kept where it can be, and why not is said.\n"
+      "first machine chooses it and tells the others through the coordinator. A value in its\n"
+      "own environment is kept if it can be used; otherwise the reason is printed.\n"
       "The first process that fails is named, the others are stopped, and its exit status is "
       "passed\n"
       "on (128 + the number for a signal). A signal that stops ferry run itself is passed on to "
@@ -245,8 +245,8 @@ Verb AddRunVerb(CLI::App& app, std::vector<std::string> after_dashes) {
   AddHeartbeatTimeout(verb, flags->heartbeat_timeout);
   AddDuration(verb, "--grace", launch.grace, "from the polite signal to SIGKILL");
   verb.add_option("--stdin", flags->stdin_rank,
-                  "the rank that reads this standard input; the others, and with none all of them, "
-                  "read /dev/null")
+                  "the rank that reads this standard input; the others, or with none all, read "
+                  "/dev/null")
       ->type_name("RANK|none")
       ->capture_default_str();
   verb.add_flag("--no-prefix", flags->no_prefix,

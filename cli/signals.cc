@@ -24,7 +24,7 @@ namespace {
 [[noreturn]] void EndProcess(int signal, const EndAfterSignal& end) {
   char line[160];
   const int bytes = std::snprintf(line, sizeof(line),
-                                  "ferry: stopped by %s; what was under way did not end in time\n",
+                                  "ferry: stopped by %s; pending operations did not end in time\n",
                                   SignalName(signal));
   pollfd output = {STDERR_FILENO, POLLOUT, 0};
   const bool is_read = poll(&output, 1, 0) == 1 && (output.revents & POLLOUT) != 0;

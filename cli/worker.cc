@@ -81,7 +81,7 @@ Verb AddWorkerVerb(CLI::App& app) {
   verb.footer(
       "Without flags, who this is comes from the environment, of the launcher that is nearest to\n"
       "the process: FERRY_*, torchrun, Open MPI, MVAPICH, MPICH and Intel MPI, PRRTE, Slurm,\n"
-      "TF_CONFIG, Kubernetes indexed jobs. --node-id and --coordinator settle what contradicts.\n"
+      "TF_CONFIG, Kubernetes indexed jobs. --node-id and --coordinator resolve contradictions.\n"
       "`srun ferry worker` needs nothing else: node 0 then runs the coordinator as well.");
   verb.add_flag("--exit-after-join", flags->exit_after_join,
                 "leave, together with all others, once everyone has joined");

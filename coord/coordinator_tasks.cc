@@ -256,8 +256,8 @@ absl::Status Coordinator::CheckIncarnation(TaskId id, Incarnation life) const {
   if (epoch == 0 || epoch == epoch_) return absl::OkStatus();
   return CoordinationError(absl::AbortedError(
       absl::StrCat(jobs_.Name(id), " with incarnation ", life.value(), " was part of job ", epoch,
-                   " of this coordinator, which is over; this is job ", epoch_,
-                   ", and goes on without that process, which has to end")));
+                   " of this coordinator, which has ended; this is job ", epoch_,
+                   ", which continues without that process; the process should exit")));
 }
 
 void Coordinator::ForgiveSilence(absl::Duration held_up) {
@@ -270,7 +270,8 @@ std::string Coordinator::PaceText(const Task& task) const {
   if (timeout > options_.heartbeat_timeout)
     return TooSeldomText(task, task.heartbeat_interval.interval());
   return absl::StrCat("; it beat every ", ShortDuration(task.heartbeat_interval.interval()),
-                      ", as a client does whose heartbeat timeout is ", ShortDuration(timeout));
+                      ", which implies that its client's heartbeat timeout is ",
+                      ShortDuration(timeout));
 }
 
 std::string Coordinator::TooSeldomText(const Task& task, absl::Duration interval) const {
@@ -548,8 +549,8 @@ absl::Status Coordinator::EndJob(absl::string_view why, bool force) {
   const int connected = membership_.connected_count();
   if (!has_failed && connected > 0 && !force) {
     return absl::FailedPreconditionError(
-        absl::StrCat("the job is well: ", connected, " of ", jobs_.size(),
-                     " tasks are connected and none has failed; --force ends it all the same"));
+        absl::StrCat("the job is healthy: ", connected, " of ", jobs_.size(),
+                     " tasks are connected and none has failed; --force ends it anyway"));
   }
   const absl::Status ended =
       CoordinationError(absl::AbortedError(absl::StrCat("the job was ended: ", FirstOf(why))));

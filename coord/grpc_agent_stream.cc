@@ -82,7 +82,7 @@ absl::Status AgentStream::CheckFrameSize(size_t bytes) {
   // The Welcome is small; another protocol's first bytes make a large number.
   if (has_welcome_ || bytes <= kMaxWelcomeBytes) return absl::OkStatus();
   return absl::UnavailableError(
-      "what answers there is no Ferry coordinator, or an older one (a worker's port is none)");
+      "the server there is not a Ferry coordinator, or an older one (it may be a worker's port)");
 }
 
 void AgentStream::OnDrained() { owner_.OnWritten(*this); }

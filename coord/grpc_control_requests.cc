@@ -229,7 +229,7 @@ void ControlSession::Register(Coordinator& coordinator, const v1::Request& reque
                                            Incarnation(self->node_.incarnation());
           if (status.ok() && !is_same_incarnation) {
             status = CoordinationError(absl::AbortedError(
-                "the node had joined, and its place was taken before its next request"));
+                "another incarnation of the node replaced it before its next request"));
           }
           if (!status.ok()) {
             refused = std::move(waiting);

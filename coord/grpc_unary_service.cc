@@ -162,8 +162,8 @@ std::string UnknownMethodText(const std::string& method) {
         "/ferry.v1.Trace/"}) {
     if (!absl::StartsWith(method, service)) continue;
     return absl::StrCat("this is the coordinator's port; ", method,
-                        " is served by workers, each at a port of its own: `ferry kv get "
-                        "ferry/exchange/0` tells that of node 0, in its line \"grpc\"");
+                        " is served by workers, each at its own port: `ferry kv get "
+                        "ferry/exchange/0` shows the address of node 0 in its line \"grpc\"");
   }
   return absl::StrCat("this is the coordinator's port, which has no method ", Quoted(method));
 }

@@ -157,7 +157,7 @@ void Gpus::ToHost(Gpu& gpu, MoveRequest request, MoveCallback done) {
         if (status.ok()) status = CheckValues(into);
         if (absl::IsInvalidArgument(status)) {
           status = absl::InvalidArgumentError(absl::StrCat(
-              what, " has been copied out of a GPU's memory and is no tensor: ", status.message()));
+              what, ", copied out of a GPU's memory, is not a valid tensor: ", status.message()));
         }
         if (!status.ok()) return std::move(*shared)(std::move(status));
         std::move (*shared)(into);

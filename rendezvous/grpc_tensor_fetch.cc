@@ -205,8 +205,8 @@ absl::Status TensorFetch::CheckAnswer(const grpc::ClientContext& context, bool i
 absl::Status TensorFetch::OfSender(const absl::Status& status) const {
   // The other errors concern the path, which Explain names.
   if (!absl::IsInvalidArgument(status)) return status;
-  return absl::InvalidArgumentError(absl::StrCat("what ", ToString(key_.src().task),
-                                                 " sent cannot be taken: ", status.message()));
+  return absl::InvalidArgumentError(absl::StrCat("the value that ", ToString(key_.src().task),
+                                                 " sent is invalid: ", status.message()));
 }
 
 void TensorFetch::Attempt() {

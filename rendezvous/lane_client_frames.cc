@@ -299,7 +299,7 @@ absl::Status LaneClient::Unpack(const TicketMessage& ticket, absl::StatusOr<Tens
   } else if (absl::Status values = CheckValues(*tensor); !values.ok()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the tensor that ", Describe(producer_.peer), " sent by ", path,
-        " is none: ", values.message(), name.empty() ? "" : absl::StrCat(" (", name, ")")));
+        " is invalid: ", values.message(), name.empty() ? "" : absl::StrCat(" (", name, ")")));
   }
   received.tensor = *std::move(tensor);
   received.path = ticket.is_staged ? StagedPath(path) : path;

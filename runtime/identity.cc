@@ -248,7 +248,7 @@ absl::StatusOr<std::optional<Claim>> NearestClaim(const Reader& reader) {
       return absl::InvalidArgumentError(absl::StrCat(
           "environment variables ", Shown(nearest->rank), " and ", Shown((*claim)->rank),
           " disagree about which of ", nearest->size->value,
-          " processes this is; set FERRY_NODE_ID (or say --node-id and --coordinator) to settle "
+          " processes this is; set FERRY_NODE_ID (or pass --node-id and --coordinator) to resolve "
           "it"));
     }
     // One launcher is enough to compare with.

@@ -114,7 +114,7 @@ MasterWish ReadMasterWish(GetEnv get_env) {
   if (IsRankOfFerryRun(get_env) || !read("TORCHELASTIC_RUN_ID").empty()) return wish;
   const std::string host(WithoutBrackets(read(kAddr)));
   if (host.find_first_of(" \t/[]") != std::string::npos) {
-    wish.notes.push_back(absl::StrCat(kAddr, "=", Quoted(host), " is no host name or address"));
+    wish.notes.push_back(absl::StrCat(kAddr, "=", Quoted(host), " is not a host name or address"));
   } else if (!host.empty()) {
     wish.host = host;
   }
@@ -125,7 +125,7 @@ MasterWish ReadMasterWish(GetEnv get_env) {
     wish.port = port;
   } else if (!text.empty()) {
     wish.notes.push_back(
-        absl::StrCat(kPort, "=", Quoted(text), " is no port number",
+        absl::StrCat(kPort, "=", Quoted(text), " is not a port number",
                      absl::StartsWith(text, "tcp://")
                          ? " (Kubernetes sets it so where a service is called \"master\")"
                          : ""));
@@ -139,10 +139,11 @@ absl::StatusOr<MasterAddress> ChooseMaster(const MasterWish& wish, const std::st
   if (wish.host) {
     const std::string shown = absl::StrCat(kAddr, "=", *wish.host);
     if (machine_count > 1 && IsLoopbackHost(*wish.host) && !IsLoopbackHost(own_host)) {
-      master.notes.push_back(absl::StrCat(shown, " is another machine on each of the job's"));
+      master.notes.push_back(
+          absl::StrCat(shown, " is a different machine on each machine of the job"));
     } else if (machine_count == 1 && !probe.is_own(*wish.host)) {
       master.notes.push_back(
-          absl::StrCat(shown, " is no address of this machine, where all ranks run"));
+          absl::StrCat(shown, " is not an address of this machine, where all ranks run"));
     } else {
       // In a job of several machines the first may be behind a service or a router with that
       // address.

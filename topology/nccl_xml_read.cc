@@ -101,12 +101,12 @@ class Reader final {
       // NCCL ignores attributes beyond its capacity, and uses the first of several with the same
       // name.
       if (++count > kMaxNcclXmlAttributes) {
-        Ignore(node, absl::StrCat("attribute ", Shown(name), ", behind the first ",
+        Ignore(node, absl::StrCat("attribute ", Shown(name), ", after the first ",
                                   kMaxNcclXmlAttributes));
         continue;
       }
       if (element.Attribute(name).has_value()) {
-        Ignore(node, absl::StrCat("attribute ", Shown(name), " for a second time"));
+        Ignore(node, absl::StrCat("duplicate attribute ", Shown(name)));
         continue;
       }
       element.attributes.push_back({std::string(name), std::string(value)});

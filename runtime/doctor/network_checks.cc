@@ -58,7 +58,7 @@ Finding CheckFamilies(const HostReader& host) {
   const bool has_ipv4 = host.HasFamily(AF_INET);
   const bool has_ipv6 = host.HasFamily(AF_INET6);
   if (!has_ipv4 && !has_ipv6) {
-    return Wrong("ip families", "the kernel makes neither IPv4 nor IPv6 sockets",
+    return Wrong("ip families", "neither IPv4 nor IPv6 sockets can be created",
                  "allow them: see the seccomp profile of the container");
   }
   if (!has_ipv6) {
@@ -95,8 +95,8 @@ Finding CheckAddresses(const HostReader& host) {
                    "for jobs of several machines give an interface an address");
   }
   if (best > AddressRank::kOrdinary) {
-    return Warning("addresses", absl::StrCat(seen, ": none that looks like a network's"),
-                   "say --advertise=ADDRESS of one at which the others reach this machine");
+    return Warning("addresses", absl::StrCat(seen, ": none appears to be reachable by others"),
+                   "pass --advertise=ADDRESS with one at which the others reach this machine");
   }
   return Ok("addresses", seen);
 }

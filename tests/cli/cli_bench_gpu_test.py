@@ -231,7 +231,8 @@ class BenchOfGpus(harness.Case):
         self.assertEqual("cuda_ipc, copy", last("--gpu-stage-below-bytes=0",
                                                 "--gpu-staging-budget-bytes=0")["path"])
         for flag in ("--gpu-arena-budget-bytes", "--pinned-budget-bytes"):
-            self.fail_with(2, f'{flag}: "0" is no whole number from 1', "bench", "sendrecv", f"{flag}=0")
+            self.fail_with(2, f'{flag}: "0" is not a whole number from 1', "bench", "sendrecv",
+                           f"{flag}=0")
 
     def test_flags_that_make_no_sense(self):
         for devices in ("gpu:", "gpu:0,tpu:1", "gpu:-1,gpu:0", "gpu:0,gpu:1,gpu:2"):

@@ -431,7 +431,8 @@ class Reset(harness.Case):
         workers = self.workers(address, 2)
         # It neither leaves nor dies, and the heartbeat timeout is far away.
         workers[1].signal(signal.SIGSTOP)
-        self.fail_with(1, "the job is well: 2 of 2 .*--force", "reset", f"--coordinator={address}")
+        self.fail_with(1, "the job is healthy: 2 of 2 .*--force", "reset",
+                       f"--coordinator={address}")
         out = self.succeed("reset", f"--coordinator={address}", "--force", "--reason=new nodes")
         self.assertRegex(out.decode(), r"\Aferry reset: job 1 has ended; nodes 0,1 were connected; "
                                        r"the next process that joins begins job 2\n\Z")

@@ -68,8 +68,8 @@ class Usage(harness.Case):
                 ("--heartbeat-timeout: 99ms is too short; at least 100ms",
                  (*one, "--heartbeat-timeout=99ms")),
                 ("--keepalive-time: 0 is too short", (*one, "--keepalive-time=0")),
-                ('--max-keys: "-1" is no whole number', (*one, "--max-keys=-1")),
-                ('--max-value-bytes: "-5" is no whole number', (*one, "--max-value-bytes=-5")),
+                ('--max-keys: "-1" is not a whole number', (*one, "--max-keys=-1")),
+                ('--max-value-bytes: "-5" is not a whole number', (*one, "--max-value-bytes=-5")),
                 ("--nodes and --job=NAME:COUNT", (*one, "--job=worker:4")),
                 ('--job: "a b" is no name', (*one, "--job=a b")),
                 ('--job: "" is no name', (*coordinator, "--job=worker:4,:2")),
@@ -92,7 +92,7 @@ class Usage(harness.Case):
                        "--heartbeat-timeout=5s", "--", "echo", "started")
         self.fail_with(2, "--heartbeat-timeout: 5ms is too short", "run",
                        "--heartbeat-timeout=5ms", "--", "echo", "started")
-        self.fail_with(2, "FERRY_HEARTBEAT_TIMEOUT: \"soon\" is no duration", *run,
+        self.fail_with(2, "FERRY_HEARTBEAT_TIMEOUT: \"soon\" is not a duration", *run,
                        FERRY_HEARTBEAT_TIMEOUT="soon")
         # It matters only where it is used.
         self.succeed("topo", FERRY_HEARTBEAT_TIMEOUT="soon")

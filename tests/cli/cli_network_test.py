@@ -280,7 +280,7 @@ class WrongPort(harness.Case):
         address = self.coordinator(1)[1]
         worker = self.worker(address, 0, 1, "--graph-listen=127.0.0.1:0")
         port = worker.wait_for(r"WorkerService at (\S+)\n").group(1)
-        self.fail_with(1, "no Ferry coordinator, or an older one .a worker's port is none",
+        self.fail_with(1, "not a Ferry coordinator, or an older one .it may be a worker's port.",
                        "status", f"--coordinator={port}")
 
 

@@ -106,12 +106,12 @@ class Numbers(harness.Case):
     def test_a_gate_of_nan_does_not_open(self):
         for gate in ("--max-us=nan", "--min-gbps=nan", "--max-us=inf", "--max-us=0"):
             flag = gate.split("=")[0]
-            self.fail_with(2, f"{flag}: .*is no number above 0", "bench", "sendrecv", "--sizes=8",
+            self.fail_with(2, f"{flag}: .*is not a number above 0", "bench", "sendrecv", "--sizes=8",
                            "--iters=1", "--transport=auto", "--inflight=1", gate)
 
     def test_a_number_has_one_base(self):
         """010 is ten, as to everything else that reads numbers, and not eight."""
-        self.fail_with(2, '--nproc: "65" is no whole number from 2 to 64', "demo", "--nproc=65")
+        self.fail_with(2, '--nproc: "65" is not a whole number from 2 to 64', "demo", "--nproc=65")
         out = self.succeed("bench", "barrier", "--nodes=02", "--iters=010", "--json").decode()
         self.assertRegex(out, r'"count": 10,')
 

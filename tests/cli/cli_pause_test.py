@@ -112,7 +112,7 @@ class StoppedReceiver(Pair):
         self.assertEqual(sender.wait(), 1)
         self.assertRegex(sender.err.splitlines()[-1],
                          "being sent to node 1 by tcp; not all there yet, since its host answers, "
-                         "but its process takes nothing just now: is it stopped, or busy")
+                         "but its process is not reading; it may be stopped or busy")
 
 
 class StoppedWorker(Pair):

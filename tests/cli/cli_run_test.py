@@ -298,7 +298,7 @@ class Nested(harness.Case):
         self.assertEqual(len(addresses), 2)
         for rank in range(2):
             self.assertRegex(err, rf"ferry run: this is rank {rank} of the job at \S+; "
-                             r"--coordinator=\S+ would join that one, and this is a job of its own")
+                             r"starting a separate job \(--coordinator=\S+ would join that one\)")
 
     def test_run_in_a_rank_joins_the_job_that_is_named(self):
         _, address = self.coordinator(2)
@@ -505,9 +505,9 @@ class Master(harness.Case):
         self.assertEqual(first.err + second.err, "")
         for variables, reason in (
                 ({"MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "tcp://10.96.0.7:443"},
-                 r'MASTER_PORT="tcp://10\.96\.0\.7:443" is no port number \(Kubernetes'),
+                 r'MASTER_PORT="tcp://10\.96\.0\.7:443" is not a port number \(Kubernetes'),
                 ({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
-                 r"MASTER_ADDR=127\.0\.0\.1 is another machine on each")):
+                 r"MASTER_ADDR=127\.0\.0\.1 is a different machine on each")):
             with self.subTest(variables):
                 first, second = self.store(machines, "10.77.0.3:9470", nproc=1, variables=variables)
                 self.assertEqual(len(re.findall(reason, first.err)), 1, first.err)
@@ -540,8 +540,8 @@ class Master(harness.Case):
         _, out, err = self.run_ferry("run", "--nproc=2", "--", *command, MASTER_ADDR="192.0.2.7",
                                      MASTER_PORT="tcp://1.2.3.4:5")
         self.assertRegex(out, rb"127\.0\.0\.1 \d+\n")
-        self.assertEqual(err.count("MASTER_ADDR=192.0.2.7 is no address of this machine"), 1)
-        self.assertEqual(err.count('MASTER_PORT="tcp://1.2.3.4:5" is no port number'), 1)
+        self.assertEqual(err.count("MASTER_ADDR=192.0.2.7 is not an address of this machine"), 1)
+        self.assertEqual(err.count('MASTER_PORT="tcp://1.2.3.4:5" is not a port number'), 1)
 
     def test_port_that_is_taken_is_not_used(self):
         import socket

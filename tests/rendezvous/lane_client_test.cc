@@ -106,7 +106,7 @@ TEST_F(LaneClientTest, BooleansThatAreNeither0Nor1_AreRefusedAndTheLaneStays) {
     EXPECT_EQ(ended_, static_cast<int>(id));
     if (id == 2) break;
     EXPECT_EQ(status_.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_NE(status_.message().find("sent by inline is none: element 2 of bool[4] is 2"),
+    EXPECT_NE(status_.message().find("sent by inline is invalid: element 2 of bool[4] is 2"),
               std::string::npos)
         << status_;
   }

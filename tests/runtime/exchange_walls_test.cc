@@ -197,9 +197,10 @@ TEST_P(ExchangeWalls, TwoUsers_GoOverTcpOrAreToldThatTheyAreTwo) {
   peer.Ask("recv t");
   const std::string answer = peer.Ask("wait");
   if (needs_shm) {
-    EXPECT_THAT(answer, testing::HasSubstr("two users share no memory: this process runs as uid "
-                                           "65534 and the one at the other end of the Unix socket "
-                                           "as uid 0"));
+    EXPECT_THAT(answer, testing::HasSubstr(
+                            "processes of two users cannot share memory: this one runs as uid "
+                            "65534 and the one at the other end of the Unix socket "
+                            "as uid 0"));
   } else {
     EXPECT_EQ(answer, "OK");
   }

@@ -69,12 +69,12 @@ TEST(MasterAddress, PortThatIsNone_IsToldAndTheHostKept) {
   EXPECT_EQ(master.host, "service");
   EXPECT_EQ(master.port, 40000);
   EXPECT_THAT(master.notes,
-              ElementsAre(HasSubstr("MASTER_PORT=\"tcp://10.96.0.7:443\" is no port number "
+              ElementsAre(HasSubstr("MASTER_PORT=\"tcp://10.96.0.7:443\" is not a port number "
                                     "(Kubernetes")));
   EXPECT_THAT(master.notes.front(), HasSubstr("; ranks get service:40000"));
   for (const char* port : {"0", "65536", "-1", "x", " 5", "1e3"}) {
     EXPECT_THAT(Choose({{"MASTER_PORT", port}}, "10.0.0.1", 2).notes,
-                ElementsAre(HasSubstr("is no port number")))
+                ElementsAre(HasSubstr("is not a port number")))
         << port;
   }
 }
@@ -101,7 +101,7 @@ TEST(MasterAddress, LoopbackOfSeveralMachines_IsToldAndNotUsed) {
 TEST(MasterAddress, AddressOfAnotherMachine_IsNotUsedWhereThereIsOne) {
   const MasterAddress alone = Choose({{"MASTER_ADDR", "10.0.0.8"}}, "127.0.0.1", 1);
   EXPECT_EQ(alone.host, "127.0.0.1");
-  EXPECT_THAT(alone.notes, ElementsAre(HasSubstr("no address of this machine")));
+  EXPECT_THAT(alone.notes, ElementsAre(HasSubstr("not an address of this machine")));
   // The first of several machines may be reached through a service with an address of its own.
   EXPECT_EQ(Choose({{"MASTER_ADDR", "10.0.0.8"}}, "10.0.0.1", 2).host, "10.0.0.8");
 }
@@ -110,7 +110,7 @@ TEST(MasterAddress, GarbledHost_IsToldAndNotUsed) {
   for (const char* host : {"a b", "http://a", "[a"}) {
     const MasterAddress master = Choose({{"MASTER_ADDR", host}}, "10.0.0.1", 2);
     EXPECT_EQ(master.host, "10.0.0.1");
-    EXPECT_THAT(master.notes, ElementsAre(HasSubstr("is no host name or address")));
+    EXPECT_THAT(master.notes, ElementsAre(HasSubstr("is not a host name or address")));
   }
 }
 

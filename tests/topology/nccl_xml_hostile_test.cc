@@ -225,7 +225,7 @@ TEST(HostileXml, AttributesBehindThe16th_AreIgnoredAsByNccl) {
     ASSERT_EQ(topology->ignored.size(), static_cast<size_t>(others) - 14);
     if (others == 14) continue;
     EXPECT_EQ(topology->ignored.back(),
-              "line 2: <cpu numaid=\"0\">: attribute familyid, behind the first 16");
+              "line 2: <cpu numaid=\"0\">: attribute familyid, after the first 16");
   }
   // Not looked at, so its value may be anything; but NCCL fails on what is too long for its buffer.
   EXPECT_TRUE(ReadNcclXml(with(15, " familyid=\"no number\"")).ok());
@@ -246,7 +246,7 @@ TEST(HostileXml, AnAttributeForASecondTime_IsIgnoredAsByNccl) {
   EXPECT_EQ(pci.Attribute("class"), "0x06");
   ASSERT_EQ(topology->ignored.size(), 1u);
   EXPECT_EQ(topology->ignored[0],
-            "line 3: <pci busid=\"0000:10:00.0\">: attribute busid for a second time");
+            "line 3: <pci busid=\"0000:10:00.0\">: duplicate attribute busid");
 }
 
 // A name of sixteen megabytes must not fill a log.

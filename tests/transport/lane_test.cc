@@ -369,7 +369,7 @@ TEST(LaneHubTest, AnotherUsersProcessIsRefusedAndCounted) {
   EXPECT_EQ(status, 0);
   EXPECT_EQ(b.hub->stats().refused, 1);
   EXPECT_THAT(b.hub->stats().last_refusal,
-              HasSubstr("two users share no memory: this process runs as uid 0"));
+              HasSubstr("processes of two users cannot share memory: this one runs as uid 0"));
   for (const int each : pipe_ends) close(each);
 }
 

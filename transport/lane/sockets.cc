@@ -240,7 +240,7 @@ absl::Status CheckSameUser(int socket, SocketEnd end) {
   const uid_t client = end == SocketEnd::kClient ? own : peer.uid;
   if (peer.uid == own || client == 0) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat("two users share no memory: this process runs as uid ", own,
+      absl::StrCat("processes of two users cannot share memory: this one runs as uid ", own,
                    " and the one at the other end of the Unix socket as uid ", peer.uid));
 }
 
