@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// When a host counts as vanished, and when its process only takes nothing.
+// When a host counts as vanished, and when its process merely does not read.
 #include "base/host_watch.h"
 
 #include <netinet/in.h>
@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 
 constexpr absl::Duration kLimit = absl::Seconds(10);
 
-// A peer as the kernel reports of it, second by second.
+// A peer in the kernel's view, with a simulated clock.
 class Watched {
  public:
   // Looks as often as a connection does for `span`; the state of each look is `make(now)`.
@@ -49,7 +49,7 @@ TEST(HostWatch, AcknowledgesAsItIsSent_StaysForever) {
   uint32_t resent = 0;
   EXPECT_TRUE(peer.Pass(absl::Hours(1),
                         [&](absl::Time) {
-                          // A poor network: something is lost all the time.
+                          // A lossy network: some packet is always lost.
                           return TcpState{.is_outstanding = true,
                                           .since_answer = absl::Milliseconds(300),
                                           .resent = resent += 10,
@@ -81,7 +81,7 @@ TEST(HostWatch, HostVanishesWhileDataIsInFlight_IsFoundWithinTheLimit) {
 }
 
 // The process is stopped, its kernel is not: each probe of the window is answered. Probes are two
-// minutes apart on kernels that know no bound for them.
+// minutes apart on kernels without a configurable limit.
 TEST(HostWatch, WindowStaysClosedForAnHour_HostIsThere) {
   for (const absl::Duration apart : {absl::Seconds(2), absl::Seconds(120)}) {
     Watched peer;
@@ -116,7 +116,7 @@ TEST(HostWatch, HostVanishesWhileItsWindowIsClosed_IsFoundWithinTheLimit) {
 }
 
 // A single probe without an answer, two minutes before the next one.
-TEST(HostWatch, OneProbeIsLost_IsNoSign) {
+TEST(HostWatch, OneLostProbe_IsNotAVanishedHost) {
   Watched peer;
   const absl::Time start = peer.now();
   EXPECT_TRUE(peer.Pass(absl::Minutes(2),
@@ -177,7 +177,7 @@ TEST(DescribeObstacle, SaysWhetherItIsTheProcessOrTheHost) {
 struct Pair {
   Pair() {
     const UniqueFd listener(socket(AF_INET, SOCK_STREAM, 0));
-    // As of a listener that thinks otherwise: it is inherited.
+    // The option may be inherited from a listener that has set it.
     const unsigned inherited_ms = 20'000;
     setsockopt(listener.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &inherited_ms, sizeof(inherited_ms));
     sockaddr_in address = {};
@@ -241,7 +241,7 @@ TEST(TcpState, NoTcpConnection_HasNone) {
   EXPECT_FALSE(ReadTcpState(one.get()).has_value());
 }
 
-// With TCP_USER_TIMEOUT a closed window ends the connection, whoever answers the probes.
+// With TCP_USER_TIMEOUT a closed window ends the connection even if the probes are answered.
 TEST(PrepareHostWatch, ListenerHadAUserTimeout_IsOffAndKeepaliveIsOn) {
   Pair pair;
   ASSERT_EQ(Option(pair.server.get(), TCP_USER_TIMEOUT), 20'000);

@@ -26,7 +26,7 @@ TEST(Numbers, WhatOnlyLooksLikeOne_IsRefusedByAll) {
     EXPECT_EQ(ParseReal(text), std::nullopt) << text;
     EXPECT_EQ(ParseFiniteDuration(text), std::nullopt) << text;
   }
-  // A string may hold a NUL, which the C library takes for its end.
+  // A string may contain a NUL, which terminates it for the C library.
   EXPECT_EQ(ParseWhole(absl::string_view("1\0", 2)), std::nullopt);
   EXPECT_EQ(ParseReal(absl::string_view("1\0", 2)), std::nullopt);
   EXPECT_EQ(ParseFiniteDuration(absl::string_view("1s\0", 3)), std::nullopt);

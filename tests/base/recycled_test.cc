@@ -89,7 +89,7 @@ TEST(Recycled, BlocksOfAnotherThread_AreKeptByTheThreadThatFreesThem) {
   }
 }
 
-// Leaks of threads that have ended are seen by no one else: the sanitizers' builds keep nothing.
+// Only this test detects leaks of ended threads: builds with sanitizers do not recycle.
 TEST(Recycled, ThreadEnds_WhatItKeptGoesBackToTheHeap) {
   struct Late {
     // After the lists were emptied.
@@ -97,7 +97,7 @@ TEST(Recycled, ThreadEnds_WhatItKeptGoesBackToTheHeap) {
       *is_over = recycled_internal::lists.is_over;
       *kept = KeptHere();
       for (const auto* first : recycled_internal::lists.first) *kept += first != nullptr ? 1 : 0;
-      // Nothing empties them once more: this must not be kept.
+      // The lists are not emptied again, so this must not be kept.
       FreeRecycled(block, 64);
       *kept_late = KeptHere();
     }
@@ -112,7 +112,7 @@ TEST(Recycled, ThreadEnds_WhatItKeptGoesBackToTheHeap) {
   size_t kept_late = 99;
   {
     Thread other("recycled", [&] {
-      // Made before the lists are watched, and so gone after they were emptied.
+      // Constructed before the lists are registered, and so destroyed after they were emptied.
       thread_local Late late;
       late.block = AllocateRecycled(64);
       late.is_over = &is_over;

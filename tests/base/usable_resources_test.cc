@@ -149,7 +149,7 @@ TEST(UsableResources, Garbage_IsNoLimit) {
   EXPECT_EQ(usable.memory_bytes, 64 * kGiB);
 }
 
-// More than the machine has is what orchestrators write when they mean all of it.
+// Orchestrators write a limit above the machine's resources to mean all of them.
 TEST(UsableResources, LimitAboveTheMachine_IsTheMachine) {
   const UsableResources usable = Of({{"/proc/self/mountinfo", kV2Mount},
                                      {"/proc/self/cgroup", "0::/\n"},

@@ -43,7 +43,7 @@ TEST(BenchGoneNode, NamesWhoHasDiedLeftOrComeBack) {
               HasSubstr("node 2 was restarted"));
 }
 
-// It may be alive: a worker that could not be reached, say.
+// It may be alive, for example a worker that could not be reached.
 TEST(BenchGoneNode, ANodeThatReportedAnError_HasNotDied) {
   coord::TaskStatus task = TaskOf(2, coord::TaskState::kError, 22);
   task.error = absl::UnavailableError("/job:w/replica:0/task:2 reported: cannot be reached");

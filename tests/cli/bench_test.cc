@@ -177,7 +177,7 @@ TEST(BenchReport, HasAsManyCellsInEachLineOfItsCsv) {
   }
 }
 
-// Times of wrong data are no times: a run that moved nothing would be the fastest.
+// Times of wrong data are meaningless: a run that moved nothing would be the fastest.
 TEST(BenchComparison, RowsWithWrongBytes_AreWrongInEitherRun) {
   const std::vector<BenchRow> rows = {Row("handoff", 8, 1.0, 0.9, 1.1),
                                       Row("into", 8, 1.0, 0.9, 1.1), Row("into", 64, 1, 1, 1)};

@@ -8,7 +8,7 @@ import re
 import harness
 from bench_rows import rows_of
 
-# Small ones that are named twice, and larger and smaller than a depth.
+# Small sizes that are named twice, and larger and smaller than a depth.
 SIZES = "--sizes=8,4K,8"
 # A bench's flags, and how many samples of one at a time a row of it has at --iters=N.
 BENCHES = {

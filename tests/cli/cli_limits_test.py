@@ -14,7 +14,7 @@ import tempfile
 import harness
 
 REFUSE = os.environ.get("REFUSE_SYSCALLS", "")
-# What nothing of the tool may depend on, beside memory that is shared.
+# System calls that nothing but shared memory may depend on.
 OPTIONAL = ("fallocate,get_mempolicy,getcpu,io_uring_setup,kcmp,mbind,membarrier,mincore,mlock,"
             "mlock2,perf_event_open,pidfd_getfd,pidfd_open,process_vm_readv,process_vm_writev,"
             "ptrace,rseq:ENOSYS,sched_getaffinity,sched_setaffinity,sched_setscheduler,"

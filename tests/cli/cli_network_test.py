@@ -30,7 +30,7 @@ class Machine:
         with open(path, "w", encoding="ascii") as file:
             file.write(hosts)
         self.case = case
-        # What holds the namespaces, and takes them with it.
+        # The process that keeps the namespaces alive.
         self.holder = subprocess.Popen(
             ["unshare", "-n", "-m", "sh", "-c",
              'mount --make-rprivate / && mount --bind "$0" /etc/hosts && ip link set lo up && '

@@ -19,14 +19,14 @@ OTHERS = {"HOST:PORT", "[HOST]:PORT", "HOST[:PORT]", "RANK|none", "FILE", "FILE.
           "VALUE", "PREFIX", "NAME=VALUE|NAME=@FILE", "TEXT", "local|shm|tcp|cuda_ipc|nccl",
           "lane|grpc", "shm|tcp|cuda_ipc|nccl|auto|all", "handoff|read|into|both|all",
           "host:0|gpu:N,...", "float|int8|bfloat16|...", "PATH",
-          # Ranges of a job's nodes, which are looked at when it has been joined.
+          # Ranges of a job's nodes, which are checked after joining it.
           "NODES"}
 JUNK = ("nan", "-nan", "inf", "-inf", "1e999", "", " ", "0x10", "1x", " 1", "1 ", "+1", "1,5,", "one")
-# Those of which a negative number is one.
+# Flags that accept a negative number.
 SIGNED = {"--step"}
 # A command that "run" needs.
 TAIL = {"run": ["--", "true"]}
-# What stands before it, where its value would be looked at before.
+# Arguments to precede it where another value would be checked first.
 PLACE = ["x", "--node-id=0", "--num-nodes=2", "--coordinator=127.0.0.1:1"]
 LEAD = {("send", "--shape"): ["x", "--to=1"], ("recv", "--shape"): ["x", "--from=0"],
         ("send", "--to"): PLACE, ("recv", "--from"): PLACE}
@@ -81,12 +81,12 @@ class Numbers(harness.Case):
         for verb, flag, kind in self.flags:
             if kind not in NUMERIC:
                 continue
-            # Everything of each flag, and of those that many verbs have one for each verb.
+            # All texts for each flag once, and one text for each further verb that has it.
             is_new = (flag, kind) not in seen
             seen.add((flag, kind))
             junk = JUNK + (() if flag in SIGNED else ("-1",)) if is_new else JUNK[:1]
             for text in junk:
-                # Ten elements of none.
+                # 0x10 is a valid shape.
                 if (flag, text) == ("--shape", "0x10"):
                     continue
                 lead = LEAD.get((verb[-1], flag), [])

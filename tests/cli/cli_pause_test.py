@@ -15,7 +15,7 @@ import time
 import harness
 
 BYTES = 256 << 20
-# More than anything but the tensor has on its way.
+# More than anything but the tensor has in flight.
 MUCH = 200 << 10
 # A host that acknowledges nothing for so long counts as vanished (kVanishLimit).
 VANISH_S = 10
@@ -85,7 +85,7 @@ class Pair(harness.Case):
         raise self.failureException("it was never stopped in the middle")
 
     def new_coordinator(self):
-        # Nobody is missed because it does not beat.
+        # No node is considered dead for missing heartbeats.
         return self.coordinator(2, "--heartbeat-timeout=120s")[1]
 
 
@@ -99,7 +99,7 @@ class StoppedReceiver(Pair):
         """Over both carriers at once, for longer than either would wait for a vanished host."""
         pairs = [self.stopped_in_the_middle(self.new_coordinator, *carrier)
                  for carrier in (("--require=tcp",), ("--carrier=grpc",))]
-        # The kernel's clock, not ours, is what is waited for.
+        # The test waits for the kernel's timer, which it cannot set.
         time.sleep(max(VANISH_S, GRPC_CLOSED_WINDOW_S) + 4)
         for sender, receiver in pairs:
             self.assertIsNone(sender.popen.poll(), sender.err)

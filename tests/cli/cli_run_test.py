@@ -138,7 +138,7 @@ class JobControl(harness.Case):
         os.waitpid(run.popen.pid, os.WUNTRACED)
         coordinator.signal(signal.SIGSTOP)
         time.sleep(5)
-        # The coordinator first: the others say nothing yet.
+        # The coordinator resumes first, while the others are still stopped.
         coordinator.signal(signal.SIGCONT)
         run.signal(signal.SIGCONT)
         time.sleep(3)

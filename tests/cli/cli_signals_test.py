@@ -12,9 +12,9 @@ import time
 
 import harness
 
-# Of the machine, beyond the second that is promised.
+# Slack for a loaded machine, beyond the promised second.
 LIMIT_S = 1 + 0.5
-# A wait that says nothing of itself: it has begun by then.
+# For waits that print nothing: they have begun by then.
 BEGUN_S = 1
 
 GRAPH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../examples/crossing.pbtxt")
@@ -76,7 +76,8 @@ WAITS = [
     Wait("run without a coordinator", ("run", "--nodes=2", "--node-id=1", "--", "true"), nodes=0,
          says="looking for the coordinator"),
     *with_stops("run", ("run", "--", "sleep", "1000"), (NONE, COORDINATOR)),
-    # Asked of a coordinator that has been stopped, or does not answer: they have no other wait.
+    # Requests to a coordinator that has been stopped, or does not answer: these verbs have no other
+    # wait.
     *[Wait(f"{verb[0]} {' '.join(verb[1:])} without a coordinator", verb, nodes=0)
       for verb in (("status",), ("status", "--pending"), ("kv", "set", "a", "1"), ("kv", "ls"),
                    ("kv", "rm", "a"), ("topo",), ("trace", "-o", "/dev/null"),

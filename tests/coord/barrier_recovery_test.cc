@@ -311,8 +311,8 @@ TEST(BarrierListing, ShowsWhoHasComeAndWhoIsMissing) {
   EXPECT_EQ(job.coordinator().wait_count(), 0u);
 }
 
-// A use that is taken back makes room for its former result, which was forgotten meanwhile: it must
-// be forgettable again, or the table grows past its limit.
+// Withdrawing a use restores the barrier's former result, which was evicted meanwhile: it must be
+// evictable again, or the table outgrows its limit.
 TEST(BarrierLimits, WithdrawnUseOfForgottenBarrier_IsForgottenAgain) {
   CoordinatorOptions options = RecoverableOptions(2);
   options.max_finished_barriers = 1;

@@ -66,7 +66,7 @@ TEST(Barrier, OneListsAllTasksTheOtherNone_AreOneBarrier) {
     for (const std::vector<int>& second : spellings) {
       TestJob job(PlainOptions(3));
       job.RegisterAll();
-      // The uses that follow are held to the same tasks as the first.
+      // Later uses require the same tasks as the first.
       for (const int64_t counter : {0, 1}) {
         BarrierCall one = job.Barrier(0, "b", counter, counter == 0 ? first : second);
         BarrierCall two = job.Barrier(1, "b", counter, counter == 0 ? second : first);
@@ -105,7 +105,7 @@ TEST(Barrier, TheTasksOfOnePartAreNotTheBarrierOfAll) {
   EXPECT_THAT(of_part.result(), Fails(absl::StatusCode::kInvalidArgument));
 }
 
-// The list is compared first: the caller is told of the disagreement, not that it is a stranger.
+// The list is compared first: the error is the disagreement, not that the caller is no participant.
 TEST(Barrier, CallerWithAnotherListWhoIsOnNeither_IsToldOfTheConflict) {
   TestJob job(PlainOptions(4));
   job.RegisterAll();
@@ -116,8 +116,9 @@ TEST(Barrier, CallerWithAnotherListWhoIsOnNeither_IsToldOfTheConflict) {
   EXPECT_THAT(first.result(), Fails(absl::StatusCode::kInvalidArgument));
 }
 
-// A use that cannot be opened says so before it looks at the caller, as upstream's service does.
-TEST(Barrier, OpenedByAStrangerWithAParticipantInError_SaysTheError) {
+// The error of a use that cannot be opened precedes the check of the caller, as in upstream's
+// service.
+TEST(Barrier, OpenedByANonParticipantWithAParticipantInError_SaysTheError) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();
   StatusCall poll = job.Poll(1);
@@ -126,8 +127,8 @@ TEST(Barrier, OpenedByAStrangerWithAParticipantInError_SaysTheError) {
               Fails(absl::StatusCode::kInternal, HasSubstr("already in error")));
 }
 
-// The earlier call of the offender is superseded, as by any other call; the others hear the
-// verdict.
+// The earlier call of the same task is superseded, as by any other call; the others receive the
+// error.
 TEST(Barrier, SecondCallOfAWaitingTaskWithAnotherList_CancelsTheFirstAndFailsTheOthers) {
   for (const int64_t counter : {0, 1}) {
     TestJob job(PlainOptions(3));
@@ -143,7 +144,7 @@ TEST(Barrier, SecondCallOfAWaitingTaskWithAnotherList_CancelsTheFirstAndFailsThe
   }
 }
 
-// It would go on although those that it means to meet have not come.
+// It would continue although the tasks on its list have not arrived.
 TEST(Barrier, CallWithAnotherListAfterItPassed_IsAConflict) {
   const struct {
     int caller;
@@ -162,13 +163,14 @@ TEST(Barrier, CallWithAnotherListAfterItPassed_IsAConflict) {
     BarrierCall first = job.Barrier(0, "b", kFirst, {0, 1});
     ExpectPassed(job.Barrier(1, "b", kFirst, {0, 1}), 0);
     ExpectPassed(first, 0);
-    // Another spelling is no other list.
+    // A different order of the same tasks is the same list.
     ExpectPassed(job.Barrier(0, "b", kFirst, {1, 0, 1}), 0);
     BarrierCall late = job.Barrier(call.caller, "b", kFirst, call.tasks);
     EXPECT_EQ(late.wait(), kNoWait);
     EXPECT_THAT(late.result(), Fails(absl::StatusCode::kInvalidArgument, HasSubstr(call.text)));
     EXPECT_EQ(late.result().counter, 0);
-    // From now on that is the result of this use, as it is upstream; the next one is not touched.
+    // That is the result of this use from now on, as in upstream's service; the next use is
+    // unaffected.
     EXPECT_EQ(job.Barrier(1, "b", kFirst, {0, 1}).result().status, late.result().status);
     BarrierCall next = job.Barrier(0, "b", 1, {0, 1});
     ExpectPassed(job.Barrier(1, "b", 1, {0, 1}), 1);
@@ -184,7 +186,7 @@ TEST(Barrier, CallWithAnotherListAfterABarrierOfAllPassed_IsAConflict) {
               Fails(absl::StatusCode::kInvalidArgument, HasSubstr("Conflicting tasks specified")));
 }
 
-// The conflict is the news, not how the use ended for those that agreed.
+// The error is the conflict, not the result of the use for the callers that agreed.
 TEST(Barrier, CallWithAnotherListAfterItFailed_IsAConflict) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();
@@ -197,7 +199,7 @@ TEST(Barrier, CallWithAnotherListAfterItFailed_IsAConflict) {
               Fails(absl::StatusCode::kInvalidArgument, HasSubstr("Conflicting tasks specified")));
 }
 
-// The coordinator's own barriers decide who has joined: no call of a client takes that back.
+// The coordinator's own barriers decide which tasks have joined; no client's call can revert that.
 TEST(Barrier, ConflictingCallToTheRegisterBarrier_DoesNotUndoTheRegistration) {
   CoordinatorOptions options = PlainOptions(2);
   options.register_barrier = true;

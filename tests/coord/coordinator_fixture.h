@@ -136,11 +136,11 @@ class TestJob final {
  public:
   explicit TestJob(CoordinatorOptions options, uint64_t incarnation = 77)
       : coordinator_(*Coordinator::Create(std::move(options), clock_, incarnation)) {}
-  // Whatever the test was about, nothing may be left behind.
+  // No test may leave entries in the tables.
   ~TestJob() {
     EXPECT_EQ(TablesThatDisagree(*coordinator_), "");
     coordinator_->Stop();
-    // Not run: what they refer to may be gone with the test's body.
+    // The completions are not run: what they refer to may have been destroyed with the test's body.
     coordinator_->TakeCompletions();
     EXPECT_EQ(TablesLeftByStop(*coordinator_), "");
   }

@@ -21,7 +21,7 @@ CoordinatorOptions DaemonOptions(int tasks) {
   return options;
 }
 
-// The lives of job `job`, from 1.
+// The incarnations of job `job`, from 1.
 uint64_t LifeIn(int job, int task) { return 1000 * static_cast<uint64_t>(job) + 1 + task; }
 
 void JoinAll(TestJob& job, int number) {
@@ -45,8 +45,8 @@ void ExpectWell(TestJob& job, int number) {
   EXPECT_EQ(job.coordinator().epoch(), number);
 }
 
-// A process that was stopped wakes up when the next job has begun.
-TEST(FormerJob, LateHeartbeat_IsAbortedAndHarmsNobody) {
+// A process that was stopped resumes when the next job has begun.
+TEST(FormerJob, LateHeartbeat_IsAbortedWithoutEffect) {
   TestJob job(DaemonOptions(2));
   JoinAll(job, 1);
   LeaveAll(job);
@@ -59,7 +59,7 @@ TEST(FormerJob, LateHeartbeat_IsAbortedAndHarmsNobody) {
   ExpectWell(job, 2);
 }
 
-TEST(FormerJob, LateRegistration_IsAbortedAndHarmsNobody) {
+TEST(FormerJob, LateRegistration_IsAbortedWithoutEffect) {
   TestJob job(DaemonOptions(2));
   JoinAll(job, 1);
   LeaveAll(job);
@@ -68,7 +68,7 @@ TEST(FormerJob, LateRegistration_IsAbortedAndHarmsNobody) {
   ExpectWell(job, 2);
 }
 
-// It comes while the new job's tasks are still joining: it must not take the place of one.
+// It registers while the new job's tasks are still joining, and must not replace one of them.
 TEST(FormerJob, LateRegistrationWhileTheNextJobJoins_DoesNotJoinIt) {
   TestJob job(DaemonOptions(2));
   JoinAll(job, 1);
@@ -82,7 +82,7 @@ TEST(FormerJob, LateRegistrationWhileTheNextJobJoins_DoesNotJoinIt) {
   ExpectWell(job, 2);
 }
 
-// A task of the new job is in error or gone; the straggler's beats are no sign of its life.
+// A task of the new job is in error or gone; heartbeats of the earlier process do not count for it.
 TEST(FormerJob, LateHeartbeats_DoNotKeepAFailedJobAlive) {
   TestJob job(DaemonOptions(2));
   JoinAll(job, 1);
@@ -98,7 +98,7 @@ TEST(FormerJob, LateHeartbeats_DoNotKeepAFailedJobAlive) {
   EXPECT_EQ(job.coordinator().epoch(), 3);
 }
 
-// A recoverable job answers OK to a former life of its own, but not to one of another job.
+// A recoverable job answers OK to a former incarnation of its own, but not to one of another job.
 TEST(FormerJob, LateHeartbeatInARecoverableJob_IsAborted) {
   CoordinatorOptions options = DaemonOptions(1);
   options.recoverable = true;
@@ -111,8 +111,8 @@ TEST(FormerJob, LateHeartbeatInARecoverableJob_IsAborted) {
   ExpectWell(job, 2);
 }
 
-// A life that was replaced within its job is one of that job, too.
-TEST(FormerJob, LifeThatWasReplacedInItsJob_IsKnownInTheNext) {
+// An incarnation that was replaced within its job belonged to that job, too.
+TEST(FormerJob, IncarnationThatWasReplaced_IsKnownInTheNextJob) {
   CoordinatorOptions options = DaemonOptions(1);
   options.recoverable = true;
   TestJob job(options);
@@ -160,7 +160,7 @@ TEST(FormerJob, ManyJobs_AreAllKnown) {
   ExpectWell(job, 21);
 }
 
-TEST(FormerJob, LifeOfAnotherTask_IsNotKnown) {
+TEST(FormerJob, IncarnationOfAnotherTask_IsNotKnown) {
   TestJob job(DaemonOptions(2));
   JoinAll(job, 1);
   LeaveAll(job);
@@ -193,7 +193,7 @@ TEST(FormerIncarnations, ALargeJob_IsRememberedAsAWhole) {
   EXPECT_EQ(lives.EpochOf(TaskId(kTasks - 1), Incarnation(3)), 3);
 }
 
-// A client that says none would be refused for ever.
+// A client without an incarnation would be refused forever.
 TEST(FormerIncarnations, NoIncarnation_IsNotRemembered) {
   FormerIncarnations lives(1);
   lives.Add(TaskId(0), Incarnation(), 1);
@@ -201,7 +201,8 @@ TEST(FormerIncarnations, NoIncarnation_IsNotRemembered) {
   EXPECT_EQ(lives.size(), 0u);
 }
 
-// A straggler keeps a failed job alive: it is ended by hand, and the next one begins at once.
+// A remaining process keeps a failed job alive: it is ended by hand, and the next one begins at
+// once.
 TEST(EndJob, OfAFailedJob_LetsTheNextOneBegin) {
   TestJob job(DaemonOptions(2));
   JoinAll(job, 1);
@@ -217,7 +218,7 @@ TEST(EndJob, OfAFailedJob_LetsTheNextOneBegin) {
   ExpectWell(job, 2);
 }
 
-TEST(EndJob, OfAJobThatIsWell_NeedsForce) {
+TEST(EndJob, OfAHealthyJob_NeedsForce) {
   TestJob job(DaemonOptions(2));
   JoinAll(job, 1);
   StatusCall poll = job.Poll(0);
@@ -229,7 +230,7 @@ TEST(EndJob, OfAJobThatIsWell_NeedsForce) {
   ExpectWell(job, 1);
 }
 
-// Everything that waits hears why, and no process of the job goes on as if nothing had happened.
+// All parked calls end with the reason, and later calls of the job's processes are refused.
 TEST(EndJob, EndsWhatWaitsWithTheReason) {
   TestJob job(DaemonOptions(2));
   JoinAll(job, 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Clients that do not tell their heartbeat timeout: what is learned of it, and from what.
+// Learning the heartbeat timeouts of clients that do not transmit them.
 #include "coord/heartbeat_interval.h"
 
 #include <string>
@@ -24,7 +24,7 @@ CoordinatorOptions JaxOptions(int tasks) {
   return options;
 }
 
-// As if the user had said --heartbeat-timeout.
+// As with --heartbeat-timeout.
 CoordinatorOptions LimitedOptions(int tasks, absl::Duration limit) {
   CoordinatorOptions options = JaxOptions(tasks);
   options.heartbeat_timeout = limit;
@@ -32,11 +32,12 @@ CoordinatorOptions LimitedOptions(int tasks, absl::Duration limit) {
   return options;
 }
 
-// A client of JAX: when it beats, given the timeout that it was given.
+// A client of JAX, which sends heartbeats according to its own timeout.
 struct JaxClient {
   int task = 0;
   absl::Duration timeout;
-  // Clients of before 2026 beat at once, later ones an interval after they have registered.
+  // Clients from before 2026 send the first heartbeat at once, later ones an interval after
+  // registering.
   bool beats_at_once = false;
   bool polls = true;
 };
@@ -55,7 +56,7 @@ StatusCall Join(TestJob& job, const JaxClient& client) {
                       : StatusCall(std::make_shared<bool>(true));
 }
 
-// Lets the clients beat for so many intervals each of theirs; they share one timeout.
+// Lets each client send heartbeats for that many of its intervals; they share one timeout.
 void RunBeats(TestJob& job, const std::vector<JaxClient>& clients, int intervals) {
   for (int i = 0; i < intervals; ++i) {
     job.Advance(clients[0].timeout / 2);
@@ -63,7 +64,7 @@ void RunBeats(TestJob& job, const std::vector<JaxClient>& clients, int intervals
   }
 }
 
-// Since when a task was dead, in steps of a tenth of a second; InfiniteDuration if it lives on.
+// The time until the task was considered dead, in steps of 0.1 s; InfiniteDuration if it was not.
 absl::Duration TimeToNotice(TestJob& job, int task, absl::Duration patience) {
   for (absl::Duration passed; passed <= patience; passed += absl::Milliseconds(100)) {
     if (job.state(task) == TaskState::kError) return passed;
@@ -104,7 +105,7 @@ TEST(HeartbeatInterval, RepeatedCalls_AreNoInterval) {
   EXPECT_LE(pace.interval(), absl::Seconds(5));
 }
 
-// Beats that were held up come in a burst when the network is back.
+// Delayed heartbeats arrive in a burst when the network recovers.
 TEST(HeartbeatInterval, ADelayAndABurst_OnlyMakeItPatientForAWhile) {
   absl::Time now = absl::UnixEpoch();
   HeartbeatInterval pace(kBeatsOfJax, now);
@@ -160,7 +161,8 @@ TEST(UntoldTimeout, IdleClientOf300s_LivesUnderTheDefault) {
   }
 }
 
-// The user's own number is shorter than the client's: what waits on a live connection is there.
+// The user's limit is shorter than the client's timeout: a call on a live connection is a sign of
+// life.
 TEST(UntoldTimeout, IdleClientOf300s_LivesUnderALimitOf60s) {
   TestJob job(LimitedOptions(1, absl::Seconds(60)));
   const std::vector<JaxClient> clients = {{0, absl::Seconds(300)}};
@@ -175,7 +177,7 @@ TEST(UntoldTimeout, ClientOf10sThatFallsSilent_IsNoticedAfter10s) {
   const StatusCall poll = Join(job, clients[0]);
   const StatusCall stopped = Join(job, clients[1]);
   RunBeats(job, clients, 3);
-  // Its connection is still there, as that of a process that was stopped.
+  // Its connection stays open, as that of a stopped process does.
   absl::Duration passed;
   for (; job.state(1) != TaskState::kError && passed < absl::Minutes(5);
        passed += absl::Seconds(1)) {
@@ -206,7 +208,7 @@ TEST(UntoldTimeout, KilledClient_IsNoticedSoonBeforeAndAfterItsPaceIsKnown) {
   }
 }
 
-// A proxy dropped the connection; the client has made another and waits there.
+// A proxy dropped the connection; the client has opened another one and polls there.
 TEST(UntoldTimeout, ConnectionMadeAgain_KeepsTheTask) {
   TestJob job(JaxOptions(1));
   const JaxClient client = {0, absl::Seconds(300)};
@@ -220,7 +222,7 @@ TEST(UntoldTimeout, ConnectionMadeAgain_KeepsTheTask) {
   }
 }
 
-// A heartbeat by another connection is as good.
+// A heartbeat on another connection has the same effect.
 TEST(UntoldTimeout, HeartbeatAfterTheEndOfAConnection_KeepsTheTask) {
   TestJob job(JaxOptions(1));
   StatusCall poll = Join(job, {0, absl::Seconds(10)});
@@ -231,8 +233,9 @@ TEST(UntoldTimeout, HeartbeatAfterTheEndOfAConnection_KeepsTheTask) {
   EXPECT_EQ(job.state(0), TaskState::kConnected);
 }
 
-// A client that gives its poll up, but keeps its connection, has its heartbeat timeout to beat.
-TEST(UntoldTimeout, PollThatIsGivenUp_IsNoDeath) {
+// A client that cancels its poll but keeps its connection has its heartbeat timeout to send a
+// heartbeat.
+TEST(UntoldTimeout, PollThatIsGivenUp_KeepsTheTask) {
   TestJob job(JaxOptions(1));
   StatusCall poll = Join(job, {0, absl::Seconds(300)});
   job.Advance(absl::Seconds(140));
@@ -240,15 +243,15 @@ TEST(UntoldTimeout, PollThatIsGivenUp_IsNoDeath) {
   job.Advance(absl::Seconds(10));
   ASSERT_THAT(job.Heartbeat(0), IsOk());
   EXPECT_EQ(job.state(0), TaskState::kConnected);
-  // It has beaten once, 150 s after it joined: that is a client of 300 s.
+  // Its first heartbeat came 150 s after it joined, which implies a timeout of 300 s.
   job.Advance(absl::Seconds(299));
   EXPECT_EQ(job.state(0), TaskState::kConnected);
   job.Advance(absl::Seconds(2));
   EXPECT_EQ(job.state(0), TaskState::kError);
 }
 
-// A task that waits for the others to shut down may go.
-TEST(UntoldTimeout, ConnectionThatEndsDuringShutdown_FailsNobody) {
+// A task that waits for the others to shut down may disconnect.
+TEST(UntoldTimeout, ConnectionThatEndsDuringShutdown_FailsNoTask) {
   CoordinatorOptions options = JaxOptions(2);
   options.shutdown_timeout = absl::Seconds(30);
   TestJob job(options);
@@ -261,7 +264,7 @@ TEST(UntoldTimeout, ConnectionThatEndsDuringShutdown_FailsNobody) {
   EXPECT_THAT(job.Shutdown(1).result(), IsOk());
 }
 
-// The limit of the user holds for what no connection vouches for, and the error says what to do.
+// The user's limit applies to tasks without a live connection, and the error says what to do.
 TEST(UntoldTimeout, ClientThatBeatsTooSeldomForTheLimit_IsToldTheNumber) {
   TestJob job(LimitedOptions(1, absl::Seconds(20)));
   Join(job, {0, absl::Seconds(300), /*beats_at_once=*/true, /*polls=*/false});
@@ -288,7 +291,7 @@ TEST(UntoldTimeout, PaceThatIsLongerThanTheLimit_IsNamedInTheError) {
                           HasSubstr("--heartbeat-timeout=24s"))));
 }
 
-// A limit is an upper bound: a client with a shorter timeout is noticed by that one.
+// The limit is an upper bound: a client with a shorter timeout is judged by that one.
 TEST(UntoldTimeout, ShorterThanTheLimit_Counts) {
   TestJob job(LimitedOptions(1, absl::Seconds(60)));
   const std::vector<JaxClient> clients = {{0, absl::Seconds(10)}};
@@ -297,8 +300,8 @@ TEST(UntoldTimeout, ShorterThanTheLimit_Counts) {
   EXPECT_LE(TimeToNotice(job, 0, absl::Minutes(5)), absl::Seconds(10.1));
 }
 
-// Late once, and healthy: one slow answer of the network is no reason to die.
-TEST(UntoldTimeout, JitterAndRetries_KillNobody) {
+// A healthy task whose heartbeat was late once: one delay must not count as its death.
+TEST(UntoldTimeout, JitterAndRetries_FailNoTask) {
   TestJob job(JaxOptions(1));
   const StatusCall poll = Join(job, {0, absl::Seconds(10)});
   for (const double gap : {5.0, 5.3, 0.004, 5.0, 8.9, 0.1, 1.5, 5.0, 9.5, 5.0, 5.0}) {
@@ -307,7 +310,7 @@ TEST(UntoldTimeout, JitterAndRetries_KillNobody) {
   }
 }
 
-// Clients that were told the timeout are not judged by how often they happen to beat.
+// Clients that were told the timeout are not judged by the interval of their heartbeats.
 TEST(UntoldTimeout, ToldClients_KeepTheCoordinatorsTimeout) {
   TestJob job(JaxOptions(1));
   job.RegisterAll();
@@ -320,7 +323,7 @@ TEST(UntoldTimeout, ToldClients_KeepTheCoordinatorsTimeout) {
   EXPECT_LE(passed, absl::Seconds(101));
 }
 
-// The coordinator was held up: nobody's connection counts as ended for long meanwhile.
+// The coordinator was not running: the time does not count for connections that ended meanwhile.
 TEST(UntoldTimeout, CoordinatorThatWasHeldUp_ForgivesAnEndedConnection) {
   TestJob job(JaxOptions(1));
   StatusCall poll = Join(job, {0, absl::Seconds(100)});
@@ -332,8 +335,9 @@ TEST(UntoldTimeout, CoordinatorThatWasHeldUp_ForgivesAnEndedConnection) {
   EXPECT_LE(TimeToNotice(job, 0, absl::Minutes(5)), absl::Seconds(3.1));
 }
 
-// A new life has not yet shown how often it beats, and its former call vouches for nothing.
-TEST(UntoldTimeout, NewLifeOfATask_IsLearnedAnew) {
+// The interval of a new incarnation is not known yet, and the poll of the former one does not
+// count.
+TEST(UntoldTimeout, NewIncarnation_IsLearnedAnew) {
   CoordinatorOptions options = JaxOptions(1);
   options.recoverable = true;
   TestJob job(options);

@@ -250,7 +250,8 @@ TEST(Heartbeat, TheNextDeadlineIsWhenATaskCouldRunOut) {
   EXPECT_EQ(job.coordinator().NextDeadline(), absl::InfiniteFuture());
 }
 
-// A task that has left is welcome for one heartbeat timeout, and from its end on is not.
+// Calls of a task that has left are accepted for one heartbeat timeout, and refused from its end
+// on.
 TEST(Heartbeat, AtTheEndOfTheGracePeriod_IsInvalidArgument) {
   TestJob job(PlainOptions(1));
   job.RegisterAll();
@@ -261,7 +262,7 @@ TEST(Heartbeat, AtTheEndOfTheGracePeriod_IsInvalidArgument) {
   EXPECT_THAT(job.Heartbeat(0), Fails(absl::StatusCode::kInvalidArgument));
 }
 
-// A coordinator that was held up again and again would move deaths further and further away.
+// A coordinator that was repeatedly not running would postpone deaths indefinitely.
 TEST(Heartbeat, ForgivenMoreThanTheSilence_TaskStillDiesAfterOneTimeout) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();

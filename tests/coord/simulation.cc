@@ -168,7 +168,7 @@ void Simulation::EndConnection() {
   }
   if (polls.empty()) return;
   const CallPtr poll = dice_.Pick(polls);
-  // The process may be gone, or connect again.
+  // The process may be gone, or may reconnect.
   if (dice_.Chance(50)) StartAgent(poll->task);
   CancelCall(poll);
   Log(absl::StrCat("the connection of ", poll->task.value(), " ends"));

@@ -104,14 +104,14 @@ class SimulationModel final {
 
   // --- Tasks and barriers
   void HeartbeatCounted(TaskId task);
-  // A heartbeat of a connected task, which may tell how often it beats.
+  // A heartbeat of a connected task, from which its interval may be learned.
   void Beaten(TaskId task);
-  // A process in this life does not tell its heartbeat timeout.
+  // The process of this incarnation does not transmit its heartbeat timeout.
   void NoteUntold(Incarnation life) { untold_.insert(life); }
   // The connection of a task has ended; it has called again.
   void ConnectionEnded(TaskId task);
   void Called(TaskId task) { heard_[task.value()].ended = absl::InfiniteFuture(); }
-  // Lives that were connected in earlier jobs.
+  // Incarnations that were connected in earlier jobs.
   const std::vector<std::pair<TaskId, Incarnation>>& former_incarnations() const { return former_; }
   bool IsFormer(TaskId task, Incarnation life) const;
   void BarrierCancelled(const std::string& id) { open_uses_.erase(id); }

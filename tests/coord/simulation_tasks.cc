@@ -38,7 +38,7 @@ Simulation::Message Simulation::Register(TaskId task) {
   const bool recoverable = dice_.Chance(5);
   const absl::Duration own =
       dice_.Chance(20) ? absl::Seconds(1 + dice_.Roll(10)) : absl::InfiniteDuration();
-  // A process that was part of an earlier job mostly ends when it hears that.
+  // A process of an earlier job usually exits when it is told so.
   if (model_->IsFormer(task, agents_[task.value()].life) && dice_.Chance(80)) StartAgent(task);
   const Agent& agent = agents_[task.value()];
   Registration registration;

@@ -44,7 +44,7 @@ struct Agent {
   Incarnation life;
   // The next use of each barrier, as agents count.
   std::map<std::string, int64_t> next_use;
-  // Its client does not tell its heartbeat timeout, which has to be learned.
+  // Its client does not transmit its heartbeat timeout, which has to be learned.
   bool is_untold = false;
 };
 
@@ -75,9 +75,9 @@ class Simulation final {
   void CancelCall(CallPtr call);
   void StopAndStart();
   void Beat();
-  // The connection breaks by which some task waits for errors.
+  // The connection breaks on which some task polls for errors.
   void EndConnection();
-  // A process of an earlier job wakes up.
+  // A process of an earlier job resumes.
   void CallLate();
   void EndJob();
 
@@ -100,8 +100,8 @@ class Simulation final {
   Message Alive(TaskId task);
   Message Enumerate(TaskId task);
   Message Barrier(TaskId task);
-  // The list of `tasks` as some program may write it: in any order, with repeats, and none at all
-  // if it is of all.
+  // The list of `tasks` as a program may send it: in any order, with repeats, and possibly empty if
+  // it names all.
   std::vector<TaskId> Spelled(std::vector<TaskId> tasks);
   // The tasks that such a list means, sorted.
   std::vector<TaskId> Meant(const std::vector<TaskId>& tasks) const;

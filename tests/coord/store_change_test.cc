@@ -267,7 +267,7 @@ TEST(StoreWatch, EveryPrefixOfAKeyHearsOfItAndNoOther) {
   EXPECT_EQ(heard[0]->lines().back(), "+a=2");
 }
 
-// The list of a prefix's watches is made once and kept: it must not outlive a change of them.
+// The list of a prefix's watches is cached: it must be invalidated when they change.
 TEST(StoreWatch, RemovedNextToOthersOfItsPrefix_HearsNothingMore) {
   TestJob job(PlainOptions(1));
   Heard stays(job, "a");

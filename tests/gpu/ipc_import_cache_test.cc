@@ -248,7 +248,7 @@ TEST_F(IpcImportCacheTest, APeerThatDiesLeavesOnlyWhatIsUsed) {
         const IpcDescriptor descriptor = Get(wire).descriptor;
         std::optional<ImportedMemory> memory = *consumer.Open(descriptor, UniqueFd());
         wire.Put('x');
-        // The end of the wire: the producer is dead.
+        // The connection has ended: the producer is dead.
         char byte = 0;
         REQUIRE(read(wire.fd(), &byte, 1) <= 0);
         consumer.cache->ClosePeer(kProducer);

@@ -40,7 +40,7 @@ NOTICE_S = 2 * HEARTBEAT_S + 6
 
 # The oldest tested release whose client has what a case is about.
 SINCE = {"key_value_increment": (0, 8, 1)}
-# The services of later releases hand out the topologies of the nodes as they came, one by one.
+# The services of later releases return the nodes' topologies unchanged, one by one.
 UNTIL = {"device_partitions": (0, 4, 13)}
 # Of --brief. A release that has two ways to run a psum needs one.
 NOT_BRIEF = {"drs": set(), "old": {"key_value_large_directory", "new_incarnation_refused"},
@@ -212,8 +212,8 @@ def barrier_of_some(options):
         cluster.every("wait_at_barrier", "others go on", 20000)
 
 
-# What the answers to barrier calls begin with, as far as clients and people look at it. The ids and
-# the tasks that follow are each service's own words.
+# The prefixes of the answers to barrier calls that clients and users rely on. The ids and the tasks
+# that follow are worded differently by each service.
 BARRIER_TEXTS = (
     r"INVALID_ARGUMENT: Conflicting tasks specified by different processes for the same barrier: ",
     r"INVALID_ARGUMENT: A non-participating task \(",
@@ -397,7 +397,7 @@ def killed_client_with_a_shorter_timeout_is_noticed(options):
         time.sleep(3)
         cluster.clients[1].kill()
         check(cluster.clients[0].noticed.wait(6), "the survivor never noticed")
-        # Whichever comes first: both take about a second from here.
+        # Either may come first: both take about a second from here.
         check(re.search("connection ended|it beat every", cluster.clients[0].log.text()),
               "the reason was not told")
 
@@ -407,7 +407,7 @@ def stopped_client_with_a_shorter_timeout_is_noticed(options):
     if options.real:
         return
     with Cluster(options, 2, "--heartbeat-timeout=4", heartbeat_s=60) as cluster:
-        # Until it has beaten often enough for its timeout to be known.
+        # Wait until it has sent enough heartbeats for its timeout to be known.
         time.sleep(7)
         os.kill(cluster.clients[1].child.pid, signal.SIGSTOP)
         check(cluster.clients[0].noticed.wait(9), "the survivor never noticed")

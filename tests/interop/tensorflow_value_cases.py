@@ -174,7 +174,7 @@ def odd_shapes_are_attributes(cluster):
         source = source_of("x", "Placeholder", FLOAT)
         source.attr["shape"].shape.CopyFrom(proto)
         graph = graph_of(source, FLOAT)
-        # What is fed replaces the node, and nobody looks at its shape.
+        # The fed value replaces the node, whose shape is not checked.
         check_outcome(f"{proto!s:.60} fed", run_step(cluster, graph, fed), np.float32([1, 2]), "")
         check_outcome(f"{proto!s:.60}", run_step(cluster, graph), None, text)
 
@@ -194,7 +194,7 @@ def the_worker_that_failed_is_named(cluster):
         for _ in range(100):
             text = fails(errors.InvalidArgumentError, "4 values, but the requested shape has 3",
                          lambda: session.run(last, {x: [1, 2, 3, 4]}))
-            # TensorFlow's own names another one now and then: its copies have no mark.
+            # TensorFlow's own master sometimes names another worker: its copies have no mark.
             if not cluster.options.real:
                 check("From /job:worker/replica:0/task:2:" in text and text.count("From /job") == 1,
                       f"another worker is named: {text}")

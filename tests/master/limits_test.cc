@@ -71,12 +71,11 @@ TEST_F(FewStepsTest, ConstantOfImpossibleShape_IsInvalid) {
   }
 }
 
-// 2 TiB constants, in a few bytes, and graphs that grow without end.
+// Constants of 2 TiB, encoded in a few bytes, and graphs that grow without limit.
 TEST_F(FewStepsTest, BoundsGraphs) {
   const tensorflow::GraphDef graph = GraphOfConstant({int64_t{1} << 20, int64_t{1} << 19});
-  EXPECT_THAT(Create(graph),
-              Fails(absl::StatusCode::kResourceExhausted,
-                    AllOf(HasSubstr("huge"), HasSubstr("--max-constant-bytes"))));
+  EXPECT_THAT(Create(graph), Fails(absl::StatusCode::kResourceExhausted,
+                                   AllOf(HasSubstr("huge"), HasSubstr("--max-constant-bytes"))));
   const auto session = Create({});
   EXPECT_THAT(Extend(*session, graph, 0),
               Fails(absl::StatusCode::kResourceExhausted, HasSubstr("--max-constant-bytes")));

@@ -140,8 +140,8 @@ TEST_F(MasterTest, OfTwoExtensionsOneSucceeds) {
   EXPECT_EQ(successes, 1);
 }
 
-// Both have checked the version, each on a thread of its own, before either has changed it: the one
-// that is second must be told, or its nodes are lost.
+// Both have checked the version, each on a thread of its own, before either has changed it: the
+// second one must fail, or its nodes are lost.
 TEST_F(MasterTest, TwoExtensionsAtTheSameTime_OneIsAborted) {
   const auto session = Create({});
   GraphWriter graph;

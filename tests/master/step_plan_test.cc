@@ -57,7 +57,7 @@ TEST(StepErrors, InWhateverOrderTheyArrive_TheRootIsNamed) {
       {"w0", MakeDerived(absl::InvalidArgumentError("bad shape; step 1 needed a"))},
       {"w1", absl::InvalidArgumentError("bad shape")},
       {"w2", MakeDerived(absl::InvalidArgumentError("bad shape; step 1 needed b"))},
-      // A copy that went through the words of another layer.
+      // A copy that another layer has prefixed with its own text.
       {"w3", absl::UnknownError("lane: [_Derived_]bad shape")}};
   std::vector<size_t> order = {0, 1, 2, 3};
   int orders = 0;
@@ -73,7 +73,7 @@ TEST(StepErrors, InWhateverOrderTheyArrive_TheRootIsNamed) {
         }
         const auto& [worker, status] = answers[order[i]];
         errors.Add(worker, status);
-        // Those that were called off after that.
+        // Those that were cancelled after that.
         if (has_ended && order[i] != 1) errors.Add("late", absl::CancelledError("RPC cancelled"));
       }
       EXPECT_TRUE(errors.has_root());
@@ -85,8 +85,8 @@ TEST(StepErrors, InWhateverOrderTheyArrive_TheRootIsNamed) {
   EXPECT_EQ(orders, 24);
 }
 
-// A cause that nobody tells of: the first copy stands for it, not what was called off because of
-// it.
+// A cause that no worker reports: the first copy stands in for it, not what was cancelled because
+// of it.
 TEST(StepErrors, WithoutACause_TheFirstCopyIsTold) {
   StepErrors errors;
   errors.Add("w0", MakeDerived(absl::InternalError("one")));

@@ -156,7 +156,7 @@ TEST_F(StepTest, FeedsThatAreNoTensors_AreRefusedByTheirPlace) {
               refused);
   EXPECT_THAT(with([](auto& tensor) { tensor.clear_dtype(); }), refused);
   EXPECT_THAT(cluster_.worker(0).runs, SizeIs(0));
-  // That nobody knows its rank does not matter.
+  // That its rank is unknown does not matter.
   EXPECT_TRUE(
       with([](auto& tensor) { tensor.mutable_tensor_shape()->set_unknown_rank(true); }).ok());
   EXPECT_THAT(cluster_.worker(0).runs, SizeIs(1));

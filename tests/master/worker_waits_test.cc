@@ -69,7 +69,7 @@ TEST(WorkerWaits, HearsOfAWorkerThatComesJustThen) {
 }
 
 // A client that may go, and a deadline, are watched for as long as the wait lasts.
-TEST(WorkerWaits, WaitIsOver_ItsTimerAndItsClientAreLetGo) {
+TEST(WorkerWaits, WaitIsOver_ItsTimerAndClientAreReleased) {
   FakeClock clock;
   Timers timers(clock);
   WorkerWaits waits(timers);

@@ -120,7 +120,7 @@ TEST(RecentRequestIds, NoticesTheSameIdWithinItsWindow) {
 }
 
 // Keys of collectives come again in every step.
-TEST_F(Buf, KeyThatWasUsed_IsAsGoodAsNew) {
+TEST_F(Buf, UsedKey_CanBeUsedAgain) {
   for (int round = 0; round < 2; ++round) {
     Consume("k");
     Provide("k", Bytes(8));
@@ -137,7 +137,7 @@ TEST_F(Buf, KeyThatWasUsed_IsAsGoodAsNew) {
   EXPECT_EQ(log_, expected);
 }
 
-// A request that was called off, and its client asks again with the same id.
+// A request that was cancelled, and that its client repeats with the same id.
 TEST(RecentRequestIds, AForgottenIdThatComesAgain_IsRememberedForItsWholeTime) {
   for (const int before : {0, 1, 2}) {
     RecentRequestIds ids(4);
@@ -171,7 +171,7 @@ TEST(RecentRequestIds, AForgottenFirstGeneration_LeavesTheSecond) {
   EXPECT_TRUE(ids.Contains(7));
   ids.Forget(7, second);
   EXPECT_FALSE(ids.Contains(7));
-  // And once more: there is nothing to be forgotten.
+  // Forgetting it again has no effect.
   ids.Forget(7, second);
   ASSERT_TRUE(ids.TrackUnique(7, "RecvTensor").ok());
   ids.Forget(7, second);

@@ -89,7 +89,7 @@ TEST_F(LaneClientTest, ASecondTicketIsTheEndOfTheLane) {
   EXPECT_EQ(Ticket(2).code(), absl::StatusCode::kInvalidArgument);
 }
 
-// A peer that does not look at what it sends: the tensor is refused, and the lane goes on.
+// A peer that does not check what it sends: the tensor is refused, and the lane stays open.
 TEST_F(LaneClientTest, BooleansThatAreNeither0Nor1_AreRefusedAndTheLaneStays) {
   client_->OnOpen(lane_);
   for (const char* const body : {"\0\1\2\1", "\0\1\0\1"}) {
@@ -154,8 +154,8 @@ TEST_F(LaneClientTest, ThatItWasNotTakenIsTheLastWord) {
   EXPECT_EQ(lane_->refusal.code(), absl::StatusCode::kInvalidArgument);
 }
 
-// A receiver may leave the job as soon as it hears of the error; its producer would take the value
-// for received.
+// A receiver may leave the job as soon as it gets the error; its producer would count the value as
+// received.
 TEST_F(LaneClientTest, TicketDoesNotFit_DeclinedIsSentBeforeTheReceiverIsTold) {
   client_->OnOpen(lane_);
   const RendezvousKey key = *RendezvousKey::Parse(

@@ -108,7 +108,7 @@ TEST_F(LaneRetry, EachPeerHasItsFullTime) {
   EXPECT_EQ(connector_.timers(), 0u);
 }
 
-// Peers come and go for as long as this process lives.
+// Peers connect and disconnect throughout the lifetime of this process.
 TEST_F(LaneRetry, LanesThatHaveEnded_AreNotKept) {
   for (int i = 0; i < 10; ++i) {
     const std::shared_ptr<LaneHandler> handler = table_->Accept(kProducer);

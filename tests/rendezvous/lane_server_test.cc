@@ -86,8 +86,8 @@ TEST_F(LaneServerFrames, DeclinedWithAKeyOfAnotherNode_EndsTheLaneAndLosesNothin
   EXPECT_EQ(step_->lost().code(), absl::StatusCode::kInvalidArgument);
 }
 
-// Its key says which life of the producer is meant: another one has no such value, and the request
-// would wait for ever.
+// Its key names the producer's incarnation: another incarnation has no such value, and the request
+// would wait forever.
 TEST_F(LaneServerFrames, RequestForAnotherIncarnation_IsRefusedAtOnceWithAborted) {
   ASSERT_TRUE(Request(KeyOf("edge", kProducer.incarnation + 1)).ok());
   ASSERT_FALSE(lane_->types.empty());
@@ -105,7 +105,7 @@ TEST_F(LaneServerFrames, RequestIdInUse_EndsTheLane) {
   EXPECT_EQ(Request(KeyOf("other")).code(), absl::StatusCode::kInvalidArgument);
 }
 
-// A later value must go to another receiver, and not to a request of which nobody knows any more.
+// A later value must go to another receiver, and not to a forgotten request.
 TEST_F(LaneServerFrames, Cancelled_IsRefusedAndTheValueStays) {
   ASSERT_TRUE(Request(KeyOf("edge")).ok());
   EXPECT_TRUE(Hear([this](Lane& lane) { return SendId(lane, LaneMessage::kCancel, id_); }).ok());

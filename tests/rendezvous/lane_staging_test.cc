@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A producer whose tensors lie in a GPU's memory, of the strict double: what it keeps of those that
-// went by way of the host.
+// were staged through the host.
 #include <cstdlib>
 #include <memory>
 #include <string>

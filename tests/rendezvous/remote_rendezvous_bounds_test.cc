@@ -101,7 +101,7 @@ TEST_F(Bounds, NobodyOvertakesDeferredReceives) {
   EXPECT_THAT(results_.all(), ElementsAre("a", "again", "again"));
 }
 
-// Whoever may cancel outlives many receives: each that is over must not stay registered with it.
+// A cancellation outlives many receives: a completed one must not stay registered with it.
 TEST(RendezvousManagerRecvLocal, IsOver_ItsCancellationIsWatchedNoMore) {
   FakeClock clock;
   SilentFetcher fetcher;

@@ -93,8 +93,8 @@ TEST_F(Remote, AbortEndsALocalReceive) {
   EXPECT_THAT(results_.all(), ElementsAre("ABORTED: [_Derived_]gone"));
 }
 
-// Whoever aborts tells the cause; what others hear of it is a copy, whatever its code: else the
-// worker that was only waiting may be named for it.
+// The caller of StartAbort reports the cause; other callers receive a derived error, whatever its
+// code. Otherwise a worker that was only waiting might be blamed.
 TEST_F(Remote, WhateverEndsAStep_IsHeardAsACopy) {
   const absl::StatusCode codes[] = {
       absl::StatusCode::kInvalidArgument,  absl::StatusCode::kInternal,
@@ -110,7 +110,7 @@ TEST_F(Remote, WhateverEndsAStep_IsHeardAsACopy) {
     manager_.RecvLocalAsync(step_id, KeyOf(0, 1), {}, results.Writer());
     step->RecvAsync(KeyOf(1, 0), {}, results.Writer());
     step->StartAbort(absl::Status(code, "the cause"));
-    // And of those that come later.
+    // Receives that begin later.
     manager_.RecvLocalAsync(step_id, KeyOf(0, 1, "later"), {}, results.Writer());
     step->RecvAsync(KeyOf(1, 0, "later"), {}, results.Writer());
     const std::string copy = absl::StrCat(absl::StatusCodeToString(code), ": [_Derived_]the cause");
@@ -120,7 +120,7 @@ TEST_F(Remote, WhateverEndsAStep_IsHeardAsACopy) {
   }
 }
 
-// A copy of a copy has one mark, and the mark is found behind the words of others.
+// A copy of a copy has one mark, and the mark is found behind prepended text.
 TEST(Derived, CopiesOfCopies_AreMarkedOnce) {
   const absl::Status once = MakeDerived(absl::InternalError("x"));
   EXPECT_EQ(MakeDerived(once), once);

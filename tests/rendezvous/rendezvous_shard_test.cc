@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RendezvousShard: what stays in it of receives that are over.
+// RendezvousShard: what remains in it of completed receives.
 #include "rendezvous/rendezvous_shard.h"
 
 #include <atomic>

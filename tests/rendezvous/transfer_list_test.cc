@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TransferList: what is listed, for how long, and who is told that its step is over.
+// TransferList: what is listed, for how long, and which callbacks learn that their step has ended.
 #include "rendezvous/transfer_list.h"
 
 #include <memory>
@@ -31,13 +31,13 @@ class TransferListTest : public ::testing::Test {
   TransferList list_{clock_};
 };
 
-// Whoever closes a step waits for what is listed.
+// Closing a step waits for the listed transfers.
 TEST_F(TransferListTest, Removed_IsListedNoMore) {
   const auto first = list_.Add(1, Key("a"), 10, /*is_kept=*/false);
   const auto second = list_.Add(1, Key("b"), 10, /*is_kept=*/false);
   list_.Remove(first);
   EXPECT_THAT(Listed(), ElementsAre("b"));
-  // Once more is none of an error.
+  // Removing it again is not an error.
   list_.Remove(first);
   list_.Remove(second);
   EXPECT_THAT(Listed(), IsEmpty());

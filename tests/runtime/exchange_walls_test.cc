@@ -183,7 +183,7 @@ bool BecomeOtherUser() {
          prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && prctl(PR_SET_DUMPABLE, 1) == 0;
 }
 
-// Without a word of it the one that connects saw a connection that was reset.
+// Without the explanation the connecting side only saw that its connection was reset.
 TEST_P(ExchangeWalls, TwoUsers_GoOverTcpOrAreToldThatTheyAreTwo) {
   if (geteuid() != 0) GTEST_SKIP() << NotHere("does not let this user become another one");
   const bool needs_shm = std::string(GetParam()) == "shm";

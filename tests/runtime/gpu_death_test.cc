@@ -93,7 +93,7 @@ TEST(GpuDeath, AProducerThatLeavesKeepsWhatIsLentForAWhile) {
         }
         peer.Meet();
         const absl::Time start = absl::Now();
-        // Nobody is to wait for it: the consumer reads, and lets go, when this side has left.
+        // No one may wait for it: the consumer reads and releases it when this side has left.
         peer.Leave();
         EXPECT_FALSE(is_unused);
         peer.Meet();

@@ -152,7 +152,7 @@ std::vector<std::string> Likely(const std::vector<InterfaceAddress>& all,
   return WithPort(OnlyLikely(OrderAddresses(all, local_end)), 5);
 }
 
-// gRPC does not ask who answers: at 172.17.0.1 every host finds itself.
+// gRPC does not verify the peer: 172.17.0.1 leads every host to itself.
 TEST(OnlyLikely, BridgesAreLeftOutWhereThereIsANetwork) {
   EXPECT_THAT(Likely(Machine()), ElementsAre("10.0.0.7:5", "192.168.100.7:5", "[fd00::7]:5"));
   EXPECT_THAT(Likely(Machine(), "fd00::7"),

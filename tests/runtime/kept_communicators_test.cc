@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 
 using Communicator = std::shared_ptr<NcclCommunicator>;
 
-// Far longer than it takes on a loaded machine, and far from how long a rank waits for another one.
+// Far longer than it takes on a loaded machine, and far shorter than a rank waits for another one.
 constexpr absl::Duration kMuchSooner = absl::Seconds(30);
 
 // What a node keeps. GPU 0 of the producer is rank 0 of its cliques, GPU 1 of the consumer rank 1.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// MASTER_ADDR and MASTER_PORT: what of a user's environment is kept, and what is said of the rest.
+// MASTER_ADDR and MASTER_PORT: which values of a user's environment are kept, and what is reported
+// of the others.
 #include "runtime/master_address.h"
 
 #include <arpa/inet.h>
@@ -51,7 +52,7 @@ TEST(MasterAddress, EmptyEnvironment_IsThisMachineAndAFreePort) {
   EXPECT_THAT(master.notes, IsEmpty());
 }
 
-TEST(MasterAddress, CompletePair_IsKeptWithoutAWord) {
+TEST(MasterAddress, CompletePair_IsKeptWithoutANote) {
   for (const char* host : {"10.0.0.1", "[10.0.0.1]"}) {
     for (const int machines : {1, 2}) {
       const MasterAddress master =
@@ -63,7 +64,7 @@ TEST(MasterAddress, CompletePair_IsKeptWithoutAWord) {
   }
 }
 
-TEST(MasterAddress, PortThatIsNone_IsToldAndTheHostKept) {
+TEST(MasterAddress, InvalidPort_IsReportedAndTheHostKept) {
   const MasterAddress master =
       Choose({{"MASTER_ADDR", "service"}, {"MASTER_PORT", "tcp://10.96.0.7:443"}}, "10.0.0.1", 2);
   EXPECT_EQ(master.host, "service");
@@ -79,14 +80,14 @@ TEST(MasterAddress, PortThatIsNone_IsToldAndTheHostKept) {
   }
 }
 
-TEST(MasterAddress, PortThatIsTaken_IsToldAndAnotherOneTaken) {
+TEST(MasterAddress, PortInUse_IsReportedAndReplaced) {
   const MasterAddress master =
       Choose({{"MASTER_ADDR", "10.0.0.1"}, {"MASTER_PORT", "29500"}}, "10.0.0.1", 2);
   EXPECT_EQ(master.port, 40000);
   EXPECT_THAT(master.notes, ElementsAre(HasSubstr("MASTER_PORT=29500 cannot be listened on")));
 }
 
-TEST(MasterAddress, LoopbackOfSeveralMachines_IsToldAndNotUsed) {
+TEST(MasterAddress, LoopbackOfSeveralMachines_IsReportedAndNotUsed) {
   for (const char* host : {"localhost", "127.0.0.1", "127.0.1.1", "::1"}) {
     const MasterAddress master =
         Choose({{"MASTER_ADDR", host}, {"MASTER_PORT", "5000"}}, "10.0.0.1", 2);
@@ -106,7 +107,7 @@ TEST(MasterAddress, AddressOfAnotherMachine_IsNotUsedWhereThereIsOne) {
   EXPECT_EQ(Choose({{"MASTER_ADDR", "10.0.0.8"}}, "10.0.0.1", 2).host, "10.0.0.8");
 }
 
-TEST(MasterAddress, GarbledHost_IsToldAndNotUsed) {
+TEST(MasterAddress, GarbledHost_IsReportedAndNotUsed) {
   for (const char* host : {"a b", "http://a", "[a"}) {
     const MasterAddress master = Choose({{"MASTER_ADDR", host}}, "10.0.0.1", 2);
     EXPECT_EQ(master.host, "10.0.0.1");
@@ -114,7 +115,7 @@ TEST(MasterAddress, GarbledHost_IsToldAndNotUsed) {
   }
 }
 
-TEST(MasterAddress, VariablesOfAnOuterJob_AreNoWish) {
+TEST(MasterAddress, VariablesOfAnOuterJob_AreIgnored) {
   const std::map<std::string, std::string> pair = {{"MASTER_ADDR", "10.0.0.1"},
                                                    {"MASTER_PORT", "5000"}};
   auto torchrun = pair;
@@ -158,7 +159,7 @@ TEST(FreePort, PortThatAnotherSocketListensOn_IsRefused) {
 
 TEST(IsOwnAddress, NumbersOfThisMachineAndOfOthers_AreToldApart) {
   EXPECT_TRUE(IsOwnAddress("127.0.0.1"));
-  // RFC 5737: no machine has it.
+  // An address for documentation (RFC 5737), which no machine has.
   EXPECT_FALSE(IsOwnAddress("192.0.2.1"));
 }
 

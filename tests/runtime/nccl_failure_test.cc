@@ -20,8 +20,8 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Far longer than it takes on a loaded machine, and far from how long a side waits for the other
-// one to come to a communicator.
+// Far longer than it takes on a loaded machine, and far shorter than a side waits for the other one
+// to join a communicator.
 constexpr absl::Duration kSoon = absl::Seconds(20);
 
 // Until NCCL work of this process is in flight on a device.

@@ -31,8 +31,8 @@ constexpr absl::Duration kPatience = absl::Minutes(4);
 constexpr absl::Duration kPatience = absl::Seconds(30);
 #endif
 
-// How long a receiver that does not answer is waited for: far longer than what takes no time may
-// take on a loaded machine.
+// How long a receiver that does not answer is waited for: far longer than an immediate return takes
+// on a loaded machine.
 constexpr absl::Duration kHear = absl::Seconds(30);
 // The same where a test waits for all of it, once.
 constexpr absl::Duration kShortHear = absl::Seconds(6);
@@ -155,7 +155,7 @@ TEST_P(StepCloseThatHears, WaitsOnceForWhoHearsNothing) {
     ASSERT_TRUE(step.Send(key_, *Tensor::Allocate(DataType::kUint8, shape)).ok());
     EXPECT_TRUE(step.Close(absl::Seconds(20)).ok());
   }
-  // Whoever waited each time would have waited six times.
+  // Waiting each time would have taken six times as long.
   EXPECT_LT(SteadyClock().Now() - start, (kSteps - 1) * kShortHear);
   proxy_->SetStalled(false);
   for (Receipt& each : receipts) EXPECT_TRUE(each.Wait(kPatience).ok());
@@ -209,7 +209,7 @@ TEST_P(StepClose, OfAnAbortedStepHasNotSentWhatIsOnItsWay) {
 
 INSTANTIATE_TEST_SUITE_P(Over, StepClose, ::testing::Values("tcp", "grpc"),
                          [](const auto& info) { return info.param; });
-// Over gRPC nobody is asked what was heard.
+// Over gRPC receivers are not asked what they have received.
 INSTANTIATE_TEST_SUITE_P(Over, StepCloseThatHears, ::testing::Values("tcp"),
                          [](const auto& info) { return info.param; });
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes that are no booleans, wherever in a tensor they are.
+// Bytes that are not valid booleans, at every place in a tensor.
 #include "tensor/check_values.h"
 
 #include <cstdint>
@@ -59,7 +59,7 @@ TEST(CheckValues, SeveralIllegalBytes_TheFirstIsNamed) {
 }
 
 // At an odd address, as views of an arena's or a file's bytes may be.
-TEST(CheckValues, AnyAddress_WillDo) {
+TEST(CheckValues, AnyAlignment_IsAccepted) {
   std::vector<uint8_t> bytes(2000, 0);
   bytes[1500] = 2;
   for (size_t from = 0; from < 40; ++from) {

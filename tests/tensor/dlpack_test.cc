@@ -53,7 +53,7 @@ TEST(DLPack, HeedsOffsetsAndStrides) {
   EXPECT_THAT(Import(&foreign.managed)->elements<float>(), ElementsAre(1, 2, 3, 4, 5, 6));
 }
 
-// A mask of another framework that was made by a cast of bytes.
+// A mask that another framework made by reinterpreting bytes.
 TEST(DLPack, BooleansThatAreNeither0Nor1_AreRefusedAndStayTheCallers) {
   Foreign foreign;
   auto* const bytes = reinterpret_cast<uint8_t*>(foreign.data.data());
@@ -66,7 +66,7 @@ TEST(DLPack, BooleansThatAreNeither0Nor1_AreRefusedAndStayTheCallers) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(status.message(), HasSubstr("element 4 of the DLPack tensor bool[2,3] is 128"));
   EXPECT_EQ(foreign.deleted, 1);
-  // Before the offset nobody looks, and the memory of a GPU cannot be looked at.
+  // Bytes before the offset are not checked, and memory of a GPU cannot be.
   foreign.managed.dl_tensor.byte_offset = 5;
   bytes[5] = bytes[6] = bytes[7] = bytes[8] = bytes[9] = bytes[10] = 1;
   EXPECT_TRUE(Import(&foreign.managed).ok());

@@ -201,7 +201,7 @@ TEST(HostArena, TellsWhoeverListensWhichSegmentsHaveGone) {
   EXPECT_EQ(retired.size(), 4u);
 }
 
-// Every lane listens while it lives: an arena that outlives many lanes would call and keep an entry
+// Every lane registers a listener: an arena that outlives many lanes would keep and call an entry
 // for each.
 TEST(HostArena, ListenersThatAreGone_AreDropped) {
   const auto arena = MakeArena();

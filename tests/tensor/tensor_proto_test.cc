@@ -161,8 +161,7 @@ TEST(TensorProto, ContentOfAnEmptyTensor_IsIgnored) {
   }
 }
 
-// A check that says yes where the tensor cannot be made, or no where it can, would be worse than
-// none: of any bytes of strings both say the same.
+// The check must agree with the decoder: for any bytes of strings both succeed or both fail.
 TEST(TensorProto, TheCheckOfStrings_AgreesWithWhatIsMade) {
   uint64_t state = 7;
   int made = 0;

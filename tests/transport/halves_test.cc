@@ -286,7 +286,7 @@ TEST_F(HalvesTest, TcpBetweenGpusIsAssumedAsEverythingElseThere) {
   }
 }
 
-// Added to the mapping's address it would reach outside of it, or wrap round to anywhere.
+// Added to the mapping's address it would point outside of it, or wrap around.
 TEST_F(HalvesTest, OffsetBeyondTheSegment_IsInvalidArgument) {
   auto inlet = std::make_shared<ShmInlet>(environment_, [](uint64_t) {});
   const Tensor tensor = InArena('a');
@@ -345,8 +345,8 @@ TEST_F(HalvesTest, AbortWhileACopyIsQueued_TheBufferIsNotWrittenAnyMore) {
   EXPECT_EQ(std::count(bytes, bytes + kLarge, 'd'), static_cast<ptrdiff_t>(kLarge));
 }
 
-// A lane that ends gives back what it has mapped, whether the inlet is still held or not; the views
-// that there are stay good.
+// A lane that ends unmaps its segments, whether the inlet is still held or not; existing views stay
+// valid.
 TEST_F(HalvesTest, InletAborted_SegmentsAreUnmapped) {
   const int before = ArenaMappings();
   auto inlet = std::make_shared<ShmInlet>(environment_, [](uint64_t) {});
@@ -361,7 +361,7 @@ TEST_F(HalvesTest, InletAborted_SegmentsAreUnmapped) {
   EXPECT_EQ(ArenaMappings(), before + 1);
 }
 
-// A peer that hears of an end for a second time ends its lane.
+// A peer closes its lane when a segment is retired twice.
 TEST_F(HalvesTest, SegmentRetiredTwice_IsToldOnce) {
   auto outlet = std::make_shared<ShmOutlet>(environment_);
   int announcements = 0;

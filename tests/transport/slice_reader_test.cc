@@ -100,7 +100,7 @@ TEST(TcpOutlet, OnlyTheNearConnectionIsThere_LargeTransfersWakeIt) {
   outlet->Abort(absl::CancelledError("over"));
 }
 
-// The peer has gone: nothing reads what is still queued, and the sender's memory is wanted back.
+// The peer is gone: nothing reads what is still queued, and the sender's memory has to be released.
 TEST(TcpOutlet, Aborted_LetsGoOfWhatItWasToSend) {
   LaneEnd end({1, 10}, "token", absl::Milliseconds(100));
   const auto plane = *DataPlane::Create(1);

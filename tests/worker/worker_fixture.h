@@ -212,7 +212,7 @@ class SmallMaster {
         results.push_back(WorkerClient::ToResult(call.Wait()));
         const auto& result = results.back();
         if (!result.ok()) {
-          // As the master has it: a worker that is gone is the cause of nothing that it could tell.
+          // As in the master: a worker that is gone cannot report the cause.
           const auto is_copy = [](const absl::Status& error) {
             return IsDerived(error) || absl::IsUnavailable(error);
           };

@@ -116,7 +116,7 @@ TEST_P(WorkerService, AnErrorAtOneWorkerReachesTheOther) {
                                  AllOf(HasSubstr("You must feed a value for placeholder tensor "
                                                  "'never_fed'"),
                                        HasSubstr("{{node never_fed}}"))));
-  // The one that it happened at says so, and the other says that it has heard of it.
+  // The worker at which it happened reports the error, and the other one a derived copy.
   ASSERT_EQ(step.results.size(), 2u);
   for (size_t i = 0; i < step.results.size(); ++i) {
     EXPECT_THAT(step.results[i], Fails(StatusCode::kInvalidArgument));
@@ -127,7 +127,7 @@ TEST_P(WorkerService, AnErrorAtOneWorkerReachesTheOther) {
   b_.ExpectClean();
 }
 
-// Whichever of them is sooner done with it: a master takes the first error that is no copy.
+// This holds in either order: a master takes the first error that is not a copy.
 TEST_P(WorkerService, AnErrorAtOneWorker_IsNoOthersInAnyStep) {
   GraphWriter writer;
   writer.Placeholder("never_fed", kTask1);

@@ -71,7 +71,7 @@ TEST_P(BarrierWire, TheListOfAllTasksIsTheBarrierOfAll) {
   }
 }
 
-// It would go on without those that it means to meet.
+// It would continue without the tasks on its list.
 TEST_P(BarrierWire, AnotherListAfterItPassedIsAConflict) {
   TestServer server(3);
   auto tasks = server.Registered(GetParam(), 3);

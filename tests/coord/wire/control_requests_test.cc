@@ -539,7 +539,7 @@ TEST_F(ControlRanks, StatusShowsWhoWaitsForWhat) {
   EXPECT_EQ(status.parked_waits(), listed);
 }
 
-// Neither the call itself nor what the coordinator watches for its own sake is a wait of anyone's.
+// Neither the call itself nor the coordinator's own watches count as waits.
 TEST(ControlStatus, NobodyWaits_CountsNoWaits) {
   TestServer server(BarrierOptions(2));
   bool has_ended = false;

@@ -246,7 +246,7 @@ TEST(DirectControl, StopsWhileOthersConnect) {
         if (silent.size() > 50) silent.clear();
       }
     });
-    // Some are there, and more come all the time.
+    // Some are connected, and more connect all the time.
     while (connected < 5) std::this_thread::yield();
     server = nullptr;
     is_over = true;
@@ -535,7 +535,8 @@ TEST(DirectControl, AnswersThatFallDueAtOnceAreBounded) {
 
 TEST(DirectControl, StopsQuicklyWithClientsOfEveryKind) {
   ServerOptions options = TestOptions(2);
-  // Far longer than a loaded machine takes to stop: only who waits for clients takes it all.
+  // Far longer than a loaded machine takes to stop: only a server that waits for clients takes as
+  // long.
   options.stop_grace = absl::Minutes(1);
   TestServer server(options);
   RawClient silent(server);

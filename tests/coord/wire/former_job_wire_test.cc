@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Late calls of an earlier job, in every dialect, and jobs that are ended by hand.
+// Late calls of an earlier job, in every generation of the protocols, and jobs that are ended by
+// hand.
 #include <memory>
 #include <string>
 #include <utility>
@@ -22,7 +23,7 @@ ServerOptions DaemonOptions(int tasks) {
   return options;
 }
 
-// Two tasks whose lives begin with `first`, on connections of their own.
+// Two tasks whose incarnations begin with `first`, on connections of their own.
 std::vector<TaskClient> JoinBoth(TestServer& server, Dialect dialect, uint64_t first) {
   std::vector<TaskClient> tasks;
   std::vector<PendingCall> calls;
@@ -48,7 +49,7 @@ class FormerJobWire : public WireTest {
     ASSERT_TRUE(server_->WaitUntilParked(1));
   }
 
-  // Job 2 has noticed nothing.
+  // Job 2 is unaffected.
   void TearDown() override {
     EXPECT_FALSE(poll_->done());
     EXPECT_THAT(new_[0].Heartbeat(200).Wait(), IsOk());
@@ -62,7 +63,7 @@ class FormerJobWire : public WireTest {
     });
   }
 
-  // The latest generation says which life of the service it means, and is told that it is gone.
+  // The latest generation names the incarnation of the service, and is told that it has ended.
   static bool IsRefused(const Answer& answer) {
     const absl::Status status = ToStatus(answer);
     return (absl::IsAborted(status) &&
@@ -98,7 +99,7 @@ TEST_P(FormerJobWire, LateErrorReport_IsRefused) {
   EXPECT_TRUE(IsRefused(old_[0].ReportError(StatusCode::kInternal, "late").Wait()));
 }
 
-// It would take the place of the present task's.
+// It would replace the present task's.
 TEST_P(FormerJobWire, LatePoll_IsRefused) { EXPECT_TRUE(IsRefused(old_[1].Poll().Wait())); }
 
 TEST_P(FormerJobWire, LateBarrier_IsRefused) {
@@ -120,8 +121,9 @@ FERRY_IN_EVERY_DIALECT(FormerJobWire);
 
 class ReusedConnection : public WireTest {};
 
-// A process that joins the next job by its old connection, as a new life, is part of that one.
-TEST_P(ReusedConnection, NewLifeOnAnOldConnection_IsWelcome) {
+// A process that joins the next job on its old connection with a new incarnation is part of that
+// job.
+TEST_P(ReusedConnection, NewIncarnationOnAnOldConnection_IsAccepted) {
   TestServer server(DaemonOptions(2));
   std::vector<TaskClient> tasks = JoinBoth(server, GetParam(), 100);
   for (TaskClient& task : tasks) ASSERT_THAT(task.Shutdown().Wait(), IsOk());
@@ -135,7 +137,7 @@ TEST_P(ReusedConnection, NewLifeOnAnOldConnection_IsWelcome) {
 
 FERRY_IN_EVERY_DIALECT(ReusedConnection);
 
-// G0: the session tells.
+// G0 is recognized by its session.
 TEST(FormerJobOfRuntimeService, LateCallsAreRefusedByTheirSession) {
   TestServer server(DaemonOptions(1));
   const auto channel = server.Channel();
@@ -240,7 +242,7 @@ TEST(EndJobOfAgents, WithoutTheProofThatTheServerWants_IsDenied) {
   EXPECT_THAT((*tool)->EndJob("x", /*force=*/true, "secret"), IsOk());
 }
 
-// Clients of JAX wait for errors, and hear why.
+// Clients of JAX poll for errors, and receive the reason.
 TEST(EndJobOfClients, PollsEndWithTheReason) {
   TestServer server(DaemonOptions(2));
   std::vector<TaskClient> tasks = JoinBoth(server, Dialect::kIncarnations, 100);

@@ -40,7 +40,7 @@ TEST_P(HeartbeatWire, AfterSilenceEveryoneIsAborted) {
   EXPECT_THAT(tasks[0].Heartbeat(100).Wait(), Fails(StatusCode::kAborted));
 }
 
-// 26. A poll that waits is itself a sign of life, so that it is a third that falls silent.
+// 26. A parked poll is itself a sign of life, so a third task is the one that falls silent.
 TEST_P(HeartbeatWire, SilenceReachesThePollersAsUnavailableNamingTheSilent) {
   TestServer server(Impatient(3));
   auto tasks = server.Registered(GetParam(), 3);

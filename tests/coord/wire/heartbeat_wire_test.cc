@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Signs of life over real connections: a call that waits, a connection that ends, probes.
+// Signs of life over real connections: parked calls, connections that end, and probes.
 #include <memory>
 #include <string>
 #include <utility>
@@ -15,10 +15,10 @@ namespace {
 using absl::StatusCode;
 using ::testing::HasSubstr;
 
-// With the register barrier off and a heartbeat timeout that no test lives to see.
+// The register barrier is off, and the heartbeat timeout exceeds the duration of any test.
 ServerOptions PatientOptions(int tasks) { return TestOptions(tasks); }
 
-// One that runs out within a test: for tasks that nothing vouches for.
+// A timeout that expires within a test, for tasks without other signs of life.
 ServerOptions HastyOptions(int tasks) {
   ServerOptions options = TestOptions(tasks);
   options.coordinator.heartbeat_timeout = absl::Seconds(4);
@@ -43,8 +43,8 @@ struct ProxiedTask {
 
 class HeartbeatWire : public WireTest {};
 
-// heartbeat_timeout_seconds=300 at a coordinator of 100: nothing is heard for longer than that, but
-// the client waits for errors. Task 1 does not, and shows when the time is over.
+// heartbeat_timeout_seconds=300 at a coordinator of 100: no heartbeat comes for longer than that,
+// but the client polls for errors. Task 1 does not poll, and its death shows that the time is over.
 TEST_P(HeartbeatWire, IdleClientThatPolls_OutlivesTheHeartbeatTimeout) {
   TestServer server(HastyOptions(2));
   std::vector<TaskClient> tasks = server.Registered(GetParam(), 2);
@@ -107,7 +107,8 @@ TEST_P(HeartbeatWire, ProbesFollowTheHeartbeatTimeout) {
   EXPECT_EQ(StateOf(server, 0), TaskState::kConnected);
 }
 
-// A proxy forgot the connection; the client makes another. Task 2 dies for good, and later.
+// A proxy dropped the connection; the client opens another one. Task 2 dies later, and does not
+// return.
 TEST_P(HeartbeatWire, ConnectionThatIsMadeAgain_KeepsTheTask) {
   TestServer server(PatientOptions(3));
   TaskClient survivor = server.Task(GetParam(), 0);
@@ -130,8 +131,8 @@ TEST_P(HeartbeatWire, ConnectionThatIsMadeAgain_KeepsTheTask) {
   EXPECT_EQ(StateOf(server, 1), TaskState::kConnected);
 }
 
-// A client that gives its call up, but stays: its connection has not ended.
-TEST_P(HeartbeatWire, PollThatIsCancelled_IsNoDeath) {
+// A client that cancels its poll, but stays connected.
+TEST_P(HeartbeatWire, PollThatIsCancelled_KeepsTheTask) {
   TestServer server(PatientOptions(3));
   std::vector<TaskClient> tasks = server.Registered(GetParam(), 2);
   ProxiedTask killed(server, GetParam(), 2);
@@ -148,7 +149,7 @@ TEST_P(HeartbeatWire, PollThatIsCancelled_IsNoDeath) {
   EXPECT_EQ(StateOf(server, 1), TaskState::kConnected);
 }
 
-// Each generation's clients beat at their own fraction of their timeout.
+// The clients of each generation send heartbeats at their own fraction of their timeout.
 TEST_P(HeartbeatWire, ClientsOfTheCoordinationService_BeatTwiceInTheirTimeout) {
   TestServer server(PatientOptions(1));
   std::vector<TaskClient> tasks = server.Registered(GetParam(), 1);

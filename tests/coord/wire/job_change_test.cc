@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of a job that is over by the time they are acted on: the next job must not see them.
+// Calls of a job that has ended by the time they are processed: they must not affect the next job.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -26,7 +26,7 @@ using ::testing::HasSubstr;
 
 constexpr int kTasks = 2;
 
-// The tasks leave and others take their places: another job, in another life of the service.
+// The tasks leave and others replace them: another job, with another incarnation of the service.
 void BeginNextJob(Strand& strand) {
   strand.Run([](Coordinator& coordinator) {
     const int64_t epoch = coordinator.epoch();
@@ -42,8 +42,8 @@ void BeginNextJob(Strand& strand) {
   });
 }
 
-// A call that does not come by gRPC. Runs `between` once: in the handler, where it looks at its
-// caller or is about to park, whichever is first.
+// A call that does not arrive through gRPC. Runs `between` once, in the handler: where it checks
+// its caller or is about to park, whichever is first.
 class FakeCall final : public ParkedCall {
  public:
   explicit FakeCall(std::string peer, std::function<void()> between = nullptr)
@@ -151,7 +151,7 @@ class JobChange : public ::testing::Test {
               second.As<::xla::ConnectResponse>().session_id());
     return second.As<::xla::ConnectResponse>().session_id();
   }
-  // Both tasks register in the coordination service. Returns the life of the service.
+  // Both tasks register in the coordination service. Returns the incarnation of the service.
   uint64_t RegisterAll() {
     return strand_.Run([](Coordinator& coordinator) {
       for (int i = 0; i < kTasks; ++i) Register(coordinator, i);
@@ -182,7 +182,7 @@ class JobChange : public ::testing::Test {
   uint64_t incarnation() {
     return strand_.Run([](Coordinator& c) { return c.incarnation().value(); });
   }
-  // The job that is on now has everything that it began with, and nothing else.
+  // The present job has everything that it began with, and nothing else.
   void ExpectUntouched(const std::string& by) {
     strand_.Run([&](Coordinator& coordinator) {
       EXPECT_EQ(coordinator.epoch(), 2) << by;
@@ -248,7 +248,7 @@ TEST_F(JobChange, RuntimeBarrierAndShutdownOfTheOldSession_DoNotTouchTheNewJob) 
   ExpectUntouched("WaitAtBarrier and Shutdown");
 }
 
-// Two nodes share a connection, on which somebody shuts down a session that is over.
+// Two nodes share a connection, on which a client shuts down a session that has ended.
 TEST_F(JobChange, RuntimeShutdownOfAnotherSession_TakesNoNodesTurn) {
   ::xla::ShutdownRequest request;
   request.set_session_id(ConnectAll(/*shared=*/true));
@@ -282,8 +282,8 @@ TEST_F(JobChange, RuntimeConnect_IsAnsweredWithTheSessionThatItJoined) {
   ExpectUntouched("KeyValueSet");
 }
 
-// Every method of the newest layout that can park, meant for the former life of the service.
-TEST_F(JobChange, RequestForTheFormerLifeOfTheService_IsNotParkedInTheNewJob) {
+// Every method of the newest layout that can park, meant for the former incarnation of the service.
+TEST_F(JobChange, RequestForTheFormerIncarnationOfTheService_IsNotParkedInTheNewJob) {
   for (const std::string method :
        {"Barrier", "ShutdownTask", "PollForError", "GetAliveTasks", "WatchTasks", "GetKeyValue"}) {
     Strand strand(*Coordinator::Create(TogetherOptions(), SteadyClock(), 77));
@@ -337,8 +337,8 @@ TEST_F(JobChange, RequestForTheFormerLifeOfTheService_IsNotParkedInTheNewJob) {
   }
 }
 
-// Later requests of the task name the life that stands in the answer.
-TEST_F(JobChange, RegisterTask_IsAnsweredWithTheLifeOfTheServiceThatItJoined) {
+// Later requests of the task name the incarnation in the answer.
+TEST_F(JobChange, RegisterTask_IsAnsweredWithTheIncarnationOfTheServiceThatItJoined) {
   const uint64_t life = incarnation();
   ::xla::coordination::RegisterTaskRequest request;
   request.set_incarnation(100);
@@ -350,7 +350,7 @@ TEST_F(JobChange, RegisterTask_IsAnsweredWithTheLifeOfTheServiceThatItJoined) {
   EXPECT_NE(incarnation(), life);
 }
 
-TEST_F(JobChange, WaitForAllTasks_IsAnsweredWithTheLifeOfTheServiceThatItWasFor) {
+TEST_F(JobChange, WaitForAllTasks_IsAnsweredWithTheIncarnationOfTheServiceThatItWasFor) {
   const uint64_t life = RegisterAll();
   tensorflow::WaitForAllTasksRequest request;
   request.mutable_source_task()->set_job_name("jax_worker");
@@ -366,7 +366,7 @@ TEST_F(JobChange, WaitForAllTasks_IsAnsweredWithTheLifeOfTheServiceThatItWasFor)
   EXPECT_NE(incarnation(), life);
 }
 
-// A rank sends its devices behind its registration, and its place is taken in between.
+// A rank sends its devices after its registration, and is replaced in between.
 TEST(JobChangeControl, DevicesBehindARegistration_AreNotThoseOfTheNewJob) {
   ServerOptions options = BarrierOptions(kTasks);
   options.coordinator.reuse = true;
@@ -395,7 +395,7 @@ TEST(JobChangeControl, DevicesBehindARegistration_AreNotThoseOfTheNewJob) {
   });
   EXPECT_EQ(stream.ReplyTo(1).code(), 0);
   EXPECT_EQ(stream.ReplyTo(2).code(), static_cast<int>(StatusCode::kAborted));
-  // Neither its devices nor its poll for errors waits there.
+  // Neither its devices nor its poll for errors is parked in the new job.
   EXPECT_EQ(server.parked(), 0u);
 }
 

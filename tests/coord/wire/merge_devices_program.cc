@@ -177,7 +177,7 @@ int Main(int count, char** words) {
 int main(int count, char** words) {
   const int status = ferry::coord::Main(count, words);
   std::fflush(stdout);
-  // Threads of gRPC may still be letting go of the last calls, and its end of a process does not
-  // wait for them: now and then it aborts over a reference count.
+  // Threads of gRPC may still be releasing the last calls, and its static destructors do not wait
+  // for them: now and then it aborts over a reference count.
   std::_Exit(status);
 }

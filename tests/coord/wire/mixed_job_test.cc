@@ -110,7 +110,7 @@ TEST_F(MixedJob, BarrierOfAll_IsOneHoweverEachKindOfClientSpellsIt) {
   EXPECT_THAT(Await(wait), IsOk());
 }
 
-// The agent would go on without those that it means to meet.
+// The agent would continue without the tasks on its list.
 TEST_F(MixedJob, AgentWithAnotherListAfterABarrierPassed_IsToldOfTheConflict) {
   const PendingCall named = named_.Barrier("b", kLong, 0, {1, 2});
   EXPECT_THAT(numbered_.Barrier("b", kLong, 0, {1, 2}).Wait(), IsOk());

@@ -110,8 +110,8 @@ TEST(Server, UnknownMethodsAreUnimplemented) {
   }
 }
 
-// A client that takes the coordinator's port for a worker's, as TensorFlow's servers have one for
-// both.
+// A client that calls a worker's methods at the coordinator's port; TensorFlow's servers have one
+// port for both.
 TEST(Server, MethodsOfWorkers_AreUnimplementedAndSayWhoHasThem) {
   TestServer server(1);
   auto channel = server.Channel();
@@ -200,8 +200,8 @@ TEST(ServerStop, EndsEveryKindOfWaitAndThenRefusesConnections) {
 
 TEST(ServerStop, IsQuickWhenNobodyIsThereAndWithIdleConnections) {
   ServerOptions options = TestOptions(1);
-  // Whoever waited for the idle connection would wait for so long: far longer than a loaded machine
-  // takes to stop.
+  // Waiting for the idle connection would take this long: far longer than a loaded machine takes to
+  // stop.
   options.stop_grace = absl::Minutes(1);
   TestServer server(options);
   TaskClient task = server.Task(Dialect::kTensorflow, 0);

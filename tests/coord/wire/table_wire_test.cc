@@ -287,7 +287,8 @@ TEST(WaitForAllTasks, TopologiesInTheFieldsOf2022_AreMergedWithTheirPartitions) 
   }
 }
 
-// Any numbering of these would be wrong; an answer without one would be taken for an empty job.
+// Any numbering of these would be wrong, and an answer without devices would look like an empty
+// job.
 TEST(WaitForAllTasks, SomeNodesNameTheirPartitionAndOthersNone_IsRefusedToAll) {
   TestServer server(2);
   auto tasks = server.Registered(Dialect::kTensorflow, 2);

@@ -154,7 +154,7 @@ TEST(TcpListener, AddressKeepsTheHostThatWasAskedFor) {
   EXPECT_EQ(listener->address(), "localhost:" + std::to_string(listener->port()));
 }
 
-// A coordinator that node 0 starts is looked for at what all nodes derive.
+// All nodes derive the address at which node 0 starts a coordinator.
 TEST(TcpListener, AddressFor_IsTheLoopbackOnlyWhereThatWasAskedFor) {
   const std::pair<const char*, const char*> kCases[] = {
       {"127.0.0.1:80", "127.0.0.1:80"},
@@ -166,7 +166,7 @@ TEST(TcpListener, AddressFor_IsTheLoopbackOnlyWhereThatWasAskedFor) {
       {"LocalHost:80", "localhost:80"},
       {"ip6-localhost:80", "ip6-localhost:80"},
       {"job.localhost:80", "job.localhost:80"},
-      // Others look for these from elsewhere.
+      // Other machines connect to these.
       {"10.0.0.7:80", ":80"},
       {"0.0.0.0:80", ":80"},
       {"[::ffff:10.0.0.7]:80", ":80"},

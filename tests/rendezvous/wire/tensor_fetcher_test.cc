@@ -47,7 +47,7 @@ TEST_P(Forms, EveryTypeArrives) {
   }
 }
 
-// A worker whose memory holds other bytes than 0 and 1 where booleans are.
+// A worker whose booleans have bytes other than 0 and 1.
 TEST_P(Forms, BooleansThatAreNeither0Nor1_AreRefusedAndNameTheirSender) {
   for (const int64_t count : {4, 2500, 100'000}) {
     Tensor tensor = Counted(DataType::kBool, count);

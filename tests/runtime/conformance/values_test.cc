@@ -39,8 +39,8 @@ TEST_P(ConformanceOfValues, EachTypeAndSizeEitherSideFirst) {
   }
 }
 
-// A sender whose buffer holds other bytes than 0 and 1 where booleans are, by every way: in the
-// ticket, looked at where it lies, copied, streamed.
+// A sender whose booleans have bytes other than 0 and 1, by every path: in the ticket, in shared
+// memory, copied, streamed.
 TEST_P(ConformanceOfValues, BooleansThatAreNeither0Nor1_AreRefused) {
   int number = 0;
   for (const int64_t count : {1, 64, 5000, 300'007}) {
@@ -61,7 +61,7 @@ TEST_P(ConformanceOfValues, BooleansThatAreNeither0Nor1_AreRefused) {
               std::string::npos)
         << text;
     EXPECT_NE(text.find(key.text()), std::string::npos) << text;
-    // Neither side is the worse for it.
+    // Neither side is affected otherwise.
     bytes[count - 1] = was;
     ASSERT_TRUE(source_->Step(1)->Send(key, sent).ok());
     const absl::StatusOr<Received> received = Receive(1, key, sent).Wait();

@@ -73,7 +73,7 @@ TEST(HostChecks, AQuotaOfTheContainerCountsMoreThanItsCores) {
   EXPECT_THAT(CheckCores(host), IsWarning("time for 1.5 of them", "resources.limits.cpu"));
 }
 
-TEST(HostChecks, AContainersMemoryLimit_IsWhatIsToldOf) {
+TEST(HostChecks, AContainersMemoryLimit_IsReported) {
   MadeUpHost host;
   EXPECT_THAT(CheckMemory(host), IsOk("32 GiB; by default half"));
   host.files["/sys/fs/cgroup/memory.max"] = "2147483648";
@@ -82,13 +82,13 @@ TEST(HostChecks, AContainersMemoryLimit_IsWhatIsToldOf) {
   EXPECT_THAT(CheckMemory(host), IsWarning("100 MiB of the machine's", "resources.limits.memory"));
 }
 
-TEST(HostChecks, NoMemoryIsToldOf_IsSkipped) {
+TEST(HostChecks, UnknownMemory_IsSkipped) {
   MadeUpHost host;
   host.files.erase("/proc/meminfo");
   EXPECT_THAT(CheckMemory(host), WasSkipped("does not tell"));
 }
 
-TEST(HostChecks, FewThreads_AreToldOf) {
+TEST(HostChecks, FewThreads_AreAWarning) {
   MadeUpHost host;
   EXPECT_THAT(CheckThreads(host), IsOk("ulimit -u unlimited"));
   host.limits[RLIMIT_NPROC] = {4096, 4096};
