@@ -14,6 +14,15 @@ namespace {
 
 class IpcImportCacheTest : public IpcProcessTest {};
 
+// A producer that exports one allocation of 100 bytes, and frees it when the consumer is done.
+void ExportUntilDone(const Wire& wire) {
+  const Process process;
+  const DevicePointer memory = process.Alloc(100);
+  Put(wire, ExportOne(process, memory, 100));
+  wire.Get<char>();
+  process.Free(memory);
+}
+
 // Three of 4 MiB where 8 may be mapped.
 TEST_F(IpcImportCacheTest, TheLongestUnusedGoesFirstAndWhatIsUsedStays) {
   ExpectBoth(
@@ -69,39 +78,31 @@ TEST_F(IpcImportCacheTest, TheLongestUnusedGoesFirstAndWhatIsUsedStays) {
 }
 
 TEST_F(IpcImportCacheTest, ManyWhoOpenTheSameAtOnceShareOneMapping) {
-  ExpectBoth(
-      [](const Wire& wire) {
-        const Process process;
-        const DevicePointer memory = process.Alloc(100);
-        Put(wire, ExportOne(process, memory, 100));
-        wire.Get<char>();
-        process.Free(memory);
-      },
-      [](const Wire& wire) {
-        Consumer consumer;
-        const IpcDescriptor descriptor = Get(wire).descriptor;
-        absl::Mutex mu;
-        std::vector<ImportedMemory> opened;
-        for (int i = 0; i < 50; ++i) {
-          REQUIRE_OK(consumer.cache->Open({kProducer, descriptor.buffer_id}, descriptor, UniqueFd(),
-                                          SteadyClock().Now() + absl::Seconds(10),
-                                          [&](absl::StatusOr<ImportedMemory> memory) {
-                                            REQUIRE_OK(memory.status());
-                                            absl::MutexLock lock(&mu);
-                                            opened.push_back(*memory);
-                                          }));
-        }
-        absl::MutexLock lock(&mu);
-        const auto all = [&opened] { return opened.size() == 50; };
-        mu.Await(absl::Condition(&all));
-        for (const ImportedMemory& memory : opened) REQUIRE(memory.base() == opened[0].base());
-        REQUIRE(consumer.cache->stats().opened == 1);
-        opened.clear();
-        // The last callback may still hold its own.
-        while (consumer.cache->stats().used_count > 0) absl::SleepFor(absl::Milliseconds(1));
-        consumer.cache.reset();
-        wire.Put('x');
-      });
+  ExpectBoth(ExportUntilDone, [](const Wire& wire) {
+    Consumer consumer;
+    const IpcDescriptor descriptor = Get(wire).descriptor;
+    absl::Mutex mu;
+    std::vector<ImportedMemory> opened;
+    for (int i = 0; i < 50; ++i) {
+      REQUIRE_OK(consumer.cache->Open({kProducer, descriptor.buffer_id}, descriptor, UniqueFd(),
+                                      SteadyClock().Now() + absl::Seconds(10),
+                                      [&](absl::StatusOr<ImportedMemory> memory) {
+                                        REQUIRE_OK(memory.status());
+                                        absl::MutexLock lock(&mu);
+                                        opened.push_back(*memory);
+                                      }));
+    }
+    absl::MutexLock lock(&mu);
+    const auto all = [&opened] { return opened.size() == 50; };
+    mu.Await(absl::Condition(&all));
+    for (const ImportedMemory& memory : opened) REQUIRE(memory.base() == opened[0].base());
+    REQUIRE(consumer.cache->stats().opened == 1);
+    opened.clear();
+    // The last callback may still hold its own.
+    while (consumer.cache->stats().used_count > 0) absl::SleepFor(absl::Milliseconds(1));
+    consumer.cache.reset();
+    wire.Put('x');
+  });
 }
 
 // One who has no descriptor, since it went to somebody whose transfer was called off, is first; who
@@ -203,34 +204,26 @@ TEST_F(IpcImportCacheTest, WhatIsLetGoOfDuringACloseIsClosedToo) {
 
 // Mapping synchronises the device, and an NCCL kernel there may be waiting for our peer.
 TEST_F(IpcImportCacheTest, NothingIsMappedOrUnmappedWhileNcclWorkIsInFlight) {
-  ExpectBoth(
-      [](const Wire& wire) {
-        const Process process;
-        const DevicePointer memory = process.Alloc(100);
-        Put(wire, ExportOne(process, memory, 100));
-        wire.Get<char>();
-        process.Free(memory);
-      },
-      [](const Wire& wire) {
-        Consumer consumer(0, {.patience = absl::Milliseconds(5)});
-        const IpcDescriptor descriptor = Get(wire).descriptor;
-        consumer.gate->BeginWork();
-        const absl::Status late =
-            consumer.Open(descriptor, UniqueFd(), absl::Milliseconds(50)).status();
-        REQUIRE(late.code() == absl::StatusCode::kDeadlineExceeded);
-        consumer.gate->EndWork();
-        {
-          const auto memory = consumer.Open(descriptor, UniqueFd());
-          REQUIRE_OK(memory.status());
-          consumer.gate->BeginWork();
-          consumer.cache->Close({kProducer, descriptor.buffer_id});
-        }
-        absl::SleepFor(absl::Milliseconds(30));
-        REQUIRE(consumer.cache->stats().closed == 0);
-        consumer.gate->EndWork();
-        consumer.WaitClosed(1);
-        wire.Put('x');
-      });
+  ExpectBoth(ExportUntilDone, [](const Wire& wire) {
+    Consumer consumer(0, {.patience = absl::Milliseconds(5)});
+    const IpcDescriptor descriptor = Get(wire).descriptor;
+    consumer.gate->BeginWork();
+    const absl::Status late =
+        consumer.Open(descriptor, UniqueFd(), absl::Milliseconds(50)).status();
+    REQUIRE(late.code() == absl::StatusCode::kDeadlineExceeded);
+    consumer.gate->EndWork();
+    {
+      const auto memory = consumer.Open(descriptor, UniqueFd());
+      REQUIRE_OK(memory.status());
+      consumer.gate->BeginWork();
+      consumer.cache->Close({kProducer, descriptor.buffer_id});
+    }
+    absl::SleepFor(absl::Milliseconds(30));
+    REQUIRE(consumer.cache->stats().closed == 0);
+    consumer.gate->EndWork();
+    consumer.WaitClosed(1);
+    wire.Put('x');
+  });
 }
 
 // kill -9 while its memory is mapped and used here.
@@ -310,72 +303,56 @@ TEST_F(IpcImportCacheTest, ErrorsSayWhatIsWrongWithTheImport) {
 
 // The open is under way when the peer is reported dead: its memory must not stay mapped.
 TEST_F(IpcImportCacheTest, PeerClosedDuringOpen_MappingIsClosed) {
-  ExpectBoth(
-      [](const Wire& wire) {
-        const Process process;
-        const DevicePointer memory = process.Alloc(100);
-        Put(wire, ExportOne(process, memory, 100));
-        wire.Get<char>();
-        process.Free(memory);
-      },
-      [](const Wire& wire) {
-        Consumer consumer(0, {.patience = absl::Seconds(10)});
-        const IpcDescriptor descriptor = Get(wire).descriptor;
-        consumer.gate->BeginWork();
-        absl::Notification ended;
-        absl::Status status;
-        REQUIRE_OK(consumer.cache->Open({kProducer, descriptor.buffer_id}, descriptor, UniqueFd(),
-                                        SteadyClock().Now() + absl::Seconds(10),
-                                        [&](absl::StatusOr<ImportedMemory> opened) {
-                                          status = opened.status();
-                                          ended.Notify();
-                                        }));
-        consumer.cache->ClosePeer(kProducer);
-        consumer.gate->EndWork();
-        ended.WaitForNotification();
-        REQUIRE(status.code() == absl::StatusCode::kUnavailable);
-        consumer.WaitClosed(1);
-        wire.Put('x');
-      });
+  ExpectBoth(ExportUntilDone, [](const Wire& wire) {
+    Consumer consumer(0, {.patience = absl::Seconds(10)});
+    const IpcDescriptor descriptor = Get(wire).descriptor;
+    consumer.gate->BeginWork();
+    absl::Notification ended;
+    absl::Status status;
+    REQUIRE_OK(consumer.cache->Open({kProducer, descriptor.buffer_id}, descriptor, UniqueFd(),
+                                    SteadyClock().Now() + absl::Seconds(10),
+                                    [&](absl::StatusOr<ImportedMemory> opened) {
+                                      status = opened.status();
+                                      ended.Notify();
+                                    }));
+    consumer.cache->ClosePeer(kProducer);
+    consumer.gate->EndWork();
+    ended.WaitForNotification();
+    REQUIRE(status.code() == absl::StatusCode::kUnavailable);
+    consumer.WaitClosed(1);
+    wire.Put('x');
+  });
 }
 
 // The second caller joins an open whose own deadline is shorter; the gate is held past that one.
 TEST_F(IpcImportCacheTest, TwoOpensOfOneBuffer_LongerDeadlineHolds) {
-  ExpectBoth(
-      [](const Wire& wire) {
-        const Process process;
-        const DevicePointer memory = process.Alloc(100);
-        Put(wire, ExportOne(process, memory, 100));
-        wire.Get<char>();
-        process.Free(memory);
-      },
-      [](const Wire& wire) {
-        Consumer consumer(0, {.patience = absl::Milliseconds(5)});
-        const IpcDescriptor descriptor = Get(wire).descriptor;
-        consumer.gate->BeginWork();
-        absl::Notification ended[2];
-        absl::Status status[2];
-        for (int i = 0; i < 2; ++i) {
-          REQUIRE_OK(consumer.cache->Open(
-              {kProducer, descriptor.buffer_id}, descriptor, UniqueFd(),
-              SteadyClock().Now() + (i == 0 ? absl::Milliseconds(50) : absl::Seconds(10)),
-              [&, i](absl::StatusOr<ImportedMemory> opened) {
-                status[i] = opened.status();
-                ended[i].Notify();
-              }));
-        }
-        // The first one's deadline passes with the gate held.
-        const absl::Time passed = SteadyClock().Now() + absl::Milliseconds(200);
-        while (SteadyClock().Now() < passed) absl::SleepFor(absl::Milliseconds(5));
-        consumer.gate->EndWork();
-        for (int i = 0; i < 2; ++i) {
-          ended[i].WaitForNotification();
-          REQUIRE_OK(status[i]);
-        }
-        consumer.cache->Close({kProducer, descriptor.buffer_id});
-        consumer.WaitClosed(1);
-        wire.Put('x');
-      });
+  ExpectBoth(ExportUntilDone, [](const Wire& wire) {
+    Consumer consumer(0, {.patience = absl::Milliseconds(5)});
+    const IpcDescriptor descriptor = Get(wire).descriptor;
+    consumer.gate->BeginWork();
+    absl::Notification ended[2];
+    absl::Status status[2];
+    for (int i = 0; i < 2; ++i) {
+      REQUIRE_OK(consumer.cache->Open(
+          {kProducer, descriptor.buffer_id}, descriptor, UniqueFd(),
+          SteadyClock().Now() + (i == 0 ? absl::Milliseconds(50) : absl::Seconds(10)),
+          [&, i](absl::StatusOr<ImportedMemory> opened) {
+            status[i] = opened.status();
+            ended[i].Notify();
+          }));
+    }
+    // The first one's deadline passes with the gate held.
+    const absl::Time passed = SteadyClock().Now() + absl::Milliseconds(200);
+    while (SteadyClock().Now() < passed) absl::SleepFor(absl::Milliseconds(5));
+    consumer.gate->EndWork();
+    for (int i = 0; i < 2; ++i) {
+      ended[i].WaitForNotification();
+      REQUIRE_OK(status[i]);
+    }
+    consumer.cache->Close({kProducer, descriptor.buffer_id});
+    consumer.WaitClosed(1);
+    wire.Put('x');
+  });
 }
 
 }  // namespace

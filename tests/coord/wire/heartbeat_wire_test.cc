@@ -41,7 +41,23 @@ struct ProxiedTask {
   TaskClient client;
 };
 
-class HeartbeatWire : public WireTest {};
+class HeartbeatWire : public WireTest {
+ protected:
+  // Two tasks poll; the connection of task 1 stalls, and task 0 learns that task 1 is dead.
+  void ExpectStoppedClientIsNoticed(const ServerOptions& options) {
+    TestServer server(options);
+    TaskClient survivor = server.Task(GetParam(), 0);
+    ProxiedTask stopped(server, GetParam(), 1);
+    ASSERT_THAT(survivor.Register(100).Wait(), IsOk());
+    ASSERT_THAT(stopped.client.Register(101).Wait(), IsOk());
+    PendingCall poll = survivor.Poll();
+    PendingCall lost = stopped.client.Poll();
+    ASSERT_TRUE(server.WaitUntilParked(2));
+    stopped.proxy->SetStalled(true);
+    EXPECT_THAT(poll.Wait(), Fails(StatusCode::kUnavailable, HasSubstr("task 1")));
+    EXPECT_EQ(StateOf(server, 0), TaskState::kConnected);
+  }
+};
 
 // heartbeat_timeout_seconds=300 at a coordinator of 100: no heartbeat comes for longer than that,
 // but the client polls for errors. Task 1 does not poll, and its death shows that the time is over.
@@ -76,17 +92,7 @@ TEST_P(HeartbeatWire, StoppedClient_IsNoticedByItsProbes) {
   ServerOptions options = PatientOptions(2);
   options.keepalive_time = absl::Milliseconds(300);
   options.keepalive_timeout = absl::Seconds(1);
-  TestServer server(options);
-  TaskClient survivor = server.Task(GetParam(), 0);
-  ProxiedTask stopped(server, GetParam(), 1);
-  ASSERT_THAT(survivor.Register(100).Wait(), IsOk());
-  ASSERT_THAT(stopped.client.Register(101).Wait(), IsOk());
-  PendingCall poll = survivor.Poll();
-  PendingCall lost = stopped.client.Poll();
-  ASSERT_TRUE(server.WaitUntilParked(2));
-  stopped.proxy->SetStalled(true);
-  EXPECT_THAT(poll.Wait(), Fails(StatusCode::kUnavailable, HasSubstr("task 1")));
-  EXPECT_EQ(StateOf(server, 0), TaskState::kConnected);
+  ExpectStoppedClientIsNoticed(options);
 }
 
 // The heartbeat timeout is shorter than the probes' usual times: they come sooner.
@@ -94,17 +100,7 @@ TEST_P(HeartbeatWire, ProbesFollowTheHeartbeatTimeout) {
   ServerOptions options = PatientOptions(2);
   options.coordinator.heartbeat_timeout = absl::Seconds(3);
   options.coordinator.heartbeat_timeout_is_limit = true;
-  TestServer server(options);
-  TaskClient survivor = server.Task(GetParam(), 0);
-  ProxiedTask stopped(server, GetParam(), 1);
-  ASSERT_THAT(survivor.Register(100).Wait(), IsOk());
-  ASSERT_THAT(stopped.client.Register(101).Wait(), IsOk());
-  PendingCall poll = survivor.Poll();
-  PendingCall lost = stopped.client.Poll();
-  ASSERT_TRUE(server.WaitUntilParked(2));
-  stopped.proxy->SetStalled(true);
-  EXPECT_THAT(poll.Wait(), Fails(StatusCode::kUnavailable, HasSubstr("task 1")));
-  EXPECT_EQ(StateOf(server, 0), TaskState::kConnected);
+  ExpectStoppedClientIsNoticed(options);
 }
 
 // A proxy dropped the connection; the client opens another one. Task 2 dies later, and does not
