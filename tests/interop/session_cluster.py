@@ -181,4 +181,20 @@ def equal(got, wanted, what=""):
           f"{what} got {got!r:.300}, wanted {wanted!r:.300}")
 
 
+# The error of the graph below for a feed of four values.
+WRONG_SIZE = "4 values, but the requested shape has 3"
+
+
+def reshape_to_three():
+    """A graph whose reshape, at worker 2, fails unless three values are fed: (graph, x, reshaped,
+    after), the last one at worker 1."""
+    with tf.Graph().as_default() as graph:
+        x = tf.placeholder(tf.float32, [None], name="x")
+        with tf.device(CPUS[2]):
+            reshaped = tf.reshape(x, [3], name="reshaped")
+        with tf.device(CPUS[1]):
+            after = tf.identity(reshaped)
+    return graph, x, reshaped, after
+
+
 errors = tf.errors

@@ -16,7 +16,8 @@ import time
 
 import grpc
 import numpy as np
-from session_cluster import CASES, CPUS, WORKERS, Cluster, Skipped, case, equal, errors, fails, pb, tf
+from session_cluster import (CASES, CPUS, WORKERS, WRONG_SIZE, Cluster, Skipped, case, equal,
+                             errors, fails, pb, reshape_to_three, tf)
 from step_stats import check_crossings, check_timeline
 from tensorflow.core.protobuf import config_pb2
 
@@ -226,14 +227,9 @@ def many_sessions(cluster):
 
 @case
 def kernel_errors(cluster):
-    with tf.Graph().as_default() as graph:
-        x = tf.placeholder(tf.float32, [None], name="x")
-        with tf.device(CPUS[2]):
-            reshaped = tf.reshape(x, [3], name="reshaped")
-        with tf.device(CPUS[1]):
-            after = tf.identity(reshaped)
+    graph, x, _, after = reshape_to_three()
     with cluster.session(graph) as session:
-        text = fails(errors.InvalidArgumentError, "4 values, but the requested shape has 3",
+        text = fails(errors.InvalidArgumentError, WRONG_SIZE,
                      lambda: session.run(after, {x: [1, 2, 3, 4]}))
         check("reshaped" in text, f"does not name the node: {text}")
         equal(session.run(after, {x: [1, 2, 3]}), np.float32([1, 2, 3]))

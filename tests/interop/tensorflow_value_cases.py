@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases of values that are none, or oddly written: booleans of other bits, shapes of no tensor."""
 import numpy as np
-from session_cluster import CPUS, case, equal, errors, fails, pb, tf
+from session_cluster import (CPUS, WRONG_SIZE, case, equal, errors, fails, pb, reshape_to_three,
+                             tf)
 from tensorflow.core.framework import tensor_pb2, tensor_shape_pb2, types_pb2
 from tensorflow.core.protobuf import config_pb2
 
@@ -182,17 +183,12 @@ def odd_shapes_are_attributes(cluster):
 @case
 def the_worker_that_failed_is_named(cluster):
     """Others only hear of it, perhaps before the master does."""
-    with tf.Graph().as_default() as graph:
-        x = tf.placeholder(tf.float32, [None], name="x")
-        with tf.device(CPUS[2]):
-            reshaped = tf.reshape(x, [3], name="reshaped")
-        with tf.device(CPUS[1]):
-            after = tf.identity(reshaped)
-        with tf.device(CPUS[0]):
-            last = tf.identity(after) + tf.identity(reshaped)
+    graph, x, reshaped, after = reshape_to_three()
+    with graph.as_default(), tf.device(CPUS[0]):
+        last = tf.identity(after) + tf.identity(reshaped)
     with cluster.session(graph) as session:
         for _ in range(100):
-            text = fails(errors.InvalidArgumentError, "4 values, but the requested shape has 3",
+            text = fails(errors.InvalidArgumentError, WRONG_SIZE,
                          lambda: session.run(last, {x: [1, 2, 3, 4]}))
             # TensorFlow's own master sometimes names another worker: its copies have no mark.
             if not cluster.options.real:

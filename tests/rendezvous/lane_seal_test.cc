@@ -9,6 +9,7 @@
 
 #include "rendezvous/lane_seal.h"
 #include "tests/rendezvous/keeping_lane.h"
+#include "tests/rendezvous/lane_exchange_fixture.h"
 #include "tests/rendezvous/lane_world.h"
 
 namespace ferry {
@@ -48,9 +49,9 @@ RendezvousKey Key() {
                           "/job:worker/replica:0/task:2/device:CPU:0", "edge"));
 }
 
-class LaneSealTest : public ::testing::Test {
+class LaneSealTest : public LaneExchangeTest {
  protected:
-  LaneSealTest() : manager_(clock_, fetcher_) {
+  LaneSealTest() {
     consumer_.self.peer = kConsumer;
     producer_.self.peer = kProducer;
     producer_.manager = &manager_;
@@ -124,12 +125,6 @@ class LaneSealTest : public ::testing::Test {
         is_sealed);
   }
 
-  FakeClock clock_;
-  NoFetcher fetcher_;
-  RendezvousManager manager_;
-  std::shared_ptr<FaultyTransportState> state_ =
-      std::make_shared<FaultyTransportState>(1, TransportFaults{});
-  TransportList transports_;
   LaneExchange consumer_;
   LaneExchange producer_;
   int ended_ = 0;

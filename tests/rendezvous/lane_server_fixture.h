@@ -16,13 +16,14 @@
 #include "base/table_sizes.h"
 #include "rendezvous/lane_server.h"
 #include "tests/rendezvous/keeping_lane.h"
+#include "tests/rendezvous/lane_exchange_fixture.h"
 #include "tests/rendezvous/lane_world.h"
 
 namespace ferry {
 
-class LaneServerTest : public ::testing::Test {
+class LaneServerTest : public LaneExchangeTest {
  protected:
-  LaneServerTest() : manager_(clock_, fetcher_) {
+  LaneServerTest() {
     exchange_.self.peer = kProducer;
     exchange_.manager = &manager_;
     exchange_.transports = &transports_;
@@ -85,12 +86,6 @@ class LaneServerTest : public ::testing::Test {
     return true;
   }
 
-  FakeClock clock_;
-  NoFetcher fetcher_;
-  RendezvousManager manager_;
-  std::shared_ptr<FaultyTransportState> state_ =
-      std::make_shared<FaultyTransportState>(1, TransportFaults{});
-  TransportList transports_;
   LaneExchange exchange_;
   std::shared_ptr<RemoteRendezvous> step_;
   std::shared_ptr<LaneServer> server_;
