@@ -98,7 +98,8 @@ std::vector<std::string> ExchangeArguments(const ExchangeOptions& options) {
       absl::StrCat("--carrier=", options.carrier == Carrier::kGrpc ? "grpc" : "lane"),
       absl::StrCat("--exchange-listen=", options.listen),
       absl::StrCat("--tcp-connections=", options.transports.tcp.connections)};
-  // Without end it is no flag's: who polls is told so in another way, as bench's plan does.
+  // An infinite value does not come from the flag: polling is requested in another way, as by the
+  // plan of bench.
   if (options.spin != absl::InfiniteDuration()) {
     arguments.push_back(absl::StrCat("--spin=", absl::FormatDuration(options.spin)));
   }

@@ -26,7 +26,7 @@ namespace {
   throw CLI::ValidationError(flag, absl::StrCat(Quoted(text), " is ", what));
 }
 
-// The widest bounds are those of the type, which tell a person nothing as digits.
+// The widest bounds are those of the type, which are not helpful as digits.
 template <typename Number>
 std::string NoWholeNumber(Number least, Number most) {
   using Limits = std::numeric_limits<Number>;

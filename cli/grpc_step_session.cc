@@ -123,7 +123,7 @@ absl::StatusOr<std::unique_ptr<StepSession>> StepSession::Open(const std::string
   if (absl::Status status =
           session->Ask("/tensorflow.MasterService/CreateSession", wait + kMargin, create, created);
       !status.ok()) {
-    // A worker's port names the coordinator; one of another kind says that it has no such method.
+    // A worker's port names the coordinator; another server reports that it has no such method.
     const bool has_no_method =
         status.message().empty() || absl::StrContains(status.message(), "which has no method");
     if (!absl::IsUnimplemented(status) || !has_no_method) return status;

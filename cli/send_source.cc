@@ -22,7 +22,7 @@
 namespace ferry::cli {
 namespace {
 
-// A file up to this long is read at once, to see whether it has as many bytes as it says.
+// A file up to this size is read at once, to check that it has as many bytes as it reports.
 constexpr off_t kSmallFile = off_t{1} << 20;
 
 }  // namespace

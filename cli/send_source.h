@@ -23,9 +23,9 @@ struct SendSourceOptions {
 };
 
 // How many bytes there are is known once it is open, before anything is joined. A regular file that
-// says its size is read later, straight into the tensor; everything else, and a file that has
-// another size than it says (those of /proc say 0, those of /sys a page), is read until its end
-// first. Not thread-safe.
+// reports its size is read later, straight into the tensor; everything else, and a file whose
+// reported size is wrong (0 in /proc, a page in /sys), is read until its end first. Not
+// thread-safe.
 class SendSource final {
  public:
   //   path: "-" is standard input.

@@ -15,8 +15,8 @@ namespace ferry::coord {
 // heartbeats at a fixed fraction of it. A client sends a heartbeat an interval after the last one
 // was answered, so the gap between two is never shorter than the interval, unless the call was
 // repeated, which takes milliseconds; it may be longer when the network or the coordinator was
-// slow. The longest of the last few is taken, so that one delay only makes the coordinator patient
-// for as many beats.
+// slow. The longest of the last few is taken, so that one delay affects the coordinator only for as
+// many heartbeats.
 // Source: StartSendingHeartbeats in XLA's coordination_service_agent.cc, of which versions of 2024
 // send the first heartbeat at once after registering and those of 2026 an interval later.
 class HeartbeatInterval final {
@@ -35,7 +35,7 @@ class HeartbeatInterval final {
   // Zero while it is not known.
   absl::Duration interval() const;
   absl::Duration timeout() const { return TimeoutFor(interval()); }
-  // The timeout of a client that beats at such intervals.
+  // The timeout of a client with this heartbeat interval.
   absl::Duration TimeoutFor(absl::Duration interval) const { return interval * beats_per_timeout_; }
   bool is_learned() const { return beats_per_timeout_ > 0 && gaps_seen_ > 0; }
   // One gap may be too short, as when a client is slow with its first heartbeat.

@@ -7,9 +7,9 @@
 
 namespace ferry::coord {
 
-// A process that was stopped (SIGSTOP, a suspended machine) or starved cannot tell when that began,
-// only when it last ran. So it waits in short turns: the beginning of the turn that ended late is
-// at most kTurn before the process stopped. Not thread-safe.
+// A process that was stopped (SIGSTOP, a suspended machine) or starved does not know when that
+// began, only when it last ran. So it waits in short turns: the beginning of the turn that ended
+// late is at most kTurn before the process stopped. Not thread-safe.
 class HoldUp final {
  public:
   // The longest turn. Ten wake-ups in five seconds cost nothing measurable.

@@ -40,7 +40,7 @@ class StoreWatches final {
   // How many watches those are.
   size_t CountOf(absl::string_view key);
   size_t count() const { return prefixes_.size(); }
-  // How often a prefix has been looked at for a change: what all changes have cost so far.
+  // The number of prefix lookups for changes so far, which is their total cost.
   uint64_t lookups() const { return lookups_; }
   // Prefixes that are watched.
   size_t prefix_count() const { return groups_.size(); }

@@ -29,7 +29,7 @@ namespace ferry::coord {
 struct SharedTopology {
   GlobalTopology topology;
   std::string bytes;
-  // By node: the message by which it told its devices, if its service has another form than ours.
+  // By node: the message with its devices, if its service uses another form than ours.
   std::vector<std::string> as_told;
 };
 

@@ -33,8 +33,8 @@ std::shared_ptr<grpc::Channel> MakeTensorChannel(const std::string& address,
 // `address`.
 std::string TensorTarget(const std::string& address);
 
-// An error of a call to a worker at `address`, which says what to do if it could not be reached
-// there; others are as they were.
+// Adds to an error of a call to a worker at `address` what to do if it could not be reached there;
+// other errors are unchanged.
 absl::Status ExplainUnreachable(const absl::Status& status, absl::string_view address);
 
 // Messages of any size, large pieces, and probes by clients allowed.

@@ -37,7 +37,7 @@ class RecentRequestIds final {
   mutable absl::Mutex mu_;
   // Turns are counted from 0, and have their places in the ring one after the other.
   uint64_t next_turn_ ABSL_GUARDED_BY(mu_) = 0;
-  // 0 where there is none, or none any more.
+  // 0 for an empty slot.
   std::vector<int64_t> ring_ ABSL_GUARDED_BY(mu_);
   // Each id of the ring, with its turn.
   absl::flat_hash_map<int64_t, uint64_t> seen_ ABSL_GUARDED_BY(mu_);

@@ -65,8 +65,8 @@ struct ExchangeOptions {
   // HOST or HOST:PORT that peers are told, IPV6 or [IPV6]:PORT; empty: all addresses of this host.
   // The port is that of the carrier.
   std::string advertise;
-  // This host's address in its connection to the coordinator, which peers try first of all that
-  // they are told; empty: not known. See FindLocalEnd.
+  // This host's address in its connection to the coordinator, which is the first of the published
+  // addresses; empty if it is not known. See FindLocalEnd.
   std::string local_end;
   // HOST:PORT, for clients that take this node's gRPC port for the coordinator's.
   std::string coordinator;

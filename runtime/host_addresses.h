@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which addresses of this host the other nodes are told, and in which order they try them.
+// The addresses of this host that are published to the other nodes, in the order in which they try
+// them.
 #ifndef FERRY_RUNTIME_HOST_ADDRESSES_H_
 #define FERRY_RUNTIME_HOST_ADDRESSES_H_
 

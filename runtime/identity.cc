@@ -405,7 +405,7 @@ std::optional<Sourced<int>> PortHint(const Reader& reader, LauncherKind kind) {
   return std::nullopt;
 }
 
-// Tells one set of launchers around a process from another.
+// A hash that identifies the set of launchers around a process.
 std::string LaunchesAround(const Reader& reader) {
   std::string all;
   for (const char* name : kLaunchVariables) {

@@ -123,7 +123,7 @@ class Launcher final {
   void Say(absl::string_view text);
 
   void TakeSignals();
-  // Stops the processes, then this one; when it is told to go on, they are too.
+  // Stops the processes, then this one; when this one continues, they do too.
   void Suspend();
   // The standard input of the process that is to have ours; fills in input_ for a terminal.
   absl::StatusOr<UniqueFd> OpenInput();

@@ -25,11 +25,11 @@ namespace ferry {
 // SIGINT, SIGTERM, SIGHUP and SIGQUIT to this process are passed on; so are SIGUSR1 and SIGUSR2,
 // which stop nothing. In both cases of stopping, what is left after options.grace gets SIGKILL; a
 // second SIGINT, SIGTERM, SIGHUP or SIGQUIT does that at once. SIGTSTP, SIGTTIN and SIGTTOU stop
-// the processes and then this one, as Ctrl-Z is meant to; SIGCONT lets all of them go on. When
-// `out` or `err` cannot be written any more, the processes are stopped as well; the status is then
-// 1, or that of SIGPIPE, 141, when the reader has gone. What the processes leave behind when all
-// have ended is stopped too, daemons in sessions of their own included. If this process is killed,
-// the kernel kills the processes that it started (but not their descendants).
+// the processes and then this one, as Ctrl-Z is meant to; SIGCONT continues all of them. When `out`
+// or `err` cannot be written any more, the processes are stopped as well; the status is then 1, or
+// that of SIGPIPE, 141, when the reader has gone. What the processes leave behind when all have
+// ended is stopped too, daemons in sessions of their own included. If this process is killed, the
+// kernel kills the processes that it started (but not their descendants).
 //
 // Blocks the calling thread, which is also the one that starts and waits. One at a time in a
 // process, for it owns the process's signal handlers meanwhile; other threads may run.

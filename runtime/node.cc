@@ -53,8 +53,8 @@ std::string DerivedCoordinator(const Identity& identity) {
 }  // namespace
 
 absl::StatusOr<NodePlace> FindPlace(const NodeOptions& options, GetEnv get_env) {
-  // A node id that is said, and a coordinator that is named, leave no question to launchers, whose
-  // variables may contradict each other or belong to another job. The count of nodes goes with the
+  // With an explicit node id and coordinator the launchers need not be consulted, whose variables
+  // may contradict each other or belong to another job. The count of nodes goes with the
   // coordinator.
   Identity identity;
   if (!options.node_id || (options.coordinator.empty() && !IsSet(get_env, "FERRY_COORDINATOR"))) {

@@ -22,11 +22,11 @@ std::optional<size_t> FindNonBoolean(const void* first, size_t count);
 // Numbers of less than a byte are stored in one byte each, whose upper bits are ignored.
 inline bool HasIllegalBits(DataType dtype) { return dtype == DataType::kBool; }
 
-// OK, or INVALID_ARGUMENT with the index of the first element that is none of the tensor's type:
-// "element 2 of bool[4] is 255, and a boolean is 0 or 1". To be called on every tensor that was
-// made from bytes from outside of the process, before anything else uses it: a C++ bool of another
-// value is undefined behaviour, and becomes a number when it is cast. Tensors in device memory
-// cannot be checked here, and are OK.
+// OK, or INVALID_ARGUMENT with the index of the first element that is not valid for the tensor's
+// type: "element 2 of bool[4] is 255, and a boolean is 0 or 1". To be called on every tensor that
+// was made from bytes from outside of the process, before anything else uses it: a C++ bool of
+// another value is undefined behaviour, and becomes a number when it is cast. Tensors in device
+// memory cannot be checked here, and are OK.
 absl::Status CheckValues(const Tensor& tensor);
 
 // The same of bytes that are not a tensor yet.

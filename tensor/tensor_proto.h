@@ -24,8 +24,8 @@ absl::StatusOr<Shape> ShapeFromProto(const tensorflow::TensorShapeProto& proto);
 
 // A copy on the heap, by TensorFlow's rules: tensor_content if there is any, else the values of the
 // type's own field, where the last stands for those that are missing, none for zeros, and what is
-// too many does not count. Of a tensor without elements neither is looked at. That the rank is
-// said to be unknown means nothing: the dimensions that are listed count.
+// too many does not count. Both are ignored for a tensor without elements. `unknown_rank` is
+// ignored: the listed dimensions count.
 //   Errors: INVALID_ARGUMENT for a type that cannot be sent, a shape that no tensor has, content of
 //   another length than the shape's, or bytes that are no elements (CheckValues);
 //   RESOURCE_EXHAUSTED above `max_bytes`.

@@ -89,7 +89,7 @@ class Reader final {
 
   absl::Status Attributes(const pugi::xml_node& node, const NcclElementSpec& spec,
                           NcclElement& element) {
-    // Those that come again have a place too.
+    // Duplicates count towards the limit too.
     size_t count = 0;
     for (const pugi::xml_attribute& attribute : node.attributes()) {
       const absl::string_view name = attribute.name();

@@ -183,7 +183,7 @@ Finding CheckThreads(const HostReader& host) {
 Finding CheckHostArena(const HostReader& host) {
   const absl::StatusOr<PageKind> pages = host.SharedMemoryPages();
   if (!pages.ok()) {
-    // Everything else goes on.
+    // Everything else keeps working.
     return Warning("host arena",
                    absl::StrCat("shm: not possible: ", pages.status().message(),
                                 "; within this machine tensors go over tcp"),

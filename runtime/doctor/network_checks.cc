@@ -82,7 +82,7 @@ Finding CheckFamilies(const HostReader& host) {
 Finding CheckAddresses(const HostReader& host) {
   const auto all = host.Interfaces();
   if (!all.ok()) return Skipped("addresses", std::string(all.status().message()));
-  // Where the coordinator is, which would tell more, is not known here.
+  // The coordinator's address, which would allow a better check, is not known here.
   const std::vector<OfferedAddress> offered = OrderAddresses(*all, /*local_end=*/"");
   if (offered.empty()) {
     return Wrong("addresses", "no interface that is up has an address",

@@ -12,7 +12,7 @@ namespace ferry::doctor {
 
 // The families of internet addresses that the kernel has, and how they are set up.
 Finding CheckFamilies(const HostReader& host);
-// The addresses that Ferry's nodes tell each other, in their order.
+// The addresses that Ferry's nodes publish to each other, in their order.
 Finding CheckAddresses(const HostReader& host);
 // The interfaces that NCCL takes, the first one first.
 Finding CheckInterfaces(const HostReader& host);

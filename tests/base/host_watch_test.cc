@@ -165,7 +165,7 @@ TEST(DescribeObstacle, SaysWhetherItIsTheProcessOrTheHost) {
   EXPECT_EQ(DescribeObstacle({}), "");
   EXPECT_EQ(DescribeObstacle({.is_outstanding = true, .unanswered = 1}), "");
   EXPECT_THAT(DescribeObstacle({.is_outstanding = true, .is_window_closed = true, .unanswered = 1}),
-              HasSubstr("its host answers, but its process takes nothing"));
+              HasSubstr("its host answers, but its process is not reading"));
   EXPECT_THAT(DescribeObstacle({.is_outstanding = true,
                                 .is_window_closed = true,
                                 .since_answer = absl::Seconds(4),

@@ -259,7 +259,7 @@ TEST(BenchPlan, RoundsOfSeveralAtATime_AreAsManyAsAskedFor) {
   plan.iterations = 65;
   EXPECT_EQ(plan.RoundsOf(8, 1), 65);
   EXPECT_EQ(plan.RoundsOf(8, 64), 2);
-  // Unless it is said, as many as say something.
+  // Without an explicit count, as many as are meaningful.
   plan.iterations = 0;
   EXPECT_EQ(plan.RoundsOf(8, 64), 2000 / 64);
   EXPECT_EQ(plan.RoundsOf(size_t{1} << 30, 64), 3);

@@ -253,7 +253,7 @@ TEST(EndJob, EndsWhatWaitsWithTheReason) {
   ExpectWell(job, 2);
 }
 
-// A task that waits to join is told, and may come again: it was never part of the job.
+// A task that waits to join gets the error, and may register again: it was never part of the job.
 TEST(EndJob, OfAJobThatIsJoining_LetsItsTasksComeAgain) {
   TestJob job(DaemonOptions(2));
   StatusCall waits = job.Register(0, LifeIn(2, 0));

@@ -145,7 +145,7 @@ TEST(HeartbeatInterval, OfAClientThatIsTold_IsNotLearned) {
   EXPECT_EQ(pace.timeout(), absl::ZeroDuration());
 }
 
-// heartbeat_timeout_seconds=300 under a coordinator that was told nothing: healthy and idle.
+// heartbeat_timeout_seconds=300 under a coordinator with default options: healthy and idle.
 TEST(UntoldTimeout, IdleClientOf300s_LivesUnderTheDefault) {
   for (const bool at_once : {false, true}) {
     TestJob job(JaxOptions(2));

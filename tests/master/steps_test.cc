@@ -390,7 +390,7 @@ TEST_F(StepTest, StepsOfOneMasterNeedNoGraphKey) {
   EXPECT_TRUE(Call(&Master::RunStep, request).ok());
 }
 
-// A worker sends each key once: a second receive of it would wait for ever.
+// A worker sends each key once: a second receive of it would wait forever.
 TEST_F(StepTest, TensorFetchedTwice_IsRequestedOfTheWorkerOnce) {
   EXPECT_THAT(*Fetch(session_, {"a:0", "a:0"}), ElementsAre(2, 2));
   EXPECT_THAT(cluster_.worker(0).runs[0].recv_key(), SizeIs(1));

@@ -119,7 +119,7 @@ TEST(RecentRequestIds, NoticesTheSameIdWithinItsWindow) {
   EXPECT_TRUE(ids.TrackUnique(10, "RecvTensor").ok());
 }
 
-// Keys of collectives come again in every step.
+// Keys of collectives are used again in every step.
 TEST_F(Buf, UsedKey_CanBeUsedAgain) {
   for (int round = 0; round < 2; ++round) {
     Consume("k");
@@ -158,7 +158,7 @@ TEST(RecentRequestIds, AForgottenIdThatComesAgain_IsRememberedForItsWholeTime) {
   }
 }
 
-// The end of a request that was pushed out of the window says nothing of one that came later.
+// Forgetting a request that has left the window does not affect a later one with its id.
 TEST(RecentRequestIds, AForgottenFirstGeneration_LeavesTheSecond) {
   RecentRequestIds ids(2);
   uint64_t first = 0;

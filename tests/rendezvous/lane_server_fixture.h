@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// LaneServerTest: a producer's end of a lane whose frames the test looks at, with one step.
+// LaneServerTest: a producer's end of a lane whose frames the test inspects, with one step.
 #ifndef FERRY_TESTS_RENDEZVOUS_LANE_SERVER_FIXTURE_H_
 #define FERRY_TESTS_RENDEZVOUS_LANE_SERVER_FIXTURE_H_
 

@@ -43,8 +43,8 @@ class LaneStagingTest : public LaneServerTest {
   absl::Notification is_told_;
 };
 
-// A step is closed when nothing of it is on the list any more: one that stays there keeps its
-// memory, and Close waits for ever.
+// A step is closed when none of its transfers is on the list: one that stays there keeps its
+// memory, and Close waits forever.
 TEST_F(LaneStagingTest, SmallTensorOfAGpu_IsOffTheListWhenItsTicketIsSent) {
   const RendezvousKey key = *RendezvousKey::Parse(
       RendezvousKey::Text("/job:worker/replica:0/task:1/device:GPU:0", kProducer.incarnation,

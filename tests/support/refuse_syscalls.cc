@@ -124,7 +124,7 @@ sock_filter Load(size_t offset) {
   return {BPF_LD | BPF_W | BPF_ABS, 0, 0, static_cast<uint32_t>(offset)};
 }
 
-// Goes on with the next instruction if it holds, else skips `otherwise`.
+// Continues with the next instruction if it holds, else skips `otherwise`.
 sock_filter If(uint16_t test, uint32_t value, uint8_t otherwise) {
   return {static_cast<uint16_t>(BPF_JMP | test | BPF_K), 0, otherwise, value};
 }

@@ -89,7 +89,7 @@ TEST(CheckValues, OfATensorProto_IsRefusedLikeTensorFlowDoes) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(status.message(), HasSubstr("element 1 of bool[3] is 2"));
   }
-  // Without elements the content is not looked at.
+  // Without elements the content is not checked.
   bad.mutable_tensor_shape()->mutable_dim(0)->set_size(0);
   EXPECT_TRUE(CheckTensorProto(bad).ok());
   EXPECT_TRUE(TensorFromProto(bad).ok());

@@ -121,7 +121,7 @@ TEST(TensorProto, OddShapes_AreTakenAndRefusedAsTensorFlowDoes) {
     proto.add_float_val(3);
     return proto;
   };
-  // The dimensions count, whatever is said of the rank.
+  // The dimensions count, even with `unknown_rank`.
   for (const auto& [dims, text] :
        {std::pair<std::initializer_list<int64_t>, const char*>{{}, "float[]"},
         {{2}, "float[2]"},
@@ -151,7 +151,7 @@ TEST(TensorProto, OddShapes_AreTakenAndRefusedAsTensorFlowDoes) {
   EXPECT_EQ(TensorFromProto(deep).status().code(), kInvalid);
 }
 
-// Content that is there for no elements is not looked at, as in TensorFlow.
+// Content of a tensor without elements is ignored, as in TensorFlow.
 TEST(TensorProto, ContentOfAnEmptyTensor_IsIgnored) {
   for (const DataType dtype : {DataType::kFloat, DataType::kBool, DataType::kString}) {
     TensorProto proto = Proto(dtype, {0});

@@ -227,7 +227,8 @@ TEST(HostileXml, AttributesBehindThe16th_AreIgnoredAsByNccl) {
     EXPECT_EQ(topology->ignored.back(),
               "line 2: <cpu numaid=\"0\">: attribute familyid, after the first 16");
   }
-  // Not looked at, so its value may be anything; but NCCL fails on what is too long for its buffer.
+  // It is ignored, so its value may be anything; but NCCL fails on a value that is too long for its
+  // buffer.
   EXPECT_TRUE(ReadNcclXml(with(15, " familyid=\"no number\"")).ok());
   EXPECT_THAT(ReadNcclXml(with(20, " x=\"" + std::string(255, 'a') + "\"")),
               FailsWith(kExhausted, HasSubstr("attribute x is longer than")));

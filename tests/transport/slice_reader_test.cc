@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Slices over a socketpair: nothing that is there to be read or written waits for another event.
+// Slices over a socketpair: available input and writable output are handled without another event.
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>

@@ -167,7 +167,7 @@ absl::StatusOr<UniqueFd> BeginConnectTcp(const std::string& address) {
   for (const addrinfo* each = list.get(); each != nullptr; each = each->ai_next) {
     UniqueFd fd(socket(each->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!fd.valid()) {
-      // A kernel without IPv6 may still hear of such addresses.
+      // A kernel without IPv6 may still be given such addresses.
       status = OsError(absl::StrCat("cannot connect to ", address), errno);
       continue;
     }

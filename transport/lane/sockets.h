@@ -47,7 +47,7 @@ inline constexpr absl::Duration kVanishLimit = absl::Seconds(10);
 // No delay. The kernel notices within kVanishLimit that the peer's host has vanished while nothing
 // is being sent; a HostWatch of the socket's owner does while something is.
 void TuneTcp(int socket);
-// The kernel's text, and its meaning where that is more than it says.
+// The kernel's text, with an explanation where that helps.
 std::string ConnectionErrorText(int error);
 // For a connected socket that sends tensors. To an address of this host it holds back no more than
 // what a sleeping receiver needs time for: more would leave the caches before it is read.

@@ -253,8 +253,8 @@ TEST_P(MarkedForms, FetchesProveTheirToken) {
   }
 }
 
-// Workers of TensorFlow 2.15 tell a copied error by its payload, whose bytes are these: a map's
-// entry (field 1) with the key (field 1) and no value.
+// Workers of TensorFlow 2.15 recognize a copied error by its payload, whose bytes are these: a
+// map's entry (field 1) with the key (field 1) and no value.
 TEST(Derived, GoesOverTheWireAsTensorFlowsPayload) {
   const absl::Status copy = MakeDerived(absl::InvalidArgumentError("bad shape"));
   const grpc::Status answer = ToGrpcAnswer(copy);
@@ -270,7 +270,7 @@ TEST(Derived, GoesOverTheWireAsTensorFlowsPayload) {
   const absl::Status theirs =
       FromGrpcAnswer(grpc::Status(grpc::StatusCode::ABORTED, "gone", details));
   EXPECT_EQ(theirs.ToString(), "ABORTED: [_Derived_]gone");
-  // A root, another payload, and what is none.
+  // A root error, another payload, and invalid bytes.
   EXPECT_TRUE(ToGrpcAnswer(absl::InternalError("root")).error_details().empty());
   for (const std::string& other :
        {std::string(), std::string("\x0a\x03\x0a\x01x", 5), std::string("garbage")}) {
