@@ -69,7 +69,7 @@ TEST(FindPlace, PutsAnUnnamedCoordinatorOnTheFirstMachine) {
                                {"SLURM_JOB_NODELIST", "gpu[007-008]"}});
   ASSERT_TRUE(place.ok()) << place.status();
   EXPECT_TRUE(place->is_derived);
-  // 61440 + (1000 + 2048) % 4096, by hand; see PortHint in identity.cc.
+  // 61440 + (1000 + 2048) % 4096, by hand; see PortHint in first_host.cc.
   EXPECT_EQ(place->coordinator, "gpu007:64488");
 }
 
