@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Composition: construction, polls, watches, barriers, stop and time. Tasks are in
-// coordinator_tasks.cc.
+// coordinator_tasks.cc, and their end in coordinator_end.cc.
 #include "coord/coordinator.h"
 
 #include <algorithm>

@@ -3,6 +3,7 @@
 // wire.
 #include "coord/errors.h"
 
+#include <cstdint>
 #include <utility>
 
 #include "absl/strings/cord.h"
@@ -15,6 +16,9 @@ namespace {
 
 constexpr char kOriginUrl[] = "ferry.coord/origin";
 constexpr char kMissingUrl[] = "ferry.coord/missing";
+
+// An error that a task reports is told to everyone and kept: no more of its text than this.
+constexpr size_t kMaxReportBytes = size_t{32} << 10;
 
 }  // namespace
 
@@ -44,6 +48,14 @@ absl::Status WithMissingTasks(absl::Status status, std::string ranges) {
 std::string GetMissingTasks(const absl::Status& status) {
   const absl::optional<absl::Cord> payload = status.GetPayload(kMissingUrl);
   return payload.has_value() ? std::string(*payload) : std::string();
+}
+
+std::string FirstOf(absl::string_view text) {
+  if (text.size() <= kMaxReportBytes) return std::string(text);
+  size_t cut = kMaxReportBytes;
+  // Not within a character of UTF-8.
+  while (cut > 0 && (static_cast<uint8_t>(text[cut]) & 0xc0) == 0x80) --cut;
+  return absl::StrCat(text.substr(0, cut), "... (", text.size() - cut, " bytes more)");
 }
 
 }  // namespace ferry::coord

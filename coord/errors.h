@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 
 #include "coord/types.h"
 
@@ -27,6 +28,9 @@ std::optional<ErrorOrigin> GetErrorOrigin(const absl::Status& status);
 // Notes who did not come, as ranges ("3-6,17").
 absl::Status WithMissingTasks(absl::Status status, std::string ranges);
 std::string GetMissingTasks(const absl::Status& status);
+
+// The text of a reported error as it is kept and sent to everyone: at most 32 KiB of it.
+std::string FirstOf(absl::string_view text);
 
 }  // namespace ferry::coord
 
