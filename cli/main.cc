@@ -19,8 +19,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_replace.h"
-#include "absl/strings/str_split.h"
-#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 
 #include "cli/grpc_quiet.h"
@@ -49,11 +47,6 @@ void Complain(const std::string& message) {
                Printable(absl::StrReplaceAll(message, {{"\n", "; "}})).c_str());
 }
 
-// The verb that the command line got to: of "ferry kv get", get.
-const CLI::App& Last(const CLI::App& app) {
-  return app.get_subcommands().empty() ? app : Last(*app.get_subcommands().front());
-}
-
 // "ferry kv get", as far as the command line got.
 std::string Path(const CLI::App& app) {
   std::string path = "ferry";
@@ -64,26 +57,8 @@ std::string Path(const CLI::App& app) {
   return path;
 }
 
-// "--json" of --json=out.json, a flag that was given a value and takes none; or nothing.
-std::string ValuedFlag(const CLI::App& app, const CLI::ParseError& error) {
-  if (error.get_name() != "ConversionError") return "";
-  const std::vector<absl::string_view> words = absl::StrSplit(error.what(), ' ');
-  for (const absl::string_view word : words) {
-    if (!absl::StartsWith(word, "--")) continue;
-    const std::string flag(word);
-    const CLI::Option* option = Last(app).get_option_no_throw(flag);
-    if (option != nullptr && option->get_items_expected_max() == 0) return flag;
-  }
-  return "";
-}
-
 // What is wrong with the command line.
 std::string What(const CLI::App& app, const CLI::ParseError& error) {
-  const std::string valued = ValuedFlag(app, error);
-  if (valued == "--json" || valued == "--csv") {
-    return valued + " takes no value: it prints, so say " + valued + " >FILE";
-  }
-  if (!valued.empty()) return valued + " takes no value";
   std::string what = error.what();
   if (what != "A subcommand is required" && !app.get_subcommands().empty()) return what;
   const std::vector<std::string> unknown = app.remaining(/*recurse=*/true);
@@ -91,19 +66,35 @@ std::string What(const CLI::App& app, const CLI::ParseError& error) {
   return "there is no verb or flag " + unknown.front();
 }
 
-// The first flag with nothing behind its "=", as in --coordinator=$UNSET; or nothing. CLI11 would
-// take the next argument for its value.
-std::string EmptyFlag(CLI::App& app, int argc, char** argv) {
-  CLI::App* const run = app.get_subcommand("run");
-  const bool is_run = argc > 1 && std::string(argv[1]) == "run";
+// The complaint about the first `--flag=value` that CLI11 would misread, or nothing. It takes the
+// next argument for the value of --coordinator=$UNSET, and --json=- for a flag that is off.
+std::string FindMisreadFlag(const CLI::App& app, int argc, char** argv) {
+  const CLI::App* verb = &app;
+  std::string path = "ferry";
+  const auto see = [&path] { return "; see " + path + " --help"; };
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
     if (argument == "--") break;
-    const bool is_flag = absl::StartsWith(argument, "-");
-    if (is_flag && argument.find('=') == argument.size() - 1) return argument;
-    if (!is_run || is_flag || i < 2) continue;
+    if (absl::StartsWith(argument, "-")) {
+      const size_t equals = argument.find('=');
+      if (equals == argument.npos) continue;
+      if (equals == argument.size() - 1) return argument + " has no value" + see();
+      const std::string flag = argument.substr(0, equals);
+      const CLI::Option* const option = verb->get_option_no_throw(flag);
+      if (option == nullptr || option->get_items_expected_max() > 0) continue;
+      if (flag != "--json" && flag != "--csv") return flag + " takes no value" + see();
+      return flag + " takes no value: it prints, so say " + flag + " >FILE" + see();
+    }
+    const std::vector<const CLI::App*> verbs = verb->get_subcommands(
+        [&argument](const CLI::App* candidate) { return candidate->get_name() == argument; });
+    if (!verbs.empty()) {
+      verb = verbs.front();
+      path += " " + argument;
+      continue;
+    }
+    if (verb->get_name() != "run") continue;
     // The command, which may have such flags of its own, unless it belongs to the flag before it.
-    const CLI::Option* before = run->get_option_no_throw(argv[i - 1]);
+    const CLI::Option* const before = verb->get_option_no_throw(argv[i - 1]);
     if (before == nullptr || before->get_items_expected_max() == 0) break;
   }
   return "";
@@ -209,8 +200,8 @@ int Main(int argc, char** argv) {
   verbs["doctor-helper"] = AddDoctorHelperVerb(app);
   // Last, because verbs inherit it.
   app.footer(kFooter);
-  if (const std::string empty = EmptyFlag(app, argc, argv); !empty.empty()) {
-    Complain(empty + " has no value");
+  if (const std::string misread = FindMisreadFlag(app, argc, argv); !misread.empty()) {
+    Complain(misread);
     return kUsage;
   }
   try {

@@ -107,6 +107,13 @@ class Usage(harness.Case):
                        "bench", "kv", "--json=out.json")
         self.fail_with(2, "--csv takes no value: .*--csv >FILE", "bench", "kv", "--csv=out.csv")
         self.fail_with(2, "--checksum takes no value;", "send", "--checksum=maybe")
+        # Words that the parser would take for "off".
+        for value in ("-", "0", "false", "no"):
+            self.fail_with(2, "--json takes no value: .*; see ferry topo --help",
+                           "topo", f"--json={value}")
+        # The flags of a command are its own.
+        out = self.succeed("run", "echo", "--json=-", "--empty=")
+        self.assertIn(b"--json=- --empty=", out)
         self.fail_with(2, "--iters.*many", "bench", "keyed", "--iters=many")
 
     def test_output_that_cannot_be_written_is_a_failure(self):
