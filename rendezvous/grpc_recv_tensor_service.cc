@@ -19,6 +19,7 @@
 #include "proto/tf_worker.pb.h"
 #include "rendezvous/grpc_call_marks.h"
 #include "rendezvous/grpc_derived.h"
+#include "rendezvous/value.h"
 
 namespace ferry {
 namespace {
@@ -162,8 +163,8 @@ class StreamCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   // Not called for the last one.
   void OnWriteDone(bool ok) override {
     if (ok && asked_.is_step_over()) {
-      return Finish(ToGrpcAnswer(absl::AbortedError(
-          absl::StrCat("step ", asked_.step_id(), " is over, in the middle of a tensor"))));
+      return Finish(ToGrpcAnswer(MakeDerived(absl::AbortedError(
+          absl::StrCat("step ", asked_.step_id(), " is over, in the middle of a tensor")))));
     }
     if (ok) return WriteNext();
     Finish(grpc::Status(grpc::StatusCode::CANCELLED, "the client has gone"));

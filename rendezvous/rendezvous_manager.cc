@@ -11,6 +11,7 @@
 #include "absl/synchronization/notification.h"
 
 #include "base/text.h"
+#include "rendezvous/value.h"
 
 namespace ferry {
 
@@ -43,7 +44,12 @@ absl::StatusOr<std::shared_ptr<RemoteRendezvous>> RendezvousManager::Find(int64_
 void RendezvousManager::RecvLocalAsync(int64_t step_id, const RendezvousKey& key, RecvArgs args,
                                        RecvCallback done) {
   absl::StatusOr<StepPtr> step = Find(step_id);
-  if (!step.ok()) return std::move(done)(step.status(), {});
+  if (!step.ok()) {
+    // That the step has ended here is a consequence of something else, which its own worker
+    // reports.
+    return std::move(done)(
+        absl::IsAborted(step.status()) ? MakeDerived(step.status()) : step.status(), {});
+  }
   (*step)->RecvLocalAsync(key, std::move(args), std::move(done));
 }
 

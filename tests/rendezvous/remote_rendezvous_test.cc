@@ -325,7 +325,7 @@ TEST_F(Remote, WhatComesAfterCleanupIsToldSoAndLeavesNothing) {
   }
   EXPECT_EQ(manager_.step_count(), 0u);
   ASSERT_EQ(results_.size(), 10'000u);
-  EXPECT_EQ(results_.all()[77], "ABORTED: step 77 is over");
+  EXPECT_EQ(results_.all()[77], "ABORTED: [_Derived_]step 77 is over");
   EXPECT_EQ(manager_.Find(77).status().code(), absl::StatusCode::kAborted);
 }
 

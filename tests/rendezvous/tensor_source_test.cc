@@ -134,7 +134,7 @@ TEST_F(Source, AFinishedStepIsOverAtOnce) {
   manager_.Cleanup(1);
   for (int i = 0; i < 10'000; ++i) Recv(KeyText("e"), 0);
   EXPECT_EQ(out_.size(), 10'000u);
-  EXPECT_EQ(out_.back(), "ABORTED: step 1 is over");
+  EXPECT_EQ(out_.back(), "ABORTED: [_Derived_]step 1 is over");
   EXPECT_EQ(manager_.step_count(), 0u);
 }
 
