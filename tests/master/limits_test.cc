@@ -60,7 +60,7 @@ tensorflow::GraphDef GraphOfConstant(absl::Span<const int64_t> dims) {
 }
 
 // Source: tensorflow/core/framework/tensor_shape.cc; TensorFlow refuses these sessions as well.
-TEST_F(FewStepsTest, ConstantOfImpossibleShape_IsInvalid) {
+TEST_F(MasterTest, ConstantOfImpossibleShape_IsInvalid) {
   const auto session = Create({});
   for (const std::vector<int64_t>& dims :
        {std::vector<int64_t>{int64_t{1} << 40, int64_t{1} << 40}, std::vector<int64_t>{-1},
