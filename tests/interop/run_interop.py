@@ -462,6 +462,8 @@ def stop_and_continue_job(options):
     with Cluster(options, 2) as cluster:
         server = cluster.server.child
         clients = [client.child for client in cluster.clients]
+        # Newer clients beat as soon as they are connected, and then every HEARTBEAT_S / 2.
+        time.sleep(1)
         for child in (*clients, server):
             child.send_signal(signal.SIGSTOP)
         time.sleep(HEARTBEAT_S + 3)
