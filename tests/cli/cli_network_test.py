@@ -109,7 +109,8 @@ class Network(harness.Case):
     def joined(self, address, *flags, verb="worker"):
         """A coordinator on the first machine and a worker on each."""
         first, second = self.machines
-        first.start("coordinator", "--nodes=2", "--heartbeat-timeout=20s").wait_for("listening on")
+        # Long enough for gRPC to give up an address, which takes it 10 s.
+        first.start("coordinator", "--nodes=2", "--heartbeat-timeout=120s").wait_for("listening on")
         workers = []
         for node, machine in enumerate((first, second)):
             more = flags[node] if flags else ()

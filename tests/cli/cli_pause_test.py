@@ -22,6 +22,15 @@ VANISH_S = 10
 # gRPC's servers close a connection whose window stays closed for so long, if left to themselves.
 GRPC_CLOSED_WINDOW_S = 20
 
+# A worker whose connection to the master did not answer gRPC's probe was once given up after this.
+GRPC_PROBE_S = 30
+# A step that takes a feed of 16 MiB and answers with its size.
+GRAPH = """
+node { name: "x" op: "Placeholder" attr { key: "dtype" value { type: DT_FLOAT } }
+       attr { key: "shape" value { shape { dim { size: 4194304 } } } } }
+node { name: "y" op: "Shape" input: "x" attr { key: "T" value { type: DT_FLOAT } } }
+"""
+
 
 def unsent(pid):
     """Bytes that wait in the TCP sockets of a process, on their way to the peer."""
@@ -95,16 +104,47 @@ class StoppedReceiver(Pair):
         self.assertEqual((receiver.wait(), sender.wait()), (0, 0), receiver.err + sender.err)
         self.assertRegex(receiver.out, "verified")
 
-    def test_a_transfer_goes_on_when_its_receiver_does(self):
-        """Over both carriers at once, for longer than either would wait for a vanished host."""
+    def test_transfers_and_steps_go_on_when_their_receivers_do(self):
+        """Over both carriers and from the master, longer than any would wait for a lost host."""
         pairs = [self.stopped_in_the_middle(self.new_coordinator, *carrier)
                  for carrier in (("--require=tcp",), ("--carrier=grpc",))]
-        # The test waits for the kernel's timer, which it cannot set.
-        time.sleep(max(VANISH_S, GRPC_CLOSED_WINDOW_S) + 4)
-        for sender, receiver in pairs:
-            self.assertIsNone(sender.popen.poll(), sender.err)
+        step, worker = self.step_of_a_stopped_worker()
+        # The test waits for timers of the kernel and of gRPC, which it cannot set.
+        time.sleep(max(VANISH_S, GRPC_CLOSED_WINDOW_S, GRPC_PROBE_S) + 4)
+        for process in (step, *(sender for sender, _ in pairs)):
+            self.assertIsNone(process.popen.poll(), process.err)
         for sender, receiver in pairs:
             self.finish(sender, receiver)
+        worker.signal(signal.SIGCONT)
+        self.assertEqual(step.wait(timeout_s=100), 0, step.err)
+        self.assertRegex(step.out, r"y = int32\[1\] \[4194304\]")
+
+    def step_of_a_stopped_worker(self):
+        """Steps whose worker is stopped while the master feeds it."""
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        graph, feed = f"{folder.name}/graph", f"{folder.name}/feed"
+        with open(graph, "w", encoding="ascii") as file:
+            file.write(GRAPH)
+        with open(feed, "wb") as file:
+            file.truncate(16 << 20)
+        coordinator, address = self.coordinator(1, "--heartbeat-timeout=120s")
+        worker = self.start_in((), "worker", "--node-id=0", f"--coordinator={address}",
+                               "--num-nodes=1")
+        worker.wait_for("joined")
+        for _ in range(10):
+            step = self.start_in((), "step", f"--coordinator={address}", f"--graph={graph}",
+                                 f"--feed=x=@{feed}", "--fetch=y", "--count=200",
+                                 "--timeout=100s")
+            deadline = time.monotonic() + harness.PATIENCE_S
+            while step.popen.poll() is None and time.monotonic() < deadline:
+                if unsent(coordinator.popen.pid) > MUCH:
+                    break
+            worker.signal(signal.SIGSTOP)
+            if step.popen.poll() is None:
+                return step, worker
+            worker.signal(signal.SIGCONT)
+        raise self.failureException("its worker was never stopped before its end")
 
     def test_the_senders_deadline_says_that_it_is_the_process(self):
         sender, _ = self.stopped_in_the_middle(self.new_coordinator, "--require=tcp",
@@ -113,52 +153,6 @@ class StoppedReceiver(Pair):
         self.assertRegex(sender.err.splitlines()[-1],
                          "being sent to node 1 by tcp; not all there yet, since its host answers, "
                          "but its process is not reading; it may be stopped or busy")
-
-
-class StoppedWorker(Pair):
-    GRAPH = """
-node { name: "x" op: "Placeholder" attr { key: "dtype" value { type: DT_FLOAT } }
-       attr { key: "shape" value { shape { dim { size: 4194304 } } } } }
-node { name: "y" op: "Shape" input: "x" attr { key: "T" value { type: DT_FLOAT } } }
-"""
-
-    def test_a_step_goes_on_when_its_worker_does(self):
-        """The master's connection outlives a window that stays closed while a feed is sent."""
-        with tempfile.TemporaryDirectory() as folder:
-            graph, feed = f"{folder}/graph", f"{folder}/feed"
-            with open(graph, "w", encoding="ascii") as file:
-                file.write(self.GRAPH)
-            with open(feed, "wb") as file:
-                file.truncate(16 << 20)
-            coordinator, address = self.coordinator(1, "--heartbeat-timeout=120s")
-            worker = self.start_in((), "worker", "--node-id=0", f"--coordinator={address}",
-                                   "--num-nodes=1")
-            worker.wait_for("joined")
-            step = self.stop_in_a_feed(coordinator, worker, (
-                "step", f"--coordinator={address}", f"--graph={graph}", f"--feed=x=@{feed}",
-                "--fetch=y", "--count=200", "--timeout=100s"))
-            # The kernel's clock, not ours, is what is waited for.
-            time.sleep(VANISH_S + 4)
-            self.assertIsNone(step.popen.poll(), step.err)
-            worker.signal(signal.SIGCONT)
-            self.assertEqual(step.wait(timeout_s=100), 0, step.err)
-            self.assertRegex(step.out, "y = int32.*4194304")
-
-    def stop_in_a_feed(self, coordinator, worker, arguments):
-        for _ in range(10):
-            step = self.start_in((), *arguments)
-            deadline = time.monotonic() + harness.PATIENCE_S
-            while step.popen.poll() is None and time.monotonic() < deadline:
-                if unsent(coordinator.popen.pid) > MUCH:
-                    break
-            worker.signal(signal.SIGSTOP)
-            # What the worker's kernel still has room for it takes meanwhile.
-            time.sleep(0.5)
-            if step.popen.poll() is None and unsent(coordinator.popen.pid) > MUCH:
-                return step
-            worker.signal(signal.SIGCONT)
-            step.kill()
-        raise self.failureException("it was never stopped while it was being fed")
 
 
 def ip(*arguments):
