@@ -66,6 +66,13 @@ struct AgentOptions {
   absl::Duration enumerate_timeout = absl::Minutes(5);
   // The node may die and come back without failing the job.
   bool recoverable = false;
+  // Why this process, which was to be a node of the job, cannot be one. Connect, which takes no
+  // node_id then, tells the nodes that wait for the others to join, or the first that comes.
+  absl::Status cannot_join;
+  // The coordinator does not take this process for that node of its job. Called in Connect, when
+  // its connection has ended and before it returns; not for a node that is recoverable, whose
+  // earlier life may hold the place yet.
+  std::function<void(const absl::Status&)> on_refused;
   // How long Connect waits for the coordinator, and then for the other nodes.
   absl::Duration connect_timeout = absl::Minutes(5);
   // How long the answer to a call that waits for nobody may take: of the store but for Get, of the
@@ -134,8 +141,10 @@ class Agent final {
   // `devices`, also as Enumerate.
   //   Errors: INVALID_ARGUMENT bad address or unknown node; DEADLINE_EXCEEDED naming the nodes that
   //   did not come, or the address that did not answer; ALREADY_EXISTS the node id is taken;
-  //   FAILED_PRECONDITION the coordinator serves another number of nodes; ABORTED the job has
-  //   failed; that of AgentOptions::connect_stop.
+  //   FAILED_PRECONDITION the coordinator serves another number of nodes, or the job cannot begin
+  //   because a process that was to be one of its nodes cannot; ABORTED the job has failed; that of
+  //   AgentOptions::connect_stop. With `cannot_join` FAILED_PRECONDITION if all nodes have joined,
+  //   and go on.
   static absl::StatusOr<std::unique_ptr<Agent>> Connect(AgentOptions options);
   // Leaves nothing behind: pending calls end CANCELLED. A node that has not called Shutdown or
   // Leave is missed by the others after the heartbeat timeout.

@@ -325,6 +325,12 @@ void Barriers::RemoveArrival(const std::string& id, TaskId task) {
   }
 }
 
+void Barriers::Fail(absl::string_view id, const absl::Status& why) {
+  const auto found = barriers_.find(id);
+  if (found == barriers_.end() || found->second.is_over) return;
+  Finish(found->first, found->second, why);
+}
+
 void Barriers::FailThoseOf(TaskId task, const absl::Status& why, absl::string_view spared) {
   std::vector<std::string> open;
   for (const auto& [deadline, id] : open_by_deadline_) {

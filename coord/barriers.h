@@ -74,6 +74,9 @@ class Barriers final {
   //   nobody has ever waited there.
   absl::Status CancelBarrier(absl::string_view id, int64_t counter);
 
+  // Ends the open use of `id`, if there is one, with `why` for everyone.
+  void Fail(absl::string_view id, const absl::Status& why);
+
   // The caller of `wait` is not interested any more: it gets `why`. With `withdraw` its arrival is
   // taken back as well. False when the wait is over.
   bool Cancel(WaitId wait, const absl::Status& why, bool withdraw);

@@ -34,7 +34,15 @@ class Completions final {
 };
 
 // What a WaitId is a wait for; stored in its lowest bits, so that Cancel finds its table.
-enum class WaitKind : uint64_t { kGet = 1, kBarrier, kPoll, kWatchTasks, kAlive, kEnumerate };
+enum class WaitKind : uint64_t {
+  kGet = 1,
+  kBarrier,
+  kPoll,
+  kWatchTasks,
+  kAlive,
+  kEnumerate,
+  kFailJoining
+};
 
 class WaitIds final {
  public:

@@ -144,8 +144,12 @@ WaitId Coordinator::EnumerateDevices(TaskId task, LocalTopology local, absl::Dur
     return kNoWait;
   }
   const absl::Time now = Now();
-  return topology_.Enumerate(task, std::move(local), now, now + timeout, std::move(done),
-                             std::move(as_told));
+  const WaitId wait = topology_.Enumerate(task, std::move(local), now, now + timeout,
+                                          std::move(done), std::move(as_told));
+  if (wait == kNoWait || job_error_.ok()) return wait;
+  // Those that are missing will not come to a job that has failed.
+  topology_.Cancel(wait, job_error_);
+  return kNoWait;
 }
 
 bool Coordinator::Cancel(WaitId wait) {
@@ -182,6 +186,13 @@ bool Coordinator::Cancel(WaitId wait) {
       return alive_.Cancel(wait, why);
     case WaitKind::kEnumerate:
       return topology_.Cancel(wait, why);
+    case WaitKind::kFailJoining: {
+      const auto failure = joining_failures_.find(wait);
+      if (failure == joining_failures_.end()) return false;
+      Answer(std::move(failure->second.done), why);
+      joining_failures_.erase(failure);
+      return true;
+    }
   }
   return false;
 }
@@ -193,6 +204,7 @@ void Coordinator::Stop() {
       CoordinationError(absl::CancelledError("the coordinator is stopping"));
   joining_.clear();
   joining_deadlines_.clear();
+  AnswerJoiningFailures(cancelled);
   for (auto& [task, poll] : polls_) Answer(std::move(poll.done), cancelled);
   polls_.clear();
   barriers_.Clear(absl::AbortedError("the coordinator is stopping"));
@@ -211,6 +223,8 @@ absl::Time Coordinator::NextDeadline() const {
   absl::Time next = std::min({membership_.NextDeadline(), store_.NextDeadline(),
                               barriers_.NextDeadline(), topology_.NextDeadline()});
   if (!joining_deadlines_.empty()) next = std::min(next, joining_deadlines_.begin()->first);
+  // A few at most: one for each process that was refused.
+  for (const auto& [wait, failure] : joining_failures_) next = std::min(next, failure.deadline);
   return next;
 }
 
@@ -220,6 +234,7 @@ void Coordinator::Advance() {
   store_.Expire(now);
   topology_.Expire(now);
   ExpireJoining(now);
+  ExpireJoiningFailures(now);
   barriers_.Expire(now);
   Settle();
   ExpireSilentTasks(now);
@@ -260,6 +275,9 @@ std::vector<WaitInfo> Coordinator::Waits() const {
   alive_.ForEachWait(add);
   topology_.ForEachWait(add);
   for (const auto& [task, poll] : polls_) waits.push_back({task, "errors of the job", poll.since});
+  for (const auto& [wait, failure] : joining_failures_) {
+    waits.push_back({kNoTask, "a task that joins, to tell it of one that cannot", failure.since});
+  }
   for (const auto& [wait, watch] : watches_) {
     if (watch.caller == kCoordinatorItself) continue;
     waits.push_back({watch.caller, "a change of the task table", watch.since});
@@ -269,7 +287,7 @@ std::vector<WaitInfo> Coordinator::Waits() const {
 
 size_t Coordinator::wait_count() const {
   return store_.wait_count() + barriers_.wait_count() + alive_.wait_count() +
-         topology_.wait_count() + polls_.size() + watches_.size();
+         topology_.wait_count() + polls_.size() + watches_.size() + joining_failures_.size();
 }
 
 TableSizes Coordinator::InnerTableSizes() const {
@@ -282,6 +300,7 @@ TableSizes Coordinator::InnerTableSizes() const {
   topology_.AddTableSizes(sizes);
   sizes["joining"] = joining_.size();
   sizes["joining.deadlines"] = joining_deadlines_.size();
+  sizes["joining.failures"] = joining_failures_.size();
   sizes["polls"] = polls_.size();
   sizes["watches"] = watches_.size();
   return sizes;

@@ -133,6 +133,13 @@ class Coordinator final {
   //   force: even if the job is healthy.
   //   Errors: FAILED_PRECONDITION it is healthy, and not `force`; INTERNAL stopped.
   absl::Status EndJob(absl::string_view why, bool force);
+  // A process that was to be one of the job's tasks cannot be, for the reason `why`: tasks that
+  // wait for all to register hear it at once, as do those that come while this call waits, and the
+  // job has failed. Without a register barrier only their registration has. Answered when somebody
+  // was told.
+  //   Errors: FAILED_PRECONDITION everyone has registered, and goes on; DEADLINE_EXCEEDED nobody
+  //   came; INTERNAL stopped.
+  WaitId FailJoining(const absl::Status& why, absl::Duration timeout, StatusCallback done);
   // Barrier over everyone that also collects what each says of its devices (opaque here).
   WaitId WaitForAllTasks(TaskId task, std::string device_info, DeviceInfosCallback done);
 
@@ -155,7 +162,8 @@ class Coordinator final {
   absl::Status CancelBarrier(absl::string_view id, int64_t counter);
   const Barriers& barriers() const { return barriers_; }
 
-  // As TopologyExchange::Enumerate, at the present time; INTERNAL once stopped.
+  // As TopologyExchange::Enumerate, at the present time; the job's error, instead of a wait, once
+  // it has failed; INTERNAL once stopped.
   WaitId EnumerateDevices(TaskId task, LocalTopology local, absl::Duration timeout,
                           TopologyExchange::DoneCallback done, std::string as_told = "");
   TopologyExchange::Result topology() const { return topology_.result(); }
@@ -174,6 +182,8 @@ class Coordinator final {
 
   // The first error that was told to everyone; sticky until a new job begins.
   const absl::Status& job_error() const { return job_error_; }
+  // Why the job cannot begin, if FailJoining has ended its registration; until a new job begins.
+  const absl::Status& joining_error() const { return joining_error_; }
   bool everyone_has_registered() const { return barriers_.HasPassed(RegisterBarrierId()); }
   static absl::string_view RegisterBarrierId();
   // Of the barriers that are this object's own, by which tasks join and leave.
@@ -217,6 +227,14 @@ class Coordinator final {
     absl::Time deadline;
   };
 
+  // A call of FailJoining that waits for somebody to tell.
+  struct JoiningFailure {
+    absl::Status why;
+    absl::Time since;
+    absl::Time deadline;
+    StatusCallback done;
+  };
+
   Coordinator(CoordinatorOptions options, const Clock& clock, Jobs jobs, uint64_t incarnation);
 
   absl::Time Now() const { return clock_.Now(); }
@@ -236,6 +254,11 @@ class Coordinator final {
   void SupersedeJoining(TaskId task);
   // Takes the task out of joining_; its wait at the barrier is the caller's concern.
   void StopJoining(TaskId task);
+  // Tells the tasks in joining_ of the first of joining_failures_, and answers all of these.
+  //   REQUIRES: neither is empty.
+  void FailThoseWhoJoin();
+  void AnswerJoiningFailures(const absl::Status& status);
+  void ExpireJoiningFailures(absl::Time now);
   absl::Status Disconnect(TaskId task, const absl::Status& why);
   // `task` has failed: it goes into error and its barriers fail; tells nobody else.
   void SetTaskError(TaskId task, absl::Status error);
@@ -288,6 +311,9 @@ class Coordinator final {
   absl::btree_map<TaskId, Joining> joining_;
   // Of those in joining_ that do not wait for ever.
   absl::btree_set<std::pair<absl::Time, TaskId>> joining_deadlines_;
+  absl::btree_map<WaitId, JoiningFailure> joining_failures_;
+  // See joining_error().
+  absl::Status joining_error_;
   absl::btree_map<TaskId, Poll> polls_;
   absl::btree_map<WaitId, Watch> watches_;
   // Not changed any more once its barrier has passed, so that answers can share it.

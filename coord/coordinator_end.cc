@@ -54,11 +54,12 @@ void Coordinator::Propagate(const absl::Status& error, absl::Span<const TaskId> 
       Answer(std::move(poll.done), error);
     }
     polls_.clear();
-    return;
+  } else {
+    // Nobody listens but by heartbeats: those must fail.
+    SetAllTasksError(CoordinationError(absl::InternalError(
+        absl::StrCat("All tasks were set to error. Cause: ", error.message()))));
   }
-  // Nobody listens but by heartbeats: those must fail.
-  SetAllTasksError(CoordinationError(
-      absl::InternalError(absl::StrCat("All tasks were set to error. Cause: ", error.message()))));
+  topology_.EndWaits(error);
 }
 
 absl::Status Coordinator::ReportError(TaskId id, absl::Status error) {
@@ -192,6 +193,7 @@ void Coordinator::BeginNewJob(const absl::Status& why) {
   membership_.Reset();
   device_infos_ = std::make_shared<std::vector<std::string>>(jobs_.size());
   job_error_ = absl::OkStatus();
+  joining_error_ = absl::OkStatus();
   has_poller_ = false;
   is_shutting_down_ = false;
   ++epoch_;

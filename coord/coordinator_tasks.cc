@@ -11,6 +11,12 @@
 #include "coord/errors.h"
 
 namespace ferry::coord {
+namespace {
+
+// One of them is enough for those who come.
+constexpr size_t kMaxJoiningFailures = 4096;
+
+}  // namespace
 
 absl::string_view Coordinator::RegisterBarrierId() {
   return "[Init]Wait_for_all_tasks_to_register";
@@ -58,6 +64,10 @@ WaitId Coordinator::RegisterTask(Registration registration, StatusCallback done)
     Settle();
     return Answer(std::move(done), aborted);
   }
+  // The job never began: whoever comes late has to hear why, and not that it was set to error.
+  if (task.state == TaskState::kError && !joining_error_.ok()) {
+    return Answer(std::move(done), joining_error_);
+  }
   if (task.state == TaskState::kError && !(IsRecoverable(id) && absl::IsUnavailable(task.status))) {
     const absl::Status aborted = CoordinationError(
         absl::AbortedError(absl::StrCat(
@@ -92,8 +102,82 @@ WaitId Coordinator::JoinRegisterBarrier(Registration registration, StatusCallbac
   const absl::Time deadline = now + registration.own_timeout;
   if (deadline != absl::InfiniteFuture()) joining_deadlines_.emplace(deadline, id);
   joining_[id] = Joining{std::move(registration), wait, now, deadline};
+  const bool is_over = wait != kNoWait && !joining_failures_.empty();
+  if (is_over) FailThoseWhoJoin();
   Settle();
-  return wait;
+  return is_over ? kNoWait : wait;
+}
+
+WaitId Coordinator::FailJoining(const absl::Status& why, absl::Duration timeout,
+                                StatusCallback done) {
+  if (absl::Status status = CheckRunning(); !status.ok()) {
+    return Answer(std::move(done), std::move(status));
+  }
+  const bool is_whole = everyone_has_registered() && membership_.connected_count() > 0;
+  if (joining_.empty() && is_whole) {
+    return Answer(std::move(done),
+                  CoordinationError(absl::FailedPreconditionError(absl::StrCat(
+                      "every task has registered already, and the job goes on without this "
+                      "process: ",
+                      FirstOf(why.message())))));
+  }
+  if (joining_failures_.size() >= kMaxJoiningFailures) {
+    return Answer(
+        std::move(done),
+        CoordinationError(absl::ResourceExhaustedError(absl::StrCat(
+            kMaxJoiningFailures,
+            " processes that cannot join wait for somebody to tell, the most that may"))));
+  }
+  const absl::Time now = Now();
+  const WaitId wait = ids_.Next(WaitKind::kFailJoining);
+  const absl::Status told =
+      CoordinationError(absl::Status(why.code(), FirstOf(why.message())), {.is_reported = true});
+  joining_failures_.emplace(wait, JoiningFailure{told, now, now + timeout, std::move(done)});
+  const bool has_told = !joining_.empty() || !joining_error_.ok();
+  if (!joining_.empty()) {
+    FailThoseWhoJoin();
+    Settle();
+  } else if (has_told) {
+    // They have been told of another process already.
+    AnswerJoiningFailures(absl::OkStatus());
+  }
+  return has_told ? kNoWait : wait;
+}
+
+void Coordinator::AnswerJoiningFailures(const absl::Status& status) {
+  for (auto& [wait, failure] : std::exchange(joining_failures_, {})) {
+    Answer(std::move(failure.done), status);
+  }
+}
+
+void Coordinator::FailThoseWhoJoin() {
+  const absl::Status error = joining_failures_.begin()->second.why;
+  if (options_.register_barrier) {
+    joining_error_ = error;
+    barriers_.Fail(RegisterBarrierId(), error);
+  } else {
+    // Tasks that do not wait for all may be at work.
+    for (const auto& [id, joining] : std::exchange(joining_, {})) {
+      barriers_.Cancel(joining.wait, error, /*withdraw=*/true);
+    }
+    joining_deadlines_.clear();
+  }
+  AnswerJoiningFailures(absl::OkStatus());
+}
+
+void Coordinator::ExpireJoiningFailures(absl::Time now) {
+  for (auto it = joining_failures_.begin(); it != joining_failures_.end();) {
+    JoiningFailure& failure = it->second;
+    if (failure.deadline > now) {
+      ++it;
+      continue;
+    }
+    Answer(std::move(failure.done),
+           CoordinationError(absl::DeadlineExceededError(
+               absl::StrCat("waited ", ShortDuration(now - failure.since),
+                            " for a task that joins, to tell it: ", failure.why.message()))));
+    it = joining_failures_.erase(it);
+  }
 }
 
 BarrierArrival Coordinator::RegisterArrival(TaskId id) const {
@@ -138,8 +222,10 @@ void Coordinator::SettleRegisterBarrier() {
     for (const auto& [id, entry] : joining) Connect(entry.registration);
     return;
   }
-  SetAllTasksError(CoordinationError(
-      absl::InternalError("Cluster registration failed: not every task registered in time")));
+  SetAllTasksError(joining_error_.ok()
+                       ? CoordinationError(absl::InternalError(
+                             "Cluster registration failed: not every task registered in time"))
+                       : joining_error_);
 }
 
 void Coordinator::Connect(const Registration& registration) {

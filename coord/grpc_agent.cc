@@ -94,9 +94,18 @@ absl::Status Agent::Impl::Part() {
 }
 
 absl::Status Agent::Impl::Join() {
-  FERRY_ASSIGN_OR_RETURN(welcome_, link_->WaitUntilAttached());
+  if (absl::StatusOr<v1::Welcome> welcome = link_->WaitUntilAttached(); welcome.ok()) {
+    welcome_ = *std::move(welcome);
+  } else {
+    // Node or GPU are another process's; or there is no such node.
+    is_refused_ = options_.node_id.has_value() && (absl::IsAlreadyExists(welcome.status()) ||
+                                                   absl::IsInvalidArgument(welcome.status()));
+    return welcome.status();
+  }
+  if (!options_.cannot_join.ok()) return FailJoining();
   if (!options_.node_id.has_value()) return absl::OkStatus();
   if (options_.num_nodes.has_value() && *options_.num_nodes != welcome_.num_nodes()) {
+    is_refused_ = true;
     return absl::FailedPreconditionError(
         absl::StrCat("the coordinator at ", options_.coordinator, " serves a job of ",
                      welcome_.num_nodes(), " nodes, but this is node ", *options_.node_id, " of ",
@@ -125,14 +134,29 @@ absl::Status Agent::Impl::Join() {
     topology = reply.status();
   }
   if (!topology.ok()) {
-    // The others cannot begin without this node; they hear why at once, not after a timeout.
-    if (!absl::IsUnavailable(topology.status()) && !absl::IsAborted(topology.status())) {
-      Report(topology.status()).IgnoreError();
+    // The others cannot begin without this node; they hear why at once, not after a timeout. Of the
+    // job's own error they have heard, but the next job begins only when all have left this one.
+    const bool is_jobs_error = has_failed();
+    if (!is_jobs_error &&
+        (absl::IsUnavailable(topology.status()) || absl::IsAborted(topology.status()))) {
+      return topology.status();
     }
+    if (is_jobs_error || Report(topology.status()).ok()) Part().IgnoreError();
     return topology.status();
   }
   topology_ = std::make_shared<const GlobalTopology>(*std::move(topology));
   return absl::OkStatus();
+}
+
+absl::Status Agent::Impl::FailJoining() {
+  const absl::Duration left = std::max(join_deadline_ - SteadyClock().Now(), absl::Milliseconds(1));
+  v1::Request request;
+  v1::FailJoining& fail = *request.mutable_fail_joining();
+  fail.set_code(static_cast<int>(options_.cannot_join.code()));
+  fail.set_message(std::string(options_.cannot_join.message()));
+  fail.set_timeout_ms(Milliseconds(left));
+  return Ask(std::move(request), left, "a node that joins, to tell it why this one cannot")
+      .status();
 }
 
 Agent::Agent(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -140,6 +164,7 @@ Agent::~Agent() = default;
 
 absl::StatusOr<std::unique_ptr<Agent>> Agent::Connect(AgentOptions options) {
   const std::shared_ptr<ConnectStop::State> stop = options.connect_stop.state_;
+  const auto on_refused = options.recoverable ? nullptr : options.on_refused;
   auto agent = std::unique_ptr<Agent>(new Agent(std::make_unique<Impl>(std::move(options))));
   FERRY_RETURN_IF_ERROR(agent->impl_->Open());
   {
@@ -148,11 +173,18 @@ absl::StatusOr<std::unique_ptr<Agent>> Agent::Connect(AgentOptions options) {
     stop->give_up = [impl = agent->impl_.get()](const absl::Status& why) { impl->GiveUp(why); };
   }
   const absl::Status status = agent->impl_->Join();
-  absl::MutexLock lock(&stop->mu);
-  stop->give_up = nullptr;
-  if (!stop->why.ok()) return stop->why;
-  if (!status.ok()) return status;
-  return agent;
+  {
+    absl::MutexLock lock(&stop->mu);
+    stop->give_up = nullptr;
+    if (!stop->why.ok()) return stop->why;
+  }
+  if (status.ok()) return agent;
+  if (agent->impl_->is_refused() && on_refused) {
+    // So that it does not hold another process's place meanwhile.
+    agent = nullptr;
+    on_refused(status);
+  }
+  return status;
 }
 
 void ConnectStop::Stop(const absl::Status& why) {

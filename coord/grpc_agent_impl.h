@@ -58,11 +58,17 @@ class Agent::Impl final {
   absl::Status Open() ABSL_LOCKS_EXCLUDED(mu_);
   // Waits for it, and for the other nodes.
   absl::Status Join() ABSL_LOCKS_EXCLUDED(mu_);
+  // In place of joining: tells those who do, or the first that comes, of options_.cannot_join.
+  absl::Status FailJoining();
   // Ends Join, on another thread, with an error; the coordinator is told.
   void GiveUp(const absl::Status& why);
   // Leaves the job.
   absl::Status Part();
   void Fail(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  bool has_failed() ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    return has_failed_;
+  }
 
   // The answer to a request that is under way.
   class Answer final {
@@ -129,6 +135,8 @@ class Agent::Impl final {
         .status();
   }
 
+  // The coordinator has the place for another process, or no such place.
+  bool is_refused() const { return is_refused_; }
   // What Connect learnt; nullptr if it did not send devices.
   const std::shared_ptr<const GlobalTopology>& topology() const { return topology_; }
   AgentLink& link() { return *link_; }
@@ -173,6 +181,7 @@ class Agent::Impl final {
   AgentOptions options_;
   absl::Time join_deadline_;
   v1::Welcome welcome_;
+  bool is_refused_ = false;
   std::shared_ptr<const GlobalTopology> topology_;
   absl::Mutex mu_;
   bool has_failed_ ABSL_GUARDED_BY(mu_) = false;

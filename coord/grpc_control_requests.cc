@@ -16,6 +16,14 @@
 #include "topology/topology_proto.h"
 
 namespace ferry::coord {
+namespace {
+
+absl::Status ReportedError(int code, absl::string_view message) {
+  const bool is_code = code > 0 && code <= 16;
+  return {is_code ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown, message};
+}
+
+}  // namespace
 
 void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Executed& out) {
   if (coordinator.is_stopped()) {
@@ -139,6 +147,16 @@ void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Exe
       if (status.ok()) status = coordinator.EndJob(end.reason(), end.force());
       shared_.edge.NoteEpoch(coordinator.epoch());
       out.replies.push_back(MakeReply(request.id(), status));
+      return;
+    }
+    case v1::Request::kFailJoining: {
+      const auto& fail = request.fail_joining();
+      const WaitId wait = coordinator.FailJoining(
+          ReportedError(fail.code(), fail.message()), WaitTime(fail.timeout_ms()),
+          [self = shared_from_this(), id = request.id()](const absl::Status& status) {
+            self->Tell(MakeReply(id, status));
+          });
+      out.waits.emplace_back(request.id(), wait);
       return;
     }
     case v1::Request::OP_NOT_SET:
@@ -343,11 +361,8 @@ void ControlSession::ExecuteTask(Coordinator& coordinator, v1::Request& request,
       return;
     }
     case v1::Request::kReportError: {
-      const auto& report = request.report_error();
-      const bool is_code = report.code() > 0 && report.code() <= 16;
-      const absl::Status error(
-          is_code ? static_cast<absl::StatusCode>(report.code()) : absl::StatusCode::kUnknown,
-          report.message());
+      const absl::Status error =
+          ReportedError(request.report_error().code(), request.report_error().message());
       out.replies.push_back(MakeReply(id, coordinator.ReportError(task_, error)));
       return;
     }

@@ -75,8 +75,12 @@ void TopologyExchange::Forget(TaskId task) {
   result_ = nullptr;
 }
 
-void TopologyExchange::Clear(const absl::Status& why) {
+void TopologyExchange::EndWaits(const absl::Status& why) {
   while (!waits_.empty()) Cancel(waits_.begin()->first, why);
+}
+
+void TopologyExchange::Clear(const absl::Status& why) {
+  EndWaits(why);
   for (int node = 0; node < jobs_.size(); ++node) Remove(TaskId(node));
   result_ = nullptr;
 }

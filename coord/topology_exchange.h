@@ -54,6 +54,8 @@ class TopologyExchange final {
   WaitId Enumerate(TaskId task, LocalTopology local, absl::Time now, absl::Time deadline,
                    DoneCallback done, std::string as_told = "");
   bool Cancel(WaitId wait, const absl::Status& why);
+  // Nobody waits any longer: the rest will not come. What has been sent is kept.
+  void EndWaits(const absl::Status& why);
   // A restarted task may send another topology; the finished one is made anew when it does.
   void Forget(TaskId task);
   void Clear(const absl::Status& why);

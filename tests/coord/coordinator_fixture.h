@@ -231,6 +231,12 @@ class TestJob final {
       return coordinator_->PollForError(TaskId(task), std::move(done), is_watched);
     });
   }
+  StatusCall FailJoining(absl::string_view why, absl::Duration timeout = absl::Seconds(20)) {
+    return Start<absl::Status>([&](auto done) {
+      return coordinator_->FailJoining(absl::FailedPreconditionError(why), timeout,
+                                       std::move(done));
+    });
+  }
   InfosCall WaitForAll(int task, std::string info) {
     return Start<absl::StatusOr<Coordinator::DeviceInfos>>([&](auto done) {
       return coordinator_->WaitForAllTasks(TaskId(task), std::move(info), std::move(done));

@@ -304,6 +304,10 @@ void SimulationModel::CheckRounds() {
         });
     Expect(waits_for_someone, "a round waits though every connected task has asked");
   }
+  const bool waits = std::any_of(open_.begin(), open_.end(), [](const CallPtr& call) {
+    return call->kind == CallKind::kEnumerate;
+  });
+  Expect(!waits || coordinator_.job_error().ok(), "an enumeration waits though the job has failed");
   Expect(enumerating.size() < seen_.size(), "an enumeration waits though every node has come");
 }
 

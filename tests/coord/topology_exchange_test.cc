@@ -166,6 +166,49 @@ TEST(TopologyExchange, ANewLifeMaySendAnotherTopology) {
   EXPECT_EQ(TopologyOf(first).devices().size(), 6u);
 }
 
+// The devices of a node that has failed will not come, and its error says more than a timeout.
+TEST(TopologyExchange, AFailedJobEndsTheWaitsForDevices) {
+  for (const bool has_poller : {true, false}) {
+    SCOPED_TRACE(has_poller ? "errors are polled for" : "errors come by heartbeats");
+    TestJob job(PlainOptions(4));
+    job.RegisterAll();
+    std::optional<StatusCall> poll;
+    if (has_poller) poll = job.Poll(0);
+    const EnumerateCall first = job.Enumerate(0, TestNode(0));
+    const EnumerateCall second = job.Enumerate(1, TestNode(1));
+    ASSERT_THAT(job.Report(3, absl::FailedPreconditionError("no place")), IsOk());
+    const auto fails = Fails(absl::StatusCode::kFailedPrecondition, HasSubstr("no place"));
+    EXPECT_THAT(first.result(), fails);
+    EXPECT_THAT(second.result(), fails);
+    // Nor does one wait that comes late.
+    EXPECT_THAT(job.Enumerate(2, TestNode(2)).result(), fails);
+    EXPECT_EQ(job.coordinator().NextDeadline(), job.task(0).next_check);
+  }
+}
+
+// It needs nothing of anybody.
+TEST(TopologyExchange, AFailedJobStillTellsWhatAllHaveSent) {
+  TestJob job(PlainOptions(2));
+  job.RegisterAll();
+  const StatusCall poll = job.Poll(0);
+  (void)job.Enumerate(0, TestNode(0));
+  ASSERT_THAT(job.Enumerate(1, TestNode(1)).result(), IsOk());
+  ASSERT_THAT(job.Report(1, absl::InternalError("broken")), IsOk());
+  EXPECT_THAT(job.Enumerate(0, TestNode(0)).result(), IsOk());
+}
+
+// It is waited for, as the job goes on.
+TEST(TopologyExchange, ATaskThatMayComeBackEndsNoWait) {
+  TestJob job(RecoverableOptions(2));
+  job.RegisterAll();
+  const EnumerateCall waiting = job.Enumerate(0, TestNode(0));
+  ASSERT_THAT(job.Report(1, absl::UnavailableError("broken")), IsOk());
+  EXPECT_FALSE(waiting.done());
+  ASSERT_THAT(job.Register(1, 999).result(), IsOk());
+  EXPECT_THAT(job.Enumerate(1, TestNode(1)).result(), IsOk());
+  EXPECT_THAT(waiting.result(), IsOk());
+}
+
 // Older clients collect their devices through the coordinator.
 TEST(WaitForAllTasks, GivesEveryoneWhatAllHaveSent) {
   TestJob job(PlainOptions(3));

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// Registration: a process that was to be one of the tasks cannot be, and says so.
+#include <string>
+#include <utility>
+
+#include "tests/coord/coordinator_fixture.h"
+#include "tests/coord/registration_options.h"
+
+namespace ferry::coord {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kWhy[] = "RANK=0 and SLURM_PROCID=2 disagree";
+
+auto FailsForThat() { return Fails(absl::StatusCode::kFailedPrecondition, HasSubstr(kWhy)); }
+
+// They would wait for minutes, and learn only that somebody is missing.
+TEST(RegistrationFailure, IsHeardAtOnceByAllWhoWait) {
+  TestJob job(TogetherOptions(4));
+  const StatusCall first = job.Register(0);
+  const StatusCall second = job.Register(1);
+  EXPECT_THAT(job.FailJoining(kWhy).result(), IsOk());
+  EXPECT_THAT(first.result(), FailsForThat());
+  EXPECT_THAT(second.result(), FailsForThat());
+  EXPECT_EQ(job.state(0), TaskState::kError);
+  // One that comes late hears it too, and the same of a second process that cannot.
+  EXPECT_THAT(job.Register(2).result(), FailsForThat());
+  EXPECT_THAT(job.FailJoining("another reason").result(), IsOk());
+  EXPECT_THAT(job.Register(3).result(), FailsForThat());
+}
+
+// Whoever is refused does not look at the devices first, and is there before the others.
+TEST(RegistrationFailure, WaitsForTheFirstThatComes) {
+  TestJob job(TogetherOptions(2));
+  const StatusCall failure = job.FailJoining(kWhy);
+  const StatusCall another = job.FailJoining("another reason");
+  EXPECT_FALSE(failure.done());
+  EXPECT_EQ(job.coordinator().wait_count(), 2u);
+  EXPECT_EQ(job.coordinator().Waits().size(), 2u);
+  EXPECT_THAT(job.Register(0).result(), FailsForThat());
+  EXPECT_THAT(failure.result(), IsOk());
+  EXPECT_THAT(another.result(), IsOk());
+  EXPECT_EQ(job.coordinator().wait_count(), 0u);
+}
+
+// A process that was started once too often harms nobody who is at work.
+TEST(RegistrationFailure, LetsAJobAloneThatIsWhole) {
+  TestJob job(TogetherOptions(2));
+  const StatusCall first = job.Register(0);
+  ASSERT_THAT(job.Register(1).result(), IsOk());
+  const StatusCall poll = job.Poll(0);
+  EXPECT_THAT(job.FailJoining(kWhy).result(), FailsForThat());
+  EXPECT_FALSE(poll.done());
+  EXPECT_THAT(job.Heartbeat(0), IsOk());
+  EXPECT_EQ(job.state(1), TaskState::kConnected);
+}
+
+TEST(RegistrationFailure, IsForgottenWhenItsProcessHasWaitedLongEnough) {
+  TestJob job(TogetherOptions(2));
+  const StatusCall failure = job.FailJoining(kWhy, absl::Seconds(20));
+  job.Advance(absl::Seconds(20) - absl::Milliseconds(1));
+  EXPECT_FALSE(failure.done());
+  job.Advance(absl::Milliseconds(1));
+  EXPECT_THAT(failure.result(), Fails(absl::StatusCode::kDeadlineExceeded, HasSubstr(kWhy)));
+  const StatusCall first = job.Register(0);
+  EXPECT_FALSE(first.done());
+  EXPECT_THAT(job.Register(1).result(), IsOk());
+  EXPECT_THAT(first.result(), IsOk());
+}
+
+TEST(RegistrationFailure, EndsWithItsCallerAndWithTheCoordinator) {
+  TestJob job(TogetherOptions(2));
+  const StatusCall gone = job.FailJoining(kWhy);
+  EXPECT_TRUE(job.Cancel(gone.wait()));
+  EXPECT_FALSE(job.Cancel(gone.wait()));
+  EXPECT_THAT(gone.result(), Fails(absl::StatusCode::kCancelled));
+  const StatusCall first = job.Register(0);
+  EXPECT_FALSE(first.done());
+  ASSERT_TRUE(job.Cancel(first.wait()));
+  const StatusCall stopped = job.FailJoining(kWhy);
+  job.Stop();
+  EXPECT_THAT(stopped.result(), Fails(absl::StatusCode::kCancelled));
+  EXPECT_THAT(job.FailJoining(kWhy).result(), Fails(absl::StatusCode::kInternal));
+}
+
+// The same coordinator serves the next attempt once the processes of this one are gone.
+TEST(RegistrationFailure, EndsThatJobOnly) {
+  TestJob job(TogetherOptions(2));
+  const StatusCall told = job.Register(0);
+  ASSERT_THAT(job.FailJoining(kWhy).result(), IsOk());
+  EXPECT_THAT(job.Register(0, 2000).result(), FailsForThat());
+  job.Advance(kHeartbeatTimeout + absl::Milliseconds(1));
+  const StatusCall first = job.Register(0, 2001);
+  EXPECT_FALSE(first.done());
+  EXPECT_THAT(job.Register(1, 2002).result(), IsOk());
+  EXPECT_THAT(first.result(), IsOk());
+  EXPECT_EQ(job.coordinator().epoch(), 2);
+}
+
+// Everyone of the job before has registered and left: it is not that job that cannot begin.
+TEST(RegistrationFailure, IsToldToTheNextJobWhenOneIsOver) {
+  TestJob job(TogetherOptions(2));
+  (void)job.Register(0);
+  ASSERT_THAT(job.Register(1).result(), IsOk());
+  ASSERT_THAT(job.Shutdown(0).result(), IsOk());
+  ASSERT_THAT(job.Shutdown(1).result(), IsOk());
+  const StatusCall failure = job.FailJoining(kWhy);
+  EXPECT_FALSE(failure.done());
+  EXPECT_THAT(job.Register(0, 2000).result(), FailsForThat());
+  EXPECT_THAT(failure.result(), IsOk());
+  EXPECT_EQ(job.coordinator().epoch(), 2);
+}
+
+// Tasks that did not wait for the others may be at work.
+TEST(RegistrationFailure, WithoutTheBarrierEndsOnlyTheWaits) {
+  TestJob job(PlainOptions(3));
+  ASSERT_THAT(job.Register(0).result(), IsOk());
+  Registration patient;
+  patient.task = TaskId(1);
+  patient.incarnation = Incarnation(LifeOf(1));
+  patient.waits_for_all = true;
+  const StatusCall waiting = job.Register(patient);
+  ASSERT_FALSE(waiting.done());
+  EXPECT_THAT(job.FailJoining(kWhy).result(), IsOk());
+  EXPECT_THAT(waiting.result(), FailsForThat());
+  EXPECT_THAT(job.Heartbeat(0), IsOk());
+  EXPECT_EQ(job.state(1), TaskState::kDisconnected);
+  // It may try again.
+  const StatusCall again = job.Register(patient);
+  EXPECT_FALSE(again.done());
+  ASSERT_THAT(job.Register(2).result(), IsOk());
+  EXPECT_THAT(again.result(), IsOk());
+}
+
+// It is kept, and told to everybody.
+TEST(RegistrationFailure, IsCutWhereItIsTooLong) {
+  TestJob job(TogetherOptions(2));
+  const StatusCall first = job.Register(0);
+  EXPECT_THAT(job.FailJoining(std::string(size_t{40} << 10, 'x')).result(), IsOk());
+  EXPECT_THAT(first.result(),
+              Fails(absl::StatusCode::kFailedPrecondition, HasSubstr("x... (8192 bytes more)")));
+}
+
+}  // namespace
+}  // namespace ferry::coord
