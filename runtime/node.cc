@@ -97,41 +97,38 @@ absl::StatusOr<NodePlace> FindPlace(const NodeOptions& options, GetEnv get_env) 
   return place;
 }
 
+void TellThoseWhoJoin(const std::string& coordinator, const absl::Status& why,
+                      absl::Duration patience, const coord::ConnectStop& stop) {
+  char host[256] = {};
+  gethostname(host, sizeof(host) - 1);
+  coord::AgentOptions agent;
+  agent.coordinator = coordinator;
+  agent.connect_timeout = patience;
+  agent.connect_stop = stop;
+  // It is no mistake in the arguments of those that hear it.
+  agent.cannot_join = absl::FailedPreconditionError(
+      absl::StrCat("the process on ", host, " cannot take part: ", why.message()));
+  coord::Agent::Connect(std::move(agent)).IgnoreError();
+}
+
 absl::StatusOr<NodePlace> FindPlaceOrTell(const NodeOptions& options, GetEnv get_env,
                                           absl::Duration patience) {
   absl::StatusOr<NodePlace> place = FindPlace(options, get_env);
   if (place.ok()) return place;
   const std::optional<Identity> refused = ReadRefusedIdentity(get_env);
-  if (!refused || !refused->node_id) return place;
-  // The launcher's number, which no other process has.
-  NodeOptions taken = options;
-  taken.node_id = refused->node_id->value;
-  if (!taken.num_nodes && refused->num_nodes) taken.num_nodes = refused->num_nodes->value;
-  if (taken.coordinator.empty()) {
-    if (refused->coordinator) {
-      taken.coordinator = refused->coordinator->value;
-    } else if (refused->first_host) {
-      taken.coordinator = DerivedCoordinator(*refused);
-    } else {
-      return place;
-    }
+  // Without a number it may be no process of a job, but a command that was typed too soon.
+  if (!options.node_id && !(refused && refused->node_id)) return place;
+  std::string coordinator = options.coordinator;
+  if (coordinator.empty() && refused && refused->coordinator) {
+    coordinator = refused->coordinator->value;
+  } else if (coordinator.empty() && refused && refused->first_host) {
+    coordinator = DerivedCoordinator(*refused);
+  } else if (coordinator.empty()) {
+    const absl::StatusOr<Identity> own = ReadCoordinatorVariables(get_env);
+    if (!own.ok() || !own->coordinator) return place;
+    coordinator = own->coordinator->value;
   }
-  coord::AgentOptions agent;
-  agent.coordinator = taken.coordinator;
-  agent.node_id = taken.node_id;
-  agent.num_nodes = taken.num_nodes;
-  char host[256] = {};
-  gethostname(host, sizeof(host) - 1);
-  agent.host_name = host;
-  agent.connect_timeout = patience;
-  agent.connect_stop = options.connect_stop;
-  const absl::StatusOr<std::unique_ptr<coord::Agent>> told =
-      coord::Agent::Connect(std::move(agent));
-  if (!told.ok()) return place;
-  // The arguments of the processes that receive this error are not at fault.
-  const absl::Status why = absl::FailedPreconditionError(
-      absl::StrCat("the process on ", host, " cannot take part: ", place.status().message()));
-  if ((*told)->ReportError(why).ok()) (*told)->Leave().IgnoreError();
+  TellThoseWhoJoin(coordinator, place.status(), patience, options.connect_stop);
   return place;
 }
 
@@ -159,6 +156,9 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
   agent.lost_timeout = options.lost_timeout;
   agent.on_error = std::move(options.on_error);
   agent.connect_stop = options.connect_stop;
+  agent.on_refused = [&place, &options](const absl::Status& why) {
+    TellThoseWhoJoin(place.coordinator, why, kTellPatience, options.connect_stop);
+  };
   agent.num_nodes = place.num_nodes;
   agent.enumerate_timeout = options.enumerate_timeout;
   const absl::Time start = SteadyClock().Now();

@@ -99,12 +99,19 @@ struct NodePlace {
 //   Errors: INVALID_ARGUMENT saying what is missing, out of range or contradictory.
 absl::StatusOr<NodePlace> FindPlace(const NodeOptions& options, GetEnv get_env);
 
-// As FindPlace, for a process that is about to join. If the identity is refused although a launcher
-// has assigned a rank, the other processes of the job are told why, so that they do not wait for
-// this one: it joins with that rank only to fail the job. That takes until all have come, and no
-// longer than `patience`.
+// A process that cannot join may begin sooner than the others: how long it waits for one to tell.
+inline constexpr absl::Duration kTellPatience = absl::Seconds(20);
+
+// For a process that was to be part of a job and cannot be: processes that wait for the job at
+// `coordinator` to be complete fail with `why`, or else those that come within `patience`. A job
+// that is complete is not affected. Blocks until one was told, or none can be.
+void TellThoseWhoJoin(const std::string& coordinator, const absl::Status& why,
+                      absl::Duration patience = kTellPatience, const coord::ConnectStop& stop = {});
+
+// As FindPlace, for a process that is about to join. If it is refused although it was given a
+// number, the other processes of its job are told why: see TellThoseWhoJoin.
 absl::StatusOr<NodePlace> FindPlaceOrTell(const NodeOptions& options, GetEnv get_env,
-                                          absl::Duration patience = absl::Seconds(20));
+                                          absl::Duration patience = kTellPatience);
 
 // A node of a job: identity, devices, connection and topology in one object.
 //   FERRY_ASSIGN_OR_RETURN(std::unique_ptr<Node> node, Node::Join({}));
@@ -117,7 +124,9 @@ class Node final {
   // Finds this process's place and devices, joins, and waits until every node has done so and all
   // hold the same topology. Blocks. Starts no coordinator.
   //   Errors: INVALID_ARGUMENT as FindPlace; the rest as coord::Agent::Connect and Enumerate. A
-  //   node that fails after it was counted in tells the others, as FailJob.
+  //   node that fails after it was counted in tells the others, as FailJob. A process that finds no
+  //   place, or is refused the one it has found, tells them as TellThoseWhoJoin, unless
+  //   options.recoverable.
   static absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options);
 
   ~Node();
