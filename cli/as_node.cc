@@ -85,8 +85,7 @@ std::string WhereHosted(const NodePlace& place, const HostedCoordinator* hosted)
 
 // Joins, on a thread of its own because it may take minutes and a signal may come.
 absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options, const NodePlace& place,
-                                           const std::string& hosted, BlockedSignals& signals,
-                                           const JobError& error) {
+                                           const std::string& hosted, BlockedSignals& signals) {
   JoinReport report(place, hosted);
   const Progress progress([&report] { return report.Text(); });
   coord::ConnectStop stop = options.connect_stop;
@@ -101,11 +100,6 @@ absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options, const NodePlace&
     });
     std::unique_ptr<Thread> stopper;
     while (!is_over) {
-      // A job that has failed while the devices of others are waited for does not get them.
-      if (const absl::Status failed = error.Get(); !failed.ok() && stopper == nullptr) {
-        stopped = failed;
-        stopper = std::make_unique<Thread>("ferry-stop", [&stop, &stopped] { stop.Stop(stopped); });
-      }
       const std::optional<int> signal = signals.WaitFor(absl::InfiniteDuration());
       if (!signal || is_over) continue;
       const std::string why = absl::StrCat("stopped by ", SignalName(*signal), " while ",
@@ -180,8 +174,14 @@ absl::StatusOr<int> RunAsNode(NodeOptions& options,
   JobError error(signals);
   options.on_error = [&error](absl::Status status) { error.Set(std::move(status)); };
   const std::string where = WhereHosted(place, hosted.get());
-  absl::StatusOr<std::unique_ptr<Node>> node = Join(options, place, where, signals, error);
+  absl::StatusOr<std::unique_ptr<Node>> node = Join(options, place, where, signals);
+  const auto let_others_leave = [&hosted, &signals] {
+    if (hosted == nullptr) return;
+    // Where it was a signal, the launcher has most likely sent it to all of them.
+    hosted->WaitUntilAllLeft(signals.have_come() ? kOthersAfterSignal : kOthersPatience, &signals);
+  };
   if (!node.ok()) {
+    let_others_leave();
     // The job's error says more than that of the call that it ended.
     const absl::Status status = error.Get().ok() ? node.status() : error.Get();
     const bool is_out_of_reach =
@@ -192,10 +192,7 @@ absl::StatusOr<int> RunAsNode(NodeOptions& options,
   }
   JoinedNode joined{**node, signals, error, hosted != nullptr};
   absl::StatusOr<int> status = body(joined);
-  if (hosted != nullptr) {
-    // Where it was a signal, the launcher has most likely sent it to all of them.
-    hosted->WaitUntilAllLeft(signals.have_come() ? kOthersAfterSignal : kOthersPatience, &signals);
-  }
+  let_others_leave();
   return status;
 }
 

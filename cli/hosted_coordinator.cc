@@ -63,10 +63,17 @@ std::string HostedCoordinator::ConnectedNodes() {
 void HostedCoordinator::WaitUntilAllLeft(absl::Duration patience, BlockedSignals* signals) {
   constexpr absl::Duration kLook = absl::Milliseconds(20);
   const absl::Time deadline = SteadyClock().Now() + patience;
-  const Progress progress(
-      [this] { return absl::StrCat("waiting for nodes ", ConnectedNodes(), " to leave"); });
+  // Who comes late to a job that cannot begin is to hear why, instead of looking for a coordinator
+  // that is gone. How many still come is not known.
+  const bool cannot_begin = server_->strand().Run(
+      [](coord::Coordinator& coordinator) { return !coordinator.joining_error().ok(); });
+  const Progress progress([this, cannot_begin] {
+    return cannot_begin
+               ? std::string("staying a while, to tell nodes that come late of the job's error")
+               : absl::StrCat("waiting for nodes ", ConnectedNodes(), " to leave");
+  });
   // Nothing announces it, and a short pause at the end of a job harms nobody.
-  while (!ConnectedNodes().empty() && SteadyClock().Now() < deadline) {
+  while ((cannot_begin || !ConnectedNodes().empty()) && SteadyClock().Now() < deadline) {
     if (signals == nullptr) {
       absl::SleepFor(kLook);
     } else if (signals->WaitFor(kLook)) {

@@ -40,7 +40,8 @@ class HostedCoordinator final {
   // HOST:PORT as it listens.
   const std::string& address() const { return server_->address(); }
 
-  // Waits until no node is left, for at most `patience`; says on stderr whom it waits for.
+  // Waits until no node is left, for at most `patience`, and for all of it where the job could not
+  // begin, so that nodes that come late hear why; says on stderr what it waits for.
   //   signals: one of them ends the wait; null where nothing blocks them.
   void WaitUntilAllLeft(absl::Duration patience, BlockedSignals* signals = nullptr);
 

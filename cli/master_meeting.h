@@ -34,6 +34,9 @@ class MasterMeeting final {
   static absl::StatusOr<std::unique_ptr<MasterMeeting>> Join(const std::string& coordinator,
                                                              absl::Duration patience);
 
+  // Nodes of the coordinator's job.
+  int num_nodes() const { return agent_->num_nodes(); }
+
   // On the first machine: chooses the address, and responds to the others until this is destroyed.
   // Reports on stderr which values of the environment are not used.
   //   Errors: as ChooseMaster.

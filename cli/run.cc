@@ -16,6 +16,7 @@
 #include "base/text.h"
 #include "cli/hosted_coordinator.h"
 #include "cli/master_meeting.h"
+#include "cli/progress.h"
 #include "cli/verb.h"
 #include "runtime/identity.h"
 #include "runtime/launcher.h"
@@ -28,6 +29,9 @@ namespace {
 
 // The machine that runs the coordinator waits this long for the processes of the others.
 constexpr absl::Duration kOthersPatience = absl::Seconds(10);
+// How long a machine whose processes have failed looks for those of others that wait to join. Its
+// own exit waits for that.
+constexpr absl::Duration kFailurePatience = absl::Milliseconds(500);
 // As long as processes wait for a coordinator and for the other nodes, see NodeOptions.
 constexpr absl::Duration kMeetingPatience = absl::Minutes(5);
 
@@ -143,6 +147,18 @@ absl::StatusOr<std::unique_ptr<HostedCoordinator>> PrepareCoordinator(
                                heartbeat_timeout);
 }
 
+// The processes of all machines are the job of the coordinator: where it has another number of
+// nodes, the machines were not given the same counts.
+absl::Status CheckJobSize(const LaunchOptions& launch, int num_nodes) {
+  const int rank_count = launch.machine_count * launch.local_count;
+  if (num_nodes == rank_count) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "run: machine ", launch.machine_index, " has --nodes=", launch.machine_count,
+      " and --nproc=", launch.local_count, ", which makes ", rank_count,
+      " processes, but the coordinator at ", launch.coordinator, " serves a job of ", num_nodes,
+      "; both are the same on every machine, and --nodes of ferry coordinator is their product"));
+}
+
 // Fills in MASTER_ADDR and MASTER_PORT, which are the first machine's to choose.
 absl::StatusOr<std::unique_ptr<MasterMeeting>> PrepareMaster(LaunchOptions& launch) {
   if (launch.machine_count == 1) {
@@ -157,6 +173,7 @@ absl::StatusOr<std::unique_ptr<MasterMeeting>> PrepareMaster(LaunchOptions& laun
   }
   FERRY_ASSIGN_OR_RETURN(std::unique_ptr<MasterMeeting> meeting,
                          MasterMeeting::Join(launch.coordinator, kMeetingPatience));
+  FERRY_RETURN_IF_ERROR(CheckJobSize(launch, meeting->num_nodes()));
   if (launch.machine_index == 0) {
     FERRY_ASSIGN_OR_RETURN(launch.master, meeting->Answer(ProcessEnv, launch.machine_count));
   } else {
@@ -168,18 +185,46 @@ absl::StatusOr<std::unique_ptr<MasterMeeting>> PrepareMaster(LaunchOptions& laun
   return meeting;
 }
 
+// Until the processes of this machine have ended; with an error none has begun.
+absl::StatusOr<int> RunProcesses(RunFlags& flags, Meeting& meeting) {
+  // Before anything is started for a command line that is wrong.
+  FERRY_RETURN_IF_ERROR(CheckLaunchCounts(flags.launch));
+  FERRY_RETURN_IF_ERROR(TakeStdin(flags.stdin_rank, flags.launch));
+  FERRY_ASSIGN_OR_RETURN(meeting.hosted, PrepareCoordinator(flags, RunEnvironment()));
+  FERRY_ASSIGN_OR_RETURN(meeting.master, PrepareMaster(flags.launch));
+  return Launch(flags.launch, stdout, stderr);
+}
+
+// Processes of other machines do not wait in vain for those of this one, which do not come, or not
+// all of them.
+void TellOtherMachines(const RunFlags& flags, const absl::Status& why, absl::Duration patience) {
+  if (flags.launch.machine_count <= 1) return;
+  std::string coordinator = flags.launch.coordinator;
+  if (coordinator.empty()) coordinator = flags.coordinator;
+  if (coordinator.empty()) coordinator = RunEnvironment()("FERRY_COORDINATOR").value_or("");
+  if (coordinator.empty()) return;
+  const Progress progress("telling the other machines why this one cannot take part");
+  TellThoseWhoJoin(coordinator, why, patience);
+}
+
 absl::StatusOr<int> Run(const CLI::App& verb, RunFlags& flags) {
   FERRY_RETURN_IF_ERROR(TakeCommand(verb, flags.after_dashes, flags.launch));
   flags.launch.prefix_output = !flags.no_prefix;
   flags.launch.machine_index = flags.machine_index.value_or(0);
-  // Before anything is started for a command line that is wrong.
-  FERRY_RETURN_IF_ERROR(CheckLaunchCounts(flags.launch));
-  FERRY_RETURN_IF_ERROR(TakeStdin(flags.stdin_rank, flags.launch));
   Meeting meeting;
-  FERRY_ASSIGN_OR_RETURN(meeting.hosted, PrepareCoordinator(flags, RunEnvironment()));
-  FERRY_ASSIGN_OR_RETURN(meeting.master, PrepareMaster(flags.launch));
-  FERRY_ASSIGN_OR_RETURN(const int status, Launch(flags.launch, stdout, stderr));
-  if (meeting.master != nullptr && status == kDone) {
+  const absl::StatusOr<int> status = RunProcesses(flags, meeting);
+  const bool is_done = status.ok() && *status == kDone;
+  if (status.ok() && !is_done) {
+    TellOtherMachines(
+        flags,
+        absl::AbortedError(absl::StrCat("ferry run of machine ", flags.launch.machine_index,
+                                        " has ended with status ", *status)),
+        kFailurePatience);
+  } else if (!status.ok() && !absl::IsDeadlineExceeded(status.status())) {
+    // A coordinator that was not found in time will not be now.
+    TellOtherMachines(flags, status.status(), kTellPatience);
+  }
+  if (meeting.master != nullptr && is_done) {
     // Other machines' processes may not need those of this machine, which have ended.
     FERRY_RETURN_IF_ERROR(meeting.master->WaitUntilAllAnswered(kMeetingPatience));
   }

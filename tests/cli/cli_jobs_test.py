@@ -375,9 +375,14 @@ class Worker(harness.Case):
         self.assertEqual([worker.popen.poll() for worker in workers], [None, None])
 
     def test_a_job_of_another_size_is_refused(self):
-        address = self.coordinator(1)[1]
-        self.fail_with(1, "serves a job of 1 nodes, but this is node 0 of 2", "worker",
-                       f"--coordinator={address}", "--node-id=0", "--num-nodes=2")
+        address = self.coordinator(2)[1]
+        worker = self.worker(address, 0, 2)
+        why = "serves a job of 2 nodes, but this is node 1 of 3"
+        self.fail_with(1, why, "worker", f"--coordinator={address}", "--node-id=1",
+                       "--num-nodes=3")
+        # It is not waited for in vain.
+        self.assertEqual(worker.wait(), 1)
+        self.assertRegex(worker.err, f"cannot take part: .*{why}")
 
     def test_a_node_that_dies_is_named_to_the_others(self):
         address = self.coordinator(3, "--heartbeat-timeout=1s")[1]

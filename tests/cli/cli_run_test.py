@@ -287,6 +287,50 @@ class Stdin(harness.Case):
         terminal.wait_for("status=130")
 
 
+class RefusedMachine(harness.Case):
+    """One machine of a job cannot take part: the processes of the others would wait for minutes."""
+
+    def machine(self, address, index, *flags):
+        return self.start("run", f"--node-id={index}", f"--coordinator={address}", *flags, "--",
+                          harness.FERRY, "worker")
+
+    def expect_told(self, run, why):
+        self.assertEqual(run.wait(), 1, run.err)
+        self.assertRegex(run.err, rf"cannot take part: .*{why}")
+
+    def test_other_counts_of_processes(self):
+        _, address = self.coordinator(4)
+        first = self.machine(address, 0, "--nodes=2", "--nproc=2")
+        second = self.machine(address, 1, "--nodes=2", "--nproc=3")
+        self.assertEqual(second.wait(), 2)
+        why = "--nproc=3, which makes 6 processes, but the coordinator at .* serves a job of 4"
+        self.assertRegex(second.err, why)
+        self.expect_told(first, why)
+
+    def test_a_machine_that_there_is_not(self):
+        _, address = self.coordinator(2)
+        first = self.machine(address, 0, "--nodes=2")
+        second = self.machine(address, 2, "--nodes=2")
+        self.assertEqual(second.wait(), 2)
+        self.expect_told(first, "--node-id")
+
+    def test_two_machines_with_one_number(self):
+        _, address = self.coordinator(6)
+        runs = [self.machine(address, index, "--nodes=3", "--nproc=2") for index in (0, 1, 1)]
+        self.assertEqual([run.wait() for run in runs], [1, 1, 1])
+        self.assertRegex(runs[0].err, r"cannot take part: .*node [23] has joined already")
+
+    def test_processes_that_fail_before_the_others_have_come(self):
+        _, address = self.coordinator(3)
+        first = self.machine(address, 0, "--nodes=3")
+        # Only who waits by then is told.
+        first.wait_for(r"waiting for nodes 1(-|,)2 to join")
+        second = self.start("run", "--nodes=3", "--node-id=1", f"--coordinator={address}", "--",
+                            "sh", "-c", "exit 7")
+        self.assertEqual(second.wait(), 7)
+        self.expect_told(first, "ferry run of machine 1 has ended with status 7")
+
+
 class Nested(harness.Case):
     def test_run_in_a_rank_starts_a_job_of_its_own_and_says_so(self):
         status, out, err = self.run_ferry(
@@ -390,6 +434,24 @@ class BatchScript(harness.Case):
         for worker in good:
             self.assertEqual(worker.wait(), 1)
             self.assertIn('OMPI_COMM_WORLD_LOCAL_RANK="x" is not a number', worker.err)
+
+    def test_a_rank_that_comes_late_to_the_coordinator_of_rank_0_hears_why(self):
+        job = {"SLURM_JOB_ID": str(int.from_bytes(os.urandom(3), "big")), "SLURM_STEP_ID": "0",
+               "SLURM_STEP_NUM_TASKS": "3", "SLURM_JOB_NODELIST": "localhost"}
+        first = self.start("worker", SLURM_PROCID="0", **job)
+        refused = self.start("worker", SLURM_PROCID="1", SLURM_LOCALID="x", **job)
+        self.assertEqual(refused.wait(), 2)
+        late = self.start("worker", SLURM_PROCID="2", **job)
+        for worker in (late, first):
+            self.assertEqual(worker.wait(), 1)
+            self.assertRegex(worker.err, 'cannot take part: .*SLURM_LOCALID="x" is not a number')
+
+    def test_a_rank_whose_number_is_taken_ends_the_wait_of_the_others(self):
+        _, address = self.coordinator(4)
+        workers = [self.start("worker", f"--coordinator={address}", f"--node-id={rank}",
+                              "--num-nodes=4") for rank in (0, 1, 1)]
+        self.assertEqual([worker.wait() for worker in workers], [1, 1, 1])
+        self.assertRegex(workers[0].err, "cannot take part: node 1 has joined already")
 
     def test_ferry_run_in_a_batch_script_decides(self):
         out = self.succeed("run", "--nproc=4", "--", harness.FERRY, "worker", "--exit-after-join",
