@@ -9,7 +9,6 @@
 #include "graph/names.h"
 #include "master/session.h"
 #include "tensor/bytes_of_proto.h"
-#include "tensor/tensor_proto.h"
 
 namespace ferry::master {
 namespace {
@@ -22,20 +21,10 @@ absl::Status TooLarge(absl::string_view what, absl::string_view option, size_t l
       absl::StrCat(what, " would take more than ", option, " (", limit, ")"));
 }
 
-absl::Status CheckConstantShape(const tensorflow::NodeDef& node) {
-  const tensorflow::TensorProto* const tensor = graph::ConstantTensor(node);
-  if (tensor == nullptr) return absl::OkStatus();
-  const absl::Status status = ShapeFromProto(tensor->tensor_shape()).status();
-  if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat("The constant ", graph::Shown(node.name()),
-                                                  " cannot be made: ", status.message()));
-}
-
 // A few bytes can say that they are a thousand million elements.
 absl::Status AddConstants(const tensorflow::GraphDef& def, const MasterOptions& options,
                           size_t& bytes) {
   for (const tensorflow::NodeDef& node : def.node()) {
-    FERRY_RETURN_IF_ERROR(CheckConstantShape(node));
     const size_t own = graph::ConstantBytes(node);
     if (own > options.max_constant_bytes) {
       return TooLarge(absl::StrCat("The constant ", graph::Shown(node.name())),

@@ -26,6 +26,12 @@ size_t FieldBytes(size_t bytes) {
   return 1 + google::protobuf::io::CodedOutputStream::VarintSize64(bytes) + bytes;
 }
 
+absl::StatusOr<Shape> ShapeFromProto(const tensorflow::TensorShapeProto& proto) {
+  absl::InlinedVector<int64_t, 8> dims;
+  for (const auto& dim : proto.dim()) dims.push_back(dim.size());
+  return Shape::Create(dims);
+}
+
 // Writes `count` elements of type Element from values that `get(i)` gives, i < `given`.
 template <typename Element, typename Get>
 void Fill(void* out, int64_t count, int64_t given, Get get) {
@@ -200,12 +206,6 @@ absl::Status CheckContent(const TensorProto& proto, DataType type, const Shape& 
 }
 
 }  // namespace
-
-absl::StatusOr<Shape> ShapeFromProto(const tensorflow::TensorShapeProto& proto) {
-  absl::InlinedVector<int64_t, 8> dims;
-  for (const auto& dim : proto.dim()) dims.push_back(dim.size());
-  return Shape::Create(dims);
-}
 
 absl::Status CheckTensorProto(const TensorProto& proto) {
   FERRY_ASSIGN_OR_RETURN(const DataType type, TypeFromProto(proto));

@@ -18,10 +18,6 @@ inline constexpr size_t kMaxDecodedBytes = size_t{16} << 30;
 // Protocol buffers measure in ints; the rest is for the message around it.
 inline constexpr size_t kMaxTensorProtoBytes = (size_t{1} << 31) - 4096;
 
-// The dimensions that are listed; an unknown rank means nothing here.
-//   Errors: INVALID_ARGUMENT as Shape::Create.
-absl::StatusOr<Shape> ShapeFromProto(const tensorflow::TensorShapeProto& proto);
-
 // A copy on the heap, by TensorFlow's rules: tensor_content if there is any, else the values of the
 // type's own field, where the last stands for those that are missing, none for zeros, and what is
 // too many does not count. Both are ignored for a tensor without elements. `unknown_rank` is

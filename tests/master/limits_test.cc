@@ -59,18 +59,6 @@ tensorflow::GraphDef GraphOfConstant(absl::Span<const int64_t> dims) {
   return graph.def();
 }
 
-// Source: tensorflow/core/framework/tensor_shape.cc; TensorFlow refuses these sessions as well.
-TEST_F(MasterTest, ConstantOfImpossibleShape_IsInvalid) {
-  const auto session = Create({});
-  for (const std::vector<int64_t>& dims :
-       {std::vector<int64_t>{int64_t{1} << 40, int64_t{1} << 40}, std::vector<int64_t>{-1},
-        std::vector<int64_t>(255, 1)}) {
-    const auto refused = Fails(absl::StatusCode::kInvalidArgument, HasSubstr("huge"));
-    EXPECT_THAT(Create(GraphOfConstant(dims)), refused);
-    EXPECT_THAT(Extend(*session, GraphOfConstant(dims), 0), refused);
-  }
-}
-
 // Constants of 2 TiB, encoded in a few bytes, and graphs that grow without limit.
 TEST_F(FewStepsTest, BoundsGraphs) {
   const tensorflow::GraphDef graph = GraphOfConstant({int64_t{1} << 20, int64_t{1} << 19});
