@@ -277,6 +277,8 @@ class Coordinator final {
   void SettleRegisterBarrier();
   void SettleShutdownBarrier();
   // See CoordinatorOptions::reuse.
+  // The silence of the tasks in error after which a failed job is over.
+  absl::Duration EndOfFailedJob() const;
   void BeginNewJobIfOver(const Registration& newcomer);
   void BeginNewJob(const absl::Status& why);
   // A human-readable reason why a silent task is considered dead.

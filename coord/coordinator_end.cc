@@ -9,6 +9,12 @@
 #include "coord/errors.h"
 
 namespace ferry::coord {
+namespace {
+
+// How long processes of a job that could not begin may come late, and are told why.
+constexpr absl::Duration kLatecomers = absl::Seconds(20);
+
+}  // namespace
 
 void Coordinator::SetTaskError(TaskId id, absl::Status error) {
   membership_.SetError(id, error);
@@ -164,6 +170,12 @@ void Coordinator::SettleShutdownBarrier() {
   SetAllTasksError(error);
 }
 
+absl::Duration Coordinator::EndOfFailedJob() const {
+  // Only latecomers are to be expected in a job that never began.
+  return joining_error_.ok() ? options_.heartbeat_timeout
+                             : std::min(options_.heartbeat_timeout, kLatecomers);
+}
+
 void Coordinator::BeginNewJobIfOver(const Registration& newcomer) {
   if (!options_.reuse || !options_.register_barrier || !joining_.empty()) return;
   if (membership_.connected_count() > 0) return;
@@ -172,8 +184,8 @@ void Coordinator::BeginNewJobIfOver(const Registration& newcomer) {
   if (former_incarnations_.EpochOf(newcomer.task, newcomer.incarnation) != 0) return;
   const bool ended_well = membership_.error_count() == 0 && everyone_has_registered();
   // Repeated calls of a refused process do not keep the old job alive.
-  const bool is_abandoned = membership_.error_count() > 0 &&
-                            Now() - membership_.LastHeardOfErrors() > options_.heartbeat_timeout;
+  const bool is_abandoned =
+      membership_.error_count() > 0 && Now() - membership_.LastHeardOfErrors() > EndOfFailedJob();
   if (!ended_well && !is_abandoned) return;
   BeginNewJob(absl::CancelledError("the job is over; a new one begins"));
 }

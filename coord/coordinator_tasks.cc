@@ -66,7 +66,15 @@ WaitId Coordinator::RegisterTask(Registration registration, StatusCallback done)
   }
   // The job never began: whoever comes late has to hear why, and not that it was set to error.
   if (task.state == TaskState::kError && !joining_error_.ok()) {
-    return Answer(std::move(done), joining_error_);
+    return Answer(
+        std::move(done),
+        CoordinationError(
+            absl::Status(joining_error_.code(),
+                         absl::StrCat(joining_error_.message(),
+                                      "; the next job begins when nothing was heard of "
+                                      "this one for ",
+                                      ShortDuration(EndOfFailedJob()), ", or after `ferry reset`")),
+            {.is_reported = true}));
   }
   if (task.state == TaskState::kError && !(IsRecoverable(id) && absl::IsUnavailable(task.status))) {
     const absl::Status aborted = CoordinationError(
@@ -74,7 +82,7 @@ WaitId Coordinator::RegisterTask(Registration registration, StatusCallback done)
             jobs_.Name(id), " registers while already in error: ", task.status.message(),
             "; ResetTask clears it, and so does a new job, which begins when the others have left "
             "this one and nothing was heard of those in error for ",
-            ShortDuration(options_.heartbeat_timeout))),
+            ShortDuration(EndOfFailedJob()))),
         {.is_reported = false, .source = id});
     Propagate(aborted, {id});
     Settle();

@@ -98,6 +98,24 @@ TEST(RegistrationFailure, EndsThatJobOnly) {
   EXPECT_EQ(job.coordinator().epoch(), 2);
 }
 
+// Its processes never worked: a corrected job need not wait until they would have been missed.
+TEST(RegistrationFailure, OverALongHeartbeatTimeout_TheNextJobBeginsSooner) {
+  CoordinatorOptions options = TogetherOptions(2);
+  options.heartbeat_timeout = absl::Hours(1);
+  TestJob job(options);
+  const StatusCall told = job.Register(0);
+  ASSERT_THAT(job.FailJoining(kWhy).result(), IsOk());
+  job.Advance(absl::Seconds(20));
+  EXPECT_THAT(job.Register(1, 2000).result(),
+              Fails(absl::StatusCode::kFailedPrecondition,
+                    ::testing::AllOf(HasSubstr(kWhy), HasSubstr("20s"), HasSubstr("ferry reset"))));
+  job.Advance(absl::Milliseconds(1));
+  const StatusCall first = job.Register(0, 2001);
+  EXPECT_FALSE(first.done());
+  EXPECT_THAT(job.Register(1, 2002).result(), IsOk());
+  EXPECT_THAT(first.result(), IsOk());
+}
+
 // Everyone of the job before has registered and left: it is not that job that cannot begin.
 TEST(RegistrationFailure, IsToldToTheNextJobWhenOneIsOver) {
   TestJob job(TogetherOptions(2));
