@@ -216,7 +216,7 @@ def close_ends_a_step(cluster):
     with tf.Graph().as_default() as graph:
         with tf.device(CPUS[1]):
             value = tf.random.uniform([1200, 1200])
-            for _ in range(60):
+            for _ in range(400):
                 value = tf.matmul(value, value) / 600.0
             total = tf.reduce_sum(value)
     handle = cluster.call("CreateSession", pb.CreateSessionRequest(

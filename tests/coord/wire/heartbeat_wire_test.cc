@@ -119,6 +119,9 @@ TEST_P(HeartbeatWire, ConnectionThatIsMadeAgain_KeepsTheTask) {
   ASSERT_TRUE(server.WaitUntilParked(3));
   cut.proxy->Cut();
   EXPECT_THAT(first.Wait(), Fails(StatusCode::kUnavailable));
+  // The channel may offer the connection that has ended for another moment.
+  for (int i = 0; i < 1000 && cut.client.Heartbeat(101).Wait().code != absl::StatusCode::kOk; ++i) {
+  }
   PendingCall again = cut.client.Poll();
   ASSERT_TRUE(server.WaitUntilParked(3));
   killed.proxy->SetRefusing(true);
