@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 
 #include "tensor/tensor.h"
@@ -30,8 +31,9 @@ inline bool HasIllegalBits(DataType dtype) { return dtype == DataType::kBool; }
 absl::Status CheckValues(const Tensor& tensor);
 
 // The same of bytes that are not a tensor yet.
-//   what: "bool[4]".
-absl::Status CheckValues(DataType dtype, const void* first, size_t bytes, const std::string& what);
+//   describe: the text for an error, such as "bool[4]".
+absl::Status CheckValues(DataType dtype, const void* first, size_t bytes,
+                         absl::FunctionRef<std::string()> describe);
 
 }  // namespace ferry
 

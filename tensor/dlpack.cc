@@ -138,10 +138,10 @@ absl::StatusOr<Tensor> Import(ManagedTensor* managed) {
   }
   void* data = plain.data == nullptr ? nullptr : static_cast<char*>(plain.data) + plain.byte_offset;
   // Checked before ownership is taken: on an error the caller keeps it.
-  if (*place == MemoryPlace() && HasIllegalBits(type->type)) {
-    FERRY_RETURN_IF_ERROR(
-        CheckValues(type->type, data, bytes,
-                    absl::StrCat("the DLPack tensor ", DataTypeName(type->type), ToString(shape))));
+  if (*place == MemoryPlace()) {
+    FERRY_RETURN_IF_ERROR(CheckValues(type->type, data, bytes, [&type, &shape] {
+      return absl::StrCat("the DLPack tensor ", DataTypeName(type->type), ToString(shape));
+    }));
   }
   const auto release = [managed] {
     if (managed->deleter != nullptr) managed->deleter(managed);

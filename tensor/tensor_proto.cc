@@ -200,9 +200,8 @@ absl::Status CheckContent(const TensorProto& proto, DataType type, const Shape& 
                                                    DataTypeName(type), ToString(shape), " has ",
                                                    bytes));
   }
-  if (!HasIllegalBits(type)) return absl::OkStatus();
   return CheckValues(type, content.data(), bytes,
-                     absl::StrCat(DataTypeName(type), ToString(shape)));
+                     [type, &shape] { return absl::StrCat(DataTypeName(type), ToString(shape)); });
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ tensorflow::TensorProto ProtoOf(const Tensor& tensor) { return *TensorToProto(te
 
 // Each length and each place: blocks, words and single bytes have loops of their own.
 TEST(CheckValues, EveryByteOfEveryLength_IsLookedAt) {
-  for (size_t count = 0; count < 600; count += count < 40 ? 1 : 37) {
+  for (size_t count = 0; count < 3300; count += count < 40 ? 1 : 97) {
     std::vector<uint8_t> bytes(count);
     for (size_t i = 0; i < count; ++i) bytes[i] = i % 3 == 0;
     EXPECT_EQ(FindNonBoolean(bytes.data(), count), std::nullopt) << count;
