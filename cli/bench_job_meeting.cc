@@ -384,8 +384,9 @@ absl::Status JobMeeting::Tell(const Json& line) {
     agent.GetAllAsync(
         keys, party_.patience,
         [texts, done = std::move(done)](absl::StatusOr<std::vector<std::string>> found) mutable {
+          const absl::Status status = found.status();
           if (found.ok()) *texts = *std::move(found);
-          std::move(done)(found.status());
+          std::move(done)(status);
         });
   }));
   std::vector<Json> all = {line};

@@ -29,7 +29,7 @@ constexpr size_t kShownCrossings = 16;
 
 std::string Micros(absl::Duration time) {
   const double us = absl::ToDoubleMicroseconds(time);
-  return absl::StrFormat(us < 100 ? "%.1f us" : "%.0f us", us);
+  return absl::StrFormat("%.*f us", us < 100 ? 1 : 0, us);
 }
 
 // "task 1 CPU:0" of "/job:worker/replica:0/task:1/device:CPU:0".

@@ -3,6 +3,7 @@
 #include "benchmarks/gpu/check_samples.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/status_macros.h"
 
@@ -21,7 +22,7 @@ double GigabytesPerSecond(size_t bytes, double us) {
 double Samples::At(double share) const {
   FERRY_CHECK(!us_.empty());
   std::vector<double> sorted = us_;
-  const auto at = static_cast<size_t>(share * static_cast<double>(sorted.size() - 1) + 0.5);
+  const auto at = static_cast<size_t>(std::lround(share * static_cast<double>(sorted.size() - 1)));
   std::nth_element(sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(at), sorted.end());
   return sorted[at];
 }

@@ -93,7 +93,7 @@ absl::Status SendToItself(CheckNode& self) {
 // As above, of two processes on one GPU, which NVIDIA does not support: that NCCL takes its time is
 // no fault of anybody's.
 absl::Status ExchangeOnOneGpu(CheckNode& self) {
-  const char* const kName = "two processes on one GPU exchange";
+  constexpr char kName[] = "two processes on one GPU exchange";
   const absl::Status status = ExchangeByNccl(self, {0, 0}, kName, 2);
   if (!absl::IsDeadlineExceeded(status)) return status;
   self.report().SkipCheck(absl::StrCat(kName, ", node ", self.id()), status.message());

@@ -118,7 +118,7 @@ absl::Status MeasureKeyed(CheckNode& self) {
 // NCCL takes its time is no fault of anybody's.
 absl::Status SendKeyed(CheckNode& self) {
   constexpr size_t kBytes = kMiB + 24;
-  const char* const kName = "keyed, by nccl, two processes on one GPU";
+  constexpr char kName[] = "keyed, by nccl, two processes on one GPU";
   FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
   FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, self.Key("keyed", 0, "gpu:0", "gpu:0"));
   if (self.id() == 0) {
