@@ -22,4 +22,8 @@ std::string NoIpv6Hint(int port) {
                       ", which takes the families that there are");
 }
 
+std::string NotOfThisHostHint() {
+  return "it is no address of this host (`ferry doctor` lists them)";
+}
+
 }  // namespace ferry

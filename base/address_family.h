@@ -13,6 +13,9 @@ bool HasAddressFamily(int family);
 // A hint to append to the error of listening on an IPv6 address where the kernel has no IPv6.
 std::string NoIpv6Hint(int port);
 
+// What EADDRNOTAVAIL means where a socket is to listen, and where to look.
+std::string NotOfThisHostHint();
+
 }  // namespace ferry
 
 #endif  // FERRY_BASE_ADDRESS_FAMILY_H_

@@ -170,7 +170,6 @@ int EndOutput() {
 }
 
 int Main(int argc, char** argv) {
-  ReserveStandardStreams();
   std::set_new_handler(EndOutOfMemory);
   std::set_terminate(EndWithReason);
   SilenceGrpcLog();

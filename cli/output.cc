@@ -22,15 +22,6 @@ std::atomic<int> first_error{0};
 
 }  // namespace
 
-void ReserveStandardStreams() {
-  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
-    if (fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
-    // The lowest free number is this one: those below it are taken by now. It stays open.
-    [[maybe_unused]] const int opened =
-        open("/dev/null", (fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) | O_CLOEXEC);
-  }
-}
-
 absl::Status FlushOutput() {
   const int error = std::fflush(stdout) == 0 ? 0 : errno;
   int none = 0;

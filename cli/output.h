@@ -10,11 +10,6 @@
 
 namespace ferry::cli {
 
-// Gives the descriptors 0 to 2 that are closed something that fails every read or write. Else a
-// socket of ours would get such a number, and what is printed would go over it. Call it first of
-// all.
-void ReserveStandardStreams();
-
 // Writes out what stdout holds. Errors: UNAVAILABLE with the reason, then and for ever after, once
 // any of it could not be written. Thread-safe.
 absl::Status FlushOutput();

@@ -40,22 +40,26 @@ struct Plan {
 absl::StatusOr<Plan> PlanFile(const SendFlags& flags) {
   Plan plan;
   FERRY_ASSIGN_OR_RETURN(plan.dtype, ParseDtypeFlag(flags.dtype.empty() ? "uint8" : flags.dtype));
-  FERRY_ASSIGN_OR_RETURN(
-      plan.source,
-      SendSource::Open(flags.file, {.timeout = flags.timeout,
-                                    .most_bytes = flags.node.exchange.arena.budget_bytes}));
+  SendSourceOptions options = {.timeout = flags.timeout,
+                               .most_bytes = flags.node.exchange.arena.budget_bytes};
+  if (!flags.shape.empty()) {
+    FERRY_ASSIGN_OR_RETURN(plan.shape, ParseShapeFlag(flags.shape));
+    FERRY_ASSIGN_OR_RETURN(const size_t bytes, TensorBytes(plan.dtype, plan.shape));
+    // A tensor that does not fit is not worth reading for.
+    FERRY_RETURN_IF_ERROR(CheckBudget(flags, bytes));
+    options.expected_bytes = bytes;
+  }
+  FERRY_ASSIGN_OR_RETURN(plan.source, SendSource::Open(flags.file, options));
   const size_t has = plan.source->bytes();
   if (flags.shape.empty()) {
     const int64_t element_bytes = static_cast<int64_t>(ElementBytes(plan.dtype));
     FERRY_ASSIGN_OR_RETURN(plan.shape, Shape::Create({static_cast<int64_t>(has) / element_bytes}));
-  } else {
-    FERRY_ASSIGN_OR_RETURN(plan.shape, ParseShapeFlag(flags.shape));
   }
   FERRY_ASSIGN_OR_RETURN(const size_t bytes, TensorBytes(plan.dtype, plan.shape));
   if (bytes != has) {
-    return absl::FailedPreconditionError(absl::StrCat(plan.source->name(), " has ", has,
-                                                      " bytes, and ", DataTypeName(plan.dtype),
-                                                      ToString(plan.shape), " has ", bytes));
+    return absl::FailedPreconditionError(absl::StrCat(
+        plan.source->name(), " has ", plan.source->has_more() ? "at least " : "", has,
+        " bytes, and ", DataTypeName(plan.dtype), ToString(plan.shape), " has ", bytes));
   }
   return plan;
 }

@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <vector>
+#include <string>
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
@@ -24,6 +24,8 @@ namespace {
 
 // A file up to this size is read at once, to check that it has as many bytes as it reports.
 constexpr off_t kSmallFile = off_t{1} << 20;
+// What is read without a size is kept in pieces of this length.
+constexpr size_t kPiece = size_t{1} << 20;
 
 }  // namespace
 
@@ -56,8 +58,11 @@ absl::Status SendSource::Failure(int error) const {
 
 absl::Status SendSource::ReadToEnd(const SendSourceOptions& options) {
   const absl::Time deadline = SteadyClock().Now() + options.timeout;
-  std::vector<char> piece(size_t{1} << 16);
-  while (true) {
+  // One byte beyond either limit tells that there is more.
+  const size_t expected = options.expected_bytes.value_or(options.most_bytes);
+  const size_t enough = std::min(expected, options.most_bytes) + 1;
+  size_t filled = 0;
+  while (bytes_ < enough) {
     pollfd ready{fd_, POLLIN, 0};
     const int64_t left_ms = absl::ToInt64Milliseconds(
         absl::Ceil(deadline - SteadyClock().Now(), absl::Milliseconds(1)));
@@ -66,28 +71,41 @@ absl::Status SendSource::ReadToEnd(const SendSourceOptions& options) {
     if (polled == 0 || left_ms <= 0) {
       return absl::DeadlineExceededError(
           absl::StrCat(name_, " has not ended within ", absl::FormatDuration(options.timeout),
-                       "; it has given ", content_.size(), " bytes so far (--timeout)"));
+                       "; it has given ", bytes_, " bytes so far (--timeout)"));
     }
     if (polled < 0) continue;
-    const ssize_t count = read(fd_, piece.data(), piece.size());
+    // Pipes give little at a time: what is left of a piece is filled first.
+    if (content_.empty() || filled == content_.back().size()) {
+      content_.emplace_back(std::min(kPiece, enough - bytes_), '\0');
+      filled = 0;
+    }
+    std::string& piece = content_.back();
+    const ssize_t count = read(fd_, piece.data() + filled, piece.size() - filled);
     if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (count < 0) return Failure(errno);
     if (count == 0) break;
-    content_.append(piece.data(), static_cast<size_t>(count));
-    if (content_.size() > options.most_bytes) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat(name_, " has more than the ", options.most_bytes,
-                       " bytes that the arena may have (--arena-budget-bytes)"));
-    }
+    filled += static_cast<size_t>(count);
+    bytes_ += static_cast<size_t>(count);
   }
-  bytes_ = content_.size();
+  if (bytes_ > options.most_bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(name_, " has more than the ", options.most_bytes,
+                     " bytes that the arena may have (--arena-budget-bytes)"));
+  }
+  has_more_ = bytes_ > expected;
   is_read_ = true;
   return absl::OkStatus();
 }
 
 absl::Status SendSource::Read(char* to) {
   if (is_read_) {
-    std::copy(content_.begin(), content_.end(), to);
+    for (size_t done = 0; std::string & piece : content_) {
+      const size_t count = std::min(piece.size(), bytes_ - done);
+      std::copy_n(piece.begin(), count, to + done);
+      done += count;
+      // It is needed once.
+      piece = std::string();
+    }
     return absl::OkStatus();
   }
   for (size_t done = 0; done < bytes_;) {

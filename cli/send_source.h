@@ -5,8 +5,10 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -20,6 +22,8 @@ struct SendSourceOptions {
   absl::Duration timeout = absl::Minutes(1);
   // More than this is refused: a device may have no end.
   size_t most_bytes = size_t{1} << 30;
+  // How many bytes there should be, if that is known. Nothing is read after one more than these.
+  std::optional<size_t> expected_bytes;
 };
 
 // How many bytes there are is known once it is open, before anything is joined. A regular file that
@@ -39,7 +43,9 @@ class SendSource final {
 
   // Quoted path, or "stdin".
   const std::string& name() const { return name_; }
+  // If has_more(), what has been read of it: one byte more than were expected.
   size_t bytes() const { return bytes_; }
+  bool has_more() const { return has_more_; }
 
   // Copies all of it to `to`, once. Errors: UNAVAILABLE; DATA_LOSS if it has become shorter.
   absl::Status Read(char* to);
@@ -48,7 +54,7 @@ class SendSource final {
   SendSource(std::string name, int fd, bool is_owned)
       : name_(std::move(name)), fd_(fd), is_owned_(is_owned) {}
 
-  // Reads until the end, into content_.
+  // Reads until the end, or what is too much, into content_.
   absl::Status ReadToEnd(const SendSourceOptions& options);
   absl::Status Failure(int error) const;
 
@@ -59,7 +65,9 @@ class SendSource final {
   size_t bytes_ = 0;
   // True: it is in content_.
   bool is_read_ = false;
-  std::string content_;
+  bool has_more_ = false;
+  // Its pieces: what grows is not copied, and takes no more memory than was read.
+  std::vector<std::string> content_;
 };
 
 }  // namespace ferry::cli

@@ -44,6 +44,7 @@ absl::Status Agent::Impl::Open() {
   };
   std::string error_address;
   if (!options_.error_listen.empty()) {
+    FERRY_RETURN_IF_ERROR(CheckServerRoom());
     KeepCallbackThreads();
     error_service_ = MakeErrorReportService([this](absl::Status error) { Fail(error); });
     grpc::ServerBuilder builder;

@@ -2,10 +2,14 @@
 // A channel that goes nowhere and is never given up.
 #include "coord/grpc_callback_threads.h"
 
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <memory>
 
 #include <grpcpp/channel.h>
@@ -15,10 +19,28 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/slice.h>
 
+#include "absl/strings/str_cat.h"
+
+#include "base/file_limit.h"
+#include "base/status_macros.h"
 #include "base/thread_room.h"
+#include "base/unique_fd.h"
 
 namespace ferry::coord {
 namespace {
+
+// Of a coordinator's server: a listening socket, its own threads' epoll and eventfd, gRPC's, and
+// some connections.
+constexpr int kServerFiles = 12;
+
+absl::Status CannotWait(const char* call, int error) {
+  if (error == EMFILE || error == ENFILE) {
+    return absl::ResourceExhaustedError(absl::StrCat(call, ": ", ErrorWithFileLimit(error)));
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("gRPC cannot run here: ", call, " is refused (", std::strerror(error),
+                   "); allow it in the container's system call filter (seccomp profile)"));
+}
 
 // A channel takes part in the shared queue from its first call by callback until its end.
 struct EternalUser {
@@ -52,6 +74,20 @@ absl::Status CheckServerThreadRoom() {
   // and threads that wait for calls, half as many as the machine has cores, from 2 to 16.
   const int cores = static_cast<int>(sysconf(_SC_NPROCESSORS_CONF));
   return CheckThreadRoom(8 + std::clamp(cores / 2, 2, 16));
+}
+
+absl::Status CheckServerFileRoom() {
+  FERRY_RETURN_IF_ERROR(CheckFileRoom(kServerFiles));
+  const UniqueFd event(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!event.valid()) return CannotWait("eventfd", errno);
+  const UniqueFd poll(epoll_create1(EPOLL_CLOEXEC));
+  if (!poll.valid()) return CannotWait("epoll_create1", errno);
+  return absl::OkStatus();
+}
+
+absl::Status CheckServerRoom() {
+  FERRY_RETURN_IF_ERROR(CheckServerFileRoom());
+  return CheckServerThreadRoom();
 }
 
 }  // namespace ferry::coord

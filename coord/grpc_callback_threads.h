@@ -19,6 +19,16 @@ void KeepCallbackThreads();
 //   Errors: RESOURCE_EXHAUSTED with what limits them.
 absl::Status CheckServerThreadRoom();
 
+// Checks that gRPC can have what it waits with, epoll and eventfd: where a system call filter
+// refuses one of them, or the descriptors that it opens for a server are not left, it aborts the
+// process. Thread-safe.
+//   Errors: FAILED_PRECONDITION with the call that is refused; RESOURCE_EXHAUSTED with the limit of
+//   descriptors.
+absl::Status CheckServerFileRoom();
+
+// Both, for whoever is about to create a server.
+absl::Status CheckServerRoom();
+
 }  // namespace ferry::coord
 
 #endif  // FERRY_COORD_GRPC_CALLBACK_THREADS_H_

@@ -68,8 +68,8 @@ Keepalive KeepaliveOf(const ServerOptions& options) {
 
 absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
     ServerOptions options) {
+  FERRY_RETURN_IF_ERROR(CheckServerRoom());
   FERRY_ASSIGN_OR_RETURN(std::unique_ptr<TcpListener> listener, TcpListener::Open(options.listen));
-  FERRY_RETURN_IF_ERROR(CheckServerThreadRoom());
   FERRY_ASSIGN_OR_RETURN(
       std::unique_ptr<Coordinator> coordinator,
       Coordinator::Create(std::move(options.coordinator), SteadyClock(), RandomId()));

@@ -16,6 +16,7 @@
 
 #include "base/clock.h"
 #include "base/fence.h"
+#include "base/file_limit.h"
 
 namespace ferry::coord {
 namespace {
@@ -27,9 +28,7 @@ constexpr absl::Duration kLongSleep = absl::Milliseconds(100);
 thread_local const SocketLoop* driven_here = nullptr;
 
 absl::Status OutOfResources(absl::string_view what, int error) {
-  return absl::ResourceExhaustedError(
-      absl::StrCat(what, ": ", std::strerror(error),
-                   error == EMFILE || error == ENFILE ? " (raise `ulimit -n`)" : ""));
+  return absl::ResourceExhaustedError(absl::StrCat(what, ": ", ErrorWithFileLimit(error)));
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -26,6 +25,7 @@
 
 #include "base/address_family.h"
 #include "base/clock.h"
+#include "base/file_limit.h"
 #include "base/text.h"
 
 namespace ferry::coord {
@@ -75,14 +75,14 @@ absl::Status BindError(const std::string& address, int port, int error) {
       return absl::UnavailableError(
           absl::StrCat(where, "port ", port, " is in use (`ss -ltnp` says by whom)"));
     case EADDRNOTAVAIL:
-      return absl::UnavailableError(absl::StrCat(where, "it is no address of this host"));
+      return absl::UnavailableError(absl::StrCat(where, NotOfThisHostHint()));
     case EACCES:
       return absl::UnavailableError(absl::StrCat(where, "this user may not listen on port ", port));
     case EAFNOSUPPORT:
       return absl::UnavailableError(
           absl::StrCat(where, std::strerror(error), "; ", NoIpv6Hint(port)));
     default:
-      return absl::UnavailableError(absl::StrCat(where, std::strerror(error)));
+      return absl::UnavailableError(absl::StrCat(where, ErrorWithFileLimit(error)));
   }
 }
 
@@ -161,7 +161,7 @@ absl::StatusOr<std::unique_ptr<TcpListener>> TcpListener::Open(const std::string
                    ":", listener->port_);
   listener->stop_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!listener->stop_.valid()) {
-    return absl::UnavailableError(absl::StrCat("eventfd: ", std::strerror(errno)));
+    return absl::UnavailableError(absl::StrCat("eventfd: ", ErrorWithFileLimit(errno)));
   }
   return listener;
 }
@@ -259,12 +259,7 @@ void TcpListener::Accept() {
     // Whoever is in the queue waits there; without a pause this would be a busy loop.
     if (const absl::Time now = SteadyClock().Now(); now - told >= kTroublePeriod) {
       told = now;
-      rlimit limit = {};
-      getrlimit(RLIMIT_NOFILE, &limit);
-      on_trouble_(absl::StrCat(
-          "cannot accept connections for now: ", std::strerror(error),
-          error == EMFILE ? absl::StrCat("; ", limit.rlim_cur, " are allowed (raise `ulimit -n`)")
-                          : std::string()));
+      on_trouble_(absl::StrCat("cannot accept connections for now: ", ErrorWithFileLimit(error)));
     }
     pollfd stop = {stop_.get(), POLLIN, 0};
     poll(&stop, 1, kRetryMs);

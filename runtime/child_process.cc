@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
+#include "base/file_limit.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "base/thread_room.h"
@@ -31,18 +32,26 @@ struct Pipe {
 
 // A launcher that was started without standard streams gets their numbers for its pipes, and dup2()
 // in the child would overwrite them.
-UniqueFd AboveStandard(UniqueFd fd) {
+//   what: how fd was opened, or tried to be.
+absl::StatusOr<UniqueFd> AboveStandard(UniqueFd fd, const char* what) {
   if (fd.get() > STDERR_FILENO) return fd;
-  return UniqueFd(fcntl(fd.get(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
+  if (fd.valid()) fd = UniqueFd(fcntl(fd.get(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
+  if (fd.valid()) return fd;
+  return absl::ResourceExhaustedError(
+      absl::StrCat("cannot start a process: ", what, ": ", ErrorWithFileLimit(errno)));
 }
 
 absl::StatusOr<Pipe> OpenPipe() {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("pipe2: ", std::strerror(errno), "; ulimit -n raises the limit"));
+        absl::StrCat("cannot start a process: pipe2: ", ErrorWithFileLimit(errno)));
   }
-  return Pipe{AboveStandard(UniqueFd(ends[0])), AboveStandard(UniqueFd(ends[1]))};
+  UniqueFd write_end(ends[1]);
+  Pipe pipe;
+  FERRY_ASSIGN_OR_RETURN(pipe.read_end, AboveStandard(UniqueFd(ends[0]), "pipe2"));
+  FERRY_ASSIGN_OR_RETURN(pipe.write_end, AboveStandard(std::move(write_end), "pipe2"));
+  return pipe;
 }
 
 std::vector<char*> Pointers(const std::vector<std::string>& strings) {
@@ -114,7 +123,9 @@ absl::StatusOr<ChildProcess> SpawnChild(const std::string& file,
   FERRY_ASSIGN_OR_RETURN(Pipe out, OpenPipe());
   FERRY_ASSIGN_OR_RETURN(Pipe err, OpenPipe());
   FERRY_ASSIGN_OR_RETURN(Pipe exec_error, OpenPipe());
-  const UniqueFd null_fd = AboveStandard(UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)));
+  FERRY_ASSIGN_OR_RETURN(
+      const UniqueFd null_fd,
+      AboveStandard(UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)), "open /dev/null"));
   std::vector<char*> argument_pointers = Pointers(arguments);
   std::vector<char*> environment_pointers = Pointers(environment);
   const Prepared prepared = {file.c_str(),

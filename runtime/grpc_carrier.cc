@@ -112,7 +112,7 @@ RemoteFetcher& GrpcCarrier::fetcher() { return impl_->fetcher; }
 absl::Status GrpcCarrier::Serve(RendezvousManager& manager, const LanePeer& self,
                                 const std::string& listen, Gpus* gpus,
                                 const std::vector<grpc::Service*>& services) {
-  FERRY_RETURN_IF_ERROR(coord::CheckServerThreadRoom());
+  FERRY_RETURN_IF_ERROR(coord::CheckServerRoom());
   impl_->source = std::make_unique<TensorSource>(
       manager,
       [self](const TaskDevice& device) -> std::optional<uint64_t> {

@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
+#include "base/file_limit.h"
 #include "base/status_macros.h"
 #include "runtime/launcher_impl.h"
 #include "runtime/master_address.h"
@@ -68,18 +69,23 @@ absl::Status Launcher::Start(const std::string& file, const std::vector<std::str
 }
 
 absl::StatusOr<UniqueFd> Launcher::OpenInput() {
+  // Closed, or the placeholder that the tool has for one that was: the rank reads /dev/null, as
+  // those without --stdin do.
+  const int flags = fcntl(STDIN_FILENO, F_GETFL);
+  if (flags < 0 || (flags & O_ACCMODE) == O_WRONLY) return UniqueFd();
   if (isatty(STDIN_FILENO) != 1) {
     // Above the standard streams, which the child replaces one after the other.
     UniqueFd input(fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
     if (!input.valid()) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "rank ", *options_.stdin_rank, " cannot have standard input: ", std::strerror(errno)));
+      return absl::FailedPreconditionError(
+          absl::StrCat("rank ", *options_.stdin_rank,
+                       " cannot have standard input: ", ErrorWithFileLimit(errno)));
     }
     return input;
   }
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) {
-    return absl::ResourceExhaustedError(absl::StrCat("pipe2: ", std::strerror(errno)));
+    return absl::ResourceExhaustedError(absl::StrCat("pipe2: ", ErrorWithFileLimit(errno)));
   }
   UniqueFd read_end(ends[0]);
   input_ = std::make_unique<TerminalInput>(STDIN_FILENO, UniqueFd(ends[1]));

@@ -16,6 +16,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 
+#include "base/file_limit.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "base/unique_fd.h"
@@ -71,7 +72,7 @@ absl::StatusOr<int> FreePort(int port) {
   int found = BindAll(AF_INET6, port);
   if (found < 0 && errno != EADDRINUSE) found = BindAll(AF_INET, port);
   if (found >= 0) return found;
-  return absl::InternalError(absl::StrCat("no free TCP port: ", std::strerror(errno)));
+  return absl::InternalError(absl::StrCat("no free TCP port: ", ErrorWithFileLimit(errno)));
 }
 
 bool IsOwnAddress(const std::string& host) {

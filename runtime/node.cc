@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
+#include "base/file_limit.h"
 #include "base/status_macros.h"
 #include "runtime/grpc_node_worker.h"
 #include "runtime/kept_communicators.h"
@@ -19,6 +20,10 @@
 
 namespace ferry {
 namespace {
+
+// Of a process that exchanges tensors: the agent's socket, the listeners, and what their threads
+// wait with, gRPC's included. Each peer takes some more, and each GPU.
+constexpr int kNodeFiles = 24;
 
 std::string DescribePlace(const NodePlace& place, const NodeOptions& options,
                           const Identity& identity) {
@@ -136,6 +141,7 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
   auto node = std::unique_ptr<Node>(new Node());
   FERRY_ASSIGN_OR_RETURN(node->place_, FindPlaceOrTell(options, ProcessEnv));
   const NodePlace& place = node->place_;
+  if (options.exchanges_tensors) FERRY_RETURN_IF_ERROR(CheckFileRoom(kNodeFiles));
   node->discovery_ = DiscoverLocal();
   LocalTopology& local = node->discovery_.topology;
   local.node_id = place.node_id;

@@ -11,6 +11,8 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "base/file_limit.h"
+
 namespace ferry {
 namespace {
 
@@ -34,7 +36,7 @@ void Relay(int signal_number) {
 absl::StatusOr<std::unique_ptr<SignalRelay>> SignalRelay::Create() {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) {
-    return absl::InternalError(absl::StrCat("pipe2: ", std::strerror(errno)));
+    return absl::ResourceExhaustedError(absl::StrCat("pipe2: ", ErrorWithFileLimit(errno)));
   }
   UniqueFd read_end(ends[0]);
   UniqueFd write_end(ends[1]);

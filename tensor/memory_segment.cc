@@ -19,6 +19,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
+#include "base/file_limit.h"
 #include "base/status_macros.h"
 
 // Newer than some of the headers we build with. Source: memfd_create(2), fcntl(2), madvise(2).
@@ -53,8 +54,7 @@ constexpr size_t kHugePageBytes = size_t{2} << 20;
 absl::Status OsError(absl::string_view call, size_t bytes) {
   const int error = errno;
   return absl::ResourceExhaustedError(
-      absl::StrCat(call, " for ", bytes, " bytes of shared memory: ", std::strerror(error),
-                   error == EMFILE || error == ENFILE ? " (raise `ulimit -n`)" : ""));
+      absl::StrCat(call, " for ", bytes, " bytes of shared memory: ", ErrorWithFileLimit(error)));
 }
 
 int CreateMemfd(unsigned flags) {

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "base/file_limit.h"
 #include "base/status_macros.h"
 
 namespace ferry {
@@ -88,8 +89,7 @@ absl::Status CheckDescriptors(absl::Span<const UniqueFd> fds) {
 absl::StatusOr<UniqueFd> DuplicateDescriptor(int fd) {
   UniqueFd copy(fcntl(fd, F_DUPFD_CLOEXEC, 0));
   if (copy.valid()) return copy;
-  return absl::ResourceExhaustedError(
-      absl::StrCat("dup: ", std::strerror(errno), " (see `ulimit -n`)"));
+  return absl::ResourceExhaustedError(absl::StrCat("dup: ", ErrorWithFileLimit(errno)));
 }
 
 }  // namespace ferry

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
+#include "base/file_limit.h"
 #include "base/status_macros.h"
 
 namespace ferry {
@@ -29,8 +30,7 @@ absl::StatusOr<Doorbell> Doorbell::Create() {
                                                                         .may_be_private = true}));
   bell.event_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!bell.event_.valid()) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("eventfd: ", std::strerror(errno), " (see `ulimit -n`)"));
+    return absl::ResourceExhaustedError(absl::StrCat("eventfd: ", ErrorWithFileLimit(errno)));
   }
   return bell;
 }

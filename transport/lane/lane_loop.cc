@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/fence.h"
+#include "base/file_limit.h"
 #include "base/status_macros.h"
 
 namespace ferry {
@@ -55,8 +56,7 @@ absl::StatusOr<std::unique_ptr<LaneLoop>> LaneLoop::Create(LaneLoopOptions optio
   auto loop = std::unique_ptr<LaneLoop>(new LaneLoop(std::move(options)));
   loop->epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
   if (!loop->epoll_.valid()) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("epoll_create1: ", std::strerror(errno), " (see `ulimit -n`)"));
+    return absl::ResourceExhaustedError(absl::StrCat("epoll_create1: ", ErrorWithFileLimit(errno)));
   }
   FERRY_ASSIGN_OR_RETURN(loop->doorbell_, Doorbell::Create());
   epoll_event event = {.events = EPOLLIN | EPOLLET, .data = {.u64 = 0}};
@@ -64,8 +64,10 @@ absl::StatusOr<std::unique_ptr<LaneLoop>> LaneLoop::Create(LaneLoopOptions optio
     return CannotWatch(errno);
   }
   loop->tick_epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
-  if (!loop->tick_epoll_.valid() ||
-      epoll_ctl(loop->tick_epoll_.get(), EPOLL_CTL_ADD, loop->doorbell_.event_fd(), &event) != 0) {
+  if (!loop->tick_epoll_.valid()) {
+    return absl::ResourceExhaustedError(absl::StrCat("epoll_create1: ", ErrorWithFileLimit(errno)));
+  }
+  if (epoll_ctl(loop->tick_epoll_.get(), EPOLL_CTL_ADD, loop->doorbell_.event_fd(), &event) != 0) {
     return CannotWatch(errno);
   }
   loop->doorbell_.FallAsleep();

@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/address_family.h"
+#include "base/file_limit.h"
 #include "base/host_watch.h"
 #include "base/status_macros.h"
 
@@ -68,10 +69,8 @@ absl::StatusOr<AddressList> Resolve(const std::string& address, int flags) {
 }
 
 absl::Status OsError(absl::string_view what, int error) {
-  std::string message = absl::StrCat(what, ": ", std::strerror(error));
-  if (error == EMFILE || error == ENFILE) {
-    return absl::ResourceExhaustedError(absl::StrCat(message, " (raise `ulimit -n`)"));
-  }
+  const std::string message = absl::StrCat(what, ": ", ErrorWithFileLimit(error));
+  if (error == EMFILE || error == ENFILE) return absl::ResourceExhaustedError(message);
   return absl::UnavailableError(message);
 }
 
@@ -135,7 +134,12 @@ absl::StatusOr<ListeningSocket> ListenTcp(const std::string& address) {
       SetOption(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
       if (family == AF_INET6) SetOption(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
       if (bind(fd.get(), each->ai_addr, each->ai_addrlen) != 0 || listen(fd.get(), kBacklog) != 0) {
-        status = OsError(absl::StrCat("cannot listen on ", address), errno);
+        const int error = errno;
+        status = OsError(absl::StrCat("cannot listen on ", address), error);
+        if (error == EADDRNOTAVAIL) {
+          status =
+              absl::UnavailableError(absl::StrCat(status.message(), ": ", NotOfThisHostHint()));
+        }
         continue;
       }
       sockaddr_storage bound = {};
