@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Control groups of both versions.
+// Control groups of both versions, and limits of the process.
 #include "base/usable_resources.h"
 
 #include <sched.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -120,6 +121,42 @@ void ForEachGroup(Reader read, const std::vector<Hierarchy>& hierarchies,
   }
 }
 
+// Lowers what may be used to `bytes`, if that is less.
+//   limit: what sets it.
+void LimitMemoryTo(uint64_t bytes, const std::string& limit, UsableResources& usable) {
+  if (usable.memory_bytes != 0 && bytes >= usable.memory_bytes) return;
+  // More than any machine has.
+  if (usable.memory_bytes == 0 && bytes > uint64_t{1} << 60) return;
+  usable.memory_bytes = bytes;
+  usable.memory_limit = limit;
+}
+
+// Both count what is mapped, not what is used; more than they allow can never be used.
+struct OwnLimit {
+  int resource;
+  // In /proc/self/limits.
+  const char* name;
+  const char* command;
+};
+constexpr OwnLimit kOwnLimits[] = {{RLIMIT_AS, "Max address space", "ulimit -v"},
+                                   {RLIMIT_DATA, "Max data size", "ulimit -d"}};
+
+// Source: proc(5), /proc/[pid]/limits: name, soft limit, hard limit, unit.
+void LimitMemoryToOwn(Reader read, UsableResources& usable) {
+  const std::string text = read("/proc/self/limits");
+  for (absl::string_view line : absl::StrSplit(text, '\n')) {
+    for (const OwnLimit& own : kOwnLimits) {
+      absl::string_view values = line;
+      if (!absl::ConsumePrefix(&values, own.name)) continue;
+      const std::vector<absl::string_view> words = absl::StrSplit(values, ' ', absl::SkipEmpty());
+      uint64_t bytes = 0;
+      // "unlimited" is not a number.
+      if (words.empty() || !absl::SimpleAtoi(words[0], &bytes) || bytes == 0) continue;
+      LimitMemoryTo(bytes, own.command, usable);
+    }
+  }
+}
+
 void LimitMemory(Reader read, const std::vector<Hierarchy>& hierarchies, UsableResources& usable) {
   ForEachGroup(read, hierarchies, "memory", [&](const std::string& group, bool is_v2) {
     const std::vector<const char*> names =
@@ -127,15 +164,10 @@ void LimitMemory(Reader read, const std::vector<Hierarchy>& hierarchies, UsableR
               : std::vector<const char*>{"memory.limit_in_bytes"};
     for (const char* const name : names) {
       const std::string path = absl::StrCat(group, "/", name);
-      // "max" is not a number; version 1 reports nearly 2^63 for no limit, more than any machine
-      // has.
+      // "max" is not a number; version 1 reports nearly 2^63 for no limit.
       const std::optional<int64_t> limit = ReadNumber(read, path);
       if (!limit || *limit <= 0) continue;
-      const uint64_t bytes = static_cast<uint64_t>(*limit);
-      if (usable.memory_bytes != 0 && bytes >= usable.memory_bytes) continue;
-      if (usable.memory_bytes == 0 && bytes > uint64_t{1} << 60) continue;
-      usable.memory_bytes = bytes;
-      usable.memory_limit = path;
+      LimitMemoryTo(static_cast<uint64_t>(*limit), path, usable);
     }
   });
 }
@@ -218,6 +250,7 @@ UsableResources ReadUsableResources(Reader read) {
   usable.allowed_processors = CountList(FieldOf(status, "Cpus_allowed_list"));
   const std::vector<Hierarchy> hierarchies = ReadHierarchies(read);
   LimitMemory(read, hierarchies, usable);
+  LimitMemoryToOwn(read, usable);
   LimitProcessors(read, hierarchies, usable);
   LimitThreads(read, hierarchies, usable);
   usable.processors = usable.WithinQuota(std::max(1, usable.allowed_processors));
@@ -233,6 +266,14 @@ const UsableResources& Usable() {
       const int64_t page_bytes = sysconf(_SC_PAGESIZE);
       if (pages > 0 && page_bytes > 0) {
         read->memory_bytes = static_cast<uint64_t>(pages) * static_cast<uint64_t>(page_bytes);
+        read->machine_memory_bytes = read->memory_bytes;
+      }
+      for (const OwnLimit& own : kOwnLimits) {
+        rlimit limit = {};
+        if (getrlimit(static_cast<__rlimit_resource>(own.resource), &limit) != 0) continue;
+        if (limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur > 0) {
+          LimitMemoryTo(limit.rlim_cur, own.command, *read);
+        }
       }
     }
     if (read->allowed_processors == 0) {

@@ -11,12 +11,14 @@
 
 namespace ferry {
 
-// The machine's resources, or less where a control group, a cpuset or taskset allows less.
+// The machine's resources, or less where a control group, a limit of the process (ulimit), a cpuset
+// or taskset allows less.
 struct UsableResources {
   // 0: not known.
   uint64_t memory_bytes = 0;
   uint64_t machine_memory_bytes = 0;
-  // The file of the control group whose limit that is; empty: it is all that the machine has.
+  // The file of the control group whose limit that is, or "ulimit -v" or "ulimit -d"; empty: it is
+  // all that the machine has.
   std::string memory_limit;
   // At least 1.
   int processors = 1;
@@ -36,7 +38,8 @@ struct UsableResources {
 // From files of /proc/ and /sys/fs/cgroup/, or where else that is mounted: control groups of
 // version 2 (memory.max, memory.high, cpu.max, pids.max), of version 1 (memory.limit_in_bytes,
 // cpu.cfs_quota_us, pids.max), or of both, from the process's own group up to the mount point.
-// Files that are missing or malformed set no limit.
+// And the process's own limits of its address space and its data, from /proc/self/limits. Files
+// that are missing or malformed set no limit.
 //   read: the contents of a file; empty if there is none.
 UsableResources ReadUsableResources(absl::FunctionRef<std::string(const std::string& path)> read);
 

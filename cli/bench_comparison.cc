@@ -42,6 +42,11 @@ absl::StatusOr<Figures> ReadFigures(const Json& row) {
   if (!row.contains("wrong_bytes") || !row["wrong_bytes"].is_number_unsigned()) {
     return absl::FailedPreconditionError("a row without the number wrong_bytes");
   }
+  // Without a sample there is no median, whatever is written there.
+  if (!row.contains("count") || !row["count"].is_number_integer() ||
+      row["count"].get<int64_t>() <= 0) {
+    return absl::FailedPreconditionError("a row without the number count, above 0");
+  }
   for (const char* const name : {"p50_s", "p50_low_s", "p50_high_s"}) {
     if (!row.contains(name) || !row[name].is_number()) {
       return absl::FailedPreconditionError(absl::StrCat("a row without the number ", name));
@@ -98,6 +103,11 @@ absl::StatusOr<Run> ReadRun(absl::string_view text) {
                          waiting.is_string()   ? waiting.get<std::string>()
                          : polling.get<bool>() ? "polling"
                                                : "spin, then sleep");
+  const Json all_wrong = json.value("wrong_bytes", Json());
+  if (!all_wrong.is_number_unsigned()) {
+    return absl::FailedPreconditionError("it does not say how many bytes were wrong");
+  }
+  uint64_t wrong = 0;
   std::set<RowKey> names;
   for (const Json& row : json["rows"]) {
     FERRY_ASSIGN_OR_RETURN(RowKey key, ReadKey(row));
@@ -106,7 +116,13 @@ absl::StatusOr<Run> ReadRun(absl::string_view text) {
       return absl::FailedPreconditionError(
           absl::StrCat("two rows ", key.first, " of ", key.second, " bytes"));
     }
+    wrong += figures.errors;
     run.rows.emplace_back(std::move(key), figures);
+  }
+  // Which row it was is not known: it may be any.
+  if (all_wrong.get<uint64_t>() != wrong) {
+    return absl::FailedPreconditionError(absl::StrCat("it has ", all_wrong.get<uint64_t>(),
+                                                      " wrong bytes, and its rows have ", wrong));
   }
   return run;
 }

@@ -56,7 +56,8 @@ struct BenchComparison {
 //   old_text, new_text: what a ferry bench with --json has written.
 //   Errors: FAILED_PRECONDITION, saying which of the two is no such document, or that they are of
 //   different benches, transports or ways of waiting, or that no row is in both; that a row is
-//   there twice, or lacks one of the figures that are compared, or the count of what was wrong.
+//   there twice, was never measured (count 0), or lacks one of the figures that are compared, or
+//   the count of what was wrong; or that the run has more wrong bytes than its rows.
 absl::StatusOr<BenchComparison> CompareBenches(absl::string_view old_text,
                                                absl::string_view new_text, double threshold);
 

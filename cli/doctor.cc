@@ -19,6 +19,7 @@
 #include "cli/table.h"
 #include "cli/tool_agent.h"
 #include "cli/verb.h"
+#include "coord/grpc_callback_threads.h"
 #include "runtime/doctor/host_checks.h"
 #include "runtime/doctor/network_checks.h"
 #include "runtime/printable.h"
@@ -83,6 +84,16 @@ class Report final {
   std::vector<Finding> findings_;
 };
 
+// What gRPC aborts a process for, if it cannot have it: tried, since limits do not tell what others
+// use of them.
+Finding CheckGrpc() {
+  const absl::Status room = coord::CheckServerRoom();
+  if (room.ok()) return doctor::Ok("gRPC", "its threads, epoll and descriptors can be had");
+  return doctor::Wrong("gRPC", std::string(room.message()),
+                       "change what it names: coordinators end with this error, and processes that "
+                       "serve gRPC");
+}
+
 Finding CheckCoordinator(const std::string& address) {
   const absl::Time start = SteadyClock().Now();
   const auto agent = ConnectTool(address);
@@ -137,6 +148,7 @@ absl::StatusOr<int> Diagnose(const DoctorFlags& flags) {
   Report report(flags.json);
   const doctor::ThisHost host;
   for (Finding& finding : doctor::CheckHost(host)) report.Add(std::move(finding));
+  report.Add(CheckGrpc());
   for (Finding& finding : doctor::CheckNetwork(host)) report.Add(std::move(finding));
   if (!flags.coordinator.empty()) report.Add(CheckCoordinator(flags.coordinator));
   CheckGpuParts(flags, report);

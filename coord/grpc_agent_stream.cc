@@ -19,6 +19,11 @@ namespace {
 
 constexpr size_t kMaxWelcomeBytes = size_t{64} << 10;
 
+absl::Status NotACoordinator() {
+  return absl::UnavailableError(
+      "the server there is not a Ferry coordinator, or an older one (it may be a worker's port)");
+}
+
 }  // namespace
 
 AgentStream::AgentStream(SocketLoop& loop, Owner& owner)
@@ -81,14 +86,16 @@ void AgentStream::OnBytes() { last_bytes_ = absl::ToUnixNanos(SteadyClock().Coar
 absl::Status AgentStream::CheckFrameSize(size_t bytes) {
   // The Welcome is small; another protocol's first bytes make a large number.
   if (has_welcome_ || bytes <= kMaxWelcomeBytes) return absl::OkStatus();
-  return absl::UnavailableError(
-      "the server there is not a Ferry coordinator, or an older one (it may be a worker's port)");
+  return NotACoordinator();
 }
 
 void AgentStream::OnDrained() { owner_.OnWritten(*this); }
 
 void AgentStream::OnClosed(const absl::Status& why) {
-  owner_.OnEnded(*this, end_.ok() ? why : end_);
+  absl::Status status = end_.ok() ? why : end_;
+  // A coordinator says why it hangs up. A worker's lane port waits for more, or closes.
+  if (status.ok() && !has_welcome_) status = NotACoordinator();
+  owner_.OnEnded(*this, status);
 }
 
 }  // namespace ferry::coord

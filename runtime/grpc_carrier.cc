@@ -25,6 +25,7 @@
 #include "rendezvous/grpc_tensor_fetcher.h"
 #include "rendezvous/tensor_source.h"
 #include "runtime/grpc_wrong_door.h"
+#include "transport/lane/sockets.h"
 
 namespace ferry {
 namespace {
@@ -47,6 +48,13 @@ absl::StatusOr<std::string> GrpcListenAddress(const std::string& listen) {
         absl::StrCat("cannot serve gRPC on ", listen, ": ", NoIpv6Hint(port)));
   }
   return listen;
+}
+
+// gRPC keeps its reason to itself: a socket of ours meets with the same.
+std::string WhyNoListener(const std::string& listen) {
+  const absl::Status status = ListenTcp(listen).status();
+  if (status.ok()) return "gRPC does not say why; GRPC_VERBOSITY=info tells more";
+  return std::string(status.message());
 }
 
 }  // namespace
@@ -133,7 +141,9 @@ absl::Status GrpcCarrier::Serve(RendezvousManager& manager, const LanePeer& self
   for (grpc::Service* const service : services) builder.RegisterService(service);
   impl_->server = builder.BuildAndStart();
   if (impl_->server != nullptr && impl_->port != 0) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("cannot serve gRPC on ", listen));
+  return absl::UnavailableError(absl::StrCat("cannot serve gRPC on ", listen, ": ",
+                                             WhyNoListener(listen),
+                                             " (--graph-listen, ExchangeOptions::grpc_listen)"));
 }
 
 int GrpcCarrier::port() const { return impl_->port; }

@@ -155,6 +155,12 @@ Finding CheckMemory(const HostReader& host) {
   }
   absl::StrAppend(&seen, "; by default half of it at most is for tensors that are handed over");
   if (usable.memory_bytes < kLittleMemory) {
+    if (absl::StartsWith(usable.memory_limit, "ulimit")) {
+      return Warning("memory", std::move(seen),
+                     absl::StrCat("raise it (", usable.memory_limit,
+                                  " unlimited): what goes beyond "
+                                  "the limit fails"));
+    }
     return Warning("memory", std::move(seen),
                    "give the container more (--memory, resources.limits.memory, --mem): what goes "
                    "beyond the limit is killed");

@@ -18,7 +18,7 @@ Finding CheckBootId(const HostReader& host);
 Finding CheckPidNamespace(const HostReader& host);
 // Cores that this process may use, and the share of them that its container gives.
 Finding CheckCores(const HostReader& host);
-// The part of the machine's memory that the control groups allow.
+// The part of the machine's memory that the control groups and the process's own limits allow.
 Finding CheckMemory(const HostReader& host);
 // How many processes and threads there may be.
 Finding CheckThreads(const HostReader& host);

@@ -37,6 +37,42 @@ TEST(UsableResources, NoControlGroups_IsTheMachine) {
   EXPECT_EQ(usable.threads, 0);
 }
 
+// What the process itself may map, as the kernel tells it.
+std::string LimitsFile(const std::string& data, const std::string& address_space) {
+  return "Limit                     Soft Limit           Hard Limit           Units     \n"
+         "Max cpu time              unlimited            unlimited            seconds   \n"
+         "Max data size             " +
+         data + "            unlimited            bytes     \nMax address space         " +
+         address_space + "            unlimited            bytes     \n";
+}
+
+TEST(UsableResources, LimitsOfTheProcess_TheLeastCounts) {
+  const struct {
+    const char* data;
+    const char* address_space;
+    uint64_t bytes;
+    const char* limit;
+  } kCases[] = {
+      {"unlimited", "unlimited", 2 * kGiB, "/sys/fs/cgroup/memory.max"},
+      {"unlimited", "122880000", 122880000, "ulimit -v"},
+      {"104857600", "122880000", 104857600, "ulimit -d"},
+      {"122880000", "104857600", 104857600, "ulimit -v"},
+      {"122880000", "unlimited", 122880000, "ulimit -d"},
+      {"unlimited", "4294967296", 2 * kGiB, "/sys/fs/cgroup/memory.max"},
+      {"no number", "0", 2 * kGiB, "/sys/fs/cgroup/memory.max"},
+  };
+  for (const auto& each : kCases) {
+    const UsableResources usable =
+        Of({{"/proc/self/mountinfo", kV2Mount},
+            {"/proc/self/cgroup", "0::/\n"},
+            {"/proc/self/limits", LimitsFile(each.data, each.address_space)},
+            {"/sys/fs/cgroup/memory.max", "2147483648\n"}});
+    EXPECT_EQ(usable.memory_bytes, each.bytes) << each.data << " " << each.address_space;
+    EXPECT_EQ(usable.memory_limit, each.limit) << each.data << " " << each.address_space;
+    EXPECT_EQ(usable.machine_memory_bytes, 64 * kGiB);
+  }
+}
+
 // As in a container with a namespace of control groups: its own group is the root.
 TEST(UsableResources, V2AtTheRoot_IsTheLimit) {
   const UsableResources usable = Of({{"/proc/self/mountinfo", kV2Mount},

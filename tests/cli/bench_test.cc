@@ -154,6 +154,19 @@ TEST(BenchComparison, RefusesWhatCannotBeCompared) {
                 HasSubstr("the new run"))
         << rows;
   }
+  BenchRow unmeasured = Row("handoff", 8, 1.0, 0.9, 1.1);
+  unmeasured.count = 0;
+  EXPECT_THAT(why(run, RunOf({unmeasured})),
+              HasSubstr("the new run: a row without the number count"));
+  EXPECT_THAT(why(RunOf({unmeasured}), run),
+              HasSubstr("the old run: a row without the number count"));
+  // What the run says of itself, apart from its rows.
+  nlohmann::json wrong = nlohmann::json::parse(run);
+  wrong["wrong_bytes"] = 3;
+  EXPECT_THAT(why(run, wrong.dump()), HasSubstr("it has 3 wrong bytes, and its rows have 0"));
+  EXPECT_THAT(why(wrong.dump(), run), HasSubstr("the old run: it has 3 wrong bytes"));
+  wrong.erase("wrong_bytes");
+  EXPECT_THAT(why(run, wrong.dump()), HasSubstr("how many bytes were wrong"));
   BenchReport polling = Report({Row("handoff", 8, 1.0, 0.9, 1.1)});
   polling.is_polling = true;
   EXPECT_THAT(why(run, FormatBenchJson(polling)), HasSubstr("polling"));

@@ -29,7 +29,13 @@ absl::StatusOr<std::unique_ptr<LaneHub>> LaneHub::Create(LaneLoop& loop, LaneHub
   auto hub = std::unique_ptr<LaneHub>(new LaneHub(loop, shared));
   std::vector<std::shared_ptr<Listener>> listeners;
   if (!shared->options.tcp_listen.empty()) {
-    FERRY_ASSIGN_OR_RETURN(ListeningSocket socket, ListenTcp(shared->options.tcp_listen));
+    absl::StatusOr<ListeningSocket> listening = ListenTcp(shared->options.tcp_listen);
+    if (!listening.ok()) {
+      return absl::Status(listening.status().code(),
+                          absl::StrCat(listening.status().message(),
+                                       " (--exchange-listen, ExchangeOptions::listen)"));
+    }
+    ListeningSocket socket = *std::move(listening);
     hub->tcp_port_ = socket.port;
     listeners.push_back(std::make_shared<Listener>(shared, std::move(socket.fd), false));
   }
