@@ -88,8 +88,8 @@ class Report final {
 // use of them.
 Finding CheckGrpc() {
   const absl::Status room = coord::CheckServerRoom();
-  if (room.ok()) return doctor::Ok("gRPC", "its threads, epoll and descriptors can be had");
-  return doctor::Wrong("gRPC", std::string(room.message()),
+  if (room.ok()) return doctor::Ok("grpc", "its threads, epoll and descriptors can be had");
+  return doctor::Wrong("grpc", std::string(room.message()),
                        "change what it names: coordinators end with this error, and processes that "
                        "serve gRPC");
 }

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
+#include "base/file_limit.h"
 
 namespace ferry::coord {
 namespace {
@@ -72,7 +73,7 @@ void DirectConnection::TryNext() {
       }
     }
     connect_failure_ = absl::UnavailableError(
-        absl::StrCat("connecting to ", ShowAddress(address), ": ", std::strerror(error)));
+        absl::StrCat("connecting to ", ShowAddress(address), ": ", ErrorWithFileLimit(error)));
   }
   CloseNow(connect_failure_);
 }

@@ -16,7 +16,7 @@ LIBRARIES = ("FERRY_CUDA_LIBRARY", "FERRY_NVML_LIBRARY", "FERRY_NCCL_LIBRARY")
 # Checks of the machine that runs this test may find whatever they find.
 HOST = ("kernel", "boot id", "pid namespace", "cores", "memory", "threads",
         "host arena", "/dev/shm", "memlock",
-        "open files", "ip families", "addresses", "interfaces", "rdma")
+        "open files", "grpc", "ip families", "addresses", "interfaces", "rdma")
 # What that machine may have set, and what is looked for here.
 os.environ.pop("NCCL_COMM_ID", None)
 

@@ -78,6 +78,16 @@ class BeforeAnyoneJoins(harness.Case):
                 ("/dev/zero. has more than the 1000000 bytes that the arena may have "
                  "[(]--arena-budget-bytes[)]",
                  ("send", "x", "--to=1", "--file=/dev/zero", "--arena-budget-bytes=1000000")),
+                # One byte more than the shape's tells that there is more; it may have no end.
+                ("/dev/zero. has at least 1001 bytes, and uint8.1000. has 1000",
+                 ("send", "x", "--to=1", "--file=/dev/zero", "--shape=1000", "--dtype=uint8")),
+                ("/dev/zero. has at least 2097153 bytes, and int64.512x512. has 2097152",
+                 ("send", "x", "--to=1", "--file=/dev/zero", "--shape=512x512", "--dtype=int64")),
+                ("/dev/zero. has at least 1 bytes, and uint8.0. has 0",
+                 ("send", "x", "--to=1", "--file=/dev/zero", "--shape=0", "--dtype=uint8")),
+                ("has 2000000 bytes, and the arena may have 1000000 .--arena-budget-bytes",
+                 ("send", "x", "--to=1", "--file=/dev/zero", "--shape=2000000", "--dtype=uint8",
+                  "--arena-budget-bytes=1000000")),
                 ("stdin has 3 bytes, and .*2.* has 4",
                  ("send", "x", "--to=1", "--file=-", "--dtype=int16", "--shape=2")),
                 ("three. has 3 bytes, and .*2.* has 4", ("send", "x", "--to=1", "--dtype=int16",
@@ -87,6 +97,19 @@ class BeforeAnyoneJoins(harness.Case):
                 ("--output: cannot write .*: Is a directory",
                  ("recv", "x", "--from=1", f"--output={folder}"))))
             self.assertEqual(sorted(os.listdir(folder)), ["pipe", "three"])
+
+    def test_an_endless_file_takes_no_more_memory_than_the_arena_may(self):
+        budget = 64 << 20
+        with subprocess.Popen([harness.FERRY, "send", "x", "--to=1", *HERE, "--file=/dev/zero",
+                               f"--arena-budget-bytes={budget}"], stdin=subprocess.DEVNULL,
+                              stderr=subprocess.PIPE, env=harness.environment()) as popen:
+            err = popen.stderr.read().decode()
+            _, status, usage = os.wait4(popen.pid, 0)
+            popen.returncode = os.waitstatus_to_exitcode(status)
+        self.assertEqual(popen.returncode, 1, err)
+        self.assertRegex(err, "/dev/zero. has more than the 67108864 bytes")
+        # The tool itself takes some 20 MiB.
+        self.assertLess(usage.ru_maxrss << 10, budget * 2)
 
     def test_a_dash_is_a_standard_stream_of_one_flag(self):
         """And nobody's file by that name."""

@@ -159,6 +159,107 @@ class FewThreads(Refusing):
         self.fail("100 threads are not enough")
 
 
+class FewDescriptors(harness.Case):
+    """Whoever cannot open what it needs ends with one line that names the limit."""
+
+    def run_with(self, descriptors, *arguments):
+        """(exit status, stderr), with so many descriptors at most, standard streams included."""
+        def limit():
+            resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        done = subprocess.run([harness.FERRY, *arguments], stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, preexec_fn=limit,
+                              timeout=harness.PATIENCE_S, env=harness.environment())
+        return done.returncode, done.stderr
+
+    def expect_one_line(self, descriptors, *arguments):
+        with self.subTest(arguments[0], descriptors=descriptors):
+            status, err = self.run_with(descriptors, *arguments)
+            lines = [line for line in err.splitlines() if not re.match(harness.PROGRESS, line)
+                     and not line.startswith("ferry run: ")]
+            self.assertEqual((status, len(lines)), (1, 1), err)
+            self.assertRegex(lines[0], r"^ferry: .*Too many open files")
+            self.assertRegex(lines[0], r"ulimit -n")
+            self.assertNotRegex(lines[0], "signal|RAW|Bad file")
+
+    def test_each_verb_that_starts_a_coordinator(self):
+        # With one more than the last of them there is room for a coordinator, but for no rank.
+        for descriptors in (*range(4, 15), 20, 22):
+            self.expect_one_line(descriptors, "run", "--nproc=2", "--", "true")
+        for descriptors in range(4, 15):
+            self.expect_one_line(descriptors, "coordinator", "--nodes=1", "--listen=127.0.0.1:0")
+        for descriptors in range(4, 15):
+            self.expect_one_line(descriptors, "bench", "kv")
+        for descriptors in (*range(4, 15), 18, 22, 26):
+            self.expect_one_line(descriptors, "demo")
+
+    def test_nodes(self):
+        at = f"--coordinator={self.coordinator(2)[1]}"
+        for descriptors in range(4, 26, 3):
+            self.expect_one_line(descriptors, "worker", at, "--node-id=0", "--num-nodes=2")
+            self.expect_one_line(descriptors, "send", "x", "--to=1", at, "--node-id=0",
+                                 "--num-nodes=2")
+            self.expect_one_line(descriptors, "recv", "x", "--from=1", at, "--node-id=0",
+                                 "--num-nodes=2")
+
+    def test_clients(self):
+        at = f"--coordinator={self.coordinator(1)[1]}"
+        for arguments in (("status", at), ("kv", "get", "x", at), ("topo", at)):
+            self.expect_one_line(4, *arguments)
+
+    def test_the_doctor_counts_it(self):
+        # Below that not even the dynamic linker has what it needs.
+        for descriptors in (8, 10):
+            with self.subTest(descriptors):
+                status, err = self.run_with(descriptors, "doctor")
+                self.assertEqual(status, 1)
+                self.assertRegex(err, r"found something wrong: .*\bgrpc\b")
+
+
+class DoctorOfLimits(Refusing):
+    """What gRPC would abort for is wrong, in the words of whoever would end with it."""
+
+    def test_what_is_refused(self):
+        for call, name in (("epoll_create1", "epoll_create1"), ("eventfd2", "eventfd"),
+                           ("epoll_create1:ENOSYS", "epoll_create1"), ("eventfd2:ENOSYS", "eventfd")):
+            with self.subTest(call):
+                status, out, err = self.run_without(call, "doctor")
+                self.assertEqual(status, 1, out + err)
+                self.assertRegex(out, rf"wrong +grpc +gRPC cannot run here: {name} is refused \(")
+                self.assertRegex(err, r"found something wrong: .*\bgrpc\b")
+                status, _, err = self.run_without(call, "coordinator", "--nodes=1",
+                                                  "--listen=127.0.0.1:0")
+                self.assertEqual((status, err.count("\n")), (1, 1), err)
+
+    def test_no_threads(self):
+        status, out, err = self.run_without(NO_THREADS, "doctor")
+        self.assertEqual(status, 1, out + err)
+        self.assertRegex(out, r"wrong +grpc +only 0 more threads can be created.*ulimit -u")
+
+
+class OwnMemoryLimits(harness.Case):
+    def doctor_with(self, which, value):
+        def limit():
+            resource.setrlimit(which, (value, value))
+        return subprocess.run([harness.FERRY, "doctor"], stdin=subprocess.DEVNULL, text=True,
+                              capture_output=True, preexec_fn=limit, timeout=harness.PATIENCE_S,
+                              env=harness.environment())
+
+    def test_each_is_named(self):
+        for which, name in ((resource.RLIMIT_AS, "ulimit -v"), (resource.RLIMIT_DATA, "ulimit -d")):
+            with self.subTest(name):
+                out = self.doctor_with(which, 300 << 20).stdout
+                self.assertRegex(out, rf"warning +memory +300 MiB of the machine's .* \({name}\)"
+                                      rf".*-> raise it \({name} unlimited\)")
+
+    def test_too_little_for_grpcs_threads_is_wrong(self):
+        done = self.doctor_with(resource.RLIMIT_AS, 120000 << 10)
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertRegex(done.stdout, r"wrong +grpc +only \d+ more threads can be created.*"
+                                      r"ulimit -v\) 122880000 bytes")
+        self.assertRegex(done.stderr, r"found something wrong: .*\bgrpc\b")
+
+
 def made_group(controller, limits):
     """A control group of this machine with these limits; or the reason why there is none."""
     name = f"ferry-test-{os.getpid()}"

@@ -131,6 +131,20 @@ class Coordinator(harness.Case):
         self.fail_with(1, f"cannot listen on {address}.*in use", "coordinator", "--nodes=1",
                        f"--listen={address}")
 
+    def test_an_address_of_another_host_is_said_to_be_none_of_this_one(self):
+        # For documentation, and on no host. Source: RFC 5737.
+        elsewhere = "192.0.2.1:0"
+        hint = r"it is no address of this host \(`ferry doctor` lists them\)"
+        self.fail_with(1, f"cannot listen on {elsewhere}: {hint}", "coordinator", "--nodes=1",
+                       f"--listen={elsewhere}")
+        for flag, option in (("--exchange-listen", "listen"), ("--graph-listen", "grpc_listen")):
+            with self.subTest(flag):
+                at = self.coordinator(1)[1]
+                self.fail_with(1, f"cannot .* on {elsewhere}: .*Cannot assign requested address: "
+                                  rf"{hint} \({flag}, ExchangeOptions::{option}\)",
+                               "worker", f"--coordinator={at}", "--node-id=0", "--num-nodes=1",
+                               f"{flag}={elsewhere}")
+
     def test_sigint_ends_it_well(self):
         process = self.coordinator(1)[0]
         process.signal(signal.SIGINT)
@@ -261,6 +275,26 @@ class Run(harness.Case):
                                "--exit-after-join") for machine in range(2)]
         self.assertEqual([machine.wait() for machine in machines], [0, 0])
         self.assertIn("[3] ferry worker: node 3 of 4", machines[1].out)
+
+    def test_standard_streams_that_are_closed_are_dev_null(self):
+        """Of the tool and of its ranks, whatever libraries open before the tool begins."""
+        with tempfile.TemporaryDirectory() as folder:
+            command = f"readlink /proc/self/fd/0 >{folder}/stdin; cat; echo out; echo err >&2"
+            for closed in ("<&-", "<&- >&-", "<&- 2>&-", "<&- >&- 2>&-"):
+                with self.subTest(closed):
+                    run = (f"{harness.FERRY} run --nproc=1 --stdin=0 -- sh -c '{command}' {closed}")
+                    status, _ = self.shell(run)
+                    # Output that cannot be written is a failure; input that is not there is none.
+                    self.assertEqual(status, 1 if ">&-" in closed.replace("2>&-", "") else 0)
+                    with open(f"{folder}/stdin", encoding="ascii") as file:
+                        self.assertEqual(file.read(), "/dev/null\n")
+        with subprocess.Popen([harness.FERRY, "coordinator", "--nodes=1", "--listen=127.0.0.1:0"],
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              preexec_fn=lambda: os.close(0), env=harness.environment()) as popen:
+            popen.stdout.readline()
+            stdin = os.readlink(f"/proc/{popen.pid}/fd/0")
+            popen.kill()
+        self.assertEqual(stdin, "/dev/null")
 
     def test_a_command_that_is_not_there_is_said_in_one_line(self):
         self.fail_with(1, '"/no/such" is not there', "run", "--nproc=2", "--", "/no/such")

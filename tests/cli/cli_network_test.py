@@ -284,6 +284,17 @@ class WrongPort(harness.Case):
         self.fail_with(1, "not a Ferry coordinator, or an older one .it may be a worker's port.",
                        "status", f"--coordinator={port}")
 
+    def test_so_is_a_tool_at_its_lane_port(self):
+        address = self.coordinator(1)[1]
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            lane = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.worker(address, 0, 1, f"--exchange-listen={lane}").wait_for("joined at")
+        for arguments in (("status",), ("kv", "get", "x"), ("topo",)):
+            with self.subTest(arguments[0]):
+                self.fail_with(1, "not a Ferry coordinator, or an older one .it may be a worker's "
+                                  "port.", *arguments, f"--coordinator={lane}")
+
 
 @unittest.skipUnless(REFUSE, "no REFUSE_SYSCALLS")
 class WithoutIpv6(harness.Case):
