@@ -81,7 +81,7 @@ class BeforeAnyoneJoins(harness.Case):
                 # One byte more than the shape's tells that there is more; it may have no end.
                 ("/dev/zero. has at least 1001 bytes, and uint8.1000. has 1000",
                  ("send", "x", "--to=1", "--file=/dev/zero", "--shape=1000", "--dtype=uint8")),
-                ("/dev/zero. has at least 2097153 bytes, and int64.512x512. has 2097152",
+                ("/dev/zero. has at least 2097153 bytes, and int64.512,512. has 2097152",
                  ("send", "x", "--to=1", "--file=/dev/zero", "--shape=512x512", "--dtype=int64")),
                 ("/dev/zero. has at least 1 bytes, and uint8.0. has 0",
                  ("send", "x", "--to=1", "--file=/dev/zero", "--shape=0", "--dtype=uint8")),

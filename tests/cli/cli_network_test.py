@@ -7,6 +7,7 @@ no IPv6. Machines are network namespaces.
 """
 import json
 import os
+import socket
 import subprocess
 import tempfile
 import unittest
