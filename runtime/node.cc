@@ -22,8 +22,9 @@ namespace ferry {
 namespace {
 
 // Of a process that exchanges tensors: the agent's socket, the listeners, and what their threads
-// wait with, gRPC's included. Each peer takes some more, and each GPU.
-constexpr int kNodeFiles = 24;
+// wait with, gRPC's included, some 25; and what a lane to the first peer takes. More peers, and
+// GPUs, take more.
+constexpr int kNodeFiles = 40;
 
 std::string DescribePlace(const NodePlace& place, const NodeOptions& options,
                           const Identity& identity) {

@@ -280,7 +280,7 @@ class Run(harness.Case):
         """Of the tool and of its ranks, whatever libraries open before the tool begins."""
         with tempfile.TemporaryDirectory() as folder:
             command = f"readlink /proc/self/fd/0 >{folder}/stdin; cat; echo out; echo err >&2"
-            for closed in ("<&-", "<&- >&-", "<&- 2>&-", "<&- >&- 2>&-"):
+            for closed in ("<&- >/dev/null", "<&- >&-", "<&- >/dev/null 2>&-", "<&- >&- 2>&-"):
                 with self.subTest(closed):
                     run = (f"{harness.FERRY} run --nproc=1 --stdin=0 -- sh -c '{command}' {closed}")
                     status, _ = self.shell(run)
