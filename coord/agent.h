@@ -73,7 +73,7 @@ struct AgentOptions {
   // its connection has ended and before it returns; not for a node that is recoverable, whose
   // earlier life may hold the place yet.
   std::function<void(const absl::Status&)> on_refused;
-  // How long Connect waits for the coordinator, and then for the other nodes.
+  // How long Connect waits for the coordinator and for the other nodes, both together.
   absl::Duration connect_timeout = absl::Minutes(5);
   // How long the answer to a call that waits for nobody may take: of the store but for Get, of the
   // job's status. Long enough for a busy network; what is written gets a second more for each MiB.
@@ -86,11 +86,16 @@ struct AgentOptions {
   // and proxies may keep a connection to a process that hangs.
   absl::Duration longest_silence = absl::Seconds(30);
   absl::Duration longest_attempt = absl::Seconds(40);
+  // An attempt to reach the coordinator has failed, and the next one will be made: why. Called on a
+  // thread of the agent.
+  std::function<void(const absl::Status&)> on_attempt_failed;
   // Keep a copy to call Connect off.
   ConnectStop connect_stop;
   // Also listen for tensorflow.CoordinationService/ReportErrorToTask on this HOST:PORT; empty: no.
   std::string error_listen;
   // The job has failed, or the coordinator is lost: called at most once, on a thread of the agent.
+  // When the coordinator of a job that has failed cannot be reached again at once, calls end with
+  // the job's error.
   // Calls that wait end by themselves. The process is never ended by the agent.
   std::function<void(absl::Status)> on_error;
 };

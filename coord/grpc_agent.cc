@@ -38,6 +38,7 @@ absl::Status Agent::Impl::Open() {
   link.lost_timeout = options_.lost_timeout;
   link.longest_silence = options_.longest_silence;
   link.longest_attempt = options_.longest_attempt;
+  link.on_attempt_failed = options_.on_attempt_failed;
   link.on_lost = [this](absl::Status why) { Fail(why); };
   link.on_event = [this](const v1::Event& event) {
     Fail(absl::Status(static_cast<absl::StatusCode>(event.code()), event.message()));
@@ -112,6 +113,7 @@ absl::Status Agent::Impl::Join() {
                      welcome_.num_nodes(), " nodes, but this is node ", *options_.node_id, " of ",
                      *options_.num_nodes, ": it belongs to another job"));
   }
+  link_->StartJoining();
   const absl::Duration left = std::max(join_deadline_ - SteadyClock().Now(), absl::Milliseconds(1));
   v1::Request request;
   request.mutable_register_()->set_timeout_ms(Milliseconds(left));
@@ -126,6 +128,7 @@ absl::Status Agent::Impl::Join() {
         Begin(std::move(enumerate), left + options_.enumerate_timeout, "the devices of all nodes");
   }
   FERRY_RETURN_IF_ERROR(joined->Wait().status());
+  link_->StopJoining();
   link_->StartHeartbeats();
   if (enumerated == nullptr) return absl::OkStatus();
   absl::StatusOr<GlobalTopology> topology = absl::UnknownError("no answer");
@@ -150,6 +153,7 @@ absl::Status Agent::Impl::Join() {
 }
 
 absl::Status Agent::Impl::FailJoining() {
+  link_->StartJoining();
   const absl::Duration left = std::max(join_deadline_ - SteadyClock().Now(), absl::Milliseconds(1));
   v1::Request request;
   v1::FailJoining& fail = *request.mutable_fail_joining();

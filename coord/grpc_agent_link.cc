@@ -120,6 +120,23 @@ void AgentLink::GiveUp(const absl::Status& why) {
   changed_.Wake();
 }
 
+void AgentLink::StartJoining() {
+  absl::MutexLock lock(&mu_);
+  is_joining_ = true;
+  changed_.Wake();
+}
+
+void AgentLink::StopJoining() {
+  absl::MutexLock lock(&mu_);
+  is_joining_ = false;
+}
+
+void AgentLink::NoteJobError(const absl::Status& error) {
+  absl::MutexLock lock(&mu_);
+  if (job_error_.ok()) job_error_ = error;
+  changed_.Wake();
+}
+
 std::string AgentLink::OutOfReachLocked(absl::Time now) const {
   return absl::StrCat("the coordinator at ", options_.coordinator, " has been out of reach for ",
                       ShortDuration(now - last_contact_), " (",
@@ -336,8 +353,13 @@ void AgentLink::OnFrame(AgentStream& stream, v1::ServerFrame& frame) {
       if (subscription != subscriptions_.end()) {
         ready.push_back(
             [callback = subscription->second, event = std::move(event)]() { (*callback)(event); });
-      } else if (event.kind() == v1::Event::JOB_ERROR && options_.on_event) {
-        ready.push_back([this, event = std::move(event)]() { options_.on_event(event); });
+      } else if (event.kind() == v1::Event::JOB_ERROR) {
+        if (job_error_.ok()) {
+          job_error_ = absl::Status(static_cast<absl::StatusCode>(event.code()), event.message());
+        }
+        if (options_.on_event) {
+          ready.push_back([this, event = std::move(event)]() { options_.on_event(event); });
+        }
       }
     }
     WriteLocked();
@@ -349,8 +371,9 @@ void AgentLink::OnEnded(AgentStream& stream, const absl::Status& status) {
   absl::MutexLock lock(&mu_);
   --stream_count_;
   if (stream_.get() == &stream) {
+    const bool was_attached = is_attached_;
     // It was there until now, unless heartbeats were not answered.
-    if (is_attached_) {
+    if (was_attached) {
       const absl::Time now = SteadyClock().Now();
       const bool was_silent =
           has_heartbeats_ && now - stream.last_bytes() > 2 * HeartbeatPeriodLocked();
@@ -365,6 +388,12 @@ void AgentLink::OnEnded(AgentStream& stream, const absl::Status& status) {
         status.ok() ? absl::UnavailableError("the coordinator ended the connection") : status;
     if (IsFinal(last_failure_) && lost_.ok()) {
       LoseLocked(last_failure_, deferred_);
+    } else if (!job_error_.ok() && !was_attached && lost_.ok()) {
+      // One more attempt, for a network that has failed for a moment, was enough.
+      LoseLocked(job_error_, deferred_);
+    }
+    if (!was_attached && lost_.ok() && options_.on_attempt_failed) {
+      deferred_.push_back([this, why = last_failure_]() { options_.on_attempt_failed(why); });
     }
     // Jitter, so that a thousand nodes do not come back at one instant.
     next_attempt_ = now + backoff_ * (0.5 + 0.5 * (random_() % 1024) / 1024.0);

@@ -44,6 +44,8 @@ struct AgentLinkOptions {
   std::function<void(absl::Status)> on_lost;
   // An event that no request asked for.
   std::function<void(const v1::Event&)> on_event;
+  // See AgentOptions.
+  std::function<void(const absl::Status&)> on_attempt_failed;
 };
 
 // Thread-safe. Sends requests and brings replies, over a plain connection (direct_frames.h);
@@ -68,6 +70,11 @@ class AgentLink final : private AgentStream::Owner {
   bool is_attached() ABSL_LOCKS_EXCLUDED(mu_);
   // Ends everything that waits, here and from now on, with `why`; on_lost is not called.
   void GiveUp(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Between the two what waits for other nodes has no time beyond connect_timeout: a coordinator
+  // that is out of reach then is lost.
+  void StartJoining() ABSL_LOCKS_EXCLUDED(mu_);
+  void StopJoining() ABSL_LOCKS_EXCLUDED(mu_);
 
   // `timeout`: for an answer to come. The coordinator keeps the time of requests that carry one,
   // and the agent only some seconds later; with `keeps_time` the agent does it to the moment.
@@ -121,6 +128,10 @@ class AgentLink final : private AgentStream::Owner {
   absl::Duration HeartbeatPeriodLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void HeartbeatLocked(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ExpireLocked(absl::Time now, Ready& ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // When a coordinator that stays out of reach is lost.
+  absl::Time LostAtLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status LostErrorLocked(absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void NoteJobError(const absl::Status& error) ABSL_LOCKS_EXCLUDED(mu_);
   // The link is over: everything pending ends with `why`.
   void LoseLocked(const absl::Status& why, Ready& ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndLocked(std::map<uint64_t, Pending>::iterator pending, absl::StatusOr<v1::Reply> reply,
@@ -144,6 +155,10 @@ class AgentLink final : private AgentStream::Owner {
   bool is_closing_ ABSL_GUARDED_BY(mu_) = false;
   // Not OK: lost for good, and why.
   absl::Status lost_ ABSL_GUARDED_BY(mu_);
+  // Not OK: the job has failed. A coordinator that goes after that does not come back to it:
+  // whoever hosted it for this job alone has ended.
+  absl::Status job_error_ ABSL_GUARDED_BY(mu_);
+  bool is_joining_ ABSL_GUARDED_BY(mu_) = false;
   // The stream in use. Others may still be ending: stream_count_ counts all.
   std::shared_ptr<AgentStream> stream_ ABSL_GUARDED_BY(mu_);
   int stream_count_ ABSL_GUARDED_BY(mu_) = 0;

@@ -10,6 +10,13 @@
 #include "coord/grpc_agent_link.h"
 
 namespace ferry::coord {
+namespace {
+
+// Of a coordinator that is out of reach when the job has failed: there is nothing left to be done
+// but to leave.
+constexpr absl::Duration kPatienceAfterError = absl::Seconds(3);
+
+}  // namespace
 
 // Four within the time after which this node would be taken for dead.
 absl::Duration AgentLink::HeartbeatPeriodLocked() const {
@@ -23,16 +30,16 @@ void AgentLink::HeartbeatLocked(absl::Time now) {
   const uint64_t id = last_request_id_ + 1;
   const absl::Time deadline = absl::InfiniteFuture();
   // The answer is a sign of life in itself; a refusal means that the job is over for this node.
-  pending_.emplace(id,
-                   Pending{now, deadline, "heartbeat", /*has_effect=*/false,
-                           [this](absl::StatusOr<v1::Reply> reply) {
-                             if (!reply.ok() || reply->code() == 0) return;
-                             StopHeartbeats();
-                             if (options_.on_lost) {
-                               options_.on_lost(absl::Status(
-                                   static_cast<absl::StatusCode>(reply->code()), reply->message()));
-                             }
-                           }});
+  pending_.emplace(id, Pending{now, deadline, "heartbeat", /*has_effect=*/false,
+                               [this](absl::StatusOr<v1::Reply> reply) {
+                                 if (!reply.ok() || reply->code() == 0) return;
+                                 StopHeartbeats();
+                                 const absl::Status error(
+                                     static_cast<absl::StatusCode>(reply->code()),
+                                     reply->message());
+                                 NoteJobError(error);
+                                 if (options_.on_lost) options_.on_lost(error);
+                               }});
   deadlines_.emplace(deadline, id);
   SendLocked(std::move(request));
 }
@@ -65,6 +72,28 @@ void AgentLink::ExpireLocked(absl::Time now, Ready& ready) {
   }
 }
 
+absl::Time AgentLink::LostAtLocked() const {
+  absl::Duration patience = options_.lost_timeout > absl::ZeroDuration() ? options_.lost_timeout
+                            : welcome_.has_value()
+                                ? absl::Milliseconds(welcome_->heartbeat_timeout_ms())
+                                : options_.connect_timeout;
+  if (!job_error_.ok()) patience = std::min(patience, kPatienceAfterError);
+  const absl::Time lost_at = last_contact_ + patience;
+  return is_joining_ ? std::min(lost_at, started_ + options_.connect_timeout) : lost_at;
+}
+
+absl::Status AgentLink::LostErrorLocked(absl::Time now) const {
+  if (!job_error_.ok()) return job_error_;
+  if (is_joining_ && now >= started_ + options_.connect_timeout) {
+    return absl::DeadlineExceededError(absl::StrCat("waited ", ShortDuration(now - started_),
+                                                    " for the other nodes to join; ",
+                                                    OutOfReachLocked(now)));
+  }
+  // Never reached: it is the caller's time that is over.
+  return welcome_.has_value() ? absl::UnavailableError(OutOfReachLocked(now))
+                              : absl::DeadlineExceededError(OutOfReachLocked(now));
+}
+
 void AgentLink::Keep() {
   mu_.Lock();
   while (!is_closing_) {
@@ -76,15 +105,9 @@ void AgentLink::Keep() {
     ExpireLocked(now, ready);
     absl::Time wake = deadlines_.empty() ? absl::InfiniteFuture() : deadlines_.begin()->first;
     if (lost_.ok()) {
-      const absl::Duration patience =
-          options_.lost_timeout > absl::ZeroDuration() ? options_.lost_timeout
-          : welcome_.has_value() ? absl::Milliseconds(welcome_->heartbeat_timeout_ms())
-                                 : options_.connect_timeout;
-      if (!is_attached_ && now - last_contact_ >= patience) {
-        // Never reached: it is the caller's time that is over.
-        LoseLocked(welcome_.has_value() ? absl::UnavailableError(OutOfReachLocked(now))
-                                        : absl::DeadlineExceededError(OutOfReachLocked(now)),
-                   ready);
+      const absl::Time lost_at = LostAtLocked();
+      if (!is_attached_ && now >= lost_at) {
+        LoseLocked(LostErrorLocked(now), ready);
       } else if (stream_ == nullptr) {
         if (next_attempt_ <= now) {
           attempt_began_ = now;
@@ -93,7 +116,7 @@ void AgentLink::Keep() {
           stream->Open(options_.coordinator, loop_);
           mu_.Lock();
         }
-        wake = std::min({wake, next_attempt_, last_contact_ + patience});
+        wake = std::min({wake, next_attempt_, lost_at});
       } else if (!is_attached_) {
         const absl::Time too_long = attempt_began_ + options_.longest_attempt;
         if (too_long <= now) {
@@ -105,7 +128,7 @@ void AgentLink::Keep() {
         } else {
           wake = std::min(wake, too_long);
         }
-        wake = std::min(wake, last_contact_ + patience);
+        wake = std::min(wake, lost_at);
       } else if (has_heartbeats_) {
         if (next_heartbeat_ <= now) HeartbeatLocked(now);
         // Not less than a heartbeat takes to come and be answered.

@@ -2,7 +2,10 @@
 // Agent, when something ends badly: a coordinator that hangs, nodes that give up, errors they
 // report.
 #include <algorithm>
+#include <functional>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -75,6 +78,88 @@ TEST(AgentErrors, WhoLeavesDoesNotWaitLongForACoordinatorThatHangs) {
               Fails(StatusCode::kDeadlineExceeded));
   EXPECT_THAT((*agent)->Leave(), Fails(StatusCode::kDeadlineExceeded));
   proxy.SetStalled(false);
+}
+
+// --- A coordinator that is gone ---
+
+// The time for joining is one for the coordinator and the other nodes; what is left of it when the
+// coordinator goes is no longer for having waited already.
+TEST(AgentErrors, WhoJoinsWaitsUntilItsTimeIsOverForACoordinatorThatHasGone) {
+  TestServer server(BarrierOptions(2));
+  TcpProxy proxy(server->port());
+  AgentOptions options = RankOptions(proxy.address(), 1);
+  options.connect_timeout = absl::Seconds(2);
+  auto connect = InBackground([options] { return Agent::Connect(options); });
+  ASSERT_TRUE(Eventually([&] { return HasJoining(server, 1); }));
+  // As after its death, without a word of it.
+  proxy.SetRefusing(true);
+  proxy.Cut();
+  EXPECT_THAT(
+      Await(connect),
+      Fails(StatusCode::kDeadlineExceeded,
+            AllOf(ContainsRegex("waited [0-9.]+s for the other nodes to join"),
+                  HasSubstr(proxy.address()), ContainsRegex("out of reach for [0-9.]+m?s"))));
+}
+
+// Node 0 runs the coordinator of its job, and ends with it.
+TEST(AgentErrors, WhenTheJobHasFailedACoordinatorThatHasGoneIsNotWaitedFor) {
+  using Call = std::function<absl::Status(Agent&)>;
+  const std::vector<std::pair<const char*, Call>> kCalls = {
+      {"Set", [](Agent& agent) { return agent.Set("k", "v"); }},
+      {"CompareAndSet",
+       [](Agent& agent) { return agent.CompareAndSet("k", std::nullopt, "v").status(); }},
+      {"Get", [](Agent& agent) { return agent.Get("k", absl::Hours(1)).status(); }},
+      {"Barrier", [](Agent& agent) { return agent.Barrier("b", absl::Hours(1)); }},
+      {"ReportError", [](Agent& agent) { return agent.ReportError(absl::InternalError("x")); }},
+      {"Leave", [](Agent& agent) { return agent.Leave(); }},
+      {"Status", [](Agent& agent) { return agent.Status().status(); }}};
+  for (const auto& [name, call] : kCalls) {
+    auto server = std::make_unique<TestServer>(2);
+    ErrorLog log;
+    AgentOptions other = RankOptions(server->address(), 1);
+    other.on_error = log.Writer();
+    // Nobody waits this long unless the test fails.
+    other.answer_timeout = absl::Hours(1);
+    other.lost_timeout = absl::Hours(1);
+    const Agents agents = ConnectAll({RankOptions(server->address(), 0), other});
+    ASSERT_THAT(agents[0]->ReportError(absl::InternalError("out of luck")), IsOk());
+    EXPECT_THAT(log.WaitForFirst(), Fails(StatusCode::kInternal, HasSubstr("out of luck")));
+    server.reset();
+    auto called = InBackground([&agents, &call = call] { return call(*agents[1]); });
+    EXPECT_THAT(Await(called), Fails(StatusCode::kInternal, HasSubstr("out of luck"))) << name;
+    // The job's error was the first, and is told once.
+    EXPECT_EQ(log.errors().size(), 1u) << name;
+  }
+}
+
+TEST(AgentErrors, WhenTheJobHasFailedABrokenConnectionIsMadeAgain) {
+  TestServer server(2);
+  TcpProxy proxy(server->port());
+  ErrorLog log;
+  AgentOptions other = RankOptions(proxy.address(), 1);
+  other.on_error = log.Writer();
+  const Agents agents = ConnectAll({RankOptions(server.address(), 0), other});
+  ASSERT_THAT(agents[0]->ReportError(absl::InternalError("out of luck")), IsOk());
+  EXPECT_THAT(log.WaitForFirst(), Fails(StatusCode::kInternal));
+  proxy.Cut();
+  // The next job begins when all have left this one.
+  EXPECT_THAT(agents[1]->Leave(), IsOk());
+}
+
+TEST(AgentErrors, FailedAttemptsAreToldWithTheirReason) {
+  std::string address;
+  {
+    TestServer gone(1);
+    address = gone.address();
+  }
+  ErrorLog log;
+  AgentOptions options = RankOptions(address, 0);
+  options.on_attempt_failed = log.Writer();
+  ConnectStop stop = options.connect_stop;
+  auto connect = InBackground([options] { return Agent::Connect(options); });
+  EXPECT_THAT(log.WaitForFirst(), Fails(StatusCode::kUnavailable, HasSubstr("refused")));
+  stop.Stop(absl::CancelledError("enough"));
+  EXPECT_THAT(Await(connect), Fails(StatusCode::kCancelled));
 }
 
 // --- Reported errors ---
