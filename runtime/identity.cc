@@ -30,6 +30,7 @@ using identity_internal::NearestClaim;
 using identity_internal::PortHint;
 using identity_internal::ReadClaim;
 using identity_internal::Reader;
+using identity_internal::ReadRefusedClaim;
 using identity_internal::Shown;
 
 // These differ where another launcher was started; RANK is set by `ferry run` itself.
@@ -173,21 +174,40 @@ std::optional<Identity> ReadRefusedIdentity(GetEnv given_env) {
   const Reader reader(get_env);
   Identity identity;
   if (const auto own = ReadCoordinatorVariables(get_env); own.ok()) identity = *own;
+  std::vector<Claim> by_hand;
+  bool is_garbled = false;
   for (const LauncherVariables& variables : Launchers()) {
-    const absl::StatusOr<std::optional<Claim>> claim = ReadClaim(reader, variables);
-    if (!claim.ok() || !*claim) continue;
+    const absl::StatusOr<std::optional<Claim>> read = ReadClaim(reader, variables);
+    std::optional<Claim> claim = read.ok() ? *read : ReadRefusedClaim(reader, variables);
+    if (!claim) continue;
+    is_garbled = is_garbled || !read.ok();
     // Processes whose variables agree look for the coordinator where the first claim says.
     if (!identity.first_host) {
-      if (auto host = FirstHost(reader, **claim); host.ok()) identity.first_host = *std::move(host);
+      if (auto host = FirstHost(reader, *claim); host.ok()) identity.first_host = *std::move(host);
       identity.port_hint = PortHint(reader, variables.kind);
     }
-    if ((*claim)->is_by_hand) continue;
+    if (!read.ok() || claim->is_by_hand) {
+      by_hand.push_back(*std::move(claim));
+      continue;
+    }
     // A launcher gives each process a number of its own.
-    identity.node_id = (*claim)->rank;
-    if ((*claim)->size) identity.num_nodes = (*claim)->size;
+    identity.node_id = claim->rank;
+    if (claim->size) identity.num_nodes = claim->size;
     return identity;
   }
-  return std::nullopt;
+  if (by_hand.empty()) {
+    if (!reader.Has("FERRY_NODE_ID")) return std::nullopt;
+  } else if (by_hand.size() == 1 && !is_garbled) {
+    identity.node_id = by_hand.front().rank;
+  }
+  for (const Claim& claim : by_hand) {
+    if (!identity.num_nodes) identity.num_nodes = claim.size;
+  }
+  // Overrides what launchers say, if it says anything.
+  if (auto own = reader.Number("FERRY_NODE_ID", 0, kMaxNodes - 1); own.ok() && *own) {
+    identity.node_id = *std::move(own);
+  }
+  return identity;
 }
 
 std::string Describe(const Identity& identity) {

@@ -65,8 +65,10 @@ absl::StatusOr<Identity> ReadIdentity(GetEnv get_env);
 //   Errors: INVALID_ARGUMENT as ReadIdentity.
 absl::StatusOr<Identity> ReadCoordinatorVariables(GetEnv get_env);
 
-// The identity that the nearest launcher gives where ReadIdentity fails: enough to report the
-// failure to the job. Absent if no launcher identifies this process.
+// What is known of this process's job where ReadIdentity fails: enough to report the failure to the
+// job. The node id is that of the nearest launcher that has started this very process, or of the
+// only one that says anything; it is absent where none is sure. Absent altogether if no variable
+// says which process of a job this is, right or wrong.
 std::optional<Identity> ReadRefusedIdentity(GetEnv get_env);
 
 // The value that `ferry run` sets as FERRY_RUN in the environment of a rank, so that a launcher

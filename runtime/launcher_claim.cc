@@ -141,6 +141,28 @@ absl::StatusOr<std::optional<Claim>> ReadClaim(const Reader& reader,
   return claim;
 }
 
+std::optional<Claim> ReadRefusedClaim(const Reader& reader, const LauncherVariables& variables) {
+  if (ReadClaim(reader, variables).ok()) return std::nullopt;
+  Claim claim{.variables = &variables, .rank = {-1, variables.rank}, .is_by_hand = true};
+  if (variables.kind == LauncherKind::kTfConfig) {
+    const std::optional<Sourced<std::string>> text = reader.Text(variables.rank);
+    const std::optional<TfConfig> cluster = ParseTfCluster(text->value);
+    if (!cluster) return claim;
+    claim.size = Sourced<int>{cluster->size, text->source};
+    claim.first_host = Sourced<std::string>{cluster->first_host, text->source};
+    return claim;
+  }
+  for (const char* name : variables.sizes) {
+    if (!reader.Has(name)) continue;
+    if (const auto size = reader.Number(name, 1, kMaxNodes); size.ok()) claim.size = *size;
+    break;
+  }
+  if (const auto rank = reader.Number(variables.rank, 0, kMaxNodes - 1); rank.ok()) {
+    claim.rank = **rank;
+  }
+  return claim;
+}
+
 // The claim of the nearest launcher, unless what was set by hand contradicts it. Launchers further
 // out are not asked: ranks of mpirun in a batch script all inherit SLURM_PROCID=0.
 absl::StatusOr<std::optional<Claim>> NearestClaim(const Reader& reader) {

@@ -103,38 +103,55 @@ absl::StatusOr<NodePlace> FindPlace(const NodeOptions& options, GetEnv get_env) 
   return place;
 }
 
-void TellThoseWhoJoin(const std::string& coordinator, const absl::Status& why,
-                      absl::Duration patience, const coord::ConnectStop& stop) {
+absl::Status CannotTakePart(const absl::Status& why) {
   char host[256] = {};
   gethostname(host, sizeof(host) - 1);
+  // It is no mistake in the arguments of those that hear it.
+  return absl::FailedPreconditionError(
+      absl::StrCat("the process on ", host, " cannot take part: ", why.message()));
+}
+
+void TellThoseWhoJoin(const std::string& coordinator, const absl::Status& why,
+                      absl::Duration patience, const coord::ConnectStop& stop) {
   coord::AgentOptions agent;
   agent.coordinator = coordinator;
   agent.connect_timeout = patience;
   agent.connect_stop = stop;
-  // It is no mistake in the arguments of those that hear it.
-  agent.cannot_join = absl::FailedPreconditionError(
-      absl::StrCat("the process on ", host, " cannot take part: ", why.message()));
+  agent.cannot_join = CannotTakePart(why);
   coord::Agent::Connect(std::move(agent)).IgnoreError();
+}
+
+std::optional<RefusedPlace> FindRefusedPlace(const NodeOptions& options, GetEnv get_env) {
+  const std::optional<Identity> refused = ReadRefusedIdentity(get_env);
+  if (!options.node_id && !refused) return std::nullopt;
+  RefusedPlace place;
+  place.coordinator = options.coordinator;
+  if (place.coordinator.empty() && refused && refused->coordinator) {
+    place.coordinator = refused->coordinator->value;
+  } else if (place.coordinator.empty() && refused && refused->first_host) {
+    place.coordinator = DerivedCoordinator(*refused);
+    place.is_derived = true;
+  } else if (place.coordinator.empty()) {
+    const absl::StatusOr<Identity> own = ReadCoordinatorVariables(get_env);
+    if (!own.ok() || !own->coordinator) return std::nullopt;
+    place.coordinator = own->coordinator->value;
+  }
+  place.node_id = options.node_id;
+  if (!place.node_id && refused && refused->node_id) place.node_id = refused->node_id->value;
+  place.num_nodes = options.num_nodes;
+  if (!place.num_nodes && refused && refused->num_nodes) {
+    place.num_nodes = refused->num_nodes->value;
+  }
+  return place;
 }
 
 absl::StatusOr<NodePlace> FindPlaceOrTell(const NodeOptions& options, GetEnv get_env,
                                           absl::Duration patience) {
   absl::StatusOr<NodePlace> place = FindPlace(options, get_env);
   if (place.ok()) return place;
-  const std::optional<Identity> refused = ReadRefusedIdentity(get_env);
-  // Without a number it may be no process of a job, but a command that was typed too soon.
-  if (!options.node_id && !(refused && refused->node_id)) return place;
-  std::string coordinator = options.coordinator;
-  if (coordinator.empty() && refused && refused->coordinator) {
-    coordinator = refused->coordinator->value;
-  } else if (coordinator.empty() && refused && refused->first_host) {
-    coordinator = DerivedCoordinator(*refused);
-  } else if (coordinator.empty()) {
-    const absl::StatusOr<Identity> own = ReadCoordinatorVariables(get_env);
-    if (!own.ok() || !own->coordinator) return place;
-    coordinator = own->coordinator->value;
+  if (const auto refused = FindRefusedPlace(options, get_env)) {
+    TellThoseWhoJoin(refused->coordinator, place.status(), patience, options.connect_stop);
   }
-  TellThoseWhoJoin(coordinator, place.status(), patience, options.connect_stop);
   return place;
 }
 

@@ -99,6 +99,23 @@ struct NodePlace {
 //   Errors: INVALID_ARGUMENT saying what is missing, out of range or contradictory.
 absl::StatusOr<NodePlace> FindPlace(const NodeOptions& options, GetEnv get_env);
 
+// The job of a process that FindPlace refuses, as far as it is known.
+struct RefusedPlace {
+  // As in NodePlace.
+  std::string coordinator;
+  bool is_derived = false;
+  std::optional<int> node_id;
+  std::optional<int> num_nodes;
+};
+
+// Absent if neither options nor environment show that this process, which FindPlace refuses, was to
+// be one of a job, so that it may be a command that was typed by hand; or if they do not say where
+// its coordinator is.
+std::optional<RefusedPlace> FindRefusedPlace(const NodeOptions& options, GetEnv get_env);
+
+// What the others are told of a process that fails with `why` before it joins.
+absl::Status CannotTakePart(const absl::Status& why);
+
 // A process that cannot join may begin sooner than the others: how long it waits for one to tell.
 inline constexpr absl::Duration kTellPatience = absl::Seconds(20);
 
@@ -108,8 +125,8 @@ inline constexpr absl::Duration kTellPatience = absl::Seconds(20);
 void TellThoseWhoJoin(const std::string& coordinator, const absl::Status& why,
                       absl::Duration patience = kTellPatience, const coord::ConnectStop& stop = {});
 
-// As FindPlace, for a process that is about to join. If it is refused although it was given a
-// number, the other processes of its job are told why: see TellThoseWhoJoin.
+// As FindPlace, for a process that is about to join. If it is refused, the other processes of its
+// job are told why where FindRefusedPlace knows it: see TellThoseWhoJoin.
 absl::StatusOr<NodePlace> FindPlaceOrTell(const NodeOptions& options, GetEnv get_env,
                                           absl::Duration patience = kTellPatience);
 

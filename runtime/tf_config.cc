@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "base/status_macros.h"
 #include "base/text.h"
 
 namespace ferry {
@@ -22,6 +23,17 @@ Json TasksOf(const Json& cluster, const char* type) {
   return found == cluster.end() ? Json::array() : *found;
 }
 
+// OK and true for one of chief and workers alone.
+absl::StatusOr<bool> CheckCluster(const Json& cluster) {
+  for (const auto& [type, addresses] : cluster.items()) {
+    if (type != kChief && type != kWorker) return false;
+    if (!addresses.is_array()) {
+      return absl::InvalidArgumentError(absl::StrCat(Quoted(type), " is not a list of addresses"));
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 absl::StatusOr<std::optional<TfConfig>> ParseTfConfig(absl::string_view text) {
@@ -36,12 +48,8 @@ absl::StatusOr<std::optional<TfConfig>> ParseTfConfig(absl::string_view text) {
   if (!cluster->is_object() || !task->is_object()) {
     return absl::InvalidArgumentError("\"cluster\" and \"task\" must be JSON objects");
   }
-  for (const auto& [type, addresses] : cluster->items()) {
-    if (type != kChief && type != kWorker) return std::nullopt;
-    if (!addresses.is_array()) {
-      return absl::InvalidArgumentError(absl::StrCat(Quoted(type), " is not a list of addresses"));
-    }
-  }
+  FERRY_ASSIGN_OR_RETURN(const bool is_ours, CheckCluster(*cluster));
+  if (!is_ours) return std::nullopt;
   const auto type = task->find("type");
   const auto index = task->find("index");
   if (type == task->end() || !type->is_string() || index == task->end() ||
@@ -66,6 +74,24 @@ absl::StatusOr<std::optional<TfConfig>> ParseTfConfig(absl::string_view text) {
   const std::string address = first.get<std::string>();
   const size_t before = kind == kWorker ? chiefs.size() : 0;
   return TfConfig{.rank = static_cast<int>(before + static_cast<size_t>(number)),
+                  .size = static_cast<int>(chiefs.size() + workers.size()),
+                  .first_host = address.substr(0, address.rfind(':'))};
+}
+
+std::optional<TfConfig> ParseTfCluster(absl::string_view text) {
+  const Json config = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
+  if (!config.is_object()) return std::nullopt;
+  const auto cluster = config.find("cluster");
+  if (cluster == config.end() || !cluster->is_object()) return std::nullopt;
+  if (const absl::StatusOr<bool> is_ours = CheckCluster(*cluster); !is_ours.ok() || !*is_ours) {
+    return std::nullopt;
+  }
+  const Json chiefs = TasksOf(*cluster, kChief);
+  const Json workers = TasksOf(*cluster, kWorker);
+  const Json& tasks = chiefs.empty() ? workers : chiefs;
+  if (tasks.empty() || !tasks[0].is_string()) return std::nullopt;
+  const std::string address = tasks[0].get<std::string>();
+  return TfConfig{.rank = -1,
                   .size = static_cast<int>(chiefs.size() + workers.size()),
                   .first_host = address.substr(0, address.rfind(':'))};
 }

@@ -26,6 +26,10 @@ struct TfConfig {
 //   Errors: INVALID_ARGUMENT for what is not such a text, or an index beyond the cluster.
 absl::StatusOr<std::optional<TfConfig>> ParseTfConfig(absl::string_view text);
 
+// Where the first task is, and how many there are, if the clusters of all of its processes say so:
+// for a process whose own task is garbled or out of range. `rank` is -1. Absent as above.
+std::optional<TfConfig> ParseTfCluster(absl::string_view text);
+
 }  // namespace ferry
 
 #endif  // FERRY_RUNTIME_TF_CONFIG_H_

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -439,16 +440,99 @@ TEST(Identity, VariablesByHandInsideARankOfFerryRun_Decide) {
   EXPECT_EQ(identity.node_id, Number(3, "FERRY_NODE_ID"));
 }
 
+std::optional<Identity> ReadRefused(const Environment& environment) {
+  return ReadRefusedIdentity([&environment](const char* name) -> std::optional<std::string> {
+    const auto found = environment.find(name);
+    if (found == environment.end()) return std::nullopt;
+    return found->second;
+  });
+}
+
+TEST(RefusedIdentity, WithoutASureNumber_KnowsWhereTheOthersLookForTheCoordinator) {
+  const Environment torch = {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "head"}};
+  const Environment mpi = {{"OMPI_COMM_WORLD_RANK", "1"},
+                           {"OMPI_COMM_WORLD_SIZE", "2"},
+                           {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                           {"OMPI_MCA_ess_base_jobid", "77"}};
+  const Environment tf = {
+      {"TF_CONFIG",
+       R"({"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "worker", "index": 0}})"}};
+  const Environment pod = {
+      {"JOB_COMPLETION_INDEX", "1"}, {"JOB_COMPLETIONS", "2"}, {"HOSTNAME", "job-1"}};
+  const auto tf_task = [](const std::string& task) -> Environment {
+    return {{"TF_CONFIG",
+             R"({"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": )" + task + "}"}};
+  };
+  const std::pair<Environment, Environment> kCases[] = {
+      {torch, {{"RANK", "2"}}},
+      {torch, {{"RANK", "-1"}}},
+      {torch, {{"RANK", "one"}}},
+      {torch, {{"WORLD_SIZE", "two"}}},
+      {torch, {{"WORLD_SIZE", "0"}}},
+      {torch, {{"RANK", "2"}, {"TORCHELASTIC_RUN_ID", "x"}}},
+      {mpi, {{"OMPI_COMM_WORLD_RANK", "2"}}},
+      {mpi, {{"OMPI_COMM_WORLD_RANK", "x"}}},
+      {kSlurm, {{"SLURM_PROCID", "x"}}},
+      {kSlurm, {{"SLURM_PROCID", "8"}}},
+      {tf, tf_task(R"({"type": "worker", "index": 1})")},
+      {tf, tf_task(R"({"type": "worker", "index": -1})")},
+      {tf, tf_task(R"({"type": "worker"})")},
+      {pod, {{"JOB_COMPLETION_INDEX", "2"}, {"HOSTNAME", "job-2"}}},
+  };
+  for (const auto& [others, wrong] : kCases) {
+    const Environment environment = With(others, wrong);
+    SCOPED_TRACE(wrong.begin()->first + "=" + wrong.begin()->second);
+    ASSERT_FALSE(Read(environment).ok());
+    const std::optional<Identity> refused = ReadRefused(environment);
+    ASSERT_TRUE(refused.has_value());
+    const Identity accepted = Good(others);
+    ASSERT_TRUE(accepted.first_host.has_value());
+    ASSERT_TRUE(refused->first_host.has_value());
+    EXPECT_EQ(refused->first_host->value, accepted.first_host->value);
+    EXPECT_EQ(refused->port_hint, accepted.port_hint);
+    // Whose place it was to have is not known: node 0 would run the coordinator.
+    EXPECT_FALSE(refused->node_id.has_value());
+  }
+}
+
+TEST(RefusedIdentity, TheOnlyClaimIsRightWhereAnotherValueIsWrong) {
+  for (const Environment& wrong :
+       {Environment{{"LOCAL_RANK", "x"}}, Environment{{"FERRY_NUM_NODES", "3"}},
+        Environment{{"FERRY_COORDINATOR", "nowhere"}}}) {
+    const Environment environment =
+        With({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "head"}}, wrong);
+    SCOPED_TRACE(wrong.begin()->first);
+    ASSERT_FALSE(Read(environment).ok());
+    const std::optional<Identity> refused = ReadRefused(environment);
+    ASSERT_TRUE(refused.has_value());
+    EXPECT_EQ(refused->node_id, Number(0, "RANK"));
+  }
+}
+
+TEST(RefusedIdentity, IsAbsentForACommandThatWasTypedByHand) {
+  for (const Environment& environment :
+       {Environment{}, Environment{{"FERRY_COORDINATOR", "head:1"}},
+        Environment{{"FERRY_NUM_NODES", "x"}}, Environment{{"FERRY_LOCAL_RANK", "x"}}, kBatch}) {
+    EXPECT_FALSE(ReadRefused(environment).has_value());
+  }
+  // Without a count it is none of a launcher's.
+  EXPECT_FALSE(ReadRefused({{"RANK", "x"}}).has_value());
+}
+
+TEST(RefusedIdentity, KnowsTheCoordinatorOfItsOwnVariables) {
+  for (const char* node : {"2", "-1", "x"}) {
+    const std::optional<Identity> refused = ReadRefused(
+        {{"FERRY_NODE_ID", node}, {"FERRY_NUM_NODES", "2"}, {"FERRY_COORDINATOR", "head:1"}});
+    ASSERT_TRUE(refused.has_value()) << node;
+    EXPECT_EQ(refused->coordinator, Text("head:1", "FERRY_COORDINATOR"));
+  }
+}
+
 TEST(RefusedIdentity, RankByHandThatContradicts_KnowsTheLaunchersNumberAndTheCoordinator) {
   const Environment environment =
       With(kSlurm, {{"RANK", "0"}, {"WORLD_SIZE", "8"}, {"MASTER_ADDR", "head"}});
   ASSERT_FALSE(Read(environment).ok());
-  const std::optional<Identity> refused =
-      ReadRefusedIdentity([&environment](const char* name) -> std::optional<std::string> {
-        const auto found = environment.find(name);
-        if (found == environment.end()) return std::nullopt;
-        return found->second;
-      });
+  const std::optional<Identity> refused = ReadRefused(environment);
   ASSERT_TRUE(refused.has_value());
   EXPECT_EQ(refused->node_id, Number(5, "SLURM_PROCID"));
   EXPECT_EQ(refused->num_nodes, Number(8, "SLURM_STEP_NUM_TASKS"));

@@ -99,6 +99,33 @@ TEST_F(NodeRefused, ANumberOutOfRangeIsToldToThoseWhoJoin) {
   ExpectTold(first, "node id 2 is not below 2");
 }
 
+TEST_F(NodeRefused, VariablesThatGiveNoNumberAreToldToThoseWhoJoin) {
+  const std::pair<Environment, const char*> kCases[] = {
+      {{{"RANK", "2"}, {"WORLD_SIZE", "2"}}, "RANK=2 must be below WORLD_SIZE=2"},
+      {{{"RANK", "-1"}, {"WORLD_SIZE", "2"}}, "RANK=\"-1\" is not a number"},
+      {{{"RANK", "one"}, {"WORLD_SIZE", "2"}}, "RANK=\"one\" is not a number"},
+      {{{"SLURM_PROCID", "x"}, {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}},
+       "SLURM_PROCID=\"x\" is not a number"},
+      {{{"TF_CONFIG",
+         R"({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 2}})"}},
+       "the index 2 is not below 2"},
+      {{{"FERRY_NODE_ID", "2"}, {"FERRY_NUM_NODES", "2"}},
+       "FERRY_NODE_ID=2 must be below FERRY_NUM_NODES=2"},
+      {{{"JOB_COMPLETION_INDEX", "x"}, {"JOB_COMPLETIONS", "2"}},
+       "JOB_COMPLETION_INDEX=\"x\" is not a number"},
+  };
+  for (const auto& [variables, why] : kCases) {
+    SCOPED_TRACE(why);
+    Serve(2);
+    std::future<absl::Status> first = Join(0, 2);
+    Environment environment = variables;
+    environment["FERRY_COORDINATOR"] = server_->address();
+    const absl::Status refused = FindOrTell({}, environment);
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
+    ExpectTold(first, why);
+  }
+}
+
 // What the coordinator refuses, Node::Join tells.
 TEST_F(NodeRefused, AnotherNumberOfNodesIsToldToThoseWhoJoin) {
   Serve(2);
