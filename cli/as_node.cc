@@ -19,8 +19,10 @@
 #include "base/ranges.h"
 #include "base/status_macros.h"
 #include "base/thread.h"
+#include "cli/attempt_failure.h"
 #include "cli/exchange_flags.h"
 #include "cli/hosted_coordinator.h"
+#include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/verb.h"
 
@@ -34,7 +36,7 @@ constexpr absl::Duration kOthersAfterSignal = absl::Milliseconds(400);
 // the coordinator at the very time when all join.
 constexpr int kMaxCuriousNodes = 64;
 
-// "waiting for nodes 2-3 to join". Used on one thread.
+// "waiting for nodes 2-3 to join". Used on one thread, but for Stop.
 class JoinReport final {
  public:
   // `hosted`: see WhereHosted.
@@ -43,19 +45,32 @@ class JoinReport final {
 
   std::string Text() {
     if (agent_ == nullptr) {
+      AttemptFailure failure;
       coord::AgentOptions options;
       options.coordinator = place_.coordinator;
+      options.on_attempt_failed = failure.Writer();
+      options.connect_stop = stop_;
+      // The end of joining waits for this.
       options.connect_timeout = absl::Milliseconds(500);
-      absl::StatusOr<std::unique_ptr<coord::Agent>> agent = coord::Agent::Connect(options);
+      options.lost_timeout = absl::Milliseconds(500);
+      options.answer_timeout = absl::Seconds(2);
+      absl::StatusOr<std::unique_ptr<coord::Agent>> agent =
+          coord::Agent::Connect(std::move(options));
       if (!agent.ok()) {
-        return absl::StrCat("waiting for the coordinator at ", place_.coordinator, hosted_);
+        return absl::StrCat("waiting for the coordinator at ", place_.coordinator, hosted_,
+                            failure.Text());
       }
       agent_ = *std::move(agent);
     }
     const bool may_ask = place_.node_id == 0 || agent_->num_nodes() <= kMaxCuriousNodes;
     if (!may_ask) return absl::StrCat("waiting for all ", agent_->num_nodes(), " nodes to join");
     const absl::StatusOr<coord::JobStatus> status = agent_->Status();
-    if (!status.ok()) return "waiting for the other nodes to join";
+    if (!status.ok()) {
+      // It may be out of reach by now.
+      agent_ = nullptr;
+      return absl::StrCat("waiting for the other nodes to join; the coordinator at ",
+                          place_.coordinator, " does not answer");
+    }
     std::vector<int> missing;
     for (const coord::TaskStatus& task : status->tasks) {
       const bool is_there = task.state == coord::TaskState::kConnected || task.is_joining;
@@ -67,9 +82,13 @@ class JoinReport final {
                         FormatRanges(missing, 200), " to join");
   }
 
+  // Nobody waits for the coordinator any more. From any thread.
+  void Stop() { stop_.Stop(absl::CancelledError("the wait is over")); }
+
  private:
   const NodePlace place_;
   const std::string hosted_;
+  coord::ConnectStop stop_;
   std::unique_ptr<coord::Agent> agent_;
 };
 
@@ -81,6 +100,27 @@ std::string WhereHosted(const NodePlace& place, const HostedCoordinator* hosted)
     return absl::StrCat(", which is this process itself, listening on ", hosted->address());
   }
   return place.is_derived ? ", which node 0 runs" : "";
+}
+
+// This process, which was to be at `place`, fails with `why` before it joins: it says so at once,
+// and then to the others of its job, which would wait for it for minutes. Returns `why`.
+absl::Status TellOthers(const RefusedPlace& place, const absl::Status& why) {
+  const bool is_host = place.is_derived && place.node_id == 0;
+  // A job of one process has nobody to tell, and a host that does not know of how many it is
+  // cannot.
+  if (is_host && place.num_nodes.value_or(1) == 1) return why;
+  absl::Status said = ComplainAtOnce(why);
+  if (is_host) {
+    const auto hosted = HostedCoordinator::At(place.coordinator, *place.num_nodes, Graphs::kNone);
+    if (hosted.ok()) {
+      (*hosted)->TellThoseWhoCome(CannotTakePart(why), kOthersPatience);
+      return said;
+    }
+    // Somebody else listens there.
+  }
+  const Progress progress("telling the other nodes why this one cannot join");
+  TellThoseWhoJoin(place.coordinator, why);
+  return said;
 }
 
 // Joins, on a thread of its own because it may take minutes and a signal may come.
@@ -116,6 +156,7 @@ absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options, const NodePlace&
       _exit(kFailed);
     }
   }
+  report.Stop();
   if (stopped.ok() || !joined.ok()) return joined;
   // The signal came too late for that.
   (*joined)->FailJob(stopped);
@@ -162,12 +203,21 @@ void AddNodeFlags(CLI::App& app, NodeOptions& options) {
 absl::StatusOr<int> RunAsNode(NodeOptions& options,
                               const std::function<absl::StatusOr<int>(JoinedNode&)>& body,
                               std::optional<absl::Duration> heartbeat_timeout) {
-  BlockedSignals signals({SIGINT, SIGTERM, SIGHUP}, EndAfterSignal());
+  // What is refused has nothing to undo, and signals may end it.
   FERRY_ASSIGN_OR_RETURN(const NodePlace place, FindOwnPlace(options));
+  const bool is_host = place.is_derived && place.node_id == 0;
+  if (is_host) {
+    const auto found = FindHeartbeatTimeout(heartbeat_timeout);
+    if (!found.ok()) {
+      return TellOthers({place.coordinator, place.is_derived, place.node_id, place.num_nodes},
+                        found.status());
+    }
+    heartbeat_timeout = *found;
+  }
+  BlockedSignals signals({SIGINT, SIGTERM, SIGHUP}, EndAfterSignal());
   std::unique_ptr<HostedCoordinator> hosted;
-  if (place.is_derived && place.node_id == 0) {
+  if (is_host) {
     const Graphs graphs = options.runs_graphs ? Graphs::kServed : Graphs::kNone;
-    FERRY_ASSIGN_OR_RETURN(heartbeat_timeout, FindHeartbeatTimeout(heartbeat_timeout));
     FERRY_ASSIGN_OR_RETURN(hosted, HostedCoordinator::At(place.coordinator, *place.num_nodes,
                                                          graphs, heartbeat_timeout));
   }
@@ -197,8 +247,11 @@ absl::StatusOr<int> RunAsNode(NodeOptions& options,
 }
 
 absl::StatusOr<NodePlace> FindOwnPlace(const NodeOptions& options) {
-  const Progress progress("telling the other nodes why this one cannot join");
-  return FindPlaceOrTell(options, ProcessEnv);
+  absl::StatusOr<NodePlace> place = FindPlace(options, ProcessEnv);
+  if (place.ok()) return place;
+  const std::optional<RefusedPlace> refused = FindRefusedPlace(options, ProcessEnv);
+  if (!refused.has_value()) return place;
+  return TellOthers(*refused, place.status());
 }
 
 void EndService(JoinedNode& joined) {

@@ -35,7 +35,9 @@ void AddPlaceFlags(CLI::App& app, NodeOptions& options);
 // Those, and those of AddExchangeFlags.
 void AddNodeFlags(CLI::App& app, NodeOptions& options);
 
-// FindPlaceOrTell in this process's environment.
+// FindPlace in this process's environment. One that is refused says so on stderr and tells the
+// other processes of its job, if FindRefusedPlace knows of them; node 0, which was to run the
+// coordinator, runs it for that.
 absl::StatusOr<NodePlace> FindOwnPlace(const NodeOptions& options);
 
 // Joins as the node that the flags or the environment say, says on stderr whom it waits for, and

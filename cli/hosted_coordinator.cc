@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 #include "base/clock.h"
 #include "base/ranges.h"
@@ -58,6 +59,15 @@ std::string HostedCoordinator::ConnectedNodes() {
     }
     return FormatRanges(connected);
   });
+}
+
+void HostedCoordinator::TellThoseWhoCome(const absl::Status& why, absl::Duration patience) {
+  const Progress progress(
+      absl::StrCat("staying a while at ", address(), ", to tell the other nodes that come"));
+  server_->strand().Run([&why, patience](coord::Coordinator& coordinator) {
+    coordinator.FailJoining(why, patience, [](const absl::Status&) {});
+  });
+  absl::SleepFor(patience);
 }
 
 void HostedCoordinator::WaitUntilAllLeft(absl::Duration patience, BlockedSignals* signals) {

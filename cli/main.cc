@@ -18,7 +18,6 @@
 #include <CLI/CLI.hpp>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_replace.h"
 #include "absl/synchronization/mutex.h"
 
 #include "cli/grpc_quiet.h"
@@ -39,13 +38,6 @@ constexpr char kFooter[] =
     "  ferry status --coordinator=HOST:9470           who is there, who waits for what\n"
     "  ferry run --nproc=4 -- python train.py         the processes of a job\n"
     "Exit status: 0 done; 1 failed, with one line on stderr; 2 wrong usage.";
-
-// One line, whatever the message holds: the rest is the caller's terminal or log.
-void Complain(const std::string& message) {
-  std::fflush(stdout);
-  std::fprintf(stderr, "ferry: %s\n",
-               Printable(absl::StrReplaceAll(message, {{"\n", "; "}})).c_str());
-}
 
 // "ferry kv get", as far as the command line got.
 std::string Path(const CLI::App& app) {
@@ -223,7 +215,7 @@ int Main(int argc, char** argv) {
   if (name != "run") std::signal(SIGXFSZ, SIG_IGN);
   const absl::StatusOr<int> status = verbs[name]();
   if (!status.ok()) {
-    Complain(Printable(status.status().message()));
+    if (!IsComplainedOf(status.status())) Complain(Printable(status.status().message()));
     return absl::IsInvalidArgument(status.status()) ? kUsage : kFailed;
   }
   if (*status != kDone || OutlivesItsReader(name)) return *status;

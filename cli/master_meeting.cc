@@ -15,6 +15,7 @@
 #include "base/ranges.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "cli/attempt_failure.h"
 #include "cli/progress.h"
 #include "runtime/master_address.h"
 #include "runtime/printable.h"
@@ -35,11 +36,15 @@ void Note(const std::string& text) {
 
 absl::StatusOr<std::unique_ptr<MasterMeeting>> MasterMeeting::Join(const std::string& coordinator,
                                                                    absl::Duration patience) {
-  const Progress progress(absl::StrCat("looking for the coordinator at ", coordinator));
+  const AttemptFailure failure;
+  const Progress progress([&coordinator, &failure] {
+    return absl::StrCat("looking for the coordinator at ", coordinator, failure.Text());
+  });
   std::unique_ptr<MasterMeeting> meeting(new MasterMeeting(coordinator));
   coord::AgentOptions options;
   options.coordinator = coordinator;
   options.connect_timeout = patience;
+  options.on_attempt_failed = failure.Writer();
   FERRY_ASSIGN_OR_RETURN(meeting->agent_, coord::Agent::Connect(std::move(options)));
   return meeting;
 }

@@ -9,18 +9,39 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <string>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 
 #include "base/text.h"
+#include "runtime/printable.h"
 
 namespace ferry::cli {
 namespace {
+
+// Of a status that ComplainAtOnce has returned.
+constexpr char kComplainedOf[] = "ferry/complained-of";
 
 // errno of the first failure that was seen.
 std::atomic<int> first_error{0};
 
 }  // namespace
+
+void Complain(absl::string_view message) {
+  std::fflush(stdout);
+  std::fprintf(stderr, "ferry: %s\n",
+               Printable(absl::StrReplaceAll(message, {{"\n", "; "}})).c_str());
+}
+
+absl::Status ComplainAtOnce(absl::Status why) {
+  Complain(Printable(why.message()));
+  why.SetPayload(kComplainedOf, absl::Cord());
+  return why;
+}
+
+bool IsComplainedOf(const absl::Status& why) { return why.GetPayload(kComplainedOf).has_value(); }
 
 absl::Status FlushOutput() {
   const int error = std::fflush(stdout) == 0 ? 0 : errno;

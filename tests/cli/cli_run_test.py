@@ -10,8 +10,10 @@ import pty
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 
 import harness
@@ -307,6 +309,34 @@ class RefusedMachine(harness.Case):
         self.assertRegex(second.err, why)
         self.expect_told(first, why)
 
+    def test_a_server_that_is_no_coordinator_is_named_while_it_is_looked_for(self):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.settimeout(harness.PATIENCE_S)
+            ended = threading.Event()
+
+            def answer():
+                while not ended.is_set():
+                    try:
+                        connection, _ = server.accept()
+                    except OSError:
+                        return
+                    with connection:
+                        connection.recv(4096)
+                        connection.sendall(b"HTTP/1.0 400 Bad request\r\n\r\n")
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            self.addCleanup(thread.join)
+            address = f"127.0.0.1:{server.getsockname()[1]}"
+            try:
+                for what, begin in (("looking for", self.machine(address, 0, "--nodes=2")),
+                                    ("waiting for", self.worker(address, 0, 2))):
+                    begin.wait_for(f"{what} the coordinator at {address}.*: the server there is "
+                                   "not a Ferry coordinator")
+            finally:
+                ended.set()
+                server.shutdown(socket.SHUT_RDWR)
+
     def test_a_machine_that_there_is_not(self):
         _, address = self.coordinator(2)
         first = self.machine(address, 0, "--nodes=2")
@@ -388,6 +418,15 @@ class BatchScript(harness.Case):
     BATCH = {"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0",
              "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "localhost"}
 
+    def setUp(self):
+        super().setUp()
+        self.first_job = int.from_bytes(os.urandom(3), "big")
+
+    def slurm_job(self, nodes, number):
+        """Of a step on this machine; jobs of different numbers derive different ports."""
+        return {"SLURM_JOB_ID": str(self.first_job + number), "SLURM_STEP_ID": "0",
+                "SLURM_STEP_NUM_TASKS": str(nodes), "SLURM_JOB_NODELIST": "localhost"}
+
     def join_all(self, address, rank_variables):
         workers = [self.start("worker", "--exit-after-join", FERRY_COORDINATOR=address,
                               **{**self.BATCH, **rank_variables(rank)}) for rank in range(4)]
@@ -434,6 +473,71 @@ class BatchScript(harness.Case):
         for worker in good:
             self.assertEqual(worker.wait(), 1)
             self.assertIn('OMPI_COMM_WORLD_LOCAL_RANK="x" is not a number', worker.err)
+
+    def test_rank_0_that_is_refused_runs_the_coordinator_to_tell_the_others(self):
+        """Nobody else does, where it is rank 0 that was to run it."""
+        cases = [({"RANK": "5", "WORLD_SIZE": "2"}, "RANK=5 must be below WORLD_SIZE=2"),
+                 ({"RANK": "1", "WORLD_SIZE": "2"}, "RANK=1 and SLURM_PROCID=0 disagree"),
+                 ({"SLURM_LOCALID": "x"}, 'SLURM_LOCALID="x" is not a number'),
+                 ({"FERRY_NUM_NODES": "3"}, "FERRY_NUM_NODES=3 and SLURM_STEP_NUM_TASKS=2"),
+                 ({"FERRY_COORDINATOR": "nowhere"}, 'FERRY_COORDINATOR="nowhere" is not HOST:PORT'),
+                 ({"FERRY_HEARTBEAT_TIMEOUT": "-1s"}, 'FERRY_HEARTBEAT_TIMEOUT: "-1s" is not')]
+        started = []
+        for number, (wrong, why) in enumerate(cases):
+            job = self.slurm_job(2, number)
+            started.append((self.start("worker", SLURM_PROCID="0", **{**job, **wrong}),
+                            self.start("worker", SLURM_PROCID="1", **job), why))
+        for first, second, why in started:
+            with self.subTest(why):
+                first.wait_for(rf"(?m)^ferry: .*{why}")
+                self.assertEqual(second.wait(), 1)
+                self.assertRegex(second.err, f"cannot take part: .*{why}")
+                self.assertEqual(first.wait(), 2)
+                self.assertEqual(len(re.findall(why, first.err)), 1, first.err)
+
+    def test_a_rank_whose_variables_give_no_number_ends_the_wait_of_the_others(self):
+        cases = [({"RANK": "2"}, "RANK=2 must be below WORLD_SIZE=2"),
+                 ({"RANK": "-1"}, 'RANK="-1" is not a number'),
+                 ({"RANK": "one"}, 'RANK="one" is not a number'),
+                 ({"RANK": "1", "WORLD_SIZE": "two"}, 'WORLD_SIZE="two" is not a number')]
+        started = []
+        for number, (wrong, why) in enumerate(cases):
+            job = {**self.slurm_job(2, number), "RANK": "0", "WORLD_SIZE": "2",
+                   "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+            # No step: none of the launcher's own numbers.
+            for name in ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"):
+                del job[name]
+            started.append((self.start("worker", **job), self.start("worker", **{**job, **wrong}),
+                            why))
+        for first, second, why in started:
+            with self.subTest(why):
+                self.assertEqual(second.wait(), 2)
+                self.assertEqual(len(re.findall(why, second.err)), 1, second.err)
+                self.assertEqual(first.wait(), 1)
+                self.assertRegex(first.err, f"cannot take part: .*{why}")
+
+    def test_a_command_without_a_launcher_waits_for_nobody(self):
+        for variables in ({}, {"FERRY_COORDINATOR": "127.0.0.1:1"}, {"FERRY_NUM_NODES": "x"}):
+            with self.subTest(variables):
+                status, _, err = self.run_ferry("worker", **variables)
+                self.assertEqual(status, 2)
+                self.assertNotRegex(err, "telling|staying")
+
+    def test_what_fails_at_rank_0_alone_is_heard_by_the_others(self):
+        cases = [(["--exchange-listen=10.1.1.1:0"], {}, 1, "cannot listen on 10.1.1.1:0"),
+                 (["--graph-listen=10.1.1.1:0"], {}, 1, "cannot serve gRPC on 10.1.1.1:0"),
+                 ([], {"FERRY_JOB_TOKEN_FILE": "/nonexistent"}, 2, "/nonexistent: cannot be read")]
+        started = []
+        for number, (flags, wrong, status, why) in enumerate(cases):
+            job = self.slurm_job(2, number)
+            started.append((self.start("worker", *flags, SLURM_PROCID="0", **{**job, **wrong}),
+                            self.start("worker", SLURM_PROCID="1", **job), status, why))
+        for first, second, status, why in started:
+            with self.subTest(why):
+                self.assertEqual(first.wait(), status)
+                self.assertRegex(first.err, why)
+                self.assertEqual(second.wait(), 1)
+                self.assertRegex(second.err, why)
 
     def test_a_rank_that_comes_late_to_the_coordinator_of_rank_0_hears_why(self):
         job = {"SLURM_JOB_ID": str(int.from_bytes(os.urandom(3), "big")), "SLURM_STEP_ID": "0",

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// AttemptFailure: why the coordinator was not reached so far, for those who wait for it.
+#ifndef FERRY_CLI_ATTEMPT_FAILURE_H_
+#define FERRY_CLI_ATTEMPT_FAILURE_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+
+namespace ferry::cli {
+
+// Thread-safe.
+class AttemptFailure final {
+ public:
+  // For AgentOptions::on_attempt_failed; may be called when this is gone.
+  std::function<void(const absl::Status&)> Writer() const {
+    return [last = last_](const absl::Status& why) {
+      absl::MutexLock lock(&last->mu);
+      last->text = std::string(why.message());
+    };
+  }
+  // What goes behind the words for the wait: ": connection refused", or nothing.
+  std::string Text() const {
+    absl::MutexLock lock(&last_->mu);
+    return last_->text.empty() ? std::string() : absl::StrCat(": ", last_->text);
+  }
+
+ private:
+  struct Last {
+    absl::Mutex mu;
+    std::string text ABSL_GUARDED_BY(mu);
+  };
+  const std::shared_ptr<Last> last_ = std::make_shared<Last>();
+};
+
+}  // namespace ferry::cli
+
+#endif  // FERRY_CLI_ATTEMPT_FAILURE_H_
