@@ -102,6 +102,13 @@ std::string WhereHosted(const NodePlace& place, const HostedCoordinator* hosted)
   return place.is_derived ? ", which node 0 runs" : "";
 }
 
+RefusedPlace AsRefused(const NodePlace& place) {
+  return {.coordinator = place.coordinator,
+          .is_derived = place.is_derived,
+          .node_id = place.node_id,
+          .num_nodes = place.num_nodes};
+}
+
 // This process, which was to be at `place`, fails with `why` before it joins: it says so at once,
 // and then to the others of its job, which would wait for it for minutes. Returns `why`.
 absl::Status TellOthers(const RefusedPlace& place, const absl::Status& why) {
@@ -209,8 +216,7 @@ absl::StatusOr<int> RunAsNode(NodeOptions& options,
   if (is_host) {
     const auto found = FindHeartbeatTimeout(heartbeat_timeout);
     if (!found.ok()) {
-      return TellOthers({place.coordinator, place.is_derived, place.node_id, place.num_nodes},
-                        found.status());
+      return TellOthers(AsRefused(place), found.status());
     }
     heartbeat_timeout = *found;
   }
@@ -252,6 +258,15 @@ absl::StatusOr<NodePlace> FindOwnPlace(const NodeOptions& options) {
   const std::optional<RefusedPlace> refused = FindRefusedPlace(options, ProcessEnv);
   if (!refused.has_value()) return place;
   return TellOthers(*refused, place.status());
+}
+
+absl::Status PrepareAsNode(const NodeOptions& options,
+                           const std::function<absl::Status()>& prepare) {
+  absl::Status status = prepare();
+  if (status.ok() || IsComplainedOf(status)) return status;
+  const absl::StatusOr<NodePlace> place = FindPlace(options, ProcessEnv);
+  if (!place.ok() || !place->is_derived) return status;
+  return TellOthers(AsRefused(*place), status);
 }
 
 void EndService(JoinedNode& joined) {

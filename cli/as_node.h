@@ -40,6 +40,12 @@ void AddNodeFlags(CLI::App& app, NodeOptions& options);
 // coordinator, runs it for that.
 absl::StatusOr<NodePlace> FindOwnPlace(const NodeOptions& options);
 
+// What a verb does before it joins. If that fails in a process that a launcher has started, and
+// that looks for the coordinator at node 0, the other processes are told as by FindOwnPlace: they
+// are started by the same launcher and wait already.
+absl::Status PrepareAsNode(const NodeOptions& options,
+                           const std::function<absl::Status()>& prepare);
+
 // Joins as the node that the flags or the environment say, says on stderr whom it waits for, and
 // runs `body`. A signal while it joins ends that, and the coordinator is told; a second one ends
 // the process. Node 0 of a job without a coordinator runs one, which ends when all others have

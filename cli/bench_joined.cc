@@ -137,17 +137,19 @@ void RefuseBenchJoin(CLI::App& verb, const std::string& why) {
 
 absl::StatusOr<int> RunJoinedBench(BenchPlanFlags& flags, BenchJoinFlags& join,
                                    const BenchOutput& output, const JoinedBench& what) {
-  if (flags.transport == kAllTransports) {
-    if (flags.names_transport()) {
-      return absl::InvalidArgumentError(
-          "--transport=all: a node of a job has joined it with the transports that it has; say one "
-          "of them, and start again for each");
+  FERRY_RETURN_IF_ERROR(PrepareAsNode(join.node, [&]() -> absl::Status {
+    if (flags.transport == kAllTransports) {
+      if (flags.names_transport()) {
+        return absl::InvalidArgumentError(
+            "--transport=all: a node of a job has joined it with the transports that it has; say "
+            "one of them, and start again for each");
+      }
+      flags.transport = "auto";
     }
-    flags.transport = "auto";
-  }
-  FERRY_ASSIGN_OR_RETURN(const NodePlace place, FindOwnPlace(join.node));
-  const int nodes = what.nodes > 0 ? what.nodes : place.num_nodes.value_or(kMostJobNodes);
-  FERRY_RETURN_IF_ERROR(CompletePlan(flags, static_cast<size_t>(nodes), what.depth));
+    FERRY_ASSIGN_OR_RETURN(const NodePlace place, FindOwnPlace(join.node));
+    const int nodes = what.nodes > 0 ? what.nodes : place.num_nodes.value_or(kMostJobNodes);
+    return CompletePlan(flags, static_cast<size_t>(nodes), what.depth);
+  }));
   // That one is of two processes.
   if (flags.plan.pattern != "sendrecv") flags.plan.has_tcp_floor = false;
   join.node.exchange = flags.exchange;

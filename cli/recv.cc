@@ -170,14 +170,16 @@ Verb AddRecvVerb(CLI::App& app) {
     if (flags->into && (flags->dtype.empty() || flags->shape.empty())) {
       return absl::InvalidArgumentError("--into needs --dtype and --shape");
     }
-    FERRY_RETURN_IF_ERROR(CheckSendRecvFlags(*flags, "--from"));
-    if (flags->into) {
-      FERRY_ASSIGN_OR_RETURN(const DataType dtype, ParseDtypeFlag(flags->dtype));
-      FERRY_ASSIGN_OR_RETURN(const Shape shape, ParseShapeFlag(flags->shape));
-      FERRY_ASSIGN_OR_RETURN(const size_t bytes, TensorBytes(dtype, shape));
-      FERRY_RETURN_IF_ERROR(CheckBudget(*flags, bytes));
-    }
-    if (!flags->output.empty()) FERRY_RETURN_IF_ERROR(CheckOutput(flags->output));
+    FERRY_RETURN_IF_ERROR(PrepareAsNode(flags->node, [&flags]() -> absl::Status {
+      FERRY_RETURN_IF_ERROR(CheckSendRecvFlags(*flags, "--from"));
+      if (flags->into) {
+        FERRY_ASSIGN_OR_RETURN(const DataType dtype, ParseDtypeFlag(flags->dtype));
+        FERRY_ASSIGN_OR_RETURN(const Shape shape, ParseShapeFlag(flags->shape));
+        FERRY_ASSIGN_OR_RETURN(const size_t bytes, TensorBytes(dtype, shape));
+        FERRY_RETURN_IF_ERROR(CheckBudget(*flags, bytes));
+      }
+      return flags->output.empty() ? absl::OkStatus() : CheckOutput(flags->output);
+    }));
     return RunAsPeer(flags->node, [&flags](JoinedNode& joined) { return RecvOne(joined, *flags); });
   };
 }

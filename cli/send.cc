@@ -137,10 +137,13 @@ Verb AddSendVerb(CLI::App& app) {
   AddSendRecvFlags(verb, *flags);
   return [flags]() -> absl::StatusOr<int> {
     // Before anything is joined.
-    FERRY_RETURN_IF_ERROR(CheckSendRecvFlags(*flags, "--to"));
-    FERRY_ASSIGN_OR_RETURN(const Plan plan, MakePlan(*flags));
-    FERRY_ASSIGN_OR_RETURN(const size_t bytes, TensorBytes(plan.dtype, plan.shape));
-    FERRY_RETURN_IF_ERROR(CheckBudget(*flags, bytes));
+    Plan plan;
+    FERRY_RETURN_IF_ERROR(PrepareAsNode(flags->node, [&flags, &plan]() -> absl::Status {
+      FERRY_RETURN_IF_ERROR(CheckSendRecvFlags(*flags, "--to"));
+      FERRY_ASSIGN_OR_RETURN(plan, MakePlan(*flags));
+      FERRY_ASSIGN_OR_RETURN(const size_t bytes, TensorBytes(plan.dtype, plan.shape));
+      return CheckBudget(*flags, bytes);
+    }));
     return RunAsPeer(flags->node,
                      [&flags, &plan](JoinedNode& joined) { return SendOne(joined, *flags, plan); });
   };

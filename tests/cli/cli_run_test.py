@@ -495,6 +495,27 @@ class BatchScript(harness.Case):
                 self.assertEqual(first.wait(), 2)
                 self.assertEqual(len(re.findall(why, first.err)), 1, first.err)
 
+    def test_what_is_wrong_before_joining_at_one_rank_is_told_to_the_others(self):
+        def send_to(node, dtype="float"):
+            return ["send", "x", f"--to={node}", "--shape=2", f"--dtype={dtype}"]
+
+        send, recv = send_to(1), ["recv", "x", "--from=0"]
+        cases = [(0, send_to(5), recv, {}, "--to=5: there is no such node"),
+                 (0, send_to(1, "nonsense"), recv, {}, "nonsense"),
+                 (0, send, recv, {"FERRY_JOB_TOKEN_FILE": "/nonexistent"}, "/nonexistent"),
+                 (1, ["recv", "x", "--from=7"], send, {}, "--from=7: there is no such node")]
+        started = []
+        for number, (rank, bad, good, wrong, why) in enumerate(cases):
+            job = self.slurm_job(2, number)
+            started.append((self.start(*bad, SLURM_PROCID=str(rank), **{**job, **wrong}),
+                            self.start(*good, SLURM_PROCID=str(1 - rank), **job), why))
+        for refused, other, why in started:
+            with self.subTest(why):
+                self.assertEqual(refused.wait(), 2)
+                self.assertRegex(refused.err, why)
+                self.assertEqual(other.wait(), 1)
+                self.assertRegex(other.err, f"cannot take part: .*{why}")
+
     def test_a_rank_whose_variables_give_no_number_ends_the_wait_of_the_others(self):
         cases = [({"RANK": "2"}, "RANK=2 must be below WORLD_SIZE=2"),
                  ({"RANK": "-1"}, 'RANK="-1" is not a number'),
