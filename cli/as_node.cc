@@ -111,22 +111,22 @@ RefusedPlace AsRefused(const NodePlace& place) {
 
 // This process, which was to be at `place`, fails with `why` before it joins: it says so at once,
 // and then to the others of its job, which would wait for it for minutes. Returns `why`.
-absl::Status TellOthers(const RefusedPlace& place, const absl::Status& why) {
+absl::Status ReportToOthers(const RefusedPlace& place, const absl::Status& why) {
   const bool is_host = place.is_derived && place.node_id == 0;
   // A job of one process has nobody to tell, and a host that does not know of how many it is
   // cannot.
   if (is_host && place.num_nodes.value_or(1) == 1) return why;
-  absl::Status said = ComplainAtOnce(why);
+  absl::Status said = PrintErrorNow(why);
   if (is_host) {
     const auto hosted = HostedCoordinator::At(place.coordinator, *place.num_nodes, Graphs::kNone);
     if (hosted.ok()) {
-      (*hosted)->TellThoseWhoCome(CannotTakePart(why), kOthersPatience);
+      (*hosted)->RefuseArrivingNodes(CannotTakePart(why), kOthersPatience);
       return said;
     }
     // Somebody else listens there.
   }
   const Progress progress("telling the other nodes why this one cannot join");
-  TellThoseWhoJoin(place.coordinator, why);
+  ReportCannotJoin(place.coordinator, why);
   return said;
 }
 
@@ -216,7 +216,7 @@ absl::StatusOr<int> RunAsNode(NodeOptions& options,
   if (is_host) {
     const auto found = FindHeartbeatTimeout(heartbeat_timeout);
     if (!found.ok()) {
-      return TellOthers(AsRefused(place), found.status());
+      return ReportToOthers(AsRefused(place), found.status());
     }
     heartbeat_timeout = *found;
   }
@@ -257,16 +257,16 @@ absl::StatusOr<NodePlace> FindOwnPlace(const NodeOptions& options) {
   if (place.ok()) return place;
   const std::optional<RefusedPlace> refused = FindRefusedPlace(options, ProcessEnv);
   if (!refused.has_value()) return place;
-  return TellOthers(*refused, place.status());
+  return ReportToOthers(*refused, place.status());
 }
 
 absl::Status PrepareAsNode(const NodeOptions& options,
                            const std::function<absl::Status()>& prepare) {
   absl::Status status = prepare();
-  if (status.ok() || IsComplainedOf(status)) return status;
+  if (status.ok() || IsErrorPrinted(status)) return status;
   const absl::StatusOr<NodePlace> place = FindPlace(options, ProcessEnv);
   if (!place.ok() || !place->is_derived) return status;
-  return TellOthers(AsRefused(*place), status);
+  return ReportToOthers(AsRefused(*place), status);
 }
 
 void EndService(JoinedNode& joined) {

@@ -61,7 +61,7 @@ std::string HostedCoordinator::ConnectedNodes() {
   });
 }
 
-void HostedCoordinator::TellThoseWhoCome(const absl::Status& why, absl::Duration patience) {
+void HostedCoordinator::RefuseArrivingNodes(const absl::Status& why, absl::Duration patience) {
   const Progress progress(
       absl::StrCat("staying a while at ", address(), ", to tell the other nodes that come"));
   server_->strand().Run([&why, patience](coord::Coordinator& coordinator) {

@@ -42,7 +42,7 @@ class HostedCoordinator final {
 
   // In the place of a job that cannot begin: nodes that come within `patience` fail with `why`. How
   // many come, and when, is not known, so it waits for all of that time, and says so on stderr.
-  void TellThoseWhoCome(const absl::Status& why, absl::Duration patience);
+  void RefuseArrivingNodes(const absl::Status& why, absl::Duration patience);
 
   // Waits until no node is left, for at most `patience`, and for all of it where the job could not
   // begin, so that nodes that come late hear why; says on stderr what it waits for.

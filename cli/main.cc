@@ -157,7 +157,7 @@ std::vector<std::string> TakeAfterDashes(int& argc, char** argv) {
 int EndOutput() {
   const absl::Status written = FlushOutput();
   if (written.ok()) return kDone;
-  Complain(std::string(written.message()));
+  PrintError(std::string(written.message()));
   return kFailed;
 }
 
@@ -192,7 +192,7 @@ int Main(int argc, char** argv) {
   // Last, because verbs inherit it.
   app.footer(kFooter);
   if (const std::string misread = FindMisreadFlag(app, argc, argv); !misread.empty()) {
-    Complain(misread);
+    PrintError(misread);
     return kUsage;
   }
   try {
@@ -205,7 +205,7 @@ int Main(int argc, char** argv) {
       std::fputs(text.str().c_str(), stdout);
       return EndOutput();
     }
-    Complain(What(app, error) + "; see " + Path(app) + " --help");
+    PrintError(What(app, error) + "; see " + Path(app) + " --help");
     return kUsage;
   }
   const std::string name = app.get_subcommands().front()->get_name();
@@ -215,7 +215,7 @@ int Main(int argc, char** argv) {
   if (name != "run") std::signal(SIGXFSZ, SIG_IGN);
   const absl::StatusOr<int> status = verbs[name]();
   if (!status.ok()) {
-    if (!IsComplainedOf(status.status())) Complain(Printable(status.status().message()));
+    if (!IsErrorPrinted(status.status())) PrintError(Printable(status.status().message()));
     return absl::IsInvalidArgument(status.status()) ? kUsage : kFailed;
   }
   if (*status != kDone || OutlivesItsReader(name)) return *status;

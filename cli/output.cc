@@ -21,27 +21,27 @@
 namespace ferry::cli {
 namespace {
 
-// Of a status that ComplainAtOnce has returned.
-constexpr char kComplainedOf[] = "ferry/complained-of";
+// Of a status that PrintErrorNow has returned.
+constexpr char kErrorPrinted[] = "ferry/error-printed";
 
 // errno of the first failure that was seen.
 std::atomic<int> first_error{0};
 
 }  // namespace
 
-void Complain(absl::string_view message) {
+void PrintError(absl::string_view message) {
   std::fflush(stdout);
   std::fprintf(stderr, "ferry: %s\n",
                Printable(absl::StrReplaceAll(message, {{"\n", "; "}})).c_str());
 }
 
-absl::Status ComplainAtOnce(absl::Status why) {
-  Complain(Printable(why.message()));
-  why.SetPayload(kComplainedOf, absl::Cord());
+absl::Status PrintErrorNow(absl::Status why) {
+  PrintError(Printable(why.message()));
+  why.SetPayload(kErrorPrinted, absl::Cord());
   return why;
 }
 
-bool IsComplainedOf(const absl::Status& why) { return why.GetPayload(kComplainedOf).has_value(); }
+bool IsErrorPrinted(const absl::Status& why) { return why.GetPayload(kErrorPrinted).has_value(); }
 
 absl::Status FlushOutput() {
   const int error = std::fflush(stdout) == 0 ? 0 : errno;

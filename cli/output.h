@@ -12,11 +12,11 @@ namespace ferry::cli {
 
 // Prints on stderr why this process fails, in one line, whatever the message holds: the rest is the
 // caller's terminal or log.
-void Complain(absl::string_view message);
+void PrintError(absl::string_view message);
 // Prints it at once, for a process that has much to do before it ends, and returns `why` marked for
-// IsComplainedOf, so that it is not printed again.
-absl::Status ComplainAtOnce(absl::Status why);
-bool IsComplainedOf(const absl::Status& why);
+// IsErrorPrinted, so that it is not printed again.
+absl::Status PrintErrorNow(absl::Status why);
+bool IsErrorPrinted(const absl::Status& why);
 
 // Writes out what stdout holds. Errors: UNAVAILABLE with the reason, then and for ever after, once
 // any of it could not be written. Thread-safe.

@@ -197,14 +197,15 @@ absl::StatusOr<int> RunProcesses(RunFlags& flags, Meeting& meeting) {
 
 // Processes of other machines do not wait in vain for those of this one, which do not come, or not
 // all of them.
-void TellOtherMachines(const RunFlags& flags, const absl::Status& why, absl::Duration patience) {
+void ReportToOtherMachines(const RunFlags& flags, const absl::Status& why,
+                           absl::Duration patience) {
   if (flags.launch.machine_count <= 1) return;
   std::string coordinator = flags.launch.coordinator;
   if (coordinator.empty()) coordinator = flags.coordinator;
   if (coordinator.empty()) coordinator = RunEnvironment()("FERRY_COORDINATOR").value_or("");
   if (coordinator.empty()) return;
   const Progress progress("telling the other machines why this one cannot take part");
-  TellThoseWhoJoin(coordinator, why, patience);
+  ReportCannotJoin(coordinator, why, patience);
 }
 
 absl::StatusOr<int> Run(const CLI::App& verb, RunFlags& flags) {
@@ -215,14 +216,14 @@ absl::StatusOr<int> Run(const CLI::App& verb, RunFlags& flags) {
   const absl::StatusOr<int> status = RunProcesses(flags, meeting);
   const bool is_done = status.ok() && *status == kDone;
   if (status.ok() && !is_done) {
-    TellOtherMachines(
+    ReportToOtherMachines(
         flags,
         absl::AbortedError(absl::StrCat("ferry run of machine ", flags.launch.machine_index,
                                         " has ended with status ", *status)),
         kFailurePatience);
   } else if (!status.ok() && !absl::IsDeadlineExceeded(status.status())) {
     // A coordinator that was not found in time will not be now.
-    TellOtherMachines(flags, status.status(), kTellPatience);
+    ReportToOtherMachines(flags, status.status(), kReportPatience);
   }
   if (meeting.master != nullptr && is_done) {
     // Other machines' processes may not need those of this machine, which have ended.

@@ -256,7 +256,7 @@ class Coordinator final {
   void StopJoining(TaskId task);
   // Tells the tasks in joining_ of the first of joining_failures_, and answers all of these.
   //   REQUIRES: neither is empty.
-  void FailThoseWhoJoin();
+  void FailPendingRegistrations();
   void AnswerJoiningFailures(const absl::Status& status);
   void ExpireJoiningFailures(absl::Time now);
   absl::Status Disconnect(TaskId task, const absl::Status& why);

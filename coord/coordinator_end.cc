@@ -12,7 +12,7 @@ namespace ferry::coord {
 namespace {
 
 // How long processes of a job that could not begin may come late, and are told why.
-constexpr absl::Duration kLatecomers = absl::Seconds(20);
+constexpr absl::Duration kLateArrivals = absl::Seconds(20);
 
 }  // namespace
 
@@ -173,7 +173,7 @@ void Coordinator::SettleShutdownBarrier() {
 absl::Duration Coordinator::EndOfFailedJob() const {
   // Only latecomers are to be expected in a job that never began.
   return joining_error_.ok() ? options_.heartbeat_timeout
-                             : std::min(options_.heartbeat_timeout, kLatecomers);
+                             : std::min(options_.heartbeat_timeout, kLateArrivals);
 }
 
 void Coordinator::BeginNewJobIfOver(const Registration& newcomer) {

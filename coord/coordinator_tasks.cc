@@ -111,7 +111,7 @@ WaitId Coordinator::JoinRegisterBarrier(Registration registration, StatusCallbac
   if (deadline != absl::InfiniteFuture()) joining_deadlines_.emplace(deadline, id);
   joining_[id] = Joining{std::move(registration), wait, now, deadline};
   const bool is_over = wait != kNoWait && !joining_failures_.empty();
-  if (is_over) FailThoseWhoJoin();
+  if (is_over) FailPendingRegistrations();
   Settle();
   return is_over ? kNoWait : wait;
 }
@@ -143,7 +143,7 @@ WaitId Coordinator::FailJoining(const absl::Status& why, absl::Duration timeout,
   joining_failures_.emplace(wait, JoiningFailure{told, now, now + timeout, std::move(done)});
   const bool has_told = !joining_.empty() || !joining_error_.ok();
   if (!joining_.empty()) {
-    FailThoseWhoJoin();
+    FailPendingRegistrations();
     Settle();
   } else if (has_told) {
     // They have been told of another process already.
@@ -158,7 +158,7 @@ void Coordinator::AnswerJoiningFailures(const absl::Status& status) {
   }
 }
 
-void Coordinator::FailThoseWhoJoin() {
+void Coordinator::FailPendingRegistrations() {
   const absl::Status error = joining_failures_.begin()->second.why;
   if (options_.register_barrier) {
     joining_error_ = error;

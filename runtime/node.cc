@@ -111,7 +111,7 @@ absl::Status CannotTakePart(const absl::Status& why) {
       absl::StrCat("the process on ", host, " cannot take part: ", why.message()));
 }
 
-void TellThoseWhoJoin(const std::string& coordinator, const absl::Status& why,
+void ReportCannotJoin(const std::string& coordinator, const absl::Status& why,
                       absl::Duration patience, const coord::ConnectStop& stop) {
   coord::AgentOptions agent;
   agent.coordinator = coordinator;
@@ -145,19 +145,19 @@ std::optional<RefusedPlace> FindRefusedPlace(const NodeOptions& options, GetEnv 
   return place;
 }
 
-absl::StatusOr<NodePlace> FindPlaceOrTell(const NodeOptions& options, GetEnv get_env,
-                                          absl::Duration patience) {
+absl::StatusOr<NodePlace> FindPlaceOrReport(const NodeOptions& options, GetEnv get_env,
+                                            absl::Duration patience) {
   absl::StatusOr<NodePlace> place = FindPlace(options, get_env);
   if (place.ok()) return place;
   if (const auto refused = FindRefusedPlace(options, get_env)) {
-    TellThoseWhoJoin(refused->coordinator, place.status(), patience, options.connect_stop);
+    ReportCannotJoin(refused->coordinator, place.status(), patience, options.connect_stop);
   }
   return place;
 }
 
 absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
   auto node = std::unique_ptr<Node>(new Node());
-  FERRY_ASSIGN_OR_RETURN(node->place_, FindPlaceOrTell(options, ProcessEnv));
+  FERRY_ASSIGN_OR_RETURN(node->place_, FindPlaceOrReport(options, ProcessEnv));
   const NodePlace& place = node->place_;
   if (options.exchanges_tensors) FERRY_RETURN_IF_ERROR(CheckFileRoom(kNodeFiles));
   node->discovery_ = DiscoverLocal();
@@ -181,7 +181,7 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
   agent.on_error = std::move(options.on_error);
   agent.connect_stop = options.connect_stop;
   agent.on_refused = [&place, &options](const absl::Status& why) {
-    TellThoseWhoJoin(place.coordinator, why, kTellPatience, options.connect_stop);
+    ReportCannotJoin(place.coordinator, why, kReportPatience, options.connect_stop);
   };
   agent.num_nodes = place.num_nodes;
   agent.enumerate_timeout = options.enumerate_timeout;

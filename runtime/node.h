@@ -117,18 +117,19 @@ std::optional<RefusedPlace> FindRefusedPlace(const NodeOptions& options, GetEnv 
 absl::Status CannotTakePart(const absl::Status& why);
 
 // A process that cannot join may begin sooner than the others: how long it waits for one to tell.
-inline constexpr absl::Duration kTellPatience = absl::Seconds(20);
+inline constexpr absl::Duration kReportPatience = absl::Seconds(20);
 
 // For a process that was to be part of a job and cannot be: processes that wait for the job at
 // `coordinator` to be complete fail with `why`, or else those that come within `patience`. A job
 // that is complete is not affected. Blocks until one was told, or none can be.
-void TellThoseWhoJoin(const std::string& coordinator, const absl::Status& why,
-                      absl::Duration patience = kTellPatience, const coord::ConnectStop& stop = {});
+void ReportCannotJoin(const std::string& coordinator, const absl::Status& why,
+                      absl::Duration patience = kReportPatience,
+                      const coord::ConnectStop& stop = {});
 
 // As FindPlace, for a process that is about to join. If it is refused, the other processes of its
-// job are told why where FindRefusedPlace knows it: see TellThoseWhoJoin.
-absl::StatusOr<NodePlace> FindPlaceOrTell(const NodeOptions& options, GetEnv get_env,
-                                          absl::Duration patience = kTellPatience);
+// job are told why where FindRefusedPlace knows it: see ReportCannotJoin.
+absl::StatusOr<NodePlace> FindPlaceOrReport(const NodeOptions& options, GetEnv get_env,
+                                            absl::Duration patience = kReportPatience);
 
 // A node of a job: identity, devices, connection and topology in one object.
 //   FERRY_ASSIGN_OR_RETURN(std::unique_ptr<Node> node, Node::Join({}));
@@ -142,7 +143,7 @@ class Node final {
   // hold the same topology. Blocks. Starts no coordinator.
   //   Errors: INVALID_ARGUMENT as FindPlace; the rest as coord::Agent::Connect and Enumerate. A
   //   node that fails after it was counted in tells the others, as FailJob. A process that finds no
-  //   place, or is refused the one it has found, tells them as TellThoseWhoJoin, unless
+  //   place, or is refused the one it has found, tells them as ReportCannotJoin, unless
   //   options.recoverable.
   static absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options);
 

@@ -55,7 +55,7 @@ class NodeRefused : public testing::Test {
   }
 
   absl::Status FindOrTell(const NodeOptions& options, const Environment& environment) {
-    return FindPlaceOrTell(
+    return FindPlaceOrReport(
                options,
                [&environment](const char* name) -> std::optional<std::string> {
                  const auto found = environment.find(name);
