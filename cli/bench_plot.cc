@@ -265,7 +265,7 @@ std::string FormatBenchSvg(const BenchReport& report) {
   const std::vector<Line> lines = LinesOf(report);
   const double legend = kTop + kPlotHeight + 62;
   const std::vector<Line> told = LegendOf(lines);
-  const double height = legend + kLegendLine * static_cast<double>((told.size() + 1) / 2) + 10;
+  const double height = legend + kLegendLine * std::ceil(static_cast<double>(told.size()) / 2) + 10;
   std::string text = absl::StrFormat(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %g %g\" width=\"%g\" "
       "height=\"%g\" font-family=\"sans-serif\" font-size=\"12\" fill=\"#222\">\n"
@@ -285,7 +285,7 @@ std::string FormatBenchSvg(const BenchReport& report) {
   for (size_t i = 0; i < told.size(); ++i) {
     const Line& line = told[i];
     const double x = i % 2 == 0 ? 80 : 80 + kPlotWidth + 110;
-    const double y = legend + kLegendLine * static_cast<double>(i / 2);
+    const double y = legend + kLegendLine * std::floor(static_cast<double>(i) / 2);
     absl::StrAppendFormat(&text,
                           "<path d=\"M%g %g h36\" stroke=\"%s\" stroke-width=\"2\"%s/>"
                           "%s<text x=\"%g\" y=\"%g\">%s</text>\n",

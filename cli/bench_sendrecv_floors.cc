@@ -38,8 +38,11 @@ absl::Status SendRecvFloors::MeasureMachine(Json& machine) {
     absl::StatusOr<std::unique_ptr<RawTcp>> raw_tcp = RawTcp::Create(party_, plan_.tcp_streams);
     // There may be something between two machines that lets only tensors through.
     if (!raw_tcp.ok() && !absl::IsUnavailable(raw_tcp.status())) return raw_tcp.status();
-    if (raw_tcp.ok()) raw_tcp_ = *std::move(raw_tcp);
-    if (!raw_tcp.ok()) machine["no_raw_tcp"] = raw_tcp.status().message();
+    if (raw_tcp.ok()) {
+      raw_tcp_ = *std::move(raw_tcp);
+    } else {
+      machine["no_raw_tcp"] = raw_tcp.status().message();
+    }
   }
   if (meeting_.is_on_one_machine()) {
     FERRY_ASSIGN_OR_RETURN(const absl::Duration spin, MeasureSpin(plan_.floor_file, is_first_));

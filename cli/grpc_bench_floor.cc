@@ -191,7 +191,7 @@ class UnaryFloor::Impl final {
   void CallAsync(int client, const char* method, grpc::ByteBuffer request,
                  absl::AnyInvocable<void(absl::Status) &&> done, absl::Duration patience) {
     auto* const call = new UnaryFloorCall;
-    call->request = std::move(request);
+    call->request = request;
     call->context.set_wait_for_ready(true);
     call->context.set_deadline(absl::ToChronoTime(absl::Now() + patience));
     {

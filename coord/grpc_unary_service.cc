@@ -148,8 +148,8 @@ class RareCall final : public Stream, public ParkedCall {
 // A call of a method that this port does not have. Deletes itself when it is over.
 class UnknownCall final : public Stream {
  public:
-  explicit UnknownCall(std::string why) {
-    Finish(grpc::Status(grpc::StatusCode::UNIMPLEMENTED, std::move(why)));
+  explicit UnknownCall(const std::string& why) {
+    Finish(grpc::Status(grpc::StatusCode::UNIMPLEMENTED, why));
   }
 
  private:

@@ -84,7 +84,7 @@ class RareCall final : public Stream, public MasterCall {
   void OnReadDone(bool ok) override {
     grpc::ByteBuffer request;
     if (ok) request.Swap(&request_);
-    handler_(*this, std::move(request));
+    handler_(*this, request);
   }
   void OnCancel() override {
     const std::shared_ptr<Cancellation> gone = this->gone();
@@ -149,7 +149,7 @@ CallHandler Serve(Master& master, Method<Request, Response> method) {
           });
     };
     const size_t length = bytes.Length();
-    if (length <= kLargeBytes) return serve(std::move(bytes));
+    if (length <= kLargeBytes) return serve(bytes);
     master.work().Add(length, [serve = std::move(serve), bytes = std::move(bytes),
                                &call](absl::Status status) mutable {
       if (!status.ok()) return call.Answer(coord::ToGrpcStatus(status), {});

@@ -56,11 +56,11 @@ void RegisteredStep::Register(std::shared_ptr<SessionWorkers> workers, StepPlan 
       return std::move(done)(std::move(status));
     }
   }
-  const std::shared_ptr<RegisteredStep> self(new RegisteredStep(workers, plan));
+  std::shared_ptr<RegisteredStep> self(new RegisteredStep(workers, plan));
   // On failure the last reference goes, and with it what was registered.
   auto all = FanOut::Start([self, done = std::move(done)](const absl::Status& status) mutable {
     if (!status.ok()) return std::move(done)(status);
-    std::move(done)(std::shared_ptr<const RegisteredStep>(std::move(self)));
+    std::move(done)(std::shared_ptr<const RegisteredStep>(self));
   });
   for (size_t i = 0; i < plan.parts.size(); ++i) {
     tensorflow::RegisterGraphRequest request;

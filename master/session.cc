@@ -164,7 +164,7 @@ void Session::Prepare(graph::StepRequest request, std::shared_ptr<Use> use, Step
 void Session::Make(graph::StepRequest request, StepCache::Done done) {
   size_t bytes = 0;
   for (const auto* names : {&request.feeds, &request.fetches, &request.targets}) {
-    for (const std::string& name : *names) bytes += sizeof(name) + name.size();
+    for (const std::string& name : *names) bytes += sizeof(std::string) + name.size();
   }
   context_.work.Add(bytes, [this, request = std::move(request),
                             done = std::move(done)](absl::Status status) mutable {

@@ -21,8 +21,9 @@ void Stage(Gpus& gpus, Received received, ServedCallback done) {
   gpus.Move(std::move(move), [done = std::move(done)](absl::StatusOr<Tensor> tensor) mutable {
     ServedValue value;
     value.send_start_micros = absl::ToUnixMicros(absl::Now());
+    const absl::Status status = tensor.status();
     if (tensor.ok()) value.tensor = *std::move(tensor);
-    std::move(done)(tensor.status(), std::move(value));
+    std::move(done)(status, std::move(value));
   });
 }
 

@@ -252,7 +252,9 @@ void Exchange::FindNccl() {
 
 Exchange::~Exchange() {
   if (!Stop().ok()) {
+    // NOLINTNEXTLINE(bugprone-unhandled-exception-at-new): without memory the process ends anyway.
     (void)new TransportList(std::move(transports_));
+    // NOLINTNEXTLINE(bugprone-unhandled-exception-at-new)
     (void)new std::shared_ptr<HostArena>(std::move(arena_));
     (void)loop_.release();
     (void)copier_.release();

@@ -29,8 +29,8 @@ constexpr Elsewhere kAtTheCoordinator[] = {
 
 class Refusal final : public grpc::ServerGenericBidiReactor {
  public:
-  explicit Refusal(std::string why) {
-    Finish(grpc::Status(grpc::StatusCode::UNIMPLEMENTED, std::move(why)));
+  explicit Refusal(const std::string& why) {
+    Finish(grpc::Status(grpc::StatusCode::UNIMPLEMENTED, why));
   }
 
  private:

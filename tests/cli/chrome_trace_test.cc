@@ -156,7 +156,8 @@ TEST(ChromeTrace, TimesAreThoseOfTheCoordinatorsClock) {
 
 TEST(ChromeTrace, HostileNamesStayNames) {
   GetStepsResponse steps = OneCrossing();
-  const std::string name("\"},{\"ph\":\"s\" \\ \n\x01\xff\x00 \xe2\x80\xae", 26);
+  static constexpr char kHostile[] = "\"},{\"ph\":\"s\" \\ \n\x01\xff\x00 \xe2\x80\xae";
+  const std::string name(kHostile, sizeof(kHostile) - 1);
   steps.mutable_processes(1)->mutable_labels(0)->set_name(name);
   steps.mutable_processes(1)->set_host(name);
   steps.mutable_processes(2)->mutable_labels(0)->set_edge(name);

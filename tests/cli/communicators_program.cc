@@ -67,7 +67,7 @@ absl::Status ExpectSumOverAll(Node& node, NcclCommunicator& all) {
   FERRY_ASSIGN_OR_RETURN(const float sum,
                          Sum(node, all, 1.0f + static_cast<float>(node.node_id())));
   const int count = node.num_nodes();
-  return Expect(sum == static_cast<float>(count * (count + 1) / 2), "the sum over all GPUs");
+  return Expect(sum == 0.5f * static_cast<float>(count * (count + 1)), "the sum over all GPUs");
 }
 
 absl::Status Run() {

@@ -104,7 +104,7 @@ TEST_F(CudaDeviceTest, EventsGoBackToTheirPool) {
     CudaEvent event = *events_->Take();
     first = event.get();
     CudaEvent moved = std::move(event);
-    EXPECT_FALSE(event.is_valid());
+    EXPECT_FALSE(event.is_valid());  // NOLINT(bugprone-use-after-move)
     moved = *events_->Take();
     EXPECT_EQ(events_->idle_count(), 1);
   }

@@ -32,12 +32,12 @@ inline constexpr size_t kMiB = size_t{1} << 20;
 
 #define ASSERT_OK(expression)                               \
   do {                                                      \
-    const absl::Status assert_ok_status = (expression);     \
+    const absl::Status& assert_ok_status = (expression);    \
     ASSERT_TRUE(assert_ok_status.ok()) << assert_ok_status; \
   } while (false)
 #define EXPECT_OK(expression)                               \
   do {                                                      \
-    const absl::Status expect_ok_status = (expression);     \
+    const absl::Status& expect_ok_status = (expression);    \
     EXPECT_TRUE(expect_ok_status.ok()) << expect_ok_status; \
   } while (false)
 

@@ -120,7 +120,7 @@ TEST_F(DeviceExecutorTest, AQuestionThatFailsOnceIsNoAnswer) {
   auto memory = std::make_shared<const int>(1);
   const std::weak_ptr<const int> watched = memory;
   const auto event = Record(stream.get());
-  FailNext("cuEventQuery", /*kErrorOutOfMemory=*/2, /*after_n=*/3);
+  FailNext("cuEventQuery", /*error=*/2, /*after_n=*/3);
   Outcome outcome;
   ASSERT_OK(executor.Watch({.event = event, .what = "a copy", .keep = std::move(memory)},
                            outcome.Callback()));

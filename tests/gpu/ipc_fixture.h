@@ -32,7 +32,7 @@ inline constexpr uint64_t kConsumer = 22;
 // In a child a status that is not OK ends it with a line that the parent shows.
 #define REQUIRE_OK(expression)                                \
   do {                                                        \
-    const absl::Status require_ok_status = (expression);      \
+    const absl::Status& require_ok_status = (expression);     \
     if (!require_ok_status.ok()) {                            \
       std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, \
                    require_ok_status.ToString().c_str());     \

@@ -140,8 +140,8 @@ class PartialTest : public MasterTest {
     graph.AddFloat("d", "AddV2", {"c", "y"}, kCpu1);
     session_ = *Create(graph.def());
   }
-  absl::StatusOr<std::string> Setup(std::vector<std::string> feeds,
-                                    std::vector<std::string> fetches) {
+  absl::StatusOr<std::string> SetUpRun(std::vector<std::string> feeds,
+                                       std::vector<std::string> fetches) {
     tensorflow::PartialRunSetupRequest request;
     request.set_session_handle(session_);
     for (auto& feed : feeds) request.add_feed(std::move(feed));
@@ -169,7 +169,7 @@ class PartialTest : public MasterTest {
 
 // 96
 TEST_F(PartialTest, IsFedInPieces) {
-  const auto handle = Setup({"x:0", "y:0"}, {"c:0", "d:0"});
+  const auto handle = SetUpRun({"x:0", "y:0"}, {"c:0", "d:0"});
   ASSERT_TRUE(handle.ok()) << handle.status();
   EXPECT_THAT(RunPiece(*handle, {"d:0"}, {{"x:0", 1}}),
               Fails(absl::StatusCode::kInvalidArgument,
@@ -195,7 +195,7 @@ TEST_F(PartialTest, IsFedInPieces) {
 }
 
 TEST_F(PartialTest, APieceMayNameAFetchTwice) {
-  const auto handle = Setup({"x:0", "y:0"}, {"c:0", "c", "d:0"});
+  const auto handle = SetUpRun({"x:0", "y:0"}, {"c:0", "c", "d:0"});
   EXPECT_THAT(*RunPiece(*handle, {"c:0", "c:0", "c"}, {{"x:0", 1}}), ElementsAre(3, 3, 3));
   EXPECT_THAT(RunPiece(*handle, {"c:0"}, {}),
               Fails(absl::StatusCode::kInvalidArgument, HasSubstr("already been fetched")));
@@ -205,7 +205,7 @@ TEST_F(PartialTest, APieceMayNameAFetchTwice) {
 
 // Else the worker would wait for what is fed under a name that means nothing to the step.
 TEST_F(PartialTest, APieceSpellsNamesAsTheSetupDoes) {
-  const auto handle = Setup({"x:0", "y:0"}, {"c:0", "d:0"});
+  const auto handle = SetUpRun({"x:0", "y:0"}, {"c:0", "d:0"});
   EXPECT_THAT(RunPiece(*handle, {"c:0"}, {{"x", 1}}),
               Fails(absl::StatusCode::kInvalidArgument, HasSubstr("The feed x was not specified")));
   EXPECT_THAT(
@@ -216,7 +216,7 @@ TEST_F(PartialTest, APieceSpellsNamesAsTheSetupDoes) {
 
 // 95: an error of a worker ends the whole step.
 TEST_F(PartialTest, EndsWithAnError) {
-  const auto handle = Setup({"x:0", "y:0"}, {"c:0", "d:0"});
+  const auto handle = SetUpRun({"x:0", "y:0"}, {"c:0", "d:0"});
   cluster_.worker(1).on_run = [](const auto&) { return absl::InternalError("fantasia!"); };
   EXPECT_THAT(RunPiece(*handle, {"c:0"}, {{"x:0", 1}}),
               Fails(absl::StatusCode::kInternal, HasSubstr("fantasia!")));
@@ -227,7 +227,7 @@ TEST_F(PartialTest, EndsWithAnError) {
 
 // Of two pieces one fails: the other does not wait for ever.
 TEST_F(PartialTest, EndsAllPieces) {
-  const auto handle = Setup({"x:0", "y:0"}, {"c:0", "d:0", "a:0"});
+  const auto handle = SetUpRun({"x:0", "y:0"}, {"c:0", "d:0", "a:0"});
   cluster_.worker(1).hangs = true;
   const auto waiting = Start(&Master::RunStep, Piece(*handle, {"c:0"}, {{"x:0", 1}}));
   tensorflow::RunStepRequest piece = Piece(*handle, {"d:0"}, {{"y:0", 1}});
@@ -244,17 +244,17 @@ TEST_F(PartialTest, EndsAllPieces) {
 
 // A client that never comes back to it.
 TEST_F(PartialTest, GoesWithItsSession) {
-  const auto handle = Setup({"x:0", "y:0"}, {"c:0", "d:0"});
+  const auto handle = SetUpRun({"x:0", "y:0"}, {"c:0", "d:0"});
   EXPECT_THAT(*RunPiece(*handle, {"c:0"}, {{"x:0", 1}}), ElementsAre(3));
-  ASSERT_TRUE(Setup({"x:0"}, {"c:0"}).ok());
+  ASSERT_TRUE(SetUpRun({"x:0"}, {"c:0"}).ok());
   EXPECT_TRUE(Close(session_).ok());
   EXPECT_EQ(cluster_.Leftovers(), "");
 }
 
 TEST_F(PartialTest, RefusesASetupThatMakesNoSense) {
-  EXPECT_THAT(Setup({"none:0"}, {"c:0"}), Fails(absl::StatusCode::kNotFound, HasSubstr("none")));
-  EXPECT_THAT(Setup({"x:0"}, {}), Fails(absl::StatusCode::kInvalidArgument,
-                                        HasSubstr("Must specify at least one target")));
+  EXPECT_THAT(SetUpRun({"none:0"}, {"c:0"}), Fails(absl::StatusCode::kNotFound, HasSubstr("none")));
+  EXPECT_THAT(SetUpRun({"x:0"}, {}), Fails(absl::StatusCode::kInvalidArgument,
+                                           HasSubstr("Must specify at least one target")));
   EXPECT_THAT(RunPiece("5", {"c:0"}, {}),
               Fails(absl::StatusCode::kInvalidArgument, HasSubstr("Must run PartialRunSetup")));
 }

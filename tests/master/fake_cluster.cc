@@ -201,7 +201,7 @@ void FakeWorker::RunGraph(const tensorflow::RunGraphRequest& request, CallLimits
                           Done<tensorflow::RunGraphResponse> done) {
   cluster_.Post([self = shared_from_this(), request, limits = std::move(limits),
                  done = std::move(done)]() mutable {
-    self->Begin(std::move(request), std::move(limits), std::move(done));
+    self->Begin(request, std::move(limits), std::move(done));
   });
 }
 

@@ -38,7 +38,7 @@ TEST(Key, IsReadBack) {
   EXPECT_EQ(key.edge(), "var0");
   EXPECT_EQ(key.src().task, (TaskName{"mnist", 1, 2}));
   EXPECT_EQ(key.text(), kText);
-  const RendezvousKey copy = key;
+  const RendezvousKey copy = key;  // NOLINT(performance-unnecessary-copy-initialization)
   EXPECT_EQ(copy, *RendezvousKey::Parse(kText));
   EXPECT_EQ(copy.hash(), key.hash());
 }

@@ -60,7 +60,7 @@ TEST_P(ExchangeShortage, OfDescriptorsAtTheProducerIsTold) {
   here_->exchange->NoteDeadline(args.deadline);
   step_->RecvAsync(peer.From("t"), args, receipt.callback());
   const auto received = receipt.Wait(absl::Seconds(3) + kDetection);
-  const absl::Status status = received.status();
+  const absl::Status& status = received.status();
   // Of TCP's connections, which wait in its kernel until it has some again, the deadline tells.
   EXPECT_TRUE(absl::IsResourceExhausted(status) || absl::IsDeadlineExceeded(status)) << status;
   EXPECT_TRUE(absl::StrContains(status.message(), "node 1")) << status;

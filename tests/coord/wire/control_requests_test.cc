@@ -250,7 +250,7 @@ TEST_F(ControlRequests, AFrameMayNotAskForMoreThanAClientThatIsBehind) {
   v1::Request watch;
   watch.mutable_watch()->set_with_existing(true);
   uint64_t id = 2;
-  for (v1::Request request :
+  for (const v1::Request& request :
        {GetRequest(0, {"large", "large"}, absl::ZeroDuration()), list, watch}) {
     // Each of them has a mebibyte or two, and 64 MiB are the limit for the state of the job.
     v1::ClientFrame frame;

@@ -57,8 +57,8 @@ class FakeCall final : public ParkedCall {
   void Answer(grpc::Status status, grpc::ByteBuffer response) override {
     EXPECT_FALSE(is_answered_);
     is_answered_ = true;
-    status_ = std::move(status);
-    response_ = std::move(response);
+    status_ = status;
+    response_ = response;
   }
 
   // True once `between` has run.

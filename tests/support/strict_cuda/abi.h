@@ -10,6 +10,8 @@
 
 namespace strict_cuda {
 
+// Names as cuda.h has them. NOLINTBEGIN(readability-identifier-naming)
+
 struct Context;
 struct StreamHandle;
 struct EventHandle;
@@ -362,6 +364,8 @@ int strict_cuda_outstanding();
 // NCCL: sends of this process stop for ever after so many more bytes (-1: never).
 void strict_cuda_nccl_stop_after(long long bytes);  // NOLINT
 }  // extern "C"
+
+// NOLINTEND(readability-identifier-naming)
 
 }  // namespace strict_cuda
 
