@@ -82,7 +82,7 @@ class JoinReport final {
                         FormatRanges(missing, 200), " to join");
   }
 
-  // Nobody waits for the coordinator any more. From any thread.
+  // Ends a pending attempt to reach the coordinator. Callable from any thread.
   void Stop() { stop_.Stop(absl::CancelledError("the wait is over")); }
 
  private:
@@ -109,12 +109,11 @@ RefusedPlace AsRefused(const NodePlace& place) {
           .num_nodes = place.num_nodes};
 }
 
-// This process, which was to be at `place`, fails with `why` before it joins: it says so at once,
-// and then to the others of its job, which would wait for it for minutes. Returns `why`.
+// Reports that this process, which was to be at `place`, fails with `why` before it joins: at once
+// on stderr, and then to the others of its job, which would wait for it for minutes. Returns `why`.
 absl::Status ReportToOthers(const RefusedPlace& place, const absl::Status& why) {
   const bool is_host = place.is_derived && place.node_id == 0;
-  // A job of one process has nobody to tell, and a host that does not know of how many it is
-  // cannot.
+  // A job of one process has no others, and a host needs their number to serve them.
   if (is_host && place.num_nodes.value_or(1) == 1) return why;
   absl::Status said = PrintErrorNow(why);
   if (is_host) {
@@ -123,7 +122,7 @@ absl::Status ReportToOthers(const RefusedPlace& place, const absl::Status& why) 
       (*hosted)->RefuseArrivingNodes(CannotTakePart(why), kOthersPatience);
       return said;
     }
-    // Somebody else listens there.
+    // Another process listens there; it may be a coordinator.
   }
   const Progress progress("telling the other nodes why this one cannot join");
   ReportCannotJoin(place.coordinator, why);

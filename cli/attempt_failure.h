@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// AttemptFailure: why the coordinator was not reached so far, for those who wait for it.
+// AttemptFailure: the reason why the coordinator has not been reached yet.
 #ifndef FERRY_CLI_ATTEMPT_FAILURE_H_
 #define FERRY_CLI_ATTEMPT_FAILURE_H_
 

@@ -21,7 +21,7 @@
 namespace ferry::cli {
 namespace {
 
-// Of a status that PrintErrorNow has returned.
+// Marks a status that PrintErrorNow has returned.
 constexpr char kErrorPrinted[] = "ferry/error-printed";
 
 // errno of the first failure that was seen.

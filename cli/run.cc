@@ -195,8 +195,8 @@ absl::StatusOr<int> RunProcesses(RunFlags& flags, Meeting& meeting) {
   return Launch(flags.launch, stdout, stderr);
 }
 
-// Processes of other machines do not wait in vain for those of this one, which do not come, or not
-// all of them.
+// Processes of other machines fail with `why` instead of waiting for those of this machine, not all
+// of which will join.
 void ReportToOtherMachines(const RunFlags& flags, const absl::Status& why,
                            absl::Duration patience) {
   if (flags.launch.machine_count <= 1) return;

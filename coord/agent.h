@@ -71,7 +71,7 @@ struct AgentOptions {
   absl::Status cannot_join;
   // The coordinator does not take this process for that node of its job. Called in Connect, when
   // its connection has ended and before it returns; not for a node that is recoverable, whose
-  // earlier life may hold the place yet.
+  // earlier incarnation may still hold the place.
   std::function<void(const absl::Status&)> on_refused;
   // How long Connect waits for the coordinator and for the other nodes, both together.
   absl::Duration connect_timeout = absl::Minutes(5);

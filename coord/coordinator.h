@@ -134,11 +134,11 @@ class Coordinator final {
   //   Errors: FAILED_PRECONDITION it is healthy, and not `force`; INTERNAL stopped.
   absl::Status EndJob(absl::string_view why, bool force);
   // A process that was to be one of the job's tasks cannot be, for the reason `why`: tasks that
-  // wait for all to register hear it at once, as do those that come while this call waits, and the
-  // job has failed. Without a register barrier only their registration has. Answered when somebody
-  // was told.
-  //   Errors: FAILED_PRECONDITION everyone has registered, and goes on; DEADLINE_EXCEEDED nobody
-  //   came; INTERNAL stopped.
+  // wait for all to register fail with it, as do those that register while this call waits, and the
+  // job has failed. Without a register barrier only their registration has. Answered when a task
+  // has failed with it.
+  //   Errors: FAILED_PRECONDITION all have registered, and the job continues; DEADLINE_EXCEEDED no
+  //   task registered; INTERNAL stopped.
   WaitId FailJoining(const absl::Status& why, absl::Duration timeout, StatusCallback done);
   // Barrier over everyone that also collects what each says of its devices (opaque here).
   WaitId WaitForAllTasks(TaskId task, std::string device_info, DeviceInfosCallback done);
@@ -227,7 +227,7 @@ class Coordinator final {
     absl::Time deadline;
   };
 
-  // A call of FailJoining that waits for somebody to tell.
+  // A call of FailJoining that waits for a task to register.
   struct JoiningFailure {
     absl::Status why;
     absl::Time since;

@@ -11,7 +11,7 @@
 namespace ferry::coord {
 namespace {
 
-// How long processes of a job that could not begin may come late, and are told why.
+// How long processes of a job that could not begin may come late, and fail with its error.
 constexpr absl::Duration kLateArrivals = absl::Seconds(20);
 
 }  // namespace

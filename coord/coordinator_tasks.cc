@@ -13,7 +13,7 @@
 namespace ferry::coord {
 namespace {
 
-// One of them is enough for those who come.
+// One is enough to fail a job; the rest only wait for their answer.
 constexpr size_t kMaxJoiningFailures = 4096;
 
 }  // namespace
@@ -64,7 +64,7 @@ WaitId Coordinator::RegisterTask(Registration registration, StatusCallback done)
     Settle();
     return Answer(std::move(done), aborted);
   }
-  // The job never began: whoever comes late has to hear why, and not that it was set to error.
+  // The job never began: a late process fails for the same reason as the others.
   if (task.state == TaskState::kError && !joining_error_.ok()) {
     return Answer(
         std::move(done),
@@ -130,11 +130,10 @@ WaitId Coordinator::FailJoining(const absl::Status& why, absl::Duration timeout,
                       FirstOf(why.message())))));
   }
   if (joining_failures_.size() >= kMaxJoiningFailures) {
-    return Answer(
-        std::move(done),
-        CoordinationError(absl::ResourceExhaustedError(absl::StrCat(
-            kMaxJoiningFailures,
-            " processes that cannot join wait for somebody to tell, the most that may"))));
+    return Answer(std::move(done),
+                  CoordinationError(absl::ResourceExhaustedError(absl::StrCat(
+                      kMaxJoiningFailures,
+                      " processes that cannot join are waiting already, which is the limit"))));
   }
   const absl::Time now = Now();
   const WaitId wait = ids_.Next(WaitKind::kFailJoining);

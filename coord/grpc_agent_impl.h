@@ -58,7 +58,8 @@ class Agent::Impl final {
   absl::Status Open() ABSL_LOCKS_EXCLUDED(mu_);
   // Waits for it, and for the other nodes.
   absl::Status Join() ABSL_LOCKS_EXCLUDED(mu_);
-  // In place of joining: tells those who do, or the first that comes, of options_.cannot_join.
+  // Instead of joining: fails the nodes that do, or the first that comes, with
+  // options_.cannot_join.
   absl::Status FailJoining();
   // Ends Join, on another thread, with an error; the coordinator is told.
   void GiveUp(const absl::Status& why);

@@ -155,8 +155,8 @@ class AgentLink final : private AgentStream::Owner {
   bool is_closing_ ABSL_GUARDED_BY(mu_) = false;
   // Not OK: lost for good, and why.
   absl::Status lost_ ABSL_GUARDED_BY(mu_);
-  // Not OK: the job has failed. A coordinator that goes after that does not come back to it:
-  // whoever hosted it for this job alone has ended.
+  // Not OK: the job has failed. A coordinator that ends after that does not return: the
+  // process that hosted it for this job has ended.
   absl::Status job_error_ ABSL_GUARDED_BY(mu_);
   bool is_joining_ ABSL_GUARDED_BY(mu_) = false;
   // The stream in use. Others may still be ending: stream_count_ counts all.

@@ -26,7 +26,7 @@ absl::Status CheckServerThreadRoom();
 //   descriptors.
 absl::Status CheckServerFileRoom();
 
-// Both, for whoever is about to create a server.
+// Both, to be called before a server is created.
 absl::Status CheckServerRoom();
 
 }  // namespace ferry::coord

@@ -32,7 +32,7 @@
 
 namespace ferry::launcher_internal {
 
-// A reader that went away is told of as by any other tool; the rest is a failure of ours.
+// As other tools exit if the reader of their output has gone; any other error is a failure.
 inline int OutputStatus(int error) { return error == EPIPE ? 128 + SIGPIPE : 1; }
 
 // True for those signals of the relay that stop the foreground job.

@@ -92,7 +92,7 @@ void Launcher::StopLeftovers() {
   }
   if (leftovers_stopped_) return StopNewcomers();
   leftovers_stopped_ = true;
-  // Before they are told.
+  // Before they are sent the signal.
   for (const pid_t pid : left_behind_) told_.emplace(pid, ProgramOf(pid));
   if (stopping_) {
     std::vector<pid_t> elsewhere;

@@ -113,21 +113,21 @@ struct RefusedPlace {
 // its coordinator is.
 std::optional<RefusedPlace> FindRefusedPlace(const NodeOptions& options, GetEnv get_env);
 
-// What the others are told of a process that fails with `why` before it joins.
+// The error with which the other processes of a job fail if one fails with `why` before it joins.
 absl::Status CannotTakePart(const absl::Status& why);
 
-// A process that cannot join may begin sooner than the others: how long it waits for one to tell.
+// How long a process that cannot join waits for others, which may start later, to fail them.
 inline constexpr absl::Duration kReportPatience = absl::Seconds(20);
 
 // For a process that was to be part of a job and cannot be: processes that wait for the job at
 // `coordinator` to be complete fail with `why`, or else those that come within `patience`. A job
-// that is complete is not affected. Blocks until one was told, or none can be.
+// that is complete is not affected. Blocks until one has failed, or none will.
 void ReportCannotJoin(const std::string& coordinator, const absl::Status& why,
                       absl::Duration patience = kReportPatience,
                       const coord::ConnectStop& stop = {});
 
-// As FindPlace, for a process that is about to join. If it is refused, the other processes of its
-// job are told why where FindRefusedPlace knows it: see ReportCannotJoin.
+// As FindPlace, for a process that is about to join. If it is refused and FindRefusedPlace finds
+// its job, the other processes of the job fail with the reason: see ReportCannotJoin.
 absl::StatusOr<NodePlace> FindPlaceOrReport(const NodeOptions& options, GetEnv get_env,
                                             absl::Duration patience = kReportPatience);
 

@@ -112,7 +112,7 @@ class BeforeAnyoneJoins(harness.Case):
         self.assertLess(usage.ru_maxrss << 10, budget * 2)
 
     def test_a_dash_is_a_standard_stream_of_one_flag(self):
-        """And nobody's file by that name."""
+        """Not a file of that name."""
         for pattern, arguments in (
                 ("--plot: - is stdout, where --json writes",
                  ("bench", "kv", "--json", "--plot=-")),

@@ -160,7 +160,7 @@ class FewThreads(Refusing):
 
 
 class FewDescriptors(harness.Case):
-    """Whoever cannot open what it needs ends with one line that names the limit."""
+    """A process that cannot open what it needs ends with one line that names the limit."""
 
     def run_with(self, descriptors, *arguments):
         """(exit status, stderr), with so many descriptors at most, standard streams included."""
@@ -217,7 +217,7 @@ class FewDescriptors(harness.Case):
 
 
 class DoctorOfLimits(Refusing):
-    """What gRPC would abort for is wrong, in the words of whoever would end with it."""
+    """What gRPC would abort for is wrong, in the words of the coordinator's error."""
 
     def test_what_is_refused(self):
         for call, name in (("epoll_create1", "epoll_create1"), ("eventfd2", "eventfd"),

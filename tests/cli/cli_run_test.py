@@ -131,7 +131,7 @@ class JobControl(harness.Case):
         self.assertEqual(run.wait(), 128 + signal.SIGTERM)
 
     def test_job_that_was_stopped_for_longer_than_the_heartbeat_timeout_goes_on(self):
-        """The coordinator was stopped as well: it has not heard what nobody could say."""
+        """The coordinator was stopped as well: no heartbeat could be sent to it."""
         coordinator, address = self.coordinator(2, "--heartbeat-timeout=2s")
         run = self.start("run", "--nproc=2", f"--coordinator={address}", "--", harness.FERRY,
                          "worker")
@@ -353,7 +353,7 @@ class RefusedMachine(harness.Case):
     def test_processes_that_fail_before_the_others_have_come(self):
         _, address = self.coordinator(3)
         first = self.machine(address, 0, "--nodes=3")
-        # Only who waits by then is told.
+        # Only ranks that are waiting by then are told.
         first.wait_for(r"waiting for nodes 1(-|,)2 to join")
         second = self.start("run", "--nodes=3", "--node-id=1", f"--coordinator={address}", "--",
                             "sh", "-c", "exit 7")
@@ -475,7 +475,7 @@ class BatchScript(harness.Case):
             self.assertIn('OMPI_COMM_WORLD_LOCAL_RANK="x" is not a number', worker.err)
 
     def test_rank_0_that_is_refused_runs_the_coordinator_to_tell_the_others(self):
-        """Nobody else does, where it is rank 0 that was to run it."""
+        """If rank 0 was to run it, no other process does."""
         cases = [({"RANK": "5", "WORLD_SIZE": "2"}, "RANK=5 must be below WORLD_SIZE=2"),
                  ({"RANK": "1", "WORLD_SIZE": "2"}, "RANK=1 and SLURM_PROCID=0 disagree"),
                  ({"SLURM_LOCALID": "x"}, 'SLURM_LOCALID="x" is not a number'),
