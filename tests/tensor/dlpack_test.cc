@@ -40,7 +40,7 @@ TEST(DLPack, ComesInWithoutACopyAndIsDeletedOnce) {
     const Tensor tensor = *Import(&foreign.managed);
     EXPECT_EQ(tensor.data(), foreign.data.data());
     EXPECT_EQ(ToString(tensor), "float[2,3]");
-    const Tensor copy = tensor;
+    const Tensor copy = tensor;  // NOLINT(performance-unnecessary-copy-initialization)
     EXPECT_EQ(foreign.deleted, 0);
   }
   EXPECT_EQ(foreign.deleted, 1);

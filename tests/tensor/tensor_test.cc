@@ -33,7 +33,7 @@ TEST(Tensor, IsNoneByDefault) {
 
 TEST(Tensor, CopiesShareTheBuffer) {
   const Tensor tensor = Counting();
-  const Tensor copy = tensor;
+  const Tensor copy = tensor;  // NOLINT(performance-unnecessary-copy-initialization)
   EXPECT_EQ(copy.data(), tensor.data());
   EXPECT_EQ(tensor.buffer().use_count(), 2);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(tensor.data()) % kBufferAlignment, 0u);

@@ -68,12 +68,10 @@ TEST_P(LaneTest, FramesArriveInOrderBothWays) {
 
 TEST_P(LaneTest, TakesBodiesOfAllSizesAndMoreThanFits) {
   Connect();
-  size_t bytes = 0;
   // Several times what a ring or a socket buffer holds.
   for (int i = 0; i < 400; ++i) {
     const size_t size = i * 977 % (kMaxLaneBody + 1);
     ASSERT_TRUE(client_lane_->Send(1, {std::string(size, static_cast<char>('a' + i % 26))}).ok());
-    bytes += size;
   }
   // The largest one, in between others, and by itself.
   const size_t most = client_lane_->max_body();
@@ -134,7 +132,7 @@ TEST(LaneDozeTest, WhoSleepsWakesWhoDozes) {
   // It would not look by itself before the test is over.
   LaneEnd dozes(LanePeer{2, 22}, "token", absl::Seconds(10), {.tick = absl::Hours(1)});
   const auto client = std::make_shared<RecordingHandler>();
-  asks.hub->Connect(dozes.peer, dozes.addresses, /*over_unix=*/true, client);
+  asks.hub->Connect(dozes.peer, dozes.addresses, /*use_unix=*/true, client);
   const std::shared_ptr<Lane> lane = client->WaitForLane();
   ASSERT_NE(lane, nullptr) << client->WaitForClosed();
   ASSERT_NE(dozes.accepted->WaitForLane(), nullptr);

@@ -85,6 +85,7 @@ class GpuKernels : public cuda::CudaTest {
       const T* const got = static_cast<const T*>(host.data());
       const T* const wanted = static_cast<const T*>(expected->data());
       for (int64_t i = 0; i < host.shape().element_count(); ++i) {
+        // NOLINTNEXTLINE(bugprone-suspicious-memory-comparison): it is the bits that are compared.
         if (std::memcmp(&got[i], &wanted[i], sizeof(T)) == 0) continue;
         // Which bits stand for what is no number is the processor's matter.
         if (got[i] != got[i] && wanted[i] != wanted[i]) continue;

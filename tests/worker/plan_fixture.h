@@ -59,7 +59,7 @@ class PlanWriter {
     node.output_count = 1;
     if (function == nullptr) function = Sum;
     node.kernel = std::make_shared<FunctionKernel>(std::move(function));
-    node.environment = &environment_;
+    node.environment = &kEnvironment;
     nodes_.push_back(std::move(node));
     return static_cast<int>(nodes_.size()) - 1;
   }
@@ -95,7 +95,7 @@ class PlanWriter {
   }
 
  private:
-  static inline const KernelEnvironment environment_;
+  static inline const KernelEnvironment kEnvironment;
   std::vector<PlanNode> nodes_;
 };
 

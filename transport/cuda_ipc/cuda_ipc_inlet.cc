@@ -98,6 +98,7 @@ void CudaIpcInlet::Take(uint64_t id, const TensorHeader& header, absl::string_vi
     }
     if (status.ok()) (*job)->done = std::move(done);
   }
+  // Moved only if it is OK. NOLINTNEXTLINE(bugprone-use-after-move)
   if (!status.ok()) return std::move(done)(std::move(status), false);
   // Its slices do the rest.
   if ((*job)->ticket.is_staged()) return;

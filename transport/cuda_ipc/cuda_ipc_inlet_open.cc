@@ -58,9 +58,10 @@ absl::Status CudaIpcInlet::OnProbe(absl::string_view body, absl::Span<UniqueFd> 
     Reply(probe, lost);
     return absl::OkStatus();
   }
+  const auto destination = probe.pair.destination;
   environment_.gpus->Use(
-      probe.pair.destination, [self = shared_from_this(), probe = std::move(probe),
-                               fd = TakeFirst(descriptors)](absl::StatusOr<Gpu*> gpu) mutable {
+      destination, [self = shared_from_this(), probe = std::move(probe),
+                    fd = TakeFirst(descriptors)](absl::StatusOr<Gpu*> gpu) mutable {
         if (!gpu.ok()) return self->Reply(probe, gpu.status());
         const cuda::ImportKey key = {self->peer_.peer.incarnation, probe.memory.buffer_id};
         auto shared = std::make_shared<CudaIpcProbe>(std::move(probe));

@@ -65,6 +65,7 @@ void CudaIpcOutlet::OfferHere(Gpu& gpu, const GpuPair& pair, Pending pending) {
   }
   if (is_first) Probe(gpu, pair);
   if (is_waiting) return;
+  // Moved only if it waits. NOLINTNEXTLINE(bugprone-use-after-move)
   if (!status.ok()) return std::move(pending.done)(std::move(status));
   Finish(gpu, pair, std::move(pending), /*is_ready=*/false);
 }

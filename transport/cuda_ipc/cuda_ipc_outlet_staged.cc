@@ -103,6 +103,7 @@ void CudaIpcOutlet::AnnounceSlice(const StagedPtr& staged, Slice slice) {
     if (aborted.ok()) slices_.emplace(std::pair(staged->id, message.offset), std::move(slice));
   }
   if (!aborted.ok()) {
+    // Moved only if it is OK. NOLINTNEXTLINE(bugprone-use-after-move)
     slice.ring->Give(std::move(slice.slot), std::move(slice.copied));
     return;
   }

@@ -211,6 +211,7 @@ void NcclInlet::Take(uint64_t id, const TensorHeader& header, absl::string_view 
   }
   if (!refused.ok()) {
     Answer(body);
+    // Moved only if it is not refused. NOLINTNEXTLINE(bugprone-use-after-move)
     return std::move(done)(AsAborted(refused), false);
   }
   const PeerDevice peer = *peer_->device(ticket->key.source);

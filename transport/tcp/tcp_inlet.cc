@@ -140,13 +140,14 @@ void TcpInlet::Expect(uint64_t id, size_t bytes, Incoming incoming) {
     if (status.ok()) {
       is_first = connecting_ == 0 && readers_.empty();
       if (is_first) connecting_ = plane_.connections() + 1;
-      if (bytes > 0 && !incoming_.emplace(id, std::move(incoming)).second) {
+      if (bytes > 0 && !incoming_.try_emplace(id, std::move(incoming)).second) {
         status = absl::InvalidArgumentError(absl::StrCat("transfer ", id, " for a second time"));
       }
       if (std::exchange(is_somebody_waiting_, false)) waiting = readers_;
     }
   }
   if (!status.ok()) {
+    // Moved only if it was inserted. NOLINTNEXTLINE(bugprone-use-after-move)
     if (incoming.done) std::move(incoming.done)(status, false);
     return;
   }

@@ -100,8 +100,8 @@ ProcessSlot* MySlot() {
 
 // One that was never used, or whose owner and importers have let go. The dead are asked for only
 // when there is no other.
-template <typename Entry, size_t count>
-Entry* FreeEntry(Entry (&entries)[count]) {
+template <typename Entry, size_t kCount>
+Entry* FreeEntry(Entry (&entries)[kCount]) {
   for (Entry& entry : entries) {
     if (entry.id == 0) return &entry;
   }

@@ -10,6 +10,8 @@
 
 namespace strict_cuda {
 
+// Names as nccl.h has them. NOLINTBEGIN(readability-identifier-naming)
+
 struct Comm;
 struct Window;
 using ncclWindow_t = Window*;
@@ -116,6 +118,8 @@ ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataTyp
 ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type,
                            ncclComm_t comm, CUstream stream);
 }  // extern "C"
+
+// NOLINTEND(readability-identifier-naming)
 
 }  // namespace strict_cuda
 

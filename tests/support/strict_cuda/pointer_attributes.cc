@@ -12,7 +12,7 @@ namespace {
 
 template <typename Value>
 CUresult Put(void* data, const Value& value) {
-  std::memcpy(data, &value, sizeof(value));
+  std::memcpy(data, &value, sizeof(Value));
   return CUDA_SUCCESS;
 }
 
