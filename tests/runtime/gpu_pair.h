@@ -40,8 +40,7 @@ class GpuPeer final {
  public:
   GpuPeer(int node, int fd, const ExchangeOptions& options, std::string boot_id = "one machine",
           NcclJob nccl = {})
-      : node_(node),
-        channel_(fd),
+      : channel_(fd),
         end_(directory_, node, options, 1000 + node, std::move(boot_id), std::move(nccl)) {
     channel_.Say(EncodeEndpoint(end_.exchange->self()));
     other_ = *DecodeEndpoint(channel_.Hear());
@@ -152,7 +151,6 @@ class GpuPeer final {
   }
 
  private:
-  const int node_;
   const Channel channel_;
   Endpoint other_;
   Directory directory_;

@@ -153,7 +153,7 @@ class NcclWork final : public CarrierRun {
       run_ = run;
     }
     // Whoever failed meanwhile did not know it.
-    if (absl::Status failed = failure(); !failed.ok()) run->Abort(std::move(failed));
+    if (const absl::Status failed = failure(); !failed.ok()) run->Abort(failed);
   }
 
   void TakeResult() {

@@ -78,7 +78,8 @@ TEST(ControlLimits, WhatAnAgentMaySendIsRead) {
   for (int i = 0; i < kMaxRequests - 1; ++i) sent.add_requests()->mutable_heartbeat();
   v1::Put& put = *sent.add_requests()->mutable_put();
   for (int i = 0; i < kMaxKeys; ++i) put.add_entries()->set_key(absl::StrCat("key", i));
-  put.mutable_entries(0)->set_value(std::string(10'000'000, '\x0a'));
+  constexpr size_t kManyBytes = 10'000'000;
+  put.mutable_entries(0)->mutable_value()->assign(kManyBytes, '\x0a');
   v1::ClientFrame read;
   EXPECT_TRUE(ParseFrame(sent.SerializeAsString(), kMaxFrameBytes, read).ok());
   EXPECT_EQ(read.requests_size(), kMaxRequests);

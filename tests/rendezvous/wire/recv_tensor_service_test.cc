@@ -131,7 +131,8 @@ TEST_F(Service, AFinishedStepIsOver) {
   ASSERT_TRUE(worker_.WaitUntilPending(1));
   worker_.manager().Cleanup(1);
   EXPECT_THAT(waiting.Wait(), Fails(StatusCode::kAborted, "[_Derived_]Cleanup 1"));
-  EXPECT_THAT(Recv(EdgeText("a"), 2).Wait(), Fails(StatusCode::kAborted, "step 1 is over"));
+  EXPECT_THAT(Recv(EdgeText("a"), 2).Wait(),
+              Fails(StatusCode::kAborted, "[_Derived_]step 1 is over"));
 }
 
 // In TensorFlow either takes the value with it.
