@@ -16,6 +16,7 @@
 #include "base/text.h"
 #include "cli/hosted_coordinator.h"
 #include "cli/master_meeting.h"
+#include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/verb.h"
 #include "runtime/identity.h"
@@ -213,7 +214,7 @@ absl::StatusOr<int> Run(const CLI::App& verb, RunFlags& flags) {
   flags.launch.prefix_output = !flags.no_prefix;
   flags.launch.machine_index = flags.machine_index.value_or(0);
   Meeting meeting;
-  const absl::StatusOr<int> status = RunProcesses(flags, meeting);
+  absl::StatusOr<int> status = RunProcesses(flags, meeting);
   const bool is_done = status.ok() && *status == kDone;
   if (status.ok() && !is_done) {
     ReportToOtherMachines(
@@ -221,8 +222,10 @@ absl::StatusOr<int> Run(const CLI::App& verb, RunFlags& flags) {
         absl::AbortedError(absl::StrCat("ferry run of machine ", flags.launch.machine_index,
                                         " has ended with status ", *status)),
         kFailurePatience);
-  } else if (!status.ok() && !absl::IsDeadlineExceeded(status.status())) {
+  } else if (!status.ok() && flags.launch.machine_count > 1 &&
+             !absl::IsDeadlineExceeded(status.status())) {
     // A coordinator that was not found in time will not be now.
+    status = PrintErrorNow(status.status());
     ReportToOtherMachines(flags, status.status(), kReportPatience);
   }
   if (meeting.master != nullptr && is_done) {

@@ -227,6 +227,7 @@ absl::Status Coordinator::EndJob(absl::string_view why, bool force) {
       CoordinationError(absl::AbortedError(absl::StrCat("the job was ended: ", FirstOf(why))));
   // Clients with a listening address are notified; polls and all other calls end below.
   if (connected > 0) Propagate(ended, {});
+  AnswerJoiningFailures(ended);
   BeginNewJob(ended);
   return absl::OkStatus();
 }

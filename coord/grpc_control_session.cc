@@ -95,11 +95,23 @@ void ControlSession::Attach(FrameSink& sink, uint64_t acked_sequence, v1::Welcom
 }
 
 void ControlSession::Detach(FrameSink& sink) {
-  absl::MutexLock lock(&mu_);
-  if (sink_ != &sink) return;
-  sink_ = nullptr;
-  is_writing_ = false;
-  detached_since_ = SteadyClock().Now();
+  std::vector<WaitId> withdrawn;
+  {
+    absl::MutexLock lock(&mu_);
+    if (sink_ != &sink) return;
+    sink_ = nullptr;
+    is_writing_ = false;
+    detached_since_ = SteadyClock().Now();
+    for (const auto& [request_id, wait] : waits_) {
+      if (WaitIds::Kind(wait) == WaitKind::kFailJoining) withdrawn.push_back(wait);
+    }
+  }
+  if (withdrawn.empty()) return;
+  // Other requests wait for the session to come back. But a process that could not join has most
+  // likely ended, and must not fail the processes of a corrected start.
+  shared_.edge.strand().Run([&withdrawn](Coordinator& coordinator) {
+    for (const WaitId wait : withdrawn) coordinator.Cancel(wait);
+  });
 }
 
 void ControlSession::OnWritten(FrameSink& sink) {

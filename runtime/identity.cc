@@ -173,7 +173,13 @@ std::optional<Identity> ReadRefusedIdentity(GetEnv given_env) {
   const WithoutOuterRun get_env(given_env);
   const Reader reader(get_env);
   Identity identity;
-  if (const auto own = ReadCoordinatorVariables(get_env); own.ok()) identity = *own;
+  if (const auto own = ReadCoordinatorVariables(get_env); own.ok()) {
+    identity = *own;
+  } else if (auto coordinator = reader.Text("FERRY_COORDINATOR");
+             coordinator && CheckAddress(*coordinator).ok()) {
+    // The number of nodes is at fault.
+    identity.coordinator = *std::move(coordinator);
+  }
   std::vector<Claim> by_hand;
   bool is_garbled = false;
   for (const LauncherVariables& variables : Launchers()) {

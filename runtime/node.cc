@@ -24,7 +24,7 @@ namespace {
 // Of a process that exchanges tensors: the agent's socket, the listeners, and what their threads
 // wait with, gRPC's included, some 25; and what a lane to the first peer takes. More peers, and
 // GPUs, take more.
-constexpr int kNodeFiles = 40;
+constexpr int kNodeFiles = 48;
 
 std::string DescribePlace(const NodePlace& place, const NodeOptions& options,
                           const Identity& identity) {

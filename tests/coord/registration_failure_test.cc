@@ -130,6 +130,19 @@ TEST(RegistrationFailure, IsToldToTheNextJobWhenOneIsOver) {
   EXPECT_EQ(job.coordinator().epoch(), 2);
 }
 
+// `ferry reset` before anything was started again.
+TEST(RegistrationFailure, WhoseJobIsEndedByHand_IsNotPassedOnToTheNext) {
+  TestJob job(TogetherOptions(2));
+  const StatusCall failure = job.FailJoining(kWhy);
+  ASSERT_THAT(job.coordinator().EndJob("by hand", /*force=*/false), IsOk());
+  job.Drain();
+  EXPECT_THAT(failure.result(), Fails(absl::StatusCode::kAborted, HasSubstr("by hand")));
+  const StatusCall first = job.Register(0, 2000);
+  EXPECT_FALSE(first.done());
+  EXPECT_THAT(job.Register(1, 2001).result(), IsOk());
+  EXPECT_THAT(first.result(), IsOk());
+}
+
 // Tasks that did not wait for the others may be at work.
 TEST(RegistrationFailure, WithoutTheBarrierEndsOnlyTheWaits) {
   TestJob job(PlainOptions(3));

@@ -448,6 +448,16 @@ std::optional<Identity> ReadRefused(const Environment& environment) {
   });
 }
 
+TEST(RefusedIdentity, WithAGarbledNumberOfNodes_KnowsTheGivenCoordinator) {
+  for (const char* const count : {"-3", "x", "0", ""}) {
+    const std::optional<Identity> refused = ReadRefused(
+        {{"FERRY_COORDINATOR", "head:9470"}, {"FERRY_NODE_ID", "1"}, {"FERRY_NUM_NODES", count}});
+    ASSERT_TRUE(refused.has_value()) << count;
+    ASSERT_TRUE(refused->coordinator.has_value()) << count;
+    EXPECT_EQ(refused->coordinator->value, "head:9470") << count;
+  }
+}
+
 TEST(RefusedIdentity, WithoutASureNumber_KnowsWhereTheOthersLookForTheCoordinator) {
   const Environment torch = {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "head"}};
   const Environment mpi = {{"OMPI_COMM_WORLD_RANK", "1"},

@@ -49,6 +49,23 @@ TEST(AgentRecovery, ConnectsToACoordinatorThatComesLater) {
   EXPECT_THAT(Await(connect), IsOk());
 }
 
+// Ctrl-C, a corrected command line, and the next start: the first process is gone.
+TEST(AgentRecovery, ProcessThatCouldNotJoinAndWasKilled_FailsNoLaterStart) {
+  TestServer server(BarrierOptions(2));
+  TcpProxy proxy(server->port());
+  AgentOptions refused = ToolOptions(proxy.address());
+  refused.cannot_join = absl::FailedPreconditionError("RANK=7 must be below WORLD_SIZE=2");
+  ConnectStop stop = refused.connect_stop;
+  auto connect = InBackground([&refused] { return Agent::Connect(refused); });
+  ASSERT_TRUE(server.WaitUntilParked(1));
+  proxy.SetRefusing(true);
+  proxy.Cut();
+  EXPECT_TRUE(server.WaitUntilParked(0));
+  for (const auto& agent : ConnectAll(server, 2)) EXPECT_NE(agent, nullptr);
+  stop.Stop(absl::CancelledError("killed"));
+  EXPECT_THAT(Await(connect), Fails(StatusCode::kCancelled));
+}
+
 // An accepted connection on which nobody ever speaks.
 TEST(AgentRecovery, ConnectEndsInTimeWhenNobodyAnswers) {
   TestServer server(1);
