@@ -11,8 +11,9 @@ namespace {
 // socket of ours would get such a number, and what is printed would go over it.
 //
 // System calls alone: sanitizers, whose wrappers those of the C library are, are not there yet.
-[[gnu::no_sanitize("address", "thread", "undefined")]] void ReserveStandardStreams(int, char**,
-                                                                                   char**) {
+__attribute__((no_sanitize("address", "thread", "undefined"))) void ReserveStandardStreams(int,
+                                                                                           char**,
+                                                                                           char**) {
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
     if (syscall(SYS_fcntl, fd, F_GETFD) >= 0) continue;
     // The lowest free number is this one: those below it are taken by now. It stays open.
@@ -24,7 +25,7 @@ namespace {
 // The dynamic linker calls what is in this section before the initializers of shared libraries, of
 // which gRPC's opens an eventfd that it keeps.
 [[gnu::section(".preinit_array"),
-  gnu::used]] void (*const reserve_first)(int, char**, char**) = ReserveStandardStreams;
+  gnu::used]] void (*const kReserveFirst)(int, char**, char**) = ReserveStandardStreams;
 
 }  // namespace
 }  // namespace ferry::cli

@@ -153,7 +153,7 @@ CallHandler Serve(Master& master, Method<Request, Response> method) {
     master.work().Add(length, [serve = std::move(serve), bytes = std::move(bytes),
                                &call](absl::Status status) mutable {
       if (!status.ok()) return call.Answer(coord::ToGrpcStatus(status), {});
-      serve(std::move(bytes));
+      serve(bytes);
     });
   };
 }

@@ -115,17 +115,17 @@ TEST(TensorProto, RefusesTypesAndShapesThatAreNone) {
 
 // The expected results were observed on a server of TensorFlow 2.15.1 (tests/interop).
 TEST(TensorProto, OddShapes_AreTakenAndRefusedAsTensorFlowDoes) {
-  const auto float_of = [](std::initializer_list<int64_t> dims, bool is_unknown) {
-    TensorProto proto = Proto(DataType::kFloat, dims);
+  const auto float_of = [](const std::vector<int64_t>& dims, bool is_unknown) {
+    TensorProto proto = Proto(DataType::kFloat, {});
+    for (const int64_t dim : dims) proto.mutable_tensor_shape()->add_dim()->set_size(dim);
     proto.mutable_tensor_shape()->set_unknown_rank(is_unknown);
     proto.add_float_val(3);
     return proto;
   };
   // The dimensions count, even with `unknown_rank`.
-  for (const auto& [dims, text] :
-       {std::pair<std::initializer_list<int64_t>, const char*>{{}, "float[]"},
-        {{2}, "float[2]"},
-        {{0, 3}, "float[0,3]"}}) {
+  for (const auto& [dims, text] : {std::pair<std::vector<int64_t>, const char*>{{}, "float[]"},
+                                   {{2}, "float[2]"},
+                                   {{0, 3}, "float[0,3]"}}) {
     const TensorProto proto = float_of(dims, true);
     EXPECT_TRUE(CheckTensorProto(proto).ok()) << text;
     const auto tensor = TensorFromProto(proto);
