@@ -137,7 +137,7 @@ TEST_P(ConformanceOfTickets, ThatAreGarbageOrCutOffEndTheirLaneAndNothingElse) {
       };
     });
     const auto received = Ask(rogue).Wait();
-    const absl::Status status = received.status();
+    const absl::Status& status = received.status();
     EXPECT_TRUE(status.ok() || absl::IsInvalidArgument(status)) << "bit " << bit << ": " << status;
     // Where it is a ticket all the same, it is one of memory that the peer has lent: all of it can
     // be read, and nothing else is there.
