@@ -12,6 +12,7 @@ namespace {
 
 template <typename Value>
 CUresult Put(void* data, const Value& value) {
+  // A pointer is a value here as well. NOLINTNEXTLINE(bugprone-sizeof-expression)
   std::memcpy(data, &value, sizeof(Value));
   return CUDA_SUCCESS;
 }
