@@ -150,11 +150,11 @@ CallHandler Serve(Master& master, Method<Request, Response> method) {
     };
     const size_t length = bytes.Length();
     if (length <= kLargeBytes) return serve(bytes);
-    master.work().Add(length, [serve = std::move(serve), bytes = std::move(bytes),
-                               &call](absl::Status status) mutable {
-      if (!status.ok()) return call.Answer(coord::ToGrpcStatus(status), {});
-      serve(bytes);
-    });
+    master.work().Add(length,
+                      [serve = std::move(serve), bytes, &call](absl::Status status) mutable {
+                        if (!status.ok()) return call.Answer(coord::ToGrpcStatus(status), {});
+                        serve(bytes);
+                      });
   };
 }
 

@@ -33,7 +33,7 @@ class Bfloat16 final {
 
 #if defined(__clang__) && __clang_major__ < 15
 // Older clangs have no such type for x86. They only check this file; GCC builds it.
-using Float16 = Bfloat16;
+using Float16 = float;
 #else
 using Float16 = _Float16;
 #endif
