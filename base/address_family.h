@@ -13,7 +13,8 @@ bool HasAddressFamily(int family);
 // A hint to append to the error of listening on an IPv6 address where the kernel has no IPv6.
 std::string NoIpv6Hint(int port);
 
-// What EADDRNOTAVAIL means where a socket is to listen, and where to look.
+// Explains EADDRNOTAVAIL of a socket that is to listen: whose addresses are possible, and where
+// they are listed.
 std::string NotOfThisHostHint();
 
 }  // namespace ferry

@@ -209,7 +209,7 @@ void AddNodeFlags(CLI::App& app, NodeOptions& options) {
 absl::StatusOr<int> RunAsNode(NodeOptions& options,
                               const std::function<absl::StatusOr<int>(JoinedNode&)>& body,
                               std::optional<absl::Duration> heartbeat_timeout) {
-  // What is refused has nothing to undo, and signals may end it.
+  // Before signals are blocked: a process that is refused has nothing to undo.
   FERRY_ASSIGN_OR_RETURN(const NodePlace place, FindOwnPlace(options));
   const bool is_host = place.is_derived && place.node_id == 0;
   if (is_host) {

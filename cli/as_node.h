@@ -40,9 +40,9 @@ void AddNodeFlags(CLI::App& app, NodeOptions& options);
 // coordinator, runs it for that.
 absl::StatusOr<NodePlace> FindOwnPlace(const NodeOptions& options);
 
-// What a verb does before it joins. If that fails in a process that a launcher has started, and
-// that looks for the coordinator at node 0, the other processes are told as by FindOwnPlace: they
-// are started by the same launcher and wait already.
+// Runs `prepare`, the part of a verb before it joins. If that fails in a process that a launcher
+// has started, and that looks for the coordinator at node 0, the other processes fail as by
+// FindOwnPlace: the same launcher has started them, and they wait already.
 absl::Status PrepareAsNode(const NodeOptions& options,
                            const std::function<absl::Status()>& prepare);
 

@@ -24,7 +24,7 @@ class AttemptFailure final {
       last->text = std::string(why.message());
     };
   }
-  // What goes behind the words for the wait: ": connection refused", or nothing.
+  // The reason, to be appended to a progress line: ": connection refused". Empty if there is none.
   std::string Text() const {
     absl::MutexLock lock(&last_->mu);
     return last_->text.empty() ? std::string() : absl::StrCat(": ", last_->text);

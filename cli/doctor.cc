@@ -84,8 +84,8 @@ class Report final {
   std::vector<Finding> findings_;
 };
 
-// What gRPC aborts a process for, if it cannot have it: tried, since limits do not tell what others
-// use of them.
+// Tries the resources without which gRPC aborts a process, since limits do not show how much of
+// them other processes use.
 Finding CheckGrpc() {
   const absl::Status room = coord::CheckServerRoom();
   if (room.ok()) return doctor::Ok("grpc", "its threads, epoll and descriptors can be had");

@@ -73,8 +73,8 @@ void HostedCoordinator::RefuseArrivingNodes(const absl::Status& why, absl::Durat
 void HostedCoordinator::WaitUntilAllLeft(absl::Duration patience, BlockedSignals* signals) {
   constexpr absl::Duration kLook = absl::Milliseconds(20);
   const absl::Time deadline = SteadyClock().Now() + patience;
-  // Who comes late to a job that cannot begin is to hear why, instead of looking for a coordinator
-  // that is gone. How many still come is not known.
+  // Nodes that come late to a job that cannot begin fail with the reason, instead of looking for a
+  // coordinator that is gone. How many still come is not known.
   const bool cannot_begin = server_->strand().Run(
       [](coord::Coordinator& coordinator) { return !coordinator.joining_error().ok(); });
   const Progress progress([this, cannot_begin] {

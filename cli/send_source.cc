@@ -24,7 +24,7 @@ namespace {
 
 // A file up to this size is read at once, to check that it has as many bytes as it reports.
 constexpr off_t kSmallFile = off_t{1} << 20;
-// What is read without a size is kept in pieces of this length.
+// Input of unknown size is kept in pieces of this length.
 constexpr size_t kPiece = size_t{1} << 20;
 
 }  // namespace

@@ -12,8 +12,7 @@
 namespace ferry::coord {
 namespace {
 
-// Of a coordinator that is out of reach when the job has failed: there is nothing left to be done
-// but to leave.
+// How long a coordinator may be out of reach when the job has failed. All that is left is to leave.
 constexpr absl::Duration kPatienceAfterError = absl::Seconds(3);
 
 }  // namespace

@@ -29,8 +29,8 @@
 namespace ferry::coord {
 namespace {
 
-// Of a coordinator's server: a listening socket, its own threads' epoll and eventfd, gRPC's, and
-// some connections.
+// Descriptors of a coordinator's server: a listening socket, epoll and eventfd of its own threads
+// and of gRPC's, and some connections.
 constexpr int kServerFiles = 12;
 
 absl::Status CannotWait(const char* call, int error) {

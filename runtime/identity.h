@@ -65,7 +65,7 @@ absl::StatusOr<Identity> ReadIdentity(GetEnv get_env);
 //   Errors: INVALID_ARGUMENT as ReadIdentity.
 absl::StatusOr<Identity> ReadCoordinatorVariables(GetEnv get_env);
 
-// What is known of this process's job where ReadIdentity fails: enough to report the failure to the
+// The known parts of this process's identity where ReadIdentity fails, to report the failure to its
 // job. The node id is that of the nearest launcher that has started this very process, or of the
 // only one that says anything; it is absent where none is sure. Absent altogether if no variable
 // says which process of a job this is, right or wrong.

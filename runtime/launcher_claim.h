@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each launcher's variables say about this process; for identity.cc and first_host.cc.
+// Claim: the identity of this process according to one launcher. For identity.cc and first_host.cc.
 #ifndef FERRY_RUNTIME_LAUNCHER_CLAIM_H_
 #define FERRY_RUNTIME_LAUNCHER_CLAIM_H_
 
@@ -77,7 +77,7 @@ class Reader final {
   GetEnv get_env_;
 };
 
-// What one launcher says about this process.
+// The identity of this process according to one launcher.
 struct Claim {
   const LauncherVariables* variables = nullptr;
   Sourced<int> rank;
