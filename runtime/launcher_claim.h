@@ -102,8 +102,8 @@ absl::Status CheckBelow(const std::optional<Sourced<int>>& index,
 absl::StatusOr<std::optional<Claim>> ReadClaim(const Reader& reader,
                                                const LauncherVariables& variables);
 
-// What is left of a claim that ReadClaim refuses, which is enough to find the job's first host: its
-// rank is -1 unless that is a number, in range or not. Absent where ReadClaim does not fail.
+// The valid parts of a claim that ReadClaim refuses, enough to find the job's first host: the rank
+// is -1 unless that is a number, in range or not. Absent where ReadClaim does not fail.
 std::optional<Claim> ReadRefusedClaim(const Reader& reader, const LauncherVariables& variables);
 
 // The claim of the nearest launcher.

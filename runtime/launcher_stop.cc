@@ -128,7 +128,7 @@ void Launcher::StopNewcomers() {
 void Launcher::ReapGroup(Rank& rank, std::vector<Exit>& exits) {
   int wait_status = 0;
   pid_t pid = 0;
-  // Of the group's other members only adopted orphans are our children.
+  // The group's other members are our children only if they are adopted orphans.
   while ((pid = waitpid(-rank.pid, &wait_status, WNOHANG)) > 0) {
     if (pid != rank.pid) continue;
     rank.running = false;

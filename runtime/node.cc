@@ -21,9 +21,9 @@
 namespace ferry {
 namespace {
 
-// Of a process that exchanges tensors: the agent's socket, the listeners, and what their threads
-// wait with, gRPC's included, some 25; and what a lane to the first peer takes. More peers, and
-// GPUs, take more.
+// Descriptors of a process that exchanges tensors: the agent's socket, the listeners and what their
+// threads wait with, gRPC's included, some 25; and those of a lane to the first peer. More peers,
+// and GPUs, need more.
 constexpr int kNodeFiles = 48;
 
 std::string DescribePlace(const NodePlace& place, const NodeOptions& options,

@@ -37,7 +37,7 @@ TEST(UsableResources, NoControlGroups_IsTheMachine) {
   EXPECT_EQ(usable.threads, 0);
 }
 
-// What the process itself may map, as the kernel tells it.
+// The process's own limits, in the format of /proc/self/limits.
 std::string LimitsFile(const std::string& data, const std::string& address_space) {
   return "Limit                     Soft Limit           Hard Limit           Units     \n"
          "Max cpu time              unlimited            unlimited            seconds   \n"

@@ -160,7 +160,7 @@ TEST(BenchComparison, RefusesWhatCannotBeCompared) {
               HasSubstr("the new run: a row without the number count"));
   EXPECT_THAT(why(RunOf({unmeasured}), run),
               HasSubstr("the old run: a row without the number count"));
-  // What the run says of itself, apart from its rows.
+  // The run's own total, which differs from its rows.
   nlohmann::json wrong = nlohmann::json::parse(run);
   wrong["wrong_bytes"] = 3;
   EXPECT_THAT(why(run, wrong.dump()), HasSubstr("it has 3 wrong bytes, and its rows have 0"));

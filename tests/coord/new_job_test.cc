@@ -196,7 +196,7 @@ TEST(NewJob, DoesNotFollowAFailedOneWithoutReuse) {
   EXPECT_THAT(job.Register(1, 999).result(), Fails(absl::StatusCode::kAborted));
 }
 
-// Whether tasks poll is known for one job only: the clients of the next may only send heartbeats.
+// The clients of the next job may only send heartbeats, even if those of this one polled.
 TEST(NewJob, NextJobDoesNotPoll_ErrorFailsItsHeartbeats) {
   TestJob job(TogetherOptions(2));
   job.RegisterAll();

@@ -15,7 +15,7 @@ constexpr char kWhy[] = "RANK=0 and SLURM_PROCID=2 disagree";
 
 auto FailsForThat() { return Fails(absl::StatusCode::kFailedPrecondition, HasSubstr(kWhy)); }
 
-// They would wait for minutes, and learn only that somebody is missing.
+// Otherwise they would wait for minutes, and learn only that a task is missing.
 TEST(RegistrationFailure, IsHeardAtOnceByAllWhoWait) {
   TestJob job(TogetherOptions(4));
   const StatusCall first = job.Register(0);
@@ -30,7 +30,7 @@ TEST(RegistrationFailure, IsHeardAtOnceByAllWhoWait) {
   EXPECT_THAT(job.Register(3).result(), FailsForThat());
 }
 
-// Whoever is refused does not look at the devices first, and is there before the others.
+// A refused process does not enumerate devices first, and so calls before the others register.
 TEST(RegistrationFailure, WaitsForTheFirstThatComes) {
   TestJob job(TogetherOptions(2));
   const StatusCall failure = job.FailJoining(kWhy);
@@ -44,7 +44,7 @@ TEST(RegistrationFailure, WaitsForTheFirstThatComes) {
   EXPECT_EQ(job.coordinator().wait_count(), 0u);
 }
 
-// A process that was started once too often harms nobody who is at work.
+// A surplus process does not affect a running job.
 TEST(RegistrationFailure, LetsAJobAloneThatIsWhole) {
   TestJob job(TogetherOptions(2));
   const StatusCall first = job.Register(0);

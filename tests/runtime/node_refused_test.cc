@@ -126,7 +126,7 @@ TEST_F(NodeRefused, VariablesThatGiveNoNumberAreToldToThoseWhoJoin) {
   }
 }
 
-// What the coordinator refuses, Node::Join tells.
+// Node::Join reports a refusal by the coordinator as well.
 TEST_F(NodeRefused, AnotherNumberOfNodesIsToldToThoseWhoJoin) {
   Serve(2);
   std::future<absl::Status> first = Join(0, 2);
