@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes are checked in blocks, and one by one only in a block with an illegal one.
+// Bytes are checked in blocks, and one by one only in a block with an illegal one. A copy checks
+// the bytes that it has in registers, so that memory is read once.
 #include "tensor/check_values.h"
 
 #include <cstdint>
@@ -16,14 +17,23 @@ constexpr size_t kBlock = 1024;
 // The widest vector of any x86-64 processor, at any address; others take it in parts.
 using Lane = uint64_t __attribute__((vector_size(64), aligned(1), may_alias));
 
-// Returns whether a byte of the block is neither 0 nor 1. Two sums do not wait for each other.
-inline __attribute__((always_inline)) bool LookAtBlock(const uint8_t* block) {
+// Returns whether a byte of the block is neither 0 nor 1, and copies the block if `to` is not null.
+// Two sums do not wait for each other.
+template <bool kCopies>
+inline __attribute__((always_inline)) bool LookAtBlock(const uint8_t* block, uint8_t* to) {
   const auto* lanes = reinterpret_cast<const Lane*>(block);
-  Lane even = lanes[0];
-  Lane odd = lanes[1];
-  for (size_t i = 2; i < kBlock / sizeof(Lane); i += 2) {
-    even |= lanes[i];
-    odd |= lanes[i + 1];
+  auto* copies = reinterpret_cast<Lane*>(to);
+  Lane even = {};
+  Lane odd = {};
+  for (size_t i = 0; i < kBlock / sizeof(Lane); i += 2) {
+    const Lane first = lanes[i];
+    const Lane second = lanes[i + 1];
+    even |= first;
+    odd |= second;
+    if constexpr (kCopies) {
+      copies[i] = first;
+      copies[i + 1] = second;
+    }
   }
   even |= odd;
   uint64_t all = 0;
@@ -31,25 +41,32 @@ inline __attribute__((always_inline)) bool LookAtBlock(const uint8_t* block) {
   return (all & kIllegalBits) != 0;
 }
 
-// The first bytes that are whole blocks of booleans.
-inline __attribute__((always_inline)) size_t SkipBlocks(const uint8_t* bytes, size_t count) {
+// The first bytes that are whole blocks of booleans; they are copied to `to` if it is not null.
+inline __attribute__((always_inline)) size_t SkipBlocks(const uint8_t* bytes, size_t count,
+                                                        uint8_t* to) {
   size_t at = 0;
-  while (count - at >= kBlock && !LookAtBlock(bytes + at)) at += kBlock;
+  if (to == nullptr) {
+    while (count - at >= kBlock && !LookAtBlock<false>(bytes + at, nullptr)) at += kBlock;
+  } else {
+    while (count - at >= kBlock && !LookAtBlock<true>(bytes + at, to + at)) at += kBlock;
+  }
   return at;
 }
 
-using SkipFunction = size_t (*)(const uint8_t*, size_t);
+using SkipFunction = size_t (*)(const uint8_t*, size_t, uint8_t*);
 
-size_t SkipPlain(const uint8_t* bytes, size_t count) { return SkipBlocks(bytes, count); }
+size_t SkipPlain(const uint8_t* bytes, size_t count, uint8_t* to) {
+  return SkipBlocks(bytes, count, to);
+}
 
 #if defined(__x86_64__)
 
-__attribute__((target("avx512f"))) size_t Skip512(const uint8_t* bytes, size_t count) {
-  return SkipBlocks(bytes, count);
+__attribute__((target("avx512f"))) size_t Skip512(const uint8_t* bytes, size_t count, uint8_t* to) {
+  return SkipBlocks(bytes, count, to);
 }
 
-__attribute__((target("avx2"))) size_t Skip256(const uint8_t* bytes, size_t count) {
-  return SkipBlocks(bytes, count);
+__attribute__((target("avx2"))) size_t Skip256(const uint8_t* bytes, size_t count, uint8_t* to) {
+  return SkipBlocks(bytes, count, to);
 }
 
 SkipFunction ChooseSkip() {
@@ -65,34 +82,55 @@ SkipFunction ChooseSkip() { return SkipPlain; }
 
 #endif
 
-}  // namespace
-
-std::optional<size_t> FindNonBoolean(const void* first, size_t count) {
-  const auto* const bytes = static_cast<const uint8_t*>(first);
+// The index of the first byte that is neither 0 nor 1, or `count`. Bytes before it are copied to
+// `to`, if it is not null.
+inline size_t SkipBooleans(const uint8_t* bytes, size_t count, uint8_t* to) {
   size_t at = 0;
   if (count >= kBlock) {
     static const SkipFunction skip = ChooseSkip();
-    at = skip(bytes, count);
+    at = skip(bytes, count, to);
   }
   for (; count - at >= sizeof(uint64_t); at += sizeof(uint64_t)) {
     uint64_t word = 0;
     std::memcpy(&word, bytes + at, sizeof(word));
     if ((word & kIllegalBits) != 0) break;
+    if (to != nullptr) std::memcpy(to + at, &word, sizeof(word));
   }
-  for (; at < count; ++at) {
-    if (bytes[at] > 1) return at;
+  for (; at < count && bytes[at] <= 1; ++at) {
+    if (to != nullptr) to[at] = bytes[at];
   }
-  return std::nullopt;
+  return at;
+}
+
+absl::Status NotABoolean(size_t at, uint8_t value, absl::FunctionRef<std::string()> describe) {
+  return absl::InvalidArgumentError(absl::StrCat("element ", at, " of ", describe(), " is ",
+                                                 int{value}, ", and a boolean is 0 or 1"));
+}
+
+}  // namespace
+
+std::optional<size_t> FindNonBoolean(const void* first, size_t count) {
+  const size_t at = SkipBooleans(static_cast<const uint8_t*>(first), count, nullptr);
+  return at < count ? std::optional<size_t>(at) : std::nullopt;
 }
 
 absl::Status CheckValues(DataType dtype, const void* first, size_t bytes,
                          absl::FunctionRef<std::string()> describe) {
   if (!HasIllegalBits(dtype)) return absl::OkStatus();
-  const std::optional<size_t> wrong = FindNonBoolean(first, bytes);
-  if (!wrong.has_value()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("element ", *wrong, " of ", describe(), " is ",
-                                                 int{static_cast<const uint8_t*>(first)[*wrong]},
-                                                 ", and a boolean is 0 or 1"));
+  const auto* const from = static_cast<const uint8_t*>(first);
+  const size_t at = SkipBooleans(from, bytes, nullptr);
+  return at == bytes ? absl::OkStatus() : NotABoolean(at, from[at], describe);
+}
+
+absl::Status CopyValues(DataType dtype, const void* from, size_t bytes, void* to,
+                        absl::FunctionRef<std::string()> describe) {
+  if (!HasIllegalBits(dtype)) {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+    return absl::OkStatus();
+  }
+  const auto* const first = static_cast<const uint8_t*>(from);
+  const size_t at = SkipBooleans(first, bytes, static_cast<uint8_t*>(to));
+  return at == bytes ? absl::OkStatus() : NotABoolean(at, first[at], describe);
 }
 
 absl::Status CheckValues(const Tensor& tensor) {

@@ -35,6 +35,11 @@ absl::Status CheckValues(const Tensor& tensor);
 absl::Status CheckValues(DataType dtype, const void* first, size_t bytes,
                          absl::FunctionRef<std::string()> describe);
 
+// Copies `bytes` bytes and checks them in the same pass; the ranges must not overlap.
+//   Errors: as of CheckValues, and then `to` holds the bytes up to the first that is not valid.
+absl::Status CopyValues(DataType dtype, const void* from, size_t bytes, void* to,
+                        absl::FunctionRef<std::string()> describe);
+
 }  // namespace ferry
 
 #endif  // FERRY_TENSOR_CHECK_VALUES_H_

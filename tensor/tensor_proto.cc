@@ -189,19 +189,15 @@ absl::StatusOr<DataType> TypeFromProto(const TensorProto& proto) {
       absl::StrCat("a tensor of type ", proto.dtype(), " cannot be sent"));
 }
 
-// Checks that tensor_content, if there is any, holds valid elements of a type of fixed size.
+// Checks that tensor_content, if there is any, is as long as the elements of a type of fixed size.
 //   bytes: the size of all elements.
-absl::Status CheckContent(const TensorProto& proto, DataType type, const Shape& shape,
-                          size_t bytes) {
-  const std::string& content = proto.tensor_content();
-  if (bytes == 0 || content.empty()) return absl::OkStatus();
-  if (content.size() != bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("tensor_content of ", content.size(), " bytes; ",
-                                                   DataTypeName(type), ToString(shape), " has ",
-                                                   bytes));
-  }
-  return CheckValues(type, content.data(), bytes,
-                     [type, &shape] { return absl::StrCat(DataTypeName(type), ToString(shape)); });
+absl::Status CheckContentBytes(const TensorProto& proto, DataType type, const Shape& shape,
+                               size_t bytes) {
+  const size_t given = proto.tensor_content().size();
+  if (bytes == 0 || given == 0 || given == bytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("tensor_content of ", given, " bytes; ",
+                                                 DataTypeName(type), ToString(shape), " has ",
+                                                 bytes));
 }
 
 }  // namespace
@@ -211,7 +207,12 @@ absl::Status CheckTensorProto(const TensorProto& proto) {
   FERRY_ASSIGN_OR_RETURN(const Shape shape, ShapeFromProto(proto.tensor_shape()));
   if (type != DataType::kString) {
     FERRY_ASSIGN_OR_RETURN(const size_t bytes, TensorBytes(type, shape));
-    return CheckContent(proto, type, shape, bytes);
+    FERRY_RETURN_IF_ERROR(CheckContentBytes(proto, type, shape, bytes));
+    const std::string& content = proto.tensor_content();
+    if (bytes == 0 || content.empty()) return absl::OkStatus();
+    return CheckValues(type, content.data(), bytes, [type, &shape] {
+      return absl::StrCat(DataTypeName(type), ToString(shape));
+    });
   }
   const std::string& content = proto.tensor_content();
   if (shape.element_count() == 0 || content.empty()) return absl::OkStatus();
@@ -227,7 +228,7 @@ absl::StatusOr<Tensor> TensorFromProto(const TensorProto& proto, size_t max_byte
   if (type == DataType::kString) return StringsFromProto(proto, std::move(shape), max_bytes);
   FERRY_ASSIGN_OR_RETURN(const size_t bytes, TensorBytes(type, shape));
   const std::string& content = proto.tensor_content();
-  FERRY_RETURN_IF_ERROR(CheckContent(proto, type, shape, bytes));
+  FERRY_RETURN_IF_ERROR(CheckContentBytes(proto, type, shape, bytes));
   if (bytes > max_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat(DataTypeName(type), ToString(shape), " has ",
                                                      bytes, " bytes, over the limit of ",
@@ -239,7 +240,9 @@ absl::StatusOr<Tensor> TensorFromProto(const TensorProto& proto, size_t max_byte
   if (content.empty()) {
     FillValues(proto, type, tensor.mutable_data(), count);
   } else {
-    std::memcpy(tensor.mutable_data(), content.data(), bytes);
+    FERRY_RETURN_IF_ERROR(CopyValues(
+        type, content.data(), bytes, tensor.mutable_data(),
+        [type, &tensor] { return absl::StrCat(DataTypeName(type), ToString(tensor.shape())); }));
   }
   return tensor;
 }

@@ -2,6 +2,7 @@
 // Bytes that are not valid booleans, at every place in a tensor.
 #include "tensor/check_values.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -9,6 +10,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
 
 #include "tensor/tensor_proto.h"
 
@@ -40,6 +43,43 @@ TEST(CheckValues, EveryByteOfEveryLength_IsLookedAt) {
     }
   }
   EXPECT_EQ(FindNonBoolean(nullptr, 0), std::nullopt);
+}
+
+// The copy has the same loops. It must write neither before nor behind its range.
+TEST(CopyValues, EveryByteOfEveryLength_IsCopiedAndChecked) {
+  const auto describe = [] { return std::string("a tensor"); };
+  for (size_t count = 0; count < 3300; count += count < 40 ? 1 : 97) {
+    std::vector<uint8_t> bytes(count);
+    for (size_t i = 0; i < count; ++i) bytes[i] = i % 3 == 0;
+    for (const size_t shift : {0, 1}) {
+      std::vector<uint8_t> copy(count + 2, 0xee);
+      EXPECT_TRUE(
+          CopyValues(DataType::kBool, bytes.data(), count, copy.data() + shift, describe).ok());
+      EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), copy.begin() + shift)) << count;
+      EXPECT_EQ(copy[count + shift], 0xee) << count;
+      EXPECT_TRUE(shift == 0 || copy[0] == 0xee) << count;
+    }
+    std::vector<uint8_t> copy(count);
+    for (size_t at = 0; at < count; ++at) {
+      const uint8_t was = bytes[at];
+      bytes[at] = at % 2 == 0 ? 2 : 0xff;
+      const absl::Status status =
+          CopyValues(DataType::kBool, bytes.data(), count, copy.data(), describe);
+      EXPECT_EQ(status.message(), absl::StrCat("element ", at, " of a tensor is ", bytes[at],
+                                               ", and a boolean is 0 or 1"));
+      bytes[at] = was;
+    }
+  }
+  EXPECT_TRUE(CopyValues(DataType::kBool, nullptr, 0, nullptr, describe).ok());
+}
+
+TEST(CopyValues, OtherTypes_AreCopiedWithoutACheck) {
+  const std::vector<uint8_t> bytes(1500, 0xff);
+  std::vector<uint8_t> copy(1500);
+  EXPECT_TRUE(CopyValues(DataType::kUint8, bytes.data(), bytes.size(), copy.data(), [] {
+                return std::string();
+              }).ok());
+  EXPECT_EQ(copy, bytes);
 }
 
 TEST(CheckValues, EveryValueAboveOne_IsIllegal) {
