@@ -127,7 +127,7 @@ absl::StatusOr<Tensor> BenchDevice::Move(const Tensor& tensor, const MemoryPlace
 
 absl::StatusOr<Tensor> BenchDevice::MakePattern(size_t bytes, uint64_t seed) {
   FERRY_ASSIGN_OR_RETURN(Tensor pattern, Allocate(kHostDevice, bytes));
-  WritePattern(pattern.mutable_data(), bytes, seed);
+  WritePattern(pattern.mutable_data(), bytes, seed, PatternMask(dtype_));
   if (!is_gpu()) return pattern;
   FERRY_ASSIGN_OR_RETURN(Tensor there, Move(pattern, place(), "the bench's pattern"));
   FERRY_RETURN_IF_ERROR(AwaitBytes(there));
@@ -158,7 +158,7 @@ absl::StatusOr<size_t> BenchDevice::CountErrors(const Tensor& tensor, size_t byt
   if (!tensor.is_on_host()) {
     FERRY_ASSIGN_OR_RETURN(here, Move(tensor, MemoryPlace(), "the bench's comparison"));
   }
-  return CountPatternErrors(here.data(), bytes, seed);
+  return CountPatternErrors(here.data(), bytes, seed, nullptr, PatternMask(dtype_));
 }
 
 absl::StatusOr<absl::Duration> BenchDevice::MeasureCopy(size_t bytes, int rounds,

@@ -353,6 +353,10 @@ class Patterns(harness.Case):
                 _, rows = rows_of(self, bench, "--sizes=8,4K", "--iters=3", "--dtype=bfloat16")
                 self.assertEqual({(row["bytes"], row["dtype"], row["elements"]) for row in rows},
                                  {(8, "bfloat16", 4), (4096, "bfloat16", 2048)})
+                # The only type of which not every pattern of bits is an element.
+                _, rows = rows_of(self, bench, "--sizes=8,256K", "--iters=3", "--dtype=bool")
+                self.assertEqual({(row["bytes"], row["elements"], row["wrong_bytes"]) for row in rows},
+                                 {(8, 8, 0), (256 * 1024, 256 * 1024, 0)})
         out = self.succeed("bench", "bidir", "--sizes=8", "--iters=3", "--dtype=double").decode()
         self.assertRegex(out, r"SIZE +ELEMENTS +TYPE")
         self.assertRegex(out, r"8 B +1 +double")
