@@ -92,11 +92,12 @@ class LaneClient final : public std::enable_shared_from_this<LaneClient> {
   absl::Status OnInlineTicket(const TicketMessage& ticket) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status OnRefusal(absl::string_view body);
   // Checks and decodes what a ticket has brought. `name`: the request's, if it has one.
+  //   has_checked_values: the transport has called CheckValues already.
   //   ends_lane: becomes true where nothing more is to be expected of the peer: to be closed when
   //   it has been told that this was not taken.
   absl::Status Unpack(const TicketMessage& ticket, absl::StatusOr<Tensor> tensor,
-                      absl::string_view path, absl::string_view name, Received& received,
-                      bool& ends_lane);
+                      bool has_checked_values, absl::string_view path, absl::string_view name,
+                      Received& received, bool& ends_lane);
   // Has a tensor offered once more that a transport could not bring, if it is still wanted.
   bool AskAgain(uint64_t id, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // What transports that could not bring it have kept for it, but for number `but`.

@@ -159,7 +159,8 @@ absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> d
   const absl::Time start = is_telling ? exchange_.clock->Now() : absl::InfiniteFuture();
   inlet->Take(id, header, ticket.body, descriptors, destination,
               [self = shared_from_this(), kept, id, start, path](absl::StatusOr<Tensor> tensor,
-                                                                 bool release_later) {
+                                                                 Inlet::TakeInfo info) {
+                const bool release_later = info.release_later;
                 Transport& transport = *(*self->exchange_.transports)[kept.transport - 1];
                 if (absl::IsAborted(tensor.status()) && transport.may_offer_again() &&
                     self->AskAgain(id, tensor.status())) {
@@ -179,7 +180,7 @@ absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> d
                 Received received;
                 bool ends_lane = false;
                 absl::Status status =
-                    self->Unpack(kept, std::move(tensor), path,
+                    self->Unpack(kept, std::move(tensor), info.has_checked_values, path,
                                  waiting == nullptr ? "" : waiting->name, received, ends_lane);
                 // Also as the lane's last word: the sender would take a view for taken.
                 if (!status.ok() && waiting != nullptr) {
@@ -260,8 +261,8 @@ absl::Status LaneClient::OnInlineTicket(const TicketMessage& ticket) {
   }
   Received received;
   bool ends_lane = false;
-  absl::Status status =
-      Unpack(ticket, std::move(tensor), "inline", waiting->name, received, ends_lane);
+  absl::Status status = Unpack(ticket, std::move(tensor), /*has_checked_values=*/false, "inline",
+                               waiting->name, received, ends_lane);
   if (!status.ok()) Decline(ticket.id, waiting.get(), status);
   if (ends_lane) Close(status);
   std::move(done)(std::move(status), std::move(received));
@@ -269,8 +270,8 @@ absl::Status LaneClient::OnInlineTicket(const TicketMessage& ticket) {
 }
 
 absl::Status LaneClient::Unpack(const TicketMessage& ticket, absl::StatusOr<Tensor> tensor,
-                                absl::string_view path, absl::string_view name, Received& received,
-                                bool& ends_lane) {
+                                bool has_checked_values, absl::string_view path,
+                                absl::string_view name, Received& received, bool& ends_lane) {
   if (!tensor.ok()) {
     // Of a peer that does not keep to the protocol, or whose data connections are gone, nothing
     // more is to be expected.
@@ -296,7 +297,8 @@ absl::Status LaneClient::Unpack(const TicketMessage& ticket, absl::StatusOr<Tens
   }
   if (ticket.is_serialized) {
     FERRY_ASSIGN_OR_RETURN(tensor, DeserializeTensor(*tensor));
-  } else if (absl::Status values = CheckValues(*tensor); !values.ok()) {
+  } else if (absl::Status values = has_checked_values ? absl::OkStatus() : CheckValues(*tensor);
+             !values.ok()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the tensor that ", Describe(producer_.peer), " sent by ", path,
         " is invalid: ", values.message(), name.empty() ? "" : absl::StrCat(" (", name, ")")));

@@ -16,6 +16,7 @@
 #endif
 
 #include "base/usable_resources.h"
+#include "tensor/check_values.h"
 
 namespace ferry {
 namespace {
@@ -24,6 +25,8 @@ namespace {
 constexpr size_t kPieceBytes = size_t{1} << 20;
 // Below this a helper would come too late.
 constexpr size_t kWorthHelp = size_t{2} << 20;
+// Fits into the first cache: a part is checked, and copied from there.
+constexpr size_t kCheckedBytes = size_t{16} << 10;
 
 #if defined(__x86_64__)
 
@@ -138,6 +141,24 @@ CopyPool::~CopyPool() {
   threads_.clear();
 }
 
+void CopyPool::CopyPart(Job& job, size_t begin, size_t bytes, bool is_streamed) {
+  if (is_streamed) {
+    CopyBytesStreamed(job.to + begin, job.from + begin, bytes);
+  } else {
+    std::memcpy(job.to + begin, job.from + begin, bytes);
+  }
+}
+
+void CopyPool::CopyChecked(Job& job, size_t begin, size_t bytes, bool is_streamed) {
+  bool is_valid = true;
+  for (const size_t end = begin + bytes; begin < end; begin += kCheckedBytes) {
+    const size_t part = std::min(kCheckedBytes, end - begin);
+    is_valid = is_valid && !FindNonBoolean(job.from + begin, part).has_value();
+    CopyPart(job, begin, part, is_streamed);
+  }
+  if (!is_valid) job.control->has_non_boolean_.store(true, std::memory_order_relaxed);
+}
+
 void CopyPool::Work(Job& job) {
   const bool is_large = job.bytes >= kStreamedCopyBytes;
   while (true) {
@@ -147,10 +168,10 @@ void CopyPool::Work(Job& job) {
     CopyControl* const control = job.control.get();
     if (control != nullptr) control->busy_.fetch_add(1, std::memory_order_seq_cst);
     if (control == nullptr || !control->is_cancelled_.load(std::memory_order_seq_cst)) {
-      if (is_large) {
-        CopyBytesStreamed(job.to + begin, job.from + begin, piece);
+      if (control != nullptr && control->checks_booleans_) {
+        CopyChecked(job, begin, piece, is_large);
       } else {
-        std::memcpy(job.to + begin, job.from + begin, piece);
+        CopyPart(job, begin, piece, is_large);
       }
     }
     if (control != nullptr) control->busy_.fetch_sub(1, std::memory_order_seq_cst);
@@ -202,7 +223,7 @@ void CopyPool::Copy(void* to, const void* from, size_t bytes,
 void CopyPool::CopyAsync(void* to, const void* from, size_t bytes,
                          absl::AnyInvocable<void() &&> done, std::shared_ptr<CopyControl> control) {
   if (threads_.empty() || bytes == 0) {
-    CopyBytes(to, from, bytes);
+    Copy(to, from, bytes, std::move(control));
     return std::move(done)();
   }
   auto job = std::make_shared<Job>();

@@ -31,9 +31,18 @@ class CopyControl final {
  public:
   // Nothing is written any more when this returns; waits for pieces that are under way.
   void Cancel();
+  // Before the copy begins: looks for bytes that are neither 0 nor 1 while each part of them is in
+  // the caches anyway.
+  void CheckBooleans() { checks_booleans_ = true; }
+  // After the copy: it was told to look, and all of the bytes were 0 or 1.
+  bool AreBooleans() const {
+    return checks_booleans_ && !has_non_boolean_.load(std::memory_order_relaxed);
+  }
 
  private:
   friend class CopyPool;
+  bool checks_booleans_ = false;
+  std::atomic<bool> has_non_boolean_{false};
   std::atomic<bool> is_cancelled_{false};
   std::atomic<int> busy_{0};
 };
@@ -69,6 +78,8 @@ class CopyPool final {
 
   void Run() ABSL_LOCKS_EXCLUDED(mu_);
   static void Work(Job& job);
+  static void CopyPart(Job& job, size_t begin, size_t bytes, bool is_streamed);
+  static void CopyChecked(Job& job, size_t begin, size_t bytes, bool is_streamed);
   //   kept_free: a core on which no helper may run, or kNoCore.
   void Announce(std::shared_ptr<Job> job, int helpers, int kept_free) ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -153,9 +153,19 @@ class Outlet {
 // The consumer's half of a pair. Thread-safe. For each ticket that arrives, Take or Drop.
 class Inlet {
  public:
-  // Once it has run, the id is over for this side. `release_later`: the tensor is a view of the
-  // producer's memory: the inlet's ReleaseCallback says when it is not used any more.
-  using TakeCallback = absl::AnyInvocable<void(absl::StatusOr<Tensor>, bool release_later) &&>;
+  struct TakeInfo {
+    // Implicit: most transports say no more.
+    TakeInfo(bool later, bool checked = false)  // NOLINT(google-explicit-constructor)
+        : release_later(later), has_checked_values(checked) {}
+    // The tensor is a view of the producer's memory: the inlet's ReleaseCallback says when it is
+    // not used any more.
+    bool release_later;
+    // The bytes were found to be valid elements while they were in the processor's caches:
+    // CheckValues would succeed. False: it has to be called.
+    bool has_checked_values;
+  };
+  // Once it has run, the id is over for this side.
+  using TakeCallback = absl::AnyInvocable<void(absl::StatusOr<Tensor>, TakeInfo) &&>;
 
   virtual ~Inlet() = default;
   // Before the first announcement.

@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -114,6 +115,41 @@ TEST(CopyPoolTest, HelpersKeepOffTheCoreOfACallerThatCopies) {
   ASSERT_TRUE(done.WaitForNotificationWithTimeout(absl::Seconds(20)));
   const cpu_set_t allowed = CoresOfCopyThread();
   EXPECT_TRUE(CPU_EQUAL(&allowed, &before));
+}
+
+// In pieces, parts of pieces, and with streamed stores.
+TEST(CopyPool, ControlThatChecksBooleans_FindsOneInEveryPart) {
+  for (const int threads : {0, 2}) {
+    CopyPool pool({.threads = threads});
+    for (const size_t bytes :
+         {size_t{1}, size_t{40'000}, size_t{3'000'001}, (size_t{5} << 20) + 5}) {
+      std::vector<char> from(bytes);
+      for (size_t i = 0; i < bytes; ++i) from[i] = i % 3 == 0;
+      for (const size_t at : {bytes, size_t{0}, bytes / 2, bytes - 1}) {
+        if (at < bytes) from[at] = 2;
+        std::vector<char> to(bytes);
+        const auto control = std::make_shared<CopyControl>();
+        control->CheckBooleans();
+        pool.Copy(to.data(), from.data(), bytes, control);
+        EXPECT_EQ(to, from);
+        EXPECT_EQ(control->AreBooleans(), at == bytes) << at << " of " << bytes;
+        const auto later = std::make_shared<CopyControl>();
+        later->CheckBooleans();
+        std::vector<char> again(bytes);
+        absl::Notification done;
+        pool.CopyAsync(
+            again.data(), from.data(), bytes, [&] { done.Notify(); }, later);
+        done.WaitForNotification();
+        EXPECT_EQ(again, from);
+        EXPECT_EQ(later->AreBooleans(), at == bytes) << at << " of " << bytes;
+        if (at < bytes) from[at] = 1;
+      }
+    }
+    const auto unchecked = std::make_shared<CopyControl>();
+    std::vector<char> to(5);
+    pool.Copy(to.data(), "\1\1\1\1\1", 5, unchecked);
+    EXPECT_FALSE(unchecked->AreBooleans());
+  }
 }
 
 }  // namespace

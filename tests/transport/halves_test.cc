@@ -71,14 +71,15 @@ TEST_F(HalvesTest, ASegmentIsAnnouncedOnceAndBeforeItsTickets) {
   });
   std::string seen;
   for (uint64_t id = 1; id <= 3; ++id) {
-    outlet->Offer(
-        id, InArena(static_cast<char>('a' + id)), {}, [&](absl::StatusOr<TransportTicket> ticket) {
-          ASSERT_TRUE(ticket.ok()) << ticket.status();
-          inlet->Take(id, Header(kBytes), ticket->body, {}, Tensor(), [&seen](auto tensor, bool) {
-            ASSERT_TRUE(tensor.ok()) << tensor.status();
-            seen += *static_cast<const char*>(tensor->data());
-          });
-        });
+    outlet->Offer(id, InArena(static_cast<char>('a' + id)), {},
+                  [&](absl::StatusOr<TransportTicket> ticket) {
+                    ASSERT_TRUE(ticket.ok()) << ticket.status();
+                    inlet->Take(id, Header(kBytes), ticket->body, {}, Tensor(),
+                                [&seen](auto tensor, Inlet::TakeInfo) {
+                                  ASSERT_TRUE(tensor.ok()) << tensor.status();
+                                  seen += *static_cast<const char*>(tensor->data());
+                                });
+                  });
   }
   EXPECT_EQ(seen, "bcd");
   EXPECT_EQ(announcements, 1);
@@ -110,8 +111,9 @@ TEST_F(HalvesTest, ANewSegmentIsAnnouncedBeforeItIsNeeded) {
   const auto hand_over = [&](uint64_t id, const Tensor& tensor) {
     outlet->Offer(id, tensor, {}, [&](absl::StatusOr<TransportTicket> ticket) {
       ASSERT_TRUE(ticket.ok()) << ticket.status();
-      inlet->Take(id, Header(kBytes), ticket->body, {}, Tensor(),
-                  [](auto tensor, bool) { ASSERT_TRUE(tensor.ok()) << tensor.status(); });
+      inlet->Take(id, Header(kBytes), ticket->body, {}, Tensor(), [](auto tensor, Inlet::TakeInfo) {
+        ASSERT_TRUE(tensor.ok()) << tensor.status();
+      });
     });
     outlet->Release(id);
   };
@@ -136,7 +138,7 @@ TEST_F(HalvesTest, ASegmentThatCouldNotBeMappedIsMissedWhenItIsNeeded) {
   EXPECT_TRUE(inlet->OnAnnouncement(EncodeShmSegmentNotice({1, 65536}), absl::MakeSpan(lost)).ok());
   absl::Status status;
   inlet->Take(1, Header(kBytes), EncodeShmTicket({.segment = 1}), {}, Tensor(),
-              [&status](auto tensor, bool) { status = tensor.status(); });
+              [&status](auto tensor, Inlet::TakeInfo) { status = tensor.status(); });
   // Which ends the lane: on the next one it is announced again.
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
   EXPECT_TRUE(absl::StrContains(status.message(), "ulimit -n")) << status;
@@ -162,7 +164,7 @@ TEST_F(HalvesTest, ASegmentThatIsGivenBackIsUnmappedWithItsLastView) {
     outlet->Offer(id, InArena('a'), {}, [&](absl::StatusOr<TransportTicket> ticket) {
       ASSERT_TRUE(ticket.ok()) << ticket.status();
       inlet->Take(id, Header(kBytes), ticket->body, {}, Tensor(),
-                  [&view](auto tensor, bool) { view = *std::move(tensor); });
+                  [&view](auto tensor, Inlet::TakeInfo) { view = *std::move(tensor); });
     });
     outlet->Release(id);
     return view;
@@ -215,7 +217,7 @@ TEST_F(HalvesTest, AnnouncementsThatMakeNoSenseAreRefused) {
   EXPECT_FALSE(inlet->OnAnnouncement("short", {}).ok());
   bool is_done = false;
   inlet->Take(1, Header(kBytes), EncodeShmTicket({.segment = 3}), {}, Tensor(),
-              [&is_done](auto tensor, bool) {
+              [&is_done](auto tensor, Inlet::TakeInfo) {
                 is_done = true;
                 EXPECT_EQ(tensor.status().code(), absl::StatusCode::kInvalidArgument);
               });
@@ -230,7 +232,7 @@ TEST_F(HalvesTest, ATcpTicketForNoBytesIsTakenAtOnce) {
   peer.peer = {2, 20};
   const std::shared_ptr<Inlet> inlet = (*transport)->MakeInlet(peer, [](uint64_t) {});
   bool is_done = false;
-  inlet->Take(1, Header(0), "", {}, Tensor(), [&is_done](auto tensor, bool) {
+  inlet->Take(1, Header(0), "", {}, Tensor(), [&is_done](auto tensor, Inlet::TakeInfo) {
     is_done = true;
     EXPECT_TRUE(tensor.ok()) << tensor.status();
   });
@@ -251,7 +253,7 @@ TEST_F(HalvesTest, DataConnectionsThatAreNotAnsweredEndTheLane) {
   const std::shared_ptr<Inlet> inlet = (*transport)->MakeInlet(peer, [](uint64_t) {});
   absl::Notification done;
   absl::Status status;
-  inlet->Take(1, Header(kBytes), "", {}, Tensor(), [&](auto tensor, bool) {
+  inlet->Take(1, Header(kBytes), "", {}, Tensor(), [&](auto tensor, Inlet::TakeInfo) {
     status = tensor.status();
     done.Notify();
   });
@@ -298,7 +300,7 @@ TEST_F(HalvesTest, OffsetBeyondTheSegment_IsInvalidArgument) {
   absl::Status status;
   inlet->Take(1, Header(kBytes),
               EncodeShmTicket({.segment = 1, .offset = memory.bytes() + (size_t{1} << 40)}), {},
-              Tensor(), [&status](auto got, bool) { status = got.status(); });
+              Tensor(), [&status](auto got, Inlet::TakeInfo) { status = got.status(); });
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
   inlet->Abort(absl::CancelledError("over"));
 }
@@ -333,7 +335,7 @@ TEST_F(HalvesTest, AbortWhileACopyIsQueued_TheBufferIsNotWrittenAnyMore) {
   end_.loop->Post([&] {
     inlet->Take(1, Header(kLarge),
                 EncodeShmTicket({.segment = 1, .offset = source->arena_place().offset}), {},
-                destination, [&is_over](auto, bool) { is_over.Notify(); });
+                destination, [&is_over](auto, Inlet::TakeInfo) { is_over.Notify(); });
     is_taking.Notify();
   });
   is_taking.WaitForNotification();

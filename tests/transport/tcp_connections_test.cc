@@ -77,7 +77,7 @@ class TcpConnectionsTest : public ::testing::Test {
       body = ticket->body;
       // As a lane would: on the receiver's loop.
       receiver_.end.loop->Post([this, id, header, body, waiting] {
-        inlet_->Take(id, header, body, {}, Tensor(), [this, waiting](auto result, bool) {
+        inlet_->Take(id, header, body, {}, Tensor(), [this, waiting](auto result, Inlet::TakeInfo) {
           waiting->arrival.tensor = std::move(result);
           waiting->arrival.came_on_lane_loop = receiver_.end.loop->IsOnLoop();
           waiting->done.Notify();

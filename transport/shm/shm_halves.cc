@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
+#include "tensor/check_values.h"
 #include "transport/lane/descriptors.h"
 #include "transport/shm/shm_ticket.h"
 
@@ -222,17 +223,18 @@ void ShmInlet::Take(uint64_t id, const TensorHeader& header, absl::string_view b
   Tensor into = destination;
   void* const to = into.mutable_data();
   auto control = std::make_shared<CopyControl>();
+  if (HasIllegalBits(header.dtype)) control->CheckBooleans();
   {
     SpinLockHolder lock(&mu_);
     copies_.emplace(id, control);
   }
   auto finish = [self = shared_from_this(), id, into = std::move(into),
-                 segment = std::move(segment), done = std::move(done)]() mutable {
+                 segment = std::move(segment), control, done = std::move(done)]() mutable {
     {
       SpinLockHolder lock(&self->mu_);
       self->copies_.erase(id);
     }
-    std::move(done)(std::move(into), false);
+    std::move(done)(std::move(into), {/*later=*/false, control->AreBooleans()});
   };
   LaneLoop& loop = *environment_.loop;
   if (header.bytes <= kCopyHereBytes || !loop.IsOnLoop() || loop.IsDrivenByCaller()) {

@@ -16,6 +16,7 @@
 
 #include "base/clock.h"
 #include "base/status_macros.h"
+#include "tensor/check_values.h"
 
 namespace ferry {
 namespace {
@@ -260,7 +261,15 @@ void SliceReader::Read() {
     message.msg_iov = pieces;
     message.msg_iovlen = static_cast<size_t>(count);
     ssize_t got = 0;
-    const auto receive = [&] { got = recvmsg(socket_.get(), &message, MSG_DONTWAIT); };
+    const auto receive = [&] {
+      got = recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+      if (got <= 0 || place_.has_non_boolean == nullptr) return;
+      // The kernel has just written them: they are in the caches.
+      const size_t here = std::min(static_cast<size_t>(got), wanted);
+      if (FindNonBoolean(pieces[0].iov_base, here).has_value()) {
+        place_.has_non_boolean->store(true, std::memory_order_relaxed);
+      }
+    };
     if (!is_placed_ || place_.data == nullptr) {
       receive();
     } else if (!place_.gate->Pass(receive)) {

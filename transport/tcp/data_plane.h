@@ -71,6 +71,8 @@ struct SlicePlace {
   // What keeps `data` valid, and what one passes to write there.
   std::shared_ptr<Buffer> buffer;
   std::shared_ptr<WriteGate> gate;
+  // Not null: the bytes are booleans, and it is set to true if one of them is neither 0 nor 1.
+  std::shared_ptr<std::atomic<bool>> has_non_boolean;
 };
 
 // Knows where slices go. Thread-safe.

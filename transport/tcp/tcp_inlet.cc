@@ -2,7 +2,13 @@
 // Slices that come, and the connections that bring them.
 #include "transport/tcp/tcp_inlet.h"
 
+#include <atomic>
+#include <memory>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
+
+#include "tensor/check_values.h"
 
 namespace ferry {
 
@@ -31,6 +37,9 @@ void TcpInlet::Take(uint64_t id, const TensorHeader& header, absl::string_view b
   }
   // No slice says that nothing has come; honest senders put it in the ticket.
   if (header.bytes == 0) return std::move(incoming.done)(std::move(incoming.tensor), false);
+  if (HasIllegalBits(header.dtype)) {
+    incoming.has_non_boolean = std::make_shared<std::atomic<bool>>(false);
+  }
   Expect(id, header.bytes, std::move(incoming));
   LookOut(header, body);
 }
@@ -101,13 +110,14 @@ SliceSink::Verdict TcpInlet::Place(const SliceHeader& header, SlicePlace* place)
   if (!incoming.tensor.is_valid()) return Verdict::kSkip;
   Tensor tensor = incoming.tensor;
   *place = {static_cast<char*>(tensor.mutable_data()) + header.offset, tensor.buffer(),
-            incoming.gate};
+            incoming.gate, incoming.has_non_boolean};
   return Verdict::kPlace;
 }
 
 void TcpInlet::OnSlice(const SliceHeader& header) {
   Tensor tensor;
   TakeCallback done;
+  std::shared_ptr<std::atomic<bool>> has_non_boolean;
   {
     absl::MutexLock lock(&mu_);
     const auto found = incoming_.find(header.transfer);
@@ -117,9 +127,13 @@ void TcpInlet::OnSlice(const SliceHeader& header) {
     if (found->second.left > 0) return;
     tensor = std::move(found->second.tensor);
     done = std::move(found->second.done);
+    has_non_boolean = std::move(found->second.has_non_boolean);
     incoming_.erase(found);
   }
-  if (done && tensor.is_valid()) return std::move(done)(std::move(tensor), false);
+  if (done && tensor.is_valid()) {
+    const bool has_checked = has_non_boolean != nullptr && !*has_non_boolean;
+    return std::move(done)(std::move(tensor), {/*later=*/false, has_checked});
+  }
   // Cancelled: whoever waited has been told.
   if (done) std::move(done)(absl::CancelledError("cancelled"), false);
 }

@@ -47,6 +47,8 @@ class TcpInlet final : public Inlet,
     size_t bytes = 0;
     size_t left = 0;
     std::shared_ptr<WriteGate> gate = std::make_shared<WriteGate>();
+    // Of booleans only, as in SlicePlace.
+    std::shared_ptr<std::atomic<bool>> has_non_boolean;
   };
 
   void Expect(uint64_t id, size_t bytes, Incoming incoming) ABSL_LOCKS_EXCLUDED(mu_);

@@ -87,7 +87,7 @@ class NcclTransportTest : public ::testing::Test {
     TensorHeader header;
     header.place = {MemorySpace::kCuda, 0};
     inlet->Take(1, header, EncodeNcclTicket({{DeviceId(16), DeviceId(5), 1}, std::nullopt}), {},
-                Tensor(), [](const absl::StatusOr<Tensor>& taken, bool) {
+                Tensor(), [](const absl::StatusOr<Tensor>& taken, Inlet::TakeInfo) {
                   EXPECT_TRUE(absl::IsInvalidArgument(taken.status())) << taken.status();
                 });
     inlet->Abort(absl::CancelledError("the test is over"));
