@@ -161,7 +161,7 @@ absl::Status CheckJobSize(const LaunchOptions& launch, int num_nodes) {
 }
 
 // Fills in MASTER_ADDR and MASTER_PORT, which are the first machine's to choose.
-absl::StatusOr<std::unique_ptr<MasterMeeting>> PrepareMaster(LaunchOptions& launch) {
+absl::Status PrepareMaster(LaunchOptions& launch, Meeting& meeting) {
   if (launch.machine_count == 1) {
     FERRY_ASSIGN_OR_RETURN(const MasterAddress master,
                            ChooseMaster(ReadMasterWish(ProcessEnv), "127.0.0.1", 1,
@@ -170,20 +170,24 @@ absl::StatusOr<std::unique_ptr<MasterMeeting>> PrepareMaster(LaunchOptions& laun
       std::fprintf(stderr, "ferry run: %s\n", Printable(note).c_str());
     }
     launch.master = JoinHostPort(master.host, master.port);
-    return nullptr;
+    return absl::OkStatus();
   }
-  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<MasterMeeting> meeting,
-                         MasterMeeting::Join(launch.coordinator, kMeetingPatience));
-  FERRY_RETURN_IF_ERROR(CheckJobSize(launch, meeting->num_nodes()));
+  FERRY_ASSIGN_OR_RETURN(meeting.master, MasterMeeting::Join(launch.coordinator, kMeetingPatience));
+  FERRY_RETURN_IF_ERROR(CheckJobSize(launch, meeting.master->num_nodes()));
   if (launch.machine_index == 0) {
-    FERRY_ASSIGN_OR_RETURN(launch.master, meeting->Answer(ProcessEnv, launch.machine_count));
-  } else {
-    FERRY_ASSIGN_OR_RETURN(launch.master,
-                           meeting->Ask(ProcessEnv, launch.machine_index, kMeetingPatience));
-    // Only the first machine answers requests.
-    meeting.reset();
+    FERRY_ASSIGN_OR_RETURN(launch.master, meeting.master->Answer(ProcessEnv, launch.machine_count));
+    return absl::OkStatus();
   }
-  return meeting;
+  FERRY_ASSIGN_OR_RETURN(launch.master,
+                         meeting.master->Ask(ProcessEnv, launch.machine_index, kMeetingPatience));
+  // Only the first machine answers requests.
+  meeting.master = nullptr;
+  return absl::OkStatus();
+}
+
+// Another process has said that the job cannot begin.
+bool HasRefusal(const Meeting& meeting) {
+  return meeting.master != nullptr && !meeting.master->Refusal().ok();
 }
 
 // Until the processes of this machine have ended; with an error none has begun.
@@ -192,7 +196,7 @@ absl::StatusOr<int> RunProcesses(RunFlags& flags, Meeting& meeting) {
   FERRY_RETURN_IF_ERROR(CheckLaunchCounts(flags.launch));
   FERRY_RETURN_IF_ERROR(TakeStdin(flags.stdin_rank, flags.launch));
   FERRY_ASSIGN_OR_RETURN(meeting.hosted, PrepareCoordinator(flags, RunEnvironment()));
-  FERRY_ASSIGN_OR_RETURN(meeting.master, PrepareMaster(flags.launch));
+  FERRY_RETURN_IF_ERROR(PrepareMaster(flags.launch, meeting));
   return Launch(flags.launch, stdout, stderr);
 }
 
@@ -223,8 +227,9 @@ absl::StatusOr<int> Run(const CLI::App& verb, RunFlags& flags) {
                                         " has ended with status ", *status)),
         kFailurePatience);
   } else if (!status.ok() && flags.launch.machine_count > 1 &&
-             !absl::IsDeadlineExceeded(status.status())) {
-    // A coordinator that was not found in time will not be now.
+             !absl::IsDeadlineExceeded(status.status()) && !HasRefusal(meeting)) {
+    // A coordinator that was not found in time will not be now, and others hear a refusal
+    // themselves.
     status = PrintErrorNow(status.status());
     ReportToOtherMachines(flags, status.status(), kReportPatience);
   }

@@ -350,6 +350,27 @@ class RefusedMachine(harness.Case):
         self.assertEqual([run.wait() for run in runs], [1, 1, 1])
         self.assertRegex(runs[0].err, r"cannot take part: .*node [23] has joined already")
 
+    def test_machines_that_wait_for_the_first_one_hear_why_it_does_not_come(self):
+        _, address = self.coordinator(3)
+        second = self.machine(address, 1, "--nodes=3")
+        second.wait_for("waiting for ferry run of the first machine")
+        first = self.machine(address, 0, "--nodes=3", "--nproc=2")
+        why = "--nproc=2, which makes 6 processes, but the coordinator at .* serves a job of 3"
+        first.wait_for(f"(?m)^ferry: .*{why}")
+        self.expect_told(second, why)
+        self.assertNotIn("telling", second.err)
+        # The first one is still there for those that come a little later.
+        self.expect_told(self.machine(address, 2, "--nodes=3"), why)
+
+    def test_a_first_machine_that_is_done_hears_why_another_does_not_come(self):
+        _, address = self.coordinator(2)
+        first = self.start("run", "--nodes=2", "--node-id=0", f"--coordinator={address}", "--",
+                           "true")
+        first.wait_for("waiting for ferry run of machine 1 to begin")
+        self.machine(address, 1, "--nodes=2", "--nproc=3").wait_for("serves a job of 2")
+        self.assertEqual(first.wait(), 1)
+        self.assertRegex(first.err, "machine 1 to begin; meanwhile .* cannot take part: .*--nproc=3")
+
     def test_processes_that_fail_before_the_others_have_come(self):
         _, address = self.coordinator(3)
         first = self.machine(address, 0, "--nodes=3")
