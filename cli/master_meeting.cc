@@ -68,6 +68,11 @@ absl::Status MasterMeeting::Refusal(absl::Duration patience) const {
   return answered_->refusal;
 }
 
+absl::Status MasterMeeting::AskError() const {
+  absl::MutexLock lock(&answered_->mu);
+  return answered_->ask_error;
+}
+
 absl::StatusOr<std::string> MasterMeeting::Answer(GetEnv get_env, int machine_count) {
   // Where the coordinator sees this machine, other machines of its network do too. Loopback is the
   // coordinator's own machine; Ask knows how it is called elsewhere.
@@ -150,14 +155,21 @@ absl::StatusOr<std::string> MasterMeeting::Ask(GetEnv get_env, int machine_index
   const std::string answer = absl::StrCat(kAnswers, number);
   absl::StatusOr<std::string> address;
   do {
-    FERRY_RETURN_IF_ERROR(agent_->Set(ask, absl::StrCat(machine_index), /*overwrite=*/true));
+    // A coordinator that runs only to say that the job cannot begin may be gone by now, and is not
+    // waited for.
+    agent_->SetAllAsync({{ask, absl::StrCat(machine_index)}}, /*overwrite=*/true,
+                        [answered = answered_](const absl::Status& status) {
+                          if (status.ok()) return;
+                          absl::MutexLock lock(&answered->mu);
+                          answered->ask_error = status;
+                        });
     address = agent_->Get(answer, kAskAgain);
-    // CANCELLED: a new job has begun, with an empty store.
-    const bool is_late = absl::IsDeadlineExceeded(address.status());
-    if (!address.ok() && !is_late && !absl::IsCancelled(address.status())) return address.status();
-    // After a first machine that is there had time to answer: the refusal may be that of a job
-    // before this one.
-    if (is_late) FERRY_RETURN_IF_ERROR(Refusal());
+    // CANCELLED: a new job has begun, with an empty store. Otherwise a first machine that is there
+    // has had time to answer: before that the refusal might be that of an earlier job.
+    if (address.ok() || absl::IsCancelled(address.status())) continue;
+    FERRY_RETURN_IF_ERROR(Refusal());
+    if (!absl::IsDeadlineExceeded(address.status())) return address.status();
+    FERRY_RETURN_IF_ERROR(AskError());
   } while (!address.ok() && SteadyClock().Now() < deadline);
   agent_->Delete(ask).IgnoreError();
   agent_->Delete(answer).IgnoreError();

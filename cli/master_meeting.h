@@ -61,6 +61,8 @@ class MasterMeeting final {
     absl::Mutex mu;
     // See Refusal.
     absl::Status refusal ABSL_GUARDED_BY(mu);
+    // Why a request could not be set.
+    absl::Status ask_error ABSL_GUARDED_BY(mu);
     // By machine; the first one needs none.
     std::vector<bool> is_done ABSL_GUARDED_BY(mu);
 
@@ -75,6 +77,7 @@ class MasterMeeting final {
       : coordinator_(std::move(coordinator)), answered_(std::make_shared<Answered>()) {}
 
   std::string Unanswered() const;
+  absl::Status AskError() const;
 
   const std::string coordinator_;
   const std::shared_ptr<Answered> answered_;

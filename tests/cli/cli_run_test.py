@@ -607,6 +607,25 @@ class BatchScript(harness.Case):
         first.signal(signal.SIGTERM)
         self.assertEqual(first.wait(), -signal.SIGTERM)
 
+    def test_machine_0_that_fails_before_it_runs_the_coordinator_tells_the_others(self):
+        cases = [(["--stdin=9"], {}, "--stdin: \"9\" is not"),
+                 (["--nproc=0"], {}, "--nproc"),
+                 (["--nproc=2"], {"FERRY_HEARTBEAT_TIMEOUT": "-1s"}, "FERRY_HEARTBEAT_TIMEOUT"),
+                 ([], {"RANK": "1", "WORLD_SIZE": "2"}, "RANK=1 and SLURM_PROCID=0 disagree")]
+        started = []
+        for number, (flags, wrong, why) in enumerate(cases):
+            job = self.slurm_job(2, number)
+            started.append((
+                self.start("run", "--nodes=2", "--", "true", SLURM_PROCID="1", **job),
+                self.start("run", "--nodes=2", *flags, "--", "true", SLURM_PROCID="0",
+                           **{**job, **wrong}), why))
+        for second, first, why in started:
+            with self.subTest(why):
+                self.assertEqual(first.wait(), 2, first.err)
+                self.assertEqual(len(re.findall(why, first.err)), 1, first.err)
+                self.assertEqual(second.wait(), 1, second.err)
+                self.assertRegex(second.err, f"cannot take part: .*{why}")
+
     def test_a_command_without_a_launcher_waits_for_nobody(self):
         for variables in ({}, {"FERRY_COORDINATOR": "127.0.0.1:1"}, {"FERRY_NUM_NODES": "x"}):
             with self.subTest(variables):
