@@ -537,7 +537,7 @@ TEST(RefusedIdentity, MayBeThatOfProcess0IfAnythingSaysSo) {
       {kSlurm, {{"TF_CONFIG", tf + "0}}"}}, true},
       {kSlurm, {{"TF_CONFIG", tf + "1}}"}}, false},
       {kSlurm, {{"SLURM_LOCALID", "x"}}, false},
-      {kSlurm, {{"SLURM_LOCALID", "x"}, {"FERRY_NODE_ID", "0"}}, true},
+      {kSlurm, {{"FERRY_LOCAL_RANK", "x"}, {"FERRY_NODE_ID", "0"}}, true},
       // Those of the nearest launcher count; what a process inherits from one further out does not.
       {{{"OMPI_COMM_WORLD_RANK", "5"}, {"OMPI_COMM_WORLD_SIZE", "8"}},
        With(kSlurm, {{"SLURM_PROCID", "0"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "x"}}),
