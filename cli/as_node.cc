@@ -24,6 +24,7 @@
 #include "cli/hosted_coordinator.h"
 #include "cli/output.h"
 #include "cli/progress.h"
+#include "cli/refusal.h"
 #include "cli/verb.h"
 
 namespace ferry::cli {
@@ -102,31 +103,16 @@ std::string WhereHosted(const NodePlace& place, const HostedCoordinator* hosted)
   return place.is_derived ? ", which node 0 runs" : "";
 }
 
-RefusedPlace AsRefused(const NodePlace& place) {
-  return {.coordinator = place.coordinator,
-          .is_derived = place.is_derived,
-          .node_id = place.node_id,
-          .num_nodes = place.num_nodes};
+// The others of the job of a process that was to be at `place`.
+RefusedJob JobOf(const RefusedPlace& place, const NodeOptions& options) {
+  const int nodes = place.num_nodes.value_or(1);
+  return {
+      .nodes = nodes, .others = nodes - 1, .patience = LatecomersPatience(options.connect_timeout)};
 }
 
-// Reports that this process, which was to be at `place`, fails with `why` before it joins: at once
-// on stderr, and then to the others of its job, which would wait for it for minutes. Returns `why`.
-absl::Status ReportToOthers(const RefusedPlace& place, const absl::Status& why) {
-  const bool is_host = place.is_derived && place.node_id == 0;
-  // A job of one process has no others, and a host needs their number to serve them.
-  if (is_host && place.num_nodes.value_or(1) == 1) return why;
-  absl::Status said = PrintErrorNow(why);
-  if (is_host) {
-    const auto hosted = HostedCoordinator::At(place.coordinator, *place.num_nodes, Graphs::kNone);
-    if (hosted.ok()) {
-      (*hosted)->RefuseArrivingNodes(CannotTakePart(why), kOthersPatience);
-      return said;
-    }
-    // Another process listens there; it may be a coordinator.
-  }
-  const Progress progress("telling the other nodes why this one cannot join");
-  ReportCannotJoin(place.coordinator, why);
-  return said;
+absl::Status ReportToOthers(const RefusedPlace& place, const absl::Status& why,
+                            const NodeOptions& options) {
+  return ReportToOthers(place, why, JobOf(place, options));
 }
 
 // Joins, on a thread of its own because it may take minutes and a signal may come.
@@ -215,7 +201,7 @@ absl::StatusOr<int> RunAsNode(NodeOptions& options,
   if (is_host) {
     const auto found = FindHeartbeatTimeout(heartbeat_timeout);
     if (!found.ok()) {
-      return ReportToOthers(AsRefused(place), found.status());
+      return ReportToOthers(AsRefused(place), found.status(), options);
     }
     heartbeat_timeout = *found;
   }
@@ -223,17 +209,24 @@ absl::StatusOr<int> RunAsNode(NodeOptions& options,
   std::unique_ptr<HostedCoordinator> hosted;
   if (is_host) {
     const Graphs graphs = options.runs_graphs ? Graphs::kServed : Graphs::kNone;
-    FERRY_ASSIGN_OR_RETURN(hosted, HostedCoordinator::At(place.coordinator, *place.num_nodes,
-                                                         graphs, heartbeat_timeout));
+    auto listening =
+        HostedCoordinator::At(place.coordinator, *place.num_nodes, graphs, heartbeat_timeout);
+    if (!listening.ok()) return WhyNotListening(place.coordinator, listening.status());
+    hosted = *std::move(listening);
   }
   JobError error(signals);
   options.on_error = [&error](absl::Status status) { error.Set(std::move(status)); };
   const std::string where = WhereHosted(place, hosted.get());
   absl::StatusOr<std::unique_ptr<Node>> node = Join(options, place, where, signals);
-  const auto let_others_leave = [&hosted, &signals] {
+  const auto let_others_leave = [&hosted, &signals, &options] {
     if (hosted == nullptr) return;
-    // Where it was a signal, the launcher has most likely sent it to all of them.
-    hosted->WaitUntilAllLeft(signals.have_come() ? kOthersAfterSignal : kOthersPatience, &signals);
+    if (signals.have_come()) {
+      // The launcher has most likely sent it to all of them.
+      hosted->WaitUntilAllLeft(kOthersAfterSignal, &signals);
+    } else {
+      hosted->WaitUntilAllLeft(kOthersPatience, &signals,
+                               LatecomersPatience(options.connect_timeout));
+    }
   };
   if (!node.ok()) {
     let_others_leave();
@@ -256,7 +249,7 @@ absl::StatusOr<NodePlace> FindOwnPlace(const NodeOptions& options) {
   if (place.ok()) return place;
   const std::optional<RefusedPlace> refused = FindRefusedPlace(options, ProcessEnv);
   if (!refused.has_value()) return place;
-  return ReportToOthers(*refused, place.status());
+  return ReportToOthers(*refused, place.status(), options);
 }
 
 absl::Status PrepareAsNode(const NodeOptions& options,
@@ -265,7 +258,7 @@ absl::Status PrepareAsNode(const NodeOptions& options,
   if (status.ok() || IsErrorPrinted(status)) return status;
   const absl::StatusOr<NodePlace> place = FindPlace(options, ProcessEnv);
   if (!place.ok() || !place->is_derived) return status;
-  return ReportToOthers(AsRefused(*place), status);
+  return ReportToOthers(AsRefused(*place), status, options);
 }
 
 void EndService(JoinedNode& joined) {

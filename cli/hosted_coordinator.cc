@@ -18,6 +18,12 @@
 #include "coord/tcp_listener.h"
 
 namespace ferry::cli {
+namespace {
+
+// Nothing announces what is waited for here, and a short pause at the end of a job harms nobody.
+constexpr absl::Duration kLook = absl::Milliseconds(20);
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<HostedCoordinator>> HostedCoordinator::OnThisMachine(
     int nodes, Graphs graphs, std::optional<absl::Duration> heartbeat_timeout) {
@@ -61,29 +67,47 @@ std::string HostedCoordinator::ConnectedNodes() {
   });
 }
 
-void HostedCoordinator::RefuseArrivingNodes(const absl::Status& why, absl::Duration patience) {
-  const Progress progress(
-      absl::StrCat("staying a while at ", address(), ", to tell the other nodes that come"));
-  server_->strand().Run([&why, patience](coord::Coordinator& coordinator) {
-    coordinator.FailJoining(why, patience, [](const absl::Status&) {});
-  });
-  absl::SleepFor(patience);
+size_t HostedCoordinator::ToldOfJoiningFailure() {
+  return server_->strand().Run(
+      [](coord::Coordinator& coordinator) { return coordinator.told_of_joining_failure(); });
 }
 
-void HostedCoordinator::WaitUntilAllLeft(absl::Duration patience, BlockedSignals* signals) {
-  constexpr absl::Duration kLook = absl::Milliseconds(20);
+void HostedCoordinator::RefuseArrivingNodes(const absl::Status& why, int others,
+                                            absl::Duration patience) {
   const absl::Time deadline = SteadyClock().Now() + patience;
+  const auto wanted = static_cast<size_t>(others);
+  server_->strand().Run(
+      [&why](coord::Coordinator& coordinator) { coordinator.RefuseJoining(why); });
+  const Progress progress([this, wanted] {
+    return absl::StrCat("staying a while at ", address(), ", to tell the other nodes that come (",
+                        ToldOfJoiningFailure(), " of ", wanted, ")");
+  });
+  while (ToldOfJoiningFailure() < wanted && SteadyClock().Now() < deadline) absl::SleepFor(kLook);
+}
+
+void HostedCoordinator::WaitUntilAllLeft(absl::Duration patience, BlockedSignals* signals,
+                                         std::optional<absl::Duration> latecomers) {
   // Nodes that come late to a job that cannot begin fail with the reason, instead of looking for a
-  // coordinator that is gone. How many still come is not known.
-  const bool cannot_begin = server_->strand().Run(
-      [](coord::Coordinator& coordinator) { return !coordinator.joining_error().ok(); });
+  // coordinator that is gone.
+  const bool cannot_begin = server_->strand().Run([&latecomers](coord::Coordinator& coordinator) {
+    const absl::Status why = coordinator.joining_error();
+    // However late: no other job begins here.
+    if (!why.ok() && latecomers.has_value()) coordinator.RefuseJoining(why);
+    return !why.ok();
+  });
+  const bool knows_all = cannot_begin && latecomers.has_value();
+  const auto nodes = static_cast<size_t>(server_->strand().Run(
+      [](coord::Coordinator& coordinator) { return coordinator.jobs().size(); }));
+  const absl::Time deadline = SteadyClock().Now() + (knows_all ? *latecomers : patience);
+  const auto is_over = [this, cannot_begin, knows_all, nodes] {
+    return cannot_begin ? knows_all && ToldOfJoiningFailure() >= nodes : ConnectedNodes().empty();
+  };
   const Progress progress([this, cannot_begin] {
     return cannot_begin
                ? std::string("staying a while, to tell nodes that come late of the job's error")
                : absl::StrCat("waiting for nodes ", ConnectedNodes(), " to leave");
   });
-  // Nothing announces it, and a short pause at the end of a job harms nobody.
-  while ((cannot_begin || !ConnectedNodes().empty()) && SteadyClock().Now() < deadline) {
+  while (!is_over() && SteadyClock().Now() < deadline) {
     if (signals == nullptr) {
       absl::SleepFor(kLook);
     } else if (signals->WaitFor(kLook)) {

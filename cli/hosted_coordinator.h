@@ -3,6 +3,7 @@
 #ifndef FERRY_CLI_HOSTED_COORDINATOR_H_
 #define FERRY_CLI_HOSTED_COORDINATOR_H_
 
+#include <cstddef>
 #include <memory>
 #include <optional>
 #include <string>
@@ -40,14 +41,17 @@ class HostedCoordinator final {
   // HOST:PORT as it listens.
   const std::string& address() const { return server_->address(); }
 
-  // In the place of a job that cannot begin: nodes that come within `patience` fail with `why`. How
-  // many come, and when, is not known, so it waits for all of that time, and says so on stderr.
-  void RefuseArrivingNodes(const absl::Status& why, absl::Duration patience);
+  // In the place of a job that cannot begin: those that come fail with `why`. Waits until so many
+  // `others` have come, but no longer than `patience`, and says so on stderr.
+  void RefuseArrivingNodes(const absl::Status& why, int others, absl::Duration patience);
 
   // Waits until no node is left, for at most `patience`, and for all of it where the job could not
   // begin, so that nodes that come late hear why; says on stderr what it waits for.
   //   signals: one of them ends the wait; null where nothing blocks them.
-  void WaitUntilAllLeft(absl::Duration patience, BlockedSignals* signals = nullptr);
+  //   latecomers: replaces `patience` where the job could not begin, if all of its nodes were
+  //   started by a launcher and look for this coordinator: the wait ends when all have heard.
+  void WaitUntilAllLeft(absl::Duration patience, BlockedSignals* signals = nullptr,
+                        std::optional<absl::Duration> latecomers = std::nullopt);
 
  private:
   HostedCoordinator() = default;
@@ -55,6 +59,8 @@ class HostedCoordinator final {
       std::string listen, int nodes, Graphs graphs,
       std::optional<absl::Duration> heartbeat_timeout);
   std::string ConnectedNodes();
+  // See Coordinator.
+  size_t ToldOfJoiningFailure();
 
   // Constant after construction. Null: there is none. Outlives the server, whose services it has.
   std::unique_ptr<master::MasterHost> master_;

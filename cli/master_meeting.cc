@@ -27,6 +27,8 @@ constexpr char kAsks[] = "ferry/run/asks/";
 constexpr char kAnswers[] = "ferry/run/master/";
 // How long to wait for a response before the request is repeated.
 constexpr absl::Duration kAskAgain = absl::Seconds(2);
+// For a machine that was refused to be started again, before the first one gives it up.
+constexpr absl::Duration kStartAgain = absl::Seconds(10);
 
 void Note(const std::string& text) {
   std::fprintf(stderr, "ferry run: %s\n", Printable(text).c_str());
@@ -46,7 +48,29 @@ absl::StatusOr<std::unique_ptr<MasterMeeting>> MasterMeeting::Join(const std::st
   options.connect_timeout = patience;
   options.on_attempt_failed = failure.Writer();
   FERRY_ASSIGN_OR_RETURN(meeting->agent_, coord::Agent::Connect(std::move(options)));
+  meeting->agent_->WatchJoiningAsync([answered = meeting->answered_](const absl::Status& why) {
+    // Other errors end what this waits for by themselves, or are those of a coordinator that does
+    // not know the request.
+    if (!absl::IsFailedPrecondition(why)) return;
+    absl::MutexLock lock(&answered->mu);
+    answered->refusal = why;
+  });
   return meeting;
+}
+
+absl::Status MasterMeeting::Refusal(absl::Duration patience) const {
+  absl::MutexLock lock(&answered_->mu);
+  answered_->mu.AwaitWithTimeout(
+      absl::Condition(
+          +[](Answered* answered) ABSL_NO_THREAD_SAFETY_ANALYSIS { return answered->is_refused(); },
+          answered_.get()),
+      patience);
+  return answered_->refusal;
+}
+
+absl::Status MasterMeeting::AskError() const {
+  absl::MutexLock lock(&answered_->mu);
+  return answered_->ask_error;
 }
 
 absl::StatusOr<std::string> MasterMeeting::Answer(GetEnv get_env, int machine_count) {
@@ -98,16 +122,26 @@ std::string MasterMeeting::Unanswered() const {
 
 absl::Status MasterMeeting::WaitUntilAllAnswered(absl::Duration patience) {
   const Progress progress([this] { return absl::StrCat("waiting for ", Unanswered()); });
-  bool are_all = false;
+  absl::Status refusal;
   {
     absl::MutexLock lock(&answered_->mu);
-    are_all = answered_->mu.AwaitWithTimeout(
+    answered_->mu.AwaitWithTimeout(
+        absl::Condition(
+            +[](Answered* answered) ABSL_NO_THREAD_SAFETY_ANALYSIS { return answered->is_over(); },
+            answered_.get()),
+        patience);
+    const bool are_all = answered_->mu.AwaitWithTimeout(
         absl::Condition(
             +[](Answered* answered) ABSL_NO_THREAD_SAFETY_ANALYSIS { return answered->all(); },
             answered_.get()),
-        patience);
+        answered_->is_refused() ? std::min(patience, kStartAgain) : absl::ZeroDuration());
+    if (are_all) return absl::OkStatus();
+    refusal = answered_->refusal;
   }
-  if (are_all) return absl::OkStatus();
+  if (!refusal.ok()) {
+    return absl::Status(refusal.code(), absl::StrCat("waited for ", Unanswered(), "; meanwhile ",
+                                                     refusal.message()));
+  }
   return absl::DeadlineExceededError(
       absl::StrCat("waited ", ShortDuration(patience), " for ", Unanswered()));
 }
@@ -121,11 +155,21 @@ absl::StatusOr<std::string> MasterMeeting::Ask(GetEnv get_env, int machine_index
   const std::string answer = absl::StrCat(kAnswers, number);
   absl::StatusOr<std::string> address;
   do {
-    FERRY_RETURN_IF_ERROR(agent_->Set(ask, absl::StrCat(machine_index), /*overwrite=*/true));
+    // A coordinator that runs only to say that the job cannot begin may be gone by now, and is not
+    // waited for.
+    agent_->SetAllAsync({{ask, absl::StrCat(machine_index)}}, /*overwrite=*/true,
+                        [answered = answered_](const absl::Status& status) {
+                          if (status.ok()) return;
+                          absl::MutexLock lock(&answered->mu);
+                          answered->ask_error = status;
+                        });
     address = agent_->Get(answer, kAskAgain);
-    // CANCELLED: a new job has begun, with an empty store.
-    const bool is_late = absl::IsDeadlineExceeded(address.status());
-    if (!address.ok() && !is_late && !absl::IsCancelled(address.status())) return address.status();
+    // CANCELLED: a new job has begun, with an empty store. Otherwise a first machine that is there
+    // has had time to answer: before that the refusal might be that of an earlier job.
+    if (address.ok() || absl::IsCancelled(address.status())) continue;
+    FERRY_RETURN_IF_ERROR(Refusal());
+    if (!absl::IsDeadlineExceeded(address.status())) return address.status();
+    FERRY_RETURN_IF_ERROR(AskError());
   } while (!address.ok() && SteadyClock().Now() < deadline);
   agent_->Delete(ask).IgnoreError();
   agent_->Delete(answer).IgnoreError();

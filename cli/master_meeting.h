@@ -24,6 +24,8 @@ namespace ferry::cli {
 //   1. Another machine draws a number and sets "ferry/run/asks/NUMBER" to which machine it is.
 //   2. The first one, which watches that prefix, sets "ferry/run/master/NUMBER" to HOST:PORT.
 //   3. The other one reads it and removes both.
+// Both hear of a process that cannot join the job, so that they do not wait for machines that will
+// not come.
 // A response therefore never comes from an earlier job on the same coordinator. If the store is
 // cleared in between because a new job begins, a request or response is lost, and the request is
 // repeated.
@@ -36,6 +38,9 @@ class MasterMeeting final {
 
   // Nodes of the coordinator's job.
   int num_nodes() const { return agent_->num_nodes(); }
+  // Why another process cannot join the job, if one has said so; OK if none says so within
+  // `patience`.
+  absl::Status Refusal(absl::Duration patience = absl::ZeroDuration()) const;
 
   // On the first machine: chooses the address, and responds to the others until this is destroyed.
   // Reports on stderr which values of the environment are not used.
@@ -43,28 +48,36 @@ class MasterMeeting final {
   absl::StatusOr<std::string> Answer(GetEnv get_env, int machine_count);
   // Waits until all other machines have been answered, and reports on stderr which are missing. The
   // first machine may be finished before another one has started.
-  //   Errors: DEADLINE_EXCEEDED naming those that did not ask within `patience`.
+  //   Errors: DEADLINE_EXCEEDED naming those that did not ask within `patience`; sooner Refusal,
+  //   unless they come within seconds.
   absl::Status WaitUntilAllAnswered(absl::Duration patience);
   // On another one.
-  //   Errors: DEADLINE_EXCEEDED when the first machine does not answer within `patience`.
+  //   Errors: DEADLINE_EXCEEDED when the first machine does not answer within `patience`; Refusal.
   absl::StatusOr<std::string> Ask(GetEnv get_env, int machine_index, absl::Duration patience);
 
  private:
   // Shared with callbacks of the agent.
   struct Answered {
     absl::Mutex mu;
+    // See Refusal.
+    absl::Status refusal ABSL_GUARDED_BY(mu);
+    // Why a request could not be set.
+    absl::Status ask_error ABSL_GUARDED_BY(mu);
     // By machine; the first one needs none.
     std::vector<bool> is_done ABSL_GUARDED_BY(mu);
 
     bool all() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
       return std::find(is_done.begin(), is_done.end(), false) == is_done.end();
     }
+    bool is_refused() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) { return !refusal.ok(); }
+    bool is_over() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) { return all() || is_refused(); }
   };
 
   explicit MasterMeeting(std::string coordinator)
       : coordinator_(std::move(coordinator)), answered_(std::make_shared<Answered>()) {}
 
   std::string Unanswered() const;
+  absl::Status AskError() const;
 
   const std::string coordinator_;
   const std::shared_ptr<Answered> answered_;

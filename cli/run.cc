@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // ferry run: starts the processes of a job on this machine, with a coordinator when it needs one.
+#include <cstdint>
 #include <cstdio>
 #include <limits>
 #include <memory>
@@ -17,7 +18,7 @@
 #include "cli/hosted_coordinator.h"
 #include "cli/master_meeting.h"
 #include "cli/output.h"
-#include "cli/progress.h"
+#include "cli/refusal.h"
 #include "cli/verb.h"
 #include "runtime/identity.h"
 #include "runtime/launcher.h"
@@ -33,6 +34,8 @@ constexpr absl::Duration kOthersPatience = absl::Seconds(10);
 // How long a machine whose processes have failed looks for those of others that wait to join. Its
 // own exit waits for that.
 constexpr absl::Duration kFailurePatience = absl::Milliseconds(500);
+// For the coordinator to say that the job cannot begin, if it does.
+constexpr absl::Duration kRefusalPatience = absl::Seconds(1);
 // As long as processes wait for a coordinator and for the other nodes, see NodeOptions.
 constexpr absl::Duration kMeetingPatience = absl::Minutes(5);
 
@@ -144,8 +147,10 @@ absl::StatusOr<std::unique_ptr<HostedCoordinator>> PrepareCoordinator(
   launch.machine_index = place.node_id;
   launch.coordinator = place.coordinator;
   if (!place.is_derived || place.node_id != 0) return nullptr;
-  return HostedCoordinator::At(place.coordinator, launch.machine_count * launch.local_count, graphs,
-                               heartbeat_timeout);
+  auto hosted = HostedCoordinator::At(place.coordinator, launch.machine_count * launch.local_count,
+                                      graphs, heartbeat_timeout);
+  if (!hosted.ok()) return WhyNotListening(place.coordinator, hosted.status());
+  return hosted;
 }
 
 // The processes of all machines are the job of the coordinator: where it has another number of
@@ -161,7 +166,7 @@ absl::Status CheckJobSize(const LaunchOptions& launch, int num_nodes) {
 }
 
 // Fills in MASTER_ADDR and MASTER_PORT, which are the first machine's to choose.
-absl::StatusOr<std::unique_ptr<MasterMeeting>> PrepareMaster(LaunchOptions& launch) {
+absl::Status PrepareMaster(LaunchOptions& launch, Meeting& meeting) {
   if (launch.machine_count == 1) {
     FERRY_ASSIGN_OR_RETURN(const MasterAddress master,
                            ChooseMaster(ReadMasterWish(ProcessEnv), "127.0.0.1", 1,
@@ -170,20 +175,28 @@ absl::StatusOr<std::unique_ptr<MasterMeeting>> PrepareMaster(LaunchOptions& laun
       std::fprintf(stderr, "ferry run: %s\n", Printable(note).c_str());
     }
     launch.master = JoinHostPort(master.host, master.port);
-    return nullptr;
+    return absl::OkStatus();
   }
-  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<MasterMeeting> meeting,
-                         MasterMeeting::Join(launch.coordinator, kMeetingPatience));
-  FERRY_RETURN_IF_ERROR(CheckJobSize(launch, meeting->num_nodes()));
+  FERRY_ASSIGN_OR_RETURN(meeting.master, MasterMeeting::Join(launch.coordinator, kMeetingPatience));
+  if (absl::Status status = CheckJobSize(launch, meeting.master->num_nodes()); !status.ok()) {
+    // A coordinator that runs only to say why the job cannot begin may not know its size.
+    const absl::Status refusal = meeting.master->Refusal(kRefusalPatience);
+    return refusal.ok() ? status : refusal;
+  }
   if (launch.machine_index == 0) {
-    FERRY_ASSIGN_OR_RETURN(launch.master, meeting->Answer(ProcessEnv, launch.machine_count));
-  } else {
-    FERRY_ASSIGN_OR_RETURN(launch.master,
-                           meeting->Ask(ProcessEnv, launch.machine_index, kMeetingPatience));
-    // Only the first machine answers requests.
-    meeting.reset();
+    FERRY_ASSIGN_OR_RETURN(launch.master, meeting.master->Answer(ProcessEnv, launch.machine_count));
+    return absl::OkStatus();
   }
-  return meeting;
+  FERRY_ASSIGN_OR_RETURN(launch.master,
+                         meeting.master->Ask(ProcessEnv, launch.machine_index, kMeetingPatience));
+  // Only the first machine answers requests.
+  meeting.master = nullptr;
+  return absl::OkStatus();
+}
+
+// Another process has said that the job cannot begin.
+bool HasRefusal(const Meeting& meeting) {
+  return meeting.master != nullptr && !meeting.master->Refusal().ok();
 }
 
 // Until the processes of this machine have ended; with an error none has begun.
@@ -192,21 +205,40 @@ absl::StatusOr<int> RunProcesses(RunFlags& flags, Meeting& meeting) {
   FERRY_RETURN_IF_ERROR(CheckLaunchCounts(flags.launch));
   FERRY_RETURN_IF_ERROR(TakeStdin(flags.stdin_rank, flags.launch));
   FERRY_ASSIGN_OR_RETURN(meeting.hosted, PrepareCoordinator(flags, RunEnvironment()));
-  FERRY_ASSIGN_OR_RETURN(meeting.master, PrepareMaster(flags.launch));
+  FERRY_RETURN_IF_ERROR(PrepareMaster(flags.launch, meeting));
   return Launch(flags.launch, stdout, stderr);
 }
 
+// Where the coordinator is, as far as it is known; empty if it is not, or node 0 runs it.
+std::string GivenCoordinator(const RunFlags& flags) {
+  if (!flags.launch.coordinator.empty()) return flags.launch.coordinator;
+  if (!flags.coordinator.empty()) return flags.coordinator;
+  return RunEnvironment()("FERRY_COORDINATOR").value_or("");
+}
+
 // Processes of other machines fail with `why` instead of waiting for those of this machine, not all
-// of which will join.
-void ReportToOtherMachines(const RunFlags& flags, const absl::Status& why,
-                           absl::Duration patience) {
-  if (flags.launch.machine_count <= 1) return;
-  std::string coordinator = flags.launch.coordinator;
-  if (coordinator.empty()) coordinator = flags.coordinator;
-  if (coordinator.empty()) coordinator = RunEnvironment()("FERRY_COORDINATOR").value_or("");
-  if (coordinator.empty()) return;
-  const Progress progress("telling the other machines why this one cannot take part");
-  ReportCannotJoin(coordinator, why, patience);
+// of which will join; and so do those that start them. Returns `why`.
+absl::Status ReportToOtherMachines(const RunFlags& flags, const absl::Status& why) {
+  const LaunchOptions& launch = flags.launch;
+  RefusedPlace refused{.coordinator = GivenCoordinator(flags)};
+  if (refused.coordinator.empty()) {
+    NodeOptions machine;
+    machine.node_id = flags.machine_index;
+    machine.num_nodes = launch.machine_count;
+    const RunEnvironment environment;
+    const absl::StatusOr<NodePlace> place = FindPlace(machine, environment);
+    const std::optional<RefusedPlace> found =
+        place.ok() ? AsRefused(*place) : FindRefusedPlace(machine, environment);
+    if (!found.has_value()) return why;
+    refused = *found;
+  }
+  // --nproc may be what is wrong. Machines hear why before they compare the count.
+  const int64_t ranks = int64_t{launch.machine_count} * launch.local_count;
+  const bool is_count = launch.local_count > 0 && CheckLaunchCounts(launch).ok();
+  return ReportToOthers(refused, why,
+                        {.nodes = is_count ? static_cast<int>(ranks) : launch.machine_count,
+                         .others = launch.machine_count - 1,
+                         .patience = LatecomersPatience(kMeetingPatience)});
 }
 
 absl::StatusOr<int> Run(const CLI::App& verb, RunFlags& flags) {
@@ -216,17 +248,17 @@ absl::StatusOr<int> Run(const CLI::App& verb, RunFlags& flags) {
   Meeting meeting;
   absl::StatusOr<int> status = RunProcesses(flags, meeting);
   const bool is_done = status.ok() && *status == kDone;
-  if (status.ok() && !is_done) {
-    ReportToOtherMachines(
-        flags,
+  if (status.ok() && !is_done && flags.launch.machine_count > 1) {
+    ReportCannotJoin(
+        flags.launch.coordinator,
         absl::AbortedError(absl::StrCat("ferry run of machine ", flags.launch.machine_index,
                                         " has ended with status ", *status)),
         kFailurePatience);
   } else if (!status.ok() && flags.launch.machine_count > 1 &&
-             !absl::IsDeadlineExceeded(status.status())) {
-    // A coordinator that was not found in time will not be now.
-    status = PrintErrorNow(status.status());
-    ReportToOtherMachines(flags, status.status(), kReportPatience);
+             !absl::IsDeadlineExceeded(status.status()) && !HasRefusal(meeting)) {
+    // A coordinator that was not found in time will not be now, and others hear a refusal
+    // themselves.
+    status = ReportToOtherMachines(flags, status.status());
   }
   if (meeting.master != nullptr && is_done) {
     // Other machines' processes may not need those of this machine, which have ended.

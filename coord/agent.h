@@ -224,6 +224,11 @@ class Agent final {
   // Waits until the table has moved past `version`; -1 answers now, with every node, else with
   // those that have changed since (and maybe others). `done` as for GetAllAsync.
   void WatchTasksAsync(int64_t version, Callback<NodeTable> done);
+  // Waits until the job is known not to begin, for a process that cannot join (cannot_join above),
+  // and ends with that process's error, FAILED_PRECONDITION mostly; never OK. For sessions without
+  // a node, that start nodes of the job later.
+  //   Errors: UNIMPLEMENTED from a coordinator of an earlier version.
+  void WatchJoiningAsync(StatusCallback done);
   // Sends this node's devices and waits for everyone's.
   absl::StatusOr<GlobalTopology> Enumerate(const LocalTopology& local, absl::Duration timeout);
   // Everyone's devices; NOT_FOUND before they are known.

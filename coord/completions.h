@@ -41,13 +41,14 @@ enum class WaitKind : uint64_t {
   kWatchTasks,
   kAlive,
   kEnumerate,
-  kFailJoining
+  kFailJoining,
+  kWatchJoining
 };
 
 class WaitIds final {
  public:
-  WaitId Next(WaitKind kind) { return WaitId(++last_ << 3 | static_cast<uint64_t>(kind)); }
-  static WaitKind Kind(WaitId wait) { return static_cast<WaitKind>(wait.value() & 7); }
+  WaitId Next(WaitKind kind) { return WaitId(++last_ << 4 | static_cast<uint64_t>(kind)); }
+  static WaitKind Kind(WaitId wait) { return static_cast<WaitKind>(wait.value() & 15); }
 
  private:
   uint64_t last_ = 0;

@@ -193,6 +193,13 @@ bool Coordinator::Cancel(WaitId wait) {
       joining_failures_.erase(failure);
       return true;
     }
+    case WaitKind::kWatchJoining: {
+      const auto watch = joining_watches_.find(wait);
+      if (watch == joining_watches_.end()) return false;
+      Answer(std::move(watch->second.done), why);
+      joining_watches_.erase(watch);
+      return true;
+    }
   }
   return false;
 }
@@ -205,6 +212,9 @@ void Coordinator::Stop() {
   joining_.clear();
   joining_deadlines_.clear();
   AnswerJoiningFailures(cancelled);
+  for (auto& [wait, watch] : joining_watches_) Answer(std::move(watch.done), cancelled);
+  joining_watches_.clear();
+  told_tasks_.clear();
   for (auto& [task, poll] : polls_) Answer(std::move(poll.done), cancelled);
   polls_.clear();
   barriers_.Clear(absl::AbortedError("the coordinator is stopping"));
@@ -244,6 +254,11 @@ void Coordinator::Advance() {
 void Coordinator::Settle() {
   SettleRegisterBarrier();
   SettleShutdownBarrier();
+  if (!joining_watches_.empty()) {
+    if (const absl::Status failure = PresentJoiningFailure(); !failure.ok()) {
+      TellJoiningWatches(failure);
+    }
+  }
   if (settled_version_ == membership_.version()) return;
   settled_version_ = membership_.version();
   alive_.Reconsider();
@@ -278,6 +293,9 @@ std::vector<WaitInfo> Coordinator::Waits() const {
   for (const auto& [wait, failure] : joining_failures_) {
     waits.push_back({kNoTask, "a task that joins, to tell it of one that cannot", failure.since});
   }
+  for (const auto& [wait, watch] : joining_watches_) {
+    waits.push_back({watch.caller, "news of a task that cannot join", watch.since});
+  }
   for (const auto& [wait, watch] : watches_) {
     if (watch.caller == kCoordinatorItself) continue;
     waits.push_back({watch.caller, "a change of the task table", watch.since});
@@ -287,7 +305,8 @@ std::vector<WaitInfo> Coordinator::Waits() const {
 
 size_t Coordinator::wait_count() const {
   return store_.wait_count() + barriers_.wait_count() + alive_.wait_count() +
-         topology_.wait_count() + polls_.size() + watches_.size() + joining_failures_.size();
+         topology_.wait_count() + polls_.size() + watches_.size() + joining_failures_.size() +
+         joining_watches_.size();
 }
 
 TableSizes Coordinator::InnerTableSizes() const {
@@ -301,6 +320,8 @@ TableSizes Coordinator::InnerTableSizes() const {
   sizes["joining"] = joining_.size();
   sizes["joining.deadlines"] = joining_deadlines_.size();
   sizes["joining.failures"] = joining_failures_.size();
+  sizes["joining.told"] = told_tasks_.size();
+  sizes["joining.watches"] = joining_watches_.size();
   sizes["polls"] = polls_.size();
   sizes["watches"] = watches_.size();
   return sizes;

@@ -140,6 +140,18 @@ class Coordinator final {
   //   Errors: FAILED_PRECONDITION all have registered, and the job continues; DEADLINE_EXCEEDED no
   //   task registered; INTERNAL stopped.
   WaitId FailJoining(const absl::Status& why, absl::Duration timeout, StatusCallback done);
+  // No job begins here any more: all that register from now on, or wait to, fail with `why`. For a
+  // coordinator that runs only to say so.
+  void RefuseJoining(const absl::Status& why);
+  // Waits, for a process that is to start tasks of the job, until FailJoining or RefuseJoining says
+  // that the job cannot begin. Answered with that error, at once if a task that registered now
+  // would fail with it; never OK. A job that has begun and failed is no reason, and neither ends
+  // the wait nor does the next job.
+  //   Errors: RESOURCE_EXHAUSTED too many wait; CANCELLED; INTERNAL stopped.
+  WaitId WatchJoining(TaskId caller, StatusCallback done);
+  // Processes that know that the present job cannot begin: tasks and callers of WatchJoining that
+  // were told, and callers of FailJoining.
+  size_t told_of_joining_failure() const { return told_tasks_.size() + told_others_; }
   // Barrier over everyone that also collects what each says of its devices (opaque here).
   WaitId WaitForAllTasks(TaskId task, std::string device_info, DeviceInfosCallback done);
 
@@ -235,6 +247,13 @@ class Coordinator final {
     StatusCallback done;
   };
 
+  // A call of WatchJoining.
+  struct JoiningWatch {
+    TaskId caller = kNoTask;
+    absl::Time since;
+    StatusCallback done;
+  };
+
   Coordinator(CoordinatorOptions options, const Clock& clock, Jobs jobs, uint64_t incarnation);
 
   absl::Time Now() const { return clock_.Now(); }
@@ -254,11 +273,18 @@ class Coordinator final {
   void SupersedeJoining(TaskId task);
   // Takes the task out of joining_; its wait at the barrier is the caller's concern.
   void StopJoining(TaskId task);
-  // Tells the tasks in joining_ of the first of joining_failures_, and answers all of these.
-  //   REQUIRES: neither is empty.
+  // Tells the tasks in joining_ and the watches of the refusal_ or else of the first of
+  // joining_failures_, and answers all of these.
+  //   REQUIRES: there are such tasks, and a reason.
   void FailPendingRegistrations();
   void AnswerJoiningFailures(const absl::Status& status);
   void ExpireJoiningFailures(absl::Time now);
+  // Why a task that registers now would fail at once, because of a process that cannot join; OK if
+  // it would not.
+  absl::Status PresentJoiningFailure() const;
+  // joining_error_, for a task that comes late.
+  absl::Status LateJoiningError() const;
+  void TellJoiningWatches(const absl::Status& error);
   absl::Status Disconnect(TaskId task, const absl::Status& why);
   // `task` has failed: it goes into error and its barriers fail; tells nobody else.
   void SetTaskError(TaskId task, absl::Status error);
@@ -279,6 +305,8 @@ class Coordinator final {
   // See CoordinatorOptions::reuse.
   // The silence of the tasks in error after which a failed job is over.
   absl::Duration EndOfFailedJob() const;
+  // Nobody is connected, and nothing more is to be expected of the tasks in error.
+  bool IsOver() const;
   void BeginNewJobIfOver(const Registration& newcomer);
   void BeginNewJob(const absl::Status& why);
   // A human-readable reason why a silent task is considered dead.
@@ -314,6 +342,12 @@ class Coordinator final {
   // Of those in joining_ that do not wait for ever.
   absl::btree_set<std::pair<absl::Time, TaskId>> joining_deadlines_;
   absl::btree_map<WaitId, JoiningFailure> joining_failures_;
+  absl::btree_map<WaitId, JoiningWatch> joining_watches_;
+  // See RefuseJoining.
+  absl::Status refusal_;
+  // See told_of_joining_failure.
+  absl::btree_set<TaskId> told_tasks_;
+  size_t told_others_ = 0;
   // See joining_error().
   absl::Status joining_error_;
   absl::btree_map<TaskId, Poll> polls_;

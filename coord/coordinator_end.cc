@@ -176,17 +176,19 @@ absl::Duration Coordinator::EndOfFailedJob() const {
                              : std::min(options_.heartbeat_timeout, kLateArrivals);
 }
 
+bool Coordinator::IsOver() const {
+  if (membership_.connected_count() > 0) return false;
+  if (membership_.error_count() == 0) return everyone_has_registered();
+  // Repeated calls of a refused process do not keep the old job alive.
+  return Now() - membership_.LastHeardOfErrors() > EndOfFailedJob();
+}
+
 void Coordinator::BeginNewJobIfOver(const Registration& newcomer) {
   if (!options_.reuse || !options_.register_barrier || !joining_.empty()) return;
-  if (membership_.connected_count() > 0) return;
   // A process of the old job that comes once more does not begin a new one.
   if (membership_.task(newcomer.task).incarnation == newcomer.incarnation) return;
   if (former_incarnations_.EpochOf(newcomer.task, newcomer.incarnation) != 0) return;
-  const bool ended_well = membership_.error_count() == 0 && everyone_has_registered();
-  // Repeated calls of a refused process do not keep the old job alive.
-  const bool is_abandoned =
-      membership_.error_count() > 0 && Now() - membership_.LastHeardOfErrors() > EndOfFailedJob();
-  if (!ended_well && !is_abandoned) return;
+  if (!IsOver()) return;
   BeginNewJob(absl::CancelledError("the job is over; a new one begins"));
 }
 
@@ -206,6 +208,10 @@ void Coordinator::BeginNewJob(const absl::Status& why) {
   device_infos_ = std::make_shared<std::vector<std::string>>(jobs_.size());
   job_error_ = absl::OkStatus();
   joining_error_ = absl::OkStatus();
+  if (refusal_.ok()) {
+    told_tasks_.clear();
+    told_others_ = joining_failures_.size();
+  }
   has_poller_ = false;
   is_shutting_down_ = false;
   ++epoch_;

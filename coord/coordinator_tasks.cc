@@ -66,15 +66,8 @@ WaitId Coordinator::RegisterTask(Registration registration, StatusCallback done)
   }
   // The job never began: a late process fails for the same reason as the others.
   if (task.state == TaskState::kError && !joining_error_.ok()) {
-    return Answer(
-        std::move(done),
-        CoordinationError(
-            absl::Status(joining_error_.code(),
-                         absl::StrCat(joining_error_.message(),
-                                      "; the next job begins when nothing was heard of "
-                                      "this one for ",
-                                      ShortDuration(EndOfFailedJob()), ", or after `ferry reset`")),
-            {.is_reported = true}));
+    told_tasks_.insert(id);
+    return Answer(std::move(done), LateJoiningError());
   }
   if (task.state == TaskState::kError && !(IsRecoverable(id) && absl::IsUnavailable(task.status))) {
     const absl::Status aborted = CoordinationError(
@@ -110,7 +103,7 @@ WaitId Coordinator::JoinRegisterBarrier(Registration registration, StatusCallbac
   const absl::Time deadline = now + registration.own_timeout;
   if (deadline != absl::InfiniteFuture()) joining_deadlines_.emplace(deadline, id);
   joining_[id] = Joining{std::move(registration), wait, now, deadline};
-  const bool is_over = wait != kNoWait && !joining_failures_.empty();
+  const bool is_over = wait != kNoWait && (!joining_failures_.empty() || !refusal_.ok());
   if (is_over) FailPendingRegistrations();
   Settle();
   return is_over ? kNoWait : wait;
@@ -140,15 +133,72 @@ WaitId Coordinator::FailJoining(const absl::Status& why, absl::Duration timeout,
   const absl::Status told =
       CoordinationError(absl::Status(why.code(), FirstOf(why.message())), {.is_reported = true});
   joining_failures_.emplace(wait, JoiningFailure{told, now, now + timeout, std::move(done)});
-  const bool has_told = !joining_.empty() || !joining_error_.ok();
+  ++told_others_;
+  // Tasks have been told of another process already, and those that come late are.
+  const bool have_heard = !refusal_.ok() || (!joining_error_.ok() && !IsOver());
+  const bool is_answered = !joining_.empty() || have_heard;
   if (!joining_.empty()) {
     FailPendingRegistrations();
-    Settle();
-  } else if (has_told) {
-    // They have been told of another process already.
+  } else if (have_heard) {
     AnswerJoiningFailures(absl::OkStatus());
   }
-  return has_told ? kNoWait : wait;
+  Settle();
+  return is_answered ? kNoWait : wait;
+}
+
+void Coordinator::RefuseJoining(const absl::Status& why) {
+  if (is_stopped_) return;
+  refusal_ =
+      CoordinationError(absl::Status(why.code(), FirstOf(why.message())), {.is_reported = true});
+  if (!joining_.empty()) FailPendingRegistrations();
+  AnswerJoiningFailures(absl::OkStatus());
+  Settle();
+}
+
+WaitId Coordinator::WatchJoining(TaskId caller, StatusCallback done) {
+  absl::Status failure = is_stopped_ ? CheckRunning() : PresentJoiningFailure();
+  if (!failure.ok()) {
+    ++told_others_;
+    return Answer(std::move(done), std::move(failure));
+  }
+  if (joining_watches_.size() >= options_.max_parked_waits) {
+    return Answer(std::move(done), CoordinationError(absl::ResourceExhaustedError(absl::StrCat(
+                                       options_.max_parked_waits,
+                                       " calls wait for the joining to fail, which is the limit "
+                                       "(max_parked_waits)"))));
+  }
+  const WaitId wait = ids_.Next(WaitKind::kWatchJoining);
+  joining_watches_.emplace(wait, JoiningWatch{caller, Now(), std::move(done)});
+  return wait;
+}
+
+absl::Status Coordinator::PresentJoiningFailure() const {
+  if (!refusal_.ok()) return refusal_;
+  if (!joining_error_.ok() && !IsOver()) return LateJoiningError();
+  // What is left of a job that had begun says nothing of the next one: one of its own processes may
+  // be the one that cannot join any more.
+  if (joining_failures_.empty() || (everyone_has_registered() && !IsOver())) {
+    return absl::OkStatus();
+  }
+  return joining_failures_.begin()->second.why;
+}
+
+absl::Status Coordinator::LateJoiningError() const {
+  // No job follows.
+  if (!refusal_.ok()) return joining_error_;
+  return CoordinationError(
+      absl::Status(joining_error_.code(),
+                   absl::StrCat(joining_error_.message(),
+                                "; the next job begins when nothing was heard of this one for ",
+                                ShortDuration(EndOfFailedJob()), ", or after `ferry reset`")),
+      {.is_reported = true});
+}
+
+void Coordinator::TellJoiningWatches(const absl::Status& error) {
+  told_others_ += joining_watches_.size();
+  for (auto& [wait, watch] : std::exchange(joining_watches_, {})) {
+    Answer(std::move(watch.done), error);
+  }
 }
 
 void Coordinator::AnswerJoiningFailures(const absl::Status& status) {
@@ -158,7 +208,9 @@ void Coordinator::AnswerJoiningFailures(const absl::Status& status) {
 }
 
 void Coordinator::FailPendingRegistrations() {
-  const absl::Status error = joining_failures_.begin()->second.why;
+  const absl::Status error = refusal_.ok() ? joining_failures_.begin()->second.why : refusal_;
+  for (const auto& [id, joining] : joining_) told_tasks_.insert(id);
+  TellJoiningWatches(error);
   if (options_.register_barrier) {
     joining_error_ = error;
     barriers_.Fail(RegisterBarrierId(), error);

@@ -312,6 +312,15 @@ void Agent::WatchTasksAsync(int64_t version, Callback<NodeTable> done) {
                           });
 }
 
+void Agent::WatchJoiningAsync(StatusCallback done) {
+  v1::Request request;
+  request.mutable_watch_joining();
+  impl_->link().CallAsync(std::move(request), kLongestWait, "a node that cannot join",
+                          [done = std::move(done)](absl::StatusOr<v1::Reply> reply) mutable {
+                            std::move(done)(Checked(std::move(reply)).status());
+                          });
+}
+
 void Agent::SetProgress(uint64_t progress) { impl_->link().SetProgress(progress); }
 
 absl::Status Agent::ReportError(const absl::Status& error) { return impl_->Report(error); }

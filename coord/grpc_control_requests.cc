@@ -159,6 +159,14 @@ void ControlSession::Execute(Coordinator& coordinator, v1::Request& request, Exe
       out.waits.emplace_back(request.id(), wait);
       return;
     }
+    case v1::Request::kWatchJoining: {
+      const WaitId wait = coordinator.WatchJoining(
+          task_, [self = shared_from_this(), id = request.id()](const absl::Status& status) {
+            self->Tell(MakeReply(id, status));
+          });
+      out.waits.emplace_back(request.id(), wait);
+      return;
+    }
     case v1::Request::OP_NOT_SET:
       out.replies.push_back(MakeReply(
           request.id(), absl::UnimplementedError("this coordinator does not know the request")));

@@ -24,6 +24,7 @@ using identity_internal::FirstHost;
 using identity_internal::Garbled;
 using identity_internal::HashText;
 using identity_internal::kMaxNodes;
+using identity_internal::LauncherKind;
 using identity_internal::Launchers;
 using identity_internal::LauncherVariables;
 using identity_internal::NearestClaim;
@@ -169,12 +170,12 @@ absl::StatusOr<Identity> ReadIdentity(GetEnv given_env) {
   return identity;
 }
 
-std::optional<Identity> ReadRefusedIdentity(GetEnv given_env) {
+std::optional<RefusedIdentity> ReadRefusedIdentity(GetEnv given_env) {
   const WithoutOuterRun get_env(given_env);
   const Reader reader(get_env);
-  Identity identity;
+  RefusedIdentity identity;
   if (const auto own = ReadCoordinatorVariables(get_env); own.ok()) {
-    identity = *own;
+    identity = RefusedIdentity{*own};
   } else if (auto coordinator = reader.Text("FERRY_COORDINATOR");
              coordinator && CheckAddress(*coordinator).ok()) {
     // The number of nodes is at fault.
@@ -182,10 +183,15 @@ std::optional<Identity> ReadRefusedIdentity(GetEnv given_env) {
   }
   std::vector<Claim> by_hand;
   bool is_garbled = false;
+  bool is_sure = false;
   for (const LauncherVariables& variables : Launchers()) {
+    // As NearestClaim compares them.
+    if (is_sure && variables.kind != LauncherKind::kTfConfig) continue;
     const absl::StatusOr<std::optional<Claim>> read = ReadClaim(reader, variables);
     std::optional<Claim> claim = read.ok() ? *read : ReadRefusedClaim(reader, variables);
     if (!claim) continue;
+    if (claim->rank.value <= 0) identity.may_be_first = true;
+    if (is_sure) continue;
     is_garbled = is_garbled || !read.ok();
     // Processes whose variables agree look for the coordinator where the first claim says.
     if (!identity.first_host) {
@@ -199,8 +205,16 @@ std::optional<Identity> ReadRefusedIdentity(GetEnv given_env) {
     // A launcher gives each process a number of its own.
     identity.node_id = claim->rank;
     if (claim->size) identity.num_nodes = claim->size;
-    return identity;
+    is_sure = true;
   }
+  const auto own = reader.Number("FERRY_NODE_ID", 0, kMaxNodes - 1);
+  // Overrides what launchers say, if it says anything.
+  if (!own.ok()) {
+    identity.may_be_first = true;
+  } else if (*own) {
+    identity.may_be_first = (*own)->value == 0;
+  }
+  if (is_sure) return identity;
   if (by_hand.empty()) {
     if (!reader.Has("FERRY_NODE_ID")) return std::nullopt;
   } else if (by_hand.size() == 1 && !is_garbled) {
@@ -209,10 +223,7 @@ std::optional<Identity> ReadRefusedIdentity(GetEnv given_env) {
   for (const Claim& claim : by_hand) {
     if (!identity.num_nodes) identity.num_nodes = claim.size;
   }
-  // Overrides what launchers say, if it says anything.
-  if (auto own = reader.Number("FERRY_NODE_ID", 0, kMaxNodes - 1); own.ok() && *own) {
-    identity.node_id = *std::move(own);
-  }
+  if (own.ok() && *own) identity.node_id = *own;
   return identity;
 }
 

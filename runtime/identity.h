@@ -33,6 +33,12 @@ struct Identity {
   std::optional<Sourced<int>> port_hint;
 };
 
+// What ReadRefusedIdentity finds.
+struct RefusedIdentity : Identity {
+  // Not all that is said excludes that this is process 0: a variable says so, or has no number.
+  bool may_be_first = false;
+};
+
 // The value of an environment variable, or nothing when it is not set.
 using GetEnv = absl::FunctionRef<std::optional<std::string>(const char* name)>;
 
@@ -69,7 +75,7 @@ absl::StatusOr<Identity> ReadCoordinatorVariables(GetEnv get_env);
 // job. The node id is that of the nearest launcher that has started this very process, or of the
 // only one that says anything; it is absent where none is sure. Absent altogether if no variable
 // says which process of a job this is, right or wrong.
-std::optional<Identity> ReadRefusedIdentity(GetEnv get_env);
+std::optional<RefusedIdentity> ReadRefusedIdentity(GetEnv get_env);
 
 // The value that `ferry run` sets as FERRY_RUN in the environment of a rank, so that a launcher
 // which is started inside the rank can be told from those around the job.

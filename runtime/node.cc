@@ -122,7 +122,7 @@ void ReportCannotJoin(const std::string& coordinator, const absl::Status& why,
 }
 
 std::optional<RefusedPlace> FindRefusedPlace(const NodeOptions& options, GetEnv get_env) {
-  const std::optional<Identity> refused = ReadRefusedIdentity(get_env);
+  const std::optional<RefusedIdentity> refused = ReadRefusedIdentity(get_env);
   if (!options.node_id && !refused) return std::nullopt;
   RefusedPlace place;
   place.coordinator = options.coordinator;
@@ -138,6 +138,8 @@ std::optional<RefusedPlace> FindRefusedPlace(const NodeOptions& options, GetEnv 
   }
   place.node_id = options.node_id;
   if (!place.node_id && refused && refused->node_id) place.node_id = refused->node_id->value;
+  place.may_be_first =
+      options.node_id ? *options.node_id == 0 : !place.node_id || refused->may_be_first;
   place.num_nodes = options.num_nodes;
   if (!place.num_nodes && refused && refused->num_nodes) {
     place.num_nodes = refused->num_nodes->value;

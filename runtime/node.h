@@ -106,6 +106,9 @@ struct RefusedPlace {
   bool is_derived = false;
   std::optional<int> node_id;
   std::optional<int> num_nodes;
+  // It may have been meant to be node 0, although node_id may say otherwise: something says so, or
+  // nothing gives a valid number.
+  bool may_be_first = false;
 };
 
 // Absent if neither options nor environment show that this process, which FindPlace refuses, was to

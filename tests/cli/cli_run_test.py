@@ -350,6 +350,27 @@ class RefusedMachine(harness.Case):
         self.assertEqual([run.wait() for run in runs], [1, 1, 1])
         self.assertRegex(runs[0].err, r"cannot take part: .*node [23] has joined already")
 
+    def test_machines_that_wait_for_the_first_one_hear_why_it_does_not_come(self):
+        _, address = self.coordinator(3)
+        second = self.machine(address, 1, "--nodes=3")
+        second.wait_for("waiting for ferry run of the first machine")
+        first = self.machine(address, 0, "--nodes=3", "--nproc=2")
+        why = "--nproc=2, which makes 6 processes, but the coordinator at .* serves a job of 3"
+        first.wait_for(f"(?m)^ferry: .*{why}")
+        self.expect_told(second, why)
+        self.assertNotIn("telling", second.err)
+        # The first one is still there for those that come a little later.
+        self.expect_told(self.machine(address, 2, "--nodes=3"), why)
+
+    def test_a_first_machine_that_is_done_hears_why_another_does_not_come(self):
+        _, address = self.coordinator(2)
+        first = self.start("run", "--nodes=2", "--node-id=0", f"--coordinator={address}", "--",
+                           "true")
+        first.wait_for("waiting for ferry run of machine 1 to begin")
+        self.machine(address, 1, "--nodes=2", "--nproc=3").wait_for("serves a job of 2")
+        self.assertEqual(first.wait(), 1)
+        self.assertRegex(first.err, "machine 1 to begin; meanwhile .* cannot take part: .*--nproc=3")
+
     def test_processes_that_fail_before_the_others_have_come(self):
         _, address = self.coordinator(3)
         first = self.machine(address, 0, "--nodes=3")
@@ -536,6 +557,74 @@ class BatchScript(harness.Case):
                 self.assertEqual(len(re.findall(why, second.err)), 1, second.err)
                 self.assertEqual(first.wait(), 1)
                 self.assertRegex(first.err, f"cannot take part: .*{why}")
+
+    def by_hand(self, number, rank, world=2):
+        """RANK in a Slurm job, but not in a step of it."""
+        return {"SLURM_JOB_ID": str(self.first_job + number), "RANK": rank,
+                "WORLD_SIZE": str(world), "MASTER_ADDR": "localhost"}
+
+    def test_a_rank_that_may_be_rank_0_runs_the_coordinator_to_tell_the_others(self):
+        """Nobody else does: rank 0 is the one that is refused."""
+        cases = [(self.by_hand(0, "1"), {"RANK": "-1"}, 'RANK="-1" is not a number'),
+                 (self.by_hand(1, "1"), {"RANK": "x"}, 'RANK="x" is not a number'),
+                 (self.by_hand(2, "1"), {"RANK": "2"}, "RANK=2 must be below WORLD_SIZE=2"),
+                 ({**self.slurm_job(2, 3), **self.by_hand(3, "1"), "SLURM_PROCID": "1"},
+                  {"RANK": "0"}, "RANK=0 and SLURM_PROCID=1 disagree")]
+        started = []
+        for job, wrong, why in cases:
+            started.append((self.start("worker", **job), self.start("worker", **{**job, **wrong}),
+                            why))
+        for other, refused, why in started:
+            with self.subTest(why):
+                self.assertEqual(refused.wait(), 2)
+                self.assertEqual(len(re.findall(why, refused.err)), 1, refused.err)
+                self.assertEqual(other.wait(), 1)
+                self.assertRegex(other.err, f"cannot take part: .*{why}")
+
+    def test_rank_0_that_finds_another_one_in_its_place_hears_why(self):
+        refused = self.start("worker", **self.by_hand(0, "x", 3))
+        refused.wait_for(r"staying a while at .* \(0 of 2\)")
+        for rank in ("0", "1"):
+            worker = self.start("worker", **self.by_hand(0, rank, 3))
+            self.assertEqual(worker.wait(), 1)
+            self.assertRegex(worker.err, 'cannot take part: .*RANK="x" is not a number')
+        self.assertEqual(refused.wait(), 2)
+
+    def test_rank_0_that_is_refused_stays_until_all_have_heard(self):
+        job = self.slurm_job(3, 0)
+        first = self.start("worker", SLURM_PROCID="0", SLURM_LOCALID="x", **job)
+        for rank, told in (("1", "0 of 2"), ("2", "1 of 2")):
+            first.wait_for(rf"staying a while at .* \({told}\)")
+            late = self.start("worker", SLURM_PROCID=rank, **job)
+            self.assertEqual(late.wait(), 1)
+            self.assertRegex(late.err, 'cannot take part: .*SLURM_LOCALID="x" is not a number')
+        self.assertEqual(first.wait(), 2)
+
+    def test_rank_0_that_is_refused_ends_with_a_signal(self):
+        job = self.slurm_job(2, 0)
+        first = self.start("worker", SLURM_PROCID="0", SLURM_LOCALID="x", **job)
+        first.wait_for("staying a while")
+        first.signal(signal.SIGTERM)
+        self.assertEqual(first.wait(), -signal.SIGTERM)
+
+    def test_machine_0_that_fails_before_it_runs_the_coordinator_tells_the_others(self):
+        cases = [(["--stdin=9"], {}, "--stdin: \"9\" is not"),
+                 (["--nproc=0"], {}, "--nproc"),
+                 (["--nproc=2"], {"FERRY_HEARTBEAT_TIMEOUT": "-1s"}, "FERRY_HEARTBEAT_TIMEOUT"),
+                 ([], {"RANK": "1", "WORLD_SIZE": "2"}, "RANK=1 and SLURM_PROCID=0 disagree")]
+        started = []
+        for number, (flags, wrong, why) in enumerate(cases):
+            job = self.slurm_job(2, number)
+            started.append((
+                self.start("run", "--nodes=2", "--", "true", SLURM_PROCID="1", **job),
+                self.start("run", "--nodes=2", *flags, "--", "true", SLURM_PROCID="0",
+                           **{**job, **wrong}), why))
+        for second, first, why in started:
+            with self.subTest(why):
+                self.assertEqual(first.wait(), 2, first.err)
+                self.assertEqual(len(re.findall(why, first.err)), 1, first.err)
+                self.assertEqual(second.wait(), 1, second.err)
+                self.assertRegex(second.err, f"cannot take part: .*{why}")
 
     def test_a_command_without_a_launcher_waits_for_nobody(self):
         for variables in ({}, {"FERRY_COORDINATOR": "127.0.0.1:1"}, {"FERRY_NUM_NODES": "x"}):

@@ -237,6 +237,10 @@ class TestJob final {
                                        std::move(done));
     });
   }
+  StatusCall WatchJoining() {
+    return Start<absl::Status>(
+        [&](auto done) { return coordinator_->WatchJoining(kNoTask, std::move(done)); });
+  }
   InfosCall WaitForAll(int task, std::string info) {
     return Start<absl::StatusOr<Coordinator::DeviceInfos>>([&](auto done) {
       return coordinator_->WaitForAllTasks(TaskId(task), std::move(info), std::move(done));

@@ -164,6 +164,148 @@ TEST(RegistrationFailure, WithoutTheBarrierEndsOnlyTheWaits) {
   EXPECT_THAT(again.result(), IsOk());
 }
 
+// The second start of a job fails as well, for another process.
+TEST(RegistrationFailure, WaitsForTheNextAttemptWhenTheOneBeforeIsOver) {
+  TestJob job(TogetherOptions(2));
+  const StatusCall told = job.Register(0);
+  ASSERT_THAT(job.FailJoining("an earlier reason").result(), IsOk());
+  ASSERT_TRUE(told.done());
+  job.Advance(absl::Seconds(20) + absl::Milliseconds(1));
+  const StatusCall failure = job.FailJoining(kWhy);
+  EXPECT_FALSE(failure.done());
+  EXPECT_THAT(job.Register(0, 2000).result(), FailsForThat());
+  EXPECT_THAT(failure.result(), IsOk());
+}
+
+// Processes that start tasks later, such as `ferry run`.
+TEST(JoiningWatch, HearsOfAFailureAtOnce) {
+  TestJob job(TogetherOptions(3));
+  const StatusCall watch = job.WatchJoining();
+  EXPECT_EQ(job.coordinator().wait_count(), 1u);
+  EXPECT_EQ(job.coordinator().Waits().size(), 1u);
+  const StatusCall failure = job.FailJoining(kWhy);
+  EXPECT_THAT(watch.result(), FailsForThat());
+  // Tasks may still come, and so may other watches.
+  EXPECT_FALSE(failure.done());
+  EXPECT_THAT(job.WatchJoining().result(), FailsForThat());
+  EXPECT_THAT(job.Register(0).result(), FailsForThat());
+  EXPECT_THAT(failure.result(), IsOk());
+  EXPECT_EQ(job.coordinator().told_of_joining_failure(), 4u);
+}
+
+TEST(JoiningWatch, HearsWhatTasksThatWaitAreTold) {
+  CoordinatorOptions options = TogetherOptions(3);
+  options.heartbeat_timeout = absl::Hours(1);
+  TestJob job(options);
+  const StatusCall first = job.Register(0);
+  const StatusCall watch = job.WatchJoining();
+  EXPECT_FALSE(watch.done());
+  ASSERT_THAT(job.FailJoining(kWhy).result(), IsOk());
+  EXPECT_THAT(watch.result(), FailsForThat());
+  // One that comes late, as long as tasks that do would hear it.
+  job.Advance(absl::Seconds(20));
+  EXPECT_THAT(job.WatchJoining().result(),
+              Fails(absl::StatusCode::kFailedPrecondition,
+                    ::testing::AllOf(HasSubstr(kWhy), HasSubstr("20s"), HasSubstr("ferry reset"))));
+  job.Advance(absl::Milliseconds(1));
+  EXPECT_FALSE(job.WatchJoining().done());
+}
+
+TEST(JoiningWatch, WithoutTheBarrierHearsItToo) {
+  TestJob job(PlainOptions(3));
+  Registration patient;
+  patient.task = TaskId(1);
+  patient.incarnation = Incarnation(LifeOf(1));
+  patient.waits_for_all = true;
+  const StatusCall waiting = job.Register(patient);
+  const StatusCall watch = job.WatchJoining();
+  ASSERT_THAT(job.FailJoining(kWhy).result(), IsOk());
+  EXPECT_THAT(waiting.result(), FailsForThat());
+  EXPECT_THAT(watch.result(), FailsForThat());
+}
+
+// `ferry run` of the next job waits while processes of the present one end, each in its way.
+TEST(JoiningWatch, DoesNotHearOfAJobThatHasBegun) {
+  TestJob job(TogetherOptions(2));
+  const StatusCall watch = job.WatchJoining();
+  (void)job.Register(0);
+  ASSERT_THAT(job.Register(1).result(), IsOk());
+  EXPECT_FALSE(watch.done());
+  EXPECT_THAT(job.FailJoining(kWhy).result(), FailsForThat());
+  EXPECT_FALSE(watch.done());
+  // All have failed or left, and one of them says so.
+  ASSERT_THAT(job.Report(0, absl::InternalError("out of memory")), IsOk());
+  ASSERT_THAT(job.Reset(1), IsOk());
+  const StatusCall failure = job.FailJoining(kWhy, absl::Milliseconds(500));
+  EXPECT_FALSE(watch.done());
+  EXPECT_FALSE(job.WatchJoining().done());
+  job.Advance(absl::Milliseconds(500));
+  EXPECT_THAT(failure.result(), Fails(absl::StatusCode::kDeadlineExceeded));
+  // The next job begins, and that does not end the wait either.
+  job.Advance(absl::Minutes(10));
+  (void)job.Register(0, 2000);
+  EXPECT_EQ(job.coordinator().epoch(), 2);
+  EXPECT_FALSE(watch.done());
+  (void)job.FailJoining(kWhy);
+  EXPECT_THAT(watch.result(), FailsForThat());
+}
+
+TEST(JoiningWatch, EndsWithItsCallerAndWithTheCoordinator) {
+  TestJob job(TogetherOptions(2));
+  const StatusCall gone = job.WatchJoining();
+  EXPECT_TRUE(job.Cancel(gone.wait()));
+  EXPECT_FALSE(job.Cancel(gone.wait()));
+  EXPECT_THAT(gone.result(), Fails(absl::StatusCode::kCancelled));
+  const StatusCall stopped = job.WatchJoining();
+  job.Stop();
+  EXPECT_THAT(stopped.result(), Fails(absl::StatusCode::kCancelled));
+  EXPECT_THAT(job.WatchJoining().result(), Fails(absl::StatusCode::kInternal));
+}
+
+TEST(JoiningWatch, HasALimit) {
+  CoordinatorOptions options = TogetherOptions(2);
+  options.max_parked_waits = 1;
+  TestJob job(options);
+  EXPECT_FALSE(job.WatchJoining().done());
+  EXPECT_THAT(job.WatchJoining().result(),
+              Fails(absl::StatusCode::kResourceExhausted, HasSubstr("max_parked_waits")));
+}
+
+// A coordinator that node 0 runs only to say why it cannot join.
+TEST(RefusedJoining, IsToldToAllWhoComeAndHasNoEnd) {
+  TestJob job(TogetherOptions(3));
+  const StatusCall first = job.Register(0);
+  const StatusCall watch = job.WatchJoining();
+  job.coordinator().RefuseJoining(absl::FailedPreconditionError(kWhy));
+  job.Drain();
+  EXPECT_THAT(first.result(), FailsForThat());
+  EXPECT_THAT(watch.result(), FailsForThat());
+  EXPECT_EQ(job.coordinator().told_of_joining_failure(), 2u);
+  EXPECT_THAT(job.Register(1).result(),
+              Fails(absl::StatusCode::kFailedPrecondition,
+                    ::testing::AllOf(HasSubstr(kWhy), ::testing::Not(HasSubstr("next job")))));
+  EXPECT_EQ(job.coordinator().told_of_joining_failure(), 3u);
+  // Asking again makes nobody another one.
+  EXPECT_THAT(job.Register(1).result(), FailsForThat());
+  EXPECT_EQ(job.coordinator().told_of_joining_failure(), 3u);
+  // Much later: no other job begins.
+  job.Advance(absl::Minutes(10));
+  EXPECT_THAT(job.Register(2, 2002).result(), FailsForThat());
+  EXPECT_THAT(job.WatchJoining().result(), FailsForThat());
+  EXPECT_EQ(job.coordinator().told_of_joining_failure(), 5u);
+  // One that is refused itself need not be told.
+  EXPECT_THAT(job.FailJoining("another reason").result(), IsOk());
+  EXPECT_EQ(job.coordinator().told_of_joining_failure(), 6u);
+}
+
+TEST(RefusedJoining, TellsTheFirstThatComes) {
+  TestJob job(TogetherOptions(2));
+  job.coordinator().RefuseJoining(absl::FailedPreconditionError(kWhy));
+  job.Drain();
+  EXPECT_THAT(job.Register(1).result(), FailsForThat());
+  EXPECT_EQ(job.coordinator().told_of_joining_failure(), 1u);
+}
+
 // It is kept, and told to everybody.
 TEST(RegistrationFailure, IsCutWhereItIsTooLong) {
   TestJob job(TogetherOptions(2));

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include <gmock/gmock.h>
@@ -440,7 +441,7 @@ TEST(Identity, VariablesByHandInsideARankOfFerryRun_Decide) {
   EXPECT_EQ(identity.node_id, Number(3, "FERRY_NODE_ID"));
 }
 
-std::optional<Identity> ReadRefused(const Environment& environment) {
+std::optional<RefusedIdentity> ReadRefused(const Environment& environment) {
   return ReadRefusedIdentity([&environment](const char* name) -> std::optional<std::string> {
     const auto found = environment.find(name);
     if (found == environment.end()) return std::nullopt;
@@ -516,6 +517,40 @@ TEST(RefusedIdentity, TheOnlyClaimIsRightWhereAnotherValueIsWrong) {
     const std::optional<Identity> refused = ReadRefused(environment);
     ASSERT_TRUE(refused.has_value());
     EXPECT_EQ(refused->node_id, Number(0, "RANK"));
+  }
+}
+
+// Whoever was to run the coordinator runs it to say why it cannot join.
+TEST(RefusedIdentity, MayBeThatOfProcess0IfAnythingSaysSo) {
+  const Environment torch = {{"RANK", "1"}, {"WORLD_SIZE", "8"}, {"MASTER_ADDR", "head"}};
+  const std::string tf =
+      R"({"cluster": {"worker": ["a:1", "b:1", "c:1", "d:1", "e:1", "f:1", "g:1", "h:1"]},
+          "task": {"type": "worker", "index": )";
+  const std::tuple<Environment, Environment, bool> kCases[] = {
+      {torch, {{"RANK", "-1"}}, true},
+      {torch, {{"RANK", "x"}}, true},
+      {torch, {{"LOCAL_RANK", "x"}}, false},
+      {torch, {{"LOCAL_RANK", "x"}, {"RANK", "0"}}, true},
+      // SLURM_PROCID=5.
+      {kSlurm, {{"RANK", "0"}, {"WORLD_SIZE", "8"}}, true},
+      {kSlurm, {{"RANK", "1"}, {"WORLD_SIZE", "8"}}, false},
+      {kSlurm, {{"TF_CONFIG", tf + "0}}"}}, true},
+      {kSlurm, {{"TF_CONFIG", tf + "1}}"}}, false},
+      {kSlurm, {{"SLURM_LOCALID", "x"}}, false},
+      {kSlurm, {{"FERRY_LOCAL_RANK", "x"}, {"FERRY_NODE_ID", "0"}}, true},
+      // Those of the nearest launcher count; what a process inherits from one further out does not.
+      {{{"OMPI_COMM_WORLD_RANK", "5"}, {"OMPI_COMM_WORLD_SIZE", "8"}},
+       With(kSlurm, {{"SLURM_PROCID", "0"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "x"}}),
+       false},
+  };
+  for (const auto& [right, wrong, may_be] : kCases) {
+    std::string name;
+    for (const auto& [variable, value] : wrong) name += variable + "=" + value + " ";
+    SCOPED_TRACE(name);
+    ASSERT_FALSE(Read(With(right, wrong)).ok());
+    const auto refused = ReadRefused(With(right, wrong));
+    ASSERT_TRUE(refused.has_value());
+    EXPECT_EQ(refused->may_be_first, may_be);
   }
 }
 

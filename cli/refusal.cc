@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// As a client of the job's coordinator, or as its host.
+#include "cli/refusal.h"
+
+#include <chrono>
+#include <future>
+#include <memory>
+#include <utility>
+
+#include "cli/hosted_coordinator.h"
+#include "cli/output.h"
+#include "cli/progress.h"
+#include "coord/agent.h"
+#include "runtime/master_address.h"
+
+namespace ferry::cli {
+namespace {
+
+// How long to look for a coordinator that may have been started at the same time.
+constexpr absl::Duration kLookPatience = absl::Seconds(2);
+// What is listening says at once whether the job can begin.
+constexpr std::chrono::seconds kAnswerPatience(2);
+// A process that is not sure to be node 0 does not keep its place for longer.
+constexpr absl::Duration kUnsurePatience = absl::Seconds(10);
+
+absl::StatusOr<std::unique_ptr<coord::Agent>> Look(const std::string& coordinator) {
+  coord::AgentOptions options;
+  options.coordinator = coordinator;
+  options.connect_timeout = kLookPatience;
+  return coord::Agent::Connect(std::move(options));
+}
+
+// Node 0 itself, if it is another process, comes first.
+bool MayHost(const RefusedPlace& place) {
+  return place.is_derived && place.may_be_first && IsOwnAddress(HostOfPeer(place.coordinator)) &&
+         !Look(place.coordinator).ok();
+}
+
+}  // namespace
+
+RefusedPlace AsRefused(const NodePlace& place) {
+  return {.coordinator = place.coordinator,
+          .is_derived = place.is_derived,
+          .node_id = place.node_id,
+          .num_nodes = place.num_nodes,
+          .may_be_first = place.node_id == 0};
+}
+
+absl::Status ReportToOthers(const RefusedPlace& place, const absl::Status& why,
+                            const RefusedJob& job) {
+  const bool is_first = place.is_derived && place.node_id == 0;
+  // A job of one process has no others, and a host needs their number to serve them.
+  if (is_first && job.others == 0) return why;
+  absl::Status said = PrintErrorNow(why);
+  if (job.others > 0 && (is_first || MayHost(place))) {
+    const auto hosted = HostedCoordinator::At(place.coordinator, job.nodes, Graphs::kNone);
+    if (hosted.ok()) {
+      (*hosted)->RefuseArrivingNodes(CannotTakePart(why), job.others,
+                                     is_first ? job.patience : kUnsurePatience);
+      return said;
+    }
+    // Another process listens there; it may be a coordinator.
+  }
+  const Progress progress("telling the other nodes why this one cannot join");
+  ReportCannotJoin(place.coordinator, why);
+  return said;
+}
+
+absl::Status WhyNotListening(const std::string& coordinator, const absl::Status& why) {
+  const auto agent = Look(coordinator);
+  if (!agent.ok()) return why;
+  auto told = std::make_shared<std::promise<absl::Status>>();
+  std::future<absl::Status> refusal = told->get_future();
+  (*agent)->WatchJoiningAsync([told](absl::Status status) { told->set_value(std::move(status)); });
+  if (refusal.wait_for(kAnswerPatience) != std::future_status::ready) return why;
+  absl::Status status = refusal.get();
+  // Other errors are not those of a process that cannot join.
+  return absl::IsFailedPrecondition(status) ? status : why;
+}
+
+}  // namespace ferry::cli
