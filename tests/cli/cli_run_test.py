@@ -130,6 +130,23 @@ class JobControl(harness.Case):
         run.signal(signal.SIGTERM)
         self.assertEqual(run.wait(), 128 + signal.SIGTERM)
 
+    def test_time_while_stopped_is_no_part_of_the_grace(self):
+        run = self.start("run", "--grace=3s", "--", "sh", "-c",
+                         'trap "echo told" TERM; trap "exit 0" USR1; echo "pid $$"; '
+                         "while :; do :; done")
+        pid = int(run.wait_for(r"pid (\d+)").group(1))
+        run.signal(signal.SIGTERM)
+        run.wait_for("told")
+        run.signal(signal.SIGTSTP)
+        os.waitpid(run.popen.pid, os.WUNTRACED)
+        time.sleep(3.5)
+        run.signal(signal.SIGCONT)
+        self.eventually(lambda: state(pid) != "T")
+        # It has nearly all of its time to end.
+        run.signal(signal.SIGUSR1)
+        self.assertEqual(run.wait(), 128 + signal.SIGTERM)
+        self.assertNotIn("was killed", run.err)
+
     def test_job_that_was_stopped_for_longer_than_the_heartbeat_timeout_goes_on(self):
         """The coordinator was stopped as well: no heartbeat could be sent to it."""
         coordinator, address = self.coordinator(2, "--heartbeat-timeout=2s")

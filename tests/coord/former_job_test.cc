@@ -253,6 +253,21 @@ TEST(EndJob, EndsWhatWaitsWithTheReason) {
   ExpectWell(job, 2);
 }
 
+// The barrier at which the first job's tasks shut down is none of the next job.
+TEST(EndJob, WhileItShutsDown_LeavesTheNextOneWell) {
+  CoordinatorOptions options = DaemonOptions(2);
+  options.shutdown_timeout = absl::Minutes(1);
+  TestJob job(options);
+  JoinAll(job, 1);
+  const StatusCall leaving = job.Shutdown(0);
+  ASSERT_FALSE(leaving.done());
+  ASSERT_THAT(job.coordinator().EndJob("by hand", /*force=*/true), IsOk());
+  job.Drain();
+  EXPECT_THAT(leaving.result(), Fails(absl::StatusCode::kInternal, HasSubstr("by hand")));
+  JoinAll(job, 2);
+  ExpectWell(job, 2);
+}
+
 // A task that waits to join gets the error, and may register again: it was never part of the job.
 TEST(EndJob, OfAJobThatIsJoining_LetsItsTasksComeAgain) {
   TestJob job(DaemonOptions(2));

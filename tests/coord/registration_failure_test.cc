@@ -315,5 +315,24 @@ TEST(RegistrationFailure, IsCutWhereItIsTooLong) {
               Fails(absl::StatusCode::kFailedPrecondition, HasSubstr("x... (8192 bytes more)")));
 }
 
+// Nothing is left of the waits that were ended, also when they would have ended by themselves.
+TEST(RegistrationFailure, WithoutTheBarrierEndsTheDeadlinesOfTheWaits) {
+  TestJob job(PlainOptions(2));
+  Registration patient;
+  patient.task = TaskId(1);
+  patient.incarnation = Incarnation(LifeOf(1));
+  patient.waits_for_all = true;
+  patient.own_timeout = absl::Seconds(1);
+  const StatusCall waiting = job.Register(patient);
+  ASSERT_THAT(job.FailJoining(kWhy).result(), IsOk());
+  ASSERT_THAT(waiting.result(), FailsForThat());
+  EXPECT_EQ(job.coordinator().NextDeadline(), absl::InfiniteFuture());
+  job.Advance(absl::Seconds(2));
+  const StatusCall again = job.Register(patient);
+  EXPECT_FALSE(again.done());
+  ASSERT_THAT(job.Register(0).result(), IsOk());
+  EXPECT_THAT(again.result(), IsOk());
+}
+
 }  // namespace
 }  // namespace ferry::coord

@@ -12,7 +12,9 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 
+#include "gpu/cuda/ready_tensor.h"
 #include "gpu/gpus.h"
+#include "tests/gpu/cuda_fixture.h"
 #include "tests/rendezvous/lane_server_fixture.h"
 
 namespace ferry {
@@ -63,6 +65,30 @@ TEST_F(LaneStagingTest, SmallTensorOfAGpu_IsOffTheListWhenItsTicketIsSent) {
   }
   EXPECT_EQ(NonEmptyTables(server_->InnerTableSizes()), "");
   EXPECT_EQ(server_->unfinished(), 0u);
+}
+
+// Nobody can have taken what is still on its way out of a GPU's memory. A peer that says so is not
+// believed, and its value comes.
+TEST_F(LaneStagingTest, DoneForATensorThatIsBeingStaged_IsIgnored) {
+  const RendezvousKey key = *RendezvousKey::Parse(
+      RendezvousKey::Text("/job:worker/replica:0/task:1/device:GPU:0", kProducer.incarnation,
+                          "/job:worker/replica:0/task:2/device:CPU:0", "edge"));
+  const absl::StatusOr<Gpu*> gpu = gpus_->Get(0);
+  ASSERT_TRUE(gpu.ok()) << gpu.status();
+  cuda::HeldStream held((*gpu)->device);
+  const auto ready = cuda::ReadyEvent::Record(*(*gpu)->events, held.get());
+  ASSERT_TRUE(ready.ok()) << ready.status();
+  ASSERT_TRUE(Hear([&](Lane& lane) {
+                return SendRequest(lane, {1, kStep, /*may_decline=*/false, key.text()});
+              }).ok());
+  absl::StatusOr<Tensor> tensor = gpus_->Allocate(0, DataType::kUint8, *Shape::Create({100}));
+  ASSERT_TRUE(tensor.ok()) << tensor.status();
+  ASSERT_TRUE(step_->Send(key, cuda::WithReady(*std::move(tensor), *ready)).ok());
+  EXPECT_EQ(server_->unfinished(), 1u);
+  EXPECT_TRUE(Hear([](Lane& lane) { return SendId(lane, LaneMessage::kDone, 1); }).ok());
+  EXPECT_EQ(server_->unfinished(), 1u);
+  held.Go();
+  EXPECT_TRUE(is_told_.WaitForNotificationWithTimeout(kNever));
 }
 
 }  // namespace

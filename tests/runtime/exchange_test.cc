@@ -194,6 +194,25 @@ TEST(ExchangeTest, ADeadNodeFailsWhatNeedsItAndNothingElse) {
   ASSERT_TRUE(of_b.Wait().ok()) << of_b.Wait().status();
 }
 
+// A Cancellation may be of a whole session, with very many receives, each of which would be kept.
+TEST(ExchangeTest, ReceivesThatAreOverLeaveNothingWithTheirCancellation) {
+  Directory directory;
+  ExchangeEnd a(directory, 1);
+  ExchangeEnd b(directory, 2);
+  const RendezvousKey key = KeyBetween(a, b, "k");
+  Cancellation cancellation;
+  RecvArgs args;
+  args.cancellation = &cancellation;
+  Step step = *b.exchange->OpenStep(1);
+  EXPECT_EQ(step.RecvValue(key, absl::Milliseconds(1), args).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(cancellation.registered_count(), 0u);
+  ASSERT_TRUE(a.Step(1)->Send(key, *Tensor::Allocate(DataType::kInt32, *Shape::Create({4}))).ok());
+  const auto received = step.RecvValue(key, absl::Minutes(1), args);
+  EXPECT_TRUE(received.ok()) << received.status();
+  EXPECT_EQ(cancellation.registered_count(), 0u);
+}
+
 TEST(ExchangeTest, WrongTokensNeverMeet) {
   Directory directory;
   ExchangeOptions other;

@@ -506,6 +506,13 @@ TEST(RefusedIdentity, WithoutASureNumber_KnowsWhereTheOthersLookForTheCoordinato
   }
 }
 
+// As in one that is accepted: the batch may have more tasks than its steps.
+TEST(RefusedIdentity, OfAStep_HasTheNumberOfTheStepsTasks) {
+  const std::optional<Identity> refused = ReadRefused(With(kSlurm, {{"SLURM_PROCID", "x"}}));
+  ASSERT_TRUE(refused.has_value());
+  EXPECT_EQ(refused->num_nodes, Number(8, "SLURM_STEP_NUM_TASKS"));
+}
+
 TEST(RefusedIdentity, TheOnlyClaimIsRightWhereAnotherValueIsWrong) {
   for (const Environment& wrong :
        {Environment{{"LOCAL_RANK", "x"}}, Environment{{"FERRY_NUM_NODES", "3"}},

@@ -3,6 +3,7 @@
 #include "transport/lane/lane.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -270,6 +271,23 @@ TEST(LaneHubTest, WhoeverSaysNothingIsGivenUp) {
     absl::SleepFor(absl::Milliseconds(10));
   }
   EXPECT_EQ(got, 0) << "the server has not closed it";
+}
+
+// The timer of one stranger goes on to the next, whom no later one need come after.
+TEST(LaneHubTest, EachWhoSaysNothingIsGivenUp) {
+  LaneEnd b(LanePeer{2, 22}, "token", absl::Milliseconds(200));
+  std::vector<UniqueFd> silent;
+  for (int i = 0; i < 3; ++i) {
+    silent.push_back(*BeginConnectTcp(b.addresses.tcp[0]));
+    // So that they are not all late at once.
+    absl::SleepFor(absl::Milliseconds(50));
+  }
+  for (const UniqueFd& each : silent) {
+    pollfd closed = {each.get(), POLLIN, 0};
+    ASSERT_EQ(poll(&closed, 1, /*timeout=*/10'000), 1) << "the server has not closed it";
+    char byte;
+    EXPECT_EQ(recv(each.get(), &byte, 1, MSG_DONTWAIT), 0);
+  }
 }
 
 // In a program that goes on after its part in a job is over.

@@ -100,6 +100,9 @@ class CollectiveWorld final {
   // Of those that are delivered inside of the receive, instead of later; by the test's dice.
   std::function<bool()> arrives_inside = [] { return false; };
 
+  // What a worker sends in place of a tensor of numbers; none: the tensor.
+  std::function<Tensor(int worker, Tensor tensor)> alters_sent;
+
   void StartLeader() { CollectiveLeader::Start(workers_[0]->exchange, devices_, clock_); }
 
   CollectiveNode NodeOf(int worker, CollectiveKind kind, DataType dtype = DataType::kFloat) const {
@@ -249,6 +252,10 @@ class CollectiveWorld final {
     EXPECT_FALSE(is_dead);
     const WorldWorker& from = *workers_[static_cast<size_t>(worker)];
     if (!from.abort.ok()) return from.abort;
+    // The leader's messages are bytes.
+    if (alters_sent && tensor.is_valid() && tensor.dtype() == DataType::kFloat) {
+      tensor = alters_sent(worker, std::move(tensor));
+    }
     // Somebody else must have another key, or wait for the former value to be taken.
     sent_[key.text()].push_back(std::move(tensor));
     return absl::OkStatus();

@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/match.h"
+
 #include "collective_world.h"
 #include "worker/collectives/merge.h"
 #include "worker/kernels/element_types.h"
@@ -348,6 +350,43 @@ TEST(Collectives, ShapesThatDoNotFitEndAllMembers) {
   }
   // Each hears it itself, or that somebody else has.
   EXPECT_EQ(world.outcome(0).status.code(), absl::StatusCode::kInvalidArgument);
+}
+
+// A worker of another version, or a rogue one: nobody copies beyond the end of what it has sent, or
+// takes it for elements of another type.
+TEST(Collectives, PartsThatDoNotFitAreRefusedByName) {
+  const std::vector<Tensor> wrong = {FloatRow({1}), FloatRow(std::vector<float>(1000)),
+                                     Row<int32_t>(DataType::kInt32, std::vector<int32_t>(100))};
+  for (const HostCarrierOptions& options : {HostCarrierOptions(), Ring()}) {
+    for (const CollectiveKind kind :
+         {CollectiveKind::kReduce, CollectiveKind::kGather, CollectiveKind::kBroadcast}) {
+      for (const Tensor& part : wrong) {
+        SCOPED_TRACE(absl::StrCat("kind ", static_cast<int>(kind), ", ", ToString(part)));
+        CollectiveWorld world(3, options);
+        world.alters_sent = [&part](int worker, Tensor tensor) {
+          return worker == 1 ? part : std::move(tensor);
+        };
+        world.StartLeader();
+        for (int i = 0; i < 3; ++i) {
+          CollectiveNode node = world.NodeOf(i, kind);
+          const bool is_broadcast = kind == CollectiveKind::kBroadcast;
+          node.is_source = is_broadcast && i == 1;
+          if (is_broadcast) node.shape = *Shape::Create({100});
+          std::optional<Tensor> input = FloatRow(std::vector<float>(100));
+          if (is_broadcast && i != 1) input = std::nullopt;
+          world.Run(std::move(node), std::move(input));
+        }
+        world.RunAll();
+        int named = 0;
+        for (const auto& outcome : world.outcomes()) {
+          EXPECT_EQ(outcome.done_count, 1);
+          named += outcome.status.code() == absl::StatusCode::kInternal &&
+                   absl::StrContains(outcome.status.message(), "task:1/device:CPU:0 has sent");
+        }
+        EXPECT_GE(named, 1);
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -76,6 +76,22 @@ TEST_F(VariableKernels, WriteOnlyWhatNobodySees) {
   EXPECT_THAT(ElementsOf<int32_t>(*Read(handle)), ElementsAre(4));
 }
 
+// Nobody else sees the value, but its memory is not the variable's to write, such as a peer's
+// shared memory, which is mapped for reading only. That the variable owned its former value does
+// not count.
+TEST_F(VariableKernels, DoNotWriteWhatIsAssignedAfterASum) {
+  const Tensor handle = Handle("v");
+  ASSERT_TRUE(Assign(handle, Ints({1})).ok());
+  ASSERT_TRUE(AssignAdd(handle, Ints({1})).ok());
+  alignas(kBufferAlignment) int32_t number = 5;
+  ASSERT_TRUE(Assign(handle, *Tensor::Create(DataType::kInt32, *Shape::Create({1}),
+                                             WrapForeignBuffer(&number, sizeof(number), [] {})))
+                  .ok());
+  ASSERT_TRUE(AssignAdd(handle, Ints({1})).ok());
+  EXPECT_THAT(ElementsOf<int32_t>(*Read(handle)), ElementsAre(6));
+  EXPECT_EQ(number, 5);
+}
+
 TEST_F(VariableKernels, FailAsTensorFlowsDo) {
   const Tensor handle = Handle("v");
   EXPECT_THAT(
@@ -146,7 +162,7 @@ TEST(ResourceHandles, AreReadFromWhatHoldsOneOnly) {
   const ResourceHandle handle = {"d:1", std::string("c\0:", 3), ""};
   EXPECT_EQ(*HandleFromTensor(HandleToTensor(handle)), handle);
   for (const char* text : {"", "x", "ferry.resource:", "ferry.resource:1:", "ferry.resource:9:1:d",
-                           "ferry.resource:1:18446744073709551615:d",
+                           "ferry.resource:1:18446744073709551615:d", "ferry.resource:1:1:d",
                            "ferry.resource:-1:0:", "ferry.resource:1:x:d"}) {
     EXPECT_THAT(HandleFromTensor(Strings({}, {text})),
                 Fails(kInvalid, HasSubstr("holds no handle")))
