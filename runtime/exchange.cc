@@ -189,8 +189,8 @@ absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions option
                                             .gpus = exchange->gpus(),
                                             .nccl = exchange->nccl_,
                                             .node_id = common.self.peer.node_id,
-                                            .incarnation = common.self.peer.incarnation,
-                                            .local_exchange = MeasureLocalExchange()};
+                                            .incarnation = common.self.peer.incarnation};
+  exchange->local_exchange_ = MeasureLocalExchange();
   FERRY_ASSIGN_OR_RETURN(exchange->transports_, MakeTransports(environment, options.transports));
   FERRY_RETURN_IF_ERROR(CheckPolicy(exchange->transports_, common.policy));
   common.self.lanes.unix_name = exchange->hub_->unix_name();
@@ -370,6 +370,7 @@ absl::StatusOr<PathChoice> Exchange::PathFrom(const Endpoint& source, size_t byt
   const std::shared_ptr<LaneClient> client = fetcher_->ClientOf(source.peer);
   if (client != nullptr) query.seen = client->costs().get();
   query.now = SteadyClock().Now();
+  query.local_exchange = local_exchange_;
   LaneTable::Way way = fetcher_->WayTo(source);
   query.lane_passes_descriptors = way.passes_descriptors();
   query.why_no_descriptors = std::move(way.why_no_descriptors);

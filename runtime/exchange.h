@@ -192,6 +192,8 @@ class Exchange final {
   // Null unless it is the carrier, or there are services.
   std::unique_ptr<GrpcCarrier> grpc_;
   std::unique_ptr<RendezvousManager> manager_;
+  // What a send and its receive take within this process, as measured when it started.
+  absl::Duration local_exchange_;
   std::atomic<int64_t> next_expiry_ns_{INT64_MAX};
   bool is_stopped_ = false;
   // What Stop has said.

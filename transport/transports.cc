@@ -13,7 +13,6 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "transport/cuda_ipc/cuda_ipc_transport.h"
-#include "transport/local/local_transport.h"
 #include "transport/nccl/nccl_transport.h"
 #include "transport/seen_costs.h"
 #include "transport/shm/shm_transport.h"
@@ -44,6 +43,9 @@ absl::StatusOr<PathCost> CostOf(const TransportList& transports, size_t index,
   cost->bytes_per_second = 1 / (1 / cost->bytes_per_second + stages / kStageBytesPerSecond);
   return cost;
 }
+
+// Of handing a tensor over within a process, until it is measured.
+constexpr absl::Duration kLocalExchange = absl::Nanoseconds(75);
 
 // Whether it takes no longer than its ticket. Nothing is cheaper, since everything has one: the
 // most frequent choice needs no costs.
@@ -92,6 +94,26 @@ bool IsBeside(const Transport& transport, const PathQuery& query, const PathPoli
          query.destination_place.space == MemorySpace::kHost && transport.name() != policy.require;
 }
 
+// What it costs to hand a tensor over within a process, or why the two are none.
+absl::StatusOr<PathCost> LocalCost(const PathQuery& query) {
+  const Endpoint& a = *query.source;
+  const Endpoint& b = *query.destination;
+  if (!(a.peer == b.peer)) {
+    return absl::UnavailableError(
+        absl::StrCat("they are two processes, ", Describe(a.peer), " and ", Describe(b.peer)));
+  }
+  PathCost cost = {kLocalExchange, kNoCopy};
+  if (query.local_exchange > absl::ZeroDuration()) {
+    cost.latency = query.local_exchange;
+    cost.latency_basis = CostBasis::kAtStart;
+  }
+  if (!(query.source_place == query.destination_place)) {
+    // Gpus::Move copies it, at a bandwidth that is not known here.
+    cost.note = "copied from one memory to the other";
+  }
+  return cost;
+}
+
 }  // namespace
 
 absl::StatusOr<TransportList> MakeTransports(const TransportEnvironment& environment,
@@ -102,8 +124,6 @@ absl::StatusOr<TransportList> MakeTransports(const TransportEnvironment& environ
   list.push_back(std::move(tcp));
   list.push_back(std::make_unique<CudaIpcTransport>(environment));
   list.push_back(std::make_unique<NcclTransport>(environment, options.nccl));
-  // Its number is on no wire.
-  list.push_back(std::make_unique<LocalTransport>(environment.local_exchange));
   return list;
 }
 
@@ -114,6 +134,8 @@ absl::Status CheckPolicy(const TransportList& transports, const PathPolicy& poli
     if (transport->name() == policy.require) return absl::OkStatus();
     names.push_back(transport->name());
   }
+  if (policy.require == kLocalPath) return absl::OkStatus();
+  names.push_back(kLocalPath);
   return absl::InvalidArgumentError(absl::StrCat("there is no transport called ", policy.require,
                                                  "; there are ", absl::StrJoin(names, ", ")));
 }
@@ -125,22 +147,27 @@ absl::StatusOr<PathChoice> ChoosePath(const TransportList& transports, const Pat
   const bool is_within = query.source->peer == query.destination->peer;
   for (size_t i = 0; i < transports.size(); ++i) {
     const Transport& transport = *transports[i];
-    const bool is_local = !transport.leaves_process();
-    // Nobody asks who moves tensors between processes, nor whether two processes are one.
-    if (is_local ? !is_within && transport.name() != policy.require
-                 : IsBeside(transport, query, policy)) {
-      continue;
-    }
+    if (IsBeside(transport, query, policy)) continue;
     absl::StatusOr<PathCost> cost = CostOf(transports, i, query);
-    // What never leaves the process falls back on nothing, whatever is required.
+    // What never leaves the process needs no transport, whatever is required.
     const bool is_allowed =
-        is_within ? is_local : policy.require.empty() || transport.name() == policy.require;
+        !is_within && (policy.require.empty() || transport.name() == policy.require);
     if (cost.ok() && is_allowed && cost->Of(query.bytes) < least) {
       least = cost->Of(query.bytes);
       choice.transport = i;
       choice.cost = *cost;
     }
     choice.candidates.push_back({std::string(transport.name()), std::move(cost), i});
+  }
+  // Nobody else asks whether two processes are one.
+  if (is_within || policy.require == kLocalPath) {
+    absl::StatusOr<PathCost> cost = LocalCost(query);
+    if (cost.ok()) {
+      least = cost->Of(query.bytes);
+      choice.transport = transports.size();
+      choice.cost = *cost;
+    }
+    choice.candidates.push_back({std::string(kLocalPath), std::move(cost), transports.size()});
   }
   if (least < absl::InfiniteDuration()) return choice;
   std::vector<std::string> reasons;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
 #include "transport/nccl/nccl_context.h"
@@ -28,9 +29,14 @@ struct TransportOptions {
 absl::StatusOr<TransportList> MakeTransports(const TransportEnvironment& environment,
                                              const TransportOptions& options);
 
+// The path of what a process sends itself: its rendezvous hands the tensor over before any
+// transport is asked. It is explained as one more transport, behind the last of the list.
+inline constexpr absl::string_view kLocalPath = "local";
+
 // What may be taken.
 struct PathPolicy {
-  // The name of the only transport that will do; empty: the cheapest.
+  // The name of the only transport that will do, or kLocalPath, with which no two processes are
+  // connected; empty: the cheapest.
   std::string require;
 
   bool forbids_tcp() const { return !require.empty() && require != "tcp"; }
@@ -43,12 +49,12 @@ absl::Status CheckPolicy(const TransportList& transports, const PathPolicy& poli
 struct PathCandidate {
   std::string name;
   absl::StatusOr<PathCost> cost;
-  // Index in the list.
+  // Index in the list; its size for kLocalPath.
   size_t transport = 0;
 };
 
 struct PathChoice {
-  // Index in the list.
+  // Index in the list; its size for kLocalPath.
   size_t transport = 0;
   PathCost cost;
   std::vector<PathCandidate> candidates;
