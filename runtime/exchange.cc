@@ -356,9 +356,9 @@ void Exchange::ScheduleExpiry(absl::Time at) {
   });
 }
 
-absl::StatusOr<PathChoice> Exchange::PathFrom(const Endpoint& source, size_t bytes,
-                                              bool is_in_arena, const MemoryPlace& from,
-                                              const MemoryPlace& to) const {
+absl::StatusOr<PathExplanation> Exchange::PathFrom(const Endpoint& source, size_t bytes,
+                                                   bool is_in_arena, const MemoryPlace& from,
+                                                   const MemoryPlace& to) const {
   PathQuery query;
   query.source = &source;
   query.destination = &lane_exchange_.self;
@@ -374,7 +374,7 @@ absl::StatusOr<PathChoice> Exchange::PathFrom(const Endpoint& source, size_t byt
   LaneTable::Way way = fetcher_->WayTo(source);
   query.lane_passes_descriptors = way.passes_descriptors();
   query.why_no_descriptors = std::move(way.why_no_descriptors);
-  return ChoosePath(transports_, query, lane_exchange_.policy);
+  return ExplainPath(transports_, query, lane_exchange_.policy);
 }
 
 void Exchange::FailNode(int32_t node_id, const absl::Status& why, uint64_t alive_incarnation) {

@@ -190,9 +190,9 @@ class Node final {
 
   // Which way a tensor of `bytes` takes from node `from` to here, and why not another one.
   // from_place: whose memory it is in there; to: is wanted in here.
-  absl::StatusOr<PathChoice> PathFrom(int from, size_t bytes, bool is_in_arena = true,
-                                      const MemoryPlace& from_place = {},
-                                      const MemoryPlace& to = {});
+  absl::StatusOr<PathExplanation> PathFrom(int from, size_t bytes, bool is_in_arena = true,
+                                           const MemoryPlace& from_place = {},
+                                           const MemoryPlace& to = {});
 
   // The communicator of these GPUs, by their global ids in the order of its ranks; every node that
   // has one of them calls this with the same list, at the same time. The ids that NCCL needs go
