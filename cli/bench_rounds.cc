@@ -47,10 +47,10 @@ absl::Status AwaitReceive(const BenchParty& party, int from, BenchPosted& posted
   const bool is_done = party.node.exchange().loop().WaitUntil(
       [&party, &posted] {
         return posted.is_done.load(std::memory_order_acquire) ||
-               (party.stop != nullptr && party.stop->is_set());
+               (party.stop != nullptr && party.stop->is_cancelled());
       },
       SteadyClock().Now() + party.patience);
-  if (party.stop != nullptr && party.stop->is_set()) return party.stop->Get();
+  if (party.stop != nullptr && party.stop->is_cancelled()) return party.stop->status();
   if (!is_done) {
     return absl::DeadlineExceededError(absl::StrCat(
         "node ", party.NodeOf(from), " has sent nothing of what the bench waits for within ",

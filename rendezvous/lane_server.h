@@ -99,7 +99,7 @@ class LaneServer final : public std::enable_shared_from_this<LaneServer> {
     const int64_t step_id;
     const bool may_decline;
     const RendezvousKey key;
-    Cancellation cancellation;
+    CancellationToken cancellation;
   };
   using RequestPtr = std::shared_ptr<Request>;
   // A tensor that goes to a consumer.

@@ -148,7 +148,7 @@ absl::Status LocalRendezvous::Core::AdmitBySum(size_t bytes) const {
 
 void LocalRendezvous::Core::Complete(ItemPtr item, absl::Status&& status, Received&& received) {
   // If that fails, somebody is cancelling who will find nothing: the item is out.
-  if (item->token != Cancellation::kNoToken) {
+  if (item->token != CancellationToken::kNoCallback) {
     item->recv_args.cancellation->Deregister(item->token);
   }
   received.recv_args = std::move(item->recv_args);
@@ -223,17 +223,17 @@ uint64_t LocalRendezvous::Core::RecvAsync(const RendezvousKey& key, RecvArgs&& a
   }
   // Unique among the receives of a key, which is all that is needed.
   const uint64_t id = ++shard.last_id;
-  Cancellation::Token token = Cancellation::kNoToken;
-  if (Cancellation* const cancellation = args.cancellation; cancellation != nullptr) {
+  CancellationToken::CallbackId token = CancellationToken::kNoCallback;
+  if (CancellationToken* const cancellation = args.cancellation; cancellation != nullptr) {
     // Lock order: a shard's, then the cancellation's; it calls with none held.
     token = cancellation->Register(
         [call = std::make_unique<CancelCall>(weak_from_this(), key, id)] { (*call)(); });
-    if (token == Cancellation::kNoToken) status = CancelledReceive();
+    if (token == CancellationToken::kNoCallback) status = CancelledReceive();
   }
   if (status.ok()) status = Admit(shard, 0);
   if (!status.ok()) {
     shard.mu.Unlock();
-    if (token != Cancellation::kNoToken) args.cancellation->Deregister(token);
+    if (token != CancellationToken::kNoCallback) args.cancellation->Deregister(token);
     received.recv_args = std::move(args);
     CallShallowly(std::move(done), std::move(status), std::move(received));
     return 0;

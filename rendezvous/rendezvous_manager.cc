@@ -61,14 +61,14 @@ absl::StatusOr<Received> RendezvousManager::RecvLocal(int64_t step_id, const Ren
     absl::Status status;
     Received received;
     // Ends this receive; the caller's own cancellation is passed on to it.
-    Cancellation cancellation;
+    CancellationToken cancellation;
   };
   auto waiter = std::make_shared<Waiter>();
-  Cancellation* const outer = args.cancellation;
-  Cancellation::Token token = Cancellation::kNoToken;
+  CancellationToken* const outer = args.cancellation;
+  CancellationToken::CallbackId token = CancellationToken::kNoCallback;
   if (outer != nullptr) {
     token = outer->Register([waiter] { waiter->cancellation.Cancel(); });
-    if (token == Cancellation::kNoToken) waiter->cancellation.Cancel();
+    if (token == CancellationToken::kNoCallback) waiter->cancellation.Cancel();
   }
   args.cancellation = &waiter->cancellation;
   RecvLocalAsync(step_id, key, std::move(args), [waiter](absl::Status status, Received received) {
@@ -82,7 +82,7 @@ absl::StatusOr<Received> RendezvousManager::RecvLocal(int64_t step_id, const Ren
     // Ended by that, or by a delivery that is under way.
     waiter->done.WaitForNotification();
   }
-  if (token != Cancellation::kNoToken) outer->Deregister(token);
+  if (token != CancellationToken::kNoCallback) outer->Deregister(token);
   if (waiter->status.ok()) {
     waiter->received.recv_args.cancellation = outer;
     return std::move(waiter->received);

@@ -40,7 +40,7 @@ struct Waiter {
   std::atomic<bool> is_done{false};
   absl::Status status;
   Received received;
-  Cancellation cancellation;
+  CancellationToken cancellation;
 };
 
 // Puts what has come where the receiver wants it, unless whoever carried it has done so.
@@ -149,11 +149,11 @@ absl::StatusOr<Received> Step::RecvValue(const RendezvousKey& key, absl::Duratio
         "RecvAsync there");
   }
   auto waiter = std::make_shared<Waiter>();
-  Cancellation* const outer = args.cancellation;
-  Cancellation::Token token = Cancellation::kNoToken;
+  CancellationToken* const outer = args.cancellation;
+  CancellationToken::CallbackId token = CancellationToken::kNoCallback;
   if (outer != nullptr) {
     token = outer->Register([waiter] { waiter->cancellation.Cancel(); });
-    if (token == Cancellation::kNoToken) waiter->cancellation.Cancel();
+    if (token == CancellationToken::kNoCallback) waiter->cancellation.Cancel();
   }
   args.cancellation = &waiter->cancellation;
   // The wait below keeps it.
@@ -176,7 +176,7 @@ absl::StatusOr<Received> Step::RecvValue(const RendezvousKey& key, absl::Duratio
     // Ended by that, or by a delivery that is under way.
     loop.WaitUntil(is_done, absl::InfiniteFuture());
   }
-  if (token != Cancellation::kNoToken) outer->Deregister(token);
+  if (token != CancellationToken::kNoCallback) outer->Deregister(token);
   if (waiter->status.ok()) {
     waiter->received.recv_args.cancellation = outer;
     return std::move(waiter->received);
