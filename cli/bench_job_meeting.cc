@@ -5,9 +5,11 @@
 #include <algorithm>
 
 #include "absl/algorithm/container.h"
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
 
 #include "base/clock.h"
 #include "base/ranges.h"
