@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -232,7 +233,8 @@ void BM_Selection_Pick(benchmark::State& state) {
   Selection selection;
   selection.query.is_in_arena = state.range(0) == 1;
   for (auto _ : state) {
-    const int picked = PickPath(selection.transports, selection.query, {});
+    const std::optional<size_t> picked =
+        SelectPath(selection.transports, selection.query, {}, /*explanation=*/nullptr);
     if (picked != 0) return state.SkipWithError("it is another path");
   }
   state.SetItemsProcessed(state.iterations());

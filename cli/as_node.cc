@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 
+#include "base/cancellation_token.h"
 #include "base/ranges.h"
 #include "base/status_macros.h"
 #include "base/thread.h"
@@ -84,12 +85,12 @@ class JoinReport final {
   }
 
   // Ends a pending attempt to reach the coordinator. Callable from any thread.
-  void Stop() { stop_.Stop(absl::CancelledError("the wait is over")); }
+  void Stop() { stop_->Cancel(absl::CancelledError("the wait is over")); }
 
  private:
   const NodePlace place_;
   const std::string hosted_;
-  coord::ConnectStop stop_;
+  const std::shared_ptr<CancellationToken> stop_ = std::make_shared<CancellationToken>();
   std::unique_ptr<coord::Agent> agent_;
 };
 
@@ -120,7 +121,7 @@ absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options, const NodePlace&
                                            const std::string& hosted, BlockedSignals& signals) {
   JoinReport report(place, hosted);
   const Progress progress([&report] { return report.Text(); });
-  coord::ConnectStop stop = options.connect_stop;
+  const std::shared_ptr<CancellationToken> stop = options.connect_stop;
   absl::Status stopped;
   std::atomic<bool> is_over = false;
   absl::StatusOr<std::unique_ptr<Node>> joined;
@@ -139,7 +140,8 @@ absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options, const NodePlace&
       if (stopper == nullptr) {
         // The coordinator is told, which may take seconds.
         stopped = absl::CancelledError(why);
-        stopper = std::make_unique<Thread>("ferry-stop", [&stop, &stopped] { stop.Stop(stopped); });
+        stopper =
+            std::make_unique<Thread>("ferry-stop", [&stop, &stopped] { stop->Cancel(stopped); });
         continue;
       }
       // Whoever asks again does not want to wait for that.

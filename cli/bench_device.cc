@@ -241,7 +241,7 @@ absl::StatusOr<absl::Duration> BenchDevice::MeasurePeerCopy(size_t bytes, int ro
 std::set<std::string> DeviceWays(Node& node, int from, size_t bytes, absl::string_view from_device,
                                  absl::string_view to_device) {
   std::set<std::string> ways;
-  const absl::StatusOr<PathChoice> choice =
+  const absl::StatusOr<PathExplanation> choice =
       node.PathFrom(from, bytes, true, PlaceOfDevice(from_device), PlaceOfDevice(to_device));
   if (!choice.ok()) return ways;
   for (const PathCandidate& candidate : choice->candidates) {
@@ -252,7 +252,7 @@ std::set<std::string> DeviceWays(Node& node, int from, size_t bytes, absl::strin
 
 std::string DevicePathReason(Node& node, int from, size_t bytes, absl::string_view from_device,
                              absl::string_view to_device) {
-  const absl::StatusOr<PathChoice> choice =
+  const absl::StatusOr<PathExplanation> choice =
       node.PathFrom(from, bytes, true, PlaceOfDevice(from_device), PlaceOfDevice(to_device));
   return choice.ok() ? Explain(*choice) : std::string(choice.status().message());
 }

@@ -5,9 +5,11 @@
 #include <algorithm>
 
 #include "absl/algorithm/container.h"
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
 
 #include "base/clock.h"
 #include "base/ranges.h"
@@ -69,7 +71,7 @@ JobMeeting::~JobMeeting() {
 }
 
 void JobMeeting::Stop(const absl::Status& why) {
-  if (!stop_.Set(why)) return;
+  if (!stop_.Cancel(why)) return;
   {
     absl::MutexLock lock(&shared_->mu);
     shared_->is_stopped = true;
@@ -94,7 +96,7 @@ absl::Status JobMeeting::Await(const std::function<void(coord::Agent::StatusCall
   }
   // What has come about counts, also if the bench was stopped meanwhile.
   if (result->has_value() && (*result)->ok()) return absl::OkStatus();
-  return shared_->is_stopped ? stop_.Get() : **result;
+  return shared_->is_stopped ? stop_.status() : **result;
 }
 
 absl::Status JobMeeting::Missing(const std::vector<int>& nodes) const {
@@ -156,7 +158,7 @@ absl::Status JobMeeting::AwaitOffers() {
       };
       shared_->mu.AwaitWithTimeout(absl::Condition(&is_over),
                                    std::min(deadline - SteadyClock().Now(), kOffersLook));
-      if (shared_->is_stopped) return stop_.Get();
+      if (shared_->is_stopped) return stop_.status();
       status = CheckOffers();
     }
     FERRY_ASSIGN_OR_RETURN(const coord::JobStatus job, party_.node.agent().Status());
@@ -273,7 +275,7 @@ absl::Status JobMeeting::Finish(absl::Status result) {
       absl::MutexLock lock(&shared_->mu);
       shared_->mu.AwaitWithTimeout(absl::Condition(&shared_->is_stopped), kTellingPatience);
     }
-    if (stop_.is_set()) result = stop_.Get();
+    if (stop_.is_cancelled()) result = stop_.status();
     agent
         .Set(absl::StrCat(prefix_, "/failed/", party_.rank),
              absl::StrCat("node ", own_.node, " has ended the bench: ", result.message()))
@@ -356,7 +358,7 @@ absl::Status JobMeeting::AwaitAll() {
     party_.node.agent().BarrierAsync(absl::StrCat(prefix_, "/cases"), party_.patience, party_.nodes,
                                      std::move(done));
   });
-  if (status.ok() || stop_.is_set()) return status;
+  if (status.ok() || stop_.is_cancelled()) return status;
   return absl::Status(
       status.code(),
       absl::StrCat("not all nodes came to the next part of the bench: ", status.message()));

@@ -80,7 +80,7 @@ class JobMeeting final : public BenchMeeting {
 
   const BenchOffer own_;
   BenchStage& stage_;
-  BenchStop stop_;
+  CancellationToken stop_;
   BenchParty party_;
   // Also with callbacks that come late.
   const std::shared_ptr<Shared> shared_;

@@ -4,49 +4,24 @@
 #ifndef FERRY_CLI_BENCH_MEETING_H_
 #define FERRY_CLI_BENCH_MEETING_H_
 
-#include <atomic>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
+#include "base/cancellation_token.h"
 #include "runtime/node.h"
 
 namespace ferry::cli {
 
 // How long anything of a bench may take until the other side is given up.
 inline constexpr absl::Duration kBenchPeerPatience = absl::Minutes(2);
-
-// Why a bench is over before its end. Thread-safe.
-class BenchStop final {
- public:
-  // The first reason counts; false: there was one before.
-  bool Set(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_) {
-    absl::MutexLock lock(&mu_);
-    if (!why_.ok() || why.ok()) return false;
-    why_ = why;
-    is_set_.store(true, std::memory_order_release);
-    return true;
-  }
-  bool is_set() const { return is_set_.load(std::memory_order_acquire); }
-  absl::Status Get() const ABSL_LOCKS_EXCLUDED(mu_) {
-    absl::MutexLock lock(&mu_);
-    return why_;
-  }
-
- private:
-  std::atomic<bool> is_set_ = false;
-  mutable absl::Mutex mu_;
-  absl::Status why_ ABSL_GUARDED_BY(mu_);
-};
 
 // The processes of a bench, seen from one of them. What a bench says of "node 2" is its rank: the
 // nodes of its own job, or some of another one.
@@ -60,8 +35,8 @@ struct BenchParty {
   absl::Duration patience = kBenchPeerPatience;
   // Of keys in the store that nobody else uses; empty where the job is the bench's own.
   std::string store_prefix;
-  // Null: nobody stops it. Whoever sets it wakes the node's lanes.
-  const BenchStop* stop = nullptr;
+  // Null: nobody stops it. Whoever cancels it wakes the node's lanes.
+  const CancellationToken* stop = nullptr;
 
   int size() const { return static_cast<int>(nodes.size()); }
   bool is_first() const { return rank == 0; }

@@ -68,7 +68,7 @@ absl::Status RawNccl::Await(absl::FunctionRef<absl::StatusOr<bool>()> is_over) c
     FERRY_ASSIGN_OR_RETURN(const bool is_done, is_over());
     if (is_done) return absl::OkStatus();
     if (looks % kLooksBetweenQuestions != 0) continue;
-    if (party_.stop != nullptr && party_.stop->is_set()) return party_.stop->Get();
+    if (party_.stop != nullptr && party_.stop->is_cancelled()) return party_.stop->status();
     if (SteadyClock().Now() < deadline) continue;
     return absl::DeadlineExceededError(
         absl::StrCat("waited ", absl::FormatDuration(party_.patience),

@@ -74,7 +74,7 @@ RawTcp::RawTcp(const BenchParty& party)
       place_(absl::StrCat(party.store_prefix.empty() ? "bench" : party.store_prefix, "/raw-tcp")) {}
 
 bool RawTcp::GoesOn(absl::Time deadline) const {
-  const bool is_stopped = party_.stop != nullptr && party_.stop->is_set();
+  const bool is_stopped = party_.stop != nullptr && party_.stop->is_cancelled();
   return !is_stopped && SteadyClock().Now() < deadline;
 }
 

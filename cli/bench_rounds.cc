@@ -47,10 +47,10 @@ absl::Status AwaitReceive(const BenchParty& party, int from, BenchPosted& posted
   const bool is_done = party.node.exchange().loop().WaitUntil(
       [&party, &posted] {
         return posted.is_done.load(std::memory_order_acquire) ||
-               (party.stop != nullptr && party.stop->is_set());
+               (party.stop != nullptr && party.stop->is_cancelled());
       },
       SteadyClock().Now() + party.patience);
-  if (party.stop != nullptr && party.stop->is_set()) return party.stop->Get();
+  if (party.stop != nullptr && party.stop->is_cancelled()) return party.stop->status();
   if (!is_done) {
     return absl::DeadlineExceededError(absl::StrCat(
         "node ", party.NodeOf(from), " has sent nothing of what the bench waits for within ",
@@ -90,7 +90,7 @@ size_t CountTensorErrors(const Tensor& tensor, size_t bytes, uint64_t seed) {
 
 std::string PathReason(Node& node, int from, size_t bytes, const std::set<std::string>& paths) {
   if (paths.contains("inline")) return "it is small enough to come with the answer";
-  const absl::StatusOr<PathChoice> choice = node.PathFrom(from, bytes);
+  const absl::StatusOr<PathExplanation> choice = node.PathFrom(from, bytes);
   return choice.ok() ? Explain(*choice) : std::string(choice.status().message());
 }
 

@@ -17,10 +17,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 
+#include "base/non_blocking_writer.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "cli/output.h"
 #include "cli/progress.h"
-#include "cli/queued_output.h"
 #include "cli/signals.h"
 #include "cli/table.h"
 #include "cli/tool_agent.h"
@@ -162,30 +163,30 @@ absl::StatusOr<int> Watch(const KvFlags& flags) {
   BlockedSignals signals({SIGINT, SIGTERM}, EndAfterSignal{.exit_status = kDone});
   // Both outlive the agent, whose threads use them.
   Loss loss(signals);
-  QueuedOutput output(signals);
+  NonBlockingWriter output(stdout, WakingOutput(signals));
   FERRY_ASSIGN_OR_RETURN(
       const auto agent, ConnectTool(flags.coordinator,
                                     [&loss](absl::Status status) { loss.Set(std::move(status)); }));
   const auto print = [&loss, &output](const coord::KeyChange& change) {
     std::string line = absl::StrCat(change.deleted ? "rm " : "set ", Printable(change.entry.key));
     if (!change.deleted) absl::StrAppend(&line, " ", Quoted(change.entry.value, kMaxShownBytes));
-    if (output.Add(absl::StrCat(line, "\n"))) return;
+    if (output.Append(absl::StrCat(line, "\n"))) return;
     loss.Set(absl::ResourceExhaustedError(
-        absl::StrCat("the output is read more slowly than keys change: ", output.waiting_bytes(),
+        absl::StrCat("the output is read more slowly than keys change: ", output.waiting(),
                      " bytes wait; watch fewer keys")));
   };
   FERRY_ASSIGN_OR_RETURN(const auto watch, agent->Watch(flags.prefix, print));
   while (loss.status().ok()) {
-    FERRY_ASSIGN_OR_RETURN(const bool is_interrupted, output.Step(absl::InfiniteDuration()));
+    FERRY_ASSIGN_OR_RETURN(const bool is_interrupted,
+                           WriteWaiting(output, signals, absl::InfiniteDuration()));
     if (is_interrupted) return kDone;
   }
   // What has come is still told, if somebody reads it.
-  FERRY_RETURN_IF_ERROR(output.Drain(kReaderPatience).status());
+  FERRY_RETURN_IF_ERROR(DrainOutput(output, signals, kReaderPatience).status());
   const absl::Status lost = loss.status();
-  if (output.waiting_bytes() == 0) return lost;
-  return absl::Status(lost.code(),
-                      absl::StrCat(lost.message(), "; the last ", output.waiting_bytes(),
-                                   " bytes of the output were not read"));
+  if (output.waiting() == 0) return lost;
+  return absl::Status(lost.code(), absl::StrCat(lost.message(), "; the last ", output.waiting(),
+                                                " bytes of the output were not read"));
 }
 
 }  // namespace

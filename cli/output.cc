@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -15,6 +16,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 
+#include "base/clock.h"
+#include "base/status_macros.h"
 #include "base/text.h"
 #include "runtime/printable.h"
 
@@ -23,6 +26,16 @@ namespace {
 
 // Marks a status that PrintErrorNow has returned.
 constexpr char kErrorPrinted[] = "ferry/error-printed";
+
+constexpr size_t kMaxWaitingBytes = size_t{256} << 20;
+// Signals are looked for after as much as this.
+constexpr size_t kWriteBytes = size_t{64} << 10;
+
+// `error`: errno, or 0 where it is not known.
+absl::Status CannotWrite(int error) {
+  return absl::UnavailableError(absl::StrCat(
+      "cannot write the output", error != 0 ? absl::StrCat(": ", std::strerror(error)) : ""));
+}
 
 // errno of the first failure that was seen.
 std::atomic<int> first_error{0};
@@ -49,9 +62,37 @@ absl::Status FlushOutput() {
   if (error != 0) first_error.compare_exchange_strong(none, error);
   // A write that was longer than stdio's buffer may have failed before, and its reason is gone.
   if (error == 0 && first_error == 0 && std::ferror(stdout) == 0) return absl::OkStatus();
-  const int reason = first_error;
-  return absl::UnavailableError(absl::StrCat(
-      "cannot write the output", reason != 0 ? absl::StrCat(": ", std::strerror(reason)) : ""));
+  return CannotWrite(first_error);
+}
+
+NonBlockingWriterOptions WakingOutput(BlockedSignals& signals) {
+  return {.max_waiting_bytes = kMaxWaitingBytes, .on_waiting = [&signals] { signals.Wake(); }};
+}
+
+absl::StatusOr<bool> WriteWaiting(NonBlockingWriter& output, BlockedSignals& signals,
+                                  absl::Duration timeout) {
+  const bool is_idle = output.waiting() == 0;
+  if (signals.WaitFor(timeout, output.fd(), /*only_loss=*/is_idle)) return true;
+  const int error = is_idle ? output.FindLoss() : output.Flush(kWriteBytes);
+  if (error == 0) return false;
+  // Of a reader who has gone while nothing was to be written too: `kv watch | head -1`.
+  if (error == EPIPE) std::raise(SIGPIPE);
+  return CannotWrite(error);
+}
+
+absl::StatusOr<bool> DrainOutput(NonBlockingWriter& output, BlockedSignals& signals,
+                                 absl::Duration patience) {
+  absl::Time until = SteadyClock().Now() + patience;
+  for (size_t before = output.waiting(); before > 0;) {
+    const absl::Duration left = until - SteadyClock().Now();
+    if (left <= absl::ZeroDuration()) return true;
+    FERRY_ASSIGN_OR_RETURN(const bool is_interrupted, WriteWaiting(output, signals, left));
+    if (is_interrupted) return true;
+    const size_t after = output.waiting();
+    if (after < before) until = SteadyClock().Now() + patience;
+    before = after;
+  }
+  return false;
 }
 
 absl::Status WriteFile(const std::string& path, absl::string_view text) {

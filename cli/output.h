@@ -6,7 +6,12 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+#include "base/non_blocking_writer.h"
+#include "cli/signals.h"
 
 namespace ferry::cli {
 
@@ -21,6 +26,20 @@ bool IsErrorPrinted(const absl::Status& why);
 // Writes out what stdout holds. Errors: UNAVAILABLE with the reason, then and for ever after, once
 // any of it could not be written. Thread-safe.
 absl::Status FlushOutput();
+
+// stdout of verbs that end when they are told to, whether or not anybody reads it. What is appended
+// on other threads wakes WriteWaiting; no more than 256 MiB may wait. `signals` outlives it.
+NonBlockingWriterOptions WakingOutput(BlockedSignals& signals);
+// Waits until stdout takes something of what `output` holds, and writes it; for at most `timeout`,
+// and until somebody calls BlockedSignals::Wake. True when one of the signals has come. Ends the
+// process by SIGPIPE when nobody reads stdout any more.
+//   Errors: as FlushOutput.
+absl::StatusOr<bool> WriteWaiting(NonBlockingWriter& output, BlockedSignals& signals,
+                                  absl::Duration timeout);
+// Writes everything. True when one of the signals has come, or nobody has read any of it for
+// `patience`.
+absl::StatusOr<bool> DrainOutput(NonBlockingWriter& output, BlockedSignals& signals,
+                                 absl::Duration patience);
 
 // Writes a file, or to stdout if `path` is "-". Errors: UNAVAILABLE with the reason.
 absl::Status WriteFile(const std::string& path, absl::string_view text);

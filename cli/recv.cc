@@ -106,7 +106,7 @@ absl::StatusOr<int> RecvOne(JoinedNode& joined, const RecvFlags& flags) {
   Received received;
   const absl::Time start = SteadyClock().Now();
   absl::Duration taken;
-  Cancellation stopped;
+  CancellationToken stopped;
   {
     const Progress progress(absl::StrCat("waiting for ", Quoted(flags.name), " from node ",
                                          flags.peer, " in step ", flags.step));

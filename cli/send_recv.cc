@@ -91,7 +91,7 @@ std::string WhichWay(Node& node, int from, const Received& received) {
   if (received.path == "inline") return "inline: it is small enough to come with the answer";
   if (received.path == "grpc") return "by grpc, which carries everything here";
   if (received.is_dead) return absl::StrCat("by ", received.path);
-  const absl::StatusOr<PathChoice> choice = node.PathFrom(from, received.tensor.bytes());
+  const absl::StatusOr<PathExplanation> choice = node.PathFrom(from, received.tensor.bytes());
   if (!choice.ok()) return absl::StrCat("by ", received.path);
   return absl::StrCat("by ", received.path, ": ", Explain(*choice));
 }

@@ -10,8 +10,9 @@
 #include <string>
 #include <utility>
 
+#include "base/non_blocking_writer.h"
 #include "base/status_macros.h"
-#include "cli/queued_output.h"
+#include "cli/output.h"
 #include "cli/signals.h"
 #include "cli/status_pending.h"
 #include "cli/status_text.h"
@@ -52,7 +53,7 @@ std::string Format(const JobView& view, const StatusFlags& flags) {
 absl::StatusOr<int> Watch(std::unique_ptr<coord::Agent> agent, const StatusFlags& flags,
                           BlockedSignals& signals) {
   StatusWatch watch(flags.coordinator, std::move(agent), signals, MaxAsked(flags));
-  QueuedOutput output(signals);
+  NonBlockingWriter output(stdout, WakingOutput(signals));
   const bool on_terminal = isatty(STDOUT_FILENO) == 1;
   for (bool is_first = true;; is_first = false) {
     FERRY_ASSIGN_OR_RETURN(const JobView view, watch.Next());
@@ -64,8 +65,9 @@ absl::StatusOr<int> Watch(std::unique_ptr<coord::Agent> agent, const StatusFlags
       text.insert(0, "\n");
     }
     // Who does not read this one need not have the next.
-    output.Add(text);
-    FERRY_ASSIGN_OR_RETURN(const bool is_interrupted, output.Drain(absl::InfiniteDuration()));
+    output.Append(text);
+    FERRY_ASSIGN_OR_RETURN(const bool is_interrupted,
+                           DrainOutput(output, signals, absl::InfiniteDuration()));
     if (is_interrupted || signals.WaitFor(absl::Seconds(1))) return kDone;
   }
 }

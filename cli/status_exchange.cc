@@ -24,7 +24,7 @@ constexpr size_t kMaxPairs = 6;
 
 std::string Bytes(size_t bytes) { return ShortBytes(static_cast<double>(bytes)); }
 
-std::string NameOf(const PathChoice& choice) {
+std::string NameOf(const PathExplanation& choice) {
   for (const PathCandidate& each : choice.candidates) {
     if (each.transport == choice.transport) return each.name;
   }

@@ -39,7 +39,7 @@ constexpr absl::Duration kAnswerPatience = absl::Seconds(1);
 
 // Pairs of one sort, whose costs differ in numbers only.
 struct AlikePairs {
-  std::vector<PathChoice> choices;
+  std::vector<PathExplanation> choices;
   std::vector<std::string> names;
 };
 
@@ -58,9 +58,9 @@ absl::StatusOr<std::unique_ptr<Exchange>> StartUnreachable() {
   });
 }
 
-absl::StatusOr<PathChoice> ChooseBetween(const Exchange& exchange, const Endpoint& source,
-                                         const Endpoint& destination, bool is_in_arena,
-                                         const MemoryPlace& from, const MemoryPlace& to) {
+absl::StatusOr<PathExplanation> ChooseBetween(const Exchange& exchange, const Endpoint& source,
+                                              const Endpoint& destination, bool is_in_arena,
+                                              const MemoryPlace& from, const MemoryPlace& to) {
   PathQuery query;
   query.source = &source;
   query.destination = &destination;
@@ -70,14 +70,14 @@ absl::StatusOr<PathChoice> ChooseBetween(const Exchange& exchange, const Endpoin
   query.is_in_arena = is_in_arena;
   query.source_place = from;
   query.destination_place = to;
-  return ChoosePath(exchange.transports(), query, {});
+  return ExplainPath(exchange.transports(), query, {});
 }
 
 std::string PathBetween(const Exchange& exchange, const Endpoint& source,
                         const Endpoint& destination, const MemoryPlace& from,
                         const MemoryPlace& to) {
   // What is staged is in an arena by then.
-  const absl::StatusOr<PathChoice> choice =
+  const absl::StatusOr<PathExplanation> choice =
       ChooseBetween(exchange, source, destination, /*is_in_arena=*/true, from, to);
   return choice.ok() ? Explain(*choice) : absl::StrCat("none: ", choice.status().message());
 }
@@ -130,7 +130,7 @@ PairsByPath NodePairs(const Exchange& exchange, const std::vector<Endpoint>& nod
       // Of itself only the node knows.
       if (is_one_node && reported == nullptr) continue;
       const std::string name = absl::StrCat(source.peer.node_id, ">", destination.peer.node_id);
-      const absl::StatusOr<PathChoice> choice =
+      const absl::StatusOr<PathExplanation> choice =
           reported != nullptr ? reported->choice
                               : ChooseBetween(exchange, source, destination, is_in_arena, {}, {});
       if (!choice.ok()) {

@@ -11,40 +11,19 @@
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
+#include "base/cancellation_token.h"
 #include "coord/job_status.h"
 #include "coord/types.h"
 #include "topology/global_topology.h"
 #include "topology/local_topology.h"
 
 namespace ferry::coord {
-
-// Calls an Agent::Connect off that is under way, or that will be. Thread-safe; copies are the same.
-class ConnectStop final {
- public:
-  ConnectStop() : state_(std::make_shared<State>()) {}
-  // Connect ends with `why`, which must not be OK, and tells the coordinator: the others wait for
-  // this node again, or hear why it does not come if they have counted it in. Blocks for seconds at
-  // most. Does nothing once Connect has returned.
-  void Stop(const absl::Status& why);
-
- private:
-  friend class Agent;
-  struct State {
-    absl::Mutex mu;
-    absl::Status why ABSL_GUARDED_BY(mu);
-    // While a call is under way. Called with mu held, so that the call stays until it returns.
-    std::function<void(const absl::Status&)> give_up ABSL_GUARDED_BY(mu);
-  };
-  std::shared_ptr<State> state_;
-};
 
 struct AgentOptions {
   // HOST:PORT of the coordinator.
@@ -89,8 +68,11 @@ struct AgentOptions {
   // An attempt to reach the coordinator has failed, and the next one will be made: why. Called on a
   // thread of the agent.
   std::function<void(const absl::Status&)> on_attempt_failed;
-  // Keep a copy to call Connect off.
-  ConnectStop connect_stop;
+  // Keep a copy to call Connect off that is under way, or that will be. Connect ends with the
+  // reason, and tells the coordinator: the others wait for this node again, or hear why it does not
+  // come if they have counted it in. Cancel may block for seconds then; it does nothing once
+  // Connect has returned.
+  std::shared_ptr<CancellationToken> connect_stop = std::make_shared<CancellationToken>();
   // Also listen for tensorflow.CoordinationService/ReportErrorToTask on this HOST:PORT; empty: no.
   std::string error_listen;
   // The job has failed, or the coordinator is lost: called at most once, on a thread of the agent.

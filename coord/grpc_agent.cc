@@ -7,6 +7,8 @@
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
 
+#include "absl/synchronization/notification.h"
+
 #include "base/clock.h"
 #include "base/random_id.h"
 #include "base/status_macros.h"
@@ -168,20 +170,22 @@ Agent::Agent(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Agent::~Agent() = default;
 
 absl::StatusOr<std::unique_ptr<Agent>> Agent::Connect(AgentOptions options) {
-  const std::shared_ptr<ConnectStop::State> stop = options.connect_stop.state_;
+  const std::shared_ptr<CancellationToken> stop = options.connect_stop;
   const auto on_refused = options.recoverable ? nullptr : options.on_refused;
   auto agent = std::unique_ptr<Agent>(new Agent(std::make_unique<Impl>(std::move(options))));
   FERRY_RETURN_IF_ERROR(agent->impl_->Open());
-  {
-    absl::MutexLock lock(&stop->mu);
-    if (!stop->why.ok()) return stop->why;
-    stop->give_up = [impl = agent->impl_.get()](const absl::Status& why) { impl->GiveUp(why); };
-  }
+  absl::Notification has_given_up;
+  const CancellationToken::CallbackId callback =
+      stop->Register([&has_given_up, &stop, impl = agent->impl_.get()] {
+        impl->GiveUp(stop->status());
+        has_given_up.Notify();
+      });
+  if (callback == CancellationToken::kNoCallback) return stop->status();
   const absl::Status status = agent->impl_->Join();
-  {
-    absl::MutexLock lock(&stop->mu);
-    stop->give_up = nullptr;
-    if (!stop->why.ok()) return stop->why;
+  if (!stop->Deregister(callback)) {
+    // The agent stays until the coordinator has been told, which takes seconds at most.
+    has_given_up.WaitForNotification();
+    return stop->status();
   }
   if (status.ok()) return agent;
   if (agent->impl_->is_refused() && on_refused) {
@@ -190,13 +194,6 @@ absl::StatusOr<std::unique_ptr<Agent>> Agent::Connect(AgentOptions options) {
     on_refused(status);
   }
   return status;
-}
-
-void ConnectStop::Stop(const absl::Status& why) {
-  absl::MutexLock lock(&state_->mu);
-  if (!state_->why.ok()) return;
-  state_->why = why;
-  if (state_->give_up) state_->give_up(why);
 }
 
 int Agent::num_nodes() const { return impl_->welcome().num_nodes(); }

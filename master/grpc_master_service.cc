@@ -30,17 +30,17 @@ constexpr size_t kLargeBytes = size_t{1} << 20;
 // A call in whichever form gRPC holds it. It is answered exactly once, and not used after that.
 class MasterCall {
  public:
-  MasterCall() : gone_(std::make_shared<Cancellation>()) {}
+  MasterCall() : gone_(std::make_shared<CancellationToken>()) {}
 
   virtual void Answer(grpc::Status status, grpc::ByteBuffer response) = 0;
   // Cancelled when the client goes.
-  const std::shared_ptr<Cancellation>& gone() const { return gone_; }
+  const std::shared_ptr<CancellationToken>& gone() const { return gone_; }
 
  protected:
   ~MasterCall() = default;
 
  private:
-  const std::shared_ptr<Cancellation> gone_;
+  const std::shared_ptr<CancellationToken> gone_;
 };
 
 using CallHandler = std::function<void(MasterCall&, grpc::ByteBuffer)>;
@@ -58,7 +58,7 @@ class TableCall final : public grpc::ServerUnaryReactor, public MasterCall {
  private:
   void OnCancel() override {
     // It may be answered by this, and gone.
-    const std::shared_ptr<Cancellation> gone = this->gone();
+    const std::shared_ptr<CancellationToken> gone = this->gone();
     gone->Cancel();
   }
   void OnDone() override { delete this; }
@@ -87,7 +87,7 @@ class RareCall final : public Stream, public MasterCall {
     handler_(*this, request);
   }
   void OnCancel() override {
-    const std::shared_ptr<Cancellation> gone = this->gone();
+    const std::shared_ptr<CancellationToken> gone = this->gone();
     gone->Cancel();
   }
   void OnDone() override { delete this; }
@@ -113,7 +113,7 @@ void AnswerCall(MasterCall& call, const absl::StatusOr<Response>& result) {
 }
 
 template <typename Request, typename Response>
-using Method = void (Master::*)(std::shared_ptr<Request>, std::shared_ptr<Cancellation>,
+using Method = void (Master::*)(std::shared_ptr<Request>, std::shared_ptr<CancellationToken>,
                                 Master::Done<Response>);
 
 absl::Status CheckSize(const MasterOptions& options, const google::protobuf::Descriptor& type,

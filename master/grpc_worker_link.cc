@@ -128,7 +128,7 @@ class GrpcWorkerLink final : public WorkerLink {
     Response response;
     Done<Response> done;
     CallLimits limits;
-    Cancellation::Token token = Cancellation::kNoToken;
+    CancellationToken::CallbackId token = CancellationToken::kNoCallback;
   };
 
   template <typename Request, typename Response>
@@ -167,7 +167,7 @@ class GrpcWorkerLink final : public WorkerLink {
           [weak = std::weak_ptr<grpc::ClientContext>(context)] {
             if (const auto alive = weak.lock()) alive->TryCancel();
           });
-      if (state->token == Cancellation::kNoToken) {
+      if (state->token == CancellationToken::kNoCallback) {
         calls_->End(context);
         return std::move(state->done)(absl::CancelledError("Step was cancelled"));
       }
@@ -182,7 +182,8 @@ class GrpcWorkerLink final : public WorkerLink {
 
   template <typename Response>
   static void End(State<Response>& state, const grpc::Status& status, const std::string& address) {
-    if (state.token != Cancellation::kNoToken) state.limits.cancellation->Deregister(state.token);
+    if (state.token != CancellationToken::kNoCallback)
+      state.limits.cancellation->Deregister(state.token);
     if (status.ok()) return std::move(state.done)(std::move(state.response));
     std::move(state.done)(ExplainUnreachable(coord::FromGrpcStatus(status), address));
   }

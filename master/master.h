@@ -17,6 +17,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 
+#include "base/cancellation_token.h"
 #include "base/table_sizes.h"
 #include "master/cluster.h"
 #include "master/fan_out.h"
@@ -26,7 +27,6 @@
 #include "master/worker_waits.h"
 #include "proto/ferry_trace.pb.h"
 #include "proto/tf_master.pb.h"
-#include "rendezvous/cancellation.h"
 #include "rendezvous/recent_request_ids.h"
 
 namespace ferry::master {
@@ -42,7 +42,7 @@ class Master final {
   using Ref = std::shared_ptr<Request>;
   template <typename Response>
   using Done = absl::AnyInvocable<void(absl::StatusOr<Response>) &&>;
-  using Gone = std::shared_ptr<Cancellation>;
+  using Gone = std::shared_ptr<CancellationToken>;
 
   struct Parts {
     ClusterSource& cluster;

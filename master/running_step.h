@@ -49,7 +49,7 @@ class RunningStep final : public std::enable_shared_from_this<RunningStep> {
         log_(log),
         registered_(std::move(registered)),
         step_id_(step_id),
-        cancellation_(std::make_shared<Cancellation>()) {}
+        cancellation_(std::make_shared<CancellationToken>()) {}
 
   int64_t step_id() const { return step_id_; }
   const RegisteredStep& registered() const { return *registered_; }
@@ -76,7 +76,7 @@ class RunningStep final : public std::enable_shared_from_this<RunningStep> {
   StepLog* const log_;
   const std::shared_ptr<const RegisteredStep> registered_;
   const int64_t step_id_;
-  const std::shared_ptr<Cancellation> cancellation_;
+  const std::shared_ptr<CancellationToken> cancellation_;
   mutable absl::Mutex mu_;
   StepErrors errors_ ABSL_GUARDED_BY(mu_);
   std::vector<tensorflow::RunGraphResponse> responses_ ABSL_GUARDED_BY(mu_);

@@ -141,7 +141,7 @@ absl::Status Session::CheckOptions(const tensorflow::RunOptions& options) const 
 }
 
 ClientLimits Session::LimitsOf(const tensorflow::RunOptions& options,
-                               std::shared_ptr<Cancellation> gone) const {
+                               std::shared_ptr<CancellationToken> gone) const {
   const int64_t timeout_ms =
       options.timeout_in_ms() > 0 ? options.timeout_in_ms() : config_.operation_timeout_in_ms();
   ClientLimits limits;
@@ -243,7 +243,8 @@ void Session::RunWhole(StepCache::Result registered, RunSpec spec, std::shared_p
 }
 
 void Session::RunStep(std::shared_ptr<tensorflow::RunStepRequest> request,
-                      std::shared_ptr<Cancellation> gone, Done<tensorflow::RunStepResponse> done) {
+                      std::shared_ptr<CancellationToken> gone,
+                      Done<tensorflow::RunStepResponse> done) {
   absl::StatusOr<Use> begun = BeginUse();
   if (!begun.ok()) return std::move(done)(begun.status());
   auto use = std::make_shared<Use>(*std::move(begun));

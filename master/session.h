@@ -66,14 +66,15 @@ class Session final : public std::enable_shared_from_this<Session> {
               Done<tensorflow::ExtendSessionResponse> done);
   // Takes the feeds out of the request.
   void RunStep(std::shared_ptr<tensorflow::RunStepRequest> request,
-               std::shared_ptr<Cancellation> gone, Done<tensorflow::RunStepResponse> done);
+               std::shared_ptr<CancellationToken> gone, Done<tensorflow::RunStepResponse> done);
   void PartialRunSetup(std::shared_ptr<tensorflow::PartialRunSetupRequest> request,
                        Done<tensorflow::PartialRunSetupResponse> done);
   void MakeCallable(std::shared_ptr<tensorflow::MakeCallableRequest> request,
                     Done<tensorflow::MakeCallableResponse> done);
   // Takes the feeds out of the request.
   void RunCallable(std::shared_ptr<tensorflow::RunCallableRequest> request,
-                   std::shared_ptr<Cancellation> gone, Done<tensorflow::RunCallableResponse> done);
+                   std::shared_ptr<CancellationToken> gone,
+                   Done<tensorflow::RunCallableResponse> done);
   void ReleaseCallable(int64_t callable);
   // All of its devices count as local ones.
   tensorflow::ListDevicesResponse ListDevices() const;
@@ -136,7 +137,7 @@ class Session final : public std::enable_shared_from_this<Session> {
 
   absl::Status CheckOptions(const tensorflow::RunOptions& options) const;
   ClientLimits LimitsOf(const tensorflow::RunOptions& options,
-                        std::shared_ptr<Cancellation> gone) const;
+                        std::shared_ptr<CancellationToken> gone) const;
 
   // The step for a request, from the cache or made now. `use` lives until it is there.
   void Prepare(graph::StepRequest request, std::shared_ptr<Use> use, StepCache::Done done);
@@ -155,7 +156,7 @@ class Session final : public std::enable_shared_from_this<Session> {
   void RunWhole(StepCache::Result registered, RunSpec spec, std::shared_ptr<StepCall> call,
                 std::shared_ptr<Use> use);
   void RunPiece(std::shared_ptr<tensorflow::RunStepRequest> request,
-                std::shared_ptr<Cancellation> gone, std::shared_ptr<Use> use,
+                std::shared_ptr<CancellationToken> gone, std::shared_ptr<Use> use,
                 Done<tensorflow::RunStepResponse> done);
   // A piece that was begun is over.
   void EndPiece(const std::string& handle, const std::shared_ptr<PartialStep>& partial,

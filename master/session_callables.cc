@@ -90,7 +90,7 @@ void Session::MakeCallable(std::shared_ptr<tensorflow::MakeCallableRequest> requ
 }
 
 void Session::RunCallable(std::shared_ptr<tensorflow::RunCallableRequest> request,
-                          std::shared_ptr<Cancellation> gone,
+                          std::shared_ptr<CancellationToken> gone,
                           Done<tensorflow::RunCallableResponse> done) {
   absl::StatusOr<Use> begun = BeginUse();
   if (!begun.ok()) return std::move(done)(begun.status());

@@ -22,7 +22,7 @@ constexpr absl::Duration kRetryPause = absl::Milliseconds(200);
 
 SessionMaker::SessionMaker(const Context& context,
                            std::shared_ptr<tensorflow::CreateSessionRequest> request,
-                           std::shared_ptr<Cancellation> gone, Done done)
+                           std::shared_ptr<CancellationToken> gone, Done done)
     : context_(context),
       request_(std::move(request)),
       gone_(std::move(gone)),

@@ -11,12 +11,12 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
+#include "base/cancellation_token.h"
 #include "master/cluster.h"
 #include "master/master_options.h"
 #include "master/session.h"
 #include "master/worker_waits.h"
 #include "proto/tf_master.pb.h"
-#include "rendezvous/cancellation.h"
 
 namespace ferry::master {
 
@@ -37,7 +37,7 @@ class SessionMaker final : public std::enable_shared_from_this<SessionMaker> {
   };
 
   SessionMaker(const Context& context, std::shared_ptr<tensorflow::CreateSessionRequest> request,
-               std::shared_ptr<Cancellation> gone, Done done);
+               std::shared_ptr<CancellationToken> gone, Done done);
 
   // Calls `done` once, with no lock held.
   //   Errors: INVALID_ARGUMENT and UNIMPLEMENTED for options; those of ReadGraph and graph::Place;
@@ -55,7 +55,7 @@ class SessionMaker final : public std::enable_shared_from_this<SessionMaker> {
 
   const Context& context_;
   const std::shared_ptr<tensorflow::CreateSessionRequest> request_;
-  const std::shared_ptr<Cancellation> gone_;
+  const std::shared_ptr<CancellationToken> gone_;
   Done done_;
   // One thread after the other uses these.
   DeviceFilters filters_;

@@ -40,7 +40,7 @@ void Session::PartialRunSetup(std::shared_ptr<tensorflow::PartialRunSetupRequest
 }
 
 void Session::RunPiece(std::shared_ptr<tensorflow::RunStepRequest> request,
-                       std::shared_ptr<Cancellation> gone, std::shared_ptr<Use> use,
+                       std::shared_ptr<CancellationToken> gone, std::shared_ptr<Use> use,
                        Done<tensorflow::RunStepResponse> done) {
   const std::string handle = request->partial_run_handle();
   std::vector<std::string> feeds;

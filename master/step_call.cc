@@ -21,12 +21,12 @@ void StepCall::Watch(ClientLimits limits) {
     timer_ = timer;
   }
   if (limits.gone == nullptr) return;
-  const Cancellation::Token token = limits.gone->Register([weak] {
+  const CancellationToken::CallbackId token = limits.gone->Register([weak] {
     if (const std::shared_ptr<StepCall> self = weak.lock()) {
       self->CallOff(absl::CancelledError("Step was cancelled: its client has gone."));
     }
   });
-  if (token == Cancellation::kNoToken) {
+  if (token == CancellationToken::kNoCallback) {
     return CallOff(absl::CancelledError("Step was cancelled"));
   }
   absl::MutexLock lock(&mu_);
@@ -78,8 +78,8 @@ void StepCall::FailWorker(int worker, const absl::Status& why) {
 void StepCall::Finish(absl::StatusOr<RunningStep::Result> result) {
   RunningStep::Done done;
   Timers::Id timer = Timers::kNone;
-  std::shared_ptr<Cancellation> gone;
-  Cancellation::Token token = Cancellation::kNoToken;
+  std::shared_ptr<CancellationToken> gone;
+  CancellationToken::CallbackId token = CancellationToken::kNoCallback;
   std::shared_ptr<RunningStep> step;
   {
     absl::MutexLock lock(&mu_);

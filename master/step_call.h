@@ -9,9 +9,9 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
+#include "base/cancellation_token.h"
 #include "master/running_step.h"
 #include "master/timers.h"
-#include "rendezvous/cancellation.h"
 
 namespace ferry::master {
 
@@ -19,7 +19,7 @@ namespace ferry::master {
 struct ClientLimits {
   absl::Duration timeout = absl::InfiniteDuration();
   // Cancelled when the client has gone; null: it stays.
-  std::shared_ptr<Cancellation> gone;
+  std::shared_ptr<CancellationToken> gone;
 };
 
 // Thread-safe. First nothing runs (the step is being registered) and calling it off answers at
@@ -48,8 +48,8 @@ class StepCall final : public std::enable_shared_from_this<StepCall> {
   RunningStep::Done done_ ABSL_GUARDED_BY(mu_);
   std::shared_ptr<RunningStep> step_ ABSL_GUARDED_BY(mu_);
   Timers::Id timer_ ABSL_GUARDED_BY(mu_) = Timers::kNone;
-  std::shared_ptr<Cancellation> gone_ ABSL_GUARDED_BY(mu_);
-  Cancellation::Token gone_token_ ABSL_GUARDED_BY(mu_) = Cancellation::kNoToken;
+  std::shared_ptr<CancellationToken> gone_ ABSL_GUARDED_BY(mu_);
+  CancellationToken::CallbackId gone_token_ ABSL_GUARDED_BY(mu_) = CancellationToken::kNoCallback;
 };
 
 }  // namespace ferry::master

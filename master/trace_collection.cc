@@ -46,7 +46,8 @@ void TraceCollection::FillMaster() {
   }
 }
 
-void TraceCollection::Start(const Cluster& cluster, const std::shared_ptr<Cancellation>& gone) {
+void TraceCollection::Start(const Cluster& cluster,
+                            const std::shared_ptr<CancellationToken>& gone) {
   gone_ = gone;
   FillMaster();
   for (const ClusterWorker& worker : cluster.workers) {

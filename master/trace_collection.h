@@ -12,11 +12,11 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 
+#include "base/cancellation_token.h"
 #include "master/cluster.h"
 #include "master/fan_out.h"
 #include "master/step_log.h"
 #include "proto/ferry_trace.pb.h"
-#include "rendezvous/cancellation.h"
 
 namespace ferry::master {
 
@@ -41,7 +41,7 @@ class TraceCollection final : public std::enable_shared_from_this<TraceCollectio
   TraceCollection(Context context, std::vector<LoggedStep> steps, Done done);
 
   // Once.
-  void Start(const Cluster& cluster, const std::shared_ptr<Cancellation>& gone);
+  void Start(const Cluster& cluster, const std::shared_ptr<CancellationToken>& gone);
 
  private:
   // What is known of one worker's clock.
@@ -61,7 +61,7 @@ class TraceCollection final : public std::enable_shared_from_this<TraceCollectio
   const Context context_;
   const std::vector<LoggedStep> steps_;
   Done done_;
-  std::shared_ptr<Cancellation> gone_;
+  std::shared_ptr<CancellationToken> gone_;
   // Each is used by its own chain of calls.
   std::vector<Worker> workers_;
   ferry::v1::GetStepsRequest wanted_;

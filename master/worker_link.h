@@ -10,9 +10,9 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
+#include "base/cancellation_token.h"
 #include "proto/ferry_trace.pb.h"
 #include "proto/tf_worker.pb.h"
-#include "rendezvous/cancellation.h"
 
 namespace ferry::master {
 
@@ -20,7 +20,7 @@ struct CallLimits {
   // DEADLINE_EXCEEDED after this.
   absl::Duration timeout = absl::InfiniteDuration();
   // Ends the call with CANCELLED; null: nobody will.
-  std::shared_ptr<Cancellation> cancellation;
+  std::shared_ptr<CancellationToken> cancellation;
 };
 
 // One life of one worker. Thread-safe. The requests are not needed after a method has returned.

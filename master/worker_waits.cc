@@ -33,8 +33,8 @@ void WorkerWaits::Await(WorkerWaitLimits limits, ClusterSource& source, Done don
                                " for these workers: ", who,
                                ". Start them, or leave them out by ConfigProto.device_filters.")));
   });
-  Cancellation::Token token = Cancellation::kNoToken;
-  const std::shared_ptr<Cancellation> gone = wait->limits.gone;
+  CancellationToken::CallbackId token = CancellationToken::kNoCallback;
+  const std::shared_ptr<CancellationToken> gone = wait->limits.gone;
   if (gone != nullptr) {
     token = gone->Register([this, weak] {
       if (const Ref left = weak.lock()) End(left, absl::CancelledError("The client has gone."));
@@ -53,7 +53,7 @@ void WorkerWaits::Await(WorkerWaitLimits limits, ClusterSource& source, Done don
     if (gone != nullptr) gone->Deregister(token);
     return;
   }
-  if (gone != nullptr && token == Cancellation::kNoToken) {
+  if (gone != nullptr && token == CancellationToken::kNoCallback) {
     return End(wait, absl::CancelledError("The client has gone."));
   }
   // It is in the set before: a change from now on is looked at by whoever hears of it.
@@ -89,7 +89,7 @@ bool WorkerWaits::empty() const {
 void WorkerWaits::End(const Ref& wait, absl::StatusOr<Cluster> result) {
   Done done;
   Timers::Id timer = Timers::kNone;
-  Cancellation::Token token = Cancellation::kNoToken;
+  CancellationToken::CallbackId token = CancellationToken::kNoCallback;
   {
     absl::MutexLock lock(&mu_);
     if (waits_.erase(wait) == 0) return;

@@ -14,10 +14,10 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
+#include "base/cancellation_token.h"
 #include "master/cluster.h"
 #include "master/session_devices.h"
 #include "master/timers.h"
-#include "rendezvous/cancellation.h"
 
 namespace ferry::master {
 
@@ -29,7 +29,7 @@ struct WorkerWaitLimits {
   absl::Duration timeout;
   std::string what;
   // Null: the client stays.
-  std::shared_ptr<Cancellation> gone;
+  std::shared_ptr<CancellationToken> gone;
 };
 
 // Thread-safe. Callbacks run exactly once, with no lock held.
@@ -55,7 +55,7 @@ class WorkerWaits final {
     Done done;
     std::string missing;
     Timers::Id timer = Timers::kNone;
-    Cancellation::Token gone_token = Cancellation::kNoToken;
+    CancellationToken::CallbackId gone_token = CancellationToken::kNoCallback;
   };
   using Ref = std::shared_ptr<Wait>;
 

@@ -96,7 +96,7 @@ class Asked final {
   grpc::CallbackServerContext* const context_;
   int64_t step_id_ = 0;
   std::string key_;
-  Cancellation cancellation_;
+  CancellationToken cancellation_;
   std::atomic<bool> is_cancelled_{false};
   TensorSource::TransferPtr transfer_;
 };

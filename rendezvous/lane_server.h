@@ -63,8 +63,8 @@ class LaneServer final : public std::enable_shared_from_this<LaneServer> {
   const Endpoint& consumer() const { return consumer_; }
   // Which way a tensor of `bytes` goes from here, if it lies in the host's memory, and why not
   // another one. Has the lane's latency measured again, for the next time.
-  //   Errors: as ChoosePath.
-  absl::StatusOr<PathChoice> PathTo(size_t bytes, bool is_in_arena) const;
+  //   Errors: as ExplainPath.
+  absl::StatusOr<PathExplanation> PathTo(size_t bytes, bool is_in_arena) const;
   // Finds out when the consumer has heard all tickets that were sent in that step so far and that
   // it may decline, but for those that are told of by ForEachTransfer until it has answered them.
   // Nothing: it has, or the lane has ended, or nobody is to wait for it, since the last who did has
@@ -99,7 +99,7 @@ class LaneServer final : public std::enable_shared_from_this<LaneServer> {
     const int64_t step_id;
     const bool may_decline;
     const RendezvousKey key;
-    Cancellation cancellation;
+    CancellationToken cancellation;
   };
   using RequestPtr = std::shared_ptr<Request>;
   // A tensor that goes to a consumer.

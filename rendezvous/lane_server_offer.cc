@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a tensor that is here goes to the consumer: in the ticket, or by which transport.
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -109,23 +110,23 @@ void LaneServer::Offer(Outgoing outgoing) {
   PathQuery query = Query(tensor.bytes(), is_in_arena, now);
   query.source_place = tensor.place();
   query.destination_place = PlaceOf(outgoing.request->key.dst());
-  int chosen = PickPath(*exchange_.transports, query, exchange_.policy);
-  if (chosen < 0 && is_held_up) return SendInTicket(outgoing, std::move(ticket));
-  if (chosen < 0) {
-    const absl::StatusOr<PathChoice> choice =
-        ChoosePath(*exchange_.transports, query, exchange_.policy);
-    if (!choice.ok()) {
-      Lose(*outgoing.request, choice.status());
+  std::optional<size_t> chosen =
+      SelectPath(*exchange_.transports, query, exchange_.policy, /*explanation=*/nullptr);
+  if (!chosen && is_held_up) return SendInTicket(outgoing, std::move(ticket));
+  if (!chosen) {
+    PathExplanation explanation;
+    chosen = SelectPath(*exchange_.transports, query, exchange_.policy, &explanation);
+    // Else what stood in its way has gone in between.
+    if (!chosen) {
+      Lose(*outgoing.request, NoPathError(query, exchange_.policy, explanation));
       if (outgoing.is_staged) Unstage(id);
       return;
     }
-    // What stood in its way has gone in between.
-    chosen = static_cast<int>(choice->transport);
   }
-  const Transport& transport = *(*exchange_.transports)[static_cast<size_t>(chosen)];
+  const Transport& transport = *(*exchange_.transports)[*chosen];
   const bool takes_it_there = transport.moves_gpu_memory();
   if (!is_on_host && !takes_it_there) return Stage(std::move(outgoing));
-  Offered offered = {.transport = static_cast<size_t>(chosen),
+  Offered offered = {.transport = *chosen,
                      .request = outgoing.request,
                      .tensor_bytes = tensor.bytes(),
                      .since = SteadyClock().CoarseNow()};
@@ -151,10 +152,10 @@ void LaneServer::Offer(Outgoing outgoing) {
     if (closed.ok()) offered_.insert_or_assign(id, offered);
   }
   if (!closed.ok()) return NoteLost(*outgoing.request, closed);
-  ticket.transport = static_cast<uint8_t>(chosen + 1);
+  ticket.transport = static_cast<uint8_t>(*chosen + 1);
   const Tensor offer_tensor = tensor;
   const MemoryPlace to = PlaceOf(outgoing.request->key.dst());
-  outlets_[chosen]->Offer(
+  outlets_[*chosen]->Offer(
       id, offer_tensor, to,
       [self = shared_from_this(), ticket = std::move(ticket), outgoing = std::move(outgoing),
        copy_start](absl::StatusOr<TransportTicket> offer) mutable {

@@ -52,10 +52,10 @@ PathQuery LaneServer::Query(size_t bytes, bool is_in_arena, absl::Time now) cons
   return query;
 }
 
-absl::StatusOr<PathChoice> LaneServer::PathTo(size_t bytes, bool is_in_arena) const {
+absl::StatusOr<PathExplanation> LaneServer::PathTo(size_t bytes, bool is_in_arena) const {
   const absl::Time now = exchange_.clock->Now();
   ping_->Refresh(*lane_, now);
-  return ChoosePath(*exchange_.transports, Query(bytes, is_in_arena, now), exchange_.policy);
+  return ExplainPath(*exchange_.transports, Query(bytes, is_in_arena, now), exchange_.policy);
 }
 
 absl::Status LaneServer::OnDeclined(absl::string_view body) {

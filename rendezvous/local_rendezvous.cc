@@ -13,12 +13,12 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
 
 #include "base/recycled.h"
 #include "base/spin_lock.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "rendezvous/blocking_recv.h"
 #include "rendezvous/rendezvous_shard.h"
 #include "rendezvous/shallow_call.h"
 
@@ -48,8 +48,8 @@ class LocalRendezvous::Core final : public std::enable_shared_from_this<Core> {
   }
 
   absl::Status Send(const RendezvousKey& key, Tensor&& tensor, bool is_dead, SendArgs&& args);
-  // Parks `done` and returns its id; 0 when it has been, or is being, called.
-  uint64_t RecvAsync(const RendezvousKey& key, RecvArgs&& args, RecvCallback&& done);
+  // Parks `done`, or calls it.
+  void RecvAsync(const RendezvousKey& key, RecvArgs&& args, RecvCallback&& done);
   // A value that is there already, or the abort's status. False if there is neither.
   bool TryRecv(const RendezvousKey& key, RecvArgs& args, absl::Status& status, Received& received);
   // Ends the receive with `status` if it still waits.
@@ -148,7 +148,7 @@ absl::Status LocalRendezvous::Core::AdmitBySum(size_t bytes) const {
 
 void LocalRendezvous::Core::Complete(ItemPtr item, absl::Status&& status, Received&& received) {
   // If that fails, somebody is cancelling who will find nothing: the item is out.
-  if (item->token != Cancellation::kNoToken) {
+  if (item->token != CancellationToken::kNoCallback) {
     item->recv_args.cancellation->Deregister(item->token);
   }
   received.recv_args = std::move(item->recv_args);
@@ -209,8 +209,8 @@ bool LocalRendezvous::Core::TakeAndUnlock(Shard& shard, Item** link, RecvArgs& a
   return true;
 }
 
-uint64_t LocalRendezvous::Core::RecvAsync(const RendezvousKey& key, RecvArgs&& args,
-                                          RecvCallback&& done) {
+void LocalRendezvous::Core::RecvAsync(const RendezvousKey& key, RecvArgs&& args,
+                                      RecvCallback&& done) {
   absl::Status status;
   Received received;
   Shard& shard = ShardOf(key);
@@ -219,31 +219,30 @@ uint64_t LocalRendezvous::Core::RecvAsync(const RendezvousKey& key, RecvArgs&& a
   if (is_aborted_.load(std::memory_order_relaxed) || (*link != nullptr && (*link)->is_send)) {
     TakeAndUnlock(shard, link, args, status, received);
     CallShallowly(std::move(done), std::move(status), std::move(received));
-    return 0;
+    return;
   }
   // Unique among the receives of a key, which is all that is needed.
   const uint64_t id = ++shard.last_id;
-  Cancellation::Token token = Cancellation::kNoToken;
-  if (Cancellation* const cancellation = args.cancellation; cancellation != nullptr) {
+  CancellationToken::CallbackId token = CancellationToken::kNoCallback;
+  if (CancellationToken* const cancellation = args.cancellation; cancellation != nullptr) {
     // Lock order: a shard's, then the cancellation's; it calls with none held.
     token = cancellation->Register(
         [call = std::make_unique<CancelCall>(weak_from_this(), key, id)] { (*call)(); });
-    if (token == Cancellation::kNoToken) status = CancelledReceive();
+    if (token == CancellationToken::kNoCallback) status = CancelledReceive();
   }
   if (status.ok()) status = Admit(shard, 0);
   if (!status.ok()) {
     shard.mu.Unlock();
-    if (token != Cancellation::kNoToken) args.cancellation->Deregister(token);
+    if (token != CancellationToken::kNoCallback) args.cancellation->Deregister(token);
     received.recv_args = std::move(args);
     CallShallowly(std::move(done), std::move(status), std::move(received));
-    return 0;
+    return;
   }
   auto item =
       std::make_unique<Item>(key, clock_.CoarseNow(), id, std::move(args), std::move(done), token);
   if (item->recv_args.deadline != absl::InfiniteFuture()) shard.AddDeadline(*item);
   shard.Append(link, std::move(item));
   shard.mu.Unlock();
-  return id;
 }
 
 bool LocalRendezvous::Core::End(const RendezvousKey& key, uint64_t id, absl::Status status) {
@@ -384,29 +383,14 @@ absl::StatusOr<Received> LocalRendezvous::Recv(const RendezvousKey& key, absl::D
       return received;
     }
   }
-  // Shared, because the delivery may still be touching it when we have left.
-  struct Waiter {
-    absl::Notification done;
-    absl::Status status;
-    Received received;
-  };
-  auto waiter = std::make_shared<Waiter>();
-  const uint64_t id =
-      core_->RecvAsync(key, std::move(args), [waiter](absl::Status status, Received received) {
-        waiter->status = std::move(status);
-        waiter->received = std::move(received);
-        waiter->done.Notify();
+  return RecvBlocking(
+      std::move(args), timeout, /*loop=*/nullptr,
+      [this, &key](RecvArgs own, RecvCallback done) {
+        core_->RecvAsync(key, std::move(own), std::move(done));
+      },
+      [&key] {
+        return absl::StrCat(" for ", absl::CEscape(key.text()), ", which nobody has sent");
       });
-  if (!waiter->done.WaitForNotificationWithTimeout(timeout)) {
-    core_->End(key, id,
-               absl::DeadlineExceededError(absl::StrCat("waited ", ShortDuration(timeout), " for ",
-                                                        absl::CEscape(key.text()),
-                                                        ", which nobody has sent")));
-    // Ended by that, or by a delivery that is under way.
-    waiter->done.WaitForNotification();
-  }
-  if (!waiter->status.ok()) return waiter->status;
-  return std::move(waiter->received);
 }
 
 void LocalRendezvous::StartAbort(const absl::Status& why) { core_->StartAbort(why); }

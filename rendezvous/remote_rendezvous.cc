@@ -76,7 +76,7 @@ absl::Status RemoteRendezvous::Initialize(const TaskName& worker) {
     }
     for (const WaitingPtr& each : deferred) {
       if (!Take(*each)) continue;
-      if (each->token != Cancellation::kNoToken &&
+      if (each->token != CancellationToken::kNoCallback &&
           !each->args.cancellation->Deregister(each->token)) {
         // Cancelled in between; its callback found nothing any more.
         std::move(each->done)(CancelledWait(/*is_deferred=*/true), {});
@@ -123,7 +123,7 @@ void RemoteRendezvous::RecvLocalAsync(const RendezvousKey& key, RecvArgs args, R
   // Initialize may have come to its end in between, and not have seen it.
   const TaskName* const here = ServingWorker();
   if (here == nullptr || !Take(*missed)) return;
-  if (missed->token != Cancellation::kNoToken) {
+  if (missed->token != CancellationToken::kNoCallback) {
     missed->args.cancellation->Deregister(missed->token);
   }
   RecvHere(key, *here, std::move(missed->args), std::move(missed->done));
@@ -160,14 +160,15 @@ bool RemoteRendezvous::Add(const WaitingPtr& waiting) {
   {
     SpinLockHolder lock(&mu_);
     status = abort_status_;
-    if (Cancellation* const cancellation = waiting->args.cancellation;
+    if (CancellationToken* const cancellation = waiting->args.cancellation;
         status.ok() && cancellation != nullptr) {
       waiting->token = cancellation->Register([waiting = waiting] {
         if (const auto rendezvous = waiting->owner.lock(); rendezvous != nullptr) {
           rendezvous->End(*waiting, CancelledWait(waiting->is_deferred), {});
         }
       });
-      if (waiting->token == Cancellation::kNoToken) status = CancelledWait(waiting->is_deferred);
+      if (waiting->token == CancellationToken::kNoCallback)
+        status = CancelledWait(waiting->is_deferred);
     }
     if (status.ok() && waiting_count_ >= limits_.max_waiting) {
       status = absl::ResourceExhaustedError(absl::StrCat(
@@ -185,7 +186,7 @@ bool RemoteRendezvous::Add(const WaitingPtr& waiting) {
       return true;
     }
   }
-  if (waiting->token != Cancellation::kNoToken) {
+  if (waiting->token != CancellationToken::kNoCallback) {
     waiting->args.cancellation->Deregister(waiting->token);
   }
   std::move(waiting->done)(std::move(status), {});
@@ -214,7 +215,7 @@ void RemoteRendezvous::End(Waiting& waiting, absl::Status&& status, Received&& r
 }
 
 void RemoteRendezvous::Complete(Waiting& waiting, absl::Status&& status, Received&& received) {
-  if (waiting.token != Cancellation::kNoToken) {
+  if (waiting.token != CancellationToken::kNoCallback) {
     waiting.args.cancellation->Deregister(waiting.token);
   }
   // What answers a fetch keeps this for as long as it likes.

@@ -143,7 +143,7 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
     RecvArgs args;
     RecvCallback done;
     absl::Time since;
-    Cancellation::Token token = Cancellation::kNoToken;
+    CancellationToken::CallbackId token = CancellationToken::kNoCallback;
     // Null while the fetch is being issued, and for deferred receives.
     std::shared_ptr<RemoteFetch> fetch;
     bool is_deferred = false;

@@ -8,9 +8,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 
-#include "base/text.h"
+#include "rendezvous/blocking_recv.h"
 #include "rendezvous/value.h"
 
 namespace ferry {
@@ -55,44 +54,15 @@ void RendezvousManager::RecvLocalAsync(int64_t step_id, const RendezvousKey& key
 
 absl::StatusOr<Received> RendezvousManager::RecvLocal(int64_t step_id, const RendezvousKey& key,
                                                       absl::Duration timeout, RecvArgs args) {
-  // Shared, because the delivery may still be touching it when we have left.
-  struct Waiter {
-    absl::Notification done;
-    absl::Status status;
-    Received received;
-    // Ends this receive; the caller's own cancellation is passed on to it.
-    Cancellation cancellation;
-  };
-  auto waiter = std::make_shared<Waiter>();
-  Cancellation* const outer = args.cancellation;
-  Cancellation::Token token = Cancellation::kNoToken;
-  if (outer != nullptr) {
-    token = outer->Register([waiter] { waiter->cancellation.Cancel(); });
-    if (token == Cancellation::kNoToken) waiter->cancellation.Cancel();
-  }
-  args.cancellation = &waiter->cancellation;
-  RecvLocalAsync(step_id, key, std::move(args), [waiter](absl::Status status, Received received) {
-    waiter->status = std::move(status);
-    waiter->received = std::move(received);
-    waiter->done.Notify();
-  });
-  const bool is_in_time = waiter->done.WaitForNotificationWithTimeout(timeout);
-  if (!is_in_time) {
-    waiter->cancellation.Cancel();
-    // Ended by that, or by a delivery that is under way.
-    waiter->done.WaitForNotification();
-  }
-  if (token != Cancellation::kNoToken) outer->Deregister(token);
-  if (waiter->status.ok()) {
-    waiter->received.recv_args.cancellation = outer;
-    return std::move(waiter->received);
-  }
-  if (!is_in_time && absl::IsCancelled(waiter->status)) {
-    return absl::DeadlineExceededError(absl::StrCat("waited ", ShortDuration(timeout), " in step ",
-                                                    step_id, " for ", absl::CEscape(key.text()),
-                                                    ", which nobody has sent"));
-  }
-  return waiter->status;
+  return RecvBlocking(
+      std::move(args), timeout, /*loop=*/nullptr,
+      [&](RecvArgs own, RecvCallback done) {
+        RecvLocalAsync(step_id, key, std::move(own), std::move(done));
+      },
+      [&] {
+        return absl::StrCat(" in step ", step_id, " for ", absl::CEscape(key.text()),
+                            ", which nobody has sent");
+      });
 }
 
 void RendezvousManager::RememberFinishedLocked(int64_t step_id) {

@@ -14,9 +14,9 @@
 #include "absl/functional/function_ref.h"
 #include "absl/time/time.h"
 
+#include "base/cancellation_token.h"
 #include "base/recycled.h"
 #include "base/spin_lock.h"
-#include "rendezvous/cancellation.h"
 #include "rendezvous/key.h"
 #include "rendezvous/value.h"
 #include "tensor/tensor.h"
@@ -40,7 +40,7 @@ struct RendezvousItem {
         send_args(std::move(args)) {}
   // A receive.
   RendezvousItem(const RendezvousKey& key, absl::Time since, uint64_t id, RecvArgs&& args,
-                 RecvCallback&& done, Cancellation::Token token)
+                 RecvCallback&& done, CancellationToken::CallbackId token)
       : key(key),
         id(id),
         since(since),
@@ -58,7 +58,7 @@ struct RendezvousItem {
   SendArgs send_args;
   RecvArgs recv_args;
   RecvCallback done;
-  Cancellation::Token token = Cancellation::kNoToken;
+  CancellationToken::CallbackId token = CancellationToken::kNoCallback;
 
   RendezvousItem* next_of_key = nullptr;
   // Of the first of a key only.

@@ -21,8 +21,8 @@ class ResponseCache::Core final : public std::enable_shared_from_this<ResponseCa
  public:
   explicit Core(ResponseCacheLimits limits) : limits_(limits), forgotten_(limits.max_forgotten) {}
 
-  bool Attach(int64_t request_id, int64_t step_id, Cancellation* cancellation, ServedCallback done)
-      ABSL_LOCKS_EXCLUDED(mu_) {
+  bool Attach(int64_t request_id, int64_t step_id, CancellationToken* cancellation,
+              ServedCallback done) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::Status status;
     ServedValue value;
     std::optional<Entry> dropped;
@@ -43,7 +43,7 @@ class ResponseCache::Core final : public std::enable_shared_from_this<ResponseCa
                 }
               });
         }
-        if (cancellation == nullptr || waiter.token != Cancellation::kNoToken) {
+        if (cancellation == nullptr || waiter.token != CancellationToken::kNoCallback) {
           if (is_first) found = entries_.emplace(request_id, Entry{.step_id = step_id}).first;
           found->second.waiters.push_back(std::move(waiter));
           return is_first;
@@ -149,8 +149,8 @@ class ResponseCache::Core final : public std::enable_shared_from_this<ResponseCa
  private:
   struct Waiter {
     uint64_t id = 0;
-    Cancellation* cancellation = nullptr;
-    Cancellation::Token token = Cancellation::kNoToken;
+    CancellationToken* cancellation = nullptr;
+    CancellationToken::CallbackId token = CancellationToken::kNoCallback;
     ServedCallback done;
   };
 
@@ -170,7 +170,8 @@ class ResponseCache::Core final : public std::enable_shared_from_this<ResponseCa
   }
 
   static void End(Waiter waiter, const absl::Status& status, const ServedValue& value) {
-    if (waiter.token != Cancellation::kNoToken) waiter.cancellation->Deregister(waiter.token);
+    if (waiter.token != CancellationToken::kNoCallback)
+      waiter.cancellation->Deregister(waiter.token);
     std::move(waiter.done)(status, value);
   }
 
@@ -238,7 +239,7 @@ ResponseCache::ResponseCache(ResponseCacheLimits limits) : core_(std::make_share
 
 ResponseCache::~ResponseCache() { core_->EndAll(); }
 
-bool ResponseCache::Attach(int64_t request_id, int64_t step_id, Cancellation* cancellation,
+bool ResponseCache::Attach(int64_t request_id, int64_t step_id, CancellationToken* cancellation,
                            ServedCallback done) {
   return core_->Attach(request_id, step_id, cancellation, std::move(done));
 }

@@ -10,9 +10,9 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 
+#include "base/cancellation_token.h"
 #include "base/table_sizes.h"
 #include "base/usable_resources.h"
-#include "rendezvous/cancellation.h"
 #include "tensor/tensor.h"
 
 namespace ferry {
@@ -63,7 +63,8 @@ class ResponseCache final {
   //   Errors, through `done`: as Complete was told; CANCELLED; ABORTED for a value that is gone;
   //   RESOURCE_EXHAUSTED naming the limit.
   //   REQUIRES: request_id is not 0.
-  bool Attach(int64_t request_id, int64_t step_id, Cancellation* cancellation, ServedCallback done);
+  bool Attach(int64_t request_id, int64_t step_id, CancellationToken* cancellation,
+              ServedCallback done);
 
   // The request's value or error: everyone who waits for it gets it, marked as to be acknowledged
   // if it is kept. Of a request that does not wait it does nothing.

@@ -36,7 +36,8 @@ TensorSource::TensorSource(RendezvousManager& manager, IncarnationLookup incarna
       options_(options),
       cache_(std::make_shared<ResponseCache>(options.cache)) {}
 
-void TensorSource::Recv(const Request& request, Cancellation* cancellation, ServedCallback done) {
+void TensorSource::Recv(const Request& request, CancellationToken* cancellation,
+                        ServedCallback done) {
   const int64_t request_id = request.request_id;
   if (options_.keep_responses && request_id != 0) {
     if (!cache_->Attach(request_id, request.step_id, cancellation, std::move(done))) return;
@@ -57,7 +58,7 @@ void TensorSource::Recv(const Request& request, Cancellation* cancellation, Serv
              });
 }
 
-void TensorSource::RecvUnkept(const Request& request, Cancellation* cancellation,
+void TensorSource::RecvUnkept(const Request& request, CancellationToken* cancellation,
                               ServedCallback done) {
   absl::StatusOr<RendezvousKey> key = CheckKey(request.key);
   if (!key.ok()) return std::move(done)(key.status(), {});

@@ -64,7 +64,7 @@ class TensorSource final {
   //   Errors, through `done`: ABORTED received twice, another incarnation, or the step is over;
   //   FAILED_PRECONDITION a value in a device's memory, and options.gpus is null;
   //   INVALID_ARGUMENT for the key or an unknown device; CANCELLED; RESOURCE_EXHAUSTED.
-  void Recv(const Request& request, Cancellation* cancellation, ServedCallback done);
+  void Recv(const Request& request, CancellationToken* cancellation, ServedCallback done);
 
   // The client of that request has its value.
   void MarkRecvFinished(int64_t request_id) { cache_->MarkFinished(request_id); }
@@ -90,7 +90,7 @@ class TensorSource final {
 
  private:
   // Steps 3 and 4.
-  void RecvUnkept(const Request& request, Cancellation* cancellation, ServedCallback done);
+  void RecvUnkept(const Request& request, CancellationToken* cancellation, ServedCallback done);
   absl::StatusOr<RendezvousKey> CheckKey(absl::string_view text) const;
 
   // Constant after construction.

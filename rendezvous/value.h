@@ -11,7 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
-#include "rendezvous/cancellation.h"
+#include "base/cancellation_token.h"
 #include "tensor/tensor.h"
 
 namespace ferry {
@@ -50,7 +50,7 @@ class Destination final {
 struct RecvArgs {
   std::shared_ptr<DeviceContext> device_context;
   // May be null; outlives the receive.
-  Cancellation* cancellation = nullptr;
+  CancellationToken* cancellation = nullptr;
   absl::Time deadline = absl::InfiniteFuture();
   // Where the elements are wanted; none: anywhere. Whoever carries them may put them there
   // straight away, and then gives back this very tensor; if it gives back another one, the facade

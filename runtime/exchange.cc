@@ -189,8 +189,8 @@ absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions option
                                             .gpus = exchange->gpus(),
                                             .nccl = exchange->nccl_,
                                             .node_id = common.self.peer.node_id,
-                                            .incarnation = common.self.peer.incarnation,
-                                            .local_exchange = MeasureLocalExchange()};
+                                            .incarnation = common.self.peer.incarnation};
+  exchange->local_exchange_ = MeasureLocalExchange();
   FERRY_ASSIGN_OR_RETURN(exchange->transports_, MakeTransports(environment, options.transports));
   FERRY_RETURN_IF_ERROR(CheckPolicy(exchange->transports_, common.policy));
   common.self.lanes.unix_name = exchange->hub_->unix_name();
@@ -356,9 +356,9 @@ void Exchange::ScheduleExpiry(absl::Time at) {
   });
 }
 
-absl::StatusOr<PathChoice> Exchange::PathFrom(const Endpoint& source, size_t bytes,
-                                              bool is_in_arena, const MemoryPlace& from,
-                                              const MemoryPlace& to) const {
+absl::StatusOr<PathExplanation> Exchange::PathFrom(const Endpoint& source, size_t bytes,
+                                                   bool is_in_arena, const MemoryPlace& from,
+                                                   const MemoryPlace& to) const {
   PathQuery query;
   query.source = &source;
   query.destination = &lane_exchange_.self;
@@ -370,10 +370,11 @@ absl::StatusOr<PathChoice> Exchange::PathFrom(const Endpoint& source, size_t byt
   const std::shared_ptr<LaneClient> client = fetcher_->ClientOf(source.peer);
   if (client != nullptr) query.seen = client->costs().get();
   query.now = SteadyClock().Now();
+  query.local_exchange = local_exchange_;
   LaneTable::Way way = fetcher_->WayTo(source);
   query.lane_passes_descriptors = way.passes_descriptors();
   query.why_no_descriptors = std::move(way.why_no_descriptors);
-  return ChoosePath(transports_, query, lane_exchange_.policy);
+  return ExplainPath(transports_, query, lane_exchange_.policy);
 }
 
 void Exchange::FailNode(int32_t node_id, const absl::Status& why, uint64_t alive_incarnation) {

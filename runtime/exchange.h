@@ -160,11 +160,11 @@ class Exchange final {
 
   // Which way a tensor of `bytes` from `source` to here takes, and why not another one; for people
   // and status reports. `is_in_arena`: whether it lies in the source's arena.
-  //   Errors: as ChoosePath.
+  //   Errors: as ExplainPath.
   // `from`: whose memory it is in there; `to`: is wanted in here.
-  absl::StatusOr<PathChoice> PathFrom(const Endpoint& source, size_t bytes, bool is_in_arena,
-                                      const MemoryPlace& from = {},
-                                      const MemoryPlace& to = {}) const;
+  absl::StatusOr<PathExplanation> PathFrom(const Endpoint& source, size_t bytes, bool is_in_arena,
+                                           const MemoryPlace& from = {},
+                                           const MemoryPlace& to = {}) const;
 
   // A node has died, or was restarted: everything that needs it ends with `why`, and so do its
   // lanes, but for those of the life that is there now, if any (0: none).
@@ -192,6 +192,8 @@ class Exchange final {
   // Null unless it is the carrier, or there are services.
   std::unique_ptr<GrpcCarrier> grpc_;
   std::unique_ptr<RendezvousManager> manager_;
+  // What a send and its receive take within this process, as measured when it started.
+  absl::Duration local_exchange_;
   std::atomic<int64_t> next_expiry_ns_{INT64_MAX};
   bool is_stopped_ = false;
   // What Stop has said.

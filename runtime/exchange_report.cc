@@ -72,7 +72,7 @@ std::string EncodePath(const PathReport& path) {
   return text;
 }
 
-bool DecodeCandidate(const Fields& fields, PathChoice& choice) {
+bool DecodeCandidate(const Fields& fields, PathExplanation& choice) {
   if (choice.candidates.size() == kMaxCandidates) return false;
   PathCandidate candidate;
   candidate.transport = choice.candidates.size();
@@ -172,13 +172,13 @@ ExchangeReport MakeExchangeReport(const Exchange& exchange) {
 
 void Exchange::AddPaths(size_t bytes, size_t max_peers, ExchangeReport& report) const {
   const auto add = [&report](int peer, std::string lane, bool is_in_arena,
-                             absl::StatusOr<PathChoice> choice) {
+                             absl::StatusOr<PathExplanation> choice) {
     report.paths.push_back({.peer = peer,
                             .lane = std::move(lane),
                             .is_in_arena = is_in_arena,
                             .choice = std::move(choice)});
   };
-  absl::StatusOr<PathChoice> within = PathFrom(self(), bytes, /*is_in_arena=*/true);
+  absl::StatusOr<PathExplanation> within = PathFrom(self(), bytes, /*is_in_arena=*/true);
   if (within.ok()) {
     // Nobody asks how else it might be done.
     std::erase_if(within->candidates, [&within](const PathCandidate& each) {

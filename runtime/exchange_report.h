@@ -40,7 +40,7 @@ struct PathReport {
   // Where it lies at the node: in the arena, or elsewhere.
   bool is_in_arena = true;
   // Indices are of the candidates.
-  absl::StatusOr<PathChoice> choice = PathChoice();
+  absl::StatusOr<PathExplanation> choice = PathExplanation();
 };
 
 struct ExchangeReport {

@@ -21,10 +21,10 @@
 #include "absl/time/time.h"
 
 #include "base/clock.h"
+#include "base/non_blocking_writer.h"
 #include "base/unique_fd.h"
 #include "runtime/child_process.h"
 #include "runtime/launch_environment.h"
-#include "runtime/patient_output.h"
 #include "runtime/rank_output.h"
 #include "runtime/signal_relay.h"
 #include "runtime/strays.h"
@@ -47,8 +47,8 @@ inline bool StopsTheJob(int signal_number) {
 
 // A started process, and the group it leads.
 struct Rank {
-  Rank(const LaunchOptions& options, int rank, ChildProcess child, PatientOutput& out,
-       PatientOutput& err)
+  Rank(const LaunchOptions& options, int rank, ChildProcess child, NonBlockingWriter& out,
+       NonBlockingWriter& err)
       : rank(rank),
         pid(child.pid),
         output(options, rank, std::move(child.stdout_fd), std::move(child.stderr_fd), out, err) {}
@@ -117,7 +117,7 @@ class Launcher final {
 
   // Constant after construction.
   const LaunchOptions& options_;
-  PatientOutputs output_;
+  NonBlockingWriters output_;
   SignalRelay& relay_;
   const absl::Time start_ = SteadyClock().Now();
 

@@ -112,11 +112,11 @@ absl::Status CannotTakePart(const absl::Status& why) {
 }
 
 void ReportCannotJoin(const std::string& coordinator, const absl::Status& why,
-                      absl::Duration patience, const coord::ConnectStop& stop) {
+                      absl::Duration patience, std::shared_ptr<CancellationToken> stop) {
   coord::AgentOptions agent;
   agent.coordinator = coordinator;
   agent.connect_timeout = patience;
-  agent.connect_stop = stop;
+  if (stop != nullptr) agent.connect_stop = std::move(stop);
   agent.cannot_join = CannotTakePart(why);
   coord::Agent::Connect(std::move(agent)).IgnoreError();
 }

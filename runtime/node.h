@@ -16,10 +16,10 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
+#include "base/cancellation_token.h"
 #include "coord/agent.h"
 #include "gpu/clique/communicator.h"
 #include "gpu/discovery.h"
-#include "rendezvous/cancellation.h"
 #include "runtime/exchange.h"
 #include "runtime/identity.h"
 #include "runtime/step.h"
@@ -52,7 +52,7 @@ struct NodeOptions {
   bool recoverable = false;
   std::function<void(absl::Status)> on_error;
   // Keep a copy to call Join off while it waits.
-  coord::ConnectStop connect_stop;
+  std::shared_ptr<CancellationToken> connect_stop = std::make_shared<CancellationToken>();
   // Whether other nodes may use the GPUs of this one. A job refuses two nodes with one GPU, which
   // is a mistake mostly; where it is meant, all that share say so, and the job does not learn the
   // UUIDs of their GPUs.
@@ -78,7 +78,7 @@ inline constexpr absl::Duration kAddressTimeout = absl::Seconds(30);
 struct AddressWait {
   absl::Duration timeout = kAddressTimeout;
   // Outlives the call; null: nobody calls it off.
-  Cancellation* cancellation = nullptr;
+  CancellationToken* cancellation = nullptr;
 };
 
 // Who a process is in its job, and where the coordinator is. A plain value.
@@ -127,7 +127,7 @@ inline constexpr absl::Duration kReportPatience = absl::Seconds(20);
 // that is complete is not affected. Blocks until one has failed, or none will.
 void ReportCannotJoin(const std::string& coordinator, const absl::Status& why,
                       absl::Duration patience = kReportPatience,
-                      const coord::ConnectStop& stop = {});
+                      std::shared_ptr<CancellationToken> stop = nullptr);
 
 // As FindPlace, for a process that is about to join. If it is refused and FindRefusedPlace finds
 // its job, the other processes of the job fail with the reason: see ReportCannotJoin.
@@ -193,9 +193,9 @@ class Node final {
 
   // Which way a tensor of `bytes` takes from node `from` to here, and why not another one.
   // from_place: whose memory it is in there; to: is wanted in here.
-  absl::StatusOr<PathChoice> PathFrom(int from, size_t bytes, bool is_in_arena = true,
-                                      const MemoryPlace& from_place = {},
-                                      const MemoryPlace& to = {});
+  absl::StatusOr<PathExplanation> PathFrom(int from, size_t bytes, bool is_in_arena = true,
+                                           const MemoryPlace& from_place = {},
+                                           const MemoryPlace& to = {});
 
   // The communicator of these GPUs, by their global ids in the order of its ranks; every node that
   // has one of them calls this with the same list, at the same time. The ids that NCCL needs go

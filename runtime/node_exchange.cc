@@ -350,8 +350,9 @@ absl::StatusOr<Step> Node::OpenStep(int64_t step_id) {
   return exchange_->OpenStep(step_id);
 }
 
-absl::StatusOr<PathChoice> Node::PathFrom(int from, size_t bytes, bool is_in_arena,
-                                          const MemoryPlace& from_place, const MemoryPlace& to) {
+absl::StatusOr<PathExplanation> Node::PathFrom(int from, size_t bytes, bool is_in_arena,
+                                               const MemoryPlace& from_place,
+                                               const MemoryPlace& to) {
   FERRY_ASSIGN_OR_RETURN(const Endpoint source, EndpointOf(from));
   return exchange_->PathFrom(source, bytes, is_in_arena, from_place, to);
 }

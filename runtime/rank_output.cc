@@ -24,7 +24,7 @@ std::string Tag(const LaunchOptions& options, int rank) {
 }  // namespace
 
 RankOutput::RankOutput(const LaunchOptions& options, int rank, UniqueFd stdout_fd,
-                       UniqueFd stderr_fd, PatientOutput& out, PatientOutput& err)
+                       UniqueFd stderr_fd, NonBlockingWriter& out, NonBlockingWriter& err)
     : options_(options),
       streams_{
           {std::move(stdout_fd), LineTagger(Tag(options, rank), options.max_line_bytes), out},

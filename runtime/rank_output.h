@@ -9,10 +9,10 @@
 
 #include "absl/strings/string_view.h"
 
+#include "base/non_blocking_writer.h"
 #include "base/unique_fd.h"
 #include "runtime/launch_environment.h"
 #include "runtime/line_tagger.h"
-#include "runtime/patient_output.h"
 
 namespace ferry {
 
@@ -23,7 +23,7 @@ class RankOutput final {
 
   //   options: as Launch has them; out, err: may be one and the same; they outlive this.
   RankOutput(const LaunchOptions& options, int rank, UniqueFd stdout_fd, UniqueFd stderr_fd,
-             PatientOutput& out, PatientOutput& err);
+             NonBlockingWriter& out, NonBlockingWriter& err);
 
   RankOutput(const RankOutput&) = delete;
   RankOutput& operator=(const RankOutput&) = delete;
@@ -46,7 +46,7 @@ class RankOutput final {
   struct Stream {
     UniqueFd fd;
     LineTagger tagger;
-    PatientOutput& to;
+    NonBlockingWriter& to;
   };
 
   int ReadStream(Stream& stream, size_t max_bytes);

@@ -17,6 +17,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "gpu/cuda/ready_tensor.h"
+#include "rendezvous/blocking_recv.h"
 #include "rendezvous/host_memory.h"
 #include "runtime/exchange.h"
 
@@ -33,15 +34,6 @@ constexpr absl::Duration kCloseTurn = absl::Milliseconds(100);
 constexpr int kNamedKeys = 3;
 // How often somebody looks whether a device has filled a buffer.
 constexpr absl::Duration kCopyLook = absl::Microseconds(20);
-
-// Of a receive that somebody waits for; shared, since the delivery may still be touching it when
-// the waiter has left.
-struct Waiter {
-  std::atomic<bool> is_done{false};
-  absl::Status status;
-  Received received;
-  Cancellation cancellation;
-};
 
 // Puts what has come where the receiver wants it, unless whoever carried it has done so.
 void Arrive(Exchange& exchange, const RendezvousKey& key, absl::Status status, Received received,
@@ -148,45 +140,19 @@ absl::StatusOr<Received> Step::RecvValue(const RendezvousKey& key, absl::Duratio
         "a callback must not wait: it runs on the thread that everything comes in by. Use "
         "RecvAsync there");
   }
-  auto waiter = std::make_shared<Waiter>();
-  Cancellation* const outer = args.cancellation;
-  Cancellation::Token token = Cancellation::kNoToken;
-  if (outer != nullptr) {
-    token = outer->Register([waiter] { waiter->cancellation.Cancel(); });
-    if (token == Cancellation::kNoToken) waiter->cancellation.Cancel();
-  }
-  args.cancellation = &waiter->cancellation;
   // The wait below keeps it.
   args.deadline = absl::InfiniteFuture();
-  const absl::Time deadline = SteadyClock().Now() + timeout;
-  RecvAsync(key, std::move(args), [waiter, &loop](absl::Status status, Received received) {
-    waiter->status = std::move(status);
-    waiter->received = std::move(received);
-    waiter->is_done.store(true, std::memory_order_release);
-    loop.Wake();
-  });
-  const auto is_done = [&waiter] { return waiter->is_done.load(std::memory_order_acquire); };
-  std::string phase;
-  const bool is_in_time = loop.WaitUntil(is_done, deadline);
-  if (!is_in_time) {
-    rendezvous_->ForEachPending(absl::ZeroDuration(), [&](const PendingStepOp& op) {
-      if (op.key == key && op.side != PendingStepOp::Side::kSend) phase = op.phase;
-    });
-    waiter->cancellation.Cancel();
-    // Ended by that, or by a delivery that is under way.
-    loop.WaitUntil(is_done, absl::InfiniteFuture());
-  }
-  if (token != Cancellation::kNoToken) outer->Deregister(token);
-  if (waiter->status.ok()) {
-    waiter->received.recv_args.cancellation = outer;
-    return std::move(waiter->received);
-  }
-  if (!is_in_time && absl::IsCancelled(waiter->status)) {
-    return absl::DeadlineExceededError(absl::StrCat("waited ", ShortDuration(timeout), " in step ",
-                                                    id(), " for ", absl::CEscape(key.text()), ": ",
-                                                    phase.empty() ? "nobody has sent it" : phase));
-  }
-  return waiter->status;
+  return RecvBlocking(
+      std::move(args), timeout, &loop,
+      [&](RecvArgs own, RecvCallback done) { RecvAsync(key, std::move(own), std::move(done)); },
+      [&] {
+        std::string phase = "nobody has sent it";
+        rendezvous_->ForEachPending(absl::ZeroDuration(), [&](const PendingStepOp& op) {
+          const bool is_it = op.key == key && op.side != PendingStepOp::Side::kSend;
+          if (is_it && !op.phase.empty()) phase = op.phase;
+        });
+        return absl::StrCat(" in step ", id(), " for ", absl::CEscape(key.text()), ": ", phase);
+      });
 }
 
 absl::StatusOr<Tensor> Step::Recv(const RendezvousKey& key, absl::Duration timeout) {

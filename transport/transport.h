@@ -94,6 +94,9 @@ struct PathQuery {
   // What has been seen between the two, by one of them, and the time; null: nothing.
   const SeenCosts* seen = nullptr;
   absl::Time now = absl::InfinitePast();
+  // What a send and its receive take within one process, as this process has measured; zero: it has
+  // not.
+  absl::Duration local_exchange;
 };
 
 // What the inlet needs to take a tensor that the outlet has offered. Opaque to everyone else.
@@ -217,8 +220,6 @@ struct TransportEnvironment {
   NcclJob nccl;
   int32_t node_id = 0;
   uint64_t incarnation = 0;
-  // What an exchange within this process takes, as measured; zero: nobody has.
-  absl::Duration local_exchange;
 };
 
 class Transport {
@@ -229,8 +230,6 @@ class Transport {
   virtual absl::string_view summary() const = 0;
   //   Errors: the reason why it cannot.
   virtual absl::StatusOr<PathCost> Cost(const PathQuery& query) const = 0;
-  // Whether it connects processes.
-  virtual bool leaves_process() const { return true; }
   // Whether it takes tensors in a GPU's memory; others have them staged through the host's.
   virtual bool moves_gpu_memory() const { return false; }
   // Whether a tensor that was offered can still be taken when its producer has gone.

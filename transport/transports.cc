@@ -3,6 +3,7 @@
 #include "transport/transports.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -13,7 +14,6 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "transport/cuda_ipc/cuda_ipc_transport.h"
-#include "transport/local/local_transport.h"
 #include "transport/nccl/nccl_transport.h"
 #include "transport/seen_costs.h"
 #include "transport/shm/shm_transport.h"
@@ -25,36 +25,33 @@ namespace {
 constexpr absl::Duration kStageLatency = absl::Microseconds(20);
 constexpr double kStageBytesPerSecond = 10e9;
 
-// As the transport says, and has been seen, with the copies to and from the host's memory that it
-// takes.
-absl::StatusOr<PathCost> CostOf(const TransportList& transports, size_t index,
-                                const PathQuery& query) {
-  const Transport& transport = *transports[index];
-  absl::StatusOr<PathCost> cost = transport.Cost(query);
-  if (cost.ok() && query.seen != nullptr) {
+// Adds what has been seen to what transport `index` says, and the copies to and from the host's
+// memory that it takes.
+void CompleteCost(const Transport& transport, size_t index, const PathQuery& query,
+                  PathCost& cost) {
+  if (query.seen != nullptr) {
     query.seen->Apply(index, transport.is_as_fast_as_lane(query.lane_passes_descriptors), query.now,
-                      *cost);
+                      cost);
   }
-  if (!cost.ok() || transport.moves_gpu_memory()) return cost;
+  if (transport.moves_gpu_memory()) return;
   const int stages = (query.source_place.space == MemorySpace::kHost ? 0 : 1) +
                      (query.destination_place.space == MemorySpace::kHost ? 0 : 1);
-  if (stages == 0) return cost;
-  cost->stages = stages;
-  cost->latency += stages * kStageLatency;
-  cost->bytes_per_second = 1 / (1 / cost->bytes_per_second + stages / kStageBytesPerSecond);
-  return cost;
+  if (stages == 0) return;
+  cost.stages = stages;
+  cost.latency += stages * kStageLatency;
+  cost.bytes_per_second = 1 / (1 / cost.bytes_per_second + stages / kStageBytesPerSecond);
 }
 
+// Of handing a tensor over within a process, until it is measured.
+constexpr absl::Duration kLocalExchange = absl::Nanoseconds(75);
+
 // Whether it takes no longer than its ticket. Nothing is cheaper, since everything has one: the
-// most frequent choice needs no costs.
-bool IsTicketAlone(const Transport& transport, const PathQuery& query) {
-  if (!query.is_in_arena || !transport.is_as_fast_as_lane(query.lane_passes_descriptors) ||
-      query.source_place.space != MemorySpace::kHost ||
-      query.destination_place.space != MemorySpace::kHost) {
-    return false;
-  }
-  const absl::StatusOr<PathCost> cost = transport.Cost(query);
-  return cost.ok() && cost->bytes_per_second >= kNoCopy;
+// most frequent choice needs no other costs.
+bool IsTicketAlone(const Transport& transport, const PathQuery& query, const PathCost& cost) {
+  return query.is_in_arena && cost.bytes_per_second >= kNoCopy &&
+         transport.is_as_fast_as_lane(query.lane_passes_descriptors) &&
+         query.source_place.space == MemorySpace::kHost &&
+         query.destination_place.space == MemorySpace::kHost;
 }
 
 // "0.075us": shorter than what ShortDuration is for.
@@ -85,11 +82,31 @@ std::string CostText(const PathCost& low, const PathCost& high) {
   return absl::StrCat(latency, " ", latency_basis, " + ", rate, " ", rate_basis);
 }
 
-// Transports of GPU memory have nothing to say of tensors that are in none. They are last in the
-// list.
+// Transports of GPU memory have nothing to say of tensors that are in none, and their refusal would
+// be a string for every transfer.
 bool IsBeside(const Transport& transport, const PathQuery& query, const PathPolicy& policy) {
   return transport.moves_gpu_memory() && query.source_place.space == MemorySpace::kHost &&
          query.destination_place.space == MemorySpace::kHost && transport.name() != policy.require;
+}
+
+// What it costs to hand a tensor over within a process, or why the two are none.
+absl::StatusOr<PathCost> LocalCost(const PathQuery& query) {
+  const Endpoint& a = *query.source;
+  const Endpoint& b = *query.destination;
+  if (!(a.peer == b.peer)) {
+    return absl::UnavailableError(
+        absl::StrCat("they are two processes, ", Describe(a.peer), " and ", Describe(b.peer)));
+  }
+  PathCost cost = {kLocalExchange, kNoCopy};
+  if (query.local_exchange > absl::ZeroDuration()) {
+    cost.latency = query.local_exchange;
+    cost.latency_basis = CostBasis::kAtStart;
+  }
+  if (!(query.source_place == query.destination_place)) {
+    // Gpus::Move copies it, at a bandwidth that is not known here.
+    cost.note = "copied from one memory to the other";
+  }
+  return cost;
 }
 
 }  // namespace
@@ -102,8 +119,6 @@ absl::StatusOr<TransportList> MakeTransports(const TransportEnvironment& environ
   list.push_back(std::move(tcp));
   list.push_back(std::make_unique<CudaIpcTransport>(environment));
   list.push_back(std::make_unique<NcclTransport>(environment, options.nccl));
-  // Its number is on no wire.
-  list.push_back(std::make_unique<LocalTransport>(environment.local_exchange));
   return list;
 }
 
@@ -114,37 +129,57 @@ absl::Status CheckPolicy(const TransportList& transports, const PathPolicy& poli
     if (transport->name() == policy.require) return absl::OkStatus();
     names.push_back(transport->name());
   }
+  if (policy.require == kLocalPath) return absl::OkStatus();
+  names.push_back(kLocalPath);
   return absl::InvalidArgumentError(absl::StrCat("there is no transport called ", policy.require,
                                                  "; there are ", absl::StrJoin(names, ", ")));
 }
 
-absl::StatusOr<PathChoice> ChoosePath(const TransportList& transports, const PathQuery& query,
-                                      const PathPolicy& policy) {
-  PathChoice choice;
-  absl::Duration least = absl::InfiniteDuration();
+std::optional<size_t> SelectPath(const TransportList& transports, const PathQuery& query,
+                                 const PathPolicy& policy, PathExplanation* explanation) {
+  // What never leaves the process needs no transport, whatever is required.
   const bool is_within = query.source->peer == query.destination->peer;
+  std::optional<size_t> best;
+  absl::Duration least = absl::InfiniteDuration();
+  bool is_settled = false;
   for (size_t i = 0; i < transports.size(); ++i) {
     const Transport& transport = *transports[i];
-    const bool is_local = !transport.leaves_process();
-    // Nobody asks who moves tensors between processes, nor whether two processes are one.
-    if (is_local ? !is_within && transport.name() != policy.require
-                 : IsBeside(transport, query, policy)) {
-      continue;
-    }
-    absl::StatusOr<PathCost> cost = CostOf(transports, i, query);
-    // What never leaves the process falls back on nothing, whatever is required.
     const bool is_allowed =
-        is_within ? is_local : policy.require.empty() || transport.name() == policy.require;
-    if (cost.ok() && is_allowed && cost->Of(query.bytes) < least) {
-      least = cost->Of(query.bytes);
-      choice.transport = i;
-      choice.cost = *cost;
+        !is_within && (policy.require.empty() || transport.name() == policy.require);
+    if (!is_allowed && explanation == nullptr) continue;
+    if (IsBeside(transport, query, policy)) continue;
+    absl::StatusOr<PathCost> cost = transport.Cost(query);
+    if (cost.ok()) {
+      const bool settles = is_allowed && !is_settled && IsTicketAlone(transport, query, *cost);
+      if (settles && explanation == nullptr) return i;
+      CompleteCost(transport, i, query, *cost);
+      if (is_allowed && !is_settled && (settles || cost->Of(query.bytes) < least)) {
+        best = i;
+        least = cost->Of(query.bytes);
+        is_settled = settles;
+        if (explanation != nullptr) explanation->cost = *cost;
+      }
     }
-    choice.candidates.push_back({std::string(transport.name()), std::move(cost), i});
+    if (explanation != nullptr) {
+      explanation->candidates.push_back({std::string(transport.name()), std::move(cost), i});
+    }
   }
-  if (least < absl::InfiniteDuration()) return choice;
+  if (explanation == nullptr) return best;
+  explanation->transport = best.value_or(transports.size());
+  // Nobody else asks whether two processes are one.
+  if (is_within || policy.require == kLocalPath) {
+    absl::StatusOr<PathCost> cost = LocalCost(query);
+    if (cost.ok()) explanation->cost = *cost;
+    explanation->candidates.push_back(
+        {std::string(kLocalPath), std::move(cost), transports.size()});
+  }
+  return best;
+}
+
+absl::Status NoPathError(const PathQuery& query, const PathPolicy& policy,
+                         const PathExplanation& explanation) {
   std::vector<std::string> reasons;
-  for (const PathCandidate& candidate : choice.candidates) {
+  for (const PathCandidate& candidate : explanation.candidates) {
     if (candidate.cost.ok()) continue;
     if (!policy.require.empty() && candidate.name != policy.require) continue;
     reasons.push_back(absl::StrCat(candidate.name, ": ", candidate.cost.status().message()));
@@ -155,21 +190,13 @@ absl::StatusOr<PathChoice> ChoosePath(const TransportList& transports, const Pat
       absl::StrJoin(reasons, "; ")));
 }
 
-int PickPath(const TransportList& transports, const PathQuery& query, const PathPolicy& policy) {
-  int best = -1;
-  absl::Duration least = absl::InfiniteDuration();
-  for (size_t i = 0; i < transports.size(); ++i) {
-    const Transport& transport = *transports[i];
-    if (!policy.require.empty() && transport.name() != policy.require) continue;
-    // Its refusal would be a string for every transfer.
-    if (IsBeside(transport, query, policy)) continue;
-    if (IsTicketAlone(transport, query)) return static_cast<int>(i);
-    const absl::StatusOr<PathCost> cost = CostOf(transports, i, query);
-    if (!cost.ok() || cost->Of(query.bytes) >= least) continue;
-    least = cost->Of(query.bytes);
-    best = static_cast<int>(i);
-  }
-  return best;
+absl::StatusOr<PathExplanation> ExplainPath(const TransportList& transports, const PathQuery& query,
+                                            const PathPolicy& policy) {
+  PathExplanation explanation;
+  const std::optional<size_t> selected = SelectPath(transports, query, policy, &explanation);
+  const bool is_within = query.source->peer == query.destination->peer;
+  if (!selected && !is_within) return NoPathError(query, policy, explanation);
+  return explanation;
 }
 
 std::string DescribeBasis(CostBasis basis, absl::Duration age) {
@@ -184,7 +211,7 @@ std::string DescribeBasis(CostBasis basis, absl::Duration age) {
   return "assumed";
 }
 
-std::string SortOf(const PathChoice& choice) {
+std::string SortOf(const PathExplanation& choice) {
   // Names and reasons may be another process's, and hold anything.
   std::string sort;
   for (const PathCandidate& each : choice.candidates) {
@@ -202,9 +229,11 @@ std::string SortOf(const PathChoice& choice) {
   return sort;
 }
 
-std::string Explain(const PathChoice& choice) { return Explain(absl::MakeConstSpan(&choice, 1)); }
+std::string Explain(const PathExplanation& choice) {
+  return Explain(absl::MakeConstSpan(&choice, 1));
+}
 
-std::string Explain(absl::Span<const PathChoice> choices) {
+std::string Explain(absl::Span<const PathExplanation> choices) {
   std::string text;
   for (size_t i = 0; i < choices[0].candidates.size(); ++i) {
     const PathCandidate& first = choices[0].candidates[i];
@@ -215,7 +244,7 @@ std::string Explain(absl::Span<const PathChoice> choices) {
     }
     PathCost low = *first.cost;
     PathCost high = *first.cost;
-    for (const PathChoice& each : choices) {
+    for (const PathExplanation& each : choices) {
       const PathCost& cost = *each.candidates[i].cost;
       low.latency = std::min(low.latency, cost.latency);
       high.latency = std::max(high.latency, cost.latency);

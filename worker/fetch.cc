@@ -41,7 +41,7 @@ struct Fetching {
 }  // namespace
 
 void FetchAll(StepExchange& exchange, absl::Span<const RendezvousKey> keys,
-              Cancellation* cancellation, FetchCallback done) {
+              CancellationToken* cancellation, FetchCallback done) {
   auto fetching = std::make_shared<Fetching>();
   fetching->done = std::move(done);
   fetching->tensors.resize(keys.size());

@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 
-#include "rendezvous/cancellation.h"
+#include "base/cancellation_token.h"
 #include "rendezvous/key.h"
 #include "tensor/tensor.h"
 #include "worker/step_exchange.h"
@@ -27,7 +27,7 @@ using FetchCallback = absl::AnyInvocable<void(absl::Status, std::vector<Tensor>)
 //   Errors, through `done`: of the receives, the first that no other has caused; INVALID_ARGUMENT
 //   for a dead value.
 void FetchAll(StepExchange& exchange, absl::Span<const RendezvousKey> keys,
-              Cancellation* cancellation, FetchCallback done);
+              CancellationToken* cancellation, FetchCallback done);
 
 }  // namespace ferry::worker
 

@@ -16,7 +16,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 
-#include "rendezvous/cancellation.h"
+#include "base/cancellation_token.h"
 #include "worker/plan.h"
 #include "worker/step_exchange.h"
 
@@ -140,7 +140,7 @@ class GraphRun final : public std::enable_shared_from_this<GraphRun> {
   // Nodes that are ready or running.
   std::atomic<int64_t> outstanding_{0};
   std::atomic<bool> has_failed_{false};
-  Cancellation cancellation_;
+  CancellationToken cancellation_;
 
   absl::Mutex mu_;
   absl::Status status_ ABSL_GUARDED_BY(mu_);

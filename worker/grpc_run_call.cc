@@ -108,7 +108,7 @@ class RunCall final : public grpc::ServerUnaryReactor {
   void OnDone() override { delete this; }
 
   grpc::ByteBuffer* const response_;
-  Cancellation cancellation_;
+  CancellationToken cancellation_;
   bool errors_in_body_ = false;
   bool wants_graph_ = false;
 };

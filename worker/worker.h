@@ -20,8 +20,8 @@
 #include "absl/types/span.h"
 
 #include "base/budget.h"
+#include "base/cancellation_token.h"
 #include "graph/graph.h"
-#include "rendezvous/cancellation.h"
 #include "rendezvous/device_name.h"
 #include "rendezvous/recent_request_ids.h"
 #include "worker/graph_run.h"
@@ -122,7 +122,7 @@ class Worker final {
   //   Errors, through `done`: ABORTED unknown session or graph, request id or step used before,
   //   step over; INVALID_ARGUMENT for keys, or a dead value; those of kernels and of receives;
   //   CANCELLED; RESOURCE_EXHAUSTED.
-  void RunGraph(RunRequest request, Cancellation* cancellation, RunDone done);
+  void RunGraph(RunRequest request, CancellationToken* cancellation, RunDone done);
 
   void CleanupStep(int64_t step_id) { steps_.Cleanup(step_id); }
   // Forgets variables, of all sessions; see Variables::Clear.

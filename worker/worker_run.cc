@@ -24,8 +24,8 @@ namespace ferry::worker {
 struct Worker::Call {
   RunRequest request;
   RunDone done;
-  Cancellation* cancellation = nullptr;
-  Cancellation::Token token = Cancellation::kNoToken;
+  CancellationToken* cancellation = nullptr;
+  CancellationToken::CallbackId token = CancellationToken::kNoCallback;
 
   std::shared_ptr<const RegisteredGraph> graph;
   std::vector<RendezvousKey> fetches;
@@ -41,7 +41,7 @@ struct Worker::Call {
   RunResult result;
 };
 
-void Worker::RunGraph(RunRequest request, Cancellation* cancellation, RunDone done) {
+void Worker::RunGraph(RunRequest request, CancellationToken* cancellation, RunDone done) {
   auto call = std::make_shared<Call>();
   call->request = std::move(request);
   call->cancellation = cancellation;
@@ -60,7 +60,7 @@ void Worker::RunGraph(RunRequest request, Cancellation* cancellation, RunDone do
       if (run != nullptr) run->Cancel(why);
     };
     call->token = cancellation->Register(cancel);
-    if (call->token == Cancellation::kNoToken) cancel();
+    if (call->token == CancellationToken::kNoCallback) cancel();
   }
   if (run != nullptr) run->Start();
   // Others fetch when the run has ended.
@@ -209,7 +209,7 @@ void Worker::Fetch(const std::shared_ptr<Call>& call,
 }
 
 void Worker::Complete(Call& call, absl::Status status) {
-  if (call.token != Cancellation::kNoToken) call.cancellation->Deregister(call.token);
+  if (call.token != CancellationToken::kNoCallback) call.cancellation->Deregister(call.token);
   RunDone done = std::move(call.done);
   std::move(done)(std::move(status), std::move(call.result));
   EndWork();

@@ -209,7 +209,7 @@ void FakeWorker::Begin(tensorflow::RunGraphRequest request, CallLimits limits,
                        Done<tensorflow::RunGraphResponse> done) {
   const int64_t run = ++last_run_;
   const int64_t step_id = request.step_id();
-  running_.emplace(run, Running{request, limits, Cancellation::kNoToken, std::move(done)});
+  running_.emplace(run, Running{request, limits, CancellationToken::kNoCallback, std::move(done)});
   const auto refuse = [&](absl::Status status) {
     tensorflow::RunGraphResponse response;
     response.set_status_code(static_cast<tensorflow::error::Code>(status.code()));
@@ -236,7 +236,7 @@ void FakeWorker::Begin(tensorflow::RunGraphRequest request, CallLimits limits,
     fed_[step_id][feed.name()] = feed.tensor();
   }
   const auto self = shared_from_this();
-  const Cancellation::Token token = limits.cancellation->Register([self, run] {
+  const CancellationToken::CallbackId token = limits.cancellation->Register([self, run] {
     self->cluster_.Post([self, run] { self->End(run, absl::CancelledError("Cancelled")); });
   });
   running_.at(run).token = token;
@@ -248,7 +248,8 @@ void FakeWorker::End(int64_t run, absl::StatusOr<tensorflow::RunGraphResponse> r
   if (found == running_.end()) return;
   Running ended = std::move(found->second);
   running_.erase(found);
-  if (ended.token != Cancellation::kNoToken) ended.limits.cancellation->Deregister(ended.token);
+  if (ended.token != CancellationToken::kNoCallback)
+    ended.limits.cancellation->Deregister(ended.token);
   cluster_.Post([ended = std::move(ended), response = std::move(response)]() mutable {
     std::move(ended.done)(std::move(response));
   });

@@ -90,7 +90,7 @@ class FakeWorker final : public WorkerLink, public std::enable_shared_from_this<
   struct Running {
     tensorflow::RunGraphRequest request;
     CallLimits limits;
-    Cancellation::Token token = Cancellation::kNoToken;
+    CancellationToken::CallbackId token = CancellationToken::kNoCallback;
     Done<tensorflow::RunGraphResponse> done;
   };
 

@@ -61,13 +61,13 @@ class MasterTest : public ::testing::Test {
   }
 
   template <typename Request, typename Response>
-  using Method = void (Master::*)(std::shared_ptr<Request>, std::shared_ptr<Cancellation>,
+  using Method = void (Master::*)(std::shared_ptr<Request>, std::shared_ptr<CancellationToken>,
                                   Master::Done<Response>);
 
   // Calls, and does nothing more: the answer may come later.
   template <typename Request, typename Response>
   std::shared_ptr<Answer<Response>> Start(Method<Request, Response> method, Request request,
-                                          std::shared_ptr<Cancellation> gone = nullptr) {
+                                          std::shared_ptr<CancellationToken> gone = nullptr) {
     auto answer = std::make_shared<Answer<Response>>();
     ++*unanswered_;
     if (gone != nullptr) gone_.push_back(gone);
@@ -174,7 +174,7 @@ class MasterTest : public ::testing::Test {
 
   // Calls of Start without an answer so far.
   const std::shared_ptr<std::atomic<int>> unanswered_ = std::make_shared<std::atomic<int>>(0);
-  std::vector<std::shared_ptr<Cancellation>> gone_;
+  std::vector<std::shared_ptr<CancellationToken>> gone_;
   bool is_work_held_ = false;
   std::vector<absl::AnyInvocable<void() &&>> held_work_;
   FakeClock clock_;

@@ -29,7 +29,7 @@ class SimulationTest : public MasterTest, public ::testing::WithParamInterface<i
   template <typename Request, typename Response>
   std::shared_ptr<Answer<Response>> Begin(const std::string& what, Method<Request, Response> method,
                                           Request request,
-                                          std::shared_ptr<Cancellation> gone = nullptr) {
+                                          std::shared_ptr<CancellationToken> gone = nullptr) {
     auto answer = Start(method, std::move(request), std::move(gone));
     pending_.push_back({what, [answer] { return answer->count; }});
     return answer;
@@ -113,7 +113,7 @@ class SimulationTest : public MasterTest, public ::testing::WithParamInterface<i
         const std::string name = Roll(2) == 0 ? "b:0" : absl::StrCat("n", Roll(round_ + 1), "_2:0");
         tensorflow::RunStepRequest request = Run(session, {name}, {{"x:0", 1}});
         if (Roll(3) == 0) request.mutable_options()->set_timeout_in_ms(1 + Roll(500));
-        auto gone = std::make_shared<Cancellation>();
+        auto gone = std::make_shared<CancellationToken>();
         if (Roll(4) == 0) clients_.push_back(gone);
         Begin("RunStep", &Master::RunStep, request, gone);
         return;
@@ -179,7 +179,7 @@ class SimulationTest : public MasterTest, public ::testing::WithParamInterface<i
   std::vector<Pending> pending_;
   std::vector<std::shared_ptr<Answer<tensorflow::CreateSessionResponse>>> creations_;
   std::vector<std::string> sessions_;
-  std::vector<std::shared_ptr<Cancellation>> clients_;
+  std::vector<std::shared_ptr<CancellationToken>> clients_;
   int round_ = 0;
 };
 

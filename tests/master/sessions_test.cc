@@ -268,7 +268,7 @@ TEST_F(MasterTest, WaitsForWorkersThatAreMissing) {
 
 TEST_F(MasterTest, DoesNotWaitForClientsThatHaveGone) {
   cluster_.SetListed(1, false);
-  const auto gone = std::make_shared<Cancellation>();
+  const auto gone = std::make_shared<CancellationToken>();
   const auto answer = Start(&Master::CreateSession, tensorflow::CreateSessionRequest(), gone);
   cluster_.Pump();
   gone->Cancel();

@@ -247,7 +247,7 @@ TEST_F(StepTest, EndsAStepThatIsNotRegisteredInTime) {
 
 TEST_F(StepTest, EndsWhenTheClientGoes) {
   cluster_.worker(1).hangs = true;
-  const auto gone = std::make_shared<Cancellation>();
+  const auto gone = std::make_shared<CancellationToken>();
   const auto answer = Start(&Master::RunStep, RunB(), gone);
   cluster_.Pump();
   gone->Cancel();

@@ -75,7 +75,7 @@ TEST(WorkerWaits, WaitIsOver_ItsTimerAndClientAreReleased) {
   WorkerWaits waits(timers);
   ChangingSource source;
   source.now = Missing();
-  const auto gone = std::make_shared<Cancellation>();
+  const auto gone = std::make_shared<CancellationToken>();
   int count = 0;
   const auto await = [&] {
     waits.Await({{}, clock.Now() + absl::Seconds(5), absl::Seconds(5), "CreateSession", gone},

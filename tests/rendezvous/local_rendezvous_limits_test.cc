@@ -37,7 +37,7 @@ TEST(LocalLimits, WaitingIsBoundedOnBothSides) {
   rendezvous.RecvAsync(Key("a"), {}, results.Writer());
   ASSERT_TRUE(rendezvous.Send(Key("b"), Value("b")).ok());
   EXPECT_EQ(rendezvous.Send(Key("c"), Value("c")).code(), absl::StatusCode::kResourceExhausted);
-  Cancellation cancellation;
+  CancellationToken cancellation;
   rendezvous.RecvAsync(Key("d"), {.cancellation = &cancellation}, results.Writer());
   ASSERT_EQ(results.size(), 1u);
   EXPECT_THAT(results.all()[0], HasSubstr("raise --max-waiting"));
@@ -131,7 +131,7 @@ TEST(LocalLimits, GrowsWithItsKeys) {
 TEST(LocalLimits, ReceiveIsOver_ItsCancellationIsWatchedNoMore) {
   FakeClock clock;
   LocalRendezvous rendezvous(clock);
-  Cancellation cancellation;
+  CancellationToken cancellation;
   Results results;
   const absl::Time deadline = clock.Now() + absl::Seconds(1);
   for (const char* key : {"value", "late", "failed", "aborted"}) {

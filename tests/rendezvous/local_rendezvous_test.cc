@@ -126,7 +126,7 @@ TEST_F(Local, ManyKeysFindTheirOwnInAnyOrder) {
 
 // Scenario 14.
 TEST_F(Local, OneThatIsCancelledAlreadyIsNotParked) {
-  Cancellation cancellation;
+  CancellationToken cancellation;
   cancellation.Cancel();
   rendezvous_.RecvAsync(Key("e"), {.cancellation = &cancellation}, results_.Writer());
   EXPECT_THAT(results_.all(), ElementsAre(kCancelled));
@@ -139,7 +139,7 @@ TEST_F(Local, OneThatIsCancelledAlreadyIsNotParked) {
 
 // Scenario 15.
 TEST_F(Local, CancelEndsTheReceivesThatWaitForIt) {
-  Cancellation cancellation;
+  CancellationToken cancellation;
   rendezvous_.RecvAsync(Key("e"), {}, results_.Writer());
   rendezvous_.RecvAsync(Key("e"), {.cancellation = &cancellation}, results_.Writer());
   rendezvous_.RecvAsync(Key("e"), {.cancellation = &cancellation}, results_.Writer());
@@ -153,7 +153,7 @@ TEST_F(Local, CancelEndsTheReceivesThatWaitForIt) {
 
 // Scenario 16.
 TEST_F(Local, CancelAfterTheValueDoesNothing) {
-  Cancellation cancellation;
+  CancellationToken cancellation;
   rendezvous_.RecvAsync(Key("e"), {.cancellation = &cancellation}, results_.Writer());
   ASSERT_TRUE(Send("e", "v").ok());
   cancellation.Cancel();
@@ -162,7 +162,7 @@ TEST_F(Local, CancelAfterTheValueDoesNothing) {
 
 // A cancel that comes when the step is over finds nothing to touch.
 TEST_F(Local, ACancellationOutlivesTheTable) {
-  Cancellation cancellation;
+  CancellationToken cancellation;
   {
     LocalRendezvous other(clock_);
     other.RecvAsync(Key("e"), {.cancellation = &cancellation}, results_.Writer());
@@ -303,7 +303,7 @@ TEST_F(Local, EveryReceiveEndsOnceHoweverItIsRacedFor) {
   for (int round = 0; round < 300; ++round) {
     FakeClock clock;
     LocalRendezvous rendezvous(clock);
-    Cancellation cancellation;
+    CancellationToken cancellation;
     constexpr int kReceives = 8;
     std::atomic<int> ended = 0;
     std::atomic<int> values = 0;

@@ -29,7 +29,7 @@ class SilentFetcher final : public RemoteFetcher {
     return nullptr;
   }
 
-  std::vector<Cancellation*> cancellations;
+  std::vector<CancellationToken*> cancellations;
 
  private:
   std::vector<RecvCallback> done_;
@@ -46,7 +46,7 @@ class Bounds : public ::testing::Test {
 
 // A peer may ask for a step that never begins as often as it likes.
 TEST_F(Bounds, ReceivesThatComeBeforeTheStepAreLimited) {
-  Cancellation cancellation;
+  CancellationToken cancellation;
   for (int i = 0; i < 3; ++i) {
     manager_.RecvLocalAsync(1, From(0), {.cancellation = &cancellation}, results_.Writer());
   }
@@ -70,7 +70,7 @@ TEST_F(Bounds, FetchesAreLimited) {
 TEST_F(Bounds, AFetcherIsNotGivenTheReceiversCancellation) {
   const auto step = *manager_.Find(1);
   ASSERT_TRUE(step->Initialize(here_).ok());
-  Cancellation cancellation;
+  CancellationToken cancellation;
   step->RecvAsync(From(1), {.cancellation = &cancellation}, results_.Writer());
   EXPECT_THAT(fetcher_.cancellations, ElementsAre(nullptr));
   cancellation.Cancel();
@@ -82,7 +82,7 @@ TEST_F(Bounds, AFetcherIsNotGivenTheReceiversCancellation) {
 TEST_F(Bounds, NobodyOvertakesDeferredReceives) {
   RendezvousManager manager(clock_, fetcher_);
   const auto step = *manager.Find(1);
-  Cancellation cancellation;
+  CancellationToken cancellation;
   const auto again = [&](absl::Status status, Received) {
     ASSERT_EQ(status.code(), absl::StatusCode::kCancelled);
     // The first of the two that are cancelled begins the step, in whose course the other ends.
@@ -108,7 +108,7 @@ TEST(RendezvousManagerRecvLocal, IsOver_ItsCancellationIsWatchedNoMore) {
   RendezvousManager manager(clock, fetcher);
   const auto step = *manager.Find(1);
   ASSERT_TRUE(step->Initialize(*ParseTaskName("/job:worker/replica:0/task:0")).ok());
-  Cancellation cancellation;
+  CancellationToken cancellation;
   ASSERT_TRUE(step->Send(Key("a"), Value("v")).ok());
   EXPECT_TRUE(
       manager.RecvLocal(1, Key("a"), absl::Seconds(10), {.cancellation = &cancellation}).ok());
@@ -127,7 +127,7 @@ TEST_F(Bounds, FetchIsOver_ItsCancellationIsWatchedNoMore) {
   RendezvousManager manager(clock, fetcher);
   const auto step = *manager.Find(1);
   ASSERT_TRUE(step->Initialize(here_).ok());
-  Cancellation cancellation;
+  CancellationToken cancellation;
   Results results;
   for (const char* edge : {"failed", "aborted"}) {
     step->RecvAsync(From(edge[0] == 'f' ? 1 : 2, edge), {.cancellation = &cancellation},

@@ -146,8 +146,8 @@ TEST_F(Remote, CleanupEndsWhatWaits) {
 // Scenarios 31 and 32.
 TEST_F(Remote, ALocalReceiveIsCancelledUnlessItIsServed) {
   Begin(1);
-  Cancellation first;
-  Cancellation second;
+  CancellationToken first;
+  CancellationToken second;
   manager_.RecvLocalAsync(1, KeyOf(0, 1, "a"), {.cancellation = &first}, results_.Writer());
   manager_.RecvLocalAsync(1, KeyOf(0, 1, "b"), {.cancellation = &second}, results_.Writer());
   first.Cancel();
@@ -188,7 +188,7 @@ TEST_F(Remote, ReceivesThatComeBeforeTheStepAreServedInOrder) {
 
 // TensorFlow never ends these.
 TEST_F(Remote, ReceivesThatComeBeforeTheStepEndToo) {
-  Cancellation cancellation;
+  CancellationToken cancellation;
   manager_.RecvLocalAsync(1, KeyOf(0, 1), {.cancellation = &cancellation}, results_.Writer());
   manager_.RecvLocalAsync(2, KeyOf(0, 1), {.deadline = clock_.Now() + absl::Seconds(3)},
                           results_.Writer());
@@ -277,7 +277,7 @@ TEST_F(Remote, AFetchersErrorIsTheReceivers) {
 // Scenario 47.
 TEST_F(Remote, CancelCallsTheFetchOff) {
   const auto step = Begin(1);
-  Cancellation cancellation;
+  CancellationToken cancellation;
   step->RecvAsync(KeyOf(1, 0), {.cancellation = &cancellation}, results_.Writer());
   cancellation.Cancel();
   EXPECT_THAT(results_.all(),
@@ -397,7 +397,7 @@ TEST_F(Remote, ABlockingReceiveRunsOutOrIsCancelled) {
   Begin(4);
   EXPECT_THAT(manager_.RecvLocal(4, KeyOf(0, 1), absl::Milliseconds(10)).status().ToString(),
               StartsWith("DEADLINE_EXCEEDED: waited 10ms in step 4 for /job:worker/"));
-  Cancellation cancellation;
+  CancellationToken cancellation;
   cancellation.Cancel();
   EXPECT_EQ(manager_.RecvLocal(4, KeyOf(0, 1), kLocalWait, {.cancellation = &cancellation})
                 .status()
@@ -425,7 +425,7 @@ TEST_F(Remote, PendingTellsStepSideAndAge) {
 TEST_F(Remote, EveryFetchEndsOnceHoweverItIsRacedFor) {
   for (int64_t round = 0; round < 200; ++round) {
     const auto step = Begin(1000 + round);
-    Cancellation cancellation;
+    CancellationToken cancellation;
     std::atomic<int> ended = 0;
     constexpr int kFetches = 6;
     for (int i = 0; i < kFetches; ++i) {

@@ -25,7 +25,7 @@ TEST(RendezvousShard, ReceivesMetBeforeTheirDeadline_DeadlinesAreDropped) {
     args.deadline = absl::UnixEpoch() + absl::Seconds(static_cast<int64_t>(id));
     auto item = std::make_unique<RendezvousItem>(
         Key("e"), absl::UnixEpoch(), id, std::move(args), [](absl::Status, Received) {},
-        Cancellation::kNoToken);
+        CancellationToken::kNoCallback);
     RendezvousItem** const link = shard.Find(item->key);
     shard.AddDeadline(*item);
     shard.Append(link, std::move(item));

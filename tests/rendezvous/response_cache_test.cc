@@ -87,7 +87,7 @@ TEST(ResponseCache, ErrorsAreNotKept) {
 TEST(ResponseCache, ACancelledWaitLeavesTheValueToARetry) {
   std::vector<std::string> out;
   ResponseCache cache;
-  Cancellation gone;
+  CancellationToken gone;
   EXPECT_TRUE(cache.Attach(7, kStep, &gone, Into(out)));
   gone.Cancel();
   cache.Complete(7, absl::OkStatus(), Served("v"));
@@ -154,7 +154,7 @@ TEST(ResponseCache, RandomCalls_TablesAgreeAndStayBounded) {
   std::mt19937 random(20261125);
   int attached = 0;
   int answered = 0;
-  std::vector<std::unique_ptr<Cancellation>> cancellations;
+  std::vector<std::unique_ptr<CancellationToken>> cancellations;
   {
     ResponseCache cache({.max_entries = kMaxEntries, .max_bytes = kMaxBytes, .max_forgotten = 5});
     for (int i = 0; i < 20'000; ++i) {
@@ -164,9 +164,9 @@ TEST(ResponseCache, RandomCalls_TablesAgreeAndStayBounded) {
         case 0:
         case 1:
         case 2: {
-          Cancellation* gone = nullptr;
+          CancellationToken* gone = nullptr;
           if (random() % 2 == 0) {
-            cancellations.push_back(std::make_unique<Cancellation>());
+            cancellations.push_back(std::make_unique<CancellationToken>());
             gone = cancellations.back().get();
           }
           ++attached;

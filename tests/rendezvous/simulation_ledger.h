@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 
-#include "rendezvous/cancellation.h"
+#include "base/cancellation_token.h"
 #include "rendezvous/key.h"
 #include "rendezvous/value.h"
 #include "tests/rendezvous/simulation.h"
@@ -55,7 +55,7 @@ struct Outcome {
 struct Receive {
   int64_t id = 0;
   RendezvousKey key;
-  std::shared_ptr<Cancellation> cancellation;
+  std::shared_ptr<CancellationToken> cancellation;
   std::shared_ptr<DeviceContext> context;
   absl::Time deadline = absl::InfiniteFuture();
   // Since when it waits where it waits now.

@@ -89,7 +89,7 @@ std::vector<TableModel::Item> TableModel::Take(
   return taken;
 }
 
-void TableModel::Cancel(const Cancellation& cancellation) {
+void TableModel::Cancel(const CancellationToken& cancellation) {
   const auto is_its = [&cancellation](const RendezvousKey&, const Item& item) {
     return item.receive != nullptr && item.receive->cancellation.get() == &cancellation;
   };
@@ -236,7 +236,7 @@ void StepModel::Fetched(const ReceivePtr& receive, const Outcome& outcome) {
   });
 }
 
-void StepModel::Cancel(const Cancellation& cancellation) {
+void StepModel::Cancel(const CancellationToken& cancellation) {
   table.Cancel(cancellation);
   EndSome([&cancellation](const Waiting& waiting) -> std::optional<Outcome> {
     if (waiting.receive->cancellation.get() != &cancellation) return std::nullopt;

@@ -37,7 +37,7 @@ class TableModel final {
 
   Outcome Send(const RendezvousKey& key, const Value& value, absl::Time now);
   void Recv(const ReceivePtr& receive, absl::Time now);
-  void Cancel(const Cancellation& cancellation);
+  void Cancel(const CancellationToken& cancellation);
   void Expire(absl::Time now);
   void Abort(const Outcome& why);
   size_t Fail(const std::function<std::optional<Outcome>(const RendezvousKey&)>& verdict);
@@ -84,7 +84,7 @@ class StepModel final {
   void RecvLocal(const ReceivePtr& receive, absl::Time now);
   // The fetch of that receive has come back.
   void Fetched(const ReceivePtr& receive, const Outcome& outcome);
-  void Cancel(const Cancellation& cancellation);
+  void Cancel(const CancellationToken& cancellation);
   void Expire(absl::Time now);
   void Abort(const Outcome& why);
   size_t FailTask(const TaskName& task, const Outcome& why);

@@ -35,7 +35,7 @@ struct Call {
   State state = State::kRequested;
   int cancels = 0;
   // The server's receive, and what calls it off.
-  std::shared_ptr<Cancellation> cancellation = std::make_shared<Cancellation>();
+  std::shared_ptr<CancellationToken> cancellation = std::make_shared<CancellationToken>();
   // What came, and what had to come.
   absl::Status status;
   Received received;

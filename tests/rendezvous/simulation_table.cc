@@ -60,7 +60,7 @@ class TableSimulation final {
   int send_percent_ = 50;
   // Deadlines are far away, so that those of receives that were met pile up.
   bool is_patient_ = false;
-  std::vector<std::shared_ptr<Cancellation>> cancellations_;
+  std::vector<std::shared_ptr<CancellationToken>> cancellations_;
   std::unique_ptr<TableModel> model_;
   std::unique_ptr<LocalRendezvous> table_;
   // What ends several at a time does so in an order of its own, in which a callback that joins in
@@ -82,7 +82,7 @@ void TableSimulation::Start() {
         "/job:worker/task:0/gpu:0", absl::StrCat("edge", i / 2), 0, static_cast<uint64_t>(i % 5))));
   }
   cancellations_.resize(4);
-  for (auto& each : cancellations_) each = std::make_shared<Cancellation>();
+  for (auto& each : cancellations_) each = std::make_shared<CancellationToken>();
   model_ = std::make_unique<TableModel>(ledger_, limits_);
   table_ = std::make_unique<LocalRendezvous>(clock_, limits_);
   Log(absl::StrCat("a table: ", key_count, " keys, at most ", limits_.max_waiting, " items, ",
@@ -193,7 +193,7 @@ void TableSimulation::Cancel() {
   cancellation->Cancel();
   may_nest_ = true;
   // A few receives are asked for with one that has been used.
-  if (dice_.Chance(60)) cancellation = std::make_shared<Cancellation>();
+  if (dice_.Chance(60)) cancellation = std::make_shared<CancellationToken>();
 }
 
 void TableSimulation::MoveClock() {

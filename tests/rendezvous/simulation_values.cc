@@ -114,7 +114,7 @@ void WorkersSimulation::WhileIssuing(const CallPtr& call) {
 
 // --- Misfortune
 
-void WorkersSimulation::Cancel(const std::shared_ptr<Cancellation>& cancellation) {
+void WorkersSimulation::Cancel(const std::shared_ptr<CancellationToken>& cancellation) {
   Log("cancel");
   const bool could_nest = std::exchange(may_nest_, false);
   for (Worker& worker : workers_) {

@@ -50,7 +50,7 @@ void WorkersSimulation::Start() {
   step_ids_.resize(3);
   for (int64_t& step_id : step_ids_) step_id = ++last_step_id_;
   cancellations_.resize(3);
-  for (auto& each : cancellations_) each = std::make_shared<Cancellation>();
+  for (auto& each : cancellations_) each = std::make_shared<CancellationToken>();
   Log(absl::StrCat("start with ", workers_.size(), " workers"));
 }
 
@@ -114,7 +114,7 @@ void WorkersSimulation::DoEvent() {
   if (roll < 85) {
     auto& cancellation = cancellations_[static_cast<size_t>(dice_.Roll(3))];
     Cancel(cancellation);
-    if (dice_.Chance(60)) cancellation = std::make_shared<Cancellation>();
+    if (dice_.Chance(60)) cancellation = std::make_shared<CancellationToken>();
     return;
   }
   if (roll < 100) return CheckPending(worker);

@@ -75,7 +75,7 @@ class WorkersSimulation final {
   void WhileIssuing(const CallPtr& call);
 
   // --- Misfortune
-  void Cancel(const std::shared_ptr<Cancellation>& cancellation);
+  void Cancel(const std::shared_ptr<CancellationToken>& cancellation);
   void MoveClock();
   void Die(Worker& worker);
   void HearOfDeath();
@@ -95,7 +95,7 @@ class WorkersSimulation final {
   std::vector<int64_t> step_ids_;
   int64_t last_step_id_ = 0;
   int edge_count_ = 1;
-  std::vector<std::shared_ptr<Cancellation>> cancellations_;
+  std::vector<std::shared_ptr<CancellationToken>> cancellations_;
   // Who is still to hear of whose death.
   std::vector<std::pair<int, int>> news_;
   // Whether a callback may do more than take its value: not while many end, in an order of their

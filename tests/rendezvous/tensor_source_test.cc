@@ -40,7 +40,7 @@ class Source : public ::testing::Test {
     EXPECT_TRUE(step->Initialize({"worker", 0, 0}).ok());
     return step;
   }
-  void Recv(const std::string& key, int64_t request_id, Cancellation* cancellation = nullptr) {
+  void Recv(const std::string& key, int64_t request_id, CancellationToken* cancellation = nullptr) {
     source_.Recv({1, key, request_id}, cancellation,
                  [this](absl::Status status, ServedValue value) {
                    out_.push_back(status.ok() ? value.tensor.strings()[0] : status.ToString());
@@ -120,7 +120,7 @@ TEST_F(Source, AnIdIsTakenOnceAndZeroIsNone) {
 
 // In TensorFlow a request whose client has gone takes the value with it.
 TEST_F(Source, AClientThatHasGoneLeavesTheValueAndItsId) {
-  Cancellation gone;
+  CancellationToken gone;
   Recv(KeyText("e"), 5, &gone);
   gone.Cancel();
   Send("e", "v");
@@ -156,7 +156,7 @@ TEST_F(KeepingSource, ARequestThatComesAgainGetsTheSame) {
 }
 
 TEST_F(KeepingSource, AClientThatHasGoneFindsTheValueWhenItComesBack) {
-  Cancellation gone;
+  CancellationToken gone;
   Recv(KeyText("e"), 5, &gone);
   gone.Cancel();
   Send("e", "v");

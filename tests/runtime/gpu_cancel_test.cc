@@ -175,7 +175,7 @@ TEST(GpuCancel, OneThatComesInSlicesIsCalledOff) {
       },
       [](GpuPeer& peer) {
         Step step = peer.Open();
-        Cancellation cancellation;
+        CancellationToken cancellation;
         Receipt receipt;
         step.RecvAsync(KeyOf(0), {.cancellation = &cancellation}, receipt.callback());
         peer.Meet();

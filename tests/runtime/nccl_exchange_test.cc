@@ -292,7 +292,7 @@ TEST(NcclExchange, ReceivesThatAreCalledOffHoldUpNoOther) {
         ASSERT_TRUE(first.ok()) << first.status();
         std::vector<Receipt> receipts(kCount);
         for (int i = 1; i < kCount; ++i) {
-          Cancellation cancellation;
+          CancellationToken cancellation;
           RecvArgs args;
           args.cancellation = &cancellation;
           Receipt& receipt = receipts[static_cast<size_t>(i)];

@@ -332,7 +332,7 @@ TEST(NcclFailure, WithoutNcclOnOneSideItIsStaged) {
           query.bytes = kBytes;
           query.source_place = {MemorySpace::kCuda, 0};
           query.destination_place = {MemorySpace::kCuda, 1};
-          const auto choice = ChoosePath(peer.exchange().transports(), query, {});
+          const auto choice = ExplainPath(peer.exchange().transports(), query, {});
           ASSERT_TRUE(choice.ok()) << choice.status();
           EXPECT_THAT(Explain(*choice), HasSubstr(reason));
         },

@@ -123,6 +123,28 @@ TEST(HostileXml, EntitiesAndDocumentTypesAreRefused) {
                 "line 1: a document type");
 }
 
+// What is skipped for NCCL's sake is still XML.
+TEST(HostileXml, FaultsInsideElementsThatAreIgnored_AreFound) {
+  ExpectInvalid(InCpu("<thing>\nwords</thing>"), "line 4: text \"words\" between the elements");
+  ExpectInvalid(InCpu("<thing a=\"1\"\nb=\"&x;\"/>"), "line 4: <thing> of line 3: '&'");
+  ExpectInvalid(InCpu("<thing/></other>"), "line 3: </other> where <cpu> of line 2 must be closed");
+}
+
+// Closing tags and comments between the last element and the fault.
+TEST(HostileXml, NestingFaultsBehindComments_NameTheElementThatIsOpen) {
+  ExpectInvalid(InCpu("<thing>\n<!-- </thing></cpu> -->\n</thing >\n</thing>"),
+                "line 6: </thing> where <cpu> of line 2 must be closed first");
+  ExpectInvalid("<system version=\"1\">\n<cpu numaid=\"0\">\n</cpu><?x </system>?>\n",
+                "line 4: <system> of line 1 is still open where the file ends");
+}
+
+TEST(HostileXml, PredefinedEntitiesInValues_AreReplacedOnce) {
+  const auto topology =
+      ReadNcclXml("<system version=\"1\" name=\"&amp;lt; &lt;&gt;&quot;&apos;\"/>");
+  ASSERT_TRUE(topology.ok()) << topology.status();
+  EXPECT_EQ(topology->system.Attribute("name"), "&lt; <>\"'");
+}
+
 TEST(HostileXml, MalformedAttributesAreRefused) {
   ExpectInvalid(InCpu("<pci busid=0000:10:00.0/>"), "line 3: <pci>");
   ExpectInvalid(InCpu("<pci busid=\"0000:10:00.0\" class/>"), "line 3: <pci>");

@@ -3,6 +3,7 @@
 #include "transport/seen_costs.h"
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <gmock/gmock.h>
@@ -197,10 +198,10 @@ TEST(PathChoiceTest, FollowsWhatIsSeenAndGivesAnotherChance) {
   query.seen = &costs;
   const auto choose = [&] {
     query.now = clock.Now();
-    const int picked = PickPath(transports, query, {});
-    const absl::StatusOr<PathChoice> choice = ChoosePath(transports, query, {});
+    const std::optional<size_t> picked = SelectPath(transports, query, {}, nullptr);
+    const absl::StatusOr<PathExplanation> choice = ExplainPath(transports, query, {});
     EXPECT_TRUE(choice.ok());
-    EXPECT_EQ(choice->transport, static_cast<size_t>(picked));
+    EXPECT_EQ(picked, choice->transport);
     return std::string(transports[choice->transport]->name());
   };
   EXPECT_EQ(choose(), "fast");
@@ -234,17 +235,66 @@ TEST(PathChoiceTest, ASlowLaneMakesNoOtherPathTheCheapest) {
   query.seen = &costs;
   query.now = clock.Now();
   costs.SawLane(absl::Milliseconds(2), clock.Now());
-  EXPECT_EQ(PickPath(transports, query, {}), 0);
-  const absl::StatusOr<PathChoice> choice = ChoosePath(transports, query, {});
+  EXPECT_EQ(SelectPath(transports, query, {}, nullptr), 0u);
+  const absl::StatusOr<PathExplanation> choice = ExplainPath(transports, query, {});
   ASSERT_TRUE(choice.ok());
   EXPECT_EQ(choice->candidates[1].cost->latency, absl::Milliseconds(2));
   EXPECT_EQ(choice->candidates[1].cost->latency_basis, CostBasis::kSeen);
   // Nor one that has been measured in a better moment.
   for (int i = 0; i < 100; ++i) costs.SawTransfer(1, 64, absl::Microseconds(16), clock.Now());
-  const absl::StatusOr<PathChoice> again = ChoosePath(transports, query, {});
+  const absl::StatusOr<PathExplanation> again = ExplainPath(transports, query, {});
   ASSERT_TRUE(again.ok());
   EXPECT_EQ(again->transport, 0u);
   EXPECT_EQ(again->candidates[1].cost->latency, absl::Milliseconds(2));
+}
+
+// Nothing is cheaper than what takes no longer than its ticket, whatever the others claim.
+TEST(PathChoiceTest, ATicketAlone_SelectedWithAndWithoutAnExplanation) {
+  TransportList transports;
+  transports.push_back(std::make_unique<SayingTransport>(
+      "shm", PathCost{absl::Microseconds(1), kNoCopy}, /*is_as_fast_as_lane=*/true));
+  transports.push_back(
+      std::make_unique<SayingTransport>("boaster", PathCost{absl::Nanoseconds(1), kNoCopy}));
+  Endpoint ends[2];
+  ends[0].peer = {0, 1};
+  ends[1].peer = {1, 2};
+  PathQuery query = {.source = &ends[0], .destination = &ends[1], .bytes = kMiB};
+  for (const bool is_in_arena : {true, false}) {
+    query.is_in_arena = is_in_arena;
+    PathExplanation explanation;
+    const std::optional<size_t> expected = is_in_arena ? 0 : 1;
+    EXPECT_EQ(SelectPath(transports, query, {}, nullptr), expected);
+    EXPECT_EQ(SelectPath(transports, query, {}, &explanation), expected);
+    EXPECT_EQ(explanation.transport, expected);
+    ASSERT_EQ(explanation.candidates.size(), 2u);
+    EXPECT_EQ(explanation.cost.latency, explanation.candidates[*expected].cost->latency);
+  }
+}
+
+TEST(PathChoiceTest, WithinAProcess_SelectsNoTransportAndExplainsLocal) {
+  TransportList transports;
+  transports.push_back(
+      std::make_unique<SayingTransport>("fast", PathCost{absl::Nanoseconds(1), 1e9}));
+  Endpoint ends[2];
+  ends[0].peer = {0, 1};
+  ends[1].peer = {0, 1};
+  PathQuery query = {.source = &ends[0], .destination = &ends[1], .bytes = kMiB};
+  for (const char* required : {"", "fast", "local"}) {
+    const PathPolicy policy = {.require = required};
+    EXPECT_EQ(SelectPath(transports, query, policy, nullptr), std::nullopt);
+    const absl::StatusOr<PathExplanation> path = ExplainPath(transports, query, policy);
+    ASSERT_TRUE(path.ok()) << path.status();
+    EXPECT_EQ(Explain(*path),
+              "not fast (0.001us + 1.0 GB/s, assumed); local (0.075us assumed, no copy)");
+  }
+  query.local_exchange = absl::Nanoseconds(90);
+  EXPECT_THAT(Explain(*ExplainPath(transports, query, {})),
+              HasSubstr("local (0.09us measured at start, no copy)"));
+  ends[1].peer = {1, 2};
+  EXPECT_EQ(
+      ExplainPath(transports, query, {.require = "local"}).status(),
+      absl::FailedPreconditionError("the required transport cannot connect node 0 and node 1: "
+                                    "local: they are two processes, node 0 and node 1"));
 }
 
 // Each end in a GPU's memory takes a copy of its own, in latency as in rate.
@@ -260,7 +310,7 @@ TEST(PathChoiceTest, TensorsInGpuMemory_EachEndAddsOneCopy) {
     PathQuery query = {.source = &ends[0], .destination = &ends[1], .bytes = kMiB};
     query.source_place = from;
     query.destination_place = to;
-    return ChoosePath(transports, query, {})->cost;
+    return ExplainPath(transports, query, {})->cost;
   };
   const PathCost host = cost({}, {});
   const PathCost one = cost(gpu, {});
@@ -293,7 +343,7 @@ TEST(PathChoiceTest, SaysHowEachNumberIsKnown) {
   PathQuery query = {.source = &ends[0], .destination = &ends[1], .bytes = kMiB};
   query.seen = &costs;
   query.now = clock.Now();
-  absl::StatusOr<PathChoice> choice = ChoosePath(transports, query, {});
+  absl::StatusOr<PathExplanation> choice = ExplainPath(transports, query, {});
   ASSERT_TRUE(choice.ok());
   EXPECT_EQ(Explain(*choice),
             "near (0.075us measured at start, no copy); not far (50us + 1.0 GB/s, assumed); "
@@ -301,30 +351,30 @@ TEST(PathChoiceTest, SaysHowEachNumberIsKnown) {
   costs.SawBytes(1, kMiB, absl::Seconds(1.0 * kMiB / 1e9), clock.Now());
   clock.Advance(absl::Seconds(4));
   query.now = clock.Now();
-  const absl::StatusOr<PathChoice> later = ChoosePath(transports, query, {});
+  const absl::StatusOr<PathExplanation> later = ExplainPath(transports, query, {});
   EXPECT_THAT(Explain(*later), HasSubstr("not far (50us assumed + 1.0 GB/s measured 4s ago)"));
   EXPECT_NE(SortOf(*choice), SortOf(*later));
-  PathChoice other = *choice;
+  PathExplanation other = *choice;
   other.candidates[0].cost->latency = absl::Nanoseconds(90);
   EXPECT_EQ(SortOf(*choice), SortOf(other));
-  const PathChoice both[] = {*choice, other};
+  const PathExplanation both[] = {*choice, other};
   EXPECT_THAT(Explain(both), HasSubstr("near (0.075us to 0.09us measured at start, no copy)"));
 }
 
 // Names and reasons come from other processes.
 TEST(PathChoiceTest, WhatIsNotAlikeIsNotTakenForIt) {
   const PathCost cost = {absl::Microseconds(1), 1e9};
-  PathChoice two;
+  PathExplanation two;
   two.transport = 9;
   two.candidates = {{"a", absl::UnavailableError("x")}, {"b", absl::UnavailableError("y")}};
-  PathChoice one;
+  PathExplanation one;
   one.transport = 9;
   one.candidates = {{"a", absl::UnavailableError("x\nb\ny")}};
   EXPECT_NE(SortOf(one), SortOf(two));
-  PathChoice allowed;
+  PathExplanation allowed;
   allowed.transport = 9;
   allowed.candidates = {{"a", cost}};
-  PathChoice refused;
+  PathExplanation refused;
   refused.transport = 9;
   refused.candidates = {{"a", absl::UnavailableError("0 0 0 0 ")}};
   EXPECT_NE(SortOf(allowed), SortOf(refused));

@@ -215,7 +215,7 @@ class CollectiveWorld final {
   struct WorldWorker {
     std::shared_ptr<WorldExchange> exchange;
     std::unique_ptr<StepCollectives> collectives;
-    Cancellation cancellation;
+    CancellationToken cancellation;
     absl::Status abort;
     absl::Status death;
   };
@@ -224,7 +224,7 @@ class CollectiveWorld final {
     RendezvousKey key;
     RecvArgs args;
     RecvCallback done;
-    Cancellation::Token token = Cancellation::kNoToken;
+    CancellationToken::CallbackId token = CancellationToken::kNoCallback;
   };
 
   // Takes its time, as devices do.
@@ -270,13 +270,13 @@ class CollectiveWorld final {
     if (!from.death.ok()) return std::move(done)(from.death, {});
     if (!from.abort.ok()) return std::move(done)(MakeDerived(from.abort), {});
     const int64_t id = ++last_id_;
-    Cancellation* const cancellation = args.cancellation;
+    CancellationToken* const cancellation = args.cancellation;
     waiting_.emplace(id, Waiting{worker, key, std::move(args), std::move(done)});
     if (cancellation != nullptr) {
       const auto token = cancellation->Register([this, id] {
         End(id, MakeDerived(absl::CancelledError("RecvAsync is cancelled.")), false);
       });
-      if (token == Cancellation::kNoToken) {
+      if (token == CancellationToken::kNoCallback) {
         return End(id, MakeDerived(absl::CancelledError("RecvAsync is cancelled.")), false);
       }
       waiting_.at(id).token = token;

@@ -119,12 +119,12 @@ class HeldExchange final : public StepExchange {
       } else if (!abort_.ok()) {
         status = abort_;
       } else {
-        Cancellation* const cancellation = args.cancellation;
+        CancellationToken* const cancellation = args.cancellation;
         waiting_[edge] = {std::move(args), std::move(done)};
         const auto token = cancellation->Register([this, edge] {
           Answer(edge, MakeDerived(absl::CancelledError("RecvAsync is cancelled.")), {}, false);
         });
-        if (token != Cancellation::kNoToken) {
+        if (token != CancellationToken::kNoCallback) {
           waiting_[edge].token = token;
           return;
         }
@@ -185,7 +185,7 @@ class HeldExchange final : public StepExchange {
   struct Waiting {
     RecvArgs args;
     RecvCallback done;
-    Cancellation::Token token = Cancellation::kNoToken;
+    CancellationToken::CallbackId token = CancellationToken::kNoCallback;
   };
 
   mutable absl::Mutex mu_;

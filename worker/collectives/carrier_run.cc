@@ -23,7 +23,7 @@ void CarrierRun::Start() {
   token_ = work_.cancellation->Register([weak = weak_from_this(), cancelled] {
     if (const auto strong = weak.lock()) strong->Fail(cancelled());
   });
-  if (token_ == Cancellation::kNoToken) {
+  if (token_ == CancellationToken::kNoCallback) {
     Fail(cancelled());
   } else if (absl::Status status = Issue(); !status.ok()) {
     Fail(std::move(status));
@@ -33,7 +33,7 @@ void CarrierRun::Start() {
 
 void CarrierRun::EndOne() {
   if (under_way_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  if (token_ != Cancellation::kNoToken) work_.cancellation->Deregister(token_);
+  if (token_ != CancellationToken::kNoCallback) work_.cancellation->Deregister(token_);
   OnEnd();
   absl::Status status = failure();
   RecvCallback done = std::move(done_);

@@ -13,7 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 
-#include "rendezvous/cancellation.h"
+#include "base/cancellation_token.h"
 #include "rendezvous/key.h"
 #include "worker/collectives/collective_carrier.h"
 #include "worker/step_exchange.h"
@@ -61,13 +61,13 @@ class CarrierRun : public std::enable_shared_from_this<CarrierRun> {
   const std::shared_ptr<StepExchange> exchange_;
   const CollectiveWork work_;
   // Of receives.
-  Cancellation cancellation_;
+  CancellationToken cancellation_;
   // What the member gets.
   Received result_;
 
  private:
   RecvCallback done_;
-  Cancellation::Token token_ = Cancellation::kNoToken;
+  CancellationToken::CallbackId token_ = CancellationToken::kNoCallback;
   // Start is the first.
   std::atomic<int> under_way_{1};
   std::atomic<bool> has_failed_{false};

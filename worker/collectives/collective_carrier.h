@@ -13,7 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
-#include "rendezvous/cancellation.h"
+#include "base/cancellation_token.h"
 #include "rendezvous/value.h"
 #include "worker/collectives/collective_node.h"
 #include "worker/kernel.h"
@@ -38,7 +38,7 @@ struct CollectiveWork {
   // Of the whole of it.
   absl::Time deadline = absl::InfiniteFuture();
   // Outlives the work.
-  Cancellation* cancellation = nullptr;
+  CancellationToken* cancellation = nullptr;
 };
 
 // Thread-safe. One for each way of doing it: over the rendezvous, or by a library of the devices'.

@@ -47,7 +47,7 @@ struct StepCollectives::Joining {
 };
 
 void StepCollectives::Run(const CollectiveNode& node, const KernelEnvironment& environment,
-                          absl::Span<const Tensor> inputs, Cancellation* cancellation,
+                          absl::Span<const Tensor> inputs, CancellationToken* cancellation,
                           RecvCallback done) {
   auto joining = std::make_shared<Joining>();
   joining->done = std::move(done);

@@ -30,7 +30,7 @@ class StepCollectives final {
   //   done: once, on any thread, perhaps inside, with what the node gives.
   //   Errors: as GroupTable and CollectiveCarrier; DEADLINE_EXCEEDED when the leader says nothing.
   void Run(const CollectiveNode& node, const KernelEnvironment& environment,
-           absl::Span<const Tensor> inputs, Cancellation* cancellation, RecvCallback done);
+           absl::Span<const Tensor> inputs, CancellationToken* cancellation, RecvCallback done);
 
  private:
   struct Joining;

@@ -155,10 +155,10 @@ TEST(AgentErrors, FailedAttemptsAreToldWithTheirReason) {
   ErrorLog log;
   AgentOptions options = RankOptions(address, 0);
   options.on_attempt_failed = log.Writer();
-  ConnectStop stop = options.connect_stop;
+  const std::shared_ptr<CancellationToken> stop = options.connect_stop;
   auto connect = InBackground([options] { return Agent::Connect(options); });
   EXPECT_THAT(log.WaitForFirst(), Fails(StatusCode::kUnavailable, HasSubstr("refused")));
-  stop.Stop(absl::CancelledError("enough"));
+  stop->Cancel(absl::CancelledError("enough"));
   EXPECT_THAT(Await(connect), Fails(StatusCode::kCancelled));
 }
 
@@ -192,11 +192,11 @@ TEST(AgentErrors, OnceAllHaveLeftAFailedJobTheNextOneBegins) {
 TEST(AgentConnectStop, TheOthersGoOnWaitingForWhoGivesUp) {
   TestServer server(BarrierOptions(3));
   AgentOptions impatient = RankOptions(server.address(), 0);
-  ConnectStop stop = impatient.connect_stop;
+  const std::shared_ptr<CancellationToken> stop = impatient.connect_stop;
   auto first = InBackground([impatient] { return Agent::Connect(impatient); });
   auto second = InBackground([&] { return Agent::Connect(RankOptions(server.address(), 1)); });
   ASSERT_TRUE(Eventually([&] { return HasJoining(server, 0) && HasJoining(server, 1); }));
-  stop.Stop(absl::CancelledError("stopped by SIGTERM"));
+  stop->Cancel(absl::CancelledError("stopped by SIGTERM"));
   EXPECT_THAT(Await(first), Fails(StatusCode::kCancelled, HasSubstr("stopped by SIGTERM")));
   EXPECT_FALSE(HasJoining(server, 0));
   EXPECT_TRUE(HasJoining(server, 1));
@@ -219,7 +219,7 @@ TEST(AgentConnectStop, WhoHasBeenCountedInTellsTheOthersWhyItDoesNotCome) {
   };
   AgentOptions impatient = with_devices(0);
   // It sends its devices, and the other one never does.
-  ConnectStop stop = impatient.connect_stop;
+  const std::shared_ptr<CancellationToken> stop = impatient.connect_stop;
   ErrorLog log;
   AgentOptions other = RankOptions(server.address(), 1);
   other.on_error = log.Writer();
@@ -227,7 +227,7 @@ TEST(AgentConnectStop, WhoHasBeenCountedInTellsTheOthersWhyItDoesNotCome) {
   const auto second = Agent::Connect(other);
   ASSERT_THAT(second, IsOk());
   ASSERT_TRUE(server.WaitUntilAwaited("devices"));
-  stop.Stop(absl::CancelledError("stopped by SIGTERM"));
+  stop->Cancel(absl::CancelledError("stopped by SIGTERM"));
   EXPECT_THAT(Await(first), Fails(StatusCode::kCancelled, HasSubstr("stopped by SIGTERM")));
   EXPECT_THAT(log.WaitForFirst(), Fails(StatusCode::kAborted, HasSubstr("stopped by SIGTERM")));
 }
@@ -240,26 +240,26 @@ TEST(AgentConnectStop, WithoutACoordinatorItEndsAtOnce) {
   }
   AgentOptions options = RankOptions(address, 0);
   options.connect_timeout = absl::Hours(1);
-  ConnectStop stop = options.connect_stop;
+  const std::shared_ptr<CancellationToken> stop = options.connect_stop;
   auto connect = InBackground([options] { return Agent::Connect(options); });
   absl::SleepFor(absl::Milliseconds(50));
   EXPECT_TRUE(IsPending(connect));
-  stop.Stop(absl::CancelledError("enough"));
+  stop->Cancel(absl::CancelledError("enough"));
   EXPECT_THAT(Await(connect), Fails(StatusCode::kCancelled, HasSubstr("enough")));
 }
 
 TEST(AgentConnectStop, BeforeItNothingIsBegunAndAfterItNothingEnds) {
   TestServer server(1);
   AgentOptions options = RankOptions(server.address(), 0);
-  ConnectStop late = options.connect_stop;
+  const std::shared_ptr<CancellationToken> late = options.connect_stop;
   const auto agent = Agent::Connect(options);
   ASSERT_THAT(agent, IsOk());
-  late.Stop(absl::CancelledError("too late"));
+  late->Cancel(absl::CancelledError("too late"));
   EXPECT_THAT((*agent)->Set("k", "v"), IsOk());
   EXPECT_THAT((*agent)->Leave(), IsOk());
 
   AgentOptions next = RankOptions(server.address(), 0);
-  next.connect_stop.Stop(absl::CancelledError("too early"));
+  next.connect_stop->Cancel(absl::CancelledError("too early"));
   EXPECT_THAT(Agent::Connect(next), Fails(StatusCode::kCancelled, HasSubstr("too early")));
 }
 

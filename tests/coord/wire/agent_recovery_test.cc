@@ -55,14 +55,14 @@ TEST(AgentRecovery, ProcessThatCouldNotJoinAndWasKilled_FailsNoLaterStart) {
   TcpProxy proxy(server->port());
   AgentOptions refused = ToolOptions(proxy.address());
   refused.cannot_join = absl::FailedPreconditionError("RANK=7 must be below WORLD_SIZE=2");
-  ConnectStop stop = refused.connect_stop;
+  const std::shared_ptr<CancellationToken> stop = refused.connect_stop;
   auto connect = InBackground([&refused] { return Agent::Connect(refused); });
   ASSERT_TRUE(server.WaitUntilParked(1));
   proxy.SetRefusing(true);
   proxy.Cut();
   EXPECT_TRUE(server.WaitUntilParked(0));
   for (const auto& agent : ConnectAll(server, 2)) EXPECT_NE(agent, nullptr);
-  stop.Stop(absl::CancelledError("killed"));
+  stop->Cancel(absl::CancelledError("killed"));
   EXPECT_THAT(Await(connect), Fails(StatusCode::kCancelled));
 }
 

@@ -112,7 +112,7 @@ TEST_P(Forms, TheDestinationIsFilledWhereItLies) {
 
 // Scenario 47; the value is left to whoever asks next.
 TEST_P(Forms, ACancelledReceiveCallsItsRequestOff) {
-  Cancellation cancellation;
+  CancellationToken cancellation;
   const Receiving receiving = pair_.Recv("e", {.cancellation = &cancellation});
   ASSERT_TRUE(pair_.source.WaitUntilPending(1));
   cancellation.Cancel();

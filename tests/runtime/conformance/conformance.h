@@ -87,7 +87,7 @@ class Conformance : public ::testing::TestWithParam<Way> {
   }
   // Asks for what is, or will be, sent as `like`.
   Receipt Receive(int64_t step, const RendezvousKey& key, const Tensor& like,
-                  Cancellation* cancellation = nullptr) {
+                  CancellationToken* cancellation = nullptr) {
     RecvArgs args;
     args.cancellation = cancellation;
     if (GetParam().is_into_buffer) args.destination = *Tensor::Allocate(like.dtype(), like.shape());

@@ -15,7 +15,7 @@ using ConformanceOfEnds = Conformance;
 using ConformanceOfPeers = Conformance;
 
 TEST_P(ConformanceOfEnds, CancelWhilePendingLeavesTheValueToOthers) {
-  Cancellation cancellation;
+  CancellationToken cancellation;
   RecvArgs args;
   args.cancellation = &cancellation;
   Receipt cancelled;
@@ -42,7 +42,7 @@ TEST_P(ConformanceOfEnds, CancelAtAnyTimeNeverHangsOrMixesUp) {
   for (int i = 0; i < 300; ++i) {
     const RendezvousKey key = KeyTo(absl::StrCat("x", i));
     const Tensor sent = Pattern(DataType::kUint8, {40'000}, static_cast<uint32_t>(i));
-    Cancellation cancellation;
+    CancellationToken cancellation;
     Receipt receipt = Receive(1, key, sent, &cancellation);
     std::thread canceller([&cancellation, pause = random() % 200] {
       absl::SleepFor(absl::Microseconds(pause));

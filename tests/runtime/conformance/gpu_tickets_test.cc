@@ -61,7 +61,7 @@ TEST_P(GpuTickets, ThatAreGarbageOrCutOffEndTheirLaneAndNothingElse) {
     };
     for (size_t i = 0; i < bodies.size(); ++i) {
       rogue.Do([&] { body = bodies[i]; });
-      Cancellation cancellation;
+      CancellationToken cancellation;
       RecvArgs args;
       args.cancellation = &cancellation;
       Receipt receipt;

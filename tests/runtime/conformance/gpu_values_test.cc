@@ -277,7 +277,7 @@ TEST_P(GpuConformance, CancelAndAbortAtAnyTime) {
           other.RecvAsync(Key("never"), {}, of_other.callback());
           peer.Meet();
           for (int i = 0; i < kCount; ++i) {
-            Cancellation cancellation;
+            CancellationToken cancellation;
             RecvArgs args;
             args.cancellation = &cancellation;
             Receipt receipt;

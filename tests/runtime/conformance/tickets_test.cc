@@ -105,10 +105,10 @@ TEST_P(ConformanceOfTickets, ThatAreGarbageOrCutOffEndTheirLaneAndNothingElse) {
       for (char& each : body) each = static_cast<char>((*random)());
     });
   }
-  // Of a transport that there is not, of one that is within a process, and of more than there is.
+  // Of transports that there are not, and of more than there is.
   changes.push_back([](TicketMessage& ticket, std::string&) { ticket.transport = 200; });
-  changes.push_back([local = rogue.NumberOf("local")](TicketMessage& ticket, std::string&) {
-    ticket.transport = static_cast<uint8_t>(local);
+  changes.push_back([count = rogue.transports().size()](TicketMessage& ticket, std::string&) {
+    ticket.transport = static_cast<uint8_t>(count + 1);
   });
   changes.push_back([](TicketMessage& ticket, std::string&) { ticket.id += 1000; });
   if (!over_tcp()) {

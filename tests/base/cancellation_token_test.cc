@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Callbacks are called once, and not once they are taken back.
-#include "rendezvous/cancellation.h"
+#include "base/cancellation_token.h"
 
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "absl/status/status.h"
+
 namespace ferry {
 namespace {
 
-TEST(Cancellation, CallsWhatIsRegisteredOnce) {
-  Cancellation cancellation;
+TEST(CancellationToken, CallsWhatIsRegisteredOnce) {
+  CancellationToken cancellation;
   int calls = 0;
   const auto token = cancellation.Register([&calls] { ++calls; });
-  EXPECT_NE(token, Cancellation::kNoToken);
+  EXPECT_NE(token, CancellationToken::kNoCallback);
   EXPECT_FALSE(cancellation.is_cancelled());
   cancellation.Cancel();
   cancellation.Cancel();
@@ -22,8 +24,8 @@ TEST(Cancellation, CallsWhatIsRegisteredOnce) {
   EXPECT_FALSE(cancellation.Deregister(token));
 }
 
-TEST(Cancellation, ForgetsWhatIsDeregistered) {
-  Cancellation cancellation;
+TEST(CancellationToken, ForgetsWhatIsDeregistered) {
+  CancellationToken cancellation;
   int calls = 0;
   const auto token = cancellation.Register([&calls] { ++calls; });
   EXPECT_TRUE(cancellation.Deregister(token));
@@ -32,19 +34,19 @@ TEST(Cancellation, ForgetsWhatIsDeregistered) {
   EXPECT_EQ(calls, 0);
 }
 
-TEST(Cancellation, KeepsNothingOnceCancelled) {
-  Cancellation cancellation;
+TEST(CancellationToken, KeepsNothingOnceCancelled) {
+  CancellationToken cancellation;
   cancellation.Cancel();
   int calls = 0;
-  EXPECT_EQ(cancellation.Register([&calls] { ++calls; }), Cancellation::kNoToken);
+  EXPECT_EQ(cancellation.Register([&calls] { ++calls; }), CancellationToken::kNoCallback);
   EXPECT_EQ(calls, 0);
 }
 
 // Many watch one, come and go, and each is told once or not at all.
-TEST(Cancellation, KeepsThoseOfManyApart) {
-  Cancellation cancellation;
+TEST(CancellationToken, KeepsThoseOfManyApart) {
+  CancellationToken cancellation;
   std::vector<int> calls(6, 0);
-  std::vector<Cancellation::Token> tokens;
+  std::vector<CancellationToken::CallbackId> tokens;
   for (int& each : calls) tokens.push_back(cancellation.Register([&each] { ++each; }));
   EXPECT_TRUE(cancellation.Deregister(tokens[0]));
   EXPECT_TRUE(cancellation.Deregister(tokens[3]));
@@ -59,17 +61,36 @@ TEST(Cancellation, KeepsThoseOfManyApart) {
 }
 
 // A callback may register and deregister others.
-TEST(Cancellation, MayBeUsedFromItsCallbacks) {
-  Cancellation cancellation;
-  Cancellation::Token second = Cancellation::kNoToken;
+TEST(CancellationToken, MayBeUsedFromItsCallbacks) {
+  CancellationToken cancellation;
+  CancellationToken::CallbackId second = CancellationToken::kNoCallback;
   bool second_was_there = true;
   cancellation.Register([&] {
     second_was_there = cancellation.Deregister(second);
-    EXPECT_EQ(cancellation.Register([] {}), Cancellation::kNoToken);
+    EXPECT_EQ(cancellation.Register([] {}), CancellationToken::kNoCallback);
   });
   second = cancellation.Register([] {});
   cancellation.Cancel();
   EXPECT_FALSE(second_was_there);
+}
+
+TEST(CancellationToken, FirstReason_Counts) {
+  CancellationToken cancellation;
+  absl::Status seen;
+  cancellation.Register([&] { seen = cancellation.status(); });
+  EXPECT_FALSE(cancellation.Cancel(absl::OkStatus()));
+  EXPECT_FALSE(cancellation.is_cancelled());
+  EXPECT_TRUE(cancellation.status().ok());
+  EXPECT_TRUE(cancellation.Cancel(absl::AbortedError("first")));
+  EXPECT_FALSE(cancellation.Cancel(absl::InternalError("second")));
+  EXPECT_EQ(cancellation.status(), absl::AbortedError("first"));
+  EXPECT_EQ(seen, absl::AbortedError("first"));
+}
+
+TEST(CancellationToken, WithoutAReason_SaysCancelled) {
+  CancellationToken cancellation;
+  EXPECT_TRUE(cancellation.Cancel());
+  EXPECT_EQ(cancellation.status().code(), absl::StatusCode::kCancelled);
 }
 
 }  // namespace

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// NonBlockingWriter: pipes that are full, files, sockets, streams in memory, and readers that go.
+#include "base/non_blocking_writer.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <string>
+
+#include <gtest/gtest.h>
+
+namespace ferry {
+namespace {
+
+// A stream to one end of a pipe or of a pair of sockets.
+class Stream {
+ public:
+  explicit Stream(bool is_socket) {
+    int ends[2] = {-1, -1};
+    EXPECT_EQ(is_socket ? socketpair(AF_UNIX, SOCK_STREAM, 0, ends) : pipe(ends), 0);
+    reader_ = UniqueFd(ends[0]);
+    fcntl(reader_.get(), F_SETFL, O_NONBLOCK);
+    file_ = fdopen(ends[1], "w");
+  }
+  ~Stream() { std::fclose(file_); }
+
+  std::FILE* file() { return file_; }
+  // Everything that is there to be read.
+  std::string Read() {
+    std::string text;
+    char buffer[65536];
+    while (true) {
+      const ssize_t count = read(reader_.get(), buffer, sizeof(buffer));
+      if (count <= 0) return text;
+      text.append(buffer, static_cast<size_t>(count));
+    }
+  }
+  void CloseReader() { reader_.Reset(); }
+
+ private:
+  UniqueFd reader_;
+  std::FILE* file_ = nullptr;
+};
+
+std::string Pattern(size_t bytes) {
+  std::string text(bytes, '\0');
+  for (size_t i = 0; i < bytes; ++i) text[i] = static_cast<char>('a' + i % 23 + i / 4096 % 3);
+  return text;
+}
+
+class NonBlockingWriterStreams : public ::testing::TestWithParam<bool> {};
+
+TEST_P(NonBlockingWriterStreams, FullPipe_KeepsTheRestInOrder) {
+  Stream stream(GetParam());
+  NonBlockingWriter writer(stream.file());
+  const std::string sent = Pattern(3 << 20);
+  for (size_t at = 0; at < sent.size(); at += 100'000) {
+    ASSERT_EQ(writer.Write(absl::string_view(sent).substr(at, 100'000)), 0);
+  }
+  EXPECT_GT(writer.waiting(), 0u);
+  std::string read = stream.Read();
+  while (writer.waiting() > 0) {
+    ASSERT_EQ(writer.Flush(), 0);
+    const std::string more = stream.Read();
+    ASSERT_FALSE(more.empty());
+    read += more;
+  }
+  EXPECT_TRUE(read == sent);
+}
+
+TEST_P(NonBlockingWriterStreams, Flush_WritesNoMoreThanItIsTold) {
+  Stream stream(GetParam());
+  NonBlockingWriter writer(stream.file());
+  ASSERT_TRUE(writer.Append("first"));
+  ASSERT_EQ(writer.Flush(2), 0);
+  EXPECT_EQ(stream.Read(), "fi");
+  EXPECT_EQ(writer.waiting(), 3u);
+  ASSERT_TRUE(writer.Append(", second"));
+  ASSERT_EQ(writer.Flush(), 0);
+  EXPECT_EQ(stream.Read(), "rst, second");
+}
+
+TEST_P(NonBlockingWriterStreams, ReaderHasGone_FailsAndDropsWhatWaits) {
+  std::signal(SIGPIPE, SIG_IGN);
+  Stream stream(GetParam());
+  NonBlockingWriter writer(stream.file());
+  EXPECT_EQ(writer.FindLoss(), 0);
+  ASSERT_TRUE(writer.Append("x"));
+  stream.CloseReader();
+  EXPECT_EQ(writer.FindLoss(), EPIPE);
+  EXPECT_EQ(writer.Flush(), EPIPE);
+  EXPECT_EQ(writer.waiting(), 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, NonBlockingWriterStreams, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Socket" : "Pipe"; });
+
+TEST(NonBlockingWriter, MoreThanMayWait_IsRefusedForEver) {
+  Stream stream(/*is_socket=*/false);
+  int wakes = 0;
+  NonBlockingWriter writer(stream.file(),
+                           {.max_waiting_bytes = 10, .on_waiting = [&wakes] { ++wakes; }});
+  EXPECT_TRUE(writer.Append("12345"));
+  EXPECT_TRUE(writer.Append("67890"));
+  EXPECT_EQ(wakes, 1);
+  EXPECT_FALSE(writer.Append("x"));
+  ASSERT_EQ(writer.Flush(), 0);
+  EXPECT_FALSE(writer.Append("x")) << "there would be a gap";
+  EXPECT_EQ(stream.Read(), "1234567890");
+}
+
+TEST(NonBlockingWriter, OnceWritten_WakesAgain) {
+  Stream stream(/*is_socket=*/false);
+  int wakes = 0;
+  NonBlockingWriter writer(stream.file(), {.on_waiting = [&wakes] { ++wakes; }});
+  for (int i = 1; i <= 3; ++i) {
+    ASSERT_TRUE(writer.Append("line\n"));
+    EXPECT_EQ(wakes, i);
+    ASSERT_EQ(writer.Flush(), 0);
+  }
+}
+
+TEST(NonBlockingWriter, StreamInMemory_IsWrittenByStdio) {
+  char* text = nullptr;
+  size_t size = 0;
+  std::FILE* const file = open_memstream(&text, &size);
+  NonBlockingWriter writer(file);
+  EXPECT_LT(writer.fd(), 0);
+  ASSERT_EQ(writer.Write("in memory"), 0);
+  ASSERT_EQ(writer.Flush(), 0);
+  EXPECT_EQ(std::string(text, size), "in memory");
+  std::fclose(file);
+  std::free(text);
+}
+
+TEST(NonBlockingWriter, FullDisk_FailsWithItsErrno) {
+  std::FILE* const file = std::fopen("/dev/full", "we");
+  ASSERT_NE(file, nullptr);
+  NonBlockingWriter writer(file);
+  ASSERT_TRUE(writer.Append("x"));
+  EXPECT_EQ(writer.Flush(), ENOSPC);
+  EXPECT_EQ(writer.waiting(), 0u);
+  std::fclose(file);
+}
+
+TEST(NonBlockingWriters, OnePlace_KeepsTheOrderOfBoth) {
+  Stream stream(/*is_socket=*/false);
+  std::FILE* const again = fdopen(dup(fileno(stream.file())), "w");
+  {
+    NonBlockingWriters writers(stream.file(), again);
+    EXPECT_EQ(&writers.out(), &writers.err());
+    ASSERT_EQ(writers.out().Write("1"), 0);
+    ASSERT_EQ(writers.err().Write("2"), 0);
+    ASSERT_EQ(writers.out().Write("3"), 0);
+    std::vector<pollfd> polled;
+    writers.AddPolled(polled);
+    EXPECT_EQ(polled.size(), 1u);
+    ASSERT_EQ(writers.Flush(), 0);
+    EXPECT_EQ(writers.waiting(), 0u);
+  }
+  EXPECT_EQ(stream.Read(), "123");
+  std::fclose(again);
+}
+
+}  // namespace
+}  // namespace ferry
