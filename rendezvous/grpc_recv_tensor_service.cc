@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "base/logging.h"
 #include "coord/grpc_bytes.h"
 #include "coord/grpc_raw_service.h"
 #include "proto/ferry_tensor_stream.pb.h"
@@ -45,6 +46,8 @@ class Asked final {
                                                    " has died or given up before it had all of ",
                                                    transfer_->bytes, " bytes"));
     }
+    FERRY_LOG_DEBUG(kTransport, "response is over: step={} request={} {} key={}", step_id_,
+                    request_id_, status, absl::CEscape(key_));
     source_.EndTransfer(transfer_, status);
   }
 
@@ -59,6 +62,9 @@ class Asked final {
     step_id_ = message.step_id();
     key_ = message.rendezvous_key();
     const TensorCall call = {step_id_, message.request_id(), key_};
+    request_id_ = call.request_id;
+    FERRY_LOG_DEBUG(kTransport, "request received: from={} step={} request={} key={}",
+                    context_->peer(), step_id_, request_id_, absl::CEscape(key_));
     absl::Status status = CheckCall(context_->client_metadata(), call);
     if (status.ok()) status = CheckProof(context_->client_metadata(), options.proof, call);
     Count(options, status);
@@ -74,6 +80,9 @@ class Asked final {
   // There is a value, and it is about to be sent.
   void Begin(const ServedValue& value) {
     transfer_ = source_.BeginTransfer(step_id_, key_, value);
+    FERRY_LOG_DEBUG(kTransport, "response sent: step={} request={} path=grpc bytes={} key={}",
+                    step_id_, request_id_, value.is_dead ? 0 : value.tensor.bytes(),
+                    absl::CEscape(key_));
     if (!options.checksum && !FindMark(context_->client_metadata(), kChecksumMark)) return;
     context_->AddTrailingMetadata(kChecksumMark, ChecksumMark(value));
   }
@@ -95,6 +104,7 @@ class Asked final {
   TensorSource& source_;
   grpc::CallbackServerContext* const context_;
   int64_t step_id_ = 0;
+  int64_t request_id_ = 0;
   std::string key_;
   Cancellation cancellation_;
   std::atomic<bool> is_cancelled_{false};
@@ -201,6 +211,8 @@ class RecvTensorService final : public coord::RawService {
         status = absl::InvalidArgumentError("the request is no MarkRecvFinishedRequest");
       }
       if (status.ok()) {
+        FERRY_LOG_DEBUG(kTransport, "acknowledgement received: from={} request={}", context->peer(),
+                        message.request_id());
         source.MarkRecvFinished(message.request_id());
         *response = coord::SerializeMessage(tensorflow::MarkRecvFinishedResponse());
       }

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
+#include "base/logging.h"
 #include "rendezvous/lane_server.h"
 #include "tensor/check_values.h"
 #include "tensor/checksum.h"
@@ -44,6 +45,14 @@ void LaneServer::SendInTicket(const Outgoing& outgoing, TicketMessage ticket) {
     Lose(*outgoing.request, Named(status));
     if (outgoing.is_staged) Unstage(outgoing.request->id);
     return;
+  }
+  if (IsLogged(LogComponent::kTransport, LogLevel::kDebug)) {
+    const Tensor& tensor = outgoing.tensor;
+    PathQuery query =
+        Query(tensor.bytes(), tensor.buffer() != nullptr && tensor.buffer()->arena() != nullptr,
+              exchange_.clock->CoarseNow());
+    query.destination_place = PlaceOf(outgoing.request->key.dst());
+    LogPath(query, "inline");
   }
   ticket.body = {static_cast<const char*>(outgoing.tensor.data()), outgoing.tensor.bytes()};
   Send(*outgoing.request, std::move(ticket), {});
@@ -123,6 +132,7 @@ void LaneServer::Offer(Outgoing outgoing) {
     chosen = static_cast<int>(choice->transport);
   }
   const Transport& transport = *(*exchange_.transports)[static_cast<size_t>(chosen)];
+  if (IsLogged(LogComponent::kTransport, LogLevel::kDebug)) LogPath(query, transport.name());
   const bool takes_it_there = transport.moves_gpu_memory();
   if (!is_on_host && !takes_it_there) return Stage(std::move(outgoing));
   Offered offered = {.transport = static_cast<size_t>(chosen),
