@@ -47,10 +47,10 @@ constexpr size_t kNamedMistakes = 4;
 constexpr size_t kMaxMessageBytes = 3800;
 
 // The index of `name`, or `names`' size.
-template <size_t N>
-size_t Find(const std::array<absl::string_view, N>& names, absl::string_view name) {
+template <size_t kCount>
+size_t Find(const std::array<absl::string_view, kCount>& names, absl::string_view name) {
   size_t i = 0;
-  while (i < N && !absl::EqualsIgnoreCase(names[i], name)) ++i;
+  while (i < kCount && !absl::EqualsIgnoreCase(names[i], name)) ++i;
   return i;
 }
 
@@ -116,7 +116,8 @@ Written WriteToStderr(absl::string_view line) {
     // Somebody else may have filled a pipe since.
     iovec part = {const_cast<char*>(line.data()), line.size()};
     count = S_ISFIFO(about.st_mode) ? pwritev2(STDERR_FILENO, &part, 1, -1, RWF_NOWAIT) : -1;
-    const bool is_unknown = errno == EOPNOTSUPP || errno == ENOSYS || errno == ESPIPE;
+    const bool is_unknown =
+        errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL || errno == ESPIPE;
     if (!S_ISFIFO(about.st_mode) || (count < 0 && is_unknown)) {
       count = write(STDERR_FILENO, line.data(), line.size());
     }
@@ -229,6 +230,7 @@ Log& TheLog() {
 namespace log_internal {
 
 // Of warnings, for what is logged before FERRY_LOG has been read.
+static_assert(kLogComponents == 8);
 constinit std::array<std::atomic<uint8_t>, kLogComponents> least_levels = {
     static_cast<uint8_t>(kUnlessAsked), static_cast<uint8_t>(kUnlessAsked),
     static_cast<uint8_t>(kUnlessAsked), static_cast<uint8_t>(kUnlessAsked),
@@ -319,7 +321,7 @@ void SetLogOutput(std::function<void(absl::string_view line)> output) {
 namespace {
 
 // Before main, so that whatever a program does first is logged, and nobody has to ask for it.
-[[maybe_unused]] const bool has_read_environment = [] {
+[[maybe_unused]] const bool kHasReadEnvironment = [] {
   const char* const text = std::getenv("FERRY_LOG");
   if (text == nullptr) return false;
   const LogSpec spec = ParseLogSpec(text);

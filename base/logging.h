@@ -40,7 +40,7 @@ using LogLevels = std::array<LogLevel, kLogComponents>;
 
 // FERRY_LOG as it was read.
 struct LogSpec {
-  LogLevels levels;
+  LogLevels levels = {};
   // What is wrong with it, on one line that names what would be right; empty: nothing. What is
   // right counts all the same.
   std::string warning;
@@ -106,14 +106,13 @@ inline bool IsLogged(LogComponent component, LogLevel level) {
 // FERRY_LOG_DEBUG(kTransport, "request sent: peer={} step={}", peer, step_id): the arguments are
 // evaluated only if the line is written. Never blocks: a line that standard error does not take is
 // counted and dropped. May be used with locks held, but not in signal handlers.
-#define FERRY_LOG_AT(level, component, ...)                                                       \
-  do {                                                                                            \
-    if (__builtin_expect(static_cast<int64_t>(::ferry::IsLogged(::ferry::LogComponent::component, \
-                                                                ::ferry::LogLevel::level)),       \
-                         0)) {                                                                    \
-      ::ferry::log_internal::Format(::ferry::LogComponent::component, ::ferry::LogLevel::level,   \
-                                    __VA_ARGS__);                                                 \
-    }                                                                                             \
+#define FERRY_LOG_AT(level, component, ...)                                                     \
+  do {                                                                                          \
+    if (::ferry::IsLogged(::ferry::LogComponent::component, ::ferry::LogLevel::level))          \
+        [[unlikely]] {                                                                          \
+      ::ferry::log_internal::Format(::ferry::LogComponent::component, ::ferry::LogLevel::level, \
+                                    __VA_ARGS__);                                               \
+    }                                                                                           \
   } while (false)
 #define FERRY_LOG_TRACE(component, ...) FERRY_LOG_AT(kTrace, component, __VA_ARGS__)
 #define FERRY_LOG_DEBUG(component, ...) FERRY_LOG_AT(kDebug, component, __VA_ARGS__)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
@@ -65,6 +66,9 @@ void LaneServer::Stage(Outgoing outgoing) {
                                        Describe(exchange_.self.peer),
                                        " uses no GPUs, and cannot send what is in their memory")));
   }
+  FERRY_LOG_DEBUG(kTransport, "copy to host memory started: peer={} step={} request={} key={}",
+                  consumer_.peer.node_id, outgoing.request->step_id, outgoing.request->id,
+                  absl::CEscape(outgoing.request->key.text()));
   MoveRequest move;
   move.tensor = outgoing.tensor;
   move.what = absl::StrCat("a tensor for ", Describe(consumer_.peer));

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+// What FERRY_LOG is read as, what is written, and what a reader that does not read costs.
 #include "base/logging.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <limits>
+#include <cstdio>
+#include <memory>
 #include <string>
 #include <vector>
 
