@@ -30,13 +30,13 @@ def stages(lines, name="weights"):
 
 
 class Log(harness.Case):
-    def transfer(self, *arguments, shape="3", **variables):
+    def transfer(self, *arguments, shape="3", recv="", **variables):
         """What node 0, which sends a tensor, and node 1 say; and their lines, in the order in which these
         were written: both write to one pipe."""
         address = self.coordinator(2)[1]
         place = f"--coordinator={address} --num-nodes=2 --step=7 --timeout=20s {' '.join(arguments)}"
         script = (f"'{harness.FERRY}' send weights --to=1 --node-id=0 --shape={shape} {place} & "
-                  f"'{harness.FERRY}' recv weights --from=0 --node-id=1 --verify {place} && wait $!")
+                  f"'{harness.FERRY}' recv weights --from=0 --node-id=1 --verify {recv} {place} && wait $!")
         both = harness.Process(["-c", script], harness.environment(**variables), program="sh")
         self.addCleanup(both.kill)
         self.assertEqual(both.wait(), 0, both.err)
@@ -57,9 +57,13 @@ class Log(harness.Case):
         self.assertEqual(len({line.fields["request"] for line in seen if "request" in line.fields}), 1)
 
     def test_one_tensor_from_send_to_acknowledgement(self):
-        for way, flags in (("shm", ()), ("tcp", ("--require=tcp",))):
+        # The receiver has a buffer, so that the sender hears that the tensor is there before it leaves.
+        into = "--into --dtype=float --shape=64x64"
+        for way, flags in (("shm", ()), ("tcp", ("--require=tcp", "--checksum"))):
             with self.subTest(way):
-                both, lines = self.transfer(*flags, shape="1024x1024", FERRY_LOG="debug")
+                shape = "64x64" if way == "shm" else "1024x1024"
+                both, lines = self.transfer(*flags, shape=shape, recv=into if way == "shm" else "",
+                                            FERRY_LOG="debug")
                 self.check_tensor(both, lines, [("1", "request sent"),
                                                 ("0", "request received"),
                                                 ("0", "descriptor sent"),
@@ -73,6 +77,21 @@ class Log(harness.Case):
                 self.assertEqual(chosen, [way])
                 closed = [(line.node, line.fields["step"]) for line in lines if line.stage == "step closed"]
                 self.assertEqual(sorted(closed), [("0", "7"), ("1", "7")])
+
+    def test_a_view_is_acknowledged_when_it_has_gone(self):
+        both, lines = self.transfer(shape="1024x1024", FERRY_LOG="debug")
+        # The sender may have left by then.
+        last = [line for line in stages(lines) if line.stage.startswith("acknowledgement ")]
+        self.assertIn([(line.node, line.stage) for line in last],
+                      ([], [("1", "acknowledgement sent")],
+                       [("1", "acknowledgement sent"), ("0", "acknowledgement received")]))
+        self.check_tensor(both, [line for line in lines if line not in last],
+                          [("1", "request sent"),
+                           ("0", "request received"),
+                           ("0", "descriptor sent"),
+                           ("1", "fetch started"),
+                           ("1", "fetch done")])
+        self.assertEqual(stages(lines)[len(stages(lines)) - len(last):], last, both.err)
 
     def test_a_small_tensor_comes_in_its_descriptor(self):
         both, lines = self.transfer(FERRY_LOG="rendezvous=debug,transport=debug")
