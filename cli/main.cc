@@ -20,6 +20,7 @@
 #include "absl/strings/match.h"
 #include "absl/synchronization/mutex.h"
 
+#include "base/logging.h"
 #include "cli/grpc_quiet.h"
 #include "cli/output.h"
 #include "cli/verb.h"
@@ -213,7 +214,9 @@ int Main(int argc, char** argv) {
   // A file that may not grow (ulimit -f) is an error of the write then. Not for `ferry run`, whose
   // processes would inherit it.
   if (name != "run") std::signal(SIGXFSZ, SIG_IGN);
+  FERRY_LOG_DEBUG(kCli, "ferry {} {} begins", kVersion, name);
   const absl::StatusOr<int> status = verbs[name]();
+  FERRY_LOG_DEBUG(kCli, "ferry {} ends: {}", name, status.status());
   if (!status.ok()) {
     if (!IsErrorPrinted(status.status())) PrintError(Printable(status.status().message()));
     return absl::IsInvalidArgument(status.status()) ? kUsage : kFailed;

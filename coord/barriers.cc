@@ -8,6 +8,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
+#include "base/logging.h"
 #include "base/text.h"
 #include "coord/errors.h"
 
@@ -208,6 +209,9 @@ WaitId Barriers::Arrive(BarrierArrival arrival, absl::Time now, DoneCallback don
   slot.done = std::move(done);
   const WaitId wait = slot.wait;
   waits_.emplace(wait, std::make_pair(id, arrival.caller));
+  FERRY_LOG_DEBUG(kCoord, "barrier reached: task={} {}; {} of {}", arrival.caller.value(),
+                  Describe(id, barrier.counter), barrier.arrivals.size(),
+                  ParticipantCount(barrier));
   if (static_cast<int>(barrier.arrivals.size()) == ParticipantCount(barrier)) {
     Finish(id, barrier, absl::OkStatus());
     return kNoWait;
@@ -230,6 +234,9 @@ void Barriers::AnswerLate(const std::string& id, Barrier& barrier, absl::Status 
 void Barriers::Finish(const std::string& id, Barrier& barrier, absl::Status result) {
   barrier.is_over = true;
   barrier.result = std::move(result);
+  FERRY_LOG_INFO(kCoord, "barrier over: {}; tasks waiting {} of {}: {}",
+                 Describe(id, barrier.counter), barrier.arrivals.size(), ParticipantCount(barrier),
+                 barrier.result);
   open_by_deadline_.erase({barrier.deadline, id});
   for (auto& [task, slot] : barrier.arrivals) {
     if (slot.wait == kNoWait) continue;

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "base/logging.h"
 #include "coord/coordinator.h"
 #include "coord/errors.h"
 
@@ -17,6 +18,7 @@ constexpr absl::Duration kLateArrivals = absl::Seconds(20);
 }  // namespace
 
 void Coordinator::SetTaskError(TaskId id, absl::Status error) {
+  FERRY_LOG_INFO(kCoord, "task failed: task={}: {}", id.value(), error);
   membership_.SetError(id, error);
   // Its own poll has nothing more to tell; the client learns the rest by its heartbeat.
   LeaveBarriers(id, error);
@@ -46,6 +48,7 @@ void Coordinator::Propagate(const absl::Status& error, absl::Span<const TaskId> 
   if (options_.recoverable || (!sources.empty() && all_recoverable)) return;
   if (!job_error_.ok()) return;  // The first error is the one that is told.
   job_error_ = error;
+  FERRY_LOG_INFO(kCoord, "job failed: job={}: {}", epoch_, error);
   if (error_report_) {
     for (int i = 0; i < jobs_.size(); ++i) {
       const std::string& address = membership_.task(TaskId(i)).facts.error_address;
@@ -93,6 +96,8 @@ absl::Status Coordinator::Disconnect(TaskId id, const absl::Status& why) {
         absl::StrCat(jobs_.Name(id), " has already disconnected or was never registered")));
   }
   membership_.Disconnect(id, Now());
+  FERRY_LOG_INFO(kCoord, "task left: task={}; connected {} of {}: {}", id.value(),
+                 membership_.connected_count(), jobs_.size(), why);
   LeaveBarriers(id, why);
   if (const auto poll = polls_.find(id); poll != polls_.end()) {
     Answer(std::move(poll->second.done), CoordinationError(absl::CancelledError(why.message())));
@@ -137,6 +142,7 @@ WaitId Coordinator::ShutdownTask(TaskId id, StatusCallback done) {
     return Answer(std::move(done), Disconnect(id, left));
   }
   is_shutting_down_ = true;
+  FERRY_LOG_INFO(kCoord, "task waits for the others to shut down: task={}", id.value());
   const WaitId wait = barriers_.Arrive(
       {.id = barrier, .timeout = options_.shutdown_timeout, .caller = id, .one_shot = true}, Now(),
       [done = std::move(done)](const BarrierResult& result) mutable {
@@ -159,6 +165,7 @@ void Coordinator::SettleShutdownBarrier() {
   if (!is_shutting_down_ || barriers_.IsOpen(ShutdownBarrierId())) return;
   is_shutting_down_ = false;
   if (barriers_.HasPassed(ShutdownBarrierId())) {
+    FERRY_LOG_INFO(kCoord, "all tasks shut down: job={}", epoch_);
     for (int i = 0; i < jobs_.size(); ++i) {
       Disconnect(TaskId(i), absl::CancelledError("the job has shut down")).IgnoreError();
     }
@@ -215,6 +222,7 @@ void Coordinator::BeginNewJob(const absl::Status& why) {
   has_poller_ = false;
   is_shutting_down_ = false;
   ++epoch_;
+  FERRY_LOG_INFO(kCoord, "next job: job={}: {}", epoch_, why);
   // Another value for another job, so that stragglers of the old one are told apart.
   incarnation_ = Incarnation(incarnation_.value() * 6364136223846793005u + 1442695040888963407u);
   Settle();

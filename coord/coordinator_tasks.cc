@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
+#include "base/logging.h"
 #include "base/text.h"
 #include "coord/coordinator.h"
 #include "coord/errors.h"
@@ -95,6 +96,8 @@ WaitId Coordinator::JoinRegisterBarrier(Registration registration, StatusCallbac
   const TaskId id = registration.task;
   const absl::Time now = Now();
   membership_.NoteSignOfLife(now);
+  FERRY_LOG_DEBUG(kCoord, "task waits for the others: task={} incarnation={}", id.value(),
+                  registration.incarnation.value());
   SupersedeJoining(id);
   const WaitId wait = barriers_.Arrive(
       RegisterArrival(id), now, [done = std::move(done)](const BarrierResult& result) mutable {
@@ -128,6 +131,7 @@ WaitId Coordinator::FailJoining(const absl::Status& why, absl::Duration timeout,
                       kMaxJoiningFailures,
                       " processes that cannot join are waiting already, which is the limit"))));
   }
+  FERRY_LOG_INFO(kCoord, "a process cannot join: {}", why);
   const absl::Time now = Now();
   const WaitId wait = ids_.Next(WaitKind::kFailJoining);
   const absl::Status told =
@@ -305,6 +309,10 @@ void Coordinator::Connect(const Registration& registration) {
   const absl::Time now = Now();
   membership_.Connect(registration.task, registration.incarnation,
                       HeartbeatInterval(registration.beats_per_timeout, now), now);
+  FERRY_LOG_INFO(kCoord, "task connected: task={} incarnation={}{}; connected {} of {}",
+                 registration.task.value(), registration.incarnation.value(),
+                 is_another_life ? ", after a restart" : "", membership_.connected_count(),
+                 jobs_.size());
 }
 
 void Coordinator::ExpireJoining(absl::Time now) {
@@ -364,6 +372,7 @@ absl::Status Coordinator::Heartbeat(TaskId id, Incarnation incarnation,
     }
     return aborted;
   }
+  FERRY_LOG_TRACE(kCoord, "heartbeat received: task={}", id.value());
   membership_.Beat(id, now);
   if (progress.has_value()) membership_.SetProgress(id, *progress);
   return absl::OkStatus();
@@ -379,6 +388,7 @@ void Coordinator::NoteAlive(TaskId id, Incarnation incarnation) {
 
 void Coordinator::NoteConnectionEnd(TaskId id) {
   if (is_stopped_ || !jobs_.Contains(id)) return;
+  FERRY_LOG_INFO(kCoord, "connection of a task ended: task={}", id.value());
   membership_.NoteConnectionEnd(id, Now());
 }
 

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
+#include "base/logging.h"
 #include "base/random_id.h"
 #include "base/text.h"
 #include "coord/grpc_control_limits.h"
@@ -270,6 +271,7 @@ void AgentLink::OnWritten(AgentStream& stream) {
 }
 
 std::shared_ptr<AgentStream> AgentLink::AttachLocked() {
+  FERRY_LOG_DEBUG(kCoord, "connecting to the coordinator: coordinator={}", options_.coordinator);
   ++stream_count_;
   is_attached_ = false;
   stream_ = std::make_shared<AgentStream>(*loop_, static_cast<AgentStream::Owner&>(*this));
@@ -329,6 +331,8 @@ void AgentLink::OnFrame(AgentStream& stream, v1::ServerFrame& frame) {
                     });
       welcome_ = std::move(*frame.mutable_welcome());
       is_attached_ = true;
+      FERRY_LOG_INFO(kCoord, "connected to the coordinator: coordinator={} session={:x}",
+                     options_.coordinator, welcome_->session_id());
       backoff_ = kFirstBackoff;
       WriteLocked();
       changed_.Wake();
@@ -356,6 +360,7 @@ void AgentLink::OnFrame(AgentStream& stream, v1::ServerFrame& frame) {
       } else if (event.kind() == v1::Event::JOB_ERROR) {
         if (job_error_.ok()) {
           job_error_ = absl::Status(static_cast<absl::StatusCode>(event.code()), event.message());
+          FERRY_LOG_INFO(kCoord, "job failed: {}", job_error_);
         }
         if (options_.on_event) {
           ready.push_back([this, event = std::move(event)]() { options_.on_event(event); });
@@ -386,6 +391,13 @@ void AgentLink::OnEnded(AgentStream& stream, const absl::Status& status) {
     const absl::Time now = SteadyClock().Now();
     last_failure_ =
         status.ok() ? absl::UnavailableError("the coordinator ended the connection") : status;
+    if (was_attached) {
+      FERRY_LOG_INFO(kCoord, "connection to the coordinator closed: coordinator={}: {}",
+                     options_.coordinator, last_failure_);
+    } else {
+      FERRY_LOG_DEBUG(kCoord, "connection to the coordinator failed: coordinator={}: {}",
+                      options_.coordinator, last_failure_);
+    }
     if (IsFinal(last_failure_) && lost_.ok()) {
       LoseLocked(last_failure_, deferred_);
     } else if (!job_error_.ok() && !was_attached && lost_.ok()) {
@@ -404,6 +416,9 @@ void AgentLink::OnEnded(AgentStream& stream, const absl::Status& status) {
 
 void AgentLink::LoseLocked(const absl::Status& why, Ready& ready) {
   const bool is_first = lost_.ok();
+  if (is_first && !is_closing_) {
+    FERRY_LOG_INFO(kCoord, "coordinator given up: coordinator={}: {}", options_.coordinator, why);
+  }
   if (is_first) lost_ = why;
   while (!pending_.empty()) EndLocked(pending_.begin(), why, ready);
   outgoing_.clear();

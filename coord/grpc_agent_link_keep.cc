@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
+#include "base/logging.h"
 #include "base/text.h"
 #include "coord/grpc_agent_link.h"
 
@@ -24,6 +25,7 @@ absl::Duration AgentLink::HeartbeatPeriodLocked() const {
 
 void AgentLink::HeartbeatLocked(absl::Time now) {
   next_heartbeat_ = now + HeartbeatPeriodLocked();
+  FERRY_LOG_TRACE(kCoord, "heartbeat sent: coordinator={}", options_.coordinator);
   v1::Request request;
   request.mutable_heartbeat()->set_progress(progress_);
   const uint64_t id = last_request_id_ + 1;

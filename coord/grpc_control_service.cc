@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "base/logging.h"
 #include "base/random_id.h"
 #include "base/status_macros.h"
 #include "coord/grpc_bytes.h"
@@ -203,6 +204,7 @@ void ControlSessions::Sweep() {
     swept_.Signal();
   }
   for (const auto& session : expired) {
+    FERRY_LOG_DEBUG(kCoord, "session expired: session={:x}", session->id());
     const size_t dropped = session->Close(absl::AbortedError("the session has expired"));
     for (size_t i = 0; i < dropped; ++i) shared_.edge.CountDroppedWait();
   }
@@ -293,6 +295,8 @@ absl::StatusOr<OpenSession> ControlSessions::Open(const v1::Hello& hello,
     if (hello.has_node()) {
       if (absl::Status status = CheckIdentityLocked(hello.node(), observed_address, epoch);
           !status.ok()) {
+        FERRY_LOG_INFO(kCoord, "client refused: task={} address={}: {}", hello.node().node_id(),
+                       observed_address, status);
         return status;
       }
     }

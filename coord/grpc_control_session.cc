@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "base/logging.h"
 #include "coord/errors.h"
 #include "coord/grpc_bytes.h"
 
@@ -83,6 +84,8 @@ void ControlSession::Attach(FrameSink& sink, uint64_t acked_sequence, v1::Welcom
     sink_ = nullptr;
     return;
   }
+  FERRY_LOG_DEBUG(kCoord, "client connected: session={:x} {} address={}", id_,
+                  has_node_ ? absl::StrCat("task=", node_.node_id()) : "tool", observed_address_);
   sink_ = &sink;
   is_writing_ = false;
   detached_since_ = absl::InfiniteFuture();
@@ -99,6 +102,8 @@ void ControlSession::Detach(FrameSink& sink) {
   {
     absl::MutexLock lock(&mu_);
     if (sink_ != &sink) return;
+    FERRY_LOG_DEBUG(kCoord, "client disconnected: session={:x} {} address={}", id_,
+                    has_node_ ? absl::StrCat("task=", node_.node_id()) : "tool", observed_address_);
     sink_ = nullptr;
     is_writing_ = false;
     detached_since_ = SteadyClock().Now();

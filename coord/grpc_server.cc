@@ -19,6 +19,7 @@
 #include "absl/base/call_once.h"
 #include "absl/strings/str_cat.h"
 
+#include "base/logging.h"
 #include "base/random_id.h"
 #include "base/status_macros.h"
 #include "coord/grpc_callback_threads.h"
@@ -141,6 +142,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
   }
   self->port_ = listener->port();
   self->address_ = listener->address();
+  FERRY_LOG_INFO(kCoord, "coordinator is listening: address={}", self->address_);
   self->strand_.Run([](Coordinator& c) { c.SetErrorReport(ReportErrorToTask); });
   self->listener_ = std::move(listener);
   self->listener_->Start(
@@ -163,6 +165,7 @@ CoordinatorServer::~CoordinatorServer() { Stop(); }
 
 void CoordinatorServer::Stop() {
   if (server_ == nullptr) return;
+  FERRY_LOG_INFO(kCoord, "coordinator is stopping: address={}", address_);
   strand_.Run([](Coordinator& coordinator) { coordinator.Stop(); });
   sessions_.CloseAll(absl::UnavailableError("the coordinator is stopping"));
   listener_->Close();

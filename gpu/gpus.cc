@@ -6,9 +6,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 
 #include "base/clock.h"
+#include "base/logging.h"
 #include "base/status_macros.h"
 
 namespace ferry {
@@ -42,6 +44,8 @@ absl::StatusOr<std::unique_ptr<Gpus>> Gpus::Create(std::shared_ptr<const CudaApi
     gpus->uuids_.push_back(cuda::UuidText(uuid));
   }
   FERRY_ASSIGN_OR_RETURN(gpus->peers_, cuda::PeerMatrix::Query(*gpus->api_));
+  FERRY_LOG_INFO(kGpu, "GPUs found: {}{}{}", count, count == 0 ? "" : ": ",
+                 absl::StrJoin(gpus->uuids_, ", "));
   absl::MutexLock lock(&gpus->mu_);
   gpus->slots_.resize(static_cast<size_t>(count));
   return gpus;
@@ -109,6 +113,7 @@ absl::StatusOr<std::unique_ptr<Gpu>> Gpus::Open(int ordinal) {
                                                            .gate = gate(),
                                                            .executor = gpu->executor.get()},
                                                           kernel_image_));
+  FERRY_LOG_INFO(kGpu, "GPU opened: gpu:{}", ordinal);
   return gpu;
 }
 

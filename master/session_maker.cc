@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
+#include "base/logging.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "graph/place.h"
@@ -105,6 +106,8 @@ void SessionMaker::WhenOpened(const std::shared_ptr<SessionWorkers>& workers,
                               std::shared_ptr<const PlacedGraph> graph,
                               const absl::Status& status) {
   const MasterContext& master = context_.master;
+  FERRY_LOG_INFO(kTensorflow, "session opened on its workers: task={}: {}", context_.master_task,
+                 status);
   if (status.ok()) {
     return std::move(done_)(std::make_shared<Session>(master, workers, request_->config(),
                                                       std::move(graph), graph_bytes_,

@@ -11,8 +11,10 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
+#include "base/logging.h"
 #include "coord/grpc_bytes.h"
 #include "coord/grpc_raw_service.h"
 #include "proto/ferry_tensor_stream.pb.h"
@@ -30,6 +32,12 @@ void Count(const RecvTensorServiceOptions& options, const absl::Status& status) 
   }
 }
 
+// For the log: the node for which a value of that key is, or -1.
+int64_t PeerIn(absl::string_view key) {
+  const absl::StatusOr<RendezvousKey> parsed = RendezvousKey::Parse(key);
+  return parsed.ok() ? parsed->dst().task.task : -1;
+}
+
 // What both kinds of call have in common.
 class Asked final {
  public:
@@ -45,6 +53,8 @@ class Asked final {
                                                    " has died or given up before it had all of ",
                                                    transfer_->bytes, " bytes"));
     }
+    FERRY_LOG_DEBUG(kTransport, "response over: peer={} step={} request={} {} key={}", PeerIn(key_),
+                    step_id_, request_id_, status, absl::CEscape(key_));
     source_.EndTransfer(transfer_, status);
   }
 
@@ -59,6 +69,9 @@ class Asked final {
     step_id_ = message.step_id();
     key_ = message.rendezvous_key();
     const TensorCall call = {step_id_, message.request_id(), key_};
+    request_id_ = call.request_id;
+    FERRY_LOG_DEBUG(kTransport, "request received: peer={} step={} request={} key={}", PeerIn(key_),
+                    step_id_, request_id_, absl::CEscape(key_));
     absl::Status status = CheckCall(context_->client_metadata(), call);
     if (status.ok()) status = CheckProof(context_->client_metadata(), options.proof, call);
     Count(options, status);
@@ -74,6 +87,10 @@ class Asked final {
   // There is a value, and it is about to be sent.
   void Begin(const ServedValue& value) {
     transfer_ = source_.BeginTransfer(step_id_, key_, value);
+    FERRY_LOG_DEBUG(kTransport,
+                    "response sent: peer={} step={} request={} path=grpc bytes={} key={}",
+                    PeerIn(key_), step_id_, request_id_, value.is_dead ? 0 : value.tensor.bytes(),
+                    absl::CEscape(key_));
     if (!options.checksum && !FindMark(context_->client_metadata(), kChecksumMark)) return;
     context_->AddTrailingMetadata(kChecksumMark, ChecksumMark(value));
   }
@@ -95,6 +112,7 @@ class Asked final {
   TensorSource& source_;
   grpc::CallbackServerContext* const context_;
   int64_t step_id_ = 0;
+  int64_t request_id_ = 0;
   std::string key_;
   CancellationToken cancellation_;
   std::atomic<bool> is_cancelled_{false};
@@ -201,6 +219,8 @@ class RecvTensorService final : public coord::RawService {
         status = absl::InvalidArgumentError("the request is no MarkRecvFinishedRequest");
       }
       if (status.ok()) {
+        FERRY_LOG_DEBUG(kTransport, "acknowledgement received: from={} request={}", context->peer(),
+                        message.request_id());
         source.MarkRecvFinished(message.request_id());
         *response = coord::SerializeMessage(tensorflow::MarkRecvFinishedResponse());
       }

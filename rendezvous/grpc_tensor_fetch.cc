@@ -14,6 +14,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
+#include "base/logging.h"
+#include "base/text.h"
 #include "coord/grpc_bytes.h"
 #include "proto/ferry_tensor_stream.pb.h"
 #include "proto/tf_worker.pb.h"
@@ -230,6 +232,9 @@ void TensorFetch::Attempt() {
     // Ends at once, in the usual way.
     if (is_cancelled_) context->TryCancel();
   }
+  FERRY_LOG_DEBUG(kTransport, "request sent: peer={} step={} request={} address={} key={}",
+                  key_.src().task.task, step_id_, request_id_, (*peer)->address,
+                  absl::CEscape(key_.text()));
   if (core_->options().use_streams && (*peer)->has_streams.load(std::memory_order_relaxed)) {
     (new StreamAttempt(shared_from_this(), *std::move(peer), std::move(context)))->Start();
   } else {
@@ -285,7 +290,13 @@ void TensorFetch::OnAttemptDone(const PeerPtr& peer, bool is_stream, FetchOutcom
     is_cancelled = is_cancelled_;
   }
   if (outcome.status.ok()) {
-    if (outcome.is_kept) MarkFinished(peer, core_->options().token, request_id_);
+    FERRY_LOG_DEBUG(kTransport, "fetch done: peer={} step={} request={} path=grpc key={}",
+                    key_.src().task.task, step_id_, request_id_, absl::CEscape(key_.text()));
+    if (outcome.is_kept) {
+      FERRY_LOG_DEBUG(kTransport, "acknowledgement sent: peer={} step={} request={} key={}",
+                      key_.src().task.task, step_id_, request_id_, absl::CEscape(key_.text()));
+      MarkFinished(peer, core_->options().token, request_id_);
+    }
     return End(absl::OkStatus(), std::move(outcome.value));
   }
   if (is_cancelled) return End(std::move(outcome.status));
@@ -296,6 +307,9 @@ void TensorFetch::OnAttemptDone(const PeerPtr& peer, bool is_stream, FetchOutcom
   if (MayRetry(outcome)) {
     const absl::Duration backoff = NextBackoff();
     if (core_->clock().Now() + backoff < args_.deadline) {
+      FERRY_LOG_INFO(kTransport, "asking the peer again: peer={} step={} request={} after {}: {}",
+                     key_.src().task.task, step_id_, request_id_, ShortDuration(backoff),
+                     outcome.status);
       if (!IsRefusedRetry(outcome.status)) last_error_ = Explain(outcome.status, peer->address);
       return Later(backoff, absl::OkStatus());
     }
@@ -328,10 +342,15 @@ absl::Status TensorFetch::Explain(const absl::Status& status, const std::string&
 
 void TensorFetch::End(absl::Status status, ServedValue value) {
   if (!status.ok()) {
-    absl::MutexLock lock(&mu_);
-    if (is_cancelled_) {
-      status = MakeDerived(absl::CancelledError("RecvFromRemoteAsync is cancelled."));
+    {
+      absl::MutexLock lock(&mu_);
+      if (is_cancelled_) {
+        status = MakeDerived(absl::CancelledError("RecvFromRemoteAsync is cancelled."));
+      }
     }
+    FERRY_LOG_DEBUG(kTransport, "fetch failed: peer={} step={} request={} reason={} key={}",
+                    key_.src().task.task, step_id_, request_id_, status,
+                    absl::CEscape(key_.text()));
   }
   Received received;
   received.tensor = std::move(value.tensor);

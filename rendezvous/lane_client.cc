@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
+#include "base/logging.h"
 #include "base/recycled.h"
 #include "base/status_macros.h"
 
@@ -44,6 +45,9 @@ std::shared_ptr<RemoteFetch> LaneClient::Request(int64_t step_id, const Rendezvo
     waiting->name = absl::StrCat("step ", step_id, ", ", absl::CEscape(key.text()));
   }
   if (exchange_.checksum || args.destination.is_valid()) waiting->declined_key = key.text();
+  if (IsLogged(LogComponent::kTransport, LogLevel::kDebug)) {
+    waiting->logged_key = absl::CEscape(key.text());
+  }
   absl::Status status;
   std::shared_ptr<Lane> lane;
   uint64_t id = 0;
@@ -65,6 +69,8 @@ std::shared_ptr<RemoteFetch> LaneClient::Request(int64_t step_id, const Rendezvo
     return nullptr;
   }
   if (lane != nullptr) {
+    FERRY_LOG_DEBUG(kTransport, "request sent: peer={} step={} request={} key={}",
+                    producer_.peer.node_id, step_id, id, waiting->logged_key);
     status = SendRequest(*lane, {id, step_id, waiting->may_decline(), key.text()});
     if (!status.ok()) Complete(id, Named(status), {});
   }
@@ -117,6 +123,9 @@ void LaneClient::OnOpen(std::shared_ptr<Lane> lane) {
     for (size_t i = 0; i < requests.size() && status.ok(); ++i) {
       last_sent = requests[i].id;
       requests[i].key = keys[i];
+      FERRY_LOG_DEBUG(kTransport, "request sent: peer={} step={} request={} key={}",
+                      producer_.peer.node_id, requests[i].step_id, last_sent,
+                      absl::CEscape(keys[i]));
       if (absl::Status sent = SendRequest(*lane, requests[i]); absl::IsInvalidArgument(sent)) {
         Complete(last_sent, std::move(sent), {});
       } else {
@@ -137,9 +146,47 @@ LaneClient::WaitingPtr LaneClient::TakeOut(uint64_t id) {
   return waiting;
 }
 
+void LaneClient::LogEnd(const Waiting& waiting, absl::string_view path,
+                        const absl::Status& status) const {
+  if (status.ok()) {
+    FERRY_LOG_DEBUG(kTransport, "fetch done: peer={} step={} request={} path={} key={}",
+                    producer_.peer.node_id, waiting.step_id, waiting.id, path, waiting.logged_key);
+  } else {
+    FERRY_LOG_DEBUG(kTransport, "fetch failed: peer={} step={} request={} reason={} key={}",
+                    producer_.peer.node_id, waiting.step_id, waiting.id, status,
+                    waiting.logged_key);
+  }
+}
+
+void LaneClient::ExpectAcknowledgement(const Waiting& waiting) {
+  if (!IsLogged(LogComponent::kTransport, LogLevel::kDebug)) return;
+  SpinLockHolder lock(&mu_);
+  if (ended_.ok()) unacknowledged_[waiting.id] = {waiting.step_id, waiting.logged_key};
+}
+
+void LaneClient::LogAcknowledgement(uint64_t id, const absl::Status& status) {
+  std::pair<int64_t, std::string> request;
+  {
+    SpinLockHolder lock(&mu_);
+    const auto found = unacknowledged_.find(id);
+    if (found != unacknowledged_.end()) {
+      request = std::move(found->second);
+      unacknowledged_.erase(found);
+    }
+  }
+  if (status.ok()) {
+    FERRY_LOG_DEBUG(kTransport, "acknowledgement sent: peer={} step={} request={} key={}",
+                    producer_.peer.node_id, request.first, id, request.second);
+  } else {
+    FERRY_LOG_DEBUG(kTransport, "tensor declined: peer={} step={} request={} reason={} key={}",
+                    producer_.peer.node_id, request.first, id, status, request.second);
+  }
+}
+
 void LaneClient::Complete(uint64_t id, absl::Status status, Received received) {
   const WaitingPtr waiting = TakeOut(id);
   if (waiting == nullptr) return;
+  LogEnd(*waiting, received.path, status);
   // Its asker may keep the handle.
   RecvCallback done = std::move(waiting->done);
   waiting->destination = {};
@@ -163,6 +210,8 @@ void LaneClient::Cancel(uint64_t id) {
   if (cancelled->is_taking && cancelled->transport > 0) {
     inlets_[cancelled->transport - 1]->Cancel(id);
   }
+  FERRY_LOG_DEBUG(kTransport, "fetch cancelled: peer={} step={} request={} key={}",
+                  producer_.peer.node_id, cancelled->step_id, id, cancelled->logged_key);
   RecvCallback done = std::move(cancelled->done);
   cancelled->destination = {};
   std::move(done)(MakeDerived(absl::CancelledError("the fetch is cancelled")), {});
@@ -179,6 +228,8 @@ bool LaneClient::AskAgain(uint64_t id, const absl::Status& why) {
     found->second->transport = 0;
     open = lane_;
   }
+  FERRY_LOG_DEBUG(kTransport, "another descriptor requested: peer={} request={} reason={}",
+                  producer_.peer.node_id, id, why);
   const absl::Status status = SendAgain(*open, {id, why});
   if (!status.ok()) open->Close(status);
   return true;
@@ -186,7 +237,11 @@ bool LaneClient::AskAgain(uint64_t id, const absl::Status& why) {
 
 void LaneClient::Done(uint64_t id) {
   const std::shared_ptr<Lane> open = lane();
-  if (open != nullptr) Tell(*open, LaneMessage::kDone, id);
+  if (open == nullptr) return;
+  if (IsLogged(LogComponent::kTransport, LogLevel::kDebug)) {
+    LogAcknowledgement(id, absl::OkStatus());
+  }
+  Tell(*open, LaneMessage::kDone, id);
 }
 
 void LaneClient::Decline(uint64_t id, const Waiting* waiting, const absl::Status& why) {
@@ -197,6 +252,7 @@ void LaneClient::Decline(uint64_t id, const Waiting* waiting, const absl::Status
     declined.step_id = waiting->step_id;
     declined.key = waiting->declined_key;
   }
+  if (IsLogged(LogComponent::kTransport, LogLevel::kDebug)) LogAcknowledgement(id, why);
   const absl::Status status = SendDeclined(*open, declined);
   if (!status.ok()) open->Close(status);
 }
@@ -259,6 +315,7 @@ void LaneClient::OnClosed(const absl::Status& why) {
     lane_ = nullptr;
     waiting.swap(waiting_);
     cancelled_.clear();
+    unacknowledged_.clear();
   }
   for (const auto& inlet : inlets_) inlet->Abort(status);
   for (auto& [id, each] : waiting) {
@@ -267,6 +324,7 @@ void LaneClient::OnClosed(const absl::Status& why) {
                                                  : "while it was asked for a value";
     RecvCallback done = std::move(each->done);
     each->destination = {};
+    LogEnd(*each, "", status);
     std::move(done)(
         absl::Status(status.code(), absl::StrCat(status.message(), " (", phase,
                                                  each->name.empty() ? "" : "; ", each->name, ")")),

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -76,6 +77,8 @@ class LaneClient final : public std::enable_shared_from_this<LaneClient> {
     std::string key;
     // "step 7, KEY", for errors; only if checksums are on.
     std::string name;
+    // The key, for the log; only if that tells of it.
+    std::string logged_key;
     // Of one that may yet be declined when its producer has forgotten it: with checksums, with a
     // buffer of its own, or where it may come in a way that is forbidden here.
     std::string declined_key;
@@ -110,6 +113,11 @@ class LaneClient final : public std::enable_shared_from_this<LaneClient> {
   // Instead of Done: the producer hears that its value was not taken, and why.
   void Decline(uint64_t id, const Waiting* waiting, const absl::Status& why)
       ABSL_LOCKS_EXCLUDED(mu_);
+  // For the log: what has become of a request. `path`: if it was done.
+  void LogEnd(const Waiting& waiting, absl::string_view path, const absl::Status& status) const;
+  // For the log, that of a view being sent when nothing else of the request is left.
+  void ExpectAcknowledgement(const Waiting& waiting) ABSL_LOCKS_EXCLUDED(mu_);
+  void LogAcknowledgement(uint64_t id, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
   // CANCEL or DONE, without which the producer would keep something for ever.
   void Tell(Lane& lane, LaneMessage type, uint64_t id);
   // With the producer's name.
@@ -133,6 +141,10 @@ class LaneClient final : public std::enable_shared_from_this<LaneClient> {
   absl::flat_hash_map<uint64_t, WaitingPtr> waiting_ ABSL_GUARDED_BY(mu_);
   // Requests that nobody waits for any more, and whose answer is still to come.
   absl::flat_hash_set<uint64_t> cancelled_ ABSL_GUARDED_BY(mu_);
+  // For the log, and empty unless it tells of them: step and key of tensors that have come and are
+  // not acknowledged yet.
+  absl::flat_hash_map<uint64_t, std::pair<int64_t, std::string>> unacknowledged_
+      ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ferry

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
+#include "base/logging.h"
 #include "base/status_macros.h"
 #include "rendezvous/lane_client.h"
 #include "rendezvous/lane_seal.h"
@@ -108,6 +109,8 @@ absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> d
   bool is_again = false;
   TensorHeader header = ticket.header;
   Tensor destination;
+  int64_t step_id = 0;
+  std::string logged_key;
   {
     SpinLockHolder lock(&mu_);
     const auto found = waiting_.find(id);
@@ -118,9 +121,14 @@ absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> d
       is_again = found->second->is_again;
       found->second->transport = ticket.transport;
       header.place = found->second->place;
+      step_id = found->second->step_id;
+      logged_key = found->second->logged_key;
       if (!ticket.is_serialized) destination = found->second->destination.tensor();
     }
   }
+  FERRY_LOG_DEBUG(kTransport, "fetch started: peer={} step={} request={} path={} bytes={} key={}",
+                  producer_.peer.node_id, step_id, id,
+                  (*exchange_.transports)[ticket.transport - 1]->name(), header.bytes, logged_key);
   if (is_again) ForgetTries(id, ticket.transport);
   const bool fits = !destination.is_valid() ||
                     (destination.dtype() == header.dtype && destination.bytes() == header.bytes);
@@ -172,6 +180,12 @@ absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> d
                 }
                 // Before the producer hears of it, and leaves perhaps: it is here.
                 const WaitingPtr waiting = self->TakeOut(id);
+                // Before the producer says that it has heard so.
+                if (waiting != nullptr && tensor.ok()) {
+                  self->LogEnd(*waiting, kept.is_staged ? StagedPath(path) : path,
+                               absl::OkStatus());
+                  self->ExpectAcknowledgement(*waiting);
+                }
                 // What is left of it will be told by the view itself.
                 const bool was_brought = tensor.ok();
                 // A view of one that is declined is given back after that.
@@ -190,6 +204,7 @@ absl::Status LaneClient::OnTicket(absl::string_view body, absl::Span<UniqueFd> d
                 }
                 if (ends_lane) self->Close(status);
                 if (waiting == nullptr) return;
+                if (!status.ok()) self->LogEnd(*waiting, path, status);
                 RecvCallback asker = std::move(waiting->done);
                 waiting->destination = {};
                 std::move(asker)(std::move(status), std::move(received));
@@ -237,11 +252,15 @@ absl::Status LaneClient::OnInlineTicket(const TicketMessage& ticket) {
     }
   }
   if (waiting->is_again) ForgetTries(ticket.id, 0);
+  FERRY_LOG_DEBUG(
+      kTransport, "fetch started: peer={} step={} request={} path=inline bytes={} key={}",
+      producer_.peer.node_id, waiting->step_id, ticket.id, header.bytes, waiting->logged_key);
   if (!fits || !is_allowed) {
     absl::Status why = is_allowed ? WrongDestination(header, destination)
                                   : NotRequired("tcp", exchange_.policy.require, producer_.peer,
                                                 exchange_.self.peer);
     Decline(ticket.id, waiting.get(), why);
+    LogEnd(*waiting, "", why);
     std::move(done)(std::move(why), {});
     return absl::OkStatus();
   }
@@ -249,6 +268,7 @@ absl::Status LaneClient::OnInlineTicket(const TicketMessage& ticket) {
     Received received;
     received.is_dead = true;
     received.path = "inline";
+    LogEnd(*waiting, "inline, dead", absl::OkStatus());
     std::move(done)(absl::OkStatus(), std::move(received));
     return absl::OkStatus();
   }
@@ -265,6 +285,7 @@ absl::Status LaneClient::OnInlineTicket(const TicketMessage& ticket) {
                                waiting->name, received, ends_lane);
   if (!status.ok()) Decline(ticket.id, waiting.get(), status);
   if (ends_lane) Close(status);
+  LogEnd(*waiting, received.path, status);
   std::move(done)(std::move(status), std::move(received));
   return absl::OkStatus();
 }

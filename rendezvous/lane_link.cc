@@ -6,7 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "base/logging.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "rendezvous/lane_seal.h"
 
 namespace ferry {
@@ -32,6 +34,8 @@ std::shared_ptr<Lane> LaneLink::Sealed(bool is_sealed) {
 
 void LaneLink::OnOpen(std::shared_ptr<Lane> lane) {
   was_open_ = true;
+  FERRY_LOG_DEBUG(kTransport, "peer connection open: peer={} connection={} opened by {}",
+                  peer_.node_id, lane->Describe(), is_opener_ ? "this process" : "the peer");
   {
     SpinLockHolder lock(&mu_);
     lane_ = lane;
@@ -148,6 +152,9 @@ absl::Status LaneLink::OnHello(absl::string_view body) {
   ping_->set_incoming(client_->costs());
   // Others may ask it for its paths from then on.
   server_->OnOpen(lane);
+  FERRY_LOG_INFO(kTransport, "peer connected: peer={} host={} connection={}{}", peer_.node_id,
+                 Quoted(server_->consumer().host_name), lane->Describe(),
+                 sends_seals_ ? ", with checksums" : "");
   chooser_->OnLinkServes(*this, server_);
   client_->OnOpen(lane);
   // After what waits to be asked.
@@ -176,6 +183,12 @@ void LaneLink::OnClosed(const absl::Status& why) {
   {
     SpinLockHolder lock(&mu_);
     lane_ = nullptr;
+  }
+  if (server_ != nullptr) {
+    FERRY_LOG_INFO(kTransport, "peer connection closed: peer={}: {}", peer_.node_id, why);
+  } else {
+    FERRY_LOG_DEBUG(kTransport, "peer connection closed before its handshake was over: peer={}: {}",
+                    peer_.node_id, why);
   }
   if (server_ != nullptr) server_->OnClosed(why);
   chooser_->OnLinkClosed(*this, why);

@@ -4,10 +4,12 @@
 
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
 #include "base/clock.h"
+#include "base/logging.h"
 #include "base/recycled.h"
 #include "base/status_macros.h"
 #include "rendezvous/lane_seal.h"
@@ -145,6 +147,8 @@ absl::Status LaneServer::OnRequest(absl::string_view body) {
     return absl::OkStatus();
   }
   const RendezvousKey& key = **parsed;
+  FERRY_LOG_DEBUG(kTransport, "request received: peer={} step={} request={} key={}",
+                  consumer_.peer.node_id, message.step_id, message.id, absl::CEscape(key.text()));
   if (key.src_incarnation() != exchange_.self.peer.incarnation) {
     Refuse(message.id, WrongIncarnation(key, exchange_.self.peer.incarnation));
     return absl::OkStatus();
@@ -199,6 +203,11 @@ void LaneServer::OnValue(const RequestPtr& request, const absl::Status& status, 
 
 void LaneServer::Send(const Request& request, TicketMessage ticket,
                       absl::Span<const int> descriptors) {
+  FERRY_LOG_DEBUG(kTransport, "descriptor sent: peer={} step={} request={} path={} bytes={} key={}",
+                  consumer_.peer.node_id, request.step_id, request.id,
+                  ticket.transport == 0 ? absl::string_view("inline")
+                                        : (*exchange_.transports)[ticket.transport - 1u]->name(),
+                  ticket.header.bytes, absl::CEscape(request.key.text()));
   const absl::Status status = SendTicket(*lane_, ticket, descriptors);
   // A consumer that would wait for what never comes is better off without the lane.
   if (!status.ok()) return lane_->Close(status);
@@ -216,6 +225,8 @@ void LaneServer::Send(const Request& request, TicketMessage ticket,
 }
 
 void LaneServer::Refuse(uint64_t id, absl::Status status) {
+  FERRY_LOG_DEBUG(kTransport, "request refused: peer={} request={} reason={}",
+                  consumer_.peer.node_id, id, status);
   const absl::Status sent = SendRefusal(*lane_, {id, std::move(status)});
   if (!sent.ok()) lane_->Close(sent);
 }
@@ -229,6 +240,11 @@ void LaneServer::OnDone(uint64_t id, bool was_taken) {
     if (found == offered_.end() || found->second.transport == kStaging) return;
     offered = found->second;
     offered_.erase(found);
+  }
+  if (was_taken) {
+    FERRY_LOG_DEBUG(kTransport, "acknowledgement received: peer={} step={} request={} key={}",
+                    consumer_.peer.node_id, offered.request->step_id, id,
+                    absl::CEscape(offered.request->key.text()));
   }
   outlets_[offered.transport]->Release(id);
   if (was_taken && offered.start != absl::InfiniteFuture()) {
@@ -247,6 +263,9 @@ void LaneServer::OnCancel(uint64_t id) {
     request = std::move(found->second);
     waiting_.erase(found);
   }
+  FERRY_LOG_DEBUG(kTransport,
+                  "request cancelled by the receiver: peer={} step={} request={} key={}",
+                  consumer_.peer.node_id, request->step_id, id, absl::CEscape(request->key.text()));
   request->cancellation.Cancel();
   Refuse(id, absl::CancelledError("cancelled by the receiver"));
 }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -162,6 +163,8 @@ class LaneServer final : public std::enable_shared_from_this<LaneServer> {
   // Whether it is small enough.
   bool GoesInTicket(const Tensor& tensor, bool is_in_arena) const;
   void SendInTicket(const Outgoing& outgoing, TicketMessage ticket);
+  // For the log: which way such a tensor takes, and why, if that is new or has changed.
+  void LogPath(const PathQuery& query, absl::string_view path) ABSL_LOCKS_EXCLUDED(mu_);
   // Of a tensor from here to the consumer; all but where it lies and is wanted.
   PathQuery Query(size_t bytes, bool is_in_arena, absl::Time now) const;
 
@@ -182,6 +185,10 @@ class LaneServer final : public std::enable_shared_from_this<LaneServer> {
   absl::flat_hash_map<uint64_t, RequestPtr> waiting_ ABSL_GUARDED_BY(mu_);
   HeardAnswers answers_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, Offered> offered_ ABSL_GUARDED_BY(mu_);
+  // For the log, and empty unless it tells of them: the last path of each kind of tensor, by its
+  // size, where it lies and is wanted, and whether it is in an arena.
+  absl::flat_hash_map<std::tuple<uint32_t, uint32_t, uint32_t, bool>, std::string> logged_paths_
+      ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ferry

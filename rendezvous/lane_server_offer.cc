@@ -4,9 +4,11 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
+#include "base/logging.h"
 #include "rendezvous/lane_server.h"
 #include "tensor/check_values.h"
 #include "tensor/checksum.h"
@@ -46,6 +48,14 @@ void LaneServer::SendInTicket(const Outgoing& outgoing, TicketMessage ticket) {
     if (outgoing.is_staged) Unstage(outgoing.request->id);
     return;
   }
+  if (IsLogged(LogComponent::kTransport, LogLevel::kDebug)) {
+    const Tensor& tensor = outgoing.tensor;
+    PathQuery query =
+        Query(tensor.bytes(), tensor.buffer() != nullptr && tensor.buffer()->arena() != nullptr,
+              exchange_.clock->CoarseNow());
+    query.destination_place = PlaceOf(outgoing.request->key.dst());
+    LogPath(query, "inline");
+  }
   ticket.body = {static_cast<const char*>(outgoing.tensor.data()), outgoing.tensor.bytes()};
   Send(*outgoing.request, std::move(ticket), {});
   if (outgoing.is_staged) Unstage(outgoing.request->id);
@@ -57,6 +67,9 @@ void LaneServer::Stage(Outgoing outgoing) {
                                        Describe(exchange_.self.peer),
                                        " uses no GPUs, and cannot send what is in their memory")));
   }
+  FERRY_LOG_DEBUG(kTransport, "copy to host memory started: peer={} step={} request={} key={}",
+                  consumer_.peer.node_id, outgoing.request->step_id, outgoing.request->id,
+                  absl::CEscape(outgoing.request->key.text()));
   MoveRequest move;
   move.tensor = outgoing.tensor;
   move.what = absl::StrCat("a tensor for ", Describe(consumer_.peer));
@@ -124,6 +137,7 @@ void LaneServer::Offer(Outgoing outgoing) {
     }
   }
   const Transport& transport = *(*exchange_.transports)[*chosen];
+  if (IsLogged(LogComponent::kTransport, LogLevel::kDebug)) LogPath(query, transport.name());
   const bool takes_it_there = transport.moves_gpu_memory();
   if (!is_on_host && !takes_it_there) return Stage(std::move(outgoing));
   Offered offered = {.transport = *chosen,

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // What has been offered and not been taken, and what becomes of it in the end.
+#include <bit>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
+#include "base/logging.h"
 #include "base/status_macros.h"
 #include "rendezvous/lane_server.h"
 
@@ -52,6 +56,31 @@ PathQuery LaneServer::Query(size_t bytes, bool is_in_arena, absl::Time now) cons
   return query;
 }
 
+void LaneServer::LogPath(const PathQuery& query, absl::string_view path) {
+  // Which depends on the size: one of 16 times the size is another one.
+  const auto magnitude = static_cast<uint32_t>(std::bit_width(query.bytes) / 4);
+  const auto place = [](const MemoryPlace& where) {
+    return where.space == MemorySpace::kHost ? 0u : 1u + static_cast<uint32_t>(where.ordinal);
+  };
+  const std::tuple<uint32_t, uint32_t, uint32_t, bool> kind(
+      magnitude, place(query.source_place), place(query.destination_place), query.is_in_arena);
+  {
+    SpinLockHolder lock(&mu_);
+    std::string& last = logged_paths_[kind];
+    if (last == path) return;
+    last = std::string(path);
+  }
+  std::string why = "small enough for the descriptor itself";
+  if (path != "inline") {
+    const absl::StatusOr<PathExplanation> choice =
+        ExplainPath(*exchange_.transports, query, exchange_.policy);
+    why = choice.ok() ? Explain(*choice) : choice.status().ToString();
+  }
+  FERRY_LOG_DEBUG(kTransport, "path chosen: peer={} path={} bytes={} from={} to={}: {}",
+                  consumer_.peer.node_id, path, query.bytes, ToString(query.source_place),
+                  ToString(query.destination_place), why);
+}
+
 absl::StatusOr<PathExplanation> LaneServer::PathTo(size_t bytes, bool is_in_arena) const {
   const absl::Time now = exchange_.clock->Now();
   ping_->Refresh(*lane_, now);
@@ -69,6 +98,10 @@ absl::Status LaneServer::OnDeclined(absl::string_view body) {
     const auto found = offered_.find(declined.id);
     if (found != offered_.end()) request = found->second.request;
   }
+  FERRY_LOG_DEBUG(kTransport, "tensor declined: peer={} step={} request={} reason={} key={}",
+                  consumer_.peer.node_id, request != nullptr ? request->step_id : declined.step_id,
+                  declined.id, declined.status,
+                  absl::CEscape(request != nullptr ? request->key.text() : declined.key));
   // Before it is off the list: whoever waits for that looks there next.
   if (request != nullptr) {
     NoteLost(*request, why);

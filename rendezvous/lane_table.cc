@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "base/logging.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 
@@ -98,6 +99,8 @@ void LaneTable::Attempt(const PairPtr& pair) {
     use_unix = pair->is_trying_unix;
     links_[link.get()] = {.link = link, .pair = pair, .server = {}};
   }
+  FERRY_LOG_DEBUG(kTransport, "connecting to peer: peer={} by {}", pair->peer().node_id,
+                  use_unix ? "its Unix socket" : "TCP");
   LaneConnector::AttemptId attempt =
       connector_->Connect(pair->peer(), pair->client->producer().lanes, use_unix, link);
   {
@@ -287,6 +290,11 @@ void LaneTable::OnAttemptFailed(const PairPtr& pair, const LaneLink& link,
       pair->pause = std::min(2 * pause, kLongestPause);
     }
   }
+  if (tries_tcp || tries_again) {
+    FERRY_LOG_INFO(kTransport, "connecting to the peer again: peer={} by {} after {}: {}",
+                   pair->peer().node_id, tries_tcp ? "TCP" : "the same way",
+                   ShortDuration(tries_again ? pause : absl::ZeroDuration()), why);
+  }
   if (tries_tcp) {
     pair->client->set_why_no_descriptors(std::string(why.message()));
     return Attempt(pair);
@@ -309,6 +317,7 @@ void LaneTable::EndWithoutLane(const PairPtr& pair, const absl::Status& why) {
     opening = std::move(pair->opening);
     attempt = std::exchange(pair->attempt, 0);
   }
+  FERRY_LOG_INFO(kTransport, "no connection to the peer: peer={}: {}", pair->peer().node_id, why);
   GiveUp(opening, attempt, why);
   pair->client->OnClosed(why);
   SpinLockHolder lock(&mu_);

@@ -12,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
+#include "base/logging.h"
 #include "base/recycled.h"
 #include "base/status_macros.h"
 
@@ -92,6 +93,8 @@ absl::Status RemoteRendezvous::Send(const RendezvousKey& key, Tensor tensor, boo
   const TaskName* const here = worker();
   if (here == nullptr) return absl::InternalError("Send called before initialization.");
   if (!(key.src().task == *here)) return NotHere("src", key, *here);
+  FERRY_LOG_DEBUG(kRendezvous, "send posted: peer={} step={} bytes={} key={}", key.dst().task.task,
+                  step_id_, tensor.bytes(), absl::CEscape(key.text()));
   return local_.Send(key, std::move(tensor), is_dead, std::move(args));
 }
 
@@ -103,6 +106,8 @@ void RemoteRendezvous::RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCa
   }
   if (status.ok() && !(key.dst().task == *here)) status = NotHere("dst", key, *here);
   if (!status.ok()) return std::move(done)(std::move(status), {});
+  FERRY_LOG_DEBUG(kRendezvous, "receive posted: peer={} step={} key={}", key.src().task.task,
+                  step_id_, absl::CEscape(key.text()));
   if (key.src().task == *here) return local_.RecvAsync(key, std::move(args), std::move(done));
   FetchRemote(key, std::move(args), std::move(done));
 }
@@ -288,6 +293,8 @@ size_t RemoteRendezvous::FailTask(const TaskName& task, const absl::Status& why)
 void RemoteRendezvous::NoteLost(const RendezvousKey& key, const absl::Status& why) {
   absl::Status lost(why.code(), absl::StrCat(why.message(), "; step ", step_id_, " was sending ",
                                              absl::CEscape(key.text())));
+  FERRY_LOG_DEBUG(kRendezvous, "send failed: peer={} step={} reason={} key={}", key.dst().task.task,
+                  step_id_, why, absl::CEscape(key.text()));
   SpinLockHolder lock(&mu_);
   if (lost_.ok()) lost_ = std::move(lost);
 }

@@ -9,6 +9,8 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
+#include "base/logging.h"
+#include "base/text.h"
 #include "rendezvous/blocking_recv.h"
 #include "rendezvous/value.h"
 
@@ -34,6 +36,7 @@ absl::StatusOr<std::shared_ptr<RemoteRendezvous>> RendezvousManager::Find(int64_
                      "RendezvousManagerOptions::max_steps in ExchangeOptions::rendezvous); step ",
                      step_id, " cannot begin. Are finished steps closed?"));
   }
+  FERRY_LOG_TRACE(kRendezvous, "step opened: step={}", step_id);
   return steps_
       .emplace(step_id,
                std::make_shared<RemoteRendezvous>(step_id, clock_, options_.limits, fetcher_))
@@ -84,6 +87,7 @@ void RendezvousManager::Cleanup(int64_t step_id) {
     step = std::move(found->second);
     steps_.erase(found);
   }
+  FERRY_LOG_DEBUG(kRendezvous, "step closed: step={}", step_id);
   step->StartAbort(absl::AbortedError(absl::StrCat("Cleanup ", step_id)));
 }
 

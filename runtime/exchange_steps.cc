@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "base/logging.h"
 #include "base/status_macros.h"
 
 namespace ferry {
@@ -20,7 +21,10 @@ class OpenStep final : public worker::StepExchange {
   void RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done) override {
     step_.RecvAsync(key, std::move(args), std::move(done));
   }
-  void Abort(const absl::Status& why) override { rendezvous_->StartAbort(why); }
+  void Abort(const absl::Status& why) override {
+    FERRY_LOG_DEBUG(kRendezvous, "step aborted: step={}: {}", step_.id(), why);
+    rendezvous_->StartAbort(why);
+  }
 
  private:
   Step step_;

@@ -21,7 +21,9 @@
 
 #include "base/clock.h"
 #include "base/file_limit.h"
+#include "base/logging.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "runtime/launcher_impl.h"
 #include "runtime/master_address.h"
 
@@ -64,6 +66,8 @@ absl::Status Launcher::Start(const std::string& file, const std::vector<std::str
                            SpawnChild(file, options_.command, environment, input.get()));
     ranks_.push_back(
         std::make_unique<Rank>(options_, rank, std::move(child), output_.out(), output_.err()));
+    FERRY_LOG_INFO(kLaunch, "process started: rank={} child={} program={}", rank,
+                   ranks_.back()->pid, Quoted(file));
   }
   return absl::OkStatus();
 }

@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
+#include "base/logging.h"
 #include "base/text.h"
 #include "runtime/exit_text.h"
 #include "runtime/launcher_impl.h"
@@ -147,6 +148,8 @@ void Launcher::ReapGroup(Rank& rank, std::vector<Exit>& exits) {
 void Launcher::HandleExit(const Exit& exit) {
   NoteOutput(exit.rank->output.Drain());
   if (input_ != nullptr && exit.rank->rank == options_.stdin_rank) input_->Close();
+  FERRY_LOG_INFO(kLaunch, "process ended: rank={} child={} {}", exit.rank->rank, exit.rank->pid,
+                 DescribeExit(exit.wait_status));
   const int status = ExitStatus(exit.wait_status);
   if (status == 0) return;
   // A process's status after it was told to stop is not a failure of the job.
@@ -192,6 +195,7 @@ void Launcher::ReportFailure(const Exit& exit) {
 }
 
 void Launcher::SignalAll(int signal_number) {
+  FERRY_LOG_INFO(kLaunch, "signal {} sent to all processes", signal_number);
   for (const std::unique_ptr<Rank>& rank : ranks_) {
     if (!rank->group_alive) continue;
     if (kill(-rank->pid, signal_number) != 0 && rank->running) kill(rank->pid, signal_number);

@@ -8,12 +8,15 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
 #include "base/file_limit.h"
+#include "base/logging.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "runtime/grpc_node_worker.h"
 #include "runtime/kept_communicators.h"
 #include "runtime/node_watch.h"
@@ -188,9 +191,15 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
   agent.num_nodes = place.num_nodes;
   agent.enumerate_timeout = options.enumerate_timeout;
   const absl::Time start = SteadyClock().Now();
+  FERRY_LOG_INFO(kNode, "joining: {} coordinator={} host={} devices={}", place.description,
+                 place.coordinator, Quoted(local.host_name), local.devices.size());
   FERRY_ASSIGN_OR_RETURN(node->agent_, coord::Agent::Connect(std::move(agent)));
   node->join_time_ = SteadyClock().Now() - start;
+  LogNodeJoined(place.node_id);
   FERRY_ASSIGN_OR_RETURN(node->topology_, node->agent_->Topology());
+  FERRY_LOG_INFO(kNode, "joined: nodes={} devices={} incarnation={} address={} after {}",
+                 node->num_nodes(), node->topology_.devices().size(), node->agent_->incarnation(),
+                 node->agent_->observed_address(), ShortDuration(node->join_time_));
   if (!options.exchanges_tensors) return node;
   absl::Status status;
   try {
@@ -205,6 +214,7 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
 }
 
 void Node::FailJob(const absl::Status& why) {
+  FERRY_LOG_INFO(kNode, "reporting an error to the job: {}", why);
   // Without an answer to the first there will be none to the second.
   if (agent_->ReportError(why).ok()) agent_->Leave().IgnoreError();
 }
@@ -212,6 +222,12 @@ void Node::FailJob(const absl::Status& why) {
 // NCCL's communicators end with a word to the store, for which the agent is needed; the agent's
 // callbacks need the exchange.
 Node::~Node() {
+  // Lines of what ends here name the node as well.
+  const absl::Cleanup left = [node_id = place_.node_id, has_joined = agent_ != nullptr] {
+    if (!has_joined) return;
+    FERRY_LOG_INFO(kNode, "left");
+    LogNodeLeft(node_id);
+  };
   if (exchange_ == nullptr) return;
   const absl::Status ended = kept_->Stop(abort_patience_);
   absl::Status stopped = exchange_->Stop();

@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 
 #include "base/clock.h"
+#include "base/logging.h"
 #include "runtime/kept_communicators.h"
 #include "runtime/node.h"
 #include "runtime/node_failure.h"
@@ -84,6 +85,7 @@ void Node::OnNodes(const coord::NodeTable& table) {
     }
   }
   for (const Dead& each : dead) {
+    FERRY_LOG_INFO(kNode, "node of the job is gone: peer={}: {}", each.node, each.why);
     std::vector<int> devices;
     for (size_t id = 0; id < topology_.devices().size(); ++id) {
       const int index = topology_.devices()[id].node_index;

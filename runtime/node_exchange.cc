@@ -17,6 +17,7 @@
 #include "absl/time/time.h"
 
 #include "base/clock.h"
+#include "base/logging.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "runtime/agent_clique_ledger.h"
@@ -175,6 +176,10 @@ absl::Status Node::StartExchange(const NodeOptions& node) {
                     if (found == gpus.end()) return std::nullopt;
                     return found->second;
                   }}));
+  FERRY_LOG_INFO(kNode, "tensors can be had: tcp={} unix={} grpc={} gpus={}",
+                 absl::StrJoin(exchange_->self().lanes.tcp, ","),
+                 Quoted(exchange_->self().lanes.unix_name), Quoted(exchange_->self().grpc_address),
+                 exchange_->self().gpus.size());
   FERRY_RETURN_IF_ERROR(agent_->Set(EndpointKey(node_id()), EncodeEndpoint(exchange_->self()),
                                     /*overwrite=*/true));
   FERRY_ASSIGN_OR_RETURN(pending_watch_,
@@ -315,6 +320,8 @@ absl::StatusOr<Endpoint> Node::EndpointOf(int node, const AddressWait& wait) {
       // What a former life has told stays in the store until the next one tells.
       const auto alive = incarnations_.find(node);
       if (alive == incarnations_.end() || alive->second == endpoint.peer.incarnation) {
+        FERRY_LOG_DEBUG(kNode, "address of a peer: peer={} host={} tcp={}", node,
+                        Quoted(endpoint.host_name), absl::StrJoin(endpoint.lanes.tcp, ","));
         return endpoints_.emplace(node, std::move(endpoint)).first->second;
       }
     }

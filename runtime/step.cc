@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 
 #include "base/clock.h"
+#include "base/logging.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "gpu/cuda/ready_tensor.h"
@@ -263,6 +264,7 @@ absl::Status Step::Close(absl::Duration timeout) {
 }
 
 void Step::Abort(const absl::Status& why) {
+  FERRY_LOG_DEBUG(kRendezvous, "step aborted: step={}: {}", id(), why);
   rendezvous_->StartAbort(why);
   // Of what is on its way nobody hears any more once the step is forgotten. What the loop has taken
   // out of the table is listed when its turn is over.

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
+#include "base/logging.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "base/usable_resources.h"
@@ -137,6 +138,8 @@ absl::StatusOr<std::string> Worker::RegisterGraph(const SessionHandle& session,
     FERRY_RETURN_IF_ERROR(exchanges_.Reach(source));
   }
   FERRY_RETURN_IF_ERROR(found->AddGraph(std::move(registered), options_.limits.max_graphs));
+  FERRY_LOG_DEBUG(kTensorflow, "graph registered: session={} graph={}",
+                  Quoted(session.value_or(std::string())), handle);
   return handle;
 }
 

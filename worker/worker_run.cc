@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
+#include "base/logging.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "worker/collectives/host_carrier.h"
@@ -62,6 +63,8 @@ void Worker::RunGraph(RunRequest request, CancellationToken* cancellation, RunDo
     call->token = cancellation->Register(cancel);
     if (call->token == CancellationToken::kNoCallback) cancel();
   }
+  FERRY_LOG_DEBUG(kTensorflow, "graph run started: step={} graph={}", call->request.step_id,
+                  Quoted(call->request.graph));
   if (run != nullptr) run->Start();
   // Others fetch when the run has ended.
   if (call->partial == nullptr) return;
@@ -210,6 +213,8 @@ void Worker::Fetch(const std::shared_ptr<Call>& call,
 
 void Worker::Complete(Call& call, absl::Status status) {
   if (call.token != CancellationToken::kNoCallback) call.cancellation->Deregister(call.token);
+  FERRY_LOG_DEBUG(kTensorflow, "graph run over: step={} graph={}: {}", call.request.step_id,
+                  Quoted(call.request.graph), status);
   RunDone done = std::move(call.done);
   std::move(done)(std::move(status), std::move(call.result));
   EndWork();

@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 
 #include "base/clock.h"
+#include "base/logging.h"
 #include "base/status_macros.h"
 #include "gpu/clique/clique_mailbox.h"
 #include "gpu/clique/communicator_work.h"
@@ -81,6 +82,8 @@ class NcclCommunicator::Maker final : public CliqueSteps {
   }
 
   void Initialise(uint32_t generation, const std::vector<std::string>& ids) override {
+    FERRY_LOG_INFO(kGpu, "NCCL communicator begun: gpu:{} rank={} of {} attempt={}",
+                   gpu_.device->ordinal(), rank_, plan_.key().size(), generation);
     begun_ = generation;
     phase_ = Phase::kInitialising;
     step_ = OnDevice([&]() -> absl::Status {
@@ -125,12 +128,18 @@ class NcclCommunicator::Maker final : public CliqueSteps {
   void GivenUp(uint32_t generation, const absl::Status& why) override { given_up_ = why; }
 
   void Discard(uint32_t generation, const absl::Status& why) override {
+    FERRY_LOG_INFO(kGpu, "NCCL communicator discarded: gpu:{} rank={} of {} attempt={}: {}",
+                   gpu_.device->ordinal(), rank_, plan_.key().size(), generation, why);
     AbortNow();
     if (exchange_ != nullptr) exchange_->End();
     phase_ = Phase::kIdle;
   }
 
-  void Ended(const absl::Status& status) override { ended_ = status; }
+  void Ended(const absl::Status& status) override {
+    FERRY_LOG_INFO(kGpu, "NCCL communicator made: gpu:{} rank={} of {}: {}", gpu_.device->ordinal(),
+                   rank_, plan_.key().size(), status);
+    ended_ = status;
+  }
 
   // --- When it is there ---
 

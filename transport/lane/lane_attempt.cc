@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
+#include "base/logging.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "transport/lane/descriptors.h"
@@ -79,6 +80,8 @@ void LaneHub::Attempt::TryNextAddress() {
   EndTrying();
   shared_->trying.push_back({give_up_, weak_from_this()});
   shared_->AwaitAnswers();
+  FERRY_LOG_DEBUG(kTransport, "connecting: peer={} address={}", handshake_.peer().node_id,
+                  address_);
   Connect();
 }
 
@@ -209,10 +212,14 @@ absl::Status LaneHub::Attempt::SendOutput() {
 
 absl::Status LaneHub::Attempt::Finish() {
   const LanePeer peer = handshake_.peer();
+  FERRY_LOG_TRACE(kTransport, "handshake is over: peer={} address={} {}", peer.node_id, address_,
+                  is_client_ ? "outgoing" : "incoming");
   if (handshake_.purpose() == ConnectionPurpose::kData) {
     if (is_unix_) return absl::InvalidArgumentError("data does not come through a Unix socket");
     DataConnection connection = {
         .peer = peer, .index = handshake_.index(), .is_client = is_client_};
+    FERRY_LOG_DEBUG(kTransport, "data connection open: peer={} index={} address={}", peer.node_id,
+                    connection.index, address_);
     Unwatch();
     connection.socket = std::move(socket_);
     const auto self = Leave();
@@ -290,6 +297,8 @@ void LaneHub::Attempt::Fail(const absl::Status& why) {
   socket_.Reset();
   absl::StrAppend(&failures_, failures_.empty() ? "" : "; ", why.message());
   last_code_ = why.code();
+  FERRY_LOG_DEBUG(kTransport, "connection attempt failed: address={} {}: {}", address_,
+                  is_client_ ? "outgoing" : "incoming", why);
   if (is_client_ && !is_unix_ && !tcp_addresses.empty()) return TryNextAddress();
   End(absl::Status(last_code_, failures_));
 }
