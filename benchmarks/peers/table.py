@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of benchmarks/RESULTS.md. Pure."""
+"""The tables of one run, for the page beside its JSON. Pure."""
 from figures import outcome
-
-BEGIN = "<!-- peers: begin (scripts/bench-peers writes what is between these lines) -->"
-END = "<!-- peers: end -->"
 
 
 def number(value):
@@ -78,17 +75,11 @@ def of_goals(goals, works):
 
 def of_document(document, goals):
     machine = document["machine"]
-    lines = [f"Machine: {machine['processor']}, {machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB, "
+    date = max((work["date"] for work in document["works"].values()), default="")
+    lines = [f"# Comparison of {date}", "",
+             f"Machine: {machine['processor']}, {machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB, "
              f"Linux {machine['kernel']}, {machine['system']}.", ""]
     lines += of_goals(goals, document["works"])
     for work in document["works"].values():
         lines += of_work(work)
     return "\n".join(lines).rstrip() + "\n"
-
-
-def put(text, table):
-    """`text` with this between the marks. ValueError if they are not there, once each and in order."""
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ValueError("the marks of bench-peers are not there once each")
-    head, _, rest = text.partition(BEGIN)
-    return head + BEGIN + "\n\n" + table + "\n" + END + rest.partition(END)[2]

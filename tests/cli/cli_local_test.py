@@ -369,9 +369,9 @@ class Demo(harness.Case):
         self.assertRegex(text, r"nodes 0-2 got, .* later: .*heartbeat timeout.* 3 ")
         self.assertLessEqual(len(text.splitlines()), 40)
 
-    def test_the_readme_shows_what_it_prints(self):
-        readme = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../README.md")
-        with open(readme) as file:
+    def test_the_quick_start_shows_what_it_prints(self):
+        page = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../docs/quickstart.md")
+        with open(page) as file:
             shown = re.search(r"(?s)\n(ferry demo: .*?)```", file.read()).group(1)
         # The steps; what they say holds times, pids and the machine's devices.
         def steps(text):

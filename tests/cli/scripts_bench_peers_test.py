@@ -220,14 +220,6 @@ class Table(unittest.TestCase):
         self.assertIn("| ahead of peer | 0.25 | >= 1.00 | MISSED |", lines)
         self.assertIn("| of nobody | - | >= 1.00 | not measured |", lines)
 
-    def test_only_what_is_between_the_marks_is_written(self):
-        page = f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n"
-        self.assertEqual(table.put(page, "new\n"), f"before\n{table.BEGIN}\n\nnew\n\n{table.END}\nafter\n")
-        for wrong in ("nothing", table.END + table.BEGIN, page + page):
-            with self.assertRaises(ValueError):
-                table.put(wrong, "new\n")
-        table.put((ROOT / "benchmarks/RESULTS.md").read_text(), "new\n")
-
 
 class Processes(unittest.TestCase):
     @classmethod

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Installs Ferry under a temporary prefix, builds a small project and the examples against it and
-# runs them.
+# Installs Ferry under a temporary prefix, builds a small project, the examples and the program of the
+# README against it and runs them.
 #   install_consumer_test.sh BUILD-FOLDER WORK-FOLDER VERSION EXAMPLES-FOLDER CMAKE-ARGUMENT...
 set -euo pipefail
 
@@ -38,6 +38,23 @@ said=$("$work/prefix/bin/ferry" run --nproc=2 -- "$work/build/exchange")
 echo "$said"
 if [[ $said != *"[1] got int32[256,1024] by "* ]]; then
   echo "node 1 of the example got no tensor" >&2
+  exit 1
+fi
+
+# block LANGUAGE: the first block of the README in that language.
+block() {
+  sed -n "/^\`\`\`$1\$/,/^\`\`\`\$/{/^\`\`\`/!p;/^\`\`\`\$/q}" "$examples/../README.md"
+}
+echo "building and running the program of the README"
+mkdir -p "$work/readme"
+block cmake >"$work/readme/CMakeLists.txt"
+block cpp >"$work/readme/main.cc"
+cmake -S "$work/readme" -B "$work/readme/build" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" "$@"
+cmake --build "$work/readme/build"
+said=$("$work/prefix/bin/ferry" run --nproc=2 -- "$work/readme/build/app")
+echo "$said"
+if ! grep -qxF "$said" <(sed -n 's/^    //p' "$examples/../README.md"); then
+  echo "the README shows another output of its program" >&2
   exit 1
 fi
 
