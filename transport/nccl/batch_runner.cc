@@ -16,7 +16,7 @@ namespace ferry {
 namespace {
 
 // A group is enqueued within microseconds, unless NCCL has something to do first.
-constexpr int kEagerLooks = 200;
+constexpr int kBusyLooks = 200;
 constexpr absl::Duration kLookSleep = absl::Microseconds(20);
 // How often NCCL is asked how a communicator is whose work has not ended.
 constexpr absl::Duration kLookInterval = absl::Milliseconds(2);
@@ -125,7 +125,7 @@ void BatchRunner::LookWhetherEnqueued() {
       api.Check(api.table().get_async_error(comm, &state), "ncclCommGetAsyncError", comm);
   if (status.ok() && state == nccl::kInProgress) {
     // Others have their turn on this thread meanwhile, aborts above all.
-    if (++looks_ > kEagerLooks) absl::SleepFor(kLookSleep);
+    if (++looks_ > kBusyLooks) absl::SleepFor(kLookSleep);
     status = gpu_.nccl->Post([self = shared_from_this(), batch] {
       if (self->issuing_ != batch) return;
       self->LookWhetherEnqueued();
