@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -82,6 +83,9 @@ class Step final {
       : exchange_(&exchange), rendezvous_(std::move(rendezvous)) {}
 
  private:
+  // What Close has waited for in vain, for people.
+  std::string DescribeOutstanding() const;
+
   Exchange* exchange_;
   std::shared_ptr<RemoteRendezvous> rendezvous_;
 };
