@@ -227,14 +227,15 @@ absl::Status Step::Close(absl::Duration timeout) {
   const absl::Time deadline = SteadyClock().Now() + timeout;
   LaneLoop& loop = exchange_->loop();
   OutstandingOperations& operations = rendezvous_->operations();
+  // There nothing more would come while this waits.
+  const bool is_on_loop = loop.IsOnLoop();
   bool is_taken = false;
   std::string left;
   {
     const OutstandingOperations::Waiter waiter(operations);
     rendezvous_->CountSends();
     const auto is_idle = [&operations] { return operations.count() == 0; };
-    // On the loop nothing more would come while this waits.
-    is_taken = loop.IsOnLoop() ? is_idle() : loop.WaitUntil(is_idle, deadline);
+    is_taken = is_on_loop ? is_idle() : loop.WaitUntil(is_idle, deadline);
     // What has been taken may yet be declined.
     if (is_taken) {
       exchange_->AwaitHeard(*rendezvous_, deadline);
@@ -245,6 +246,10 @@ absl::Status Step::Close(absl::Duration timeout) {
   exchange_->Cleanup(id());
   // What nobody can take any more does not wait, and has not been taken either.
   if (is_taken) return rendezvous_->lost();
+  if (is_on_loop) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "step ", id(), " was closed inside a callback, which must not wait, and ", left));
+  }
   return absl::DeadlineExceededError(
       absl::StrCat("step ", id(), " was closed after ", ShortDuration(timeout), ", and ", left));
 }
