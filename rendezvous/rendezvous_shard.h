@@ -186,7 +186,7 @@ struct alignas(64) RendezvousShard {
     if (item.is_send) {
       add(queued_bytes, item.tensor.bytes());
       send_count_ += sign > 0 ? 1 : -1;
-      if (operations_ != nullptr) BeginOperation();
+      if (sign > 0 && operations_ != nullptr) BeginOperation();
     }
     const bool is_over = item_count.load(std::memory_order_relaxed) > item_share ||
                          queued_bytes.load(std::memory_order_relaxed) > byte_share;
