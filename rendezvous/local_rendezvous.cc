@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/optimization.h"
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -114,7 +115,9 @@ class LocalRendezvous::Core final : public std::enable_shared_from_this<Core> {
   // A value leaves the table for that receive. With the shard's lock held: whoever looks at the
   // table next finds the operation.
   void BeginOperation(const RecvArgs& args) const {
-    if (args.operation != nullptr && operations_ != nullptr) args.operation->Begin(*operations_);
+    if (ABSL_PREDICT_FALSE(args.operation != nullptr) && operations_ != nullptr) {
+      args.operation->Begin(*operations_);
+    }
   }
   // Takes out every item that `matches`; receives are for the caller to end.
   std::vector<ItemPtr> TakeAll(absl::FunctionRef<bool(const Item&)> matches, bool drops_deadlines);
