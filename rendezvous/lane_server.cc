@@ -164,6 +164,7 @@ absl::Status LaneServer::OnRequest(absl::string_view body) {
   }
   RecvArgs args;
   args.cancellation = &request->cancellation;
+  args.operation = &request->operation;
   exchange_.manager->RecvLocalAsync(message.step_id, request->key, std::move(args),
                                     [request](absl::Status status, Received received) {
                                       const std::shared_ptr<LaneServer> server =
@@ -201,8 +202,7 @@ void LaneServer::OnValue(const RequestPtr& request, const absl::Status& status, 
   Offer(std::move(outgoing));
 }
 
-void LaneServer::Send(const Request& request, TicketMessage ticket,
-                      absl::Span<const int> descriptors) {
+void LaneServer::Send(Request& request, TicketMessage ticket, absl::Span<const int> descriptors) {
   FERRY_LOG_DEBUG(kTransport, "descriptor sent: peer={} step={} request={} path={} bytes={} key={}",
                   consumer_.peer.node_id, request.step_id, request.id,
                   ticket.transport == 0 ? absl::string_view("inline")
@@ -216,12 +216,16 @@ void LaneServer::Send(const Request& request, TicketMessage ticket,
       ticket.transport > 0 && (*exchange_.transports)[ticket.transport - 1u]->outlives_producer();
   const bool has_all = ticket.transport == 0 && !ticket.is_dead;
   if (!is_view && !(has_all && (request.may_decline || ticket.may_be_declined()))) return;
-  // Afterwards: a PING that others send in between is none for it.
-  SpinLockHolder lock(&mu_);
-  answers_.Count(request.step_id);
-  if (!is_view) return;
-  const auto found = offered_.find(ticket.id);
-  if (found != offered_.end()) found->second.is_told = true;
+  {
+    // Afterwards: a PING that others send in between is none for it.
+    SpinLockHolder lock(&mu_);
+    answers_.Count(request.step_id);
+    if (!is_view) return;
+    const auto found = offered_.find(ticket.id);
+    if (found != offered_.end()) found->second.is_told = true;
+  }
+  // A view is kept for as long as its receiver likes, and no reason to wait.
+  request.operation.End();
 }
 
 void LaneServer::Refuse(uint64_t id, absl::Status status) {

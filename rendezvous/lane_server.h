@@ -69,8 +69,9 @@ class LaneServer final : public std::enable_shared_from_this<LaneServer> {
   // Finds out when the consumer has heard all tickets that were sent in that step so far and that
   // it may decline, but for those that are told of by ForEachTransfer until it has answered them.
   // Nothing: it has, or the lane has ended, or nobody is to wait for it, since the last who did has
-  // given up.
-  std::optional<uint64_t> StartFlush(int64_t step_id) ABSL_LOCKS_EXCLUDED(mu_);
+  // given up. `operation` ends when the flush is over.
+  std::optional<uint64_t> StartFlush(int64_t step_id, StepOperation operation = {})
+      ABSL_LOCKS_EXCLUDED(mu_);
   // Whether the flush of that number is over.
   bool IsFlushed(uint64_t flush) const ABSL_LOCKS_EXCLUDED(mu_);
   // It was waited for long enough.
@@ -101,6 +102,9 @@ class LaneServer final : public std::enable_shared_from_this<LaneServer> {
     const bool may_decline;
     const RendezvousKey key;
     CancellationToken cancellation;
+    // From when the value was taken until nobody has this request any more, since the value is
+    // there or lost, or until the value outlives this process.
+    StepOperation operation;
   };
   using RequestPtr = std::shared_ptr<Request>;
   // A tensor that goes to a consumer.
@@ -156,8 +160,10 @@ class LaneServer final : public std::enable_shared_from_this<LaneServer> {
   absl::Status closed() const ABSL_LOCKS_EXCLUDED(mu_);
   // What went wrong here, for people there.
   absl::Status Named(const absl::Status& why) const;
-  void Send(const Request& request, TicketMessage ticket, absl::Span<const int> descriptors)
+  void Send(Request& request, TicketMessage ticket, absl::Span<const int> descriptors)
       ABSL_LOCKS_EXCLUDED(mu_);
+  // Of flushes that are over.
+  std::vector<StepOperation> TakeFlushed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // False: nobody waits for it any more.
   bool Take(const Request& request) ABSL_LOCKS_EXCLUDED(mu_);
   // Whether it is small enough.
@@ -184,6 +190,8 @@ class LaneServer final : public std::enable_shared_from_this<LaneServer> {
   absl::Status closed_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, RequestPtr> waiting_ ABSL_GUARDED_BY(mu_);
   HeardAnswers answers_ ABSL_GUARDED_BY(mu_);
+  // Those that somebody waits for, or has waited for long enough, and their numbers.
+  std::vector<std::pair<uint64_t, StepOperation>> flushes_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, Offered> offered_ ABSL_GUARDED_BY(mu_);
   // For the log, and empty unless it tells of them: the last path of each kind of tensor, by its
   // size, where it lies and is wanted, and whether it is in an arena.

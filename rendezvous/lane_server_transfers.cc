@@ -22,9 +22,13 @@ absl::Status LaneServer::Named(const absl::Status& why) const {
 }
 
 void LaneServer::Unstage(uint64_t id) {
+  // It goes when the lock is released: it may be the last that has the request.
+  Offered unstaged;
   SpinLockHolder lock(&mu_);
   const auto found = offered_.find(id);
-  if (found != offered_.end() && found->second.transport == kStaging) offered_.erase(found);
+  if (found == offered_.end() || found->second.transport != kStaging) return;
+  unstaged = std::move(found->second);
+  offered_.erase(found);
 }
 
 bool LaneServer::Outlives(const Offered& offered) const {
@@ -102,7 +106,7 @@ absl::Status LaneServer::OnDeclined(absl::string_view body) {
                   consumer_.peer.node_id, request != nullptr ? request->step_id : declined.step_id,
                   declined.id, declined.status,
                   absl::CEscape(request != nullptr ? request->key.text() : declined.key));
-  // Before it is off the list: whoever waits for that looks there next.
+  // Before its operation ends: whoever waits for that asks next what was lost.
   if (request != nullptr) {
     NoteLost(*request, why);
   } else if (!declined.key.empty()) {
@@ -116,17 +120,22 @@ absl::Status LaneServer::OnDeclined(absl::string_view body) {
   return absl::OkStatus();
 }
 
-std::optional<uint64_t> LaneServer::StartFlush(int64_t step_id) {
+std::optional<uint64_t> LaneServer::StartFlush(int64_t step_id, StepOperation operation) {
   HeardAnswers::Flush flush;
   {
     SpinLockHolder lock(&mu_);
     if (!closed_.ok()) return std::nullopt;
     flush = answers_.Start(step_id);
+    // Its PONG may come before this returns.
+    if (flush.is_awaited) flushes_.emplace_back(flush.number, std::move(operation));
   }
   if (flush.needs_ping &&
       !SendId(*lane_, LaneMessage::kPing, LanePing::kForeignIds + flush.number).ok()) {
+    // They end when the lock is released.
+    std::vector<StepOperation> ended;
     SpinLockHolder lock(&mu_);
     answers_.OnLost(flush.number);
+    ended = TakeFlushed();
     return std::nullopt;
   }
   return flush.is_awaited ? std::optional(flush.number) : std::nullopt;
@@ -143,8 +152,26 @@ void LaneServer::GiveUpFlush(uint64_t flush) {
 }
 
 absl::Status LaneServer::OnFlushed(uint64_t id) {
+  // They end when the lock is released.
+  std::vector<StepOperation> ended;
   SpinLockHolder lock(&mu_);
-  return answers_.OnPong(id - LanePing::kForeignIds);
+  FERRY_RETURN_IF_ERROR(answers_.OnPong(id - LanePing::kForeignIds));
+  ended = TakeFlushed();
+  return absl::OkStatus();
+}
+
+std::vector<StepOperation> LaneServer::TakeFlushed() {
+  std::vector<StepOperation> ended;
+  std::vector<std::pair<uint64_t, StepOperation>> left;
+  for (auto& [number, operation] : flushes_) {
+    if (answers_.IsOver(number)) {
+      ended.push_back(std::move(operation));
+    } else {
+      left.emplace_back(number, std::move(operation));
+    }
+  }
+  flushes_.swap(left);
+  return ended;
 }
 
 absl::Status LaneServer::closed() const {
@@ -155,19 +182,22 @@ absl::Status LaneServer::closed() const {
 void LaneServer::OnClosed(const absl::Status& why) {
   absl::flat_hash_map<uint64_t, RequestPtr> waiting;
   absl::flat_hash_map<uint64_t, Offered> offered;
+  std::vector<std::pair<uint64_t, StepOperation>> flushes;
   {
     SpinLockHolder lock(&mu_);
     closed_ = why;
     waiting.swap(waiting_);
     offered = offered_;
+    flushes.swap(flushes_);
   }
   for (const auto& [id, request] : waiting) request->cancellation.Cancel();
   for (const auto& [id, each] : offered) {
     // Of views nobody can tell whether they were taken.
     if (!Outlives(each)) NoteLost(*each.request, why);
   }
-  // Off the list when it is known what has become of them: whoever closes the step looks there
-  // first, and nothing is added any more.
+  // Off the list when it is known what has become of them, and their operations end after that:
+  // whoever closes the step waits for those, and then asks what was lost. Nothing is added any
+  // more.
   {
     SpinLockHolder lock(&mu_);
     offered_.clear();
@@ -225,7 +255,8 @@ TableSizes LaneServer::InnerTableSizes() const {
   return {{"server.waiting", waiting_.size()},
           {"server.offered", offered_.size()},
           {"server.staging", staging},
-          {"server.views", views}};
+          {"server.views", views},
+          {"server.flushes", flushes_.size()}};
 }
 
 }  // namespace ferry

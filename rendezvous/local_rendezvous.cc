@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/optimization.h"
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -39,7 +40,8 @@ class LocalRendezvous::Core final : public std::enable_shared_from_this<Core> {
   using Item = RendezvousItem;
   using ItemPtr = std::unique_ptr<Item>;
 
-  Core(const Clock& clock, RendezvousLimits limits) : clock_(clock), limits_(limits) {
+  Core(const Clock& clock, RendezvousLimits limits, OutstandingOperations* operations)
+      : clock_(clock), limits_(limits), operations_(operations) {
     for (Shard& shard : shards_) {
       shard.item_share = limits.max_waiting / kShards;
       shard.byte_share = limits.max_queued_bytes / kShards;
@@ -62,6 +64,7 @@ class LocalRendezvous::Core final : public std::enable_shared_from_this<Core> {
   absl::Time NextDeadline() const;
   void ForEachPending(absl::Duration min_age,
                       absl::FunctionRef<void(const PendingOp&)> visit) const;
+  void CountSends();
   TableSizes InnerTableSizes() const;
 
   size_t waiting_count() const {
@@ -109,9 +112,19 @@ class LocalRendezvous::Core final : public std::enable_shared_from_this<Core> {
   void Complete(ItemPtr item, absl::Status&& status, Received&& received);
   // `item` is in no shard any more: a receive hears `why`, a send's value is dropped.
   void End(ItemPtr item, const absl::Status& why);
+  // A value leaves the table for that receive. With the shard's lock held: whoever looks at the
+  // table next finds the operation.
+  void BeginOperation(const RecvArgs& args) const {
+    if (ABSL_PREDICT_FALSE(args.operation != nullptr) && operations_ != nullptr) {
+      args.operation->Begin(*operations_);
+    }
+  }
+  // Takes out every item that `matches`; receives are for the caller to end.
+  std::vector<ItemPtr> TakeAll(absl::FunctionRef<bool(const Item&)> matches, bool drops_deadlines);
 
   const Clock& clock_;
   const RendezvousLimits limits_;
+  OutstandingOperations* const operations_;
   // Set before any shard is emptied, and read with a shard's lock.
   std::atomic<bool> is_aborted_{false};
   mutable absl::Mutex abort_mu_;
@@ -172,6 +185,7 @@ absl::Status LocalRendezvous::Core::Send(const RendezvousKey& key, Tensor&& tens
   Item** const link = shard.Find(key);
   if (*link != nullptr && !(*link)->is_send) {
     ItemPtr receive = shard.PopFirst(link);
+    BeginOperation(receive->recv_args);
     shard.mu.Unlock();
     Complete(std::move(receive), absl::OkStatus(),
              {std::move(tensor), is_dead, std::move(args), RecvArgs()});
@@ -199,7 +213,10 @@ bool LocalRendezvous::Core::TakeAndUnlock(Shard& shard, Item** link, RecvArgs& a
   const bool is_aborted = is_aborted_.load(std::memory_order_relaxed);
   const bool is_there = *link != nullptr && (*link)->is_send;
   const ItemPtr send = is_there && !is_aborted ? shard.PopFirst(link) : nullptr;
+  if (send != nullptr) BeginOperation(args);
+  OutstandingOperations* const ended = shard.TakeOperation();
   shard.mu.Unlock();
+  if (ended != nullptr) ended->End();
   if (is_aborted) status = abort_status();
   if (send == nullptr) return is_aborted;
   received.tensor = std::move(send->tensor);
@@ -266,13 +283,32 @@ void LocalRendezvous::Core::StartAbort(const absl::Status& why) {
     is_aborted_.store(true, std::memory_order_release);
   }
   // Whoever had a shard's lock before us is in it; whoever gets it after us sees the flag.
+  std::vector<ItemPtr> items = TakeAll([](const Item&) { return true; }, /*drops_deadlines=*/true);
+  for (ItemPtr& item : items) End(std::move(item), why);
+}
+
+std::vector<LocalRendezvous::Core::ItemPtr> LocalRendezvous::Core::TakeAll(
+    absl::FunctionRef<bool(const Item&)> matches, bool drops_deadlines) {
   std::vector<ItemPtr> items;
   for (Shard& shard : shards_) {
-    SpinLockHolder lock(&shard.mu);
-    shard.TakeAll([](const Item&) { return true; }, items);
-    shard.deadlines.clear();
+    OutstandingOperations* ended = nullptr;
+    {
+      SpinLockHolder lock(&shard.mu);
+      shard.TakeAll(matches, items);
+      if (drops_deadlines) shard.deadlines.clear();
+      ended = shard.TakeOperation();
+    }
+    if (ended != nullptr) ended->End();
   }
-  for (ItemPtr& item : items) End(std::move(item), why);
+  return items;
+}
+
+void LocalRendezvous::Core::CountSends() {
+  if (operations_ == nullptr) return;
+  for (Shard& shard : shards_) {
+    SpinLockHolder lock(&shard.mu);
+    shard.CountSends(*operations_);
+  }
 }
 
 absl::Status LocalRendezvous::Core::abort_status() const {
@@ -283,11 +319,9 @@ absl::Status LocalRendezvous::Core::abort_status() const {
 }
 
 size_t LocalRendezvous::Core::Fail(absl::FunctionRef<absl::Status(const RendezvousKey&)> verdict) {
-  std::vector<ItemPtr> items;
-  for (Shard& shard : shards_) {
-    SpinLockHolder lock(&shard.mu);
-    shard.TakeAll([verdict](const Item& item) { return !verdict(item.key).ok(); }, items);
-  }
+  std::vector<ItemPtr> items =
+      TakeAll([verdict](const Item& item) { return !verdict(item.key).ok(); },
+              /*drops_deadlines=*/false);
   const size_t count = items.size();
   for (ItemPtr& item : items) {
     const absl::Status why = verdict(item->key);
@@ -355,8 +389,9 @@ TableSizes LocalRendezvous::Core::InnerTableSizes() const {
   return sizes;
 }
 
-LocalRendezvous::LocalRendezvous(const Clock& clock, RendezvousLimits limits)
-    : core_(std::make_shared<Core>(clock, limits)) {}
+LocalRendezvous::LocalRendezvous(const Clock& clock, RendezvousLimits limits,
+                                 OutstandingOperations* operations)
+    : core_(std::make_shared<Core>(clock, limits, operations)) {}
 
 LocalRendezvous::~LocalRendezvous() {
   if (core_->abort_status().ok()) {
@@ -404,6 +439,7 @@ void LocalRendezvous::ForEachPending(absl::Duration min_age,
                                      absl::FunctionRef<void(const PendingOp&)> visit) const {
   core_->ForEachPending(min_age, visit);
 }
+void LocalRendezvous::CountSends() { core_->CountSends(); }
 size_t LocalRendezvous::waiting_count() const { return core_->waiting_count(); }
 size_t LocalRendezvous::queued_bytes() const { return core_->queued_bytes(); }
 TableSizes LocalRendezvous::InnerTableSizes() const { return core_->InnerTableSizes(); }

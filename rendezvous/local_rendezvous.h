@@ -15,6 +15,7 @@
 #include "base/table_sizes.h"
 #include "base/usable_resources.h"
 #include "rendezvous/key.h"
+#include "rendezvous/outstanding_operations.h"
 #include "rendezvous/value.h"
 #include "tensor/tensor.h"
 
@@ -46,7 +47,10 @@ struct PendingOp {
 // docs/rendezvous.md.
 class LocalRendezvous final {
  public:
-  explicit LocalRendezvous(const Clock& clock, RendezvousLimits limits = {});
+  // `operations` counts the values that are taken by receives with RecvArgs::operation, and those
+  // that wait from CountSends on; outlives it. May be null.
+  explicit LocalRendezvous(const Clock& clock, RendezvousLimits limits = {},
+                           OutstandingOperations* operations = nullptr);
   // Whoever still waits gets CANCELLED.
   ~LocalRendezvous();
 
@@ -87,6 +91,8 @@ class LocalRendezvous final {
   // What has waited for at least `min_age`.
   void ForEachPending(absl::Duration min_age,
                       absl::FunctionRef<void(const PendingOp&)> visit) const;
+  // From now on the operations' count is not 0 while a send waits for its receive.
+  void CountSends();
   size_t waiting_count() const;
   size_t queued_bytes() const;
   // The size of every internal table, summed over the shards; for tests and debugging.

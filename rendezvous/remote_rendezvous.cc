@@ -40,8 +40,13 @@ absl::Status WithKey(const absl::Status& why, int64_t step_id, const RendezvousK
 }  // namespace
 
 RemoteRendezvous::RemoteRendezvous(int64_t step_id, const Clock& clock, RendezvousLimits limits,
-                                   RemoteFetcher& fetcher)
-    : step_id_(step_id), clock_(clock), limits_(limits), fetcher_(fetcher), local_(clock, limits) {}
+                                   RemoteFetcher& fetcher, const OutstandingOperations::Wake* wake)
+    : step_id_(step_id),
+      clock_(clock),
+      limits_(limits),
+      fetcher_(fetcher),
+      operations_(OutstandingOperations::Create(wake)),
+      local_(clock, limits, operations_.get()) {}
 
 // Fetches and cancellations hold weak references: whatever waits must be told here.
 RemoteRendezvous::~RemoteRendezvous() {
@@ -291,12 +296,15 @@ size_t RemoteRendezvous::FailTask(const TaskName& task, const absl::Status& why)
 }
 
 void RemoteRendezvous::NoteLost(const RendezvousKey& key, const absl::Status& why) {
-  absl::Status lost(why.code(), absl::StrCat(why.message(), "; step ", step_id_, " was sending ",
-                                             absl::CEscape(key.text())));
   FERRY_LOG_DEBUG(kRendezvous, "send failed: peer={} step={} reason={} key={}", key.dst().task.task,
                   step_id_, why, absl::CEscape(key.text()));
+  NoteLost(absl::Status(why.code(), absl::StrCat(why.message(), "; step ", step_id_,
+                                                 " was sending ", absl::CEscape(key.text()))));
+}
+
+void RemoteRendezvous::NoteLost(const absl::Status& why) {
   SpinLockHolder lock(&mu_);
-  if (lost_.ok()) lost_ = std::move(lost);
+  if (lost_.ok()) lost_ = why;
 }
 
 absl::Status RemoteRendezvous::lost() const {

@@ -20,6 +20,7 @@
 #include "rendezvous/device_name.h"
 #include "rendezvous/key.h"
 #include "rendezvous/local_rendezvous.h"
+#include "rendezvous/outstanding_operations.h"
 #include "rendezvous/value.h"
 
 namespace ferry {
@@ -71,9 +72,9 @@ using PendingVisitor = absl::FunctionRef<void(const PendingStepOp&)>;
 // docs/rendezvous.md.
 class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezvous> {
  public:
-  // Made by a RendezvousManager. `fetcher` and `clock` outlive it.
+  // Made by a RendezvousManager. `fetcher` and `clock` outlive it. `wake`: see operations().
   RemoteRendezvous(int64_t step_id, const Clock& clock, RendezvousLimits limits,
-                   RemoteFetcher& fetcher);
+                   RemoteFetcher& fetcher, const OutstandingOperations::Wake* wake = nullptr);
   ~RemoteRendezvous();
 
   int64_t step_id() const { return step_id_; }
@@ -113,6 +114,14 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   absl::Status lost() const ABSL_LOCKS_EXCLUDED(mu_);
   // A value that was sent here was on its way when `why` happened.
   void NoteLost(const RendezvousKey& key, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  // The same of one whose key is not known.
+  void NoteLost(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // What was sent here and is on its way: values that consumers in other processes have taken,
+  // until they are there or lost, which lost() says by then. From CountSends on also what nobody
+  // has taken yet, and so what is left to be waited for when the step is closed.
+  OutstandingOperations& operations() { return *operations_; }
+  void CountSends() { local_.CountSends(); }
 
   // As LocalRendezvous.
   void Expire();
@@ -180,6 +189,7 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   const RendezvousLimits limits_;
   RemoteFetcher& fetcher_;
 
+  const OutstandingOperations::Ptr operations_;
   LocalRendezvous local_;
   // Never held while calling out. Lock order: this, then a cancellation's.
   mutable SpinLock mu_;

@@ -17,8 +17,9 @@
 namespace ferry {
 
 RendezvousManager::RendezvousManager(const Clock& clock, RemoteFetcher& fetcher,
-                                     RendezvousManagerOptions options)
-    : clock_(clock), fetcher_(fetcher), options_(options) {}
+                                     RendezvousManagerOptions options,
+                                     OutstandingOperations::Wake wake)
+    : clock_(clock), fetcher_(fetcher), options_(options), wake_(std::move(wake)) {}
 
 RendezvousManager::~RendezvousManager() { CleanupAll(); }
 
@@ -38,8 +39,8 @@ absl::StatusOr<std::shared_ptr<RemoteRendezvous>> RendezvousManager::Find(int64_
   }
   FERRY_LOG_TRACE(kRendezvous, "step opened: step={}", step_id);
   return steps_
-      .emplace(step_id,
-               std::make_shared<RemoteRendezvous>(step_id, clock_, options_.limits, fetcher_))
+      .emplace(step_id, std::make_shared<RemoteRendezvous>(step_id, clock_, options_.limits,
+                                                           fetcher_, wake_ ? &wake_ : nullptr))
       .first->second;
 }
 
@@ -117,14 +118,18 @@ size_t RendezvousManager::FailTask(const TaskName& task, const absl::Status& why
 
 void RendezvousManager::NoteLost(int64_t step_id, const RendezvousKey& key,
                                  const absl::Status& why) {
-  StepPtr step;
-  {
-    SpinLockHolder lock(&mu_);
-    const auto found = steps_.find(step_id);
-    if (found == steps_.end()) return;
-    step = found->second;
-  }
-  step->NoteLost(key, why);
+  if (const StepPtr step = FindOpen(step_id); step != nullptr) step->NoteLost(key, why);
+}
+
+StepOperation RendezvousManager::BeginOperation(int64_t step_id) {
+  const StepPtr step = FindOpen(step_id);
+  return step == nullptr ? StepOperation() : StepOperation(step->operations());
+}
+
+RendezvousManager::StepPtr RendezvousManager::FindOpen(int64_t step_id) const {
+  SpinLockHolder lock(&mu_);
+  const auto found = steps_.find(step_id);
+  return found == steps_.end() ? nullptr : found->second;
 }
 
 void RendezvousManager::Expire() {

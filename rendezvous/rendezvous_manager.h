@@ -34,9 +34,10 @@ struct RendezvousManagerOptions {
 // Thread-safe. Lives as long as the worker; whoever keeps time calls Expire.
 class RendezvousManager final {
  public:
-  // `clock` and `fetcher` outlive it.
+  // `clock` and `fetcher` outlive it. `wake` wakes whoever waits for the operations of a step;
+  // null: they look by themselves.
   RendezvousManager(const Clock& clock, RemoteFetcher& fetcher,
-                    RendezvousManagerOptions options = {});
+                    RendezvousManagerOptions options = {}, OutstandingOperations::Wake wake = {});
   // As CleanupAll.
   ~RendezvousManager();
 
@@ -67,6 +68,9 @@ class RendezvousManager final {
   void NoteLost(int64_t step_id, const RendezvousKey& key, const absl::Status& why)
       ABSL_LOCKS_EXCLUDED(mu_);
 
+  // An operation of the step; none if it is over.
+  StepOperation BeginOperation(int64_t step_id) ABSL_LOCKS_EXCLUDED(mu_);
+
   void Expire() ABSL_LOCKS_EXCLUDED(mu_);
   absl::Time NextDeadline() const ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -81,6 +85,8 @@ class RendezvousManager final {
  private:
   using StepPtr = std::shared_ptr<RemoteRendezvous>;
 
+  // Null if it is not open.
+  StepPtr FindOpen(int64_t step_id) const ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<StepPtr> Steps() const ABSL_LOCKS_EXCLUDED(mu_);
   void RememberFinishedLocked(int64_t step_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -88,6 +94,7 @@ class RendezvousManager final {
   const Clock& clock_;
   RemoteFetcher& fetcher_;
   const RendezvousManagerOptions options_;
+  const OutstandingOperations::Wake wake_;
 
   // Never held while a step is used.
   mutable SpinLock mu_;

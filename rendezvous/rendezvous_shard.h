@@ -18,6 +18,7 @@
 #include "base/recycled.h"
 #include "base/spin_lock.h"
 #include "rendezvous/key.h"
+#include "rendezvous/outstanding_operations.h"
 #include "rendezvous/value.h"
 #include "tensor/tensor.h"
 
@@ -139,6 +140,20 @@ struct alignas(64) RendezvousShard {
   // Takes out those that have come; of some the receive does not wait any more.
   void TakeDue(absl::Time now, std::vector<Deadline>& due);
 
+  // From now on the shard is one of `counting`'s operations while it holds sends. Before that they
+  // are counted here alone, which costs nothing that other threads would notice.
+  void CountSends(OutstandingOperations& counting) {
+    operations_ = &counting;
+    BeginOperation();
+  }
+  // After a send was taken out: what the shard was counted by, if that was the last; it is for the
+  // caller to end the operation, when it has released `mu`. Else null.
+  OutstandingOperations* TakeOperation() {
+    if (!is_operation_ || send_count_ > 0) return nullptr;
+    is_operation_ = false;
+    return operations_;
+  }
+
   mutable SpinLock mu;
   // Set before it is used: what it may hold without asking the other shards, as long as
   // `over_share`, which counts the shards that hold more, is 0.
@@ -168,15 +183,28 @@ struct alignas(64) RendezvousShard {
                     std::memory_order_relaxed);
     };
     add(item_count, 1);
-    if (item.is_send) add(queued_bytes, item.tensor.bytes());
+    if (item.is_send) {
+      add(queued_bytes, item.tensor.bytes());
+      send_count_ += sign > 0 ? 1 : -1;
+      if (sign > 0 && operations_ != nullptr) BeginOperation();
+    }
     const bool is_over = item_count.load(std::memory_order_relaxed) > item_share ||
                          queued_bytes.load(std::memory_order_relaxed) > byte_share;
     if (is_over == is_over_share_) return;
     is_over_share_ = is_over;
     over_share->fetch_add(is_over ? 1 : -1, std::memory_order_relaxed);
   }
+  void BeginOperation() {
+    if (is_operation_ || send_count_ == 0) return;
+    is_operation_ = true;
+    operations_->Begin();
+  }
   void Grow();
 
+  size_t send_count_ = 0;
+  // Null before CountSends.
+  OutstandingOperations* operations_ = nullptr;
+  bool is_operation_ = false;
   bool is_over_share_ = false;
   std::array<Item*, kFirstBuckets> buckets_;
   std::vector<Item*> more_buckets_;

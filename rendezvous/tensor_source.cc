@@ -13,12 +13,14 @@
 namespace ferry {
 namespace {
 
-// Of a value in a GPU's memory.
-void Stage(Gpus& gpus, Received received, ServedCallback done) {
+// Of a value in a GPU's memory. `operation`: until somebody has taken it over.
+void Stage(Gpus& gpus, Received received, std::unique_ptr<StepOperation> operation,
+           ServedCallback done) {
   MoveRequest move;
   move.tensor = std::move(received.tensor);
   move.what = "a tensor that is asked for over gRPC";
-  gpus.Move(std::move(move), [done = std::move(done)](absl::StatusOr<Tensor> tensor) mutable {
+  gpus.Move(std::move(move), [operation = std::move(operation),
+                              done = std::move(done)](absl::StatusOr<Tensor> tensor) mutable {
     ServedValue value;
     value.send_start_micros = absl::ToUnixMicros(absl::Now());
     const absl::Status status = tensor.status();
@@ -62,12 +64,16 @@ void TensorSource::RecvUnkept(const Request& request, CancellationToken* cancell
                               ServedCallback done) {
   absl::StatusOr<RendezvousKey> key = CheckKey(request.key);
   if (!key.ok()) return std::move(done)(key.status(), {});
-  manager_.RecvLocalAsync(request.step_id, *key, {.cancellation = cancellation},
-                          [done = std::move(done), gpus = options_.gpus](
-                              absl::Status status, Received received) mutable {
+  // Until whoever carries the value has begun a transfer, which has an operation of its own.
+  auto operation = std::make_unique<StepOperation>();
+  StepOperation* const begun = operation.get();
+  manager_.RecvLocalAsync(request.step_id, *key, {.cancellation = cancellation, .operation = begun},
+                          [operation = std::move(operation), done = std::move(done),
+                           gpus = options_.gpus](absl::Status status, Received received) mutable {
                             if (status.ok()) status = CheckOnHost(received.tensor, "send");
                             if (absl::IsFailedPrecondition(status) && gpus != nullptr) {
-                              return Stage(*gpus, std::move(received), std::move(done));
+                              return Stage(*gpus, std::move(received), std::move(operation),
+                                           std::move(done));
                             }
                             ServedValue value;
                             value.tensor = std::move(received.tensor);
@@ -82,12 +88,12 @@ TensorSource::TransferPtr TensorSource::BeginTransfer(int64_t step_id, absl::str
   const absl::StatusOr<RendezvousKey> parsed = RendezvousKey::Parse(key);
   if (!parsed.ok()) return nullptr;
   return transfers_.Add(step_id, *parsed, value.is_dead ? 0 : value.tensor.bytes(),
-                        value.require_ack);
+                        value.require_ack, manager_.BeginOperation(step_id));
 }
 
 void TensorSource::EndTransfer(const TransferPtr& transfer, const absl::Status& status) {
   if (transfer == nullptr || transfer->is_given_up.exchange(true)) return;
-  // Before it is off the list: whoever waits for that looks here next.
+  // Before its operation ends: whoever waits for that asks next what was lost.
   if (!status.ok() && !transfer->is_kept) {
     manager_.NoteLost(transfer->step_id, transfer->key, status);
   }

@@ -10,16 +10,21 @@
 namespace ferry {
 
 std::shared_ptr<TransferList::Transfer> TransferList::Add(int64_t step_id, const RendezvousKey& key,
-                                                          size_t bytes, bool is_kept) {
-  auto transfer = std::make_shared<Transfer>(step_id, key, bytes, is_kept, clock_.CoarseNow());
+                                                          size_t bytes, bool is_kept,
+                                                          StepOperation operation) {
+  auto transfer = std::make_shared<Transfer>(step_id, key, bytes, is_kept, clock_.CoarseNow(),
+                                             std::move(operation));
   absl::MutexLock lock(&mu_);
   transfers_.insert(transfer);
   return transfer;
 }
 
 void TransferList::Remove(const std::shared_ptr<Transfer>& transfer) {
-  absl::MutexLock lock(&mu_);
-  transfers_.erase(transfer);
+  {
+    absl::MutexLock lock(&mu_);
+    transfers_.erase(transfer);
+  }
+  transfer->operation.End();
 }
 
 void TransferList::EndStep(int64_t step_id) {

@@ -25,8 +25,14 @@ namespace ferry {
 class TransferList final {
  public:
   struct Transfer {
-    Transfer(int64_t step_id, RendezvousKey key, size_t bytes, bool is_kept, absl::Time since)
-        : step_id(step_id), key(std::move(key)), bytes(bytes), is_kept(is_kept), since(since) {}
+    Transfer(int64_t step_id, RendezvousKey key, size_t bytes, bool is_kept, absl::Time since,
+             StepOperation operation)
+        : step_id(step_id),
+          key(std::move(key)),
+          bytes(bytes),
+          is_kept(is_kept),
+          since(since),
+          operation(std::move(operation)) {}
 
     const int64_t step_id;
     const RendezvousKey key;
@@ -38,6 +44,8 @@ class TransferList final {
     std::atomic<bool> is_step_over{false};
     // It is off the list, though a call may still carry it.
     std::atomic<bool> is_given_up{false};
+    // Until it is off the list.
+    StepOperation operation;
   };
 
   // `clock` outlives it.
@@ -47,7 +55,8 @@ class TransferList final {
 
   // A value has left the rendezvous and is on its way, until Remove.
   std::shared_ptr<Transfer> Add(int64_t step_id, const RendezvousKey& key, size_t bytes,
-                                bool is_kept) ABSL_LOCKS_EXCLUDED(mu_);
+                                bool is_kept, StepOperation operation = {})
+      ABSL_LOCKS_EXCLUDED(mu_);
   void Remove(const std::shared_ptr<Transfer>& transfer) ABSL_LOCKS_EXCLUDED(mu_);
   void EndStep(int64_t step_id) ABSL_LOCKS_EXCLUDED(mu_);
   // Those on their way to that task.

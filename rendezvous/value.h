@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 
 #include "base/cancellation_token.h"
+#include "rendezvous/outstanding_operations.h"
 #include "tensor/tensor.h"
 
 namespace ferry {
@@ -51,6 +52,9 @@ struct RecvArgs {
   std::shared_ptr<DeviceContext> device_context;
   // May be null; outlives the receive.
   CancellationToken* cancellation = nullptr;
+  // Of a consumer in another process: begins when a value that was sent is taken for it, and is for
+  // whoever brings the value there to end. May be null; outlives the receive.
+  StepOperation* operation = nullptr;
   absl::Time deadline = absl::InfiniteFuture();
   // Where the elements are wanted; none: anywhere. Whoever carries them may put them there
   // straight away, and then gives back this very tensor; if it gives back another one, the facade

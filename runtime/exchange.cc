@@ -155,7 +155,8 @@ absl::StatusOr<std::unique_ptr<Exchange>> Exchange::Start(ExchangeOptions option
     if (is_grpc) fetcher = &exchange->grpc_->fetcher();
   }
   exchange->manager_ =
-      std::make_unique<RendezvousManager>(SteadyClock(), *fetcher, options.rendezvous);
+      std::make_unique<RendezvousManager>(SteadyClock(), *fetcher, options.rendezvous,
+                                          [loop = exchange->loop_.get()] { loop->Wake(); });
   common.manager = exchange->manager_.get();
   common.transports = &exchange->transports_;
 
@@ -318,23 +319,19 @@ void Exchange::ForEachTransfer(absl::Duration min_age, PendingVisitor visit) con
   if (grpc_ != nullptr) grpc_->ForEachTransfer(min_age, visit);
 }
 
-void Exchange::AwaitHeard(int64_t step_id, absl::Time deadline) {
+void Exchange::AwaitHeard(RemoteRendezvous& step, absl::Time deadline) {
   // What peers say comes by it.
   if (loop_->IsOnLoop()) return;
   std::vector<std::pair<std::shared_ptr<LaneServer>, uint64_t>> flushes;
   for (auto& server : fetcher_->Servers()) {
-    if (const auto flush = server->StartFlush(step_id)) {
+    if (const auto flush = server->StartFlush(step.step_id(), StepOperation(step.operations()))) {
       flushes.emplace_back(std::move(server), *flush);
     }
   }
   if (flushes.empty()) return;
   const absl::Time enough = SteadyClock().Now() + hear_timeout_;
-  const bool have_heard = loop_->WaitUntil(
-      [&flushes] {
-        return std::all_of(flushes.begin(), flushes.end(),
-                           [](const auto& each) { return each.first->IsFlushed(each.second); });
-      },
-      std::min(deadline, enough));
+  const bool have_heard = loop_->WaitUntil([&step] { return step.operations().count() == 0; },
+                                           std::min(deadline, enough));
   if (have_heard || SteadyClock().Now() < enough) return;
   for (const auto& [server, flush] : flushes) server->GiveUpFlush(flush);
 }

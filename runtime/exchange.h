@@ -150,10 +150,11 @@ class Exchange final {
   // Only the latter.
   void ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const;
 
-  // Waits until peers have heard of everything that was sent to them in that step, and so have had
-  // the chance to decline it; for those that do not answer at all hear_timeout at most, and not
-  // again before they do. On the loop: not at all.
-  void AwaitHeard(int64_t step_id, absl::Time deadline);
+  // Waits until peers have heard of everything that was sent to them in that step, which has no
+  // other operations any more, and so have had the chance to decline it; for those that do not
+  // answer at all hear_timeout at most, and not again before they do. On the loop: not at all.
+  // REQUIRES: an OutstandingOperations::Waiter of the step.
+  void AwaitHeard(RemoteRendezvous& step, absl::Time deadline);
 
   // A receive may have a deadline from now on; see RendezvousManager::Expire.
   void NoteDeadline(absl::Time deadline);

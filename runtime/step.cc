@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -25,13 +26,6 @@
 namespace ferry {
 namespace {
 
-// How often somebody looks whether a step's values are taken, when nothing tells: of values that
-// stay in this process, or go by other threads than the loop's.
-constexpr absl::Duration kCloseLook = absl::Milliseconds(1);
-// And when the loop has had something to do, not necessarily for that step: a look takes about one.
-constexpr absl::Duration kCloseRest = absl::Microseconds(5);
-// For the loop to end what it is at, whatever the deadline.
-constexpr absl::Duration kCloseTurn = absl::Milliseconds(100);
 constexpr int kNamedKeys = 3;
 // How often somebody looks whether a device has filled a buffer.
 constexpr absl::Duration kCopyLook = absl::Microseconds(20);
@@ -82,15 +76,6 @@ void Arrive(Exchange& exchange, const RendezvousKey& key, absl::Status status, R
     received.tensor = *std::move(moved);
     std::move(done)(absl::OkStatus(), std::move(received));
   });
-}
-
-// Waits until the loop has ended what it is at. False: it has not.
-bool EndTurn(LaneLoop& loop, absl::Time deadline) {
-  if (loop.IsOnLoop()) return true;
-  const auto is_over = std::make_shared<std::atomic<bool>>(false);
-  loop.Post([is_over] { is_over->store(true); });
-  return loop.WaitUntil([&is_over] { return is_over->load(); },
-                        std::max(deadline, SteadyClock().Now() + kCloseTurn));
 }
 
 }  // namespace
@@ -207,7 +192,37 @@ absl::Status Step::RecvInto(const RendezvousKey& key, Tensor destination, absl::
 
 absl::Status Step::Close(absl::Duration timeout) {
   const absl::Time deadline = SteadyClock().Now() + timeout;
-  std::vector<std::string> left;
+  LaneLoop& loop = exchange_->loop();
+  OutstandingOperations& operations = rendezvous_->operations();
+  // There nothing more would come while this waits.
+  const bool is_on_loop = loop.IsOnLoop();
+  bool is_taken = false;
+  std::string left;
+  {
+    const OutstandingOperations::Waiter waiter(operations);
+    rendezvous_->CountSends();
+    const auto is_idle = [&operations] { return operations.count() == 0; };
+    is_taken = is_on_loop ? is_idle() : loop.WaitUntil(is_idle, deadline);
+    // What has been taken may yet be declined.
+    if (is_taken) {
+      exchange_->AwaitHeard(*rendezvous_, deadline);
+    } else {
+      left = DescribeOutstanding();
+    }
+  }
+  exchange_->Cleanup(id());
+  // What nobody can take any more does not wait, and has not been taken either.
+  if (is_taken) return rendezvous_->lost();
+  if (is_on_loop) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "step ", id(), " was closed inside a callback, which must not wait, and ", left));
+  }
+  return absl::DeadlineExceededError(
+      absl::StrCat("step ", id(), " was closed after ", ShortDuration(timeout), ", and ", left));
+}
+
+std::string Step::DescribeOutstanding() const {
+  std::vector<std::string> named;
   size_t count = 0;
   const auto see = [&](const PendingStepOp& op) {
     const bool is_under_way = op.side == PendingStepOp::Side::kTransfer;
@@ -216,62 +231,36 @@ absl::Status Step::Close(absl::Duration timeout) {
       return;
     }
     if (count++ >= kNamedKeys) return;
-    left.push_back(absl::StrCat(
+    named.push_back(absl::StrCat(
         absl::CEscape(op.key.text()), " (",
         is_under_way ? op.phase
                      : absl::StrCat("node ", op.key.dst().task.task, " has not asked for it"),
         ")"));
   };
-  const auto find_none = [&] {
-    left.clear();
-    count = 0;
-    rendezvous_->ForEachPending(absl::ZeroDuration(), see);
-    exchange_->ForEachTransfer(absl::ZeroDuration(), see);
-    return count == 0;
-  };
-  LaneLoop& loop = exchange_->loop();
-  // What the loop has taken out of the table is listed as a transfer before its turn is over.
-  const auto look = [&] { return find_none() && EndTurn(loop, deadline) && find_none(); };
-  uint64_t seen_turns = loop.busy_turns();
-  bool is_taken = look();
-  for (absl::Time now = SteadyClock().Now(); !is_taken && now < deadline;
-       now = SteadyClock().Now()) {
-    loop.WaitUntil(
-        [&] { return loop.busy_turns() != seen_turns && SteadyClock().Now() - now >= kCloseRest; },
-        std::min(deadline, now + kCloseLook));
-    seen_turns = loop.busy_turns();
-    is_taken = look();
-  }
-  // What has been taken may yet be declined.
-  if (is_taken) exchange_->AwaitHeard(id(), deadline);
-  exchange_->Cleanup(id());
-  // What nobody can take any more does not wait, and has not been taken either.
-  if (is_taken) return rendezvous_->lost();
-  if (count == 0) {
-    return absl::DeadlineExceededError(
-        absl::StrCat("step ", id(), " was closed after ", ShortDuration(timeout),
-                     ", and the answer to a request for its values is not on its way yet"));
-  }
+  rendezvous_->ForEachPending(absl::ZeroDuration(), see);
+  exchange_->ForEachTransfer(absl::ZeroDuration(), see);
+  if (count == 0) return "the answer to a request for its values is not on its way yet";
   const LaneHubStats lanes = exchange_->lane_stats();
-  return absl::DeadlineExceededError(absl::StrCat(
-      "step ", id(), " was closed after ", ShortDuration(timeout), ", and ", count,
-      count == 1 ? " tensor that was sent has" : " tensors that were sent have",
-      " not been received: ", absl::StrJoin(left, ", "), count > left.size() ? ", ..." : "",
+  return absl::StrCat(
+      count, count == 1 ? " tensor that was sent has" : " tensors that were sent have",
+      " not been received: ", absl::StrJoin(named, ", "), count > named.size() ? ", ..." : "",
       // Whoever should have asked may be among them.
       lanes.refused == 0 ? ""
                          : absl::StrCat("; connections refused here: ", lanes.refused,
-                                        ", the last: ", lanes.last_refusal)));
+                                        ", the last: ", lanes.last_refusal));
 }
 
 void Step::Abort(const absl::Status& why) {
   FERRY_LOG_DEBUG(kRendezvous, "step aborted: step={}: {}", id(), why);
   rendezvous_->StartAbort(why);
-  // Of what is on its way nobody hears any more once the step is forgotten. What the loop has taken
-  // out of the table is listed when its turn is over.
-  EndTurn(exchange_->loop(), SteadyClock().Now());
-  exchange_->ForEachTransfer(absl::ZeroDuration(), [&](const PendingStepOp& op) {
-    if (op.step_id == id() && !op.outlives_sender) rendezvous_->NoteLost(op.key, why);
-  });
+  // Of what is on its way nobody hears any more once the step is forgotten.
+  if (rendezvous_->operations().count() > 0) {
+    exchange_->ForEachTransfer(absl::ZeroDuration(), [&](const PendingStepOp& op) {
+      if (op.step_id == id() && !op.outlives_sender) rendezvous_->NoteLost(op.key, why);
+    });
+    // It was taken just now, and is not listed yet.
+    rendezvous_->NoteLost(why);
+  }
   exchange_->Cleanup(id());
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -66,8 +67,10 @@ class Step final {
   void RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done);
 
   // Waits until everything that was sent has been taken, then ends the step here: whatever comes
-  // for it later is refused.
-  //   Errors: DEADLINE_EXCEEDED naming what was not taken; UNAVAILABLE or ABORTED what was sent to
+  // for it later is refused. What it costs depends on neither other steps nor what they send.
+  // Inside a callback it ends the step without waiting.
+  //   Errors: DEADLINE_EXCEEDED naming what was not taken, FAILED_PRECONDITION the same inside a
+  //   callback; UNAVAILABLE or ABORTED what was sent to
   //   a node that has died or was restarted, or gave up in the middle of a tensor; that of Abort if
   //   it came before everything had been taken; what the
   //   receiver says of a tensor that it did not take: by another transport than it requires, not of
@@ -82,6 +85,9 @@ class Step final {
       : exchange_(&exchange), rendezvous_(std::move(rendezvous)) {}
 
  private:
+  // What Close has waited for in vain, for people.
+  std::string DescribeOutstanding() const;
+
   Exchange* exchange_;
   std::shared_ptr<RemoteRendezvous> rendezvous_;
 };

@@ -37,6 +37,7 @@ TEST_F(LaneFlushTest, ForWhatIsReadWhenItIsThere) {
 // Its receiver may find that it cannot be had.
 TEST_F(LaneFlushTest, ForViews) {
   Exchange("view", DataType::kInt32, 100'000, /*may_decline=*/false);
+  EXPECT_EQ(step_->operations().count(), 0u) << "it is the receiver's for as long as it likes";
   EXPECT_TRUE(MustAsk());
 }
 
@@ -50,6 +51,30 @@ TEST_F(LaneFlushTest, WhoeverWaitsForAPingThatCannotBeSentWaitsNoMore) {
   EXPECT_TRUE(server_->IsFlushed(*flush));
   lane_->refusal = absl::OkStatus();
   EXPECT_TRUE(MustAsk());
+}
+
+// Whoever closes a step waits for nothing else.
+TEST_F(LaneFlushTest, FlushedStep_CountsUntilThePongComesOrTheLaneEnds) {
+  OutstandingOperations& operations = step_->operations();
+  Exchange("buffer", DataType::kInt32, 2, /*may_decline=*/true);
+  EXPECT_EQ(operations.count(), 0u);
+  ASSERT_TRUE(server_->StartFlush(kStep, StepOperation(operations)));
+  EXPECT_EQ(operations.count(), 1u);
+  EXPECT_TRUE(server_->OnFlushed(*DecodeId(lane_->bodies.back())).ok());
+  EXPECT_EQ(operations.count(), 0u);
+  EXPECT_FALSE(server_->StartFlush(kStep, StepOperation(operations)));
+  EXPECT_EQ(operations.count(), 0u) << "it has been heard";
+  Exchange("second", DataType::kInt32, 2, /*may_decline=*/true);
+  ASSERT_TRUE(server_->StartFlush(kStep, StepOperation(operations)));
+  EXPECT_EQ(operations.count(), 1u);
+  Open(/*sends_seals=*/false);
+  EXPECT_EQ(operations.count(), 0u);
+  Exchange("third", DataType::kInt32, 2, /*may_decline=*/true);
+  ASSERT_TRUE(server_->StartFlush(kStep, StepOperation(operations)));
+  Exchange("fourth", DataType::kInt32, 2, /*may_decline=*/true);
+  lane_->refusal = absl::ResourceExhaustedError("its queue is full");
+  EXPECT_FALSE(server_->StartFlush(kStep, StepOperation(operations)));
+  EXPECT_EQ(operations.count(), 0u) << "a PING could not be sent";
 }
 
 using LaneOfferTest = LaneServerTest;

@@ -87,6 +87,23 @@ TEST_F(Source, ARequestBeforeOrAfterItsValueGetsIt) {
   EXPECT_THAT(out_, ElementsAre("first", "second"));
 }
 
+// Whoever closes the step waits until a call has brought the value there.
+TEST_F(Source, TakenValue_IsAnOperationOfItsStepUntilItsTransferEnds) {
+  OutstandingOperations& operations = Begin(1)->operations();
+  TensorSource::TransferPtr transfer;
+  source_.Recv({1, KeyText("a"), 0}, nullptr, [&](const absl::Status& status, ServedValue value) {
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_EQ(operations.count(), 1u);
+    transfer = source_.BeginTransfer(1, KeyText("a"), value);
+  });
+  EXPECT_EQ(operations.count(), 0u) << "it was asked for, and not sent";
+  Send("a", "value");
+  ASSERT_NE(transfer, nullptr);
+  EXPECT_EQ(operations.count(), 1u);
+  source_.EndTransfer(transfer, absl::OkStatus());
+  EXPECT_EQ(operations.count(), 0u);
+}
+
 // Scenario 54.
 TEST_F(Source, AnotherIncarnationIsARestart) {
   Recv(KeyText("a", "CPU:0", 2), 1);

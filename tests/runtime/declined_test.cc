@@ -125,5 +125,26 @@ TEST(DeclinedTest, AStepMayBeClosedOnTheLoop) {
   EXPECT_TRUE(receipt.Wait().ok());
 }
 
+// It names what was not taken, and does not wait for what could only come by the same thread.
+TEST(StepCloseOnTheLoop, UntakenTensor_IsNamedAtOnce) {
+  Directory directory;
+  ExchangeEnd a(directory, 1);
+  ExchangeEnd b(directory, 2);
+  absl::Notification closed;
+  absl::Status status;
+  a.exchange->loop().Post([&] {
+    Step step = *a.exchange->OpenStep(1);
+    EXPECT_TRUE(
+        step.Send(KeyBetween(a, b, "k"), a.Allocate(DataType::kInt32, *Shape::Create({4}))).ok());
+    status = step.Close(absl::Hours(1));
+    closed.Notify();
+  });
+  ASSERT_TRUE(closed.WaitForNotificationWithTimeout(kSoon));
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("step 1 was closed inside a callback"), HasSubstr(";k;"),
+                    HasSubstr("node 2 has not asked for it")));
+}
+
 }  // namespace
 }  // namespace ferry

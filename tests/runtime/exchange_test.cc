@@ -194,13 +194,13 @@ TEST(ExchangeTest, ADeadNodeFailsWhatNeedsItAndNothingElse) {
   ASSERT_TRUE(of_b.Wait().ok()) << of_b.Wait().status();
 }
 
-// A Cancellation may be of a whole session, with very many receives, each of which would be kept.
+// A CancellationToken may be of a whole session, with very many receives, each of which would be kept.
 TEST(ExchangeTest, ReceivesThatAreOverLeaveNothingWithTheirCancellation) {
   Directory directory;
   ExchangeEnd a(directory, 1);
   ExchangeEnd b(directory, 2);
   const RendezvousKey key = KeyBetween(a, b, "k");
-  Cancellation cancellation;
+  CancellationToken cancellation;
   RecvArgs args;
   args.cancellation = &cancellation;
   Step step = *b.exchange->OpenStep(1);

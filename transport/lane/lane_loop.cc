@@ -198,12 +198,7 @@ bool LaneLoop::PollOnce() {
   }
   if (++passes_ % kPassesPerDescriptorLook == 0) did_something |= PollDescriptors(0);
   did_something |= RunPosted(/*also_timers=*/passes_ % kPassesPerTimerLook == 0);
-  if (did_something) CountBusyTurn();
   return did_something;
-}
-
-void LaneLoop::CountBusyTurn() {
-  busy_turns_.store(busy_turns_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
 }
 
 bool LaneLoop::PollDescriptors(int timeout_ms) {
@@ -272,7 +267,7 @@ void LaneLoop::Sleep(absl::FunctionRef<bool()> is_done, absl::Time until) {
     const int64_t ms = (absl::ToInt64Microseconds(left) + 999) / 1000;
     if (ms > 0) {
       for (const std::shared_ptr<LoopSource>& source : polled_) source->BeforeSleep();
-      if (PollDescriptors(static_cast<int>(ms))) CountBusyTurn();
+      PollDescriptors(static_cast<int>(ms));
     }
   }
   doorbell_.WakeUp();

@@ -103,10 +103,6 @@ class LaneLoop final {
   bool WaitUntil(absl::FunctionRef<bool()> is_done, absl::Time deadline);
   void Wake();
 
-  // Grows with every turn in which there was something to do: whoever waits for what only a longer
-  // look can tell need not look again before.
-  uint64_t busy_turns() const { return busy_turns_.load(std::memory_order_relaxed); }
-
   // Whether this thread is driving the loop just now: it must not wait for it then.
   bool IsOnLoop() const;
   // On the loop: whether this is a caller's thread, which waits for something of its own anyway.
@@ -132,7 +128,6 @@ class LaneLoop final {
   void StopDriving();
   // One look at everything. REQUIRES: driving.
   bool PollOnce();
-  void CountBusyTurn();
   bool PollDescriptors(int timeout_ms);
   bool Tell(SourceId id, uint32_t events);
   void SleepInKernel();
@@ -160,8 +155,6 @@ class LaneLoop final {
   uint64_t polled_version_ = 0;
   uint32_t passes_ = 0;
   bool is_driven_by_caller_ = false;
-  // Written by that thread alone.
-  std::atomic<uint64_t> busy_turns_{0};
   // While callers come and go nobody says that he sleeps, and peers need not ring: the loop's
   // thread looks now and then instead. It dozes, and a peer that can only wait may wake it.
   std::atomic<bool> is_ticking_{false};
