@@ -196,14 +196,14 @@ absl::StatusOr<IpcReport> Probe(int gpu, absl::Duration timeout) {
   const std::string flag = absl::StrCat("--gpu=", gpu);
   // Longer than ours, so that we hear what a process is doing when it hangs, rather than from the
   // other one that it does not answer.
-  const std::string patience = absl::StrCat("--timeout=", absl::FormatDuration(2 * timeout));
-  FERRY_ASSIGN_OR_RETURN(
-      Helper exporter, Helper::Start("the exporting process", {"export", flag, patience}, timeout));
+  const std::string timeout_flag = absl::StrCat("--timeout=", absl::FormatDuration(2 * timeout));
+  FERRY_ASSIGN_OR_RETURN(Helper exporter, Helper::Start("the exporting process",
+                                                        {"export", flag, timeout_flag}, timeout));
   FERRY_ASSIGN_OR_RETURN(const std::string socket, SocketOf(exporter));
   FERRY_ASSIGN_OR_RETURN(
       Helper importer,
       Helper::Start("the importing process",
-                    {"import", flag, patience, absl::StrCat("--socket=", socket)}, timeout));
+                    {"import", flag, timeout_flag, absl::StrCat("--socket=", socket)}, timeout));
   absl::StatusOr<IpcReport> report = ReadReport(importer);
   if (report.ok() && report->descriptor && report->handle) return report;
   // The importer may only have seen that the other half went away.
