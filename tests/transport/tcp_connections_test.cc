@@ -22,7 +22,7 @@ constexpr size_t kConnections = 2;
 class TcpConnectionsTest : public ::testing::Test {
  protected:
   TcpConnectionsTest() {
-    for (Side* side : {&sender_, &receiver_}) {
+    for (Side* side : {&sending_, &receiving_}) {
       side->environment.loop = side->end.loop.get();
       side->environment.hub = side->end.hub.get();
       side->environment.arena = *HostArena::Create({});
@@ -30,17 +30,17 @@ class TcpConnectionsTest : public ::testing::Test {
       side->transport =
           *TcpTransport::Create(side->environment, {.connections = static_cast<int>(kConnections)});
     }
-    sender_.end.on_data = [this](DataConnection connection) {
+    sending_.end.on_data = [this](DataConnection connection) {
       absl::MutexLock lock(&mu_);
       accepted_.push_back(std::move(connection));
     };
     Endpoint to_receiver;
-    to_receiver.peer = receiver_.end.peer;
-    outlet_ = sender_.transport->MakeOutlet(to_receiver);
+    to_receiver.peer = receiving_.end.peer;
+    outlet_ = sending_.transport->MakeOutlet(to_receiver);
     Endpoint to_sender;
-    to_sender.peer = sender_.end.peer;
-    to_sender.lanes = sender_.end.addresses;
-    inlet_ = receiver_.transport->MakeInlet(to_sender, [](uint64_t) {});
+    to_sender.peer = sending_.end.peer;
+    to_sender.lanes = sending_.end.addresses;
+    inlet_ = receiving_.transport->MakeInlet(to_sender, [](uint64_t) {});
   }
   ~TcpConnectionsTest() override {
     outlet_->Abort(absl::CancelledError("over"));
@@ -76,10 +76,10 @@ class TcpConnectionsTest : public ::testing::Test {
       ASSERT_TRUE(ticket.ok()) << ticket.status();
       body = ticket->body;
       // As a lane would: on the receiver's loop.
-      receiver_.end.loop->Post([this, id, header, body, waiting] {
+      receiving_.end.loop->Post([this, id, header, body, waiting] {
         inlet_->Take(id, header, body, {}, Tensor(), [this, waiting](auto result, Inlet::TakeInfo) {
           waiting->arrival.tensor = std::move(result);
-          waiting->arrival.came_on_lane_loop = receiver_.end.loop->IsOnLoop();
+          waiting->arrival.came_on_lane_loop = receiving_.end.loop->IsOnLoop();
           waiting->done.Notify();
         });
       });
@@ -109,11 +109,11 @@ class TcpConnectionsTest : public ::testing::Test {
     ASSERT_TRUE(mu_.AwaitWithTimeout(absl::Condition(&all), absl::Seconds(20)));
     for (DataConnection& each : accepted_) {
       if (!is_used(each.index)) continue;
-      ASSERT_TRUE(sender_.transport->OnDataConnection(each));
+      ASSERT_TRUE(sending_.transport->OnDataConnection(each));
     }
     // Its own connections are in use when what was posted after them has run.
     absl::Notification are_there;
-    sender_.end.loop->Post([&are_there] { are_there.Notify(); });
+    sending_.end.loop->Post([&are_there] { are_there.Notify(); });
     are_there.WaitForNotification();
   }
   static uint8_t ByteOf(uint64_t id, size_t i) {
@@ -128,8 +128,8 @@ class TcpConnectionsTest : public ::testing::Test {
   CopyPool copier_;
   absl::Mutex mu_;
   std::vector<DataConnection> accepted_ ABSL_GUARDED_BY(mu_);
-  Side sender_{{1, 10}};
-  Side receiver_{{2, 20}};
+  Side sending_{{1, 10}};
+  Side receiving_{{2, 20}};
   std::map<uint64_t, std::unique_ptr<Waiting>> waiting_;
   std::shared_ptr<Outlet> outlet_;
   std::shared_ptr<Inlet> inlet_;
