@@ -18,7 +18,7 @@
 #include "absl/synchronization/mutex.h"
 
 #include "base/clock.h"
-#include "runtime/exchange.h"
+#include "node/exchange.h"
 
 namespace ferry::bench {
 namespace {

@@ -14,7 +14,7 @@
 #include "benchmarks/support/floor_services.h"
 #include "benchmarks/support/server_process.h"
 #include "benchmarks/support/unary_calls.h"
-#include "coord/grpc_bytes.h"
+#include "coord/wire/bytes.h"
 #include "proto/tsl_coordination.pb.h"
 
 namespace ferry::bench {

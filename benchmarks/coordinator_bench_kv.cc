@@ -17,7 +17,7 @@
 #include "benchmarks/support/floor_services.h"
 #include "benchmarks/support/server_process.h"
 #include "benchmarks/support/unary_calls.h"
-#include "coord/grpc_bytes.h"
+#include "coord/wire/bytes.h"
 #include "proto/tsl_coordination.pb.h"
 #include "proto/xla_coordination.pb.h"
 #include "proto/xla_distributed_runtime.pb.h"

@@ -14,10 +14,10 @@
 
 #include "absl/strings/str_cat.h"
 
-#include "graph/graph.h"
-#include "graph/partition.h"
-#include "graph/place.h"
-#include "graph/prune.h"
+#include "tensorflow/graph/graph.h"
+#include "tensorflow/graph/partition.h"
+#include "tensorflow/graph/place.h"
+#include "tensorflow/graph/prune.h"
 
 namespace ferry::graph {
 namespace {

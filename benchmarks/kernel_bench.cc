@@ -12,11 +12,11 @@
 
 #include <benchmark/benchmark.h>
 
-#include "graph/op_registry.h"
-#include "graph/signature.h"
 #include "tensor/copy.h"
 #include "tensor/host_arena.h"
-#include "worker/kernel.h"
+#include "tensorflow/graph/op_registry.h"
+#include "tensorflow/graph/signature.h"
+#include "tensorflow/worker/kernel.h"
 
 namespace ferry::worker {
 namespace {

@@ -20,7 +20,7 @@
 #include "tensor/check_values.h"
 #include "tensor/host_arena.h"
 #include "tensor/tensor_proto.h"
-#include "transport/lane/shm_ring.h"
+#include "transport/control/shm_ring.h"
 #include "transport/seen_costs.h"
 #include "transport/transports.h"
 

@@ -21,10 +21,10 @@
 
 #include "base/clock.h"
 #include "base/status_macros.h"
-#include "master/grpc_worker_link.h"
-#include "master/master.h"
-#include "master/timer_thread.h"
-#include "master/work_pool.h"
+#include "tensorflow/master/grpc_worker_link.h"
+#include "tensorflow/master/master.h"
+#include "tensorflow/master/timer_thread.h"
+#include "tensorflow/master/work_pool.h"
 #include "tests/graph/graph_fixture.h"
 #include "tests/worker/worker_fixture.h"
 

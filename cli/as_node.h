@@ -13,7 +13,7 @@
 
 #include "cli/signals.h"
 #include "cli/stoppable.h"
-#include "runtime/node.h"
+#include "node/node.h"
 
 namespace ferry::cli {
 

@@ -19,7 +19,7 @@
 #include "cli/hosted_master.h"
 #include "cli/signals.h"
 #include "cli/verb.h"
-#include "coord/grpc_server.h"
+#include "coord/server/server.h"
 
 namespace ferry::cli {
 namespace {

@@ -27,7 +27,7 @@
 #include "cli/tool_process.h"
 #include "cli/verb.h"
 #include "gpu/discovery.h"
-#include "runtime/printable.h"
+#include "launch/printable.h"
 
 namespace ferry::cli {
 namespace {

@@ -14,8 +14,8 @@
 #include "cli/demo_worker.h"
 #include "cli/pattern.h"
 #include "cli/send_recv.h"
-#include "runtime/endpoint_record.h"
-#include "transport/lane/handshake.h"
+#include "node/endpoint_record.h"
+#include "transport/control/handshake.h"
 
 namespace ferry::cli {
 namespace {

@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 
-#include "runtime/node.h"
+#include "node/node.h"
 
 namespace ferry::cli {
 

@@ -18,7 +18,7 @@
 #include "cli/demo_tensors.h"
 #include "cli/summary.h"
 #include "cli/verb.h"
-#include "runtime/node.h"
+#include "node/node.h"
 
 namespace ferry::cli {
 namespace {

@@ -4,11 +4,11 @@
 
 #include <optional>
 
-#include "rendezvous/grpc_call_marks.h"
-#include "runtime/endpoint_record.h"
-#include "runtime/exchange.h"
-#include "runtime/identity.h"
-#include "transport/lane/handshake.h"
+#include "node/endpoint_record.h"
+#include "node/exchange.h"
+#include "node/identity.h"
+#include "rendezvous/recv_tensor/call_marks.h"
+#include "transport/control/handshake.h"
 
 namespace ferry::cli {
 

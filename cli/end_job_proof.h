@@ -8,7 +8,7 @@
 
 #include "absl/strings/string_view.h"
 
-#include "coord/grpc_server.h"
+#include "coord/server/server.h"
 
 namespace ferry::cli {
 

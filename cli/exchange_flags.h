@@ -8,7 +8,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "runtime/exchange.h"
+#include "node/exchange.h"
 
 namespace ferry::cli {
 

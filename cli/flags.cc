@@ -15,8 +15,8 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "cli/verb.h"
-#include "runtime/identity.h"
-#include "runtime/launch_environment.h"
+#include "launch/launch_environment.h"
+#include "node/identity.h"
 
 namespace ferry::cli {
 namespace {

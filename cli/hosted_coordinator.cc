@@ -14,8 +14,8 @@
 #include "cli/end_job_proof.h"
 #include "cli/hosted_master.h"
 #include "cli/progress.h"
-#include "coord/coordinator.h"
-#include "coord/tcp_listener.h"
+#include "coord/core/coordinator.h"
+#include "net/tcp_listener.h"
 
 namespace ferry::cli {
 namespace {

@@ -7,9 +7,9 @@
 #include <string>
 
 #include "base/status_macros.h"
-#include "runtime/endpoint_record.h"
-#include "runtime/exchange.h"
-#include "runtime/identity.h"
+#include "node/endpoint_record.h"
+#include "node/exchange.h"
+#include "node/identity.h"
 
 namespace ferry::cli {
 namespace {

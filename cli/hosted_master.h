@@ -7,8 +7,8 @@
 
 #include "absl/time/time.h"
 
-#include "coord/grpc_server.h"
-#include "master/grpc_master_host.h"
+#include "coord/server/server.h"
+#include "tensorflow/master/master_host.h"
 
 namespace ferry::cli {
 

@@ -26,8 +26,8 @@
 #include "cli/table.h"
 #include "cli/tool_agent.h"
 #include "cli/verb.h"
-#include "coord/options.h"
-#include "runtime/printable.h"
+#include "coord/core/options.h"
+#include "launch/printable.h"
 
 namespace ferry::cli {
 namespace {

@@ -21,11 +21,11 @@
 #include "absl/synchronization/mutex.h"
 
 #include "base/logging.h"
-#include "cli/grpc_quiet.h"
 #include "cli/output.h"
+#include "cli/quiet.h"
 #include "cli/verb.h"
 #include "cli/version.h"
-#include "runtime/printable.h"
+#include "launch/printable.h"
 
 namespace ferry::cli {
 namespace {

@@ -17,8 +17,8 @@
 #include "base/text.h"
 #include "cli/attempt_failure.h"
 #include "cli/progress.h"
-#include "runtime/master_address.h"
-#include "runtime/printable.h"
+#include "launch/master_address.h"
+#include "launch/printable.h"
 
 namespace ferry::cli {
 namespace {

@@ -15,8 +15,8 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
-#include "coord/agent.h"
-#include "runtime/identity.h"
+#include "coord/client/agent.h"
+#include "node/identity.h"
 
 namespace ferry::cli {
 

@@ -14,7 +14,7 @@
 #include "absl/synchronization/mutex.h"
 
 #include "base/status_macros.h"
-#include "runtime/endpoint_record.h"
+#include "node/endpoint_record.h"
 
 namespace ferry::cli {
 namespace {

@@ -13,7 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
-#include "coord/agent.h"
+#include "coord/client/agent.h"
 
 namespace ferry::cli {
 

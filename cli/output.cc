@@ -19,7 +19,7 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "runtime/printable.h"
+#include "launch/printable.h"
 
 namespace ferry::cli {
 namespace {

@@ -26,7 +26,7 @@
 #include "cli/send_recv.h"
 #include "cli/table.h"
 #include "cli/verb.h"
-#include "runtime/printable.h"
+#include "launch/printable.h"
 
 namespace ferry::cli {
 namespace {

@@ -10,8 +10,8 @@
 #include "cli/hosted_coordinator.h"
 #include "cli/output.h"
 #include "cli/progress.h"
-#include "coord/agent.h"
-#include "runtime/master_address.h"
+#include "coord/client/agent.h"
+#include "launch/master_address.h"
 
 namespace ferry::cli {
 namespace {

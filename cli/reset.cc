@@ -12,9 +12,9 @@
 #include "cli/end_job_proof.h"
 #include "cli/tool_agent.h"
 #include "cli/verb.h"
-#include "runtime/endpoint_record.h"
-#include "runtime/exchange.h"
-#include "runtime/identity.h"
+#include "node/endpoint_record.h"
+#include "node/exchange.h"
+#include "node/identity.h"
 
 namespace ferry::cli {
 namespace {

@@ -20,11 +20,11 @@
 #include "cli/output.h"
 #include "cli/refusal.h"
 #include "cli/verb.h"
-#include "runtime/identity.h"
-#include "runtime/launcher.h"
-#include "runtime/master_address.h"
-#include "runtime/node.h"
-#include "runtime/printable.h"
+#include "launch/launcher.h"
+#include "launch/master_address.h"
+#include "launch/printable.h"
+#include "node/identity.h"
+#include "node/node.h"
 
 namespace ferry::cli {
 namespace {

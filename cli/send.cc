@@ -17,7 +17,7 @@
 #include "cli/send_source.h"
 #include "cli/table.h"
 #include "cli/verb.h"
-#include "runtime/printable.h"
+#include "launch/printable.h"
 #include "tensor/check_values.h"
 
 namespace ferry::cli {

@@ -13,7 +13,7 @@
 #include "cli/fill.h"
 #include "cli/pattern.h"
 #include "cli/verb.h"
-#include "runtime/endpoint_record.h"
+#include "node/endpoint_record.h"
 
 namespace ferry::cli {
 

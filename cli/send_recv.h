@@ -14,8 +14,8 @@
 #include "absl/time/time.h"
 
 #include "cli/as_node.h"
+#include "node/node.h"
 #include "rendezvous/value.h"
-#include "runtime/node.h"
 
 namespace ferry::cli {
 

@@ -12,7 +12,7 @@
 #include "base/text.h"
 #include "cli/node_answers.h"
 #include "cli/table.h"
-#include "runtime/printable.h"
+#include "launch/printable.h"
 
 namespace ferry::cli {
 namespace {

@@ -12,8 +12,8 @@
 
 #include "absl/time/time.h"
 
-#include "coord/agent.h"
-#include "runtime/exchange_report.h"
+#include "coord/client/agent.h"
+#include "node/exchange_report.h"
 
 namespace ferry::cli {
 

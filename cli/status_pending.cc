@@ -14,8 +14,8 @@
 #include "base/text.h"
 #include "cli/node_answers.h"
 #include "cli/table.h"
+#include "launch/printable.h"
 #include "rendezvous/key.h"
-#include "runtime/printable.h"
 
 namespace ferry::cli {
 namespace {

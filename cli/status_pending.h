@@ -10,8 +10,8 @@
 
 #include "absl/status/statusor.h"
 
-#include "coord/agent.h"
-#include "runtime/pending_report.h"
+#include "coord/client/agent.h"
+#include "node/pending_report.h"
 
 namespace ferry::cli {
 

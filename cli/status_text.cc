@@ -16,7 +16,7 @@
 #include "base/ranges.h"
 #include "base/text.h"
 #include "cli/table.h"
-#include "runtime/printable.h"
+#include "launch/printable.h"
 
 namespace ferry::cli {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "cli/status_exchange.h"
-#include "coord/job_status.h"
+#include "coord/core/job_status.h"
 
 namespace ferry::cli {
 

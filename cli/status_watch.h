@@ -15,7 +15,7 @@
 
 #include "cli/signals.h"
 #include "cli/status_text.h"
-#include "coord/agent.h"
+#include "coord/client/agent.h"
 
 namespace ferry::cli {
 

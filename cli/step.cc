@@ -21,12 +21,12 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "base/thread.h"
-#include "cli/grpc_step_session.h"
 #include "cli/own_job.h"
 #include "cli/progress.h"
 #include "cli/signals.h"
 #include "cli/step_graph_proto.h"
 #include "cli/step_report.h"
+#include "cli/step_session.h"
 #include "cli/tensor_literal.h"
 #include "cli/verb.h"
 

@@ -14,7 +14,7 @@
 
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "graph/names.h"
+#include "tensorflow/graph/names.h"
 
 namespace ferry::cli {
 namespace {

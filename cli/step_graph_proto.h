@@ -11,8 +11,8 @@
 #include "absl/strings/string_view.h"
 
 #include "cli/tensor_literal.h"
-#include "graph/graph.h"
 #include "proto/tf_graph.pb.h"
+#include "tensorflow/graph/graph.h"
 
 namespace ferry::cli {
 

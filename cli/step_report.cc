@@ -15,7 +15,7 @@
 
 #include "cli/table.h"
 #include "cli/tensor_text.h"
-#include "runtime/printable.h"
+#include "launch/printable.h"
 
 namespace ferry::cli {
 namespace {

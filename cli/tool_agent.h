@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
-#include "coord/agent.h"
+#include "coord/client/agent.h"
 
 namespace ferry::cli {
 

@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
-#include "runtime/child_process.h"
+#include "launch/child_process.h"
 
 namespace ferry::cli {
 

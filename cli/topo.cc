@@ -18,7 +18,7 @@
 #include "cli/verb.h"
 #include "gpu/discovery.h"
 #include "gpu/nccl/nccl_api.h"
-#include "runtime/printable.h"
+#include "launch/printable.h"
 #include "topology/format.h"
 #include "topology/nccl_xml.h"
 

@@ -16,10 +16,10 @@
 #include "base/status_macros.h"
 #include "cli/status_exchange.h"
 #include "cli/table.h"
-#include "runtime/endpoint_record.h"
-#include "runtime/exchange.h"
-#include "runtime/exchange_report.h"
-#include "runtime/printable.h"
+#include "launch/printable.h"
+#include "node/endpoint_record.h"
+#include "node/exchange.h"
+#include "node/exchange_report.h"
 
 namespace ferry::cli {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 
-#include "coord/agent.h"
+#include "coord/client/agent.h"
 #include "topology/global_topology.h"
 
 namespace ferry::cli {

@@ -10,12 +10,12 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "cli/chrome_trace_proto.h"
-#include "cli/grpc_trace.h"
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/table.h"
+#include "cli/trace_session.h"
 #include "cli/verb.h"
-#include "runtime/printable.h"
+#include "launch/printable.h"
 
 namespace ferry::cli {
 namespace {

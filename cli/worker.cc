@@ -14,7 +14,7 @@
 #include "cli/progress.h"
 #include "cli/summary.h"
 #include "cli/verb.h"
-#include "runtime/printable.h"
+#include "launch/printable.h"
 
 namespace ferry::cli {
 namespace {

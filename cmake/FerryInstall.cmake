@@ -8,7 +8,8 @@ get_property(ferry_folders GLOBAL PROPERTY FERRY_INSTALL_FOLDERS)
 install(TARGETS ${ferry_targets} EXPORT ferry ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(TARGETS ferry RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 foreach(folder IN LISTS ferry_folders)
-  install(DIRECTORY ${PROJECT_SOURCE_DIR}/${folder} DESTINATION include/ferry
+  cmake_path(GET folder PARENT_PATH parent)
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/${folder} DESTINATION include/ferry/${parent}
           FILES_MATCHING PATTERN "*.h")
 endforeach()
 install(DIRECTORY ${PROJECT_BINARY_DIR}/generated/proto DESTINATION include/ferry

@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # ferry_library, ferry_test: one library per folder whose DEPS must stand to its left in FERRY_LAYERS.
 
-# The linear order of folders. scripts/check_layers reads this very list.
-set(FERRY_LAYERS base proto topology coord tensor gpu transport rendezvous graph worker master
-                 runtime cli)
+# The linear order of folders. scripts/check_layers reads this very list; it also orders the folders
+# within one library (FERRY_INNER_LAYERS), none of which may include one to its right.
+set(FERRY_LAYERS base proto topology tensor net coord gpu transport rendezvous tensorflow/graph
+                 tensorflow/worker tensorflow/master node launch cli doctor bench)
+set(FERRY_INNER_LAYERS coord/core coord/wire coord/client coord/server)
 
-# ferry_library(NAME SOURCES a.cc... [DEPS base...] [EXTERNAL absl::status...])
-#   DEPS: other folders, passed on to users of this one. EXTERNAL: third-party targets.
-function(ferry_library name)
+# ferry_library(FOLDER SOURCES a.cc... [DEPS base...] [EXTERNAL absl::status...])
+#   The library is named after the last part of FOLDER. DEPS: others, passed on to users of this one. EXTERNAL: third-party targets.
+function(ferry_library folder)
   cmake_parse_arguments(arg "" "" "SOURCES;DEPS;EXTERNAL" ${ARGN})
-  list(FIND FERRY_LAYERS ${name} own_rank)
+  list(FIND FERRY_LAYERS ${folder} own_rank)
   if(own_rank EQUAL -1)
-    message(FATAL_ERROR "${name} is not in FERRY_LAYERS (cmake/FerryTargets.cmake)")
+    message(FATAL_ERROR "${folder} is not in FERRY_LAYERS (cmake/FerryTargets.cmake)")
   endif()
+  list(TRANSFORM FERRY_LAYERS REPLACE "^.*/" "" OUTPUT_VARIABLE names)
+  list(GET names ${own_rank} name)
   add_library(ferry_${name} STATIC ${arg_SOURCES})
   add_library(ferry::${name} ALIAS ferry_${name})
   set_target_properties(ferry_${name} PROPERTIES EXPORT_NAME ${name})
@@ -22,7 +26,7 @@ function(ferry_library name)
   ferry_warnings(ferry_${name})
   ferry_use_headers(ferry_${name})
   foreach(dep IN LISTS arg_DEPS)
-    list(FIND FERRY_LAYERS ${dep} dep_rank)
+    list(FIND names ${dep} dep_rank)
     if(dep_rank EQUAL -1 OR dep_rank GREATER_EQUAL own_rank)
       message(FATAL_ERROR "${name} may not depend on ${dep}: see FERRY_LAYERS")
     endif()
@@ -30,7 +34,7 @@ function(ferry_library name)
   endforeach()
   target_link_libraries(ferry_${name} PUBLIC ${arg_EXTERNAL})
   set_property(GLOBAL APPEND PROPERTY FERRY_INSTALL_TARGETS ferry_${name})
-  set_property(GLOBAL APPEND PROPERTY FERRY_INSTALL_FOLDERS ${name})
+  set_property(GLOBAL APPEND PROPERTY FERRY_INSTALL_FOLDERS ${folder})
 endfunction()
 
 # ferry_test(NAME LABEL unit|process|gpu SOURCES a_test.cc... [DEPS coord...] [EXTERNAL ...]

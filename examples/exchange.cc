@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "base/status_macros.h"
-#include "runtime/node.h"
+#include "node/node.h"
 
 absl::Status Exchange(ferry::Node& node) {
   FERRY_ASSIGN_OR_RETURN(ferry::Step step, node.OpenStep(1));

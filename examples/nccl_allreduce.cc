@@ -4,7 +4,7 @@
 #include <iostream>
 
 #include "base/status_macros.h"
-#include "runtime/node.h"
+#include "node/node.h"
 
 using namespace ferry;  // NOLINT: an example
 

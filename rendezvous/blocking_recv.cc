@@ -13,7 +13,7 @@
 #include "base/cancellation_token.h"
 #include "base/clock.h"
 #include "base/text.h"
-#include "transport/lane/lane_loop.h"
+#include "net/lane_loop.h"
 
 namespace ferry {
 namespace {

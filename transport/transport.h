@@ -18,12 +18,12 @@
 
 #include "base/unique_fd.h"
 #include "gpu/gpus.h"
+#include "net/lane_loop.h"
 #include "tensor/copy.h"
 #include "tensor/host_arena.h"
 #include "tensor/tensor.h"
-#include "transport/lane/lane.h"
-#include "transport/lane/lane_hub.h"
-#include "transport/lane/lane_loop.h"
+#include "transport/control/lane.h"
+#include "transport/control/lane_hub.h"
 #include "transport/nccl/nccl_context.h"
 
 namespace ferry {

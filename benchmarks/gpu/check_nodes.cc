@@ -23,7 +23,7 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "cli/pattern.h"
-#include "coord/grpc_server.h"
+#include "coord/server/server.h"
 
 namespace ferry::check {
 namespace {

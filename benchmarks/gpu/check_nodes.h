@@ -16,7 +16,7 @@
 
 #include "benchmarks/gpu/check_gpu.h"
 #include "benchmarks/gpu/check_part.h"
-#include "runtime/node.h"
+#include "node/node.h"
 
 namespace ferry::check {
 

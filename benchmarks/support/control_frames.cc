@@ -6,7 +6,7 @@
 
 #include <grpcpp/support/slice.h>
 
-#include "coord/grpc_bytes.h"
+#include "coord/wire/bytes.h"
 
 namespace ferry::bench {
 namespace {

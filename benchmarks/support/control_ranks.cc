@@ -15,9 +15,9 @@
 #include "base/clock.h"
 #include "benchmarks/support/server_process.h"
 #include "benchmarks/support/unary_calls.h"
-#include "coord/grpc_direct_connection.h"
-#include "coord/socket_address.h"
-#include "coord/socket_loop.h"
+#include "coord/wire/direct_connection.h"
+#include "net/socket_address.h"
+#include "net/socket_loop.h"
 
 namespace ferry::bench {
 

@@ -21,7 +21,7 @@
 
 #include "base/clock.h"
 #include "base/status_macros.h"
-#include "runtime/endpoint_record.h"
+#include "node/endpoint_record.h"
 #include "tensor/memory_segment.h"
 
 namespace ferry::bench {

@@ -14,7 +14,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 
-#include "runtime/exchange.h"
+#include "node/exchange.h"
 
 namespace ferry::bench {
 

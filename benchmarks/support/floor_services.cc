@@ -15,7 +15,7 @@
 #include "absl/synchronization/mutex.h"
 
 #include "benchmarks/support/gates.h"
-#include "coord/grpc_raw_service.h"
+#include "coord/wire/raw_service.h"
 #include "proto/tsl_coordination.grpc.pb.h"
 
 namespace ferry::bench {

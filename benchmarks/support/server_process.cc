@@ -25,7 +25,7 @@
 
 #include "base/file_limit.h"
 #include "benchmarks/support/floor_services.h"
-#include "coord/grpc_server.h"
+#include "coord/server/server.h"
 
 extern char** environ;
 

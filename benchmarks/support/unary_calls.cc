@@ -20,7 +20,7 @@
 #include "base/clock.h"
 #include "benchmarks/support/control_frames.h"
 #include "benchmarks/support/gates.h"
-#include "coord/grpc_bytes.h"
+#include "coord/wire/bytes.h"
 
 namespace ferry::bench {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Conversions, element by element, for GPUs and the host alike (elements.h). What a conversion
-// gives is what the worker's kernels for CPUs give (worker/kernels/cast_elements.h), also where C++
-// leaves it open.
+// gives is what the worker's kernels for CPUs give (tensorflow/worker/kernels/cast_elements.h),
+// also where C++ leaves it open.
 #ifndef FERRY_GPU_KERNELS_CAST_ELEMENTS_H_
 #define FERRY_GPU_KERNELS_CAST_ELEMENTS_H_
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a bench sends from a GPU, and how it sees that something else has come.
-#include "cli/bench_device.h"
+#include "bench/device.h"
 
 #include <cstdlib>
 #include <memory>

@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "cli/bench_gone_node.h"
+#include "bench/gone_node.h"
 
 namespace ferry::cli {
 namespace {

@@ -9,8 +9,8 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "cli/bench_lines.h"
-#include "cli/bench_offer.h"
+#include "bench/lines.h"
+#include "bench/offer.h"
 
 namespace ferry::cli {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who else was at work while a bench measured.
-#include "cli/bench_other_load.h"
+#include "bench/other_load.h"
 
 #include <fstream>
 #include <optional>

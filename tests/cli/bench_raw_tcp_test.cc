@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The floor of bare sockets: it is there, or it is said at both ends why it is not.
-#include "cli/bench_raw_tcp.h"
+#include "bench/raw_tcp.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -15,8 +15,8 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/thread.h"
+#include "net/sockets.h"
 #include "tests/coord/wire/test_server.h"
-#include "transport/lane/sockets.h"
 
 namespace ferry::cli {
 namespace {

@@ -8,7 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "cli/bench_stage.h"
+#include "bench/stage.h"
 
 namespace ferry::cli {
 namespace {

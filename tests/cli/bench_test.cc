@@ -14,13 +14,13 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 
-#include "cli/bench_comparison.h"
-#include "cli/bench_flows.h"
-#include "cli/bench_loop.h"
-#include "cli/bench_pattern_merge.h"
-#include "cli/bench_plan.h"
-#include "cli/bench_report.h"
-#include "cli/bench_times.h"
+#include "bench/comparison.h"
+#include "bench/flows.h"
+#include "bench/loop.h"
+#include "bench/pattern_merge.h"
+#include "bench/plan.h"
+#include "bench/report.h"
+#include "bench/times.h"
 
 namespace ferry::cli {
 namespace {

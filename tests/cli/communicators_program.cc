@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/status_macros.h"
-#include "runtime/node.h"
+#include "node/node.h"
 
 namespace ferry {
 namespace {

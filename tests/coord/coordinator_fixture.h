@@ -21,8 +21,8 @@
 #include <gtest/gtest.h>
 
 #include "base/clock.h"
-#include "coord/coordinator.h"
-#include "coord/errors.h"
+#include "coord/core/coordinator.h"
+#include "coord/core/errors.h"
 #include "tests/coord/table_checks.h"
 
 namespace ferry::coord {

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "coord/former_incarnations.h"
+#include "coord/core/former_incarnations.h"
 #include "tests/coord/coordinator_fixture.h"
 
 namespace ferry::coord {

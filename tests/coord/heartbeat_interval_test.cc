@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Learning the heartbeat timeouts of clients that do not transmit them.
-#include "coord/heartbeat_interval.h"
+#include "coord/core/heartbeat_interval.h"
 
 #include <string>
 #include <utility>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How long the process did not run.
-#include "coord/hold_up.h"
+#include "coord/core/hold_up.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Names and numbers of tasks; what errors carry.
-#include "coord/jobs.h"
+#include "coord/core/jobs.h"
 
 #include <string>
 #include <utility>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // When freed memory is worth looking for.
-#include "coord/memory_trim.h"
+#include "coord/server/memory_trim.h"
 
 #include <gtest/gtest.h>
 

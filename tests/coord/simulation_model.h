@@ -17,7 +17,7 @@
 #include "absl/time/time.h"
 
 #include "base/clock.h"
-#include "coord/coordinator.h"
+#include "coord/core/coordinator.h"
 
 namespace ferry::coord {
 

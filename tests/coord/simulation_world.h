@@ -16,7 +16,7 @@
 #include "absl/status/status.h"
 
 #include "base/clock.h"
-#include "coord/coordinator.h"
+#include "coord/core/coordinator.h"
 #include "tests/coord/simulation.h"
 #include "tests/coord/simulation_model.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The order of completions, and when their batch is over.
-#include "coord/strand.h"
+#include "coord/core/strand.h"
 
 #include <memory>
 #include <string>

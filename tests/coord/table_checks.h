@@ -10,7 +10,7 @@
 #include "absl/strings/string_view.h"
 
 #include "base/table_sizes.h"
-#include "coord/coordinator.h"
+#include "coord/core/coordinator.h"
 
 namespace ferry::coord {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The exchange of topologies, and of opaque device infos (WaitForAllTasks).
-#include "coord/topology_exchange.h"
+#include "coord/core/topology_exchange.h"
 
 #include <string>
 #include <utility>

@@ -6,7 +6,7 @@
 #include "absl/strings/string_view.h"
 
 #include "base/status_macros.h"
-#include "runtime/endpoint_record.h"
+#include "node/endpoint_record.h"
 
 namespace ferry {
 namespace {

@@ -13,10 +13,10 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
-#include "graph/graph.h"
-#include "graph/partition.h"
-#include "graph/place.h"
-#include "graph/prune.h"
+#include "tensorflow/graph/graph.h"
+#include "tensorflow/graph/partition.h"
+#include "tensorflow/graph/place.h"
+#include "tensorflow/graph/prune.h"
 
 namespace ferry::graph {
 namespace {

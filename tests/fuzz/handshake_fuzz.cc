@@ -10,7 +10,7 @@
 #include "absl/strings/string_view.h"
 
 #include "base/status_macros.h"
-#include "transport/lane/handshake.h"
+#include "transport/control/handshake.h"
 
 namespace ferry {
 namespace {

@@ -8,7 +8,7 @@
 #include "absl/strings/string_view.h"
 
 #include "base/status_macros.h"
-#include "rendezvous/lane_protocol.h"
+#include "rendezvous/peer/lane_protocol.h"
 #include "transport/shm/shm_ticket.h"
 
 namespace ferry {

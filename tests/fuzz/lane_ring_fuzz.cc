@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "base/status_macros.h"
-#include "transport/lane/shm_ring.h"
+#include "transport/control/shm_ring.h"
 
 namespace ferry {
 namespace {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Parts of device names, and sets of devices.
-#include "graph/device_set.h"
+#include "tensorflow/graph/device_set.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "graph/device_spec.h"
+#include "tensorflow/graph/device_spec.h"
 #include "tests/graph/graph_fixture.h"
 
 namespace ferry::graph {

@@ -14,9 +14,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 
-#include "graph/device_set.h"
-#include "graph/graph.h"
-#include "graph/place.h"
+#include "tensorflow/graph/device_set.h"
+#include "tensorflow/graph/graph.h"
+#include "tensorflow/graph/place.h"
 
 namespace ferry::graph {
 

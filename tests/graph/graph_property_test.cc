@@ -16,11 +16,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 
-#include "graph/names.h"
-#include "graph/op_registry.h"
-#include "graph/partition.h"
-#include "graph/prune.h"
-#include "graph/transfer.h"
+#include "tensorflow/graph/names.h"
+#include "tensorflow/graph/op_registry.h"
+#include "tensorflow/graph/partition.h"
+#include "tensorflow/graph/prune.h"
+#include "tensorflow/graph/transfer.h"
 #include "tests/graph/graph_fixture.h"
 
 namespace ferry::graph {

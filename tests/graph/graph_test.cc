@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Graphs as clients send them: scenarios 68 to 70, 91 and 102, and mistakes of every kind. Texts
 // that are compared in full are those of a server of TensorFlow 2.15.
-#include "graph/graph.h"
+#include "tensorflow/graph/graph.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "graph/op_registry.h"
+#include "tensorflow/graph/op_registry.h"
 #include "tests/graph/graph_fixture.h"
 
 namespace ferry::graph {

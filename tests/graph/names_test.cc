@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Names that TensorFlow's server takes, and those that it refuses: scenario 91, and more.
-#include "graph/names.h"
+#include "tensorflow/graph/names.h"
 
 #include <limits>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every op is declared as TensorFlow declares it.
-#include "graph/op_registry.h"
+#include "tensorflow/graph/op_registry.h"
 
 #include <algorithm>
 #include <fstream>
@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
-#include "graph/signature.h"
+#include "tensorflow/graph/signature.h"
 #include "tests/graph/graph_fixture.h"
 
 namespace ferry::graph {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Steps in pieces: scenario 96.
-#include "graph/partial_run.h"
+#include "tensorflow/graph/partial_run.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

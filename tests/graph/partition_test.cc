@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cutting graphs at devices: scenarios 80, 83, 100 and 101.
-#include "graph/partition.h"
+#include "tensorflow/graph/partition.h"
 
 #include <map>
 #include <set>
@@ -8,8 +8,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "graph/collective.h"
-#include "graph/transfer.h"
+#include "tensorflow/graph/collective.h"
+#include "tensorflow/graph/transfer.h"
 #include "tests/graph/graph_fixture.h"
 
 namespace ferry::graph {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where nodes go: scenarios 103 and 104, and what a server of TensorFlow 2.15 does with the same
 // graphs.
-#include "graph/place.h"
+#include "tensorflow/graph/place.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

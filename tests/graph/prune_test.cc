@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a step needs, and names that are wrong: section 1.5 of the reference, scenarios 78 and 80.
 // Texts that are compared in full are those of a server of TensorFlow 2.15.
-#include "graph/prune.h"
+#include "tensorflow/graph/prune.h"
 
 #include <set>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "graph/transfer.h"
 #include "rendezvous/key.h"
+#include "tensorflow/graph/transfer.h"
 #include "tests/graph/graph_fixture.h"
 
 namespace ferry::graph {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Messages that are larger than they look.
-#include "graph/request_size.h"
+#include "tensorflow/graph/request_size.h"
 
 #include <algorithm>
 #include <random>

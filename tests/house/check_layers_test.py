@@ -10,7 +10,8 @@ SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts/check_layers"
 HEAD = "// SPDX-License-Identifier: Apache-2.0\n// A file of the test.\n"
 LAYERS = """# Comments and line breaks as in the real one.
 set(FERRY_LAYERS base proto topology coord gpu
-                 rendezvous graph runtime cli)
+                 rendezvous tensorflow/graph node cli)
+set(FERRY_INNER_LAYERS coord/core coord/wire coord/server)
 """
 
 
@@ -64,14 +65,19 @@ class CheckLayers(unittest.TestCase):
         self.refuses("coord/a.cc", '"rendezvous/b.h"', "coord may not include rendezvous")
 
     def test_refuses_the_last_folder_of_the_list(self):
-        self.refuses("graph/a.cc", '"cli/b.h"', "graph may not include cli")
+        self.refuses("tensorflow/graph/a.cc", '"cli/b.h"', "tensorflow/graph may not include cli")
 
     def test_sees_an_include_with_spaces(self):
         self.write("base/a.cc", f'{HEAD}  #  include   "cli/b.h"\n')
         self.assert_only("base/a.cc:3: base may not include cli")
 
     def test_sees_nested_folders(self):
-        self.refuses("gpu/cuda/a.cc", '"graph/b.h"', "gpu may not include graph")
+        self.refuses("gpu/cuda/a.cc", '"tensorflow/graph/b.h"', "gpu may not include tensorflow/graph")
+
+    def test_orders_the_folders_within_a_layer(self):
+        self.write("coord/core/a.h", header("coord/core/a.h"))
+        self.allows("coord/server/a.cc", '"coord/core/a.h"')
+        self.refuses("coord/core/a.cc", '"coord/wire/b.h"', "coord/core may not include coord/wire")
 
     def test_refuses_tests_in_a_layer(self):
         self.refuses("coord/a.cc", '"tests/support/b.h"', "coord may not include tests")
@@ -90,7 +96,8 @@ class CheckLayers(unittest.TestCase):
     # Confinement.
 
     def test_confines_grpc(self):
-        who = "may only be included by files named grpc_*"
+        who = ("may only be included by coord/{wire,client,server}/, rendezvous/recv_tensor/, "
+               "tensorflow/ and the files that scripts/check_layers names")
         self.refuses("coord/a.cc", "<grpcpp/grpcpp.h>", f"grpcpp/grpcpp.h {who}")
         self.refuses("coord/a.cc", "<grpc/grpc.h>", f"grpc/grpc.h {who}")
         self.refuses("coord/a.cc", '"proto/x.grpc.pb.h"', f"proto/x.grpc.pb.h {who}")
@@ -98,17 +105,17 @@ class CheckLayers(unittest.TestCase):
         (self.root / "coord/a.cc").unlink()
         self.refuses("coord/x_proto.cc", '"proto/x.grpc.pb.h"', f"proto/x.grpc.pb.h {who}")
 
-    def test_allows_grpc_in_its_files(self):
-        self.allows("coord/grpc_server.cc", "<grpcpp/grpcpp.h>")
-        self.allows("coord/grpc_edge/grpc_a.cc", '"proto/x.pb.h"')
+    def test_allows_grpc_in_its_folders(self):
+        self.allows("coord/server/server.cc", "<grpcpp/grpcpp.h>")
+        self.allows("tensorflow/graph/a.cc", '"proto/x.pb.h"')
 
     def test_confines_messages(self):
-        who = "may only be included by grpc_* and *_proto.* files, graph/, worker/ and master/"
+        who = "may only be included by *_proto.* files and where gRPC may be included"
         self.refuses("coord/a.cc", '"proto/x.pb.h"', f"proto/x.pb.h {who}")
 
     def test_allows_messages_in_proto_files_and_graph(self):
         self.allows("topology/format_proto.cc", '"proto/x.pb.h"')
-        self.allows("graph/a.cc", '"proto/x.pb.h"')
+        self.allows("tensorflow/graph/a.cc", '"proto/x.pb.h"')
 
     def test_confines_cuda(self):
         who = "may only be included by gpu/cuda/"
@@ -123,7 +130,8 @@ class CheckLayers(unittest.TestCase):
         self.allows("gpu/nccl/communicator.cc", "<nccl.h>")
 
     def test_confines_eigen(self):
-        self.refuses("coord/a.cc", "<Eigen/Core>", "Eigen/Core may only be included by worker/kernels/")
+        self.refuses("coord/a.cc", "<Eigen/Core>",
+                     "Eigen/Core may only be included by tensorflow/worker/kernels/")
 
     def test_confines_pugixml(self):
         self.refuses("topology/a.cc", "<pugixml.hpp>",
@@ -139,17 +147,17 @@ class CheckLayers(unittest.TestCase):
 
     def test_confines_the_command_line_parser(self):
         self.refuses("coord/a.cc", "<CLI/CLI.hpp>",
-                     "CLI/CLI.hpp may only be included by cli/ and main.cc")
+                     "CLI/CLI.hpp may only be included by cli/, bench/, doctor/ and main.cc")
         (self.root / "coord/a.cc").unlink()
         self.allows("cli/a.cc", "<CLI/CLI.hpp>")
 
     def test_confines_json(self):
         self.refuses("topology/a.cc", "<nlohmann/json.hpp>",
                      "nlohmann/json.hpp may only be included by topology/format_json.*, "
-                     "runtime/tf_config.cc and cli/")
+                     "node/tf_config.cc, cli/, bench/ and doctor/")
         (self.root / "topology/a.cc").unlink()
         self.allows("topology/format_json.cc", "<nlohmann/json.hpp>")
-        self.allows("runtime/tf_config.cc", "<nlohmann/json.hpp>")
+        self.allows("node/tf_config.cc", "<nlohmann/json.hpp>")
         self.allows("cli/status.cc", "<nlohmann/json.hpp>")
 
     # Form.

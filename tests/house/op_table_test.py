@@ -9,7 +9,7 @@ import tempfile
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-FILES = ("graph/op_list.cc", "docs/tensorflow.md")
+FILES = ("tensorflow/graph/op_list.cc", "docs/tensorflow.md")
 
 
 class OpTable(unittest.TestCase):
@@ -39,7 +39,7 @@ class OpTable(unittest.TestCase):
     def test_an_op_more_or_less_is_noticed_and_written(self):
         for old, new in (('{"NoOp", "->"', '{"NoOp2", "->"'),
                          ('    {"NoOp2"', '    {"Added", "->", "", "CPU"},\n    {"NoOp2"')):
-            self.change("graph/op_list.cc", old, new)
+            self.change("tensorflow/graph/op_list.cc", old, new)
             code, text = self.run_script()
             self.assertEqual(code, 1)
             self.assertIn("run scripts/op_table --write", text)
@@ -47,7 +47,7 @@ class OpTable(unittest.TestCase):
             self.assertEqual(self.run_script()[0], 0)
 
     def test_a_kernel_on_gpus_is_noticed(self):
-        self.change("graph/op_list.cc", '"CPU T{$real int32 int64 $complex}"},',
+        self.change("tensorflow/graph/op_list.cc", '"CPU T{$real int32 int64 $complex}"},',
                     '"CPU; GPU T{float}"},')
         self.assertEqual(self.run_script()[0], 1)
 

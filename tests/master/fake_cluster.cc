@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
-#include "graph/transfer.h"
+#include "tensorflow/graph/transfer.h"
 
 namespace ferry::master {
 namespace {

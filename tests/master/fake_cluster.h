@@ -16,8 +16,8 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 
-#include "master/cluster.h"
-#include "master/worker_link.h"
+#include "tensorflow/master/cluster.h"
+#include "tensorflow/master/worker_link.h"
 
 namespace ferry::master {
 

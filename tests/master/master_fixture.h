@@ -16,7 +16,7 @@
 
 #include "base/clock.h"
 #include "base/table_sizes.h"
-#include "master/master.h"
+#include "tensorflow/master/master.h"
 #include "tests/graph/graph_fixture.h"
 #include "tests/master/fake_cluster.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plans, errors and timers by themselves.
-#include "master/step_plan.h"
+#include "tensorflow/master/step_plan.h"
 
 #include <algorithm>
 #include <string>
@@ -10,9 +10,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "master/step_errors.h"
-#include "master/timers.h"
 #include "rendezvous/value.h"
+#include "tensorflow/master/step_errors.h"
+#include "tensorflow/master/timers.h"
 #include "tests/graph/graph_fixture.h"
 
 namespace ferry::master {

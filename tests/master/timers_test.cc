@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Timers: in which order they are called, and when their thread has to be woken.
-#include "master/timers.h"
+#include "tensorflow/master/timers.h"
 
 #include <utility>
 #include <vector>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the workers know of the last steps, and how far their clocks are off.
-#include "master/trace_collection.h"
+#include "tensorflow/master/trace_collection.h"
 
 #include <cstdint>
 #include <deque>

@@ -16,9 +16,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
-#include "coord/grpc_server.h"
-#include "master/grpc_master_host.h"
+#include "coord/server/server.h"
 #include "proto/tf_master.grpc.pb.h"
+#include "tensorflow/master/master_host.h"
 #include "tests/graph/graph_fixture.h"
 #include "tests/master/wire_worker.h"
 

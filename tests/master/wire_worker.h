@@ -18,8 +18,8 @@
 
 #include "proto/tf_master.pb.h"
 #include "proto/tf_worker.grpc.pb.h"
-#include "rendezvous/grpc_call_marks.h"
-#include "rendezvous/grpc_tensor_channel.h"
+#include "rendezvous/recv_tensor/call_marks.h"
+#include "rendezvous/recv_tensor/tensor_channel.h"
 
 namespace ferry::master {
 

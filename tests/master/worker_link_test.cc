@@ -8,7 +8,7 @@
 
 #include "absl/synchronization/notification.h"
 
-#include "master/grpc_worker_link.h"
+#include "tensorflow/master/grpc_worker_link.h"
 #include "tests/master/wire_worker.h"
 #include "tests/support/tcp_proxy.h"
 

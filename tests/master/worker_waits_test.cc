@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who waits for workers hears of each that comes.
-#include "master/worker_waits.h"
+#include "tensorflow/master/worker_waits.h"
 
 #include <functional>
 #include <memory>

@@ -8,7 +8,7 @@
 #include <optional>
 #include <utility>
 
-#include "transport/lane/lane_connector.h"
+#include "transport/control/lane_connector.h"
 
 namespace ferry {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Of which answers a producer knows that they were heard.
-#include "rendezvous/heard_answers.h"
+#include "rendezvous/peer/heard_answers.h"
 
 #include <gtest/gtest.h>
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "rendezvous/lane_protocol.h"
+#include "rendezvous/peer/lane_protocol.h"
 
 namespace ferry {
 

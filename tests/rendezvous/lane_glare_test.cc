@@ -17,7 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
-#include "rendezvous/lane_fetcher.h"
+#include "rendezvous/peer/lane_fetcher.h"
 #include "tests/rendezvous/lane_world.h"
 
 namespace ferry {

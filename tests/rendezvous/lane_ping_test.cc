@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // How long a lane's messages take, measured with a clock that is moved by hand.
-#include "rendezvous/lane_ping.h"
+#include "rendezvous/peer/lane_ping.h"
 
 #include <gtest/gtest.h>
 
 #include "base/clock.h"
-#include "rendezvous/lane_protocol.h"
+#include "rendezvous/peer/lane_protocol.h"
 #include "tests/rendezvous/keeping_lane.h"
 
 namespace ferry {

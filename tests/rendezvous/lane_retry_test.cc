@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "base/clock.h"
-#include "rendezvous/lane_table.h"
+#include "rendezvous/peer/lane_table.h"
 #include "tests/rendezvous/keeping_lane.h"
 #include "tests/rendezvous/lane_world.h"
 

@@ -7,7 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "rendezvous/lane_seal.h"
+#include "rendezvous/peer/lane_seal.h"
 #include "tests/rendezvous/keeping_lane.h"
 #include "tests/rendezvous/lane_exchange_fixture.h"
 #include "tests/rendezvous/lane_world.h"

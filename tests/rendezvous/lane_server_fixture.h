@@ -14,7 +14,7 @@
 
 #include "base/clock.h"
 #include "base/table_sizes.h"
-#include "rendezvous/lane_server.h"
+#include "rendezvous/peer/lane_server.h"
 #include "tests/rendezvous/keeping_lane.h"
 #include "tests/rendezvous/lane_exchange_fixture.h"
 #include "tests/rendezvous/lane_world.h"

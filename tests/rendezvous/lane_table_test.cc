@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of lanes, where a peer refuses every attempt, and where a lane is opened while the
 // former one is still ending.
-#include "rendezvous/lane_table.h"
+#include "rendezvous/peer/lane_table.h"
 
 #include <memory>
 

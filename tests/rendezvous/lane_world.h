@@ -21,7 +21,7 @@
 
 #include "base/clock.h"
 #include "base/table_sizes.h"
-#include "rendezvous/lane_table.h"
+#include "rendezvous/peer/lane_table.h"
 #include "tests/rendezvous/fake_connector.h"
 #include "tests/support/faulty_lane.h"
 #include "tests/support/faulty_transport.h"

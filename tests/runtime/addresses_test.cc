@@ -16,8 +16,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
-#include "rendezvous/grpc_tensor_channel.h"
-#include "runtime/endpoint_record.h"
+#include "node/endpoint_record.h"
+#include "rendezvous/recv_tensor/tensor_channel.h"
 #include "tests/runtime/exchange_pair.h"
 
 namespace ferry {

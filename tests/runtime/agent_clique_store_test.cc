@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/agent_clique_store.h"
+#include "node/agent_clique_store.h"
 #include "tests/coord/wire/agent_fixture.h"
 #include "tests/support/tcp_proxy.h"
 

@@ -7,7 +7,7 @@
 
 #include "absl/synchronization/notification.h"
 
-#include "runtime/step.h"
+#include "node/step.h"
 #include "tests/runtime/exchange_pair.h"
 
 namespace ferry {

@@ -16,9 +16,9 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/thread.h"
+#include "net/sockets.h"
 #include "tests/runtime/exchange_pair.h"
-#include "transport/lane/handshake.h"
-#include "transport/lane/sockets.h"
+#include "transport/control/handshake.h"
 
 namespace ferry {
 namespace {

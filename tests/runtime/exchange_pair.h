@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
-#include "runtime/exchange.h"
+#include "node/exchange.h"
 
 namespace ferry {
 

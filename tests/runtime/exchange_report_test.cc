@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a node says of its part in moving tensors, and how that is told through the store.
-#include "runtime/exchange_report.h"
+#include "node/exchange_report.h"
 
 #include <functional>
 #include <string>

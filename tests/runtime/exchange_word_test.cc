@@ -10,7 +10,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "runtime/step.h"
+#include "node/step.h"
 #include "tests/runtime/exchange_kill.h"
 #include "tests/runtime/rogue_process.h"
 

@@ -22,7 +22,7 @@
 
 #include "gpu/cuda/ready_tensor.h"
 #include "gpu/shared_library.h"
-#include "runtime/endpoint_record.h"
+#include "node/endpoint_record.h"
 #include "tests/runtime/directory_store.h"
 #include "tests/runtime/exchange_pair.h"
 #include "tests/runtime/peer_process.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // GrpcCarrier's end: what it waits for, and what not.
-#include "runtime/grpc_carrier.h"
+#include "node/carrier.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Errors for clients that call a worker's port in the place of the coordinator's.
-#include "runtime/grpc_wrong_door.h"
+#include "node/wrong_door.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The order in which a host's addresses are offered to others.
-#include "runtime/host_addresses.h"
+#include "node/host_addresses.h"
 
 #include <string>
 #include <utility>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Identity: each launcher's variables, what wins, and what is refused.
-#include "runtime/identity.h"
+#include "node/identity.h"
 
 #include <map>
 #include <optional>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Communicators that are kept while ranks die, and when NCCL does not let go of them.
-#include "runtime/kept_communicators.h"
+#include "node/kept_communicators.h"
 
 #include <csignal>
 #include <thread>

@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 
-#include "runtime/node.h"
+#include "node/node.h"
 #include "tests/coord/wire/agent_fixture.h"
 
 namespace ferry {

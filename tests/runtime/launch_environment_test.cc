@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a launched process finds in its environment.
-#include "runtime/launch_environment.h"
+#include "launch/launch_environment.h"
 
 #include <string>
 #include <vector>

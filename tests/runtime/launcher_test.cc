@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launch with real processes: /bin/sh scripts that fail, ignore, linger and signal.
-#include "runtime/launcher.h"
+#include "launch/launcher.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -29,7 +29,7 @@
 #include "absl/time/clock.h"
 
 #include "base/unique_fd.h"
-#include "runtime/signal_relay.h"
+#include "launch/signal_relay.h"
 
 namespace ferry {
 namespace {

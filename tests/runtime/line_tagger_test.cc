@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // LineTagger: lines out of arbitrary pieces.
-#include "runtime/line_tagger.h"
+#include "launch/line_tagger.h"
 
 #include <string>
 #include <vector>

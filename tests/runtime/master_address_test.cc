@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // MASTER_ADDR and MASTER_PORT: which values of a user's environment are kept, and what is reported
 // of the others.
-#include "runtime/master_address.h"
+#include "launch/master_address.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

@@ -14,7 +14,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "runtime/node.h"
+#include "node/node.h"
 #include "tests/coord/wire/agent_fixture.h"
 
 namespace ferry {

@@ -7,7 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "runtime/node.h"
+#include "node/node.h"
 
 namespace ferry {
 namespace {

@@ -10,8 +10,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "coord/grpc_server.h"
-#include "runtime/node.h"
+#include "coord/server/server.h"
+#include "node/node.h"
 
 namespace ferry {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Answers that come when whoever asked is still there, and when not.
-#include "runtime/node_watch.h"
+#include "node/node_watch.h"
 
 #include <atomic>
 #include <thread>

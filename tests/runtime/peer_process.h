@@ -27,7 +27,7 @@
 #include "absl/strings/str_split.h"
 
 #include "base/status_macros.h"
-#include "runtime/endpoint_record.h"
+#include "node/endpoint_record.h"
 #include "tests/runtime/exchange_pair.h"
 #include "tests/support/used_up_descriptors.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What waits, as it is told through the store.
-#include "runtime/pending_report.h"
+#include "node/pending_report.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

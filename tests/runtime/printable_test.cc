@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What may and what may not reach a terminal.
-#include "runtime/printable.h"
+#include "launch/printable.h"
 
 #include <gtest/gtest.h>
 

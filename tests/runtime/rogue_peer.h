@@ -13,7 +13,7 @@
 #include "absl/synchronization/mutex.h"
 
 #include "base/status_macros.h"
-#include "rendezvous/lane_protocol.h"
+#include "rendezvous/peer/lane_protocol.h"
 #include "tests/runtime/exchange_pair.h"
 #include "transport/transports.h"
 

@@ -11,7 +11,7 @@
 #include "absl/time/clock.h"
 
 #include "base/thread.h"
-#include "runtime/step.h"
+#include "node/step.h"
 #include "tests/runtime/exchange_pair.h"
 #include "tests/support/tcp_proxy.h"
 

@@ -21,9 +21,9 @@ struct WireFrame {
 
 namespace {
 
-// As of rendezvous/lane_protocol.h: what is before the dimensions and the body of a TICKET.
+// As of rendezvous/peer/lane_protocol.h: what is before the dimensions and the body of a TICKET.
 constexpr uint16_t kTicket = 3;
-// As of rendezvous/lane_seal.h.
+// As of rendezvous/peer/lane_seal.h.
 constexpr uint16_t kSealBit = 0x8000;
 constexpr size_t kTicketHead = 24;
 constexpr size_t kRankAt = 17;

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/unique_fd.h"
-#include "transport/lane/lane.h"
+#include "transport/control/lane.h"
 
 namespace ferry {
 

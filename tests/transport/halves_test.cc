@@ -12,8 +12,8 @@
 #include "absl/strings/match.h"
 #include "absl/synchronization/notification.h"
 
+#include "net/sockets.h"
 #include "tests/transport/lane_pair.h"
-#include "transport/lane/sockets.h"
 #include "transport/shm/shm_halves.h"
 #include "transport/shm/shm_ticket.h"
 #include "transport/shm/shm_transport.h"

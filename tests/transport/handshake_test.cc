@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The handshake as a plain object: two sides, and bytes between them.
-#include "transport/lane/handshake.h"
+#include "transport/control/handshake.h"
 
 #include <string>
 #include <utility>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attempts that fail, one after the other: what they leave behind until their time would be over.
-#include "transport/lane/lane_attempt.h"
+#include "transport/control/lane_attempt.h"
 
 #include <sys/socket.h>
 
@@ -13,9 +13,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
+#include "net/sockets.h"
 #include "tests/transport/lane_pair.h"
-#include "transport/lane/handshake.h"
-#include "transport/lane/sockets.h"
+#include "transport/control/handshake.h"
 
 namespace ferry {
 namespace {

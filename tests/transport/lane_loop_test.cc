@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The loop: who drives, who sleeps, and that nobody sleeps through what is for him.
-#include "transport/lane/lane_loop.h"
+#include "net/lane_loop.h"
 
 #include <atomic>
 #include <memory>

@@ -15,7 +15,7 @@
 #include "absl/synchronization/mutex.h"
 
 #include "base/clock.h"
-#include "transport/lane/lane_hub.h"
+#include "transport/control/lane_hub.h"
 
 namespace ferry {
 

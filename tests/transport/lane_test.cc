@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lanes of both kinds: order, size, descriptors, back-pressure, ends.
-#include "transport/lane/lane.h"
+#include "transport/control/lane.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -18,9 +18,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 
+#include "net/sockets.h"
 #include "tensor/memory_segment.h"
 #include "tests/transport/lane_pair.h"
-#include "transport/lane/sockets.h"
 
 namespace ferry {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ring: wrapping, filling up, two threads, and writers that mean harm.
-#include "transport/lane/shm_ring.h"
+#include "transport/control/shm_ring.h"
 
 #include <cstring>
 #include <random>

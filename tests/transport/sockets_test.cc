@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the kernel is told of sockets.
-#include "transport/lane/sockets.h"
+#include "net/sockets.h"
 
 #include <netinet/in.h>
 #include <poll.h>

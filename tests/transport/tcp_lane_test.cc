@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a lane over TCP leaves in its socket: room that a peer may be waiting for.
-#include "transport/lane/tcp_lane.h"
+#include "transport/control/tcp_lane.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -14,8 +14,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "net/sockets.h"
 #include "tests/transport/lane_pair.h"
-#include "transport/lane/sockets.h"
 
 namespace ferry {
 namespace {

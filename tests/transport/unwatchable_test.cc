@@ -16,8 +16,8 @@
 #include "absl/synchronization/notification.h"
 
 #include "tests/transport/lane_pair.h"
-#include "transport/lane/shm_lane.h"
-#include "transport/lane/tcp_lane.h"
+#include "transport/control/shm_lane.h"
+#include "transport/control/tcp_lane.h"
 #include "transport/tcp/data_plane.h"
 
 namespace ferry {

@@ -19,11 +19,11 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
-#include "worker/collectives/host_carrier.h"
-#include "worker/collectives/leader.h"
-#include "worker/collectives/nccl_carrier.h"
-#include "worker/collectives/staged_carrier.h"
-#include "worker/collectives/step_collectives.h"
+#include "tensorflow/worker/collectives/host_carrier.h"
+#include "tensorflow/worker/collectives/leader.h"
+#include "tensorflow/worker/collectives/nccl_carrier.h"
+#include "tensorflow/worker/collectives/staged_carrier.h"
+#include "tensorflow/worker/collectives/step_collectives.h"
 
 namespace ferry::worker {
 

@@ -8,8 +8,8 @@
 #include "absl/strings/match.h"
 
 #include "collective_world.h"
-#include "worker/collectives/merge.h"
-#include "worker/kernels/element_types.h"
+#include "tensorflow/worker/collectives/merge.h"
+#include "tensorflow/worker/kernels/element_types.h"
 
 namespace ferry::worker {
 namespace {

@@ -7,11 +7,11 @@
 
 #include "base/clock.h"
 #include "gpu/gpus.h"
+#include "tensorflow/worker/kernels/gpu_families.h"
+#include "tensorflow/worker/variables.h"
 #include "tests/gpu/cuda_fixture.h"
 #include "tests/support/kernel_image.h"
 #include "tests/worker/kernel_fixture.h"
-#include "worker/kernels/gpu_families.h"
-#include "worker/variables.h"
 
 namespace ferry::worker {
 namespace {

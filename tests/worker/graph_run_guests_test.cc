@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "plan_fixture.h"
-#include "worker/graph_run.h"
+#include "tensorflow/worker/graph_run.h"
 
 namespace ferry::worker {
 namespace {

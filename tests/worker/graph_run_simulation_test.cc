@@ -15,7 +15,7 @@
 #include "absl/time/clock.h"
 
 #include "plan_fixture.h"
-#include "worker/thread_pool.h"
+#include "tensorflow/worker/thread_pool.h"
 
 namespace ferry::worker {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One run: order, threads, errors, the end.
-#include "worker/graph_run.h"
+#include "tensorflow/worker/graph_run.h"
 
 #include <atomic>
 #include <deque>
@@ -14,7 +14,7 @@
 #include "absl/time/clock.h"
 
 #include "plan_fixture.h"
-#include "worker/thread_pool.h"
+#include "tensorflow/worker/thread_pool.h"
 
 namespace ferry::worker {
 namespace {

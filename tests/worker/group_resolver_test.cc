@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What TensorFlow's workers hear from the leader of their groups.
-#include "worker/collectives/group_resolver.h"
+#include "tensorflow/worker/collectives/group_resolver.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who comes to which collective, in which order, and what does not fit.
-#include "worker/collectives/group_table.h"
+#include "tensorflow/worker/collectives/group_table.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

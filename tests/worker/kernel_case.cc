@@ -12,12 +12,12 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
-#include "graph/op_registry.h"
-#include "graph/signature.h"
 #include "proto/tf_graph.pb.h"
 #include "tensor/tensor_proto.h"
-#include "worker/kernel.h"
-#include "worker/kernels/element_types.h"
+#include "tensorflow/graph/op_registry.h"
+#include "tensorflow/graph/signature.h"
+#include "tensorflow/worker/kernel.h"
+#include "tensorflow/worker/kernels/element_types.h"
 
 namespace ferry::worker {
 namespace {

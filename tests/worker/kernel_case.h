@@ -12,7 +12,7 @@
 
 #include "proto/tf_node.pb.h"
 #include "tensor/tensor.h"
-#include "worker/variables.h"
+#include "tensorflow/worker/variables.h"
 
 namespace ferry::worker {
 

@@ -14,10 +14,10 @@
 
 #include "absl/status/statusor.h"
 
-#include "graph/op_registry.h"
-#include "graph/signature.h"
-#include "worker/kernel.h"
-#include "worker/kernels/element_types.h"
+#include "tensorflow/graph/op_registry.h"
+#include "tensorflow/graph/signature.h"
+#include "tensorflow/worker/kernel.h"
+#include "tensorflow/worker/kernels/element_types.h"
 
 namespace ferry::worker {
 

@@ -17,8 +17,8 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "tensorflow/worker/collectives/merge.h"
 #include "tests/worker/collective_world.h"
-#include "worker/collectives/merge.h"
 
 namespace ferry::worker {
 

@@ -17,9 +17,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 
-#include "worker/graph_run.h"
-#include "worker/plan.h"
-#include "worker/step_exchange.h"
+#include "tensorflow/worker/graph_run.h"
+#include "tensorflow/worker/plan.h"
+#include "tensorflow/worker/step_exchange.h"
 
 namespace ferry::worker {
 

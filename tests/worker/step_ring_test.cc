@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is kept of runs must not grow.
-#include "worker/step_ring.h"
+#include "tensorflow/worker/step_ring.h"
 
 #include <cstdint>
 #include <memory>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Variables, and the kernels that use them. The texts were printed by TensorFlow 2.15.1.
-#include "worker/variables.h"
+#include "tensorflow/worker/variables.h"
 
 #include <thread>
 

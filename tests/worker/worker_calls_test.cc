@@ -2,7 +2,7 @@
 // What TensorFlow's masters and workers ask of a worker beside running graphs: Logging, Tracing.
 #include <string>
 
-#include "worker/transfer_log.h"
+#include "tensorflow/worker/transfer_log.h"
 #include "worker_fixture.h"
 
 namespace ferry {

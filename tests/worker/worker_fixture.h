@@ -11,11 +11,11 @@
 
 #include "absl/strings/str_cat.h"
 
-#include "graph/partition.h"
-#include "graph/prune.h"
+#include "node/node_worker.h"
 #include "proto/tf_worker.pb.h"
-#include "runtime/grpc_node_worker.h"
 #include "tensor/tensor_proto.h"
+#include "tensorflow/graph/partition.h"
+#include "tensorflow/graph/prune.h"
 #include "tests/coord/wire/wire_client.h"
 #include "tests/graph/graph_fixture.h"
 #include "tests/runtime/exchange_pair.h"

@@ -5,8 +5,8 @@
 
 #include "absl/synchronization/notification.h"
 
-#include "master/grpc_worker_link.h"
-#include "rendezvous/grpc_call_marks.h"
+#include "rendezvous/recv_tensor/call_marks.h"
+#include "tensorflow/master/grpc_worker_link.h"
 #include "worker_fixture.h"
 
 namespace ferry {

@@ -10,9 +10,9 @@
 #include "absl/synchronization/notification.h"
 
 #include "plan_fixture.h"
+#include "tensorflow/worker/step_table.h"
+#include "tensorflow/worker/worker.h"
 #include "tests/graph/graph_fixture.h"
-#include "worker/step_table.h"
-#include "worker/worker.h"
 
 namespace ferry::worker {
 namespace {

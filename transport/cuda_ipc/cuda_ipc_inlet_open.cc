@@ -6,8 +6,8 @@
 
 #include "base/clock.h"
 #include "base/status_macros.h"
+#include "transport/control/descriptors.h"
 #include "transport/cuda_ipc/cuda_ipc_inlet.h"
-#include "transport/lane/descriptors.h"
 
 namespace ferry {
 namespace {

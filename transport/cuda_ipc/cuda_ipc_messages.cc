@@ -4,8 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "base/byte_reader.h"
 #include "base/status_macros.h"
-#include "transport/lane/bytes.h"
 
 namespace ferry {
 namespace {

@@ -12,7 +12,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
-#include "transport/lane/lane_loop.h"
+#include "net/lane_loop.h"
 
 namespace ferry {
 

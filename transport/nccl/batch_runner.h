@@ -19,7 +19,7 @@
 #include "gpu/clique/communicator.h"
 #include "gpu/cuda/sync_gate.h"
 #include "gpu/gpus.h"
-#include "transport/lane/lane_loop.h"
+#include "net/lane_loop.h"
 
 namespace ferry {
 

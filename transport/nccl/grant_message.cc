@@ -7,8 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
+#include "base/byte_reader.h"
 #include "base/status_macros.h"
-#include "transport/lane/bytes.h"
 
 namespace ferry {
 namespace {

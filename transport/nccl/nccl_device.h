@@ -25,7 +25,7 @@
 #include "base/thread_group.h"
 #include "gpu/clique/clique_cache.h"
 #include "gpu/gpus.h"
-#include "transport/lane/lane_loop.h"
+#include "net/lane_loop.h"
 #include "transport/nccl/batch_runner.h"
 #include "transport/nccl/grant_endpoint.h"
 #include "transport/nccl/nccl_context.h"

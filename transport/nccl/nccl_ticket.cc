@@ -2,8 +2,8 @@
 // Three numbers, and a message that may follow.
 #include "transport/nccl/nccl_ticket.h"
 
+#include "base/byte_reader.h"
 #include "base/status_macros.h"
-#include "transport/lane/bytes.h"
 
 namespace ferry {
 

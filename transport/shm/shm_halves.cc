@@ -8,7 +8,7 @@
 
 #include "base/status_macros.h"
 #include "tensor/check_values.h"
-#include "transport/lane/descriptors.h"
+#include "transport/control/descriptors.h"
 #include "transport/shm/shm_ticket.h"
 
 namespace ferry {

@@ -4,7 +4,7 @@
 
 #include "absl/status/status.h"
 
-#include "transport/lane/bytes.h"
+#include "base/byte_reader.h"
 
 namespace ferry {
 

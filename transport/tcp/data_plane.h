@@ -16,10 +16,10 @@
 
 #include "base/host_watch.h"
 #include "base/unique_fd.h"
+#include "net/lane_loop.h"
+#include "net/sockets.h"
 #include "tensor/tensor.h"
 #include "tensor/write_gate.h"
-#include "transport/lane/lane_loop.h"
-#include "transport/lane/sockets.h"
 
 namespace ferry {
 

@@ -12,7 +12,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/synchronization/mutex.h"
 
-#include "transport/lane/lane_hub.h"
+#include "transport/control/lane_hub.h"
 #include "transport/tcp/data_plane.h"
 #include "transport/transport.h"
 

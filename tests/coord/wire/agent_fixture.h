@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 
-#include "coord/agent.h"
+#include "coord/client/agent.h"
 #include "test_server.h"
 
 namespace ferry::coord {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // AgentLink: what happens to requests whose time is over.
-#include "coord/grpc_agent_link.h"
+#include "coord/client/agent_link.h"
 
 #include <future>
 #include <memory>

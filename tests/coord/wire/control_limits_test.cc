@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Frames that are small as bytes and large as anything else.
-#include "coord/grpc_control_limits.h"
+#include "coord/wire/control_limits.h"
 
 #include <string>
 

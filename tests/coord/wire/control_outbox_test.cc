@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The frames of a session, without a stream.
-#include "coord/grpc_control_outbox.h"
+#include "coord/server/control_outbox.h"
 
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-#include "coord/grpc_bytes.h"
+#include "coord/wire/bytes.h"
 
 namespace ferry::coord {
 namespace {

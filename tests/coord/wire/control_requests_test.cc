@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "control_stream.h"
-#include "coord/grpc_control_limits.h"
+#include "coord/wire/control_limits.h"
 #include "proto/ferry_topology.pb.h"
 #include "test_server.h"
 

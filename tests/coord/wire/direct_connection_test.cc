@@ -11,9 +11,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 
-#include "coord/direct_frames.h"
-#include "coord/grpc_direct_connection.h"
-#include "coord/socket_address.h"
+#include "coord/wire/direct_connection.h"
+#include "coord/wire/direct_frames.h"
+#include "net/socket_address.h"
 #include "test_server.h"
 
 namespace ferry::coord {

@@ -22,7 +22,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "control_stream.h"
-#include "coord/direct_frames.h"
+#include "coord/wire/direct_frames.h"
 #include "test_server.h"
 
 namespace ferry::coord {

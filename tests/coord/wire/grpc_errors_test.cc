@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Errors as bytes: the payload container, and what is cut.
-#include "coord/grpc_errors.h"
+#include "coord/wire/errors.h"
 
 #include <map>
 #include <string>
@@ -11,7 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "coord/errors.h"
+#include "coord/core/errors.h"
 #include "proto/tsl_coordination.pb.h"
 #include "proto/tsl_payloads.pb.h"
 #include "proto/xla_coordination.pb.h"

@@ -9,9 +9,9 @@
 
 #include "base/clock.h"
 #include "control_stream.h"
-#include "coord/grpc_bytes.h"
-#include "coord/grpc_coordination_service.h"
-#include "coord/grpc_runtime_service.h"
+#include "coord/server/coordination_service.h"
+#include "coord/server/runtime_service.h"
+#include "coord/wire/bytes.h"
 #include "proto/tsl_coordination.pb.h"
 #include "proto/xla_coordination.pb.h"
 #include "proto/xla_distributed_runtime.pb.h"

@@ -16,7 +16,7 @@
 #include "absl/synchronization/notification.h"
 
 #include "base/unique_fd.h"
-#include "coord/socket_loop.h"
+#include "net/socket_loop.h"
 #include "test_server.h"
 
 namespace ferry::coord {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A listener under a process that runs out of descriptors, and addresses that are none.
-#include "coord/tcp_listener.h"
+#include "net/tcp_listener.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

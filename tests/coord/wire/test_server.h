@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "coord/coordinator.h"
-#include "coord/grpc_server.h"
+#include "coord/core/coordinator.h"
+#include "coord/server/server.h"
 #include "wire_client.h"
 
 namespace ferry::coord {

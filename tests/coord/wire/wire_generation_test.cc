@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Telling the generations of xla.coordination.CoordinationService apart, per request.
-#include "coord/wire_generation.h"
+#include "coord/core/wire_generation.h"
 
 #include <memory>
 #include <random>

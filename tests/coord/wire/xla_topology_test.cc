@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // XLA's topology messages in both numberings, and what becomes of fields nobody here knows.
-#include "coord/xla_topology_proto.h"
+#include "coord/wire/xla_topology_proto.h"
 
 #include <string>
 #include <vector>

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/ranges.h"
-#include "runtime/identity.h"
+#include "node/identity.h"
 #include "topology/device.h"
 
 int main() {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Requests and values that are not what was sent, though gRPC has noticed nothing.
-#include "rendezvous/grpc_call_marks.h"
+#include "rendezvous/recv_tensor/call_marks.h"
 
 #include <string>
 #include <utility>
 
-#include "coord/grpc_bytes.h"
-#include "coord/grpc_raw_service.h"
+#include "coord/wire/bytes.h"
+#include "coord/wire/raw_service.h"
 #include "fetch_fixture.h"
 #include "proto/tf_worker.pb.h"
-#include "rendezvous/grpc_derived.h"
+#include "rendezvous/recv_tensor/derived.h"
 
 namespace ferry {
 namespace {

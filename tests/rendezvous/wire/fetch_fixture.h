@@ -10,7 +10,7 @@
 
 #include "absl/synchronization/notification.h"
 
-#include "rendezvous/grpc_tensor_fetcher.h"
+#include "rendezvous/recv_tensor/tensor_fetcher.h"
 #include "test_worker.h"
 
 namespace ferry {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The service against plain protocol buffers: scenarios 51 to 59, 62 and 64 of the rendezvous
 // reference.
-#include "rendezvous/grpc_recv_tensor_service.h"
+#include "rendezvous/recv_tensor/recv_tensor_service.h"
 
 #include <dirent.h>
 

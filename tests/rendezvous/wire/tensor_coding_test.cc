@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Messages with tensors, against plain protocol buffers: scenarios 60 to 64 of the rendezvous
 // reference.
-#include "rendezvous/grpc_tensor_coding.h"
+#include "rendezvous/recv_tensor/tensor_coding.h"
 
 #include <cstring>
 #include <random>
@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "coord/grpc_bytes.h"
+#include "coord/wire/bytes.h"
 #include "proto/ferry_tensor_stream.pb.h"
 #include "proto/tf_worker.pb.h"
-#include "rendezvous/grpc_tensor_frames.h"
+#include "rendezvous/recv_tensor/tensor_frames.h"
 #include "rendezvous_fixture.h"
 #include "tensor/tensor_proto.h"
 

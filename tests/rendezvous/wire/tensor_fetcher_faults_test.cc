@@ -8,7 +8,7 @@
 
 #include "absl/time/clock.h"
 
-#include "coord/grpc_raw_service.h"
+#include "coord/wire/raw_service.h"
 #include "fetch_fixture.h"
 #include "proto/tf_worker.pb.h"
 #include "tensor/tensor_proto.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Values from worker to worker: scenarios 46 to 48, 53 and 60 to 64 of the rendezvous reference.
-#include "rendezvous/grpc_tensor_fetcher.h"
+#include "rendezvous/recv_tensor/tensor_fetcher.h"
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -20,9 +20,9 @@
 #include "absl/synchronization/mutex.h"
 
 #include "base/clock.h"
-#include "rendezvous/grpc_recv_tensor_service.h"
-#include "rendezvous/grpc_tensor_channel.h"
-#include "rendezvous/grpc_tensor_fetcher.h"
+#include "rendezvous/recv_tensor/recv_tensor_service.h"
+#include "rendezvous/recv_tensor/tensor_channel.h"
+#include "rendezvous/recv_tensor/tensor_fetcher.h"
 #include "rendezvous/rendezvous_manager.h"
 #include "rendezvous/tensor_source.h"
 #include "tests/coord/wire/wire_client.h"

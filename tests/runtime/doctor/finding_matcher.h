@@ -9,7 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "runtime/doctor/finding.h"
+#include "doctor/finding.h"
 
 namespace ferry::doctor {
 

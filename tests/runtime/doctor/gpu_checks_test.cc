@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Drivers that are absent, old, broken or hidden, and GPUs in every mode; by facts alone.
-#include "runtime/doctor/gpu_checks.h"
+#include "doctor/gpu_checks.h"
 
 #include <vector>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Facts of GPUs: the kernel's view of a made-up machine, the driver's of the strict double.
-#include "runtime/doctor/gpu_facts.h"
+#include "doctor/gpu_facts.h"
 
 #include <cstdlib>
 #include <memory>

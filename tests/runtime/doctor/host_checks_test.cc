@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Machines and containers as people have them, and what is said of each.
-#include "runtime/doctor/host_checks.h"
+#include "doctor/host_checks.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -16,7 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
-#include "runtime/doctor/host_reader.h"
+#include "doctor/host_reader.h"
 
 namespace ferry::doctor {
 

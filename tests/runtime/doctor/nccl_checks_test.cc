@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // NCCL libraries of all ages, and ids that listen here and there.
-#include "runtime/doctor/nccl_checks.h"
+#include "doctor/nccl_checks.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

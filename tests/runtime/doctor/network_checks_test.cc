@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // NCCL's choice of interfaces, by its own rules, and RDMA devices.
-#include "runtime/doctor/network_checks.h"
+#include "doctor/network_checks.h"
 
 #include <sys/socket.h>
 
@@ -10,7 +10,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "runtime/doctor/nccl_interfaces.h"
+#include "doctor/nccl_interfaces.h"
 #include "tests/runtime/doctor/finding_matcher.h"
 #include "tests/runtime/doctor/made_up_host.h"
 

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// One of the two processes of ferry bench cold.
+#ifndef FERRY_BENCH_COLD_WORKER_H_
+#define FERRY_BENCH_COLD_WORKER_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+
+#include "bench/meeting.h"
+#include "bench/plan.h"
+
+namespace ferry::cli {
+
+// What happens for the first time between two processes, in this order; each once, and told as a
+// case of one round.
+std::vector<std::string> ColdPhasesOf(const BenchPlan& plan);
+
+// Of the plan's only size. REQUIRES: nothing has gone between the two nodes yet.
+absl::Status RunColdWorker(const BenchParty& party, BenchMeeting& meeting, const BenchPlan& plan);
+
+}  // namespace ferry::cli
+
+#endif  // FERRY_BENCH_COLD_WORKER_H_

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// One after the other.
+#include "bench/lines.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace ferry::cli {
+
+absl::StatusOr<std::vector<BenchLines::Json>> KeptBenchLines::Expect(const std::string& event) {
+  if (lines_.empty()) {
+    return absl::InternalError(absl::StrCat("nobody has told of \"", event, "\""));
+  }
+  std::vector<Json> lines = std::move(lines_.front());
+  lines_.pop_front();
+  for (size_t rank = 0; rank < lines.size(); ++rank) {
+    if (lines[rank].is_object() && lines[rank].value("event", "") == event) continue;
+    return absl::InternalError(
+        absl::StrCat("process ", rank, " told ",
+                     lines[rank].dump(-1, ' ', false, Json::error_handler_t::replace),
+                     " instead of \"", event, "\""));
+  }
+  return lines;
+}
+
+}  // namespace ferry::cli

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// BenchLines: what the processes of a bench have told, for whoever makes a report of it.
+#ifndef FERRY_BENCH_LINES_H_
+#define FERRY_BENCH_LINES_H_
+
+#include <deque>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "absl/status/statusor.h"
+
+namespace ferry::cli {
+
+// Not thread-safe.
+class BenchLines {
+ public:
+  using Json = nlohmann::ordered_json;
+
+  virtual ~BenchLines() = default;
+
+  // The next line of each, by rank, all of them {"event": `event`, ...}.
+  //   Errors: what has become of a process; INTERNAL what it said instead.
+  virtual absl::StatusOr<std::vector<Json>> Expect(const std::string& event) = 0;
+};
+
+// Those that have been told already.
+class KeptBenchLines final : public BenchLines {
+ public:
+  explicit KeptBenchLines(std::deque<std::vector<Json>> lines) : lines_(std::move(lines)) {}
+
+  absl::StatusOr<std::vector<Json>> Expect(const std::string& event) override;
+
+ private:
+  std::deque<std::vector<Json>> lines_;
+};
+
+}  // namespace ferry::cli
+
+#endif  // FERRY_BENCH_LINES_H_

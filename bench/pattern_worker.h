@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// One of the processes of ferry bench bidir, ring, fan-in, fan-out, all-pairs, keyed and steps.
+#ifndef FERRY_BENCH_PATTERN_WORKER_H_
+#define FERRY_BENCH_PATTERN_WORKER_H_
+
+#include "absl/status/status.h"
+
+#include "bench/meeting.h"
+#include "bench/plan.h"
+
+namespace ferry::cli {
+
+// Measures `plan` together with the others of the party, and tells each case in a line.
+//   REQUIRES: plan.pattern is not "sendrecv".
+absl::Status RunPatternWorker(const BenchParty& party, BenchMeeting& meeting,
+                              const BenchPlan& plan);
+
+}  // namespace ferry::cli
+
+#endif  // FERRY_BENCH_PATTERN_WORKER_H_

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// AgentLink: the agent's session with the coordinator, across connections.
+#ifndef FERRY_COORD_CLIENT_AGENT_LINK_H_
+#define FERRY_COORD_CLIENT_AGENT_LINK_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/btree_map.h"
+#include "absl/container/btree_set.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+#include "base/thread.h"
+#include "base/wakeup.h"
+#include "coord/client/agent_stream.h"
+#include "net/socket_loop.h"
+#include "proto/ferry_control.pb.h"
+
+namespace ferry::coord {
+
+struct AgentLinkOptions {
+  std::string coordinator;
+  v1::Hello hello;
+  // For the first Welcome.
+  absl::Duration connect_timeout;
+  // Zero: the heartbeat timeout that the coordinator tells.
+  absl::Duration lost_timeout;
+  // See AgentOptions.
+  absl::Duration longest_silence;
+  absl::Duration longest_attempt;
+  // The link is lost for good, or a heartbeat was refused. At most once; see AgentOptions.
+  std::function<void(absl::Status)> on_lost;
+  // An event that no request asked for.
+  std::function<void(const v1::Event&)> on_event;
+  // See AgentOptions.
+  std::function<void(const absl::Status&)> on_attempt_failed;
+};
+
+// Thread-safe. Sends requests and brings replies, over a plain connection (direct_frames.h);
+// attaches again when it breaks, sending again what the coordinator has not got; keeps heartbeats
+// and deadlines on the thread "ferry-agent", and reads on the one that all agents of a process
+// share. Locks: mu_ is never held in a callback.
+class AgentLink final : private AgentStream::Owner {
+ public:
+  // OK: the coordinator's answer, which may itself hold an error; not OK: none came.
+  using ReplyCallback = absl::AnyInvocable<void(absl::StatusOr<v1::Reply>) &&>;
+  using EventCallback = std::function<void(const v1::Event&)>;
+
+  // `loop`: where it reads.
+  AgentLink(AgentLinkOptions options, std::shared_ptr<SocketLoop> loop);
+  // Pending requests end CANCELLED. Must not be called from a callback.
+  ~AgentLink();
+
+  // Waits for the first Welcome.
+  absl::StatusOr<v1::Welcome> WaitUntilAttached() ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Whether there is a connection over which the coordinator has spoken.
+  bool is_attached() ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends everything that waits, here and from now on, with `why`; on_lost is not called.
+  void GiveUp(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Between the two what waits for other nodes has no time beyond connect_timeout: a coordinator
+  // that is out of reach then is lost.
+  void StartJoining() ABSL_LOCKS_EXCLUDED(mu_);
+  void StopJoining() ABSL_LOCKS_EXCLUDED(mu_);
+
+  // `timeout`: for an answer to come. The coordinator keeps the time of requests that carry one,
+  // and the agent only some seconds later; with `keeps_time` the agent does it to the moment.
+  // DEADLINE_EXCEEDED says whether the request may still be done: one that was not sent by then
+  // never is. RESOURCE_EXHAUSTED without sending it: it is more than the coordinator takes at once.
+  // `what`: for messages. Returns the request's id. Who does not wait for the answer as something
+  // that is Awaited of the loop calls CallAsync.
+  uint64_t Call(v1::Request request, absl::Duration timeout, std::string what, ReplyCallback done,
+                bool keeps_time = false) ABSL_LOCKS_EXCLUDED(mu_);
+  uint64_t CallAsync(v1::Request request, absl::Duration timeout, std::string what,
+                     ReplyCallback done, bool keeps_time = false) ABSL_LOCKS_EXCLUDED(mu_) {
+    loop_->WantThread();
+    return Call(std::move(request), timeout, std::move(what), std::move(done), keeps_time);
+  }
+  // Where it reads.
+  SocketLoop& loop() { return *loop_; }
+  // Runs `callback` on the agent's thread.
+  void Defer(absl::AnyInvocable<void() &&> callback) ABSL_LOCKS_EXCLUDED(mu_);
+  // A request that is answered by events until it is cancelled.
+  uint64_t Subscribe(v1::Request request, EventCallback on_event) ABSL_LOCKS_EXCLUDED(mu_);
+  void Unsubscribe(uint64_t request_id) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // From now on heartbeats go out.
+  void StartHeartbeats() ABSL_LOCKS_EXCLUDED(mu_);
+  void StopHeartbeats() ABSL_LOCKS_EXCLUDED(mu_);
+  void SetProgress(uint64_t progress) ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  struct Pending {
+    absl::Time since;
+    absl::Time deadline;
+    std::string what;
+    // Done there although nobody waits for the answer any more.
+    bool has_effect = false;
+    ReplyCallback done;
+  };
+  using Ready = std::vector<absl::AnyInvocable<void() &&>>;
+
+  void Keep() ABSL_LOCKS_EXCLUDED(mu_);
+  uint64_t SendLocked(v1::Request request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  size_t MaxFrameBytesLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Whether the coordinator would take it.
+  absl::Status CheckSizeLocked(const v1::Request& request) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // False: it may have been sent. Else it is not sent any more.
+  bool TakeBackLocked(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Every request up to `id` has arrived there.
+  void ForgetArrivedLocked(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void WriteLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Returns the stream that is to be opened, with mu_ released.
+  std::shared_ptr<AgentStream> AttachLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Duration HeartbeatPeriodLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void HeartbeatLocked(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ExpireLocked(absl::Time now, Ready& ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // When a coordinator that stays out of reach is lost.
+  absl::Time LostAtLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status LostErrorLocked(absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void NoteJobError(const absl::Status& error) ABSL_LOCKS_EXCLUDED(mu_);
+  // The link is over: everything pending ends with `why`.
+  void LoseLocked(const absl::Status& why, Ready& ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EndLocked(std::map<uint64_t, Pending>::iterator pending, absl::StatusOr<v1::Reply> reply,
+                 Ready& ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::string OutOfReachLocked(absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // From the stream.
+  void OnFrame(AgentStream& stream, v1::ServerFrame& frame) override ABSL_LOCKS_EXCLUDED(mu_);
+  void OnWritten(AgentStream& stream) override ABSL_LOCKS_EXCLUDED(mu_);
+  // The link may go once all streams have ended.
+  void OnEnded(AgentStream& stream, const absl::Status& status) override ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Constant after construction.
+  const AgentLinkOptions options_;
+  const std::shared_ptr<SocketLoop> loop_;
+
+  absl::Mutex mu_;
+  // Of the thread that keeps the time, and of who waits for the first Welcome or the last end.
+  // Woken with mu_ held: it is gone soon after the last end.
+  Wakeup changed_;
+  bool is_closing_ ABSL_GUARDED_BY(mu_) = false;
+  // Not OK: lost for good, and why.
+  absl::Status lost_ ABSL_GUARDED_BY(mu_);
+  // Not OK: the job has failed. A coordinator that ends after that does not return: the
+  // process that hosted it for this job has ended.
+  absl::Status job_error_ ABSL_GUARDED_BY(mu_);
+  bool is_joining_ ABSL_GUARDED_BY(mu_) = false;
+  // The stream in use. Others may still be ending: stream_count_ counts all.
+  std::shared_ptr<AgentStream> stream_ ABSL_GUARDED_BY(mu_);
+  int stream_count_ ABSL_GUARDED_BY(mu_) = 0;
+  bool is_attached_ ABSL_GUARDED_BY(mu_) = false;
+  bool is_writing_ ABSL_GUARDED_BY(mu_) = false;
+  std::optional<v1::Welcome> welcome_ ABSL_GUARDED_BY(mu_);
+  absl::Status last_failure_ ABSL_GUARDED_BY(mu_);
+  absl::Time started_ ABSL_GUARDED_BY(mu_);
+  absl::Time last_contact_ ABSL_GUARDED_BY(mu_);
+  absl::Time next_attempt_ ABSL_GUARDED_BY(mu_);
+  // Of the stream in use; InfiniteFuture once that was enough.
+  absl::Time attempt_began_ ABSL_GUARDED_BY(mu_);
+  absl::Duration backoff_ ABSL_GUARDED_BY(mu_);
+  std::minstd_rand random_ ABSL_GUARDED_BY(mu_);
+
+  // See v1::Hello.
+  const uint64_t opening_;
+  uint32_t attempt_ ABSL_GUARDED_BY(mu_) = 0;
+
+  uint64_t last_request_id_ ABSL_GUARDED_BY(mu_) = 0;
+  std::map<uint64_t, Pending> pending_ ABSL_GUARDED_BY(mu_);
+  absl::btree_set<std::pair<absl::Time, uint64_t>> deadlines_ ABSL_GUARDED_BY(mu_);
+  // When the thread that keeps the time looks at the latest.
+  absl::Time next_look_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
+  std::map<uint64_t, std::shared_ptr<const EventCallback>> subscriptions_ ABSL_GUARDED_BY(mu_);
+  // Requests that are not known to have arrived, in order of id; the first `written_` of them are
+  // on the present stream, and the first `doubtful_` on it or on one before, which may have brought
+  // them: the next Welcome tells.
+  std::deque<v1::Request> outgoing_ ABSL_GUARDED_BY(mu_);
+  size_t written_ ABSL_GUARDED_BY(mu_) = 0;
+  size_t doubtful_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t received_sequence_ ABSL_GUARDED_BY(mu_) = 0;
+  size_t unacked_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+
+  bool has_heartbeats_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Time next_heartbeat_ ABSL_GUARDED_BY(mu_);
+  uint64_t progress_ ABSL_GUARDED_BY(mu_) = 0;
+  // Callbacks for the agent's thread, so that none runs inside the call that gave it.
+  Ready deferred_ ABSL_GUARDED_BY(mu_);
+
+  Thread thread_;
+};
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_CLIENT_AGENT_LINK_H_

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reading the status message.
+#include "coord/client/agent_status.h"
+
+#include <utility>
+
+namespace ferry::coord {
+namespace {
+
+std::vector<WaitStatus> ReadWaits(const google::protobuf::RepeatedPtrField<v1::Wait>& waits) {
+  std::vector<WaitStatus> out;
+  for (const v1::Wait& wait : waits)
+    out.push_back({wait.what(), absl::Milliseconds(wait.age_ms())});
+  return out;
+}
+
+absl::Status ReadStatus(int code, const std::string& message) {
+  return code == 0 ? absl::OkStatus() : absl::Status(static_cast<absl::StatusCode>(code), message);
+}
+
+}  // namespace
+
+TaskStatus ReadTaskStatus(const v1::TaskInfo& task) {
+  TaskStatus out;
+  out.node_id = task.node_id();
+  out.job_name = task.job_name();
+  out.task_in_job = task.task_in_job();
+  out.state = static_cast<TaskState>(task.state());
+  out.is_joining = task.joining();
+  out.incarnation = task.incarnation();
+  out.error = ReadStatus(task.error_code(), task.error_message());
+  out.heartbeat_age = task.heartbeat_age_ms() < 0 ? absl::InfiniteDuration()
+                                                  : absl::Milliseconds(task.heartbeat_age_ms());
+  out.facts.service = task.service();
+  out.facts.observed_address = task.observed_address();
+  out.facts.host_name = task.host_name();
+  out.facts.boot_id = task.boot_id();
+  out.facts.process_id = task.process_id();
+  out.progress = task.progress();
+  out.waits = ReadWaits(task.waits());
+  return out;
+}
+
+JobStatus ReadJobStatus(const v1::JobStatus& message) {
+  JobStatus out;
+  for (const v1::TaskInfo& task : message.tasks()) out.tasks.push_back(ReadTaskStatus(task));
+  for (const v1::BarrierStatus& barrier : message.barriers()) {
+    BarrierStatus& read = out.barriers.emplace_back();
+    read.id = barrier.id();
+    read.counter = barrier.counter();
+    read.total = barrier.total();
+    read.arrived = barrier.arrived();
+    read.missing = barrier.missing();
+    read.age = absl::Milliseconds(barrier.age_ms());
+    read.remaining = barrier.remaining_ms() < 0 ? absl::InfiniteDuration()
+                                                : absl::Milliseconds(barrier.remaining_ms());
+    for (const v1::Arrival& arrival : barrier.arrivals()) {
+      read.arrivals.emplace_back(arrival.node_id(), absl::Milliseconds(arrival.after_ms()));
+    }
+  }
+  out.anonymous_waits = ReadWaits(message.anonymous_waits());
+  out.coordinator_incarnation = message.coordinator_incarnation();
+  out.uptime = absl::Milliseconds(message.uptime_ms());
+  out.key_count = message.key_count();
+  out.stored_bytes = message.stored_bytes();
+  out.store_revision = message.store_revision();
+  out.parked_waits = message.parked_waits();
+  out.dropped_waits = message.dropped_waits();
+  out.epoch = message.epoch();
+  out.error = ReadStatus(message.error_code(), message.error_message());
+  out.topology_complete = message.topology_complete();
+  return out;
+}
+
+}  // namespace ferry::coord

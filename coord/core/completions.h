@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Completions: callbacks that are due, kept until no lock is held; and the numbering of waits.
+#ifndef FERRY_COORD_CORE_COMPLETIONS_H_
+#define FERRY_COORD_CORE_COMPLETIONS_H_
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+
+#include "coord/core/types.h"
+
+namespace ferry::coord {
+
+using Completion = absl::AnyInvocable<void() &&>;
+
+// Not thread-safe: part of a Coordinator. Every parked call ends by exactly one Add.
+class Completions final {
+ public:
+  void Add(Completion completion) { ready_.push_back(std::move(completion)); }
+  // Will call `done` with `value`.
+  template <typename Done, typename Value>
+  void Post(Done done, Value value) {
+    Add([done = std::move(done), value = std::move(value)]() mutable {
+      std::move(done)(std::move(value));
+    });
+  }
+  std::vector<Completion> Take() { return std::exchange(ready_, {}); }
+  bool empty() const { return ready_.empty(); }
+
+ private:
+  std::vector<Completion> ready_;
+};
+
+// What a WaitId is a wait for; stored in its lowest bits, so that Cancel finds its table.
+enum class WaitKind : uint64_t {
+  kGet = 1,
+  kBarrier,
+  kPoll,
+  kWatchTasks,
+  kAlive,
+  kEnumerate,
+  kFailJoining,
+  kWatchJoining
+};
+
+class WaitIds final {
+ public:
+  WaitId Next(WaitKind kind) { return WaitId(++last_ << 4 | static_cast<uint64_t>(kind)); }
+  static WaitKind Kind(WaitId wait) { return static_cast<WaitKind>(wait.value() & 15); }
+
+ private:
+  uint64_t last_ = 0;
+};
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_CORE_COMPLETIONS_H_

@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: Apache-2.0
+// The key-value store.
+#include "coord/core/store.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+#include "base/text.h"
+
+namespace ferry::coord {
+namespace {
+
+// "key "a"" or "3 keys, first "a"": for messages and status pages.
+std::string Describe(const std::vector<std::string>& keys) {
+  if (keys.size() == 1) return absl::StrCat("key ", Quoted(keys[0]));
+  return absl::StrCat(keys.size(), " keys, first ", Quoted(keys.empty() ? "" : keys[0]));
+}
+
+}  // namespace
+
+std::string NormalizeKey(absl::string_view key) {
+  std::string normal;
+  normal.reserve(key.size());
+  for (const char c : key) {
+    if (c == '/' && (normal.empty() || normal.back() == '/')) continue;
+    normal.push_back(c);
+  }
+  if (!normal.empty() && normal.back() == '/') normal.pop_back();
+  return normal;
+}
+
+absl::Status Store::CheckLimits(absl::string_view key, size_t value_bytes) const {
+  if (key.size() > options_.max_key_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat("key of ", key.size(),
+                                                   " bytes is over the limit of ",
+                                                   options_.max_key_bytes, " (--max-key-bytes)"));
+  }
+  if (value_bytes > options_.max_value_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("value of ", value_bytes, " bytes for key ", Quoted(key),
+                     " is over the limit of ", options_.max_value_bytes, " (--max-value-bytes)"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> Store::Put(absl::string_view key, std::string value, bool overwrite) {
+  FERRY_RETURN_IF_ERROR(CheckLimits(key, value.size()));
+  const auto found = entries_.find(key);
+  if (found != entries_.end() && !overwrite) {
+    return absl::AlreadyExistsError(absl::StrCat("key ", key, " already exists."));
+  }
+  const size_t freed = found == entries_.end() ? 0 : key.size() + found->second.value->size();
+  if (stored_bytes_ - freed + key.size() + value.size() > options_.max_store_bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the store holds ", stored_bytes_, " bytes; ", key.size() + value.size(),
+                     " more are over the limit (--max-store-bytes)"));
+  }
+  if (found == entries_.end() && entries_.size() >= options_.max_keys) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the store holds ", entries_.size(), " keys, the limit (--max-keys)"));
+  }
+  ++revision_;
+  Set(key, std::move(value));
+  Wake(key);
+  return revision_;
+}
+
+absl::StatusOr<int64_t> Store::Put(std::vector<std::pair<std::string, std::string>> entries,
+                                   bool overwrite) {
+  size_t bytes = 0;
+  size_t freed = 0;
+  size_t fresh = 0;
+  for (const auto& [key, value] : entries) {
+    FERRY_RETURN_IF_ERROR(CheckLimits(key, value.size()));
+    bytes += key.size() + value.size();
+    const auto found = entries_.find(key);
+    if (found == entries_.end()) {
+      ++fresh;
+      continue;
+    }
+    if (!overwrite) return absl::AlreadyExistsError(absl::StrCat("key ", key, " already exists."));
+    freed += key.size() + found->second.value->size();
+  }
+  // A key that is there twice in one call can be counted as freed twice; never below nothing.
+  if (stored_bytes_ + bytes - std::min(freed, bytes) > options_.max_store_bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the store holds ", stored_bytes_, " bytes; ", bytes,
+                     " more are over the limit (--max-store-bytes)"));
+  }
+  if (entries_.size() + fresh > options_.max_keys) {
+    return absl::ResourceExhaustedError(absl::StrCat("the store holds ", entries_.size(), " keys; ",
+                                                     entries.size(),
+                                                     " more are over the limit (--max-keys)"));
+  }
+  FERRY_RETURN_IF_ERROR(CheckEvents(entries));
+  if (!entries.empty()) ++revision_;
+  for (auto& [key, value] : entries) Set(key, std::move(value));
+  // Only now: whoever waits for several of them sees all or none.
+  for (const auto& [key, value] : entries) Wake(key);
+  return revision_;
+}
+
+void Store::Set(absl::string_view key, std::string value) {
+  auto shared = std::make_shared<const std::string>(std::move(value));
+  auto found = entries_.find(key);
+  if (found == entries_.end()) {
+    stored_bytes_ += key.size();
+    found = entries_.emplace(std::string(key), Stored{}).first;
+  } else {
+    stored_bytes_ -= found->second.value->size();
+  }
+  stored_bytes_ += shared->size();
+  found->second = Stored{std::move(shared), revision_};
+  Notify(/*deleted=*/false, key, found->second);
+}
+
+std::optional<StoreEntry> Store::Find(absl::string_view key) const {
+  const auto found = entries_.find(key);
+  if (found == entries_.end()) return std::nullopt;
+  return StoreEntry{found->first, found->second.value, found->second.revision};
+}
+
+absl::StatusOr<StoreEntry> Store::Increment(absl::string_view key, int64_t increment) {
+  int64_t number = 0;
+  if (const auto found = entries_.find(key); found != entries_.end()) {
+    if (!absl::SimpleAtoi(*found->second.value, &number)) {
+      return absl::FailedPreconditionError(absl::StrCat("key ", Quoted(key), " holds ",
+                                                        Quoted(*found->second.value, 40),
+                                                        ", which is not a 64-bit number"));
+    }
+  }
+  if (__builtin_add_overflow(number, increment, &number)) {
+    return absl::OutOfRangeError(
+        absl::StrCat("adding ", increment, " to key ", Quoted(key), " leaves the 64-bit range"));
+  }
+  FERRY_RETURN_IF_ERROR(Put(key, absl::StrCat(number), /*overwrite=*/true).status());
+  return *Find(key);
+}
+
+absl::StatusOr<std::pair<bool, StoreEntry>> Store::CompareAndSet(
+    absl::string_view key, const std::optional<std::string>& expected, std::string desired) {
+  const std::optional<StoreEntry> present = Find(key);
+  const bool matches = expected.has_value() ? present.has_value() && *present->value == *expected
+                                            : !present.has_value();
+  if (!matches) {
+    return std::make_pair(false, present.value_or(StoreEntry{std::string(key), nullptr, 0}));
+  }
+  FERRY_RETURN_IF_ERROR(Put(key, std::move(desired), /*overwrite=*/true).status());
+  return std::make_pair(true, *Find(key));
+}
+
+int64_t Store::Delete(absl::string_view key, bool subtree) {
+  int64_t deleted = 0;
+  const auto erase = [&](absl::btree_map<std::string, Stored>::iterator it) {
+    if (deleted++ == 0) ++revision_;
+    stored_bytes_ -= it->first.size() + it->second.value->size();
+    const Stored gone{std::move(it->second.value), revision_};
+    const std::string gone_key = it->first;
+    const auto next = entries_.erase(it);
+    Notify(/*deleted=*/true, gone_key, gone);
+    return next;
+  };
+  if (const auto found = entries_.find(key); found != entries_.end()) erase(found);
+  if (!subtree) return deleted;
+  const std::string prefix = absl::StrCat(key, "/");
+  for (auto it = entries_.lower_bound(prefix);
+       it != entries_.end() && absl::StartsWith(it->first, prefix);) {
+    it = erase(it);
+  }
+  return deleted;
+}
+
+std::vector<StoreEntry> Store::List(absl::string_view prefix, size_t limit) const {
+  std::vector<StoreEntry> found;
+  for (auto it = entries_.lower_bound(prefix);
+       it != entries_.end() && absl::StartsWith(it->first, prefix); ++it) {
+    if (limit != 0 && found.size() == limit) break;
+    found.push_back({it->first, it->second.value, it->second.revision});
+  }
+  return found;
+}
+
+size_t Store::ListBytes(absl::string_view prefix) const {
+  size_t bytes = 0;
+  for (auto it = entries_.lower_bound(prefix);
+       it != entries_.end() && absl::StartsWith(it->first, prefix); ++it) {
+    bytes += it->first.size() + it->second.value->size() + kEntryBytes;
+  }
+  return bytes;
+}
+
+size_t Store::FirstAbsent(const std::vector<std::string>& keys, size_t from) const {
+  while (from < keys.size() && entries_.contains(keys[from])) ++from;
+  return from;
+}
+
+std::optional<std::vector<StoreEntry>> Store::FindAll(const std::vector<std::string>& keys) const {
+  std::vector<StoreEntry> entries;
+  entries.reserve(keys.size());
+  for (const std::string& key : keys) {
+    const auto found = entries_.find(key);
+    if (found == entries_.end()) return std::nullopt;
+    entries.push_back({found->first, found->second.value, found->second.revision});
+  }
+  return entries;
+}
+
+WaitId Store::Get(std::vector<std::string> keys, TaskId task, absl::Time now, absl::Time deadline,
+                  GetCallback done) {
+  for (const std::string& key : keys) {
+    // Such a key can never be there.
+    if (absl::Status status = CheckLimits(key, 0); !status.ok()) {
+      completions_.Post(std::move(done), std::move(status));
+      return kNoWait;
+    }
+  }
+  if (std::optional<std::vector<StoreEntry>> found = FindAll(keys); found.has_value()) {
+    completions_.Post(std::move(done), *std::move(found));
+    return kNoWait;
+  }
+  const size_t absent = FirstAbsent(keys, 0);
+  Waiting waiting{std::move(keys), absent, task, now, deadline, std::move(done)};
+  if (deadline <= now || waits_.size() >= options_.max_parked_waits) {
+    absl::Status why =
+        deadline <= now
+            ? TimedOut(waiting)
+            : absl::ResourceExhaustedError(absl::StrCat(
+                  waits_.size(), " calls are waiting for keys, the limit (--max-parked-waits)"));
+    completions_.Post(std::move(waiting.done), std::move(why));
+    return kNoWait;
+  }
+  const WaitId wait = ids_.Next(WaitKind::kGet);
+  waiters_[waiting.keys[absent]].insert(wait);
+  if (deadline != absl::InfiniteFuture()) deadlines_.emplace(deadline, wait);
+  waits_.emplace(wait, std::move(waiting));
+  return wait;
+}
+
+void Store::Wake(absl::string_view key) {
+  const auto found = waiters_.find(key);
+  if (found == waiters_.end()) return;
+  const absl::btree_set<WaitId> woken = std::move(found->second);
+  waiters_.erase(found);
+  for (const WaitId wait : woken) {
+    const auto it = waits_.find(wait);
+    Waiting& waiting = it->second;
+    waiting.filed_under = FirstAbsent(waiting.keys, waiting.filed_under);
+    // At the end, from the start again: a key seen before may have been deleted since.
+    if (waiting.filed_under == waiting.keys.size()) {
+      waiting.filed_under = FirstAbsent(waiting.keys, 0);
+    }
+    if (waiting.filed_under < waiting.keys.size()) {
+      waiters_[waiting.keys[waiting.filed_under]].insert(wait);
+      continue;
+    }
+    completions_.Post(std::move(waiting.done), *FindAll(waiting.keys));
+    deadlines_.erase({waiting.deadline, wait});
+    waits_.erase(it);
+  }
+}
+
+void Store::Unfile(WaitId wait, const Waiting& waiting) {
+  const auto filed = waiters_.find(waiting.keys[waiting.filed_under]);
+  filed->second.erase(wait);
+  if (filed->second.empty()) waiters_.erase(filed);
+  deadlines_.erase({waiting.deadline, wait});
+}
+
+bool Store::Cancel(WaitId wait, const absl::Status& why) {
+  const auto it = waits_.find(wait);
+  if (it == waits_.end()) return false;
+  Unfile(wait, it->second);
+  completions_.Post(std::move(it->second.done), why);
+  waits_.erase(it);
+  return true;
+}
+
+absl::Status Store::TimedOut(const Waiting& waiting) const {
+  std::string missing;
+  size_t count = 0;
+  for (const std::string& key : waiting.keys) {
+    if (entries_.contains(key)) continue;
+    if (++count <= 8) absl::StrAppend(&missing, count == 1 ? "" : ", ", Quoted(key, 80));
+  }
+  if (count > 8) absl::StrAppend(&missing, " and ", count - 8, " more");
+  return absl::DeadlineExceededError(
+      absl::StrCat("waited ", ShortDuration(waiting.deadline - waiting.since), " for ", count,
+                   " of ", waiting.keys.size(), waiting.keys.size() == 1 ? " key" : " keys",
+                   " that nobody has set: ", missing));
+}
+
+Store::Watch Store::AddWatch(std::string prefix, bool with_existing, WatchCallback callback) {
+  if (with_existing) {
+    completions_.Add([callback, entries = List(prefix)]() mutable {
+      for (StoreEntry& entry : entries) callback({/*deleted=*/false, std::move(entry)});
+    });
+  }
+  return watches_.Add(std::move(prefix), std::move(callback));
+}
+
+void Store::Notify(bool deleted, absl::string_view key, const Stored& stored) {
+  std::vector<StoreWatches::List> lists = watches_.Of(key);
+  if (lists.empty()) return;
+  // One completion, however many hear of it: it is kept until earlier ones have run.
+  completions_.Add(
+      [lists = std::move(lists),
+       event = StoreEvent{deleted, {std::string(key), stored.value, stored.revision}}]() {
+        for (const StoreWatches::List& list : lists) {
+          for (const WatchCallback& callback : *list) callback(event);
+        }
+      });
+}
+
+absl::Status Store::CheckEvents(const std::vector<std::pair<std::string, std::string>>& entries) {
+  if (entries.size() <= 1 || entries.size() * watches_.count() <= kMaxEventsAtOnce) {
+    return absl::OkStatus();
+  }
+  size_t events = 0;
+  for (const auto& [key, value] : entries) events += watches_.CountOf(key);
+  if (events <= kMaxEventsAtOnce) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "setting these ", entries.size(), " keys at once would tell ", events,
+      " changes to those who watch them; the most is ", kMaxEventsAtOnce, ": set fewer at once"));
+}
+
+void Store::Clear(const absl::Status& why) {
+  while (!waits_.empty()) Cancel(waits_.begin()->first, why);
+  ++revision_;
+  for (const auto& [key, stored] : entries_) {
+    Notify(/*deleted=*/true, key, {stored.value, revision_});
+  }
+  entries_.clear();
+  stored_bytes_ = 0;
+}
+
+absl::Time Store::NextDeadline() const {
+  return deadlines_.empty() ? absl::InfiniteFuture() : deadlines_.begin()->first;
+}
+
+void Store::Expire(absl::Time now) {
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    const WaitId wait = deadlines_.begin()->second;
+    Cancel(wait, TimedOut(waits_.find(wait)->second));
+  }
+}
+
+void Store::ForEachWait(absl::FunctionRef<void(const WaitInfo&)> visit) const {
+  for (const auto& [wait, waiting] : waits_) {
+    visit({waiting.task, Describe(waiting.keys), waiting.since});
+  }
+}
+
+void Store::AddTableSizes(TableSizes& sizes) const {
+  size_t filed = 0;
+  size_t filed_under_none = 0;
+  for (const auto& [key, waits] : waiters_) {
+    filed += waits.size();
+    filed_under_none += waits.empty() ? 1 : 0;
+  }
+  sizes["store.keys"] = entries_.size();
+  sizes["store.bytes"] = stored_bytes_;
+  sizes["store.waits"] = waits_.size();
+  sizes["store.filed_waits"] = filed;
+  sizes["store.keys_without_waits"] = filed_under_none;
+  sizes["store.deadlines"] = deadlines_.size();
+  sizes["store.watches"] = watches_.count();
+  sizes["store.watched_prefixes"] = watches_.prefix_count();
+}
+
+}  // namespace ferry::coord

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// The words of coordination: tasks, incarnations, waits.
+#ifndef FERRY_COORD_CORE_TYPES_H_
+#define FERRY_COORD_CORE_TYPES_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+#include "base/strong_id.h"
+
+namespace ferry::coord {
+
+// A member of the job, dense from 0 over all its named parts (Jobs translates).
+using TaskId = StrongId<struct TaskIdTag, int32_t>;
+inline constexpr TaskId kNoTask{-1};
+
+// One life of a process: a restarted task comes back with another one.
+using Incarnation = StrongId<struct IncarnationTag, uint64_t>;
+
+// A parked call, for Coordinator::Cancel.
+using WaitId = StrongId<struct WaitIdTag, uint64_t>;
+// The call did not park: its callback is already on its way.
+inline constexpr WaitId kNoWait{0};
+
+// The numbers are those on the wire.
+enum class TaskState { kDisconnected = 2, kConnected = 3, kError = 4 };
+
+// What a client tells of itself, or what is seen of it, when it registers.
+struct TaskFacts {
+  // "control", "coordination" or "drs".
+  std::string service;
+  // As gRPC names the other end: "ipv4:10.0.0.7:50112".
+  std::string observed_address;
+  std::string host_name;
+  std::string boot_id;
+  int64_t process_id = 0;
+  std::string error_address;
+};
+
+struct TaskInfo {
+  TaskId task = kNoTask;
+  TaskState state = TaskState::kDisconnected;
+  Incarnation incarnation;
+  // Why the task is in kError; OK otherwise.
+  absl::Status status;
+  // Of the table, when the task last changed; 0: never.
+  int64_t version = 0;
+};
+
+// One line of "what is it waiting for".
+struct WaitInfo {
+  TaskId task = kNoTask;
+  std::string what;
+  absl::Time since;
+};
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_CORE_TYPES_H_

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// One unary call of a compatible service: answered at once, or parked until the coordinator is
+// ready.
+#ifndef FERRY_COORD_SERVER_CALL_H_
+#define FERRY_COORD_SERVER_CALL_H_
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <google/protobuf/message_lite.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/status.h>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+
+#include "coord/core/strand.h"
+#include "coord/core/types.h"
+#include "coord/wire/bytes.h"
+#include "coord/wire/errors.h"
+
+namespace ferry::coord {
+
+class UnaryCall;
+
+// What the adapters share. Thread-safe.
+class Edge final {
+ public:
+  explicit Edge(Strand& strand) : strand_(strand) {}
+
+  Strand& strand() { return strand_; }
+
+  // A new connection has come from `address`: forgets what was known of an earlier connection.
+  void NoteConnection(const std::string& address) ABSL_LOCKS_EXCLUDED(mu_);
+  // Records which tasks call from an address, and in which incarnation: those that registered or
+  // sent heartbeats from it. Usually one; several if processes share a connection.
+  void NoteCaller(const std::string& address, TaskId task, Incarnation life)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<TaskId> CallersAt(const std::string& address) const ABSL_LOCKS_EXCLUDED(mu_);
+  // The only one, or kNoTask. Calls that do not name their task, such as a get, are put down to it
+  // in status reports.
+  TaskId CallerAt(const std::string& address) const ABSL_LOCKS_EXCLUDED(mu_);
+  // For calls that name a task but not its incarnation: ABORTED if the process at the other end of
+  // the connection is one of an earlier job. OK if that is not known. With the strand's lock held.
+  absl::Status CheckCaller(const Coordinator& coordinator, const UnaryCall& call, TaskId task) const
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // The same for a call that names no task: every task that is known to call from there is.
+  absl::Status CheckCallers(const UnaryCall& call) ABSL_LOCKS_EXCLUDED(mu_);
+  // Until the second job begins, no call can be of an earlier one.
+  void NoteEpoch(int64_t epoch) { epoch_.store(epoch, std::memory_order_relaxed); }
+
+  // `task` waits for errors by a call from `address`.
+  void NotePoll(const std::string& address, TaskId task) ABSL_LOCKS_EXCLUDED(mu_);
+  // `task` registers: the connection of its earlier poll is no longer relevant.
+  void ForgetPoll(TaskId task) ABSL_LOCKS_EXCLUDED(mu_);
+  // A task whose latest call for errors came by a connection that has ended.
+  struct LostPoll {
+    TaskId task = kNoTask;
+    uint64_t number = 0;
+  };
+  // The connection from `address` has ended.
+  std::vector<LostPoll> TakeLostPolls(const std::string& address) ABSL_LOCKS_EXCLUDED(mu_);
+  // Reports those tasks to the coordinator that have not polled again since.
+  void TellLost(const std::vector<LostPoll>& polls) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Parked calls that were dropped because their client vanished or gave up.
+  int64_t dropped_waits() const { return dropped_waits_.load(std::memory_order_relaxed); }
+  void CountDroppedWait() { dropped_waits_.fetch_add(1, std::memory_order_relaxed); }
+
+ private:
+  Strand& strand_;
+  std::atomic<int64_t> dropped_waits_{0};
+  // Taken after the strand's lock, if with it.
+  mutable absl::Mutex mu_;
+  struct Caller {
+    TaskId task = kNoTask;
+    Incarnation life;
+  };
+  absl::flat_hash_map<std::string, std::vector<Caller>> callers_ ABSL_GUARDED_BY(mu_);
+  // The latest call of each task that waits for errors, and those that came from an address.
+  uint64_t last_poll_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::flat_hash_map<TaskId, uint64_t> polls_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<std::string, std::vector<LostPoll>> polls_at_ ABSL_GUARDED_BY(mu_);
+  std::atomic<int64_t> epoch_{1};
+};
+
+class ParkedCall;
+
+// A call on its way through its handler. Exactly one of Finish, Reply, Answer and Park is called,
+// once, before the handler returns; the call is not used after that.
+class UnaryCall {
+ public:
+  // What the other end is called by gRPC, such as "ipv4:10.0.0.7:41234".
+  virtual std::string peer() const = 0;
+  // `response` is sent if the status is OK. Not with a lock held.
+  virtual void Answer(grpc::Status status, grpc::ByteBuffer response) = 0;
+
+  void Finish(grpc::Status status) { Answer(std::move(status), {}); }
+  void Reply(const google::protobuf::MessageLite& message) {
+    Answer(grpc::Status::OK, SerializeMessage(message));
+  }
+  // Calls `body(coordinator, ParkedCall*)` on the strand. It returns what the call waits for, or a
+  // plain error that ends it; the completions it leaves behind may answer.
+  template <typename Body>
+  void Park(Strand& strand, Body&& body);
+
+ protected:
+  ~UnaryCall() = default;
+  // The call in a form that outlives the handler.
+  virtual ParkedCall* Keep() = 0;
+};
+
+// A call that waits for the coordinator, which answers it exactly once. Holds no thread. Owned by
+// gRPC, which lets go of it when it has been answered and its handler has returned.
+class ParkedCall : public UnaryCall {
+ public:
+  // What is dropped if the client goes. Only while the handler runs.
+  virtual void SetWait(WaitId wait) = 0;
+};
+
+template <typename Body>
+void UnaryCall::Park(Strand& strand, Body&& body) {
+  ParkedCall* const call = Keep();
+  const absl::StatusOr<WaitId> wait = strand.Run(
+      [&](Coordinator& coordinator) { return absl::StatusOr<WaitId>(body(coordinator, call)); });
+  if (!wait.ok()) return call->Finish(ToGrpcStatus(wait.status()));
+  call->SetWait(*wait);
+}
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_SERVER_CALL_H_

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Duplicates of descriptors that wait for the end of their connections.
+#include "coord/server/connection_watch.h"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+
+#include "base/unique_fd.h"
+
+namespace ferry::coord {
+
+class ConnectionWatch::Watched final : public SocketSource {
+ public:
+  Watched(std::shared_ptr<SocketLoop> loop, std::shared_ptr<EndCallback> on_end,
+          UniqueFd connection, std::string peer)
+      : loop_(loop),
+        on_end_(std::move(on_end)),
+        connection_(std::move(connection)),
+        peer_(std::move(peer)) {}
+
+  int fd() const { return connection_.get(); }
+
+ private:
+  void OnReady(uint32_t) override {
+    if (!connection_.valid()) return;
+    if (const auto loop = loop_.lock()) loop->Remove(*this, connection_.get());
+    connection_.Reset();
+    (*on_end_)(peer_);
+  }
+  void OnLoopEnd() override { connection_.Reset(); }
+
+  const std::weak_ptr<SocketLoop> loop_;
+  const std::shared_ptr<EndCallback> on_end_;
+  UniqueFd connection_;
+  const std::string peer_;
+};
+
+void ConnectionWatch::Add(int connection, std::string peer) {
+  UniqueFd duplicate(fcntl(connection, F_DUPFD_CLOEXEC, 0));
+  // Accepting connections takes precedence over watching them: half of the descriptors are
+  // reserved.
+  rlimit limit = {};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  if (!duplicate.valid() || static_cast<rlim_t>(duplicate.get()) >= limit.rlim_cur / 2) return;
+  const auto watched =
+      std::make_shared<Watched>(loop_, on_end_, std::move(duplicate), std::move(peer));
+  // gRPC handles the received bytes. Hang-ups are always reported.
+  loop_->Add(watched, watched->fd(), EPOLLRDHUP).IgnoreError();
+}
+
+}  // namespace ferry::coord

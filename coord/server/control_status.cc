@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// The status of the job as messages.
+#include <algorithm>
+#include <vector>
+
+#include "base/ranges.h"
+#include "coord/server/control_session.h"
+
+namespace ferry::coord {
+namespace {
+
+// Arrival times are for people; a barrier of thousands is told by its ranges.
+constexpr int kMaxArrivals = 256;
+
+int64_t Age(absl::Time now, absl::Time since) {
+  return since == absl::InfinitePast() ? -1 : absl::ToInt64Milliseconds(now - since);
+}
+
+std::string Ranges(const std::vector<TaskId>& tasks) {
+  std::vector<int> numbers;
+  numbers.reserve(tasks.size());
+  for (const TaskId task : tasks) numbers.push_back(task.value());
+  return FormatRanges(numbers);
+}
+
+void FillBarrier(const BarrierInfo& info, absl::Time now, v1::BarrierStatus& out) {
+  out.set_id(info.id);
+  out.set_counter(info.counter);
+  out.set_total(static_cast<int>(info.arrived.size() + info.missing.size()));
+  out.set_age_ms(Age(now, info.first_arrival));
+  out.set_remaining_ms(info.deadline == absl::InfiniteFuture()
+                           ? -1
+                           : absl::ToInt64Milliseconds(info.deadline - now));
+  std::vector<TaskId> arrived;
+  for (const auto& [task, time] : info.arrived) {
+    arrived.push_back(task);
+    if (out.arrivals_size() == kMaxArrivals) continue;
+    v1::Arrival& arrival = *out.add_arrivals();
+    arrival.set_node_id(task.value());
+    arrival.set_after_ms(absl::ToInt64Milliseconds(time - info.first_arrival));
+  }
+  out.set_arrived(Ranges(arrived));
+  out.set_missing(Ranges(info.missing));
+}
+
+}  // namespace
+
+void FillTaskInfo(const Coordinator& coordinator, const TaskInfo& info, v1::TaskInfo& out) {
+  const TaskFacts& facts = coordinator.FactsOf(info.task);
+  out.set_node_id(info.task.value());
+  out.set_state(static_cast<v1::TaskState>(info.state));
+  out.set_incarnation(info.incarnation.value());
+  if (!info.status.ok()) {
+    out.set_error_code(static_cast<int>(info.status.code()));
+    out.set_error_message(std::string(info.status.message()));
+  }
+  out.set_observed_address(facts.observed_address);
+  out.set_host_name(facts.host_name);
+  out.set_boot_id(facts.boot_id);
+  out.set_process_id(facts.process_id);
+  out.set_service(facts.service);
+  out.set_progress(coordinator.membership().task(info.task).progress);
+  const auto [job, number] = coordinator.jobs().Locate(info.task);
+  out.set_job_name(std::string(job));
+  out.set_task_in_job(number);
+}
+
+void FillJobStatus(const Coordinator& coordinator, int64_t dropped_waits, absl::Time now,
+                   v1::JobStatus& status) {
+  for (const TaskInfo& info : coordinator.membership().Snapshot()) {
+    v1::TaskInfo& task = *status.add_tasks();
+    FillTaskInfo(coordinator, info, task);
+    task.set_heartbeat_age_ms(Age(now, coordinator.membership().task(info.task).last_heartbeat));
+  }
+  for (const TaskId task : coordinator.JoiningTasks()) {
+    status.mutable_tasks(task.value())->set_joining(true);
+  }
+  const std::vector<WaitInfo> waits = coordinator.Waits();
+  for (const WaitInfo& wait : waits) {
+    const bool is_known = coordinator.jobs().Contains(wait.task);
+    v1::Wait& line = is_known ? *status.mutable_tasks(wait.task.value())->add_waits()
+                              : *status.add_anonymous_waits();
+    line.set_what(wait.what);
+    line.set_age_ms(Age(now, wait.since));
+  }
+  for (const BarrierInfo& barrier : coordinator.barriers().OpenBarriers()) {
+    FillBarrier(barrier, now, *status.add_barriers());
+  }
+  status.set_coordinator_incarnation(coordinator.incarnation().value());
+  status.set_uptime_ms(Age(now, coordinator.started()));
+  status.set_key_count(static_cast<int64_t>(coordinator.store().key_count()));
+  status.set_stored_bytes(static_cast<int64_t>(coordinator.store().stored_bytes()));
+  status.set_store_revision(coordinator.store().revision());
+  status.set_dropped_waits(dropped_waits);
+  // Only the listed ones: the coordinator's own watches are not waits of a client.
+  status.set_parked_waits(static_cast<int64_t>(waits.size()));
+  status.set_epoch(coordinator.epoch());
+  if (!coordinator.job_error().ok()) {
+    status.set_error_code(static_cast<int>(coordinator.job_error().code()));
+    status.set_error_message(std::string(coordinator.job_error().message()));
+  }
+  status.set_topology_complete(coordinator.topology() != nullptr);
+}
+
+}  // namespace ferry::coord

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the coordination methods of one generation share: errors in its form, parking, tasks.
+#ifndef FERRY_COORD_SERVER_COORDINATION_CALL_H_
+#define FERRY_COORD_SERVER_COORDINATION_CALL_H_
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "coord/core/errors.h"
+#include "coord/server/call.h"
+#include "coord/wire/errors.h"
+#include "coord/wire/generations.h"
+
+namespace ferry::coord {
+
+// One pending call; the base of CoordinationMethods and StoreMethods. A request may name the
+// incarnation of the service that it is meant for. Whether that is still the present one is checked
+// in the critical section that acts: between two of them the job may end and the next one begin.
+// Bodies therefore reach the coordinator by Run and Park alone.
+template <typename Gen>
+class CoordinationCall {
+ protected:
+  // `meant_for`: the incarnation of the service that the request names, if it names one; known when
+  // a method is called.
+  CoordinationCall(Edge& edge, UnaryCall& call, const std::optional<uint64_t>& meant_for)
+      : edge_(edge), call_(call), meant_for_(meant_for) {}
+
+  void Fail(const absl::Status& status,
+            const std::optional<BarrierErrorInfo>& barrier = std::nullopt) {
+    call_.Finish(ToWire(edge_, status, barrier));
+  }
+
+  static absl::Status Stopped() {
+    return CoordinationError(absl::InternalError("the coordinator has stopped"));
+  }
+
+  static const Jobs& JobsOf(Edge& edge) {
+    // The jobs never change; only reaching them needs the lock.
+    return *edge.strand().Run([](Coordinator& coordinator) { return &coordinator.jobs(); });
+  }
+
+  static grpc::Status ToWire(Edge& edge, const absl::Status& status,
+                             const std::optional<BarrierErrorInfo>& barrier = std::nullopt) {
+    return ToGrpcStatus(status, JobsOf(edge), Gen::kGeneration, barrier);
+  }
+
+  template <typename Task>
+  absl::StatusOr<TaskId> Resolve(const Task& task) {
+    absl::StatusOr<TaskId> id = ToTask(JobsOf(edge_), task);
+    if (id.ok()) return id;
+    return CoordinationError(id.status());
+  }
+
+  // A callback that answers with an empty `Response`, or the error.
+  template <typename Response>
+  Coordinator::StatusCallback Replies(ParkedCall* call) {
+    return [call, &edge = edge_](absl::Status status) {
+      if (!status.ok()) return call->Finish(ToWire(edge, status));
+      call->Reply(Response());
+    };
+  }
+
+  // Returns what `body(coordinator)` does, called on the strand; nullopt if the request is meant
+  // for another incarnation of the service; the call has then been answered with that error.
+  template <typename Body>
+  auto Run(Body&& body) {
+    using Result = decltype(body(std::declval<Coordinator&>()));
+    uint64_t current = 0;
+    std::optional<Result> result =
+        edge_.strand().Run([&](Coordinator& coordinator) -> std::optional<Result> {
+          current = coordinator.incarnation().value();
+          if (meant_for_.value_or(current) != current) return std::nullopt;
+          return body(coordinator);
+        });
+    if (!result.has_value()) call_.Finish(ServiceMismatch(*meant_for_, current));
+    return result;
+  }
+
+  // As UnaryCall::Park, with the same check.
+  template <typename Body>
+  void Park(Body&& body) {
+    uint64_t current = 0;
+    ParkedCall* refused = nullptr;
+    call_.Park(edge_.strand(),
+               [&](Coordinator& coordinator, ParkedCall* parked) -> absl::StatusOr<WaitId> {
+                 current = coordinator.incarnation().value();
+                 if (meant_for_.value_or(current) == current) return body(coordinator, parked);
+                 refused = parked;
+                 return kNoWait;
+               });
+    if (refused != nullptr) refused->Finish(ServiceMismatch(*meant_for_, current));
+  }
+
+  // The same for a call that names `task`: refused if it comes from a process of an earlier job.
+  template <typename Body>
+  void ParkOf(TaskId task, Body&& body,
+              const std::optional<BarrierErrorInfo>& barrier = std::nullopt) {
+    Park([&](Coordinator& coordinator, ParkedCall* call) -> absl::StatusOr<WaitId> {
+      const absl::Status former = edge_.CheckCaller(coordinator, call_, task);
+      if (former.ok()) return body(coordinator, call);
+      coordinator.Refuse([call, refusal = ToGrpcStatus(former, coordinator.jobs(), Gen::kGeneration,
+                                                       barrier)] { call->Finish(refusal); });
+      return kNoWait;
+    });
+  }
+
+  Edge& edge_;
+  UnaryCall& call_;
+
+ private:
+  const std::optional<uint64_t>& meant_for_;
+};
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_SERVER_COORDINATION_CALL_H_

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+// The coordination methods in the messages of WithIncarnations.
+#include "coord/server/coordination_methods_impl.h"
+
+namespace ferry::coord {
+
+template void ServeCoordination<WithIncarnations>(CoordinationMethod, Edge&, DeviceInfoMerger&,
+                                                  UnaryCall&, grpc::ByteBuffer&);
+
+}  // namespace ferry::coord

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// tensorflow.CoordinationService and xla.coordination.CoordinationService, served side by side.
+#ifndef FERRY_COORD_SERVER_COORDINATION_SERVICE_H_
+#define FERRY_COORD_SERVER_COORDINATION_SERVICE_H_
+
+#include <memory>
+
+#include "coord/server/unary_service.h"
+#include "coord/wire/device_info_proto.h"
+
+namespace ferry::coord {
+
+enum class CoordinationPath { kTensorflow, kXla };
+
+// A gRPC service for one of the two names. `edge`, `devices` and `rare` outlive it. Requests come
+// in as bytes, because under one name there are several generations of messages.
+std::unique_ptr<UnaryService> MakeCoordinationService(CoordinationPath path, Edge& edge,
+                                                      DeviceInfoMerger& devices, RareMethods& rare);
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_SERVER_COORDINATION_SERVICE_H_

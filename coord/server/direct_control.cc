@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+// Streams over plain connections, and which connections those are.
+#include "coord/server/direct_control.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/slice.h>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/clock.h"
+#include "base/status_macros.h"
+#include "coord/wire/control_limits.h"
+#include "coord/wire/direct_connection.h"
+#include "coord/wire/direct_frames.h"
+#include "net/socket_address.h"
+
+namespace ferry::coord {
+namespace {
+
+// Of the first frame, which has a Hello and little else.
+constexpr size_t kMaxFirstBytes = size_t{1} << 20;
+// For a client to close what has been ended.
+constexpr absl::Duration kLinger = absl::Seconds(10);
+
+enum class Kind { kUnknown, kOurs, kOther, kGone };
+
+Kind KindOf(int socket) {
+  char first = 0;
+  const ssize_t result = recv(socket, &first, 1, MSG_PEEK | MSG_DONTWAIT);
+  if (result == 1) return first == kDirectPreface[0] ? Kind::kOurs : Kind::kOther;
+  if (result == 0) return Kind::kGone;
+  return errno == EAGAIN || errno == EINTR ? Kind::kUnknown : Kind::kGone;
+}
+
+}  // namespace
+
+class DirectControl::Stream final : public DirectConnection, public FrameSink {
+ public:
+  Stream(DirectControl& control, std::string peer)
+      : DirectConnection(*control.loop_),
+        control_(control),
+        entry_(control.sessions_, std::move(peer)) {}
+
+  // Once.
+  void Begin(UniqueFd connection) {
+    Accept(std::move(connection), control_.options_.keepalive_time,
+           control_.options_.keepalive_timeout);
+    CloseAfter(control_.options_.hello_timeout, /*only_without_session=*/true);
+  }
+
+  bool Write(grpc::ByteBuffer& frame) override {
+    std::vector<grpc::Slice> slices;
+    if (!frame.Dump(&slices).ok()) return false;
+    return Send(slices);
+  }
+
+  void Finish(const absl::Status& why) override {
+    is_finished_.store(true, std::memory_order_relaxed);
+    const std::string reply = MakeReply(/*request_id=*/0, why).SerializeAsString();
+    const grpc::Slice slice(reply.data(), reply.size());
+    SendLast({&slice, 1});
+    CloseAfter(kLinger, /*only_without_session=*/false);
+  }
+
+ private:
+  void CloseAfter(absl::Duration patience, bool only_without_session) {
+    control_.loop_->PostAfter(patience, [weak = weak_from_this(), only_without_session] {
+      const auto self = std::static_pointer_cast<Stream>(weak.lock());
+      if (self == nullptr || (only_without_session && self->entry_.session() != nullptr)) return;
+      if (!only_without_session) return self->Close(absl::CancelledError("the end was told"));
+      self->Finish(absl::DeadlineExceededError("no Hello has come in time"));
+    });
+  }
+
+  bool OnFrame(const DirectFrame& received) override {
+    // What comes after the end is of no interest, but the client's end of the connection is.
+    if (is_finished_.load(std::memory_order_relaxed)) return true;
+    if (received.is_last) {
+      Close(absl::OkStatus());
+      return false;
+    }
+    const bool is_first = entry_.session() == nullptr;
+    const absl::Status status = entry_.OnFrame(received.bytes, *this);
+    if (is_first && entry_.session() != nullptr) control_.CountAttached(1);
+    if (!status.ok()) Finish(status);
+    return true;
+  }
+  absl::Status CheckFrameSize(size_t bytes) override {
+    if (entry_.session() != nullptr) return CheckFrameBytes(bytes, entry_.max_frame_bytes());
+    if (bytes <= kMaxFirstBytes) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("a first frame of ", bytes, " bytes is too large for a Hello"));
+  }
+  void OnRefused(const absl::Status& why) override { Finish(why); }
+  // Any bytes are a sign of life: of a large frame the whole may come late.
+  void OnBytes() override {
+    if (entry_.session() != nullptr) entry_.session()->NoteAlive();
+  }
+  // Something was written, so that there is a session.
+  void OnDrained() override {
+    if (entry_.session() != nullptr) entry_.session()->OnWritten(*this);
+  }
+  void OnClosed(const absl::Status&) override {
+    entry_.Detach(*this);
+    if (entry_.session() != nullptr) control_.CountAttached(-1);
+  }
+
+  DirectControl& control_;
+  ControlEntry entry_;
+  std::atomic<bool> is_finished_{false};
+};
+
+// A connection on which nobody has spoken yet. Clients of either kind speak first and at once.
+class DirectControl::Undecided final : public SocketSource,
+                                       public std::enable_shared_from_this<Undecided> {
+ public:
+  Undecided(DirectControl& control, UniqueFd connection)
+      : control_(control), connection_(std::move(connection)) {}
+
+  // On the loop.
+  void Watch() {
+    if (!control_.loop_->Add(shared_from_this(), connection_.get(), EPOLLIN).ok()) return;
+    control_.loop_->PostAfter(control_.options_.hello_timeout, [weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->Decide(/*is_patience_over=*/true);
+    });
+  }
+
+ private:
+  void OnReady(uint32_t) override { Decide(/*is_patience_over=*/false); }
+  void OnLoopEnd() override {}
+
+  void Decide(bool is_patience_over) {
+    if (!connection_.valid()) return;
+    if (KindOf(connection_.get()) == Kind::kUnknown && !is_patience_over) return;
+    control_.loop_->Remove(*this, connection_.get());
+    // Who still says nothing is closed: gRPC would keep it for minutes.
+    if (!control_.Route(connection_)) connection_.Reset();
+  }
+
+  DirectControl& control_;
+  UniqueFd connection_;
+};
+
+absl::StatusOr<std::unique_ptr<DirectControl>> DirectControl::Create(ControlSessions& sessions,
+                                                                     DirectControlOptions options) {
+  auto control = std::unique_ptr<DirectControl>(new DirectControl(sessions, std::move(options)));
+  FERRY_ASSIGN_OR_RETURN(control->loop_, SocketLoop::Create("ferry-direct"));
+  return control;
+}
+
+DirectControl::~DirectControl() { Stop(absl::ZeroDuration()); }
+
+bool DirectControl::Route(UniqueFd& connection) {
+  switch (KindOf(connection.get())) {
+    case Kind::kUnknown:
+      return false;
+    case Kind::kGone:
+      connection.Reset();
+      return true;
+    case Kind::kOther:
+      options_.others(std::move(connection));
+      return true;
+    case Kind::kOurs:
+      break;
+  }
+  auto stream = std::make_shared<Stream>(*this, PeerName(connection.get()));
+  stream->Begin(std::move(connection));
+  return true;
+}
+
+void DirectControl::Take(UniqueFd connection) {
+  if (Route(connection)) return;
+  auto undecided = std::make_shared<Undecided>(*this, std::move(connection));
+  loop_->Post([undecided] { undecided->Watch(); });
+}
+
+void DirectControl::CountAttached(int change) {
+  absl::MutexLock lock(&mu_);
+  attached_ += change;
+  attached_changed_.Wake();
+}
+
+void DirectControl::Stop(absl::Duration grace) {
+  if (loop_ == nullptr) return;  // There was none to be had.
+  const absl::Time deadline = SteadyClock().Now() + grace;
+  while (SteadyClock().Now() < deadline) {
+    const uint32_t turn = attached_changed_.turn();
+    {
+      absl::MutexLock lock(&mu_);
+      if (attached_ == 0) break;
+    }
+    attached_changed_.WaitUntil(turn, deadline);
+  }
+  // Closes the rest. What runs there until then still needs loop_.
+  loop_->End();
+}
+
+}  // namespace ferry::coord

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// ferry.v1.Control over plain connections, on the port that gRPC's come to as well.
+#ifndef FERRY_COORD_SERVER_DIRECT_CONTROL_H_
+#define FERRY_COORD_SERVER_DIRECT_CONTROL_H_
+
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+#include "base/unique_fd.h"
+#include "base/wakeup.h"
+#include "coord/server/control_service.h"
+#include "net/socket_loop.h"
+
+namespace ferry::coord {
+
+struct DirectControlOptions {
+  // As ServerOptions.
+  absl::Duration keepalive_time;
+  absl::Duration keepalive_timeout;
+  absl::Duration hello_timeout;
+  // Takes the connections that begin otherwise; called by several threads.
+  std::function<void(UniqueFd)> others;
+};
+
+// Thread-safe. Tells by their first byte which connections are the agents', and carries the streams
+// of those; everything else is gRPC's. Thread: "ferry-direct".
+class DirectControl final {
+ public:
+  // `sessions` outlives it.
+  //   Errors: RESOURCE_EXHAUSTED with the kernel's reason.
+  static absl::StatusOr<std::unique_ptr<DirectControl>> Create(ControlSessions& sessions,
+                                                               DirectControlOptions options);
+  ~DirectControl();
+
+  // Never blocks. A connection that says nothing within hello_timeout, or begins like an agent's
+  // and gets no session, is closed.
+  void Take(UniqueFd connection);
+
+  // On which it runs.
+  const std::shared_ptr<SocketLoop>& loop() const { return loop_; }
+  // How far it is behind with reading.
+  absl::Duration Lag() const { return loop_->Lag(); }
+
+  // Closes every stream; those that have been ended may take `grace` to be read. REQUIRES: the
+  // sessions are closed and nobody calls Take any more. A second call does nothing.
+  void Stop(absl::Duration grace) ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  class Stream;
+  class Undecided;
+
+  DirectControl(ControlSessions& sessions, DirectControlOptions options)
+      : sessions_(sessions), options_(std::move(options)) {}
+
+  // True if it is known who takes it.
+  bool Route(UniqueFd& connection) ABSL_LOCKS_EXCLUDED(mu_);
+  void CountAttached(int change) ABSL_LOCKS_EXCLUDED(mu_);
+
+  ControlSessions& sessions_;
+  const DirectControlOptions options_;
+
+  absl::Mutex mu_;
+  Wakeup attached_changed_;
+  // Streams of sessions: the others have nothing to hear.
+  int attached_ ABSL_GUARDED_BY(mu_) = 0;
+  // Constant after Create.
+  std::shared_ptr<SocketLoop> loop_;
+};
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_SERVER_DIRECT_CONTROL_H_

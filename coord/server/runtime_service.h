@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// xla.DistributedRuntimeService, protocol version 3: the service of JAX before the coordination
+// service.
+#ifndef FERRY_COORD_SERVER_RUNTIME_SERVICE_H_
+#define FERRY_COORD_SERVER_RUNTIME_SERVICE_H_
+
+#include <memory>
+
+#include "coord/server/unary_service.h"
+
+namespace ferry::coord {
+
+// `edge` and `rare` outlive the service. Its nodes are the job's tasks, by number, and take part in
+// the same barriers and the same store as those of the other services; keys are used as they are,
+// without normalising.
+std::unique_ptr<UnaryService> MakeRuntimeService(Edge& edge, RareMethods& rare);
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_SERVER_RUNTIME_SERVICE_H_

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// Setting up the gRPC server.
+#include "coord/server/server.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <utility>
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server_builder.h>
+
+#include "absl/base/call_once.h"
+#include "absl/strings/str_cat.h"
+
+#include "base/logging.h"
+#include "base/random_id.h"
+#include "base/status_macros.h"
+#include "coord/server/coordination_service.h"
+#include "coord/server/runtime_service.h"
+#include "coord/wire/callback_threads.h"
+#include "coord/wire/channel.h"
+#include "coord/wire/error_report.h"
+#include "net/socket_address.h"
+
+namespace ferry::coord {
+namespace {
+
+// These plugins apply to every server of the process, and may be asked for once.
+void EnableHealthAndReflection() {
+  static absl::once_flag once;
+  absl::call_once(once, [] {
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  });
+}
+
+int Milliseconds(absl::Duration duration) {
+  return static_cast<int>(absl::ToInt64Milliseconds(duration));
+}
+
+// Requests that were sent before a connection ended may still be in flight within gRPC.
+constexpr absl::Duration kSettleTime = absl::Milliseconds(200);
+
+struct Keepalive {
+  absl::Duration time;
+  absl::Duration timeout;
+};
+
+// A process that is stopped, or on a machine that has vanished, keeps its connection until a probe
+// is not answered. That has to happen well within the heartbeat timeout; but a busy process may
+// take a second to answer.
+Keepalive KeepaliveOf(const ServerOptions& options) {
+  const absl::Duration heartbeat = options.coordinator.heartbeat_timeout;
+  Keepalive keepalive{options.keepalive_time, options.keepalive_timeout};
+  if (keepalive.time + keepalive.timeout <= heartbeat / 2) return keepalive;
+  keepalive.time = std::min(keepalive.time, std::max(heartbeat / 6, absl::Milliseconds(100)));
+  keepalive.timeout = std::min(keepalive.timeout, std::max(heartbeat / 3, absl::Seconds(1)));
+  return keepalive;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
+    ServerOptions options) {
+  FERRY_RETURN_IF_ERROR(CheckServerRoom());
+  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<TcpListener> listener, TcpListener::Open(options.listen));
+  FERRY_ASSIGN_OR_RETURN(
+      std::unique_ptr<Coordinator> coordinator,
+      Coordinator::Create(std::move(options.coordinator), SteadyClock(), RandomId()));
+  KeepCallbackThreads();
+  EnableHealthAndReflection();
+  auto self =
+      std::unique_ptr<CoordinatorServer>(new CoordinatorServer(std::move(coordinator), options));
+
+  grpc::ServerBuilder builder;
+  // The port is ours and the connections gRPC's, but for the agents': see TcpListener.
+  self->acceptor_ = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+      grpc::InsecureServerCredentials());
+  DirectControlOptions direct{.keepalive_time = options.keepalive_time,
+                              .keepalive_timeout = options.keepalive_timeout,
+                              .hello_timeout = options.hello_timeout};
+  // A client that is stopped is gone for gRPC when a probe of HTTP/2 has had no answer. A client
+  // that does not read what is being written to it gets the same time, instead of gRPC's default of
+  // 20 s: the probes queue up behind that data, and only the kernel can detect it.
+  const Keepalive keepalive = KeepaliveOf(options);
+  const unsigned patience_ms =
+      static_cast<unsigned>(Milliseconds(keepalive.time + keepalive.timeout));
+  direct.others = [server = self.get(), acceptor = self->acceptor_.get(),
+                   patience_ms](UniqueFd connection) {
+    const std::string peer = PeerName(connection.get());
+    server->edge_.NoteConnection(peer);
+    server->watch_->Add(connection.get(), peer);
+    setsockopt(connection.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &patience_ms, sizeof(patience_ms));
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
+    parameters.fd = connection.Release();
+    acceptor->HandleNewConnection(&parameters);
+  };
+  FERRY_ASSIGN_OR_RETURN(self->direct_, DirectControl::Create(self->sessions_, std::move(direct)));
+  self->watch_ = std::make_unique<ConnectionWatch>(
+      self->direct_->loop(),
+      [edge = &self->edge_,
+       loop = std::weak_ptr<SocketLoop>(self->direct_->loop())](const std::string& peer) {
+        std::vector<Edge::LostPoll> lost = edge->TakeLostPolls(peer);
+        const std::shared_ptr<SocketLoop> alive = loop.lock();
+        if (lost.empty() || alive == nullptr) return;
+        alive->PostAfter(kSettleTime, [edge, lost = std::move(lost)] { edge->TellLost(lost); });
+      });
+  self->strand_.SetReaderLag([direct = self->direct_.get()] { return direct->Lag(); });
+  builder.SetMaxReceiveMessageSize(-1);
+  builder.SetMaxSendMessageSize(-1);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(keepalive.time));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(keepalive.timeout));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  // Clients may probe as often as they like; the default answer to that is to hang up.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
+  DisableBandwidthProbes(builder);
+  self->services_.push_back(MakeRuntimeService(self->edge_, self->rare_methods_));
+  for (const CoordinationPath path : {CoordinationPath::kTensorflow, CoordinationPath::kXla}) {
+    self->services_.push_back(
+        MakeCoordinationService(path, self->edge_, self->devices_, self->rare_methods_));
+  }
+  self->services_.push_back(MakeControlService(self->sessions_));
+  if (options.more_services) {
+    for (auto& service : options.more_services(self->strand_, self->rare_methods_)) {
+      self->services_.push_back(std::move(service));
+    }
+  }
+  for (const auto& service : self->services_) builder.RegisterService(service.get());
+  builder.RegisterCallbackGenericService(&self->rare_methods_);
+  self->server_ = builder.BuildAndStart();
+  if (self->server_ == nullptr) {
+    return absl::InternalError("gRPC does not start a server; GRPC_VERBOSITY=info tells more");
+  }
+  self->port_ = listener->port();
+  self->address_ = listener->address();
+  FERRY_LOG_INFO(kCoord, "coordinator is listening: address={}", self->address_);
+  self->strand_.Run([](Coordinator& c) { c.SetErrorReport(ReportErrorToTask); });
+  self->listener_ = std::move(listener);
+  self->listener_->Start(
+      [direct = self->direct_.get()](UniqueFd connection) { direct->Take(std::move(connection)); },
+      [](const std::string& trouble) {
+        std::fprintf(stderr, "ferry coordinator: %s\n", trouble.c_str());
+      });
+  return self;
+}
+
+CoordinatorServer::CoordinatorServer(std::unique_ptr<Coordinator> coordinator,
+                                     const ServerOptions& options)
+    : stop_grace_(options.stop_grace),
+      strand_(std::move(coordinator)),
+      edge_(strand_),
+      rare_methods_(edge_),
+      sessions_(edge_, options.check_end_job) {}
+
+CoordinatorServer::~CoordinatorServer() { Stop(); }
+
+void CoordinatorServer::Stop() {
+  if (server_ == nullptr) return;
+  FERRY_LOG_INFO(kCoord, "coordinator is stopping: address={}", address_);
+  strand_.Run([](Coordinator& coordinator) { coordinator.Stop(); });
+  sessions_.CloseAll(absl::UnavailableError("the coordinator is stopping"));
+  listener_->Close();
+  const absl::Time deadline = absl::Now() + stop_grace_;
+  direct_->Stop(stop_grace_);
+  server_->Shutdown(absl::ToChronoTime(deadline));
+  server_->Wait();
+  server_ = nullptr;
+}
+
+}  // namespace ferry::coord

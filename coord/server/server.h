@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// CoordinatorServer: a coordinator with all its services on one port.
+#ifndef FERRY_COORD_SERVER_SERVER_H_
+#define FERRY_COORD_SERVER_SERVER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <grpcpp/impl/codegen/service_type.h>
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+#include "coord/core/options.h"
+#include "coord/core/strand.h"
+#include "coord/server/call.h"
+#include "coord/server/connection_watch.h"
+#include "coord/server/control_service.h"
+#include "coord/server/direct_control.h"
+#include "coord/server/unary_service.h"
+#include "coord/wire/device_info_proto.h"
+#include "net/tcp_listener.h"
+
+namespace ferry::coord {
+
+struct ServerOptions {
+  // HOST:PORT; port 0 takes a free one. ":PORT" listens on every address of the families that the
+  // kernel has, "[::]:PORT" on those of both.
+  std::string listen = ":0";
+  CoordinatorOptions coordinator;
+  // A connection that is idle for this long is probed, and dropped when the probe is not answered
+  // within keepalive_timeout. NATs and load balancers forget idle connections after minutes. Where
+  // both together are more than half of the heartbeat timeout, gRPC's connections are probed as
+  // much sooner, since a call that waits on one is a sign of life.
+  absl::Duration keepalive_time = absl::Seconds(30);
+  absl::Duration keepalive_timeout = absl::Seconds(20);
+  // For a connection to say what it is: see DirectControl::Take.
+  absl::Duration hello_timeout = absl::Seconds(10);
+  // Decides from the proof that a client of ferry.v1.Control sends whether it may end the job. Null
+  // allows every client. Called with the strand's lock held.
+  //   Errors: PERMISSION_DENIED.
+  std::function<absl::Status(const Coordinator&, absl::string_view proof)> check_end_job;
+  // How long Stop lets answers that are on their way go out.
+  absl::Duration stop_grace = absl::Seconds(2);
+  // Makes services of others for the same port; what they need outlives the server.
+  std::function<std::vector<std::unique_ptr<grpc::Service>>(Strand&, RareMethods&)> more_services;
+};
+
+// Thread-safe. Serves xla.DistributedRuntimeService, tensorflow.CoordinationService,
+// xla.coordination.CoordinationService, ferry.v1.Control, gRPC health checking and reflection, all
+// over one Coordinator. Threads: gRPC's own, the strand's timer, one that accepts,
+// and one for the agents' connections.
+class CoordinatorServer final {
+ public:
+  // Listens when it returns.
+  //   Errors: INVALID_ARGUMENT for the options; UNAVAILABLE when the address cannot be bound.
+  static absl::StatusOr<std::unique_ptr<CoordinatorServer>> Create(ServerOptions options);
+  ~CoordinatorServer();
+
+  CoordinatorServer(const CoordinatorServer&) = delete;
+  CoordinatorServer& operator=(const CoordinatorServer&) = delete;
+
+  // The port it listens on, and the address with that port.
+  int port() const { return port_; }
+  const std::string& address() const { return address_; }
+
+  Strand& strand() { return strand_; }
+  Edge& edge() { return edge_; }
+
+  // Ends parked calls as docs/protocols.md says, then closes the port. Blocks for at most about
+  // stop_grace. A second call does nothing.
+  void Stop();
+
+ private:
+  CoordinatorServer(std::unique_ptr<Coordinator> coordinator, const ServerOptions& options);
+
+  const absl::Duration stop_grace_;
+  Strand strand_;
+  Edge edge_;
+  DeviceInfoMerger devices_;
+  RareMethods rare_methods_;
+  ControlSessions sessions_;
+  std::vector<std::unique_ptr<grpc::Service>> services_;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
+  std::unique_ptr<grpc::Server> server_;
+  // Takes the agents' connections, and gives the rest to the acceptor.
+  std::unique_ptr<DirectControl> direct_;
+  // Watches gRPC's connections for their end.
+  std::unique_ptr<ConnectionWatch> watch_;
+  // Gives its connections to those two.
+  std::unique_ptr<TcpListener> listener_;
+  int port_ = 0;
+  std::string address_;
+};
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_SERVER_SERVER_H_

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two forms in which gRPC holds a unary call.
+#include "coord/server/unary_service.h"
+
+#include <atomic>
+#include <utility>
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/server_callback.h>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+#include "base/text.h"
+
+namespace ferry::coord {
+namespace {
+
+// How far a call is: what it is parked for, and whether it has been answered. Thread-safe.
+class CallState final {
+ public:
+  explicit CallState(Edge& edge) : edge_(edge) {}
+
+  void Park(WaitId wait) {
+    if (wait == kNoWait) return;
+    uint64_t before = kRunning;
+    if (!state_.compare_exchange_strong(before, wait.value()) && before == kDropped) Cancel(wait);
+  }
+  // The client vanished, cancelled, or its deadline passed.
+  void Drop() {
+    const uint64_t before = state_.exchange(kDropped);
+    if (before != kRunning && before != kAnswered && before != kDropped) Cancel(WaitId(before));
+  }
+  void NoteAnswered() { state_.store(kAnswered); }
+
+  // What is left to do when a call has been answered is to delete it. gRPC would do that, and tell
+  // a cancellation that comes too late, on yet another thread, unless a reactor says that it need
+  // not: see grpc::internal::ServerReactor.
+  bool is_answered() const { return state_.load() == kAnswered; }
+
+ private:
+  // Anything else is a WaitId.
+  static constexpr uint64_t kRunning = 0;
+  static constexpr uint64_t kDropped = ~uint64_t{0};
+  static constexpr uint64_t kAnswered = kDropped - 1;
+
+  void Cancel(WaitId wait) {
+    const bool is_dropped =
+        edge_.strand().Run([&](Coordinator& coordinator) { return coordinator.Cancel(wait); });
+    if (is_dropped) edge_.CountDroppedWait();
+  }
+
+  Edge& edge_;
+  std::atomic<uint64_t> state_{kRunning};
+};
+
+// A parked call of a method that is in gRPC's table. Deletes itself when it is over.
+class FrequentParkedCall final : public grpc::ServerUnaryReactor, public ParkedCall {
+ public:
+  FrequentParkedCall(Edge& edge, grpc::CallbackServerContext* context, grpc::ByteBuffer* response)
+      : context_(context), response_(response), state_(edge) {}
+
+  std::string peer() const override { return context_->peer(); }
+  void SetWait(WaitId wait) override { state_.Park(wait); }
+  void Answer(grpc::Status status, grpc::ByteBuffer response) override {
+    state_.NoteAnswered();
+    response_->Swap(&response);
+    ServerUnaryReactor::Finish(std::move(status));
+  }
+
+ private:
+  ParkedCall* Keep() override { return this; }
+  void OnCancel() override { state_.Drop(); }
+  void OnDone() override { delete this; }
+  bool InternalInlineable() override { return state_.is_answered(); }
+
+  grpc::CallbackServerContext* const context_;
+  grpc::ByteBuffer* const response_;
+  CallState state_;
+};
+
+// A call of such a method in its handler. One that is answered at once needs nothing of its own:
+// gRPC keeps a reactor for that in every call.
+class FrequentCall final : public UnaryCall {
+ public:
+  FrequentCall(Edge& edge, grpc::CallbackServerContext* context, grpc::ByteBuffer* response)
+      : edge_(edge), context_(context), response_(response) {}
+
+  std::string peer() const override { return context_->peer(); }
+  void Answer(grpc::Status status, grpc::ByteBuffer response) override {
+    response_->Swap(&response);
+    reactor_ = context_->DefaultReactor();
+    reactor_->Finish(std::move(status));
+  }
+  // What the handler is to return to gRPC.
+  grpc::ServerUnaryReactor* reactor() const { return reactor_; }
+
+ private:
+  ParkedCall* Keep() override {
+    auto* call = new FrequentParkedCall(edge_, context_, response_);
+    reactor_ = call;
+    return call;
+  }
+
+  Edge& edge_;
+  grpc::CallbackServerContext* const context_;
+  grpc::ByteBuffer* const response_;
+  grpc::ServerUnaryReactor* reactor_ = nullptr;
+};
+
+using Stream = grpc::ServerGenericBidiReactor;
+
+// A call of any other method: to gRPC a stream, of which one message is read and one written, in
+// the packets of a unary call. Deletes itself when it is over.
+class RareCall final : public Stream, public ParkedCall {
+ public:
+  RareCall(Edge& edge, grpc::CallbackServerContext* context, const UnaryHandler& handler)
+      : context_(context), handler_(handler), state_(edge) {
+    StartRead(&request_);
+  }
+
+  std::string peer() const override { return context_->peer(); }
+  void SetWait(WaitId wait) override { state_.Park(wait); }
+  void Answer(grpc::Status status, grpc::ByteBuffer response) override {
+    state_.NoteAnswered();
+    if (!status.ok()) return Stream::Finish(std::move(status));
+    response_.Swap(&response);
+    StartWriteAndFinish(&response_, grpc::WriteOptions(), std::move(status));
+  }
+
+ private:
+  ParkedCall* Keep() override { return this; }
+  // gRPC keeps the call at least until this returns. A request that did not come is one that cannot
+  // be parsed, as it is for the methods in gRPC's table.
+  void OnReadDone(bool) override { handler_(*this, request_); }
+  void OnCancel() override { state_.Drop(); }
+  void OnDone() override { delete this; }
+  bool InternalInlineable() override { return state_.is_answered(); }
+
+  grpc::CallbackServerContext* const context_;
+  const UnaryHandler& handler_;
+  grpc::ByteBuffer request_;
+  grpc::ByteBuffer response_;
+  CallState state_;
+};
+
+// A call of a method that this port does not have. Deletes itself when it is over.
+class UnknownCall final : public Stream {
+ public:
+  explicit UnknownCall(const std::string& why) {
+    Finish(grpc::Status(grpc::StatusCode::UNIMPLEMENTED, why));
+  }
+
+ private:
+  void OnDone() override { delete this; }
+};
+
+std::string UnknownMethodText(const std::string& method) {
+  for (const absl::string_view service :
+       {"/tensorflow.WorkerService/", "/tensorflow.grpc.WorkerService/", "/ferry.v1.TensorStream/",
+        "/ferry.v1.Trace/"}) {
+    if (!absl::StartsWith(method, service)) continue;
+    return absl::StrCat("this is the coordinator's port; ", method,
+                        " is served by workers, each at its own port: `ferry kv get "
+                        "ferry/exchange/0` shows the address of node 0 in its line \"grpc\"");
+  }
+  return absl::StrCat("this is the coordinator's port, which has no method ", Quoted(method));
+}
+
+}  // namespace
+
+grpc::ServerGenericBidiReactor* RareMethods::CreateReactor(
+    grpc::GenericCallbackServerContext* context) {
+  const auto found = handlers_.find(context->method());
+  if (found == handlers_.end()) {
+    const auto other = others_.find(context->method());
+    if (other != others_.end()) return other->second(context);
+    return new UnknownCall(UnknownMethodText(context->method()));
+  }
+  return new RareCall(edge_, context, found->second);
+}
+
+const UnaryHandler* UnaryService::Find(absl::string_view path) const {
+  for (const auto& method : frequent_) {
+    if (method->path == path) return &method->handler;
+  }
+  return rare_.Find(path);
+}
+
+void UnaryService::AddHandler(std::string path, bool is_frequent, UnaryHandler handler) {
+  if (!is_frequent) return rare_.Add(std::move(path), std::move(handler));
+  frequent_.push_back(
+      std::make_unique<const Frequent>(Frequent{std::move(path), std::move(handler)}));
+  const Frequent& method = *frequent_.back();
+  AddUnary(method.path.c_str(), [&edge = edge_, &handler = method.handler](
+                                    grpc::CallbackServerContext* context,
+                                    const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
+    FrequentCall call(edge, context, response);
+    grpc::ByteBuffer bytes = *request;
+    handler(call, bytes);
+    return call.reactor();
+  });
+}
+
+}  // namespace ferry::coord

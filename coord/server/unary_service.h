@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Services of unary methods, of which gRPC itself knows only those that are called often.
+#ifndef FERRY_COORD_SERVER_UNARY_SERVICE_H_
+#define FERRY_COORD_SERVER_UNARY_SERVICE_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <grpcpp/generic/async_generic_service.h>
+#include <grpcpp/support/byte_buffer.h>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/string_view.h"
+
+#include "coord/server/call.h"
+#include "coord/wire/raw_service.h"
+
+namespace ferry::coord {
+
+// Serves one call: answers it, or parks it. May take the request's content.
+using UnaryHandler = std::function<void(UnaryCall&, grpc::ByteBuffer&)>;
+
+// The methods that a server's table does not list. gRPC copies its table for every connection, 160
+// bytes a method, so 50 of them cost each rank 8 KiB (gRPC 1.51, ChannelData::InitTransport in
+// src/core/lib/surface/server.cc). A method that is looked up here instead costs a connection
+// nothing, and a call one more completion, for its request comes as the message of a stream.
+// Clients see no difference. Thread-safe once the server has started.
+class RareMethods final : public grpc::CallbackGenericService {
+ public:
+  explicit RareMethods(Edge& edge) : edge_(edge) {}
+
+  // Before the server starts.
+  //   path: "/package.Service/Method".
+  void Add(std::string path, UnaryHandler handler) {
+    handlers_.emplace(std::move(path), std::move(handler));
+  }
+  // Null if no unary method has the path.
+  const UnaryHandler* Find(absl::string_view path) const {
+    const auto found = handlers_.find(path);
+    return found != handlers_.end() ? &found->second : nullptr;
+  }
+  // The same for a method that is none of the coordinator's: `make` returns what serves a call.
+  using MakeReactor =
+      std::function<grpc::ServerGenericBidiReactor*(grpc::GenericCallbackServerContext*)>;
+  void AddReactor(std::string path, MakeReactor make) {
+    others_.emplace(std::move(path), std::move(make));
+  }
+
+ private:
+  // Unknown methods are UNIMPLEMENTED, as they are without this service; the message says where
+  // workers' methods are served.
+  grpc::ServerGenericBidiReactor* CreateReactor(
+      grpc::GenericCallbackServerContext* context) override;
+
+  Edge& edge_;
+  absl::flat_hash_map<std::string, UnaryHandler> handlers_;
+  absl::flat_hash_map<std::string, MakeReactor> others_;
+};
+
+// A service whose rare methods go to `rare`. At least one method has to be frequent, or reflection
+// does not know the service.
+class UnaryService : public RawService {
+ public:
+  // `edge` and `rare` outlive it.
+  UnaryService(Edge& edge, RareMethods& rare) : edge_(edge), rare_(rare) {}
+
+  // Returns the handler of a method, as gRPC looks it up; null if there is no such method. Calls
+  // that do not arrive through gRPC can be passed to it.
+  const UnaryHandler* Find(absl::string_view path) const;
+
+ protected:
+  void AddHandler(std::string path, bool is_frequent, UnaryHandler handler);
+
+ private:
+  Edge& edge_;
+  RareMethods& rare_;
+  struct Frequent {
+    std::string path;
+    UnaryHandler handler;
+  };
+  // gRPC keeps pointers to the paths of frequent methods.
+  std::vector<std::unique_ptr<const Frequent>> frequent_;
+};
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_SERVER_UNARY_SERVICE_H_

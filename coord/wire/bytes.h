@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Messages to and from gRPC byte buffers.
+#ifndef FERRY_COORD_WIRE_BYTES_H_
+#define FERRY_COORD_WIRE_BYTES_H_
+
+#include <string>
+
+#include <google/protobuf/message_lite.h>
+#include <grpcpp/impl/codegen/proto_buffer_reader.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/slice.h>
+
+#include "absl/strings/string_view.h"
+
+namespace ferry::coord {
+
+// False when the bytes are no such message.
+inline bool ParseMessage(grpc::ByteBuffer& bytes, google::protobuf::MessageLite& message) {
+  // One piece, as small messages are: no reader is needed.
+  if (grpc::Slice slice; bytes.TrySingleSlice(&slice).ok()) {
+    return message.ParseFromArray(slice.begin(), static_cast<int>(slice.size()));
+  }
+  grpc::ProtoBufferReader reader(&bytes);
+  return reader.status().ok() && message.ParseFromZeroCopyStream(&reader);
+}
+
+// REQUIRES: the message is under 2 GiB.
+inline grpc::ByteBuffer SerializeMessage(const google::protobuf::MessageLite& message) {
+  const size_t size = message.ByteSizeLong();
+  grpc::Slice slice(size);
+  message.SerializeWithCachedSizesToArray(const_cast<uint8_t*>(slice.begin()));
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+// The buffer as one run of bytes; copies only if it is in several pieces.
+inline grpc::Slice Flatten(const grpc::ByteBuffer& bytes) {
+  grpc::Slice slice;
+  if (bytes.TrySingleSlice(&slice).ok()) return slice;
+  if (!bytes.DumpToSingleSlice(&slice).ok()) return grpc::Slice();
+  return slice;
+}
+
+inline absl::string_view View(const grpc::Slice& slice) {
+  return absl::string_view(reinterpret_cast<const char*>(slice.begin()), slice.size());
+}
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_WIRE_BYTES_H_

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// DirectConnection: frames over a TCP connection of our own, for either end.
+#ifndef FERRY_COORD_WIRE_DIRECT_CONNECTION_H_
+#define FERRY_COORD_WIRE_DIRECT_CONNECTION_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <grpcpp/support/slice.h>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+
+#include "base/host_watch.h"
+#include "base/unique_fd.h"
+#include "coord/wire/direct_frames.h"
+#include "net/socket_address.h"
+#include "net/socket_loop.h"
+
+namespace ferry::coord {
+
+// The idle time after which a peer's host is probed, and the time until it counts as gone.
+inline constexpr absl::Duration kDirectIdle = absl::Seconds(20);
+inline constexpr absl::Duration kDirectPatience = absl::Seconds(20);
+
+// A frame that has arrived.
+struct DirectFrame {
+  absl::string_view bytes;
+  bool is_last = false;
+  // Holds `bytes` if they are worth keeping: what wants them longer than the call copies the slice.
+  // Else they are the loop's, and `whole` is null.
+  const grpc::Slice* whole = nullptr;
+};
+
+// The On* methods are called on the loop's thread, one at a time, with no lock held. The loop keeps
+// the connection until it is closed.
+class DirectConnection : public SocketSource,
+                         public std::enable_shared_from_this<DirectConnection> {
+ public:
+  // `loop` outlives it.
+  explicit DirectConnection(SocketLoop& loop) : loop_(loop) {}
+
+  // A connection that has come in; its preface is still to be read. Its peer's host is probed after
+  // `idle`, and gone when it answers nothing for `patience` more.
+  void Accept(UniqueFd fd, absl::Duration idle = kDirectIdle,
+              absl::Duration patience = kDirectPatience);
+  // Connects to the first of the addresses that answers.
+  void Connect(std::vector<SocketAddress> addresses);
+
+  // Sends the slices as one frame, after those before it. True: the kernel has taken everything, as
+  // mostly. False: OnDrained follows, or OnClosed. May be called before there is a connection.
+  bool Send(absl::Span<const grpc::Slice> slices) ABSL_LOCKS_EXCLUDED(mu_) {
+    return SendFrame(slices, /*is_last=*/false);
+  }
+  // The last frame. The connection is closed when the other end has closed it.
+  bool SendLast(absl::Span<const grpc::Slice> slices) ABSL_LOCKS_EXCLUDED(mu_) {
+    return SendFrame(slices, /*is_last=*/true);
+  }
+  // Soon; what has not been sent is dropped. A second call does nothing.
+  void Close(absl::Status why) ABSL_LOCKS_EXCLUDED(mu_);
+
+ protected:
+  // False: nothing more is read, as the connection is about to be closed.
+  virtual bool OnFrame(const DirectFrame& frame) = 0;
+  // Something has come, though perhaps no whole frame.
+  virtual void OnBytes() {}
+  // OK if a frame of `bytes` may come now; else it is refused with this.
+  virtual absl::Status CheckFrameSize(size_t bytes) { return absl::OkStatus(); }
+  // What comes is not worth reading, for this reason; nothing more is read.
+  virtual void OnRefused(const absl::Status& why) { Close(why); }
+  // All that was sent is with the kernel, and a Send has said that it was not.
+  virtual void OnDrained() = 0;
+  // Once, whatever happened; not OK unless the other end closed it between frames.
+  virtual void OnClosed(const absl::Status& why) = 0;
+
+ private:
+  void OnReady(uint32_t events) final;
+  void OnLoopEnd() final;
+
+  bool SendFrame(absl::Span<const grpc::Slice> slices, bool is_last) ABSL_LOCKS_EXCLUDED(mu_);
+  // True when out_ is empty; sends on until the kernel takes no more.
+  bool FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void WatchLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TryNext() ABSL_LOCKS_EXCLUDED(mu_);
+  // To the next address, unless this one has answered.
+  void GoOnAfter(absl::Duration patience, size_t next_address);
+  void FinishConnecting() ABSL_LOCKS_EXCLUDED(mu_);
+  void Read();
+  // False: stop reading.
+  bool Take(absl::string_view bytes);
+  bool TakeFrames(absl::string_view& bytes, absl::Time until);
+  // No more frames, but perhaps the end.
+  void Ignore() ABSL_LOCKS_EXCLUDED(mu_);
+  // Takes what its turn was too short for.
+  void TakeBacklog();
+  bool TakePartial(absl::string_view& bytes);
+  bool TakeWhole();
+  bool BeginWhole(DirectHeader header, absl::string_view content);
+  void CloseNow(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  // For a connection that is already established.
+  void Tune(absl::Duration idle, absl::Duration patience) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Schedules a check of the peer's host.
+  void LookLater() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Closes if the host has vanished; otherwise reschedules itself while something is outstanding.
+  void LookAtHost() ABSL_LOCKS_EXCLUDED(mu_);
+
+  SocketLoop& loop_;
+
+  // Of the loop's thread.
+  std::vector<SocketAddress> addresses_;
+  size_t next_address_ = 0;
+  absl::Status connect_failure_;
+  bool is_connecting_ = false;
+  // The connection is about to be closed.
+  bool is_deaf_ = false;
+  // Small frames that have come and are for the next turn, and how much of them is taken.
+  std::string backlog_;
+  // Of the preface, what has been seen.
+  size_t preface_seen_ = 0;
+  bool wants_preface_ = false;
+  // The beginning of a frame, header included, of which the rest is still to come.
+  std::string partial_;
+  // A large frame that is coming in: its length, how much of it is there, and where.
+  size_t whole_bytes_ = 0;
+  size_t whole_have_ = 0;
+  bool whole_is_last_ = false;
+  grpc::Slice whole_;
+
+  absl::Mutex mu_;
+  // Changed on the loop's thread only.
+  UniqueFd fd_ ABSL_GUARDED_BY(mu_);
+  bool is_closed_ ABSL_GUARDED_BY(mu_) = false;
+  bool is_connected_ ABSL_GUARDED_BY(mu_) = false;
+  bool has_sent_last_ ABSL_GUARDED_BY(mu_) = false;
+  bool owes_drained_ ABSL_GUARDED_BY(mu_) = false;
+  bool is_watching_output_ ABSL_GUARDED_BY(mu_) = false;
+  HostWatch host_watch_ ABSL_GUARDED_BY(mu_){kDirectIdle + kDirectPatience};
+  // A check of the host is scheduled.
+  bool will_look_ ABSL_GUARDED_BY(mu_) = false;
+  // What the kernel has not taken, but for the first `out_next_` slices and `out_offset_` bytes of
+  // the next. Mostly empty.
+  std::vector<grpc::Slice> out_ ABSL_GUARDED_BY(mu_);
+  size_t out_next_ ABSL_GUARDED_BY(mu_) = 0;
+  size_t out_offset_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_WIRE_DIRECT_CONNECTION_H_

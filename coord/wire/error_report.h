@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// tensorflow.CoordinationService/ReportErrorToTask, the one call that goes from service to agent.
+#ifndef FERRY_COORD_WIRE_ERROR_REPORT_H_
+#define FERRY_COORD_WIRE_ERROR_REPORT_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <grpcpp/impl/codegen/service_type.h>
+
+#include "absl/status/status.h"
+
+namespace ferry::coord {
+
+// Tells the agent at `address` (HOST:PORT) of `error`. Returns at once; a call that is not answered
+// within five seconds is given up. The heartbeats of that agent tell it as well.
+void ReportErrorToTask(const std::string& address, const absl::Status& error);
+
+// The agent's side: a service that hands each reported error to `on_error`, on a gRPC thread.
+std::unique_ptr<grpc::Service> MakeErrorReportService(std::function<void(absl::Status)> on_error);
+
+}  // namespace ferry::coord
+
+#endif  // FERRY_COORD_WIRE_ERROR_REPORT_H_

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+// Waiting in epoll, and who does it.
+#include "net/socket_loop.h"
+
+#include <sched.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/clock.h"
+#include "base/fence.h"
+#include "base/file_limit.h"
+
+namespace ferry::coord {
+namespace {
+
+constexpr int kMaxEvents = 256;
+// Of its thread, while one caller drives on and on.
+constexpr absl::Duration kLongSleep = absl::Milliseconds(100);
+
+thread_local const SocketLoop* driven_here = nullptr;
+
+absl::Status OutOfResources(absl::string_view what, int error) {
+  return absl::ResourceExhaustedError(absl::StrCat(what, ": ", ErrorWithFileLimit(error)));
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<SocketLoop>> SocketLoop::Create(std::string name) {
+  auto loop = std::shared_ptr<SocketLoop>(new SocketLoop());
+  loop->epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
+  if (!loop->epoll_.valid()) return OutOfResources("epoll_create1", errno);
+  loop->wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!loop->wake_.valid()) return OutOfResources("eventfd", errno);
+  epoll_event event = {};
+  event.events = EPOLLIN;
+  event.data.ptr = nullptr;
+  if (epoll_ctl(loop->epoll_.get(), EPOLL_CTL_ADD, loop->wake_.get(), &event) != 0) {
+    return OutOfResources("epoll_ctl", errno);
+  }
+  loop->scratch_.reset(new char[kScratchBytes]);
+  loop->thread_ = std::make_unique<Thread>(std::move(name), [loop = loop.get()] { loop->Run(); });
+  return loop;
+}
+
+absl::StatusOr<std::shared_ptr<SocketLoop>> SocketLoop::OfClients() {
+  static absl::Mutex mu(absl::kConstInit);
+  static std::weak_ptr<SocketLoop>& shared = *new std::weak_ptr<SocketLoop>;
+  static pid_t owner = 0;
+  absl::MutexLock lock(&mu);
+  // A forked child has its parent's objects, but not its threads.
+  if (std::exchange(owner, getpid()) != getpid()) shared.reset();
+  if (std::shared_ptr<SocketLoop> loop = shared.lock(); loop != nullptr) return loop;
+  absl::StatusOr<std::shared_ptr<SocketLoop>> loop = Create("ferry-link");
+  if (loop.ok()) shared = *loop;
+  return loop;
+}
+
+void SocketLoop::End() {
+  if (thread_ == nullptr) return;
+  {
+    absl::MutexLock lock(&mu_);
+    is_ending_ = true;
+  }
+  WakeDriver();
+  thread_wakeup_.Wake();
+  thread_->Join();
+  thread_ = nullptr;
+}
+
+absl::Status SocketLoop::Add(std::shared_ptr<SocketSource> source, int fd, uint32_t events) {
+  SocketSource* const key = source.get();
+  epoll_event event = {};
+  event.events = events;
+  event.data.ptr = key;
+  absl::MutexLock lock(&mu_);
+  if (is_ending_) return absl::CancelledError("the loop has ended");
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+    return OutOfResources("epoll_ctl", errno);
+  }
+  sources_[key] = std::move(source);
+  return absl::OkStatus();
+}
+
+void SocketLoop::Watch(SocketSource& source, int fd, uint32_t events) {
+  epoll_event event = {};
+  event.events = events;
+  event.data.ptr = &source;
+  epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event);
+}
+
+void SocketLoop::Remove(SocketSource& source, int fd) {
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+  absl::MutexLock lock(&mu_);
+  const auto found = sources_.find(&source);
+  if (found == sources_.end()) return;
+  removed_.push_back(std::move(found->second));
+  sources_.erase(found);
+}
+
+void SocketLoop::Post(absl::AnyInvocable<void() &&> function) {
+  {
+    absl::MutexLock lock(&mu_);
+    posted_.push_back(std::move(function));
+    if (posted_.size() > 1) return;  // Whoever came first has woken the loop.
+  }
+  WakeDriver();
+  if (stands_back_) WantThread();
+}
+
+void SocketLoop::WakeDriver() {
+  const uint64_t one = 1;
+  // Cannot fail: the counter is far from its end.
+  (void)!write(wake_.get(), &one, sizeof(one));
+}
+
+void SocketLoop::WantThread() {
+  is_thread_wanted_ = true;
+  if (stands_back_) thread_wakeup_.Wake();
+}
+
+void SocketLoop::RunPosted() {
+  std::vector<absl::AnyInvocable<void() &&>> posted;
+  {
+    absl::MutexLock lock(&mu_);
+    posted.swap(posted_);
+  }
+  for (auto& function : posted) std::move(function)();
+}
+
+void SocketLoop::PostAfter(absl::Duration delay, absl::AnyInvocable<void() &&> function) {
+  Post([this, when = SteadyClock().Now() + delay, function = std::move(function)]() mutable {
+    due_.emplace(when, std::move(function));
+  });
+}
+
+absl::Duration SocketLoop::Lag() const {
+  const int64_t since = busy_since_;
+  return since == 0 ? absl::ZeroDuration() : SteadyClock().CoarseNow() - absl::FromUnixNanos(since);
+}
+
+int SocketLoop::RunDue() {
+  const absl::Time now = SteadyClock().Now();
+  while (!due_.empty() && due_.begin()->first <= now) {
+    auto next = due_.extract(due_.begin());
+    std::move(next.mapped())();
+  }
+  if (due_.empty()) return -1;
+  // The whole millisecond after it, so that it is due then.
+  const int64_t left = absl::ToInt64Milliseconds(due_.begin()->first - now) + 1;
+  return static_cast<int>(std::min<int64_t>(left, std::numeric_limits<int>::max()));
+}
+
+bool SocketLoop::IsEnding() {
+  absl::MutexLock lock(&mu_);
+  return is_ending_;
+}
+
+bool SocketLoop::TryDrive() {
+  if (is_driven_.exchange(true)) return false;
+  driven_here = this;
+  return true;
+}
+
+void SocketLoop::StopDriving() {
+  driven_here = nullptr;
+  is_driven_ = false;
+}
+
+int SocketLoop::Wait(epoll_event* events, int timeout_ms) {
+  const absl::Time began = SteadyClock().Now();
+  int count = 0;
+  if (is_worth_a_look_ && timeout_ms != 0) {
+    do {
+      count = epoll_wait(epoll_.get(), events, kMaxEvents, 0);
+      if (count > 0) return count;
+      sched_yield();
+    } while (SteadyClock().Now() - began < kLook);
+  }
+  count = epoll_wait(epoll_.get(), events, kMaxEvents, timeout_ms);
+  is_worth_a_look_ = count > 0 && SteadyClock().Now() - began < kLook;
+  return count;
+}
+
+void SocketLoop::RunOnce() {
+  epoll_event events[kMaxEvents];
+  const int timeout = RunDue();
+  busy_since_ = 0;
+  const int count = Wait(events, timeout);
+  busy_since_ = absl::ToUnixNanos(SteadyClock().CoarseNow());
+  bool is_woken = false;
+  for (int i = 0; i < count; ++i) {
+    if (events[i].data.ptr == nullptr) {
+      is_woken = true;
+      continue;
+    }
+    auto* const source = static_cast<SocketSource*>(events[i].data.ptr);
+    const auto is_it = [source](const auto& removed) { return removed.get() == source; };
+    if (std::any_of(removed_.begin(), removed_.end(), is_it)) continue;
+    source->OnReady(events[i].events);
+  }
+  if (is_woken) {
+    uint64_t unused;
+    (void)!read(wake_.get(), &unused, sizeof(unused));
+    RunPosted();
+  }
+  removed_.clear();
+  busy_since_ = 0;
+}
+
+void SocketLoop::OnCome(absl::Notification& come) {
+  awaited_.fetch_sub(1);
+  come.Notify();
+  if (driven_here == this) return;
+  // Whoever waits for it may drive, in the kernel.
+  FullFence();
+  if (is_driven_by_caller_) WakeDriver();
+}
+
+void SocketLoop::WaitFor(absl::Notification& come) {
+  if (come.HasBeenNotified()) return;
+  const bool is_alone = awaited_ <= 1;
+  bool drives = is_alone && TryDrive();
+  if (is_alone && !drives) {
+    caller_came_ = true;
+    // Who drove may have left before it could see that.
+    drives = TryDrive();
+  }
+  if (!drives) {
+    if (!is_alone && stands_back_) WantThread();
+    return come.WaitForNotification();
+  }
+  caller_came_ = false;
+  caller_drives_.fetch_add(1);
+  is_driven_by_caller_ = true;
+  FullFence();
+  while (!come.HasBeenNotified()) RunOnce();
+  is_driven_by_caller_ = false;
+  StopDriving();
+  if (awaited_ > 0) is_thread_wanted_ = true;
+  if (sleeps_long_ || is_thread_wanted_) thread_wakeup_.Wake();
+}
+
+bool SocketLoop::ShouldStandBack() {
+  if (is_thread_wanted_) {
+    is_thread_wanted_ = false;
+    caller_came_ = false;
+    return false;
+  }
+  return caller_came_ && awaited_ == 0 && caller_came_.exchange(false);
+}
+
+void SocketLoop::StandBack() {
+  stands_back_ = true;
+  bool has_looked = false;
+  uint32_t seen_drives = 0;
+  while (!IsEnding()) {
+    const uint32_t turn = thread_wakeup_.turn();
+    const uint32_t drives = caller_drives_;
+    const bool is_new = !has_looked || drives != seen_drives;
+    const bool is_driven = is_driven_;
+    if (!is_driven) {
+      if (is_thread_wanted_ || caller_came_ || awaited_ > 1) break;
+      // Who has driven for long may come again.
+      if (!is_new && !sleeps_long_) break;
+    }
+    sleeps_long_ = is_driven && !is_new;
+    // Who has left before that was set has not seen it.
+    const bool is_long = sleeps_long_ && is_driven_;
+    thread_wakeup_.WaitUntil(turn, SteadyClock().Now() + (is_long ? kLongSleep : kTick));
+    seen_drives = drives;
+    has_looked = true;
+  }
+  sleeps_long_ = false;
+  stands_back_ = false;
+}
+
+void SocketLoop::Run() {
+  while (!IsEnding()) {
+    if (!TryDrive()) {
+      // A caller came between.
+      StandBack();
+      continue;
+    }
+    do {
+      RunOnce();
+    } while (!IsEnding() && !ShouldStandBack());
+    StopDriving();
+    StandBack();
+  }
+  while (!TryDrive()) thread_wakeup_.WaitUntil(thread_wakeup_.turn(), SteadyClock().Now() + kTick);
+  RunPosted();
+  absl::flat_hash_map<SocketSource*, std::shared_ptr<SocketSource>> sources;
+  {
+    absl::MutexLock lock(&mu_);
+    sources = sources_;
+  }
+  for (const auto& [key, source] : sources) source->OnLoopEnd();
+  removed_.clear();
+  due_.clear();
+  StopDriving();
+}
+
+}  // namespace ferry::coord

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+// A table of launchers, and the rules between them.
+#include "node/launcher_claim.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "node/tf_config.h"
+
+namespace ferry::identity_internal {
+namespace {
+
+// A step has these and a batch script has not (slurm/src/common/env.c, env_array_for_step and
+// env_array_for_batch_job).
+constexpr const char* kSlurmStepVariables[] = {"SLURM_STEP_ID", "SLURM_STEPID",
+                                               "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"};
+
+bool IsSlurmStep(const Reader& reader) {
+  return std::any_of(std::begin(kSlurmStepVariables), std::end(kSlurmStepVariables),
+                     [&reader](const char* name) { return reader.Has(name); });
+}
+
+// True if the launcher itself has set the variables for this process.
+bool MayCount(const Reader& reader, LauncherKind kind, const std::optional<Sourced<int>>& size) {
+  if (kind == LauncherKind::kPmix) {
+    const std::optional<Sourced<std::string>> space = reader.Text("PMIX_NAMESPACE");
+    return !space || !absl::StartsWith(space->value, "slurm.");
+  }
+  // srun --mpi=pmi2 sets PMI_RANK too, beside the better SLURM_PROCID; Hydra sets its own local
+  // rank.
+  if (kind == LauncherKind::kPmi) {
+    return !IsSlurmStep(reader) || reader.Has("MPI_LOCALRANKID") || reader.Has("MPI_LOCALNRANKS");
+  }
+  // In a batch script SLURM_NTASKS is what its steps may have; alone in its job, it is the job.
+  if (kind == LauncherKind::kSlurm) return IsSlurmStep(reader) || (size && size->value == 1);
+  return true;
+}
+
+absl::StatusOr<std::optional<Claim>> ReadTfClaim(const Reader& reader,
+                                                 const LauncherVariables& variables) {
+  const std::optional<Sourced<std::string>> text = reader.Text(variables.rank);
+  if (!text) return std::nullopt;
+  absl::StatusOr<std::optional<TfConfig>> config = ParseTfConfig(text->value);
+  if (!config.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("environment variable TF_CONFIG: ", config.status().message()));
+  }
+  if (!*config) return std::nullopt;
+  Claim claim{.variables = &variables,
+              .rank = {(*config)->rank, text->source},
+              .size = Sourced<int>{(*config)->size, text->source},
+              .is_by_hand = true};
+  claim.first_host = Sourced<std::string>{(*config)->first_host, text->source};
+  return claim;
+}
+
+// Jobs of other sizes are the normal case of one launcher inside another.
+bool Contradict(const Claim& one, const Claim& other) {
+  return one.size && other.size && one.size->value == other.size->value &&
+         one.rank.value != other.rank.value;
+}
+
+}  // namespace
+
+// Nearest to the process first: mpirun inside a Slurm allocation, torchrun under srun, and so on.
+// Sources: torch/distributed/elastic/agent (torchrun), ompi/orte and prrte "schizo/ompi" (Open
+// MPI), MVAPICH's mpirun_rsh, hydra's pmiserv (MPICH, Intel MPI), slurm/src/common/env.c.
+const std::vector<LauncherVariables>& Launchers() {
+  static const auto* const launchers = new std::vector<LauncherVariables>{
+      {LauncherKind::kTorch, "RANK", {"WORLD_SIZE"}, "LOCAL_RANK", true},
+      {LauncherKind::kOpenMpi,
+       "OMPI_COMM_WORLD_RANK",
+       {"OMPI_COMM_WORLD_SIZE"},
+       "OMPI_COMM_WORLD_LOCAL_RANK",
+       true},
+      {LauncherKind::kMvapich,
+       "MV2_COMM_WORLD_RANK",
+       {"MV2_COMM_WORLD_SIZE"},
+       "MV2_COMM_WORLD_LOCAL_RANK",
+       true},
+      {LauncherKind::kMvapich,
+       "MVP_COMM_WORLD_RANK",
+       {"MVP_COMM_WORLD_SIZE"},
+       "MVP_COMM_WORLD_LOCAL_RANK",
+       true},
+      {LauncherKind::kPmi, "PMI_RANK", {"PMI_SIZE"}, "MPI_LOCALRANKID", true},
+      {LauncherKind::kPmix, "PMIX_RANK", {}, nullptr, false},
+      {LauncherKind::kSlurm,
+       "SLURM_PROCID",
+       {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"},
+       "SLURM_LOCALID",
+       true},
+      {LauncherKind::kTfConfig, "TF_CONFIG", {}, nullptr, true},
+      {LauncherKind::kKubernetes,
+       "JOB_COMPLETION_INDEX",
+       {"JOB_COMPLETIONS", "NUM_PROCESSES", "WORLD_SIZE"},
+       nullptr,
+       false},
+  };
+  return *launchers;
+}
+
+absl::Status Garbled(absl::string_view name, absl::string_view value, absl::string_view wanted) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("environment variable ", name, "=", Quoted(value), " is not ", wanted));
+}
+
+std::string Shown(const Sourced<int>& number) {
+  return absl::StrCat(number.source, "=", number.value);
+}
+
+absl::Status CheckBelow(const std::optional<Sourced<int>>& index,
+                        const std::optional<Sourced<int>>& count) {
+  if (!index || !count || index->value < count->value) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("environment variable ", Shown(*index), " must be below ", Shown(*count)));
+}
+
+absl::StatusOr<std::optional<Claim>> ReadClaim(const Reader& reader,
+                                               const LauncherVariables& variables) {
+  if (variables.kind == LauncherKind::kTfConfig) return ReadTfClaim(reader, variables);
+  std::optional<Sourced<int>> size;
+  if (!reader.Has(variables.rank)) return std::nullopt;
+  for (const char* name : variables.sizes) {
+    if (size) break;
+    FERRY_ASSIGN_OR_RETURN(size, reader.Number(name, 1, kMaxNodes));
+  }
+  if (!size && variables.needs_size) return std::nullopt;
+  if (!MayCount(reader, variables.kind, size)) return std::nullopt;
+  FERRY_ASSIGN_OR_RETURN(const std::optional<Sourced<int>> rank,
+                         reader.Number(variables.rank, 0, kMaxNodes - 1));
+  FERRY_RETURN_IF_ERROR(CheckBelow(rank, size));
+  Claim claim{.variables = &variables, .rank = *rank, .size = size};
+  claim.is_by_hand = variables.kind == LauncherKind::kTorch && !reader.Has("TORCHELASTIC_RUN_ID");
+  return claim;
+}
+
+std::optional<Claim> ReadRefusedClaim(const Reader& reader, const LauncherVariables& variables) {
+  if (ReadClaim(reader, variables).ok()) return std::nullopt;
+  Claim claim{.variables = &variables, .rank = {-1, variables.rank}, .is_by_hand = true};
+  if (variables.kind == LauncherKind::kTfConfig) {
+    const std::optional<Sourced<std::string>> text = reader.Text(variables.rank);
+    const std::optional<TfConfig> cluster = ParseTfCluster(text->value);
+    if (!cluster) return claim;
+    claim.size = Sourced<int>{cluster->size, text->source};
+    claim.first_host = Sourced<std::string>{cluster->first_host, text->source};
+    return claim;
+  }
+  for (const char* name : variables.sizes) {
+    if (!reader.Has(name)) continue;
+    if (const auto size = reader.Number(name, 1, kMaxNodes); size.ok()) claim.size = *size;
+    break;
+  }
+  if (const auto rank = reader.Number(variables.rank, 0, kMaxNodes - 1); rank.ok()) {
+    claim.rank = **rank;
+  }
+  return claim;
+}
+
+// The claim of the nearest launcher, unless what was set by hand contradicts it. Launchers further
+// out are not asked: ranks of mpirun in a batch script all inherit SLURM_PROCID=0.
+absl::StatusOr<std::optional<Claim>> NearestClaim(const Reader& reader) {
+  std::optional<Claim> nearest;
+  for (const LauncherVariables& variables : Launchers()) {
+    // Variables of launchers further out are ignored, so they need not be valid.
+    if (nearest && !nearest->is_by_hand && variables.kind != LauncherKind::kTfConfig) continue;
+    absl::StatusOr<std::optional<Claim>> claim = ReadClaim(reader, variables);
+    if (!nearest) {
+      if (!claim.ok()) return claim.status();
+      nearest = *std::move(claim);
+      continue;
+    }
+    if (!claim.ok() || !*claim) continue;
+    if (Contradict(*nearest, **claim)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "environment variables ", Shown(nearest->rank), " and ", Shown((*claim)->rank),
+          " disagree about which of ", nearest->size->value,
+          " processes this is; set FERRY_NODE_ID (or pass --node-id and --coordinator) to resolve "
+          "it"));
+    }
+    // One launcher is enough to compare with.
+    if (!(*claim)->is_by_hand && nearest->is_by_hand) break;
+  }
+  return nearest;
+}
+
+}  // namespace ferry::identity_internal

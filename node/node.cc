@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+// Joining a job, step by step.
+#include "node/node.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <system_error>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+#include "base/clock.h"
+#include "base/file_limit.h"
+#include "base/logging.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "node/kept_communicators.h"
+#include "node/node_watch.h"
+#include "node/node_worker.h"
+
+namespace ferry {
+namespace {
+
+// Descriptors of a process that exchanges tensors: the agent's socket, the listeners and what their
+// threads wait with, gRPC's included, some 25; and those of a lane to the first peer. More peers,
+// and GPUs, need more.
+constexpr int kNodeFiles = 48;
+
+std::string DescribePlace(const NodePlace& place, const NodeOptions& options,
+                          const Identity& identity) {
+  std::string text = absl::StrCat("node ", place.node_id);
+  if (place.num_nodes) absl::StrAppend(&text, " of ", *place.num_nodes);
+  std::string sources;
+  if (!options.node_id && identity.node_id) sources = identity.node_id->source;
+  if (!options.num_nodes && identity.num_nodes) {
+    absl::StrAppend(&sources, sources.empty() ? "" : ", ", identity.num_nodes->source);
+  }
+  if (!sources.empty()) absl::StrAppend(&text, " (", sources, ")");
+  return text;
+}
+
+bool IsSet(GetEnv get_env, const char* name) {
+  const std::optional<std::string> value = get_env(name);
+  return value && !value->empty();
+}
+
+// IPv6 addresses need brackets before a port.
+std::string HostPort(const std::string& host, int port) {
+  const bool is_bare_ipv6 = absl::StrContains(host, ':') && !absl::StartsWith(host, "[");
+  return is_bare_ipv6 ? absl::StrCat("[", host, "]:", port) : absl::StrCat(host, ":", port);
+}
+
+// REQUIRES: identity.first_host.
+std::string DerivedCoordinator(const Identity& identity) {
+  return HostPort(identity.first_host->value,
+                  identity.port_hint ? identity.port_hint->value : kDefaultCoordinatorPort);
+}
+
+}  // namespace
+
+absl::StatusOr<NodePlace> FindPlace(const NodeOptions& options, GetEnv get_env) {
+  // With an explicit node id and coordinator the launchers need not be consulted, whose variables
+  // may contradict each other or belong to another job. The count of nodes goes with the
+  // coordinator.
+  Identity identity;
+  if (!options.node_id || (options.coordinator.empty() && !IsSet(get_env, "FERRY_COORDINATOR"))) {
+    FERRY_ASSIGN_OR_RETURN(identity, ReadIdentity(get_env));
+  } else if (options.coordinator.empty()) {
+    FERRY_ASSIGN_OR_RETURN(identity, ReadCoordinatorVariables(get_env));
+  }
+  NodePlace place;
+  place.num_nodes = options.num_nodes;
+  if (!place.num_nodes && identity.num_nodes) place.num_nodes = identity.num_nodes->value;
+  if (options.node_id) {
+    place.node_id = *options.node_id;
+  } else if (identity.node_id) {
+    place.node_id = identity.node_id->value;
+  } else {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "which node is this? Say --node-id=I, set FERRY_NODE_ID, or start it with ferry run, srun "
+        "or mpirun",
+        IsSet(get_env, "SLURM_JOB_ID") ? " (this is inside a Slurm job, but not a task of srun)"
+                                       : ""));
+  }
+  if (place.node_id < 0 || (place.num_nodes && place.node_id >= *place.num_nodes)) {
+    return absl::InvalidArgumentError(absl::StrCat("node id ", place.node_id, " is not below ",
+                                                   place.num_nodes.value_or(0),
+                                                   ", the number of nodes"));
+  }
+  if (!options.coordinator.empty()) {
+    place.coordinator = options.coordinator;
+  } else if (identity.coordinator) {
+    place.coordinator = identity.coordinator->value;
+  } else if (identity.first_host && place.num_nodes) {
+    place.coordinator = DerivedCoordinator(identity);
+    place.is_derived = true;
+  } else {
+    return absl::InvalidArgumentError(
+        "where is the coordinator? Say --coordinator=HOST:PORT or set FERRY_COORDINATOR; `ferry "
+        "coordinator --nodes=N` starts one");
+  }
+  place.description = DescribePlace(place, options, identity);
+  return place;
+}
+
+absl::Status CannotTakePart(const absl::Status& why) {
+  char host[256] = {};
+  gethostname(host, sizeof(host) - 1);
+  // It is no mistake in the arguments of those that hear it.
+  return absl::FailedPreconditionError(
+      absl::StrCat("the process on ", host, " cannot take part: ", why.message()));
+}
+
+void ReportCannotJoin(const std::string& coordinator, const absl::Status& why,
+                      absl::Duration patience, std::shared_ptr<CancellationToken> stop) {
+  coord::AgentOptions agent;
+  agent.coordinator = coordinator;
+  agent.connect_timeout = patience;
+  if (stop != nullptr) agent.connect_stop = std::move(stop);
+  agent.cannot_join = CannotTakePart(why);
+  coord::Agent::Connect(std::move(agent)).IgnoreError();
+}
+
+std::optional<RefusedPlace> FindRefusedPlace(const NodeOptions& options, GetEnv get_env) {
+  const std::optional<RefusedIdentity> refused = ReadRefusedIdentity(get_env);
+  if (!options.node_id && !refused) return std::nullopt;
+  RefusedPlace place;
+  place.coordinator = options.coordinator;
+  if (place.coordinator.empty() && refused && refused->coordinator) {
+    place.coordinator = refused->coordinator->value;
+  } else if (place.coordinator.empty() && refused && refused->first_host) {
+    place.coordinator = DerivedCoordinator(*refused);
+    place.is_derived = true;
+  } else if (place.coordinator.empty()) {
+    const absl::StatusOr<Identity> own = ReadCoordinatorVariables(get_env);
+    if (!own.ok() || !own->coordinator) return std::nullopt;
+    place.coordinator = own->coordinator->value;
+  }
+  place.node_id = options.node_id;
+  if (!place.node_id && refused && refused->node_id) place.node_id = refused->node_id->value;
+  place.may_be_first =
+      options.node_id ? *options.node_id == 0 : !place.node_id || refused->may_be_first;
+  place.num_nodes = options.num_nodes;
+  if (!place.num_nodes && refused && refused->num_nodes) {
+    place.num_nodes = refused->num_nodes->value;
+  }
+  return place;
+}
+
+absl::StatusOr<NodePlace> FindPlaceOrReport(const NodeOptions& options, GetEnv get_env,
+                                            absl::Duration patience) {
+  absl::StatusOr<NodePlace> place = FindPlace(options, get_env);
+  if (place.ok()) return place;
+  if (const auto refused = FindRefusedPlace(options, get_env)) {
+    ReportCannotJoin(refused->coordinator, place.status(), patience, options.connect_stop);
+  }
+  return place;
+}
+
+absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
+  auto node = std::unique_ptr<Node>(new Node());
+  FERRY_ASSIGN_OR_RETURN(node->place_, FindPlaceOrReport(options, ProcessEnv));
+  const NodePlace& place = node->place_;
+  if (options.exchanges_tensors) FERRY_RETURN_IF_ERROR(CheckFileRoom(kNodeFiles));
+  node->discovery_ = DiscoverLocal();
+  LocalTopology& local = node->discovery_.topology;
+  local.node_id = place.node_id;
+
+  coord::AgentOptions agent;
+  agent.coordinator = place.coordinator;
+  agent.node_id = place.node_id;
+  agent.host_name = local.host_name;
+  agent.boot_id = local.boot_id;
+  agent.devices = local;
+  for (Device& device : agent.devices->devices) {
+    if (options.share_gpus) device.uuid.clear();
+    if (!device.uuid.empty()) agent.gpu_uuids.push_back(device.uuid);
+  }
+  agent.recoverable = options.recoverable;
+  agent.connect_timeout = options.connect_timeout;
+  agent.answer_timeout = options.answer_timeout;
+  agent.lost_timeout = options.lost_timeout;
+  agent.on_error = std::move(options.on_error);
+  agent.connect_stop = options.connect_stop;
+  agent.on_refused = [&place, &options](const absl::Status& why) {
+    ReportCannotJoin(place.coordinator, why, kReportPatience, options.connect_stop);
+  };
+  agent.num_nodes = place.num_nodes;
+  agent.enumerate_timeout = options.enumerate_timeout;
+  const absl::Time start = SteadyClock().Now();
+  FERRY_LOG_INFO(kNode, "joining: {} coordinator={} host={} devices={}", place.description,
+                 place.coordinator, Quoted(local.host_name), local.devices.size());
+  FERRY_ASSIGN_OR_RETURN(node->agent_, coord::Agent::Connect(std::move(agent)));
+  node->join_time_ = SteadyClock().Now() - start;
+  LogNodeJoined(place.node_id);
+  FERRY_ASSIGN_OR_RETURN(node->topology_, node->agent_->Topology());
+  FERRY_LOG_INFO(kNode, "joined: nodes={} devices={} incarnation={} address={} after {}",
+                 node->num_nodes(), node->topology_.devices().size(), node->agent_->incarnation(),
+                 node->agent_->observed_address(), ShortDuration(node->join_time_));
+  if (!options.exchanges_tensors) return node;
+  absl::Status status;
+  try {
+    status = node->StartExchange(options);
+  } catch (const std::system_error& error) {
+    // A thread that there is no room for.
+    status = absl::ResourceExhaustedError(error.what());
+  }
+  if (status.ok()) return node;
+  node->FailJob(status);
+  return status;
+}
+
+void Node::FailJob(const absl::Status& why) {
+  FERRY_LOG_INFO(kNode, "reporting an error to the job: {}", why);
+  // Without an answer to the first there will be none to the second.
+  if (agent_->ReportError(why).ok()) agent_->Leave().IgnoreError();
+}
+
+// NCCL's communicators end with a word to the store, for which the agent is needed; the agent's
+// callbacks need the exchange.
+Node::~Node() {
+  // Lines of what ends here name the node as well.
+  const absl::Cleanup left = [node_id = place_.node_id, has_joined = agent_ != nullptr] {
+    if (!has_joined) return;
+    FERRY_LOG_INFO(kNode, "left");
+    LogNodeLeft(node_id);
+  };
+  if (exchange_ == nullptr) return;
+  const absl::Status ended = kept_->Stop(abort_patience_);
+  absl::Status stopped = exchange_->Stop();
+  stopped.Update(ended);
+  // An agent that is left behind goes on telling of nodes.
+  if (node_watch_ != nullptr) node_watch_->Stop();
+  if (stopped.ok()) return;
+  // What hangs there may come back and speak to the store.
+  std::fprintf(stderr, "ferry: node %d leaves although %s\n", node_id(),
+               std::string(stopped.message()).c_str());
+  (void)agent_.release();
+  if (ended.ok()) return;
+  (void)ledger_.release();
+  (void)exchange_.release();
+}
+
+}  // namespace ferry

@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+// A node's part in moving tensors: where the others are, keys and steps.
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+#include "base/clock.h"
+#include "base/logging.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "node/agent_clique_ledger.h"
+#include "node/agent_clique_store.h"
+#include "node/endpoint_record.h"
+#include "node/exchange_report.h"
+#include "node/host_addresses.h"
+#include "node/kept_communicators.h"
+#include "node/node.h"
+#include "node/node_failure.h"
+#include "node/node_worker.h"
+#include "node/pending_report.h"
+#include "transport/control/handshake.h"
+
+namespace ferry {
+namespace {
+
+// How often somebody who waits for an address looks whether its node has died.
+constexpr absl::Duration kAddressLook = absl::Milliseconds(50);
+// Before the end of such a wait the coordinator is asked what it knows of the node.
+constexpr absl::Duration kAskBefore = absl::Seconds(1);
+
+// An address that is waited for; shared with calls that may outlive the wait.
+struct AwaitedAddress {
+  absl::Mutex mu;
+  std::optional<absl::StatusOr<std::string>> record ABSL_GUARDED_BY(mu);
+  // What the coordinator says of the node.
+  std::string situation ABSL_GUARDED_BY(mu);
+
+  bool is_there() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) { return record.has_value(); }
+};
+
+// "it has joined, and was last heard of 3s ago".
+std::string SituationOf(const coord::TaskStatus& task) {
+  if (task.is_joining) return "it is still joining";
+  const std::string heard =
+      task.heartbeat_age == absl::InfiniteDuration()
+          ? ""
+          : absl::StrCat(", and was last heard of ", ShortDuration(task.heartbeat_age), " ago");
+  switch (task.state) {
+    case coord::TaskState::kConnected:
+      return absl::StrCat("it has joined", heard);
+    case coord::TaskState::kError:
+      return absl::StrCat("it has failed: ", task.error.message());
+    case coord::TaskState::kDisconnected:
+      break;
+  }
+  return task.incarnation != 0 ? "it has left the job" : "it has not joined";
+}
+
+// "/job:worker/replica:0/task:3/device:CPU:0" of "host:0" of node 3.
+absl::StatusOr<std::string> TaskDeviceName(int node, absl::string_view device) {
+  int index = 0;
+  absl::string_view number = device;
+  const bool is_gpu = absl::ConsumePrefix(&number, "gpu:");
+  if (!(is_gpu || absl::ConsumePrefix(&number, "host:")) || !absl::SimpleAtoi(number, &index) ||
+      index < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(Quoted(device), " is no device: \"host:0\" and \"gpu:1\" are two"));
+  }
+  return ToString(
+      TaskDevice{{.job = "worker", .replica = 0, .task = node}, is_gpu ? "GPU" : "CPU", index});
+}
+
+}  // namespace
+
+absl::Status Node::StartExchange(const NodeOptions& node) {
+  ExchangeOptions options = node.exchange;
+  abort_patience_ = options.transports.nccl.abort_patience;
+  FERRY_ASSIGN_OR_RETURN(options.token, FindToken(options, ProcessEnv));
+  if (options.token.empty()) {
+    FERRY_ASSIGN_OR_RETURN(const coord::CompareAndSetResult stored,
+                           agent_->CompareAndSet(kExchangeTokenKey, std::nullopt, DrawSecret()));
+    if (!stored.value.has_value()) {
+      return absl::InternalError("the coordinator keeps no token of the job");
+    }
+    options.token = *stored.value;
+  }
+  options.coordinator = place_.coordinator;
+  if (options.advertise.empty()) {
+    const std::vector<InterfaceAddress> interfaces =
+        ReadInterfaces().value_or(std::vector<InterfaceAddress>());
+    options.local_end = FindLocalEnd(interfaces, agent_->observed_address(), place_.coordinator);
+  }
+  if (node.runs_graphs) {
+    NodeWorkerOptions worker;
+    worker.thread_count = node.graph_threads;
+    worker.limits = node.graph_limits;
+    worker.proof = {options.token, options.require_proof};
+    worker.devices = discovery_.topology.devices;
+    // Lanes look for themselves.
+    if (options.carrier == Carrier::kGrpc) {
+      worker.lookup = [this](int64_t task) {
+        if (task < 0 || task > INT32_MAX) return absl::NotFoundError("no such task");
+        return EndpointOf(static_cast<int>(task)).status();
+      };
+    }
+    options.grpc_services = [this, worker = std::move(worker)](Exchange& exchange) {
+      worker_ = std::make_unique<NodeWorker>(exchange, worker);
+      return std::vector<grpc::Service*>{&worker_->service()};
+    };
+  }
+  Endpoint self;
+  self.peer = {node_id(), agent_->incarnation()};
+  self.boot_id = discovery_.topology.boot_id;
+  self.host_name = discovery_.topology.host_name;
+  absl::flat_hash_map<std::pair<int32_t, int>, DeviceId> gpus;
+  for (size_t id = 0; id < topology_.devices().size(); ++id) {
+    const Device& device = topology_.device(static_cast<int>(id));
+    if (device.kind != DeviceKind::kGpu) continue;
+    const int index = topology_.devices()[id].node_index;
+    const int32_t node = topology_.nodes()[static_cast<size_t>(index)].node_id;
+    gpus[{node, device.ordinal}] = DeviceId(static_cast<int32_t>(id));
+  }
+  coord::Agent* const agent = agent_.get();
+  ledger_ = std::make_unique<AgentCliqueLedger>(*agent);
+  kept_ = std::make_shared<KeptCommunicators>(
+      *ledger_, node.kept_communicator_bytes, [this](int ordinal) -> uint64_t {
+        Gpus* const gpus_here = exchange_ == nullptr ? nullptr : exchange_->gpus();
+        if (gpus_here == nullptr) return 0;
+        const absl::StatusOr<Gpu*> gpu = gpus_here->Get(ordinal);
+        return gpu.ok() ? FreeBytesBesideArena(**gpu) : 0;
+      });
+  FERRY_ASSIGN_OR_RETURN(
+      exchange_,
+      Exchange::Start(
+          std::move(options), std::move(self),
+          [agent](int32_t node, ResolveCallback done) {
+            agent->GetAllAsync(
+                {EndpointKey(node)}, kAddressTimeout,
+                [node,
+                 done = std::move(done)](absl::StatusOr<std::vector<std::string>> values) mutable {
+                  if (!values.ok()) {
+                    return std::move(done)(absl::Status(
+                        values.status().code(), absl::StrCat("no address of node ", node, ": ",
+                                                             values.status().message())));
+                  }
+                  std::move(done)(DecodeEndpoint(values->front()));
+                });
+          },
+          [this](int32_t node) -> absl::StatusOr<Endpoint> {
+            absl::MutexLock lock(&mu_);
+            if (const auto found = endpoints_.find(node); found != endpoints_.end()) {
+              return found->second;
+            }
+            return absl::FailedPreconditionError(absl::StrCat(
+                "the address of node ", node, " has not been looked up: make keys with Node::Key"));
+          },
+          NcclJob{.store =
+                      [agent](std::shared_ptr<CliqueListener> listener) {
+                        return std::make_unique<AgentCliqueStore>(*agent, std::move(listener));
+                      },
+                  .device_of = [gpus = std::move(gpus)](int32_t node,
+                                                        int ordinal) -> std::optional<DeviceId> {
+                    const auto found = gpus.find({node, ordinal});
+                    if (found == gpus.end()) return std::nullopt;
+                    return found->second;
+                  }}));
+  FERRY_LOG_INFO(kNode, "tensors can be had: tcp={} unix={} grpc={} gpus={}",
+                 absl::StrJoin(exchange_->self().lanes.tcp, ","),
+                 Quoted(exchange_->self().lanes.unix_name), Quoted(exchange_->self().grpc_address),
+                 exchange_->self().gpus.size());
+  FERRY_RETURN_IF_ERROR(agent_->Set(EndpointKey(node_id()), EncodeEndpoint(exchange_->self()),
+                                    /*overwrite=*/true));
+  FERRY_ASSIGN_OR_RETURN(pending_watch_,
+                         AnswerPendingRequests(*agent_, node_id(),
+                                               [exchange = exchange_.get()](absl::Duration min_age,
+                                                                            PendingVisitor visit) {
+                                                 exchange->ForEachPending(min_age, visit);
+                                               }));
+  FERRY_ASSIGN_OR_RETURN(report_watch_,
+                         AnswerReportRequests(*agent_, node_id(), [exchange = exchange_.get()] {
+                           return MakeExchangeReport(*exchange);
+                         }));
+  WatchNodes();
+  return absl::OkStatus();
+}
+
+std::string Node::graph_address() const {
+  return worker_ == nullptr ? std::string() : exchange_->self().grpc_address;
+}
+
+absl::Status Node::CheckExchange() const {
+  if (exchange_ != nullptr) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "this node joined without NodeOptions::exchanges_tensors, and moves no tensors");
+}
+
+absl::StatusOr<Tensor> Node::Allocate(absl::string_view device, DataType dtype,
+                                      const Shape& shape) {
+  FERRY_RETURN_IF_ERROR(CheckExchange());
+  bool is_there = false;
+  for (const Device& each : discovery_.topology.devices) is_there |= DeviceName(each) == device;
+  if (!is_there) {
+    std::vector<std::string> names;
+    for (const Device& each : discovery_.topology.devices) names.push_back(DeviceName(each));
+    const std::string& why_no_gpus = discovery_.cuda_reason;
+    const bool explains = absl::StartsWith(device, "gpu:") && !why_no_gpus.empty();
+    return absl::InvalidArgumentError(absl::StrCat(
+        "node ", node_id(), " has no device ", Quoted(device), "; it has ",
+        absl::StrJoin(names, ", "), explains ? ": " : "", explains ? why_no_gpus : ""));
+  }
+  int ordinal = 0;
+  if (absl::string_view number = device;
+      absl::ConsumePrefix(&number, "gpu:") && absl::SimpleAtoi(number, &ordinal)) {
+    if (exchange_->gpus() != nullptr) return exchange_->gpus()->Allocate(ordinal, dtype, shape);
+    return absl::FailedPreconditionError(
+        absl::StrCat("this process uses no GPUs: ", exchange_->why_no_gpus()));
+  }
+  FERRY_ASSIGN_OR_RETURN(const size_t bytes, TensorBytes(dtype, shape));
+  FERRY_ASSIGN_OR_RETURN(std::shared_ptr<Buffer> buffer, exchange_->arena().Allocate(bytes));
+  return Tensor::Create(dtype, shape, std::move(buffer));
+}
+
+absl::StatusOr<std::string> Node::WaitForAddress(int node, const AddressWait& wait) {
+  const auto awaited = std::make_shared<AwaitedAddress>();
+  const absl::Time start = SteadyClock().Now();
+  const absl::Time deadline = start + wait.timeout;
+  agent_->GetAllAsync({EndpointKey(node)}, wait.timeout,
+                      [awaited](absl::StatusOr<std::vector<std::string>> values) {
+                        absl::MutexLock lock(&awaited->mu);
+                        if (values.ok()) {
+                          awaited->record = std::move(values->front());
+                        } else {
+                          awaited->record = values.status();
+                        }
+                      });
+  bool has_asked = false;
+  while (true) {
+    const absl::Time now = SteadyClock().Now();
+    std::string situation;
+    {
+      absl::MutexLock lock(&awaited->mu);
+      awaited->mu.AwaitWithTimeout(absl::Condition(awaited.get(), &AwaitedAddress::is_there),
+                                   std::clamp(deadline - now, absl::ZeroDuration(), kAddressLook));
+      // A deadline is told below, with more than the store knows.
+      if (awaited->is_there() && absl::IsDeadlineExceeded(awaited->record->status())) {
+        awaited->record.reset();
+      }
+      if (awaited->is_there()) return *std::move(awaited->record);
+      situation = awaited->situation;
+    }
+    const std::string what = absl::StrCat("where the tensors of node ", node, " can be had");
+    {
+      absl::MutexLock lock(&mu_);
+      if (const auto dead = failed_.find(node); dead != failed_.end()) {
+        return absl::UnavailableError(
+            absl::StrCat("node ", node, " ", FailedOrDied(dead->second),
+                         " before it told where its tensors can be had: ", dead->second.message()));
+      }
+    }
+    if (wait.cancellation != nullptr && wait.cancellation->is_cancelled()) {
+      return absl::CancelledError(absl::StrCat("waiting to hear ", what, " was called off"));
+    }
+    if (now >= deadline) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          "waited ", ShortDuration(wait.timeout), " to hear ", what, " (", EndpointKey(node),
+          " in the store), which node ", node, " has not told: ",
+          situation.empty() ? "the coordinator has not said either what became of it" : situation));
+    }
+    if (!has_asked && deadline - now <= std::max(kAskBefore, wait.timeout / 2)) {
+      has_asked = true;
+      agent_->WatchTasksAsync(-1, [awaited, node](absl::StatusOr<coord::NodeTable> table) {
+        if (!table.ok()) return;
+        for (const coord::TaskStatus& task : table->tasks) {
+          if (task.node_id != node) continue;
+          absl::MutexLock lock(&awaited->mu);
+          awaited->situation = SituationOf(task);
+        }
+      });
+    }
+  }
+}
+
+absl::StatusOr<Endpoint> Node::EndpointOf(int node, const AddressWait& wait) {
+  FERRY_RETURN_IF_ERROR(CheckExchange());
+  if (node == node_id()) return exchange_->self();
+  if (node < 0 || node >= num_nodes()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("there is no node ", node, "; the job has ", num_nodes()));
+  }
+  {
+    absl::MutexLock lock(&mu_);
+    if (const auto found = endpoints_.find(node); found != endpoints_.end()) return found->second;
+  }
+  const absl::Time deadline = SteadyClock().Now() + wait.timeout;
+  while (true) {
+    const absl::Time now = SteadyClock().Now();
+    FERRY_ASSIGN_OR_RETURN(
+        const std::string record,
+        WaitForAddress(node, {.timeout = std::max(deadline - now, absl::ZeroDuration()),
+                              .cancellation = wait.cancellation}));
+    FERRY_ASSIGN_OR_RETURN(Endpoint endpoint, DecodeEndpoint(record));
+    {
+      absl::MutexLock lock(&mu_);
+      if (const auto dead = failed_.find(node); dead != failed_.end()) {
+        return absl::UnavailableError(absl::StrCat("node ", node, " ", FailedOrDied(dead->second),
+                                                   ": ", dead->second.message()));
+      }
+      // What a former life has told stays in the store until the next one tells.
+      const auto alive = incarnations_.find(node);
+      if (alive == incarnations_.end() || alive->second == endpoint.peer.incarnation) {
+        FERRY_LOG_DEBUG(kNode, "address of a peer: peer={} host={} tcp={}", node,
+                        Quoted(endpoint.host_name), absl::StrJoin(endpoint.lanes.tcp, ","));
+        return endpoints_.emplace(node, std::move(endpoint)).first->second;
+      }
+    }
+    if (wait.cancellation != nullptr && wait.cancellation->is_cancelled()) {
+      return absl::CancelledError(absl::StrCat("waiting to hear where the tensors of node ", node,
+                                               " can be had was ", "called off"));
+    }
+    if (now >= deadline) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          "waited ", ShortDuration(wait.timeout), " for node ", node, ", which was restarted, to ",
+          "tell where its tensors can be had (", EndpointKey(node), " in the store)"));
+    }
+    absl::SleepFor(kAddressLook);
+  }
+}
+
+absl::StatusOr<RendezvousKey> Node::Key(absl::string_view name, int from, int to,
+                                        absl::string_view from_device, absl::string_view to_device,
+                                        const AddressWait& wait) {
+  FERRY_RETURN_IF_ERROR(RendezvousKey::CheckEdge(name));
+  if (to < 0 || to >= num_nodes()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("there is no node ", to, "; the job has ", num_nodes()));
+  }
+  FERRY_ASSIGN_OR_RETURN(const Endpoint source, EndpointOf(from, wait));
+  FERRY_ASSIGN_OR_RETURN(const std::string src, TaskDeviceName(from, from_device));
+  FERRY_ASSIGN_OR_RETURN(const std::string dst, TaskDeviceName(to, to_device));
+  return RendezvousKey::Parse(RendezvousKey::Text(src, source.peer.incarnation, dst, name));
+}
+
+absl::StatusOr<Step> Node::OpenStep(int64_t step_id) {
+  FERRY_RETURN_IF_ERROR(CheckExchange());
+  return exchange_->OpenStep(step_id);
+}
+
+absl::StatusOr<PathExplanation> Node::PathFrom(int from, size_t bytes, bool is_in_arena,
+                                               const MemoryPlace& from_place,
+                                               const MemoryPlace& to) {
+  FERRY_ASSIGN_OR_RETURN(const Endpoint source, EndpointOf(from));
+  return exchange_->PathFrom(source, bytes, is_in_arena, from_place, to);
+}
+
+}  // namespace ferry

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who is inside, and who comes too late.
+#include "node/node_watch.h"
+
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+namespace ferry {
+
+// Kept by questions that are not answered yet.
+struct NodeWatch::State : public std::enable_shared_from_this<State> {
+  // False: its owner may be gone.
+  bool Enter() ABSL_LOCKS_EXCLUDED(mu) {
+    absl::MutexLock lock(&mu);
+    if (!is_stopped) ++inside;
+    return !is_stopped;
+  }
+  void Exit() ABSL_LOCKS_EXCLUDED(mu) {
+    absl::MutexLock lock(&mu);
+    --inside;
+  }
+  bool is_empty() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) { return inside == 0; }
+
+  void Question(int64_t version) {
+    if (!Enter()) return;
+    ask(version, [self = shared_from_this()](absl::StatusOr<coord::NodeTable> table) {
+      self->OnAnswer(table);
+    });
+    Exit();
+  }
+  void OnAnswer(const absl::StatusOr<coord::NodeTable>& table) {
+    // Lost or leaving: others tell who dies.
+    if (!table.ok() || !Enter()) return;
+    on_table(*table);
+    if (pause) {
+      pause([self = shared_from_this(), version = table->version] { self->Question(version); });
+    } else {
+      Question(table->version);
+    }
+    Exit();
+  }
+
+  // Constant after construction.
+  Ask ask;
+  Pause pause;
+  OnTable on_table;
+
+  absl::Mutex mu;
+  bool is_stopped ABSL_GUARDED_BY(mu) = false;
+  // Calls that are under way.
+  int inside ABSL_GUARDED_BY(mu) = 0;
+};
+
+NodeWatch::NodeWatch(Ask ask, Pause pause, OnTable on_table) : state_(std::make_shared<State>()) {
+  state_->ask = std::move(ask);
+  state_->pause = std::move(pause);
+  state_->on_table = std::move(on_table);
+  state_->Question(-1);
+}
+
+void NodeWatch::Stop() {
+  absl::MutexLock lock(&state_->mu);
+  state_->is_stopped = true;
+  state_->mu.Await(absl::Condition(state_.get(), &State::is_empty));
+}
+
+}  // namespace ferry

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// The node's devices by TensorFlow's names, and memory that other processes can map.
+#include "node/node_worker.h"
+
+#include <utility>
+
+#include <grpcpp/impl/codegen/service_type.h>
+
+#include "base/usable_resources.h"
+#include "tensorflow/worker/collectives/nccl_gpu.h"
+#include "tensorflow/worker/worker_service.h"
+#include "topology/gpu_description.h"
+
+namespace ferry {
+namespace {
+
+// Less than that goes along with the message that says that it is there.
+constexpr size_t kArenaBytes = size_t{16} << 10;
+
+worker::WorkerOptions WorkerOptionsOf(Exchange& exchange, const NodeWorkerOptions& options) {
+  worker::WorkerOptions result;
+  result.task = exchange.task();
+  const uint64_t incarnation = exchange.self().peer.incarnation;
+  result.devices.push_back({.name = ToString(TaskDevice{result.task, "CPU", 0}),
+                            .type = "CPU",
+                            .memory_bytes = static_cast<int64_t>(Usable().memory_bytes),
+                            .incarnation = incarnation});
+  result.gpus = exchange.gpus();
+  if (result.gpus != nullptr) {
+    result.collectives = std::make_shared<worker::NcclGpus>(*result.gpus, exchange.nccl());
+  }
+  for (const Device& device : options.devices) {
+    if (device.kind != DeviceKind::kGpu || exchange.gpus() == nullptr ||
+        device.ordinal >= exchange.gpus()->count()) {
+      continue;
+    }
+    result.devices.push_back({.name = ToString(TaskDevice{result.task, "GPU", device.ordinal}),
+                              .type = "GPU",
+                              .memory_bytes = static_cast<int64_t>(device.memory_bytes),
+                              .incarnation = incarnation,
+                              .gpu_ordinal = device.ordinal,
+                              .description = GpuDescription(device),
+                              .numa_node = device.numa_node});
+  }
+  result.allocate = [&exchange](size_t bytes) -> absl::StatusOr<std::shared_ptr<Buffer>> {
+    if (bytes >= kArenaBytes) {
+      absl::StatusOr<std::shared_ptr<Buffer>> buffer = exchange.arena().Allocate(bytes);
+      if (buffer.ok()) return buffer;
+    }
+    return AllocateHeapBuffer(bytes);
+  };
+  result.host_name = exchange.self().host_name;
+  result.thread_count = options.thread_count;
+  result.limits = options.limits;
+  return result;
+}
+
+}  // namespace
+
+NodeWorker::NodeWorker(Exchange& exchange, NodeWorkerOptions options)
+    : steps_(exchange, options.lookup),
+      worker_(steps_, WorkerOptionsOf(exchange, options)),
+      service_(worker::MakeWorkerService(worker_, options.proof)) {}
+
+NodeWorker::~NodeWorker() = default;
+
+}  // namespace ferry

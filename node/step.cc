@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+// Waiting on the caller's own thread, and what the rendezvous leaves to its users.
+#include "node/step.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+
+#include "base/clock.h"
+#include "base/logging.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "gpu/cuda/ready_tensor.h"
+#include "node/exchange.h"
+#include "rendezvous/blocking_recv.h"
+#include "rendezvous/host_memory.h"
+
+namespace ferry {
+namespace {
+
+constexpr int kNamedKeys = 3;
+// How often somebody looks whether a device has filled a buffer.
+constexpr absl::Duration kCopyLook = absl::Microseconds(20);
+
+// Puts what has come where the receiver wants it, unless whoever carried it has done so.
+void Arrive(Exchange& exchange, const RendezvousKey& key, absl::Status status, Received received,
+            RecvCallback done) {
+  if (!status.ok() || received.is_dead) {
+    return std::move(done)(std::move(status), std::move(received));
+  }
+  const Tensor wanted = received.recv_args.destination.tensor();
+  Tensor& tensor = received.tensor;
+  const MemoryPlace place = wanted.is_valid()                     ? wanted.place()
+                            : IsForHostMemory(received.recv_args) ? MemoryPlace()
+                                                                  : PlaceOf(key.dst());
+  const bool is_there = wanted.is_valid() ? cuda::MemoryOf(tensor) == wanted.buffer() &&
+                                                tensor.data() == wanted.data()
+                                          : tensor.place() == place;
+  if (is_there) return std::move(done)(absl::OkStatus(), std::move(received));
+  if (tensor.is_on_host() && place.space == MemorySpace::kHost) {
+    if (tensor.dtype() == wanted.dtype() && tensor.bytes() == wanted.bytes() &&
+        IsFixedSize(wanted.dtype())) {
+      Tensor into = wanted;
+      CopyBytes(into.mutable_data(), tensor.data(), tensor.bytes());
+      tensor = std::move(into);
+    } else {
+      status = absl::InvalidArgumentError(absl::StrCat("what came is ", ToString(tensor),
+                                                       ", and the receiver's buffer is for ",
+                                                       ToString(wanted)));
+    }
+    return std::move(done)(std::move(status), std::move(received));
+  }
+  if (exchange.gpus() == nullptr) {
+    return std::move(done)(absl::FailedPreconditionError(absl::StrCat(
+                               absl::CEscape(key.text()), " is for ", ToString(place),
+                               ", and this process uses no GPUs: ", exchange.why_no_gpus())),
+                           std::move(received));
+  }
+  MoveRequest move;
+  move.tensor = tensor;
+  move.to = place;
+  move.destination = wanted;
+  move.deadline = received.recv_args.deadline;
+  move.what = absl::CEscape(key.text());
+  exchange.gpus()->Move(std::move(move), [received = std::move(received), done = std::move(done)](
+                                             absl::StatusOr<Tensor> moved) mutable {
+    if (!moved.ok()) return std::move(done)(moved.status(), std::move(received));
+    received.tensor = *std::move(moved);
+    std::move(done)(absl::OkStatus(), std::move(received));
+  });
+}
+
+}  // namespace
+
+absl::Status Step::Send(const RendezvousKey& key, Tensor tensor) {
+  if (!tensor.is_valid()) return absl::InvalidArgumentError("there is no tensor to be sent");
+  return rendezvous_->Send(key, std::move(tensor));
+}
+
+absl::Status Step::Send(const RendezvousKey& key, const Tensor& tensor, cuda::Stream stream) {
+  if (!tensor.is_valid() || tensor.is_on_host()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(ToString(tensor), " is not in a GPU's memory, and no stream writes it"));
+  }
+  if (exchange_->gpus() == nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("this process uses no GPUs: ", exchange_->why_no_gpus()));
+  }
+  FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, exchange_->gpus()->Get(tensor.place().ordinal));
+  FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const cuda::ReadyEvent> ready,
+                         cuda::ReadyEvent::Record(*gpu->events, stream));
+  return rendezvous_->Send(key, cuda::WithReady(tensor, std::move(ready)));
+}
+
+absl::Status Step::SendDead(const RendezvousKey& key) {
+  return rendezvous_->Send(key, Tensor(), /*is_dead=*/true);
+}
+
+void Step::RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done) {
+  exchange_->NoteDeadline(args.deadline);
+  // Most: it comes in host memory, and any will do.
+  if (!args.destination.is_valid() && exchange_->gpus() == nullptr && key.dst().type != "GPU") {
+    return rendezvous_->RecvAsync(key, std::move(args), std::move(done));
+  }
+  rendezvous_->RecvAsync(key, std::move(args),
+                         [exchange = exchange_, key, done = std::move(done)](
+                             absl::Status status, Received received) mutable {
+                           Arrive(*exchange, key, std::move(status), std::move(received),
+                                  std::move(done));
+                         });
+}
+
+absl::StatusOr<Received> Step::RecvValue(const RendezvousKey& key, absl::Duration timeout,
+                                         RecvArgs args) {
+  LaneLoop& loop = exchange_->loop();
+  if (loop.IsOnLoop()) {
+    return absl::FailedPreconditionError(
+        "a callback must not wait: it runs on the thread that everything comes in by. Use "
+        "RecvAsync there");
+  }
+  // The wait below keeps it.
+  args.deadline = absl::InfiniteFuture();
+  return RecvBlocking(
+      std::move(args), timeout, &loop,
+      [&](RecvArgs own, RecvCallback done) { RecvAsync(key, std::move(own), std::move(done)); },
+      [&] {
+        std::string phase = "nobody has sent it";
+        rendezvous_->ForEachPending(absl::ZeroDuration(), [&](const PendingStepOp& op) {
+          const bool is_it = op.key == key && op.side != PendingStepOp::Side::kSend;
+          if (is_it && !op.phase.empty()) phase = op.phase;
+        });
+        return absl::StrCat(" in step ", id(), " for ", absl::CEscape(key.text()), ": ", phase);
+      });
+}
+
+absl::StatusOr<Tensor> Step::Recv(const RendezvousKey& key, absl::Duration timeout) {
+  FERRY_ASSIGN_OR_RETURN(Received received, RecvValue(key, timeout));
+  if (received.is_dead) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(absl::CEscape(key.text()), " was sent dead: there is no tensor"));
+  }
+  return std::move(received.tensor);
+}
+
+absl::StatusOr<Tensor> Step::Recv(const RendezvousKey& key, absl::Duration timeout,
+                                  cuda::Stream stream) {
+  FERRY_ASSIGN_OR_RETURN(Tensor tensor, Recv(key, timeout));
+  if (tensor.is_on_host()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        absl::CEscape(key.text()), " is for host memory, and no stream of a GPU reads it"));
+  }
+  if (const auto ready = cuda::ReadyOf(tensor); ready != nullptr) {
+    FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, exchange_->gpus()->Get(tensor.place().ordinal));
+    FERRY_RETURN_IF_ERROR(ready->MakeWait(*gpu->device, stream));
+  }
+  return tensor;
+}
+
+absl::Status Step::RecvInto(const RendezvousKey& key, Tensor destination, absl::Duration timeout) {
+  if (!destination.is_valid() || !IsFixedSize(destination.dtype())) {
+    return absl::InvalidArgumentError("no buffer to receive into");
+  }
+  RecvArgs args;
+  args.destination = std::move(destination);
+  const absl::Time give_up = SteadyClock().Now() + timeout;
+  FERRY_ASSIGN_OR_RETURN(const Received received, RecvValue(key, timeout, std::move(args)));
+  if (const auto ready = cuda::ReadyOf(received.tensor); ready != nullptr) {
+    while (true) {
+      FERRY_ASSIGN_OR_RETURN(const bool is_done, ready->IsDone());
+      if (is_done) break;
+      if (SteadyClock().Now() >= give_up) {
+        return absl::DeadlineExceededError(absl::StrCat(
+            "waited ", ShortDuration(timeout), " in step ", id(), " for ",
+            absl::CEscape(key.text()), ": its copy on ", ToString(received.tensor.place()),
+            " has not ended, and still writes to the buffer"));
+      }
+      absl::SleepFor(kCopyLook);
+    }
+  }
+  if (!received.is_dead) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(absl::CEscape(key.text()), " was sent dead: there is no tensor"));
+}
+
+absl::Status Step::Close(absl::Duration timeout) {
+  const absl::Time deadline = SteadyClock().Now() + timeout;
+  LaneLoop& loop = exchange_->loop();
+  OutstandingOperations& operations = rendezvous_->operations();
+  // There nothing more would come while this waits.
+  const bool is_on_loop = loop.IsOnLoop();
+  bool is_taken = false;
+  std::string left;
+  {
+    const OutstandingOperations::Waiter waiter(operations);
+    rendezvous_->CountSends();
+    const auto is_idle = [&operations] { return operations.count() == 0; };
+    is_taken = is_on_loop ? is_idle() : loop.WaitUntil(is_idle, deadline);
+    // What has been taken may yet be declined.
+    if (is_taken) {
+      exchange_->AwaitHeard(*rendezvous_, deadline);
+    } else {
+      left = DescribeOutstanding();
+    }
+  }
+  exchange_->Cleanup(id());
+  // What nobody can take any more does not wait, and has not been taken either.
+  if (is_taken) return rendezvous_->lost();
+  if (is_on_loop) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "step ", id(), " was closed inside a callback, which must not wait, and ", left));
+  }
+  return absl::DeadlineExceededError(
+      absl::StrCat("step ", id(), " was closed after ", ShortDuration(timeout), ", and ", left));
+}
+
+std::string Step::DescribeOutstanding() const {
+  std::vector<std::string> named;
+  size_t count = 0;
+  const auto see = [&](const PendingStepOp& op) {
+    const bool is_under_way = op.side == PendingStepOp::Side::kTransfer;
+    if (is_under_way ? op.step_id != id() || op.outlives_sender
+                     : op.side != PendingStepOp::Side::kSend) {
+      return;
+    }
+    if (count++ >= kNamedKeys) return;
+    named.push_back(absl::StrCat(
+        absl::CEscape(op.key.text()), " (",
+        is_under_way ? op.phase
+                     : absl::StrCat("node ", op.key.dst().task.task, " has not asked for it"),
+        ")"));
+  };
+  rendezvous_->ForEachPending(absl::ZeroDuration(), see);
+  exchange_->ForEachTransfer(absl::ZeroDuration(), see);
+  if (count == 0) return "the answer to a request for its values is not on its way yet";
+  const LaneHubStats lanes = exchange_->lane_stats();
+  return absl::StrCat(
+      count, count == 1 ? " tensor that was sent has" : " tensors that were sent have",
+      " not been received: ", absl::StrJoin(named, ", "), count > named.size() ? ", ..." : "",
+      // Whoever should have asked may be among them.
+      lanes.refused == 0 ? ""
+                         : absl::StrCat("; connections refused here: ", lanes.refused,
+                                        ", the last: ", lanes.last_refusal));
+}
+
+void Step::Abort(const absl::Status& why) {
+  FERRY_LOG_DEBUG(kRendezvous, "step aborted: step={}: {}", id(), why);
+  rendezvous_->StartAbort(why);
+  // Of what is on its way nobody hears any more once the step is forgotten.
+  if (rendezvous_->operations().count() > 0) {
+    exchange_->ForEachTransfer(absl::ZeroDuration(), [&](const PendingStepOp& op) {
+      if (op.step_id == id() && !op.outlives_sender) rendezvous_->NoteLost(op.key, why);
+    });
+    // It was taken just now, and is not listed yet.
+    rendezvous_->NoteLost(why);
+  }
+  exchange_->Cleanup(id());
+}
+
+}  // namespace ferry

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// LaneFetcher: gets values from other workers over lanes, which it opens when they are needed.
+#ifndef FERRY_RENDEZVOUS_PEER_LANE_FETCHER_H_
+#define FERRY_RENDEZVOUS_PEER_LANE_FETCHER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
+
+#include "base/spin_lock.h"
+#include "rendezvous/peer/lane_table.h"
+#include "rendezvous/remote_rendezvous.h"
+
+namespace ferry {
+
+// Finds out where a node is now. Asynchronous: `done` is called once, on any thread, perhaps
+// inside.
+using ResolveCallback = absl::AnyInvocable<void(absl::StatusOr<Endpoint>) &&>;
+using EndpointResolver = std::function<void(int32_t node_id, ResolveCallback done)>;
+
+// Thread-safe. Task N of a key's device is node N of the job.
+class LaneFetcher final : public RemoteFetcher {
+ public:
+  // `exchange` outlives it; set_connector before the first Fetch.
+  LaneFetcher(const LaneExchange& exchange, EndpointResolver resolver)
+      : resolver_(std::move(resolver)), shared_(std::make_shared<Shared>(exchange)) {}
+  ~LaneFetcher() override { Close(absl::CancelledError("this process is leaving")); }
+  // Outlives all lanes.
+  void set_connector(LaneConnector* connector) { shared_->table->set_connector(connector); }
+
+  std::shared_ptr<RemoteFetch> Fetch(int64_t step_id, const RendezvousKey& key,
+                                     const RecvArgs& args, RecvCallback done) override;
+
+  // This side of a lane that `peer` has opened.
+  std::shared_ptr<LaneHandler> Serve(const LanePeer& peer) { return shared_->table->Accept(peer); }
+
+  // As LaneTable::WayTo.
+  LaneTable::Way WayTo(const Endpoint& peer) const { return shared_->table->WayTo(peer); }
+  // The lane to a node in that life that is open now, or being opened; null if there is none.
+  std::shared_ptr<LaneClient> ClientOf(const LanePeer& peer) const;
+  // As LaneTable::Forget; a later fetch looks for the node anew.
+  void Forget(int32_t node_id, const absl::Status& why, uint64_t alive_incarnation = 0) {
+    shared_->table->Forget(node_id, why, alive_incarnation);
+  }
+  // All lanes end; later fetches do at once.
+  void Close(const absl::Status& why) { shared_->table->Close(why); }
+  size_t unfinished_sends() const { return shared_->table->unfinished_sends(); }
+  void ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const {
+    shared_->table->ForEachTransfer(min_age, visit);
+  }
+  // As LaneTable::Servers.
+  std::vector<std::shared_ptr<LaneServer>> Servers() const { return shared_->table->Servers(); }
+  size_t lane_count() const { return shared_->table->lane_count(); }
+
+ private:
+  class Resolving;
+  struct Shared {
+    explicit Shared(const LaneExchange& exchange) : table(std::make_shared<LaneTable>(exchange)) {}
+
+    const std::shared_ptr<LaneTable> table;
+    SpinLock mu;
+    absl::flat_hash_map<int32_t, std::shared_ptr<Resolving>> resolving ABSL_GUARDED_BY(mu);
+  };
+
+  const EndpointResolver resolver_;
+  // With callbacks of the resolver, which may come when this is gone.
+  const std::shared_ptr<Shared> shared_;
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_RENDEZVOUS_PEER_LANE_FETCHER_H_

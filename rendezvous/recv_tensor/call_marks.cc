@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checksums of requests and of values, as text.
+#include "rendezvous/recv_tensor/call_marks.h"
+
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+
+#include "tensor/checksum.h"
+#include "transport/control/handshake.h"
+
+namespace ferry {
+namespace {
+
+constexpr char kWhatToDo[] =
+    "Memory or a network card of one of the two machines changes bits: look for memory errors in "
+    "their kernels' logs (`dmesg | grep -i -E 'edac|mce|hardware error'`), run the step again, and "
+    "take the machine out of the job if it happens again";
+
+template <typename Number>
+absl::string_view BytesOf(const Number& number) {
+  return {reinterpret_cast<const char*>(&number), sizeof(number)};
+}
+
+std::string AsText(uint64_t sum) { return absl::StrCat(absl::Hex(sum, absl::kZeroPad16)); }
+
+absl::Status NoProof() {
+  return absl::UnauthenticatedError(
+      "the call does not prove to be of this job, which this node requires (--require-proof, or "
+      "in programs ExchangeOptions::require_proof). Ferry's nodes prove it when they have the "
+      "same token (FERRY_JOB_TOKEN); TensorFlow's workers cannot");
+}
+
+absl::Status WrongProof() {
+  return absl::UnauthenticatedError(
+      "the caller does not know the job's token, or repeats what another one has said: is it of "
+      "another job (FERRY_JOB_TOKEN)?");
+}
+
+// The proof itself only if there is something to compare it with.
+absl::Status CheckProof(const CallMetadata& metadata, const ProofPolicy& policy, int64_t request_id,
+                        absl::FunctionRef<std::string()> proof) {
+  if (policy.token.empty()) return absl::OkStatus();
+  const std::optional<absl::string_view> sent = FindMark(metadata, kProofMark);
+  if (!sent.has_value()) {
+    if (!policy.is_required) return absl::OkStatus();
+    return NoProof();
+  }
+  // Whoever has heard one could say it as often as he likes.
+  if (policy.is_required && request_id == 0) {
+    return absl::UnauthenticatedError("a call without a request id proves nothing");
+  }
+  if (IsSameProof(*sent, proof())) return absl::OkStatus();
+  return WrongProof();
+}
+
+}  // namespace
+
+std::string ProofMark(absl::string_view token, const TensorCall& call) {
+  return absl::BytesToHexString(Authenticate(
+      token,
+      absl::StrCat("ferry RecvTensor", BytesOf(call.step_id), BytesOf(call.request_id), call.key)));
+}
+
+std::string ProofMark(absl::string_view token, int64_t finished_request_id) {
+  return absl::BytesToHexString(
+      Authenticate(token, absl::StrCat("ferry MarkRecvFinished", BytesOf(finished_request_id))));
+}
+
+absl::Status CheckProof(const CallMetadata& metadata, const ProofPolicy& policy,
+                        const TensorCall& call) {
+  return CheckProof(metadata, policy, call.request_id,
+                    [&] { return ProofMark(policy.token, call); });
+}
+
+absl::Status CheckProof(const CallMetadata& metadata, const ProofPolicy& policy,
+                        int64_t finished_request_id) {
+  return CheckProof(metadata, policy, finished_request_id,
+                    [&] { return ProofMark(policy.token, finished_request_id); });
+}
+
+std::string MethodProofMark(absl::string_view token, absl::string_view method, int64_t nonce) {
+  return absl::StrCat(absl::Hex(nonce, absl::kZeroPad16),
+                      absl::BytesToHexString(
+                          Authenticate(token, absl::StrCat("ferry call", BytesOf(nonce), method))));
+}
+
+absl::StatusOr<int64_t> CheckMethodProof(const CallMetadata& metadata, absl::string_view token,
+                                         absl::string_view method) {
+  const std::optional<absl::string_view> sent = FindMark(metadata, kProofMark);
+  if (!sent.has_value()) return NoProof();
+  uint64_t nonce = 0;
+  if (sent->size() > 16 && absl::SimpleHexAtoi(sent->substr(0, 16), &nonce) && nonce != 0 &&
+      IsSameProof(*sent, MethodProofMark(token, method, static_cast<int64_t>(nonce)))) {
+    return static_cast<int64_t>(nonce);
+  }
+  return WrongProof();
+}
+
+std::string ChecksumMark(const TensorCall& call) {
+  return AsText(Checksum({BytesOf(call.step_id), BytesOf(call.request_id), call.key}, 0));
+}
+
+std::string ChecksumMark(const ServedValue& value) {
+  if (value.is_dead) return "dead";
+  const Tensor& tensor = value.tensor;
+  const auto dtype = static_cast<int32_t>(tensor.dtype());
+  const auto dims = tensor.shape().dims();
+  std::vector<absl::string_view> parts = {
+      BytesOf(dtype), {reinterpret_cast<const char*>(dims.data()), dims.size() * sizeof(dims[0])}};
+  std::vector<uint64_t> lengths;
+  if (tensor.dtype() == DataType::kString) {
+    for (const std::string& each : tensor.strings()) lengths.push_back(each.size());
+    parts.emplace_back(reinterpret_cast<const char*>(lengths.data()),
+                       lengths.size() * sizeof(uint64_t));
+    for (const std::string& each : tensor.strings()) parts.push_back(each);
+  } else {
+    parts.emplace_back(static_cast<const char*>(tensor.data()), tensor.bytes());
+  }
+  return AsText(Checksum(parts, 0));
+}
+
+std::optional<absl::string_view> FindMark(const CallMetadata& metadata, absl::string_view name) {
+  const grpc::string_ref key(name.data(), name.size());
+  if (metadata.count(key) != 1) return std::nullopt;
+  const grpc::string_ref found = metadata.find(key)->second;
+  return absl::string_view(found.data(), found.size());
+}
+
+absl::Status CheckCall(const CallMetadata& metadata, const TensorCall& call) {
+  const std::optional<absl::string_view> sent = FindMark(metadata, kChecksumMark);
+  if (!sent.has_value()) return absl::OkStatus();
+  const std::string here = ChecksumMark(call);
+  if (*sent == here) return absl::OkStatus();
+  return absl::DataLossError(
+      absl::StrCat("the request for a tensor has changed on its way: its checksum is ", here,
+                   ", and it was sent with ", sent->substr(0, 32), ". ", kWhatToDo));
+}
+
+absl::Status CheckValue(const CallMetadata& trailer, const ServedValue& value, bool must_have) {
+  const std::optional<absl::string_view> sent = FindMark(trailer, kChecksumMark);
+  if (!sent.has_value()) {
+    if (!must_have) return absl::OkStatus();
+    return absl::DataLossError(
+        absl::StrCat("the tensor has lost its checksum on its way. ", kWhatToDo));
+  }
+  const std::string here = ChecksumMark(value);
+  if (*sent == here) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(value.is_dead ? "a dead value" : ToString(value.tensor),
+                                          " has checksum ", here, ", and was sent with ",
+                                          sent->substr(0, 32), ". ", kWhatToDo));
+}
+
+}  // namespace ferry

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// A value as the frames of ferry.v1.TensorStream, and back.
+#ifndef FERRY_RENDEZVOUS_RECV_TENSOR_TENSOR_FRAMES_H_
+#define FERRY_RENDEZVOUS_RECV_TENSOR_TENSOR_FRAMES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <google/protobuf/io/coded_stream.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/slice.h>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "rendezvous/recv_tensor/tensor_coding.h"
+#include "rendezvous/response_cache.h"
+
+namespace ferry {
+
+// Content of one frame: long enough that its costs beside the copying do not count, short enough to
+// be copied while it is in the caches (benchmarks/recv_tensor_bench: 256 and 512 KiB are alike, 128
+// KiB and 1 MiB are slower by a fifth).
+inline constexpr size_t kFrameBytes = size_t{512} << 10;
+// Of a tensor that arrives: its header alone must not take all memory.
+inline constexpr size_t kMaxStreamedBytes = size_t{64} << 30;
+
+// Cuts a value into frames, which point into the tensor's memory and share it. Not thread-safe.
+class FrameWriter final {
+ public:
+  // REQUIRES: frame_bytes is not 0.
+  explicit FrameWriter(const ServedValue& value, size_t frame_bytes = kFrameBytes);
+
+  // There is at least one frame.
+  bool is_done() const { return is_started_ && sent_bytes_ == content_.size(); }
+  // REQUIRES: not done.
+  grpc::ByteBuffer Next();
+
+ private:
+  const size_t frame_bytes_;
+  // Of the first frame; the tag and length of its content are still to come.
+  std::string header_;
+  grpc::Slice content_;
+  size_t sent_bytes_ = 0;
+  bool is_started_ = false;
+};
+
+// Puts frames together; each is copied once, to where it stays. Not thread-safe.
+class FrameReader final {
+ public:
+  explicit FrameReader(DecodeTarget target, size_t max_bytes = kMaxStreamedBytes)
+      : target_(std::move(target)), max_bytes_(max_bytes) {}
+
+  // The next frame.
+  //   Errors: INTERNAL for what is no frame, or not one that could follow; INVALID_ARGUMENT for a
+  //   tensor that is none, or not of the destination's type and size; RESOURCE_EXHAUSTED above
+  //   `max_bytes`; CANCELLED when the gate was closed. The reader is good for nothing after one.
+  absl::Status Read(grpc::ByteBuffer& frame);
+
+  // The stream has ended.
+  //   Errors: INTERNAL naming what is missing; INVALID_ARGUMENT for strings that are none.
+  absl::StatusOr<ServedValue> Finish();
+
+  bool has_header() const { return has_header_; }
+  // REQUIRES: has_header().
+  bool require_ack() const { return value_.require_ack; }
+
+ private:
+  absl::Status ReadHeader(google::protobuf::io::CodedInputStream& in);
+  absl::Status ReadContent(google::protobuf::io::CodedInputStream& in);
+  absl::StatusOr<Tensor> Strings() const;
+
+  const DecodeTarget target_;
+  const size_t max_bytes_;
+  bool has_header_ = false;
+  // Its tensor is there from the header on, unless it is one of strings.
+  ServedValue value_;
+  size_t content_bytes_ = 0;
+  size_t received_bytes_ = 0;
+  // Of strings, which are made when all is there.
+  bool is_strings_ = false;
+  Shape strings_shape_;
+  std::string strings_;
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_RENDEZVOUS_RECV_TENSOR_TENSOR_FRAMES_H_

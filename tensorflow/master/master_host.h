@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// MasterHost: a master inside a coordinator, with its threads and its links.
+#ifndef FERRY_TENSORFLOW_MASTER_MASTER_HOST_H_
+#define FERRY_TENSORFLOW_MASTER_MASTER_HOST_H_
+
+#include <memory>
+#include <vector>
+
+#include <grpcpp/impl/codegen/service_type.h>
+
+#include "absl/time/time.h"
+
+#include "coord/core/strand.h"
+#include "coord/server/unary_service.h"
+#include "tensorflow/master/grpc_worker_link.h"
+#include "tensorflow/master/job_workers.h"
+#include "tensorflow/master/master.h"
+#include "tensorflow/master/timer_thread.h"
+#include "tensorflow/master/work_pool.h"
+
+namespace ferry::master {
+
+// Lives longer than the server that it is in. Threads: "ferry-steps",
+// "ferry-graph-N", "ferry-looks-0".
+class MasterHost final {
+ public:
+  MasterHost(MasterOptions options, WorkerRecords records);
+  // REQUIRES: stopped, if it was attached.
+  ~MasterHost();
+
+  MasterHost(const MasterHost&) = delete;
+  MasterHost& operator=(const MasterHost&) = delete;
+
+  // The services, for the server of that coordinator. Once.
+  std::vector<std::unique_ptr<grpc::Service>> Attach(coord::Strand& strand,
+                                                     coord::RareMethods& rare);
+
+  // Ends all sessions and answers all calls. The workers are told for at most `grace`. Before the
+  // coordinator's server stops; a second time does nothing.
+  void Stop(absl::Duration grace);
+
+ private:
+  const MasterOptions options_;
+  const WorkerRecords records_;
+  Timers timers_;
+  // Null until it is attached, and when it has been stopped.
+  std::unique_ptr<TimerThread> timer_thread_;
+  std::unique_ptr<WorkPool> pool_;
+  std::unique_ptr<WorkPool> looks_;
+  GrpcWorkerLinks links_;
+  std::unique_ptr<JobWorkers> workers_;
+  std::unique_ptr<Master> master_;
+  bool is_stopped_ = false;
+};
+
+}  // namespace ferry::master
+
+#endif  // FERRY_TENSORFLOW_MASTER_MASTER_HOST_H_

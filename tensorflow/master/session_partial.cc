@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// Steps that are fed and fetched in pieces.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "tensorflow/master/session.h"
+#include "tensorflow/master/step_result.h"
+
+namespace ferry::master {
+
+void Session::PartialRunSetup(std::shared_ptr<tensorflow::PartialRunSetupRequest> request,
+                              Done<tensorflow::PartialRunSetupResponse> done) {
+  absl::StatusOr<Use> begun = BeginUse();
+  if (!begun.ok()) return std::move(done)(begun.status());
+  auto use = std::make_shared<Use>(*std::move(begun));
+  graph::StepRequest wanted;
+  wanted.feeds.assign(request->feed().begin(), request->feed().end());
+  wanted.fetches.assign(request->fetch().begin(), request->fetch().end());
+  wanted.targets.assign(request->target().begin(), request->target().end());
+  Prepare(Canonical(std::move(wanted)), use,
+          [this, use, done = std::move(done)](StepCache::Result registered) mutable {
+            if (!registered.ok()) return std::move(done)(registered.status());
+            auto partial = std::make_shared<PartialStep>(*registered, NewStepId());
+            tensorflow::PartialRunSetupResponse response;
+            {
+              absl::MutexLock lock(&mu_);
+              if (partials_.size() < context_.options.max_partial_runs) {
+                response.set_partial_run_handle(absl::StrCat(next_partial_++));
+                partials_.emplace(response.partial_run_handle(), std::move(partial));
+              }
+            }
+            if (response.partial_run_handle().empty()) {
+              return std::move(done)(absl::ResourceExhaustedError(absl::StrCat(
+                  "The session has --max-partial-runs (", context_.options.max_partial_runs,
+                  ") steps that were not run to their ends")));
+            }
+            std::move(done)(std::move(response));
+          });
+}
+
+void Session::RunPiece(std::shared_ptr<tensorflow::RunStepRequest> request,
+                       std::shared_ptr<CancellationToken> gone, std::shared_ptr<Use> use,
+                       Done<tensorflow::RunStepResponse> done) {
+  const std::string handle = request->partial_run_handle();
+  std::vector<std::string> feeds;
+  for (const auto& feed : request->feed()) feeds.push_back(feed.name());
+  const std::vector<std::string> fetches(request->fetch().begin(), request->fetch().end());
+  std::shared_ptr<PartialStep> partial;
+  {
+    absl::MutexLock lock(&mu_);
+    const auto found = partials_.find(handle);
+    if (found != partials_.end()) {
+      partial = found->second;
+      // From here on the step is not cleaned up without this piece.
+      ++partial->pieces;
+    }
+  }
+  if (partial == nullptr) {
+    return std::move(done)(
+        absl::InvalidArgumentError("Must run PartialRunSetup before performing partial runs"));
+  }
+  bool is_last = false;
+  // Checked before the call is recorded, so that it may be repeated with valid tensors.
+  absl::Status status = CheckFeeds(*partial->registered, *request);
+  if (status.ok()) {
+    absl::MutexLock lock(&partial->mu);
+    status = partial->run.Take(feeds, fetches);
+    is_last = partial->run.is_done();
+  }
+  if (!status.ok()) {
+    // The step stays as it was.
+    LeavePiece(partial, std::move(use));
+    return std::move(done)(std::move(status));
+  }
+  std::shared_ptr<StepCall> call = NewCall(
+      LimitsOf(request->options(), std::move(gone)),
+      [request, done = std::move(done)](absl::StatusOr<RunningStep::Result> result) mutable {
+        if (!result.ok()) return std::move(done)(result.status());
+        std::move(done)(MakeRunStepResponse(*request, *result));
+      });
+  bool is_over = false;
+  {
+    absl::MutexLock lock(&mu_);
+    is_over = partial->is_over;
+    if (is_over) {
+      calls_.erase(call);
+    } else {
+      partial->has_begun = true;
+      partial->calls.insert(call);
+    }
+  }
+  if (is_over) {
+    call->Finish(absl::AbortedError("Another piece of this step has failed"));
+    return LeavePiece(partial, std::move(use));
+  }
+  RunSpec spec;
+  spec.step_id = partial->step_id;
+  spec.options = ExecutorOptsOf(request->options());
+  spec.is_partial = true;
+  spec.is_last_partial_run = is_last;
+  FillSpec(*partial->registered, *request, spec);
+  Launch(partial->registered, std::move(spec), call,
+         [this, handle, partial, call, is_last, use = std::move(use)](const absl::Status& result,
+                                                                      bool) mutable {
+           EndPiece(handle, partial, call, is_last, result, std::move(use));
+         });
+}
+
+void Session::EndPiece(const std::string& handle, const std::shared_ptr<PartialStep>& partial,
+                       const std::shared_ptr<StepCall>& call, bool is_last,
+                       const absl::Status& status, std::shared_ptr<Use> use) {
+  std::vector<std::shared_ptr<StepCall>> others;
+  {
+    absl::MutexLock lock(&mu_);
+    partial->calls.erase(call);
+    if (!status.ok() || is_last) {
+      partial->is_over = true;
+      partials_.erase(handle);
+    }
+    if (!status.ok()) others.assign(partial->calls.begin(), partial->calls.end());
+  }
+  for (const auto& other : others) other->CallOff(status);
+  LeavePiece(partial, std::move(use));
+}
+
+void Session::LeavePiece(const std::shared_ptr<PartialStep>& partial, std::shared_ptr<Use> use) {
+  {
+    absl::MutexLock lock(&mu_);
+    --partial->pieces;
+    // The last piece cleans up.
+    if (!partial->is_over || partial->pieces > 0) return;
+  }
+  workers_->Cleanup(partial->step_id, partial->registered->worker_indexes(),
+                    [partial, use = std::move(use)] {});
+}
+
+}  // namespace ferry::master

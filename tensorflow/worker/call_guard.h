@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// CallGuard: who may call a worker's service.
+#ifndef FERRY_TENSORFLOW_WORKER_CALL_GUARD_H_
+#define FERRY_TENSORFLOW_WORKER_CALL_GUARD_H_
+
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+#include "rendezvous/proof_policy.h"
+#include "rendezvous/recent_request_ids.h"
+#include "rendezvous/recv_tensor/call_marks.h"
+
+namespace ferry::worker {
+
+// Thread-safe. Without ProofPolicy::is_required everybody may.
+class CallGuard final {
+ public:
+  explicit CallGuard(ProofPolicy policy) : policy_(std::move(policy)) {}
+
+  //   Errors: UNAUTHENTICATED.
+  absl::Status Check(const CallMetadata& metadata, absl::string_view method) {
+    if (!policy_.is_required) return absl::OkStatus();
+    const absl::StatusOr<int64_t> nonce = CheckMethodProof(metadata, policy_.token, method);
+    if (!nonce.ok()) return nonce.status();
+    if (seen_.TrackUnique(*nonce, method).ok()) return absl::OkStatus();
+    return absl::UnauthenticatedError("the caller repeats the proof of an earlier call");
+  }
+
+ private:
+  const ProofPolicy policy_;
+  RecentRequestIds seen_;
+};
+
+}  // namespace ferry::worker
+
+#endif  // FERRY_TENSORFLOW_WORKER_CALL_GUARD_H_

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// NcclGpus: the GPUs of a worker, as collectives by NCCL use them.
+#ifndef FERRY_TENSORFLOW_WORKER_COLLECTIVES_NCCL_GPU_H_
+#define FERRY_TENSORFLOW_WORKER_COLLECTIVES_NCCL_GPU_H_
+
+#include <map>
+#include <memory>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+#include "gpu/gpus.h"
+#include "tensorflow/worker/collectives/collective_gpu.h"
+#include "transport/nccl/nccl_context.h"
+
+namespace ferry::worker {
+
+class NcclGpu;
+
+// Thread-safe. Each GPU has a thread on which its collectives are launched ("ferry-coll0"), one
+// after the other; it makes communicators and waits for keyed transfers to be quiet.
+class NcclGpus final : public CollectiveGpus {
+ public:
+  // Both outlive it.
+  NcclGpus(Gpus& gpus, const NcclJob& job);
+  // Aborts what is under way. REQUIRES: no collective is.
+  ~NcclGpus() override;
+
+  // Opens the GPU, and may block.
+  NcclOffer Offer(const CollectiveNode& node) override ABSL_LOCKS_EXCLUDED(mu_);
+  CollectiveGpu& gpu(int ordinal) override ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  absl::Status Open(int ordinal) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  Gpus& gpus_;
+  const NcclJob& job_;
+  absl::Mutex mu_;
+  std::map<int, std::unique_ptr<NcclGpu>> opened_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace ferry::worker
+
+#endif  // FERRY_TENSORFLOW_WORKER_COLLECTIVES_NCCL_GPU_H_

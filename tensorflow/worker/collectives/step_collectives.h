@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// StepCollectives: what the collective nodes of one run of a graph do.
+#ifndef FERRY_TENSORFLOW_WORKER_COLLECTIVES_STEP_COLLECTIVES_H_
+#define FERRY_TENSORFLOW_WORKER_COLLECTIVES_STEP_COLLECTIVES_H_
+
+#include <memory>
+
+#include "absl/types/span.h"
+
+#include "base/clock.h"
+#include "rendezvous/value.h"
+#include "tensorflow/worker/collectives/collective_carrier.h"
+#include "tensorflow/worker/collectives/collective_node.h"
+#include "tensorflow/worker/kernel.h"
+#include "tensorflow/worker/step_exchange.h"
+
+namespace ferry::worker {
+
+// Thread-safe; holds no thread. Kept by its run.
+class StepCollectives final {
+ public:
+  //   clock: that of the exchange's deadlines; outlives what it runs.
+  StepCollectives(std::shared_ptr<StepExchange> exchange,
+                  std::unique_ptr<CollectiveCarrier> carrier, const Clock& clock)
+      : exchange_(std::move(exchange)), carrier_(std::move(carrier)), clock_(clock) {}
+
+  // Finds out who the others are, and then does the node's part. Waits without a thread.
+  //   node, environment, cancellation: outlive it.
+  //   inputs: of the node.
+  //   done: once, on any thread, perhaps inside, with what the node gives.
+  //   Errors: as GroupTable and CollectiveCarrier; DEADLINE_EXCEEDED when the leader says nothing.
+  void Run(const CollectiveNode& node, const KernelEnvironment& environment,
+           absl::Span<const Tensor> inputs, CancellationToken* cancellation, RecvCallback done);
+
+ private:
+  struct Joining;
+
+  absl::Status Join(const std::shared_ptr<Joining>& joining);
+  void OnMembers(Joining& joining, absl::Status status, const Received& received);
+
+  const std::shared_ptr<StepExchange> exchange_;
+  const std::unique_ptr<CollectiveCarrier> carrier_;
+  const Clock& clock_;
+};
+
+}  // namespace ferry::worker
+
+#endif  // FERRY_TENSORFLOW_WORKER_COLLECTIVES_STEP_COLLECTIVES_H_

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// One call of RunGraph on the wire.
+#ifndef FERRY_TENSORFLOW_WORKER_RUN_CALL_H_
+#define FERRY_TENSORFLOW_WORKER_RUN_CALL_H_
+
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/server_callback.h>
+
+#include "tensorflow/worker/worker.h"
+
+namespace ferry::worker {
+
+// `response` stays until the call is over. gRPC owns what is returned.
+grpc::ServerUnaryReactor* StartRunCall(Worker& worker, const grpc::ByteBuffer& request,
+                                       grpc::ByteBuffer* response);
+
+}  // namespace ferry::worker
+
+#endif  // FERRY_TENSORFLOW_WORKER_RUN_CALL_H_

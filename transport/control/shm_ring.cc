@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// Frames in a ring: ready when their first word is not zero.
+#include "transport/control/shm_ring.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+#include "base/fence.h"
+#include "base/status_macros.h"
+
+namespace ferry {
+namespace {
+
+// Says: the rest of the ring is empty, go on at its beginning.
+constexpr uint16_t kSkip = 0xFFFF;
+
+struct RingFrameHead {
+  uint32_t bytes;  // of the whole frame, without the padding behind it
+  uint16_t type;
+  uint8_t descriptors;
+  uint8_t reserved;
+};
+static_assert(sizeof(RingFrameHead) == kRingFrameHeader);
+
+// Each in a cache line of its own.
+std::atomic<uint64_t>& Head(char* control) {
+  return *reinterpret_cast<std::atomic<uint64_t>*>(control);
+}
+std::atomic<uint32_t>& Hints(char* control) {
+  return *reinterpret_cast<std::atomic<uint32_t>*>(control + 64);
+}
+std::atomic<uint32_t>& WantsRoom(char* control) {
+  return *reinterpret_cast<std::atomic<uint32_t>*>(control + 128);
+}
+std::atomic<uint32_t>& Ready(char* frame) {
+  return *reinterpret_cast<std::atomic<uint32_t>*>(frame);
+}
+
+size_t Align(size_t bytes) {
+  return (bytes + kRingFrameAlignment - 1) / kRingFrameAlignment * kRingFrameAlignment;
+}
+
+}  // namespace
+
+RingWriter::RingWriter(void* memory, size_t capacity)
+    : control_(static_cast<char*>(memory)),
+      data_(control_ + kRingControlBytes),
+      capacity_(capacity) {}
+
+bool RingWriter::Reserve(size_t frame) {
+  const size_t to_end = capacity_ - (at_ & (capacity_ - 1));
+  const size_t needed = frame <= to_end ? frame : frame + to_end;
+  if (at_ + needed - seen_head_ > capacity_) {
+    seen_head_ = Head(control_).load(std::memory_order_acquire);
+    if (at_ + needed - seen_head_ > capacity_) return false;
+  }
+  return true;
+}
+
+bool RingWriter::HasRoom(size_t body) { return Reserve(Align(kRingFrameHeader + body)); }
+
+bool RingWriter::IsAllRead() const { return Head(control_).load(std::memory_order_acquire) == at_; }
+
+bool RingWriter::Write(uint16_t type, uint8_t descriptors,
+                       absl::Span<const absl::string_view> parts) {
+  size_t bytes = kRingFrameHeader;
+  for (const absl::string_view part : parts) bytes += part.size();
+  FERRY_CHECK(bytes <= capacity_ / 4);
+  const size_t frame = Align(bytes);
+  if (!Reserve(frame)) return false;
+  size_t offset = at_ & (capacity_ - 1);
+  if (const size_t to_end = capacity_ - offset; frame > to_end) {
+    const RingFrameHead skip = {static_cast<uint32_t>(to_end), kSkip, 0, 0};
+    std::memcpy(data_ + offset + sizeof(skip.bytes), &skip.type, sizeof(skip) - sizeof(skip.bytes));
+    Ready(data_ + offset).store(skip.bytes, std::memory_order_release);
+    at_ += to_end;
+    offset = 0;
+  }
+  char* const begin = data_ + offset;
+  const RingFrameHead head = {static_cast<uint32_t>(bytes), type, descriptors, 0};
+  std::memcpy(begin + sizeof(head.bytes), &head.type, sizeof(head) - sizeof(head.bytes));
+  char* to = begin + sizeof(head);
+  for (const absl::string_view part : parts) {
+    if (!part.empty()) std::memcpy(to, part.data(), part.size());
+    to += part.size();
+  }
+  Ready(begin).store(head.bytes, std::memory_order_release);
+  at_ += frame;
+  return true;
+}
+
+void RingWriter::HintDescriptors() { Hints(control_).store(++hints_, std::memory_order_relaxed); }
+
+void RingWriter::AskForRoom() {
+  WantsRoom(control_).store(1, std::memory_order_relaxed);
+  FullFence();
+}
+
+RingReader::RingReader(void* memory, size_t capacity)
+    : control_(static_cast<char*>(memory)),
+      data_(control_ + kRingControlBytes),
+      capacity_(capacity) {}
+
+bool RingReader::HasFrame() {
+  while (true) {
+    char* const begin = data_ + (at_ & (capacity_ - 1));
+    const uint32_t bytes = Ready(begin).load(std::memory_order_acquire);
+    if (bytes == 0) return false;
+    uint16_t type = 0;
+    std::memcpy(&type, begin + sizeof(bytes), sizeof(type));
+    const size_t to_end = static_cast<size_t>(data_ + capacity_ - begin);
+    if (type != kSkip || bytes != to_end) return true;
+    front_bytes_ = to_end;
+    Pop();
+  }
+}
+
+bool RingReader::TakeHint() {
+  const uint32_t hints = Hints(control_).load(std::memory_order_relaxed);
+  return std::exchange(seen_hints_, hints) != hints;
+}
+
+absl::StatusOr<RingFrame> RingReader::Front() {
+  char* const begin = data_ + (at_ & (capacity_ - 1));
+  RingFrameHead head;
+  head.bytes = Ready(begin).load(std::memory_order_acquire);
+  std::memcpy(&head.type, begin + sizeof(head.bytes), sizeof(head) - sizeof(head.bytes));
+  const size_t most = std::min(static_cast<size_t>(data_ + capacity_ - begin), capacity_ / 4);
+  if (head.bytes < sizeof(head) || head.bytes > most || head.type == kSkip) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the peer's ring holds a frame of ", head.bytes, " bytes"));
+  }
+  front_bytes_ = head.bytes;
+  return RingFrame{head.type, head.descriptors, {begin + sizeof(head), head.bytes - sizeof(head)}};
+}
+
+void RingReader::Pop() {
+  const size_t frame = Align(front_bytes_);
+  char* const begin = data_ + (at_ & (capacity_ - 1));
+  std::memset(begin, 0, std::min(frame, static_cast<size_t>(data_ + capacity_ - begin)));
+  at_ += frame;
+  // Not only at the end of a long row, lest the writer stands still.
+  if (at_ - published_ >= capacity_ / 4) {
+    Head(control_).store(at_, std::memory_order_release);
+    published_ = at_;
+  }
+}
+
+bool RingReader::Publish() {
+  if (published_ != at_) {
+    Head(control_).store(at_, std::memory_order_release);
+    published_ = at_;
+  }
+  FullFence();
+  return WantsRoom(control_).load(std::memory_order_relaxed) != 0 &&
+         WantsRoom(control_).exchange(0, std::memory_order_relaxed) != 0;
+}
+
+}  // namespace ferry
