@@ -67,14 +67,14 @@ std::optional<TcpState> ReadTcpState(int socket) {
   return state;
 }
 
-void PrepareHostWatch(int socket, absl::Duration idle, absl::Duration patience) {
+void PrepareHostWatch(int socket, absl::Duration idle, absl::Duration timeout) {
   SetOption(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
   SetOption(socket, IPPROTO_TCP, TCP_KEEPIDLE, WholeSeconds(idle));
-  SetOption(socket, IPPROTO_TCP, TCP_KEEPINTVL, WholeSeconds(patience / kProbes));
+  SetOption(socket, IPPROTO_TCP, TCP_KEEPINTVL, WholeSeconds(timeout / kProbes));
   SetOption(socket, IPPROTO_TCP, TCP_KEEPCNT, kProbes);
   // A connection inherits it from the socket that listened.
   SetOption(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, 0);
-  const int64_t apart_ms = absl::ToInt64Milliseconds((idle + patience) / kAttempts);
+  const int64_t apart_ms = absl::ToInt64Milliseconds((idle + timeout) / kAttempts);
   // Between 1 s and 120 s, or the kernel refuses it.
   SetOption(socket, IPPROTO_TCP, TCP_RTO_MAX_MS,
             static_cast<int>(std::clamp<int64_t>(apart_ms, 1000, 120'000)));

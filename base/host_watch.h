@@ -34,13 +34,13 @@ std::string DescribeObstacle(const TcpState& state);
 std::optional<TcpState> ReadTcpState(int socket);
 
 // Prepares a connection for HostWatch: the kernel probes the peer's host while nothing is sent,
-// after `idle`, and ends the connection when three probes within `patience` have no answer. What is
+// after `idle`, and ends the connection when three probes within `timeout` have no answer. What is
 // sent again, and probes of a closed window, come at least five times within both.
 //
 // TCP_USER_TIMEOUT is off. With it the kernel ends a connection whose window stays closed for that
 // long although the peer's host answers every probe, that is when its process is only stopped or
 // busy. Source: tcp(7); Linux, net/ipv4/tcp_timer.c, tcp_probe_timer.
-void PrepareHostWatch(int socket, absl::Duration idle, absl::Duration patience);
+void PrepareHostWatch(int socket, absl::Duration idle, absl::Duration timeout);
 
 // Decides from periodic samples of TCP_INFO. This covers the time while data is outstanding, during
 // which the kernel sends no keepalive probes. Not thread-safe.

@@ -29,14 +29,14 @@ bool ThreadGroup::Run(std::string name, absl::AnyInvocable<void() &&> body) {
   return true;
 }
 
-std::vector<std::string> ThreadGroup::StopWithin(absl::Duration patience) {
+std::vector<std::string> ThreadGroup::StopWithin(absl::Duration timeout) {
   std::vector<Entry> entries;
   {
     absl::MutexLock lock(&mu_);
     is_stopped_ = true;
     entries.swap(entries_);
   }
-  const absl::Time deadline = SteadyClock().Now() + patience;
+  const absl::Time deadline = SteadyClock().Now() + timeout;
   std::vector<std::string> stuck;
   for (Entry& entry : entries) {
     if (entry.is_over->WaitForNotificationWithTimeout(deadline - SteadyClock().Now())) continue;

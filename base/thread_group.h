@@ -29,9 +29,9 @@ class ThreadGroup final {
   // run.
   bool Run(std::string name, absl::AnyInvocable<void() &&> body) ABSL_LOCKS_EXCLUDED(mu_);
   // Waits for all that have begun: tell them to stop first. Not on one of the threads. The names of
-  // those that have not ended within `patience`, which go on: what they use must stay until the
+  // those that have not ended within `timeout`, which go on: what they use must stay until the
   // process ends.
-  std::vector<std::string> StopWithin(absl::Duration patience) ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<std::string> StopWithin(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   struct Entry {

@@ -25,7 +25,7 @@
 namespace ferry::cli {
 namespace {
 
-constexpr absl::Duration kBarrierPatience = absl::Seconds(30);
+constexpr absl::Duration kBarrierTimeout = absl::Seconds(30);
 constexpr int kBarrierWarmUps = 3;
 constexpr char kBarrierErrorsOf[] = "passage";
 
@@ -46,13 +46,13 @@ absl::StatusOr<BenchLoad> Pass(BenchMembers& members, const std::function<double
             // Before the call: nobody can pass earlier.
             if (node == last) last_came = SteadyClock().Now();
             members.agent(node).BarrierAsync(
-                "ferry-bench", kBarrierPatience, {},
+                "ferry-bench", kBarrierTimeout, {},
                 [passed, node, done = std::move(done)](absl::Status status) mutable {
                   (*passed)[static_cast<size_t>(node)] = SteadyClock().Now();
                   std::move(done)(std::move(status));
                 });
           },
-          cpu_s, kBarrierPatience));
+          cpu_s, kBarrierTimeout));
   for (const absl::Time time : *passed) *errors += time < last_came ? 1 : 0;
   return load;
 }
@@ -75,7 +75,7 @@ absl::StatusOr<BenchRow> MeasureBarriers(int nodes, int iterations, const BenchS
   double used_s = 0;
   for (int round = -kBarrierWarmUps; round < iterations; ++round) {
     FERRY_ASSIGN_OR_RETURN(const absl::Duration held,
-                           floor.CallAll(/*is_held=*/true, kBarrierPatience));
+                           floor.CallAll(/*is_held=*/true, kBarrierTimeout));
     FERRY_ASSIGN_OR_RETURN(const BenchLoad load, Pass(*members, cpu_s, &row.errors));
     if (round < 0) continue;
     floors.push_back(held);

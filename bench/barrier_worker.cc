@@ -22,7 +22,7 @@ constexpr int kJoinedWarmUps = 3;
 
 class BarrierWork final : public BenchRoundWork {
  public:
-  explicit BarrierWork(JobMeeting& meeting)
+  explicit BarrierWork(StoreSync& meeting)
       : meeting_(meeting),
         party_(meeting.party()),
         barrier_(absl::StrCat(party_.store_prefix, "/passage")),
@@ -33,7 +33,7 @@ class BarrierWork final : public BenchRoundWork {
 
   absl::Status Pass() {
     return meeting_.Await([this](coord::Agent::StatusCallback done) {
-      party_.node.agent().BarrierAsync(barrier_, party_.patience, party_.nodes, std::move(done));
+      party_.node.agent().BarrierAsync(barrier_, party_.timeout, party_.nodes, std::move(done));
     });
   }
 
@@ -44,7 +44,7 @@ class BarrierWork final : public BenchRoundWork {
     }
     return meeting_.Await([this, &keys](coord::Agent::StatusCallback done) {
       party_.node.agent().GetAllAsync(
-          keys, party_.patience,
+          keys, party_.timeout,
           [done = std::move(done)](const absl::StatusOr<std::vector<std::string>>& found) mutable {
             std::move(done)(found.status());
           });
@@ -74,8 +74,8 @@ class BarrierWork final : public BenchRoundWork {
     return absl::OkStatus();
   }
 
-  JobMeeting& meeting_;
-  const BenchParty& party_;
+  StoreSync& meeting_;
+  const BenchParticipants& party_;
   const std::string barrier_;
   // Keys of who has said that it goes to a barrier that is proved.
   const std::string came_;
@@ -83,8 +83,8 @@ class BarrierWork final : public BenchRoundWork {
 
 }  // namespace
 
-absl::Status RunBarrierWorker(JobMeeting& meeting, const BenchPlan& plan) {
-  const BenchParty& party = meeting.party();
+absl::Status RunBarrierWorker(StoreSync& meeting, const BenchPlan& plan) {
+  const BenchParticipants& party = meeting.party();
   BenchRoundMembers all;
   all.ranks.resize(party.nodes.size());
   std::iota(all.ranks.begin(), all.ranks.end(), 0);

@@ -19,13 +19,13 @@
 namespace ferry::cli {
 namespace {
 
-constexpr absl::Duration kBootstrapPatience = absl::Minutes(1);
+constexpr absl::Duration kBootstrapTimeout = absl::Minutes(1);
 
 // Channels that did not exist before, each of which makes one call.
 absl::StatusOr<absl::Duration> ConnectChannels(const std::string& address, int count) {
   const absl::Time start = SteadyClock().Now();
   UnaryFloor floor(address, count);
-  FERRY_RETURN_IF_ERROR(floor.CallAll(/*is_held=*/false, kBootstrapPatience).status());
+  FERRY_RETURN_IF_ERROR(floor.CallAll(/*is_held=*/false, kBootstrapTimeout).status());
   return SteadyClock().Now() - start;
 }
 

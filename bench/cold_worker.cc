@@ -32,7 +32,7 @@ constexpr size_t kRegisteredBytes = size_t{256} << 10;
 // Node 0 sends, node 1 receives. What is not part of a phase is done before it.
 class ColdWork final : public BenchRoundWork {
  public:
-  static absl::StatusOr<std::unique_ptr<ColdWork>> Create(const BenchParty& party,
+  static absl::StatusOr<std::unique_ptr<ColdWork>> Create(const BenchParticipants& party,
                                                           const BenchPlan& plan) {
     FERRY_ASSIGN_OR_RETURN(Step step, party.node.OpenStep(party.first_step));
     FERRY_ASSIGN_OR_RETURN(RendezvousKey small, party.Key("small", 0, 1));
@@ -40,7 +40,7 @@ class ColdWork final : public BenchRoundWork {
                            party.node.Key("bench", party.NodeOf(0), party.NodeOf(1),
                                           plan.DeviceOf(0), plan.DeviceOf(1)));
     FERRY_ASSIGN_OR_RETURN(auto device, BenchDevice::Open(party.node, plan.DeviceOf(party.rank),
-                                                          plan.dtype, party.patience));
+                                                          plan.dtype, party.timeout));
     return std::unique_ptr<ColdWork>(new ColdWork(party, plan, std::move(step), std::move(small),
                                                   std::move(key), std::move(device)));
   }
@@ -56,7 +56,7 @@ class ColdWork final : public BenchRoundWork {
   }
 
  private:
-  ColdWork(const BenchParty& party, const BenchPlan& plan, Step step, RendezvousKey small,
+  ColdWork(const BenchParticipants& party, const BenchPlan& plan, Step step, RendezvousKey small,
            RendezvousKey key, std::unique_ptr<BenchDevice> device)
       : party_(party),
         plan_(plan),
@@ -103,7 +103,7 @@ class ColdWork final : public BenchRoundWork {
   }
 
   absl::Status Run() override {
-    if (phase_ == kNotify) return step_.Close(party_.patience);
+    if (phase_ == kNotify) return step_.Close(party_.timeout);
     const RendezvousKey& key = is_small() ? small_ : key_;
     if (is_transfer() && is_sender()) return step_.Send(key, std::move(sent_));
     if (is_transfer()) {
@@ -136,7 +136,7 @@ class ColdWork final : public BenchRoundWork {
     return absl::OkStatus();
   }
 
-  const BenchParty& party_;
+  const BenchParticipants& party_;
   const BenchPlan& plan_;
   const size_t bytes_;
   Step step_;
@@ -162,7 +162,8 @@ std::vector<std::string> ColdPhasesOf(const BenchPlan& plan) {
   return phases;
 }
 
-absl::Status RunColdWorker(const BenchParty& party, BenchMeeting& meeting, const BenchPlan& plan) {
+absl::Status RunColdWorker(const BenchParticipants& party, BenchSync& meeting,
+                           const BenchPlan& plan) {
   FERRY_ASSIGN_OR_RETURN(const auto work, ColdWork::Create(party, plan));
   for (const std::string& phase : ColdPhasesOf(plan)) {
     work->Enter(phase);

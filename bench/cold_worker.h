@@ -18,7 +18,8 @@ namespace ferry::cli {
 std::vector<std::string> ColdPhasesOf(const BenchPlan& plan);
 
 // Of the plan's only size. REQUIRES: nothing has gone between the two nodes yet.
-absl::Status RunColdWorker(const BenchParty& party, BenchMeeting& meeting, const BenchPlan& plan);
+absl::Status RunColdWorker(const BenchParticipants& party, BenchSync& meeting,
+                           const BenchPlan& plan);
 
 }  // namespace ferry::cli
 

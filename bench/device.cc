@@ -81,7 +81,7 @@ absl::StatusOr<BenchDevices> ParseDevicesFlag(absl::string_view text, int most) 
   return names;
 }
 
-MemoryPlace PlaceOfDevice(absl::string_view name) {
+TensorLocation PlaceOfDevice(absl::string_view name) {
   const int ordinal = OrdinalOf(name).value_or(-1);
   if (ordinal < 0) return {};
   return {.space = MemorySpace::kCuda, .ordinal = ordinal};
@@ -89,12 +89,12 @@ MemoryPlace PlaceOfDevice(absl::string_view name) {
 
 absl::StatusOr<std::unique_ptr<BenchDevice>> BenchDevice::Open(Node& node, std::string name,
                                                                absl::string_view dtype,
-                                                               absl::Duration patience) {
+                                                               absl::Duration timeout) {
   const std::optional<DataType> type = ParseDataType(dtype);
   if (!type || !IsFixedSize(*type)) {
     return absl::InvalidArgumentError(absl::StrCat("no elements of one size: ", Quoted(dtype)));
   }
-  std::unique_ptr<BenchDevice> device(new BenchDevice(node, std::move(name), *type, patience));
+  std::unique_ptr<BenchDevice> device(new BenchDevice(node, std::move(name), *type, timeout));
   // Whether there is such a device, it says.
   FERRY_RETURN_IF_ERROR(device->Make(ElementBytes(*type)).status());
   if (device->name_ == kHostDevice) return device;
@@ -105,7 +105,7 @@ absl::StatusOr<std::unique_ptr<BenchDevice>> BenchDevice::Open(Node& node, std::
 
 BenchDevice::~BenchDevice() = default;
 
-MemoryPlace BenchDevice::place() const { return PlaceOfDevice(name_); }
+TensorLocation BenchDevice::place() const { return PlaceOfDevice(name_); }
 
 absl::StatusOr<Tensor> BenchDevice::Allocate(const std::string& device, size_t bytes) {
   const size_t count = bytes / ElementBytes(dtype_);
@@ -115,12 +115,12 @@ absl::StatusOr<Tensor> BenchDevice::Allocate(const std::string& device, size_t b
 
 absl::StatusOr<Tensor> BenchDevice::Make(size_t bytes) { return Allocate(name_, bytes); }
 
-absl::StatusOr<Tensor> BenchDevice::Move(const Tensor& tensor, const MemoryPlace& to,
+absl::StatusOr<Tensor> BenchDevice::Move(const Tensor& tensor, const TensorLocation& to,
                                          const char* what) {
   MoveRequest move;
   move.tensor = tensor;
   move.to = to;
-  move.deadline = SteadyClock().Now() + patience_;
+  move.deadline = SteadyClock().Now() + timeout_;
   move.what = what;
   return node_.exchange().gpus()->MoveAndWait(std::move(move));
 }
@@ -138,16 +138,15 @@ absl::Status BenchDevice::AwaitBytes(const Tensor& tensor) {
   if (tensor.is_on_host()) return absl::OkStatus();
   const std::shared_ptr<const cuda::ReadyEvent> ready = cuda::ReadyOf(tensor);
   if (ready == nullptr) return absl::OkStatus();
-  const absl::Time deadline = SteadyClock().Now() + patience_;
+  const absl::Time deadline = SteadyClock().Now() + timeout_;
   while (true) {
     FERRY_ASSIGN_OR_RETURN(const bool is_done, ready->IsDone());
     if (is_done) return absl::OkStatus();
     if (SteadyClock().Now() > deadline) {
-      return absl::DeadlineExceededError(
-          absl::StrCat("waited ", absl::FormatDuration(patience_), " for ", tensor.bytes(),
-                       " bytes that ", name_,
-                       " has been told of; see what else runs there with "
-                       "nvidia-smi"));
+      return absl::DeadlineExceededError(absl::StrCat(
+          "waited ", absl::FormatDuration(timeout_), " for ", tensor.bytes(), " bytes that ", name_,
+          " has been told of; see what else runs there with "
+          "nvidia-smi"));
     }
   }
 }
@@ -156,7 +155,7 @@ absl::StatusOr<size_t> BenchDevice::CountErrors(const Tensor& tensor, size_t byt
   if (tensor.bytes() != bytes || tensor.dtype() != dtype_) return bytes;
   Tensor here = tensor;
   if (!tensor.is_on_host()) {
-    FERRY_ASSIGN_OR_RETURN(here, Move(tensor, MemoryPlace(), "the bench's comparison"));
+    FERRY_ASSIGN_OR_RETURN(here, Move(tensor, TensorLocation(), "the bench's comparison"));
   }
   return CountPatternErrors(here.data(), bytes, seed, nullptr, PatternMask(dtype_));
 }

@@ -26,23 +26,23 @@ namespace ferry::cli {
 absl::StatusOr<BenchDevices> ParseDevicesFlag(absl::string_view text, int most);
 
 // Of one of these names.
-MemoryPlace PlaceOfDevice(absl::string_view name);
+TensorLocation PlaceOfDevice(absl::string_view name);
 
 // Tensors have one dimension, and a pattern of cli/pattern.h. Not thread-safe but for AwaitBytes.
 class BenchDevice final {
  public:
   // `name`: as of ParseDevicesFlag. dtype: of all its tensors, a name. The node outlives it.
-  // patience: of each wait for a GPU.
+  // timeout: of each wait for a GPU.
   //   Errors: INVALID_ARGUMENT no such type; as Node::Allocate, Gpus::Get.
   static absl::StatusOr<std::unique_ptr<BenchDevice>> Open(Node& node, std::string name,
                                                            absl::string_view dtype,
-                                                           absl::Duration patience);
+                                                           absl::Duration timeout);
   ~BenchDevice();
 
   bool is_gpu() const { return gpu_ != nullptr; }
   // Null on a host.
   Gpu* gpu() const { return gpu_; }
-  MemoryPlace place() const;
+  TensorLocation place() const;
 
   // `bytes`, here and below: of whole elements. Elements undefined.
   absl::StatusOr<Tensor> Make(size_t bytes);
@@ -65,16 +65,16 @@ class BenchDevice final {
                                                  const std::string& other);
 
  private:
-  BenchDevice(Node& node, std::string name, DataType dtype, absl::Duration patience)
-      : node_(node), name_(std::move(name)), dtype_(dtype), patience_(patience) {}
+  BenchDevice(Node& node, std::string name, DataType dtype, absl::Duration timeout)
+      : node_(node), name_(std::move(name)), dtype_(dtype), timeout_(timeout) {}
 
   absl::StatusOr<Tensor> Allocate(const std::string& device, size_t bytes);
-  absl::StatusOr<Tensor> Move(const Tensor& tensor, const MemoryPlace& to, const char* what);
+  absl::StatusOr<Tensor> Move(const Tensor& tensor, const TensorLocation& to, const char* what);
 
   Node& node_;
   const std::string name_;
   const DataType dtype_;
-  const absl::Duration patience_;
+  const absl::Duration timeout_;
   // Of the node; null on a host.
   Gpu* gpu_ = nullptr;
 };

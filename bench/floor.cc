@@ -189,11 +189,11 @@ class UnaryFloor::Impl final {
   }
 
   void CallAsync(int client, const char* method, grpc::ByteBuffer request,
-                 absl::AnyInvocable<void(absl::Status) &&> done, absl::Duration patience) {
+                 absl::AnyInvocable<void(absl::Status) &&> done, absl::Duration timeout) {
     auto* const call = new UnaryFloorCall;
     call->request = request;
     call->context.set_wait_for_ready(true);
-    call->context.set_deadline(absl::ToChronoTime(absl::Now() + patience));
+    call->context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
     {
       absl::MutexLock lock(&mu_);
       calls_.insert(call);
@@ -239,21 +239,20 @@ UnaryFloor::UnaryFloor(const std::string& address, int clients)
 UnaryFloor::~UnaryFloor() = default;
 
 void UnaryFloor::CallAsync(int client, size_t there, size_t back,
-                           absl::AnyInvocable<void(absl::Status) &&> done,
-                           absl::Duration patience) {
-  impl_->CallAsync(client, kAnswerMethod, RequestOf(back, there), std::move(done), patience);
+                           absl::AnyInvocable<void(absl::Status) &&> done, absl::Duration timeout) {
+  impl_->CallAsync(client, kAnswerMethod, RequestOf(back, there), std::move(done), timeout);
 }
 
-absl::StatusOr<absl::Duration> UnaryFloor::CallAll(bool is_held, absl::Duration patience) {
+absl::StatusOr<absl::Duration> UnaryFloor::CallAll(bool is_held, absl::Duration timeout) {
   const int clients = impl_->clients();
   const char* const method = is_held ? kHoldMethod : kAnswerMethod;
   const grpc::ByteBuffer request = RequestOf(is_held ? static_cast<size_t>(clients) : 0, 0);
   absl::StatusOr<BenchLoad> load = RunBenchLoop(
       clients, clients,
-      [this, method, request, patience](int index, absl::AnyInvocable<void(absl::Status) &&> done) {
-        impl_->CallAsync(index, method, request, std::move(done), patience);
+      [this, method, request, timeout](int index, absl::AnyInvocable<void(absl::Status) &&> done) {
+        impl_->CallAsync(index, method, request, std::move(done), timeout);
       },
-      [] { return 0; }, patience);
+      [] { return 0; }, timeout);
   if (!load.ok()) return load.status();
   return load->whole;
 }

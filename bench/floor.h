@@ -41,11 +41,11 @@ class UnaryFloor final {
   // One call by that client, of `there` bytes, answered with `back` bytes. `done` comes once, on a
   // thread of gRPC.
   void CallAsync(int client, size_t there, size_t back,
-                 absl::AnyInvocable<void(absl::Status) &&> done, absl::Duration patience);
+                 absl::AnyInvocable<void(absl::Status) &&> done, absl::Duration timeout);
   // Every client calls once; from before the first call until the last answer.
   //   is_held: the server answers all when the last call has come.
   //   Errors: DEADLINE_EXCEEDED; what gRPC says.
-  absl::StatusOr<absl::Duration> CallAll(bool is_held, absl::Duration patience);
+  absl::StatusOr<absl::Duration> CallAll(bool is_held, absl::Duration timeout);
 
  private:
   class Impl;

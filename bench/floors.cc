@@ -28,7 +28,7 @@
 namespace ferry::cli {
 namespace {
 
-constexpr absl::Duration kFloorPatience = absl::Seconds(20);
+constexpr absl::Duration kFloorTimeout = absl::Seconds(20);
 constexpr int kSpinRounds = 20'000;
 // Spins before the other core may be the very one that this thread is on.
 constexpr int kSpinsBeforeYield = 20'000;
@@ -139,7 +139,7 @@ absl::Duration MeasureRead(const void* from, size_t bytes, int rounds) {
 absl::StatusOr<absl::Duration> MeasureSpin(const std::string& file, bool is_first) {
   FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<Words> words, Words::Map(file));
   WordsPage& page = words->page();
-  const absl::Time deadline = SteadyClock().Now() + kFloorPatience;
+  const absl::Time deadline = SteadyClock().Now() + kFloorTimeout;
   std::vector<absl::Duration> samples;
   absl::Time start = SteadyClock().Now();
   for (int i = 1; i <= kSpinRounds; ++i) {
@@ -162,7 +162,7 @@ absl::StatusOr<absl::Duration> MeasureSpin(const std::string& file, bool is_firs
 absl::StatusOr<absl::Duration> MeasureFutex(const std::string& file, bool is_first) {
   FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<Words> words, Words::Map(file));
   WordsPage& page = words->page();
-  const absl::Time deadline = SteadyClock().Now() + kFloorPatience;
+  const absl::Time deadline = SteadyClock().Now() + kFloorTimeout;
   std::vector<absl::Duration> samples;
   for (int i = 1; i <= kFutexRounds; ++i) {
     const absl::Time start = SteadyClock().Now();

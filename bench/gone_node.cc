@@ -23,9 +23,8 @@ std::string WhyOf(const coord::TaskStatus& task) {
 
 }  // namespace
 
-absl::Status CheckNobodyIsGone(const std::map<int, uint64_t>& lives,
-                               const std::vector<coord::TaskStatus>& tasks,
-                               absl::string_view stage) {
+absl::Status CheckAllAlive(const std::map<int, uint64_t>& lives,
+                           const std::vector<coord::TaskStatus>& tasks, absl::string_view stage) {
   for (const coord::TaskStatus& task : tasks) {
     const auto life = lives.find(task.node_id);
     if (life == lives.end()) continue;
@@ -38,7 +37,7 @@ absl::Status CheckNobodyIsGone(const std::map<int, uint64_t>& lives,
   return absl::OkStatus();
 }
 
-std::string ThoseAway(const std::vector<coord::TaskStatus>& tasks) {
+std::string MissingNodes(const std::vector<coord::TaskStatus>& tasks) {
   std::string away;
   for (const coord::TaskStatus& task : tasks) {
     const absl::string_view what = WhatBecameOf(task, task.incarnation);

@@ -20,12 +20,11 @@ namespace ferry::cli {
 //   tasks: of the job, those of others and not all of them too.
 //   stage: what this node was doing.
 //   Errors: UNAVAILABLE naming the node, and what to do.
-absl::Status CheckNobodyIsGone(const std::map<int, uint64_t>& lives,
-                               const std::vector<coord::TaskStatus>& tasks,
-                               absl::string_view stage);
+absl::Status CheckAllAlive(const std::map<int, uint64_t>& lives,
+                           const std::vector<coord::TaskStatus>& tasks, absl::string_view stage);
 
 // Those of a job that are not there: "; node 3 has died: ..."; empty: all are.
-std::string ThoseAway(const std::vector<coord::TaskStatus>& tasks);
+std::string MissingNodes(const std::vector<coord::TaskStatus>& tasks);
 
 }  // namespace ferry::cli
 

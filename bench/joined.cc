@@ -29,7 +29,7 @@ constexpr size_t kSubjectBytes = 60;
 constexpr int kMostJobNodes = 64;
 
 BenchReport BlankReport(const BenchPlanFlags& flags, const JoinedBench& what,
-                        const BenchParty& party) {
+                        const BenchParticipants& party) {
   std::set<std::string> hosts;
   for (const LocalTopology& node : party.node.topology().nodes()) {
     for (const int id : party.nodes) {
@@ -60,12 +60,12 @@ absl::StatusOr<int> TakePart(JoinedNode& joined, const BenchPlanFlags& flags,
     return nodes.status();
   }
   BenchStage stage("starting the bench");
-  JobMeeting meeting(node,
-                     {.node = node.node_id(),
-                      .incarnation = node.agent().incarnation(),
-                      .version = kVersion,
-                      .flags = FlagsOfPlan(flags.plan, flags.transport, *nodes)},
-                     *nodes, join.timeout, stage);
+  StoreSync meeting(node,
+                    {.node = node.node_id(),
+                     .incarnation = node.agent().incarnation(),
+                     .version = kVersion,
+                     .flags = FlagsOfPlan(flags.plan, flags.transport, *nodes)},
+                    *nodes, join.timeout, stage);
   absl::StatusOr<BenchReport> report = BlankReport(flags, what, meeting.party());
   {
     const Progress progress([&stage] { return stage.Get(); });
@@ -146,7 +146,7 @@ absl::StatusOr<int> RunJoinedBench(BenchPlanFlags& flags, BenchJoinFlags& join,
       }
       flags.transport = "auto";
     }
-    FERRY_ASSIGN_OR_RETURN(const NodePlace place, FindOwnPlace(join.node));
+    FERRY_ASSIGN_OR_RETURN(const NodeIdentity place, FindOwnPlace(join.node));
     const int nodes = what.nodes > 0 ? what.nodes : place.num_nodes.value_or(kMostJobNodes);
     return CompletePlan(flags, static_cast<size_t>(nodes), what.depth);
   }));

@@ -13,11 +13,11 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
-#include "bench/job_meeting.h"
 #include "bench/lines.h"
 #include "bench/meeting.h"
 #include "bench/output.h"
 #include "bench/plan_flags.h"
+#include "bench/store_sync.h"
 #include "node/node.h"
 
 namespace ferry::cli {
@@ -28,7 +28,7 @@ struct BenchJoinFlags {
   bool is_meant = false;
   // Which nodes of the job take part; empty: all.
   std::string among;
-  absl::Duration timeout = kBenchPeerPatience;
+  absl::Duration timeout = kBenchPeerTimeout;
 
   // Whether the bench is to be part of a job, instead of starting one.
   bool joins() const { return is_meant || !node.coordinator.empty() || node.node_id.has_value(); }
@@ -50,7 +50,7 @@ struct JoinedBench {
   // What a time is, see BenchReport.
   std::string time;
   // What each node does after the meeting; without it RunBenchWork.
-  std::function<absl::Status(JobMeeting& meeting, const BenchPlan& plan)> work;
+  std::function<absl::Status(StoreSync& meeting, const BenchPlan& plan)> work;
   // Fills in the rows of a report from what all have told.
   std::function<absl::Status(int nodes, BenchLines& lines, BenchReport& report)> read;
 };

@@ -27,7 +27,7 @@
 namespace ferry::cli {
 namespace {
 
-constexpr absl::Duration kKvPatience = absl::Seconds(30);
+constexpr absl::Duration kKvTimeout = absl::Seconds(30);
 // The floor and what stands above it are measured in turns.
 constexpr int kTurns = 5;
 // That are kept until they have been verified.
@@ -138,9 +138,9 @@ absl::StatusOr<BenchLoad> KvBench::Set(const KvCase& at, int turn, int operation
             agent_->SetAllAsync({{KeyOf(index), std::move((*values)[static_cast<size_t>(index)])}},
                                 /*overwrite=*/true, std::move(done));
           },
-          cpu_s_, kKvPatience));
+          cpu_s_, kKvTimeout));
   FERRY_ASSIGN_OR_RETURN(const std::vector<std::string> found,
-                         agent_->GetAll(KeysOf(operations), kKvPatience));
+                         agent_->GetAll(KeysOf(operations), kKvTimeout));
   *errors += CountWrong(at, turn, found);
   return load;
 }
@@ -155,7 +155,7 @@ absl::StatusOr<BenchLoad> KvBench::Get(const KvCase& at, int turn, int operation
       RunBenchLoop(
           operations, at.inflight,
           [this, values](int index, absl::AnyInvocable<void(absl::Status) &&> done) {
-            agent_->GetAllAsync({KeyOf(index)}, kKvPatience,
+            agent_->GetAllAsync({KeyOf(index)}, kKvTimeout,
                                 [values, index, done = std::move(done)](
                                     absl::StatusOr<std::vector<std::string>> found) mutable {
                                   if (found.ok())
@@ -163,7 +163,7 @@ absl::StatusOr<BenchLoad> KvBench::Get(const KvCase& at, int turn, int operation
                                   std::move(done)(found.status());
                                 });
           },
-          cpu_s_, kKvPatience));
+          cpu_s_, kKvTimeout));
   *errors += CountWrong(at, turn, *values);
   return load;
 }
@@ -183,7 +183,7 @@ absl::StatusOr<BenchLoad> KvBench::Add(const KvCase& at, int turn, int operation
                   std::move(done)(now.status());
                 });
           },
-          cpu_s_, kKvPatience));
+          cpu_s_, kKvTimeout));
   // Each sum has been somebody's answer, once.
   std::sort(sums->begin(), sums->end());
   for (size_t i = 0; i < sums->size(); ++i) {
@@ -207,9 +207,9 @@ absl::StatusOr<BenchLoad> KvBench::RunFloor(const KvCase& at, int operations) {
   return RunBenchLoop(
       operations, at.inflight,
       [this, there, back](int, absl::AnyInvocable<void(absl::Status) &&> done) {
-        floor_->CallAsync(0, there, back, std::move(done), kKvPatience);
+        floor_->CallAsync(0, there, back, std::move(done), kKvTimeout);
       },
-      cpu_s_, kKvPatience);
+      cpu_s_, kKvTimeout);
 }
 
 absl::StatusOr<BenchRow> KvBench::Measure(const KvCase& at) {

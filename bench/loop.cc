@@ -71,11 +71,11 @@ class Loop final : public std::enable_shared_from_this<Loop> {
 
 absl::StatusOr<BenchLoad> RunBenchLoop(int count, int inflight, const BenchOperation& operation,
                                        const std::function<double()>& cpu_s,
-                                       absl::Duration patience) {
+                                       absl::Duration timeout) {
   const auto loop = std::make_shared<Loop>(count, operation);
   const double cpu_before = cpu_s();
   const absl::Time start = SteadyClock().Now();
-  const absl::Time deadline = start + patience;
+  const absl::Time deadline = start + timeout;
   absl::Status status;
   if (inflight == 1) {
     for (int i = 0; i < count && status.ok(); ++i) {

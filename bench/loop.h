@@ -30,10 +30,10 @@ using BenchOperation =
 //   operation: copied; what it refers to outlives what it has begun, also after an error.
 //   cpu_s: the CPU time that all who take part have used so far.
 //   Errors: that of the first operation that failed; DEADLINE_EXCEEDED when not all are done within
-//   `patience`, saying how many.
+//   `timeout`, saying how many.
 absl::StatusOr<BenchLoad> RunBenchLoop(int count, int inflight, const BenchOperation& operation,
                                        const std::function<double()>& cpu_s,
-                                       absl::Duration patience);
+                                       absl::Duration timeout);
 
 }  // namespace ferry::cli
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// BenchMeeting: how the processes of a bench wait for each other, agree on what a time is, and hand
+// BenchSync: how the processes of a bench wait for each other, agree on what a time is, and hand
 // in what they have found.
 #ifndef FERRY_BENCH_MEETING_H_
 #define FERRY_BENCH_MEETING_H_
@@ -21,21 +21,21 @@
 namespace ferry::cli {
 
 // How long anything of a bench may take until the other side is given up.
-inline constexpr absl::Duration kBenchPeerPatience = absl::Minutes(2);
+inline constexpr absl::Duration kBenchPeerTimeout = absl::Minutes(2);
 
 // The processes of a bench, seen from one of them. What a bench says of "node 2" is its rank: the
 // nodes of its own job, or some of another one.
-struct BenchParty {
+struct BenchParticipants {
   Node& node;
   int rank = 0;
   // Ids of the job, by rank.
   std::vector<int> nodes;
   // Of steps that nobody else uses: this one and those that follow.
   int64_t first_step = 1;
-  absl::Duration patience = kBenchPeerPatience;
+  absl::Duration timeout = kBenchPeerTimeout;
   // Of keys in the store that nobody else uses; empty where the job is the bench's own.
   std::string store_prefix;
-  // Null: nobody stops it. Whoever cancels it wakes the node's lanes.
+  // Null: nobody stops it. Whoever cancels it wakes the node's control channels.
   const CancellationToken* stop = nullptr;
 
   int size() const { return static_cast<int>(nodes.size()); }
@@ -63,9 +63,9 @@ struct BenchStart {
 };
 
 // Not thread-safe.
-class BenchMeeting {
+class BenchSync {
  public:
-  virtual ~BenchMeeting() = default;
+  virtual ~BenchSync() = default;
 
   // Whether all share a machine: its memory, and its steady clock.
   virtual bool is_on_one_machine() const = 0;

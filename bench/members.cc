@@ -19,7 +19,7 @@
 namespace ferry::cli {
 namespace {
 
-constexpr absl::Duration kJoinPatience = absl::Minutes(1);
+constexpr absl::Duration kJoinTimeout = absl::Minutes(1);
 // Of everything else in this process.
 constexpr int kOtherFiles = 100;
 
@@ -88,8 +88,8 @@ absl::StatusOr<std::unique_ptr<BenchMembers>> BenchMembers::Join(const std::stri
         options.devices = TopologyOf(node);
         options.host_name = options.devices->host_name;
         options.boot_id = options.devices->boot_id;
-        options.connect_timeout = kJoinPatience;
-        options.enumerate_timeout = kJoinPatience;
+        options.connect_timeout = kJoinTimeout;
+        options.enumerate_timeout = kJoinTimeout;
         FERRY_ASSIGN_OR_RETURN(members->agents_[index], coord::Agent::Connect(std::move(options)));
         members->topologies_[index] = members->agents_[index]->Topology();
         ends[index] = SteadyClock().Now();

@@ -18,7 +18,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// More processes at a time measure the machine's patience.
+// More processes at a time measure the machine's timeout.
 constexpr int kMostBenchNodes = 64;
 constexpr size_t kAmongBytes = 60;
 
@@ -50,7 +50,7 @@ std::vector<std::pair<std::string, std::string>> FlagsOfPlan(const BenchPlan& pl
           {"--tcp-connections", absl::StrCat(plan.tcp_streams)}};
 }
 
-std::string EncodeBenchOffer(const BenchOffer& offer) {
+std::string EncodeBenchOffer(const BenchProposal& offer) {
   Json flags = Json::array();
   for (const auto& [flag, value] : offer.flags) flags.push_back({flag, value});
   return Json({{"version", offer.version},
@@ -60,7 +60,7 @@ std::string EncodeBenchOffer(const BenchOffer& offer) {
       .dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-absl::StatusOr<BenchOffer> DecodeBenchOffer(absl::string_view text) {
+absl::StatusOr<BenchProposal> DecodeBenchOffer(absl::string_view text) {
   const Json json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
   const auto is_flag = [](const Json& flag) {
     return flag.is_array() && flag.size() == 2 && flag[0].is_string() && flag[1].is_string();
@@ -73,16 +73,16 @@ absl::StatusOr<BenchOffer> DecodeBenchOffer(absl::string_view text) {
   if (!is_good) {
     return absl::InvalidArgumentError(absl::StrCat(Quoted(text), " is no part of a bench"));
   }
-  BenchOffer offer{.node = json["node"].get<int>(),
-                   .incarnation = json["incarnation"].get<uint64_t>(),
-                   .version = json["version"].get<std::string>()};
+  BenchProposal offer{.node = json["node"].get<int>(),
+                      .incarnation = json["incarnation"].get<uint64_t>(),
+                      .version = json["version"].get<std::string>()};
   for (const Json& flag : json["flags"]) {
     offer.flags.emplace_back(flag[0].get<std::string>(), flag[1].get<std::string>());
   }
   return offer;
 }
 
-absl::Status CheckSameOffer(const BenchOffer& one, const BenchOffer& other) {
+absl::Status CheckSameOffer(const BenchProposal& one, const BenchProposal& other) {
   const auto differ = [&one, &other](const std::string& here, const std::string& there) {
     return absl::FailedPreconditionError(
         absl::StrCat("node ", one.node, " has ", here, " and node ", other.node, " has ", there,

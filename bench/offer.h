@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// BenchOffer: what a node of a job was told to measure, and whether others were told the same.
+// BenchProposal: what a node of a job was told to measure, and whether others were told the same.
 // Pure.
 #ifndef FERRY_BENCH_OFFER_H_
 #define FERRY_BENCH_OFFER_H_
@@ -17,7 +17,7 @@
 
 namespace ferry::cli {
 
-struct BenchOffer {
+struct BenchProposal {
   // Of the job, and which of its lives.
   int node = 0;
   uint64_t incarnation = 0;
@@ -26,7 +26,7 @@ struct BenchOffer {
   // All flags that have to be alike, in the words of the command line: {"--sizes", "8,64"}.
   std::vector<std::pair<std::string, std::string>> flags;
 
-  friend bool operator==(const BenchOffer&, const BenchOffer&) = default;
+  friend bool operator==(const BenchProposal&, const BenchProposal&) = default;
 };
 
 //   nodes: that take part.
@@ -34,12 +34,12 @@ std::vector<std::pair<std::string, std::string>> FlagsOfPlan(const BenchPlan& pl
                                                              const std::string& transport,
                                                              const std::vector<int>& nodes);
 
-std::string EncodeBenchOffer(const BenchOffer& offer);
+std::string EncodeBenchOffer(const BenchProposal& offer);
 //   Errors: INVALID_ARGUMENT it is none.
-absl::StatusOr<BenchOffer> DecodeBenchOffer(absl::string_view text);
+absl::StatusOr<BenchProposal> DecodeBenchOffer(absl::string_view text);
 
 // Errors: FAILED_PRECONDITION naming both nodes, and the first thing in which they differ.
-absl::Status CheckSameOffer(const BenchOffer& one, const BenchOffer& other);
+absl::Status CheckSameOffer(const BenchProposal& one, const BenchProposal& other);
 
 // Of the steps of one run, which has 2^28 of its own; programs mostly count from 0 on.
 //   run: the incarnation of its first node.

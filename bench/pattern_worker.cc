@@ -32,12 +32,12 @@ constexpr int kMostKeysOfACase = 200'000;
 
 class PatternWorker final {
  public:
-  static absl::StatusOr<std::unique_ptr<PatternWorker>> Create(const BenchParty& party,
-                                                               BenchMeeting& meeting,
+  static absl::StatusOr<std::unique_ptr<PatternWorker>> Create(const BenchParticipants& party,
+                                                               BenchSync& meeting,
                                                                const BenchPlan& plan) {
     FERRY_ASSIGN_OR_RETURN(Step step, party.node.OpenStep(party.first_step));
     FERRY_ASSIGN_OR_RETURN(auto device, BenchDevice::Open(party.node, plan.DeviceOf(party.rank),
-                                                          plan.dtype, party.patience));
+                                                          plan.dtype, party.timeout));
     return std::unique_ptr<PatternWorker>(
         new PatternWorker(party, meeting, plan, std::move(step), std::move(device)));
   }
@@ -55,12 +55,12 @@ class PatternWorker final {
       // What this size was made of is none of the next one's.
       party_.node.exchange().arena().Trim();
     }
-    return step_.Close(party_.patience);
+    return step_.Close(party_.timeout);
   }
 
  private:
-  PatternWorker(const BenchParty& party, BenchMeeting& meeting, const BenchPlan& plan, Step step,
-                std::unique_ptr<BenchDevice> device)
+  PatternWorker(const BenchParticipants& party, BenchSync& meeting, const BenchPlan& plan,
+                Step step, std::unique_ptr<BenchDevice> device)
       : party_(party),
         meeting_(meeting),
         plan_(plan),
@@ -225,8 +225,8 @@ class PatternWorker final {
     return meeting_.AwaitAll();
   }
 
-  const BenchParty& party_;
-  BenchMeeting& meeting_;
+  const BenchParticipants& party_;
+  BenchSync& meeting_;
   const BenchPlan& plan_;
   const std::unique_ptr<BenchDevice> device_;
   const BenchSide side_;
@@ -239,7 +239,7 @@ class PatternWorker final {
 
 }  // namespace
 
-absl::Status RunPatternWorker(const BenchParty& party, BenchMeeting& meeting,
+absl::Status RunPatternWorker(const BenchParticipants& party, BenchSync& meeting,
                               const BenchPlan& plan) {
   FERRY_ASSIGN_OR_RETURN(const auto worker, PatternWorker::Create(party, meeting, plan));
   return worker->Run();

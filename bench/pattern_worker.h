@@ -12,7 +12,7 @@ namespace ferry::cli {
 
 // Measures `plan` together with the others of the party, and tells each case in a line.
 //   REQUIRES: plan.pattern is not "sendrecv".
-absl::Status RunPatternWorker(const BenchParty& party, BenchMeeting& meeting,
+absl::Status RunPatternWorker(const BenchParticipants& party, BenchSync& meeting,
                               const BenchPlan& plan);
 
 }  // namespace ferry::cli

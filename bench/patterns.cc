@@ -232,7 +232,7 @@ absl::Status ReadLines(const BenchPlan& plan, int nodes, BenchStage& stage, Benc
 }
 
 absl::StatusOr<BenchReport> MeasurePattern(const PatternFlags& flags, BenchPlan plan,
-                                           const ExchangeOptions& exchange) {
+                                           const TransferEngineOptions& exchange) {
   FERRY_ASSIGN_OR_RETURN(const auto pages, BenchPages::Create());
   plan.floor_file = pages->path();
   FERRY_ASSIGN_OR_RETURN(const auto coordinator,
@@ -304,7 +304,7 @@ absl::StatusOr<int> BenchPattern(PatternFlags flags) {
   FERRY_RETURN_IF_ERROR(CompletePlan(flags, static_cast<size_t>(flags.nodes), depth));
   return FinishBench(
       MeasureWays(flags,
-                  [&flags](const BenchPlan& of_way, const ExchangeOptions& exchange) {
+                  [&flags](const BenchPlan& of_way, const TransferEngineOptions& exchange) {
                     return MeasurePattern(flags, of_way, exchange);
                   }),
       flags.output);

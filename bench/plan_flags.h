@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 
 #include "bench/plan.h"
-#include "node/exchange.h"
+#include "node/transfer_engine.h"
 
 namespace ferry::cli {
 
@@ -25,7 +25,7 @@ struct BenchPlanFlags {
   // As many as there are processes at most.
   int most_devices = 64;
   BenchPlan plan;
-  ExchangeOptions exchange;
+  TransferEngineOptions exchange;
 };
 
 // --sizes, --transport, --mode, --devices, --dtype, --poll, --iters, and those of AddExchangeFlags.

@@ -23,13 +23,13 @@
 namespace ferry::cli {
 namespace {
 
-constexpr absl::Duration kServerPatience = absl::Seconds(30);
+constexpr absl::Duration kServerTimeout = absl::Seconds(30);
 // How long one process is listened to before the others are looked at.
 constexpr absl::Duration kListenTurn = absl::Milliseconds(20);
 // Whoever was killed is found within this time of the first who missed it.
-constexpr absl::Duration kCausePatience = absl::Milliseconds(200);
+constexpr absl::Duration kCauseTimeout = absl::Milliseconds(200);
 // Whoever only suffers from another one's failure says so; that one says more, a little later.
-constexpr absl::Duration kRootPatience = absl::Seconds(5);
+constexpr absl::Duration kRootTimeout = absl::Seconds(5);
 constexpr absl::string_view kFollowUps[] = {"[_Derived_]", " has died",
                                             " has failed: ", "process is leaving"};
 constexpr char kServerListening[] = "listening on ";
@@ -88,7 +88,7 @@ absl::StatusOr<BenchServer> StartBenchServer(std::string name, std::vector<std::
                          ToolProcess::Start(std::move(name), std::move(arguments), std::string()));
   server.watched = stage.Watch(server.process->name(), server.process->pid());
   FERRY_ASSIGN_OR_RETURN(const std::string line,
-                         server.process->ReadLine(SteadyClock().Now() + kServerPatience, false));
+                         server.process->ReadLine(SteadyClock().Now() + kServerTimeout, false));
   const size_t at = line.find(kServerListening);
   if (at == std::string::npos) {
     return absl::InternalError(absl::StrCat(server.process->name(), " said ", line));
@@ -99,7 +99,7 @@ absl::StatusOr<BenchServer> StartBenchServer(std::string name, std::vector<std::
 
 absl::StatusOr<std::unique_ptr<BenchWorkers>> BenchWorkers::Start(
     int count, const std::string& coordinator, const std::string& plan,
-    const ExchangeOptions& exchange, BenchStage& stage, BenchGpus gpus) {
+    const TransferEngineOptions& exchange, BenchStage& stage, BenchGpus gpus) {
   std::unique_ptr<BenchWorkers> workers(new BenchWorkers());
   for (int node = 0; node < count; ++node) {
     std::vector<std::string> arguments = {
@@ -124,7 +124,7 @@ absl::StatusOr<std::unique_ptr<BenchWorkers>> BenchWorkers::Start(
 absl::Status BenchWorkers::FirstCause(size_t noticed, absl::Status status) {
   if (WasKilled(status)) return status;
   const bool follows = IsFollowUp(status);
-  const absl::Time deadline = SteadyClock().Now() + (follows ? kRootPatience : kCausePatience);
+  const absl::Time deadline = SteadyClock().Now() + (follows ? kRootTimeout : kCauseTimeout);
   absl::Status root;
   for (size_t i = 0; i < processes_.size(); ++i) {
     if (i == noticed) continue;
@@ -137,7 +137,7 @@ absl::Status BenchWorkers::FirstCause(size_t noticed, absl::Status status) {
 }
 
 absl::StatusOr<std::vector<BenchWorkers::Json>> BenchWorkers::Expect(const std::string& event) {
-  const absl::Time deadline = SteadyClock().Now() + kBenchLinePatience;
+  const absl::Time deadline = SteadyClock().Now() + kBenchLineTimeout;
   std::vector<std::optional<std::string>> lines(processes_.size());
   // All of them are looked at in turn: what one says may depend on another that has died.
   for (bool is_complete = false; !is_complete;) {
@@ -155,7 +155,7 @@ absl::StatusOr<std::vector<BenchWorkers::Json>> BenchWorkers::Expect(const std::
       if (is_late) {
         return absl::DeadlineExceededError(absl::StrCat(processes_[i]->name(),
                                                         " has said nothing of \"", event, "\" for ",
-                                                        absl::FormatDuration(kBenchLinePatience)));
+                                                        absl::FormatDuration(kBenchLineTimeout)));
       }
       is_complete = false;
     }
@@ -173,7 +173,7 @@ absl::StatusOr<std::vector<BenchWorkers::Json>> BenchWorkers::Expect(const std::
 }
 
 absl::Status BenchWorkers::WaitForExit() {
-  const absl::Time deadline = SteadyClock().Now() + kBenchLinePatience;
+  const absl::Time deadline = SteadyClock().Now() + kBenchLineTimeout;
   for (size_t i = 0; i < processes_.size(); ++i) {
     const absl::Status status = processes_[i]->WaitForExit(deadline);
     if (!status.ok()) return FirstCause(i, status);

@@ -18,12 +18,12 @@
 #include "bench/lines.h"
 #include "bench/stage.h"
 #include "cli/tool_process.h"
-#include "node/exchange.h"
+#include "node/transfer_engine.h"
 
 namespace ferry::cli {
 
 // Of one line of a process: the largest size in one mode takes seconds.
-inline constexpr absl::Duration kBenchLinePatience = absl::Minutes(3);
+inline constexpr absl::Duration kBenchLineTimeout = absl::Minutes(3);
 
 // Some pages of zeros that other processes can map while this lives. They lie in no folder.
 class BenchPages final {
@@ -64,9 +64,12 @@ enum class BenchGpus { kHidden, kShared };
 // end.
 class BenchWorkers final : public BenchLines {
  public:
-  static absl::StatusOr<std::unique_ptr<BenchWorkers>> Start(
-      int count, const std::string& coordinator, const std::string& plan,
-      const ExchangeOptions& exchange, BenchStage& stage, BenchGpus gpus = BenchGpus::kHidden);
+  static absl::StatusOr<std::unique_ptr<BenchWorkers>> Start(int count,
+                                                             const std::string& coordinator,
+                                                             const std::string& plan,
+                                                             const TransferEngineOptions& exchange,
+                                                             BenchStage& stage,
+                                                             BenchGpus gpus = BenchGpus::kHidden);
 
   // The next line of each, in the order of nodes, all of them {"event": `event`, ...}.
   //   Errors: ABORTED how one has ended, with its last words; whoever was killed comes before those

@@ -45,7 +45,7 @@ uint64_t RawSeed(int rank, size_t bytes, int index) {
 
 }  // namespace
 
-std::unique_ptr<RawNccl> RawNccl::Find(const BenchParty& party, const BenchPlan& plan,
+std::unique_ptr<RawNccl> RawNccl::Find(const BenchParticipants& party, const BenchPlan& plan,
                                        BenchDevice& device) {
   const int other = 1 - party.rank;
   if (!device.is_gpu() || plan.DeviceOf(other) == kHostDevice) return nullptr;
@@ -63,7 +63,7 @@ std::unique_ptr<RawNccl> RawNccl::Find(const BenchParty& party, const BenchPlan&
 }
 
 absl::Status RawNccl::Await(absl::FunctionRef<absl::StatusOr<bool>()> is_over) const {
-  const absl::Time deadline = SteadyClock().Now() + party_.patience;
+  const absl::Time deadline = SteadyClock().Now() + party_.timeout;
   for (int looks = 1;; ++looks) {
     FERRY_ASSIGN_OR_RETURN(const bool is_done, is_over());
     if (is_done) return absl::OkStatus();
@@ -71,7 +71,7 @@ absl::Status RawNccl::Await(absl::FunctionRef<absl::StatusOr<bool>()> is_over) c
     if (party_.stop != nullptr && party_.stop->is_cancelled()) return party_.stop->status();
     if (SteadyClock().Now() < deadline) continue;
     return absl::DeadlineExceededError(
-        absl::StrCat("waited ", absl::FormatDuration(party_.patience),
+        absl::StrCat("waited ", absl::FormatDuration(party_.timeout),
                      " for raw sends and receives by NCCL between nodes ", party_.NodeOf(0),
                      " and ", party_.NodeOf(1), ": look what the other one does"));
   }
@@ -137,7 +137,7 @@ absl::StatusOr<std::vector<absl::Duration>> RawNccl::Measure(const std::vector<G
         }
         return nccl::kSuccess;
       },
-      party_.patience);
+      party_.timeout);
   status.Update(ran);
   if (status.ok()) status = AwaitEndOfTurn();
   if (status.ok()) return times;
@@ -162,7 +162,7 @@ absl::Status RawNccl::AwaitEndOfTurn() const {
     return false;
   }));
   // It is ended on the device's thread, which tells keyed transfers of it at once.
-  return device_.gpu()->nccl->PostAndWait([] { return absl::OkStatus(); }, party_.patience,
+  return device_.gpu()->nccl->PostAndWait([] { return absl::OkStatus(); }, party_.timeout,
                                           "the end of a turn");
 }
 

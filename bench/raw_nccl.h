@@ -31,7 +31,7 @@ class RawNccl final {
  public:
   // Null: keyed transfers between the two GPUs have made no communicator, or it is gone.
   //   device: of this process; all outlive it.
-  static std::unique_ptr<RawNccl> Find(const BenchParty& party, const BenchPlan& plan,
+  static std::unique_ptr<RawNccl> Find(const BenchParticipants& party, const BenchPlan& plan,
                                        BenchDevice& device);
 
   // `rounds` times there and back, halved: P50.
@@ -52,7 +52,7 @@ class RawNccl final {
   // Between ncclGroupStart and ncclGroupEnd.
   using Group = std::vector<Operation>;
 
-  RawNccl(const BenchParty& party, BenchDevice& device,
+  RawNccl(const BenchParticipants& party, BenchDevice& device,
           std::shared_ptr<NcclCommunicator> communicator)
       : party_(party), device_(device), communicator_(std::move(communicator)) {}
 
@@ -68,7 +68,7 @@ class RawNccl final {
   // Until keyed transfers may go on.
   absl::Status AwaitEndOfTurn() const;
 
-  const BenchParty& party_;
+  const BenchParticipants& party_;
   BenchDevice& device_;
   const std::shared_ptr<NcclCommunicator> communicator_;
 };

@@ -28,9 +28,9 @@
 namespace ferry::cli {
 namespace {
 
-constexpr absl::Duration kFloorPatience = absl::Seconds(20);
+constexpr absl::Duration kFloorTimeout = absl::Seconds(20);
 // Of one address.
-constexpr absl::Duration kConnectPatience = absl::Seconds(3);
+constexpr absl::Duration kConnectTimeout = absl::Seconds(3);
 // How often whoever waits looks whether the bench was stopped.
 constexpr absl::Duration kLook = absl::Milliseconds(250);
 // Likewise, of who polls: system calls.
@@ -59,7 +59,7 @@ std::string HostOf(const std::string& address) { return address.substr(0, addres
 absl::StatusOr<UniqueFd> ConnectTo(const std::string& address) {
   FERRY_ASSIGN_OR_RETURN(UniqueFd stream, BeginConnectTcp(address));
   pollfd writable = {stream.get(), POLLOUT, 0};
-  if (poll(&writable, 1, static_cast<int>(absl::ToInt64Milliseconds(kConnectPatience))) != 1) {
+  if (poll(&writable, 1, static_cast<int>(absl::ToInt64Milliseconds(kConnectTimeout))) != 1) {
     return absl::UnavailableError(absl::StrCat(address, " does not answer"));
   }
   FERRY_RETURN_IF_ERROR(ConnectError(stream.get(), address));
@@ -69,7 +69,7 @@ absl::StatusOr<UniqueFd> ConnectTo(const std::string& address) {
 
 }  // namespace
 
-RawTcp::RawTcp(const BenchParty& party)
+RawTcp::RawTcp(const BenchParticipants& party)
     : party_(party),
       place_(absl::StrCat(party.store_prefix.empty() ? "bench" : party.store_prefix, "/raw-tcp")) {}
 
@@ -80,21 +80,21 @@ bool RawTcp::GoesOn(absl::Time deadline) const {
 
 bool RawTcp::Send(int fd, const void* from, size_t bytes) const {
   const char* next = static_cast<const char*>(from);
-  absl::Time deadline = SteadyClock().Now() + kFloorPatience;
+  absl::Time deadline = SteadyClock().Now() + kFloorTimeout;
   while (bytes > 0) {
     const ssize_t sent = send(fd, next, bytes, MSG_NOSIGNAL);
     if (sent < 0 && (errno == EINTR || (errno == EAGAIN && GoesOn(deadline)))) continue;
     if (sent <= 0) return false;
     next += sent;
     bytes -= static_cast<size_t>(sent);
-    if (bytes > 0) deadline = SteadyClock().Now() + kFloorPatience;
+    if (bytes > 0) deadline = SteadyClock().Now() + kFloorTimeout;
   }
   return true;
 }
 
 bool RawTcp::Receive(int fd, void* to, size_t bytes, bool is_polling) const {
   char* next = static_cast<char*>(to);
-  absl::Time deadline = SteadyClock().Now() + kFloorPatience;
+  absl::Time deadline = SteadyClock().Now() + kFloorTimeout;
   for (int calls = 1; bytes > 0; ++calls) {
     const ssize_t got = recv(fd, next, bytes, is_polling ? MSG_DONTWAIT : 0);
     if (got < 0 && errno == EINTR) continue;
@@ -105,13 +105,13 @@ bool RawTcp::Receive(int fd, void* to, size_t bytes, bool is_polling) const {
     if (got <= 0) return false;
     next += got;
     bytes -= static_cast<size_t>(got);
-    if (bytes > 0) deadline = SteadyClock().Now() + kFloorPatience;
+    if (bytes > 0) deadline = SteadyClock().Now() + kFloorTimeout;
   }
   return true;
 }
 
 absl::StatusOr<std::string> RawTcp::Await(const std::string& key) const {
-  const absl::Time deadline = SteadyClock().Now() + kFloorPatience;
+  const absl::Time deadline = SteadyClock().Now() + kFloorTimeout;
   while (true) {
     absl::StatusOr<std::string> value = party_.node.agent().Get(key, kLook);
     if (value.ok() || !absl::IsDeadlineExceeded(value.status()) || !GoesOn(deadline)) return value;
@@ -121,20 +121,20 @@ absl::StatusOr<std::string> RawTcp::Await(const std::string& key) const {
 // The second one's word is what counts for both.
 absl::Status RawTcp::Listen(size_t streams) {
   coord::Agent& agent = party_.node.agent();
-  const std::vector<std::string>& lanes = party_.node.exchange().self().lanes.tcp;
+  const std::vector<std::string>& channels = party_.node.exchange().self().channels.tcp;
   absl::StatusOr<ListeningSocket> listener = absl::UnavailableError("");
   // What peers are told may be the address of something between them and this host.
-  if (lanes.size() == 1) listener = ListenTcp(absl::StrCat(HostOf(lanes[0]), ":0"));
+  if (channels.size() == 1) listener = ListenTcp(absl::StrCat(HostOf(channels[0]), ":0"));
   if (!listener.ok()) listener = ListenTcp(":0");
   std::vector<std::string> words = {absl::StrCat(RandomId())};
-  for (const std::string& lane : lanes) {
-    if (listener.ok()) words.push_back(absl::StrCat(HostOf(lane), ":", listener->port));
+  for (const std::string& channel : channels) {
+    if (listener.ok()) words.push_back(absl::StrCat(HostOf(channel), ":", listener->port));
   }
   FERRY_RETURN_IF_ERROR(agent.Set(absl::StrCat(place_, "/at"), absl::StrJoin(words, " ")));
   FERRY_RETURN_IF_ERROR(listener.status());
   streams_.resize(streams);
   // The other one gives up before that.
-  const absl::Time deadline = SteadyClock().Now() + 2 * kFloorPatience;
+  const absl::Time deadline = SteadyClock().Now() + 2 * kFloorTimeout;
   while (true) {
     const absl::StatusOr<std::string> told = agent.TryGet(absl::StrCat(place_, "/is"));
     if (told.ok() && *told == kReady) return absl::OkStatus();
@@ -166,7 +166,7 @@ absl::Status RawTcp::Connect(size_t streams) {
   if (!absl::SimpleAtoi(words[0], &number)) return absl::InternalError("floors: no number");
   std::vector<std::string> troubles;
   if (words.size() == 1) troubles.emplace_back("the other process listens nowhere");
-  const absl::Time deadline = SteadyClock().Now() + kFloorPatience;
+  const absl::Time deadline = SteadyClock().Now() + kFloorTimeout;
   for (size_t i = 1; i < words.size() && GoesOn(deadline); ++i) {
     streams_.clear();
     while (streams_.size() < streams) {
@@ -189,7 +189,8 @@ absl::Status RawTcp::Connect(size_t streams) {
   return absl::UnavailableError(absl::StrJoin(troubles, "; "));
 }
 
-absl::StatusOr<std::unique_ptr<RawTcp>> RawTcp::Create(const BenchParty& party, int streams) {
+absl::StatusOr<std::unique_ptr<RawTcp>> RawTcp::Create(const BenchParticipants& party,
+                                                       int streams) {
   std::unique_ptr<RawTcp> raw(new RawTcp(party));
   const auto count = static_cast<size_t>(streams);
   if (party.is_first()) {

@@ -32,7 +32,8 @@ namespace ferry::cli {
 class RawTcp final {
  public:
   //   Errors: UNAVAILABLE why there are none, the same at both; those of the store.
-  static absl::StatusOr<std::unique_ptr<RawTcp>> Create(const BenchParty& party, int streams);
+  static absl::StatusOr<std::unique_ptr<RawTcp>> Create(const BenchParticipants& party,
+                                                        int streams);
 
   // `rounds` times there and back, halved; large ones over all streams, each with a thread at
   // either end.
@@ -46,7 +47,7 @@ class RawTcp final {
   absl::Status CleanUp();
 
  private:
-  explicit RawTcp(const BenchParty& party);
+  explicit RawTcp(const BenchParticipants& party);
 
   absl::StatusOr<std::string> Await(const std::string& key) const;
   absl::Status Listen(size_t streams);
@@ -69,7 +70,7 @@ class RawTcp final {
   };
   Share ShareOf(size_t stream, size_t streams, void* buffer, size_t bytes) const;
 
-  const BenchParty& party_;
+  const BenchParticipants& party_;
   const std::string place_;
   std::vector<UniqueFd> streams_;
 };

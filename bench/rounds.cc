@@ -33,7 +33,7 @@ BenchPostedPtr PostReceive(Node& node, Step& step, const RendezvousKey& key,
   auto posted = std::make_shared<BenchPosted>();
   RecvArgs args;
   args.destination = destination;
-  LaneLoop& loop = node.exchange().loop();
+  EventLoop& loop = node.exchange().loop();
   step.RecvAsync(key, std::move(args), [posted, &loop](absl::Status status, Received received) {
     posted->status = std::move(status);
     posted->received = std::move(received);
@@ -43,18 +43,18 @@ BenchPostedPtr PostReceive(Node& node, Step& step, const RendezvousKey& key,
   return posted;
 }
 
-absl::Status AwaitReceive(const BenchParty& party, int from, BenchPosted& posted) {
+absl::Status AwaitReceive(const BenchParticipants& party, int from, BenchPosted& posted) {
   const bool is_done = party.node.exchange().loop().WaitUntil(
       [&party, &posted] {
         return posted.is_done.load(std::memory_order_acquire) ||
                (party.stop != nullptr && party.stop->is_cancelled());
       },
-      SteadyClock().Now() + party.patience);
+      SteadyClock().Now() + party.timeout);
   if (party.stop != nullptr && party.stop->is_cancelled()) return party.stop->status();
   if (!is_done) {
     return absl::DeadlineExceededError(absl::StrCat(
         "node ", party.NodeOf(from), " has sent nothing of what the bench waits for within ",
-        absl::FormatDuration(party.patience), ": look what it does there, or wait longer"));
+        absl::FormatDuration(party.timeout), ": look what it does there, or wait longer"));
   }
   return posted.status;
 }
@@ -64,11 +64,12 @@ absl::Status SendWord(Step& step, const RendezvousKey& key) {
   return step.Send(key, std::move(word));
 }
 
-absl::Status AwaitWord(const BenchParty& party, int from, Step& step, const RendezvousKey& key) {
+absl::Status AwaitWord(const BenchParticipants& party, int from, Step& step,
+                       const RendezvousKey& key) {
   return AwaitReceive(party, from, *PostReceive(party.node, step, key, Tensor()));
 }
 
-absl::StatusOr<bool> AgreeOn(const BenchParty& party, Step& step, const RendezvousKey& out,
+absl::StatusOr<bool> AgreeOn(const BenchParticipants& party, Step& step, const RendezvousKey& out,
                              const RendezvousKey& in, bool own) {
   FERRY_ASSIGN_OR_RETURN(Tensor word, Tensor::Allocate(DataType::kUint8, Shape()));
   *static_cast<uint8_t*>(word.mutable_data()) = own ? 1 : 0;
@@ -102,7 +103,7 @@ nlohmann::ordered_json BenchRounds::ToJson() const {
           {"paths", paths}};
 }
 
-absl::StatusOr<BenchRounds> RunRounds(BenchMeeting& meeting, const BenchRoundCount& count,
+absl::StatusOr<BenchRounds> RunRounds(BenchSync& meeting, const BenchRoundCount& count,
                                       BenchRoundWork& work) {
   BenchRounds rounds;
   for (int round = 0; round < count.warm_ups + count.iterations; ++round) {
@@ -123,7 +124,7 @@ absl::StatusOr<BenchRounds> RunRounds(BenchMeeting& meeting, const BenchRoundCou
   return rounds;
 }
 
-absl::StatusOr<double> MeasureEmptyRound(BenchMeeting& meeting, const BenchRoundMembers& members) {
+absl::StatusOr<double> MeasureEmptyRound(BenchSync& meeting, const BenchRoundMembers& members) {
   EmptyWork work;
   FERRY_ASSIGN_OR_RETURN(const BenchRounds rounds,
                          RunRounds(meeting, {members, kEmptyWarmUps, kEmptyRounds}, work));

@@ -32,17 +32,18 @@ using BenchPostedPtr = std::shared_ptr<BenchPosted>;
 // Into `destination`, or as it comes if that is empty.
 BenchPostedPtr PostReceive(Node& node, Step& step, const RendezvousKey& key,
                            const Tensor& destination);
-// Drives the node's lanes meanwhile.
+// Drives the node's control channels meanwhile.
 //   from: the rank that sends it.
 //   Errors: those of the receive; why the bench was stopped; DEADLINE_EXCEEDED naming who did not
 //   send.
-absl::Status AwaitReceive(const BenchParty& party, int from, BenchPosted& posted);
+absl::Status AwaitReceive(const BenchParticipants& party, int from, BenchPosted& posted);
 // A tensor that says nothing but that it is there, and waiting for one. Errors: as AwaitReceive.
 absl::Status SendWord(Step& step, const RendezvousKey& key);
-absl::Status AwaitWord(const BenchParty& party, int from, Step& step, const RendezvousKey& key);
+absl::Status AwaitWord(const BenchParticipants& party, int from, Step& step,
+                       const RendezvousKey& key);
 // Whether both of two say yes: a word each way that says so.
 //   out, in: keys of nothing else that is under way. Errors: as AwaitReceive.
-absl::StatusOr<bool> AgreeOn(const BenchParty& party, Step& step, const RendezvousKey& out,
+absl::StatusOr<bool> AgreeOn(const BenchParticipants& party, Step& step, const RendezvousKey& out,
                              const RendezvousKey& in, bool own);
 // Of the node's arena, uint8.
 absl::StatusOr<Tensor> MakeBenchTensor(Node& node, size_t bytes);
@@ -81,10 +82,10 @@ struct BenchRoundCount {
   int iterations = 0;
 };
 
-absl::StatusOr<BenchRounds> RunRounds(BenchMeeting& meeting, const BenchRoundCount& count,
+absl::StatusOr<BenchRounds> RunRounds(BenchSync& meeting, const BenchRoundCount& count,
                                       BenchRoundWork& work);
 // What a round takes in which nothing is done, in seconds; 0 where no time is kept.
-absl::StatusOr<double> MeasureEmptyRound(BenchMeeting& meeting, const BenchRoundMembers& members);
+absl::StatusOr<double> MeasureEmptyRound(BenchSync& meeting, const BenchRoundMembers& members);
 
 }  // namespace ferry::cli
 

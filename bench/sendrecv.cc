@@ -24,7 +24,7 @@
 #include "cli/hosted_coordinator.h"
 #include "cli/progress.h"
 #include "cli/table.h"
-#include "node/exchange.h"
+#include "node/transfer_engine.h"
 
 namespace ferry::cli {
 namespace {
@@ -159,7 +159,7 @@ absl::Status ReadLines(const BenchPlan& plan, BenchStage& stage, BenchLines& lin
 }
 
 absl::StatusOr<BenchReport> Measure(const BenchFlags& flags, BenchPlan plan,
-                                    const ExchangeOptions& exchange) {
+                                    const TransferEngineOptions& exchange) {
   FERRY_ASSIGN_OR_RETURN(const auto pages, BenchPages::Create());
   plan.floor_file = pages->path();
   FERRY_ASSIGN_OR_RETURN(const auto coordinator,
@@ -202,7 +202,7 @@ absl::StatusOr<int> Bench(BenchFlags flags) {
   FERRY_RETURN_IF_ERROR(CompletePlan(flags, 1, static_cast<size_t>(plan.inflight)));
   return FinishBench(
       MeasureWays(flags,
-                  [&flags](const BenchPlan& of_way, const ExchangeOptions& exchange) {
+                  [&flags](const BenchPlan& of_way, const TransferEngineOptions& exchange) {
                     return Measure(flags, of_way, exchange);
                   }),
       flags.output);

@@ -24,7 +24,7 @@ namespace ferry::cli {
 class SendRecvFloors final {
  public:
   // All outlive it.
-  SendRecvFloors(const BenchParty& party, BenchMeeting& meeting, const BenchPlan& plan,
+  SendRecvFloors(const BenchParticipants& party, BenchSync& meeting, const BenchPlan& plan,
                  BenchDevice& device)
       : party_(party),
         meeting_(meeting),
@@ -49,8 +49,8 @@ class SendRecvFloors final {
   int BatchesOf(size_t bytes, int depth) const;
   absl::Status MeasureGpus(size_t bytes, nlohmann::ordered_json& floors);
 
-  const BenchParty& party_;
-  BenchMeeting& meeting_;
+  const BenchParticipants& party_;
+  BenchSync& meeting_;
   const BenchPlan& plan_;
   BenchDevice& device_;
   const bool is_first_;

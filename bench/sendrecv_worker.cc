@@ -53,13 +53,13 @@ struct CaseResult {
 // Node 0 sends a ping and waits for the pong; node 1 answers.
 class Peer final {
  public:
-  static absl::StatusOr<std::unique_ptr<Peer>> Create(const BenchParty& party,
-                                                      BenchMeeting& meeting, const BenchPlan& plan);
+  static absl::StatusOr<std::unique_ptr<Peer>> Create(const BenchParticipants& party,
+                                                      BenchSync& meeting, const BenchPlan& plan);
 
   absl::Status Run();
 
  private:
-  Peer(const BenchParty& party, BenchMeeting& meeting, const BenchPlan& plan, Step step,
+  Peer(const BenchParticipants& party, BenchSync& meeting, const BenchPlan& plan, Step step,
        RendezvousKey out, RendezvousKey in, RendezvousKey control_out, RendezvousKey control_in)
       : party_(party),
         meeting_(meeting),
@@ -85,8 +85,8 @@ class Peer final {
   absl::Status Verify(const Case& at, int round, const Received& received, CaseResult& result);
   std::string ReasonOf(size_t bytes, const CaseResult& result) const;
 
-  const BenchParty& party_;
-  BenchMeeting& meeting_;
+  const BenchParticipants& party_;
+  BenchSync& meeting_;
   const BenchPlan& plan_;
   const bool is_first_;
   Step step_;
@@ -98,8 +98,8 @@ class Peer final {
   std::unique_ptr<SendRecvFloors> floors_;
 };
 
-absl::StatusOr<std::unique_ptr<Peer>> Peer::Create(const BenchParty& party, BenchMeeting& meeting,
-                                                   const BenchPlan& plan) {
+absl::StatusOr<std::unique_ptr<Peer>> Peer::Create(const BenchParticipants& party,
+                                                   BenchSync& meeting, const BenchPlan& plan) {
   const int self = party.rank;
   const int other = 1 - self;
   FERRY_ASSIGN_OR_RETURN(Step step, party.node.OpenStep(party.first_step));
@@ -114,8 +114,8 @@ absl::StatusOr<std::unique_ptr<Peer>> Peer::Create(const BenchParty& party, Benc
   std::unique_ptr<Peer> peer(new Peer(party, meeting, plan, std::move(step), std::move(out),
                                       std::move(in), std::move(control_out),
                                       std::move(control_in)));
-  FERRY_ASSIGN_OR_RETURN(peer->device_, BenchDevice::Open(party.node, plan.DeviceOf(self),
-                                                          plan.dtype, party.patience));
+  FERRY_ASSIGN_OR_RETURN(
+      peer->device_, BenchDevice::Open(party.node, plan.DeviceOf(self), plan.dtype, party.timeout));
   return peer;
 }
 
@@ -304,12 +304,12 @@ absl::Status Peer::Run() {
   FERRY_RETURN_IF_ERROR(meeting_.Tell(machine));
   for (const size_t bytes : plan_.sizes) FERRY_RETURN_IF_ERROR(RunSize(bytes));
   FERRY_RETURN_IF_ERROR(floors_->CleanUp());
-  return step_.Close(party_.patience);
+  return step_.Close(party_.timeout);
 }
 
 }  // namespace
 
-absl::Status RunSendRecvWorker(const BenchParty& party, BenchMeeting& meeting,
+absl::Status RunSendRecvWorker(const BenchParticipants& party, BenchSync& meeting,
                                const BenchPlan& plan) {
   FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<Peer> peer, Peer::Create(party, meeting, plan));
   return peer->Run();

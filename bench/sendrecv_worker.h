@@ -11,7 +11,7 @@
 namespace ferry::cli {
 
 // Measures `plan` together with the other one of the party, and tells each case in a line.
-absl::Status RunSendRecvWorker(const BenchParty& party, BenchMeeting& meeting,
+absl::Status RunSendRecvWorker(const BenchParticipants& party, BenchSync& meeting,
                                const BenchPlan& plan);
 
 }  // namespace ferry::cli

@@ -9,14 +9,14 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/status_macros.h"
+#include "bench/background_load.h"
 #include "bench/device.h"
-#include "bench/other_load.h"
 #include "transport/transports.h"
 
 namespace ferry::cli {
 using Json = nlohmann::ordered_json;
 
-Json WaysOfFlows(const BenchParty& party, const BenchPlan& plan,
+Json WaysOfFlows(const BenchParticipants& party, const BenchPlan& plan,
                  const std::vector<std::pair<int, int>>& flows) {
   Json ways;
   for (const auto& [src, dst] : flows) {
@@ -71,14 +71,14 @@ std::vector<BenchMode> ModesOfWay(const std::vector<BenchMode>& modes, const std
 }
 
 absl::StatusOr<BenchReport> MeasureWays(const BenchPlanFlags& flags, const MeasureBench& measure) {
-  const OtherLoad others;
+  const BackgroundLoad others;
   FERRY_ASSIGN_OR_RETURN(BenchReport report, measure(flags.plan, flags.exchange));
   const bool is_all = flags.transport == kAllTransports;
   for (const std::string& way : is_all ? OtherWays(report) : std::vector<std::string>()) {
     BenchPlan plan = flags.plan;
     plan.modes = ModesOfWay(flags.plan.modes, way);
     plan.has_tcp_floor = way == "tcp" && !plan.uses_gpus();
-    ExchangeOptions exchange = flags.exchange;
+    TransferEngineOptions exchange = flags.exchange;
     exchange.require_transport = way;
     absl::StatusOr<BenchReport> other = measure(plan, exchange);
     if (!other.ok()) {

@@ -17,7 +17,7 @@
 #include "bench/plan.h"
 #include "bench/plan_flags.h"
 #include "bench/report.h"
-#include "node/exchange.h"
+#include "node/transfer_engine.h"
 
 namespace ferry::cli {
 
@@ -26,7 +26,7 @@ inline constexpr char kAllTransports[] = "all";
 
 // Names of the transports that can bring the plan's tensors along all of `flows`, first and second
 // rank of each, that end here; null: none does.
-nlohmann::ordered_json WaysOfFlows(const BenchParty& party, const BenchPlan& plan,
+nlohmann::ordered_json WaysOfFlows(const BenchParticipants& party, const BenchPlan& plan,
                                    const std::vector<std::pair<int, int>>& flows);
 
 // What is in each of those that are not null, by the key "ways".
@@ -35,8 +35,8 @@ std::vector<std::string> CommonWays(const std::vector<nlohmann::ordered_json>& l
 // Those that are in none of the rows' paths.
 std::vector<std::string> OtherWays(const BenchReport& report);
 
-using MeasureBench = std::function<absl::StatusOr<BenchReport>(const BenchPlan& plan,
-                                                               const ExchangeOptions& exchange)>;
+using MeasureBench = std::function<absl::StatusOr<BenchReport>(
+    const BenchPlan& plan, const TransferEngineOptions& exchange)>;
 
 // Those of `modes` that are asked of transport `way` beside the chosen one: what it hands over is
 // read where that is the first look at it, as of a view of the sender's memory. What has come over

@@ -8,9 +8,9 @@
 
 #include "base/status_macros.h"
 #include "bench/cold_worker.h"
-#include "bench/page_meeting.h"
 #include "bench/pattern_worker.h"
 #include "bench/sendrecv_worker.h"
+#include "bench/shm_sync.h"
 #include "cli/as_node.h"
 #include "cli/verb.h"
 
@@ -22,8 +22,8 @@ absl::StatusOr<int> Work(NodeOptions& options, const std::string& plan_text) {
   // No value of --spin expresses this.
   if (plan.is_polling) options.exchange.spin = absl::InfiniteDuration();
   FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<Node> node, Node::Join(options));
-  FERRY_ASSIGN_OR_RETURN(const auto meeting, PageMeeting::Map(node->num_nodes(), plan.floor_file));
-  BenchParty party{.node = *node, .rank = node->node_id()};
+  FERRY_ASSIGN_OR_RETURN(const auto meeting, ShmSync::Map(node->num_nodes(), plan.floor_file));
+  BenchParticipants party{.node = *node, .rank = node->node_id()};
   party.nodes.resize(static_cast<size_t>(node->num_nodes()));
   std::iota(party.nodes.begin(), party.nodes.end(), 0);
   FERRY_RETURN_IF_ERROR(AsFailure(RunBenchWork(party, *meeting, plan)));
@@ -33,7 +33,8 @@ absl::StatusOr<int> Work(NodeOptions& options, const std::string& plan_text) {
 
 }  // namespace
 
-absl::Status RunBenchWork(const BenchParty& party, BenchMeeting& meeting, const BenchPlan& plan) {
+absl::Status RunBenchWork(const BenchParticipants& party, BenchSync& meeting,
+                          const BenchPlan& plan) {
   if (plan.pattern == "cold") return RunColdWorker(party, meeting, plan);
   if (plan.pattern == "sendrecv") return RunSendRecvWorker(party, meeting, plan);
   return RunPatternWorker(party, meeting, plan);

@@ -11,7 +11,8 @@
 namespace ferry::cli {
 
 // This one's part of `plan`, from the first case to the last; all of the party are in it at once.
-absl::Status RunBenchWork(const BenchParty& party, BenchMeeting& meeting, const BenchPlan& plan);
+absl::Status RunBenchWork(const BenchParticipants& party, BenchSync& meeting,
+                          const BenchPlan& plan);
 
 }  // namespace ferry::cli
 

@@ -181,7 +181,7 @@ class StepsWork final : public BenchRoundWork {
     PostStream(side_, step, at_, in_);
     FERRY_RETURN_IF_ERROR(SendStream(step, out_));
     FERRY_RETURN_IF_ERROR(TakeStream(side_, at_, in_));
-    return step.Close(side_.party.patience);
+    return step.Close(side_.party.timeout);
   }
 
   absl::Status Check(int round, BenchRounds& rounds) override {

@@ -28,7 +28,7 @@ struct BenchWorkCase {
 
 // One process of a pattern: who it is, and the memory it uses.
 struct BenchSide {
-  const BenchParty& party;
+  const BenchParticipants& party;
   const BenchPlan& plan;
   BenchDevice& device;
 

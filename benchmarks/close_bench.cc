@@ -18,14 +18,14 @@
 #include "absl/synchronization/mutex.h"
 
 #include "base/clock.h"
-#include "node/exchange.h"
+#include "node/transfer_engine.h"
 
 namespace ferry::bench {
 namespace {
 
 constexpr absl::Duration kTimeout = absl::Seconds(30);
 constexpr int64_t kFirstOpenStep = int64_t{1} << 40;
-// More than a ticket brings along.
+// More than a transfer descriptor brings along.
 constexpr int64_t kViewBytes = 4096;
 
 void Check(const absl::Status& status) {
@@ -49,16 +49,17 @@ class Nodes final {
  public:
   explicit Nodes(int64_t open_transfers) {
     for (int node = 0; node < 2; ++node) {
-      ExchangeOptions options;
+      TransferEngineOptions options;
       options.listen = "127.0.0.1:0";
       options.token = "bench";
       options.use_gpus = false;
       Endpoint self;
       self.peer = {node, IncarnationOf(node)};
       self.boot_id = "here";
-      auto started = Exchange::Start(options, self, [this](int32_t other, ResolveCallback done) {
-        std::move(done)(exchanges_[other]->self());
-      });
+      auto started =
+          TransferEngine::Start(options, self, [this](int32_t other, ResolveCallback done) {
+            std::move(done)(exchanges_[other]->self());
+          });
       Check(started.status());
       exchanges_[node] = *std::move(started);
     }
@@ -75,23 +76,23 @@ class Nodes final {
     }
   }
 
-  Exchange& source() { return *exchanges_[0]; }
-  Exchange& sink() { return *exchanges_[1]; }
-  static Step Open(Exchange& exchange, int64_t id) {
+  TransferEngine& source() { return *exchanges_[0]; }
+  TransferEngine& sink() { return *exchanges_[1]; }
+  static Step Open(TransferEngine& exchange, int64_t id) {
     absl::StatusOr<Step> step = exchange.OpenStep(id);
     Check(step.status());
     return *std::move(step);
   }
 
  private:
-  std::unique_ptr<Exchange> exchanges_[2];
+  std::unique_ptr<TransferEngine> exchanges_[2];
   std::vector<Tensor> views_;
 };
 
 void CloseSteps(benchmark::State& state, int destination) {
   Nodes nodes(state.range(0));
   const RendezvousKey key = KeyFrom(0, destination);
-  Exchange& receiver = destination == 0 ? nodes.source() : nodes.sink();
+  TransferEngine& receiver = destination == 0 ? nodes.source() : nodes.sink();
   const Tensor tensor = *Tensor::Allocate(DataType::kUint8, *Shape::Create({8}));
   std::vector<double> seconds;
   int64_t id = 0;

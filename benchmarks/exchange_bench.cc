@@ -15,7 +15,7 @@
 #include "absl/synchronization/mutex.h"
 
 #include "base/clock.h"
-#include "benchmarks/support/exchange_peer.h"
+#include "benchmarks/support/transfer_peer.h"
 
 namespace ferry::bench {
 namespace {
@@ -44,7 +44,7 @@ void Report(benchmark::State& state, Samples& samples, double floor_seconds) {
 // Round trips within a step of their own, receives posted first.
 class PingPong final {
  public:
-  PingPong(ExchangePeer& peer, EchoCommand command, size_t sent_bytes, int warm_up = 20)
+  PingPong(TransferPeer& peer, EchoCommand command, size_t sent_bytes, int warm_up = 20)
       : peer_(peer),
         loop_(peer.exchange().loop()),
         // In batches, as the other side.
@@ -83,8 +83,8 @@ class PingPong final {
   }
 
  private:
-  ExchangePeer& peer_;
-  LaneLoop& loop_;
+  TransferPeer& peer_;
+  EventLoop& loop_;
   const size_t batch_;
   const Tensor ping_;
   Tensor buffer_;
@@ -94,7 +94,7 @@ class PingPong final {
 };
 
 // So many as the benchmark says; half of each, or the whole trip.
-Samples Measure(benchmark::State& state, ExchangePeer& peer, EchoCommand command, size_t sent_bytes,
+Samples Measure(benchmark::State& state, TransferPeer& peer, EchoCommand command, size_t sent_bytes,
                 bool whole_trip = false) {
   PingPong rounds(peer, command, sent_bytes);
   Samples samples;
@@ -109,7 +109,7 @@ Samples Measure(benchmark::State& state, ExchangePeer& peer, EchoCommand command
 // 8 bytes, keyed, in shared memory; both sides look all the time.
 void BM_Shm_8B_Polling(benchmark::State& state) {
   const double floor = SpinFloor();
-  ExchangePeer peer({.transport = "shm", .spin = kPolling});
+  TransferPeer peer({.transport = "shm", .spin = kPolling});
   Samples samples = Measure(state, peer, {.bytes = 8}, 8);
   Report(state, samples, floor);
 }
@@ -117,7 +117,7 @@ void BM_Shm_8B_Polling(benchmark::State& state) {
 // The same, whole round trip, where nobody looks and the kernel wakes.
 void BM_Shm_8B_Blocking_RoundTrip(benchmark::State& state) {
   const double floor = BlockingFloor();
-  ExchangePeer peer({.transport = "shm", .spin = absl::ZeroDuration()});
+  TransferPeer peer({.transport = "shm", .spin = absl::ZeroDuration()});
   Samples samples = Measure(state, peer, {.bytes = 8}, 8, true);
   Report(state, samples, floor);
 }
@@ -125,7 +125,7 @@ void BM_Shm_8B_Blocking_RoundTrip(benchmark::State& state) {
 // As users get it: looks for 20 us, then sleeps.
 void BM_Shm_8B_SpinThenSleep(benchmark::State& state) {
   const double floor = SpinFloor();
-  ExchangePeer peer({.transport = "shm", .spin = kAdaptive});
+  TransferPeer peer({.transport = "shm", .spin = kAdaptive});
   Samples samples = Measure(state, peer, {.bytes = 8}, 8);
   Report(state, samples, floor);
 }
@@ -133,8 +133,8 @@ void BM_Shm_8B_SpinThenSleep(benchmark::State& state) {
 // Messages of 8 bytes, many under way; per message.
 void BM_Shm_8B_Messages(benchmark::State& state) {
   constexpr int kWindow = 256;
-  ExchangePeer peer({.transport = "shm", .spin = kPolling});
-  Exchange& exchange = peer.exchange();
+  TransferPeer peer({.transport = "shm", .spin = kPolling});
+  TransferEngine& exchange = peer.exchange();
   const Tensor ping = ArenaTensor(exchange, 8);
   const auto step = peer.Begin({.bytes = 8, .window = kWindow});
   PostedRecv posted;
@@ -153,7 +153,7 @@ void BM_Shm_8B_Messages(benchmark::State& state) {
 void BM_Shm_HandOver_Polling(benchmark::State& state) {
   const auto bytes = static_cast<size_t>(state.range(0));
   const double floor = SpinFloor();
-  ExchangePeer peer({.transport = "shm", .spin = kPolling});
+  TransferPeer peer({.transport = "shm", .spin = kPolling});
   Samples samples = Measure(state, peer, {.bytes = bytes}, bytes);
   Report(state, samples, floor);
 }
@@ -162,9 +162,9 @@ void BM_Shm_HandOver_Polling(benchmark::State& state) {
 // program's own pieces of memory, with the same between pieces of an arena, whose pages may be
 // larger (`ratio_arena`), and with two threads that copy there as fast as memory lets them
 // (`of_limit`).
-void IntoBuffer(benchmark::State& state, const ExchangePeer::Options& options) {
+void IntoBuffer(benchmark::State& state, const TransferPeer::Options& options) {
   const auto bytes = static_cast<size_t>(state.range(0));
-  ExchangePeer peer(options);
+  TransferPeer peer(options);
   std::vector<char> from(bytes, 1);
   std::vector<char> to(bytes, 2);
   const Tensor arena_from = ArenaTensor(peer.exchange(), bytes);
@@ -223,7 +223,7 @@ void BM_Shm_FirstHandOver_RoundTrip(benchmark::State& state) {
   constexpr size_t kBytes = size_t{1} << 20;
   constexpr int kRounds = 10;
   // Each tensor has a segment of its own.
-  ExchangePeer peer({.transport = "shm", .spin = kPolling, .segment_bytes = kBytes / 2});
+  TransferPeer peer({.transport = "shm", .spin = kPolling, .segment_bytes = kBytes / 2});
   Samples floors;
   Samples checked_floors;
   Samples samples;
@@ -260,7 +260,7 @@ void BM_Shm_FirstHandOver_RoundTrip(benchmark::State& state) {
 // round.
 void BM_Shm_Recycled_PageFaults(benchmark::State& state) {
   const auto bytes = static_cast<size_t>(state.range(0));
-  ExchangePeer peer({.transport = "shm", .spin = kPolling});
+  TransferPeer peer({.transport = "shm", .spin = kPolling});
   PingPong rounds(peer, {.bytes = 8, .touches = true}, 8);
   const auto round = [&] { return rounds.Round(ArenaTensor(peer.exchange(), bytes)); };
   for (int i = 0; i < 20; ++i) round();
@@ -274,7 +274,7 @@ void BM_Shm_Recycled_PageFaults(benchmark::State& state) {
 // An iteration is a turn; ratio, the median of those of the turns.
 void BM_Tcp_8B_Polling_RoundTrip(benchmark::State& state) {
   constexpr int kRounds = 1000;
-  ExchangePeer peer({.transport = "tcp", .spin = kPolling});
+  TransferPeer peer({.transport = "tcp", .spin = kPolling});
   Samples samples;
   Samples floors;
   Samples ratios;
@@ -301,7 +301,7 @@ void BM_Tcp_Stream(benchmark::State& state) {
   constexpr int kRounds = 3;
   const auto bytes = static_cast<size_t>(state.range(0));
   const int streams = static_cast<int>(state.range(1));
-  ExchangePeer peer(
+  TransferPeer peer(
       {.transport = "tcp", .spin = kAdaptive, .tcp_connections = streams, .pin = false});
   Samples floors, samples, ratios, raw_cpu, cpu;
   for (auto _ : state) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each message and tensor goes through: keys, frames of a lane, memory of the arena,
-// TensorProto, and the choice of a path; one thread each.
+// What each message and tensor goes through: keys, frames of a control channel, memory of the
+// arena, TensorProto, and the choice of a path; one thread each.
 //   build/release/benchmarks/pieces_bench
 // Beside each, in the same run, a floor (BM_..._Floor): what is left when only the work that nobody
 // can do without is done, by the machine or by who is used everywhere.
@@ -21,7 +21,7 @@
 #include "tensor/host_arena.h"
 #include "tensor/tensor_proto.h"
 #include "transport/control/shm_ring.h"
-#include "transport/seen_costs.h"
+#include "transport/path_cost_estimator.h"
 #include "transport/transports.h"
 
 namespace ferry {
@@ -32,7 +32,7 @@ std::string KeyText() {
                              "/job:worker/replica:0/task:7/device:GPU:0", "layer_17/gradient:0");
 }
 
-// As a request that came over a lane is read: five parts, two devices, a hash.
+// As a request that came over a control channel is read: five parts, two devices, a hash.
 void BM_Key_Parse(benchmark::State& state) {
   const std::string text = KeyText();
   for (auto _ : state) {
@@ -191,28 +191,32 @@ void BM_CheckValues_Booleans(benchmark::State& state) {
 // Says what it is told to.
 class SayingTransport final : public Transport {
  public:
-  SayingTransport(std::string name, PathCost cost, bool is_as_fast_as_lane)
-      : name_(std::move(name)), cost_(std::move(cost)), is_as_fast_as_lane_(is_as_fast_as_lane) {}
+  SayingTransport(std::string name, PathCost cost, bool latency_is_control_rtt)
+      : name_(std::move(name)),
+        cost_(std::move(cost)),
+        latency_is_control_rtt_(latency_is_control_rtt) {}
   absl::string_view name() const override { return name_; }
   absl::string_view summary() const override { return "says what it is told to"; }
   absl::StatusOr<PathCost> Cost(const PathQuery&) const override { return cost_; }
-  bool is_as_fast_as_lane(bool) const override { return is_as_fast_as_lane_; }
-  std::shared_ptr<Outlet> MakeOutlet(const Endpoint&) override { return nullptr; }
-  std::shared_ptr<Inlet> MakeInlet(const Endpoint&, ReleaseCallback) override { return nullptr; }
+  bool latency_is_control_rtt(bool) const override { return latency_is_control_rtt_; }
+  std::shared_ptr<TransportSender> CreateSender(const Endpoint&) override { return nullptr; }
+  std::shared_ptr<TransportReceiver> CreateReceiver(const Endpoint&, ReleaseCallback) override {
+    return nullptr;
+  }
 
  private:
   const std::string name_;
   const PathCost cost_;
-  const bool is_as_fast_as_lane_;
+  const bool latency_is_control_rtt_;
 };
 
 // Between two processes of a host, after both paths have been seen.
 struct Selection {
   Selection() : costs(2) {
     transports.push_back(std::make_unique<SayingTransport>(
-        "shm", PathCost{absl::Microseconds(1), kNoCopy}, /*is_as_fast_as_lane=*/true));
+        "shm", PathCost{absl::Microseconds(1), kNoCopy}, /*latency_is_control_rtt=*/true));
     transports.push_back(std::make_unique<SayingTransport>(
-        "tcp", PathCost{absl::Microseconds(8), 8e9}, /*is_as_fast_as_lane=*/false));
+        "tcp", PathCost{absl::Microseconds(8), 8e9}, /*latency_is_control_rtt=*/false));
     ends[0].peer = {0, 1};
     ends[1].peer = {1, 2};
     query.source = &ends[0];
@@ -223,7 +227,7 @@ struct Selection {
     costs.SawLane(absl::Microseconds(1), query.now);
   }
   TransportList transports;
-  SeenCosts costs;
+  PathCostEstimator costs;
   Endpoint ends[2];
   PathQuery query;
 };

@@ -32,7 +32,7 @@ namespace ferry::cli {
 namespace {
 
 // Node 0 with the coordinator inside waits this long for the others to leave before it goes.
-constexpr absl::Duration kOthersPatience = absl::Seconds(10);
+constexpr absl::Duration kOthersTimeout = absl::Seconds(10);
 constexpr absl::Duration kOthersAfterSignal = absl::Milliseconds(400);
 // In a larger job only node 0 asks who is missing: everyone asking about everyone is a burden on
 // the coordinator at the very time when all join.
@@ -42,7 +42,7 @@ constexpr int kMaxCuriousNodes = 64;
 class JoinReport final {
  public:
   // `hosted`: see WhereHosted.
-  JoinReport(NodePlace place, std::string hosted)
+  JoinReport(NodeIdentity place, std::string hosted)
       : place_(std::move(place)), hosted_(std::move(hosted)) {}
 
   std::string Text() {
@@ -88,7 +88,7 @@ class JoinReport final {
   void Stop() { stop_->Cancel(absl::CancelledError("the wait is over")); }
 
  private:
-  const NodePlace place_;
+  const NodeIdentity place_;
   const std::string hosted_;
   const std::shared_ptr<CancellationToken> stop_ = std::make_shared<CancellationToken>();
   std::unique_ptr<coord::Agent> agent_;
@@ -97,7 +97,7 @@ class JoinReport final {
 // Describes a coordinator whose address was derived, for messages about waiting for it: that node 0
 // runs it, and where it listens if this is node 0. Empty if the address was given explicitly, since
 // it is not known then who runs it.
-std::string WhereHosted(const NodePlace& place, const HostedCoordinator* hosted) {
+std::string WhereHosted(const NodeIdentity& place, const HostedCoordinator* hosted) {
   if (hosted != nullptr) {
     return absl::StrCat(", which is this process itself, listening on ", hosted->address());
   }
@@ -105,19 +105,19 @@ std::string WhereHosted(const NodePlace& place, const HostedCoordinator* hosted)
 }
 
 // The others of the job of a process that was to be at `place`.
-RefusedJob JobOf(const RefusedPlace& place, const NodeOptions& options) {
+RefusedJob JobOf(const RefusedNode& place, const NodeOptions& options) {
   const int nodes = place.num_nodes.value_or(1);
   return {
-      .nodes = nodes, .others = nodes - 1, .patience = LatecomersPatience(options.connect_timeout)};
+      .nodes = nodes, .others = nodes - 1, .timeout = LatecomersPatience(options.connect_timeout)};
 }
 
-absl::Status ReportToOthers(const RefusedPlace& place, const absl::Status& why,
+absl::Status ReportToOthers(const RefusedNode& place, const absl::Status& why,
                             const NodeOptions& options) {
   return ReportToOthers(place, why, JobOf(place, options));
 }
 
 // Joins, on a thread of its own because it may take minutes and a signal may come.
-absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options, const NodePlace& place,
+absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options, const NodeIdentity& place,
                                            const std::string& hosted, BlockedSignals& signals) {
   JoinReport report(place, hosted);
   const Progress progress([&report] { return report.Text(); });
@@ -160,7 +160,8 @@ absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options, const NodePlace&
 }  // namespace
 
 void AddPlaceFlags(CLI::App& app, NodeOptions& options) {
-  // Not AddCoordinatorFlag: FindPlace reads FERRY_COORDINATOR, and says where a value came from.
+  // Not AddCoordinatorFlag: ResolveNodeIdentity reads FERRY_COORDINATOR, and says where a value
+  // came from.
   app.add_option_function<std::string>(
          "--coordinator",
          [&options](const std::string& address) {
@@ -198,7 +199,7 @@ absl::StatusOr<int> RunAsNode(NodeOptions& options,
                               const std::function<absl::StatusOr<int>(JoinedNode&)>& body,
                               std::optional<absl::Duration> heartbeat_timeout) {
   // Before signals are blocked: a process that is refused has nothing to undo.
-  FERRY_ASSIGN_OR_RETURN(const NodePlace place, FindOwnPlace(options));
+  FERRY_ASSIGN_OR_RETURN(const NodeIdentity place, FindOwnPlace(options));
   const bool is_host = place.is_derived && place.node_id == 0;
   if (is_host) {
     const auto found = FindHeartbeatTimeout(heartbeat_timeout);
@@ -226,7 +227,7 @@ absl::StatusOr<int> RunAsNode(NodeOptions& options,
       // The launcher has most likely sent it to all of them.
       hosted->WaitUntilAllLeft(kOthersAfterSignal, &signals);
     } else {
-      hosted->WaitUntilAllLeft(kOthersPatience, &signals,
+      hosted->WaitUntilAllLeft(kOthersTimeout, &signals,
                                LatecomersPatience(options.connect_timeout));
     }
   };
@@ -246,10 +247,10 @@ absl::StatusOr<int> RunAsNode(NodeOptions& options,
   return status;
 }
 
-absl::StatusOr<NodePlace> FindOwnPlace(const NodeOptions& options) {
-  absl::StatusOr<NodePlace> place = FindPlace(options, ProcessEnv);
+absl::StatusOr<NodeIdentity> FindOwnPlace(const NodeOptions& options) {
+  absl::StatusOr<NodeIdentity> place = ResolveNodeIdentity(options, ProcessEnv);
   if (place.ok()) return place;
-  const std::optional<RefusedPlace> refused = FindRefusedPlace(options, ProcessEnv);
+  const std::optional<RefusedNode> refused = FindRefusedNode(options, ProcessEnv);
   if (!refused.has_value()) return place;
   return ReportToOthers(*refused, place.status(), options);
 }
@@ -258,7 +259,7 @@ absl::Status PrepareAsNode(const NodeOptions& options,
                            const std::function<absl::Status()>& prepare) {
   absl::Status status = prepare();
   if (status.ok() || IsErrorPrinted(status)) return status;
-  const absl::StatusOr<NodePlace> place = FindPlace(options, ProcessEnv);
+  const absl::StatusOr<NodeIdentity> place = ResolveNodeIdentity(options, ProcessEnv);
   if (!place.ok() || !place->is_derived) return status;
   return ReportToOthers(AsRefused(*place), status, options);
 }

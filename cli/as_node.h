@@ -35,10 +35,10 @@ void AddPlaceFlags(CLI::App& app, NodeOptions& options);
 // Those, and those of AddExchangeFlags.
 void AddNodeFlags(CLI::App& app, NodeOptions& options);
 
-// FindPlace in this process's environment. One that is refused says so on stderr and tells the
-// other processes of its job, if FindRefusedPlace knows of them; node 0, which was to run the
-// coordinator, runs it for that.
-absl::StatusOr<NodePlace> FindOwnPlace(const NodeOptions& options);
+// ResolveNodeIdentity in this process's environment. One that is refused says so on stderr and
+// tells the other processes of its job, if FindRefusedNode knows of them; node 0, which was to run
+// the coordinator, runs it for that.
+absl::StatusOr<NodeIdentity> FindOwnPlace(const NodeOptions& options);
 
 // Runs `prepare`, the part of a verb before it joins. If that fails in a process that a launcher
 // has started, and that looks for the coordinator at node 0, the other processes fail as by
@@ -51,7 +51,8 @@ absl::Status PrepareAsNode(const NodeOptions& options,
 // the process. Node 0 of a job without a coordinator runs one, which ends when all others have
 // left; TensorFlow's clients can use it if the node runs graphs.
 //   heartbeat_timeout: that of the coordinator that it runs; nullopt uses FindHeartbeatTimeout.
-//   Errors: those of FindPlace, of Join and of `body`; the job's error where that says more.
+//   Errors: those of ResolveNodeIdentity, of Join and of `body`; the job's error where that says
+//   more.
 absl::StatusOr<int> RunAsNode(NodeOptions& options,
                               const std::function<absl::StatusOr<int>(JoinedNode&)>& body,
                               std::optional<absl::Duration> heartbeat_timeout = std::nullopt);

@@ -112,7 +112,7 @@ std::vector<int> Demo::Survivors() const {
 }
 
 absl::StatusOr<Json> Demo::Expect(int node, const std::string& event) {
-  const absl::Time deadline = SteadyClock().Now() + kDemoPatience;
+  const absl::Time deadline = SteadyClock().Now() + kDemoTimeout;
   const absl::StatusOr<std::string> line = workers_[node]->ReadLine(deadline, flags_.verbose);
   if (!line.ok()) {
     return absl::Status(line.status().code(),
@@ -159,7 +159,7 @@ absl::Status Demo::StartCoordinator() {
           std::nullopt));
   FERRY_ASSIGN_OR_RETURN(
       const std::string ready,
-      coordinator_->ReadLine(SteadyClock().Now() + kDemoPatience, flags_.verbose));
+      coordinator_->ReadLine(SteadyClock().Now() + kDemoTimeout, flags_.verbose));
   absl::string_view address = ready;
   if (!absl::ConsumePrefix(&address, "ferry coordinator listening on ")) {
     return absl::InternalError(absl::StrCat("the coordinator said ", ready));
@@ -259,7 +259,7 @@ absl::Status Demo::ShowLateBarrier() {
   FERRY_RETURN_IF_ERROR(Expect(last_, "waiting").status());
   // What anybody sees who asks for the status meanwhile.
   std::optional<coord::BarrierStatus> seen;
-  const absl::Time deadline = SteadyClock().Now() + kDemoPatience;
+  const absl::Time deadline = SteadyClock().Now() + kDemoTimeout;
   bool is_over = false;
   while (!is_over && SteadyClock().Now() < deadline) {
     FERRY_ASSIGN_OR_RETURN(const coord::JobStatus status, agent->Status());
@@ -296,7 +296,7 @@ absl::Status Demo::ShowDeath() {
 }
 
 absl::Status Demo::Stop() {
-  const absl::Time deadline = SteadyClock().Now() + kDemoPatience;
+  const absl::Time deadline = SteadyClock().Now() + kDemoTimeout;
   for (const int node : Survivors()) {
     FERRY_RETURN_IF_ERROR(workers_[node]->WaitForExit(deadline));
   }

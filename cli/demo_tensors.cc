@@ -64,7 +64,7 @@ absl::Status RecvAll(Node& node, Step& step, const std::function<void(const Demo
     transfer.bytes = bytes;
     for (int round = 0; round < kRounds; ++round) {
       const absl::Time start = SteadyClock().Now();
-      FERRY_ASSIGN_OR_RETURN(const Received received, step.RecvValue(key, kDemoPatience));
+      FERRY_ASSIGN_OR_RETURN(const Received received, step.RecvValue(key, kDemoTimeout));
       (round == 0 ? transfer.first : transfer.again) = SteadyClock().Now() - start;
       FERRY_RETURN_IF_ERROR(Check(received, PatternSeed(NameOf(bytes), kStep)));
       transfer.way = WhichWay(node, 0, received);
@@ -75,22 +75,22 @@ absl::Status RecvAll(Node& node, Step& step, const std::function<void(const Demo
 }
 
 // The policy belongs to an exchange, so that this takes another one of the same process.
-absl::StatusOr<std::unique_ptr<Exchange>> StartTcp(Node& node) {
-  ExchangeOptions options;
+absl::StatusOr<std::unique_ptr<TransferEngine>> StartTcp(Node& node) {
+  TransferEngineOptions options;
   options.require_transport = "tcp";
   options.listen = "127.0.0.1:0";
   FERRY_ASSIGN_OR_RETURN(const coord::CompareAndSetResult token,
                          node.agent().CompareAndSet(kTokenKey, std::nullopt, DrawSecret()));
   options.token = token.value.value_or("");
   Endpoint self = node.exchange().self();
-  self.lanes = {};
+  self.channels = {};
   coord::Agent* const agent = &node.agent();
   FERRY_ASSIGN_OR_RETURN(
-      std::unique_ptr<Exchange> exchange,
-      Exchange::Start(
+      std::unique_ptr<TransferEngine> exchange,
+      TransferEngine::Start(
           std::move(options), std::move(self), [agent](int32_t peer, ResolveCallback done) {
             agent->GetAllAsync(
-                {TcpEndpointKey(peer)}, kDemoPatience,
+                {TcpEndpointKey(peer)}, kDemoTimeout,
                 [done = std::move(done)](absl::StatusOr<std::vector<std::string>> values) mutable {
                   if (!values.ok()) return std::move(done)(values.status());
                   std::move(done)(DecodeEndpoint(values->front()));
@@ -113,7 +113,7 @@ absl::StatusOr<Received> RecvBy(RemoteRendezvous& rendezvous, const RendezvousKe
     waiter->received = std::move(received);
     waiter->done.Notify();
   });
-  if (!waiter->done.WaitForNotificationWithTimeout(kDemoPatience)) {
+  if (!waiter->done.WaitForNotificationWithTimeout(kDemoTimeout)) {
     return absl::DeadlineExceededError("nothing came over TCP");
   }
   FERRY_RETURN_IF_ERROR(waiter->status);
@@ -123,7 +123,7 @@ absl::StatusOr<Received> RecvBy(RemoteRendezvous& rendezvous, const RendezvousKe
 absl::Status ExchangeByTcp(Node& node, const std::function<void(const DemoTransfer&)>& tell) {
   const size_t bytes = kDemoTensorBytes[std::size(kDemoTensorBytes) - 1];
   const std::string name = NameOf(bytes);
-  FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<Exchange> exchange, StartTcp(node));
+  FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<TransferEngine> exchange, StartTcp(node));
   FERRY_ASSIGN_OR_RETURN(const auto rendezvous, exchange->rendezvous().Find(kStep));
   FERRY_RETURN_IF_ERROR(rendezvous->Initialize(exchange->task()));
   FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, node.Key(name, 0, 1));
@@ -134,7 +134,7 @@ absl::Status ExchangeByTcp(Node& node, const std::function<void(const DemoTransf
       FERRY_RETURN_IF_ERROR(rendezvous->Send(key, std::move(tensor)));
     }
   }
-  FERRY_RETURN_IF_ERROR(node.agent().Barrier("demo/tcp-sent", kDemoPatience, {0, 1}));
+  FERRY_RETURN_IF_ERROR(node.agent().Barrier("demo/tcp-sent", kDemoTimeout, {0, 1}));
   if (node.node_id() == 1) {
     DemoTransfer transfer;
     transfer.bytes = bytes;
@@ -148,7 +148,7 @@ absl::Status ExchangeByTcp(Node& node, const std::function<void(const DemoTransf
     tell(transfer);
   }
   // Node 0 keeps its end up until then.
-  return node.agent().Barrier("demo/tcp-taken", kDemoPatience, {0, 1});
+  return node.agent().Barrier("demo/tcp-taken", kDemoTimeout, {0, 1});
 }
 
 }  // namespace
@@ -158,9 +158,9 @@ absl::Status ExchangeDemoTensors(Node& node, const std::function<void(const Demo
   FERRY_ASSIGN_OR_RETURN(Step step, node.OpenStep(kStep));
   if (node.node_id() == 0) FERRY_RETURN_IF_ERROR(SendAll(node, step));
   // What is timed below waits for nobody.
-  FERRY_RETURN_IF_ERROR(node.agent().Barrier("demo/sent", kDemoPatience, {0, 1}));
+  FERRY_RETURN_IF_ERROR(node.agent().Barrier("demo/sent", kDemoTimeout, {0, 1}));
   if (node.node_id() == 1) FERRY_RETURN_IF_ERROR(RecvAll(node, step, tell));
-  FERRY_RETURN_IF_ERROR(step.Close(kDemoPatience));
+  FERRY_RETURN_IF_ERROR(step.Close(kDemoTimeout));
   return ExchangeByTcp(node, tell);
 }
 

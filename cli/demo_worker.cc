@@ -45,7 +45,7 @@ absl::Status ExchangeKeys(Node& node) {
   std::vector<std::string> keys;
   for (int i = 0; i < node.num_nodes(); ++i) keys.push_back(KeyOf(i));
   FERRY_ASSIGN_OR_RETURN(const std::vector<std::string> values,
-                         node.agent().GetAll(keys, kDemoPatience));
+                         node.agent().GetAll(keys, kDemoTimeout));
   const double seconds = SecondsSince(start);
   for (int i = 0; i < node.num_nodes(); ++i) {
     if (values[i] != ValueOf(i)) {
@@ -59,7 +59,7 @@ absl::Status ExchangeKeys(Node& node) {
 absl::Status PassBarrier(Node& node, const char* event, std::vector<int> nodes) {
   const absl::Time start = SteadyClock().Now();
   FERRY_RETURN_IF_ERROR(
-      node.agent().Barrier(absl::StrCat("demo/", event), kDemoPatience, std::move(nodes)));
+      node.agent().Barrier(absl::StrCat("demo/", event), kDemoTimeout, std::move(nodes)));
   Tell(event, {{"seconds", SecondsSince(start)}});
   return absl::OkStatus();
 }
@@ -79,7 +79,7 @@ absl::Status WaitForTheLate(Node& node) {
 absl::StatusOr<int> Work(NodeOptions& options) {
   absl::Notification has_failed;
   absl::Status failure;
-  options.connect_timeout = options.enumerate_timeout = kDemoPatience;
+  options.connect_timeout = options.enumerate_timeout = kDemoTimeout;
   options.on_error = [&has_failed, &failure](absl::Status error) {
     failure = std::move(error);
     has_failed.Notify();
@@ -90,9 +90,9 @@ absl::StatusOr<int> Work(NodeOptions& options) {
                   {"summary", Summarize(node->topology())},
                   {"no_gpu", node->discovery().cuda_reason}});
   // Together, so that the times below are not those of the slowest start.
-  FERRY_RETURN_IF_ERROR(node->agent().Barrier("demo/start", kDemoPatience));
+  FERRY_RETURN_IF_ERROR(node->agent().Barrier("demo/start", kDemoTimeout));
   FERRY_RETURN_IF_ERROR(ExchangeKeys(*node));
-  FERRY_RETURN_IF_ERROR(node->agent().Barrier("demo/have-keys", kDemoPatience));
+  FERRY_RETURN_IF_ERROR(node->agent().Barrier("demo/have-keys", kDemoTimeout));
   FERRY_RETURN_IF_ERROR(PassBarrier(*node, "all", {}));
   if (node->node_id() % 2 == 0) {
     FERRY_RETURN_IF_ERROR(PassBarrier(*node, "even", EvenNodes(node->num_nodes())));
@@ -103,14 +103,14 @@ absl::StatusOr<int> Work(NodeOptions& options) {
                     {"first_s", absl::ToDoubleSeconds(transfer.first)},
                     {"again_s", absl::ToDoubleSeconds(transfer.again)}});
   }));
-  FERRY_RETURN_IF_ERROR(node->agent().Get(kWatchingKey, kDemoPatience).status());
+  FERRY_RETURN_IF_ERROR(node->agent().Get(kWatchingKey, kDemoTimeout).status());
   if (node->node_id() == node->num_nodes() - 1) {
     Tell("waiting", Json::object());
-    has_failed.WaitForNotificationWithTimeout(2 * kDemoPatience);
+    has_failed.WaitForNotificationWithTimeout(2 * kDemoTimeout);
     return absl::DeadlineExceededError("nobody killed the last node");
   }
   FERRY_RETURN_IF_ERROR(WaitForTheLate(*node));
-  if (!has_failed.WaitForNotificationWithTimeout(kDemoPatience)) {
+  if (!has_failed.WaitForNotificationWithTimeout(kDemoTimeout)) {
     return absl::DeadlineExceededError("nobody told this node of the other's death");
   }
   Tell("heard", {{"message", std::string(failure.message())}});

@@ -26,7 +26,7 @@ inline constexpr absl::Duration kLateTimeout = absl::Milliseconds(600);
 // Node i comes to it this much after node i - 1.
 inline constexpr absl::Duration kLateStep = absl::Milliseconds(50);
 // Any one step; so that a demo that goes wrong ends.
-inline constexpr absl::Duration kDemoPatience = absl::Seconds(20);
+inline constexpr absl::Duration kDemoTimeout = absl::Seconds(20);
 
 // 0, 2, 4, ... below `num_nodes`.
 std::vector<int> EvenNodes(int num_nodes);

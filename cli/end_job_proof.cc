@@ -5,8 +5,8 @@
 #include <optional>
 
 #include "node/endpoint_record.h"
-#include "node/exchange.h"
 #include "node/identity.h"
+#include "node/transfer_engine.h"
 #include "rendezvous/recv_tensor/call_marks.h"
 #include "transport/control/handshake.h"
 

@@ -18,7 +18,7 @@ struct Limit {
   uint64_t least = 1;
 };
 
-std::vector<Limit> Limits(ExchangeOptions& options) {
+std::vector<Limit> Limits(TransferEngineOptions& options) {
   RendezvousManagerOptions& rendezvous = options.rendezvous;
   return {
       {"--arena-budget-bytes", options.arena.budget_bytes,
@@ -46,7 +46,7 @@ std::vector<Limit> Limits(ExchangeOptions& options) {
 
 }  // namespace
 
-void AddExchangeFlags(CLI::App& app, ExchangeOptions& options) {
+void AddExchangeFlags(CLI::App& app, TransferEngineOptions& options) {
   constexpr char kGroup[] = "Moving tensors";
   app.add_option("--require", options.require_transport,
                  "the only transport that will do; what it cannot carry fails")
@@ -93,7 +93,7 @@ void AddExchangeFlags(CLI::App& app, ExchangeOptions& options) {
   }
 }
 
-std::vector<std::string> ExchangeArguments(const ExchangeOptions& options) {
+std::vector<std::string> ExchangeArguments(const TransferEngineOptions& options) {
   std::vector<std::string> arguments = {
       absl::StrCat("--carrier=", options.carrier == Carrier::kGrpc ? "grpc" : "lane"),
       absl::StrCat("--exchange-listen=", options.listen),
@@ -112,7 +112,7 @@ std::vector<std::string> ExchangeArguments(const ExchangeOptions& options) {
   if (!options.use_gpus) arguments.push_back("--no-gpus");
   if (options.checksum) arguments.push_back("--checksum");
   if (options.require_proof) arguments.push_back("--require-proof");
-  ExchangeOptions copy = options;
+  TransferEngineOptions copy = options;
   for (const Limit& limit : Limits(copy)) {
     arguments.push_back(absl::StrCat(limit.flag, "=", limit.value));
   }

@@ -8,7 +8,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "node/exchange.h"
+#include "node/transfer_engine.h"
 
 namespace ferry::cli {
 
@@ -17,10 +17,10 @@ namespace ferry::cli {
 // because command lines can be read by everyone on a machine: FERRY_JOB_TOKEN or
 // FERRY_JOB_TOKEN_FILE.
 //   options: outlives `app`.
-void AddExchangeFlags(CLI::App& app, ExchangeOptions& options);
+void AddExchangeFlags(CLI::App& app, TransferEngineOptions& options);
 
 // Those flags for another process of this program, which then has these options.
-std::vector<std::string> ExchangeArguments(const ExchangeOptions& options);
+std::vector<std::string> ExchangeArguments(const TransferEngineOptions& options);
 
 }  // namespace ferry::cli
 

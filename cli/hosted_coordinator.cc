@@ -73,8 +73,8 @@ size_t HostedCoordinator::ToldOfJoiningFailure() {
 }
 
 void HostedCoordinator::RefuseArrivingNodes(const absl::Status& why, int others,
-                                            absl::Duration patience) {
-  const absl::Time deadline = SteadyClock().Now() + patience;
+                                            absl::Duration timeout) {
+  const absl::Time deadline = SteadyClock().Now() + timeout;
   const auto wanted = static_cast<size_t>(others);
   server_->strand().Run(
       [&why](coord::Coordinator& coordinator) { coordinator.RefuseJoining(why); });
@@ -85,7 +85,7 @@ void HostedCoordinator::RefuseArrivingNodes(const absl::Status& why, int others,
   while (ToldOfJoiningFailure() < wanted && SteadyClock().Now() < deadline) absl::SleepFor(kLook);
 }
 
-void HostedCoordinator::WaitUntilAllLeft(absl::Duration patience, BlockedSignals* signals,
+void HostedCoordinator::WaitUntilAllLeft(absl::Duration timeout, BlockedSignals* signals,
                                          std::optional<absl::Duration> latecomers) {
   // Nodes that come late to a job that cannot begin fail with the reason, instead of looking for a
   // coordinator that is gone.
@@ -98,7 +98,7 @@ void HostedCoordinator::WaitUntilAllLeft(absl::Duration patience, BlockedSignals
   const bool knows_all = cannot_begin && latecomers.has_value();
   const auto nodes = static_cast<size_t>(server_->strand().Run(
       [](coord::Coordinator& coordinator) { return coordinator.jobs().size(); }));
-  const absl::Time deadline = SteadyClock().Now() + (knows_all ? *latecomers : patience);
+  const absl::Time deadline = SteadyClock().Now() + (knows_all ? *latecomers : timeout);
   const auto is_over = [this, cannot_begin, knows_all, nodes] {
     return cannot_begin ? knows_all && ToldOfJoiningFailure() >= nodes : ConnectedNodes().empty();
   };

@@ -27,8 +27,8 @@ class HostedCoordinator final {
   //   heartbeat_timeout: the value that the user has set; nullopt uses the default.
   static absl::StatusOr<std::unique_ptr<HostedCoordinator>> OnThisMachine(
       int nodes, Graphs graphs, std::optional<absl::Duration> heartbeat_timeout = std::nullopt);
-  // Where the nodes of the job look for it, see NodePlace::is_derived. Listens on every address of
-  // the machine, of both families, unless `address` is one that only this machine can reach: see
+  // Where the nodes of the job look for it, see NodeIdentity::is_derived. Listens on every address
+  // of the machine, of both families, unless `address` is one that only this machine can reach: see
   // TcpListener::AddressFor.
   static absl::StatusOr<std::unique_ptr<HostedCoordinator>> At(
       const std::string& address, int nodes, Graphs graphs,
@@ -42,15 +42,15 @@ class HostedCoordinator final {
   const std::string& address() const { return server_->address(); }
 
   // In the place of a job that cannot begin: those that come fail with `why`. Waits until so many
-  // `others` have come, but no longer than `patience`, and says so on stderr.
-  void RefuseArrivingNodes(const absl::Status& why, int others, absl::Duration patience);
+  // `others` have come, but no longer than `timeout`, and says so on stderr.
+  void RefuseArrivingNodes(const absl::Status& why, int others, absl::Duration timeout);
 
-  // Waits until no node is left, for at most `patience`, and for all of it where the job could not
+  // Waits until no node is left, for at most `timeout`, and for all of it where the job could not
   // begin, so that nodes that come late hear why; says on stderr what it waits for.
   //   signals: one of them ends the wait; null where nothing blocks them.
-  //   latecomers: replaces `patience` where the job could not begin, if all of its nodes were
+  //   latecomers: replaces `timeout` where the job could not begin, if all of its nodes were
   //   started by a launcher and look for this coordinator: the wait ends when all have heard.
-  void WaitUntilAllLeft(absl::Duration patience, BlockedSignals* signals = nullptr,
+  void WaitUntilAllLeft(absl::Duration timeout, BlockedSignals* signals = nullptr,
                         std::optional<absl::Duration> latecomers = std::nullopt);
 
  private:

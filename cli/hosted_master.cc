@@ -8,8 +8,8 @@
 
 #include "base/status_macros.h"
 #include "node/endpoint_record.h"
-#include "node/exchange.h"
 #include "node/identity.h"
+#include "node/transfer_engine.h"
 
 namespace ferry::cli {
 namespace {
@@ -47,7 +47,8 @@ std::unique_ptr<master::MasterHost> AddMaster(master::MasterOptions master,
   records.token_key = kExchangeTokenKey;
   master.host = HostName();
   auto host = std::make_unique<master::MasterHost>(std::move(master), std::move(records));
-  options.more_services = [host = host.get()](coord::Strand& strand, coord::RareMethods& rare) {
+  options.more_services = [host = host.get()](coord::CoordinatorExecutor& strand,
+                                              coord::GenericMethodTable& rare) {
     return host->Attach(strand, rare);
   };
   return host;

@@ -35,7 +35,7 @@ namespace {
 // A value on a line of `kv watch` and `kv ls --long`.
 constexpr size_t kMaxShownBytes = 120;
 // For the reader of a watch that has ended to go on reading.
-constexpr absl::Duration kReaderPatience = absl::Seconds(1);
+constexpr absl::Duration kReaderTimeout = absl::Seconds(1);
 
 struct KvFlags {
   std::string coordinator;
@@ -182,7 +182,7 @@ absl::StatusOr<int> Watch(const KvFlags& flags) {
     if (is_interrupted) return kDone;
   }
   // What has come is still told, if somebody reads it.
-  FERRY_RETURN_IF_ERROR(DrainOutput(output, signals, kReaderPatience).status());
+  FERRY_RETURN_IF_ERROR(DrainOutput(output, signals, kReaderTimeout).status());
   const absl::Status lost = loss.status();
   if (output.waiting() == 0) return lost;
   return absl::Status(lost.code(), absl::StrCat(lost.message(), "; the last ", output.waiting(),

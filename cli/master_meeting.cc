@@ -37,7 +37,7 @@ void Note(const std::string& text) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MasterMeeting>> MasterMeeting::Join(const std::string& coordinator,
-                                                                   absl::Duration patience) {
+                                                                   absl::Duration timeout) {
   const AttemptFailure failure;
   const Progress progress([&coordinator, &failure] {
     return absl::StrCat("looking for the coordinator at ", coordinator, failure.Text());
@@ -45,7 +45,7 @@ absl::StatusOr<std::unique_ptr<MasterMeeting>> MasterMeeting::Join(const std::st
   std::unique_ptr<MasterMeeting> meeting(new MasterMeeting(coordinator));
   coord::AgentOptions options;
   options.coordinator = coordinator;
-  options.connect_timeout = patience;
+  options.connect_timeout = timeout;
   options.on_attempt_failed = failure.Writer();
   FERRY_ASSIGN_OR_RETURN(meeting->agent_, coord::Agent::Connect(std::move(options)));
   meeting->agent_->WatchJoiningAsync([answered = meeting->answered_](const absl::Status& why) {
@@ -58,13 +58,13 @@ absl::StatusOr<std::unique_ptr<MasterMeeting>> MasterMeeting::Join(const std::st
   return meeting;
 }
 
-absl::Status MasterMeeting::Refusal(absl::Duration patience) const {
+absl::Status MasterMeeting::Refusal(absl::Duration timeout) const {
   absl::MutexLock lock(&answered_->mu);
   answered_->mu.AwaitWithTimeout(
       absl::Condition(
           +[](Answered* answered) ABSL_NO_THREAD_SAFETY_ANALYSIS { return answered->is_refused(); },
           answered_.get()),
-      patience);
+      timeout);
   return answered_->refusal;
 }
 
@@ -120,7 +120,7 @@ std::string MasterMeeting::Unanswered() const {
                       FormatRanges(machines, 200), " to begin");
 }
 
-absl::Status MasterMeeting::WaitUntilAllAnswered(absl::Duration patience) {
+absl::Status MasterMeeting::WaitUntilAllAnswered(absl::Duration timeout) {
   const Progress progress([this] { return absl::StrCat("waiting for ", Unanswered()); });
   absl::Status refusal;
   {
@@ -129,12 +129,12 @@ absl::Status MasterMeeting::WaitUntilAllAnswered(absl::Duration patience) {
         absl::Condition(
             +[](Answered* answered) ABSL_NO_THREAD_SAFETY_ANALYSIS { return answered->is_over(); },
             answered_.get()),
-        patience);
+        timeout);
     const bool are_all = answered_->mu.AwaitWithTimeout(
         absl::Condition(
             +[](Answered* answered) ABSL_NO_THREAD_SAFETY_ANALYSIS { return answered->all(); },
             answered_.get()),
-        answered_->is_refused() ? std::min(patience, kStartAgain) : absl::ZeroDuration());
+        answered_->is_refused() ? std::min(timeout, kStartAgain) : absl::ZeroDuration());
     if (are_all) return absl::OkStatus();
     refusal = answered_->refusal;
   }
@@ -143,13 +143,13 @@ absl::Status MasterMeeting::WaitUntilAllAnswered(absl::Duration patience) {
                                                      refusal.message()));
   }
   return absl::DeadlineExceededError(
-      absl::StrCat("waited ", ShortDuration(patience), " for ", Unanswered()));
+      absl::StrCat("waited ", ShortDuration(timeout), " for ", Unanswered()));
 }
 
 absl::StatusOr<std::string> MasterMeeting::Ask(GetEnv get_env, int machine_index,
-                                               absl::Duration patience) {
+                                               absl::Duration timeout) {
   const Progress progress("waiting for ferry run of the first machine (--node-id=0)");
-  const absl::Time deadline = SteadyClock().Now() + patience;
+  const absl::Time deadline = SteadyClock().Now() + timeout;
   const std::string number = absl::StrCat(absl::Hex(RandomId()));
   const std::string ask = absl::StrCat(kAsks, number);
   const std::string answer = absl::StrCat(kAnswers, number);
@@ -175,7 +175,7 @@ absl::StatusOr<std::string> MasterMeeting::Ask(GetEnv get_env, int machine_index
   agent_->Delete(answer).IgnoreError();
   if (!address.ok()) {
     return absl::DeadlineExceededError(
-        absl::StrCat("waited ", ShortDuration(patience),
+        absl::StrCat("waited ", ShortDuration(timeout),
                      " for ferry run of the first machine to say where rank "
                      "0 listens: start it there, with --node-id=0 and --coordinator=",
                      coordinator_));

@@ -32,15 +32,15 @@ namespace ferry::cli {
 class MasterMeeting final {
  public:
   //   coordinator: HOST:PORT of it, as this machine calls it.
-  //   Errors: as coord::Agent::Connect, after `patience`.
+  //   Errors: as coord::Agent::Connect, after `timeout`.
   static absl::StatusOr<std::unique_ptr<MasterMeeting>> Join(const std::string& coordinator,
-                                                             absl::Duration patience);
+                                                             absl::Duration timeout);
 
   // Nodes of the coordinator's job.
   int num_nodes() const { return agent_->num_nodes(); }
   // Why another process cannot join the job, if one has said so; OK if none says so within
-  // `patience`.
-  absl::Status Refusal(absl::Duration patience = absl::ZeroDuration()) const;
+  // `timeout`.
+  absl::Status Refusal(absl::Duration timeout = absl::ZeroDuration()) const;
 
   // On the first machine: chooses the address, and responds to the others until this is destroyed.
   // Reports on stderr which values of the environment are not used.
@@ -48,12 +48,12 @@ class MasterMeeting final {
   absl::StatusOr<std::string> Answer(GetEnv get_env, int machine_count);
   // Waits until all other machines have been answered, and reports on stderr which are missing. The
   // first machine may be finished before another one has started.
-  //   Errors: DEADLINE_EXCEEDED naming those that did not ask within `patience`; sooner Refusal,
+  //   Errors: DEADLINE_EXCEEDED naming those that did not ask within `timeout`; sooner Refusal,
   //   unless they come within seconds.
-  absl::Status WaitUntilAllAnswered(absl::Duration patience);
+  absl::Status WaitUntilAllAnswered(absl::Duration timeout);
   // On another one.
-  //   Errors: DEADLINE_EXCEEDED when the first machine does not answer within `patience`; Refusal.
-  absl::StatusOr<std::string> Ask(GetEnv get_env, int machine_index, absl::Duration patience);
+  //   Errors: DEADLINE_EXCEEDED when the first machine does not answer within `timeout`; Refusal.
+  absl::StatusOr<std::string> Ask(GetEnv get_env, int machine_index, absl::Duration timeout);
 
  private:
   // Shared with callbacks of the agent.

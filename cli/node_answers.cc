@@ -56,7 +56,7 @@ struct Answers {
 }  // namespace
 
 absl::StatusOr<NodeAnswers> AskNodes(coord::Agent& agent, absl::string_view request_key,
-                                     absl::string_view prefix, absl::Duration patience,
+                                     absl::string_view prefix, absl::Duration timeout,
                                      size_t max_nodes) {
   FERRY_ASSIGN_OR_RETURN(const std::set<int> nodes, NodesToAsk(agent));
   NodeAnswers result;
@@ -84,7 +84,7 @@ absl::StatusOr<NodeAnswers> AskNodes(coord::Agent& agent, absl::string_view requ
   const auto have_all = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(answers.mu) {
     return answers.count() >= nodes.size();
   };
-  answers.mu.AwaitWithTimeout(absl::Condition(&have_all), patience);
+  answers.mu.AwaitWithTimeout(absl::Condition(&have_all), timeout);
   for (const int node : nodes) {
     const auto found = answers.latest.find(node);
     if (found == answers.latest.end() || found->second.first <= answers.asked) {

@@ -27,9 +27,9 @@ struct NodeAnswers {
 };
 
 // Sets `request_key`, and gathers what every node that moves tensors sets under `prefix` after
-// that, for `patience` at most.
+// that, for `timeout` at most.
 absl::StatusOr<NodeAnswers> AskNodes(coord::Agent& agent, absl::string_view request_key,
-                                     absl::string_view prefix, absl::Duration patience,
+                                     absl::string_view prefix, absl::Duration timeout,
                                      size_t max_nodes = std::numeric_limits<size_t>::max());
 
 }  // namespace ferry::cli

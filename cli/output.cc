@@ -81,15 +81,15 @@ absl::StatusOr<bool> WriteWaiting(NonBlockingWriter& output, BlockedSignals& sig
 }
 
 absl::StatusOr<bool> DrainOutput(NonBlockingWriter& output, BlockedSignals& signals,
-                                 absl::Duration patience) {
-  absl::Time until = SteadyClock().Now() + patience;
+                                 absl::Duration timeout) {
+  absl::Time until = SteadyClock().Now() + timeout;
   for (size_t before = output.waiting(); before > 0;) {
     const absl::Duration left = until - SteadyClock().Now();
     if (left <= absl::ZeroDuration()) return true;
     FERRY_ASSIGN_OR_RETURN(const bool is_interrupted, WriteWaiting(output, signals, left));
     if (is_interrupted) return true;
     const size_t after = output.waiting();
-    if (after < before) until = SteadyClock().Now() + patience;
+    if (after < before) until = SteadyClock().Now() + timeout;
     before = after;
   }
   return false;

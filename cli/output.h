@@ -37,9 +37,9 @@ NonBlockingWriterOptions WakingOutput(BlockedSignals& signals);
 absl::StatusOr<bool> WriteWaiting(NonBlockingWriter& output, BlockedSignals& signals,
                                   absl::Duration timeout);
 // Writes everything. True when one of the signals has come, or nobody has read any of it for
-// `patience`.
+// `timeout`.
 absl::StatusOr<bool> DrainOutput(NonBlockingWriter& output, BlockedSignals& signals,
-                                 absl::Duration patience);
+                                 absl::Duration timeout);
 
 // Writes a file, or to stdout if `path` is "-". Errors: UNAVAILABLE with the reason.
 absl::Status WriteFile(const std::string& path, absl::string_view text);

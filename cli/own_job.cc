@@ -12,14 +12,14 @@
 namespace ferry::cli {
 namespace {
 
-constexpr absl::Duration kJobPatience = absl::Minutes(1);
+constexpr absl::Duration kJobTimeout = absl::Minutes(1);
 constexpr char kListening[] = "listening on ";
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<OwnJob>> OwnJob::Start(int workers) {
   const Progress progress(absl::StrCat("starting a coordinator and ", workers, " workers"));
-  const absl::Time deadline = SteadyClock().Now() + kJobPatience;
+  const absl::Time deadline = SteadyClock().Now() + kJobTimeout;
   std::unique_ptr<OwnJob> job(new OwnJob());
   FERRY_ASSIGN_OR_RETURN(
       auto coordinator,

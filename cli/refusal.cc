@@ -17,28 +17,28 @@ namespace ferry::cli {
 namespace {
 
 // How long to look for a coordinator that may have been started at the same time.
-constexpr absl::Duration kLookPatience = absl::Seconds(2);
+constexpr absl::Duration kLookTimeout = absl::Seconds(2);
 // What is listening says at once whether the job can begin.
-constexpr std::chrono::seconds kAnswerPatience(2);
+constexpr std::chrono::seconds kAnswerTimeout(2);
 // A process that is not sure to be node 0 does not keep its place for longer.
-constexpr absl::Duration kUnsurePatience = absl::Seconds(10);
+constexpr absl::Duration kUnsureTimeout = absl::Seconds(10);
 
 absl::StatusOr<std::unique_ptr<coord::Agent>> Look(const std::string& coordinator) {
   coord::AgentOptions options;
   options.coordinator = coordinator;
-  options.connect_timeout = kLookPatience;
+  options.connect_timeout = kLookTimeout;
   return coord::Agent::Connect(std::move(options));
 }
 
 // Node 0 itself, if it is another process, comes first.
-bool MayHost(const RefusedPlace& place) {
+bool MayHost(const RefusedNode& place) {
   return place.is_derived && place.may_be_first && IsOwnAddress(HostOfPeer(place.coordinator)) &&
          !Look(place.coordinator).ok();
 }
 
 }  // namespace
 
-RefusedPlace AsRefused(const NodePlace& place) {
+RefusedNode AsRefused(const NodeIdentity& place) {
   return {.coordinator = place.coordinator,
           .is_derived = place.is_derived,
           .node_id = place.node_id,
@@ -46,7 +46,7 @@ RefusedPlace AsRefused(const NodePlace& place) {
           .may_be_first = place.node_id == 0};
 }
 
-absl::Status ReportToOthers(const RefusedPlace& place, const absl::Status& why,
+absl::Status ReportToOthers(const RefusedNode& place, const absl::Status& why,
                             const RefusedJob& job) {
   const bool is_first = place.is_derived && place.node_id == 0;
   // A job of one process has no others, and a host needs their number to serve them.
@@ -56,7 +56,7 @@ absl::Status ReportToOthers(const RefusedPlace& place, const absl::Status& why,
     const auto hosted = HostedCoordinator::At(place.coordinator, job.nodes, Graphs::kNone);
     if (hosted.ok()) {
       (*hosted)->RefuseArrivingNodes(CannotTakePart(why), job.others,
-                                     is_first ? job.patience : kUnsurePatience);
+                                     is_first ? job.timeout : kUnsureTimeout);
       return said;
     }
     // Another process listens there; it may be a coordinator.
@@ -72,7 +72,7 @@ absl::Status WhyNotListening(const std::string& coordinator, const absl::Status&
   auto told = std::make_shared<std::promise<absl::Status>>();
   std::future<absl::Status> refusal = told->get_future();
   (*agent)->WatchJoiningAsync([told](absl::Status status) { told->set_value(std::move(status)); });
-  if (refusal.wait_for(kAnswerPatience) != std::future_status::ready) return why;
+  if (refusal.wait_for(kAnswerTimeout) != std::future_status::ready) return why;
   absl::Status status = refusal.get();
   // Other errors are not those of a process that cannot join.
   return absl::IsFailedPrecondition(status) ? status : why;

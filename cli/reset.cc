@@ -13,8 +13,8 @@
 #include "cli/tool_agent.h"
 #include "cli/verb.h"
 #include "node/endpoint_record.h"
-#include "node/exchange.h"
 #include "node/identity.h"
+#include "node/transfer_engine.h"
 
 namespace ferry::cli {
 namespace {

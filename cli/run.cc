@@ -30,14 +30,14 @@ namespace ferry::cli {
 namespace {
 
 // The machine that runs the coordinator waits this long for the processes of the others.
-constexpr absl::Duration kOthersPatience = absl::Seconds(10);
+constexpr absl::Duration kOthersTimeout = absl::Seconds(10);
 // How long a machine whose processes have failed looks for those of others that wait to join. Its
 // own exit waits for that.
-constexpr absl::Duration kFailurePatience = absl::Milliseconds(500);
+constexpr absl::Duration kFailureTimeout = absl::Milliseconds(500);
 // For the coordinator to say that the job cannot begin, if it does.
-constexpr absl::Duration kRefusalPatience = absl::Seconds(1);
+constexpr absl::Duration kRefusalTimeout = absl::Seconds(1);
 // As long as processes wait for a coordinator and for the other nodes, see NodeOptions.
-constexpr absl::Duration kMeetingPatience = absl::Minutes(5);
+constexpr absl::Duration kMeetingTimeout = absl::Minutes(5);
 
 struct RunFlags {
   std::string coordinator;
@@ -143,7 +143,7 @@ absl::StatusOr<std::unique_ptr<HostedCoordinator>> PrepareCoordinator(
   machine.node_id = flags.machine_index;
   machine.num_nodes = launch.machine_count;
   machine.coordinator = launch.coordinator;
-  FERRY_ASSIGN_OR_RETURN(const NodePlace place, FindPlace(machine, environment));
+  FERRY_ASSIGN_OR_RETURN(const NodeIdentity place, ResolveNodeIdentity(machine, environment));
   launch.machine_index = place.node_id;
   launch.coordinator = place.coordinator;
   if (!place.is_derived || place.node_id != 0) return nullptr;
@@ -177,10 +177,10 @@ absl::Status PrepareMaster(LaunchOptions& launch, Meeting& meeting) {
     launch.master = JoinHostPort(master.host, master.port);
     return absl::OkStatus();
   }
-  FERRY_ASSIGN_OR_RETURN(meeting.master, MasterMeeting::Join(launch.coordinator, kMeetingPatience));
+  FERRY_ASSIGN_OR_RETURN(meeting.master, MasterMeeting::Join(launch.coordinator, kMeetingTimeout));
   if (absl::Status status = CheckJobSize(launch, meeting.master->num_nodes()); !status.ok()) {
     // A coordinator that runs only to say why the job cannot begin may not know its size.
-    const absl::Status refusal = meeting.master->Refusal(kRefusalPatience);
+    const absl::Status refusal = meeting.master->Refusal(kRefusalTimeout);
     return refusal.ok() ? status : refusal;
   }
   if (launch.machine_index == 0) {
@@ -188,7 +188,7 @@ absl::Status PrepareMaster(LaunchOptions& launch, Meeting& meeting) {
     return absl::OkStatus();
   }
   FERRY_ASSIGN_OR_RETURN(launch.master,
-                         meeting.master->Ask(ProcessEnv, launch.machine_index, kMeetingPatience));
+                         meeting.master->Ask(ProcessEnv, launch.machine_index, kMeetingTimeout));
   // Only the first machine answers requests.
   meeting.master = nullptr;
   return absl::OkStatus();
@@ -220,15 +220,15 @@ std::string GivenCoordinator(const RunFlags& flags) {
 // of which will join; and so do those that start them. Returns `why`.
 absl::Status ReportToOtherMachines(const RunFlags& flags, const absl::Status& why) {
   const LaunchOptions& launch = flags.launch;
-  RefusedPlace refused{.coordinator = GivenCoordinator(flags)};
+  RefusedNode refused{.coordinator = GivenCoordinator(flags)};
   if (refused.coordinator.empty()) {
     NodeOptions machine;
     machine.node_id = flags.machine_index;
     machine.num_nodes = launch.machine_count;
     const RunEnvironment environment;
-    const absl::StatusOr<NodePlace> place = FindPlace(machine, environment);
-    const std::optional<RefusedPlace> found =
-        place.ok() ? AsRefused(*place) : FindRefusedPlace(machine, environment);
+    const absl::StatusOr<NodeIdentity> place = ResolveNodeIdentity(machine, environment);
+    const std::optional<RefusedNode> found =
+        place.ok() ? AsRefused(*place) : FindRefusedNode(machine, environment);
     if (!found.has_value()) return why;
     refused = *found;
   }
@@ -238,7 +238,7 @@ absl::Status ReportToOtherMachines(const RunFlags& flags, const absl::Status& wh
   return ReportToOthers(refused, why,
                         {.nodes = is_count ? static_cast<int>(ranks) : launch.machine_count,
                          .others = launch.machine_count - 1,
-                         .patience = LatecomersPatience(kMeetingPatience)});
+                         .timeout = LatecomersPatience(kMeetingTimeout)});
 }
 
 absl::StatusOr<int> Run(const CLI::App& verb, RunFlags& flags) {
@@ -253,7 +253,7 @@ absl::StatusOr<int> Run(const CLI::App& verb, RunFlags& flags) {
         flags.launch.coordinator,
         absl::AbortedError(absl::StrCat("ferry run of machine ", flags.launch.machine_index,
                                         " has ended with status ", *status)),
-        kFailurePatience);
+        kFailureTimeout);
   } else if (!status.ok() && flags.launch.machine_count > 1 &&
              !absl::IsDeadlineExceeded(status.status()) && !HasRefusal(meeting)) {
     // A coordinator that was not found in time will not be now, and others hear a refusal
@@ -262,10 +262,10 @@ absl::StatusOr<int> Run(const CLI::App& verb, RunFlags& flags) {
   }
   if (meeting.master != nullptr && is_done) {
     // Other machines' processes may not need those of this machine, which have ended.
-    FERRY_RETURN_IF_ERROR(meeting.master->WaitUntilAllAnswered(kMeetingPatience));
+    FERRY_RETURN_IF_ERROR(meeting.master->WaitUntilAllAnswered(kMeetingTimeout));
   }
   if (meeting.hosted != nullptr && flags.launch.machine_count > 1) {
-    meeting.hosted->WaitUntilAllLeft(kOthersPatience);
+    meeting.hosted->WaitUntilAllLeft(kOthersTimeout);
   }
   return status;
 }

@@ -49,7 +49,7 @@ absl::Status CheckSendRecvFlags(const SendRecvFlags& flags, absl::string_view pe
   FERRY_RETURN_IF_ERROR(RendezvousKey::CheckEdge(flags.name));
   if (!flags.dtype.empty()) FERRY_RETURN_IF_ERROR(ParseDtypeFlag(flags.dtype).status());
   if (!flags.shape.empty()) FERRY_RETURN_IF_ERROR(ParseShapeFlag(flags.shape).status());
-  FERRY_ASSIGN_OR_RETURN(const NodePlace place, FindOwnPlace(flags.node));
+  FERRY_ASSIGN_OR_RETURN(const NodeIdentity place, FindOwnPlace(flags.node));
   if (flags.peer < 0 || (place.num_nodes && flags.peer >= *place.num_nodes)) {
     return absl::InvalidArgumentError(absl::StrCat(
         peer_flag, "=", flags.peer, ": there is no such node",
@@ -59,7 +59,7 @@ absl::Status CheckSendRecvFlags(const SendRecvFlags& flags, absl::string_view pe
     return absl::InvalidArgumentError(absl::StrCat(
         peer_flag, "=", flags.peer, " is this node itself; the other side is another process"));
   }
-  const ExchangeOptions& exchange = flags.node.exchange;
+  const TransferEngineOptions& exchange = flags.node.exchange;
   if (!exchange.advertise.empty()) {
     FERRY_RETURN_IF_ERROR(CompleteAddress(exchange.advertise, /*port=*/1).status());
   }

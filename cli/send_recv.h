@@ -41,7 +41,7 @@ void AddSendRecvFlags(CLI::App& app, SendRecvFlags& flags);
 // Whether it can be done, as far as this process can tell before it joins: the name, the node on
 // the other side, the type and the shape, and the job's token.
 //   peer_flag: "--to".
-//   Errors: INVALID_ARGUMENT naming the flag; those of FindPlace and FindToken.
+//   Errors: INVALID_ARGUMENT naming the flag; those of ResolveNodeIdentity and FindToken.
 absl::Status CheckSendRecvFlags(const SendRecvFlags& flags, absl::string_view peer_flag);
 
 // Whether the arena has room for a tensor of `bytes`.

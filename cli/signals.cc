@@ -99,7 +99,7 @@ void BlockedSignals::Keep(EndAfterSignal end) {
       [[maybe_unused]] const ssize_t written = write(pass_on_.get(), &byte, 1);
       if (!deadline) {
         first = static_cast<int>(info.ssi_signo);
-        deadline = SteadyClock().Now() + end.patience;
+        deadline = SteadyClock().Now() + end.timeout;
       }
       continue;
     }

@@ -19,7 +19,7 @@ namespace ferry::cli {
 // For a process that must exit soon after a signal, even if it is blocked.
 struct EndAfterSignal {
   // Within a second of the signal, with some time to spare for a busy machine.
-  absl::Duration patience = absl::Milliseconds(800);
+  absl::Duration timeout = absl::Milliseconds(800);
   // The exit status if the process has not ended by then.
   int exit_status = 1;
 };

@@ -26,7 +26,7 @@ namespace {
 // More nodes than this do not fit on a screen.
 constexpr size_t kMaxLines = 40;
 // Of nodes that hang.
-constexpr absl::Duration kAnswerPatience = absl::Seconds(1);
+constexpr absl::Duration kAnswerTimeout = absl::Seconds(1);
 
 struct StatusFlags {
   std::string coordinator;
@@ -89,7 +89,7 @@ absl::StatusOr<int> ShowStatus(const StatusFlags& flags) {
   }
   JobView view;
   FERRY_ASSIGN_OR_RETURN(view.status, agent->Status());
-  view.exchange = AskExchange(*agent, kAnswerPatience, MaxAsked(flags));
+  view.exchange = AskExchange(*agent, kAnswerTimeout, MaxAsked(flags));
   std::fputs(Format(view, flags).c_str(), stdout);
   return kDone;
 }

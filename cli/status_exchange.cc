@@ -32,7 +32,7 @@ std::string NameOf(const PathExplanation& choice) {
 }
 
 // "1, 2 by shm; 3 by tcp".
-std::string PathsOf(const ExchangeReport& report, int self) {
+std::string PathsOf(const TransferReport& report, int self) {
   std::map<std::string, std::vector<int>> peers;
   for (const PathReport& path : report.paths) {
     if (path.peer == self || !path.is_in_arena) continue;
@@ -47,7 +47,7 @@ std::string PathsOf(const ExchangeReport& report, int self) {
   return parts.empty() ? "-" : absl::StrJoin(parts, "; ");
 }
 
-std::string RefusedText(const ExchangeReport& report) {
+std::string RefusedText(const TransferReport& report) {
   const int64_t count = report.refused_connections + report.refused_calls;
   return report.last_refusal.empty()
              ? absl::StrCat(count)
@@ -62,7 +62,7 @@ Json Measure(double value, CostBasis basis, absl::Duration age) {
 }
 
 Json PathJson(const PathReport& path) {
-  Json object = {{"peer", path.peer}, {"lane", path.lane}, {"in_arena", path.is_in_arena}};
+  Json object = {{"peer", path.peer}, {"lane", path.channel}, {"in_arena", path.is_in_arena}};
   if (!path.choice.ok()) {
     object["transport"] = nullptr;
     object["error"] = std::string(path.choice.status().message());
@@ -92,10 +92,10 @@ Json PathJson(const PathReport& path) {
 
 }  // namespace
 
-ExchangeAnswers AskExchange(coord::Agent& agent, absl::Duration patience, size_t max_nodes) {
-  ExchangeAnswers result;
+TransferAnswers AskExchange(coord::Agent& agent, absl::Duration timeout, size_t max_nodes) {
+  TransferAnswers result;
   absl::StatusOr<NodeAnswers> answers =
-      AskNodes(agent, kReportRequestKey, kReportPrefix, patience, max_nodes);
+      AskNodes(agent, kReportRequestKey, kReportPrefix, timeout, max_nodes);
   if (!answers.ok()) {
     // The rest of the status is good without.
     result.error = std::string(answers.status().message());
@@ -105,7 +105,7 @@ ExchangeAnswers AskExchange(coord::Agent& agent, absl::Duration patience, size_t
   result.is_too_large = answers->is_too_large;
   for (const auto& [node, text] : answers->texts) {
     // Anybody can write to the store.
-    absl::StatusOr<ExchangeReport> report = DecodeExchangeReport(text);
+    absl::StatusOr<TransferReport> report = DecodeExchangeReport(text);
     if (report.ok()) {
       result.reports.emplace(node, *std::move(report));
     } else {
@@ -116,7 +116,7 @@ ExchangeAnswers AskExchange(coord::Agent& agent, absl::Duration patience, size_t
   return result;
 }
 
-std::string FormatExchangeText(const ExchangeAnswers& answers, size_t max_lines) {
+std::string FormatExchangeText(const TransferAnswers& answers, size_t max_lines) {
   std::string text;
   if (!answers.reports.empty()) {
     std::vector<std::vector<std::string>> rows = {
@@ -174,7 +174,7 @@ std::string FormatExchangeText(const ExchangeAnswers& answers, size_t max_lines)
   return text;
 }
 
-Json ExchangeJson(const ExchangeAnswers& answers) {
+Json ExchangeJson(const TransferAnswers& answers) {
   Json nodes = Json::array();
   for (const auto& [node, report] : answers.reports) {
     Json paths = Json::array();

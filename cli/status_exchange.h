@@ -13,16 +13,16 @@
 #include "absl/time/time.h"
 
 #include "coord/client/agent.h"
-#include "node/exchange_report.h"
+#include "node/transfer_report.h"
 
 namespace ferry::cli {
 
 // In larger jobs nobody is asked unless everyone is wanted.
 inline constexpr size_t kMaxAskedNodes = 128;
 
-struct ExchangeAnswers {
+struct TransferAnswers {
   // By node.
-  std::map<int, ExchangeReport> reports;
+  std::map<int, TransferReport> reports;
   // Nodes that move tensors, are connected, and have not answered in time, or not sensibly.
   std::vector<int> silent;
   // There are more nodes than were to be asked.
@@ -31,13 +31,13 @@ struct ExchangeAnswers {
   std::string error;
 };
 
-ExchangeAnswers AskExchange(coord::Agent& agent, absl::Duration patience, size_t max_nodes);
+TransferAnswers AskExchange(coord::Agent& agent, absl::Duration timeout, size_t max_nodes);
 
 // A line for each node, the paths that they have, and the reasons of those that they have not.
 // Empty if no node moves tensors.
 //   max_lines: of each table.
-std::string FormatExchangeText(const ExchangeAnswers& answers, size_t max_lines);
-nlohmann::ordered_json ExchangeJson(const ExchangeAnswers& answers);
+std::string FormatExchangeText(const TransferAnswers& answers, size_t max_lines);
+nlohmann::ordered_json ExchangeJson(const TransferAnswers& answers);
 
 }  // namespace ferry::cli
 

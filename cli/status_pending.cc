@@ -20,7 +20,7 @@
 namespace ferry::cli {
 namespace {
 
-constexpr absl::Duration kPendingPatience = absl::Seconds(2);
+constexpr absl::Duration kPendingTimeout = absl::Seconds(2);
 
 // "grad/3", and the whole key if it is none of a node's making.
 std::string NameIn(const std::string& key) {
@@ -32,7 +32,7 @@ std::string NameIn(const std::string& key) {
 
 absl::StatusOr<PendingAnswers> AskPending(coord::Agent& agent) {
   FERRY_ASSIGN_OR_RETURN(const NodeAnswers answers,
-                         AskNodes(agent, kPendingRequestKey, kPendingPrefix, kPendingPatience));
+                         AskNodes(agent, kPendingRequestKey, kPendingPrefix, kPendingTimeout));
   PendingAnswers result;
   result.silent = answers.silent;
   for (const auto& [node, text] : answers.texts) {
@@ -61,7 +61,7 @@ std::string FormatPendingText(const PendingAnswers& answers, size_t max_lines) {
                                                : " have",
                                   " waited for over ", ShortDuration(kPendingAge), "\n");
   if (!answers.silent.empty()) {
-    absl::StrAppend(&text, "no answer within ", ShortDuration(kPendingPatience), " of node",
+    absl::StrAppend(&text, "no answer within ", ShortDuration(kPendingTimeout), " of node",
                     answers.silent.size() == 1 ? " " : "s ", FormatRanges(answers.silent, 200),
                     "\n");
   }

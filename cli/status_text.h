@@ -13,7 +13,7 @@ namespace ferry::cli {
 // What ferry status knows.
 struct JobView {
   coord::JobStatus status;
-  ExchangeAnswers exchange;
+  TransferAnswers exchange;
 };
 
 // A line on the whole, a table of nodes, open barriers, tensors, the store, and the job's error.

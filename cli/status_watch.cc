@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread for each question, and patience for its answer.
+// A thread for each question, and timeout for its answer.
 #include "cli/status_watch.h"
 
 #include <unistd.h>
@@ -21,7 +21,7 @@ namespace {
 // A coordinator that is there answers within a small part of this.
 constexpr absl::Duration kSilence = absl::Seconds(1);
 // For nodes that hang; the coordinator is not to be taken for silent because of them.
-constexpr absl::Duration kNodesPatience = absl::Milliseconds(400);
+constexpr absl::Duration kNodesTimeout = absl::Milliseconds(400);
 // Between attempts to reach one that refuses connections.
 constexpr absl::Duration kRetryPause = absl::Milliseconds(200);
 
@@ -37,15 +37,15 @@ bool MayComeBack(const absl::Status& status) {
 }  // namespace
 
 absl::Duration StatusWatch::PatienceLeft() const {
-  return kToolPatience - (SteadyClock().Now() - answered_);
+  return kToolTimeout - (SteadyClock().Now() - answered_);
 }
 
-absl::StatusOr<JobView> StatusWatch::Ask(absl::Duration patience) {
+absl::StatusOr<JobView> StatusWatch::Ask(absl::Duration timeout) {
   if (agent_ == nullptr) {
     coord::AgentOptions options;
     options.coordinator = coordinator_;
-    options.connect_timeout = std::max(patience, kRetryPause);
-    options.lost_timeout = kToolPatience;
+    options.connect_timeout = std::max(timeout, kRetryPause);
+    options.lost_timeout = kToolTimeout;
     FERRY_ASSIGN_OR_RETURN(agent_, coord::Agent::Connect(std::move(options)));
   }
   absl::StatusOr<coord::JobStatus> status = agent_->Status();
@@ -54,7 +54,7 @@ absl::StatusOr<JobView> StatusWatch::Ask(absl::Duration patience) {
     agent_ = nullptr;
     return status.status();
   }
-  JobView view = {*std::move(status), AskExchange(*agent_, kNodesPatience, max_asked_)};
+  JobView view = {*std::move(status), AskExchange(*agent_, kNodesTimeout, max_asked_)};
   return view;
 }
 
@@ -65,12 +65,12 @@ void StatusWatch::SaySilent() {
   std::fprintf(stderr, "ferry: the coordinator at %s is out of reach since %s; trying for %s\n",
                coordinator_.c_str(),
                absl::FormatTime("%H:%M:%S", since, absl::LocalTimeZone()).c_str(),
-               ShortDuration(kToolPatience).c_str());
+               ShortDuration(kToolTimeout).c_str());
 }
 
 absl::StatusOr<JobView> StatusWatch::AskOnce() {
-  Thread asker("ferry-ask", [this, patience = PatienceLeft()] {
-    absl::StatusOr<JobView> status = Ask(patience);
+  Thread asker("ferry-ask", [this, timeout = PatienceLeft()] {
+    absl::StatusOr<JobView> status = Ask(timeout);
     {
       absl::MutexLock lock(&mu_);
       answer_ = std::move(status);

@@ -37,13 +37,13 @@ class StatusWatch final {
 
   // The status as it is now; connects anew where the coordinator has restarted. Ends the process,
   // with 0, when one of the signals arrives meanwhile: nothing calls the asking thread back.
-  //   Errors: as Agent::Status, once the coordinator was out of reach for kToolPatience.
+  //   Errors: as Agent::Status, once the coordinator was out of reach for kToolTimeout.
   absl::StatusOr<JobView> Next();
 
  private:
   absl::StatusOr<JobView> AskOnce();
   // On the asking thread.
-  absl::StatusOr<JobView> Ask(absl::Duration patience);
+  absl::StatusOr<JobView> Ask(absl::Duration timeout);
   void SaySilent();
   absl::Duration PatienceLeft() const;
 

@@ -21,9 +21,9 @@
 namespace ferry::cli {
 namespace {
 
-constexpr absl::Duration kConnectPatience = absl::Seconds(10);
-constexpr absl::Duration kPingPatience = absl::Seconds(10);
-constexpr absl::Duration kClosePatience = absl::Seconds(1);
+constexpr absl::Duration kConnectTimeout = absl::Seconds(10);
+constexpr absl::Duration kPingTimeout = absl::Seconds(10);
+constexpr absl::Duration kCloseTimeout = absl::Seconds(1);
 // Beyond what the master has been told, so that it is the master who says why.
 constexpr absl::Duration kMargin = absl::Seconds(5);
 
@@ -75,10 +75,10 @@ StepSession::StepSession(std::string coordinator)
   empty_ = grpc::ByteBuffer(&nothing, 1);
 }
 
-absl::Status StepSession::Call(const Method& method, absl::Duration patience,
+absl::Status StepSession::Call(const Method& method, absl::Duration timeout,
                                const grpc::ByteBuffer& request, grpc::ByteBuffer& response) {
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + patience));
+  context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
   {
     absl::MutexLock lock(&mu_);
     if (is_cancelled_) return absl::CancelledError("stopped");
@@ -93,10 +93,10 @@ absl::Status StepSession::Call(const Method& method, absl::Duration patience,
 }
 
 template <typename Request, typename Response>
-absl::Status StepSession::Ask(const char* method, absl::Duration patience, const Request& request,
+absl::Status StepSession::Ask(const char* method, absl::Duration timeout, const Request& request,
                               Response& response) {
   grpc::ByteBuffer bytes;
-  FERRY_RETURN_IF_ERROR(Call(Method(method, Method::NORMAL_RPC, channel_), patience,
+  FERRY_RETURN_IF_ERROR(Call(Method(method, Method::NORMAL_RPC, channel_), timeout,
                              coord::SerializeMessage(request), bytes));
   if (coord::ParseMessage(bytes, response)) return absl::OkStatus();
   return absl::InternalError(absl::StrCat("the answer to ", method, " is none"));
@@ -108,10 +108,10 @@ absl::StatusOr<std::unique_ptr<StepSession>> StepSession::Open(const std::string
                                                                bool soft_placement,
                                                                absl::Duration wait) {
   std::unique_ptr<StepSession> session(new StepSession(coordinator));
-  const auto deadline = absl::ToChronoTime(absl::Now() + kConnectPatience);
+  const auto deadline = absl::ToChronoTime(absl::Now() + kConnectTimeout);
   if (!session->channel_->WaitForConnected(deadline)) {
     return absl::UnavailableError(absl::StrCat("nobody answers at ", coordinator, " within ",
-                                               absl::FormatDuration(kConnectPatience),
+                                               absl::FormatDuration(kConnectTimeout),
                                                "; is that where ferry coordinator listens?"));
   }
   tensorflow::CreateSessionRequest create;
@@ -195,7 +195,7 @@ absl::Status StepSession::Run() {
 
 absl::Status StepSession::Ping() {
   grpc::ByteBuffer response;
-  return Call(ping_, kPingPatience, empty_, response);
+  return Call(ping_, kPingTimeout, empty_, response);
 }
 
 void StepSession::Cancel() {
@@ -215,7 +215,7 @@ StepSession::~StepSession() {
   close.set_session_handle(handle_);
   tensorflow::CloseSessionResponse closed;
   // A session whose client has gone is closed by the master, in time.
-  (void)Ask("/tensorflow.MasterService/CloseSession", kClosePatience, close, closed);
+  (void)Ask("/tensorflow.MasterService/CloseSession", kCloseTimeout, close, closed);
 }
 
 }  // namespace ferry::cli

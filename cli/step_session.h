@@ -66,10 +66,10 @@ class StepSession final {
 
   explicit StepSession(std::string coordinator);
 
-  absl::Status Call(const Method& method, absl::Duration patience, const grpc::ByteBuffer& request,
+  absl::Status Call(const Method& method, absl::Duration timeout, const grpc::ByteBuffer& request,
                     grpc::ByteBuffer& response) ABSL_LOCKS_EXCLUDED(mu_);
   template <typename Request, typename Response>
-  absl::Status Ask(const char* method, absl::Duration patience, const Request& request,
+  absl::Status Ask(const char* method, absl::Duration timeout, const Request& request,
                    Response& response);
   absl::Status Serialize(const StepRequest& request);
 

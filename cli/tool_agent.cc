@@ -20,8 +20,8 @@ absl::StatusOr<std::unique_ptr<coord::Agent>> ConnectTool(
   FERRY_RETURN_IF_ERROR(CheckAddress("--coordinator", coordinator));
   coord::AgentOptions options;
   options.coordinator = coordinator;
-  options.connect_timeout = kToolPatience;
-  options.lost_timeout = kToolPatience;
+  options.connect_timeout = kToolTimeout;
+  options.lost_timeout = kToolTimeout;
   options.on_error = std::move(on_lost);
   const Progress progress(absl::StrCat("looking for the coordinator at ", coordinator));
   return coord::Agent::Connect(std::move(options));

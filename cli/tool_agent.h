@@ -16,7 +16,7 @@
 namespace ferry::cli {
 
 // How long a verb looks for its coordinator, or goes without it.
-inline constexpr absl::Duration kToolPatience = absl::Seconds(10);
+inline constexpr absl::Duration kToolTimeout = absl::Seconds(10);
 
 // Looks for the coordinator for ten seconds, and says so when it takes more than one.
 //   on_lost: as AgentOptions::on_error; the coordinator may be out of reach for ten seconds.

@@ -27,7 +27,7 @@ constexpr size_t kMaxLastWords = 2000;
 constexpr absl::Duration kExitPoll = absl::Milliseconds(5);
 
 // How long a process that was killed is waited for: one in a call of a driver that hangs stays.
-constexpr absl::Duration kKillPatience = absl::Seconds(5);
+constexpr absl::Duration kKillTimeout = absl::Seconds(5);
 
 std::vector<std::string> Environment(const std::optional<std::string>& cuda_visible_devices,
                                      FerryVariables ferry_variables) {
@@ -61,7 +61,7 @@ absl::StatusOr<std::unique_ptr<ToolProcess>> ToolProcess::Start(
 ToolProcess::~ToolProcess() {
   if (is_reaped_) return;
   kill(-child_.pid, SIGKILL);
-  const absl::Time deadline = SteadyClock().Now() + kKillPatience;
+  const absl::Time deadline = SteadyClock().Now() + kKillTimeout;
   while (true) {
     const pid_t reaped = waitpid(child_.pid, nullptr, WNOHANG);
     if (reaped == child_.pid || (reaped < 0 && errno != EINTR)) return;

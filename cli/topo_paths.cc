@@ -18,8 +18,8 @@
 #include "cli/table.h"
 #include "launch/printable.h"
 #include "node/endpoint_record.h"
-#include "node/exchange.h"
-#include "node/exchange_report.h"
+#include "node/transfer_engine.h"
+#include "node/transfer_report.h"
 
 namespace ferry::cli {
 namespace {
@@ -35,7 +35,7 @@ constexpr size_t kBytes = size_t{1} << 20;
 // The names of pairs, by the path that they take.
 using PairsByPath = std::map<std::string, std::vector<std::string>>;
 // For nodes that hang.
-constexpr absl::Duration kAnswerPatience = absl::Seconds(1);
+constexpr absl::Duration kAnswerTimeout = absl::Seconds(1);
 
 // Pairs of one sort, whose costs differ in numbers only.
 struct AlikePairs {
@@ -44,8 +44,8 @@ struct AlikePairs {
 };
 
 // An exchange that nobody can reach, for its list of transports.
-absl::StatusOr<std::unique_ptr<Exchange>> StartUnreachable() {
-  ExchangeOptions options;
+absl::StatusOr<std::unique_ptr<TransferEngine>> StartUnreachable() {
+  TransferEngineOptions options;
   options.listen = "";
   options.unix_socket = false;
   options.token = "none";
@@ -53,18 +53,19 @@ absl::StatusOr<std::unique_ptr<Exchange>> StartUnreachable() {
   options.use_gpus = false;
   Endpoint nobody;
   nobody.peer.node_id = -1;
-  return Exchange::Start(std::move(options), nobody, [](int32_t node, ResolveCallback done) {
+  return TransferEngine::Start(std::move(options), nobody, [](int32_t node, ResolveCallback done) {
     std::move(done)(absl::NotFoundError("nobody is asked"));
   });
 }
 
-absl::StatusOr<PathExplanation> ChooseBetween(const Exchange& exchange, const Endpoint& source,
-                                              const Endpoint& destination, bool is_in_arena,
-                                              const MemoryPlace& from, const MemoryPlace& to) {
+absl::StatusOr<PathExplanation> ChooseBetween(const TransferEngine& exchange,
+                                              const Endpoint& source, const Endpoint& destination,
+                                              bool is_in_arena, const TensorLocation& from,
+                                              const TensorLocation& to) {
   PathQuery query;
   query.source = &source;
   query.destination = &destination;
-  query.lane_passes_descriptors = !source.lanes.unix_name.empty();
+  query.lane_passes_descriptors = !source.channels.unix_name.empty();
   query.why_no_descriptors = "the sender has no Unix socket";
   query.bytes = kBytes;
   query.is_in_arena = is_in_arena;
@@ -73,9 +74,9 @@ absl::StatusOr<PathExplanation> ChooseBetween(const Exchange& exchange, const En
   return ExplainPath(exchange.transports(), query, {});
 }
 
-std::string PathBetween(const Exchange& exchange, const Endpoint& source,
-                        const Endpoint& destination, const MemoryPlace& from,
-                        const MemoryPlace& to) {
+std::string PathBetween(const TransferEngine& exchange, const Endpoint& source,
+                        const Endpoint& destination, const TensorLocation& from,
+                        const TensorLocation& to) {
   // What is staged is in an arena by then.
   const absl::StatusOr<PathExplanation> choice =
       ChooseBetween(exchange, source, destination, /*is_in_arena=*/true, from, to);
@@ -88,7 +89,7 @@ std::string GpuName(const Endpoint& node, size_t gpu) {
   return absl::StrCat(node.peer.node_id, "/gpu:", gpu);
 }
 
-MemoryPlace Gpu(size_t ordinal) { return {MemorySpace::kCuda, static_cast<int>(ordinal)}; }
+TensorLocation Gpu(size_t ordinal) { return {MemorySpace::kCuda, static_cast<int>(ordinal)}; }
 
 // Of two GPUs of one process, which no transport is asked about.
 std::string PathWithin(const GlobalTopology& topology, int32_t node_id, size_t from, size_t to) {
@@ -108,8 +109,9 @@ std::string PathWithin(const GlobalTopology& topology, int32_t node_id, size_t f
   return absl::StrCat(path, " (", LinkTypeName(link.type), ")");
 }
 
-// What the sender says of its way to `destination`; null: it has no lane with it, or is silent.
-const PathReport* Reported(const ExchangeAnswers& answers, const Endpoint& source,
+// What the sender says of its way to `destination`; null: it has no control channel with it, or is
+// silent.
+const PathReport* Reported(const TransferAnswers& answers, const Endpoint& source,
                            const Endpoint& destination, bool is_in_arena) {
   const auto report = answers.reports.find(source.peer.node_id);
   if (report == answers.reports.end()) return nullptr;
@@ -119,8 +121,8 @@ const PathReport* Reported(const ExchangeAnswers& answers, const Endpoint& sourc
   return nullptr;
 }
 
-PairsByPath NodePairs(const Exchange& exchange, const std::vector<Endpoint>& nodes,
-                      const ExchangeAnswers& answers, bool is_in_arena) {
+PairsByPath NodePairs(const TransferEngine& exchange, const std::vector<Endpoint>& nodes,
+                      const TransferAnswers& answers, bool is_in_arena) {
   PairsByPath pairs;
   std::map<std::string, AlikePairs> alike;
   for (const Endpoint& source : nodes) {
@@ -149,7 +151,7 @@ PairsByPath NodePairs(const Exchange& exchange, const std::vector<Endpoint>& nod
   return pairs;
 }
 
-PairsByPath GpuPairs(const Exchange& exchange, const std::vector<Endpoint>& nodes,
+PairsByPath GpuPairs(const TransferEngine& exchange, const std::vector<Endpoint>& nodes,
                      const GlobalTopology& topology) {
   PairsByPath pairs;
   for (const Endpoint& source : nodes) {
@@ -198,7 +200,7 @@ absl::StatusOr<std::string> FormatPaths(coord::Agent& agent, const GlobalTopolog
   const size_t count = nodes.size();
   nodes.resize(std::min(nodes.size(), kMaxNodes));
   FERRY_ASSIGN_OR_RETURN(const auto exchange, StartUnreachable());
-  const ExchangeAnswers answers = AskExchange(agent, kAnswerPatience, kMaxAskedNodes);
+  const TransferAnswers answers = AskExchange(agent, kAnswerTimeout, kMaxAskedNodes);
   const PairsByPath of_nodes = NodePairs(*exchange, nodes, answers, /*is_in_arena=*/true);
   const PairsByPath of_others = NodePairs(*exchange, nodes, answers, /*is_in_arena=*/false);
   const PairsByPath of_gpus = GpuPairs(*exchange, nodes, topology);

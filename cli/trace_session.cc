@@ -14,21 +14,21 @@
 namespace ferry::cli {
 namespace {
 
-constexpr absl::Duration kReachPatience = absl::Seconds(10);
+constexpr absl::Duration kReachTimeout = absl::Seconds(10);
 // The coordinator waits for each worker for five seconds, twice.
-constexpr absl::Duration kPatience = absl::Seconds(30);
+constexpr absl::Duration kTimeout = absl::Seconds(30);
 
 }  // namespace
 
 absl::StatusOr<ferry::v1::GetStepsResponse> FetchSteps(const std::string& coordinator, int count) {
   const std::shared_ptr<grpc::Channel> channel = MakeTensorChannel(coordinator);
-  if (!channel->WaitForConnected(absl::ToChronoTime(absl::Now() + kReachPatience))) {
+  if (!channel->WaitForConnected(absl::ToChronoTime(absl::Now() + kReachTimeout))) {
     return absl::UnavailableError(absl::StrCat("nobody answers at ", coordinator, " within ",
-                                               absl::FormatDuration(kReachPatience),
+                                               absl::FormatDuration(kReachTimeout),
                                                "; is that where ferry coordinator listens?"));
   }
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
+  context.set_deadline(absl::ToChronoTime(absl::Now() + kTimeout));
   ferry::v1::GetStepsRequest request;
   request.set_count(count);
   ferry::v1::GetStepsResponse response;

@@ -42,7 +42,7 @@ absl::StatusOr<int> Stay(JoinedNode& joined) {
 
 absl::StatusOr<int> Work(JoinedNode& joined, bool exit_after_join) {
   Node& node = joined.node;
-  const NodePlace& place = node.place();
+  const NodeIdentity& place = node.place();
   std::printf("ferry worker: %s joined at %s%s; %s; topology %s\n",
               Printable(place.description).c_str(), Printable(place.coordinator).c_str(),
               joined.hosts_coordinator ? " (run by this process)" : "",

@@ -39,7 +39,7 @@ struct IpcProbeOptions {
   std::function<void(absl::string_view phase)> on_phase;
 };
 
-// A Unix socket in the abstract name space, as Ferry's lanes use.
+// A Unix socket in the abstract name space, as Ferry's control channels use.
 struct ProbeSocket {
   UniqueFd fd;
   std::string name;  // for ConnectProbe

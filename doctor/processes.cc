@@ -27,7 +27,7 @@ constexpr char kNcclTrouble[] =
     "NCCL_DEBUG=INFO says where NCCL stays; a network that does not answer is passed by with "
     "NCCL_SOCKET_IFNAME, a library that is not whole with FERRY_NCCL_LIBRARY; see dmesg too";
 // A process whose other half has failed: how it ended tells more than that.
-constexpr absl::Duration kHalfPatience = absl::Seconds(2);
+constexpr absl::Duration kHalfTimeout = absl::Seconds(2);
 
 // A helper and what it was doing last.
 class Helper final {
@@ -65,8 +65,8 @@ class Helper final {
   }
 
   // OK if it has ended by itself, and well.
-  absl::Status WaitForExit(absl::Duration patience) {
-    const absl::Status exit = process_->WaitForExit(SteadyClock().Now() + patience);
+  absl::Status WaitForExit(absl::Duration timeout) {
+    const absl::Status exit = process_->WaitForExit(SteadyClock().Now() + timeout);
     if (exit.ok()) return exit;
     ReadPhases();
     return Explain(exit);
@@ -207,7 +207,7 @@ absl::StatusOr<IpcReport> Probe(int gpu, absl::Duration timeout) {
   absl::StatusOr<IpcReport> report = ReadReport(importer);
   if (report.ok() && report->descriptor && report->handle) return report;
   // The importer may only have seen that the other half went away.
-  const absl::Status exported = exporter.WaitForExit(kHalfPatience);
+  const absl::Status exported = exporter.WaitForExit(kHalfTimeout);
   if (!exported.ok() && !absl::IsDeadlineExceeded(exported)) return exported;
   if (absl::IsDeadlineExceeded(report.status())) {
     return absl::DeadlineExceededError(

@@ -6,7 +6,7 @@
 #include "base/status_macros.h"
 #include "node/node.h"
 
-absl::Status Exchange(ferry::Node& node) {
+absl::Status TransferEngine(ferry::Node& node) {
   FERRY_ASSIGN_OR_RETURN(ferry::Step step, node.OpenStep(1));
   FERRY_ASSIGN_OR_RETURN(const ferry::RendezvousKey key, node.Key("weights", /*from=*/0, /*to=*/1));
   if (node.node_id() == 0) {
@@ -29,7 +29,7 @@ absl::Status Exchange(ferry::Node& node) {
 
 int main() {
   const absl::StatusOr<std::unique_ptr<ferry::Node>> node = ferry::Node::Join({});
-  absl::Status status = node.ok() ? Exchange(**node) : node.status();
+  absl::Status status = node.ok() ? TransferEngine(**node) : node.status();
   if (status.ok()) status = (*node)->Shutdown();
   if (!status.ok()) std::cerr << status << "\n";
   return status.ok() ? 0 : 1;

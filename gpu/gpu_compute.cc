@@ -15,7 +15,7 @@ namespace ferry {
 namespace {
 
 // For quiet: as long as memory may wait for it.
-constexpr absl::Duration kPatience = absl::Seconds(5);
+constexpr absl::Duration kTimeout = absl::Seconds(5);
 
 }  // namespace
 
@@ -39,7 +39,7 @@ absl::StatusOr<const cuda::ElementKernels*> GpuCompute::Kernels() {
   FERRY_RETURN_IF_ERROR(failed_);
   absl::StatusOr<std::unique_ptr<cuda::ElementKernels>> loaded;
   const auto load = [&] { loaded = cuda::ElementKernels::Load(parts_.device, image_); };
-  FERRY_RETURN_IF_ERROR(parts_.gate->RunQuietly(kPatience, "load kernels", load));
+  FERRY_RETURN_IF_ERROR(parts_.gate->RunQuietly(kTimeout, "load kernels", load));
   if (!loaded.ok()) return failed_ = loaded.status();
   kernels_ = *std::move(loaded);
   return kernels_.get();

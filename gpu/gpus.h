@@ -27,7 +27,7 @@
 #include "gpu/cuda/sync_gate.h"
 #include "gpu/cuda/wait_streams.h"
 #include "gpu/gpu_compute.h"
-#include "gpu/nccl_turns.h"
+#include "gpu/nccl_arbiter.h"
 #include "tensor/copy.h"
 #include "tensor/tensor.h"
 
@@ -78,7 +78,7 @@ struct Gpu {
 // What a tensor is to become.
 struct MoveRequest {
   Tensor tensor;
-  MemoryPlace to;
+  TensorLocation to;
   // Where the elements are wanted there, of the same type and size; not valid: new memory.
   Tensor destination;
   absl::Time deadline = absl::InfiniteFuture();  // by SteadyClock
@@ -118,7 +118,7 @@ class Gpus final {
   const std::shared_ptr<cuda::SyncGate>& gate() const { return order_->gate; }
   const GpusOptions& options() const { return options_; }
   // Of each GPU; several of these have the same. REQUIRES: 0 <= ordinal < count().
-  std::shared_ptr<NcclTurns> turns(int ordinal) const { return order_->Turns(ordinal); }
+  std::shared_ptr<NcclArbiter> turns(int ordinal) const { return order_->Turns(ordinal); }
 
   // The device, opened now if it was not: blocks.
   //   Errors: INVALID_ARGUMENT for a device that there is not; DEADLINE_EXCEEDED after two minutes;

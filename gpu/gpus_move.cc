@@ -41,8 +41,8 @@ void Gpus::Move(MoveRequest request, MoveCallback done) {
   if (absl::Status status = CheckDestination(request); !status.ok()) {
     return std::move(done)(std::move(status));
   }
-  const MemoryPlace from = request.tensor.place();
-  const MemoryPlace to = request.to;
+  const TensorLocation from = request.tensor.place();
+  const TensorLocation to = request.to;
   if (from == to && !request.destination.is_valid()) {
     return std::move(done)(std::move(request.tensor));
   }
@@ -92,8 +92,8 @@ absl::StatusOr<Tensor> Gpus::MoveAndWait(MoveRequest request) {
     waiter->is_done = true;
   });
   absl::MutexLock lock(&waiter->mu);
-  const absl::Duration patience = give_up - SteadyClock().Now();
-  if (waiter->mu.AwaitWithTimeout(absl::Condition(&waiter->is_done), patience)) {
+  const absl::Duration timeout = give_up - SteadyClock().Now();
+  if (waiter->mu.AwaitWithTimeout(absl::Condition(&waiter->is_done), timeout)) {
     return waiter->tensor;
   }
   return absl::DeadlineExceededError(absl::StrCat("the copy of ", what, " has not ended"));

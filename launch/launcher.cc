@@ -39,7 +39,7 @@ constexpr absl::Duration kGroupPollInterval = absl::Milliseconds(20);
 constexpr size_t kMaxWaiting = size_t{256} << 10;
 constexpr size_t kMaxWaitingAtEnd = size_t{16} << 20;
 // For the reader of our output to go on reading, once a signal has told us to stop.
-constexpr absl::Duration kReaderPatience = absl::Seconds(1);
+constexpr absl::Duration kReaderTimeout = absl::Seconds(1);
 
 }  // namespace
 
@@ -150,7 +150,7 @@ void Launcher::WaitForEvents() {
 
 void Launcher::FinishOutput() {
   NoteOutput(output_.Flush());
-  absl::Time until = SteadyClock().Now() + kReaderPatience;
+  absl::Time until = SteadyClock().Now() + kReaderTimeout;
   for (size_t before = output_.waiting(); before > 0;) {
     // A job that has ended by itself waits for its reader as any other tool does.
     int timeout_ms = -1;
@@ -167,11 +167,11 @@ void Launcher::FinishOutput() {
       if (!StopsTheJob(signal_number)) continue;
       if (stop_signal_ != 0) return;
       stop_signal_ = signal_number;
-      until = SteadyClock().Now() + kReaderPatience;
+      until = SteadyClock().Now() + kReaderTimeout;
     }
     NoteOutput(output_.Flush());
     const size_t after = output_.waiting();
-    if (after < before) until = SteadyClock().Now() + kReaderPatience;
+    if (after < before) until = SteadyClock().Now() + kReaderTimeout;
     before = after;
   }
 }

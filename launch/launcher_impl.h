@@ -25,9 +25,9 @@
 #include "base/unique_fd.h"
 #include "launch/child_process.h"
 #include "launch/launch_environment.h"
+#include "launch/orphan_reaper.h"
 #include "launch/rank_output.h"
 #include "launch/signal_relay.h"
-#include "launch/strays.h"
 #include "launch/terminal_input.h"
 
 namespace ferry::launcher_internal {
@@ -84,7 +84,7 @@ class Launcher final {
  private:
   void WaitForEvents();
   void NoteOutput(int error);
-  // Waits until everything has been taken; no longer than kReaderPatience without any progress when
+  // Waits until everything has been taken; no longer than kReaderTimeout without any progress when
   // a signal has come.
   void FinishOutput();
   void Say(absl::string_view text);
@@ -121,7 +121,7 @@ class Launcher final {
   SignalRelay& relay_;
   const absl::Time start_ = SteadyClock().Now();
 
-  const Strays strays_;
+  const OrphanReaper orphan_reaper_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   int exit_status_ = 0;   // of the first failure
   int output_error_ = 0;  // errno of the first failure to write
@@ -134,7 +134,7 @@ class Launcher final {
   std::map<pid_t, std::string> told_;  // of those, and which program each was (ProgramOf)
   bool killed_ = false;
   bool gave_up_ = false;                // on what even SIGKILL does not end
-  std::optional<absl::Time> deadline_;  // of the grace period, then of the patience after SIGKILL
+  std::optional<absl::Time> deadline_;  // of the grace period, then of the timeout after SIGKILL
 };
 
 }  // namespace ferry::launcher_internal

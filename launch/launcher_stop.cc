@@ -27,7 +27,7 @@ namespace ferry::launcher_internal {
 namespace {
 
 // How long a process may outlive SIGKILL, stuck in the kernel, before it is left behind.
-constexpr absl::Duration kKillPatience = absl::Seconds(5);
+constexpr absl::Duration kKillTimeout = absl::Seconds(5);
 
 std::string Processes(int count) {
   return absl::StrCat(count, count == 1 ? " process" : " processes");
@@ -79,9 +79,9 @@ void Launcher::ReapExited() {
     return WIFSIGNALED(a.wait_status) > WIFSIGNALED(b.wait_status);
   });
   for (const Exit& exit : exits) HandleExit(exit);
-  strays_.Reap([this](pid_t pid) { return IsRunningRank(pid); });
+  orphan_reaper_.Reap([this](pid_t pid) { return IsRunningRank(pid); });
   if (CountRunning() > 0) return;
-  left_behind_ = gave_up_ ? std::vector<pid_t>() : strays_.Find();
+  left_behind_ = gave_up_ ? std::vector<pid_t>() : orphan_reaper_.Find();
   if (AnyGroupAlive() || !left_behind_.empty()) StopLeftovers();
 }
 
@@ -219,7 +219,7 @@ void Launcher::KillRest() {
   stopping_ = true;
   if (killed_) return;
   killed_ = true;
-  deadline_ = SteadyClock().Now() + kKillPatience;
+  deadline_ = SteadyClock().Now() + kKillTimeout;
 }
 
 void Launcher::CheckTime() {
@@ -237,13 +237,13 @@ void Launcher::CheckTime() {
   for (const std::unique_ptr<Rank>& rank : ranks_) {
     if (!rank->group_alive) continue;
     Say(absl::StrCat("rank ", rank->rank, " (process group ", rank->pid, ") is still there ",
-                     ShortDuration(kKillPatience), " after SIGKILL; leaving it behind"));
+                     ShortDuration(kKillTimeout), " after SIGKILL; leaving it behind"));
     if (exit_status_ == 0 && stop_signal_ == 0) exit_status_ = 128 + SIGKILL;
     rank->running = false;
     rank->group_alive = false;
   }
   if (!left_behind_.empty()) {
-    Say(absl::StrCat("still there ", ShortDuration(kKillPatience),
+    Say(absl::StrCat("still there ", ShortDuration(kKillTimeout),
                      " after SIGKILL: ", FormatPids(left_behind_)));
     left_behind_.clear();
   }

@@ -139,10 +139,10 @@ UniqueFd BeginConnect(const SocketAddress& address) {
   return fd;
 }
 
-void TuneConnection(int socket, absl::Duration idle, absl::Duration patience) {
+void TuneConnection(int socket, absl::Duration idle, absl::Duration timeout) {
   const int on = 1;
   setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  PrepareHostWatch(socket, idle, patience);
+  PrepareHostWatch(socket, idle, timeout);
 }
 
 }  // namespace ferry::coord

@@ -36,9 +36,9 @@ std::string PeerName(int socket);
 // errno set, if there is none.
 UniqueFd BeginConnect(const SocketAddress& address);
 // No delay; a peer that is silent for `idle` is probed, and gone when its host does not answer
-// within `patience`. While something is being sent to it, a HostWatch with both times together
+// within `timeout`. While something is being sent to it, a HostWatch with both times together
 // detects that.
-void TuneConnection(int socket, absl::Duration idle, absl::Duration patience);
+void TuneConnection(int socket, absl::Duration idle, absl::Duration timeout);
 
 }  // namespace ferry::coord
 

@@ -163,7 +163,7 @@ bool SocketLoop::IsEnding() {
   return is_ending_;
 }
 
-bool SocketLoop::TryDrive() {
+bool SocketLoop::TryLead() {
   if (is_driven_.exchange(true)) return false;
   driven_here = this;
   return true;
@@ -227,11 +227,11 @@ void SocketLoop::OnCome(absl::Notification& come) {
 void SocketLoop::WaitFor(absl::Notification& come) {
   if (come.HasBeenNotified()) return;
   const bool is_alone = awaited_ <= 1;
-  bool drives = is_alone && TryDrive();
+  bool drives = is_alone && TryLead();
   if (is_alone && !drives) {
     caller_came_ = true;
     // Who drove may have left before it could see that.
-    drives = TryDrive();
+    drives = TryLead();
   }
   if (!drives) {
     if (!is_alone && stands_back_) WantThread();
@@ -257,7 +257,7 @@ bool SocketLoop::ShouldStandBack() {
   return caller_came_ && awaited_ == 0 && caller_came_.exchange(false);
 }
 
-void SocketLoop::StandBack() {
+void SocketLoop::YieldLeadership() {
   stands_back_ = true;
   bool has_looked = false;
   uint32_t seen_drives = 0;
@@ -284,18 +284,18 @@ void SocketLoop::StandBack() {
 
 void SocketLoop::Run() {
   while (!IsEnding()) {
-    if (!TryDrive()) {
+    if (!TryLead()) {
       // A caller came between.
-      StandBack();
+      YieldLeadership();
       continue;
     }
     do {
       RunOnce();
     } while (!IsEnding() && !ShouldStandBack());
     StopDriving();
-    StandBack();
+    YieldLeadership();
   }
-  while (!TryDrive()) thread_wakeup_.WaitUntil(thread_wakeup_.turn(), SteadyClock().Now() + kTick);
+  while (!TryLead()) thread_wakeup_.WaitUntil(thread_wakeup_.turn(), SteadyClock().Now() + kTick);
   RunPosted();
   absl::flat_hash_map<SocketSource*, std::shared_ptr<SocketSource>> sources;
   {

@@ -111,14 +111,14 @@ class SocketLoop final {
   SocketLoop() = default;
   void Run();
   bool IsEnding() ABSL_LOCKS_EXCLUDED(mu_);
-  bool TryDrive();
+  bool TryLead();
   void StopDriving();
   // Waits for what is ready, and runs it. REQUIRES: driving.
   void RunOnce() ABSL_LOCKS_EXCLUDED(mu_);
   // Whether its thread should leave the next turns to callers.
   bool ShouldStandBack();
   // Until nobody has driven for a while, or the thread is wanted.
-  void StandBack() ABSL_LOCKS_EXCLUDED(mu_);
+  void YieldLeadership() ABSL_LOCKS_EXCLUDED(mu_);
   void WaitFor(absl::Notification& come);
   void OnCome(absl::Notification& come);
   void WakeDriver();

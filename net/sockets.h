@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sockets of lanes and data: addresses, listening, connecting, and what the kernel is told of them.
+// Sockets of control channels and data: addresses, listening, connecting, and what the kernel is
+// told of them.
 #ifndef FERRY_NET_SOCKETS_H_
 #define FERRY_NET_SOCKETS_H_
 

@@ -20,9 +20,9 @@ std::string EncodeEndpoint(const Endpoint& endpoint) {
   std::string text =
       absl::StrCat("node ", endpoint.peer.node_id, "\nincarnation ", endpoint.peer.incarnation,
                    "\nboot_id ", endpoint.boot_id, "\nhost ", endpoint.host_name, "\n");
-  if (!endpoint.lanes.unix_name.empty())
-    absl::StrAppend(&text, "unix ", endpoint.lanes.unix_name, "\n");
-  for (const std::string& address : endpoint.lanes.tcp)
+  if (!endpoint.channels.unix_name.empty())
+    absl::StrAppend(&text, "unix ", endpoint.channels.unix_name, "\n");
+  for (const std::string& address : endpoint.channels.tcp)
     absl::StrAppend(&text, "tcp ", address, "\n");
   if (!endpoint.grpc_address.empty()) absl::StrAppend(&text, "grpc ", endpoint.grpc_address, "\n");
   for (const std::string& gpu : endpoint.gpus) absl::StrAppend(&text, "gpu ", gpu, "\n");
@@ -49,9 +49,9 @@ absl::StatusOr<Endpoint> DecodeEndpoint(absl::string_view text) {
     } else if (name == "host") {
       endpoint.host_name = std::string(value);
     } else if (name == "unix") {
-      endpoint.lanes.unix_name = std::string(value);
+      endpoint.channels.unix_name = std::string(value);
     } else if (name == "tcp") {
-      endpoint.lanes.tcp.emplace_back(value);
+      endpoint.channels.tcp.emplace_back(value);
     } else if (name == "grpc") {
       endpoint.grpc_address = std::string(value);
     } else if (name == "gpu") {

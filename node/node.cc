@@ -17,7 +17,7 @@
 #include "base/logging.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "node/kept_communicators.h"
+#include "node/communicator_cache.h"
 #include "node/node_watch.h"
 #include "node/node_worker.h"
 
@@ -25,11 +25,11 @@ namespace ferry {
 namespace {
 
 // Descriptors of a process that exchanges tensors: the agent's socket, the listeners and what their
-// threads wait with, gRPC's included, some 25; and those of a lane to the first peer. More peers,
-// and GPUs, need more.
+// threads wait with, gRPC's included, some 25; and those of a control channel to the first peer.
+// More peers, and GPUs, need more.
 constexpr int kNodeFiles = 48;
 
-std::string DescribePlace(const NodePlace& place, const NodeOptions& options,
+std::string DescribePlace(const NodeIdentity& place, const NodeOptions& options,
                           const Identity& identity) {
   std::string text = absl::StrCat("node ", place.node_id);
   if (place.num_nodes) absl::StrAppend(&text, " of ", *place.num_nodes);
@@ -61,7 +61,7 @@ std::string DerivedCoordinator(const Identity& identity) {
 
 }  // namespace
 
-absl::StatusOr<NodePlace> FindPlace(const NodeOptions& options, GetEnv get_env) {
+absl::StatusOr<NodeIdentity> ResolveNodeIdentity(const NodeOptions& options, GetEnv get_env) {
   // With an explicit node id and coordinator the launchers need not be consulted, whose variables
   // may contradict each other or belong to another job. The count of nodes goes with the
   // coordinator.
@@ -71,7 +71,7 @@ absl::StatusOr<NodePlace> FindPlace(const NodeOptions& options, GetEnv get_env) 
   } else if (options.coordinator.empty()) {
     FERRY_ASSIGN_OR_RETURN(identity, ReadCoordinatorVariables(get_env));
   }
-  NodePlace place;
+  NodeIdentity place;
   place.num_nodes = options.num_nodes;
   if (!place.num_nodes && identity.num_nodes) place.num_nodes = identity.num_nodes->value;
   if (options.node_id) {
@@ -115,19 +115,19 @@ absl::Status CannotTakePart(const absl::Status& why) {
 }
 
 void ReportCannotJoin(const std::string& coordinator, const absl::Status& why,
-                      absl::Duration patience, std::shared_ptr<CancellationToken> stop) {
+                      absl::Duration timeout, std::shared_ptr<CancellationToken> stop) {
   coord::AgentOptions agent;
   agent.coordinator = coordinator;
-  agent.connect_timeout = patience;
+  agent.connect_timeout = timeout;
   if (stop != nullptr) agent.connect_stop = std::move(stop);
   agent.cannot_join = CannotTakePart(why);
   coord::Agent::Connect(std::move(agent)).IgnoreError();
 }
 
-std::optional<RefusedPlace> FindRefusedPlace(const NodeOptions& options, GetEnv get_env) {
+std::optional<RefusedNode> FindRefusedNode(const NodeOptions& options, GetEnv get_env) {
   const std::optional<RefusedIdentity> refused = ReadRefusedIdentity(get_env);
   if (!options.node_id && !refused) return std::nullopt;
-  RefusedPlace place;
+  RefusedNode place;
   place.coordinator = options.coordinator;
   if (place.coordinator.empty() && refused && refused->coordinator) {
     place.coordinator = refused->coordinator->value;
@@ -150,12 +150,12 @@ std::optional<RefusedPlace> FindRefusedPlace(const NodeOptions& options, GetEnv 
   return place;
 }
 
-absl::StatusOr<NodePlace> FindPlaceOrReport(const NodeOptions& options, GetEnv get_env,
-                                            absl::Duration patience) {
-  absl::StatusOr<NodePlace> place = FindPlace(options, get_env);
+absl::StatusOr<NodeIdentity> FindPlaceOrReport(const NodeOptions& options, GetEnv get_env,
+                                               absl::Duration timeout) {
+  absl::StatusOr<NodeIdentity> place = ResolveNodeIdentity(options, get_env);
   if (place.ok()) return place;
-  if (const auto refused = FindRefusedPlace(options, get_env)) {
-    ReportCannotJoin(refused->coordinator, place.status(), patience, options.connect_stop);
+  if (const auto refused = FindRefusedNode(options, get_env)) {
+    ReportCannotJoin(refused->coordinator, place.status(), timeout, options.connect_stop);
   }
   return place;
 }
@@ -163,7 +163,7 @@ absl::StatusOr<NodePlace> FindPlaceOrReport(const NodeOptions& options, GetEnv g
 absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
   auto node = std::unique_ptr<Node>(new Node());
   FERRY_ASSIGN_OR_RETURN(node->place_, FindPlaceOrReport(options, ProcessEnv));
-  const NodePlace& place = node->place_;
+  const NodeIdentity& place = node->place_;
   if (options.exchanges_tensors) FERRY_RETURN_IF_ERROR(CheckFileRoom(kNodeFiles));
   node->discovery_ = DiscoverLocal();
   LocalTopology& local = node->discovery_.topology;
@@ -186,7 +186,7 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Join(NodeOptions options) {
   agent.on_error = std::move(options.on_error);
   agent.connect_stop = options.connect_stop;
   agent.on_refused = [&place, &options](const absl::Status& why) {
-    ReportCannotJoin(place.coordinator, why, kReportPatience, options.connect_stop);
+    ReportCannotJoin(place.coordinator, why, kReportTimeout, options.connect_stop);
   };
   agent.num_nodes = place.num_nodes;
   agent.enumerate_timeout = options.enumerate_timeout;
@@ -229,7 +229,7 @@ Node::~Node() {
     LogNodeLeft(node_id);
   };
   if (exchange_ == nullptr) return;
-  const absl::Status ended = kept_->Stop(abort_patience_);
+  const absl::Status ended = kept_->Stop(abort_timeout_);
   absl::Status stopped = exchange_->Stop();
   stopped.Update(ended);
   // An agent that is left behind goes on telling of nodes.

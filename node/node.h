@@ -20,16 +20,16 @@
 #include "coord/client/agent.h"
 #include "gpu/clique/communicator.h"
 #include "gpu/discovery.h"
-#include "node/exchange.h"
 #include "node/identity.h"
 #include "node/step.h"
+#include "node/transfer_engine.h"
 #include "tensorflow/worker/limits.h"
 #include "topology/global_topology.h"
 
 namespace ferry {
 
-class KeptCommunicators;
-class CliqueLedger;
+class CommunicatorCache;
+class CommunicatorRegistry;
 class NodeWatch;
 class NodeWorker;
 
@@ -40,7 +40,7 @@ struct NodeOptions {
   // Which node of how many this is. Absent: what the environment says (ReadIdentity).
   std::optional<int> node_id;
   std::optional<int> num_nodes;
-  // HOST:PORT. Empty: what the environment says, see FindPlace.
+  // HOST:PORT. Empty: what the environment says, see ResolveNodeIdentity.
   std::string coordinator;
   // How long Join waits for the coordinator and for the other nodes to join.
   absl::Duration connect_timeout = absl::Minutes(5);
@@ -62,7 +62,7 @@ struct NodeOptions {
   uint64_t kept_communicator_bytes = uint64_t{1} << 30;
   // Of moving tensors; without it a node has no part in that, and no threads for it.
   bool exchanges_tensors = true;
-  ExchangeOptions exchange;
+  TransferEngineOptions exchange;
   // Whether it runs parts of TensorFlow's graphs, for whoever asks tensorflow.WorkerService.
   bool runs_graphs = false;
   // Nodes of graphs that run at the same time; 0: as many as there are processors.
@@ -82,7 +82,7 @@ struct AddressWait {
 };
 
 // Who a process is in its job, and where the coordinator is. A plain value.
-struct NodePlace {
+struct NodeIdentity {
   int node_id = 0;
   // Absent when only the coordinator knows.
   std::optional<int> num_nodes;
@@ -97,11 +97,11 @@ struct NodePlace {
 // Options first, then the environment. A coordinator that neither names is expected at the first
 // machine's identity.port_hint, or at kDefaultCoordinatorPort where there is no such hint.
 //   Errors: INVALID_ARGUMENT saying what is missing, out of range or contradictory.
-absl::StatusOr<NodePlace> FindPlace(const NodeOptions& options, GetEnv get_env);
+absl::StatusOr<NodeIdentity> ResolveNodeIdentity(const NodeOptions& options, GetEnv get_env);
 
-// The job of a process that FindPlace refuses, as far as it is known.
-struct RefusedPlace {
-  // As in NodePlace.
+// The job of a process that ResolveNodeIdentity refuses, as far as it is known.
+struct RefusedNode {
+  // As in NodeIdentity.
   std::string coordinator;
   bool is_derived = false;
   std::optional<int> node_id;
@@ -111,28 +111,28 @@ struct RefusedPlace {
   bool may_be_first = false;
 };
 
-// Absent if neither options nor environment show that this process, which FindPlace refuses, was to
-// be one of a job, so that it may be a command that was typed by hand; or if they do not say where
-// its coordinator is.
-std::optional<RefusedPlace> FindRefusedPlace(const NodeOptions& options, GetEnv get_env);
+// Absent if neither options nor environment show that this process, which ResolveNodeIdentity
+// refuses, was to be one of a job, so that it may be a command that was typed by hand; or if they
+// do not say where its coordinator is.
+std::optional<RefusedNode> FindRefusedNode(const NodeOptions& options, GetEnv get_env);
 
 // The error with which the other processes of a job fail if one fails with `why` before it joins.
 absl::Status CannotTakePart(const absl::Status& why);
 
 // How long a process that cannot join waits for others, which may start later, to fail them.
-inline constexpr absl::Duration kReportPatience = absl::Seconds(20);
+inline constexpr absl::Duration kReportTimeout = absl::Seconds(20);
 
 // For a process that was to be part of a job and cannot be: processes that wait for the job at
-// `coordinator` to be complete fail with `why`, or else those that come within `patience`. A job
+// `coordinator` to be complete fail with `why`, or else those that come within `timeout`. A job
 // that is complete is not affected. Blocks until one has failed, or none will.
 void ReportCannotJoin(const std::string& coordinator, const absl::Status& why,
-                      absl::Duration patience = kReportPatience,
+                      absl::Duration timeout = kReportTimeout,
                       std::shared_ptr<CancellationToken> stop = nullptr);
 
-// As FindPlace, for a process that is about to join. If it is refused and FindRefusedPlace finds
-// its job, the other processes of the job fail with the reason: see ReportCannotJoin.
-absl::StatusOr<NodePlace> FindPlaceOrReport(const NodeOptions& options, GetEnv get_env,
-                                            absl::Duration patience = kReportPatience);
+// As ResolveNodeIdentity, for a process that is about to join. If it is refused and FindRefusedNode
+// finds its job, the other processes of the job fail with the reason: see ReportCannotJoin.
+absl::StatusOr<NodeIdentity> FindPlaceOrReport(const NodeOptions& options, GetEnv get_env,
+                                               absl::Duration timeout = kReportTimeout);
 
 // A node of a job: identity, devices, connection and topology in one object.
 //   FERRY_ASSIGN_OR_RETURN(std::unique_ptr<Node> node, Node::Join({}));
@@ -144,10 +144,10 @@ class Node final {
  public:
   // Finds this process's place and devices, joins, and waits until every node has done so and all
   // hold the same topology. Blocks. Starts no coordinator.
-  //   Errors: INVALID_ARGUMENT as FindPlace; the rest as coord::Agent::Connect and Enumerate. A
-  //   node that fails after it was counted in tells the others, as FailJob. A process that finds no
-  //   place, or is refused the one it has found, tells them as ReportCannotJoin, unless
-  //   options.recoverable.
+  //   Errors: INVALID_ARGUMENT as ResolveNodeIdentity; the rest as coord::Agent::Connect and
+  //   Enumerate. A node that fails after it was counted in tells the others, as FailJob. A process
+  //   that finds no place, or is refused the one it has found, tells them as ReportCannotJoin,
+  //   unless options.recoverable.
   static absl::StatusOr<std::unique_ptr<Node>> Join(NodeOptions options);
 
   ~Node();
@@ -156,7 +156,7 @@ class Node final {
 
   int node_id() const { return place_.node_id; }
   int num_nodes() const { return agent_->num_nodes(); }
-  const NodePlace& place() const { return place_; }
+  const NodeIdentity& place() const { return place_; }
 
   // The devices of all nodes; the same on each of them.
   const GlobalTopology& topology() const { return topology_; }
@@ -194,8 +194,8 @@ class Node final {
   // Which way a tensor of `bytes` takes from node `from` to here, and why not another one.
   // from_place: whose memory it is in there; to: is wanted in here.
   absl::StatusOr<PathExplanation> PathFrom(int from, size_t bytes, bool is_in_arena = true,
-                                           const MemoryPlace& from_place = {},
-                                           const MemoryPlace& to = {});
+                                           const TensorLocation& from_place = {},
+                                           const TensorLocation& to = {});
 
   // The communicator of these GPUs, by their global ids in the order of its ranks; every node that
   // has one of them calls this with the same list, at the same time. The ids that NCCL needs go
@@ -218,7 +218,7 @@ class Node final {
       CommunicatorOptions options = {});
 
   // REQUIRES: options.exchanges_tensors.
-  Exchange& exchange() { return *exchange_; }
+  TransferEngine& exchange() { return *exchange_; }
 
   // HOST:PORT of this node's tensorflow.WorkerService, or several with commas between them, in the
   // order in which to try them; empty if it runs no graphs.
@@ -251,7 +251,7 @@ class Node final {
   void OnNodes(const coord::NodeTable& table) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Constant once joined.
-  NodePlace place_;
+  NodeIdentity place_;
   LocalDiscovery discovery_;
   GlobalTopology topology_;
   absl::Duration join_time_;
@@ -262,12 +262,12 @@ class Node final {
   absl::flat_hash_map<int, uint64_t> incarnations_ ABSL_GUARDED_BY(mu_);
   // Those that have died, and what the job says of it.
   absl::flat_hash_map<int, absl::Status> failed_ ABSL_GUARDED_BY(mu_);
-  // NcclTransportOptions::abort_patience, for those that are kept.
-  absl::Duration abort_patience_;
-  std::unique_ptr<CliqueLedger> ledger_;
+  // NcclTransportOptions::abort_timeout, for those that are kept.
+  absl::Duration abort_timeout_;
+  std::unique_ptr<CommunicatorRegistry> ledger_;
   // Null unless it moves tensors. Stops before the exchange.
-  std::shared_ptr<KeptCommunicators> kept_;
-  std::unique_ptr<Exchange> exchange_;
+  std::shared_ptr<CommunicatorCache> kept_;
+  std::unique_ptr<TransferEngine> exchange_;
   // Null unless it runs graphs. Goes when the exchange has stopped, and before it.
   std::unique_ptr<NodeWorker> worker_;
   // These last, so that they go first: their callbacks use the rest.

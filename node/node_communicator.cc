@@ -6,7 +6,7 @@
 
 #include "base/status_macros.h"
 #include "node/agent_clique_store.h"
-#include "node/kept_communicators.h"
+#include "node/communicator_cache.h"
 #include "node/node.h"
 
 namespace ferry {

@@ -13,7 +13,7 @@
 
 #include "base/clock.h"
 #include "base/logging.h"
-#include "node/kept_communicators.h"
+#include "node/communicator_cache.h"
 #include "node/node.h"
 #include "node/node_failure.h"
 #include "node/node_watch.h"

@@ -20,16 +20,16 @@
 #include "base/logging.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "node/agent_clique_ledger.h"
 #include "node/agent_clique_store.h"
+#include "node/agent_communicator_registry.h"
+#include "node/communicator_cache.h"
 #include "node/endpoint_record.h"
-#include "node/exchange_report.h"
 #include "node/host_addresses.h"
-#include "node/kept_communicators.h"
 #include "node/node.h"
 #include "node/node_failure.h"
 #include "node/node_worker.h"
 #include "node/pending_report.h"
+#include "node/transfer_report.h"
 #include "transport/control/handshake.h"
 
 namespace ferry {
@@ -85,8 +85,8 @@ absl::StatusOr<std::string> TaskDeviceName(int node, absl::string_view device) {
 }  // namespace
 
 absl::Status Node::StartExchange(const NodeOptions& node) {
-  ExchangeOptions options = node.exchange;
-  abort_patience_ = options.transports.nccl.abort_patience;
+  TransferEngineOptions options = node.exchange;
+  abort_timeout_ = options.transports.nccl.abort_timeout;
   FERRY_ASSIGN_OR_RETURN(options.token, FindToken(options, ProcessEnv));
   if (options.token.empty()) {
     FERRY_ASSIGN_OR_RETURN(const coord::CompareAndSetResult stored,
@@ -108,14 +108,14 @@ absl::Status Node::StartExchange(const NodeOptions& node) {
     worker.limits = node.graph_limits;
     worker.proof = {options.token, options.require_proof};
     worker.devices = discovery_.topology.devices;
-    // Lanes look for themselves.
+    // Control channels look for themselves.
     if (options.carrier == Carrier::kGrpc) {
       worker.lookup = [this](int64_t task) {
         if (task < 0 || task > INT32_MAX) return absl::NotFoundError("no such task");
         return EndpointOf(static_cast<int>(task)).status();
       };
     }
-    options.grpc_services = [this, worker = std::move(worker)](Exchange& exchange) {
+    options.grpc_services = [this, worker = std::move(worker)](TransferEngine& exchange) {
       worker_ = std::make_unique<NodeWorker>(exchange, worker);
       return std::vector<grpc::Service*>{&worker_->service()};
     };
@@ -133,8 +133,8 @@ absl::Status Node::StartExchange(const NodeOptions& node) {
     gpus[{node, device.ordinal}] = DeviceId(static_cast<int32_t>(id));
   }
   coord::Agent* const agent = agent_.get();
-  ledger_ = std::make_unique<AgentCliqueLedger>(*agent);
-  kept_ = std::make_shared<KeptCommunicators>(
+  ledger_ = std::make_unique<AgentCommunicatorRegistry>(*agent);
+  kept_ = std::make_shared<CommunicatorCache>(
       *ledger_, node.kept_communicator_bytes, [this](int ordinal) -> uint64_t {
         Gpus* const gpus_here = exchange_ == nullptr ? nullptr : exchange_->gpus();
         if (gpus_here == nullptr) return 0;
@@ -143,7 +143,7 @@ absl::Status Node::StartExchange(const NodeOptions& node) {
       });
   FERRY_ASSIGN_OR_RETURN(
       exchange_,
-      Exchange::Start(
+      TransferEngine::Start(
           std::move(options), std::move(self),
           [agent](int32_t node, ResolveCallback done) {
             agent->GetAllAsync(
@@ -177,9 +177,9 @@ absl::Status Node::StartExchange(const NodeOptions& node) {
                     return found->second;
                   }}));
   FERRY_LOG_INFO(kNode, "tensors can be had: tcp={} unix={} grpc={} gpus={}",
-                 absl::StrJoin(exchange_->self().lanes.tcp, ","),
-                 Quoted(exchange_->self().lanes.unix_name), Quoted(exchange_->self().grpc_address),
-                 exchange_->self().gpus.size());
+                 absl::StrJoin(exchange_->self().channels.tcp, ","),
+                 Quoted(exchange_->self().channels.unix_name),
+                 Quoted(exchange_->self().grpc_address), exchange_->self().gpus.size());
   FERRY_RETURN_IF_ERROR(agent_->Set(EndpointKey(node_id()), EncodeEndpoint(exchange_->self()),
                                     /*overwrite=*/true));
   FERRY_ASSIGN_OR_RETURN(pending_watch_,
@@ -321,7 +321,7 @@ absl::StatusOr<Endpoint> Node::EndpointOf(int node, const AddressWait& wait) {
       const auto alive = incarnations_.find(node);
       if (alive == incarnations_.end() || alive->second == endpoint.peer.incarnation) {
         FERRY_LOG_DEBUG(kNode, "address of a peer: peer={} host={} tcp={}", node,
-                        Quoted(endpoint.host_name), absl::StrJoin(endpoint.lanes.tcp, ","));
+                        Quoted(endpoint.host_name), absl::StrJoin(endpoint.channels.tcp, ","));
         return endpoints_.emplace(node, std::move(endpoint)).first->second;
       }
     }
@@ -358,8 +358,8 @@ absl::StatusOr<Step> Node::OpenStep(int64_t step_id) {
 }
 
 absl::StatusOr<PathExplanation> Node::PathFrom(int from, size_t bytes, bool is_in_arena,
-                                               const MemoryPlace& from_place,
-                                               const MemoryPlace& to) {
+                                               const TensorLocation& from_place,
+                                               const TensorLocation& to) {
   FERRY_ASSIGN_OR_RETURN(const Endpoint source, EndpointOf(from));
   return exchange_->PathFrom(source, bytes, is_in_arena, from_place, to);
 }

@@ -17,7 +17,7 @@ namespace {
 // Less than that goes along with the message that says that it is there.
 constexpr size_t kArenaBytes = size_t{16} << 10;
 
-worker::WorkerOptions WorkerOptionsOf(Exchange& exchange, const NodeWorkerOptions& options) {
+worker::WorkerOptions WorkerOptionsOf(TransferEngine& exchange, const NodeWorkerOptions& options) {
   worker::WorkerOptions result;
   result.task = exchange.task();
   const uint64_t incarnation = exchange.self().peer.incarnation;
@@ -57,7 +57,7 @@ worker::WorkerOptions WorkerOptionsOf(Exchange& exchange, const NodeWorkerOption
 
 }  // namespace
 
-NodeWorker::NodeWorker(Exchange& exchange, NodeWorkerOptions options)
+NodeWorker::NodeWorker(TransferEngine& exchange, NodeWorkerOptions options)
     : steps_(exchange, options.lookup),
       worker_(steps_, WorkerOptionsOf(exchange, options)),
       service_(worker::MakeWorkerService(worker_, options.proof)) {}

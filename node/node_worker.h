@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "node/exchange.h"
-#include "node/exchange_steps.h"
+#include "node/transfer_engine.h"
+#include "node/transfer_steps.h"
 #include "rendezvous/proof_policy.h"
 #include "tensorflow/worker/worker.h"
 #include "topology/device.h"
@@ -22,21 +22,21 @@ struct NodeWorkerOptions {
   ProofPolicy proof;
   // Of this node, with others perhaps; its GPUs are offered if the exchange uses them.
   std::vector<Device> devices;
-  // See ExchangeSteps.
-  ExchangeSteps::Lookup lookup;
+  // See TransferSteps.
+  TransferSteps::Lookup lookup;
 };
 
 // Thread-safe. Made while an exchange starts, and outlives its server; `exchange` outlives it.
 class NodeWorker final {
  public:
-  NodeWorker(Exchange& exchange, NodeWorkerOptions options);
+  NodeWorker(TransferEngine& exchange, NodeWorkerOptions options);
   ~NodeWorker();
 
   worker::Worker& worker() { return worker_; }
   grpc::Service& service() { return *service_; }
 
  private:
-  ExchangeSteps steps_;
+  TransferSteps steps_;
   worker::Worker worker_;
   const std::unique_ptr<grpc::Service> service_;
 };

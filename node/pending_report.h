@@ -56,7 +56,7 @@ struct PendingReport {
   friend bool operator==(const PendingReport&, const PendingReport&) = default;
 };
 
-// Exchange::ForEachPending.
+// TransferEngine::ForEachPending.
 using PendingSource = std::function<void(absl::Duration min_age, PendingVisitor visit)>;
 
 PendingReport MakePendingReport(const PendingSource& source, absl::Duration min_age);

@@ -19,7 +19,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "gpu/cuda/ready_tensor.h"
-#include "node/exchange.h"
+#include "node/transfer_engine.h"
 #include "rendezvous/blocking_recv.h"
 #include "rendezvous/host_memory.h"
 
@@ -31,16 +31,16 @@ constexpr int kNamedKeys = 3;
 constexpr absl::Duration kCopyLook = absl::Microseconds(20);
 
 // Puts what has come where the receiver wants it, unless whoever carried it has done so.
-void Arrive(Exchange& exchange, const RendezvousKey& key, absl::Status status, Received received,
-            RecvCallback done) {
+void Arrive(TransferEngine& exchange, const RendezvousKey& key, absl::Status status,
+            Received received, RecvCallback done) {
   if (!status.ok() || received.is_dead) {
     return std::move(done)(std::move(status), std::move(received));
   }
   const Tensor wanted = received.recv_args.destination.tensor();
   Tensor& tensor = received.tensor;
-  const MemoryPlace place = wanted.is_valid()                     ? wanted.place()
-                            : IsForHostMemory(received.recv_args) ? MemoryPlace()
-                                                                  : PlaceOf(key.dst());
+  const TensorLocation place = wanted.is_valid()                     ? wanted.place()
+                               : IsForHostMemory(received.recv_args) ? TensorLocation()
+                                                                     : PlaceOf(key.dst());
   const bool is_there = wanted.is_valid() ? cuda::MemoryOf(tensor) == wanted.buffer() &&
                                                 tensor.data() == wanted.data()
                                           : tensor.place() == place;
@@ -120,7 +120,7 @@ void Step::RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done)
 
 absl::StatusOr<Received> Step::RecvValue(const RendezvousKey& key, absl::Duration timeout,
                                          RecvArgs args) {
-  LaneLoop& loop = exchange_->loop();
+  EventLoop& loop = exchange_->loop();
   if (loop.IsOnLoop()) {
     return absl::FailedPreconditionError(
         "a callback must not wait: it runs on the thread that everything comes in by. Use "
@@ -192,7 +192,7 @@ absl::Status Step::RecvInto(const RendezvousKey& key, Tensor destination, absl::
 
 absl::Status Step::Close(absl::Duration timeout) {
   const absl::Time deadline = SteadyClock().Now() + timeout;
-  LaneLoop& loop = exchange_->loop();
+  EventLoop& loop = exchange_->loop();
   OutstandingOperations& operations = rendezvous_->operations();
   // There nothing more would come while this waits.
   const bool is_on_loop = loop.IsOnLoop();
@@ -205,7 +205,7 @@ absl::Status Step::Close(absl::Duration timeout) {
     is_taken = is_on_loop ? is_idle() : loop.WaitUntil(is_idle, deadline);
     // What has been taken may yet be declined.
     if (is_taken) {
-      exchange_->AwaitHeard(*rendezvous_, deadline);
+      exchange_->AwaitAcknowledgements(*rendezvous_, deadline);
     } else {
       left = DescribeOutstanding();
     }
@@ -240,14 +240,14 @@ std::string Step::DescribeOutstanding() const {
   rendezvous_->ForEachPending(absl::ZeroDuration(), see);
   exchange_->ForEachTransfer(absl::ZeroDuration(), see);
   if (count == 0) return "the answer to a request for its values is not on its way yet";
-  const LaneHubStats lanes = exchange_->lane_stats();
+  const ConnectionManagerStats channels = exchange_->lane_stats();
   return absl::StrCat(
       count, count == 1 ? " tensor that was sent has" : " tensors that were sent have",
       " not been received: ", absl::StrJoin(named, ", "), count > named.size() ? ", ..." : "",
       // Whoever should have asked may be among them.
-      lanes.refused == 0 ? ""
-                         : absl::StrCat("; connections refused here: ", lanes.refused,
-                                        ", the last: ", lanes.last_refusal));
+      channels.refused == 0 ? ""
+                            : absl::StrCat("; connections refused here: ", channels.refused,
+                                           ", the last: ", channels.last_refusal));
 }
 
 void Step::Abort(const absl::Status& why) {
@@ -256,10 +256,10 @@ void Step::Abort(const absl::Status& why) {
   // Of what is on its way nobody hears any more once the step is forgotten.
   if (rendezvous_->operations().count() > 0) {
     exchange_->ForEachTransfer(absl::ZeroDuration(), [&](const PendingStepOp& op) {
-      if (op.step_id == id() && !op.outlives_sender) rendezvous_->NoteLost(op.key, why);
+      if (op.step_id == id() && !op.outlives_sender) rendezvous_->RecordSendFailure(op.key, why);
     });
     // It was taken just now, and is not listed yet.
-    rendezvous_->NoteLost(why);
+    rendezvous_->RecordSendFailure(why);
   }
   exchange_->Cleanup(id());
 }

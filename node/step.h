@@ -18,7 +18,7 @@
 
 namespace ferry {
 
-class Exchange;
+class TransferEngine;
 
 // A handle: cheap to copy, thread-safe, outlived by its Node. Every process that takes part opens
 // the step under the same id, in any order; what comes before that waits.
@@ -80,15 +80,15 @@ class Step final {
   // Ends it at once, with `why` for everything that waits in it here.
   void Abort(const absl::Status& why);
 
-  // Exchange::OpenStep makes them. `rendezvous` has been initialized.
-  Step(Exchange& exchange, std::shared_ptr<RemoteRendezvous> rendezvous)
+  // TransferEngine::OpenStep makes them. `rendezvous` has been initialized.
+  Step(TransferEngine& exchange, std::shared_ptr<RemoteRendezvous> rendezvous)
       : exchange_(&exchange), rendezvous_(std::move(rendezvous)) {}
 
  private:
   // What Close has waited for in vain, for people.
   std::string DescribeOutstanding() const;
 
-  Exchange* exchange_;
+  TransferEngine* exchange_;
   std::shared_ptr<RemoteRendezvous> rendezvous_;
 };
 

@@ -13,7 +13,7 @@
 #include "base/cancellation_token.h"
 #include "base/clock.h"
 #include "base/text.h"
-#include "net/lane_loop.h"
+#include "net/event_loop.h"
 
 namespace ferry {
 namespace {
@@ -31,7 +31,7 @@ struct Waiter {
 };
 
 // False: the deadline has passed.
-bool WaitUntil(Waiter& waiter, LaneLoop* loop, absl::Time deadline) {
+bool WaitUntil(Waiter& waiter, EventLoop* loop, absl::Time deadline) {
   if (loop == nullptr) {
     return waiter.done.WaitForNotificationWithTimeout(deadline - SteadyClock().Now());
   }
@@ -41,7 +41,7 @@ bool WaitUntil(Waiter& waiter, LaneLoop* loop, absl::Time deadline) {
 
 }  // namespace
 
-absl::StatusOr<Received> RecvBlocking(RecvArgs args, absl::Duration timeout, LaneLoop* loop,
+absl::StatusOr<Received> RecvBlocking(RecvArgs args, absl::Duration timeout, EventLoop* loop,
                                       absl::FunctionRef<void(RecvArgs, RecvCallback)> start,
                                       absl::FunctionRef<std::string()> describe) {
   const absl::Time deadline = SteadyClock().Now() + timeout;

@@ -13,7 +13,7 @@
 
 namespace ferry {
 
-class LaneLoop;
+class EventLoop;
 
 // Calls `start`, which begins a receive with the arguments that it is given, and waits until that
 // is over or `timeout` has passed; then the receive is cancelled, and nothing of it is under way
@@ -22,7 +22,7 @@ class LaneLoop;
 //   describe: what was waited for, behind "waited 1s"; called once the time is over and before the
 //   receive is cancelled.
 //   Errors: DEADLINE_EXCEEDED with `describe`; else as the receive says.
-absl::StatusOr<Received> RecvBlocking(RecvArgs args, absl::Duration timeout, LaneLoop* loop,
+absl::StatusOr<Received> RecvBlocking(RecvArgs args, absl::Duration timeout, EventLoop* loop,
                                       absl::FunctionRef<void(RecvArgs, RecvCallback)> start,
                                       absl::FunctionRef<std::string()> describe);
 

@@ -84,7 +84,7 @@ std::optional<TaskDevice> ParseDeviceName(absl::string_view name) {
                     parts->index};
 }
 
-MemoryPlace PlaceOf(const TaskDevice& device) {
+TensorLocation PlaceOf(const TaskDevice& device) {
   if (device.type != "GPU") return {};
   return {MemorySpace::kCuda, static_cast<int>(device.index)};
 }

@@ -42,7 +42,7 @@ std::optional<TaskName> ParseTaskName(absl::string_view name);
 std::optional<TaskDevice> ParseDeviceName(absl::string_view name);
 
 // Whose memory of its process a value for that device is in.
-MemoryPlace PlaceOf(const TaskDevice& device);
+TensorLocation PlaceOf(const TaskDevice& device);
 
 std::string ToString(const TaskName& name);
 std::string ToString(const TaskDevice& name);

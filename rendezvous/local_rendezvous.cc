@@ -20,8 +20,8 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "rendezvous/blocking_recv.h"
+#include "rendezvous/depth_limited_call.h"
 #include "rendezvous/rendezvous_shard.h"
-#include "rendezvous/shallow_call.h"
 
 namespace ferry {
 namespace {
@@ -148,7 +148,7 @@ absl::Status LocalRendezvous::Core::AdmitBySum(size_t bytes) const {
         absl::StrCat(limits_.max_waiting,
                      " sends and receives of the step wait for their other "
                      "side, the limit (raise --max-waiting, or in programs "
-                     "RendezvousLimits::max_waiting in ExchangeOptions::rendezvous)"));
+                     "RendezvousLimits::max_waiting in TransferEngineOptions::rendezvous)"));
   }
   const size_t queued = queued_bytes();
   if (queued + bytes <= limits_.max_queued_bytes) return absl::OkStatus();
@@ -156,7 +156,7 @@ absl::Status LocalRendezvous::Core::AdmitBySum(size_t bytes) const {
       absl::StrCat("a tensor of ", bytes, " bytes was sent while ", queued,
                    " bytes of the step wait for receivers; the limit is ", limits_.max_queued_bytes,
                    " (raise --max-queued-bytes, or in programs RendezvousLimits::max_queued_bytes "
-                   "in ExchangeOptions::rendezvous)"));
+                   "in TransferEngineOptions::rendezvous)"));
 }
 
 void LocalRendezvous::Core::Complete(ItemPtr item, absl::Status&& status, Received&& received) {
@@ -167,7 +167,7 @@ void LocalRendezvous::Core::Complete(ItemPtr item, absl::Status&& status, Receiv
   received.recv_args = std::move(item->recv_args);
   RecvCallback done = std::move(item->done);
   item = nullptr;
-  CallShallowly(std::move(done), std::move(status), std::move(received));
+  InvokeWithDepthLimit(std::move(done), std::move(status), std::move(received));
 }
 
 void LocalRendezvous::Core::End(ItemPtr item, const absl::Status& why) {
@@ -235,7 +235,7 @@ void LocalRendezvous::Core::RecvAsync(const RendezvousKey& key, RecvArgs&& args,
   Item** const link = shard.Find(key);
   if (is_aborted_.load(std::memory_order_relaxed) || (*link != nullptr && (*link)->is_send)) {
     TakeAndUnlock(shard, link, args, status, received);
-    CallShallowly(std::move(done), std::move(status), std::move(received));
+    InvokeWithDepthLimit(std::move(done), std::move(status), std::move(received));
     return;
   }
   // Unique among the receives of a key, which is all that is needed.
@@ -252,7 +252,7 @@ void LocalRendezvous::Core::RecvAsync(const RendezvousKey& key, RecvArgs&& args,
     shard.mu.Unlock();
     if (token != CancellationToken::kNoCallback) args.cancellation->Deregister(token);
     received.recv_args = std::move(args);
-    CallShallowly(std::move(done), std::move(status), std::move(received));
+    InvokeWithDepthLimit(std::move(done), std::move(status), std::move(received));
     return;
   }
   auto item =

@@ -185,7 +185,7 @@ bool RemoteRendezvous::Add(const WaitingPtr& waiting) {
           limits_.max_waiting, " receives of step ", step_id_,
           waiting->is_deferred ? " wait for it to begin here" : " wait for other workers",
           ", the limit (raise --max-waiting, or in programs RendezvousLimits::max_waiting in "
-          "ExchangeOptions::rendezvous)"));
+          "TransferEngineOptions::rendezvous)"));
     }
     if (status.ok()) {
       waiting->self = waiting;
@@ -295,14 +295,15 @@ size_t RemoteRendezvous::FailTask(const TaskName& task, const absl::Status& why)
   return count;
 }
 
-void RemoteRendezvous::NoteLost(const RendezvousKey& key, const absl::Status& why) {
+void RemoteRendezvous::RecordSendFailure(const RendezvousKey& key, const absl::Status& why) {
   FERRY_LOG_DEBUG(kRendezvous, "send failed: peer={} step={} reason={} key={}", key.dst().task.task,
                   step_id_, why, absl::CEscape(key.text()));
-  NoteLost(absl::Status(why.code(), absl::StrCat(why.message(), "; step ", step_id_,
-                                                 " was sending ", absl::CEscape(key.text()))));
+  RecordSendFailure(
+      absl::Status(why.code(), absl::StrCat(why.message(), "; step ", step_id_, " was sending ",
+                                            absl::CEscape(key.text()))));
 }
 
-void RemoteRendezvous::NoteLost(const absl::Status& why) {
+void RemoteRendezvous::RecordSendFailure(const absl::Status& why) {
   SpinLockHolder lock(&mu_);
   if (lost_.ok()) lost_ = why;
 }

@@ -113,9 +113,10 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   // returned by then.
   absl::Status lost() const ABSL_LOCKS_EXCLUDED(mu_);
   // A value that was sent here was on its way when `why` happened.
-  void NoteLost(const RendezvousKey& key, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  void RecordSendFailure(const RendezvousKey& key, const absl::Status& why)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // The same of one whose key is not known.
-  void NoteLost(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  void RecordSendFailure(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
   // What was sent here and is on its way: values that consumers in other processes have taken,
   // until they are there or lost, which lost() says by then. From CountSends on also what nobody

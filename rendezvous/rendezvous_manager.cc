@@ -31,11 +31,11 @@ absl::StatusOr<std::shared_ptr<RemoteRendezvous>> RendezvousManager::Find(int64_
     return absl::AbortedError(absl::StrCat("step ", step_id, " is over"));
   }
   if (steps_.size() >= options_.max_steps) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(steps_.size(),
-                     " steps are open, the limit (--max-steps, or in programs "
-                     "RendezvousManagerOptions::max_steps in ExchangeOptions::rendezvous); step ",
-                     step_id, " cannot begin. Are finished steps closed?"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        steps_.size(),
+        " steps are open, the limit (--max-steps, or in programs "
+        "RendezvousManagerOptions::max_steps in TransferEngineOptions::rendezvous); step ",
+        step_id, " cannot begin. Are finished steps closed?"));
   }
   FERRY_LOG_TRACE(kRendezvous, "step opened: step={}", step_id);
   return steps_
@@ -116,9 +116,9 @@ size_t RendezvousManager::FailTask(const TaskName& task, const absl::Status& why
   return count;
 }
 
-void RendezvousManager::NoteLost(int64_t step_id, const RendezvousKey& key,
-                                 const absl::Status& why) {
-  if (const StepPtr step = FindOpen(step_id); step != nullptr) step->NoteLost(key, why);
+void RendezvousManager::RecordSendFailure(int64_t step_id, const RendezvousKey& key,
+                                          const absl::Status& why) {
+  if (const StepPtr step = FindOpen(step_id); step != nullptr) step->RecordSendFailure(key, why);
 }
 
 StepOperation RendezvousManager::BeginOperation(int64_t step_id) {

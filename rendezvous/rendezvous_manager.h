@@ -64,8 +64,8 @@ class RendezvousManager final {
   // Ends what needs `task`, in every step, with `why` and the key. Returns how many.
   size_t FailTask(const TaskName& task, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // RemoteRendezvous::NoteLost of the step, unless it is over.
-  void NoteLost(int64_t step_id, const RendezvousKey& key, const absl::Status& why)
+  // RemoteRendezvous::RecordSendFailure of the step, unless it is over.
+  void RecordSendFailure(int64_t step_id, const RendezvousKey& key, const absl::Status& why)
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // An operation of the step; none if it is over.

@@ -95,7 +95,7 @@ void TensorSource::EndTransfer(const TransferPtr& transfer, const absl::Status& 
   if (transfer == nullptr || transfer->is_given_up.exchange(true)) return;
   // Before its operation ends: whoever waits for that asks next what was lost.
   if (!status.ok() && !transfer->is_kept) {
-    manager_.NoteLost(transfer->step_id, transfer->key, status);
+    manager_.RecordSendFailure(transfer->step_id, transfer->key, status);
   }
   transfers_.Remove(transfer);
 }

@@ -56,7 +56,8 @@ struct InFrontOf {
 
 class ForeignBuffer final : public Buffer {
  public:
-  ForeignBuffer(void* data, size_t bytes, absl::AnyInvocable<void() &&> release, MemoryPlace place)
+  ForeignBuffer(void* data, size_t bytes, absl::AnyInvocable<void() &&> release,
+                TensorLocation place)
       : Buffer(data, bytes, place), release_(std::move(release)) {}
   ~ForeignBuffer() override {
     if (release_) std::move(release_)();
@@ -68,7 +69,7 @@ class ForeignBuffer final : public Buffer {
 
 }  // namespace
 
-std::string ToString(const MemoryPlace& place) {
+std::string ToString(const TensorLocation& place) {
   return place.space == MemorySpace::kHost ? "host" : absl::StrCat("gpu:", place.ordinal);
 }
 
@@ -89,7 +90,7 @@ absl::StatusOr<std::shared_ptr<Buffer>> AllocateHeapBuffer(size_t bytes) {
 
 std::shared_ptr<Buffer> WrapForeignBuffer(void* data, size_t bytes,
                                           absl::AnyInvocable<void() &&> release,
-                                          MemoryPlace place) {
+                                          TensorLocation place) {
   return std::make_shared<ForeignBuffer>(data, bytes, std::move(release), place);
 }
 

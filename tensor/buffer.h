@@ -17,7 +17,7 @@ namespace ferry {
 inline constexpr size_t kBufferAlignment = 64;
 
 // Where in a host arena a buffer lies, for handing it over to another process (host_arena.h).
-struct ArenaPlace {
+struct ArenaOffset {
   // Of the arena's segments, and how often the place was used before.
   uint32_t segment = 0;
   uint32_t generation = 0;
@@ -27,15 +27,15 @@ struct ArenaPlace {
 enum class MemorySpace : uint8_t { kHost, kCuda };
 
 // Whose memory it is. A value.
-struct MemoryPlace {
+struct TensorLocation {
   MemorySpace space = MemorySpace::kHost;
   int ordinal = 0;  // of the device, in this process
 
-  bool operator==(const MemoryPlace&) const = default;
+  bool operator==(const TensorLocation&) const = default;
 };
 
 // "host", "gpu:0".
-std::string ToString(const MemoryPlace& place);
+std::string ToString(const TensorLocation& place);
 
 // Memory of this process, released when the last tensor over it is gone. Shared by shared_ptr;
 // whether its bytes may still be written is its users' agreement: not once a tensor over it has
@@ -51,20 +51,20 @@ class Buffer {
   // neither read nor write.
   void* data() const { return data_; }
   size_t bytes() const { return bytes_; }
-  MemoryPlace place() const { return place_; }
+  TensorLocation place() const { return place_; }
 
   // The arena that it lies in, told apart by its address, and where; nullptr for other memory.
   virtual const void* arena() const { return nullptr; }
-  virtual ArenaPlace arena_place() const { return {}; }
+  virtual ArenaOffset arena_offset() const { return {}; }
 
  protected:
-  Buffer(void* data, size_t bytes, MemoryPlace place = {})
+  Buffer(void* data, size_t bytes, TensorLocation place = {})
       : data_(data), bytes_(bytes), place_(place) {}
 
  private:
   void* const data_;
   const size_t bytes_;
-  const MemoryPlace place_;
+  const TensorLocation place_;
 };
 
 // Fresh memory from the heap, aligned to kBufferAlignment, its content undefined.
@@ -75,7 +75,7 @@ absl::StatusOr<std::shared_ptr<Buffer>> AllocateHeapBuffer(size_t bytes);
 // until `release` runs: once, on the thread that drops the last tensor.
 std::shared_ptr<Buffer> WrapForeignBuffer(void* data, size_t bytes,
                                           absl::AnyInvocable<void() &&> release,
-                                          MemoryPlace place = {});
+                                          TensorLocation place = {});
 
 }  // namespace ferry
 

@@ -67,15 +67,15 @@ bool IsDense(const PlainTensor& tensor) {
   return true;
 }
 
-std::optional<MemoryPlace> PlaceOf(const Device& device) {
+std::optional<TensorLocation> PlaceOf(const Device& device) {
   switch (device.device_type) {
     case kDeviceCpu:
     case kDeviceCudaHost:
-      return MemoryPlace();
+      return TensorLocation();
     case kDeviceCuda:
     case kDeviceCudaManaged:
       if (device.device_id < 0) return std::nullopt;
-      return MemoryPlace{MemorySpace::kCuda, device.device_id};
+      return TensorLocation{MemorySpace::kCuda, device.device_id};
     default:
       return std::nullopt;
   }
@@ -99,7 +99,7 @@ absl::StatusOr<Tensor> Import(ManagedTensor* managed) {
                                                    kMajorVersion, ".x"));
   }
   const PlainTensor& plain = managed->dl_tensor;
-  const std::optional<MemoryPlace> place = PlaceOf(plain.device);
+  const std::optional<TensorLocation> place = PlaceOf(plain.device);
   if (!place.has_value()) {
     return absl::InvalidArgumentError(
         absl::StrCat("the DLPack tensor is on device ", plain.device.device_id, " of type ",
@@ -111,10 +111,10 @@ absl::StatusOr<Tensor> Import(ManagedTensor* managed) {
     if (row.code == plain.dtype.code && row.bits == plain.dtype.bits) type = &row;
   }
   const bool is_packed = type != nullptr && type->bits < 8 && (managed->flags & kFlagPadded) == 0;
-  if (type == nullptr || plain.dtype.lanes != 1 || is_packed) {
+  if (type == nullptr || plain.dtype.channels != 1 || is_packed) {
     return absl::UnimplementedError(absl::StrCat(
         "a DLPack type of code ", plain.dtype.code, ", ", plain.dtype.bits, " bits, ",
-        plain.dtype.lanes, " lanes", is_packed ? ", packed" : "", " is none of Ferry's"));
+        plain.dtype.channels, " lanes", is_packed ? ", packed" : "", " is none of Ferry's"));
   }
   if (plain.ndim < 0 || (plain.ndim > 0 && plain.shape == nullptr)) {
     return absl::InvalidArgumentError("the DLPack tensor has no shape");
@@ -138,7 +138,7 @@ absl::StatusOr<Tensor> Import(ManagedTensor* managed) {
   }
   void* data = plain.data == nullptr ? nullptr : static_cast<char*>(plain.data) + plain.byte_offset;
   // Checked before ownership is taken: on an error the caller keeps it.
-  if (*place == MemoryPlace()) {
+  if (*place == TensorLocation()) {
     FERRY_RETURN_IF_ERROR(CheckValues(type->type, data, bytes, [&type, &shape] {
       return absl::StrCat("the DLPack tensor ", DataTypeName(type->type), ToString(shape));
     }));

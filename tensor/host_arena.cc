@@ -92,7 +92,7 @@ class HostArena::Block final : public Buffer {
   ~Block() override { arena_->Release(segment_, index_); }
 
   const void* arena() const override { return arena_.get(); }
-  ArenaPlace arena_place() const override {
+  ArenaOffset arena_offset() const override {
     return {
         .segment = segment_.id, .generation = generation_, .offset = index_ * segment_.class_bytes};
   }
@@ -145,7 +145,7 @@ absl::StatusOr<HostArena::Segment*> HostArena::AddSegment(size_t class_bytes, si
         state.stats.mapped_bytes, " of its budget of ", options_.budget_bytes, " bytes, and ",
         state.stats.block_count, " tensors use ", state.stats.used_bytes,
         " of them. Free some, or raise --arena-budget-bytes (in programs "
-        "HostArenaOptions::budget_bytes in ExchangeOptions::arena)"));
+        "HostArenaOptions::budget_bytes in TransferEngineOptions::arena)"));
   }
   auto segment = std::make_unique<Segment>();
   FERRY_ASSIGN_OR_RETURN(segment->memory, MemorySegment::Create(wanted, options_.memory));
@@ -177,7 +177,7 @@ absl::StatusOr<std::shared_ptr<Buffer>> HostArena::Allocate(size_t bytes) {
     has_retired = !state_->retired.empty();
   }
   // In this order: of the new one only peers hear that have read everything before.
-  if (is_new && buffer.ok()) TellNew((*buffer)->arena_place());
+  if (is_new && buffer.ok()) TellNew((*buffer)->arena_offset());
   if (has_retired) TellRetired();
   return buffer;
 }
@@ -217,7 +217,7 @@ void HostArena::Release(Segment& segment, size_t index) {
   state.stats.used_bytes -= segment.class_bytes;
 }
 
-const MemorySegment& HostArena::memory(const ArenaPlace& place) const {
+const MemorySegment& HostArena::memory(const ArenaOffset& place) const {
   absl::MutexLock lock(&state_->mu);
   const auto found = state_->segments.find(place.segment);
   FERRY_CHECK(found != state_->segments.end());
@@ -283,7 +283,7 @@ std::vector<std::shared_ptr<HostArena::Listener>> HostArena::Listeners() const {
   return alive;
 }
 
-void HostArena::TellNew(const ArenaPlace& place) {
+void HostArena::TellNew(const ArenaOffset& place) {
   for (const auto& listener : Listeners()) {
     if (listener->on_new != nullptr) listener->on_new(place);
   }

@@ -65,15 +65,15 @@ class HostArena final : public std::enable_shared_from_this<HostArena> {
 
   // The memory that `place` lies in; its descriptor, if it has one, is what another process needs.
   // Valid as long as a buffer in it is. REQUIRES: there is one.
-  const MemorySegment& memory(const ArenaPlace& place) const;
+  const MemorySegment& memory(const ArenaOffset& place) const;
 
   // Hears of segments, for as long as what Listen returns lives (and once more, if another thread
   // was faster), with no lock held.
   struct Listener {
     // Of each new one, by a place in it, on the thread that allocates there, before it has its
     // buffer.
-    std::function<void(const ArenaPlace& place)> on_new;
-    // Of each that has been given back to the machine, by its ArenaPlace::segment, which is not
+    std::function<void(const ArenaOffset& place)> on_new;
+    // Of each that has been given back to the machine, by its ArenaOffset::segment, which is not
     // used again: whoever has mapped it may let go of it too. On the thread that gave it back.
     std::function<void(uint32_t segment)> on_retired;
   };
@@ -101,7 +101,7 @@ class HostArena final : public std::enable_shared_from_this<HostArena> {
   absl::StatusOr<Segment*> AddSegment(size_t class_bytes, size_t bytes);
   // Tells of what has been given back since the last time.
   void TellRetired();
-  void TellNew(const ArenaPlace& place);
+  void TellNew(const ArenaOffset& place);
   std::vector<std::shared_ptr<Listener>> Listeners() const;
   void Release(Segment& segment, size_t index);
 

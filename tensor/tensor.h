@@ -48,7 +48,7 @@ class Tensor {
   size_t bytes() const { return bytes_; }
 
   // Where the elements are; no tensor and strings are on the host.
-  MemoryPlace place() const { return buffer_ == nullptr ? MemoryPlace() : buffer_->place(); }
+  TensorLocation place() const { return buffer_ == nullptr ? TensorLocation() : buffer_->place(); }
   bool is_on_host() const { return place().space == MemorySpace::kHost; }
 
   // The first element. REQUIRES: dtype() is of fixed size. May be null when bytes() is 0. On a

@@ -6,7 +6,7 @@
 
 namespace ferry {
 
-absl::StatusOr<std::string> GpuOf(const Endpoint& node, const MemoryPlace& place,
+absl::StatusOr<std::string> GpuOf(const Endpoint& node, const TensorLocation& place,
                                   absl::string_view side) {
   if (place.space != MemorySpace::kCuda) {
     return absl::FailedPreconditionError(

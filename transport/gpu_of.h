@@ -15,7 +15,7 @@ namespace ferry {
 // Its UUID.
 //   side: "in" where the tensor lies, "for" where it is wanted; for the message.
 //   Errors: FAILED_PRECONDITION: it is the host's memory, or of a GPU that the node does not use.
-absl::StatusOr<std::string> GpuOf(const Endpoint& node, const MemoryPlace& place,
+absl::StatusOr<std::string> GpuOf(const Endpoint& node, const TensorLocation& place,
                                   absl::string_view side);
 
 }  // namespace ferry

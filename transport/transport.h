@@ -18,23 +18,23 @@
 
 #include "base/unique_fd.h"
 #include "gpu/gpus.h"
-#include "net/lane_loop.h"
+#include "net/event_loop.h"
 #include "tensor/copy.h"
 #include "tensor/host_arena.h"
 #include "tensor/tensor.h"
-#include "transport/control/lane.h"
-#include "transport/control/lane_hub.h"
+#include "transport/control/connection_manager.h"
+#include "transport/control/control_channel.h"
 #include "transport/nccl/nccl_context.h"
 
 namespace ferry {
 
 // A process of the job, as far as choosing a path goes. Published by each in the store.
 struct Endpoint {
-  LanePeer peer;
+  PeerId peer;
   // Equal exactly for processes of one machine; empty: unknown.
   std::string boot_id;
   std::string host_name;
-  LaneAddresses lanes;
+  PeerAddresses channels;
   // HOST:PORT of its tensorflow.WorkerService, or several with commas, to try in turn; empty: none.
   std::string grpc_address;
   // UUIDs of its GPUs, by ordinal.
@@ -50,7 +50,7 @@ enum class CostBasis : uint8_t {
   kAssumed,
   // Measured by this process for itself, when it started.
   kAtStart,
-  // Measured between the two: by what transfers took, or a lane's pings.
+  // Measured between the two: by what transfers took, or a control channel's pings.
   kSeen,
 };
 
@@ -76,33 +76,33 @@ struct PathCost {
 // Bytes per second that no copy reaches: nothing is copied.
 inline constexpr double kNoCopy = 1e12;
 
-class SeenCosts;
+class PathCostEstimator;
 
 // What is to be moved between two processes.
 struct PathQuery {
   const Endpoint* source = nullptr;
   const Endpoint* destination = nullptr;
-  // Whether the two have a lane that passes descriptors, and if not, why.
+  // Whether the two have a control channel that passes descriptors, and if not, why.
   bool lane_passes_descriptors = false;
   std::string why_no_descriptors;
   size_t bytes = 0;
   // Whether it lies in the source's arena.
   bool is_in_arena = false;
   // Whose memory it is in there, and is wanted in here.
-  MemoryPlace source_place;
-  MemoryPlace destination_place;
+  TensorLocation source_place;
+  TensorLocation destination_place;
   // What has been seen between the two, by one of them, and the time; null: nothing.
-  const SeenCosts* seen = nullptr;
+  const PathCostEstimator* seen = nullptr;
   absl::Time now = absl::InfinitePast();
   // What a send and its receive take within one process, as this process has measured; zero: it has
   // not.
   absl::Duration local_exchange;
 };
 
-// What the inlet needs to take a tensor that the outlet has offered. Opaque to everyone else.
-struct TransportTicket {
+// What the receiver needs to take a tensor that the sender has offered. Opaque to everyone else.
+struct TransferDescriptor {
   std::string body;
-  // Only over lanes that pass them; the outlet's, open until Release.
+  // Only over control channels that pass them; the sender's, open until Release.
   std::vector<int> descriptors;
 };
 
@@ -112,28 +112,28 @@ struct TensorHeader {
   Shape shape;
   size_t bytes = 0;
   // Where the receiver wants it.
-  MemoryPlace place;
+  TensorLocation place;
 };
 
-// Says something to the peer's inlet (Inlet::OnAnnouncement) that arrives before every ticket that
-// is sent after it; or to its outlet (Outlet::OnReply), before every DONE that is sent after it.
-// Thread-safe.
-//   Errors: as Lane::Send.
+// Says something to the peer's receiver (TransportReceiver::OnAnnouncement) that arrives before
+// every transfer descriptor that is sent after it; or to its sender (TransportSender::OnReply),
+// before every DONE that is sent after it. Thread-safe.
+//   Errors: as ControlChannel::Send.
 using Announce =
     std::function<absl::Status(absl::string_view body, absl::Span<const int> descriptors)>;
 
 // The producer's half of a pair. Thread-safe. Ids are the caller's; none is used twice.
-class Outlet {
+class TransportSender {
  public:
-  using OfferCallback = absl::AnyInvocable<void(absl::StatusOr<TransportTicket>) &&>;
+  using OfferCallback = absl::AnyInvocable<void(absl::StatusOr<TransferDescriptor>) &&>;
 
-  virtual ~Outlet() = default;
+  virtual ~TransportSender() = default;
   // Before the first Offer.
   virtual void SetAnnounce(Announce announce) {}
-  // The same for what the peer can do without: if it fails nothing else happens. Only of a lane
-  // that passes descriptors, to a peer that may be sent something by this transport.
+  // The same for what the peer can do without: if it fails nothing else happens. Only of a control
+  // channel that passes descriptors, to a peer that may be sent something by this transport.
   virtual void SetHint(Announce hint) {}
-  // What the peer's inlet says back; not trusted.
+  // What the peer's receiver says back; not trusted.
   //   Errors: the peer does not keep to the protocol.
   virtual absl::Status OnReply(absl::string_view body) {
     return absl::InvalidArgumentError("this transport has nothing to reply");
@@ -142,7 +142,7 @@ class Outlet {
   // Release. `done` may be called inside, and is called on any thread.
   //   Errors: RESOURCE_EXHAUSTED naming the option; UNAVAILABLE after Abort; FAILED_PRECONDITION
   //   with the reason when it has turned out that this pair cannot: Cost says so from then on.
-  virtual void Offer(uint64_t id, const Tensor& tensor, const MemoryPlace& to,
+  virtual void Offer(uint64_t id, const Tensor& tensor, const TensorLocation& to,
                      OfferCallback done) = 0;
   // Describes why the peer is not receiving what is being sent, as far as it is visible from here,
   // for error texts. Empty if nothing of the kind is known.
@@ -153,14 +153,15 @@ class Outlet {
   virtual void Abort(const absl::Status& why) = 0;
 };
 
-// The consumer's half of a pair. Thread-safe. For each ticket that arrives, Take or Drop.
-class Inlet {
+// The consumer's half of a pair. Thread-safe. For each transfer descriptor that arrives, Take or
+// Drop.
+class TransportReceiver {
  public:
   struct TakeInfo {
     // Implicit: most transports say no more.
     TakeInfo(bool later, bool checked = false)  // NOLINT(google-explicit-constructor)
         : release_later(later), has_checked_values(checked) {}
-    // The tensor is a view of the producer's memory: the inlet's ReleaseCallback says when it is
+    // The tensor is a view of the producer's memory: the receiver's ReleaseCallback says when it is
     // not used any more.
     bool release_later;
     // The bytes were found to be valid elements while they were in the processor's caches:
@@ -170,13 +171,13 @@ class Inlet {
   // Once it has run, the id is over for this side.
   using TakeCallback = absl::AnyInvocable<void(absl::StatusOr<Tensor>, TakeInfo) &&>;
 
-  virtual ~Inlet() = default;
+  virtual ~TransportReceiver() = default;
   // Before the first announcement.
   virtual void SetReply(Announce reply) {}
   // Whether it takes announcements whose descriptors this process had no room for; they are not
   // valid then.
-  virtual bool does_without_descriptors() const { return false; }
-  // What the peer's outlet has announced; not trusted.
+  virtual bool is_fd_optional() const { return false; }
+  // What the peer's sender has announced; not trusted.
   //   Errors: the peer does not keep to the protocol.
   virtual absl::Status OnAnnouncement(absl::string_view body, absl::Span<UniqueFd> descriptors) {
     return absl::InvalidArgumentError("this transport has nothing to announce");
@@ -184,7 +185,8 @@ class Inlet {
   // Gets the tensor; into `destination` if that is valid, which has the header's type and size.
   // Nothing of `body` and `descriptors` is trusted. `done` may be called inside, and is called on
   // any thread.
-  //   Errors: INVALID_ARGUMENT for a ticket that makes no sense; UNAVAILABLE naming the phase.
+  //   Errors: INVALID_ARGUMENT for a transfer descriptor that makes no sense; UNAVAILABLE naming
+  //   the phase.
   virtual void Take(uint64_t id, const TensorHeader& header, absl::string_view body,
                     absl::Span<UniqueFd> descriptors, const Tensor& destination,
                     TakeCallback done) = 0;
@@ -211,8 +213,8 @@ using ReleaseCallback = std::function<void(uint64_t id)>;
 
 // What transports may use; outlives them.
 struct TransportEnvironment {
-  LaneLoop* loop = nullptr;
-  LaneHub* hub = nullptr;
+  EventLoop* loop = nullptr;
+  ConnectionManager* hub = nullptr;
   std::shared_ptr<HostArena> arena;
   CopyPool* copier = nullptr;
   // Null: this process uses none.
@@ -236,16 +238,17 @@ class Transport {
   virtual bool outlives_producer() const { return false; }
   // Whether a Take that ends ABORTED says that the tensor may be offered once more: the consumer
   // asks for that, and the producer keeps the tensor until it is taken.
-  virtual bool may_offer_again() const { return false; }
+  virtual bool is_retryable() const { return false; }
   // Whether the time from an offer to its DONE is that of the transfer: costs follow.
-  virtual bool learns_from_transfers() const { return false; }
-  // Whether its first byte takes as long as a message of a lane that passes descriptors, or of one
-  // that passes none.
-  virtual bool is_as_fast_as_lane(bool lane_passes_descriptors) const { return false; }
+  virtual bool is_measurable() const { return false; }
+  // Whether its first byte takes as long as a message of a control channel that passes descriptors,
+  // or of one that passes none.
+  virtual bool latency_is_control_rtt(bool lane_passes_descriptors) const { return false; }
 
   // The halves for one peer. `peer` is copied. All are aborted before the transport goes.
-  virtual std::shared_ptr<Outlet> MakeOutlet(const Endpoint& peer) = 0;
-  virtual std::shared_ptr<Inlet> MakeInlet(const Endpoint& peer, ReleaseCallback release) = 0;
+  virtual std::shared_ptr<TransportSender> CreateSender(const Endpoint& peer) = 0;
+  virtual std::shared_ptr<TransportReceiver> CreateReceiver(const Endpoint& peer,
+                                                            ReleaseCallback release) = 0;
   // This process is leaving, and all halves have been aborted: waits for what is under way.
   //   Errors: DEADLINE_EXCEEDED something of it hangs in a library, and uses this and what it was
   //   made with if it ever returns: nothing of that may go before the process does.

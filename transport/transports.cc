@@ -15,7 +15,7 @@
 #include "base/text.h"
 #include "transport/cuda_ipc/cuda_ipc_transport.h"
 #include "transport/nccl/nccl_transport.h"
-#include "transport/seen_costs.h"
+#include "transport/path_cost_estimator.h"
 #include "transport/shm/shm_transport.h"
 
 namespace ferry {
@@ -30,8 +30,8 @@ constexpr double kStageBytesPerSecond = 10e9;
 void CompleteCost(const Transport& transport, size_t index, const PathQuery& query,
                   PathCost& cost) {
   if (query.seen != nullptr) {
-    query.seen->Apply(index, transport.is_as_fast_as_lane(query.lane_passes_descriptors), query.now,
-                      cost);
+    query.seen->Apply(index, transport.latency_is_control_rtt(query.lane_passes_descriptors),
+                      query.now, cost);
   }
   if (transport.moves_gpu_memory()) return;
   const int stages = (query.source_place.space == MemorySpace::kHost ? 0 : 1) +
@@ -45,11 +45,11 @@ void CompleteCost(const Transport& transport, size_t index, const PathQuery& que
 // Of handing a tensor over within a process, until it is measured.
 constexpr absl::Duration kLocalExchange = absl::Nanoseconds(75);
 
-// Whether it takes no longer than its ticket. Nothing is cheaper, since everything has one: the
-// most frequent choice needs no other costs.
+// Whether it takes no longer than its transfer descriptor. Nothing is cheaper, since everything has
+// one: the most frequent choice needs no other costs.
 bool IsTicketAlone(const Transport& transport, const PathQuery& query, const PathCost& cost) {
   return query.is_in_arena && cost.bytes_per_second >= kNoCopy &&
-         transport.is_as_fast_as_lane(query.lane_passes_descriptors) &&
+         transport.latency_is_control_rtt(query.lane_passes_descriptors) &&
          query.source_place.space == MemorySpace::kHost &&
          query.destination_place.space == MemorySpace::kHost;
 }

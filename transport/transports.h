@@ -20,7 +20,8 @@
 
 namespace ferry {
 
-// In the order of their numbers on the wire, from 1 on. 0 is a tensor in the ticket itself.
+// In the order of their numbers on the wire, from 1 on. 0 is a tensor in the transfer descriptor
+// itself.
 using TransportList = std::vector<std::unique_ptr<Transport>>;
 
 struct TransportOptions {

@@ -60,7 +60,7 @@ absl::Status EventWire::Take(bool waits) {
   absl::Time give_up = absl::InfiniteFuture();
   for (uint64_t look = 1; word.load(std::memory_order_acquire) != turn_; ++look) {
     if (look % 4096 != 0) continue;
-    if (give_up == absl::InfiniteFuture()) give_up = SteadyClock().Now() + kPatience;
+    if (give_up == absl::InfiniteFuture()) give_up = SteadyClock().Now() + kTimeout;
     if (SteadyClock().Now() > give_up) {
       return absl::DeadlineExceededError("the other node does not answer");
     }

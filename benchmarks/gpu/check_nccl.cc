@@ -73,7 +73,7 @@ absl::Status RunGroup(NcclCommunicator& communicator, const std::vector<NcclOper
         note(nccl.group_end());
         return result;
       },
-      kPatience);
+      kTimeout);
 }
 
 absl::Status ExchangeAndVerify(CheckNode& self, NcclCommunicator& communicator, size_t bytes,

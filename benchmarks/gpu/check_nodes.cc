@@ -36,17 +36,17 @@ constexpr absl::Duration kReserve = absl::Seconds(1);
 // A node whose partner has failed would wait for it: it has this long to say something.
 constexpr absl::Duration kGrace = absl::Seconds(3);
 constexpr size_t kMaxWords = 4096;
-// For what a lane had open to be closed.
+// For what a control channel had open to be closed.
 constexpr absl::Duration kClosing = absl::Milliseconds(100);
 
 absl::StatusOr<std::unique_ptr<Node>> Join(int id, int count, const std::string& coordinator,
-                                           const ExchangeOptions& exchange) {
+                                           const TransferEngineOptions& exchange) {
   NodeOptions options;
   options.node_id = id;
   options.num_nodes = count;
   options.coordinator = coordinator;
-  options.connect_timeout = kPatience;
-  options.enumerate_timeout = kPatience;
+  options.connect_timeout = kTimeout;
+  options.enumerate_timeout = kTimeout;
   options.exchange = exchange;
   options.exchange.listen = "127.0.0.1:0";
   options.share_gpus = true;
@@ -62,7 +62,7 @@ absl::Status RunBody(PartContext& context, const NodesOptions& options, int id, 
     coord::ServerOptions server_options;
     server_options.listen = "127.0.0.1:0";
     server_options.coordinator.jobs = {{"jax_worker", count}};
-    server_options.coordinator.shutdown_timeout = kPatience;
+    server_options.coordinator.shutdown_timeout = kTimeout;
     FERRY_ASSIGN_OR_RETURN(server, coord::CoordinatorServer::Create(std::move(server_options)));
     address = server->address();
     if (count > 1 && send(wire, address.data(), address.size(), MSG_NOSIGNAL) < 0) {
@@ -136,7 +136,7 @@ absl::Status CheckNode::Meet() {
   ++meetings_;
   page_->arrived.fetch_add(1, std::memory_order_acq_rel);
   const uint32_t wanted = meetings_ * 2;
-  const absl::Time give_up = std::min(SteadyClock().Now() + kPatience, deadline());
+  const absl::Time give_up = std::min(SteadyClock().Now() + kTimeout, deadline());
   for (uint64_t turn = 1; page_->arrived.load(std::memory_order_acquire) < wanted; ++turn) {
     if (turn % 1024 != 0) continue;
     if (SteadyClock().Now() > give_up) {
@@ -178,9 +178,9 @@ absl::Status CheckNode::Say(absl::string_view text) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> CheckNode::Hear(absl::Duration patience) {
+absl::StatusOr<std::string> CheckNode::Hear(absl::Duration timeout) {
   pollfd polled = {wire_, POLLIN, 0};
-  if (poll(&polled, 1, static_cast<int>(absl::ToInt64Milliseconds(patience))) <= 0) {
+  if (poll(&polled, 1, static_cast<int>(absl::ToInt64Milliseconds(timeout))) <= 0) {
     return absl::DeadlineExceededError("the other node says nothing");
   }
   std::string text(kMaxWords, '\0');
@@ -211,7 +211,7 @@ absl::Status CheckNode::Leave() {
   FERRY_RETURN_IF_ERROR(node_->Shutdown());
   if (count_ > 1) {
     // A process that leaves does not wait until its peer has closed what it had opened of it
-    // (docs/transports.md), which CUDA wants: so the lanes end first, on both sides.
+    // (docs/transports.md), which CUDA wants: so the control channels end first, on both sides.
     node_->exchange().FailNode(1 - id(), absl::UnavailableError("it leaves"));
     FERRY_RETURN_IF_ERROR(Meet());
     absl::SleepFor(kClosing);
@@ -220,9 +220,9 @@ absl::Status CheckNode::Leave() {
   return absl::OkStatus();
 }
 
-ExchangeOptions ExchangeFor(const Machine& machine, const std::string& require) {
+TransferEngineOptions ExchangeFor(const Machine& machine, const std::string& require) {
   constexpr size_t kLargeGpu = size_t{24} << 30;
-  ExchangeOptions options;
+  TransferEngineOptions options;
   options.require_transport = require;
   // Two processes share the GPU.
   options.gpus.arena.budget_bytes =

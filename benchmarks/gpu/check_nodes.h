@@ -67,7 +67,7 @@ class CheckNode final {
   absl::Status Tell(const Figure& figure, int rounds);
   // Words between the two, beside what is measured.
   absl::Status Say(absl::string_view text);
-  absl::StatusOr<std::string> Hear(absl::Duration patience = absl::Seconds(20));
+  absl::StatusOr<std::string> Hear(absl::Duration timeout = absl::Seconds(20));
   SharedPage& page() { return *page_; }
 
   // The node and all that it has go, together with the other one's.
@@ -95,7 +95,7 @@ using NodeBody = std::function<absl::Status(CheckNode&)>;
 struct NodesOptions {
   // For messages: "ipc, staged".
   std::string name;
-  ExchangeOptions exchange;
+  TransferEngineOptions exchange;
   // Of each node's process, on top of this one's.
   std::vector<std::map<std::string, std::string>> environments;
   // It ends by SIGKILL, and that is right.
@@ -114,7 +114,7 @@ absl::StatusOr<bool> RunNodes(PartContext& context, const NodesOptions& options,
 
 // Options of an exchange in which tensors between GPUs take this way only, and arenas are as large
 // as this machine's GPUs allow.
-ExchangeOptions ExchangeFor(const Machine& machine, const std::string& require = "");
+TransferEngineOptions ExchangeFor(const Machine& machine, const std::string& require = "");
 // What may be in flight between two nodes: either holds it twice over, and what was sent before.
 size_t MostBytesInFlight(const Machine& machine);
 

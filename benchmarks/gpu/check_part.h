@@ -22,7 +22,7 @@ using Json = nlohmann::ordered_json;
 inline constexpr size_t kMiB = size_t{1} << 20;
 inline constexpr char kGpu[] = "gpu:0";
 // How long a process waits for another one, and for what is asked of a GPU.
-inline constexpr absl::Duration kPatience = absl::Seconds(20);
+inline constexpr absl::Duration kTimeout = absl::Seconds(20);
 
 // What the machine has, as the first part found it. A value.
 struct Machine {

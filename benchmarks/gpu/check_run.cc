@@ -37,8 +37,8 @@ constexpr int kGpusInUse = 2;
 constexpr absl::Duration kDying = absl::Seconds(3);
 
 // Whoever hangs in a driver may not hear of a signal for ever: he is left behind.
-bool HasEndedWithin(absl::Duration patience, pid_t child, int* wait_status) {
-  const absl::Time give_up = SteadyClock().Now() + patience;
+bool HasEndedWithin(absl::Duration timeout, pid_t child, int* wait_status) {
+  const absl::Time give_up = SteadyClock().Now() + timeout;
   while (waitpid(child, wait_status, WNOHANG) != child) {
     if (SteadyClock().Now() >= give_up) return false;
     absl::SleepFor(absl::Milliseconds(2));

@@ -65,7 +65,7 @@ class Rounds final {
       const auto index = static_cast<size_t>(i);
       FERRY_RETURN_IF_ERROR(step_.Send(keys_[index], sources_[index], gpu_->stream()));
     }
-    // Drives the lanes until the receiver has it all.
+    // Drives the control channels until the receiver has it all.
     return signals_.Take(step_);
   }
 
@@ -111,7 +111,7 @@ class Rounds final {
   absl::Status Close() {
     sources_.clear();
     destinations_.clear();
-    FERRY_RETURN_IF_ERROR(step_.Close(kPatience));
+    FERRY_RETURN_IF_ERROR(step_.Close(kTimeout));
     // What this size was made of is none of the next one's.
     gpu_->gpu().arena->Trim();
     return absl::OkStatus();
@@ -136,7 +136,7 @@ PostedPtr Post(CheckNode& self, Step& step, const RendezvousKey& key, const Tens
   auto posted = std::make_shared<Posted>();
   RecvArgs args;
   args.destination = destination;
-  LaneLoop& loop = self.node().exchange().loop();
+  EventLoop& loop = self.node().exchange().loop();
   step.RecvAsync(key, std::move(args), [posted, &loop](absl::Status status, Received received) {
     posted->status = std::move(status);
     posted->received = std::move(received);
@@ -149,7 +149,7 @@ PostedPtr Post(CheckNode& self, Step& step, const RendezvousKey& key, const Tens
 absl::StatusOr<Received> Await(CheckNode& self, Posted& posted) {
   const bool is_done = self.node().exchange().loop().WaitUntil(
       [&posted] { return posted.is_done.load(std::memory_order_acquire); },
-      SteadyClock().Now() + kPatience);
+      SteadyClock().Now() + kTimeout);
   if (!is_done) return absl::DeadlineExceededError("the other node does not send");
   FERRY_RETURN_IF_ERROR(posted.status);
   return std::move(posted.received);
@@ -166,7 +166,7 @@ absl::Status Signals::Give(Step& step) const {
   return step.Send(out_, std::move(word));
 }
 
-absl::Status Signals::Take(Step& step) const { return step.Recv(in_, kPatience).status(); }
+absl::Status Signals::Take(Step& step) const { return step.Recv(in_, kTimeout).status(); }
 
 absl::Status MeasureTransfers(CheckNode& self, int64_t step_id, const TransferCase& at) {
   FERRY_ASSIGN_OR_RETURN(

@@ -42,7 +42,7 @@ constexpr absl::Duration kLeastForPart = absl::Seconds(2);
 // Parts that come and go may leave the driver's own pages behind, and others use the machine too.
 constexpr size_t kNoise = size_t{64} << 20;
 // The driver takes back what a killed process had a moment after it has gone.
-constexpr absl::Duration kMemoryPatience = absl::Seconds(3);
+constexpr absl::Duration kMemoryTimeout = absl::Seconds(3);
 
 constexpr char kHelp[] =
     "gpu_check: what Ferry does on the GPUs of this machine, and how fast\n"
@@ -164,7 +164,7 @@ void Stamp(const Json& result, Json& part) {
 // Memory that no process of the part has any more must be there again, or soon. Returns what is.
 std::vector<size_t> CompareMemory(const std::vector<size_t>& before, absl::Time deadline,
                                   Json& part) {
-  const absl::Time give_up = std::min(deadline, SteadyClock().Now() + kMemoryPatience);
+  const absl::Time give_up = std::min(deadline, SteadyClock().Now() + kMemoryTimeout);
   std::vector<size_t> after = FreeBytesOfGpus(deadline);
   const auto is_less = [&before, &after](size_t i) { return after[i] + kNoise < before[i]; };
   while (before.size() == after.size() && SteadyClock().Now() < give_up) {

@@ -70,7 +70,7 @@ absl::Status ConsumerDies(PartContext& context) {
                 FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
                 FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, self.Key("held", 0, kGpu, kGpu));
                 FERRY_ASSIGN_OR_RETURN(const Tensor tensor,
-                                       step.Recv(key, kPatience, gpu->stream()));
+                                       step.Recv(key, kTimeout, gpu->stream()));
                 FERRY_RETURN_IF_ERROR(self.Say("I have it"));
                 Die();
               }})
@@ -89,11 +89,11 @@ absl::Status ProducerDies(PartContext& context) {
                 FERRY_ASSIGN_OR_RETURN(const RendezvousKey first, self.Key("first", 1, kGpu, kGpu));
                 FERRY_ASSIGN_OR_RETURN(const RendezvousKey second,
                                        self.Key("second", 1, kGpu, kGpu));
-                FERRY_ASSIGN_OR_RETURN(const Tensor tensor, step.Recv(first, kPatience));
+                FERRY_ASSIGN_OR_RETURN(const Tensor tensor, step.Recv(first, kTimeout));
                 FERRY_RETURN_IF_ERROR(self.Verify(tensor, kFailuresBytes, 3));
                 FERRY_RETURN_IF_ERROR(self.Say("die"));
                 const absl::Time began = SteadyClock().Now();
-                const absl::Status status = step.Recv(second, kPatience).status();
+                const absl::Status status = step.Recv(second, kTimeout).status();
                 const absl::Duration taken = SteadyClock().Now() - began;
                 const bool is_right =
                     absl::IsUnavailable(status) && absl::StrContains(status.message(), "1");
@@ -132,7 +132,7 @@ absl::Status ProducerDiesMidway(PartContext& context) {
                 FERRY_ASSIGN_OR_RETURN(Step step, self.node().OpenStep(1));
                 FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, self.Key("late", 1, kGpu, kGpu));
                 FERRY_ASSIGN_OR_RETURN(const Tensor tensor,
-                                       step.Recv(key, kPatience, gpu->stream()));
+                                       step.Recv(key, kTimeout, gpu->stream()));
                 FERRY_RETURN_IF_ERROR(self.Say("die"));
                 const absl::Time began = SteadyClock().Now();
                 cuda::Result result = cuda::kErrorNotReady;

@@ -65,16 +65,17 @@ absl::Status SendOne(CheckNode& self, CheckGpu& gpu, Step& step, const ForeignKi
     FERRY_ASSIGN_OR_RETURN(const Shape shape, Shape::Create({static_cast<int64_t>(kForeignBytes)}));
     FERRY_ASSIGN_OR_RETURN(
         const Tensor tensor,
-        Tensor::Create(DataType::kUint8, shape,
-                       WrapForeignBuffer(
-                           data, kForeignBytes, [released] { released->Notify(); },
-                           kind.is_host ? MemoryPlace{} : MemoryPlace{MemorySpace::kCuda, 0})));
+        Tensor::Create(
+            DataType::kUint8, shape,
+            WrapForeignBuffer(
+                data, kForeignBytes, [released] { released->Notify(); },
+                kind.is_host ? TensorLocation{} : TensorLocation{MemorySpace::kCuda, 0})));
     FERRY_RETURN_IF_ERROR(kind.is_host ? step.Send(key, tensor)
                                        : step.Send(key, tensor, gpu.stream()));
   }
   // It may be freed when the last reference has gone, which the receiver holds up.
   FERRY_ASSIGN_OR_RETURN(const std::string word, self.Hear());
-  if (!released->WaitForNotificationWithTimeout(kPatience)) {
+  if (!released->WaitForNotificationWithTimeout(kTimeout)) {
     return absl::DeadlineExceededError(
         absl::StrCat(kind.name, ": the receiver has let it go, and it is still held"));
   }
@@ -90,7 +91,7 @@ absl::Status ReceiveOne(CheckNode& self, Step& step, const ForeignKind& kind, si
   absl::Status status;
   std::string path;
   {
-    const absl::StatusOr<Received> received = step.RecvValue(key, kPatience);
+    const absl::StatusOr<Received> received = step.RecvValue(key, kTimeout);
     status = received.status();
     if (received.ok()) {
       path = std::string(received->path);
@@ -122,7 +123,7 @@ absl::Status RunForeignPart(PartContext& context) {
                        FERRY_ASSIGN_OR_RETURN(
                            Step step, self.node().OpenStep(static_cast<int64_t>(index) + 1));
                        FERRY_RETURN_IF_ERROR(SendOne(self, *gpu, step, kind, index++));
-                       FERRY_RETURN_IF_ERROR(step.Close(kPatience));
+                       FERRY_RETURN_IF_ERROR(step.Close(kTimeout));
                      }
                      return absl::OkStatus();
                    },

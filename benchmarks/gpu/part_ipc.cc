@@ -64,7 +64,7 @@ class ForeignTensors final {
 
   absl::Status Free() {
     for (Made& each : made_) {
-      if (!each.released->WaitForNotificationWithTimeout(kPatience)) {
+      if (!each.released->WaitForNotificationWithTimeout(kTimeout)) {
         return absl::DeadlineExceededError("all has arrived, and the memory is still held");
       }
     }
@@ -97,7 +97,7 @@ absl::Status SendForeign(CheckNode& self) {
     FERRY_RETURN_IF_ERROR(gpu->Fill(tensor.data(), sizes[i], SeedOf(i), gpu->stream()));
     FERRY_RETURN_IF_ERROR(step.Send(key, tensor, gpu->stream()));
   }
-  FERRY_RETURN_IF_ERROR(step.Close(kPatience));
+  FERRY_RETURN_IF_ERROR(step.Close(kTimeout));
   return foreign.Free();
 }
 
@@ -113,7 +113,7 @@ absl::Status SendAll(CheckNode& self) {
     FERRY_RETURN_IF_ERROR(gpu->Fill(tensor.data(), sizes[i], SeedOf(i), gpu->stream()));
     FERRY_RETURN_IF_ERROR(step.Send(key, tensor, gpu->stream()));
   }
-  return step.Close(kPatience);
+  return step.Close(kTimeout);
 }
 
 absl::Status ReceiveOne(CheckNode& self, Step& step, const Mode& mode, size_t index, size_t bytes) {
@@ -126,7 +126,7 @@ absl::Status ReceiveOne(CheckNode& self, Step& step, const Mode& mode, size_t in
     wanted = destination.data();
     args.destination = std::move(destination);
   }
-  FERRY_ASSIGN_OR_RETURN(const Received received, step.RecvValue(key, kPatience, std::move(args)));
+  FERRY_ASSIGN_OR_RETURN(const Received received, step.RecvValue(key, kTimeout, std::move(args)));
   // The smallest come with the answer itself.
   const bool is_inline = mode.way == Way::kHost && received.path == "inline, staged";
   if (received.path != mode.path && !is_inline) {
@@ -163,7 +163,7 @@ absl::Status ReceiveUnasked(CheckNode& self) {
   for (size_t i = 0; i < sizes.size(); ++i) {
     FERRY_ASSIGN_OR_RETURN(const RendezvousKey key,
                            self.Key(absl::StrCat("size", i), 0, kGpu, kGpu));
-    FERRY_ASSIGN_OR_RETURN(const Received received, step.RecvValue(key, kPatience));
+    FERRY_ASSIGN_OR_RETURN(const Received received, step.RecvValue(key, kTimeout));
     FERRY_RETURN_IF_ERROR(self.Verify(received.tensor, sizes[i], SeedOf(i)));
     if (i == 0) {
       self.report().Note(

@@ -69,7 +69,7 @@ class PingPong final {
     return self_.Tell(figure, at.rounds);
   }
 
-  absl::Status Close() { return step_.Close(kPatience); }
+  absl::Status Close() { return step_.Close(kTimeout); }
 
  private:
   PingPong(CheckNode& self, EventWire* wire, CheckGpu* gpu, Step step, Signals signals,
@@ -106,7 +106,7 @@ class PingPong final {
     } else {
       FERRY_ASSIGN_OR_RETURN(received, Receive(at, *posted));
       FERRY_RETURN_IF_ERROR(step_.Send(out_, tensor, gpu_->stream()));
-      // The pong may still have to be fetched: this drives the lanes.
+      // The pong may still have to be fetched: this drives the control channels.
       FERRY_RETURN_IF_ERROR(signals_.Take(step_));
     }
     if (self_.id() == 0) FERRY_RETURN_IF_ERROR(signals_.Give(step_));
@@ -191,7 +191,7 @@ absl::Status MeasureLaunch(CheckNode& self) {
       FERRY_RETURN_IF_ERROR(signals.Take(step));
     } else {
       for (const RendezvousKey& key : keys) {
-        FERRY_ASSIGN_OR_RETURN(const Received received, step.RecvValue(key, kPatience));
+        FERRY_ASSIGN_OR_RETURN(const Received received, step.RecvValue(key, kTimeout));
         paths.insert(std::string(received.path));
         FERRY_ASSIGN_OR_RETURN(const uint64_t wrong,
                                self.CountWrong(received.tensor, static_cast<uint64_t>(round)));
@@ -201,7 +201,7 @@ absl::Status MeasureLaunch(CheckNode& self) {
     }
     FERRY_RETURN_IF_ERROR(self.Meet());
   }
-  FERRY_RETURN_IF_ERROR(step.Close(kPatience));
+  FERRY_RETURN_IF_ERROR(step.Close(kTimeout));
   if (self.id() == 1) {
     FERRY_RETURN_IF_ERROR(self.Say(absl::StrCat(figure.wrong_bytes)));
     FERRY_RETURN_IF_ERROR(self.Say(absl::StrJoin(paths, "+")));

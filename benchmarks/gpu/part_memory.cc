@@ -61,10 +61,10 @@ absl::Status ComeAndGo(CheckNode& self, int rounds) {
         FERRY_ASSIGN_OR_RETURN(args.destination, self.Empty(bytes));
       }
       FERRY_ASSIGN_OR_RETURN(const Received received,
-                             step.RecvValue(key, kPatience, std::move(args)));
+                             step.RecvValue(key, kTimeout, std::move(args)));
       FERRY_RETURN_IF_ERROR(self.Verify(received.tensor, bytes, seed));
     }
-    FERRY_RETURN_IF_ERROR(step.Close(kPatience));
+    FERRY_RETURN_IF_ERROR(step.Close(kTimeout));
   }
   return self.Meet();
 }

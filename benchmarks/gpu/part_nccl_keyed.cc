@@ -20,7 +20,7 @@ namespace ferry::check {
 namespace {
 
 constexpr char kTransport[] = "nccl";
-constexpr absl::Duration kKeyedPatience = absl::Seconds(60);
+constexpr absl::Duration kKeyedTimeout = absl::Seconds(60);
 // Longer than a pair of devices may take to make its communicator (NcclContext).
 constexpr absl::Duration kPatienceOnOne = absl::Seconds(40);
 constexpr char kTooSlow[] = "too slow";
@@ -47,7 +47,7 @@ absl::Status SendOne(CheckNode& self) {
     FERRY_ASSIGN_OR_RETURN(const Tensor tensor, self.Pattern(kBytes, 9));
     FERRY_RETURN_IF_ERROR(step.Send(key, tensor));
   } else {
-    FERRY_ASSIGN_OR_RETURN(const Received received, step.RecvValue(key, kKeyedPatience));
+    FERRY_ASSIGN_OR_RETURN(const Received received, step.RecvValue(key, kKeyedTimeout));
     self.report().Check("keyed, by nccl, the first", self.Verify(received.tensor, kBytes, 9));
   }
   return self.Meet();

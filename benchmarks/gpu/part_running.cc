@@ -26,7 +26,7 @@ absl::Status Warm(CheckNode& self, Step& step) {
     FERRY_ASSIGN_OR_RETURN(const Tensor tensor, self.Pattern(kRunningBytes, kBefore));
     FERRY_RETURN_IF_ERROR(step.Send(key, tensor));
   } else {
-    FERRY_ASSIGN_OR_RETURN(const Tensor tensor, step.Recv(key, kPatience));
+    FERRY_ASSIGN_OR_RETURN(const Tensor tensor, step.Recv(key, kTimeout));
     FERRY_RETURN_IF_ERROR(self.Verify(tensor, kRunningBytes, kBefore));
   }
   return self.Meet();
@@ -53,7 +53,7 @@ absl::Status SendLate(CheckNode& self, const std::string& name) {
   const absl::StatusOr<std::string> word = self.Hear();
   held->Go();
   FERRY_RETURN_IF_ERROR(word.status());
-  return step.Close(kPatience);
+  return step.Close(kTimeout);
 }
 
 absl::Status ReceiveLate(CheckNode& self, const std::string& name) {
@@ -62,7 +62,7 @@ absl::Status ReceiveLate(CheckNode& self, const std::string& name) {
   FERRY_RETURN_IF_ERROR(Warm(self, step));
   FERRY_ASSIGN_OR_RETURN(const RendezvousKey key, self.Key("late", 0, kGpu, kGpu));
   const absl::Time began = SteadyClock().Now();
-  const absl::StatusOr<Tensor> tensor = step.Recv(key, kPatience, gpu->stream());
+  const absl::StatusOr<Tensor> tensor = step.Recv(key, kTimeout, gpu->stream());
   const absl::Duration taken = SteadyClock().Now() - began;
   absl::Status status = tensor.status();
   const auto ready = tensor.ok() ? cuda::ReadyOf(*tensor) : nullptr;
@@ -91,7 +91,7 @@ absl::Status ReceiveInto(CheckNode& self, const std::string& name) {
   FERRY_ASSIGN_OR_RETURN(const Tensor destination, self.Empty(kRunningBytes));
   // RecvInto waits for the bytes: so the kernel is let go first.
   FERRY_RETURN_IF_ERROR(self.Say("go on"));
-  FERRY_RETURN_IF_ERROR(step.RecvInto(key, destination, kPatience));
+  FERRY_RETURN_IF_ERROR(step.RecvInto(key, destination, kTimeout));
   self.report().Check(absl::StrCat(name, ": RecvInto waits for what the kernel holds up"),
                       self.Verify(destination, kRunningBytes, kAfter));
   return absl::OkStatus();

@@ -20,7 +20,7 @@
 
 #include "base/clock.h"
 #include "base/status_macros.h"
-#include "benchmarks/support/exchange_peer.h"
+#include "benchmarks/support/transfer_peer.h"
 #include "tensor/copy.h"
 
 namespace ferry::bench {

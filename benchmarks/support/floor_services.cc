@@ -22,9 +22,9 @@ namespace ferry::bench {
 namespace {
 
 // Parked calls; the last of `tasks` answers all. Thread-safe.
-class ParkingLot final {
+class DeferredCalls final {
  public:
-  explicit ParkingLot(int tasks) : tasks_(static_cast<size_t>(tasks)) {}
+  explicit DeferredCalls(int tasks) : tasks_(static_cast<size_t>(tasks)) {}
 
   grpc::ServerUnaryReactor* Park() {
     auto* call = new Call(*this);
@@ -41,7 +41,7 @@ class ParkingLot final {
  private:
   class Call final : public grpc::ServerUnaryReactor {
    public:
-    explicit Call(ParkingLot& lot) : lot_(lot) {}
+    explicit Call(DeferredCalls& lot) : lot_(lot) {}
 
    private:
     void OnCancel() override {
@@ -53,7 +53,7 @@ class ParkingLot final {
     }
     void OnDone() override { delete this; }
 
-    ParkingLot& lot_;
+    DeferredCalls& lot_;
   };
 
   const size_t tasks_;
@@ -140,7 +140,7 @@ class FloorService final : public coord::RawService {
     return grpc::ByteBuffer(&slice, 1);
   }
 
-  ParkingLot lot_;
+  DeferredCalls lot_;
 };
 
 class EchoService final : public grpc::Service {

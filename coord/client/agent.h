@@ -63,8 +63,8 @@ struct AgentOptions {
   // A connection over which nothing has come for this long (at least: until a heartbeat could have
   // been answered) is given up for a new one; so is one that takes the other to be made. Kernels
   // and proxies may keep a connection to a process that hangs.
-  absl::Duration longest_silence = absl::Seconds(30);
-  absl::Duration longest_attempt = absl::Seconds(40);
+  absl::Duration idle_timeout = absl::Seconds(30);
+  absl::Duration connect_attempt_timeout = absl::Seconds(40);
   // An attempt to reach the coordinator has failed, and the next one will be made: why. Called on a
   // thread of the agent.
   std::function<void(const absl::Status&)> on_attempt_failed;

@@ -38,8 +38,8 @@ struct AgentLinkOptions {
   // Zero: the heartbeat timeout that the coordinator tells.
   absl::Duration lost_timeout;
   // See AgentOptions.
-  absl::Duration longest_silence;
-  absl::Duration longest_attempt;
+  absl::Duration idle_timeout;
+  absl::Duration connect_attempt_timeout;
   // The link is lost for good, or a heartbeat was refused. At most once; see AgentOptions.
   std::function<void(absl::Status)> on_lost;
   // An event that no request asked for.

@@ -74,12 +74,12 @@ void AgentLink::ExpireLocked(absl::Time now, Ready& ready) {
 }
 
 absl::Time AgentLink::LostAtLocked() const {
-  absl::Duration patience = options_.lost_timeout > absl::ZeroDuration() ? options_.lost_timeout
-                            : welcome_.has_value()
-                                ? absl::Milliseconds(welcome_->heartbeat_timeout_ms())
-                                : options_.connect_timeout;
-  if (!job_error_.ok()) patience = std::min(patience, kPatienceAfterError);
-  const absl::Time lost_at = last_contact_ + patience;
+  absl::Duration timeout = options_.lost_timeout > absl::ZeroDuration() ? options_.lost_timeout
+                           : welcome_.has_value()
+                               ? absl::Milliseconds(welcome_->heartbeat_timeout_ms())
+                               : options_.connect_timeout;
+  if (!job_error_.ok()) timeout = std::min(timeout, kPatienceAfterError);
+  const absl::Time lost_at = last_contact_ + timeout;
   return is_joining_ ? std::min(lost_at, started_ + options_.connect_timeout) : lost_at;
 }
 
@@ -119,12 +119,12 @@ void AgentLink::Keep() {
         }
         wake = std::min({wake, next_attempt_, lost_at});
       } else if (!is_attached_) {
-        const absl::Time too_long = attempt_began_ + options_.longest_attempt;
+        const absl::Time too_long = attempt_began_ + options_.connect_attempt_timeout;
         if (too_long <= now) {
           attempt_began_ = absl::InfiniteFuture();
           stream_->Close(absl::UnavailableError(
               absl::StrCat("the connection was there, but no Welcome came within ",
-                           absl::FormatDuration(options_.longest_attempt))));
+                           absl::FormatDuration(options_.connect_attempt_timeout))));
           wake = std::min(wake, now + absl::Seconds(1));
         } else {
           wake = std::min(wake, too_long);
@@ -133,8 +133,8 @@ void AgentLink::Keep() {
       } else if (has_heartbeats_) {
         if (next_heartbeat_ <= now) HeartbeatLocked(now);
         // Not less than a heartbeat takes to come and be answered.
-        const absl::Duration most = std::max(
-            options_.longest_silence, HeartbeatPeriodLocked() + options_.longest_silence / 2);
+        const absl::Duration most =
+            std::max(options_.idle_timeout, HeartbeatPeriodLocked() + options_.idle_timeout / 2);
         const absl::Time silent_at = stream_->last_bytes() + most;
         if (silent_at <= now) {
           stream_->Close(absl::UnavailableError(absl::StrCat(

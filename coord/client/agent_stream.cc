@@ -93,7 +93,7 @@ void AgentStream::OnDrained() { owner_.OnWritten(*this); }
 
 void AgentStream::OnClosed(const absl::Status& why) {
   absl::Status status = end_.ok() ? why : end_;
-  // A coordinator says why it hangs up. A worker's lane port waits for more, or closes.
+  // A coordinator says why it hangs up. A worker's control channel port waits for more, or closes.
   if (status.ok() && !has_welcome_) status = NotACoordinator();
   owner_.OnEnded(*this, status);
 }

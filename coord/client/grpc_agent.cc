@@ -38,8 +38,8 @@ absl::Status Agent::Impl::Open() {
   link.coordinator = options_.coordinator;
   link.connect_timeout = options_.connect_timeout;
   link.lost_timeout = options_.lost_timeout;
-  link.longest_silence = options_.longest_silence;
-  link.longest_attempt = options_.longest_attempt;
+  link.idle_timeout = options_.idle_timeout;
+  link.connect_attempt_timeout = options_.connect_attempt_timeout;
   link.on_attempt_failed = options_.on_attempt_failed;
   link.on_lost = [this](absl::Status why) { Fail(why); };
   link.on_event = [this](const v1::Event& event) {

@@ -60,7 +60,7 @@ struct TaskTable {
   int64_t version = 0;
 };
 
-// Pure: no threads, no I/O, time from `clock`. Not thread-safe; a Strand makes it so.
+// Pure: no threads, no I/O, time from `clock`. Not thread-safe; a CoordinatorExecutor makes it so.
 // Use: call a method, then run what TakeCompletions() returns, without a lock. A callback is called
 // exactly once. Methods that can wait return the wait's id, for Cancel; kNoWait if it is over.
 // Error codes and texts are those that JAX and TensorFlow clients check: docs/protocols.md.
@@ -112,7 +112,7 @@ class Coordinator final {
   // Heartbeat check by themselves.
   absl::Status CheckIncarnation(TaskId task, Incarnation life) const;
   // Nothing could be heard for so long, through no fault of the tasks: their silence counts less.
-  void ForgiveSilence(absl::Duration held_up);
+  void ExtendHeartbeatDeadlines(absl::Duration held_up);
   // Leaves: together with everyone (shutdown_timeout), or at once if that is zero or it is
   // recoverable.
   //   Errors: FAILED_PRECONDITION not connected; INTERNAL the others did not come.

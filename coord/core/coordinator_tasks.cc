@@ -401,8 +401,8 @@ absl::Status Coordinator::CheckIncarnation(TaskId id, Incarnation life) const {
                    ", which continues without that process; the process should exit")));
 }
 
-void Coordinator::ForgiveSilence(absl::Duration held_up) {
-  membership_.ForgiveSilence(held_up, Now());
+void Coordinator::ExtendHeartbeatDeadlines(absl::Duration held_up) {
+  membership_.ExtendHeartbeatDeadlines(held_up, Now());
 }
 
 std::string Coordinator::PaceText(const Task& task) const {

@@ -125,7 +125,7 @@ absl::Time Membership::LastHeardOfErrors() const {
   return last;
 }
 
-void Membership::ForgiveSilence(absl::Duration held_up, absl::Time now) {
+void Membership::ExtendHeartbeatDeadlines(absl::Duration held_up, absl::Time now) {
   for (Task& task : tasks_) {
     task.last_heard = std::max(task.last_heard, std::min(task.last_heard + held_up, now));
     // Checks that come too early are made again.

@@ -84,7 +84,7 @@ class Membership final {
   void NoteCall(TaskId task) { tasks_[task.value()].connection_ended = absl::InfiniteFuture(); }
   void SetLeaving(TaskId task) { tasks_[task.value()].is_leaving = true; }
   // As if every connected task had been heard of so much later, though not after `now`.
-  void ForgiveSilence(absl::Duration held_up, absl::Time now);
+  void ExtendHeartbeatDeadlines(absl::Duration held_up, absl::Time now);
   // Somebody of the job is there, whoever.
   void NoteSignOfLife(absl::Time now) { last_sign_of_life_ = std::max(last_sign_of_life_, now); }
   void SetFacts(TaskId task, TaskFacts facts, bool recoverable);

@@ -20,7 +20,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 
-#include "coord/core/strand.h"
+#include "coord/core/coordinator_executor.h"
 #include "coord/core/types.h"
 #include "coord/wire/bytes.h"
 #include "coord/wire/errors.h"
@@ -32,9 +32,9 @@ class UnaryCall;
 // What the adapters share. Thread-safe.
 class Edge final {
  public:
-  explicit Edge(Strand& strand) : strand_(strand) {}
+  explicit Edge(CoordinatorExecutor& strand) : strand_(strand) {}
 
-  Strand& strand() { return strand_; }
+  CoordinatorExecutor& strand() { return strand_; }
 
   // A new connection has come from `address`: forgets what was known of an earlier connection.
   void NoteConnection(const std::string& address) ABSL_LOCKS_EXCLUDED(mu_);
@@ -74,7 +74,7 @@ class Edge final {
   void CountDroppedWait() { dropped_waits_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
-  Strand& strand_;
+  CoordinatorExecutor& strand_;
   std::atomic<int64_t> dropped_waits_{0};
   // Taken after the strand's lock, if with it.
   mutable absl::Mutex mu_;
@@ -90,7 +90,7 @@ class Edge final {
   std::atomic<int64_t> epoch_{1};
 };
 
-class ParkedCall;
+class DeferredCall;
 
 // A call on its way through its handler. Exactly one of Finish, Reply, Answer and Park is called,
 // once, before the handler returns; the call is not used after that.
@@ -105,28 +105,28 @@ class UnaryCall {
   void Reply(const google::protobuf::MessageLite& message) {
     Answer(grpc::Status::OK, SerializeMessage(message));
   }
-  // Calls `body(coordinator, ParkedCall*)` on the strand. It returns what the call waits for, or a
-  // plain error that ends it; the completions it leaves behind may answer.
+  // Calls `body(coordinator, DeferredCall*)` on the strand. It returns what the call waits for, or
+  // a plain error that ends it; the completions it leaves behind may answer.
   template <typename Body>
-  void Park(Strand& strand, Body&& body);
+  void Park(CoordinatorExecutor& strand, Body&& body);
 
  protected:
   ~UnaryCall() = default;
   // The call in a form that outlives the handler.
-  virtual ParkedCall* Keep() = 0;
+  virtual DeferredCall* Keep() = 0;
 };
 
 // A call that waits for the coordinator, which answers it exactly once. Holds no thread. Owned by
 // gRPC, which lets go of it when it has been answered and its handler has returned.
-class ParkedCall : public UnaryCall {
+class DeferredCall : public UnaryCall {
  public:
   // What is dropped if the client goes. Only while the handler runs.
   virtual void SetWait(WaitId wait) = 0;
 };
 
 template <typename Body>
-void UnaryCall::Park(Strand& strand, Body&& body) {
-  ParkedCall* const call = Keep();
+void UnaryCall::Park(CoordinatorExecutor& strand, Body&& body) {
+  DeferredCall* const call = Keep();
   const absl::StatusOr<WaitId> wait = strand.Run(
       [&](Coordinator& coordinator) { return absl::StatusOr<WaitId>(body(coordinator, call)); });
   if (!wait.ok()) return call->Finish(ToGrpcStatus(wait.status()));

@@ -35,12 +35,12 @@ grpc::Slice SharedBlobs::SliceOf(const TopologyExchange::Result& topology) {
   return slice_;
 }
 
-void ControlGather::Add(std::shared_ptr<ControlSession> session) {
+void WriteCoalescer::Add(std::shared_ptr<ControlSession> session) {
   absl::MutexLock lock(&mu_);
   sessions_.push_back(std::move(session));
 }
 
-void ControlGather::Flush() {
+void WriteCoalescer::Flush() {
   std::vector<std::shared_ptr<ControlSession>> sessions;
   {
     absl::MutexLock lock(&mu_);

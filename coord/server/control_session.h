@@ -56,7 +56,7 @@ class ControlSession;
 
 // Thread-safe. Sessions that were told something by a completion. They are written to when the
 // batch of completions is over, so that what falls due together goes out in one frame each.
-class ControlGather final {
+class WriteCoalescer final {
  public:
   void Add(std::shared_ptr<ControlSession> session) ABSL_LOCKS_EXCLUDED(mu_);
   void Flush() ABSL_LOCKS_EXCLUDED(mu_);
@@ -73,7 +73,7 @@ struct ControlShared {
   std::function<absl::Status(const Coordinator&, absl::string_view proof)> check_end_job;
   SharedBlobs blobs;
   // Shared with the strand, which may run completions when the rest is gone.
-  std::shared_ptr<ControlGather> gather = std::make_shared<ControlGather>();
+  std::shared_ptr<WriteCoalescer> gather = std::make_shared<WriteCoalescer>();
 };
 
 // Thread-safe. Executes requests, and keeps what is to be told until the client has acknowledged
@@ -132,12 +132,12 @@ class ControlSession final : public std::enable_shared_from_this<ControlSession>
   // True if its rank joined an earlier job than that of `epoch`, and so is not part of that one.
   bool IsOfJobBefore(int64_t epoch) const { return epoch_ != 0 && epoch_ < epoch; }
   bool has_left() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Whether it sends heartbeats, and has sent none for `patience` although a stream is attached:
+  // Whether it sends heartbeats, and has sent none for `timeout` although a stream is attached:
   // the kernel keeps the connections of a process that is stopped, or whose children have inherited
   // them.
-  bool IsSilent(absl::Time now, absl::Duration patience) const {
+  bool IsSilent(absl::Time now, absl::Duration timeout) const {
     const int64_t last = last_heartbeat_;
-    return last != 0 && now - absl::FromUnixNanos(last) > patience;
+    return last != 0 && now - absl::FromUnixNanos(last) > timeout;
   }
 
  private:

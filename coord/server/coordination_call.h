@@ -54,7 +54,7 @@ class CoordinationCall {
 
   // A callback that answers with an empty `Response`, or the error.
   template <typename Response>
-  Coordinator::StatusCallback Replies(ParkedCall* call) {
+  Coordinator::StatusCallback Replies(DeferredCall* call) {
     return [call, &edge = edge_](absl::Status status) {
       if (!status.ok()) return call->Finish(ToWire(edge, status));
       call->Reply(Response());
@@ -81,9 +81,9 @@ class CoordinationCall {
   template <typename Body>
   void Park(Body&& body) {
     uint64_t current = 0;
-    ParkedCall* refused = nullptr;
+    DeferredCall* refused = nullptr;
     call_.Park(edge_.strand(),
-               [&](Coordinator& coordinator, ParkedCall* parked) -> absl::StatusOr<WaitId> {
+               [&](Coordinator& coordinator, DeferredCall* parked) -> absl::StatusOr<WaitId> {
                  current = coordinator.incarnation().value();
                  if (meant_for_.value_or(current) == current) return body(coordinator, parked);
                  refused = parked;
@@ -96,7 +96,7 @@ class CoordinationCall {
   template <typename Body>
   void ParkOf(TaskId task, Body&& body,
               const std::optional<BarrierErrorInfo>& barrier = std::nullopt) {
-    Park([&](Coordinator& coordinator, ParkedCall* call) -> absl::StatusOr<WaitId> {
+    Park([&](Coordinator& coordinator, DeferredCall* call) -> absl::StatusOr<WaitId> {
       const absl::Status former = edge_.CheckCaller(coordinator, call_, task);
       if (former.ok()) return body(coordinator, call);
       coordinator.Refuse([call, refusal = ToGrpcStatus(former, coordinator.jobs(), Gen::kGeneration,

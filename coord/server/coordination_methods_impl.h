@@ -37,7 +37,7 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
     registration.beats_per_timeout = kBeatsPerTimeout;
     edge_.NoteCaller(registration.facts.observed_address, *task, registration.incarnation);
     edge_.ForgetPoll(*task);
-    return Park([&](Coordinator& coordinator, ParkedCall* call) {
+    return Park([&](Coordinator& coordinator, DeferredCall* call) {
       // The incarnation of the service in the job that is joined here, even if another job has
       // begun when the response is built.
       const auto leader = std::make_shared<uint64_t>(0);
@@ -70,7 +70,7 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
   void ShutdownTask(const typename Gen::ShutdownTaskRequest& request) {
     const absl::StatusOr<TaskId> task = Resolve(request.source_task());
     if (!task.ok()) return Fail(task.status());
-    return ParkOf(*task, [&](Coordinator& coordinator, ParkedCall* call) {
+    return ParkOf(*task, [&](Coordinator& coordinator, DeferredCall* call) {
       return coordinator.ShutdownTask(
           *task, this->template Replies<typename Gen::ShutdownTaskResponse>(call));
     });
@@ -79,7 +79,7 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
   void PollForError(const typename Gen::PollForErrorRequest& request) {
     const absl::StatusOr<TaskId> task = Resolve(request.source_task());
     if (!task.ok()) return Fail(task.status());
-    return ParkOf(*task, [&](Coordinator& coordinator, ParkedCall* call) {
+    return ParkOf(*task, [&](Coordinator& coordinator, DeferredCall* call) {
       const WaitId wait = coordinator.PollForError(
           *task, this->template Replies<typename Gen::PollForErrorResponse>(call),
           /*is_watched=*/true);
@@ -102,7 +102,7 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
       // Unknown ones are the barrier's concern: it fails for everyone.
       arrival.tasks.push_back(resolved.ok() ? *resolved : UnknownTask(Base::JobsOf(edge_), task));
     }
-    const auto body = [&](Coordinator& coordinator, ParkedCall* call) {
+    const auto body = [&](Coordinator& coordinator, DeferredCall* call) {
       return coordinator.Barrier(std::move(arrival), [call, &edge = edge_,
                                                       id = request.barrier_id()](
                                                          const BarrierResult& result) {
@@ -135,7 +135,7 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
       if (!resolved.ok()) return Fail(resolved.status());
       tasks.push_back(*resolved);
     }
-    return ParkOf(*caller, [&](Coordinator& coordinator, ParkedCall* call) {
+    return ParkOf(*caller, [&](Coordinator& coordinator, DeferredCall* call) {
       const Jobs& jobs = coordinator.jobs();
       return coordinator.GetAliveTasks(
           *caller, std::move(tasks),
@@ -155,7 +155,7 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
     std::string job;
     if constexpr (Gen::kIsOlderLayout) job = request.job_name();
     const TaskId caller = edge_.CallerAt(call_.peer());
-    return Park([&](Coordinator& coordinator, ParkedCall* call) {
+    return Park([&](Coordinator& coordinator, DeferredCall* call) {
       const Jobs& jobs = coordinator.jobs();
       return coordinator.WatchTasks(
           request.version_number(), caller,
@@ -181,7 +181,7 @@ class CoordinationMethods final : private CoordinationCall<Gen> {
   void WaitForAllTasks(const Request& request) {
     const absl::StatusOr<TaskId> task = Resolve(request.source_task());
     if (!task.ok()) return Fail(task.status());
-    return ParkOf(*task, [&](Coordinator& coordinator, ParkedCall* call) {
+    return ParkOf(*task, [&](Coordinator& coordinator, DeferredCall* call) {
       return coordinator.WaitForAllTasks(
           *task, DeviceInfoMerger::Pack(request),
           [call, &edge = edge_, &devices = devices_, leader = coordinator.incarnation().value()](

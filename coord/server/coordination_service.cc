@@ -50,7 +50,7 @@ constexpr MethodEntry kMethods[] = {
 class CoordinationService final : public UnaryService {
  public:
   CoordinationService(CoordinationPath path, Edge& edge, DeviceInfoMerger& devices,
-                      RareMethods& rare)
+                      GenericMethodTable& rare)
       : UnaryService(edge, rare), edge_(edge), devices_(devices) {
     const char* service = path == CoordinationPath::kTensorflow
                               ? "/tensorflow.CoordinationService/"
@@ -91,7 +91,7 @@ class CoordinationService final : public UnaryService {
 
 std::unique_ptr<UnaryService> MakeCoordinationService(CoordinationPath path, Edge& edge,
                                                       DeviceInfoMerger& devices,
-                                                      RareMethods& rare) {
+                                                      GenericMethodTable& rare) {
   return std::make_unique<CoordinationService>(path, edge, devices, rare);
 }
 

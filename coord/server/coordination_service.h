@@ -15,7 +15,8 @@ enum class CoordinationPath { kTensorflow, kXla };
 // A gRPC service for one of the two names. `edge`, `devices` and `rare` outlive it. Requests come
 // in as bytes, because under one name there are several generations of messages.
 std::unique_ptr<UnaryService> MakeCoordinationService(CoordinationPath path, Edge& edge,
-                                                      DeviceInfoMerger& devices, RareMethods& rare);
+                                                      DeviceInfoMerger& devices,
+                                                      GenericMethodTable& rare);
 
 }  // namespace ferry::coord
 

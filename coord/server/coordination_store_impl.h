@@ -47,7 +47,7 @@ class StoreMethods final : private CoordinationCall<Gen> {
       return call_.Reply(response);
     }
     const TaskId caller = edge_.CallerAt(call_.peer());
-    return Park([&](Coordinator& coordinator, ParkedCall* call) {
+    return Park([&](Coordinator& coordinator, DeferredCall* call) {
       return coordinator.GetKeys({key}, caller, absl::InfiniteDuration(),
                                  [call, &edge = edge_, asked = std::move(*request.mutable_key())](
                                      absl::StatusOr<std::vector<StoreEntry>> found) {

@@ -73,8 +73,8 @@ class DirectControl::Stream final : public DirectConnection, public FrameSink {
   }
 
  private:
-  void CloseAfter(absl::Duration patience, bool only_without_session) {
-    control_.loop_->PostAfter(patience, [weak = weak_from_this(), only_without_session] {
+  void CloseAfter(absl::Duration timeout, bool only_without_session) {
+    control_.loop_->PostAfter(timeout, [weak = weak_from_this(), only_without_session] {
       const auto self = std::static_pointer_cast<Stream>(weak.lock());
       if (self == nullptr || (only_without_session && self->entry_.session() != nullptr)) return;
       if (!only_without_session) return self->Close(absl::CancelledError("the end was told"));

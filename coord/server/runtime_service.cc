@@ -35,7 +35,7 @@ uint64_t SessionId(Incarnation of_coordinator) {
 // and the next one begin, in which calls of the earlier job must not act.
 class RuntimeService final : public UnaryService {
  public:
-  RuntimeService(Edge& edge, RareMethods& rare) : UnaryService(edge, rare), edge_(edge) {
+  RuntimeService(Edge& edge, GenericMethodTable& rare) : UnaryService(edge, rare), edge_(edge) {
     constexpr bool kOften = true;
     Add("Connect", &RuntimeService::Connect);
     Add("EnumerateDevices", &RuntimeService::EnumerateDevices);
@@ -105,7 +105,7 @@ class RuntimeService final : public UnaryService {
     registration.facts.observed_address = call.peer();
     call.Park(
         edge_.strand(),
-        [&](Coordinator& coordinator, ParkedCall* parked) -> absl::StatusOr<WaitId> {
+        [&](Coordinator& coordinator, DeferredCall* parked) -> absl::StatusOr<WaitId> {
           if (!coordinator.jobs().Contains(registration.task)) {
             return absl::FailedPreconditionError(absl::StrCat("node id ", request.node_id(),
                                                               " is not one of 0 to ",
@@ -145,7 +145,7 @@ class RuntimeService final : public UnaryService {
     absl::StatusOr<LocalTopology> local = FromXlaTopology(request.local_topology());
     const bool legacy = IsLegacyXlaTopology(request.local_topology());
     call.Park(edge_.strand(),
-              [&](Coordinator& coordinator, ParkedCall* parked) -> absl::StatusOr<WaitId> {
+              [&](Coordinator& coordinator, DeferredCall* parked) -> absl::StatusOr<WaitId> {
                 absl::Status status = CheckSession(coordinator, request.session_id());
                 if (!status.ok()) return status;
                 if (!local.ok()) return local.status();
@@ -218,7 +218,7 @@ class RuntimeService final : public UnaryService {
 
   void Shutdown(UnaryCall& call, const ::xla::ShutdownRequest& request) {
     call.Park(edge_.strand(),
-              [&](Coordinator& coordinator, ParkedCall* parked) -> absl::StatusOr<WaitId> {
+              [&](Coordinator& coordinator, DeferredCall* parked) -> absl::StatusOr<WaitId> {
                 const absl::Status status = CheckSession(coordinator, request.session_id());
                 if (!status.ok()) return status;
                 const TaskId caller = TakeTurn(parked->peer());
@@ -253,7 +253,7 @@ class RuntimeService final : public UnaryService {
     }
     const TaskId caller = edge_.CallerAt(call.peer());
     call.Park(edge_.strand(),
-              [&](Coordinator& coordinator, ParkedCall* parked) -> absl::StatusOr<WaitId> {
+              [&](Coordinator& coordinator, DeferredCall* parked) -> absl::StatusOr<WaitId> {
                 const absl::Status status = CheckSession(coordinator, request.session_id());
                 if (!status.ok()) return status;
                 return coordinator.GetKeys(
@@ -284,7 +284,7 @@ class RuntimeService final : public UnaryService {
   void WaitAtBarrier(UnaryCall& call, const ::xla::WaitAtBarrierRequest& request) {
     call.Park(
         edge_.strand(),
-        [&](Coordinator& coordinator, ParkedCall* parked) -> absl::StatusOr<WaitId> {
+        [&](Coordinator& coordinator, DeferredCall* parked) -> absl::StatusOr<WaitId> {
           absl::Status status = CheckSession(coordinator, request.session_id());
           if (status.ok() && coordinator.barriers().IsOver(request.barrier_id())) {
             status = absl::FailedPreconditionError(
@@ -318,7 +318,7 @@ class RuntimeService final : public UnaryService {
 
 }  // namespace
 
-std::unique_ptr<UnaryService> MakeRuntimeService(Edge& edge, RareMethods& rare) {
+std::unique_ptr<UnaryService> MakeRuntimeService(Edge& edge, GenericMethodTable& rare) {
   return std::make_unique<RuntimeService>(edge, rare);
 }
 

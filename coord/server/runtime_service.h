@@ -13,7 +13,7 @@ namespace ferry::coord {
 // `edge` and `rare` outlive the service. Its nodes are the job's tasks, by number, and take part in
 // the same barriers and the same store as those of the other services; keys are used as they are,
 // without normalising.
-std::unique_ptr<UnaryService> MakeRuntimeService(Edge& edge, RareMethods& rare);
+std::unique_ptr<UnaryService> MakeRuntimeService(Edge& edge, GenericMethodTable& rare);
 
 }  // namespace ferry::coord
 

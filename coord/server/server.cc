@@ -123,19 +123,19 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Create(
   // Clients may probe as often as they like; the default answer to that is to hang up.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
   DisableBandwidthProbes(builder);
-  self->services_.push_back(MakeRuntimeService(self->edge_, self->rare_methods_));
+  self->services_.push_back(MakeRuntimeService(self->edge_, self->generic_method_table_));
   for (const CoordinationPath path : {CoordinationPath::kTensorflow, CoordinationPath::kXla}) {
     self->services_.push_back(
-        MakeCoordinationService(path, self->edge_, self->devices_, self->rare_methods_));
+        MakeCoordinationService(path, self->edge_, self->devices_, self->generic_method_table_));
   }
   self->services_.push_back(MakeControlService(self->sessions_));
   if (options.more_services) {
-    for (auto& service : options.more_services(self->strand_, self->rare_methods_)) {
+    for (auto& service : options.more_services(self->strand_, self->generic_method_table_)) {
       self->services_.push_back(std::move(service));
     }
   }
   for (const auto& service : self->services_) builder.RegisterService(service.get());
-  builder.RegisterCallbackGenericService(&self->rare_methods_);
+  builder.RegisterCallbackGenericService(&self->generic_method_table_);
   self->server_ = builder.BuildAndStart();
   if (self->server_ == nullptr) {
     return absl::InternalError("gRPC does not start a server; GRPC_VERBOSITY=info tells more");
@@ -158,7 +158,7 @@ CoordinatorServer::CoordinatorServer(std::unique_ptr<Coordinator> coordinator,
     : stop_grace_(options.stop_grace),
       strand_(std::move(coordinator)),
       edge_(strand_),
-      rare_methods_(edge_),
+      generic_method_table_(edge_),
       sessions_(edge_, options.check_end_job) {}
 
 CoordinatorServer::~CoordinatorServer() { Stop(); }

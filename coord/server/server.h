@@ -16,8 +16,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
+#include "coord/core/coordinator_executor.h"
 #include "coord/core/options.h"
-#include "coord/core/strand.h"
 #include "coord/server/call.h"
 #include "coord/server/connection_watch.h"
 #include "coord/server/control_service.h"
@@ -48,7 +48,9 @@ struct ServerOptions {
   // How long Stop lets answers that are on their way go out.
   absl::Duration stop_grace = absl::Seconds(2);
   // Makes services of others for the same port; what they need outlives the server.
-  std::function<std::vector<std::unique_ptr<grpc::Service>>(Strand&, RareMethods&)> more_services;
+  std::function<std::vector<std::unique_ptr<grpc::Service>>(CoordinatorExecutor&,
+                                                            GenericMethodTable&)>
+      more_services;
 };
 
 // Thread-safe. Serves xla.DistributedRuntimeService, tensorflow.CoordinationService,
@@ -69,7 +71,7 @@ class CoordinatorServer final {
   int port() const { return port_; }
   const std::string& address() const { return address_; }
 
-  Strand& strand() { return strand_; }
+  CoordinatorExecutor& strand() { return strand_; }
   Edge& edge() { return edge_; }
 
   // Ends parked calls as docs/protocols.md says, then closes the port. Blocks for at most about
@@ -80,10 +82,10 @@ class CoordinatorServer final {
   CoordinatorServer(std::unique_ptr<Coordinator> coordinator, const ServerOptions& options);
 
   const absl::Duration stop_grace_;
-  Strand strand_;
+  CoordinatorExecutor strand_;
   Edge edge_;
   DeviceInfoMerger devices_;
-  RareMethods rare_methods_;
+  GenericMethodTable generic_method_table_;
   ControlSessions sessions_;
   std::vector<std::unique_ptr<grpc::Service>> services_;
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;

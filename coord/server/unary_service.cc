@@ -56,9 +56,10 @@ class CallState final {
 };
 
 // A parked call of a method that is in gRPC's table. Deletes itself when it is over.
-class FrequentParkedCall final : public grpc::ServerUnaryReactor, public ParkedCall {
+class RegisteredDeferredCall final : public grpc::ServerUnaryReactor, public DeferredCall {
  public:
-  FrequentParkedCall(Edge& edge, grpc::CallbackServerContext* context, grpc::ByteBuffer* response)
+  RegisteredDeferredCall(Edge& edge, grpc::CallbackServerContext* context,
+                         grpc::ByteBuffer* response)
       : context_(context), response_(response), state_(edge) {}
 
   std::string peer() const override { return context_->peer(); }
@@ -70,7 +71,7 @@ class FrequentParkedCall final : public grpc::ServerUnaryReactor, public ParkedC
   }
 
  private:
-  ParkedCall* Keep() override { return this; }
+  DeferredCall* Keep() override { return this; }
   void OnCancel() override { state_.Drop(); }
   void OnDone() override { delete this; }
   bool InternalInlineable() override { return state_.is_answered(); }
@@ -82,9 +83,9 @@ class FrequentParkedCall final : public grpc::ServerUnaryReactor, public ParkedC
 
 // A call of such a method in its handler. One that is answered at once needs nothing of its own:
 // gRPC keeps a reactor for that in every call.
-class FrequentCall final : public UnaryCall {
+class RegisteredCall final : public UnaryCall {
  public:
-  FrequentCall(Edge& edge, grpc::CallbackServerContext* context, grpc::ByteBuffer* response)
+  RegisteredCall(Edge& edge, grpc::CallbackServerContext* context, grpc::ByteBuffer* response)
       : edge_(edge), context_(context), response_(response) {}
 
   std::string peer() const override { return context_->peer(); }
@@ -97,8 +98,8 @@ class FrequentCall final : public UnaryCall {
   grpc::ServerUnaryReactor* reactor() const { return reactor_; }
 
  private:
-  ParkedCall* Keep() override {
-    auto* call = new FrequentParkedCall(edge_, context_, response_);
+  DeferredCall* Keep() override {
+    auto* call = new RegisteredDeferredCall(edge_, context_, response_);
     reactor_ = call;
     return call;
   }
@@ -113,9 +114,9 @@ using Stream = grpc::ServerGenericBidiReactor;
 
 // A call of any other method: to gRPC a stream, of which one message is read and one written, in
 // the packets of a unary call. Deletes itself when it is over.
-class RareCall final : public Stream, public ParkedCall {
+class GenericCall final : public Stream, public DeferredCall {
  public:
-  RareCall(Edge& edge, grpc::CallbackServerContext* context, const UnaryHandler& handler)
+  GenericCall(Edge& edge, grpc::CallbackServerContext* context, const UnaryHandler& handler)
       : context_(context), handler_(handler), state_(edge) {
     StartRead(&request_);
   }
@@ -130,7 +131,7 @@ class RareCall final : public Stream, public ParkedCall {
   }
 
  private:
-  ParkedCall* Keep() override { return this; }
+  DeferredCall* Keep() override { return this; }
   // gRPC keeps the call at least until this returns. A request that did not come is one that cannot
   // be parsed, as it is for the methods in gRPC's table.
   void OnReadDone(bool) override { handler_(*this, request_); }
@@ -170,7 +171,7 @@ std::string UnknownMethodText(const std::string& method) {
 
 }  // namespace
 
-grpc::ServerGenericBidiReactor* RareMethods::CreateReactor(
+grpc::ServerGenericBidiReactor* GenericMethodTable::CreateReactor(
     grpc::GenericCallbackServerContext* context) {
   const auto found = handlers_.find(context->method());
   if (found == handlers_.end()) {
@@ -178,7 +179,7 @@ grpc::ServerGenericBidiReactor* RareMethods::CreateReactor(
     if (other != others_.end()) return other->second(context);
     return new UnknownCall(UnknownMethodText(context->method()));
   }
-  return new RareCall(edge_, context, found->second);
+  return new GenericCall(edge_, context, found->second);
 }
 
 const UnaryHandler* UnaryService::Find(absl::string_view path) const {
@@ -196,7 +197,7 @@ void UnaryService::AddHandler(std::string path, bool is_frequent, UnaryHandler h
   AddUnary(method.path.c_str(), [&edge = edge_, &handler = method.handler](
                                     grpc::CallbackServerContext* context,
                                     const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
-    FrequentCall call(edge, context, response);
+    RegisteredCall call(edge, context, response);
     grpc::ByteBuffer bytes = *request;
     handler(call, bytes);
     return call.reactor();

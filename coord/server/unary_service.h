@@ -27,9 +27,9 @@ using UnaryHandler = std::function<void(UnaryCall&, grpc::ByteBuffer&)>;
 // src/core/lib/surface/server.cc). A method that is looked up here instead costs a connection
 // nothing, and a call one more completion, for its request comes as the message of a stream.
 // Clients see no difference. Thread-safe once the server has started.
-class RareMethods final : public grpc::CallbackGenericService {
+class GenericMethodTable final : public grpc::CallbackGenericService {
  public:
-  explicit RareMethods(Edge& edge) : edge_(edge) {}
+  explicit GenericMethodTable(Edge& edge) : edge_(edge) {}
 
   // Before the server starts.
   //   path: "/package.Service/Method".
@@ -64,7 +64,7 @@ class RareMethods final : public grpc::CallbackGenericService {
 class UnaryService : public RawService {
  public:
   // `edge` and `rare` outlive it.
-  UnaryService(Edge& edge, RareMethods& rare) : edge_(edge), rare_(rare) {}
+  UnaryService(Edge& edge, GenericMethodTable& rare) : edge_(edge), rare_(rare) {}
 
   // Returns the handler of a method, as gRPC looks it up; null if there is no such method. Calls
   // that do not arrive through gRPC can be passed to it.
@@ -75,7 +75,7 @@ class UnaryService : public RawService {
 
  private:
   Edge& edge_;
-  RareMethods& rare_;
+  GenericMethodTable& rare_;
   struct Frequent {
     std::string path;
     UnaryHandler handler;

@@ -27,13 +27,13 @@ constexpr absl::Duration kLongestOfOne = absl::Seconds(5);
 
 }  // namespace
 
-void DirectConnection::Accept(UniqueFd fd, absl::Duration idle, absl::Duration patience) {
+void DirectConnection::Accept(UniqueFd fd, absl::Duration idle, absl::Duration timeout) {
   wants_preface_ = true;
   const int socket = fd.get();
   {
     absl::MutexLock lock(&mu_);
     fd_ = std::move(fd);
-    Tune(idle, patience);
+    Tune(idle, timeout);
     is_connected_ = true;
   }
   if (absl::Status added = loop_.Add(shared_from_this(), socket, EPOLLIN); !added.ok()) {
@@ -78,13 +78,13 @@ void DirectConnection::TryNext() {
   CloseNow(connect_failure_);
 }
 
-void DirectConnection::GoOnAfter(absl::Duration patience, size_t next_address) {
-  loop_.PostAfter(patience, [weak = weak_from_this(), patience, next_address] {
+void DirectConnection::GoOnAfter(absl::Duration timeout, size_t next_address) {
+  loop_.PostAfter(timeout, [weak = weak_from_this(), timeout, next_address] {
     const std::shared_ptr<DirectConnection> self = weak.lock();
     if (self == nullptr || !self->is_connecting_ || self->next_address_ != next_address) return;
     self->connect_failure_ = absl::UnavailableError(
         absl::StrCat("connecting to ", ShowAddress(self->addresses_[next_address - 1]),
-                     ": no answer within ", absl::FormatDuration(patience)));
+                     ": no answer within ", absl::FormatDuration(timeout)));
     self->TryNext();
   });
 }
@@ -101,7 +101,7 @@ void DirectConnection::FinishConnecting() {
           absl::StrCat("connecting to ", ShowAddress(addresses_[next_address_ - 1]), ": ",
                        std::strerror(error)));
     } else {
-      Tune(kDirectIdle, kDirectPatience);
+      Tune(kDirectIdle, kDirectTimeout);
       is_connecting_ = false;
       is_connected_ = true;
       out_.insert(out_.begin(), grpc::Slice(kDirectPreface.data(), kDirectPreface.size()));
@@ -114,9 +114,9 @@ void DirectConnection::FinishConnecting() {
   if (is_drained) OnDrained();
 }
 
-void DirectConnection::Tune(absl::Duration idle, absl::Duration patience) {
-  TuneConnection(fd_.get(), idle, patience);
-  host_watch_ = HostWatch(idle + patience);
+void DirectConnection::Tune(absl::Duration idle, absl::Duration timeout) {
+  TuneConnection(fd_.get(), idle, timeout);
+  host_watch_ = HostWatch(idle + timeout);
 }
 
 void DirectConnection::LookLater() {

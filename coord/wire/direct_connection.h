@@ -28,7 +28,7 @@ namespace ferry::coord {
 
 // The idle time after which a peer's host is probed, and the time until it counts as gone.
 inline constexpr absl::Duration kDirectIdle = absl::Seconds(20);
-inline constexpr absl::Duration kDirectPatience = absl::Seconds(20);
+inline constexpr absl::Duration kDirectTimeout = absl::Seconds(20);
 
 // A frame that has arrived.
 struct DirectFrame {
@@ -48,9 +48,9 @@ class DirectConnection : public SocketSource,
   explicit DirectConnection(SocketLoop& loop) : loop_(loop) {}
 
   // A connection that has come in; its preface is still to be read. Its peer's host is probed after
-  // `idle`, and gone when it answers nothing for `patience` more.
+  // `idle`, and gone when it answers nothing for `timeout` more.
   void Accept(UniqueFd fd, absl::Duration idle = kDirectIdle,
-              absl::Duration patience = kDirectPatience);
+              absl::Duration timeout = kDirectTimeout);
   // Connects to the first of the addresses that answers.
   void Connect(std::vector<SocketAddress> addresses);
 
@@ -90,7 +90,7 @@ class DirectConnection : public SocketSource,
   void WatchLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TryNext() ABSL_LOCKS_EXCLUDED(mu_);
   // To the next address, unless this one has answered.
-  void GoOnAfter(absl::Duration patience, size_t next_address);
+  void GoOnAfter(absl::Duration timeout, size_t next_address);
   void FinishConnecting() ABSL_LOCKS_EXCLUDED(mu_);
   void Read();
   // False: stop reading.
@@ -105,7 +105,7 @@ class DirectConnection : public SocketSource,
   bool BeginWhole(DirectHeader header, absl::string_view content);
   void CloseNow(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // For a connection that is already established.
-  void Tune(absl::Duration idle, absl::Duration patience) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Tune(absl::Duration idle, absl::Duration timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Schedules a check of the peer's host.
   void LookLater() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Closes if the host has vanished; otherwise reschedules itself while something is outstanding.
@@ -141,7 +141,7 @@ class DirectConnection : public SocketSource,
   bool has_sent_last_ ABSL_GUARDED_BY(mu_) = false;
   bool owes_drained_ ABSL_GUARDED_BY(mu_) = false;
   bool is_watching_output_ ABSL_GUARDED_BY(mu_) = false;
-  HostWatch host_watch_ ABSL_GUARDED_BY(mu_){kDirectIdle + kDirectPatience};
+  HostWatch host_watch_ ABSL_GUARDED_BY(mu_){kDirectIdle + kDirectTimeout};
   // A check of the host is scheduled.
   bool will_look_ ABSL_GUARDED_BY(mu_) = false;
   // What the kernel has not taken, but for the first `out_next_` slices and `out_offset_` bytes of

@@ -15,12 +15,12 @@
 #include "base/clock.h"
 #include "base/logging.h"
 #include "base/status_macros.h"
-#include "gpu/clique/clique_mailbox.h"
 #include "gpu/clique/communicator_work.h"
 #include "gpu/clique/first_exchange.h"
+#include "gpu/clique/store_event_queue.h"
 #include "gpu/cuda/cuda_event.h"
 #include "gpu/nccl/unique_ids.h"
-#include "gpu/nccl_turns.h"
+#include "gpu/nccl_arbiter.h"
 
 namespace ferry {
 namespace {
@@ -216,7 +216,7 @@ class NcclCommunicator::Maker final : public CliqueSteps {
   const std::shared_ptr<const nccl::NcclApi>& api() const { return api_; }
   nccl::Communicator comm() const { return comm_; }
   Gpu& gpu() const { return gpu_; }
-  const CliquePlan& plan() const { return plan_; }
+  const CommunicatorBootstrap& plan() const { return plan_; }
   int rank() const { return rank_; }
 
  private:
@@ -285,12 +285,12 @@ class NcclCommunicator::Maker final : public CliqueSteps {
   Gpu& gpu_;
   const CommunicatorOptions options_;
   const int rank_;
-  const std::shared_ptr<NcclTurns> turns_;
-  const std::shared_ptr<CliqueMailbox> mailbox_ = std::make_shared<CliqueMailbox>();
+  const std::shared_ptr<NcclArbiter> turns_;
+  const std::shared_ptr<StoreEventQueue> mailbox_ = std::make_shared<StoreEventQueue>();
   std::unique_ptr<CliqueStore> store_;
   // Orders what is done with the plan once it is Ready.
   absl::Mutex plan_mu_;
-  CliquePlan plan_;
+  CommunicatorBootstrap plan_;
   absl::Status given_up_;
 
   std::optional<absl::Status> ended_;

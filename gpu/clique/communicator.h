@@ -15,7 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
-#include "gpu/clique/clique_plan.h"
+#include "gpu/clique/communicator_bootstrap.h"
 #include "gpu/gpus.h"
 #include "gpu/nccl/nccl_api.h"
 

@@ -14,7 +14,7 @@
 
 #include "base/status_macros.h"
 #include "gpu/cuda/cuda_event.h"
-#include "gpu/nccl_turns.h"
+#include "gpu/nccl_arbiter.h"
 
 namespace ferry {
 

@@ -13,17 +13,17 @@
 #include "absl/status/statusor.h"
 
 #include "gpu/clique/clique_key.h"
-#include "gpu/clique/exchange_line.h"
+#include "gpu/clique/first_use_sequencer.h"
 #include "gpu/cuda/cuda_event.h"
 #include "gpu/cuda/device_buffer.h"
 #include "gpu/gpus.h"
 #include "gpu/nccl/nccl_api.h"
-#include "gpu/nccl_turns.h"
+#include "gpu/nccl_arbiter.h"
 
 namespace ferry {
 
-// One rank's part. It waits for its place in the device's line, then for its turn (NcclTurns), then
-// for NCCL. Of one thread.
+// One rank's part. It waits for its place in the device's line, then for its turn (NcclArbiter),
+// then for NCCL. Of one thread.
 class FirstExchange final {
  public:
   // Runs it on the device's executor, and waits for that.
@@ -67,14 +67,14 @@ class FirstExchange final {
   const OnDevice on_device_;
   const int rank_;
   const int size_;
-  const std::shared_ptr<NcclTurns> turns_;
+  const std::shared_ptr<NcclArbiter> turns_;
   // A byte to, and a byte from, each rank.
   std::shared_ptr<cuda::DeviceBuffer> bytes_;
   std::unique_ptr<cuda::CudaStream> stream_;
 
   Phase phase_ = Phase::kIdle;
   nccl::Communicator comm_ = nullptr;
-  std::unique_ptr<ExchangeLine::Place> place_;
+  std::unique_ptr<FirstUseSequencer::Place> place_;
   bool has_asked_ = false;
   bool is_in_flight_ = false;
   int next_distance_ = 1;

@@ -35,11 +35,11 @@ class DeviceBuffer final : public Buffer {
 
   //   arena: as Buffer::arena(); null for memory of no arena.
   DeviceBuffer(DevicePointer pointer, size_t bytes, int ordinal, Release release,
-               const void* arena = nullptr, ArenaPlace place = {})
+               const void* arena = nullptr, ArenaOffset place = {})
       : Buffer(AsHostPointer(pointer), bytes, {MemorySpace::kCuda, ordinal}),
         release_(std::move(release)),
         arena_(arena),
-        arena_place_(place) {}
+        arena_offset_(place) {}
   ~DeviceBuffer() override;
 
   DevicePointer pointer() const { return AsDevicePointer(data()); }
@@ -48,12 +48,12 @@ class DeviceBuffer final : public Buffer {
   void AddUse(std::shared_ptr<const ReadyEvent> event) ABSL_LOCKS_EXCLUDED(mu_);
 
   const void* arena() const override { return arena_; }
-  ArenaPlace arena_place() const override { return arena_place_; }
+  ArenaOffset arena_offset() const override { return arena_offset_; }
 
  private:
   Release release_;
   const void* const arena_;
-  const ArenaPlace arena_place_;
+  const ArenaOffset arena_offset_;
   absl::Mutex mu_;
   Uses uses_ ABSL_GUARDED_BY(mu_);
 };

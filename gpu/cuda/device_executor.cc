@@ -83,8 +83,8 @@ absl::Status DeviceExecutor::PostAlways(Work work) {
   return absl::OkStatus();
 }
 
-absl::Status DeviceExecutor::PostAndWait(std::function<absl::Status()> work,
-                                         absl::Duration patience, absl::string_view what) {
+absl::Status DeviceExecutor::PostAndWait(std::function<absl::Status()> work, absl::Duration timeout,
+                                         absl::string_view what) {
   struct Job {
     absl::Mutex mu;
     bool is_done ABSL_GUARDED_BY(mu) = false;
@@ -100,10 +100,10 @@ absl::Status DeviceExecutor::PostAndWait(std::function<absl::Status()> work,
     job->is_done = true;
   }));
   absl::MutexLock lock(&job->mu);
-  if (job->mu.AwaitWithTimeout(absl::Condition(&job->is_done), patience)) return job->status;
+  if (job->mu.AwaitWithTimeout(absl::Condition(&job->is_done), timeout)) return job->status;
   job->is_abandoned = true;
   return absl::DeadlineExceededError(absl::StrCat(device_->name(), " has not got to ", what,
-                                                  " within ", absl::FormatDuration(patience)));
+                                                  " within ", absl::FormatDuration(timeout)));
 }
 
 absl::Status DeviceExecutor::Watch(Watched watched, DoneCallback done) {

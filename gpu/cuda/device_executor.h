@@ -79,10 +79,10 @@ class DeviceExecutor final {
 
   // The same, and waits for what it returns, for as long as it takes once it runs: it may refer to
   // the caller's frame. REQUIRES: not on the thread itself.
-  //   patience: for the thread to get to it.
+  //   timeout: for the thread to get to it.
   //   what: for the message.
   //   Errors: also DEADLINE_EXCEEDED: it has not been run, and will not be.
-  absl::Status PostAndWait(std::function<absl::Status()> work, absl::Duration patience,
+  absl::Status PostAndWait(std::function<absl::Status()> work, absl::Duration timeout,
                            absl::string_view what) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Calls `done` on the thread, with no lock held, when the event is done: OK; DEADLINE_EXCEEDED

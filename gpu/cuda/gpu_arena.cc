@@ -44,7 +44,7 @@ struct GpuArena::State {
 
   // Runs what may synchronise the device.
   absl::Status Quietly(absl::string_view doing, absl::FunctionRef<void()> action) const {
-    if (gate != nullptr) return gate->RunQuietly(options.patience, doing, action);
+    if (gate != nullptr) return gate->RunQuietly(options.timeout, doing, action);
     action();
     return absl::OkStatus();
   }
@@ -120,7 +120,7 @@ absl::StatusOr<std::shared_ptr<GpuArena>> GpuArena::Create(std::shared_ptr<CudaD
   if (gate == nullptr) {
     try_it();
   } else {
-    FERRY_RETURN_IF_ERROR(gate->RunQuietly(options.patience, "make exportable memory", try_it));
+    FERRY_RETURN_IF_ERROR(gate->RunQuietly(options.timeout, "make exportable memory", try_it));
   }
   // How memory is made is not to depend on what others have of it just now.
   if (absl::IsResourceExhausted(probe)) return probe;
@@ -218,7 +218,7 @@ std::shared_ptr<DeviceBuffer> GpuArena::BufferOf(ArenaSegment& segment, const Ta
       [arena = shared_from_this(), &segment, index = block.index](DeviceBuffer::Uses uses) {
         arena->Release(segment, index, std::move(uses));
       },
-      this, ArenaPlace{segment.id, block.generation, block.offset});
+      this, ArenaOffset{segment.id, block.generation, block.offset});
 }
 
 void GpuArena::Release(ArenaSegment& segment, uint32_t index, DeviceBuffer::Uses uses) {
@@ -274,7 +274,7 @@ size_t GpuArena::Trim() {
 }
 
 IpcDescriptor GpuArena::Describe(const Buffer& buffer) const {
-  const ArenaPlace place = buffer.arena_place();
+  const ArenaOffset place = buffer.arena_offset();
   absl::MutexLock lock(&state_->mu);
   IpcDescriptor descriptor = state_->segments.at(place.segment)->descriptor;
   descriptor.offset = place.offset;
@@ -283,7 +283,7 @@ IpcDescriptor GpuArena::Describe(const Buffer& buffer) const {
 }
 
 absl::StatusOr<UniqueFd> GpuArena::ExportSegment(const Buffer& buffer) const {
-  return Export(buffer.arena_place().segment);
+  return Export(buffer.arena_offset().segment);
 }
 
 absl::StatusOr<UniqueFd> GpuArena::Export(uint32_t segment) const {
@@ -297,7 +297,7 @@ absl::StatusOr<UniqueFd> GpuArena::Export(uint32_t segment) const {
 }
 
 std::shared_ptr<const HeldSegment> GpuArena::HoldSegment(const Buffer& buffer) {
-  const uint32_t segment = buffer.arena_place().segment;
+  const uint32_t segment = buffer.arena_offset().segment;
   absl::MutexLock lock(&state_->mu);
   state_->table.Hold(segment);
   return std::shared_ptr<const HeldSegment>(

@@ -33,7 +33,7 @@ struct GpuArenaOptions {
   // What raises the budget, for messages.
   std::string budget_option = "--gpu-arena-budget-bytes, in programs GpuArenaOptions::budget_bytes";
   // How long getting more memory from the driver may wait for NCCL work to end.
-  absl::Duration patience = absl::Seconds(5);
+  absl::Duration timeout = absl::Seconds(5);
   // Devices of this process, besides its own, whose kernels and copies may use the memory.
   std::vector<int> peer_ordinals;
 };
@@ -68,7 +68,7 @@ class GpuArena final : public std::enable_shared_from_this<GpuArena> {
   // At least `bytes`, aligned to 512, content undefined. A block that is used again costs
   // microseconds; a new segment milliseconds, and may synchronise the device.
   //   Errors: RESOURCE_EXHAUSTED naming what is in use and the option, or the device's memory;
-  //   DEADLINE_EXCEEDED if NCCL work was in flight all through `patience`.
+  //   DEADLINE_EXCEEDED if NCCL work was in flight all through `timeout`.
   absl::StatusOr<std::shared_ptr<DeviceBuffer>> Allocate(size_t bytes);
   // The same of memory that is mapped and free: never waits, asks the driver for nothing. Null if
   // there is none.

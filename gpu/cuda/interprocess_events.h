@@ -26,8 +26,8 @@ struct EventTicket {
 };
 
 // The recording side's half, one for each peer, made at the handshake: `handles()` go to the peer
-// once, and from then on only tickets. The peer must have closed its half, or be dead, before this
-// goes. Thread-safe.
+// once, and from then on only transfer descriptors. The peer must have closed its half, or be dead,
+// before this goes. Thread-safe.
 class InterprocessEventPool final {
  public:
   //   Errors: FAILED_PRECONDITION if the device has no such events; INTERNAL.
@@ -40,15 +40,15 @@ class InterprocessEventPool final {
 
   const std::vector<IpcEventHandle>& handles() const { return handles_; }
 
-  // Marks what has been enqueued on `stream` so far, in a slot that nobody waits for. The ticket
-  // may be sent when this has returned, and not before: a wait for an event that is not recorded
-  // yet waits for nothing.
+  // Marks what has been enqueued on `stream` so far, in a slot that nobody waits for. The transfer
+  // descriptor may be sent when this has returned, and not before: a wait for an event that is not
+  // recorded yet waits for nothing.
   //   Errors: RESOURCE_EXHAUSTED when every slot is out; INTERNAL.
   absl::StatusOr<EventTicket> Record(Stream stream) ABSL_LOCKS_EXCLUDED(mu_);
 
   // The peer's stream has passed its wait, so the slot may be recorded again.
-  //   Errors: INVALID_ARGUMENT for a ticket that is not out: the peer does not keep to the
-  //   protocol.
+  //   Errors: INVALID_ARGUMENT for a transfer descriptor that is not out: the peer does not keep to
+  //   the protocol.
   absl::Status Release(const EventTicket& ticket) ABSL_LOCKS_EXCLUDED(mu_);
 
   int free_count() const ABSL_LOCKS_EXCLUDED(mu_);
@@ -82,12 +82,13 @@ class ImportedEvents final {
   ImportedEvents(const ImportedEvents&) = delete;
   ImportedEvents& operator=(const ImportedEvents&) = delete;
 
-  // What is enqueued on `stream` from now on runs after the ticket's record. Each ticket once.
+  // What is enqueued on `stream` from now on runs after the transfer descriptor's record. Each
+  // transfer descriptor once.
   //   Errors: INVALID_ARGUMENT for a slot that does not exist, or a record older than one that was
   //   waited for; INTERNAL.
   absl::Status MakeWait(const EventTicket& ticket, Stream stream) ABSL_LOCKS_EXCLUDED(mu_);
-  // Whether the ticket's record has passed; then nothing has to wait for it, and it is used up as
-  // by MakeWait. Does not block.
+  // Whether the transfer descriptor's record has passed; then nothing has to wait for it, and it is
+  // used up as by MakeWait. Does not block.
   //   Errors: as MakeWait.
   absl::StatusOr<bool> HasPassed(const EventTicket& ticket) ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -42,7 +42,7 @@ struct IpcImportCacheOptions {
   // longest unused first. What is used is never closed: then opening more fails.
   size_t cap_bytes = size_t{64} << 30;
   // How long one attempt waits for NCCL work to end before others get their turn.
-  absl::Duration patience = absl::Milliseconds(100);
+  absl::Duration timeout = absl::Milliseconds(100);
 };
 
 struct IpcImportCacheStats {

@@ -105,7 +105,7 @@ void IpcImportCache::State::Announce(const std::vector<EntryPtr>& closed) {
 
 void IpcImportCache::State::CloseSome() {
   std::vector<EntryPtr> closed;
-  gate->RunQuietly(options.patience, "close a peer's memory",
+  gate->RunQuietly(options.timeout, "close a peer's memory",
                    [this, &closed] { closed = CloseNow(); })
       .IgnoreError();
   {
@@ -162,14 +162,14 @@ void IpcImportCache::State::Open(const JobPtr& job) {
   }
   std::vector<EntryPtr> closed;
   const absl::Status quiet = gate->RunQuietly(
-      std::clamp(left, absl::ZeroDuration(), options.patience), "map a peer's memory",
+      std::clamp(left, absl::ZeroDuration(), options.timeout), "map a peer's memory",
       [this, &job, &mapping, &closed] { mapping = TryOpen(*job, closed); });
   Announce(closed);
   if (!quiet.ok()) {
     mapping = quiet;
     absl::MutexLock lock(&mu);
     // Others first, then again.
-    if (left > options.patience && side != nullptr && !job->is_peer_gone &&
+    if (left > options.timeout && side != nullptr && !job->is_peer_gone &&
         side->Post([self = shared_from_this(), job] { self->Open(job); }).ok()) {
       return;
     }

@@ -23,7 +23,7 @@ struct PinnedPoolOptions {
   // Pinned at a time; smaller blocks share it.
   size_t segment_bytes = size_t{16} << 20;
   // How long pinning more may wait for NCCL work to end.
-  absl::Duration patience = absl::Seconds(5);
+  absl::Duration timeout = absl::Seconds(5);
 };
 
 struct PinnedPoolStats {
@@ -53,7 +53,7 @@ class PinnedPool final : public std::enable_shared_from_this<PinnedPool> {
   // At least `bytes` of host memory, aligned to 512, content undefined. Pinning a new segment takes
   // milliseconds and may synchronise devices.
   //   Errors: RESOURCE_EXHAUSTED naming what is in use and the option, or the machine's memory;
-  //   DEADLINE_EXCEEDED if NCCL work was in flight all through `patience`, and no larger block
+  //   DEADLINE_EXCEEDED if NCCL work was in flight all through `timeout`, and no larger block
   //   was idle.
   absl::StatusOr<std::shared_ptr<Buffer>> Allocate(size_t bytes);
 

@@ -17,7 +17,7 @@ class ReadyBuffer final : public Buffer {
         ready_(std::move(ready)) {}
 
   const void* arena() const override { return memory_->arena(); }
-  ArenaPlace arena_place() const override { return memory_->arena_place(); }
+  ArenaOffset arena_offset() const override { return memory_->arena_offset(); }
 
   const std::shared_ptr<Buffer>& memory() const { return memory_; }
   const std::shared_ptr<const ReadyEvent>& ready() const { return ready_; }

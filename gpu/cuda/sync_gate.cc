@@ -46,7 +46,7 @@ void SyncGate::EndProgramWork(int device) {
   if (--found->second == 0) program_work_.erase(found);
 }
 
-absl::Status SyncGate::RunQuietly(absl::Duration patience, absl::string_view doing,
+absl::Status SyncGate::RunQuietly(absl::Duration timeout, absl::string_view doing,
                                   absl::FunctionRef<void()> action) {
   bool has_to_wait = false;
   bool has_to_tell = false;
@@ -61,11 +61,11 @@ absl::Status SyncGate::RunQuietly(absl::Duration patience, absl::string_view doi
   if (has_to_wait) {
     TellListeners();
     absl::MutexLock lock(&mu_);
-    if (mu_.AwaitWithTimeout(absl::Condition(this, &SyncGate::is_free), patience)) {
+    if (mu_.AwaitWithTimeout(absl::Condition(this, &SyncGate::is_free), timeout)) {
       is_quiet_ = true;
     } else {
       status = absl::DeadlineExceededError(
-          absl::StrCat("waited ", absl::FormatDuration(patience), " to ", doing, ", and ",
+          absl::StrCat("waited ", absl::FormatDuration(timeout), " to ", doing, ", and ",
                        work_count_, " pieces of NCCL's work were in flight all the time"));
     }
   }

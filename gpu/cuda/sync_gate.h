@@ -49,8 +49,8 @@ class SyncGate final {
 
   // Runs `action` as soon as no work is in flight, and keeps new work out until it returns.
   //   doing: for the message, "unmap a peer's memory".
-  //   Errors: DEADLINE_EXCEEDED if there was work all through `patience`; the action did not run.
-  absl::Status RunQuietly(absl::Duration patience, absl::string_view doing,
+  //   Errors: DEADLINE_EXCEEDED if there was work all through `timeout`; the action did not run.
+  absl::Status RunQuietly(absl::Duration timeout, absl::string_view doing,
                           absl::FunctionRef<void()> action) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Whether somebody waits for quiet, or makes use of it. Whoever gives grants holds back then:

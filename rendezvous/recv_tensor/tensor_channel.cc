@@ -29,8 +29,8 @@ constexpr int kHttp2FrameBytes = 64 << 10;
 constexpr int kMaxReadBytes = 1 << 20;
 constexpr int kWriteBufferBytes = 4 << 20;
 
-// The connect timeout of each of several addresses, which is that of lanes too. gRPC's default of
-// 20 s would exceed the time that others wait.
+// The connect timeout of each of several addresses, which is that of control channels too. gRPC's
+// default of 20 s would exceed the time that others wait.
 constexpr int kConnectTimeoutMs = 10'000;
 
 template <typename SetInt>

@@ -14,8 +14,8 @@
 #include "absl/status/statusor.h"
 
 #include "rendezvous/response_cache.h"
+#include "tensor/closable_writer.h"
 #include "tensor/tensor.h"
-#include "tensor/write_gate.h"
 
 namespace ferry {
 
@@ -44,7 +44,7 @@ struct DecodeTarget {
   // Null: the heap.
   TensorAllocator allocator;
   // Null: nobody closes it.
-  WriteGate* gate = nullptr;
+  ClosableWriter* gate = nullptr;
 };
 
 // The value in a tensorflow.RecvTensorResponse of any writer. If type and shape come before the

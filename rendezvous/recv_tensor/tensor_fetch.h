@@ -21,7 +21,7 @@
 #include "absl/synchronization/mutex.h"
 
 #include "rendezvous/recv_tensor/tensor_fetcher.h"
-#include "tensor/write_gate.h"
+#include "tensor/closable_writer.h"
 
 namespace ferry {
 
@@ -122,7 +122,7 @@ class TensorFetch final : public RemoteFetch, public std::enable_shared_from_thi
   // Why there was a second attempt, or the latest one after that.
   absl::Status last_error_;
 
-  WriteGate gate_;
+  ClosableWriter gate_;
   // Never held while calling out.
   absl::Mutex mu_;
   bool is_cancelled_ ABSL_GUARDED_BY(mu_) = false;

@@ -11,7 +11,7 @@
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/wire_format_lite.h>
 
-#include "tensor/write_gate.h"
+#include "tensor/closable_writer.h"
 
 namespace ferry::wire {
 
@@ -42,7 +42,7 @@ enum class CopyResult { kCopied, kTooShort, kClosed };
 // Copies `bytes` from `in` to `out`, in pieces after each of which `gate`, which may be null, can
 // be closed.
 inline CopyResult CopyOut(google::protobuf::io::CodedInputStream& in, size_t bytes, void* out,
-                          WriteGate* gate) {
+                          ClosableWriter* gate) {
   // 0.1 ms of copying.
   constexpr size_t kPieceBytes = size_t{1} << 20;
   auto* to = static_cast<char*>(out);

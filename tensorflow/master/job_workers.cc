@@ -53,7 +53,7 @@ struct JobWorkers::Facts {
 // Asks for the next change after each. Shared with the questions that are under way.
 class JobWorkers::Watcher final : public std::enable_shared_from_this<Watcher> {
  public:
-  Watcher(coord::Strand& strand, std::function<void()> changed)
+  Watcher(coord::CoordinatorExecutor& strand, std::function<void()> changed)
       : strand_(strand), changed_(std::move(changed)) {}
 
   void Start(const std::string& prefix) {
@@ -94,7 +94,7 @@ class JobWorkers::Watcher final : public std::enable_shared_from_this<Watcher> {
         });
   }
 
-  coord::Strand& strand_;
+  coord::CoordinatorExecutor& strand_;
   // On the strand.
   coord::Store::Watch record_watch_;
   coord::WaitId task_wait_ = coord::kNoWait;
@@ -104,7 +104,7 @@ class JobWorkers::Watcher final : public std::enable_shared_from_this<Watcher> {
   std::function<void()> changed_ ABSL_GUARDED_BY(mu_);
 };
 
-JobWorkers::JobWorkers(coord::Strand& strand, WorkerRecords records, Connect connect)
+JobWorkers::JobWorkers(coord::CoordinatorExecutor& strand, WorkerRecords records, Connect connect)
     : strand_(strand), records_(std::move(records)), connect_(std::move(connect)) {}
 
 JobWorkers::~JobWorkers() { Stop(); }

@@ -15,7 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 
-#include "coord/core/strand.h"
+#include "coord/core/coordinator_executor.h"
 #include "tensorflow/master/cluster.h"
 #include "topology/global_topology.h"
 
@@ -53,7 +53,7 @@ class JobWorkers final : public ClusterSource {
                                                             const std::string& token)>;
 
   // `strand` outlives it.
-  JobWorkers(coord::Strand& strand, WorkerRecords records, Connect connect);
+  JobWorkers(coord::CoordinatorExecutor& strand, WorkerRecords records, Connect connect);
   ~JobWorkers() override;
 
   Cluster Now() override;
@@ -80,7 +80,7 @@ class JobWorkers final : public ClusterSource {
   bool Complete(ClusterWorker& worker, const WorkerRecord& record, const Facts& facts)
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  coord::Strand& strand_;
+  coord::CoordinatorExecutor& strand_;
   const WorkerRecords records_;
   const Connect connect_;
   std::shared_ptr<Watcher> watcher_;

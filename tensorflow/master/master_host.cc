@@ -46,8 +46,8 @@ MasterHost::~MasterHost() {
   timer_thread_ = nullptr;
 }
 
-std::vector<std::unique_ptr<grpc::Service>> MasterHost::Attach(coord::Strand& strand,
-                                                               coord::RareMethods& rare) {
+std::vector<std::unique_ptr<grpc::Service>> MasterHost::Attach(coord::CoordinatorExecutor& strand,
+                                                               coord::GenericMethodTable& rare) {
   timer_thread_ = std::make_unique<TimerThread>(timers_);
   pool_ = std::make_unique<WorkPool>("ferry-graph-", kWorkThreads);
   looks_ = std::make_unique<WorkPool>("ferry-looks-", 1);

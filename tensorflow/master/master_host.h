@@ -10,7 +10,7 @@
 
 #include "absl/time/time.h"
 
-#include "coord/core/strand.h"
+#include "coord/core/coordinator_executor.h"
 #include "coord/server/unary_service.h"
 #include "tensorflow/master/grpc_worker_link.h"
 #include "tensorflow/master/job_workers.h"
@@ -32,8 +32,8 @@ class MasterHost final {
   MasterHost& operator=(const MasterHost&) = delete;
 
   // The services, for the server of that coordinator. Once.
-  std::vector<std::unique_ptr<grpc::Service>> Attach(coord::Strand& strand,
-                                                     coord::RareMethods& rare);
+  std::vector<std::unique_ptr<grpc::Service>> Attach(coord::CoordinatorExecutor& strand,
+                                                     coord::GenericMethodTable& rare);
 
   // Ends all sessions and answers all calls. The workers are told for at most `grace`. Before the
   // coordinator's server stops; a second time does nothing.

@@ -69,9 +69,9 @@ class TableCall final : public grpc::ServerUnaryReactor, public MasterCall {
 using Stream = grpc::ServerGenericBidiReactor;
 
 // Of any other method: to gRPC a stream, of which one message is read and one written.
-class RareCall final : public Stream, public MasterCall {
+class GenericCall final : public Stream, public MasterCall {
  public:
-  explicit RareCall(const CallHandler& handler) : handler_(handler) { StartRead(&request_); }
+  explicit GenericCall(const CallHandler& handler) : handler_(handler) { StartRead(&request_); }
 
   void Answer(grpc::Status status, grpc::ByteBuffer response) override {
     if (!status.ok()) return Stream::Finish(std::move(status));
@@ -160,7 +160,7 @@ CallHandler Serve(Master& master, Method<Request, Response> method) {
 
 class MasterService final : public coord::RawService {
  public:
-  MasterService(absl::string_view name, Master& master, coord::RareMethods& rare,
+  MasterService(absl::string_view name, Master& master, coord::GenericMethodTable& rare,
                 std::shared_ptr<const void> guard)
       : prefix_(absl::StrCat("/", name, "/")), rare_(rare), guard_(std::move(guard)) {
     // Each method in the table costs every connection 160 bytes, of which there are many.
@@ -191,12 +191,12 @@ class MasterService final : public coord::RawService {
   void AddRare(absl::string_view method, CallHandler handler) {
     rare_.AddReactor(absl::StrCat(prefix_, method),
                      [handler = std::move(handler)](grpc::GenericCallbackServerContext*) {
-                       return static_cast<Stream*>(new RareCall(handler));
+                       return static_cast<Stream*>(new GenericCall(handler));
                      });
   }
 
   const std::string prefix_;
-  coord::RareMethods& rare_;
+  coord::GenericMethodTable& rare_;
   const std::shared_ptr<const void> guard_;
   std::vector<std::unique_ptr<std::string>> paths_;
 };
@@ -204,7 +204,7 @@ class MasterService final : public coord::RawService {
 }  // namespace
 
 std::vector<std::unique_ptr<grpc::Service>> MakeMasterServices(Master& master,
-                                                               coord::RareMethods& rare,
+                                                               coord::GenericMethodTable& rare,
                                                                std::shared_ptr<const void> guard) {
   std::vector<std::unique_ptr<grpc::Service>> services;
   // What clients of TensorFlow call, and what stubs generated from its declaration do.
@@ -214,7 +214,7 @@ std::vector<std::unique_ptr<grpc::Service>> MakeMasterServices(Master& master,
   }
   rare.AddReactor("/ferry.v1.Trace/GetSteps", [handler = Serve(master, &Master::GetSteps)](
                                                   grpc::GenericCallbackServerContext*) {
-    return static_cast<Stream*>(new RareCall(handler));
+    return static_cast<Stream*>(new GenericCall(handler));
   });
   return services;
 }

@@ -17,7 +17,7 @@ namespace ferry::master {
 // own tables, and the rest in `rare`. Large messages are read and written by Master::work, for
 // gRPC's threads are few. `guard` goes with them.
 std::vector<std::unique_ptr<grpc::Service>> MakeMasterServices(Master& master,
-                                                               coord::RareMethods& rare,
+                                                               coord::GenericMethodTable& rare,
                                                                std::shared_ptr<const void> guard);
 
 }  // namespace ferry::master

@@ -12,7 +12,7 @@ namespace {
 
 // How long the cause of an error may take to be told of: a connection that breaks is noticed by all
 // within milliseconds.
-constexpr absl::Duration kCausePatience = absl::Seconds(1);
+constexpr absl::Duration kCauseTimeout = absl::Seconds(1);
 
 // What became of one call: the answer's own error, or that of the way there.
 absl::Status ResultOf(const absl::StatusOr<tensorflow::RunGraphResponse>& response) {
@@ -94,7 +94,7 @@ void RunningStep::WhenAnswered(size_t part, absl::StatusOr<tensorflow::RunGraphR
 }
 
 void RunningStep::AwaitCause() {
-  const Timers::Id timer = timers_.AddAfter(kCausePatience, [weak = weak_from_this()] {
+  const Timers::Id timer = timers_.AddAfter(kCauseTimeout, [weak = weak_from_this()] {
     const auto self = weak.lock();
     if (self == nullptr) return;
     {

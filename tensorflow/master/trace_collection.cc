@@ -10,7 +10,7 @@ namespace ferry::master {
 namespace {
 
 constexpr int kClockTrips = 5;
-constexpr absl::Duration kPatience = absl::Seconds(5);
+constexpr absl::Duration kTimeout = absl::Seconds(5);
 
 }  // namespace
 
@@ -74,7 +74,7 @@ void TraceCollection::Start(const Cluster& cluster,
 void TraceCollection::AskClock(size_t index, std::shared_ptr<FanOut> all) {
   const int64_t asked_ns = context_.wall_ns();
   workers_[index].link->GetSteps(
-      ferry::v1::GetStepsRequest(), {kPatience, gone_},
+      ferry::v1::GetStepsRequest(), {kTimeout, gone_},
       [self = shared_from_this(), index, asked_ns,
        all = std::move(all)](absl::StatusOr<ferry::v1::GetStepsResponse> response) mutable {
         const int64_t trip_ns = self->context_.wall_ns() - asked_ns;
@@ -95,7 +95,7 @@ void TraceCollection::AskClock(size_t index, std::shared_ptr<FanOut> all) {
 
 void TraceCollection::AskSteps(size_t index, std::shared_ptr<FanOut> all) {
   workers_[index].link->GetSteps(
-      wanted_, {kPatience, gone_},
+      wanted_, {kTimeout, gone_},
       [self = shared_from_this(), index,
        all = std::move(all)](absl::StatusOr<ferry::v1::GetStepsResponse> response) {
         Worker& worker = self->workers_[index];

@@ -40,7 +40,7 @@ struct Fetching {
 
 }  // namespace
 
-void FetchAll(StepExchange& exchange, absl::Span<const RendezvousKey> keys,
+void FetchAll(StepTransfers& exchange, absl::Span<const RendezvousKey> keys,
               CancellationToken* cancellation, FetchCallback done) {
   auto fetching = std::make_shared<Fetching>();
   fetching->done = std::move(done);

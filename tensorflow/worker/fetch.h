@@ -14,7 +14,7 @@
 #include "base/cancellation_token.h"
 #include "rendezvous/key.h"
 #include "tensor/tensor.h"
-#include "tensorflow/worker/step_exchange.h"
+#include "tensorflow/worker/step_transfers.h"
 
 namespace ferry::worker {
 
@@ -26,7 +26,7 @@ using FetchCallback = absl::AnyInvocable<void(absl::Status, std::vector<Tensor>)
 //   cancellation: may be null; outlives the receives.
 //   Errors, through `done`: of the receives, the first that no other has caused; INVALID_ARGUMENT
 //   for a dead value.
-void FetchAll(StepExchange& exchange, absl::Span<const RendezvousKey> keys,
+void FetchAll(StepTransfers& exchange, absl::Span<const RendezvousKey> keys,
               CancellationToken* cancellation, FetchCallback done);
 
 }  // namespace ferry::worker

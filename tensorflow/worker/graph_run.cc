@@ -36,7 +36,7 @@ int ThisThread() {
 
 }  // namespace
 
-GraphRun::GraphRun(std::shared_ptr<const Plan> plan, std::shared_ptr<StepExchange> exchange,
+GraphRun::GraphRun(std::shared_ptr<const Plan> plan, std::shared_ptr<StepTransfers> exchange,
                    GraphRunOptions options, Done done)
     : plan_(std::move(plan)),
       exchange_(std::move(exchange)),
@@ -53,7 +53,7 @@ GraphRun::GraphRun(std::shared_ptr<const Plan> plan, std::shared_ptr<StepExchang
 }
 
 std::shared_ptr<GraphRun> GraphRun::Create(std::shared_ptr<const Plan> plan,
-                                           std::shared_ptr<StepExchange> exchange,
+                                           std::shared_ptr<StepTransfers> exchange,
                                            GraphRunOptions options, Done done) {
   FERRY_CHECK(options.executor != nullptr && options.now_ns != nullptr);
   return std::shared_ptr<GraphRun>(

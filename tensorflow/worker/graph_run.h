@@ -18,7 +18,7 @@
 
 #include "base/cancellation_token.h"
 #include "tensorflow/worker/plan.h"
-#include "tensorflow/worker/step_exchange.h"
+#include "tensorflow/worker/step_transfers.h"
 
 namespace ferry::worker {
 
@@ -51,9 +51,9 @@ struct GraphRunOptions {
   std::shared_ptr<StepCollectives> collectives;
 };
 
-// Thread-safe. Keeps itself as long as it runs. Exchange nodes wait without a thread. What the
-// threads of others bring in (a tensor that arrives) is carried on there as long as it is known to
-// be quick, else by the executor. Never recurses: a graph may be as deep as it likes.
+// Thread-safe. Keeps itself as long as it runs. TransferEngine nodes wait without a thread. What
+// the threads of others bring in (a tensor that arrives) is carried on there as long as it is known
+// to be quick, else by the executor. Never recurses: a graph may be as deep as it likes.
 //
 // A node with a dead input does not run and gives dead outputs; a dead value is sent on as one.
 //
@@ -66,7 +66,7 @@ class GraphRun final : public std::enable_shared_from_this<GraphRun> {
   using Done = absl::AnyInvocable<void(absl::Status) &&>;
 
   static std::shared_ptr<GraphRun> Create(std::shared_ptr<const Plan> plan,
-                                          std::shared_ptr<StepExchange> exchange,
+                                          std::shared_ptr<StepTransfers> exchange,
                                           GraphRunOptions options, Done done);
 
   // Once.
@@ -90,7 +90,7 @@ class GraphRun final : public std::enable_shared_from_this<GraphRun> {
     Received received;
   };
 
-  GraphRun(std::shared_ptr<const Plan> plan, std::shared_ptr<StepExchange> exchange,
+  GraphRun(std::shared_ptr<const Plan> plan, std::shared_ptr<StepTransfers> exchange,
            GraphRunOptions options, Done done);
 
   // Runs what is in `work`, and what gets ready by that. The caller keeps this.
@@ -125,7 +125,7 @@ class GraphRun final : public std::enable_shared_from_this<GraphRun> {
 
   // Constant after construction.
   const std::shared_ptr<const Plan> plan_;
-  const std::shared_ptr<StepExchange> exchange_;
+  const std::shared_ptr<StepTransfers> exchange_;
   const GraphRunOptions options_;
 
   // One for each input of each node; written by its producer, read by its consumer.

@@ -15,7 +15,7 @@ class ReadyNodes final {
   ReadyNodes(int64_t now_ns, bool is_guest)
       : begin_ns(now_ns), now_ns(now_ns), is_guest(is_guest) {}
 
-  // Exchange nodes go first: others wait for them.
+  // TransferEngine nodes go first: others wait for them.
   void Add(int index, bool is_exchange) {
     (is_exchange ? exchange_ : compute_).nodes.push_back(index);
   }

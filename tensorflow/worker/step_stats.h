@@ -11,8 +11,8 @@
 
 namespace ferry::worker {
 
-// A row for each node that ran, under its device: "z = AddV2(x, y)". Exchange nodes say what went
-// where, how much and how: "[64.0KB] edge_3_x from /job:... to /job:... by shm".
+// A row for each node that ran, under its device: "z = AddV2(x, y)". TransferEngine nodes say what
+// went where, how much and how: "[64.0KB] edge_3_x from /job:... to /job:... by shm".
 //   times: one for each node of the graph's plan, in nanoseconds since 1970.
 void FillStepStats(const RegisteredGraph& graph, const std::vector<NodeTimes>& times,
                    tensorflow::StepStats& stats);

@@ -47,10 +47,10 @@ absl::Status StepTable::Enter(int64_t step_id, absl::string_view session, absl::
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<StepExchange>> StepTable::Open(int64_t step_id,
-                                                              absl::string_view graph,
-                                                              IsAlive is_alive) {
-  absl::StatusOr<std::shared_ptr<StepExchange>> exchange = exchanges_.Open(step_id);
+absl::StatusOr<std::shared_ptr<StepTransfers>> StepTable::Open(int64_t step_id,
+                                                               absl::string_view graph,
+                                                               IsAlive is_alive) {
+  absl::StatusOr<std::shared_ptr<StepTransfers>> exchange = exchanges_.Open(step_id);
   if (!exchange.ok()) {
     absl::MutexLock lock(&mu_);
     const auto found = steps_.find(step_id);
@@ -66,10 +66,10 @@ absl::StatusOr<std::shared_ptr<StepExchange>> StepTable::Open(int64_t step_id,
   return absl::AbortedError(absl::StrCat("step ", step_id, " is over: its session has ended"));
 }
 
-absl::StatusOr<std::shared_ptr<StepExchange>> StepTable::Begin(int64_t step_id,
-                                                               absl::string_view session,
-                                                               absl::string_view graph,
-                                                               IsAlive is_alive) {
+absl::StatusOr<std::shared_ptr<StepTransfers>> StepTable::Begin(int64_t step_id,
+                                                                absl::string_view session,
+                                                                absl::string_view graph,
+                                                                IsAlive is_alive) {
   FERRY_RETURN_IF_ERROR(Enter(step_id, session, graph, nullptr));
   return Open(step_id, graph, is_alive);
 }
@@ -78,7 +78,7 @@ absl::StatusOr<StepTable::Piece> StepTable::BeginPiece(int64_t step_id, absl::st
                                                        absl::string_view graph, IsAlive is_alive) {
   Piece piece;
   FERRY_RETURN_IF_ERROR(Enter(step_id, session, graph, &piece));
-  absl::StatusOr<std::shared_ptr<StepExchange>> exchange = Open(step_id, graph, is_alive);
+  absl::StatusOr<std::shared_ptr<StepTransfers>> exchange = Open(step_id, graph, is_alive);
   if (!exchange.ok()) {
     // Other pieces wait for a run that will not be.
     if (piece.is_first) piece.run->EndRun(exchange.status());

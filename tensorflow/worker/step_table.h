@@ -19,7 +19,7 @@
 #include "base/budget.h"
 #include "tensorflow/worker/graph_run.h"
 #include "tensorflow/worker/partial_run.h"
-#include "tensorflow/worker/step_exchange.h"
+#include "tensorflow/worker/step_transfers.h"
 
 namespace ferry::worker {
 
@@ -38,13 +38,13 @@ class StepTable final {
   // A run of `graph` begins in the step.
   //   Errors: ABORTED if the graph has been run in it, the step or its session is over, or it is
   //   another session's; RESOURCE_EXHAUSTED naming the limit.
-  absl::StatusOr<std::shared_ptr<StepExchange>> Begin(int64_t step_id, absl::string_view session,
-                                                      absl::string_view graph, IsAlive is_alive)
+  absl::StatusOr<std::shared_ptr<StepTransfers>> Begin(int64_t step_id, absl::string_view session,
+                                                       absl::string_view graph, IsAlive is_alive)
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // A piece of a run of `graph` that is fed and fetched in pieces.
   struct Piece {
-    std::shared_ptr<StepExchange> exchange;
+    std::shared_ptr<StepTransfers> exchange;
     std::shared_ptr<PartialRun> run;
     // It is the first one, of however many come at once: the run is to be started.
     bool is_first = false;
@@ -84,8 +84,8 @@ class StepTable final {
   absl::Status Enter(int64_t step_id, absl::string_view session, absl::string_view graph,
                      Piece* piece) ABSL_LOCKS_EXCLUDED(mu_);
   // Of what was entered: the step's exchange, or nothing of it stays.
-  absl::StatusOr<std::shared_ptr<StepExchange>> Open(int64_t step_id, absl::string_view graph,
-                                                     IsAlive is_alive) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<std::shared_ptr<StepTransfers>> Open(int64_t step_id, absl::string_view graph,
+                                                      IsAlive is_alive) ABSL_LOCKS_EXCLUDED(mu_);
 
   StepExchanges& exchanges_;
   const size_t max_steps_;

@@ -28,15 +28,15 @@
 #include "tensorflow/worker/limits.h"
 #include "tensorflow/worker/registered_graph.h"
 #include "tensorflow/worker/session.h"
-#include "tensorflow/worker/step_exchange.h"
 #include "tensorflow/worker/step_ring.h"
 #include "tensorflow/worker/step_table.h"
+#include "tensorflow/worker/step_transfers.h"
 #include "tensorflow/worker/thread_pool.h"
 #include "tensorflow/worker/transfer_log.h"
 
 namespace ferry::worker {
 
-class CollectiveCarrier;
+class CollectiveBackend;
 class CollectiveGpus;
 
 struct WorkerOptions {
@@ -157,7 +157,7 @@ class Worker final {
   //   begins: is set; false for a piece of a run that was begun before.
   absl::Status Prepare(Call& call, bool& begins);
   std::shared_ptr<GraphRun> MakeRun(const std::shared_ptr<Call>& call);
-  std::unique_ptr<CollectiveCarrier> MakeCarrier(const std::shared_ptr<StepExchange>& exchange);
+  std::unique_ptr<CollectiveBackend> MakeCarrier(const std::shared_ptr<StepTransfers>& exchange);
   void EndRun(const std::shared_ptr<Call>& call, absl::Status status);
   void Fetch(const std::shared_ptr<Call>& call, absl::AnyInvocable<void(absl::Status) &&> done);
   void Complete(Call& call, absl::Status status);

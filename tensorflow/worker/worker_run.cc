@@ -9,10 +9,10 @@
 #include "base/logging.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "tensorflow/worker/collectives/host_carrier.h"
+#include "tensorflow/worker/collectives/host_backend.h"
 #include "tensorflow/worker/collectives/leader.h"
-#include "tensorflow/worker/collectives/nccl_carrier.h"
-#include "tensorflow/worker/collectives/staged_carrier.h"
+#include "tensorflow/worker/collectives/nccl_backend.h"
+#include "tensorflow/worker/collectives/staged_backend.h"
 #include "tensorflow/worker/collectives/step_collectives.h"
 #include "tensorflow/worker/fetch.h"
 #include "tensorflow/worker/partial_run.h"
@@ -30,7 +30,7 @@ struct Worker::Call {
 
   std::shared_ptr<const RegisteredGraph> graph;
   std::vector<RendezvousKey> fetches;
-  std::shared_ptr<StepExchange> exchange;
+  std::shared_ptr<StepTransfers> exchange;
   // Of a piece.
   std::shared_ptr<PartialRun> partial;
   // What it has begun.
@@ -152,19 +152,19 @@ std::shared_ptr<GraphRun> Worker::MakeRun(const std::shared_ptr<Call>& call) {
   return run;
 }
 
-std::unique_ptr<CollectiveCarrier> Worker::MakeCarrier(
-    const std::shared_ptr<StepExchange>& exchange) {
-  auto on_host = std::make_unique<HostCarrier>(exchange, &executor_);
+std::unique_ptr<CollectiveBackend> Worker::MakeCarrier(
+    const std::shared_ptr<StepTransfers>& exchange) {
+  auto on_host = std::make_unique<HostBackend>(exchange, &executor_);
   Gpus* const gpus = options_.gpus;
   if (gpus == nullptr) return on_host;
-  auto staged = std::make_unique<StagedCarrier>(
+  auto staged = std::make_unique<StagedBackend>(
       std::move(on_host),
       [gpus](MoveRequest request, Gpus::MoveCallback done) {
         gpus->Move(std::move(request), std::move(done));
       },
       &executor_);
   if (options_.collectives == nullptr) return staged;
-  return std::make_unique<NcclCarrier>(exchange, *options_.collectives, std::move(staged),
+  return std::make_unique<NcclBackend>(exchange, *options_.collectives, std::move(staged),
                                        &executor_);
 }
 

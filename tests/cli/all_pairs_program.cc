@@ -15,7 +15,7 @@ namespace ferry {
 namespace {
 
 constexpr int kThreads = 3;
-constexpr absl::Duration kPatience = absl::Seconds(60);
+constexpr absl::Duration kTimeout = absl::Seconds(60);
 
 size_t BytesOf(int from, int to, int index) {
   return static_cast<size_t>(1000 + 60'000 * ((from + 3 * to + index) % 7) + index);
@@ -28,7 +28,7 @@ std::vector<unsigned char> Pattern(int from, int to, int index) {
   return bytes;
 }
 
-absl::Status Exchange(Node& node, int thread, int count, uint32_t seed) {
+absl::Status TransferEngine(Node& node, int thread, int count, uint32_t seed) {
   const int me = node.node_id();
   FERRY_ASSIGN_OR_RETURN(Gpu* const gpu, node.exchange().gpus()->Get(0));
   const cuda::CudaTable& table = gpu->device->table();
@@ -71,7 +71,7 @@ absl::Status Exchange(Node& node, int thread, int count, uint32_t seed) {
       continue;
     }
     FERRY_ASSIGN_OR_RETURN(const auto key, node.Key(name, each.peer, me, "gpu:0", "gpu:0"));
-    FERRY_ASSIGN_OR_RETURN(const Received received, step.RecvValue(key, kPatience));
+    FERRY_ASSIGN_OR_RETURN(const Received received, step.RecvValue(key, kTimeout));
     if (received.path != "nccl") return absl::InternalError(absl::StrCat("by ", received.path));
     const std::vector<unsigned char> expected = Pattern(each.peer, me, each.index);
     std::vector<unsigned char> seen(received.tensor.bytes());
@@ -100,13 +100,13 @@ absl::Status Run(int count, uint32_t seed) {
   std::vector<std::thread> threads;
   for (int thread = 0; thread < kThreads; ++thread) {
     threads.emplace_back([&, thread] {
-      outcomes[static_cast<size_t>(thread)] = Exchange(*node, thread, count, seed);
+      outcomes[static_cast<size_t>(thread)] = TransferEngine(*node, thread, count, seed);
     });
   }
   for (std::thread& thread : threads) thread.join();
   for (const absl::Status& outcome : outcomes) FERRY_RETURN_IF_ERROR(outcome);
   FERRY_ASSIGN_OR_RETURN(Step step, node->OpenStep(1));
-  FERRY_RETURN_IF_ERROR(step.Close(kPatience));
+  FERRY_RETURN_IF_ERROR(step.Close(kTimeout));
   std::cout << "all of " << count * (node->num_nodes() - 1) << " have come\n";
   return node->Shutdown();
 }

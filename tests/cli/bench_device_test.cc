@@ -28,7 +28,7 @@ class BenchDeviceTest : public ::testing::Test {
     node_ = *std::move(node);
   }
   std::unique_ptr<BenchDevice> Open(const std::string& name) {
-    auto device = BenchDevice::Open(*node_, name, "float", coord::kPatience);
+    auto device = BenchDevice::Open(*node_, name, "float", coord::kTimeout);
     EXPECT_TRUE(device.ok()) << device.status();
     return *std::move(device);
   }

@@ -24,8 +24,8 @@ coord::TaskStatus TaskOf(int node, coord::TaskState state, uint64_t incarnation)
 }
 
 absl::Status Check(const coord::TaskStatus& task) {
-  return CheckNobodyIsGone({{1, 11}, {2, 22}}, {TaskOf(1, coord::TaskState::kConnected, 11), task},
-                           "measuring part 3");
+  return CheckAllAlive({{1, 11}, {2, 22}}, {TaskOf(1, coord::TaskState::kConnected, 11), task},
+                       "measuring part 3");
 }
 
 TEST(BenchGoneNode, NamesWhoHasDiedLeftOrComeBack) {
@@ -55,9 +55,9 @@ TEST(BenchGoneNode, CaresForNobodyElse) {
 }
 
 TEST(BenchGoneNode, ListsThoseAway) {
-  EXPECT_EQ(ThoseAway({TaskOf(0, coord::TaskState::kConnected, 1),
-                       TaskOf(2, coord::TaskState::kDisconnected, 2),
-                       TaskOf(5, coord::TaskState::kError, 3)}),
+  EXPECT_EQ(MissingNodes({TaskOf(0, coord::TaskState::kConnected, 1),
+                          TaskOf(2, coord::TaskState::kDisconnected, 2),
+                          TaskOf(5, coord::TaskState::kError, 3)}),
             "; node 2 has left the job; node 5 has died: no heartbeat");
 }
 

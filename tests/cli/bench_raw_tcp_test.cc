@@ -38,8 +38,8 @@ class RawTcpTest : public ::testing::Test {
     ASSERT_TRUE(node.ok()) << node.status();
     node_ = *std::move(node);
   }
-  BenchParty Party(int rank) {
-    return {.node = *node_, .rank = rank, .nodes = {0, 0}, .patience = coord::kPatience};
+  BenchParticipants Party(int rank) {
+    return {.node = *node_, .rank = rank, .nodes = {0, 0}, .timeout = coord::kTimeout};
   }
 
   coord::TestServer server_{1};
@@ -47,8 +47,8 @@ class RawTcpTest : public ::testing::Test {
 };
 
 TEST_F(RawTcpTest, BothHaveTheSockets) {
-  const BenchParty first = Party(0);
-  const BenchParty second = Party(1);
+  const BenchParticipants first = Party(0);
+  const BenchParticipants second = Party(1);
   constexpr size_t kBytes = size_t{2} << 20;
   std::vector<char> there(kBytes, 1);
   std::vector<char> here(kBytes, 2);
@@ -89,7 +89,7 @@ TEST_F(RawTcpTest, WhoIsRefusedSaysByWhichAddress) {
     closed = absl::StrCat("127.0.0.1:", listener->port);
   }
   ASSERT_TRUE(node_->agent().Set(kAt, absl::StrCat("7 ", closed)).ok());
-  const BenchParty second = Party(1);
+  const BenchParticipants second = Party(1);
   const absl::Status refused = RawTcp::Create(second, 2).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(refused.message()), HasSubstr(closed));
@@ -100,14 +100,14 @@ TEST_F(RawTcpTest, WhoIsRefusedSaysByWhichAddress) {
 
 TEST_F(RawTcpTest, WhoListensHearsThatTheOtherWasRefused) {
   ASSERT_TRUE(node_->agent().Set(kIs, "10.0.0.7:1234: Connection refused").ok());
-  const BenchParty first = Party(0);
+  const BenchParticipants first = Party(0);
   const absl::Status status = RawTcp::Create(first, 2).status();
   EXPECT_EQ(status, absl::UnavailableError("10.0.0.7:1234: Connection refused"));
 }
 
 TEST_F(RawTcpTest, WhoListensNowhereIsTold) {
   ASSERT_TRUE(node_->agent().Set(kAt, "7").ok());
-  const BenchParty second = Party(1);
+  const BenchParticipants second = Party(1);
   const absl::Status status = RawTcp::Create(second, 2).status();
   EXPECT_EQ(status, absl::UnavailableError("the other process listens nowhere"));
 }
@@ -120,12 +120,12 @@ TEST_F(RawTcpTest, SomebodyElseIsNotMeasured) {
   ASSERT_TRUE(node_->agent().Set(kAt, absl::StrCat("7 ", address)).ok());
   absl::Status status;
   {
-    const BenchParty second = Party(1);
+    const BenchParticipants second = Party(1);
     const Thread other("other",
                        [&second, &status] { status = RawTcp::Create(second, 1).status(); });
     // It answers, but not as one who knows the number.
     pollfd readable = {stranger->fd.get(), POLLIN, 0};
-    ASSERT_EQ(poll(&readable, 1, static_cast<int>(absl::ToInt64Milliseconds(coord::kPatience))), 1);
+    ASSERT_EQ(poll(&readable, 1, static_cast<int>(absl::ToInt64Milliseconds(coord::kTimeout))), 1);
     const UniqueFd greeted(accept4(stranger->fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
     ASSERT_TRUE(greeted.valid());
     constexpr char kWrong[16] = {};

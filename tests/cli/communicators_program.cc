@@ -18,7 +18,7 @@ namespace {
 
 using Communicator = std::shared_ptr<NcclCommunicator>;
 
-constexpr absl::Duration kPatience = absl::Seconds(30);
+constexpr absl::Duration kTimeout = absl::Seconds(30);
 
 absl::Status Expect(bool is_true, absl::string_view what) {
   return is_true ? absl::OkStatus() : absl::InternalError(absl::StrCat("not so: ", what));
@@ -77,7 +77,7 @@ absl::Status Run() {
   FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<Node> node, Node::Join(std::move(node_options)));
   const std::vector<int> gpus = node->topology().OneGpuOfEachNode();
   int meetings = 0;
-  const auto meet = [&] { return node->agent().Barrier(absl::StrCat("m", ++meetings), kPatience); };
+  const auto meet = [&] { return node->agent().Barrier(absl::StrCat("m", ++meetings), kTimeout); };
 
   FERRY_ASSIGN_OR_RETURN(Communicator first, node->Communicator(gpus));
   FERRY_RETURN_IF_ERROR(ExpectSumOverAll(*node, *first));
@@ -198,7 +198,7 @@ absl::Status Overlap() {
     }
     // The next ones are made anew.
     for (const std::string end : {"used", "left"}) {
-      FERRY_RETURN_IF_ERROR(node->agent().Barrier(absl::StrCat(end, round), kPatience));
+      FERRY_RETURN_IF_ERROR(node->agent().Barrier(absl::StrCat(end, round), kTimeout));
       made.clear();
     }
   }
@@ -209,7 +209,7 @@ absl::Status Overlap() {
 // NCCL does not let go of what this keeps when it leaves.
 absl::Status Leave() {
   NodeOptions options;
-  options.exchange.transports.nccl.abort_patience = absl::Milliseconds(300);
+  options.exchange.transports.nccl.abort_timeout = absl::Milliseconds(300);
   FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<Node> node, Node::Join(std::move(options)));
   FERRY_RETURN_IF_ERROR(node->Communicator(node->topology().OneGpuOfEachNode()).status());
   FERRY_RETURN_IF_ERROR(node->Shutdown());
@@ -222,7 +222,7 @@ absl::Status Wait() {
   NodeOptions options;
   options.recoverable = true;
   FERRY_ASSIGN_OR_RETURN(const std::unique_ptr<Node> node, Node::Join(std::move(options)));
-  FERRY_RETURN_IF_ERROR(node->agent().Barrier("about to", kPatience));
+  FERRY_RETURN_IF_ERROR(node->agent().Barrier("about to", kTimeout));
   if (node->node_id() > 0) {
     absl::SleepFor(absl::Milliseconds(300));
     std::raise(SIGKILL);
@@ -231,7 +231,7 @@ absl::Status Wait() {
   const absl::Status told = node->Communicator(node->topology().OneGpuOfEachNode()).status();
   std::cout << told << "\n";
   FERRY_RETURN_IF_ERROR(Expect(absl::IsUnavailable(told), "it is told that a rank has died"));
-  FERRY_RETURN_IF_ERROR(Expect(SteadyClock().Now() - start < kPatience, "it is told soon"));
+  FERRY_RETURN_IF_ERROR(Expect(SteadyClock().Now() - start < kTimeout, "it is told soon"));
   return node->Leave();
 }
 
@@ -244,7 +244,7 @@ absl::Status Live(const std::string& life) {
   std::vector<Communicator> former;
   for (const std::string each : {"1", "2", "3"}) {
     if (node->node_id() > 0 && each != life) continue;
-    const absl::Time deadline = SteadyClock().Now() + kPatience;
+    const absl::Time deadline = SteadyClock().Now() + kTimeout;
     absl::StatusOr<Communicator> all = absl::UnknownError("not asked for");
     while (true) {
       all = node->Communicator(gpus);

@@ -17,7 +17,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr absl::Duration kPatience = absl::Seconds(30);
+constexpr absl::Duration kTimeout = absl::Seconds(30);
 
 class Stoppable : public ::testing::Test {
  protected:
@@ -28,7 +28,7 @@ class Stoppable : public ::testing::Test {
         signals_, error_,
         [&]() -> absl::Status {
           began_.Notify();
-          if (!stopped.WaitForNotificationWithTimeout(kPatience)) {
+          if (!stopped.WaitForNotificationWithTimeout(kTimeout)) {
             return absl::DeadlineExceededError("nobody has called it off");
           }
           return absl::CancelledError("called off");
@@ -90,7 +90,7 @@ TEST_F(Stoppable, WhatIsDoneByThenIsDone) {
   EXPECT_EQ(RunStoppably(
                 signals_, error_,
                 [&]() -> absl::Status {
-                  stopped.WaitForNotificationWithTimeout(kPatience);
+                  stopped.WaitForNotificationWithTimeout(kTimeout);
                   return absl::OkStatus();
                 },
                 [&](const absl::Status&) { stopped.Notify(); }),
@@ -101,7 +101,7 @@ TEST(BlockedSignalsTest, WhatComesWhileNobodyListensAnyMoreKillsNobody) {
   {
     BlockedSignals signals({SIGUSR1});
     kill(getpid(), SIGUSR1);
-    EXPECT_EQ(signals.WaitFor(kPatience), SIGUSR1);
+    EXPECT_EQ(signals.WaitFor(kTimeout), SIGUSR1);
     kill(getpid(), SIGUSR1);
   }
   SUCCEED();
@@ -113,7 +113,7 @@ TEST_F(Stoppable, AnErrorOfItsOwnSaysMoreThanThatItWasStopped) {
   EXPECT_EQ(RunStoppably(
                 signals_, error_,
                 [&]() -> absl::Status {
-                  stopped.WaitForNotificationWithTimeout(kPatience);
+                  stopped.WaitForNotificationWithTimeout(kTimeout);
                   return absl::DataLossError("a byte is wrong");
                 },
                 [&](const absl::Status&) { stopped.Notify(); }),

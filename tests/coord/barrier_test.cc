@@ -263,7 +263,7 @@ TEST(Barrier, Scenario87TheTimeoutIsEveryonesAndNamesTheMissing) {
   EXPECT_EQ(first.result().counter, 0);
 }
 
-// The first to come decides; a later, shorter patience must not end it for all.
+// The first to come decides; a later, shorter timeout must not end it for all.
 TEST(Barrier, OnlyTheFirstTimeoutCounts) {
   TestJob job(PlainOptions(3));
   job.RegisterAll();

@@ -65,8 +65,8 @@ void RunBeats(TestJob& job, const std::vector<JaxClient>& clients, int intervals
 }
 
 // The time until the task was considered dead, in steps of 0.1 s; InfiniteDuration if it was not.
-absl::Duration TimeToNotice(TestJob& job, int task, absl::Duration patience) {
-  for (absl::Duration passed; passed <= patience; passed += absl::Milliseconds(100)) {
+absl::Duration TimeToNotice(TestJob& job, int task, absl::Duration timeout) {
+  for (absl::Duration passed; passed <= timeout; passed += absl::Milliseconds(100)) {
     if (job.state(task) == TaskState::kError) return passed;
     job.Advance(absl::Milliseconds(100));
   }
@@ -329,7 +329,7 @@ TEST(UntoldTimeout, CoordinatorThatWasHeldUp_ForgivesAnEndedConnection) {
   StatusCall poll = Join(job, {0, absl::Seconds(100)});
   Kill(job, 0, poll);
   job.clock().Advance(absl::Seconds(30));
-  job.coordinator().ForgiveSilence(absl::Seconds(30));
+  job.coordinator().ExtendHeartbeatDeadlines(absl::Seconds(30));
   job.coordinator().Advance();
   EXPECT_EQ(job.state(0), TaskState::kConnected);
   EXPECT_LE(TimeToNotice(job, 0, absl::Minutes(5)), absl::Seconds(3.1));

@@ -23,7 +23,7 @@ TEST(Heartbeat, SilenceIsForgivenWhenNobodyCouldBeHeard) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
   job.clock().Advance(3 * kHeartbeatTimeout);
-  job.coordinator().ForgiveSilence(3 * kHeartbeatTimeout);
+  job.coordinator().ExtendHeartbeatDeadlines(3 * kHeartbeatTimeout);
   job.coordinator().Advance();
   EXPECT_EQ(job.state(0), TaskState::kConnected);
   EXPECT_EQ(job.state(1), TaskState::kConnected);
@@ -266,7 +266,7 @@ TEST(Heartbeat, AtTheEndOfTheGracePeriod_IsInvalidArgument) {
 TEST(Heartbeat, ForgivenMoreThanTheSilence_TaskStillDiesAfterOneTimeout) {
   TestJob job(PlainOptions(2));
   job.RegisterAll();
-  job.coordinator().ForgiveSilence(10 * kHeartbeatTimeout);
+  job.coordinator().ExtendHeartbeatDeadlines(10 * kHeartbeatTimeout);
   job.AdvanceWithHeartbeats(2 * kHeartbeatTimeout, {0});
   EXPECT_EQ(job.state(1), TaskState::kError);
 }

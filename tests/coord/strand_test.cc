@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The order of completions, and when their batch is over.
-#include "coord/core/strand.h"
+#include "coord/core/coordinator_executor.h"
 
 #include <memory>
 #include <string>
@@ -21,16 +21,16 @@ std::unique_ptr<Coordinator> MakeCoordinator() {
 }
 
 // A get whose completion writes its name down.
-void Get(Strand& strand, const std::string& key, std::vector<std::string>& log) {
+void Get(CoordinatorExecutor& strand, const std::string& key, std::vector<std::string>& log) {
   strand.Run([&](Coordinator& coordinator) {
     coordinator.GetKeys({key}, kNoTask, absl::Hours(1),
                         [&log, key](const auto&) { log.push_back(key); });
   });
 }
 
-TEST(Strand, RunsCompletionsInOrderAndThenEndsTheirBatch) {
+TEST(CoordinatorExecutor, RunsCompletionsInOrderAndThenEndsTheirBatch) {
   std::vector<std::string> log;
-  Strand strand(MakeCoordinator());
+  CoordinatorExecutor strand(MakeCoordinator());
   strand.SetAfterBatch([&log] { log.push_back("."); });
   for (const char* key : {"a", "b"}) Get(strand, key, log);
   EXPECT_TRUE(log.empty());
@@ -41,9 +41,9 @@ TEST(Strand, RunsCompletionsInOrderAndThenEndsTheirBatch) {
 }
 
 // What a completion leads to falls due together with it.
-TEST(Strand, ABatchIncludesWhatItsCompletionsLeadTo) {
+TEST(CoordinatorExecutor, ABatchIncludesWhatItsCompletionsLeadTo) {
   std::vector<std::string> log;
-  Strand strand(MakeCoordinator());
+  CoordinatorExecutor strand(MakeCoordinator());
   strand.SetAfterBatch([&log] { log.push_back("."); });
   Get(strand, "second", log);
   strand.Run([&](Coordinator& coordinator) {
@@ -61,12 +61,12 @@ TEST(Strand, ABatchIncludesWhatItsCompletionsLeadTo) {
 }
 
 // One that goes on for ever must not keep the others' answers back.
-TEST(Strand, ALongChainIsBrokenUp) {
+TEST(CoordinatorExecutor, ALongChainIsBrokenUp) {
   constexpr int kLength = 100;
   int done = 0;
   int ends = 0;
   int done_at_first_end = 0;
-  Strand strand(MakeCoordinator());
+  CoordinatorExecutor strand(MakeCoordinator());
   strand.SetAfterBatch([&] {
     if (++ends == 1) done_at_first_end = done;
   });

@@ -23,8 +23,8 @@ void Check(absl::string_view text) {
   FERRY_CHECK(again.ok());
   FERRY_CHECK(again->peer == endpoint->peer);
   FERRY_CHECK(again->boot_id == endpoint->boot_id && again->host_name == endpoint->host_name);
-  FERRY_CHECK(again->lanes.unix_name == endpoint->lanes.unix_name);
-  FERRY_CHECK(again->lanes.tcp == endpoint->lanes.tcp);
+  FERRY_CHECK(again->channels.unix_name == endpoint->channels.unix_name);
+  FERRY_CHECK(again->channels.tcp == endpoint->channels.tcp);
   FERRY_CHECK(again->grpc_address == endpoint->grpc_address);
 }
 

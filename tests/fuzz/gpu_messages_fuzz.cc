@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tickets, announcements and replies about GPUs' memory, as any peer may write them. The first byte
-// says which decoder.
+// Transfer descriptors, announcements and replies about GPUs' memory, as any peer may write them.
+// The first byte says which decoder.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -9,8 +9,8 @@
 
 #include "base/status_macros.h"
 #include "transport/cuda_ipc/cuda_ipc_messages.h"
-#include "transport/nccl/grant_message.h"
-#include "transport/nccl/nccl_ticket.h"
+#include "transport/nccl/batch_agreement_message.h"
+#include "transport/nccl/nccl_descriptor.h"
 
 namespace ferry {
 namespace {
@@ -27,14 +27,14 @@ void CheckBothWays(absl::string_view body, Decode decode, Encode encode) {
 }
 
 void CheckCudaIpcTicket(absl::string_view body) {
-  const absl::StatusOr<CudaIpcTicket> ticket = DecodeCudaIpcTicket(body);
+  const absl::StatusOr<CudaIpcDescriptor> ticket = DecodeCudaIpcTicket(body);
   if (!ticket.ok()) return;
   FERRY_CHECK(ticket->pieces.size() <= kMaxCudaIpcPieces);
   CheckBothWays(body, DecodeCudaIpcTicket, EncodeCudaIpcTicket);
 }
 
 void CheckNcclTicket(absl::string_view body) {
-  const absl::StatusOr<NcclTicket> ticket = DecodeNcclTicket(body);
+  const absl::StatusOr<NcclDescriptor> ticket = DecodeNcclTicket(body);
   if (ticket.ok()) FERRY_CHECK(EncodeNcclTicket(*ticket) == body);
 }
 

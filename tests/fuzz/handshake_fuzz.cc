@@ -15,8 +15,8 @@
 namespace ferry {
 namespace {
 
-constexpr LanePeer kClient = {1, 11};
-constexpr LanePeer kServer = {2, 22};
+constexpr PeerId kClient = {1, 11};
+constexpr PeerId kServer = {2, 22};
 constexpr size_t kMostOutput = 256;
 
 // False: it has failed.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bodies of lane frames and of hand-overs of memory, as any peer may write them. The first byte
-// says which decoder.
+// Bodies of control channel frames and of hand-overs of memory, as any peer may write them. The
+// first byte says which decoder.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -8,14 +8,14 @@
 #include "absl/strings/string_view.h"
 
 #include "base/status_macros.h"
-#include "rendezvous/peer/lane_protocol.h"
-#include "transport/shm/shm_ticket.h"
+#include "rendezvous/peer/peer_protocol.h"
+#include "transport/shm/shm_descriptor.h"
 
 namespace ferry {
 namespace {
 
 // Keeps the last body that was sent.
-class CapturingLane final : public Lane {
+class CapturingLane final : public ControlChannel {
  public:
   absl::Status Send(uint16_t type, absl::Span<const absl::string_view> parts,
                     absl::Span<const int> descriptors) override {
@@ -25,14 +25,14 @@ class CapturingLane final : public Lane {
     return absl::OkStatus();
   }
   void Close(const absl::Status& why) override {}
-  const LanePeer& peer() const override { return peer_; }
+  const PeerId& peer() const override { return peer_; }
   bool passes_descriptors() const override { return false; }
   std::string Describe() const override { return "captured"; }
 
   std::string body;
 
  private:
-  const LanePeer peer_ = {};
+  const PeerId peer_ = {};
 };
 
 bool IsWithin(absl::string_view inner, absl::string_view outer) {
@@ -40,31 +40,31 @@ bool IsWithin(absl::string_view inner, absl::string_view outer) {
                            inner.data() + inner.size() <= outer.data() + outer.size());
 }
 
-void CheckHello(absl::string_view body, CapturingLane& lane) {
+void CheckHello(absl::string_view body, CapturingLane& channel) {
   const absl::StatusOr<HelloMessage> hello = DecodeHello(body);
   if (!hello.ok()) return;
   FERRY_CHECK(hello->boot_id.size() + hello->host_name.size() + 4 <= body.size());
-  FERRY_CHECK(SendHello(lane, *hello).ok());
-  const absl::StatusOr<HelloMessage> again = DecodeHello(lane.body);
+  FERRY_CHECK(SendHello(channel, *hello).ok());
+  const absl::StatusOr<HelloMessage> again = DecodeHello(channel.body);
   FERRY_CHECK(again.ok());
   FERRY_CHECK(again->boot_id == hello->boot_id.substr(0, 256));
   FERRY_CHECK(again->host_name == hello->host_name.substr(0, 256));
 }
 
-void CheckRequest(absl::string_view body, CapturingLane& lane) {
+void CheckRequest(absl::string_view body, CapturingLane& channel) {
   const absl::StatusOr<RequestMessage> request = DecodeRequest(body);
   FERRY_CHECK(request.ok() == (body.size() >= 17));
   if (!request.ok() || request->key.size() > kMaxKeyBytes) return;
   FERRY_CHECK(IsWithin(request->key, body));
-  FERRY_CHECK(SendRequest(lane, *request).ok());
+  FERRY_CHECK(SendRequest(channel, *request).ok());
   // But for flags of other versions.
-  FERRY_CHECK(lane.body.substr(0, 16) == body.substr(0, 16));
-  FERRY_CHECK(lane.body.substr(17) == body.substr(17));
-  FERRY_CHECK(DecodeRequest(lane.body)->may_decline == request->may_decline);
+  FERRY_CHECK(channel.body.substr(0, 16) == body.substr(0, 16));
+  FERRY_CHECK(channel.body.substr(17) == body.substr(17));
+  FERRY_CHECK(DecodeRequest(channel.body)->may_decline == request->may_decline);
 }
 
-void CheckTicket(absl::string_view body, CapturingLane& lane) {
-  const absl::StatusOr<TicketMessage> ticket = DecodeTicket(body);
+void CheckTicket(absl::string_view body, CapturingLane& channel) {
+  const absl::StatusOr<ReadyToSendMessage> ticket = DecodeTicket(body);
   if (!ticket.ok()) return;
   FERRY_CHECK(IsWithin(ticket->body, body));
   const TensorHeader& header = ticket->header;
@@ -74,8 +74,8 @@ void CheckTicket(absl::string_view body, CapturingLane& lane) {
     // What an inline tensor is copied from.
     FERRY_CHECK(ticket->transport != 0 || ticket->body.size() == header.bytes);
   }
-  if (!SendTicket(lane, *ticket, {}).ok()) return;
-  const absl::StatusOr<TicketMessage> again = DecodeTicket(lane.body);
+  if (!SendTicket(channel, *ticket, {}).ok()) return;
+  const absl::StatusOr<ReadyToSendMessage> again = DecodeTicket(channel.body);
   FERRY_CHECK(again.ok());
   FERRY_CHECK(again->id == ticket->id && again->is_dead == ticket->is_dead);
   FERRY_CHECK(again->is_serialized == ticket->is_serialized);
@@ -86,37 +86,37 @@ void CheckTicket(absl::string_view body, CapturingLane& lane) {
   FERRY_CHECK(again->body == ticket->body);
 }
 
-void CheckRefusal(absl::string_view body, CapturingLane& lane) {
+void CheckRefusal(absl::string_view body, CapturingLane& channel) {
   const absl::StatusOr<RefusalMessage> refusal = DecodeRefusal(body);
   if (!refusal.ok()) return;
   FERRY_CHECK(!refusal->status.ok());
-  FERRY_CHECK(SendRefusal(lane, *refusal).ok());
-  const absl::StatusOr<RefusalMessage> again = DecodeRefusal(lane.body);
+  FERRY_CHECK(SendRefusal(channel, *refusal).ok());
+  const absl::StatusOr<RefusalMessage> again = DecodeRefusal(channel.body);
   FERRY_CHECK(again.ok() && again->id == refusal->id);
   FERRY_CHECK(again->status.code() == refusal->status.code());
 }
 
-void CheckDeclined(absl::string_view body, CapturingLane& lane) {
+void CheckDeclined(absl::string_view body, CapturingLane& channel) {
   const absl::StatusOr<DeclinedMessage> declined = DecodeDeclined(body);
   if (!declined.ok()) return;
   FERRY_CHECK(!declined->status.ok());
   FERRY_CHECK(IsWithin(declined->key, body));
-  FERRY_CHECK(SendDeclined(lane, *declined).ok());
-  const absl::StatusOr<DeclinedMessage> again = DecodeDeclined(lane.body);
+  FERRY_CHECK(SendDeclined(channel, *declined).ok());
+  const absl::StatusOr<DeclinedMessage> again = DecodeDeclined(channel.body);
   FERRY_CHECK(again.ok() && again->id == declined->id && again->step_id == declined->step_id);
   FERRY_CHECK(again->key == declined->key && again->status.code() == declined->status.code());
 }
 
-void CheckId(absl::string_view body, CapturingLane& lane) {
+void CheckId(absl::string_view body, CapturingLane& channel) {
   const absl::StatusOr<uint64_t> id = DecodeId(body);
   FERRY_CHECK(id.ok() == (body.size() == 8));
   if (!id.ok()) return;
-  FERRY_CHECK(SendId(lane, LaneMessage::kDone, *id).ok());
-  FERRY_CHECK(lane.body == body);
+  FERRY_CHECK(SendId(channel, ControlMessage::kDone, *id).ok());
+  FERRY_CHECK(channel.body == body);
 }
 
 void CheckShmTicket(absl::string_view body) {
-  const absl::StatusOr<ShmTicket> ticket = DecodeShmTicket(body);
+  const absl::StatusOr<ShmDescriptor> ticket = DecodeShmTicket(body);
   FERRY_CHECK(ticket.ok() == (body.size() == 16));
   if (ticket.ok()) FERRY_CHECK(EncodeShmTicket(*ticket) == body);
 }
@@ -124,7 +124,7 @@ void CheckShmTicket(absl::string_view body) {
 void CheckAnnouncement(absl::string_view body) {
   const absl::StatusOr<AnnouncementMessage> announcement = DecodeAnnouncement(body);
   if (!announcement.ok()) return;
-  // The index of an inlet, plus one.
+  // The index of an receiver, plus one.
   FERRY_CHECK(announcement->transport > 0);
   FERRY_CHECK(IsWithin(announcement->body, body));
 }
@@ -135,18 +135,18 @@ void CheckSegmentNotice(absl::string_view body) {
 }
 
 void Check(uint8_t decoder, absl::string_view body) {
-  CapturingLane lane;
+  CapturingLane channel;
   switch (decoder % 9) {
     case 0:
-      return CheckHello(body, lane);
+      return CheckHello(body, channel);
     case 1:
-      return CheckRequest(body, lane);
+      return CheckRequest(body, channel);
     case 2:
-      return CheckTicket(body, lane);
+      return CheckTicket(body, channel);
     case 3:
-      return CheckRefusal(body, lane);
+      return CheckRefusal(body, channel);
     case 4:
-      return CheckId(body, lane);
+      return CheckId(body, channel);
     case 5:
       return CheckShmTicket(body);
     case 6:
@@ -154,7 +154,7 @@ void Check(uint8_t decoder, absl::string_view body) {
     case 7:
       return CheckSegmentNotice(body);
     case 8:
-      return CheckDeclined(body, lane);
+      return CheckDeclined(body, channel);
   }
 }
 

@@ -33,7 +33,7 @@ TEST_F(GpuArenaTest, BuffersAreOnTheDeviceAndDescribeThemselves) {
   const auto first = *arena->Allocate(1000);
   const auto second = *arena->Allocate(1000);
   EXPECT_EQ(first->bytes(), 1000u);
-  EXPECT_EQ(first->place(), (MemoryPlace{MemorySpace::kCuda, 0}));
+  EXPECT_EQ(first->place(), (TensorLocation{MemorySpace::kCuda, 0}));
   EXPECT_EQ(first->arena(), arena.get());
   EXPECT_EQ(first->pointer() % 512, 0u);
   Write(second->pointer(), "second");
@@ -51,11 +51,11 @@ TEST_F(GpuArenaTest, ABlockIsUsedAgainWhenItsBufferHasGone) {
   const auto arena = Make();
   auto first = *arena->Allocate(1000);
   const DevicePointer place = first->pointer();
-  const uint32_t generation = first->arena_place().generation;
+  const uint32_t generation = first->arena_offset().generation;
   first.reset();
   const auto second = *arena->Allocate(1000);
   EXPECT_EQ(second->pointer(), place);
-  EXPECT_EQ(second->arena_place().generation, generation + 1);
+  EXPECT_EQ(second->arena_offset().generation, generation + 1);
   EXPECT_EQ(arena->stats().reused_blocks, 1);
   EXPECT_EQ(arena->stats().segment_count, 1);
 }
@@ -161,7 +161,7 @@ TEST_F(GpuArenaTest, ASegmentThatAPeerHasMappedStays) {
 }
 
 TEST_F(GpuArenaTest, MemoryIsNotMappedWhileNcclWorkIsInFlight) {
-  const auto arena = Make({.patience = absl::Milliseconds(20)});
+  const auto arena = Make({.timeout = absl::Milliseconds(20)});
   gate_->BeginWork();
   EXPECT_EQ(arena->Allocate(1000).status().code(), absl::StatusCode::kDeadlineExceeded);
   gate_->EndWork();
@@ -238,7 +238,7 @@ TEST_F(GpuArenaTest, PinnedBlocksAreUsedAgainUnderABudget) {
   const auto pool =
       *PinnedPool::Create(device_, gate_, {.budget_bytes = 4 * kMiB, .segment_bytes = 2 * kMiB});
   auto first = *pool->Allocate(100'000);
-  EXPECT_EQ(first->place(), MemoryPlace());
+  EXPECT_EQ(first->place(), TensorLocation());
   EXPECT_EQ(Classify(*device_, first->data(), first->bytes())->kind, MemoryKind::kPinnedHost);
   void* const place = first->data();
   first.reset();
@@ -263,7 +263,7 @@ TEST_F(GpuArenaTest, DuringNcclWorkALargerPinnedBlockWillDo) {
   NEEDS_THE_DOUBLE("knows what is in flight");
   const auto pool = *PinnedPool::Create(
       device_, gate_,
-      {.budget_bytes = 64 * kMiB, .segment_bytes = 16 * kMiB, .patience = absl::Milliseconds(10)});
+      {.budget_bytes = 64 * kMiB, .segment_bytes = 16 * kMiB, .timeout = absl::Milliseconds(10)});
   EXPECT_OK(pool->Allocate(kMiB).status());
   gate_->BeginWork();
   EXPECT_OK(pool->Allocate(100'000).status());

@@ -40,7 +40,7 @@ class GpuComputeTest : public cuda::CudaTest {
     std::copy(values.begin(), values.end(), static_cast<float*>(tensor.mutable_data()));
     return tensor;
   }
-  Tensor Moved(const Tensor& tensor, MemoryPlace to) {
+  Tensor Moved(const Tensor& tensor, TensorLocation to) {
     MoveRequest move;
     move.tensor = tensor;
     move.to = to;

@@ -21,9 +21,9 @@ using ::testing::HasSubstr;
 
 constexpr cuda::Result kOutOfMemory = 2;
 constexpr int64_t kBytes = 300'000;
-constexpr MemoryPlace kHost = {};
+constexpr TensorLocation kHost = {};
 
-constexpr MemoryPlace OnGpu(int ordinal) { return {MemorySpace::kCuda, ordinal}; }
+constexpr TensorLocation OnGpu(int ordinal) { return {MemorySpace::kCuda, ordinal}; }
 
 void SetDelay(int microseconds) {
   reinterpret_cast<void (*)(int)>(cuda::StrictSymbol("strict_cuda_set_delay_us"))(microseconds);
@@ -54,7 +54,7 @@ class GpusTest : public cuda::CudaTest {
                                                 static_cast<const char*>(a.data()) + a.bytes(),
                                                 static_cast<const char*>(b.data()));
   }
-  static MoveRequest Request(const Tensor& tensor, MemoryPlace to) {
+  static MoveRequest Request(const Tensor& tensor, TensorLocation to) {
     MoveRequest move;
     move.tensor = tensor;
     move.to = to;
@@ -169,7 +169,7 @@ TEST_F(GpusTest, AnyCallMayFail) {
       const auto move_about = [&](int thread) -> absl::Status {
         const Tensor pattern = Pattern(static_cast<char>(thread));
         Tensor tensor = pattern;
-        for (const MemoryPlace to : {OnGpu(0), OnGpu(last), OnGpu(0), kHost}) {
+        for (const TensorLocation to : {OnGpu(0), OnGpu(last), OnGpu(0), kHost}) {
           absl::StatusOr<Tensor> moved = gpus->MoveAndWait(Request(tensor, to));
           if (!moved.ok()) return moved.status();
           tensor = *std::move(moved);
@@ -236,7 +236,7 @@ TEST_F(GpusTest, SeveralOfAProcessHaveOneGate) {
 }
 
 TEST_F(GpusTest, OneNodeOfAProcessHasKeyedTransfersOnADevice) {
-  struct Played final : NcclTurns::Keyed {
+  struct Played final : NcclArbiter::Keyed {
     void OnTurn() override {}
   };
   const std::unique_ptr<Gpus> one = Make();

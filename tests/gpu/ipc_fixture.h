@@ -101,11 +101,11 @@ struct Consumer : Process {
   }
 
   absl::StatusOr<ImportedMemory> Open(const IpcDescriptor& descriptor, UniqueFd fd,
-                                      absl::Duration patience = absl::Seconds(10)) {
+                                      absl::Duration timeout = absl::Seconds(10)) {
     absl::Notification ended;
     absl::StatusOr<ImportedMemory> result = absl::UnknownError("not called");
     REQUIRE_OK(cache->Open({kProducer, descriptor.buffer_id}, descriptor, std::move(fd),
-                           SteadyClock().Now() + patience,
+                           SteadyClock().Now() + timeout,
                            [&](absl::StatusOr<ImportedMemory> opened) {
                              result = std::move(opened);
                              ended.Notify();

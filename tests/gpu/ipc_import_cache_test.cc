@@ -205,7 +205,7 @@ TEST_F(IpcImportCacheTest, WhatIsLetGoOfDuringACloseIsClosedToo) {
 // Mapping synchronises the device, and an NCCL kernel there may be waiting for our peer.
 TEST_F(IpcImportCacheTest, NothingIsMappedOrUnmappedWhileNcclWorkIsInFlight) {
   ExpectBoth(ExportUntilDone, [](const Wire& wire) {
-    Consumer consumer(0, {.patience = absl::Milliseconds(5)});
+    Consumer consumer(0, {.timeout = absl::Milliseconds(5)});
     const IpcDescriptor descriptor = Get(wire).descriptor;
     consumer.gate->BeginWork();
     const absl::Status late =
@@ -304,7 +304,7 @@ TEST_F(IpcImportCacheTest, ErrorsSayWhatIsWrongWithTheImport) {
 // The open is under way when the peer is reported dead: its memory must not stay mapped.
 TEST_F(IpcImportCacheTest, PeerClosedDuringOpen_MappingIsClosed) {
   ExpectBoth(ExportUntilDone, [](const Wire& wire) {
-    Consumer consumer(0, {.patience = absl::Seconds(10)});
+    Consumer consumer(0, {.timeout = absl::Seconds(10)});
     const IpcDescriptor descriptor = Get(wire).descriptor;
     consumer.gate->BeginWork();
     absl::Notification ended;
@@ -327,7 +327,7 @@ TEST_F(IpcImportCacheTest, PeerClosedDuringOpen_MappingIsClosed) {
 // The second caller joins an open whose own deadline is shorter; the gate is held past that one.
 TEST_F(IpcImportCacheTest, TwoOpensOfOneBuffer_LongerDeadlineHolds) {
   ExpectBoth(ExportUntilDone, [](const Wire& wire) {
-    Consumer consumer(0, {.patience = absl::Milliseconds(5)});
+    Consumer consumer(0, {.timeout = absl::Milliseconds(5)});
     const IpcDescriptor descriptor = Get(wire).descriptor;
     consumer.gate->BeginWork();
     absl::Notification ended[2];

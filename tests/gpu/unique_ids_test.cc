@@ -63,8 +63,8 @@ class UniqueIdsTest : public ::testing::Test {
     return count;
   }
   using Ids = absl::StatusOr<std::vector<std::string>>;
-  Ids Mint(absl::Duration patience, int count = 1) {
-    return MintUniqueIds(api_, count, SteadyClock().Now() + patience,
+  Ids Mint(absl::Duration timeout, int count = 1) {
+    return MintUniqueIds(api_, count, SteadyClock().Now() + timeout,
                          [] { return absl::OkStatus(); });
   }
 

@@ -63,11 +63,11 @@ TEST(StepErrors, InWhateverOrderTheyArrive_TheRootIsNamed) {
   int orders = 0;
   do {
     // The master gives up waiting for the cause after that many of them.
-    for (size_t patience = 0; patience <= order.size(); ++patience) {
+    for (size_t timeout = 0; timeout <= order.size(); ++timeout) {
       StepErrors errors;
       bool has_ended = false;
       for (size_t i = 0; i < order.size(); ++i) {
-        if (i == patience) {
+        if (i == timeout) {
           errors.GiveUpOnCause();
           has_ended = i > 0;
         }

@@ -53,7 +53,8 @@ class WireTest : public ::testing::Test {
     server.stop_grace = absl::Milliseconds(200);
     server.coordinator.jobs = {{"jax_worker", nodes}};
     server.coordinator.register_barrier = false;
-    server.more_services = [this](coord::Strand& strand, coord::RareMethods& rare) {
+    server.more_services = [this](coord::CoordinatorExecutor& strand,
+                                  coord::GenericMethodTable& rare) {
       return host_->Attach(strand, rare);
     };
     server_ = *coord::CoordinatorServer::Create(std::move(server));

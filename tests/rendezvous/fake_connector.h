@@ -8,21 +8,21 @@
 #include <optional>
 #include <utility>
 
-#include "transport/control/lane_connector.h"
+#include "transport/control/connector.h"
 
 namespace ferry {
 
 // One process's. A plain object: one thread. What is to run on the loop does so in Step.
-class FakeConnector final : public LaneConnector {
+class FakeConnector final : public Connector {
  public:
   struct Attempt {
-    LanePeer peer;
+    PeerId peer;
     bool use_unix = false;
-    std::shared_ptr<LaneHandler> handler;
+    std::shared_ptr<ControlHandler> handler;
   };
 
-  AttemptId Connect(const LanePeer& peer, const LaneAddresses&, bool use_unix,
-                    std::shared_ptr<LaneHandler> handler) override {
+  AttemptId Connect(const PeerId& peer, const PeerAddresses&, bool use_unix,
+                    std::shared_ptr<ControlHandler> handler) override {
     attempts.emplace(++last_id_, Attempt{peer, use_unix, std::move(handler)});
     return last_id_;
   }
@@ -37,7 +37,7 @@ class FakeConnector final : public LaneConnector {
   absl::Time Now() const override { return now_; }
 
   // It is done with; the caller has its handler now.
-  std::shared_ptr<LaneHandler> Take(AttemptId attempt) {
+  std::shared_ptr<ControlHandler> Take(AttemptId attempt) {
     auto node = attempts.extract(attempt);
     return node.empty() ? nullptr : std::move(node.mapped().handler);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A producer and a consumer over lanes and transports that do what they should not. Replay one
-// seed: FERRY_SIM_SEED=<seed> lane_faults_test.
+// A producer and a consumer over control channels and transports that do what they should not.
+// Replay one seed: FERRY_SIM_SEED=<seed> lane_faults_test.
 #include <cstdint>
 #include <cstdlib>
 #include <iostream>
@@ -11,7 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/time/clock.h"
 
-#include "tests/rendezvous/lane_world.h"
+#include "tests/rendezvous/peer_world.h"
 
 namespace ferry {
 namespace {

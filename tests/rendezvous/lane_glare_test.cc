@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two processes that may both open a lane to the other at any moment, over connections that come
-// about at any time, or never; and that break, and processes that are restarted. Replay one seed:
-// FERRY_SIM_SEED=<seed> lane_faults_test.
+// Two processes that may both open a control channel to the other at any moment, over connections
+// that come about at any time, or never; and that break, and processes that are restarted. Replay
+// one seed: FERRY_SIM_SEED=<seed> lane_faults_test.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -17,8 +17,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
-#include "rendezvous/peer/lane_fetcher.h"
-#include "tests/rendezvous/lane_world.h"
+#include "rendezvous/peer/peer_fetcher.h"
+#include "tests/rendezvous/peer_world.h"
 
 namespace ferry {
 namespace {
@@ -29,7 +29,7 @@ constexpr int kSeeds = 200;
 constexpr int kSeeds = 3000;
 #endif
 // As a hub gives up an attempt.
-constexpr absl::Duration kPatience = absl::Seconds(10);
+constexpr absl::Duration kTimeout = absl::Seconds(10);
 
 struct GlareFaults {
   // Attempts of this process (1 or 2) never come about; 3: of either, but not of both; 0: none.
@@ -66,7 +66,7 @@ class GlareWorld final {
     if (is_calm) {
       EXPECT_EQ(failed_, 0) << last_failure_;
     }
-    // Whatever has happened, it works now, and by one lane.
+    // Whatever has happened, it works now, and by one control channel.
     faults_.break_wire = faults_.fail_attempt = faults_.restart = 0;
     const int failed_before = failed_;
     for (int node : {1, 2}) Ask(node, true);
@@ -91,14 +91,14 @@ class GlareWorld final {
     RendezvousManager manager{clock, no_fetcher};
     std::shared_ptr<RemoteRendezvous> step;
     TransportList transports;
-    LaneExchange exchange;
+    TransferContext exchange;
     FakeConnector connector;
-    std::unique_ptr<LaneFetcher> fetcher;
-    std::vector<std::pair<absl::Time, LaneConnector::AttemptId>> hanging;
+    std::unique_ptr<PeerFetcher> fetcher;
+    std::vector<std::pair<absl::Time, Connector::AttemptId>> hanging;
   };
 
   Process& Of(int node) { return *processes_[node - 1]; }
-  LanePeer PeerOf(int node) { return Of(node).exchange.self.peer; }
+  PeerId PeerOf(int node) { return Of(node).exchange.self.peer; }
 
   void Start(int node) {
     // Those that have gone stay, since what is under way may still call them.
@@ -107,10 +107,10 @@ class GlareWorld final {
     process->exchange.self.peer = {node, ++last_incarnation_};
     process->exchange.manager = &process->manager;
     process->exchange.transports = &process->transports;
-    process->exchange.connect_timeout = kPatience;
+    process->exchange.connect_timeout = kTimeout;
     process->step = *process->manager.Find(kStep);
     EXPECT_TRUE(process->step->Initialize({.job = "worker", .replica = 0, .task = node}).ok());
-    process->fetcher = std::make_unique<LaneFetcher>(process->exchange,
+    process->fetcher = std::make_unique<PeerFetcher>(process->exchange,
                                                      [this](int32_t wanted, ResolveCallback done) {
                                                        Endpoint endpoint;
                                                        endpoint.peer = PeerOf(wanted);
@@ -218,7 +218,7 @@ class GlareWorld final {
       if (is_hanging) continue;
       if (!Of(3 - node).connector.attempts.empty()) ++glares_;
       if (faults_.hanging == node) {
-        process.hanging.emplace_back(now_ + kPatience, id);
+        process.hanging.emplace_back(now_ + kTimeout, id);
       } else if (Chance(faults_.fail_attempt) || !(attempt.peer == PeerOf(3 - node))) {
         process.connector.Fail(id, absl::UnavailableError("Connection refused"));
       } else {

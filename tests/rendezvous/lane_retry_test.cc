@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A lane that is tried again and again: what each attempt leaves behind until its time is over.
+// A control channel that is tried again and again: what each attempt leaves behind until its time
+// is over.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -8,14 +9,14 @@
 #include <gtest/gtest.h>
 
 #include "base/clock.h"
-#include "rendezvous/peer/lane_table.h"
-#include "tests/rendezvous/keeping_lane.h"
-#include "tests/rendezvous/lane_world.h"
+#include "rendezvous/peer/peer_connection_pool.h"
+#include "tests/rendezvous/peer_world.h"
+#include "tests/rendezvous/recording_control_channel.h"
 
 namespace ferry {
 namespace {
 
-constexpr absl::Duration kPatience = absl::Seconds(10);
+constexpr absl::Duration kTimeout = absl::Seconds(10);
 
 class LaneRetry : public ::testing::Test {
  protected:
@@ -23,8 +24,8 @@ class LaneRetry : public ::testing::Test {
     exchange_.self.peer = kConsumer;
     exchange_.manager = &manager_;
     exchange_.transports = &transports_;
-    exchange_.connect_timeout = kPatience;
-    table_ = std::make_shared<LaneTable>(exchange_);
+    exchange_.connect_timeout = kTimeout;
+    table_ = std::make_shared<PeerConnectionPool>(exchange_);
     table_->set_connector(&connector_);
   }
   ~LaneRetry() override {
@@ -41,42 +42,44 @@ class LaneRetry : public ::testing::Test {
     while (connector_.Step()) continue;
   }
   // The attempt that is under way has a connection now.
-  std::pair<std::shared_ptr<LaneHandler>, std::shared_ptr<KeepingLane>> Connect() {
+  std::pair<std::shared_ptr<ControlHandler>, std::shared_ptr<RecordingControlChannel>> Connect() {
     auto handler = connector_.Take(connector_.attempts.begin()->first);
-    auto lane = std::make_shared<KeepingLane>(kProducer);
-    handler->OnOpen(lane);
-    return {std::move(handler), std::move(lane)};
+    auto channel = std::make_shared<RecordingControlChannel>(kProducer);
+    handler->OnOpen(channel);
+    return {std::move(handler), std::move(channel)};
   }
 
   // What the peer says.
   static std::string TurnedAway() {
-    KeepingLane lane(kConsumer);
+    RecordingControlChannel channel(kConsumer);
     EXPECT_TRUE(
-        SendRefusal(lane, {0, absl::AlreadyExistsError("there is another lane with node 2")}).ok());
-    return lane.bodies.back();
+        SendRefusal(channel, {0, absl::AlreadyExistsError("there is another lane with node 2")})
+            .ok());
+    return channel.bodies.back();
   }
 
   FakeClock clock_;
   NoFetcher no_fetcher_;
   RendezvousManager manager_{clock_, no_fetcher_};
   TransportList transports_;
-  LaneExchange exchange_;
+  TransferContext exchange_;
   FakeConnector connector_;
-  std::shared_ptr<LaneTable> table_;
+  std::shared_ptr<PeerConnectionPool> table_;
 };
 
-// The peer has another lane with this process, for longer than usual, and turns this one away.
+// The peer has another control channel with this process, for longer than usual, and turns this one
+// away.
 TEST_F(LaneRetry, ATimerForAllThatAreTurnedAway) {
   Endpoint producer;
   producer.peer = kProducer;
-  producer.lanes.tcp = {"somewhere:1"};
+  producer.channels.tcp = {"somewhere:1"};
   ASSERT_TRUE(table_->Open(producer).ok());
   size_t most = 0;
   for (int i = 0; i < 15; ++i) {
     ASSERT_EQ(connector_.attempts.size(), 1u) << "after " << i << " attempts";
-    const auto [handler, lane] = Connect();
+    const auto [handler, channel] = Connect();
     handler->OnClosed(
-        handler->OnFrame(static_cast<uint16_t>(LaneMessage::kRefusal), TurnedAway(), {}));
+        handler->OnFrame(static_cast<uint16_t>(ControlMessage::kRefusal), TurnedAway(), {}));
     most = std::max(most, connector_.timers());
     EXPECT_EQ(table_->InnerTableSizes()["lanes.silent"], 0u) << "after " << i << " attempts";
     Pass(absl::Milliseconds(500));
@@ -88,21 +91,21 @@ TEST_F(LaneRetry, ATimerForAllThatAreTurnedAway) {
 TEST_F(LaneRetry, EachPeerHasItsFullTime) {
   Endpoint producer;
   producer.peer = kProducer;
-  producer.lanes.tcp = {"somewhere:1"};
+  producer.channels.tcp = {"somewhere:1"};
   Endpoint other = producer;
   other.peer = {3, 1003};
   ASSERT_TRUE(table_->Open(producer).ok());
   const auto [first, first_lane] = Connect();
-  Pass(kPatience / 2);
+  Pass(kTimeout / 2);
   ASSERT_TRUE(table_->Open(other).ok());
   const auto [second, second_lane] = Connect();
-  Pass(kPatience / 2 - absl::Milliseconds(1));
+  Pass(kTimeout / 2 - absl::Milliseconds(1));
   EXPECT_TRUE(first_lane->refusal.ok()) << first_lane->refusal;
   Pass(absl::Milliseconds(1));
   EXPECT_EQ(first_lane->refusal.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_TRUE(second_lane->refusal.ok()) << second_lane->refusal;
   first->OnClosed(first_lane->refusal);
-  Pass(kPatience / 2);
+  Pass(kTimeout / 2);
   EXPECT_EQ(second_lane->refusal.code(), absl::StatusCode::kDeadlineExceeded);
   second->OnClosed(second_lane->refusal);
   EXPECT_EQ(connector_.timers(), 0u);
@@ -111,13 +114,13 @@ TEST_F(LaneRetry, EachPeerHasItsFullTime) {
 // Peers connect and disconnect throughout the lifetime of this process.
 TEST_F(LaneRetry, LanesThatHaveEnded_AreNotKept) {
   for (int i = 0; i < 10; ++i) {
-    const std::shared_ptr<LaneHandler> handler = table_->Accept(kProducer);
-    const auto lane = std::make_shared<KeepingLane>(kProducer);
-    handler->OnOpen(lane);
-    KeepingLane peer(kConsumer);
+    const std::shared_ptr<ControlHandler> handler = table_->Accept(kProducer);
+    const auto channel = std::make_shared<RecordingControlChannel>(kProducer);
+    handler->OnOpen(channel);
+    RecordingControlChannel peer(kConsumer);
     ASSERT_TRUE(SendHello(peer, {}).ok());
     const absl::Status heard =
-        handler->OnFrame(static_cast<uint16_t>(LaneMessage::kHello), peer.bodies[0], {});
+        handler->OnFrame(static_cast<uint16_t>(ControlMessage::kHello), peer.bodies[0], {});
     ASSERT_TRUE(heard.ok()) << heard;
     EXPECT_EQ(table_->Servers().size(), 1u);
     handler->OnClosed(absl::UnavailableError("the peer is gone"));

@@ -15,7 +15,7 @@
 #include "gpu/cuda/ready_tensor.h"
 #include "gpu/gpus.h"
 #include "tests/gpu/cuda_fixture.h"
-#include "tests/rendezvous/lane_server_fixture.h"
+#include "tests/rendezvous/tensor_responder_fixture.h"
 
 namespace ferry {
 namespace {
@@ -23,17 +23,17 @@ namespace {
 // Far longer than a copy of the double's takes: only what never comes takes so long.
 constexpr absl::Duration kNever = absl::Seconds(10);
 
-class LaneStagingTest : public LaneServerTest {
+class LaneStagingTest : public TensorResponderTest {
  protected:
   LaneStagingTest() {
     setenv("FERRY_CUDA_LIBRARY", FERRY_STRICT_CUDA, /*overwrite=*/1);
     gpus_ = *Gpus::Create(*cuda::CudaApi::Load(), AllocateHeapBuffer, nullptr, {});
     exchange_.gpus = gpus_.get();
     Open(/*sends_seals=*/false);
-    lane_->keeps_pings = false;
+    channel_->keeps_pings = false;
     // On a thread of the device.
-    lane_->on_send = [this](LaneMessage type) {
-      if (type == LaneMessage::kTicket) is_told_.Notify();
+    channel_->on_send = [this](ControlMessage type) {
+      if (type == ControlMessage::kTicket) is_told_.Notify();
     };
   }
   ~LaneStagingTest() override {
@@ -51,8 +51,8 @@ TEST_F(LaneStagingTest, SmallTensorOfAGpu_IsOffTheListWhenItsTicketIsSent) {
   const RendezvousKey key = *RendezvousKey::Parse(
       RendezvousKey::Text("/job:worker/replica:0/task:1/device:GPU:0", kProducer.incarnation,
                           "/job:worker/replica:0/task:2/device:CPU:0", "edge"));
-  ASSERT_TRUE(Hear([&](Lane& lane) {
-                return SendRequest(lane, {1, kStep, /*may_decline=*/false, key.text()});
+  ASSERT_TRUE(Hear([&](ControlChannel& channel) {
+                return SendRequest(channel, {1, kStep, /*may_decline=*/false, key.text()});
               }).ok());
   absl::StatusOr<Tensor> tensor = gpus_->Allocate(0, DataType::kUint8, *Shape::Create({100}));
   ASSERT_TRUE(tensor.ok()) << tensor.status();
@@ -78,14 +78,15 @@ TEST_F(LaneStagingTest, DoneForATensorThatIsBeingStaged_IsIgnored) {
   cuda::HeldStream held((*gpu)->device);
   const auto ready = cuda::ReadyEvent::Record(*(*gpu)->events, held.get());
   ASSERT_TRUE(ready.ok()) << ready.status();
-  ASSERT_TRUE(Hear([&](Lane& lane) {
-                return SendRequest(lane, {1, kStep, /*may_decline=*/false, key.text()});
+  ASSERT_TRUE(Hear([&](ControlChannel& channel) {
+                return SendRequest(channel, {1, kStep, /*may_decline=*/false, key.text()});
               }).ok());
   absl::StatusOr<Tensor> tensor = gpus_->Allocate(0, DataType::kUint8, *Shape::Create({100}));
   ASSERT_TRUE(tensor.ok()) << tensor.status();
   ASSERT_TRUE(step_->Send(key, cuda::WithReady(*std::move(tensor), *ready)).ok());
   EXPECT_EQ(server_->unfinished(), 1u);
-  EXPECT_TRUE(Hear([](Lane& lane) { return SendId(lane, LaneMessage::kDone, 1); }).ok());
+  EXPECT_TRUE(
+      Hear([](ControlChannel& channel) { return SendId(channel, ControlMessage::kDone, 1); }).ok());
   EXPECT_EQ(server_->unfinished(), 1u);
   held.Go();
   EXPECT_TRUE(is_told_.WaitForNotificationWithTimeout(kNever));

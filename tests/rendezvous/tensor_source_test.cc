@@ -69,7 +69,7 @@ class KeepingSource : public Source {
 
 // The address is one of a device; whoever encoded it would read it, and crash.
 TEST_F(Source, AValueInADevicesMemoryIsRefused) {
-  const MemoryPlace place = {MemorySpace::kCuda, 1};
+  const TensorLocation place = {MemorySpace::kCuda, 1};
   Tensor tensor = *Tensor::Create(
       DataType::kFloat, *Shape::Create({4}),
       WrapForeignBuffer(reinterpret_cast<void*>(0x7f0000000000), 16, nullptr, place));

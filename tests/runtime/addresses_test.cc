@@ -18,7 +18,7 @@
 
 #include "node/endpoint_record.h"
 #include "rendezvous/recv_tensor/tensor_channel.h"
-#include "tests/runtime/exchange_pair.h"
+#include "tests/runtime/engine_pair.h"
 
 namespace ferry {
 namespace {
@@ -55,19 +55,19 @@ TEST(Addresses, AreCompletedAsPeopleWriteThem) {
 
 TEST(Addresses, APortThatIsAdvertisedIsTheCarriers) {
   Directory directory;
-  ExchangeOptions options;
+  TransferEngineOptions options;
   options.advertise = "10.0.0.3:5";
   options.carrier = Carrier::kGrpc;
   ExchangeEnd grpc(directory, 1, options);
   EXPECT_EQ(grpc.exchange->self().grpc_address, "10.0.0.3:5");
-  EXPECT_NE(grpc.exchange->self().lanes.tcp[0], "10.0.0.3:5");
-  EXPECT_THAT(grpc.exchange->self().lanes.tcp[0], HasSubstr("10.0.0.3:"));
+  EXPECT_NE(grpc.exchange->self().channels.tcp[0], "10.0.0.3:5");
+  EXPECT_THAT(grpc.exchange->self().channels.tcp[0], HasSubstr("10.0.0.3:"));
   options.carrier = Carrier::kLane;
-  ExchangeEnd lane(directory, 2, options);
-  EXPECT_EQ(lane.exchange->self().lanes.tcp[0], "10.0.0.3:5");
+  ExchangeEnd channel(directory, 2, options);
+  EXPECT_EQ(channel.exchange->self().channels.tcp[0], "10.0.0.3:5");
   options.advertise = "host:5:6";
   options.token = "token";
-  const auto refused = Exchange::Start(options, {}, {});
+  const auto refused = TransferEngine::Start(options, {}, {});
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument) << refused.status();
 }
 
@@ -75,7 +75,7 @@ TEST(Addresses, APortThatIsAdvertisedIsTheCarriers) {
 TEST(Addresses, GrpcTriesEachOfSeveralAddresses) {
   for (const char* const before : {"127.0.0.1:1", "[::1]:1", "127.0.0.1:1,127.0.0.2:1,[::1]:1"}) {
     Directory directory;
-    ExchangeOptions options;
+    TransferEngineOptions options;
     options.carrier = Carrier::kGrpc;
     ExchangeEnd source(directory, 1, options);
     ExchangeEnd sink(directory, 2, options);
@@ -99,7 +99,7 @@ TEST(Addresses, SeveralAreOneTargetOfGrpc) {
 
 TEST(Addresses, AWorkerThatCannotBeReached_IsNotSaidToHaveDied) {
   Directory directory;
-  ExchangeOptions options;
+  TransferEngineOptions options;
   options.carrier = Carrier::kGrpc;
   ExchangeEnd source(directory, 1, options);
   ExchangeEnd sink(directory, 2, options);
@@ -118,7 +118,7 @@ TEST(Addresses, AWorkerThatCannotBeReached_IsNotSaidToHaveDied) {
 // A session that is opened at a worker, as TensorFlow's own servers have both at one port.
 TEST(Addresses, AServiceOfTheCoordinatorAtANodesPort_IsToldWhereThatIs) {
   Directory directory;
-  ExchangeOptions options;
+  TransferEngineOptions options;
   options.carrier = Carrier::kGrpc;
   options.coordinator = "head:9470";
   ExchangeEnd node(directory, 1, options);
@@ -167,7 +167,7 @@ std::string LinkLocalAddress() {
 // Tensors of all ways, through `address` alone.
 void ExpectTransfers(const std::string& address, Carrier carrier, const std::string& advertise) {
   Directory directory;
-  ExchangeOptions options;
+  TransferEngineOptions options;
   options.carrier = carrier;
   options.listen = absl::StrCat("[", address, "]:0");
   options.grpc_listen = options.listen;
@@ -177,8 +177,8 @@ void ExpectTransfers(const std::string& address, Carrier carrier, const std::str
   ExchangeEnd source(directory, 1, options);
   ExchangeEnd sink(directory, 2, options);
   const Endpoint& self = source.exchange->self();
-  ASSERT_EQ(self.lanes.tcp.size(), 1u);
-  EXPECT_THAT(self.lanes.tcp[0], HasSubstr(absl::StrCat("[", address, "]:")));
+  ASSERT_EQ(self.channels.tcp.size(), 1u);
+  EXPECT_THAT(self.channels.tcp[0], HasSubstr(absl::StrCat("[", address, "]:")));
   if (carrier == Carrier::kGrpc) {
     EXPECT_THAT(self.grpc_address, HasSubstr(absl::StrCat("[", address, "]:")));
   }
@@ -197,10 +197,10 @@ void ExpectTransfers(const std::string& address, Carrier carrier, const std::str
 
 bool HasIpv6Loopback() {
   Directory directory;
-  ExchangeOptions options;
+  TransferEngineOptions options;
   options.listen = "[::1]:0";
   options.token = "token";
-  return Exchange::Start(options, {}, directory.resolver()).ok();
+  return TransferEngine::Start(options, {}, directory.resolver()).ok();
 }
 
 TEST(Ipv6, TensorsGoOverTheLoopback) {

@@ -70,7 +70,7 @@ TEST(AgentCliqueStore, DoesNotWaitForACoordinatorThatIsSilent) {
     store.Set("a", "1");
     store.Set("b", "2");
   }
-  // Not the end of the agent's own patience.
+  // Not the end of the agent's own timeout.
   EXPECT_THAT(listener->failures(),
               ElementsAre(coord::Fails(absl::StatusCode::kCancelled, HasSubstr("not confirmed"))));
   rig.proxy.SetStalled(false);

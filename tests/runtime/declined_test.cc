@@ -8,7 +8,7 @@
 #include "absl/synchronization/notification.h"
 
 #include "node/step.h"
-#include "tests/runtime/exchange_pair.h"
+#include "tests/runtime/engine_pair.h"
 
 namespace ferry {
 namespace {
@@ -18,8 +18,8 @@ using ::testing::HasSubstr;
 
 constexpr absl::Duration kSoon = absl::Seconds(30);
 
-ExchangeOptions Requires(const std::string& transport) {
-  ExchangeOptions options;
+TransferEngineOptions Requires(const std::string& transport) {
+  TransferEngineOptions options;
   options.require_transport = transport;
   return options;
 }
@@ -43,7 +43,7 @@ TEST(DeclinedTest, ByAnotherTransportThanTheReceiverRequires) {
                     HasSubstr("step 1 was sending "), HasSubstr(";k;")));
 }
 
-// Of a size that goes in the ticket, as a view, and by TCP.
+// Of a size that goes in the transfer descriptor, as a view, and by TCP.
 class WrongBuffer : public ::testing::TestWithParam<std::tuple<int64_t, const char*>> {};
 
 TEST_P(WrongBuffer, IsHeardOfByTheSender) {
@@ -65,7 +65,7 @@ TEST_P(WrongBuffer, IsHeardOfByTheSender) {
               AllOf(HasSubstr("node 2 did not take what it was sent: what came is int32["),
                     HasSubstr("buffer is for double["), HasSubstr(";k;")));
   EXPECT_EQ(receipt.Wait().status().code(), absl::StatusCode::kInvalidArgument);
-  // The lane is as good as before.
+  // The control channel is as good as before.
   Step next = *a.exchange->OpenStep(2);
   ASSERT_TRUE(next.Send(KeyBetween(a, b, "k"), a.Allocate(DataType::kInt32, shape)).ok());
   Receipt later;

@@ -24,8 +24,8 @@
 #include "absl/time/clock.h"
 
 #include "base/thread.h"
-#include "gpu/clique/clique_lease.h"
 #include "gpu/clique/communicator.h"
+#include "gpu/clique/communicator_refcount.h"
 
 namespace ferry {
 
@@ -133,7 +133,7 @@ class DirectoryStore final : public CliqueStore {
 };
 
 // The same folder as leases use it.
-class DirectoryLedger final : public CliqueLedger {
+class DirectoryLedger final : public CommunicatorRegistry {
  public:
   explicit DirectoryLedger(std::string folder) : files_(std::move(folder)) {}
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A receiver that takes nothing for a while, and has asked for more than a lane keeps.
+// A receiver that takes nothing for a while, and has asked for more than a control channel keeps.
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -13,13 +13,13 @@ namespace {
 
 using ExchangeBacklog = ExchangeKill;
 
-// Each small enough to come with its ticket; together far more than sockets, rings and the lane's
-// queue have room for.
+// Each small enough to come with its transfer descriptor; together far more than sockets, rings and
+// the control channel's queue have room for.
 TEST_P(ExchangeBacklog, OfSmallTensorsEndsNoLane) {
   constexpr int kCount = 1500;
   constexpr int64_t kBytes = 16'000;
   Fork(1);
-  ExchangeOptions options;
+  TransferEngineOptions options;
   options.lane_queue_bytes = size_t{1} << 20;
   StartHere(options);
   PeerProcess& peer = Meet(0);

@@ -17,7 +17,7 @@
 
 #include "base/thread.h"
 #include "net/sockets.h"
-#include "tests/runtime/exchange_pair.h"
+#include "tests/runtime/engine_pair.h"
 #include "transport/control/handshake.h"
 
 namespace ferry {
@@ -30,7 +30,7 @@ constexpr size_t kCrowd = 300;
 // stop; all keep their connections until there are too many.
 class Crowd final {
  public:
-  explicit Crowd(std::vector<LaneAddresses> doors)
+  explicit Crowd(std::vector<PeerAddresses> doors)
       : doors_(std::move(doors)), thread_("crowd", [this] { Run(); }) {}
   ~Crowd() { is_over_.store(true); }
 
@@ -60,7 +60,7 @@ class Crowd final {
     std::deque<UniqueFd> sockets;
     while (!is_over_.load()) {
       const int number = came_.fetch_add(1);
-      const LaneAddresses& door = doors_[static_cast<size_t>(number) % doors_.size()];
+      const PeerAddresses& door = doors_[static_cast<size_t>(number) % doors_.size()];
       auto socket =
           number % 3 == 0 ? BeginConnectUnix(door.unix_name) : BeginConnectTcp(door.tcp.at(0));
       if (socket.ok()) {
@@ -74,7 +74,7 @@ class Crowd final {
     }
   }
 
-  const std::vector<LaneAddresses> doors_;
+  const std::vector<PeerAddresses> doors_;
   std::atomic<bool> is_over_{false};
   std::atomic<int> came_{0};
   Thread thread_;
@@ -82,13 +82,13 @@ class Crowd final {
 
 class ExchangeCrowd : public ::testing::TestWithParam<const char*> {
  protected:
-  static ExchangeOptions Options() {
-    ExchangeOptions options;
+  static TransferEngineOptions Options() {
+    TransferEngineOptions options;
     options.require_transport = GetParam();
     return options;
   }
   // Both ways at the same time.
-  void Exchange(ExchangeEnd& a, ExchangeEnd& b, int64_t step) {
+  void TransferEngine(ExchangeEnd& a, ExchangeEnd& b, int64_t step) {
     std::vector<Receipt> receipts(2);
     ExchangeEnd* const ends[] = {&a, &b};
     for (size_t i = 0; i < 2; ++i) {
@@ -126,16 +126,16 @@ TEST_P(ExchangeCrowd, HoldsNoTransferUpAndLeavesNothingBehind) {
   FillPattern(sent_, 5);
   ExchangeEnd a(directory_, 1, Options());
   ExchangeEnd b(directory_, 2, Options());
-  Exchange(a, b, 1);
+  TransferEngine(a, b, 1);
   const Footprint before = Footprint::Now();
   {
-    Crowd crowd({a.exchange->self().lanes, b.exchange->self().lanes});
-    for (int64_t round = 2; round < kRounds; ++round) Exchange(a, b, round);
+    Crowd crowd({a.exchange->self().channels, b.exchange->self().channels});
+    for (int64_t round = 2; round < kRounds; ++round) TransferEngine(a, b, round);
     EXPECT_TRUE(Becomes([&] { return crowd.came() > 2 * static_cast<int>(kCrowd); }));
     // Whoever joins now has to get through the crowd.
     ExchangeEnd c(directory_, 3, Options());
-    Exchange(a, c, kRounds);
-    Exchange(c, b, kRounds + 1);
+    TransferEngine(a, c, kRounds);
+    TransferEngine(c, b, kRounds + 1);
   }
   EXPECT_GT(a.exchange->lane_stats().refused, 0);
   EXPECT_GT(b.exchange->lane_stats().refused, 0);
@@ -147,7 +147,7 @@ TEST_P(ExchangeCrowd, HoldsNoTransferUpAndLeavesNothingBehind) {
       << " descriptors, were " << before.descriptors << "; " << Footprint::Now().mappings
       << " mappings, were " << before.mappings << "; " << Footprint::Now().threads
       << " threads, were " << before.threads;
-  Exchange(a, b, kRounds + 2);
+  TransferEngine(a, b, kRounds + 2);
 }
 
 INSTANTIATE_TEST_SUITE_P(Over, ExchangeCrowd, ::testing::Values("shm", "tcp"),

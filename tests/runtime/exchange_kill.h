@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
-#include "tests/runtime/exchange_pair.h"
+#include "tests/runtime/engine_pair.h"
 #include "tests/runtime/peer_process.h"
 
 namespace ferry {
@@ -37,7 +37,7 @@ class ExchangeKill : public ::testing::TestWithParam<const char*> {
       peers_.push_back(std::make_unique<PeerProcess>(GetParam(), 100u + static_cast<uint64_t>(i)));
     }
   }
-  void StartHere(ExchangeOptions options = {}) {
+  void StartHere(TransferEngineOptions options = {}) {
     options.require_transport = GetParam();
     options.spin = absl::Microseconds(5);
     here_ = std::make_unique<ExchangeEnd>(directory_, kHere, options);
@@ -69,14 +69,14 @@ class ExchangeKill : public ::testing::TestWithParam<const char*> {
         << status;
   }
   template <typename Condition>
-  static bool Becomes(Condition condition, absl::Duration patience = kDetection) {
-    for (const absl::Time end = SteadyClock().Now() + patience; SteadyClock().Now() < end;) {
+  static bool Becomes(Condition condition, absl::Duration timeout = kDetection) {
+    for (const absl::Time end = SteadyClock().Now() + timeout; SteadyClock().Now() < end;) {
       if (condition()) return true;
       absl::SleepFor(absl::Milliseconds(1));
     }
     return condition();
   }
-  // Also what a lane has here once nobody is at its other end.
+  // Also what a control channel has here once nobody is at its other end.
   void ExpectNothingLeft(const Footprint& before) {
     EXPECT_TRUE(Becomes([this] { return here_->exchange->fetcher().lane_count() == 0; }));
     EXPECT_TRUE(Becomes([this] { return here_->exchange->arena().stats().block_count == 0; }));

@@ -60,7 +60,7 @@ TEST_P(ExchangeKill, TheProducerInTheMiddleOfALargeTransfer) {
   const Tensor expected = Pattern(kLarge);
   for (int i = 1; i <= kRounds; ++i) {
     PeerProcess& peer = Meet(i);
-    // The lane is there already.
+    // The control channel is there already.
     Receipt first = Receive(peer.From("first"));
     peer.Ask("send first 8");
     ASSERT_TRUE(first.Wait().ok());
@@ -90,7 +90,7 @@ TEST_P(ExchangeKill, TheConsumerInTheMiddleOfALargeTransfer) {
   const Footprint before = Footprint::Now();
   for (int i = 1; i <= kRounds; ++i) {
     PeerProcess& peer = Meet(i);
-    // A request that waits, on a lane that is there.
+    // A request that waits, on a control channel that is there.
     ASSERT_TRUE(step_->Send(peer.To("first"), Pattern(8)).ok());
     peer.Ask("recv first");
     ASSERT_EQ(peer.Ask("wait"), "OK");

@@ -32,7 +32,7 @@ TEST_P(ExchangeShortage, OfDescriptorsEndsReceivesAndPasses) {
   const rlimit none = {0, limit.rlim_max};
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
   EXPECT_EQ(peer.Ask(absl::StrCat("send t ", kLarge)), "OK");
-  // A segment that nobody needs here costs nobody the lane.
+  // A segment that nobody needs here costs nobody the control channel.
   ExpectWorks(peer, 8);
   Receipt receipt = Receive(peer.From("t"), Pattern(kLarge));
   const absl::Status status = receipt.Wait(kDetection).status();
@@ -75,11 +75,11 @@ TEST_P(ExchangeShortage, OfDescriptorsAtTheProducerIsTold) {
   EXPECT_TRUE(Becomes([&] { return Footprint::Now().threads == before.threads; }));
 }
 
-// Who connects is told, and what needs no descriptors goes on: over the same lane, since there
-// could be no other.
+// Who connects is told, and what needs no descriptors goes on: over the same control channel, since
+// there could be no other.
 TEST_P(ExchangeShortage, OfDescriptorsAtTheProducerCostsNoLane) {
   Fork(1);
-  ExchangeOptions options;
+  TransferEngineOptions options;
   options.connect_timeout = absl::Seconds(3);
   StartHere(options);
   PeerProcess& peer = Meet(0);
@@ -195,7 +195,7 @@ TEST_P(ExchangeArena, ThatTheKernelGivesNoMemoryIsToldToTheReceiver) {
 // What is on its way keeps its memory, whatever the arena counts.
 TEST_P(ExchangeArena, ThatGivesBackKeepsNothingForAPeerThatReadsNothing) {
   Fork(1);
-  ExchangeOptions options;
+  TransferEngineOptions options;
   options.arena.segment_bytes = size_t{1} << 20;
   options.arena.budget_bytes = size_t{6} << 20;
   StartHere(options);

@@ -7,7 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/runtime/exchange_pair.h"
+#include "tests/runtime/engine_pair.h"
 
 namespace ferry {
 namespace {
@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 
 TEST(PathPolicyTest, ARequiredTransportThatCannotFailsWithItsReason) {
   Directory directory;
-  ExchangeOptions options;
+  TransferEngineOptions options;
   options.require_transport = "shm";
   ExchangeEnd a(directory, 1, options, 0, "machine a");
   ExchangeEnd b(directory, 2, options, 0, "machine b");
@@ -35,9 +35,9 @@ TEST(PathPolicyTest, ARequiredTransportThatCannotFailsWithItsReason) {
 // The sender decides which way a tensor goes, and may have been told otherwise.
 TEST(PathPolicyTest, ATransportThatTheReceiverDoesNotAllowIsRefusedThere) {
   Directory directory;
-  ExchangeOptions by_tcp;
+  TransferEngineOptions by_tcp;
   by_tcp.require_transport = "tcp";
-  ExchangeOptions by_shm;
+  TransferEngineOptions by_shm;
   by_shm.require_transport = "shm";
   ExchangeEnd a(directory, 1, by_tcp);
   ExchangeEnd b(directory, 2, by_shm);
@@ -70,12 +70,12 @@ TEST(PathPolicyTest, TheCheapestWayIsExplained) {
 // Whoever looks at what it has received may find the sender gone.
 TEST(PathPolicyTest, AWayIsExplainedByTheLaneThatWasTaken) {
   Directory directory;
-  ExchangeOptions by_tcp;
+  TransferEngineOptions by_tcp;
   by_tcp.require_transport = "tcp";
   auto a = std::make_unique<ExchangeEnd>(directory, 1, by_tcp);
   ExchangeEnd b(directory, 2);
   const Tensor value = *Tensor::Allocate(DataType::kUint8, *Shape::Create({300'000}));
-  // It opens the lane, for both directions.
+  // It opens the control channel, for both directions.
   Receipt first;
   a->Step(1)->RecvAsync(KeyBetween(b, *a, "k"), {}, first.callback());
   ASSERT_TRUE(b.Step(1)->Send(KeyBetween(b, *a, "k"), value).ok());
@@ -99,7 +99,7 @@ TEST(PathPolicyTest, AWayIsExplainedByTheLaneThatWasTaken) {
     EXPECT_THAT(Explain(*way), HasSubstr("not shm: descriptors cannot be passed between them: "
                                          "node 1 came over TCP; tcp ("));
   }
-  // Another life of it, of which no lane says anything.
+  // Another life of it, of which no control channel says anything.
   Endpoint other = sender;
   ++other.peer.incarnation;
   const auto way = b.exchange->PathFrom(other, 1 << 20, true);
@@ -110,7 +110,7 @@ TEST(PathPolicyTest, AWayIsExplainedByTheLaneThatWasTaken) {
 TEST(PathPolicyTest, WithinAProcessItIsLocal) {
   Directory directory;
   for (const char* required : {"", "local", "tcp"}) {
-    ExchangeOptions options;
+    TransferEngineOptions options;
     options.require_transport = required;
     ExchangeEnd a(directory, 1, options);
     const auto path = a.exchange->PathFrom(a.exchange->self(), 1 << 20, true);
@@ -131,7 +131,7 @@ TEST(PathPolicyTest, WithinAProcessItIsLocal) {
 
 TEST(PathPolicyTest, LocalConnectsNoTwoProcesses) {
   Directory directory;
-  ExchangeOptions options;
+  TransferEngineOptions options;
   options.require_transport = "local";
   ExchangeEnd a(directory, 1, options);
   ExchangeEnd b(directory, 2, options);
@@ -151,11 +151,11 @@ TEST(PathPolicyTest, LocalConnectsNoTwoProcesses) {
 }
 
 TEST(PathPolicyTest, NamesThatAreNoTransportAreRefused) {
-  ExchangeOptions options;
+  TransferEngineOptions options;
   options.require_transport = "pigeon";
   options.listen = "127.0.0.1:0";
   options.token = "t";
-  const auto started = Exchange::Start(options, {}, {});
+  const auto started = TransferEngine::Start(options, {}, {});
   EXPECT_EQ(started.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(started.status().message()), HasSubstr("there are shm, tcp"));
 }
@@ -163,9 +163,9 @@ TEST(PathPolicyTest, NamesThatAreNoTransportAreRefused) {
 TEST(ExchangeTest, AnotherLifeOfTheProducerAnswersAborted) {
   Directory directory;
   ExchangeEnd sink(directory, 2);
-  auto first = std::make_unique<ExchangeEnd>(directory, 1, ExchangeOptions{}, 77);
+  auto first = std::make_unique<ExchangeEnd>(directory, 1, TransferEngineOptions{}, 77);
   const RendezvousKey key = KeyBetween(*first, sink, "k");
-  first = std::make_unique<ExchangeEnd>(directory, 1, ExchangeOptions{}, 78);
+  first = std::make_unique<ExchangeEnd>(directory, 1, TransferEngineOptions{}, 78);
   Receipt receipt;
   sink.Step(1)->RecvAsync(key, {}, receipt.callback());
   const absl::Status status = receipt.Wait().status();
@@ -194,7 +194,8 @@ TEST(ExchangeTest, ADeadNodeFailsWhatNeedsItAndNothingElse) {
   ASSERT_TRUE(of_b.Wait().ok()) << of_b.Wait().status();
 }
 
-// A CancellationToken may be of a whole session, with very many receives, each of which would be kept.
+// A CancellationToken may be of a whole session, with very many receives, each of which would be
+// kept.
 TEST(ExchangeTest, ReceivesThatAreOverLeaveNothingWithTheirCancellation) {
   Directory directory;
   ExchangeEnd a(directory, 1);
@@ -215,7 +216,7 @@ TEST(ExchangeTest, ReceivesThatAreOverLeaveNothingWithTheirCancellation) {
 
 TEST(ExchangeTest, WrongTokensNeverMeet) {
   Directory directory;
-  ExchangeOptions other;
+  TransferEngineOptions other;
   other.token = "another job";
   ExchangeEnd a(directory, 1);
   ExchangeEnd b(directory, 2, other);
@@ -227,7 +228,7 @@ TEST(ExchangeTest, WrongTokensNeverMeet) {
 
 TEST(ExchangeTest, WrongTokensNeverMeetOverGrpcEither) {
   Directory directory;
-  ExchangeOptions options;
+  TransferEngineOptions options;
   options.carrier = Carrier::kGrpc;
   options.require_proof = true;
   ExchangeEnd a(directory, 1, options);

@@ -20,7 +20,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// More than goes in a ticket, and more than the sockets of a lane hold.
+// More than goes in a transfer descriptor, and more than the sockets of a control channel hold.
 constexpr int64_t kBytes = int64_t{64} << 20;
 
 class ExchangeWord : public ExchangeKill {

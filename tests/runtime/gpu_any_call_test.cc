@@ -33,8 +33,8 @@ RendezvousKey KeyOf(int index) { return GpuPeer::Key(absl::StrCat("t", index), "
 
 // Nothing of it is there for good.
 void ExpectQuiet(GpuPeer& peer) {
-  peer.gpus().WaitIdle(SteadyClock().Now() + kPatience);
-  const absl::Time give_up = absl::Now() + kPatience;
+  peer.gpus().WaitIdle(SteadyClock().Now() + kTimeout);
+  const absl::Time give_up = absl::Now() + kTimeout;
   while (peer.gpus().gate()->work_count() != 0 && absl::Now() < give_up) {
     absl::SleepFor(absl::Milliseconds(1));
   }
@@ -56,7 +56,7 @@ void ReceiveRound(GpuPeer& peer, Step& step, int first, cuda::Stream stream, boo
     step.RecvAsync(KeyOf(first + i), {}, receipts.back()->callback());
   }
   std::vector<absl::StatusOr<Received>> all;
-  for (const std::unique_ptr<Receipt>& receipt : receipts) all.push_back(receipt->Wait(kPatience));
+  for (const std::unique_ptr<Receipt>& receipt : receipts) all.push_back(receipt->Wait(kTimeout));
   // What this test calls itself is not to fail.
   peer.Control<void (*)()>("strict_cuda_clear_faults")();
   for (int i = 0; i < kCount; ++i) {
@@ -100,7 +100,7 @@ int RunOne(GpuPairOptions options, const Fault& fault, bool at_consumer) {
           SendRound(peer, step, kCount, tensors, /*must_be_well=*/true);
           peer.Meet();
         }
-        const absl::Status closed = step.Close(kPatience);
+        const absl::Status closed = step.Close(kTimeout);
         EXPECT_FALSE(absl::IsDeadlineExceeded(closed)) << closed;
         ExpectQuiet(peer);
       },

@@ -7,7 +7,7 @@
 
 #include "tests/runtime/gpu_pair.h"
 #include "tests/runtime/gpu_spin.h"
-#include "transport/cuda_ipc/cuda_ipc_outlet.h"
+#include "transport/cuda_ipc/cuda_ipc_sender.h"
 
 namespace ferry {
 namespace {
@@ -65,7 +65,7 @@ void ExpectNobodyIsHeldUp(const std::string& to, bool is_foreign) {
         }
         peer.Meet();
         spin.Stop();
-        const absl::Status closed = step.Close(kPatience);
+        const absl::Status closed = step.Close(kTimeout);
         EXPECT_TRUE(closed.ok()) << closed;
         peer.Meet();
       },
@@ -76,7 +76,7 @@ void ExpectNobodyIsHeldUp(const std::string& to, bool is_foreign) {
           step.RecvAsync(KeyOf(i, to), {}, receipts[static_cast<size_t>(i)].callback());
         }
         for (int i = kLate; i >= 0; --i) {
-          const auto received = receipts[static_cast<size_t>(i)].Wait(kPatience);
+          const auto received = receipts[static_cast<size_t>(i)].Wait(kTimeout);
           ASSERT_TRUE(received.ok()) << received.status();
           ExpectHolds(peer, *received, static_cast<uint32_t>(i));
           if (i == kLate) peer.Meet();
@@ -135,7 +135,7 @@ TEST(GpuCancel, AReceiverDoesNotWaitForTheProducersKernel) {
         absl::SleepFor(absl::Milliseconds(300));
         EXPECT_FALSE(memory.expired()) << "given to others while a copy to it is enqueued";
         peer.Meet();
-        const absl::Time give_up = absl::Now() + kPatience;
+        const absl::Time give_up = absl::Now() + kTimeout;
         while (!memory.expired() && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(1));
         EXPECT_TRUE(memory.expired());
         peer.Meet();
@@ -162,9 +162,9 @@ TEST(GpuCancel, OneThatComesInSlicesIsCalledOff) {
         while (peer.gpu(0).ring->stats().taken == 0) absl::SleepFor(absl::Milliseconds(1));
         peer.Meet();
         peer.Meet();
-        const absl::Status closed = step.Close(kPatience);
+        const absl::Status closed = step.Close(kTimeout);
         EXPECT_TRUE(closed.ok()) << closed;
-        const absl::Time give_up = absl::Now() + kPatience;
+        const absl::Time give_up = absl::Now() + kTimeout;
         const auto is_whole = [&] {
           const cuda::StagingRingStats stats = peer.gpu(0).ring->stats();
           return stats.slot_count == 2 && stats.free_count == 2 && stats.waiting_count == 0;
@@ -180,9 +180,9 @@ TEST(GpuCancel, OneThatComesInSlicesIsCalledOff) {
         step.RecvAsync(KeyOf(0), {.cancellation = &cancellation}, receipt.callback());
         peer.Meet();
         cancellation.Cancel();
-        const auto none = receipt.Wait(kPatience);
+        const auto none = receipt.Wait(kTimeout);
         EXPECT_TRUE(absl::IsCancelled(none.status())) << none.status();
-        const auto received = step.RecvValue(KeyOf(1), kPatience);
+        const auto received = step.RecvValue(KeyOf(1), kTimeout);
         ASSERT_TRUE(received.ok()) << received.status();
         ExpectHolds(peer, *received, 1);
         peer.Meet();
@@ -206,7 +206,7 @@ TEST(GpuCancel, ASegmentThatCouldNotBeOpenedIsAskedForAgain) {
           peer.Write(tensor, pattern, stream->get());
           ASSERT_TRUE(step.Send(KeyOf(i), tensor, stream->get()).ok());
           peer.Meet();
-          step.Close(kPatience).IgnoreError();
+          step.Close(kTimeout).IgnoreError();
         }
       },
       [](GpuPeer& peer) {
@@ -216,7 +216,7 @@ TEST(GpuCancel, ASegmentThatCouldNotBeOpenedIsAskedForAgain) {
             peer.Control<void (*)(const char*, int, int)>("strict_cuda_fail_next")(
                 "cuMemImportFromShareableHandle", 999, 0);
           }
-          const auto received = step.RecvValue(KeyOf(i), kPatience);
+          const auto received = step.RecvValue(KeyOf(i), kTimeout);
           if (i == 1) {
             EXPECT_THAT(std::string(received.status().message()),
                         HasSubstr("cuMemImportFromShareableHandle"));
@@ -259,7 +259,7 @@ TEST(GpuCancel, APairThatWasRefusedIsProbedAgain) {
         constexpr absl::Duration kRefused = absl::Seconds(1);
         int tries = 0;
         for (; tries < kTries; ++tries) {
-          const auto received = step.RecvValue(KeyOf(tries), kPatience);
+          const auto received = step.RecvValue(KeyOf(tries), kTimeout);
           ASSERT_TRUE(received.ok()) << received.status();
           ExpectHolds(peer, *received, 0);
           path = std::string(received->path);
@@ -285,11 +285,11 @@ TEST(GpuCancel, WhatIsGivenBackBeforeItWasSentIsNotKept) {
         environment.gpus = &peer.gpus();
         Endpoint receiver;
         receiver.peer = {7, 7};
-        auto outlet = std::make_shared<CudaIpcOutlet>(
-            environment, receiver, std::make_shared<GraceKeeper>(peer.exchange().loop()));
+        auto sender = std::make_shared<CudaIpcSender>(
+            environment, receiver, std::make_shared<DeferredReleaseQueue>(peer.exchange().loop()));
         absl::Notification has_probe;
         std::string probe;
-        outlet->SetAnnounce([&](absl::string_view body, absl::Span<const int>) {
+        sender->SetAnnounce([&](absl::string_view body, absl::Span<const int>) {
           probe = std::string(body);
           has_probe.Notify();
           return absl::OkStatus();
@@ -298,26 +298,26 @@ TEST(GpuCancel, WhatIsGivenBackBeforeItWasSentIsNotKept) {
         const std::weak_ptr<Buffer> memory = cuda::MemoryOf(tensor);
         absl::Notification is_over;
         absl::Status status;
-        outlet->Offer(1, tensor, {MemorySpace::kCuda, 0},
-                      [&](absl::StatusOr<TransportTicket> ticket) {
+        sender->Offer(1, tensor, {MemorySpace::kCuda, 0},
+                      [&](absl::StatusOr<TransferDescriptor> ticket) {
                         status = ticket.status();
                         is_over.Notify();
                       });
         tensor = Tensor();
         has_probe.WaitForNotification();
-        outlet->Release(1);
+        sender->Release(1);
         const CudaIpcProbe sent = *DecodeCudaIpcProbe(probe);
-        ASSERT_TRUE(outlet->OnReply(EncodeCudaIpcProbed({sent.pair, sent.seed, ""})).ok());
+        ASSERT_TRUE(sender->OnReply(EncodeCudaIpcProbed({sent.pair, sent.seed, ""})).ok());
         is_over.WaitForNotification();
         EXPECT_TRUE(absl::IsCancelled(status)) << status;
-        const absl::Time give_up = absl::Now() + kPatience;
+        const absl::Time give_up = absl::Now() + kTimeout;
         while (!memory.expired() && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(1));
         EXPECT_TRUE(memory.expired());
         // Who gives back a slice that was not sent, or asks for a segment, does not keep to it.
-        EXPECT_TRUE(absl::IsInvalidArgument(outlet->OnReply(EncodeCudaIpcTaken({1, 0}))));
-        EXPECT_TRUE(absl::IsInvalidArgument(outlet->OnReply(EncodeCudaIpcWanted({sent.pair, 99}))));
-        EXPECT_TRUE(absl::IsInvalidArgument(outlet->OnReply("")));
-        outlet->Abort(absl::UnavailableError("over"));
+        EXPECT_TRUE(absl::IsInvalidArgument(sender->OnReply(EncodeCudaIpcTaken({1, 0}))));
+        EXPECT_TRUE(absl::IsInvalidArgument(sender->OnReply(EncodeCudaIpcWanted({sent.pair, 99}))));
+        EXPECT_TRUE(absl::IsInvalidArgument(sender->OnReply("")));
+        sender->Abort(absl::UnavailableError("over"));
         peer.Meet();
       },
       [](GpuPeer& peer) { peer.Meet(); });

@@ -25,7 +25,7 @@ Tensor PlainMemory(GpuPeer& peer, cuda::DevicePointer* pointer, std::function<vo
 
 template <typename Condition>
 bool Eventually(Condition condition) {
-  const absl::Time give_up = absl::Now() + kPatience;
+  const absl::Time give_up = absl::Now() + kTimeout;
   while (!condition() && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(1));
   return condition();
 }
@@ -52,14 +52,14 @@ TEST(GpuDeath, MemoryThatIsLentIsNotUsedAgain) {
         }
         peer.Read(next.back(), stream->get());
         peer.Meet();
-        const absl::Status closed = step.Close(kPatience);
+        const absl::Status closed = step.Close(kTimeout);
         EXPECT_TRUE(closed.ok()) << closed;
         peer.Meet();
       },
       [](GpuPeer& peer) {
         const auto stream = peer.NewStream(0);
         Step step = peer.Open();
-        auto tensor = step.Recv(KeyOf(0), kPatience, stream->get());
+        auto tensor = step.Recv(KeyOf(0), kTimeout, stream->get());
         ASSERT_TRUE(tensor.ok()) << tensor.status();
         peer.Meet();
         peer.Meet();
@@ -104,7 +104,7 @@ TEST(GpuDeath, AProducerThatLeavesKeepsWhatIsLentForAWhile) {
         const auto stream = peer.NewStream(0);
         {
           Step step = peer.Open();
-          const auto tensor = step.Recv(KeyOf(0), kPatience, stream->get());
+          const auto tensor = step.Recv(KeyOf(0), kTimeout, stream->get());
           ASSERT_TRUE(tensor.ok()) << tensor.status();
           peer.Meet();
           peer.Meet();
@@ -135,7 +135,7 @@ TEST(GpuDeath, AProducerIsKilledInTheMiddleOfACopy) {
       [](GpuPeer& peer) {
         const auto stream = peer.NewStream(1);
         Step step = peer.Open();
-        const auto tensor = step.Recv(KeyOf(0, "GPU:1"), kPatience, stream->get());
+        const auto tensor = step.Recv(KeyOf(0, "GPU:1"), kTimeout, stream->get());
         ASSERT_TRUE(tensor.ok()) << tensor.status();
         peer.Meet();
         // Whatever it has become, it can be read, and everything ends.
@@ -172,7 +172,7 @@ TEST(GpuDeath, AProducerIsKilledBetweenSlices) {
       },
       [](GpuPeer& peer) {
         Step step = peer.Open();
-        const auto tensor = step.Recv(KeyOf(0), kPatience);
+        const auto tensor = step.Recv(KeyOf(0), kTimeout);
         EXPECT_TRUE(absl::IsUnavailable(tensor.status())) << tensor.status();
       });
 }
@@ -202,7 +202,7 @@ TEST(GpuDeath, AConsumerIsKilledWhileItMaps) {
       [](GpuPeer& peer) {
         Step step = peer.Open();
         // The pair is probed.
-        ASSERT_TRUE(step.Recv(KeyOf(0), kPatience).ok());
+        ASSERT_TRUE(step.Recv(KeyOf(0), kTimeout).ok());
         peer.gpus().gate()->BeginWork();
         Receipt receipt;
         step.RecvAsync(KeyOf(1), {}, receipt.callback());
@@ -280,7 +280,7 @@ TEST(GpuDeath, AViewIsNotUnmappedWhileAStreamCopiesFromIt) {
         Step step = peer.Open();
         const Tensor copy = OnGpu(peer, 0);
         {
-          const auto tensor = step.Recv(KeyOf(0), kPatience, stream->get());
+          const auto tensor = step.Recv(KeyOf(0), kTimeout, stream->get());
           ASSERT_TRUE(tensor.ok()) << tensor.status();
           Gpu& gpu = peer.gpu(0);
           spin.Start(stream->get());

@@ -68,7 +68,7 @@ TEST(GpuWithoutEvents, SlicesComeWhenTheyAreThere) {
         const Tensor pattern = GpuPeer::Pattern(kBytes, 0);
         peer.Write(tensor, pattern, stream->get());
         ASSERT_TRUE(step.Send(GpuPeer::Key("t0", "GPU:0", "GPU:0"), tensor, stream->get()).ok());
-        const absl::Status closed = step.Close(kPatience);
+        const absl::Status closed = step.Close(kTimeout);
         EXPECT_TRUE(closed.ok()) << closed;
         peer.Meet();
         const cuda::ScopedCurrent current(*peer.gpu(0).device);

@@ -57,7 +57,7 @@ TEST(GpuExchange, IntoTheReceiversBuffer) {
           args.destination = OnGpu(peer, 0);
           const void* const wanted = args.destination->data();
           const RendezvousKey key = GpuPeer::Key(absl::StrCat("t", i), "GPU:0", "GPU:0");
-          const auto received = step.RecvValue(key, kPatience, std::move(args));
+          const auto received = step.RecvValue(key, kTimeout, std::move(args));
           ASSERT_TRUE(received.ok()) << received.status();
           EXPECT_EQ(received->tensor.data(), wanted);
           const auto ready = cuda::ReadyOf(received->tensor);
@@ -88,7 +88,7 @@ TEST(GpuExchange, ToBothGpusOfTheConsumer) {
         for (const int gpu : {0, 1}) {
           ASSERT_TRUE(step.Send(key(gpu), tensor, stream->get()).ok());
         }
-        const absl::Status closed = step.Close(kPatience);
+        const absl::Status closed = step.Close(kTimeout);
         EXPECT_TRUE(closed.ok()) << closed;
         peer.Meet();
       },
@@ -96,7 +96,7 @@ TEST(GpuExchange, ToBothGpusOfTheConsumer) {
         Step step = peer.Open();
         for (const int gpu : {0, 1}) {
           const auto stream = peer.NewStream(gpu);
-          const auto tensor = step.Recv(key(gpu), kPatience, stream->get());
+          const auto tensor = step.Recv(key(gpu), kTimeout, stream->get());
           ASSERT_TRUE(tensor.ok()) << tensor.status();
           EXPECT_TRUE(Holds(peer.Read(*tensor, stream->get()), GpuPeer::Pattern(kLarge, 9)));
         }
@@ -115,7 +115,7 @@ TEST(GpuExchange, RecvIntoWaitsForTheDevice) {
         const auto key = [](int i) { return GpuPeer::Key(absl::StrCat("t", i), "GPU:0", "GPU:0"); };
         for (const int gpu : {0, 1}) {
           const Tensor into = OnGpu(peer, gpu);
-          const absl::Status status = step.RecvInto(key(gpu), into, kPatience);
+          const absl::Status status = step.RecvInto(key(gpu), into, kTimeout);
           ASSERT_TRUE(status.ok()) << status;
           // Of a stream that waits for nothing.
           const auto stream = peer.NewStream(gpu);
@@ -123,7 +123,7 @@ TEST(GpuExchange, RecvIntoWaitsForTheDevice) {
                             GpuPeer::Pattern(kBytes, static_cast<uint32_t>(gpu))));
         }
         const Tensor host = *Tensor::Allocate(DataType::kUint8, *Shape::Create({kBytes}));
-        const absl::Status status = step.RecvInto(key(2), host, kPatience);
+        const absl::Status status = step.RecvInto(key(2), host, kTimeout);
         ASSERT_TRUE(status.ok()) << status;
         EXPECT_TRUE(IsEqual(host, GpuPeer::Pattern(kBytes, 2)));
         peer.Meet();
@@ -142,7 +142,7 @@ TEST(GpuExchange, ManyAtOnceAreHeldAsViews) {
         std::vector<Tensor> held;
         for (int i = 0; i < kCount; ++i) {
           const auto tensor = step.Recv(GpuPeer::Key(absl::StrCat("t", i), "GPU:0", "GPU:0"),
-                                        kPatience, stream->get());
+                                        kTimeout, stream->get());
           ASSERT_TRUE(tensor.ok()) << tensor.status();
           held.push_back(*tensor);
         }
@@ -168,15 +168,15 @@ TEST(GpuExchange, FromTheHostToAGpuAndBack) {
         const Tensor pattern = GpuPeer::Pattern(kBytes, 0);
         peer.Write(tensor, pattern, stream->get());
         ASSERT_TRUE(step.Send(GpuPeer::Key("t0", "GPU:0", "CPU:0"), tensor, stream->get()).ok());
-        EXPECT_TRUE(step.Close(kPatience).ok());
+        EXPECT_TRUE(step.Close(kTimeout).ok());
         peer.Meet();
       },
       [](GpuPeer& peer) {
         const auto stream = peer.NewStream(1);
         Step step = peer.Open();
-        const auto up = step.Recv(GpuPeer::Key("up", "CPU:0", "GPU:1"), kPatience, stream->get());
+        const auto up = step.Recv(GpuPeer::Key("up", "CPU:0", "GPU:1"), kTimeout, stream->get());
         ASSERT_TRUE(up.ok()) << up.status();
-        EXPECT_EQ(up->place(), (MemoryPlace{MemorySpace::kCuda, 1}));
+        EXPECT_EQ(up->place(), (TensorLocation{MemorySpace::kCuda, 1}));
         EXPECT_TRUE(Holds(peer.Read(*up, stream->get()), GpuPeer::Pattern(kBytes, 1)));
         EXPECT_EQ(ReceivePattern(peer, step, "CPU:0", 0, stream->get()), "shm, staged");
         peer.Meet();
@@ -199,7 +199,7 @@ TEST(GpuExchange, CloseWaitsForWhatIsStaged) {
           Step step = peer.Open();
           ASSERT_TRUE(step.Send(GpuPeer::Key("t0", "GPU:0", "CPU:0"), tensor, stream->get()).ok());
           peer.Meet();
-          const absl::Status closed = step.Close(kPatience);
+          const absl::Status closed = step.Close(kTimeout);
           EXPECT_TRUE(closed.ok()) << closed;
         }
       },
@@ -248,7 +248,7 @@ TEST(GpuExchange, AnErrorSaysWhyARequiredTransportCannot) {
         peer.Control<void (*)(const char*, int, int, int)>("strict_cuda_fail")(
             "cuMemImportFromShareableHandle", 801, 0, 1000);
         Step step = peer.Open();
-        const auto tensor = step.Recv(GpuPeer::Key("t", "GPU:0", "GPU:0"), kPatience);
+        const auto tensor = step.Recv(GpuPeer::Key("t", "GPU:0", "GPU:0"), kTimeout);
         EXPECT_TRUE(absl::IsFailedPrecondition(tensor.status())) << tensor.status();
         EXPECT_THAT(std::string(tensor.status().message()),
                     HasSubstr("cuMemImportFromShareableHandle"));
@@ -283,7 +283,7 @@ TEST(GpuExchange, ForeignMemoryOfEveryKind) {
                             stream->get())
                       .ok());
     }
-    const absl::Status closed = step.Close(kPatience);
+    const absl::Status closed = step.Close(kTimeout);
     EXPECT_TRUE(closed.ok()) << closed;
     peer.Meet();
   };
@@ -312,7 +312,7 @@ TEST(GpuExchange, TheProducerOutlivesItsConsumer) {
         peer.Meet();
         const std::weak_ptr<Buffer> memory = cuda::MemoryOf(tensor);
         tensor = Tensor();
-        const absl::Time give_up = absl::Now() + kPatience;
+        const absl::Time give_up = absl::Now() + kTimeout;
         while (!memory.expired() && absl::Now() < give_up) {
           absl::SleepFor(absl::Milliseconds(10));
         }
@@ -322,7 +322,7 @@ TEST(GpuExchange, TheProducerOutlivesItsConsumer) {
         const auto stream = peer.NewStream(0);
         Step step = peer.Open();
         const auto tensor =
-            step.Recv(GpuPeer::Key("t0", "GPU:0", "GPU:0"), kPatience, stream->get());
+            step.Recv(GpuPeer::Key("t0", "GPU:0", "GPU:0"), kTimeout, stream->get());
         EXPECT_TRUE(tensor.ok()) << tensor.status();
         peer.Meet();
         kill(getpid(), SIGKILL);

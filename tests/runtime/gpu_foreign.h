@@ -44,7 +44,7 @@ inline void SendAll(GpuPeer& peer, const std::vector<Tensor>& tensors,
     peer.Write(tensors[i], patterns.back(), stream->get());
     ASSERT_TRUE(step.Send(KeyOf(static_cast<int>(i), to), tensors[i], stream->get()).ok());
   }
-  const absl::Status closed = step.Close(kPatience);
+  const absl::Status closed = step.Close(kTimeout);
   EXPECT_TRUE(closed.ok()) << closed;
   peer.Meet();
 }
@@ -57,7 +57,7 @@ inline std::vector<std::string> ReceiveAll(GpuPeer& peer, const std::vector<size
   Step step = peer.Open();
   std::vector<std::string> paths;
   for (size_t i = 0; i < sizes.size(); ++i) {
-    const auto received = step.RecvValue(KeyOf(static_cast<int>(i), to), kPatience);
+    const auto received = step.RecvValue(KeyOf(static_cast<int>(i), to), kTimeout);
     EXPECT_TRUE(received.ok()) << received.status();
     if (!received.ok()) continue;
     paths.emplace_back(received->path);

@@ -22,7 +22,7 @@
 #include "tests/runtime/gpu_pair.h"
 #include "tests/support/try_out.h"
 #include "tests/support/used_up_descriptors.h"
-#include "transport/cuda_ipc/cuda_ipc_inlet.h"
+#include "transport/cuda_ipc/cuda_ipc_receiver.h"
 
 namespace ferry {
 namespace {
@@ -37,14 +37,14 @@ void SendOne(GpuPeer& peer, int index, const std::string& to) {
   const Tensor pattern = GpuPeer::Pattern(kBytes, static_cast<uint32_t>(index));
   peer.Write(tensor, pattern, stream->get());
   ASSERT_TRUE(step.Send(KeyOf(index, to), tensor, stream->get()).ok());
-  const absl::Status closed = step.Close(kPatience);
+  const absl::Status closed = step.Close(kTimeout);
   EXPECT_TRUE(closed.ok()) << closed;
 }
 
 // Its path; the bytes must be right.
 std::string ReceiveOne(GpuPeer& peer, int index, const std::string& to) {
   Step step = peer.Open(index + 1);
-  const auto received = step.RecvValue(KeyOf(index, to), kPatience);
+  const auto received = step.RecvValue(KeyOf(index, to), kTimeout);
   EXPECT_TRUE(received.ok()) << received.status();
   if (!received.ok()) return "";
   const Tensor pattern = GpuPeer::Pattern(kBytes, static_cast<uint32_t>(index));
@@ -89,7 +89,7 @@ void ExpectReason(GpuPairOptions options, const std::string& to, const std::stri
       },
       [&](GpuPeer& peer) {
         Step step = peer.Open();
-        const auto tensor = step.Recv(KeyOf(0, to), kPatience);
+        const auto tensor = step.Recv(KeyOf(0, to), kTimeout);
         EXPECT_TRUE(absl::IsFailedPrecondition(tensor.status())) << tensor.status();
         EXPECT_THAT(std::string(tensor.status().message()), HasSubstr(reason));
         peer.Meet();
@@ -144,7 +144,7 @@ TEST(GpuMachine, AGpuThatAnotherProcessHasToItself) {
         peer.Meet();
         {
           Step step = peer.Open();
-          const auto tensor = step.Recv(KeyOf(0, "GPU:0"), kPatience);
+          const auto tensor = step.Recv(KeyOf(0, "GPU:0"), kTimeout);
           EXPECT_THAT(std::string(tensor.status().message()), HasSubstr("nvidia-smi -c DEFAULT"));
         }
         peer.Meet();
@@ -314,7 +314,8 @@ TEST(GpuMachine, NothingNeedsPidfd) {
   JudgeOnTheDouble(ExpectNoPidfd);
 }
 
-// Whoever asks for a pair of GPUs must not end the lane of one that has no descriptors left now.
+// Whoever asks for a pair of GPUs must not end the control channel of one that has no descriptors
+// left now.
 TEST(GpuMachine, AProbeWhoseDescriptorWasLostIsRefused) {
   RunGpuPair(
       {}, [](GpuPeer&) {},
@@ -322,31 +323,31 @@ TEST(GpuMachine, AProbeWhoseDescriptorWasLostIsRefused) {
         TransportEnvironment environment;
         environment.gpus = &peer.gpus();
         const auto link = std::make_shared<GpuLink>();
-        const auto inlet = std::make_shared<CudaIpcInlet>(
+        const auto receiver = std::make_shared<CudaIpcReceiver>(
             environment, Endpoint(),
             [](Gpu&) -> cuda::IpcImportCache& { FERRY_CHECK(false && "nothing is opened"); }, [] {},
             link, [](uint64_t) {});
         std::string answer;
-        inlet->SetReply([&answer](absl::string_view body, absl::Span<const int>) {
+        receiver->SetReply([&answer](absl::string_view body, absl::Span<const int>) {
           answer = std::string(body);
           return absl::OkStatus();
         });
-        ASSERT_TRUE(inlet->does_without_descriptors());
+        ASSERT_TRUE(receiver->is_fd_optional());
         CudaIpcProbe probe;
         probe.pair = {1, 0};
         probe.seed = 7;
         probe.memory.export_by = cuda::ExportBy::kPosixFd;
         probe.memory.allocation_bytes = probe.memory.bytes = kCudaIpcProbeBytes;
         UniqueFd lost[1];
-        EXPECT_TRUE(inlet->OnAnnouncement(EncodeCudaIpcProbe(probe), lost).ok());
+        EXPECT_TRUE(receiver->OnAnnouncement(EncodeCudaIpcProbe(probe), lost).ok());
         const auto refused = DecodeCudaIpcProbed(answer);
         ASSERT_TRUE(refused.ok()) << refused.status();
         EXPECT_EQ(refused->pair, probe.pair);
         EXPECT_EQ(refused->seed, 7u);
         EXPECT_THAT(refused->refusal, HasSubstr("ulimit -n"));
-        // What tickets will speak of cannot be done without.
+        // What transfer descriptors will speak of cannot be done without.
         const absl::Status status =
-            inlet->OnAnnouncement(EncodeCudaIpcSegment(CudaIpcSegment()), lost);
+            receiver->OnAnnouncement(EncodeCudaIpcSegment(CudaIpcSegment()), lost);
         EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
       });
 }
@@ -367,7 +368,7 @@ TEST(GpuMachine, WithoutDescriptorsTheLimitIsNamed) {
         // It may have some in its hands still.
         absl::Notification is_idle;
         ASSERT_TRUE(peer.gpu(0).executor->Post([&is_idle] { is_idle.Notify(); }).ok());
-        ASSERT_TRUE(is_idle.WaitForNotificationWithTimeout(kPatience));
+        ASSERT_TRUE(is_idle.WaitForNotificationWithTimeout(kTimeout));
         std::optional<UsedUpDescriptors> none(std::in_place);
         Step step = peer.Open(10);
         ASSERT_TRUE(step.Send(KeyOf(9, "GPU:0"), large, stream->get()).ok());
@@ -379,7 +380,7 @@ TEST(GpuMachine, WithoutDescriptorsTheLimitIsNamed) {
       [](GpuPeer& peer) {
         EXPECT_EQ(ReceiveOne(peer, 0, "GPU:0"), "cuda_ipc, view");
         Step step = peer.Open(10);
-        const auto none = step.Recv(KeyOf(9, "GPU:0"), kPatience);
+        const auto none = step.Recv(KeyOf(9, "GPU:0"), kTimeout);
         EXPECT_TRUE(absl::IsResourceExhausted(none.status())) << none.status();
         EXPECT_THAT(std::string(none.status().message()), HasSubstr("ulimit -n"));
         peer.Meet();

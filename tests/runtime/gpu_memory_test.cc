@@ -110,14 +110,14 @@ TEST(GpuMemory, PinnedHostMemoryIsHostMemory) {
         FillPattern(tensor, 0);
         Step step = peer.Open();
         ASSERT_TRUE(step.Send(GpuPeer::Key("t0", "CPU:0", "GPU:0"), tensor).ok());
-        EXPECT_TRUE(step.Close(kPatience).ok());
+        EXPECT_TRUE(step.Close(kTimeout).ok());
         peer.Meet();
       },
       [](GpuPeer& peer) {
         const auto stream = peer.NewStream(0);
         Step step = peer.Open();
         const auto tensor =
-            step.Recv(GpuPeer::Key("t0", "CPU:0", "GPU:0"), kPatience, stream->get());
+            step.Recv(GpuPeer::Key("t0", "CPU:0", "GPU:0"), kTimeout, stream->get());
         ASSERT_TRUE(tensor.ok()) << tensor.status();
         EXPECT_TRUE(Holds(peer.Read(*tensor, stream->get()), GpuPeer::Pattern(kLarge, 0)));
         peer.Meet();
@@ -175,8 +175,8 @@ TEST(GpuMemory, MemoryAtARecycledAddressIsNotTakenForTheOld) {
             peer.Write(tensor, pattern, stream->get());
             ASSERT_TRUE(step.Send(KeyOf(round), tensor, stream->get()).ok());
           }
-          EXPECT_TRUE(step.Close(kPatience).ok());
-          const absl::Time give_up = absl::Now() + kPatience;
+          EXPECT_TRUE(step.Close(kTimeout).ok());
+          const absl::Time give_up = absl::Now() + kTimeout;
           while (!is_unused && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(1));
           ASSERT_TRUE(is_unused) << "the receiver has let go of it, and nobody has said so";
           // The double ends us if the receiver still has it open.
@@ -190,7 +190,7 @@ TEST(GpuMemory, MemoryAtARecycledAddressIsNotTakenForTheOld) {
         const auto stream = peer.NewStream(0);
         for (int round = 0; round < kRounds; ++round) {
           Step step = peer.Open(round + 1);
-          const auto tensor = step.Recv(KeyOf(round), kPatience, stream->get());
+          const auto tensor = step.Recv(KeyOf(round), kTimeout, stream->get());
           ASSERT_TRUE(tensor.ok()) << tensor.status();
           EXPECT_TRUE(Holds(peer.Read(*tensor, stream->get()),
                             GpuPeer::Pattern(kLarge, static_cast<uint32_t>(round))));

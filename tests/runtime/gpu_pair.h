@@ -24,7 +24,7 @@
 #include "gpu/shared_library.h"
 #include "node/endpoint_record.h"
 #include "tests/runtime/directory_store.h"
-#include "tests/runtime/exchange_pair.h"
+#include "tests/runtime/engine_pair.h"
 #include "tests/runtime/peer_process.h"
 #include "tests/support/real_gpu.h"
 #include "transport/transports.h"
@@ -38,8 +38,8 @@ namespace ferry {
 // One of the two, in its own process.
 class GpuPeer final {
  public:
-  GpuPeer(int node, int fd, const ExchangeOptions& options, std::string boot_id = "one machine",
-          NcclJob nccl = {})
+  GpuPeer(int node, int fd, const TransferEngineOptions& options,
+          std::string boot_id = "one machine", NcclJob nccl = {})
       : channel_(fd),
         end_(directory_, node, options, 1000 + node, std::move(boot_id), std::move(nccl)) {
     channel_.Say(EncodeEndpoint(end_.exchange->self()));
@@ -47,7 +47,7 @@ class GpuPeer final {
     directory_.Publish(other_);
   }
 
-  Exchange& exchange() { return *end_.exchange; }
+  TransferEngine& exchange() { return *end_.exchange; }
   // The process stays, its exchange goes.
   void Leave() { end_.exchange.reset(); }
   // Which way a tensor comes from a GPU of the other one to one of this one, and why.
@@ -163,7 +163,7 @@ inline bool Holds(const std::vector<unsigned char>& bytes, const Tensor& pattern
 }
 
 struct GpuPairOptions {
-  ExchangeOptions exchange;
+  TransferEngineOptions exchange;
   // STRICT_CUDA_... of both processes.
   std::map<std::string, std::string> environment;
   // Of one process alone.
@@ -239,7 +239,7 @@ inline int RunGpuPair(const GpuPairOptions& options, const std::function<void(Gp
 }
 
 // For what a test waits for, and of what most of them send.
-inline constexpr absl::Duration kPatience = absl::Seconds(20);
+inline constexpr absl::Duration kTimeout = absl::Seconds(20);
 inline constexpr size_t kBytes = 3 * 1000 * 1000 + 7;
 
 inline Tensor OnGpu(GpuPeer& peer, int ordinal, size_t bytes = kBytes) {

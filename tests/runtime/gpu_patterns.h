@@ -27,7 +27,7 @@ inline void SendPatterns(GpuPeer& peer, const std::string& to, int count, size_t
         copy.Send(GpuPeer::Key(absl::StrCat("t", i), "GPU:0", to), tensor, stream->get()).ok());
   }
   Step last = step;
-  const absl::Status closed = last.Close(kPatience);
+  const absl::Status closed = last.Close(kTimeout);
   EXPECT_TRUE(closed.ok()) << closed;
   peer.Meet();
 }
@@ -35,7 +35,7 @@ inline void SendPatterns(GpuPeer& peer, const std::string& to, int count, size_t
 inline std::string ReceivePattern(GpuPeer& peer, Step& step, const std::string& to, int index,
                                   cuda::Stream stream, RecvArgs args = {}, size_t bytes = kBytes) {
   const RendezvousKey key = GpuPeer::Key(absl::StrCat("t", index), "GPU:0", to);
-  absl::StatusOr<Received> received = step.RecvValue(key, kPatience, std::move(args));
+  absl::StatusOr<Received> received = step.RecvValue(key, kTimeout, std::move(args));
   EXPECT_TRUE(received.ok()) << received.status();
   if (!received.ok()) return "";
   const Tensor& tensor = received->tensor;

@@ -76,16 +76,16 @@ TEST(GpuRing, WhatIsStagedIsTheSendersAgainEarly) {
           ASSERT_TRUE(step.Send(KeyOf(0), tensor, stream->get()).ok());
         }
         peer.Meet();
-        const absl::Time give_up = absl::Now() + kPatience;
+        const absl::Time give_up = absl::Now() + kTimeout;
         while (!is_unused && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(1));
         EXPECT_TRUE(is_unused);
         peer.Meet();
-        EXPECT_TRUE(step.Close(kPatience).ok());
+        EXPECT_TRUE(step.Close(kTimeout).ok());
       },
       [](GpuPeer& peer) {
         const auto stream = peer.NewStream(0);
         Step step = peer.Open();
-        const auto tensor = step.Recv(KeyOf(0), kPatience, stream->get());
+        const auto tensor = step.Recv(KeyOf(0), kTimeout, stream->get());
         ASSERT_TRUE(tensor.ok()) << tensor.status();
         // It is held until the sender has said that it has its memory.
         peer.Meet();
@@ -116,12 +116,12 @@ TEST(GpuRing, WithoutRoomForTheRingItGoesByWayOfTheHost) {
         const Tensor pattern = GpuPeer::Pattern(kLarge, 0);
         peer.Write(tensor, pattern, stream->get());
         ASSERT_TRUE(step.Send(KeyOf(0), tensor, stream->get()).ok());
-        EXPECT_TRUE(step.Close(kPatience).ok());
+        EXPECT_TRUE(step.Close(kTimeout).ok());
         peer.Meet();
       },
       [](GpuPeer& peer) {
         Step step = peer.Open();
-        ASSERT_TRUE(step.RecvValue(KeyOf(7), kPatience).ok());
+        ASSERT_TRUE(step.RecvValue(KeyOf(7), kTimeout).ok());
         peer.Meet();
         EXPECT_THAT(ReceiveAll(peer, {kLarge}), ::testing::ElementsAre("shm, staged"));
         peer.Meet();

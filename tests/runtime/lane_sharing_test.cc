@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One lane for both directions of a pair: who opens it, how many there are, and what its end ends.
+// One control channel for both directions of a pair: who opens it, how many there are, and what its
+// end ends.
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -13,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
-#include "tests/runtime/exchange_pair.h"
+#include "tests/runtime/engine_pair.h"
 #include "tests/runtime/peer_process.h"
 
 namespace ferry {
@@ -36,8 +37,8 @@ Tensor Small() {
   return tensor;
 }
 
-ExchangeOptions Over(const std::string& transport) {
-  ExchangeOptions options;
+TransferEngineOptions Over(const std::string& transport) {
+  TransferEngineOptions options;
   options.require_transport = transport;
   options.transports.tcp.connections = 1;
   options.spin = absl::Microseconds(5);
@@ -46,7 +47,7 @@ ExchangeOptions Over(const std::string& transport) {
 
 class LaneSharing : public ::testing::TestWithParam<const char*> {
  protected:
-  // Whoever receives first opens the lane.
+  // Whoever receives first opens the control channel.
   void Pass(ExchangeEnd& from, ExchangeEnd& to, const std::string& name) {
     Receipt receipt;
     to.Step(1)->RecvAsync(KeyBetween(from, to, name), {}, receipt.callback());
@@ -67,13 +68,13 @@ TEST_P(LaneSharing, WhoeverOpensItBothUseIt) {
     ExchangeEnd& opener = smaller_opens ? a : b;
     ExchangeEnd& other = smaller_opens ? b : a;
     Pass(other, opener, "there");
-    const auto lane = opener.exchange->fetcher().ClientOf(other.exchange->self().peer);
-    ASSERT_NE(lane, nullptr);
+    const auto channel = opener.exchange->fetcher().ClientOf(other.exchange->self().peer);
+    ASSERT_NE(channel, nullptr);
     // It has come about by HELLO alone, and tells what the store would have told.
     const auto back = other.exchange->fetcher().ClientOf(opener.exchange->self().peer);
     ASSERT_NE(back, nullptr);
     EXPECT_EQ(back->producer().boot_id, opener.exchange->self().boot_id);
-    EXPECT_EQ(back->producer().lanes.tcp, opener.exchange->self().lanes.tcp);
+    EXPECT_EQ(back->producer().channels.tcp, opener.exchange->self().channels.tcp);
     for (int i = 0; i < 3; ++i) {
       Pass(opener, other, absl::StrCat("back ", i));
       Pass(other, opener, absl::StrCat("there ", i));
@@ -113,7 +114,7 @@ TEST_P(LaneSharing, AsManyLanesAsPairs) {
   for (int from = 0; from < kNodes; ++from) {
     for (int to = 0; to < kNodes; ++to) {
       if (from == to) continue;
-      // In the ticket, so that there are no other connections.
+      // In the transfer descriptor, so that there are no other connections.
       ASSERT_TRUE(nodes[from]
                       ->Step(1)
                       ->Send(KeyBetween(*nodes[from], *nodes[to], "k"),
@@ -139,14 +140,14 @@ TEST_P(LaneSharing, AnotherLifeGetsAnotherLane) {
     auto b = std::make_unique<ExchangeEnd>(directory_, 2, Over(GetParam()), 77);
     Pass(*b, a, "of the first" + suffix);
     Pass(a, *b, "to the first" + suffix);
-    const LanePeer first = b->exchange->self().peer;
+    const PeerId first = b->exchange->self().peer;
     b = nullptr;
     b = std::make_unique<ExchangeEnd>(directory_, 2, Over(GetParam()), 78);
     if (restarted_opens) Pass(a, *b, "to the second" + suffix);
     Pass(*b, a, "of the second" + suffix);
     Pass(a, *b, "to the second again" + suffix);
     EXPECT_TRUE(Becomes([&] { return a.exchange->fetcher().ClientOf(first) == nullptr; }));
-    // Word of the old life's end does not end the new one's lane.
+    // Word of the old life's end does not end the new one's control channel.
     a.exchange->fetcher().Forget(2, absl::AbortedError("node 2 was restarted"), 78);
     Pass(*b, a, "still of the second" + suffix);
     EXPECT_TRUE(Becomes([&] { return a.exchange->fetcher().lane_count() == 1; }));
@@ -168,7 +169,7 @@ TEST_P(LaneSharing, ADeadPeerEndsBothDirectionsOnce) {
   for (const auto& peer : peers) {
     peer->Meet(directory_, here.exchange->self());
     const bool is_last = ++round == kRounds + 1;
-    // Either side opens the lane, or both do at once.
+    // Either side opens the control channel, or both do at once.
     Receipt first;
     const auto receive_first = [&] { step->RecvAsync(peer->From("first"), {}, first.callback()); };
     if (round % 2 == 0) receive_first();

@@ -52,12 +52,12 @@ class LargeJob : public ::testing::Test {
   std::unique_ptr<Node> node_;
 };
 
-// There is no lane that would tell.
+// There is no control channel that would tell.
 TEST_F(LargeJob, DeathsAreHeardOf) {
   for (const int dead : {77, 139}) {
     const absl::Status failure = absl::InternalError(absl::StrCat("the fan of ", dead, " stopped"));
     ASSERT_TRUE(agent(dead).ReportError(failure).ok());
-    const auto key = node_->Key("x", dead, 0, "host:0", "host:0", {.timeout = coord::kPatience});
+    const auto key = node_->Key("x", dead, 0, "host:0", "host:0", {.timeout = coord::kTimeout});
     EXPECT_EQ(key.status().code(), absl::StatusCode::kUnavailable) << key.status();
     EXPECT_THAT(std::string(key.status().message()),
                 HasSubstr(absl::StrCat("node ", dead, " has failed before")));

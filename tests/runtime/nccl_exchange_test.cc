@@ -38,7 +38,7 @@ TEST(NcclExchange, IntoTheReceiversBuffer) {
           args.destination = OnGpu(peer, 1);
           const void* const wanted = args.destination->data();
           const RendezvousKey key = GpuPeer::Key(absl::StrCat("t", i), "GPU:0", "GPU:1");
-          const auto received = step.RecvValue(key, kPatience, std::move(args));
+          const auto received = step.RecvValue(key, kTimeout, std::move(args));
           ASSERT_TRUE(received.ok()) << received.status();
           EXPECT_EQ(received->path, "nccl");
           EXPECT_EQ(received->tensor.data(), wanted);
@@ -71,7 +71,7 @@ TEST(NcclExchange, ManyInAnyOrder) {
               step.Send(GpuPeer::Key(absl::StrCat("t", i), "GPU:0", "GPU:1"), tensor, stream->get())
                   .ok());
         }
-        const absl::Status closed = step.Close(kPatience);
+        const absl::Status closed = step.Close(kTimeout);
         EXPECT_TRUE(closed.ok()) << closed;
         peer.Meet();
       },
@@ -102,7 +102,7 @@ TEST(NcclExchange, SmallTensorsAreStagedUnlessNcclIsRequired) {
     GpuPairOptions options;
     options.is_apart = true;
     if (is_required) options.exchange.require_transport = "nccl";
-    // More than a lane's latency is found to be, also while others have the cores.
+    // More than a control channel's latency is found to be, also while others have the cores.
     options.exchange.transports.nccl.assumed_latency = absl::Seconds(10);
     RunGpuPair(
         options, [](GpuPeer& peer) { SendPatterns(peer, "GPU:1", 2, 1000); },
@@ -142,7 +142,7 @@ TEST(NcclExchange, CommunicatorsMakeRoomForEachOther) {
                   .ok());
           peer.Meet();
         }
-        const absl::Status closed = step.Close(kPatience);
+        const absl::Status closed = step.Close(kTimeout);
         EXPECT_TRUE(closed.ok()) << closed;
         peer.Meet();
       },
@@ -241,7 +241,7 @@ TEST(NcclExchange, ALateTensorHoldsUpNoOther) {
         // It has the second one.
         peer.Meet();
         release();
-        const absl::Status closed = step.Close(kPatience);
+        const absl::Status closed = step.Close(kTimeout);
         EXPECT_TRUE(closed.ok()) << closed;
         peer.Meet();
       },
@@ -260,8 +260,8 @@ TEST(NcclExchange, ALateTensorHoldsUpNoOther) {
       });
 }
 
-// Whatever a receive that is called off has got to: its ticket may be on its way, with a grant for
-// which the sender's GPU waits.
+// Whatever a receive that is called off has got to: its transfer descriptor may be on its way, with
+// a grant for which the sender's GPU waits.
 TEST(NcclExchange, ReceivesThatAreCalledOffHoldUpNoOther) {
   NEEDS_TWO_GPUS();
   constexpr int kCount = 60;
@@ -288,7 +288,7 @@ TEST(NcclExchange, ReceivesThatAreCalledOffHoldUpNoOther) {
         Step step = peer.Open();
         const auto stream = peer.NewStream(1);
         // The communicator is there before anything is called off.
-        const auto first = step.Recv(GpuPeer::Key("t0", "GPU:0", "GPU:1"), kPatience);
+        const auto first = step.Recv(GpuPeer::Key("t0", "GPU:0", "GPU:1"), kTimeout);
         ASSERT_TRUE(first.ok()) << first.status();
         std::vector<Receipt> receipts(kCount);
         for (int i = 1; i < kCount; ++i) {
@@ -350,7 +350,7 @@ TEST(NcclExchange, WhoWantsMemoryGetsItBetweenTransfers) {
               const int i = next++;
               if (i >= kMost) return;
               const auto received =
-                  step.Recv(GpuPeer::Key(absl::StrCat("t", i), "GPU:0", "GPU:1"), kPatience);
+                  step.Recv(GpuPeer::Key(absl::StrCat("t", i), "GPU:0", "GPU:1"), kTimeout);
               EXPECT_TRUE(received.ok()) << received.status();
               if (!received.ok()) return;
               ++arrived;

@@ -26,7 +26,7 @@ constexpr absl::Duration kSoon = absl::Seconds(20);
 
 // Until NCCL work of this process is in flight on a device.
 void AwaitNcclWork(GpuPeer& peer) {
-  const absl::Time give_up = SteadyClock().Now() + kPatience;
+  const absl::Time give_up = SteadyClock().Now() + kTimeout;
   while (peer.gpus().gate()->work_count() == 0 && SteadyClock().Now() < give_up) {
     absl::SleepFor(absl::Milliseconds(1));
   }
@@ -35,7 +35,7 @@ void AwaitNcclWork(GpuPeer& peer) {
 
 // Releasing a communicator may begin after the transfer that it ends, and is work as well.
 bool BecomesIdle(GpuPeer& peer) {
-  const absl::Time deadline = SteadyClock().Now() + kPatience;
+  const absl::Time deadline = SteadyClock().Now() + kTimeout;
   while (peer.gpus().gate()->work_count() > 0 && SteadyClock().Now() < deadline) {
     peer.gpus().WaitIdle(deadline);
     absl::SleepFor(absl::Milliseconds(1));
@@ -79,7 +79,7 @@ TEST(NcclFailure, AnErrorOfNcclCostsNoTensor) {
             if (is_later) {
               Step step = peer.Open(2);
               ASSERT_TRUE(step.Send(first, OnGpu(peer, 0)).ok());
-              EXPECT_TRUE(step.Close(kPatience).ok());
+              EXPECT_TRUE(step.Close(kTimeout).ok());
               peer.Meet();
             }
             if (!at_consumer) arm(peer);
@@ -87,7 +87,7 @@ TEST(NcclFailure, AnErrorOfNcclCostsNoTensor) {
           },
           [&](GpuPeer& peer) {
             if (is_later) {
-              EXPECT_TRUE(peer.Open(2).RecvValue(first, kPatience).ok());
+              EXPECT_TRUE(peer.Open(2).RecvValue(first, kTimeout).ok());
               peer.Meet();
             }
             if (at_consumer) arm(peer);
@@ -202,7 +202,7 @@ TEST(NcclFailure, WhatEndsBecauseItsPeerIsLostHasNotArrived) {
             "ncclCommGetAsyncError", 3, 0);
         absl::SleepFor(absl::Milliseconds(200));
         stop_after(-1);
-        EXPECT_TRUE(step.Close(kPatience).ok());
+        EXPECT_TRUE(step.Close(kTimeout).ok());
         peer.Meet();
       },
       [](GpuPeer& peer) {
@@ -221,7 +221,7 @@ TEST(NcclFailure, WhatEndsBecauseItsPeerIsLostHasNotArrived) {
         });
         is_held.WaitForNotification();
         peer.Meet();
-        const auto received = receipt.Wait(kPatience);
+        const auto received = receipt.Wait(kTimeout);
         ASSERT_TRUE(received.ok()) << received.status();
         EXPECT_EQ(received->path, "nccl");
         const auto ready = cuda::ReadyOf(received->tensor);
@@ -372,7 +372,7 @@ TEST(NcclFailure, AnAbortThatNeverReturns) {
   GpuPairOptions options;
   options.is_apart = true;
   options.exchange.require_transport = "nccl";
-  options.exchange.transports.nccl.abort_patience = absl::Milliseconds(300);
+  options.exchange.transports.nccl.abort_timeout = absl::Milliseconds(300);
   options.consumer_environment = {{"STRICT_CUDA_FAIL", "ncclCommAbort:-1"}};
   RunGpuPair(
       options, [](GpuPeer& peer) { SendPatterns(peer, "GPU:1", 2); },

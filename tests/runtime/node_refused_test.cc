@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 using Environment = std::map<std::string, std::string>;
 
 // Nobody waits this long unless the test fails.
-constexpr absl::Duration kPatience = absl::Minutes(1);
+constexpr absl::Duration kTimeout = absl::Minutes(1);
 
 class NodeRefused : public testing::Test {
  protected:
@@ -40,8 +40,8 @@ class NodeRefused : public testing::Test {
     options.node_id = node;
     options.num_nodes = nodes;
     options.coordinator = server_->address();
-    options.connect_timeout = kPatience;
-    options.enumerate_timeout = kPatience;
+    options.connect_timeout = kTimeout;
+    options.enumerate_timeout = kTimeout;
     options.exchanges_tensors = false;
     // All are on this machine.
     options.share_gpus = true;
@@ -62,7 +62,7 @@ class NodeRefused : public testing::Test {
                  if (found == environment.end()) return std::nullopt;
                  return found->second;
                },
-               kPatience)
+               kTimeout)
         .status();
   }
 
@@ -156,7 +156,7 @@ TEST_F(NodeRefused, AnErrorBeforeAllDevicesAreKnownEndsTheJoining) {
   coord::AgentOptions options;
   options.coordinator = server_->address();
   options.node_id = 1;
-  options.connect_timeout = kPatience;
+  options.connect_timeout = kTimeout;
   const auto failing = coord::Agent::Connect(std::move(options));
   ASSERT_TRUE(failing.ok()) << failing.status();
   ASSERT_TRUE((*failing)->ReportError(absl::InternalError("no memory")).ok());

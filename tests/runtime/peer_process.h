@@ -28,7 +28,7 @@
 
 #include "base/status_macros.h"
 #include "node/endpoint_record.h"
-#include "tests/runtime/exchange_pair.h"
+#include "tests/runtime/engine_pair.h"
 #include "tests/support/used_up_descriptors.h"
 
 namespace ferry {
@@ -151,7 +151,7 @@ class PeerProcess final {
   [[noreturn]] static void Serve(const Channel& channel, const std::string& transport,
                                  uint64_t incarnation, size_t arena_budget) {
     Directory directory;
-    ExchangeOptions options;
+    TransferEngineOptions options;
     options.require_transport = transport;
     options.arena.budget_bytes = arena_budget;
     ExchangeEnd end(directory, kPeer, options, incarnation);

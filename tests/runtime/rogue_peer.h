@@ -13,8 +13,8 @@
 #include "absl/synchronization/mutex.h"
 
 #include "base/status_macros.h"
-#include "rendezvous/peer/lane_protocol.h"
-#include "tests/runtime/exchange_pair.h"
+#include "rendezvous/peer/peer_protocol.h"
+#include "tests/runtime/engine_pair.h"
 #include "transport/transports.h"
 
 namespace ferry {
@@ -22,12 +22,12 @@ namespace ferry {
 // Says HELLO as everyone does. What it answers and asks from then on is the test's.
 class RoguePeer final {
  public:
-  // One end of a lane. All calls on the loop, but for `lane`.
+  // One end of a control channel. All calls on the loop, but for `lane`.
   class End;
   // On each REQUEST: to be answered with End::Ticket or not at all.
   using OnRequest = std::function<void(End& end, uint64_t id)>;
   // On each TICKET: to be taken or not.
-  using OnTicket = std::function<void(End& end, const TicketMessage& ticket)>;
+  using OnTicket = std::function<void(End& end, const ReadyToSendMessage& ticket)>;
 
   RoguePeer(Directory& directory, int node, OnRequest on_request, OnTicket on_ticket = {},
             bool over_tcp = false);
@@ -43,11 +43,11 @@ class RoguePeer final {
   }
   // From 1 on.
   int NumberOf(absl::string_view transport) const;
-  // Opens a lane, and calls `then` when both have said HELLO.
+  // Opens a control channel, and calls `then` when both have said HELLO.
   void Open(const Endpoint& peer, bool over_tcp, std::function<void(End& end)> then);
   // Runs it on the loop, and waits for it.
   void Do(absl::AnyInvocable<void() &&> function);
-  // Lanes that have ended, and the reason of the last.
+  // Control channels that have ended, and the reason of the last.
   int ended() const;
   absl::Status why() const;
   RendezvousKey KeyTo(const ExchangeEnd& end, const std::string& name) const;
@@ -59,9 +59,9 @@ class RoguePeer final {
   const OnRequest on_request_;
   const OnTicket on_ticket_;
   std::shared_ptr<HostArena> arena_;
-  std::unique_ptr<LaneLoop> loop_;
+  std::unique_ptr<EventLoop> loop_;
   std::unique_ptr<CopyPool> copier_ = std::make_unique<CopyPool>();
-  std::unique_ptr<LaneHub> hub_;
+  std::unique_ptr<ConnectionManager> hub_;
   TransportList transports_;
   Endpoint self_;
   mutable absl::Mutex mu_;
@@ -71,83 +71,84 @@ class RoguePeer final {
   std::function<void(DataConnection)> take_data_ ABSL_GUARDED_BY(mu_);
 };
 
-class RoguePeer::End final : public LaneHandler, public std::enable_shared_from_this<End> {
+class RoguePeer::End final : public ControlHandler, public std::enable_shared_from_this<End> {
  public:
   End(RoguePeer& rogue, std::function<void(End&)> then, bool is_opener)
       : rogue_(rogue), then_(std::move(then)), is_opener_(is_opener) {}
 
-  Lane& lane() { return *lane_; }
-  Outlet& outlet(int number) { return *outlets_[static_cast<size_t>(number) - 1]; }
-  Inlet& inlet(int number) { return *inlets_[static_cast<size_t>(number) - 1]; }
-  // Offers `tensor` by the transport, sends the ticket after `change` has seen it, and calls
-  // `then`.
+  ControlChannel& channel() { return *channel_; }
+  TransportSender& sender(int number) { return *senders_[static_cast<size_t>(number) - 1]; }
+  TransportReceiver& receiver(int number) { return *receivers_[static_cast<size_t>(number) - 1]; }
+  // Offers `tensor` by the transport, sends the transfer descriptor after `change` has seen it, and
+  // calls `then`.
   void Ticket(uint64_t id, int number, const Tensor& tensor,
-              std::function<void(TicketMessage&, std::string& body)> change = {},
+              std::function<void(ReadyToSendMessage&, std::string& body)> change = {},
               std::function<void()> then = {}) {
-    outlet(number).Offer(id, tensor, {}, [=, this](absl::StatusOr<TransportTicket> offer) {
+    sender(number).Offer(id, tensor, {}, [=, this](absl::StatusOr<TransferDescriptor> offer) {
       FERRY_CHECK(offer.ok());
-      TicketMessage ticket = TicketOf(id, number, tensor);
+      ReadyToSendMessage ticket = TicketOf(id, number, tensor);
       std::string body = offer->body;
       if (change) change(ticket, body);
       ticket.body = body;
-      SendTicket(*lane_, ticket, offer->descriptors).IgnoreError();
+      SendTicket(*channel_, ticket, offer->descriptors).IgnoreError();
       if (then) then();
     });
   }
   // Of nothing that was offered.
   void TicketOfNothing(uint64_t id, int number, const Tensor& like, const std::string& body) {
-    TicketMessage ticket = TicketOf(id, number, like);
+    ReadyToSendMessage ticket = TicketOf(id, number, like);
     ticket.body = body;
-    SendTicket(*lane_, ticket, {}).IgnoreError();
+    SendTicket(*channel_, ticket, {}).IgnoreError();
   }
 
-  void OnOpen(std::shared_ptr<Lane> lane) override {
-    lane_ = std::move(lane);
+  void OnOpen(std::shared_ptr<ControlChannel> channel) override {
+    channel_ = std::move(channel);
     if (is_opener_) SayHello();
   }
   absl::Status OnFrame(uint16_t type, absl::string_view body,
                        absl::Span<UniqueFd> descriptors) override {
-    switch (static_cast<LaneMessage>(type)) {
-      case LaneMessage::kHello:
+    switch (static_cast<ControlMessage>(type)) {
+      case ControlMessage::kHello:
         return OnHello(body);
-      case LaneMessage::kRequest: {
+      case ControlMessage::kRequest: {
         FERRY_ASSIGN_OR_RETURN(const RequestMessage request, DecodeRequest(body));
         if (rogue_.on_request_) rogue_.on_request_(*this, request.id);
         return absl::OkStatus();
       }
-      case LaneMessage::kTicket: {
-        FERRY_ASSIGN_OR_RETURN(const TicketMessage ticket, DecodeTicket(body));
+      case ControlMessage::kTicket: {
+        FERRY_ASSIGN_OR_RETURN(const ReadyToSendMessage ticket, DecodeTicket(body));
         if (rogue_.on_ticket_) rogue_.on_ticket_(*this, ticket);
         return absl::OkStatus();
       }
-      case LaneMessage::kAnnouncement: {
+      case ControlMessage::kAnnouncement: {
         FERRY_ASSIGN_OR_RETURN(const auto announcement, DecodeAnnouncement(body));
-        return inlet(announcement.transport).OnAnnouncement(announcement.body, descriptors);
+        return receiver(announcement.transport).OnAnnouncement(announcement.body, descriptors);
       }
-      case LaneMessage::kDone: {
+      case ControlMessage::kDone: {
         FERRY_ASSIGN_OR_RETURN(const uint64_t id, DecodeId(body));
-        for (const auto& each : outlets_) each->Release(id);
+        for (const auto& each : senders_) each->Release(id);
         return absl::OkStatus();
       }
       default:
         return absl::OkStatus();
     }
   }
-  // The lane keeps this as long as it has not ended, which the loop may not have come to.
+  // The control channel keeps this as long as it has not ended, which the loop may not have come
+  // to.
   void Drop() {
-    outlets_.clear();
-    inlets_.clear();
-    lane_ = nullptr;
+    senders_.clear();
+    receivers_.clear();
+    channel_ = nullptr;
   }
   void OnClosed(const absl::Status& why) override {
-    for (const auto& each : outlets_) each->Abort(why);
-    for (const auto& each : inlets_) each->Abort(why);
+    for (const auto& each : senders_) each->Abort(why);
+    for (const auto& each : receivers_) each->Abort(why);
     rogue_.OnEnded(why);
   }
 
  private:
-  static TicketMessage TicketOf(uint64_t id, int number, const Tensor& tensor) {
-    TicketMessage ticket;
+  static ReadyToSendMessage TicketOf(uint64_t id, int number, const Tensor& tensor) {
+    ReadyToSendMessage ticket;
     ticket.id = id;
     ticket.transport = static_cast<uint8_t>(number);
     ticket.header = {tensor.dtype(), tensor.shape(), tensor.bytes(), {}};
@@ -155,24 +156,25 @@ class RoguePeer::End final : public LaneHandler, public std::enable_shared_from_
   }
   void SayHello() {
     const Endpoint& self = rogue_.self_;
-    SendHello(*lane_, {self.boot_id, self.host_name, self.lanes.tcp, {}, 0}).IgnoreError();
+    SendHello(*channel_, {self.boot_id, self.host_name, self.channels.tcp, {}, 0}).IgnoreError();
   }
   absl::Status OnHello(absl::string_view body) {
     FERRY_ASSIGN_OR_RETURN(HelloMessage hello, DecodeHello(body));
     Endpoint peer;
-    peer.peer = lane_->peer();
+    peer.peer = channel_->peer();
     peer.boot_id = std::move(hello.boot_id);
-    peer.lanes.tcp = std::move(hello.tcp);
+    peer.channels.tcp = std::move(hello.tcp);
     int number = 0;
     for (const auto& transport : rogue_.transports_) {
       ++number;
-      outlets_.push_back(transport->MakeOutlet(peer));
-      outlets_.back()->SetAnnounce(
-          [lane = lane_, number](absl::string_view said, absl::Span<const int> descriptors) {
-            return SendAnnouncement(*lane, {static_cast<uint8_t>(number), said}, descriptors);
+      senders_.push_back(transport->CreateSender(peer));
+      senders_.back()->SetAnnounce(
+          [channel = channel_, number](absl::string_view said, absl::Span<const int> descriptors) {
+            return SendAnnouncement(*channel, {static_cast<uint8_t>(number), said}, descriptors);
           });
-      inlets_.push_back(transport->MakeInlet(
-          peer, [lane = lane_](uint64_t id) { (void)SendId(*lane, LaneMessage::kDone, id); }));
+      receivers_.push_back(transport->CreateReceiver(peer, [channel = channel_](uint64_t id) {
+        (void)SendId(*channel, ControlMessage::kDone, id);
+      }));
     }
     if (!is_opener_) SayHello();
     if (then_) std::exchange(then_, nullptr)(*this);
@@ -182,26 +184,26 @@ class RoguePeer::End final : public LaneHandler, public std::enable_shared_from_
   RoguePeer& rogue_;
   std::function<void(End&)> then_;
   const bool is_opener_;
-  std::shared_ptr<Lane> lane_;
-  std::vector<std::shared_ptr<Outlet>> outlets_;
-  std::vector<std::shared_ptr<Inlet>> inlets_;
+  std::shared_ptr<ControlChannel> channel_;
+  std::vector<std::shared_ptr<TransportSender>> senders_;
+  std::vector<std::shared_ptr<TransportReceiver>> receivers_;
 };
 
 inline RoguePeer::RoguePeer(Directory& directory, int node, OnRequest on_request,
                             OnTicket on_ticket, bool over_tcp)
     : on_request_(std::move(on_request)), on_ticket_(std::move(on_ticket)) {
   arena_ = *HostArena::Create({});
-  loop_ = *LaneLoop::Create({});
+  loop_ = *EventLoop::Create({});
   self_.peer = {node, 1000u + static_cast<uint64_t>(node)};
   self_.boot_id = "one machine";
-  LaneHubOptions options;
+  ConnectionManagerOptions options;
   options.handshake.self = self_.peer;
   options.handshake.token = "token";
   options.tcp_listen = "127.0.0.1:0";
   options.unix_listen = !over_tcp;
-  hub_ = *LaneHub::Create(
+  hub_ = *ConnectionManager::Create(
       *loop_, options,
-      [this](const LanePeer&) {
+      [this](const PeerId&) {
         auto end = std::make_shared<End>(*this, nullptr, false);
         absl::MutexLock lock(&mu_);
         ends_.push_back(end);
@@ -226,8 +228,8 @@ inline RoguePeer::RoguePeer(Directory& directory, int node, OnRequest on_request
   environment.node_id = node;
   environment.incarnation = self_.peer.incarnation;
   transports_ = *MakeTransports(environment, {});
-  self_.lanes.unix_name = hub_->unix_name();
-  self_.lanes.tcp = {absl::StrCat("127.0.0.1:", hub_->tcp_port())};
+  self_.channels.unix_name = hub_->unix_name();
+  self_.channels.tcp = {absl::StrCat("127.0.0.1:", hub_->tcp_port())};
   FERRY_CHECK(hub_->Start().ok());
   directory.Publish(self_);
 }
@@ -240,7 +242,7 @@ inline RoguePeer::~RoguePeer() {
     ends = ends_;
   }
   Do([&] {
-    for (const auto& each : ends) each->lane().Close(absl::CancelledError("the rogue leaves"));
+    for (const auto& each : ends) each->channel().Close(absl::CancelledError("the rogue leaves"));
   });
   for (const auto& transport : transports_) (void)transport->Stop(absl::CancelledError("leaving"));
   loop_->Stop();
@@ -264,7 +266,7 @@ inline void RoguePeer::Open(const Endpoint& peer, bool over_tcp, std::function<v
     absl::MutexLock lock(&mu_);
     ends_.push_back(end);
   }
-  hub_->Connect(peer.peer, peer.lanes, !over_tcp, end);
+  hub_->Connect(peer.peer, peer.channels, !over_tcp, end);
 }
 
 inline void RoguePeer::Do(absl::AnyInvocable<void() &&> function) {

@@ -99,14 +99,14 @@ class RogueProcess final {
           end.Ticket(id, peer.NumberOf(transport), tensor, {},
                      [&reach] { reach(Word::kTicketSent); });
         },
-        [&](RoguePeer::End& end, const TicketMessage& ticket) {
+        [&](RoguePeer::End& end, const ReadyToSendMessage& ticket) {
           reach(Word::kTicketHeard);
           if (at == Word::kDeclinedSent) {
-            SendDeclined(end.lane(),
+            SendDeclined(end.channel(),
                          {ticket.id, absl::DataLossError("it smells"), kStepOfRogue, {}})
                 .IgnoreError();
           } else {
-            SendId(end.lane(), LaneMessage::kDone, ticket.id).IgnoreError();
+            SendId(end.channel(), ControlMessage::kDone, ticket.id).IgnoreError();
           }
           reach(at);
         });
@@ -114,8 +114,8 @@ class RogueProcess final {
     const Endpoint there = *DecodeEndpoint(channel.Hear());
     channel.Say(EncodeEndpoint(rogue.self()));
     const std::string key = channel.Hear();
-    rogue.Open(there, there.lanes.unix_name.empty(), [&](RoguePeer::End& end) {
-      SendRequest(end.lane(), {1, kStepOfRogue, true, key}).IgnoreError();
+    rogue.Open(there, there.channels.unix_name.empty(), [&](RoguePeer::End& end) {
+      SendRequest(end.channel(), {1, kStepOfRogue, true, key}).IgnoreError();
       reach(Word::kRequestSent);
     });
     while (true) pause();

@@ -12,7 +12,7 @@
 
 #include "base/thread.h"
 #include "node/step.h"
-#include "tests/runtime/exchange_pair.h"
+#include "tests/runtime/engine_pair.h"
 #include "tests/support/tcp_proxy.h"
 
 namespace ferry {
@@ -26,9 +26,9 @@ constexpr int64_t kBytes = int64_t{96} << 20;
 #if defined(__SANITIZE_THREAD__)
 // For each piece that gRPC's threads have written, without being instrumented, it looks for the
 // access that it is then told not to report: half a minute for so many bytes on a quiet machine.
-constexpr absl::Duration kPatience = absl::Minutes(4);
+constexpr absl::Duration kTimeout = absl::Minutes(4);
 #else
-constexpr absl::Duration kPatience = absl::Seconds(30);
+constexpr absl::Duration kTimeout = absl::Seconds(30);
 #endif
 
 // How long a receiver that does not answer is waited for: far longer than an immediate return takes
@@ -40,9 +40,9 @@ constexpr absl::Duration kShortHear = absl::Seconds(6);
 // Between the two stands somebody who can stop what passes, and cut it off.
 class StepClose : public ::testing::TestWithParam<std::string> {
  protected:
-  static ExchangeOptions Options(absl::Duration hear) {
-    ExchangeOptions options;
-    options.hear_timeout = hear;
+  static TransferEngineOptions Options(absl::Duration hear) {
+    TransferEngineOptions options;
+    options.flush_timeout = hear;
     if (GetParam() == "grpc") {
       options.carrier = Carrier::kGrpc;
     } else {
@@ -53,10 +53,10 @@ class StepClose : public ::testing::TestWithParam<std::string> {
   explicit StepClose(absl::Duration hear = kHear)
       : source_(directory_, 1, Options(hear)), sink_(directory_, 2, Options(hear)) {
     Endpoint seen = source_.exchange->self();
-    std::string& address = GetParam() == "grpc" ? seen.grpc_address : seen.lanes.tcp.at(0);
+    std::string& address = GetParam() == "grpc" ? seen.grpc_address : seen.channels.tcp.at(0);
     proxy_ = std::make_unique<TcpProxy>(std::stoi(address.substr(address.rfind(':') + 1)));
     address = proxy_->address();
-    seen.lanes.tcp.resize(1);
+    seen.channels.tcp.resize(1);
     directory_.Publish(seen);
   }
   // The receiver has asked, and the way is stopped; then the tensor is sent.
@@ -106,7 +106,7 @@ TEST_P(StepClose, WhatIsOnItsWayIsListed) {
   EXPECT_THAT(transfers[0].phase, AllOf(HasSubstr("being sent to"), HasSubstr("by " + GetParam())));
   EXPECT_FALSE(transfers[0].outlives_sender);
   proxy_->SetStalled(false);
-  const absl::Status arrived = receipt.Wait(kPatience).status();
+  const absl::Status arrived = receipt.Wait(kTimeout).status();
   EXPECT_TRUE(arrived.ok()) << arrived;
   EXPECT_TRUE(Becomes([this] { return Transfers().empty(); }));
   EXPECT_TRUE(step_.Close(absl::Seconds(20)).ok());
@@ -130,7 +130,7 @@ TEST_P(StepClose, WaitsForItsOwnAlone) {
   EXPECT_TRUE(other.Close(absl::Seconds(20)).ok());
   EXPECT_LT(SteadyClock().Now() - start, kHear);
   proxy_->SetStalled(false);
-  const absl::Status arrived = receipt.Wait(kPatience).status();
+  const absl::Status arrived = receipt.Wait(kTimeout).status();
   EXPECT_TRUE(arrived.ok()) << arrived;
 }
 
@@ -158,7 +158,7 @@ TEST_P(StepCloseThatHears, WaitsOnceForWhoHearsNothing) {
   // Waiting each time would have taken six times as long.
   EXPECT_LT(SteadyClock().Now() - start, (kSteps - 1) * kShortHear);
   proxy_->SetStalled(false);
-  for (Receipt& each : receipts) EXPECT_TRUE(each.Wait(kPatience).ok());
+  for (Receipt& each : receipts) EXPECT_TRUE(each.Wait(kTimeout).ok());
   // Who hears again is listened to again.
   RecvArgs args;
   args.destination = sink_.Allocate(DataType::kDouble, shape);
@@ -216,7 +216,7 @@ INSTANTIATE_TEST_SUITE_P(Over, StepCloseThatHears, ::testing::Values("tcp"),
 // The rest of it is of no use to anybody, and may take long.
 TEST(StepAbort, EndsWhatIsOnItsWayByGrpc) {
   Directory directory;
-  ExchangeOptions options;
+  TransferEngineOptions options;
   options.carrier = Carrier::kGrpc;
   ExchangeEnd source(directory, 1, options);
   ExchangeEnd sink(directory, 2, options);
@@ -281,7 +281,7 @@ TEST(StepCloseOverMemory, WhatIsLentIsListedAndNotWaitedFor) {
 // While the sender's loop still counts the checksum of what it has been asked for.
 TEST(StepCloseOverMemory, WaitsForWhatHasLeftTheTableJustNow) {
   Directory directory;
-  ExchangeOptions options;
+  TransferEngineOptions options;
   options.require_transport = "tcp";
   options.checksum = true;
   auto source = std::make_unique<ExchangeEnd>(directory, 1, options);
@@ -315,7 +315,7 @@ TEST(StepCloseOverMemory, WaitsForWhatHasLeftTheTableJustNow) {
 // It was matched, and its receiver dies before it is listed as a transfer.
 TEST(StepCloseOverMemory, HearsOfAReceiverThatDiesWhileAValueIsMadeReady) {
   Directory directory;
-  ExchangeOptions options;
+  TransferEngineOptions options;
   options.require_transport = "tcp";
   options.checksum = true;
   ExchangeEnd source(directory, 1, options);
@@ -348,7 +348,7 @@ TEST(StepCloseOverMemory, HearsOfAReceiverThatDiesWhileAValueIsMadeReady) {
 // It has left the table, and nobody has it: its sender must not take it for received.
 TEST(StepCloseOverMemory, HearsOfAValueThatCouldNotBeSent) {
   Directory directory;
-  ExchangeOptions by_shm;
+  TransferEngineOptions by_shm;
   by_shm.require_transport = "shm";
   ExchangeEnd source(directory, 1, by_shm, 0, "machine a");
   ExchangeEnd sink(directory, 2, by_shm, 0, "machine b");
@@ -366,7 +366,7 @@ TEST(StepCloseOverMemory, HearsOfAValueThatCouldNotBeSent) {
 
 TEST(StepCloseOverMemory, HearsOfAValueForWhichThereIsNoRoomOnItsWay) {
   Directory directory;
-  ExchangeOptions small;
+  TransferEngineOptions small;
   small.require_transport = "shm";
   small.arena.budget_bytes = size_t{1} << 20;
   small.arena.segment_bytes = size_t{1} << 18;
@@ -395,7 +395,7 @@ TEST(StepAbortTest, WhoWaitsInCloseHearsWhyNothingWasTaken) {
     absl::SleepFor(absl::Milliseconds(50));
     step.Abort(absl::AbortedError("enough"));
   });
-  EXPECT_EQ(step.Close(kPatience), absl::AbortedError("enough"));
+  EXPECT_EQ(step.Close(kTimeout), absl::AbortedError("enough"));
 }
 
 }  // namespace

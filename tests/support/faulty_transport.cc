@@ -29,11 +29,12 @@ bool FaultyTransportState::Step() {
 
 namespace {
 
-class FaultyOutlet final : public Outlet, public std::enable_shared_from_this<FaultyOutlet> {
+class FaultySender final : public TransportSender,
+                           public std::enable_shared_from_this<FaultySender> {
  public:
-  explicit FaultyOutlet(StatePtr state) : state_(std::move(state)) { ++state_->halves; }
+  explicit FaultySender(StatePtr state) : state_(std::move(state)) { ++state_->halves; }
 
-  void Offer(uint64_t id, const Tensor& tensor, const MemoryPlace& to,
+  void Offer(uint64_t id, const Tensor& tensor, const TensorLocation& to,
              OfferCallback done) override {
     if (!aborted_.ok()) return std::move(done)(aborted_);
     if (state_->Chance(state_->faults.fail)) {
@@ -81,7 +82,7 @@ class FaultyOutlet final : public Outlet, public std::enable_shared_from_this<Fa
     OfferCallback done;
   };
 
-  absl::StatusOr<TransportTicket> Lend(uint64_t id, const Tensor& tensor) {
+  absl::StatusOr<TransferDescriptor> Lend(uint64_t id, const Tensor& tensor) {
     if (!aborted_.ok()) return aborted_;
     const uint64_t ticket = ++state_->last_ticket;
     // "None is used twice."
@@ -92,7 +93,7 @@ class FaultyOutlet final : public Outlet, public std::enable_shared_from_this<Fa
     ByteWriter writer(room, sizeof(room));
     writer.Put(ticket);
     writer.Put(~ticket);
-    return TransportTicket{.body = std::string(writer.view())};
+    return TransferDescriptor{.body = std::string(writer.view())};
   }
 
   const StatePtr state_;
@@ -102,9 +103,10 @@ class FaultyOutlet final : public Outlet, public std::enable_shared_from_this<Fa
   std::map<uint64_t, uint64_t> tickets_;
 };
 
-class FaultyInlet final : public Inlet, public std::enable_shared_from_this<FaultyInlet> {
+class FaultyReceiver final : public TransportReceiver,
+                             public std::enable_shared_from_this<FaultyReceiver> {
  public:
-  FaultyInlet(StatePtr state, Endpoint peer, ReleaseCallback release, bool makes_views)
+  FaultyReceiver(StatePtr state, Endpoint peer, ReleaseCallback release, bool makes_views)
       : state_(std::move(state)),
         peer_(std::move(peer)),
         release_(std::move(release)),
@@ -220,7 +222,7 @@ class FaultyTransport final : public Transport {
   absl::string_view name() const override { return name_; }
   absl::string_view summary() const override { return "breaks things"; }
   bool outlives_producer() const override { return makes_views_; }
-  bool may_offer_again() const override { return !makes_views_; }
+  bool is_retryable() const override { return !makes_views_; }
   // Each has its turn.
   absl::StatusOr<PathCost> Cost(const PathQuery& query) const override {
     if (state_->refused_costs > 0) {
@@ -229,11 +231,12 @@ class FaultyTransport final : public Transport {
     }
     return PathCost{absl::Microseconds(1 + state_->random() % 100), 1e9};
   }
-  std::shared_ptr<Outlet> MakeOutlet(const Endpoint& peer) override {
-    return std::make_shared<FaultyOutlet>(state_);
+  std::shared_ptr<TransportSender> CreateSender(const Endpoint& peer) override {
+    return std::make_shared<FaultySender>(state_);
   }
-  std::shared_ptr<Inlet> MakeInlet(const Endpoint& peer, ReleaseCallback release) override {
-    return std::make_shared<FaultyInlet>(state_, peer, std::move(release), makes_views_);
+  std::shared_ptr<TransportReceiver> CreateReceiver(const Endpoint& peer,
+                                                    ReleaseCallback release) override {
+    return std::make_shared<FaultyReceiver>(state_, peer, std::move(release), makes_views_);
   }
 
  private:

@@ -39,7 +39,7 @@ struct FaultyTransportState {
   std::mt19937_64 random;
   TransportFaults faults;
   std::vector<std::function<void()>> late;
-  // Tensors that outlets keep, by what their tickets say.
+  // Tensors that senders keep, by what their transfer descriptors say.
   std::map<uint64_t, Tensor> lent;
   // Those of which there is a view.
   std::map<uint64_t, int> viewed;
@@ -49,7 +49,7 @@ struct FaultyTransportState {
   // Halves that were made, and those of them that have been aborted.
   int halves = 0;
   int aborted_halves = 0;
-  // Tickets whose lease ended while there was a view, though nobody had gone.
+  // Transfer descriptors whose lease ended while there was a view, though nobody had gone.
   int early_releases = 0;
   int corrupted = 0;
   int failed = 0;

@@ -99,7 +99,7 @@ TEST(DLPack, LeavesToItsOwnerWhatItCannotTake) {
           "more than any memory has");
   refuses([](Foreign& f) { f.managed.dl_tensor.device.device_type = 10; }, kInvalid, "type 10");
   refuses([](Foreign& f) { f.managed.dl_tensor.device = {2, -1}; }, kInvalid, "device -1");
-  refuses([](Foreign& f) { f.managed.dl_tensor.dtype.lanes = 4; }, kUnimplemented, "4 lanes");
+  refuses([](Foreign& f) { f.managed.dl_tensor.dtype.channels = 4; }, kUnimplemented, "4 lanes");
   refuses([](Foreign& f) { f.managed.dl_tensor.dtype = {0, 4, 1}; }, kUnimplemented, "packed");
   refuses([](Foreign& f) { f.managed.dl_tensor.dtype = {99, 32, 1}; }, kUnimplemented, "code 99");
   refuses([](Foreign& f) { f.managed.dl_tensor.ndim = -1; }, kInvalid, "no shape");
@@ -141,7 +141,7 @@ TEST(DLPack, MemoryOfADeviceKeepsItsPlaceBothWays) {
     foreign.managed.dl_tensor.device = {type, 3};
     {
       const Tensor tensor = *Import(&foreign.managed);
-      EXPECT_EQ(tensor.place(), (MemoryPlace{MemorySpace::kCuda, 3}));
+      EXPECT_EQ(tensor.place(), (TensorLocation{MemorySpace::kCuda, 3}));
       EXPECT_EQ(ToString(tensor.place()), "gpu:3");
       ManagedTensor* exported = *Export(tensor);
       EXPECT_EQ(exported->dl_tensor.device.device_type, kDeviceCuda);

@@ -64,7 +64,7 @@ TEST(HostArena, GivesTheWarmBlockToTheNext) {
   {
     const std::shared_ptr<Buffer> buffer = *arena->Allocate(5000);
     first = buffer->data();
-    generation = buffer->arena_place().generation;
+    generation = buffer->arena_offset().generation;
     EXPECT_EQ(buffer->bytes(), 5000u);
     EXPECT_EQ(buffer->arena(), arena.get());
     EXPECT_EQ(arena->stats().used_bytes, 5120u);
@@ -73,7 +73,7 @@ TEST(HostArena, GivesTheWarmBlockToTheNext) {
   const std::shared_ptr<Buffer> again = *arena->Allocate(5100);
   EXPECT_EQ(again->data(), first);
   // Whoever still speaks of the former tensor can be told apart.
-  EXPECT_EQ(again->arena_place().generation, generation + 1);
+  EXPECT_EQ(again->arena_offset().generation, generation + 1);
   EXPECT_EQ(arena->stats().reused_blocks, 1);
 }
 
@@ -88,7 +88,7 @@ TEST(HostArena, PlacesAreApart) {
     const auto* bytes = static_cast<const uint8_t*>(buffers[i]->data());
     ASSERT_EQ(bytes[0], i % 251);
     ASSERT_EQ(bytes[1023], i % 251);
-    const ArenaPlace place = buffers[i]->arena_place();
+    const ArenaOffset place = buffers[i]->arena_offset();
     ASSERT_EQ(static_cast<char*>(arena->memory(place).base()) + place.offset, buffers[i]->data());
   }
   EXPECT_EQ(arena->stats().block_count, 1000);
@@ -172,7 +172,7 @@ TEST(HostArena, TellsWhoeverListensWhichSegmentsHaveGone) {
   std::vector<uint32_t> segments;
   std::vector<uint32_t> made;
   auto listening = arena->Listen({.on_new =
-                                      [&](const ArenaPlace& place) {
+                                      [&](const ArenaOffset& place) {
                                         made.push_back(place.segment);
                                         // No lock is held, and it is there.
                                         EXPECT_GE(arena->memory(place).bytes(), 64u);
@@ -186,7 +186,7 @@ TEST(HostArena, TellsWhoeverListensWhichSegmentsHaveGone) {
                                       }});
   // Each class has a segment of its own, and the fifth needs the place of another.
   for (const size_t bytes : {64, 128, 192, 256, 320}) {
-    segments.push_back((*arena->Allocate(bytes))->arena_place().segment);
+    segments.push_back((*arena->Allocate(bytes))->arena_offset().segment);
   }
   EXPECT_EQ(made, segments);
   EXPECT_EQ(retired, std::vector<uint32_t>{segments[0]});
@@ -194,22 +194,22 @@ TEST(HostArena, TellsWhoeverListensWhichSegmentsHaveGone) {
   arena->Trim();
   EXPECT_EQ(retired, (std::vector<uint32_t>{segments[0], segments[1], segments[2], segments[3]}));
   listening.reset();
-  EXPECT_EQ(kept->arena_place().segment, segments[4]);
+  EXPECT_EQ(kept->arena_offset().segment, segments[4]);
   auto other = *arena->Allocate(64);
   other.reset();
   arena->Trim();
   EXPECT_EQ(retired.size(), 4u);
 }
 
-// Every lane registers a listener: an arena that outlives many lanes would keep and call an entry
-// for each.
+// Every control channel registers a listener: an arena that outlives many control channels would
+// keep and call an entry for each.
 TEST(HostArena, ListenersThatAreGone_AreDropped) {
   const auto arena = MakeArena();
   int told = 0;
   for (int i = 0; i < 100; ++i) {
-    const auto listener = arena->Listen({.on_new = [&told](const ArenaPlace&) { ++told; }});
+    const auto listener = arena->Listen({.on_new = [&told](const ArenaOffset&) { ++told; }});
   }
-  const auto kept = arena->Listen({.on_new = [&told](const ArenaPlace&) { ++told; }});
+  const auto kept = arena->Listen({.on_new = [&told](const ArenaOffset&) { ++told; }});
   EXPECT_LE(arena->InnerTableSizes()["arena.listeners"], 2u);
   ASSERT_TRUE(arena->Allocate(1).ok());
   EXPECT_EQ(told, 1);
@@ -253,10 +253,10 @@ TEST(HostArena, RandomAllocations_SegmentsWithRoomAreListedOnce) {
 TEST(HostArena, PlaceUsedAgain_HasAnotherGeneration) {
   const auto arena = MakeArena();
   auto buffer = *arena->Allocate(1000);
-  const ArenaPlace first = buffer->arena_place();
+  const ArenaOffset first = buffer->arena_offset();
   buffer = nullptr;
   buffer = *arena->Allocate(1000);
-  const ArenaPlace second = buffer->arena_place();
+  const ArenaOffset second = buffer->arena_offset();
   ASSERT_EQ(second.segment, first.segment);
   ASSERT_EQ(second.offset, first.offset);
   EXPECT_NE(second.generation, first.generation);

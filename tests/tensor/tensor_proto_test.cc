@@ -251,7 +251,7 @@ TEST(TensorProto, EveryTypeReturnsAsItWas) {
 
 // The address is one of a device; whoever encoded it would read it, and crash.
 TEST(TensorProto, MemoryOfADeviceIsNotRead) {
-  const MemoryPlace place = {MemorySpace::kCuda, 2};
+  const TensorLocation place = {MemorySpace::kCuda, 2};
   const Tensor tensor = *Tensor::Create(
       DataType::kFloat, *Shape::Create({4}),
       WrapForeignBuffer(reinterpret_cast<void*>(0x7f0000000000), 16, nullptr, place));

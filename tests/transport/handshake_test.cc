@@ -13,8 +13,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr LanePeer kA = {1, 111};
-constexpr LanePeer kB = {2, 222};
+constexpr PeerId kA = {1, 111};
+constexpr PeerId kB = {2, 222};
 
 // Carries bytes between the two until nothing moves; each side's verdict.
 std::pair<absl::Status, absl::Status> Carry(Handshake& client, Handshake& server, size_t slice) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lanes of both kinds: order, size, descriptors, back-pressure, ends.
-#include "transport/control/lane.h"
+// Control channels of both kinds: order, size, descriptors, back-pressure, ends.
+#include "transport/control/control_channel.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -20,7 +20,7 @@
 
 #include "net/sockets.h"
 #include "tensor/memory_segment.h"
-#include "tests/transport/lane_pair.h"
+#include "tests/transport/control_channel_pair.h"
 
 namespace ferry {
 namespace {
@@ -31,7 +31,7 @@ class LaneTest : public ::testing::TestWithParam<bool> {
  protected:
   bool is_unix() const { return GetParam(); }
 
-  // Connects a to b; both handlers have their lanes afterwards.
+  // Connects a to b; both handlers have their control channels afterwards.
   void Connect() {
     a_.hub->Connect(b_.peer, b_.addresses, is_unix(), client_);
     client_lane_ = client_->WaitForLane();
@@ -40,11 +40,11 @@ class LaneTest : public ::testing::TestWithParam<bool> {
     ASSERT_NE(server_lane_, nullptr);
   }
 
-  LaneEnd a_{LanePeer{1, 11}};
-  LaneEnd b_{LanePeer{2, 22}};
+  LaneEnd a_{PeerId{1, 11}};
+  LaneEnd b_{PeerId{2, 22}};
   std::shared_ptr<RecordingHandler> client_ = std::make_shared<RecordingHandler>();
-  std::shared_ptr<Lane> client_lane_;
-  std::shared_ptr<Lane> server_lane_;
+  std::shared_ptr<ControlChannel> client_lane_;
+  std::shared_ptr<ControlChannel> server_lane_;
 };
 
 TEST_P(LaneTest, FramesArriveInOrderBothWays) {
@@ -112,7 +112,8 @@ TEST_P(LaneTest, SendersOnManyThreadsLoseNothing) {
   for (const int count : next) EXPECT_EQ(count, 2000);
 }
 
-// While much comes a lane need not be told by the kernel; when its reader sleeps again it has to.
+// While much comes a control channel need not be told by the kernel; when its reader sleeps again
+// it has to.
 TEST_P(LaneTest, WhatComesAfterMuchIsHeardOf) {
   Connect();
   size_t sent = 0;
@@ -129,13 +130,13 @@ TEST_P(LaneTest, WhatComesAfterMuchIsHeardOf) {
 // While its callers come and go a process is not woken for each frame; by whoever can do nothing
 // but wait for it, it is.
 TEST(LaneDozeTest, WhoSleepsWakesWhoDozes) {
-  LaneEnd asks(LanePeer{1, 11});
+  LaneEnd asks(PeerId{1, 11});
   // It would not look by itself before the test is over.
-  LaneEnd dozes(LanePeer{2, 22}, "token", absl::Seconds(10), {.tick = absl::Hours(1)});
+  LaneEnd dozes(PeerId{2, 22}, "token", absl::Seconds(10), {.tick = absl::Hours(1)});
   const auto client = std::make_shared<RecordingHandler>();
   asks.hub->Connect(dozes.peer, dozes.addresses, /*use_unix=*/true, client);
-  const std::shared_ptr<Lane> lane = client->WaitForLane();
-  ASSERT_NE(lane, nullptr) << client->WaitForClosed();
+  const std::shared_ptr<ControlChannel> channel = client->WaitForLane();
+  ASSERT_NE(channel, nullptr) << client->WaitForClosed();
   ASSERT_NE(dozes.accepted->WaitForLane(), nullptr);
   Doorbell& bell = dozes.loop->doorbell();
   const auto in = [](absl::Duration duration) { return SteadyClock().Now() + duration; };
@@ -146,7 +147,7 @@ TEST(LaneDozeTest, WhoSleepsWakesWhoDozes) {
     bell.RingAnyway();
   }
   ASSERT_TRUE(bell.is_dozing());
-  ASSERT_TRUE(lane->Send(1, {"a question"}).ok());
+  ASSERT_TRUE(channel->Send(1, {"a question"}).ok());
   EXPECT_TRUE(bell.is_dozing());
   bool is_heard = false;
   for (const absl::Time end = in(absl::Seconds(20)); !is_heard && SteadyClock().Now() < end;) {
@@ -179,7 +180,7 @@ TEST_P(LaneTest, AHandlerThatRefusesAFrameEndsTheLane) {
 }
 
 TEST_P(LaneTest, AWrongTokenIsRefusedAndCounted) {
-  LaneEnd stranger(LanePeer{3, 33}, "another token");
+  LaneEnd stranger(PeerId{3, 33}, "another token");
   stranger.hub->Connect(b_.peer, b_.addresses, is_unix(), client_);
   const absl::Status status = client_->WaitForClosed();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnauthenticated);
@@ -189,7 +190,7 @@ TEST_P(LaneTest, AWrongTokenIsRefusedAndCounted) {
 }
 
 TEST_P(LaneTest, AnEarlierLifeOfThePeerIsNotReached) {
-  a_.hub->Connect(LanePeer{2, 21}, b_.addresses, is_unix(), client_);
+  a_.hub->Connect(PeerId{2, 21}, b_.addresses, is_unix(), client_);
   const absl::Status status = client_->WaitForClosed();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()), HasSubstr("restarted"));
@@ -212,18 +213,18 @@ TEST_P(LaneTest, PeersThatTakeNothingAreToldOfInTheEnd) {
 INSTANTIATE_TEST_SUITE_P(Media, LaneTest, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "Shm" : "Tcp"; });
 
-TEST(ShmLaneTest, DescriptorsComeWithTheirFrames) {
-  LaneEnd a(LanePeer{1, 11});
-  LaneEnd b(LanePeer{2, 22});
+TEST(ShmControlChannelTest, DescriptorsComeWithTheirFrames) {
+  LaneEnd a(PeerId{1, 11});
+  LaneEnd b(PeerId{2, 22});
   auto client = std::make_shared<RecordingHandler>();
   a.hub->Connect(b.peer, b.addresses, true, client);
-  const auto lane = client->WaitForLane();
-  ASSERT_NE(lane, nullptr);
+  const auto channel = client->WaitForLane();
+  ASSERT_NE(channel, nullptr);
   for (int i = 0; i < 20; ++i) {
     auto memory = *MemorySegment::Create(4096, {.huge_pages = false});
     static_cast<char*>(memory.base())[0] = static_cast<char>(i);
     const int fd = memory.fd();
-    ASSERT_TRUE(lane->Send(static_cast<uint16_t>(i), {"fd"}, {&fd, 1}).ok());
+    ASSERT_TRUE(channel->Send(static_cast<uint16_t>(i), {"fd"}, {&fd, 1}).ok());
   }
   ASSERT_EQ(b.accepted->WaitForFrames(20).size(), 20u);
   std::vector<UniqueFd> descriptors = b.accepted->TakeDescriptors();
@@ -235,31 +236,31 @@ TEST(ShmLaneTest, DescriptorsComeWithTheirFrames) {
   }
 }
 
-TEST(LaneHubTest, NamesTheAddressesThatItTried) {
-  LaneEnd a(LanePeer{1, 11});
+TEST(ConnectionManagerTest, NamesTheAddressesThatItTried) {
+  LaneEnd a(PeerId{1, 11});
   auto client = std::make_shared<RecordingHandler>();
-  a.hub->Connect(LanePeer{2, 22}, {.tcp = {"127.0.0.1:1", "[::1]:1"}}, false, client);
+  a.hub->Connect(PeerId{2, 22}, {.tcp = {"127.0.0.1:1", "[::1]:1"}}, false, client);
   const absl::Status status = client->WaitForClosed();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(status.message()), HasSubstr("127.0.0.1:1: Connection refused"));
   EXPECT_THAT(std::string(status.message()), HasSubstr("[::1]:1"));
 }
 
-TEST(LaneHubTest, TriesTheNextAddress) {
-  LaneEnd a(LanePeer{1, 11});
-  LaneEnd b(LanePeer{2, 22});
+TEST(ConnectionManagerTest, TriesTheNextAddress) {
+  LaneEnd a(PeerId{1, 11});
+  LaneEnd b(PeerId{2, 22});
   auto client = std::make_shared<RecordingHandler>();
   a.hub->Connect(b.peer, {.tcp = {"127.0.0.1:1", b.addresses.tcp[0]}}, false, client);
   EXPECT_NE(client->WaitForLane(), nullptr) << client->WaitForClosed();
 }
 
-TEST(LaneHubTest, WhoeverSaysNothingIsGivenUp) {
-  LaneEnd b(LanePeer{2, 22}, "token", absl::Milliseconds(50));
+TEST(ConnectionManagerTest, WhoeverSaysNothingIsGivenUp) {
+  LaneEnd b(PeerId{2, 22}, "token", absl::Milliseconds(50));
   UniqueFd silent = *BeginConnectTcp(b.addresses.tcp[0]);
   // A server that is silent, for a client.
   auto listening = *ListenTcp("127.0.0.1:0");
   auto client = std::make_shared<RecordingHandler>();
-  b.hub->Connect(LanePeer{1, 11}, {.tcp = {absl::StrCat("127.0.0.1:", listening.port)}}, false,
+  b.hub->Connect(PeerId{1, 11}, {.tcp = {absl::StrCat("127.0.0.1:", listening.port)}}, false,
                  client);
   const absl::Status status = client->WaitForClosed();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
@@ -274,8 +275,8 @@ TEST(LaneHubTest, WhoeverSaysNothingIsGivenUp) {
 }
 
 // The timer of one stranger goes on to the next, whom no later one need come after.
-TEST(LaneHubTest, EachWhoSaysNothingIsGivenUp) {
-  LaneEnd b(LanePeer{2, 22}, "token", absl::Milliseconds(200));
+TEST(ConnectionManagerTest, EachWhoSaysNothingIsGivenUp) {
+  LaneEnd b(PeerId{2, 22}, "token", absl::Milliseconds(200));
   std::vector<UniqueFd> silent;
   for (int i = 0; i < 3; ++i) {
     silent.push_back(*BeginConnectTcp(b.addresses.tcp[0]));
@@ -291,8 +292,8 @@ TEST(LaneHubTest, EachWhoSaysNothingIsGivenUp) {
 }
 
 // In a program that goes on after its part in a job is over.
-TEST(LaneHubTest, WhoeverSaysNothingIsLetGoOfWhenTheLoopEnds) {
-  auto b = std::make_unique<LaneEnd>(LanePeer{2, 22});
+TEST(ConnectionManagerTest, WhoeverSaysNothingIsLetGoOfWhenTheLoopEnds) {
+  auto b = std::make_unique<LaneEnd>(PeerId{2, 22});
   UniqueFd silent = *BeginConnectTcp(b->addresses.tcp[0]);
   for (int i = 0; i < 500 && b->loop->timers() == 0; ++i) absl::SleepFor(absl::Milliseconds(10));
   ASSERT_GT(b->loop->timers(), 0u) << "nobody has taken it";
@@ -315,9 +316,9 @@ TEST(LaneHubTest, WhoeverSaysNothingIsLetGoOfWhenTheLoopEnds) {
 }
 
 // A port scanner that never closes, or an attacker who opens connections and says nothing.
-TEST(LaneHubTest, CrowdsThatSayNothingKeepNobodyOut) {
-  LaneEnd a(LanePeer{1, 11});
-  LaneEnd b(LanePeer{2, 22});
+TEST(ConnectionManagerTest, CrowdsThatSayNothingKeepNobodyOut) {
+  LaneEnd a(PeerId{1, 11});
+  LaneEnd b(PeerId{2, 22});
   std::vector<UniqueFd> crowd;
   for (int i = 0; i < 400; ++i) crowd.push_back(*BeginConnectTcp(b.addresses.tcp[0]));
   for (const bool is_unix : {true, false}) {
@@ -328,14 +329,14 @@ TEST(LaneHubTest, CrowdsThatSayNothingKeepNobodyOut) {
   EXPECT_GT(b.hub->stats().refused, 0);
 }
 
-// Whoever is opening many lanes itself, at the beginning of a large job, is opened lanes to as
-// well.
-TEST(LaneHubTest, OwnAttemptsKeepNobodyOut) {
-  LaneEnd a(LanePeer{1, 11});
-  LaneEnd b(LanePeer{2, 22});
+// Whoever is opening many control channels itself, at the beginning of a large job, is opened
+// control channels to as well.
+TEST(ConnectionManagerTest, OwnAttemptsKeepNobodyOut) {
+  LaneEnd a(PeerId{1, 11});
+  LaneEnd b(PeerId{2, 22});
   auto silent = *ListenTcp("127.0.0.1:0");
   for (int i = 0; i < 300; ++i) {
-    b.hub->Connect(LanePeer{100 + i, 33}, {.tcp = {absl::StrCat("127.0.0.1:", silent.port)}}, false,
+    b.hub->Connect(PeerId{100 + i, 33}, {.tcp = {absl::StrCat("127.0.0.1:", silent.port)}}, false,
                    std::make_shared<RecordingHandler>());
   }
   auto client = std::make_shared<RecordingHandler>();
@@ -344,8 +345,8 @@ TEST(LaneHubTest, OwnAttemptsKeepNobodyOut) {
   EXPECT_EQ(b.hub->stats().refused, 0);
 }
 
-TEST(LaneHubTest, GarbageIsRefusedAtItsFirstBytes) {
-  LaneEnd b(LanePeer{2, 22});
+TEST(ConnectionManagerTest, GarbageIsRefusedAtItsFirstBytes) {
+  LaneEnd b(PeerId{2, 22});
   UniqueFd socket = *BeginConnectTcp(b.addresses.tcp[0]);
   const std::string http = "GET / HTTP/1.1\r\n\r\n";
   for (int i = 0; i < 100 && send(socket.get(), http.data(), http.size(), MSG_NOSIGNAL) < 0; ++i) {
@@ -358,7 +359,7 @@ TEST(LaneHubTest, GarbageIsRefusedAtItsFirstBytes) {
 }
 
 // Whoever may connect to a socket without a file has to be of the same user, whatever it knows.
-TEST(LaneHubTest, AnotherUsersProcessIsRefusedAndCounted) {
+TEST(ConnectionManagerTest, AnotherUsersProcessIsRefusedAndCounted) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can be another user";
   int pipe_ends[2];
   ASSERT_EQ(pipe2(pipe_ends, O_CLOEXEC), 0);
@@ -377,7 +378,7 @@ TEST(LaneHubTest, AnotherUsersProcessIsRefusedAndCounted) {
               ? 0
               : 1);
   }
-  LaneEnd b(LanePeer{2, 22});
+  LaneEnd b(PeerId{2, 22});
   const std::string& name = b.addresses.unix_name;
   ASSERT_EQ(write(pipe_ends[1], name.data(), name.size()), static_cast<ssize_t>(name.size()));
   int status = 0;
@@ -391,8 +392,8 @@ TEST(LaneHubTest, AnotherUsersProcessIsRefusedAndCounted) {
 
 // A scanner, or somebody's health check, a hundred times a second: what it leaves behind would be
 // kept for as long as a handshake may take, and wake the loop once more each.
-TEST(LaneHubTest, WhoComesAndGoesLeavesNothingBehind) {
-  LaneEnd b(LanePeer{2, 22});
+TEST(ConnectionManagerTest, WhoComesAndGoesLeavesNothingBehind) {
+  LaneEnd b(PeerId{2, 22});
   constexpr int kVisits = 300;
   for (int i = 0; i < kVisits; ++i) {
     UniqueFd socket = *BeginConnectTcp(b.addresses.tcp[0]);

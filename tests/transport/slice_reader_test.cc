@@ -14,9 +14,9 @@
 #include "absl/synchronization/notification.h"
 
 #include "base/unique_fd.h"
-#include "tests/transport/lane_pair.h"
+#include "tests/transport/control_channel_pair.h"
 #include "transport/tcp/data_plane.h"
-#include "transport/tcp/tcp_outlet.h"
+#include "transport/tcp/tcp_sender.h"
 
 namespace ferry {
 namespace {
@@ -26,7 +26,7 @@ constexpr absl::Duration kStalled = absl::Seconds(5);
 
 class CountingSink final : public SliceSink {
  public:
-  Verdict Place(const SliceHeader&, SlicePlace*) override { return Verdict::kSkip; }
+  Verdict Place(const SliceHeader&, SliceTarget*) override { return Verdict::kSkip; }
   void OnSlice(const SliceHeader&) override {
     absl::MutexLock lock(&mu_);
     ++count_;
@@ -71,17 +71,17 @@ TEST(SliceReader, HundredSlicesAlreadyReceived_AllAreRead) {
 
 // The other connections may have failed for want of descriptors: a transfer that is too large for
 // the near one alone must wake it all the same, as it has found nothing to do before.
-TEST(TcpOutlet, OnlyTheNearConnectionIsThere_LargeTransfersWakeIt) {
+TEST(TcpSender, OnlyTheNearConnectionIsThere_LargeTransfersWakeIt) {
   LaneEnd end({1, 10}, "token", absl::Milliseconds(100));
   const auto plane = *DataPlane::Create(1);
   int fds[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
   UniqueFd there(fds[1]);
-  const auto outlet = std::make_shared<TcpOutlet>(*plane, *end.loop);
+  const auto sender = std::make_shared<TcpSender>(*plane, *end.loop);
   DataConnection connection;
   connection.index = kNearConnection;
   connection.socket = UniqueFd(fds[0]);
-  outlet->AddConnection(std::move(connection));
+  sender->AddConnection(std::move(connection));
   // It has looked, and been told once that its socket can be written, some turns of the loop later:
   // from then on it is idle.
   for (int turn = 0; turn < 10; ++turn) {
@@ -90,30 +90,30 @@ TEST(TcpOutlet, OnlyTheNearConnectionIsThere_LargeTransfersWakeIt) {
     has_turned.WaitForNotification();
   }
   const int64_t bytes = 2 * static_cast<int64_t>(kNearBytes);
-  outlet->Offer(1, *Tensor::Allocate(DataType::kUint8, *Shape::Create({bytes})), {},
-                [](absl::StatusOr<TransportTicket> ticket) {
+  sender->Offer(1, *Tensor::Allocate(DataType::kUint8, *Shape::Create({bytes})), {},
+                [](absl::StatusOr<TransferDescriptor> ticket) {
                   ASSERT_TRUE(ticket.ok()) << ticket.status();
                   EXPECT_EQ(ticket->body, "") << "it is too large for that";
                 });
   pollfd waits = {.fd = there.get(), .events = POLLIN, .revents = 0};
   EXPECT_EQ(poll(&waits, 1, static_cast<int>(absl::ToInt64Milliseconds(kStalled))), 1);
-  outlet->Abort(absl::CancelledError("over"));
+  sender->Abort(absl::CancelledError("over"));
 }
 
 // The peer is gone: nothing reads what is still queued, and the sender's memory has to be released.
-TEST(TcpOutlet, Aborted_LetsGoOfWhatItWasToSend) {
+TEST(TcpSender, Aborted_LetsGoOfWhatItWasToSend) {
   LaneEnd end({1, 10}, "token", absl::Milliseconds(100));
   const auto plane = *DataPlane::Create(1);
-  const auto outlet = std::make_shared<TcpOutlet>(*plane, *end.loop);
+  const auto sender = std::make_shared<TcpSender>(*plane, *end.loop);
   Tensor tensor = *Tensor::Allocate(DataType::kUint8, *Shape::Create({1000}));
   const std::weak_ptr<Buffer> memory = tensor.buffer();
   // There is no connection yet.
-  outlet->Offer(1, tensor, {}, [](absl::StatusOr<TransportTicket> ticket) {
+  sender->Offer(1, tensor, {}, [](absl::StatusOr<TransferDescriptor> ticket) {
     ASSERT_TRUE(ticket.ok()) << ticket.status();
   });
   tensor = Tensor();
   EXPECT_FALSE(memory.expired());
-  outlet->Abort(absl::UnavailableError("the peer is gone"));
+  sender->Abort(absl::UnavailableError("the peer is gone"));
   EXPECT_TRUE(memory.expired());
 }
 

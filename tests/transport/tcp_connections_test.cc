@@ -11,7 +11,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 
-#include "tests/transport/lane_pair.h"
+#include "tests/transport/control_channel_pair.h"
 #include "transport/tcp/tcp_transport.h"
 
 namespace ferry {
@@ -36,19 +36,19 @@ class TcpConnectionsTest : public ::testing::Test {
     };
     Endpoint to_receiver;
     to_receiver.peer = receiving_.end.peer;
-    outlet_ = sending_.transport->MakeOutlet(to_receiver);
+    sender_ = sending_.transport->CreateSender(to_receiver);
     Endpoint to_sender;
     to_sender.peer = sending_.end.peer;
-    to_sender.lanes = sending_.end.addresses;
-    inlet_ = receiving_.transport->MakeInlet(to_sender, [](uint64_t) {});
+    to_sender.channels = sending_.end.addresses;
+    receiver_ = receiving_.transport->CreateReceiver(to_sender, [](uint64_t) {});
   }
   ~TcpConnectionsTest() override {
-    outlet_->Abort(absl::CancelledError("over"));
-    inlet_->Abort(absl::CancelledError("over"));
+    sender_->Abort(absl::CancelledError("over"));
+    receiver_->Abort(absl::CancelledError("over"));
   }
 
   struct Side {
-    explicit Side(LanePeer self) : end(self) {}
+    explicit Side(PeerId self) : end(self) {}
 
     LaneEnd end;
     TransportEnvironment environment;
@@ -57,10 +57,10 @@ class TcpConnectionsTest : public ::testing::Test {
   struct Arrival {
     std::string ticket;
     absl::StatusOr<Tensor> tensor = absl::UnknownError("nothing has come");
-    bool came_on_lane_loop = false;
+    bool came_on_event_loop = false;
   };
 
-  // Begins a transfer, which gives the ticket, and the connections if it is the first.
+  // Begins a transfer, which gives the transfer descriptor, and the connections if it is the first.
   std::string Begin(uint64_t id, size_t bytes) {
     Tensor tensor =
         *Tensor::Allocate(DataType::kUint8, *Shape::Create({static_cast<int64_t>(bytes)}));
@@ -72,16 +72,17 @@ class TcpConnectionsTest : public ::testing::Test {
     Waiting* const waiting = arrived.get();
     waiting_.emplace(id, std::move(arrived));
     std::string body;
-    outlet_->Offer(id, tensor, {}, [&](absl::StatusOr<TransportTicket> ticket) {
+    sender_->Offer(id, tensor, {}, [&](absl::StatusOr<TransferDescriptor> ticket) {
       ASSERT_TRUE(ticket.ok()) << ticket.status();
       body = ticket->body;
-      // As a lane would: on the receiver's loop.
+      // As a control channel would: on the receiver's loop.
       receiving_.end.loop->Post([this, id, header, body, waiting] {
-        inlet_->Take(id, header, body, {}, Tensor(), [this, waiting](auto result, Inlet::TakeInfo) {
-          waiting->arrival.tensor = std::move(result);
-          waiting->arrival.came_on_lane_loop = receiving_.end.loop->IsOnLoop();
-          waiting->done.Notify();
-        });
+        receiver_->Take(id, header, body, {}, Tensor(),
+                        [this, waiting](auto result, TransportReceiver::TakeInfo) {
+                          waiting->arrival.tensor = std::move(result);
+                          waiting->arrival.came_on_event_loop = receiving_.end.loop->IsOnLoop();
+                          waiting->done.Notify();
+                        });
       });
     });
     return body;
@@ -131,19 +132,19 @@ class TcpConnectionsTest : public ::testing::Test {
   Side sending_{{1, 10}};
   Side receiving_{{2, 20}};
   std::map<uint64_t, std::unique_ptr<Waiting>> waiting_;
-  std::shared_ptr<Outlet> outlet_;
-  std::shared_ptr<Inlet> inlet_;
+  std::shared_ptr<TransportSender> sender_;
+  std::shared_ptr<TransportReceiver> receiver_;
 };
 
 TEST_F(TcpConnectionsTest, WhatComesAloneArrivesOnTheLanesLoop) {
   EXPECT_EQ(Begin(1, 1000), "") << "there are no connections yet";
   Connect([](uint32_t) { return true; });
-  EXPECT_FALSE(Finish(1).came_on_lane_loop);
-  outlet_->Release(1);
+  EXPECT_FALSE(Finish(1).came_on_event_loop);
+  sender_->Release(1);
   for (uint64_t id = 2; id < 10; ++id) {
     EXPECT_EQ(Begin(id, id % 2 == 0 ? kNearBytes : 300'000), kComesNear);
-    EXPECT_TRUE(Finish(id).came_on_lane_loop);
-    outlet_->Release(id);
+    EXPECT_TRUE(Finish(id).came_on_event_loop);
+    sender_->Release(id);
   }
 }
 
@@ -151,16 +152,16 @@ TEST_F(TcpConnectionsTest, StreamsAndWhatIsLargeHaveThreadsOfTheirOwn) {
   Begin(1, 1000);
   Connect([](uint32_t) { return true; });
   Finish(1);
-  outlet_->Release(1);
+  sender_->Release(1);
   EXPECT_EQ(Begin(2, kNearBytes + 1), "");
-  EXPECT_FALSE(Finish(2).came_on_lane_loop);
-  outlet_->Release(2);
+  EXPECT_FALSE(Finish(2).came_on_event_loop);
+  sender_->Release(2);
   EXPECT_EQ(Begin(3, 200'000), kComesNear);
   // Until the first is over.
   for (uint64_t id = 4; id < 8; ++id) EXPECT_EQ(Begin(id, 200'000), "");
   for (uint64_t id = 3; id < 8; ++id) {
-    EXPECT_EQ(Finish(id).came_on_lane_loop, id == 3);
-    outlet_->Release(id);
+    EXPECT_EQ(Finish(id).came_on_event_loop, id == 3);
+    sender_->Release(id);
   }
   EXPECT_EQ(Begin(8, 200'000), kComesNear);
   Finish(8);
@@ -170,21 +171,21 @@ TEST_F(TcpConnectionsTest, StreamsAndWhatIsLargeHaveThreadsOfTheirOwn) {
 TEST_F(TcpConnectionsTest, TheNearConnectionAloneCarriesEverything) {
   Begin(1, 5 * kNearBytes);
   Connect([](uint32_t index) { return index == kNearConnection; });
-  EXPECT_TRUE(Finish(1).came_on_lane_loop);
-  outlet_->Release(1);
+  EXPECT_TRUE(Finish(1).came_on_event_loop);
+  sender_->Release(1);
   EXPECT_EQ(Begin(2, 3 * kNearBytes), "");
   EXPECT_EQ(Begin(3, 200'000), "");
-  EXPECT_TRUE(Finish(2).came_on_lane_loop);
-  EXPECT_TRUE(Finish(3).came_on_lane_loop);
+  EXPECT_TRUE(Finish(2).came_on_event_loop);
+  EXPECT_TRUE(Finish(3).came_on_event_loop);
 }
 
 TEST_F(TcpConnectionsTest, TheOthersDoWithoutTheNearOne) {
   Begin(1, 1000);
   Connect([](uint32_t index) { return index != kNearConnection; });
   Finish(1);
-  outlet_->Release(1);
+  sender_->Release(1);
   EXPECT_EQ(Begin(2, 200'000), "");
-  EXPECT_FALSE(Finish(2).came_on_lane_loop);
+  EXPECT_FALSE(Finish(2).came_on_event_loop);
 }
 
 // A sender's thread that writes while the loop finds the connection broken.
@@ -192,15 +193,15 @@ TEST_F(TcpConnectionsTest, ABrokenNearConnectionEndsBothHalves) {
   Begin(1, 1000);
   Connect([](uint32_t) { return true; });
   Finish(1);
-  outlet_->Release(1);
-  inlet_->Abort(absl::UnavailableError("gone"));
+  sender_->Release(1);
+  receiver_->Abort(absl::UnavailableError("gone"));
   // It notices by the connections, which the receiver has closed, sooner or later.
   absl::Status status;
   for (uint64_t id = 2; status.ok(); ++id) {
     ASSERT_LT(id, 100'000u);
-    outlet_->Offer(id, *Tensor::Allocate(DataType::kUint8, *Shape::Create({300'000})), {},
-                   [&](absl::StatusOr<TransportTicket> ticket) { status = ticket.status(); });
-    outlet_->Release(id);
+    sender_->Offer(id, *Tensor::Allocate(DataType::kUint8, *Shape::Create({300'000})), {},
+                   [&](absl::StatusOr<TransferDescriptor> ticket) { status = ticket.status(); });
+    sender_->Release(id);
   }
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
 }

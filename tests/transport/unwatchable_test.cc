@@ -15,9 +15,9 @@
 
 #include "absl/synchronization/notification.h"
 
-#include "tests/transport/lane_pair.h"
-#include "transport/control/shm_lane.h"
-#include "transport/control/tcp_lane.h"
+#include "tests/transport/control_channel_pair.h"
+#include "transport/control/shm_control_channel.h"
+#include "transport/control/tcp_control_channel.h"
 #include "transport/tcp/data_plane.h"
 
 namespace ferry {
@@ -34,16 +34,16 @@ class UnwatchableTest : public ::testing::Test {
   }
   // Whoever would use it hears why there is none, and nothing keeps it.
   template <typename LaneType>
-  void ExpectRefused(std::weak_ptr<LaneType> lane, RecordingHandler& handler) {
+  void ExpectRefused(std::weak_ptr<LaneType> channel, RecordingHandler& handler) {
     const absl::Status status = handler.WaitForClosed();
     EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("node 2"));
     EXPECT_THAT(std::string(status.message()), HasSubstr("epoll_ctl"));
     EXPECT_EQ(handler.WaitForLane(), nullptr);
-    EXPECT_TRUE(Becomes([&lane] { return lane.expired(); }));
+    EXPECT_TRUE(Becomes([&channel] { return channel.expired(); }));
   }
 
-  std::unique_ptr<LaneLoop> loop_ = *LaneLoop::Create({});
+  std::unique_ptr<EventLoop> loop_ = *EventLoop::Create({});
 };
 
 TEST_F(UnwatchableTest, ASourceIsNeitherKeptNorCalled) {
@@ -58,7 +58,7 @@ TEST_F(UnwatchableTest, ASourceIsNeitherKeptNorCalled) {
   const std::weak_ptr<Source> weak = source;
   const UniqueFd file = Unwatchable();
   absl::Notification added;
-  // As lanes do.
+  // As control channels do.
   loop_->Post([&] {
     const auto id = loop_->Add(std::move(source), file.get(), EPOLLIN, /*polls=*/true);
     EXPECT_EQ(id.status().code(), absl::StatusCode::kResourceExhausted);
@@ -70,29 +70,30 @@ TEST_F(UnwatchableTest, ASourceIsNeitherKeptNorCalled) {
 
 TEST_F(UnwatchableTest, ALaneOfMemoryEnds) {
   auto handler = std::make_shared<RecordingHandler>();
-  ShmLane::Memory memory;
-  memory.rings =
-      *MemorySegment::Create(ShmLane::RingsBytes(), {.huge_pages = false, .peers_may_write = true});
+  ShmControlChannel::Memory memory;
+  memory.rings = *MemorySegment::Create(ShmControlChannel::RingsBytes(),
+                                        {.huge_pages = false, .peers_may_write = true});
   const Doorbell bell = *Doorbell::Create();
   memory.peer_bell = *Doorbell::OfPeer(UniqueFd(fcntl(bell.page_fd(), F_DUPFD_CLOEXEC, 0)),
                                        UniqueFd(fcntl(bell.event_fd(), F_DUPFD_CLOEXEC, 0)));
-  const std::weak_ptr<ShmLane> lane =
-      ShmLane::Start(*loop_, {2, 20}, Unwatchable(), std::move(memory), true, handler, 1 << 20);
-  ExpectRefused(lane, *handler);
+  const std::weak_ptr<ShmControlChannel> channel = ShmControlChannel::Start(
+      *loop_, {2, 20}, Unwatchable(), std::move(memory), true, handler, 1 << 20);
+  ExpectRefused(channel, *handler);
 }
 
 TEST_F(UnwatchableTest, ALaneOverTcpEnds) {
   auto handler = std::make_shared<RecordingHandler>();
-  const std::weak_ptr<TcpLane> lane =
-      TcpLane::Start(*loop_, {2, 20}, Unwatchable(), "tcp to nobody", handler, 1 << 20);
-  ExpectRefused(lane, *handler);
+  const std::weak_ptr<TcpControlChannel> channel =
+      TcpControlChannel::Start(*loop_, {2, 20}, Unwatchable(), "tcp to nobody", handler, 1 << 20);
+  ExpectRefused(channel, *handler);
 }
 
-// Its pair of halves ends, and its lane with them, instead of waiting for slices for ever.
+// Its pair of halves ends, and its control channel with them, instead of waiting for slices for
+// ever.
 TEST_F(UnwatchableTest, ADataConnectionSaysThatItIsBroken) {
   struct Both final : public SliceSource, public SliceSink {
     bool NextSlice(SliceWriter&, Slice&) override { return false; }
-    Verdict Place(const SliceHeader&, SlicePlace*) override { return Verdict::kError; }
+    Verdict Place(const SliceHeader&, SliceTarget*) override { return Verdict::kError; }
     void OnSlice(const SliceHeader&) override {}
     void OnBroken(const absl::Status& why) override {
       status = why;

@@ -19,10 +19,10 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
-#include "tensorflow/worker/collectives/host_carrier.h"
+#include "tensorflow/worker/collectives/host_backend.h"
 #include "tensorflow/worker/collectives/leader.h"
-#include "tensorflow/worker/collectives/nccl_carrier.h"
-#include "tensorflow/worker/collectives/staged_carrier.h"
+#include "tensorflow/worker/collectives/nccl_backend.h"
+#include "tensorflow/worker/collectives/staged_backend.h"
 #include "tensorflow/worker/collectives/step_collectives.h"
 
 namespace ferry::worker {
@@ -43,9 +43,9 @@ class CollectiveWorld final {
 
   //   on_gpus: of each worker, whether its device is a GPU; empty: none is.
   //   gpus_of: if it is, they have NCCL.
-  explicit CollectiveWorld(int count, HostCarrierOptions options = {},
+  explicit CollectiveWorld(int count, HostBackendOptions options = {},
                            std::vector<bool> on_gpus = {}, const GpusOf& gpus_of = {},
-                           NcclCarrierRules rules = {})
+                           NcclBackendRules rules = {})
       : has_nccl_(gpus_of != nullptr), on_gpus_(std::move(on_gpus)) {
     on_gpus_.resize(static_cast<size_t>(count));
     auto devices = std::make_shared<CollectiveDevices>();
@@ -59,14 +59,14 @@ class CollectiveWorld final {
       auto exchange = std::make_shared<WorldExchange>(*this, i);
       workers_.push_back(std::make_unique<WorldWorker>());
       workers_.back()->exchange = exchange;
-      std::unique_ptr<CollectiveCarrier> carrier = std::make_unique<StagedCarrier>(
-          std::make_unique<HostCarrier>(exchange, &executor_, options),
+      std::unique_ptr<CollectiveBackend> carrier = std::make_unique<StagedBackend>(
+          std::make_unique<HostBackend>(exchange, &executor_, options),
           [this](MoveRequest request, Gpus::MoveCallback done) {
             Move(std::move(request), std::move(done));
           },
           &executor_);
       if (gpus_of) {
-        carrier = std::make_unique<NcclCarrier>(exchange, gpus_of(i), std::move(carrier),
+        carrier = std::make_unique<NcclBackend>(exchange, gpus_of(i), std::move(carrier),
                                                 &executor_, rules);
       }
       workers_.back()->collectives =
@@ -91,9 +91,9 @@ class CollectiveWorld final {
                         "/device:", on_gpus_[static_cast<size_t>(worker)] ? "GPU" : "CPU", ":0");
   }
   // Of what a worker has and gets.
-  MemoryPlace PlaceOf(int worker) const {
-    return on_gpus_[static_cast<size_t>(worker)] ? MemoryPlace{MemorySpace::kCuda, 0}
-                                                 : MemoryPlace();
+  TensorLocation PlaceOf(int worker) const {
+    return on_gpus_[static_cast<size_t>(worker)] ? TensorLocation{MemorySpace::kCuda, 0}
+                                                 : TensorLocation();
   }
 
   FakeClock& clock() { return clock_; }
@@ -185,7 +185,7 @@ class CollectiveWorld final {
   size_t waiting_count() const { return waiting_.size(); }
 
   // The same elements, in a place that is only said to be one.
-  static Tensor In(MemoryPlace place, Tensor tensor) {
+  static Tensor In(TensorLocation place, Tensor tensor) {
     if (tensor.bytes() == 0 || tensor.place() == place) return tensor;
     void* const data = tensor.mutable_data();
     const size_t bytes = tensor.bytes();
@@ -197,7 +197,7 @@ class CollectiveWorld final {
   }
 
  private:
-  class WorldExchange final : public StepExchange {
+  class WorldExchange final : public StepTransfers {
    public:
     WorldExchange(CollectiveWorld& world, int worker) : world_(world), worker_(worker) {}
     absl::Status Send(const RendezvousKey& key, Tensor tensor, bool is_dead) override {

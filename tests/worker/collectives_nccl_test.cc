@@ -32,7 +32,7 @@ struct NcclWanted {
 
 class NcclSimulation final {
  public:
-  NcclSimulation(uint64_t seed, NcclCarrierRules rules, bool may_fail)
+  NcclSimulation(uint64_t seed, NcclBackendRules rules, bool may_fail)
       : random_(seed), rules_(rules), may_fail_(may_fail) {}
 
   // False: a member waits for ever, or two different collectives have met.
@@ -121,7 +121,7 @@ class NcclSimulation final {
   void AddStep() {
     const int step = static_cast<int>(worlds_.size());
     worlds_.push_back(std::make_unique<CollectiveWorld>(
-        count_, HostCarrierOptions(), std::vector<bool>(static_cast<size_t>(count_), true),
+        count_, HostBackendOptions(), std::vector<bool>(static_cast<size_t>(count_), true),
         [this](int worker) -> CollectiveGpus& { return nccl_->gpus(worker); }, rules_));
     CollectiveWorld& world = *worlds_.back();
     world.arrives_inside = [this] { return Chance(30); };
@@ -175,7 +175,7 @@ class NcclSimulation final {
   }
 
   std::mt19937_64 random_;
-  const NcclCarrierRules rules_;
+  const NcclBackendRules rules_;
   const bool may_fail_;
   int count_ = 0;
   int run_count_ = 0;
@@ -253,8 +253,8 @@ TEST(CollectivesByNccl, TheLeaderDecidesForAll) {
             "a has not said which GPU it is");
 }
 
-TEST(DeviceLine, OneAfterTheOther) {
-  DeviceLine line;
+TEST(AsyncFifoLock, OneAfterTheOther) {
+  AsyncFifoLock line;
   std::vector<int> told;
   const auto enter = [&](int who) { return line.Enter([&told, who] { told.push_back(who); }); };
   const auto first = enter(1);

@@ -25,7 +25,7 @@ class Simulation final {
 
   void Run() {
     count_ = 1 + Below(6);
-    HostCarrierOptions options;
+    HostBackendOptions options;
     if (Chance(60)) options.max_direct_bytes = 0;
     if (Chance(50)) options.max_inline_bytes = 0;
     options.max_fan_out = 1 + Below(4);

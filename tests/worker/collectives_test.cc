@@ -19,8 +19,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-HostCarrierOptions Ring() {
-  HostCarrierOptions options;
+HostBackendOptions Ring() {
+  HostBackendOptions options;
   options.max_direct_bytes = 0;
   return options;
 }
@@ -41,7 +41,7 @@ std::vector<int> RunReduce(CollectiveWorld& world, int count, int64_t elements, 
 }
 
 TEST(Collectives, ReduceGivesAllMembersTheSame) {
-  for (const HostCarrierOptions& options : {HostCarrierOptions(), Ring()}) {
+  for (const HostBackendOptions& options : {HostBackendOptions(), Ring()}) {
     for (const int count : {1, 2, 3, 5}) {
       // Fewer elements than members, and pieces that do not come out even.
       for (const int64_t elements : {0, 1, 2, 17, 1000}) {
@@ -67,7 +67,7 @@ TEST(Collectives, ReduceGivesAllMembersTheSame) {
 }
 
 TEST(Collectives, ReduceMergesAndDivides) {
-  for (const HostCarrierOptions& options : {HostCarrierOptions(), Ring()}) {
+  for (const HostBackendOptions& options : {HostBackendOptions(), Ring()}) {
     const std::vector<std::pair<MergeOp, std::vector<float>>> wanted = {
         {MergeOp::kAdd, {3, 4, 5}},
         {MergeOp::kMul, {0, 28 / 3.0F, 80 / 3.0F}},
@@ -138,7 +138,7 @@ TEST(Collectives, BroadcastReachesAll) {
 
 // Of five workers two have theirs in a GPU's memory, which is copied before and after.
 TEST(Collectives, MembersMayBeOnGpus) {
-  for (const HostCarrierOptions& options : {HostCarrierOptions(), Ring()}) {
+  for (const HostBackendOptions& options : {HostBackendOptions(), Ring()}) {
     const auto world_of = [&] {
       auto world = std::make_unique<CollectiveWorld>(
           5, options, std::vector<bool>{false, true, false, true, false});
@@ -357,7 +357,7 @@ TEST(Collectives, ShapesThatDoNotFitEndAllMembers) {
 TEST(Collectives, PartsThatDoNotFitAreRefusedByName) {
   const std::vector<Tensor> wrong = {FloatRow({1}), FloatRow(std::vector<float>(1000)),
                                      Row<int32_t>(DataType::kInt32, std::vector<int32_t>(100))};
-  for (const HostCarrierOptions& options : {HostCarrierOptions(), Ring()}) {
+  for (const HostBackendOptions& options : {HostBackendOptions(), Ring()}) {
     for (const CollectiveKind kind :
          {CollectiveKind::kReduce, CollectiveKind::kGather, CollectiveKind::kBroadcast}) {
       for (const Tensor& part : wrong) {

@@ -36,7 +36,7 @@ class GpuKernels : public cuda::CudaTest {
       return KernelGpu{gpus_.get(), compute_};
     });
   }
-  Tensor Moved(const Tensor& tensor, MemoryPlace to) {
+  Tensor Moved(const Tensor& tensor, TensorLocation to) {
     if (!IsFixedSize(tensor.dtype())) return tensor;
     MoveRequest move;
     move.tensor = tensor;
@@ -76,7 +76,7 @@ class GpuKernels : public cuda::CudaTest {
     const std::string about = node.Complete().ShortDebugString();
     ASSERT_EQ(computed.status().ToString(), expected.status().ToString()) << about;
     if (!expected.ok()) return;
-    EXPECT_EQ(computed->place(), (MemoryPlace{MemorySpace::kCuda, 0})) << about;
+    EXPECT_EQ(computed->place(), (TensorLocation{MemorySpace::kCuda, 0})) << about;
     const Tensor host = Moved(*computed, {});
     ASSERT_EQ(host.dtype(), expected->dtype()) << about;
     ASSERT_EQ(host.shape(), expected->shape()) << about;

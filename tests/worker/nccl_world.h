@@ -80,7 +80,7 @@ class NcclWorld final {
   struct FakeGpu final : CollectiveGpu {
     FakeGpu(NcclWorld& in, int which) : world(in), number(which) {}
 
-    DeviceLine& line() override { return own_line; }
+    AsyncFifoLock& line() override { return own_line; }
     void Prepare(const Tensor& input, DataType dtype, const Shape& shape, absl::Time deadline,
                  Prepared done) override {
       world.tasks_.push_back([dtype, shape, done = std::move(done)]() mutable {
@@ -114,7 +114,7 @@ class NcclWorld final {
 
     NcclWorld& world;
     const int number;
-    DeviceLine own_line;
+    AsyncFifoLock own_line;
     // The generation that it has.
     std::map<Members, uint32_t> comms;
     std::vector<std::shared_ptr<FakeRun>> making;

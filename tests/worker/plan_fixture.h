@@ -19,7 +19,7 @@
 
 #include "tensorflow/worker/graph_run.h"
 #include "tensorflow/worker/plan.h"
-#include "tensorflow/worker/step_exchange.h"
+#include "tensorflow/worker/step_transfers.h"
 
 namespace ferry::worker {
 
@@ -100,7 +100,7 @@ class PlanWriter {
 };
 
 // Keeps what is sent, and answers receives when it is told to. Thread-safe.
-class HeldExchange final : public StepExchange {
+class HeldExchange final : public StepTransfers {
  public:
   absl::Status Send(const RendezvousKey& key, Tensor tensor, bool is_dead) override {
     absl::MutexLock lock(&mu_);

@@ -18,7 +18,7 @@
 #include "tensorflow/graph/prune.h"
 #include "tests/coord/wire/wire_client.h"
 #include "tests/graph/graph_fixture.h"
-#include "tests/runtime/exchange_pair.h"
+#include "tests/runtime/engine_pair.h"
 
 namespace ferry {
 
@@ -116,10 +116,10 @@ inline std::vector<std::string> NamesOf(const std::vector<worker::WorkerDevice>&
 // A node that runs graphs; on the GPUs among the devices as well.
 class WorkerEnd : public WorkerClient {
  public:
-  WorkerEnd(Directory& directory, int node, ExchangeOptions options = {},
+  WorkerEnd(Directory& directory, int node, TransferEngineOptions options = {},
             NodeWorkerOptions worker = {}, uint64_t incarnation = 0) {
     options.use_gpus = !worker.devices.empty();
-    options.grpc_services = [&](Exchange& exchange) {
+    options.grpc_services = [&](TransferEngine& exchange) {
       worker_ = std::make_unique<NodeWorker>(exchange, worker);
       return std::vector<grpc::Service*>{&worker_->service()};
     };
@@ -129,7 +129,7 @@ class WorkerEnd : public WorkerClient {
   }
   ~WorkerEnd() { EXPECT_TRUE(exchange().Stop().ok()); }
 
-  Exchange& exchange() { return *end_->exchange; }
+  TransferEngine& exchange() { return *end_->exchange; }
   worker::Worker& worker() { return worker_->worker(); }
   // Of something that has left nothing behind.
   void ExpectClean() {

@@ -21,10 +21,10 @@ inline std::unique_ptr<NodeWorker>& OwnWorker() {
   return *worker;
 }
 
-inline ExchangeOptions ExchangeWithWorker() {
-  ExchangeOptions options;
+inline TransferEngineOptions ExchangeWithWorker() {
+  TransferEngineOptions options;
   options.kernel_image = KernelImage();
-  options.grpc_services = [](Exchange& exchange) {
+  options.grpc_services = [](TransferEngine& exchange) {
     NodeWorkerOptions worker;
     worker.devices = DiscoverLocal().topology.devices;
     OwnWorker() = std::make_unique<NodeWorker>(exchange, worker);

@@ -75,7 +75,7 @@ TEST_F(WorkerGpuPair, TensorsGoFromGpuToGpuByMappedMemory) {
 
 TEST_F(WorkerGpuPair, TensorsGoByNcclWhereThatIsAsked) {
   NEEDS_THE_DOUBLE("has four GPUs");
-  ExchangeOptions options = ExchangeWithWorker();
+  TransferEngineOptions options = ExchangeWithWorker();
   options.require_transport = "nccl";
   // It takes one process of each GPU.
   RunGpuPair(
@@ -93,7 +93,7 @@ TEST_F(WorkerGpuPair, TensorsGoByNcclWhereThatIsAsked) {
 
 // Between machines without NCCL.
 TEST_F(WorkerGpuPair, TensorsGoByTheHostWhereNothingElseWill) {
-  ExchangeOptions options = ExchangeWithWorker();
+  TransferEngineOptions options = ExchangeWithWorker();
   options.require_transport = "tcp";
   RunGpuPair(
       {.exchange = options, .is_apart = true},

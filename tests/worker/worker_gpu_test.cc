@@ -34,8 +34,8 @@ const std::vector<Device>& DevicesHere() {
   return *devices;
 }
 
-ExchangeOptions Options() {
-  ExchangeOptions options;
+TransferEngineOptions Options() {
+  TransferEngineOptions options;
   options.kernel_image = KernelImage();
   return options;
 }
@@ -376,7 +376,7 @@ TEST_F(WorkerGpu, WhatIsSentToAGpuCanBeFetched) {
 
 TEST(WorkerWithoutKernels, RefusesArithmeticOnGpusAndMovesTensors) {
   Directory directory;
-  ExchangeOptions options = Options();
+  TransferEngineOptions options = Options();
   options.kernel_image = {};
   WorkerEnd worker(directory, 0, options, WithGpus());
   GraphWriter writer;

@@ -42,8 +42,8 @@ class HostileMaster : public ::testing::Test {
     return request;
   }
   // An exchange node of this worker.
-  tensorflow::NodeDef Exchange(const std::string& op, const std::string& src,
-                               const std::string& dst, const std::string& name = "e") {
+  tensorflow::NodeDef TransferEngine(const std::string& op, const std::string& src,
+                                     const std::string& dst, const std::string& name = "e") {
     tensorflow::NodeDef node;
     node.set_name(absl::StrCat(op, "_node"));
     node.set_op(op);
@@ -224,14 +224,14 @@ TEST_F(HostileMaster, ExchangeNodesThatHaveNothingToDoWithThisWorker) {
     *def.add_node() = node;
     return a_.Register(def).status();
   };
-  EXPECT_THAT(registering(Exchange("_Recv", here, there)),
+  EXPECT_THAT(registering(TransferEngine("_Recv", here, there)),
               Fails(StatusCode::kInvalidArgument,
                     AllOf(HasSubstr("Invalid rendezvous key (dst)"), HasSubstr("_Recv_node"))));
-  EXPECT_THAT(registering(Exchange("_Recv", "nowhere", here)),
+  EXPECT_THAT(registering(TransferEngine("_Recv", "nowhere", here)),
               Fails(StatusCode::kInvalidArgument, HasSubstr("_Recv_node")));
-  EXPECT_THAT(registering(Exchange("_Recv", here, here, "a;b")),
+  EXPECT_THAT(registering(TransferEngine("_Recv", here, here, "a;b")),
               Fails(StatusCode::kInvalidArgument));
-  tensorflow::NodeDef handle = Exchange("_Recv", here, here);
+  tensorflow::NodeDef handle = TransferEngine("_Recv", here, here);
   (*handle.mutable_attr())["tensor_type"].set_type(tensorflow::DT_RESOURCE);
   (*handle.mutable_attr())["client_terminated"].set_b(true);
   EXPECT_THAT(registering(handle), Fails(StatusCode::kUnimplemented, HasSubstr("resources")));
@@ -373,7 +373,7 @@ TEST_F(HostileMaster, ALastPieceThatComesTwiceIsAnswered) {
 TEST_F(HostileMaster, AWorkerThatLeavesEndsItsRuns) {
   auto b = std::make_unique<WorkerEnd>(directory_, 1);
   tensorflow::GraphDef graph;
-  *graph.add_node() = Exchange("_Recv", b->device(), b->device());
+  *graph.add_node() = TransferEngine("_Recv", b->device(), b->device());
   const auto handle = b->Register(graph);
   ASSERT_THAT(handle, IsOk());
   coord::PendingCall call = b->Start("RunGraph", RunRequestOf(*handle, 1));

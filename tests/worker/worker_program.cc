@@ -14,7 +14,7 @@ int main(int argc, char** argv) {
   tensorflow.grpc_address = argv[1];
   ferry::Directory directory;
   directory.Publish(tensorflow);
-  ferry::ExchangeOptions options;
+  ferry::TransferEngineOptions options;
   options.carrier = ferry::Carrier::kGrpc;
   ferry::WorkerEnd end(directory, 1, options);
   std::printf("%s\n", end.exchange().self().grpc_address.c_str());

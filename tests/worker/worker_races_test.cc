@@ -26,7 +26,7 @@ constexpr auto kAlive = [] { return true; };
 class HeldExchanges final : public StepExchanges {
  public:
   absl::Status Reach(const TaskName&) override { return absl::OkStatus(); }
-  absl::StatusOr<std::shared_ptr<StepExchange>> Open(int64_t step_id) override {
+  absl::StatusOr<std::shared_ptr<StepTransfers>> Open(int64_t step_id) override {
     if (auto hook = std::exchange(on_open, nullptr)) hook();
     if (!open_error.ok()) return std::exchange(open_error, absl::OkStatus());
     auto& step = steps_[step_id];

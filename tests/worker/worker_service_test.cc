@@ -23,8 +23,8 @@ using ::testing::HasSubstr;
 
 class WorkerService : public ::testing::TestWithParam<Carrier> {
  protected:
-  static ExchangeOptions Options() {
-    ExchangeOptions options;
+  static TransferEngineOptions Options() {
+    TransferEngineOptions options;
     options.carrier = GetParam();
     return options;
   }
@@ -36,7 +36,7 @@ class WorkerService : public ::testing::TestWithParam<Carrier> {
 
 INSTANTIATE_TEST_SUITE_P(, WorkerService, ::testing::Values(Carrier::kLane, Carrier::kGrpc),
                          [](const ::testing::TestParamInfo<Carrier>& info) {
-                           return info.param == Carrier::kLane ? "Lane" : "Grpc";
+                           return info.param == Carrier::kLane ? "ControlChannel" : "Grpc";
                          });
 
 // x at task 0, through task 1, and back.

@@ -78,7 +78,7 @@ std::string Authenticate(absl::string_view secret, absl::string_view message) {
   return mac;
 }
 
-Handshake Handshake::Client(HandshakeOptions options, LanePeer peer, ConnectionPurpose purpose,
+Handshake Handshake::Client(HandshakeOptions options, PeerId peer, ConnectionPurpose purpose,
                             uint32_t index) {
   Handshake handshake(std::move(options));
   handshake.stage_ = Stage::kChallenge;
@@ -174,7 +174,7 @@ absl::Status Handshake::OnHello(absl::string_view message) {
   const auto purpose = hello.Get<uint16_t>();
   peer_.node_id = hello.Get<int32_t>();
   peer_.incarnation = hello.Get<uint64_t>();
-  const LanePeer wanted = {hello.Get<int32_t>(), hello.Get<uint64_t>()};
+  const PeerId wanted = {hello.Get<int32_t>(), hello.Get<uint64_t>()};
   index_ = hello.Get<uint32_t>();
   purpose_ = static_cast<ConnectionPurpose>(purpose);
 
@@ -208,7 +208,7 @@ absl::Status Handshake::OnChallenge(absl::string_view message) {
   if (challenge.GetBytes(kMagic.size()) != kMagic) return NotFerry();
   const auto version = challenge.Get<uint16_t>();
   const auto verdict = static_cast<Verdict>(challenge.Get<uint16_t>());
-  const LanePeer there = {challenge.Get<int32_t>(), challenge.Get<uint64_t>()};
+  const PeerId there = {challenge.Get<int32_t>(), challenge.Get<uint64_t>()};
   switch (verdict) {
     case Verdict::kWelcome:
       break;

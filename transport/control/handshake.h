@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 
-#include "transport/control/lane.h"
+#include "transport/control/control_channel.h"
 
 namespace ferry {
 
@@ -23,7 +23,7 @@ enum class ConnectionPurpose : uint16_t {
 };
 
 struct HandshakeOptions {
-  LanePeer self;
+  PeerId self;
   // The job's secret; the same in all its processes, and never sent.
   std::string token;
   uint16_t version = kLaneVersion;
@@ -39,7 +39,7 @@ struct HandshakeOptions {
 class Handshake {
  public:
   // Connects to `peer`, in that life of it.
-  static Handshake Client(HandshakeOptions options, LanePeer peer, ConnectionPurpose purpose,
+  static Handshake Client(HandshakeOptions options, PeerId peer, ConnectionPurpose purpose,
                           uint32_t index);
   static Handshake Server(HandshakeOptions options);
   // What a server that cannot keep the connection says instead: it is out of descriptors.
@@ -59,7 +59,7 @@ class Handshake {
   bool is_done() const { return stage_ == Stage::kDone; }
 
   // Once done.
-  const LanePeer& peer() const { return peer_; }
+  const PeerId& peer() const { return peer_; }
   ConnectionPurpose purpose() const { return purpose_; }
   uint32_t index() const { return index_; }
 
@@ -77,7 +77,7 @@ class Handshake {
 
   HandshakeOptions options_;
   Stage stage_ = Stage::kHello;
-  LanePeer peer_;
+  PeerId peer_;
   ConnectionPurpose purpose_ = ConnectionPurpose::kLane;
   uint32_t index_ = 0;
   std::string output_;

@@ -138,7 +138,7 @@ absl::StatusOr<CudaIpcProbed> DecodeCudaIpcProbed(absl::string_view body) {
   return probed;
 }
 
-std::string EncodeCudaIpcTicket(const CudaIpcTicket& ticket) {
+std::string EncodeCudaIpcTicket(const CudaIpcDescriptor& ticket) {
   std::string room(kFixedBytes + kMaxText + ticket.pieces.size() * kPieceBytes, '\0');
   ByteWriter writer(room.data(), room.size());
   Put(writer, ticket.pair);
@@ -150,9 +150,9 @@ std::string EncodeCudaIpcTicket(const CudaIpcTicket& ticket) {
   return std::string(writer.view());
 }
 
-absl::StatusOr<CudaIpcTicket> DecodeCudaIpcTicket(absl::string_view body) {
+absl::StatusOr<CudaIpcDescriptor> DecodeCudaIpcTicket(absl::string_view body) {
   ByteReader reader(body);
-  CudaIpcTicket ticket;
+  CudaIpcDescriptor ticket;
   ticket.pair = GetPair(reader);
   ticket.ready = GetTicket(reader);
   ticket.why_staged = std::string(reader.GetText());

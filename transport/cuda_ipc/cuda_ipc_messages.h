@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the two halves of a cuda_ipc pair say to each other, in tickets, announcements and replies.
+// What the two halves of a cuda_ipc pair say to each other, in transfer descriptors, announcements
+// and replies.
 #ifndef FERRY_TRANSPORT_CUDA_IPC_CUDA_IPC_MESSAGES_H_
 #define FERRY_TRANSPORT_CUDA_IPC_CUDA_IPC_MESSAGES_H_
 
@@ -36,24 +37,24 @@ inline constexpr size_t kMaxCudaIpcPieces = 8;
 
 // What an announcement, or a reply, is about; its first byte.
 enum class CudaIpcMessage : uint8_t {
-  // From the outlet.
+  // From the sender.
   kProbe = 1,
   kSegment = 2,
   kSlice = 3,
-  // From the inlet.
+  // From the receiver.
   kProbed = 4,
   kWanted = 5,
   kTaken = 6,
-  // From the outlet.
+  // From the sender.
   kFailed = 7,
 };
 
 //   Errors: INVALID_ARGUMENT.
 absl::StatusOr<CudaIpcMessage> KindOfCudaIpc(absl::string_view body);
 
-// From the outlet, before the first ticket of a pair of devices: some memory with known bytes to be
-// opened, copied and compared, and the events that will mark when tensors are there. With the
-// memory's descriptor, if it has one.
+// From the sender, before the first transfer descriptor of a pair of devices: some memory with
+// known bytes to be opened, copied and compared, and the events that will mark when tensors are
+// there. With the memory's descriptor, if it has one.
 struct CudaIpcProbe {
   GpuPair pair;
   // Byte i of the memory is CudaIpcProbeByte(seed, i).
@@ -64,7 +65,7 @@ struct CudaIpcProbe {
 
 unsigned char CudaIpcProbeByte(uint32_t seed, size_t index);
 
-// From the inlet: what came of the probe.
+// From the receiver: what came of the probe.
 struct CudaIpcProbed {
   GpuPair pair;
   // Of the probe: an answer that comes late may be to an older one.
@@ -78,14 +79,14 @@ struct CudaIpcProbed {
 
 struct CudaIpcPiece {
   cuda::IpcDescriptor memory;
-  // One of the ticket's descriptors is its own, in the order of pieces.
+  // One of the transfer descriptor's descriptors is its own, in the order of pieces.
   bool has_fd = false;
-  // The memory stays where it is as long as the lane: the receiver keeps it open, and is sent its
-  // descriptor once.
+  // The memory stays where it is as long as the control channel: the receiver keeps it open, and is
+  // sent its descriptor once.
   bool is_kept = false;
 };
 
-struct CudaIpcTicket {
+struct CudaIpcDescriptor {
   GpuPair pair;
   // Not to be read before; sequence 0: it may be read now.
   cuda::EventTicket ready;
@@ -97,9 +98,9 @@ struct CudaIpcTicket {
   bool is_staged() const { return pieces.empty(); }
 };
 
-// From the outlet, after the ticket: some more of a tensor that comes in slices lies in a slot of
-// the producer's, which is the consumer's until it says kTaken. In the order of offsets, without
-// gaps.
+// From the sender, after the transfer descriptor: some more of a tensor that comes in slices lies
+// in a slot of the producer's, which is the consumer's until it says kTaken. In the order of
+// offsets, without gaps.
 struct CudaIpcSlice {
   uint64_t id = 0;  // of the transfer
   GpuPair pair;
@@ -108,19 +109,19 @@ struct CudaIpcSlice {
   CudaIpcPiece piece;
 };
 
-// From the inlet: nothing here reads the slice any more.
+// From the receiver: nothing here reads the slice any more.
 struct CudaIpcTaken {
   uint64_t id = 0;
   uint64_t offset = 0;
 };
 
-// From the outlet: the rest of a tensor that comes in slices does not come.
+// From the sender: the rest of a tensor that comes in slices does not come.
 struct CudaIpcFailed {
   uint64_t id = 0;
   std::string why;
 };
 
-// From the inlet: a segment that is kept is not open here, since opening it failed when its
+// From the receiver: a segment that is kept is not open here, since opening it failed when its
 // descriptor came; please once more. Its answer is kSegment.
 struct CudaIpcWanted {
   GpuPair pair;
@@ -134,7 +135,7 @@ struct CudaIpcSegment {
 
 std::string EncodeCudaIpcProbe(const CudaIpcProbe& probe);
 std::string EncodeCudaIpcProbed(const CudaIpcProbed& probed);
-std::string EncodeCudaIpcTicket(const CudaIpcTicket& ticket);
+std::string EncodeCudaIpcTicket(const CudaIpcDescriptor& ticket);
 std::string EncodeCudaIpcSlice(const CudaIpcSlice& slice);
 std::string EncodeCudaIpcTaken(const CudaIpcTaken& taken);
 std::string EncodeCudaIpcFailed(const CudaIpcFailed& failed);
@@ -144,7 +145,7 @@ std::string EncodeCudaIpcSegment(const CudaIpcSegment& segment);
 //   Errors, of all: INVALID_ARGUMENT.
 absl::StatusOr<CudaIpcProbe> DecodeCudaIpcProbe(absl::string_view body);
 absl::StatusOr<CudaIpcProbed> DecodeCudaIpcProbed(absl::string_view body);
-absl::StatusOr<CudaIpcTicket> DecodeCudaIpcTicket(absl::string_view body);
+absl::StatusOr<CudaIpcDescriptor> DecodeCudaIpcTicket(absl::string_view body);
 absl::StatusOr<CudaIpcSlice> DecodeCudaIpcSlice(absl::string_view body);
 absl::StatusOr<CudaIpcTaken> DecodeCudaIpcTaken(absl::string_view body);
 absl::StatusOr<CudaIpcFailed> DecodeCudaIpcFailed(absl::string_view body);

@@ -10,7 +10,7 @@
 namespace ferry {
 namespace {
 
-// A ticket, and a record and a wait on the devices.
+// A transfer descriptor, and a record and a wait on the devices.
 constexpr absl::Duration kLatency = absl::Microseconds(10);
 // Of memory that is looked at where it is.
 constexpr double kMappedBytesPerSecond = 1e12;
@@ -28,7 +28,7 @@ std::string NoteOf(bool is_same_gpu, bool is_in_arena, const std::string& last) 
 
 CudaIpcTransport::CudaIpcTransport(TransportEnvironment environment)
     : environment_(std::move(environment)),
-      grace_(std::make_shared<GraceKeeper>(*environment_.loop)) {
+      grace_(std::make_shared<DeferredReleaseQueue>(*environment_.loop)) {
   absl::MutexLock lock(&link_->mu);
   link_->gpus = environment_.gpus;
 }
@@ -57,46 +57,48 @@ absl::StatusOr<PathCost> CudaIpcTransport::Cost(const PathQuery& query) const {
         "descriptors cannot be passed between them: ",
         query.why_no_descriptors.empty() ? "they have no Unix socket" : query.why_no_descriptors));
   }
-  std::shared_ptr<CudaIpcOutlet> outlet;
-  std::shared_ptr<CudaIpcInlet> inlet;
+  std::shared_ptr<CudaIpcSender> sender;
+  std::shared_ptr<CudaIpcReceiver> receiver;
   {
     absl::MutexLock lock(&mu_);
-    const auto found = outlets_.find({b.peer.node_id, b.peer.incarnation});
-    if (found != outlets_.end()) outlet = found->second.lock();
-    const auto in = inlets_.find(a.peer.incarnation);
-    if (in != inlets_.end() && b.peer.incarnation == environment_.incarnation) {
-      inlet = in->second.lock();
+    const auto found = senders_.find({b.peer.node_id, b.peer.incarnation});
+    if (found != senders_.end()) sender = found->second.lock();
+    const auto in = receivers_.find(a.peer.incarnation);
+    if (in != receivers_.end() && b.peer.incarnation == environment_.incarnation) {
+      receiver = in->second.lock();
     }
   }
   const GpuPair pair = {static_cast<uint16_t>(query.source_place.ordinal),
                         static_cast<uint16_t>(query.destination_place.ordinal)};
-  if (outlet != nullptr) {
-    const std::string refusal = outlet->Refusal(pair);
+  if (sender != nullptr) {
+    const std::string refusal = sender->Refusal(pair);
     if (!refusal.empty()) return absl::FailedPreconditionError(refusal);
   }
   PathCost cost = {kLatency, from == to ? kMappedBytesPerSecond : kAssumedBytesPerSecond};
   // For the receiver's report only: a note for every transfer would be too much.
-  if (inlet != nullptr) cost.note = NoteOf(from == to, query.is_in_arena, inlet->LastOf(pair));
+  if (receiver != nullptr)
+    cost.note = NoteOf(from == to, query.is_in_arena, receiver->LastOf(pair));
   return cost;
 }
 
-std::shared_ptr<Outlet> CudaIpcTransport::MakeOutlet(const Endpoint& peer) {
-  auto outlet = std::make_shared<CudaIpcOutlet>(environment_, peer, grace_);
+std::shared_ptr<TransportSender> CudaIpcTransport::CreateSender(const Endpoint& peer) {
+  auto sender = std::make_shared<CudaIpcSender>(environment_, peer, grace_);
   absl::MutexLock lock(&mu_);
-  absl::erase_if(outlets_, [](const auto& each) { return each.second.expired(); });
-  outlets_[{peer.peer.node_id, peer.peer.incarnation}] = outlet;
-  return outlet;
+  absl::erase_if(senders_, [](const auto& each) { return each.second.expired(); });
+  senders_[{peer.peer.node_id, peer.peer.incarnation}] = sender;
+  return sender;
 }
 
-std::shared_ptr<Inlet> CudaIpcTransport::MakeInlet(const Endpoint& peer, ReleaseCallback release) {
+std::shared_ptr<TransportReceiver> CudaIpcTransport::CreateReceiver(const Endpoint& peer,
+                                                                    ReleaseCallback release) {
   const uint64_t incarnation = peer.peer.incarnation;
-  auto inlet = std::make_shared<CudaIpcInlet>(
+  auto receiver = std::make_shared<CudaIpcReceiver>(
       environment_, peer, [this](Gpu& gpu) -> cuda::IpcImportCache& { return CacheOf(gpu); },
       [this, incarnation] { ClosePeer(incarnation); }, link_, std::move(release));
   absl::MutexLock lock(&mu_);
-  absl::erase_if(inlets_, [](const auto& each) { return each.second.expired(); });
-  inlets_[incarnation] = inlet;
-  return inlet;
+  absl::erase_if(receivers_, [](const auto& each) { return each.second.expired(); });
+  receivers_[incarnation] = receiver;
+  return receiver;
 }
 
 void CudaIpcTransport::ClosePeer(uint64_t incarnation) {
@@ -109,13 +111,13 @@ void CudaIpcTransport::ClosePeer(uint64_t incarnation) {
 }
 
 void CudaIpcTransport::OnClosed(const cuda::ImportKey& key) {
-  std::shared_ptr<CudaIpcInlet> inlet;
+  std::shared_ptr<CudaIpcReceiver> receiver;
   {
     absl::MutexLock lock(&mu_);
-    const auto found = inlets_.find(key.peer_incarnation);
-    if (found != inlets_.end()) inlet = found->second.lock();
+    const auto found = receivers_.find(key.peer_incarnation);
+    if (found != receivers_.end()) receiver = found->second.lock();
   }
-  if (inlet != nullptr) inlet->OnClosed(key.buffer_id);
+  if (receiver != nullptr) receiver->OnClosed(key.buffer_id);
 }
 
 cuda::IpcImportCache& CudaIpcTransport::CacheOf(Gpu& gpu) {

@@ -12,8 +12,8 @@
 #include "absl/synchronization/mutex.h"
 
 #include "gpu/cuda/ipc_import_cache.h"
-#include "transport/cuda_ipc/cuda_ipc_inlet.h"
-#include "transport/cuda_ipc/cuda_ipc_outlet.h"
+#include "transport/cuda_ipc/cuda_ipc_receiver.h"
+#include "transport/cuda_ipc/cuda_ipc_sender.h"
 #include "transport/transport.h"
 
 namespace ferry {
@@ -32,8 +32,10 @@ class CudaIpcTransport final : public Transport {
   }
   bool moves_gpu_memory() const override { return true; }
   absl::StatusOr<PathCost> Cost(const PathQuery& query) const override ABSL_LOCKS_EXCLUDED(mu_);
-  std::shared_ptr<Outlet> MakeOutlet(const Endpoint& peer) override ABSL_LOCKS_EXCLUDED(mu_);
-  std::shared_ptr<Inlet> MakeInlet(const Endpoint& peer, ReleaseCallback release) override;
+  std::shared_ptr<TransportSender> CreateSender(const Endpoint& peer) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  std::shared_ptr<TransportReceiver> CreateReceiver(const Endpoint& peer,
+                                                    ReleaseCallback release) override;
 
  private:
   cuda::IpcImportCache& CacheOf(Gpu& gpu) ABSL_LOCKS_EXCLUDED(mu_);
@@ -41,15 +43,15 @@ class CudaIpcTransport final : public Transport {
   void OnClosed(const cuda::ImportKey& key) ABSL_LOCKS_EXCLUDED(mu_);
 
   const TransportEnvironment environment_;
-  // Shared with outlets; ends with this.
-  const std::shared_ptr<GraceKeeper> grace_;
+  // Shared with senders; ends with this.
+  const std::shared_ptr<DeferredReleaseQueue> grace_;
   const std::shared_ptr<GpuLink> link_ = std::make_shared<GpuLink>();
   mutable absl::Mutex mu_;
   // By node and incarnation.
-  absl::flat_hash_map<std::pair<int32_t, uint64_t>, std::weak_ptr<CudaIpcOutlet>> outlets_
+  absl::flat_hash_map<std::pair<int32_t, uint64_t>, std::weak_ptr<CudaIpcSender>> senders_
       ABSL_GUARDED_BY(mu_);
   // By incarnation of the peer.
-  absl::flat_hash_map<uint64_t, std::weak_ptr<CudaIpcInlet>> inlets_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint64_t, std::weak_ptr<CudaIpcReceiver>> receivers_ ABSL_GUARDED_BY(mu_);
   // By ordinal of the device here.
   absl::flat_hash_map<int, std::unique_ptr<cuda::IpcImportCache>> caches_ ABSL_GUARDED_BY(mu_);
 };

@@ -22,7 +22,7 @@ constexpr absl::Duration kLookSleep = absl::Microseconds(20);
 constexpr absl::Duration kLookInterval = absl::Milliseconds(2);
 
 // Smaller batches say more of latency than of bandwidth.
-constexpr size_t kTellingBytes = size_t{1} << 20;
+constexpr size_t kMinBandwidthSampleBytes = size_t{1} << 20;
 // More than any link between two GPUs carries.
 constexpr double kMostBytesPerSecond = 1e12;
 
@@ -38,7 +38,7 @@ absl::Status Ask(const NcclCommunicator& communicator) {
 
 }  // namespace
 
-BatchRunner::BatchRunner(Gpus& gpus, Gpu& gpu, LaneLoop& loop, ThreadGroup& threads,
+BatchRunner::BatchRunner(Gpus& gpus, Gpu& gpu, EventLoop& loop, ThreadGroup& threads,
                          BrokenCallback broken, LearnCallback learn, QuietCallback quiet)
     : gpus_(gpus),
       gpu_(gpu),
@@ -75,7 +75,7 @@ void BatchRunner::IssueNext() {
     queue_.pop_front();
     gpus_.gate()->BeginWork();
     if (const absl::Status issued = Issue(*batch); !issued.ok()) {
-      Strand(batch, issued);
+      CoordinatorExecutor(batch, issued);
       continue;
     }
     issuing_ = batch;
@@ -141,7 +141,7 @@ void BatchRunner::LookWhetherEnqueued() {
   }
   issuing_ = nullptr;
   if (status.ok()) status = WatchUntilDone(batch);
-  if (!status.ok()) Strand(batch, status);
+  if (!status.ok()) CoordinatorExecutor(batch, status);
 }
 
 absl::Status BatchRunner::WatchUntilDone(const BatchPtr& batch) {
@@ -163,7 +163,7 @@ absl::Status BatchRunner::WatchUntilDone(const BatchPtr& batch) {
         const absl::Duration taken = self->last_end_ - began;
         // Two that are seen to be over in one look say nothing.
         const bool is_telling =
-            bytes >= kTellingBytes &&
+            bytes >= kMinBandwidthSampleBytes &&
             absl::ToDoubleSeconds(taken) * kMostBytesPerSecond > static_cast<double>(bytes);
         if (status.ok() && is_telling) self->learn_(bytes, taken);
         auto& running = self->running_;
@@ -175,7 +175,7 @@ absl::Status BatchRunner::WatchUntilDone(const BatchPtr& batch) {
   return absl::OkStatus();
 }
 
-void BatchRunner::Strand(const BatchPtr& batch, const absl::Status& why) {
+void BatchRunner::CoordinatorExecutor(const BatchPtr& batch, const absl::Status& why) {
   stranded_.push_back(batch);
   broken_(batch->communicator, why);
 }
@@ -229,10 +229,10 @@ void BatchRunner::Abort(std::shared_ptr<NcclCommunicator> communicator, absl::St
   posted.IgnoreError();
 }
 
-void BatchRunner::WaitUntilReached(absl::Duration patience) {
+void BatchRunner::WaitUntilReached(absl::Duration timeout) {
   auto reached = std::make_shared<absl::Notification>();
   if (!gpu_.nccl->Post([reached] { reached->Notify(); }).ok()) return;
-  reached->WaitForNotificationWithTimeout(patience);
+  reached->WaitForNotificationWithTimeout(timeout);
 }
 
 void BatchRunner::ScheduleLook() {

@@ -19,7 +19,7 @@
 #include "gpu/clique/communicator.h"
 #include "gpu/cuda/sync_gate.h"
 #include "gpu/gpus.h"
-#include "net/lane_loop.h"
+#include "net/event_loop.h"
 
 namespace ferry {
 
@@ -64,7 +64,7 @@ class BatchRunner final : public std::enable_shared_from_this<BatchRunner>,
   using QuietCallback = std::function<void(bool is_wanted)>;
 
   // All outlive it.
-  BatchRunner(Gpus& gpus, Gpu& gpu, LaneLoop& loop, ThreadGroup& threads, BrokenCallback broken,
+  BatchRunner(Gpus& gpus, Gpu& gpu, EventLoop& loop, ThreadGroup& threads, BrokenCallback broken,
               LearnCallback learn, QuietCallback quiet);
 
   // SyncGate's, which may know it from now on.
@@ -75,7 +75,7 @@ class BatchRunner final : public std::enable_shared_from_this<BatchRunner>,
   // Everything on it ends soon; nothing of it is issued any more. Once for each.
   void Abort(std::shared_ptr<NcclCommunicator> communicator, absl::Status why);
   // Until the executor has come to what was asked for before this call.
-  void WaitUntilReached(absl::Duration patience);
+  void WaitUntilReached(absl::Duration timeout);
 
  private:
   using BatchPtr = std::shared_ptr<RunnableBatch>;
@@ -88,7 +88,7 @@ class BatchRunner final : public std::enable_shared_from_this<BatchRunner>,
   void LookWhetherEnqueued();
   absl::Status WatchUntilDone(const BatchPtr& batch);
   // It may be running, and nothing will tell when it ends, but the end of its communicator.
-  void Strand(const BatchPtr& batch, const absl::Status& why);
+  void CoordinatorExecutor(const BatchPtr& batch, const absl::Status& why);
   void Finish(const BatchPtr& batch, absl::Status status);
   bool IsAborted(const RunnableBatch& batch) const {
     return batch.was_aborted || aborted_.contains(batch.communicator.get());
@@ -99,7 +99,7 @@ class BatchRunner final : public std::enable_shared_from_this<BatchRunner>,
 
   Gpus& gpus_;
   Gpu& gpu_;
-  LaneLoop& loop_;
+  EventLoop& loop_;
   ThreadGroup& threads_;
   const BrokenCallback broken_;
   const LearnCallback learn_;

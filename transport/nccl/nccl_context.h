@@ -14,7 +14,7 @@
 
 #include "gpu/clique/communicator.h"
 #include "gpu/nccl/nccl_api.h"
-#include "transport/nccl/grant_types.h"
+#include "transport/nccl/batch_agreement_types.h"
 
 namespace ferry {
 
@@ -47,8 +47,8 @@ struct NcclTransportOptions {
   // tensor goes another way.
   absl::Duration transfer_timeout = absl::Seconds(60);
   // For NCCL to let go of communicators when this process leaves.
-  absl::Duration abort_patience = absl::Seconds(30);
-  GrantOptions grants;
+  absl::Duration abort_timeout = absl::Seconds(30);
+  BatchAgreementOptions grants;
 
   // Estimated: NCCL's buffers for both directions of a connection, for each block.
   uint64_t communicator_bytes() const {

@@ -67,8 +67,9 @@ void NcclDevice::Perform(Todo todo) {
   }
 }
 
-void NcclDevice::Send(NcclTransfer transfer,
-                      absl::AnyInvocable<void(std::optional<GrantMessage> grant) &&> tell) {
+void NcclDevice::Send(
+    NcclTransfer transfer,
+    absl::AnyInvocable<void(std::optional<BatchAgreementMessage> grant) &&> tell) {
   absl::Status refused;
   Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     const TransferKey key = transfer.key;
@@ -81,11 +82,11 @@ void NcclDevice::Send(NcclTransfer transfer,
                             wanted);
     if (!refused.ok()) return;
     // What the destination is told first, with its grant if there is one.
-    std::optional<GrantMessage> grant;
+    std::optional<BatchAgreementMessage> grant;
     for (auto it = wanted.begin(); it != wanted.end(); ++it) {
       auto* const send = std::get_if<SendMessage>(&*it);
       if (send == nullptr || send->message.to != key.destination ||
-          send->message.kind != GrantMessageKind::kGrant) {
+          send->message.kind != BatchAgreementMessageKind::kGrant) {
         continue;
       }
       grant = std::move(send->message);
@@ -104,12 +105,12 @@ void NcclDevice::Send(NcclTransfer transfer,
   if (!refused.ok()) std::move(transfer.done)(std::move(refused));
 }
 
-void NcclDevice::Receive(NcclTransfer transfer, std::optional<GrantMessage> grant) {
+void NcclDevice::Receive(NcclTransfer transfer, std::optional<BatchAgreementMessage> grant) {
   absl::Status refused;
   Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     refused = stopped_;
     if (!refused.ok()) return;
-    const GrantTransfer added = {
+    const BatchAgreementTransfer added = {
         .key = transfer.key,
         .bytes = transfer.memory.bytes(),
         .deadline = SteadyClock().Now() + common_.options.transfer_timeout};
@@ -143,7 +144,7 @@ void NcclDevice::Cancel(const TransferKey& key, const absl::Status& why) {
           ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { endpoint_.Cancel(key, why, actions); });
 }
 
-absl::Status NcclDevice::OnMessage(const GrantMessage& message, const PeerDevice& from) {
+absl::Status NcclDevice::OnMessage(const BatchAgreementMessage& message, const PeerDevice& from) {
   absl::Status status;
   Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     Pair& pair = pairs_[from.id];
@@ -152,8 +153,8 @@ absl::Status NcclDevice::OnMessage(const GrantMessage& message, const PeerDevice
       pair.clique_id = clique.ok() ? clique->id() : 0;
       pair.clique_incarnation = from.incarnation;
     }
-    const bool names_one =
-        message.kind != GrantMessageKind::kCancel && message.kind != GrantMessageKind::kResumed;
+    const bool names_one = message.kind != BatchAgreementMessageKind::kCancel &&
+                           message.kind != BatchAgreementMessageKind::kResumed;
     if (names_one && message.communicator.id != pair.clique_id) {
       status = absl::InvalidArgumentError(
           absl::StrCat(Describe(message), " speaks of a communicator that is not theirs"));
@@ -178,7 +179,7 @@ void NcclDevice::PeerFailed(DeviceId peer, const absl::Status& why) {
   });
 }
 
-void NcclDevice::Stop(const absl::Status& why, absl::Duration patience) {
+void NcclDevice::Stop(const absl::Status& why, absl::Duration timeout) {
   std::shared_ptr<BatchRunner> runner;
   Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     stopped_ = why;
@@ -194,12 +195,12 @@ void NcclDevice::Stop(const absl::Status& why, absl::Duration patience) {
       return !is_performing_ && todo_.empty();
     };
     absl::MutexLock lock(&mu_);
-    mu_.AwaitWithTimeout(absl::Condition(&is_through), patience);
+    mu_.AwaitWithTimeout(absl::Condition(&is_through), timeout);
   }
-  if (runner != nullptr) runner->WaitUntilReached(patience);
+  if (runner != nullptr) runner->WaitUntilReached(timeout);
 }
 
-void NcclDevice::Launch(GrantBatch batch) {
+void NcclDevice::Launch(AgreedBatch batch) {
   RunnableBatch runnable;
   std::shared_ptr<BatchRunner> runner;
   {
@@ -210,7 +211,7 @@ void NcclDevice::Launch(GrantBatch batch) {
       if (batch.is_first) runnable.warmth = pair->warmth;
     }
     runner = runner_;
-    for (const GrantOperation& each : batch.operations) {
+    for (const BatchAgreementOperation& each : batch.operations) {
       // The endpoint has it until the batch is over, and so have we.
       const auto found = transfers_.find(each.key);
       if (found == transfers_.end()) {

@@ -25,9 +25,9 @@
 #include "base/thread_group.h"
 #include "gpu/clique/clique_cache.h"
 #include "gpu/gpus.h"
-#include "net/lane_loop.h"
+#include "net/event_loop.h"
+#include "transport/nccl/batch_agreement_endpoint.h"
 #include "transport/nccl/batch_runner.h"
-#include "transport/nccl/grant_endpoint.h"
 #include "transport/nccl/nccl_context.h"
 
 namespace ferry {
@@ -38,45 +38,47 @@ struct NcclTransfer {
   PeerDevice peer;
   // Where it is, or goes; kept until the transfer is over.
   Tensor memory;
-  // As FinishTransfer of grant_action.h. Nothing of NCCL's touches the memory any more.
+  // As FinishTransfer of batch_agreement_action.h. Nothing of NCCL's touches the memory any more.
   absl::AnyInvocable<void(absl::Status) &&> done;
 };
 
 // Does what the GPU's grant endpoint wants to be done, in order: sends messages, runs batches, and
 // makes, aborts and forgets communicators, one for each GPU that it exchanges something with.
 // Thread- safe; never blocks; callbacks run with no lock held.
-class NcclDevice final : public std::enable_shared_from_this<NcclDevice>, public NcclTurns::Keyed {
+class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
+                         public NcclArbiter::Keyed {
  public:
   // What several devices of a process share; outlives them.
   struct Common {
     NcclJob job;
     NcclTransportOptions options;
     Gpus* gpus = nullptr;
-    LaneLoop* loop = nullptr;
+    EventLoop* loop = nullptr;
     // Making and ending communicators blocks.
     ThreadGroup* threads = nullptr;
     uint64_t incarnation = 0;
     // To message.to, in order.
-    std::function<void(const GrantMessage& message)> send;
+    std::function<void(const BatchAgreementMessage& message)> send;
     BatchRunner::LearnCallback learn;
   };
 
   // Of the process's GPU `ordinal`, which need not be open. `common` outlives it.
-  //   Errors: as NcclTurns::SetKeyed.
+  //   Errors: as NcclArbiter::SetKeyed.
   static absl::StatusOr<std::shared_ptr<NcclDevice>> Create(const Common& common, int ordinal,
                                                             DeviceId self);
 
   // At the source, when its bytes are there. `tell` gets the grant that may go along to the
   // destination, and tells it of the transfer, before anything else is said to it.
   void Send(NcclTransfer transfer,
-            absl::AnyInvocable<void(std::optional<GrantMessage> grant) &&> tell)
+            absl::AnyInvocable<void(std::optional<BatchAgreementMessage> grant) &&> tell)
       ABSL_LOCKS_EXCLUDED(mu_);
   // At the destination, which has been told of it.
-  void Receive(NcclTransfer transfer, std::optional<GrantMessage> grant) ABSL_LOCKS_EXCLUDED(mu_);
+  void Receive(NcclTransfer transfer, std::optional<BatchAgreementMessage> grant)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // Nobody wants it any more; `done` still says when it is over.
   void Cancel(const TransferKey& key, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   //   Errors: INVALID_ARGUMENT: the peer does not keep to the protocol.
-  absl::Status OnMessage(const GrantMessage& message, const PeerDevice& from)
+  absl::Status OnMessage(const BatchAgreementMessage& message, const PeerDevice& from)
       ABSL_LOCKS_EXCLUDED(mu_);
   // A communicator with it will be needed.
   void Prepare(const PeerDevice& peer) ABSL_LOCKS_EXCLUDED(mu_);
@@ -86,8 +88,8 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>, public
   // Why nothing can go to or from that peer just now; OK: it can, as far as is known.
   absl::Status Refusal(DeviceId peer) const ABSL_LOCKS_EXCLUDED(mu_);
   // This process is leaving: what is being made is given up, what there is is aborted; when it
-  // returns, aborts have begun on common.threads, or `patience` is over.
-  void Stop(const absl::Status& why, absl::Duration patience) ABSL_LOCKS_EXCLUDED(mu_);
+  // returns, aborts have begun on common.threads, or `timeout` is over.
+  void Stop(const absl::Status& why, absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
 
   // A program has NCCL work of its own on this GPU, or has no more.
   void OnTurn() override ABSL_LOCKS_EXCLUDED(mu_);
@@ -136,7 +138,7 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>, public
   // thread that is doing so already.
   void Run(absl::FunctionRef<void(GrantActions& actions)> change) ABSL_LOCKS_EXCLUDED(mu_);
   void Perform(Todo todo) ABSL_LOCKS_EXCLUDED(mu_);
-  void Launch(GrantBatch batch) ABSL_LOCKS_EXCLUDED(mu_);
+  void Launch(AgreedBatch batch) ABSL_LOCKS_EXCLUDED(mu_);
   void Finish(const TransferKey& key, absl::Status status) ABSL_LOCKS_EXCLUDED(mu_);
   void Abort(const CommunicatorName& name) ABSL_LOCKS_EXCLUDED(mu_);
   void Free(const CommunicatorName& name) ABSL_LOCKS_EXCLUDED(mu_);
@@ -182,12 +184,12 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>, public
   const Common& common_;
   const int ordinal_;
   const DeviceId self_;
-  const std::shared_ptr<NcclTurns> turns_;
+  const std::shared_ptr<NcclArbiter> turns_;
 
   mutable absl::Mutex mu_;
   // Null until the first communicator is made.
   std::shared_ptr<BatchRunner> runner_ ABSL_GUARDED_BY(mu_);
-  GrantEndpoint endpoint_ ABSL_GUARDED_BY(mu_);
+  BatchAgreementEndpoint endpoint_ ABSL_GUARDED_BY(mu_);
   absl::btree_map<TransferKey, NcclTransfer> transfers_ ABSL_GUARDED_BY(mu_);
   absl::btree_map<DeviceId, Pair> pairs_ ABSL_GUARDED_BY(mu_);
   CliqueCache cache_ ABSL_GUARDED_BY(mu_);

@@ -13,7 +13,7 @@ namespace {
 
 // A program's work may itself wait for what a transfer brings to another rank: then it never ends
 // unless the transfer goes another way.
-constexpr absl::Duration kTurnPatience = absl::Seconds(1);
+constexpr absl::Duration kTurnTimeout = absl::Seconds(1);
 
 }  // namespace
 
@@ -34,7 +34,7 @@ void NcclDevice::OnTurn() {
     if (turns_->is_wanted()) {
       if (std::exchange(is_turn_wanted_, true)) return;
       turn_since_ = SteadyClock().Now();
-      common_.loop->PostAt(turn_since_ + kTurnPatience, [weak = weak_from_this()] {
+      common_.loop->PostAt(turn_since_ + kTurnTimeout, [weak = weak_from_this()] {
         if (const auto self = weak.lock()) self->EndTurnPatience();
       });
     } else {
@@ -50,7 +50,7 @@ void NcclDevice::OnTurn() {
 void NcclDevice::EndTurnPatience() {
   Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     // It may be the next one that goes on.
-    if (!is_turn_wanted_ || SteadyClock().Now() < turn_since_ + kTurnPatience) return;
+    if (!is_turn_wanted_ || SteadyClock().Now() < turn_since_ + kTurnTimeout) return;
     is_turn_long_ = true;
     std::vector<TransferKey> keys;
     for (const auto& [key, transfer] : transfers_) keys.push_back(key);

@@ -11,7 +11,7 @@
 namespace ferry {
 namespace {
 
-constexpr absl::Duration kStopPatience = absl::Seconds(5);
+constexpr absl::Duration kStopTimeout = absl::Seconds(5);
 
 absl::Status WhyNot(const TransportEnvironment& environment, const NcclTransportOptions& options) {
   if (environment.gpus == nullptr) {
@@ -38,23 +38,23 @@ void NcclPeer::SetChannel(Announce channel) {
   if (!channel_) channel_ = std::move(channel);
 }
 
-void NcclPeer::Send(const GrantMessage& message) {
+void NcclPeer::Send(const BatchAgreementMessage& message) {
   Announce channel;
   {
     absl::MutexLock lock(&mu_);
     if (!failed_.ok()) return;
     channel = channel_;
   }
-  // A lane that takes no more is ending, and Fail comes.
+  // A control channel that takes no more is ending, and Fail comes.
   if (channel) channel(EncodeGrantMessage(message), {}).IgnoreError();
 }
 
 absl::Status NcclPeer::OnMessage(absl::string_view body) {
-  FERRY_ASSIGN_OR_RETURN(const GrantMessage message, DecodeGrantMessage(body));
+  FERRY_ASSIGN_OR_RETURN(const BatchAgreementMessage message, DecodeGrantMessage(body));
   return OnMessage(message);
 }
 
-absl::Status NcclPeer::OnMessage(const GrantMessage& message) {
+absl::Status NcclPeer::OnMessage(const BatchAgreementMessage& message) {
   const std::optional<PeerDevice> from = device(message.from);
   if (!from.has_value()) {
     return absl::InvalidArgumentError(
@@ -62,7 +62,7 @@ absl::Status NcclPeer::OnMessage(const GrantMessage& message) {
   }
   if (has_failed()) return absl::OkStatus();
   const std::shared_ptr<NcclDevice> to = node_.DeviceById(message.to);
-  // It may be one whose ticket has found that NCCL cannot be used here.
+  // It may be one whose transfer descriptor has found that NCCL cannot be used here.
   return to == nullptr ? absl::OkStatus() : to->OnMessage(message, *from);
 }
 
@@ -106,7 +106,7 @@ NcclNode::NcclNode(const TransportEnvironment& environment, const NcclTransportO
              .loop = environment.loop,
              .threads = &threads_,
              .incarnation = environment.incarnation,
-             .send = [this](const GrantMessage& message) { Send(message); },
+             .send = [this](const BatchAgreementMessage& message) { Send(message); },
              .learn = std::move(learn)};
 }
 
@@ -175,7 +175,7 @@ void NcclNode::OnPeerFailed(const NcclPeer& peer, const absl::Status& why) {
   }
 }
 
-void NcclNode::Send(const GrantMessage& message) {
+void NcclNode::Send(const BatchAgreementMessage& message) {
   std::shared_ptr<NcclPeer> peer;
   {
     absl::MutexLock lock(&mu_);
@@ -255,13 +255,13 @@ absl::Status NcclNode::Stop(const absl::Status& why) {
     stopped_ = why;
     for (const auto& [ordinal, device] : devices_) devices.push_back(device);
   }
-  for (const auto& device : devices) device->Stop(why, kStopPatience);
-  const absl::Duration patience = common_.options.abort_patience;
-  const std::vector<std::string> stuck = threads_.StopWithin(patience);
+  for (const auto& device : devices) device->Stop(why, kStopTimeout);
+  const absl::Duration timeout = common_.options.abort_timeout;
+  const std::vector<std::string> stuck = threads_.StopWithin(timeout);
   if (stuck.empty()) return absl::OkStatus();
   return absl::DeadlineExceededError(
       absl::StrCat("NCCL has not let go of ", stuck.size(), " communicators within ",
-                   absl::FormatDuration(patience), " of being told to"));
+                   absl::FormatDuration(timeout), " of being told to"));
 }
 
 }  // namespace ferry

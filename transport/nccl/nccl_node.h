@@ -22,8 +22,8 @@ namespace ferry {
 
 class NcclNode;
 
-// One other process, in one of its lives, as long as a lane to it is open. Both halves of the lane
-// share it. Thread-safe.
+// One other process, in one of its lives, as long as a control channel to it is open. Both halves
+// of the control channel share it. Thread-safe.
 class NcclPeer final : public std::enable_shared_from_this<NcclPeer> {
  public:
   NcclPeer(NcclNode& node, Endpoint endpoint) : node_(node), endpoint_(std::move(endpoint)) {}
@@ -31,11 +31,11 @@ class NcclPeer final : public std::enable_shared_from_this<NcclPeer> {
   const Endpoint& endpoint() const { return endpoint_; }
   // How messages get there; the first one stays.
   void SetChannel(Announce channel) ABSL_LOCKS_EXCLUDED(mu_);
-  void Send(const GrantMessage& message) ABSL_LOCKS_EXCLUDED(mu_);
+  void Send(const BatchAgreementMessage& message) ABSL_LOCKS_EXCLUDED(mu_);
   // What came from there, of which nothing is trusted.
   absl::Status OnMessage(absl::string_view body);
-  absl::Status OnMessage(const GrantMessage& message);
-  // Its lane has ended.
+  absl::Status OnMessage(const BatchAgreementMessage& message);
+  // Its control channel has ended.
   void Fail(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   bool has_failed() const ABSL_LOCKS_EXCLUDED(mu_);
   // Of its GPUs; nothing: it has no such one that the job knows.
@@ -63,9 +63,9 @@ class NcclNode final {
   const absl::Status& status() const { return status_; }
   const NcclDevice::Common& common() const { return common_; }
 
-  // A lane to it has been opened: what a former one has begun does not go on.
+  // A control channel to it has been opened: what a former one has begun does not go on.
   std::shared_ptr<NcclPeer> NewPeer(const Endpoint& endpoint) ABSL_LOCKS_EXCLUDED(mu_);
-  // The same for the lane's other half.
+  // The same for the control channel's other half.
   std::shared_ptr<NcclPeer> Peer(const Endpoint& endpoint) ABSL_LOCKS_EXCLUDED(mu_);
 
   // One of this process's.
@@ -91,7 +91,7 @@ class NcclNode final {
   friend class NcclPeer;
   std::shared_ptr<NcclDevice> FindLocked(DeviceId device) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void OnPeerFailed(const NcclPeer& peer, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
-  void Send(const GrantMessage& message) ABSL_LOCKS_EXCLUDED(mu_);
+  void Send(const BatchAgreementMessage& message) ABSL_LOCKS_EXCLUDED(mu_);
 
   NcclDevice::Common common_;
   const int32_t node_id_;

@@ -9,7 +9,7 @@
 
 #include "base/status_macros.h"
 #include "transport/gpu_of.h"
-#include "transport/nccl/nccl_halves.h"
+#include "transport/nccl/nccl_endpoints.h"
 
 namespace ferry {
 namespace {
@@ -87,12 +87,13 @@ absl::StatusOr<PathCost> NcclTransport::Cost(const PathQuery& query) const {
   return PathCost{latency_, bytes_per_second_.load(std::memory_order_relaxed)};
 }
 
-std::shared_ptr<Outlet> NcclTransport::MakeOutlet(const Endpoint& peer) {
-  return std::make_shared<NcclOutlet>(node_, node_.NewPeer(peer));
+std::shared_ptr<TransportSender> NcclTransport::CreateSender(const Endpoint& peer) {
+  return std::make_shared<NcclSender>(node_, node_.NewPeer(peer));
 }
 
-std::shared_ptr<Inlet> NcclTransport::MakeInlet(const Endpoint& peer, ReleaseCallback release) {
-  return std::make_shared<NcclInlet>(node_, node_.Peer(peer));
+std::shared_ptr<TransportReceiver> NcclTransport::CreateReceiver(const Endpoint& peer,
+                                                                 ReleaseCallback release) {
+  return std::make_shared<NcclReceiver>(node_, node_.Peer(peer));
 }
 
 std::shared_ptr<NcclCommunicator> NcclTransport::CommunicatorWith(int ordinal,

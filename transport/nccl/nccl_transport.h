@@ -21,10 +21,11 @@ class NcclTransport final : public Transport {
   absl::string_view name() const override { return "nccl"; }
   absl::string_view summary() const override { return "NCCL between two GPUs, in agreed batches"; }
   bool moves_gpu_memory() const override { return true; }
-  bool may_offer_again() const override { return true; }
+  bool is_retryable() const override { return true; }
   absl::StatusOr<PathCost> Cost(const PathQuery& query) const override;
-  std::shared_ptr<Outlet> MakeOutlet(const Endpoint& peer) override;
-  std::shared_ptr<Inlet> MakeInlet(const Endpoint& peer, ReleaseCallback release) override;
+  std::shared_ptr<TransportSender> CreateSender(const Endpoint& peer) override;
+  std::shared_ptr<TransportReceiver> CreateReceiver(const Endpoint& peer,
+                                                    ReleaseCallback release) override;
   // As NcclDevice::CommunicatorWith, of this process's GPU `ordinal`.
   std::shared_ptr<NcclCommunicator> CommunicatorWith(int ordinal, DeviceId peer) const;
   absl::Status Stop(const absl::Status& why) override { return node_.Stop(why); }

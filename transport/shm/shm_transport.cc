@@ -12,12 +12,12 @@
 
 #include "base/clock.h"
 #include "tensor/memory_segment.h"
-#include "transport/shm/shm_halves.h"
+#include "transport/shm/shm_endpoints.h"
 
 namespace ferry {
 namespace {
 
-// Of a frame through a ring to somebody who looks for it, until a lane has measured it.
+// Of a frame through a ring to somebody who looks for it, until a control channel has measured it.
 constexpr absl::Duration kHandOver = absl::Microseconds(1);
 
 // The best of some copies that no cache holds.
@@ -39,13 +39,13 @@ double MeasureCopy() {
 
 struct ShmTransport::Outlets {
   absl::Mutex mu;
-  std::vector<std::weak_ptr<ShmOutlet>> list ABSL_GUARDED_BY(mu);
+  std::vector<std::weak_ptr<ShmSender>> list ABSL_GUARDED_BY(mu);
 
-  std::vector<std::shared_ptr<ShmOutlet>> Alive() {
-    std::vector<std::shared_ptr<ShmOutlet>> alive;
+  std::vector<std::shared_ptr<ShmSender>> Alive() {
+    std::vector<std::shared_ptr<ShmSender>> alive;
     absl::MutexLock lock(&mu);
     for (const auto& each : list) {
-      if (auto outlet = each.lock()) alive.push_back(std::move(outlet));
+      if (auto sender = each.lock()) alive.push_back(std::move(sender));
     }
     return alive;
   }
@@ -55,16 +55,16 @@ ShmTransport::ShmTransport(TransportEnvironment environment)
     : environment_(std::move(environment)),
       support_(MemorySegment::CheckSupport()),
       copy_bytes_per_second_(MeasureCopy()),
-      outlets_(std::make_shared<Outlets>()),
+      senders_(std::make_shared<Outlets>()),
       segments_(environment_.arena->Listen({.on_new =
-                                                [outlets = outlets_](const ArenaPlace& place) {
-                                                  for (const auto& outlet : outlets->Alive())
-                                                    outlet->OnNewSegment(place);
+                                                [senders = senders_](const ArenaOffset& place) {
+                                                  for (const auto& sender : senders->Alive())
+                                                    sender->OnNewSegment(place);
                                                 },
                                             .on_retired =
-                                                [outlets = outlets_](uint32_t segment) {
-                                                  for (const auto& outlet : outlets->Alive())
-                                                    outlet->Retire(segment);
+                                                [senders = senders_](uint32_t segment) {
+                                                  for (const auto& sender : senders->Alive())
+                                                    sender->Retire(segment);
                                                 }})) {}
 
 absl::StatusOr<PathCost> ShmTransport::Cost(const PathQuery& query) const {
@@ -91,16 +91,17 @@ absl::StatusOr<PathCost> ShmTransport::Cost(const PathQuery& query) const {
   return cost;
 }
 
-std::shared_ptr<Outlet> ShmTransport::MakeOutlet(const Endpoint& peer) {
-  auto outlet = std::make_shared<ShmOutlet>(environment_);
-  absl::MutexLock lock(&outlets_->mu);
-  std::erase_if(outlets_->list, [](const auto& each) { return each.expired(); });
-  outlets_->list.push_back(outlet);
-  return outlet;
+std::shared_ptr<TransportSender> ShmTransport::CreateSender(const Endpoint& peer) {
+  auto sender = std::make_shared<ShmSender>(environment_);
+  absl::MutexLock lock(&senders_->mu);
+  std::erase_if(senders_->list, [](const auto& each) { return each.expired(); });
+  senders_->list.push_back(sender);
+  return sender;
 }
 
-std::shared_ptr<Inlet> ShmTransport::MakeInlet(const Endpoint& peer, ReleaseCallback release) {
-  return std::make_shared<ShmInlet>(environment_, std::move(release));
+std::shared_ptr<TransportReceiver> ShmTransport::CreateReceiver(const Endpoint& peer,
+                                                                ReleaseCallback release) {
+  return std::make_shared<ShmReceiver>(environment_, std::move(release));
 }
 
 }  // namespace ferry

@@ -21,12 +21,13 @@ class ShmTransport final : public Transport {
   absl::string_view name() const override { return "shm"; }
   absl::string_view summary() const override { return "hands memory over within a host"; }
   bool outlives_producer() const override { return true; }
-  bool is_as_fast_as_lane(bool lane_passes_descriptors) const override {
+  bool latency_is_control_rtt(bool lane_passes_descriptors) const override {
     return lane_passes_descriptors;
   }
   absl::StatusOr<PathCost> Cost(const PathQuery& query) const override;
-  std::shared_ptr<Outlet> MakeOutlet(const Endpoint& peer) override;
-  std::shared_ptr<Inlet> MakeInlet(const Endpoint& peer, ReleaseCallback release) override;
+  std::shared_ptr<TransportSender> CreateSender(const Endpoint& peer) override;
+  std::shared_ptr<TransportReceiver> CreateReceiver(const Endpoint& peer,
+                                                    ReleaseCallback release) override;
 
  private:
   // Those that there are; shared with the arena's listener.
@@ -35,7 +36,7 @@ class ShmTransport final : public Transport {
   const TransportEnvironment environment_;
   const absl::Status support_;
   double copy_bytes_per_second_ = 0;
-  const std::shared_ptr<Outlets> outlets_;
+  const std::shared_ptr<Outlets> senders_;
   // The arena's listener.
   const std::shared_ptr<void> segments_;
 };

@@ -34,7 +34,7 @@ absl::Status SocketError(absl::string_view what, int error) {
 
 }  // namespace
 
-SliceWriter::SliceWriter(LaneLoop& loop, UniqueFd socket, std::weak_ptr<SliceSource> source)
+SliceWriter::SliceWriter(EventLoop& loop, UniqueFd socket, std::weak_ptr<SliceSource> source)
     : loop_(loop), socket_(std::move(socket)), source_(std::move(source)) {
   TuneTcpSender(socket_.get());
 }
@@ -42,7 +42,7 @@ SliceWriter::SliceWriter(LaneLoop& loop, UniqueFd socket, std::weak_ptr<SliceSou
 void SliceWriter::Start() {
   loop_.Post([self = shared_from_this()] {
     if (self->is_stopped_) return;
-    const absl::StatusOr<LaneLoop::SourceId> id =
+    const absl::StatusOr<EventLoop::SourceId> id =
         self->loop_.Add(self, self->socket_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP, false);
     if (!id.ok()) return self->Break(id.status());
     self->id_ = *id;
@@ -165,13 +165,13 @@ void SliceWriter::Write() {
   slice_ = {};
 }
 
-SliceReader::SliceReader(LaneLoop& loop, UniqueFd socket, std::weak_ptr<SliceSink> sink)
+SliceReader::SliceReader(EventLoop& loop, UniqueFd socket, std::weak_ptr<SliceSink> sink)
     : loop_(loop), socket_(std::move(socket)), sink_(std::move(sink)) {}
 
 void SliceReader::Start() {
   loop_.Post([self = shared_from_this()] {
     if (self->is_stopped_) return;
-    const absl::StatusOr<LaneLoop::SourceId> id =
+    const absl::StatusOr<EventLoop::SourceId> id =
         self->loop_.Add(self, self->socket_.get(), EPOLLIN | EPOLLRDHUP, false);
     if (!id.ok()) return self->Break(id.status());
     self->id_ = *id;
@@ -311,8 +311,8 @@ void SliceReader::Read() {
 absl::StatusOr<std::unique_ptr<DataPlane>> DataPlane::Create(int connections) {
   auto plane = std::make_unique<DataPlane>();
   for (int i = 0; i < connections; ++i) {
-    FERRY_ASSIGN_OR_RETURN(auto loop, LaneLoop::Create({.spin = absl::ZeroDuration(),
-                                                        .name = absl::StrCat("ferry-data-", i)}));
+    FERRY_ASSIGN_OR_RETURN(auto loop, EventLoop::Create({.spin = absl::ZeroDuration(),
+                                                         .name = absl::StrCat("ferry-data-", i)}));
     plane->loops_.push_back(std::move(loop));
   }
   return plane;

@@ -16,10 +16,10 @@
 
 #include "base/host_watch.h"
 #include "base/unique_fd.h"
-#include "net/lane_loop.h"
+#include "net/event_loop.h"
 #include "net/sockets.h"
+#include "tensor/closable_writer.h"
 #include "tensor/tensor.h"
-#include "tensor/write_gate.h"
 
 namespace ferry {
 
@@ -33,12 +33,13 @@ struct SliceHeader {
 static_assert(sizeof(SliceHeader) == 24);
 
 inline constexpr size_t kSliceBytes = 256 * 1024;
-// The index of the connection that lives on the lanes' loop: it wakes no thread but the one that
-// waits for the tensor.
+// The index of the connection that lives on the control channels' loop: it wakes no thread but the
+// one that waits for the tensor.
 inline constexpr uint32_t kNearConnection = UINT32_MAX;
-// What it takes at most, of which copying holds lanes up for a tenth of a millisecond or two.
+// What it takes at most, of which copying holds control channels up for a tenth of a millisecond or
+// two.
 inline constexpr size_t kNearBytes = 1024 * 1024;
-// In the ticket of what it brings; others say nothing.
+// In the transfer descriptor of what it brings; others say nothing.
 inline constexpr absl::string_view kComesNear = "near";
 
 // A tensor that is being sent. Connections take its slices as they become free.
@@ -65,12 +66,12 @@ class SliceSource {
 };
 
 // Where a slice belongs.
-struct SlicePlace {
+struct SliceTarget {
   // Null: nowhere; it is read and forgotten.
   char* data = nullptr;
   // What keeps `data` valid, and what one passes to write there.
   std::shared_ptr<Buffer> buffer;
-  std::shared_ptr<WriteGate> gate;
+  std::shared_ptr<ClosableWriter> gate;
   // Not null: the bytes are booleans, and it is set to true if one of them is neither 0 nor 1.
   std::shared_ptr<std::atomic<bool>> has_non_boolean;
 };
@@ -85,7 +86,7 @@ class SliceSink {
     kError,  // it makes no sense
   };
   virtual ~SliceSink() = default;
-  virtual Verdict Place(const SliceHeader& header, SlicePlace* place) = 0;
+  virtual Verdict Place(const SliceHeader& header, SliceTarget* place) = 0;
   virtual void OnSlice(const SliceHeader& header) = 0;
   virtual void OnBroken(const absl::Status& why) = 0;
 };
@@ -93,7 +94,7 @@ class SliceSink {
 // One connection at its sending end; lives on a loop. Stop it before letting go of it.
 class SliceWriter final : public LoopSource, public std::enable_shared_from_this<SliceWriter> {
  public:
-  SliceWriter(LaneLoop& loop, UniqueFd socket, std::weak_ptr<SliceSource> source);
+  SliceWriter(EventLoop& loop, UniqueFd socket, std::weak_ptr<SliceSource> source);
   void Start();
   // There is something to send: on the loop. Any thread.
   void Kick();
@@ -116,10 +117,10 @@ class SliceWriter final : public LoopSource, public std::enable_shared_from_this
   // deadlines.
   void LookAtHost();
 
-  LaneLoop& loop_;
+  EventLoop& loop_;
   const UniqueFd socket_;
   const std::weak_ptr<SliceSource> source_;
-  LaneLoop::SourceId id_ = 0;
+  EventLoop::SourceId id_ = 0;
   // Used on the loop only.
   HostWatch host_watch_{kVanishLimit};
   // A check of the host is scheduled.
@@ -139,7 +140,7 @@ class SliceWriter final : public LoopSource, public std::enable_shared_from_this
 // One connection at its receiving end.
 class SliceReader final : public LoopSource, public std::enable_shared_from_this<SliceReader> {
  public:
-  SliceReader(LaneLoop& loop, UniqueFd socket, std::weak_ptr<SliceSink> sink);
+  SliceReader(EventLoop& loop, UniqueFd socket, std::weak_ptr<SliceSink> sink);
   void Start();
   // A transfer that was not known may be by now. Any thread.
   void Resume();
@@ -154,10 +155,10 @@ class SliceReader final : public LoopSource, public std::enable_shared_from_this
   void Read();
   void Break(const absl::Status& why);
 
-  LaneLoop& loop_;
+  EventLoop& loop_;
   const UniqueFd socket_;
   const std::weak_ptr<SliceSink> sink_;
-  LaneLoop::SourceId id_ = 0;
+  EventLoop::SourceId id_ = 0;
   bool is_stopped_ = false;
   bool is_advancing_ = false;
   // Of slices that it looks out for, and how often it may still look in vain before it waits for
@@ -167,7 +168,7 @@ class SliceReader final : public LoopSource, public std::enable_shared_from_this
   SliceHeader header_;
   size_t header_bytes_ = 0;
   bool is_placed_ = false;
-  SlicePlace place_;
+  SliceTarget place_;
   size_t got_ = 0;
   std::vector<char> waste_;
 };
@@ -179,10 +180,10 @@ class DataPlane final {
   static absl::StatusOr<std::unique_ptr<DataPlane>> Create(int connections);
 
   int connections() const { return static_cast<int>(loops_.size()); }
-  LaneLoop& loop(uint32_t index) { return *loops_[index % loops_.size()]; }
+  EventLoop& loop(uint32_t index) { return *loops_[index % loops_.size()]; }
 
  private:
-  std::vector<std::unique_ptr<LaneLoop>> loops_;
+  std::vector<std::unique_ptr<EventLoop>> loops_;
 };
 
 }  // namespace ferry

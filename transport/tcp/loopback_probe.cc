@@ -22,7 +22,7 @@ namespace ferry {
 namespace {
 
 // Whatever is slower is measured by transfers.
-constexpr absl::Duration kPatience = absl::Milliseconds(50);
+constexpr absl::Duration kTimeout = absl::Milliseconds(50);
 constexpr size_t kBytes = size_t{1} << 20;
 // What fits into a socket's buffers at once.
 constexpr size_t kPieceBytes = size_t{64} << 10;
@@ -89,7 +89,7 @@ absl::Status Carry(const Connection& connection, std::vector<char>& bytes, size_
 absl::StatusOr<PathCost> MeasureLoopback() {
   FERRY_ASSIGN_OR_RETURN(const Connection connection, Connect());
   std::vector<char> bytes(kPieceBytes, 1);
-  const absl::Time deadline = SteadyClock().Now() + kPatience;
+  const absl::Time deadline = SteadyClock().Now() + kTimeout;
   PathCost cost = {absl::InfiniteDuration(), 0};
   cost.latency_basis = cost.bandwidth_basis = CostBasis::kAtStart;
   for (int i = 0; i < kMessages; ++i) {

@@ -8,7 +8,7 @@
 
 #include "base/status_macros.h"
 #include "transport/tcp/loopback_probe.h"
-#include "transport/tcp/tcp_inlet.h"
+#include "transport/tcp/tcp_receiver.h"
 
 namespace ferry {
 namespace {
@@ -22,10 +22,10 @@ constexpr double kAssumedBytesPerSecond = 1e9;
 absl::StatusOr<std::unique_ptr<TcpTransport>> TcpTransport::Create(TransportEnvironment environment,
                                                                    TcpTransportOptions options) {
   if (options.connections < 1 || options.connections > 64) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(options.connections,
-                     " connections of a pair; it must be from 1 to 64 (--tcp-connections, or in "
-                     "programs TransportOptions::tcp.connections in ExchangeOptions::transports)"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        options.connections,
+        " connections of a pair; it must be from 1 to 64 (--tcp-connections, or in "
+        "programs TransportOptions::tcp.connections in TransferEngineOptions::transports)"));
   }
   FERRY_ASSIGN_OR_RETURN(std::unique_ptr<DataPlane> plane, DataPlane::Create(options.connections));
   return std::unique_ptr<TcpTransport>(new TcpTransport(std::move(environment), std::move(plane)));
@@ -39,7 +39,7 @@ TcpTransport::TcpTransport(TransportEnvironment environment, std::unique_ptr<Dat
 TcpTransport::~TcpTransport() = default;
 
 absl::StatusOr<PathCost> TcpTransport::Cost(const PathQuery& query) const {
-  if (query.source->lanes.tcp.empty()) {
+  if (query.source->channels.tcp.empty()) {
     return absl::UnavailableError(
         absl::StrCat(Describe(query.source->peer), " listens on no TCP address"));
   }
@@ -54,28 +54,29 @@ absl::StatusOr<PathCost> TcpTransport::Cost(const PathQuery& query) const {
   return PathCost{kLatency, kAssumedBytesPerSecond};
 }
 
-std::shared_ptr<Outlet> TcpTransport::MakeOutlet(const Endpoint& peer) {
-  auto outlet = std::make_shared<TcpOutlet>(*plane_, *environment_.loop);
+std::shared_ptr<TransportSender> TcpTransport::CreateSender(const Endpoint& peer) {
+  auto sender = std::make_shared<TcpSender>(*plane_, *environment_.loop);
   absl::MutexLock lock(&mu_);
   // Those of peers that have gone.
-  absl::erase_if(outlets_, [](const auto& each) { return each.second.expired(); });
-  outlets_[{peer.peer.node_id, peer.peer.incarnation}] = outlet;
-  return outlet;
+  absl::erase_if(senders_, [](const auto& each) { return each.second.expired(); });
+  senders_[{peer.peer.node_id, peer.peer.incarnation}] = sender;
+  return sender;
 }
 
-std::shared_ptr<Inlet> TcpTransport::MakeInlet(const Endpoint& peer, ReleaseCallback release) {
-  return std::make_shared<TcpInlet>(environment_, *plane_, peer);
+std::shared_ptr<TransportReceiver> TcpTransport::CreateReceiver(const Endpoint& peer,
+                                                                ReleaseCallback release) {
+  return std::make_shared<TcpReceiver>(environment_, *plane_, peer);
 }
 
 bool TcpTransport::OnDataConnection(DataConnection& connection) {
-  std::shared_ptr<TcpOutlet> outlet;
+  std::shared_ptr<TcpSender> sender;
   {
     absl::MutexLock lock(&mu_);
-    const auto found = outlets_.find({connection.peer.node_id, connection.peer.incarnation});
-    if (found != outlets_.end()) outlet = found->second.lock();
+    const auto found = senders_.find({connection.peer.node_id, connection.peer.incarnation});
+    if (found != senders_.end()) sender = found->second.lock();
   }
-  if (outlet == nullptr) return false;
-  outlet->AddConnection(std::move(connection));
+  if (sender == nullptr) return false;
+  sender->AddConnection(std::move(connection));
   return true;
 }
 

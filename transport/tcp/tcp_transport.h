@@ -11,7 +11,7 @@
 #include "absl/synchronization/mutex.h"
 
 #include "transport/tcp/data_plane.h"
-#include "transport/tcp/tcp_outlet.h"
+#include "transport/tcp/tcp_sender.h"
 #include "transport/transport.h"
 
 namespace ferry {
@@ -24,8 +24,8 @@ struct TcpTransportOptions {
 // The receiver opens some connections to the sender, when the first tensor comes this way; the
 // sender cuts tensors into slices, and each connection takes the next one when it is free. Slices
 // go straight to where they belong. Whoever reads slowly slows its own sender only. One connection
-// more, of the lanes' loop, is for tensors of up to 1 MiB that come one at a time: no other thread
-// has to be woken for those.
+// more, of the control channels' loop, is for tensors of up to 1 MiB that come one at a time: no
+// other thread has to be woken for those.
 class TcpTransport final : public Transport {
  public:
   //   Errors: RESOURCE_EXHAUSTED.
@@ -36,12 +36,14 @@ class TcpTransport final : public Transport {
   absl::string_view name() const override { return "tcp"; }
   absl::string_view summary() const override { return "slices over several connections"; }
   absl::StatusOr<PathCost> Cost(const PathQuery& query) const override;
-  bool learns_from_transfers() const override { return true; }
-  bool is_as_fast_as_lane(bool lane_passes_descriptors) const override {
+  bool is_measurable() const override { return true; }
+  bool latency_is_control_rtt(bool lane_passes_descriptors) const override {
     return !lane_passes_descriptors;
   }
-  std::shared_ptr<Outlet> MakeOutlet(const Endpoint& peer) override ABSL_LOCKS_EXCLUDED(mu_);
-  std::shared_ptr<Inlet> MakeInlet(const Endpoint& peer, ReleaseCallback release) override;
+  std::shared_ptr<TransportSender> CreateSender(const Endpoint& peer) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  std::shared_ptr<TransportReceiver> CreateReceiver(const Endpoint& peer,
+                                                    ReleaseCallback release) override;
   bool OnDataConnection(DataConnection& connection) override ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -54,7 +56,7 @@ class TcpTransport final : public Transport {
   const absl::StatusOr<PathCost> loopback_;
   absl::Mutex mu_;
   // By node and incarnation: for the connections that come from them.
-  absl::flat_hash_map<std::pair<int32_t, uint64_t>, std::weak_ptr<TcpOutlet>> outlets_
+  absl::flat_hash_map<std::pair<int32_t, uint64_t>, std::weak_ptr<TcpSender>> senders_
       ABSL_GUARDED_BY(mu_);
 };
 

@@ -15,8 +15,8 @@
 #include "absl/time/time.h"
 
 #include "tensor/tensor.h"
+#include "tensorflow/worker/collectives/async_fifo_lock.h"
 #include "tensorflow/worker/collectives/collective_node.h"
-#include "tensorflow/worker/collectives/device_line.h"
 
 namespace ferry::worker {
 
@@ -57,7 +57,7 @@ class CollectiveGpu {
 
   virtual ~CollectiveGpu() = default;
 
-  virtual DeviceLine& line() = 0;
+  virtual AsyncFifoLock& line() = 0;
   // Memory for an output, when `input` (perhaps none) is there and what it is for is no kernel's
   // any more.
   virtual void Prepare(const Tensor& input, DataType dtype, const Shape& shape, absl::Time deadline,

@@ -54,7 +54,7 @@ struct CollectiveNode {
   bool divides = false;
   DataType dtype = DataType::kInvalid;
   // Where its tensor is, and where it gives one; other inputs are in the host's memory.
-  MemoryPlace memory;
+  TensorLocation memory;
   NcclOffer nccl;
   // "auto", "ring", "nccl", or whatever the program says.
   std::string hint;

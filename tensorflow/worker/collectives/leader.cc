@@ -39,7 +39,7 @@ std::string CollectiveEdge(int32_t group_key, int32_t instance_key, absl::string
   return absl::StrCat("collective/", group_key, ":", instance_key, "/", what);
 }
 
-CollectiveLeader::CollectiveLeader(std::shared_ptr<StepExchange> exchange,
+CollectiveLeader::CollectiveLeader(std::shared_ptr<StepTransfers> exchange,
                                    std::shared_ptr<const CollectiveDevices> devices,
                                    const Clock& clock)
     : exchange_(std::move(exchange)),
@@ -47,7 +47,7 @@ CollectiveLeader::CollectiveLeader(std::shared_ptr<StepExchange> exchange,
       clock_(clock),
       table_(NamesOf(*devices_)) {}
 
-void CollectiveLeader::Start(std::shared_ptr<StepExchange> exchange,
+void CollectiveLeader::Start(std::shared_ptr<StepTransfers> exchange,
                              std::shared_ptr<const CollectiveDevices> devices, const Clock& clock) {
   const std::shared_ptr<CollectiveLeader> leader(
       new CollectiveLeader(std::move(exchange), std::move(devices), clock));

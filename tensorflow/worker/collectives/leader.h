@@ -14,7 +14,7 @@
 #include "base/clock.h"
 #include "tensorflow/worker/collectives/collective_node.h"
 #include "tensorflow/worker/collectives/group_table.h"
-#include "tensorflow/worker/step_exchange.h"
+#include "tensorflow/worker/step_transfers.h"
 
 namespace ferry::worker {
 
@@ -30,11 +30,11 @@ namespace ferry::worker {
 class CollectiveLeader final : public std::enable_shared_from_this<CollectiveLeader> {
  public:
   //   clock: that of the exchange's deadlines; outlives the step.
-  static void Start(std::shared_ptr<StepExchange> exchange,
+  static void Start(std::shared_ptr<StepTransfers> exchange,
                     std::shared_ptr<const CollectiveDevices> devices, const Clock& clock);
 
  private:
-  CollectiveLeader(std::shared_ptr<StepExchange> exchange,
+  CollectiveLeader(std::shared_ptr<StepTransfers> exchange,
                    std::shared_ptr<const CollectiveDevices> devices, const Clock& clock);
 
   void Listen(int device);
@@ -45,7 +45,7 @@ class CollectiveLeader final : public std::enable_shared_from_this<CollectiveLea
   void SetAlarm() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Constant after construction.
-  const std::shared_ptr<StepExchange> exchange_;
+  const std::shared_ptr<StepTransfers> exchange_;
   const std::shared_ptr<const CollectiveDevices> devices_;
   const Clock& clock_;
 

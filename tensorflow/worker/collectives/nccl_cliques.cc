@@ -14,7 +14,7 @@ namespace ferry::worker {
 namespace {
 
 // For NCCL to let go of communicators when the worker ends.
-constexpr absl::Duration kAbortPatience = absl::Seconds(30);
+constexpr absl::Duration kAbortTimeout = absl::Seconds(30);
 
 }  // namespace
 
@@ -49,7 +49,7 @@ NcclCliques::~NcclCliques() {
     for (const auto& [name, clique] : cliques_) all.push_back(clique);
   }
   for (const auto& clique : all) End(*clique, absl::CancelledError("the worker has ended"));
-  threads_.StopWithin(kAbortPatience);
+  threads_.StopWithin(kAbortTimeout);
 }
 
 absl::StatusOr<CliqueKey> NcclCliques::KeyOf(const CollectiveNode& node,

@@ -113,7 +113,7 @@ class NcclGpu final : public CollectiveGpu {
   ~NcclGpu() override { launcher_.Stop(); }
 
   int ordinal() const { return gpu_.device->ordinal(); }
-  DeviceLine& line() override { return line_; }
+  AsyncFifoLock& line() override { return line_; }
 
   void Prepare(const Tensor& input, DataType dtype, const Shape& shape, absl::Time deadline,
                Prepared done) override {
@@ -251,7 +251,7 @@ class NcclGpu final : public CollectiveGpu {
     const NcclCollective& collective = run.collective;
     FERRY_ASSIGN_OR_RETURN(const CliqueKey key,
                            cliques_.KeyOf(*collective.node, collective.members));
-    const auto patience = [&collective](absl::Duration most) {
+    const auto timeout = [&collective](absl::Duration most) {
       return std::clamp(collective.deadline - SteadyClock().Now(), absl::ZeroDuration(), most);
     };
     std::shared_ptr<Clique> clique = cliques_.Find(key);
@@ -259,7 +259,7 @@ class NcclGpu final : public CollectiveGpu {
       if (clique != nullptr) {
         cliques_.End(*clique, absl::AbortedError("another rank has none any more"));
       }
-      FERRY_ASSIGN_OR_RETURN(clique, cliques_.Make(key, collective.rank, patience(kMakeTimeout),
+      FERRY_ASSIGN_OR_RETURN(clique, cliques_.Make(key, collective.rank, timeout(kMakeTimeout),
                                                    [this, &run] { return StatusOf(run); }));
     } else if (clique == nullptr || clique->generation() != collective.generation) {
       return MakeDerived(absl::AbortedError(
@@ -280,7 +280,7 @@ class NcclGpu final : public CollectiveGpu {
           [&](const nccl::NcclTable& nccl, nccl::Communicator comm) {
             return Issue(collective, nccl, comm, stream_->get());
           },
-          patience(kLaunchTimeout));
+          timeout(kLaunchTimeout));
       if (status.ok()) status = Record(collective, event);
       // Nobody knows what has been enqueued.
       if (!status.ok()) cliques_.Keep(*clique, {collective.input, collective.output});
@@ -321,7 +321,7 @@ class NcclGpu final : public CollectiveGpu {
   NcclCliques cliques_;
   const std::shared_ptr<void> claim_;
   const std::unique_ptr<cuda::CudaStream> stream_;
-  DeviceLine line_;
+  AsyncFifoLock line_;
 
   absl::Mutex mu_;
   // Last: it uses the rest.

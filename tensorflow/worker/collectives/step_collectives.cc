@@ -16,7 +16,7 @@ namespace ferry::worker {
 namespace {
 
 // The leader knows who is missing: it is to speak first.
-constexpr absl::Duration kLeaderPatience = absl::Seconds(2);
+constexpr absl::Duration kLeaderTimeout = absl::Seconds(2);
 
 v1::CollectiveJoin JoinOf(const CollectiveNode& node, const CollectiveCall& call) {
   v1::CollectiveJoin join;
@@ -76,7 +76,7 @@ absl::Status StepCollectives::Join(const std::shared_ptr<Joining>& joining) {
   RecvArgs args;
   args.cancellation = joining->work.cancellation;
   if (node.timeout < absl::InfiniteDuration()) {
-    args.deadline = clock_.Now() + node.timeout + kLeaderPatience;
+    args.deadline = clock_.Now() + node.timeout + kLeaderTimeout;
     joining->deadline = args.deadline;
   }
   // The run, which is not over before its node is, keeps this.

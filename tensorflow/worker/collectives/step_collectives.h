@@ -9,10 +9,10 @@
 
 #include "base/clock.h"
 #include "rendezvous/value.h"
-#include "tensorflow/worker/collectives/collective_carrier.h"
+#include "tensorflow/worker/collectives/collective_backend.h"
 #include "tensorflow/worker/collectives/collective_node.h"
 #include "tensorflow/worker/kernel.h"
-#include "tensorflow/worker/step_exchange.h"
+#include "tensorflow/worker/step_transfers.h"
 
 namespace ferry::worker {
 
@@ -20,15 +20,15 @@ namespace ferry::worker {
 class StepCollectives final {
  public:
   //   clock: that of the exchange's deadlines; outlives what it runs.
-  StepCollectives(std::shared_ptr<StepExchange> exchange,
-                  std::unique_ptr<CollectiveCarrier> carrier, const Clock& clock)
+  StepCollectives(std::shared_ptr<StepTransfers> exchange,
+                  std::unique_ptr<CollectiveBackend> carrier, const Clock& clock)
       : exchange_(std::move(exchange)), carrier_(std::move(carrier)), clock_(clock) {}
 
   // Finds out who the others are, and then does the node's part. Waits without a thread.
   //   node, environment, cancellation: outlive it.
   //   inputs: of the node.
   //   done: once, on any thread, perhaps inside, with what the node gives.
-  //   Errors: as GroupTable and CollectiveCarrier; DEADLINE_EXCEEDED when the leader says nothing.
+  //   Errors: as GroupTable and CollectiveBackend; DEADLINE_EXCEEDED when the leader says nothing.
   void Run(const CollectiveNode& node, const KernelEnvironment& environment,
            absl::Span<const Tensor> inputs, CancellationToken* cancellation, RecvCallback done);
 
@@ -38,8 +38,8 @@ class StepCollectives final {
   absl::Status Join(const std::shared_ptr<Joining>& joining);
   void OnMembers(Joining& joining, absl::Status status, const Received& received);
 
-  const std::shared_ptr<StepExchange> exchange_;
-  const std::unique_ptr<CollectiveCarrier> carrier_;
+  const std::shared_ptr<StepTransfers> exchange_;
+  const std::unique_ptr<CollectiveBackend> carrier_;
   const Clock& clock_;
 };
 

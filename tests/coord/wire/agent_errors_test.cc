@@ -60,7 +60,7 @@ TEST(AgentErrors, AWaitForOthersMayTakeLongerThanAnAnswer) {
   options.answer_timeout = absl::Milliseconds(200);
   const auto agent = Agent::Connect(options);
   ASSERT_THAT(agent, IsOk());
-  auto get = InBackground([&] { return (*agent)->Get("late", kPatience); });
+  auto get = InBackground([&] { return (*agent)->Get("late", kTimeout); });
   absl::SleepFor(absl::Milliseconds(500));
   EXPECT_THAT((*agent)->Set("late", "v"), IsOk());
   EXPECT_THAT(Await(get), IsOk());

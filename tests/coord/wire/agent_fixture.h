@@ -25,10 +25,10 @@ auto InBackground(Body body) {
   return std::async(std::launch::async, std::move(body));
 }
 
-// The result, within kPatience; fails the test when there is none.
+// The result, within kTimeout; fails the test when there is none.
 template <typename T>
 T Await(std::future<T>& future) {
-  if (future.wait_for(absl::ToChronoSeconds(kPatience)) != std::future_status::ready) {
+  if (future.wait_for(absl::ToChronoSeconds(kTimeout)) != std::future_status::ready) {
     ADD_FAILURE() << "a call of the agent did not end";
     // Waiting for the thread would only hang the whole run.
     std::abort();
@@ -54,11 +54,11 @@ class ErrorLog {
     absl::MutexLock lock(&mu_);
     return errors_;
   }
-  // The first error, within kPatience.
+  // The first error, within kTimeout.
   absl::Status WaitForFirst() const {
     const auto has_one = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !errors_.empty(); };
     absl::MutexLock lock(&mu_);
-    if (!mu_.AwaitWithTimeout(absl::Condition(&has_one), kPatience)) {
+    if (!mu_.AwaitWithTimeout(absl::Condition(&has_one), kTimeout)) {
       return absl::UnknownError("on_error was not called");
     }
     return errors_.front();
@@ -75,14 +75,14 @@ inline AgentOptions RankOptions(const std::string& address, int node) {
   options.node_id = node;
   options.host_name = absl::StrCat("host", node);
   options.boot_id = absl::StrCat("boot", node);
-  options.connect_timeout = kPatience;
+  options.connect_timeout = kTimeout;
   return options;
 }
 
 inline AgentOptions ToolOptions(const std::string& address) {
   AgentOptions options;
   options.coordinator = address;
-  options.connect_timeout = kPatience;
+  options.connect_timeout = kTimeout;
   return options;
 }
 

@@ -33,10 +33,10 @@ class AgentLinkTest : public ::testing::Test {
       : server_(std::move(server)), proxy_(server_->port()) {
     AgentLinkOptions options;
     options.coordinator = proxy_.address();
-    options.connect_timeout = kPatience;
+    options.connect_timeout = kTimeout;
     options.lost_timeout = kForAWhile;
-    options.longest_silence = kForAWhile;
-    options.longest_attempt = kForAWhile;
+    options.idle_timeout = kForAWhile;
+    options.connect_attempt_timeout = kForAWhile;
     link_ = std::make_unique<AgentLink>(std::move(options), *SocketLoop::OfClients());
     EXPECT_THAT(link_->WaitUntilAttached(), IsOk());
   }
@@ -63,7 +63,7 @@ class AgentLinkTest : public ::testing::Test {
   bool IsThere(const std::string& key) {
     v1::Request request;
     request.mutable_get()->add_keys(key);
-    Outcome outcome = Call(std::move(request), kPatience);
+    Outcome outcome = Call(std::move(request), kTimeout);
     const absl::StatusOr<v1::Reply> reply = Await(outcome);
     EXPECT_THAT(reply, IsOk());
     return reply.ok() && reply->code() == 0;
@@ -115,7 +115,7 @@ TEST_F(AgentLinkTest, ACallbackMayBeginAnotherCall) {
   });
   Outcome question = Put("question", "v", kForAWhile);
   EXPECT_THAT(Await(question), IsOk());
-  ASSERT_TRUE(begun.WaitForNotificationWithTimeout(kPatience));
+  ASSERT_TRUE(begun.WaitForNotificationWithTimeout(kTimeout));
   EXPECT_THAT(Await(answer), IsOk());
   link_ = nullptr;
 }

@@ -84,7 +84,7 @@ TEST(AgentRecovery, TriesAgainWhenAFirstAttemptIsHeldUp) {
   proxy.SetStalled(true);
   AgentOptions rank = RankOptions(proxy.address(), 0);
   rank.connect_timeout = kLong;
-  rank.longest_attempt = absl::Milliseconds(100);
+  rank.connect_attempt_timeout = absl::Milliseconds(100);
   auto connect = InBackground([&] { return Agent::Connect(rank); });
   EXPECT_TRUE(Eventually([&] { return proxy.accepted() >= 3; }));
   EXPECT_TRUE(IsPending(connect));
@@ -102,7 +102,7 @@ TEST(AgentRecovery, LeavesAConnectionOverWhichNothingComes) {
   TcpProxy proxy(server->port());
   AgentOptions rank = RankOptions(proxy.address(), 0);
   rank.lost_timeout = kLong;
-  rank.longest_silence = absl::Milliseconds(300);
+  rank.idle_timeout = absl::Milliseconds(300);
   auto connect = InBackground([&] { return Agent::Connect(rank); });
   // Heartbeats go out every 30 s: until one could have been answered, silence says nothing.
   const auto patient = Await(connect);
@@ -118,8 +118,8 @@ TEST(AgentRecovery, LeavesACoordinatorThatAnswersNoHeartbeat) {
   TcpProxy proxy(server->port());
   AgentOptions rank = RankOptions(proxy.address(), 0);
   rank.lost_timeout = kLong;
-  rank.longest_silence = absl::Milliseconds(300);
-  rank.longest_attempt = absl::Milliseconds(300);
+  rank.idle_timeout = absl::Milliseconds(300);
+  rank.connect_attempt_timeout = absl::Milliseconds(300);
   auto connect = InBackground([&] { return Agent::Connect(rank); });
   const auto agent = Await(connect);
   ASSERT_THAT(agent, IsOk());
@@ -219,13 +219,13 @@ TEST(AgentRecovery, AWatchGoesOnAfterACutWithoutGapsOrRepeats) {
     if (i == 0) {
       // What was there before the watch had come is told as it is then, not as it was made.
       absl::MutexLock lock(&mu);
-      ASSERT_TRUE(mu.AwaitWithTimeout(absl::Condition(&has_begun), kPatience));
+      ASSERT_TRUE(mu.AwaitWithTimeout(absl::Condition(&has_begun), kTimeout));
     }
     if (i % 50 == 25) rig.proxy.Cut();
   }
   {
     absl::MutexLock lock(&mu);
-    ASSERT_TRUE(mu.AwaitWithTimeout(absl::Condition(&is_complete), kPatience)) << values.size();
+    ASSERT_TRUE(mu.AwaitWithTimeout(absl::Condition(&is_complete), kTimeout)) << values.size();
     ASSERT_EQ(values.size(), 200u);
     for (int i = 0; i < 200; ++i) EXPECT_EQ(values[i], absl::StrCat(i));
   }

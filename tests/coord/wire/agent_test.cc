@@ -44,7 +44,7 @@ TEST(AgentConnect, NamesTheNodesThatDidNotCome) {
   EXPECT_THAT(agent, Fails(StatusCode::kDeadlineExceeded, HasSubstr("0-2,4")));
 }
 
-// Its own patience is at an end; the others may still wait for it.
+// Its own timeout is at an end; the others may still wait for it.
 TEST(AgentConnect, AnEarlyGiveUpDoesNotFailTheJob) {
   TestServer server(BarrierOptions(2));
   AgentOptions options = RankOptions(server.address(), 0);
@@ -64,7 +64,7 @@ TEST(AgentConnect, NamesTheAddressThatDidNotAnswer) {
   options.connect_timeout = absl::Milliseconds(300);
   const absl::Time start = absl::Now();
   EXPECT_THAT(Agent::Connect(options), Fails(StatusCode::kDeadlineExceeded, HasSubstr(address)));
-  EXPECT_LT(absl::Now() - start, kPatience);
+  EXPECT_LT(absl::Now() - start, kTimeout);
 }
 
 TEST(AgentConnect, RefusesWhatIsNoAddressOrNoNode) {
@@ -188,7 +188,7 @@ TEST(AgentStore, AWatchHearsOfEverythingInOrderUntilItIsDestroyed) {
   const auto is_complete = [&] { return changes.size() == 52; };
   {
     absl::MutexLock lock(&mu);
-    ASSERT_TRUE(mu.AwaitWithTimeout(absl::Condition(&is_complete), kPatience)) << changes.size();
+    ASSERT_TRUE(mu.AwaitWithTimeout(absl::Condition(&is_complete), kTimeout)) << changes.size();
     EXPECT_EQ(changes[0].entry.key, "w/0");
     for (int i = 0; i < 50; ++i) EXPECT_EQ(changes[1 + i].entry.value, absl::StrCat(i));
     EXPECT_TRUE(changes[51].deleted);
@@ -237,7 +237,7 @@ TEST(AgentStore, AsyncCallsAnswerOnceAndNotInside) {
   }
   const auto is_complete = [&] { return done == 400; };
   absl::MutexLock lock(&mu);
-  EXPECT_TRUE(mu.AwaitWithTimeout(absl::Condition(&is_complete), kPatience)) << done;
+  EXPECT_TRUE(mu.AwaitWithTimeout(absl::Condition(&is_complete), kTimeout)) << done;
 }
 
 // --- The other nodes ---

@@ -14,7 +14,7 @@ namespace {
 
 using absl::StatusCode;
 
-struct Exchange {
+struct TransferEngine {
   const char* method;
   const char* request;
   StatusCode code;
@@ -36,10 +36,11 @@ std::string Fixed64(uint64_t value) {
 }
 
 // Sends each, in order. `replacements`: what in them belonged to the service that was captured.
-void Replay(TestServer& server, const std::string& service, const std::vector<Exchange>& exchanges,
+void Replay(TestServer& server, const std::string& service,
+            const std::vector<TransferEngine>& exchanges,
             const std::vector<std::pair<std::string, std::string>>& replacements) {
   auto channel = server.Channel();
-  for (const Exchange& exchange : exchanges) {
+  for (const TransferEngine& exchange : exchanges) {
     const std::string request =
         absl::StrReplaceAll(absl::HexStringToBytes(exchange.request), replacements);
     const Answer answer =

@@ -304,7 +304,7 @@ TEST(ControlFrames, GarbageEndsTheStreamOnly) {
   for (const std::string& garbage :
        {std::string("\x0a\xff\xff\xff\xff\x0f"), std::string(1000, '\xff'), std::string("\x07")}) {
     grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
+    context.set_deadline(absl::ToChronoTime(absl::Now() + kTimeout));
     std::unique_ptr<grpc::ClientReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer>> stream(
         grpc::internal::ClientReaderWriterFactory<grpc::ByteBuffer, grpc::ByteBuffer>::Create(
             channel.get(),

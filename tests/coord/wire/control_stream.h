@@ -21,12 +21,12 @@
 
 namespace ferry::coord {
 
-// One stream. Not thread-safe. Everything ends within kPatience.
+// One stream. Not thread-safe. Everything ends within kTimeout.
 class ControlStream {
  public:
   explicit ControlStream(const std::shared_ptr<grpc::Channel>& channel)
       : stub_(v1::Control::NewStub(channel)), context_(new grpc::ClientContext) {
-    context_->set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
+    context_->set_deadline(absl::ToChronoTime(absl::Now() + kTimeout));
     stream_ = stub_->Attach(context_.get());
   }
   ~ControlStream() {

@@ -77,9 +77,9 @@ TEST(DirectConnection, GoesOnToTheNextAddressIfOneRefuses) {
   const auto client = std::make_shared<Greeter>(*loop);
   client->Greet();
   client->Connect(addresses);
-  EXPECT_TRUE(client->welcomed.WaitForNotificationWithTimeout(kPatience));
+  EXPECT_TRUE(client->welcomed.WaitForNotificationWithTimeout(kTimeout));
   client->Close(absl::CancelledError("enough"));
-  ASSERT_TRUE(client->closed.WaitForNotificationWithTimeout(kPatience));
+  ASSERT_TRUE(client->closed.WaitForNotificationWithTimeout(kTimeout));
   EXPECT_THAT(client->why, Fails(StatusCode::kCancelled));
 }
 
@@ -88,7 +88,7 @@ TEST(DirectConnection, NamesTheAddressThatRefused) {
   const auto loop = *SocketLoop::OfClients();
   const auto client = std::make_shared<Greeter>(*loop);
   client->Connect(*ResolveAddress(address));
-  ASSERT_TRUE(client->closed.WaitForNotificationWithTimeout(kPatience));
+  ASSERT_TRUE(client->closed.WaitForNotificationWithTimeout(kTimeout));
   EXPECT_THAT(client->why, Fails(StatusCode::kUnavailable, HasSubstr(address)));
 }
 
@@ -112,9 +112,9 @@ TEST(DirectConnection, GoesOnToTheNextAddressIfOneDoesNotAnswer) {
   const auto client = std::make_shared<Greeter>(*loop);
   client->Greet();
   client->Connect(addresses);
-  EXPECT_TRUE(client->welcomed.WaitForNotificationWithTimeout(kPatience));
+  EXPECT_TRUE(client->welcomed.WaitForNotificationWithTimeout(kTimeout));
   client->Close(absl::CancelledError("enough"));
-  ASSERT_TRUE(client->closed.WaitForNotificationWithTimeout(kPatience));
+  ASSERT_TRUE(client->closed.WaitForNotificationWithTimeout(kTimeout));
 }
 
 // Notes the order in which frames come.
@@ -167,7 +167,7 @@ void Race(std::string frames, absl::Duration work, std::string& order) {
   open('b', absl::StrCat(kDirectPreface, Framed("x")));
   go.Notify();
   for (const auto& recorder : recorders) {
-    ASSERT_TRUE(recorder->closed.WaitForNotificationWithTimeout(kPatience));
+    ASSERT_TRUE(recorder->closed.WaitForNotificationWithTimeout(kTimeout));
   }
   loop->End();
 }

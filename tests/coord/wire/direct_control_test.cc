@@ -72,12 +72,12 @@ class RawClient {
     }
   }
 
-  // Nothing when the server has closed the connection, or says nothing for kPatience.
+  // Nothing when the server has closed the connection, or says nothing for kTimeout.
   std::optional<std::string> Read(size_t bytes) {
     std::string read(bytes, '\0');
     for (size_t have = 0; have < bytes;) {
       pollfd ready = {socket_.get(), POLLIN, 0};
-      if (poll(&ready, 1, static_cast<int>(absl::ToInt64Milliseconds(kPatience))) != 1) return {};
+      if (poll(&ready, 1, static_cast<int>(absl::ToInt64Milliseconds(kTimeout))) != 1) return {};
       const ssize_t some = recv(socket_.get(), read.data() + have, bytes - have, 0);
       if (some <= 0) return {};
       have += static_cast<size_t>(some);
@@ -136,7 +136,7 @@ class RawClient {
   bool IsClosed() {
     pollfd ready = {socket_.get(), POLLIN, 0};
     char unused;
-    return poll(&ready, 1, static_cast<int>(absl::ToInt64Milliseconds(kPatience))) == 1 &&
+    return poll(&ready, 1, static_cast<int>(absl::ToInt64Milliseconds(kTimeout))) == 1 &&
            recv(socket_.get(), &unused, 1, 0) <= 0;
   }
 
@@ -253,8 +253,8 @@ TEST(DirectControl, StopsWhileOthersConnect) {
     dialling.join();
     // Each connection that was made has been ended by the server, whether it was accepted or not.
     for (const UniqueFd& fd : silent) {
-      const timeval patience = {.tv_sec = 20, .tv_usec = 0};
-      setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+      const timeval timeout = {.tv_sec = 20, .tv_usec = 0};
+      setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
       char byte = 0;
       // A connection whose handshake ends while its listener is being closed may lose its server's
       // end without a word: Linux resets it only when something is sent.

@@ -206,7 +206,7 @@ TEST(HostileSocket, SilentConnectionsHoldNobodyUp) {
   ExpectServes(server);
   const absl::Time start = absl::Now();
   server->Stop();
-  EXPECT_LT(absl::Now() - start, kPatience);
+  EXPECT_LT(absl::Now() - start, kTimeout);
 }
 
 // --- Memory ---
@@ -247,7 +247,7 @@ TEST(HostileMemory, ReturnsAfterAbandonedGets) {
   // A call costs some 10 KB on both sides of this process; kept, these would be 150 MB. gRPC
   // deletes the last ones after it has answered them.
   const size_t limit = after_first + (48u << 20);
-  const absl::Time give_up = absl::Now() + kPatience;
+  const absl::Time give_up = absl::Now() + kTimeout;
   size_t resident = ResidentBytes();
   while (resident >= limit && absl::Now() < give_up) {
     absl::SleepFor(absl::Milliseconds(20));
@@ -272,7 +272,7 @@ TEST(HostileMemory, ACoordinatorGivesFreedMemoryBack) {
   blocks.back() = std::make_unique<std::string>(200, 'x');
   ASSERT_GT(ResidentWithoutTrim(), before + (300u << 20));
   TestServer server(1);
-  const absl::Time give_up = absl::Now() + kPatience;
+  const absl::Time give_up = absl::Now() + kTimeout;
   while (ResidentWithoutTrim() > before + (100u << 20) && absl::Now() < give_up) {
     absl::SleepFor(absl::Milliseconds(50));
   }

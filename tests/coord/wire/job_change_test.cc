@@ -27,7 +27,7 @@ using ::testing::HasSubstr;
 constexpr int kTasks = 2;
 
 // The tasks leave and others replace them: another job, with another incarnation of the service.
-void BeginNextJob(Strand& strand) {
+void BeginNextJob(CoordinatorExecutor& strand) {
   strand.Run([](Coordinator& coordinator) {
     const int64_t epoch = coordinator.epoch();
     for (int i = 0; i < kTasks; ++i) EXPECT_TRUE(coordinator.ResetTask(TaskId(i)).ok());
@@ -44,7 +44,7 @@ void BeginNextJob(Strand& strand) {
 
 // A call that does not arrive through gRPC. Runs `between` once, in the handler: where it checks
 // its caller or is about to park, whichever is first.
-class FakeCall final : public ParkedCall {
+class FakeCall final : public DeferredCall {
  public:
   explicit FakeCall(std::string peer, std::function<void()> between = nullptr)
       : peer_(std::move(peer)), between_(std::move(between)) {}
@@ -76,7 +76,7 @@ class FakeCall final : public ParkedCall {
   }
 
  private:
-  ParkedCall* Keep() override {
+  DeferredCall* Keep() override {
     RunBetween();
     return this;
   }
@@ -193,9 +193,9 @@ class JobChange : public ::testing::Test {
     });
   }
 
-  Strand strand_;
+  CoordinatorExecutor strand_;
   Edge edge_;
-  RareMethods rare_;
+  GenericMethodTable rare_;
   DeviceInfoMerger devices_;
   std::unique_ptr<UnaryService> runtime_;
   std::unique_ptr<UnaryService> tensorflow_;
@@ -286,9 +286,9 @@ TEST_F(JobChange, RuntimeConnect_IsAnsweredWithTheSessionThatItJoined) {
 TEST_F(JobChange, RequestForTheFormerIncarnationOfTheService_IsNotParkedInTheNewJob) {
   for (const std::string method :
        {"Barrier", "ShutdownTask", "PollForError", "GetAliveTasks", "WatchTasks", "GetKeyValue"}) {
-    Strand strand(*Coordinator::Create(TogetherOptions(), SteadyClock(), 77));
+    CoordinatorExecutor strand(*Coordinator::Create(TogetherOptions(), SteadyClock(), 77));
     Edge edge(strand);
-    RareMethods rare(edge);
+    GenericMethodTable rare(edge);
     const auto service = MakeCoordinationService(CoordinationPath::kXla, edge, devices_, rare);
     const uint64_t life = strand.Run([](Coordinator& coordinator) {
       for (int i = 0; i < kTasks; ++i) Register(coordinator, i);

@@ -64,7 +64,7 @@ TEST(Server, ReflectionListsEveryService) {
   TestServer server(1);
   auto channel = server.Channel();
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
+  context.set_deadline(absl::ToChronoTime(absl::Now() + kTimeout));
   std::unique_ptr<grpc::ClientReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer>> stream(
       grpc::internal::ClientReaderWriterFactory<grpc::ByteBuffer, grpc::ByteBuffer>::Create(
           channel.get(),
@@ -130,7 +130,7 @@ TEST(Server, MethodsOfWorkers_AreUnimplementedAndSayWhoHasThem) {
 // What a call is answered whose client closes it before it has sent a request.
 grpc::Status CallWithoutRequest(grpc::Channel* channel, const std::string& path) {
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
+  context.set_deadline(absl::ToChronoTime(absl::Now() + kTimeout));
   std::unique_ptr<grpc::ClientReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer>> stream(
       grpc::internal::ClientReaderWriterFactory<grpc::ByteBuffer, grpc::ByteBuffer>::Create(
           channel,
@@ -323,7 +323,7 @@ class ErrorListener final : public tensorflow::CoordinationService::Service {
   }
 
   std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
-  bool Wait() { return called_.WaitForNotificationWithTimeout(kPatience); }
+  bool Wait() { return called_.WaitForNotificationWithTimeout(kTimeout); }
   // After Wait.
   const tensorflow::ReportErrorToTaskRequest& request() const { return request_; }
 

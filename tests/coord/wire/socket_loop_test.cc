@@ -62,7 +62,7 @@ class Echo final : public SocketSource {
       loop_.Remove(*this, near_.get());
       left.Notify();
     });
-    ASSERT_TRUE(left.WaitForNotificationWithTimeout(kPatience));
+    ASSERT_TRUE(left.WaitForNotificationWithTimeout(kTimeout));
   }
 
  private:
@@ -132,7 +132,7 @@ TEST_F(SocketLoopTest, WhatNobodyWaitsForComesWhenNobodyDrives) {
   for (int i = 0; i < 50; ++i) {
     absl::Notification came;
     echo_->AskAsync([&] { came.Notify(); });
-    ASSERT_TRUE(came.WaitForNotificationWithTimeout(kPatience));
+    ASSERT_TRUE(came.WaitForNotificationWithTimeout(kTimeout));
     echo_->Ask();
   }
 }
@@ -141,11 +141,11 @@ TEST_F(SocketLoopTest, WhatIsPostedRunsWhenNobodyDrives) {
   ASSERT_TRUE(DrivesHere());
   absl::Notification ran;
   loop_->Post([&] { ran.Notify(); });
-  EXPECT_TRUE(ran.WaitForNotificationWithTimeout(kPatience));
+  EXPECT_TRUE(ran.WaitForNotificationWithTimeout(kTimeout));
   absl::Notification ran_later;
   ASSERT_TRUE(DrivesHere());
   loop_->PostAfter(absl::Milliseconds(1), [&] { ran_later.Notify(); });
-  EXPECT_TRUE(ran_later.WaitForNotificationWithTimeout(kPatience));
+  EXPECT_TRUE(ran_later.WaitForNotificationWithTimeout(kTimeout));
 }
 
 // As by the thread that keeps the time, when no answer comes.
@@ -218,13 +218,13 @@ TEST(SocketLoopOfClients, AForkedChildHasItsOwn) {
   // Its thread has begun: a child that is forked while threads are being made inherits their locks.
   absl::Notification ran;
   parents->Post([&ran] { ran.Notify(); });
-  ASSERT_TRUE(ran.WaitForNotificationWithTimeout(kPatience));
+  ASSERT_TRUE(ran.WaitForNotificationWithTimeout(kTimeout));
   const pid_t child = fork();
   if (child == 0) {
     const auto own = SocketLoop::OfClients();
     absl::Notification ran_here;
     if (own.ok()) (*own)->Post([&ran_here] { ran_here.Notify(); });
-    _exit(ran_here.WaitForNotificationWithTimeout(kPatience) ? 0 : 1);
+    _exit(ran_here.WaitForNotificationWithTimeout(kTimeout) ? 0 : 1);
   }
   int status = -1;
   ASSERT_EQ(waitpid(child, &status, 0), child);

@@ -19,8 +19,8 @@
 
 namespace ferry::coord {
 
-bool Eventually(const std::function<bool()>& condition, absl::Duration patience) {
-  const absl::Time give_up = absl::Now() + patience;
+bool Eventually(const std::function<bool()>& condition, absl::Duration timeout) {
+  const absl::Time give_up = absl::Now() + timeout;
   while (!condition()) {
     if (absl::Now() > give_up) return false;
     // Not a guess of how long something takes: only the pace of asking.
@@ -90,10 +90,10 @@ PendingCall PendingCall::Start(const std::shared_ptr<grpc::Channel>& channel,
 bool PendingCall::done() const { return state_->done.HasBeenNotified(); }
 
 Answer PendingCall::Wait() const {
-  if (!state_->done.WaitForNotificationWithTimeout(kPatience)) {
+  if (!state_->done.WaitForNotificationWithTimeout(kTimeout)) {
     ADD_FAILURE() << "a call was not answered";
     Answer none;
-    none.message = "not answered within the patience of the tests";
+    none.message = "not answered within the timeout of the tests";
     return none;
   }
   return state_->answer;

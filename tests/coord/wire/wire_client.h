@@ -26,10 +26,10 @@
 namespace ferry::coord {
 
 // What fails a test that waits; far beyond what a loaded machine needs.
-inline constexpr absl::Duration kPatience = absl::Seconds(20);
+inline constexpr absl::Duration kTimeout = absl::Seconds(20);
 
-// Asks again and again, for at most kPatience.
-bool Eventually(const std::function<bool()>& condition, absl::Duration patience = kPatience);
+// Asks again and again, for at most kTimeout.
+bool Eventually(const std::function<bool()>& condition, absl::Duration timeout = kTimeout);
 
 // A connection of its own, shared with no other channel of the process.
 std::shared_ptr<grpc::Channel> NewChannel(const std::string& address);
@@ -85,7 +85,7 @@ class PendingCall {
   struct Options {
     bool gzip = false;
     std::vector<std::pair<std::string, std::string>> metadata;
-    // gRPC's own deadline; past the tests' patience, so that a lost answer shows as such.
+    // gRPC's own deadline; past the tests' timeout, so that a lost answer shows as such.
     absl::Duration deadline = absl::Minutes(2);
   };
   static PendingCall Start(const std::shared_ptr<grpc::Channel>& channel, const std::string& path,
@@ -96,7 +96,7 @@ class PendingCall {
   }
 
   bool done() const;
-  // Fails the test when there is no answer within kPatience.
+  // Fails the test when there is no answer within kTimeout.
   Answer Wait() const;
   // Gives up, as a client that calls ClientContext::TryCancel.
   void Cancel() const;

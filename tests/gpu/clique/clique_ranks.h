@@ -15,7 +15,7 @@
 
 #include "absl/strings/match.h"
 
-#include "gpu/clique/clique_plan.h"
+#include "gpu/clique/communicator_bootstrap.h"
 
 namespace ferry {
 
@@ -105,7 +105,7 @@ class FakeSteps final : public CliqueSteps {
 struct Rank {
   std::unique_ptr<FakeStore::View> view;
   FakeSteps steps;
-  std::unique_ptr<CliquePlan> plan;
+  std::unique_ptr<CommunicatorBootstrap> plan;
 
   void Hear() {
     while (!view->news.empty()) {
@@ -116,9 +116,9 @@ struct Rank {
   }
 };
 
-class CliquePlanTest : public testing::Test {
+class CommunicatorBootstrapTest : public testing::Test {
  protected:
-  CliquePlanTest() { Make(3); }
+  CommunicatorBootstrapTest() { Make(3); }
 
   void Make(int count, std::map<int, int> versions = {}) {
     std::vector<CliqueMember> members;
@@ -129,12 +129,12 @@ class CliquePlanTest : public testing::Test {
     ranks_.clear();
     store_.views.clear();
     for (int rank = 0; rank < count; ++rank) {
-      CliquePlanOptions options;
+      CommunicatorBootstrapOptions options;
       options.nccl_version = versions.contains(rank) ? versions[rank] : 22809;
       auto made = std::make_unique<Rank>();
       made->view = std::make_unique<FakeStore::View>(store_);
-      made->plan =
-          std::make_unique<CliquePlan>(*key_, rank, options, *made->view, made->steps, clock_);
+      made->plan = std::make_unique<CommunicatorBootstrap>(*key_, rank, options, *made->view,
+                                                           made->steps, clock_);
       store_.views.push_back(made->view.get());
       ranks_.push_back(std::move(made));
     }

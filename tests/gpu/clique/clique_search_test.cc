@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
-#include "gpu/clique/clique_plan.h"
+#include "gpu/clique/communicator_bootstrap.h"
 
 namespace ferry {
 namespace {
@@ -100,7 +100,7 @@ struct Life final : CliqueStore, CliqueSteps {
   bool lines_up = false;
   // What the first exchange is to be ordered by; 0: by nothing.
   uint64_t agreed = 0;
-  std::unique_ptr<CliquePlan> plan;
+  std::unique_ptr<CommunicatorBootstrap> plan;
   std::deque<Command> commands;
   bool is_watching = false;
   // Without a key: that is all that was there.
@@ -277,8 +277,8 @@ class World final {
     life->index = lives_.size();
     life->lines_up = options_.lines_up;
     life->rank = rank;
-    life->plan = std::make_unique<CliquePlan>(*key_, rank, CliquePlanOptions{.nccl_version = 22809},
-                                              *life, *life, clock_);
+    life->plan = std::make_unique<CommunicatorBootstrap>(
+        *key_, rank, CommunicatorBootstrapOptions{.nccl_version = 22809}, *life, *life, clock_);
     life->plan->Start();
     lives_.push_back(std::move(life));
   }

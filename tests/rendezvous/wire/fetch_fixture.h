@@ -27,7 +27,7 @@ class Receiving {
     };
   }
   absl::StatusOr<Received> Wait() const {
-    if (!state_->done.WaitForNotificationWithTimeout(coord::kPatience)) {
+    if (!state_->done.WaitForNotificationWithTimeout(coord::kTimeout)) {
       return absl::DataLossError("nobody has called back");
     }
     if (!state_->status.ok()) return state_->status;

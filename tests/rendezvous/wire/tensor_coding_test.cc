@@ -228,7 +228,7 @@ TEST(RecvTensorResponse, ADestinationOfAnotherTypeOrSizeIsAnError) {
 }
 
 TEST(RecvTensorResponse, AClosedGateStopsWriting) {
-  WriteGate gate;
+  ClosableWriter gate;
   gate.Close();
   Tensor destination = *Tensor::Allocate(DataType::kUint8, *Shape::Create({3000}));
   std::memset(destination.mutable_data(), 7, 3000);

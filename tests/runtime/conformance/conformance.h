@@ -3,13 +3,13 @@
 //
 // values_test.cc        each type and size, either side first, many at once in random order
 // ends_test.cc          cancelling, aborts, peers that leave, what is left behind
-// tickets_test.cc       tickets that are garbage, cut off or of any size; release without take
-// gpu_values_test.cc    the same of memory of GPUs: cuda_ipc in its three ways, nccl, and staging
-// gpu_local_test.cc     from each memory of a process to each other
-// gpu_tickets_test.cc   their tickets
-// Beside them: exchange_kill_test.cc (processes that are killed, stopped and starved),
-// gpu_death_test.cc and nccl_failure_test.cc (the same with GPUs), and for the gRPC carrier, which
-// has no tickets, what a worker answers: tests/rendezvous/wire/tensor_fetcher_faults_test.cc.
+// tickets_test.cc       transfer descriptors that are garbage, cut off or of any size; release
+// without take gpu_values_test.cc    the same of memory of GPUs: cuda_ipc in its three ways, nccl,
+// and staging gpu_local_test.cc     from each memory of a process to each other gpu_tickets_test.cc
+// their transfer descriptors Beside them: exchange_kill_test.cc (processes that are killed, stopped
+// and starved), gpu_death_test.cc and nccl_failure_test.cc (the same with GPUs), and for the gRPC
+// carrier, which has no transfer descriptors, what a worker answers:
+// tests/rendezvous/wire/tensor_fetcher_faults_test.cc.
 #ifndef FERRY_TESTS_RUNTIME_CONFORMANCE_CONFORMANCE_H_
 #define FERRY_TESTS_RUNTIME_CONFORMANCE_CONFORMANCE_H_
 
@@ -22,14 +22,14 @@
 
 #include "absl/strings/str_cat.h"
 
-#include "tests/runtime/exchange_pair.h"
+#include "tests/runtime/engine_pair.h"
 
 namespace ferry {
 
 // One way of getting a tensor in host memory from a sender to a receiver.
 struct Way {
   const char* name = "";
-  // The transport that is required, and Received::path of what is not in a ticket.
+  // The transport that is required, and Received::path of what is not in a transfer descriptor.
   const char* path = "";
   // Whether what is sent lies in the sender's arena, or elsewhere and has to be copied there.
   bool is_from_arena = false;
@@ -42,8 +42,8 @@ struct Way {
 
 inline void PrintTo(const Way& way, std::ostream* out) { *out << way.name; }
 
-// Between two processes. In one (`local`) nobody dies alone, and there are no tickets: the receiver
-// gets the sender's tensor out of the table.
+// Between two processes. In one (`local`) nobody dies alone, and there are no transfer descriptors:
+// the receiver gets the sender's tensor out of the table.
 inline std::vector<Way> WaysBetweenProcesses() {
   return {{"shm_handed_over", "shm", true, false},
           {"shm_copied", "shm", false, true},
@@ -63,8 +63,8 @@ inline std::string NameOfWay(const ::testing::TestParamInfo<Way>& info) { return
 
 class Conformance : public ::testing::TestWithParam<Way> {
  protected:
-  static ExchangeOptions Options() {
-    ExchangeOptions options;
+  static TransferEngineOptions Options() {
+    TransferEngineOptions options;
     if (GetParam().is_grpc()) {
       options.carrier = Carrier::kGrpc;
     } else {

@@ -44,15 +44,15 @@ TEST(GpuWithinAProcess, FromEachMemoryToEachOther) {
                 ASSERT_TRUE(step.Send(key, tensor, source->get()).ok());
               }
               const auto sink = peer.NewStream(OrdinalOf(to));
-              const auto tensor = to == "CPU:0" ? step.Recv(key, kPatience)
-                                                : step.Recv(key, kPatience, sink->get());
+              const auto tensor =
+                  to == "CPU:0" ? step.Recv(key, kTimeout) : step.Recv(key, kTimeout, sink->get());
               ASSERT_TRUE(tensor.ok()) << tensor.status();
               EXPECT_EQ(tensor->shape(), shape);
               if (to == "CPU:0") {
                 EXPECT_TRUE(IsEqual(*tensor, pattern));
                 continue;
               }
-              EXPECT_EQ(tensor->place(), (MemoryPlace{MemorySpace::kCuda, OrdinalOf(to)}));
+              EXPECT_EQ(tensor->place(), (TensorLocation{MemorySpace::kCuda, OrdinalOf(to)}));
               EXPECT_TRUE(bytes == 0 || Holds(peer.Read(*tensor, sink->get()), pattern));
             }
           }
@@ -67,7 +67,7 @@ TEST(GpuWithinAProcess, StringsGoToNoGpu) {
         Step step = peer.Open();
         const RendezvousKey key = KeyWithin("s", "CPU:0", "GPU:0");
         ASSERT_TRUE(step.Send(key, *Tensor::OfStrings(*Shape::Create({1}), {"text"})).ok());
-        const auto tensor = step.Recv(key, kPatience);
+        const auto tensor = step.Recv(key, kTimeout);
         EXPECT_TRUE(absl::IsInvalidArgument(tensor.status())) << tensor.status();
         EXPECT_THAT(std::string(tensor.status().message()),
                     ::testing::HasSubstr("string cannot be in a GPU's memory"));

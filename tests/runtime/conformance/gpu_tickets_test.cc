@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tickets for GPUs' memory of a peer that knows the job's token and means harm.
+// Transfer descriptors for GPUs' memory of a peer that knows the job's token and means harm.
 #include <random>
 
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include "tests/runtime/gpu_patterns.h"
 #include "tests/runtime/rogue_peer.h"
 #include "transport/cuda_ipc/cuda_ipc_messages.h"
-#include "transport/nccl/nccl_ticket.h"
+#include "transport/nccl/nccl_descriptor.h"
 
 namespace ferry {
 namespace {
@@ -15,11 +15,11 @@ namespace {
 // Of the form that honest peers write.
 std::string GoodTicket(absl::string_view transport) {
   if (transport == "nccl") {
-    NcclTicket ticket;
+    NcclDescriptor ticket;
     ticket.key = {DeviceId(16), DeviceId(32), 1};
     return EncodeNcclTicket(ticket);
   }
-  CudaIpcTicket ticket;
+  CudaIpcDescriptor ticket;
   ticket.why_staged = "it is the default pool's";
   return EncodeCudaIpcTicket(ticket);
 }
@@ -34,9 +34,9 @@ TEST_P(GpuTickets, ThatAreGarbageOrCutOffEndTheirLaneAndNothingElse) {
     ASSERT_NE(end.exchange->gpus(), nullptr);
     std::string body;
     RoguePeer* self = nullptr;
-    RoguePeer rogue(directory, 1, [&](RoguePeer::End& lane, uint64_t id) {
+    RoguePeer rogue(directory, 1, [&](RoguePeer::End& channel, uint64_t id) {
       const Tensor tensor = *Tensor::Allocate(DataType::kUint8, *Shape::Create({100'000}));
-      lane.TicketOfNothing(id, self->NumberOf(GetParam()), tensor, body);
+      channel.TicketOfNothing(id, self->NumberOf(GetParam()), tensor, body);
     });
     self = &rogue;
     const std::string good = GoodTicket(GetParam());

@@ -93,14 +93,14 @@ class GpuConformance : public ::testing::TestWithParam<GpuWay> {
                             const Tensor& pattern, cuda::Stream stream) {
     ASSERT_TRUE(received.ok()) << received.status();
     const Tensor& tensor = received->tensor;
-    ASSERT_EQ(tensor.place(), (MemoryPlace{MemorySpace::kCuda, Destination()}));
+    ASSERT_EQ(tensor.place(), (TensorLocation{MemorySpace::kCuda, Destination()}));
     if (const auto ready = cuda::ReadyOf(tensor); ready != nullptr) {
       ASSERT_TRUE(ready->MakeWait(*peer.gpu(Destination()).device, stream).ok());
     }
     EXPECT_TRUE(Holds(peer.Read(tensor, stream), pattern)) << ToString(tensor);
   }
   static void Close(Step& step) {
-    const absl::Status closed = step.Close(kPatience);
+    const absl::Status closed = step.Close(kTimeout);
     EXPECT_TRUE(closed.ok()) << closed;
   }
 };
@@ -185,7 +185,7 @@ TEST_P(GpuConformance, SixtyFourMebibytesAndThree) {
         const auto stream = peer.NewStream(Destination());
         Step step = peer.Open();
         {
-          const auto received = step.RecvValue(Key("large"), kPatience);
+          const auto received = step.RecvValue(Key("large"), kTimeout);
           ExpectArrived(peer, received, GpuPeer::Pattern(kLargest, 8), stream->get());
           EXPECT_EQ(received->path, GetParam().path);
         }
@@ -258,7 +258,7 @@ TEST_P(GpuConformance, CancelAndAbortAtAnyTime) {
         peer.exchange().Cleanup(1);
         peer.exchange().Cleanup(2);
         peer.Meet();
-        const absl::Time give_up = absl::Now() + kPatience;
+        const absl::Time give_up = absl::Now() + kTimeout;
         const auto is_lent = [&] {
           return std::any_of(memories.begin(), memories.end(),
                              [](const auto& each) { return !each.expired(); });
@@ -297,7 +297,7 @@ TEST_P(GpuConformance, CancelAndAbortAtAnyTime) {
           }
           // Those that were called off have taken nothing from this one.
           peer.Meet();
-          ExpectArrived(peer, step.RecvValue(Key(absl::StrCat(kCount)), kPatience),
+          ExpectArrived(peer, step.RecvValue(Key(absl::StrCat(kCount)), kTimeout),
                         GpuPeer::Pattern(50'000, kCount), stream->get());
           peer.Meet();
           peer.Meet();
@@ -329,7 +329,7 @@ TEST_P(GpuConformance, TheProducerIsKilled) {
         Step step = peer.Open();
         Receipt pending;
         step.RecvAsync(Key("never"), {}, pending.callback());
-        ExpectArrived(peer, step.RecvValue(Key("t"), kPatience), GpuPeer::Pattern(50'000, 1),
+        ExpectArrived(peer, step.RecvValue(Key("t"), kTimeout), GpuPeer::Pattern(50'000, 1),
                       stream->get());
         peer.Meet();
         if (GetParam().carrier == Carrier::kGrpc) {
@@ -354,7 +354,7 @@ TEST_P(GpuConformance, TheConsumerIsKilled) {
         peer.Meet();
         const std::weak_ptr<Buffer> memory = cuda::MemoryOf(sent.tensor);
         sent.tensor = Tensor();
-        const absl::Time give_up = absl::Now() + kPatience;
+        const absl::Time give_up = absl::Now() + kTimeout;
         while (!memory.expired() && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(5));
         EXPECT_TRUE(memory.expired()) << "kept for a consumer that is dead";
       },
@@ -362,7 +362,7 @@ TEST_P(GpuConformance, TheConsumerIsKilled) {
         Step step = peer.Open();
         Receipt never;
         step.RecvAsync(Key("never"), {}, never.callback());
-        const auto received = step.RecvValue(Key("t"), kPatience);
+        const auto received = step.RecvValue(Key("t"), kTimeout);
         EXPECT_TRUE(received.ok()) << received.status();
         peer.Meet();
         kill(getpid(), SIGKILL);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tickets of a peer that knows the job's token and means harm, for every transport between
-// processes: what it can do to others is to end its own lane.
+// Transfer descriptors of a peer that knows the job's token and means harm, for every transport
+// between processes: what it can do to others is to end its own control channel.
 #include <sys/socket.h>
 
 #include <numeric>
@@ -51,7 +51,8 @@ class ConformanceOfTickets : public ::testing::TestWithParam<const char*> {
   int asked_ = 0;
 };
 
-// Honest senders put the smallest into the ticket itself: a transport brings them all the same.
+// Honest senders put the smallest into the transfer descriptor itself: a transport brings them all
+// the same.
 TEST_P(ConformanceOfTickets, OfAnySizeAreGood) {
   int64_t bytes = 0;
   RoguePeer* self = nullptr;
@@ -83,36 +84,37 @@ TEST_P(ConformanceOfTickets, OfAnySizeAreGood) {
 TEST_P(ConformanceOfTickets, ThatAreGarbageOrCutOffEndTheirLaneAndNothingElse) {
   constexpr int64_t kBytes = 100'000;
   ExchangeEnd honest(directory_, 3);
-  std::function<void(TicketMessage&, std::string&)> change;
+  std::function<void(ReadyToSendMessage&, std::string&)> change;
   RoguePeer* self = nullptr;
   RoguePeer rogue(directory_, 1, [&](End& end, uint64_t id) {
     end.Ticket(id, self->NumberOf(GetParam()), InArena(*self, kBytes), change);
   });
   self = &rogue;
   size_t whole = 0;
-  rogue.Do([&] { change = [&whole](TicketMessage&, std::string& body) { whole = body.size(); }; });
+  rogue.Do(
+      [&] { change = [&whole](ReadyToSendMessage&, std::string& body) { whole = body.size(); }; });
   ASSERT_TRUE(Ask(rogue).Wait().ok());
 
-  std::vector<std::function<void(TicketMessage&, std::string&)>> changes;
+  std::vector<std::function<void(ReadyToSendMessage&, std::string&)>> changes;
   for (size_t size = 0; size < whole; ++size) {
-    changes.push_back([size](TicketMessage&, std::string& body) { body.resize(size); });
+    changes.push_back([size](ReadyToSendMessage&, std::string& body) { body.resize(size); });
   }
-  changes.push_back([](TicketMessage&, std::string& body) { body += '\0'; });
+  changes.push_back([](ReadyToSendMessage&, std::string& body) { body += '\0'; });
   auto random = std::make_shared<std::mt19937>(17);
   for (int i = 0; i < 60; ++i) {
-    changes.push_back([random, whole, i](TicketMessage&, std::string& body) {
+    changes.push_back([random, whole, i](ReadyToSendMessage&, std::string& body) {
       body.assign(i % 2 == 0 && whole > 0 ? whole : 1 + (*random)() % 200, '\0');
       for (char& each : body) each = static_cast<char>((*random)());
     });
   }
   // Of transports that there are not, and of more than there is.
-  changes.push_back([](TicketMessage& ticket, std::string&) { ticket.transport = 200; });
-  changes.push_back([count = rogue.transports().size()](TicketMessage& ticket, std::string&) {
+  changes.push_back([](ReadyToSendMessage& ticket, std::string&) { ticket.transport = 200; });
+  changes.push_back([count = rogue.transports().size()](ReadyToSendMessage& ticket, std::string&) {
     ticket.transport = static_cast<uint8_t>(count + 1);
   });
-  changes.push_back([](TicketMessage& ticket, std::string&) { ticket.id += 1000; });
+  changes.push_back([](ReadyToSendMessage& ticket, std::string&) { ticket.id += 1000; });
   if (!over_tcp()) {
-    changes.push_back([](TicketMessage& ticket, std::string&) {
+    changes.push_back([](ReadyToSendMessage& ticket, std::string&) {
       ticket.header.shape = *Shape::Create({int64_t{1} << 40});
       ticket.header.bytes = size_t{1} << 40;
     });
@@ -127,20 +129,20 @@ TEST_P(ConformanceOfTickets, ThatAreGarbageOrCutOffEndTheirLaneAndNothingElse) {
     EXPECT_THAT(std::string(status.message()), HasSubstr("node 1")) << "change " << i;
     EXPECT_TRUE(Becomes([&] { return rogue.ended() == ended + 1; })) << "change " << i;
   }
-  // Bits that make a ticket of something else of the same peer's, or of nothing.
+  // Bits that make a transfer descriptor of something else of the same peer's, or of nothing.
   // Whatever the elements add up to: all of them are read.
   [[maybe_unused]] volatile uint64_t sum = 0;
   for (size_t bit = 0; bit < 8 * whole; ++bit) {
     rogue.Do([&] {
-      change = [bit](TicketMessage&, std::string& body) {
+      change = [bit](ReadyToSendMessage&, std::string& body) {
         body[bit / 8] = static_cast<char>(body[bit / 8] ^ (1 << (bit % 8)));
       };
     });
     const auto received = Ask(rogue).Wait();
     const absl::Status& status = received.status();
     EXPECT_TRUE(status.ok() || absl::IsInvalidArgument(status)) << "bit " << bit << ": " << status;
-    // Where it is a ticket all the same, it is one of memory that the peer has lent: all of it can
-    // be read, and nothing else is there.
+    // Where it is a transfer descriptor all the same, it is one of memory that the peer has lent:
+    // all of it can be read, and nothing else is there.
     if (received.ok()) {
       EXPECT_EQ(received->tensor.bytes(), static_cast<size_t>(kBytes)) << "bit " << bit;
       sum = std::accumulate(
@@ -149,7 +151,7 @@ TEST_P(ConformanceOfTickets, ThatAreGarbageOrCutOffEndTheirLaneAndNothingElse) {
           uint64_t{0});
     }
   }
-  // Another lane with it works, and so does everybody else's.
+  // Another control channel with it works, and so does everybody else's.
   rogue.Do([&] { change = {}; });
   const auto received = Ask(rogue).Wait();
   ASSERT_TRUE(received.ok()) << received.status();
@@ -178,7 +180,7 @@ TEST_P(ConformanceOfTickets, FramesOfAnyBytesEndTheirLaneAndNothingElse) {
     absl::Notification said;
     rogue.Open(end_->exchange->self(), over_tcp(), [&](End& end) {
       for (int n = 0; n < 20; ++n) {
-        (void)end.lane().Send(static_cast<uint16_t>((i + n) % 12), {body});
+        (void)end.channel().Send(static_cast<uint16_t>((i + n) % 12), {body});
       }
       said.Notify();
     });
@@ -201,12 +203,12 @@ TEST_P(ConformanceOfTickets, ThatAreReleasedWithoutBeingTakenGiveTheMemoryBack) 
   std::vector<uint64_t> tickets;
   RoguePeer rogue(
       directory_, 1, {},
-      [&](End& end, const TicketMessage& ticket) {
-        EXPECT_EQ(ticket.transport, end.lane().passes_descriptors() ? 1 : 2);
+      [&](End& end, const ReadyToSendMessage& ticket) {
+        EXPECT_EQ(ticket.transport, end.channel().passes_descriptors() ? 1 : 2);
         for (int i = 0; i < 2; ++i) {
-          (void)SendId(end.lane(), LaneMessage::kDone, ticket.id);
+          (void)SendId(end.channel(), ControlMessage::kDone, ticket.id);
         }
-        (void)SendId(end.lane(), LaneMessage::kDone, ticket.id + 5000);
+        (void)SendId(end.channel(), ControlMessage::kDone, ticket.id + 5000);
         absl::MutexLock lock(&mu);
         tickets.push_back(ticket.id);
       },
@@ -223,7 +225,7 @@ TEST_P(ConformanceOfTickets, ThatAreReleasedWithoutBeingTakenGiveTheMemoryBack) 
   }
   rogue.Open(end_->exchange->self(), over_tcp(), [&](End& end) {
     for (int i = 0; i < kCount; ++i) {
-      (void)SendRequest(end.lane(), {static_cast<uint64_t>(i) + 1, 1, false, key(i)});
+      (void)SendRequest(end.channel(), {static_cast<uint64_t>(i) + 1, 1, false, key(i)});
     }
   });
   EXPECT_TRUE(Becomes([&] {
@@ -238,7 +240,7 @@ TEST_P(ConformanceOfTickets, ThatAreReleasedWithoutBeingTakenGiveTheMemoryBack) 
   }));
   EXPECT_EQ(rogue.ended(), 0) << rogue.why();
   // What TCP has begun it sends, since receivers count on it; they are who opens connections. It is
-  // given up with the lane.
+  // given up with the control channel.
   if (over_tcp()) end_->exchange->FailNode(1, absl::UnavailableError("given up by the test"));
   EXPECT_TRUE(Becomes([&] { return end_->exchange->arena().stats().block_count == 0; }));
 }
@@ -247,7 +249,7 @@ TEST_P(ConformanceOfTickets, ThatAreReleasedWithoutBeingTakenGiveTheMemoryBack) 
 TEST_P(ConformanceOfTickets, ThatNobodyTakesAreGivenUpWithTheirLane) {
   absl::Notification got;
   RoguePeer rogue(
-      directory_, 1, {}, [&](End&, const TicketMessage&) { got.Notify(); }, over_tcp());
+      directory_, 1, {}, [&](End&, const ReadyToSendMessage&) { got.Notify(); }, over_tcp());
   const auto device = [](int node) {
     return absl::StrCat("/job:worker/replica:0/task:", node, "/device:CPU:0");
   };
@@ -255,7 +257,7 @@ TEST_P(ConformanceOfTickets, ThatNobodyTakesAreGivenUpWithTheirLane) {
   Tensor sent = end_->Allocate(DataType::kUint8, *Shape::Create({200'000}));
   ASSERT_TRUE(end_->Step(1)->Send(*RendezvousKey::Parse(key), std::move(sent)).ok());
   rogue.Open(end_->exchange->self(), over_tcp(), [&](End& end) {
-    (void)SendRequest(end.lane(), {1, 1, false, key});
+    (void)SendRequest(end.channel(), {1, 1, false, key});
   });
   ASSERT_TRUE(got.WaitForNotificationWithTimeout(absl::Seconds(10)));
   EXPECT_EQ(end_->exchange->arena().stats().block_count, 1);
@@ -270,8 +272,8 @@ TEST_P(ConformanceOfTickets, ThatNobodyTakesAreGivenUpWithTheirLane) {
   EXPECT_EQ(transfers(), 0);
 }
 
-// What comes over the connections of a good ticket: nothing of it goes anywhere but into the tensor
-// that was promised, and whoever waits hears of what is wrong, or of its deadline.
+// What comes over the connections of a good transfer descriptor: nothing of it goes anywhere but
+// into the tensor that was promised, and whoever waits hears of what is wrong, or of its deadline.
 class ConformanceOfSlices : public ::testing::TestWithParam<uint32_t> {};
 
 TEST_P(ConformanceOfSlices, ThatAreGarbageOrCutOffEndTheirLaneAndNothingElse) {
@@ -292,7 +294,7 @@ TEST_P(ConformanceOfSlices, ThatAreGarbageOrCutOffEndTheirLaneAndNothingElse) {
     // Which nobody can tell from one that is slow.
     bool is_silent = false;
   };
-  // Ids are the consumer's: the first is 1, on each lane.
+  // Ids are the consumer's: the first is 1, on each control channel.
   const std::vector<Attack> attacks = {
       {"a slice of no bytes", slice(1, 0, 0, 0)},
       {"one that is too long", slice(1, 0, 300'000, 300'000)},
@@ -309,15 +311,16 @@ TEST_P(ConformanceOfSlices, ThatAreGarbageOrCutOffEndTheirLaneAndNothingElse) {
   for (const Attack& attack : attacks) {
     SCOPED_TRACE(attack.what);
     Directory directory;
-    ExchangeOptions options;
+    TransferEngineOptions options;
     options.require_transport = "tcp";
     auto end = std::make_unique<ExchangeEnd>(directory, 2, options);
     std::vector<DataConnection> connections;
     RoguePeer rogue(
         directory, 1,
-        [&](RoguePeer::End& lane, uint64_t id) {
-          lane.TicketOfNothing(id, 2, *Tensor::Allocate(DataType::kUint8, *Shape::Create({kBytes})),
-                               index == kNearConnection ? std::string(kComesNear) : "");
+        [&](RoguePeer::End& channel, uint64_t id) {
+          channel.TicketOfNothing(id, 2,
+                                  *Tensor::Allocate(DataType::kUint8, *Shape::Create({kBytes})),
+                                  index == kNearConnection ? std::string(kComesNear) : "");
         },
         {}, true);
     rogue.TakeData([&](DataConnection connection) {

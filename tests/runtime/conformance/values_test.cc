@@ -39,8 +39,8 @@ TEST_P(ConformanceOfValues, EachTypeAndSizeEitherSideFirst) {
   }
 }
 
-// A sender whose booleans have bytes other than 0 and 1, by every path: in the ticket, in shared
-// memory, copied from there, streamed.
+// A sender whose booleans have bytes other than 0 and 1, by every path: in the transfer descriptor,
+// in shared memory, copied from there, streamed.
 TEST_P(ConformanceOfValues, BooleansThatAreNeither0Nor1_AreRefused) {
   int number = 0;
   for (const int64_t count : {1, 64, 5000, 300'007, 5'000'011}) {

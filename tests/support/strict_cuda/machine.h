@@ -93,14 +93,14 @@ struct ProcessSlot {
 };
 
 // What one device of one process does for NCCL at present, for the deadlock search.
-struct Lane {
+struct ControlChannel {
   ProcessId process;
   int32_t device;  // physical
   uint64_t comm;   // of the operation that runs, 0 when idle
   int32_t rank;
   uint64_t send_mask;  // ranks to which sends are pending
   uint64_t recv_mask;
-  uint64_t progress;  // counts what has moved: a stalled lane does not change
+  uint64_t progress;  // counts what has moved: a stalled control channel does not change
   bool is_in_circle;  // another one has found a deadlock in which this takes part
 };
 
@@ -109,9 +109,9 @@ struct IdRecord {
   uint64_t token;  // 0: free
   ProcessId minter;
   int32_t rank_count;
-  uint64_t came;                   // mask of ranks
-  int32_t lanes[kMaxRanks];        // by rank, once it has come; an index of Machine::lanes
-  uint64_t hosts[kMaxRanks];       // NCCL_HOSTID, hashed
+  uint64_t came;                // mask of ranks
+  int32_t channels[kMaxRanks];  // by rank, once it has come; an index of Machine::control channels
+  uint64_t hosts[kMaxRanks];    // NCCL_HOSTID, hashed
   uint64_t connecting[kMaxRanks];  // by rank: mask of peers with which it has begun to exchange
 };
 
@@ -132,7 +132,7 @@ struct Machine {
   ProcessSlot processes[kMaxProcesses];
   Export exports[kMaxExports];
   SharedEvent events[kMaxEvents];
-  Lane lanes[kMaxLanes];
+  ControlChannel channels[kMaxLanes];
   IdRecord ids[kMaxIds];
   SplitRecord splits[kMaxSplits];
 };

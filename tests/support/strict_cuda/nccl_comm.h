@@ -59,7 +59,7 @@ struct Link {
 
 // One device of this process: NCCL's operations run on it one after the other, in launch order.
 struct Device {
-  int lane = 0;  // index of Machine::lanes
+  int channel = 0;  // index of Machine::control channels
   std::mutex mu;
   std::condition_variable changed;
   uint64_t next_ticket = 0;
@@ -141,7 +141,7 @@ ncclResult_t FinishAborts(const std::vector<Comm*>& comms, const char* call);
 // Moves the data of operations that were launched together; in the stream's thread.
 void RunOps(Comm& comm, const std::vector<Op>& ops, uint64_t ticket);
 
-// The lane of the device in the machine (nccl_lane.cc).
+// The control channel of the device in the machine (nccl_lane.cc).
 void PublishHead(const Comm& comm, uint64_t send_mask, uint64_t recv_mask);
 void ClearHead(const Comm& comm);
 void CountProgress(const Comm& comm);

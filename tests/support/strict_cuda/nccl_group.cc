@@ -145,7 +145,7 @@ void AwaitConnections(Comm& comm, uint64_t peers) {
         const bool has_come = (comm.record->connecting[peer] >> comm.rank & 1) != 0;
         all &= has_come;
         if (!looks || has_come) continue;
-        if (!IsAlive(TheMachine().lanes[comm.record->lanes[peer]].process)) {
+        if (!IsAlive(TheMachine().channels[comm.record->channels[peer]].process)) {
           FailComm(&comm, ncclRemoteError, "rank " + std::to_string(peer) + " is gone");
           return;
         }

@@ -96,7 +96,7 @@ std::string CheckIn(Comm& comm) {
   }
   if (!IsAlive(record.minter)) return "the process that minted the unique id is gone";
   record.rank_count = comm.count;
-  record.lanes[comm.rank] = comm.device->lane;
+  record.channels[comm.rank] = comm.device->channel;
   record.hosts[comm.rank] = std::hash<std::string>()(FromEnvironment("NCCL_HOSTID", "host"));
   record.came |= bit;
   return "";
@@ -107,9 +107,9 @@ std::string FindDuplicate(const Comm& comm) {
   const MachineLock lock;
   std::set<std::pair<uint64_t, int>> seen;
   for (int rank = 0; rank < comm.count; ++rank) {
-    const Lane& lane = TheMachine().lanes[comm.record->lanes[rank]];
-    if (!seen.insert({comm.record->hosts[rank], lane.device}).second) {
-      return "Duplicate GPU detected: device " + std::to_string(lane.device) + ", rank " +
+    const ControlChannel& channel = TheMachine().channels[comm.record->channels[rank]];
+    if (!seen.insert({comm.record->hosts[rank], channel.device}).second) {
+      return "Duplicate GPU detected: device " + std::to_string(channel.device) + ", rank " +
              std::to_string(rank);
     }
   }

@@ -12,11 +12,11 @@ namespace {
 int NewLane(int physical) {
   const MachineLock lock;
   for (int i = 0; i < kMaxLanes; ++i) {
-    Lane& lane = TheMachine().lanes[i];
-    if (lane.process.pid != 0 && IsAlive(lane.process)) continue;
-    lane = Lane{};
-    lane.process = Self();
-    lane.device = physical;
+    ControlChannel& channel = TheMachine().channels[i];
+    if (channel.process.pid != 0 && IsAlive(channel.process)) continue;
+    channel = ControlChannel{};
+    channel.process = Self();
+    channel.device = physical;
     return i;
   }
   return 0;
@@ -30,37 +30,37 @@ const IdRecord* RecordOf(uint64_t token) {
 }
 
 // Whether what `lane` waits for at rank `peer` cannot move before the peer's own operation ends.
-bool WaitsFor(const Lane& lane, int peer, const Lane& other) {
+bool WaitsFor(const ControlChannel& channel, int peer, const ControlChannel& other) {
   if (other.comm == 0) return false;  // nothing runs there: it may still come
   const uint64_t at_peer = uint64_t{1} << peer;
-  if (other.comm != lane.comm) return true;
-  const uint64_t at_self = uint64_t{1} << lane.rank;
-  const bool send_waits = (lane.send_mask & at_peer) != 0 && (other.recv_mask & at_self) == 0;
-  const bool recv_waits = (lane.recv_mask & at_peer) != 0 && (other.send_mask & at_self) == 0;
+  if (other.comm != channel.comm) return true;
+  const uint64_t at_self = uint64_t{1} << channel.rank;
+  const bool send_waits = (channel.send_mask & at_peer) != 0 && (other.recv_mask & at_self) == 0;
+  const bool recv_waits = (channel.recv_mask & at_peer) != 0 && (other.send_mask & at_self) == 0;
   return send_waits || recv_waits;
 }
 
-std::string Describe(const Lane& lane) {
-  return "process " + std::to_string(lane.process.pid) + " device " + std::to_string(lane.device) +
-         " rank " + std::to_string(lane.rank) + " of " + std::to_string(lane.comm % 10000) + " (" +
-         std::to_string(lane.progress) + ")";
+std::string Describe(const ControlChannel& channel) {
+  return "process " + std::to_string(channel.process.pid) + " device " +
+         std::to_string(channel.device) + " rank " + std::to_string(channel.rank) + " of " +
+         std::to_string(channel.comm % 10000) + " (" + std::to_string(channel.progress) + ")";
 }
 
 // The circle through `start`, described; empty if there is none. REQUIRES: the machine's lock.
 bool FindCircle(int at, int start, std::vector<bool>& visited, std::vector<int>& circle,
                 std::string& text) {
-  const Lane& lane = TheMachine().lanes[at];
-  const IdRecord* const record = RecordOf(lane.comm);
+  const ControlChannel& channel = TheMachine().channels[at];
+  const IdRecord* const record = RecordOf(channel.comm);
   if (record == nullptr) return false;
   for (int peer = 0; peer < record->rank_count; ++peer) {
-    if (((lane.send_mask | lane.recv_mask) >> peer & 1) == 0) continue;
-    const int next = record->lanes[peer];
-    const Lane& other = TheMachine().lanes[next];
-    if (!WaitsFor(lane, peer, other) || !IsAlive(other.process)) continue;
+    if (((channel.send_mask | channel.recv_mask) >> peer & 1) == 0) continue;
+    const int next = record->channels[peer];
+    const ControlChannel& other = TheMachine().channels[next];
+    if (!WaitsFor(channel, peer, other) || !IsAlive(other.process)) continue;
     if (next == start || (!visited[next] && (visited[next] = true) &&
                           FindCircle(next, start, visited, circle, text))) {
       circle.push_back(at);
-      text = Describe(lane) + " -> " + text;
+      text = Describe(channel) + " -> " + text;
       return true;
     }
   }
@@ -81,32 +81,32 @@ Device& DeviceOf(const Context& context) {
   Device*& device = (*devices)[context.physical];
   if (device == nullptr) {
     device = new Device;
-    device->lane = NewLane(context.physical);
+    device->channel = NewLane(context.physical);
   }
   return *device;
 }
 
 void PublishHead(const Comm& comm, uint64_t send_mask, uint64_t recv_mask) {
   const MachineLock lock;
-  Lane& lane = TheMachine().lanes[comm.device->lane];
-  lane.comm = comm.token;
-  lane.rank = comm.rank;
-  lane.send_mask = send_mask;
-  lane.recv_mask = recv_mask;
-  lane.is_in_circle = false;
-  ++lane.progress;
+  ControlChannel& channel = TheMachine().channels[comm.device->channel];
+  channel.comm = comm.token;
+  channel.rank = comm.rank;
+  channel.send_mask = send_mask;
+  channel.recv_mask = recv_mask;
+  channel.is_in_circle = false;
+  ++channel.progress;
 }
 
 void ClearHead(const Comm& comm) {
   const MachineLock lock;
-  Lane& lane = TheMachine().lanes[comm.device->lane];
-  lane.comm = 0;
-  ++lane.progress;
+  ControlChannel& channel = TheMachine().channels[comm.device->channel];
+  channel.comm = 0;
+  ++channel.progress;
 }
 
 void CountProgress(const Comm& comm) {
   const MachineLock lock;
-  ++TheMachine().lanes[comm.device->lane].progress;
+  ++TheMachine().channels[comm.device->channel].progress;
 }
 
 // A circle that does not change for a while is there for ever: what is on its way would have
@@ -117,17 +117,17 @@ void DeadlockWatch::Look() {
     const MachineLock lock;
     std::vector<bool> visited(kMaxLanes);
     std::vector<int> circle;
-    const int start = comm_.device->lane;
+    const int start = comm_.device->channel;
     visited[static_cast<size_t>(start)] = true;
     FindCircle(start, start, visited, circle, text);
     if (text != seen_) {
       seen_ = text;
       since_ms_ = NowMs();
     }
-    bool& is_told = TheMachine().lanes[start].is_in_circle;
+    bool& is_told = TheMachine().channels[start].is_in_circle;
     const bool is_sure = !text.empty() && NowMs() - since_ms_ >= GetConfig().deadlock_ms;
     if (!is_sure && !is_told) return;
-    for (const int lane : circle) TheMachine().lanes[lane].is_in_circle = true;
+    for (const int channel : circle) TheMachine().channels[channel].is_in_circle = true;
     is_told = false;
   }
   if (was_told_) return;

@@ -36,7 +36,7 @@ class Runner final {
       if (!Prepare(op)) return;
     }
     CopyToSelf();
-    for (Exchange& exchange : exchanges_) {
+    for (TransferEngine& exchange : exchanges_) {
       for (const Transfer& recv : exchange.recvs) Announce(exchange, recv.header);
     }
     Publish();
@@ -98,7 +98,7 @@ class Runner final {
     const size_t bytes = op.count * TypeBytes(op.type);
     if (op.kind != OpKind::kSend && op.kind != OpKind::kRecv) return PrepareCollective(op, bytes);
     const bool is_send = op.kind == OpKind::kSend;
-    Exchange& exchange = exchanges_[op.peer];
+    TransferEngine& exchange = exchanges_[op.peer];
     Link& link = comm_.links[op.peer];
     Transfer& transfer =
         is_send ? Add(exchange.sends, op, link.next_send) : Add(exchange.recvs, op, link.next_recv);
@@ -166,7 +166,7 @@ class Runner final {
   }
 
   void CopyToSelf() {
-    Exchange& self = exchanges_[comm_.rank];
+    TransferEngine& self = exchanges_[comm_.rank];
     for (size_t i = 0; i < std::min(self.sends.size(), self.recvs.size()); ++i) {
       Compare(self.sends[i].header, self.recvs[i].header, comm_.rank);
       std::string bytes;
@@ -178,7 +178,7 @@ class Runner final {
         at += here;
       }
     }
-    self = Exchange{};
+    self = TransferEngine{};
   }
 
   // `send` is ours, `recv` what the peer is ready for.
@@ -198,13 +198,13 @@ class Runner final {
     FailComm(&comm_, ncclRemoteError, "counts of matching operations differ");
   }
 
-  static void Announce(Exchange& exchange, Header header) {
+  static void Announce(TransferEngine& exchange, Header header) {
     header.type = Header::kReady;
     exchange.control.append(reinterpret_cast<const char*>(&header), sizeof(header));
   }
 
   bool IsFinished() const {
-    for (const Exchange& exchange : exchanges_) {
+    for (const TransferEngine& exchange : exchanges_) {
       if (!exchange.sends.empty() || !exchange.recvs.empty() || !exchange.control.empty()) {
         return false;
       }
@@ -224,7 +224,7 @@ class Runner final {
 
   // Returns whether anything moved.
   bool Step(int peer) {
-    Exchange& exchange = exchanges_[peer];
+    TransferEngine& exchange = exchanges_[peer];
     const bool is_idle =
         exchange.sends.empty() && exchange.recvs.empty() && exchange.control.empty();
     if (is_idle || comm_.links[peer].is_dead) return false;
@@ -240,7 +240,7 @@ class Runner final {
   }
 
   bool Write(int peer) {
-    Exchange& exchange = exchanges_[peer];
+    TransferEngine& exchange = exchanges_[peer];
     Link& link = comm_.links[peer];
     bool moved = false;
     while (true) {
@@ -290,7 +290,7 @@ class Runner final {
   }
 
   bool Read(int peer) {
-    Exchange& exchange = exchanges_[peer];
+    TransferEngine& exchange = exchanges_[peer];
     Link& link = comm_.links[peer];
     bool moved = false;
     while (true) {
@@ -350,7 +350,7 @@ class Runner final {
   void Wait() {
     std::vector<pollfd> polls;
     for (int peer = 0; peer < comm_.count; ++peer) {
-      const Exchange& exchange = exchanges_[peer];
+      const TransferEngine& exchange = exchanges_[peer];
       if (comm_.links[peer].is_dead || comm_.links[peer].fd < 0) continue;
       if (exchange.sends.empty() && exchange.recvs.empty()) continue;
       const bool is_writing =
@@ -365,7 +365,7 @@ class Runner final {
   Comm& comm_;
   const std::vector<Op>& ops_;
   DeadlockWatch watch_;
-  std::vector<Exchange> exchanges_;
+  std::vector<TransferEngine> exchanges_;
   std::deque<Collective> collectives_;
   std::vector<std::unique_ptr<Use>> uses_;
 };

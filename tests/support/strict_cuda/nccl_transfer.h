@@ -34,7 +34,7 @@ struct Transfer {
 };
 
 // What is to be exchanged with one rank.
-struct Exchange {
+struct TransferEngine {
   std::deque<Transfer> sends;
   std::deque<Transfer> recvs;
   std::string control;  // headers to be written

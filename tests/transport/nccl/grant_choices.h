@@ -19,14 +19,14 @@ namespace ferry::grant_test {
 inline constexpr int64_t kMaxStates = 20'000'000;
 
 // Every choice of `count` directions among three devices; their order is for the search to choose.
-inline std::vector<std::vector<GrantTransfer>> EveryChoice(int count) {
+inline std::vector<std::vector<BatchAgreementTransfer>> EveryChoice(int count) {
   const std::pair<int, int> directions[] = {{0, 1}, {1, 0}, {0, 2}, {2, 0}, {1, 2}, {2, 1}};
-  std::vector<std::vector<GrantTransfer>> choices = {{}};
+  std::vector<std::vector<BatchAgreementTransfer>> choices = {{}};
   for (int i = 0; i < count; ++i) {
-    std::vector<std::vector<GrantTransfer>> longer;
-    for (const std::vector<GrantTransfer>& choice : choices) {
+    std::vector<std::vector<BatchAgreementTransfer>> longer;
+    for (const std::vector<BatchAgreementTransfer>& choice : choices) {
       for (const auto& [source, destination] : directions) {
-        GrantTransfer next;
+        BatchAgreementTransfer next;
         next.key = {DeviceId(source), DeviceId(destination), static_cast<uint64_t>(i + 1)};
         next.bytes = 100 + static_cast<uint64_t>(i);
         if (!choice.empty() &&
@@ -51,16 +51,16 @@ inline constexpr bool kIsQuick = true;
 #endif
 
 // All of them where a search is quick, and a few elsewhere.
-inline std::vector<std::vector<GrantTransfer>> WhereItIsQuick(
-    std::vector<std::vector<GrantTransfer>> choices) {
+inline std::vector<std::vector<BatchAgreementTransfer>> WhereItIsQuick(
+    std::vector<std::vector<BatchAgreementTransfer>> choices) {
   if (!kIsQuick) choices.resize(std::min<size_t>(choices.size(), 5));
   return choices;
 }
 
-inline void ExpectEveryWayEndsWell(const std::vector<std::vector<GrantTransfer>>& choices,
+inline void ExpectEveryWayEndsWell(const std::vector<std::vector<BatchAgreementTransfer>>& choices,
                                    WorldOptions options) {
   int64_t states = 0;
-  for (const std::vector<GrantTransfer>& choice : choices) {
+  for (const std::vector<BatchAgreementTransfer>& choice : choices) {
     options.transfers = choice;
     const SearchResult result = Search(options, kMaxStates);
     states += result.states;
@@ -71,7 +71,7 @@ inline void ExpectEveryWayEndsWell(const std::vector<std::vector<GrantTransfer>>
 }
 
 // Around all three devices, and one of them back: the worlds with the most ways to get entangled.
-inline std::vector<std::vector<GrantTransfer>> ACircleAndBack() {
+inline std::vector<std::vector<BatchAgreementTransfer>> ACircleAndBack() {
   return {{{{DeviceId(0), DeviceId(1), 1}, 100},
            {{DeviceId(1), DeviceId(0), 2}, 101},
            {{DeviceId(1), DeviceId(2), 3}, 102},

@@ -14,14 +14,14 @@
 #include "absl/strings/str_cat.h"
 
 #include "base/clock.h"
-#include "transport/nccl/grant_endpoint.h"
+#include "transport/nccl/batch_agreement_endpoint.h"
 
 namespace ferry::grant_test {
 
 // One device of a test: its endpoint, and what it has wanted so far.
 class TestDevice final {
  public:
-  TestDevice(int id, const GrantOptions& options, const Clock& clock)
+  TestDevice(int id, const BatchAgreementOptions& options, const Clock& clock)
       : endpoint(DeviceId(id), options, clock) {}
 
   // Does `call(endpoint, actions)` and files the actions.
@@ -51,25 +51,25 @@ class TestDevice final {
   }
 
   void Open(CommunicatorName name, std::vector<DeviceId> devices) {
-    Do([&](GrantEndpoint& e, GrantActions& actions) {
+    Do([&](BatchAgreementEndpoint& e, GrantActions& actions) {
       const absl::Status status = e.Open(name, devices, actions);
       EXPECT_TRUE(status.ok()) << status;
     });
   }
-  void Add(const GrantTransfer& transfer) {
-    Do([&](GrantEndpoint& e, GrantActions& actions) {
+  void Add(const BatchAgreementTransfer& transfer) {
+    Do([&](BatchAgreementEndpoint& e, GrantActions& actions) {
       const absl::Status status = e.Add(transfer, actions);
       EXPECT_TRUE(status.ok()) << status;
     });
   }
-  void AddWithGrant(const GrantTransfer& transfer, const GrantMessage& grant) {
-    Do([&](GrantEndpoint& e, GrantActions& actions) {
+  void AddWithGrant(const BatchAgreementTransfer& transfer, const BatchAgreementMessage& grant) {
+    Do([&](BatchAgreementEndpoint& e, GrantActions& actions) {
       const absl::Status status = e.AddWithGrant(transfer, grant, actions);
       EXPECT_TRUE(status.ok()) << status;
     });
   }
-  void Hear(const GrantMessage& message) {
-    Do([&](GrantEndpoint& e, GrantActions& actions) {
+  void Hear(const BatchAgreementMessage& message) {
+    Do([&](BatchAgreementEndpoint& e, GrantActions& actions) {
       const absl::Status status = e.OnMessage(message, actions);
       EXPECT_TRUE(status.ok()) << status;
     });
@@ -79,21 +79,23 @@ class TestDevice final {
     ASSERT_FALSE(launched.empty());
     const BatchName name = launched.front().name;
     launched.pop_front();
-    Do([&](GrantEndpoint& e, GrantActions& actions) { e.Completed(name, status, actions); });
+    Do([&](BatchAgreementEndpoint& e, GrantActions& actions) {
+      e.Completed(name, status, actions);
+    });
   }
-  GrantMessage Take() {
+  BatchAgreementMessage Take() {
     if (outbox.empty()) {
       ADD_FAILURE() << "no message";
       return {};
     }
-    GrantMessage message = std::move(outbox.front());
+    BatchAgreementMessage message = std::move(outbox.front());
     outbox.pop_front();
     return message;
   }
 
-  GrantEndpoint endpoint;
-  std::deque<GrantMessage> outbox;
-  std::deque<GrantBatch> launched;
+  BatchAgreementEndpoint endpoint;
+  std::deque<BatchAgreementMessage> outbox;
+  std::deque<AgreedBatch> launched;
   // By the transfer's id.
   std::map<uint64_t, std::vector<absl::Status>> finished;
   // What was wanted, in order: "GRANT", "launch", "finish", "flag 1".
@@ -105,7 +107,7 @@ class GrantTest : public testing::Test {
  protected:
   static constexpr CommunicatorName kAll = {7, 1};
 
-  void MakeDevices(const GrantOptions& options = {}) {
+  void MakeDevices(const BatchAgreementOptions& options = {}) {
     devices_.clear();
     for (int i = 0; i < 3; ++i) devices_.emplace_back(i, options, clock_);
     for (TestDevice& device : devices_) {
@@ -114,7 +116,7 @@ class GrantTest : public testing::Test {
   }
   GrantTest() { MakeDevices(); }
 
-  GrantTransfer Transfer(int source, int destination, uint64_t id, uint64_t bytes = 100) {
+  BatchAgreementTransfer Transfer(int source, int destination, uint64_t id, uint64_t bytes = 100) {
     return {{DeviceId(source), DeviceId(destination), id}, bytes, clock_.Now() + absl::Seconds(30)};
   }
   // Carries messages until there are none.
@@ -123,7 +125,7 @@ class GrantTest : public testing::Test {
       is_any = false;
       for (TestDevice& device : devices_) {
         while (!device.outbox.empty()) {
-          const GrantMessage message = device.Take();
+          const BatchAgreementMessage message = device.Take();
           devices_[message.to.value()].Hear(message);
           is_any = true;
         }

@@ -14,11 +14,11 @@ std::vector<std::string> Ends(const SearchResult& result) {
 }
 
 // All of them together, and each by itself.
-void ExpectTheSameEnds(const std::vector<std::vector<GrantTransfer>>& choices,
+void ExpectTheSameEnds(const std::vector<std::vector<BatchAgreementTransfer>>& choices,
                        WorldOptions options) {
   int64_t whole_states = 0;
   int64_t states = 0;
-  for (const std::vector<GrantTransfer>& choice : choices) {
+  for (const std::vector<BatchAgreementTransfer>& choice : choices) {
     options.transfers = choice;
     options.reductions = kNone;
     const SearchResult whole = Search(options, kMaxStates);
@@ -98,10 +98,11 @@ TEST(GrantReductions, FourTransfersInACircle) {
 
 // A circle with one way of it taken twice.
 TEST(GrantReductions, FourTransfersTwoTogetherAndOneDeviceDies) {
-  const std::vector<std::vector<GrantTransfer>> choices = {{{{DeviceId(0), DeviceId(1), 1}, 100},
-                                                            {{DeviceId(0), DeviceId(1), 2}, 101},
-                                                            {{DeviceId(1), DeviceId(2), 3}, 102},
-                                                            {{DeviceId(2), DeviceId(0), 4}, 103}}};
+  const std::vector<std::vector<BatchAgreementTransfer>> choices = {
+      {{{DeviceId(0), DeviceId(1), 1}, 100},
+       {{DeviceId(0), DeviceId(1), 2}, 101},
+       {{DeviceId(1), DeviceId(2), 3}, 102},
+       {{DeviceId(2), DeviceId(0), 4}, 103}}};
   WorldOptions options;
   options.deaths = 1;
   options.has_pair_communicators = true;

@@ -6,20 +6,21 @@
 
 namespace ferry::grant_test {
 
-KnownEndpoint::KnownEndpoint(GrantEndpoint value, int device_count)
+KnownEndpoint::KnownEndpoint(BatchAgreementEndpoint value, int device_count)
     : endpoint(std::move(value)), hash(absl::HashOf(endpoint.self(), endpoint)), whole_hash(hash) {
   for (int peer = 0; peer < device_count; ++peer) {
     whole_hash = absl::HashOf(whole_hash, endpoint.last_serial(DeviceId(peer)));
   }
 }
 
-const KnownEndpoint* GrantSteps::Know(GrantEndpoint endpoint) {
+const KnownEndpoint* GrantSteps::Know(BatchAgreementEndpoint endpoint) {
   auto known = std::make_unique<const KnownEndpoint>(std::move(endpoint), device_count_);
   const size_t hash = known->whole_hash;
   return endpoints_.try_emplace(hash, std::move(known)).first->second.get();
 }
 
-void GrantSteps::Complete(const KnownEndpoint& before, GrantEndpoint after, GrantStep& step) {
+void GrantSteps::Complete(const KnownEndpoint& before, BatchAgreementEndpoint after,
+                          GrantStep& step) {
   step.after = Know(std::move(after));
   step.changes_nothing = step.actions.empty() && step.after->hash == before.hash;
   for (const GrantAction& action : step.actions) {

@@ -12,15 +12,15 @@
 #include "absl/hash/hash.h"
 #include "absl/status/status.h"
 
-#include "transport/nccl/grant_endpoint.h"
+#include "transport/nccl/batch_agreement_endpoint.h"
 
 namespace ferry::grant_test {
 
 // An endpoint as it is at some moment, in any number of worlds.
 struct KnownEndpoint {
-  KnownEndpoint(GrantEndpoint value, int device_count);
+  KnownEndpoint(BatchAgreementEndpoint value, int device_count);
 
-  const GrantEndpoint endpoint;
+  const BatchAgreementEndpoint endpoint;
   const size_t hash;
   // Also of the grants that it will not take a second time.
   size_t whole_hash;
@@ -41,14 +41,14 @@ class GrantSteps final {
  public:
   explicit GrantSteps(int device_count) : device_count_(device_count) {}
 
-  const KnownEndpoint* Know(GrantEndpoint endpoint);
+  const KnownEndpoint* Know(BatchAgreementEndpoint endpoint);
   // What `call(endpoint, actions)` does to `before`. REQUIRES: `input` differs where the call does.
   template <typename Call>
   const GrantStep& Take(const KnownEndpoint& before, size_t input, Call call) {
     std::unique_ptr<GrantStep>& step = steps_[absl::HashOf(before.whole_hash, input)];
     if (step == nullptr) {
       step = std::make_unique<GrantStep>();
-      GrantEndpoint after = before.endpoint;
+      BatchAgreementEndpoint after = before.endpoint;
       step->status = call(after, step->actions);
       Complete(before, std::move(after), *step);
     }
@@ -56,7 +56,7 @@ class GrantSteps final {
   }
 
  private:
-  void Complete(const KnownEndpoint& before, GrantEndpoint after, GrantStep& step);
+  void Complete(const KnownEndpoint& before, BatchAgreementEndpoint after, GrantStep& step);
 
   int device_count_;
   absl::flat_hash_map<size_t, std::unique_ptr<const KnownEndpoint>> endpoints_;

@@ -13,7 +13,7 @@ World::World(const WorldOptions& options, const Clock& clock)
     : ground_(std::make_shared<Ground>(options)),
       outcomes_(options.transfers.size()),
       devices_(options.device_count),
-      lanes_(options.device_count * options.device_count),
+      channels_(options.device_count * options.device_count),
       deaths_left_(options.deaths),
       errors_left_(options.errors),
       cancels_left_(options.cancels),
@@ -21,7 +21,8 @@ World::World(const WorldOptions& options, const Clock& clock)
       pauses_left_(options.pauses) {
   transfers_.Edit() = options.transfers;
   for (int i = 0; i < options.device_count; ++i) {
-    devices_[i].known = ground_->steps.Know(GrantEndpoint(DeviceId(i), options.endpoint, clock));
+    devices_[i].known =
+        ground_->steps.Know(BatchAgreementEndpoint(DeviceId(i), options.endpoint, clock));
   }
   const auto add = [this](std::vector<int> members) {
     uint64_t mask = 0;
@@ -53,7 +54,7 @@ template <typename Call, typename... What>
 void World::Happen(int device, Call call, Input input, const What&... what) {
   Perform(device, Take(
                       device,
-                      [&call](GrantEndpoint& endpoint, GrantActions& actions) {
+                      [&call](BatchAgreementEndpoint& endpoint, GrantActions& actions) {
                         call(endpoint, actions);
                         return absl::OkStatus();
                       },
@@ -93,10 +94,10 @@ bool World::IsRunning(int device) const {
 void World::Check(int device) {
   const auto& stream = devices_[device].stream;
   if (stream.empty() || stream[0].has_data || stream[0].is_stuck) return;
-  const GrantBatch& mine = *stream[0].batch;
+  const AgreedBatch& mine = *stream[0].batch;
   const auto& other = devices_[mine.peer.value()].stream;
   if (other.empty() || other[0].has_data || other[0].is_stuck) return;
-  const GrantBatch& theirs = *other[0].batch;
+  const AgreedBatch& theirs = *other[0].batch;
   if (theirs.peer.value() != device || theirs.name.communicator != mine.name.communicator) return;
   // What has been aborted runs no more.
   if (FirstAborted(device) == size_t{0} || FirstAborted(mine.peer.value()) == size_t{0}) return;
@@ -111,7 +112,7 @@ void World::Check(int device) {
 
 void World::OnFinish(int device, const FinishTransfer& finish) {
   for (const Running& running : devices_[device].stream) {
-    for (const GrantOperation& operation : running.batch->operations) {
+    for (const BatchAgreementOperation& operation : running.batch->operations) {
       if (operation.key == finish.key) {
         Violate(absl::StrCat(ferry::Describe(finish.key), " is over while it runs"));
       }
@@ -137,7 +138,8 @@ void World::Perform(int device, const GrantStep& step, size_t first_action) {
     const GrantAction& action = step.actions[i];
     if (const auto* send = std::get_if<SendMessage>(&action)) {
       const int to = send->message.to.value();
-      if (devices_[to].is_alive) lane(device, to).push_back({-1, &send->message, step.hashes[i]});
+      if (devices_[to].is_alive)
+        channel(device, to).push_back({-1, &send->message, step.hashes[i]});
     } else if (const auto* launch = std::get_if<LaunchBatch>(&action)) {
       const int index = IndexOf(launch->batch.name.communicator);
       if (index < 0 || (self.opened >> index & 1) == 0 || (self.flagged >> index & 1) != 0) {
@@ -177,7 +179,7 @@ void World::Return(int device, size_t position, bool is_ok, bool data_arrives) {
   self.stream.erase(self.stream.begin() + static_cast<int64_t>(position));
   Happen(
       device,
-      [&](GrantEndpoint& endpoint, GrantActions& actions) {
+      [&](BatchAgreementEndpoint& endpoint, GrantActions& actions) {
         endpoint.Completed(running.batch->name,
                            is_ok ? absl::OkStatus() : absl::InternalError("unhandled error"),
                            actions);
@@ -196,12 +198,13 @@ void World::Die(int device, bool data_arrives) {
   self.is_alive = false;
   self.stream.clear();
   for (size_t from = 0; from < devices_.size(); ++from)
-    lane(static_cast<int>(from), device).clear();
+    channel(static_cast<int>(from), device).clear();
 }
 
 void World::Hold(int device) {
   Happen(
-      device, [](GrantEndpoint& endpoint, GrantActions& actions) { endpoint.Pause(actions); },
+      device,
+      [](BatchAgreementEndpoint& endpoint, GrantActions& actions) { endpoint.Pause(actions); },
       Input::kPause);
 }
 
@@ -210,43 +213,44 @@ void World::GoOn(int device) {
   const Device& self = devices_[device];
   if (self.is_paused || (self.has_joined && !self.has_left)) return;
   Happen(
-      device, [](GrantEndpoint& endpoint, GrantActions& actions) { endpoint.Resume(actions); },
+      device,
+      [](BatchAgreementEndpoint& endpoint, GrantActions& actions) { endpoint.Resume(actions); },
       Input::kResume);
 }
 
 void World::Match(int index) {
   outcomes_[index].is_matched = true;
   outcomes_[index].is_added[0] = true;
-  const GrantTransfer& transfer = (*transfers_)[index];
+  const BatchAgreementTransfer& transfer = (*transfers_)[index];
   const int source = transfer.key.source.value();
   const int destination = transfer.key.destination.value();
   const GrantStep& step = Take(
       source,
-      [&](GrantEndpoint& endpoint, GrantActions& actions) {
+      [&](BatchAgreementEndpoint& endpoint, GrantActions& actions) {
         return endpoint.Add(transfer, actions);
       },
       Input::kAdd, transfer.key);
   if (!step.status.ok()) Violate("Add has failed");
-  // The ticket goes first, and takes a grant along that speaks of it.
+  // The transfer descriptor goes first, and takes a grant along that speaks of it.
   Item item = {index, nullptr, absl::HashOf(transfer.key)};
   if (!step.actions.empty()) {
     const auto* send = std::get_if<SendMessage>(&step.actions.front());
-    if (send != nullptr && send->message.kind == GrantMessageKind::kGrant &&
+    if (send != nullptr && send->message.kind == BatchAgreementMessageKind::kGrant &&
         send->message.to == transfer.key.destination) {
       item.message = &send->message;
       item.hash = absl::HashOf(transfer.key, step.hashes.front());
     }
   }
-  if (devices_[destination].is_alive) lane(source, destination).push_back(item);
+  if (devices_[destination].is_alive) channel(source, destination).push_back(item);
   Perform(source, step, item.message == nullptr ? 0 : 1);
 }
 
 const GrantStep& World::Hear(const Item& item, int device) const {
   return Take(
       device,
-      [&](GrantEndpoint& endpoint, GrantActions& actions) {
+      [&](BatchAgreementEndpoint& endpoint, GrantActions& actions) {
         if (item.ticket < 0) return endpoint.OnMessage(*item.message, actions);
-        const GrantTransfer& transfer = (*transfers_)[item.ticket];
+        const BatchAgreementTransfer& transfer = (*transfers_)[item.ticket];
         return item.message == nullptr ? endpoint.Add(transfer, actions)
                                        : endpoint.AddWithGrant(transfer, *item.message, actions);
       },
@@ -259,7 +263,7 @@ void World::Apply(const Event& event) {
       Match(event.index);
       break;
     case Event::Kind::kDeliver: {
-      Lane& from = lane(event.index, event.other);
+      ControlChannel& from = channel(event.index, event.other);
       const Item item = from.front();
       from.erase(from.begin());
       if (item.ticket >= 0) outcomes_[item.ticket].is_added[1] = true;
@@ -290,10 +294,10 @@ void World::Apply(const Event& event) {
     case Event::Kind::kNotice:
       devices_[event.index].knows_dead |= uint32_t{1} << event.other;
       // What had not arrived by then never does.
-      lane(event.other, event.index).clear();
+      channel(event.other, event.index).clear();
       Happen(
           event.index,
-          [&](GrantEndpoint& endpoint, GrantActions& actions) {
+          [&](BatchAgreementEndpoint& endpoint, GrantActions& actions) {
             endpoint.PeerFailed(DeviceId(event.other), absl::UnavailableError("no heartbeat"),
                                 actions);
           },
@@ -316,7 +320,7 @@ void World::Apply(const Event& event) {
       devices_[event.index].opened |= bit;
       const GrantStep& step = Take(
           event.index,
-          [&](GrantEndpoint& endpoint, GrantActions& actions) {
+          [&](BatchAgreementEndpoint& endpoint, GrantActions& actions) {
             return endpoint.Open(communicator.name, members, actions);
           },
           Input::kOpen, communicator.name);
@@ -339,7 +343,7 @@ void World::Apply(const Event& event) {
       const CommunicatorName name = (*communicators_)[event.other].name;
       Happen(
           event.index,
-          [&](GrantEndpoint& endpoint, GrantActions& actions) {
+          [&](BatchAgreementEndpoint& endpoint, GrantActions& actions) {
             endpoint.Break(name, absl::AbortedError("given up"), actions);
           },
           Input::kBreak, name);
@@ -347,11 +351,11 @@ void World::Apply(const Event& event) {
     }
     case Event::Kind::kCancel: {
       --cancels_left_;
-      const GrantTransfer& transfer = (*transfers_)[event.index];
+      const BatchAgreementTransfer& transfer = (*transfers_)[event.index];
       outcomes_[event.index].is_cancelled = true;
       Happen(
           event.choice ? transfer.key.destination.value() : transfer.key.source.value(),
-          [&](GrantEndpoint& endpoint, GrantActions& actions) {
+          [&](BatchAgreementEndpoint& endpoint, GrantActions& actions) {
             endpoint.Cancel(transfer.key, absl::CancelledError("not wanted"), actions);
           },
           Input::kCancel, transfer.key);

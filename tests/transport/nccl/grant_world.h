@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A world of grant endpoints: lanes that delay, streams as NCCL's, failures; and a ledger of it
-// all.
+// A world of grant endpoints: control channels that delay, streams as NCCL's, failures; and a
+// ledger of it all.
 #ifndef FERRY_TESTS_TRANSPORT_NCCL_GRANT_WORLD_H_
 #define FERRY_TESTS_TRANSPORT_NCCL_GRANT_WORLD_H_
 
@@ -17,7 +17,7 @@
 
 #include "base/clock.h"
 #include "tests/transport/nccl/grant_steps.h"
-#include "transport/nccl/grant_endpoint.h"
+#include "transport/nccl/batch_agreement_endpoint.h"
 
 namespace ferry::grant_test {
 
@@ -46,8 +46,8 @@ struct Reductions {
 
 struct WorldOptions {
   int device_count = 3;
-  // Each is matched at some point, and its ticket travels to the destination.
-  std::vector<GrantTransfer> transfers;
+  // Each is matched at some point, and its transfer descriptor travels to the destination.
+  std::vector<BatchAgreementTransfer> transfers;
   // One communicator of all devices, or one of each pair.
   bool has_pair_communicators = false;
   // How often each may happen, at any point.
@@ -67,13 +67,13 @@ struct WorldOptions {
   bool runs_again = false;
   // What makes the search smaller; a test compares what comes out with and without it.
   Reductions reductions;
-  GrantOptions endpoint;
+  BatchAgreementOptions endpoint;
 };
 
 struct Event {
   enum class Kind {
     kMatch,         // transfer `index`
-    kDeliver,       // the next on the lane from `index` to `other`
+    kDeliver,       // the next on the control channel from `index` to `other`
     kComplete,      // the first batch of the stream of device `index`
     kFail,          // that batch, with an error; `choice`: its peer gets the data all the same
     kThrowOut,      // the first batch of the stream of `index` whose communicator was aborted
@@ -125,8 +125,10 @@ class World final {
   int64_t launches() const { return launches_; }
   int64_t finished_ok() const { return finished_ok_; }
   int64_t finished_badly() const { return finished_badly_; }
-  const std::vector<GrantTransfer>& transfers() const { return *transfers_; }
-  const GrantEndpoint& endpoint(int device) const { return devices_[device].known->endpoint; }
+  const std::vector<BatchAgreementTransfer>& transfers() const { return *transfers_; }
+  const BatchAgreementEndpoint& endpoint(int device) const {
+    return devices_[device].known->endpoint;
+  }
   bool is_alive(int device) const { return devices_[device].is_alive; }
 
  private:
@@ -137,15 +139,15 @@ class World final {
     WorldOptions options;
     GrantSteps steps;
   };
-  // A ticket, a message, or a ticket that takes a message along.
+  // A transfer descriptor, a message, or a transfer descriptor that takes a message along.
   struct Item {
     int ticket = -1;
-    const GrantMessage* message = nullptr;
+    const BatchAgreementMessage* message = nullptr;
     size_t hash = 0;
   };
-  using Lane = absl::InlinedVector<Item, 2>;
+  using ControlChannel = absl::InlinedVector<Item, 2>;
   struct Running {
-    const GrantBatch* batch = nullptr;
+    const AgreedBatch* batch = nullptr;
     size_t hash = 0;
     int communicator = 0;
     // The peer is through with it; the data is here, or never will be.
@@ -219,18 +221,18 @@ class World final {
   void AddOutcome(size_t index, size_t& hash) const;
   void Check(int device);
   void Violate(std::string what);
-  Lane& lane(int from, int to) {
-    return lanes_[static_cast<size_t>(from) * devices_.size() + static_cast<size_t>(to)];
+  ControlChannel& channel(int from, int to) {
+    return channels_[static_cast<size_t>(from) * devices_.size() + static_cast<size_t>(to)];
   }
-  const Lane& lane(int from, int to) const {
-    return lanes_[static_cast<size_t>(from) * devices_.size() + static_cast<size_t>(to)];
+  const ControlChannel& channel(int from, int to) const {
+    return channels_[static_cast<size_t>(from) * devices_.size() + static_cast<size_t>(to)];
   }
 
   std::shared_ptr<Ground> ground_;
-  Shared<std::vector<GrantTransfer>> transfers_;
+  Shared<std::vector<BatchAgreementTransfer>> transfers_;
   absl::InlinedVector<Outcome, 4> outcomes_;
   absl::InlinedVector<Device, 3> devices_;
-  absl::InlinedVector<Lane, 9> lanes_;
+  absl::InlinedVector<ControlChannel, 9> channels_;
   Shared<std::vector<Communicator>> communicators_;
   int deaths_left_;
   int errors_left_;

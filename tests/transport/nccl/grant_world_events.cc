@@ -16,8 +16,8 @@ std::optional<Event> World::IndifferentEvent() const {
   if (!ground_->options.reductions.indifferent_events) return std::nullopt;
   for (int from = 0; from < static_cast<int>(devices_.size()); ++from) {
     for (int to = 0; to < static_cast<int>(devices_.size()); ++to) {
-      if (lane(from, to).empty()) continue;
-      if (IsIndifferent(lane(from, to).front(), from, to)) {
+      if (channel(from, to).empty()) continue;
+      if (IsIndifferent(channel(from, to).front(), from, to)) {
         return Event{Event::Kind::kDeliver, from, to};
       }
     }
@@ -36,12 +36,12 @@ std::optional<Event> World::IndifferentEvent() const {
 bool World::IsIndifferent(const Item& item, int from, int to) const {
   // Whether it arrives at all matters once its sender may be dead.
   const bool arrives = deaths_left_ == 0 && devices_[from].is_alive;
-  // All that a device with the larger id does with a ticket is to wait for the grant, which comes
-  // after it; unless the transfer may be cancelled.
+  // All that a device with the larger id does with a transfer descriptor is to wait for the grant,
+  // which comes after it; unless the transfer may be cancelled.
   if (item.message == nullptr) return arrives && from < to && cancels_left_ == 0;
   if (item.ticket >= 0) return false;
   // It ends transfers that nothing else can end any more.
-  if (item.message->kind == GrantMessageKind::kDone && arrives) return true;
+  if (item.message->kind == BatchAgreementMessageKind::kDone && arrives) return true;
   // What is no news now never is, and then it does not matter whether it arrives: answers and DONE
   // speak of a batch by its name, which no other one gets; CANCEL of transfers that the receiver
   // has known, which do not come back, and of one that is agreed, which does not become pending
@@ -122,7 +122,7 @@ std::vector<Event> World::Enabled() const {
   for (int device = 0; device < count; ++device) {
     const Device& self = devices_[device];
     for (int to = 0; to < count; ++to) {
-      if (!lane(device, to).empty()) events.push_back({Kind::kDeliver, device, to});
+      if (!channel(device, to).empty()) events.push_back({Kind::kDeliver, device, to});
     }
     if (!self.is_alive) {
       for (int other = 0; other < count; ++other) {
@@ -214,7 +214,7 @@ void World::SucceedCommunicators() {
       continue;
     }
     outcomes_[i].is_run_again = true;
-    GrantTransfer again = (*transfers_)[i];
+    BatchAgreementTransfer again = (*transfers_)[i];
     again.key.id += 1000;
     transfers_.Edit().push_back(again);
     outcomes_.emplace_back();

@@ -16,7 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 
-#include "transport/nccl/nccl_ticket.h"
+#include "transport/nccl/nccl_descriptor.h"
 
 namespace ferry {
 namespace {
@@ -46,7 +46,7 @@ class NcclTransportTest : public ::testing::Test {
     cuda_ = *cuda::CudaApi::Load();
     nccl_ = *nccl::NcclApi::Load();
     gpus_ = *Gpus::Create(cuda_, AllocateHeapBuffer, nullptr, {});
-    loop_ = *LaneLoop::Create({});
+    loop_ = *EventLoop::Create({});
     for (int node = 0; node < 2; ++node) {
       nodes_[node].peer = {node, 1000u + static_cast<uint64_t>(node)};
       nodes_[node].nccl_version = nccl_->version();
@@ -81,27 +81,28 @@ class NcclTransportTest : public ::testing::Test {
     query.source_place = query.destination_place = {MemorySpace::kCuda, 0};
     return transport.Cost(query).status();
   }
-  // A ticket for somebody else is refused, and this process's GPU 0 is in use from then on.
+  // A transfer descriptor for somebody else is refused, and this process's GPU 0 is in use from
+  // then on.
   void Use(NcclTransport& transport) const {
-    const auto inlet = transport.MakeInlet(nodes_[1], [](uint64_t) {});
+    const auto receiver = transport.CreateReceiver(nodes_[1], [](uint64_t) {});
     TensorHeader header;
     header.place = {MemorySpace::kCuda, 0};
-    inlet->Take(1, header, EncodeNcclTicket({{DeviceId(16), DeviceId(5), 1}, std::nullopt}), {},
-                Tensor(), [](const absl::StatusOr<Tensor>& taken, Inlet::TakeInfo) {
-                  EXPECT_TRUE(absl::IsInvalidArgument(taken.status())) << taken.status();
-                });
-    inlet->Abort(absl::CancelledError("the test is over"));
+    receiver->Take(1, header, EncodeNcclTicket({{DeviceId(16), DeviceId(5), 1}, std::nullopt}), {},
+                   Tensor(), [](const absl::StatusOr<Tensor>& taken, TransportReceiver::TakeInfo) {
+                     EXPECT_TRUE(absl::IsInvalidArgument(taken.status())) << taken.status();
+                   });
+    receiver->Abort(absl::CancelledError("the test is over"));
   }
 
   std::shared_ptr<const cuda::CudaApi> cuda_;
   std::shared_ptr<const nccl::NcclApi> nccl_;
   std::unique_ptr<Gpus> gpus_;
-  std::unique_ptr<LaneLoop> loop_;
+  std::unique_ptr<EventLoop> loop_;
   Endpoint nodes_[2];
 };
 
-// A sender asks which way its tensor goes while the first ticket of another thread comes: a GPU
-// that this node takes into use in between is not another node's.
+// A sender asks which way its tensor goes while the first transfer descriptor of another thread
+// comes: a GPU that this node takes into use in between is not another node's.
 TEST_F(NcclTransportTest, AGpuThatIsComingIntoUseIsNoReason) {
   constexpr int kAsking = 2;
   constexpr int kQuestions = 10;

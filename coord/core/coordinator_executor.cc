@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// The lock, the timer and the queue of completions.
+#include "coord/core/coordinator_executor.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "coord/core/hold_up.h"
+
+namespace ferry::coord {
+namespace {
+
+// After so many batches in a row `after_batch` is called, whatever else is due.
+constexpr int kMaxBatches = 4;
+}  // namespace
+
+CoordinatorExecutor::CoordinatorExecutor(std::unique_ptr<Coordinator> coordinator)
+    : coordinator_(std::move(coordinator)), timer_thread_("ferry-timer", [this] { KeepTime(); }) {}
+
+CoordinatorExecutor::~CoordinatorExecutor() {
+  {
+    absl::MutexLock lock(&mu_);
+    is_closing_ = true;
+    timer_moved_.Wake();
+  }
+  timer_thread_.Join();
+}
+
+void CoordinatorExecutor::FinishRunAndUnlock() {
+  std::vector<Completion> fresh = coordinator_->TakeCompletions();
+  if (due_.empty()) {
+    due_ = std::move(fresh);
+  } else {
+    due_.insert(due_.end(), std::make_move_iterator(fresh.begin()),
+                std::make_move_iterator(fresh.end()));
+  }
+  if (coordinator_->NextDeadline() < timer_) timer_moved_.Wake();
+  if (is_draining_) {
+    mu_.Unlock();
+    return;
+  }
+  is_draining_ = true;
+  int batches = 0;
+  while (!due_.empty()) {
+    std::vector<Completion> batch = std::exchange(due_, {});
+    mu_.Unlock();
+    for (Completion& completion : batch) std::move(completion)();
+    batch.clear();
+    mu_.Lock();
+    // What the batch led to belongs to it; but others who go on adding must not put this off.
+    if (after_batch_ && (due_.empty() || ++batches % kMaxBatches == 0)) {
+      mu_.Unlock();
+      after_batch_();
+      mu_.Lock();
+    }
+  }
+  is_draining_ = false;
+  mu_.Unlock();
+}
+
+void CoordinatorExecutor::KeepTime() {
+  // While the process is not running, for example because it is stopped, it receives nothing from
+  // its tasks, which must not count as their silence.
+  HoldUp hold_up;
+  absl::Duration unheard;
+  mu_.Lock();
+  while (!is_closing_) {
+    timer_ = coordinator_->NextDeadline();
+    // The coordinator's clock may be any; what counts here is how far off the deadline is.
+    const absl::Time now = SteadyClock().Now();
+    if (timer_ > now) {
+      const uint32_t turn = timer_moved_.turn();
+      const absl::Time until = hold_up.BeginWait(now, timer_);
+      mu_.Unlock();
+      timer_moved_.WaitUntil(turn, until);
+      mu_.Lock();
+      unheard = hold_up.EndWait(SteadyClock().Now());
+      if (unheard > absl::ZeroDuration()) coordinator_->ExtendHeartbeatDeadlines(unheard);
+    } else {
+      // Also late: because of the lock, or of what this thread ran meanwhile.
+      absl::Duration behind = reader_lag_ ? reader_lag_() : absl::ZeroDuration();
+      if (unheard == absl::ZeroDuration()) behind = std::max(behind, now - timer_);
+      if (behind > HoldUp::kTolerance) {
+        coordinator_->ExtendHeartbeatDeadlines(behind + HoldUp::kTolerance);
+      }
+      unheard = absl::ZeroDuration();
+      timer_ = absl::InfinitePast();
+      coordinator_->Advance();
+      FinishRunAndUnlock();
+      mu_.Lock();
+    }
+  }
+  mu_.Unlock();
+}
+
+}  // namespace ferry::coord

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// Counting those who want a turn.
+#include "gpu/nccl_arbiter.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+
+namespace ferry {
+
+void NcclArbiter::Tell() {
+  std::shared_ptr<Keyed> keyed;
+  {
+    absl::MutexLock lock(&mu_);
+    keyed = keyed_.lock();
+    if (keyed == nullptr) is_quiet_ = true;
+  }
+  if (keyed != nullptr) keyed->OnTurn();
+}
+
+void NcclArbiter::Ask() {
+  {
+    absl::MutexLock lock(&mu_);
+    ++count_;
+  }
+  Tell();
+}
+
+bool NcclArbiter::has_turn() const {
+  absl::MutexLock lock(&mu_);
+  return is_quiet_;
+}
+
+absl::Status NcclArbiter::Await(absl::Duration timeout) {
+  absl::MutexLock lock(&mu_);
+  if (mu_.AwaitWithTimeout(absl::Condition(this, &NcclArbiter::is_quiet), timeout)) {
+    return absl::OkStatus();
+  }
+  return absl::DeadlineExceededError(absl::StrCat(
+      "waited ", absl::FormatDuration(timeout), " for keyed transfers by NCCL on gpu:", ordinal_,
+      " to end, which a program's own NCCL work must not run beside"));
+}
+
+void NcclArbiter::End() {
+  {
+    absl::MutexLock lock(&mu_);
+    FERRY_CHECK(count_ > 0);
+    --count_;
+  }
+  Tell();
+}
+
+absl::Status NcclArbiter::CheckKeyedLocked() const {
+  if (keyed_.expired()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("another node of this process has keyed transfers by NCCL on gpu:", ordinal_,
+                   ", and NCCL's work on a GPU has one order"));
+}
+
+absl::Status NcclArbiter::CheckKeyed() const {
+  absl::MutexLock lock(&mu_);
+  return CheckKeyedLocked();
+}
+
+absl::Status NcclArbiter::SetKeyed(std::weak_ptr<Keyed> keyed) {
+  {
+    absl::MutexLock lock(&mu_);
+    FERRY_RETURN_IF_ERROR(CheckKeyedLocked());
+    keyed_ = std::move(keyed);
+  }
+  Tell();
+  return absl::OkStatus();
+}
+
+bool NcclArbiter::is_wanted() const {
+  absl::MutexLock lock(&mu_);
+  return count_ > 0;
+}
+
+void NcclArbiter::SetQuiet() {
+  absl::MutexLock lock(&mu_);
+  is_quiet_ = true;
+}
+
+bool NcclArbiter::TryGoOn() {
+  absl::MutexLock lock(&mu_);
+  if (count_ > 0) return false;
+  is_quiet_ = false;
+  return true;
+}
+
+absl::StatusOr<std::shared_ptr<NcclTurn>> NcclTurn::Take(std::shared_ptr<NcclArbiter> turns,
+                                                         std::shared_ptr<cuda::SyncGate> gate,
+                                                         absl::Duration timeout) {
+  turns->Ask();
+  if (absl::Status status = turns->Await(timeout); !status.ok()) {
+    turns->End();
+    return status;
+  }
+  gate->BeginProgramWork(turns->ordinal());
+  return std::shared_ptr<NcclTurn>(new NcclTurn(std::move(turns), std::move(gate)));
+}
+
+NcclTurn::~NcclTurn() {
+  gate_->EndProgramWork(turns_->ordinal());
+  turns_->End();
+}
+
+std::shared_ptr<NcclOrder> NcclOrder::OfProcess() {
+  static absl::Mutex mu(absl::kConstInit);
+  static auto& known = *new std::weak_ptr<NcclOrder>;
+  absl::MutexLock lock(&mu);
+  std::shared_ptr<NcclOrder> order = known.lock();
+  if (order == nullptr) known = order = std::make_shared<NcclOrder>();
+  return order;
+}
+
+std::shared_ptr<NcclArbiter> NcclOrder::Turns(int ordinal) {
+  absl::MutexLock lock(&mu_);
+  std::shared_ptr<NcclArbiter>& turns = turns_[ordinal];
+  if (turns == nullptr) turns = std::make_shared<NcclArbiter>(ordinal);
+  return turns;
+}
+
+}  // namespace ferry

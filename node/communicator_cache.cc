@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lending, taking back, making room.
+#include "node/communicator_cache.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+
+#include "base/clock.h"
+#include "base/status_macros.h"
+
+namespace ferry {
+namespace {
+
+constexpr absl::Duration kLook = absl::Milliseconds(1);
+// Where what one takes could not be seen.
+constexpr uint64_t kLeastBytes = uint64_t{16} << 20;
+// For another rank to say whether it ends one.
+constexpr absl::Duration kLeavingTimeout = absl::Seconds(2);
+// For NCCL to let go of one whose memory is wanted.
+constexpr absl::Duration kEndTimeout = absl::Seconds(2);
+
+}  // namespace
+
+CommunicatorCache::CommunicatorCache(CommunicatorRegistry& ledger, uint64_t budget_bytes,
+                                     std::function<uint64_t(int ordinal)> free_bytes)
+    : ledger_(ledger), budget_bytes_(budget_bytes), free_bytes_(std::move(free_bytes)) {}
+
+CommunicatorRefcount CommunicatorCache::LeaseOf(const CliqueKey& key, int rank) {
+  return CommunicatorRefcount(key, rank, ledger_, SteadyClock(), [this, &key] {
+    absl::SleepFor(kLook);
+    return CheckAlive(key);
+  });
+}
+
+absl::Status CommunicatorCache::Stop(absl::Duration timeout) {
+  auto ended = std::make_shared<absl::btree_map<std::string, Entry>>();
+  {
+    absl::MutexLock lock(&mu_);
+    is_stopped_ = true;
+    ended->swap(entries_);
+  }
+  if (!ended->empty()) threads_.Run("ferry-kept", [ended] { ended->clear(); });
+  ended.reset();
+  if (threads_.StopWithin(timeout).empty()) return absl::OkStatus();
+  {
+    absl::MutexLock lock(&mu_);
+    stays_ = shared_from_this();
+  }
+  return absl::UnavailableError(
+      absl::StrCat("a communicator of its program's has not ended within ",
+                   absl::FormatDuration(timeout), ": NCCL does not let go of it"));
+}
+
+absl::Status CommunicatorCache::Enter(const std::string& name, absl::Duration timeout) {
+  absl::MutexLock lock(&mu_);
+  const auto is_free = [this, &name]()
+                           ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !entered_.contains(name); };
+  if (!mu_.AwaitWithTimeout(absl::Condition(&is_free), timeout)) {
+    return absl::DeadlineExceededError(
+        absl::StrCat("another thread has been making it for over ", absl::FormatDuration(timeout)));
+  }
+  entered_.insert(name);
+  return absl::OkStatus();
+}
+
+void CommunicatorCache::Exit(const std::string& name) {
+  absl::MutexLock lock(&mu_);
+  entered_.erase(name);
+}
+
+std::shared_ptr<NcclCommunicator> CommunicatorCache::Lend(const std::string& name, Entry& entry) {
+  entry.is_idle = false;
+  entry.loan_number = ++count_;
+  NcclCommunicator* const lent = entry.communicator.get();
+  std::shared_ptr<NcclCommunicator> loan(
+      lent, [self = shared_from_this(), name, number = entry.loan_number,
+             communicator = entry.communicator](NcclCommunicator*) mutable {
+        self->TakeBack(name, number, std::move(communicator));
+      });
+  entry.loan = loan;
+  return loan;
+}
+
+std::shared_ptr<NcclCommunicator> CommunicatorCache::TakeOut(const std::string& name) {
+  absl::MutexLock lock(&mu_);
+  const auto found = entries_.find(name);
+  if (found == entries_.end()) return nullptr;
+  std::shared_ptr<NcclCommunicator> communicator = std::move(found->second.communicator);
+  entries_.erase(found);
+  return communicator;
+}
+
+absl::StatusOr<std::shared_ptr<NcclCommunicator>> CommunicatorCache::Acquire(const CliqueKey& key,
+                                                                             int rank, int ordinal,
+                                                                             absl::Duration timeout,
+                                                                             Make make) {
+  const std::string name = absl::StrCat(key.prefix(), rank);
+  const absl::Time deadline = SteadyClock().Now() + timeout;
+  if (const absl::Status entered = Enter(name, timeout); !entered.ok()) {
+    return absl::Status(entered.code(), absl::StrCat(key.Describe(), ": ", entered.message()));
+  }
+  // Ends behind the exit: who has it may let go of it meanwhile, and giving it back enters.
+  std::shared_ptr<NcclCommunicator> loan;
+  const absl::Cleanup exits = [this, &name] { Exit(name); };
+  return AcquireEntered(name, key, rank, ordinal, deadline, make, loan);
+}
+
+absl::StatusOr<std::shared_ptr<NcclCommunicator>> CommunicatorCache::AcquireEntered(
+    const std::string& name, const CliqueKey& key, int rank, int ordinal, absl::Time deadline,
+    Make make, std::shared_ptr<NcclCommunicator>& loan) {
+  std::shared_ptr<NcclCommunicator> known;
+  bool is_used = false;
+  {
+    absl::MutexLock lock(&mu_);
+    if (is_stopped_) return absl::FailedPreconditionError("this node is leaving");
+    if (const auto found = entries_.find(name); found != entries_.end()) {
+      known = found->second.communicator;
+      loan = found->second.loan.lock();
+      is_used = !found->second.is_idle;
+    }
+  }
+  CommunicatorRefcount lease = LeaseOf(key, rank);
+  if (known == nullptr && budget_bytes_ > 0) {
+    uint64_t usual = 0;
+    {
+      absl::MutexLock lock(&mu_);
+      for (const auto& [other, entry] : entries_) {
+        if (entry.ordinal == ordinal) usual = std::max(usual, entry.bytes);
+      }
+    }
+    MakeRoom(ordinal, usual);
+  }
+  // It may have ended for all since: another rank has let go of it, or wanted its memory.
+  FERRY_ASSIGN_OR_RETURN(const uint32_t generation,
+                         is_used ? lease.Generation() : lease.Begin(deadline));
+  if (known != nullptr) {
+    if (known->get() != nullptr && generation <= known->generation() && known->Check().ok()) {
+      if (loan != nullptr) return loan;
+      known->Listen([] {});
+      absl::MutexLock lock(&mu_);
+      return Lend(name, entries_.find(name)->second);
+    }
+    // Whoever has it still has it; this is on to the next.
+    TakeOut(name);
+    known = nullptr;
+  }
+  const uint64_t free_before = free_bytes_(ordinal);
+  absl::StatusOr<std::shared_ptr<NcclCommunicator>> made = make();
+  if (!made.ok()) {
+    lease.End().IgnoreError();
+    return made;
+  }
+  const uint64_t free_after = free_bytes_(ordinal);
+  uint64_t bytes = kLeastBytes;
+  if (free_after > 0 && free_before > free_after) {
+    bytes = std::max(bytes, free_before - free_after);
+  }
+  absl::MutexLock lock(&mu_);
+  Entry entry{.key = key, .rank = rank, .ordinal = ordinal, .bytes = bytes};
+  entry.communicator = *std::move(made);
+  return Lend(name, entries_.insert_or_assign(name, std::move(entry)).first->second);
+}
+
+void CommunicatorCache::TakeBack(const std::string& name, uint64_t loan_number,
+                                 std::shared_ptr<NcclCommunicator> communicator) {
+  Enter(name, absl::InfiniteDuration()).IgnoreError();
+  std::optional<Entry> entry;
+  bool can_be_kept = budget_bytes_ > 0;
+  {
+    absl::MutexLock lock(&mu_);
+    const auto found = entries_.find(name);
+    // Otherwise it has been lent again, or the clique is on to the next.
+    if (found != entries_.end() && found->second.loan_number == loan_number) {
+      entry = found->second;
+      can_be_kept = can_be_kept && CheckAliveLocked(entry->key).ok();
+    }
+  }
+  if (!entry.has_value()) return Exit(name);
+  CommunicatorRefcount lease = LeaseOf(entry->key, entry->rank);
+  can_be_kept = can_be_kept && communicator->Settled().ok();
+  // Where the store cannot be told, the others could never end it.
+  if (lease.End().ok() && can_be_kept) {
+    communicator->Listen([weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->ScheduleSweep();
+    });
+    absl::MutexLock lock(&mu_);
+    if (const auto found = entries_.find(name); found != entries_.end()) {
+      found->second.is_idle = true;
+      found->second.idle_since = ++count_;
+    }
+  } else {
+    TakeOut(name);
+    entry->communicator = nullptr;
+    // Aborts it, and tells the others.
+    communicator = nullptr;
+  }
+  entry->communicator = nullptr;
+  communicator = nullptr;
+  Exit(name);
+  MakeRoom(entry->ordinal, 0);
+}
+
+absl::Status CommunicatorCache::CheckAlive(const CliqueKey& key) {
+  absl::MutexLock lock(&mu_);
+  return CheckAliveLocked(key);
+}
+
+absl::Status CommunicatorCache::CheckAliveLocked(const CliqueKey& key) const {
+  for (const Dead& dead : dead_) {
+    for (int rank = 0; rank < key.size(); ++rank) {
+      if (!dead.is_dead(key.member(rank))) continue;
+      return absl::Status(dead.why.code(),
+                          absl::StrCat(key.DescribeRank(rank), " of ", key.Describe(),
+                                       " is gone: ", dead.why.message()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void CommunicatorCache::MakeRoom(int ordinal, uint64_t bytes) {
+  absl::flat_hash_set<std::string> tried;
+  while (true) {
+    std::optional<Entry> oldest;
+    std::string name;
+    {
+      absl::MutexLock lock(&mu_);
+      uint64_t used = bytes;
+      for (const auto& [other, entry] : entries_) {
+        if (entry.ordinal != ordinal) continue;
+        used += entry.bytes;
+        if (!entry.is_idle || entered_.contains(other) || tried.contains(other)) continue;
+        if (!oldest.has_value() || entry.idle_since < oldest->idle_since) {
+          oldest = entry;
+          name = other;
+        }
+      }
+      if (used <= budget_bytes_ || !oldest.has_value() || is_stopped_) return;
+      entered_.insert(name);
+    }
+    tried.insert(name);
+    const absl::StatusOr<bool> is_over = LeaseOf(oldest->key, oldest->rank)
+                                             .TryEndForAll(oldest->communicator->generation(),
+                                                           SteadyClock().Now() + kLeavingTimeout);
+    oldest.reset();
+    if (is_over.ok() && *is_over) EndWithin(kEndTimeout, TakeOut(name));
+    Exit(name);
+  }
+}
+
+void CommunicatorCache::EndWithin(absl::Duration timeout,
+                                  std::shared_ptr<NcclCommunicator> communicator) {
+  const auto is_over = std::make_shared<absl::Notification>();
+  const bool has_begun =
+      threads_.Run("ferry-kept", [is_over, communicator = std::move(communicator)]() mutable {
+        communicator = nullptr;
+        is_over->Notify();
+      });
+  if (has_begun) is_over->WaitForNotificationWithTimeout(timeout);
+}
+
+void CommunicatorCache::Forget(std::function<bool(const CliqueMember&)> is_dead, absl::Status why) {
+  {
+    absl::MutexLock lock(&mu_);
+    dead_.push_back({std::move(is_dead), std::move(why)});
+  }
+  ScheduleSweep();
+}
+
+void CommunicatorCache::ScheduleSweep() {
+  if (is_sweep_scheduled_.exchange(true)) return;
+  threads_.Run("ferry-kept", [this] {
+    is_sweep_scheduled_ = false;
+    Sweep();
+  });
+}
+
+void CommunicatorCache::Sweep() {
+  std::vector<std::string> idle;
+  absl::flat_hash_set<std::string> dead;
+  {
+    absl::MutexLock lock(&mu_);
+    for (const auto& [name, entry] : entries_) {
+      if (!entry.is_idle) continue;
+      idle.push_back(name);
+      if (!CheckAliveLocked(entry.key).ok()) dead.insert(name);
+    }
+  }
+  for (const std::string& name : idle) {
+    std::shared_ptr<NcclCommunicator> communicator;
+    {
+      absl::MutexLock lock(&mu_);
+      const auto found = entries_.find(name);
+      if (found == entries_.end() || !found->second.is_idle || entered_.contains(name)) continue;
+      communicator = found->second.communicator;
+      entered_.insert(name);
+    }
+    const bool is_over = dead.contains(name) || !communicator->Check().ok();
+    communicator = nullptr;
+    if (is_over) TakeOut(name);
+    Exit(name);
+  }
+}
+
+}  // namespace ferry

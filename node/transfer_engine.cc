@@ -1,0 +1,392 @@
+// SPDX-License-Identifier: Apache-2.0
+// Putting the parts together, and taking them apart in order.
+#include "node/transfer_engine.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+#include "base/clock.h"
+#include "base/status_macros.h"
+#include "gpu/cuda/enumerate.h"
+#include "node/endpoint_record.h"
+#include "node/host_addresses.h"
+#include "rendezvous/local_rendezvous.h"
+
+namespace ferry {
+namespace {
+
+// For control channels to end when this process leaves; they need no answer of anybody.
+// Of the contents of a file of the job's token.
+constexpr size_t kMaxTokenBytes = 4096;
+constexpr absl::Duration kCloseTimeout = absl::Seconds(5);
+
+// The addresses that peers are given for the listener on `listen`, which has that port.
+//   is_carrier: whether the port of TransferEngineOptions::advertise, if it has one, is this
+//   listener's. knows_peer: whether a connecting peer notices when another process answers.
+absl::StatusOr<std::vector<std::string>> Advertised(const TransferEngineOptions& options,
+                                                    const std::string& listen, int port,
+                                                    bool is_carrier, bool knows_peer) {
+  if (port == 0) return std::vector<std::string>();
+  if (!options.advertise.empty()) {
+    FERRY_ASSIGN_OR_RETURN(std::string address, CompleteAddress(options.advertise, port));
+    if (!is_carrier) address = absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
+    return std::vector<std::string>{std::move(address)};
+  }
+  // The address that is listened on, unless it is the wildcard address.
+  const std::string host = listen.substr(0, listen.rfind(':'));
+  if (!host.empty() && host != "[::]" && host != "0.0.0.0") {
+    return std::vector<std::string>{absl::StrCat(host, ":", port)};
+  }
+  // A container may not be allowed to list its interfaces, and still has its connections.
+  std::vector<InterfaceAddress> all = ReadInterfaces().value_or(std::vector<InterfaceAddress>());
+  if (host == "0.0.0.0") std::erase_if(all, [](const auto& each) { return each.is_ipv6; });
+  std::vector<OfferedAddress> offered = OrderAddresses(all, options.local_end);
+  if (offered.empty() && !options.local_end.empty()) {
+    offered.push_back({.address = options.local_end,
+                       .rank = AddressRank::kToCoordinator,
+                       .is_ipv6 = absl::StrContains(options.local_end, ':')});
+  }
+  return WithPort(knows_peer ? offered : OnlyLikely(offered), port);
+}
+
+// Of a send and its receive in one process: the best of a few batches. Some microseconds.
+absl::Duration MeasureLocalExchange() {
+  constexpr int kBatches = 4;
+  constexpr int kPairs = 64;
+  const absl::StatusOr<RendezvousKey> key = RendezvousKey::Parse(
+      RendezvousKey::Text("/job:worker/replica:0/task:0/device:CPU:0", 1,
+                          "/job:worker/replica:0/task:0/device:CPU:0", "start"));
+  FERRY_CHECK(key.ok());
+  LocalRendezvous table(SteadyClock());
+  const absl::StatusOr<Tensor> tensor = Tensor::Allocate(DataType::kUint8, Shape());
+  if (!tensor.ok()) return absl::ZeroDuration();
+  absl::Duration best = absl::InfiniteDuration();
+  for (int batch = 0; batch < kBatches; ++batch) {
+    const absl::Time start = SteadyClock().Now();
+    for (int i = 0; i < kPairs; ++i) {
+      table.Send(*key, *tensor).IgnoreError();
+      table.RecvAsync(*key, {}, [](const absl::Status&, const Received&) {});
+    }
+    best = std::min(best, (SteadyClock().Now() - start) / kPairs);
+  }
+  return best;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> FindToken(const TransferEngineOptions& options, GetEnv get_env) {
+  if (!options.token.empty()) return options.token;
+  if (const auto token = get_env("FERRY_JOB_TOKEN"); token.has_value() && !token->empty()) {
+    return *token;
+  }
+  const std::string path = get_env("FERRY_JOB_TOKEN_FILE").value_or("");
+  if (path.empty()) return std::string();
+  std::ifstream file(path);
+  std::string content(kMaxTokenBytes + 1, '\0');
+  file.read(content.data(), static_cast<std::streamsize>(content.size()));
+  content.resize(static_cast<size_t>(file.gcount()));
+  const std::string token(absl::StripAsciiWhitespace(content));
+  std::string why;
+  if (!file.is_open() || file.bad()) {
+    why = absl::StrCat("cannot be read: ", std::strerror(errno));
+  } else if (content.size() > kMaxTokenBytes) {
+    why = absl::StrCat("it has more than ", kMaxTokenBytes, " bytes, and is no token");
+  } else if (token.empty()) {
+    why = "it holds no token";
+  }
+  if (why.empty()) return token;
+  return absl::InvalidArgumentError(absl::StrCat("FERRY_JOB_TOKEN_FILE=", path, ": ", why));
+}
+
+absl::StatusOr<std::unique_ptr<TransferEngine>> TransferEngine::Start(TransferEngineOptions options,
+                                                                      Endpoint self,
+                                                                      EndpointResolver resolver,
+                                                                      KnownEndpoint known,
+                                                                      NcclJob nccl) {
+  if (options.require_proof && options.token.empty()) {
+    return absl::InvalidArgumentError("a proof of no token cannot be required");
+  }
+  auto exchange = std::unique_ptr<TransferEngine>(new TransferEngine());
+  FERRY_ASSIGN_OR_RETURN(exchange->arena_, HostArena::Create(options.arena));
+  exchange->arena_budget_bytes_ = options.arena.budget_bytes;
+  exchange->flush_timeout_ = options.flush_timeout;
+  FERRY_ASSIGN_OR_RETURN(exchange->loop_, EventLoop::Create({.spin = options.spin}));
+  exchange->copier_ = std::make_unique<CopyPool>();
+
+  if (options.use_gpus) {
+    exchange->FindGpus(options);
+  } else {
+    exchange->why_no_gpus_ = "TransferEngineOptions::use_gpus is off (--no-gpus)";
+  }
+  exchange->nccl_ = std::move(nccl);
+  exchange->FindNccl();
+
+  TransferContext& common = exchange->transfer_context_;
+  common.self = std::move(self);
+  common.gpus = exchange->gpus();
+  if (common.gpus != nullptr) {
+    common.self.gpus = common.gpus->uuids();
+    common.self.has_gpu_kernels = !options.kernel_image.empty();
+  }
+  if (exchange->nccl_.library != nullptr && options.transports.nccl.memory_bytes > 0) {
+    common.self.nccl_version = exchange->nccl_.library->version();
+  }
+  common.policy.require = options.require_transport;
+  common.checksum = options.checksum;
+  common.connect_timeout = options.connect_timeout;
+  exchange->fetcher_ = std::make_unique<PeerFetcher>(common, std::move(resolver));
+  RemoteFetcher* fetcher = exchange->fetcher_.get();
+  const bool is_grpc = options.carrier == Carrier::kGrpc;
+  if (is_grpc || options.grpc_services) {
+    FERRY_CHECK(known != nullptr || !is_grpc);
+    exchange->grpc_ = std::make_unique<GrpcBackend>(
+        std::move(known), exchange->arena_,
+        GrpcBackendOptions{.checksum = options.checksum,
+                           .proof = {options.token, options.require_proof},
+                           .coordinator = options.coordinator});
+    if (is_grpc) fetcher = &exchange->grpc_->fetcher();
+  }
+  exchange->manager_ =
+      std::make_unique<RendezvousManager>(SteadyClock(), *fetcher, options.rendezvous,
+                                          [loop = exchange->loop_.get()] { loop->Wake(); });
+  common.manager = exchange->manager_.get();
+  common.transports = &exchange->transports_;
+
+  ConnectionManagerOptions hub;
+  hub.handshake.self = common.self.peer;
+  hub.handshake.token = options.token;
+  hub.tcp_listen = options.listen;
+  // Rings of a control channel are memory that both sides have.
+  const absl::Status shares_memory = MemorySegment::CheckSupport();
+  common.why_no_shared_memory = std::string(shares_memory.message());
+  hub.unix_listen = options.unix_socket && options.require_transport != "tcp" && shares_memory.ok();
+  hub.handshake_timeout = options.connect_timeout;
+  hub.lane_queue_bytes = options.lane_queue_bytes;
+  // It listens, and accepts when the transports are there.
+  FERRY_ASSIGN_OR_RETURN(exchange->hub_, ConnectionManager::Create(
+                                             *exchange->loop_, std::move(hub),
+                                             [raw = exchange.get()](const PeerId& peer) {
+                                               return raw->fetcher_->Serve(peer);
+                                             },
+                                             [raw = exchange.get()](DataConnection connection) {
+                                               for (const auto& transport : raw->transports_) {
+                                                 if (transport->OnDataConnection(connection))
+                                                   return;
+                                               }
+                                             }));
+  exchange->fetcher_->set_connector(exchange->hub_.get());
+  const TransportEnvironment environment = {.loop = exchange->loop_.get(),
+                                            .hub = exchange->hub_.get(),
+                                            .arena = exchange->arena_,
+                                            .copier = exchange->copier_.get(),
+                                            .gpus = exchange->gpus(),
+                                            .nccl = exchange->nccl_,
+                                            .node_id = common.self.peer.node_id,
+                                            .incarnation = common.self.peer.incarnation};
+  exchange->local_exchange_ = MeasureLocalExchange();
+  FERRY_ASSIGN_OR_RETURN(exchange->transports_, MakeTransports(environment, options.transports));
+  FERRY_RETURN_IF_ERROR(CheckPolicy(exchange->transports_, common.policy));
+  common.self.channels.unix_name = exchange->hub_->unix_name();
+  FERRY_ASSIGN_OR_RETURN(common.self.channels.tcp,
+                         Advertised(options, options.listen, exchange->hub_->tcp_port(),
+                                    /*is_carrier=*/!is_grpc, /*knows_peer=*/true));
+  if (exchange->grpc_ != nullptr) {
+    std::vector<grpc::Service*> services;
+    if (options.grpc_services) services = options.grpc_services(*exchange);
+    FERRY_RETURN_IF_ERROR(exchange->grpc_->Serve(*exchange->manager_, common.self.peer,
+                                                 options.grpc_listen, exchange->gpus(), services));
+    FERRY_ASSIGN_OR_RETURN(const std::vector<std::string> addresses,
+                           Advertised(options, options.grpc_listen, exchange->grpc_->port(),
+                                      /*is_carrier=*/is_grpc, /*knows_peer=*/false));
+    common.self.grpc_address = absl::StrJoin(addresses, ",");
+  }
+  // Everything that peers need is there.
+  FERRY_RETURN_IF_ERROR(exchange->hub_->Start());
+  return exchange;
+}
+
+void TransferEngine::FindGpus(const TransferEngineOptions& options) {
+  const auto find = [&]() -> absl::StatusOr<std::unique_ptr<Gpus>> {
+    FERRY_ASSIGN_OR_RETURN(std::shared_ptr<const cuda::CudaApi> api, cuda::CudaApi::Load());
+    return Gpus::Create(
+        std::move(api),
+        [arena = arena_](size_t bytes) {
+          absl::StatusOr<std::shared_ptr<Buffer>> buffer = arena->Allocate(bytes);
+          // A full arena is no reason to fail: what lies elsewhere is copied once more.
+          return buffer.ok() ? std::move(buffer) : AllocateHeapBuffer(bytes);
+        },
+        copier_.get(), options.gpus, options.kernel_image);
+  };
+  absl::StatusOr<std::unique_ptr<Gpus>> found = find();
+  if (found.ok() && (*found)->count() == 0) {
+    found = absl::NotFoundError("the CUDA driver shows no GPU");
+  }
+  if (found.ok()) {
+    gpus_ = *std::move(found);
+  } else {
+    why_no_gpus_ = std::string(cuda::WithVisibility(found.status()).message());
+  }
+}
+
+void TransferEngine::FindNccl() {
+  if (gpus_ == nullptr) {
+    nccl_.library = nullptr;
+    nccl_.why_no_library = absl::StrCat("this process uses no GPUs: ", why_no_gpus_);
+    return;
+  }
+  if (nccl_.library != nullptr) return;
+  absl::StatusOr<std::unique_ptr<nccl::NcclApi>> found = nccl::NcclApi::Load();
+  if (found.ok()) {
+    nccl_.library = *std::move(found);
+  } else {
+    nccl_.why_no_library = std::string(found.status().message());
+  }
+}
+
+TransferEngine::~TransferEngine() {
+  if (!Stop().ok()) {
+    // NOLINTNEXTLINE(bugprone-unhandled-exception-at-new): without memory the process ends anyway.
+    (void)new TransportList(std::move(transports_));
+    // NOLINTNEXTLINE(bugprone-unhandled-exception-at-new)
+    (void)new std::shared_ptr<HostArena>(std::move(arena_));
+    (void)loop_.release();
+    (void)copier_.release();
+    (void)gpus_.release();
+    (void)hub_.release();
+    (void)fetcher_.release();
+    (void)manager_.release();
+    return;
+  }
+  // Copies that are under way end in control channels that are closed.
+  copier_.reset();
+  transports_.clear();
+  gpus_.reset();
+  hub_.reset();
+  loop_.reset();
+}
+
+absl::Status TransferEngine::Stop() {
+  if (std::exchange(is_stopped_, true)) return stop_status_;
+  const absl::Status leaving = absl::CancelledError("this process is leaving");
+  if (hub_ != nullptr) hub_->Close();
+  if (manager_ != nullptr) manager_->CleanupAll();
+  if (grpc_ != nullptr) grpc_->Stop();
+  if (fetcher_ != nullptr) {
+    fetcher_->Close(leaving);
+    loop_->WaitUntil([this] { return fetcher_->lane_count() == 0; },
+                     SteadyClock().Now() + kCloseTimeout);
+  }
+  for (const auto& transport : transports_) stop_status_.Update(transport->Stop(leaving));
+  // What runs on devices still uses the rest.
+  if (gpus_ != nullptr) {
+    gpus_->WaitIdle(SteadyClock().Now() + kCloseTimeout);
+    gpus_->Stop();
+  }
+  if (loop_ != nullptr) loop_->Stop();
+  return stop_status_;
+}
+
+TaskName TransferEngine::task() const {
+  return {.job = "worker", .replica = 0, .task = transfer_context_.self.peer.node_id};
+}
+
+absl::StatusOr<Step> TransferEngine::OpenStep(int64_t step_id) {
+  FERRY_ASSIGN_OR_RETURN(std::shared_ptr<RemoteRendezvous> rendezvous, manager_->Find(step_id));
+  FERRY_RETURN_IF_ERROR(rendezvous->Initialize(task()));
+  return Step(*this, std::move(rendezvous));
+}
+
+void TransferEngine::Cleanup(int64_t step_id) {
+  manager_->Cleanup(step_id);
+  if (grpc_ != nullptr) grpc_->CleanupStep(step_id);
+}
+
+void TransferEngine::ForEachPending(absl::Duration min_age, PendingVisitor visit) const {
+  manager_->ForEachPending(min_age, visit);
+  ForEachTransfer(min_age, visit);
+}
+
+void TransferEngine::ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const {
+  fetcher_->ForEachTransfer(min_age, visit);
+  if (grpc_ != nullptr) grpc_->ForEachTransfer(min_age, visit);
+}
+
+void TransferEngine::AwaitAcknowledgements(RemoteRendezvous& step, absl::Time deadline) {
+  // What peers say comes by it.
+  if (loop_->IsOnLoop()) return;
+  std::vector<std::pair<std::shared_ptr<TensorResponder>, uint64_t>> flushes;
+  for (auto& server : fetcher_->Servers()) {
+    if (const auto flush = server->StartFlush(step.step_id(), StepOperation(step.operations()))) {
+      flushes.emplace_back(std::move(server), *flush);
+    }
+  }
+  if (flushes.empty()) return;
+  const absl::Time enough = SteadyClock().Now() + flush_timeout_;
+  const bool have_heard = loop_->WaitUntil([&step] { return step.operations().count() == 0; },
+                                           std::min(deadline, enough));
+  if (have_heard || SteadyClock().Now() < enough) return;
+  for (const auto& [server, flush] : flushes) server->GiveUpFlush(flush);
+}
+
+void TransferEngine::NoteDeadline(absl::Time deadline) {
+  if (deadline == absl::InfiniteFuture()) return;
+  const int64_t nanos = absl::ToUnixNanos(deadline);
+  int64_t known = next_expiry_ns_.load(std::memory_order_relaxed);
+  while (nanos < known) {
+    if (next_expiry_ns_.compare_exchange_weak(known, nanos)) return ScheduleExpiry(deadline);
+  }
+}
+
+void TransferEngine::ScheduleExpiry(absl::Time at) {
+  loop_->PostAt(at, [this] {
+    next_expiry_ns_.store(INT64_MAX);
+    manager_->Expire();
+    NoteDeadline(manager_->NextDeadline());
+  });
+}
+
+absl::StatusOr<PathExplanation> TransferEngine::PathFrom(const Endpoint& source, size_t bytes,
+                                                         bool is_in_arena,
+                                                         const TensorLocation& from,
+                                                         const TensorLocation& to) const {
+  PathQuery query;
+  query.source = &source;
+  query.destination = &transfer_context_.self;
+  query.bytes = bytes;
+  query.is_in_arena = is_in_arena;
+  query.source_place = from;
+  query.destination_place = to;
+  // What has come from there has been seen, if there is a control channel.
+  const std::shared_ptr<TensorRequester> client = fetcher_->ClientOf(source.peer);
+  if (client != nullptr) query.seen = client->costs().get();
+  query.now = SteadyClock().Now();
+  query.local_exchange = local_exchange_;
+  PeerConnectionPool::Way way = fetcher_->WayTo(source);
+  query.lane_passes_descriptors = way.passes_descriptors();
+  query.why_no_descriptors = std::move(way.why_no_descriptors);
+  return ExplainPath(transports_, query, transfer_context_.policy);
+}
+
+void TransferEngine::FailNode(int32_t node_id, const absl::Status& why,
+                              uint64_t alive_incarnation) {
+  TaskName dead = task();
+  dead.task = node_id;
+  manager_->FailTask(dead, why);
+  fetcher_->Forget(node_id, why, alive_incarnation);
+  if (grpc_ == nullptr) return;
+  grpc_->Forget(node_id);
+  // Of another life of it, which its calls do not tell apart, gRPC will tell.
+  if (alive_incarnation == 0) grpc_->FailTransfers(node_id, why);
+}
+
+}  // namespace ferry

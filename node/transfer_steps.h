@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// The steps of an exchange, as a worker uses them.
+#ifndef FERRY_NODE_TRANSFER_STEPS_H_
+#define FERRY_NODE_TRANSFER_STEPS_H_
+
+#include <functional>
+#include <memory>
+
+#include "node/transfer_engine.h"
+#include "tensorflow/worker/step_transfers.h"
+
+namespace ferry {
+
+// Thread-safe.
+class TransferSteps final : public worker::StepExchanges {
+ public:
+  // Finds out where a node is, so that gRPC can reach it; may block. Empty: there is no need.
+  using Lookup = std::function<absl::Status(int64_t node)>;
+
+  // `exchange` outlives it.
+  explicit TransferSteps(TransferEngine& exchange, Lookup lookup = {})
+      : exchange_(exchange), lookup_(std::move(lookup)) {}
+
+  absl::Status Reach(const TaskName& task) override {
+    return lookup_ ? lookup_(task.task) : absl::OkStatus();
+  }
+  absl::StatusOr<std::shared_ptr<worker::StepTransfers>> Open(int64_t step_id) override;
+  void Cleanup(int64_t step_id) override { exchange_.Cleanup(step_id); }
+
+ private:
+  TransferEngine& exchange_;
+  const Lookup lookup_;
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_NODE_TRANSFER_STEPS_H_

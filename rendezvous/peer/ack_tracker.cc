@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Numbers only.
+#include "rendezvous/peer/ack_tracker.h"
+
+#include <algorithm>
+
+namespace ferry {
+
+void AckTracker::Count(int64_t step_id) {
+  ++answered_;
+  if (recent_[latest_].step_id != step_id) {
+    latest_ = 0;
+    for (size_t i = 0; i < recent_.size(); ++i) {
+      if (recent_[i].answered < recent_[latest_].answered) latest_ = i;
+    }
+    for (size_t i = 0; i < recent_.size(); ++i) {
+      if (recent_[i].step_id == step_id && recent_[i].answered > 0) latest_ = i;
+    }
+    if (recent_[latest_].step_id != step_id) {
+      forgotten_ = std::max(forgotten_, recent_[latest_].answered);
+    }
+  }
+  recent_[latest_] = {step_id, answered_};
+}
+
+AckTracker::Flush AckTracker::Start(int64_t step_id) {
+  uint64_t last = forgotten_;
+  for (const Recent& each : recent_) {
+    if (each.step_id == step_id && each.answered > 0) last = each.answered;
+  }
+  if (heard_ >= last) return {};
+  Flush flush = {
+      .number = last, .needs_ping = asked_ < last || is_lost_, .is_awaited = !is_silent_};
+  if (flush.needs_ping) {
+    // For all that there were as well.
+    asked_ = flush.number = answered_;
+    is_lost_ = false;
+  }
+  return flush;
+}
+
+void AckTracker::OnLost(uint64_t number) { is_lost_ = is_lost_ || asked_ == number; }
+
+void AckTracker::GiveUp(uint64_t number) { is_silent_ = is_silent_ || heard_ < number; }
+
+absl::Status AckTracker::OnPong(uint64_t number) {
+  if (number > asked_) return absl::InvalidArgumentError("a PONG to no PING");
+  heard_ = std::max(heard_, number);
+  is_silent_ = false;
+  return absl::OkStatus();
+}
+
+}  // namespace ferry

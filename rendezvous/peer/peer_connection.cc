@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who is there, whether frames are sealed, and to whom each goes.
+#include "rendezvous/peer/peer_connection.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/logging.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "rendezvous/peer/frame_checksum.h"
+
+namespace ferry {
+
+PeerConnection::PeerConnection(const TransferContext& exchange,
+                               std::shared_ptr<PeerConnectionObserver> chooser, const PeerId& peer,
+                               bool is_opener)
+    : exchange_(exchange),
+      chooser_(std::move(chooser)),
+      peer_(peer),
+      is_opener_(is_opener),
+      // Who opens it knows that the answer to a sealed HELLO is sealed.
+      hears_seals_(is_opener && exchange.checksum),
+      sends_seals_(exchange.checksum),
+      ping_(std::make_shared<LatencyProbe>(
+          *exchange.clock, exchange.transports == nullptr ? 0 : exchange.transports->size())) {}
+
+PeerConnection::~PeerConnection() = default;
+
+std::shared_ptr<ControlChannel> PeerConnection::Sealed(bool is_sealed) {
+  SpinLockHolder lock(&mu_);
+  return is_sealed && channel_ != nullptr ? MakeSealingLane(channel_) : channel_;
+}
+
+void PeerConnection::OnOpen(std::shared_ptr<ControlChannel> channel) {
+  was_open_ = true;
+  FERRY_LOG_DEBUG(kTransport, "peer connection open: peer={} connection={} opened by {}",
+                  peer_.node_id, channel->Describe(), is_opener_ ? "this process" : "the peer");
+  {
+    SpinLockHolder lock(&mu_);
+    channel_ = channel;
+  }
+  absl::Status status = chooser_->OnLinkOpen(shared_from_this());
+  if (status.ok() && is_opener_) status = SayHello();
+  if (!status.ok()) channel->Close(status);
+}
+
+absl::Status PeerConnection::SayHello() {
+  const std::shared_ptr<ControlChannel> channel = Sealed(sends_seals_);
+  const Endpoint& self = exchange_.self;
+  return SendHello(*channel,
+                   {self.boot_id, self.host_name, self.channels.tcp, self.gpus, self.nccl_version});
+}
+
+absl::Status PeerConnection::OnFrame(uint16_t type, absl::string_view body,
+                                     absl::Span<UniqueFd> descriptors) {
+  if (hears_seals_ || IsSealed(type)) FERRY_RETURN_IF_ERROR(CheckSeal(type, body));
+  switch (static_cast<ControlMessage>(type)) {
+    case ControlMessage::kTicket:
+    case ControlMessage::kRefusal:
+    case ControlMessage::kAnnouncement:
+      if (client_ != nullptr) return client_->OnFrame(type, body, descriptors);
+      break;
+    case ControlMessage::kRequest:
+    case ControlMessage::kDone:
+    case ControlMessage::kCancel:
+    case ControlMessage::kReply:
+    case ControlMessage::kAgain:
+    case ControlMessage::kDeclined:
+      if (server_ != nullptr) return server_->OnFrame(type, body, descriptors);
+      break;
+    case ControlMessage::kPing:
+    case ControlMessage::kPong:
+      if (server_ != nullptr) return OnPing(static_cast<ControlMessage>(type), body);
+      break;
+    case ControlMessage::kHello:
+      return OnHello(body);
+    default:
+      return absl::InvalidArgumentError(absl::StrCat("nobody sends a ", ControlMessageName(type)));
+  }
+  if (is_opener_ && type == static_cast<uint16_t>(ControlMessage::kRefusal)) {
+    return OnEarlyRefusal(body);
+  }
+  return absl::InvalidArgumentError(absl::StrCat("a ", ControlMessageName(type), " before HELLO"));
+}
+
+absl::Status PeerConnection::OnPing(ControlMessage type, absl::string_view body) {
+  FERRY_ASSIGN_OR_RETURN(const uint64_t id, DecodeId(body));
+  const std::shared_ptr<ControlChannel> channel = Sealed(sends_seals_);
+  if (channel == nullptr) return absl::OkStatus();
+  if (type == ControlMessage::kPong) {
+    return id >= LatencyProbe::kForeignIds ? server_->OnFlushed(id) : ping_->OnPong(*channel, id);
+  }
+  // Whose queue is full is not measured.
+  SendId(*channel, ControlMessage::kPong, id).IgnoreError();
+  return absl::OkStatus();
+}
+
+absl::Status PeerConnection::OnEarlyRefusal(absl::string_view body) {
+  FERRY_ASSIGN_OR_RETURN(const RefusalMessage refusal, DecodeRefusal(body));
+  was_refused_ = absl::IsAlreadyExists(refusal.status);
+  return absl::Status(refusal.status.code(),
+                      absl::StrCat(Describe(peer_), " ends its lane: ", refusal.status.message()));
+}
+
+absl::Status PeerConnection::CheckSeal(uint16_t& type, absl::string_view& body) {
+  absl::Status status = Unseal(peer_, type, body);
+  // Only the first frame may be the first that is sealed.
+  if (status.ok() && !hears_seals_ && has_heard_hello_) {
+    status = absl::InvalidArgumentError("a sealed message on a lane that has none");
+  }
+  if (status.ok()) {
+    hears_seals_ = true;
+    return status;
+  }
+  // The peer is to know why its control channel ends, and whose bits have changed.
+  SendRefusal(*Sealed(true), {0, status}).IgnoreError();
+  return status;
+}
+
+absl::Status PeerConnection::OnHello(absl::string_view body) {
+  FERRY_ASSIGN_OR_RETURN(HelloMessage hello, DecodeHello(body));
+  if (has_heard_hello_) return absl::InvalidArgumentError("a second HELLO");
+  has_heard_hello_ = true;
+  // Ours may still be to come.
+  sends_seals_ = sends_seals_ || hears_seals_;
+  hears_seals_ = sends_seals_;
+  Endpoint endpoint;
+  endpoint.peer = peer_;
+  endpoint.boot_id = std::move(hello.boot_id);
+  endpoint.host_name = std::move(hello.host_name);
+  endpoint.channels.tcp = std::move(hello.tcp);
+  endpoint.gpus = std::move(hello.gpus);
+  endpoint.nccl_version = hello.nccl_version;
+  absl::StatusOr<std::shared_ptr<TensorRequester>> client =
+      chooser_->OnLinkHello(shared_from_this(), endpoint);
+  if (!client.ok()) {
+    if (absl::IsAlreadyExists(client.status())) {
+      SendRefusal(*Sealed(sends_seals_), {0, client.status()}).IgnoreError();
+    }
+    return client.status();
+  }
+  if (!is_opener_) FERRY_RETURN_IF_ERROR(SayHello());
+  const std::shared_ptr<ControlChannel> channel = Sealed(sends_seals_);
+  if (!is_opener_) {
+    (*client)->set_why_no_descriptors(
+        channel->passes_descriptors() ? "" : absl::StrCat(Describe(peer_), " came over TCP"));
+  }
+  server_ = std::make_shared<TensorResponder>(exchange_, std::move(endpoint), sends_seals_,
+                                              (*client)->why_no_descriptors(), ping_);
+  client_ = *std::move(client);
+  ping_->set_incoming(client_->costs());
+  // Others may ask it for its paths from then on.
+  server_->OnOpen(channel);
+  FERRY_LOG_INFO(kTransport, "peer connected: peer={} host={} connection={}{}", peer_.node_id,
+                 Quoted(server_->consumer().host_name), channel->Describe(),
+                 sends_seals_ ? ", with checksums" : "");
+  chooser_->OnLinkServes(*this, server_);
+  client_->OnOpen(channel);
+  // After what waits to be asked.
+  ping_->Refresh(*channel, exchange_.clock->Now());
+  return absl::OkStatus();
+}
+
+void PeerConnection::Close(const absl::Status& why) {
+  std::shared_ptr<ControlChannel> channel;
+  {
+    SpinLockHolder lock(&mu_);
+    channel = channel_;
+  }
+  if (channel != nullptr) channel->Close(why);
+}
+
+void PeerConnection::Probe() {
+  // Whether it would have to be sealed is not known before.
+  if (!has_heard_hello_) return;
+  if (const std::shared_ptr<ControlChannel> channel = Sealed(sends_seals_); channel != nullptr) {
+    SendId(*channel, ControlMessage::kCancel, 0).IgnoreError();
+  }
+}
+
+void PeerConnection::OnClosed(const absl::Status& why) {
+  {
+    SpinLockHolder lock(&mu_);
+    channel_ = nullptr;
+  }
+  if (server_ != nullptr) {
+    FERRY_LOG_INFO(kTransport, "peer connection closed: peer={}: {}", peer_.node_id, why);
+  } else {
+    FERRY_LOG_DEBUG(kTransport, "peer connection closed before its handshake was over: peer={}: {}",
+                    peer_.node_id, why);
+  }
+  if (server_ != nullptr) server_->OnClosed(why);
+  chooser_->OnLinkClosed(*this, why);
+  is_over_.store(true, std::memory_order_release);
+}
+
+}  // namespace ferry

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+// Messages in and out of frames.
+#include "rendezvous/peer/peer_protocol.h"
+
+#include <algorithm>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
+
+#include "base/byte_reader.h"
+#include "base/status_macros.h"
+
+namespace ferry {
+namespace {
+
+constexpr uint8_t kDead = 1;
+constexpr uint8_t kSerialized = 2;
+constexpr uint8_t kChecksum = 4;
+constexpr uint8_t kStaged = 8;
+// Of a REQUEST.
+constexpr uint8_t kMayDecline = 1;
+// More GPUs than any machine has; beyond that they are not told.
+constexpr size_t kMaxGpus = 64;
+// Addresses of a host that are told.
+constexpr size_t kMaxAddresses = 16;
+// Texts of errors; what is longer says nothing more to anybody.
+constexpr size_t kMaxMessageBytes = 16 * 1024;
+
+absl::Status Malformed(absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat("a malformed ", what));
+}
+
+uint16_t Type(ControlMessage message) { return static_cast<uint16_t>(message); }
+
+absl::Status SendStatus(ControlChannel& channel, ControlMessage type,
+                        const RefusalMessage& message) {
+  char room[12];
+  ByteWriter writer(room, sizeof(room));
+  writer.Put(message.id);
+  writer.Put(static_cast<uint32_t>(message.status.code()));
+  return channel.Send(Type(type),
+                      {writer.view(), message.status.message().substr(0, kMaxMessageBytes)});
+}
+
+}  // namespace
+
+std::string ControlMessageName(uint16_t type) {
+  switch (static_cast<ControlMessage>(type)) {
+    case ControlMessage::kHello:
+      return "HELLO";
+    case ControlMessage::kRequest:
+      return "REQUEST";
+    case ControlMessage::kTicket:
+      return "TICKET";
+    case ControlMessage::kRefusal:
+      return "REFUSAL";
+    case ControlMessage::kDone:
+      return "DONE";
+    case ControlMessage::kCancel:
+      return "CANCEL";
+    case ControlMessage::kAnnouncement:
+      return "ANNOUNCEMENT";
+    case ControlMessage::kReply:
+      return "REPLY";
+    case ControlMessage::kAgain:
+      return "AGAIN";
+    case ControlMessage::kDeclined:
+      return "DECLINED";
+    case ControlMessage::kPing:
+      return "PING";
+    case ControlMessage::kPong:
+      return "PONG";
+  }
+  return absl::StrCat("message of type ", type);
+}
+
+absl::Status SendHello(ControlChannel& channel, const HelloMessage& hello) {
+  std::string room(16 * 1024, '\0');
+  ByteWriter writer(room.data(), room.size());
+  const auto put_texts = [&writer](const std::vector<std::string>& texts, size_t most,
+                                   size_t most_bytes) {
+    const size_t count = std::min(texts.size(), most);
+    writer.Put(static_cast<uint16_t>(count));
+    for (size_t i = 0; i < count; ++i) {
+      writer.PutText(absl::string_view(texts[i]).substr(0, most_bytes));
+    }
+  };
+  writer.PutText(absl::string_view(hello.boot_id).substr(0, 256));
+  writer.PutText(absl::string_view(hello.host_name).substr(0, 256));
+  put_texts(hello.tcp, kMaxAddresses, 256);
+  put_texts(hello.gpus, kMaxGpus, 64);
+  writer.Put(hello.nccl_version);
+  return channel.Send(Type(ControlMessage::kHello), {writer.view()});
+}
+
+absl::StatusOr<HelloMessage> DecodeHello(absl::string_view body) {
+  ByteReader reader(body);
+  const auto get_texts = [&reader] {
+    std::vector<std::string> texts;
+    const auto count = reader.Get<uint16_t>();
+    for (int i = 0; i < count && !reader.is_short(); ++i) texts.emplace_back(reader.GetText());
+    return texts;
+  };
+  HelloMessage hello;
+  hello.boot_id = std::string(reader.GetText());
+  hello.host_name = std::string(reader.GetText());
+  hello.tcp = get_texts();
+  hello.gpus = get_texts();
+  hello.nccl_version = reader.Get<int32_t>();
+  if (reader.is_short() || !reader.rest().empty()) return Malformed("HELLO");
+  return hello;
+}
+
+absl::Status SendRequest(ControlChannel& channel, const RequestMessage& request) {
+  if (request.key.size() > kMaxKeyBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a key of ", request.key.size(), " bytes; the most is ", kMaxKeyBytes));
+  }
+  char room[17];
+  ByteWriter writer(room, sizeof(room));
+  writer.Put(request.id);
+  writer.Put(request.step_id);
+  writer.Put(static_cast<uint8_t>(request.may_decline ? kMayDecline : 0));
+  return channel.Send(Type(ControlMessage::kRequest), {writer.view(), request.key});
+}
+
+absl::StatusOr<RequestMessage> DecodeRequest(absl::string_view body) {
+  ByteReader reader(body);
+  RequestMessage request;
+  request.id = reader.Get<uint64_t>();
+  request.step_id = reader.Get<int64_t>();
+  request.may_decline = (reader.Get<uint8_t>() & kMayDecline) != 0;
+  request.key = reader.rest();
+  if (reader.is_short()) return Malformed("REQUEST");
+  return request;
+}
+
+absl::Status SendTicket(ControlChannel& channel, const ReadyToSendMessage& ticket,
+                        absl::Span<const int> descriptors) {
+  char room[24 + 8 * Shape::kMaxRank];
+  ByteWriter writer(room, sizeof(room));
+  writer.Put(ticket.id);
+  writer.Put(ticket.checksum);
+  writer.Put(static_cast<uint8_t>(ticket.header.dtype));
+  writer.Put(static_cast<uint8_t>(ticket.header.shape.rank()));
+  writer.Put(static_cast<uint8_t>(
+      (ticket.is_dead ? kDead : 0) | (ticket.is_serialized ? kSerialized : 0) |
+      (ticket.has_checksum ? kChecksum : 0) | (ticket.is_staged ? kStaged : 0)));
+  writer.Put(ticket.transport);
+  writer.Put(uint32_t{0});
+  for (const int64_t dim : ticket.header.shape.dims()) writer.Put(dim);
+  return channel.Send(Type(ControlMessage::kTicket), {writer.view(), ticket.body}, descriptors);
+}
+
+absl::StatusOr<ReadyToSendMessage> DecodeTicket(absl::string_view body) {
+  ByteReader reader(body);
+  ReadyToSendMessage ticket;
+  ticket.id = reader.Get<uint64_t>();
+  ticket.checksum = reader.Get<uint64_t>();
+  const auto dtype = reader.Get<uint8_t>();
+  const auto rank = reader.Get<uint8_t>();
+  const auto flags = reader.Get<uint8_t>();
+  ticket.transport = reader.Get<uint8_t>();
+  reader.Get<uint32_t>();
+  if (reader.is_short() || rank > Shape::kMaxRank) return Malformed("TICKET");
+  ticket.is_dead = (flags & kDead) != 0;
+  ticket.is_serialized = (flags & kSerialized) != 0;
+  ticket.has_checksum = (flags & kChecksum) != 0;
+  ticket.is_staged = (flags & kStaged) != 0;
+  absl::InlinedVector<int64_t, 8> dims;
+  for (int i = 0; i < rank; ++i) dims.push_back(reader.Get<int64_t>());
+  if (reader.is_short()) return Malformed("TICKET");
+  ticket.body = reader.rest();
+  if (ticket.is_dead) {
+    if (ticket.transport != 0) return Malformed("TICKET: a dead value by a transport");
+    return ticket;
+  }
+  const std::optional<DataType> type = DataTypeOfNumber(dtype);
+  if (!type.has_value() || !IsFixedSize(*type)) return Malformed("TICKET: no such type");
+  ticket.header.dtype = *type;
+  FERRY_ASSIGN_OR_RETURN(ticket.header.shape, Shape::Create(dims));
+  FERRY_ASSIGN_OR_RETURN(ticket.header.bytes, TensorBytes(*type, ticket.header.shape));
+  if (ticket.transport == 0 && ticket.body.size() != ticket.header.bytes) {
+    return Malformed("TICKET: it does not hold as many bytes as its shape says");
+  }
+  return ticket;
+}
+
+absl::Status SendAnnouncement(ControlChannel& channel, const AnnouncementMessage& announcement,
+                              absl::Span<const int> descriptors) {
+  const char transport = static_cast<char>(announcement.transport);
+  return channel.Send(Type(ControlMessage::kAnnouncement),
+                      {absl::string_view(&transport, 1), announcement.body}, descriptors);
+}
+
+absl::Status SendReply(ControlChannel& channel, const AnnouncementMessage& reply) {
+  const char transport = static_cast<char>(reply.transport);
+  return channel.Send(Type(ControlMessage::kReply), {absl::string_view(&transport, 1), reply.body},
+                      {});
+}
+
+absl::StatusOr<AnnouncementMessage> DecodeAnnouncement(absl::string_view body) {
+  ByteReader reader(body);
+  AnnouncementMessage announcement;
+  announcement.transport = reader.Get<uint8_t>();
+  announcement.body = reader.rest();
+  if (reader.is_short() || announcement.transport == 0) return Malformed("ANNOUNCEMENT");
+  return announcement;
+}
+
+absl::Status SendRefusal(ControlChannel& channel, const RefusalMessage& refusal) {
+  return SendStatus(channel, ControlMessage::kRefusal, refusal);
+}
+
+absl::Status SendAgain(ControlChannel& channel, const RefusalMessage& again) {
+  return SendStatus(channel, ControlMessage::kAgain, again);
+}
+
+absl::Status SendDeclined(ControlChannel& channel, const DeclinedMessage& declined) {
+  char room[24];
+  ByteWriter writer(room, sizeof(room));
+  writer.Put(declined.id);
+  writer.Put(declined.step_id);
+  writer.Put(static_cast<uint32_t>(declined.status.code()));
+  writer.Put(static_cast<uint32_t>(declined.key.size()));
+  return channel.Send(
+      Type(ControlMessage::kDeclined),
+      {writer.view(), declined.key, declined.status.message().substr(0, kMaxMessageBytes)});
+}
+
+absl::StatusOr<DeclinedMessage> DecodeDeclined(absl::string_view body) {
+  ByteReader reader(body);
+  DeclinedMessage declined;
+  declined.id = reader.Get<uint64_t>();
+  declined.step_id = reader.Get<int64_t>();
+  const auto code = reader.Get<uint32_t>();
+  const auto key_bytes = reader.Get<uint32_t>();
+  if (reader.is_short() || code == 0 || code > 16 || key_bytes > reader.rest().size()) {
+    return Malformed("DECLINED");
+  }
+  declined.key = reader.rest().substr(0, key_bytes);
+  declined.status =
+      absl::Status(static_cast<absl::StatusCode>(code), reader.rest().substr(key_bytes));
+  return declined;
+}
+
+absl::StatusOr<RefusalMessage> DecodeRefusal(absl::string_view body) {
+  ByteReader reader(body);
+  RefusalMessage refusal;
+  refusal.id = reader.Get<uint64_t>();
+  const auto code = reader.Get<uint32_t>();
+  if (reader.is_short() || code == 0 || code > 16) return Malformed("REFUSAL");
+  refusal.status = absl::Status(static_cast<absl::StatusCode>(code), reader.rest());
+  return refusal;
+}
+
+absl::Status SendId(ControlChannel& channel, ControlMessage type, uint64_t id) {
+  char room[8];
+  ByteWriter writer(room, sizeof(room));
+  writer.Put(id);
+  return channel.Send(Type(type), {writer.view()});
+}
+
+absl::StatusOr<uint64_t> DecodeId(absl::string_view body) {
+  ByteReader reader(body);
+  const auto id = reader.Get<uint64_t>();
+  if (reader.is_short() || !reader.rest().empty()) return Malformed("message of one id");
+  return id;
+}
+
+}  // namespace ferry

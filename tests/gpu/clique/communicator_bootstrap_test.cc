@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks find together through a store, and whatever goes wrong is said with a name.
+#include "tests/gpu/clique/clique_ranks.h"
+
+namespace ferry {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::SizeIs;
+
+TEST_F(CommunicatorBootstrapTest, TheFirstRankMintsWhenAllAreThere) {
+  EXPECT_EQ(ranks_[0]->plan->state(), CliqueState::kIdle);
+  Start({0, 2});
+  EXPECT_EQ(ranks_[0]->steps.minted, 0) << "an id costs a thread until all ranks have come";
+  EXPECT_EQ(ranks_[0]->plan->state(), CliqueState::kWaiting);
+  Start({1});
+  EXPECT_EQ(ranks_[0]->steps.minted, 1);
+  for (auto& rank : ranks_) {
+    ASSERT_THAT(rank->steps.initialised, SizeIs(1));
+    EXPECT_EQ(rank->steps.initialised[0], ranks_[0]->steps.initialised[0]);
+    EXPECT_EQ(rank->plan->state(), CliqueState::kInitialising);
+  }
+  FinishAll(1);
+  for (auto& rank : ranks_) EXPECT_THAT(rank->steps.ended, ElementsAre(absl::OkStatus()));
+  EXPECT_THAT(store_.entries, IsEmpty()) << "nobody needs them any more";
+}
+
+TEST_F(CommunicatorBootstrapTest, OneIdForEvery128Ranks) {
+  EXPECT_EQ(UniqueIdCount(128), 1);
+  EXPECT_EQ(UniqueIdCount(129), 2);
+  Make(300);
+  std::vector<int> all;
+  for (int rank = 0; rank < 300; ++rank) all.push_back(rank);
+  Start(all);
+  for (auto& rank : ranks_) {
+    ASSERT_THAT(rank->steps.initialised, SizeIs(1));
+    EXPECT_THAT(rank->steps.initialised[0].second, SizeIs(3));
+  }
+}
+
+TEST_F(CommunicatorBootstrapTest, AMissingRankIsNamed) {
+  Start({0, 1});
+  clock_.Advance(absl::Seconds(59));
+  ranks_[1]->plan->Expire();
+  EXPECT_EQ(ranks_[1]->plan->state(), CliqueState::kWaiting);
+  clock_.Advance(absl::Seconds(1));
+  EXPECT_EQ(ranks_[1]->plan->NextDeadline(), clock_.Now());
+  ranks_[1]->plan->Expire();
+  EXPECT_THAT(ranks_[1]->steps.ended,
+              ElementsAre(absl::DeadlineExceededError(
+                  "the clique of devices 10-12, generation 1, rank 1 (device 11): waited 60s for "
+                  "1 of 3: rank 2 (device 12) has not come")));
+  EXPECT_EQ(ranks_[1]->plan->state(), CliqueState::kFailed);
+  EXPECT_EQ(ranks_[0]->steps.minted, 0);
+}
+
+// Its presence is there, its id never comes; its death is known by the coordinator.
+TEST_F(CommunicatorBootstrapTest, TheMinterDiesBeforeItPublishes) {
+  for (const int rank : {0, 1, 2}) ranks_[rank]->plan->Start();
+  for (const int rank : {0, 1, 2}) {
+    while (!ranks_[rank]->view->news.empty() && ranks_[rank]->view->news.front().first.empty()) {
+      ranks_[rank]->plan->OnWatching();
+      ranks_[rank]->view->news.pop_front();
+    }
+  }
+  for (const int rank : {1, 2}) ranks_[rank]->Hear();
+  EXPECT_EQ(ranks_[1]->plan->state(), CliqueState::kWaiting);
+  ranks_[1]->plan->PeerFailed(0, absl::UnavailableError("no heartbeat for 10s"));
+  EXPECT_THAT(ranks_[1]->steps.ended,
+              ElementsAre(absl::UnavailableError(
+                  "the clique of devices 10-12, generation 1, rank 1 (device 11): rank 0 (device "
+                  "10) has failed: no heartbeat for 10s")));
+  clock_.Advance(absl::Minutes(2));
+  ranks_[2]->Hear();
+  ranks_[2]->plan->Expire();
+  EXPECT_THAT(ranks_[2]->steps.ended, SizeIs(1));
+}
+
+// The ids are there, but their root is not: initialising would wait for ever.
+TEST_F(CommunicatorBootstrapTest, TheMinterDiesAfterItPublished) {
+  Start({0, 1, 2});
+  EXPECT_EQ(ranks_[1]->plan->state(), CliqueState::kInitialising);
+  ranks_[1]->plan->PeerFailed(0, absl::UnavailableError("no heartbeat for 10s"));
+  EXPECT_EQ(ranks_[1]->plan->state(), CliqueState::kFailed);
+  EXPECT_THAT(ranks_[1]->steps.discarded, ElementsAre(1));
+  // A late answer changes nothing.
+  ranks_[1]->plan->OnInitialised(1, absl::OkStatus());
+  EXPECT_EQ(ranks_[1]->plan->state(), CliqueState::kFailed);
+  // Its next life is of another clique.
+  const CliqueKey reborn = *CliqueKey::Create({{10, 0x9999}, {11, 0x1001}, {12, 0x1002}});
+  EXPECT_NE(reborn.prefix(), key_->prefix());
+}
+
+TEST_F(CommunicatorBootstrapTest, AFailedAttemptIsMadeAgainUnderANewGenerationWithANewId) {
+  Start({0, 1, 2});
+  const auto first = ranks_[2]->steps.initialised[0].second;
+  ranks_[2]->plan->OnInitialised(1, absl::InternalError("connection refused"));
+  Hear();
+  for (auto& rank : ranks_) {
+    EXPECT_THAT(rank->steps.discarded, ElementsAre(1));
+    ASSERT_THAT(rank->steps.initialised, SizeIs(2));
+    EXPECT_EQ(rank->steps.initialised[1].first, 2);
+    EXPECT_NE(rank->steps.initialised[1].second, first);
+  }
+  ranks_[0]->plan->OnInitialised(1, absl::OkStatus());
+  EXPECT_EQ(ranks_[0]->plan->state(), CliqueState::kInitialising) << "that was generation 1's";
+  FinishAll(2);
+}
+
+TEST_F(CommunicatorBootstrapTest, AttemptsHaveAnEnd) {
+  Start({0, 1, 2});
+  for (uint32_t generation = 1; generation <= 4; ++generation) {
+    ranks_[2]->plan->OnInitialised(generation, absl::InternalError("connection refused"));
+    Hear();
+  }
+  EXPECT_EQ(ranks_[2]->plan->state(), CliqueState::kFailed);
+  EXPECT_EQ(ranks_[2]->plan->status(),
+            absl::InternalError("connection refused (the last of 4 attempts)"));
+}
+
+// A process that begins anew in the same life: the id of before has been used.
+TEST_F(CommunicatorBootstrapTest, AStaleIdIsNeverUsed) {
+  Start({0, 1, 2});
+  const auto stale = ranks_[0]->steps.initialised[0].second;
+  Make(3);
+  for (auto& rank : ranks_) rank->steps.minted = 7;
+  Start({0, 1, 2});
+  for (auto& rank : ranks_) {
+    ASSERT_THAT(rank->steps.initialised, SizeIs(1));
+    EXPECT_EQ(rank->steps.initialised[0].first, 2);
+    EXPECT_NE(rank->steps.initialised[0].second, stale);
+  }
+}
+
+TEST_F(CommunicatorBootstrapTest, AnIdOfAnotherLifeOfTheMinterIsNotUsed) {
+  store_.Put(key_->UniqueIdKey(1),
+             EncodeCliqueIds({22809, 0xdead, {std::string(kNcclUniqueIdBytes, 'x')}}));
+  Start({0, 1, 2});
+  for (auto& rank : ranks_) {
+    ASSERT_THAT(rank->steps.initialised, SizeIs(1));
+    EXPECT_EQ(rank->steps.initialised[0].first, 2);
+    EXPECT_NE(rank->steps.initialised[0].second[0][0], 'x');
+  }
+}
+
+TEST_F(CommunicatorBootstrapTest, DifferentVersionsOfNcclAreBothNamed) {
+  Make(3, {{2, 22703}});
+  Start({0, 1, 2});
+  EXPECT_EQ(ranks_[0]->steps.minted, 0);
+  for (auto& rank : ranks_) {
+    EXPECT_EQ(rank->plan->state(), CliqueState::kFailed);
+    ASSERT_THAT(rank->steps.ended, SizeIs(1));
+    EXPECT_EQ(rank->steps.ended[0].code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(rank->steps.ended[0].message()), HasSubstr("2.28.9"));
+    EXPECT_THAT(std::string(rank->steps.ended[0].message()), HasSubstr("2.27.3"));
+    EXPECT_THAT(std::string(rank->steps.ended[0].message()), HasSubstr("rank 2 (device 12)"));
+  }
+}
+
+// What is there belongs to whoever has it: calls on it may be under way.
+TEST_F(CommunicatorBootstrapTest, WhenOneRetiresAllHearOfItAndMoveOn) {
+  Start({0, 1, 2});
+  FinishAll(1);
+  ranks_[1]->plan->Retire(absl::AbortedError("device 12 was slow"));
+  store_.Put(key_->GenerationKey(), "2");
+  Hear();
+  for (const int rank : {0, 2}) {
+    EXPECT_THAT(ranks_[rank]->steps.given_up, ElementsAre(1)) << "once";
+    EXPECT_THAT(ranks_[rank]->steps.discarded, IsEmpty());
+    EXPECT_EQ(ranks_[rank]->plan->state(), CliqueState::kReady);
+    ranks_[rank]->plan->Retire(absl::AbortedError("given up"));
+  }
+  Hear();
+  EXPECT_EQ(store_.entries[key_->GenerationKey()], "2") << "it has been moved on already";
+  for (auto& rank : ranks_) {
+    EXPECT_EQ(rank->plan->state(), CliqueState::kIdle);
+    EXPECT_THAT(rank->steps.discarded, ElementsAre(1));
+    EXPECT_THAT(rank->steps.ended, SizeIs(1));
+  }
+  EXPECT_THAT(ranks_[1]->steps.given_up, IsEmpty()) << "it has done so itself";
+  Start({0, 1, 2});
+  FinishAll(2);
+}
+
+// A clique that has no first exchange: some are through when another one's attempt fails.
+TEST_F(CommunicatorBootstrapTest, WhoIsReadyHearsThatAnotherRankHasFailed) {
+  Start({0, 1, 2});
+  for (const int rank : {0, 1}) {
+    ranks_[rank]->plan->OnInitialised(1, absl::OkStatus());
+    ranks_[rank]->plan->OnWarmedUp(1, absl::OkStatus());
+  }
+  ranks_[2]->plan->OnInitialised(1, absl::InternalError("connection refused"));
+  Hear();
+  EXPECT_EQ(ranks_[2]->plan->state(), CliqueState::kWaiting);
+  for (const int rank : {0, 1}) {
+    EXPECT_THAT(ranks_[rank]->steps.given_up, ElementsAre(1));
+    ranks_[rank]->plan->Retire(absl::AbortedError("given up"));
+    ranks_[rank]->plan->Start();
+  }
+  Hear();
+  FinishAll(2);
+}
+
+// Their first exchanges have one order: that of the largest number, which all know.
+TEST_F(CommunicatorBootstrapTest, WarmsUpWhenAllHaveLeftTheirNumbers) {
+  for (const int rank : {0, 1, 2}) ranks_[rank]->steps.number = 10 - rank;
+  Start({0, 1, 2});
+  for (const int rank : {2, 0}) ranks_[rank]->plan->OnInitialised(1, absl::OkStatus());
+  Hear();
+  for (const int rank : {2, 0}) {
+    EXPECT_EQ(ranks_[rank]->plan->state(), CliqueState::kLiningUp);
+    EXPECT_THAT(ranks_[rank]->steps.warmed, IsEmpty());
+  }
+  ranks_[1]->plan->OnInitialised(1, absl::OkStatus());
+  Hear();
+  for (auto& rank : ranks_) {
+    EXPECT_EQ(rank->plan->state(), CliqueState::kWarmingUp);
+    EXPECT_THAT(rank->steps.agreed_on, ElementsAre(10));
+    rank->plan->OnWarmedUp(1, absl::OkStatus());
+  }
+  Hear();
+  EXPECT_THAT(store_.entries, IsEmpty());
+}
+
+TEST_F(CommunicatorBootstrapTest, ARankThatDoesNotInitialiseIsNamed) {
+  for (auto& rank : ranks_) rank->steps.number = 1;
+  Start({0, 1, 2});
+  for (const int rank : {0, 2}) ranks_[rank]->plan->OnInitialised(1, absl::OkStatus());
+  Hear();
+  clock_.Advance(absl::Minutes(1));
+  ranks_[2]->plan->Expire();
+  EXPECT_THAT(ranks_[2]->steps.ended,
+              ElementsAre(absl::DeadlineExceededError(
+                  "the clique of devices 10-12, generation 1, rank 2 (device 12): waited 60s for "
+                  "1 of 3: rank 1 (device 11) has not initialised it")));
+}
+
+// Nobody hears of the next attempt that there was no time for.
+TEST_F(CommunicatorBootstrapTest, WhatTookAllTheTimeIsSaid) {
+  Start({0, 1, 2});
+  clock_.Advance(absl::Minutes(1));
+  ranks_[1]->plan->OnInitialised(1, absl::DeadlineExceededError("gpu:0 has not got to it"));
+  EXPECT_THAT(ranks_[1]->steps.ended,
+              ElementsAre(absl::DeadlineExceededError(
+                  "the clique of devices 10-12, generation 1, rank 1 (device 11): gpu:0 has not "
+                  "got to it")));
+}
+
+// The owner knows from its peers what the store does not say yet.
+TEST_F(CommunicatorBootstrapTest, StartsNoGenerationThatTheOwnerKnowsToBeOver) {
+  for (auto& rank : ranks_) rank->plan->Start(5);
+  Hear();
+  FinishAll(5);
+}
+
+TEST_F(CommunicatorBootstrapTest, MintingThatFailsIsTriedAgain) {
+  ranks_[0]->steps.mint_error = absl::InternalError("no interface found");
+  Start({0, 1, 2});
+  FinishAll(2);
+}
+
+TEST_F(CommunicatorBootstrapTest, AStoreThatIsGoneEndsIt) {
+  Start({0});
+  ranks_[0]->plan->OnStoreFailed(absl::UnavailableError("the coordinator is out of reach"));
+  EXPECT_THAT(ranks_[0]->steps.ended, SizeIs(1));
+  EXPECT_EQ(ranks_[0]->plan->NextDeadline(), absl::InfiniteFuture());
+}
+
+}  // namespace
+}  // namespace ferry

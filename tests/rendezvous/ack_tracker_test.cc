@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// Of which answers a producer knows that they were heard.
+#include "rendezvous/peer/ack_tracker.h"
+
+#include <gtest/gtest.h>
+
+namespace ferry {
+namespace {
+
+// Whether somebody who closes that step has to wait.
+bool MustWait(AckTracker& answers, int64_t step_id) { return answers.Start(step_id).number > 0; }
+
+TEST(AckTrackerTest, WhoSentNothingWaitsForNobody) {
+  AckTracker answers;
+  EXPECT_FALSE(MustWait(answers, 0));
+  EXPECT_FALSE(MustWait(answers, 1));
+  answers.Count(7);
+  EXPECT_FALSE(MustWait(answers, 0));
+  EXPECT_FALSE(MustWait(answers, 1));
+  EXPECT_TRUE(MustWait(answers, 7));
+}
+
+TEST(AckTrackerTest, OnePingIsForAllThatWasSentBefore) {
+  AckTracker answers;
+  answers.Count(0);
+  answers.Count(1);
+  answers.Count(0);
+  const AckTracker::Flush first = answers.Start(0);
+  EXPECT_EQ(first.number, 3u);
+  EXPECT_TRUE(first.needs_ping);
+  EXPECT_TRUE(first.is_awaited);
+  const AckTracker::Flush second = answers.Start(1);
+  EXPECT_FALSE(second.needs_ping) << "it is under way";
+  EXPECT_FALSE(answers.IsOver(second.number));
+  EXPECT_TRUE(answers.OnPong(3).ok());
+  EXPECT_TRUE(answers.IsOver(first.number));
+  EXPECT_TRUE(answers.IsOver(second.number));
+  EXPECT_FALSE(MustWait(answers, 0));
+  answers.Count(1);
+  EXPECT_FALSE(MustWait(answers, 0));
+  EXPECT_TRUE(answers.Start(1).needs_ping);
+}
+
+TEST(AckTrackerTest, ManyStepsAtOnceAreNotMistakenForOthers) {
+  AckTracker answers;
+  for (int64_t round = 0; round < 2; ++round) {
+    for (int64_t step = 0; step < 100; ++step) answers.Count(step);
+  }
+  EXPECT_TRUE(answers.Start(0).needs_ping);
+  EXPECT_TRUE(answers.OnPong(200).ok());
+  for (int64_t step = 0; step < 100; ++step) EXPECT_FALSE(MustWait(answers, step));
+  for (int64_t step = 0; step < 100; ++step) answers.Count(step);
+  EXPECT_TRUE(answers.Start(99).needs_ping);
+  EXPECT_TRUE(answers.OnPong(300).ok());
+  for (int64_t step = 0; step < 100; ++step) answers.Count(step);
+  for (int64_t step = 0; step < 100; ++step) EXPECT_TRUE(MustWait(answers, step)) << step;
+}
+
+TEST(AckTrackerTest, WhoIsSilentIsWaitedForOnce) {
+  AckTracker answers;
+  answers.Count(1);
+  answers.GiveUp(answers.Start(1).number);
+  EXPECT_FALSE(answers.Start(1).is_awaited);
+  answers.Count(2);
+  const AckTracker::Flush flush = answers.Start(2);
+  EXPECT_TRUE(flush.needs_ping);
+  EXPECT_FALSE(flush.is_awaited);
+  EXPECT_TRUE(answers.OnPong(1).ok());
+  EXPECT_TRUE(answers.Start(2).is_awaited);
+  // What is heard in the last moment has been heard.
+  EXPECT_TRUE(answers.OnPong(2).ok());
+  answers.GiveUp(2);
+  answers.Count(3);
+  EXPECT_TRUE(answers.Start(3).is_awaited);
+}
+
+TEST(AckTrackerTest, APingThatIsLostIsSentAgain) {
+  AckTracker answers;
+  answers.Count(1);
+  EXPECT_EQ(answers.Start(1).number, 1u);
+  answers.Count(1);
+  EXPECT_EQ(answers.Start(1).number, 2u);
+  EXPECT_FALSE(answers.IsOver(2));
+  answers.OnLost(2);
+  EXPECT_TRUE(answers.IsOver(2)) << "others wait for it too";
+  // The one before it is still under way.
+  EXPECT_TRUE(answers.OnPong(1).ok());
+  const AckTracker::Flush again = answers.Start(1);
+  EXPECT_EQ(again.number, 2u);
+  EXPECT_TRUE(again.needs_ping);
+  EXPECT_FALSE(answers.IsOver(2));
+  EXPECT_FALSE(answers.Start(1).needs_ping);
+}
+
+TEST(AckTrackerTest, AnswersToWhatWasNotAskedAreRefused) {
+  AckTracker answers;
+  answers.Count(1);
+  EXPECT_TRUE(absl::IsInvalidArgument(answers.OnPong(1)));
+  answers.Start(1);
+  EXPECT_TRUE(answers.OnPong(1).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(answers.OnPong(2)));
+}
+
+}  // namespace
+}  // namespace ferry

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+// Frames of which one bit has changed, at either end of a control channel that has checksums.
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "rendezvous/peer/frame_checksum.h"
+#include "tests/rendezvous/peer_world.h"
+#include "tests/rendezvous/recording_control_channel.h"
+#include "tests/rendezvous/transfer_context_fixture.h"
+
+namespace ferry {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+struct Frame {
+  uint16_t type = 0;
+  std::string body;
+};
+
+// What `send` sends first, with its seal.
+Frame Sealed(const std::function<absl::Status(ControlChannel&)>& send, bool is_sealed = true) {
+  const auto kept = std::make_shared<RecordingControlChannel>(kProducer);
+  const std::shared_ptr<ControlChannel> channel = is_sealed ? MakeSealingLane(kept) : kept;
+  EXPECT_TRUE(send(*channel).ok());
+  return {static_cast<uint16_t>(kept->types.at(0)), kept->bodies.at(0)};
+}
+void ForEachFlip(const Frame& frame, const std::function<void(const Frame&, size_t bit)>& visit) {
+  for (size_t bit = 0; bit < 16 + frame.body.size() * 8; ++bit) {
+    Frame flipped = frame;
+    if (bit < 16) {
+      flipped.type = static_cast<uint16_t>(flipped.type ^ (1u << bit));
+    } else {
+      char& byte = flipped.body[(bit - 16) / 8];
+      byte = static_cast<char>(byte ^ (1 << (bit % 8)));
+    }
+    visit(flipped, bit);
+  }
+}
+
+RendezvousKey Key() {
+  return *RendezvousKey::Parse(
+      RendezvousKey::Text("/job:worker/replica:0/task:1/device:CPU:0", kProducer.incarnation,
+                          "/job:worker/replica:0/task:2/device:CPU:0", "edge"));
+}
+
+class LaneSealTest : public TransferContextTest {
+ protected:
+  LaneSealTest() {
+    consumer_.self.peer = kConsumer;
+    producer_.self.peer = kProducer;
+    producer_.manager = &manager_;
+    producer_.transports = consumer_.transports = &transports_;
+    transports_.push_back(MakeFaultyTransport(state_, "copies", false));
+    consumer_.checksum = true;
+  }
+
+  // One end of a control channel.
+  struct End {
+    explicit End(const TransferContext& exchange)
+        : table(std::make_shared<PeerConnectionPool>(exchange)) {
+      table->set_connector(&connector);
+    }
+    ~End() {
+      if (handler != nullptr) handler->OnClosed(absl::UnavailableError("over"));
+    }
+    absl::Status Hear(const Frame& frame) { return handler->OnFrame(frame.type, frame.body, {}); }
+    void Close(const absl::Status& why) { std::exchange(handler, nullptr)->OnClosed(why); }
+
+    FakeConnector connector;
+    const std::shared_ptr<PeerConnectionPool> table;
+    std::shared_ptr<ControlHandler> handler;
+    std::shared_ptr<RecordingControlChannel> channel;
+  };
+  // A consumer that has asked, on a control channel that it has opened.
+  std::unique_ptr<End> Asking() {
+    auto end = std::make_unique<End>(consumer_);
+    Endpoint endpoint;
+    endpoint.peer = kProducer;
+    const std::shared_ptr<TensorRequester> client = *end->table->Open(endpoint);
+    end->handler = end->connector.Take(1);
+    end->channel = std::make_shared<RecordingControlChannel>(kProducer);
+    end->channel->keeps_pings = false;
+    end->handler->OnOpen(end->channel);
+    EXPECT_TRUE(end->Hear(Hello()).ok());
+    client->Request(kStep, Key(), {}, [this](const absl::Status& status, Received received) {
+      ++ended_;
+      status_ = status;
+      received_ = std::move(received);
+    });
+    EXPECT_EQ(end->channel->types.size(), 2u);
+    return end;
+  }
+  // A producer whose consumer has opened one, and has said nothing yet.
+  std::unique_ptr<End> Serving() {
+    auto end = std::make_unique<End>(producer_);
+    end->handler = end->table->Accept(kConsumer);
+    end->channel = std::make_shared<RecordingControlChannel>(kConsumer);
+    end->channel->keeps_pings = false;
+    end->handler->OnOpen(end->channel);
+    return end;
+  }
+  static Frame Sent(const End& end, size_t index) {
+    return {static_cast<uint16_t>(end.channel->types.at(index)), end.channel->bodies.at(index)};
+  }
+  Frame Ticket(bool is_sealed = true) {
+    ReadyToSendMessage ticket;
+    ticket.id = 1;
+    ticket.header = {DataType::kInt32, *Shape::Create({2, 1}), 8};
+    ticket.body = "12345678";
+    return Sealed([&](ControlChannel& channel) { return SendTicket(channel, ticket, {}); },
+                  is_sealed);
+  }
+  Frame Hello(bool is_sealed = true) {
+    return Sealed(
+        [](ControlChannel& channel) {
+          return SendHello(channel, {"boot", "host"});
+        },
+        is_sealed);
+  }
+  Frame Request(bool is_sealed = true) {
+    return Sealed(
+        [](ControlChannel& channel) {
+          return SendRequest(channel, {1, kStep, false, Key().text()});
+        },
+        is_sealed);
+  }
+
+  TransferContext consumer_;
+  TransferContext producer_;
+  int ended_ = 0;
+  absl::Status status_;
+  Received received_;
+};
+
+// A changed shape, id or type would hand the value to somebody as what it is not.
+TEST_F(LaneSealTest, NoBitOfATicketIsBelieved) {
+  const Frame ticket = Ticket();
+  ForEachFlip(ticket, [&](const Frame& flipped, size_t bit) {
+    ended_ = 0;
+    const std::unique_ptr<End> consumer = Asking();
+    const absl::Status status = consumer->Hear(flipped);
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << bit << ": " << status;
+    EXPECT_EQ(ended_, 0) << bit;
+    // As every control channel does with what a handler does not take.
+    consumer->Close(status);
+    EXPECT_EQ(ended_, 1);
+    EXPECT_EQ(status_.code(), absl::StatusCode::kDataLoss);
+    EXPECT_THAT(std::string(status_.message()), AllOf(HasSubstr("node 1"), HasSubstr("step 7"),
+                                                      HasSubstr(Key().text()), HasSubstr("dmesg")));
+  });
+  const std::unique_ptr<End> consumer = Asking();
+  EXPECT_TRUE(consumer->Hear(ticket).ok());
+  EXPECT_TRUE(status_.ok()) << status_;
+  EXPECT_EQ(ToString(received_.tensor.shape()), "[2,1]");
+}
+
+// A changed key or step would give a value away that is meant for somebody else.
+TEST_F(LaneSealTest, NoBitOfARequestIsBelieved) {
+  const Frame hello = Hello();
+  ForEachFlip(Request(), [&](const Frame& flipped, size_t bit) {
+    const std::unique_ptr<End> producer = Serving();
+    ASSERT_TRUE(producer->Hear(hello).ok());
+    const absl::Status status = producer->Hear(flipped);
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << bit << ": " << status;
+    EXPECT_EQ(manager_.step_count(), 0u) << bit;
+    // The consumer hears why.
+    ASSERT_EQ(producer->channel->bodies.size(), 2u);
+    ended_ = 0;
+    const std::unique_ptr<End> consumer = Asking();
+    const absl::Status heard = consumer->Hear(Sent(*producer, 1));
+    EXPECT_EQ(heard.code(), absl::StatusCode::kDataLoss) << heard;
+    EXPECT_THAT(std::string(heard.message()), HasSubstr("node 1 ends its lane: a "));
+    EXPECT_THAT(std::string(heard.message()), HasSubstr("from node 2"));
+  });
+}
+
+// Whether there are seals at all is said by one bit of the first frame.
+TEST_F(LaneSealTest, NoBitOfTheFirstMessageIsBelieved) {
+  ForEachFlip(Hello(), [&](const Frame& flipped, size_t bit) {
+    EXPECT_FALSE(Serving()->Hear(flipped).ok()) << bit;
+  });
+}
+
+TEST_F(LaneSealTest, AllFramesOfALaneHaveSealsOrNone) {
+  for (const bool first : {false, true}) {
+    const std::unique_ptr<End> producer = Serving();
+    EXPECT_TRUE(producer->Hear(Hello(first)).ok());
+    EXPECT_FALSE(producer->Hear(Request(!first)).ok());
+  }
+  const std::unique_ptr<End> consumer = Asking();
+  EXPECT_EQ(consumer->Hear(Ticket(/*is_sealed=*/false)).code(), absl::StatusCode::kDataLoss);
+}
+
+// Each node is started for itself: one of a pair may have been told to be careful.
+TEST_F(LaneSealTest, WhatOneSideAsksForIsDone) {
+  for (const bool is_producer : {false, true}) {
+    consumer_.checksum = !is_producer;
+    producer_.checksum = is_producer;
+    const std::unique_ptr<End> producer = Serving();
+    ASSERT_TRUE(producer->Hear(Hello(!is_producer)).ok());
+    const auto step = *manager_.Find(kStep);
+    ASSERT_TRUE(step->Initialize({.job = "worker", .replica = 0, .task = 1}).ok());
+    ASSERT_TRUE(step->Send(Key(), *Tensor::Allocate(DataType::kUint8, *Shape::Create({3}))).ok());
+    // Whoever has heard that one is careful is so too, from the second frame on.
+    ASSERT_TRUE(producer->Hear(Request()).ok());
+    ASSERT_EQ(producer->channel->bodies.size(), 2u);
+    EXPECT_TRUE(IsSealed(Sent(*producer, 0).type));
+    Frame ticket = Sent(*producer, 1);
+    EXPECT_TRUE(IsSealed(ticket.type));
+    const std::unique_ptr<End> consumer = Asking();
+    EXPECT_EQ(IsSealed(Sent(*consumer, 0).type), !is_producer);
+    EXPECT_TRUE(IsSealed(Sent(*consumer, 1).type));
+    ticket.body[0] = static_cast<char>(ticket.body[0] ^ 2);
+    EXPECT_EQ(consumer->Hear(ticket).code(), absl::StatusCode::kDataLoss);
+  }
+}
+
+}  // namespace
+}  // namespace ferry

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of control channels, where a peer refuses every attempt, and where a control channel is
+// opened while the former one is still ending.
+#include "rendezvous/peer/peer_connection_pool.h"
+
+#include <memory>
+
+#include <gtest/gtest.h>
+
+#include "absl/functional/function_ref.h"
+
+#include "tests/rendezvous/fake_connector.h"
+#include "tests/rendezvous/peer_world.h"
+#include "tests/rendezvous/recording_control_channel.h"
+#include "tests/rendezvous/transfer_context_fixture.h"
+
+namespace ferry {
+namespace {
+
+class PeerConnectionPoolTest : public TransferContextTest {
+ protected:
+  PeerConnectionPoolTest() {
+    // The peer, whose node id is lower, decides between two control channels.
+    exchange_.self.peer = kConsumer;
+    exchange_.manager = &manager_;
+    exchange_.transports = &transports_;
+    peer_.peer = kProducer;
+    table_ = std::make_shared<PeerConnectionPool>(exchange_);
+    table_->set_connector(&connector_);
+  }
+  ~PeerConnectionPoolTest() override { table_->Close(absl::CancelledError("over")); }
+
+  // The link of the only attempt, which is connected now.
+  std::shared_ptr<ControlHandler> Connect() {
+    if (connector_.attempts.size() != 1) return nullptr;
+    const auto link = connector_.Take(connector_.attempts.begin()->first);
+    channel_ = std::make_shared<RecordingControlChannel>(kProducer);
+    link->OnOpen(channel_);
+    return link;
+  }
+  // A frame from the peer, as `send` makes it.
+  static absl::Status Hear(ControlHandler& link,
+                           absl::FunctionRef<absl::Status(ControlChannel&)> send) {
+    RecordingControlChannel producer(kConsumer);
+    EXPECT_TRUE(send(producer).ok());
+    return link.OnFrame(static_cast<uint16_t>(producer.types[0]), producer.bodies[0], {});
+  }
+
+  TransferContext exchange_;
+  FakeConnector connector_;
+  Endpoint peer_;
+  std::shared_ptr<PeerConnectionPool> table_;
+  std::shared_ptr<RecordingControlChannel> channel_;
+};
+
+// A peer that says that there is another control channel, though none ever comes: those who wait
+// for the control channel have no other deadline.
+TEST_F(PeerConnectionPoolTest, PeerThatRefusesEveryAttempt_IsGivenUpAfterTheTimeout) {
+  const std::shared_ptr<TensorRequester> client = *table_->Open(peer_);
+  const absl::Time start = connector_.Now();
+  const absl::Time give_up = start + 3 * exchange_.connect_timeout;
+  int attempts = 0;
+  while (!client->has_ended() && connector_.Now() < give_up) {
+    if (const auto link = Connect()) {
+      ++attempts;
+      const absl::Status refused = Hear(*link, [](ControlChannel& channel) {
+        return SendRefusal(channel, {0, absl::AlreadyExistsError("there is another lane")});
+      });
+      ASSERT_FALSE(refused.ok());
+      link->OnClosed(refused);
+    }
+    connector_.Advance(absl::Milliseconds(1));
+    while (connector_.Step()) continue;
+  }
+  EXPECT_TRUE(client->has_ended());
+  EXPECT_GE(connector_.Now() - start, exchange_.connect_timeout);
+  EXPECT_GT(attempts, 2);
+  EXPECT_LT(attempts, 100);
+  EXPECT_EQ(table_->lane_count(), 0u);
+}
+
+// The former control channel's end comes late, and concerns that control channel alone: forgotten,
+// the new one would stand in the way of a third.
+TEST_F(PeerConnectionPoolTest, LaneOpenedWhileTheFormerOneEnds_IsTheOneThatIsFound) {
+  const std::shared_ptr<TensorRequester> former = *table_->Open(peer_);
+  std::shared_ptr<ControlHandler> link = Connect();
+  ASSERT_NE(link, nullptr);
+  ASSERT_TRUE(Hear(*link, [](ControlChannel& channel) { return SendHello(channel, {}); }).ok());
+  const absl::Status gone = absl::UnavailableError("node 1 was given up by the test");
+  table_->Forget(kProducer.node_id, gone);
+  ASSERT_TRUE(former->has_ended());
+  const std::shared_ptr<TensorRequester> next = *table_->Open(peer_);
+  ASSERT_NE(next, former);
+  link->OnClosed(gone);
+  link.reset();
+  EXPECT_EQ(*table_->Find(kProducer), next);
+  EXPECT_EQ(table_->lane_count(), 1u);
+}
+
+}  // namespace
+}  // namespace ferry

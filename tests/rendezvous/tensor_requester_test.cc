@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// Consumers of producers that do not keep to the protocol, and of callers in the wrong moment.
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/rendezvous/peer_world.h"
+#include "tests/rendezvous/recording_control_channel.h"
+
+namespace ferry {
+namespace {
+
+class TensorRequesterTest : public ::testing::Test {
+ protected:
+  TensorRequesterTest() {
+    transports_.push_back(MakeFaultyTransport(state_, "copies", false));
+    exchange_.self.peer = kConsumer;
+    exchange_.transports = &transports_;
+    Endpoint producer;
+    producer.peer = kProducer;
+    client_ = std::make_shared<TensorRequester>(exchange_, producer);
+  }
+  ~TensorRequesterTest() override { client_->OnClosed(absl::UnavailableError("over")); }
+
+  std::shared_ptr<RemoteFetch> Request() {
+    const RendezvousKey key = *RendezvousKey::Parse(
+        RendezvousKey::Text("/job:worker/replica:0/task:1/device:CPU:0", kProducer.incarnation,
+                            "/job:worker/replica:0/task:2/device:CPU:0", "edge"));
+    return client_->Request(kStep, key, {}, [this](const absl::Status& status, const Received&) {
+      ++ended_;
+      status_ = status;
+    });
+  }
+  // A u8[8] as the producer would send it.
+  absl::Status Ticket(uint64_t id, uint8_t transport = 0, const std::string& body = "12345678") {
+    RecordingControlChannel channel(kProducer);
+    ReadyToSendMessage ticket;
+    ticket.id = id;
+    ticket.transport = transport;
+    ticket.header = {DataType::kUint8, *Shape::Create({8}), 8};
+    ticket.body = body;
+    EXPECT_TRUE(SendTicket(channel, ticket, {}).ok());
+    return client_->OnFrame(static_cast<uint16_t>(ControlMessage::kTicket), channel.bodies[0], {});
+  }
+  absl::Status Refusal(uint64_t id) {
+    RecordingControlChannel channel(kProducer);
+    EXPECT_TRUE(SendRefusal(channel, {id, absl::CancelledError("cancelled")}).ok());
+    return client_->OnFrame(static_cast<uint16_t>(ControlMessage::kRefusal), channel.bodies[0], {});
+  }
+
+  std::shared_ptr<FaultyTransportState> state_ =
+      std::make_shared<FaultyTransportState>(1, TransportFaults{});
+  TransportList transports_;
+  TransferContext exchange_;
+  std::shared_ptr<TensorRequester> client_;
+  std::shared_ptr<RecordingControlChannel> channel_ =
+      std::make_shared<RecordingControlChannel>(kProducer);
+  int ended_ = 0;
+  absl::Status status_;
+};
+
+// The producer would keep the request, and give it a value that is meant for somebody else.
+TEST_F(TensorRequesterTest, CancelsWhatIsCancelledWhileItIsBeingSent) {
+  const std::shared_ptr<RemoteFetch> fetch = Request();
+  channel_->on_send = [&fetch](ControlMessage type) {
+    if (type == ControlMessage::kRequest) fetch->Cancel();
+  };
+  client_->OnOpen(channel_);
+  EXPECT_EQ(ended_, 1);
+  EXPECT_EQ(channel_->types, (std::vector{ControlMessage::kRequest, ControlMessage::kCancel}));
+}
+
+TEST_F(TensorRequesterTest, AskingIsNotCalledOffBeforeItHasBegun) {
+  Request()->Cancel();
+  client_->OnOpen(channel_);
+  EXPECT_TRUE(channel_->types.empty());
+}
+
+// It would give back the lease of a view that somebody looks at.
+TEST_F(TensorRequesterTest, ASecondTicketIsTheEndOfTheLane) {
+  client_->OnOpen(channel_);
+  Request();
+  EXPECT_TRUE(Ticket(1).ok());
+  EXPECT_EQ(ended_, 1);
+  EXPECT_EQ(Ticket(1).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Ticket(2).code(), absl::StatusCode::kInvalidArgument);
+}
+
+// A peer that does not check what it sends: the tensor is refused, and the control channel stays
+// open.
+TEST_F(TensorRequesterTest, BooleansThatAreNeither0Nor1_AreRefusedAndTheLaneStays) {
+  client_->OnOpen(channel_);
+  for (const char* const body : {"\0\1\2\1", "\0\1\0\1"}) {
+    const uint64_t id = static_cast<uint64_t>(ended_ + 1);
+    Request();
+    RecordingControlChannel channel(kProducer);
+    ReadyToSendMessage ticket;
+    ticket.id = id;
+    ticket.header = {DataType::kBool, *Shape::Create({4}), 4};
+    ticket.body = {body, 4};
+    ASSERT_TRUE(SendTicket(channel, ticket, {}).ok());
+    EXPECT_TRUE(
+        client_->OnFrame(static_cast<uint16_t>(ControlMessage::kTicket), channel.bodies[0], {})
+            .ok());
+    EXPECT_EQ(ended_, static_cast<int>(id));
+    if (id == 2) break;
+    EXPECT_EQ(status_.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_NE(status_.message().find("sent by inline is invalid: element 2 of bool[4] is 2"),
+              std::string::npos)
+        << status_;
+  }
+  EXPECT_TRUE(status_.ok()) << status_;
+  EXPECT_FALSE(client_->has_ended());
+}
+
+// The receiver would be told while its buffer is written to.
+TEST_F(TensorRequesterTest, NothingIsSaidOfATensorThatIsOnItsWay) {
+  client_->OnOpen(channel_);
+  Request();
+  // Never to be completed.
+  state_->faults.never = 1000;
+  state_->lent.emplace(1, *Tensor::Allocate(DataType::kUint8, *Shape::Create({8})));
+  const std::string body =
+      std::string(1, '\1') + std::string(7, '\0') + std::string(1, '\xFE') + std::string(7, '\xFF');
+  EXPECT_TRUE(Ticket(1, 1, body).ok());
+  EXPECT_EQ(ended_, 0);
+  EXPECT_EQ(Refusal(1).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Ticket(1, 1, body).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(ended_, 0);
+}
+
+TEST_F(TensorRequesterTest, ACancelledRequestIsAnsweredOnceAndNotHeardOf) {
+  client_->OnOpen(channel_);
+  Request()->Cancel();
+  EXPECT_EQ(ended_, 1);
+  EXPECT_TRUE(Refusal(1).ok());
+  EXPECT_EQ(Refusal(1).code(), absl::StatusCode::kInvalidArgument);
+  // Its transfer descriptor was faster.
+  Request()->Cancel();
+  EXPECT_TRUE(Ticket(2).ok());
+  EXPECT_EQ(ended_, 2);
+  EXPECT_EQ(Ticket(2).code(), absl::StatusCode::kInvalidArgument);
+}
+
+// Where it ends the control channel, too: the sender of a view would take that for taken.
+TEST_F(TensorRequesterTest, ThatItWasNotTakenIsTheLastWord) {
+  client_->OnOpen(channel_);
+  Request();
+  EXPECT_TRUE(Ticket(1, 1, "nonsense").ok());
+  EXPECT_EQ(ended_, 1);
+  EXPECT_EQ(status_.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(channel_->types.back(), ControlMessage::kDeclined);
+  EXPECT_EQ(channel_->refusal.code(), absl::StatusCode::kInvalidArgument);
+}
+
+// A receiver may leave the job as soon as it gets the error; its producer would count the value as
+// received.
+TEST_F(TensorRequesterTest, TicketDoesNotFit_DeclinedIsSentBeforeTheReceiverIsTold) {
+  client_->OnOpen(channel_);
+  const RendezvousKey key = *RendezvousKey::Parse(
+      RendezvousKey::Text("/job:worker/replica:0/task:1/device:CPU:0", kProducer.incarnation,
+                          "/job:worker/replica:0/task:2/device:CPU:0", "edge"));
+  RecvArgs args;
+  args.destination = *Tensor::Allocate(DataType::kDouble, *Shape::Create({8}));
+  ControlMessage last = ControlMessage::kRequest;
+  client_->Request(kStep, key, args, [&](const absl::Status& status, const Received&) {
+    status_ = status;
+    last = channel_->types.back();
+  });
+  EXPECT_TRUE(Ticket(1, 1, std::string(16, '\0')).ok());
+  EXPECT_EQ(status_.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(last, ControlMessage::kDeclined);
+}
+
+}  // namespace
+}  // namespace ferry

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+// Communicators that are kept while ranks die, and when NCCL does not let go of them.
+#include "node/communicator_cache.h"
+
+#include <csignal>
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/runtime/gpu_patterns.h"
+
+namespace ferry {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+using Communicator = std::shared_ptr<NcclCommunicator>;
+
+// Far longer than it takes on a loaded machine, and far shorter than a rank waits for another one.
+constexpr absl::Duration kMuchSooner = absl::Seconds(30);
+
+// What a node keeps. GPU 0 of the producer is rank 0 of its cliques, GPU 1 of the consumer rank 1.
+class Keeper final {
+ public:
+  explicit Keeper(GpuPeer& peer, uint64_t budget_bytes = uint64_t{1} << 30)
+      : peer_(peer),
+        rank_(static_cast<int>(peer.exchange().self().peer.node_id)),
+        ledger_(absl::StrCat(std::getenv("STRICT_CUDA_SESSION"), "/store")),
+        kept_(std::make_shared<CommunicatorCache>(ledger_, budget_bytes,
+                                                  [](int ordinal) { return uint64_t{0}; })) {}
+  ~Keeper() {
+    if (kept_ != nullptr) {
+      EXPECT_TRUE(kept_->Stop(kTimeout).ok());
+    }
+  }
+
+  CliqueKey Both(absl::string_view purpose = "") const {
+    return *CliqueKey::Create({Member(0), Member(1)}, purpose);
+  }
+  CliqueKey Own() const { return *CliqueKey::Create({Member(rank_)}); }
+
+  // made: is kept, or somebody has it, as long as it is there.
+  absl::StatusOr<Communicator> Acquire(const CliqueKey& key, absl::Duration timeout = kTimeout,
+                                       std::weak_ptr<NcclCommunicator>* made = nullptr) {
+    const NcclJob& nccl = peer_.exchange().nccl();
+    const int rank = key.size() == 1 ? 0 : rank_;
+    CommunicatorOptions options;
+    options.timeout = timeout;
+    options.keep_going = [this, &key] { return kept_->CheckAlive(key); };
+    return kept_->Acquire(key, rank, rank_, timeout, [&]() -> absl::StatusOr<Communicator> {
+      FERRY_ASSIGN_OR_RETURN(Communicator all,
+                             NcclCommunicator::Make(nccl.library, peer_.gpus(), rank_, key, rank,
+                                                    nccl.store, options));
+      if (made != nullptr) *made = all;
+      return all;
+    });
+  }
+  // The other rank has died.
+  void Forget() {
+    kept_->Forget([gone = Member(1 - rank_)](const CliqueMember& member) { return member == gone; },
+                  absl::UnavailableError("it was killed"));
+  }
+  std::shared_ptr<CommunicatorCache>& kept() { return kept_; }
+  DirectoryLedger& ledger() { return ledger_; }
+
+ private:
+  CliqueMember Member(int node) const {
+    return {peer_.exchange().nccl().device_of(node, node)->value(),
+            1000u + static_cast<uint64_t>(node)};
+  }
+
+  GpuPeer& peer_;
+  const int rank_;
+  DirectoryLedger ledger_;
+  std::shared_ptr<CommunicatorCache> kept_;
+};
+
+bool EndsWithin(absl::Duration timeout, const std::weak_ptr<NcclCommunicator>& made) {
+  const absl::Time deadline = SteadyClock().Now() + timeout;
+  while (!made.expired() && SteadyClock().Now() < deadline) absl::SleepFor(absl::Milliseconds(1));
+  return made.expired();
+}
+
+GpuPairOptions OnTwoMachines(bool consumer_dies = false) {
+  GpuPairOptions options;
+  options.is_apart = true;
+  options.consumer_dies = consumer_dies;
+  return options;
+}
+
+// Both ranks have the communicator, and the consumer keeps it or still has it when it is killed.
+void HasAndIsKilled(GpuPeer& peer, bool lets_go) {
+  Keeper keeper(peer);
+  absl::StatusOr<Communicator> all = keeper.Acquire(keeper.Both());
+  ASSERT_TRUE(all.ok()) << all.status();
+  if (lets_go) *all = nullptr;
+  peer.Meet();
+  kill(getpid(), SIGKILL);
+}
+
+TEST(CommunicatorCache, WhatIsKeptWithARankThatDiesGoesAndTheRestStays) {
+  NEEDS_THE_DOUBLE("has two GPUs for two processes");
+  for (const bool lets_go : {true, false}) {
+    RunGpuPair(
+        OnTwoMachines(/*consumer_dies=*/true),
+        [](GpuPeer& peer) {
+          Keeper keeper(peer);
+          std::weak_ptr<NcclCommunicator> made;
+          std::weak_ptr<NcclCommunicator> own_made;
+          absl::StatusOr<Communicator> all = keeper.Acquire(keeper.Both(), kTimeout, &made);
+          ASSERT_TRUE(all.ok()) << all.status();
+          absl::StatusOr<Communicator> own = keeper.Acquire(keeper.Own(), kTimeout, &own_made);
+          ASSERT_TRUE(own.ok()) << own.status();
+          *all = nullptr;
+          *own = nullptr;
+          peer.Meet();
+          EXPECT_FALSE(EndsWithin(absl::Milliseconds(100), made));
+          keeper.Forget();
+          EXPECT_TRUE(EndsWithin(kMuchSooner, made));
+          own = keeper.Acquire(keeper.Own());
+          ASSERT_TRUE(own.ok()) << own.status();
+          EXPECT_EQ((*own).get(), own_made.lock().get()) << "it has nothing to do with that";
+        },
+        [&](GpuPeer& peer) { HasAndIsKilled(peer, lets_go); });
+  }
+}
+
+// It is not taken from whoever has it, and not kept afterwards.
+TEST(CommunicatorCache, WhatSomebodyHasWithARankThatDiesIsNotKept) {
+  NEEDS_THE_DOUBLE("has two GPUs for two processes");
+  RunGpuPair(
+      OnTwoMachines(/*consumer_dies=*/true),
+      [](GpuPeer& peer) {
+        Keeper keeper(peer);
+        std::weak_ptr<NcclCommunicator> made;
+        absl::StatusOr<Communicator> all = keeper.Acquire(keeper.Both(), kTimeout, &made);
+        ASSERT_TRUE(all.ok()) << all.status();
+        peer.Meet();
+        keeper.Forget();
+        EXPECT_FALSE(EndsWithin(absl::Milliseconds(100), made));
+        *all = nullptr;
+        EXPECT_TRUE(made.expired());
+      },
+      [](GpuPeer& peer) { HasAndIsKilled(peer, /*lets_go=*/false); });
+}
+
+// Long before its own deadline.
+TEST(CommunicatorCache, WhoWaitsForARankThatDiesIsToldWhoDied) {
+  NEEDS_THE_DOUBLE("has two GPUs for two processes");
+  RunGpuPair(
+      OnTwoMachines(/*consumer_dies=*/true),
+      [](GpuPeer& peer) {
+        Keeper keeper(peer);
+        std::thread job([&keeper] {
+          absl::SleepFor(absl::Milliseconds(300));
+          keeper.Forget();
+        });
+        const absl::Time start = SteadyClock().Now();
+        absl::Status late = keeper.Acquire(keeper.Both(), absl::Minutes(1)).status();
+        job.join();
+        EXPECT_TRUE(absl::IsUnavailable(late)) << late;
+        EXPECT_THAT(std::string(late.message()),
+                    AllOf(HasSubstr("rank 1 (device 17)"), HasSubstr("it was killed")));
+        // One that was killed when it was about to end it for its memory.
+        const CliqueKey key = keeper.Both();
+        CommunicatorRefcount lease(key, 0, keeper.ledger(), SteadyClock(),
+                                   [] { return absl::OkStatus(); });
+        ASSERT_TRUE(keeper.ledger().Put(lease.LeavingKey(), "rank 1 (device 17)").ok());
+        late = keeper.Acquire(key, absl::Minutes(1)).status();
+        EXPECT_TRUE(absl::IsUnavailable(late)) << late;
+        EXPECT_LT(SteadyClock().Now() - start, kMuchSooner);
+      },
+      [](GpuPeer& peer) { kill(getpid(), SIGKILL); });
+}
+
+// Threads that ask for the same at once get the same, beside others that ask for what no other rank
+// has.
+TEST(CommunicatorCache, ManyThreadsAskAtOnce) {
+  NEEDS_THE_DOUBLE("has two GPUs for two processes");
+  const auto run = [](GpuPeer& peer) {
+    Keeper keeper(peer);
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < 3; ++thread) {
+      threads.emplace_back([&keeper, thread] {
+        for (int i = 0; i < 20; ++i) {
+          const auto all = keeper.Acquire(thread == 0 ? keeper.Own() : keeper.Both());
+          ASSERT_TRUE(all.ok()) << all.status();
+          EXPECT_EQ((*all)->generation(), 1u) << "it was kept, or somebody had it";
+          if (i % 5 == 0) absl::SleepFor(absl::Milliseconds(thread));
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    peer.Meet();
+  };
+  RunGpuPair(OnTwoMachines(), run, run);
+}
+
+// The first exchanges of communicators that share a GPU have one order on all ranks, whatever the
+// order in which their threads ask.
+TEST(CommunicatorCache, ThreadsAskForDifferentOnesInDifferentOrders) {
+  NEEDS_THE_DOUBLE("has two GPUs for two processes");
+  const auto run = [](GpuPeer& peer, bool is_reversed) {
+    Keeper keeper(peer);
+    constexpr int kCount = 4;
+    for (int round = 0; round < 8; ++round) {
+      std::vector<std::thread> threads;
+      for (int i = 0; i < kCount; ++i) {
+        threads.emplace_back([&, which = is_reversed ? kCount - 1 - i : i] {
+          const auto all = keeper.Acquire(keeper.Both(absl::StrCat(round, " ", which)));
+          EXPECT_TRUE(all.ok()) << all.status();
+        });
+      }
+      for (std::thread& thread : threads) thread.join();
+      peer.Meet();
+    }
+  };
+  RunGpuPair(
+      OnTwoMachines(), [&](GpuPeer& peer) { run(peer, /*is_reversed=*/false); },
+      [&](GpuPeer& peer) { run(peer, /*is_reversed=*/true); });
+}
+
+// NCCL hangs where it looks for the network: neither whoever waits for it nor the device does.
+TEST(CommunicatorCache, MintingThatNeverReturns) {
+  NEEDS_THE_DOUBLE("can make NCCL hang");
+  GpuPairOptions options = OnTwoMachines();
+  options.producer_environment = {{"STRICT_CUDA_FAIL", "ncclGetUniqueId:-1"}};
+  const auto ask = [](GpuPeer& peer, Keeper& keeper, absl::Duration timeout) {
+    peer.Meet();
+    const absl::Time start = SteadyClock().Now();
+    const absl::Status late = keeper.Acquire(keeper.Both(), timeout).status();
+    EXPECT_LT(SteadyClock().Now() - start, kMuchSooner);
+    EXPECT_TRUE(absl::IsDeadlineExceeded(late)) << late;
+    return std::string(late.message());
+  };
+  RunGpuPair(
+      options,
+      [&](GpuPeer& peer) {
+        Keeper keeper(peer);
+        EXPECT_THAT(ask(peer, keeper, absl::Seconds(4)),
+                    HasSubstr("ncclGetUniqueId has not returned for "));
+        // Whoever asks while that hangs is told so, and leaves no second thread behind.
+        const absl::Status refused = keeper.Acquire(keeper.Own()).status();
+        EXPECT_TRUE(absl::IsUnavailable(refused)) << refused;
+        EXPECT_THAT(std::string(refused.message()),
+                    HasSubstr("an earlier ncclGetUniqueId, which was given up, has not returned "));
+        peer.Control<void (*)()>("strict_cuda_clear_faults")();
+        auto own = keeper.Acquire(keeper.Own());
+        for (int i = 0; i < 1000 && absl::IsUnavailable(own.status()); ++i) {
+          absl::SleepFor(absl::Milliseconds(10));
+          own = keeper.Acquire(keeper.Own());
+        }
+        EXPECT_TRUE(own.ok()) << own.status();
+        peer.Meet();
+      },
+      [&](GpuPeer& peer) {
+        Keeper keeper(peer);
+        EXPECT_THAT(ask(peer, keeper, absl::Seconds(2)),
+                    HasSubstr("for rank 0 (device 0) to publish the ids"));
+        peer.Meet();
+      });
+}
+
+// A process leaves all the same, and what the thread that hangs there may come back to stays.
+TEST(CommunicatorCache, AnAbortThatNeverReturns) {
+  NEEDS_THE_DOUBLE("can make NCCL hang");
+  for (const bool is_forgotten : {false, true}) {
+    GpuPairOptions options = OnTwoMachines();
+    options.consumer_environment = {{"STRICT_CUDA_FAIL", "ncclCommAbort:-1"}};
+    RunGpuPair(
+        options,
+        [](GpuPeer& peer) {
+          Keeper keeper(peer);
+          ASSERT_TRUE(keeper.Acquire(keeper.Both()).ok());
+          peer.Meet();
+        },
+        [&](GpuPeer& peer) {
+          Keeper keeper(peer);
+          ASSERT_TRUE(keeper.Acquire(keeper.Both()).ok());
+          if (is_forgotten) keeper.Forget();
+          peer.Meet();
+          const absl::Time start = SteadyClock().Now();
+          const absl::Status stopped = keeper.kept()->Stop(absl::Milliseconds(300));
+          EXPECT_LT(SteadyClock().Now() - start, kMuchSooner);
+          EXPECT_TRUE(absl::IsUnavailable(stopped)) << stopped;
+          EXPECT_THAT(std::string(stopped.message()), HasSubstr("NCCL does not let go of it"));
+          const std::weak_ptr<CommunicatorCache> kept = keeper.kept();
+          keeper.kept() = nullptr;
+          EXPECT_FALSE(kept.expired());
+          // What the thread that hangs uses.
+          std::fflush(nullptr);
+          std::_Exit(testing::Test::HasFailure() ? 1 : 0);
+        });
+  }
+}
+
+// One of them alone has its memory wanted, and NCCL does not let go of it.
+TEST(CommunicatorCache, OneThatDoesNotEndHoldsUpNobodyElse) {
+  NEEDS_THE_DOUBLE("can make NCCL hang");
+  GpuPairOptions options = OnTwoMachines();
+  options.consumer_environment = {{"STRICT_CUDA_FAIL", "ncclCommAbort:-1:0:1"}};
+  RunGpuPair(
+      options,
+      [](GpuPeer& peer) {
+        Keeper keeper(peer);
+        const auto all = keeper.Acquire(keeper.Both());
+        EXPECT_TRUE(all.ok()) << all.status();
+        peer.Meet();
+      },
+      [](GpuPeer& peer) {
+        // Each is taken for 16 MiB at least.
+        Keeper keeper(peer, /*budget_bytes=*/uint64_t{20} << 20);
+        ASSERT_TRUE(keeper.Acquire(keeper.Own()).ok());
+        {
+          const absl::Time start = SteadyClock().Now();
+          const auto all = keeper.Acquire(keeper.Both());
+          EXPECT_TRUE(all.ok()) << all.status();
+          EXPECT_LT(SteadyClock().Now() - start, kMuchSooner);
+        }
+        peer.Meet();
+        EXPECT_TRUE(absl::IsUnavailable(keeper.kept()->Stop(absl::Milliseconds(300))));
+        std::fflush(nullptr);
+        std::_Exit(testing::Test::HasFailure() ? 1 : 0);
+      });
+}
+
+}  // namespace
+}  // namespace ferry

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a node says of its part in moving tensors, and how that is told through the store.
+#include "node/transfer_report.h"
+
+#include <functional>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/runtime/engine_pair.h"
+
+namespace ferry {
+namespace {
+
+using ::testing::HasSubstr;
+
+const PathReport* PathTo(const TransferReport& report, int peer, bool is_in_arena = true) {
+  for (const PathReport& path : report.paths) {
+    if (path.peer == peer && path.is_in_arena == is_in_arena) return &path;
+  }
+  return nullptr;
+}
+
+const PathCost* CostOf(const PathReport& path, absl::string_view transport) {
+  if (!path.choice.ok()) return nullptr;
+  for (const PathCandidate& each : path.choice->candidates) {
+    if (each.name == transport && each.cost.ok()) return &*each.cost;
+  }
+  return nullptr;
+}
+
+// Moves `bytes` from `a` to `b`.
+void Move(ExchangeEnd& a, ExchangeEnd& b, int64_t step, int64_t bytes, bool is_in_arena = true) {
+  const Shape shape = *Shape::Create({bytes});
+  Receipt receipt;
+  b.Step(step)->RecvAsync(KeyBetween(a, b, "k"), {}, receipt.callback());
+  ASSERT_TRUE(a.Step(step)
+                  ->Send(KeyBetween(a, b, "k"), is_in_arena
+                                                    ? a.Allocate(DataType::kUint8, shape)
+                                                    : *Tensor::Allocate(DataType::kUint8, shape))
+                  .ok());
+  ASSERT_TRUE(receipt.Wait().ok()) << receipt.Wait().status();
+}
+
+// What is said survives the store, and says what there is.
+TransferReport ReportOf(const ExchangeEnd& end) {
+  const TransferReport report = MakeExchangeReport(*end.exchange);
+  const std::string text = EncodeExchangeReport(report);
+  absl::StatusOr<TransferReport> decoded = DecodeExchangeReport(text);
+  EXPECT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(EncodeExchangeReport(*decoded), text);
+  return *std::move(decoded);
+}
+
+bool Becomes(const std::function<bool()>& condition) {
+  for (int i = 0; i < 3000; ++i) {
+    if (condition()) return true;
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  return false;
+}
+
+TEST(TransferReportTest, LatencyIsMeasuredWhenALaneOpens) {
+  Directory directory;
+  ExchangeEnd a(directory, 1);
+  ExchangeEnd b(directory, 2);
+  EXPECT_EQ(PathTo(ReportOf(a), 2), nullptr) << "there is no lane yet";
+  Move(a, b, 1, 8);
+  ASSERT_TRUE(Becomes([&] {
+    const TransferReport report = ReportOf(a);
+    const PathReport* const path = PathTo(report, 2);
+    return path != nullptr && CostOf(*path, "shm")->latency_basis == CostBasis::kSeen;
+  }));
+  const TransferReport report = ReportOf(a);
+  const PathCost shm = *CostOf(*PathTo(report, 2), "shm");
+  // It is measured: on a loaded machine it may be anything but a wrong unit.
+  EXPECT_LT(shm.latency, absl::Seconds(10));
+  EXPECT_GT(shm.latency, absl::Nanoseconds(10));
+  // In the arena there is nothing to be copied; elsewhere that was measured at the start.
+  EXPECT_EQ(shm.bytes_per_second, kNoCopy);
+  EXPECT_EQ(CostOf(*PathTo(report, 2, false), "shm")->bandwidth_basis, CostBasis::kAtStart);
+  // Measured at the start, or the control channel's, where that is busy.
+  EXPECT_NE(CostOf(*PathTo(report, 2), "tcp")->latency_basis, CostBasis::kAssumed);
+  EXPECT_GE(CostOf(*PathTo(report, 2), "tcp")->latency, shm.latency);
+  EXPECT_EQ(PathTo(report, 2)->channel, "shm");
+  // The other side's, and what a receiver explains.
+  EXPECT_EQ(CostOf(*PathTo(ReportOf(b), 1), "shm")->latency_basis, CostBasis::kSeen);
+  EXPECT_THAT(Explain(*b.exchange->PathFrom(a.exchange->self(), 8, true)),
+              HasSubstr("us measured "));
+  // Within the process.
+  EXPECT_EQ(CostOf(*PathTo(report, 1), "local")->latency_basis, CostBasis::kAtStart);
+  EXPECT_LT(CostOf(*PathTo(report, 1), "local")->latency, absl::Seconds(10));
+}
+
+TEST(TransferReportTest, TransfersRefreshWhatIsKnown) {
+  Directory directory;
+  TransferEngineOptions by_tcp;
+  by_tcp.require_transport = "tcp";
+  ExchangeEnd a(directory, 1, by_tcp);
+  ExchangeEnd b(directory, 2, by_tcp);
+  Move(a, b, 1, 4 << 20);
+  Move(a, b, 2, 300'000);
+  ASSERT_TRUE(Becomes([&] {
+    const TransferReport report = ReportOf(a);
+    const PathCost* const tcp = CostOf(*PathTo(report, 2), "tcp");
+    return tcp->bandwidth_basis == CostBasis::kSeen && tcp->latency_basis == CostBasis::kSeen;
+  }));
+  const TransferReport report = ReportOf(a);
+  EXPECT_GT(CostOf(*PathTo(report, 2), "tcp")->bytes_per_second, 1e6);
+  // Why there is no other.
+  EXPECT_THAT(Explain(*PathTo(report, 2)->choice), HasSubstr("not shm: descriptors cannot be"));
+}
+
+// What was measured a while ago is measured again, by whoever asks and by whoever sends.
+TEST(TransferReportTest, LatencyIsMeasuredAgainAndAgain) {
+  Directory directory;
+  ExchangeEnd a(directory, 1);
+  ExchangeEnd b(directory, 2);
+  int64_t step = 1;
+  Move(a, b, step, 300'000);
+  const auto is_measured_again = [](const std::function<absl::Duration()>& age) {
+    return Becomes([&] { return age() > absl::Seconds(1); }) &&
+           Becomes([&] { return age() < absl::Milliseconds(500); });
+  };
+  EXPECT_TRUE(is_measured_again([&] {
+    const TransferReport report = ReportOf(a);
+    return CostOf(*PathTo(report, 2), "shm")->latency_age;
+  }));
+  // This asks for nothing.
+  EXPECT_TRUE(is_measured_again([&] {
+    Move(a, b, ++step, 300'000);
+    const PathReport back = {.choice = a.exchange->PathFrom(b.exchange->self(), 1 << 20, true)};
+    return CostOf(back, "shm")->latency_age;
+  }));
+}
+
+TEST(TransferReportTest, ACopyToTheArenaIsSeen) {
+  Directory directory;
+  // A busy machine may find that another way is quicker.
+  TransferEngineOptions only;
+  only.require_transport = "shm";
+  ExchangeEnd a(directory, 1, only);
+  ExchangeEnd b(directory, 2, only);
+  Move(a, b, 1, 8 << 20, /*is_in_arena=*/false);
+  const TransferReport report = ReportOf(a);
+  EXPECT_EQ(CostOf(*PathTo(report, 2, false), "shm")->bandwidth_basis, CostBasis::kSeen);
+}
+
+TEST(TransferReportTest, SaysWhichPagesTheArenaHas) {
+  Directory directory;
+  ExchangeEnd a(directory, 1);
+  EXPECT_EQ(ReportOf(a).pages, "none yet");
+  {
+    const Tensor tensor = a.Allocate(DataType::kUint8, *Shape::Create({4 << 20}));
+    const TransferReport report = ReportOf(a);
+    EXPECT_EQ(report.pages, PageKindName(a.exchange->arena_stats().pages));
+    EXPECT_EQ(report.arena_used_bytes, size_t{4} << 20);
+    EXPECT_GE(report.arena_mapped_bytes, size_t{4} << 20);
+  }
+  a.exchange->arena().Trim();
+  EXPECT_EQ(ReportOf(a).pages, "none yet");
+  TransferEngineOptions small;
+  small.arena.memory.huge_pages = false;
+  ExchangeEnd b(directory, 2, small);
+  const Tensor tensor = b.Allocate(DataType::kUint8, *Shape::Create({4 << 20}));
+  EXPECT_EQ(ReportOf(b).pages, "4 KiB pages");
+}
+
+TEST(TransferReportTest, CountsWhoCouldNotProveToBeOfTheJob) {
+  Directory directory;
+  TransferEngineOptions other;
+  other.token = "another job";
+  ExchangeEnd a(directory, 1);
+  ExchangeEnd b(directory, 2, other);
+  EXPECT_EQ(ReportOf(a).refused_connections, 0);
+  EXPECT_EQ(ReportOf(a).last_refusal, "");
+  Receipt receipt;
+  b.Step(1)->RecvAsync(KeyBetween(a, b, "k"), {}, receipt.callback());
+  EXPECT_EQ(receipt.Wait().status().code(), absl::StatusCode::kUnauthenticated);
+  const TransferReport report = ReportOf(a);
+  // Through the Unix socket, and over TCP.
+  EXPECT_GE(report.refused_connections, 1);
+  EXPECT_THAT(report.last_refusal, HasSubstr("token"));
+}
+
+TEST(TransferReportTest, CountsCallsThatCouldNotProveToBeOfTheJob) {
+  Directory directory;
+  TransferEngineOptions options;
+  options.carrier = Carrier::kGrpc;
+  ExchangeEnd a(directory, 1, options);
+  options.token = "another job";
+  ExchangeEnd b(directory, 2, options);
+  EXPECT_EQ(ReportOf(a).refused_calls, 0);
+  Receipt receipt;
+  b.Step(1)->RecvAsync(KeyBetween(a, b, "k"), {}, receipt.callback());
+  EXPECT_EQ(receipt.Wait().status().code(), absl::StatusCode::kUnauthenticated);
+  EXPECT_GE(ReportOf(a).refused_calls, 1);
+}
+
+TEST(TransferReportTest, WhatIsNoReportIsRefused) {
+  for (const char* text :
+       {"arena\tpages\t1\t2", "arena\tpages\t1\t2\t-3", "refused\t1\t2", "path\tx\t1\tshm",
+        "by\tshm\t1\t0\t0\t1\t0\t0\t0\t", "path\t1\t1\tshm\nby\tshm\t1\t7\t0\t1\t0\t0\t0\t",
+        "path\t1\t1\tshm\nby\tshm\tnan\t0\t0\t1\t0\t0\t0\t", "path\t1\t1\tshm\nnot\tshm",
+        "path\t1\t1\tshm\nnone\twhy\nnot\tshm\tso", "peers\tmany"}) {
+    EXPECT_EQ(DecodeExchangeReport(text).status().code(), absl::StatusCode::kInvalidArgument)
+        << text;
+  }
+  // Of a later version.
+  EXPECT_TRUE(DecodeExchangeReport("weather\tfine\n").ok());
+  std::string many;
+  for (int i = 0; i < 1000; ++i) many += "path\t1\t1\tshm\n";
+  EXPECT_FALSE(DecodeExchangeReport(many).ok());
+}
+
+}  // namespace
+}  // namespace ferry

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// Two queues of frames, and dice.
+#include "tests/support/faulty_control_channel.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+
+namespace ferry {
+
+struct WireFrame {
+  uint16_t type = 0;
+  std::string body;
+  std::vector<std::shared_ptr<UniqueFd>> descriptors;
+};
+
+namespace {
+
+// As of rendezvous/peer/peer_protocol.h: what is before the dimensions and the body of a TICKET.
+constexpr uint16_t kTicket = 3;
+// As of rendezvous/peer/frame_checksum.h.
+constexpr uint16_t kSealBit = 0x8000;
+constexpr size_t kTicketHead = 24;
+constexpr size_t kRankAt = 17;
+
+}  // namespace
+
+// One side's control channel. `inbox`: what the other side has sent.
+class FaultyWire::End final : public ControlChannel {
+ public:
+  End(FaultyWire* wire, PeerId peer) : wire(wire), peer_(peer) {}
+
+  absl::Status Send(uint16_t type, absl::Span<const absl::string_view> parts,
+                    absl::Span<const int> descriptors) override {
+    FERRY_RETURN_IF_ERROR(CheckLaneBody(parts));
+    if (!closed.ok()) return closed;
+    const std::shared_ptr<End> to = other.lock();
+    if (wire == nullptr || to == nullptr) return PeerHasGone(peer_);
+    if (wire->Chance(wire->faults_.refuse)) {
+      ++wire->damaged_;
+      return LaneQueueIsFull(peer_, 1, 1, 1);
+    }
+    WireFrame frame = {.type = type};
+    for (const absl::string_view part : parts) absl::StrAppend(&frame.body, part);
+    for (const int fd : descriptors) {
+      frame.descriptors.push_back(std::make_shared<UniqueFd>(fcntl(fd, F_DUPFD_CLOEXEC, 0)));
+    }
+    to->inbox.push_back(std::move(frame));
+    return absl::OkStatus();
+  }
+  void Close(const absl::Status& why) override {
+    if (closed.ok()) closed = why;
+  }
+  const PeerId& peer() const override { return peer_; }
+  bool passes_descriptors() const override { return true; }
+  bool is_all_read() const override {
+    const std::shared_ptr<End> to = other.lock();
+    return to != nullptr && to->inbox.empty();
+  }
+  std::string Describe() const override { return "faulty"; }
+
+  void Finish() {
+    inbox.clear();
+    if (handler == nullptr) return;
+    std::exchange(handler, nullptr)->OnClosed(closed);
+  }
+
+  FaultyWire* wire;
+  std::weak_ptr<End> other;
+  std::shared_ptr<ControlHandler> handler;
+  std::deque<WireFrame> inbox;
+  bool is_open = false;
+  absl::Status closed;
+
+ private:
+  const PeerId peer_;
+};
+
+FaultyWire::FaultyWire(uint64_t seed, WireFaults faults) : random_(seed), faults_(faults) {}
+
+FaultyWire::~FaultyWire() {
+  Break();
+  for (const auto& end : ends_) {
+    if (end != nullptr) end->wire = nullptr;
+  }
+}
+
+bool FaultyWire::Chance(int out_of_thousand) {
+  return out_of_thousand > 0 && static_cast<int>(random_() % 1000) < out_of_thousand;
+}
+
+void FaultyWire::Open(std::shared_ptr<ControlHandler> a, PeerId a_peer,
+                      std::shared_ptr<ControlHandler> b, PeerId b_peer, bool is_late) {
+  ends_[0] = std::make_shared<End>(this, b_peer);
+  ends_[1] = std::make_shared<End>(this, a_peer);
+  ends_[0]->other = ends_[1];
+  ends_[1]->other = ends_[0];
+  ends_[0]->handler = std::move(a);
+  ends_[1]->handler = std::move(b);
+  if (is_late) return;
+  for (const int first : {1, 0}) {
+    ends_[first]->is_open = true;
+    ends_[first]->handler->OnOpen(ends_[first]);
+  }
+}
+
+bool FaultyWire::is_over() const {
+  return ends_[0]->handler == nullptr && ends_[1]->handler == nullptr;
+}
+
+bool FaultyWire::Step() {
+  std::vector<End*> able;
+  for (const auto& end : ends_) {
+    if (end->handler == nullptr) continue;
+    const std::shared_ptr<End> other = end->other.lock();
+    const bool other_has_gone = other == nullptr || other->handler == nullptr;
+    if (!end->is_open || !end->inbox.empty() || !end->closed.ok() || other_has_gone) {
+      able.push_back(end.get());
+    }
+  }
+  if (able.empty()) return false;
+  End& end = *able[random_() % able.size()];
+  if (!end.is_open) {
+    end.is_open = true;
+    end.handler->OnOpen(ends_[&end == ends_[1].get() ? 1 : 0]);
+  } else if (!end.closed.ok()) {
+    end.Finish();
+  } else if (!end.inbox.empty()) {
+    Deliver(end);
+  } else {
+    end.Close(PeerHasGone(end.peer()));
+    end.Finish();
+  }
+  return true;
+}
+
+void FaultyWire::Damage(std::deque<WireFrame>& frames) {
+  WireFrame& front = frames.front();
+  const auto flip = [this, &front](size_t from) {
+    if (front.body.size() <= from) return;
+    ++damaged_;
+    const size_t at = from + random_() % (front.body.size() - from);
+    front.body[at] = static_cast<char>(front.body[at] ^ (1 << random_() % 8));
+  };
+  if (Chance(faults_.truncate) && !front.body.empty()) {
+    ++damaged_;
+    front.body.resize(random_() % front.body.size());
+  }
+  if (Chance(faults_.corrupt)) flip(0);
+  if ((front.type & ~kSealBit) == kTicket && front.body.size() > kTicketHead &&
+      Chance(faults_.corrupt_body)) {
+    flip(kTicketHead + 8u * static_cast<unsigned char>(front.body[kRankAt]));
+  }
+  if (frames.size() > 1 && Chance(faults_.reorder)) {
+    ++damaged_;
+    std::swap(frames[0], frames[1]);
+  }
+}
+
+void FaultyWire::Deliver(End& end) {
+  if (Chance(faults_.close)) return Break();
+  Damage(end.inbox);
+  WireFrame frame = std::move(end.inbox.front());
+  end.inbox.pop_front();
+  if (Chance(faults_.drop)) {
+    ++damaged_;
+    return;
+  }
+  if (Chance(faults_.duplicate)) {
+    ++damaged_;
+    ++duplicated_;
+    end.inbox.push_front(frame);
+  }
+  std::vector<UniqueFd> descriptors;
+  for (const auto& fd : frame.descriptors) {
+    descriptors.emplace_back(fcntl(fd->get(), F_DUPFD_CLOEXEC, 0));
+  }
+  // Memory of exactly that size: a sanitizer sees who reads beyond it.
+  const std::vector<char> body(frame.body.begin(), frame.body.end());
+  const absl::Status status =
+      end.handler->OnFrame(frame.type, {body.data(), body.size()}, absl::MakeSpan(descriptors));
+  if (!status.ok()) end.Close(status);
+}
+
+void FaultyWire::Break() {
+  for (const auto& end : ends_) {
+    if (end == nullptr || end->handler == nullptr) continue;
+    end->Close(PeerHasGone(end->peer()));
+    end->Finish();
+  }
+}
+
+}  // namespace ferry

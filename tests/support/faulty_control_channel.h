@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// FaultyWire: a control channel without a network between two handlers; does to frames what a seed
+// says.
+#ifndef FERRY_TESTS_SUPPORT_FAULTY_CONTROL_CHANNEL_H_
+#define FERRY_TESTS_SUPPORT_FAULTY_CONTROL_CHANNEL_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "transport/control/control_channel.h"
+
+namespace ferry {
+
+// How often, out of a thousand frames.
+struct WireFaults {
+  // Some bytes at its end are missing.
+  int truncate = 0;
+  // A bit is another one.
+  int corrupt = 0;
+  // Only in what follows the head of a TICKET: the elements of a tensor, or a transport's transfer
+  // descriptor.
+  int corrupt_body = 0;
+  int duplicate = 0;
+  int drop = 0;
+  // It changes places with the next one.
+  int reorder = 0;
+  // The wire breaks in its place.
+  int close = 0;
+  // Send says RESOURCE_EXHAUSTED.
+  int refuse = 0;
+};
+
+// Frames wait until Step, which picks a side by chance: so they are late by any time. A plain
+// object: one thread. Control channels may outlive it.
+class FaultyWire final {
+ public:
+  FaultyWire(uint64_t seed, WireFaults faults);
+  // As Break.
+  ~FaultyWire();
+
+  FaultyWire(const FaultyWire&) = delete;
+  FaultyWire& operator=(const FaultyWire&) = delete;
+
+  // Calls OnOpen of both, now or each in a Step. `a` sees `b_peer`, and the other way round.
+  void Open(std::shared_ptr<ControlHandler> a, PeerId a_peer, std::shared_ptr<ControlHandler> b,
+            PeerId b_peer, bool is_late = false);
+  // Delivers one frame, or one side's end. False: there is nothing left to do.
+  bool Step();
+  // Both sides hear that the other has gone, at once; what was under way is lost.
+  void Break();
+
+  // Frames that did not arrive as they were sent.
+  int damaged() const { return damaged_; }
+  int duplicated() const { return duplicated_; }
+  bool is_over() const;
+
+ private:
+  class End;
+
+  bool Chance(int out_of_thousand);
+  // What `end` hears next, with its faults.
+  void Deliver(End& end);
+  void Damage(std::deque<struct WireFrame>& frames);
+
+  std::mt19937_64 random_;
+  const WireFaults faults_;
+  std::shared_ptr<End> ends_[2];
+  int damaged_ = 0;
+  int duplicated_ = 0;
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_TESTS_SUPPORT_FAULTY_CONTROL_CHANNEL_H_

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attempts that fail, one after the other: what they leave behind until their time would be over.
+#include "transport/control/connect_attempt.h"
+
+#include <sys/socket.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+#include "net/sockets.h"
+#include "tests/transport/control_channel_pair.h"
+#include "transport/control/handshake.h"
+
+namespace ferry {
+namespace {
+
+// A peer that is being restarted, and is asked for all the time: each timer would be kept for as
+// long as a handshake may take, and wake the loop once more.
+TEST(ConnectAttemptTest, OneTimerForAllThatFail) {
+  LaneEnd a(PeerId{1, 11});
+  for (int i = 0; i < 50; ++i) {
+    auto client = std::make_shared<RecordingHandler>();
+    a.hub->Connect(PeerId{2, 22}, {.tcp = {"127.0.0.1:1"}}, false, client);
+    EXPECT_EQ(client->WaitForClosed().code(), absl::StatusCode::kUnavailable);
+  }
+  EXPECT_LE(a.loop->timers(), 1u);
+}
+
+// A peer that has no room for a connection is asked again for as long as an address has.
+TEST(ConnectAttemptTest, OneTimerForAnAddressThatIsTriedAgain) {
+  LaneEnd a(PeerId{1, 11});
+  auto listening = *ListenTcp("127.0.0.1:0");
+  const std::string words = Handshake::OutOfDescriptors({.self = PeerId{2, 22}, .token = "token"});
+  auto client = std::make_shared<RecordingHandler>();
+  a.hub->Connect(PeerId{2, 22}, {.tcp = {absl::StrCat("127.0.0.1:", listening.port)}}, false,
+                 client);
+  size_t most = 0;
+  for (int tries = 0; tries < 4;) {
+    UniqueFd socket(accept4(listening.fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!socket.valid()) {
+      absl::SleepFor(absl::Milliseconds(1));
+      continue;
+    }
+    ++tries;
+    most = std::max(most, a.loop->timers());
+    ASSERT_GT(send(socket.get(), words.data(), words.size(), MSG_NOSIGNAL), 0);
+    char byte;
+    // Until it has heard that, and lets go.
+    while (recv(socket.get(), &byte, 1, 0) > 0) continue;
+  }
+  EXPECT_LE(most, 1u);
+}
+
+// The peer said why it could keep no connection, and was too slow to say it again.
+TEST(ConnectAttemptTest, WhatThePeerSaidIsTheErrorWhenTheTimeIsOver) {
+  LaneEnd a(PeerId{1, 11}, "token", absl::Milliseconds(500));
+  auto listening = *ListenTcp("127.0.0.1:0");
+  const std::string words = Handshake::OutOfDescriptors({.self = PeerId{2, 22}, .token = "token"});
+  auto client = std::make_shared<RecordingHandler>();
+  a.hub->Connect(PeerId{2, 22},
+                 {.tcp = {absl::StrCat("127.0.0.1:", listening.port), "127.0.0.1:1"}}, false,
+                 client);
+  UniqueFd socket;
+  while (!socket.valid()) {
+    socket = UniqueFd(accept4(listening.fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!socket.valid()) absl::SleepFor(absl::Milliseconds(1));
+  }
+  ASSERT_GT(send(socket.get(), words.data(), words.size(), MSG_NOSIGNAL), 0);
+  socket.Reset();
+  // The next connection is the kernel's, and nobody takes it.
+  const absl::Status why = client->WaitForClosed();
+  EXPECT_EQ(why.code(), absl::StatusCode::kResourceExhausted) << why;
+  EXPECT_TRUE(absl::StrContains(why.message(), "ulimit -n")) << why;
+}
+
+}  // namespace
+}  // namespace ferry

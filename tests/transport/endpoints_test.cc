@@ -1,0 +1,402 @@
+// SPDX-License-Identifier: Apache-2.0
+// Outlets and receivers without control channels: what becomes of transfer descriptors that meet,
+// or make no sense.
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "absl/strings/match.h"
+#include "absl/synchronization/notification.h"
+
+#include "net/sockets.h"
+#include "tests/transport/control_channel_pair.h"
+#include "transport/shm/shm_descriptor.h"
+#include "transport/shm/shm_endpoints.h"
+#include "transport/shm/shm_transport.h"
+#include "transport/tcp/tcp_transport.h"
+
+namespace ferry {
+namespace {
+
+constexpr int64_t kBytes = 4096;
+
+// Of arenas' segments, in this process.
+int ArenaMappings() {
+  int count = 0;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("memfd:ferry") != std::string::npos) ++count;
+  }
+  return count;
+}
+
+class HalvesTest : public ::testing::Test {
+ protected:
+  HalvesTest() : end_({1, 10}, "token", absl::Milliseconds(100)) {
+    environment_.loop = end_.loop.get();
+    environment_.hub = end_.hub.get();
+    environment_.arena = *HostArena::Create({});
+    environment_.copier = &copier_;
+  }
+
+  Tensor InArena(char fill) {
+    Tensor tensor = *Tensor::Create(DataType::kUint8, *Shape::Create({kBytes}),
+                                    *environment_.arena->Allocate(kBytes));
+    std::memset(tensor.mutable_data(), fill, kBytes);
+    return tensor;
+  }
+  static TensorHeader Header(int64_t bytes) {
+    return {DataType::kUint8, *Shape::Create({bytes}), static_cast<size_t>(bytes)};
+  }
+
+  LaneEnd end_;
+  CopyPool copier_;
+  TransportEnvironment environment_;
+};
+
+// A transfer descriptor that comes faster than what it speaks of would be the end of the control
+// channel.
+TEST_F(HalvesTest, ASegmentIsAnnouncedOnceAndBeforeItsTickets) {
+  auto sender = std::make_shared<ShmSender>(environment_);
+  auto receiver = std::make_shared<ShmReceiver>(environment_, [](uint64_t) {});
+  int announcements = 0;
+  sender->SetAnnounce([&](absl::string_view body, absl::Span<const int> descriptors) {
+    ++announcements;
+    std::vector<UniqueFd> copies;
+    for (const int fd : descriptors) copies.emplace_back(dup(fd));
+    return receiver->OnAnnouncement(body, absl::MakeSpan(copies));
+  });
+  std::string seen;
+  for (uint64_t id = 1; id <= 3; ++id) {
+    sender->Offer(id, InArena(static_cast<char>('a' + id)), {},
+                  [&](absl::StatusOr<TransferDescriptor> ticket) {
+                    ASSERT_TRUE(ticket.ok()) << ticket.status();
+                    receiver->Take(id, Header(kBytes), ticket->body, {}, Tensor(),
+                                   [&seen](auto tensor, TransportReceiver::TakeInfo) {
+                                     ASSERT_TRUE(tensor.ok()) << tensor.status();
+                                     seen += *static_cast<const char*>(tensor->data());
+                                   });
+                  });
+  }
+  EXPECT_EQ(seen, "bcd");
+  EXPECT_EQ(announcements, 1);
+  sender->Abort(absl::CancelledError("over"));
+  receiver->Abort(absl::CancelledError("over"));
+}
+
+// The peer maps it while it is being filled.
+TEST_F(HalvesTest, ANewSegmentIsAnnouncedBeforeItIsNeeded) {
+  ShmTransport transport(environment_);
+  const auto sender = transport.CreateSender({});
+  const auto receiver = transport.CreateReceiver({}, [](uint64_t) {});
+  const auto announce = [&](absl::string_view body, absl::Span<const int> descriptors) {
+    std::vector<UniqueFd> copies;
+    for (const int fd : descriptors) copies.emplace_back(dup(fd));
+    return receiver->OnAnnouncement(body, absl::MakeSpan(copies));
+  };
+  int announcements = 0;
+  int hints = 0;
+  bool fails = true;
+  sender->SetAnnounce([&](absl::string_view body, absl::Span<const int> descriptors) {
+    ++announcements;
+    return announce(body, descriptors);
+  });
+  sender->SetHint([&](absl::string_view body, absl::Span<const int> descriptors) {
+    ++hints;
+    return fails ? absl::ResourceExhaustedError("the lane is full") : announce(body, descriptors);
+  });
+  const auto hand_over = [&](uint64_t id, const Tensor& tensor) {
+    sender->Offer(id, tensor, {}, [&](absl::StatusOr<TransferDescriptor> ticket) {
+      ASSERT_TRUE(ticket.ok()) << ticket.status();
+      receiver->Take(id, Header(kBytes), ticket->body, {}, Tensor(),
+                     [](auto tensor, TransportReceiver::TakeInfo) {
+                       ASSERT_TRUE(tensor.ok()) << tensor.status();
+                     });
+    });
+    sender->Release(id);
+  };
+  const Tensor first = InArena('a');
+  EXPECT_EQ(hints, 1);
+  hand_over(1, first);
+  EXPECT_EQ(announcements, 1) << "of what could not be announced before";
+  fails = false;
+  // Of another class, and so of another segment.
+  const Tensor second = *Tensor::Create(DataType::kUint8, *Shape::Create({kBytes}),
+                                        *environment_.arena->Allocate(8 * kBytes));
+  EXPECT_EQ(hints, 2);
+  hand_over(2, second);
+  EXPECT_EQ(announcements, 1);
+  sender->Abort(absl::CancelledError("over"));
+  receiver->Abort(absl::CancelledError("over"));
+}
+
+TEST_F(HalvesTest, ASegmentThatCouldNotBeMappedIsMissedWhenItIsNeeded) {
+  auto receiver = std::make_shared<ShmReceiver>(environment_, [](uint64_t) {});
+  std::vector<UniqueFd> lost(1);
+  EXPECT_TRUE(
+      receiver->OnAnnouncement(EncodeShmSegmentNotice({1, 65536}), absl::MakeSpan(lost)).ok());
+  absl::Status status;
+  receiver->Take(1, Header(kBytes), EncodeShmTicket({.segment = 1}), {}, Tensor(),
+                 [&status](auto tensor, TransportReceiver::TakeInfo) { status = tensor.status(); });
+  // Which ends the control channel: on the next one it is announced again.
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "ulimit -n")) << status;
+  EXPECT_TRUE(receiver->OnAnnouncement(EncodeShmSegmentNotice({.segment = 1}), {}).ok());
+  receiver->Abort(absl::CancelledError("over"));
+}
+
+// What the arena gives back to the machine would stay with it for as long as any receiver lives.
+TEST_F(HalvesTest, ASegmentThatIsGivenBackIsUnmappedWithItsLastView) {
+  ShmTransport transport(environment_);
+  const auto sender = transport.CreateSender({});
+  const auto receiver = transport.CreateReceiver({}, [](uint64_t) {});
+  bool is_full = false;
+  sender->SetAnnounce([&](absl::string_view body, absl::Span<const int> descriptors) {
+    if (is_full) return absl::ResourceExhaustedError("the lane is full");
+    std::vector<UniqueFd> copies;
+    for (const int fd : descriptors) copies.emplace_back(dup(fd));
+    return receiver->OnAnnouncement(body, absl::MakeSpan(copies));
+  });
+  const int before = ArenaMappings();
+  const auto hand_over = [&](uint64_t id) {
+    Tensor view;
+    sender->Offer(id, InArena('a'), {}, [&](absl::StatusOr<TransferDescriptor> ticket) {
+      ASSERT_TRUE(ticket.ok()) << ticket.status();
+      receiver->Take(
+          id, Header(kBytes), ticket->body, {}, Tensor(),
+          [&view](auto tensor, TransportReceiver::TakeInfo) { view = *std::move(tensor); });
+    });
+    sender->Release(id);
+    return view;
+  };
+  Tensor view = hand_over(1);
+  EXPECT_EQ(ArenaMappings(), before + 2);
+  EXPECT_GT(environment_.arena->Trim(), 0u);
+  // A peer that keeps to the protocol has let go of its views by now; this one has not.
+  EXPECT_EQ(ArenaMappings(), before + 1);
+  EXPECT_EQ(*static_cast<const char*>(view.data()), 'a');
+  view = Tensor();
+  EXPECT_EQ(ArenaMappings(), before);
+
+  // A control channel that takes nothing at that moment hears of it later.
+  hand_over(2);
+  is_full = true;
+  environment_.arena->Trim();
+  EXPECT_EQ(ArenaMappings(), before + 1);
+  is_full = false;
+  hand_over(3);
+  EXPECT_EQ(ArenaMappings(), before + 2);
+  // Of what was never announced, or has ended, there is no end.
+  EXPECT_FALSE(receiver->OnAnnouncement(EncodeShmSegmentNotice({.segment = 1}), {}).ok());
+  sender->Abort(absl::CancelledError("over"));
+  receiver->Abort(absl::CancelledError("over"));
+}
+
+TEST_F(HalvesTest, WhatCannotBeAnnouncedIsNotOffered) {
+  auto sender = std::make_shared<ShmSender>(environment_);
+  sender->SetAnnounce([](absl::string_view, absl::Span<const int>) {
+    return absl::ResourceExhaustedError("the lane is full");
+  });
+  absl::Status status;
+  sender->Offer(1, InArena('a'), {},
+                [&](absl::StatusOr<TransferDescriptor> ticket) { status = ticket.status(); });
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(environment_.arena->stats().block_count, 0);
+}
+
+TEST_F(HalvesTest, AnnouncementsThatMakeNoSenseAreRefused) {
+  auto receiver = std::make_shared<ShmReceiver>(environment_, [](uint64_t) {});
+  int pipe_ends[2];
+  ASSERT_EQ(pipe(pipe_ends), 0);
+  UniqueFd other(pipe_ends[1]);
+  std::vector<UniqueFd> descriptors;
+  descriptors.emplace_back(pipe_ends[0]);
+  const std::string notice = EncodeShmSegmentNotice({.segment = 3, .bytes = 1 << 20});
+  EXPECT_FALSE(receiver->OnAnnouncement(notice, {}).ok());
+  EXPECT_FALSE(receiver->OnAnnouncement(notice, absl::MakeSpan(descriptors)).ok());
+  EXPECT_FALSE(receiver->OnAnnouncement("short", {}).ok());
+  bool is_done = false;
+  receiver->Take(1, Header(kBytes), EncodeShmTicket({.segment = 3}), {}, Tensor(),
+                 [&is_done](auto tensor, TransportReceiver::TakeInfo) {
+                   is_done = true;
+                   EXPECT_EQ(tensor.status().code(), absl::StatusCode::kInvalidArgument);
+                 });
+  EXPECT_TRUE(is_done);
+}
+
+// Nothing would come for it on any connection, and the receive would wait for ever.
+TEST_F(HalvesTest, ATcpTicketForNoBytesIsTakenAtOnce) {
+  auto transport = TcpTransport::Create(environment_, {});
+  ASSERT_TRUE(transport.ok()) << transport.status();
+  Endpoint peer;
+  peer.peer = {2, 20};
+  const std::shared_ptr<TransportReceiver> receiver =
+      (*transport)->CreateReceiver(peer, [](uint64_t) {});
+  bool is_done = false;
+  receiver->Take(1, Header(0), "", {}, Tensor(),
+                 [&is_done](auto tensor, TransportReceiver::TakeInfo) {
+                   is_done = true;
+                   EXPECT_TRUE(tensor.ok()) << tensor.status();
+                 });
+  EXPECT_TRUE(is_done);
+  receiver->Abort(absl::CancelledError("over"));
+}
+
+// A sender that accepts connections and says nothing: the control channel would live on, and every
+// later tensor fail of what happened to the first.
+TEST_F(HalvesTest, DataConnectionsThatAreNotAnsweredEndTheLane) {
+  auto transport = TcpTransport::Create(environment_, {});
+  ASSERT_TRUE(transport.ok()) << transport.status();
+  const auto silent = ListenTcp("127.0.0.1:0");
+  ASSERT_TRUE(silent.ok()) << silent.status();
+  Endpoint peer;
+  peer.peer = {2, 20};
+  peer.channels.tcp = {absl::StrCat("127.0.0.1:", silent->port)};
+  const std::shared_ptr<TransportReceiver> receiver =
+      (*transport)->CreateReceiver(peer, [](uint64_t) {});
+  absl::Notification done;
+  absl::Status status;
+  receiver->Take(1, Header(kBytes), "", {}, Tensor(),
+                 [&](auto tensor, TransportReceiver::TakeInfo) {
+                   status = tensor.status();
+                   done.Notify();
+                 });
+  ASSERT_TRUE(done.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  // On which a consumer closes its control channel.
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_NE(status.message().find("node 2"), std::string::npos) << status;
+}
+
+// Beside what a copy between GPUs is assumed to cost, a number that was measured on the host would
+// make TCP look the cheapest.
+TEST_F(HalvesTest, TcpBetweenGpusIsAssumedAsEverythingElseThere) {
+  const auto transport = TcpTransport::Create(environment_, {});
+  ASSERT_TRUE(transport.ok()) << transport.status();
+  Endpoint ends[2];
+  for (Endpoint& each : ends) {
+    each.boot_id = "one machine";
+    each.channels.tcp = {"127.0.0.1:1"};
+  }
+  PathQuery query = {.source = &ends[0], .destination = &ends[1], .bytes = kBytes};
+  absl::StatusOr<PathCost> cost = (*transport)->Cost(query);
+  ASSERT_TRUE(cost.ok()) << cost.status();
+  EXPECT_EQ(cost->latency_basis, CostBasis::kAtStart);
+  const TensorLocation gpu = {.space = MemorySpace::kCuda, .ordinal = 0};
+  for (const bool is_source : {true, false}) {
+    query.source_place = is_source ? gpu : TensorLocation{};
+    query.destination_place = is_source ? TensorLocation{} : gpu;
+    cost = (*transport)->Cost(query);
+    ASSERT_TRUE(cost.ok()) << cost.status();
+    EXPECT_EQ(cost->latency_basis, CostBasis::kAssumed);
+    EXPECT_EQ(cost->bandwidth_basis, CostBasis::kAssumed);
+  }
+}
+
+// Added to the mapping's address it would point outside of it, or wrap around.
+TEST_F(HalvesTest, OffsetBeyondTheSegment_IsInvalidArgument) {
+  auto receiver = std::make_shared<ShmReceiver>(environment_, [](uint64_t) {});
+  const Tensor tensor = InArena('a');
+  const MemorySegment& memory = environment_.arena->memory(tensor.buffer()->arena_offset());
+  std::vector<UniqueFd> fds;
+  fds.emplace_back(dup(memory.fd()));
+  ASSERT_TRUE(
+      receiver->OnAnnouncement(EncodeShmSegmentNotice({1, memory.bytes()}), absl::MakeSpan(fds))
+          .ok());
+  absl::Status status;
+  receiver->Take(1, Header(kBytes),
+                 EncodeShmTicket({.segment = 1, .offset = memory.bytes() + (size_t{1} << 40)}), {},
+                 Tensor(),
+                 [&status](auto got, TransportReceiver::TakeInfo) { status = got.status(); });
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  receiver->Abort(absl::CancelledError("over"));
+}
+
+// A receiver that was told of the peer's death may use its buffer for something else at once.
+TEST_F(HalvesTest, AbortWhileACopyIsQueued_TheBufferIsNotWrittenAnyMore) {
+  constexpr size_t kLarge = size_t{1} << 20;
+  CopyPool held({.threads = 1});
+  environment_.copier = &held;
+  absl::Notification is_held;
+  absl::Notification release;
+  char from = 'x';
+  char to = ' ';
+  held.CopyAsync(&to, &from, 1, [&] {
+    is_held.Notify();
+    release.WaitForNotification();
+  });
+  is_held.WaitForNotification();
+  auto receiver = std::make_shared<ShmReceiver>(environment_, [](uint64_t) {});
+  const std::shared_ptr<Buffer> source = *environment_.arena->Allocate(kLarge);
+  std::memset(source->data(), 's', kLarge);
+  const MemorySegment& memory = environment_.arena->memory(source->arena_offset());
+  std::vector<UniqueFd> fds;
+  fds.emplace_back(dup(memory.fd()));
+  ASSERT_TRUE(
+      receiver->OnAnnouncement(EncodeShmSegmentNotice({1, memory.bytes()}), absl::MakeSpan(fds))
+          .ok());
+  Tensor destination = *Tensor::Allocate(DataType::kUint8, *Shape::Create({kLarge}));
+  std::memset(destination.mutable_data(), 'd', kLarge);
+  absl::Notification is_taking;
+  absl::Notification is_over;
+  // On the loop, as a control channel takes it: there a copy goes to the pool.
+  end_.loop->Post([&] {
+    receiver->Take(
+        1, Header(kLarge), EncodeShmTicket({.segment = 1, .offset = source->arena_offset().offset}),
+        {}, destination, [&is_over](auto, TransportReceiver::TakeInfo) { is_over.Notify(); });
+    is_taking.Notify();
+  });
+  is_taking.WaitForNotification();
+  ASSERT_FALSE(is_over.HasBeenNotified());
+  receiver->Abort(absl::UnavailableError("the peer is gone"));
+  release.Notify();
+  is_over.WaitForNotification();
+  const auto* const bytes = static_cast<const char*>(destination.data());
+  EXPECT_EQ(std::count(bytes, bytes + kLarge, 'd'), static_cast<ptrdiff_t>(kLarge));
+}
+
+// A control channel that ends unmaps its segments, whether the receiver is still held or not;
+// existing views stay valid.
+TEST_F(HalvesTest, InletAborted_SegmentsAreUnmapped) {
+  const int before = ArenaMappings();
+  auto receiver = std::make_shared<ShmReceiver>(environment_, [](uint64_t) {});
+  Tensor tensor = InArena('a');
+  const MemorySegment& memory = environment_.arena->memory(tensor.buffer()->arena_offset());
+  std::vector<UniqueFd> fds;
+  fds.emplace_back(dup(memory.fd()));
+  ASSERT_TRUE(
+      receiver->OnAnnouncement(EncodeShmSegmentNotice({1, memory.bytes()}), absl::MakeSpan(fds))
+          .ok());
+  EXPECT_EQ(ArenaMappings(), before + 2);
+  receiver->Abort(absl::UnavailableError("the peer is gone"));
+  EXPECT_EQ(ArenaMappings(), before + 1);
+}
+
+// A peer closes its control channel when a segment is retired twice.
+TEST_F(HalvesTest, SegmentRetiredTwice_IsToldOnce) {
+  auto sender = std::make_shared<ShmSender>(environment_);
+  int announcements = 0;
+  sender->SetAnnounce([&announcements](absl::string_view, absl::Span<const int>) {
+    ++announcements;
+    return absl::OkStatus();
+  });
+  const Tensor tensor = InArena('a');
+  sender->Offer(1, tensor, {}, [](absl::StatusOr<TransferDescriptor> ticket) {
+    ASSERT_TRUE(ticket.ok()) << ticket.status();
+  });
+  EXPECT_EQ(announcements, 1);
+  const uint32_t segment = tensor.buffer()->arena_offset().segment;
+  for (int i = 0; i < 2; ++i) sender->Retire(segment);
+  EXPECT_EQ(announcements, 2);
+  // A segment that the peer never had is not announced.
+  sender->Retire(segment + 1);
+  EXPECT_EQ(announcements, 2);
+  sender->Abort(absl::CancelledError("over"));
+}
+
+}  // namespace
+}  // namespace ferry

@@ -1,0 +1,390 @@
+// SPDX-License-Identifier: Apache-2.0
+// What transfers have taken, and what follows for the choice of a path.
+#include "transport/path_cost_estimator.h"
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/clock.h"
+#include "transport/transports.h"
+
+namespace ferry {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr size_t kMiB = size_t{1} << 20;
+
+double InGb(const PathCost& cost) { return cost.bytes_per_second / 1e9; }
+
+class PathCostEstimatorTest : public ::testing::Test {
+ protected:
+  // What transport 0 costs, if by itself it says 50 us and 1 GB/s.
+  PathCost Cost(bool latency_is_control_rtt = false) const {
+    PathCost cost = {absl::Microseconds(50), 1e9};
+    costs_.Apply(0, latency_is_control_rtt, clock_.Now(), cost);
+    return cost;
+  }
+  // A transfer of 1 MB that goes at that rate.
+  void Transfer(double gigabytes_per_s) {
+    Cost();
+    costs_.SawBytes(0, 2 * kMiB, absl::Seconds(2.0 * kMiB / (gigabytes_per_s * 1e9)), clock_.Now());
+  }
+
+  FakeClock clock_;
+  PathCostEstimator costs_{2};
+};
+
+TEST_F(PathCostEstimatorTest, NothingSeenIsWhatTheTransportSays) {
+  const PathCost cost = Cost(/*latency_is_control_rtt=*/true);
+  EXPECT_EQ(cost.latency, absl::Microseconds(50));
+  EXPECT_EQ(cost.bytes_per_second, 1e9);
+  EXPECT_EQ(cost.latency_basis, CostBasis::kAssumed);
+  EXPECT_EQ(cost.bandwidth_basis, CostBasis::kAssumed);
+}
+
+TEST_F(PathCostEstimatorTest, TransfersAreFollowed) {
+  for (int i = 0; i < 20; ++i) Transfer(4);
+  EXPECT_NEAR(InGb(Cost()), 4, 0.1);
+  for (int i = 0; i < 40; ++i) Transfer(0.2);
+  EXPECT_NEAR(InGb(Cost()), 0.2, 0.02);
+  clock_.Advance(absl::Seconds(3));
+  EXPECT_EQ(Cost().bandwidth_basis, CostBasis::kSeen);
+  EXPECT_EQ(Cost().bandwidth_age, absl::Seconds(3));
+  // Of the other transport nobody has seen anything.
+  PathCost other = {absl::Microseconds(50), 1e9};
+  costs_.Apply(1, false, clock_.Now(), other);
+  EXPECT_EQ(other.bandwidth_basis, CostBasis::kAssumed);
+}
+
+TEST_F(PathCostEstimatorTest, OneThatStallsMakesNoPathUgly) {
+  for (int i = 0; i < 20; ++i) Transfer(4);
+  Transfer(1e-6);
+  EXPECT_GT(InGb(Cost()), 2);
+  Transfer(4);
+  Transfer(4);
+  EXPECT_GT(InGb(Cost()), 3);
+}
+
+TEST_F(PathCostEstimatorTest, TheFirstThatIsSeenIsNoExceptionToThat) {
+  Transfer(1e-6);
+  EXPECT_GT(InGb(Cost()), 0.5);
+}
+
+TEST_F(PathCostEstimatorTest, WhatIsNotSeenForLongIsForgotten) {
+  for (int i = 0; i < 100; ++i) Transfer(0.01);
+  EXPECT_NEAR(InGb(Cost()), 0.01, 0.001);
+  clock_.Advance(absl::Seconds(10));
+  EXPECT_NEAR(InGb(Cost()), 0.01, 0.001);
+  clock_.Advance(absl::Seconds(30));
+  EXPECT_NEAR(InGb(Cost()), 0.1, 0.01);
+  clock_.Advance(absl::Minutes(5));
+  EXPECT_EQ(InGb(Cost()), 1);
+  EXPECT_EQ(Cost().bandwidth_basis, CostBasis::kAssumed);
+}
+
+TEST_F(PathCostEstimatorTest, SmallTransfersTellOfLatencyAndLargeOnesOfBandwidth) {
+  for (int i = 0; i < 30; ++i) {
+    Cost();
+    costs_.SawTransfer(0, 1000, absl::Microseconds(20) + absl::Microseconds(1), clock_.Now());
+    costs_.SawTransfer(0, 4 * kMiB, absl::Microseconds(20) + absl::Seconds(4.0 * kMiB / 2e9),
+                       clock_.Now());
+  }
+  EXPECT_NEAR(absl::ToDoubleMicroseconds(Cost().latency), 10, 0.5);
+  EXPECT_NEAR(InGb(Cost()), 2, 0.05);
+}
+
+// Nearly all of what they take is their bytes, which go faster than was assumed.
+TEST_F(PathCostEstimatorTest, TransfersThatAreNotSmallDoNotMakeLatencyVanish) {
+  for (int i = 0; i < 30; ++i) {
+    Cost();
+    costs_.SawTransfer(0, 900'000, absl::Microseconds(100) + absl::Seconds(900'000 / 4e9),
+                       clock_.Now());
+  }
+  EXPECT_GT(Cost().latency, absl::Microseconds(20));
+  EXPECT_NEAR(InGb(Cost()), 4, 0.5);
+}
+
+TEST_F(PathCostEstimatorTest, OfSmallTransfersOneNowAndThenIsMeasured) {
+  EXPECT_TRUE(costs_.WantsSample(0, 1000, clock_.Now()));
+  EXPECT_FALSE(costs_.WantsSample(0, 1000, clock_.Now()));
+  EXPECT_TRUE(costs_.WantsSample(1, 1000, clock_.Now()));
+  EXPECT_TRUE(costs_.WantsSample(0, kMiB, clock_.Now()));
+  clock_.Advance(PathCostEstimator::kSamplePause);
+  EXPECT_TRUE(costs_.WantsSample(0, 1000, clock_.Now()));
+}
+
+TEST_F(PathCostEstimatorTest, TheLanesLatencyIsThatOfTransportsThatAreAsFast) {
+  costs_.SawLane(absl::Microseconds(3), clock_.Now());
+  EXPECT_EQ(Cost(/*latency_is_control_rtt=*/true).latency, absl::Microseconds(3));
+  EXPECT_EQ(Cost(/*latency_is_control_rtt=*/true).latency_basis, CostBasis::kSeen);
+  EXPECT_EQ(Cost(/*latency_is_control_rtt=*/false).latency, absl::Microseconds(50));
+  // Of one who was asleep.
+  costs_.SawLane(absl::Milliseconds(500), clock_.Now());
+  EXPECT_LT(Cost(true).latency, absl::Microseconds(6));
+  costs_.SawLane(absl::Microseconds(3), clock_.Now());
+  costs_.SawLane(absl::Microseconds(3), clock_.Now());
+  EXPECT_LT(Cost(true).latency, absl::Microseconds(4));
+}
+
+// A process that was stopped while the control channel was measured for the first time.
+TEST_F(PathCostEstimatorTest, AFirstMeasurementOfSecondsFades) {
+  costs_.SawLane(absl::Seconds(20), clock_.Now());
+  EXPECT_LE(Cost(true).latency, absl::Seconds(1));
+  for (int i = 0; i < 8; ++i) {
+    clock_.Advance(absl::Seconds(2));
+    costs_.SawLane(absl::Microseconds(3), clock_.Now());
+  }
+  EXPECT_LT(Cost(true).latency, absl::Microseconds(6));
+  costs_.SawLane(absl::Seconds(20), clock_.Now());
+  clock_.Advance(absl::Minutes(3));
+  EXPECT_EQ(Cost(true).latency_basis, CostBasis::kAssumed);
+}
+
+TEST_F(PathCostEstimatorTest, WhereNothingIsCopiedThereIsNoBandwidth) {
+  for (int i = 0; i < 20; ++i) Transfer(4);
+  PathCost cost = {absl::Microseconds(1), kNoCopy};
+  costs_.Apply(0, false, clock_.Now(), cost);
+  EXPECT_EQ(cost.bytes_per_second, kNoCopy);
+}
+
+TEST_F(PathCostEstimatorTest, NonsenseDoesNoHarm) {
+  costs_.SawTransfer(0, kMiB, absl::ZeroDuration(), clock_.Now());
+  costs_.SawTransfer(7, kMiB, absl::Seconds(1), clock_.Now());
+  costs_.SawBytes(7, kMiB, absl::Seconds(1), clock_.Now());
+  EXPECT_FALSE(costs_.WantsSample(7, 1, clock_.Now()));
+  // A clock that goes back.
+  Transfer(4);
+  clock_.Advance(absl::Seconds(-100));
+  EXPECT_GT(InGb(Cost()), 1);
+  EXPECT_EQ(Cost().bandwidth_age, absl::ZeroDuration());
+}
+
+// Says what it is told to.
+class SayingTransport final : public Transport {
+ public:
+  SayingTransport(std::string name, absl::StatusOr<PathCost> cost,
+                  bool latency_is_control_rtt = false)
+      : name_(std::move(name)),
+        cost_(std::move(cost)),
+        latency_is_control_rtt_(latency_is_control_rtt) {}
+  absl::string_view name() const override { return name_; }
+  absl::string_view summary() const override { return "says what it is told to"; }
+  absl::StatusOr<PathCost> Cost(const PathQuery&) const override { return cost_; }
+  bool latency_is_control_rtt(bool) const override { return latency_is_control_rtt_; }
+  std::shared_ptr<TransportSender> CreateSender(const Endpoint&) override { return nullptr; }
+  std::shared_ptr<TransportReceiver> CreateReceiver(const Endpoint&, ReleaseCallback) override {
+    return nullptr;
+  }
+
+ private:
+  const std::string name_;
+  const absl::StatusOr<PathCost> cost_;
+  const bool latency_is_control_rtt_;
+};
+
+// The path that has become slow is left, and tried again when that is long ago.
+TEST(PathChoiceTest, FollowsWhatIsSeenAndGivesAnotherChance) {
+  FakeClock clock;
+  TransportList transports;
+  transports.push_back(
+      std::make_unique<SayingTransport>("fast", PathCost{absl::Microseconds(10), 4e9}));
+  transports.push_back(
+      std::make_unique<SayingTransport>("slow", PathCost{absl::Microseconds(50), 1e9}));
+  PathCostEstimator costs(transports.size());
+  Endpoint ends[2];
+  ends[0].peer = {0, 1};
+  ends[1].peer = {1, 2};
+  PathQuery query = {.source = &ends[0], .destination = &ends[1], .bytes = 16 * kMiB};
+  query.seen = &costs;
+  const auto choose = [&] {
+    query.now = clock.Now();
+    const std::optional<size_t> picked = SelectPath(transports, query, {}, nullptr);
+    const absl::StatusOr<PathExplanation> choice = ExplainPath(transports, query, {});
+    EXPECT_TRUE(choice.ok());
+    EXPECT_EQ(picked, choice->transport);
+    return std::string(transports[choice->transport]->name());
+  };
+  EXPECT_EQ(choose(), "fast");
+  for (int i = 0; i < 2; ++i) costs.SawBytes(0, kMiB, absl::Seconds(1), clock.Now());
+  EXPECT_EQ(choose(), "fast") << "two that stall are no reason";
+  int more = 0;
+  while (choose() == "fast" && more < 100) {
+    costs.SawBytes(0, kMiB, absl::Seconds(1), clock.Now());
+    ++more;
+  }
+  EXPECT_LT(more, 10);
+  clock.Advance(absl::Seconds(9));
+  EXPECT_EQ(choose(), "slow");
+  clock.Advance(absl::Minutes(3));
+  EXPECT_EQ(choose(), "fast");
+}
+
+// Of a busy peer every path is slow, and not only the one whose latency the control channel tells.
+TEST(PathChoiceTest, ASlowLaneMakesNoOtherPathTheCheapest) {
+  FakeClock clock;
+  TransportList transports;
+  transports.push_back(std::make_unique<SayingTransport>(
+      "shm", PathCost{absl::Microseconds(1), kNoCopy}, /*latency_is_control_rtt=*/true));
+  transports.push_back(
+      std::make_unique<SayingTransport>("tcp", PathCost{absl::Microseconds(8), 8e9}));
+  PathCostEstimator costs(transports.size());
+  Endpoint ends[2];
+  ends[0].peer = {0, 1};
+  ends[1].peer = {1, 2};
+  PathQuery query = {.source = &ends[0], .destination = &ends[1], .bytes = 64 << 10};
+  query.seen = &costs;
+  query.now = clock.Now();
+  costs.SawLane(absl::Milliseconds(2), clock.Now());
+  EXPECT_EQ(SelectPath(transports, query, {}, nullptr), 0u);
+  const absl::StatusOr<PathExplanation> choice = ExplainPath(transports, query, {});
+  ASSERT_TRUE(choice.ok());
+  EXPECT_EQ(choice->candidates[1].cost->latency, absl::Milliseconds(2));
+  EXPECT_EQ(choice->candidates[1].cost->latency_basis, CostBasis::kSeen);
+  // Nor one that has been measured in a better moment.
+  for (int i = 0; i < 100; ++i) costs.SawTransfer(1, 64, absl::Microseconds(16), clock.Now());
+  const absl::StatusOr<PathExplanation> again = ExplainPath(transports, query, {});
+  ASSERT_TRUE(again.ok());
+  EXPECT_EQ(again->transport, 0u);
+  EXPECT_EQ(again->candidates[1].cost->latency, absl::Milliseconds(2));
+}
+
+// Nothing is cheaper than what takes no longer than its transfer descriptor, whatever the others
+// claim.
+TEST(PathChoiceTest, ATicketAlone_SelectedWithAndWithoutAnExplanation) {
+  TransportList transports;
+  transports.push_back(std::make_unique<SayingTransport>(
+      "shm", PathCost{absl::Microseconds(1), kNoCopy}, /*latency_is_control_rtt=*/true));
+  transports.push_back(
+      std::make_unique<SayingTransport>("boaster", PathCost{absl::Nanoseconds(1), kNoCopy}));
+  Endpoint ends[2];
+  ends[0].peer = {0, 1};
+  ends[1].peer = {1, 2};
+  PathQuery query = {.source = &ends[0], .destination = &ends[1], .bytes = kMiB};
+  for (const bool is_in_arena : {true, false}) {
+    query.is_in_arena = is_in_arena;
+    PathExplanation explanation;
+    const std::optional<size_t> expected = is_in_arena ? 0 : 1;
+    EXPECT_EQ(SelectPath(transports, query, {}, nullptr), expected);
+    EXPECT_EQ(SelectPath(transports, query, {}, &explanation), expected);
+    EXPECT_EQ(explanation.transport, expected);
+    ASSERT_EQ(explanation.candidates.size(), 2u);
+    EXPECT_EQ(explanation.cost.latency, explanation.candidates[*expected].cost->latency);
+  }
+}
+
+TEST(PathChoiceTest, WithinAProcess_SelectsNoTransportAndExplainsLocal) {
+  TransportList transports;
+  transports.push_back(
+      std::make_unique<SayingTransport>("fast", PathCost{absl::Nanoseconds(1), 1e9}));
+  Endpoint ends[2];
+  ends[0].peer = {0, 1};
+  ends[1].peer = {0, 1};
+  PathQuery query = {.source = &ends[0], .destination = &ends[1], .bytes = kMiB};
+  for (const char* required : {"", "fast", "local"}) {
+    const PathPolicy policy = {.require = required};
+    EXPECT_EQ(SelectPath(transports, query, policy, nullptr), std::nullopt);
+    const absl::StatusOr<PathExplanation> path = ExplainPath(transports, query, policy);
+    ASSERT_TRUE(path.ok()) << path.status();
+    EXPECT_EQ(Explain(*path),
+              "not fast (0.001us + 1.0 GB/s, assumed); local (0.075us assumed, no copy)");
+  }
+  query.local_exchange = absl::Nanoseconds(90);
+  EXPECT_THAT(Explain(*ExplainPath(transports, query, {})),
+              HasSubstr("local (0.09us measured at start, no copy)"));
+  ends[1].peer = {1, 2};
+  EXPECT_EQ(
+      ExplainPath(transports, query, {.require = "local"}).status(),
+      absl::FailedPreconditionError("the required transport cannot connect node 0 and node 1: "
+                                    "local: they are two processes, node 0 and node 1"));
+}
+
+// Each end in a GPU's memory takes a copy of its own, in latency as in rate.
+TEST(PathChoiceTest, TensorsInGpuMemory_EachEndAddsOneCopy) {
+  TransportList transports;
+  transports.push_back(
+      std::make_unique<SayingTransport>("host only", PathCost{absl::Microseconds(50), 1e9}));
+  Endpoint ends[2];
+  ends[0].peer = {0, 1};
+  ends[1].peer = {1, 2};
+  const TensorLocation gpu = {.space = MemorySpace::kCuda, .ordinal = 0};
+  const auto cost = [&](TensorLocation from, TensorLocation to) {
+    PathQuery query = {.source = &ends[0], .destination = &ends[1], .bytes = kMiB};
+    query.source_place = from;
+    query.destination_place = to;
+    return ExplainPath(transports, query, {})->cost;
+  };
+  const PathCost host = cost({}, {});
+  const PathCost one = cost(gpu, {});
+  const PathCost both = cost(gpu, gpu);
+  EXPECT_EQ(host.stages, 0);
+  EXPECT_EQ(one.stages, 1);
+  EXPECT_EQ(both.stages, 2);
+  EXPECT_GT(one.latency, host.latency);
+  EXPECT_EQ(both.latency - host.latency, 2 * (one.latency - host.latency));
+  const auto seconds_per_gb = [](const PathCost& c) { return 1e9 / c.bytes_per_second; };
+  EXPECT_GT(seconds_per_gb(one), seconds_per_gb(host));
+  EXPECT_NEAR(seconds_per_gb(both) - seconds_per_gb(host),
+              2 * (seconds_per_gb(one) - seconds_per_gb(host)), 1e-6);
+  EXPECT_EQ(cost({}, gpu).latency, one.latency);
+}
+
+TEST(PathChoiceTest, SaysHowEachNumberIsKnown) {
+  TransportList transports;
+  PathCost by_start = {absl::Nanoseconds(75), kNoCopy};
+  by_start.latency_basis = CostBasis::kAtStart;
+  transports.push_back(std::make_unique<SayingTransport>("near", by_start));
+  transports.push_back(
+      std::make_unique<SayingTransport>("far", PathCost{absl::Microseconds(50), 1e9}));
+  transports.push_back(std::make_unique<SayingTransport>("none", absl::UnavailableError("so")));
+  Endpoint ends[2];
+  ends[0].peer = {0, 1};
+  ends[1].peer = {1, 2};
+  FakeClock clock;
+  PathCostEstimator costs(transports.size());
+  PathQuery query = {.source = &ends[0], .destination = &ends[1], .bytes = kMiB};
+  query.seen = &costs;
+  query.now = clock.Now();
+  absl::StatusOr<PathExplanation> choice = ExplainPath(transports, query, {});
+  ASSERT_TRUE(choice.ok());
+  EXPECT_EQ(Explain(*choice),
+            "near (0.075us measured at start, no copy); not far (50us + 1.0 GB/s, assumed); "
+            "not none: so");
+  costs.SawBytes(1, kMiB, absl::Seconds(1.0 * kMiB / 1e9), clock.Now());
+  clock.Advance(absl::Seconds(4));
+  query.now = clock.Now();
+  const absl::StatusOr<PathExplanation> later = ExplainPath(transports, query, {});
+  EXPECT_THAT(Explain(*later), HasSubstr("not far (50us assumed + 1.0 GB/s measured 4s ago)"));
+  EXPECT_NE(SortOf(*choice), SortOf(*later));
+  PathExplanation other = *choice;
+  other.candidates[0].cost->latency = absl::Nanoseconds(90);
+  EXPECT_EQ(SortOf(*choice), SortOf(other));
+  const PathExplanation both[] = {*choice, other};
+  EXPECT_THAT(Explain(both), HasSubstr("near (0.075us to 0.09us measured at start, no copy)"));
+}
+
+// Names and reasons come from other processes.
+TEST(PathChoiceTest, WhatIsNotAlikeIsNotTakenForIt) {
+  const PathCost cost = {absl::Microseconds(1), 1e9};
+  PathExplanation two;
+  two.transport = 9;
+  two.candidates = {{"a", absl::UnavailableError("x")}, {"b", absl::UnavailableError("y")}};
+  PathExplanation one;
+  one.transport = 9;
+  one.candidates = {{"a", absl::UnavailableError("x\nb\ny")}};
+  EXPECT_NE(SortOf(one), SortOf(two));
+  PathExplanation allowed;
+  allowed.transport = 9;
+  allowed.candidates = {{"a", cost}};
+  PathExplanation refused;
+  refused.transport = 9;
+  refused.candidates = {{"a", absl::UnavailableError("0 0 0 0 ")}};
+  EXPECT_NE(SortOf(allowed), SortOf(refused));
+}
+
+}  // namespace
+}  // namespace ferry

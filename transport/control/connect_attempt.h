@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// ConnectionManager::Attempt: a connection on its way to being a control channel; and what the
+// parts of a hub share.
+#ifndef FERRY_TRANSPORT_CONTROL_CONNECT_ATTEMPT_H_
+#define FERRY_TRANSPORT_CONTROL_CONNECT_ATTEMPT_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/synchronization/mutex.h"
+
+#include "tensor/memory_segment.h"
+#include "transport/control/connection_manager.h"
+#include "transport/control/shm_control_channel.h"
+
+namespace ferry {
+
+struct ConnectionManager::Shared : public std::enable_shared_from_this<Shared> {
+  Shared(EventLoop& loop, ConnectionManagerOptions options, AcceptLane accept_lane,
+         AcceptData accept_data)
+      : loop(loop),
+        options(std::move(options)),
+        accept_lane(std::move(accept_lane)),
+        accept_data(std::move(accept_data)) {}
+
+  EventLoop& loop;
+  const ConnectionManagerOptions options;
+  const AcceptLane accept_lane;
+  const AcceptData accept_data;
+  std::atomic<int64_t> accepted{0};
+  std::atomic<int64_t> refused{0};
+
+  void NoteRefusal(std::string why) ABSL_LOCKS_EXCLUDED(mu) {
+    refused.fetch_add(1, std::memory_order_relaxed);
+    absl::MutexLock lock(&mu);
+    last_refusal = std::move(why);
+  }
+
+  // Fails attempts of this side at the addresses that have not answered in time. One timer for all
+  // of them: who is tried again and again leaves none behind. On the loop.
+  void AwaitAnswers();
+  void FailWhoIsLate();
+
+  // An address that is being tried.
+  struct Trying {
+    absl::Time until;
+    std::weak_ptr<Attempt> attempt;
+  };
+  // Of the loop. Whoever has been tried for longest is the first.
+  std::deque<Trying> trying;
+  bool awaits_answers = false;
+
+  absl::Mutex mu;
+  std::string last_refusal ABSL_GUARDED_BY(mu);
+  bool is_closed ABSL_GUARDED_BY(mu) = false;
+  std::vector<std::shared_ptr<Listener>> listeners ABSL_GUARDED_BY(mu);
+  absl::flat_hash_set<std::shared_ptr<Attempt>> attempts ABSL_GUARDED_BY(mu);
+  // Of attempts of this side.
+  AttemptId last_id ABSL_GUARDED_BY(mu) = 0;
+};
+
+// A connection that is being made or proved. Lives on the loop.
+class ConnectionManager::Attempt final : public LoopSource,
+                                         public std::enable_shared_from_this<Attempt> {
+ public:
+  Attempt(std::shared_ptr<Shared> shared, Handshake handshake, bool is_client, bool is_unix)
+      : shared_(std::move(shared)),
+        handshake_(std::move(handshake)),
+        is_client_(is_client),
+        is_unix_(is_unix) {}
+
+  // Who is told in the end; a server's attempt asks the hub's callbacks instead.
+  std::shared_ptr<ControlHandler> handler;
+  DataCallback on_data;
+  // 0: of the peer's.
+  AttemptId id = 0;
+  // Still to be tried.
+  std::deque<std::string> tcp_addresses;
+  std::string unix_name;
+  // To begin anew with the next address.
+  Handshake fresh_handshake = Handshake::Server({});
+
+  // REQUIRES: on the loop, once.
+  void StartServer(UniqueFd socket);
+  void StartClient();
+  void OnReady(uint32_t) override { Advance(); }
+
+  void Cancel(const absl::Status& why);
+  // Its address has not answered.
+  void FailLate();
+  // Whether it has become something else, or nothing.
+  bool is_over() const { return is_over_; }
+
+ private:
+  absl::Status Watch(UniqueFd socket);
+  void Unwatch();
+  void TryNextAddress();
+  // Nothing is tried any more.
+  void EndTrying();
+  void Connect();
+  // The peer has no room for a connection now.
+  void ConnectAgain();
+  void Advance();
+  absl::Status Step();
+  absl::Status SendOutput();
+  // Both know each other.
+  absl::Status Finish();
+  // The client brings the rings; each gives the other its bell. False: more is to come.
+  absl::StatusOr<bool> ExchangeMemory(ShmControlChannel::Memory& memory);
+  // Of the list of attempts; returns what keeps it alive.
+  std::shared_ptr<Attempt> Leave();
+  void Fail(const absl::Status& why);
+  // Another address would not be another job, or has no more room.
+  void FailForGood(const absl::Status& why);
+  void End(absl::Status why);
+
+  const std::shared_ptr<Shared> shared_;
+  Handshake handshake_;
+  const bool is_client_;
+  const bool is_unix_;
+  UniqueFd socket_;
+  EventLoop::SourceId source_ = 0;
+  // Of this address.
+  absl::Time give_up_;
+  // What its peer said when it had no room for a connection.
+  absl::Status refusal_;
+  bool is_connected_ = false;
+  bool is_over_ = false;
+  std::string address_;
+  std::string failures_;
+  absl::StatusCode last_code_ = absl::StatusCode::kUnavailable;
+  MemorySegment rings_;
+  std::deque<UniqueFd> arrived_;
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_TRANSPORT_CONTROL_CONNECT_ATTEMPT_H_

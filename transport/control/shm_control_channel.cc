@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rings, the socket beside them, and what waits for room.
+#include "transport/control/shm_control_channel.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+#include "transport/control/descriptors.h"
+
+namespace ferry {
+namespace {
+
+constexpr size_t kRingCapacity = 512 * 1024;
+static_assert(kRingCapacity / 4 >= kMaxLaneBody + kRingFrameHeader);
+constexpr size_t kOneRing = kRingControlBytes + kRingCapacity;
+// Frames in a row before others get their turn.
+constexpr int kFramesAtOnce = 64;
+// At a third of a microsecond each; sending them takes three.
+constexpr int kLooksForDescriptors = 16;
+
+char* RingAt(const MemorySegment& rings, bool first) {
+  return static_cast<char*>(rings.base()) + (first ? 0 : kOneRing);
+}
+
+}  // namespace
+
+size_t ShmControlChannel::RingsBytes() { return (2 * kOneRing + 4095) / 4096 * 4096; }
+
+ShmControlChannel::ShmControlChannel(EventLoop& loop, PeerId peer, UniqueFd socket, Memory memory,
+                                     bool is_first, std::shared_ptr<ControlHandler> handler,
+                                     size_t max_queued_bytes)
+    : loop_(loop),
+      peer_(peer),
+      socket_(std::move(socket)),
+      memory_(std::move(memory)),
+      max_queued_bytes_(max_queued_bytes),
+      reader_(RingAt(memory_.rings, !is_first), kRingCapacity),
+      handler_(std::move(handler)),
+      writer_(RingAt(memory_.rings, is_first), kRingCapacity) {}
+
+ShmControlChannel::~ShmControlChannel() = default;
+
+std::shared_ptr<ShmControlChannel> ShmControlChannel::Start(EventLoop& loop, PeerId peer,
+                                                            UniqueFd socket, Memory memory,
+                                                            bool is_first,
+                                                            std::shared_ptr<ControlHandler> handler,
+                                                            size_t max_queued_bytes) {
+  auto channel = std::shared_ptr<ShmControlChannel>(
+      new ShmControlChannel(loop, peer, std::move(socket), std::move(memory), is_first,
+                            std::move(handler), max_queued_bytes));
+  // On the loop, so that no source is called before it knows its own id. The socket is watched for
+  // its end alone: frames say when there are descriptors, and nobody is woken twice.
+  loop.Post([channel, &loop] {
+    const absl::StatusOr<EventLoop::SourceId> source =
+        loop.Add(channel, channel->socket_.get(), EPOLLRDHUP, /*polls=*/true);
+    if (!source.ok()) return channel->Refuse(source.status());
+    channel->source_ = *source;
+    channel->handler_->OnOpen(channel);
+    // What came before is told by no edge.
+    channel->OnReady(EPOLLIN);
+  });
+  return channel;
+}
+
+bool ShmControlChannel::TryWrite(uint16_t type, absl::Span<const absl::string_view> parts,
+                                 absl::Span<const int> descriptors) {
+  size_t body = 0;
+  for (const absl::string_view part : parts) body += part.size();
+  if (!descriptors.empty()) {
+    // First the room, since descriptors that have gone cannot be taken back.
+    if (!writer_.HasRoom(body)) return false;
+    writer_.HintDescriptors();
+    if (!SendDescriptors(socket_.get(), descriptors).ok()) return false;
+  }
+  return writer_.Write(type, static_cast<uint8_t>(descriptors.size()), parts);
+}
+
+absl::Status ShmControlChannel::Send(uint16_t type, absl::Span<const absl::string_view> parts,
+                                     absl::Span<const int> descriptors) {
+  FERRY_RETURN_IF_ERROR(CheckLaneBody(parts));
+  {
+    SpinLockHolder lock(&send_lock_);
+    if (!closed_.ok()) return closed_;
+    if (queue_.empty() && TryWrite(type, parts, descriptors)) {
+      memory_.peer_bell.Ring();
+      return absl::OkStatus();
+    }
+  }
+  Queued queued = {.type = type};
+  for (const absl::string_view part : parts) absl::StrAppend(&queued.body, part);
+  for (const int fd : descriptors) {
+    FERRY_ASSIGN_OR_RETURN(UniqueFd copy, DuplicateDescriptor(fd));
+    queued.descriptors.push_back(std::move(copy));
+  }
+  {
+    SpinLockHolder lock(&send_lock_);
+    if (!closed_.ok()) return closed_;
+    if (queued_bytes_ + queued.body.size() > max_queued_bytes_) {
+      return LaneQueueIsFull(peer_, queued_bytes_, queue_.size(), max_queued_bytes_);
+    }
+    queued_bytes_ += queued.body.size();
+    queue_.push_back(std::move(queued));
+    has_queue_.store(true, std::memory_order_release);
+    writer_.AskForRoom();
+  }
+  // It may have made room in between; and then this side has to look, not the other.
+  loop_.doorbell().Ring();
+  return absl::OkStatus();
+}
+
+bool ShmControlChannel::is_all_read() const {
+  SpinLockHolder lock(&send_lock_);
+  return queue_.empty() && writer_.IsAllRead();
+}
+
+bool ShmControlChannel::FlushQueue() {
+  bool did_something = false;
+  SpinLockHolder lock(&send_lock_);
+  while (!queue_.empty()) {
+    Queued& front = queue_.front();
+    std::vector<int> descriptors;
+    for (const UniqueFd& fd : front.descriptors) descriptors.push_back(fd.get());
+    if (!TryWrite(front.type, {front.body}, descriptors)) {
+      writer_.AskForRoom();
+      if (!TryWrite(front.type, {front.body}, descriptors)) break;
+    }
+    queued_bytes_ -= front.body.size();
+    queue_.pop_front();
+    did_something = true;
+  }
+  has_queue_.store(!queue_.empty(), std::memory_order_relaxed);
+  if (did_something) memory_.peer_bell.Ring();
+  return did_something;
+}
+
+absl::StatusOr<std::vector<UniqueFd>> ShmControlChannel::TakeDescriptors(size_t count) {
+  std::vector<UniqueFd> taken;
+  while (taken.size() < count) {
+    if (arrived_.empty()) {
+      // They were sent before the frame, so that they are here.
+      FERRY_ASSIGN_OR_RETURN(const bool is_open,
+                             ReceiveDescriptors(socket_.get(), arrived_, count));
+      (void)is_open;
+      if (arrived_.empty()) {
+        return absl::InvalidArgumentError("a frame came without its descriptors");
+      }
+    }
+    taken.push_back(std::move(arrived_.front()));
+    arrived_.pop_front();
+  }
+  return taken;
+}
+
+void ShmControlChannel::LookForDescriptors() {
+  const size_t before = arrived_.size();
+  // As many as no frame has, and still no frame: whoever sends them means harm.
+  if (before >= kMaxDescriptors) return;
+  for (int i = 0; i < kLooksForDescriptors && !reader_.HasFrame(); ++i) {
+    const absl::StatusOr<bool> is_open = ReceiveDescriptors(socket_.get(), arrived_, before + 1);
+    if (!is_open.ok()) Close(is_open.status());
+    // Of its end the kernel tells.
+    if (!is_open.ok() || !*is_open || arrived_.size() > before) return;
+  }
+}
+
+bool ShmControlChannel::HasWork() {
+  if (is_finished_) return false;
+  return reader_.HasFrame() || is_closing_.load(std::memory_order_acquire);
+}
+
+void ShmControlChannel::BeforeSleep() {
+  if (!is_finished_ && !is_all_read()) memory_.peer_bell.Rouse();
+}
+
+bool ShmControlChannel::Poll() {
+  if (is_finished_) return false;
+  if (reader_.TakeHint()) LookForDescriptors();
+  bool did_something = false;
+  for (int i = 0; i < kFramesAtOnce && reader_.HasFrame(); ++i) {
+    did_something = true;
+    const absl::StatusOr<RingFrame> frame = reader_.Front();
+    absl::Status status = frame.status();
+    if (status.ok()) {
+      if (frame->descriptors == 0) {
+        status = handler_->OnFrame(frame->type, frame->body, {});
+      } else {
+        absl::StatusOr<std::vector<UniqueFd>> descriptors = TakeDescriptors(frame->descriptors);
+        status = descriptors.ok()
+                     ? handler_->OnFrame(frame->type, frame->body, absl::MakeSpan(*descriptors))
+                     : descriptors.status();
+      }
+    }
+    if (!status.ok()) {
+      Close(status);
+      break;
+    }
+    reader_.Pop();
+  }
+  if (did_something && reader_.Publish()) memory_.peer_bell.Ring();
+  if (has_queue_.load(std::memory_order_acquire)) did_something |= FlushQueue();
+  if (is_closing_.load(std::memory_order_acquire)) Finish();
+  return did_something;
+}
+
+void ShmControlChannel::OnReady(uint32_t events) {
+  if (is_finished_) return;
+  const absl::StatusOr<bool> is_open = ReceiveDescriptors(socket_.get(), arrived_);
+  if (is_open.ok() && *is_open) return;
+  // It has gone; what it said before is in the ring.
+  while (!is_finished_ && !is_closing_.load() && reader_.HasFrame()) Poll();
+  Close(is_open.ok() ? PeerHasGone(peer_) : is_open.status());
+  if (is_closing_.load(std::memory_order_acquire)) Finish();
+}
+
+void ShmControlChannel::Close(const absl::Status& why) {
+  {
+    SpinLockHolder lock(&send_lock_);
+    if (!closed_.ok()) return;
+    closed_ = why;
+  }
+  is_closing_.store(true, std::memory_order_release);
+  loop_.Post([self = shared_from_this()] { self->Finish(); });
+}
+
+void ShmControlChannel::Refuse(const absl::Status& why) {
+  Close(absl::Status(why.code(),
+                     absl::StrCat("no lane to ", ferry::Describe(peer_), ": ", why.message())));
+  Finish();
+}
+
+void ShmControlChannel::Finish() {
+  if (is_finished_) return;
+  is_finished_ = true;
+  loop_.Remove(source_, socket_.get());
+  shutdown(socket_.get(), SHUT_RDWR);
+  absl::Status why;
+  std::deque<Queued> dropped;
+  {
+    SpinLockHolder lock(&send_lock_);
+    why = closed_;
+    dropped.swap(queue_);
+  }
+  arrived_.clear();
+  std::exchange(handler_, nullptr)->OnClosed(why);
+}
+
+}  // namespace ferry

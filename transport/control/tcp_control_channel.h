@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// TcpControlChannel: a control channel over a TCP connection, between hosts.
+#ifndef FERRY_TRANSPORT_CONTROL_TCP_CONTROL_CHANNEL_H_
+#define FERRY_TRANSPORT_CONTROL_TCP_CONTROL_CHANNEL_H_
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+
+#include "base/host_watch.h"
+#include "base/unique_fd.h"
+#include "net/event_loop.h"
+#include "net/sockets.h"
+#include "transport/control/control_channel.h"
+
+namespace ferry {
+
+// Room for what comes with a transfer descriptor over TCP.
+inline constexpr size_t kMaxTcpLaneBody = 132 * 1024;
+
+// Each frame has its length before it. A host that has vanished is found by the kernel's keepalive
+// (TuneTcp) while nothing is being sent, and by the control channel's own checks while something
+// is. A peer that is only stopped is waited for, and frames that do not fit its window are queued.
+class TcpControlChannel final : public ControlChannel,
+                                public LoopSource,
+                                public std::enable_shared_from_this<TcpControlChannel> {
+ public:
+  // `socket`: connected, non-blocking, with a peer that is who it says. Begins to call `handler` at
+  // once, on `loop`, which outlives it.
+  static std::shared_ptr<TcpControlChannel> Start(EventLoop& loop, PeerId peer, UniqueFd socket,
+                                                  std::string description,
+                                                  std::shared_ptr<ControlHandler> handler,
+                                                  size_t max_queued_bytes);
+  ~TcpControlChannel() override;
+
+  absl::Status Send(uint16_t type, absl::Span<const absl::string_view> parts,
+                    absl::Span<const int> descriptors) override ABSL_LOCKS_EXCLUDED(send_mu_);
+  void Close(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(send_mu_);
+  const PeerId& peer() const override { return peer_; }
+  size_t queued_bytes() const override { return queued_bytes_.load(std::memory_order_relaxed); }
+  bool passes_descriptors() const override { return false; }
+  size_t max_body() const override { return kMaxTcpLaneBody; }
+  std::string Describe() const override { return description_; }
+
+  bool Poll() override;
+  bool HasWork() override;
+  void OnReady(uint32_t events) override;
+
+ private:
+  TcpControlChannel(EventLoop& loop, PeerId peer, UniqueFd socket, std::string description,
+                    std::shared_ptr<ControlHandler> handler, size_t max_queued_bytes);
+
+  // Hears from the kernel of what comes, and of room for what is queued.
+  void Watch() ABSL_LOCKS_EXCLUDED(send_mu_);
+  // The looks find what comes. Before the loop sleeps it has to be watched again.
+  void Unwatch() ABSL_LOCKS_EXCLUDED(send_mu_);
+  // Takes what has been looked at out of the socket. Before anything waits for the kernel to tell:
+  // what is left there takes room from the window, and a peer that has none sends nothing.
+  void TakeOut();
+  // Reads once; false when the kernel has no more for now, or the control channel has ended.
+  bool ReadOnce();
+  absl::Status DeliverFrames();
+  // For the rest of the frame that has begun.
+  void MakeRoom();
+  void Flush() ABSL_LOCKS_EXCLUDED(send_mu_);
+  void FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu_);
+  void CloseLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu_);
+  // Schedules a check of the peer's host.
+  void LookLater();
+  // Ends the control channel if the host has vanished; otherwise reschedules itself while something
+  // is outstanding.
+  void LookAtHost() ABSL_LOCKS_EXCLUDED(send_mu_);
+  // It cannot be opened.
+  void Refuse(const absl::Status& why);
+  void Finish();
+
+  // Constant after construction.
+  EventLoop& loop_;
+  const PeerId peer_;
+  const UniqueFd socket_;
+  const std::string description_;
+  const size_t max_queued_bytes_;
+  EventLoop::SourceId source_ = 0;
+
+  // Of the loop.
+  std::shared_ptr<ControlHandler> handler_;
+  std::vector<char> buffer_;
+  size_t begin_ = 0;
+  size_t end_ = 0;
+  // What the kernel still has, though it has been read.
+  size_t looked_at_ = 0;
+  // What comes is large pieces: each is taken out before the next look.
+  bool is_bulk_ = false;
+  // A look begins where the one before has ended: Linux 6.9 and later, for TCP.
+  bool looks_go_on_ = false;
+  // Looks that are worth a system call: some are left after something has come.
+  int eager_looks_ = 0;
+  // While looks find what comes the kernel need not tell of it, which costs it a lock for every
+  // message, while the reader waits for it.
+  bool is_watched_ = false;
+  int found_by_looking_ = 0;
+  HostWatch host_watch_{kVanishLimit};
+  bool is_finished_ = false;
+
+  // Held over system calls that do not block.
+  absl::Mutex send_mu_;
+  std::deque<std::string> queue_ ABSL_GUARDED_BY(send_mu_);
+  // Of the first in the queue, what has gone already.
+  size_t sent_of_front_ ABSL_GUARDED_BY(send_mu_) = 0;
+  // Written under send_mu_.
+  std::atomic<size_t> queued_bytes_{0};
+  bool watches_for_room_ ABSL_GUARDED_BY(send_mu_) = false;
+  absl::Status closed_ ABSL_GUARDED_BY(send_mu_);
+  std::atomic<bool> is_closing_{false};
+  // A check of the host is scheduled. Set by senders.
+  std::atomic<bool> will_look_{false};
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_TRANSPORT_CONTROL_TCP_CONTROL_CHANNEL_H_

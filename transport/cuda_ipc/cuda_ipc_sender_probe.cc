@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+// Finding out whether a pair of devices can, again after a while if it cannot; and what the peer
+// says.
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/clock.h"
+#include "base/status_macros.h"
+#include "transport/cuda_ipc/cuda_ipc_sender.h"
+
+namespace ferry {
+namespace {
+
+using cuda::ScopedCurrent;
+
+// Records that the peer has not passed yet, for each pair of devices.
+constexpr int kEvents = 64;
+// For a probe where the arena is full.
+constexpr size_t kSpareBytes = size_t{2} << 20;
+constexpr absl::Duration kProbeTimeout = absl::Seconds(10);
+// What is refused once may work later: memory comes free, descriptors do. Asked again after the
+// first, then twice as long each time.
+constexpr absl::Duration kFirstTimeout = absl::Seconds(1);
+constexpr absl::Duration kLongestTimeout = absl::Minutes(5);
+
+}  // namespace
+
+void CudaIpcSender::Probe(Gpu& gpu, const GpuPair& pair) {
+  const uint32_t seed = std::random_device{}();
+  {
+    absl::MutexLock lock(&mu_);
+    if (!aborted_.ok()) return;
+    Pair& state = pairs_[pair];
+    state.seed = seed;
+    if (state.events != nullptr) state.retired.push_back(std::move(state.events));
+  }
+  const absl::Status sent = SendProbe(gpu, pair, seed);
+  if (!sent.ok()) return Settle(pair, seed, std::string(sent.message()));
+  environment_.loop->PostAt(
+      SteadyClock().Now() + kProbeTimeout, [weak = weak_from_this(), pair, seed] {
+        const auto self = weak.lock();
+        if (self == nullptr) return;
+        self->Settle(pair, seed,
+                     absl::StrCat(Describe(self->peer_.peer), " has not said within ",
+                                  absl::FormatDuration(kProbeTimeout),
+                                  " whether it can open memory of gpu:", pair.source));
+      });
+}
+
+absl::Status CudaIpcSender::SendProbe(Gpu& gpu, const GpuPair& pair, uint32_t seed) {
+  CudaIpcProbe probe;
+  probe.pair = pair;
+  probe.seed = seed;
+  // Without them the host waits for what is not ready.
+  absl::StatusOr<std::unique_ptr<cuda::InterprocessEventPool>> events =
+      cuda::InterprocessEventPool::Create(gpu.device, kEvents);
+  if (events.ok()) probe.events = (*events)->handles();
+  std::shared_ptr<cuda::GpuArena> arena = gpu.arena;
+  absl::StatusOr<std::shared_ptr<cuda::DeviceBuffer>> room = arena->Allocate(kCudaIpcProbeBytes);
+  if (absl::IsResourceExhausted(room.status())) {
+    // A full arena is no reason: what cannot be mapped has memory of its own to go through.
+    FERRY_ASSIGN_OR_RETURN(
+        arena, cuda::GpuArena::Create(gpu.device, environment_.gpus->gate(),
+                                      {.budget_bytes = kSpareBytes, .segment_bytes = kSpareBytes}));
+    room = arena->Allocate(kCudaIpcProbeBytes);
+  }
+  FERRY_ASSIGN_OR_RETURN(std::shared_ptr<cuda::DeviceBuffer> memory, std::move(room));
+  std::string bytes(kCudaIpcProbeBytes, '\0');
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    bytes[i] = static_cast<char>(CudaIpcProbeByte(probe.seed, i));
+  }
+  // Of its own: the other one may stand behind a kernel of the user's.
+  FERRY_ASSIGN_OR_RETURN(std::unique_ptr<cuda::CudaStream> stream,
+                         cuda::CudaStream::Create(gpu.device));
+  {
+    const ScopedCurrent current(*gpu.device);
+    const cuda::CudaTable& table = gpu.device->table();
+    FERRY_RETURN_IF_ERROR(gpu.device->Check(
+        table.copy_to_device_async(memory->pointer(), bytes.data(), bytes.size(), stream->get()),
+        "cuMemcpyHtoDAsync"));
+    // Once for each pair, on this device's own thread.
+    FERRY_RETURN_IF_ERROR(
+        gpu.device->Check(table.stream_synchronize(stream->get()), "cuStreamSynchronize"));
+  }
+  probe.memory = arena->Describe(*memory);
+  probe.memory.bytes = kCudaIpcProbeBytes;
+  FERRY_ASSIGN_OR_RETURN(const UniqueFd fd, arena->ExportSegment(*memory));
+  {
+    absl::MutexLock lock(&mu_);
+    if (!aborted_.ok()) return aborted_;
+    Pair& state = pairs_[pair];
+    if (events.ok()) state.events = *std::move(events);
+    state.has_asked = true;
+    state.segment = arena->HoldSegment(*memory);
+    state.memory = std::move(memory);
+  }
+  const int raw = fd.get();
+  return announce_(EncodeCudaIpcProbe(probe),
+                   fd.valid() ? absl::MakeConstSpan(&raw, 1) : absl::Span<const int>());
+}
+
+absl::Status CudaIpcSender::OnReply(absl::string_view body) {
+  FERRY_ASSIGN_OR_RETURN(const CudaIpcMessage kind, KindOfCudaIpc(body));
+  switch (kind) {
+    case CudaIpcMessage::kProbed: {
+      FERRY_ASSIGN_OR_RETURN(CudaIpcProbed probed, DecodeCudaIpcProbed(body));
+      return OnProbed(std::move(probed));
+    }
+    case CudaIpcMessage::kTaken: {
+      FERRY_ASSIGN_OR_RETURN(const CudaIpcTaken taken, DecodeCudaIpcTaken(body));
+      return OnTaken(taken);
+    }
+    case CudaIpcMessage::kWanted: {
+      FERRY_ASSIGN_OR_RETURN(const CudaIpcWanted wanted, DecodeCudaIpcWanted(body));
+      return OnWanted(wanted);
+    }
+    default:
+      return absl::InvalidArgumentError("a cuda_ipc reply that only an announcement can be");
+  }
+}
+
+absl::Status CudaIpcSender::OnProbed(CudaIpcProbed probed) {
+  {
+    absl::MutexLock lock(&mu_);
+    const auto found = pairs_.find(probed.pair);
+    if (found == pairs_.end() || !found->second.has_asked) {
+      return absl::InvalidArgumentError("an answer to a probe that was not sent");
+    }
+    // Of one that was given up before; or it says again what it has said.
+    if (found->second.seed != probed.seed || found->second.phase == Phase::kOpen) {
+      return absl::OkStatus();
+    }
+    // It comes late, but it comes.
+    if (probed.refusal.empty()) found->second.is_probing = true;
+    found->second.has_events = found->second.events != nullptr && probed.why_no_events.empty();
+  }
+  if (!probed.refusal.empty()) {
+    probed.refusal =
+        absl::StrCat(Describe(peer_.peer), " cannot open memory of gpu:", probed.pair.source, ": ",
+                     probed.refusal);
+  }
+  Settle(probed.pair, probed.seed, std::move(probed.refusal));
+  return absl::OkStatus();
+}
+
+void CudaIpcSender::Settle(const GpuPair& pair, uint32_t seed, std::string refusal) {
+  std::vector<Pending> pending;
+  std::shared_ptr<Buffer> memory;
+  const bool is_open = refusal.empty();
+  absl::Status why = absl::FailedPreconditionError(refusal);
+  {
+    absl::MutexLock lock(&mu_);
+    const auto found = pairs_.find(pair);
+    if (found == pairs_.end() || found->second.seed != seed) return;
+    Pair& state = found->second;
+    if (!std::exchange(state.is_probing, false)) return;
+    state.phase = is_open ? Phase::kOpen : Phase::kRefused;
+    state.refusal = std::move(refusal);
+    state.timeout = std::clamp(2 * state.timeout, kFirstTimeout, kLongestTimeout);
+    state.next_probe = SteadyClock().Now() + state.timeout;
+    pending.swap(state.pending);
+    memory = std::move(state.memory);
+    if (is_open && state.segment != nullptr) {
+      const uint64_t id = state.segment->descriptor().buffer_id;
+      sent_.emplace(std::pair(pair.destination, id), std::move(state.segment));
+    }
+  }
+  for (Pending& each : pending) {
+    if (is_open) {
+      Begin(pair, std::move(each));
+    } else {
+      std::move(each.done)(why);
+    }
+  }
+}
+
+std::string CudaIpcSender::Refusal(const GpuPair& pair) {
+  std::string refusal;
+  {
+    absl::MutexLock lock(&mu_);
+    const auto found = pairs_.find(pair);
+    if (found == pairs_.end() || found->second.phase != Phase::kRefused) return "";
+    refusal = found->second.refusal;
+    Pair& state = found->second;
+    if (state.is_probing || SteadyClock().Now() < state.next_probe) return refusal;
+    state.is_probing = true;
+  }
+  // Until that is answered the refusal stands, and tensors go the other way.
+  environment_.gpus->Use(pair.source, [self = shared_from_this(), pair](absl::StatusOr<Gpu*> gpu) {
+    if (!gpu.ok()) return;
+    (*gpu)->executor->Post([self, pair, gpu = *gpu] { self->Probe(*gpu, pair); }).IgnoreError();
+  });
+  return refusal;
+}
+
+absl::Status CudaIpcSender::OnWanted(const CudaIpcWanted& wanted) {
+  std::shared_ptr<const cuda::HeldSegment> held;
+  {
+    absl::MutexLock lock(&mu_);
+    const auto found = sent_.find({wanted.pair.destination, wanted.buffer_id});
+    if (found == sent_.end()) {
+      return absl::InvalidArgumentError("a request for a segment that it was not told of");
+    }
+    held = found->second;
+  }
+  // Exporting is the driver's, so it is for the device's thread.
+  environment_.gpus->Use(wanted.pair.source, [self = shared_from_this(), held,
+                                              pair = wanted.pair](absl::StatusOr<Gpu*> gpu) {
+    if (!gpu.ok()) return;
+    (*gpu)
+        ->executor
+        ->Post([self, held, pair] {
+          const absl::StatusOr<UniqueFd> fd = held->Export();
+          // Without it the other side's timeout ends, and its transfers say so.
+          if (!fd.ok()) return;
+          const int raw = fd->get();
+          self->announce_(EncodeCudaIpcSegment({pair, held->descriptor()}),
+                          fd->valid() ? absl::MakeConstSpan(&raw, 1) : absl::Span<const int>())
+              .IgnoreError();
+        })
+        .IgnoreError();
+  });
+  return absl::OkStatus();
+}
+
+}  // namespace ferry

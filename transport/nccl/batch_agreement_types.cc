@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// The words as people read them.
+#include "transport/nccl/batch_agreement_types.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace ferry {
+
+std::string Describe(DeviceId device) { return absl::StrCat("device ", device.value()); }
+
+std::string Describe(const TransferKey& key) {
+  return absl::StrCat("transfer ", key.id, " from device ", key.source.value(), " to device ",
+                      key.destination.value());
+}
+
+std::string Describe(const CommunicatorName& name) {
+  return absl::StrCat("communicator ", absl::Hex(name.id, absl::kZeroPad16), " generation ",
+                      name.generation);
+}
+
+}  // namespace ferry

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a transfer descriptor of the transport `nccl` holds.
+#ifndef FERRY_TRANSPORT_NCCL_NCCL_DESCRIPTOR_H_
+#define FERRY_TRANSPORT_NCCL_NCCL_DESCRIPTOR_H_
+
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+#include "transport/nccl/batch_agreement_message.h"
+
+namespace ferry {
+
+struct NcclDescriptor {
+  TransferKey key;
+  // From the source, for this transfer among others.
+  std::optional<BatchAgreementMessage> grant;
+};
+
+std::string EncodeNcclTicket(const NcclDescriptor& ticket);
+//   Errors: INVALID_ARGUMENT for anything that EncodeNcclTicket does not write.
+absl::StatusOr<NcclDescriptor> DecodeNcclTicket(absl::string_view body);
+
+}  // namespace ferry
+
+#endif  // FERRY_TRANSPORT_NCCL_NCCL_DESCRIPTOR_H_

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+// From transfer descriptors to transfers of a GPU.
+#include "transport/nccl/nccl_endpoints.h"
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+#include "gpu/cuda/ready_tensor.h"
+
+namespace ferry {
+namespace {
+
+// What stands in the way of this transfer may not stand in that of the next try.
+absl::Status AsAborted(const absl::Status& status) {
+  if (absl::IsCancelled(status) || absl::IsInvalidArgument(status) || absl::IsAborted(status)) {
+    return status;
+  }
+  return absl::AbortedError(status.message());
+}
+
+}  // namespace
+
+void NcclSender::Offer(uint64_t id, const Tensor& tensor, const TensorLocation& to,
+                       OfferCallback done) {
+  absl::Status refused;
+  {
+    absl::MutexLock lock(&mu_);
+    refused = aborted_;
+    if (refused.ok()) offered_.emplace(id, Offered{});
+  }
+  if (!refused.ok()) return std::move(done)(refused);
+  const std::shared_ptr<const cuda::ReadyEvent> ready = cuda::ReadyOf(tensor);
+  if (ready == nullptr) return OfferReady(id, tensor, to, std::move(done));
+  node_.common().gpus->Use(
+      tensor.place().ordinal, [self = shared_from_this(), id, tensor, to, ready,
+                               done = std::move(done)](absl::StatusOr<Gpu*> gpu) mutable {
+        absl::Status status = gpu.status();
+        // In a box of its own: Watch takes it along even when it refuses.
+        auto callback = std::make_shared<OfferCallback>(std::move(done));
+        if (status.ok()) {
+          status = (*gpu)->nccl->Watch(
+              {.event = ready, .what = "a tensor that is to be sent", .keep = tensor.buffer()},
+              [self, id, tensor, to, callback](absl::Status status) {
+                if (!status.ok()) {
+                  self->Release(id);
+                  return std::move(*callback)(status);
+                }
+                self->OfferReady(id, tensor, to, std::move(*callback));
+              });
+        }
+        if (status.ok()) return;
+        self->Release(id);
+        std::move (*callback)(status);
+      });
+}
+
+void NcclSender::OfferReady(uint64_t id, const Tensor& tensor, const TensorLocation& to,
+                            OfferCallback done) {
+  const absl::StatusOr<std::shared_ptr<NcclDevice>> device = node_.Device(tensor.place().ordinal);
+  const std::optional<PeerDevice> peer = peer_->device(to.ordinal);
+  absl::Status refused = device.status();
+  if (refused.ok() && !peer.has_value()) {
+    refused = absl::FailedPreconditionError(absl::StrCat(
+        Describe(peer_->endpoint().peer), " has no ", ToString(to), " that the job knows"));
+  }
+  TransferKey key;
+  if (refused.ok()) {
+    key = {(*device)->self(), peer->id, node_.NewTransferId()};
+    absl::MutexLock lock(&mu_);
+    refused = aborted_;
+    const auto found = offered_.find(id);
+    if (refused.ok() && found == offered_.end()) {
+      refused = absl::CancelledError("the receiver wants it no more");
+    }
+    if (refused.ok()) found->second = {*device, key};
+  }
+  if (!refused.ok()) {
+    absl::MutexLock lock(&mu_);
+    offered_.erase(id);
+  }
+  if (!refused.ok()) return std::move(done)(refused);
+  NcclTransfer transfer;
+  transfer.key = key;
+  transfer.peer = *peer;
+  transfer.memory = tensor;
+  auto callback = std::make_shared<OfferCallback>(std::move(done));
+  // Once it has been told, the receiver says what became of it.
+  transfer.done = [callback](absl::Status status) {
+    OfferCallback done = std::exchange(*callback, nullptr);
+    if (done) std::move(done)(AsAborted(status));
+  };
+  (*device)->Send(std::move(transfer), [key, callback](std::optional<BatchAgreementMessage> grant) {
+    TransferDescriptor ticket;
+    ticket.body = EncodeNcclTicket({key, std::move(grant)});
+    OfferCallback done = std::exchange(*callback, nullptr);
+    std::move(done)(std::move(ticket));
+  });
+}
+
+void NcclSender::Release(uint64_t id) {
+  Offered offered;
+  {
+    absl::MutexLock lock(&mu_);
+    const auto found = offered_.find(id);
+    if (found == offered_.end()) return;
+    offered = std::move(found->second);
+    offered_.erase(found);
+  }
+  if (offered.device == nullptr) return;
+  offered.device->Cancel(offered.key, absl::CancelledError("the receiver wants it no more"));
+}
+
+void NcclSender::Abort(const absl::Status& why) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (!aborted_.ok()) return;
+    aborted_ = why;
+    offered_.clear();
+  }
+  peer_->Fail(why);
+}
+
+absl::StatusOr<NcclDescriptor> NcclReceiver::Check(const TensorHeader& header,
+                                                   absl::string_view body) const {
+  FERRY_ASSIGN_OR_RETURN(NcclDescriptor ticket, DecodeNcclTicket(body));
+  FERRY_ASSIGN_OR_RETURN(const std::shared_ptr<NcclDevice> device,
+                         node_.Device(header.place.ordinal));
+  if (header.place.space != MemorySpace::kCuda || ticket.key.destination != device->self() ||
+      !peer_->owns(ticket.key.source)) {
+    return absl::InvalidArgumentError("a ticket of nccl's for something else than was asked for");
+  }
+  return ticket;
+}
+
+absl::Status NcclReceiver::FindMemory(uint64_t id, const TensorHeader& header, Tensor& memory) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (const auto got = got_.find(id); got != got_.end()) {
+      memory = std::move(got->second);
+      got_.erase(got);
+      if (memory.bytes() == header.bytes) return absl::OkStatus();
+      memory = Tensor();
+    }
+  }
+  struct Found {
+    absl::Mutex mu;
+    bool is_late ABSL_GUARDED_BY(mu) = false;
+    std::shared_ptr<Buffer> buffer ABSL_GUARDED_BY(mu);
+  };
+  auto found = std::make_shared<Found>();
+  node_.common().gpus->Use(header.place.ordinal,
+                           [found, bytes = header.bytes](absl::StatusOr<Gpu*> gpu) {
+                             absl::MutexLock lock(&found->mu);
+                             if (found->is_late || !gpu.ok()) return;
+                             found->buffer = (*gpu)->arena->TryAllocate(bytes);
+                           });
+  absl::MutexLock lock(&found->mu);
+  found->is_late = true;
+  if (found->buffer == nullptr) return absl::OkStatus();
+  FERRY_ASSIGN_OR_RETURN(memory,
+                         Tensor::Create(header.dtype, header.shape, std::move(found->buffer)));
+  return absl::OkStatus();
+}
+
+void NcclReceiver::GetMemory(uint64_t id, const TensorHeader& header) {
+  const auto get = [self = shared_from_this(), id, header](Gpu& gpu) {
+    absl::StatusOr<Tensor> tensor = [&]() -> absl::StatusOr<Tensor> {
+      FERRY_ASSIGN_OR_RETURN(std::shared_ptr<cuda::DeviceBuffer> buffer,
+                             gpu.arena->Allocate(header.bytes));
+      return Tensor::Create(header.dtype, header.shape, std::move(buffer));
+    }();
+    if (!tensor.ok()) return self->End(id, tensor.status());
+    {
+      absl::MutexLock lock(&self->mu_);
+      if (self->taking_.contains(id)) self->got_[id] = *std::move(tensor);
+    }
+    self->End(id, absl::AbortedError("there is memory for it now"));
+  };
+  node_.common().gpus->Use(header.place.ordinal,
+                           [self = shared_from_this(), id, get](absl::StatusOr<Gpu*> gpu) {
+                             absl::Status status = gpu.status();
+                             // Not on the executor: it may wait for what that is to do.
+                             if (status.ok())
+                               status = (*gpu)->side->Post([get, gpu = *gpu] { get(*gpu); });
+                             if (!status.ok()) self->End(id, status);
+                           });
+}
+
+void NcclReceiver::Take(uint64_t id, const TensorHeader& header, absl::string_view body,
+                        absl::Span<UniqueFd> descriptors, const Tensor& destination,
+                        TakeCallback done) {
+  absl::StatusOr<NcclDescriptor> ticket = Check(header, body);
+  absl::Status refused = ticket.status();
+  Tensor memory = destination;
+  if (refused.ok() && !memory.is_valid()) refused = FindMemory(id, header, memory);
+  std::shared_ptr<NcclDevice> device;
+  if (refused.ok()) {
+    device = *node_.Device(header.place.ordinal);
+    absl::MutexLock lock(&mu_);
+    refused = aborted_;
+    if (refused.ok() && taking_.contains(id)) {
+      refused = absl::InvalidArgumentError(absl::StrCat("transfer ", id, " for a second time"));
+    }
+    if (refused.ok()) {
+      taking_[id] = {memory.is_valid() ? device : nullptr, ticket->key, std::move(done)};
+    }
+  }
+  if (!refused.ok()) {
+    Answer(body);
+    // Moved only if it is not refused. NOLINTNEXTLINE(bugprone-use-after-move)
+    return std::move(done)(AsAborted(refused), false);
+  }
+  const PeerDevice peer = *peer_->device(ticket->key.source);
+  if (!memory.is_valid()) {
+    // The source hears that it is not known here, if it grants it; and is asked again.
+    device->Prepare(peer);
+    Answer(body);
+    return GetMemory(id, header);
+  }
+  NcclTransfer transfer;
+  transfer.key = ticket->key;
+  transfer.peer = peer;
+  transfer.memory = memory;
+  transfer.done = [self = shared_from_this(), id, tensor = memory](absl::Status status) {
+    if (status.ok()) return self->End(id, tensor);
+    self->End(id, status);
+  };
+  device->Receive(std::move(transfer), std::move(ticket->grant));
+}
+
+void NcclReceiver::End(uint64_t id, absl::StatusOr<Tensor> tensor) {
+  TakeCallback done;
+  {
+    absl::MutexLock lock(&mu_);
+    const auto found = taking_.find(id);
+    if (found == taking_.end()) return;
+    done = std::move(found->second.done);
+    taking_.erase(found);
+  }
+  if (!tensor.ok()) return std::move(done)(AsAborted(tensor.status()), false);
+  std::move(done)(std::move(tensor), false);
+}
+
+void NcclReceiver::Cancel(uint64_t id) {
+  Taking taking;
+  {
+    absl::MutexLock lock(&mu_);
+    got_.erase(id);
+    const auto found = taking_.find(id);
+    if (found == taking_.end()) return;
+    taking = std::move(found->second);
+    taking_.erase(found);
+  }
+  if (taking.device != nullptr) {
+    taking.device->Cancel(taking.key, absl::CancelledError("the receiver wants it no more"));
+  }
+  std::move(taking.done)(absl::CancelledError("cancelled"), false);
+}
+
+void NcclReceiver::Drop(uint64_t id, const TensorHeader& header, absl::string_view body,
+                        absl::Span<UniqueFd> descriptors) {
+  {
+    absl::MutexLock lock(&mu_);
+    got_.erase(id);
+  }
+  Answer(body);
+}
+
+void NcclReceiver::Answer(absl::string_view body) {
+  const absl::StatusOr<NcclDescriptor> ticket = DecodeNcclTicket(body);
+  if (ticket.ok() && ticket->grant.has_value()) peer_->OnMessage(*ticket->grant).IgnoreError();
+}
+
+void NcclReceiver::Abort(const absl::Status& why) {
+  absl::flat_hash_map<uint64_t, Taking> taking;
+  {
+    absl::MutexLock lock(&mu_);
+    if (!aborted_.ok()) return;
+    aborted_ = why;
+    taking.swap(taking_);
+    got_.clear();
+  }
+  for (auto& [id, each] : taking) std::move(each.done)(why, false);
+  peer_->Fail(why);
+}
+
+}  // namespace ferry

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two halves of a pair that exchanges tensors by NCCL.
+#ifndef FERRY_TRANSPORT_NCCL_NCCL_ENDPOINTS_H_
+#define FERRY_TRANSPORT_NCCL_NCCL_ENDPOINTS_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
+
+#include "transport/nccl/nccl_descriptor.h"
+#include "transport/nccl/nccl_node.h"
+#include "transport/transport.h"
+
+namespace ferry {
+
+// Offers a tensor when its bytes are there: one that waits for something on its stream holds up no
+// other. Thread-safe.
+class NcclSender final : public TransportSender, public std::enable_shared_from_this<NcclSender> {
+ public:
+  // `node` outlives it.
+  NcclSender(NcclNode& node, std::shared_ptr<NcclPeer> peer)
+      : node_(node), peer_(std::move(peer)) {}
+
+  void SetAnnounce(Announce announce) override { peer_->SetChannel(std::move(announce)); }
+  absl::Status OnReply(absl::string_view body) override { return peer_->OnMessage(body); }
+  void Offer(uint64_t id, const Tensor& tensor, const TensorLocation& to,
+             OfferCallback done) override ABSL_LOCKS_EXCLUDED(mu_);
+  void Release(uint64_t id) override ABSL_LOCKS_EXCLUDED(mu_);
+  void Abort(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  struct Offered {
+    // Null until its bytes are there.
+    std::shared_ptr<NcclDevice> device;
+    TransferKey key;
+  };
+  void OfferReady(uint64_t id, const Tensor& tensor, const TensorLocation& to, OfferCallback done)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  NcclNode& node_;
+  const std::shared_ptr<NcclPeer> peer_;
+  absl::Mutex mu_;
+  absl::Status aborted_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint64_t, Offered> offered_ ABSL_GUARDED_BY(mu_);
+};
+
+// Receives into memory that is mapped already: getting more may wait for NCCL's work to end, which
+// may wait for this transfer. Where there is none it gets some, and has the tensor offered again.
+// Thread-safe.
+class NcclReceiver final : public TransportReceiver,
+                           public std::enable_shared_from_this<NcclReceiver> {
+ public:
+  NcclReceiver(NcclNode& node, std::shared_ptr<NcclPeer> peer)
+      : node_(node), peer_(std::move(peer)) {}
+
+  void SetReply(Announce reply) override { peer_->SetChannel(std::move(reply)); }
+  absl::Status OnAnnouncement(absl::string_view body, absl::Span<UniqueFd> descriptors) override {
+    return peer_->OnMessage(body);
+  }
+  void Take(uint64_t id, const TensorHeader& header, absl::string_view body,
+            absl::Span<UniqueFd> descriptors, const Tensor& destination, TakeCallback done) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void Cancel(uint64_t id) override ABSL_LOCKS_EXCLUDED(mu_);
+  void Drop(uint64_t id, const TensorHeader& header, absl::string_view body,
+            absl::Span<UniqueFd> descriptors) override;
+  void Abort(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  struct Taking {
+    // Null while memory is being got for it.
+    std::shared_ptr<NcclDevice> device;
+    TransferKey key;
+    TakeCallback done;
+  };
+  // What a transfer descriptor says, if it makes sense for what was asked for.
+  absl::StatusOr<NcclDescriptor> Check(const TensorHeader& header, absl::string_view body) const;
+  // Leaves `memory` not valid if none is mapped: more is to be got.
+  absl::Status FindMemory(uint64_t id, const TensorHeader& header, Tensor& memory)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // The source waits for an answer to the grant that the transfer descriptor carries, with its
+  // device's lock.
+  void Answer(absl::string_view body);
+  void GetMemory(uint64_t id, const TensorHeader& header);
+  void End(uint64_t id, absl::StatusOr<Tensor> tensor) ABSL_LOCKS_EXCLUDED(mu_);
+
+  NcclNode& node_;
+  const std::shared_ptr<NcclPeer> peer_;
+  absl::Mutex mu_;
+  absl::Status aborted_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint64_t, Taking> taking_ ABSL_GUARDED_BY(mu_);
+  // Memory for those that are to be offered again.
+  absl::flat_hash_map<uint64_t, Tensor> got_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_TRANSPORT_NCCL_NCCL_ENDPOINTS_H_

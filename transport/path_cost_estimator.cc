@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// Smoothing, in ratios: twice as much and half as much are as far away.
+#include "transport/path_cost_estimator.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace ferry {
+namespace {
+
+constexpr double kBadNewsWeight = 0.25;
+constexpr double kGoodNewsWeight = 0.5;
+// Of one measurement beside what was known.
+constexpr double kMostWorse = 8;
+constexpr double kMostBetter = 64;
+// What is outside was measured wrong, or does not matter.
+constexpr double kLeastLatency = 1e-8;
+constexpr double kMostLatency = 1;
+constexpr double kLeastBandwidth = 1e6;
+constexpr double kMostBandwidth = kNoCopy / 2;
+// Of a transfer's time, what bandwidth accounts for at least.
+constexpr double kLeastShare = 0.25;
+
+double Latency(double seconds) { return std::clamp(seconds, kLeastLatency, kMostLatency); }
+double Bandwidth(double rate) { return std::clamp(rate, kLeastBandwidth, kMostBandwidth); }
+
+}  // namespace
+
+void SmoothedMeasure::See(double measured, double assumed, absl::Time now) {
+  const double before = Value(assumed, now);
+  double ratio = measured / before;
+  const bool is_better = better_ == Better::kMore ? ratio > 1 : ratio < 1;
+  const double most = is_better ? kMostBetter : kMostWorse;
+  ratio = std::clamp(ratio, 1 / most, most);
+  value_ = before * std::pow(ratio, is_better ? kGoodNewsWeight : kBadNewsWeight);
+  at_ = now;
+}
+
+double SmoothedMeasure::Weight(absl::Time now) const {
+  if (value_ <= 0) return 0;
+  const absl::Duration stale = Age(now) - kFresh;
+  if (stale <= absl::ZeroDuration()) return 1;
+  const double weight = std::exp2(-absl::FDivDuration(stale, kHalfLife));
+  return weight < kLeastWeight ? 0 : weight;
+}
+
+double SmoothedMeasure::Value(double assumed, absl::Time now) const {
+  const double weight = Weight(now);
+  if (weight <= 0) return assumed;
+  return weight >= 1 ? value_ : assumed * std::pow(value_ / assumed, weight);
+}
+
+absl::Duration SmoothedMeasure::Age(absl::Time now) const {
+  return std::max(now - at_, absl::ZeroDuration());
+}
+
+void PathCostEstimator::Apply(size_t index, bool latency_is_control_rtt, absl::Time now,
+                              PathCost& cost) const {
+  SpinLockHolder lock(&mu_);
+  if (index >= paths_.size()) return;
+  Path& path = paths_[index];
+  const bool is_lane_known = channel_.Weight(now) > 0;
+  const absl::Duration channel =
+      is_lane_known ? absl::Seconds(channel_.Value(absl::ToDoubleSeconds(cost.latency), now))
+                    : absl::ZeroDuration();
+  const absl::Duration lane_age = channel_.Age(now);
+  const auto be_the_lanes = [&cost, channel, lane_age] {
+    cost.latency = channel;
+    cost.latency_basis = CostBasis::kSeen;
+    cost.latency_age = lane_age;
+  };
+  // A transfer descriptor comes by the control channel, whatever brings its tensor.
+  if (is_lane_known && (latency_is_control_rtt || channel > cost.latency)) be_the_lanes();
+  path.assumed_latency = absl::ToDoubleSeconds(cost.latency);
+  if (path.latency.Weight(now) > 0) {
+    cost.latency = absl::Seconds(path.latency.Value(path.assumed_latency, now));
+    cost.latency_basis = CostBasis::kSeen;
+    cost.latency_age = path.latency.Age(now);
+  }
+  // A busy moment of the control channel's makes no path that was measured in a better one the
+  // faster one.
+  if (channel > cost.latency) be_the_lanes();
+  // Where nothing is copied there is nothing to be measured.
+  if (cost.bytes_per_second >= kNoCopy) return;
+  path.assumed_bandwidth = cost.bytes_per_second;
+  if (path.bandwidth.Weight(now) > 0) {
+    cost.bytes_per_second = path.bandwidth.Value(path.assumed_bandwidth, now);
+    cost.bandwidth_basis = CostBasis::kSeen;
+    cost.bandwidth_age = path.bandwidth.Age(now);
+  }
+}
+
+bool PathCostEstimator::WantsSample(size_t index, size_t bytes, absl::Time now) {
+  if (bytes >= kMinBandwidthSampleBytes) return true;
+  SpinLockHolder lock(&mu_);
+  if (index >= paths_.size() || now < paths_[index].next_sample) return false;
+  paths_[index].next_sample = now + kSamplePause;
+  return true;
+}
+
+void PathCostEstimator::SawTransfer(size_t index, size_t bytes, absl::Duration taken,
+                                    absl::Time now) {
+  const double seconds = absl::ToDoubleSeconds(taken);
+  if (seconds <= 0) return;
+  SpinLockHolder lock(&mu_);
+  if (index >= paths_.size() || paths_[index].assumed_bandwidth <= 0) return;
+  Path& path = paths_[index];
+  const double latency = path.latency.Value(path.assumed_latency, now);
+  const double bandwidth = path.bandwidth.Value(path.assumed_bandwidth, now);
+  const double rest = seconds - static_cast<double>(bytes) / bandwidth;
+  // Of a smaller one too, if it was as fast as its bytes alone should have been, or faster: then
+  // they are moved faster than was known, and nothing is left for latency.
+  if (bytes >= kMinBandwidthSampleBytes || rest < kLeastShare * seconds) {
+    // There and back.
+    const double moving = std::max(seconds - 2 * latency, kLeastShare * seconds);
+    path.bandwidth.See(Bandwidth(static_cast<double>(bytes) / moving), path.assumed_bandwidth, now);
+  } else {
+    path.latency.See(Latency(rest / 2), path.assumed_latency, now);
+  }
+}
+
+void PathCostEstimator::SawBytes(size_t index, size_t bytes, absl::Duration taken, absl::Time now) {
+  const double seconds = absl::ToDoubleSeconds(taken);
+  if (seconds <= 0 || bytes < kMinBandwidthSampleBytes) return;
+  SpinLockHolder lock(&mu_);
+  if (index >= paths_.size()) return;
+  Path& path = paths_[index];
+  const double rate = Bandwidth(static_cast<double>(bytes) / seconds);
+  path.bandwidth.See(rate, path.assumed_bandwidth > 0 ? path.assumed_bandwidth : rate, now);
+}
+
+void PathCostEstimator::SawLane(absl::Duration one_way, absl::Time now) {
+  const double seconds = Latency(absl::ToDoubleSeconds(one_way));
+  SpinLockHolder lock(&mu_);
+  // Nothing is assumed of it: the first counts fully, and so does one after a long silence.
+  channel_.See(seconds, seconds, now);
+}
+
+}  // namespace ferry

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// 16 bytes, and 12.
+#include "transport/shm/shm_descriptor.h"
+
+#include "absl/status/status.h"
+
+#include "base/byte_reader.h"
+
+namespace ferry {
+
+std::string EncodeShmTicket(const ShmDescriptor& ticket) {
+  char room[16];
+  ByteWriter writer(room, sizeof(room));
+  writer.Put(ticket.segment);
+  writer.Put(ticket.generation);
+  writer.Put(ticket.offset);
+  return std::string(writer.view());
+}
+
+absl::StatusOr<ShmDescriptor> DecodeShmTicket(absl::string_view body) {
+  ByteReader reader(body);
+  ShmDescriptor ticket;
+  ticket.segment = reader.Get<uint32_t>();
+  ticket.generation = reader.Get<uint32_t>();
+  ticket.offset = reader.Get<uint64_t>();
+  if (reader.is_short() || !reader.rest().empty()) {
+    return absl::InvalidArgumentError("a hand-over of memory that is not 16 bytes long");
+  }
+  return ticket;
+}
+
+std::string EncodeShmSegmentNotice(const ShmSegmentNotice& notice) {
+  char room[12];
+  ByteWriter writer(room, sizeof(room));
+  writer.Put(notice.segment);
+  writer.Put(notice.bytes);
+  return std::string(writer.view());
+}
+
+absl::StatusOr<ShmSegmentNotice> DecodeShmSegmentNotice(absl::string_view body) {
+  ByteReader reader(body);
+  ShmSegmentNotice notice;
+  notice.segment = reader.Get<uint32_t>();
+  notice.bytes = reader.Get<uint64_t>();
+  if (reader.is_short() || !reader.rest().empty()) {
+    return absl::InvalidArgumentError("a notice of a segment that is not 12 bytes long");
+  }
+  return notice;
+}
+
+}  // namespace ferry

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a hand-over of memory says.
+#ifndef FERRY_TRANSPORT_SHM_SHM_DESCRIPTOR_H_
+#define FERRY_TRANSPORT_SHM_SHM_DESCRIPTOR_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace ferry {
+
+struct ShmDescriptor {
+  uint32_t segment = 0;
+  uint32_t generation = 0;
+  // Of the tensor's first element, in the segment.
+  uint64_t offset = 0;
+};
+
+// Comes with the segment's descriptor, before the first transfer descriptor that speaks of it; and
+// once more, of no bytes and with no descriptor, when the producer has given the segment back to
+// the machine: no later transfer descriptor speaks of it.
+struct ShmSegmentNotice {
+  uint32_t segment = 0;
+  uint64_t bytes = 0;
+};
+
+std::string EncodeShmTicket(const ShmDescriptor& ticket);
+std::string EncodeShmSegmentNotice(const ShmSegmentNotice& notice);
+//   Errors: INVALID_ARGUMENT, here and below.
+absl::StatusOr<ShmSegmentNotice> DecodeShmSegmentNotice(absl::string_view body);
+absl::StatusOr<ShmDescriptor> DecodeShmTicket(absl::string_view body);
+
+}  // namespace ferry
+
+#endif  // FERRY_TRANSPORT_SHM_SHM_DESCRIPTOR_H_

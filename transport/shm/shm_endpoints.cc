@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lending places of the arena, and looking at them from the other side.
+#include "transport/shm/shm_endpoints.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "base/status_macros.h"
+#include "tensor/check_values.h"
+#include "transport/control/descriptors.h"
+#include "transport/shm/shm_descriptor.h"
+
+namespace ferry {
+namespace {
+
+// Copies below this are done before a thread of the pool would be awake.
+constexpr size_t kCopyHereBytes = 256 * 1024;
+
+}  // namespace
+
+void ShmSender::SetHint(Announce hint) {
+  absl::MutexLock lock(&announce_mu_);
+  hint_ = std::move(hint);
+}
+
+void ShmSender::OnNewSegment(const ArenaOffset& place) {
+  absl::MutexLock lock(&announce_mu_);
+  // Whoever lends of it will try again.
+  if (hint_ != nullptr) Introduce(place, hint_).IgnoreError();
+}
+
+absl::Status ShmSender::Introduce(const ArenaOffset& place, const Announce& announce) {
+  {
+    SpinLockHolder known_lock(&mu_);
+    if (!aborted_.ok()) return aborted_;
+    if (known_.contains(place.segment)) return absl::OkStatus();
+  }
+  TellRetired();
+  const MemorySegment& memory = environment_.arena->memory(place);
+  const int fd = memory.fd();
+  FERRY_RETURN_IF_ERROR(
+      announce(EncodeShmSegmentNotice({place.segment, memory.bytes()}), {&fd, 1}));
+  SpinLockHolder known_lock(&mu_);
+  known_.insert(place.segment);
+  return absl::OkStatus();
+}
+
+void ShmSender::TellRetired() {
+  // A control channel that takes nothing now may do so later; one that has ended has unmapped
+  // everything.
+  while (!retired_.empty() &&
+         announce_(EncodeShmSegmentNotice({.segment = retired_.back()}), {}).ok()) {
+    retired_.pop_back();
+  }
+}
+
+void ShmSender::Retire(uint32_t segment) {
+  absl::MutexLock lock(&announce_mu_);
+  {
+    SpinLockHolder known_lock(&mu_);
+    if (known_.erase(segment) == 0 || !aborted_.ok()) return;
+  }
+  retired_.push_back(segment);
+  TellRetired();
+}
+
+absl::StatusOr<TransferDescriptor> ShmSender::Lend(uint64_t id, const Tensor& tensor) {
+  const std::shared_ptr<Buffer>& buffer = tensor.buffer();
+  const ArenaOffset place = buffer->arena_offset();
+  bool is_known = false;
+  {
+    SpinLockHolder lock(&mu_);
+    if (!aborted_.ok()) return aborted_;
+    lent_.emplace(id, buffer);
+    is_known = known_.contains(place.segment);
+  }
+  if (!is_known) {
+    // Other threads may lend of the same segment: none of their transfer descriptors may be faster
+    // than this.
+    absl::MutexLock lock(&announce_mu_);
+    if (absl::Status status = Introduce(place, announce_); !status.ok()) {
+      Release(id);
+      return status;
+    }
+  }
+  TransferDescriptor offer;
+  offer.body = EncodeShmTicket({.segment = place.segment,
+                                .generation = place.generation,
+                                .offset = place.offset + tensor.offset_bytes()});
+  return offer;
+}
+
+void ShmSender::Offer(uint64_t id, const Tensor& tensor, const TensorLocation&,
+                      OfferCallback done) {
+  if (tensor.buffer() != nullptr && tensor.buffer()->arena() == environment_.arena.get()) {
+    return std::move(done)(Lend(id, tensor));
+  }
+  absl::StatusOr<std::shared_ptr<Buffer>> copy = environment_.arena->Allocate(tensor.bytes());
+  if (!copy.ok()) return std::move(done)(copy.status());
+  Tensor copied = *Tensor::Create(tensor.dtype(), tensor.shape(), *copy);
+  const void* const from = tensor.data();
+  void* const to = copied.mutable_data();
+  const size_t bytes = tensor.bytes();
+  // `tensor` keeps its buffer until then.
+  auto lend = [self = shared_from_this(), id, tensor, copied, done = std::move(done)]() mutable {
+    std::move(done)(self->Lend(id, copied));
+  };
+  if (bytes <= kCopyHereBytes) {
+    CopyBytes(to, from, bytes);
+    return lend();
+  }
+  environment_.copier->CopyAsync(to, from, bytes, std::move(lend));
+}
+
+void ShmSender::Release(uint64_t id) {
+  std::shared_ptr<Buffer> released;
+  SpinLockHolder lock(&mu_);
+  const auto found = lent_.find(id);
+  if (found == lent_.end()) return;
+  released = std::move(found->second);
+  lent_.erase(found);
+  // `released` goes after the lock, which is the first to be destroyed.
+}
+
+void ShmSender::Abort(const absl::Status& why) {
+  absl::flat_hash_map<uint64_t, std::shared_ptr<Buffer>> dropped;
+  {
+    SpinLockHolder lock(&mu_);
+    aborted_ = why;
+    dropped.swap(lent_);
+  }
+}
+
+// A piece of a peer's segment. Sends word when it goes.
+class ShmReceiver::View final : public Buffer {
+ public:
+  View(const char* data, size_t bytes, Segment segment, std::shared_ptr<ShmReceiver> receiver,
+       uint64_t id)
+      : Buffer(const_cast<char*>(data), bytes),
+        segment_(std::move(segment)),
+        receiver_(std::move(receiver)),
+        id_(id) {}
+  ~View() override { receiver_->release_(id_); }
+
+ private:
+  const Segment segment_;
+  const std::shared_ptr<ShmReceiver> receiver_;
+  const uint64_t id_;
+};
+
+absl::Status ShmReceiver::OnAnnouncement(absl::string_view body, absl::Span<UniqueFd> descriptors) {
+  FERRY_ASSIGN_OR_RETURN(const ShmSegmentNotice notice, DecodeShmSegmentNotice(body));
+  if (notice.bytes == 0) {
+    absl::StatusOr<Segment> retired;
+    SpinLockHolder lock(&mu_);
+    const auto found = segments_.find(notice.segment);
+    if (found == segments_.end() || !descriptors.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the end of segment ", notice.segment, ", which was not announced"));
+    }
+    retired = std::move(found->second);
+    segments_.erase(found);
+    // Unmapped when the lock is released, or with the last view of it.
+    return absl::OkStatus();
+  }
+  if (descriptors.size() != 1) {
+    return absl::InvalidArgumentError("a new segment without its descriptor");
+  }
+  if (absl::Status lost = CheckDescriptor(descriptors[0]); !lost.ok()) {
+    return Keep(notice.segment, std::move(lost));
+  }
+  absl::StatusOr<MemorySegment> mapped =
+      MemorySegment::MapPeer(std::move(descriptors[0]), notice.bytes, false);
+  if (mapped.ok()) {
+    return Keep(notice.segment, std::make_shared<const MemorySegment>(*std::move(mapped)));
+  }
+  if (!absl::IsResourceExhausted(mapped.status())) return mapped.status();
+  return Keep(notice.segment, mapped.status());
+}
+
+absl::Status ShmReceiver::Keep(uint32_t id, absl::StatusOr<Segment> segment) {
+  SpinLockHolder lock(&mu_);
+  if (segments_.emplace(id, std::move(segment)).second) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("segment ", id, " for a second time"));
+}
+
+absl::StatusOr<const char*> ShmReceiver::Locate(const TensorHeader& header, absl::string_view body,
+                                                Segment& segment) {
+  FERRY_ASSIGN_OR_RETURN(const ShmDescriptor ticket, DecodeShmTicket(body));
+  absl::Status why_not;
+  {
+    SpinLockHolder lock(&mu_);
+    const auto found = segments_.find(ticket.segment);
+    if (found != segments_.end() && found->second.ok()) segment = *found->second;
+    if (found != segments_.end()) why_not = found->second.status();
+  }
+  // On the next control channel it is announced again.
+  if (!why_not.ok()) return absl::UnavailableError(why_not.message());
+  if (segment == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("segment ", ticket.segment, " was never announced"));
+  }
+  if (ticket.offset > segment->bytes() || header.bytes > segment->bytes() - ticket.offset) {
+    return absl::InvalidArgumentError(absl::StrCat("a tensor of ", header.bytes, " bytes at ",
+                                                   ticket.offset, " in a segment of ",
+                                                   segment->bytes()));
+  }
+  if (ticket.offset % ElementBytes(header.dtype) != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("elements at the odd place ", ticket.offset));
+  }
+  return static_cast<const char*>(segment->base()) + ticket.offset;
+}
+
+void ShmReceiver::Take(uint64_t id, const TensorHeader& header, absl::string_view body,
+                       absl::Span<UniqueFd> descriptors, const Tensor& destination,
+                       TakeCallback done) {
+  Segment segment;
+  const absl::StatusOr<const char*> from = Locate(header, body, segment);
+  if (!from.ok()) return std::move(done)(from.status(), false);
+  if (!destination.is_valid()) {
+    auto view =
+        std::make_shared<View>(*from, header.bytes, std::move(segment), shared_from_this(), id);
+    return std::move(done)(Tensor::Create(header.dtype, header.shape, std::move(view)), true);
+  }
+  Tensor into = destination;
+  void* const to = into.mutable_data();
+  auto control = std::make_shared<CopyControl>();
+  if (HasIllegalBits(header.dtype)) control->CheckBooleans();
+  {
+    SpinLockHolder lock(&mu_);
+    copies_.emplace(id, control);
+  }
+  auto finish = [self = shared_from_this(), id, into = std::move(into),
+                 segment = std::move(segment), control, done = std::move(done)]() mutable {
+    {
+      SpinLockHolder lock(&self->mu_);
+      self->copies_.erase(id);
+    }
+    std::move(done)(std::move(into), {/*later=*/false, control->AreBooleans()});
+  };
+  EventLoop& loop = *environment_.loop;
+  if (header.bytes <= kCopyHereBytes || !loop.IsOnLoop() || loop.IsDrivenByCaller()) {
+    // The thread that waits for it may as well help.
+    environment_.copier->Copy(to, *from, header.bytes, std::move(control));
+    return finish();
+  }
+  environment_.copier->CopyAsync(to, *from, header.bytes, std::move(finish), std::move(control));
+}
+
+void ShmReceiver::Cancel(uint64_t id) {
+  std::shared_ptr<CopyControl> control;
+  {
+    SpinLockHolder lock(&mu_);
+    const auto found = copies_.find(id);
+    if (found == copies_.end()) return;
+    control = found->second;
+  }
+  control->Cancel();
+}
+
+// Its memory is released by whoever called this.
+void ShmReceiver::Drop(uint64_t id, const TensorHeader& header, absl::string_view body,
+                       absl::Span<UniqueFd> descriptors) {}
+
+void ShmReceiver::Abort(const absl::Status& why) {
+  absl::flat_hash_map<uint32_t, absl::StatusOr<Segment>> dropped;
+  std::vector<std::shared_ptr<CopyControl>> controls;
+  {
+    SpinLockHolder lock(&mu_);
+    dropped.swap(segments_);
+    for (const auto& [id, control] : copies_) controls.push_back(control);
+  }
+  // Whoever waits is about to be told, and may use its buffer for something else.
+  for (const auto& control : controls) control->Cancel();
+}
+
+}  // namespace ferry

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// ShmSender, ShmReceiver: the two halves of a hand-over.
+#ifndef FERRY_TRANSPORT_SHM_SHM_ENDPOINTS_H_
+#define FERRY_TRANSPORT_SHM_SHM_ENDPOINTS_H_
+
+#include <memory>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/synchronization/mutex.h"
+
+#include "base/spin_lock.h"
+#include "transport/transport.h"
+
+namespace ferry {
+
+class ShmSender final : public TransportSender, public std::enable_shared_from_this<ShmSender> {
+ public:
+  ShmSender(TransportEnvironment environment) : environment_(std::move(environment)) {}
+
+  void SetAnnounce(Announce announce) override { announce_ = std::move(announce); }
+  void SetHint(Announce hint) override ABSL_LOCKS_EXCLUDED(announce_mu_);
+  void Offer(uint64_t id, const Tensor& tensor, const TensorLocation& to,
+             OfferCallback done) override ABSL_LOCKS_EXCLUDED(mu_);
+  void Release(uint64_t id) override ABSL_LOCKS_EXCLUDED(mu_);
+  void Abort(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
+
+  // The arena has a new segment, in which `place` is. The peer maps it while it is being filled:
+  // the first tensor of it is handed over as fast as any other.
+  void OnNewSegment(const ArenaOffset& place) ABSL_LOCKS_EXCLUDED(announce_mu_, mu_);
+  // The arena has given a segment back: the peer, if it has mapped it, is told to let go of it.
+  void Retire(uint32_t segment) ABSL_LOCKS_EXCLUDED(announce_mu_, mu_);
+
+ private:
+  // `tensor` lies in the arena.
+  absl::StatusOr<TransferDescriptor> Lend(uint64_t id, const Tensor& tensor)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Tells the peer of the place's segment, unless it has been told.
+  absl::Status Introduce(const ArenaOffset& place, const Announce& announce)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(announce_mu_) ABSL_LOCKS_EXCLUDED(mu_);
+  void TellRetired() ABSL_EXCLUSIVE_LOCKS_REQUIRED(announce_mu_);
+
+  // Constant once the control channel is open.
+  const TransportEnvironment environment_;
+  Announce announce_;
+  // Held while the peer is told of a segment. Lock order: this, then mu_.
+  absl::Mutex announce_mu_;
+  Announce hint_ ABSL_GUARDED_BY(announce_mu_);
+  // Segments that have gone, and of which the peer could not be told yet.
+  std::vector<uint32_t> retired_ ABSL_GUARDED_BY(announce_mu_);
+  SpinLock mu_;
+  absl::Status aborted_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint64_t, std::shared_ptr<Buffer>> lent_ ABSL_GUARDED_BY(mu_);
+  // Segments that the peer has.
+  absl::flat_hash_set<uint32_t> known_ ABSL_GUARDED_BY(mu_);
+};
+
+class ShmReceiver final : public TransportReceiver,
+                          public std::enable_shared_from_this<ShmReceiver> {
+ public:
+  ShmReceiver(TransportEnvironment environment, ReleaseCallback release)
+      : environment_(std::move(environment)), release_(std::move(release)) {}
+
+  // A segment that cannot be mapped now may never be needed.
+  bool is_fd_optional() const override { return true; }
+  absl::Status OnAnnouncement(absl::string_view body, absl::Span<UniqueFd> descriptors) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void Take(uint64_t id, const TensorHeader& header, absl::string_view body,
+            absl::Span<UniqueFd> descriptors, const Tensor& destination, TakeCallback done) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void Cancel(uint64_t id) override ABSL_LOCKS_EXCLUDED(mu_);
+  void Drop(uint64_t id, const TensorHeader& header, absl::string_view body,
+            absl::Span<UniqueFd> descriptors) override ABSL_LOCKS_EXCLUDED(mu_);
+  void Abort(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  class View;
+  using Segment = std::shared_ptr<const MemorySegment>;
+
+  absl::Status Keep(uint32_t id, absl::StatusOr<Segment> segment) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<const char*> Locate(const TensorHeader& header, absl::string_view body,
+                                     Segment& segment) ABSL_LOCKS_EXCLUDED(mu_);
+
+  const TransportEnvironment environment_;
+  const ReleaseCallback release_;
+  SpinLock mu_;
+  // Or why it could not be mapped.
+  absl::flat_hash_map<uint32_t, absl::StatusOr<Segment>> segments_ ABSL_GUARDED_BY(mu_);
+  // Of copies that are under way.
+  absl::flat_hash_map<uint64_t, std::shared_ptr<CopyControl>> copies_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace ferry
+
+#endif  // FERRY_TRANSPORT_SHM_SHM_ENDPOINTS_H_
