@@ -6,8 +6,8 @@ import re
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-FOLDERS = ("base", "coord", "tensor", "gpu", "transport", "rendezvous", "graph", "worker", "master",
-           "runtime")
+FOLDERS = ("base", "net", "coord", "tensor", "gpu", "transport", "rendezvous", "tensorflow", "node",
+           "launch")
 LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 OPTION = re.compile(r"\b\w*(?:Options|Limits)::\w+")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+[a-z]")
@@ -56,7 +56,8 @@ class ErrorTexts(unittest.TestCase):
         self.assertEqual(set(WITHOUT_FLAG) - seen, set(), "is no longer named")
 
     def test_flags_are_those_of_the_tool(self):
-        tool = "".join(path.read_text() for path in (ROOT / "cli").glob("*.cc"))
+        tool = "".join(path.read_text() for folder in ("cli", "bench", "doctor")
+                       for path in (ROOT / folder).glob("*.cc"))
         for path, text in all_texts():
             for flag in FLAG.findall(text):
                 if flag not in OF_OTHERS:

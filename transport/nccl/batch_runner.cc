@@ -75,7 +75,7 @@ void BatchRunner::IssueNext() {
     queue_.pop_front();
     gpus_.gate()->BeginWork();
     if (const absl::Status issued = Issue(*batch); !issued.ok()) {
-      CoordinatorExecutor(batch, issued);
+      StrandBatch(batch, issued);
       continue;
     }
     issuing_ = batch;
@@ -141,7 +141,7 @@ void BatchRunner::LookWhetherEnqueued() {
   }
   issuing_ = nullptr;
   if (status.ok()) status = WatchUntilDone(batch);
-  if (!status.ok()) CoordinatorExecutor(batch, status);
+  if (!status.ok()) StrandBatch(batch, status);
 }
 
 absl::Status BatchRunner::WatchUntilDone(const BatchPtr& batch) {
@@ -175,7 +175,7 @@ absl::Status BatchRunner::WatchUntilDone(const BatchPtr& batch) {
   return absl::OkStatus();
 }
 
-void BatchRunner::CoordinatorExecutor(const BatchPtr& batch, const absl::Status& why) {
+void BatchRunner::StrandBatch(const BatchPtr& batch, const absl::Status& why) {
   stranded_.push_back(batch);
   broken_(batch->communicator, why);
 }

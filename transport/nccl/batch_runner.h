@@ -88,7 +88,7 @@ class BatchRunner final : public std::enable_shared_from_this<BatchRunner>,
   void LookWhetherEnqueued();
   absl::Status WatchUntilDone(const BatchPtr& batch);
   // It may be running, and nothing will tell when it ends, but the end of its communicator.
-  void CoordinatorExecutor(const BatchPtr& batch, const absl::Status& why);
+  void StrandBatch(const BatchPtr& batch, const absl::Status& why);
   void Finish(const BatchPtr& batch, absl::Status status);
   bool IsAborted(const RunnableBatch& batch) const {
     return batch.was_aborted || aborted_.contains(batch.communicator.get());
