@@ -36,8 +36,8 @@ struct TransferContext {
   // Why this process cannot share memory with others on its host; empty: it can.
   std::string why_no_shared_memory;
   // Every transfer carries a checksum of its bytes, and so does every frame of a control channel.
-  // Either side can enable it for all of a channel's frames and transfer descriptors; the consumer
-  // also for transferred bytes.
+  // Either side can enable it for a control channel, in both directions; a consumer for everything
+  // that it receives.
   bool checksum = false;
   // For tensors in GPU memory; null: this process uses no GPUs.
   Gpus* gpus = nullptr;
