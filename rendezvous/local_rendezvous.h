@@ -80,7 +80,7 @@ class LocalRendezvous final {
   absl::Status abort_status() const;
 
   // Ends receives for whose key `verdict` is not OK with that status, and drops such sends; the
-  // step continues. Returns the number of dropped sends. `verdict` must not use the rendezvous.
+  // step continues. Returns the number of both. `verdict` must not use the rendezvous.
   size_t Fail(absl::FunctionRef<absl::Status(const RendezvousKey&)> verdict);
 
   // Ends the receives whose deadline has passed.

@@ -111,7 +111,7 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   absl::Status abort_status() const { return local_.abort_status(); }
 
   // Ends everything that needs `task`, with `why` and the key; the rest of the step continues.
-  // Returns the number of calls ended.
+  // Returns how many ended.
   size_t FailTask(const TaskName& task, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // Why the first lost value was dropped that was sent here: its consumer had died, it could not be
   // delivered, or the step was aborted. OK: none was lost. Send cannot report it, since it has

@@ -61,8 +61,8 @@ class RendezvousManager final {
   // Ends all steps.
   void CleanupAll() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Ends everything that needs `task`, in every step, with `why` and the key. Returns the number of
-  // calls ended.
+  // Ends everything that needs `task`, in every step, with `why` and the key. Returns the number
+  // ended.
   size_t FailTask(const TaskName& task, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
   // RemoteRendezvous::RecordSendFailure of the step, unless it is over.

@@ -182,8 +182,8 @@ class TransportReceiver {
   virtual absl::Status OnAnnouncement(absl::string_view body, absl::Span<UniqueFd> descriptors) {
     return absl::InvalidArgumentError("this transport has nothing to announce");
   }
-  // Fetches the tensor, into `destination` if that is valid and has the header's type and size.
-  // `body` and `descriptors` are untrusted. `done` may be called inline, and is called on any
+  // Fetches the tensor, into `destination` if that is valid; it then has the header's type and
+  // size. `body` and `descriptors` are untrusted. `done` may be called inline, and is called on any
   // thread.
   //   Errors: INVALID_ARGUMENT for a malformed transfer descriptor; UNAVAILABLE naming the phase.
   virtual void Take(uint64_t id, const TensorHeader& header, absl::string_view body,

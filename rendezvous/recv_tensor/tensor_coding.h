@@ -57,7 +57,7 @@ struct DecodeTarget {
 absl::StatusOr<ServedValue> DecodeRecvTensorResponse(grpc::ByteBuffer& bytes,
                                                      const DecodeTarget& target);
 
-// Returns `destination` if the tensor has that type and size, or a new tensor.
+// Returns the destination, if there is one, for a tensor of that type and shape; else a new tensor.
 //   Errors: INVALID_ARGUMENT naming both; the allocator's.
 absl::StatusOr<Tensor> PlaceFor(DataType dtype, const Shape& shape, const DecodeTarget& target);
 

@@ -27,7 +27,6 @@ struct LaunchBatch {
 //   OK: the destination has it. ABORTED: it may be retried, under a new id, or over another path.
 //   UNAVAILABLE: the peer has failed. CANCELLED, or the status given to Cancel. NOT_FOUND: the peer
 //   has no request for it. INVALID_ARGUMENT: the sizes differ. DEADLINE_EXCEEDED.
-//   not want it. INVALID_ARGUMENT: the two sides know different sizes. DEADLINE_EXCEEDED.
 struct FinishTransfer {
   TransferKey key;
   absl::Status status;
