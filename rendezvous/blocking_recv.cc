@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a thread that waits shares with the delivery it waits for.
+// State shared by a blocked thread and the delivery that it waits for.
 #include "rendezvous/blocking_recv.h"
 
 #include <atomic>
@@ -18,19 +18,19 @@
 namespace ferry {
 namespace {
 
-// Shared, because the delivery may still be touching it when the waiter has left.
+// Shared, because the delivery may still be using it after the waiter has returned.
 struct Waiter {
-  // Of one who drives a loop.
+  // For a waiter that drives a loop.
   std::atomic<bool> is_done{false};
-  // Of one who sleeps.
+  // For a waiter that sleeps.
   absl::Notification done;
   absl::Status status;
   Received received;
-  // Ends this receive; the caller's own is passed on to it.
+  // Ends this receive; the caller's cancellation is forwarded to it.
   CancellationToken cancellation;
 };
 
-// False: the deadline has passed.
+// Returns false if the deadline has passed.
 bool WaitUntil(Waiter& waiter, EventLoop* loop, absl::Time deadline) {
   if (loop == nullptr) {
     return waiter.done.WaitForNotificationWithTimeout(deadline - SteadyClock().Now());
@@ -65,7 +65,7 @@ absl::StatusOr<Received> RecvBlocking(RecvArgs args, absl::Duration timeout, Eve
   if (!is_in_time) {
     awaited = describe();
     waiter->cancellation.Cancel();
-    // Ended by that, or by a delivery that is under way.
+    // Ended by the cancellation, or by a concurrent delivery.
     WaitUntil(*waiter, loop, absl::InfiniteFuture());
   }
   if (callback != CancellationToken::kNoCallback) outer->Deregister(callback);

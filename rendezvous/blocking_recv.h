@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RecvBlocking: waits on the caller's thread for one asynchronous receive.
+// RecvBlocking: blocks the caller's thread on one asynchronous receive.
 #ifndef FERRY_RENDEZVOUS_BLOCKING_RECV_H_
 #define FERRY_RENDEZVOUS_BLOCKING_RECV_H_
 
@@ -15,13 +15,13 @@ namespace ferry {
 
 class EventLoop;
 
-// Calls `start`, which begins a receive with the arguments that it is given, and waits until that
-// is over or `timeout` has passed; then the receive is cancelled, and nothing of it is under way
-// when this returns. The caller's own cancellation in `args` counts as ever.
-//   loop: is driven meanwhile; null: nothing is, and the thread sleeps. REQUIRES: not on the loop.
-//   describe: what was waited for, behind "waited 1s"; called once the time is over and before the
+// Calls `start`, which starts a receive with the arguments that it is given, and blocks until that
+// is over or `timeout` has passed; then the receive is cancelled, and none of it is pending when
+// this returns. The caller's own cancellation in `args` works as usual.
+//   loop: driven meanwhile; null: the thread sleeps. REQUIRES: not on the loop.
+//   describe: what was waited for, to follow "waited 1s"; called after the timeout, and before the
 //   receive is cancelled.
-//   Errors: DEADLINE_EXCEEDED with `describe`; else as the receive says.
+//   Errors: DEADLINE_EXCEEDED with `describe`; else those of the receive.
 absl::StatusOr<Received> RecvBlocking(RecvArgs args, absl::Duration timeout, EventLoop* loop,
                                       absl::FunctionRef<void(RecvArgs, RecvCallback)> start,
                                       absl::FunctionRef<std::string()> describe);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls that came when the stack was deep.
+// Runs the calls deferred because the stack was deep.
 #include "rendezvous/depth_limited_call.h"
 
 #include <deque>
@@ -26,7 +26,7 @@ void Defer(RecvCallback&& done, absl::Status&& status, Received&& received) {
 
 void CallDeferred() {
   auto& deferred = Deferred();
-  // What is called may defer more.
+  // A callback may defer more.
   while (!deferred.empty()) {
     auto next = std::move(deferred.front());
     deferred.pop_front();

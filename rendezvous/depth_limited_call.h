@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// InvokeWithDepthLimit: callbacks that cause callbacks, in any number, on a stack of a fixed depth.
+// InvokeWithDepthLimit: any number of callbacks that cause callbacks, on a stack of limited depth.
 #ifndef FERRY_RENDEZVOUS_DEPTH_LIMITED_CALL_H_
 #define FERRY_RENDEZVOUS_DEPTH_LIMITED_CALL_H_
 
@@ -15,22 +15,21 @@ namespace depth_limited_call_internal {
 inline constexpr int kMaxDepth = 16;
 
 struct Calls {
-  // How many are under way on this thread, each from within the last.
+  // Number of nested calls on this thread.
   int depth;
   bool are_deferred;
 };
-// Without constructor and destructor, so that looking costs nothing.
+// No constructor or destructor, so that reading it costs nothing.
 inline thread_local constinit Calls calls = {};
 
-// For when the outermost has returned.
+// Queues the call until the outermost one has returned.
 void Defer(RecvCallback&& done, absl::Status&& status, Received&& received);
 void CallDeferred();
 
 }  // namespace depth_limited_call_internal
 
-// Calls `done` now, unless that would be the 17th of such calls on this thread, each from within
-// the last; then when the outermost of them has returned, in the order in which they came.
-// Inline: it is on the way of every exchange.
+// Calls `done` now, unless that would be the 17th nested call on this thread; then after the
+// outermost of them has returned, in order of the calls. Inline, since every transfer passes here.
 inline void InvokeWithDepthLimit(RecvCallback&& done, absl::Status&& status, Received&& received) {
   using namespace depth_limited_call_internal;  // NOLINT(google-build-using-namespace)
   Calls& here = calls;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading names part by part.
+// Parsing of device names, part by part.
 #include "rendezvous/device_name.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace ferry {
 namespace {
 
 bool ParseNumber(absl::string_view text, int64_t& number) {
-  // SimpleAtoi would take signs and blanks.
+  // SimpleAtoi would accept signs and blanks.
   return !text.empty() && std::all_of(text.begin(), text.end(), absl::ascii_isdigit) &&
          absl::SimpleAtoi(text, &number) && number <= INT32_MAX;
 }
@@ -26,7 +26,7 @@ bool IsWord(absl::string_view text) {
                      [](char c) { return absl::ascii_isalnum(c) || c == '_' || c == '-'; });
 }
 
-// What the parts of a name say; each at most once.
+// The parts of a name; each occurs at most once.
 struct Parts {
   std::optional<std::string> job;
   std::optional<int64_t> replica;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names of tasks and of their devices, as TensorFlow writes them.
+// Names of tasks and of their devices, in TensorFlow's format.
 #ifndef FERRY_RENDEZVOUS_DEVICE_NAME_H_
 #define FERRY_RENDEZVOUS_DEVICE_NAME_H_
 
@@ -13,8 +13,7 @@
 
 namespace ferry {
 
-// A value. Two tasks are compared by their parts: of "/task:1" and "/task:10" one is a prefix of
-// the other.
+// A value. Tasks are compared by parts, since "/task:1" is a prefix of "/task:10".
 struct TaskName {
   std::string job;
   int64_t replica = 0;
@@ -29,19 +28,19 @@ struct TaskName {
 
 struct TaskDevice {
   TaskName task;
-  // "CPU", "GPU": upper case in the short form "/cpu:0" too.
+  // "CPU", "GPU": upper case, also from the short form "/cpu:0".
   std::string type;
   int64_t index = 0;
 
   friend bool operator==(const TaskDevice&, const TaskDevice&) = default;
 };
 
-// "/job:worker/replica:0/task:3". A missing replica is 0; job and task must be there.
+// "/job:worker/replica:0/task:3". A missing replica is 0; job and task are required.
 std::optional<TaskName> ParseTaskName(absl::string_view name);
 // "/job:worker/replica:0/task:3/device:GPU:1", or the short form ".../gpu:1".
 std::optional<TaskDevice> ParseDeviceName(absl::string_view name);
 
-// Whose memory of its process a value for that device is in.
+// The memory of its process that holds a value for that device.
 TensorLocation PlaceOf(const TaskDevice& device);
 
 std::string ToString(const TaskName& name);

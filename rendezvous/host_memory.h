@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Receives that want a value in the host's memory although their key is for another device.
+// Receives into host memory of values whose key names another device.
 #ifndef FERRY_RENDEZVOUS_HOST_MEMORY_H_
 #define FERRY_RENDEZVOUS_HOST_MEMORY_H_
 
@@ -9,8 +9,7 @@
 
 namespace ferry {
 
-// What such a receive has for its RecvArgs::device_context: on GPUs some nodes take their tensors
-// from the host's memory.
+// The RecvArgs::device_context of such a receive: some GPU nodes take inputs from host memory.
 inline const std::shared_ptr<DeviceContext>& HostMemoryOfDevice() {
   static const auto* const context =
       new std::shared_ptr<DeviceContext>(std::make_shared<DeviceContext>());

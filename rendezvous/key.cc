@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writing and reading keys.
+// Formatting and parsing of keys.
 #include "rendezvous/key.h"
 
 #include <utility>
@@ -21,9 +21,9 @@
 namespace ferry {
 namespace {
 
-// Device names and edges of real graphs are hundreds of bytes; this is far beyond.
+// Device names and edges of real graphs have hundreds of bytes; this is far above.
 constexpr size_t kMaxTextBytes = 64 << 10;
-// Of a name that is refused.
+// Length of a rejected name in errors.
 constexpr size_t kNamedBytes = 100;
 
 absl::Status Invalid(absl::string_view text, absl::string_view why) {
@@ -71,7 +71,7 @@ absl::StatusOr<RendezvousKey> RendezvousKey::Parse(absl::string_view text) {
   parsed->src_device = parts[0];
   parsed->dst_device = parts[2];
   parsed->edge = parts[3];
-  // Without the prefix that the parser of numbers would take as well.
+  // Without the prefix that the number parser would accept too.
   const bool is_hex = parts[1].size() <= 16 &&
                       parts[1].find_first_not_of("0123456789abcdefABCDEF") == parts[1].npos &&
                       absl::SimpleHexAtoi(parts[1], &parsed->src_incarnation);

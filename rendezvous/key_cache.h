@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// KeyCache: keys that were parsed lately; those of a step come again in the next.
+// KeyCache: recently parsed keys; a step's keys recur in the next step.
 #ifndef FERRY_RENDEZVOUS_KEY_CACHE_H_
 #define FERRY_RENDEZVOUS_KEY_CACHE_H_
 
@@ -13,11 +13,11 @@
 
 namespace ferry {
 
-// Parsing takes most of a microsecond, and finding a tenth of that. Each key has one place, where
-// it replaces another. One thread at a time.
+// Parsing takes most of a microsecond, a lookup a tenth of that. Direct-mapped: a key replaces the
+// previous one in its slot. Not thread-safe.
 class KeyCache final {
  public:
-  // As RendezvousKey::Parse; valid until the next call.
+  // As RendezvousKey::Parse; the result is valid until the next call.
   absl::StatusOr<const RendezvousKey*> Parse(absl::string_view text) {
     if (places_.empty()) places_.resize(kPlaces);
     std::optional<RendezvousKey>& place = places_[RendezvousKey::HashOf(text) % kPlaces];

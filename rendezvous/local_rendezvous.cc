@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens when the sides meet, or are told that they will not.
+// Matching of sends and receives, and their end by abort, cancellation or deadline.
 #include "rendezvous/local_rendezvous.h"
 
 #include <algorithm>
@@ -50,11 +50,11 @@ class LocalRendezvous::Core final : public std::enable_shared_from_this<Core> {
   }
 
   absl::Status Send(const RendezvousKey& key, Tensor&& tensor, bool is_dead, SendArgs&& args);
-  // Parks `done`, or calls it.
+  // Queues `done`, or calls it.
   void RecvAsync(const RendezvousKey& key, RecvArgs&& args, RecvCallback&& done);
-  // A value that is there already, or the abort's status. False if there is neither.
+  // Returns a value already sent, or the abort's status. False if there is neither.
   bool TryRecv(const RendezvousKey& key, RecvArgs& args, absl::Status& status, Received& received);
-  // Ends the receive with `status` if it still waits.
+  // Ends the receive with `status` if it is still waiting.
   bool End(const RendezvousKey& key, uint64_t id, absl::Status status);
 
   void StartAbort(const absl::Status& why);
@@ -79,7 +79,7 @@ class LocalRendezvous::Core final : public std::enable_shared_from_this<Core> {
   }
 
  private:
-  // What a cancellation does to a receive, which may be over by then, and the table gone.
+  // Cancels a receive, which may be over by then, and the table destroyed.
   struct CancelCall {
     static void* operator new(size_t bytes) { return AllocateRecycled(bytes); }
     static void operator delete(void* call, size_t bytes) { FreeRecycled(call, bytes); }
@@ -100,36 +100,36 @@ class LocalRendezvous::Core final : public std::enable_shared_from_this<Core> {
 
   Shard& ShardOf(const RendezvousKey& key) { return shards_[key.hash() & (kShards - 1)]; }
 
-  // As TryRecv, with the shard's lock held, which it releases.
+  // As TryRecv; the caller holds the shard's lock, which this releases.
   bool TakeAndUnlock(Shard& shard, Item** link, RecvArgs& args, absl::Status& status,
                      Received& received) ABSL_UNLOCK_FUNCTION(shard.mu);
-  // Whether one more may wait. With the shard's lock held; the limits are of the whole table, but
-  // as long as every shard keeps to its share of them the others need not be asked. What two
-  // threads add at the same moment may exceed the limits together.
+  // Checks the limits for one more item. Called with the shard's lock. The limits apply to the
+  // whole table, but while every shard stays within its share the others need not be read.
+  // Concurrent additions may exceed the limits together.
   absl::Status Admit(const Shard& shard, size_t bytes) const;
   absl::Status AdmitBySum(size_t bytes) const;
-  // `item` is a receive that is in no shard any more.
+  // `item` is a receive already removed from its shard.
   void Complete(ItemPtr item, absl::Status&& status, Received&& received);
-  // `item` is in no shard any more: a receive hears `why`, a send's value is dropped.
+  // `item` was removed from its shard: a receive ends with `why`, a send's value is dropped.
   void End(ItemPtr item, const absl::Status& why);
-  // A value leaves the table for that receive. With the shard's lock held: whoever looks at the
-  // table next finds the operation.
+  // A value leaves the table for that receive. Called with the shard's lock, so that the next
+  // reader of the table finds the operation.
   void BeginOperation(const RecvArgs& args) const {
     if (ABSL_PREDICT_FALSE(args.operation != nullptr) && operations_ != nullptr) {
       args.operation->Begin(*operations_);
     }
   }
-  // Takes out every item that `matches`; receives are for the caller to end.
+  // Removes and returns every item that `matches`; the caller ends the receives.
   std::vector<ItemPtr> TakeAll(absl::FunctionRef<bool(const Item&)> matches, bool drops_deadlines);
 
   const Clock& clock_;
   const RendezvousLimits limits_;
   OutstandingOperations* const operations_;
-  // Set before any shard is emptied, and read with a shard's lock.
+  // Set before any shard is emptied, and read with a shard's lock held.
   std::atomic<bool> is_aborted_{false};
   mutable absl::Mutex abort_mu_;
   absl::Status abort_status_ ABSL_GUARDED_BY(abort_mu_);
-  // How many shards hold more than their share of the limits.
+  // Number of shards that exceed their share of the limits.
   std::atomic<int> over_share_{0};
   std::array<Shard, kShards> shards_;
 };
@@ -160,7 +160,7 @@ absl::Status LocalRendezvous::Core::AdmitBySum(size_t bytes) const {
 }
 
 void LocalRendezvous::Core::Complete(ItemPtr item, absl::Status&& status, Received&& received) {
-  // If that fails, somebody is cancelling who will find nothing: the item is out.
+  // If this fails, a concurrent cancellation finds nothing: the item was removed.
   if (item->token != CancellationToken::kNoCallback) {
     item->recv_args.cancellation->Deregister(item->token);
   }
@@ -238,11 +238,11 @@ void LocalRendezvous::Core::RecvAsync(const RendezvousKey& key, RecvArgs&& args,
     InvokeWithDepthLimit(std::move(done), std::move(status), std::move(received));
     return;
   }
-  // Unique among the receives of a key, which is all that is needed.
+  // Unique among the receives of a key, which suffices.
   const uint64_t id = ++shard.last_id;
   CancellationToken::CallbackId token = CancellationToken::kNoCallback;
   if (CancellationToken* const cancellation = args.cancellation; cancellation != nullptr) {
-    // Lock order: a shard's, then the cancellation's; it calls with none held.
+    // Lock order: a shard's, then the cancellation's; it runs callbacks with none held.
     token = cancellation->Register(
         [call = std::make_unique<CancelCall>(weak_from_this(), key, id)] { (*call)(); });
     if (token == CancellationToken::kNoCallback) status = CancelledReceive();
@@ -282,7 +282,7 @@ void LocalRendezvous::Core::StartAbort(const absl::Status& why) {
     abort_status_ = why;
     is_aborted_.store(true, std::memory_order_release);
   }
-  // Whoever had a shard's lock before us is in it; whoever gets it after us sees the flag.
+  // An item added under a shard's lock before this is in the shard; later ones see the flag.
   std::vector<ItemPtr> items = TakeAll([](const Item&) { return true; }, /*drops_deadlines=*/true);
   for (ItemPtr& item : items) End(std::move(item), why);
 }
@@ -312,7 +312,7 @@ void LocalRendezvous::Core::CountSends() {
 }
 
 absl::Status LocalRendezvous::Core::abort_status() const {
-  // Asked for each receive of a worker.
+  // Called for each receive of a worker.
   if (!is_aborted_.load(std::memory_order_acquire)) return absl::OkStatus();
   absl::MutexLock lock(&abort_mu_);
   return abort_status_;

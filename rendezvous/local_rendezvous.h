@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// LocalRendezvous: the table of one step, in which sends and receives of one process meet.
+// LocalRendezvous: the table of one step that matches sends and receives of one process.
 #ifndef FERRY_RENDEZVOUS_LOCAL_RENDEZVOUS_H_
 #define FERRY_RENDEZVOUS_LOCAL_RENDEZVOUS_H_
 
@@ -22,73 +22,73 @@
 namespace ferry {
 
 struct RendezvousLimits {
-  // Of tensors that were sent and wait for a receiver, per step.
+  // Bytes of tensors sent and not yet received, per step.
   size_t max_queued_bytes = ShareOfMemory(size_t{64} << 30, 1);
-  // Of sends and receives that wait, per step; and, apart from those, of receives that wait for
-  // other workers or for the step to begin.
+  // Sends and receives that wait, per step; counted separately, receives that wait for other
+  // workers or for the step to start.
   size_t max_waiting = size_t{1} << 20;
 };
 
-// A send or a receive that waits for its other side.
+// A send or a receive that waits for its counterpart.
 struct PendingOp {
   RendezvousKey key;
   bool is_send = false;
-  // Of a send.
+  // For a send.
   size_t bytes = 0;
   absl::Duration age;
 };
 
-// Values with one key pass in the order in which they were sent, to receives in the order in which
-// they were asked for. A send never blocks. Thread-safe. Callbacks run on the thread of whoever
-// completes them, with no lock held: a receive's on the sender's thread, or inside RecvAsync if the
-// value is there already, as TensorFlow's users expect. A callback may send and receive, as deep as
-// it likes. Time comes from `clock`, and deadlines are kept by whoever calls Expire.
+// Values with the same key are delivered in the order of the sends, to receives in the order of the
+// calls. A send never blocks. Thread-safe. Callbacks run on the thread that completes them, with no
+// lock held: a receive's on the sender's thread, or inside RecvAsync if the value was already sent,
+// as TensorFlow's users expect. A callback may send and receive, to any depth. Time comes from
+// `clock`, and deadlines take effect when Expire is called.
 // Source: tensorflow/core/framework/rendezvous.cc, LocalRendezvousImpl; departures:
 // docs/rendezvous.md.
 class LocalRendezvous final {
  public:
-  // `operations` counts the values that are taken by receives with RecvArgs::operation, and those
-  // that wait from CountSends on; outlives it. May be null.
+  // `operations` counts the values taken by receives with RecvArgs::operation and, from CountSends
+  // on, those that wait; must outlive this. May be null.
   explicit LocalRendezvous(const Clock& clock, RendezvousLimits limits = {},
                            OutstandingOperations* operations = nullptr);
-  // Whoever still waits gets CANCELLED.
+  // Waiting receives end with CANCELLED.
   ~LocalRendezvous();
 
   LocalRendezvous(const LocalRendezvous&) = delete;
   LocalRendezvous& operator=(const LocalRendezvous&) = delete;
 
-  // Gives the value to the first receive that waits, else keeps it. `tensor` is not valid if
+  // Passes the value to the first waiting receive, else queues it. `tensor` is not valid if
   // `is_dead`.
   //   Errors: the abort's status; RESOURCE_EXHAUSTED naming the limit.
   absl::Status Send(const RendezvousKey& key, Tensor tensor, bool is_dead = false,
                     SendArgs args = {});
 
   //   Errors, through `done`: the abort's status; CANCELLED (derived) by args.cancellation, unless
-  //   the value is there; DEADLINE_EXCEEDED by Expire; RESOURCE_EXHAUSTED naming the limit.
+  //   the value was already sent; DEADLINE_EXCEEDED by Expire; RESOURCE_EXHAUSTED naming the limit.
   void RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done);
 
-  // Blocks, which a callback must not: what it waits for may be kept until that callback returns.
-  // Errors as RecvAsync; DEADLINE_EXCEEDED after `timeout` of real time, and then a later
-  // send stays for another receive.
+  // Blocks. Must not be called from a callback: the value may be held back until that callback
+  // returns.
+  //   Errors: as RecvAsync; DEADLINE_EXCEEDED after `timeout` of real time, and then a later send
+  //   stays for another receive.
   absl::StatusOr<Received> Recv(const RendezvousKey& key, absl::Duration timeout,
                                 RecvArgs args = {});
 
-  // Everything that waits ends with `why`, and everything that comes gets it. The first one stays.
-  // REQUIRES: not OK.
+  // Ends every waiting and every later call with `why`. The first call counts. REQUIRES: not OK.
   void StartAbort(const absl::Status& why);
   // OK unless aborted.
   absl::Status abort_status() const;
 
-  // Receives for whose key `verdict` is not OK end with it, and such sends are dropped; the step
-  // goes on. Returns how many those were. `verdict` must not use the rendezvous.
+  // Ends receives for whose key `verdict` is not OK with that status, and drops such sends; the
+  // step continues. Returns the number of both. `verdict` must not use the rendezvous.
   size_t Fail(absl::FunctionRef<absl::Status(const RendezvousKey&)> verdict);
 
-  // Ends the receives whose deadline has come.
+  // Ends the receives whose deadline has passed.
   void Expire();
-  // The earliest deadline of a receive that waits, or some time before it.
+  // The earliest deadline of a waiting receive, or an earlier time.
   absl::Time NextDeadline() const;
 
-  // What has waited for at least `min_age`.
+  // Visits items that have waited for at least `min_age`.
   void ForEachPending(absl::Duration min_age,
                       absl::FunctionRef<void(const PendingOp&)> visit) const;
   // From now on the operations' count is not 0 while a send waits for its receive.
@@ -101,7 +101,7 @@ class LocalRendezvous final {
  private:
   class Core;
 
-  // Shared with cancellations, which may come when this is gone.
+  // Shared with cancellations, which may outlive this.
   const std::shared_ptr<Core> core_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// OutstandingOperations: how much of what a step has sent is neither taken nor acknowledged yet.
+// OutstandingOperations: the number of a step's sends not yet received or acknowledged.
 #ifndef FERRY_RENDEZVOUS_OUTSTANDING_OPERATIONS_H_
 #define FERRY_RENDEZVOUS_OUTSTANDING_OPERATIONS_H_
 
@@ -10,33 +10,32 @@
 
 namespace ferry {
 
-// A count that one or more callers wait for. Thread-safe. It is kept by its owner and by every
-// operation that has not ended, without a reference count of its own: an operation costs one atomic
-// addition when it begins and one subtraction when it ends.
+// A count that one or more callers wait for. Thread-safe. Kept alive by its owner and by every
+// unfinished operation, without a separate reference count: an operation costs one atomic addition
+// at its start and one subtraction at its end.
 class OutstandingOperations final {
  public:
-  // Called on the thread of whoever ends the last operation while somebody waits, with no lock
-  // held.
+  // Called on the thread that ends the last operation while there is a waiter, with no lock held.
   using Wake = std::function<void()>;
   struct Releaser {
     void operator()(OutstandingOperations* operations) const { operations->Release(); }
   };
   using Ptr = std::unique_ptr<OutstandingOperations, Releaser>;
 
-  // `wake` outlives the owner and whatever ends an operation while somebody waits; null: waiters
-  // look by themselves.
+  // `wake` must outlive the owner, and any thread that ends an operation while there is a waiter;
+  // null: waiters poll.
   static Ptr Create(const Wake* wake) { return Ptr(new OutstandingOperations(wake)); }
 
   OutstandingOperations(const OutstandingOperations&) = delete;
   OutstandingOperations& operator=(const OutstandingOperations&) = delete;
 
-  // As long as the owner is there, or another operation.
+  // The owner or another operation must be alive.
   void Begin() { state_.fetch_add(1, std::memory_order_relaxed); }
-  // Whoever then sees a count of 0 sees all that has happened before.
+  // A thread that then reads a count of 0 sees everything that happened before.
   void End() {
     const Wake* const wake = wake_;
     const uint64_t before = state_.fetch_sub(1, std::memory_order_acq_rel);
-    // From here on this may have been deleted, unless it is for us to do.
+    // From here on this may have been deleted, unless this thread has to delete it.
     if ((before & kCount) != 1) return;
     if ((before & kReleased) != 0) {
       delete this;
@@ -46,7 +45,7 @@ class OutstandingOperations final {
   }
   uint64_t count() const { return state_.load(std::memory_order_acquire) & kCount; }
 
-  // Somebody waits until the count is 0, and is woken then. The owner stays meanwhile.
+  // A caller that waits for a count of 0, and is woken then. The owner must outlive it.
   class Waiter final {
    public:
     explicit Waiter(OutstandingOperations& operations) : operations_(operations) {
@@ -75,12 +74,12 @@ class OutstandingOperations final {
   }
 
   const Wake* const wake_;
-  // The count, how many wait, and whether the owner has gone: one word, so that whoever ends the
-  // last operation knows of all three without another look.
+  // The count, the number of waiters, and whether the owner has released it: one word, so that the
+  // thread ending the last operation reads all three at once.
   std::atomic<uint64_t> state_{0};
 };
 
-// An operation, or none; ends with this at the latest.
+// An operation, or none; the destructor ends it.
 class StepOperation final {
  public:
   StepOperation() = default;
@@ -93,12 +92,12 @@ class StepOperation final {
     if (operations != nullptr) operations->End();
   }
 
-  // REQUIRES: this is none.
+  // REQUIRES: no operation.
   void Begin(OutstandingOperations& operations) {
     operations.Begin();
     operations_.store(&operations, std::memory_order_relaxed);
   }
-  // Before this goes. Two threads may call it at once.
+  // Ends it before the destructor does. Two threads may call this concurrently.
   void End() {
     auto* const operations = operations_.exchange(nullptr, std::memory_order_relaxed);
     if (operations != nullptr) operations->End();

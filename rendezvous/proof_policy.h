@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ProofPolicy: who may ask for tensors over gRPC.
+// ProofPolicy: which clients may request tensors over gRPC.
 #ifndef FERRY_RENDEZVOUS_PROOF_POLICY_H_
 #define FERRY_RENDEZVOUS_PROOF_POLICY_H_
 
@@ -8,9 +8,9 @@
 namespace ferry {
 
 struct ProofPolicy {
-  // The job's; empty: whatever is proved is not looked at.
+  // The job's token; empty: proofs are not checked.
   std::string token;
-  // Whether a call without a proof is refused; needs a token. TensorFlow's clients have none.
+  // Whether a call without a proof is rejected; needs a token. TensorFlow's clients send none.
   bool is_required = false;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A ring and an index of it.
+// A ring of ids and its index.
 #include "rendezvous/recent_request_ids.h"
 
 #include "absl/strings/str_cat.h"
@@ -31,8 +31,8 @@ void RecentRequestIds::Forget(int64_t request_id, uint64_t turn) {
   absl::MutexLock lock(&mu_);
   const auto found = seen_.find(request_id);
   if (found == seen_.end() || found->second != turn) return;
-  // Its slot is cleared: when the ring wraps around to it, it would otherwise erase the newer entry
-  // of the same id.
+  // Clear its slot: when the ring wraps around to it, it would otherwise erase the newer entry of
+  // the same id.
   ring_[turn % ring_.size()] = 0;
   seen_.erase(found);
 }

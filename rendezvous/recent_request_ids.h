@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RecentRequestIds: notices a request that comes twice.
+// RecentRequestIds: detects duplicate requests.
 #ifndef FERRY_RENDEZVOUS_RECENT_REQUEST_IDS_H_
 #define FERRY_RENDEZVOUS_RECENT_REQUEST_IDS_H_
 
@@ -15,27 +15,27 @@
 
 namespace ferry {
 
-// Thread-safe. Remembers the last `window` ids; a client draws them at random, so that an older one
-// that comes again is a coincidence.
+// Thread-safe. Remembers the last `window` ids; clients draw them at random, so the reuse of an
+// older one is a coincidence.
 // Source: tensorflow/core/distributed_runtime/recent_request_ids.h.
 class RecentRequestIds final {
  public:
   explicit RecentRequestIds(size_t window = 100'000) : ring_(window, 0) {}
 
-  //   turn: receives what Forget wants; may be null.
+  //   turn: receives the argument for Forget; may be null.
   //   Errors: ABORTED if the id was seen before; never for 0, which clients without ids send.
   absl::Status TrackUnique(int64_t request_id, absl::string_view method, uint64_t* turn = nullptr)
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Whether TrackUnique would refuse it.
+  // True if TrackUnique would reject it.
   bool Contains(int64_t request_id) const ABSL_LOCKS_EXCLUDED(mu_);
   // The request of that turn has failed. The same id may be used again, and is then remembered for
-  // the full window; an id that has been used again since keeps its newer entry.
+  // the full window; an id that was reused since keeps its newer entry.
   void Forget(int64_t request_id, uint64_t turn) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   mutable absl::Mutex mu_;
-  // Turns are counted from 0, and have their places in the ring one after the other.
+  // Turns are counted from 0, and occupy consecutive slots of the ring.
   uint64_t next_turn_ ABSL_GUARDED_BY(mu_) = 0;
   // 0 for an empty slot.
   std::vector<int64_t> ring_ ABSL_GUARDED_BY(mu_);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Local or remote, and the list of what is under way.
+// Local or remote delivery, and the list of pending receives.
 #include "rendezvous/remote_rendezvous.h"
 
 #include <algorithm>
@@ -29,7 +29,7 @@ absl::Status CancelledWait(bool is_deferred) {
                                                       : "RecvFromRemoteAsync is cancelled."));
 }
 
-// Whatever carries them, errors of a fetch say what was fetched.
+// Errors of a fetch name what was fetched, whatever the protocol.
 absl::Status WithKey(const absl::Status& why, int64_t step_id, const RendezvousKey& key) {
   const std::string text = absl::CEscape(key.text());
   if (absl::StrContains(why.message(), text) || absl::IsCancelled(why)) return why;
@@ -48,7 +48,7 @@ RemoteRendezvous::RemoteRendezvous(int64_t step_id, const Clock& clock, Rendezvo
       operations_(OutstandingOperations::Create(wake)),
       local_(clock, limits, operations_.get()) {}
 
-// Fetches and cancellations hold weak references: whatever waits must be told here.
+// Fetches and cancellations hold weak references, so every waiting receive must be ended here.
 RemoteRendezvous::~RemoteRendezvous() {
   size_t count = 0;
   EndAll([](const Waiting&) { return absl::CancelledError("the step's rendezvous is deleted"); },
@@ -66,8 +66,8 @@ absl::Status RemoteRendezvous::Initialize(const TaskName& worker) {
     worker_ = worker;
     known_worker_.store(&*worker_, std::memory_order_release);
   }
-  // In their order: values of one key go to the first who asked. Whoever asks in the meantime, from
-  // another thread or from a callback, is deferred too, behind those.
+  // In order: values of one key go to the first receive. Receives that arrive meanwhile, from
+  // another thread or a callback, are deferred too, behind those.
   for (;;) {
     std::vector<WaitingPtr> deferred;
     {
@@ -84,7 +84,7 @@ absl::Status RemoteRendezvous::Initialize(const TaskName& worker) {
       if (!Take(*each)) continue;
       if (each->token != CancellationToken::kNoCallback &&
           !each->args.cancellation->Deregister(each->token)) {
-        // Cancelled in between; its callback found nothing any more.
+        // Cancelled meanwhile; its callback found nothing.
         std::move(each->done)(CancelledWait(/*is_deferred=*/true), {});
         continue;
       }
@@ -130,7 +130,7 @@ void RemoteRendezvous::RecvLocalAsync(const RendezvousKey& key, RecvArgs args, R
   const WaitingPtr missed = std::allocate_shared<Waiting>(
       RecyclingAllocator<Waiting>(), weak_from_this(), key, std::move(args), std::move(done), true);
   if (!Add(missed)) return;
-  // Initialize may have come to its end in between, and not have seen it.
+  // Initialize may have completed meanwhile, without seeing this receive.
   const TaskName* const here = ServingWorker();
   if (here == nullptr || !Take(*missed)) return;
   if (missed->token != CancellationToken::kNoCallback) {
@@ -160,7 +160,7 @@ void RemoteRendezvous::FetchRemote(const RendezvousKey& key, RecvArgs args, Recv
       return;
     }
   }
-  // It is over: served already, or ended while it was being issued, when nobody could call it off.
+  // Already served, or ended while the fetch was being issued and could not be cancelled.
   if (fetch != nullptr) fetch->Cancel();
 }
 
@@ -212,7 +212,7 @@ RemoteRendezvous::WaitingPtr RemoteRendezvous::Unlink(Waiting& waiting) {
 }
 
 bool RemoteRendezvous::Take(Waiting& waiting) {
-  // Whoever calls has it too: it does not go with this.
+  // The caller holds a reference too, so this does not destroy it.
   WaitingPtr self;
   SpinLockHolder lock(&mu_);
   if (waiting.self == nullptr) return false;
@@ -228,7 +228,7 @@ void RemoteRendezvous::Complete(Waiting& waiting, absl::Status&& status, Receive
   if (waiting.token != CancellationToken::kNoCallback) {
     waiting.args.cancellation->Deregister(waiting.token);
   }
-  // What answers a fetch keeps this for as long as it likes.
+  // The fetch's callback may keep this object alive for any time.
   const std::shared_ptr<RemoteFetch> fetch = std::move(waiting.fetch);
   if (!status.ok() && fetch != nullptr) fetch->Cancel();
   received.recv_args = std::move(waiting.args);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// RemoteRendezvous: one step of one worker; finds values here or gets them from other workers.
+// RemoteRendezvous: one step of one worker; delivers values locally or fetches them from other
+// workers.
 #ifndef FERRY_RENDEZVOUS_REMOTE_RENDEZVOUS_H_
 #define FERRY_RENDEZVOUS_REMOTE_RENDEZVOUS_H_
 
@@ -25,31 +26,32 @@
 
 namespace ferry {
 
-// A value that is under way from another worker.
+// A pending fetch from another worker.
 class RemoteFetch {
  public:
   virtual ~RemoteFetch() = default;
-  // Nobody waits for it any more. May come at any time, and more than once.
+  // The value is no longer needed. May be called at any time, and more than once.
   virtual void Cancel() = 0;
-  // How far it is, for people: "asked node 3, which has not sent it yet".
+  // Human-readable progress: "asked node 3, which has not sent it yet".
   virtual std::string Phase() const { return "asked"; }
 };
 
-// Gets values from other workers, by whatever carries them.
+// Fetches values from other workers, over any protocol.
 class RemoteFetcher {
  public:
   virtual ~RemoteFetcher() = default;
-  // Asks the source's task for the value of `key`. `done` is called exactly once, on any thread,
-  // not from inside; it may come before this returns. `args` has no cancellation, since the receive
-  // may be over, and its owner gone, before this is read: RemoteFetch::Cancel says so.
+  // Requests the value of `key` from the source's task. `done` is called exactly once, on any
+  // thread, not inline; possibly before this returns. `args` has no cancellation, since the receive
+  // may be over, and its owner destroyed, before this is read: RemoteFetch::Cancel is called
+  // instead.
   virtual std::shared_ptr<RemoteFetch> Fetch(int64_t step_id, const RendezvousKey& key,
                                              const RecvArgs& args, RecvCallback done) = 0;
 };
 
-// What a step is waiting for, for status reports.
+// An operation that a step waits for, for status reports.
 struct PendingStepOp {
-  // A kTransfer was sent and asked for, and its receiver has not said yet that it has it; what
-  // carries it tells of it, the rendezvous knows of it no more.
+  // A kTransfer was sent and requested, and its receiver has not acknowledged it yet; the
+  // transfer's protocol reports it, the rendezvous no longer knows it.
   enum class Side { kSend, kRecv, kFetch, kDeferred, kTransfer };
 
   int64_t step_id = 0;
@@ -57,86 +59,89 @@ struct PendingStepOp {
   Side side = Side::kSend;
   size_t bytes = 0;
   absl::Duration age;
-  // Of a fetch, as RemoteFetch::Phase, and of a transfer.
+  // For a fetch, RemoteFetch::Phase; also for a transfer.
   std::string phase;
-  // Of a transfer: it can be taken, or stays with who has it, when this process has gone.
+  // For a transfer: it can still be fetched, or stays with the receiver, after this process has
+  // exited.
   bool outlives_sender = false;
 };
 
 using PendingVisitor = absl::FunctionRef<void(const PendingStepOp&)>;
 
-// Thread-safe; shared by whoever runs the step. Everything that waits is ended by StartAbort, and
-// nothing can slip past it: a fetch that was being issued at that moment is called off when it has
-// been. Callbacks run on the thread of whoever completes them, with no lock held.
+// Thread-safe; shared by the users of the step. StartAbort ends everything that waits, without
+// exception: a fetch that was being issued at that moment is cancelled afterwards. Callbacks run on
+// the thread that completes them, with no lock held.
 // Source: tensorflow/core/distributed_runtime/base_rendezvous_mgr.cc; departures:
 // docs/rendezvous.md.
 class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezvous> {
  public:
-  // Made by a RendezvousManager. `fetcher` and `clock` outlive it. `wake`: see operations().
+  // Created by a RendezvousManager. `fetcher` and `clock` must outlive it. `wake`: see
+  // operations().
   RemoteRendezvous(int64_t step_id, const Clock& clock, RendezvousLimits limits,
                    RemoteFetcher& fetcher, const OutstandingOperations::Wake* wake = nullptr);
   ~RemoteRendezvous();
 
   int64_t step_id() const { return step_id_; }
 
-  // Says which worker this is; local receives that came earlier are served now. Once more with the
-  // same name is fine.
+  // Sets which worker this is; earlier local receives are served now. May be repeated with the same
+  // name.
   //   Errors: INTERNAL for another name.
   absl::Status Initialize(const TaskName& worker) ABSL_LOCKS_EXCLUDED(mu_);
 
   // As LocalRendezvous::Send.
-  //   Errors: also INTERNAL before Initialize, INVALID_ARGUMENT unless the source is here.
+  //   Errors: also INTERNAL before Initialize, INVALID_ARGUMENT unless the source is this worker.
   absl::Status Send(const RendezvousKey& key, Tensor tensor, bool is_dead = false,
                     SendArgs args = {});
 
-  // For a consumer of this worker: from the local table if the source is here too, else from the
-  // source's worker.
+  // Receives for a consumer on this worker: from the local table if the source is this worker too,
+  // else from the source's worker.
   //   Errors: the abort's status (no fetch is issued then); INTERNAL before Initialize;
-  //   INVALID_ARGUMENT unless the destination is here; CANCELLED (derived); DEADLINE_EXCEEDED;
-  //   RESOURCE_EXHAUSTED naming the limit.
+  //   INVALID_ARGUMENT unless the destination is this worker; CANCELLED (derived);
+  //   DEADLINE_EXCEEDED; RESOURCE_EXHAUSTED naming the limit.
   void RecvAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done);
 
-  // For a consumer anywhere, of a value that is sent here. Waits for Initialize if need be.
-  //   Errors: as LocalRendezvous; INVALID_ARGUMENT unless the source is here.
+  // Receives a value sent on this worker, for a consumer anywhere. Waits for Initialize if needed.
+  //   Errors: as LocalRendezvous; INVALID_ARGUMENT unless the source is this worker.
   void RecvLocalAsync(const RendezvousKey& key, RecvArgs args, RecvCallback done);
 
   // Ends everything permanently with `why`, marked as derived: waiting callers, in this process or
   // another, receive a copy of the error that the caller reports itself. REQUIRES: not OK.
   void StartAbort(const absl::Status& why);
-  // As it was marked.
+  // With its mark.
   absl::Status abort_status() const { return local_.abort_status(); }
 
-  // Ends what needs `task`, with `why` and the key; the rest of the step goes on. Returns how many.
+  // Ends everything that needs `task`, with `why` and the key; the rest of the step continues.
+  // Returns how many ended.
   size_t FailTask(const TaskName& task, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
-  // Why a value that was sent here has been dropped, since its consumer had died, it could not be
-  // brought there or the step was aborted; the first one. OK: none was. A send cannot tell: it has
+  // Why the first lost value was dropped that was sent here: its consumer had died, it could not be
+  // delivered, or the step was aborted. OK: none was lost. Send cannot report it, since it has
   // returned by then.
   absl::Status lost() const ABSL_LOCKS_EXCLUDED(mu_);
-  // A value that was sent here was on its way when `why` happened.
+  // A value sent here was in transit when `why` happened.
   void RecordSendFailure(const RendezvousKey& key, const absl::Status& why)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // The same of one whose key is not known.
+  // The same for a value whose key is unknown.
   void RecordSendFailure(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // What was sent here and is on its way: values that consumers in other processes have taken,
-  // until they are there or lost, which lost() says by then. From CountSends on also what nobody
-  // has taken yet, and so what is left to be waited for when the step is closed.
+  // Values sent here that are in transit: taken by consumers in other processes, until they have
+  // arrived or are lost, which lost() reports by then. From CountSends on also values not taken
+  // yet, and so everything to wait for when the step is closed.
   OutstandingOperations& operations() { return *operations_; }
   void CountSends() { local_.CountSends(); }
 
-  // As LocalRendezvous.
+  // As in LocalRendezvous.
   void Expire();
   absl::Time NextDeadline() const ABSL_LOCKS_EXCLUDED(mu_);
   void ForEachPending(absl::Duration min_age,
                       absl::FunctionRef<void(const PendingStepOp&)> visit) const
       ABSL_LOCKS_EXCLUDED(mu_);
   size_t fetch_count() const ABSL_LOCKS_EXCLUDED(mu_);
-  // The size of every internal table, those of the local one among them; for tests and debugging.
+  // The size of every internal table, including those of the local one; for tests and debugging.
   TableSizes InnerTableSizes() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  // A fetch, or a local receive that waits for Initialize. Who answers it and who cancels it have
-  // it too; all but the first two belong to whoever took it out of the list.
+  // A fetch, or a local receive that waits for Initialize. Also referenced by its callback and its
+  // cancellation; all but the first two fields belong to the thread that removed it from the list.
   struct Waiting;
   using WaitingPtr = std::shared_ptr<Waiting>;
   struct Waiting {
@@ -158,7 +163,8 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
     std::shared_ptr<RemoteFetch> fetch;
     bool is_deferred = false;
 
-    // In the list, in the order in which they came: itself, and its neighbours. Null: it is not.
+    // Position in the list, which is in order of arrival: itself, and its neighbours. Null: not in
+    // it.
     WaitingPtr self;
     Waiting* before = nullptr;
     Waiting* after = nullptr;
@@ -166,19 +172,19 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
 
   // Null before Initialize.
   const TaskName* worker() const { return known_worker_.load(std::memory_order_acquire); }
-  // The worker, unless local receives still have to queue up behind deferred ones.
+  // The worker, unless local receives must still queue behind deferred ones.
   const TaskName* ServingWorker() const { return serving_worker_.load(std::memory_order_acquire); }
-  // Puts it into the list; ends it, and returns false, if the step is aborted, it is cancelled, or
+  // Adds it to the list; ends it, and returns false, if the step is aborted, it is cancelled, or
   // too many wait.
   bool Add(const WaitingPtr& waiting) ABSL_LOCKS_EXCLUDED(mu_);
-  // Out of the list; false: it is in it no more.
+  // Removes it from the list; false: it is no longer in it.
   bool Take(Waiting& waiting) ABSL_LOCKS_EXCLUDED(mu_);
   WaitingPtr Unlink(Waiting& waiting) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Ends it if it still waits.
+  // Ends it if it is still waiting.
   void End(Waiting& waiting, absl::Status&& status, Received&& received) ABSL_LOCKS_EXCLUDED(mu_);
-  // Of one that was taken.
+  // For one removed by Take.
   void Complete(Waiting& waiting, absl::Status&& status, Received&& received);
-  // `with_phase`: errors of fetches also say how far they were.
+  // `with_phase`: errors of fetches include their progress.
   void EndAll(absl::FunctionRef<absl::Status(const Waiting&)> verdict, size_t& count,
               bool with_phase = false) ABSL_LOCKS_EXCLUDED(mu_);
   void RecvHere(const RendezvousKey& key, const TaskName& here, RecvArgs args, RecvCallback done);
@@ -195,10 +201,10 @@ class RemoteRendezvous final : public std::enable_shared_from_this<RemoteRendezv
   // Never held while calling out. Lock order: this, then a cancellation's.
   mutable SpinLock mu_;
   std::optional<TaskName> worker_ ABSL_GUARDED_BY(mu_);
-  // Copies that are read without the lock: worker_ stays as it is once it is set.
+  // Copies readable without the lock: worker_ is constant once set.
   std::atomic<const TaskName*> known_worker_{nullptr};
   std::atomic<const TaskName*> serving_worker_{nullptr};
-  // Initialize is handing the deferred receives over, in their order; others wait behind them.
+  // Initialize is serving the deferred receives in order; others queue behind them.
   absl::Status abort_status_ ABSL_GUARDED_BY(mu_);
   absl::Status lost_ ABSL_GUARDED_BY(mu_);
   Waiting* first_ ABSL_GUARDED_BY(mu_) = nullptr;

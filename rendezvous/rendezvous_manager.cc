@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps that are open, and those that were.
+// Open and finished steps.
 #include "rendezvous/rendezvous_manager.h"
 
 #include <algorithm>
@@ -48,8 +48,7 @@ void RendezvousManager::RecvLocalAsync(int64_t step_id, const RendezvousKey& key
                                        RecvCallback done) {
   absl::StatusOr<StepPtr> step = Find(step_id);
   if (!step.ok()) {
-    // That the step has ended here is a consequence of something else, which its own worker
-    // reports.
+    // The end of the step here is a consequence of another error, which its own worker reports.
     return std::move(done)(
         absl::IsAborted(step.status()) ? MakeDerived(step.status()) : step.status(), {});
   }

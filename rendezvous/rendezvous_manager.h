@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RendezvousManager: the rendezvous of every step of a worker.
+// RendezvousManager: the rendezvous of all steps of a worker.
 #ifndef FERRY_RENDEZVOUS_RENDEZVOUS_MANAGER_H_
 #define FERRY_RENDEZVOUS_RENDEZVOUS_MANAGER_H_
 
@@ -24,62 +24,63 @@ namespace ferry {
 
 struct RendezvousManagerOptions {
   RendezvousLimits limits;
-  // Steps that are open at a time.
+  // Maximum number of open steps.
   size_t max_steps = 100'000;
-  // Finished steps that are remembered, so that what comes late for one is told so at once instead
-  // of waiting for ever in a step that nobody runs. Step ids are random: there is no "older than".
+  // Number of finished steps remembered, so that late calls for one fail at once instead of waiting
+  // forever in a step that is not run. Step ids are random, so they have no order.
   size_t max_finished_steps = 100'000;
 };
 
-// Thread-safe. Lives as long as the worker; whoever keeps time calls Expire.
+// Thread-safe. Lives as long as the worker. Expire must be called periodically.
 class RendezvousManager final {
  public:
-  // `clock` and `fetcher` outlive it. `wake` wakes whoever waits for the operations of a step;
-  // null: they look by themselves.
+  // `clock` and `fetcher` must outlive it. `wake` wakes callers that wait for a step's operations;
+  // null: they poll.
   RendezvousManager(const Clock& clock, RemoteFetcher& fetcher,
                     RendezvousManagerOptions options = {}, OutstandingOperations::Wake wake = {});
-  // As CleanupAll.
+  // Calls CleanupAll.
   ~RendezvousManager();
 
   RendezvousManager(const RendezvousManager&) = delete;
   RendezvousManager& operator=(const RendezvousManager&) = delete;
 
-  // The step's rendezvous, made if this is the first to ask: a peer's request may come before the
-  // step begins here.
+  // Returns the step's rendezvous, created on the first call: a peer's request may arrive before
+  // the step starts here.
   //   Errors: ABORTED the step is over; RESOURCE_EXHAUSTED too many are open.
   absl::StatusOr<std::shared_ptr<RemoteRendezvous>> Find(int64_t step_id) ABSL_LOCKS_EXCLUDED(mu_);
 
   // RemoteRendezvous::RecvLocalAsync of the step, for a consumer anywhere.
   //   Errors: also as Find.
   void RecvLocalAsync(int64_t step_id, const RendezvousKey& key, RecvArgs args, RecvCallback done);
-  // Blocks for at most `timeout` of real time; else the same.
+  // The same, but blocks for at most `timeout` of real time.
   absl::StatusOr<Received> RecvLocal(int64_t step_id, const RendezvousKey& key,
                                      absl::Duration timeout, RecvArgs args = {});
 
-  // The step is over: what still waits in it ends ABORTED, and so does what comes later.
+  // Ends the step: waiting and later calls fail with ABORTED.
   void Cleanup(int64_t step_id) ABSL_LOCKS_EXCLUDED(mu_);
-  // All steps are.
+  // Ends all steps.
   void CleanupAll() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Ends what needs `task`, in every step, with `why` and the key. Returns how many.
+  // Ends everything that needs `task`, in every step, with `why` and the key. Returns the number
+  // ended.
   size_t FailTask(const TaskName& task, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
   // RemoteRendezvous::RecordSendFailure of the step, unless it is over.
   void RecordSendFailure(int64_t step_id, const RendezvousKey& key, const absl::Status& why)
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // An operation of the step; none if it is over.
+  // Begins an operation of the step; none if it is over.
   StepOperation BeginOperation(int64_t step_id) ABSL_LOCKS_EXCLUDED(mu_);
 
   void Expire() ABSL_LOCKS_EXCLUDED(mu_);
   absl::Time NextDeadline() const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // What has waited for at least `min_age`, step by step.
+  // Visits items that have waited for at least `min_age`, step by step.
   void ForEachPending(absl::Duration min_age,
                       absl::FunctionRef<void(const PendingStepOp&)> visit) const
       ABSL_LOCKS_EXCLUDED(mu_);
   size_t step_count() const ABSL_LOCKS_EXCLUDED(mu_);
-  // The size of every internal table, summed over the steps that are open; for tests and debugging.
+  // The size of every internal table, summed over the open steps; for tests and debugging.
   TableSizes InnerTableSizes() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a shard does less often than once for every exchange.
+// The parts of a shard that are not needed for every transfer.
 #include "rendezvous/rendezvous_shard.h"
 
 #include <algorithm>
@@ -88,7 +88,7 @@ void RendezvousShard::ForEach(absl::FunctionRef<void(const Item&)> visit) const 
 }
 
 void RendezvousShard::AddDeadline(const Item& item) {
-  // Those that were met stay in the heap until it is mostly they.
+  // Entries of completed receives stay in the heap until they are the majority.
   if (deadlines.size() > 64 + 2 * item_count.load(std::memory_order_relaxed)) {
     const auto is_over = [this](const Deadline& deadline) {
       for (const Item* each = *Find(deadline.key); each != nullptr; each = each->next_of_key) {

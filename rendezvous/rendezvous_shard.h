@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RendezvousShard: one of the parts of a step's table, under a lock of its own.
+// RendezvousShard: one part of a step's table, with a lock of its own.
 #ifndef FERRY_RENDEZVOUS_RENDEZVOUS_SHARD_H_
 #define FERRY_RENDEZVOUS_RENDEZVOUS_SHARD_H_
 
@@ -24,8 +24,8 @@
 
 namespace ferry {
 
-// A send or a receive that waits. The first of a key is in a bucket's chain, and the others of the
-// key hang on it; all of one key are of one side.
+// A waiting send or receive. The first item of a key is in a bucket's chain, and the key's others
+// are linked to it; all of one key are sends, or all are receives.
 struct RendezvousItem {
   static void* operator new(size_t bytes) { return AllocateRecycled(bytes); }
   static void operator delete(void* item, size_t bytes) { FreeRecycled(item, bytes); }
@@ -50,7 +50,7 @@ struct RendezvousItem {
         token(token) {}
 
   RendezvousKey key;
-  // Of a receive: unique among those of its key. 0 for a send.
+  // For a receive: unique among those of its key. 0 for a send.
   uint64_t id = 0;
   bool is_send = false;
   bool is_dead = false;
@@ -62,14 +62,14 @@ struct RendezvousItem {
   CancellationToken::CallbackId token = CancellationToken::kNoCallback;
 
   RendezvousItem* next_of_key = nullptr;
-  // Of the first of a key only.
+  // Set in the first item of a key only.
   RendezvousItem* last_of_key = nullptr;
   RendezvousItem* next_in_bucket = nullptr;
 };
 
-// A hash table of what waits, in the order of each key, and the deadlines of its receives. Used by
-// LocalRendezvous only. All but the two counters is for whoever holds `mu`; what every exchange
-// needs is inline, since a call would be a tenth of what it costs.
+// A hash table of waiting items, in order for each key, and the deadlines of its receives. Used by
+// LocalRendezvous only. All but the two counters is guarded by `mu`; the code that every transfer
+// needs is inline, since a call would be a tenth of its cost.
 struct alignas(64) RendezvousShard {
   using Item = RendezvousItem;
   using ItemPtr = std::unique_ptr<Item>;
@@ -78,11 +78,11 @@ struct alignas(64) RendezvousShard {
     absl::Time when;
     uint64_t id = 0;
     RendezvousKey key;
-    // Of a heap whose first is the earliest.
+    // For a heap with the earliest on top.
     friend bool operator<(const Deadline& a, const Deadline& b) { return a.when > b.when; }
   };
 
-  // The lowest bits of a key's hash choose its shard, those above its bucket.
+  // The lowest bits of a key's hash select its shard, those above its bucket.
   static constexpr size_t kShardBits = 5;
   // Enough for most steps without another allocation.
   static constexpr size_t kFirstBuckets = 8;
@@ -92,15 +92,15 @@ struct alignas(64) RendezvousShard {
   RendezvousShard& operator=(const RendezvousShard&) = delete;
   ~RendezvousShard();
 
-  // The link to the first item of the key, or to null.
+  // Returns the link to the first item of the key, or to null.
   Item** Find(const RendezvousKey& key) {
     Item** link = &bucket((key.hash() >> kShardBits) & (bucket_count() - 1));
     while (*link != nullptr && !((*link)->key == key)) link = &(*link)->next_in_bucket;
     return link;
   }
 
-  // Takes the first item of its key, to which `link` is the link, out of the chain; the next of the
-  // key takes its place.
+  // Removes the first item of a key, to which `link` points, from the chain; the key's next item
+  // takes its place.
   ItemPtr PopFirst(Item** link) {
     Item* const first = *link;
     Item* const next = first->next_of_key;
@@ -115,7 +115,7 @@ struct alignas(64) RendezvousShard {
     return ItemPtr(first);
   }
 
-  // Puts `item` behind those of its key, whose link `link` is.
+  // Appends `item` to those of its key, to whose first `link` points.
   void Append(Item** link, ItemPtr item) {
     Count(*item, +1);
     Item* const added = item.release();
@@ -129,25 +129,25 @@ struct alignas(64) RendezvousShard {
     if (item_count.load(std::memory_order_relaxed) > 2 * bucket_count()) Grow();
   }
 
-  // Takes out the receive of that id; null if it does not wait any more.
+  // Removes the receive with that id; null if it is no longer waiting.
   ItemPtr TakeReceive(const RendezvousKey& key, uint64_t id);
-  // Takes out every item that `matches`, in the order of each key.
+  // Removes every item that `matches`, in order for each key.
   void TakeAll(absl::FunctionRef<bool(const Item&)> matches, std::vector<ItemPtr>& taken);
   void ForEach(absl::FunctionRef<void(const Item&)> visit) const;
 
-  // Of a receive that is about to wait.
+  // For a receive about to wait.
   void AddDeadline(const Item& item);
-  // Takes out those that have come; of some the receive does not wait any more.
+  // Removes those that have passed; some may belong to completed receives.
   void TakeDue(absl::Time now, std::vector<Deadline>& due);
 
   // From now on the shard is one of `counting`'s operations while it holds sends. Before that they
-  // are counted here alone, which costs nothing that other threads would notice.
+  // are counted only here, which costs other threads nothing.
   void CountSends(OutstandingOperations& counting) {
     operations_ = &counting;
     BeginOperation();
   }
-  // After a send was taken out: what the shard was counted by, if that was the last; it is for the
-  // caller to end the operation, when it has released `mu`. Else null.
+  // Call after removing a send. If it was the last, returns the counter, whose operation the caller
+  // must end after releasing `mu`. Else null.
   OutstandingOperations* TakeOperation() {
     if (!is_operation_ || send_count_ > 0) return nullptr;
     is_operation_ = false;
@@ -155,16 +155,16 @@ struct alignas(64) RendezvousShard {
   }
 
   mutable SpinLock mu;
-  // Set before it is used: what it may hold without asking the other shards, as long as
-  // `over_share`, which counts the shards that hold more, is 0.
+  // Set before use: what the shard may hold without reading the other shards, as long as
+  // `over_share`, the number of shards that hold more, is 0.
   size_t item_share = 0;
   size_t byte_share = 0;
   std::atomic<int>* over_share = nullptr;
-  // Written with the lock held, which makes them cheap; read by anybody.
+  // Written with the lock held, so without atomic read-modify-write; read by any thread.
   std::atomic<size_t> item_count{0};
   std::atomic<size_t> queued_bytes{0};
   uint64_t last_id = 0;
-  // A heap: of receives that wait, and of some that do not any more.
+  // A heap; some entries may belong to completed receives.
   std::vector<Deadline> deadlines;
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Entries by request id, the kept ones in the order in which they came.
+// Entries by request id, and a list of kept ones in order of arrival.
 #include "rendezvous/response_cache.h"
 
 #include <list>
@@ -59,7 +59,7 @@ class ResponseCache::Core final : public std::enable_shared_from_this<ResponseCa
   void Complete(int64_t request_id, const absl::Status& status, ServedValue value)
       ABSL_LOCKS_EXCLUDED(mu_) {
     std::vector<Waiter> waiters;
-    // Their tensors go when the lock is released.
+    // Their tensors are released after the lock.
     std::vector<Entry> dropped;
     {
       absl::MutexLock lock(&mu_);
@@ -175,7 +175,7 @@ class ResponseCache::Core final : public std::enable_shared_from_this<ResponseCa
     std::move(waiter.done)(status, value);
   }
 
-  // OK if one more entry fits, for which a kept one may have to go, to `dropped`.
+  // OK if one more entry fits; a kept one may be evicted for it, into `dropped`.
   absl::Status MakeRoomLocked(int64_t request_id, std::optional<Entry>& dropped)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     if (forgotten_.Contains(request_id)) {
@@ -229,7 +229,7 @@ class ResponseCache::Core final : public std::enable_shared_from_this<ResponseCa
   mutable absl::Mutex mu_;
   uint64_t last_waiter_ ABSL_GUARDED_BY(mu_) = 0;
   absl::flat_hash_map<int64_t, Entry> entries_ ABSL_GUARDED_BY(mu_);
-  // Those that are ready, the oldest first.
+  // The ready entries, oldest first.
   std::list<int64_t> kept_ ABSL_GUARDED_BY(mu_);
   size_t bytes_ ABSL_GUARDED_BY(mu_) = 0;
   RecentRequestIds forgotten_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// By way of TensorProto.
+// Serialization through TensorProto.
 #include "rendezvous/serialized_tensor.h"
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors of strings as bytes that any transport can carry.
+// Serializes string tensors to bytes that any transport can move.
 #ifndef FERRY_RENDEZVOUS_SERIALIZED_TENSOR_H_
 #define FERRY_RENDEZVOUS_SERIALIZED_TENSOR_H_
 
@@ -9,7 +9,7 @@
 
 namespace ferry {
 
-// u8[n]: a tensorflow.TensorProto.
+// Returns u8[n]: a tensorflow.TensorProto.
 absl::StatusOr<Tensor> SerializeTensor(const Tensor& tensor);
 //   Errors: INVALID_ARGUMENT.
 absl::StatusOr<Tensor> DeserializeTensor(const Tensor& bytes);

@@ -13,7 +13,7 @@
 namespace ferry {
 namespace {
 
-// Of a value in a GPU's memory. `operation`: until somebody has taken it over.
+// For a value in GPU memory. `operation`: kept until the value was handed over.
 void Stage(Gpus& gpus, Received received, std::unique_ptr<StepOperation> operation,
            ServedCallback done) {
   MoveRequest move;
@@ -43,7 +43,7 @@ void TensorSource::Recv(const Request& request, CancellationToken* cancellation,
   const int64_t request_id = request.request_id;
   if (options_.keep_responses && request_id != 0) {
     if (!cache_->Attach(request_id, request.step_id, cancellation, std::move(done))) return;
-    // Of no one's call: the value is for whichever of them is there then.
+    // Not tied to one call's cancellation: the value is for any repeat of the request.
     return RecvUnkept(request, nullptr,
                       [cache = cache_, request_id](absl::Status status, ServedValue value) {
                         cache->Complete(request_id, status, std::move(value));
@@ -64,7 +64,7 @@ void TensorSource::RecvUnkept(const Request& request, CancellationToken* cancell
                               ServedCallback done) {
   absl::StatusOr<RendezvousKey> key = CheckKey(request.key);
   if (!key.ok()) return std::move(done)(key.status(), {});
-  // Until whoever carries the value has begun a transfer, which has an operation of its own.
+  // Kept until the value's carrier has begun a transfer, which has an operation of its own.
   auto operation = std::make_unique<StepOperation>();
   StepOperation* const begun = operation.get();
   manager_.RecvLocalAsync(request.step_id, *key, {.cancellation = cancellation, .operation = begun},
@@ -93,7 +93,7 @@ TensorSource::TransferPtr TensorSource::BeginTransfer(int64_t step_id, absl::str
 
 void TensorSource::EndTransfer(const TransferPtr& transfer, const absl::Status& status) {
   if (transfer == nullptr || transfer->is_given_up.exchange(true)) return;
-  // Before its operation ends: whoever waits for that asks next what was lost.
+  // Before its operation ends: the thread waiting for that then asks what was lost.
   if (!status.ok() && !transfer->is_kept) {
     manager_.RecordSendFailure(transfer->step_id, transfer->key, status);
   }
@@ -103,7 +103,7 @@ void TensorSource::EndTransfer(const TransferPtr& transfer, const absl::Status& 
 bool TensorSource::FailTask(const TaskName& task, const absl::Status& why) {
   const std::vector<TransferPtr> transfers = transfers_.To(task);
   for (const TransferPtr& each : transfers) {
-    // At its next frame, if there ever is one.
+    // Takes effect at its next frame, if there ever is one.
     each->is_step_over.store(true, std::memory_order_relaxed);
     EndTransfer(each, why);
   }

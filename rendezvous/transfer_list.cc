@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A set of what is on its way.
+// A set of values in transit.
 #include "rendezvous/transfer_list.h"
 
 #include <utility>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TransferList: values that calls are carrying to other workers.
+// TransferList: values that calls are sending to other workers.
 #ifndef FERRY_RENDEZVOUS_TRANSFER_LIST_H_
 #define FERRY_RENDEZVOUS_TRANSFER_LIST_H_
 
@@ -37,32 +37,33 @@ class TransferList final {
     const int64_t step_id;
     const RendezvousKey key;
     const size_t bytes;
-    // It can be asked for again.
+    // True if it can be requested again.
     const bool is_kept;
     const absl::Time since;
-    // Nobody needs it any more: whoever carries it may stop.
+    // No longer needed: the call that carries it may stop.
     std::atomic<bool> is_step_over{false};
-    // It is off the list, though a call may still carry it.
+    // Removed from the list, though a call may still carry it.
     std::atomic<bool> is_given_up{false};
-    // Until it is off the list.
+    // Ends when it is removed from the list.
     StepOperation operation;
   };
 
-  // `clock` outlives it.
+  // `clock` must outlive it.
   explicit TransferList(const Clock& clock) : clock_(clock) {}
-  // After the last call on gRPC's threads, as ThreadSanitizer cannot see otherwise.
+  // The lock orders this after the last call on gRPC's threads, which ThreadSanitizer cannot see
+  // otherwise.
   ~TransferList() { absl::MutexLock lock(&mu_); }
 
-  // A value has left the rendezvous and is on its way, until Remove.
+  // A value has left the rendezvous and is in transit until Remove.
   std::shared_ptr<Transfer> Add(int64_t step_id, const RendezvousKey& key, size_t bytes,
                                 bool is_kept, StepOperation operation = {})
       ABSL_LOCKS_EXCLUDED(mu_);
   void Remove(const std::shared_ptr<Transfer>& transfer) ABSL_LOCKS_EXCLUDED(mu_);
   void EndStep(int64_t step_id) ABSL_LOCKS_EXCLUDED(mu_);
-  // Those on their way to that task.
+  // Those in transit to that task.
   std::vector<std::shared_ptr<Transfer>> To(const TaskName& task) const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Those that have been on their way for at least `min_age`.
+  // Visits those in transit for at least `min_age`.
   void ForEach(absl::Duration min_age, PendingVisitor visit) const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

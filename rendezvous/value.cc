@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Marking errors as derived.
+// Marking of derived errors.
 #include "rendezvous/value.h"
 
 #include "absl/strings/match.h"
@@ -9,8 +9,8 @@
 namespace ferry {
 namespace {
 
-// TensorFlow's mark, which its masters looked for anywhere in the text until they had payloads
-// (grpc_derived.h). Source: tensorflow/core/platform/status.cc of 2.0.
+// TensorFlow's mark, which its masters searched for anywhere in the text before they had payloads
+// (recv_tensor/derived.h). Source: tensorflow/core/platform/status.cc of 2.0.
 constexpr absl::string_view kMark = "[_Derived_]";
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What passes through a rendezvous, and what either side says of it.
+// What passes through a rendezvous, and the arguments of both sides.
 #ifndef FERRY_RENDEZVOUS_VALUE_H_
 #define FERRY_RENDEZVOUS_VALUE_H_
 
@@ -17,8 +17,8 @@
 
 namespace ferry {
 
-// What a device needs of a value besides its bytes, such as the stream that is still writing them.
-// The rendezvous only hands it on.
+// Device-specific data of a value besides its bytes, such as the stream still writing them. The
+// rendezvous only passes it on.
 class DeviceContext {
  public:
   virtual ~DeviceContext() = default;
@@ -28,12 +28,12 @@ struct SendArgs {
   std::shared_ptr<DeviceContext> device_context;
 };
 
-// A tensor that the elements of a value are wanted in, or none. One pointer wide but for its count,
-// since most receives have none and every hand that passes one on would pay for it.
+// A tensor to receive a value's elements into, or none. One pointer and its count, since most
+// receives have none, and every function that passes one on would pay for more.
 class Destination final {
  public:
   Destination() = default;
-  // Of an invalid tensor: none. Implicit: a tensor is what callers have.
+  // An invalid tensor: none. Implicit, since callers have a tensor.
   Destination(Tensor tensor)
       : tensor_(tensor.is_valid() ? std::make_shared<const Tensor>(std::move(tensor)) : nullptr) {}
 
@@ -50,40 +50,40 @@ class Destination final {
 
 struct RecvArgs {
   std::shared_ptr<DeviceContext> device_context;
-  // May be null; outlives the receive.
+  // May be null; must outlive the receive.
   CancellationToken* cancellation = nullptr;
-  // Of a consumer in another process: begins when a value that was sent is taken for it, and is for
-  // whoever brings the value there to end. May be null; outlives the receive.
+  // For a consumer in another process: begins when a sent value is taken for it; the code that
+  // delivers the value must end it. May be null; must outlive the receive.
   StepOperation* operation = nullptr;
   absl::Time deadline = absl::InfiniteFuture();
-  // Where the elements are wanted; none: anywhere. Whoever carries them may put them there
-  // straight away, and then gives back this very tensor; if it gives back another one, the facade
-  // copies. Once the receive has ended nothing is written there any more, but for what a GPU was
-  // told before, which keeps the memory until then. Of another type or size than what comes: the
-  // receive fails with INVALID_ARGUMENT.
+  // Where to put the elements; none: anywhere. The transfer may write there directly, and then
+  // returns this very tensor; if it returns another one, the facade copies. Once the receive has
+  // ended nothing is written there, except by copies already enqueued on a GPU, which keep the
+  // memory until then. If its type or size differs from the value's, the receive fails with
+  // INVALID_ARGUMENT.
   Destination destination;
 };
 
-// A value that has arrived.
+// A received value.
 struct Received {
   // Not valid if is_dead: the producer was on a branch that was not taken.
   Tensor tensor;
   bool is_dead = false;
   SendArgs send_args;
   RecvArgs recv_args;
-  // How it came: "shm", "tcp", "inline", "grpc", ...; "local": it never left the process.
+  // The path: "shm", "tcp", "inline", "grpc", ...; "local": it never left the process.
   absl::string_view path = "local";
 };
 
-// Called exactly once, with no lock held; `received` only means something if the status is OK.
+// Called exactly once, with no lock held; `received` is meaningful only if the status is OK.
 using RecvCallback = absl::AnyInvocable<void(absl::Status, Received) &&>;
 
-// An error that another one caused, such as a copy of another worker's: reported only if the
-// original error is not known. The mark is found behind text that others prepend.
+// Marks an error caused by another error, such as a copy of another worker's: it is reported only
+// if the original is unknown. The mark is found even behind text that others prepend.
 //   "[_Derived_]RecvAsync is cancelled."
 absl::Status MakeDerived(const absl::Status& status);
 bool IsDerived(const absl::Status& status);
-// For people, who need no mark.
+// The error without its mark, for display.
 absl::Status WithoutDerivedMark(const absl::Status& status);
 
 }  // namespace ferry

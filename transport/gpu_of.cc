@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// By what the node has published of itself.
+// Looks the GPU up in the node's published endpoint.
 #include "transport/gpu_of.h"
 
 #include "absl/strings/str_cat.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which GPU a place in a node's memory is, for transports between GPUs.
+// Maps a tensor's location on a node to a GPU, for transports between GPUs.
 #ifndef FERRY_TRANSPORT_GPU_OF_H_
 #define FERRY_TRANSPORT_GPU_OF_H_
 
@@ -12,9 +12,9 @@
 
 namespace ferry {
 
-// Its UUID.
-//   side: "in" where the tensor lies, "for" where it is wanted; for the message.
-//   Errors: FAILED_PRECONDITION: it is the host's memory, or of a GPU that the node does not use.
+// Returns the GPU's UUID.
+//   side: for the message: "in" where the tensor is, "for" where it is requested.
+//   Errors: FAILED_PRECONDITION: it is host memory, or a GPU that the node does not use.
 absl::StatusOr<std::string> GpuOf(const Endpoint& node, const TensorLocation& place,
                                   absl::string_view side);
 

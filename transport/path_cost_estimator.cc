@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Smoothing, in ratios: twice as much and half as much are as far away.
+// Smoothing on a logarithmic scale: twice and half are equally far away.
 #include "transport/path_cost_estimator.h"
 
 #include <algorithm>
@@ -10,15 +10,15 @@ namespace {
 
 constexpr double kBadNewsWeight = 0.25;
 constexpr double kGoodNewsWeight = 0.5;
-// Of one measurement beside what was known.
+// Limit on the effect of one measurement.
 constexpr double kMostWorse = 8;
 constexpr double kMostBetter = 64;
-// What is outside was measured wrong, or does not matter.
+// Values outside these bounds are measurement errors, or do not matter.
 constexpr double kLeastLatency = 1e-8;
 constexpr double kMostLatency = 1;
 constexpr double kLeastBandwidth = 1e6;
 constexpr double kMostBandwidth = kNoCopy / 2;
-// Of a transfer's time, what bandwidth accounts for at least.
+// Minimum share of a transfer's time that is attributed to bandwidth.
 constexpr double kLeastShare = 0.25;
 
 double Latency(double seconds) { return std::clamp(seconds, kLeastLatency, kMostLatency); }
@@ -69,7 +69,7 @@ void PathCostEstimator::Apply(size_t index, bool latency_is_control_rtt, absl::T
     cost.latency_basis = CostBasis::kSeen;
     cost.latency_age = lane_age;
   };
-  // A transfer descriptor comes by the control channel, whatever brings its tensor.
+  // The transfer descriptor travels over the control channel, whatever the transport.
   if (is_lane_known && (latency_is_control_rtt || channel > cost.latency)) be_the_lanes();
   path.assumed_latency = absl::ToDoubleSeconds(cost.latency);
   if (path.latency.Weight(now) > 0) {
@@ -77,10 +77,10 @@ void PathCostEstimator::Apply(size_t index, bool latency_is_control_rtt, absl::T
     cost.latency_basis = CostBasis::kSeen;
     cost.latency_age = path.latency.Age(now);
   }
-  // A busy moment of the control channel's makes no path that was measured in a better one the
-  // faster one.
+  // A temporarily slow control channel must not make a path that was measured before look faster
+  // than others.
   if (channel > cost.latency) be_the_lanes();
-  // Where nothing is copied there is nothing to be measured.
+  // Zero-copy: no bandwidth to measure.
   if (cost.bytes_per_second >= kNoCopy) return;
   path.assumed_bandwidth = cost.bytes_per_second;
   if (path.bandwidth.Weight(now) > 0) {
@@ -108,10 +108,10 @@ void PathCostEstimator::SawTransfer(size_t index, size_t bytes, absl::Duration t
   const double latency = path.latency.Value(path.assumed_latency, now);
   const double bandwidth = path.bandwidth.Value(path.assumed_bandwidth, now);
   const double rest = seconds - static_cast<double>(bytes) / bandwidth;
-  // Of a smaller one too, if it was as fast as its bytes alone should have been, or faster: then
-  // they are moved faster than was known, and nothing is left for latency.
+  // Also for a smaller transfer that was about as fast as its bytes alone, or faster: the bandwidth
+  // is higher than estimated, and no time is left to attribute to latency.
   if (bytes >= kMinBandwidthSampleBytes || rest < kLeastShare * seconds) {
-    // There and back.
+    // Round trip.
     const double moving = std::max(seconds - 2 * latency, kLeastShare * seconds);
     path.bandwidth.See(Bandwidth(static_cast<double>(bytes) / moving), path.assumed_bandwidth, now);
   } else {
@@ -132,7 +132,7 @@ void PathCostEstimator::SawBytes(size_t index, size_t bytes, absl::Duration take
 void PathCostEstimator::SawLane(absl::Duration one_way, absl::Time now) {
   const double seconds = Latency(absl::ToDoubleSeconds(one_way));
   SpinLockHolder lock(&mu_);
-  // Nothing is assumed of it: the first counts fully, and so does one after a long silence.
+  // No assumption: the first measurement counts fully, and so does one after a long pause.
   channel_.See(seconds, seconds, now);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PathCostEstimator: what transfers between two processes have really taken; costs follow.
+// PathCostEstimator: measured costs of transfers between two processes.
 #ifndef FERRY_TRANSPORT_PATH_COST_ESTIMATOR_H_
 #define FERRY_TRANSPORT_PATH_COST_ESTIMATOR_H_
 
@@ -14,72 +14,73 @@
 
 namespace ferry {
 
-// A positive number that is measured now and then, and assumed before. Bad news counts a quarter,
-// and as eight times worse at most: one transfer that stalls makes no path ugly. Good news counts
-// half. What has not been measured for long is forgotten, by and by, in favour of what was assumed:
-// a path that is not taken any more, and so not measured, gets another chance. A value.
+// A positive number that is measured occasionally, and assumed before. A worse measurement has a
+// weight of a quarter, and counts as at most eight times worse, so that one stalled transfer does
+// not rule out a path. A better one has a weight of half. Old measurements decay towards the
+// assumed value, so that a path that is no longer used, and so no longer measured, is tried again.
+// A value.
 class SmoothedMeasure final {
  public:
-  // How long a measurement counts fully, and in which time its weight halves after that.
+  // How long a measurement counts fully, and its half-life after that.
   static constexpr absl::Duration kFresh = absl::Seconds(10);
   static constexpr absl::Duration kHalfLife = absl::Seconds(30);
-  // What is left of it counts no more below this.
+  // Below this weight the remainder is ignored.
   static constexpr double kLeastWeight = 1.0 / 32;
 
   enum class Better { kLess, kMore };
   explicit SmoothedMeasure(Better better) : better_(better) {}
 
-  // `assumed`: what there was before anything was measured.
+  // `assumed`: the value before any measurement.
   void See(double measured, double assumed, absl::Time now);
-  // How much it counts, from 0 to 1. 0: nothing was measured, or it is forgotten.
+  // Weight of the measurements, from 0 to 1. 0: none, or decayed.
   double Weight(absl::Time now) const;
   double Value(double assumed, absl::Time now) const;
-  // Since the last one.
+  // Time since the last measurement.
   absl::Duration Age(absl::Time now) const;
 
  private:
   Better better_;
-  // 0: none yet.
+  // 0: no measurement yet.
   double value_ = 0;
   absl::Time at_ = absl::InfinitePast();
 };
 
-// Of one direction between two processes, as one of them sees it. Thread-safe. Nothing reads a
-// clock: whoever measures does.
+// For one direction between two processes, as seen by one of them. Thread-safe. Never reads a
+// clock: callers pass the time.
 class PathCostEstimator final {
  public:
-  // From here on a transfer says something of bandwidth, below of latency.
+  // Transfers of at least this size measure bandwidth, smaller ones latency.
   static constexpr size_t kMinBandwidthSampleBytes = size_t{1} << 20;
-  // Between two smaller transfers that are measured.
+  // Minimum interval between measurements of smaller transfers.
   static constexpr absl::Duration kSamplePause = absl::Milliseconds(50);
 
-  // `count`: of transports in the list.
+  // `count`: number of transports in the list.
   explicit PathCostEstimator(size_t count) : paths_(count) {}
 
-  // Puts what was seen into `cost`, which is what transport number `index` says by itself.
-  // `latency_is_control_rtt`: its latency is the control channel's, unless it is known better. No
-  // other's is less than that: a busy peer is slow by any path.
+  // Merges measurements into `cost`, which holds the estimate of transport number `index`.
+  // `latency_is_control_rtt`: its latency is the control channel's, unless measured. No path's
+  // latency is below the control channel's: a busy peer is slow over any path.
   void Apply(size_t index, bool latency_is_control_rtt, absl::Time now, PathCost& cost) const
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Whether a transfer of `bytes` that begins now is to be measured: large ones are, and of small
-  // ones one now and then.
+  // True if a transfer of `bytes` that begins now should be measured: all large ones, and a small
+  // one now and then.
   bool WantsSample(size_t index, size_t bytes, absl::Time now) ABSL_LOCKS_EXCLUDED(mu_);
-  // From the offer to word that all of it is there, which comes by the control channel.
+  // Time from Offer until the acknowledgement of all bytes, which arrives over the control channel.
   void SawTransfer(size_t index, size_t bytes, absl::Duration taken, absl::Time now)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // What moving that many bytes took, without what comes before and after.
+  // Time of moving that many bytes, without what precedes and follows.
   void SawBytes(size_t index, size_t bytes, absl::Duration taken, absl::Time now)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // One way of a control channel's shortest message.
+  // One-way time of the control channel's shortest message.
   void SawLane(absl::Duration one_way, absl::Time now) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   struct Path {
-    // In seconds, and bytes per second.
+    // In seconds, and in bytes per second.
     SmoothedMeasure latency{SmoothedMeasure::Better::kLess};
     SmoothedMeasure bandwidth{SmoothedMeasure::Better::kMore};
-    // What the transport says, when it was asked last. 0: never.
+    // The transport's estimate when last asked. 0: never.
     double assumed_latency = 0;
     double assumed_bandwidth = 0;
     absl::Time next_sample = absl::InfinitePast();

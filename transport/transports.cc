@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The explicit list, and the cheapest of it.
+// The list of transports, path selection, and its explanation.
 #include "transport/transports.h"
 
 #include <algorithm>
@@ -21,12 +21,12 @@
 namespace ferry {
 namespace {
 
-// Of a copy between a GPU's memory and the host's, until something is known: PCIe's.
+// Staging copy between GPU and host memory, until measured: PCIe's figures.
 constexpr absl::Duration kStageLatency = absl::Microseconds(20);
 constexpr double kStageBytesPerSecond = 10e9;
 
-// Adds what has been seen to what transport `index` says, and the copies to and from the host's
-// memory that it takes.
+// Adds measurements to what transport `index` estimated, and the cost of staging copies to and from
+// host memory.
 void CompleteCost(const Transport& transport, size_t index, const PathQuery& query,
                   PathCost& cost) {
   if (query.seen != nullptr) {
@@ -42,11 +42,11 @@ void CompleteCost(const Transport& transport, size_t index, const PathQuery& que
   cost.bytes_per_second = 1 / (1 / cost.bytes_per_second + stages / kStageBytesPerSecond);
 }
 
-// Of handing a tensor over within a process, until it is measured.
+// Hand-over within a process, until measured.
 constexpr absl::Duration kLocalExchange = absl::Nanoseconds(75);
 
-// Whether it takes no longer than its transfer descriptor. Nothing is cheaper, since everything has
-// one: the most frequent choice needs no other costs.
+// True if the transfer takes no longer than its transfer descriptor. Nothing is cheaper, since
+// every transfer has one: the most frequent selection needs no other costs.
 bool IsTicketAlone(const Transport& transport, const PathQuery& query, const PathCost& cost) {
   return query.is_in_arena && cost.bytes_per_second >= kNoCopy &&
          transport.latency_is_control_rtt(query.lane_passes_descriptors) &&
@@ -54,7 +54,7 @@ bool IsTicketAlone(const Transport& transport, const PathQuery& query, const Pat
          query.destination_place.space == MemorySpace::kHost;
 }
 
-// "0.075us": shorter than what ShortDuration is for.
+// "0.075us": finer than ShortDuration prints.
 std::string LatencyText(absl::Duration latency) {
   const double us = absl::ToDoubleMicroseconds(latency);
   return us < 9.95 ? absl::StrFormat("%.2gus", us) : ShortDuration(latency);
@@ -82,14 +82,14 @@ std::string CostText(const PathCost& low, const PathCost& high) {
   return absl::StrCat(latency, " ", latency_basis, " + ", rate, " ", rate_basis);
 }
 
-// Transports of GPU memory have nothing to say of tensors that are in none, and their refusal would
-// be a string for every transfer.
+// GPU-only transports are skipped when both ends are host memory: their error would be a string
+// built for every transfer.
 bool IsBeside(const Transport& transport, const PathQuery& query, const PathPolicy& policy) {
   return transport.moves_gpu_memory() && query.source_place.space == MemorySpace::kHost &&
          query.destination_place.space == MemorySpace::kHost && transport.name() != policy.require;
 }
 
-// What it costs to hand a tensor over within a process, or why the two are none.
+// Cost of a hand-over within a process, or the error that the two are different processes.
 absl::StatusOr<PathCost> LocalCost(const PathQuery& query) {
   const Endpoint& a = *query.source;
   const Endpoint& b = *query.destination;
@@ -137,7 +137,7 @@ absl::Status CheckPolicy(const TransportList& transports, const PathPolicy& poli
 
 std::optional<size_t> SelectPath(const TransportList& transports, const PathQuery& query,
                                  const PathPolicy& policy, PathExplanation* explanation) {
-  // What never leaves the process needs no transport, whatever is required.
+  // In-process transfers need no transport, whatever the policy requires.
   const bool is_within = query.source->peer == query.destination->peer;
   std::optional<size_t> best;
   absl::Duration least = absl::InfiniteDuration();
@@ -166,7 +166,7 @@ std::optional<size_t> SelectPath(const TransportList& transports, const PathQuer
   }
   if (explanation == nullptr) return best;
   explanation->transport = best.value_or(transports.size());
-  // Nobody else asks whether two processes are one.
+  // In-process transfers only consider the local path; cross-process transfers never do.
   if (is_within || policy.require == kLocalPath) {
     absl::StatusOr<PathCost> cost = LocalCost(query);
     if (cost.ok()) explanation->cost = *cost;
@@ -212,7 +212,7 @@ std::string DescribeBasis(CostBasis basis, absl::Duration age) {
 }
 
 std::string SortOf(const PathExplanation& choice) {
-  // Names and reasons may be another process's, and hold anything.
+  // Names and reasons may come from another process, and contain anything.
   std::string sort;
   for (const PathCandidate& each : choice.candidates) {
     absl::StrAppend(&sort, absl::CEscape(each.name), "\t", each.transport == choice.transport,
@@ -250,7 +250,7 @@ std::string Explain(absl::Span<const PathExplanation> choices) {
       high.latency = std::max(high.latency, cost.latency);
       low.bytes_per_second = std::min(low.bytes_per_second, cost.bytes_per_second);
       high.bytes_per_second = std::max(high.bytes_per_second, cost.bytes_per_second);
-      // The oldest counts.
+      // Report the age of the oldest measurement.
       high.latency_age = std::max(high.latency_age, cost.latency_age);
       high.bandwidth_age = std::max(high.bandwidth_age, cost.bandwidth_age);
     }

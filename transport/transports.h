@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The list of transports, and which of them a tensor takes.
+// The list of transports, and the selection of one for each transfer.
 #ifndef FERRY_TRANSPORT_TRANSPORTS_H_
 #define FERRY_TRANSPORT_TRANSPORTS_H_
 
@@ -20,8 +20,8 @@
 
 namespace ferry {
 
-// In the order of their numbers on the wire, from 1 on. 0 is a tensor in the transfer descriptor
-// itself.
+// Ordered by transport number on the wire, starting at 1. 0 is a tensor inline in the transfer
+// descriptor.
 using TransportList = std::vector<std::unique_ptr<Transport>>;
 
 struct TransportOptions {
@@ -29,27 +29,27 @@ struct TransportOptions {
   NcclTransportOptions nccl;
 };
 
-// All there are. To add one: its folder, and a line here.
+// Creates all transports. To add one: its folder, and a line here.
 absl::StatusOr<TransportList> MakeTransports(const TransportEnvironment& environment,
                                              const TransportOptions& options);
 
-// The path of what a process sends itself: its rendezvous hands the tensor over before any
-// transport is asked. It is explained as one more transport, behind the last of the list.
+// The path of what a process sends to itself: its rendezvous hands the tensor over without a
+// transport. It is explained as one more transport, after the last one in the list.
 inline constexpr absl::string_view kLocalPath = "local";
 
-// What may be taken.
+// Restricts which paths may be selected.
 struct PathPolicy {
-  // The name of the only transport that will do, or kLocalPath, with which no two processes are
-  // connected; empty: the cheapest.
+  // Name of the only transport allowed, or kLocalPath, which connects no two processes; empty: the
+  // cheapest.
   std::string require;
 
   bool forbids_tcp() const { return !require.empty() && require != "tcp"; }
 };
 
-//   Errors: INVALID_ARGUMENT, naming those that there are.
+//   Errors: INVALID_ARGUMENT, listing the known transports.
 absl::Status CheckPolicy(const TransportList& transports, const PathPolicy& policy);
 
-// One transport's answer to a query.
+// One transport's cost, or why it cannot be used.
 struct PathCandidate {
   std::string name;
   absl::StatusOr<PathCost> cost;
@@ -57,25 +57,26 @@ struct PathCandidate {
   size_t transport = 0;
 };
 
-// What was selected, and what each transport has said.
+// The selected transport, and the cost or error of each candidate.
 struct PathExplanation {
-  // Index in the list; its size for kLocalPath, and where nothing was selected.
+  // Index in the list; its size for kLocalPath, and if nothing was selected.
   size_t transport = 0;
   PathCost cost;
   std::vector<PathCandidate> candidates;
 };
 
-// The index of the transport that costs least for query.bytes, or nothing: none connects the two
-// that the policy allows, or they are one process. With an `explanation`, which must be empty, all
-// that have something to say of such a tensor are asked. Without, as for every transfer, nothing is
-// allocated where all can, and none is asked beyond the first that costs no more than a message.
+// Returns the index of the cheapest transport for query.bytes, or nothing if none allowed by the
+// policy connects the two, or if they are the same process. With an `explanation`, which must be
+// empty, every transport that applies to such a tensor is evaluated. Without one, as for every
+// transfer, nothing is allocated if all can, and evaluation stops at the first that costs no more
+// than a message.
 std::optional<size_t> SelectPath(const TransportList& transports, const PathQuery& query,
                                  const PathPolicy& policy, PathExplanation* explanation);
-// Why SelectPath has found nothing: FAILED_PRECONDITION with the reason of each that cannot, or of
-// the one that is required. `explanation`: its.
+// The error when SelectPath finds nothing: FAILED_PRECONDITION with the reason of each transport
+// that cannot, or of the required one. `explanation`: from that call.
 absl::Status NoPathError(const PathQuery& query, const PathPolicy& policy,
                          const PathExplanation& explanation);
-// What SelectPath says, for people.
+// SelectPath with an explanation, for reports.
 //   Errors: as NoPathError.
 absl::StatusOr<PathExplanation> ExplainPath(const TransportList& transports, const PathQuery& query,
                                             const PathPolicy& policy);
@@ -83,12 +84,12 @@ absl::StatusOr<PathExplanation> ExplainPath(const TransportList& transports, con
 // "measured at start", "measured 3s ago", "assumed".
 std::string DescribeBasis(CostBasis basis, absl::Duration age);
 
-// "shm (0.4us measured 2s ago, no copy); not tcp: ...": for people.
+// "shm (0.4us measured 2s ago, no copy); not tcp: ...": human-readable.
 std::string Explain(const PathExplanation& choice);
-// The same of several at once that differ in numbers only: "shm (0.4us to 0.7us measured ...".
-// REQUIRES: at least one, and SortOf is the same.
+// The same for several choices that differ only in numbers: "shm (0.4us to 0.7us measured ...".
+// REQUIRES: at least one choice, and all have the same SortOf.
 std::string Explain(absl::Span<const PathExplanation> choices);
-// What is alike of choices that Explain can tell of at once.
+// Grouping key: choices with equal keys can be explained together.
 std::string SortOf(const PathExplanation& choice);
 
 }  // namespace ferry

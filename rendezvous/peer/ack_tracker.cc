@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers only.
+// Bookkeeping of answer counts and PING numbers.
 #include "rendezvous/peer/ack_tracker.h"
 
 #include <algorithm>
@@ -32,7 +32,7 @@ AckTracker::Flush AckTracker::Start(int64_t step_id) {
   Flush flush = {
       .number = last, .needs_ping = asked_ < last || is_lost_, .is_awaited = !is_silent_};
   if (flush.needs_ping) {
-    // For all that there were as well.
+    // One PING covers all answers so far.
     asked_ = flush.number = answered_;
     is_lost_ = false;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checksums over whole frames.
+// Checksums of whole frames.
 #include "rendezvous/peer/frame_checksum.h"
 
 #include <cstring>
@@ -14,7 +14,7 @@
 namespace ferry {
 namespace {
 
-// Holds nothing but the other one, which does the work.
+// Only a wrapper; the other channel does the work.
 class ChecksummedChannel final : public ControlChannel {
  public:
   explicit ChecksummedChannel(std::shared_ptr<ControlChannel> channel)

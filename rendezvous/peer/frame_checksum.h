@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Seals: a checksum at the end of each frame of a control channel, so that no changed one is
-// believed.
+// Frame seals: a checksum at the end of each frame of a control channel, so that a corrupted frame
+// is never processed.
 #ifndef FERRY_RENDEZVOUS_PEER_FRAME_CHECKSUM_H_
 #define FERRY_RENDEZVOUS_PEER_FRAME_CHECKSUM_H_
 
@@ -15,23 +15,23 @@
 
 namespace ferry {
 
-// Set in the type of a frame that has one. All frames of a side have one or none has, so that this
-// bit cannot change unseen either.
+// Set in the type of a sealed frame. A side seals all of its frames or none, so a corrupted seal
+// bit is detected too.
 inline constexpr uint16_t kSealBit = 0x8000;
-// XXH3 of the body before it, with the type as the seed.
+// XXH3 of the preceding body, seeded with the type.
 inline constexpr size_t kSealBytes = 8;
 
 inline bool IsSealed(uint16_t type) { return (type & kSealBit) != 0; }
 
-// What sends through it sends sealed frames through `lane`.
+// Returns a channel that sends sealed frames through `lane`.
 std::shared_ptr<ControlChannel> MakeSealingLane(std::shared_ptr<ControlChannel> channel);
 
-// Takes the seal off a frame: `type` and `body` are then what was sent.
-//   Errors: DATA_LOSS naming the message and its sender, for one that has changed on its way, or
+// Verifies and removes a frame's seal: `type` and `body` are then as sent.
+//   Errors: DATA_LOSS naming the message and its sender, if the frame was corrupted in transit or
 //   has no seal.
 absl::Status Unseal(const PeerId& sender, uint16_t& type, absl::string_view& body);
 
-// Of what has changed between here and `peer`: what to do about it, for people.
+// Human-readable advice for corruption between this process and `peer`.
 std::string WhatToDoAboutDamage(const PeerId& peer);
 
 }  // namespace ferry

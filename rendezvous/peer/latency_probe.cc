@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One after the other.
+// Sends PINGs one at a time.
 #include "rendezvous/peer/latency_probe.h"
 
 #include <algorithm>
@@ -31,8 +31,7 @@ void LatencyProbe::Ping(ControlChannel& channel, uint64_t id) {
     sent_ = clock_.Now();
   }
   if (SendId(channel, ControlMessage::kPing, id).ok()) return;
-  // What cannot be sent is not measured, until the next round; whoever has something to say will
-  // notice.
+  // Not sent, so not measured until the next round; regular senders will notice the error.
   SpinLockHolder lock(&mu_);
   if (id_ == id) left_ = 0;
 }

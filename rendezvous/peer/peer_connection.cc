@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who is there, whether frames are sealed, and to whom each goes.
+// HELLO exchange, seals, and dispatch of frames.
 #include "rendezvous/peer/peer_connection.h"
 
 #include <utility>
@@ -20,7 +20,7 @@ PeerConnection::PeerConnection(const TransferContext& exchange,
       chooser_(std::move(chooser)),
       peer_(peer),
       is_opener_(is_opener),
-      // Who opens it knows that the answer to a sealed HELLO is sealed.
+      // The opener knows that a sealed HELLO gets a sealed answer.
       hears_seals_(is_opener && exchange.checksum),
       sends_seals_(exchange.checksum),
       ping_(std::make_shared<LatencyProbe>(
@@ -92,7 +92,7 @@ absl::Status PeerConnection::OnPing(ControlMessage type, absl::string_view body)
   if (type == ControlMessage::kPong) {
     return id >= LatencyProbe::kForeignIds ? server_->OnFlushed(id) : ping_->OnPong(*channel, id);
   }
-  // Whose queue is full is not measured.
+  // If the queue is full, the PONG is skipped and nothing is measured.
   SendId(*channel, ControlMessage::kPong, id).IgnoreError();
   return absl::OkStatus();
 }
@@ -106,7 +106,7 @@ absl::Status PeerConnection::OnEarlyRefusal(absl::string_view body) {
 
 absl::Status PeerConnection::CheckSeal(uint16_t& type, absl::string_view& body) {
   absl::Status status = Unseal(peer_, type, body);
-  // Only the first frame may be the first that is sealed.
+  // Sealing can only begin with the first frame.
   if (status.ok() && !hears_seals_ && has_heard_hello_) {
     status = absl::InvalidArgumentError("a sealed message on a lane that has none");
   }
@@ -114,7 +114,7 @@ absl::Status PeerConnection::CheckSeal(uint16_t& type, absl::string_view& body) 
     hears_seals_ = true;
     return status;
   }
-  // The peer is to know why its control channel ends, and whose bits have changed.
+  // Tell the peer why the control channel closes, and which side's data was corrupted.
   SendRefusal(*Sealed(true), {0, status}).IgnoreError();
   return status;
 }
@@ -123,7 +123,7 @@ absl::Status PeerConnection::OnHello(absl::string_view body) {
   FERRY_ASSIGN_OR_RETURN(HelloMessage hello, DecodeHello(body));
   if (has_heard_hello_) return absl::InvalidArgumentError("a second HELLO");
   has_heard_hello_ = true;
-  // Ours may still be to come.
+  // Our own HELLO may still have to be sent.
   sends_seals_ = sends_seals_ || hears_seals_;
   hears_seals_ = sends_seals_;
   Endpoint endpoint;
@@ -151,14 +151,14 @@ absl::Status PeerConnection::OnHello(absl::string_view body) {
                                               (*client)->why_no_descriptors(), ping_);
   client_ = *std::move(client);
   ping_->set_incoming(client_->costs());
-  // Others may ask it for its paths from then on.
+  // Other threads may query its paths from then on.
   server_->OnOpen(channel);
   FERRY_LOG_INFO(kTransport, "peer connected: peer={} host={} connection={}{}", peer_.node_id,
                  Quoted(server_->consumer().host_name), channel->Describe(),
                  sends_seals_ ? ", with checksums" : "");
   chooser_->OnLinkServes(*this, server_);
   client_->OnOpen(channel);
-  // After what waits to be asked.
+  // After the queued requests were sent.
   ping_->Refresh(*channel, exchange_.clock->Now());
   return absl::OkStatus();
 }
@@ -173,7 +173,7 @@ void PeerConnection::Close(const absl::Status& why) {
 }
 
 void PeerConnection::Probe() {
-  // Whether it would have to be sealed is not known before.
+  // Before HELLO it is unknown whether the frame would have to be sealed.
   if (!has_heard_hello_) return;
   if (const std::shared_ptr<ControlChannel> channel = Sealed(sends_seals_); channel != nullptr) {
     SendId(*channel, ControlMessage::kCancel, 0).IgnoreError();

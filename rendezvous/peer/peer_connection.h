@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// PeerConnection: one end of a control channel; hands what comes to the two roles that a process
-// has there.
+// PeerConnection: one end of a control channel; dispatches frames to the process's two roles,
+// requester and responder.
 #ifndef FERRY_RENDEZVOUS_PEER_PEER_CONNECTION_H_
 #define FERRY_RENDEZVOUS_PEER_PEER_CONNECTION_H_
 
@@ -18,30 +18,30 @@ namespace ferry {
 
 class PeerConnection;
 
-// Decides which control channel there is with a peer. Called on the loop.
+// Decides which control channel is used with a peer. Called on the loop.
 class PeerConnectionObserver {
  public:
   virtual ~PeerConnectionObserver() = default;
-  // There is a control channel. OK: whoever has opened it may say HELLO.
-  //   Errors: another one has been chosen; this one ends.
+  // The control channel is open. OK: its opener may send HELLO.
+  //   Errors: another one was chosen; this one closes.
   virtual absl::Status OnLinkOpen(const std::shared_ptr<PeerConnection>& link) = 0;
-  // The peer has said HELLO. Whoever asks it for values from now on; its control channel is this
-  // one.
-  //   Errors: as above; ALREADY_EXISTS is to be told to the peer.
+  // The peer has sent HELLO. Returns the requester for the peer, which uses this control channel
+  // from now on.
+  //   Errors: as above; ALREADY_EXISTS must be sent to the peer.
   virtual absl::StatusOr<std::shared_ptr<TensorRequester>> OnLinkHello(
       const std::shared_ptr<PeerConnection>& link, const Endpoint& peer) = 0;
-  // The server of a control channel that was chosen.
+  // Reports the responder of a chosen control channel.
   virtual void OnLinkServes(PeerConnection& link,
                             const std::shared_ptr<TensorResponder>& server) = 0;
-  // It has ended, or there never was a control channel. Tells the client, if the control channel
+  // The connection has closed, or was never established. Notifies the requester, if the connection
   // was chosen.
   virtual void OnLinkClosed(PeerConnection& link, const absl::Status& why) = 0;
 };
 
-// Whoever has opened the control channel says HELLO first; the other answers with HELLO, or with a
-// REFUSAL of 0. Nothing else is said before both have. From then on each side asks and answers, by
-// a TensorRequester and a TensorResponder that know nothing of each other. If either HELLO is
-// sealed (frame_checksum.h), so is everything that follows, on either side.
+// The side that opened the control channel sends HELLO first; the other answers with HELLO, or with
+// a REFUSAL of 0. Nothing else is sent before both HELLOs. From then on each side requests and
+// responds, by a TensorRequester and a TensorResponder that are independent of each other. If
+// either HELLO is sealed (frame_checksum.h), so is everything that follows, on both sides.
 class PeerConnection final : public ControlHandler,
                              public std::enable_shared_from_this<PeerConnection> {
  public:
@@ -50,16 +50,16 @@ class PeerConnection final : public ControlHandler,
   ~PeerConnection() override;
 
   const PeerId& peer() const { return peer_; }
-  // Whether this side has opened it.
+  // True if this side opened it.
   bool is_opener() const { return is_opener_; }
-  // Ends it, if there is a control channel. Any thread.
+  // Closes it, if there is a control channel. Any thread.
   void Close(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
-  // Says something that changes nothing: of a peer that has gone the kernel will tell.
+  // Sends a message without effect, so that the kernel reports whether the peer is gone.
   void Probe();
-  // Whether it has ended, and everyone has been told. Any thread.
+  // True if it has closed, and all callbacks have run. Any thread.
   bool is_over() const { return is_over_.load(std::memory_order_acquire); }
-  // Of the loop: whether there has been a control channel; a HELLO of the peer; or, in its place,
-  // word that the peer has got another control channel with this process.
+  // Loop thread only: whether the control channel was ever open; whether the peer has sent HELLO;
+  // or, instead, that it has another control channel with this process.
   bool was_open() const { return was_open_; }
   bool has_heard_hello() const { return has_heard_hello_; }
   bool was_refused() const { return was_refused_; }
@@ -73,10 +73,10 @@ class PeerConnection final : public ControlHandler,
   absl::Status OnHello(absl::string_view body);
   absl::Status OnEarlyRefusal(absl::string_view body);
   absl::Status OnPing(ControlMessage type, absl::string_view body);
-  // What is wrong with a frame that has, or should have, a seal; takes its seal off.
+  // Checks a frame's seal, or that it must have none; removes the seal.
   absl::Status CheckSeal(uint16_t& type, absl::string_view& body);
   absl::Status SayHello();
-  // Through which to send.
+  // The channel to send through.
   std::shared_ptr<ControlChannel> Sealed(bool is_sealed);
 
   const TransferContext& exchange_;
@@ -84,14 +84,14 @@ class PeerConnection final : public ControlHandler,
   const PeerId peer_;
   const bool is_opener_;
 
-  // Of the loop.
+  // Loop thread only.
   bool was_open_ = false;
   bool has_heard_hello_ = false;
   bool was_refused_ = false;
-  // Whether frames that come must have seals, and ours have.
+  // Whether incoming and outgoing frames must be sealed.
   bool hears_seals_ = false;
   bool sends_seals_ = false;
-  // Both null before it was chosen.
+  // Both null until the connection is chosen.
   std::shared_ptr<TensorRequester> client_;
   std::shared_ptr<TensorResponder> server_;
   const std::shared_ptr<LatencyProbe> ping_;

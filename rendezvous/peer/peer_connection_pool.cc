@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which of the control channels with a peer is taken, and what becomes of the others.
+// Which control channel with a peer is chosen, and what happens to the others.
 #include "rendezvous/peer/peer_connection_pool.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 namespace ferry {
 namespace {
 
-// Before another attempt, of one that was refused.
+// Delay before the next attempt after a refusal.
 constexpr absl::Duration kFirstPause = absl::Milliseconds(5);
 constexpr absl::Duration kLongestPause = absl::Milliseconds(500);
 
@@ -108,7 +108,7 @@ void PeerConnectionPool::Attempt(const PairPtr& pair) {
     SpinLockHolder lock(&mu_);
     if (pair->opening == link) pair->attempt = std::exchange(attempt, 0);
   }
-  // It has been given up in between, if it has not ended by itself.
+  // The attempt was abandoned meanwhile, unless it has ended by itself.
   connector_->CancelConnect(attempt, AnotherIsTaken(pair->peer()));
 }
 
@@ -127,7 +127,7 @@ absl::Status PeerConnectionPool::OnLinkOpen(const std::shared_ptr<PeerConnection
     if (!closed_.ok()) return closed_;
     if (const PairPtr& pair = links_[link.get()].pair; pair != nullptr) {
       if (pair->opening != link) return AnotherIsTaken(link->peer());
-      // It will say HELLO now.
+      // It sends HELLO next.
       if (Decides(link->peer())) {
         pair->taken = std::move(pair->opening);
         pair->attempt = 0;
@@ -214,7 +214,7 @@ absl::StatusOr<PeerConnectionPool::PairPtr> PeerConnectionPool::TakePeersLink(
     }
   }
   if (in_the_way != nullptr) {
-    // If it has ended for the peer, this side hears of it now.
+    // If the peer has closed it, this side finds out now.
     in_the_way->Probe();
     return absl::AlreadyExistsError(
         absl::StrCat("there is another lane with ", Describe(link->peer())));
@@ -258,7 +258,7 @@ void PeerConnectionPool::OnLinkClosed(PeerConnection& link, const absl::Status& 
 
 void PeerConnectionPool::Erase(const PairPtr& pair) {
   const auto found = pairs_.find(pair->peer());
-  // Another one may be in its place.
+  // It may have been replaced.
   if (found == pairs_.end() || found->second != pair) return;
   past_[pair->peer().node_id] = {pair->peer().incarnation, {pair->client->why_no_descriptors()}};
   pairs_.erase(found);
@@ -281,7 +281,7 @@ void PeerConnectionPool::OnAttemptFailed(const PairPtr& pair, const PeerConnecti
   {
     SpinLockHolder lock(&mu_);
     if (closed_.ok() && pair->is_trying_unix && !link.was_open()) {
-      // Another network namespace, most likely. Whether to go on is the policy's decision.
+      // Most likely another network namespace. The policy decides whether to try TCP.
       pair->is_trying_unix = false;
       tries_tcp = exchange_.policy.require != "shm" && !tcp.empty();
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a node is, when it is first needed.
+// Resolves a node's endpoint on first use.
 #include "rendezvous/peer/peer_fetcher.h"
 
 #include <utility>
@@ -10,7 +10,7 @@
 
 namespace ferry {
 
-// Requests for a node that is being looked for.
+// Requests that wait for a node's endpoint.
 class PeerFetcher::Resolving final : public std::enable_shared_from_this<Resolving> {
  public:
   explicit Resolving(int32_t node_id) : node_id_(node_id) {}
@@ -27,7 +27,7 @@ class PeerFetcher::Resolving final : public std::enable_shared_from_this<Resolvi
     const uint64_t id_;
   };
 
-  // Null, and nothing is taken, if it has been found in between.
+  // Returns null, and takes nothing, if the endpoint was resolved meanwhile.
   std::shared_ptr<RemoteFetch> Add(int64_t step_id, const RendezvousKey& key, const RecvArgs& args,
                                    RecvCallback& done) {
     absl::MutexLock lock(&mu_);
@@ -99,7 +99,7 @@ class PeerFetcher::Resolving final : public std::enable_shared_from_this<Resolvi
           is_waiting = true;
           break;
         }
-        // It is being passed on just now.
+        // It is being passed on right now.
         if (!is_waiting && !is_over_) cancelled_.insert(id);
       }
     }
@@ -151,7 +151,7 @@ std::shared_ptr<RemoteFetch> PeerFetcher::Fetch(int64_t step_id, const Rendezvou
     resolving = slot;
   }
   std::shared_ptr<RemoteFetch> fetch = resolving->Add(step_id, key, args, done);
-  // Found between our two looks: the client is there now.
+  // Resolved between our two checks: the requester exists now.
   if (fetch == nullptr) return Fetch(step_id, key, args, std::move(done));
   if (is_first) {
     resolver_(node, [shared = shared_, resolving, node](absl::StatusOr<Endpoint> endpoint) {

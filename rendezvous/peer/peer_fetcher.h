@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PeerFetcher: gets values from other workers over control channels, which it opens when they are
-// needed.
+// PeerFetcher: fetches values from other nodes over control channels, opened on demand.
 #ifndef FERRY_RENDEZVOUS_PEER_PEER_FETCHER_H_
 #define FERRY_RENDEZVOUS_PEER_PEER_FETCHER_H_
 
@@ -20,37 +19,37 @@
 
 namespace ferry {
 
-// Finds out where a node is now. Asynchronous: `done` is called once, on any thread, perhaps
-// inside.
+// Looks up a node's current endpoint. Asynchronous: `done` is called once, on any thread, possibly
+// inline.
 using ResolveCallback = absl::AnyInvocable<void(absl::StatusOr<Endpoint>) &&>;
 using EndpointResolver = std::function<void(int32_t node_id, ResolveCallback done)>;
 
 // Thread-safe. Task N of a key's device is node N of the job.
 class PeerFetcher final : public RemoteFetcher {
  public:
-  // `exchange` outlives it; set_connector before the first Fetch.
+  // `exchange` must outlive it; call set_connector before the first Fetch.
   PeerFetcher(const TransferContext& exchange, EndpointResolver resolver)
       : resolver_(std::move(resolver)), shared_(std::make_shared<Shared>(exchange)) {}
   ~PeerFetcher() override { Close(absl::CancelledError("this process is leaving")); }
-  // Outlives all control channels.
+  // `connector` must outlive all control channels.
   void set_connector(Connector* connector) { shared_->table->set_connector(connector); }
 
   std::shared_ptr<RemoteFetch> Fetch(int64_t step_id, const RendezvousKey& key,
                                      const RecvArgs& args, RecvCallback done) override;
 
-  // This side of a control channel that `peer` has opened.
+  // This side's end of a control channel that `peer` has opened.
   std::shared_ptr<ControlHandler> Serve(const PeerId& peer) { return shared_->table->Accept(peer); }
 
   // As PeerConnectionPool::WayTo.
   PeerConnectionPool::Way WayTo(const Endpoint& peer) const { return shared_->table->WayTo(peer); }
-  // The control channel to a node in that life that is open now, or being opened; null if there is
-  // none.
+  // The requester of the control channel to that incarnation of a node, open or being opened; null:
+  // there is none.
   std::shared_ptr<TensorRequester> ClientOf(const PeerId& peer) const;
-  // As PeerConnectionPool::Forget; a later fetch looks for the node anew.
+  // As PeerConnectionPool::Forget; a later fetch resolves the node again.
   void Forget(int32_t node_id, const absl::Status& why, uint64_t alive_incarnation = 0) {
     shared_->table->Forget(node_id, why, alive_incarnation);
   }
-  // All control channels end; later fetches do at once.
+  // Closes all control channels; later fetches fail at once.
   void Close(const absl::Status& why) { shared_->table->Close(why); }
   size_t unfinished_sends() const { return shared_->table->unfinished_sends(); }
   void ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const {
@@ -74,7 +73,7 @@ class PeerFetcher final : public RemoteFetcher {
   };
 
   const EndpointResolver resolver_;
-  // With callbacks of the resolver, which may come when this is gone.
+  // Shared with resolver callbacks, which may outlive this.
   const std::shared_ptr<Shared> shared_;
 };
 

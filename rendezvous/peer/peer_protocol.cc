@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages in and out of frames.
+// Encoding and decoding of messages.
 #include "rendezvous/peer/peer_protocol.h"
 
 #include <algorithm>
@@ -17,13 +17,13 @@ constexpr uint8_t kDead = 1;
 constexpr uint8_t kSerialized = 2;
 constexpr uint8_t kChecksum = 4;
 constexpr uint8_t kStaged = 8;
-// Of a REQUEST.
+// Flag of a REQUEST.
 constexpr uint8_t kMayDecline = 1;
-// More GPUs than any machine has; beyond that they are not told.
+// More GPUs than any machine has; further ones are omitted.
 constexpr size_t kMaxGpus = 64;
-// Addresses of a host that are told.
+// Limit on a host's addresses.
 constexpr size_t kMaxAddresses = 16;
-// Texts of errors; what is longer says nothing more to anybody.
+// Limit on error texts; longer ones are cut.
 constexpr size_t kMaxMessageBytes = 16 * 1024;
 
 absl::Status Malformed(absl::string_view what) {

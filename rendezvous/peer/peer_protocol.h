@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a consumer and a producer say to each other over a control channel.
+// Messages between a consumer and a producer over a control channel.
 #ifndef FERRY_RENDEZVOUS_PEER_PEER_PROTOCOL_H_
 #define FERRY_RENDEZVOUS_PEER_PEER_PROTOCOL_H_
 
@@ -17,26 +17,23 @@
 
 namespace ferry {
 
-// A control channel has two directions of need, and its messages are told apart by their types:
-// either side asks the other, as a consumer, and answers, as a producer. Whoever has opened it says
-// HELLO first, and the other answers with HELLO; which of two control channels there is to be, if
-// both have opened one, is said in peer_connection_pool.h. The producer answers each REQUEST with a
-// TICKET, as soon as there is a value, or with a REFUSAL: with exactly one of them. Ids are the
-// consumer's, and none is used twice. Whoever hears something else ends the control channel. A
-// REFUSAL of 0, which is no request, says why it is ended. If a HELLO is sealed (frame_checksum.h),
-// so is everything that follows, on either side.
-//   both:      HELLO; PING, which is answered at once with a PONG of the same id
-//   consumer:  REQUEST, CANCEL (no value is wanted any more: a REFUSAL says that it was in time; of
-//              an id that is not known: nothing), DONE (of a transfer descriptor whose transport is
-//              not 0: its memory may be used again)
+// Tensors flow in both directions of a control channel, and the message types distinguish the
+// roles: either side sends requests, as a consumer, and answers, as a producer. The side that
+// opened the channel sends HELLO first, and the other answers with HELLO; peer_connection_pool.h
+// says which of two control channels is used if both sides opened one. The producer answers each
+// REQUEST with exactly one TICKET, once there is a value, or REFUSAL. Ids are chosen by the
+// consumer and never reused. A protocol violation closes the control channel. A REFUSAL of 0, which
+// is no request, gives the reason for closing. If a HELLO is sealed (frame_checksum.h), so is
+// everything that follows, on both sides.
+//   both:      HELLO; PING, answered at once by a PONG with the same id
+//   consumer:  REQUEST; CANCEL (the value is no longer needed: a REFUSAL confirms that it was in
+//              time; unknown ids are ignored); DONE (for a transfer descriptor whose transport is
+//              not 0: its memory may be reused); REPLY, from a transport's receiver to its sender;
+//              AGAIN, instead of DONE (the transport failed to bring the tensor, for that reason:
+//              requests another TICKET or a REFUSAL); DECLINED (the consumer got a transfer
+//              descriptor but rejects its value, for that reason: wrong buffer, another transport
+//              than required, corruption), instead of DONE, or of nothing if the tensor was inline
 //   producer:  TICKET, REFUSAL; ANNOUNCEMENT, from a transport's sender to its receiver
-//   consumer again: REPLY, from a transport's receiver to its sender; AGAIN (the transfer
-//   descriptor's transport
-//              could not bring the tensor, for that reason: another TICKET, or a REFUSAL, please),
-//              instead of DONE; DECLINED (the consumer got a transfer descriptor and takes no value
-//              from it, for that reason: wrong buffer, another transport than it requires, damage),
-//              instead of DONE, or of nothing after a transfer descriptor that brought its tensor
-//              along
 enum class ControlMessage : uint16_t {
   kHello = 1,
   kRequest = 2,
@@ -52,7 +49,7 @@ enum class ControlMessage : uint16_t {
   kPong = 12,
 };
 
-// "TICKET", or "message of type 17": for people.
+// Human-readable: "TICKET", or "message of type 17".
 std::string ControlMessageName(uint16_t type);
 
 struct HelloMessage {
@@ -69,45 +66,45 @@ struct HelloMessage {
 struct RequestMessage {
   uint64_t id = 0;
   int64_t step_id = 0;
-  // It has a buffer for the value, which may not fit, or a policy that forbids some ways: a
-  // transfer descriptor may then be DECLINED though it brings its tensor along.
+  // The receive has a buffer, which may not fit, or a policy that forbids some paths: a transfer
+  // descriptor may then be DECLINED even if its tensor is inline.
   bool may_decline = false;
-  // In the frame.
+  // Points into the frame.
   absl::string_view key;
 };
 
 struct ReadyToSendMessage {
   uint64_t id = 0;
   bool is_dead = false;
-  // The bytes are a tensorflow.TensorProto, since elements of the tensor are not of fixed size.
+  // The bytes are a tensorflow.TensorProto, since the tensor's elements are not of fixed size.
   bool is_serialized = false;
   bool has_checksum = false;
-  // It lay in a GPU's memory, and was copied to the host's since no transport takes it from there.
+  // It was in GPU memory, and was copied to host memory since no transport reads it from there.
   bool is_staged = false;
   uint64_t checksum = 0;
   // 0: the body is the tensor. Else the transport's number, and the body is its transfer
   // descriptor.
   uint8_t transport = 0;
   TensorHeader header;
-  // In the frame.
+  // Points into the frame.
   absl::string_view body;
 
-  // True if the complete value may still turn out to be invalid. Booleans in the frame are checked
-  // by the producer as well, so that the consumer need not report them.
+  // True if the complete value may still turn out to be invalid. Booleans in the frame are also
+  // checked by the producer, so that the consumer need not report them.
   bool may_be_declined() const {
     return has_checksum || is_serialized || (transport != 0 && HasIllegalBits(header.dtype));
   }
 };
 
-// Or a REPLY.
+// Also used for REPLY.
 struct AnnouncementMessage {
-  // From 1 on.
+  // Numbered from 1.
   uint8_t transport = 0;
-  // In the frame.
+  // Points into the frame.
   absl::string_view body;
 };
 
-// Or AGAIN.
+// Also used for AGAIN.
 struct RefusalMessage {
   uint64_t id = 0;
   absl::Status status;
@@ -116,17 +113,16 @@ struct RefusalMessage {
 struct DeclinedMessage {
   uint64_t id = 0;
   absl::Status status;
-  // Of a transfer descriptor that brought its tensor along, which the producer has forgotten by
-  // now.
+  // For a transfer descriptor with its tensor inline, which the producer has already forgotten.
   int64_t step_id = 0;
-  // In the frame. Empty: the consumer does not remember either.
+  // Points into the frame. Empty: the consumer has forgotten it too.
   absl::string_view key;
 };
 
-// Up to here a tensor may come with its transfer descriptor over TCP even where another transport
-// is required.
+// Up to this size a tensor may be inline in its transfer descriptor over TCP even if another
+// transport is required.
 inline constexpr size_t kInlineUnasked = 32 * 1024;
-// Longer keys are refused before they are sent.
+// Longer keys are rejected before they are sent.
 inline constexpr size_t kMaxKeyBytes = 32 * 1024;
 
 absl::Status SendHello(ControlChannel& channel, const HelloMessage& hello);
@@ -143,7 +139,7 @@ absl::Status SendDeclined(ControlChannel& channel, const DeclinedMessage& declin
 // DONE, CANCEL, PING or PONG.
 absl::Status SendId(ControlChannel& channel, ControlMessage type, uint64_t id);
 
-//   Errors, of all: INVALID_ARGUMENT.
+//   Errors, for all: INVALID_ARGUMENT.
 absl::StatusOr<HelloMessage> DecodeHello(absl::string_view body);
 absl::StatusOr<RequestMessage> DecodeRequest(absl::string_view body);
 absl::StatusOr<ReadyToSendMessage> DecodeTicket(absl::string_view body);

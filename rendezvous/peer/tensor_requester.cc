@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Requests, and what becomes of them; tensor_requester_frames.cc: what comes in.
+// Requests and their completion; incoming frames: tensor_requester_frames.cc.
 #include "rendezvous/peer/tensor_requester.h"
 
 #include <algorithm>
@@ -92,13 +92,13 @@ void TensorRequester::OnOpen(std::shared_ptr<ControlChannel> channel) {
         return absl::UnavailableError("the lane has ended");
       }
       absl::Status status = SendReply(*open, {number, body});
-      // What the peer does not hear would leave it waiting.
+      // The peer would wait forever for a lost message.
       if (absl::IsResourceExhausted(status)) open->Close(status);
       return status;
     });
   }
   absl::Status status;
-  // In the order in which they were made; more may come while these are being sent.
+  // In the order of the calls; more requests may be added while these are being sent.
   uint64_t last_sent = 0;
   std::vector<uint64_t> cancelled;
   while (status.ok()) {
@@ -112,7 +112,7 @@ void TensorRequester::OnOpen(std::shared_ptr<ControlChannel> channel) {
       }
       if (requests.empty()) {
         channel_ = channel;
-        // While their requests were being sent.
+        // Cancelled while their requests were being sent.
         cancelled.assign(cancelled_.begin(), cancelled_.end());
         break;
       }
@@ -189,7 +189,7 @@ void TensorRequester::Complete(uint64_t id, absl::Status status, Received receiv
   const WaitingPtr waiting = TakeOut(id);
   if (waiting == nullptr) return;
   LogEnd(*waiting, received.path, status);
-  // Its asker may keep the handle.
+  // The caller may keep the handle.
   RecvCallback done = std::move(waiting->done);
   waiting->destination = {};
   std::move(done)(std::move(status), std::move(received));
@@ -205,7 +205,7 @@ void TensorRequester::Cancel(uint64_t id) {
     cancelled = std::move(found->second);
     waiting_.erase(found);
     channel = channel_;
-    // Unless it has not been asked for yet.
+    // Unless its request was not sent yet.
     if (cancelled->key.empty() && !cancelled->is_taking) cancelled_.insert(id);
   }
   if (channel != nullptr && !cancelled->is_taking) Tell(*channel, ControlMessage::kCancel, id);
@@ -341,7 +341,7 @@ void TensorRequester::Close(const absl::Status& why) {
     SpinLockHolder lock(&mu_);
     if (!ended_.ok()) return;
     open = channel_;
-    // Nobody asks here any more; what is under way ends when the control channel does.
+    // No more requests; pending ones end when the control channel closes.
     if (open != nullptr) ended_ = why;
   }
   if (open != nullptr) open->Close(why);

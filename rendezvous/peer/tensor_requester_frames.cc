@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What comes in: transfer descriptors, refusals, announcements.
+// Incoming transfer descriptors, refusals and announcements.
 #include <cstring>
 #include <utility>
 
@@ -31,7 +31,7 @@ absl::Status NotRequired(absl::string_view taken, absl::string_view required,
                    " is the required transport here, on ", Describe(self)));
 }
 
-// As Received::path; of literals, since that is a view.
+// Value of Received::path; literals only, since that is a view.
 absl::string_view StagedPath(absl::string_view path) {
   if (path == "inline") return "inline, staged";
   if (path == "shm") return "shm, staged";
@@ -76,7 +76,7 @@ void TensorRequester::ForgetTries(uint64_t id, size_t but) {
 
 absl::Status TensorRequester::OnRefusal(absl::string_view body) {
   FERRY_ASSIGN_OR_RETURN(RefusalMessage refusal, DecodeRefusal(body));
-  // Of the whole control channel.
+  // It closes the whole control channel.
   if (refusal.id == 0) {
     return absl::Status(
         refusal.status.code(),
@@ -87,8 +87,8 @@ absl::Status TensorRequester::OnRefusal(absl::string_view body) {
     SpinLockHolder lock(&mu_);
     if (cancelled_.erase(refusal.id) > 0) return absl::OkStatus();
     const auto found = waiting_.find(refusal.id);
-    // One that is being taken writes to its destination, which is not the receiver's again before
-    // the transport has been told.
+    // A pending fetch writes to its destination, which does not belong to the caller again before
+    // the transport was told to stop.
     if (found == waiting_.end() || found->second->is_taking) return SecondAnswer(refusal.id);
   }
   Complete(refusal.id, std::move(refusal.status), {});
@@ -132,7 +132,7 @@ absl::Status TensorRequester::OnTicket(absl::string_view body, absl::Span<Unique
   if (is_again) ForgetTries(id, ticket.transport);
   const bool fits = !destination.is_valid() ||
                     (destination.dtype() == header.dtype && destination.bytes() == header.bytes);
-  // The producer chooses by its own policy; ours may be stricter.
+  // The producer selects by its own policy; ours may be stricter.
   const std::string& required = exchange_.policy.require;
   const bool is_allowed =
       required.empty() || (*exchange_.transports)[ticket.transport - 1]->name() == required;
@@ -144,7 +144,7 @@ absl::Status TensorRequester::OnTicket(absl::string_view body, absl::Span<Unique
                                      required, producer_.peer, exchange_.self.peer);
     }
     receiver->Drop(id, header, ticket.body, descriptors);
-    // Before the receiver hears of it, and leaves perhaps.
+    // Before the caller is notified, and possibly exits.
     if (is_wanted) {
       Decline(id, nullptr, why);
       Complete(id, std::move(why), {});
@@ -155,13 +155,13 @@ absl::Status TensorRequester::OnTicket(absl::string_view body, absl::Span<Unique
   }
   ReadyToSendMessage kept = ticket;
   kept.body = {};
-  // What the transport cannot bring there comes to the host's memory, or that of the key's GPU.
+  // A transport that cannot deliver there delivers to host memory, or to that of the key's GPU.
   const bool is_for_gpus = (*exchange_.transports)[ticket.transport - 1]->moves_gpu_memory();
   const TensorLocation brought = is_for_gpus ? header.place : TensorLocation();
   if (destination.is_valid() && !(destination.place() == brought)) destination = Tensor();
   absl::string_view path = receiver->PathOf(header, ticket.body, destination);
   if (path.empty()) path = (*exchange_.transports)[ticket.transport - 1]->name();
-  // Of large ones only: a look at the clock is a tenth of a small one's way.
+  // Large ones only: reading the clock takes a tenth of a small one's time.
   const bool is_telling = header.bytes >= PathCostEstimator::kMinBandwidthSampleBytes &&
                           (*exchange_.transports)[ticket.transport - 1]->is_measurable();
   const absl::Time start = is_telling ? exchange_.clock->Now() : absl::InfiniteFuture();
@@ -179,16 +179,16 @@ absl::Status TensorRequester::OnTicket(absl::string_view body, absl::Span<Unique
           const absl::Time now = self->exchange_.clock->Now();
           self->costs_->SawBytes(kept.transport - 1u, kept.header.bytes, now - start, now);
         }
-        // Before the producer hears of it, and leaves perhaps: it is here.
+        // Before the producer is notified, and possibly exits: the value is here.
         const WaitingPtr waiting = self->TakeOut(id);
-        // Before the producer says that it has heard so.
+        // Log before the producer logs the acknowledgement.
         if (waiting != nullptr && tensor.ok()) {
           self->LogEnd(*waiting, kept.is_staged ? StagedPath(path) : path, absl::OkStatus());
           self->ExpectAcknowledgement(*waiting);
         }
-        // What is left of it will be told by the view itself.
+        // From here on the view itself reports its release.
         const bool was_brought = tensor.ok();
-        // A view of one that is declined is given back after that.
+        // A view that is declined is released after that.
         const Tensor held = was_brought && kept.may_be_declined() ? *tensor : Tensor();
         if (was_brought && !release_later && !kept.may_be_declined()) self->Done(id);
         Received received;
@@ -196,7 +196,7 @@ absl::Status TensorRequester::OnTicket(absl::string_view body, absl::Span<Unique
         absl::Status status =
             self->Unpack(kept, std::move(tensor), info.has_checked_values, path,
                          waiting == nullptr ? "" : waiting->name, received, ends_lane);
-        // Also as the control channel's last word: the sender would take a view for taken.
+        // Send it even if the channel closes next: the producer would take a view for delivered.
         if (!status.ok() && waiting != nullptr) {
           self->Decline(id, nullptr, status);
         } else if (!release_later && (!was_brought || kept.may_be_declined())) {
@@ -210,7 +210,7 @@ absl::Status TensorRequester::OnTicket(absl::string_view body, absl::Span<Unique
         std::move(asker)(std::move(status), std::move(received));
       });
   if ((*exchange_.transports)[ticket.transport - 1]->is_retryable()) {
-    // Whoever called it off in between has found nothing to be called off.
+    // A concurrent Cancel found no fetch to cancel.
     bool is_still_wanted = false;
     {
       SpinLockHolder lock(&mu_);
@@ -223,7 +223,7 @@ absl::Status TensorRequester::OnTicket(absl::string_view body, absl::Span<Unique
 
 absl::Status TensorRequester::OnInlineTicket(const ReadyToSendMessage& ticket) {
   const TensorHeader& header = ticket.header;
-  // Over a control channel within a host nothing of that size comes in transfer descriptors.
+  // Over a control channel within a host no tensor of that size is inline.
   const bool is_allowed = !exchange_.policy.forbids_tcp() || ticket.body.size() <= kInlineUnasked;
   WaitingPtr waiting;
   RecvCallback done;
@@ -245,7 +245,7 @@ absl::Status TensorRequester::OnInlineTicket(const ReadyToSendMessage& ticket) {
       destination = *wanted;
       fits = destination.dtype() == header.dtype && destination.bytes() == header.bytes;
       if (fits && !destination.is_on_host()) destination = Tensor();
-      // Under the lock: whoever cancels may use its buffer again when it has the lock.
+      // Under the lock: a caller that cancels may reuse its buffer once it has had the lock.
       if (is_allowed && fits && destination.is_valid() && header.bytes > 0) {
         std::memcpy(destination.mutable_data(), ticket.body.data(), header.bytes);
       }
@@ -295,14 +295,13 @@ absl::Status TensorRequester::Unpack(const ReadyToSendMessage& ticket,
                                      absl::string_view path, absl::string_view name,
                                      Received& received, bool& ends_lane) {
   if (!tensor.ok()) {
-    // Of a peer that does not keep to the protocol, or whose data connections are gone, nothing
-    // more is to be expected.
+    // The peer violates the protocol or has lost its data connections: it cannot be used any more.
     absl::Status why = Named(tensor.status());
     ends_lane = absl::IsInvalidArgument(why) || absl::IsUnavailable(why);
     return why;
   }
   if (!tensor->is_on_host() && (ticket.has_checksum || ticket.is_serialized)) {
-    // Honest producers send what the host is to read by way of the host.
+    // Correct producers stage data that the host has to read.
     ends_lane = true;
     return Named(absl::InvalidArgumentError(
         "a checksum, or a serialised tensor, of elements in a GPU's memory"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Requests in, transfer descriptors out; tensor_responder_transfers.cc: what has been offered.
+// Requests in, transfer descriptors out; pending transfers: tensor_responder_transfers.cc.
 #include "rendezvous/peer/tensor_responder.h"
 
 #include <utility>
@@ -19,7 +19,7 @@
 namespace ferry {
 namespace {
 
-// Of a tensor in a GPU's memory, before it goes through the host's, and before it is given up.
+// Attempts for a tensor in GPU memory before it is staged through host memory, and before it fails.
 constexpr int kMaxGpuTries = 4;
 constexpr int kMaxTries = 8;
 
@@ -53,7 +53,7 @@ void TensorResponder::OnOpen(std::shared_ptr<ControlChannel> channel) {
       const auto open = weak.lock();
       if (open == nullptr) return absl::UnavailableError("the lane has ended");
       absl::Status status = SendAnnouncement(*open, {number, body}, descriptors);
-      // What the peer does not hear would leave it waiting.
+      // The peer would wait forever for a lost message.
       if (absl::IsResourceExhausted(status)) open->Close(status);
       return status;
     });
@@ -64,8 +64,8 @@ void TensorResponder::OnOpen(std::shared_ptr<ControlChannel> channel) {
                                  absl::string_view body, absl::Span<const int> descriptors) {
       const auto open = weak.lock();
       if (open == nullptr) return absl::UnavailableError("the lane has ended");
-      // On its way a descriptor keeps memory that has been given back to the machine: a peer that
-      // reads nothing is not sent one after the other.
+      // A descriptor in transit keeps freed memory allocated: do not send more to a peer that reads
+      // nothing.
       if (!open->is_all_read()) return absl::UnavailableError("the peer has not read the last");
       return SendAnnouncement(*open, {number, body}, descriptors);
     });
@@ -183,7 +183,7 @@ bool TensorResponder::Take(const Request& request) {
 void TensorResponder::OnValue(const RequestPtr& request, const absl::Status& status,
                               Received received) {
   if (!Take(*request)) {
-    // Called off by the consumer, or by the end of the control channel.
+    // Cancelled by the consumer, or by the closing of the control channel.
     if (status.ok()) RecordSendFailure(*request, closed());
     return;
   }
@@ -212,22 +212,22 @@ void TensorResponder::Send(Request& request, ReadyToSendMessage ticket,
                                         : (*exchange_.transports)[ticket.transport - 1u]->name(),
                   ticket.header.bytes, absl::CEscape(request.key.text()));
   const absl::Status status = SendTicket(*channel_, ticket, descriptors);
-  // A consumer that would wait for what never comes is better off without the control channel.
+  // Close the channel, or the consumer would wait for a message that never arrives.
   if (!status.ok()) return channel_->Close(status);
-  // A view may be declined when nobody waits for its end any more.
+  // A view may be declined after the step has stopped waiting for it.
   const bool is_view =
       ticket.transport > 0 && (*exchange_.transports)[ticket.transport - 1u]->outlives_producer();
   const bool has_all = ticket.transport == 0 && !ticket.is_dead;
   if (!is_view && !(has_all && (request.may_decline || ticket.may_be_declined()))) return;
   {
-    // Afterwards: a PING that others send in between is none for it.
+    // After sending: an earlier PING sent by another thread does not cover this answer.
     SpinLockHolder lock(&mu_);
     answers_.Count(request.step_id);
     if (!is_view) return;
     const auto found = offered_.find(ticket.id);
     if (found != offered_.end()) found->second.is_told = true;
   }
-  // A view is kept for as long as its receiver likes, and no reason to wait.
+  // A view is kept for as long as its receiver likes, so the step does not wait for it.
   request.operation.End();
 }
 
@@ -243,7 +243,7 @@ void TensorResponder::OnDone(uint64_t id, bool was_taken) {
   {
     SpinLockHolder lock(&mu_);
     const auto found = offered_.find(id);
-    // Of one that is being staged nobody can be done yet.
+    // A tensor being staged cannot be done yet.
     if (found == offered_.end() || found->second.transport == kStaging) return;
     offered = found->second;
     offered_.erase(found);
@@ -265,7 +265,7 @@ void TensorResponder::OnCancel(uint64_t id) {
   {
     SpinLockHolder lock(&mu_);
     const auto found = waiting_.find(id);
-    // Its transfer descriptor is under way, and the consumer knows what to do with that.
+    // Its transfer descriptor has been sent, and the consumer handles it.
     if (found == waiting_.end()) return;
     request = std::move(found->second);
     waiting_.erase(found);

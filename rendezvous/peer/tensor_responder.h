@@ -27,31 +27,31 @@
 
 namespace ferry {
 
-// What both ends of control channels have in common; outlives them.
+// Shared by both ends of all control channels; outlives them.
 struct TransferContext {
   Endpoint self;
   RendezvousManager* manager = nullptr;
   TransportList* transports = nullptr;
   PathPolicy policy;
-  // Why this process cannot share memory with others of its host; empty if it can.
+  // Why this process cannot share memory with others on its host; empty: it can.
   std::string why_no_shared_memory;
   // Every transfer carries a checksum of its bytes, and so does every frame of a control channel.
-  // Either side can ask for it, for the transfer descriptors of a control channel; the consumer for
-  // all of it.
+  // Either side can enable it for a control channel, in both directions; a consumer for everything
+  // that it receives.
   bool checksum = false;
-  // For tensors in their memory; null: this process uses none.
+  // For tensors in GPU memory; null: this process uses no GPUs.
   Gpus* gpus = nullptr;
-  // Of costs.
+  // Clock for cost measurements.
   const Clock* clock = &SteadyClock();
-  // For a peer to say HELLO; and for what stands in the way of a control channel to go.
+  // Timeout for a peer's HELLO, and for an obstacle to a control channel to disappear.
   absl::Duration connect_timeout = absl::Seconds(10);
 };
 
-// For one consumer. A value for which it has asked goes to it; if it goes away, what it waits for
-// stays for others. The On... are called on the loop, as those of ControlHandler.
+// For one consumer. A value that it has requested is sent to it; if it disconnects, values not yet
+// matched stay for others. The On... methods are called on the loop, like those of ControlHandler.
 class TensorResponder final : public std::enable_shared_from_this<TensorResponder> {
  public:
-  // `sends_seals`: through the control channel, and so there are checksums of what is sent.
+  // `sends_seals`: the control channel seals frames, so transfers carry checksums.
   // `why_no_descriptors`: if the control channel passes none.
   TensorResponder(const TransferContext& exchange, Endpoint consumer, bool sends_seals,
                   std::string why_no_descriptors, std::shared_ptr<LatencyProbe> ping);
@@ -61,33 +61,33 @@ class TensorResponder final : public std::enable_shared_from_this<TensorResponde
   absl::Status OnFrame(uint16_t type, absl::string_view body, absl::Span<UniqueFd> descriptors);
   void OnClosed(const absl::Status& why);
 
-  // Tensors that were offered, were not taken yet, and would be lost if this process went now.
+  // Tensors that are exposed, not received yet, and would be lost if this process exited now.
   size_t unfinished() const ABSL_LOCKS_EXCLUDED(mu_);
   const Endpoint& consumer() const { return consumer_; }
-  // Which way a tensor of `bytes` goes from here, if it lies in the host's memory, and why not
-  // another one. Has the control channel's latency measured again, for the next time.
+  // The path of a tensor of `bytes` in host memory to the consumer, and why not others. Also starts
+  // a latency measurement of the control channel, for the next call.
   //   Errors: as ExplainPath.
   absl::StatusOr<PathExplanation> PathTo(size_t bytes, bool is_in_arena) const;
-  // Finds out when the consumer has heard all transfer descriptors that were sent in that step so
-  // far and that it may decline, but for those that are told of by ForEachTransfer until it has
-  // answered them. Nothing: it has, or the control channel has ended, or nobody is to wait for it,
-  // since the last who did has given up. `operation` ends when the flush is over.
+  // Starts a flush: it ends when the consumer has received all transfer descriptors sent so far in
+  // that step that it may decline, except those that ForEachTransfer reports until they are
+  // answered. Returns nothing if it has, if the control channel has closed, or if the peer must not
+  // be waited for, since the last flush timed out. `operation` ends when the flush is over.
   std::optional<uint64_t> StartFlush(int64_t step_id, StepOperation operation = {})
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Whether the flush of that number is over.
+  // True if the flush with that number is over.
   bool IsFlushed(uint64_t flush) const ABSL_LOCKS_EXCLUDED(mu_);
-  // It was waited for long enough.
+  // Waiting for that flush has timed out.
   void GiveUpFlush(uint64_t flush) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status OnFlushed(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
-  // "shm", "tcp to ...": for people.
+  // Human-readable: "shm", "tcp to ...".
   std::string DescribeLane() const { return channel_->Describe(); }
-  // What was offered and has not been taken, or not been given back, for at least `min_age`.
+  // Visits transfers exposed at least `min_age` ago that were not received or not released yet.
   void ForEachTransfer(absl::Duration min_age, PendingVisitor visit) const ABSL_LOCKS_EXCLUDED(mu_);
   // The size of every internal table; for tests and debugging.
   TableSizes InnerTableSizes() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  // A request that waits for its value, or whose value is on its way.
+  // A request that waits for its value, or whose value is being sent.
   struct Request {
     Request(std::shared_ptr<TensorResponder> server, const RequestMessage& message,
             const RendezvousKey& key)
@@ -97,86 +97,86 @@ class TensorResponder final : public std::enable_shared_from_this<TensorResponde
           may_decline(message.may_decline),
           key(key) {}
 
-    // Until there is a value; here, so that what is called then is no more than a pointer to this.
+    // Set until there is a value; kept here so that the callback captures only a pointer to this.
     std::shared_ptr<TensorResponder> server;
     const uint64_t id;
     const int64_t step_id;
     const bool may_decline;
     const RendezvousKey key;
     CancellationToken cancellation;
-    // From when the value was taken until nobody has this request any more, since the value is
-    // there or lost, or until the value outlives this process.
+    // From taking the value until this request is released, since the value has arrived or is lost,
+    // or until the value outlives this process.
     StepOperation operation;
   };
   using RequestPtr = std::shared_ptr<Request>;
-  // A tensor that goes to a consumer.
+  // A tensor being sent to a consumer.
   struct Outgoing {
     RequestPtr request;
     Tensor tensor;
     bool is_serialized = false;
-    // It lay in a GPU's memory, and is a copy now.
+    // A copy of a tensor in GPU memory.
     bool is_staged = false;
-    // A transport has found that it cannot, after all.
+    // A transport has turned out not to work for it.
     bool is_second_choice = false;
-    // How often a transport could not bring it.
+    // Number of times that a transport failed to bring it.
     int failed_tries = 0;
   };
-  // A tensor that the consumer may take, by the transport that was chosen.
+  // A tensor exposed to the consumer by the selected transport.
   struct Offered {
-    // Of the list; kStaging: it is still on its way out of a GPU's memory.
+    // Index in the list; kStaging: still being copied out of GPU memory.
     size_t transport = 0;
     RequestPtr request;
     size_t tensor_bytes = 0;
     absl::Time since;
-    // Of those that may be offered again.
+    // For transfers that may be retried.
     std::shared_ptr<Outgoing> again;
-    // The transfer descriptor is on its way.
+    // The transfer descriptor was sent.
     bool is_told = false;
-    // Of those whose duration says something.
+    // For transfers whose duration is a cost sample.
     absl::Time start = absl::InfiniteFuture();
   };
 
   static constexpr size_t kStaging = SIZE_MAX;
-  // Whether it can still be taken when this process has gone.
+  // True if it can still be fetched after this process has exited.
   bool Outlives(const Offered& offered) const;
 
   absl::Status OnRequest(absl::string_view body);
   absl::Status OnReply(absl::string_view body);
-  // The consumer could not take what it was offered.
+  // The consumer could not fetch an exposed tensor.
   absl::Status OnAgain(absl::string_view body);
-  // The consumer has got a transfer descriptor, and takes no value from it.
+  // The consumer has got a transfer descriptor, but rejects its value.
   absl::Status OnDeclined(absl::string_view body);
   void OnDone(uint64_t id, bool was_taken = true);
   void OnCancel(uint64_t id);
   void OnValue(const RequestPtr& request, const absl::Status& status, Received received);
   void Offer(Outgoing outgoing);
-  // Copies it to the host's memory, and offers that.
+  // Copies it to host memory, and exposes that.
   void Stage(Outgoing outgoing);
-  // It is not on its way out of a GPU's memory any more.
+  // It is no longer being copied out of GPU memory.
   void Unstage(uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
   void Refuse(uint64_t id, absl::Status status);
-  // Its value is here, and cannot be sent: both sides hear why.
+  // Its value exists but cannot be sent: reports the error to both sides.
   void Lose(const Request& request, const absl::Status& why);
-  // As Lose, when the control channel has ended and there is only this side.
+  // As Lose, when the control channel has closed, so only this side is told.
   void RecordSendFailure(const Request& request, const absl::Status& why);
   absl::Status closed() const ABSL_LOCKS_EXCLUDED(mu_);
-  // What went wrong here, for people there.
+  // Describes a local error for the consumer.
   absl::Status Named(const absl::Status& why) const;
   void Send(Request& request, ReadyToSendMessage ticket, absl::Span<const int> descriptors)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Of flushes that are over.
+  // Removes and returns the operations of completed flushes.
   std::vector<StepOperation> TakeFlushed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // False: nobody waits for it any more.
+  // Returns false if the request was cancelled.
   bool Take(const Request& request) ABSL_LOCKS_EXCLUDED(mu_);
-  // Whether it is small enough.
+  // True if it is small enough to be inline.
   bool GoesInTicket(const Tensor& tensor, bool is_in_arena) const;
   void SendInTicket(const Outgoing& outgoing, ReadyToSendMessage ticket);
-  // For the log: which way such a tensor takes, and why, if that is new or has changed.
+  // Logs the path of such a tensor, and why, if that is new or has changed.
   void LogPath(const PathQuery& query, absl::string_view path) ABSL_LOCKS_EXCLUDED(mu_);
-  // Of a tensor from here to the consumer; all but where it lies and is wanted.
+  // For a tensor from here to the consumer; all but its source and destination memory.
   PathQuery Query(size_t bytes, bool is_in_arena, absl::Time now) const;
 
-  // Constant after OnOpen, before which nothing else happens.
+  // Constant after OnOpen, which is called first.
   const TransferContext& exchange_;
   const Endpoint consumer_;
   const bool sends_seals_;
@@ -184,19 +184,19 @@ class TensorResponder final : public std::enable_shared_from_this<TensorResponde
   const std::shared_ptr<LatencyProbe> ping_;
   std::shared_ptr<ControlChannel> channel_;
   std::vector<std::shared_ptr<TransportSender>> senders_;
-  // Of the loop.
+  // Loop thread only.
   KeyCache keys_;
 
   mutable SpinLock mu_;
-  // Why it has ended, or OK.
+  // Why it has closed, or OK.
   absl::Status closed_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, RequestPtr> waiting_ ABSL_GUARDED_BY(mu_);
   AckTracker answers_ ABSL_GUARDED_BY(mu_);
-  // Those that somebody waits for, or has waited for long enough, and their numbers.
+  // Pending and timed-out flushes, with their numbers.
   std::vector<std::pair<uint64_t, StepOperation>> flushes_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, Offered> offered_ ABSL_GUARDED_BY(mu_);
-  // For the log, and empty unless it tells of them: the last path of each kind of tensor, by its
-  // size, where it lies and is wanted, and whether it is in an arena.
+  // For the log, and empty unless that is enabled: the last path of each kind of tensor, by its
+  // size, source and destination memory, and whether it is in an arena.
   absl::flat_hash_map<std::tuple<uint32_t, uint32_t, uint32_t, bool>, std::string> logged_paths_
       ABSL_GUARDED_BY(mu_);
 };

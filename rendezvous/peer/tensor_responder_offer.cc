@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a tensor that is here goes to the consumer: in the transfer descriptor, or by which
-// transport.
+// How a tensor is sent: inline in the transfer descriptor, or by which transport.
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -17,19 +16,19 @@
 namespace ferry {
 namespace {
 
-// Up to here the bytes go in the transfer descriptor: one message instead of a hand-over and its
-// release. In shared memory a copy of this size costs what the release does.
+// Up to this size the bytes are inline in the transfer descriptor: one message instead of a
+// transfer and its release. In shared memory a copy of this size costs as much as the release.
 constexpr size_t kInlineInArena = 2 * 1024;
 constexpr size_t kInlineElsewhere = 16 * 1024;
-// Over TCP, where data connections have threads of their own: waking one at each side, with
-// another round of system calls, costs more than to copy this many bytes once more.
+// Over TCP, where data connections have threads of their own: waking one on each side, with another
+// round of system calls, costs more than one more copy of this many bytes.
 constexpr size_t kInlineOverTcp = 128 * 1024;
-// What a transfer descriptor says beside its tensor, with a shape of many dimensions.
+// Size of a transfer descriptor without its tensor, with a shape of many dimensions.
 constexpr size_t kRestOfTicket = 4096;
-// As much as a transfer descriptor that says where else the bytes are.
+// As large as a transfer descriptor that refers to a transport.
 constexpr size_t kInlineAlways = 512;
-// What a control channel may have kept back before the bytes go where they need not be copied to
-// wait.
+// Queued bytes on the control channel beyond which tensors take a transport, where waiting costs no
+// copy.
 constexpr size_t kInlineBacklog = 256 * 1024;
 
 }  // namespace
@@ -103,7 +102,7 @@ void TensorResponder::Offer(Outgoing outgoing) {
   const uint64_t id = outgoing.request->id;
   const Tensor& tensor = outgoing.tensor;
   const bool is_on_host = tensor.is_on_host();
-  // Of elements that the host can read.
+  // The host must be able to read the elements.
   if (!is_on_host && (sends_seals_ || tensor.bytes() == 0)) return Stage(std::move(outgoing));
   ReadyToSendMessage ticket;
   ticket.id = id;
@@ -116,8 +115,8 @@ void TensorResponder::Offer(Outgoing outgoing) {
   }
   const bool is_in_arena = tensor.buffer() != nullptr && tensor.buffer()->arena() != nullptr;
   const bool goes_in_ticket = GoesInTicket(tensor, is_in_arena);
-  // A peer that takes nothing just now would have copies of all of them kept here, and the control
-  // channel ended once they are too many.
+  // For a peer that reads nothing now, copies of all tensors would be queued here, and the control
+  // channel closed once they are too many.
   const bool is_held_up =
       goes_in_ticket && tensor.bytes() > kInlineAlways && channel_->queued_bytes() > kInlineBacklog;
   if (goes_in_ticket && !is_held_up) return SendInTicket(outgoing, std::move(ticket));
@@ -131,7 +130,7 @@ void TensorResponder::Offer(Outgoing outgoing) {
   if (!chosen) {
     PathExplanation explanation;
     chosen = SelectPath(*exchange_.transports, query, exchange_.policy, &explanation);
-    // Else what stood in its way has gone in between.
+    // A path became available between the two selections.
     if (!chosen) {
       Lose(*outgoing.request, NoPathError(query, exchange_.policy, explanation));
       if (outgoing.is_staged) Unstage(id);
@@ -149,11 +148,11 @@ void TensorResponder::Offer(Outgoing outgoing) {
   PathCostEstimator& costs = *ping_->costs();
   ping_->Refresh(*channel_, now);
   if (transport.is_retryable()) offered.again = std::make_shared<Outgoing>(outgoing);
-  // A view is kept for as long as its receiver likes.
+  // A view is kept for as long as its receiver likes, so its duration is no sample.
   if (transport.is_measurable() && costs.WantsSample(offered.transport, tensor.bytes(), now)) {
     offered.start = exchange_.clock->Now();
   }
-  // But the copy that it takes before says something.
+  // But the preceding copy into the arena is.
   absl::Time copy_start = absl::InfiniteFuture();
   if (is_on_host && !is_in_arena && transport.outlives_producer() &&
       tensor.bytes() >= PathCostEstimator::kMinBandwidthSampleBytes) {
@@ -163,7 +162,7 @@ void TensorResponder::Offer(Outgoing outgoing) {
   {
     SpinLockHolder lock(&mu_);
     closed = closed_;
-    // In the place of its staging, if it has one: nobody sees it gone in between.
+    // Replaces its staging entry, if any, so that the transfer is always listed.
     if (closed.ok()) offered_.insert_or_assign(id, offered);
   }
   if (!closed.ok()) return RecordSendFailure(*outgoing.request, closed);
@@ -180,10 +179,10 @@ void TensorResponder::Offer(Outgoing outgoing) {
                                          copied - copy_start, copied);
         }
         if (!offer.ok()) {
-          // Only known since it was tried; its cost says so now.
+          // Found out by trying; the transport's Cost fails from now on.
           const bool has_another_way = absl::IsFailedPrecondition(offer.status()) &&
                                        !std::exchange(outgoing.is_second_choice, true);
-          // There is no room for it on its way: there may be by way of the host.
+          // No room on the direct path; there may be on the path through host memory.
           const bool goes_by_host = absl::IsResourceExhausted(offer.status()) &&
                                     !outgoing.tensor.is_on_host() &&
                                     self->exchange_.policy.require.empty();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What has been offered and not been taken, and what becomes of it in the end.
+// Exposed tensors that were not received yet, and their outcome.
 #include <bit>
 #include <string>
 #include <tuple>
@@ -22,7 +22,7 @@ absl::Status TensorResponder::Named(const absl::Status& why) const {
 }
 
 void TensorResponder::Unstage(uint64_t id) {
-  // It goes when the lock is released: it may be the last that has the request.
+  // Destroyed after the lock is released: it may hold the last reference to the request.
   Offered unstaged;
   SpinLockHolder lock(&mu_);
   const auto found = offered_.find(id);
@@ -42,7 +42,7 @@ void TensorResponder::Lose(const Request& request, const absl::Status& why) {
 }
 
 void TensorResponder::RecordSendFailure(const Request& request, const absl::Status& why) {
-  // Who leaves loses nothing.
+  // A consumer that leaves in an orderly way loses nothing.
   if (why.ok() || absl::IsCancelled(why)) return;
   exchange_.manager->RecordSendFailure(request.step_id, request.key, why);
 }
@@ -61,7 +61,7 @@ PathQuery TensorResponder::Query(size_t bytes, bool is_in_arena, absl::Time now)
 }
 
 void TensorResponder::LogPath(const PathQuery& query, absl::string_view path) {
-  // Which depends on the size: one of 16 times the size is another one.
+  // The path depends on the size: a size 16 times as large is another kind.
   const auto magnitude = static_cast<uint32_t>(std::bit_width(query.bytes) / 4);
   const auto place = [](const TensorLocation& where) {
     return where.space == MemorySpace::kHost ? 0u : 1u + static_cast<uint32_t>(where.ordinal);
@@ -106,7 +106,7 @@ absl::Status TensorResponder::OnDeclined(absl::string_view body) {
                   consumer_.peer.node_id, request != nullptr ? request->step_id : declined.step_id,
                   declined.id, declined.status,
                   absl::CEscape(request != nullptr ? request->key.text() : declined.key));
-  // Before its operation ends: whoever waits for that asks next what was lost.
+  // Before its operation ends: the thread waiting for that then asks what was lost.
   if (request != nullptr) {
     RecordSendFailure(*request, why);
   } else if (!declined.key.empty()) {
@@ -126,12 +126,12 @@ std::optional<uint64_t> TensorResponder::StartFlush(int64_t step_id, StepOperati
     SpinLockHolder lock(&mu_);
     if (!closed_.ok()) return std::nullopt;
     flush = answers_.Start(step_id);
-    // Its PONG may come before this returns.
+    // Its PONG may arrive before this returns.
     if (flush.is_awaited) flushes_.emplace_back(flush.number, std::move(operation));
   }
   if (flush.needs_ping &&
       !SendId(*channel_, ControlMessage::kPing, LatencyProbe::kForeignIds + flush.number).ok()) {
-    // They end when the lock is released.
+    // The operations end after the lock is released.
     std::vector<StepOperation> ended;
     SpinLockHolder lock(&mu_);
     answers_.OnLost(flush.number);
@@ -152,7 +152,7 @@ void TensorResponder::GiveUpFlush(uint64_t flush) {
 }
 
 absl::Status TensorResponder::OnFlushed(uint64_t id) {
-  // They end when the lock is released.
+  // The operations end after the lock is released.
   std::vector<StepOperation> ended;
   SpinLockHolder lock(&mu_);
   FERRY_RETURN_IF_ERROR(answers_.OnPong(id - LatencyProbe::kForeignIds));
@@ -192,11 +192,11 @@ void TensorResponder::OnClosed(const absl::Status& why) {
   }
   for (const auto& [id, request] : waiting) request->cancellation.Cancel();
   for (const auto& [id, each] : offered) {
-    // Of views nobody can tell whether they were taken.
+    // For views it is unknown whether they were received.
     if (!Outlives(each)) RecordSendFailure(*each.request, why);
   }
-  // Off the list when it is known what has become of them, and their operations end after that:
-  // whoever closes the step waits for those, and then asks what was lost. Nothing is added any
+  // Removed from the list once their outcome is recorded, and their operations end after that: the
+  // thread closing the step waits for those, and then asks what was lost. Nothing is added any
   // more.
   {
     SpinLockHolder lock(&mu_);

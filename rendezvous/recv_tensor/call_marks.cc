@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checksums of requests and of values, as text.
+// Text encoding of checksums and proofs.
 #include "rendezvous/recv_tensor/call_marks.h"
 
 #include <vector>
@@ -41,7 +41,7 @@ absl::Status WrongProof() {
       "another job (FERRY_JOB_TOKEN)?");
 }
 
-// The proof itself only if there is something to compare it with.
+// Checks the proof itself only if there is a token to check it with.
 absl::Status CheckProof(const CallMetadata& metadata, const ProofPolicy& policy, int64_t request_id,
                         absl::FunctionRef<std::string()> proof) {
   if (policy.token.empty()) return absl::OkStatus();
@@ -50,7 +50,7 @@ absl::Status CheckProof(const CallMetadata& metadata, const ProofPolicy& policy,
     if (!policy.is_required) return absl::OkStatus();
     return NoProof();
   }
-  // Whoever has heard one could say it as often as he likes.
+  // Without an id, an intercepted proof could be replayed any number of times.
   if (policy.is_required && request_id == 0) {
     return absl::UnauthenticatedError("a call without a request id proves nothing");
   }

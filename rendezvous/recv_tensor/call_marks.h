@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What calls for tensors say in their metadata, which TensorFlow's workers do not look at.
+// Metadata of calls for tensors, which TensorFlow's workers ignore.
 #ifndef FERRY_RENDEZVOUS_RECV_TENSOR_CALL_MARKS_H_
 #define FERRY_RENDEZVOUS_RECV_TENSOR_CALL_MARKS_H_
 
@@ -21,23 +21,23 @@ namespace ferry {
 
 using CallMetadata = std::multimap<grpc::string_ref, grpc::string_ref>;
 
-// What is asked for.
+// The value requested.
 struct TensorCall {
   int64_t step_id = 0;
   int64_t request_id = 0;
   absl::string_view key;
 };
 
-// Of a request: the checksum of what it asks for. It also asks for the answer's, which then comes
+// In a request: the checksum of its fields. It also requests the response's checksum, which is sent
 // in the trailing metadata under the same name.
 inline constexpr char kChecksumMark[] = "ferry-checksum";
 
 std::string ChecksumMark(const TensorCall& call);
-// Over type, shape and elements.
+// Covers type, shape and elements.
 std::string ChecksumMark(const ServedValue& value);
 
-// Of a request: HMAC-SHA256, with the job's token, of the worker's life, step, key and request id:
-// good for this request alone, which no worker serves twice.
+// In a request: HMAC-SHA256, with the job's token, of the worker's incarnation, step, key and
+// request id: valid only for this request, which no worker serves twice.
 inline constexpr char kProofMark[] = "ferry-proof";
 
 // REQUIRES: a token.
@@ -45,30 +45,30 @@ std::string ProofMark(absl::string_view token, const TensorCall& call);
 // For MarkRecvFinished.
 std::string ProofMark(absl::string_view token, int64_t finished_request_id);
 
-// For a call that is not about a tensor: "/tensorflow.WorkerService/RunGraph". The mark has `nonce`
-// in it, which is to be another one each time.
+// For a call that is not about a tensor: "/tensorflow.WorkerService/RunGraph". The mark contains
+// `nonce`, which must be different each time.
 std::string MethodProofMark(absl::string_view token, absl::string_view method, int64_t nonce);
-// At the server, where a proof is required. Returns the nonce, which must not have come before.
-//   Errors: UNAUTHENTICATED for no proof, or one that was not made with this token for this method.
+// Server side, where a proof is required. Returns the nonce, which the caller must check for reuse.
+//   Errors: UNAUTHENTICATED for no proof, or one not made with this token for this method.
 absl::StatusOr<int64_t> CheckMethodProof(const CallMetadata& metadata, absl::string_view token,
                                          absl::string_view method);
 
-// The value of a mark; nothing if there is none, or more than one.
+// The value of a mark; nothing if it is missing, or present more than once.
 std::optional<absl::string_view> FindMark(const CallMetadata& metadata, absl::string_view name);
 
-// At the server; a call without the mark is as good as any.
+// Server side; a call without the mark is accepted.
 //   Errors: DATA_LOSS saying what to do.
 absl::Status CheckCall(const CallMetadata& metadata, const TensorCall& call);
-// At the server.
-//   Errors: UNAUTHENTICATED for a proof that was not made with this token, or not of this call; or
-//   for none, if it is required.
+// Server side.
+//   Errors: UNAUTHENTICATED for a proof not made with this token, or not for this call; or for
+//   none, if it is required.
 absl::Status CheckProof(const CallMetadata& metadata, const ProofPolicy& policy,
                         const TensorCall& call);
 absl::Status CheckProof(const CallMetadata& metadata, const ProofPolicy& policy,
                         int64_t finished_request_id);
 
-// At the client.
-//   must_have: whether the server understands the mark.
+// Client side.
+//   must_have: whether the server supports the mark.
 //   Errors: DATA_LOSS saying what to do.
 absl::Status CheckValue(const CallMetadata& trailer, const ServedValue& value, bool must_have);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One entry of a payload container.
+// Encodes the derived mark as one entry of a payload container.
 #include "rendezvous/recv_tensor/derived.h"
 
 #include "coord/wire/errors.h"
@@ -19,7 +19,7 @@ grpc::Status ToGrpcAnswer(const absl::Status& status) {
   grpc::Status answer = coord::ToGrpcStatus(status);
   if (!IsDerived(status)) return answer;
   GrpcPayloadContainer container;
-  // Its presence marks the error.
+  // The entry's presence is the mark.
   (*container.mutable_payloads())[kDerivedUrl] = "";
   return grpc::Status(answer.error_code(), answer.error_message(), container.SerializeAsString());
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mark of derived errors as gRPC carries it between workers.
+// How the mark of derived errors is sent between workers over gRPC.
 #ifndef FERRY_RENDEZVOUS_RECV_TENSOR_DERIVED_H_
 #define FERRY_RENDEZVOUS_RECV_TENSOR_DERIVED_H_
 
@@ -15,7 +15,7 @@ namespace ferry {
 // tsl/distributed_runtime/rpc/grpc_util.h (SerializePayloads) of TensorFlow 2.15.
 grpc::Status ToGrpcAnswer(const absl::Status& status);
 
-// As coord::FromGrpcStatus; what has that payload is marked as derived.
+// As coord::FromGrpcStatus; an error with that payload is marked as derived.
 absl::Status FromGrpcAnswer(const grpc::Status& status);
 
 }  // namespace ferry

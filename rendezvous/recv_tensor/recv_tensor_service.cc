@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls over a TensorSource.
+// Unary and streaming calls over a TensorSource.
 #include "rendezvous/recv_tensor/recv_tensor_service.h"
 
 #include <atomic>
@@ -32,19 +32,19 @@ void Count(const RecvTensorServiceOptions& options, const absl::Status& status) 
   }
 }
 
-// For the log: the node for which a value of that key is, or -1.
+// For the log: the node that a key's value is sent to, or -1.
 int64_t PeerIn(absl::string_view key) {
   const absl::StatusOr<RendezvousKey> parsed = RendezvousKey::Parse(key);
   return parsed.ok() ? parsed->dst().task.task : -1;
 }
 
-// What both kinds of call have in common.
+// Common part of both kinds of call.
 class Asked final {
  public:
   Asked(TensorSource& source, grpc::CallbackServerContext* context,
         const RecvTensorServiceOptions& options)
       : options(options), source_(source), context_(context) {}
-  // When the call is over and nothing of it runs any more.
+  // Runs when the call is over and none of its callbacks can run any more.
   ~Asked() {
     if (transfer_ == nullptr) return;
     absl::Status status;
@@ -58,7 +58,7 @@ class Asked final {
     source_.EndTransfer(transfer_, status);
   }
 
-  // Reads a request of either form, whose fields are named alike, and asks for it.
+  // Parses a request of either form, which share field names, and requests its value.
   template <typename Message>
   void Ask(grpc::ByteBuffer bytes, ServedCallback done) {
     Message message;
@@ -84,7 +84,7 @@ class Asked final {
     cancellation_.Cancel();
   }
 
-  // There is a value, and it is about to be sent.
+  // The value is about to be sent.
   void Begin(const ServedValue& value) {
     transfer_ = source_.BeginTransfer(step_id_, key_, value);
     FERRY_LOG_DEBUG(kTransport,
@@ -94,13 +94,13 @@ class Asked final {
     if (!options.checksum && !FindMark(context_->client_metadata(), kChecksumMark)) return;
     context_->AddTrailingMetadata(kChecksumMark, ChecksumMark(value));
   }
-  // There is a value, and it cannot be sent: both sides hear why.
+  // The value cannot be sent: reports the error to both sides.
   void Lose(ServedValue value, const absl::Status& why) {
-    // Asked for again, it would be as large.
+    // A retry would be as large.
     value.require_ack = false;
     source_.EndTransfer(source_.BeginTransfer(step_id_, key_, value), why);
   }
-  // What is left of it is wanted by nobody.
+  // True if the rest is no longer needed.
   bool is_step_over() const {
     return transfer_ != nullptr && transfer_->is_step_over.load(std::memory_order_relaxed);
   }
@@ -119,7 +119,7 @@ class Asked final {
   TensorSource::TransferPtr transfer_;
 };
 
-// Owned by gRPC, which deletes it when the call is over and nothing of it runs any more.
+// Owned by gRPC, which deletes it when the call is over and none of its callbacks can run any more.
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
   UnaryCall(TensorSource& source, grpc::CallbackServerContext* context,
@@ -153,7 +153,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   grpc::ByteBuffer* const response_;
 };
 
-// As above. After each Start... and Finish it may be in the hands of another thread.
+// As above. After each Start... and Finish another thread may own it.
 class StreamCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   StreamCall(TensorSource& source, grpc::CallbackServerContext* context,
@@ -178,7 +178,7 @@ class StreamCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
       StartWrite(&frame_);
     }
   }
-  // Not called for the last one.
+  // Not called for the last write.
   void OnWriteDone(bool ok) override {
     if (ok && asked_.is_step_over()) {
       return Finish(ToGrpcAnswer(MakeDerived(absl::AbortedError(

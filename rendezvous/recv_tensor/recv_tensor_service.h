@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls by which other workers get this one's values.
+// The gRPC methods by which other workers fetch this worker's values.
 #ifndef FERRY_RENDEZVOUS_RECV_TENSOR_RECV_TENSOR_SERVICE_H_
 #define FERRY_RENDEZVOUS_RECV_TENSOR_RECV_TENSOR_SERVICE_H_
 
@@ -22,28 +22,27 @@ inline constexpr char kMarkRecvFinishedPath[] = "/tensorflow.WorkerService/MarkR
 inline constexpr char kTensorStreamPath[] = "/ferry.v1.TensorStream/Recv";
 
 struct RecvTensorServiceOptions {
-  // False: only TensorFlow's calls, as TensorFlow's workers have them.
+  // False: only TensorFlow's method, as in TensorFlow's workers.
   bool has_streams = true;
-  // Of a tensor that a unary answer carries.
+  // Limit for a tensor in a unary response.
   size_t max_unary_bytes = kMaxUnaryBytes;
-  // Content of one frame of a stream.
+  // Content bytes of one frame of a stream.
   size_t frame_bytes = kFrameBytes;
-  // A checksum of the value goes along with every answer, not only where the client asks for it.
+  // Send a checksum of the value with every response, not only where the client requests it.
   bool checksum = false;
-  // By default everyone may ask.
+  // By default every client may make requests.
   ProofPolicy proof;
-  // Counts calls that did not prove what they should; outlives the service. Null: nobody counts.
+  // Counts calls that failed authentication; outlives the service. Null: not counted.
   std::atomic<int64_t>* refused = nullptr;
 };
 
-// The three paths above, over `source`, which outlives the server. A call that waits for its value
-// holds no thread, and memory only as gRPC's calls do; it ends when its client goes away or its
-// deadline comes, and then leaves the value to others (TensorSource::Recv). Whoever sends a value
-// encodes it, without copying it, and begins to write it.
-//   Errors of RecvTensor and Recv: as TensorSource::Recv; INVALID_ARGUMENT for a request that is
-//   none, and, of RecvTensor, for a tensor above max_unary_bytes, which is then lost; DATA_LOSS for
-//   a request that is not the one its client has sent, and UNAUTHENTICATED for one that does not
-//   prove what it should (grpc_call_marks.h).
+// Serves the three paths above from `source`, which outlives the server. A call waiting for its
+// value occupies no thread, and only gRPC's own memory; it ends when its client disconnects or its
+// deadline passes, and then leaves the value to others (TensorSource::Recv). The sending thread
+// encodes the value without copying it, and starts writing it.
+//   Errors of RecvTensor and Recv: as TensorSource::Recv; INVALID_ARGUMENT for a malformed request
+//   and, for RecvTensor, for a tensor above max_unary_bytes, which is then lost; DATA_LOSS for a
+//   request corrupted in transit; UNAUTHENTICATED for one that fails authentication (call_marks.h).
 std::unique_ptr<grpc::Service> MakeRecvTensorService(TensorSource& source,
                                                      RecvTensorServiceOptions options = {});
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arguments for bulk.
+// Channel and server arguments for bulk transfers.
 #include "rendezvous/recv_tensor/tensor_channel.h"
 
 #include <limits>
@@ -21,16 +21,16 @@
 namespace ferry {
 namespace {
 
-// Measured with benchmarks/recv_tensor_bench. What came in is copied while it is still in the
-// caches only if little is read at a time, and sent while the next frame is being cut only if a
-// write may leave something behind.
+// Measured with benchmarks/recv_tensor_bench. Received bytes are copied while still in the caches
+// only if each read is small; sending overlaps with encoding the next frame only if a write may
+// leave bytes buffered.
 constexpr int kWindowBytes = 8 << 20;
 constexpr int kHttp2FrameBytes = 64 << 10;
 constexpr int kMaxReadBytes = 1 << 20;
 constexpr int kWriteBufferBytes = 4 << 20;
 
-// The connect timeout of each of several addresses, which is that of control channels too. gRPC's
-// default of 20 s would exceed the time that others wait.
+// Connect timeout for each of several addresses, equal to that of control channels. gRPC's default
+// of 20 s would exceed other timeouts.
 constexpr int kConnectTimeoutMs = 10'000;
 
 template <typename SetInt>
@@ -54,8 +54,8 @@ std::string TensorTarget(const std::string& address) {
     absl::string_view host = each.substr(0, colon);
     const absl::string_view port = colon == each.npos ? "" : each.substr(colon);
     const bool is_ipv6 = absl::ConsumePrefix(&host, "[") && absl::ConsumeSuffix(&host, "]");
-    // One list is of one scheme. gRPC connects to such an address by IPv4, also where the kernel
-    // has nothing else.
+    // All targets in a list must have one scheme. gRPC connects to a mapped address by IPv4, even
+    // on a kernel without IPv6.
     targets.push_back(absl::StrCat("%5B", is_ipv6 ? "" : "::ffff:", host, "%5D", port));
   }
   return absl::StrCat("ipv6:", absl::StrJoin(targets, ","));
@@ -91,7 +91,7 @@ std::shared_ptr<grpc::Channel> MakeTensorChannel(const std::string& address,
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, milliseconds(options.keepalive_timeout));
     arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   }
-  // Workers are inside the cluster; a proxy in the environment is for the world outside.
+  // Workers are inside the cluster; a proxy in the environment is meant for external hosts.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   const std::string target = TensorTarget(address);
@@ -105,12 +105,12 @@ void PrepareTensorServer(grpc::ServerBuilder& builder) {
       [&builder](const char* name, int value) { builder.AddChannelArgument(name, value); });
   builder.SetMaxReceiveMessageSize(-1);
   builder.SetMaxSendMessageSize(-1);
-  // Clients may probe as often as they like; the default answer to that is to hang up.
+  // Allow any rate of keepalive probes; by default gRPC disconnects frequent probers.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
-  // Never probes, which turns gRPC's TCP_USER_TIMEOUT of 20 s for servers off as well: it ends the
-  // connection of a receiver that is only stopped, since its window stays closed. Hosts that have
-  // vanished are found by the coordinator. Source: gRPC, socket_utils_common_posix.cc,
-  // grpc_set_socket_tcp_user_timeout; gRFC A18.
+  // Never probe. This also disables gRPC's TCP_USER_TIMEOUT of 20 s for servers, which disconnects
+  // a receiver that is merely stopped, since its window stays closed. The coordinator detects
+  // vanished hosts. Source: gRPC, socket_utils_common_posix.cc, grpc_set_socket_tcp_user_timeout;
+  // gRFC A18.
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, std::numeric_limits<int>::max());
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RecvTensorResponse by hand.
+// Hand-written encoding and decoding of RecvTensorResponse.
 #include "rendezvous/recv_tensor/tensor_coding.h"
 
 #include <cstring>
@@ -29,14 +29,14 @@ using wire::AppendVarint;
 using wire::BytesTag;
 using wire::VarintTag;
 
-// Without tensor_content, which may be too large, and without its tag.
+// Without tensor_content, which may be too large, and its tag.
 std::string TensorPrefix(const Tensor& tensor) {
   TensorProto proto;
   FillTensorHeader(tensor, proto);
   return proto.SerializeAsString();
 }
 
-// What TensorFlow's dead values carry; its readers do not expect less.
+// The content of TensorFlow's dead values, which its readers require.
 std::string DeadTensor() {
   TensorProto proto;
   proto.set_dtype(static_cast<tensorflow::DataType>(DataType::kFloat));
@@ -65,7 +65,7 @@ absl::Status NobodyWaits() { return absl::CancelledError("nobody waits for the t
 
 enum class Fast { kDone, kNotPossible, kClosed };
 
-// Type, shape and content in that order; anything else is left to the full parser.
+// Parses type, shape and content in that order; anything else is left to the full parser.
 Fast ReadTensor(CodedInputStream& in, const DecodeTarget& target, std::optional<Tensor>& out) {
   std::optional<DataType> dtype;
   std::optional<Shape> shape;
@@ -104,7 +104,7 @@ Fast ReadTensor(CodedInputStream& in, const DecodeTarget& target, std::optional<
         }
         const absl::StatusOr<size_t> bytes = TensorBytes(*dtype, *shape);
         if (!bytes.ok() || *bytes != length) return Fast::kNotPossible;
-        // Should there be no place for it, the full parser finds the error, unless it is dead.
+        // If it cannot be allocated, the full parser reports the error, unless the value is dead.
         absl::StatusOr<Tensor> place = PlaceFor(*dtype, *shape, target);
         if (!place.ok()) return Fast::kNotPossible;
         switch (wire::CopyOut(in, length, place->mutable_data(), target.gate)) {
@@ -122,7 +122,7 @@ Fast ReadTensor(CodedInputStream& in, const DecodeTarget& target, std::optional<
         return Fast::kNotPossible;
     }
   }
-  // Without content only if there are no elements; zeros are the full parser's.
+  // Without content only if there are no elements; the full parser handles zeros.
   if (!out.has_value() && dtype.has_value() && shape.has_value() && shape->element_count() == 0) {
     if (absl::StatusOr<Tensor> place = PlaceFor(*dtype, *shape, target); place.ok()) {
       out = *std::move(place);
@@ -210,7 +210,7 @@ absl::Status Decode(grpc::ByteBuffer& bytes, const DecodeTarget& target, ServedV
     grpc::ProtoBufferReader reader(&bytes);
     if (!reader.status().ok()) return absl::InternalError("an answer that cannot be decompressed");
     CodedInputStream in(&reader);
-    // No length inside may promise more than has come.
+    // No inner length may exceed the bytes received.
     in.PushLimit(static_cast<int>(bytes.Length()));
     switch (ReadFast(in, target, value)) {
       case Fast::kDone:
@@ -252,7 +252,7 @@ absl::StatusOr<grpc::ByteBuffer> EncodeRecvTensorResponse(const ServedValue& val
     }
     AppendVarint(BytesTag(RecvTensorResponse::kTensorFieldNumber), bytes);
     AppendVarint(proto.size(), bytes);
-    // Strings may be many: their bytes in a slice of their own.
+    // There may be many strings: put their bytes in a slice of their own.
     const grpc::Slice slices[] = {grpc::Slice(bytes), grpc::Slice(proto)};
     return grpc::ByteBuffer(slices, 2);
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attempts of a fetch: a stream, a unary call, and what follows.
+// A fetch's attempts: a stream, or a unary call, and retries.
 #include "rendezvous/recv_tensor/tensor_fetch.h"
 
 #include <algorithm>
@@ -52,7 +52,7 @@ class StreamAttempt final : public grpc::ClientReadReactor<grpc::ByteBuffer> {
   void OnReadDone(bool ok) override {
     if (!ok) return;
     outcome_.has_begun = true;
-    // Reads on after an error, so that the call comes to its end.
+    // Keep reading after an error, so that the call completes.
     if (outcome_.status.ok()) {
       outcome_.status = reader_.Read(frame_);
       if (!outcome_.status.ok()) context_->TryCancel();
@@ -126,7 +126,7 @@ class UnaryAttempt final {
   grpc::ByteBuffer response_;
 };
 
-// The worker may forget the value; if it does not hear so, it will with the step.
+// Tells the worker to release the value; if lost, it is released with the step.
 void MarkFinished(const PeerPtr& peer, const std::string& token, int64_t request_id) {
   struct Call {
     PeerPtr peer;
@@ -172,7 +172,7 @@ void TensorFetch::Cancel() {
 }
 
 DecodeTarget TensorFetch::target() {
-  // One in a GPU's memory is for whoever asked to fill.
+  // A destination in GPU memory is filled by the caller.
   const bool is_usable =
       args_.destination.is_valid() && CheckOnHost(*args_.destination, "receive into").ok();
   return {is_usable ? args_.destination.tensor() : Tensor(), core_->options().allocator,
@@ -197,7 +197,7 @@ grpc::ByteBuffer TensorFetch::UnaryRequest() const {
 
 absl::Status TensorFetch::CheckAnswer(const grpc::ClientContext& context, bool is_stream,
                                       const ServedValue& value) const {
-  // Whoever has streams knows of checksums.
+  // A server with streams supports checksums.
   absl::Status status = CheckValue(context.GetServerTrailingMetadata(), value,
                                    /*must_have=*/is_stream && core_->options().checksum);
   if (!status.ok()) return status;
@@ -205,7 +205,7 @@ absl::Status TensorFetch::CheckAnswer(const grpc::ClientContext& context, bool i
 }
 
 absl::Status TensorFetch::OfSender(const absl::Status& status) const {
-  // The other errors concern the path, which Explain names.
+  // Other errors concern the connection, which Explain names.
   if (!absl::IsInvalidArgument(status)) return status;
   return absl::InvalidArgumentError(absl::StrCat("the value that ", ToString(key_.src().task),
                                                  " sent is invalid: ", status.message()));
@@ -216,7 +216,7 @@ void TensorFetch::Attempt() {
   if (!peer.ok()) return Later(absl::ZeroDuration(), peer.status());
   auto context = std::make_shared<grpc::ClientContext>();
   if (args_.deadline != absl::InfiniteFuture()) {
-    // The clock is not the system's: only the difference means something.
+    // The clock is not the system clock: only differences are meaningful.
     context->set_deadline(
         absl::ToChronoTime(absl::Now() + (args_.deadline - core_->clock().Now())));
   }
@@ -229,7 +229,7 @@ void TensorFetch::Attempt() {
   {
     absl::MutexLock lock(&mu_);
     context_ = context;
-    // Ends at once, in the usual way.
+    // Fails at once, through the usual callback.
     if (is_cancelled_) context->TryCancel();
   }
   FERRY_LOG_DEBUG(kTransport, "request sent: peer={} step={} request={} address={} key={}",
@@ -278,7 +278,7 @@ absl::Duration TensorFetch::NextBackoff() {
   const absl::Duration backoff =
       std::min(options.max_backoff, options.initial_backoff * std::exp2(retries_));
   ++retries_;
-  // Up to a quarter less, so that those whom one worker left do not all come back at once.
+  // Jitter of up to a quarter, so that clients of one failed worker do not all retry at once.
   return backoff * (1 - static_cast<double>(request_id_ & 0xff) / 1024);
 }
 
@@ -324,7 +324,7 @@ void TensorFetch::OnAttemptDone(const PeerPtr& peer, bool is_stream, FetchOutcom
 }
 
 absl::Status TensorFetch::Explain(const absl::Status& status, const std::string& address) const {
-  // The others are the worker's own words.
+  // The others are the worker's own errors.
   if (!absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status) &&
       !absl::IsInternal(status) && !absl::IsDataLoss(status) && !absl::IsUnauthenticated(status)) {
     return status;

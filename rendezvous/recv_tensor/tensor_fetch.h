@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One fetch on its way through attempts, and what all fetches share.
+// One fetch through its attempts, and state shared by all fetches.
 #ifndef FERRY_RENDEZVOUS_RECV_TENSOR_TENSOR_FETCH_H_
 #define FERRY_RENDEZVOUS_RECV_TENSOR_TENSOR_FETCH_H_
 
@@ -34,7 +34,7 @@ struct TensorPeer {
   const grpc::internal::RpcMethod stream;
   const grpc::internal::RpcMethod unary;
   const grpc::internal::RpcMethod mark_finished;
-  // It has not said yet that it knows no streams.
+  // False once it has answered that it does not support streams.
   std::atomic<bool> has_streams{true};
 };
 
@@ -49,7 +49,7 @@ class TensorFetchCore final {
   //   Errors: INTERNAL "No worker known as ..."; the resolver's.
   absl::StatusOr<std::shared_ptr<TensorPeer>> PeerOf(const TaskName& task) ABSL_LOCKS_EXCLUDED(mu_);
   void Forget(const TaskName& task) ABSL_LOCKS_EXCLUDED(mu_);
-  // Random, not 0, and no two alike.
+  // Random, nonzero and unique.
   int64_t NewRequestId();
 
  private:
@@ -63,23 +63,24 @@ class TensorFetchCore final {
   absl::flat_hash_map<TaskName, std::shared_ptr<TensorPeer>> peers_ ABSL_GUARDED_BY(mu_);
 };
 
-// How an attempt ended.
+// The result of an attempt.
 struct FetchOutcome {
   absl::Status status;
-  // If the status is OK.
+  // Valid if the status is OK.
   ServedValue value;
-  // Some of the answer has come; and it said that it is kept.
+  // Whether part of the response arrived; and whether it said that the value is kept.
   bool has_begun = false;
   bool is_kept = false;
 };
 
-// Thread-safe. Held by whoever waits and by its attempt or timer, of which there is at most one.
+// Thread-safe. Referenced by the caller, and by its pending attempt or timer, of which there is at
+// most one.
 class TensorFetch final : public RemoteFetch, public std::enable_shared_from_this<TensorFetch> {
  public:
   TensorFetch(std::shared_ptr<TensorFetchCore> core, int64_t step_id, RendezvousKey key,
               const RecvArgs& args, RecvCallback done);
 
-  // Once.
+  // Call once.
   void Start();
   void Cancel() override ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -88,8 +89,9 @@ class TensorFetch final : public RemoteFetch, public std::enable_shared_from_thi
   DecodeTarget target();
   grpc::ByteBuffer StreamRequest() const;
   grpc::ByteBuffer UnaryRequest() const;
-  // What has come is what was sent.
-  //   Errors: DATA_LOSS; INVALID_ARGUMENT if its bytes are no elements of its type (CheckValues).
+  // Verifies that the received value is what was sent.
+  //   Errors: DATA_LOSS; INVALID_ARGUMENT if its bytes are not valid elements of its type
+  //   (CheckValues).
   absl::Status CheckAnswer(const grpc::ClientContext& context, bool is_stream,
                            const ServedValue& value) const;
   // An error for a received value that is not a valid tensor, naming its sender.
@@ -99,12 +101,12 @@ class TensorFetch final : public RemoteFetch, public std::enable_shared_from_thi
 
  private:
   void Attempt() ABSL_LOCKS_EXCLUDED(mu_);
-  // Attempts again, or ends with `status` if that is not OK, on a timer's thread.
+  // Retries, or ends with `status` if that is not OK, on a timer's thread.
   void Later(absl::Duration delay, absl::Status status) ABSL_LOCKS_EXCLUDED(mu_);
   void End(absl::Status status, ServedValue value = {});
   bool MayRetry(const FetchOutcome& outcome) const;
-  // The worker has not noticed yet that the attempt before this one is over; or it has given the
-  // value away to it.
+  // True if the worker has not noticed yet that the previous attempt is over, or has given the
+  // value to it.
   bool IsRefusedRetry(const absl::Status& status) const;
   absl::Duration NextBackoff();
   absl::Status Explain(const absl::Status& status, const std::string& address) const;
@@ -116,10 +118,10 @@ class TensorFetch final : public RemoteFetch, public std::enable_shared_from_thi
   const RecvArgs args_;
   const int64_t request_id_;
 
-  // Of the one attempt.
+  // Owned by the one attempt.
   RecvCallback done_;
   int retries_ = 0;
-  // Why there was a second attempt, or the latest one after that.
+  // Error that caused the second attempt, or the latest retry.
   absl::Status last_error_;
 
   ClosableWriter gate_;

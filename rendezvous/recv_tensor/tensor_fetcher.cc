@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Peers, and what a fetch begins with.
+// Connections to workers, and starting a fetch.
 #include "rendezvous/recv_tensor/tensor_fetcher.h"
 
 #include <random>
@@ -44,7 +44,7 @@ absl::StatusOr<std::shared_ptr<TensorPeer>> TensorFetchCore::PeerOf(const TaskNa
   }
   absl::StatusOr<std::string> address = resolver_(task);
   if (absl::IsNotFound(address.status())) {
-    // TensorFlow's code and words.
+    // TensorFlow's code and message.
     return absl::InternalError(
         absl::StrCat("No worker known as ", ToString(task), ": ", address.status().message()));
   }
@@ -55,7 +55,7 @@ absl::StatusOr<std::shared_ptr<TensorPeer>> TensorFetchCore::PeerOf(const TaskNa
 }
 
 void TensorFetchCore::Forget(const TaskName& task) {
-  // Its channel goes when the lock is released.
+  // Its channel is destroyed after the lock is released.
   std::shared_ptr<TensorPeer> dropped;
   absl::MutexLock lock(&mu_);
   const auto found = peers_.find(task);
@@ -65,7 +65,7 @@ void TensorFetchCore::Forget(const TaskName& task) {
 }
 
 int64_t TensorFetchCore::NewRequestId() {
-  // SplitMix64: a permutation of what it counts. Source: Steele, Lea, Flood, OOPSLA 2014.
+  // SplitMix64: a permutation of the counter. Source: Steele, Lea, Flood, OOPSLA 2014.
   for (;;) {
     uint64_t id = next_id_.fetch_add(0x9e3779b97f4a7c15, std::memory_order_relaxed);
     id = (id ^ (id >> 30)) * 0xbf58476d1ce4e5b9;

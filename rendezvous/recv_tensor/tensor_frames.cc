@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames by hand.
+// Hand-written encoding and decoding of frames.
 #include "rendezvous/recv_tensor/tensor_frames.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ using wire::BytesTag;
 
 constexpr uint32_t kHeaderTag = BytesTag(v1::TensorStreamFrame::kHeaderFieldNumber);
 constexpr uint32_t kContentTag = BytesTag(v1::TensorStreamFrame::kContentFieldNumber);
-// A shape of 254 large dimensions takes 3 KB.
+// Limit on a header: a shape of 254 large dimensions takes 3 KB.
 constexpr uint32_t kMaxHeaderBytes = 16 << 10;
 
 grpc::Slice StringsContent(const Tensor& tensor) {
@@ -133,7 +133,7 @@ absl::Status FrameReader::ReadHeader(CodedInputStream& in) {
   content_bytes_ = header.content_bytes();
   if (*dtype == DataType::kString) {
     if (target_.destination.is_valid()) return PlaceFor(*dtype, shape, target_).status();
-    // Each string has a length, of a byte at least.
+    // Each string has a length of at least one byte.
     if (static_cast<uint64_t>(shape.element_count()) > content_bytes_) {
       return absl::InvalidArgumentError(
           absl::StrCat("string", ToString(shape), " in ", content_bytes_, " bytes"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A value as the frames of ferry.v1.TensorStream, and back.
+// Encodes a value as frames of ferry.v1.TensorStream, and decodes it.
 #ifndef FERRY_RENDEZVOUS_RECV_TENSOR_TENSOR_FRAMES_H_
 #define FERRY_RENDEZVOUS_RECV_TENSOR_TENSOR_FRAMES_H_
 
@@ -21,14 +21,14 @@
 
 namespace ferry {
 
-// Content of one frame: long enough that its costs beside the copying do not count, short enough to
-// be copied while it is in the caches (benchmarks/recv_tensor_bench: 256 and 512 KiB are alike, 128
-// KiB and 1 MiB are slower by a fifth).
+// Content bytes per frame: enough to make the per-frame cost negligible, few enough to be copied
+// while in the caches (benchmarks/recv_tensor_bench: 256 and 512 KiB are equal, 128 KiB and 1 MiB a
+// fifth slower).
 inline constexpr size_t kFrameBytes = size_t{512} << 10;
-// Of a tensor that arrives: its header alone must not take all memory.
+// Limit for a received tensor, so that its header alone cannot exhaust memory.
 inline constexpr size_t kMaxStreamedBytes = size_t{64} << 30;
 
-// Cuts a value into frames, which point into the tensor's memory and share it. Not thread-safe.
+// Splits a value into frames that share the tensor's memory. Not thread-safe.
 class FrameWriter final {
  public:
   // REQUIRES: frame_bytes is not 0.
@@ -41,27 +41,27 @@ class FrameWriter final {
 
  private:
   const size_t frame_bytes_;
-  // Of the first frame; the tag and length of its content are still to come.
+  // Of the first frame; the tag and length of its content follow.
   std::string header_;
   grpc::Slice content_;
   size_t sent_bytes_ = 0;
   bool is_started_ = false;
 };
 
-// Puts frames together; each is copied once, to where it stays. Not thread-safe.
+// Assembles frames; each is copied once, to its final place. Not thread-safe.
 class FrameReader final {
  public:
   explicit FrameReader(DecodeTarget target, size_t max_bytes = kMaxStreamedBytes)
       : target_(std::move(target)), max_bytes_(max_bytes) {}
 
-  // The next frame.
-  //   Errors: INTERNAL for what is no frame, or not one that could follow; INVALID_ARGUMENT for a
-  //   tensor that is none, or not of the destination's type and size; RESOURCE_EXHAUSTED above
-  //   `max_bytes`; CANCELLED when the gate was closed. The reader is good for nothing after one.
+  // Processes the next frame.
+  //   Errors: INTERNAL for a malformed or unexpected frame; INVALID_ARGUMENT for an invalid tensor,
+  //   or one not of the destination's type and size; RESOURCE_EXHAUSTED above `max_bytes`;
+  //   CANCELLED when the gate was closed. The reader is unusable after an error.
   absl::Status Read(grpc::ByteBuffer& frame);
 
-  // The stream has ended.
-  //   Errors: INTERNAL naming what is missing; INVALID_ARGUMENT for strings that are none.
+  // Call at the end of the stream.
+  //   Errors: INTERNAL naming what is missing; INVALID_ARGUMENT for invalid strings.
   absl::StatusOr<ServedValue> Finish();
 
   bool has_header() const { return has_header_; }
@@ -76,11 +76,11 @@ class FrameReader final {
   const DecodeTarget target_;
   const size_t max_bytes_;
   bool has_header_ = false;
-  // Its tensor is there from the header on, unless it is one of strings.
+  // Its tensor is allocated once the header was read, unless it holds strings.
   ServedValue value_;
   size_t content_bytes_ = 0;
   size_t received_bytes_ = 0;
-  // Of strings, which are made when all is there.
+  // For strings, which are decoded when all bytes have arrived.
   bool is_strings_ = false;
   Shape strings_shape_;
   std::string strings_;

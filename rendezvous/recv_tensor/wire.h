@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fields of protocol buffers that are written by hand, and content that is copied out of messages.
+// Hand-written protocol buffer fields, and copying of content out of messages.
 #ifndef FERRY_RENDEZVOUS_RECV_TENSOR_WIRE_H_
 #define FERRY_RENDEZVOUS_RECV_TENSOR_WIRE_H_
 
@@ -39,8 +39,8 @@ inline size_t VarintBytes(uint64_t value) {
 
 enum class CopyResult { kCopied, kTooShort, kClosed };
 
-// Copies `bytes` from `in` to `out`, in pieces after each of which `gate`, which may be null, can
-// be closed.
+// Copies `bytes` from `in` to `out`, in pieces; `gate`, which may be null, can be closed after
+// each.
 inline CopyResult CopyOut(google::protobuf::io::CodedInputStream& in, size_t bytes, void* out,
                           ClosableWriter* gate) {
   // 0.1 ms of copying.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Addresses, one after the other; the handshake; and what comes after it.
+// Tries addresses in turn, runs the handshake, and exchanges what the channel needs.
 #include "transport/control/connect_attempt.h"
 
 #include <sys/epoll.h>
@@ -25,7 +25,7 @@
 namespace ferry {
 namespace {
 
-// Before a peer that had no descriptors left is asked again.
+// Delay before retrying a peer that had no descriptors left.
 constexpr absl::Duration kNoDescriptorsPause = absl::Milliseconds(100);
 
 }  // namespace
@@ -67,7 +67,8 @@ void ConnectionManager::Attempt::TryNextAddress() {
     }
     address_ = tcp_addresses.front();
     tcp_addresses.pop_front();
-    // A name is expanded to all of its addresses; connecting reports errors of resolving it.
+    // A name is expanded to all of its addresses; errors of resolving it are reported by
+    // connecting.
     const absl::StatusOr<std::vector<std::string>> each = ResolveTcp(address_);
     if (each.ok() && each->size() > 1) {
       address_ = each->front();
@@ -76,7 +77,7 @@ void ConnectionManager::Attempt::TryNextAddress() {
   }
   give_up_ = SteadyClock().Now() + shared_->options.handshake_timeout;
   refusal_ = absl::OkStatus();
-  // Of those who come the listener looks after.
+  // Client attempts only: the listener times out incoming ones.
   EndTrying();
   shared_->trying.push_back({give_up_, weak_from_this()});
   shared_->AwaitAnswers();
@@ -92,7 +93,7 @@ void ConnectionManager::Attempt::EndTrying() {
 }
 
 void ConnectionManager::Attempt::FailLate() {
-  // What it said when it was asked before tells more than that it had no time to say so again.
+  // The peer's earlier refusal explains more than that it did not repeat it in time.
   if (!refusal_.ok()) return FailForGood(refusal_);
   Fail(absl::DeadlineExceededError(absl::StrCat(address_, " has not answered for ",
                                                 ShortDuration(shared_->options.handshake_timeout),
@@ -159,7 +160,7 @@ absl::Status ConnectionManager::Attempt::Step() {
     is_connected_ = true;
   }
   while (true) {
-    // Whoever turns this side away says why, and may have closed before it hears anything.
+    // A peer that rejects this side says why, and may have closed before it reads anything.
     const absl::Status written = SendOutput();
     if (handshake_.is_done()) {
       FERRY_RETURN_IF_ERROR(written);
@@ -189,7 +190,7 @@ absl::Status ConnectionManager::Attempt::Step() {
       if (!is_client_) {
         shared_->NoteRefusal(std::string(why.message()));
       }
-      // The peer is to know why.
+      // Let the peer know why.
       SendOutput().IgnoreError();
       FailForGood(why);
       return absl::OkStatus();

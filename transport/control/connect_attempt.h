@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ConnectionManager::Attempt: a connection on its way to being a control channel; and what the
-// parts of a hub share.
+// ConnectionManager::Attempt: a connection being established; and state shared by the manager's
+// parts.
 #ifndef FERRY_TRANSPORT_CONTROL_CONNECT_ATTEMPT_H_
 #define FERRY_TRANSPORT_CONTROL_CONNECT_ATTEMPT_H_
 
@@ -43,17 +43,17 @@ struct ConnectionManager::Shared : public std::enable_shared_from_this<Shared> {
     last_refusal = std::move(why);
   }
 
-  // Fails attempts of this side at the addresses that have not answered in time. One timer for all
-  // of them: who is tried again and again leaves none behind. On the loop.
+  // Fails outgoing attempts whose address has not answered in time. One timer serves all, so that
+  // repeated attempts leave none behind. On the loop.
   void AwaitAnswers();
   void FailWhoIsLate();
 
-  // An address that is being tried.
+  // An address being tried.
   struct Trying {
     absl::Time until;
     std::weak_ptr<Attempt> attempt;
   };
-  // Of the loop. Whoever has been tried for longest is the first.
+  // Loop thread only. Oldest first.
   std::deque<Trying> trying;
   bool awaits_answers = false;
 
@@ -62,11 +62,11 @@ struct ConnectionManager::Shared : public std::enable_shared_from_this<Shared> {
   bool is_closed ABSL_GUARDED_BY(mu) = false;
   std::vector<std::shared_ptr<Listener>> listeners ABSL_GUARDED_BY(mu);
   absl::flat_hash_set<std::shared_ptr<Attempt>> attempts ABSL_GUARDED_BY(mu);
-  // Of attempts of this side.
+  // For outgoing attempts.
   AttemptId last_id ABSL_GUARDED_BY(mu) = 0;
 };
 
-// A connection that is being made or proved. Lives on the loop.
+// A connection that is being established or authenticated. Lives on the loop.
 class ConnectionManager::Attempt final : public LoopSource,
                                          public std::enable_shared_from_this<Attempt> {
  public:
@@ -76,15 +76,15 @@ class ConnectionManager::Attempt final : public LoopSource,
         is_client_(is_client),
         is_unix_(is_unix) {}
 
-  // Who is told in the end; a server's attempt asks the hub's callbacks instead.
+  // Receives the outcome; incoming attempts use the manager's callbacks instead.
   std::shared_ptr<ControlHandler> handler;
   DataCallback on_data;
-  // 0: of the peer's.
+  // 0: an incoming attempt.
   AttemptId id = 0;
-  // Still to be tried.
+  // Addresses not yet tried.
   std::deque<std::string> tcp_addresses;
   std::string unix_name;
-  // To begin anew with the next address.
+  // Initial state, to restart with the next address.
   Handshake fresh_handshake = Handshake::Server({});
 
   // REQUIRES: on the loop, once.
@@ -93,31 +93,31 @@ class ConnectionManager::Attempt final : public LoopSource,
   void OnReady(uint32_t) override { Advance(); }
 
   void Cancel(const absl::Status& why);
-  // Its address has not answered.
+  // Called when its address has not answered in time.
   void FailLate();
-  // Whether it has become something else, or nothing.
+  // True if it has become a channel or data connection, or has failed.
   bool is_over() const { return is_over_; }
 
  private:
   absl::Status Watch(UniqueFd socket);
   void Unwatch();
   void TryNextAddress();
-  // Nothing is tried any more.
+  // Removes it from the attempts being timed.
   void EndTrying();
   void Connect();
-  // The peer has no room for a connection now.
+  // Retries after a pause: the peer is out of descriptors.
   void ConnectAgain();
   void Advance();
   absl::Status Step();
   absl::Status SendOutput();
-  // Both know each other.
+  // Both sides are authenticated.
   absl::Status Finish();
-  // The client brings the rings; each gives the other its bell. False: more is to come.
+  // The client brings the rings; each passes its doorbell to the other. False: incomplete.
   absl::StatusOr<bool> ExchangeMemory(ShmControlChannel::Memory& memory);
-  // Of the list of attempts; returns what keeps it alive.
+  // Removes it from the list of attempts; returns the reference that keeps it alive.
   std::shared_ptr<Attempt> Leave();
   void Fail(const absl::Status& why);
-  // Another address would not be another job, or has no more room.
+  // Fails without trying other addresses: they would reach the same job, or the same full peer.
   void FailForGood(const absl::Status& why);
   void End(absl::Status why);
 
@@ -127,9 +127,9 @@ class ConnectionManager::Attempt final : public LoopSource,
   const bool is_unix_;
   UniqueFd socket_;
   EventLoop::SourceId source_ = 0;
-  // Of this address.
+  // Deadline for the current address.
   absl::Time give_up_;
-  // What its peer said when it had no room for a connection.
+  // The peer's error when it had no room for a connection.
   absl::Status refusal_;
   bool is_connected_ = false;
   bool is_over_ = false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who comes, and how many at a time.
+// Accepts connections and limits how many are unauthenticated at a time.
 #include "transport/control/connection_listener.h"
 
 #include <fcntl.h>
@@ -18,10 +18,11 @@
 namespace ferry {
 namespace {
 
-// Strangers that connect and say nothing cost a descriptor each for as long as a handshake may
-// take.
+// Each unauthenticated connection that sends nothing holds a descriptor until the handshake
+// timeout.
 constexpr size_t kMaxStrangers = 256;
-// Of these, who has been here for so long means harm, or hangs: a handshake takes milliseconds.
+// Age from which one is evicted when the limit is reached: a handshake takes milliseconds, so it is
+// malicious or hung.
 constexpr absl::Duration kEnough = absl::Seconds(1);
 constexpr absl::Duration kFullPause = absl::Milliseconds(5);
 constexpr absl::Duration kNoRoomPause = absl::Milliseconds(100);
@@ -46,9 +47,9 @@ void ConnectionManager::Listener::OnReady(uint32_t) {
     }
     if (errno == EINTR || errno == ECONNABORTED) continue;
     if (errno == EAGAIN || errno == EWOULDBLOCK) return;
-    // Out of descriptors, most likely.
+    // Most likely out of descriptors.
     if ((errno == EMFILE || errno == ENFILE) && TurnAwayOne()) continue;
-    // Whoever waits in the backlog gets another chance.
+    // Connections in the backlog are retried later.
     return ComeBackIn(kNoRoomPause);
   }
 }
@@ -58,7 +59,7 @@ bool ConnectionManager::Listener::TurnAwayOne() {
   reserve_.Reset();
   UniqueFd socket(accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (socket.valid()) {
-    // What is not read would become a reset, which may be faster than these words.
+    // Closing with unread data sends a reset, which may overtake the reply.
     char hello[256];
     recv(socket.get(), hello, sizeof(hello), MSG_DONTWAIT);
     const std::string words = Handshake::OutOfDescriptors(shared_->options.handshake);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ConnectionManager::Listener: a socket to which peers connect.
+// ConnectionManager::Listener: a socket on which peers connect.
 #ifndef FERRY_TRANSPORT_CONTROL_CONNECTION_LISTENER_H_
 #define FERRY_TRANSPORT_CONTROL_CONNECTION_LISTENER_H_
 
@@ -14,8 +14,8 @@
 
 namespace ferry {
 
-// Makes an attempt of each connection that comes. So many at a time: others wait in the kernel, and
-// whoever has taken long makes way for them. Called by the loop.
+// Creates an Attempt for each incoming connection. Their number is limited: others wait in the
+// kernel's backlog, and slow ones are evicted to make room. Called by the loop.
 class ConnectionManager::Listener final : public LoopSource,
                                           public std::enable_shared_from_this<Listener> {
  public:
@@ -28,7 +28,7 @@ class ConnectionManager::Listener final : public LoopSource,
   void OnReady(uint32_t) override;
 
  private:
-  // Of those that have not proved who they are yet.
+  // A connection that has not been authenticated yet.
   struct Stranger {
     absl::Time since;
     std::weak_ptr<Attempt> attempt;
@@ -36,11 +36,11 @@ class ConnectionManager::Listener final : public LoopSource,
 
   bool HasRoom();
   void Accept(UniqueFd socket);
-  // Who waits is told that there are no descriptors; false: he cannot be.
+  // Tells a waiting client that there are no descriptors; false if that is impossible.
   bool TurnAwayOne();
   void KeepReserve();
   void ComeBackIn(absl::Duration pause);
-  // One timer for all of them: who comes and goes a hundred thousand times leaves none behind.
+  // One timer serves all, so that a hundred thousand short connections leave none behind.
   void AwaitTimeout();
   void DropWhoIsLate();
 
@@ -48,9 +48,10 @@ class ConnectionManager::Listener final : public LoopSource,
   const UniqueFd socket_;
   const bool is_unix_;
   EventLoop::SourceId source_ = 0;
-  // Open for nothing but to be closed when there are no others: who connects is to know why.
+  // Spare descriptor, closed when none are left in order to accept a client and tell it why it is
+  // rejected.
   UniqueFd reserve_;
-  // The first who came is the first.
+  // Oldest first.
   std::deque<Stranger> strangers_;
   bool comes_back_ = false;
   bool awaits_timeout_ = false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Listeners and attempts, and their end.
+// Owns listeners and attempts, and ends them.
 #include "transport/control/connection_manager.h"
 
 #include <memory>
@@ -133,8 +133,8 @@ void ConnectionManager::Close() {
     absl::MutexLock lock(&shared_->mu);
     shared_->is_closed = true;
     listeners.swap(shared_->listeners);
-    // Not left in the list, which they keep as it keeps them: a loop that is stopped before it gets
-    // round to them lets go of them, and of their sockets, in the end.
+    // Swapped out, since the list and the attempts keep each other alive: if the loop stops before
+    // it runs this, the attempts and their sockets are freed anyway.
     attempts.swap(shared_->attempts);
   }
   for (const auto& listener : listeners) listener->Stop();

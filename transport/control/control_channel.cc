@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Peers for people.
+// Peer names, and the checks shared by implementations.
 #include "transport/control/control_channel.h"
 
 #include "absl/strings/str_cat.h"

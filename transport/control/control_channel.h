@@ -18,7 +18,7 @@
 
 namespace ferry {
 
-// A process of a job, in one of its lives.
+// A process of a job, in one of its incarnations.
 struct PeerId {
   int32_t node_id = 0;
   uint64_t incarnation = 0;
@@ -30,60 +30,60 @@ struct PeerId {
   }
 };
 
-// A body of a frame that every control channel takes; what is larger travels by a transport.
+// Frame body size that every control channel accepts; larger data goes through a transport.
 inline constexpr size_t kMaxLaneBody = 64 * 1024;
 
 class ControlChannel;
 
-// Who hears what comes out of a control channel. Called on its loop, one call at a time, with no
-// lock held.
+// Receives the events of a control channel. Called on its loop, one call at a time, with no lock
+// held.
 class ControlHandler {
  public:
   virtual ~ControlHandler() = default;
-  // The first call, unless there never is a control channel: then OnClosed says why.
+  // The first call, unless the channel never opens: then OnClosed says why.
   virtual void OnOpen(std::shared_ptr<ControlChannel> channel) = 0;
-  // `body` and `descriptors` are the control channel's; descriptors may be moved from. A body in
-  // shared memory may change while it is read, if the peer means harm: read each field once.
-  //   Errors: the control channel ends with it, since the peer does not keep to the protocol.
+  // `body` and `descriptors` belong to the channel; descriptors may be moved from. A body in shared
+  // memory may change while it is read if the peer is malicious: read each field once.
+  //   Errors: the peer violates the protocol; the channel is closed with the error.
   virtual absl::Status OnFrame(uint16_t type, absl::string_view body,
                                absl::Span<UniqueFd> descriptors) = 0;
-  // The last call: nothing more comes out, and nothing goes in. Exactly once.
+  // The last call: nothing is received or sent any more. Called exactly once.
   virtual void OnClosed(const absl::Status& why) = 0;
 };
 
-// Thread-safe. What it does not accept was not sent; what it accepts arrives once and in order, or
-// the control channel ends.
+// Thread-safe. A frame that Send rejects was not sent; one that it accepts arrives once and in
+// order, or the channel closes.
 class ControlChannel {
  public:
   virtual ~ControlChannel() = default;
 
-  // Sends the parts, one after the other, as the body of one frame. Never blocks: what the peer
-  // does not take yet is kept, within a limit.
+  // Sends the concatenated parts as the body of one frame. Never blocks: what the peer does not
+  // read yet is queued, within a limit.
   //   descriptors: duplicates of them arrive with the frame; only if passes_descriptors().
-  //   Errors: UNAVAILABLE with the reason when the control channel has ended; RESOURCE_EXHAUSTED
-  //   naming the limit when the peer takes nothing; INVALID_ARGUMENT above max_body().
+  //   Errors: UNAVAILABLE with the reason when the channel has closed; RESOURCE_EXHAUSTED naming
+  //   the limit when the peer reads nothing; INVALID_ARGUMENT above max_body().
   virtual absl::Status Send(uint16_t type, absl::Span<const absl::string_view> parts,
                             absl::Span<const int> descriptors = {}) = 0;
 
-  // Ends it for both sides; the handler hears `why`, unless it had ended before.
+  // Closes both sides; the handler's OnClosed gets `why`, unless it was closed before.
   virtual void Close(const absl::Status& why) = 0;
 
   virtual const PeerId& peer() const = 0;
   virtual bool passes_descriptors() const = 0;
-  // The largest body of a frame, in bytes: kMaxLaneBody at least.
+  // The largest body of a frame, in bytes; at least kMaxLaneBody.
   virtual size_t max_body() const { return kMaxLaneBody; }
-  // Of what was sent, the bytes that the peer has no room for yet, and that are kept here.
+  // Bytes sent that the peer has no room for yet, and that are queued here.
   virtual size_t queued_bytes() const { return 0; }
-  // Whether the peer has read all that was sent. False also where nobody can tell.
+  // True if the peer has read everything sent. False also if that is unknown.
   virtual bool is_all_read() const { return false; }
-  // "shm", "tcp to 10.0.0.3:41234": for people.
+  // Human-readable: "shm", "tcp to 10.0.0.3:41234".
   virtual std::string Describe() const = 0;
 };
 
 // "node 3".
 std::string Describe(const PeerId& peer);
 
-// For implementations. The first: INVALID_ARGUMENT above `max_body`.
+// For implementations. The first returns INVALID_ARGUMENT above `max_body`.
 absl::Status CheckLaneBody(absl::Span<const absl::string_view> parts,
                            size_t max_body = kMaxLaneBody);
 absl::Status LaneQueueIsFull(const PeerId& peer, size_t bytes, size_t frames, size_t limit);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SCM_RIGHTS, with everything that the kernel may do to it.
+// SCM_RIGHTS, including truncated and lost descriptors.
 #include "transport/control/descriptors.h"
 
 #include <fcntl.h>
@@ -66,7 +66,7 @@ absl::StatusOr<bool> ReceiveDescriptors(int socket, std::deque<UniqueFd>& arrive
         arrived.emplace_back(fd);
       }
     }
-    // The kernel has dropped them. Whoever needs them will be told.
+    // The kernel has dropped them: callers see invalid descriptors.
     if ((message.msg_flags & MSG_CTRUNC) != 0) {
       for (; missing > 0; --missing) arrived.emplace_back();
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Descriptors over Unix sockets.
+// Passing file descriptors over Unix sockets.
 #ifndef FERRY_TRANSPORT_CONTROL_DESCRIPTORS_H_
 #define FERRY_TRANSPORT_CONTROL_DESCRIPTORS_H_
 
@@ -15,20 +15,20 @@
 
 namespace ferry {
 
-// In one message, at most; the kernel's limit is 253.
+// Limit for one message; the kernel's is 253.
 inline constexpr size_t kMaxDescriptors = 8;
 
-// Sends duplicates of `fds`, with a byte that says how many.
-//   Errors: UNAVAILABLE when the socket takes nothing just now, or is closed.
+// Sends duplicates of `fds`, with one byte that holds their number.
+//   Errors: UNAVAILABLE when the socket is full or closed.
 absl::Status SendDescriptors(int socket, absl::Span<const int> fds);
 
-// Takes whatever has come, but stops when `arrived` has `enough`. Those for which this process has
-// no room come as descriptors that are not valid. False: the other side has closed the socket.
+// Receives the descriptors available, but stops when `arrived` has `enough`. Those for which this
+// process has no room arrive as invalid descriptors. False: the peer has closed the socket.
 //   Errors: UNAVAILABLE with the kernel's reason.
 absl::StatusOr<bool> ReceiveDescriptors(int socket, std::deque<UniqueFd>& arrived,
                                         size_t enough = SIZE_MAX);
 
-//   Errors: RESOURCE_EXHAUSTED, saying what to do, if one of them was lost.
+//   Errors: RESOURCE_EXHAUSTED, saying what to do, if the descriptor was lost.
 absl::Status CheckDescriptor(const UniqueFd& fd);
 absl::Status CheckDescriptors(absl::Span<const UniqueFd> fds);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The four messages.
+// Encoding and checking of the four handshake messages.
 #include "transport/control/handshake.h"
 
 #include <openssl/crypto.h>
@@ -37,7 +37,7 @@ constexpr size_t kChallengeBytes = 8 + 2 + 2 + 4 + 8 + kSecretBytes;
 constexpr size_t kClientProofBytes = kSecretBytes;
 constexpr size_t kServerProofBytes = 2 + kSecretBytes;
 
-// What a server answers first.
+// The server's first reply.
 std::string EncodeChallenge(const HandshakeOptions& options, Verdict verdict) {
   char room[kChallengeBytes];
   ByteWriter challenge(room, sizeof(room));
@@ -58,7 +58,7 @@ absl::Status NotFerry() {
 
 std::string DrawSecret() {
   std::string secret(kSecretBytes, '\0');
-  // Of the kernel: a library's generator needs a descriptor on its first use, or memory.
+  // From the kernel: a library's generator may need a descriptor or memory on first use.
   static_assert(kSecretBytes <= 256, "more may be cut short");
   FERRY_CHECK(getentropy(secret.data(), secret.size()) == 0);
   return secret;
@@ -134,7 +134,7 @@ absl::Status Handshake::OnBytes(absl::string_view& bytes) {
     const size_t taken = std::min(bytes.size(), wanted_bytes());
     absl::StrAppend(&input_, bytes.substr(0, taken));
     bytes.remove_prefix(taken);
-    // Strangers are told off at their first bytes, not when they have sent enough of them.
+    // Reject foreign protocols at their first bytes, not after a full message.
     if ((stage_ == Stage::kHello || stage_ == Stage::kChallenge) &&
         kMagic.substr(0, input_.size()) != absl::string_view(input_).substr(0, kMagic.size())) {
       stage_ = Stage::kFailed;
@@ -243,7 +243,7 @@ absl::Status Handshake::OnClientProof(absl::string_view message) {
   const bool is_right = IsSameProof(message, Proof("client"));
   const Verdict verdict = is_right ? Verdict::kWelcome : Verdict::kWrongToken;
   output_.append(reinterpret_cast<const char*>(&verdict), sizeof(verdict));
-  // No proof of ours for a stranger.
+  // Send no proof to an unauthenticated peer.
   output_.append(is_right ? Proof("server") : std::string(kSecretBytes, '\0'));
   if (!is_right) {
     return absl::UnauthenticatedError(absl::StrCat("somebody who says to be ", Describe(peer_),

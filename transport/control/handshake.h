@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handshake: how two processes of a job make sure of each other before anything else is said.
+// Handshake: mutual authentication of two processes of a job before any other data.
 #ifndef FERRY_TRANSPORT_CONTROL_HANDSHAKE_H_
 #define FERRY_TRANSPORT_CONTROL_HANDSHAKE_H_
 
@@ -15,10 +15,10 @@ namespace ferry {
 
 inline constexpr uint16_t kLaneVersion = 3;
 
-// What a connection is for.
+// Purpose of a connection.
 enum class ConnectionPurpose : uint16_t {
   kLane = 1,
-  // Carries the bytes of tensors; `index` tells those of a pair apart.
+  // Tensor data; `index` distinguishes the connections of a pair.
   kData = 2,
 };
 
@@ -29,36 +29,37 @@ struct HandshakeOptions {
   uint16_t version = kLaneVersion;
 };
 
-// One side of it; a plain object, fed with bytes. Four messages of fixed size:
-//   client: who I am, whom I want, what for, a nonce
-//   server: who I am, a nonce, or why not
+// One side of the handshake; a plain object, fed with bytes. Four messages of fixed size:
+//   client: its id, the id of the wanted peer, the purpose, a nonce
+//   server: its id and a nonce, or an error
 //   client: HMAC-SHA256(token, "client", all of the above)
-//   server: HMAC-SHA256(token, "server", all of the above), or why not
-// Nothing of the job is said before both have proved that they know the token, and a proof is only
-// good for its two nonces.
+//   server: HMAC-SHA256(token, "server", all of the above), or an error
+// Nothing else is sent before both have proved that they know the token, and a proof is valid only
+// for its two nonces.
 class Handshake {
  public:
-  // Connects to `peer`, in that life of it.
+  // Connects to `peer`, in exactly that incarnation.
   static Handshake Client(HandshakeOptions options, PeerId peer, ConnectionPurpose purpose,
                           uint32_t index);
   static Handshake Server(HandshakeOptions options);
-  // What a server that cannot keep the connection says instead: it is out of descriptors.
+  // The reply of a server that cannot keep the connection because it is out of descriptors.
   static std::string OutOfDescriptors(const HandshakeOptions& options);
 
-  // Bytes that have come; takes what belongs to the handshake from the front of `bytes`.
-  //   Errors: the handshake is over, in vain; what pending_output() holds may still be sent.
-  //   UNAUTHENTICATED the peer does not know the token; FAILED_PRECONDITION another version, or
-  //   another life of the peer than the one that was wanted; INVALID_ARGUMENT something else than
-  //   Ferry speaks here; RESOURCE_EXHAUSTED the peer is out of descriptors, for now.
+  // Processes received bytes; consumes those that belong to the handshake from the front of
+  // `bytes`.
+  //   Errors: the handshake has failed; pending_output() may still be sent. UNAUTHENTICATED the
+  //   peer does not know the token; FAILED_PRECONDITION another version, or another incarnation of
+  //   the peer than requested; INVALID_ARGUMENT the peer does not speak the Ferry protocol;
+  //   RESOURCE_EXHAUSTED the peer is temporarily out of descriptors.
   absl::Status OnBytes(absl::string_view& bytes);
-  // How many bytes it waits for, so that a reader takes no more.
+  // Number of bytes expected next, so that a reader consumes no more.
   size_t wanted_bytes() const;
 
-  // To be sent to the peer; cleared by whoever sends it.
+  // Output to send to the peer; the caller clears it.
   std::string& pending_output() { return output_; }
   bool is_done() const { return stage_ == Stage::kDone; }
 
-  // Once done.
+  // Valid once done.
   const PeerId& peer() const { return peer_; }
   ConnectionPurpose purpose() const { return purpose_; }
   uint32_t index() const { return index_; }
@@ -82,7 +83,7 @@ class Handshake {
   uint32_t index_ = 0;
   std::string output_;
   std::string input_;
-  // What both sides have seen.
+  // All handshake bytes seen by both sides.
   std::string transcript_;
 };
 
@@ -90,7 +91,7 @@ class Handshake {
 std::string DrawSecret();
 // HMAC-SHA256.
 std::string Authenticate(absl::string_view secret, absl::string_view message);
-// In a time that does not tell where they differ.
+// Constant-time comparison.
 bool IsSameProof(absl::string_view a, absl::string_view b);
 
 }  // namespace ferry

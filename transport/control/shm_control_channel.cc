@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rings, the socket beside them, and what waits for room.
+// The rings, the descriptor socket, and the queue of frames that wait for room.
 #include "transport/control/shm_control_channel.h"
 
 #include <sys/epoll.h>
@@ -18,9 +18,9 @@ namespace {
 constexpr size_t kRingCapacity = 512 * 1024;
 static_assert(kRingCapacity / 4 >= kMaxLaneBody + kRingFrameHeader);
 constexpr size_t kOneRing = kRingControlBytes + kRingCapacity;
-// Frames in a row before others get their turn.
+// Frames handled in a row before other sources get their turn.
 constexpr int kFramesAtOnce = 64;
-// At a third of a microsecond each; sending them takes three.
+// Polls of the socket, at a third of a microsecond each; sending descriptors takes three.
 constexpr int kLooksForDescriptors = 16;
 
 char* RingAt(const MemorySegment& rings, bool first) {
@@ -54,14 +54,14 @@ std::shared_ptr<ShmControlChannel> ShmControlChannel::Start(EventLoop& loop, Pee
       new ShmControlChannel(loop, peer, std::move(socket), std::move(memory), is_first,
                             std::move(handler), max_queued_bytes));
   // On the loop, so that no source is called before it knows its own id. The socket is watched for
-  // its end alone: frames say when there are descriptors, and nobody is woken twice.
+  // hang-up only: frames announce their descriptors, so no wake-up is duplicated.
   loop.Post([channel, &loop] {
     const absl::StatusOr<EventLoop::SourceId> source =
         loop.Add(channel, channel->socket_.get(), EPOLLRDHUP, /*polls=*/true);
     if (!source.ok()) return channel->Refuse(source.status());
     channel->source_ = *source;
     channel->handler_->OnOpen(channel);
-    // What came before is told by no edge.
+    // An edge-triggered source does not report what arrived earlier.
     channel->OnReady(EPOLLIN);
   });
   return channel;
@@ -72,7 +72,7 @@ bool ShmControlChannel::TryWrite(uint16_t type, absl::Span<const absl::string_vi
   size_t body = 0;
   for (const absl::string_view part : parts) body += part.size();
   if (!descriptors.empty()) {
-    // First the room, since descriptors that have gone cannot be taken back.
+    // Check for room first: descriptors that were sent cannot be recalled.
     if (!writer_.HasRoom(body)) return false;
     writer_.HintDescriptors();
     if (!SendDescriptors(socket_.get(), descriptors).ok()) return false;
@@ -108,7 +108,8 @@ absl::Status ShmControlChannel::Send(uint16_t type, absl::Span<const absl::strin
     has_queue_.store(true, std::memory_order_release);
     writer_.AskForRoom();
   }
-  // It may have made room in between; and then this side has to look, not the other.
+  // The reader may have made room in between and not have seen the request; then this side must
+  // retry.
   loop_.doorbell().Ring();
   return absl::OkStatus();
 }
@@ -142,7 +143,7 @@ absl::StatusOr<std::vector<UniqueFd>> ShmControlChannel::TakeDescriptors(size_t 
   std::vector<UniqueFd> taken;
   while (taken.size() < count) {
     if (arrived_.empty()) {
-      // They were sent before the frame, so that they are here.
+      // Descriptors are sent before their frame, so they have arrived.
       FERRY_ASSIGN_OR_RETURN(const bool is_open,
                              ReceiveDescriptors(socket_.get(), arrived_, count));
       (void)is_open;
@@ -158,12 +159,12 @@ absl::StatusOr<std::vector<UniqueFd>> ShmControlChannel::TakeDescriptors(size_t 
 
 void ShmControlChannel::LookForDescriptors() {
   const size_t before = arrived_.size();
-  // As many as no frame has, and still no frame: whoever sends them means harm.
+  // More descriptors than any frame has, and still no frame: the peer is malicious.
   if (before >= kMaxDescriptors) return;
   for (int i = 0; i < kLooksForDescriptors && !reader_.HasFrame(); ++i) {
     const absl::StatusOr<bool> is_open = ReceiveDescriptors(socket_.get(), arrived_, before + 1);
     if (!is_open.ok()) Close(is_open.status());
-    // Of its end the kernel tells.
+    // The kernel reports hang-up separately.
     if (!is_open.ok() || !*is_open || arrived_.size() > before) return;
   }
 }
@@ -211,7 +212,7 @@ void ShmControlChannel::OnReady(uint32_t events) {
   if (is_finished_) return;
   const absl::StatusOr<bool> is_open = ReceiveDescriptors(socket_.get(), arrived_);
   if (is_open.ok() && *is_open) return;
-  // It has gone; what it said before is in the ring.
+  // The peer has closed; frames it sent before are still in the ring.
   while (!is_finished_ && !is_closing_.load() && reader_.HasFrame()) Poll();
   Close(is_open.ok() ? PeerHasGone(peer_) : is_open.status());
   if (is_closing_.load(std::memory_order_acquire)) Finish();

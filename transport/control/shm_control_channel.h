@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ShmControlChannel: a control channel between processes of one host; two rings in memory, and a
-// socket for descriptors.
+// ShmControlChannel: a control channel between processes of one host, made of two rings in shared
+// memory and a socket for descriptors.
 #ifndef FERRY_TRANSPORT_CONTROL_SHM_CONTROL_CHANNEL_H_
 #define FERRY_TRANSPORT_CONTROL_SHM_CONTROL_CHANNEL_H_
 
@@ -24,25 +24,24 @@
 
 namespace ferry {
 
-// Frames go through the ring, for some tens of nanoseconds and a cache miss; the peer is woken only
-// if it sleeps. Descriptors go through the socket before the frame that they belong to. The kernel
-// closes the socket when the peer dies.
+// Frames go through the ring, at some tens of nanoseconds and a cache miss; the peer is woken only
+// if it sleeps. Descriptors go through the socket ahead of their frame. The kernel closes the
+// socket when the peer dies.
 class ShmControlChannel final : public ControlChannel,
                                 public LoopSource,
                                 public std::enable_shared_from_this<ShmControlChannel> {
  public:
   struct Memory {
     MemorySegment rings;
-    // Of the other process.
+    // The peer's doorbell.
     Doorbell peer_bell;
   };
 
-  // Bytes of a segment for the two rings.
+  // Size of a segment for the two rings, in bytes.
   static size_t RingsBytes();
 
-  // `socket`: connected, non-blocking, with a peer that is who it says. `is_first`: this side
-  // writes the first of the two rings. Begins to call `handler` at once, on `loop`, which outlives
-  // it.
+  // `socket`: connected, non-blocking, with an authenticated peer. `is_first`: this side writes the
+  // first of the two rings. Starts calling `handler` at once, on `loop`, which must outlive it.
   static std::shared_ptr<ShmControlChannel> Start(EventLoop& loop, PeerId peer, UniqueFd socket,
                                                   Memory memory, bool is_first,
                                                   std::shared_ptr<ControlHandler> handler,
@@ -74,14 +73,14 @@ class ShmControlChannel final : public ControlChannel,
   ShmControlChannel(EventLoop& loop, PeerId peer, UniqueFd socket, Memory memory, bool is_first,
                     std::shared_ptr<ControlHandler> handler, size_t max_queued_bytes);
 
-  // False: no room, neither in the ring nor for the descriptors.
+  // Returns false if there is no room, in the ring or for the descriptors.
   bool TryWrite(uint16_t type, absl::Span<const absl::string_view> parts,
                 absl::Span<const int> descriptors) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_lock_);
   bool FlushQueue() ABSL_LOCKS_EXCLUDED(send_lock_);
   absl::StatusOr<std::vector<UniqueFd>> TakeDescriptors(size_t count);
-  // They are being sent just now: taken as they come, not only when their frame is there.
+  // The peer is sending descriptors: receive them as they arrive, not only with their frame.
   void LookForDescriptors();
-  // It cannot be opened.
+  // Closes a channel that cannot be opened.
   void Refuse(const absl::Status& why);
   void Finish();
 
@@ -93,7 +92,7 @@ class ShmControlChannel final : public ControlChannel,
   const size_t max_queued_bytes_;
   EventLoop::SourceId source_ = 0;
 
-  // Of the loop.
+  // Loop thread only.
   RingReader reader_;
   std::shared_ptr<ControlHandler> handler_;
   std::deque<UniqueFd> arrived_;
@@ -105,7 +104,7 @@ class ShmControlChannel final : public ControlChannel,
   // Written under send_lock_.
   std::atomic<size_t> queued_bytes_{0};
   absl::Status closed_ ABSL_GUARDED_BY(send_lock_);
-  // Copies that are read without the lock.
+  // Copies, readable without the lock.
   std::atomic<bool> has_queue_{false};
   std::atomic<bool> is_closing_{false};
 };

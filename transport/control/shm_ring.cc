@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames in a ring: ready when their first word is not zero.
+// Frames in a ring; a frame is ready when its first word is not zero.
 #include "transport/control/shm_ring.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 namespace ferry {
 namespace {
 
-// Says: the rest of the ring is empty, go on at its beginning.
+// Marks the rest of the ring as unused: continue at its beginning.
 constexpr uint16_t kSkip = 0xFFFF;
 
 struct RingFrameHead {
@@ -27,7 +27,7 @@ struct RingFrameHead {
 };
 static_assert(sizeof(RingFrameHead) == kRingFrameHeader);
 
-// Each in a cache line of its own.
+// Each in its own cache line.
 std::atomic<uint64_t>& Head(char* control) {
   return *reinterpret_cast<std::atomic<uint64_t>*>(control);
 }
@@ -144,7 +144,7 @@ void RingReader::Pop() {
   char* const begin = data_ + (at_ & (capacity_ - 1));
   std::memset(begin, 0, std::min(frame, static_cast<size_t>(data_ + capacity_ - begin)));
   at_ += frame;
-  // Not only at the end of a long row, lest the writer stands still.
+  // Also publish within a long run of frames, so that the writer does not stall.
   if (at_ - published_ >= capacity_ / 4) {
     Head(control_).store(at_, std::memory_order_release);
     published_ = at_;

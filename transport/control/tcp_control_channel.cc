@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames over a stream of bytes.
+// Frames over a byte stream.
 #include "transport/control/tcp_control_channel.h"
 
 #include <sys/epoll.h>
@@ -28,25 +28,24 @@ struct TcpFrameHead {
 };
 static_assert(sizeof(TcpFrameHead) == 8);
 
-// The largest frame, and more of what follows it.
+// The largest frame, and room to read ahead of the next.
 constexpr size_t kBufferBytes = sizeof(TcpFrameHead) + kMaxTcpLaneBody + kMaxLaneBody;
-// A look costs a quarter of a microsecond in the kernel; a peer that answers at all does so within
-// so many.
+// A poll costs a quarter of a microsecond in the kernel; a peer that answers at all does so within
+// this many.
 constexpr int kEagerLooks = 1000;
-// Of a control channel that nothing else has to wait for: the way around the loop is a third of a
-// look.
+// For the only channel polled: a turn of the loop costs a third of a poll.
 constexpr int kLooksInARow = 4;
-// Found by looks, without a sleep between, before the kernel need not tell of more.
+// Messages found by polling, without a sleep between, before the kernel's notifications are turned
+// off.
 constexpr int kFoundBeforeUnwatched = 32;
 constexpr int kReadsAtOnce = 16;
-// Frames that are put together here first: one piece is cheaper for the kernel than several.
+// Smaller frames are assembled here first: one write is cheaper for the kernel than several.
 constexpr size_t kSmallFrame = 512;
-// Of what has been looked at, before it is taken out of the socket: about a request and a transfer
-// descriptor, since each look walks over all of it, and while nothing comes there is time to take
-// it out.
+// Peeked bytes left in the socket before they are consumed: about a request and a transfer
+// descriptor, since each peek walks over all of them, and idle time can be used to consume them.
 constexpr size_t kMostLookedAt = 100;
-// More than this in one look has come in large pieces. The kernel keeps a piece, and counts all of
-// it against the window, until its last byte has been taken out.
+// More than this in one peek came as large segments. The kernel keeps a segment, and counts all of
+// it against the window, until its last byte has been consumed.
 constexpr size_t kMostOfMessages = 512;
 
 ssize_t SendPieces(int socket, absl::Span<iovec> pieces) {
@@ -185,7 +184,7 @@ void TcpControlChannel::LookLater() {
 
 void TcpControlChannel::LookAtHost() {
   if (is_finished_) return;
-  // Cleared before the check, so that a send after it schedules another one.
+  // Cleared before the check, so that a later send schedules another one.
   will_look_ = false;
   const std::optional<TcpState> state = ReadTcpState(socket_.get());
   if (!state.has_value()) return;
@@ -240,7 +239,7 @@ void TcpControlChannel::MakeRoom() {
 void TcpControlChannel::TakeOut() {
   size_t left = std::exchange(looked_at_, 0);
   while (left > 0) {
-    // Nothing is written, though AddressSanitizer thinks so.
+    // MSG_TRUNC discards: nothing is written, though AddressSanitizer assumes so.
     const ssize_t taken = recv(socket_.get(), buffer_.data(), std::min(left, buffer_.size()),
                                MSG_DONTWAIT | MSG_TRUNC);
     if (taken <= 0) return;
@@ -251,7 +250,7 @@ void TcpControlChannel::TakeOut() {
 void TcpControlChannel::Watch() {
   if (is_finished_) return;
   found_by_looking_ = 0;
-  // What it has read is not to be told of.
+  // Bytes already read must not trigger a notification.
   TakeOut();
   uint32_t events = EPOLLIN | EPOLLRDHUP;
   {
@@ -276,9 +275,10 @@ void TcpControlChannel::Unwatch() {
 
 bool TcpControlChannel::ReadOnce() {
   if (is_finished_ || is_closing_.load(std::memory_order_acquire)) return false;
-  // The kernel acknowledges the second small piece in a row before it hands it out, which is half
-  // of what a message takes. What is only looked at it does not: an answer carries that. Where
-  // looks go on from each other it is taken out now and then, else before the next look.
+  // The kernel acknowledges the second small segment in a row before it returns it, which is half
+  // of a message's cost. It does not for bytes that are only peeked: the reply carries the
+  // acknowledgement. Where peeks continue from each other, bytes are consumed now and then, else
+  // before the next peek.
   if (looked_at_ > (looks_go_on_ && !is_bulk_ ? kMostLookedAt : 0)) TakeOut();
   const ssize_t got =
       recv(socket_.get(), buffer_.data() + end_, buffer_.size() - end_, MSG_DONTWAIT | MSG_PEEK);
@@ -323,7 +323,7 @@ bool TcpControlChannel::Poll() {
 
 bool TcpControlChannel::HasWork() {
   found_by_looking_ = 0;
-  // Nobody looks for a while, and the peer may be waiting for the room that this takes.
+  // Nothing polls for a while, and the peer may be waiting for this window space.
   TakeOut();
   if (!is_watched_) Watch();
   return !is_finished_ && is_closing_.load(std::memory_order_acquire);
@@ -338,7 +338,7 @@ void TcpControlChannel::OnReady(uint32_t events) {
       return;
     }
   }
-  // Others first; the edge will not come again.
+  // Let other sources run first; the edge is not reported again.
   loop_.Post([self = shared_from_this()] { self->OnReady(EPOLLIN); });
 }
 
@@ -370,7 +370,7 @@ void TcpControlChannel::Finish() {
     why = closed_;
     queue_.clear();
   }
-  // A socket with bytes in it would be reset, and what was sent last might never arrive.
+  // Closing a socket with unread bytes sends a reset, and the last frames sent might never arrive.
   TakeOut();
   shutdown(socket_.get(), SHUT_RDWR);
   std::exchange(handler_, nullptr)->OnClosed(why);

@@ -21,18 +21,19 @@
 
 namespace ferry {
 
-// Room for what comes with a transfer descriptor over TCP.
+// Room for data inline in a transfer descriptor over TCP.
 inline constexpr size_t kMaxTcpLaneBody = 132 * 1024;
 
-// Each frame has its length before it. A host that has vanished is found by the kernel's keepalive
-// (TuneTcp) while nothing is being sent, and by the control channel's own checks while something
-// is. A peer that is only stopped is waited for, and frames that do not fit its window are queued.
+// Each frame is preceded by its length. A host that has vanished is detected by the kernel's
+// keepalive (TuneTcp) while nothing is being sent, and by the channel's own checks while something
+// is. A peer that is merely stopped is waited for, and frames that do not fit its window are
+// queued.
 class TcpControlChannel final : public ControlChannel,
                                 public LoopSource,
                                 public std::enable_shared_from_this<TcpControlChannel> {
  public:
-  // `socket`: connected, non-blocking, with a peer that is who it says. Begins to call `handler` at
-  // once, on `loop`, which outlives it.
+  // `socket`: connected, non-blocking, with an authenticated peer. Starts calling `handler` at
+  // once, on `loop`, which must outlive it.
   static std::shared_ptr<TcpControlChannel> Start(EventLoop& loop, PeerId peer, UniqueFd socket,
                                                   std::string description,
                                                   std::shared_ptr<ControlHandler> handler,
@@ -56,17 +57,17 @@ class TcpControlChannel final : public ControlChannel,
   TcpControlChannel(EventLoop& loop, PeerId peer, UniqueFd socket, std::string description,
                     std::shared_ptr<ControlHandler> handler, size_t max_queued_bytes);
 
-  // Hears from the kernel of what comes, and of room for what is queued.
+  // Enables notifications for input, and for room if anything is queued.
   void Watch() ABSL_LOCKS_EXCLUDED(send_mu_);
-  // The looks find what comes. Before the loop sleeps it has to be watched again.
+  // Input is found by polling. Must be watched again before the loop sleeps.
   void Unwatch() ABSL_LOCKS_EXCLUDED(send_mu_);
-  // Takes what has been looked at out of the socket. Before anything waits for the kernel to tell:
-  // what is left there takes room from the window, and a peer that has none sends nothing.
+  // Consumes peeked bytes from the socket. Call before waiting for a notification: what is left
+  // takes window space, and a peer without window sends nothing.
   void TakeOut();
-  // Reads once; false when the kernel has no more for now, or the control channel has ended.
+  // Reads once; false when the kernel has no more for now, or the channel has closed.
   bool ReadOnce();
   absl::Status DeliverFrames();
-  // For the rest of the frame that has begun.
+  // Makes room for the rest of a partial frame.
   void MakeRoom();
   void Flush() ABSL_LOCKS_EXCLUDED(send_mu_);
   void FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mu_);
@@ -76,7 +77,7 @@ class TcpControlChannel final : public ControlChannel,
   // Ends the control channel if the host has vanished; otherwise reschedules itself while something
   // is outstanding.
   void LookAtHost() ABSL_LOCKS_EXCLUDED(send_mu_);
-  // It cannot be opened.
+  // Closes a channel that cannot be opened.
   void Refuse(const absl::Status& why);
   void Finish();
 
@@ -88,37 +89,37 @@ class TcpControlChannel final : public ControlChannel,
   const size_t max_queued_bytes_;
   EventLoop::SourceId source_ = 0;
 
-  // Of the loop.
+  // Loop thread only.
   std::shared_ptr<ControlHandler> handler_;
   std::vector<char> buffer_;
   size_t begin_ = 0;
   size_t end_ = 0;
-  // What the kernel still has, though it has been read.
+  // Bytes already read (peeked) but not yet consumed from the socket.
   size_t looked_at_ = 0;
-  // What comes is large pieces: each is taken out before the next look.
+  // Input consists of large segments: each is consumed before the next peek.
   bool is_bulk_ = false;
-  // A look begins where the one before has ended: Linux 6.9 and later, for TCP.
+  // Peeks continue where the previous one ended (SO_PEEK_OFF): Linux 6.9 and later, for TCP.
   bool looks_go_on_ = false;
-  // Looks that are worth a system call: some are left after something has come.
+  // Remaining polls worth a system call: some are granted whenever something has arrived.
   int eager_looks_ = 0;
-  // While looks find what comes the kernel need not tell of it, which costs it a lock for every
-  // message, while the reader waits for it.
+  // False while polling finds the input: a notification costs the kernel a lock for each message
+  // while the reader waits for it.
   bool is_watched_ = false;
   int found_by_looking_ = 0;
   HostWatch host_watch_{kVanishLimit};
   bool is_finished_ = false;
 
-  // Held over system calls that do not block.
+  // Held over non-blocking system calls.
   absl::Mutex send_mu_;
   std::deque<std::string> queue_ ABSL_GUARDED_BY(send_mu_);
-  // Of the first in the queue, what has gone already.
+  // Bytes of the first frame in the queue that were already sent.
   size_t sent_of_front_ ABSL_GUARDED_BY(send_mu_) = 0;
   // Written under send_mu_.
   std::atomic<size_t> queued_bytes_{0};
   bool watches_for_room_ ABSL_GUARDED_BY(send_mu_) = false;
   absl::Status closed_ ABSL_GUARDED_BY(send_mu_);
   std::atomic<bool> is_closing_{false};
-  // A check of the host is scheduled. Set by senders.
+  // A check of the peer's host is scheduled. Set by senders.
   std::atomic<bool> will_look_{false};
 };
 

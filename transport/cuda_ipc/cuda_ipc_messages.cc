@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fields of fixed size, in the order of the structs.
+// Wire format: fixed-size fields, in the order of the structs.
 #include "transport/cuda_ipc/cuda_ipc_messages.h"
 
 #include "absl/strings/str_cat.h"
@@ -13,7 +13,7 @@ namespace {
 constexpr uint8_t kHasFd = 1;
 constexpr uint8_t kIsKept = 2;
 constexpr size_t kMaxText = 1024;
-// Of everything but texts, events and pieces.
+// Everything but texts, events and pieces.
 constexpr size_t kFixedBytes = 64;
 constexpr size_t kPieceBytes = 1 + cuda::kIpcDescriptorBytes;
 
@@ -61,7 +61,7 @@ absl::StatusOr<CudaIpcPiece> GetPiece(ByteReader& reader) {
   return piece;
 }
 
-// A message of this kind, whose fields `put` writes.
+// Encodes a message of this kind, whose fields `put` writes.
 template <typename Function>
 std::string Encode(CudaIpcMessage kind, size_t more, Function put) {
   std::string room(kFixedBytes + more, '\0');

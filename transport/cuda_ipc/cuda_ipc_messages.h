@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the two halves of a cuda_ipc pair say to each other, in transfer descriptors, announcements
-// and replies.
+// Messages between the two endpoints of a cuda_ipc pair: transfer descriptors, announcements and
+// replies.
 #ifndef FERRY_TRANSPORT_CUDA_IPC_CUDA_IPC_MESSAGES_H_
 #define FERRY_TRANSPORT_CUDA_IPC_CUDA_IPC_MESSAGES_H_
 
@@ -18,7 +18,7 @@
 
 namespace ferry {
 
-// A GPU of the producer and one of the consumer, by their ordinals in each process.
+// The producer's GPU and the consumer's, by ordinal in each process.
 struct GpuPair {
   uint16_t source = 0;
   uint16_t destination = 0;
@@ -32,10 +32,10 @@ struct GpuPair {
 
 inline constexpr size_t kCudaIpcProbeBytes = 4096;
 inline constexpr size_t kMaxCudaIpcEvents = 256;
-// A tensor in more pieces of physical memory than that is copied into one first.
+// A tensor in more pieces of physical memory than this is staged.
 inline constexpr size_t kMaxCudaIpcPieces = 8;
 
-// What an announcement, or a reply, is about; its first byte.
+// Message type of an announcement or reply; its first byte.
 enum class CudaIpcMessage : uint8_t {
   // From the sender.
   kProbe = 1,
@@ -52,9 +52,9 @@ enum class CudaIpcMessage : uint8_t {
 //   Errors: INVALID_ARGUMENT.
 absl::StatusOr<CudaIpcMessage> KindOfCudaIpc(absl::string_view body);
 
-// From the sender, before the first transfer descriptor of a pair of devices: some memory with
-// known bytes to be opened, copied and compared, and the events that will mark when tensors are
-// there. With the memory's descriptor, if it has one.
+// From the sender, before the first transfer descriptor of a pair of devices: memory with known
+// bytes for the receiver to open, copy and compare, and the events that will mark when tensors are
+// ready. Carries the memory's file descriptor, if it has one.
 struct CudaIpcProbe {
   GpuPair pair;
   // Byte i of the memory is CudaIpcProbeByte(seed, i).
@@ -65,42 +65,43 @@ struct CudaIpcProbe {
 
 unsigned char CudaIpcProbeByte(uint32_t seed, size_t index);
 
-// From the receiver: what came of the probe.
+// From the receiver: the result of the probe.
 struct CudaIpcProbed {
   GpuPair pair;
-  // Of the probe: an answer that comes late may be to an older one.
+  // The probe's seed: a late reply may belong to an earlier probe.
   uint32_t seed = 0;
-  // Empty: it works.
+  // Empty: success.
   std::string refusal;
-  // Not empty: memory can be opened, but not the events, which need more (CUDA keeps them in
-  // /dev/shm): the sender waits for what is not ready.
+  // Not empty: memory can be opened, but events cannot, which need more (CUDA keeps them in
+  // /dev/shm): the sender waits for tensors that are not ready.
   std::string why_no_events = {};
 };
 
 struct CudaIpcPiece {
   cuda::IpcDescriptor memory;
-  // One of the transfer descriptor's descriptors is its own, in the order of pieces.
+  // True if one of the transfer descriptor's file descriptors, in the order of pieces, belongs to
+  // it.
   bool has_fd = false;
-  // The memory stays where it is as long as the control channel: the receiver keeps it open, and is
-  // sent its descriptor once.
+  // The memory stays in place as long as the control channel: the receiver keeps it open, and is
+  // sent its file descriptor only once.
   bool is_kept = false;
 };
 
 struct CudaIpcDescriptor {
   GpuPair pair;
-  // Not to be read before; sequence 0: it may be read now.
+  // Do not read before this event; sequence 0: ready now.
   cuda::EventTicket ready;
-  // None: it comes in slices.
+  // Empty: the tensor is sent in slices.
   std::vector<CudaIpcPiece> pieces;
-  // Why it comes in slices, and is not to be looked at where it is; for people.
+  // Human-readable: why it is sent in slices instead of being mapped.
   std::string why_staged;
 
   bool is_staged() const { return pieces.empty(); }
 };
 
-// From the sender, after the transfer descriptor: some more of a tensor that comes in slices lies
-// in a slot of the producer's, which is the consumer's until it says kTaken. In the order of
-// offsets, without gaps.
+// From the sender, after the transfer descriptor: the next slice of a staged tensor is in a slot of
+// the producer's, which belongs to the consumer until it replies kTaken. In order of offsets,
+// without gaps.
 struct CudaIpcSlice {
   uint64_t id = 0;  // of the transfer
   GpuPair pair;
@@ -109,20 +110,20 @@ struct CudaIpcSlice {
   CudaIpcPiece piece;
 };
 
-// From the receiver: nothing here reads the slice any more.
+// From the receiver: it no longer reads the slice.
 struct CudaIpcTaken {
   uint64_t id = 0;
   uint64_t offset = 0;
 };
 
-// From the sender: the rest of a tensor that comes in slices does not come.
+// From the sender: the rest of a staged tensor will not be sent.
 struct CudaIpcFailed {
   uint64_t id = 0;
   std::string why;
 };
 
-// From the receiver: a segment that is kept is not open here, since opening it failed when its
-// descriptor came; please once more. Its answer is kSegment.
+// From the receiver: requests a kept segment again, since opening it failed when its descriptor
+// came. Answered by kSegment.
 struct CudaIpcWanted {
   GpuPair pair;
   uint64_t buffer_id = 0;
@@ -142,7 +143,7 @@ std::string EncodeCudaIpcFailed(const CudaIpcFailed& failed);
 std::string EncodeCudaIpcWanted(const CudaIpcWanted& wanted);
 std::string EncodeCudaIpcSegment(const CudaIpcSegment& segment);
 
-//   Errors, of all: INVALID_ARGUMENT.
+//   Errors, for all: INVALID_ARGUMENT.
 absl::StatusOr<CudaIpcProbe> DecodeCudaIpcProbe(absl::string_view body);
 absl::StatusOr<CudaIpcProbed> DecodeCudaIpcProbed(absl::string_view body);
 absl::StatusOr<CudaIpcDescriptor> DecodeCudaIpcTicket(absl::string_view body);

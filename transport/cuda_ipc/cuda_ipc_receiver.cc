@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opening, waiting on the device, looking or copying.
+// Opens the producer's memory, waits on the device, and maps or copies.
 #include "transport/cuda_ipc/cuda_ipc_receiver.h"
 
 #include <atomic>
@@ -19,13 +19,13 @@ using cuda::ImportedMemory;
 using cuda::ReadyEvent;
 using cuda::ScopedCurrent;
 
-// Between two looks at what may not be had at once.
+// Delay before retrying a resource that is temporarily unavailable.
 constexpr absl::Duration kMoment = absl::Milliseconds(1);
-// For memory that others have now.
+// Timeout for device memory that is in use.
 constexpr absl::Duration kRoomTimeout = absl::Seconds(10);
 
-// Calls `release` on the executor's thread when the last of the events is done. An executor that is
-// stopping does not: this process is leaving. `uses` is not empty.
+// Calls `release` on the executor's thread when the last of the events has completed; not if the
+// executor is stopping, since then the process is leaving. `uses` is not empty.
 void ReleaseBehind(cuda::DeviceExecutor& executor, cuda::DeviceBuffer::Uses uses,
                    absl::AnyInvocable<void() &&> release) {
   struct Count {
@@ -100,7 +100,7 @@ void CudaIpcReceiver::Take(uint64_t id, const TensorHeader& header, absl::string
   }
   // Moved only if it is OK. NOLINTNEXTLINE(bugprone-use-after-move)
   if (!status.ok()) return std::move(done)(std::move(status), false);
-  // Its slices do the rest.
+  // The slices complete it.
   if ((*job)->ticket.is_staged()) return;
   environment_.gpus->Use(header.place.ordinal,
                          [self = shared_from_this(), job = *job](absl::StatusOr<Gpu*> gpu) {
@@ -210,7 +210,7 @@ void CudaIpcReceiver::Deliver(const JobPtr& job) {
       FERRY_ASSIGN_OR_RETURN(const bool is_ready, events->HasPassed(job->ticket.ready));
       if (!is_ready) {
         stream = job->gpu->waits->TakeIdle();
-        // All that may wait do; so the host looks again.
+        // No stream can wait: the host polls instead.
         if (stream == nullptr) return absl::UnavailableError("not ready");
         if (is_view) {
           FERRY_RETURN_IF_ERROR(events->MakeWait(job->ticket.ready, stream));
@@ -233,7 +233,7 @@ void CudaIpcReceiver::Deliver(const JobPtr& job) {
 absl::StatusOr<Tensor> CudaIpcReceiver::View(Job& job, std::shared_ptr<const ReadyEvent> ready) {
   const cuda::IpcDescriptor& piece = job.ticket.pieces[0].memory;
   const cuda::DevicePointer pointer = job.held.memory[0].base() + piece.offset;
-  // The producer's record is out until our wait for it is over.
+  // The producer's event is in use until our wait for it is over.
   auto buffer = std::make_shared<cuda::DeviceBuffer>(
       pointer, piece.bytes, job.gpu->device->ordinal(),
       [self = shared_from_this(), gpu = job.gpu, held = std::exchange(job.held, {}), id = job.id,
@@ -242,7 +242,7 @@ absl::StatusOr<Tensor> CudaIpcReceiver::View(Job& job, std::shared_ptr<const Rea
         if (uses.empty()) return self->LetGo(*gpu, std::move(held), id);
         const std::shared_ptr<GpuLink> link = self->link_;
         absl::ReaderMutexLock lock(&link->mu);
-        // This process is leaving, and the control channel has ended.
+        // This process is leaving, and the control channel has closed.
         if (link->gpus == nullptr) return;
         ReleaseBehind(*gpu->executor, std::move(uses),
                       [self, gpu, held = std::move(held), id]() mutable {
@@ -260,10 +260,10 @@ absl::StatusOr<Tensor> CudaIpcReceiver::Copy(Job& job, cuda::Stream stream,
   std::shared_ptr<const ReadyEvent> copied;
   {
     absl::MutexLock lock(&mu_);
-    // Whoever cancels finds it enqueued, and then it runs; or it never is.
+    // Under the lock, so that a Cancel finds the copy enqueued, and it completes, or prevents it.
     if (job.is_over) return absl::CancelledError("cancelled");
-    // Nor does it wait then: the producer would hear DONE, and record the event again, before the
-    // device has passed that.
+    // A cancelled job must not wait either: the producer would receive DONE, and record the event
+    // again, before the device has passed the wait.
     if (to_wait_for != nullptr) {
       FERRY_RETURN_IF_ERROR(to_wait_for->MakeWait(job.ticket.ready, stream));
     }
@@ -278,7 +278,7 @@ absl::StatusOr<Tensor> CudaIpcReceiver::Copy(Job& job, cuda::Stream stream,
     }
     FERRY_ASSIGN_OR_RETURN(copied, ReadyEvent::RecordOrWait(*gpu.events, stream));
   }
-  // Until the device has passed it both memories are kept, whoever wants them back.
+  // Both memories are kept until the device has passed the copy, even if it is cancelled.
   auto held = std::make_shared<Held>(std::exchange(job.held, {}));
   FERRY_RETURN_IF_ERROR(gpu.executor->Watch(
       {.event = copied,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How takes end: let go of, called off, not wanted, or with their control channel.
+// How fetches end: completed, failed, cancelled, discarded, or with their control channel.
 #include <atomic>
 #include <utility>
 
@@ -36,7 +36,7 @@ void CudaIpcReceiver::LetGo(Gpu& gpu, Held held, uint64_t id) {
     absl::ReaderMutexLock lock(&link_->mu);
     if (link_->gpus == nullptr) return;
     cuda::IpcImportCache& cache = cache_of_(gpu);
-    // They are open, since we hold them; they close when we do not.
+    // They are open because we hold them; they close when we let go.
     for (const uint64_t buffer : unused) cache.Close({peer_.peer.incarnation, buffer});
   }
   held.memory.clear();
@@ -67,22 +67,24 @@ void CudaIpcReceiver::End(const JobPtr& job, absl::StatusOr<Tensor> tensor) {
       jobs_.erase(job->id);
     }
   }
-  // What comes in slices is nobody's but ours, and its slots go back one by one.
+  // The slices of a staged tensor are copied into our own memory, and its slots are returned one by
+  // one.
   const bool is_staged = job->ticket.is_staged();
   if (was_over) {
-    // Whoever called it off has been told; a tensor that was made all the same tells by its end.
+    // The caller of Cancel was already notified; if the tensor was made all the same, destroying it
+    // releases it.
     if (tensor.ok() || is_staged) return;
     if (job->held.memory.empty()) return release_(job->id);
     return LetGo(*job->gpu, std::exchange(job->held, {}), job->id);
   }
   if (!is_staged) {
-    // Slices may be on their way to these; then they go with the last of them.
+    // Slices may still be copied into these; the last one drops them.
     job->destination = Tensor();
     job->into = Tensor();
   }
   if (tensor.ok()) return std::move(done)(std::move(tensor), /*release_later=*/!is_staged);
   std::move(done)(std::move(tensor), /*release_later=*/!job->held.memory.empty());
-  // Nothing reads it, and it is closed before the producer hears so.
+  // Nothing reads the memory now; close it before notifying the producer.
   if (!job->held.memory.empty()) LetGo(*job->gpu, std::exchange(job->held, {}), job->id);
 }
 
@@ -98,14 +100,14 @@ void CudaIpcReceiver::Cancel(uint64_t id) {
     job->is_over = true;
     done = std::move(job->done);
   }
-  // Of a view or a copy the end says that it is over, wherever it is. What a device was told to
-  // copy, it copies, into memory that is kept until then.
+  // A view or copy is released where it ends. Copies already enqueued complete, into memory that is
+  // kept until then.
   std::move(done)(absl::CancelledError("cancelled"), /*release_later=*/!job->ticket.is_staged());
 }
 
 void CudaIpcReceiver::Drop(uint64_t id, const TensorHeader& header, absl::string_view body,
                            absl::Span<UniqueFd> descriptors) {
-  // Should something that is kept be new here, it is asked for once more when it is needed.
+  // If this carried a kept segment, it is requested again when it is needed.
 }
 
 void CudaIpcReceiver::Abort(const absl::Status& why) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the producer announces, and getting at its memory.
+// Handles the producer's announcements, and opens its memory.
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -21,8 +21,8 @@ UniqueFd TakeFirst(absl::Span<UniqueFd> descriptors) {
   return descriptors.empty() ? UniqueFd() : std::move(descriptors[0]);
 }
 
-// A control channel is not to end for a transfer that cannot be opened now, as it does for a
-// producer that has gone.
+// UNAVAILABLE closes the control channel, as for a failed producer; a transfer that cannot be
+// opened now must not.
 absl::Status OfThisTransfer(const absl::Status& status) {
   if (!absl::IsUnavailable(status)) return status;
   return absl::FailedPreconditionError(status.message());
@@ -37,7 +37,7 @@ absl::Status CudaIpcReceiver::OnAnnouncement(absl::string_view body,
     return absl::InvalidArgumentError("GPU memory is announced to a process that uses no GPUs");
   }
   if (kind == CudaIpcMessage::kProbe) return OnProbe(body, descriptors);
-  // Of what transfer descriptors will speak of none may be missing.
+  // Transfer descriptors refer to these, so none may be missing.
   FERRY_RETURN_IF_ERROR(CheckDescriptors(descriptors));
   switch (kind) {
     case CudaIpcMessage::kSegment:
@@ -53,7 +53,7 @@ absl::Status CudaIpcReceiver::OnAnnouncement(absl::string_view body,
 
 absl::Status CudaIpcReceiver::OnProbe(absl::string_view body, absl::Span<UniqueFd> descriptors) {
   FERRY_ASSIGN_OR_RETURN(CudaIpcProbe probe, DecodeCudaIpcProbe(body));
-  // A way that cannot be opened now is no reason to end the control channel; it is tried again.
+  // A path that cannot be opened now does not close the control channel; it is probed again later.
   if (const absl::Status lost = CheckDescriptors(descriptors); !lost.ok()) {
     Reply(probe, lost);
     return absl::OkStatus();
@@ -84,7 +84,7 @@ void CudaIpcReceiver::AnswerProbe(Gpu& gpu, const CudaIpcProbe& probe,
     if (probe.memory.offset + probe.memory.bytes > memory.bytes()) {
       return absl::InvalidArgumentError("the probe lies outside its memory");
     }
-    // Memory is of use without them.
+    // Memory is usable without events.
     absl::StatusOr<std::unique_ptr<cuda::ImportedEvents>> events =
         absl::FailedPreconditionError("the sender's device has none between processes");
     if (!probe.events.empty()) events = cuda::ImportedEvents::Open(gpu.device, probe.events);
@@ -123,7 +123,7 @@ void CudaIpcReceiver::AnswerProbe(Gpu& gpu, const CudaIpcProbe& probe,
 
 void CudaIpcReceiver::Reply(const CudaIpcProbe& probe, const absl::Status& status,
                             std::string why_no_events) {
-  // A control channel that has ended needs no answer.
+  // No reply is needed if the control channel has closed.
   reply_(EncodeCudaIpcProbed(
              {probe.pair, probe.seed, std::string(status.message()), std::move(why_no_events)}),
          {})
@@ -143,7 +143,7 @@ void CudaIpcReceiver::OpenPiece(Gpu& gpu, const GpuPair& pair, const CudaIpcPiec
     keep(*found);
     return done(*std::move(found));
   }
-  // Whoever has its descriptor may be opening it.
+  // The job with its descriptor may be opening it.
   const bool may_ask =
       piece.is_kept && !fd.valid() && piece.memory.export_by == cuda::ExportBy::kPosixFd;
   const absl::Status started =
@@ -168,7 +168,7 @@ void CudaIpcReceiver::AskForSegment(const GpuPair& pair, uint64_t buffer_id, Ope
   }
   if (done != nullptr) return done(absl::CancelledError("the lane has ended"));
   if (!is_first) return;
-  // A control channel that has ended ends the rest.
+  // If the control channel has closed, that ends the waiting jobs too.
   reply_(EncodeCudaIpcWanted({pair, buffer_id}), {}).IgnoreError();
   environment_.loop->PostAt(
       SteadyClock().Now() + kOpenTimeout, [weak = weak_from_this(), pair, buffer_id] {
@@ -198,7 +198,7 @@ absl::Status CudaIpcReceiver::OnSegment(absl::string_view body, absl::Span<Uniqu
   FERRY_ASSIGN_OR_RETURN(const CudaIpcSegment segment, DecodeCudaIpcSegment(body));
   {
     absl::MutexLock lock(&mu_);
-    // Too late, or nobody has asked.
+    // Too late, or not requested.
     if (!asked_.contains({segment.pair.destination, segment.memory.buffer_id})) {
       return absl::OkStatus();
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors that come in slices: each is copied to its place, and its slot goes back.
+// Staged tensors: each slice is copied to its place, and its slot is returned.
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -25,7 +25,7 @@ absl::Status CudaIpcReceiver::OnSlice(absl::string_view body, absl::Span<UniqueF
     if (const auto found = jobs_.find(slice.id); found != jobs_.end()) job = found->second;
   }
   if (job == nullptr) {
-    // Nobody wants it any more. A segment that is new here would be asked for when it is needed.
+    // Cancelled. A segment that is new here would be requested when it is needed.
     SayTaken(slice);
     return absl::OkStatus();
   }
@@ -94,8 +94,8 @@ absl::StatusOr<Tensor> CudaIpcReceiver::TryCopySlice(const JobPtr& job, const Cu
   {
     absl::MutexLock lock(&mu_);
     if (job->is_over) return absl::CancelledError("cancelled");
-    // It is behind a copy of the producer's that waits for nothing. Not before it is sure that the
-    // producer hears of the slice only when the device has passed this.
+    // The producer's copy that it waits for depends on nothing. Wait only when it is certain that
+    // the slice is acknowledged after the device has passed this.
     if (events != nullptr) FERRY_RETURN_IF_ERROR(events->MakeWait(slice.ready, stream));
     FERRY_RETURN_IF_ERROR(gpu.device->Check(
         gpu.device->table().copy_async(cuda::AsDevicePointer(job->into.data()) + slice.offset,
@@ -110,12 +110,12 @@ absl::StatusOr<Tensor> CudaIpcReceiver::TryCopySlice(const JobPtr& job, const Cu
       [self = shared_from_this(), slice](absl::Status) { self->SayTaken(slice); }));
   job->copied += piece.bytes;
   if (job->copied < job->header.bytes) return Tensor();
-  // All are of one stream, so the last one's event is everybody's.
+  // All copies are on one stream, so the last one's event covers all.
   return cuda::WithReady(std::exchange(job->into, Tensor()), std::move(copied));
 }
 
 void CudaIpcReceiver::SayTaken(const CudaIpcSlice& slice) {
-  // A control channel that has ended needs no receipt.
+  // No acknowledgement is needed if the control channel has closed.
   reply_(EncodeCudaIpcTaken({slice.id, slice.offset}), {}).IgnoreError();
 }
 

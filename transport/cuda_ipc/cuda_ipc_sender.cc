@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Offering, exporting, marking when the bytes are there, and letting go.
+// Exposes and exports memory, records when its bytes are ready, and releases it.
 #include "transport/cuda_ipc/cuda_ipc_sender.h"
 
 #include <utility>
@@ -36,7 +36,7 @@ void CudaIpcSender::Begin(const GpuPair& pair, Pending offer) {
   environment_.gpus->Use(pair.source, [self = shared_from_this(), pair, pending = std::move(offer)](
                                           absl::StatusOr<Gpu*> gpu) mutable {
     if (!gpu.ok()) return std::move(pending.done)(gpu.status());
-    // Kept apart, since a post that is refused has taken its function.
+    // Kept separately, since a rejected post destroys its function.
     auto shared = std::make_shared<Pending>(std::move(pending));
     const absl::Status posted = (*gpu)->executor->Post(
         [self, pair, shared, gpu = *gpu] { self->OfferHere(*gpu, pair, std::move(*shared)); });
@@ -86,8 +86,8 @@ absl::StatusOr<CudaIpcPiece> CudaIpcSender::KeptPiece(cuda::GpuArena& arena, con
   if (fd.valid()) descriptors.push_back(std::move(fd));
   std::shared_ptr<const cuda::HeldSegment> hold = arena.HoldSegment(buffer);
   absl::MutexLock lock(&mu_);
-  // All that speaks of it is sent by this thread, this first. Should it not be sent after all, the
-  // peer asks for it.
+  // Only this thread sends messages about the segment, and this one first. If it is not sent after
+  // all, the peer requests it.
   sent_.emplace(key, std::move(hold));
   return piece;
 }
@@ -138,7 +138,7 @@ absl::StatusOr<cuda::EventTicket> CudaIpcSender::Record(const GpuPair& pair, cud
     if (state.has_events) events = state.events.get();
   }
   if (events == nullptr) return absl::ResourceExhaustedError("the pair has no events");
-  // Abort leaves the pool alone for longer than this takes.
+  // Abort keeps the pool alive for longer than this takes.
   return events->Record(stream);
 }
 
@@ -168,7 +168,7 @@ void CudaIpcSender::Finish(Gpu& gpu, const GpuPair& pair, Pending pending, bool 
   const auto ready = cuda::ReadyOf(pending.tensor);
   if (ready == nullptr) is_ready = true;
   if (!is_ready) {
-    // Then nothing has to wait, neither for this nor behind others.
+    // A tensor that is ready needs no event, and no wait behind others.
     const absl::StatusOr<bool> is_done = ready->IsDone();
     if (!is_done.ok()) return std::move(pending.done)(is_done.status());
     is_ready = *is_done;
@@ -176,7 +176,7 @@ void CudaIpcSender::Finish(Gpu& gpu, const GpuPair& pair, Pending pending, bool 
   absl::StatusOr<Plan> plan = PlanFor(gpu, pair, pending.tensor);
   if (!plan.ok()) return std::move(pending.done)(plan.status());
   if (plan->pieces.empty()) {
-    // What is not ready takes no slot from others.
+    // A tensor that is not ready does not occupy a slot.
     if (!is_ready) return FinishWhenReady(gpu, pair, std::move(pending));
     return NextSlice(std::make_shared<Staged>(Staged{.id = pending.id,
                                                      .gpu = &gpu,
@@ -190,7 +190,7 @@ void CudaIpcSender::Finish(Gpu& gpu, const GpuPair& pair, Pending pending, bool 
   ticket.pieces = std::move(plan->pieces);
   if (!is_ready) {
     const absl::StatusOr<cuda::EventTicket> mark = Mark(gpu, pair, *ready);
-    // Then the host waits: not on this thread, which has others to serve.
+    // Then the host waits, but not on this thread, which serves others.
     if (absl::IsResourceExhausted(mark.status())) {
       return FinishWhenReady(gpu, pair, std::move(pending));
     }
@@ -213,7 +213,7 @@ void CudaIpcSender::Finish(Gpu& gpu, const GpuPair& pair, Pending pending, bool 
     return std::move(pending.done)(wanted);
   }
   std::move(pending.done)(std::move(body));
-  // They are on their way.
+  // The descriptors have been sent.
   std::vector<UniqueFd> sent;
   absl::MutexLock lock(&mu_);
   if (const auto found = offered_.find(pending.id); found != offered_.end()) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CudaIpcSender: offers memory of this process's GPUs to one other process of this machine.
+// CudaIpcSender: exposes memory of this process's GPUs to one other process on this machine.
 #ifndef FERRY_TRANSPORT_CUDA_IPC_CUDA_IPC_SENDER_H_
 #define FERRY_TRANSPORT_CUDA_IPC_CUDA_IPC_SENDER_H_
 
@@ -22,11 +22,11 @@
 
 namespace ferry {
 
-// The first offer of each pair of devices sends a probe, and waits, with those that come meanwhile,
-// for what the peer says of it. A tensor in memory that the peer can map is offered where it lies;
-// one in memory that no other process can map (of pools that are not exportable, of cuMemCreate
-// without a handle type, managed), or that is not worth mapping, goes through the device's
-// StagingRing in slices. CUDA is called on the source devices' executors only. Thread-safe.
+// The first Offer for each pair of devices sends a probe and waits, with those that follow, for the
+// peer's reply. A tensor in memory that the peer can map is exposed in place; one in memory that no
+// other process can map (pools that are not exportable, cuMemCreate without a handle type, managed
+// memory), or that is not worth mapping, is sent through the device's StagingRing in slices. CUDA
+// is called only on the source devices' executors. Thread-safe.
 class CudaIpcSender final : public TransportSender,
                             public std::enable_shared_from_this<CudaIpcSender> {
  public:
@@ -42,8 +42,8 @@ class CudaIpcSender final : public TransportSender,
   void Release(uint64_t id) override ABSL_LOCKS_EXCLUDED(mu_);
   void Abort(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Why the pair cannot, as its probe has shown; empty: it can, or it is not known yet. After a
-  // while of which each is longer than the last, asking has the pair probed once more.
+  // Why the pair does not work, as found by its probe; empty: it works, or that is unknown. After a
+  // back-off that doubles with each failure, calling this probes the pair again.
   std::string Refusal(const GpuPair& pair) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -55,41 +55,41 @@ class CudaIpcSender final : public TransportSender,
   enum class Phase { kProbing, kOpen, kRefused };
   struct Pair {
     Phase phase = Phase::kProbing;
-    // Whether a probe is out; it may be while the last one's refusal stands.
+    // True while a probe is pending; the last one's refusal may still be in force.
     bool is_probing = true;
     uint32_t seed = 0;
-    // Some probe was sent.
+    // A probe was sent at least once.
     bool has_asked = false;
     std::string refusal;
     absl::Duration timeout;  // until the next probe
     absl::Time next_probe = absl::InfiniteFuture();
-    // Offers that wait for the probe.
+    // Offers waiting for the probe.
     std::vector<Pending> pending;
-    // Null, or not usable: this device, or the peer, has none that work between processes.
+    // Null or not usable: this device or the peer has no interprocess events.
     std::unique_ptr<cuda::InterprocessEventPool> events;
     bool has_events = false;
-    // Of probes that were never answered: the peer may have them open.
+    // From probes that were never answered: the peer may have them open.
     std::vector<std::unique_ptr<cuda::InterprocessEventPool>> retired;
-    // That the probe is about. The peer keeps it open if all is well.
+    // The memory probed. The peer keeps it open if the probe succeeds.
     std::shared_ptr<Buffer> memory;
     std::shared_ptr<const cuda::HeldSegment> segment;
   };
-  // What the peer may be reading, and the record that it waits for. One that goes in slices is not
-  // kept by this, but by the copies out of it.
+  // Memory that the peer may be reading, and the event that it waits for. A staged tensor is kept
+  // by the copies out of it instead.
   struct Offered {
     Tensor tensor;
     GpuPair pair;
     cuda::EventTicket ready;
-    // Of the transfer descriptor that is being sent.
+    // Of the transfer descriptor being sent.
     std::vector<UniqueFd> descriptors;
   };
-  // Where a tensor is, for the peer; no pieces: it goes through the ring, which `why_staged` says.
+  // How a tensor is exposed; no pieces: it is staged, for the reason in `why_staged`.
   struct Plan {
     std::vector<CudaIpcPiece> pieces;
     std::vector<UniqueFd> descriptors;
     std::string why_staged;
   };
-  // A tensor on its way through the ring. On the source device's executor.
+  // A tensor being sent through the ring. On the source device's executor.
   struct Staged {
     uint64_t id = 0;
     Gpu* gpu = nullptr;
@@ -100,7 +100,7 @@ class CudaIpcSender final : public TransportSender,
     OfferCallback done;  // null once its transfer descriptor has gone
   };
   using StagedPtr = std::shared_ptr<Staged>;
-  // A slice that the peer has not read yet.
+  // A slice that the peer has not acknowledged yet.
   struct Slice {
     cuda::StagingRing::Slot slot;
     std::shared_ptr<cuda::StagingRing> ring;
@@ -110,9 +110,9 @@ class CudaIpcSender final : public TransportSender,
     cuda::EventTicket ready;
   };
 
-  // Offer, once more after a probe.
+  // Starts an Offer, or restarts it after a probe.
   void Begin(const GpuPair& pair, Pending pending);
-  // On the source device's executor, these.
+  // The following run on the source device's executor.
   void OfferHere(Gpu& gpu, const GpuPair& pair, Pending pending) ABSL_LOCKS_EXCLUDED(mu_);
   void Probe(Gpu& gpu, const GpuPair& pair) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status SendProbe(Gpu& gpu, const GpuPair& pair, uint32_t seed) ABSL_LOCKS_EXCLUDED(mu_);
@@ -121,35 +121,36 @@ class CudaIpcSender final : public TransportSender,
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<Plan> PlanFor(Gpu& gpu, const GpuPair& pair, const Tensor& tensor)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Of memory of an arena of ours, whose segment is kept open by the peer: with its descriptor if
-  // it is new to it.
+  // The piece for memory of our arena, whose segment the peer keeps open: with its file descriptor
+  // if the peer does not have it yet.
   absl::StatusOr<CudaIpcPiece> KeptPiece(cuda::GpuArena& arena, const Buffer& buffer,
                                          const GpuPair& pair, std::vector<UniqueFd>& descriptors)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // A record behind `ready`. RESOURCE_EXHAUSTED: all are out, or all streams that could wait do.
+  // Records an event behind `ready`. RESOURCE_EXHAUSTED: all events, or all streams that could
+  // wait, are in use.
   absl::StatusOr<cuda::EventTicket> Mark(Gpu& gpu, const GpuPair& pair,
                                          const cuda::ReadyEvent& ready) ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<cuda::EventTicket> Record(const GpuPair& pair, cuda::Stream stream)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Its record is not waited for any more.
+  // Releases an event that is no longer waited for.
   void Unmark(const GpuPair& pair, const cuda::EventTicket& ticket) ABSL_LOCKS_EXCLUDED(mu_);
   void UnmarkLocked(const GpuPair& pair, const cuda::EventTicket& ticket)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void FinishWhenReady(Gpu& gpu, const GpuPair& pair, Pending pending) ABSL_LOCKS_EXCLUDED(mu_);
-  // Of what is ready.
+  // For tensors that are ready.
   void NextSlice(const StagedPtr& staged) ABSL_LOCKS_EXCLUDED(mu_);
   void FillSlot(const StagedPtr& staged, cuda::StagingRing::Slot slot) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status CopyIntoSlot(const Staged& staged, Slice& slice);
-  // And goes on with the next.
+  // Then continues with the next slice.
   void AnnounceSlice(const StagedPtr& staged, Slice slice) ABSL_LOCKS_EXCLUDED(mu_);
   void FailStaged(const StagedPtr& staged, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Ends the probe of `pair` with that seed, unless it has ended.
+  // Ends the probe of `pair` with that seed, if it is still pending.
   void Settle(const GpuPair& pair, uint32_t seed, std::string refusal) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status OnProbed(CudaIpcProbed probed) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status OnTaken(const CudaIpcTaken& taken) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status OnWanted(const CudaIpcWanted& wanted) ABSL_LOCKS_EXCLUDED(mu_);
-  //   Errors: CANCELLED the peer has given it back before it had it; what it was aborted with.
+  //   Errors: CANCELLED the peer has released it before it was sent; the status given to Abort.
   absl::Status CheckWanted(uint64_t id) const ABSL_LOCKS_EXCLUDED(mu_);
 
   const TransportEnvironment environment_;
@@ -160,13 +161,13 @@ class CudaIpcSender final : public TransportSender,
   mutable absl::Mutex mu_;
   absl::Status aborted_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<GpuPair, Pair> pairs_ ABSL_GUARDED_BY(mu_);
-  // Between Offer and Release.
+  // Ids between Offer and Release.
   absl::flat_hash_set<uint64_t> offering_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, Offered> offered_ ABSL_GUARDED_BY(mu_);
   // By transfer and offset.
   std::map<std::pair<uint64_t, uint64_t>, Slice> slices_ ABSL_GUARDED_BY(mu_);
-  // Segments of our arenas that a device of the peer has been told of, by its ordinal and buffer
-  // id; held, since it has them mapped until the control channel ends.
+  // Segments of our arenas sent to a device of the peer, by its ordinal and buffer id; held, since
+  // the peer has them mapped until the control channel closes.
   absl::flat_hash_map<std::pair<uint16_t, uint64_t>, std::shared_ptr<const cuda::HeldSegment>> sent_
       ABSL_GUARDED_BY(mu_);
 };

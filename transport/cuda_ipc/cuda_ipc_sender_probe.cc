@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finding out whether a pair of devices can, again after a while if it cannot; and what the peer
-// says.
+// Probes pairs of devices, retries with back-off, and handles the peer's replies.
 #include <algorithm>
 #include <random>
 #include <utility>
@@ -16,13 +15,13 @@ namespace {
 
 using cuda::ScopedCurrent;
 
-// Records that the peer has not passed yet, for each pair of devices.
+// Events that the peer has not passed yet, for each pair of devices.
 constexpr int kEvents = 64;
-// For a probe where the arena is full.
+// Memory for a probe when the arena is full.
 constexpr size_t kSpareBytes = size_t{2} << 20;
 constexpr absl::Duration kProbeTimeout = absl::Seconds(10);
-// What is refused once may work later: memory comes free, descriptors do. Asked again after the
-// first, then twice as long each time.
+// A refusal may be temporary (memory, descriptors). Retried after the first timeout, which then
+// doubles each time.
 constexpr absl::Duration kFirstTimeout = absl::Seconds(1);
 constexpr absl::Duration kLongestTimeout = absl::Minutes(5);
 
@@ -54,14 +53,15 @@ absl::Status CudaIpcSender::SendProbe(Gpu& gpu, const GpuPair& pair, uint32_t se
   CudaIpcProbe probe;
   probe.pair = pair;
   probe.seed = seed;
-  // Without them the host waits for what is not ready.
+  // Without events the host waits for tensors that are not ready.
   absl::StatusOr<std::unique_ptr<cuda::InterprocessEventPool>> events =
       cuda::InterprocessEventPool::Create(gpu.device, kEvents);
   if (events.ok()) probe.events = (*events)->handles();
   std::shared_ptr<cuda::GpuArena> arena = gpu.arena;
   absl::StatusOr<std::shared_ptr<cuda::DeviceBuffer>> room = arena->Allocate(kCudaIpcProbeBytes);
   if (absl::IsResourceExhausted(room.status())) {
-    // A full arena is no reason: what cannot be mapped has memory of its own to go through.
+    // A full arena is no reason to fail: memory that cannot be mapped is staged through memory of
+    // its own.
     FERRY_ASSIGN_OR_RETURN(
         arena, cuda::GpuArena::Create(gpu.device, environment_.gpus->gate(),
                                       {.budget_bytes = kSpareBytes, .segment_bytes = kSpareBytes}));
@@ -72,7 +72,7 @@ absl::Status CudaIpcSender::SendProbe(Gpu& gpu, const GpuPair& pair, uint32_t se
   for (size_t i = 0; i < bytes.size(); ++i) {
     bytes[i] = static_cast<char>(CudaIpcProbeByte(probe.seed, i));
   }
-  // Of its own: the other one may stand behind a kernel of the user's.
+  // A stream of its own: the other may be blocked behind a kernel of the user's.
   FERRY_ASSIGN_OR_RETURN(std::unique_ptr<cuda::CudaStream> stream,
                          cuda::CudaStream::Create(gpu.device));
   {
@@ -129,11 +129,11 @@ absl::Status CudaIpcSender::OnProbed(CudaIpcProbed probed) {
     if (found == pairs_.end() || !found->second.has_asked) {
       return absl::InvalidArgumentError("an answer to a probe that was not sent");
     }
-    // Of one that was given up before; or it says again what it has said.
+    // Reply to an earlier probe, or a repeated reply.
     if (found->second.seed != probed.seed || found->second.phase == Phase::kOpen) {
       return absl::OkStatus();
     }
-    // It comes late, but it comes.
+    // Late, but valid: the pair works.
     if (probed.refusal.empty()) found->second.is_probing = true;
     found->second.has_events = found->second.events != nullptr && probed.why_no_events.empty();
   }
@@ -188,7 +188,7 @@ std::string CudaIpcSender::Refusal(const GpuPair& pair) {
     if (state.is_probing || SteadyClock().Now() < state.next_probe) return refusal;
     state.is_probing = true;
   }
-  // Until that is answered the refusal stands, and tensors go the other way.
+  // The refusal stands until the reply, and tensors use another path.
   environment_.gpus->Use(pair.source, [self = shared_from_this(), pair](absl::StatusOr<Gpu*> gpu) {
     if (!gpu.ok()) return;
     (*gpu)->executor->Post([self, pair, gpu = *gpu] { self->Probe(*gpu, pair); }).IgnoreError();
@@ -206,7 +206,7 @@ absl::Status CudaIpcSender::OnWanted(const CudaIpcWanted& wanted) {
     }
     held = found->second;
   }
-  // Exporting is the driver's, so it is for the device's thread.
+  // Exporting calls the driver, so it runs on the device's thread.
   environment_.gpus->Use(wanted.pair.source, [self = shared_from_this(), held,
                                               pair = wanted.pair](absl::StatusOr<Gpu*> gpu) {
     if (!gpu.ok()) return;
@@ -214,7 +214,7 @@ absl::Status CudaIpcSender::OnWanted(const CudaIpcWanted& wanted) {
         ->executor
         ->Post([self, held, pair] {
           const absl::StatusOr<UniqueFd> fd = held->Export();
-          // Without it the other side's timeout ends, and its transfers say so.
+          // Without a reply the receiver times out, and its transfers fail with that.
           if (!fd.ok()) return;
           const int raw = fd->get();
           self->announce_(EncodeCudaIpcSegment({pair, held->descriptor()}),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors that go through the ring: slot after slot is filled, announced, and comes back.
+// Staged tensors: slots of the ring are filled, announced, and returned.
 #include <algorithm>
 #include <utility>
 
@@ -18,7 +18,7 @@ void CudaIpcSender::NextSlice(const StagedPtr& staged) {
   staged->gpu->ring->Take(
       [self = shared_from_this(), staged](absl::StatusOr<cuda::StagingRing::Slot> slot) {
         if (slot.ok()) return self->FillSlot(staged, *std::move(slot));
-        // No slot at all can be had, so this is the first: the tensor may go another way.
+        // No slot can be allocated, so this is the first: the tensor may take another path.
         self->FailStaged(staged, slot.status());
       });
 }
@@ -47,7 +47,7 @@ void CudaIpcSender::FillSlot(const StagedPtr& staged, cuda::StagingRing::Slot sl
     status = mark.status();
   }
   if (absl::IsResourceExhausted(status) && slice.copied != nullptr) {
-    // All events of the pair are out: it is announced when it needs none.
+    // All events of the pair are in use: the slice is announced when it needs none.
     auto shared = std::make_shared<Slice>(std::move(slice));
     status = gpu.executor->Watch({.event = shared->copied, .what = "a copy into the staging ring"},
                                  [self = shared_from_this(), staged, shared](absl::Status copied) {
@@ -73,7 +73,7 @@ absl::Status CudaIpcSender::CopyIntoSlot(const Staged& staged, Slice& slice) {
                                      slice.bytes, stream),
       "cuMemcpyAsync"));
   FERRY_ASSIGN_OR_RETURN(slice.copied, ReadyEvent::RecordOrWait(*gpu.events, stream));
-  // The sender has its memory back when the last of these is done.
+  // The sender's memory is released when the last of these copies completes.
   return gpu.executor->Watch({.event = slice.copied,
                               .what = "a copy into the staging ring",
                               .keep = std::make_shared<Tensor>(staged.tensor)},
@@ -109,14 +109,14 @@ void CudaIpcSender::AnnounceSlice(const StagedPtr& staged, Slice slice) {
   }
   std::vector<int> raw;
   for (const UniqueFd& each : descriptors) raw.push_back(each.get());
-  // A control channel that has ended takes back what was announced on it.
+  // If the control channel has closed, that releases what was announced on it.
   if (!announce_(EncodeCudaIpcSlice(message), raw).ok()) return;
   staged->sent += bytes;
   if (staged->sent == staged->tensor.bytes()) {
     staged->tensor = Tensor();
     return;
   }
-  // By turns with others. What runs on the executor may always post.
+  // Take turns with other tensors. Code running on the executor may always post.
   staged->gpu->executor->Post([self = shared_from_this(), staged] { self->NextSlice(staged); })
       .IgnoreError();
 }
@@ -124,7 +124,7 @@ void CudaIpcSender::AnnounceSlice(const StagedPtr& staged, Slice slice) {
 void CudaIpcSender::FailStaged(const StagedPtr& staged, const absl::Status& why) {
   staged->tensor = Tensor();
   if (staged->done != nullptr) return std::exchange(staged->done, nullptr)(why);
-  // Some of it may have gone, so the receiver has to hear; unless it is it who wants no more.
+  // Slices may have been sent, so tell the receiver, unless it has cancelled.
   if (CheckWanted(staged->id).ok()) {
     announce_(EncodeCudaIpcFailed({staged->id, std::string(why.message())}), {}).IgnoreError();
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which pairs can, as far as is known, and what that costs.
+// Which pairs of devices work, as far as known, and at what cost.
 #include "transport/cuda_ipc/cuda_ipc_transport.h"
 
 #include "absl/strings/str_cat.h"
@@ -10,11 +10,11 @@
 namespace ferry {
 namespace {
 
-// A transfer descriptor, and a record and a wait on the devices.
+// A transfer descriptor, and an event recorded and waited for on the devices.
 constexpr absl::Duration kLatency = absl::Microseconds(10);
-// Of memory that is looked at where it is.
+// For memory mapped in place.
 constexpr double kMappedBytesPerSecond = 1e12;
-// Between two GPUs, until something is known: less than NVLink, as much as PCIe.
+// Between two GPUs, until measured: less than NVLink, as much as PCIe.
 constexpr double kAssumedBytesPerSecond = 20e9;
 
 std::string NoteOf(bool is_same_gpu, bool is_in_arena, const std::string& last) {
@@ -34,7 +34,7 @@ CudaIpcTransport::CudaIpcTransport(TransportEnvironment environment)
 }
 
 CudaIpcTransport::~CudaIpcTransport() {
-  // Views that go from now on tell nobody.
+  // Views released from now on notify no producer.
   absl::MutexLock lock(&link_->mu);
   link_->gpus = nullptr;
 }
@@ -75,7 +75,7 @@ absl::StatusOr<PathCost> CudaIpcTransport::Cost(const PathQuery& query) const {
     if (!refusal.empty()) return absl::FailedPreconditionError(refusal);
   }
   PathCost cost = {kLatency, from == to ? kMappedBytesPerSecond : kAssumedBytesPerSecond};
-  // For the receiver's report only: a note for every transfer would be too much.
+  // In the receiver's report only: building a note for every transfer would cost too much.
   if (receiver != nullptr)
     cost.note = NoteOf(from == to, query.is_in_arena, receiver->LastOf(pair));
   return cost;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CudaIpcTransport: GPU memory between processes of one machine, mapped rather than sent.
+// CudaIpcTransport: maps GPU memory between processes of one machine instead of sending it.
 #ifndef FERRY_TRANSPORT_CUDA_IPC_CUDA_IPC_TRANSPORT_H_
 #define FERRY_TRANSPORT_CUDA_IPC_CUDA_IPC_TRANSPORT_H_
 
@@ -18,9 +18,9 @@
 
 namespace ferry {
 
-// The producer exports the memory that the tensor lies in; the consumer maps it, once, and either
-// looks at it (on the same GPU) or copies it with its copy engine. What no other process can map
-// goes through a few slots that can be. Thread-safe.
+// The producer exports the memory that holds the tensor; the consumer maps it once, and either uses
+// it in place (on the same GPU) or copies it with its copy engine. Memory that no other process can
+// map is staged through a few slots that can be mapped. Thread-safe.
 class CudaIpcTransport final : public Transport {
  public:
   explicit CudaIpcTransport(TransportEnvironment environment);
@@ -43,7 +43,7 @@ class CudaIpcTransport final : public Transport {
   void OnClosed(const cuda::ImportKey& key) ABSL_LOCKS_EXCLUDED(mu_);
 
   const TransportEnvironment environment_;
-  // Shared with senders; ends with this.
+  // Shared with senders; stopped with this.
   const std::shared_ptr<DeferredReleaseQueue> grace_;
   const std::shared_ptr<GpuLink> link_ = std::make_shared<GpuLink>();
   mutable absl::Mutex mu_;
@@ -52,7 +52,7 @@ class CudaIpcTransport final : public Transport {
       ABSL_GUARDED_BY(mu_);
   // By incarnation of the peer.
   absl::flat_hash_map<uint64_t, std::weak_ptr<CudaIpcReceiver>> receivers_ ABSL_GUARDED_BY(mu_);
-  // By ordinal of the device here.
+  // By ordinal of the local device.
   absl::flat_hash_map<int, std::unique_ptr<cuda::IpcImportCache>> caches_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Timers of the loop, and a thread for what is left.
+// Event loop timers, and a thread for what remains at destruction.
 #include "transport/cuda_ipc/deferred_release_queue.h"
 
 #include <pthread.h>
@@ -46,7 +46,7 @@ DeferredReleaseQueue::~DeferredReleaseQueue() {
   if (left.empty()) return;
   absl::Time until = absl::InfinitePast();
   for (const auto& [id, entry] : left) until = std::max(until, entry.until);
-  // Nobody waits for it: a process that ends takes it along, and the driver then frees the rest.
+  // Detached: if the process exits first, the driver frees the rest.
   std::thread([until, left = std::move(left)]() mutable {
     pthread_setname_np(pthread_self(), "ferry-grace");
     absl::SleepFor(until - SteadyClock().Now());

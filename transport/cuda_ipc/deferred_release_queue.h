@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// DeferredReleaseQueue: what a peer may still have open when its control channel has ended, kept
-// for a while.
+// DeferredReleaseQueue: keeps memory that a peer may still have open after its control channel has
+// closed.
 #ifndef FERRY_TRANSPORT_CUDA_IPC_DEFERRED_RELEASE_QUEUE_H_
 #define FERRY_TRANSPORT_CUDA_IPC_DEFERRED_RELEASE_QUEUE_H_
 
@@ -17,10 +17,10 @@
 
 namespace ferry {
 
-// A control channel that has ended says nothing of whether its peer still reads what it was
-// offered, or has closed what it opened: that takes it much less than kGrace. Thread-safe. Also a
-// process that leaves keeps it: the destructor does not wait, but has a thread of its own,
-// "ferry-grace", let go of the rest.
+// A closed control channel does not tell whether its peer still reads exposed memory, or has closed
+// what it opened; a peer needs much less than kGrace for that. Thread-safe. A process that is
+// leaving keeps it too: the destructor does not block, but hands the rest to a thread of its own,
+// "ferry-grace".
 class DeferredReleaseQueue final {
  public:
   static constexpr absl::Duration kGrace = absl::Seconds(2);
@@ -32,8 +32,8 @@ class DeferredReleaseQueue final {
   DeferredReleaseQueue(const DeferredReleaseQueue&) = delete;
   DeferredReleaseQueue& operator=(const DeferredReleaseQueue&) = delete;
 
-  //   then: runs on the loop after kGrace; not at all if this has gone by then. What it has caught
-  //   is let go of in either case, and is what is kept.
+  //   then: runs on the loop after kGrace; not at all if this object is destroyed before. What it
+  //   captures is kept until then, and released in either case.
   void Keep(absl::AnyInvocable<void() &&> then);
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How two grant endpoints agree on a batch, run it, and acknowledge what it brought.
+// The agreement protocol: granting a batch, running it, and acknowledging its results.
 #include <algorithm>
 #include <bit>
 #include <utility>
@@ -23,7 +23,7 @@ BatchAgreementMessage BatchAgreementEndpoint::Message(BatchAgreementMessageKind 
 
 const BatchAgreementEndpoint::Communicator* BatchAgreementEndpoint::Usable(
     DeviceId peer, CommunicatorName& name) const {
-  // The smallest: a pair's own before one of many.
+  // Prefer the smallest: a communicator of the pair itself over one of many devices.
   const Communicator* best = nullptr;
   for (const auto& [id, communicator] : communicators_) {
     if (communicator.state != CommunicatorState::kOpen) continue;
@@ -91,7 +91,7 @@ void BatchAgreementEndpoint::GrantPending(DeviceId peer, GrantActions& actions) 
     bytes += more;
   }
   SendGrant(peer, keys, name, actions);
-  // The rest after everyone else.
+  // The remaining transfers queue behind everyone else's.
   Schedule(peer);
 }
 
@@ -101,9 +101,9 @@ void BatchAgreementEndpoint::OnGrant(const BatchAgreementMessage& grant, GrantAc
   if (!options_.rules.checks_generation) {
     name.generation = std::max(name.generation, communicator.generation);
   }
-  // Its granter has ended that communicator too, or will hear that it is to.
+  // The granter has ended that communicator too, or will be told to.
   if (name.generation < communicator.lowest) return;
-  // A device has one grant at a time: it has given an earlier one up.
+  // A device has one grant outstanding at a time, so it has given up any earlier one.
   const auto is_older = [&grant](const Turn& turn) {
     return turn.grant.has_value() && turn.peer == grant.from;
   };
@@ -182,7 +182,7 @@ std::vector<BatchAgreementEndpoint::Grant>::iterator BatchAgreementEndpoint::Fin
 void BatchAgreementEndpoint::OnAcknowledge(const BatchAgreementMessage& message,
                                            GrantActions& actions) {
   const auto found = FindGrant(message);
-  // Of an earlier generation.
+  // From an earlier generation.
   if (found == grants_.end()) return;
   std::vector<BatchAgreementOperation> accepted;
   for (size_t i = 0; i < found->operations.size(); ++i) {
@@ -230,7 +230,7 @@ void BatchAgreementEndpoint::OnDecline(const BatchAgreementMessage& message,
     Transfer& transfer = transfers_.find(operation.key)->second;
     const absl::Status end_reason = std::exchange(transfer.end_reason, absl::OkStatus());
     Requeue(operation.key, transfer);
-    // The peer has ended it already.
+    // The peer has already ended it.
     if (!end_reason.ok()) Finish(operation.key, end_reason, actions);
   }
   if (self_ < grant.peer) holding_back_.insert(grant.peer);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a grant endpoint wants to be done.
+// Actions that a batch agreement endpoint requests from its caller.
 #ifndef FERRY_TRANSPORT_NCCL_BATCH_AGREEMENT_ACTION_H_
 #define FERRY_TRANSPORT_NCCL_BATCH_AGREEMENT_ACTION_H_
 
@@ -13,38 +13,38 @@
 
 namespace ferry {
 
-// To message.to, in order with all others to that device.
+// Send to message.to, in order with all other messages to that device.
 struct SendMessage {
   BatchAgreementMessage message;
 };
 
-// The device's executor issues it after those that were launched before; then Completed, once.
+// Issue on the device's executor, after batches launched before; then call Completed, once.
 struct LaunchBatch {
   AgreedBatch batch;
 };
 
-// The transfer is over on this side, and its memory is the owner's again.
-//   OK: the destination has it. ABORTED: it may be run again, under a new id, or go another way.
-//   UNAVAILABLE: the peer has failed. CANCELLED or what Cancel was given. NOT_FOUND: the peer does
-//   not want it. INVALID_ARGUMENT: the two sides know different sizes. DEADLINE_EXCEEDED.
+// The transfer is over on this side, and its memory belongs to the owner again.
+//   OK: the destination has it. ABORTED: it may be retried, under a new id, or over another path.
+//   UNAVAILABLE: the peer has failed. CANCELLED, or the status given to Cancel. NOT_FOUND: the peer
+//   has no request for it. INVALID_ARGUMENT: the sizes differ. DEADLINE_EXCEEDED.
 struct FinishTransfer {
   TransferKey key;
   absl::Status status;
 };
 
-// The end of a communicator, in three steps; each is done for all that are concerned before the
+// The three steps of ending a communicator; each is done for all communicators concerned before the
 // next begins for any. Flagged: nothing may be issued on it any more.
 struct FlagCommunicator {
   CommunicatorName name;
   absl::Status why;
-  // The device that has failed, if one has.
+  // The device that has failed, if any.
   DeviceId died = kNoDevice;
 };
-// Whoever runs on it is thrown out: its launched batches complete soon, in whatever way.
+// Aborts what runs on it: its launched batches complete soon, with any status.
 struct AbortCommunicator {
   CommunicatorName name;
 };
-// Nothing runs on any that is flagged. Its devices may open the next generation.
+// Nothing runs on any flagged communicator. Its devices may open the next generation.
 struct FreeCommunicator {
   CommunicatorName name;
 };

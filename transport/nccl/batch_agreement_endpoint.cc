@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transfers of a grant endpoint: how they come, and how they end before they are agreed on.
+// Transfers of a batch agreement endpoint: adding, cancelling, and expiring before agreement.
 #include "transport/nccl/batch_agreement_endpoint.h"
 
 #include <algorithm>
@@ -115,7 +115,7 @@ void BatchAgreementEndpoint::Cancel(const TransferKey& key, const absl::Status& 
   if (transfer.phase == Phase::kPending) {
     Finish(key, why, actions);
   } else if (transfer.phase == Phase::kGranted && transfer.end_reason.ok()) {
-    // The peer refuses it unless it has answered already.
+    // The peer rejects it unless it has already answered.
     transfer.end_reason = why;
   } else {
     return;
@@ -151,7 +151,7 @@ absl::Status BatchAgreementEndpoint::OnMessage(const BatchAgreementMessage& mess
           absl::StrCat(Describe(message), " speaks of ", Describe(key)));
     }
   }
-  // What it had said before it failed.
+  // Sent before the device failed.
   if (dead_.contains(message.from)) return absl::OkStatus();
   switch (message.kind) {
     case BatchAgreementMessageKind::kGrant:
@@ -199,7 +199,7 @@ void BatchAgreementEndpoint::Expire(GrantActions& actions) {
     due.push_back(key);
   }
   for (const TransferKey& key : due) {
-    // An earlier one may have ended this one too.
+    // Expiring an earlier transfer may have ended this one too.
     if (transfers_.contains(key)) ExpireOne(key, now, actions);
   }
   Advance(actions);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// BatchAgreementEndpoint: agrees with the endpoints of other devices on batches of NCCL operations.
+// BatchAgreementEndpoint: agrees with other devices' endpoints on batches of NCCL operations.
 #ifndef FERRY_TRANSPORT_NCCL_BATCH_AGREEMENT_ENDPOINT_H_
 #define FERRY_TRANSPORT_NCCL_BATCH_AGREEMENT_ENDPOINT_H_
 
@@ -24,57 +24,58 @@
 
 namespace ferry {
 
-// One device's end. NCCL matches by position, so whatever two devices issue they first agree on:
-//   1  one of them grants an ordered batch; it keeps the right to add to its own device's queue
+// The endpoint of one device. NCCL matches operations by position, so two devices agree on
+// everything before they issue it:
+//   1  one of them grants an ordered batch; it keeps the right to append to its own device's queue
 //      (the device's lock) until it has an answer
-//   2  the peer adds the batch to its own queue when nobody holds its lock, says which operations
-//   it
-//      accepts, and launches
-//   3  the granter adds the accepted operations to its queue, and launches
-//   4  whoever has received says DONE; then the sender's side is over too
-// Of two devices the one with the smaller id may wait for the other's lock; the other one may only
-// ask whether the lock is free. Each device runs its queue in order. docs/nccl.md has the argument
-// why this cannot deadlock, and tests/transport/nccl/ the proof for small cases.
+//   2  the peer appends the batch to its own queue when its lock is free, replies which operations
+//      it accepts, and launches
+//   3  the granter appends the accepted operations to its queue, and launches
+//   4  the receiver of a tensor replies DONE; then the sender's side is over too
+// Of two devices, the one with the smaller id may wait for the other's lock; the other may only try
+// whether the lock is free. Each device runs its queue in order. docs/nccl.md explains why this
+// cannot deadlock; tests/transport/nccl/ checks it exhaustively for small cases.
 //
-// Calls append what is to be done to `actions`: the caller does it, in this order, when the call
-// has returned; nothing is called out. Not thread-safe; a value. The clock outlives it.
+// Calls append the actions to perform to `actions`: the caller performs them, in this order, after
+// the call has returned; there are no callbacks. Not thread-safe; a value. The clock must outlive
+// it.
 class BatchAgreementEndpoint final {
  public:
   BatchAgreementEndpoint(DeviceId self, const BatchAgreementOptions& options, const Clock& clock)
       : self_(self), options_(options), clock_(&clock) {}
 
-  // A transfer that is to be run; ends with one FinishTransfer. At the source, when the producer
-  // has matched; then at the destination, before anything else that comes from the source after it.
-  //   Errors: INVALID_ARGUMENT: it is not between this device and another one, or is here already.
+  // Adds a transfer; it ends with one FinishTransfer. At the source, call it when the producer has
+  // matched a request; then at the destination, before any later message from the source.
+  //   Errors: INVALID_ARGUMENT: it is not between this device and another one, or was added
+  //   already.
   absl::Status Add(const BatchAgreementTransfer& transfer, GrantActions& actions);
-  // At the destination, when what tells of the transfer also carries the message that the source's
-  // Add has produced for this device.
+  // At the destination, when the message that announces the transfer also carries the grant that
+  // the source's Add produced for this device.
   //   Errors: also as OnMessage.
   absl::Status AddWithGrant(const BatchAgreementTransfer& transfer,
                             const BatchAgreementMessage& grant, GrantActions& actions);
-  // The owner does not want it any more. Ends it with `why` unless the peer has agreed to run it:
-  // then it is completed or aborted.
+  // Cancels a transfer. Ends it with `why` unless the peer has agreed to run it: then it is
+  // completed or aborted.
   void Cancel(const TransferKey& key, const absl::Status& why, GrantActions& actions);
 
-  // From the endpoint of another device.
-  //   Errors: INVALID_ARGUMENT: it is not for this device, or speaks of others.
+  // Handles a message from another device's endpoint.
+  //   Errors: INVALID_ARGUMENT: it is not for this device, or refers to others.
   absl::Status OnMessage(const BatchAgreementMessage& message, GrantActions& actions);
-  // A batch that was launched is over. REQUIRES: once for each.
+  // Reports that a launched batch is over. REQUIRES: once for each.
   void Completed(const BatchName& name, const absl::Status& status, GrantActions& actions);
 
-  // A communicator is ready. `devices`: all of its, this one among them.
+  // Reports that a communicator is ready. `devices`: all of its devices, including this one.
   //   Errors: FAILED_PRECONDITION: the generation has been aborted, or another one is not yet
   //   freed; INVALID_ARGUMENT: its devices.
   absl::Status Open(const CommunicatorName& name, absl::Span<const DeviceId> devices,
                     GrantActions& actions);
-  // Ends a communicator for all of its devices: NCCL has said so, or it is not wanted any more.
+  // Ends a communicator for all of its devices: NCCL reported an error, or it is no longer needed.
   void Break(const CommunicatorName& name, const absl::Status& why, GrantActions& actions);
-  // The process of that device is gone: ends all communicators with it. It is alive again when a
-  // communicator with it is opened, or with PeerJoined.
+  // The device's process has failed: ends all communicators with it. The device is alive again when
+  // a communicator with it is opened, or with PeerJoined.
   void PeerFailed(DeviceId peer, const absl::Status& why, GrantActions& actions);
 
-  // A process stands for that device of which nothing has been heard before. REQUIRES: nothing more
-  // comes from one that has failed.
+  // A new process now owns the device. REQUIRES: no further messages from a failed one.
   void PeerJoined(DeviceId peer) {
     dead_.erase(peer);
     last_serials_.erase(peer);
@@ -82,44 +83,44 @@ class BatchAgreementEndpoint final {
     declined_.erase(peer);
   }
 
-  // Agrees on nothing new until Resume: what is agreed comes to its end meanwhile, which needs no
-  // agreement, grants of peers are declined, and those of this device are answered. Then it is
-  // quiet, and stays so; for that it needs nobody who waits for its Resume.
+  // Agrees on nothing new until Resume. Agreed batches complete meanwhile, which needs no
+  // agreement; peers' grants are declined, and this device's own are answered. Then it is quiet,
+  // and stays so; reaching that state depends on no device that waits for its Resume.
   void Pause(GrantActions& actions);
   void Resume(GrantActions& actions);
 
   absl::Time NextDeadline() const;
-  // Sees to transfers whose deadline has come.
+  // Handles transfers whose deadline has passed.
   void Expire(GrantActions& actions);
 
   DeviceId self() const { return self_; }
-  // Transfers that are not over.
+  // Unfinished transfers.
   size_t transfer_count() const { return transfers_.size(); }
   // Agreed batches that are not over, launched or not.
   size_t batch_count() const { return queue_.size(); }
-  // It waits for nobody: no transfer, no batch, no grant.
+  // True if nothing is pending: no transfer, no batch, no grant.
   bool is_idle() const { return transfers_.empty() && queue_.empty() && grants_.empty(); }
-  // Paused, and nothing is agreed or asked for.
+  // Paused, and nothing is agreed or granted.
   bool is_quiet() const { return is_paused_ && queue_.empty() && grants_.empty(); }
   // The size of every internal table; for tests and debugging.
   TableSizes InnerTableSizes() const;
-  // One line for each transfer: "transfer 7 from device 1 to device 2: 3s, its turn on device 1".
+  // One line per transfer: "transfer 7 from device 1 to device 2: 3s, its turn on device 1".
   std::vector<std::string> Pending() const;
 
-  // Of the grants that have come from `peer`; those of an honest one rise.
+  // Serial of the last grant from `peer`; a correct peer's increase.
   uint64_t last_serial(DeviceId peer) const {
     const auto found = last_serials_.find(peer);
     return found == last_serials_.end() ? 0 : found->second;
   }
 
-  // Two endpoints with equal states do the same from now on, time and repeated grants aside.
+  // Endpoints with equal states behave the same from now on, time and repeated grants aside.
   template <typename H>
   friend H AbslHashValue(H state, const BatchAgreementEndpoint& e) {
     for (const auto& [peer, keys] : e.pending_) {
       state = H::combine(std::move(state), peer);
       for (const auto& [order, key] : keys) state = H::combine(std::move(state), key);
     }
-    // Where they go if the peer declines.
+    // Their position in the queue if the peer declines.
     for (const Grant& grant : e.grants_) {
       for (const BatchAgreementOperation& operation : grant.operations) {
         state = H::combine(std::move(state), e.PlaceOf(operation.key));
@@ -134,21 +135,21 @@ class BatchAgreementEndpoint final {
  private:
   enum class Phase {
     kPending,         // waits for its turn, or for the peer to grant it
-    kGranted,         // in a grant that has no answer
+    kGranted,         // in a grant without an answer
     kAgreed,          // in the queue
     kLaunched,        // with the executor
-    kUnacknowledged,  // sent; the receiver has not yet said that it has it
+    kUnacknowledged,  // sent; the receiver has not acknowledged it yet
   };
   struct Transfer {
     uint64_t bytes = 0;
     absl::Time since;
-    // When to look at it again, and whether that has been done once.
+    // When to check it next, and whether that was done once.
     absl::Time deadline;
     bool is_overdue = false;
     Phase phase = Phase::kPending;
-    // While pending: its place among those of the peer.
+    // While pending: its position among the peer's transfers.
     uint64_t order = 0;
-    // While granted: what it ends with if the peer refuses it. OK: with what the peer says.
+    // While granted: its final status if the peer rejects it. OK: use the peer's status.
     absl::Status end_reason;
 
     template <typename H>
@@ -159,7 +160,7 @@ class BatchAgreementEndpoint final {
   };
   using Transfers = absl::btree_map<TransferKey, Transfer>;
 
-  // Mine, without an answer.
+  // A grant of this device, not yet answered.
   struct Grant {
     BatchName name;
     DeviceId peer = kNoDevice;
@@ -170,7 +171,7 @@ class BatchAgreementEndpoint final {
       return H::combine(std::move(state), grant.name, grant.peer, grant.operations);
     }
   };
-  // Something that needs this device's lock: a peer's grant, or transfers of mine that are pending.
+  // Needs this device's lock: a peer's grant, or own pending transfers.
   struct Turn {
     DeviceId peer = kNoDevice;
     std::optional<BatchAgreementMessage> grant;
@@ -184,7 +185,7 @@ class BatchAgreementEndpoint final {
   struct Agreed {
     AgreedBatch batch;
     bool is_launched = false;
-    // The peer has said DONE, before this side was through.
+    // The peer sent DONE before this side completed.
     bool is_done_there = false;
 
     template <typename H>
@@ -204,17 +205,17 @@ class BatchAgreementEndpoint final {
   enum class CommunicatorState { kAbsent, kOpen, kBroken };
   struct Communicator {
     CommunicatorState state = CommunicatorState::kAbsent;
-    // Of `state`, unless that is kAbsent.
+    // Generation of `state`, unless that is kAbsent.
     uint32_t generation = 0;
-    // Earlier generations are over for ever.
+    // Earlier generations have ended permanently.
     uint32_t lowest = 0;
     std::vector<DeviceId> devices;
-    // Peers with which there has been a batch.
+    // Peers with which a batch was run.
     absl::btree_set<DeviceId> used;
-    // While broken: peers that have said SETTLED; whether this side has.
+    // While broken: peers that have sent SETTLED; whether this side has.
     absl::btree_set<DeviceId> settled;
     bool is_settled = false;
-    // Of the last that broke.
+    // Reason for the last break.
     absl::Status why;
 
     template <typename H>
@@ -228,10 +229,10 @@ class BatchAgreementEndpoint final {
   DeviceId PeerOf(const TransferKey& key) const {
     return key.source == self_ ? key.destination : key.source;
   }
-  // How many pending transfers with the same peer go before it.
+  // Number of pending transfers with the same peer ahead of it.
   size_t PlaceOf(const TransferKey& key) const;
   absl::Status Insert(const BatchAgreementTransfer& transfer, GrantActions& actions);
-  // Takes a pending transfer out of its peer's row, or puts it back where it was.
+  // Removes a pending transfer from its peer's queue, or puts it back in its position.
   void Unqueue(const TransferKey& key, const Transfer& transfer);
   void Requeue(const TransferKey& key, Transfer& transfer);
   void Finish(const TransferKey& key, absl::Status status, GrantActions& actions);
@@ -246,15 +247,15 @@ class BatchAgreementEndpoint final {
   // batch_agreement.cc
   BatchAgreementMessage Message(BatchAgreementMessageKind kind, DeviceId to,
                                 const CommunicatorName& name) const;
-  // The one to use with `peer`; null: none is open.
+  // Returns the communicator to use with `peer`; null: none is open.
   const Communicator* Usable(DeviceId peer, CommunicatorName& name) const;
   bool IsLocked() const { return options_.rules.holds_lock_until_answer && !grants_.empty(); }
   bool MayAgree() const {
     return !is_paused_ && !IsLocked() && queue_.size() + grants_.size() < options_.max_batches;
   }
-  // Lets it be granted, now or in its turn.
+  // Makes the peer's pending transfers eligible for a grant, now or in turn.
   void Schedule(DeviceId peer);
-  // At the source, with the larger id: asks for it at once if there is nothing else to do.
+  // At the source, with the larger id: proposes it at once if there is nothing else to do.
   void Propose(const TransferKey& key, GrantActions& actions);
   void SendGrant(DeviceId peer, absl::Span<const TransferKey> keys, const CommunicatorName& name,
                  GrantActions& actions);
@@ -270,29 +271,29 @@ class BatchAgreementEndpoint final {
   void Append(const BatchName& name, DeviceId peer,
               std::vector<BatchAgreementOperation> operations);
   void Launch(GrantActions& actions);
-  // Whatever can be done now.
+  // Does everything that is possible now.
   void Advance(GrantActions& actions);
 
   // batch_agreement_failure.cc
   bool IsOpen(const CommunicatorName& name) const;
-  // What a transfer with `peer` ends with that was in a batch of `name`.
+  // Final status of a transfer with `peer` that was in a batch of `name`.
   absl::Status EndOf(DeviceId peer, const CommunicatorName& name) const;
   struct BreakCause {
-    // The device that has failed, if one has; the one that has told of it, if one has.
+    // The device that has failed, if any; the device that reported it, if any.
     DeviceId died = kNoDevice;
     DeviceId told_by = kNoDevice;
   };
-  // Ends those that are open.
+  // Breaks the open ones.
   void BreakAll(std::vector<CommunicatorName> names, const absl::Status& why,
                 const BreakCause& cause, GrantActions& actions);
   bool HasBatchWith(DeviceId peer) const;
   void DropBatches(const CommunicatorName& name, GrantActions& actions);
   void OnBreak(const BatchAgreementMessage& message, GrantActions& actions);
   void OnSettled(const BatchAgreementMessage& message, GrantActions& actions);
-  // Those of one communicator, and of one peer, unless absent.
+  // Filtered by communicator and by peer, if given.
   void FinishUnacknowledged(std::optional<CommunicatorName> name, std::optional<DeviceId> peer,
                             GrantActions& actions);
-  // Says SETTLED, and frees, where that is due.
+  // Sends SETTLED, and frees communicators, where due.
   void Settle(GrantActions& actions);
 
   // Constant after construction.
@@ -305,23 +306,23 @@ class BatchAgreementEndpoint final {
   // By peer, in the order in which they were added.
   absl::btree_map<DeviceId, absl::btree_map<uint64_t, TransferKey>> pending_;
   uint64_t last_order_ = 0;
-  // At most one, which is this device's lock.
+  // At most one; holding it is holding this device's lock.
   std::vector<Grant> grants_;
   uint64_t serial_ = 0;
   std::vector<Turn> waiting_;
-  // Grants on communicators that are not open here yet; at most one of each peer.
+  // Grants on communicators that are not open here yet; at most one per peer.
   std::vector<BatchAgreementMessage> parked_;
-  // The launched ones are the first.
+  // Launched batches come first.
   std::vector<Agreed> queue_;
   absl::btree_map<BatchName, Unacknowledged> unacknowledged_;
   absl::btree_map<uint64_t, Communicator> communicators_;
   absl::btree_map<DeviceId, absl::Status> dead_;
-  // Of grants that have come from each peer; those of an honest one rise.
+  // Serial of the last grant from each peer; a correct peer's increase.
   absl::btree_map<DeviceId, uint64_t> last_serials_;
   bool is_paused_ = false;
-  // Those that are to hear of the end of the pause.
+  // Peers to notify when the pause ends.
   absl::btree_set<DeviceId> declined_;
-  // With larger ids: they have declined, and will say when they agree again.
+  // Peers with larger ids that declined, and will send RESUMED.
   absl::btree_set<DeviceId> holding_back_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How communicators of a grant endpoint begin and end.
+// How communicators of a batch agreement endpoint open, break and are freed.
 #include <algorithm>
 #include <utility>
 
@@ -101,7 +101,7 @@ void BatchAgreementEndpoint::BreakAll(std::vector<CommunicatorName> names, const
 }
 
 void BatchAgreementEndpoint::DropBatches(const CommunicatorName& name, GrantActions& actions) {
-  // The peer has ended, or will end, what it had agreed to; what it had only been granted is told.
+  // The peer ends, or will end, what it has agreed to; for what was only granted it is sent CANCEL.
   std::vector<BatchAgreementOperation> dropped;
   for (auto grant = grants_.begin(); grant != grants_.end();) {
     if (grant->name.communicator != name) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages in and out of bytes.
+// Encoding and decoding of agreement messages.
 #include "transport/nccl/batch_agreement_message.h"
 
 #include <bit>
@@ -13,7 +13,7 @@
 namespace ferry {
 namespace {
 
-// Texts of errors; what is longer says nothing more to anybody.
+// Limit for error texts; longer ones are cut.
 constexpr size_t kMaxTextBytes = 1024;
 // Header and 32 operations need less than 1 KiB, the reason as much again.
 constexpr size_t kMaxMessageBytes = 4096;
@@ -22,12 +22,12 @@ absl::Status Malformed(absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("a malformed message between devices: ", what));
 }
 
-// Whether it is about one communicator.
+// True if it refers to one communicator.
 bool NamesCommunicator(BatchAgreementMessageKind kind) {
   return kind != BatchAgreementMessageKind::kCancel && kind != BatchAgreementMessageKind::kResumed;
 }
 
-// The bits of operations that `from` sends.
+// Mask of the operations that `from` sends.
 uint32_t SendsOf(const BatchAgreementMessage& message) {
   uint32_t sends = 0;
   for (size_t i = 0; i < message.operations.size(); ++i) {
@@ -99,7 +99,7 @@ absl::Status GetRefusals(ByteReader& reader, BatchAgreementMessage& message) {
 }  // namespace
 
 uint64_t DigestOf(absl::Span<const BatchAgreementOperation> operations) {
-  // FNV-1a by words, and a last mix: not against an enemy, but against a mistake.
+  // FNV-1a by words with a final mix: detects mistakes, not attacks.
   uint64_t digest = 0xcbf29ce484222325;
   const auto add = [&digest](uint64_t word) {
     digest = (digest ^ word) * 0x100000001b3;

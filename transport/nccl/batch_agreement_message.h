@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the grant endpoints of two devices say to each other, and how it looks in bytes.
+// Messages between the batch agreement endpoints of two devices, and their encoding.
 #ifndef FERRY_TRANSPORT_NCCL_BATCH_AGREEMENT_MESSAGE_H_
 #define FERRY_TRANSPORT_NCCL_BATCH_AGREEMENT_MESSAGE_H_
 
@@ -17,33 +17,34 @@
 
 namespace ferry {
 
-// Messages between two devices arrive in order, once, or not at all any more.
+// Messages between two devices arrive in order and once, or not at all after a failure.
 enum class BatchAgreementMessageKind : uint16_t {
-  // "Let us run these next." From the device with the smaller id: the peer answers when it can.
-  // From the other one: the peer answers at once.
+  // Proposes a batch to run next. From the device with the smaller id, the peer answers when it
+  // can; from the other one, at once.
   kGrant = 1,
-  // "I will run those of them that I accept." Answers kGrant.
+  // Answers kGrant: the accepted operations will run.
   kAcknowledge = 2,
-  // "Not now." Answers kGrant: of the device with the larger id, "I shall grant them"; of the other
-  // one, "I agree on nothing new, and shall tell you when I do again".
+  // Answers kGrant: not now. From the device with the larger id: it will grant them itself; from
+  // the other one: it is paused, and will send kResumed.
   kDecline = 3,
-  // "I have what this batch brought me."
+  // This batch's data has been received.
   kDone = 4,
-  // "These will not be run." They are in no batch that the sender has agreed to.
+  // These operations will not run. They are in no batch that the sender has agreed to.
   kCancel = 5,
-  // "I have flagged this communicator, for this reason; flag it too."
+  // The sender has flagged this communicator, for this reason; flag it too.
   kBreak = 6,
-  // "Nothing runs on it any more on my side; what I have not said to have, I have not."
+  // Nothing runs on it on the sender's side any more; what it has not acknowledged it has not
+  // received.
   kSettled = 7,
-  // "I agree on batches again; ask for what I have declined."
+  // The sender agrees on batches again; propose again what it declined.
   kResumed = 8,
 };
 
-// Why an operation of a grant is not accepted.
+// Why an operation of a grant is rejected.
 struct BatchAgreementRefusal {
-  // NOT_FOUND: nobody wants it here (any more). INVALID_ARGUMENT: the sizes differ.
+  // NOT_FOUND: no (longer any) request for it here. INVALID_ARGUMENT: the sizes differ.
   absl::StatusCode code = absl::StatusCode::kNotFound;
-  // How large the refusing side believes it to be.
+  // The size that the rejecting side expects, in bytes.
   uint64_t bytes = 0;
 
   friend bool operator==(const BatchAgreementRefusal&, const BatchAgreementRefusal&) = default;
@@ -61,7 +62,7 @@ struct BatchAgreementMessage {
   CommunicatorName communicator;
   // kGrant, kAcknowledge, kDecline, kDone.
   uint64_t serial = 0;
-  // kGrant; kCancel, whose operations have no size. All between `from` and `to`.
+  // kGrant; kCancel, whose operations carry no size. All between `from` and `to`.
   std::vector<BatchAgreementOperation> operations;
   // kAcknowledge: one bit for each operation of the grant.
   uint32_t accepted = 0;
@@ -69,9 +70,9 @@ struct BatchAgreementMessage {
   uint64_t digest = 0;
   // kAcknowledge: one for each bit of the grant that is not set, in order.
   std::vector<BatchAgreementRefusal> refusals;
-  // kDone: of whose count `serial` is.
+  // kDone: the device whose count `serial` is.
   DeviceId granter = kNoDevice;
-  // kBreak: the device that has failed, if one has.
+  // kBreak: the device that has failed, if any.
   DeviceId died = kNoDevice;
   // kCancel, kBreak: the reason.
   absl::Status why;
@@ -85,15 +86,15 @@ struct BatchAgreementMessage {
   }
 };
 
-// Of operations in their order: both sides compare it before they launch.
+// Order-dependent digest: both sides compare it before they launch.
 uint64_t DigestOf(absl::Span<const BatchAgreementOperation> operations);
 
-// REQUIRES: at most kMaxBatchOperations operations, at least one if the kind has some.
+// REQUIRES: at most kMaxBatchOperations operations; at least one if the kind has operations.
 std::string EncodeGrantMessage(const BatchAgreementMessage& message);
-//   Errors: INVALID_ARGUMENT for anything that EncodeGrantMessage does not write.
+//   Errors: INVALID_ARGUMENT for anything that EncodeGrantMessage does not produce.
 absl::StatusOr<BatchAgreementMessage> DecodeGrantMessage(absl::string_view bytes);
 
-// "GRANT 3 from 0 to 2 [0>2:7 2>0:1]": for people.
+// Human-readable: "GRANT 3 from 0 to 2 [0>2:7 2>0:1]".
 std::string Describe(const BatchAgreementMessage& message);
 
 }  // namespace ferry

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The words as people read them.
+// Human-readable names of devices, transfers and communicators.
 #include "transport/nccl/batch_agreement_types.h"
 
 #include "absl/strings/str_cat.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The words of keyed transfers over NCCL. How they are used: docs/nccl.md.
+// Types for keyed transfers over NCCL. How they are used: docs/nccl.md.
 #ifndef FERRY_TRANSPORT_NCCL_BATCH_AGREEMENT_TYPES_H_
 #define FERRY_TRANSPORT_NCCL_BATCH_AGREEMENT_TYPES_H_
 
@@ -20,7 +20,7 @@ namespace ferry {
 using DeviceId = StrongId<struct DeviceIdTag, int32_t>;
 inline constexpr DeviceId kNoDevice{-1};
 
-// Names a transfer. Ids are the destination's; none is used twice between two devices.
+// Identifies a transfer. Ids are chosen by the destination and never reused between two devices.
 struct TransferKey {
   DeviceId source = kNoDevice;
   DeviceId destination = kNoDevice;
@@ -33,15 +33,15 @@ struct TransferKey {
   }
 };
 
-// A tensor that its producer has matched with a request for it.
+// A tensor that its producer has matched with a request.
 struct BatchAgreementTransfer {
   TransferKey key;
   uint64_t bytes = 0;
   absl::Time deadline = absl::InfiniteFuture();
 };
 
-// A communicator in one of its lives. `id` stands for an ordered set of devices; a later generation
-// of it shares nothing with an earlier one.
+// One generation of a communicator. `id` stands for an ordered set of devices; a later generation
+// shares nothing with an earlier one.
 struct CommunicatorName {
   uint64_t id = 0;
   uint32_t generation = 0;
@@ -53,7 +53,7 @@ struct CommunicatorName {
   }
 };
 
-// One send and the receive that belongs to it.
+// One send and its matching receive.
 struct BatchAgreementOperation {
   TransferKey key;
   uint64_t bytes = 0;
@@ -65,7 +65,7 @@ struct BatchAgreementOperation {
   }
 };
 
-// Which batch: the granter counts them, from 1.
+// Identifies a batch: the granter numbers them from 1.
 struct BatchName {
   CommunicatorName communicator;
   DeviceId granter = kNoDevice;
@@ -78,14 +78,14 @@ struct BatchName {
   }
 };
 
-// What one device and its peer issue in one group, both in this order.
+// Operations that a device and its peer each issue in one group, in this order.
 struct AgreedBatch {
   BatchName name;
   // The other device.
   DeviceId peer = kNoDevice;
-  // Nothing has gone between the two on this communicator: before the batch both exchange one
-  // element each way, in a group of its own, so that NCCL's connections are made the same way on
-  // both sides.
+  // The first batch between the two on this communicator: before it, both exchange one element in
+  // each direction, in a group of its own, so that NCCL sets up its connections in the same order
+  // on both sides.
   bool is_first = false;
   std::vector<BatchAgreementOperation> operations;
 
@@ -96,38 +96,38 @@ struct AgreedBatch {
   }
 };
 
-// The masks of messages have that many bits; NCCL may cut larger groups differently on two ranks.
+// Limited by the message masks' bits; NCCL may also split larger groups differently on two ranks.
 inline constexpr size_t kMaxBatchOperations = 32;
 
-// The rules that the protocol rests on. All are kept; a test leaves one out to see what it
+// The rules that the protocol depends on. All are in force; a test disables one to show what it
 // prevents.
 struct BatchAgreementRules {
-  // Who holds the lock of a device waits only for that of a device with a larger id.
+  // The holder of a device's lock waits only for the lock of a device with a larger id.
   bool locks_in_id_order = true;
   // The granter keeps its device's lock until the peer has answered.
   bool holds_lock_until_answer = true;
-  // The granter launches what the peer has acknowledged, not what it has granted.
+  // The granter launches what the peer has acknowledged, not what it granted.
   bool acknowledges_before_launch = true;
-  // Messages of another generation are not taken for messages of this one.
+  // Messages of another generation are ignored.
   bool checks_generation = true;
-  // A sender gives a launched transfer back only when the receiver has said that it has not got it.
+  // A sender releases a launched transfer only when the receiver has said that it did not get it.
   bool waits_for_verdict = true;
-  // A device that agrees on nothing new declines grants, and does not keep their granters waiting
-  // until it does again.
+  // A paused device declines grants instead of making their granters wait until it resumes.
   bool declines_while_paused = true;
 };
 
 struct BatchAgreementOptions {
-  // Of one batch; at most kMaxBatchOperations.
+  // Operations per batch; at most kMaxBatchOperations.
   size_t max_batch_operations = kMaxBatchOperations;
-  // Of one batch; a single transfer may be larger.
+  // Bytes per batch; a single transfer may be larger.
   uint64_t max_batch_bytes = uint64_t{64} << 20;
-  // Agreed and not over, of one device. With 1 a device agrees on nothing while a batch runs.
+  // Agreed and unfinished batches per device. With 1, a device agrees on nothing while a batch
+  // runs.
   size_t max_batches = 4;
-  // Of those, how many are in the hands of the device's executor, which runs them in order.
+  // Of those, the number handed to the device's executor, which runs them in order.
   size_t max_launched = 2;
-  // A transfer that is in a batch when its deadline comes has that much longer to be over, before
-  // the communicator is aborted for it; and the peer as long to say what became of it.
+  // Extra time for a transfer that is in a batch when its deadline passes, before its communicator
+  // is aborted; and for the peer to report its outcome.
   absl::Duration abort_grace = absl::Seconds(5);
   BatchAgreementRules rules;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups in, completions out.
+// Issues NCCL groups and detects their completion.
 #include "transport/nccl/batch_runner.h"
 
 #include <algorithm>
@@ -15,18 +15,18 @@
 namespace ferry {
 namespace {
 
-// A group is enqueued within microseconds, unless NCCL has something to do first.
+// A group is enqueued within microseconds, unless NCCL must set something up first.
 constexpr int kBusyLooks = 200;
 constexpr absl::Duration kLookSleep = absl::Microseconds(20);
-// How often NCCL is asked how a communicator is whose work has not ended.
+// How often NCCL is polled for errors of a communicator with work outstanding.
 constexpr absl::Duration kLookInterval = absl::Milliseconds(2);
 
-// Smaller batches say more of latency than of bandwidth.
+// Smaller batches measure latency more than bandwidth.
 constexpr size_t kMinBandwidthSampleBytes = size_t{1} << 20;
-// More than any link between two GPUs carries.
+// More than any link between two GPUs achieves.
 constexpr double kMostBytesPerSecond = 1e12;
 
-// What has become of what it has enqueued. REQUIRES: it has not been aborted.
+// Returns the communicator's asynchronous error. REQUIRES: it has not been aborted.
 absl::Status Ask(const NcclCommunicator& communicator) {
   const nccl::NcclApi& api = communicator.api();
   nccl::Communicator const comm = communicator.get();
@@ -49,7 +49,7 @@ BatchRunner::BatchRunner(Gpus& gpus, Gpu& gpu, EventLoop& loop, ThreadGroup& thr
       quiet_(std::move(quiet)) {}
 
 void BatchRunner::OnQuietWanted() {
-  // What is agreed meanwhile is behind this on the executor.
+  // Work agreed meanwhile is queued behind this on the executor.
   gpu_.nccl
       ->PostAlways(
           [self = shared_from_this()] { self->quiet_(self->gpus_.gate()->is_quiet_wanted()); })
@@ -124,7 +124,7 @@ void BatchRunner::LookWhetherEnqueued() {
   absl::Status status =
       api.Check(api.table().get_async_error(comm, &state), "ncclCommGetAsyncError", comm);
   if (status.ok() && state == nccl::kInProgress) {
-    // Others have their turn on this thread meanwhile, aborts above all.
+    // Lets other work run on this thread meanwhile, aborts above all.
     if (++looks_ > kBusyLooks) absl::SleepFor(kLookSleep);
     status = gpu_.nccl->Post([self = shared_from_this(), batch] {
       if (self->issuing_ != batch) return;
@@ -150,18 +150,18 @@ absl::Status BatchRunner::WatchUntilDone(const BatchPtr& batch) {
   FERRY_RETURN_IF_ERROR(gpu_.nccl->Watch(
       {.event = std::move(event), .what = "a batch of NCCL's"},
       [self = shared_from_this(), batch, start = SteadyClock().Now()](absl::Status status) {
-        // What waits for a peer that is lost may end like what has been moved: only NCCL knows.
+        // A wait for a lost peer may complete like a successful transfer: only NCCL knows.
         if (status.ok()) {
           status = self->IsAborted(*batch) ? absl::AbortedError("its communicator was aborted")
                                            : Ask(*batch->communicator);
         }
-        // Behind the one before it, since they share a stream.
+        // It started after the previous batch, since they share a stream.
         const absl::Time began = std::max(start, self->last_end_);
         self->last_end_ = SteadyClock().Now();
         size_t bytes = 0;
         for (const BatchOperation& each : batch->operations) bytes += each.bytes;
         const absl::Duration taken = self->last_end_ - began;
-        // Two that are seen to be over in one look say nothing.
+        // Two batches found complete in one poll give no measurement.
         const bool is_telling =
             bytes >= kMinBandwidthSampleBytes &&
             absl::ToDoubleSeconds(taken) * kMostBytesPerSecond > static_cast<double>(bytes);
@@ -201,7 +201,7 @@ void BatchRunner::Abort(std::shared_ptr<NcclCommunicator> communicator, absl::St
     if (self->issuing_ != nullptr && is_of_it(self->issuing_)) {
       self->stranded_.push_back(std::exchange(self->issuing_, nullptr));
     }
-    // Nobody is in a call on it from here on.
+    // From here on no thread is in a call on it.
     const bool has_begun = self->threads_.Run("ferry-ncclend", [self, communicator, why] {
       communicator->Abort(why);
       const absl::Status ignored = self->gpu_.nccl->PostAlways([self, communicator] {
@@ -225,7 +225,7 @@ void BatchRunner::Abort(std::shared_ptr<NcclCommunicator> communicator, absl::St
     }
     if (has_begun) self->IssueNext();
   });
-  // This process is leaving, and the device is not driven any more.
+  // Fails only if this process is leaving, and the device's executor has stopped.
   posted.IgnoreError();
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Three numbers, and a message that may follow.
+// Encoding: three numbers, and an optional message.
 #include "transport/nccl/nccl_descriptor.h"
 
 #include "base/byte_reader.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a transfer descriptor of the transport `nccl` holds.
+// The transfer descriptor of the transport `nccl`.
 #ifndef FERRY_TRANSPORT_NCCL_NCCL_DESCRIPTOR_H_
 #define FERRY_TRANSPORT_NCCL_NCCL_DESCRIPTOR_H_
 
@@ -15,12 +15,12 @@ namespace ferry {
 
 struct NcclDescriptor {
   TransferKey key;
-  // From the source, for this transfer among others.
+  // The source's grant, which includes this transfer.
   std::optional<BatchAgreementMessage> grant;
 };
 
 std::string EncodeNcclTicket(const NcclDescriptor& ticket);
-//   Errors: INVALID_ARGUMENT for anything that EncodeNcclTicket does not write.
+//   Errors: INVALID_ARGUMENT for anything that EncodeNcclTicket does not produce.
 absl::StatusOr<NcclDescriptor> DecodeNcclTicket(absl::string_view body);
 
 }  // namespace ferry

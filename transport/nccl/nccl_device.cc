@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a grant endpoint wants, done in order.
+// Performs a batch agreement endpoint's actions in order.
 #include "transport/nccl/nccl_device.h"
 
 #include <utility>
@@ -81,7 +81,7 @@ void NcclDevice::Send(
                              .deadline = SteadyClock().Now() + common_.options.transfer_timeout},
                             wanted);
     if (!refused.ok()) return;
-    // What the destination is told first, with its grant if there is one.
+    // The first message to the destination, with its grant if there is one.
     std::optional<BatchAgreementMessage> grant;
     for (auto it = wanted.begin(); it != wanted.end(); ++it) {
       auto* const send = std::get_if<SendMessage>(&*it);
@@ -129,7 +129,7 @@ void NcclDevice::Receive(NcclTransfer transfer, std::optional<BatchAgreementMess
       if (const absl::Status why = TurnRefusal(); !why.ok()) endpoint_.Cancel(key, why, actions);
       return;
     }
-    // It may be there for all that, and end in its own way.
+    // The transfer may have been added all the same, and then ends by itself.
     const auto found = transfers_.find(key);
     transfer = std::move(found->second);
     transfers_.erase(found);
@@ -190,7 +190,7 @@ void NcclDevice::Stop(const absl::Status& why, absl::Duration timeout) {
     runner = runner_;
   });
   {
-    // Another thread may be doing what was wanted.
+    // Another thread may be performing the actions.
     const auto is_through = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
       return !is_performing_ && todo_.empty();
     };
@@ -212,7 +212,7 @@ void NcclDevice::Launch(AgreedBatch batch) {
     }
     runner = runner_;
     for (const BatchAgreementOperation& each : batch.operations) {
-      // The endpoint has it until the batch is over, and so have we.
+      // The endpoint keeps the transfer until the batch is over, and so does this.
       const auto found = transfers_.find(each.key);
       if (found == transfers_.end()) {
         runnable.communicator = nullptr;

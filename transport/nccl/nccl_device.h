@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NcclDevice: a GPU of this process as keyed transfers over NCCL see it.
+// NcclDevice: a GPU of this process, for keyed transfers over NCCL.
 #ifndef FERRY_TRANSPORT_NCCL_NCCL_DEVICE_H_
 #define FERRY_TRANSPORT_NCCL_NCCL_DEVICE_H_
 
@@ -32,101 +32,101 @@
 
 namespace ferry {
 
-// A transfer of this GPU's, at either end.
+// A transfer to or from this GPU.
 struct NcclTransfer {
   TransferKey key;
   PeerDevice peer;
-  // Where it is, or goes; kept until the transfer is over.
+  // Source or target memory; kept until the transfer is over.
   Tensor memory;
-  // As FinishTransfer of batch_agreement_action.h. Nothing of NCCL's touches the memory any more.
+  // Status as for FinishTransfer in batch_agreement_action.h. NCCL no longer touches the memory.
   absl::AnyInvocable<void(absl::Status) &&> done;
 };
 
-// Does what the GPU's grant endpoint wants to be done, in order: sends messages, runs batches, and
-// makes, aborts and forgets communicators, one for each GPU that it exchanges something with.
-// Thread- safe; never blocks; callbacks run with no lock held.
+// Performs the actions of the GPU's batch agreement endpoint in order: sends messages, runs
+// batches, and creates, aborts and frees communicators, one for each peer GPU. Thread-safe; never
+// blocks; callbacks run with no lock held.
 class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
                          public NcclArbiter::Keyed {
  public:
-  // What several devices of a process share; outlives them.
+  // Shared by the devices of a process; outlives them.
   struct Common {
     NcclJob job;
     NcclTransportOptions options;
     Gpus* gpus = nullptr;
     EventLoop* loop = nullptr;
-    // Making and ending communicators blocks.
+    // Creating and destroying communicators blocks.
     ThreadGroup* threads = nullptr;
     uint64_t incarnation = 0;
-    // To message.to, in order.
+    // Sends to message.to, in order.
     std::function<void(const BatchAgreementMessage& message)> send;
     BatchRunner::LearnCallback learn;
   };
 
-  // Of the process's GPU `ordinal`, which need not be open. `common` outlives it.
+  // For the process's GPU `ordinal`, which need not be open. `common` must outlive it.
   //   Errors: as NcclArbiter::SetKeyed.
   static absl::StatusOr<std::shared_ptr<NcclDevice>> Create(const Common& common, int ordinal,
                                                             DeviceId self);
 
-  // At the source, when its bytes are there. `tell` gets the grant that may go along to the
-  // destination, and tells it of the transfer, before anything else is said to it.
+  // At the source, when the bytes are ready. `tell` gets the grant to send along, if any, and
+  // announces the transfer to the destination before any other message to it.
   void Send(NcclTransfer transfer,
             absl::AnyInvocable<void(std::optional<BatchAgreementMessage> grant) &&> tell)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // At the destination, which has been told of it.
+  // At the destination, when the transfer was announced.
   void Receive(NcclTransfer transfer, std::optional<BatchAgreementMessage> grant)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Nobody wants it any more; `done` still says when it is over.
+  // Cancels a transfer; `done` still reports when it is over.
   void Cancel(const TransferKey& key, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
-  //   Errors: INVALID_ARGUMENT: the peer does not keep to the protocol.
+  //   Errors: INVALID_ARGUMENT: the peer violates the protocol.
   absl::Status OnMessage(const BatchAgreementMessage& message, const PeerDevice& from)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // A communicator with it will be needed.
+  // A communicator with the peer will be needed.
   void Prepare(const PeerDevice& peer) ABSL_LOCKS_EXCLUDED(mu_);
 
   void PeerJoined(DeviceId peer) ABSL_LOCKS_EXCLUDED(mu_);
   void PeerFailed(DeviceId peer, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
-  // Why nothing can go to or from that peer just now; OK: it can, as far as is known.
+  // Why no transfer with that peer is possible now; OK: possible, as far as known.
   absl::Status Refusal(DeviceId peer) const ABSL_LOCKS_EXCLUDED(mu_);
-  // This process is leaving: what is being made is given up, what there is is aborted; when it
-  // returns, aborts have begun on common.threads, or `timeout` is over.
+  // This process is leaving: cancels communicators being created and aborts the others. On return,
+  // aborts have started on common.threads, or `timeout` has passed.
   void Stop(const absl::Status& why, absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // A program has NCCL work of its own on this GPU, or has no more.
+  // A program starts or ends NCCL work of its own on this GPU.
   void OnTurn() override ABSL_LOCKS_EXCLUDED(mu_);
 
   DeviceId self() const { return self_; }
-  // The one that is open with that peer; null: none. For measuring what NCCL itself does on it:
-  // whoever uses it sees to it that nothing else is under way on either side.
+  // The open communicator with that peer; null: none. For measuring NCCL itself: the caller ensures
+  // that nothing else is outstanding on either side.
   std::shared_ptr<NcclCommunicator> CommunicatorWith(DeviceId peer) const ABSL_LOCKS_EXCLUDED(mu_);
-  // Transfers that are under way and what they wait for, one line for each.
+  // Pending transfers and what they wait for, one line each.
   std::vector<std::string> Pending() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  // What exchanges with one other GPU need.
+  // State of transfers with one other GPU.
   struct Pair {
     enum class State { kIdle, kMaking, kOpen, kEnding };
     State state = State::kIdle;
     PeerDevice peer;
-    // Transfers that are under way.
+    // Number of pending transfers.
     int users = 0;
-    // In CliqueCache; empty: none is being made or there.
+    // Key in CliqueCache; empty: no communicator exists or is being created.
     std::string clique;
-    // Whether it counts as in use there.
+    // True if CliqueCache counts it as in use.
     bool is_held = false;
     CommunicatorName name;
     std::shared_ptr<NcclCommunicator> communicator;
-    // For its first batch.
+    // Sent and received before the communicator's first batch.
     std::shared_ptr<Buffer> warmth;
-    // Of the GPU's memory, what NCCL and others had not taken when it was begun.
+    // Free bytes of GPU memory when creation started.
     uint64_t free_before = 0;
-    // Why the one that is being made is not wanted any more.
+    // Set when the communicator being created is no longer needed.
     std::shared_ptr<std::atomic<bool>> give_up;
-    // The last one was over before it could be opened.
+    // The last one was ended by the peer before it could be opened.
     bool was_overtaken = false;
-    // What messages of this peer may speak of, of that incarnation.
+    // The clique that this peer's messages may refer to, for that incarnation.
     uint64_t clique_id = 0;
     uint64_t clique_incarnation = 0;
-    // After a failure: what it was, and when to try again.
+    // After a failure: the error, and when to retry.
     absl::Status failed;
     absl::Time retry_at = absl::InfinitePast();
     absl::Duration backoff;
@@ -134,8 +134,8 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
   using Work = absl::AnyInvocable<void() &&>;
   using Todo = std::variant<GrantAction, Work>;
 
-  // Lets `change` speak to the endpoint, then does what that wants to be done; or leaves it to the
-  // thread that is doing so already.
+  // Runs `change` on the endpoint, then performs the resulting actions, or leaves them to the
+  // thread that is already doing so.
   void Run(absl::FunctionRef<void(GrantActions& actions)> change) ABSL_LOCKS_EXCLUDED(mu_);
   void Perform(Todo todo) ABSL_LOCKS_EXCLUDED(mu_);
   void Launch(AgreedBatch batch) ABSL_LOCKS_EXCLUDED(mu_);
@@ -147,7 +147,7 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
   // nccl_device_pairs.cc
   void AddUser(const PeerDevice& peer, GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DropUser(DeviceId peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Begins to make the pair's communicator unless there is one, or it is too early.
+  // Starts creating the pair's communicator unless there is one, or a retry is not due yet.
   void Need(Pair& pair, GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Reserve(Pair& pair, GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   struct MadeCommunicator {
@@ -157,23 +157,23 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
     uint64_t free_before = 0;
   };
   void Made(DeviceId peer, const CliqueKey& key, MadeCommunicator made) ABSL_LOCKS_EXCLUDED(mu_);
-  // All of its connections are there: what it takes of the GPU's memory counts from now on.
+  // All of its connections are set up: measures the GPU memory that it uses.
   void Weigh(const CommunicatorName& name) ABSL_LOCKS_EXCLUDED(mu_);
-  // Nothing can go to or from it for a while.
+  // Disables transfers with the pair until the retry time.
   void Fail(Pair& pair, const absl::Status& why, GrantActions& actions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::StatusOr<CliqueKey> CliqueWith(const PeerDevice& peer) const;
   void UpdateHold(Pair& pair) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Pair* PairOf(const CommunicatorName& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // nccl_device_turns.cc
-  // While somebody wants the GPUs to be quiet.
+  // True while the GPUs are requested to be quiet.
   void SetQuietWanted(bool is_wanted) ABSL_LOCKS_EXCLUDED(mu_);
   void UpdatePause(GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The program's turn has lasted: what waits for its end goes another way.
+  // The program's turn has lasted too long: transfers that wait for its end take another path.
   void EndTurnPatience() ABSL_LOCKS_EXCLUDED(mu_);
-  // Why `key` is not to wait for its turn; OK: it may.
+  // Why a transfer must not wait for the end of the program's turn; OK: it may.
   absl::Status TurnRefusal() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Lets go of it if the other side has.
+  // Ends the communicator if the peer has ended it.
   void CheckPair(DeviceId peer) ABSL_LOCKS_EXCLUDED(mu_);
   void OnBroken(const std::shared_ptr<NcclCommunicator>& communicator, const absl::Status& why)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -187,20 +187,20 @@ class NcclDevice final : public std::enable_shared_from_this<NcclDevice>,
   const std::shared_ptr<NcclArbiter> turns_;
 
   mutable absl::Mutex mu_;
-  // Null until the first communicator is made.
+  // Null until the first communicator is created.
   std::shared_ptr<BatchRunner> runner_ ABSL_GUARDED_BY(mu_);
   BatchAgreementEndpoint endpoint_ ABSL_GUARDED_BY(mu_);
   absl::btree_map<TransferKey, NcclTransfer> transfers_ ABSL_GUARDED_BY(mu_);
   absl::btree_map<DeviceId, Pair> pairs_ ABSL_GUARDED_BY(mu_);
   CliqueCache cache_ ABSL_GUARDED_BY(mu_);
-  // What the next one is taken for.
+  // Estimated size of the next communicator, in bytes.
   uint64_t communicator_bytes_ ABSL_GUARDED_BY(mu_);
   std::deque<Todo> todo_ ABSL_GUARDED_BY(mu_);
   bool is_performing_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status stopped_ ABSL_GUARDED_BY(mu_);
   absl::Time expiry_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
   bool is_quiet_wanted_ ABSL_GUARDED_BY(mu_) = false;
-  // Of a program: since when, and whether longer than anything waits for its end.
+  // The program's turn: since when, and whether it has exceeded the timeout.
   bool is_turn_wanted_ ABSL_GUARDED_BY(mu_) = false;
   bool is_turn_long_ ABSL_GUARDED_BY(mu_) = false;
   absl::Time turn_since_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The communicators of a GPU: one for each other one, made when it is needed.
+// The communicators of a GPU: one for each peer GPU, created on demand.
 #include <algorithm>
 #include <utility>
 
@@ -13,12 +13,12 @@
 namespace ferry {
 namespace {
 
-// Users make communicators of the same devices too.
+// Distinguishes them from users' communicators over the same devices.
 constexpr char kPurpose[] = "keyed transfers";
-// After one could not be made.
+// After a failed creation.
 constexpr absl::Duration kFirstBackoff = absl::Seconds(1);
 constexpr absl::Duration kLongestBackoff = absl::Seconds(60);
-// Others use the GPU as well: what is more than so many times the estimate is theirs.
+// Other users of the GPU allocate too: anything above this multiple of the estimate is theirs.
 constexpr uint64_t kMostOff = 4;
 
 }  // namespace
@@ -124,8 +124,8 @@ void NcclDevice::Made(DeviceId peer, const CliqueKey& key, MadeCommunicator resu
   Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     Pair& pair = pairs_[peer];
     absl::Status status = made.status();
-    // It may have been made while its peer was failing, or this process began to leave. It then
-    // goes when `result` does, on this thread, which may block.
+    // Its peer may have failed, or this process begun to leave, during creation. It is then
+    // destroyed with `result`, on this thread, which may block.
     const bool was_given_up = !stopped_.ok() || pair.give_up == nullptr || pair.give_up->load();
     if (status.ok() && was_given_up) status = absl::CancelledError("it is not wanted any more");
     if (status.ok()) {
@@ -156,7 +156,7 @@ void NcclDevice::Made(DeviceId peer, const CliqueKey& key, MadeCommunicator resu
         pair.backoff = absl::ZeroDuration();
         UpdateHold(pair);
         for (GrantAction& action : opened) actions.push_back(std::move(action));
-        // Without a first exchange of its own, it may be there although it is not at the peer.
+        // Creation involves no exchange with the peer, which may have no communicator yet.
         pair.communicator->Listen([loop = common_.loop, weak = weak_from_this(), peer] {
           loop->Post([weak, peer] {
             if (const auto self = weak.lock()) self->CheckPair(peer);
@@ -164,8 +164,8 @@ void NcclDevice::Made(DeviceId peer, const CliqueKey& key, MadeCommunicator resu
         });
         return;
       }
-      // The other side has ended it already; the next generation will do. It goes when `made` does,
-      // on this thread, which may block.
+      // The peer has already ended it; the next generation replaces it. It is destroyed with
+      // `made`, on this thread, which may block.
       pair.communicator = nullptr;
     }
     pair.state = Pair::State::kIdle;
@@ -174,8 +174,7 @@ void NcclDevice::Made(DeviceId peer, const CliqueKey& key, MadeCommunicator resu
     pair.is_held = false;
     const bool was_overtaken = absl::IsFailedPrecondition(status) && made.ok();
     if (was_given_up || (was_overtaken && !std::exchange(pair.was_overtaken, true))) {
-      // Users of a process that has come in the place of the one that failed, or of the next
-      // generation.
+      // Users of the process that replaced the failed one, or of the next generation.
       if (pair.users > 0) Need(pair, actions);
     } else {
       Fail(pair, status, actions);
@@ -192,7 +191,7 @@ void NcclDevice::Weigh(const CommunicatorName& name) {
   const Pair* const pair = PairOf(name);
   if (pair == nullptr || pair->free_before == 0 || free_now == 0) return;
   const uint64_t taken = pair->free_before - std::min(free_now, pair->free_before);
-  // Not less than before: one that makes room for this may have given its memory back meanwhile.
+  // Never reduced: a communicator evicted for this one may have freed its memory meanwhile.
   communicator_bytes_ = std::clamp(taken, communicator_bytes_, estimate * kMostOff);
   cache_.Resize(pair->clique, communicator_bytes_);
 }
@@ -286,7 +285,7 @@ void NcclDevice::Free(const CommunicatorName& name) {
     pair->is_held = false;
     if (pair->users > 0) Need(*pair, actions);
   });
-  // Its end may speak to the store.
+  // Destroying it may access the store.
   common_.threads->Run("ferry-ncclend", [communicator = std::move(communicator)] {});
 }
 

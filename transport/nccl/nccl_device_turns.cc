@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// When keyed transfers of a GPU hold back: for memory, and for a program's own work with NCCL.
+// Pauses a GPU's keyed transfers: to let the GPUs become quiet, and for a program's own NCCL work.
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,8 +11,8 @@
 namespace ferry {
 namespace {
 
-// A program's work may itself wait for what a transfer brings to another rank: then it never ends
-// unless the transfer goes another way.
+// The program's work may itself wait for a tensor that a transfer brings to another rank: then it
+// never ends unless the transfer takes another path.
 constexpr absl::Duration kTurnTimeout = absl::Seconds(1);
 
 }  // namespace
@@ -38,7 +38,8 @@ void NcclDevice::OnTurn() {
         if (const auto self = weak.lock()) self->EndTurnPatience();
       });
     } else {
-      // Before anything new is agreed on; or somebody wants it again meanwhile, and will say so.
+      // Before anything new is agreed on. Fails if the turn is requested again meanwhile, which
+      // causes another call.
       if (!turns_->TryGoOn()) return;
       is_turn_wanted_ = false;
       is_turn_long_ = false;
@@ -49,7 +50,7 @@ void NcclDevice::OnTurn() {
 
 void NcclDevice::EndTurnPatience() {
   Run([&](GrantActions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    // It may be the next one that goes on.
+    // A later turn may be in progress.
     if (!is_turn_wanted_ || SteadyClock().Now() < turn_since_ + kTurnTimeout) return;
     is_turn_long_ = true;
     std::vector<TransferKey> keys;

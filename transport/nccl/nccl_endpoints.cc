@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From transfer descriptors to transfers of a GPU.
+// Maps transfer descriptors to transfers of a GPU.
 #include "transport/nccl/nccl_endpoints.h"
 
 #include <optional>
@@ -14,7 +14,7 @@
 namespace ferry {
 namespace {
 
-// What stands in the way of this transfer may not stand in that of the next try.
+// The obstacle may be specific to this attempt, so a retry is allowed.
 absl::Status AsAborted(const absl::Status& status) {
   if (absl::IsCancelled(status) || absl::IsInvalidArgument(status) || absl::IsAborted(status)) {
     return status;
@@ -39,7 +39,7 @@ void NcclSender::Offer(uint64_t id, const Tensor& tensor, const TensorLocation& 
       tensor.place().ordinal, [self = shared_from_this(), id, tensor, to, ready,
                                done = std::move(done)](absl::StatusOr<Gpu*> gpu) mutable {
         absl::Status status = gpu.status();
-        // In a box of its own: Watch takes it along even when it refuses.
+        // Moved to the heap: Watch destroys its function even when it fails.
         auto callback = std::make_shared<OfferCallback>(std::move(done));
         if (status.ok()) {
           status = (*gpu)->nccl->Watch(
@@ -88,7 +88,7 @@ void NcclSender::OfferReady(uint64_t id, const Tensor& tensor, const TensorLocat
   transfer.peer = *peer;
   transfer.memory = tensor;
   auto callback = std::make_shared<OfferCallback>(std::move(done));
-  // Once it has been told, the receiver says what became of it.
+  // Once the receiver has the descriptor, it reports the outcome.
   transfer.done = [callback](absl::Status status) {
     OfferCallback done = std::exchange(*callback, nullptr);
     if (done) std::move(done)(AsAborted(status));
@@ -183,7 +183,7 @@ void NcclReceiver::GetMemory(uint64_t id, const TensorHeader& header) {
   node_.common().gpus->Use(header.place.ordinal,
                            [self = shared_from_this(), id, get](absl::StatusOr<Gpu*> gpu) {
                              absl::Status status = gpu.status();
-                             // Not on the executor: it may wait for what that is to do.
+                             // Not on the executor: allocation may wait for work queued there.
                              if (status.ok())
                                status = (*gpu)->side->Post([get, gpu = *gpu] { get(*gpu); });
                              if (!status.ok()) self->End(id, status);
@@ -216,7 +216,8 @@ void NcclReceiver::Take(uint64_t id, const TensorHeader& header, absl::string_vi
   }
   const PeerDevice peer = *peer_->device(ticket->key.source);
   if (!memory.is_valid()) {
-    // The source hears that it is not known here, if it grants it; and is asked again.
+    // If the source grants it, it is told that the transfer is not known here; then it is asked
+    // again.
     device->Prepare(peer);
     Answer(body);
     return GetMemory(id, header);

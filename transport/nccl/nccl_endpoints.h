@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two halves of a pair that exchanges tensors by NCCL.
+// The sender and receiver of a pair that moves tensors by NCCL.
 #ifndef FERRY_TRANSPORT_NCCL_NCCL_ENDPOINTS_H_
 #define FERRY_TRANSPORT_NCCL_NCCL_ENDPOINTS_H_
 
@@ -16,11 +16,11 @@
 
 namespace ferry {
 
-// Offers a tensor when its bytes are there: one that waits for something on its stream holds up no
-// other. Thread-safe.
+// Exposes a tensor when its bytes are ready, so that one waiting on its stream delays no other.
+// Thread-safe.
 class NcclSender final : public TransportSender, public std::enable_shared_from_this<NcclSender> {
  public:
-  // `node` outlives it.
+  // `node` must outlive it.
   NcclSender(NcclNode& node, std::shared_ptr<NcclPeer> peer)
       : node_(node), peer_(std::move(peer)) {}
 
@@ -33,7 +33,7 @@ class NcclSender final : public TransportSender, public std::enable_shared_from_
 
  private:
   struct Offered {
-    // Null until its bytes are there.
+    // Null until its bytes are ready.
     std::shared_ptr<NcclDevice> device;
     TransferKey key;
   };
@@ -47,8 +47,8 @@ class NcclSender final : public TransportSender, public std::enable_shared_from_
   absl::flat_hash_map<uint64_t, Offered> offered_ ABSL_GUARDED_BY(mu_);
 };
 
-// Receives into memory that is mapped already: getting more may wait for NCCL's work to end, which
-// may wait for this transfer. Where there is none it gets some, and has the tensor offered again.
+// Receives into memory that is already mapped: mapping more may wait for NCCL's work to end, which
+// may wait for this transfer. If there is none, it allocates some and requests a retry.
 // Thread-safe.
 class NcclReceiver final : public TransportReceiver,
                            public std::enable_shared_from_this<NcclReceiver> {
@@ -70,17 +70,17 @@ class NcclReceiver final : public TransportReceiver,
 
  private:
   struct Taking {
-    // Null while memory is being got for it.
+    // Null while memory is being allocated.
     std::shared_ptr<NcclDevice> device;
     TransferKey key;
     TakeCallback done;
   };
-  // What a transfer descriptor says, if it makes sense for what was asked for.
+  // Decodes a transfer descriptor and checks it against the request.
   absl::StatusOr<NcclDescriptor> Check(const TensorHeader& header, absl::string_view body) const;
-  // Leaves `memory` not valid if none is mapped: more is to be got.
+  // Leaves `memory` invalid if none is mapped: it must be allocated.
   absl::Status FindMemory(uint64_t id, const TensorHeader& header, Tensor& memory)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // The source waits for an answer to the grant that the transfer descriptor carries, with its
+  // Answers the grant that the transfer descriptor carries; until then the source holds its
   // device's lock.
   void Answer(absl::string_view body);
   void GetMemory(uint64_t id, const TensorHeader& header);
@@ -91,7 +91,7 @@ class NcclReceiver final : public TransportReceiver,
   absl::Mutex mu_;
   absl::Status aborted_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, Taking> taking_ ABSL_GUARDED_BY(mu_);
-  // Memory for those that are to be offered again.
+  // Memory allocated for transfers that will be retried.
   absl::flat_hash_map<uint64_t, Tensor> got_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who is who, and where messages go.
+// Registry of peers and devices, and message routing.
 #include "transport/nccl/nccl_node.h"
 
 #include <utility>
@@ -45,7 +45,7 @@ void NcclPeer::Send(const BatchAgreementMessage& message) {
     if (!failed_.ok()) return;
     channel = channel_;
   }
-  // A control channel that takes no more is ending, and Fail comes.
+  // A control channel that rejects a message is closing, and Fail follows.
   if (channel) channel(EncodeGrantMessage(message), {}).IgnoreError();
 }
 
@@ -62,7 +62,7 @@ absl::Status NcclPeer::OnMessage(const BatchAgreementMessage& message) {
   }
   if (has_failed()) return absl::OkStatus();
   const std::shared_ptr<NcclDevice> to = node_.DeviceById(message.to);
-  // It may be one whose transfer descriptor has found that NCCL cannot be used here.
+  // Null if its transfer descriptor has found that NCCL cannot be used here.
   return to == nullptr ? absl::OkStatus() : to->OnMessage(message, *from);
 }
 
@@ -111,7 +111,7 @@ NcclNode::NcclNode(const TransportEnvironment& environment, const NcclTransportO
 }
 
 NcclNode::~NcclNode() {
-  // Whoever wants to know has asked before.
+  // Callers interested in the status have called Stop before.
   Stop(absl::CancelledError("this process is leaving")).IgnoreError();
 }
 
@@ -140,7 +140,7 @@ std::shared_ptr<NcclPeer> NcclNode::NewPeer(const Endpoint& endpoint) {
     if (!status_.ok()) return peer;
     for (const auto& [ordinal, device] : devices_) devices.push_back(device);
   }
-  // Nothing that the former one has begun goes on.
+  // Transfers started with the predecessor do not continue.
   if (replaced != nullptr)
     replaced->Fail(absl::UnavailableError("another lane to it is in the place of this one"));
   for (size_t ordinal = 0; ordinal < endpoint.gpus.size(); ++ordinal) {
@@ -235,7 +235,7 @@ absl::Status NcclNode::Refusal(DeviceId own, int ordinal, DeviceId peer) const {
   {
     absl::MutexLock lock(&mu_);
     device = FindLocked(own);
-    // With the lock held: whoever makes it holds it too.
+    // Under the lock, which is also held during creation.
     if (device == nullptr) return common_.gpus->turns(ordinal)->CheckKeyed();
   }
   return device->Refusal(peer);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NcclNode: this process's GPUs and the processes that they exchange tensors with, by NCCL.
+// NcclNode: this process's GPUs and the peer processes for transfers by NCCL.
 #ifndef FERRY_TRANSPORT_NCCL_NCCL_NODE_H_
 #define FERRY_TRANSPORT_NCCL_NCCL_NODE_H_
 
@@ -22,25 +22,25 @@ namespace ferry {
 
 class NcclNode;
 
-// One other process, in one of its lives, as long as a control channel to it is open. Both halves
-// of the control channel share it. Thread-safe.
+// One incarnation of a peer process, for as long as a control channel to it is open. Shared by the
+// channel's sender and receiver. Thread-safe.
 class NcclPeer final : public std::enable_shared_from_this<NcclPeer> {
  public:
   NcclPeer(NcclNode& node, Endpoint endpoint) : node_(node), endpoint_(std::move(endpoint)) {}
 
   const Endpoint& endpoint() const { return endpoint_; }
-  // How messages get there; the first one stays.
+  // Sets how messages are sent to it; the first call counts.
   void SetChannel(Announce channel) ABSL_LOCKS_EXCLUDED(mu_);
   void Send(const BatchAgreementMessage& message) ABSL_LOCKS_EXCLUDED(mu_);
-  // What came from there, of which nothing is trusted.
+  // Handles a message from the peer; untrusted.
   absl::Status OnMessage(absl::string_view body);
   absl::Status OnMessage(const BatchAgreementMessage& message);
-  // Its control channel has ended.
+  // Its control channel has closed.
   void Fail(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   bool has_failed() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Of its GPUs; nothing: it has no such one that the job knows.
+  // The peer's GPU by ordinal; nothing: the job knows no such GPU.
   std::optional<PeerDevice> device(int ordinal) const;
-  // Nothing: it is not one of its.
+  // The peer's GPU by id; nothing: not one of its GPUs.
   std::optional<PeerDevice> device(DeviceId id) const;
   bool owns(DeviceId id) const { return device(id).has_value(); }
 
@@ -59,31 +59,31 @@ class NcclNode final {
            BatchRunner::LearnCallback learn);
   ~NcclNode();
 
-  // OK: NCCL can be used here at all.
+  // OK: NCCL can be used in this process.
   const absl::Status& status() const { return status_; }
   const NcclDevice::Common& common() const { return common_; }
 
-  // A control channel to it has been opened: what a former one has begun does not go on.
+  // A control channel to it was opened: transfers started with its predecessor do not continue.
   std::shared_ptr<NcclPeer> NewPeer(const Endpoint& endpoint) ABSL_LOCKS_EXCLUDED(mu_);
-  // The same for the control channel's other half.
+  // The same for the other endpoint of the control channel.
   std::shared_ptr<NcclPeer> Peer(const Endpoint& endpoint) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // One of this process's.
+  // One of this process's GPUs.
   //   Errors: why NCCL cannot be used with it.
   absl::StatusOr<std::shared_ptr<NcclDevice>> Device(int ordinal) ABSL_LOCKS_EXCLUDED(mu_);
-  // One of this process's, by the job's id; null: it is none, or cannot be used.
+  // One of this process's GPUs, by job-wide id; null: not one of them, or unusable.
   std::shared_ptr<NcclDevice> DeviceById(DeviceId device) ABSL_LOCKS_EXCLUDED(mu_);
-  // If it has been asked for.
+  // Only if it was requested before.
   std::shared_ptr<NcclDevice> Find(DeviceId device) const ABSL_LOCKS_EXCLUDED(mu_);
   std::shared_ptr<NcclDevice> FindOrdinal(int ordinal) const ABSL_LOCKS_EXCLUDED(mu_);
-  // Why nothing can go between `own`, which is this process's GPU `ordinal`, and `peer` just now;
-  // OK: it can, as far as is known. One that is being made by another thread is never taken for
-  // another node's.
+  // Why no transfer between `own`, which is this process's GPU `ordinal`, and `peer` is possible
+  // now; OK: possible, as far as known. A device being created by another thread is never mistaken
+  // for another node's.
   absl::Status Refusal(DeviceId own, int ordinal, DeviceId peer) const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // For transfers from here.
+  // For transfers requested by this process.
   uint64_t NewTransferId() { return last_transfer_id_.fetch_add(1, std::memory_order_relaxed) + 1; }
-  // Ends everything and waits for it, before GPUs and the loop go.
+  // Ends all transfers and waits for them, before the GPUs and the loop are destroyed.
   //   Errors: as Transport::Stop.
   absl::Status Stop(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -99,13 +99,13 @@ class NcclNode final {
   std::atomic<uint64_t> last_transfer_id_{0};
   ThreadGroup threads_;
 
-  // Taken before that of a GPU's turns: whose they are and the list below change at once.
+  // Acquired before a GPU's turns lock: the owner of the turns and the list below change together.
   mutable absl::Mutex mu_;
   absl::Status stopped_ ABSL_GUARDED_BY(mu_);
   absl::btree_map<int, std::shared_ptr<NcclDevice>> devices_ ABSL_GUARDED_BY(mu_);
-  // By node: the one that was last heard of.
+  // By node: the latest incarnation known.
   absl::flat_hash_map<int32_t, std::shared_ptr<NcclPeer>> peers_ ABSL_GUARDED_BY(mu_);
-  // Whose GPUs they are.
+  // The peer that owns each GPU.
   absl::flat_hash_map<DeviceId, std::shared_ptr<NcclPeer>> routes_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which pairs can, and what that costs.
+// Which pairs of GPUs work, and at what cost.
 #include "transport/nccl/nccl_transport.h"
 
 #include <cstdlib>
@@ -14,9 +14,9 @@
 namespace ferry {
 namespace {
 
-// Until something is known: a good network.
+// Until measured: a fast network.
 constexpr double kAssumedBytesPerSecond = 20e9;
-// Of what is known, how much each batch changes.
+// Weight of each new batch in the running average.
 constexpr double kWeight = 0.1;
 
 }  // namespace
@@ -29,7 +29,7 @@ NcclTransport::NcclTransport(const TransportEnvironment& environment,
       node_(environment, options, [this](size_t bytes, absl::Duration taken) {
         const double seen = static_cast<double>(bytes) / absl::ToDoubleSeconds(taken);
         const double before = bytes_per_second_.load(std::memory_order_relaxed);
-        // One of two that come at once may be lost.
+        // One of two concurrent updates may be lost.
         bytes_per_second_.store(before + kWeight * (seen - before), std::memory_order_relaxed);
       }) {}
 
@@ -63,13 +63,13 @@ absl::StatusOr<PathCost> NcclTransport::Cost(const PathQuery& query) const {
   FERRY_ASSIGN_OR_RETURN(const std::string to,
                          GpuOf(*query.destination, query.destination_place, "for"));
   FERRY_RETURN_IF_ERROR(CheckVersions(query));
-  // With NCCL_HOSTID they look like two machines to NCCL: a makeshift, for trying things out.
+  // With NCCL_HOSTID they look like two machines to NCCL: a workaround for experiments.
   if (from == to && std::getenv("NCCL_HOSTID") == nullptr) {
     return absl::FailedPreconditionError(
         "both ends are on one GPU, and NCCL takes one process of each");
   }
   if (query.bytes == 0) return absl::FailedPreconditionError("it has no bytes");
-  // What the endpoints say is all that an onlooker knows.
+  // A third process knows only the published endpoints.
   if (!is_party) {
     return PathCost{latency_, bytes_per_second_.load(std::memory_order_relaxed)};
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NcclTransport: tensors between the GPUs of any two processes that NCCL connects.
+// NcclTransport: tensors between GPUs of any two processes that NCCL connects.
 #ifndef FERRY_TRANSPORT_NCCL_NCCL_TRANSPORT_H_
 #define FERRY_TRANSPORT_NCCL_NCCL_TRANSPORT_H_
 
@@ -11,7 +11,7 @@
 namespace ferry {
 
 // Keyed transfers over communicators of two ranks each, in an order that both sides agree on
-// (docs/nccl.md). A tensor is offered when its bytes are there, and delivered when they have
+// (docs/nccl.md). A tensor is exposed when its bytes are ready, and delivered when they have
 // arrived. Thread-safe.
 class NcclTransport final : public Transport {
  public:
@@ -26,14 +26,14 @@ class NcclTransport final : public Transport {
   std::shared_ptr<TransportSender> CreateSender(const Endpoint& peer) override;
   std::shared_ptr<TransportReceiver> CreateReceiver(const Endpoint& peer,
                                                     ReleaseCallback release) override;
-  // As NcclDevice::CommunicatorWith, of this process's GPU `ordinal`.
+  // As NcclDevice::CommunicatorWith, for this process's GPU `ordinal`.
   std::shared_ptr<NcclCommunicator> CommunicatorWith(int ordinal, DeviceId peer) const;
   absl::Status Stop(const absl::Status& why) override { return node_.Stop(why); }
 
  private:
-  // Whether this process is one of the two, rather than an onlooker such as ferry topo.
+  // True if this process is one of the two, rather than a third one such as ferry topo.
   bool IsParty(const PathQuery& query) const;
-  // Errors: FAILED_PRECONDITION unless both have the same NCCL.
+  //   Errors: FAILED_PRECONDITION unless both have the same NCCL version.
   absl::Status CheckVersions(const PathQuery& query) const;
 
   const TransportEnvironment environment_;

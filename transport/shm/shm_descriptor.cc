@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// 16 bytes, and 12.
+// Encodings of 16 and 12 bytes.
 #include "transport/shm/shm_descriptor.h"
 
 #include "absl/status/status.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a hand-over of memory says.
+// Messages of the shared memory transport.
 #ifndef FERRY_TRANSPORT_SHM_SHM_DESCRIPTOR_H_
 #define FERRY_TRANSPORT_SHM_SHM_DESCRIPTOR_H_
 
@@ -14,13 +14,13 @@ namespace ferry {
 struct ShmDescriptor {
   uint32_t segment = 0;
   uint32_t generation = 0;
-  // Of the tensor's first element, in the segment.
+  // Offset of the tensor's first element in the segment.
   uint64_t offset = 0;
 };
 
-// Comes with the segment's descriptor, before the first transfer descriptor that speaks of it; and
-// once more, of no bytes and with no descriptor, when the producer has given the segment back to
-// the machine: no later transfer descriptor speaks of it.
+// Sent with the segment's file descriptor, before the first transfer descriptor that refers to it;
+// and once more, with no bytes and no file descriptor, when the producer has freed the segment: no
+// later transfer descriptor refers to it.
 struct ShmSegmentNotice {
   uint32_t segment = 0;
   uint64_t bytes = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lending places of the arena, and looking at them from the other side.
+// Exports memory of the arena, and maps it on the other side.
 #include "transport/shm/shm_endpoints.h"
 
 #include <utility>
@@ -14,7 +14,7 @@
 namespace ferry {
 namespace {
 
-// Copies below this are done before a thread of the pool would be awake.
+// Smaller copies finish before a pool thread would be awake.
 constexpr size_t kCopyHereBytes = 256 * 1024;
 
 }  // namespace
@@ -26,7 +26,7 @@ void ShmSender::SetHint(Announce hint) {
 
 void ShmSender::OnNewSegment(const ArenaOffset& place) {
   absl::MutexLock lock(&announce_mu_);
-  // Whoever lends of it will try again.
+  // Best effort: announced again when a tensor in it is exported.
   if (hint_ != nullptr) Introduce(place, hint_).IgnoreError();
 }
 
@@ -47,8 +47,8 @@ absl::Status ShmSender::Introduce(const ArenaOffset& place, const Announce& anno
 }
 
 void ShmSender::TellRetired() {
-  // A control channel that takes nothing now may do so later; one that has ended has unmapped
-  // everything.
+  // If the control channel rejects it now, it is retried later; if it has closed, the peer has
+  // unmapped everything.
   while (!retired_.empty() &&
          announce_(EncodeShmSegmentNotice({.segment = retired_.back()}), {}).ok()) {
     retired_.pop_back();
@@ -76,8 +76,8 @@ absl::StatusOr<TransferDescriptor> ShmSender::Lend(uint64_t id, const Tensor& te
     is_known = known_.contains(place.segment);
   }
   if (!is_known) {
-    // Other threads may lend of the same segment: none of their transfer descriptors may be faster
-    // than this.
+    // Other threads may export tensors of the same segment: their transfer descriptors must not
+    // overtake the announcement.
     absl::MutexLock lock(&announce_mu_);
     if (absl::Status status = Introduce(place, announce_); !status.ok()) {
       Release(id);
@@ -120,7 +120,7 @@ void ShmSender::Release(uint64_t id) {
   if (found == lent_.end()) return;
   released = std::move(found->second);
   lent_.erase(found);
-  // `released` goes after the lock, which is the first to be destroyed.
+  // `released` is destroyed after the lock.
 }
 
 void ShmSender::Abort(const absl::Status& why) {
@@ -132,7 +132,7 @@ void ShmSender::Abort(const absl::Status& why) {
   }
 }
 
-// A piece of a peer's segment. Sends word when it goes.
+// A part of a peer's segment. Notifies the peer when destroyed.
 class ShmReceiver::View final : public Buffer {
  public:
   View(const char* data, size_t bytes, Segment segment, std::shared_ptr<ShmReceiver> receiver,
@@ -161,7 +161,7 @@ absl::Status ShmReceiver::OnAnnouncement(absl::string_view body, absl::Span<Uniq
     }
     retired = std::move(found->second);
     segments_.erase(found);
-    // Unmapped when the lock is released, or with the last view of it.
+    // Unmapped when the lock is released, or with its last view.
     return absl::OkStatus();
   }
   if (descriptors.size() != 1) {
@@ -241,7 +241,7 @@ void ShmReceiver::Take(uint64_t id, const TensorHeader& header, absl::string_vie
   };
   EventLoop& loop = *environment_.loop;
   if (header.bytes <= kCopyHereBytes || !loop.IsOnLoop() || loop.IsDrivenByCaller()) {
-    // The thread that waits for it may as well help.
+    // The thread waiting for it may as well help.
     environment_.copier->Copy(to, *from, header.bytes, std::move(control));
     return finish();
   }
@@ -259,7 +259,7 @@ void ShmReceiver::Cancel(uint64_t id) {
   control->Cancel();
 }
 
-// Its memory is released by whoever called this.
+// The caller releases its memory.
 void ShmReceiver::Drop(uint64_t id, const TensorHeader& header, absl::string_view body,
                        absl::Span<UniqueFd> descriptors) {}
 
@@ -271,7 +271,7 @@ void ShmReceiver::Abort(const absl::Status& why) {
     dropped.swap(segments_);
     for (const auto& [id, control] : copies_) controls.push_back(control);
   }
-  // Whoever waits is about to be told, and may use its buffer for something else.
+  // The waiting callers are about to be notified, and may reuse their buffers.
   for (const auto& control : controls) control->Cancel();
 }
 

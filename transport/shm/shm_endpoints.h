@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ShmSender, ShmReceiver: the two halves of a hand-over.
+// ShmSender, ShmReceiver: the two endpoints of a shared memory transfer.
 #ifndef FERRY_TRANSPORT_SHM_SHM_ENDPOINTS_H_
 #define FERRY_TRANSPORT_SHM_SHM_ENDPOINTS_H_
 
@@ -27,17 +27,17 @@ class ShmSender final : public TransportSender, public std::enable_shared_from_t
   void Release(uint64_t id) override ABSL_LOCKS_EXCLUDED(mu_);
   void Abort(const absl::Status& why) override ABSL_LOCKS_EXCLUDED(mu_);
 
-  // The arena has a new segment, in which `place` is. The peer maps it while it is being filled:
-  // the first tensor of it is handed over as fast as any other.
+  // The arena has added the segment that contains `place`. The peer maps it while it is being
+  // filled, so that its first tensor is transferred as fast as any other.
   void OnNewSegment(const ArenaOffset& place) ABSL_LOCKS_EXCLUDED(announce_mu_, mu_);
-  // The arena has given a segment back: the peer, if it has mapped it, is told to let go of it.
+  // The arena has freed a segment: tells the peer, if it has mapped it, to unmap it.
   void Retire(uint32_t segment) ABSL_LOCKS_EXCLUDED(announce_mu_, mu_);
 
  private:
-  // `tensor` lies in the arena.
+  // Exports `tensor`, which is in the arena.
   absl::StatusOr<TransferDescriptor> Lend(uint64_t id, const Tensor& tensor)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Tells the peer of the place's segment, unless it has been told.
+  // Announces the segment of `place` to the peer, unless done before.
   absl::Status Introduce(const ArenaOffset& place, const Announce& announce)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(announce_mu_) ABSL_LOCKS_EXCLUDED(mu_);
   void TellRetired() ABSL_EXCLUSIVE_LOCKS_REQUIRED(announce_mu_);
@@ -45,15 +45,15 @@ class ShmSender final : public TransportSender, public std::enable_shared_from_t
   // Constant once the control channel is open.
   const TransportEnvironment environment_;
   Announce announce_;
-  // Held while the peer is told of a segment. Lock order: this, then mu_.
+  // Held while a segment is announced. Lock order: this, then mu_.
   absl::Mutex announce_mu_;
   Announce hint_ ABSL_GUARDED_BY(announce_mu_);
-  // Segments that have gone, and of which the peer could not be told yet.
+  // Freed segments that the peer could not be told about yet.
   std::vector<uint32_t> retired_ ABSL_GUARDED_BY(announce_mu_);
   SpinLock mu_;
   absl::Status aborted_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, std::shared_ptr<Buffer>> lent_ ABSL_GUARDED_BY(mu_);
-  // Segments that the peer has.
+  // Segments announced to the peer.
   absl::flat_hash_set<uint32_t> known_ ABSL_GUARDED_BY(mu_);
 };
 
@@ -86,9 +86,9 @@ class ShmReceiver final : public TransportReceiver,
   const TransportEnvironment environment_;
   const ReleaseCallback release_;
   SpinLock mu_;
-  // Or why it could not be mapped.
+  // Mapped segments, or why one could not be mapped.
   absl::flat_hash_map<uint32_t, absl::StatusOr<Segment>> segments_ ABSL_GUARDED_BY(mu_);
-  // Of copies that are under way.
+  // Pending copies.
   absl::flat_hash_map<uint64_t, std::shared_ptr<CopyControl>> copies_ ABSL_GUARDED_BY(mu_);
 };
 

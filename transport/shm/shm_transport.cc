@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// When memory can be handed over, and what that costs.
+// When shared memory can be used, and at what cost.
 #include "transport/shm/shm_transport.h"
 
 #include <algorithm>
@@ -17,10 +17,10 @@
 namespace ferry {
 namespace {
 
-// Of a frame through a ring to somebody who looks for it, until a control channel has measured it.
+// Latency of a frame through a ring to a polling reader, until measured.
 constexpr absl::Duration kHandOver = absl::Microseconds(1);
 
-// The best of some copies that no cache holds.
+// The best of several copies that exceed all caches.
 double MeasureCopy() {
   constexpr size_t kBytes = size_t{8} << 20;
   std::vector<char> from(kBytes, 1);

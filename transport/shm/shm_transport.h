@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ShmTransport: host memory handed from process to process, not copied.
+// ShmTransport: shares host memory between processes instead of copying it.
 #ifndef FERRY_TRANSPORT_SHM_SHM_TRANSPORT_H_
 #define FERRY_TRANSPORT_SHM_SHM_TRANSPORT_H_
 
@@ -9,13 +9,13 @@
 
 namespace ferry {
 
-// A tensor in the sender's arena is handed over by its place: the receiver has mapped the segment,
-// for reading only, when it first heard of it. The sender keeps the memory until the receiver lets
-// go of it, or dies. What lies elsewhere is copied into the arena first, once. A receiver that
-// wants it in a buffer of its own copies it there, on as many cores as it has.
+// A tensor in the sender's arena is passed by its location: the receiver has mapped the segment
+// read-only when it was announced. The sender keeps the memory until the receiver releases it or
+// dies. Tensors elsewhere are copied into the arena first, once. For a destination of its own, the
+// receiver copies the tensor there, on as many cores as it has.
 class ShmTransport final : public Transport {
  public:
-  // Measures what a copy takes.
+  // Measures copy bandwidth.
   explicit ShmTransport(TransportEnvironment environment);
 
   absl::string_view name() const override { return "shm"; }
@@ -30,7 +30,7 @@ class ShmTransport final : public Transport {
                                                     ReleaseCallback release) override;
 
  private:
-  // Those that there are; shared with the arena's listener.
+  // The live senders; shared with the arena's listener.
   struct Outlets;
 
   const TransportEnvironment environment_;

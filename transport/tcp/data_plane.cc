@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Slices out of tensors into sockets, and back.
+// Moves slices from tensors into sockets, and back.
 #include "transport/tcp/data_plane.h"
 
 #include <sys/epoll.h>
@@ -21,10 +21,10 @@
 namespace ferry {
 namespace {
 
-// System calls in a row before other connections of the thread get their turn.
+// System calls in a row before the thread's other connections get their turn.
 constexpr int kCallsAtOnce = 32;
 constexpr size_t kWasteBytes = 64 * 1024;
-// Each with a turn of the loop: some tens of microseconds, less than it takes to be woken.
+// Fruitless polls, one per turn of the loop: some tens of microseconds, less than a wake-up takes.
 constexpr int kLooksInVain = 32;
 
 absl::Status SocketError(absl::string_view what, int error) {
@@ -63,7 +63,7 @@ void SliceWriter::Stop() {
     if (self->is_stopped_.exchange(true)) return;
     self->loop_.Remove(self->id_, self->socket_.get());
     shutdown(self->socket_.get(), SHUT_RDWR);
-    // Lets go of the slice.
+    // Releases the slice.
     self->Advance();
   });
 }
@@ -85,7 +85,7 @@ void SliceWriter::LookLater() {
 
 void SliceWriter::LookAtHost() {
   if (is_stopped_) return;
-  // Cleared before the check, so that a send after it schedules another one.
+  // Cleared before the check, so that a later send schedules another one.
   will_look_ = false;
   const std::optional<TcpState> state = ReadTcpState(socket_.get());
   if (!state.has_value()) return;
@@ -104,7 +104,7 @@ std::string SliceWriter::Obstacle() const {
 void SliceWriter::OnReady(uint32_t events) {
   if (is_stopped_) return;
   if ((events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
-    // The other side never says anything here.
+    // The receiver never sends anything here.
     char byte;
     const ssize_t got = recv(socket_.get(), &byte, 1, MSG_DONTWAIT);
     if (got >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
@@ -213,7 +213,7 @@ void SliceReader::Break(const absl::Status& why) {
 void SliceReader::OnReady(uint32_t) { Advance(); }
 
 void SliceReader::Advance() {
-  // Somebody who was told of a slice looks; this goes on anyway.
+  // Already reading further up the stack, which continues anyway.
   if (std::exchange(is_advancing_, true)) return;
   Read();
   is_advancing_ = false;
@@ -238,7 +238,7 @@ void SliceReader::Read() {
       is_placed_ = true;
       got_ = 0;
     }
-    // The rest of the slice, and the next header while we are there.
+    // The rest of the slice, and the next header in the same call.
     SliceHeader next;
     iovec pieces[2];
     int count = 0;
@@ -264,7 +264,7 @@ void SliceReader::Read() {
     const auto receive = [&] {
       got = recvmsg(socket_.get(), &message, MSG_DONTWAIT);
       if (got <= 0 || place_.has_non_boolean == nullptr) return;
-      // The kernel has just written them: they are in the caches.
+      // The kernel has just written the bytes, so they are in the caches.
       const size_t here = std::min(static_cast<size_t>(got), wanted);
       if (FindNonBoolean(pieces[0].iov_base, here).has_value()) {
         place_.has_non_boolean->store(true, std::memory_order_relaxed);
@@ -273,7 +273,7 @@ void SliceReader::Read() {
     if (!is_placed_ || place_.data == nullptr) {
       receive();
     } else if (!place_.gate->Pass(receive)) {
-      // Nobody wants it any more.
+      // Cancelled.
       place_ = {};
       continue;
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A connection with oneself.
+// Measures a connection of the process with itself.
 #include "transport/tcp/loopback_probe.h"
 
 #include <netinet/in.h>
@@ -21,10 +21,10 @@
 namespace ferry {
 namespace {
 
-// Whatever is slower is measured by transfers.
+// On a slower machine the first transfers give the measurement.
 constexpr absl::Duration kTimeout = absl::Milliseconds(50);
 constexpr size_t kBytes = size_t{1} << 20;
-// What fits into a socket's buffers at once.
+// Fits into a socket's buffers at once.
 constexpr size_t kPieceBytes = size_t{64} << 10;
 constexpr int kMessages = 8;
 
@@ -60,7 +60,7 @@ absl::StatusOr<Connection> Connect() {
   return connection;
 }
 
-// Through the connection and out again; nothing waits beyond `deadline`.
+// Sends `bytes` through the connection and receives them again; never waits beyond `deadline`.
 absl::Status Carry(const Connection& connection, std::vector<char>& bytes, size_t count,
                    absl::Time deadline) {
   size_t sent = 0;

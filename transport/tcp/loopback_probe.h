@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What TCP costs on this machine, measured when a process starts.
+// Cost of TCP on this machine, measured at startup.
 #ifndef FERRY_TRANSPORT_TCP_LOOPBACK_PROBE_H_
 #define FERRY_TRANSPORT_TCP_LOOPBACK_PROBE_H_
 
@@ -9,10 +9,10 @@
 
 namespace ferry {
 
-// The best of a few messages, and of 1 MiB, over a loopback connection of which this thread is both
-// ends: about a millisecond. Nobody has to be woken for them, so that a transfer's latency is more,
-// until transfers have been seen. Basis: kAtStart.
-//   Errors: UNAVAILABLE there is no loopback, or it is too slow for a measurement.
+// The best of a few messages, and of 1 MiB, over a loopback connection with this thread at both
+// ends: about a millisecond. No thread has to be woken, so a real transfer's latency is higher
+// until transfers have been measured. Basis: kAtStart.
+//   Errors: UNAVAILABLE no loopback, or it is too slow to measure.
 absl::StatusOr<PathCost> MeasureLoopback();
 
 }  // namespace ferry

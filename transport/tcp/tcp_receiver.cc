@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Slices that come, and the connections that bring them.
+// Incoming slices, and the connections that carry them.
 #include "transport/tcp/tcp_receiver.h"
 
 #include <atomic>
@@ -24,7 +24,7 @@ void TcpReceiver::Take(uint64_t id, const TensorHeader& header, absl::string_vie
     incoming.tensor = destination;
   } else {
     absl::StatusOr<std::shared_ptr<Buffer>> buffer = environment_.arena->Allocate(header.bytes);
-    // A full arena is no reason to fail: the heap is slower only at first touch.
+    // A full arena is no reason to fail: the heap is only slower on first touch.
     if (!buffer.ok()) buffer = AllocateHeapBuffer(header.bytes);
     absl::StatusOr<Tensor> tensor =
         buffer.ok() ? Tensor::Create(header.dtype, header.shape, *buffer) : buffer.status();
@@ -35,7 +35,7 @@ void TcpReceiver::Take(uint64_t id, const TensorHeader& header, absl::string_vie
     }
     incoming.tensor = *std::move(tensor);
   }
-  // No slice says that nothing has come; honest senders put it in the transfer descriptor.
+  // An empty tensor has no slices; correct senders put it inline in the transfer descriptor.
   if (header.bytes == 0) return std::move(incoming.done)(std::move(incoming.tensor), false);
   if (HasIllegalBits(header.dtype)) {
     incoming.has_non_boolean = std::make_shared<std::atomic<bool>>(false);
@@ -66,7 +66,7 @@ void TcpReceiver::Cancel(uint64_t id) {
     absl::MutexLock lock(&mu_);
     const auto found = incoming_.find(id);
     if (found == incoming_.end()) return;
-    // The rest is read and forgotten.
+    // The rest is read and discarded.
     found->second.tensor = Tensor();
     gate = found->second.gate;
   }
@@ -98,7 +98,7 @@ SliceSink::Verdict TcpReceiver::Place(const SliceHeader& header, SliceTarget* pl
   if (!aborted_.ok()) return Verdict::kError;
   const auto found = incoming_.find(header.transfer);
   if (found == incoming_.end()) {
-    // Its transfer descriptor is under way in the control channel, which is read by another thread.
+    // Its transfer descriptor is still in the control channel, which another thread reads.
     is_somebody_waiting_ = true;
     return Verdict::kWait;
   }
@@ -134,7 +134,7 @@ void TcpReceiver::OnSlice(const SliceHeader& header) {
     const bool has_checked = has_non_boolean != nullptr && !*has_non_boolean;
     return std::move(done)(std::move(tensor), {/*later=*/false, has_checked});
   }
-  // Cancelled: whoever waited has been told.
+  // Cancelled: the caller has been notified.
   if (done) std::move(done)(absl::CancelledError("cancelled"), false);
 }
 
@@ -186,10 +186,10 @@ void TcpReceiver::ConnectAs(uint32_t index) {
 }
 
 void TcpReceiver::OnNoConnection(const absl::Status& why) {
-  // Only another control channel would try again.
+  // Only a new control channel would retry.
   if (!absl::IsResourceExhausted(why)) return Abort(absl::UnavailableError(why.message()));
-  // One of the two has no descriptors left: no reason to end what needs none. Those that there
-  // are carry all, and if there are none the next transfer tries again.
+  // One of the two has no descriptors left: no reason to end what needs none. The existing
+  // connections carry everything; if there are none, the next transfer retries.
   std::vector<TakeCallback> failed;
   std::vector<std::shared_ptr<ClosableWriter>> gates;
   {
@@ -198,7 +198,7 @@ void TcpReceiver::OnNoConnection(const absl::Status& why) {
     if (!aborted_.ok() || connecting_ > 0 || !readers_.empty()) return;
     for (auto& [id, incoming] : incoming_) {
       if (incoming.done) failed.push_back(std::exchange(incoming.done, nullptr));
-      // It comes with the next connection, and is read and forgotten.
+      // It arrives over the next connection, and is read and discarded.
       incoming.tensor = Tensor();
       gates.push_back(incoming.gate);
     }

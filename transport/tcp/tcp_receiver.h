@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TcpReceiver: the consumer's half of a pair over TCP.
+// TcpReceiver: the consumer's endpoint of a pair over TCP.
 #ifndef FERRY_TRANSPORT_TCP_TCP_RECEIVER_H_
 #define FERRY_TRANSPORT_TCP_TCP_RECEIVER_H_
 
@@ -18,12 +18,12 @@
 
 namespace ferry {
 
-// Opens the connections, and puts slices where they belong.
+// Opens the connections, and writes slices to their targets.
 class TcpReceiver final : public TransportReceiver,
                           public SliceSink,
                           public std::enable_shared_from_this<TcpReceiver> {
  public:
-  // `plane` outlives it.
+  // `plane` must outlive it.
   TcpReceiver(TransportEnvironment environment, DataPlane& plane, Endpoint peer)
       : environment_(std::move(environment)), plane_(plane), peer_(std::move(peer)) {}
 
@@ -41,18 +41,18 @@ class TcpReceiver final : public TransportReceiver,
 
  private:
   struct Incoming {
-    // Not valid: nobody wants it.
+    // Invalid: cancelled.
     Tensor tensor;
     TakeCallback done;
     size_t bytes = 0;
     size_t left = 0;
     std::shared_ptr<ClosableWriter> gate = std::make_shared<ClosableWriter>();
-    // Of booleans only, as in SliceTarget.
+    // For booleans only, as in SliceTarget.
     std::shared_ptr<std::atomic<bool>> has_non_boolean;
   };
 
   void Expect(uint64_t id, size_t bytes, Incoming incoming) ABSL_LOCKS_EXCLUDED(mu_);
-  // Of what comes by the near connection, and is about to.
+  // Polls for a tensor that is about to arrive over the near connection.
   void LookOut(const TensorHeader& header, absl::string_view body) ABSL_LOCKS_EXCLUDED(mu_);
   void Connect();
   void ConnectAs(uint32_t index);
@@ -64,12 +64,12 @@ class TcpReceiver final : public TransportReceiver,
   const Endpoint peer_;
   absl::Mutex mu_;
   absl::Status aborted_ ABSL_GUARDED_BY(mu_);
-  // Connections that have not come yet, nor failed.
+  // Connections still being opened.
   int connecting_ ABSL_GUARDED_BY(mu_) = 0;
   bool is_somebody_waiting_ ABSL_GUARDED_BY(mu_) = false;
   absl::flat_hash_map<uint64_t, Incoming> incoming_ ABSL_GUARDED_BY(mu_);
   std::vector<std::shared_ptr<SliceReader>> readers_ ABSL_GUARDED_BY(mu_);
-  // One of these.
+  // One of the readers.
   std::shared_ptr<SliceReader> near_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which connection sends which tensor.
+// Assigns tensors to connections.
 #include "transport/tcp/tcp_sender.h"
 
 #include <algorithm>
@@ -29,7 +29,7 @@ void TcpSender::Offer(uint64_t id, const Tensor& tensor, const TensorLocation&,
       near_queue_.push_back(std::move(transfer));
     } else if (status.ok()) {
       queue_.push_back(std::move(transfer));
-      // No more threads than there are slices. Those that are busy look for more by themselves.
+      // Wake no more threads than there are slices. Busy ones fetch more by themselves.
       size_t slices = std::max<size_t>(1, (tensor.bytes() + kSliceBytes - 1) / kSliceBytes);
       for (; slices > 0 && !idle_.empty(); --slices) {
         kicked.push_back(std::move(idle_.back()));
@@ -41,7 +41,7 @@ void TcpSender::Offer(uint64_t id, const Tensor& tensor, const TensorLocation&,
   if (!status.ok()) return std::move(done)(std::move(status));
   for (const auto& writer : kicked) writer->Kick();
   std::move(done)(TransferDescriptor{.body = near != nullptr ? std::string(kComesNear) : ""});
-  // While whoever has been told of it wakes up.
+  // Overlaps with the wake-up of the receiver.
   if (near != nullptr) near->Advance();
 }
 
@@ -117,7 +117,7 @@ bool TcpSender::NextOf(Transfers& queue, Slice& slice) {
 bool TcpSender::NextSlice(SliceWriter& writer, Slice& slice) {
   absl::MutexLock lock(&mu_);
   if (&writer == near_.get()) {
-    // While it is the only one it sends whatever there is.
+    // The only connection so far sends everything.
     const bool has_more = NextOf(near_queue_, slice) || (writers_.empty() && NextOf(queue_, slice));
     is_near_idle_ = !has_more;
     return has_more;
@@ -125,11 +125,11 @@ bool TcpSender::NextSlice(SliceWriter& writer, Slice& slice) {
   const auto idle =
       absl::c_find_if(idle_, [&writer](const auto& each) { return each.get() == &writer; });
   if (NextOf(queue_, slice)) {
-    // It has come by itself.
+    // It was not kicked.
     if (idle != idle_.end()) idle_.erase(idle);
     return true;
   }
-  // Whoever was the last to be busy is the next: its thread is warm.
+  // Last in, first out: the most recently busy thread is warm.
   if (idle == idle_.end() && aborted_.ok()) idle_.push_back(writer.shared_from_this());
   return false;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TcpSender: the producer's half of a pair over TCP.
+// TcpSender: the producer's endpoint of a pair over TCP.
 #ifndef FERRY_TRANSPORT_TCP_TCP_SENDER_H_
 #define FERRY_TRANSPORT_TCP_TCP_SENDER_H_
 
@@ -18,18 +18,18 @@
 
 namespace ferry {
 
-// Sends what was offered over whichever connections there are.
+// Sends exposed tensors over the connections that exist.
 class TcpSender final : public TransportSender,
                         public SliceSource,
                         public std::enable_shared_from_this<TcpSender> {
  public:
-  // `event_loop` is of the near connection. Both outlive it.
+  // `event_loop` runs the near connection. Both must outlive it.
   TcpSender(DataPlane& plane, EventLoop& event_loop) : plane_(plane), event_loop_(event_loop) {}
 
   void Offer(uint64_t id, const Tensor& tensor, const TensorLocation& to,
              OfferCallback done) override ABSL_LOCKS_EXCLUDED(mu_);
-  // The connections hold what they are sending; what nobody wants is sent all the same, since the
-  // receiver counts on it.
+  // Connections keep what they are sending; a cancelled tensor is still sent in full, since the
+  // receiver counts its bytes.
   void Release(uint64_t id) override ABSL_LOCKS_EXCLUDED(mu_);
   // The obstacle of the first connection that has one.
   std::string Obstacle() const override ABSL_LOCKS_EXCLUDED(mu_);
@@ -38,7 +38,7 @@ class TcpSender final : public TransportSender,
   void AddConnection(DataConnection connection) ABSL_LOCKS_EXCLUDED(mu_);
 
   bool NextSlice(SliceWriter& writer, Slice& slice) override ABSL_LOCKS_EXCLUDED(mu_);
-  // The receiver notices as well, and ends its control channel; then Abort comes.
+  // The receiver notices too, and closes its control channel; then Abort is called.
   void OnBroken(const absl::Status& why) override { Abort(why); }
 
  private:
@@ -51,14 +51,14 @@ class TcpSender final : public TransportSender,
   mutable absl::Mutex mu_;
   absl::Status aborted_ ABSL_GUARDED_BY(mu_);
   Transfers queue_ ABSL_GUARDED_BY(mu_);
-  // At most one transfer, which the near connection sends alone.
+  // At most one transfer, sent by the near connection alone.
   Transfers near_queue_ ABSL_GUARDED_BY(mu_);
-  // Offered and not released: more than one is a stream, which several threads carry faster.
+  // Exposed and not released: more than one is a stream, which several threads carry faster.
   absl::flat_hash_set<uint64_t> under_way_ ABSL_GUARDED_BY(mu_);
   // All but the near one.
   std::vector<std::shared_ptr<SliceWriter>> writers_ ABSL_GUARDED_BY(mu_);
   std::shared_ptr<SliceWriter> near_ ABSL_GUARDED_BY(mu_);
-  // Those that wait to be kicked.
+  // Waiting for Kick.
   std::vector<std::shared_ptr<SliceWriter>> idle_ ABSL_GUARDED_BY(mu_);
   bool is_near_idle_ ABSL_GUARDED_BY(mu_) = false;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What it costs, and whose connections come in.
+// Cost of TCP, and incoming data connections.
 #include "transport/tcp/tcp_transport.h"
 
 #include <utility>
@@ -13,7 +13,7 @@
 namespace ferry {
 namespace {
 
-// Until something has been seen: a fast network's latency, and a slow one's bandwidth.
+// Until measured: a fast network's latency, and a slow one's bandwidth.
 constexpr absl::Duration kLatency = absl::Microseconds(50);
 constexpr double kAssumedBytesPerSecond = 1e9;
 
@@ -44,7 +44,7 @@ absl::StatusOr<PathCost> TcpTransport::Cost(const PathQuery& query) const {
         absl::StrCat(Describe(query.source->peer), " listens on no TCP address"));
   }
   const std::string& machine = query.source->boot_id;
-  // Between GPUs it is beside what nobody has measured at start: both are assumed.
+  // For GPU memory, startup measured nothing comparable: both numbers are assumed.
   const bool is_between_hosts = query.source_place.space == MemorySpace::kHost &&
                                 query.destination_place.space == MemorySpace::kHost;
   if (is_between_hosts && loopback_.ok() && !machine.empty() &&
@@ -57,7 +57,7 @@ absl::StatusOr<PathCost> TcpTransport::Cost(const PathQuery& query) const {
 std::shared_ptr<TransportSender> TcpTransport::CreateSender(const Endpoint& peer) {
   auto sender = std::make_shared<TcpSender>(*plane_, *environment_.loop);
   absl::MutexLock lock(&mu_);
-  // Those of peers that have gone.
+  // Remove those of failed peers.
   absl::erase_if(senders_, [](const auto& each) { return each.second.expired(); });
   senders_[{peer.peer.node_id, peer.peer.incarnation}] = sender;
   return sender;

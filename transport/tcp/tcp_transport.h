@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TcpTransport: tensors between any two processes that can reach each other over TCP.
+// TcpTransport: tensors between any two processes that can connect over TCP.
 #ifndef FERRY_TRANSPORT_TCP_TCP_TRANSPORT_H_
 #define FERRY_TRANSPORT_TCP_TCP_TRANSPORT_H_
 
@@ -17,15 +17,15 @@
 namespace ferry {
 
 struct TcpTransportOptions {
-  // Of each pair and direction, beside the near one. One connection is one core's worth.
+  // For each pair and direction, besides the near one. One connection can use one core.
   int connections = 2;
 };
 
-// The receiver opens some connections to the sender, when the first tensor comes this way; the
+// The receiver opens connections to the sender when it fetches the first tensor over TCP; the
 // sender cuts tensors into slices, and each connection takes the next one when it is free. Slices
-// go straight to where they belong. Whoever reads slowly slows its own sender only. One connection
-// more, of the control channels' loop, is for tensors of up to 1 MiB that come one at a time: no
-// other thread has to be woken for those.
+// are received directly into their target. A slow reader slows only its own sender. One more
+// connection, on the control channels' loop, is for tensors of up to 1 MiB that are sent one at a
+// time: no other thread has to be woken for those.
 class TcpTransport final : public Transport {
  public:
   //   Errors: RESOURCE_EXHAUSTED.
@@ -50,12 +50,12 @@ class TcpTransport final : public Transport {
   TcpTransport(TransportEnvironment environment, std::unique_ptr<DataPlane> plane);
 
   const TransportEnvironment environment_;
-  // Halves use it until they are aborted.
+  // Used by senders and receivers until they are aborted.
   const std::unique_ptr<DataPlane> plane_;
-  // Of this machine, if it could be measured.
+  // Cost on this machine, if it could be measured.
   const absl::StatusOr<PathCost> loopback_;
   absl::Mutex mu_;
-  // By node and incarnation: for the connections that come from them.
+  // By node and incarnation: to assign incoming connections.
   absl::flat_hash_map<std::pair<int32_t, uint64_t>, std::weak_ptr<TcpSender>> senders_
       ABSL_GUARDED_BY(mu_);
 };
