@@ -141,7 +141,7 @@ class Coordinator(harness.Case):
             with self.subTest(flag):
                 at = self.coordinator(1)[1]
                 self.fail_with(1, f"cannot .* on {elsewhere}: .*Cannot assign requested address: "
-                                  rf"{hint} \({flag}, ExchangeOptions::{option}\)",
+                                  rf"{hint} \({flag}, TransferEngineOptions::{option}\)",
                                "worker", f"--coordinator={at}", "--node-id=0", "--num-nodes=1",
                                f"{flag}={elsewhere}")
 
