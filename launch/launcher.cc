@@ -35,7 +35,7 @@ namespace {
 constexpr absl::Duration kGroupPollInterval = absl::Milliseconds(20);
 
 // Limit on buffered output: above it no more is read until our reader has consumed some, so that
-// processes block on their pipes. Not applied while processes are being stopped.
+// processes block on their pipes. While they are being stopped, kMaxWaitingAtEnd applies.
 constexpr size_t kMaxWaiting = size_t{256} << 10;
 constexpr size_t kMaxWaitingAtEnd = size_t{16} << 20;
 // Maximum time without progress of our output's reader, once a signal has told us to stop.
